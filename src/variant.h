@@ -1,0 +1,179 @@
+/* What a kernel family sees: the public header, how a family declares itself, and small helpers that every family
+ * would otherwise write again. Kernels include nothing else of this library. */
+#ifndef SAT_VARIANT_H
+#define SAT_VARIANT_H
+
+#include <math.h>
+#include <string.h>
+
+#include "sparse_autotune.h"
+
+/* A kernel family: one file. Its instances are lines in a variants.def; each becomes a sat_variant.
+ *   SAT_FAMILY(cpu_matmul_portable) = {.revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU, ...};           */
+typedef struct sat_family {
+    const char *revision;
+    const char *(*version)(void); /* libraries: their version, used as revision; NULL from it: not on this machine */
+    sat_operation op;
+    sat_backend_kind backend;
+    uint32_t flags;
+    const char *about;
+    bool (*supports)(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
+    double (*estimate)(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
+    size_t (*workspace)(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
+    sat_status (*prepare)(const sat_prepare *prepare, void **state);
+    sat_status (*refresh)(const sat_launch *launch);
+    sat_status (*launch)(const sat_launch *launch);
+    void (*release)(const sat_variant *v, void *state);
+} sat_family;
+
+#define SAT_FAMILY(name) const sat_family sat_family_##name
+
+/* ---- dtypes ---- */
+
+static inline size_t sat_dtype_size(sat_dtype t) { return t == SAT_F64 ? 8 : t == SAT_F32 ? 4 : 2; }
+
+static inline float sat_bits_float(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static inline uint32_t sat_float_bits(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+static inline float sat_from_bf16(uint16_t h) { return sat_bits_float((uint32_t)h << 16); }
+
+static inline uint16_t sat_to_bf16(float f) { /* nearest even; NaN stays NaN */
+    uint32_t x = sat_float_bits(f);
+    if ((x & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((x >> 16) | 0x40u);
+    return (uint16_t)((x + 0x7fffu + ((x >> 16) & 1u)) >> 16);
+}
+
+static inline float sat_from_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = (h >> 10) & 0x1fu, man = h & 0x3ffu;
+    if (exp == 31) return sat_bits_float(sign | 0x7f800000u | (man << 13));
+    if (exp != 0) return sat_bits_float(sign | ((exp + 112) << 23) | (man << 13));
+    float f = (float)man * 0x1p-24f; /* zero and subnormals */
+    return sign ? -f : f;
+}
+
+static inline uint16_t sat_to_f16(float f) { /* nearest even; overflow gives infinity */
+    uint32_t x = sat_float_bits(f), sign = (x >> 16) & 0x8000u;
+    x &= 0x7fffffffu;
+    if (x > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (x >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
+    if (x < 0x38800000u) { /* subnormal in f16: let float addition do the rounding */
+        float magic = sat_bits_float(x) + 0.5f;
+        return (uint16_t)(sign | (sat_float_bits(magic) - 0x3f000000u));
+    }
+    x += 0xfffu + ((x >> 13) & 1u);
+    return (uint16_t)(sign | ((x - 0x38000000u) >> 13));
+}
+
+/* Any element as a double, and back. For references and edges, not for inner loops. */
+static inline double sat_load(sat_dtype t, const void *p, int64_t i) {
+    switch (t) {
+    case SAT_F64: return ((const double *)p)[i];
+    case SAT_F32: return (double)((const float *)p)[i];
+    case SAT_F16: return (double)sat_from_f16(((const uint16_t *)p)[i]);
+    default: return (double)sat_from_bf16(((const uint16_t *)p)[i]);
+    }
+}
+
+static inline void sat_store(sat_dtype t, void *p, int64_t i, double x) {
+    switch (t) {
+    case SAT_F64: ((double *)p)[i] = x; break;
+    case SAT_F32: ((float *)p)[i] = (float)x; break;
+    case SAT_F16: ((uint16_t *)p)[i] = sat_to_f16((float)x); break;
+    default: ((uint16_t *)p)[i] = sat_to_bf16((float)x); break;
+    }
+}
+
+static inline void *sat_at(sat_dtype t, const void *p, int64_t i) {
+    return (char *)(uintptr_t)p + i * (int64_t)sat_dtype_size(t);
+}
+
+/* ---- the matmul's block rows, transposed or not ---- */
+
+/* The stored blocks of op(A), by rows of op(A). Element (i, j) of block b of op(A) is
+ * values[b*block_rows*block_cols + i*row_step + j*col_step]. */
+typedef struct sat_rows {
+    int64_t count;        /* block rows of op(A) */
+    const int64_t *ptr;   /* count + 1 */
+    const int32_t *col;   /* block column in op(A) of each stored block */
+    const int64_t *block; /* its place in the values; NULL: the same as its position */
+    int64_t br, bc;       /* block shape of op(A) */
+    int64_t row_step, col_step;
+    int64_t m, k; /* size of op(A) */
+    int64_t block_elements;
+} sat_rows;
+
+static inline sat_rows sat_op_rows(const sat_problem *p, const sat_pattern_view *a) {
+    sat_rows r = {.block_elements = a->block_rows * a->block_cols};
+    if (p->transpose == SAT_TRANSPOSE) {
+        r.count = a->grid_cols, r.ptr = a->t_ptr, r.col = a->t_row, r.block = a->t_block;
+        r.br = a->block_cols, r.bc = a->block_rows, r.row_step = 1, r.col_step = a->block_cols;
+        r.m = a->cols, r.k = a->rows;
+    } else {
+        r.count = a->grid_rows, r.ptr = a->row_ptr, r.col = a->col_idx, r.block = NULL;
+        r.br = a->block_rows, r.bc = a->block_cols, r.row_step = a->block_cols, r.col_step = 1;
+        r.m = a->rows, r.k = a->cols;
+    }
+    return r;
+}
+
+static inline int64_t sat_block_of(const sat_rows *r, int64_t i) { return r->block ? r->block[i] : i; }
+static inline int64_t sat_min(int64_t x, int64_t y) { return x < y ? x : y; }
+static inline int64_t sat_max(int64_t x, int64_t y) { return x > y ? x : y; }
+
+/* ---- epilogue: act(alpha*sum + beta*C + bias) ---- */
+
+static inline float sat_act_f32(sat_activation act, float x) {
+    switch (act) {
+    case SAT_ACT_RELU: return x > 0 ? x : x != x ? x : 0;
+    case SAT_ACT_GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+    case SAT_ACT_SILU: return x / (1.0f + expf(-x));
+    default: return x;
+    }
+}
+
+static inline double sat_act_f64(sat_activation act, double x) {
+    switch (act) {
+    case SAT_ACT_RELU: return x > 0 ? x : x != x ? x : 0;
+    case SAT_ACT_GELU: return 0.5 * x * (1.0 + erf(x * 0.70710678118654752440));
+    case SAT_ACT_SILU: return x / (1.0 + exp(-x));
+    default: return x;
+    }
+}
+
+/* ---- estimates ---- */
+
+/* Seconds for an operation that does `flops` at `efficiency` of the device's rate and moves `bytes`. */
+static inline double sat_roofline(const sat_device *d, sat_dtype t, double flops, double efficiency, double bytes) {
+    double compute = flops / (d->flop_rate[t] * efficiency), memory = bytes / d->memory_rate;
+    return (compute > memory ? compute : memory) + 1e-6;
+}
+
+/* Arithmetic on stored blocks, as every rate counts it. */
+static inline double sat_flops(const sat_problem *p, const sat_pattern_view *a) {
+    double columns = (double)(p->op == SAT_MATMUL ? p->n : p->k);
+    return 2.0 * (double)a->stored_elements * columns * (double)p->batch;
+}
+
+/* What must move at least once: stored values, both dense operands, and the output (twice where it is read). */
+static inline double sat_bytes(const sat_problem *p, const sat_pattern_view *a) {
+    double values = (double)a->stored_elements, batch = (double)p->batch;
+    double sa = (double)sat_dtype_size(p->a_dtype), sb = (double)sat_dtype_size(p->b_dtype);
+    double sc = (double)sat_dtype_size(p->c_dtype) * (p->beta != 0 ? 2 : 1);
+    double ba = p->a.batch_stride ? batch : 1, bb = p->b.batch_stride ? batch : 1;
+    double index = 4.0 * (double)a->stored_blocks + 8.0 * (double)a->grid_rows;
+    if (p->op == SAT_MATMUL)
+        return index + values * sa * ba + (double)p->k * (double)p->n * sb * bb +
+               (double)p->m * (double)p->n * sc * batch;
+    return index + (double)p->m * (double)p->k * sa * ba + (double)p->k * (double)p->n * sb * bb + values * sc * batch;
+}
+
+#endif
