@@ -32,6 +32,10 @@ typedef struct sat_backend {
                        uint64_t seed, sat_fill fill, double scale);
     sat_status (*negate)(const sat_device *device, sat_dtype t, void *base, int64_t elements); /* flips every sign */
 
+    /* After a run over poison (bytes of 0xFF): is all that the output's layout does not reach still poison, `guard`
+     * bytes on both sides included? Poisons the output itself on the way. */
+    bool (*clean)(const sat_device *device, const sat_operand *o, void *base, size_t guard);
+
     void (*flush)(const sat_device *device, void *const *pointers, const size_t *bytes, int count);
     /* Times one call of run(user), as a device sees it, in seconds; `repeat` runs back to back give their mean. */
     sat_status (*time)(const sat_device *device, sat_status (*run)(void *user), void *user, int repeat,

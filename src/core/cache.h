@@ -13,7 +13,8 @@ typedef enum sat_record_kind {
     SAT_RECORD_VERIFIED = 2 /* a variant's result was checked on an exact problem; verdict tells how it went */
 } sat_record_kind;
 
-/* One line of an entry. Strings hold printable ASCII without tabs; the cache refuses others. */
+/* One line of an entry. Strings hold printable ASCII; the cache refuses others, but in a message it replaces what is
+ * not. A number that is not finite is stored as the largest that is, a negative one as 0. */
 typedef struct sat_record {
     sat_record_kind kind;
     char race[40]; /* names the race: records of one race share it; times compare only within one */
@@ -39,16 +40,17 @@ void sat_entry_free(sat_entry *entry); /* frees the records and zeroes the struc
 typedef struct sat_cache sat_cache;
 
 /* `dirs`: NULL for $SPARSE_AUTOTUNE_CACHE, else $XDG_CACHE_HOME/sparse_autotune, else ~/.cache/sparse_autotune;
- * "" for memory only; folders separated by ':' are layers, the first written, all read. `identity` is the device's.
- * Folders are made when first written to. Fails only for want of memory. */
+ * "" (also of $SPARSE_AUTOTUNE_CACHE) for memory only; folders separated by ':' are layers, the first written, all
+ * read. `identity` is the device's. Folders are made when first written to. Fails only for want of memory. */
 sat_status sat_cache_open(const char *dirs, const char *identity, const sat_log *log, sat_cache **cache);
 void sat_cache_close(sat_cache *cache);
 const char *sat_cache_dir(const sat_cache *cache); /* the folder written to; "" for memory only */
 
 /* Reads the entry from all layers, merged; a miss gives count 0. Never fails but for memory. */
 sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry);
-/* Adds records to what is on disk now (another process may have added too), atomically. SAT_IO when the disk refuses:
- * the records are then kept in memory for this process. */
+/* Adds records to what is on disk now (another process may have added too), atomically. SAT_IO when the disk refuses,
+ * SAT_UNSUPPORTED when a later version's file is in the way: the records are then kept in memory for this process.
+ * SAT_BAD_FORMAT for a key or records that cannot be stored; the other records are. */
 sat_status sat_cache_add(sat_cache *cache, const char *key, const sat_record *records, size_t count);
 
 /* Text of one record and back: what the file holds, what fuzzing feeds. Parse returns false for anything odd. */
@@ -57,10 +59,13 @@ bool sat_record_parse(const char *line, size_t length, sat_record *record);
  * version. */
 sat_status sat_entry_parse(const char *text, size_t length, char *key, size_t key_capacity, sat_entry *entry);
 
+/* Entries of this device, merged over the layers, by key. `text` is what a file with all of it would hold. */
 sat_status sat_cache_each(sat_cache *cache, sat_cache_visit_fn visit, void *user);
+/* All devices' entries. Import checks the whole file before it changes anything; `entries` counts those taken in. */
 sat_status sat_cache_export_file(sat_cache *cache, const char *file);
 sat_status sat_cache_import_file(sat_cache *cache, const char *file, int64_t *entries);
-sat_status sat_cache_remove(sat_cache *cache, const char *key, int64_t *entries); /* NULL: all of this device */
+/* Removes a key of this device, or all (NULL), from the first layer and from memory; other layers still serve it. */
+sat_status sat_cache_remove(sat_cache *cache, const char *key, int64_t *entries);
 
 /* Problems answered by estimate, for a later offline run: one line each, without repeats, bounded. */
 sat_status sat_cache_note_untuned(sat_cache *cache, const char *key, const char *exact);

@@ -1,0 +1,35 @@
+# Which kernel files this compiler can build, and with which flags. A suffix of the file's name names its instruction
+# set. Whether the machine at hand has it is asked at run time; here only the compiler is asked. Files that it cannot
+# build are left out, and SAT_NO_<SET> takes their lines out of variants.def.
+
+include(CheckCCompilerFlag)
+
+set(SAT_AVX512_FLAGS "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c")
+set(SAT_FLAGS_avx2 "-mavx2 -mfma -mf16c")
+set(SAT_FLAGS_avx512 "${SAT_AVX512_FLAGS}")
+set(SAT_FLAGS_avx512bf16 "${SAT_AVX512_FLAGS} -mavx512bf16")
+set(SAT_FLAGS_amx "${SAT_AVX512_FLAGS} -mavx512bf16 -mamx-tile -mamx-bf16")
+
+function(sat_choose_kernels sources_variable definitions_variable)
+  set(sources ${${sources_variable}})
+  set(definitions)
+  foreach(isa avx2 avx512 avx512bf16 amx)
+    string(TOUPPER ${isa} ISA)
+    set(known FALSE)
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+      check_c_compiler_flag("${SAT_FLAGS_${isa}}" SAT_HAVE_${ISA})
+      set(known ${SAT_HAVE_${ISA}})
+    endif()
+    if(known)
+      set(files ${sources})
+      list(FILTER files INCLUDE REGEX "_${isa}\\.c$")
+      set_source_files_properties(${files} PROPERTIES COMPILE_FLAGS "${SAT_FLAGS_${isa}}")
+    else()
+      message(STATUS "No ${isa} kernels: this compiler cannot build them")
+      list(FILTER sources EXCLUDE REGEX "_${isa}\\.c$")
+      list(APPEND definitions SAT_NO_${ISA})
+    endif()
+  endforeach()
+  set(${sources_variable} ${sources} PARENT_SCOPE)
+  set(${definitions_variable} ${definitions} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Checks what no compiler checks: that kernel files and variants.def agree, and that nothing includes upwards.
+# usage: check_layout.sh [root of the tree]
+set -u
+cd "${1:-$(dirname "$0")/..}" || exit 2
+failures=0
+
+complain() {
+    echo "layout: $*"
+    failures=$((failures + 1))
+}
+
+# family, variant and instruction-set guard of each line of a variants.def, comments taken out
+list_variants() {
+    sed -e 's,//.*,,' -e 's,/\*.*\*/,,' "$1" | awk '
+        /\/\*/ { comment = 1 } comment { if (/\*\//) comment = 0; next }
+        /^[ \t]*#[ \t]*if/ { guard[++depth] = $0; next }
+        /^[ \t]*#[ \t]*endif/ { depth--; next }
+        { text = text $0 }
+        /SAT_VARIANT/ { guards = ""; for (i = 1; i <= depth; i++) guards = guards " " guard[i] }
+        text ~ /SAT_VARIANT\([^)]*\)/ {
+            gsub(/.*SAT_VARIANT\(|[ \t]/, "", text); split(text, f, ",")
+            gsub(/[ \t]+/, " ", guards); print f[2], f[1], guards; text = "" }
+        text !~ /SAT_VARIANT/ { text = "" }'
+}
+
+families_of() { sed -n 's/^SAT_FAMILY(\([A-Za-z0-9_]*\)).*/\1/p' "$1"; }
+
+# A file of kernels has a line, a line has a file, and the line goes where the compiler cannot build the file.
+check_variants() { # folder
+    local folder=$1 def=$1/variants.def lines file family families isa
+    [ -f "$def" ] || return 0
+    lines=$(list_variants "$def")
+    for file in "$folder"/*.c; do
+        [ -f "$file" ] || continue
+        families=$(families_of "$file")
+        if [ -z "$families" ] && [ ! -f "${file%.c}.h" ]; then
+            complain "$file defines no SAT_FAMILY and has no header of its own: nothing can use it"
+        fi
+        for family in $families; do
+            if ! grep -q "^$family " <<<"$lines"; then
+                complain "$file defines SAT_FAMILY($family), but $def has no line for it"
+            fi
+            isa=$(sed -n 's/.*_\(avx2\|avx512\|avx512bf16\|amx\)\.c$/\U\1/p' <<<"$file")
+            if [ -n "$isa" ] && grep "^$family " <<<"$lines" | grep -qv "ifndef SAT_NO_$isa\b"; then
+                complain "$def: the lines of $family must stand inside #ifndef SAT_NO_$isa ... #endif"
+            fi
+        done
+    done
+    while read -r family; do
+        if [ -n "$family" ] && ! grep -lq "^SAT_FAMILY($family)" "$folder"/*.c 2>/dev/null; then
+            complain "$def names the family $family, but no file of $folder defines SAT_FAMILY($family)"
+        fi
+    done < <(cut -d' ' -f1 <<<"$lines" | sort -u)
+}
+
+check_names() {
+    local name
+    for name in $(for def in src/kernels/*/variants.def src/libs/variants.def; do
+        [ -f "$def" ] && list_variants "$def"
+    done | cut -d' ' -f2 | sort | uniq -d); do
+        complain "two variants are called $name"
+    done
+    for def in src/kernels/*/variants.def; do
+        [ -f "$def" ] || continue
+        backend=$(basename "$(dirname "$def")")
+        for name in $(list_variants "$def" | cut -d' ' -f2); do
+            if [[ ! $name =~ ^${backend}_(matmul|sampled)_(any|f32|f64|f16|bf16)_[a-z0-9]+_[a-z0-9_]+$ ]]; then
+                complain "$def: $name is not <backend>_<op>_<dtype>_<block>_<arch>[_<tile>][_<trick>] (docs/naming.md)"
+            fi
+        done
+    done
+}
+
+# Every "quoted" include of a folder matches one of the patterns, or is a header of that folder itself.
+check_includes() { # folder, extended pattern of what it may include
+    local folder=$1 allowed=$2 file header
+    for file in "$folder"/*.[ch] "$folder"/*.cu "$folder"/*.cuh; do
+        [ -f "$file" ] || continue
+        while read -r header; do
+            [[ $header =~ ^($allowed)$ ]] && continue
+            [ -f "$folder/$header" ] && continue
+            case src/$header in "$folder"/*.h | "$folder"/*.cuh | "$folder"/*.inc) [[ $header != *..* ]] && continue ;; esac
+            complain "$file includes \"$header\": $folder may include ${allowed//|/, } and its own headers"
+        done < <(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$file")
+    done
+}
+
+for folder in src/kernels/* src/libs; do
+    check_variants "$folder"
+    check_includes "$folder" 'variant\.h|sparse_autotune\.h'
+done
+check_names
+check_includes src/cli 'sparse_autotune\.h'
+check_includes src/ops 'sparse_autotune\.h|variant\.h|core/status\.h'
+check_includes src/backend 'sparse_autotune\.h|variant\.h|core/status\.h|ops/[a-z_]+\.h'
+check_includes src/core \
+    'sparse_autotune\.h|variant\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
+check_includes include ''
+
+for file in include/*.h src/*.h src/*/*.[ch] src/kernels/*/*; do
+    [ -f "$file" ] || continue
+    lines=$(wc -l <"$file")
+    [ "$lines" -le 700 ] || echo "layout: note: $file has $lines lines; past about 600 a file holds two ideas"
+done
+
+if [ "$failures" -ne 0 ]; then
+    echo "layout: $failures failed"
+    exit 1
+fi
+echo "layout: kernel files and variants.def agree, and nothing includes upwards"

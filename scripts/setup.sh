@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# Sets this machine up: looks for what is needed, installs what is missing with apt where that is possible, and
+# otherwise says what is missing and how to get it. Quick, quiet and offline where nothing is missing.
+# usage: setup.sh run|test|lint|bench ...
+set -u
+
+missing=()  # Debian and Ubuntu packages
+lacking=()  # what each is for
+required=0  # how many of those nothing works without
+
+want() { # probe, package, what for
+    "have_$1" && return
+    missing+=("$2")
+    lacking+=("$2: $3")
+}
+must() { # the same, but nothing works without it
+    "have_$1" && return
+    required=$((required + 1))
+    want "$1" "$2" "$3"
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+compiles() { # compiler and flags; the program comes on standard input
+    local program
+    program=$(mktemp) || return 1
+    "$@" -x c - -o "$program" >/dev/null 2>&1
+    local status=$?
+    rm -f "$program"
+    return $status
+}
+openmp_program='#include <omp.h>
+#include <stdio.h>
+int main(void) { return printf("%d", omp_get_max_threads()) < 0; }'
+fuzz_program='int LLVMFuzzerTestOneInput(const char *data, unsigned long size) { return data && size > 9 ? 0 : 0; }'
+
+have_compiler() { compiles "${CC:-cc}" -fopenmp <<<"$openmp_program"; }
+have_cmake() {
+    local version
+    version=$(cmake --version 2>/dev/null | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
+    [ -n "$version" ] && [ "$(printf '3.25\n%s\n' "$version" | sort -V | head -n 1)" = 3.25 ]
+}
+have_make() { have make || have ninja; }
+have_openblas() {
+    PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libopenblas\.so\|libopenblasp.*\.so\|libmkl_rt'
+}
+have_cmocka() { compiles "${CC:-cc}" -lcmocka < <(
+    printf '#include <stdarg.h>\n#include <stddef.h>\n#include <setjmp.h>\n#include <stdint.h>\n'
+    printf '#include <cmocka.h>\nint main(void) { return 0; }\n'); }
+have_pkgconfig() { have pkg-config; }
+have_cxx() { have "${CXX:-c++}"; }
+have_clang() { have clang; }
+have_clang_runtime() { have clang && compiles clang -fsanitize=fuzzer,address <<<"$fuzz_program"; }
+have_clang_openmp() { have clang && compiles clang -fopenmp <<<"$openmp_program"; }
+have_clang_format() { have clang-format-14 || clang-format --version 2>/dev/null | grep -q 'version 14\.'; }
+have_clang_tidy() { have clang-tidy; }
+have_cppcheck() { have cppcheck; }
+have_shellcheck() { have shellcheck; }
+have_python() { have python3; }
+have_venv() { have python3 && python3 -c 'import ensurepip, venv' >/dev/null 2>&1; }
+
+needs_run() {
+    must compiler gcc 'a C compiler with OpenMP'
+    must compiler libc6-dev 'the C library to compile with'
+    must cmake cmake 'CMake 3.25 or newer'
+    must make make 'make or ninja, to build with'
+    want openblas libopenblas0-pthread 'OpenBLAS, the dense rival in every race'
+}
+needs_test() {
+    needs_run
+    want cmocka libcmocka-dev 'cmocka, for the C tests'
+    want pkgconfig pkg-config 'pkg-config, for the test of what is installed'
+    want cxx g++ 'a C++ compiler, to see that the header is C++ too'
+    want clang clang 'clang, for ThreadSanitizer and the fuzzers'
+    want clang_runtime CLANG_RUNTIME 'the sanitizers and libFuzzer of clang'
+    want clang_openmp libomp-dev 'the OpenMP of clang, which ThreadSanitizer understands'
+}
+needs_lint() {
+    needs_run
+    want cmocka libcmocka-dev 'cmocka, so that the tests can be read'
+    want clang_format clang-format-14 'clang-format 14, which decides the layout'
+    want clang_tidy clang-tidy 'clang-tidy'
+    want clang_openmp libomp-dev 'the OpenMP header of clang'
+    want cppcheck cppcheck 'cppcheck'
+    want shellcheck shellcheck 'shellcheck'
+}
+needs_bench() {
+    needs_run
+    want python python3 'Python, for the table'
+    want venv python3-venv 'a Python environment for SciPy'
+}
+
+for what in "${@:-run}"; do
+    case $what in
+    run | test | lint | bench) "needs_$what" ;;
+    *) echo "usage: setup.sh run|test|lint|bench ..." >&2 && exit 2 ;;
+    esac
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+explain() {
+    echo "sparse_autotune: this machine lacks" >&2
+    printf '%s\n' "${lacking[@]}" | sort -u | sed 's/^CLANG_RUNTIME:/libclang-rt-<version of clang>-dev:/; s/^/  /' >&2
+    echo "On Debian 12 and Ubuntu 24.04 those are packages: apt-get install <name>, as root." >&2
+    if [ "$required" -gt 0 ]; then exit 1; fi
+    if [ "${CI:-}" = true ]; then
+        echo "Nothing may be left out where CI=true." >&2
+        exit 1
+    fi
+    echo "What needs them is left out." >&2
+    exit 0
+}
+
+sudo=()
+if [ "$(id -u)" -ne 0 ]; then
+    if have sudo && sudo -n true 2>/dev/null; then sudo=(sudo -n); else explain; fi
+fi
+have apt-get || explain
+
+export DEBIAN_FRONTEND=noninteractive
+apt() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 "$@" </dev/null; }
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt update >"$log" 2>&1 || { sleep 5 && apt update >"$log" 2>&1; } || tail -n 5 "$log" >&2
+
+packages=()
+for package in $(printf '%s\n' "${missing[@]}" | sort -u); do
+    if [ "$package" = CLANG_RUNTIME ]; then
+        version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
+        have clang && version=$(clang -dumpversion | cut -d. -f1)
+        package=libclang-rt-$version-dev
+    fi
+    # One package that a release does not have must not keep the others out.
+    if apt-cache show "$package" >/dev/null 2>&1; then packages+=("$package"); else echo "no package $package here" >&2; fi
+done
+[ ${#packages[@]} -gt 0 ] || explain
+echo "sparse_autotune: installing ${packages[*]}"
+apt install -y --no-install-recommends "${packages[@]}" >"$log" 2>&1 || {
+    tail -n 15 "$log" >&2
+    explain
+}
+
+missing=() lacking=() required=0
+hash -r
+for what in "${@:-run}"; do "needs_$what"; done
+[ ${#missing[@]} -eq 0 ] || explain

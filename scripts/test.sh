@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Builds and runs the tests, step by step, and ends with how many passed, failed and were skipped.
+# usage: test.sh release|asan|tsan|fuzz|gpu ...       from the Makefile, which gives BUILD, WERROR and JOBS
+set -u
+cd "$(dirname "$0")/.." || exit 2
+BUILD=${BUILD:-build} WERROR=${WERROR:-OFF} JOBS=${JOBS:-2} FUZZ_SECONDS=${FUZZ_SECONDS:-60}
+passed=0 failed=0 skipped=0
+failures=() skips=()
+
+pass() { passed=$((passed + 1)); }
+fail() { failed=$((failed + 1)) && failures+=("$1"); }
+skip() { skipped=$((skipped + 1)) && skips+=("$1"); }
+title() { printf '\n== %s\n' "$1"; }
+
+build() { # folder, compiler, more words for cmake; then what to build
+    local folder=$1 compiler=$2 target=$3 generator=()
+    shift 3
+    [ -f "$folder/CMakeCache.txt" ] || ! command -v ninja >/dev/null || generator=(-G Ninja)
+    CC=$compiler cmake -S . -B "$folder" "${generator[@]}" --log-level=WARNING -DSAT_WERROR="$WERROR" "$@" >/dev/null &&
+        cmake --build "$folder" -j "$JOBS" --target "$target"
+}
+
+run_ctest() { # what, folder, more words for ctest
+    local what=$1 folder=$2 report tests bad idle
+    shift 2
+    report=$PWD/$folder/junit.xml
+    rm -f "$report"
+    "${steady[@]}" ctest --test-dir "$folder" -j "$JOBS" --output-on-failure --output-junit "$report" --no-tests=error "$@" ||
+        echo "ctest returned $?"
+    count() { grep -m1 -o " $1=\"[0-9]*\"" "$report" 2>/dev/null | tr -dc 0-9; }
+    tests=$(grep -m1 -A6 '<testsuite' "$report" 2>/dev/null | tr '\n' ' ' | grep -o ' tests="[0-9]*"' | tr -dc 0-9)
+    [ -n "$tests" ] || { fail "$what: no tests ran" && return; }
+    bad=$(count failures) idle=$(($(count skipped) + $(count disabled)))
+    passed=$((passed + tests - bad - idle)) failed=$((failed + bad)) skipped=$((skipped + idle))
+    while read -r name; do failures+=("$what: $name"); done < <(named fail "$report")
+    while read -r name; do skips+=("$what: $name"); done < <(named notrun "$report")
+}
+named() { sed -n "s/.*<testcase name=\"\([^\"]*\)\".* status=\"$1\".*/\1/p" "$2"; }
+
+# Sanitizers want a memory layout that newer kernels' randomisation does not promise.
+steady=()
+without_randomisation() {
+    if setarch "$(uname -m)" -R true 2>/dev/null; then steady=(setarch "$(uname -m)" -R); fi
+}
+
+step_release() {
+    title "build and tests"
+    build "$BUILD" "${CC:-cc}" all || { fail "build" && return; }
+    pass
+    run_ctest tests "$BUILD"
+    if ! grep -q 'CMOCKA_LIBRARY:.*=/' "$BUILD/CMakeCache.txt"; then skip "C tests: cmocka is not installed"; fi
+}
+
+step_asan() {
+    title "AddressSanitizer and UndefinedBehaviorSanitizer"
+    build "$BUILD-asan" "${CC:-cc}" all -DSAT_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=Debug \
+        -DCMAKE_C_FLAGS_DEBUG="-O2 -g" -DSAT_BUILD_BENCH=OFF -DSAT_CHECK_CASES=300 -DSAT_CHECK_SEED=2 ||
+        { fail "asan: build" && return; }
+    without_randomisation
+    ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=0} UBSAN_OPTIONS=print_stacktrace=1 \
+        run_ctest asan "$BUILD-asan" -LE tools
+    steady=()
+}
+
+step_tsan() {
+    title "ThreadSanitizer, the concurrent tests"
+    if ! clang_has '-fsanitize=thread -fopenmp'; then
+        skip "tsan: needs clang with its sanitizers and OpenMP (clang, libclang-rt-<version>-dev, libomp-dev)"
+        return
+    fi
+    local targets
+    targets=$(find tests -maxdepth 1 -name 'test_*_threads.c' -o -maxdepth 1 -name 'test_*_processes.c' |
+        sed 's,.*/,,; s,\.c$,,' | sort)
+    [ -n "$targets" ] || { fail "tsan: there are no concurrent tests" && return; }
+    # shellcheck disable=SC2086 # several targets
+    build "$BUILD-tsan" clang all -DSAT_SANITIZE=thread -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-O1 -g" \
+        -DSAT_BUILD_BENCH=OFF -DSAT_BUILD_CLI=OFF || { fail "tsan: build" && return; }
+    without_randomisation
+    # Archer tells TSan what the OpenMP run time synchronises; code that is not ours is not watched.
+    TSAN_OPTIONS=${TSAN_OPTIONS:-ignore_noninstrumented_modules=1 halt_on_error=1} run_ctest tsan "$BUILD-tsan" -L concurrent
+    steady=()
+}
+
+step_fuzz() {
+    title "fuzz targets, $FUZZ_SECONDS s each"
+    if ! clang_has '-fsanitize=fuzzer-no-link,address -fopenmp'; then
+        skip "fuzz: needs clang with libFuzzer and OpenMP (clang, libclang-rt-<version>-dev, libomp-dev)"
+        return
+    fi
+    build "$BUILD-fuzz" clang fuzzers -DSAT_BUILD_FUZZ=ON -DSAT_BUILD_TESTS=OFF -DSAT_BUILD_BENCH=OFF \
+        -DSAT_BUILD_CLI=OFF -DSAT_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo ||
+        { fail "fuzz: build" && return; }
+    local file name names=() pids=() i
+    for file in tests/fuzz/fuzz_*.c; do
+        name=$(basename "$file" .c)
+        mkdir -p "$BUILD-fuzz/corpus/$name"
+        local seeds=()
+        [ -d "tests/fuzz/corpus/$name" ] && seeds=("tests/fuzz/corpus/$name")
+        [ -d "tests/fuzz/${name#fuzz_}_corpus" ] && seeds+=("tests/fuzz/${name#fuzz_}_corpus")
+        "$BUILD-fuzz/tests/fuzz/$name" -max_total_time="$FUZZ_SECONDS" -timeout=20 -print_final_stats=1 \
+            -artifact_prefix="$BUILD-fuzz/$name-" "$BUILD-fuzz/corpus/$name" "${seeds[@]}" \
+            >"$BUILD-fuzz/$name.log" 2>&1 </dev/null &
+        names+=("$name") pids+=($!)
+    done
+    for i in "${!pids[@]}"; do
+        name=${names[$i]}
+        if wait "${pids[$i]}"; then
+            pass
+            echo "$name: no finding, $(sed -n 's/stat::number_of_executed_units: *//p' "$BUILD-fuzz/$name.log") inputs"
+        else
+            fail "$name: see $BUILD-fuzz/$name.log"
+            tail -n 40 "$BUILD-fuzz/$name.log"
+        fi
+    done
+}
+
+clang_has() { # flags
+    # shellcheck disable=SC2086 # several flags
+    command -v clang >/dev/null && echo 'int main(void) { return 0; }' | clang $1 -x c - -o /dev/null 2>/dev/null
+}
+
+step_gpu() { skip "GPU: this build has no GPU backend"; }
+
+for step in "$@"; do "step_$step"; done
+
+title "summary"
+[ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"
+[ ${#skips[@]} -eq 0 ] || printf 'skipped: %s\n' "${skips[@]}"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,327 @@
+/* The CPU as a backend: what machine this is, memory, made-up operands, a monotonic clock and a cache flush. */
+#define _GNU_SOURCE
+#include "backend/backend.h"
+
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ops/check.h"
+#include "variant.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
+#endif
+
+/* ---- what machine this is ---- */
+
+#if defined(__x86_64__)
+static void cpu_model(char *to, size_t size) {
+    uint32_t r[12] = {0};
+    char text[49] = "";
+    for (unsigned i = 0; i < 3; i++)
+        if (!__get_cpuid(0x80000002u + i, &r[4 * i], &r[4 * i + 1], &r[4 * i + 2], &r[4 * i + 3])) break;
+    memcpy(text, r, 48);
+    size_t start = strspn(text, " "), end = strlen(text);
+    while (end > start && text[end - 1] == ' ') end--;
+    snprintf(to, size, "%.*s", (int)(end - start), text + start);
+    if (!to[0]) snprintf(to, size, "x86-64");
+}
+
+/* AMX state is large, so Linux hands it out on request only. */
+static bool amx_allowed(void) {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    if (!(d & (1u << 24)) || !(d & (1u << 22))) return false; /* AMX-TILE, AMX-BF16 */
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return false;
+#endif
+}
+
+static uint32_t cpu_isa(void) {
+    uint32_t isa = 0;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        unsigned a, b, c, d;
+        if (__get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29))) isa |= SAT_ISA_AVX2; /* F16C */
+    }
+    if ((isa & SAT_ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        isa |= SAT_ISA_AVX512;
+    if ((isa & SAT_ISA_AVX512)) {
+        unsigned a, b, c, d;
+        if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5))) isa |= SAT_ISA_AVX512_BF16;
+        if (amx_allowed()) isa |= SAT_ISA_AMX_BF16;
+    }
+    return isa;
+}
+#else
+static void cpu_model(char *to, size_t size) { snprintf(to, size, "generic CPU"); }
+static uint32_t cpu_isa(void) { return 0; }
+#endif
+
+static const char *isa_name(uint32_t isa) {
+    if (isa & SAT_ISA_AMX_BF16) return "AMX";
+    if (isa & SAT_ISA_AVX512_BF16) return "AVX-512 BF16";
+    if (isa & SAT_ISA_AVX512) return "AVX-512";
+    return isa & SAT_ISA_AVX2 ? "AVX2" : "portable";
+}
+
+/* Linux tells in sysfs; sysconf is wrong for some virtual machines' L3. */
+static int64_t cache_size(int level, int name, int64_t otherwise) {
+    for (int i = 0; i < 8; i++) {
+        char path[96], type[16] = "";
+        int found = 0;
+        long kib = 0;
+        const char *const what[] = {"level", "type", "size"};
+        for (int w = 0; w < 3; w++) {
+            snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", i, what[w]);
+            FILE *f = fopen(path, "r");
+            int got = !f       ? 0
+                      : w == 0 ? fscanf(f, "%d", &found)
+                      : w == 1 ? fscanf(f, "%15s", type)
+                               : fscanf(f, "%ldK", &kib);
+            if (f) fclose(f);
+            if (got != 1) break;
+        }
+        if (found == level && kib > 0 && strcmp(type, "Instruction") != 0) return (int64_t)kib * 1024;
+    }
+    long bytes = sysconf(name);
+    return bytes > 0 ? bytes : otherwise;
+}
+
+/* Nominal rates of one core, for ordering candidates only: 3 GHz times operations a cycle. */
+static void nominal_rates(sat_device *d) {
+    double lanes = d->isa & SAT_ISA_AVX512 ? 16 : d->isa & SAT_ISA_AVX2 ? 8 : 4, cores = d->threads;
+    double f32 = 3e9 * lanes * 4 * cores; /* two multiply-adds a cycle */
+    d->flop_rate[SAT_F32] = d->flop_rate[SAT_F16] = f32;
+    d->flop_rate[SAT_F64] = f32 / 2;
+    d->flop_rate[SAT_BF16] = d->isa & SAT_ISA_AMX_BF16 ? 16 * f32 : d->isa & SAT_ISA_AVX512_BF16 ? 2 * f32 : f32;
+    d->memory_rate = 12e9 * (cores < 16 ? cores : 16);
+}
+
+static int cpu_count(void) { return 1; }
+static int cpu_threads(void) { return omp_get_max_threads(); }
+
+static sat_status cpu_open(int index, int threads, sat_device *d) {
+    if (index != 0) return sat_fail(SAT_NOT_FOUND, "device is cpu:%d; expected cpu", index);
+    char model[64];
+    long cores = sysconf(_SC_NPROCESSORS_ONLN), pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    cpu_model(model, sizeof model);
+    *d = (sat_device){SAT_SIZED(sat_device), .backend = SAT_CPU, .isa = cpu_isa()};
+    d->threads = threads > 0 ? threads : cpu_threads();
+    d->l1_bytes = cache_size(1, _SC_LEVEL1_DCACHE_SIZE, 32 << 10);
+    d->l2_bytes = cache_size(2, _SC_LEVEL2_CACHE_SIZE, 512 << 10);
+    d->l3_bytes = cache_size(3, _SC_LEVEL3_CACHE_SIZE, 8 << 20);
+    d->memory_bytes = (int64_t)pages * page;
+    snprintf(d->name, sizeof d->name, "%s (%ld %s, %s)", model, cores, cores == 1 ? "core" : "cores", isa_name(d->isa));
+    snprintf(d->identity, sizeof d->identity, "cpu %s, %s, %ld cores, L2 %lld KiB, L3 %lld KiB", model,
+             isa_name(d->isa), cores, (long long)d->l2_bytes / 1024, (long long)d->l3_bytes / 1024);
+    nominal_rates(d);
+    return SAT_OK;
+}
+
+/* ---- memory ---- */
+
+static void *cpu_alloc(void *device, size_t bytes, size_t alignment) {
+    (void)device;
+    void *p = NULL;
+    return posix_memalign(&p, alignment < sizeof(void *) ? sizeof(void *) : alignment, bytes ? bytes : 1) ? NULL : p;
+}
+
+static void cpu_free(void *device, void *pointer) {
+    (void)device;
+    free(pointer);
+}
+
+static size_t cpu_available(const sat_device *d) {
+    size_t kib = 0;
+    FILE *f = fopen("/proc/meminfo", "r");
+    char line[128];
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) break;
+    if (f) fclose(f);
+    return kib ? kib * 1024 : (size_t)d->memory_bytes / 2;
+}
+
+static bool cpu_usable(const sat_device *d, const void *p) {
+    (void)d;
+    return p != NULL;
+}
+
+static sat_status cpu_copy(const sat_device *d, void *to, const void *from, size_t bytes) {
+    (void)d;
+    memcpy(to, from, bytes);
+    return SAT_OK;
+}
+
+static sat_status cpu_set(const sat_device *d, void *to, int byte, size_t bytes) {
+    (void)d;
+    memset(to, byte, bytes);
+    return SAT_OK;
+}
+
+/* ---- made-up operands ---- */
+
+static double made_up(uint64_t seed, int64_t i, sat_fill fill, double scale) {
+    double u = (double)(sat_mix(seed ^ ((uint64_t)i * 0x2545f4914f6cdd1du)) >> 11) * 0x1p-53; /* 0 to 1 */
+    return (fill == SAT_FILL_POSITIVE ? 1 + u : 2 * u - 1) * scale;
+}
+
+static void make_values(const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed, sat_fill fill,
+                        double scale, int64_t z) {
+#pragma omp parallel for schedule(dynamic, 16)
+    for (int64_t g = 0; g < a->grid_rows; g++) {
+        for (int64_t e = a->row_ptr[g] * a->block_rows; e < a->row_ptr[g + 1] * a->block_rows; e++) {
+            int64_t t = e / a->block_rows, row = g * a->block_rows + e % a->block_rows;
+            for (int64_t j = 0; j < a->block_cols; j++) {
+                int64_t at = z * o->layout.batch_stride + e * a->block_cols + j;
+                bool inside = row < a->rows && a->col_idx[t] * a->block_cols + j < a->cols;
+                sat_store(o->dtype, base, at, inside ? made_up(seed, at, fill, scale) : (double)NAN);
+            }
+        }
+    }
+}
+
+static void make_dense(const sat_operand *o, void *base, uint64_t seed, sat_fill fill, double scale, int64_t z) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < o->rows; i++) {
+        for (int64_t j = 0; j < o->cols; j++) {
+            int64_t at = z * o->layout.batch_stride + i * o->layout.row_stride + j * o->layout.col_stride;
+            sat_store(o->dtype, base, at, made_up(seed, at, fill, scale));
+        }
+    }
+}
+
+static sat_status cpu_make(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base,
+                           uint64_t seed, sat_fill fill, double scale) {
+    (void)d;
+    memset(base, 0xff, (size_t)o->span * sat_dtype_size(o->dtype)); /* NaN in every dtype */
+    int64_t items = o->layout.batch_stride ? o->batch : 1;
+    for (int64_t z = 0; z < items; z++) {
+        if (o->values) make_values(o, a, base, seed, fill, scale, z);
+        else make_dense(o, base, seed, fill, scale, z);
+    }
+    return SAT_OK;
+}
+
+static sat_status cpu_negate(const sat_device *d, sat_dtype t, void *base, int64_t elements) {
+    (void)d;
+    size_t size = sat_dtype_size(t);
+    unsigned char *high = (unsigned char *)base + size - 1; /* little-endian: the sign is in the last byte */
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < elements; i++) high[(size_t)i * size] ^= 0x80;
+    return SAT_OK;
+}
+
+static bool all_poison(const unsigned char *p, size_t bytes) {
+    unsigned char all = 0xff;
+    for (size_t i = 0; i < bytes; i++) all &= p[i];
+    return all == 0xff;
+}
+
+static bool cpu_clean(const sat_device *d, const sat_operand *o, void *base, size_t guard) {
+    (void)d;
+    size_t size = sat_dtype_size(o->dtype), bytes = (size_t)o->span * size;
+    unsigned char *start = base;
+    if (!all_poison(start - guard, guard) || !all_poison(start + bytes, guard)) return false;
+    if (o->span == o->rows * o->cols * o->batch) return true; /* no gaps */
+    for (int64_t z = 0; z < o->batch; z++)
+        for (int64_t i = 0; i < o->rows; i++)
+            for (int64_t j = 0; j < o->cols; j++) {
+                int64_t at = z * o->layout.batch_stride + i * o->layout.row_stride + j * o->layout.col_stride;
+                memset(start + (size_t)at * size, 0xff, size);
+            }
+    return all_poison(start, bytes);
+}
+
+/* ---- timing ---- */
+
+#if defined(__x86_64__)
+static void flush_range(const char *p, size_t bytes) {
+    int64_t lines = (int64_t)(bytes / 64 + 1);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < lines; i++) {
+        size_t at = (size_t)i * 64;
+        _mm_clflush(p + (at < bytes ? at : bytes - 1));
+    }
+    _mm_mfence();
+}
+#endif
+
+static void cpu_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count) {
+#if defined(__x86_64__)
+    (void)d;
+    for (int i = 0; i < count; i++)
+        if (bytes[i]) flush_range(pointers[i], bytes[i]);
+#else
+    (void)pointers, (void)bytes, (void)count;
+    size_t size = (size_t)d->l3_bytes * 2; /* push everything out by walking over something else */
+    volatile char *other = malloc(size);
+    for (size_t i = 0; other && i < size; i += 64) other[i] = 1;
+    free((void *)other);
+#endif
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static sat_status cpu_time(const sat_device *d, sat_status (*run)(void *), void *user, int repeat, double *seconds) {
+    (void)d;
+    sat_status status = SAT_OK;
+    double start = now();
+    for (int i = 0; i < repeat && status == SAT_OK; i++) status = run(user);
+    *seconds = (now() - start) / repeat;
+    return status;
+}
+
+static sat_status cpu_sync(const sat_device *d, void *stream) {
+    (void)d, (void)stream;
+    return SAT_OK;
+}
+
+static bool cpu_capturing(const sat_device *d, void *stream) {
+    (void)d, (void)stream;
+    return false;
+}
+
+static const sat_checker *cpu_checker(sat_operation op) {
+    const sat_op *found = sat_op_find(op);
+    return found ? found->host_checker : NULL;
+}
+
+const sat_backend sat_backend_cpu = {
+    .kind = SAT_CPU,
+    .name = "cpu",
+    .alignment = 64,
+    .count = cpu_count,
+    .open = cpu_open,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .available = cpu_available,
+    .usable = cpu_usable,
+    .read = cpu_copy,
+    .set = cpu_set,
+    .copy = cpu_copy,
+    .make = cpu_make,
+    .negate = cpu_negate,
+    .clean = cpu_clean,
+    .flush = cpu_flush,
+    .time = cpu_time,
+    .sync = cpu_sync,
+    .capturing = cpu_capturing,
+    .threads = cpu_threads,
+    .checker = cpu_checker,
+};

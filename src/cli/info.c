@@ -1,0 +1,121 @@
+// sparse_autotune info: what this machine is to the library.
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "json.h"
+#include "number.h"
+#include "setup.h"
+#include "table.h"
+
+static const char *const variables[] = {"SPARSE_AUTOTUNE",       "SPARSE_AUTOTUNE_CACHE", "SPARSE_AUTOTUNE_DEVICE",
+                                        "SPARSE_AUTOTUNE_FORCE", "SPARSE_AUTOTUNE_LOG",   "OMP_NUM_THREADS",
+                                        "XDG_CACHE_HOME"};
+enum { VARIABLES = sizeof variables / sizeof *variables };
+
+// Calls `each` once for every different library version among the variants.
+static void each_library(const sat_context *c, void (*each)(void *user, const sat_variant *v), void *user) {
+    for (size_t i = 0; i < sat_variant_count(c); i++) {
+        const sat_variant *v = sat_variant_at(c, i);
+        bool first = v->flags & SAT_V_LIBRARY;
+        for (size_t j = 0; first && j < i; j++) {
+            const sat_variant *w = sat_variant_at(c, j);
+            if ((w->flags & SAT_V_LIBRARY) && strcmp(w->revision, v->revision) == 0) first = false;
+        }
+        if (first) each(user, v);
+    }
+}
+
+static void print_library(void *user, const sat_variant *v) {
+    int *count = user;
+    printf("%s%s", (*count)++ ? ", " : "", v->revision);
+}
+
+static void print_caches(const sat_device *d) {
+    char l1[32], l2[32], l3[32], memory[32];
+    printf("  caches      L1 %s and L2 %s a core, L3 %s\n", text_bytes(l1, sizeof l1, (double)d->l1_bytes),
+           text_bytes(l2, sizeof l2, (double)d->l2_bytes), text_bytes(l3, sizeof l3, (double)d->l3_bytes));
+    printf("  memory      %s\n", text_bytes(memory, sizeof memory, (double)d->memory_bytes));
+}
+
+static void print_info(const sat_context *c) {
+    const sat_device *d = sat_context_device(c);
+    char text[128];
+    printf("sparse_autotune %s\n", sat_version());
+    printf("  device      %s (%s:%d)\n", d->name, backend_text(d->backend), d->index);
+    printf("  identity    %s\n", d->identity);
+    if (d->backend == SAT_CPU) {
+        printf("  threads     %d\n", d->threads);
+        isa_text(d->isa, text, sizeof text);
+        printf("  isa         %s\n", *text ? text : "none beyond the compiler's default");
+    } else printf("  processors  %d, capability %d.%d\n", d->threads, d->capability / 10, d->capability % 10);
+    print_caches(d);
+    printf("  rates       nominal, for estimates: memory %.1f GB/s", d->memory_rate * 1e-9);
+    for (int t = SAT_F32; t <= SAT_BF16; t++)
+        printf(", %s %s", dtype_name((sat_dtype)t), text_rate(text, sizeof text, d->flop_rate[t]));
+    int libraries = 0;
+    printf("\n  libraries   ");
+    each_library(c, print_library, &libraries);
+    printf("%s\n", libraries ? "" : "none found");
+    printf("  variants    %zu\n", sat_variant_count(c));
+    printf("  cache       %s\n", *sat_cache_path(c) ? sat_cache_path(c) : "memory only");
+    for (int i = 0; i < VARIABLES; i++)
+        if (getenv(variables[i])) printf("  environment %s=%s\n", variables[i], getenv(variables[i]));
+}
+
+static void json_library(void *user, const sat_variant *v) { json_text(user, NULL, v->revision); }
+
+static void info_json(const sat_context *c) {
+    const sat_device *d = sat_context_device(c);
+    char isa[128];
+    json j = {.file = stdout};
+    json_object(&j, NULL);
+    json_int(&j, "version", 1);
+    json_text(&j, "sparse_autotune", sat_version());
+    json_object(&j, "device");
+    json_text(&j, "backend", backend_text(d->backend));
+    json_text(&j, "name", d->name);
+    json_int(&j, "index", d->index);
+    json_text(&j, "identity", d->identity);
+    json_text(&j, "isa", isa_text(d->isa, isa, sizeof isa));
+    json_int(&j, "threads", d->threads);
+    json_int(&j, "capability", d->capability);
+    json_int(&j, "l1_bytes", d->l1_bytes), json_int(&j, "l2_bytes", d->l2_bytes);
+    json_int(&j, "l3_bytes", d->l3_bytes), json_int(&j, "memory_bytes", d->memory_bytes);
+    json_real(&j, "memory_rate", d->memory_rate);
+    json_object(&j, "flop_rate");
+    for (int t = SAT_F32; t <= SAT_BF16; t++) json_real(&j, dtype_name((sat_dtype)t), d->flop_rate[t]);
+    json_end(&j);
+    json_end(&j);
+    json_array(&j, "libraries");
+    each_library(c, json_library, &j);
+    json_end(&j);
+    json_int(&j, "variants", (int64_t)sat_variant_count(c));
+    json_text(&j, "cache", sat_cache_path(c));
+    json_object(&j, "environment");
+    for (int i = 0; i < VARIABLES; i++)
+        if (getenv(variables[i])) json_text(&j, variables[i], getenv(variables[i]));
+    json_end(&j);
+    json_end(&j);
+}
+
+int info_main(int argc, char **argv) {
+    setup s = {.command = "info"};
+    bool as_json = false;
+    const arg list[] = {SETUP_ARGS(s), ARG_FLAG_("json", &as_json, "prints one JSON object")};
+    args a = {.command = "info",
+              .usage = "[options]",
+              .about = "Shows the device, its libraries, the cache and the environment variables in force.",
+              .list = list,
+              .count = sizeof list / sizeof *list};
+    args_outcome parsed = args_parse(&a, argc, argv);
+    if (parsed != ARGS_OK) return (int)parsed;
+    sat_context *context = setup_open(&s);
+    if (!context) return EXIT_FAILED;
+    if (as_json) info_json(context);
+    else print_info(context);
+    sat_context_free(context);
+    return EXIT_DONE;
+}

@@ -1,0 +1,145 @@
+// From the options of a race to a pattern and a problem.
+
+#include "spec.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "memory.h"
+#include "number.h"
+
+const char *const operation_names[] = {"matmul", "sampled", NULL};
+const char *const activation_names[] = {"none", "relu", "gelu", "silu", NULL};
+const char *const order_names[] = {"row", "col", NULL};
+
+spec spec_default(void) {
+    return (spec){.block_rows = 64,
+                  .block_cols = 64,
+                  .pattern = {.stored = -1, .sparsity = -1, .overlap = -1, .seed = 1},
+                  .batch = 1,
+                  .align = 64,
+                  .alpha = 1};
+}
+
+static sat_operation operation(const spec *s) { return (sat_operation)(s->op + 1); }
+
+// One size: what the file says where it says something, else what was asked for, else the default.
+static bool settle(int64_t *size, int64_t from_file, bool given_by_file, const char *name, char *message,
+                   size_t capacity) {
+    if (!given_by_file) {
+        if (*size == 0) *size = from_file;
+        return true;
+    }
+    if (*size != 0 && *size != from_file) {
+        snprintf(message, capacity, "-%s %" PRId64 ": the matrix gives %" PRId64, name, *size, from_file);
+        return false;
+    }
+    *size = from_file;
+    return true;
+}
+
+bool spec_sizes(spec *s, char *message, size_t capacity) {
+    const mtx *f = s->matrix;
+    int64_t other = f ? 128 : 4096, rows = f ? f->rows : other, cols = f ? f->cols : other;
+    if (operation(s) == SAT_SAMPLED)
+        return settle(&s->m, rows, f, "m", message, capacity) && settle(&s->n, cols, f, "n", message, capacity) &&
+               settle(&s->k, other, false, "k", message, capacity);
+    return settle(&s->m, s->transpose ? cols : rows, f, "m", message, capacity) &&
+           settle(&s->k, s->transpose ? rows : cols, f, "k", message, capacity) &&
+           settle(&s->n, other, false, "n", message, capacity);
+}
+
+bool spec_blocks(const spec *s, blocks *out, char *message, size_t capacity) {
+    if (s->matrix) {
+        mtx_error error;
+        if (mtx_block(s->matrix, s->block_rows, s->block_cols, (size_t)(0.5 * memory_bytes()), out, NULL, &error))
+            return true;
+        snprintf(message, capacity, "%s", error.text);
+        return false;
+    }
+    make_request q = s->pattern;
+    bool sampled = operation(s) == SAT_SAMPLED;
+    q.rows = sampled || !s->transpose ? s->m : s->k;
+    q.cols = sampled ? s->n : s->transpose ? s->m : s->k;
+    q.block_rows = s->block_rows, q.block_cols = s->block_cols;
+    return make_blocks(&q, out, message, capacity);
+}
+
+void spec_dtype(spec *s, const sat_device *device) {
+    if (!s->a_dtype) s->a_dtype = s->c_dtype = device->backend == SAT_CUDA ? SAT_F16 : SAT_F32;
+}
+
+sat_bsr spec_indices(const blocks *b) {
+    return (sat_bsr){
+        SAT_SIZED(sat_bsr),          .rows = b->rows,           .cols = b->cols,       .block_rows = b->block_rows,
+        .block_cols = b->block_cols, .stored_blocks = b->count, .index_type = SAT_I64, .row_ptr = b->row_ptr,
+        .col_idx = b->col_idx};
+}
+
+// Dense operands without gaps; each item of a batch has its own, but for a matmul's values, which are shared.
+static sat_layout dense(int64_t rows, int64_t cols, bool by_columns, int64_t batch) {
+    sat_layout l = {.row_stride = by_columns ? 1 : cols, .col_stride = by_columns ? rows : 1};
+    if (l.row_stride < 1) l.row_stride = 1;
+    if (l.col_stride < 1) l.col_stride = 1;
+    if (batch > 1) l.batch_stride = rows * cols;
+    return l;
+}
+
+sat_problem spec_problem(const spec *s, const blocks *b) {
+    bool sampled = operation(s) == SAT_SAMPLED;
+    sat_problem p = sampled ? sat_sampled_problem(s->a_dtype, s->k) : sat_matmul_problem(s->a_dtype, s->n);
+    p.m = s->m, p.n = s->n, p.k = s->k;
+    p.c_dtype = s->c_dtype;
+    p.batch = s->batch;
+    p.alpha = s->alpha, p.beta = s->beta;
+    p.flags = s->flags;
+    p.a_align = p.b_align = p.c_align = (uint32_t)s->align;
+    if (sampled) {
+        p.a = dense(s->m, s->k, s->col_b, s->batch);
+        p.b = dense(s->k, s->n, s->col_c, s->batch);
+        if (s->batch > 1) p.c.batch_stride = b->count * b->block_rows * b->block_cols;
+        return p;
+    }
+    p.b = dense(s->k, s->n, s->col_b, s->batch);
+    p.c = dense(s->m, s->n, s->col_c, s->batch);
+    p.transpose = s->transpose ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+    p.bias = s->bias ? SAT_BIAS_ROW : SAT_BIAS_NONE;
+    p.activation = (sat_activation)s->activation;
+    return p;
+}
+
+typedef struct line {
+    char *out;
+    size_t capacity, at;
+} line;
+
+static void add(line *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void add(line *l, const char *format, ...) {
+    if (l->at >= l->capacity) return;
+    va_list list;
+    va_start(list, format);
+    int n = vsnprintf(l->out + l->at, l->capacity - l->at, format, list);
+    va_end(list);
+    if (n > 0) l->at += (size_t)n;
+}
+
+void spec_title(const spec *s, const blocks *b, char *out, size_t capacity) {
+    line l = {out, capacity, 0};
+    double all = (double)b->grid_rows * (double)b->grid_cols;
+    add(&l, "%s %s %" PRId64 "x%" PRId64 "x%" PRId64 ", block %" PRId64 "x%" PRId64 ", %" PRId64 " of %.0f blocks",
+        operation_names[s->op], dtype_pair_name(s->a_dtype, s->c_dtype), s->m, s->n, s->k, b->block_rows, b->block_cols,
+        b->count, all);
+    if (all > 0) add(&l, " (%.4g %% sparse)", 100 * (1 - (double)b->count / all));
+    if (s->batch > 1) add(&l, ", batch %" PRId64, s->batch);
+    if (s->transpose) add(&l, ", A transposed");
+    const char *first = operation(s) == SAT_SAMPLED ? "X" : "B", *second = operation(s) == SAT_SAMPLED ? "Y" : "C";
+    if (s->col_b) add(&l, ", %s by columns", first);
+    if (s->col_c) add(&l, ", %s by columns", second);
+    if (s->alpha != 1) add(&l, ", alpha %g", s->alpha);
+    if (s->beta != 0) add(&l, ", beta %g", s->beta);
+    if (s->bias) add(&l, ", bias");
+    if (s->activation) add(&l, ", %s", activation_names[s->activation]);
+    if (s->flags & SAT_FIXED_VALUES) add(&l, ", fixed values");
+}

@@ -1,0 +1,270 @@
+/* From a problem to a variant. */
+#include "core/answer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/runner.h"
+
+sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_pattern *pattern,
+                             const sat_problem *problem) {
+    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
+    if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
+    q->ctx = ctx, q->pattern = pattern;
+    SAT_TRY(sat_struct_in(&q->problem, sizeof q->problem, problem, sizeof *problem, "sat_problem"));
+    q->op = sat_op_find(q->problem.op);
+    if (!q->op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected SAT_MATMUL or SAT_SAMPLED", (int)q->problem.op);
+    SAT_TRY(q->op->normalise(&q->problem, sat_pattern_plain(pattern)));
+    /* Values that differ over the batch cannot be converted once for all. */
+    if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
+    q->view = sat_pattern_plain(pattern);
+    if (q->problem.transpose == SAT_TRANSPOSE) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
+    q->device = sat_device_now(ctx);
+    sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads() ? q->device.threads : 0);
+    sat_exact_spell(q->exact, &q->problem, q->view);
+    return SAT_OK;
+}
+
+/* ---- candidates ---- */
+
+static bool named(const char *only, const char *name) {
+    size_t length = strlen(name);
+    for (const char *at = only; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == 0)) return true;
+    return false;
+}
+
+size_t sat_answer_candidates(const sat_question *q, const char *only, const sat_variant **out) {
+    const sat_registry *r = &q->ctx->registry;
+    size_t count = atomic_load(&r->count), found = 0;
+    for (size_t i = 0; i < count; i++)
+        if ((!only || named(only, r->list[i]->name)) && sat_variant_fits(r->list[i], &q->problem, q->view, &q->device))
+            out[found++] = r->list[i];
+    return found;
+}
+
+/* Nothing may be checked here, so only our own code serves. The reference fits everything, so there is an answer. */
+static sat_status by_estimate(const sat_question *q, sat_answer *answer) {
+    const sat_variant *list[SAT_MAX_VARIANTS];
+    size_t count = sat_answer_candidates(q, NULL, list);
+    double best = 0;
+    *answer = (sat_answer){0};
+    for (size_t i = 0; i < count; i++) {
+        const sat_variant *v = list[i];
+        if (!sat_registry_trusted(&q->ctx->registry, v)) continue;
+        if ((v->flags & SAT_V_DENSE) && !(q->problem.flags & SAT_ALLOW_DENSE)) continue;
+        double t = v->estimate(v, &q->problem, q->view, &q->device);
+        if (!answer->variant || t < best) answer->variant = v, best = t;
+    }
+    return answer->variant ? SAT_OK : sat_fail(SAT_UNSUPPORTED, "no variant fits %s", q->exact);
+}
+
+/* ---- remembering ---- */
+
+static sat_record as_record(const sat_result *r, const char *race, int64_t when, const char *exact) {
+    sat_record x = {.kind = SAT_RECORD_RACED, .when = when, .verdict = r->verdict, .seconds = r->seconds};
+    snprintf(x.race, sizeof x.race, "%s", race);
+    memcpy(x.variant, r->variant, sizeof x.variant);
+    memcpy(x.revision, r->revision, sizeof x.revision);
+    memcpy(x.message, r->message, sizeof x.message);
+    snprintf(x.exact, sizeof x.exact, "%s", exact);
+    x.spread = r->spread, x.error = r->error, x.runs = r->runs, x.may_win = r->may_win;
+    x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
+    x.workspace_bytes = (int64_t)r->workspace_bytes;
+    for (char *c = x.message; *c; c++)
+        if (*c < 0x20 || *c > 0x7e) *c = '?'; /* the cache's lines are plain text */
+    return x;
+}
+
+/* Unique among processes and threads; says when, for people. */
+static void name_race(char *name, size_t size, int64_t when) {
+    static atomic_uint counter;
+    char date[32];
+    struct tm tm;
+    time_t t = (time_t)when;
+    gmtime_r(&t, &tm);
+    strftime(date, sizeof date, "%Y%m%dT%H%M%S", &tm);
+    snprintf(name, size, "%s-%d-%u", date, (int)getpid(), atomic_fetch_add(&counter, 1));
+}
+
+static void remember(const sat_question *q, const sat_result *results, size_t count, sat_record_kind kind) {
+    sat_record *records = malloc((count + 1) * sizeof *records);
+    if (!records) return;
+    char race[40];
+    int64_t when = (int64_t)time(NULL);
+    name_race(race, sizeof race, when);
+    for (size_t i = 0; i < count; i++) {
+        records[i] = as_record(&results[i], race, when, q->exact);
+        records[i].kind = kind;
+    }
+    sat_status status = sat_memo_add(q->ctx->memo, q->key, records, count);
+    if (status != SAT_OK) sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
+    free(records);
+}
+
+/* ---- racing ---- */
+
+double sat_tuning_patience(const sat_context *ctx) {
+    double budget = ctx->options.budget_seconds > 0 ? ctx->options.budget_seconds : 1;
+    return 30 + 4 * budget;
+}
+
+static sat_tuning make_tuning(const sat_question *q, const sat_pattern_view *full, const sat_race_how *how) {
+    const sat_context_options *o = &q->ctx->options;
+    bool all = o->effort == SAT_EFFORT_FULL;
+    return (sat_tuning){.ctx = q->ctx,
+                        .device = &q->device,
+                        .problem = &q->problem,
+                        .pattern = full,
+                        .exhaustive = all,
+                        .budget_seconds = o->budget_seconds > 0 ? o->budget_seconds
+                                          : all                 ? 10
+                                                                : 1,
+                        .progress = how ? how->progress : NULL,
+                        .progress_user = how ? how->progress_user : NULL,
+                        .cancel = how ? how->cancel : NULL};
+}
+
+static sat_status race_these(const sat_question *q, const sat_variant **list, size_t count, const sat_race_how *how,
+                             sat_outcome *outcome) {
+    const sat_pattern_view *full; /* the checks look at columns too */
+    SAT_TRY(sat_pattern_transposed(q->pattern, &full));
+    sat_tuning t = make_tuning(q, full, how);
+    t.candidates = list, t.count = count;
+    SAT_TRY(sat_tune_race(&t, outcome));
+    if (how->keep) {
+        remember(q, outcome->results, outcome->count, SAT_RECORD_RACED);
+        sat_cache_forget_untuned(q->ctx->cache, q->key);
+    }
+    return SAT_OK;
+}
+
+sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_outcome *outcome) {
+    const sat_variant *list[SAT_MAX_VARIANTS];
+    size_t count = sat_answer_candidates(q, how->only, list);
+    if (count == 0) {
+        if (how->only)
+            return sat_fail(SAT_NOT_FOUND, "only is '%s'; no variant of that name fits the problem", how->only);
+        return sat_fail(SAT_UNSUPPORTED, "no variant fits %s", q->exact);
+    }
+    return race_these(q, list, count, how, outcome);
+}
+
+/* ---- the answer ---- */
+
+/* Takes the best remembered variant that fits this very call, after checking it once on this exact problem. */
+static bool from_entry(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
+    const sat_variant *ranking[SAT_MAX_VARIANTS];
+    size_t count = sat_choose_ranking(entry, &q->ctx->registry, ranking, SAT_MAX_VARIANTS);
+    const sat_pattern_view *full = NULL;
+    for (size_t i = 0; i < count; i++) {
+        const sat_variant *v = ranking[i];
+        if (!sat_variant_fits(v, &q->problem, q->view, &q->device)) continue;
+        bool verified = sat_choose_verified(entry, v, q->exact);
+        if (!verified && sat_pattern_transposed(q->pattern, &full) == SAT_OK) {
+            sat_tuning t = make_tuning(q, full, NULL);
+            sat_result result;
+            double start = sat_now();
+            sat_status status = sat_tune_verify(&t, v, &result);
+            answer->tuning_seconds += sat_now() - start;
+            if (status == SAT_OK) remember(q, &result, 1, SAT_RECORD_VERIFIED);
+            verified = status == SAT_OK && result.verdict == SAT_VERDICT_OK;
+            if (status == SAT_OK && !verified) {
+                sat_logf(&q->ctx->log, SAT_LOG_WARN, "%s failed its check and is not used: %s", v->name,
+                         result.message);
+                continue;
+            }
+        }
+        if (!verified && !sat_registry_trusted(&q->ctx->registry, v)) continue;
+        answer->variant = v, answer->cached = true, answer->verified = verified;
+        return true;
+    }
+    return false;
+}
+
+/* Variants that fit and that the entry has never seen as they are now. A known winner makes the reference no news. */
+static size_t newcomers(const sat_question *q, const sat_entry *entry, const sat_variant **out) {
+    const sat_variant *all[SAT_MAX_VARIANTS];
+    size_t count = sat_answer_candidates(q, NULL, all), found = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_knows(entry, all[i])) out[found++] = all[i];
+    return found;
+}
+
+static void take_winner(const sat_question *q, const sat_outcome *outcome, sat_answer *answer) {
+    const sat_result *best = outcome->count ? &outcome->results[0] : NULL;
+    if (best && best->verdict == SAT_VERDICT_OK && best->may_win) {
+        answer->variant = sat_registry_find(&q->ctx->registry, best->variant);
+        answer->verified = true;
+    }
+    answer->tuned = true;
+    answer->tuning_seconds += outcome->seconds;
+}
+
+static sat_status tune_now(const sat_question *q, const sat_variant *best, sat_answer *answer) {
+    const sat_variant *list[SAT_MAX_VARIANTS + 1];
+    sat_entry entry = {0};
+    sat_outcome outcome = {0};
+    if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
+        return sat_fail(SAT_IO, "another process has been tuning this device for too long");
+    sat_status status = sat_memo_get(q->ctx->memo, q->key, true, &entry); /* it may have tuned this meanwhile */
+    bool served = false;
+    if (status == SAT_OK && entry.count > 0) {
+        size_t fresh = newcomers(q, &entry, list);
+        if (fresh == 0) served = from_entry(q, &entry, answer);
+        else if (best) { /* the best known one races the new ones again */ list[fresh] = best;
+            status = race_these(q, list, fresh + 1, &(sat_race_how){.keep = true}, &outcome);
+        }
+    }
+    if (status == SAT_OK && !served && !outcome.results)
+        status = sat_answer_race(q, &(sat_race_how){.keep = true}, &outcome);
+    sat_cache_tuning_unlock(q->ctx->cache);
+    if (status == SAT_OK && outcome.results) take_winner(q, &outcome, answer);
+    free(outcome.results);
+    sat_entry_free(&entry);
+    return status;
+}
+
+static bool forced(const sat_question *q, sat_answer *answer) {
+    if (!q->ctx->force[0]) return false;
+    const sat_variant *v = sat_registry_find(&q->ctx->registry, q->ctx->force);
+    if (!v) sat_logf(&q->ctx->log, SAT_LOG_WARN, "SPARSE_AUTOTUNE_FORCE is '%s'; no such variant", q->ctx->force);
+    if (!v || !sat_variant_fits(v, &q->problem, q->view, &q->device)) return false;
+    *answer = (sat_answer){.variant = v};
+    return true;
+}
+
+sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
+    sat_context *ctx = q->ctx;
+    sat_effort effort = ctx->options.effort;
+    *answer = (sat_answer){0};
+    if (forced(q, answer)) return SAT_OK;
+    if (effort == SAT_EFFORT_OFF) return by_estimate(q, answer);
+    sat_entry entry;
+    SAT_TRY(sat_memo_get(ctx->memo, q->key, false, &entry));
+    bool found = entry.count > 0 && from_entry(q, &entry, answer);
+    const sat_variant *fresh[SAT_MAX_VARIANTS];
+    bool news = !found || newcomers(q, &entry, fresh) > 0;
+    sat_entry_free(&entry);
+    if (!news) return SAT_OK;
+    if (effort == SAT_EFFORT_CACHED) {
+        if (!found) sat_cache_note_untuned(ctx->cache, q->key, q->exact);
+    } else if (ctx->background) {
+        sat_background_post(ctx->background, q->pattern, &q->problem, q->key);
+    } else {
+        sat_answer raced = *answer;
+        raced.cached = false;
+        sat_status status = tune_now(q, answer->variant, &raced);
+        if (status == SAT_OK && raced.variant) {
+            *answer = raced;
+            return SAT_OK;
+        }
+        if (status != SAT_OK) sat_logf(&ctx->log, SAT_LOG_WARN, "not tuned: %s", sat_last_error());
+    }
+    if (found) return SAT_OK;
+    return by_estimate(q, answer);
+}

@@ -1,0 +1,45 @@
+/* Which variant serves a problem: forced, remembered, raced now, or estimated, as the context's effort allows. */
+#ifndef SAT_ANSWER_H
+#define SAT_ANSWER_H
+
+#include "core/pattern.h"
+#include "core/tune.h"
+
+/* A problem as core handles it: normalised, with its spellings. Cheap to make; holds no memory. */
+typedef struct sat_question {
+    sat_context *ctx;
+    const sat_pattern *pattern;
+    const sat_pattern_view *view; /* with the transposed index, if the problem or a check needs it */
+    const sat_op *op;
+    sat_device device;
+    sat_problem problem;
+    char key[SAT_KEY_SIZE], exact[SAT_KEY_SIZE];
+} sat_question;
+
+/* Validates everything that a caller gives. */
+sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem);
+
+typedef struct sat_answer {
+    const sat_variant *variant;
+    bool cached, tuned, verified;
+    double tuning_seconds;
+} sat_answer;
+
+sat_status sat_answer_find(const sat_question *q, sat_answer *answer);
+
+/* How a race is run for a question. */
+typedef struct sat_race_how {
+    const char *only; /* NULL: all that fit */
+    bool keep;
+    void (*progress)(void *user, int done, int total, const char *what);
+    void *progress_user;
+    const atomic_bool *cancel;
+} sat_race_how;
+
+/* Races everything that fits, and remembers it if `keep`. The caller holds the tuning lock. */
+sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_outcome *outcome);
+/* The variants that fit; returns how many. */
+size_t sat_answer_candidates(const sat_question *q, const char *only, const sat_variant **out);
+double sat_tuning_patience(const sat_context *ctx); /* seconds to wait for another tuner on this device */
+
+#endif

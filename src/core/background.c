@@ -1,0 +1,130 @@
+/* Background tuning: one thread that races what plans had to answer by estimate. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/answer.h"
+#include "core/context.h"
+
+enum { LONGEST_QUEUE = 256 };
+
+typedef struct job {
+    struct job *next;
+    sat_pattern *pattern; /* a reference */
+    sat_problem problem;
+    char key[SAT_KEY_SIZE];
+} job;
+
+struct sat_background {
+    sat_context *ctx;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    job *queue;
+    int queued;
+    char running[SAT_KEY_SIZE]; /* "": none */
+    atomic_bool stop;
+    atomic_uint done;
+};
+
+static void free_job(job *j) {
+    sat_pattern_free(j->pattern);
+    free(j);
+}
+
+static void tune(sat_background *b, const job *j) {
+    sat_question q;
+    sat_outcome outcome = {0};
+    if (sat_question_make(&q, b->ctx, j->pattern, &j->problem) != SAT_OK) return;
+    if (!sat_cache_tuning_lock(b->ctx->cache, sat_tuning_patience(b->ctx))) return;
+    sat_race_how how = {.keep = true, .cancel = &b->stop};
+    sat_status status = sat_answer_race(&q, &how, &outcome);
+    sat_cache_tuning_unlock(b->ctx->cache);
+    if (status != SAT_OK) sat_logf(&b->ctx->log, SAT_LOG_WARN, "not tuned in the background: %s", sat_last_error());
+    free(outcome.results);
+}
+
+static void *work(void *user) {
+    sat_background *b = user;
+    pthread_mutex_lock(&b->lock);
+    while (!atomic_load(&b->stop)) {
+        job *j = b->queue;
+        if (!j) {
+            pthread_cond_wait(&b->changed, &b->lock);
+            continue;
+        }
+        b->queue = j->next, b->queued--;
+        memcpy(b->running, j->key, sizeof b->running);
+        pthread_mutex_unlock(&b->lock);
+        tune(b, j);
+        free_job(j);
+        pthread_mutex_lock(&b->lock);
+        b->running[0] = 0;
+        atomic_fetch_add(&b->done, 1);
+        pthread_cond_broadcast(&b->changed);
+    }
+    pthread_mutex_unlock(&b->lock);
+    return NULL;
+}
+
+sat_status sat_background_open(sat_context *ctx, sat_background **background) {
+    sat_background *b = calloc(1, sizeof *b);
+    if (!b) return sat_fail(SAT_OUT_OF_MEMORY, "background tuning");
+    b->ctx = ctx;
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->changed, NULL);
+    if (pthread_create(&b->thread, NULL, work, b) != 0) {
+        free(b);
+        return sat_fail(SAT_OUT_OF_MEMORY, "background tuning: no thread could be started");
+    }
+    *background = b;
+    return SAT_OK;
+}
+
+void sat_background_close(sat_background *b) {
+    if (!b) return;
+    atomic_store(&b->stop, true);
+    pthread_mutex_lock(&b->lock);
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+    pthread_join(b->thread, NULL);
+    for (job *j = b->queue, *next; j; j = next) {
+        next = j->next;
+        free_job(j);
+    }
+    pthread_cond_destroy(&b->changed);
+    pthread_mutex_destroy(&b->lock);
+    free(b);
+}
+
+static bool waits(const sat_background *b, const char *key) {
+    if (strcmp(b->running, key) == 0) return true;
+    for (const job *j = b->queue; j; j = j->next)
+        if (strcmp(j->key, key) == 0) return true;
+    return false;
+}
+
+void sat_background_post(sat_background *b, const sat_pattern *pattern, const sat_problem *problem, const char *key) {
+    job *j = malloc(sizeof *j);
+    if (!j) return;
+    *j = (job){.problem = *problem};
+    memcpy(j->key, key, sizeof j->key);
+    pthread_mutex_lock(&b->lock);
+    bool take = b->queued < LONGEST_QUEUE && !waits(b, key);
+    if (take) {
+        j->pattern = sat_pattern_ref(pattern);
+        job **end = &b->queue;
+        while (*end) end = &(*end)->next;
+        *end = j, b->queued++;
+        pthread_cond_broadcast(&b->changed);
+    }
+    pthread_mutex_unlock(&b->lock);
+    if (!take) free(j);
+}
+
+void sat_background_wait(sat_background *b) {
+    pthread_mutex_lock(&b->lock);
+    while (b->queue || b->running[0]) pthread_cond_wait(&b->changed, &b->lock);
+    pthread_mutex_unlock(&b->lock);
+}
+
+unsigned sat_background_done(const sat_background *b) { return atomic_load(&b->done); }

@@ -1,0 +1,110 @@
+/* The rule that turns timings into a winner. The same records give the same answer every time. */
+#include "core/choose.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int priority_of(const sat_registry *registry, const char *name) {
+    const sat_variant *v = sat_registry_find(registry, name);
+    return v ? v->priority : 0;
+}
+
+static int group(const sat_result *r) {
+    if (r->verdict == SAT_VERDICT_OK && r->seconds > 0) return r->may_win ? 0 : 1;
+    return 2 + (int)r->verdict;
+}
+
+static int by_time(const void *x, const void *y) {
+    const sat_result *a = x, *b = y;
+    if (group(a) != group(b)) return group(a) < group(b) ? -1 : 1;
+    if (a->seconds != b->seconds) return a->seconds < b->seconds ? -1 : 1;
+    return strcmp(a->variant, b->variant);
+}
+
+/* How far a median may be off: its standard error, from the quartiles. */
+static double noise(const sat_result *r) { return r->runs > 1 ? 1.85 * r->spread / sqrt(r->runs) : 0; }
+
+void sat_choose_sort(sat_result *results, size_t count, const sat_registry *registry) {
+    if (count == 0) return;
+    qsort(results, count, sizeof *results, by_time);
+    if (group(&results[0]) != 0) return;
+    double best = results[0].seconds;
+    size_t winner = 0;
+    for (size_t i = 1; i < count && group(&results[i]) == 0; i++) {
+        double tolerance = fmin(0.03, fmax(0.02, (noise(&results[0]) + noise(&results[i])) / best));
+        if (results[i].seconds > best * (1 + tolerance)) continue;
+        int mine = priority_of(registry, results[i].variant), theirs = priority_of(registry, results[winner].variant);
+        if (mine > theirs || (mine == theirs && strcmp(results[i].variant, results[winner].variant) < 0)) winner = i;
+    }
+    sat_result first = results[winner];
+    memmove(results + 1, results, winner * sizeof *results);
+    results[0] = first;
+}
+
+static bool current(const sat_record *r, const sat_variant *v) {
+    return strcmp(r->variant, v->name) == 0 && strcmp(r->revision, v->revision) == 0;
+}
+
+bool sat_choose_knows(const sat_entry *entry, const sat_variant *v) {
+    for (size_t i = 0; i < entry->count; i++)
+        if (entry->records[i].kind == SAT_RECORD_RACED && current(&entry->records[i], v)) return true;
+    return false;
+}
+
+bool sat_choose_verified(const sat_entry *entry, const sat_variant *v, const char *exact) {
+    for (size_t i = 0; i < entry->count; i++) {
+        const sat_record *r = &entry->records[i];
+        if (r->verdict == SAT_VERDICT_OK && current(r, v) && strcmp(r->exact, exact) == 0) return true;
+    }
+    return false;
+}
+
+static bool ever_wrong(const sat_entry *entry, const sat_variant *v) {
+    for (size_t i = 0; i < entry->count; i++)
+        if (entry->records[i].verdict == SAT_VERDICT_WRONG && current(&entry->records[i], v)) return true;
+    return false;
+}
+
+static sat_result from_record(const sat_record *r) {
+    sat_result x = {SAT_SIZED(sat_result), .verdict = r->verdict, .seconds = r->seconds, .spread = r->spread};
+    memcpy(x.variant, r->variant, sizeof x.variant);
+    x.runs = r->runs, x.may_win = r->may_win;
+    return x;
+}
+
+/* The next race to look at: the newest that is older than `when`, ties by name, so that the walk is total. */
+static const sat_record *next_race(const sat_entry *entry, const sat_record *last) {
+    const sat_record *best = NULL;
+    for (size_t i = 0; i < entry->count; i++) {
+        const sat_record *r = &entry->records[i];
+        if (r->kind != SAT_RECORD_RACED) continue;
+        if (last && (r->when > last->when || (r->when == last->when && strcmp(r->race, last->race) >= 0))) continue;
+        if (!best || r->when > best->when || (r->when == best->when && strcmp(r->race, best->race) > 0)) best = r;
+    }
+    return best;
+}
+
+size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, const sat_variant **out,
+                          size_t capacity) {
+    sat_result *race = malloc((entry->count + 1) * sizeof *race);
+    size_t found = 0;
+    for (const sat_record *r = race ? next_race(entry, NULL) : NULL; r; r = next_race(entry, r)) {
+        size_t count = 0;
+        for (size_t i = 0; i < entry->count; i++) {
+            const sat_record *other = &entry->records[i];
+            if (other->kind != SAT_RECORD_RACED || strcmp(other->race, r->race) != 0) continue;
+            const sat_variant *v = sat_registry_find(registry, other->variant);
+            if (v && current(other, v) && !ever_wrong(entry, v)) race[count++] = from_record(other);
+        }
+        sat_choose_sort(race, count, registry);
+        for (size_t i = 0; i < count && group(&race[i]) == 0; i++) {
+            const sat_variant *v = sat_registry_find(registry, race[i].variant);
+            bool seen = false;
+            for (size_t j = 0; j < found; j++) seen = seen || out[j] == v;
+            if (!seen && found < capacity) out[found++] = v;
+        }
+    }
+    free(race);
+    return found;
+}

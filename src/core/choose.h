@@ -1,0 +1,24 @@
+/* Which variant is best, derived from records. Times are compared only within one race. */
+#ifndef SAT_CHOOSE_H
+#define SAT_CHOOSE_H
+
+#include "core/cache.h"
+#include "core/registry.h"
+
+/* Orders results of one race: those that may win and are right by time, then rivals by time, then the rest. Within the
+ * tie tolerance of the fastest, the larger of 2 % and the measured noise but at most 3 %, priority decides, then name.
+ */
+void sat_choose_sort(sat_result *results, size_t count, const sat_registry *registry);
+
+/* The variants of an entry, best first, each once: the newest race's order first, then what only older races knew.
+ * Only variants that are registered with the recorded revision, were right in every record and may win. Returns how
+ * many were written to `out`. */
+size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, const sat_variant **out,
+                          size_t capacity);
+
+/* Has this entry a result, of any kind, of this variant as it is now? */
+bool sat_choose_knows(const sat_entry *entry, const sat_variant *variant);
+/* Was this variant, as it is now, found right on this exact problem? */
+bool sat_choose_verified(const sat_entry *entry, const sat_variant *variant, const char *exact);
+
+#endif

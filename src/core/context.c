@@ -1,0 +1,247 @@
+/* Making a context: device, registry, cache, environment variables. */
+#define _GNU_SOURCE
+#include "core/context.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <unistd.h>
+
+double sat_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- environment ---- */
+
+static const char *environment(const char *name) {
+    const char *value = getenv(name);
+    return value && value[0] ? value : NULL;
+}
+
+static int find_word(const char *value, const char *const *words, int count) {
+    for (int i = 0; i < count; i++)
+        if (strcasecmp(value, words[i]) == 0) return i + 1;
+    return 0;
+}
+
+static void log_to_stderr(void *user, sat_log_level level, const char *message) {
+    (void)user;
+    static const char *const names[] = {"", "error", "warn", "info", "debug"};
+    fprintf(stderr, "sparse_autotune %s: %s\n", names[level], message);
+}
+
+static void open_log(sat_context *ctx) {
+    static const char *const levels[] = {"error", "warn", "info", "debug"};
+    const char *value = environment("SPARSE_AUTOTUNE_LOG");
+    int level = value ? find_word(value, levels, 4) : 0;
+    ctx->log = (sat_log){.fn = ctx->options.log, .user = ctx->options.log_user, .level = SAT_LOG_DEBUG};
+    if (!ctx->log.fn && value) {
+        ctx->log.fn = log_to_stderr;
+        ctx->log.level = level ? (sat_log_level)level : SAT_LOG_WARN;
+        if (!level)
+            sat_logf(&ctx->log, SAT_LOG_WARN, "SPARSE_AUTOTUNE_LOG is '%s'; expected error, warn, info or debug",
+                     value);
+    }
+}
+
+static sat_status read_effort(sat_context *ctx) {
+    static const char *const efforts[] = {"off", "cached", "quick", "full"};
+    sat_effort *effort = &ctx->options.effort;
+    if ((int)*effort < SAT_EFFORT_DEFAULT || *effort > SAT_EFFORT_FULL)
+        return sat_fail(SAT_BAD_ENUM, "effort is %d; expected one of SAT_EFFORT_*", (int)*effort);
+    if (*effort != SAT_EFFORT_DEFAULT) return SAT_OK;
+    *effort = SAT_EFFORT_QUICK;
+    const char *value = environment("SPARSE_AUTOTUNE");
+    int found = value ? find_word(value, efforts, 4) : 0;
+    if (found) *effort = (sat_effort)found;
+    else if (value)
+        sat_logf(&ctx->log, SAT_LOG_WARN, "SPARSE_AUTOTUNE is '%s'; expected off, cached, quick or full", value);
+    return SAT_OK;
+}
+
+/* ---- device ---- */
+
+static sat_status open_device(sat_context *ctx) {
+    const char *name = ctx->options.device ? ctx->options.device : environment("SPARSE_AUTOTUNE_DEVICE");
+    if (name && !name[0]) name = NULL;
+    const char *colon = name ? strchr(name, ':') : NULL;
+    size_t length = colon ? (size_t)(colon - name) : name ? strlen(name) : 0;
+    long index = 0;
+    if (colon) {
+        char *end;
+        index = strtol(colon + 1, &end, 10);
+        if (end == colon + 1 || *end || index < 0 || index > 1024)
+            return sat_fail(SAT_NOT_FOUND, "device is '%s'; expected a number after ':'", name);
+    }
+    char known[64] = "";
+    for (int i = 0; sat_backend_at(i); i++) {
+        const sat_backend *b = sat_backend_at(i);
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", b->name);
+        if (name && (strlen(b->name) != length || strncasecmp(b->name, name, length) != 0)) continue;
+        if (!name && b->count() == 0) continue;
+        ctx->backend = b;
+        return b->open((int)index, ctx->options.threads, &ctx->device);
+    }
+    return sat_fail(SAT_NOT_FOUND, "device is '%s'; this build knows %s", name ? name : "", known);
+}
+
+int sat_threads_now(const sat_context *ctx) {
+    return ctx->options.threads > 0 ? ctx->options.threads : ctx->backend->threads();
+}
+
+sat_device sat_device_now(const sat_context *ctx) {
+    sat_device d = ctx->device;
+    if (ctx->backend->kind == SAT_CPU && d.threads != sat_threads_now(ctx)) {
+        /* Rates scale with threads; opening again keeps that in one place and cannot fail for a device that opened. */
+        ctx->backend->open(d.index, sat_threads_now(ctx), &d);
+    }
+    return d;
+}
+
+/* ---- memory ---- */
+
+void *sat_alloc(sat_context *ctx, size_t bytes) {
+    return ctx->allocator.alloc(ctx->allocator.user, bytes, ctx->backend->alignment);
+}
+
+void sat_free(sat_context *ctx, void *pointer) {
+    if (pointer) ctx->allocator.free(ctx->allocator.user, pointer);
+}
+
+size_t sat_memory_limit(const sat_context *ctx) {
+    return ctx->options.memory_limit ? ctx->options.memory_limit : ctx->backend->available(&ctx->device) / 2;
+}
+
+static sat_status open_allocator(sat_context *ctx) {
+    ctx->allocator = ctx->options.allocator;
+    if (!ctx->allocator.alloc != !ctx->allocator.free)
+        return sat_fail(SAT_NULL_POINTER, "allocator: %s is NULL beside the other",
+                        ctx->allocator.alloc ? "free" : "alloc");
+    if (!ctx->allocator.alloc) ctx->allocator = (sat_allocator){ctx->backend->alloc, ctx->backend->free, &ctx->device};
+    return SAT_OK;
+}
+
+/* ---- create and free ---- */
+
+static sat_status fill(sat_context *ctx) {
+    if (ctx->options.threads < 0)
+        return sat_fail(SAT_BAD_SIZE, "threads is %d; expected 0 or more", ctx->options.threads);
+    if (!(ctx->options.budget_seconds >= 0))
+        return sat_fail(SAT_BAD_SIZE, "budget_seconds is %g; expected 0 or more", ctx->options.budget_seconds);
+    if (ctx->options.measure != SAT_MEASURE_COLD && ctx->options.measure != SAT_MEASURE_WARM)
+        return sat_fail(SAT_BAD_ENUM, "measure is %d; expected SAT_MEASURE_COLD or _WARM", (int)ctx->options.measure);
+    open_log(ctx);
+    SAT_TRY(read_effort(ctx));
+    SAT_TRY(open_device(ctx));
+    SAT_TRY(open_allocator(ctx));
+    SAT_TRY(sat_registry_open(&ctx->registry, ctx->backend->kind));
+    const char *force = environment("SPARSE_AUTOTUNE_FORCE");
+    if (force) snprintf(ctx->force, sizeof ctx->force, "%s", force);
+    SAT_TRY(sat_cache_open(ctx->options.cache_dir, ctx->device.identity, &ctx->log, &ctx->cache));
+    SAT_TRY(sat_memo_open(ctx->cache, &ctx->memo));
+    SAT_TRY(sat_pool_open(&ctx->pool));
+    if (ctx->options.background) SAT_TRY(sat_background_open(ctx, &ctx->background));
+    sat_logf(&ctx->log, SAT_LOG_INFO, "device %s, %zu variants, cache %s", ctx->device.name,
+             atomic_load(&ctx->registry.count), sat_cache_dir(ctx->cache));
+    return SAT_OK;
+}
+
+sat_status sat_context_create(const sat_context_options *options, sat_context **context) {
+    if (!context) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    *context = NULL;
+    sat_context *ctx = calloc(1, sizeof *ctx);
+    if (!ctx) return sat_fail(SAT_OUT_OF_MEMORY, "context");
+    sat_status status = SAT_OK;
+    if (options)
+        status = sat_struct_in(&ctx->options, sizeof ctx->options, options, sizeof *options, "sat_context_options");
+    if (status == SAT_OK) status = fill(ctx);
+    /* The caller's strings are not needed any more and may go. */
+    ctx->options.device = ctx->options.cache_dir = NULL;
+    if (status != SAT_OK) sat_context_free(ctx);
+    else *context = ctx;
+    return status;
+}
+
+void sat_context_free(sat_context *ctx) {
+    if (!ctx) return;
+    sat_background_close(ctx->background);
+    sat_pool_close(ctx->pool);
+    sat_memo_close(ctx->memo);
+    sat_cache_close(ctx->cache);
+    sat_registry_close(&ctx->registry);
+    free(ctx);
+}
+
+const sat_device *sat_context_device(const sat_context *ctx) { return ctx ? &ctx->device : NULL; }
+
+sat_status sat_context_wait(sat_context *ctx) {
+    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (ctx->background) sat_background_wait(ctx->background);
+    return SAT_OK;
+}
+
+/* ---- variants and cache, as the public header offers them ---- */
+
+sat_status sat_register_variant(sat_context *ctx, const sat_variant *variant) {
+    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (!variant) return sat_fail(SAT_NULL_POINTER, "variant is NULL");
+    sat_variant v;
+    SAT_TRY(sat_struct_in(&v, sizeof v, variant, sizeof v, "sat_variant"));
+    if (!sat_op_find(v.op))
+        return sat_fail(SAT_BAD_ENUM, "variant: op is %d; expected one of sat_operation", (int)v.op);
+    if (v.backend != ctx->backend->kind)
+        return sat_fail(SAT_UNSUPPORTED, "variant: backend is %d; this context's is %d", (int)v.backend,
+                        (int)ctx->backend->kind);
+    return sat_registry_add(&ctx->registry, &v);
+}
+
+size_t sat_variant_count(const sat_context *ctx) { return ctx ? atomic_load(&ctx->registry.count) : 0; }
+
+const sat_variant *sat_variant_at(const sat_context *ctx, size_t i) {
+    return i < sat_variant_count(ctx) ? ctx->registry.list[i] : NULL;
+}
+
+const char *sat_cache_path(const sat_context *ctx) { return ctx ? sat_cache_dir(ctx->cache) : ""; }
+
+static sat_status with_cache(const sat_context *ctx, const void *argument, const char *name) {
+    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (!argument) return sat_fail(SAT_NULL_POINTER, "%s is NULL", name);
+    return SAT_OK;
+}
+
+sat_status sat_cache_visit(sat_context *ctx, sat_cache_visit_fn visit, void *user) {
+    SAT_TRY(with_cache(ctx, visit ? ctx : NULL, "visit"));
+    return sat_cache_each(ctx->cache, visit, user);
+}
+
+sat_status sat_cache_visit_untuned(sat_context *ctx, sat_cache_visit_fn visit, void *user) {
+    SAT_TRY(with_cache(ctx, visit ? ctx : NULL, "visit"));
+    return sat_cache_each_untuned(ctx->cache, visit, user);
+}
+
+sat_status sat_cache_export(sat_context *ctx, const char *file) {
+    SAT_TRY(with_cache(ctx, file, "file"));
+    return sat_cache_export_file(ctx->cache, file);
+}
+
+sat_status sat_cache_import(sat_context *ctx, const char *file, int64_t *entries) {
+    int64_t count = 0;
+    SAT_TRY(with_cache(ctx, file, "file"));
+    sat_status status = sat_cache_import_file(ctx->cache, file, &count);
+    sat_memo_drop(ctx->memo, NULL);
+    if (entries) *entries = count;
+    return status;
+}
+
+sat_status sat_cache_clear(sat_context *ctx, const char *key, int64_t *entries) {
+    int64_t count = 0;
+    SAT_TRY(with_cache(ctx, ctx, "context"));
+    sat_status status = sat_cache_remove(ctx->cache, key, &count);
+    sat_memo_drop(ctx->memo, key);
+    if (entries) *entries = count;
+    return status;
+}

@@ -1,0 +1,58 @@
+/* What a context holds, and the small services on it that the rest of core uses. */
+#ifndef SAT_CONTEXT_H
+#define SAT_CONTEXT_H
+
+#include <pthread.h>
+
+#include "backend/backend.h"
+#include "core/cache.h"
+#include "core/key.h"
+#include "core/registry.h"
+
+typedef struct sat_memo sat_memo;             /* memo.c: entries this process has read or made */
+typedef struct sat_pool sat_pool;             /* pool.c: plans of the one-call form */
+typedef struct sat_background sat_background; /* background.c: the tuning thread */
+
+struct sat_context {
+    const sat_backend *backend;
+    sat_device device;
+    sat_context_options options; /* environment and defaults filled in; its pointers are not kept */
+    sat_allocator allocator;
+    sat_log log;
+    char force[128]; /* $SPARSE_AUTOTUNE_FORCE */
+    sat_registry registry;
+    sat_cache *cache;
+    sat_memo *memo;
+    sat_pool *pool;
+    sat_background *background;
+};
+
+double sat_now(void); /* seconds of a monotonic clock */
+
+/* Device memory through the context's allocator; NULL when out. */
+void *sat_alloc(sat_context *ctx, size_t bytes);
+void sat_free(sat_context *ctx, void *pointer);
+size_t sat_memory_limit(const sat_context *ctx);
+
+/* The device as a plan made now would see it: with the threads a run would use now. */
+sat_device sat_device_now(const sat_context *ctx);
+int sat_threads_now(const sat_context *ctx);
+
+/* memo.c. Get copies the entry: read from the cache on first use. Add also writes it to the cache. */
+sat_status sat_memo_open(sat_cache *cache, sat_memo **memo);
+void sat_memo_close(sat_memo *memo);
+sat_status sat_memo_get(sat_memo *memo, const char *key, bool reload, sat_entry *entry);
+sat_status sat_memo_add(sat_memo *memo, const char *key, const sat_record *records, size_t count);
+void sat_memo_drop(sat_memo *memo, const char *key); /* NULL: all */
+
+sat_status sat_pool_open(sat_pool **pool);
+void sat_pool_close(sat_pool *pool);
+
+sat_status sat_background_open(sat_context *ctx, sat_background **background);
+void sat_background_close(sat_background *background); /* stops a race under way */
+/* Queues a race unless its key waits already. */
+void sat_background_post(sat_background *b, const sat_pattern *pattern, const sat_problem *problem, const char *key);
+void sat_background_wait(sat_background *b);
+unsigned sat_background_done(const sat_background *b); /* races finished so far */
+
+#endif

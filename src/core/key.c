@@ -1,0 +1,70 @@
+/* Buckets only decide which timings speak for which problem, never what is valid: `supports` sees the exact call. */
+#include "core/key.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "ops/op.h"
+
+int64_t sat_bucket_size(int64_t x) {
+    if (x <= 8) return x;
+    int64_t step = 1;
+    while (x / step >= 8) step *= 2;
+    int64_t low = x / step * step, up = x - low;
+    return low + (2 * up >= step ? step : 0);
+}
+
+double sat_bucket_ratio(double x) { return x > 0 ? exp2(round(2 * log2(x)) / 2) : 0; }
+
+static const char *layout_name(const sat_operand *o) {
+    const sat_layout *l = &o->layout;
+    if (o->values) return "blocks";
+    if (l->col_stride == 1 || o->cols <= 1) return l->row_stride == o->cols || o->rows <= 1 ? "row" : "row+gap";
+    if (l->row_stride == 1 || o->rows <= 1) return l->col_stride == o->rows ? "col" : "col+gap";
+    return "any";
+}
+
+static unsigned alignment(uint32_t bytes) { return bytes > 64 ? 64 : bytes; }
+
+static void spell_options(char *to, size_t size, const sat_problem *p) {
+    snprintf(to, size, "beta=%d bias=%d act=%s%s%s%s%s", p->beta != 0, p->bias != SAT_BIAS_NONE,
+             sat_activation_name(p->activation), p->flags & SAT_ALLOW_TF32 ? " tf32" : "",
+             p->flags & SAT_ALLOW_NONDETERMINISTIC ? " nondeterministic" : "",
+             p->flags & SAT_ALLOW_DENSE ? " dense" : "", p->flags & SAT_FIXED_VALUES ? " fixed" : "");
+}
+
+void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m,
+                   int threads) {
+    const sat_op *op = sat_op_find(p->op);
+    char options[128];
+    sat_operand o[SAT_MAX_OPERANDS];
+    op->operands(p, a, o);
+    spell_options(options, sizeof options, p);
+    snprintf(key, SAT_KEY_SIZE,
+             "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s t=%d layout=%s,%s,%s shared=%d%d "
+             "align=%u,%u,%u %s density=%.3g skew=%.3g overlap=%.3g measure=%s threads=%d",
+             op->name, (long long)sat_bucket_size(p->m), (long long)sat_bucket_size(p->n),
+             (long long)sat_bucket_size(p->k), (long long)a->block_rows, (long long)a->block_cols,
+             (long long)sat_bucket_size(p->batch), sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
+             sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, layout_name(&o[0]), layout_name(&o[1]),
+             layout_name(&o[2]), p->a.batch_stride == 0, p->b.batch_stride == 0, alignment(p->a_align),
+             alignment(p->b_align), alignment(p->c_align), options, sat_bucket_ratio(a->density),
+             sat_bucket_ratio(p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew), round(a->overlap * 8) / 8,
+             m == SAT_MEASURE_WARM ? "warm" : "cold", threads);
+}
+
+void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a) {
+    char options[128];
+    spell_options(options, sizeof options, p);
+    snprintf(exact, SAT_KEY_SIZE,
+             "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s t=%d a_strides=%lld,%lld,%lld "
+             "b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld align=%u,%u,%u %s blocks=%lld skew=%.3g overlap=%.3g",
+             sat_op_find(p->op)->name, (long long)p->m, (long long)p->n, (long long)p->k, (long long)a->block_rows,
+             (long long)a->block_cols, (long long)p->batch, sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
+             sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, (long long)p->a.row_stride,
+             (long long)p->a.col_stride, (long long)p->a.batch_stride, (long long)p->b.row_stride,
+             (long long)p->b.col_stride, (long long)p->b.batch_stride, (long long)p->c.row_stride,
+             (long long)p->c.col_stride, (long long)p->c.batch_stride, alignment(p->a_align), alignment(p->b_align),
+             alignment(p->c_align), options, (long long)a->stored_blocks,
+             p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew, a->overlap);
+}

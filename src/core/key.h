@@ -1,0 +1,17 @@
+/* How a problem is spelt: bucketed, as the cache's key, and exactly, as what a result was checked on. Both are lines
+ * of `name=value` words, readable and stable. */
+#ifndef SAT_KEY_H
+#define SAT_KEY_H
+
+#include "core/status.h"
+
+enum { SAT_KEY_SIZE = 512 };
+
+/* Both take a normalised problem. `threads` is the CPU's; 0 on CUDA. */
+void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m, int threads);
+void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a);
+
+int64_t sat_bucket_size(int64_t x); /* exact up to 8, then four steps an octave */
+double sat_bucket_ratio(double x);  /* two steps an octave; 0 stays 0 */
+
+#endif

@@ -1,0 +1,248 @@
+/* Validation, the owned copy, statistics and the transposed index of a pattern. */
+#include "core/pattern.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/context.h"
+
+struct sat_pattern {
+    atomic_int references;
+    pthread_mutex_t lock; /* guards the making of the transposed index */
+    bool has_transposed;
+    sat_pattern_view plain, full;
+    int64_t *row_ptr;
+    int32_t *col_idx;
+    int64_t *t_ptr, *t_block;
+    int32_t *t_row;
+};
+
+static int64_t index_at(const void *p, sat_index_type t, int64_t i) {
+    return t == SAT_I32 ? ((const int32_t *)p)[i] : ((const int64_t *)p)[i];
+}
+
+static sat_status check_sizes(const sat_bsr *s, int64_t *grid_rows, int64_t *grid_cols) {
+    if (s->rows < 0) return sat_fail(SAT_BAD_SIZE, "rows is %lld; expected 0 or more", (long long)s->rows);
+    if (s->cols < 0) return sat_fail(SAT_BAD_SIZE, "cols is %lld; expected 0 or more", (long long)s->cols);
+    if (s->block_rows < 1)
+        return sat_fail(SAT_BAD_BLOCK, "block_rows is %lld; expected 1 or more", (long long)s->block_rows);
+    if (s->block_cols < 1)
+        return sat_fail(SAT_BAD_BLOCK, "block_cols is %lld; expected 1 or more", (long long)s->block_cols);
+    if (s->index_type != SAT_I32 && s->index_type != SAT_I64)
+        return sat_fail(SAT_BAD_ENUM, "index_type is %d; expected SAT_I32 or SAT_I64", (int)s->index_type);
+    *grid_rows = s->rows / s->block_rows + (s->rows % s->block_rows != 0);
+    *grid_cols = s->cols / s->block_cols + (s->cols % s->block_cols != 0);
+    if (*grid_rows >= INT32_MAX)
+        return sat_fail(SAT_BAD_SIZE, "rows/block_rows is %lld; expected below 2^31-1", (long long)*grid_rows);
+    if (*grid_cols >= INT32_MAX)
+        return sat_fail(SAT_BAD_SIZE, "cols/block_cols is %lld; expected below 2^31-1", (long long)*grid_cols);
+    if (s->stored_blocks < 0)
+        return sat_fail(SAT_BAD_SIZE, "stored_blocks is %lld; expected 0 or more", (long long)s->stored_blocks);
+    if (s->stored_blocks > *grid_rows * *grid_cols)
+        return sat_fail(SAT_BAD_SIZE, "stored_blocks is %lld; expected at most the %lld x %lld blocks of the matrix",
+                        (long long)s->stored_blocks, (long long)*grid_rows, (long long)*grid_cols);
+    int64_t area, elements;
+    if (__builtin_mul_overflow(s->block_rows, s->block_cols, &area) ||
+        __builtin_mul_overflow(area, s->stored_blocks, &elements) || elements > INT64_MAX / 64)
+        return sat_fail(SAT_BAD_SIZE, "block_rows %lld, block_cols %lld, stored_blocks %lld: their product overflows",
+                        (long long)s->block_rows, (long long)s->block_cols, (long long)s->stored_blocks);
+    if (!s->row_ptr) return sat_fail(SAT_NULL_POINTER, "row_ptr is NULL");
+    if (!s->col_idx && s->stored_blocks > 0)
+        return sat_fail(SAT_NULL_POINTER, "col_idx is NULL; expected %lld entries", (long long)s->stored_blocks);
+    size_t width = s->index_type == SAT_I32 ? 4 : 8;
+    if ((uintptr_t)s->row_ptr % width) return sat_fail(SAT_MISALIGNED, "row_ptr is not a multiple of %zu bytes", width);
+    if ((uintptr_t)s->col_idx % width) return sat_fail(SAT_MISALIGNED, "col_idx is not a multiple of %zu bytes", width);
+    return SAT_OK;
+}
+
+static sat_status copy_indices(sat_pattern *p, const sat_bsr *s, const void *row_ptr, const void *col_idx) {
+    int64_t grid_rows = p->plain.grid_rows, grid_cols = p->plain.grid_cols;
+    for (int64_t i = 0; i <= grid_rows; i++) {
+        int64_t at = index_at(row_ptr, s->index_type, i), before = i ? p->row_ptr[i - 1] : 0;
+        if (i == 0 && at != 0) return sat_fail(SAT_BAD_ROW_PTR, "row_ptr[0] is %lld; expected 0", (long long)at);
+        if (at < before)
+            return sat_fail(SAT_BAD_ROW_PTR, "row_ptr[%lld] is %lld, below the %lld before it", (long long)i,
+                            (long long)at, (long long)before);
+        if (at > s->stored_blocks)
+            return sat_fail(SAT_BAD_ROW_PTR, "row_ptr[%lld] is %lld, beyond the %lld stored blocks", (long long)i,
+                            (long long)at, (long long)s->stored_blocks);
+        p->row_ptr[i] = at;
+    }
+    if (p->row_ptr[grid_rows] != s->stored_blocks)
+        return sat_fail(SAT_BAD_ROW_PTR, "row_ptr[%lld] is %lld; expected stored_blocks, %lld", (long long)grid_rows,
+                        (long long)p->row_ptr[grid_rows], (long long)s->stored_blocks);
+    for (int64_t r = 0; r < grid_rows; r++) {
+        for (int64_t t = p->row_ptr[r]; t < p->row_ptr[r + 1]; t++) {
+            int64_t col = index_at(col_idx, s->index_type, t);
+            if (col < 0 || col >= grid_cols)
+                return sat_fail(SAT_COLUMN_RANGE, "col_idx[%lld] is %lld; expected 0 to %lld", (long long)t,
+                                (long long)col, (long long)grid_cols - 1);
+            if (t > p->row_ptr[r] && col <= p->col_idx[t - 1])
+                return sat_fail(SAT_COLUMN_ORDER, "col_idx[%lld] is %lld after %d in block row %lld; expected %s",
+                                (long long)t, (long long)col, p->col_idx[t - 1], (long long)r,
+                                col == p->col_idx[t - 1] ? "no repeats" : "increasing columns");
+            p->col_idx[t] = (int32_t)col;
+        }
+    }
+    return SAT_OK;
+}
+
+/* Columns that row r shares with row r+1, both sorted. */
+static int64_t shared_columns(const sat_pattern_view *v, int64_t r) {
+    int64_t i = v->row_ptr[r], j = v->row_ptr[r + 1], i_end = j, j_end = v->row_ptr[r + 2], shared = 0;
+    while (i < i_end && j < j_end) {
+        int32_t x = v->col_idx[i], y = v->col_idx[j];
+        shared += x == y;
+        i += x <= y;
+        j += y <= x;
+    }
+    return shared;
+}
+
+static sat_status fill_statistics(sat_pattern_view *v) {
+    int64_t *column = calloc((size_t)v->grid_cols + 1, sizeof *column);
+    if (!column) return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %lld column counts", (long long)v->grid_cols);
+    int64_t last_row_height = v->rows - (v->grid_rows - 1) * v->block_rows, shared = 0, first_blocks = 0;
+    int64_t last_col_width = v->cols - (v->grid_cols - 1) * v->block_cols;
+    for (int64_t r = 0; r < v->grid_rows; r++) {
+        int64_t blocks = v->row_ptr[r + 1] - v->row_ptr[r], height = v->block_rows;
+        if (r == v->grid_rows - 1) height = last_row_height;
+        if (blocks > v->max_row) v->max_row = blocks;
+        v->empty_rows += blocks == 0;
+        for (int64_t t = v->row_ptr[r]; t < v->row_ptr[r + 1]; t++) {
+            column[v->col_idx[t]]++;
+            v->stored_elements += height * (v->col_idx[t] == v->grid_cols - 1 ? last_col_width : v->block_cols);
+        }
+        if (r + 1 < v->grid_rows) {
+            shared += shared_columns(v, r);
+            first_blocks += blocks;
+        }
+    }
+    for (int64_t c = 0; c < v->grid_cols; c++)
+        if (column[c] > v->max_col) v->max_col = column[c];
+    free(column);
+    double stored = (double)v->stored_blocks, rows = (double)v->grid_rows, cols = (double)v->grid_cols;
+    if (v->stored_blocks > 0) {
+        v->density = stored / (rows * cols);
+        v->skew = (double)v->max_row * rows / stored;
+        v->t_skew = (double)v->max_col * cols / stored;
+    }
+    v->overlap = first_blocks ? (double)shared / (double)first_blocks : 0;
+    return SAT_OK;
+}
+
+static void destroy(sat_pattern *p) {
+    free(p->row_ptr), free(p->col_idx), free(p->t_ptr), free(p->t_block), free(p->t_row);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+/* On a device whose memory the host cannot read, the indices are brought over first. */
+static sat_status host_copy(sat_context *ctx, const void *from, size_t bytes, const void **host, void **owned) {
+    *host = from, *owned = NULL;
+    if (ctx->backend->kind == SAT_CPU || bytes == 0) return SAT_OK;
+    *owned = malloc(bytes);
+    if (!*owned) return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %zu bytes of indices", bytes);
+    *host = *owned;
+    return ctx->backend->read(&ctx->device, *owned, from, bytes);
+}
+
+sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_pattern **pattern) {
+    if (!context) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (!indices) return sat_fail(SAT_NULL_POINTER, "indices is NULL");
+    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
+    *pattern = NULL;
+    sat_bsr s;
+    SAT_TRY(sat_struct_in(&s, sizeof s, indices, sizeof s, "sat_bsr"));
+    int64_t grid_rows = 0, grid_cols = 0;
+    SAT_TRY(check_sizes(&s, &grid_rows, &grid_cols));
+    sat_pattern *p = calloc(1, sizeof *p);
+    if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "pattern");
+    atomic_init(&p->references, 1);
+    pthread_mutex_init(&p->lock, NULL);
+    p->row_ptr = malloc(((size_t)grid_rows + 1) * sizeof *p->row_ptr);
+    p->col_idx = malloc(((size_t)s.stored_blocks + 1) * sizeof *p->col_idx);
+    if (!p->row_ptr || !p->col_idx) {
+        destroy(p);
+        return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %lld block rows, %lld stored blocks", (long long)grid_rows,
+                        (long long)s.stored_blocks);
+    }
+    p->plain = (sat_pattern_view){
+        SAT_SIZED(sat_pattern_view), .rows = s.rows,         .cols = s.cols,         .block_rows = s.block_rows,
+        .block_cols = s.block_cols,  .grid_rows = grid_rows, .grid_cols = grid_cols, .stored_blocks = s.stored_blocks,
+        .row_ptr = p->row_ptr,       .col_idx = p->col_idx};
+    size_t width = s.index_type == SAT_I32 ? 4 : 8;
+    const void *row_ptr, *col_idx;
+    void *owned_rows, *owned_cols = NULL;
+    sat_status status = host_copy(context, s.row_ptr, ((size_t)grid_rows + 1) * width, &row_ptr, &owned_rows);
+    if (status == SAT_OK)
+        status = host_copy(context, s.col_idx, (size_t)s.stored_blocks * width, &col_idx, &owned_cols);
+    if (status == SAT_OK) status = copy_indices(p, &s, row_ptr, col_idx);
+    if (status == SAT_OK) status = fill_statistics(&p->plain);
+    free(owned_rows), free(owned_cols);
+    if (status != SAT_OK) {
+        destroy(p);
+        return status;
+    }
+    *pattern = p;
+    return SAT_OK;
+}
+
+void sat_pattern_free(sat_pattern *pattern) {
+    if (pattern && atomic_fetch_sub(&pattern->references, 1) == 1) destroy(pattern);
+}
+
+sat_pattern *sat_pattern_ref(const sat_pattern *pattern) {
+    sat_pattern *p = (sat_pattern *)(uintptr_t)pattern;
+    atomic_fetch_add(&p->references, 1);
+    return p;
+}
+
+const sat_pattern_view *sat_pattern_plain(const sat_pattern *pattern) { return &pattern->plain; }
+
+static sat_status make_transposed(sat_pattern *p) {
+    const sat_pattern_view *v = &p->plain;
+    size_t blocks = (size_t)v->stored_blocks + 1;
+    int64_t *ptr = calloc((size_t)v->grid_cols + 2, sizeof *ptr);
+    int32_t *row = malloc(blocks * sizeof *row);
+    int64_t *block = malloc(blocks * sizeof *block);
+    if (!ptr || !row || !block) {
+        free(ptr), free(row), free(block);
+        return sat_fail(SAT_OUT_OF_MEMORY, "transposed index of %lld blocks", (long long)v->stored_blocks);
+    }
+    /* Counting sort by column; ptr is shifted by one so that it ends as the start of each column. */
+    for (int64_t t = 0; t < v->stored_blocks; t++) ptr[v->col_idx[t] + 2]++;
+    for (int64_t c = 0; c < v->grid_cols; c++) ptr[c + 2] += ptr[c + 1];
+    for (int64_t r = 0; r < v->grid_rows; r++) {
+        for (int64_t t = v->row_ptr[r]; t < v->row_ptr[r + 1]; t++) {
+            int64_t at = ptr[v->col_idx[t] + 1]++;
+            row[at] = (int32_t)r;
+            block[at] = t;
+        }
+    }
+    p->t_ptr = ptr, p->t_row = row, p->t_block = block;
+    p->full = *v;
+    p->full.t_ptr = ptr, p->full.t_row = row, p->full.t_block = block;
+    p->has_transposed = true;
+    return SAT_OK;
+}
+
+sat_status sat_pattern_transposed(const sat_pattern *pattern, const sat_pattern_view **view) {
+    sat_pattern *p = (sat_pattern *)(uintptr_t)pattern; /* const to callers: what it stands for does not change */
+    pthread_mutex_lock(&p->lock);
+    sat_status status = p->has_transposed ? SAT_OK : make_transposed(p);
+    pthread_mutex_unlock(&p->lock);
+    *view = &p->full;
+    return status;
+}
+
+sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view *view) {
+    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
+    if (!view) return sat_fail(SAT_NULL_POINTER, "view is NULL");
+    const sat_pattern_view *full;
+    SAT_TRY(sat_pattern_transposed(pattern, &full));
+    return sat_struct_out(view, full, sizeof *full, sizeof *full, "sat_pattern_view");
+}

@@ -1,0 +1,14 @@
+/* A pattern: the validated, owned copy of a BSR matrix's indices, with its statistics and transposed index. */
+#ifndef SAT_PATTERN_H
+#define SAT_PATTERN_H
+
+#include "core/status.h"
+
+/* References keep a pattern alive while plans and queued background races use it. */
+sat_pattern *sat_pattern_ref(const sat_pattern *pattern);
+
+/* The view without the transposed index, or with it, which is then made once and kept. */
+const sat_pattern_view *sat_pattern_plain(const sat_pattern *pattern);
+sat_status sat_pattern_transposed(const sat_pattern *pattern, const sat_pattern_view **view);
+
+#endif

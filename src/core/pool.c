@@ -1,0 +1,147 @@
+/* The one-call form: plans kept in a bounded pool, found by exact problem, pattern and stream. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/answer.h"
+#include "core/context.h"
+
+enum { PLACES = 64 };
+
+typedef struct place {
+    const sat_pattern *pattern; /* a reference, so its address is not given to another while it stands here */
+    sat_problem problem;        /* as called, alignment filled in */
+    void *stream;
+    int threads;
+    sat_plan *plan;
+    bool busy;
+    unsigned tuned_then; /* background races finished when it was made; an estimate is looked up again later */
+    bool settled;
+    uint64_t used;
+} place;
+
+struct sat_pool {
+    pthread_mutex_t lock;
+    uint64_t clock;
+    place places[PLACES];
+};
+
+sat_status sat_pool_open(sat_pool **pool) {
+    *pool = calloc(1, sizeof **pool);
+    if (!*pool) return sat_fail(SAT_OUT_OF_MEMORY, "pool");
+    pthread_mutex_init(&(*pool)->lock, NULL);
+    return SAT_OK;
+}
+
+static void empty(place *p) {
+    sat_plan_free(p->plan);
+    sat_pattern_free((sat_pattern *)(uintptr_t)p->pattern);
+    *p = (place){0};
+}
+
+void sat_pool_close(sat_pool *pool) {
+    if (!pool) return;
+    for (int i = 0; i < PLACES; i++)
+        if (pool->places[i].plan) empty(&pool->places[i]);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool);
+}
+
+static bool same_layout(const sat_layout *x, const sat_layout *y) {
+    return x->row_stride == y->row_stride && x->col_stride == y->col_stride && x->batch_stride == y->batch_stride;
+}
+
+static bool same_problem(const sat_problem *x, const sat_problem *y) {
+    return x->op == y->op && x->transpose == y->transpose && x->m == y->m && x->n == y->n && x->k == y->k &&
+           x->batch == y->batch && x->a_dtype == y->a_dtype && x->b_dtype == y->b_dtype && x->c_dtype == y->c_dtype &&
+           x->compute_dtype == y->compute_dtype && same_layout(&x->a, &y->a) && same_layout(&x->b, &y->b) &&
+           same_layout(&x->c, &y->c) && x->a_align == y->a_align && x->b_align == y->b_align &&
+           x->c_align == y->c_align && x->alpha == y->alpha && x->beta == y->beta && x->bias == y->bias &&
+           x->activation == y->activation && x->flags == y->flags;
+}
+
+static uint32_t alignment_of(const void *pointer, uint32_t most) {
+    uintptr_t p = (uintptr_t)pointer | most;
+    return (uint32_t)(p & (~p + 1));
+}
+
+/* With the lock held: a free plan for this call, marked busy; NULL if there is none. */
+static place *borrow(sat_pool *pool, const sat_pattern *pattern, const sat_problem *problem, void *stream, int threads,
+                     unsigned tuned) {
+    for (int i = 0; i < PLACES; i++) {
+        place *p = &pool->places[i];
+        if (p->pattern != pattern || p->busy || !p->plan || p->stream != stream || p->threads != threads) continue;
+        if (!same_problem(&p->problem, problem)) continue;
+        if (!p->settled && p->tuned_then != tuned) {
+            empty(p); /* the background has finished something since: ask again */
+            continue;
+        }
+        p->busy = true;
+        p->used = ++pool->clock;
+        return p;
+    }
+    return NULL;
+}
+
+/* With the lock held: puts a new plan into the oldest place that nobody uses. False if all are in use. */
+static bool keep(sat_pool *pool, const place *made) {
+    place *oldest = NULL;
+    for (int i = 0; i < PLACES; i++) {
+        place *p = &pool->places[i];
+        if (!p->busy && (!oldest || p->used < oldest->used)) oldest = p;
+    }
+    if (!oldest) return false;
+    if (oldest->plan) empty(oldest);
+    *oldest = *made;
+    oldest->used = ++pool->clock;
+    return true;
+}
+
+static sat_status call_new(sat_context *ctx, place *made, void *const *operands, void *stream) {
+    sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+    SAT_TRY(sat_plan_create(ctx, made->pattern, &made->problem, &made->plan));
+    sat_status status = sat_run(made->plan, operands, stream);
+    if (sat_plan_get_info(made->plan, &info) == SAT_OK) made->settled = info.cached || info.tuned;
+    sat_pattern_ref(made->pattern);
+    pthread_mutex_lock(&ctx->pool->lock);
+    bool kept = keep(ctx->pool, made);
+    pthread_mutex_unlock(&ctx->pool->lock);
+    if (!kept) empty(made);
+    return status;
+}
+
+static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, sat_operation op,
+                       void *const *operands, void *stream) {
+    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
+    if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
+    if (problem->size == sizeof *problem && problem->op != op)
+        return sat_fail(SAT_BAD_ENUM, "problem: op is %d; this call does %d", (int)problem->op, (int)op);
+    place made = {.pattern = pattern, .stream = stream, .threads = sat_threads_now(ctx)};
+    SAT_TRY(sat_struct_in(&made.problem, sizeof made.problem, problem, sizeof *problem, "sat_problem"));
+    /* 64 bytes is the most that any variant asks of a pointer on the CPU, 128 on CUDA. */
+    made.problem.a_align = alignment_of(operands[0], 128);
+    made.problem.b_align = alignment_of(operands[1], 128);
+    made.problem.c_align = alignment_of(operands[2], 128);
+    made.tuned_then = ctx->background ? sat_background_done(ctx->background) : 0;
+    pthread_mutex_lock(&ctx->pool->lock);
+    place *p = borrow(ctx->pool, pattern, &made.problem, stream, made.threads, made.tuned_then);
+    pthread_mutex_unlock(&ctx->pool->lock);
+    if (!p) return call_new(ctx, &made, operands, stream);
+    sat_status status = sat_run(p->plan, operands, stream);
+    pthread_mutex_lock(&ctx->pool->lock);
+    p->busy = false;
+    pthread_mutex_unlock(&ctx->pool->lock);
+    return status;
+}
+
+sat_status sat_bsr_matmul(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, const void *values,
+                          const void *b, void *c, const void *bias, void *stream) {
+    void *operands[] = {(void *)(uintptr_t)values, (void *)(uintptr_t)b, c, (void *)(uintptr_t)bias};
+    return call(ctx, pattern, problem, SAT_MATMUL, operands, stream);
+}
+
+sat_status sat_bsr_sampled_matmul(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
+                                  const void *x, const void *y, void *values, void *stream) {
+    void *operands[] = {(void *)(uintptr_t)x, (void *)(uintptr_t)y, values};
+    return call(ctx, pattern, problem, SAT_SAMPLED, operands, stream);
+}

@@ -1,0 +1,100 @@
+/* The public race: run now, or read back from the cache. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/answer.h"
+
+struct sat_race {
+    sat_result *results;
+    size_t count;
+    sat_race_info info;
+};
+
+/* The newest race of an entry, as results. Null where a variant that fits has no result yet. */
+static sat_result *read_back(const sat_question *q, const sat_entry *entry, size_t *count) {
+    const sat_record *newest = NULL;
+    const sat_variant *all[SAT_MAX_VARIANTS], *ranking[SAT_MAX_VARIANTS];
+    size_t fit = sat_answer_candidates(q, NULL, all);
+    for (size_t i = 0; i < fit; i++)
+        if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_knows(entry, all[i])) return NULL;
+    if (sat_choose_ranking(entry, &q->ctx->registry, ranking, SAT_MAX_VARIANTS) == 0) return NULL;
+    for (size_t i = 0; i < entry->count; i++) {
+        const sat_record *r = &entry->records[i];
+        if (r->kind == SAT_RECORD_RACED && (!newest || r->when > newest->when)) newest = r;
+    }
+    sat_result *results = newest ? malloc(entry->count * sizeof *results) : NULL;
+    *count = 0;
+    for (size_t i = 0; results && i < entry->count; i++) {
+        const sat_record *r = &entry->records[i];
+        if (r->kind != SAT_RECORD_RACED || strcmp(r->race, newest->race) != 0) continue;
+        sat_result *x = &results[(*count)++];
+        *x = (sat_result){SAT_SIZED(sat_result), .verdict = r->verdict, .seconds = r->seconds, .spread = r->spread};
+        memcpy(x->variant, r->variant, sizeof x->variant);
+        memcpy(x->revision, r->revision, sizeof x->revision);
+        memcpy(x->message, r->message, sizeof x->message);
+        x->error = r->error, x->runs = r->runs, x->may_win = r->may_win;
+        x->estimate_seconds = r->estimate_seconds, x->prepare_seconds = r->prepare_seconds;
+        x->workspace_bytes = (size_t)r->workspace_bytes;
+    }
+    if (results) sat_choose_sort(results, *count, &q->ctx->registry);
+    return results;
+}
+
+static sat_status race_now(const sat_question *q, const sat_race_options *o, sat_race *race) {
+    sat_race_how how = {.only = o->only, .keep = o->keep, .progress = o->progress, .progress_user = o->progress_user};
+    sat_outcome outcome = {0};
+    if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
+        return sat_fail(SAT_IO, "another process has been tuning this device for too long");
+    sat_status status = sat_answer_race(q, &how, &outcome);
+    sat_cache_tuning_unlock(q->ctx->cache);
+    race->results = outcome.results, race->count = outcome.count;
+    race->info.seconds = outcome.seconds, race->info.peak_bytes = outcome.peak_bytes;
+    return status;
+}
+
+sat_status sat_race_run(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
+                        const sat_race_options *options, sat_race **out) {
+    if (!out) return sat_fail(SAT_NULL_POINTER, "race is NULL");
+    *out = NULL;
+    sat_race_options o = {SAT_SIZED(sat_race_options), .keep = true};
+    if (options) SAT_TRY(sat_struct_in(&o, sizeof o, options, sizeof o, "sat_race_options"));
+    sat_question q;
+    SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
+    sat_race *race = calloc(1, sizeof *race);
+    if (!race) return sat_fail(SAT_OUT_OF_MEMORY, "race");
+    race->info = (sat_race_info){SAT_SIZED(sat_race_info), .flops = q.op->flops(&q.problem, q.view),
+                                 .bytes = q.op->bytes(&q.problem, q.view)};
+    snprintf(race->info.key, sizeof race->info.key, "%s", q.key);
+    sat_entry entry = {0};
+    sat_status status = o.fresh || o.only ? SAT_OK : sat_memo_get(ctx->memo, q.key, false, &entry);
+    if (status == SAT_OK && entry.count) race->results = read_back(&q, &entry, &race->count);
+    race->info.cached = race->results != NULL;
+    sat_entry_free(&entry);
+    if (status == SAT_OK && !race->results) status = race_now(&q, &o, race);
+    if (status != SAT_OK) sat_race_free(race);
+    else *out = race;
+    return status;
+}
+
+void sat_race_free(sat_race *race) {
+    if (race) free(race->results);
+    free(race);
+}
+
+size_t sat_race_count(const sat_race *race) { return race ? race->count : 0; }
+
+const sat_result *sat_race_at(const sat_race *race, size_t i) {
+    return race && i < race->count ? &race->results[i] : NULL;
+}
+
+const sat_result *sat_race_best(const sat_race *race) {
+    const sat_result *first = sat_race_at(race, 0);
+    return first && first->verdict == SAT_VERDICT_OK && first->may_win ? first : NULL;
+}
+
+sat_status sat_race_get_info(const sat_race *race, sat_race_info *info) {
+    if (!race) return sat_fail(SAT_NULL_POINTER, "race is NULL");
+    if (!info) return sat_fail(SAT_NULL_POINTER, "info is NULL");
+    return sat_struct_out(info, &race->info, sizeof race->info, sizeof race->info, "sat_race_info");
+}

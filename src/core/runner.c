@@ -1,0 +1,82 @@
+/* Prepare, launch over the batch, refresh, release. */
+#include "core/runner.h"
+
+#include <string.h>
+
+#include "variant.h"
+
+bool sat_variant_fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (v->op != p->op || v->backend != d->backend) return false;
+    if ((v->flags & SAT_V_NONDETERMINISTIC) && !(p->flags & SAT_ALLOW_NONDETERMINISTIC)) return false;
+    return v->supports(v, p, a, d);
+}
+
+sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v, const sat_problem *p,
+                           const sat_pattern_view *a, const sat_device *d, size_t limit) {
+    *r = (sat_runner){.ctx = ctx, .variant = v, .device = *d, .problem = *p, .pattern = a};
+    sat_operand o[SAT_MAX_OPERANDS];
+    int count = sat_op_find(p->op)->operands(p, a, o);
+    for (int i = 0; i < count; i++) r->item_step[i] = o[i].layout.batch_stride * (int64_t)sat_dtype_size(o[i].dtype);
+    double start = sat_now();
+    r->workspace_bytes = v->workspace ? v->workspace(v, p, a, d) : 0;
+    if (r->workspace_bytes > limit)
+        return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes; the limit leaves %zu", v->name,
+                        r->workspace_bytes, limit);
+    if (r->workspace_bytes > 0) {
+        r->workspace = sat_alloc(ctx, r->workspace_bytes);
+        if (!r->workspace)
+            return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes", v->name, r->workspace_bytes);
+        /* Touch it now, so that the first run does not pay for the pages. */
+        ctx->backend->set(&r->device, r->workspace, 0, r->workspace_bytes);
+    }
+    sat_status status = SAT_OK;
+    if (v->prepare) {
+        sat_prepare prepare = {SAT_SIZED(sat_prepare), .variant = v, .device = &r->device,
+                               .problem = &r->problem, .pattern = a, .workspace = r->workspace};
+        status = v->prepare(&prepare, &r->state);
+    }
+    r->prepare_seconds = sat_now() - start;
+    if (status != SAT_OK) sat_runner_close(r);
+    return status;
+}
+
+void sat_runner_close(sat_runner *r) {
+    if (r->variant && r->variant->release && r->state) r->variant->release(r->variant, r->state);
+    if (r->workspace) sat_free(r->ctx, r->workspace);
+    r->workspace = r->state = NULL;
+}
+
+static sat_launch make_launch(const sat_runner *r, void *const *operands, void *stream) {
+    int threads = sat_threads_now(r->ctx);
+    return (sat_launch){
+        SAT_SIZED(sat_launch),     .variant = r->variant,
+        .device = &r->device,      .problem = &r->problem,
+        .pattern = r->pattern,     .operands = operands,
+        .workspace = r->workspace, .state = r->state,
+        .stream = stream,          .threads = threads < r->device.threads ? threads : r->device.threads};
+}
+
+sat_status sat_runner_refresh(sat_runner *r, const void *values, void *stream) {
+    r->refreshed = true;
+    if (!r->variant->refresh || !(r->problem.flags & SAT_FIXED_VALUES)) return SAT_OK;
+    void *operands[SAT_MAX_OPERANDS] = {(void *)(uintptr_t)values};
+    sat_launch l = make_launch(r, operands, stream);
+    sat_status status = r->variant->refresh(&l);
+    r->refreshed = status == SAT_OK;
+    return status;
+}
+
+/* `operands` has SAT_MAX_OPERANDS entries. */
+sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream) {
+    if (!r->refreshed) SAT_TRY(sat_runner_refresh(r, operands[0], stream));
+    sat_launch l = make_launch(r, operands, stream);
+    if (r->problem.batch == 1 || (r->variant->flags & SAT_V_BATCHED)) return r->variant->launch(&l);
+    void *item[SAT_MAX_OPERANDS];
+    l.operands = item;
+    for (int64_t z = 0; z < r->problem.batch; z++) {
+        for (int i = 0; i < SAT_MAX_OPERANDS; i++)
+            item[i] = operands[i] ? (char *)operands[i] + z * r->item_step[i] : NULL;
+        SAT_TRY(r->variant->launch(&l));
+    }
+    return SAT_OK;
+}

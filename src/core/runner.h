@@ -1,0 +1,30 @@
+/* A variant made ready for one problem: workspace, prepared state, and the call. Races and plans run through this. */
+#ifndef SAT_RUNNER_H
+#define SAT_RUNNER_H
+
+#include "core/context.h"
+
+typedef struct sat_runner {
+    sat_context *ctx;
+    const sat_variant *variant;
+    sat_device device;
+    sat_problem problem;
+    const sat_pattern_view *pattern;
+    void *workspace, *state;
+    size_t workspace_bytes;
+    double prepare_seconds;
+    bool refreshed;                      /* the fixed values have been taken in */
+    int64_t item_step[SAT_MAX_OPERANDS]; /* bytes from one batch item to the next */
+} sat_runner;
+
+/* Does this variant take this call? Backend, operation, determinism and its own `supports`. */
+bool sat_variant_fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
+
+/* `limit`: most bytes of workspace; SAT_OUT_OF_MEMORY beyond. The struct may not move afterwards. */
+sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v, const sat_problem *p,
+                           const sat_pattern_view *a, const sat_device *d, size_t limit);
+void sat_runner_close(sat_runner *r); /* accepts a zeroed or failed one */
+sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream);
+sat_status sat_runner_refresh(sat_runner *r, const void *values, void *stream);
+
+#endif

@@ -1,0 +1,144 @@
+/* Made-up operands and their check. */
+#include "core/stage.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "variant.h"
+
+enum { GUARD = 4096 }; /* poisoned bytes on each side of every operand */
+
+/* Exactly as aligned as the problem says and no more: what runs here runs on the caller's pointers too. */
+static void *place(void *memory, uint32_t align) {
+    uintptr_t start = ((uintptr_t)memory + GUARD + 4095) & ~(uintptr_t)4095;
+    return (void *)(start + (align < 4096 ? align : 0));
+}
+
+static size_t allocation(const sat_operand *o) {
+    return (size_t)o->span * sat_dtype_size(o->dtype) + 2 * GUARD + 2 * 4096 + (o->align < 4096 ? o->align : 0);
+}
+
+sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
+                          const sat_device *d, size_t limit) {
+    *s = (sat_stage){.ctx = ctx, .op = sat_op_find(p->op), .device = d, .problem = p, .pattern = a};
+    s->checker = ctx->backend->checker(p->op);
+    s->count = s->op->operands(p, a, s->operand);
+    const sat_operand *out = &s->operand[s->op->output];
+    size_t need = s->checker->bytes(p, a, SAT_PROBE_PANELS) + (p->beta != 0 ? allocation(out) : 0);
+    for (int i = 0; i < s->count; i++) need += allocation(&s->operand[i]);
+    if (need > limit)
+        return sat_fail(SAT_OUT_OF_MEMORY, "tuning needs %zu bytes for made-up operands; the limit is %zu", need,
+                        limit);
+    s->held = need;
+    for (int i = 0; i < s->count; i++) {
+        s->bytes[i] = (size_t)s->operand[i].span * sat_dtype_size(s->operand[i].dtype);
+        s->memory[i] = sat_alloc(ctx, allocation(&s->operand[i]));
+        if (!s->memory[i])
+            return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for %s", allocation(&s->operand[i]),
+                            s->operand[i].name);
+        s->pointer[i] = place(s->memory[i], s->operand[i].align);
+        SAT_TRY(ctx->backend->set(d, s->memory[i], 0xff, allocation(&s->operand[i])));
+    }
+    if (p->beta != 0) {
+        s->before_memory = sat_alloc(ctx, allocation(out));
+        if (!s->before_memory)
+            return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for a second %s", allocation(out), out->name);
+        s->before = place(s->before_memory, out->align);
+    }
+    return SAT_OK;
+}
+
+void sat_stage_close(sat_stage *s) {
+    if (s->expectation) s->checker->free(s->expectation);
+    for (int i = 0; i < s->count; i++) sat_free(s->ctx, s->memory[i]);
+    if (s->before_memory) sat_free(s->ctx, s->before_memory);
+    *s = (sat_stage){0};
+}
+
+static sat_trial trial(const sat_stage *s) {
+    return (sat_trial){.device = s->device,
+                       .problem = s->problem,
+                       .pattern = s->pattern,
+                       .operands = s->pointer,
+                       .before = s->before,
+                       .flipped = s->flipped};
+}
+
+/* ---- how large made-up values are ---- */
+
+/* Above this x, gelu(x) and silu(x) are x to the precision that the output shows. */
+static double identity_from(const sat_problem *p) {
+    return p->c_dtype == SAT_F64 ? 64 : p->c_dtype == SAT_F32 ? 24 : 12;
+}
+
+static double largest_sum(const sat_stage *s) { /* products in the heaviest row */
+    const sat_pattern_view *a = s->pattern;
+    return s->problem->transpose == SAT_TRANSPOSE ? (double)a->max_col * (double)a->block_rows
+                                                  : (double)a->max_row * (double)a->block_cols;
+}
+
+bool sat_stage_can_be_positive(const sat_stage *s) {
+    if (s->problem->c_dtype != SAT_F16) return true;
+    return 4 * identity_from(s->problem) * (largest_sum(s) + 2) < 60000;
+}
+
+/* `positive`: alpha*a*b of each single product, beta*C0 and the bias are each at least identity_from(). */
+static double scale_of(const sat_stage *s, int i, sat_fill fill) {
+    const sat_problem *p = s->problem;
+    double alpha = fabs(p->alpha), beta = fabs(p->beta), least = identity_from(p);
+    bool positive = fill == SAT_FILL_POSITIVE;
+    if (i == s->op->output) {
+        double scale = positive ? least / beta : beta > 1 ? 1 / beta : 1;
+        return positive && p->beta < 0 ? -scale : scale;
+    }
+    if (i > s->op->output) return positive ? least : 1; /* bias */
+    if (!positive) return i == 0 && alpha > 1 ? 1 / alpha : 1;
+    double scale = alpha > 0 ? sqrt(least / alpha) : 1; /* both factors share it, so that neither overflows f16 */
+    return i == 0 && p->alpha < 0 ? -scale : scale;
+}
+
+sat_status sat_stage_fill(sat_stage *s, sat_fill fill, sat_probe probe, uint64_t seed) {
+    const sat_backend *b = s->ctx->backend;
+    for (int i = 0; i < s->count; i++) {
+        void *to = s->pointer[i];
+        if (i == s->op->output) {
+            if (!s->before) continue;
+            SAT_TRY(b->set(s->device, s->before_memory, 0xff, allocation(&s->operand[i])));
+            to = s->before;
+        }
+        SAT_TRY(
+            b->make(s->device, &s->operand[i], s->pattern, to, seed + (uint64_t)i * 7919, fill, scale_of(s, i, fill)));
+    }
+    if (s->expectation) s->checker->free(s->expectation);
+    s->expectation = NULL, s->flipped = false;
+    sat_trial t = trial(s);
+    return s->checker->expect(&t, probe, seed, &s->expectation);
+}
+
+sat_status sat_stage_flip(sat_stage *s) {
+    int i = s->op->flip(s->problem);
+    s->flipped = !s->flipped;
+    return s->ctx->backend->negate(s->device, s->operand[i].dtype, s->pointer[i], s->operand[i].span);
+}
+
+sat_status sat_stage_reset(sat_stage *s) {
+    int i = s->op->output;
+    char *to = (char *)s->pointer[i] - GUARD;
+    size_t bytes = s->bytes[i] + 2 * GUARD;
+    if (s->before) return s->ctx->backend->copy(s->device, to, (char *)s->before - GUARD, bytes);
+    return s->ctx->backend->set(s->device, to, 0xff, bytes);
+}
+
+void sat_stage_flush(sat_stage *s) { s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count); }
+
+sat_status sat_stage_check(sat_stage *s, sat_finding *finding) {
+    sat_trial t = trial(s);
+    SAT_TRY(s->checker->compare(&t, s->expectation, finding));
+    int i = s->op->output;
+    if (finding->ok && !s->ctx->backend->clean(s->device, &s->operand[i], s->pointer[i], GUARD)) {
+        finding->ok = false;
+        snprintf(finding->where, sizeof finding->where, "wrote outside of its output");
+    }
+    return SAT_OK;
+}

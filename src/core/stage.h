@@ -1,0 +1,40 @@
+/* Where a race takes place: operands made up for it, with the caller's dtypes, strides and alignment, and the check of
+ * what a run leaves in the output. The caller's buffers are never touched. */
+#ifndef SAT_STAGE_H
+#define SAT_STAGE_H
+
+#include "core/context.h"
+
+typedef struct sat_stage {
+    sat_context *ctx;
+    const sat_op *op;
+    const sat_device *device;
+    const sat_problem *problem;
+    const sat_pattern_view *pattern;
+    const sat_checker *checker;
+    int count;
+    sat_operand operand[SAT_MAX_OPERANDS];
+    void *memory[SAT_MAX_OPERANDS], *pointer[SAT_MAX_OPERANDS];
+    size_t bytes[SAT_MAX_OPERANDS];
+    void *before_memory, *before; /* what the output holds before a run, where beta is not 0 */
+    void *expectation;
+    bool flipped;
+    size_t held; /* bytes of all of it, the expectation included */
+} sat_stage;
+
+/* SAT_OUT_OF_MEMORY when it would not fit into `limit`. Close accepts a failed one. */
+sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
+                          const sat_device *d, size_t limit);
+void sat_stage_close(sat_stage *s);
+
+/* Fills the operands and works out what a right result must show. */
+sat_status sat_stage_fill(sat_stage *s, sat_fill fill, sat_probe probe, uint64_t seed);
+/* Can operands be made on which every activation is the identity, so that panels see all of the output? */
+bool sat_stage_can_be_positive(const sat_stage *s);
+sat_status sat_stage_flip(sat_stage *s);  /* changes the sign of one operand, and of what is expected */
+sat_status sat_stage_reset(sat_stage *s); /* poison, or what stood there before, back into the output */
+void sat_stage_flush(sat_stage *s);       /* operands out of the cache */
+/* Checks the output and that nothing beside it was written. */
+sat_status sat_stage_check(sat_stage *s, sat_finding *finding);
+
+#endif

@@ -1,0 +1,386 @@
+/* A race: every candidate is checked first, then all that may still win are timed in turns, and the survivors are
+ * checked once more on operands that have changed since. */
+#include "core/tune.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/runner.h"
+#include "core/stage.h"
+
+enum { MOST_ROUNDS = 400, SLOW = 3, HOPELESS = 40 };
+
+typedef struct candidate {
+    sat_result result;
+    sat_runner runner;
+    bool open;              /* the runner is */
+    bool racing;            /* right so far, and may still be the fastest */
+    double estimate, first; /* first: the run that was checked */
+    double times[MOST_ROUNDS + 1];
+    int runs;
+} candidate;
+
+typedef struct race {
+    const sat_tuning *t;
+    sat_stage stage;
+    candidate *list;
+    size_t count;
+    size_t limit, held, peak;
+    double start;
+    uint64_t random;
+    int done, total;
+} race;
+
+/* ---- results ---- */
+
+static void judge(candidate *c, sat_verdict verdict, const char *message) {
+    c->result.verdict = verdict;
+    c->racing = false;
+    snprintf(c->result.message, sizeof c->result.message, "%s", message);
+}
+
+static void judge_status(candidate *c, sat_status status) {
+    char message[192];
+    snprintf(message, sizeof message, "%s: %.150s", sat_status_name(status), sat_last_error());
+    judge(c, SAT_VERDICT_ERROR, message);
+}
+
+static int by_value(const void *x, const void *y) {
+    double a = *(const double *)x, b = *(const double *)y;
+    return a < b ? -1 : a > b;
+}
+
+/* Sorts its samples: the order they came in is not needed afterwards. */
+static double quantile(candidate *c, double q) {
+    qsort(c->times, (size_t)c->runs, sizeof *c->times, by_value);
+    double at = q * (c->runs - 1);
+    int low = (int)at, high = low + 1 < c->runs ? low + 1 : low;
+    return c->times[low] + (at - low) * (c->times[high] - c->times[low]);
+}
+
+static void summarise(candidate *c) {
+    if (c->runs == 0) {
+        c->result.seconds = c->first;
+        c->result.runs = c->first > 0;
+        return;
+    }
+    c->result.seconds = quantile(c, 0.5);
+    c->result.spread = (quantile(c, 0.75) - quantile(c, 0.25)) / 2;
+    c->result.runs = c->runs;
+}
+
+static void report(race *r, const char *what) {
+    if (r->t->progress) r->t->progress(r->t->progress_user, r->done, r->total, what);
+}
+
+static bool cancelled(const race *r) { return r->t->cancel && atomic_load(r->t->cancel); }
+
+/* ---- candidates ---- */
+
+static int by_estimate(const void *x, const void *y) {
+    const candidate *a = x, *b = y;
+    if (a->estimate != b->estimate) return a->estimate < b->estimate ? -1 : 1;
+    return strcmp(a->result.variant, b->result.variant);
+}
+
+static sat_status gather(race *r) {
+    const sat_tuning *t = r->t;
+    r->list = calloc(t->count + 1, sizeof *r->list);
+    if (!r->list) return sat_fail(SAT_OUT_OF_MEMORY, "race of %zu candidates", t->count);
+    r->count = t->count;
+    size_t contenders = 0;
+    for (size_t i = 0; i < t->count; i++) {
+        candidate *c = &r->list[i];
+        const sat_variant *v = t->candidates[i];
+        c->runner.variant = v;
+        c->estimate = v->estimate(v, t->problem, t->pattern, t->device);
+        if (!(c->estimate > 0)) c->estimate = 1e-9;
+        c->result =
+            (sat_result){SAT_SIZED(sat_result), .verdict = SAT_VERDICT_SKIPPED, .estimate_seconds = c->estimate};
+        snprintf(c->result.variant, sizeof c->result.variant, "%s", v->name);
+        snprintf(c->result.revision, sizeof c->result.revision, "%s", v->revision);
+        c->result.may_win = !(v->flags & SAT_V_DENSE) || (t->problem->flags & SAT_ALLOW_DENSE);
+        contenders += c->result.may_win && !(v->flags & SAT_V_REFERENCE);
+    }
+    qsort(r->list, r->count, sizeof *r->list, by_estimate);
+    double best = r->count ? r->list[0].estimate : 0;
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        bool reference = c->runner.variant->flags & SAT_V_REFERENCE;
+        c->racing = true;
+        if (reference && contenders > 0) judge(c, SAT_VERDICT_SKIPPED, "the reference, beside others that fit");
+        else if (!t->exhaustive && c->estimate > HOPELESS * best)
+            judge(c, SAT_VERDICT_SKIPPED, "estimated too slow to win");
+    }
+    return SAT_OK;
+}
+
+static void close_candidate(race *r, candidate *c) {
+    if (!c->open) return;
+    r->held -= c->runner.workspace_bytes;
+    sat_runner_close(&c->runner);
+    c->open = false;
+}
+
+static bool open_candidate(race *r, candidate *c) {
+    const sat_tuning *t = r->t;
+    const sat_variant *v = c->runner.variant;
+    size_t left = r->limit > r->held ? r->limit - r->held : 0;
+    sat_status status = sat_runner_open(&c->runner, t->ctx, v, t->problem, t->pattern, t->device, left);
+    c->runner.variant = v;
+    if (status != SAT_OK) {
+        judge_status(c, status);
+        return false;
+    }
+    c->open = true;
+    c->result.prepare_seconds = c->runner.prepare_seconds;
+    c->result.workspace_bytes = c->runner.workspace_bytes;
+    r->held += c->runner.workspace_bytes;
+    if (r->held > r->peak) r->peak = r->held;
+    return true;
+}
+
+/* ---- one run ---- */
+
+typedef struct call {
+    sat_runner *runner;
+    void *const *operands;
+} call;
+
+static sat_status run_call(void *user) {
+    call *c = user;
+    return sat_runner_launch(c->runner, c->operands, NULL);
+}
+
+/* Resets the output, flushes if cold, runs and times. False when the candidate failed. */
+static bool run(race *r, candidate *c, int repeat, double *seconds) {
+    sat_context *ctx = r->t->ctx;
+    call call = {&c->runner, r->stage.pointer};
+    sat_status status = sat_stage_reset(&r->stage);
+    if (status == SAT_OK && !c->runner.refreshed) status = sat_runner_refresh(&c->runner, r->stage.pointer[0], NULL);
+    if (status == SAT_OK && ctx->options.measure == SAT_MEASURE_COLD) sat_stage_flush(&r->stage);
+    if (status == SAT_OK) status = ctx->backend->time(&c->runner.device, run_call, &call, repeat, seconds);
+    if (status == SAT_OK) status = ctx->backend->sync(&c->runner.device, NULL);
+    if (status != SAT_OK) judge_status(c, status);
+    return status == SAT_OK;
+}
+
+static bool check(race *r, candidate *c) {
+    sat_finding finding;
+    sat_status status = sat_stage_check(&r->stage, &finding);
+    if (status != SAT_OK) {
+        judge_status(c, status);
+        return false;
+    }
+    if (finding.error > c->result.error) c->result.error = finding.error;
+    if (!finding.ok) judge(c, SAT_VERDICT_WRONG, finding.where);
+    return finding.ok;
+}
+
+/* ---- the three parts of a race ---- */
+
+static sat_status fill(race *r, sat_fill fill, sat_probe probe) {
+    r->random = r->random * 6364136223846793005u + 1442695040888963407u;
+    return sat_stage_fill(&r->stage, fill, probe, r->random >> 7);
+}
+
+static void verify_all(race *r, bool last) {
+    for (size_t i = 0; i < r->count && !cancelled(r); i++) {
+        candidate *c = &r->list[i];
+        if (!c->racing) continue;
+        if (last) report(r, c->result.variant);
+        if (!c->open && !open_candidate(r, c)) continue;
+        c->runner.refreshed = false; /* the operands are new */
+        if (run(r, c, 1, &c->first) && check(r, c) && last) c->result.verdict = SAT_VERDICT_OK;
+        if (!c->racing) close_candidate(r, c);
+        if (last) r->done++;
+    }
+}
+
+/* An activation hides what panels look for, so such a problem is checked twice: on operands that it leaves alone, by
+ * panels, and on ordinary ones, by samples. */
+static sat_status verify(race *r) {
+    bool activation = r->t->problem->activation != SAT_ACT_NONE;
+    if (activation && sat_stage_can_be_positive(&r->stage)) {
+        SAT_TRY(fill(r, SAT_FILL_POSITIVE, SAT_PROBE_PANELS));
+        verify_all(r, false);
+    }
+    SAT_TRY(fill(r, SAT_FILL_CENTRED, activation ? SAT_PROBE_SAMPLES : SAT_PROBE_PANELS));
+    verify_all(r, true);
+    return cancelled(r) ? sat_fail(SAT_DEVICE_ERROR, "the race was cancelled") : SAT_OK;
+}
+
+static size_t racing(const race *r) {
+    size_t n = 0;
+    for (size_t i = 0; i < r->count; i++) n += r->list[i].racing;
+    return n;
+}
+
+/* The fastest so far among those that may win; its own rivals are measured against it. */
+static double best_time(race *r) {
+    double best = INFINITY;
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        if (!c->racing || !c->result.may_win) continue;
+        double t = c->runs ? quantile(c, 0.5) : c->first;
+        if (t < best) best = t;
+    }
+    return best;
+}
+
+/* After the check: whoever is estimated far slower, or was seen to be, has run once and that is all. The first run of
+ * a short kernel may be slow by accident, so there only the estimate counts. */
+static void drop_slow(race *r) {
+    double fastest = INFINITY, estimate = INFINITY;
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        if (!c->racing) continue;
+        if (c->first < fastest) fastest = c->first;
+        if (c->estimate < estimate) estimate = c->estimate;
+    }
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        bool seen_slow = c->first > SLOW * fastest && c->first > 0.02;
+        bool thought_slow = c->estimate > SLOW * estimate && c->first > 1.3 * fastest;
+        if (!c->racing || r->t->exhaustive || !(seen_slow || thought_slow)) continue;
+        c->racing = false;
+        close_candidate(r, c);
+    }
+}
+
+static void drop_losers(race *r) {
+    double best = best_time(r);
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        if (!c->racing || r->t->exhaustive || c->runs < 2) continue;
+        double margin = c->runs < 4 ? 1.5 : c->runs < 10 ? 1.2 : 1.08;
+        if (quantile(c, 0) <= margin * best) continue;
+        c->racing = false;
+        close_candidate(r, c);
+    }
+}
+
+static void shuffle(race *r, size_t *order) {
+    for (size_t i = r->count; i > 1; i--) {
+        r->random = r->random * 6364136223846793005u + 1442695040888963407u;
+        size_t j = (size_t)((r->random >> 33) % i), keep = order[i - 1];
+        order[i - 1] = order[j], order[j] = keep;
+    }
+}
+
+static int repeats(const race *r, const candidate *c) {
+    if (r->t->ctx->options.measure == SAT_MEASURE_COLD) return 1;
+    double t = c->runs ? c->times[0] : c->first;
+    return t >= 2e-3 ? 1 : (int)fmin(1000, ceil(2e-3 / fmax(t, 1e-7)));
+}
+
+static sat_status measure(race *r) {
+    size_t *order = malloc((r->count + 1) * sizeof *order);
+    if (!order) return sat_fail(SAT_OUT_OF_MEMORY, "race of %zu candidates", r->count);
+    for (size_t i = 0; i < r->count; i++) order[i] = i;
+    double begun = sat_now(), budget = r->t->budget_seconds - (begun - r->start), last = 0;
+    int enough = r->t->exhaustive ? 100 : 30;
+    for (int round = 0; round < MOST_ROUNDS && !cancelled(r); round++) {
+        double now = sat_now(), spent = now - begun;
+        if (round > 0 && spent + last > budget) break;
+        if (round >= enough && spent > 0.2) break;
+        if (round >= 5 && racing(r) <= 1) break;
+        shuffle(r, order);
+        for (size_t i = 0; i < r->count; i++) {
+            candidate *c = &r->list[order[i]];
+            double seconds;
+            if (!c->racing) continue;
+            if (run(r, c, repeats(r, c), &seconds)) c->times[c->runs++] = seconds;
+            else close_candidate(r, c);
+        }
+        drop_losers(r);
+        r->done++;
+        report(r, "timing in turns");
+        last = sat_now() - now;
+    }
+    free(order);
+    return cancelled(r) ? sat_fail(SAT_DEVICE_ERROR, "the race was cancelled") : SAT_OK;
+}
+
+/* The survivors once more: another sign in one operand, poison in the output, and the whole check. What kept anything
+ * of an earlier run shows here. */
+static sat_status check_survivors(race *r) {
+    SAT_TRY(sat_stage_flip(&r->stage));
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        double seconds;
+        if (!c->racing) continue;
+        if (run(r, c, 1, &seconds) && check(r, c)) {
+            if (r->t->ctx->options.measure == SAT_MEASURE_COLD) c->times[c->runs++] = seconds;
+        } else {
+            close_candidate(r, c);
+        }
+    }
+    return SAT_OK;
+}
+
+static sat_status open_race(race *r, const sat_tuning *t) {
+    *r = (race){.t = t, .start = sat_now(), .limit = sat_memory_limit(t->ctx)};
+    r->random = (uint64_t)(uintptr_t)r ^ (uint64_t)(r->start * 1e9);
+    SAT_TRY(sat_stage_open(&r->stage, t->ctx, t->problem, t->pattern, t->device, r->limit));
+    r->held = r->peak = r->stage.held;
+    SAT_TRY(gather(r));
+    r->total = (int)racing(r) + (t->exhaustive ? 100 : 30);
+    return SAT_OK;
+}
+
+static void close_race(race *r) {
+    for (size_t i = 0; r->list && i < r->count; i++) close_candidate(r, &r->list[i]);
+    free(r->list);
+    sat_stage_close(&r->stage);
+}
+
+static sat_status collect(race *r, sat_outcome *outcome) {
+    outcome->results = malloc((r->count + 1) * sizeof *outcome->results);
+    if (!outcome->results) return sat_fail(SAT_OUT_OF_MEMORY, "%zu results", r->count);
+    for (size_t i = 0; i < r->count; i++) {
+        summarise(&r->list[i]);
+        outcome->results[i] = r->list[i].result;
+    }
+    outcome->count = r->count;
+    sat_choose_sort(outcome->results, outcome->count, &r->t->ctx->registry);
+    outcome->peak_bytes = r->peak;
+    outcome->seconds = sat_now() - r->start;
+    return SAT_OK;
+}
+
+sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
+    race r;
+    *outcome = (sat_outcome){0};
+    sat_status status = open_race(&r, t);
+    if (status == SAT_OK) status = verify(&r);
+    if (status == SAT_OK) drop_slow(&r);
+    if (status == SAT_OK) status = measure(&r);
+    if (status == SAT_OK) status = check_survivors(&r);
+    if (status == SAT_OK) status = collect(&r, outcome);
+    close_race(&r);
+    for (size_t i = 0; i < outcome->count; i++) {
+        const sat_result *x = &outcome->results[i];
+        if (x->verdict == SAT_VERDICT_WRONG)
+            sat_logf(&t->ctx->log, SAT_LOG_WARN, "%s gave a wrong result and can not win: %s", x->variant, x->message);
+        sat_logf(&t->ctx->log, SAT_LOG_DEBUG, "%s: %s, %.3g s over %d runs", x->variant, sat_verdict_name(x->verdict),
+                 x->seconds, x->runs);
+    }
+    return status;
+}
+
+sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_result *result) {
+    race r;
+    sat_tuning one = *t;
+    one.candidates = &v, one.count = 1, one.exhaustive = true;
+    sat_status status = open_race(&r, &one);
+    if (status == SAT_OK) {
+        r.list[0].racing = true;
+        status = verify(&r);
+    }
+    if (status == SAT_OK) *result = r.list[0].result;
+    close_race(&r);
+    return status;
+}

@@ -1,0 +1,34 @@
+/* One race: candidates, verification, measurement, choice. */
+#ifndef SAT_TUNE_H
+#define SAT_TUNE_H
+
+#include "core/choose.h"
+#include "core/context.h"
+
+typedef struct sat_tuning {
+    sat_context *ctx;
+    const sat_device *device;
+    const sat_problem *problem;           /* normalised */
+    const sat_pattern_view *pattern;      /* with the transposed index */
+    const sat_variant *const *candidates; /* all fit */
+    size_t count;
+    bool exhaustive; /* nobody is skipped or dropped early */
+    double budget_seconds;
+    void (*progress)(void *user, int done, int total, const char *what);
+    void *progress_user;
+    const atomic_bool *cancel; /* may be NULL */
+} sat_tuning;
+
+typedef struct sat_outcome {
+    sat_result *results; /* as sat_choose_sort orders them; free() */
+    size_t count;
+    double seconds;
+    size_t peak_bytes;
+} sat_outcome;
+
+/* Fails only where no race could take place at all (memory, cancelled): a candidate's failure is a result. */
+sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome);
+/* Checks one variant, without timing: the verdict is in *result. */
+sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_result *result);
+
+#endif

@@ -1,0 +1,286 @@
+/* The sampled product's launch for one computing type; included once a type, after defining
+ *   T                the type, float or double
+ *   FN(name)         the name with the type's suffix
+ *   LANES            elements of a vector: the width of an outer tile's panels
+ *   FN(copy)         dst[r*pitch + c] = src[r*rs + c*cs], widened
+ *   FN(copy_row)     n neighbouring elements, widened
+ *   FN(narrow)       n sums to 16-bit elements
+ *   FN(outer_tiles)[rows][panels], FN(dot_tiles)[rows][columns]   the tiles there are; sums go to out, row by row
+ * See sampled_packed.h for the plan. */
+
+typedef void (*FN(tile_fn))(int64_t kc, const T *x, int64_t x_pitch, const T *const *y, T *out);
+
+/* ---- packing: item i is some rows of X, or some panels of Y ---- */
+
+static void FN(pack_x)(const sampled_job *j, int64_t k0, int64_t len, int64_t i0) {
+    const sat_problem *p = j->p;
+    const sat_pattern_view *a = j->a;
+    int64_t pitch = j->st->shape.x_pitch, i1 = sat_min(i0 + SAMPLED_BATCH, p->m);
+    for (int64_t i = i0, end; i < i1; i = end) { /* by block row, skipping empty ones */
+        int64_t row = i / a->block_rows;
+        end = sat_min(i1, (row + 1) * a->block_rows);
+        if (a->row_ptr[row] == a->row_ptr[row + 1]) continue;
+        const void *src = sat_at(p->a_dtype, j->x, i * p->a.row_stride + k0 * p->a.col_stride);
+        FN(copy)((T *)j->xp + i * pitch, pitch, end - i, len, p->a_dtype, src, p->a.row_stride, p->a.col_stride);
+    }
+}
+
+static void FN(pack_y_dot)(const sampled_job *j, int64_t k0, int64_t len, int64_t j0) {
+    const sat_problem *p = j->p;
+    int64_t pitch = j->st->shape.y_pitch, j1 = sat_min(j0 + SAMPLED_BATCH, p->n), wide = j->a->block_cols;
+    bool used = false;
+    for (int64_t c = j0 / wide; c <= (j1 - 1) / wide; c++) used |= j->st->columns[c];
+    if (!used) return;
+    const void *src = sat_at(p->b_dtype, j->y, k0 * p->b.row_stride + j0 * p->b.col_stride);
+    FN(copy)((T *)j->yp + j0 * pitch, pitch, j1 - j0, len, p->b_dtype, src, p->b.col_stride, p->b.row_stride);
+}
+
+enum { FN(panels_at_once) = 256 / sizeof(T) / LANES < 1 ? 1 : 256 / sizeof(T) / LANES };
+
+/* Some panels together, row by row, so that whole cache lines of Y are used. */
+static void FN(pack_y_outer)(const sampled_job *j, int64_t k0, int64_t len, int64_t first) {
+    const sat_problem *p = j->p;
+    const sat_pattern_view *a = j->a;
+    const sampled_shape *s = &j->st->shape;
+    T *dst[FN(panels_at_once)];
+    int64_t at[FN(panels_at_once)], width[FN(panels_at_once)], count = 0;
+    bool whole = true;
+    for (int64_t q = first; q < sat_min(first + FN(panels_at_once), a->grid_cols * s->panels); q++) {
+        int64_t block = q / s->panels, in_block = q % s->panels * LANES, col = block * a->block_cols + in_block;
+        int64_t wide = sat_min(LANES, sat_min(a->block_cols - in_block, p->n - col));
+        if (!j->st->columns[block] || wide <= 0) continue;
+        dst[count] = (T *)j->yp + q * s->y_pitch;
+        at[count] = k0 * p->b.row_stride + col * p->b.col_stride;
+        width[count++] = wide;
+        whole &= wide == LANES;
+    }
+    if (p->b.col_stride != 1) {
+        for (int64_t q = 0; q < count; q++) {
+            if (width[q] < LANES) memset(dst[q], 0, (size_t)(len * LANES) * sizeof(T));
+            FN(copy)
+            (dst[q], LANES, len, width[q], p->b_dtype, sat_at(p->b_dtype, j->y, at[q]), p->b.row_stride,
+             p->b.col_stride);
+        }
+    } else if (whole) {
+        for (int64_t k = 0; k < len; k++)
+            for (int64_t q = 0; q < count; q++) {
+                if (k + PFY < len) __builtin_prefetch(sat_at(p->b_dtype, j->y, at[q] + (k + PFY) * p->b.row_stride));
+                FN(copy_row)(dst[q] + k * LANES, LANES, p->b_dtype, j->y, at[q] + k * p->b.row_stride);
+            }
+    } else {
+        for (int64_t k = 0; k < len; k++)
+            for (int64_t q = 0; q < count; q++) {
+                FN(copy_row)(dst[q] + k * LANES, width[q], p->b_dtype, j->y, at[q] + k * p->b.row_stride);
+                for (int64_t e = width[q]; e < LANES; e++) dst[q][k * LANES + e] = 0;
+            }
+    }
+}
+
+static inline int64_t FN(pack_items)(const sampled_job *j) {
+    const sampled_shape *s = &j->st->shape;
+    if (s->kind == SAMPLED_DIRECT) return 0;
+    return sampled_ceil(j->p->m, SAMPLED_BATCH) + (s->kind == SAMPLED_OUTER
+                                                       ? sampled_ceil(j->a->grid_cols * s->panels, FN(panels_at_once))
+                                                       : sampled_ceil(j->p->n, SAMPLED_BATCH));
+}
+
+static void FN(pack)(const sampled_job *j, int64_t k0, int64_t len, int64_t item) {
+    int64_t rows = sampled_ceil(j->p->m, SAMPLED_BATCH);
+    if (item < rows) FN(pack_x)(j, k0, len, item * SAMPLED_BATCH);
+    else if (j->st->shape.kind == SAMPLED_OUTER) FN(pack_y_outer)(j, k0, len, (item - rows) * FN(panels_at_once));
+    else FN(pack_y_dot)(j, k0, len, (item - rows) * SAMPLED_BATCH);
+}
+
+/* ---- results: n sums v to the stored elements from `at` on ---- */
+
+static inline __attribute__((always_inline)) void FN(put_n)(const sampled_job *j, int64_t chunk, const T *v, int64_t n,
+                                                            int64_t at) {
+    const sat_problem *p = j->p;
+    const T alpha = (T)p->alpha, beta = (T)p->beta;
+    bool last = chunk + 1 == j->st->shape.chunks;
+    if (sat_dtype_size(p->c_dtype) == sizeof(T)) {
+        T *restrict s = (T *)j->s + at;
+        if (chunk > 0)
+            for (int64_t e = 0; e < n; e++) s[e] += alpha * v[e];
+        else if (beta != 0)
+            for (int64_t e = 0; e < n; e++) s[e] = alpha * v[e] + beta * s[e];
+        else
+            for (int64_t e = 0; e < n; e++) s[e] = alpha * v[e];
+        return;
+    }
+    float *sums = j->sums + at;
+    if (!last) {
+        if (chunk > 0)
+            for (int64_t e = 0; e < n; e++) sums[e] += (float)v[e];
+        else
+            for (int64_t e = 0; e < n; e++) sums[e] = (float)v[e];
+        return;
+    }
+    for (int64_t e0 = 0; e0 < n; e0 += LANES) {
+        int64_t some = sat_min(LANES, n - e0);
+        float total[LANES];
+        uint16_t *s = (uint16_t *)j->s + at + e0;
+        for (int64_t e = 0; e < some; e++)
+            total[e] = (float)alpha * ((float)v[e0 + e] + (chunk > 0 ? sums[e0 + e] : 0));
+        if (beta != 0)
+            for (int64_t e = 0; e < some; e++) total[e] += (float)beta * (float)sat_load(p->c_dtype, s, e);
+        FN(narrow)(s, total, some, p->c_dtype);
+    }
+}
+
+static inline void FN(put)(const sampled_job *j, int64_t chunk, const T *v, int64_t n, int64_t at) {
+    if (n == LANES) FN(put_n)(j, chunk, v, LANES, at); /* whole vectors: the compiler drops the loops */
+    else FN(put_n)(j, chunk, v, n, at);
+}
+
+/* Zero in what a block holds beyond the matrix, rows r0 to r1 of the block. */
+static void FN(clear)(const sampled_job *j, int64_t t, int64_t rows, int64_t cols, int64_t r0, int64_t r1) {
+    int64_t size = (int64_t)sat_dtype_size(j->p->c_dtype), br = j->a->block_rows, bc = j->a->block_cols;
+    char *block = (char *)j->s + t * br * bc * size;
+    for (int64_t r = r0; r < r1; r++) {
+        int64_t keep = r < rows ? cols : 0;
+        if (keep < bc) memset(block + (r * bc + keep) * size, 0, (size_t)((bc - keep) * size));
+    }
+}
+
+/* ---- one unit: rows r0 to r1 of the blocks of a run ---- */
+
+static void FN(unit_outer)(const sampled_job *j, int64_t chunk, int64_t len, const sampled_run *run, int64_t r0,
+                           int64_t r1, sampled_ahead *ahead) {
+    const sat_pattern_view *a = j->a;
+    const sampled_shape *s = &j->st->shape;
+    const T *x = (const T *)j->xp + (run->row * a->block_rows + r0) * s->x_pitch;
+    int64_t strips = sampled_ceil(r1 - r0, j->tm), total = run->count * s->panels, q = 0;
+    T out[16 * 8 * LANES] __attribute__((aligned(64)));
+    while (q < total) {
+        int64_t left = total - q;
+        int wide = (int)(left >= 2 * j->tn || left <= j->tn ? sat_min(left, j->tn) : (left + 1) / 2);
+        const T *y[8];
+        int64_t at[8], width[8];
+        for (int e = 0; e < wide; e++, q++) {
+            int64_t t = run->first + q / s->panels, in_block = q % s->panels, col = in_block * LANES;
+            y[e] = (const T *)j->yp + (a->col_idx[t] * s->panels + in_block) * s->y_pitch;
+            at[e] = t * a->block_rows * a->block_cols + col;
+            width[e] = sat_min(LANES, sat_min(a->block_cols, a->cols - a->col_idx[t] * a->block_cols) - col);
+        }
+        for (int64_t i = 0; i < strips; i++) {
+            int64_t from = (r1 - r0) * i / strips, rows = (r1 - r0) * (i + 1) / strips - from;
+            sampled_look_ahead(ahead);
+            FN(outer_tiles)[rows][wide](len, x + from * s->x_pitch, s->x_pitch, y, out);
+            for (int64_t r = 0; r < rows; r++)
+                for (int e = 0; e < wide; e++)
+                    if (width[e] > 0) FN(put)
+            (j, chunk, out + (r * wide + e) * LANES, width[e], at[e] + (r0 + from + r) * a->block_cols);
+        }
+    }
+}
+
+/* Some neighbouring columns of one block. */
+typedef struct FN(segment) {
+    int64_t at, count;
+} FN(segment);
+
+static void FN(batch_dot)(const sampled_job *j, int64_t chunk, int64_t len, const T *x, int64_t x_pitch, int64_t r0,
+                          int64_t r1, const T *const *y, int columns, const FN(segment) * segments, int segment_count,
+                          sampled_ahead *ahead) {
+    T out[16 * 8] __attribute__((aligned(64))), sums[32 * SAMPLED_BATCH] __attribute__((aligned(64)));
+    int64_t strips = sampled_ceil(r1 - r0, j->tm);
+    for (int64_t i = 0; i < strips; i++) {
+        int64_t from = (r1 - r0) * i / strips, rows = (r1 - r0) * (i + 1) / strips - from;
+        int most = sat_min(8, j->tm * j->tn / rows), wide; /* few rows leave room for more columns */
+        for (int c = 0; c < columns; c += wide) {
+            int left = columns - c;
+            wide = left >= 2 * most || left <= most ? (int)sat_min(left, most) : (left + 1) / 2;
+            sampled_look_ahead(ahead);
+            FN(dot_tiles)[rows][wide](len, x + from * x_pitch, x_pitch, y + c, out);
+            for (int64_t r = 0; r < rows; r++)
+                for (int e = 0; e < wide; e++) sums[(from + r) * SAMPLED_BATCH + c + e] = out[r * wide + e];
+        }
+    }
+    for (int g = 0, c = 0; g < segment_count; c += (int)segments[g++].count)
+        for (int64_t r = 0; r < r1 - r0; r++) FN(put)
+    (j, chunk, sums + r * SAMPLED_BATCH + c, segments[g].count, segments[g].at + (r0 + r) * j->a->block_cols);
+}
+
+static void FN(unit_dot)(const sampled_job *j, int64_t chunk, int64_t len, const sampled_run *run, int64_t r0,
+                         int64_t r1, sampled_ahead *ahead) {
+    const sat_pattern_view *a = j->a;
+    const sampled_shape *s = &j->st->shape;
+    bool direct = s->kind == SAMPLED_DIRECT;
+    int64_t k0 = chunk * s->kc, i0 = run->row * a->block_rows + r0;
+    int64_t x_pitch = direct ? j->p->a.row_stride : s->x_pitch, y_pitch = direct ? j->p->b.col_stride : s->y_pitch;
+    const T *x = direct ? (const T *)j->x + i0 * x_pitch + k0 : (const T *)j->xp + i0 * x_pitch;
+    const T *y0 = direct ? (const T *)j->y + k0 : (const T *)j->yp;
+    const T *y[SAMPLED_BATCH];
+    FN(segment) segments[SAMPLED_BATCH];
+    int columns = 0, count = 0;
+    for (int64_t t = run->first; t < run->first + run->count; t++) {
+        int64_t col = a->col_idx[t] * a->block_cols, wide = sat_min(a->block_cols, a->cols - col);
+        for (int64_t c = 0, some; c < wide; c += some) {
+            some = sat_min(wide - c, SAMPLED_BATCH - columns);
+            segments[count++] = (FN(segment)){t * a->block_rows * a->block_cols + c, some};
+            for (int64_t e = 0; e < some; e++) y[columns++] = y0 + (col + c + e) * y_pitch;
+            bool end = t + 1 == run->first + run->count && c + some == wide;
+            if (columns < SAMPLED_BATCH && !end) continue;
+            FN(batch_dot)(j, chunk, len, x, x_pitch, r0, r1, y, columns, segments, count, ahead);
+            columns = count = 0;
+        }
+    }
+}
+
+/* What comes after this run: the same rows of the next one. */
+static sampled_ahead FN(ahead_of)(const sampled_job *j, int64_t len, int64_t k0, int64_t u, int64_t rows) {
+    const sampled_shape *s = &j->st->shape;
+    sampled_ahead h = {0};
+    if (u + 1 >= j->st->run_count * s->pieces) return h;
+    const sampled_run *run = &j->st->runs[u / s->pieces], *next = &j->st->runs[(u + 1) / s->pieces];
+    bool direct = s->kind == SAMPLED_DIRECT;
+    int64_t high = sampled_ceil(j->a->block_rows, s->pieces),
+            i0 = next->row * j->a->block_rows + (u + 1) % s->pieces * high;
+    int64_t pitch = direct ? j->p->a.row_stride : s->x_pitch;
+    h.rows = sat_min(high, j->a->rows - i0);
+    h.row = direct ? (const char *)((const T *)j->x + i0 * pitch + k0) : (const char *)((const T *)j->xp + i0 * pitch);
+    h.pitch = pitch * (int64_t)sizeof(T), h.bytes = len * (int64_t)sizeof(T);
+    int64_t columns = run->count * (s->kind == SAMPLED_OUTER ? s->panels : j->a->block_cols);
+    int64_t tiles = sampled_ceil(columns, j->tn) * sampled_ceil(rows, j->tm);
+    h.lines = sampled_ceil(h.rows * sampled_ceil(h.bytes, 64), sat_max(1, tiles));
+    return h;
+}
+
+static void FN(unit)(const sampled_job *j, int64_t chunk, int64_t len, int64_t u) {
+    const sat_pattern_view *a = j->a;
+    const sampled_shape *s = &j->st->shape;
+    const sampled_run *run = &j->st->runs[u / s->pieces];
+    int64_t piece = u % s->pieces, high = sampled_ceil(a->block_rows, s->pieces);
+    int64_t rows = sat_min(a->block_rows, a->rows - run->row * a->block_rows);
+    int64_t r0 = piece * high, r1 = sat_min(r0 + high, rows);
+    if (r0 < r1) {
+        sampled_ahead ahead = FN(ahead_of)(j, len, chunk * s->kc, u, r1 - r0);
+        if (s->kind == SAMPLED_OUTER) FN(unit_outer)(j, chunk, len, run, r0, r1, &ahead);
+        else FN(unit_dot)(j, chunk, len, run, r0, r1, &ahead);
+    }
+    if (chunk + 1 < s->chunks) return;
+    for (int64_t t = run->first; t < run->first + run->count; t++) {
+        int64_t cols = a->cols - a->col_idx[t] * a->block_cols;
+        if (rows < a->block_rows || cols < a->block_cols)
+            FN(clear)(j, t, rows, sat_min(cols, a->block_cols), r0, sat_min(r0 + high, a->block_rows));
+    }
+}
+
+static sat_status FN(launch)(const sat_launch *l, int tm, int tn) {
+    sampled_job job = sampled_job_of(l, tm, tn);
+    const sampled_shape *s = &job.st->shape;
+    int64_t items = FN(pack_items)(&job), tasks = job.st->task_count;
+#pragma omp parallel num_threads(sampled_threads(l))
+    for (int64_t chunk = 0; chunk < s->chunks; chunk++) {
+        int64_t k0 = chunk * s->kc, len = sat_min(s->kc, job.p->k - k0);
+        if (items > 0) {
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < items; i++) FN(pack)(&job, k0, len, i);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t t = 0; t < tasks; t++)
+            for (int64_t u = job.st->tasks[t]; u < job.st->tasks[t + 1]; u++) FN(unit)(&job, chunk, len, u);
+    }
+    return SAT_OK;
+}

@@ -1,0 +1,158 @@
+/* The sampled product's tiles and copies in vectors of one type; included once a type, after defining
+ *   T, FN, LANES, V                     the type, its suffix, and its vector
+ *   VLOAD(p), VLOAD_SOME(p, n)          unaligned; the first n lanes, the others zero
+ *   VSTORE(p, v), VBROADCAST(p), VZERO(), VFMA(a, b, c)
+ *   VPIN(v)                             keeps v in a register, or compilers load it anew in every multiply-add
+ *   VSUM4(p, a, b, c, d)                stores the sums of four vectors' lanes
+ *   WIDEN, WIDEN_LANES(dtype, p, i)     elements i.. as SQUARE values of type T
+ *   SQUARE, TRANSPOSE(rows)             in place, SQUARE vectors WV of SQUARE elements
+ * and OUTER_TILES(X), DOT_TILES(X), lists of X(rows, columns). */
+
+/* ---- tiles ---- */
+
+static inline __attribute__((always_inline)) void FN(outer)(const int rows, const int panels, int64_t kc, const T *x,
+                                                            int64_t pitch, const T *const *y, T *out) {
+    V sum[8][8];
+    const T *xr[8], *yp[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+        xr[i] = x + i * pitch;
+#pragma GCC unroll 8
+        for (int c = 0; c < panels; c++) sum[i][c] = VZERO();
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < panels; c++) yp[c] = y[c];
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < kc; k++) {
+        V w[8];
+#pragma GCC unroll 8
+        for (int c = 0; c < panels; c++) {
+            w[c] = VLOAD(yp[c] + k * LANES);
+            VPIN(w[c]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            V u = VBROADCAST(xr[i] + k);
+            VPIN(u);
+#pragma GCC unroll 8
+            for (int c = 0; c < panels; c++) sum[i][c] = VFMA(u, w[c], sum[i][c]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (int c = 0; c < panels; c++) VSTORE(out + (i * panels + c) * LANES, sum[i][c]);
+}
+
+static inline __attribute__((always_inline)) void FN(dot)(const int rows, const int columns, int64_t kc, const T *x,
+                                                          int64_t pitch, const T *const *y, T *out) {
+    V sum[32];
+    const T *xr[8], *yc[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) xr[i] = x + i * pitch;
+#pragma GCC unroll 8
+    for (int c = 0; c < columns; c++) yc[c] = y[c];
+#pragma GCC unroll 32
+    for (int e = 0; e < rows * columns; e++) sum[e] = VZERO();
+    int64_t k = 0;
+    for (; k + LANES <= kc; k += LANES) {
+        V w[8];
+#pragma GCC unroll 8
+        for (int c = 0; c < columns; c++) {
+            w[c] = VLOAD(yc[c] + k);
+            VPIN(w[c]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            V u = VLOAD(xr[i] + k);
+            VPIN(u);
+#pragma GCC unroll 8
+            for (int c = 0; c < columns; c++) sum[i * columns + c] = VFMA(u, w[c], sum[i * columns + c]);
+        }
+    }
+    if (k < kc) {
+        int some = (int)(kc - k);
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            V u = VLOAD_SOME(xr[i] + k, some);
+#pragma GCC unroll 8
+            for (int c = 0; c < columns; c++)
+                sum[i * columns + c] = VFMA(u, VLOAD_SOME(yc[c] + k, some), sum[i * columns + c]);
+        }
+    }
+    const int all = rows * columns;
+#pragma GCC unroll 8
+    for (int e = 0; e < all; e += 4)
+        VSUM4(out + e, sum[e], sum[e + 1 < all ? e + 1 : e], sum[e + 2 < all ? e + 2 : e],
+              sum[e + 3 < all ? e + 3 : e]);
+}
+
+#define OUTER_TILE(rows, panels)                                                                                       \
+    static void FN(outer_##rows##_##panels)(int64_t kc, const T *x, int64_t pitch, const T *const *y, T *out) {        \
+        FN(outer)(rows, panels, kc, x, pitch, y, out);                                                                 \
+    }
+#define DOT_TILE(rows, columns)                                                                                        \
+    static void FN(dot_##rows##_##columns)(int64_t kc, const T *x, int64_t pitch, const T *const *y, T *out) {         \
+        FN(dot)(rows, columns, kc, x, pitch, y, out);                                                                  \
+    }
+OUTER_TILES(OUTER_TILE)
+DOT_TILES(DOT_TILE)
+
+#define OUTER_ENTRY(rows, panels) [rows][panels] = FN(outer_##rows##_##panels),
+#define DOT_ENTRY(rows, columns)  [rows][columns] = FN(dot_##rows##_##columns),
+static void (*const FN(outer_tiles)[9][9])(int64_t, const T *, int64_t, const T *const *,
+                                           T *) = {OUTER_TILES(OUTER_ENTRY)};
+static void (*const FN(dot_tiles)[9][9])(int64_t, const T *, int64_t, const T *const *, T *) = {DOT_TILES(DOT_ENTRY)};
+#undef OUTER_TILE
+#undef DOT_TILE
+#undef OUTER_ENTRY
+#undef DOT_ENTRY
+
+/* ---- copies ---- */
+
+/* Rows are short and far apart, which no hardware prefetcher follows: ask for row r + AHEAD while copying row r. */
+enum { FN(ahead) = 8 };
+
+static inline void FN(copy_row)(T *dst, int64_t n, sat_dtype t, const void *src, int64_t at) {
+    int64_t e = 0;
+    for (; e + SQUARE <= n; e += SQUARE) WSTORE(dst + e, WIDEN(t, src, at + e));
+    for (; e < n; e++) dst[e] = (T)sat_load(t, src, at + e);
+}
+
+/* Reads along r in vectors, and turns squares of them. */
+static void FN(copy_turned)(T *dst, int64_t pitch, int64_t rows, int64_t cols, sat_dtype t, const void *src,
+                            int64_t cs) {
+    int64_t c = 0;
+    for (; c + SQUARE <= cols; c += SQUARE) {
+        int64_t r = 0;
+        for (; r + SQUARE <= rows; r += SQUARE) {
+            WV w[SQUARE];
+            if (c + 2 * SQUARE < cols && r % (64 / (int64_t)sizeof(T)) == 0)
+                for (int e = 0; e < SQUARE; e++) __builtin_prefetch(sat_at(t, src, r + (c + e + SQUARE) * cs));
+            for (int e = 0; e < SQUARE; e++) w[e] = WIDEN(t, src, r + (c + e) * cs);
+            TRANSPOSE(w);
+            for (int e = 0; e < SQUARE; e++) WSTORE(dst + (r + e) * pitch + c, w[e]);
+        }
+        for (; r < rows; r++)
+            for (int e = 0; e < SQUARE; e++) dst[r * pitch + c + e] = (T)sat_load(t, src, r + (c + e) * cs);
+    }
+    for (; c < cols; c++)
+        for (int64_t r = 0; r < rows; r++) dst[r * pitch + c] = (T)sat_load(t, src, r + c * cs);
+}
+
+static void FN(copy)(T *dst, int64_t pitch, int64_t rows, int64_t cols, sat_dtype t, const void *src, int64_t rs,
+                     int64_t cs) {
+    if (cs == 1) {
+        int64_t line = 64 / (int64_t)sat_dtype_size(t);
+        for (int64_t r = 0; r < rows; r++) {
+            if (r + PFD < rows)
+                for (int64_t c = 0; c < cols; c += line) __builtin_prefetch(sat_at(t, src, (r + PFD) * rs + c));
+            FN(copy_row)(dst + r * pitch, cols, t, src, r * rs);
+        }
+    } else if (rs == 1) {
+        FN(copy_turned)(dst, pitch, rows, cols, t, src, cs);
+    } else {
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < cols; c++) dst[r * pitch + c] = (T)sat_load(t, src, r * rs + c * cs);
+    }
+}

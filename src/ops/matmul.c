@@ -1,0 +1,72 @@
+/* The matmul C = act(alpha*op(A)*B + beta*C + bias), A block-sparse: its operands and counts. Its check is beside. */
+#include "ops/op.h"
+#include "variant.h"
+
+extern const sat_checker sat_matmul_check;
+
+static sat_status same(int64_t *given, int64_t expected, const char *name) {
+    if (*given != 0 && *given != expected)
+        return sat_fail(SAT_BAD_SIZE, "%s is %lld; the pattern gives %lld", name, (long long)*given,
+                        (long long)expected);
+    *given = expected;
+    return SAT_OK;
+}
+
+static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
+    bool t = p->transpose == SAT_TRANSPOSE;
+    SAT_TRY(sat_normalise_common(p));
+    SAT_TRY(same(&p->m, t ? a->cols : a->rows, "m"));
+    SAT_TRY(same(&p->k, t ? a->rows : a->cols, "k"));
+    if (p->n < 0) return sat_fail(SAT_BAD_SIZE, "n is %lld; expected 0 or more", (long long)p->n);
+    SAT_TRY(sat_normalise_values(&p->a, a, p->batch, false, "a"));
+    SAT_TRY(sat_normalise_layout(&p->b, p->k, p->n, p->batch, false, "b"));
+    SAT_TRY(sat_normalise_layout(&p->c, p->m, p->n, p->batch, true, "c"));
+    SAT_TRY(sat_normalise_align(&p->a_align, p->a_dtype, "a_align"));
+    SAT_TRY(sat_normalise_align(&p->b_align, p->b_dtype, "b_align"));
+    return sat_normalise_align(&p->c_align, p->c_dtype, "c_align");
+}
+
+static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand *out) {
+    out[0] = (sat_operand){.name = "values",
+                           .dtype = p->a_dtype,
+                           .values = true,
+                           .rows = a->stored_blocks * a->block_rows,
+                           .cols = a->block_cols,
+                           .layout = p->a,
+                           .align = p->a_align};
+    out[1] = (sat_operand){
+        .name = "b", .dtype = p->b_dtype, .rows = p->k, .cols = p->n, .layout = p->b, .align = p->b_align};
+    out[2] = (sat_operand){.name = "c",
+                           .dtype = p->c_dtype,
+                           .output = true,
+                           .rows = p->m,
+                           .cols = p->n,
+                           .layout = p->c,
+                           .align = p->c_align};
+    out[3] = (sat_operand){.name = "bias",
+                           .dtype = p->c_dtype,
+                           .rows = p->m,
+                           .cols = 1,
+                           .layout = {.row_stride = 1, .col_stride = 1},
+                           .align = (uint32_t)sat_dtype_size(p->c_dtype)};
+    int count = p->bias == SAT_BIAS_NONE ? 3 : 4;
+    for (int i = 0; i < count; i++) {
+        out[i].batch = p->batch;
+        out[i].span = sat_layout_span(&out[i].layout, out[i].rows, out[i].cols, out[i].batch);
+    }
+    return count;
+}
+
+static int flip(const sat_problem *p) { return p->flags & SAT_FIXED_VALUES ? 1 : 0; }
+
+const sat_op sat_op_matmul = {
+    .id = SAT_MATMUL,
+    .name = "matmul",
+    .output = 2,
+    .normalise = normalise,
+    .operands = operands,
+    .flops = sat_flops,
+    .bytes = sat_bytes,
+    .flip = flip,
+    .host_checker = &sat_matmul_check,
+};

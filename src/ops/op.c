@@ -1,0 +1,117 @@
+/* The table of operations, and the parts of normalising that they share. */
+#include "ops/op.h"
+
+#include <math.h>
+
+#include "variant.h"
+
+static const sat_op *const operations[] = {&sat_op_matmul, &sat_op_sampled};
+
+const sat_op *sat_op_find(sat_operation id) {
+    for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+        if (operations[i]->id == id) return operations[i];
+    return NULL;
+}
+
+static bool known(sat_dtype t) { return t == SAT_F32 || t == SAT_F64 || t == SAT_F16 || t == SAT_BF16; }
+
+static sat_status normalise_dtypes(sat_problem *p) {
+    if (!p->b_dtype) p->b_dtype = p->a_dtype;
+    if (!p->c_dtype) p->c_dtype = p->a_dtype;
+    if (!p->compute_dtype) p->compute_dtype = p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32;
+    const char *names[] = {"a_dtype", "b_dtype", "c_dtype", "compute_dtype"};
+    sat_dtype types[] = {p->a_dtype, p->b_dtype, p->c_dtype, p->compute_dtype};
+    for (int i = 0; i < 4; i++)
+        if (!known(types[i]))
+            return sat_fail(SAT_BAD_ENUM, "%s is %d; expected SAT_F32, SAT_F64, SAT_F16 or SAT_BF16", names[i],
+                            (int)types[i]);
+    bool half = p->a_dtype == SAT_F16 || p->a_dtype == SAT_BF16;
+    if (p->b_dtype != p->a_dtype)
+        return sat_fail(SAT_UNSUPPORTED, "b_dtype is %s beside a_dtype %s; expected the same",
+                        sat_dtype_name(p->b_dtype), sat_dtype_name(p->a_dtype));
+    if (p->c_dtype != p->a_dtype && !(half && p->c_dtype == SAT_F32))
+        return sat_fail(SAT_UNSUPPORTED, "c_dtype is %s beside a_dtype %s; expected %s%s", sat_dtype_name(p->c_dtype),
+                        sat_dtype_name(p->a_dtype), sat_dtype_name(p->a_dtype), half ? " or f32" : "");
+    sat_dtype compute = p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32;
+    if (p->compute_dtype != compute)
+        return sat_fail(SAT_UNSUPPORTED, "compute_dtype is %s beside a_dtype %s; expected %s",
+                        sat_dtype_name(p->compute_dtype), sat_dtype_name(p->a_dtype), sat_dtype_name(compute));
+    return SAT_OK;
+}
+
+sat_status sat_normalise_common(sat_problem *p) {
+    const uint32_t flags = SAT_ALLOW_TF32 | SAT_ALLOW_NONDETERMINISTIC | SAT_ALLOW_DENSE | SAT_FIXED_VALUES;
+    SAT_TRY(normalise_dtypes(p));
+    if (p->transpose != SAT_NO_TRANSPOSE && p->transpose != SAT_TRANSPOSE)
+        return sat_fail(SAT_BAD_ENUM, "transpose is %d; expected SAT_NO_TRANSPOSE or SAT_TRANSPOSE", (int)p->transpose);
+    if (p->bias != SAT_BIAS_NONE && p->bias != SAT_BIAS_ROW)
+        return sat_fail(SAT_BAD_ENUM, "bias is %d; expected SAT_BIAS_NONE or SAT_BIAS_ROW", (int)p->bias);
+    if ((int)p->activation < SAT_ACT_NONE || p->activation > SAT_ACT_SILU)
+        return sat_fail(SAT_BAD_ENUM, "activation is %d; expected one of SAT_ACT_*", (int)p->activation);
+    if (p->flags & ~flags)
+        return sat_fail(SAT_BAD_ENUM, "flags is 0x%x; bits beyond 0x%x are unknown", p->flags, flags);
+    if (p->batch < 0) return sat_fail(SAT_BAD_SIZE, "batch is %lld; expected 0 or more", (long long)p->batch);
+    if (p->batch == 0) p->batch = 1;
+    if (!isfinite(p->alpha)) return sat_fail(SAT_UNSUPPORTED, "alpha is %g; expected a finite number", p->alpha);
+    if (!isfinite(p->beta)) return sat_fail(SAT_UNSUPPORTED, "beta is %g; expected a finite number", p->beta);
+    return SAT_OK;
+}
+
+int64_t sat_layout_span(const sat_layout *l, int64_t rows, int64_t cols, int64_t batch) {
+    if (rows == 0 || cols == 0 || batch == 0) return 0;
+    int64_t extent[3] = {rows, cols, batch}, stride[3] = {l->row_stride, l->col_stride, l->batch_stride}, span = 1;
+    for (int i = 0; i < 3; i++) {
+        int64_t reach;
+        if (__builtin_mul_overflow(extent[i] - 1, stride[i], &reach) || __builtin_add_overflow(span, reach, &span))
+            return -1;
+    }
+    return span > INT64_MAX / 64 ? -1 : span; /* bytes and guards must not overflow either */
+}
+
+/* Two elements of an output may not share a place: each stride must step over all that the smaller ones reach. */
+static bool distinct(const sat_layout *l, int64_t rows, int64_t cols, int64_t batch) {
+    int64_t extent[3] = {rows, cols, batch}, stride[3] = {l->row_stride, l->col_stride, l->batch_stride};
+    for (int i = 0; i < 3; i++) {
+        if (extent[i] <= 1) continue;
+        int64_t reach = 0;
+        for (int j = 0; j < 3; j++)
+            if (j != i && extent[j] > 1 && (stride[j] < stride[i] || (stride[j] == stride[i] && j < i)))
+                reach += (extent[j] - 1) * stride[j];
+        if (stride[i] <= reach) return false;
+    }
+    return true;
+}
+
+sat_status sat_normalise_layout(sat_layout *l, int64_t rows, int64_t cols, int64_t batch, bool output,
+                                const char *name) {
+    if (l->row_stride < 0 || l->col_stride < 0 || l->batch_stride < 0)
+        return sat_fail(SAT_BAD_STRIDE, "%s: strides are %lld (row), %lld (col), %lld (batch); expected 0 or more",
+                        name, (long long)l->row_stride, (long long)l->col_stride, (long long)l->batch_stride);
+    if (l->row_stride == 0 && l->col_stride == 0) l->row_stride = cols > 0 ? cols : 1, l->col_stride = 1;
+    if (sat_layout_span(l, rows, cols, batch) < 0)
+        return sat_fail(SAT_BAD_SIZE, "%s: %lld x %lld, batch %lld with strides %lld, %lld, %lld overflows", name,
+                        (long long)rows, (long long)cols, (long long)batch, (long long)l->row_stride,
+                        (long long)l->col_stride, (long long)l->batch_stride);
+    if (output && rows > 0 && cols > 0 && !distinct(l, rows, cols, batch))
+        return sat_fail(SAT_BAD_STRIDE,
+                        "%s: with strides %lld (row), %lld (col), %lld (batch) elements of the %lld x %lld output, "
+                        "batch %lld, share a place",
+                        name, (long long)l->row_stride, (long long)l->col_stride, (long long)l->batch_stride,
+                        (long long)rows, (long long)cols, (long long)batch);
+    return SAT_OK;
+}
+
+sat_status sat_normalise_values(sat_layout *l, const sat_pattern_view *a, int64_t batch, bool output,
+                                const char *name) {
+    l->row_stride = a->block_cols, l->col_stride = 1;
+    return sat_normalise_layout(l, a->stored_blocks * a->block_rows, a->block_cols, batch, output, name);
+}
+
+sat_status sat_normalise_align(uint32_t *align, sat_dtype t, const char *name) {
+    uint32_t size = (uint32_t)sat_dtype_size(t);
+    if (*align == 0) *align = size;
+    if ((*align & (*align - 1)) != 0 || *align < size)
+        return sat_fail(SAT_MISALIGNED, "%s is %u; expected a power of two, at least the element's %u bytes", name,
+                        *align, size);
+    return SAT_OK;
+}

@@ -1,0 +1,64 @@
+/* The sampled product S = alpha*(X*Y at the stored blocks) + beta*S: its operands and counts. Its check is beside. */
+#include "ops/op.h"
+#include "variant.h"
+
+extern const sat_checker sat_sampled_check;
+
+static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
+    SAT_TRY(sat_normalise_common(p));
+    if (p->transpose != SAT_NO_TRANSPOSE)
+        return sat_fail(SAT_UNSUPPORTED,
+                        "transpose is SAT_TRANSPOSE; a sampled product swaps X's or Y's strides instead");
+    if (p->bias != SAT_BIAS_NONE || p->activation != SAT_ACT_NONE)
+        return sat_fail(SAT_UNSUPPORTED, "bias or activation given; a sampled product has neither");
+    if (p->m != 0 && p->m != a->rows)
+        return sat_fail(SAT_BAD_SIZE, "m is %lld; the pattern gives %lld", (long long)p->m, (long long)a->rows);
+    if (p->n != 0 && p->n != a->cols)
+        return sat_fail(SAT_BAD_SIZE, "n is %lld; the pattern gives %lld", (long long)p->n, (long long)a->cols);
+    if (p->k < 0) return sat_fail(SAT_BAD_SIZE, "k is %lld; expected 0 or more", (long long)p->k);
+    p->m = a->rows, p->n = a->cols;
+    p->flags &= ~(uint32_t)SAT_FIXED_VALUES; /* the values are the output here */
+    SAT_TRY(sat_normalise_layout(&p->a, p->m, p->k, p->batch, false, "a"));
+    SAT_TRY(sat_normalise_layout(&p->b, p->k, p->n, p->batch, false, "b"));
+    SAT_TRY(sat_normalise_values(&p->c, a, p->batch, true, "c"));
+    SAT_TRY(sat_normalise_align(&p->a_align, p->a_dtype, "a_align"));
+    SAT_TRY(sat_normalise_align(&p->b_align, p->b_dtype, "b_align"));
+    return sat_normalise_align(&p->c_align, p->c_dtype, "c_align");
+}
+
+static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand *out) {
+    out[0] = (sat_operand){
+        .name = "x", .dtype = p->a_dtype, .rows = p->m, .cols = p->k, .layout = p->a, .align = p->a_align};
+    out[1] = (sat_operand){
+        .name = "y", .dtype = p->b_dtype, .rows = p->k, .cols = p->n, .layout = p->b, .align = p->b_align};
+    out[2] = (sat_operand){.name = "values",
+                           .dtype = p->c_dtype,
+                           .output = true,
+                           .values = true,
+                           .rows = a->stored_blocks * a->block_rows,
+                           .cols = a->block_cols,
+                           .layout = p->c,
+                           .align = p->c_align};
+    for (int i = 0; i < 3; i++) {
+        out[i].batch = p->batch;
+        out[i].span = sat_layout_span(&out[i].layout, out[i].rows, out[i].cols, out[i].batch);
+    }
+    return 3;
+}
+
+static int flip(const sat_problem *p) {
+    (void)p;
+    return 0;
+}
+
+const sat_op sat_op_sampled = {
+    .id = SAT_SAMPLED,
+    .name = "sampled",
+    .output = 2,
+    .normalise = normalise,
+    .operands = operands,
+    .flops = sat_flops,
+    .bytes = sat_bytes,
+    .flip = flip,
+    .host_checker = &sat_sampled_check,
+};

@@ -1,0 +1,227 @@
+/* What the cache's tests share: a folder of their own, made-up records, and looking at files from outside. */
+#ifndef CACHE_HELPERS_H
+#define CACHE_HELPERS_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/cache.h"
+#include "core/cache_file.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define UNDER_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define UNDER_SANITIZER 1
+#endif
+#endif
+#ifndef UNDER_SANITIZER
+#define UNDER_SANITIZER 0
+#endif
+
+static const char device[] = "cpu Some Model 9/64 (2 cores, AVX2) ../threads 2";
+
+/* ---- folders ---- */
+
+static inline int remove_entry(const char *path, const struct stat *info, int flag, struct FTW *ftw) {
+    (void)info, (void)flag, (void)ftw;
+    return remove(path);
+}
+
+static inline void remove_tree(const char *path) { nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
+
+static inline int make_folder(void **state) {
+    const char *base = getenv("TMPDIR");
+    char *path = malloc(4096);
+    if (!path) return -1;
+    snprintf(path, 4096, "%s/sat_cache_XXXXXX", base && base[0] == '/' ? base : "/tmp");
+    if (!mkdtemp(path)) return -1;
+    chmod(path, 0755);
+    *state = path;
+    return 0;
+}
+
+static inline int drop_folder(void **state) {
+    remove_tree(*state);
+    free(*state);
+    return 0;
+}
+
+#define TEST_IN_FOLDER(name) cmocka_unit_test_setup_teardown(name, make_folder, drop_folder)
+
+static inline const char *in(char out[4200], const char *folder, const char *name) {
+    snprintf(out, 4200, "%s/%s", folder, name);
+    return out;
+}
+
+static inline void write_file(const char *path, const char *text, size_t length) {
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, length, f), length);
+    assert_int_equal(fclose(f), 0);
+}
+
+static inline char *read_file(const char *path, size_t *length) {
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    char *text = calloc(1, 16 << 20);
+    assert_non_null(text);
+    *length = fread(text, 1, (16 << 20) - 1, f);
+    fclose(f);
+    return text;
+}
+
+/* The first (and in these tests only) device folder below a cache folder. */
+static inline void device_folder(const char *dir, char out[4200]) {
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    out[0] = 0;
+    for (struct dirent *e; (e = readdir(d));)
+        if (e->d_name[0] != '.') in(out, dir, e->d_name);
+    closedir(d);
+    assert_true(out[0]);
+}
+
+static inline bool ends_with(const char *name, const char *end) {
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && !strcmp(name + n - m, end);
+}
+
+static inline int count_files(const char *folder, const char *ending) {
+    DIR *d = opendir(folder);
+    int n = 0;
+    if (!d) return 0;
+    for (struct dirent *e; (e = readdir(d));) n += e->d_name[0] != '.' && ends_with(e->d_name, ending);
+    closedir(d);
+    return n;
+}
+
+/* Where a key's file is, in its first slot. */
+static inline const char *entry_path(char out[4200], const char *dir, const char *key) {
+    char folder[4200], name[64];
+    device_folder(dir, folder);
+    snprintf(name, sizeof name, "%016" PRIx64 ".txt", sat_checksum(key, strlen(key)));
+    return in(out, folder, name);
+}
+
+/* Every entry file of a folder must parse; gives how many there are. */
+static inline int all_valid(const char *folder) {
+    DIR *d = opendir(folder);
+    int n = 0;
+    if (!d) return 0;
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[4200], key[SAT_KEY_CAPACITY];
+        sat_entry entry;
+        size_t length;
+        if (!ends_with(e->d_name, ".txt") || !strcmp(e->d_name, "untuned.txt")) continue;
+        char *text = read_file(in(path, folder, e->d_name), &length);
+        if (sat_entry_parse(text, length, key, sizeof key, &entry) != SAT_OK)
+            fail_msg("%s is not valid:\n%.2000s", path, text);
+        sat_entry_free(&entry);
+        free(text);
+        n++;
+    }
+    closedir(d);
+    return n;
+}
+
+/* ---- records ---- */
+
+static inline sat_record raced(const char *race, int64_t when, const char *variant, double seconds) {
+    sat_record r = {.kind = SAT_RECORD_RACED, .when = when, .verdict = SAT_VERDICT_OK, .seconds = seconds, .runs = 9};
+    snprintf(r.race, sizeof r.race, "%s", race);
+    snprintf(r.variant, sizeof r.variant, "%s", variant);
+    strcpy(r.revision, "1");
+    strcpy(r.exact, "op=matmul m=512 n=512 k=512 block=16x16 stored=128");
+    r.spread = seconds / 50, r.error = 1.2345678901234567e-7, r.estimate_seconds = seconds * 1.1;
+    r.prepare_seconds = 1e-6 / 3, r.workspace_bytes = 1 << 20, r.may_win = true;
+    return r;
+}
+
+static inline sat_record verified(int64_t when, const char *variant, const char *exact) {
+    sat_record r = {.kind = SAT_RECORD_VERIFIED, .when = when, .verdict = SAT_VERDICT_OK, .error = 3e-8};
+    snprintf(r.variant, sizeof r.variant, "%s", variant);
+    snprintf(r.exact, sizeof r.exact, "%s", exact);
+    strcpy(r.revision, "1");
+    return r;
+}
+
+static inline bool has(const sat_entry *entry, const sat_record *record) {
+    for (size_t i = 0; i < entry->count; i++)
+        if (sat_record_same(&entry->records[i], record)) return true;
+    return false;
+}
+
+static inline sat_cache *open_cache(const char *dirs) {
+    sat_cache *cache;
+    assert_int_equal(sat_cache_open(dirs, device, NULL, &cache), SAT_OK);
+    return cache;
+}
+
+static inline void assert_has(sat_cache *cache, const char *key, const sat_record *record) {
+    sat_entry entry;
+    assert_int_equal(sat_cache_load(cache, key, &entry), SAT_OK);
+    if (!has(&entry, record)) fail_msg("%s lacks %s %s", key, record->race, record->exact);
+    sat_entry_free(&entry);
+}
+
+static inline size_t count_of(sat_cache *cache, const char *key) {
+    sat_entry entry;
+    assert_int_equal(sat_cache_load(cache, key, &entry), SAT_OK);
+    size_t n = entry.count;
+    sat_entry_free(&entry);
+    return n;
+}
+
+/* ---- the log ---- */
+
+typedef struct messages {
+    int count;
+    char last[1024];
+} messages;
+
+static inline void take_message(void *user, sat_log_level level, const char *message) {
+    messages *m = user;
+    (void)level;
+    m->count++;
+    snprintf(m->last, sizeof m->last, "%s", message);
+}
+
+static inline sat_cache *open_logged(const char *dirs, messages *m) {
+    sat_log log = {.fn = take_message, .user = m, .level = SAT_LOG_WARN};
+    sat_cache *cache;
+    memset(m, 0, sizeof *m);
+    assert_int_equal(sat_cache_open(dirs, device, &log, &cache), SAT_OK);
+    return cache;
+}
+
+/* ---- time and chance ---- */
+
+static inline double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static inline uint64_t next_random(uint64_t *state) { /* xorshift64* */
+    *state ^= *state >> 12, *state ^= *state << 25, *state ^= *state >> 27;
+    return *state * 0x2545f4914f6cdd1du;
+}
+
+#endif

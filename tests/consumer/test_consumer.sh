@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Installs a build into a folder and uses it from there, as somebody else's project would.
+# usage: test_consumer.sh cmake|pkgconfig|cxx <build folder> <this folder>
+set -eu
+way=$1 build=$2 consumer=$3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# $CC may hold flags too.
+read -ra cc <<<"${CC:-cc}"
+
+cmake --install "$build" --prefix "$work/first" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+# What was installed can be moved: nothing in it may remember where it was.
+mv "$work/first" "$work/prefix"
+prefix=$work/prefix
+library=$(dirname "$(find "$prefix" -name 'libsparse_autotune.so')")
+
+case $way in
+cmake)
+    cmake -S "$consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release
+    cmake --build "$work/build"
+    "$work/build/consumer"
+    "$work/build/consumer_static"
+    "$prefix/bin/sparse_autotune" variants >/dev/null
+    ;;
+pkgconfig)
+    command -v pkg-config >/dev/null || { echo "skipped: there is no pkg-config"; exit 77; }
+    export PKG_CONFIG_PATH=$library/pkgconfig
+    pkg-config --modversion sparse_autotune
+    # shellcheck disable=SC2046 # pkg-config prints words
+    "${cc[@]}" "$consumer/main.c" $(pkg-config --cflags --libs sparse_autotune) -o "$work/consumer"
+    LD_LIBRARY_PATH=$library "$work/consumer"
+    rm "$library"/libsparse_autotune.so*
+    # shellcheck disable=SC2046
+    "${cc[@]}" "$consumer/main.c" $(pkg-config --cflags --libs --static sparse_autotune) -o "$work/consumer_static"
+    "$work/consumer_static"
+    ;;
+cxx)
+    command -v "${CXX:-c++}" >/dev/null || { echo "skipped: there is no C++ compiler"; exit 77; }
+    "${CXX:-c++}" -std=c++17 -Wall -Wextra -pedantic -Werror "$consumer/main.cc" -I"$prefix/include" -L"$library" \
+        -lsparse_autotune -o "$work/consumer"
+    LD_LIBRARY_PATH=$library "$work/consumer"
+    ;;
+esac
+echo "ok: $way"
