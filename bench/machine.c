@@ -29,7 +29,7 @@ size_t bench_peak_rss(void) {
 #define PEAK(name, type, bytes, attributes)                                                                            \
     attributes static double name(int64_t steps) {                                                                     \
         typedef type vec __attribute__((vector_size(bytes)));                                                          \
-        vec x, y, s[12];                                                                                               \
+        vec x = {0}, y = x, s[12];                                                                                     \
         for (int j = 0; j < (int)(bytes / sizeof(type)); j++) x[j] = (type)0.999, y[j] = (type)0.001;                  \
         for (int i = 0; i < 12; i++) s[i] = y;                                                                         \
         for (int64_t t = 0; t < steps; t++)                                                                            \

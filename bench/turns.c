@@ -62,7 +62,7 @@ static void finish(bench_turn *t, samples *s) {
 
 bench_ratio bench_in_turns(bench_turn *a, bench_turn *b, double seconds) {
     samples sa = {bench_alloc(MOST_RUNS * sizeof(double)), 0}, sb = {bench_alloc(MOST_RUNS * sizeof(double)), 0};
-    double ratios[MOST_ROUNDS];
+    double ratios[MOST_ROUNDS] = {0};
     bench_ratio r = {0, 0, 0};
     int na = runs_in_turn(a), nb = runs_in_turn(b);
     double end = bench_now() + seconds;

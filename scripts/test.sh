@@ -16,19 +16,23 @@ build() { # folder, compiler, more words for cmake; then what to build
     local folder=$1 compiler=$2 target=$3 generator=()
     shift 3
     [ -f "$folder/CMakeCache.txt" ] || ! command -v ninja >/dev/null || generator=(-G Ninja)
-    CC=$compiler cmake -S . -B "$folder" "${generator[@]}" --log-level=WARNING -DSAT_WERROR="$WERROR" "$@" >/dev/null &&
-        cmake --build "$folder" -j "$JOBS" --target "$target"
+    CC=$compiler cmake -S . -B "$folder" "${generator[@]}" --log-level=WARNING -DSAT_WERROR="$WERROR" "$@" >/dev/null ||
+        return 1
+    echo "building into $folder"
+    cmake --build "$folder" -j "$JOBS" --target "$target" >"$folder/build.log" 2>&1 && return
+    tail -n 60 "$folder/build.log"
+    return 1
 }
 
 run_ctest() { # what, folder, more words for ctest
     local what=$1 folder=$2 report tests bad idle
     shift 2
-    report=$PWD/$folder/junit.xml
+    report=$(realpath -m "$folder")/junit.xml
     rm -f "$report"
     "${steady[@]}" ctest --test-dir "$folder" -j "$JOBS" --output-on-failure --output-junit "$report" --no-tests=error "$@" ||
         echo "ctest returned $?"
-    count() { grep -m1 -o " $1=\"[0-9]*\"" "$report" 2>/dev/null | tr -dc 0-9; }
-    tests=$(grep -m1 -A6 '<testsuite' "$report" 2>/dev/null | tr '\n' ' ' | grep -o ' tests="[0-9]*"' | tr -dc 0-9)
+    count() { sed -n "/<testsuite/,/>\$/s/^[ \t]*$1=\"\([0-9]*\)\".*/\1/p" "$report" 2>/dev/null; }
+    tests=$(count tests)
     [ -n "$tests" ] || { fail "$what: no tests ran" && return; }
     bad=$(count failures) idle=$(($(count skipped) + $(count disabled)))
     passed=$((passed + tests - bad - idle)) failed=$((failed + bad)) skipped=$((skipped + idle))

@@ -35,6 +35,7 @@
 #define UNDER_SANITIZER 0
 #endif
 
+static const char key[] = "matmul f32 m=512 n=512 k=512 block=16x16 density=0.125 skew=1";
 static const char device[] = "cpu Some Model 9/64 (2 cores, AVX2) ../threads 2";
 
 /* ---- folders ---- */
@@ -66,7 +67,11 @@ static inline int drop_folder(void **state) {
 #define TEST_IN_FOLDER(name) cmocka_unit_test_setup_teardown(name, make_folder, drop_folder)
 
 static inline const char *in(char out[4200], const char *folder, const char *name) {
-    snprintf(out, 4200, "%s/%s", folder, name);
+    size_t n = strlen(folder), m = strlen(name);
+    assert_true(n + m + 2 <= 4200);
+    memcpy(out, folder, n);
+    out[n] = '/';
+    memcpy(out + n + 1, name, m + 1);
     return out;
 }
 
@@ -159,6 +164,15 @@ static inline sat_record verified(int64_t when, const char *variant, const char 
     snprintf(r.variant, sizeof r.variant, "%s", variant);
     snprintf(r.exact, sizeof r.exact, "%s", exact);
     strcpy(r.revision, "1");
+    return r;
+}
+
+/* Every field in use. */
+static inline sat_record full_record(void) {
+    sat_record r = raced("20240101-1234-1", 1704067200, "cpu_matmul_f32_any_avx2_6x16", 0.00123456789012345678);
+    r.verdict = SAT_VERDICT_WRONG, r.workspace_bytes = INT64_MAX, r.runs = 2147483647;
+    strcpy(r.revision, "OpenBLAS 0.3.21 (a=b)");
+    strcpy(r.message, "element (3, 7) is 1.5 = not 2 | bound 1e-6");
     return r;
 }
 

@@ -174,7 +174,35 @@ static int64_t wanted(const make_request *q, int64_t rows, int64_t cols) {
     return (int64_t)llround((1 - sparsity) * all);
 }
 
+// The blocks of the transposed matrix. Rows are visited in order, so columns come out sorted.
+static bool transpose_blocks(const blocks *b, blocks *out) {
+    *out = (blocks){.rows = b->cols, .cols = b->rows, .block_rows = b->block_cols, .block_cols = b->block_rows};
+    out->grid_rows = b->grid_cols, out->grid_cols = b->grid_rows, out->count = b->count;
+    out->row_ptr = calloc((size_t)out->grid_rows + 2, sizeof *out->row_ptr);
+    out->col_idx = calloc((size_t)out->count + 1, sizeof *out->col_idx);
+    if (!out->row_ptr || !out->col_idx) return blocks_free(out), false;
+    for (int64_t i = 0; i < b->count; i++) out->row_ptr[b->col_idx[i] + 2]++;
+    for (int64_t i = 0; i < out->grid_rows; i++) out->row_ptr[i + 2] += out->row_ptr[i + 1];
+    for (int64_t row = 0; row < b->grid_rows; row++)
+        for (int64_t i = b->row_ptr[row]; i < b->row_ptr[row + 1]; i++)
+            out->col_idx[out->row_ptr[b->col_idx[i] + 1]++] = row;
+    return true;
+}
+
+static bool make_by_columns(const make_request *q, blocks *out, char *message, size_t capacity) {
+    make_request turned = *q;
+    blocks b;
+    turned.by_columns = false;
+    turned.rows = q->cols, turned.cols = q->rows, turned.block_rows = q->block_cols, turned.block_cols = q->block_rows;
+    if (!make_blocks(&turned, &b, message, capacity)) return false;
+    bool ok = transpose_blocks(&b, out);
+    if (!ok) snprintf(message, capacity, "not enough memory for %.3g stored blocks", (double)b.count);
+    blocks_free(&b);
+    return ok;
+}
+
 bool make_blocks(const make_request *q, blocks *out, char *message, size_t capacity) {
+    if (q->by_columns) return make_by_columns(q, out, message, capacity);
     *out = (blocks){.rows = q->rows, .cols = q->cols, .block_rows = q->block_rows, .block_cols = q->block_cols};
     out->grid_rows = grid_of(q->rows, q->block_rows), out->grid_cols = grid_of(q->cols, q->block_cols);
     double all = (double)out->grid_rows * (double)out->grid_cols;

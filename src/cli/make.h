@@ -22,6 +22,7 @@ typedef struct make_request {
     double sparsity; /* share of the blocks that are absent; below 0: the kind's own */
     double skew;     /* heaviest row over the mean; 0: the kind's own (1, powerlaw 8) */
     double overlap;  /* random: share of a row's columns that the next row has too; below 0: as it comes */
+    bool by_columns; /* the skew is that of the columns */
     uint64_t seed;
 } make_request;
 

@@ -63,6 +63,7 @@ bool spec_blocks(const spec *s, blocks *out, char *message, size_t capacity) {
     q.rows = sampled || !s->transpose ? s->m : s->k;
     q.cols = sampled ? s->n : s->transpose ? s->m : s->k;
     q.block_rows = s->block_rows, q.block_cols = s->block_cols;
+    q.by_columns = !sampled && s->transpose && (q.skew > 1.25 || q.kind == MAKE_POWERLAW); // of op(A)'s rows
     return make_blocks(&q, out, message, capacity);
 }
 

@@ -33,7 +33,8 @@ static int list_candidates(const setup *s, const spec *problem, sat_context *con
 
 static void report_result(sat_status status, const sat_race *race, int fd) {
     const sat_result *r = race ? sat_race_at(race, 0) : NULL;
-    if (status == SAT_UNSUPPORTED || (status == SAT_OK && !r)) isolate_report(fd, "result unsupported ");
+    if (status == SAT_UNSUPPORTED || status == SAT_NOT_FOUND || (status == SAT_OK && !r))
+        isolate_report(fd, "result unsupported ");
     else if (status != SAT_OK) isolate_report(fd, "result error %s (%s)", sat_last_error(), sat_status_name(status));
     else isolate_report(fd, "result %s %s", verdict_text(r->verdict), r->message);
     isolate_report(fd, "done");

@@ -82,7 +82,7 @@ static bool parse_digits(const char *s, size_t length, uint64_t limit, uint64_t 
     uint64_t x = 0;
     for (size_t i = 0; i < length; i++) {
         unsigned digit = (unsigned)(s[i] - '0');
-        if (digit > 9 || x > (limit - digit) / 10) return false;
+        if (digit > 9 || digit > limit || x > (limit - digit) / 10) return false;
         x = x * 10 + digit;
     }
     *out = x;
@@ -109,7 +109,11 @@ static bool parse_double(const char *s, size_t length, double *out) {
         i = length;
     }
     if (i != length) return false;
-    snprintf(digits + n, sizeof digits - n, "e%ld", exponent - (long)after);
+    exponent -= (long)after;
+    digits[n++] = 'e', digits[n++] = exponent < 0 ? '-' : '+';
+    unsigned e = (unsigned)labs(exponent); /* at most 999 + 40 */
+    for (unsigned unit = 1000; unit; unit /= 10) digits[n++] = (char)('0' + e / unit % 10);
+    digits[n] = 0;
     double x = strtod(digits, NULL);
     if (!isfinite(x)) return false;
     *out = x;
@@ -140,12 +144,13 @@ static void format_double(char out[40], double x) {
 typedef enum field_type { TEXT, REAL, COUNT, INTEGER, BOOLEAN } field_type;
 typedef struct field {
     const char *name;
+    size_t length; /* of the name */
     field_type type;
     size_t offset, capacity;
 } field;
 
 #define FIELD(name, type)                                                                                              \
-    { #name, type, offsetof(sat_record, name), sizeof(((sat_record *)0)->name) }
+    { #name, sizeof #name - 1, type, offsetof(sat_record, name), sizeof(((sat_record *)0)->name) }
 static const field fields[] = {
     FIELD(race, TEXT),
     FIELD(when, COUNT),
@@ -285,7 +290,7 @@ static bool record_take(const char *s, size_t length, sat_record *r, uint32_t *s
     if (!equals || equals == s || !printable(s, length)) return false;
     size_t name = (size_t)(equals - s), size = length - name - 1;
     int i = 0;
-    while (i < FIELDS && (strlen(fields[i].name) != name || memcmp(fields[i].name, s, name))) i++;
+    while (i < FIELDS && (fields[i].length != name || memcmp(fields[i].name, s, name))) i++;
     bool kind = name == 4 && !memcmp(s, "kind", 4), verdict = name == 7 && !memcmp(s, "verdict", 7);
     uint32_t bit = 1u << (kind ? FIELDS : verdict ? FIELDS + 1 : i);
     if (i == FIELDS && !kind && !verdict) return true; /* a later minor version's */

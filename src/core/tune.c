@@ -212,6 +212,16 @@ static sat_status verify(race *r) {
     return cancelled(r) ? sat_fail(SAT_DEVICE_ERROR, "the race was cancelled") : SAT_OK;
 }
 
+/* Nobody left who may win: those that were skipped, the reference among them, have their turn after all. */
+static void rescue(race *r) {
+    for (size_t i = 0; i < r->count; i++)
+        if (r->list[i].racing && r->list[i].result.may_win) return;
+    for (size_t i = 0; i < r->count; i++)
+        if (r->list[i].result.verdict == SAT_VERDICT_SKIPPED) r->list[i].racing = true, r->list[i].result.message[0] = 0;
+        else r->list[i].racing = false;
+    verify_all(r, true);
+}
+
 static size_t racing(const race *r) {
     size_t n = 0;
     for (size_t i = 0; i < r->count; i++) n += r->list[i].racing;
@@ -356,9 +366,11 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     *outcome = (sat_outcome){0};
     sat_status status = open_race(&r, t);
     if (status == SAT_OK) status = verify(&r);
+    if (status == SAT_OK) rescue(&r);
     if (status == SAT_OK) drop_slow(&r);
     if (status == SAT_OK) status = measure(&r);
     if (status == SAT_OK) status = check_survivors(&r);
+    if (status == SAT_OK) rescue(&r);
     if (status == SAT_OK) status = collect(&r, outcome);
     close_race(&r);
     for (size_t i = 0; i < outcome->count; i++) {

@@ -20,7 +20,7 @@ cmake)
     cmake --build "$work/build"
     "$work/build/consumer"
     "$work/build/consumer_static"
-    "$prefix/bin/sparse_autotune" variants >/dev/null
+    if [ -e "$prefix/bin/sparse_autotune" ]; then "$prefix/bin/sparse_autotune" variants >/dev/null; fi
     ;;
 pkgconfig)
     command -v pkg-config >/dev/null || { echo "skipped: there is no pkg-config"; exit 77; }

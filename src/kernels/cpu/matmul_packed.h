@@ -7,8 +7,8 @@
  * be there one panel or a thousand.
  *
  * To be defined before: NAME(x) gives x a suffix; T, V: element and vector of C; E, W: of packed A and B; VL: elements
- * in a vector; V_ZERO, V_LOAD, V_STORE, V_FMA(W, W, V), W_LOAD, W_BROADCAST; KERNELS(X): X(H, NV) for every tile, of
- * at most MAX_H x MAX_NV; HALVES: 1 where 16-bit sources become T, with V_LOAD_F16 and V_LOAD_BF16; ACTIVATE(kind, x).
+ * in a vector; V_ZERO, V_LOAD, V_STORE, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row; DIRECT_KERNELS(X): X(H, NV) for
+ * every tile whose values may be read where they lie, KERNELS(X) the others, of at most MAX_H x MAX_NV; HALVES: 1 where 16-bit sources become T, with V_LOAD_F16 and V_LOAD_BF16; ACTIVATE(kind, x).
  * PACK_A and PACK_B name other copies for other kinds of E. All of it is undefined again at the end. */
 
 #include <omp.h>
@@ -127,7 +127,7 @@ static void NAME(packed_fill)(const packed_job *j, int64_t group, E *buffer, int
 typedef struct NAME(packed_strip) {
     NAME(packed_tile) x;
     int64_t i, rows; /* rows of C */
-    bool whole;      /* values in rows, not in columns */
+    int from;        /* where values come from */
 } NAME(packed_strip);
 
 /* Chunk `chunk` of strip `u`. */
@@ -142,19 +142,18 @@ static NAME(packed_strip) NAME(packed_find_strip)(const packed_job *j, int64_t u
     strip.rows = sat_min(s->height, sat_min(r->br - top, r->m - strip.i));
     strip.x = (NAME(packed_tile)){.col = (j->state->place ? j->state->place : r->col) + from,
                                   .blocks = to - from,
-                                  .steps = s->steps,
-                                  .last_steps = ragged ? s->last_steps : s->steps,
-                                  .resume = chunk > 0,
-                                  .ahead = s->steps <= 8};
-    if (s->direct) {
-        strip.x.a = (const E *)j->values + top * r->row_step;
-        strip.x.block = r->block, strip.x.first = from, strip.x.a_block = r->block_elements;
-        strip.x.a_row = r->row_step, strip.x.a_k = r->col_step;
-        strip.whole = r->row_step != 1;
-    } else {
+                                  .steps = {s->steps, ragged ? s->last_steps : s->steps},
+                                  .resume = chunk > 0};
+    if (!s->direct) {
         strip.x.a = (const E *)j->launch->workspace + (first * r->br + (end - first) * top) * s->steps;
-        strip.x.first = from - first, strip.x.a_block = s->steps * strip.rows, strip.x.a_k = strip.rows;
+        strip.x.a += (from - first) * s->steps * strip.rows;
+        strip.from = NAME(PACKED_STREAM);
+        return strip;
     }
+    strip.x.a = (const E *)j->values + top * r->row_step;
+    strip.x.a_block = r->block_elements, strip.x.a_row = r->row_step, strip.x.a_k = r->col_step;
+    if (r->block) strip.x.block = r->block + from, strip.from = NAME(PACKED_COLS);
+    else strip.x.a += from * r->block_elements, strip.from = NAME(PACKED_ROWS);
     return strip;
 }
 
@@ -182,9 +181,10 @@ static void NAME(packed_do_strip)(const packed_job *j, int64_t group, const E *b
         bool straight = plain && cols == width;
         x->b = buffer + before * j->state->depth;
         x->b_block = s->steps * width;
+        x->ahead = s->steps <= 8 ? s->steps * width : 0;
         x->c = straight ? (T *)c + strip.i * p->c.row_stride + vector * VL : tile;
         x->c_row = straight ? p->c.row_stride : width;
-        if (x->blocks > 0 || chunk == 0) (strip.whole ? NAME(packed_rows) : NAME(packed_cols))[strip.rows - 1][nv - 1](x);
+        if (x->blocks > 0 || chunk == 0) NAME(packed_kernels)[strip.from][strip.rows - 1][nv - 1](x);
         if (last && !straight)
             NAME(packed_store)(p, tile, width, strip.i, strip.rows, vector * VL, cols, c, j->bias, turn);
     }
@@ -292,6 +292,8 @@ static sat_status NAME(packed_refresh)(const sat_launch *l, const packed_isa *is
 #undef V_LOAD_F16
 #undef V_LOAD_BF16
 #undef KERNELS
+#undef DIRECT_KERNELS
+#undef STEPS
 #undef MAX_H
 #undef MAX_NV
 #undef HALVES

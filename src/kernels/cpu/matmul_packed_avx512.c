@@ -6,11 +6,10 @@
 #include "packed_family.h"
 
 #define TALL_TILES(X)                                                                                                  \
-    X(1, 1) X(1, 2) X(2, 1) X(2, 2) X(3, 1) X(3, 2) X(4, 1) X(4, 2) X(5, 1) X(5, 2) X(6, 1) X(6, 2) X(7, 1) X(7, 2)    \
-    X(8, 1) X(8, 2) X(9, 1) X(9, 2) X(10, 1) X(10, 2) X(11, 1) X(11, 2) X(12, 1) X(12, 2) X(13, 1) X(13, 2) X(14, 1)   \
-    X(14, 2)
+    X(9, 1) X(9, 2) X(10, 1) X(10, 2) X(11, 1) X(11, 2) X(12, 1) X(12, 2) X(13, 1) X(13, 2) X(14, 1) X(14, 2)
 #define WIDE_TILES(X)                                                                                                  \
-    X(1, 3) X(1, 4) X(2, 3) X(2, 4) X(3, 3) X(3, 4) X(4, 3) X(4, 4) X(5, 3) X(6, 3) X(7, 3) X(8, 3)
+    X(1, 1) X(1, 2) X(1, 3) X(1, 4) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2)    \
+    X(4, 3) X(4, 4) X(5, 1) X(5, 2) X(5, 3) X(6, 1) X(6, 2) X(6, 3) X(7, 1) X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
 
 #define NAME(x)        x##_f32
 #define T              float
@@ -21,13 +20,15 @@
 #define V_ZERO         _mm512_setzero_ps
 #define V_LOAD         _mm512_loadu_ps
 #define V_STORE        _mm512_storeu_ps
-#define V_FMA          _mm512_fmadd_ps
+#define V_FMA(c, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 #define W_LOAD         _mm512_loadu_ps
 #define W_BROADCAST(p) _mm512_set1_ps(*(p))
 #define V_LOAD_F16(p)  _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
 #define V_LOAD_BF16(p)                                                                                                 \
     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
-#define KERNELS(X)     TALL_TILES(X) WIDE_TILES(X)
+#define KERNELS        TALL_TILES
+#define DIRECT_KERNELS WIDE_TILES
+#define STEPS          2
 #define MAX_H          14
 #define MAX_NV         4
 #define HALVES         1
@@ -46,10 +47,12 @@
 #define V_ZERO         _mm512_setzero_pd
 #define V_LOAD         _mm512_loadu_pd
 #define V_STORE        _mm512_storeu_pd
-#define V_FMA          _mm512_fmadd_pd
+#define V_FMA(c, a, b) __asm__("vfmadd231pd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 #define W_LOAD         _mm512_loadu_pd
 #define W_BROADCAST(p) _mm512_set1_pd(*(p))
-#define KERNELS(X)     TALL_TILES(X) WIDE_TILES(X)
+#define KERNELS        TALL_TILES
+#define DIRECT_KERNELS WIDE_TILES
+#define STEPS          2
 #define MAX_H          14
 #define MAX_NV         4
 #define HALVES         0

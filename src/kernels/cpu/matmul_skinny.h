@@ -1,9 +1,16 @@
-/* What the skinny families share, whatever their instruction set and element type: which inner kernel serves a shape,
- * what they answer to the tuner, and how block rows are dealt out to threads.
+/* What the skinny families share, whatever their instruction set and element type: how a shape is laid out over the
+ * lanes of a vector, what they answer to the tuner, and how block rows are dealt out to threads.
  *
  * A product with few columns reads every stored block once and does little with it, so the stream of blocks sets the
- * pace. The inner kernels (matmul_skinny_kernels.h, matmul_skinny_cols.h) only have to keep up with it; each suits
- * another shape. B is packed first, once, into the order that the chosen kernel reads.
+ * pace and the inner kernel (matmul_skinny_kernels.h) only has to keep up. It does not rearrange values. With n columns,
+ * padded to a power of two, the lanes of a vector are split among columns and g neighbours in the block's memory:
+ *
+ *   A as stored:    lane (n, j) sums column k+j of a row of A times B(k+j, n); the g lanes are added up at the end
+ *   A transposed:   lane (n, j) sums row i+j of op(A) times B(k, n)
+ *   one column, and rows of a block shorter than a vector: a vector takes whole rows of the block; lane (i, j)
+ *
+ * so that a step is always: repeat a few elements of A over a vector, the same with B, multiply and add. B is packed
+ * once, into the order in which the steps want it.
  */
 #ifndef SAT_MATMUL_SKINNY_H
 #define SAT_MATMUL_SKINNY_H
@@ -18,61 +25,62 @@
 enum {
     SK_MAX_N = 16,
     SK_BATCH = 4096, /* elements of 16-bit values that are widened at a time: 16 KiB, half of a small L1 */
-    SK_ROWS = 64,    /* rows of C that gather before they are written out */
+    SK_GATHER = 1024, /* sums that gather before they are written to C */
     SK_PARTS = 64,   /* a block row with more than two shares in so many is cut, so that threads can share it */
 };
 
-typedef enum sk_kind {
-    SK_SCALAR, /* blocks of one element, one column: a gather of B */
-    SK_FLAT,   /* block columns a power of two below the vector: a vector spans whole rows of the block */
-    SK_DOT,    /* a vector lies along one row of the block */
-    SK_FLAT_T, /* the same two for transposed blocks, which lie in memory by columns */
-    SK_DOT_T,
-    SK_COLS, /* a vector lies along a row of B; right for every shape */
-} sk_kind;
-
 /* How one problem is computed. */
 typedef struct sk_plan {
-    sk_kind kind;
-    int64_t np;     /* columns after padding */
-    int64_t bcp;    /* by column: block columns after padding; else 0, and packed B is k x np row-major */
-    int64_t b_size; /* elements of packed B, with room to read a vector past its end */
-    int64_t part;   /* blocks of a share, see SK_PARTS */
-    int64_t parts;  /* shares whose sums are kept apart; 0 when no row is cut */
-    int64_t edge;   /* the block column that reaches beyond the matrix; -1: none */
-    int64_t edge_k; /* its columns inside */
-    int64_t real;   /* bytes of an element as computed */
-    int64_t acc, scratch; /* elements of both of a thread's buffers */
+    int64_t lanes, real; /* of a vector, and bytes of an element as computed */
+    int64_t np, g;       /* columns after padding, and lanes of each */
+    int64_t ga, gb, vs;  /* what the kernel repeats of A and of B, and vectors of B */
+    int64_t rows_a_vec;  /* rows of C that share a vector of sums */
+    int64_t rows, steps, a_row, a_step, b_k, b_step; /* as in the kernel's run */
+    int64_t lane_i, lane_n, add; /* the sum of (i, n): `add` lanes from (i % rows_a_vec)*lane_i + n*lane_n */
+    int64_t b_size;              /* elements of packed B, with room to read a vector past its end */
+    int64_t part, parts;         /* blocks of a part of a long row, see SK_PARTS; parts in all, 0 when none is cut */
+    int64_t edge, edge_k;        /* the block column that reaches beyond the matrix (-1: none), its columns inside */
+    int64_t sums, gather, scratch; /* elements of a block row's sums, and of both of a thread's buffers */
 } sk_plan;
 
-static inline bool sk_power_of_two(int64_t x) { return (x & (x - 1)) == 0; }
 static inline int64_t sk_round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+static inline int64_t sk_even_part(int64_t x) { return x & -x; } /* the largest power of two that divides it */
 
-static inline sk_kind sk_choose(const sat_rows *r, bool transposed, int64_t n, int64_t lanes) {
-    int64_t side = transposed ? r->br : r->bc; /* the one along memory */
-    if (n == 1 && r->block_elements == 1) return SK_SCALAR;
-    if (n > 4 || r->block_elements == 1) return SK_COLS;
-    if (side >= lanes || !sk_power_of_two(side)) return transposed ? SK_DOT_T : SK_DOT;
-    return transposed ? SK_FLAT_T : SK_FLAT;
+static inline void sk_plan_lanes(sk_plan *s, const sat_rows *r, bool transposed, int64_t n) {
+    while (s->np < n) s->np *= 2;
+    int64_t most = sat_max(1, s->lanes / s->np);
+    s->vs = sat_max(1, s->np / s->lanes);
+    if (transposed) {
+        s->g = sat_min(most, sk_even_part(r->br));
+        s->ga = s->g, s->gb = s->np == 1 ? 1 : s->np * s->g / s->vs;
+        s->rows_a_vec = s->g, s->lane_i = 1, s->lane_n = s->g, s->add = 1;
+        s->rows = r->br / s->g, s->a_row = s->g;
+        s->steps = r->bc, s->a_step = r->br, s->b_k = s->gb * s->vs;
+    } else {
+        bool flat = s->np == 1 && r->bc < s->lanes && s->lanes % r->bc == 0 && r->block_elements % s->lanes == 0;
+        s->g = sat_min(most, sk_even_part(r->bc));
+        s->ga = flat ? s->lanes : s->g, s->gb = s->np * s->g / s->vs;
+        s->rows_a_vec = flat ? s->lanes / r->bc : 1, s->lane_i = r->bc, s->lane_n = s->g, s->add = s->g;
+        s->rows = r->br / s->rows_a_vec, s->a_row = flat ? s->lanes : r->bc;
+        s->steps = r->bc / s->g, s->a_step = s->g, s->b_k = s->gb * s->vs;
+    }
+    s->b_step = s->steps * s->b_k;
 }
 
 /* `vector_bytes` is the width that the kernels were compiled for. */
 static inline sk_plan sk_make_plan(const sat_problem *p, const sat_pattern_view *a, int64_t vector_bytes) {
     sat_rows r = sat_op_rows(p, a);
-    bool transposed = p->transpose == SAT_TRANSPOSE;
-    sk_plan s = {.real = p->compute_dtype == SAT_F64 ? 8 : 4, .edge = -1};
-    int64_t lanes = vector_bytes / s.real, grid_k = transposed ? a->grid_rows : a->grid_cols;
-    s.kind = sk_choose(&r, transposed, p->n, lanes);
-    s.np = p->n <= 2 ? p->n : p->n <= 4 ? 4 : p->n <= 8 ? 8 : 16;
-    if (s.kind == SK_COLS) s.np = sat_max(s.np, 4);
-    if (s.kind == SK_FLAT || s.kind == SK_FLAT_T) s.bcp = r.bc;
-    if (s.kind == SK_DOT) s.bcp = sk_round_up(r.bc, lanes);
-    s.b_size = grid_k * s.np * (s.bcp ? s.bcp : r.bc) + 2 * lanes;
+    bool transposed = p->transpose == SAT_TRANSPOSE, narrow = sat_dtype_size(p->a_dtype) == 2;
+    sk_plan s = {.real = p->compute_dtype == SAT_F64 ? 8 : 4, .np = 1, .edge = -1};
+    int64_t grid_k = transposed ? a->grid_rows : a->grid_cols;
+    s.lanes = vector_bytes / s.real;
+    sk_plan_lanes(&s, &r, transposed, p->n);
+    s.b_size = sk_round_up(grid_k * s.b_step, 16);
     if (r.k % r.bc) s.edge = grid_k - 1, s.edge_k = r.k % r.bc;
     s.part = sat_max(256, (a->stored_blocks + SK_PARTS - 1) / SK_PARTS);
     if ((transposed ? a->max_col : a->max_row) >= 2 * s.part) s.parts = a->stored_blocks / s.part + 1;
-    s.acc = sk_round_up(sat_max(SK_ROWS, r.br) * s.np, 16);
-    bool narrow = sat_dtype_size(p->a_dtype) == 2;
+    s.sums = s.rows * s.vs * s.lanes;
+    s.gather = sat_max(SK_GATHER, s.sums);
     s.scratch = sk_round_up(narrow ? sat_max(SK_BATCH, r.block_elements) : s.edge >= 0 ? r.block_elements : 0, 16);
     return s;
 }
@@ -83,22 +91,19 @@ static inline bool sk_supports(const sat_variant *v, const sat_problem *p, const
     return (d->isa & isa) == isa && p->a_dtype == v->instance.dtype && p->n <= SK_MAX_N;
 }
 
-/* Streams the values; B is read once and packed; the arithmetic of the narrow loops reaches half of the peak. */
+/* Streams the values; B is read once and packed. A step's arithmetic counts for all lanes, padded ones too. */
 static inline double sk_estimate(const sat_problem *p, const sat_pattern_view *a, const sat_device *d, int64_t width) {
     if (p->n == 0) return 1e-6;
     sk_plan s = sk_make_plan(p, a, width);
-    double packed = 2.0 * (double)(s.b_size * s.real), padded = (double)s.np / (double)p->n;
-    double lanes = (double)sat_min(s.np * s.real, width) / (double)width;
-    double efficiency = s.kind == SK_COLS ? 0.5 * lanes / padded : 0.35 / padded;
-    return sat_roofline(d, p->compute_dtype, sat_flops(p, a), efficiency, sat_bytes(p, a) + packed * (double)p->batch);
+    double used = (double)p->n * (double)(s.rows_a_vec * s.add) / (double)(s.lanes * s.vs);
+    double packed = 2.0 * (double)(s.b_size * s.real) * (double)p->batch;
+    return sat_roofline(d, p->compute_dtype, sat_flops(p, a), 0.5 * used, sat_bytes(p, a) + packed);
 }
 
 static inline size_t sk_workspace(const sat_problem *p, const sat_pattern_view *a, const sat_device *d, int64_t width) {
     if (p->n == 0) return 0;
     sk_plan s = sk_make_plan(p, a, width);
-    int64_t br = sat_op_rows(p, a).br;
-    int64_t elements = sk_round_up(s.b_size, 16) + s.parts * sk_round_up(br * s.np, 16) + d->threads * (s.acc + s.scratch);
-    return (size_t)(elements * s.real);
+    return (size_t)((s.b_size + s.parts * s.sums + d->threads * (s.gather + s.scratch)) * s.real);
 }
 
 /* Starting threads costs microseconds; a small product is done by fewer. */

@@ -10,36 +10,21 @@
 
 #define REAL  float
 #define VEC   __m256
-#define MASK  __m256i
-#define INDEX __m256i
 #define LANES 8
 #define FN(x) f32_##x
+#define SK_SPLITS(X) X(1, 1, 1) X(2, 2, 1) X(4, 4, 1) X(8, 8, 1) X(1, 2, 1) X(2, 4, 1) X(4, 8, 1) X(1, 4, 1) X(2, 8, 1) X(1, 8, 1) X(1, 8, 2) X(2, 1, 1) X(4, 1, 1) X(8, 1, 1) X(8, 2, 1) X(8, 4, 1)
 
 SK_INLINE VEC FN(zero)(void) { return _mm256_setzero_ps(); }
 SK_INLINE VEC FN(load)(const float *p) { return _mm256_loadu_ps(p); }
-SK_INLINE MASK FN(mask_first)(int64_t n) {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-SK_INLINE VEC FN(load_first)(const float *p, MASK m) { return _mm256_maskload_ps(p, m); }
-SK_INLINE VEC FN(broadcast)(const float *p) { return _mm256_broadcast_ss(p); }
+SK_INLINE void FN(store)(float *p, VEC x) { _mm256_storeu_ps(p, x); }
 SK_INLINE VEC FN(fma)(VEC a, VEC b, VEC c) { return _mm256_fmadd_ps(a, b, c); }
 SK_INLINE VEC FN(add)(VEC a, VEC b) { return _mm256_add_ps(a, b); }
-SK_INLINE float FN(sum)(VEC a) {
-    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
-}
 SK_INLINE VEC FN(group)(const float *p, int g) { /* p[0..g-1], repeated */
+    if (g == LANES) return FN(load)(p);
     if (g == 1) return _mm256_broadcast_ss(p);
     if (g == 2) return _mm256_castpd_ps(_mm256_broadcastsd_pd(_mm_loadl_pd(_mm_setzero_pd(), (const double *)p)));
     return _mm256_broadcast_ps((const __m128 *)p);
 }
-SK_INLINE INDEX FN(spread_index)(int g) {
-    int32_t at[LANES];
-    for (int e = 0; e < LANES; e++) at[e] = e / g;
-    return _mm256_loadu_si256((const __m256i *)at);
-}
-SK_INLINE VEC FN(spread)(const float *p, INDEX i) { return _mm256_permutevar8x32_ps(_mm256_loadu_ps(p), i); }
 
 SK_INLINE float FN(widen)(sat_dtype t, const void *p, int64_t i) {
     if (t == SAT_F32) return ((const float *)p)[i];
@@ -62,35 +47,19 @@ SK_INLINE float FN(activate)(sat_activation a, float x) { return sat_act_f32(a, 
 
 #define REAL  double
 #define VEC   __m256d
-#define MASK  __m256i
-#define INDEX __m256i
 #define LANES 4
 #define FN(x) f64_##x
+#define SK_SPLITS(X) X(1, 1, 1) X(2, 2, 1) X(4, 4, 1) X(1, 2, 1) X(2, 4, 1) X(1, 4, 1) X(1, 4, 2) X(1, 4, 4) X(2, 1, 1) X(4, 1, 1) X(4, 2, 1)
 
 SK_INLINE VEC FN(zero)(void) { return _mm256_setzero_pd(); }
 SK_INLINE VEC FN(load)(const double *p) { return _mm256_loadu_pd(p); }
-SK_INLINE MASK FN(mask_first)(int64_t n) {
-    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
-}
-SK_INLINE VEC FN(load_first)(const double *p, MASK m) { return _mm256_maskload_pd(p, m); }
-SK_INLINE VEC FN(broadcast)(const double *p) { return _mm256_broadcast_sd(p); }
+SK_INLINE void FN(store)(double *p, VEC x) { _mm256_storeu_pd(p, x); }
 SK_INLINE VEC FN(fma)(VEC a, VEC b, VEC c) { return _mm256_fmadd_pd(a, b, c); }
 SK_INLINE VEC FN(add)(VEC a, VEC b) { return _mm256_add_pd(a, b); }
-SK_INLINE double FN(sum)(VEC a) {
-    __m128d x = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(x, _mm_unpackhi_pd(x, x)));
-}
 SK_INLINE VEC FN(group)(const double *p, int g) {
+    if (g == LANES) return FN(load)(p);
     if (g == 1) return _mm256_broadcast_sd(p);
     return _mm256_broadcast_pd((const __m128d *)p);
-}
-SK_INLINE INDEX FN(spread_index)(int g) { /* the permute moves halves of an element */
-    int32_t at[2 * LANES];
-    for (int e = 0; e < 2 * LANES; e++) at[e] = e / 2 / g * 2 + e % 2;
-    return _mm256_loadu_si256((const __m256i *)at);
-}
-SK_INLINE VEC FN(spread)(const double *p, INDEX i) {
-    return _mm256_castps_pd(_mm256_permutevar8x32_ps(_mm256_castpd_ps(_mm256_loadu_pd(p)), i));
 }
 SK_INLINE double FN(widen)(sat_dtype t, const void *p, int64_t i) { return (void)t, ((const double *)p)[i]; }
 static void FN(widen_all)(sat_dtype t, const double *from, double *to, int64_t n) {

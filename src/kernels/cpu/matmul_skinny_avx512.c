@@ -10,31 +10,22 @@
 
 #define REAL  float
 #define VEC   __m512
-#define MASK  __mmask16
-#define INDEX __m512i
 #define LANES 16
 #define FN(x) f32_##x
+#define SK_SPLITS(X) X(1, 1, 1) X(2, 2, 1) X(4, 4, 1) X(8, 8, 1) X(16, 16, 1) X(1, 2, 1) X(2, 4, 1) X(4, 8, 1) X(8, 16, 1) X(1, 4, 1) X(2, 8, 1) X(4, 16, 1) X(1, 8, 1) X(2, 16, 1) X(1, 16, 1) X(2, 1, 1) X(4, 1, 1) X(8, 1, 1) X(16, 1, 1) X(16, 2, 1) X(16, 4, 1) X(16, 8, 1)
 
 SK_INLINE VEC FN(zero)(void) { return _mm512_setzero_ps(); }
 SK_INLINE VEC FN(load)(const float *p) { return _mm512_loadu_ps(p); }
-SK_INLINE MASK FN(mask_first)(int64_t n) { return (MASK)((1u << n) - 1); }
-SK_INLINE VEC FN(load_first)(const float *p, MASK m) { return _mm512_maskz_loadu_ps(m, p); }
-SK_INLINE VEC FN(broadcast)(const float *p) { return _mm512_set1_ps(*p); }
+SK_INLINE void FN(store)(float *p, VEC x) { _mm512_storeu_ps(p, x); }
 SK_INLINE VEC FN(fma)(VEC a, VEC b, VEC c) { return _mm512_fmadd_ps(a, b, c); }
 SK_INLINE VEC FN(add)(VEC a, VEC b) { return _mm512_add_ps(a, b); }
-SK_INLINE float FN(sum)(VEC a) { return _mm512_reduce_add_ps(a); }
 SK_INLINE VEC FN(group)(const float *p, int g) { /* p[0..g-1], repeated */
+    if (g == LANES) return FN(load)(p);
     if (g == 1) return _mm512_set1_ps(*p);
     if (g == 2) return _mm512_castpd_ps(_mm512_broadcastsd_pd(_mm_loadl_pd(_mm_setzero_pd(), (const double *)p)));
     if (g == 4) return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
     return _mm512_broadcast_f32x8(_mm256_loadu_ps(p));
 }
-SK_INLINE INDEX FN(spread_index)(int g) {
-    int32_t at[LANES];
-    for (int e = 0; e < LANES; e++) at[e] = e / g;
-    return _mm512_loadu_si512(at);
-}
-SK_INLINE VEC FN(spread)(const float *p, INDEX i) { return _mm512_permutexvar_ps(i, _mm512_loadu_ps(p)); }
 
 SK_INLINE float FN(widen)(sat_dtype t, const void *p, int64_t i) {
     if (t == SAT_F32) return ((const float *)p)[i];
@@ -57,30 +48,21 @@ SK_INLINE float FN(activate)(sat_activation a, float x) { return sat_act_f32(a, 
 
 #define REAL  double
 #define VEC   __m512d
-#define MASK  __mmask8
-#define INDEX __m512i
 #define LANES 8
 #define FN(x) f64_##x
+#define SK_SPLITS(X) X(1, 1, 1) X(2, 2, 1) X(4, 4, 1) X(8, 8, 1) X(1, 2, 1) X(2, 4, 1) X(4, 8, 1) X(1, 4, 1) X(2, 8, 1) X(1, 8, 1) X(1, 8, 2) X(2, 1, 1) X(4, 1, 1) X(8, 1, 1) X(8, 2, 1) X(8, 4, 1)
 
 SK_INLINE VEC FN(zero)(void) { return _mm512_setzero_pd(); }
 SK_INLINE VEC FN(load)(const double *p) { return _mm512_loadu_pd(p); }
-SK_INLINE MASK FN(mask_first)(int64_t n) { return (MASK)((1u << n) - 1); }
-SK_INLINE VEC FN(load_first)(const double *p, MASK m) { return _mm512_maskz_loadu_pd(m, p); }
-SK_INLINE VEC FN(broadcast)(const double *p) { return _mm512_set1_pd(*p); }
+SK_INLINE void FN(store)(double *p, VEC x) { _mm512_storeu_pd(p, x); }
 SK_INLINE VEC FN(fma)(VEC a, VEC b, VEC c) { return _mm512_fmadd_pd(a, b, c); }
 SK_INLINE VEC FN(add)(VEC a, VEC b) { return _mm512_add_pd(a, b); }
-SK_INLINE double FN(sum)(VEC a) { return _mm512_reduce_add_pd(a); }
 SK_INLINE VEC FN(group)(const double *p, int g) {
+    if (g == LANES) return FN(load)(p);
     if (g == 1) return _mm512_set1_pd(*p);
     if (g == 2) return _mm512_broadcast_f64x2(_mm_loadu_pd(p));
     return _mm512_broadcast_f64x4(_mm256_loadu_pd(p));
 }
-SK_INLINE INDEX FN(spread_index)(int g) {
-    int64_t at[LANES];
-    for (int e = 0; e < LANES; e++) at[e] = e / g;
-    return _mm512_loadu_si512(at);
-}
-SK_INLINE VEC FN(spread)(const double *p, INDEX i) { return _mm512_permutexvar_pd(i, _mm512_loadu_pd(p)); }
 SK_INLINE double FN(widen)(sat_dtype t, const void *p, int64_t i) { return (void)t, ((const double *)p)[i]; }
 static void FN(widen_all)(sat_dtype t, const double *from, double *to, int64_t n) {
     (void)t, memcpy(to, from, (size_t)n * sizeof *to);

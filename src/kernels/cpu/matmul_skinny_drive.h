@@ -9,16 +9,6 @@
 
 #include "matmul_skinny_kernels.h"
 
-#define COLS  4
-#define CN(x) FN(cols4_##x)
-#include "matmul_skinny_cols.h"
-#define COLS  8
-#define CN(x) FN(cols8_##x)
-#include "matmul_skinny_cols.h"
-#define COLS  16
-#define CN(x) FN(cols16_##x)
-#include "matmul_skinny_cols.h"
-
 typedef struct FN(job) {
     const sat_launch *l;
     const sat_problem *p;
@@ -26,32 +16,33 @@ typedef struct FN(job) {
     sk_plan s;
     FN(kernel) kernel;
     REAL *b, *parts;
-    int64_t part_step;
 } FN(job);
 
 typedef struct FN(mine) { /* a thread's own buffers */
-    REAL *acc, *scratch;
-    int64_t first, rows; /* rows of C that wait in acc */
+    REAL *sums, *scratch;
+    int64_t first, rows; /* block rows that wait among the sums */
 } FN(mine);
 
 /* ---- packing B ---- */
 
 static void FN(pack)(const FN(job) * j, int thread, int threads) {
     const sat_problem *p = j->p;
-    int64_t groups = (j->r.k + j->r.bc - 1) / j->r.bc, bc = j->r.bc, np = j->s.np;
-    int64_t k_step = j->s.bcp ? 1 : np, n_step = j->s.bcp ? j->s.bcp : 1, step = np * (j->s.bcp ? j->s.bcp : bc);
-    for (int64_t g = groups * thread / threads; g < groups * (thread + 1) / threads; g++) {
-        REAL *to = j->b + g * step;
-        int64_t in_k = sat_min(bc, j->r.k - g * bc);
-        if (p->n < np || in_k < bc || j->s.bcp > bc) memset(to, 0, (size_t)step * sizeof(REAL));
-        const void *from = sat_at(p->b_dtype, j->l->operands[1], g * bc * p->b.row_stride);
-        for (int64_t k = 0; k < in_k; k++)
+    const sk_plan *s = &j->s;
+    int64_t bc = j->r.bc, groups = (j->r.k + bc - 1) / bc;
+    bool transposed = p->transpose == SAT_TRANSPOSE;
+    int64_t together = transposed ? 1 : s->g, copies = transposed && s->np > 1 ? s->g : 1;
+    for (int64_t c = groups * thread / threads; c < groups * (thread + 1) / threads; c++) {
+        REAL *to = j->b + c * s->b_step;
+        int64_t inside = sat_min(bc, j->r.k - c * bc);
+        if (p->n < s->np || inside < bc) memset(to, 0, (size_t)s->b_step * sizeof(REAL));
+        for (int64_t k = 0; k < inside; k++)
             for (int64_t n = 0; n < p->n; n++) {
-                int64_t at = k * p->b.row_stride + n * p->b.col_stride;
-                to[k * k_step + n * n_step] = FN(widen)(p->b_dtype, from, at);
+                int64_t from = (c * bc + k) * p->b.row_stride + n * p->b.col_stride;
+                REAL x = FN(widen)(p->b_dtype, j->l->operands[1], from);
+                REAL *at = to + k / together * s->b_k + n * s->g + k % together;
+                for (int64_t i = 0; i < copies; i++) at[i] = x;
             }
     }
-    if (thread == threads - 1) memset(j->b + groups * step, 0, (size_t)(j->s.b_size - groups * step) * sizeof(REAL));
 }
 
 /* ---- running blocks ---- */
@@ -69,8 +60,9 @@ static void FN(copy_edge)(const FN(job) * j, int64_t block, REAL *to) {
 /* Adds stored blocks [begin, end) of one block row to out. */
 static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int64_t end, REAL *out) {
     const sat_rows *r = &j->r;
-    FN(run) run = {.b = j->b, .br = r->br, .bc = r->bc, .rs = r->row_step, .cs = r->col_step, .out = out};
-    run.np = j->s.np, run.elements = r->block_elements, run.b_step = j->s.np * (j->s.bcp ? j->s.bcp : r->bc);
+    const sk_plan *s = &j->s;
+    FN(run) run = {.b = j->b, .b_step = s->b_step, .elements = r->block_elements, .out = out};
+    run.rows = s->rows, run.steps = s->steps, run.a_row = s->a_row, run.a_step = s->a_step, run.b_k = s->b_k;
     int64_t whole = end - (end > begin && r->col[end - 1] == j->s.edge);
     if (sat_dtype_size(j->p->a_dtype) == sizeof(REAL)) {
         const REAL *values = j->l->operands[0];
@@ -107,34 +99,38 @@ SK_INLINE REAL FN(finish)(const sat_problem *p, REAL sum, REAL alpha, REAL beta,
     return p->activation == SAT_ACT_NONE ? x : FN(activate)(p->activation, x);
 }
 
-static void FN(write)(const FN(job) * j, const REAL *acc, int64_t first, int64_t rows) {
+/* Writes the rows of C that begin at `first` from their sums. */
+static void FN(write)(const FN(job) * j, const REAL *sums, int64_t first, int64_t rows) {
     const sat_problem *p = j->p;
+    const sk_plan *s = &j->s;
     const void *bias = p->bias == SAT_BIAS_ROW ? j->l->operands[3] : NULL;
     void *c = j->l->operands[2];
     REAL alpha = (REAL)p->alpha, beta = (REAL)p->beta;
     rows = sat_min(rows, p->m - first);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t n = 0; n < p->n; n++) {
+            const REAL *lane = sums + i / s->rows_a_vec * s->vs * s->lanes + i % s->rows_a_vec * s->lane_i + n * s->lane_n;
+            REAL x = lane[0];
+            for (int64_t e = 1; e < s->add; e++) x += lane[e];
             int64_t at = (first + i) * p->c.row_stride + n * p->c.col_stride;
-            sat_store(p->c_dtype, c, at, FN(finish)(p, acc[i * j->s.np + n], alpha, beta, c, at, bias, first + i));
+            sat_store(p->c_dtype, c, at, FN(finish)(p, x, alpha, beta, c, at, bias, first + i));
         }
 }
 
 /* ---- a thread's share ---- */
 
 static void FN(flush)(const FN(job) * j, FN(mine) * m) {
-    if (m->rows) FN(write)(j, m->acc, m->first, m->rows);
+    if (m->rows) FN(write)(j, m->sums, m->first * j->r.br, m->rows * j->r.br);
     m->rows = 0;
 }
 
 static void FN(light_row)(const FN(job) * j, FN(mine) * m, int64_t row) {
-    int64_t br = j->r.br;
-    if (m->rows == 0) m->first = row * br;
-    REAL *out = m->acc + m->rows * j->s.np;
-    memset(out, 0, (size_t)(br * j->s.np) * sizeof(REAL));
+    if (m->rows == 0) m->first = row;
+    REAL *out = m->sums + m->rows * j->s.sums;
+    memset(out, 0, (size_t)j->s.sums * sizeof(REAL));
     FN(blocks)(j, m, j->r.ptr[row], j->r.ptr[row + 1], out);
-    m->rows += br;
-    if ((m->rows + br) * j->s.np > j->s.acc) FN(flush)(j, m);
+    m->rows++;
+    if ((m->rows + 1) * j->s.sums > j->s.gather) FN(flush)(j, m);
 }
 
 /* A long block row is cut into `cuts` parts; part i's sums go to a slot of its own. */
@@ -144,7 +140,7 @@ static int64_t FN(cuts)(const FN(job) * j, int64_t row) {
 }
 
 static REAL *FN(slot)(const FN(job) * j, int64_t row, int64_t i) {
-    return j->parts + (j->r.ptr[row] / j->s.part + i) * j->part_step;
+    return j->parts + (j->r.ptr[row] / j->s.part + i) * j->s.sums;
 }
 
 static void FN(share)(const FN(job) * j, FN(mine) * m, const sk_share *s) {
@@ -158,7 +154,7 @@ static void FN(share)(const FN(job) * j, FN(mine) * m, const sk_share *s) {
         for (int64_t i = 0; i < cuts; i++) {
             int64_t from = begin + n * i / cuts, to = begin + n * (i + 1) / cuts;
             if (!sk_mine(s, from + row)) continue;
-            memset(FN(slot)(j, row, i), 0, (size_t)(j->r.br * j->s.np) * sizeof(REAL));
+            memset(FN(slot)(j, row, i), 0, (size_t)j->s.sums * sizeof(REAL));
             FN(blocks)(j, m, from, to, FN(slot)(j, row, i));
         }
     }
@@ -171,20 +167,26 @@ static void FN(join)(const FN(job) * j, const sk_share *s) {
         if (cuts == 1 || !sk_mine(s, sk_cost(&j->r, row))) continue;
         REAL *sum = FN(slot)(j, row, 0);
         for (int64_t i = 1; i < cuts; i++)
-            for (int64_t e = 0; e < j->r.br * j->s.np; e++) sum[e] += FN(slot)(j, row, i)[e];
+            for (int64_t e = 0; e < j->s.sums; e++) sum[e] += FN(slot)(j, row, i)[e];
         FN(write)(j, sum, row * j->r.br, j->r.br);
     }
 }
 
+/* The kernel for each split of the lanes that sk_plan_lanes makes. */
+#define SK_KERNEL(ga, gb, vs) \
+    static void FN(kernel_##ga##_##gb##_##vs)(const FN(run) * r) { FN(any)(r, ga, gb, vs); }
+SK_SPLITS(SK_KERNEL)
+
 static FN(kernel) FN(pick)(const sk_plan *s) {
-    static const FN(kernel) by_np[3][4] = {
-        {FN(flat_1), FN(dot_1), FN(flat_t_1), FN(dot_t_1)},
-        {FN(flat_2), FN(dot_2), FN(flat_t_2), FN(dot_t_2)},
-        {FN(flat_4), FN(dot_4), FN(flat_t_4), FN(dot_t_4)},
-    };
-    if (s->kind == SK_SCALAR) return FN(scalar);
-    if (s->kind == SK_COLS) return s->np == 4 ? FN(cols4_any) : s->np == 8 ? FN(cols8_any) : FN(cols16_any);
-    return by_np[s->np / 2][s->kind - SK_FLAT];
+    static const struct {
+        int64_t ga, gb, vs;
+        FN(kernel) kernel;
+    } table[] = {
+#define SK_ENTRY(ga, gb, vs) {ga, gb, vs, FN(kernel_##ga##_##gb##_##vs)},
+        SK_SPLITS(SK_ENTRY)};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (table[i].ga == s->ga && table[i].gb == s->gb && table[i].vs == s->vs) return table[i].kernel;
+    return NULL;
 }
 
 static sat_status FN(launch)(const sat_launch *l) {
@@ -192,16 +194,16 @@ static sat_status FN(launch)(const sat_launch *l) {
     if (j.p->n == 0 || j.p->m == 0) return SAT_OK;
     j.s = sk_make_plan(j.p, l->pattern, SK_WIDTH);
     j.kernel = FN(pick)(&j.s);
-    j.part_step = sk_round_up(j.r.br * j.s.np, 16);
+    if (!j.kernel) return sat_fail(SAT_UNSUPPORTED, "no kernel splits a vector this way");
     j.b = l->workspace;
-    j.parts = j.b + sk_round_up(j.s.b_size, 16);
-    REAL *own = j.parts + j.s.parts * j.part_step;
+    j.parts = j.b + j.s.b_size;
+    REAL *own = j.parts + j.s.parts * j.s.sums;
     int wanted = sk_threads(l);
 #pragma omp parallel num_threads(wanted) if (wanted > 1)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        FN(mine) m = {.acc = own + thread * (j.s.acc + j.s.scratch)};
-        m.scratch = m.acc + j.s.acc;
+        FN(mine) m = {.sums = own + thread * (j.s.gather + j.s.scratch)};
+        m.scratch = m.sums + j.s.gather;
         sk_share s = sk_deal(&j.r, thread, threads);
         FN(pack)(&j, thread, threads);
 #pragma omp barrier
@@ -216,7 +218,9 @@ static sat_status FN(launch)(const sat_launch *l) {
 
 #undef REAL
 #undef VEC
-#undef MASK
-#undef INDEX
 #undef LANES
 #undef FN
+#undef SK_SPLITS
+#undef SK_UNROLL
+#undef SK_KERNEL
+#undef SK_ENTRY

@@ -20,7 +20,7 @@ static double packed_estimate(const sat_variant *v, const packed_isa *isa, const
                               const sat_pattern_view *a, const sat_device *d) {
     packed_shape s = packed_make_shape(v, isa, p, a, d);
     double width = (double)(s.vectors * s.lanes), batch = (double)p->batch, element = (double)s.element;
-    double panel = (double)s.vectors / (double)sat_max(s.panels, 1), tile = (double)s.height * panel;
+    double panel = s.panels ? (double)s.vectors / (double)s.panels : 1, tile = (double)s.height * panel;
     /* A k-step costs its multiply-adds, or its loads where the tile is small. */
     double slow = (panel + (double)s.height) / (1.5 * tile), work = slow > 1 ? slow : 1;
     double flops = 2.0 * (double)a->stored_elements * width * batch * work;

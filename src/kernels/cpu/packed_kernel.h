@@ -3,25 +3,28 @@
  *
  * Each k-step loads NV vectors of B and multiplies them by H broadcast values of A. Values come in columns of a strip
  * (neighbouring rows are neighbours in memory: the packed stream, or blocks of a transposed matrix) or in rows (blocks
- * as they are stored). Vectors of B are made opaque to the compiler: it would else fold their loads into the
- * multiply-adds and load each H times. */
+ * as they are stored). The multiply-adds are written as instructions, since compilers fold the loads of B into them,
+ * and so load each H times, or choose forms that need copies of the accumulators. */
 
 /* One strip times one panel. Distances count elements. */
 typedef struct NAME(packed_tile) {
-    const E *a;                         /* the strip's values in block 0 */
-    const int64_t *block;               /* places of the blocks; NULL: first, first + 1, ... */
-    int64_t first, a_block, a_row, a_k; /* first block; distance between blocks, rows, and k */
-    const int32_t *col;                 /* packed block columns */
-    int64_t blocks, steps, last_steps;  /* blocks; k-steps of each; of the last */
-    const E *b;                         /* the panel */
-    int64_t b_block;                    /* distance between its block columns */
-    T *c;                               /* H x NV*VL */
-    int64_t c_row;                      /* distance between its rows */
-    bool resume;                        /* c holds what earlier blocks gave */
-    bool ahead;                         /* fetch B before its turn: small blocks, which no hardware foresees */
+    const E *a;                        /* the strip's values in the first block, or in block 0 if `block` */
+    const int64_t *block;              /* places of the blocks; NULL: one after the other */
+    int64_t a_block, a_row, a_k;       /* distance between blocks, rows, and k */
+    const int32_t *col;                /* packed block columns */
+    int64_t blocks, steps[2];          /* blocks; k-steps of each, and of the last */
+    const E *b;                        /* the panel */
+    int64_t b_block;                   /* distance between its block columns */
+    T *c;                              /* H x NV*VL */
+    int64_t c_row;                     /* distance between its rows */
+    bool resume;                       /* c holds what earlier blocks gave */
+    int64_t ahead;                     /* elements of B to fetch two blocks before their turn: small blocks hide them
+                                          from the hardware */
 } NAME(packed_tile);
 
 typedef void (*NAME(packed_kernel))(const NAME(packed_tile) * x);
+
+enum { NAME(PACKED_STREAM), NAME(PACKED_COLS), NAME(PACKED_ROWS) }; /* where values come from */
 
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
@@ -30,39 +33,42 @@ typedef void (*NAME(packed_kernel))(const NAME(packed_tile) * x);
 INLINE void NAME(packed_step)(const int H, const int NV, const int ROWS, V (*acc)[MAX_NV], const E *const *a,
                               int64_t row, const E *b) {
     W x[MAX_NV];
-    UNROLL for (int j = 0; j < NV; j++) {
-        x[j] = W_LOAD(b + j * VL);
-        __asm__("" : "+v"(x[j]));
-    }
+    UNROLL for (int j = 0; j < NV; j++) x[j] = W_LOAD(b + j * VL);
     UNROLL for (int i = 0; i < H; i++) {
         W y = W_BROADCAST(ROWS ? a[i / 3] + (i % 3) * row : a[0] + i);
-        UNROLL for (int j = 0; j < NV; j++) acc[i][j] = V_FMA(y, x[j], acc[i][j]);
+        UNROLL for (int j = 0; j < NV; j++) V_FMA(acc[i][j], y, x[j]);
     }
 }
 
-INLINE void NAME(packed_run_tile)(const int H, const int NV, const int ROWS, const NAME(packed_tile) * x) {
+INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, const NAME(packed_tile) * x) {
     enum { LINE = 64 / sizeof(E) };
-    const int bases = ROWS ? (H + 2) / 3 : 1;
+    const int ROWS = FROM == NAME(PACKED_ROWS), bases = ROWS ? (H + 2) / 3 : 1;
     V acc[MAX_H][MAX_NV];
     UNROLL for (int i = 0; i < H; i++) {
         UNROLL for (int j = 0; j < NV; j++) acc[i][j] = x->resume ? V_LOAD(x->c + i * x->c_row + j * VL) : V_ZERO();
     }
-    const int64_t blocks = x->blocks, steps = x->steps, row = x->a_row, next = ROWS ? 1 : x->a_k;
-    for (int64_t t = 0; t < blocks; t++) {
-        const E *b = x->b + x->col[t] * x->b_block, *a[(MAX_H + 2) / 3];
-        a[0] = x->a + (x->block ? x->block[x->first + t] : x->first + t) * x->a_block;
+    const int64_t next = FROM == NAME(PACKED_STREAM) ? H : ROWS ? 1 : x->a_k, row = ROWS ? x->a_row : 0;
+    const E *a[(MAX_H + 2) / 3], *from = x->a;
+    const int32_t *col = x->col, *last = col + x->blocks - 1;
+    a[0] = x->a;
+    for (int64_t t = 0; col <= last; col++, t++) {
+        const E *b = x->b + *col * x->b_block;
+        if (FROM != NAME(PACKED_STREAM)) {
+            a[0] = FROM == NAME(PACKED_COLS) ? x->a + x->block[t] * x->a_block : from;
+            from += x->a_block;
+        }
         UNROLL for (int i = 1; i < bases; i++) a[i] = a[i - 1] + 3 * row;
         if (x->ahead) {
-            const E *later = x->b + x->col[sat_min(t + 2, blocks - 1)] * x->b_block;
-            for (const E *end = later + steps * NV * VL; later < end; later += LINE) __builtin_prefetch(later, 0, 3);
+            const E *later = x->b + (col + 2 < last ? col[2] : *last) * x->b_block;
+            for (const E *end = later + x->ahead; later < end; later += LINE) __builtin_prefetch(later, 0, 3);
         }
-        int64_t n = t + 1 < blocks ? steps : x->last_steps;
-        for (; n >= 4; n -= 4) {
-            UNROLL for (int u = 0; u < 4; u++) {
+        int64_t n = x->steps[col == last];
+        for (; n >= STEPS; n -= STEPS) {
+            UNROLL for (int u = 0; u < STEPS; u++) {
                 NAME(packed_step)(H, NV, ROWS, acc, a, row, b + u * NV * VL);
                 UNROLL for (int i = 0; i < bases; i++) a[i] += next;
             }
-            b += 4 * NV * VL;
+            b += STEPS * NV * VL;
         }
         for (; n > 0; n--) {
             NAME(packed_step)(H, NV, ROWS, acc, a, row, b);
@@ -76,19 +82,30 @@ INLINE void NAME(packed_run_tile)(const int H, const int NV, const int ROWS, con
 }
 
 #define DEFINE(H, NV)                                                                                                  \
-    static void NAME(packed_cols_##H##x##NV)(const NAME(packed_tile) * x) { NAME(packed_run_tile)(H, NV, 0, x); }      \
-    static void NAME(packed_rows_##H##x##NV)(const NAME(packed_tile) * x) { NAME(packed_run_tile)(H, NV, 1, x); }
+    static void NAME(packed_stream_##H##x##NV)(const NAME(packed_tile) * x) {                                          \
+        NAME(packed_run_tile)(H, NV, NAME(PACKED_STREAM), x);                                                          \
+    }
 KERNELS(DEFINE)
+DIRECT_KERNELS(DEFINE)
+#undef DEFINE
+#define DEFINE(H, NV)                                                                                                  \
+    static void NAME(packed_cols_##H##x##NV)(const NAME(packed_tile) * x) {                                            \
+        NAME(packed_run_tile)(H, NV, NAME(PACKED_COLS), x);                                                            \
+    }                                                                                                                  \
+    static void NAME(packed_rows_##H##x##NV)(const NAME(packed_tile) * x) {                                            \
+        NAME(packed_run_tile)(H, NV, NAME(PACKED_ROWS), x);                                                            \
+    }
+DIRECT_KERNELS(DEFINE)
 #undef DEFINE
 
-static const NAME(packed_kernel) NAME(packed_cols)[MAX_H][MAX_NV] = {
-#define LIST(H, NV) [H - 1][NV - 1] = NAME(packed_cols_##H##x##NV),
-    KERNELS(LIST)
+/* By where values come from, then by tile. */
+static const NAME(packed_kernel) NAME(packed_kernels)[3][MAX_H][MAX_NV] = {
+#define LIST(H, NV) [NAME(PACKED_STREAM)][H - 1][NV - 1] = NAME(packed_stream_##H##x##NV),
+    KERNELS(LIST) DIRECT_KERNELS(LIST)
 #undef LIST
-};
-
-static const NAME(packed_kernel) NAME(packed_rows)[MAX_H][MAX_NV] = {
-#define LIST(H, NV) [H - 1][NV - 1] = NAME(packed_rows_##H##x##NV),
-    KERNELS(LIST)
+#define LIST(H, NV)                                                                                                    \
+    [NAME(PACKED_COLS)][H - 1][NV - 1] = NAME(packed_cols_##H##x##NV),                                                 \
+    [NAME(PACKED_ROWS)][H - 1][NV - 1] = NAME(packed_rows_##H##x##NV),
+        DIRECT_KERNELS(LIST)
 #undef LIST
 };

@@ -68,7 +68,7 @@ static sampled_shape sampled_shape_of(const sat_variant *v, const sat_problem *p
     if (s.chunks > 1 && sat_dtype_size(p->c_dtype) < 4)
         s.sum_bytes = a->stored_blocks * a->block_rows * a->block_cols * 4;
     s.pieces = sampled_ceil(a->block_rows, s.kind == SAMPLED_OUTER ? 96 : 32);
-    int64_t budget = (d->l2_bytes > 0 ? d->l2_bytes : 512 << 10) / 2;
+    int64_t budget = (d->l2_bytes > 0 ? d->l2_bytes : 512 << 10) / BUD;
     int64_t columns = sat_min(2048, sat_max(64, budget / (s.kc * s.size)));
     s.group = sat_max(1, columns / a->block_cols);
     return s;

@@ -64,7 +64,7 @@ static void FN(pack_y_outer)(const sampled_job *j, int64_t k0, int64_t len, int6
     } else if (whole) {
         for (int64_t k = 0; k < len; k++)
             for (int64_t q = 0; q < count; q++) {
-                if (k + PFY < len) __builtin_prefetch(sat_at(p->b_dtype, j->y, at[q] + (k + PFY) * p->b.row_stride));
+                if (k + 8 < len) __builtin_prefetch(sat_at(p->b_dtype, j->y, at[q] + (k + 8) * p->b.row_stride));
                 FN(copy_row)(dst[q] + k * LANES, LANES, p->b_dtype, j->y, at[q] + k * p->b.row_stride);
             }
     } else {
@@ -165,6 +165,9 @@ static void FN(unit_outer)(const sampled_job *j, int64_t chunk, int64_t len, con
         }
         for (int64_t i = 0; i < strips; i++) {
             int64_t from = (r1 - r0) * i / strips, rows = (r1 - r0) * (i + 1) / strips - from;
+            for (int64_t r = 0; r < rows; r++) /* S will be written when the tile is done */
+                for (int e = 0; e < wide; e++)
+                    __builtin_prefetch(sat_at(j->p->c_dtype, j->s, at[e] + (r0 + from + r) * a->block_cols), 1);
             sampled_look_ahead(ahead);
             FN(outer_tiles)[rows][wide](len, x + from * s->x_pitch, s->x_pitch, y, out);
             for (int64_t r = 0; r < rows; r++)
@@ -175,31 +178,47 @@ static void FN(unit_outer)(const sampled_job *j, int64_t chunk, int64_t len, con
     }
 }
 
-/* Some neighbouring columns of one block. */
-typedef struct FN(segment) {
-    int64_t at, count;
-} FN(segment);
+/* Some columns of a run, gathered for dot tiles. */
+typedef struct FN(batch) {
+    int columns, segments;
+    const T *y[SAMPLED_BATCH];
+    /* Sums are kept as the blocks store them, some neighbouring columns of one block after the other. */
+    int at[SAMPLED_BATCH], step[SAMPLED_BATCH]; /* of each column: its place in the first row, and from row to row */
+    int64_t to[SAMPLED_BATCH];                  /* of each segment: its first stored element */
+    int count[SAMPLED_BATCH];                   /* and its columns */
+} FN(batch);
 
-static void FN(batch_dot)(const sampled_job *j, int64_t chunk, int64_t len, const T *x, int64_t x_pitch, int64_t r0,
-                          int64_t r1, const T *const *y, int columns, const FN(segment) * segments, int segment_count,
-                          sampled_ahead *ahead) {
-    T out[16 * 8] __attribute__((aligned(64))), sums[32 * SAMPLED_BATCH] __attribute__((aligned(64)));
-    int64_t strips = sampled_ceil(r1 - r0, j->tm);
+static void FN(batch_put)(const sampled_job *j, int64_t chunk, const FN(batch) * b, const T *sums, int64_t rows) {
+    for (int g = 0; g < b->segments; sums += b->count[g++] * rows) {
+        if (b->count[g] == j->a->block_cols) FN(put)(j, chunk, sums, b->count[g] * rows, b->to[g]);
+        else
+            for (int64_t r = 0; r < rows; r++)
+                FN(put)(j, chunk, sums + r * b->count[g], b->count[g], b->to[g] + r * j->a->block_cols);
+    }
+}
+
+static void FN(batch_dot)(const sampled_job *j, int64_t chunk, int64_t len, const T *x, int64_t x_pitch, int64_t high,
+                          const FN(batch) * b, sampled_ahead *ahead) {
+    T out[32] __attribute__((aligned(64))), sums[32 * SAMPLED_BATCH] __attribute__((aligned(64)));
+    int64_t strips = sampled_ceil(high, j->tm), line = 64 / (int64_t)sat_dtype_size(j->p->c_dtype);
+    for (int g = 0; g < b->segments; g++) /* S will be written when the tiles are done */
+        for (int64_t e = 0; e < high * j->a->block_cols; e += line)
+            __builtin_prefetch(sat_at(j->p->c_dtype, j->s, b->to[g] + e), 1);
     for (int64_t i = 0; i < strips; i++) {
-        int64_t from = (r1 - r0) * i / strips, rows = (r1 - r0) * (i + 1) / strips - from;
-        int most = sat_min(8, j->tm * j->tn / rows), wide; /* few rows leave room for more columns */
-        for (int c = 0; c < columns; c += wide) {
-            int left = columns - c;
+        int64_t from = high * i / strips, rows = high * (i + 1) / strips - from;
+        int most = (int)sat_min(8, j->tm * j->tn / rows), wide; /* few rows leave room for more columns */
+        for (int c = 0; c < b->columns; c += wide) {
+            int left = b->columns - c;
             wide = left >= 2 * most || left <= most ? (int)sat_min(left, most) : (left + 1) / 2;
             sampled_look_ahead(ahead);
-            FN(dot_tiles)[rows][wide](len, x + from * x_pitch, x_pitch, y + c, out);
-            for (int64_t r = 0; r < rows; r++)
-                for (int e = 0; e < wide; e++) sums[(from + r) * SAMPLED_BATCH + c + e] = out[r * wide + e];
+            FN(dot_tiles)[rows][wide](len, x + from * x_pitch, x_pitch, b->y + c, out);
+            for (int e = 0; e < wide; e++) {
+                T *to = sums + b->at[c + e] + from * b->step[c + e];
+                for (int64_t r = 0; r < rows; r++) to[r * b->step[c + e]] = out[r * wide + e];
+            }
         }
     }
-    for (int g = 0, c = 0; g < segment_count; c += (int)segments[g++].count)
-        for (int64_t r = 0; r < r1 - r0; r++) FN(put)
-    (j, chunk, sums + r * SAMPLED_BATCH + c, segments[g].count, segments[g].at + (r0 + r) * j->a->block_cols);
+    FN(batch_put)(j, chunk, b, sums, high);
 }
 
 static void FN(unit_dot)(const sampled_job *j, int64_t chunk, int64_t len, const sampled_run *run, int64_t r0,
@@ -211,19 +230,23 @@ static void FN(unit_dot)(const sampled_job *j, int64_t chunk, int64_t len, const
     int64_t x_pitch = direct ? j->p->a.row_stride : s->x_pitch, y_pitch = direct ? j->p->b.col_stride : s->y_pitch;
     const T *x = direct ? (const T *)j->x + i0 * x_pitch + k0 : (const T *)j->xp + i0 * x_pitch;
     const T *y0 = direct ? (const T *)j->y + k0 : (const T *)j->yp;
-    const T *y[SAMPLED_BATCH];
-    FN(segment) segments[SAMPLED_BATCH];
-    int columns = 0, count = 0;
+    FN(batch) b;
+    b.columns = b.segments = 0;
     for (int64_t t = run->first; t < run->first + run->count; t++) {
         int64_t col = a->col_idx[t] * a->block_cols, wide = sat_min(a->block_cols, a->cols - col);
         for (int64_t c = 0, some; c < wide; c += some) {
-            some = sat_min(wide - c, SAMPLED_BATCH - columns);
-            segments[count++] = (FN(segment)){t * a->block_rows * a->block_cols + c, some};
-            for (int64_t e = 0; e < some; e++) y[columns++] = y0 + (col + c + e) * y_pitch;
+            some = sat_min(wide - c, SAMPLED_BATCH - b.columns);
+            b.to[b.segments] = (t * a->block_rows + r0) * a->block_cols + c;
+            b.count[b.segments++] = (int)some;
+            int64_t first = b.columns * (r1 - r0);
+            for (int64_t e = 0; e < some; e++, b.columns++) {
+                b.y[b.columns] = y0 + (col + c + e) * y_pitch;
+                b.at[b.columns] = (int)(first + e), b.step[b.columns] = (int)some;
+            }
             bool end = t + 1 == run->first + run->count && c + some == wide;
-            if (columns < SAMPLED_BATCH && !end) continue;
-            FN(batch_dot)(j, chunk, len, x, x_pitch, r0, r1, y, columns, segments, count, ahead);
-            columns = count = 0;
+            if (b.columns < SAMPLED_BATCH && !end) continue;
+            FN(batch_dot)(j, chunk, len, x, x_pitch, r1 - r0, &b, ahead);
+            b.columns = b.segments = 0;
         }
     }
 }

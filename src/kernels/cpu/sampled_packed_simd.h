@@ -111,7 +111,7 @@ static void (*const FN(dot_tiles)[9][9])(int64_t, const T *, int64_t, const T *c
 /* ---- copies ---- */
 
 /* Rows are short and far apart, which no hardware prefetcher follows: ask for row r + AHEAD while copying row r. */
-enum { FN(ahead) = 8 };
+enum { FN(ahead) = 2 };
 
 static inline void FN(copy_row)(T *dst, int64_t n, sat_dtype t, const void *src, int64_t at) {
     int64_t e = 0;
@@ -145,8 +145,8 @@ static void FN(copy)(T *dst, int64_t pitch, int64_t rows, int64_t cols, sat_dtyp
     if (cs == 1) {
         int64_t line = 64 / (int64_t)sat_dtype_size(t);
         for (int64_t r = 0; r < rows; r++) {
-            if (r + PFD < rows)
-                for (int64_t c = 0; c < cols; c += line) __builtin_prefetch(sat_at(t, src, (r + PFD) * rs + c));
+            if (r + FN(ahead) < rows)
+                for (int64_t c = 0; c < cols; c += line) __builtin_prefetch(sat_at(t, src, (r + FN(ahead)) * rs + c));
             FN(copy_row)(dst + r * pitch, cols, t, src, r * rs);
         }
     } else if (rs == 1) {

@@ -1,0 +1,221 @@
+// Random problems for `check`. Mostly small: what breaks kernels are edges, and thousands of cases should take a
+// minute.
+
+#include "check_case.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "number.h"
+#include "rng.h"
+
+typedef struct draw {
+    rng r;
+    double wild; // 1: anything; near 0: the plainest problem
+    const sat_variant *v;
+} draw;
+
+static bool wildly(draw *d, double p) { return rng_chance(&d->r, p * d->wild); }
+
+static int64_t pick(draw *d, const int64_t *list, int count) { return list[rng_below(&d->r, count)]; }
+
+/* ---- shapes ---- */
+
+static int64_t block_side(draw *d) {
+    static const int64_t powers[] = {1, 2, 4, 4, 8, 8, 16, 16, 16, 32, 32, 64, 128};
+    static const int64_t odd[] = {3, 5, 6, 7, 9, 10, 12, 13, 17, 20, 24, 31, 33, 40, 48, 65, 96, 100};
+    return wildly(d, 0.3) ? pick(d, odd, 18) : pick(d, powers, 13);
+}
+
+// Blocks along one side: many small ones, few large ones; now and then a long row of them.
+static int64_t grid_side(draw *d, int64_t block) {
+    int64_t most = block >= 64 ? 4 : block >= 16 ? 7 : block >= 4 ? 14 : 40;
+    if (rng_chance(&d->r, 0.03)) most *= 12;
+    return rng_between(&d->r, 1, most);
+}
+
+// Columns of B, or the inner size of a sampled product.
+static int64_t other_side(draw *d) {
+    double u = rng_unit(&d->r);
+    if (u < 0.12) return 1;
+    if (u < 0.30) return rng_between(&d->r, 2, 8);
+    if (u < 0.45) return rng_between(&d->r, 9, 16);
+    if (u < 0.60) return 16 * rng_between(&d->r, 1, 8);
+    if (u < 0.95) return rng_between(&d->r, 17, 100);
+    return rng_between(&d->r, 101, 700);
+}
+
+// Each row its own share of blocks: even, with empty rows, or one heavy row.
+static void choose_blocks(draw *d, blocks *b) {
+    double density = rng_chance(&d->r, 0.1) ? 1 : rng_unit(&d->r) * 0.7, style = rng_unit(&d->r);
+    if (rng_chance(&d->r, 0.04)) density = 0;
+    int64_t heavy = b->grid_rows ? rng_below(&d->r, b->grid_rows) : 0;
+    b->count = 0;
+    for (int64_t row = 0; row < b->grid_rows; row++) {
+        double here = density;
+        if (style < 0.3 && rng_chance(&d->r, 0.4)) here = 0;
+        if (style > 0.8) here = row == heavy ? 1 : density * 0.2;
+        for (int64_t col = 0; col < b->grid_cols; col++)
+            if (rng_chance(&d->r, here)) b->col_idx[b->count++] = col;
+        b->row_ptr[row + 1] = b->count;
+    }
+}
+
+static bool make_pattern(draw *d, blocks *b) {
+    int64_t side = block_side(d);
+    *b = (blocks){.block_rows = side, .block_cols = wildly(d, 0.35) ? block_side(d) : side};
+    b->rows = b->block_rows * grid_side(d, b->block_rows);
+    b->cols = b->block_cols * grid_side(d, b->block_cols);
+    while ((double)b->rows * (double)b->cols > 200000) { // a long row of large blocks would be a large problem
+        if (b->rows >= b->cols && b->rows > b->block_rows) b->rows = (b->rows / b->block_rows + 1) / 2 * b->block_rows;
+        else if (b->cols > b->block_cols) b->cols = (b->cols / b->block_cols + 1) / 2 * b->block_cols;
+        else break;
+    }
+    if (wildly(d, 0.4)) b->rows -= rng_below(&d->r, b->block_rows);
+    if (wildly(d, 0.4)) b->cols -= rng_below(&d->r, b->block_cols);
+    if (wildly(d, 0.015)) b->rows = 0;
+    if (wildly(d, 0.015)) b->cols = 0;
+    b->grid_rows = grid_of(b->rows, b->block_rows), b->grid_cols = grid_of(b->cols, b->block_cols);
+    b->row_ptr = calloc((size_t)b->grid_rows + 1, sizeof *b->row_ptr);
+    b->col_idx = calloc((size_t)(b->grid_rows * b->grid_cols) + 1, sizeof *b->col_idx);
+    if (!b->row_ptr || !b->col_idx) return false;
+    choose_blocks(d, b);
+    return true;
+}
+
+/* ---- layouts ---- */
+
+static int64_t at_least_1(int64_t x) { return x < 1 ? 1 : x; }
+
+static sat_layout dense_layout(draw *d, int64_t rows, int64_t cols, int64_t batch, bool output) {
+    int64_t gap = wildly(d, 0.4) ? rng_between(&d->r, 1, 9) : 0;
+    sat_layout l = {.row_stride = at_least_1(cols + gap), .col_stride = 1};
+    if (wildly(d, 0.3)) l = (sat_layout){.row_stride = 1, .col_stride = at_least_1(rows + gap)};
+    if (wildly(d, 0.1)) { // neither order
+        l.col_stride = rng_between(&d->r, 2, 3);
+        l.row_stride = at_least_1(cols * l.col_stride + gap);
+    }
+    if (!output && wildly(d, 0.02)) l = (sat_layout){.row_stride = 0, .col_stride = 1}; // one row for all
+    if (!output && wildly(d, 0.02)) l = (sat_layout){.row_stride = 1, .col_stride = 0};
+    if (batch <= 1) return l;
+    l.batch_stride = at_least_1(rows * l.row_stride + cols * l.col_stride + gap);
+    if (!output && rng_chance(&d->r, 0.3)) l.batch_stride = 0;
+    else if (wildly(d, 0.1))
+        l = (sat_layout){.row_stride = at_least_1(cols * batch), .col_stride = batch, .batch_stride = 1};
+    return l;
+}
+
+static sat_layout values_layout(draw *d, const blocks *b, int64_t batch, bool output) {
+    sat_layout l = {0};
+    if (batch > 1 && (output || rng_chance(&d->r, 0.6)))
+        l.batch_stride = b->count * b->block_rows * b->block_cols + (wildly(d, 0.5) ? rng_between(&d->r, 1, 9) : 0);
+    return l;
+}
+
+static uint32_t alignment(draw *d, sat_dtype t) {
+    static const int64_t bytes[] = {16, 32, 64};
+    return wildly(d, 0.5) ? (uint32_t)number_size(t) : (uint32_t)pick(d, bytes, 3);
+}
+
+/* ---- problems ---- */
+
+static void choose_dtypes(draw *d, sat_problem *p) {
+    sat_dtype own = d->v->instance.dtype;
+    p->a_dtype = own && !wildly(d, 0.1) ? own : (sat_dtype)rng_between(&d->r, SAT_F32, SAT_BF16);
+    p->b_dtype = p->c_dtype = p->a_dtype;
+    if ((p->a_dtype == SAT_F16 || p->a_dtype == SAT_BF16) && rng_chance(&d->r, 0.5)) p->c_dtype = SAT_F32;
+    p->compute_dtype = p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32;
+}
+
+static void choose_scalars(draw *d, sat_problem *p) {
+    static const double factors[] = {-1, 0.5, 2, 1, -0.375, 0};
+    p->alpha = wildly(d, 0.4) ? factors[rng_below(&d->r, 6)] : 1;
+    p->beta = wildly(d, 0.4) ? factors[rng_below(&d->r, 5)] : 0;
+    if (wildly(d, 0.1)) p->alpha = 4 * rng_unit(&d->r) - 2;
+    if (p->op == SAT_SAMPLED) return;
+    if (wildly(d, 0.3)) p->bias = SAT_BIAS_ROW;
+    if (wildly(d, 0.35)) p->activation = (sat_activation)rng_between(&d->r, SAT_ACT_RELU, SAT_ACT_SILU);
+}
+
+static void choose_flags(draw *d, sat_problem *p) {
+    if (d->v->flags & SAT_V_NONDETERMINISTIC) p->flags |= SAT_ALLOW_NONDETERMINISTIC;
+    if (d->v->flags & SAT_V_DENSE) p->flags |= SAT_ALLOW_DENSE;
+    bool own_values = p->batch > 1 && p->a.batch_stride != 0; // those cannot be converted once for all
+    if (p->op == SAT_MATMUL && !own_values && rng_chance(&d->r, 0.25)) p->flags |= SAT_FIXED_VALUES;
+}
+
+static void choose_problem(draw *d, check_case *c) {
+    const blocks *b = &c->blocks;
+    sat_problem *p = &c->problem;
+    *p = (sat_problem){SAT_SIZED(sat_problem), .op = d->v->op};
+    choose_dtypes(d, p);
+    p->batch = wildly(d, 0.15) ? rng_between(&d->r, 2, 3) : 1;
+    int64_t other = wildly(d, 0.015) ? 0 : other_side(d);
+    double work = (double)b->count * (double)b->block_rows * (double)b->block_cols * (double)p->batch;
+    double budget = rng_chance(&d->r, 0.04) ? 4e6 : 4e5;
+    if (work * (double)other > budget) other = at_least_1((int64_t)(budget / work));
+    if (p->op == SAT_SAMPLED) {
+        p->m = b->rows, p->n = b->cols, p->k = other;
+        p->a = dense_layout(d, p->m, p->k, p->batch, false);
+        p->b = dense_layout(d, p->k, p->n, p->batch, false);
+        p->c = values_layout(d, b, p->batch, true);
+    } else {
+        p->transpose = wildly(d, 0.35) ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+        p->m = p->transpose ? b->cols : b->rows, p->k = p->transpose ? b->rows : b->cols, p->n = other;
+        p->a = values_layout(d, b, p->batch, false);
+        p->b = dense_layout(d, p->k, p->n, p->batch, false);
+        p->c = dense_layout(d, p->m, p->n, p->batch, true);
+    }
+    p->a_align = alignment(d, p->a_dtype), p->b_align = alignment(d, p->b_dtype), p->c_align = alignment(d, p->c_dtype);
+    choose_scalars(d, p);
+    choose_flags(d, p);
+}
+
+static uint64_t hash_name(const char *name) {
+    uint64_t h = 0xcbf29ce484222325u;
+    for (; *name; name++) h = (h ^ (unsigned char)*name) * 0x100000001b3u;
+    return h;
+}
+
+bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt, check_case *c) {
+    uint64_t state = rng_mix(seed ^ 0x5851f42d4c957f2du) ^ rng_mix(hash_name(v->name) + (uint64_t)number);
+    double wild = attempt < 6 ? 1 : attempt < 14 ? 0.5 : attempt < 26 ? 0.15 : 0.02;
+    draw d = {.r = {state + (uint64_t)attempt * 0x632be59bd9b4e019u}, .wild = wild, .v = v};
+    *c = (check_case){.seed = rng_next(&d.r), .poisoned = -1};
+    if (!make_pattern(&d, &c->blocks)) return false;
+    choose_problem(&d, c);
+    c->index_type = rng_chance(&d.r, 0.5) ? SAT_I32 : SAT_I64;
+    c->place = (place)rng_below(&d.r, 3);
+    c->duplicate = rng_chance(&d.r, 0.2);
+    const blocks *b = &c->blocks;
+    int64_t bands = c->problem.op == SAT_SAMPLED || c->problem.transpose ? b->grid_rows : b->grid_cols;
+    if (!(v->flags & SAT_V_DENSE) && c->problem.alpha != 0 && bands > 0 && rng_chance(&d.r, 0.25))
+        c->poisoned = rng_below(&d.r, bands);
+    return true;
+}
+
+void case_free(check_case *c) { blocks_free(&c->blocks); }
+
+static int layout_text(char *out, size_t capacity, const char *name, const sat_layout *l) {
+    return snprintf(out, capacity, " %s=%" PRId64 ",%" PRId64 ",%" PRId64, name, l->row_stride, l->col_stride,
+                    l->batch_stride);
+}
+
+void case_text(const check_case *c, char *out, size_t capacity) {
+    static const char *const places[] = {"middle", "end", "start"}, *const acts[] = {"none", "relu", "gelu", "silu"};
+    const sat_problem *p = &c->problem;
+    const blocks *b = &c->blocks;
+    int at = snprintf(out, capacity,
+                      "%s %s %" PRId64 "x%" PRId64 "x%" PRId64 " block %" PRId64 "x%" PRId64 ", %" PRId64
+                      " blocks, batch %" PRId64 "%s, alpha %g beta %g bias %d %s%s, align %u,%u,%u, i%d, %s",
+                      p->op == SAT_SAMPLED ? "sampled" : "matmul", dtype_pair_name(p->a_dtype, p->c_dtype), p->m, p->n,
+                      p->k, b->block_rows, b->block_cols, b->count, p->batch, p->transpose ? ", transposed" : "",
+                      p->alpha, p->beta, p->bias, acts[p->activation], p->flags & SAT_FIXED_VALUES ? ", fixed" : "",
+                      p->a_align, p->b_align, p->c_align, c->index_type == SAT_I32 ? 32 : 64, places[c->place]);
+    const sat_layout *layouts[] = {&p->a, &p->b, &p->c};
+    static const char *const names[] = {"a", "b", "c"};
+    for (int i = 0; i < 3 && at > 0 && (size_t)at < capacity; i++)
+        at += layout_text(out + at, capacity - (size_t)at, names[i], layouts[i]);
+    if (c->poisoned >= 0 && (size_t)at < capacity)
+        snprintf(out + at, capacity - (size_t)at, ", NaN in band %" PRId64, c->poisoned);
+}

@@ -1,0 +1,49 @@
+/* The operands of a case in guarded memory, and what a right result is. */
+#ifndef CLI_CHECK_DATA_H
+#define CLI_CHECK_DATA_H
+
+#include "check_case.h"
+
+#define CHECK_OPERANDS 4
+
+/* Memory between two pages that may not be touched; reused from case to case. */
+typedef struct arena {
+    char *map;
+    size_t bytes; /* usable, between the pages */
+} arena;
+
+typedef struct operand {
+    const char *name;
+    sat_dtype dtype;
+    bool output, values;
+    int64_t rows, cols, batch; /* of block values: stored blocks * block rows, block columns */
+    sat_layout layout;
+    uint32_t align;
+    int64_t span; /* elements from the first to past the last */
+    char *data;
+    char *zone; /* data and the guard zones around it */
+    size_t zone_bytes;
+    char *before; /* the zone before the run */
+} operand;
+
+typedef struct check_data {
+    arena arenas[CHECK_OPERANDS];
+    operand list[CHECK_OPERANDS];
+    int count;
+    void *pointers[SAT_MAX_OPERANDS];
+    double *expected, *bound; /* of the output, batch * rows * cols */
+} check_data;
+
+/* Lays the operands out. False without memory. */
+bool data_open(check_data *d, const check_case *c);
+/* New random values; outputs NaN, or random where they are read. Then the expectation of a right result. */
+bool data_fill(check_data *d, const check_case *c, uint64_t seed);
+void data_restore(check_data *d); /* as data_fill left it */
+/* The output against the expectation, its gaps, the guard zones and the inputs. False with what is wrong. */
+bool data_compare(const check_data *d, const check_case *c, char *message, size_t capacity);
+void data_close(check_data *d); /* what belongs to a case */
+void data_free(check_data *d);  /* the arenas too */
+
+const operand *data_output(const check_data *d);
+
+#endif

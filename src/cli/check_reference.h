@@ -1,0 +1,10 @@
+/* What a right result is, and how far from it rounding may lead: double precision, written from the definition. */
+#ifndef CLI_CHECK_REFERENCE_H
+#define CLI_CHECK_REFERENCE_H
+
+#include "check_data.h"
+
+/* Fills d->expected and d->bound from the operands as they are now. False without memory. */
+bool reference_compute(check_data *d, const check_case *c);
+
+#endif

@@ -1,0 +1,159 @@
+// One case: a plan with exactly this variant, run twice on different data, once more on one thread.
+
+#include "check_run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ATTEMPTS = 32 };
+
+bool checker_open(checker *k, const setup *s) {
+    *k = (checker){0};
+    setup many = *s, one = *s;
+    many.cache = one.cache = "", many.effort = one.effort = SAT_EFFORT_OFF;
+    one.threads = 1;
+    k->many = setup_open(&many);
+    if (k->many && !s->threads && sat_context_device(k->many)->threads < 2) { // a single core shows nothing else
+        sat_context_free(k->many);
+        many.threads = 2;
+        k->many = setup_open(&many);
+    }
+    k->one = k->many ? setup_open(&one) : NULL;
+    return k->one && setup_plugins(s, k->many) && setup_plugins(s, k->one);
+}
+
+void checker_close(checker *k) {
+    sat_context_free(k->many);
+    sat_context_free(k->one);
+    data_free(&k->data);
+}
+
+typedef struct trial {
+    checker *k;
+    const sat_variant *v;
+    const check_case *c;
+    char *message;
+    size_t capacity;
+} trial;
+
+static bool wrong(const trial *t, const char *what) {
+    snprintf(t->message, t->capacity, "%s", what);
+    return false;
+}
+
+static bool wrong_status(const trial *t, const char *call, sat_status status) {
+    snprintf(t->message, t->capacity, "%s: %s (%s)", call, sat_last_error(), sat_status_name(status));
+    return false;
+}
+
+static sat_status make_pattern(sat_context *context, const check_case *c, sat_pattern **pattern) {
+    const blocks *b = &c->blocks;
+    sat_bsr s = {SAT_SIZED(sat_bsr),
+                 .rows = b->rows,
+                 .cols = b->cols,
+                 .block_rows = b->block_rows,
+                 .block_cols = b->block_cols,
+                 .stored_blocks = b->count,
+                 .index_type = c->index_type,
+                 .row_ptr = b->row_ptr,
+                 .col_idx = b->col_idx};
+    if (c->index_type == SAT_I64) return sat_pattern_create(context, &s, pattern);
+    size_t rows = (size_t)b->grid_rows + 1, count = (size_t)b->count;
+    int32_t *narrow = malloc((rows + count) * sizeof *narrow);
+    if (!narrow) return SAT_OUT_OF_MEMORY;
+    for (size_t i = 0; i < rows; i++) narrow[i] = (int32_t)b->row_ptr[i];
+    for (size_t i = 0; i < count; i++) narrow[rows + i] = (int32_t)b->col_idx[i];
+    s.row_ptr = narrow, s.col_idx = count ? narrow + rows : NULL;
+    sat_status status = sat_pattern_create(context, &s, pattern);
+    free(narrow); // the pattern has its own copy: using the caller's later would show
+    return status;
+}
+
+static sat_status make_plan(const trial *t, sat_context *context, sat_plan **plan) {
+    sat_pattern *pattern = NULL;
+    *plan = NULL;
+    sat_status status = make_pattern(context, t->c, &pattern);
+    if (status == SAT_OK) status = sat_plan_create_with(context, pattern, &t->c->problem, t->v->name, plan);
+    sat_pattern_free(pattern); // the plan must not need it
+    return status;
+}
+
+static bool run_and_compare(const trial *t, sat_plan *plan, const char *which) {
+    check_data *d = &t->k->data;
+    sat_status status = sat_run(plan, d->pointers, NULL);
+    if (status != SAT_OK) return wrong_status(t, which, status);
+    char what[256];
+    if (data_compare(d, t->c, what, sizeof what)) return true;
+    snprintf(t->message, t->capacity, "%s: %s", which, what);
+    return false;
+}
+
+// The second run has other data, and the plan either takes the new values in or is a copy of the first.
+static bool second_run(const trial *t, sat_plan *plan) {
+    check_data *d = &t->k->data;
+    if (!data_fill(d, t->c, t->c->seed + 1)) return wrong(t, "not enough memory for the reference");
+    sat_plan *copy = NULL;
+    sat_status status = SAT_OK;
+    if (t->c->duplicate) status = sat_plan_dup(plan, &copy);
+    else if (t->c->problem.flags & SAT_FIXED_VALUES) status = sat_plan_refresh(plan, d->pointers[0], NULL);
+    if (status != SAT_OK) return wrong_status(t, t->c->duplicate ? "sat_plan_dup" : "sat_plan_refresh", status);
+    bool ok = run_and_compare(t, copy ? copy : plan, copy ? "second run, on a copy of the plan" : "second run");
+    sat_plan_free(copy);
+    return ok;
+}
+
+static bool run_on_one_thread(const trial *t) {
+    check_data *d = &t->k->data;
+    const operand *o = data_output(d);
+    if (t->v->flags & SAT_V_NONDETERMINISTIC) return true;
+    sat_plan *plan;
+    sat_status status = make_plan(t, t->k->one, &plan);
+    if (status == SAT_UNSUPPORTED) return true;
+    if (status != SAT_OK) return wrong_status(t, "plan for one thread", status);
+    char *many = malloc(o->zone_bytes + 1);
+    if (!many) return sat_plan_free(plan), wrong(t, "not enough memory to compare");
+    memcpy(many, o->zone, o->zone_bytes);
+    data_restore(d);
+    status = sat_run(plan, d->pointers, NULL);
+    bool same = memcmp(many, o->zone, o->zone_bytes) == 0;
+    free(many);
+    sat_plan_free(plan);
+    if (status != SAT_OK) return wrong_status(t, "run on one thread", status);
+    return same || wrong(t, "the result depends on the number of threads");
+}
+
+static bool run_all(const trial *t, sat_plan *plan) {
+    check_data *d = &t->k->data;
+    bool ok = data_open(d, t->c) && data_fill(d, t->c, t->c->seed);
+    if (!ok) wrong(t, "not enough memory for the operands");
+    ok = ok && run_and_compare(t, plan, "first run") && second_run(t, plan) && run_on_one_thread(t);
+    data_close(d);
+    return ok;
+}
+
+case_end checker_run(checker *k, const sat_variant *v, uint64_t seed, int64_t number, char *message, size_t capacity) {
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+        check_case c;
+        char what[512];
+        trial t = {.k = k, .v = v, .c = &c, .message = what, .capacity = sizeof what};
+        if (!case_make(v, seed, number, attempt, &c)) {
+            case_free(&c);
+            continue;
+        }
+        sat_plan *plan = NULL;
+        sat_status status = make_plan(&t, k->many, &plan);
+        case_end end = CASE_NOT_TAKEN;
+        if (status == SAT_OK) end = run_all(&t, plan) ? CASE_RIGHT : CASE_WRONG;
+        else if (status != SAT_UNSUPPORTED) end = CASE_WRONG, wrong_status(&t, "plan", status);
+        sat_plan_free(plan);
+        if (end == CASE_WRONG) {
+            char problem[512];
+            case_text(&c, problem, sizeof problem);
+            snprintf(message, capacity, "%s; problem: %s", what, problem);
+        }
+        case_free(&c);
+        if (end != CASE_NOT_TAKEN) return end;
+    }
+    return CASE_NOT_TAKEN;
+}

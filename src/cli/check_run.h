@@ -1,0 +1,22 @@
+/* Runs cases of `check`: one case on one variant, and the loop over all of them. */
+#ifndef CLI_CHECK_RUN_H
+#define CLI_CHECK_RUN_H
+
+#include "check_data.h"
+#include "setup.h"
+
+/* Two contexts, since results must not depend on the number of threads. */
+typedef struct checker {
+    sat_context *many, *one;
+    check_data data;
+} checker;
+
+bool checker_open(checker *k, const setup *s); /* prints what went wrong */
+void checker_close(checker *k);
+
+typedef enum case_end { CASE_RIGHT = 0, CASE_WRONG = 1, CASE_NOT_TAKEN = 2 } case_end;
+
+/* `message` tells what was wrong, and with which problem. */
+case_end checker_run(checker *k, const sat_variant *v, uint64_t seed, int64_t number, char *message, size_t capacity);
+
+#endif

@@ -1,0 +1,228 @@
+// sparse_autotune tune: races the problems that were answered by estimate while the effort was `cached`. The cache
+// noted each as words; a pattern with the same sizes, blocks, skew and overlap is made up from them.
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "number.h"
+#include "progress.h"
+#include "setup.h"
+#include "spec.h"
+#include "table.h"
+
+typedef struct note {
+    char *key, *text;
+} note;
+
+typedef struct notes {
+    note *list;
+    size_t count, capacity;
+    bool lost;
+} notes;
+
+static bool collect(void *user, const char *key, const char *text) {
+    notes *n = user;
+    if (n->count == n->capacity) {
+        size_t capacity = n->capacity ? 2 * n->capacity : 64;
+        note *grown = realloc(n->list, capacity * sizeof *grown);
+        if (!grown) return n->lost = true, false;
+        n->list = grown, n->capacity = capacity;
+    }
+    note *x = &n->list[n->count];
+    x->key = strdup(key), x->text = strdup(text);
+    if (!x->key || !x->text) return free(x->key), free(x->text), n->lost = true, false;
+    n->count++;
+    return true;
+}
+
+/* ---- from words to a problem ---- */
+
+static const char *value_of(const char *text, const char *name, char *out, size_t capacity) {
+    size_t n = strlen(name);
+    out[0] = 0;
+    for (const char *s = text; *s;) {
+        size_t length = strcspn(s, " ");
+        if (length > n && memcmp(s, name, n) == 0 && s[n] == '=') {
+            snprintf(out, capacity, "%.*s", (int)(length - n - 1), s + n + 1);
+            return out;
+        }
+        s += length + (s[length] == ' ');
+    }
+    return NULL;
+}
+
+static bool has_word(const char *text, const char *word) {
+    size_t n = strlen(word);
+    for (const char *s = strstr(text, word); s; s = strstr(s + 1, word))
+        if ((s == text || s[-1] == ' ') && (s[n] == ' ' || !s[n])) return true;
+    return false;
+}
+
+static bool whole(const char *text, const char *name, int64_t *out) {
+    char word[64];
+    return value_of(text, name, word, sizeof word) && parse_whole(word, 0, INT64_MAX, out);
+}
+
+static bool real(const char *text, const char *name, double *out) {
+    char word[64];
+    return value_of(text, name, word, sizeof word) && parse_real(word, out);
+}
+
+// Numbers separated by `between`: "64x32", "512,1,0".
+static bool several(const char *text, const char *name, char between, int64_t *out, int count) {
+    char word[128];
+    char *p = word;
+    if (!value_of(text, name, word, sizeof word)) return false;
+    for (int i = 0; i < count; i++) {
+        char *end = strchr(p, between);
+        if ((i + 1 < count) != (end != NULL)) return false;
+        if (end) *end = 0;
+        if (!parse_whole(p, 0, INT64_MAX, &out[i])) return false;
+        if (end) p = end + 1;
+    }
+    return true;
+}
+
+static bool choice(const char *text, const char *name, const char *const *names, int *out) {
+    char word[64];
+    if (!value_of(text, name, word, sizeof word)) return false;
+    for (int i = 0; names[i]; i++)
+        if (strcmp(word, names[i]) == 0) return *out = i, true;
+    return false;
+}
+
+static bool dtype(const char *text, const char *name, sat_dtype *out) {
+    char word[64];
+    sat_dtype c;
+    return value_of(text, name, word, sizeof word) && dtype_parse(word, out, &c) && *out == c;
+}
+
+static bool layout(const char *text, const char *name, sat_layout *out) {
+    int64_t x[3];
+    if (!several(text, name, ',', x, 3)) return false;
+    *out = (sat_layout){x[0], x[1], x[2]};
+    return true;
+}
+
+// Sizes, pattern and options. Strides and alignments are exact, so they go straight into the problem.
+static bool read_words(const char *text, spec *s) {
+    int64_t block[2], beta, bias, t;
+    if (!choice(text, "op", operation_names, &s->op) || !choice(text, "act", activation_names, &s->activation) ||
+        !whole(text, "m", &s->m) || !whole(text, "n", &s->n) || !whole(text, "k", &s->k) ||
+        !several(text, "block", 'x', block, 2) || !whole(text, "batch", &s->batch) || !whole(text, "beta", &beta) ||
+        !whole(text, "bias", &bias) || !whole(text, "t", &t) || !whole(text, "blocks", &s->pattern.stored) ||
+        !real(text, "skew", &s->pattern.skew) || !real(text, "overlap", &s->pattern.overlap) ||
+        !dtype(text, "a", &s->a_dtype) || !dtype(text, "c", &s->c_dtype))
+        return false;
+    if (block[0] < 1 || block[1] < 1 || s->m > INT32_MAX || s->n > INT32_MAX || s->k > INT32_MAX) return false;
+    s->block_rows = block[0], s->block_cols = block[1];
+    s->beta = beta ? 1 : 0, s->bias = bias, s->transpose = t;
+    s->flags = (has_word(text, "tf32") ? SAT_ALLOW_TF32 : 0) | (has_word(text, "dense") ? SAT_ALLOW_DENSE : 0) |
+               (has_word(text, "nondeterministic") ? SAT_ALLOW_NONDETERMINISTIC : 0) |
+               (has_word(text, "fixed") ? SAT_FIXED_VALUES : 0);
+    return true;
+}
+
+static bool read_problem(const char *text, const spec *s, const blocks *b, sat_problem *p) {
+    int64_t align[3];
+    *p = spec_problem(s, b);
+    if (!several(text, "align", ',', align, 3)) return false;
+    p->a_align = (uint32_t)align[0], p->b_align = (uint32_t)align[1], p->c_align = (uint32_t)align[2];
+    return layout(text, "a_strides", &p->a) && layout(text, "b_strides", &p->b) && layout(text, "c_strides", &p->c);
+}
+
+/* ---- racing ---- */
+
+static void show_progress(void *user, int done, int total, const char *what) {
+    progress_show(user, "[%d/%d] %s", done, total, what);
+}
+
+static int race_problem(sat_context *context, const note *n, const spec *s, const blocks *b, const sat_problem *p) {
+    sat_bsr indices = spec_indices(b);
+    sat_pattern *pattern = NULL;
+    sat_race *race = NULL;
+    sat_race_info info = {SAT_SIZED(sat_race_info)};
+    progress bar = progress_start(false);
+    sat_race_options o = {SAT_SIZED(sat_race_options), .keep = true, .progress = show_progress, .progress_user = &bar};
+    sat_status status = sat_pattern_create(context, &indices, &pattern);
+    if (status == SAT_OK) status = sat_race_run(context, pattern, p, &o, &race);
+    if (status == SAT_OK) status = sat_race_get_info(race, &info);
+    progress_clear(&bar);
+    sat_pattern_free(pattern);
+    char title[512], time[32];
+    const sat_result *best = sat_race_best(race);
+    spec_title(s, b, title, sizeof title);
+    int code = EXIT_DONE;
+    if (status != SAT_OK) code = failure("tune", "%s: %s (%s)", title, sat_last_error(), sat_status_name(status));
+    else if (!best) code = failure("tune", "%s: nothing that may win gave a right result", title);
+    else
+        printf("%s: %s, %s%s\n", title, best->variant, text_seconds(time, sizeof time, best->seconds),
+               strcmp(info.key, n->key) == 0 ? "" : " (of a problem close to it: its key differs)");
+    fflush(stdout);
+    sat_race_free(race);
+    return code;
+}
+
+static int tune_one(sat_context *context, const note *n) {
+    spec s = spec_default();
+    blocks b = {0};
+    sat_problem p;
+    char message[256];
+    if (!read_words(n->text, &s)) return failure("tune", "a note that cannot be read: %s", n->text);
+    if (!spec_blocks(&s, &b, message, sizeof message)) return failure("tune", "%s", message);
+    int code = EXIT_FAILED;
+    if (!read_problem(n->text, &s, &b, &p)) failure("tune", "a note that cannot be read: %s", n->text);
+    else code = race_problem(context, n, &s, &b, &p);
+    blocks_free(&b);
+    return code;
+}
+
+// Threads and cold or warm stand in the key alone; a context has one of each, so each note gets a context that fits.
+static int tune_note(const setup *s, const note *n) {
+    setup own = *s;
+    int64_t threads;
+    char word[32];
+    if (whole(n->key, "threads", &threads) && threads > 0 && threads <= 4096) own.threads = threads;
+    if (value_of(n->key, "measure", word, sizeof word)) own.measure = strcmp(word, "warm") == 0;
+    sat_context *context = setup_open(&own);
+    if (!context) return EXIT_FAILED;
+    int code = tune_one(context, n);
+    sat_context_free(context);
+    return code;
+}
+
+int tune_main(int argc, char **argv) {
+    setup s = {.command = "tune", .effort = SAT_EFFORT_QUICK};
+    bool list_only = false;
+    const arg list[] = {SETUP_ARGS(s), ARG_CHOICE_("effort", &s.effort, "E", effort_names, "how long to look"),
+                        ARG_FLAG_("list", &list_only, "lists the problems and tunes nothing")};
+    args a = {
+        .command = "tune",
+        .usage = "[options]",
+        .about = "Races the problems that SPARSE_AUTOTUNE=cached had to answer by estimate, and remembers the results.",
+        .list = list,
+        .count = sizeof list / sizeof *list};
+    args_outcome parsed = args_parse(&a, argc, argv);
+    if (parsed != ARGS_OK) return (int)parsed;
+    sat_context *context = setup_open(&s);
+    if (!context) return EXIT_FAILED;
+    notes n = {0};
+    sat_status status = sat_cache_visit_untuned(context, collect, &n);
+    int code = EXIT_DONE;
+    if (status != SAT_OK) code = failure("tune", "%s (%s)", sat_last_error(), sat_status_name(status));
+    else if (n.lost) code = failure("tune", "not enough memory");
+    sat_context_free(context);
+    for (size_t i = 0; i < n.count; i++) {
+        int one = EXIT_DONE;
+        if (list_only) printf("%s\n", n.list[i].text);
+        else one = tune_note(&s, &n.list[i]);
+        if (one > code) code = one;
+    }
+    if (!list_only) printf("%zu %s\n", n.count, n.count == 1 ? "problem" : "problems");
+    for (size_t i = 0; i < n.count; i++) free(n.list[i].key), free(n.list[i].text);
+    free(n.list);
+    return code;
+}

@@ -1,0 +1,268 @@
+/* Races with planted variants: whoever is wrong, stale, careless or failing never wins and is reported. */
+#include "support.h"
+
+typedef enum fault {
+    HONEST,
+    ONE_WRONG_ELEMENT,
+    DROPPED_BLOCK,
+    STALE_TILE,  /* right at first; later runs leave a corner as it is */
+    REMEMBERS,   /* right at first; later runs repeat the first result */
+    WRITES_PAST,
+    WRITES_GAPS, /* between the rows of a strided output */
+    READS_C,     /* although beta is 0 */
+    READS_PADDING,
+    RETURNS_ERROR,
+    WRONG_SIGN_OF_ACTIVATION,
+    FAULTS
+} fault;
+
+typedef struct planted {
+    fault fault;
+    int calls;
+    float *kept;
+} planted;
+
+static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v, (void)a, (void)d;
+    return p->a_dtype == SAT_F32 && p->transpose == SAT_NO_TRANSPOSE;
+}
+
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v, (void)p, (void)a, (void)d;
+    return 1e-9; /* boasts, so that it always races */
+}
+
+static float activation(sat_activation act, float x) { return act == SAT_ACT_RELU ? (x > 0 ? x : 0) : x; }
+
+static sat_status launch(const sat_launch *l) {
+    planted *me = l->variant->user;
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    const float *values = l->operands[0], *b = l->operands[1];
+    float *c = l->operands[2];
+    bool later = me->calls++ > 0;
+    if (me->fault == RETURNS_ERROR) return sat_fail(SAT_LIBRARY_ERROR, "planted");
+    int64_t dropped = a->stored_blocks / 2;
+    for (int64_t i = 0; i < p->m; i++) {
+        if (me->fault == STALE_TILE && later && i < a->block_rows) continue;
+        int64_t row = i / a->block_rows;
+        for (int64_t j = 0; j < p->n; j++) {
+            double sum = 0;
+            for (int64_t t = a->row_ptr[row]; t < a->row_ptr[row + 1]; t++) {
+                if (me->fault == DROPPED_BLOCK && t == dropped) continue;
+                for (int64_t k = 0; k < a->block_cols; k++) {
+                    int64_t at = a->col_idx[t] * a->block_cols + k;
+                    if (at >= p->k && me->fault != READS_PADDING) continue;
+                    float y = at < p->k ? b[at * p->b.row_stride + j * p->b.col_stride] : 1;
+                    sum += (double)values[(t * a->block_rows + i % a->block_rows) * a->block_cols + k] * y;
+                }
+            }
+            float *to = &c[i * p->c.row_stride + j * p->c.col_stride];
+            float before = p->beta != 0 ? (float)p->beta * *to : me->fault == READS_C ? 0 * *to : 0;
+            float x = (float)(p->alpha * sum) + before;
+            sat_activation act = p->activation;
+            if (me->fault == WRONG_SIGN_OF_ACTIVATION && act) *to = x < 0 ? x : x;
+            else *to = activation(act, x);
+        }
+    }
+    if (me->fault == ONE_WRONG_ELEMENT && p->m && p->n) c[p->m / 2 * p->c.row_stride + p->n / 3 * p->c.col_stride] += 1.5f;
+    if (me->fault == WRITES_PAST) c[(p->m - 1) * p->c.row_stride + p->n] = 0;
+    if (me->fault == WRITES_GAPS && p->c.row_stride > p->n) c[p->n] = 0;
+    if (me->fault == REMEMBERS) {
+        size_t bytes = (size_t)((p->m - 1) * p->c.row_stride + p->n) * sizeof *c;
+        if (!later) me->kept = malloc(bytes), memcpy(me->kept, c, bytes);
+        else memcpy(c, me->kept, bytes);
+    }
+    return SAT_OK;
+}
+
+static const char *const names[FAULTS] = {"honest",     "one_wrong_element", "dropped_block", "stale_tile",
+                                          "remembers",  "writes_past",       "writes_gaps",   "reads_c",
+                                          "reads_padding", "returns_error", "wrong_activation"};
+
+/* Races the planted variant beside those of the library, and gives its result. */
+static sat_result race_with(fault fault, const sat_problem *problem, int64_t rows, int64_t cols, char best[128]) {
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    planted me = {.fault = fault};
+    sat_variant v = {SAT_SIZED(sat_variant), .name = names[fault], .revision = "1", .op = SAT_MATMUL,
+                     .backend = SAT_CPU, .user = &me, .supports = supports, .estimate = estimate, .launch = launch};
+    assert_ok(sat_register_variant(ctx, &v));
+    uint64_t random = 11 + (uint64_t)fault;
+    sat_pattern *pattern = random_pattern(ctx, &random, rows, cols, 8, 8, 0.4, false);
+    sat_race *race = NULL;
+    assert_ok(sat_race_run(ctx, pattern, problem, NULL, &race));
+    sat_result mine = {0};
+    for (size_t i = 0; i < sat_race_count(race); i++)
+        if (strcmp(sat_race_at(race, i)->variant, names[fault]) == 0) mine = *sat_race_at(race, i);
+    const sat_result *winner = sat_race_best(race);
+    assert_non_null(winner);
+    snprintf(best, 128, "%s", winner->variant);
+    /* And a plan made from what was remembered does not take it either. */
+    sat_plan *plan = NULL;
+    sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+    assert_ok(sat_plan_create(ctx, pattern, problem, &plan));
+    assert_ok(sat_plan_get_info(plan, &info));
+    if (fault != HONEST) assert_string_not_equal(info.variant, names[fault]);
+    sat_plan_free(plan);
+    sat_race_free(race);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+    free(me.kept);
+    return mine;
+}
+
+static void an_honest_variant_is_found_right(void **state) {
+    (void)state;
+    char best[128];
+    sat_problem p = sat_matmul_problem(SAT_F32, 70);
+    for (int i = 0; i < 4; i++) {
+        if (i & 1) p.beta = 0.5;
+        if (i & 2) p.activation = SAT_ACT_RELU;
+        sat_result r = race_with(HONEST, &p, 100, 90, best);
+        if (r.verdict != SAT_VERDICT_OK) fail_msg("honest: %s", r.message);
+        assert_true(r.seconds > 0 && r.runs > 0);
+    }
+}
+
+static void planted_faults_are_wrong_and_never_win(void **state) {
+    (void)state;
+    for (fault f = ONE_WRONG_ELEMENT; f < RETURNS_ERROR; f++) {
+        char best[128];
+        sat_problem p = sat_matmul_problem(SAT_F32, 70);
+        if (f == WRITES_GAPS) p.c = (sat_layout){.row_stride = 80, .col_stride = 1};
+        sat_result r = race_with(f, &p, 100, 90, best);
+        if (r.verdict != SAT_VERDICT_WRONG) fail_msg("%s: %s", names[f], r.verdict == SAT_VERDICT_OK ? "ok" : r.message);
+        assert_string_not_equal(best, names[f]);
+        assert_true(r.message[0] != 0);
+    }
+}
+
+static void planted_faults_are_found_under_an_activation_too(void **state) {
+    (void)state;
+    fault faults[] = {ONE_WRONG_ELEMENT, DROPPED_BLOCK, STALE_TILE, WRITES_PAST, WRONG_SIGN_OF_ACTIVATION};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        char best[128];
+        sat_problem p = sat_matmul_problem(SAT_F32, 70);
+        p.activation = SAT_ACT_RELU;
+        sat_result r = race_with(faults[i], &p, 100, 90, best);
+        if (r.verdict != SAT_VERDICT_WRONG) fail_msg("%s was not found", names[faults[i]]);
+        assert_string_not_equal(best, names[faults[i]]);
+    }
+}
+
+static void a_failing_candidate_loses_quietly(void **state) {
+    (void)state;
+    char best[128];
+    sat_problem p = sat_matmul_problem(SAT_F32, 70);
+    sat_result r = race_with(RETURNS_ERROR, &p, 100, 90, best);
+    assert_int_equal(r.verdict, SAT_VERDICT_ERROR);
+    assert_non_null(strstr(r.message, "planted"));
+    assert_string_not_equal(best, "returns_error");
+}
+
+static void a_second_race_is_read_back_and_a_newcomer_races_the_best(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    uint64_t random = 2;
+    sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 8, 8, 0.4, false);
+    sat_problem p = sat_matmul_problem(SAT_F32, 64);
+    sat_race *first = NULL, *second = NULL;
+    sat_race_info info = {SAT_SIZED(sat_race_info)};
+    assert_ok(sat_race_run(ctx, pattern, &p, NULL, &first));
+    assert_ok(sat_race_get_info(first, &info));
+    assert_false(info.cached);
+    assert_true(info.peak_bytes > 0 && info.seconds > 0);
+    assert_ok(sat_race_run(ctx, pattern, &p, NULL, &second));
+    assert_ok(sat_race_get_info(second, &info));
+    assert_true(info.cached);
+    assert_int_equal(sat_race_count(first), sat_race_count(second));
+    assert_string_equal(sat_race_best(first)->variant, sat_race_best(second)->variant);
+    planted me = {.fault = HONEST};
+    sat_variant v = {SAT_SIZED(sat_variant), .name = "newcomer", .revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU,
+                     .user = &me, .supports = supports, .estimate = estimate, .launch = launch};
+    assert_ok(sat_register_variant(ctx, &v));
+    sat_plan *plan = NULL;
+    sat_plan_info plan_info = {SAT_SIZED(sat_plan_info)};
+    assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+    assert_ok(sat_plan_get_info(plan, &plan_info));
+    assert_true(plan_info.tuned);
+    assert_true(me.calls > 0);
+    sat_plan_free(plan);
+    assert_ok(sat_plan_create(ctx, pattern, &p, &plan)); /* now everybody is known */
+    assert_ok(sat_plan_get_info(plan, &plan_info));
+    assert_true(plan_info.cached && plan_info.verified && !plan_info.tuned);
+    sat_plan_free(plan);
+    sat_race_free(first), sat_race_free(second);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+static void only_named_variants_take_part(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    uint64_t random = 2;
+    sat_pattern *pattern = random_pattern(ctx, &random, 32, 32, 8, 8, 0.4, false);
+    sat_problem p = sat_matmul_problem(SAT_F32, 32);
+    sat_race *race = NULL;
+    sat_race_options o = {SAT_SIZED(sat_race_options), .only = "nobody,cpu_matmul_any_any_c_reference"};
+    assert_ok(sat_race_run(ctx, pattern, &p, &o, &race));
+    assert_int_equal(sat_race_count(race), 1);
+    assert_string_equal(sat_race_best(race)->variant, "cpu_matmul_any_any_c_reference");
+    sat_race_free(race);
+    o.only = "cpu_matmul_any_any_c_refer";
+    assert_fails(sat_race_run(ctx, pattern, &p, &o, &race), SAT_NOT_FOUND, "only");
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+static void tuning_beyond_the_memory_limit_is_refused_and_a_plan_is_made_all_the_same(void **state) {
+    (void)state;
+    sat_context *ctx = NULL;
+    sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = "", .memory_limit = 4096};
+    assert_ok(sat_context_create(&o, &ctx));
+    uint64_t random = 2;
+    sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 8, 8, 0.4, false);
+    sat_problem p = sat_matmul_problem(SAT_F32, 64);
+    sat_race *race = NULL;
+    assert_fails(sat_race_run(ctx, pattern, &p, NULL, &race), SAT_OUT_OF_MEMORY, "limit");
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+static void empty_problems_race_too(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    uint64_t random = 4;
+    int64_t sizes[][3] = {{0, 16, 8}, {16, 0, 8}, {16, 16, 0}, {16, 16, 8}};
+    for (int i = 0; i < 4; i++) {
+        sat_pattern *pattern = random_pattern(ctx, &random, sizes[i][0], sizes[i][1], 4, 4, 0, false);
+        sat_problem p = sat_matmul_problem(SAT_F32, sizes[i][2]);
+        sat_plan *plan = NULL;
+        assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+        float c[16 * 8];
+        memset(c, 0xff, sizeof c);
+        float b[16 * 8] = {1}, values[1] = {0};
+        assert_ok(sat_run(plan, (void *[]){values, b, c}, NULL));
+        for (int64_t e = 0; e < sizes[i][0] * sizes[i][2]; e++) assert_true(c[e] == 0);
+        sat_plan_free(plan);
+        p = sat_sampled_problem(SAT_F32, sizes[i][2]);
+        assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+        sat_plan_free(plan);
+        sat_pattern_free(pattern);
+    }
+    sat_context_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_honest_variant_is_found_right),
+        cmocka_unit_test(planted_faults_are_wrong_and_never_win),
+        cmocka_unit_test(planted_faults_are_found_under_an_activation_too),
+        cmocka_unit_test(a_failing_candidate_loses_quietly),
+        cmocka_unit_test(a_second_race_is_read_back_and_a_newcomer_races_the_best),
+        cmocka_unit_test(only_named_variants_take_part),
+        cmocka_unit_test(tuning_beyond_the_memory_limit_is_refused_and_a_plan_is_made_all_the_same),
+        cmocka_unit_test(empty_problems_race_too),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
