@@ -99,7 +99,7 @@ done
 
 explain() {
     echo "sparse_autotune: this machine lacks" >&2
-    printf '%s\n' "${lacking[@]}" | sort -u | sed 's/^CLANG_RUNTIME:/libclang-rt-<version of clang>-dev:/; s/^/  /' >&2
+    printf '%s\n' "${lacking[@]}" | sort -u -t: -k1,1 | sed 's/^CLANG_RUNTIME:/libclang-rt-<version of clang>-dev:/; s/^/  /' >&2
     echo "On Debian 12 and Ubuntu 24.04 those are packages: apt-get install <name>, as root." >&2
     if [ "$required" -gt 0 ]; then exit 1; fi
     if [ "${CI:-}" = true ]; then

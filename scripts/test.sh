@@ -58,7 +58,7 @@ step_release() {
 step_asan() {
     title "AddressSanitizer and UndefinedBehaviorSanitizer"
     build "$BUILD-asan" "${CC:-cc}" all -DSAT_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=Debug \
-        -DCMAKE_C_FLAGS_DEBUG="-O2 -g" -DSAT_BUILD_BENCH=OFF -DSAT_CHECK_CASES=300 -DSAT_CHECK_SEED=2 ||
+        -DCMAKE_C_FLAGS_DEBUG="-O2 -g" -DSAT_BUILD_BENCH=OFF -DSAT_CHECK_CASES=40 -DSAT_CHECK_SEED=2 ||
         { fail "asan: build" && return; }
     without_randomisation
     ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=0} UBSAN_OPTIONS=print_stacktrace=1 \

@@ -85,7 +85,8 @@ static inline double *dense_product(const sat_pattern_view *a, const float *valu
     for (int64_t r = 0; r < a->grid_rows; r++)
         for (int64_t t = a->row_ptr[r]; t < a->row_ptr[r + 1]; t++)
             for (int64_t e = 0; e < a->block_rows * a->block_cols; e++) {
-                int64_t i = r * a->block_rows + e / a->block_cols, k = a->col_idx[t] * a->block_cols + e % a->block_cols;
+                int64_t i = r * a->block_rows + e / a->block_cols,
+                        k = a->col_idx[t] * a->block_cols + e % a->block_cols;
                 if (i >= a->rows || k >= a->cols) continue;
                 for (int64_t j = 0; j < n; j++)
                     c[i * n + j] += (double)values[t * a->block_rows * a->block_cols + e] * (double)b[k * n + j];

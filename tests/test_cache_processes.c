@@ -6,6 +6,8 @@
 
 #include <signal.h>
 
+#include "core/cache_private.h"
+
 enum { PROCESSES = 32, KEYS = 200, WRITERS = 6, KILLS = 200 };
 
 static void name_key(char out[64], int i) { snprintf(out, 64, "matmul f32 m=%d n=%d", i * 16, i % 7); }
@@ -170,7 +172,7 @@ static void a_killed_writer_harms_nothing(void **state) {
             add_until_killed(*state, round, ends[1]);
         }
         close(ends[1]);
-        long wait = (long)(next_random(&seed) % 12000000);
+        long wait = (long)(next_random(&seed) % 40000000);
         nanosleep(&(struct timespec){.tv_nsec = wait}, NULL);
         assert_int_equal(kill(child, SIGKILL), 0);
         assert_int_equal(waitpid(child, &status, 0), child);
@@ -229,6 +231,39 @@ static void a_process_waits_for_another_ones_tuning_and_gets_it_when_that_one_di
     close(ends[1]);
 }
 
+static void a_folder_that_stays_locked_delays_but_loses_nothing(void **state) {
+    int ends[2], status;
+    char ready, folder[4200], path[4200];
+    sat_record one = raced("one", 1, "v", 1), two = raced("two", 2, "v", 1);
+    sat_cache *cache = open_cache(*state);
+    assert_int_equal(sat_cache_add(cache, "key", &one, 1), SAT_OK);
+    device_folder(*state, folder);
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        sat_file_lock lock;
+        if (sat_file_lock_take(&lock, in(path, folder, "lock"), false, 1) != SAT_LOCK_HELD) _exit(1);
+        if (write(ends[1], "x", 1) != 1) _exit(2);
+        pause();
+        _exit(0);
+    }
+    assert_int_equal(read(ends[0], &ready, 1), 1);
+    cache->merge_seconds = 0.1;
+    assert_int_equal(sat_cache_add(cache, "key", &two, 1), SAT_IO);
+    assert_int_equal(count_of(cache, "key"), 2);
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(sat_cache_add(cache, "key", &one, 1), SAT_OK); /* and what waited in memory with it */
+    sat_cache_close(cache);
+    cache = open_cache(*state);
+    assert_int_equal(count_of(cache, "key"), 2);
+    sat_cache_close(cache);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 static void one_process_tunes_at_a_time(void **state) {
     pid_t children[8];
     char path[4200];
@@ -260,6 +295,7 @@ int main(void) {
         TEST_IN_FOLDER(without_locks_files_stay_valid),
         TEST_IN_FOLDER(a_killed_writer_harms_nothing),
         TEST_IN_FOLDER(a_process_waits_for_another_ones_tuning_and_gets_it_when_that_one_dies),
+        TEST_IN_FOLDER(a_folder_that_stays_locked_delays_but_loses_nothing),
         TEST_IN_FOLDER(one_process_tunes_at_a_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

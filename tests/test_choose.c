@@ -27,8 +27,9 @@ static int set_up(void **state) {
     const char *names[] = {"ant", "bee", "cat", "dog"};
     int priorities[] = {0, 5, 5, 0};
     for (int i = 0; i < 4; i++) {
-        sat_variant v = {SAT_SIZED(sat_variant), .name = names[i], .revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU,
-                         .priority = priorities[i], .supports = yes, .estimate = one, .launch = nothing};
+        sat_variant v = {SAT_SIZED(sat_variant), .name = names[i],   .revision = "1",
+                         .op = SAT_MATMUL,       .backend = SAT_CPU, .priority = priorities[i],
+                         .supports = yes,        .estimate = one,    .launch = nothing};
         assert_ok(sat_registry_add(&registry, &v));
     }
     return 0;
@@ -47,7 +48,11 @@ static sat_result result(const char *name, double seconds) {
 }
 
 static sat_record record(const char *race, int64_t when, const char *name, double seconds) {
-    sat_record r = {.kind = SAT_RECORD_RACED, .when = when, .verdict = SAT_VERDICT_OK, .seconds = seconds, .runs = 9,
+    sat_record r = {.kind = SAT_RECORD_RACED,
+                    .when = when,
+                    .verdict = SAT_VERDICT_OK,
+                    .seconds = seconds,
+                    .runs = 9,
                     .may_win = true};
     snprintf(r.race, sizeof r.race, "%s", race);
     snprintf(r.variant, sizeof r.variant, "%s", name);

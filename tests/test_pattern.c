@@ -2,7 +2,8 @@
 #include "support.h"
 
 static sat_bsr good(const int32_t *row_ptr, const int32_t *col_idx) {
-    return (sat_bsr){SAT_SIZED(sat_bsr), .rows = 6, .cols = 8, .block_rows = 2, .block_cols = 2, .stored_blocks = 4,
+    return (sat_bsr){SAT_SIZED(sat_bsr),    .rows = 6,          .cols = 8,
+                     .block_rows = 2,       .block_cols = 2,    .stored_blocks = 4,
                      .index_type = SAT_I32, .row_ptr = row_ptr, .col_idx = col_idx};
 }
 
@@ -81,8 +82,15 @@ static void ragged_edges_are_counted_as_far_as_the_matrix_goes(void **state) {
     (void)state;
     sat_context *ctx = open_context(SAT_EFFORT_OFF);
     sat_pattern *p = NULL;
-    sat_bsr s = {SAT_SIZED(sat_bsr), .rows = 5, .cols = 7, .block_rows = 3, .block_cols = 4, .stored_blocks = 4,
-                 .index_type = SAT_I32, .row_ptr = (int32_t[]){0, 2, 4}, .col_idx = (int32_t[]){0, 1, 0, 1}};
+    sat_bsr s = {SAT_SIZED(sat_bsr),
+                 .rows = 5,
+                 .cols = 7,
+                 .block_rows = 3,
+                 .block_cols = 4,
+                 .stored_blocks = 4,
+                 .index_type = SAT_I32,
+                 .row_ptr = (int32_t[]){0, 2, 4},
+                 .col_idx = (int32_t[]){0, 1, 0, 1}};
     assert_ok(sat_pattern_create(ctx, &s, &p));
     assert_int_equal(view_of(p).stored_elements, 35);
     assert_true(view_of(p).overlap == 1.0);
@@ -97,8 +105,8 @@ static void empty_matrices_are_ordinary(void **state) {
     int64_t sizes[][2] = {{0, 0}, {0, 5}, {5, 0}, {5, 5}};
     for (size_t i = 0; i < 4; i++) {
         sat_pattern *p = NULL;
-        sat_bsr s = {SAT_SIZED(sat_bsr), .rows = sizes[i][0], .cols = sizes[i][1], .block_rows = 2, .block_cols = 3,
-                     .index_type = SAT_I32, .row_ptr = zero};
+        sat_bsr s = {SAT_SIZED(sat_bsr), .rows = sizes[i][0],   .cols = sizes[i][1], .block_rows = 2,
+                     .block_cols = 3,    .index_type = SAT_I32, .row_ptr = zero};
         assert_ok(sat_pattern_create(ctx, &s, &p));
         assert_int_equal(view_of(p).stored_blocks, 0);
         assert_true(view_of(p).density == 0);

@@ -306,8 +306,8 @@ static void count_free(void *user, void *pointer) {
 static void the_callers_allocator_serves_and_everything_comes_back(void **state) {
     (void)state;
     ledger l = {0};
-    sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK,
-                                                       .allocator = {count_alloc, count_free, &l}});
+    sat_context *ctx =
+        open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .allocator = {count_alloc, count_free, &l}});
     product x = make_product(ctx, 10, 64, 64, 40);
     sat_problem p = sat_matmul_problem(SAT_F32, 40);
     sat_plan *plan = NULL;

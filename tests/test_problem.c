@@ -175,8 +175,8 @@ static double one(const sat_variant *v, const sat_problem *p, const sat_pattern_
 
 static void a_bad_variant_is_refused_by_name(void **state) {
     fixture *f = *state;
-    sat_variant good = {SAT_SIZED(sat_variant), .name = "mine", .revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU,
-                        .supports = yes, .estimate = one, .launch = never};
+    sat_variant good = {SAT_SIZED(sat_variant), .name = "mine",  .revision = "1", .op = SAT_MATMUL,
+                        .backend = SAT_CPU,     .supports = yes, .estimate = one, .launch = never};
     sat_variant v;
 #define TRY(change, status, word)                                                                                      \
     v = good;                                                                                                          \

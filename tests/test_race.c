@@ -5,8 +5,8 @@ typedef enum fault {
     HONEST,
     ONE_WRONG_ELEMENT,
     DROPPED_BLOCK,
-    STALE_TILE,  /* right at first; later runs leave a corner as it is */
-    REMEMBERS,   /* right at first; later runs repeat the first result */
+    STALE_TILE, /* right at first; later runs leave a corner as it is */
+    REMEMBERS,  /* right at first; later runs repeat the first result */
     WRITES_PAST,
     WRITES_GAPS, /* between the rows of a strided output */
     READS_C,     /* although beta is 0 */
@@ -65,7 +65,8 @@ static sat_status launch(const sat_launch *l) {
             else *to = activation(act, x);
         }
     }
-    if (me->fault == ONE_WRONG_ELEMENT && p->m && p->n) c[p->m / 2 * p->c.row_stride + p->n / 3 * p->c.col_stride] += 1.5f;
+    if (me->fault == ONE_WRONG_ELEMENT && p->m && p->n)
+        c[p->m / 2 * p->c.row_stride + p->n / 3 * p->c.col_stride] += 1.5f;
     if (me->fault == WRITES_PAST) c[(p->m - 1) * p->c.row_stride + p->n] = 0;
     if (me->fault == WRITES_GAPS && p->c.row_stride > p->n) c[p->n] = 0;
     if (me->fault == REMEMBERS) {
@@ -76,16 +77,17 @@ static sat_status launch(const sat_launch *l) {
     return SAT_OK;
 }
 
-static const char *const names[FAULTS] = {"honest",     "one_wrong_element", "dropped_block", "stale_tile",
-                                          "remembers",  "writes_past",       "writes_gaps",   "reads_c",
-                                          "reads_padding", "returns_error", "wrong_activation"};
+static const char *const names[FAULTS] = {"honest",        "one_wrong_element", "dropped_block",   "stale_tile",
+                                          "remembers",     "writes_past",       "writes_gaps",     "reads_c",
+                                          "reads_padding", "returns_error",     "wrong_activation"};
 
 /* Races the planted variant beside those of the library, and gives its result. */
 static sat_result race_with(fault fault, const sat_problem *problem, int64_t rows, int64_t cols, char best[128]) {
     sat_context *ctx = open_context(SAT_EFFORT_QUICK);
     planted me = {.fault = fault};
-    sat_variant v = {SAT_SIZED(sat_variant), .name = names[fault], .revision = "1", .op = SAT_MATMUL,
-                     .backend = SAT_CPU, .user = &me, .supports = supports, .estimate = estimate, .launch = launch};
+    sat_variant v = {SAT_SIZED(sat_variant), .name = names[fault], .revision = "1",
+                     .op = SAT_MATMUL,       .backend = SAT_CPU,   .user = &me,
+                     .supports = supports,   .estimate = estimate, .launch = launch};
     assert_ok(sat_register_variant(ctx, &v));
     uint64_t random = 11 + (uint64_t)fault;
     sat_pattern *pattern = random_pattern(ctx, &random, rows, cols, 8, 8, 0.4, false);
@@ -131,7 +133,8 @@ static void planted_faults_are_wrong_and_never_win(void **state) {
         sat_problem p = sat_matmul_problem(SAT_F32, 70);
         if (f == WRITES_GAPS) p.c = (sat_layout){.row_stride = 80, .col_stride = 1};
         sat_result r = race_with(f, &p, 100, 90, best);
-        if (r.verdict != SAT_VERDICT_WRONG) fail_msg("%s: %s", names[f], r.verdict == SAT_VERDICT_OK ? "ok" : r.message);
+        if (r.verdict != SAT_VERDICT_WRONG)
+            fail_msg("%s: %s", names[f], r.verdict == SAT_VERDICT_OK ? "ok" : r.message);
         assert_string_not_equal(best, names[f]);
         assert_true(r.message[0] != 0);
     }
@@ -178,8 +181,9 @@ static void a_second_race_is_read_back_and_a_newcomer_races_the_best(void **stat
     assert_int_equal(sat_race_count(first), sat_race_count(second));
     assert_string_equal(sat_race_best(first)->variant, sat_race_best(second)->variant);
     planted me = {.fault = HONEST};
-    sat_variant v = {SAT_SIZED(sat_variant), .name = "newcomer", .revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU,
-                     .user = &me, .supports = supports, .estimate = estimate, .launch = launch};
+    sat_variant v = {SAT_SIZED(sat_variant), .name = "newcomer",   .revision = "1",
+                     .op = SAT_MATMUL,       .backend = SAT_CPU,   .user = &me,
+                     .supports = supports,   .estimate = estimate, .launch = launch};
     assert_ok(sat_register_variant(ctx, &v));
     sat_plan *plan = NULL;
     sat_plan_info plan_info = {SAT_SIZED(sat_plan_info)};

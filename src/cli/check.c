@@ -21,7 +21,7 @@ enum { VARIANTS_MOST = 1024, KEPT_MESSAGES = 3 };
 
 typedef struct tally {
     char name[128];
-    const char *lacks; // what this device has not; NULL: it can run
+    char lacks[24];    // what this device has not; "": it can run
     bool wanted, dead; // dead: it took its process with it
     int64_t right, wrong, not_taken;
     char message[KEPT_MESSAGES][1200];
@@ -33,12 +33,13 @@ typedef struct check_args {
     const char *only, *first;
     double seconds, timeout;
     int64_t cases, number, seed, from, report_fd;
-    bool json, no_isolate, worker, given_seed;
+    bool json, isolate, no_isolate, worker, list_only, given_seed;
     int argc;
     char **argv;
     // What came of it.
     tally *list;
     int count;
+    char device[128];
     int64_t total;
     int at; // the variant and case that run now
     int64_t at_case;
@@ -178,19 +179,19 @@ static int run_isolated(check_args *c) {
 static bool is_good(const tally *t) { return !t->wanted || (t->wrong == 0 && t->right > 0); }
 
 static const char *remark(const tally *t) {
-    if (t->lacks) return "not on this device";
+    if (*t->lacks) return "not on this device";
     if (t->dead) return "took its process down or did not come back";
     if (t->wrong) return "FAILED";
     return t->right ? "ok" : "NEVER EXERCISED: took none of the cases";
 }
 
-static void print_summary(const check_args *c, const char *device) {
+static void print_summary(const check_args *c) {
     table t = {.columns = 4};
     int variants = 0;
     table_row(&t, (const char *[]){"variant", "cases", "failed", ""});
     for (int i = 0; i < c->count; i++) {
         const tally *x = &c->list[i];
-        if (!x->wanted && !x->lacks) continue;
+        if (!x->wanted && !*x->lacks) continue;
         char cases[24] = "-", failed[24] = "-";
         if (x->wanted) {
             snprintf(cases, sizeof cases, "%" PRId64, x->right + x->wrong);
@@ -199,7 +200,7 @@ static void print_summary(const check_args *c, const char *device) {
         variants += x->wanted;
         table_row(&t, (const char *[]){x->name, cases, failed, remark(x)});
     }
-    printf("check of %d variants on %s, seed %" PRId64 "\n", variants, device, c->seed);
+    printf("check of %d variants on %s, seed %" PRId64 "\n", variants, c->device, c->seed);
     table_print(&t, stdout, "  ");
     table_free(&t);
 }
@@ -207,8 +208,8 @@ static void print_summary(const check_args *c, const char *device) {
 static void tally_json(json *j, const tally *t) {
     json_object(j, NULL);
     json_text(j, "variant", t->name);
-    json_bool(j, "usable", !t->lacks);
-    json_text(j, "needs", t->lacks);
+    json_bool(j, "usable", !*t->lacks);
+    json_text(j, "needs", *t->lacks ? t->lacks : NULL);
     json_int(j, "cases", t->right + t->wrong);
     json_int(j, "failed", t->wrong);
     json_int(j, "not_taken", t->not_taken);
@@ -224,30 +225,30 @@ static void tally_json(json *j, const tally *t) {
     json_end(j);
 }
 
-static void check_json(const check_args *c, const char *device, int64_t failed) {
+static void check_json(const check_args *c, int64_t failed) {
     json j = {.file = stdout};
     json_object(&j, NULL);
     json_int(&j, "version", 1);
-    json_text(&j, "device", device);
+    json_text(&j, "device", c->device);
     json_int(&j, "seed", c->seed);
     json_int(&j, "cases", c->total);
     json_int(&j, "failed", failed);
     json_real(&j, "seconds", now_seconds() - c->start);
     json_array(&j, "variants");
     for (int i = 0; i < c->count; i++)
-        if (c->list[i].wanted || c->list[i].lacks) tally_json(&j, &c->list[i]);
+        if (c->list[i].wanted || *c->list[i].lacks) tally_json(&j, &c->list[i]);
     json_end(&j);
     json_end(&j);
 }
 
-static int finish(const check_args *c, const char *device) {
+static int finish(const check_args *c) {
     int bad = 0, wanted = 0;
     int64_t failed = 0;
     for (int i = 0; i < c->count; i++)
         bad += !is_good(&c->list[i]), wanted += c->list[i].wanted, failed += c->list[i].wrong;
-    if (c->json) check_json(c, device, failed);
+    if (c->json) check_json(c, failed);
     else {
-        print_summary(c, device);
+        print_summary(c);
         printf("%" PRId64 " cases in %.1f s, %" PRId64 " failed: %s\n", c->total, now_seconds() - c->start, failed,
                bad == 0 && wanted > 0 ? "all right" : "NOT all right");
     }
@@ -256,34 +257,83 @@ static int finish(const check_args *c, const char *device) {
 
 /* ---- set-up ---- */
 
-// Which variants there are. With plugins this happens in a child first: loading one may crash too.
-static int list_variants(check_args *c, char *device, size_t capacity) {
+static bool add_variant(check_args *c, const char *name, const char *lacks) {
+    if (c->count == VARIANTS_MOST) return false;
+    tally *t = &c->list[c->count++];
+    snprintf(t->name, sizeof t->name, "%s", name);
+    snprintf(t->lacks, sizeof t->lacks, "%s", lacks);
+    return true;
+}
+
+// The variants as this process sees them.
+static int list_here(check_args *c) {
     sat_context *context = setup_open(&c->setup);
     if (!context) return EXIT_FAILED;
-    char unknown[160];
     int code = setup_plugins(&c->setup, context) ? EXIT_DONE : EXIT_FAILED;
     const sat_device *d = sat_context_device(context);
-    snprintf(device, capacity, "%s", d->name);
+    snprintf(c->device, sizeof c->device, "%s", d->name);
     if (code == EXIT_DONE && d->backend != SAT_CPU)
         code = failure("check", "runs on the CPU only; `race` checks every variant on any device");
-    if (code == EXIT_DONE && c->only && unknown_variant(context, c->only, unknown, sizeof unknown))
-        code = usage_error("check", "--only '%s': no variant of that name; `sparse_autotune variants` lists them",
-                           unknown);
-    size_t count = sat_variant_count(context);
-    c->list = code == EXIT_DONE ? calloc(count + 1, sizeof *c->list) : NULL;
-    if (code == EXIT_DONE && !c->list) code = failure("check", "not enough memory");
-    for (size_t i = 0; code == EXIT_DONE && i < count; i++) {
+    for (size_t i = 0; code == EXIT_DONE && i < sat_variant_count(context); i++) {
         const sat_variant *v = sat_variant_at(context, i);
-        tally *t = &c->list[i];
-        snprintf(t->name, sizeof t->name, "%s", v->name);
-        t->lacks = variant_lacks(v, d);
-        bool named = !c->only || name_in_list(c->only, v->name);
-        t->wanted = named && (!t->lacks || (c->only && !c->worker));
-        if (!named) t->lacks = NULL;
-        c->count++;
+        const char *lacks = variant_lacks(v, d);
+        if (!add_variant(c, v->name, lacks ? lacks : ""))
+            code = failure("check", "more than %d variants", VARIANTS_MOST);
     }
     sat_context_free(context);
     return code;
+}
+
+static void take_listed(void *user, const char *line) {
+    check_args *c = user;
+    char word[24];
+    int at = 0;
+    if (strncmp(line, "device ", 7) == 0) snprintf(c->device, sizeof c->device, "%s", line + 7);
+    else if (sscanf(line, "variant %23[^:]:%n", word, &at) == 1 && at > 0)
+        add_variant(c, line + at, strcmp(word, "-") == 0 ? "" : word);
+}
+
+// The same from a process of its own: loading a plugin may crash too.
+static int list_there(check_args *c) {
+    const char **words = calloc((size_t)c->argc + 4, sizeof *words);
+    if (!words) return failure("check", "not enough memory");
+    words[0] = "check";
+    for (int i = 0; i < c->argc; i++) words[i + 1] = c->argv[i];
+    words[c->argc + 1] = "--worker", words[c->argc + 2] = "--list";
+    isolate_job job = {.words = words, .limit_seconds = c->timeout, .line = take_listed, .user = c, .loud = true};
+    char message[256];
+    isolate_end end = isolate_run(&job, message, sizeof message);
+    free(words);
+    return end == ISOLATE_DONE ? EXIT_DONE : failure("check", "the process that lists the variants %s", message);
+}
+
+static int report_list(const check_args *c) {
+    isolate_report((int)c->report_fd, "device %s", c->device);
+    for (int i = 0; i < c->count; i++)
+        isolate_report((int)c->report_fd, "variant %s:%s", *c->list[i].lacks ? c->list[i].lacks : "-", c->list[i].name);
+    isolate_report((int)c->report_fd, "done");
+    return EXIT_DONE;
+}
+
+// Marks those asked for. One that this device cannot run is wanted only where it was named, and then fails.
+static int choose_variants(check_args *c) {
+    for (const char *p = c->only; p && *p;) {
+        size_t length = strcspn(p, ",");
+        bool known = length == 0;
+        for (int i = 0; !known && i < c->count; i++)
+            known = strlen(c->list[i].name) == length && memcmp(c->list[i].name, p, length) == 0;
+        if (!known)
+            return usage_error("check", "--only '%.*s': no variant of that name; `sparse_autotune variants` lists them",
+                               (int)length, p);
+        p += length + (p[length] == ',');
+    }
+    for (int i = 0; i < c->count; i++) {
+        tally *t = &c->list[i];
+        bool named = !c->only || name_in_list(c->only, t->name);
+        t->wanted = named && (!*t->lacks || (c->only && !c->worker));
+        if (!named) t->lacks[0] = 0;
+    }
+    return EXIT_DONE;
 }
 
 static args_outcome parse_check(check_args *c, int argc, char **argv) {
@@ -303,10 +353,11 @@ static args_outcome parse_check(check_args *c, int argc, char **argv) {
         SETUP_PLUGIN_ARG(c->setup),
         ARG_REAL_("timeout", &c->timeout, "SECONDS", 0.01, 1e6, "a case that takes longer has hung (30)"),
         ARG_FLAG_("no-isolate", &c->no_isolate, "runs the cases in this process, for a debugger or a sanitizer"),
-        ARG_FLAG_("isolate", &c->worker, NULL),
+        ARG_FLAG_("isolate", &c->isolate, "runs them in a process of their own (the default)"),
         SETUP_ARGS(c->setup),
         ARG_FLAG_("json", &c->json, "prints one JSON object"),
         ARG_FLAG_("worker", &c->worker, NULL),
+        ARG_FLAG_("list", &c->list_only, NULL),
         ARG_INT_("from", &c->from, "N", 0, 1e12, NULL),
         ARG_TEXT_("first", &c->first, "NAME", NULL),
         ARG_INT_("report-fd", &c->report_fd, "FD", 0, 1024, NULL),
@@ -332,11 +383,17 @@ int check_main(int argc, char **argv) {
     if (c.number >= 0) c.from = c.number, c.cases = c.number + 1;
     c.start = now_seconds();
     c.bar = progress_start(c.worker);
-    char device[160];
-    int code = list_variants(&c, device, sizeof device);
-    if (code == EXIT_DONE) code = c.worker || c.no_isolate ? run_loop(&c) : run_isolated(&c);
-    progress_clear(&c.bar);
-    if (code == EXIT_DONE && !c.worker) code = finish(&c, device);
+    c.list = calloc(VARIANTS_MOST, sizeof *c.list);
+    if (!c.list) return failure("check", "not enough memory");
+    bool here = c.worker || c.no_isolate;
+    int code = here || c.setup.plugins.count == 0 ? list_here(&c) : list_there(&c);
+    if (code == EXIT_DONE && c.list_only) code = report_list(&c);
+    else {
+        if (code == EXIT_DONE) code = choose_variants(&c);
+        if (code == EXIT_DONE) code = here ? run_loop(&c) : run_isolated(&c);
+        progress_clear(&c.bar);
+        if (code == EXIT_DONE && !c.worker) code = finish(&c);
+    }
     free(c.list);
     return code;
 }

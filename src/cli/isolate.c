@@ -155,7 +155,7 @@ isolate_end isolate_run(const isolate_job *job, char *message, size_t capacity) 
     }
     fcntl(ends[0], F_SETFD, FD_CLOEXEC);
     fcntl(ends[1], F_SETFD, FD_CLOEXEC);
-    bool loud = getenv("SPARSE_AUTOTUNE_LOG") != NULL;
+    bool loud = job->loud || getenv("SPARSE_AUTOTUNE_LOG") != NULL;
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) become(argv, ends[1], loud);

@@ -17,6 +17,7 @@ typedef enum isolate_end {
 typedef struct isolate_job {
     const char *const *words; /* the arguments, NULL at the end */
     double limit_seconds;     /* between two lines */
+    bool loud;                /* its stderr is shown; else only where $SPARSE_AUTOTUNE_LOG is set */
     void (*line)(void *user, const char *line);
     void *user;
 } isolate_job;

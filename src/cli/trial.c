@@ -124,7 +124,7 @@ static void exclude(trials *t, candidate *c, sat_verdict verdict, const char *me
     excluded *e = &t->out[t->out_count++];
     e->verdict = verdict;
     snprintf(e->variant, sizeof e->variant, "%s", c->name);
-    snprintf(e->message, sizeof e->message, "%s", message);
+    snprintf(e->message, sizeof e->message, "%.191s", message);
 }
 
 static void try_candidate(const trial_request *q, trials *t, candidate *c) {

@@ -18,6 +18,17 @@ void sat_cache_trouble(sat_cache *cache, sat_trouble trouble, const char *format
     sat_logf(&cache->log, SAT_LOG_WARN, "cache: %s; more like this is not reported", message);
 }
 
+sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char path[SAT_PATH_CAPACITY],
+                                      sat_file_lock *lock) {
+    bool again = atomic_load(&cache->logged) & SAT_TROUBLE_LOCK;
+    double seconds = again && cache->merge_seconds > 1 ? 1 : cache->merge_seconds;
+    if (!sat_path_join(path, folder, "lock")) return SAT_LOCK_BUSY;
+    sat_lock_result got = sat_file_lock_take(lock, path, false, seconds);
+    if (got == SAT_LOCK_BUSY)
+        sat_cache_trouble(cache, SAT_TROUBLE_LOCK, "%s stays locked; results are kept in memory", path);
+    return got;
+}
+
 /* ---- opening ---- */
 
 /* Adds a layer. Later changes of the working directory do not move it. */
@@ -84,6 +95,7 @@ sat_status sat_cache_open(const char *dirs, const char *identity, const sat_log 
     sat_cache *c = calloc(1, sizeof *c);
     if (!c) return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
     if (log) c->log = *log;
+    c->merge_seconds = 30;
     c->identity = copy_identity(identity ? identity : "");
     if (!c->identity || !(dirs ? add_layers(c, dirs) : add_default(c))) goto no_memory;
     bool placed =

@@ -148,7 +148,7 @@ static sat_lock_result lock_file(sat_file_lock *lock, mode_t folder_mode, const 
         }
         if (past(deadline)) break;
         nanosleep(&(struct timespec){.tv_nsec = pause}, NULL);
-        if (pause < 5000000) pause += pause / 2 + (long)getpid() % 64 * 1000;
+        if (pause < 2000000) pause += pause / 2 + (long)getpid() % 64 * 1000; /* not all in step */
     }
     if (lock->fd >= 0) close(lock->fd);
     lock->fd = -1;

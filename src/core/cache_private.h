@@ -9,9 +9,8 @@
 
 enum {
     SAT_LAYERS = 16,
-    SAT_HELD_KEYS = 4096,  /* entries kept in memory */
-    SAT_FOLDER_NAME = 80,  /* a device folder's name */
-    SAT_MERGE_SECONDS = 10 /* how long a writer waits for the folder's lock */
+    SAT_HELD_KEYS = 4096, /* entries kept in memory */
+    SAT_FOLDER_NAME = 80  /* a device folder's name */
 };
 
 /* Records of one key that are in memory only: there is no folder, or the disk refused them. */
@@ -42,6 +41,7 @@ struct sat_cache {
     char *dirs[SAT_LAYERS];
     atomic_uint logged; /* sat_trouble bits */
     atomic_bool swept;
+    double merge_seconds; /* how long a writer waits for a folder's lock */
     /* Under the guard, newest first. */
     sat_held *held;
     size_t held_count;
@@ -73,6 +73,11 @@ typedef struct sat_names {
 sat_status sat_cache_names(sat_cache *cache, const char *identity, sat_names *names);
 void sat_names_free(sat_names *names);
 bool sat_names_add(sat_names *names, const char *identity, const char *key); /* false for want of memory */
+
+/* Takes a folder's own lock. BUSY only where another process does not move on: that is reported, and waited for in
+ * full only once. `path` lives as long as the lock. */
+sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char path[SAT_PATH_CAPACITY],
+                                      sat_file_lock *lock);
 
 /* The files (cache_slots.c). Get merges a layer's entry into `entry`; put merges `entry` into the first layer's file;
  * names adds those of a layer, false for want of memory. */

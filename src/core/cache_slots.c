@@ -224,18 +224,15 @@ static sat_status put_once(const put_job *job, bool *settled) {
 sat_status sat_slots_put(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry) {
     char folder[SAT_PATH_CAPACITY], lock_path[SAT_PATH_CAPACITY];
     sat_file_lock lock;
-    if (!sat_cache_folder(cache, 0, identity, folder) || !sat_path_join(lock_path, folder, "lock")) return SAT_IO;
+    if (!sat_cache_folder(cache, 0, identity, folder)) return SAT_IO;
     int error = sat_disk_make(folder);
     if (error) {
         sat_cache_trouble(cache, SAT_TROUBLE_WRITE, "cannot make %s: %s; results are kept in memory", folder,
                           strerror(error));
         return SAT_IO;
     }
-    sat_lock_result got = sat_file_lock_take(&lock, lock_path, false, SAT_MERGE_SECONDS);
-    if (got == SAT_LOCK_BUSY) {
-        sat_cache_trouble(cache, SAT_TROUBLE_LOCK, "%s stays locked; results are kept in memory", lock_path);
-        return SAT_IO;
-    }
+    sat_lock_result got = sat_cache_lock_folder(cache, folder, lock_path, &lock);
+    if (got == SAT_LOCK_BUSY) return SAT_IO;
     if (!atomic_exchange(&cache->swept, true)) sat_disk_sweep(folder);
     put_job job = {cache, folder, identity, key, entry, got == SAT_LOCK_HELD};
     sat_status status = SAT_OK;
@@ -316,8 +313,7 @@ sat_status sat_slots_remove(sat_cache *cache, const char *identity, const char *
     sat_file_lock lock;
     *removed = 0;
     if (!sat_cache_folder(cache, 0, identity, folder) || access(folder, F_OK)) return SAT_OK;
-    if (!sat_path_join(lock_path, folder, "lock")) return SAT_OK;
-    if (sat_file_lock_take(&lock, lock_path, false, SAT_MERGE_SECONDS) == SAT_LOCK_BUSY)
+    if (sat_cache_lock_folder(cache, folder, lock_path, &lock) == SAT_LOCK_BUSY)
         return sat_fail(SAT_IO, "cache: %s stays locked by another process", lock_path);
     int error = key ? remove_one(folder, identity, key, removed) : remove_all(folder, removed);
     sat_file_lock_give(&lock);

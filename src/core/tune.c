@@ -217,7 +217,8 @@ static void rescue(race *r) {
     for (size_t i = 0; i < r->count; i++)
         if (r->list[i].racing && r->list[i].result.may_win) return;
     for (size_t i = 0; i < r->count; i++)
-        if (r->list[i].result.verdict == SAT_VERDICT_SKIPPED) r->list[i].racing = true, r->list[i].result.message[0] = 0;
+        if (r->list[i].result.verdict == SAT_VERDICT_SKIPPED)
+            r->list[i].racing = true, r->list[i].result.message[0] = 0;
         else r->list[i].racing = false;
     verify_all(r, true);
 }

@@ -184,6 +184,10 @@ static void NAME(packed_do_strip)(const packed_job *j, int64_t group, const E *b
         x->ahead = s->steps <= 8 ? s->steps * width : 0;
         x->c = straight ? (T *)c + strip.i * p->c.row_stride + vector * VL : tile;
         x->c_row = straight ? p->c.row_stride : width;
+        if (straight) {
+            for (int64_t i = 0; i < strip.rows; i++)
+                for (int64_t at = 0; at < width; at += 64 / (int64_t)sizeof(T)) __asm__ volatile("prefetchw %0" :: "m"(x->c[i * x->c_row + at]));
+        }
         if (x->blocks > 0 || chunk == 0) NAME(packed_kernels)[strip.from][strip.rows - 1][nv - 1](x);
         if (last && !straight)
             NAME(packed_store)(p, tile, width, strip.i, strip.rows, vector * VL, cols, c, j->bias, turn);

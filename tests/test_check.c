@@ -1,0 +1,224 @@
+/* The check of a race, by itself: the reference passes it over a wide grid, and any one planted fault does not. */
+#include "support.h"
+
+#include "core/answer.h"
+#include "core/runner.h"
+#include "core/stage.h"
+#include "variant.h"
+
+typedef struct scene {
+    sat_context *ctx;
+    sat_pattern *pattern;
+    const sat_pattern_view *view;
+    sat_question q;
+    sat_stage stage;
+    sat_runner runner;
+} scene;
+
+static sat_problem random_problem(uint64_t *r, bool sampled) {
+    sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
+    sat_dtype type = types[random_below(r, 4)];
+    sat_problem p = sampled ? sat_sampled_problem(type, 1 + random_below(r, 150))
+                            : sat_matmul_problem(type, 1 + random_below(r, 150));
+    if (type != SAT_F64 && random_below(r, 3) == 0) p.c_dtype = SAT_F32;
+    if (random_below(r, 3) == 0) p.beta = 0.75;
+    if (random_below(r, 3) == 0) p.alpha = -1.5;
+    if (!sampled && random_below(r, 2)) p.transpose = SAT_TRANSPOSE;
+    if (!sampled && random_below(r, 3) == 0) p.bias = SAT_BIAS_ROW;
+    return p;
+}
+
+static void strides(uint64_t *r, sat_layout *l, int64_t rows, int64_t cols) {
+    switch (random_below(r, 4)) {
+    case 0: *l = (sat_layout){.row_stride = cols + random_below(r, 5), .col_stride = 1}; break;
+    case 1: *l = (sat_layout){.row_stride = 1, .col_stride = rows + random_below(r, 5)}; break;
+    case 2: *l = (sat_layout){.row_stride = 2 * cols + 3, .col_stride = 2}; break;
+    default: break;
+    }
+}
+
+static void open_scene(scene *s, uint64_t *r, sat_problem p) {
+    s->ctx = open_context(SAT_EFFORT_OFF);
+    int64_t rows = 1 + random_below(r, 200), cols = 1 + random_below(r, 200);
+    s->pattern = random_pattern(s->ctx, r, rows, cols, 1 + random_below(r, 20), 1 + random_below(r, 40), 0.3, false);
+    bool t = p.transpose == SAT_TRANSPOSE;
+    if (p.op == SAT_SAMPLED) {
+        strides(r, &p.a, rows, p.k);
+        strides(r, &p.b, p.k, cols);
+    } else {
+        strides(r, &p.b, t ? rows : cols, p.n);
+        strides(r, &p.c, t ? cols : rows, p.n);
+    }
+    assert_ok(sat_pattern_transposed(s->pattern, &s->view));
+    assert_ok(sat_question_make(&s->q, s->ctx, s->pattern, &p));
+    assert_ok(sat_stage_open(&s->stage, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
+    const char *name = p.op == SAT_SAMPLED ? "cpu_sampled_any_any_c_reference" : "cpu_matmul_any_any_c_reference";
+    assert_ok(sat_runner_open(&s->runner, s->ctx, sat_registry_find(&s->ctx->registry, name), &s->q.problem, s->view,
+                              &s->q.device, 0));
+}
+
+static void close_scene(scene *s) {
+    sat_runner_close(&s->runner);
+    sat_stage_close(&s->stage);
+    sat_pattern_free(s->pattern);
+    sat_context_free(s->ctx);
+}
+
+static void run(scene *s) {
+    assert_ok(sat_stage_reset(&s->stage));
+    assert_ok(sat_runner_launch(&s->runner, s->stage.pointer, NULL));
+}
+
+static bool passes(scene *s, char *where) {
+    sat_finding f;
+    assert_ok(sat_stage_check(&s->stage, &f));
+    if (where) snprintf(where, 160, "%s", f.where);
+    return f.ok;
+}
+
+/* A place in the output: its element's index in memory. */
+static int64_t random_element(scene *s, uint64_t *r) {
+    const sat_operand *o = &s->stage.operand[2];
+    int64_t i = random_below(r, o->rows), j = random_below(r, o->cols);
+    if (o->values) { /* inside the matrix */
+        int64_t block = i / s->view->block_rows, row = 0;
+        while (s->view->row_ptr[row + 1] <= block) row++;
+        if (row * s->view->block_rows + i % s->view->block_rows >= s->view->rows) return -1;
+        if (s->view->col_idx[block] * s->view->block_cols + j >= s->view->cols) return -1;
+    }
+    return i * o->layout.row_stride + j * o->layout.col_stride;
+}
+
+static void the_reference_passes_everywhere(void **state) {
+    (void)state;
+    uint64_t r = 21;
+    for (int i = 0; i < 400; i++) {
+        scene s;
+        char where[160];
+        open_scene(&s, &r, random_problem(&r, i & 1));
+        assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(&r)));
+        run(&s);
+        if (!passes(&s, where)) fail_msg("case %d, %s: %s", i, s.q.exact, where);
+        assert_ok(sat_stage_flip(&s.stage)); /* another sign, expected without computing it again */
+        run(&s);
+        if (!passes(&s, where)) fail_msg("case %d flipped, %s: %s", i, s.q.exact, where);
+        close_scene(&s);
+    }
+}
+
+static void one_wrong_element_is_found(void **state) {
+    (void)state;
+    uint64_t r = 22;
+    int tried = 0;
+    for (int i = 0; i < 400; i++) {
+        scene s;
+        open_scene(&s, &r, random_problem(&r, i & 1));
+        if (s.stage.operand[2].span > 0) {
+            assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(&r)));
+            run(&s);
+            int64_t at = random_element(&s, &r);
+            sat_dtype t = s.q.problem.c_dtype;
+            if (at >= 0) {
+                /* Off by what its row's size is: a neighbour's value, a missing term of a short sum. */
+                double x = sat_load(t, s.stage.pointer[2], at);
+                sat_store(t, s.stage.pointer[2], at, x + (x < 0 ? -3 : 3) * (1 + (x < 0 ? -x : x) / 4));
+                if (passes(&s, NULL))
+                    fail_msg("case %d, %s: a wrong element at %lld passed", i, s.q.exact, (long long)at);
+                sat_store(t, s.stage.pointer[2], at, NAN);
+                if (passes(&s, NULL)) fail_msg("case %d, %s: NaN at %lld passed", i, s.q.exact, (long long)at);
+                tried++;
+            }
+        }
+        close_scene(&s);
+    }
+    assert_true(tried > 250);
+}
+
+static void an_unwritten_element_and_a_write_outside_are_found(void **state) {
+    (void)state;
+    uint64_t r = 23;
+    for (int i = 0; i < 100; i++) {
+        scene s;
+        open_scene(&s, &r, random_problem(&r, i & 1));
+        const sat_operand *o = &s.stage.operand[2];
+        size_t size = sat_dtype_size(o->dtype);
+        if (o->span > 0) {
+            assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(&r)));
+            run(&s);
+            char *base = s.stage.pointer[2];
+            base[-1] = 0;
+            assert_false(passes(&s, NULL));
+            run(&s);
+            base[(size_t)o->span * size] = 0;
+            assert_false(passes(&s, NULL));
+            run(&s);
+            if (!o->values && o->layout.col_stride == 1 && o->layout.row_stride > o->cols && o->rows > 1) {
+                base[(size_t)o->cols * size] = 0; /* between two rows */
+                assert_false(passes(&s, NULL));
+                run(&s);
+            }
+            assert_true(passes(&s, NULL));
+        }
+        close_scene(&s);
+    }
+}
+
+/* Computes on values of which one stored block is zero, and checks against the whole. */
+static void a_dropped_block_is_found(void **state) {
+    (void)state;
+    uint64_t r = 24;
+    int tried = 0;
+    for (int i = 0; i < 200; i++) {
+        scene s;
+        sat_problem p = random_problem(&r, false);
+        p.n = 2 + p.n;
+        open_scene(&s, &r, p);
+        int64_t area = s.view->block_rows * s.view->block_cols;
+        if (s.view->stored_blocks > 0 && area >= 4) {
+            assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(&r)));
+            int64_t drop = random_below(&r, s.view->stored_blocks);
+            for (int64_t e = 0; e < area; e++) sat_store(p.a_dtype, s.stage.pointer[0], drop * area + e, 0);
+            run(&s);
+            if (passes(&s, NULL)) fail_msg("case %d, %s: without block %lld it passed", i, s.q.exact, (long long)drop);
+            tried++;
+        }
+        close_scene(&s);
+    }
+    assert_true(tried > 100);
+}
+
+static void activations_pass_on_both_probes_and_wrong_ones_do_not(void **state) {
+    (void)state;
+    uint64_t r = 25;
+    for (int i = 0; i < 150; i++) {
+        scene s;
+        char where[160];
+        sat_problem p = random_problem(&r, false);
+        p.activation = (sat_activation)(1 + i % 3);
+        open_scene(&s, &r, p);
+        if (sat_stage_can_be_positive(&s.stage)) {
+            assert_ok(sat_stage_fill(&s.stage, SAT_FILL_POSITIVE, SAT_PROBE_PANELS, next_random(&r)));
+            run(&s);
+            if (!passes(&s, where)) fail_msg("case %d positive, %s: %s", i, s.q.exact, where);
+        }
+        assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_SAMPLES, next_random(&r)));
+        run(&s);
+        if (!passes(&s, where)) fail_msg("case %d samples, %s: %s", i, s.q.exact, where);
+        bool enough = s.view->stored_blocks > 8 && s.q.problem.m * s.q.problem.n > 400;
+        s.runner.problem.activation = SAT_ACT_NONE; /* forgotten */
+        run(&s);
+        if (enough && passes(&s, where)) fail_msg("case %d, %s: a forgotten activation passed", i, s.q.exact);
+        close_scene(&s);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_reference_passes_everywhere),
+        cmocka_unit_test(one_wrong_element_is_found),
+        cmocka_unit_test(an_unwritten_element_and_a_write_outside_are_found),
+        cmocka_unit_test(a_dropped_block_is_found),
+        cmocka_unit_test(activations_pass_on_both_probes_and_wrong_ones_do_not),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
