@@ -67,12 +67,10 @@ static inline int drop_folder(void **state) {
 #define TEST_IN_FOLDER(name) cmocka_unit_test_setup_teardown(name, make_folder, drop_folder)
 
 static inline const char *in(char out[4200], const char *folder, const char *name) {
-    size_t n = strlen(folder), m = strlen(name);
-    assert_true(n + m + 2 <= 4200);
-    memcpy(out, folder, n);
-    out[n] = '/';
-    memcpy(out + n + 1, name, m + 1);
-    return out;
+    assert_true(strlen(folder) + strlen(name) + 2 <= 4200);
+    strcpy(out, folder);
+    strcat(out, "/");
+    return strcat(out, name);
 }
 
 static inline void write_file(const char *path, const char *text, size_t length) {

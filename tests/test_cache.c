@@ -10,7 +10,7 @@
 static void only_the_last_races_are_kept_and_those_whole(void **state) {
     sat_cache *cache = open_cache(*state);
     for (int i = 0; i < 20; i++) {
-        char race[16];
+        char race[64];
         snprintf(race, sizeof race, "race-%d", i);
         sat_record r[3] = {raced(race, 100 + i, "a", 1), raced(race, 100 + i, "b", 2), raced(race, 100 + i, "c", 3)};
         assert_int_equal(sat_cache_add(cache, key, r, 3), SAT_OK);
@@ -29,7 +29,7 @@ static void the_number_of_records_is_bounded(void **state) {
     enum { N = 1500 };
     sat_record *r = calloc(N, sizeof *r);
     for (int i = 0; i < N; i++) {
-        char exact[32];
+        char exact[64];
         snprintf(exact, sizeof exact, "problem %d", i);
         r[i] = verified(i, "v", exact);
     }
@@ -37,7 +37,7 @@ static void the_number_of_records_is_bounded(void **state) {
     assert_int_equal(count_of(cache, "checks"), SAT_VERIFIED_KEPT);
     assert_has(cache, "checks", &r[N - 1]);
     for (int i = 0; i < N; i++) { /* one race that is too large, then one of a third of what is kept, four times */
-        char name[32];
+        char name[64];
         snprintf(name, sizeof name, "v%d", i);
         r[i] = raced("huge", 5, name, 1);
     }
@@ -195,7 +195,7 @@ static void memory_is_bounded(void **state) {
     sat_record r = full_record();
     int visits = -100000;
     for (int i = 0; i < 4200; i++) {
-        char name[32];
+        char name[64];
         snprintf(name, sizeof name, "key %d", i);
         assert_int_equal(sat_cache_add(cache, name, &r, 1), SAT_OK);
     }
@@ -389,7 +389,7 @@ static void loading_a_key_takes_well_under_a_millisecond(void **state) {
     for (int race = 0; race < 8; race++) {
         sat_record r[10];
         for (int i = 0; i < 10; i++) {
-            char id[32], name[64];
+            char id[64], name[64];
             snprintf(id, sizeof id, "20240101-%d", race);
             snprintf(name, sizeof name, "cpu_matmul_f32_any_avx2_%d", i);
             r[i] = raced(id, 1000 + race, name, 1.2345678e-3 / 7 * (i + 1));

@@ -205,11 +205,11 @@ static void fill_until_full(const char *dir) {
     sat_cache *cache = child_cache(dir);
     int refused = 0;
     for (int i = 0; i < 100; i++) {
-        char name[32];
+        char name[64];
         sat_record r[20];
         snprintf(name, sizeof name, "key %d", i);
         for (int j = 0; j < 20; j++) {
-            char variant[16];
+            char variant[64];
             snprintf(variant, sizeof variant, "v%d", j);
             r[j] = raced("r", i, variant, 1e-3 / (j + 1));
         }
@@ -250,7 +250,7 @@ static void under_a_size_limit(const char *folder) {
     signal(SIGXFSZ, SIG_DFL);
     CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
     for (int i = 0; i < 100; i++) {
-        char name[16];
+        char name[64];
         snprintf(name, sizeof name, "v%d", i);
         large[i] = raced("large", 2, name, 1);
     }
@@ -361,7 +361,7 @@ static void files_moved_aside_never_grow_many(void **state) {
     sat_cache *cache = open_cache(*state);
     int64_t n;
     for (int i = 0; i < 100; i++) {
-        char name[32];
+        char name[64];
         snprintf(name, sizeof name, "key %d", i);
         write_file(entry_path(path, *state, name), "x", 1);
         assert_int_equal(count_of(cache, name), 0);

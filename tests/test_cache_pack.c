@@ -15,7 +15,7 @@ static void fill(const char *dir, int from, int to, const char *race) {
     for (int d = 0; d < 3; d++) {
         sat_cache *cache = open_as(dir, devices[d]);
         for (int i = from; i < to; i++) {
-            char name[32];
+            char name[64];
             snprintf(name, sizeof name, "key %d", i);
             sat_record r[3] = {raced(race, 100 + i, "v", 1e-3), raced(race, 100 + i, "w", 2e-3),
                                verified(50 + i, "v", "exact")};
@@ -183,7 +183,7 @@ static void an_import_is_trimmed_like_everything_else(void **state) {
     sat_entry entry = {calloc(3000, sizeof(sat_record)), 3000};
     sat_text text = {0};
     for (int i = 0; i < 3000; i++) {
-        char exact[32];
+        char exact[64];
         snprintf(exact, sizeof exact, "problem %d", i);
         entry.records[i] = verified(i, "v", exact);
     }

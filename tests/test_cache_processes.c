@@ -14,11 +14,11 @@ static void name_key(char out[64], int i) { snprintf(out, 64, "matmul f32 m=%d n
 
 /* What process p adds to key i: a race of three, and a check. */
 static void made_by(int p, int i, sat_record r[4]) {
-    char race[32], exact[32];
+    char race[64], exact[64];
     snprintf(race, sizeof race, "race-%d-%d", p, i);
     snprintf(exact, sizeof exact, "process %d key %d", p, i);
     for (int v = 0; v < 3; v++) {
-        char variant[16];
+        char variant[64];
         snprintf(variant, sizeof variant, "variant_%d", v);
         r[v] = raced(race, 1000 + p, variant, 1e-4 * (p + v + 1));
     }
@@ -135,7 +135,7 @@ static void without_locks_files_stay_valid(void **state) {
 enum { KILL_KEYS = 20, ADDS = 20 };
 
 static sat_record added(int round, int n) {
-    char exact[32];
+    char exact[64];
     snprintf(exact, sizeof exact, "round %d add %d", round, n);
     return verified(5000 + round, "v", exact);
 }

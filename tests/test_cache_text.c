@@ -54,7 +54,7 @@ static bool use_comma_locale(const char *folder) {
 static void numbers_are_spelled_the_same_in_every_locale(void **state) {
     sat_text plain = {0}, local = {0};
     sat_record r = full_record();
-    char comma[16];
+    char comma[64];
     sat_record_format(&plain, &r);
     bool found = use_comma_locale(*state);
     snprintf(comma, sizeof comma, "%.1f", 0.5);
@@ -139,7 +139,7 @@ static sat_text sample_text(size_t records) {
     sat_entry entry = {calloc(records + 1, sizeof(sat_record)), records};
     sat_text text = {0};
     for (size_t i = 0; i < records; i++) {
-        char name[32];
+        char name[64];
         snprintf(name, sizeof name, "variant_%zu", i);
         entry.records[i] = raced("race-1", 1700000000, name, 1e-3 * (double)(i + 1));
     }
@@ -164,6 +164,35 @@ static void an_entry_comes_back_as_it_was_written(void **state) {
         sat_text_free(&text);
         sat_text_free(&again);
     }
+}
+
+/* The example of docs/cache-format.md. A change here is a new version. */
+static void an_entry_is_spelled_as_the_documentation_says(void **state) {
+    (void)state;
+    static const char expected[] = "sparse_autotune cache 1.0\n"
+                                   "device=cpu AMD EPYC (2 cores, AVX2)\n"
+                                   "key=matmul f32 m=4096 n=4096 k=4096 block=64x64\n"
+                                   "kind=raced\tverdict=ok\trace=5f1c-1\twhen=1704067200\tvariant=cpu_matmul_f32_any_"
+                                   "avx2_6x16\trevision=1\tseconds=0.0625\truns=9\tmay_win=1\n"
+                                   "kind=raced\tverdict=wrong\trace=5f1c-1\twhen=1704067200\tvariant=mine\trevision="
+                                   "2\terror=0.5\tmay_win=1\tmessage=row 3, column 7\n"
+                                   "kind=verified\tverdict=ok\twhen=1704067300\tvariant=cpu_matmul_f32_any_avx2_"
+                                   "6x16\trevision=1\terror=3e-08\texact=m=4095 n=4096\n"
+                                   "checksum=d09b0ccf316dab88\n";
+    sat_record r[3] = {{.kind = SAT_RECORD_RACED, .verdict = SAT_VERDICT_OK, .when = 1704067200, .race = "5f1c-1"},
+                       {.kind = SAT_RECORD_RACED, .verdict = SAT_VERDICT_WRONG, .when = 1704067200, .race = "5f1c-1"},
+                       {.kind = SAT_RECORD_VERIFIED, .verdict = SAT_VERDICT_OK, .when = 1704067300}};
+    sat_entry entry = {r, 3};
+    sat_text text = {0};
+    strcpy(r[0].variant, "cpu_matmul_f32_any_avx2_6x16"), strcpy(r[0].revision, "1");
+    r[0].seconds = 0.0625, r[0].runs = 9, r[0].may_win = true;
+    strcpy(r[1].variant, "mine"), strcpy(r[1].revision, "2"), strcpy(r[1].message, "row 3, column 7");
+    r[1].error = 0.5, r[1].may_win = true;
+    strcpy(r[2].variant, r[0].variant), strcpy(r[2].revision, "1"), strcpy(r[2].exact, "m=4095 n=4096");
+    r[2].error = 3e-8;
+    sat_entry_format(&text, "cpu AMD EPYC (2 cores, AVX2)", "matmul f32 m=4096 n=4096 k=4096 block=64x64", &entry);
+    assert_string_equal(text.data, expected);
+    sat_text_free(&text);
 }
 
 static void an_entry_cut_at_any_byte_is_refused(void **state) {
@@ -277,7 +306,7 @@ static void merging_gives_the_same_in_any_order(void **state) {
     enum { N = 400 };
     sat_record *all = calloc(N, sizeof *all);
     for (int i = 0; i < N; i++) { /* races 0..11 by age, checks with repeats, of which the later counts */
-        char race[16], name[32];
+        char race[64], name[64];
         snprintf(race, sizeof race, "race-%d", i % 12);
         snprintf(name, sizeof name, "v%d", i / 12);
         all[i] = i < 240 ? raced(race, 1000 + i % 12, name, 1e-3 * (double)(1 + i))
@@ -313,6 +342,7 @@ int main(void) {
         cmocka_unit_test(a_field_that_is_too_long_is_refused_and_one_that_just_fits_is_not),
         cmocka_unit_test(unknown_fields_are_ignored),
         cmocka_unit_test(an_entry_comes_back_as_it_was_written),
+        cmocka_unit_test(an_entry_is_spelled_as_the_documentation_says),
         cmocka_unit_test(an_entry_cut_at_any_byte_is_refused),
         cmocka_unit_test(a_flipped_bit_anywhere_is_a_miss),
         cmocka_unit_test(a_right_checksum_does_not_excuse_a_wrong_entry),

@@ -16,10 +16,10 @@ typedef struct worker {
     atomic_int *failures;
 } worker;
 
-static void name_key(char out[32], int i) { snprintf(out, 32, "key %d", i); }
+static void name_key(char out[64], int i) { snprintf(out, 64, "key %d", i); }
 
 static sat_record made_by(int thread, int round) {
-    char exact[32];
+    char exact[64];
     snprintf(exact, sizeof exact, "thread %d round %d", thread, round);
     return verified(1000 + round, "v", exact);
 }
@@ -27,7 +27,7 @@ static sat_record made_by(int thread, int round) {
 static void *add_and_load(void *arg) {
     worker *w = arg;
     for (int round = 0; round < ROUNDS; round++) {
-        char k[32];
+        char k[64];
         sat_entry entry;
         sat_record r = made_by(w->number, round);
         name_key(k, (w->number + round) % KEYS);
@@ -57,7 +57,7 @@ static void run_all(worker *workers, void *(*body)(void *), const char *dir, sat
 static void expect_all(sat_cache *cache) {
     for (int i = 0; i < THREADS; i++)
         for (int round = 0; round < ROUNDS; round++) {
-            char k[32];
+            char k[64];
             sat_record r = made_by(i, round);
             name_key(k, (i + round) % KEYS);
             assert_has(cache, k, &r);
@@ -180,7 +180,7 @@ static void *keep_adding(void *arg) {
     worker *w = arg;
     for (int i = 0; !stop; i++) {
         sat_record r = made_by(w->number, i % 50);
-        char k[32];
+        char k[64];
         name_key(k, i % KEYS);
         sat_cache_add(w->cache, k, &r, 1);
         sat_cache_note_untuned(w->cache, k, "exact");

@@ -177,9 +177,9 @@ static double made_up(uint64_t seed, int64_t i, sat_fill fill, double scale) {
     return (fill == SAT_FILL_POSITIVE ? 1 + u : 2 * u - 1) * scale;
 }
 
-static void make_values(const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed, sat_fill fill,
-                        double scale, int64_t z) {
-#pragma omp parallel for schedule(dynamic, 16)
+static void make_values(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed,
+                        sat_fill fill, double scale, int64_t z) {
+#pragma omp parallel for num_threads(d->threads) schedule(dynamic, 16)
     for (int64_t g = 0; g < a->grid_rows; g++) {
         for (int64_t e = a->row_ptr[g] * a->block_rows; e < a->row_ptr[g + 1] * a->block_rows; e++) {
             int64_t t = e / a->block_rows, row = g * a->block_rows + e % a->block_rows;
@@ -192,8 +192,9 @@ static void make_values(const sat_operand *o, const sat_pattern_view *a, void *b
     }
 }
 
-static void make_dense(const sat_operand *o, void *base, uint64_t seed, sat_fill fill, double scale, int64_t z) {
-#pragma omp parallel for schedule(static)
+static void make_dense(const sat_device *d, const sat_operand *o, void *base, uint64_t seed, sat_fill fill,
+                       double scale, int64_t z) {
+#pragma omp parallel for num_threads(d->threads) schedule(static)
     for (int64_t i = 0; i < o->rows; i++) {
         for (int64_t j = 0; j < o->cols; j++) {
             int64_t at = z * o->layout.batch_stride + i * o->layout.row_stride + j * o->layout.col_stride;
@@ -204,21 +205,19 @@ static void make_dense(const sat_operand *o, void *base, uint64_t seed, sat_fill
 
 static sat_status cpu_make(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base,
                            uint64_t seed, sat_fill fill, double scale) {
-    (void)d;
     memset(base, 0xff, (size_t)o->span * sat_dtype_size(o->dtype)); /* NaN in every dtype */
     int64_t items = o->layout.batch_stride ? o->batch : 1;
     for (int64_t z = 0; z < items; z++) {
-        if (o->values) make_values(o, a, base, seed, fill, scale, z);
-        else make_dense(o, base, seed, fill, scale, z);
+        if (o->values) make_values(d, o, a, base, seed, fill, scale, z);
+        else make_dense(d, o, base, seed, fill, scale, z);
     }
     return SAT_OK;
 }
 
 static sat_status cpu_negate(const sat_device *d, sat_dtype t, void *base, int64_t elements) {
-    (void)d;
     size_t size = sat_dtype_size(t);
     unsigned char *high = (unsigned char *)base + size - 1; /* little-endian: the sign is in the last byte */
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for num_threads(d->threads) schedule(static)
     for (int64_t i = 0; i < elements; i++) high[(size_t)i * size] ^= 0x80;
     return SAT_OK;
 }
@@ -247,9 +246,9 @@ static bool cpu_clean(const sat_device *d, const sat_operand *o, void *base, siz
 /* ---- timing ---- */
 
 #if defined(__x86_64__)
-static void flush_range(const char *p, size_t bytes) {
+static void flush_range(const sat_device *d, const char *p, size_t bytes) {
     int64_t lines = (int64_t)(bytes / 64 + 1);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for num_threads(d->threads) schedule(static)
     for (int64_t i = 0; i < lines; i++) {
         size_t at = (size_t)i * 64;
         _mm_clflush(p + (at < bytes ? at : bytes - 1));
@@ -260,9 +259,8 @@ static void flush_range(const char *p, size_t bytes) {
 
 static void cpu_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count) {
 #if defined(__x86_64__)
-    (void)d;
     for (int i = 0; i < count; i++)
-        if (bytes[i]) flush_range(pointers[i], bytes[i]);
+        if (bytes[i]) flush_range(d, pointers[i], bytes[i]);
 #else
     (void)pointers, (void)bytes, (void)count;
     size_t size = (size_t)d->l3_bytes * 2; /* push everything out by walking over something else */

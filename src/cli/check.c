@@ -200,7 +200,7 @@ static void print_summary(const check_args *c) {
         variants += x->wanted;
         table_row(&t, (const char *[]){x->name, cases, failed, remark(x)});
     }
-    printf("check of %d variants on %s, seed %" PRId64 "\n", variants, c->device, c->seed);
+    printf("check of %d variant%s on %s, seed %" PRId64 "\n", variants, variants == 1 ? "" : "s", c->device, c->seed);
     table_print(&t, stdout, "  ");
     table_free(&t);
 }
@@ -249,8 +249,8 @@ static int finish(const check_args *c) {
     if (c->json) check_json(c, failed);
     else {
         print_summary(c);
-        printf("%" PRId64 " cases in %.1f s, %" PRId64 " failed: %s\n", c->total, now_seconds() - c->start, failed,
-               bad == 0 && wanted > 0 ? "all right" : "NOT all right");
+        printf("%" PRId64 " case%s in %.1f s, %" PRId64 " failed: %s\n", c->total, c->total == 1 ? "" : "s",
+               now_seconds() - c->start, failed, bad == 0 && wanted > 0 ? "all right" : "NOT all right");
     }
     return bad == 0 && wanted > 0 ? EXIT_DONE : EXIT_FAILED;
 }

@@ -100,17 +100,22 @@ static void uniform_columns(rng *r, uint64_t *seen, int64_t cols, int64_t count,
     }
 }
 
-// Some columns of the row before, then uniform ones. The draws go on where the row before left no room.
+// Some columns of the row before, then uniform ones that it has not, as long as there are enough of those.
 static void overlapping_columns(rng *r, uint64_t *seen, const int64_t *before, int64_t had, double overlap,
                                 int64_t cols, int64_t count, int64_t *out) {
-    int64_t keep = (int64_t)(overlap * (double)had + rng_unit(r)), n = 0, passed = 0;
-    for (int64_t i = 0; i < had && n < count; i++, passed++) // selection sampling: `keep` of the `had`
-        if (rng_below(r, had - passed) < keep - n) mark(seen, out[n++] = before[i]);
+    int64_t keep = (int64_t)(overlap * (double)had + rng_unit(r)), n = 0;
+    if (keep < count - (cols - had)) keep = count - (cols - had);
+    if (keep > count) keep = count;
+    for (int64_t i = 0; i < had; i++) { // selection sampling: `keep` of the `had`
+        if (rng_below(r, had - i) < keep - n) out[n++] = before[i];
+        mark(seen, before[i]);
+    }
     while (n < count) {
         int64_t pick = rng_below(r, cols);
         for (int tries = 0; !mark(seen, pick); tries++) pick = tries < 64 ? rng_below(r, cols) : (pick + 1) % cols;
         out[n++] = pick;
     }
+    for (int64_t i = 0; i < had; i++) seen[before[i] >> 6] = 0;
 }
 
 // Popular columns first: the density of x^-1/2 scattered over the matrix by a fixed stride, repeats drawn again.

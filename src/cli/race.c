@@ -186,11 +186,15 @@ static bool same_key(void *user, const char *key, const char *text) {
     return !f->found;
 }
 
-// Whether the cache really holds it now: what is printed is what was seen.
-static bool is_remembered(sat_context *context, const char *key) {
+// Whether the cache really holds it now: asked through a second context, since a folder that cannot be written leaves
+// the results in the first one's memory.
+static bool is_remembered(const setup *s, const sat_context *context, const char *key) {
     find_key f = {.key = key};
     if (!*sat_cache_path(context)) return false;
-    return sat_cache_visit(context, same_key, &f) == SAT_OK && f.found;
+    sat_context *other = setup_open(s);
+    bool found = other && sat_cache_visit(other, same_key, &f) == SAT_OK && f.found;
+    sat_context_free(other);
+    return found;
 }
 
 static void show_progress(void *user, int done, int total, const char *what) {
@@ -226,8 +230,9 @@ static int run_race(const race_args *r, const spec *s, const blocks *b, sat_cont
     sat_race *race = NULL;
     sat_problem p = spec_problem(s, b);
     progress bar = progress_start(false);
-    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = r->fresh,    .keep = !r->no_keep, .only = only,
-                          .progress = show_progress,   .progress_user = &bar};
+    sat_race_options o = {SAT_SIZED(sat_race_options), .only = only, .progress = show_progress, .progress_user = &bar};
+    o.fresh = r->fresh;
+    o.keep = !r->no_keep && !r->only; // a race of some says nothing about the rest
     sat_status status = sat_pattern_create(context, &indices, &pattern);
     if (status == SAT_OK) status = sat_race_run(context, pattern, &p, &o, &race);
     progress_clear(&bar);
@@ -236,7 +241,7 @@ static int run_race(const race_args *r, const spec *s, const blocks *b, sat_cont
     if (status == SAT_OK) status = sat_race_get_info(race, &out->info);
     sat_pattern_free(pattern);
     if (status != SAT_OK) return failure("race", "%s (%s)", sat_last_error(), sat_status_name(status));
-    out->remembered = is_remembered(context, out->info.key);
+    out->remembered = (out->info.cached || o.keep) && is_remembered(&r->setup, context, out->info.key);
     return EXIT_DONE;
 }
 
@@ -246,7 +251,14 @@ typedef struct best_block {
     double seconds; /* 0: none yet */
 } best_block;
 
+static void open_races(json *j) {
+    json_object(j, NULL);
+    json_int(j, "version", 1);
+    json_array(j, "races");
+}
+
 static int show(const race_args *r, const outcome *o, json *j, best_block *best) {
+    if (r->json && r->blocks.count > 1 && j->depth == 0) open_races(j); // not before there is something to show
     if (r->json) race_json(j, NULL, o);
     else race_print(o);
     const sat_result *winner = o->race ? sat_race_best(o->race) : NULL;
@@ -293,7 +305,8 @@ static int race_block(const race_args *r, int which, json *j, best_block *best) 
                            .limit_seconds = r->timeout};
         t = calloc(1, sizeof *t);
         if (!t) return failure("race", "not enough memory");
-        if (!trials_run(&q, t)) return free(t), EXIT_FAILED;
+        int tried = trials_run(&q, t);
+        if (tried != EXIT_DONE) return free(t), tried;
     }
     int code = EXIT_FAILED;
     char message[256];
@@ -315,7 +328,6 @@ static int race_all(const race_args *r) {
     json j = {.file = stdout};
     best_block best = {0};
     bool several = r->blocks.count > 1;
-    if (several && r->json) json_object(&j, NULL), json_int(&j, "version", 1), json_array(&j, "races");
     int code = EXIT_DONE;
     for (int i = 0; i < r->blocks.count; i++) {
         int one = race_block(r, i, &j, &best);
@@ -325,6 +337,7 @@ static int race_all(const race_args *r) {
     }
     if (!several) return code;
     if (r->json) {
+        if (j.depth == 0) open_races(&j);
         json_end(&j);
         json_array(&j, "best_block");
         if (best.seconds > 0) json_int(&j, NULL, best.rows), json_int(&j, NULL, best.cols);

@@ -137,14 +137,32 @@ static void try_candidate(const trial_request *q, trials *t, candidate *c) {
     else if (strcmp(a.verdict, "error") == 0) exclude(t, c, SAT_VERDICT_ERROR, a.message);
 }
 
-bool trials_run(const trial_request *q, trials *t) {
+// Whether a candidate has this name of the list `only`; the names are `length` long, not ended.
+static bool is_listed(const trials *t, const char *name, size_t length) {
+    for (int i = 0; i < t->count; i++)
+        if (strlen(t->list[i].name) == length && memcmp(t->list[i].name, name, length) == 0) return true;
+    return false;
+}
+
+static int check_only(const trial_request *q, const trials *t) {
+    for (const char *p = q->only; p && *p;) {
+        size_t length = strcspn(p, ",");
+        if (length > 0 && !is_listed(t, p, length))
+            return usage_error(q->command, "--only '%.*s': no variant of that name does this operation", (int)length,
+                               p);
+        p += length + (p[length] == ',');
+    }
+    return EXIT_DONE;
+}
+
+int trials_run(const trial_request *q, trials *t) {
     *t = (trials){0};
     answer a = {.t = t};
     char message[192];
-    if (run_child(q, "", &a, message, sizeof message) != ISOLATE_DONE) {
-        failure(q->command, "%s", *a.problem ? a.problem : message);
-        return false;
-    }
+    if (run_child(q, "", &a, message, sizeof message) != ISOLATE_DONE)
+        return failure(q->command, "%s", *a.problem ? a.problem : message);
+    int code = check_only(q, t);
+    if (code != EXIT_DONE) return code;
     progress p = progress_start(false);
     int done = 0, total = 0;
     for (int i = 0; i < t->count; i++) total += q->everyone || t->list[i].plugin >= 0;
@@ -156,5 +174,5 @@ bool trials_run(const trial_request *q, trials *t) {
         try_candidate(q, t, c);
     }
     progress_clear(&p);
-    return true;
+    return EXIT_DONE;
 }

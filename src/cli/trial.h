@@ -29,8 +29,8 @@ typedef struct trial_request {
     double limit_seconds;
 } trial_request;
 
-/* False, having printed why, where no trial could be made (a plugin that does not load). */
-bool trials_run(const trial_request *q, trials *t);
+/* An exit code; what is not EXIT_DONE was printed (a plugin that does not load, a name that nobody has). */
+int trials_run(const trial_request *q, trials *t);
 
 /* The other side: this process is one trial. `name` "" lists the candidates. */
 int trial_child(const setup *s, spec *problem, const char *name, int report_fd);

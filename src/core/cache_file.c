@@ -122,7 +122,7 @@ static bool parse_double(const char *s, size_t length, double *out) {
 
 /* The shortest spelling that reads back as the same number, with a point in every locale. */
 static void format_double(char out[40], double x) {
-    static const int precisions[] = {6, 15, 17};
+    static const int precisions[] = {6, 15, 16, 17};
     for (size_t p = 0; p < sizeof precisions / sizeof precisions[0]; p++) {
         char spelled[48];
         snprintf(spelled, sizeof spelled, "%.*g", precisions[p], x);

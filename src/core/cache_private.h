@@ -1,4 +1,4 @@
-/* What the files of the cache share. Nothing else includes this. */
+/* What the files of the cache share. Nothing else includes this, but its tests. */
 #ifndef SAT_CACHE_PRIVATE_H
 #define SAT_CACHE_PRIVATE_H
 
@@ -25,13 +25,14 @@ typedef struct sat_untuned {
     bool on_disk;
 } sat_untuned;
 
-typedef enum sat_trouble { /* each is logged once */
-                           SAT_TROUBLE_READ = 1,
-                           SAT_TROUBLE_WRITE = 2,
-                           SAT_TROUBLE_BAD = 4,
-                           SAT_TROUBLE_NEWER = 8,
-                           SAT_TROUBLE_LOCK = 16,
-                           SAT_TROUBLE_RECORD = 32
+/* What is logged, each once a cache. */
+typedef enum sat_trouble {
+    SAT_TROUBLE_READ = 1,
+    SAT_TROUBLE_WRITE = 2,
+    SAT_TROUBLE_BAD = 4,
+    SAT_TROUBLE_NEWER = 8,
+    SAT_TROUBLE_LOCK = 16,
+    SAT_TROUBLE_RECORD = 32
 } sat_trouble;
 
 struct sat_cache {

@@ -94,7 +94,7 @@ static bool right_side(const side *s) {
     int64_t cp = s->e->col_panels;
     double *br = s->work, *ba = s->work + p->k * cp;
     bool ok = true;
-#pragma omp parallel
+#pragma omp parallel num_threads(s->t->device->threads)
     {
         double *row = malloc((size_t)(p->n + 1) * sizeof *row);
 #pragma omp for schedule(static)
@@ -131,7 +131,7 @@ static void fold_values(const side *s) { /* l^T A: parallel over panels of rows,
     const sat_problem *p = s->t->problem;
     const sat_rows *r = s->r;
     double *la = s->work, *aa = s->work + s->e->row_panels * p->k;
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for num_threads(s->t->device->threads) schedule(dynamic, 1)
     for (int64_t q = 0; q < s->e->row_panels; q++) {
         int64_t i_end = sat_min((q + 1) * SAT_PANEL, p->m);
         for (int64_t i = q * SAT_PANEL; i < i_end; i++) {
@@ -158,7 +158,7 @@ static bool left_side(const side *s) { /* (l^T A) B, a tile of B's columns at a 
     double *la = s->work, *aa = s->work + s->e->row_panels * p->k;
     bool ok = true;
     fold_values(s);
-#pragma omp parallel
+#pragma omp parallel num_threads(s->t->device->threads)
     {
         double *b = malloc((size_t)(2 * TILE * DEPTH) * sizeof *b), *b_abs = b + TILE * DEPTH;
         if (!b) {
@@ -331,7 +331,7 @@ static sat_status compare(const sat_trial *t, const void *expectation_, sat_find
     for (int64_t z = 0; z < p->batch; z++) {
         comparison w = {.t = t, .e = e, .sign = t->flipped ? -1 : 1, .z = z};
         w.c = sat_at(p->c_dtype, t->operands[2], z * p->c.batch_stride);
-#pragma omp parallel
+#pragma omp parallel num_threads(t->device->threads)
         {
             double *work = malloc((size_t)(3 * p->n + 2 * e->col_panels + 1) * sizeof *work);
             sat_finding mine = {.ok = true};

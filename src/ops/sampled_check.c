@@ -59,7 +59,7 @@ static void fold(const side *s, bool right) {
     int64_t lines = right ? p->n : p->m, line_step = right ? l->col_stride : l->row_stride;
     int64_t k_step = right ? l->row_stride : l->col_stride;
     uint64_t seed = right ? s->e->seed : ~s->e->seed;
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for num_threads(s->t->device->threads) schedule(dynamic, 1)
     for (int64_t g = 0; g < groups; g++) {
         double *to = s->folded + g * p->k, *magnitude = s->magnitude + g * p->k, row[CHUNK];
         for (int64_t k0 = 0; k0 < p->k; k0 += CHUNK) {
@@ -88,7 +88,7 @@ static bool project(const side *s, bool right) {
     double *sum = (right ? s->e->right : s->e->left) + offset;
     double *scale = (right ? s->e->right_scale : s->e->left_scale) + offset;
     bool ok = true;
-#pragma omp parallel
+#pragma omp parallel num_threads(s->t->device->threads)
     {
         double *line = malloc((size_t)(2 * p->k + 1) * sizeof *line), *line_abs = line + p->k;
         if (!line) {
@@ -245,7 +245,7 @@ static sat_status compare(const sat_trial *t, const void *expectation_, sat_find
     for (int64_t z = 0; z < p->batch; z++) {
         comparison w = {.t = t, .e = expectation_, .z = z};
         w.s = sat_at(p->c_dtype, t->operands[2], z * p->c.batch_stride);
-#pragma omp parallel
+#pragma omp parallel num_threads(t->device->threads)
         {
             folded_block b;
             bool opened = open_block(a, &b);

@@ -1,79 +1,34 @@
 /* cpu_matmul packed: C = act(alpha*op(A)*B + beta*C + bias), A block-sparse, for wide B. The template that every
- * instruction set and kind of element fills in; packed_plan.h says how the product is cut.
- *
- * Threads first copy the block values into strips (unless they are read where they lie), then take groups of panels:
- * whoever takes one packs B for it into a buffer that stays in its cache and works through the spans of strips. Who
- * finds no group left joins another's, packing included, and reads its buffer. So all cores are busy to the end,
- * be there one panel or a thousand.
+ * instruction set and kind of element fills in. packed_plan.h says how the product is cut, packed_desk.h how threads
+ * share it: first all copy the block values into strips (unless they are read where they lie), then each takes groups
+ * of panels, packs B for it into a buffer that stays in its cache, and multiplies.
  *
  * To be defined before: NAME(x) gives x a suffix; T, V: element and vector of C; E, W: of packed A and B; VL: elements
- * in a vector; V_ZERO, V_LOAD, V_STORE, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row; DIRECT_KERNELS(X): X(H, NV) for
- * every tile whose values may be read where they lie, KERNELS(X) the others, of at most MAX_H x MAX_NV; HALVES: 1 where 16-bit sources become T, with V_LOAD_F16 and V_LOAD_BF16; ACTIVATE(kind, x).
- * PACK_A and PACK_B name other copies for other kinds of E. All of it is undefined again at the end. */
+ * in a vector; V_ZERO, V_LOAD, V_STORE, V_STREAM, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row;
+ * DIRECT_KERNELS(X): X(H, NV) for every tile whose values may be read where they lie, KERNELS(X) the others, of at most
+ * MAX_H x MAX_NV; HALVES: 1 where 16-bit sources become T, with V_LOAD_F16 and V_LOAD_BF16; ACTIVATE(kind, x); PACK_A,
+ * PACK_B: copies of values and of B, K_IN_STEP rows of it to a step. All of it is undefined again at the end. */
 
 #include <omp.h>
-#include <sched.h>
-#include <stdatomic.h>
 
-#include "packed_plan.h"
+#include "packed_desk.h"
 
 #include "packed_kernel.h"
 #include "packed_pack.h"
 #include "packed_store.h"
 
-#ifndef SAT_PACKED_JOB
-#define SAT_PACKED_JOB
-
-enum { PACKED_ROWS_AT_ONCE = 128 }; /* rows of a buffer that a thread packs before it asks for more */
-
-/* One pass: the batch items that share their values. */
-typedef struct packed_job {
-    const sat_launch *launch;
-    const sat_problem *problem;
-    const packed_state *state;
-    packed_shape shape;
-    const void *values, *b, *bias;
-    void *c;
-    packed_desk *desks;
-    _Atomic int64_t stream_next, group_next, groups_begun;
-} packed_job;
-
-static inline int64_t packed_groups(const packed_job *j) { return j->shape.groups * j->shape.items; }
-static inline void *packed_buffer(const packed_job *j, int64_t desk) {
-    return (char *)j->launch->workspace + j->shape.buffers_at + (size_t)desk * j->shape.buffer_bytes;
-}
-
-/* Waits for another thread, which may have lost its core to this one. */
-static inline void packed_relax(int *tries) {
-    if (++*tries < 200) __builtin_ia32_pause();
-    else sched_yield();
-}
-
-/* The desk with most work left, this thread now being one of its readers; -1: nobody needs help. */
-static int64_t packed_join(packed_job *j) {
-    int64_t best = -1, most = 0, group = -1;
-    for (int64_t d = 0; d < j->shape.buffers; d++) {
-        int64_t g = atomic_load(&j->desks[d].group), left = j->state->spans - atomic_load(&j->desks[d].span_next);
-        if (g >= 0 && left > most) best = d, most = left, group = g;
-    }
-    if (best < 0) return -1;
-    atomic_fetch_add(&j->desks[best].readers, 1);
-    if (atomic_load(&j->desks[best].group) == group) return best;
-    atomic_fetch_sub(&j->desks[best].readers, 1); /* its owner went on meanwhile */
-    return packed_join(j);
-}
-
-/* Gives this thread's desk to another group, once those who still read the last one are done. */
-static void packed_open(packed_job *j, int64_t desk, int64_t group) {
-    packed_desk *d = &j->desks[desk];
-    int tries = 0;
-    atomic_store(&d->group, -1);
-    while (atomic_load(&d->readers) > 0) packed_relax(&tries);
-    atomic_store(&d->pack_next, 0), atomic_store(&d->pack_done, 0), atomic_store(&d->span_next, 0);
-    atomic_store(&d->group, group);
-    atomic_fetch_add(&j->groups_begun, 1);
-}
-#endif
+/* What a thread has at hand while it works on a group. */
+typedef struct NAME(packed_worker) {
+    packed_job *job;
+    int64_t group;
+    const E *buffer;
+    T *scratch, *turn;   /* tiles between chunks; one turned round */
+    int64_t later;       /* the desk to pack meanwhile; -1: none */
+    int64_t strips_done; /* in this group */
+    int64_t portions_done;
+    int fetch, fetch_end;  /* lines not yet asked for */
+    const char *line[256]; /* the first FRONT places are for the tile at hand */
+} NAME(packed_worker);
 
 /* ---- values into strips ---- */
 
@@ -86,7 +41,8 @@ static void NAME(packed_stream_span)(const packed_job *j, const void *values, in
         int64_t rows = sat_min(s->height, sat_min(r->br - top, r->m - row * r->br - top));
         E *to = stream + (first * r->br + (end - first) * top) * s->steps;
         for (int64_t t = first; rows > 0 && t < end; t++, to += rows * s->steps) {
-            const void *from = sat_at(j->problem->a_dtype, values, sat_block_of(r, t) * r->block_elements + top * r->row_step);
+            const void *from =
+                sat_at(j->problem->a_dtype, values, sat_block_of(r, t) * r->block_elements + top * r->row_step);
             PACK_A(j->problem->a_dtype, from, r, rows, sat_min(r->bc, r->k - r->col[t] * r->bc), to);
         }
     }
@@ -109,7 +65,8 @@ static void NAME(packed_fill)(const packed_job *j, int64_t group, E *buffer, int
     for (; at < end; low++) {
         const packed_run *run = &t->run[low];
         int64_t run_end = low + 1 < t->runs ? run[1].at : t->depth, stop = sat_min(end, run_end);
-        int64_t k = run->k + (at - run->at) * K_IN_STEP, k_end = sat_min(run->k_end, run->k + (stop - run->at) * K_IN_STEP);
+        int64_t k = run->k + (at - run->at) * K_IN_STEP,
+                k_end = sat_min(run->k_end, run->k + (stop - run->at) * K_IN_STEP);
         for (int64_t panel = from; panel < packed_panel_end(s, group % s->groups); panel++) {
             int64_t vector = packed_first_vector(s, panel), width = packed_panel_vectors(s, panel) * VL;
             E *to = buffer + (vector - packed_first_vector(s, from)) * VL * t->depth + at * width;
@@ -118,6 +75,55 @@ static void NAME(packed_fill)(const packed_job *j, int64_t group, E *buffer, int
             PACK_B(p->b_dtype, source, &p->b, k_end - k, cols, width, to);
         }
         at = stop;
+    }
+}
+
+/* Packs the next portion of a desk that nobody has taken yet; false: there is none. */
+static bool NAME(packed_take_portion)(packed_job *j, int64_t desk) {
+    packed_desk *d = &j->desks[desk];
+    int64_t size = j->shape.portion, depth = j->state->depth, i = atomic_fetch_add(&d->pack_next, 1);
+    if (i * size >= depth) return false;
+    NAME(packed_fill)(j, atomic_load(&d->group), packed_buffer(j, desk), i * size, sat_min((i + 1) * size, depth));
+    atomic_fetch_add(&d->pack_done, 1);
+    return true;
+}
+
+/* ---- what will be needed soon ---- */
+
+enum { NAME(FRONT) = 64 };
+
+/* Notes the lines of the portion of B that will be packed next. Where columns are contiguous the hardware sees them
+ * coming. */
+static void NAME(packed_foresee)(NAME(packed_worker) * w) {
+    const packed_job *j = w->job;
+    const packed_shape *s = &j->shape;
+    const sat_problem *p = j->problem;
+    const packed_state *t = j->state;
+    packed_desk *d = &j->desks[w->later];
+    int64_t group = atomic_load(&d->group), at = atomic_load(&d->pack_next) * s->portion;
+    int64_t item = group / s->groups, from = group % s->groups * s->group_panels,
+            to = packed_panel_end(s, group % s->groups);
+    if (p->b.col_stride != 1 || at >= t->depth || t->runs > 1) return;
+    int64_t first = packed_first_vector(s, from) * VL, end = sat_min(p->n, packed_first_vector(s, to) * VL);
+    int64_t k = t->run[0].k + at * K_IN_STEP, k_end = sat_min(t->run[0].k_end, k + s->portion * K_IN_STEP);
+    int64_t bytes = (end - first) * (int64_t)sat_dtype_size(p->b_dtype);
+    const char *b = sat_at(p->b_dtype, j->b, item * p->b.batch_stride + first);
+    w->fetch = w->fetch_end = NAME(FRONT);
+    for (; k < k_end; k++)
+        for (int64_t e = 0; e < bytes && w->fetch_end < 256; e += 64)
+            w->line[w->fetch_end++] = b + k * p->b.row_stride * (int64_t)sat_dtype_size(p->b_dtype) + e;
+}
+
+/* After a strip: packs as much of the next group as is due. */
+static void NAME(packed_meanwhile)(NAME(packed_worker) * w) {
+    const packed_shape *s = &w->job->shape;
+    int64_t due = ++w->strips_done * s->portions / (s->rows.count * s->strips);
+    if (w->later < 0) return;
+    while (w->portions_done < due) {
+        if (!NAME(packed_take_portion)(w->job, w->later)) w->later = -1;
+        w->portions_done++;
+        if (w->later < 0) return;
+        NAME(packed_foresee)(w);
     }
 }
 
@@ -157,96 +163,114 @@ static NAME(packed_strip) NAME(packed_find_strip)(const packed_job *j, int64_t u
     return strip;
 }
 
-/* Is a tile, as it comes out of the registers, what C wants to hold? */
-static bool NAME(packed_plain)(const sat_problem *p) {
-    return p->alpha == 1 && p->beta == 0 && p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE &&
-           p->c.col_stride == 1 && sat_dtype_size(p->c_dtype) == sizeof(T);
+/* Runs one tile. The lines of C that it will write are asked for first. */
+static void NAME(packed_run)(NAME(packed_worker) * w, NAME(packed_strip) * strip, int64_t nv, bool straight) {
+    NAME(packed_tile) *x = &strip->x;
+    int keep = w->fetch;
+    if (straight && !x->around && w->fetch >= NAME(FRONT))
+        for (int64_t i = strip->rows - 1; i >= 0; i--)
+            for (int64_t at = nv * VL - 1; at > 0; at -= 64 / (int64_t)sizeof(T))
+                if (w->fetch > 0) w->line[--w->fetch] = (const char *)(x->c + i * x->c_row + at);
+    x->fetch = w->line + w->fetch, x->fetch_end = w->line + w->fetch_end;
+    NAME(packed_kernels)[strip->from][strip->rows - 1][nv - 1](x);
+    w->fetch = (int)(x->fetch - w->line);
+    if (w->fetch < keep) w->fetch = keep;
 }
 
 /* One chunk of a strip with all panels of a group. `scratch` holds the strip's tiles between chunks. */
-static void NAME(packed_do_strip)(const packed_job *j, int64_t group, const E *buffer, int64_t u, int64_t chunk,
-                                  T *scratch, T *turn) {
+static void NAME(packed_do_strip)(NAME(packed_worker) * w, int64_t u, int64_t chunk, T *scratch) {
+    const packed_job *j = w->job;
     const packed_shape *s = &j->shape;
     const sat_problem *p = j->problem;
     NAME(packed_strip) strip = NAME(packed_find_strip)(j, u, chunk);
-    bool last = chunk + 1 == s->chunks, plain = s->chunks == 1 && NAME(packed_plain)(p);
-    int64_t item = group / s->groups, from = group % s->groups * s->group_panels;
+    NAME(packed_tile) *x = &strip.x;
+    int64_t item = w->group / s->groups, group = w->group % s->groups, from = group * s->group_panels;
     void *c = sat_at(p->c_dtype, j->c, item * p->c.batch_stride);
     if (strip.rows <= 0) return;
-    for (int64_t panel = from; panel < packed_panel_end(s, group % s->groups); panel++) {
+    for (int64_t panel = from; panel < packed_panel_end(s, group); panel++) {
         int64_t vector = packed_first_vector(s, panel), nv = packed_panel_vectors(s, panel), width = nv * VL;
         int64_t before = (vector - packed_first_vector(s, from)) * VL, cols = sat_min(width, p->n - vector * VL);
-        NAME(packed_tile) *x = &strip.x;
         T *tile = scratch + before * s->height;
-        bool straight = plain && cols == width;
-        x->b = buffer + before * j->state->depth;
+        bool straight = j->plain && cols == width;
+        x->b = w->buffer + before * j->state->depth;
         x->b_block = s->steps * width;
-        x->ahead = s->steps <= 8 ? s->steps * width : 0;
+        x->ahead = s->steps <= 8 ? x->b_block : 0;
         x->c = straight ? (T *)c + strip.i * p->c.row_stride + vector * VL : tile;
         x->c_row = straight ? p->c.row_stride : width;
-        if (straight) {
-            for (int64_t i = 0; i < strip.rows; i++)
-                for (int64_t at = 0; at < width; at += 64 / (int64_t)sizeof(T)) __asm__ volatile("prefetchw %0" :: "m"(x->c[i * x->c_row + at]));
-        }
-        if (x->blocks > 0 || chunk == 0) NAME(packed_kernels)[strip.from][strip.rows - 1][nv - 1](x);
-        if (last && !straight)
-            NAME(packed_store)(p, tile, width, strip.i, strip.rows, vector * VL, cols, c, j->bias, turn);
+        x->around = straight && j->around && width * (int64_t)sizeof(T) % 64 == 0 && (uintptr_t)x->c % 64 == 0;
+        if (x->blocks > 0 || chunk == 0) NAME(packed_run)(w, &strip, nv, straight);
+        if (chunk + 1 == s->chunks && !straight)
+            NAME(packed_store)(p, tile, width, strip.i, strip.rows, vector * VL, cols, c, j->bias, w->turn);
     }
 }
 
-static void NAME(packed_do_span)(const packed_job *j, int64_t group, const E *buffer, int64_t span, void *arena) {
-    const packed_shape *s = &j->shape;
-    int64_t first = j->state->span[span], end = j->state->span[span + 1];
-    T *turn = arena, *scratch = turn + s->height * s->group_columns;
+static void NAME(packed_do_span)(NAME(packed_worker) * w, int64_t span) {
+    const packed_shape *s = &w->job->shape;
+    int64_t first = w->job->state->span[span], end = w->job->state->span[span + 1];
     for (int64_t chunk = 0; chunk < s->chunks; chunk++)
         for (int64_t u = first; u < end; u++) {
             int64_t place = s->chunks > 1 ? u - first : 0;
-            NAME(packed_do_strip)(j, group, buffer, u, chunk, scratch + place * s->height * s->group_columns, turn);
+            NAME(packed_do_strip)(w, u, chunk, w->scratch + place * s->height * s->group_columns);
+            if (chunk == 0) NAME(packed_meanwhile)(w);
         }
 }
 
 /* ---- threads ---- */
 
 /* Takes part in a group: packs with the others, waits for the last of them, then does spans as long as there are. */
-static void NAME(packed_take_part)(packed_job *j, int64_t desk, void *arena) {
+static void NAME(packed_take_part)(packed_job *j, int64_t desk, int64_t later, void *arena) {
     packed_desk *d = &j->desks[desk];
-    E *buffer = packed_buffer(j, desk);
-    int64_t group = atomic_load(&d->group), depth = j->state->depth, parts = packed_ceil(depth, PACKED_ROWS_AT_ONCE);
-    for (int64_t i; (i = atomic_fetch_add(&d->pack_next, 1)) < parts; atomic_fetch_add(&d->pack_done, 1))
-        NAME(packed_fill)(j, group, buffer, i * PACKED_ROWS_AT_ONCE, sat_min((i + 1) * PACKED_ROWS_AT_ONCE, depth));
-    for (int tries = 0; atomic_load(&d->pack_done) < parts;) packed_relax(&tries);
-    for (int64_t i; (i = atomic_fetch_add(&d->span_next, 1)) < j->state->spans;)
-        NAME(packed_do_span)(j, group, buffer, i, arena);
+    int64_t portions = packed_ceil(j->state->depth, j->shape.portion);
+    NAME(packed_worker) w = {.job = j, .group = atomic_load(&d->group), .buffer = packed_buffer(j, desk)};
+    w.later = later, w.fetch = w.fetch_end = NAME(FRONT);
+    w.turn = arena, w.scratch = w.turn + j->shape.height * j->shape.group_columns;
+    while (NAME(packed_take_portion)(j, desk)) {}
+    for (int tries = 0; atomic_load(&d->pack_done) < portions;) packed_relax(&tries);
+    for (int64_t i; (i = atomic_fetch_add(&d->span_next, 1)) < j->state->spans;) NAME(packed_do_span)(&w, i);
+}
+
+/* A thread's own groups, one after the other. */
+static void NAME(packed_work_own)(packed_job *j, int64_t me, void *arena) {
+    int64_t each = j->shape.desks_each, desk = me * each, all = packed_groups(j), other = desk + each - 1;
+    if (desk >= j->shape.desks) return;
+    int64_t group = atomic_fetch_add(&j->group_next, 1);
+    if (group < all) packed_open(j, desk, group);
+    while (group < all) {
+        int64_t next = atomic_fetch_add(&j->group_next, 1), last = desk;
+        bool more = next < all;
+        if (more && other != desk) packed_open(j, other, next);
+        NAME(packed_take_part)(j, desk, more && other != desk ? other : -1, arena);
+        if (more && other == desk) packed_open(j, desk, next);
+        desk = other, other = last, group = next;
+    }
 }
 
 static void NAME(packed_work)(packed_job *j, int64_t me) {
-    void *arena = (char *)j->launch->workspace + j->shape.arenas_at + (size_t)me * j->shape.arena_bytes;
-    for (int64_t g; me < j->shape.buffers && (g = atomic_fetch_add(&j->group_next, 1)) < packed_groups(j);) {
-        packed_open(j, me, g);
-        NAME(packed_take_part)(j, me, arena);
-    }
+    void *arena = packed_arena(j, me);
+    NAME(packed_work_own)(j, me, arena);
     for (int tries = 0;;) {
-        bool all = atomic_load(&j->groups_begun) >= packed_groups(j);
+        bool open = atomic_load(&j->groups_open) >= packed_groups(j);
         int64_t desk = packed_join(j);
         if (desk >= 0) {
-            NAME(packed_take_part)(j, desk, arena);
-            atomic_fetch_sub(&j->desks[desk].readers, 1);
-        } else if (all) {
-            return;
+            NAME(packed_take_part)(j, desk, -1, arena);
+            packed_leave(j, desk);
+        } else if (open) {
+            break;
         } else {
             packed_relax(&tries);
         }
     }
+    _mm_sfence(); /* what was written around the cache */
 }
 
 static void NAME(packed_stream)(packed_job *j, const void *values) {
-    for (int64_t i; (i = atomic_fetch_add(&j->stream_next, 1)) < j->state->spans;) NAME(packed_stream_span)(j, values, i);
+    for (int64_t i; (i = atomic_fetch_add(&j->stream_next, 1)) < j->state->spans;)
+        NAME(packed_stream_span)(j, values, i);
 }
 
 static void NAME(packed_pass)(packed_job *j) {
     bool stream = !j->shape.direct && !j->shape.keeps;
-    for (int64_t d = 0; d < j->shape.buffers; d++) j->desks[d] = (packed_desk){.group = -1};
-    atomic_store(&j->stream_next, 0), atomic_store(&j->group_next, 0), atomic_store(&j->groups_begun, 0);
+    packed_start(j);
 #pragma omp parallel num_threads(j->launch->threads)
     {
         if (stream) {
@@ -257,11 +281,22 @@ static void NAME(packed_pass)(packed_job *j) {
     }
 }
 
-static sat_status NAME(packed_launch)(const sat_launch *l, const packed_isa *isa) {
+static packed_job NAME(packed_job_of)(const sat_launch *l, const packed_isa *isa) {
     const sat_problem *p = l->problem;
-    packed_job j = {.launch = l, .problem = p, .state = l->state, .bias = l->operands[3]};
+    packed_job j = {.launch = l, .problem = p, .state = l->state};
     j.shape = packed_make_shape(l->variant, isa, p, l->pattern, l->device);
     j.desks = (packed_desk *)(void *)((char *)l->workspace + j.shape.desks_at);
+    j.plain = p->alpha == 1 && p->beta == 0 && p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE &&
+              p->c.col_stride == 1 && sat_dtype_size(p->c_dtype) == sizeof(T) && j.shape.chunks == 1;
+    j.around = p->m * p->n * p->batch * (int64_t)sizeof(T) >= l->device->l3_bytes / 2 &&
+               p->c.row_stride * (int64_t)sizeof(T) % 64 == 0;
+    return j;
+}
+
+static sat_status NAME(packed_launch)(const sat_launch *l, const packed_isa *isa) {
+    const sat_problem *p = l->problem;
+    packed_job j = NAME(packed_job_of)(l, isa);
+    j.bias = l->operands[3];
     if (p->m == 0 || p->n == 0) return SAT_OK;
     for (int64_t item = 0; item < p->batch; item += j.shape.items) {
         j.values = sat_at(p->a_dtype, l->operands[0], item * p->a.batch_stride);
@@ -273,8 +308,7 @@ static sat_status NAME(packed_launch)(const sat_launch *l, const packed_isa *isa
 }
 
 static sat_status NAME(packed_refresh)(const sat_launch *l, const packed_isa *isa) {
-    packed_job j = {.launch = l, .problem = l->problem, .state = l->state};
-    j.shape = packed_make_shape(l->variant, isa, l->problem, l->pattern, l->device);
+    packed_job j = NAME(packed_job_of)(l, isa);
     if (!j.shape.keeps) return SAT_OK;
 #pragma omp parallel num_threads(l->threads)
     NAME(packed_stream)(&j, l->operands[0]);
@@ -290,6 +324,7 @@ static sat_status NAME(packed_refresh)(const sat_launch *l, const packed_isa *is
 #undef V_ZERO
 #undef V_LOAD
 #undef V_STORE
+#undef V_STREAM
 #undef V_FMA
 #undef W_LOAD
 #undef W_BROADCAST

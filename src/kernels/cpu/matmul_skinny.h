@@ -29,13 +29,17 @@ enum {
     SK_PARTS = 64,   /* a block row with more than two shares in so many is cut, so that threads can share it */
 };
 
+/* How a kernel walks through a block; flat: a vector spans whole rows. */
+typedef enum sk_order { SK_BY_ROWS, SK_BY_COLUMNS, SK_FLAT } sk_order;
+
 /* How one problem is computed. */
 typedef struct sk_plan {
     int64_t lanes, real; /* of a vector, and bytes of an element as computed */
     int64_t np, g;       /* columns after padding, and lanes of each */
     int64_t ga, gb, vs;  /* what the kernel repeats of A and of B, and vectors of B */
+    sk_order by;
     int64_t rows_a_vec;  /* rows of C that share a vector of sums */
-    int64_t rows, steps, a_row, a_step, b_k, b_step; /* as in the kernel's run */
+    int64_t rows, steps, b_step; /* as in the kernel's run */
     int64_t lane_i, lane_n, add; /* the sum of (i, n): `add` lanes from (i % rows_a_vec)*lane_i + n*lane_n */
     int64_t b_size;              /* elements of packed B, with room to read a vector past its end */
     int64_t part, parts;         /* blocks of a part of a long row, see SK_PARTS; parts in all, 0 when none is cut */
@@ -44,27 +48,28 @@ typedef struct sk_plan {
 } sk_plan;
 
 static inline int64_t sk_round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-static inline int64_t sk_even_part(int64_t x) { return x & -x; } /* the largest power of two that divides it */
+
+/* Where a block's side is no multiple of the lanes that a column could have: fewer lanes, repeated; only some of the
+ * splits are worth a kernel. */
+static inline int64_t sk_narrower(const sk_plan *s, int64_t along, bool transposed) {
+    int64_t g = along & -along; /* the largest power of two that divides it */
+    if (s->np == 1) return transposed && g < 4 ? 1 : sat_min(g, 4);
+    return s->np * g * 2 >= s->lanes ? g : 1;
+}
 
 static inline void sk_plan_lanes(sk_plan *s, const sat_rows *r, bool transposed, int64_t n) {
     while (s->np < n) s->np *= 2;
-    int64_t most = sat_max(1, s->lanes / s->np);
+    int64_t along = transposed ? r->br : r->bc, most = sat_max(1, s->lanes / s->np);
+    bool flat = !transposed && n == 1 && along < s->lanes && s->lanes % along == 0 && r->block_elements % s->lanes == 0;
     s->vs = sat_max(1, s->np / s->lanes);
-    if (transposed) {
-        s->g = sat_min(most, sk_even_part(r->br));
-        s->ga = s->g, s->gb = s->np == 1 ? 1 : s->np * s->g / s->vs;
-        s->rows_a_vec = s->g, s->lane_i = 1, s->lane_n = s->g, s->add = 1;
-        s->rows = r->br / s->g, s->a_row = s->g;
-        s->steps = r->bc, s->a_step = r->br, s->b_k = s->gb * s->vs;
-    } else {
-        bool flat = s->np == 1 && r->bc < s->lanes && s->lanes % r->bc == 0 && r->block_elements % s->lanes == 0;
-        s->g = sat_min(most, sk_even_part(r->bc));
-        s->ga = flat ? s->lanes : s->g, s->gb = s->np * s->g / s->vs;
-        s->rows_a_vec = flat ? s->lanes / r->bc : 1, s->lane_i = r->bc, s->lane_n = s->g, s->add = s->g;
-        s->rows = r->br / s->rows_a_vec, s->a_row = flat ? s->lanes : r->bc;
-        s->steps = r->bc / s->g, s->a_step = s->g, s->b_k = s->gb * s->vs;
-    }
-    s->b_step = s->steps * s->b_k;
+    s->g = flat ? along : along % most == 0 ? most : sk_narrower(s, along, transposed);
+    s->ga = flat ? s->lanes : s->g;
+    s->gb = transposed && n == 1 ? 1 : s->np * s->g / s->vs;
+    s->by = flat ? SK_FLAT : transposed ? SK_BY_COLUMNS : SK_BY_ROWS;
+    s->rows_a_vec = flat ? s->lanes / along : transposed ? s->g : 1;
+    s->lane_i = flat ? along : 1, s->lane_n = s->g, s->add = transposed ? 1 : s->g;
+    s->rows = r->br / s->rows_a_vec, s->steps = transposed ? r->bc : r->bc / s->g;
+    s->b_step = s->steps * s->gb * s->vs;
 }
 
 /* `vector_bytes` is the width that the kernels were compiled for. */

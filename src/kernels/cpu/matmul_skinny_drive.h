@@ -30,7 +30,7 @@ static void FN(pack)(const FN(job) * j, int thread, int threads) {
     const sk_plan *s = &j->s;
     int64_t bc = j->r.bc, groups = (j->r.k + bc - 1) / bc;
     bool transposed = p->transpose == SAT_TRANSPOSE;
-    int64_t together = transposed ? 1 : s->g, copies = transposed && s->np > 1 ? s->g : 1;
+    int64_t b_k = s->gb * s->vs, together = transposed ? 1 : s->g, copies = transposed && s->np > 1 ? s->g : 1;
     for (int64_t c = groups * thread / threads; c < groups * (thread + 1) / threads; c++) {
         REAL *to = j->b + c * s->b_step;
         int64_t inside = sat_min(bc, j->r.k - c * bc);
@@ -39,7 +39,7 @@ static void FN(pack)(const FN(job) * j, int thread, int threads) {
             for (int64_t n = 0; n < p->n; n++) {
                 int64_t from = (c * bc + k) * p->b.row_stride + n * p->b.col_stride;
                 REAL x = FN(widen)(p->b_dtype, j->l->operands[1], from);
-                REAL *at = to + k / together * s->b_k + n * s->g + k % together;
+                REAL *at = to + k / together * b_k + n * (copies > 1 ? copies : together) + k % together;
                 for (int64_t i = 0; i < copies; i++) at[i] = x;
             }
     }
@@ -62,7 +62,7 @@ static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int
     const sat_rows *r = &j->r;
     const sk_plan *s = &j->s;
     FN(run) run = {.b = j->b, .b_step = s->b_step, .elements = r->block_elements, .out = out};
-    run.rows = s->rows, run.steps = s->steps, run.a_row = s->a_row, run.a_step = s->a_step, run.b_k = s->b_k;
+    run.rows = s->rows, run.steps = s->steps;
     int64_t whole = end - (end > begin && r->col[end - 1] == j->s.edge);
     if (sat_dtype_size(j->p->a_dtype) == sizeof(REAL)) {
         const REAL *values = j->l->operands[0];
@@ -173,19 +173,21 @@ static void FN(join)(const FN(job) * j, const sk_share *s) {
 }
 
 /* The kernel for each split of the lanes that sk_plan_lanes makes. */
-#define SK_KERNEL(ga, gb, vs) \
-    static void FN(kernel_##ga##_##gb##_##vs)(const FN(run) * r) { FN(any)(r, ga, gb, vs); }
+#define SK_KERNEL(ga, gb, vs, by)                                                                                      \
+    static void FN(kernel_##ga##_##gb##_##vs##_##by)(const FN(run) * r) { FN(any)((FN(split)){ga, gb, vs, by}, r); }
 SK_SPLITS(SK_KERNEL)
 
 static FN(kernel) FN(pick)(const sk_plan *s) {
     static const struct {
-        int64_t ga, gb, vs;
+        FN(split) split;
         FN(kernel) kernel;
     } table[] = {
-#define SK_ENTRY(ga, gb, vs) {ga, gb, vs, FN(kernel_##ga##_##gb##_##vs)},
+#define SK_ENTRY(ga, gb, vs, by) {{ga, gb, vs, by}, FN(kernel_##ga##_##gb##_##vs##_##by)},
         SK_SPLITS(SK_ENTRY)};
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        if (table[i].ga == s->ga && table[i].gb == s->gb && table[i].vs == s->vs) return table[i].kernel;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const FN(split) *x = &table[i].split;
+        if (x->ga == s->ga && x->gb == s->gb && x->vs == s->vs && x->by == s->by) return table[i].kernel;
+    }
     return NULL;
 }
 

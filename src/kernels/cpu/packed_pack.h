@@ -32,8 +32,7 @@ INLINE FOUR NAME(packed_get_four)(const int source, const void *p) {
 #if HALVES
     if (source == SAT_F16) return (FOUR)_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)p));
     if (source == SAT_BF16)
-        return (FOUR)_mm_castsi128_ps(
-            _mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)p)), 16));
+        return (FOUR)_mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)p)), 16));
 #endif
     (void)source;
     memcpy(&x, p, sizeof x);
@@ -43,8 +42,8 @@ INLINE FOUR NAME(packed_get_four)(const int source, const void *p) {
 /* to[k*to_row + i] = from[i*from_row + k] for four i and four k. */
 INLINE void NAME(packed_turn_four)(const int source, const void *from, int64_t from_row, T *to, int64_t to_row) {
     FOUR r[4], t[4];
-    UNROLL for (int i = 0; i < 4; i++)
-        r[i] = NAME(packed_get_four)(source, NAME(packed_skip)(source, from, i * from_row));
+    UNROLL for (int i = 0; i < 4; i++) r[i] =
+        NAME(packed_get_four)(source, NAME(packed_skip)(source, from, i * from_row));
     t[0] = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), t[1] = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
     t[2] = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), t[3] = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
     r[0] = __builtin_shufflevector(t[0], t[2], 0, 1, 4, 5), r[1] = __builtin_shufflevector(t[0], t[2], 2, 3, 6, 7);
@@ -62,8 +61,7 @@ INLINE void NAME(packed_turn)(const int source, const void *from, int64_t from_r
         for (; k + 4 <= cols; k += 4)
             NAME(packed_turn_four)(source, NAME(packed_skip)(source, part, k), from_row, to + k * to_row + i, to_row);
         for (; k < cols; k++)
-            for (int64_t e = 0; e < 4; e++)
-                to[k * to_row + i + e] = NAME(packed_get)(source, part, e * from_row + k);
+            for (int64_t e = 0; e < 4; e++) to[k * to_row + i + e] = NAME(packed_get)(source, part, e * from_row + k);
     }
     for (; i < rows; i++)
         for (int64_t k = 0; k < cols; k++) to[k * to_row + i] = NAME(packed_get)(source, from, i * from_row + k);

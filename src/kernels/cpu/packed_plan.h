@@ -28,19 +28,21 @@ typedef struct packed_isa {
 
 typedef struct packed_shape {
     sat_rows rows;
-    int64_t lanes, element;         /* elements in a vector; bytes of a packed element */
-    int64_t height, strips;         /* rows in a strip; strips in a block row */
-    int64_t steps, last_steps;      /* k-steps in a block; in one of the last block column */
-    int64_t vectors, panels;        /* of columns; panels differ by one vector at most */
-    int64_t group_panels, groups;   /* panels packed together; groups in all */
-    int64_t group_columns;          /* at most */
-    int64_t depth;                  /* packed rows, at most */
-    int64_t chunks, chunk_cols;     /* chunks of the depth; packed block columns in each */
-    int64_t shares;                 /* of the work, each about a span */
-    int64_t spans, span_rows;       /* spans of strips, at most; rows in each, at most (0: any) */
-    int64_t items;                  /* batch items done in one pass */
-    int64_t buffers;                /* packed groups at a time */
-    bool direct, keeps;             /* values as they lie; values packed once, by refresh */
+    int64_t lanes, element;       /* elements in a vector; bytes of a packed element */
+    int64_t height, strips;       /* rows in a strip; strips in a block row */
+    int64_t steps, last_steps;    /* k-steps in a block; in one of the last block column */
+    int64_t vectors, panels;      /* of columns; panels differ by one vector at most */
+    int64_t group_panels, groups; /* panels packed together; groups in all */
+    int64_t group_columns;        /* at most */
+    int64_t depth;                /* packed rows, at most */
+    int64_t chunks, chunk_cols;   /* chunks of the depth; packed block columns in each */
+    int64_t shares;               /* of the work, each about a span */
+    int64_t spans, span_rows;     /* spans of strips, at most; rows in each, at most (0: any) */
+    int64_t items;                /* batch items done in one pass */
+    int64_t desks;                /* packed groups at a time; */
+    int64_t desks_each;           /* a thread's; 2: it packs the next group while it computes the last */
+    int64_t portion, portions;    /* packed rows that a thread takes at a time; portions in all, at most */
+    bool direct, keeps;           /* values as they lie; values packed once, by refresh */
     size_t buffers_at, buffer_bytes, arenas_at, arena_bytes, desks_at, total_bytes; /* the stream of values is first */
 } packed_shape;
 
@@ -87,13 +89,15 @@ static inline int64_t packed_panel_end(const packed_shape *s, int64_t group) {
 /* ---- the shape ---- */
 
 /* As many panels together as the cache holds: values then pass by less often, and rows of B are read in longer
- * pieces. But every thread should get a group of its own. */
+ * pieces. Half as many where the next group is packed meanwhile. But every thread should get a group of its own. */
 static void packed_choose_groups(packed_shape *s, const sat_device *d, int64_t tile_vectors) {
     int64_t panel_bytes = sat_max(s->depth, 1) * tile_vectors * s->lanes * s->element;
-    int64_t fit = d->l2_bytes * 5 / 8 / panel_bytes, each = s->panels * s->items / sat_max(d->threads, 1);
-    s->group_panels = sat_max(1, sat_min(fit, s->direct ? s->panels : each));
+    int64_t fit = d->l2_bytes * 3 / 4 / panel_bytes, each = s->panels * s->items / sat_max(d->threads, 1);
+    bool twice = fit >= 2 && each >= 2;
+    s->group_panels = sat_max(1, sat_min(twice ? fit / 2 : fit, s->direct ? s->panels : each));
     s->groups = packed_ceil(s->panels, s->group_panels);
     s->group_columns = sat_min(s->group_panels * tile_vectors, s->vectors) * s->lanes;
+    s->desks_each = twice ? 2 : 1;
 }
 
 /* A depth beyond the cache is cut into chunks, unless tiles would then do too little between being fetched and put
@@ -117,17 +121,17 @@ static void packed_choose_spans(packed_shape *s, const sat_device *d) {
 }
 
 static void packed_size_workspace(packed_shape *s, const sat_pattern_view *a, const sat_device *d) {
-    enum { MOST = 512 << 20 }; /* bytes of packed B beyond which threads share their buffers */
+    enum { MOST = 512 << 20 }; /* bytes of packed B beyond which threads share buffers */
     int64_t block_bytes = s->rows.br * s->steps * s->element, tile_rows = sat_max(s->span_rows, s->height);
     s->buffer_bytes = packed_round((size_t)(s->depth * s->group_columns * s->element));
-    s->buffers = sat_min(sat_min(d->threads, s->groups * s->items), MOST / (int64_t)(s->buffer_bytes + 1));
-    s->buffers = sat_max(s->buffers, 1);
+    int64_t most = sat_max(1, MOST / (int64_t)(s->buffer_bytes + 1)) / s->desks_each;
+    s->desks = s->desks_each * sat_max(1, sat_min(sat_min(d->threads, s->groups * s->items), most));
     /* A span's tiles, and one more tile to turn round. */
     s->arena_bytes = packed_round((size_t)((tile_rows + s->height) * s->group_columns * s->element));
     s->buffers_at = s->direct ? 0 : packed_round((size_t)(a->stored_blocks * block_bytes));
-    s->arenas_at = s->buffers_at + (size_t)s->buffers * s->buffer_bytes;
+    s->arenas_at = s->buffers_at + (size_t)s->desks * s->buffer_bytes;
     s->desks_at = s->arenas_at + (size_t)d->threads * s->arena_bytes;
-    s->total_bytes = s->desks_at + (size_t)s->buffers * sizeof(packed_desk);
+    s->total_bytes = s->desks_at + (size_t)s->desks * sizeof(packed_desk);
 }
 
 /* `v` and `isa` give the largest tile; the rest follows from the problem and the caches. */
@@ -151,6 +155,7 @@ static packed_shape packed_make_shape(const sat_variant *v, const packed_isa *is
     packed_choose_groups(&s, d, tile_vectors);
     packed_choose_chunks(&s, a, d);
     packed_choose_spans(&s, d);
+    s.portion = 16, s.portions = packed_ceil(s.depth, s.portion);
     packed_size_workspace(&s, a, d);
     return s;
 }

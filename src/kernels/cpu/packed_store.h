@@ -85,8 +85,7 @@ static void NAME(packed_finish_any)(const sat_problem *p, T *tile, int64_t tile_
     NAME(packed_line) l = {.alpha = (T)p->alpha, .beta = (T)p->beta, .activation = p->activation, .dtype = p->c_dtype};
     for (int64_t i = 0; i < rows; i++) {
         if (bias) l.bias = bias[i];
-        for (int64_t j = 0; j < cols; j++)
-            NAME(packed_finish_line)
+        for (int64_t j = 0; j < cols; j++) NAME(packed_finish_line)
         (tile + i * tile_row + j, sat_at(p->c_dtype, c, i * p->c.row_stride + j * p->c.col_stride), 1, &l);
     }
 }

@@ -4,7 +4,8 @@
  * in the layout that the tiles want, then every stored block gets its part of the sum. Two kinds of tile:
  *   outer  X as rows along k, Y as panels [k][lanes]; a tile of S stays in registers, one step of k at a time.
  *   dot    X and Y as rows along k; each element of a tile is a vector of partial sums over k, added up at the end.
- *          Wastes nothing on narrow blocks. "direct" reads X and Y where they are, if both already run along k.
+ *          Wastes nothing on narrow blocks.
+ * What already lies as the tiles want it may be read in place instead: X along k, and for dot tiles Y along k.
  * A tile's columns may come from several blocks of a block row, so that small blocks fill a tile too.
  *
  * Block columns are grouped so that a group's chunk of Y stays in L2 while the block rows pass by. A *run* is what one
@@ -17,7 +18,7 @@
 
 #include "variant.h"
 
-enum { SAMPLED_OUTER = 0, SAMPLED_DOT = 1, SAMPLED_DIRECT = 2 }; /* sat_instance.option */
+enum { SAMPLED_DOT = 1, SAMPLED_X_IN_PLACE = 2, SAMPLED_Y_IN_PLACE = 4 }; /* sat_instance.option, or-ed */
 
 enum { SAMPLED_BATCH = 64 }; /* columns that a dot tile's results are gathered over; rows or columns packed at a time */
 
@@ -28,7 +29,7 @@ typedef struct sampled_run {
 
 /* Sizes that follow from the problem and the instance alone. */
 typedef struct sampled_shape {
-    int kind, lanes;
+    bool dot, x_in_place, y_in_place;
     int64_t size;             /* of an element that is computed with */
     int64_t kc, chunks;       /* steps of k in a chunk (the last may have fewer) */
     int64_t panels;           /* of a block column: vectors (outer) or columns (dot) */
@@ -52,23 +53,23 @@ static inline int64_t sampled_round(int64_t x, int64_t y) { return sampled_ceil(
 /* `lanes` of a vector of the computing dtype. */
 static sampled_shape sampled_shape_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                                       const sat_device *d, int lanes) {
-    sampled_shape s = {.kind = v->instance.option, .lanes = lanes};
+    sampled_shape s = {.dot = (v->instance.option & SAMPLED_DOT) != 0};
+    s.x_in_place = (v->instance.option & SAMPLED_X_IN_PLACE) != 0;
+    s.y_in_place = (v->instance.option & SAMPLED_Y_IN_PLACE) != 0;
     s.size = p->compute_dtype == SAT_F64 ? 8 : 4;
     int64_t most = v->instance.tile_k > 0 ? v->instance.tile_k : 256, line = 64 / s.size;
     s.chunks = sat_max(1, sampled_ceil(p->k, most));
     s.kc = sampled_round(sat_max(1, sampled_ceil(p->k, s.chunks)), line);
     s.chunks = sat_max(1, sampled_ceil(p->k, s.kc));
-    s.panels = s.kind == SAMPLED_OUTER ? sampled_ceil(a->block_cols, lanes) : a->block_cols;
+    s.panels = s.dot ? a->block_cols : sampled_ceil(a->block_cols, lanes);
     s.x_pitch = s.kc + line; /* one line more, or powers of two would share cache sets */
-    s.y_pitch = s.kind == SAMPLED_OUTER ? s.kc * lanes + line : s.kc + line;
-    if (s.kind != SAMPLED_DIRECT) {
-        s.x_bytes = p->m * s.x_pitch * s.size;
-        s.y_bytes = (s.kind == SAMPLED_OUTER ? a->grid_cols * s.panels : p->n) * s.y_pitch * s.size;
-    }
+    s.y_pitch = s.dot ? s.kc + line : s.kc * lanes + line;
+    if (!s.x_in_place) s.x_bytes = p->m * s.x_pitch * s.size;
+    if (!s.y_in_place) s.y_bytes = (s.dot ? p->n : a->grid_cols * s.panels) * s.y_pitch * s.size;
     if (s.chunks > 1 && sat_dtype_size(p->c_dtype) < 4)
         s.sum_bytes = a->stored_blocks * a->block_rows * a->block_cols * 4;
-    s.pieces = sampled_ceil(a->block_rows, s.kind == SAMPLED_OUTER ? 96 : 32);
-    int64_t budget = (d->l2_bytes > 0 ? d->l2_bytes : 512 << 10) / BUD;
+    s.pieces = sampled_ceil(a->block_rows, s.dot ? 32 : 96);
+    int64_t budget = (d->l2_bytes > 0 ? d->l2_bytes : 512 << 10) / 2;
     int64_t columns = sat_min(2048, sat_max(64, budget / (s.kc * s.size)));
     s.group = sat_max(1, columns / a->block_cols);
     return s;
@@ -198,27 +199,33 @@ static inline int sampled_threads(const sat_launch *l) {
     return useful < l->threads ? (int)useful : l->threads > 0 ? l->threads : 1;
 }
 
-/* ---- dtypes ---- */
-
-/* Every product kept in a register tile covers what the header lists. */
-static inline bool sampled_direct(const sat_problem *p) {
-    bool wide = p->a_dtype == SAT_F32 || p->a_dtype == SAT_F64;
-    return wide && (p->a.col_stride == 1 || p->k <= 1) && (p->b.row_stride == 1 || p->k <= 1);
-}
+/* ---- what fits ---- */
 
 static inline bool sampled_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, int lanes) {
+    bool wide = sat_dtype_size(p->a_dtype) >= 4;
     if (v->instance.dtype && v->instance.dtype != p->a_dtype) return false;
-    if (p->a_dtype != p->b_dtype) return false;
-    if (v->instance.option == SAMPLED_DIRECT) return sampled_direct(p);
-    if (v->instance.option == SAMPLED_DOT) return true;
-    return 2 * a->block_cols >= lanes; /* narrower panels would be mostly padding */
+    if ((v->instance.option & SAMPLED_X_IN_PLACE) && !(wide && p->a.col_stride == 1)) return false;
+    if ((v->instance.option & SAMPLED_Y_IN_PLACE) && !(wide && p->b.row_stride == 1)) return false;
+    if (v->instance.option & SAMPLED_DOT) return true;
+    int64_t padded = sampled_round(a->block_cols, lanes);
+    return 3 * a->block_cols >= 2 * padded; /* else too much of the panels would be padding */
 }
 
-/* `peak`: what the tiles reach of the device's rate when nothing else costs. */
+/* `peak`: what full tiles reach of the device's rate. Packing moves what it copies twice; short chunks pay more for the
+ * end of a tile; panels wider than the block compute padding. */
 static double sampled_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                                const sat_device *d, int lanes, double peak) {
-    (void)v, (void)lanes;
-    return sat_roofline(d, p->compute_dtype, sat_flops(p, a), 0.8 * peak, sat_bytes(p, a));
+    sampled_shape s = sampled_shape_of(v, p, a, d, lanes);
+    double used = s.dot ? (double)s.kc / (double)(s.kc + 8 * lanes)
+                        : (double)s.kc / (double)(s.kc + 16) * (double)a->block_cols / (double)(s.panels * lanes);
+    double rows = (double)sat_min(a->block_rows, v->instance.tile_m) / (double)v->instance.tile_m;
+    double bytes = sat_bytes(p, a), values = (double)a->stored_elements * (double)sat_dtype_size(p->c_dtype);
+    double packed =
+        (double)p->k * (double)s.size * ((s.x_in_place ? 0 : (double)p->m) + (s.y_in_place ? 0 : (double)p->n));
+    double batch = (double)sat_max(1, p->batch);
+    bytes += batch * (packed + 2 * values * (double)(s.chunks - 1));
+    double compute = sat_flops(p, a) / (d->flop_rate[p->compute_dtype] * peak * used * (0.4 + 0.6 * rows));
+    return compute + bytes / d->memory_rate + 2e-6;
 }
 
 #endif

@@ -76,19 +76,29 @@ static void FN(pack_y_outer)(const sampled_job *j, int64_t k0, int64_t len, int6
     }
 }
 
-static inline int64_t FN(pack_items)(const sampled_job *j) {
+static inline int64_t FN(x_items)(const sampled_job *j) {
+    return j->st->shape.x_in_place ? 0 : sampled_ceil(j->p->m, SAMPLED_BATCH);
+}
+
+static inline int64_t FN(y_items)(const sampled_job *j) {
     const sampled_shape *s = &j->st->shape;
-    if (s->kind == SAMPLED_DIRECT) return 0;
-    return sampled_ceil(j->p->m, SAMPLED_BATCH) + (s->kind == SAMPLED_OUTER
-                                                       ? sampled_ceil(j->a->grid_cols * s->panels, FN(panels_at_once))
-                                                       : sampled_ceil(j->p->n, SAMPLED_BATCH));
+    if (s->y_in_place) return 0;
+    return s->dot ? sampled_ceil(j->p->n, SAMPLED_BATCH)
+                  : sampled_ceil(j->a->grid_cols * s->panels, FN(panels_at_once));
 }
 
 static void FN(pack)(const sampled_job *j, int64_t k0, int64_t len, int64_t item) {
-    int64_t rows = sampled_ceil(j->p->m, SAMPLED_BATCH);
-    if (item < rows) FN(pack_x)(j, k0, len, item * SAMPLED_BATCH);
-    else if (j->st->shape.kind == SAMPLED_OUTER) FN(pack_y_outer)(j, k0, len, (item - rows) * FN(panels_at_once));
-    else FN(pack_y_dot)(j, k0, len, (item - rows) * SAMPLED_BATCH);
+    int64_t x_items = FN(x_items)(j);
+    if (item < x_items) FN(pack_x)(j, k0, len, item * SAMPLED_BATCH);
+    else if (j->st->shape.dot) FN(pack_y_dot)(j, k0, len, (item - x_items) * SAMPLED_BATCH);
+    else FN(pack_y_outer)(j, k0, len, (item - x_items) * FN(panels_at_once));
+}
+
+/* Where the tiles find row i of X, from step k0 on. */
+static inline const T *FN(x_row)(const sampled_job *j, int64_t k0, int64_t i, int64_t *pitch) {
+    const sampled_shape *s = &j->st->shape;
+    *pitch = s->x_in_place ? j->p->a.row_stride : s->x_pitch;
+    return s->x_in_place ? (const T *)j->x + i * *pitch + k0 : (const T *)j->xp + i * *pitch;
 }
 
 /* ---- results: n sums v to the stored elements from `at` on ---- */
@@ -149,7 +159,8 @@ static void FN(unit_outer)(const sampled_job *j, int64_t chunk, int64_t len, con
                            int64_t r1, sampled_ahead *ahead) {
     const sat_pattern_view *a = j->a;
     const sampled_shape *s = &j->st->shape;
-    const T *x = (const T *)j->xp + (run->row * a->block_rows + r0) * s->x_pitch;
+    int64_t pitch;
+    const T *x = FN(x_row)(j, chunk * s->kc, run->row * a->block_rows + r0, &pitch);
     int64_t strips = sampled_ceil(r1 - r0, j->tm), total = run->count * s->panels, q = 0;
     T out[16 * 8 * LANES] __attribute__((aligned(64)));
     while (q < total) {
@@ -169,7 +180,7 @@ static void FN(unit_outer)(const sampled_job *j, int64_t chunk, int64_t len, con
                 for (int e = 0; e < wide; e++)
                     __builtin_prefetch(sat_at(j->p->c_dtype, j->s, at[e] + (r0 + from + r) * a->block_cols), 1);
             sampled_look_ahead(ahead);
-            FN(outer_tiles)[rows][wide](len, x + from * s->x_pitch, s->x_pitch, y, out);
+            FN(outer_tiles)[rows][wide](len, x + from * pitch, pitch, y, out);
             for (int64_t r = 0; r < rows; r++)
                 for (int e = 0; e < wide; e++)
                     if (width[e] > 0) FN(put)
@@ -225,11 +236,9 @@ static void FN(unit_dot)(const sampled_job *j, int64_t chunk, int64_t len, const
                          int64_t r1, sampled_ahead *ahead) {
     const sat_pattern_view *a = j->a;
     const sampled_shape *s = &j->st->shape;
-    bool direct = s->kind == SAMPLED_DIRECT;
-    int64_t k0 = chunk * s->kc, i0 = run->row * a->block_rows + r0;
-    int64_t x_pitch = direct ? j->p->a.row_stride : s->x_pitch, y_pitch = direct ? j->p->b.col_stride : s->y_pitch;
-    const T *x = direct ? (const T *)j->x + i0 * x_pitch + k0 : (const T *)j->xp + i0 * x_pitch;
-    const T *y0 = direct ? (const T *)j->y + k0 : (const T *)j->yp;
+    int64_t k0 = chunk * s->kc, x_pitch, y_pitch = s->y_in_place ? j->p->b.col_stride : s->y_pitch;
+    const T *x = FN(x_row)(j, k0, run->row * a->block_rows + r0, &x_pitch);
+    const T *y = s->y_in_place ? (const T *)j->y + k0 : (const T *)j->yp;
     FN(batch) b;
     b.columns = b.segments = 0;
     for (int64_t t = run->first; t < run->first + run->count; t++) {
@@ -240,7 +249,7 @@ static void FN(unit_dot)(const sampled_job *j, int64_t chunk, int64_t len, const
             b.count[b.segments++] = (int)some;
             int64_t first = b.columns * (r1 - r0);
             for (int64_t e = 0; e < some; e++, b.columns++) {
-                b.y[b.columns] = y0 + (col + c + e) * y_pitch;
+                b.y[b.columns] = y + (col + c + e) * y_pitch;
                 b.at[b.columns] = (int)(first + e), b.step[b.columns] = (int)some;
             }
             bool end = t + 1 == run->first + run->count && c + some == wide;
@@ -257,14 +266,12 @@ static sampled_ahead FN(ahead_of)(const sampled_job *j, int64_t len, int64_t k0,
     sampled_ahead h = {0};
     if (u + 1 >= j->st->run_count * s->pieces) return h;
     const sampled_run *run = &j->st->runs[u / s->pieces], *next = &j->st->runs[(u + 1) / s->pieces];
-    bool direct = s->kind == SAMPLED_DIRECT;
-    int64_t high = sampled_ceil(j->a->block_rows, s->pieces),
-            i0 = next->row * j->a->block_rows + (u + 1) % s->pieces * high;
-    int64_t pitch = direct ? j->p->a.row_stride : s->x_pitch;
+    int64_t high = sampled_ceil(j->a->block_rows, s->pieces), pitch;
+    int64_t i0 = next->row * j->a->block_rows + (u + 1) % s->pieces * high;
     h.rows = sat_min(high, j->a->rows - i0);
-    h.row = direct ? (const char *)((const T *)j->x + i0 * pitch + k0) : (const char *)((const T *)j->xp + i0 * pitch);
+    h.row = (const char *)FN(x_row)(j, k0, i0, &pitch);
     h.pitch = pitch * (int64_t)sizeof(T), h.bytes = len * (int64_t)sizeof(T);
-    int64_t columns = run->count * (s->kind == SAMPLED_OUTER ? s->panels : j->a->block_cols);
+    int64_t columns = run->count * s->panels;
     int64_t tiles = sampled_ceil(columns, j->tn) * sampled_ceil(rows, j->tm);
     h.lines = sampled_ceil(h.rows * sampled_ceil(h.bytes, 64), sat_max(1, tiles));
     return h;
@@ -279,8 +286,8 @@ static void FN(unit)(const sampled_job *j, int64_t chunk, int64_t len, int64_t u
     int64_t r0 = piece * high, r1 = sat_min(r0 + high, rows);
     if (r0 < r1) {
         sampled_ahead ahead = FN(ahead_of)(j, len, chunk * s->kc, u, r1 - r0);
-        if (s->kind == SAMPLED_OUTER) FN(unit_outer)(j, chunk, len, run, r0, r1, &ahead);
-        else FN(unit_dot)(j, chunk, len, run, r0, r1, &ahead);
+        if (s->dot) FN(unit_dot)(j, chunk, len, run, r0, r1, &ahead);
+        else FN(unit_outer)(j, chunk, len, run, r0, r1, &ahead);
     }
     if (chunk + 1 < s->chunks) return;
     for (int64_t t = run->first; t < run->first + run->count; t++) {
@@ -293,7 +300,7 @@ static void FN(unit)(const sampled_job *j, int64_t chunk, int64_t len, int64_t u
 static sat_status FN(launch)(const sat_launch *l, int tm, int tn) {
     sampled_job job = sampled_job_of(l, tm, tn);
     const sampled_shape *s = &job.st->shape;
-    int64_t items = FN(pack_items)(&job), tasks = job.st->task_count;
+    int64_t items = FN(x_items)(&job) + FN(y_items)(&job), tasks = job.st->task_count;
 #pragma omp parallel num_threads(sampled_threads(l))
     for (int64_t chunk = 0; chunk < s->chunks; chunk++) {
         int64_t k0 = chunk * s->kc, len = sat_min(s->kc, job.p->k - k0);

@@ -116,7 +116,10 @@ enum { FN(ahead) = 2 };
 static inline void FN(copy_row)(T *dst, int64_t n, sat_dtype t, const void *src, int64_t at) {
     int64_t e = 0;
     for (; e + SQUARE <= n; e += SQUARE) WSTORE(dst + e, WIDEN(t, src, at + e));
-    for (; e < n; e++) dst[e] = (T)sat_load(t, src, at + e);
+    if (sat_dtype_size(t) == sizeof(T)) /* both are T: no conversion to dispatch */
+        for (; e < n; e++) dst[e] = ((const T *)src)[at + e];
+    else
+        for (; e < n; e++) dst[e] = (T)sat_load(t, src, at + e);
 }
 
 /* Reads along r in vectors, and turns squares of them. */

@@ -1,0 +1,51 @@
+/* OpenBLAS and MKL as plain single-threaded GEMMs on strided matrices.
+ *
+ * Threads are ours: callers split the work into pieces that do not depend on their number and call BLAS from each of
+ * their own threads, between enter and leave. So results are the same for any number of threads, and nobody has to
+ * agree on a process-wide setting. */
+#ifndef SAT_BLAS_H
+#define SAT_BLAS_H
+
+#include "variant.h"
+
+enum { SAT_BLAS_OPENBLAS = 0, SAT_BLAS_MKL = 1 }; /* sat_instance.option */
+
+typedef struct sat_blas {
+    char version[48]; /* "OpenBLAS 0.3.21" */
+    bool wide;        /* its integers have 64 bits */
+    void *sgemm, *dgemm;
+    /* Make the calling thread's calls single-threaded; leave takes what enter gave. */
+    int (*enter)(void);
+    void (*leave)(int token);
+} sat_blas;
+
+const sat_blas *sat_blas_get(int which); /* NULL: not on this machine */
+
+const char *sat_openblas_version(void); /* for sat_family.version */
+const char *sat_mkl_version(void);
+
+/* Element (i, j) is data[i*row_stride + j*col_stride]; one of the strides is 1. */
+typedef struct sat_matrix {
+    void *data;
+    int64_t row_stride, col_stride;
+} sat_matrix;
+
+static inline sat_matrix sat_matrix_at(sat_dtype t, const sat_matrix *m, int64_t i, int64_t j) {
+    return (sat_matrix){sat_at(t, m->data, i * m->row_stride + j * m->col_stride), m->row_stride, m->col_stride};
+}
+
+/* Can BLAS be told of such a matrix? */
+bool sat_blas_fits(const sat_blas *blas, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride);
+
+/* C = alpha*A*B + beta*C, C m x n, k deep; f32 or f64. Does nothing when m or n is 0. */
+void sat_blas_gemm(const sat_blas *blas, sat_dtype t, int64_t m, int64_t n, int64_t k, double alpha,
+                   const sat_matrix *a, const sat_matrix *b, double beta, const sat_matrix *c);
+
+/* How a dense product of m x n is cut for threads: tiles large enough for BLAS, enough of them for many cores. */
+typedef struct sat_tiles {
+    int64_t high, wide, down, across;
+} sat_tiles;
+
+sat_tiles sat_blas_tiles(int64_t m, int64_t n);
+
+#endif

@@ -1,0 +1,26 @@
+/* Finds official libraries at run time, so that the build needs none of them and one binary serves every machine. */
+#ifndef SAT_LIBRARY_H
+#define SAT_LIBRARY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Opens the first of `names` (file names without a folder, NULL last) that can be loaded, or returns NULL.
+ *
+ * The variable `env` decides alone where it is set: a full path is opened and nothing else; anything else ("off")
+ * means to do without the library. Otherwise the loader's own search comes first, then the folders where pip, conda
+ * and virtual environments put shared libraries. Never a relative path, never the working directory.
+ * What was opened stays open: libraries with threads of their own do not survive being closed. */
+void *sat_library_open(const char *env, const char *const *names);
+
+/* Whether the process has one of them loaded already, by itself or through another library. */
+bool sat_library_loaded(const char *const *names);
+
+/* The full path of the file that defines `symbol` of an open library; false when it cannot be told. */
+bool sat_library_path(void *library, const char *symbol, char *path, size_t capacity);
+
+/* Fills functions[i] with the address of names[i]; false unless all are there. Function pointers are the same size as
+ * data pointers wherever dlsym exists. */
+bool sat_library_symbols(void *library, const char *const *names, void **functions, size_t count);
+
+#endif

@@ -1,0 +1,341 @@
+#!/usr/bin/env bash
+# The command line, driven as a person or a script would: every subcommand, wrong usage, JSON, the cache, and the
+# planted faulty plugins. Small problems, a cache of its own, well under a minute.
+# usage: test_cli.sh <the sparse_autotune binary> <folder of the plugins>
+set -u
+cli=$1
+plugins=${2:-}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+export SPARSE_AUTOTUNE_CACHE=$folder/cache
+unset SPARSE_AUTOTUNE SPARSE_AUTOTUNE_LOG SPARSE_AUTOTUNE_DEVICE SPARSE_AUTOTUNE_FORCE
+passed=0
+failed=0
+small="--size 64x48x96 --block 16"
+
+# ---- helpers: each run leaves its status, stdout and stderr ----
+
+run() {
+    "$cli" "$@" >"$folder/out" 2>"$folder/err"
+    status=$?
+}
+
+verdict() { # what, whether it holds
+    if [ "$2" = yes ]; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED: $1 (status ${status:-?})"
+        sed 's/^/    out: /' "$folder/out" | head -n 20
+        sed 's/^/    err: /' "$folder/err" | head -n 20
+    fi
+}
+
+expect() { # what, status, then words that stdout must hold
+    local what=$1 want=$2 holds=yes
+    shift 2
+    [ "$status" -eq "$want" ] || holds=no
+    for word in "$@"; do
+        grep -qF -- "$word" "$folder/out" || holds="no: $word"
+    done
+    verdict "$what" "$holds"
+}
+
+expect_error() { # what, status, then words that stderr must hold
+    local what=$1 want=$2 holds=yes
+    shift 2
+    [ "$status" -eq "$want" ] || holds=no
+    for word in "$@"; do
+        grep -qF -- "$word" "$folder/err" || holds="no: $word"
+    done
+    verdict "$what" "$holds"
+}
+
+expect_not() { # what, words that stdout must not hold
+    local holds=yes
+    grep -qF -- "$2" "$folder/out" && holds=no
+    verdict "$1" "$holds"
+}
+
+expect_quiet() { # nothing on stderr
+    local holds=yes
+    [ -s "$folder/err" ] && holds=no
+    verdict "$1" "$holds"
+}
+
+have_python=no
+python3 -c '' 2>/dev/null && have_python=yes
+expect_json() { # what, a Python expression over the object `o`
+    [ $have_python = yes ] || return 0
+    local holds=no
+    python3 -c 'import json, sys
+o = json.load(open(sys.argv[1]))
+assert ('"$2"')' "$folder/out" 2>"$folder/why" && holds=yes
+    [ $holds = yes ] || cat "$folder/why"
+    verdict "$1" "$holds"
+}
+
+# ---- help, version, wrong usage ----
+
+run --help
+expect 'help names every command' 0 race check tune cache variants info 'Exit status'
+run --version
+expect 'the version is printed' 0 'sparse_autotune 0.'
+for command in race check tune cache variants info; do
+    run $command --help
+    expect "$command has help" 0 "Usage: sparse_autotune $command" --help
+    run $command --no-such-option
+    expect_error "$command refuses an unknown option" 2 "unknown option '--no-such-option'"
+done
+
+wrong() { # words the message must hold, then the command line
+    local words=$1
+    shift
+    run "$@"
+    expect_error "wrong usage: $*" 2 "$words"
+}
+wrong "unknown command 'rice'" rice
+wrong 'options follow a command' --block 64
+wrong "unexpected argument '64'" race 64
+wrong "--sparsity '1.5': expected a number from 0 to 1" race --sparsity 1.5
+wrong "--sparsity 'nan'" race --sparsity nan
+wrong "--sparsity ''" race --sparsity ''
+wrong "--sparsity '101%'" race --sparsity=101%
+wrong "-m '99999999999999999999': expected a whole number from 1 to 2147483647" race -m 99999999999999999999
+wrong "-n '0'" race -n 0
+wrong "-k '-4'" race -k -4
+wrong "-m '4k'" race -m4k
+wrong '-m needs a value' race -m
+wrong '--size' race --size 4x4
+wrong "--block '0'" race --block 0
+wrong "--block '16,,32'" race --block 16,,32
+wrong "--block '16x'" race --block 16x
+wrong "--block '9999999999'" race --block 9999999999
+wrong 'expected one of random, banded, diagonal, powerlaw' race --pattern checkered
+wrong "--dtype 'f8'" race --dtype f8
+wrong "--dtype 'f32:f16'" race --dtype f32:f16
+wrong "--layout 'diagonal'" race --layout diagonal
+wrong "--alpha 'inf'" race --alpha inf
+wrong "--beta '1e999'" race --beta 1e999
+wrong "--skew '0.5'" race --skew 0.5
+wrong "--align '24'" race --align 24
+wrong "--effort 'heroic'" race --effort heroic
+wrong "--threads '0'" race --threads 0
+wrong "--only 'nobody': no variant of that name" race $small --only nobody
+wrong "--only ''" race --only ''
+wrong '--fresh takes no value' race --fresh=yes
+wrong 'is --sparsity meant?' race --sparsty 0.5
+wrong 'takes no --transpose' race --op sampled --transpose
+wrong "--cases '0'" check --cases 0
+wrong "--seconds '-1'" check --seconds -1
+wrong "--only 'nobody'" check --only nobody
+wrong "unknown action 'lost'" cache lost
+wrong 'expected one key' cache show
+wrong '-o with a file' cache merge x
+wrong 'expected one file' cache import
+
+run race --matrix "$folder/nothing.mtx"
+expect_error 'a missing matrix is a failure' 1 nothing.mtx 'No such file'
+run race --device abacus
+expect_error 'an unknown device is a failure' 1 abacus
+run race -m 2147483647 -k 2147483647 --block 1
+expect_error 'a pattern beyond the memory is refused at once' 1 'more than this machine has'
+
+# ---- race ----
+
+run race $small
+expect 'a race names the best and remembers it' 0 'matmul f32 64x48x96, block 16x16, 3 of 24 blocks (87.5 % sparse), on ' \
+    'rate on stored blocks' 'best: ' ', remembered' 'ok   '
+expect_quiet 'no progress in a pipe'
+expect_not 'the first run tunes' 'from the cache'
+run race $small
+expect 'the second run comes from the cache' 0 'best: ' 'from the cache, no tuning'
+run race $small --fresh --no-keep
+expect '--fresh races again, --no-keep forgets' 0 'not remembered'
+run race $small --json
+expect_json 'JSON has the fields that stay' 'o["version"] == 1 and o["cached"] and o["problem"]["op"] == "matmul" and
+    [o["problem"][x] for x in "mnk"] == [64, 48, 96] and o["problem"]["block"] == [16, 16] and
+    o["problem"]["dtype"] == "f32" and o["problem"]["stored_blocks"] == 3 and o["problem"]["density"] == 0.125 and
+    o["problem"]["flops"] == 2 * 3 * 256 * 48 and o["device"]["backend"] == "cpu" and o["device"]["name"] and
+    o["tuning_seconds"] == 0 and o["best"] == o["results"][0]["variant"] and
+    all(r["verdict"] in ("ok", "wrong", "error", "skipped") for r in o["results"]) and
+    all(abs(r["flops_per_second"] * r["seconds"] / o["problem"]["flops"] - 1) < 1e-6
+        for r in o["results"] if r["seconds"])'
+run race --size 64x32x64 --block 8,16x32,32 --json
+expect_json 'several blocks name the best' 'len(o["races"]) == 3 and o["races"][1]["problem"]["block"] == [16, 32] and
+    o["best_block"] in [r["problem"]["block"] for r in o["races"]] and
+    o["seconds"] == min(r["results"][0]["seconds"] for r in o["races"])'
+run race --size 64x32x64 --block 8,16x32,32
+expect 'several blocks are shown one after the other' 0 'block 8x8' 'block 16x32' 'block 32x32' 'best block: '
+for options in '--dtype f64' '--dtype bf16' '--dtype f16:f32' '--op sampled' '--op sampled --layout col,row --batch 2' \
+    '--transpose --skew 2' '--layout col' '--batch 3' '--alpha -2 --beta 0.5' '--bias --activation gelu' \
+    '--fixed-values' '--allow-dense' '--pattern banded' '--pattern diagonal' '--pattern powerlaw --block 4' \
+    '--sparsity 50%' '--sparsity 1' '--sparsity 0' '--measure warm' '--threads 1' '--block 7x3 --size 50x9x31' '--seed 7'; do
+    run race $small $options --json
+    expect_json "race $options" 'o["best"]'
+done
+run race $small --only "$("$cli" variants --names | head -n 1)"
+expect '--only races one variant and remembers nothing' 0 ', 1 variant' 'not remembered'
+
+cat >"$folder/a.mtx" <<'END'
+%%MatrixMarket matrix coordinate real symmetric
+% a small mesh
+40 40 5
+1 1 1.0
+17 2 0.5
+40 40 2.0
+39 1 -1.0
+20 20 3
+END
+run race --matrix "$folder/a.mtx" --block 8 -n 16 --json
+expect_json 'a Matrix Market file gives the pattern' \
+    '[o["problem"][x] for x in "mnk"] == [40, 16, 40] and o["problem"]["stored_blocks"] == 7'
+run race --matrix "$folder/a.mtx" --block 8 -m 41
+expect_error 'a size that contradicts the matrix is wrong usage' 2 '-m 41: the matrix gives 40'
+head -n 5 "$folder/a.mtx" >"$folder/short.mtx"
+run race --matrix "$folder/short.mtx"
+expect_error 'a truncated matrix is named with its line' 1 short.mtx 'line 5: the file ends after 2 of the 5 entries'
+echo junk >"$folder/junk.mtx"
+run race --matrix "$folder/junk.mtx"
+expect_error 'a file of something else is refused' 1 'line 1: expected'
+
+# ---- where the output goes ----
+
+"$cli" info >&- 2>"$folder/err"
+status=$?
+expect_error 'a closed stdout is a failure' 1 'cannot write the output'
+if [ -w /dev/full ]; then
+    "$cli" info >/dev/full 2>"$folder/err"
+    status=$?
+    expect_error 'a full disk is a failure' 1 'cannot write the output'
+fi
+"$cli" race --help | head -n 1 >"$folder/out" 2>"$folder/err"
+status=0
+expect 'a reader that leaves early is no trouble' 0 Usage
+
+# ---- variants, info ----
+
+run variants
+expect 'variants are listed with what they support' 0 'dtypes' 'block any' '(matmul, revision' '(sampled, revision'
+run variants --json
+expect_json 'variants as JSON' 'len(o["variants"]) >= 2 and any("reference" in v["flags"] and v["usable"] and
+    len(v["dtypes"]) == 6 for v in o["variants"]) and all(v["usable"] or v["needs"] for v in o["variants"])'
+run info
+expect 'info shows the machine' 0 'device ' 'caches ' "cache       $folder/cache" 'SPARSE_AUTOTUNE_CACHE='
+run info --json
+expect_json 'info as JSON' 'o["device"]["threads"] >= 1 and o["cache"] and o["device"]["flop_rate"]["f32"] > 0'
+
+# ---- cache ----
+
+run cache list
+expect 'the cache is listed' 0 'op=matmul' 'op=sampled' "entries in $folder/cache"
+run cache list --json
+expect_json 'the list as JSON' 'len(o["entries"]) > 10 and all(e["key"] and e["results"] > 0 for e in o["entries"])'
+count=$(grep -o '"id"' "$folder/out" | wc -l)
+id=$(sed 's/.*"id": "\([0-9a-f]*\)".*/\1/' "$folder/out")
+run cache show "$id"
+expect 'an entry is shown' 0 'key=' 'verdict=ok' 'checksum='
+run cache show nothing
+expect_error 'an entry that is not there is a failure' 1 "'nothing': no entry"
+run cache export "$folder/one"
+expect 'the cache is exported' 0
+run cache clear "$id"
+expect 'one entry is cleared' 0 '1 entry removed'
+run cache import "$folder/one"
+expect 'what is missing comes back' 0 "taken from $folder/one"
+run cache list --json
+expect_json 'all are there again' "len(o['entries']) == $count"
+run race --size 32x32x32 --block 8 --cache "$folder/other"
+run cache export "$folder/two" --cache "$folder/other"
+run cache merge "$folder/one" "$folder/two" -o "$folder/both"
+expect 'exports are merged' 0
+run cache import "$folder/both" --cache "$folder/third"
+run cache list --json --cache "$folder/third"
+expect_json 'the merged file holds both' "len(o['entries']) == $count + 1"
+run cache clear
+expect 'everything is cleared' 0 "$count entries removed"
+run cache list
+expect 'then nothing is left' 0 '0 entries'
+echo garbage >"$folder/garbage"
+run cache import "$folder/garbage"
+expect_error 'garbage is not imported' 1 garbage
+run cache merge "$folder/garbage" -o "$folder/nowhere"
+expect_error 'nor merged' 1 garbage
+run cache export /nonexistent/file
+expect_error 'an export that cannot be written is a failure' 1 /nonexistent/file
+run race --size 32x32x32 --block 8 --cache /proc/nowhere
+expect 'a cache that cannot be written does not stop a race' 0 'best: ' 'not remembered'
+
+for delay in 0.02 0.1 0.2 0.3 0.5; do # killed at some moment of a race, whatever is there is still good
+    "$cli" race --size 256x64x256 --block 16 --fresh >/dev/null 2>&1 &
+    sleep $delay
+    kill -9 $! 2>/dev/null
+    wait $! 2>/dev/null
+done
+run cache list
+expect 'killed races leave a cache that can be read' 0 entr
+expect_quiet 'and nothing to complain about'
+
+# ---- check ----
+
+run check --cases 3 --seed 5
+expect 'a short check passes' 0 'seed 5' 'all right'
+expect_quiet 'check shows no progress in a pipe'
+run check --cases 3 --seed 5 --no-isolate --json
+expect_json 'check as JSON, in this process' 'o["failed"] == 0 and o["cases"] > 0 and o["seed"] == 5 and
+    all(v["ok"] for v in o["variants"])'
+run check --seconds 0.3
+expect 'a check by time ends' 0 'all right' seed
+
+# ---- tune, plugins ----
+
+if [ -d "$plugins" ]; then
+    SPARSE_AUTOTUNE=cached run variants --names --plugin "$plugins/asks.so" --cache "$folder/asked"
+    expect 'a plugin may ask for plans' 0 reference
+    run tune --list --cache "$folder/asked"
+    expect 'an untuned problem was noted' 0 'op=matmul m=60 n=24 k=64 block=16x16'
+    run tune --cache "$folder/asked"
+    expect 'tune races it' 0 'matmul f32 60x24x64, block 16x16, 4 of 16 blocks' '1 problem'
+    expect_not 'under the very key that was asked for' 'its key differs'
+    run tune --cache "$folder/asked"
+    expect 'and then nothing is left to tune' 0 '0 problems'
+
+    planted() { # plugin, its verdict, words of its message
+        run race $small --fresh --timeout 2 --plugin "$plugins/$1.so" --json
+        expect_json "race reports plugin_$1" '[r["verdict"] for r in o["results"] if r["variant"] == "plugin_'"$1"'"] == ["'"$2"'"] and
+            any("'"$3"'" in r["message"] for r in o["results"]) and o["best"] and not o["best"].startswith("plugin")'
+        run check --seed 3 --cases 12 --timeout 2 --plugin "$plugins/$1.so" --only "plugin_$1"
+        expect "check reports plugin_$1" 1 "FAILED plugin_$1, case " "--only plugin_$1 --seed 3 --case " 'NOT all right'
+    }
+    planted wrong_element wrong ''
+    planted dropped_block wrong ''
+    planted stale_tile wrong ''
+    planted writes_past wrong ''
+    planted returns_error error 'nothing works today'
+    planted crashes error 'signal 11'
+    planted hangs error 'no answer in 2 s'
+
+    again=$(sed -n 's/^  again: sparse_autotune //p' "$folder/out" | head -n 1)
+    run $again --timeout 1
+    expect 'the line that repeats a failure repeats it' 1 'FAILED plugin_hangs'
+    run race $small --fresh --plugin "$plugins/good.so"
+    expect 'a right plugin takes part' 0 plugin_good
+    run check --seed 3 --cases 12 --plugin "$plugins/good.so" --only plugin_good
+    expect 'and passes its check' 0 'all right'
+    run check --seed 3 --cases 4 --timeout 2 --plugin "$plugins/crashes.so" --plugin "$plugins/wrong_element.so" \
+        --plugin "$plugins/good.so" --json
+    expect_json 'one that crashes does not keep the others from being checked' \
+        "$status"' == 1 and [(v["variant"], v["cases"], v["ok"]) for v in o["variants"]][-3:] ==
+            [("plugin_crashes", 1, False), ("plugin_wrong_element", 4, False), ("plugin_good", 4, True)]'
+    run race $small --fresh --isolate --timeout 20 --plugin "$plugins/crashes.so"
+    expect 'race --isolate survives too' 0 'crashed: signal 11' 'best: '
+    run race $small --plugin "$plugins/crashes.so" --only plugin_crashes
+    expect 'a race that nobody can win is a failure' 1 'best: none'
+fi
+run race $small --plugin "$folder/nothing.so"
+expect_error 'a missing plugin is named' 1 nothing.so
+run check --plugin "$folder/junk.mtx"
+expect_error 'a plugin that is none is named' 1 junk.mtx
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
