@@ -70,9 +70,9 @@ needs_test() {
     want cmocka libcmocka-dev 'cmocka, for the C tests'
     want pkgconfig pkg-config 'pkg-config, for the test of what is installed'
     want cxx g++ 'a C++ compiler, to see that the header is C++ too'
-    want clang clang 'clang, for ThreadSanitizer and the fuzzers'
+    want clang clang 'clang, for the fuzzers'
     want clang_runtime CLANG_RUNTIME 'the sanitizers and libFuzzer of clang'
-    want clang_openmp libomp-dev 'the OpenMP of clang, which ThreadSanitizer understands'
+    want clang_openmp libomp-dev 'the OpenMP of clang, to build what is fuzzed'
 }
 needs_lint() {
     needs_run

@@ -146,10 +146,15 @@ static inline int all_valid(const char *folder) {
 
 /* ---- records ---- */
 
+static inline void put(char *to, size_t capacity, const char *from) {
+    assert_true(strlen(from) < capacity);
+    strcpy(to, from);
+}
+
 static inline sat_record raced(const char *race, int64_t when, const char *variant, double seconds) {
     sat_record r = {.kind = SAT_RECORD_RACED, .when = when, .verdict = SAT_VERDICT_OK, .seconds = seconds, .runs = 9};
-    snprintf(r.race, sizeof r.race, "%s", race);
-    snprintf(r.variant, sizeof r.variant, "%s", variant);
+    put(r.race, sizeof r.race, race);
+    put(r.variant, sizeof r.variant, variant);
     strcpy(r.revision, "1");
     strcpy(r.exact, "op=matmul m=512 n=512 k=512 block=16x16 stored=128");
     r.spread = seconds / 50, r.error = 1.2345678901234567e-7, r.estimate_seconds = seconds * 1.1;
@@ -159,8 +164,8 @@ static inline sat_record raced(const char *race, int64_t when, const char *varia
 
 static inline sat_record verified(int64_t when, const char *variant, const char *exact) {
     sat_record r = {.kind = SAT_RECORD_VERIFIED, .when = when, .verdict = SAT_VERDICT_OK, .error = 3e-8};
-    snprintf(r.variant, sizeof r.variant, "%s", variant);
-    snprintf(r.exact, sizeof r.exact, "%s", exact);
+    put(r.variant, sizeof r.variant, variant);
+    put(r.exact, sizeof r.exact, exact);
     strcpy(r.revision, "1");
     return r;
 }

@@ -22,7 +22,7 @@ typedef struct sat_blas {
 const sat_blas *sat_blas_get(int which); /* NULL: not on this machine */
 
 const char *sat_openblas_version(void); /* for sat_family.version */
-const char *sat_mkl_version(void);
+const char *sat_mkl_blas_version(void);
 
 /* Element (i, j) is data[i*row_stride + j*col_stride]; one of the strides is 1. */
 typedef struct sat_matrix {

@@ -1,4 +1,4 @@
-/* MKL's runtime library, opened once with its threading made to agree with ours. */
+/* MKL's runtime library, opened once, with its layers chosen to agree with this process. */
 #ifndef SAT_MKL_H
 #define SAT_MKL_H
 
@@ -6,12 +6,13 @@
 
 typedef struct sat_mkl {
     void *library;
-    char version[48];                   /* "MKL 2025.0.1" */
-    bool wide;                          /* its integers have 64 bits */
-    bool threaded;                      /* it runs on more than one thread by itself */
-    int (*set_threads_local)(int count); /* for the calling thread; 0 takes that back; gives the setting before */
+    char version[48]; /* "MKL 2025.0.1" */
+    bool wide;        /* its integers have 64 bits */
+    /* Threads of the calling thread's calls; 0 takes that back. Gives the setting before. */
+    int (*set_threads)(int count);
 } sat_mkl;
 
-const sat_mkl *sat_mkl_get(void); /* NULL: not on this machine, or not whole */
+const sat_mkl *sat_mkl_get(void);  /* NULL: not on this machine, not whole, or not ours to use */
+const char *sat_mkl_version(void); /* for sat_family.version */
 
 #endif

@@ -1,0 +1,219 @@
+// The matmul by BLAS: `dense` spreads A out into workspace, zeros and all, and multiplies that; `block` makes one call
+// a stored block. Rivals to show and, for dense matrices and large blocks, to use.
+
+#include "libs/blas.h"
+
+static const sat_blas *blas_of(const sat_variant *v) { return sat_blas_get(v->instance.option); }
+
+static bool fits(const sat_variant *v, const sat_problem *p) {
+    const sat_blas *blas = blas_of(v);
+    if (!blas || (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64)) return false;
+    if (p->b_dtype != p->a_dtype || p->c_dtype != p->a_dtype || p->compute_dtype != p->a_dtype) return false;
+    return sat_blas_fits(blas, p->k, p->n, p->b.row_stride, p->b.col_stride) &&
+           sat_blas_fits(blas, p->m, p->n, p->c.row_stride, p->c.col_stride);
+}
+
+/* ---- what both do to a tile of C besides the product ---- */
+
+/* C = beta*C where op(A) has nothing. */
+static void scale(const sat_problem *p, const sat_matrix *c, int64_t rows, int64_t cols) {
+    if (p->beta == 1) return;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++) {
+            int64_t at = i * c->row_stride + j * c->col_stride;
+            sat_store(p->c_dtype, c->data, at, p->beta == 0 ? 0 : p->beta * sat_load(p->c_dtype, c->data, at));
+        }
+}
+
+static inline __attribute__((always_inline)) void finish_line(sat_dtype t, sat_activation act, void *data, int64_t step,
+                                                              int64_t count, const void *bias, int64_t bias_step) {
+    for (int64_t e = 0; e < count; e++) {
+        if (t == SAT_F32) {
+            float *x = (float *)data + e * step;
+            *x = sat_act_f32(act, *x + (bias ? ((const float *)bias)[e * bias_step] : 0));
+        } else {
+            double *x = (double *)data + e * step;
+            *x = sat_act_f64(act, *x + (bias ? ((const double *)bias)[e * bias_step] : 0));
+        }
+    }
+}
+
+/* Bias and activation, along whichever side of C is contiguous; rows from i0 on. */
+static void finish(const sat_launch *l, const sat_matrix *c, int64_t i0, int64_t rows, int64_t cols) {
+    const sat_problem *p = l->problem;
+    sat_dtype t = p->c_dtype;
+    if (p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE) return;
+    const void *bias = p->bias == SAT_BIAS_ROW ? sat_at(t, l->operands[3], i0) : NULL;
+    bool along_rows = c->col_stride == 1;
+    for (int64_t line = 0; line < (along_rows ? rows : cols); line++) {
+        void *data = sat_at(t, c->data, line * (along_rows ? c->row_stride : c->col_stride));
+        if (along_rows) finish_line(t, p->activation, data, 1, cols, bias ? sat_at(t, bias, line) : NULL, 0);
+        else finish_line(t, p->activation, data, c->row_stride, rows, bias, 1);
+    }
+}
+
+static sat_matrix b_of(const sat_launch *l) {
+    return (sat_matrix){l->operands[1], l->problem->b.row_stride, l->problem->b.col_stride};
+}
+
+static sat_matrix c_of(const sat_launch *l) {
+    return (sat_matrix){l->operands[2], l->problem->c.row_stride, l->problem->c.col_stride};
+}
+
+/* ---- dense: A as stored, row-major, in workspace; the transpose is BLAS's affair ---- */
+
+static size_t dense_bytes(const sat_problem *p, const sat_pattern_view *a) {
+    return (size_t)a->rows * (size_t)a->cols * sat_dtype_size(p->a_dtype);
+}
+
+static bool dense_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (!fits(v, p) || !sat_blas_fits(blas_of(v), a->rows, a->cols, a->cols, 1)) return false;
+    double bytes = (double)a->rows * (double)a->cols * (double)sat_dtype_size(p->a_dtype);
+    return bytes <= (double)d->memory_bytes / 4;
+}
+
+static double dense_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                             const sat_device *d) {
+    (void)v;
+    double size = (double)sat_dtype_size(p->a_dtype), batch = (double)sat_max(1, p->batch);
+    double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * batch;
+    double bytes = sat_bytes(p, a) + batch * (double)a->rows * (double)a->cols * size;
+    if (!(p->flags & SAT_FIXED_VALUES)) bytes += batch * 2 * (double)a->stored_elements * size;
+    return flops / (d->flop_rate[p->compute_dtype] * 0.85) + bytes / d->memory_rate + 5e-6;
+}
+
+static size_t dense_workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                              const sat_device *d) {
+    (void)v, (void)d;
+    return dense_bytes(p, a);
+}
+
+/* The absent blocks stay zero from here on: only stored ones are ever written again. */
+static sat_status dense_prepare(const sat_prepare *prepare, void **state) {
+    *state = NULL;
+    size_t bytes = dense_bytes(prepare->problem, prepare->pattern);
+    if (bytes) memset(prepare->workspace, 0, bytes);
+    return SAT_OK;
+}
+
+static void spread(const sat_launch *l) {
+    const sat_pattern_view *a = l->pattern;
+    int64_t size = (int64_t)sat_dtype_size(l->problem->a_dtype), br = a->block_rows, bc = a->block_cols;
+#pragma omp parallel for num_threads(l->threads) schedule(dynamic, 1)
+    for (int64_t row = 0; row < a->grid_rows; row++) {
+        int64_t rows = sat_min(br, a->rows - row * br);
+        for (int64_t t = a->row_ptr[row]; t < a->row_ptr[row + 1]; t++) {
+            int64_t col = a->col_idx[t] * bc, cols = sat_min(bc, a->cols - col);
+            const char *from = (const char *)l->operands[0] + t * br * bc * size;
+            char *to = (char *)l->workspace + (row * br * a->cols + col) * size;
+            for (int64_t r = 0; r < rows; r++)
+                memcpy(to + r * a->cols * size, from + r * bc * size, (size_t)(cols * size));
+        }
+    }
+}
+
+/* One copy of A is kept: values that differ from one batch item to the next are spread at every launch. */
+static bool keeps(const sat_problem *p) {
+    return (p->flags & SAT_FIXED_VALUES) && (p->batch <= 1 || p->a.batch_stride == 0);
+}
+
+static sat_status dense_refresh(const sat_launch *l) {
+    if (keeps(l->problem)) spread(l);
+    return SAT_OK;
+}
+
+static sat_status dense_launch(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    const sat_blas *blas = blas_of(l->variant);
+    if (!keeps(p)) spread(l);
+    bool turned = p->transpose == SAT_TRANSPOSE;
+    sat_matrix a = {l->workspace, turned ? 1 : l->pattern->cols, turned ? l->pattern->cols : 1};
+    sat_matrix b = b_of(l), c = c_of(l);
+    sat_tiles tiles = sat_blas_tiles(p->m, p->n);
+#pragma omp parallel num_threads(l->threads)
+    {
+        int token = blas->enter();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t tile = 0; tile < tiles.down * tiles.across; tile++) {
+            int64_t i = tile / tiles.across * tiles.high, j = tile % tiles.across * tiles.wide;
+            int64_t rows = sat_min(tiles.high, p->m - i), cols = sat_min(tiles.wide, p->n - j);
+            sat_matrix at = sat_matrix_at(p->a_dtype, &a, i, 0), bt = sat_matrix_at(p->b_dtype, &b, 0, j);
+            sat_matrix ct = sat_matrix_at(p->c_dtype, &c, i, j);
+            if (p->k == 0) scale(p, &ct, rows, cols);
+            else sat_blas_gemm(blas, p->a_dtype, rows, cols, p->k, p->alpha, &at, &bt, p->beta, &ct);
+            finish(l, &ct, i, rows, cols);
+        }
+        blas->leave(token);
+    }
+    return SAT_OK;
+}
+
+/* ---- block: one call a stored block and slab of columns ---- */
+
+enum { SLAB = 512 };
+
+static bool block_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)d;
+    return fits(v, p) && sat_blas_fits(blas_of(v), a->block_rows, a->block_cols, a->block_cols, 1);
+}
+
+static double block_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                             const sat_device *d) {
+    (void)v;
+    double side = sqrt((double)a->block_rows * (double)a->block_cols), batch = (double)sat_max(1, p->batch);
+    double slabs = ceil((double)p->n / SLAB), size = (double)sat_dtype_size(p->c_dtype);
+    double calls = (double)a->stored_blocks * slabs * batch / (double)sat_max(1, d->threads);
+    double rate = d->flop_rate[p->compute_dtype] * 0.8 * side / (side + 32);
+    double moved = 2 * size * (double)a->stored_blocks * (double)a->block_rows * (double)p->n * batch;
+    double memory = (sat_bytes(p, a) + 0.25 * moved) / d->memory_rate; /* C passes by once a block, mostly in cache */
+    return calls * 4e-7 + sat_flops(p, a) / rate + memory + 5e-6;
+}
+
+static void block_row(const sat_launch *l, const sat_rows *r, int64_t row, int64_t j) {
+    const sat_problem *p = l->problem;
+    sat_matrix b = b_of(l), c = c_of(l);
+    int64_t i = row * r->br, rows = sat_min(r->br, r->m - i), cols = sat_min(SLAB, p->n - j);
+    sat_matrix ct = sat_matrix_at(p->c_dtype, &c, i, j);
+    double beta = p->beta;
+    for (int64_t t = r->ptr[row]; t < r->ptr[row + 1]; t++, beta = 1) {
+        int64_t k = r->col[t] * r->bc, deep = sat_min(r->bc, r->k - k);
+        void *values = sat_at(p->a_dtype, l->operands[0], sat_block_of(r, t) * r->block_elements);
+        sat_matrix block = {values, r->row_step, r->col_step}, bt = sat_matrix_at(p->b_dtype, &b, k, j);
+        sat_blas_gemm(blas_of(l->variant), p->a_dtype, rows, cols, deep, p->alpha, &block, &bt, beta, &ct);
+    }
+    if (r->ptr[row] == r->ptr[row + 1]) scale(p, &ct, rows, cols);
+    finish(l, &ct, i, rows, cols);
+}
+
+static sat_status block_launch(const sat_launch *l) {
+    const sat_blas *blas = blas_of(l->variant);
+    sat_rows r = sat_op_rows(l->problem, l->pattern);
+    int64_t slabs = (l->problem->n + SLAB - 1) / SLAB;
+#pragma omp parallel num_threads(l->threads)
+    {
+        int token = blas->enter();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t unit = 0; unit < r.count * slabs; unit++) block_row(l, &r, unit / slabs, unit % slabs * SLAB);
+        blas->leave(token);
+    }
+    return SAT_OK;
+}
+
+/* ---- families: one a library, since each has a version of its own ---- */
+
+#define DENSE(library_version, words)                                                                                  \
+    {                                                                                                                  \
+        .version = library_version, .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_LIBRARY | SAT_V_DENSE,        \
+        .about = words, .supports = dense_supports, .estimate = dense_estimate, .workspace = dense_workspace,          \
+        .prepare = dense_prepare, .refresh = dense_refresh, .launch = dense_launch                                     \
+    }
+#define BLOCK(library_version, words)                                                                                  \
+    {                                                                                                                  \
+        .version = library_version, .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_LIBRARY, .about = words,      \
+        .supports = block_supports, .estimate = block_estimate, .launch = block_launch                                 \
+    }
+
+SAT_FAMILY(cpu_matmul_openblas_dense) = DENSE(sat_openblas_version, "OpenBLAS on the matrix spread out; f32, f64");
+SAT_FAMILY(cpu_matmul_openblas_block) = BLOCK(sat_openblas_version, "OpenBLAS, one call a block; f32, f64");
+SAT_FAMILY(cpu_matmul_mkl_dense) = DENSE(sat_mkl_blas_version, "MKL on the matrix spread out; f32, f64");
+SAT_FAMILY(cpu_matmul_mkl_block) = BLOCK(sat_mkl_blas_version, "MKL, one call a block; f32, f64");

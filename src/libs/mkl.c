@@ -1,0 +1,82 @@
+// MKL, found at run time. Its runtime library picks an interface and a threading layer at the first call, and ends the
+// process when a file that these need is missing; so this looks before it calls. The Intel threading layer gives wrong
+// results beside another OpenMP runtime: GNU's is chosen where this process runs on libgomp, else the sequential one.
+// Where the program itself has MKL loaded already its choice of layers is not ours to change, and MKL stays out.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "libs/library.h"
+#include "libs/mkl.h"
+
+enum { LP64 = 0, ILP64 = 1, SEQUENTIAL = 1, GNU = 3 }; /* as mkl_service.h numbers the layers */
+
+static const char *const names[] = {"libmkl_rt.so.3", "libmkl_rt.so.2", "libmkl_rt.so.1", "libmkl_rt.so", NULL};
+static const char *const gomp[] = {"libgomp.so.1", NULL};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static sat_mkl mkl;
+static bool usable;
+
+/* The other files carry the runtime library's own suffix and lie beside it. */
+static bool whole(void *library, const char *threading) {
+    static const char *const parts[] = {"core", "intel_lp64", "def"};
+    char path[PATH_MAX], part[PATH_MAX + 64];
+    if (!sat_library_path(library, "MKL_Get_Version", path, sizeof path)) return false;
+    char *name = strstr(path, "/libmkl_rt.so");
+    if (!name) return false;
+    const char *suffix = name + strlen("/libmkl_rt");
+    *name = 0;
+    char copy[64];
+    snprintf(copy, sizeof copy, "%s", suffix);
+    for (size_t i = 0; i < 4; i++) {
+        snprintf(part, sizeof part, "%s/libmkl_%s%s", path, i < 3 ? parts[i] : threading, copy);
+        if (access(part, R_OK) != 0) return false;
+    }
+    return true;
+}
+
+/* MKL_THREADING_LAYER, where the user set it, must name what was going to be chosen anyway. */
+static bool user_agrees(int layer) {
+    const char *wish = getenv("MKL_THREADING_LAYER"), *interface = getenv("MKL_INTERFACE_LAYER");
+    if (interface && interface[0] && strncmp(interface, "LP64", 4) != 0) return false;
+    return !wish || !wish[0] || strcmp(wish, layer == GNU ? "GNU" : "SEQUENTIAL") == 0;
+}
+
+static void load(void) {
+    struct {
+        int major, minor, update;
+        char *status, *build, *processor, *platform;
+    } v = {0};
+    static const char *const symbols[] = {"MKL_Set_Interface_Layer", "MKL_Set_Threading_Layer", "MKL_Get_Version",
+                                          "MKL_Set_Num_Threads_Local"};
+    void *f[4];
+    int layer = sat_library_loaded(gomp) ? GNU : SEQUENTIAL;
+    if (sat_library_loaded(names) || !user_agrees(layer)) return;
+    mkl.library = sat_library_open("SPARSE_AUTOTUNE_MKL", names);
+    if (!mkl.library || !sat_library_symbols(mkl.library, symbols, f, 4)) return;
+    if (!whole(mkl.library, layer == GNU ? "gnu_thread" : "sequential")) return;
+    int interface = ((int (*)(int))f[0])(LP64);
+    if ((interface != LP64 && interface != ILP64) || ((int (*)(int))f[1])(layer) != layer) return;
+    ((void (*)(void *))f[2])(&v);
+    snprintf(mkl.version, sizeof mkl.version, "MKL %d.%d.%d", v.major, v.minor, v.update);
+    mkl.wide = interface == ILP64;
+    mkl.set_threads = (int (*)(int))f[3];
+    usable = true;
+}
+
+const sat_mkl *sat_mkl_get(void) {
+    pthread_once(&once, load);
+    return usable ? &mkl : NULL;
+}
+
+const char *sat_mkl_version(void) {
+    const sat_mkl *m = sat_mkl_get();
+    return m ? m->version : NULL;
+}
