@@ -66,7 +66,8 @@ class Table:
     """Prints rows as they come, counts targets, and keeps everything for the record."""
 
     def __init__(self):
-        self.rows, self.checks, self.device, self.machine = [], {}, {}, []
+        self.rows, self.checks, self.device = [], {}, {}
+        self.machine = {}  # threads -> what the machine reached, the last and best of several looks
         self.costs, self.choices, self.met, self.missed, self.titled = [], [], 0, [], set()
         self.times = {}  # (dtype, block, threads) of the plain square rows -> seconds, flops
 
@@ -92,7 +93,7 @@ class Table:
         print(f"{row['name']}, {row['threads']} threads; dense rival: {row['rival'] or 'none found'}")
 
     def add_machine(self, row):
-        self.machine.append(row)
+        self.machine[row["threads"]] = {k: v for k, v in row.items() if k != "section"}
 
     def add_skipped(self, row):
         print(f"\n{row['what']}: skipped, {row['why']}")
@@ -115,11 +116,9 @@ class Table:
         self.print_rate(row, rate(row["rate"]))
 
     def ceiling(self, threads):
-        for m in reversed(self.machine):
-            if m["threads"] == threads:
-                return (f"\n  (measured here: {rate(m['peak_f32'])} f32, {rate(m['peak_f64'])} f64, reading "
-                        f"{bandwidth(m['read_bandwidth'])})")
-        return ""
+        m = self.machine[threads]
+        return (f"\n  (measured here: {rate(m['peak_f32'])} f32, {rate(m['peak_f64'])} f64, reading "
+                f"{bandwidth(m['read_bandwidth'])})")
 
     def add_skinny(self, row):
         self.title("skinny", "few columns, 500 MB of values: bytes that must move over a streaming read, in turns" + self.ceiling(row["problem"]["threads"]),
@@ -273,7 +272,7 @@ def write_record(path, table):
               "command": "make bench ARGS=" + json.dumps(" ".join(sys.argv[1:])),
               "machine": {"name": table.device.get("name"), "identity": table.device.get("identity"), "threads": table.device.get("threads"),
                           "rival": table.device.get("rival"), "system": platform.system() + " " + platform.machine(),
-                          "ceilings": [{k: v for k, v in m.items() if k != "section"} for m in table.machine]},
+                          "ceilings": list(table.machine.values())},
               "rows": table.rows,
               "checks": dict(table.checks, costs=table.costs, missed=table.missed, targets_met=table.met,
                              choices=[{k: v for k, v in c.items() if k != "section"} for c in table.choices])}

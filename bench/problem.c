@@ -129,7 +129,7 @@ sat_status bench_pattern(sat_context *context, const bench_problem *p, sat_patte
 }
 
 bool bench_problem_check(const bench_problem *p, uint64_t seed) {
-    double unit = p->dtype == SAT_F64 ? 0x1p-53 : 0x1p-24, out = p->dtype == SAT_BF16 ? 0x1p-9 : unit;
+    double unit = p->dtype == SAT_F64 ? 0x1p-53 : 0x1p-24, out = p->dtype == SAT_BF16 ? 0x1p-8 : unit;
     for (int s = 0; s < 64; s++) {
         int64_t i = (int64_t)(uniform(seed, 2 * s) * (double)p->m),
                 j = (int64_t)(uniform(seed, 2 * s + 1) * (double)p->n);

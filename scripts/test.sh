@@ -95,8 +95,7 @@ step_fuzz() {
         name=$(basename "$file" .c)
         mkdir -p "$BUILD-fuzz/corpus/$name"
         local seeds=()
-        [ -d "tests/fuzz/corpus/$name" ] && seeds=("tests/fuzz/corpus/$name")
-        [ -d "tests/fuzz/${name#fuzz_}_corpus" ] && seeds+=("tests/fuzz/${name#fuzz_}_corpus")
+        [ -d "tests/fuzz/corpus/${name#fuzz_}" ] && seeds=("tests/fuzz/corpus/${name#fuzz_}")
         "$BUILD-fuzz/tests/fuzz/$name" -max_total_time="$FUZZ_SECONDS" -timeout=20 -print_final_stats=1 \
             -artifact_prefix="$BUILD-fuzz/$name-" "$BUILD-fuzz/corpus/$name" "${seeds[@]}" \
             >"$BUILD-fuzz/$name.log" 2>&1 </dev/null &

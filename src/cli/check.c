@@ -43,6 +43,7 @@ typedef struct check_args {
     int64_t total;
     int at; // the variant and case that run now
     int64_t at_case;
+    char problem[512]; // what it was about to run
     double start;
     progress bar;
 } check_args;
@@ -84,6 +85,7 @@ static bool is_over(const check_args *c) { return c->seconds > 0 && now_seconds(
 static int run_loop(check_args *c) {
     checker k;
     if (!checker_open(&k, &c->setup)) return checker_close(&k), EXIT_FAILED;
+    if (c->worker) k.report_fd = (int)c->report_fd;
     bool skipping = c->first != NULL; // a worker that follows one that died begins in the middle of a round
     for (int64_t number = c->from; number < c->cases && !is_over(c); number++) {
         for (int i = 0; i < c->count && !is_over(c); i++) {
@@ -109,7 +111,8 @@ static void take_line(void *user, const char *line) {
     int which, end, at = 0;
     int64_t number;
     if (sscanf(line, "at %d %" SCNd64, &which, &number) == 2 && which >= 0 && which < c->count)
-        c->at = which, c->at_case = number;
+        c->at = which, c->at_case = number, c->problem[0] = 0;
+    else if (strncmp(line, "problem ", 8) == 0) snprintf(c->problem, sizeof c->problem, "%s", line + 8);
     else if (sscanf(line, "end %d %n", &end, &at) == 1 && at > 0 && c->at >= 0) {
         note(c, c->at, c->at_case, (case_end)end, line + at);
         c->at = -1;
@@ -162,12 +165,13 @@ static int run_isolated(check_args *c) {
     int64_t from = c->from;
     const char *first = NULL;
     for (;;) {
-        char message[256];
+        char message[256], text[800];
         isolate_end end = run_worker(c, from, first, message, sizeof message);
         if (end == ISOLATE_DONE) return EXIT_DONE;
         if (end == ISOLATE_UNABLE || c->at < 0) return failure("check", "the process that runs the cases %s", message);
         int dead = c->at;
-        note(c, dead, c->at_case, CASE_WRONG, message);
+        snprintf(text, sizeof text, "%s%s%s", message, *c->problem ? "; problem: " : "", c->problem);
+        note(c, dead, c->at_case, CASE_WRONG, text);
         c->list[dead].dead = true;
         first = next_variant(c, dead), from = first ? c->at_case : c->at_case + 1;
         if (!first && !next_variant(c, -1)) return EXIT_DONE;
@@ -339,7 +343,7 @@ static int choose_variants(check_args *c) {
 
 static args_outcome parse_check(check_args *c, int argc, char **argv) {
     const arg list[] = {
-        ARG_INT_("cases", &c->cases, "N", 1, 1e12, "cases a variant (200, or as many as --seconds allows)"),
+        ARG_INT_("cases", &c->cases, "N", 1, 1e12, "cases a variant (300, or as many as --seconds allows)"),
         ARG_REAL_("seconds", &c->seconds, "S", 0.001, 1e9, "stops after so long"),
         {.name = "seed",
          .kind = ARG_INT,
@@ -380,7 +384,7 @@ int check_main(int argc, char **argv) {
     args_outcome parsed = parse_check(&c, argc, argv);
     if (parsed != ARGS_OK) return (int)parsed;
     if (!c.given_seed) c.seed = (int64_t)(time(NULL) & 0x7fffffff);
-    if (!c.cases) c.cases = c.seconds > 0 ? INT64_MAX : 200;
+    if (!c.cases) c.cases = c.seconds > 0 ? INT64_MAX : 300;
     if (c.number >= 0) c.from = c.number, c.cases = c.number + 1;
     c.start = now_seconds();
     c.bar = progress_start(c.worker);

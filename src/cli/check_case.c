@@ -11,7 +11,8 @@
 
 typedef struct draw {
     rng r;
-    double wild; // 1: anything; near 0: the plainest problem
+    double wild;         // 1: anything; near 0: the plainest problem
+    double area, budget; // limits of rows * columns, and of products to sum
     const sat_variant *v;
 } draw;
 
@@ -30,7 +31,7 @@ static int64_t block_side(draw *d) {
 // Blocks along one side: many small ones, few large ones; now and then a long row of them.
 static int64_t grid_side(draw *d, int64_t block) {
     int64_t most = block >= 64 ? 4 : block >= 16 ? 7 : block >= 4 ? 14 : 40;
-    if (rng_chance(&d->r, 0.03)) most *= 12;
+    if (rng_chance(&d->r, d->area > 1e6 ? 0.5 : 0.03)) most *= 12;
     return rng_between(&d->r, 1, most);
 }
 
@@ -66,7 +67,7 @@ static bool make_pattern(draw *d, blocks *b) {
     *b = (blocks){.block_rows = side, .block_cols = wildly(d, 0.35) ? block_side(d) : side};
     b->rows = b->block_rows * grid_side(d, b->block_rows);
     b->cols = b->block_cols * grid_side(d, b->block_cols);
-    while ((double)b->rows * (double)b->cols > 200000) { // a long row of large blocks would be a large problem
+    while ((double)b->rows * (double)b->cols > d->area) { // a long row of large blocks would be a large problem
         if (b->rows >= b->cols && b->rows > b->block_rows) b->rows = (b->rows / b->block_rows + 1) / 2 * b->block_rows;
         else if (b->cols > b->block_cols) b->cols = (b->cols / b->block_cols + 1) / 2 * b->block_cols;
         else break;
@@ -152,8 +153,7 @@ static void choose_problem(draw *d, check_case *c) {
     p->batch = wildly(d, 0.15) ? rng_between(&d->r, 2, 3) : 1;
     int64_t other = wildly(d, 0.015) ? 0 : other_side(d);
     double work = (double)b->count * (double)b->block_rows * (double)b->block_cols * (double)p->batch;
-    double budget = rng_chance(&d->r, 0.04) ? 4e6 : 4e5;
-    if (work * (double)other > budget) other = at_least_1((int64_t)(budget / work));
+    if (work * (double)other > d->budget) other = at_least_1((int64_t)(d->budget / work));
     if (p->op == SAT_SAMPLED) {
         p->m = b->rows, p->n = b->cols, p->k = other;
         p->a = dense_layout(d, p->m, p->k, p->batch, false);
@@ -182,6 +182,8 @@ bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt,
     double wild = attempt < 6 ? 1 : attempt < 14 ? 0.5 : attempt < 26 ? 0.15 : 0.02;
     draw d = {.r = {state + (uint64_t)attempt * 0x632be59bd9b4e019u}, .wild = wild, .v = v};
     *c = (check_case){.seed = rng_next(&d.r), .poisoned = -1};
+    double size = rng_unit(&d.r); // a few larger ones cross the edges of what kernels keep in a cache
+    d.area = size < 0.96 ? 2e5 : 2e6, d.budget = size < 0.85 ? 4e5 : size < 0.99 ? 4e6 : 2e7;
     if (!make_pattern(&d, &c->blocks)) return false;
     choose_problem(&d, c);
     c->index_type = rng_chance(&d.r, 0.5) ? SAT_I32 : SAT_I64;

@@ -6,10 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "isolate.h"
+
 enum { ATTEMPTS = 32 };
 
 bool checker_open(checker *k, const setup *s) {
-    *k = (checker){0};
+    *k = (checker){.report_fd = -1};
     setup many = *s, one = *s;
     many.cache = one.cache = "", many.effort = one.effort = SAT_EFFORT_OFF;
     one.threads = 1;
@@ -141,17 +143,16 @@ case_end checker_run(checker *k, const sat_variant *v, uint64_t seed, int64_t nu
             case_free(&c);
             continue;
         }
+        char problem[512];
+        case_text(&c, problem, sizeof problem);
+        if (k->report_fd >= 0) isolate_report(k->report_fd, "problem %s", problem);
         sat_plan *plan = NULL;
         sat_status status = make_plan(&t, k->many, &plan);
         case_end end = CASE_NOT_TAKEN;
         if (status == SAT_OK) end = run_all(&t, plan) ? CASE_RIGHT : CASE_WRONG;
         else if (status != SAT_UNSUPPORTED) end = CASE_WRONG, wrong_status(&t, "plan", status);
         sat_plan_free(plan);
-        if (end == CASE_WRONG) {
-            char problem[512];
-            case_text(&c, problem, sizeof problem);
-            snprintf(message, capacity, "%s; problem: %s", what, problem);
-        }
+        if (end == CASE_WRONG) snprintf(message, capacity, "%s; problem: %s", what, problem);
         case_free(&c);
         if (end != CASE_NOT_TAKEN) return end;
     }

@@ -9,6 +9,7 @@
 typedef struct checker {
     sat_context *many, *one;
     check_data data;
+    int report_fd; /* the worker's: tells what it is about to run, in case it does not come back; -1: none */
 } checker;
 
 bool checker_open(checker *k, const setup *s); /* prints what went wrong */

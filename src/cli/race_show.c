@@ -69,6 +69,16 @@ static void add_results(const outcome *o, table *t) {
     }
 }
 
+// Within the noise a fixed order decides, so the winner need not have the least time. Says with whom it tied.
+static const sat_result *faster_but_tied(const outcome *o, const sat_result *best) {
+    const sat_result *fastest = best;
+    for (size_t i = 0; i < result_count(o); i++) {
+        const sat_result *r = sat_race_at(o->race, i);
+        if (r->verdict == SAT_VERDICT_OK && r->may_win && r->seconds > 0 && r->seconds < fastest->seconds) fastest = r;
+    }
+    return fastest == best ? NULL : fastest;
+}
+
 static void print_best(const outcome *o) {
     const sat_result *best = best_of(o), *dense = dense_rival(o);
     if (!best) {
@@ -78,6 +88,8 @@ static void print_best(const outcome *o) {
     int raced = o->out_count;
     for (size_t i = 0; i < result_count(o); i++) raced += sat_race_at(o->race, i)->verdict != SAT_VERDICT_SKIPPED;
     printf("  best: %s", best->variant);
+    const sat_result *tied = faster_but_tied(o, best);
+    if (tied) printf(" (a tie with %s)", tied->variant);
     if (dense && strcmp(dense->variant, best->variant) != 0 && best->seconds > 0) {
         double ratio = dense->seconds / best->seconds;
         if (ratio >= 1) printf(", %.1fx faster than dense", ratio);

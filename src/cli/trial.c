@@ -14,9 +14,11 @@
 
 static int list_candidates(const setup *s, const spec *problem, sat_context *context, int fd) {
     size_t before = sat_variant_count(context);
-    for (size_t i = 0; i < before; i++)
-        if ((int)sat_variant_at(context, i)->op == problem->op + 1)
-            isolate_report(fd, "candidate -1 %s", sat_variant_at(context, i)->name);
+    for (size_t i = 0; i < before; i++) {
+        const sat_variant *v = sat_variant_at(context, i);
+        int from = v->flags & SAT_V_REFERENCE ? CANDIDATE_TRUSTED : CANDIDATE_BUILT_IN;
+        if ((int)v->op == problem->op + 1) isolate_report(fd, "candidate %d %s", from, v->name);
+    }
     for (int i = 0; i < s->plugins.count; i++) {
         char message[1024];
         if (!setup_plugin(context, s->plugins.item[i], message, sizeof message)) {
@@ -165,11 +167,12 @@ int trials_run(const trial_request *q, trials *t) {
     if (code != EXIT_DONE) return code;
     progress p = progress_start(false);
     int done = 0, total = 0;
-    for (int i = 0; i < t->count; i++) total += q->everyone || t->list[i].plugin >= 0;
+    int least = q->everyone ? CANDIDATE_BUILT_IN : 0; // of `plugin`, for those that are tried
+    for (int i = 0; i < t->count; i++) total += t->list[i].plugin >= least;
     for (int i = 0; i < t->count; i++) {
         candidate *c = &t->list[i];
         if (q->only && !name_in_list(q->only, c->name)) c->in = false;
-        if (!c->in || (!q->everyone && c->plugin < 0)) continue;
+        if (!c->in || c->plugin < least) continue;
         progress_show(&p, "trial %d of %d: %s", ++done, total, c->name);
         try_candidate(q, t, c);
     }

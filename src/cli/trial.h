@@ -6,9 +6,12 @@
 #include "race_show.h"
 #include "setup.h"
 
+/* Built in; and the references, which are slow, so that a trial would take long, and need none. */
+enum { CANDIDATE_BUILT_IN = -1, CANDIDATE_TRUSTED = -2 };
+
 typedef struct candidate {
     char name[128];
-    int plugin; /* its place among the plugins; -1: built in */
+    int plugin; /* its place among the plugins, or one of the above */
     bool in;    /* takes part in the race */
 } candidate;
 

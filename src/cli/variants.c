@@ -19,17 +19,22 @@ static const struct {
     sat_dtype a, c;
 } dtypes[] = {{SAT_F32, SAT_F32}, {SAT_F64, SAT_F64},   {SAT_F16, SAT_F16},
               {SAT_F16, SAT_F32}, {SAT_BF16, SAT_BF16}, {SAT_BF16, SAT_F32}};
+static const struct {
+    const char *name;
+    bool first, second; // by columns: B and C, or X and Y
+} layouts[] = {{"row,row", false, false}, {"row,col", false, true}, {"col,row", true, false}, {"col,col", true, true}};
 enum {
     SIDES = sizeof block_sides / sizeof *block_sides,
     COUNTS = sizeof column_counts / sizeof *column_counts,
-    DTYPES = sizeof dtypes / sizeof *dtypes
+    DTYPES = sizeof dtypes / sizeof *dtypes,
+    LAYOUTS = sizeof layouts / sizeof *layouts
 };
 
 typedef struct support {
     const char *lacks; // what this device has not; NULL if it can run
     bool usable;
-    bool dtype[DTYPES], side[SIDES], columns[COUNTS];
-    bool rectangular, ragged, transposed, by_columns, epilogue, general;
+    bool dtype[DTYPES], side[SIDES], columns[COUNTS], layout[LAYOUTS];
+    bool rectangular, ragged, transposed, epilogue, general;
 } support;
 
 // Four block rows and columns of the given block, so that even a block of 128 is a small problem.
@@ -68,15 +73,18 @@ static int64_t *inner(spec *s) { return s->op == SAT_SAMPLED - 1 ? &s->k : &s->n
 // The first problem that it takes, tame ones first; false if none.
 static bool find_base(sat_context *c, const sat_variant *v, spec *base) {
     static const int side_order[] = {7, 5, 4, 3, 0, 8, 6, 1, 2}, count_order[] = {6, 0, 3, 7, 4, 1};
-    for (int d = -1; d < DTYPES; d++)
-        for (size_t i = 0; i < SIDES; i++)
-            for (size_t j = 0; j < sizeof count_order / sizeof *count_order; j++) {
-                spec s = small_problem(v);
-                if (d >= 0) s.a_dtype = dtypes[d].a, s.c_dtype = dtypes[d].c;
-                s.block_rows = s.block_cols = block_sides[side_order[i]];
-                *inner(&s) = column_counts[count_order[j]];
-                if (takes(c, v, s, false, false)) return *base = s, true;
-            }
+    enum { ORDERED_COUNTS = sizeof count_order / sizeof *count_order };
+    int tries = (DTYPES + 1) * LAYOUTS * SIDES * ORDERED_COUNTS;
+    for (int i = 0; i < tries; i++) {
+        spec s = small_problem(v);
+        int count = i % ORDERED_COUNTS, side = i / ORDERED_COUNTS % SIDES;
+        int order = i / (ORDERED_COUNTS * SIDES) % LAYOUTS, dtype = i / (ORDERED_COUNTS * SIDES * LAYOUTS) - 1;
+        if (dtype >= 0) s.a_dtype = dtypes[dtype].a, s.c_dtype = dtypes[dtype].c;
+        s.col_b = layouts[order].first, s.col_c = layouts[order].second;
+        s.block_rows = s.block_cols = block_sides[side_order[side]];
+        *inner(&s) = column_counts[count_order[count]];
+        if (takes(c, v, s, false, false)) return *base = s, true;
+    }
     return false;
 }
 
@@ -94,7 +102,8 @@ static support ask(sat_context *c, const sat_variant *v) {
     s = base, s.block_cols = s.block_cols > 1 ? s.block_cols / 2 : 2, u.rectangular = takes(c, v, s, false, false);
     u.ragged = takes(c, v, base, true, false);
     s = base, s.transpose = true, u.transposed = v->op == SAT_MATMUL && takes(c, v, s, false, false);
-    s = base, s.col_b = s.col_c = true, u.by_columns = takes(c, v, s, false, false);
+    for (int i = 0; i < LAYOUTS; i++)
+        s = base, s.col_b = layouts[i].first, s.col_c = layouts[i].second, u.layout[i] = takes(c, v, s, false, false);
     s = base, s.alpha = 0.5, s.beta = 0.5, s.bias = true, s.activation = SAT_ACT_GELU;
     u.epilogue = v->op == SAT_MATMUL && takes(c, v, s, false, false);
     u.general = takes(c, v, base, false, true);
@@ -125,6 +134,17 @@ static const char *dtype_list(const support *u, char *out, size_t capacity) {
     return out;
 }
 
+static const char *layout_list(const support *u, char *out, size_t capacity) {
+    size_t at = 0;
+    int taken = 0;
+    out[0] = 0;
+    for (int i = 0; i < LAYOUTS; i++) taken += u->layout[i];
+    if (taken == LAYOUTS) return "any";
+    for (int i = 0; i < LAYOUTS; i++)
+        if (u->layout[i]) at += (size_t)snprintf(out + at, capacity - at, "%s%s", at ? " " : "", layouts[i].name);
+    return out;
+}
+
 static const struct {
     uint32_t flag;
     const char *name;
@@ -141,7 +161,7 @@ static void add_word(char *out, size_t capacity, bool yes, const char *word) {
 }
 
 static void print_variant(const sat_variant *v, const support *u) {
-    char types[96], blocks_text[96], counts[96], also[160] = "", flags[128] = "";
+    char types[96], blocks_text[96], counts[96], orders[96], also[160] = "", flags[128] = "";
     for (int i = 0; i < FLAGS; i++) add_word(flags, sizeof flags, v->flags & flag_names[i].flag, flag_names[i].name);
     printf("%s  (%s, revision %s, priority %d%s%s)\n", v->name, operation_text(v->op), v->revision, v->priority,
            *flags ? ", " : "", flags);
@@ -152,12 +172,12 @@ static void print_variant(const sat_variant *v, const support *u) {
     add_word(also, sizeof also, u->rectangular, "rectangular blocks");
     add_word(also, sizeof also, u->ragged, "ragged edges");
     add_word(also, sizeof also, u->transposed, "transpose");
-    add_word(also, sizeof also, u->by_columns, "column-major");
     add_word(also, sizeof also, u->general, "general strides");
     add_word(also, sizeof also, u->epilogue, "bias and activation");
-    printf("    dtypes %s; block %s; %s %s%s%s\n", dtype_list(u, types, sizeof types),
+    printf("    dtypes %s; block %s; %s %s; layout %s%s%s\n", dtype_list(u, types, sizeof types),
            numbers(u->side, block_sides, SIDES, blocks_text, sizeof blocks_text), v->op == SAT_SAMPLED ? "K" : "N",
-           numbers(u->columns, column_counts, COUNTS, counts, sizeof counts), *also ? "; " : "", also);
+           numbers(u->columns, column_counts, COUNTS, counts, sizeof counts), layout_list(u, orders, sizeof orders),
+           *also ? "; " : "", also);
 }
 
 /* ---- for programs ---- */
@@ -190,7 +210,11 @@ static void variant_json(json *j, const sat_variant *v, const support *u) {
     numbers_json(j, "blocks", u->side, block_sides, SIDES);
     numbers_json(j, "columns", u->columns, column_counts, COUNTS);
     json_bool(j, "rectangular", u->rectangular), json_bool(j, "ragged", u->ragged);
-    json_bool(j, "transpose", u->transposed), json_bool(j, "column_major", u->by_columns);
+    json_bool(j, "transpose", u->transposed);
+    json_array(j, "layouts");
+    for (int i = 0; i < LAYOUTS; i++)
+        if (u->layout[i]) json_text(j, NULL, layouts[i].name);
+    json_end(j);
     json_bool(j, "general_strides", u->general), json_bool(j, "epilogue", u->epilogue);
     json_end(j);
 }

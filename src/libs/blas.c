@@ -160,9 +160,38 @@ void sat_blas_gemm(const sat_blas *blas, sat_dtype t, int64_t m, int64_t n, int6
                                 (int)ldb, (float)beta, c->data, (int)ldc);
 }
 
+/* ---- around a product ---- */
+
+static inline __attribute__((always_inline)) void finish_line(sat_dtype t, sat_activation act, void *data, int64_t step,
+                                                              int64_t count, const void *bias, int64_t bias_step) {
+    for (int64_t e = 0; e < count; e++) {
+        if (t == SAT_F32) {
+            float *x = (float *)data + e * step;
+            *x = sat_act_f32(act, *x + (bias ? ((const float *)bias)[e * bias_step] : 0));
+        } else {
+            double *x = (double *)data + e * step;
+            *x = sat_act_f64(act, *x + (bias ? ((const double *)bias)[e * bias_step] : 0));
+        }
+    }
+}
+
+void sat_blas_finish(const sat_launch *l, const sat_matrix *c, int64_t i0, int64_t rows, int64_t cols) {
+    const sat_problem *p = l->problem;
+    sat_dtype t = p->c_dtype;
+    if (p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE) return;
+    const void *bias = p->bias == SAT_BIAS_ROW ? sat_at(t, l->operands[3], i0) : NULL;
+    bool along_rows = c->col_stride == 1;
+    for (int64_t line = 0; line < (along_rows ? rows : cols); line++) {
+        void *data = sat_at(t, c->data, line * (along_rows ? c->row_stride : c->col_stride));
+        if (along_rows) finish_line(t, p->activation, data, 1, cols, bias ? sat_at(t, bias, line) : NULL, 0);
+        else finish_line(t, p->activation, data, c->row_stride, rows, bias, 1);
+    }
+}
+
 sat_tiles sat_blas_tiles(int64_t m, int64_t n) {
     sat_tiles t;
-    t.high = m <= 384 ? sat_max(1, m) : 256, t.wide = n <= 768 ? sat_max(1, n) : 512;
+    t.high = m <= 384 ? sat_max(1, m) : m < 1024 ? 256 : 512;
+    t.wide = n <= 768 ? sat_max(1, n) : 512;
     t.down = (m + t.high - 1) / t.high, t.across = (n + t.wide - 1) / t.wide;
     return t;
 }

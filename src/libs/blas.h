@@ -41,6 +41,9 @@ bool sat_blas_fits(const sat_blas *blas, int64_t rows, int64_t cols, int64_t row
 void sat_blas_gemm(const sat_blas *blas, sat_dtype t, int64_t m, int64_t n, int64_t k, double alpha,
                    const sat_matrix *a, const sat_matrix *b, double beta, const sat_matrix *c);
 
+/* Adds the bias and applies the activation to a tile of C whose first row is row i0. */
+void sat_blas_finish(const sat_launch *l, const sat_matrix *c, int64_t i0, int64_t rows, int64_t cols);
+
 /* How a dense product of m x n is cut for threads: tiles large enough for BLAS, enough of them for many cores. */
 typedef struct sat_tiles {
     int64_t high, wide, down, across;

@@ -13,8 +13,6 @@ static bool fits(const sat_variant *v, const sat_problem *p) {
            sat_blas_fits(blas, p->m, p->n, p->c.row_stride, p->c.col_stride);
 }
 
-/* ---- what both do to a tile of C besides the product ---- */
-
 /* C = beta*C where op(A) has nothing. */
 static void scale(const sat_problem *p, const sat_matrix *c, int64_t rows, int64_t cols) {
     if (p->beta == 1) return;
@@ -23,33 +21,6 @@ static void scale(const sat_problem *p, const sat_matrix *c, int64_t rows, int64
             int64_t at = i * c->row_stride + j * c->col_stride;
             sat_store(p->c_dtype, c->data, at, p->beta == 0 ? 0 : p->beta * sat_load(p->c_dtype, c->data, at));
         }
-}
-
-static inline __attribute__((always_inline)) void finish_line(sat_dtype t, sat_activation act, void *data, int64_t step,
-                                                              int64_t count, const void *bias, int64_t bias_step) {
-    for (int64_t e = 0; e < count; e++) {
-        if (t == SAT_F32) {
-            float *x = (float *)data + e * step;
-            *x = sat_act_f32(act, *x + (bias ? ((const float *)bias)[e * bias_step] : 0));
-        } else {
-            double *x = (double *)data + e * step;
-            *x = sat_act_f64(act, *x + (bias ? ((const double *)bias)[e * bias_step] : 0));
-        }
-    }
-}
-
-/* Bias and activation, along whichever side of C is contiguous; rows from i0 on. */
-static void finish(const sat_launch *l, const sat_matrix *c, int64_t i0, int64_t rows, int64_t cols) {
-    const sat_problem *p = l->problem;
-    sat_dtype t = p->c_dtype;
-    if (p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE) return;
-    const void *bias = p->bias == SAT_BIAS_ROW ? sat_at(t, l->operands[3], i0) : NULL;
-    bool along_rows = c->col_stride == 1;
-    for (int64_t line = 0; line < (along_rows ? rows : cols); line++) {
-        void *data = sat_at(t, c->data, line * (along_rows ? c->row_stride : c->col_stride));
-        if (along_rows) finish_line(t, p->activation, data, 1, cols, bias ? sat_at(t, bias, line) : NULL, 0);
-        else finish_line(t, p->activation, data, c->row_stride, rows, bias, 1);
-    }
 }
 
 static sat_matrix b_of(const sat_launch *l) {
@@ -141,7 +112,7 @@ static sat_status dense_launch(const sat_launch *l) {
             sat_matrix ct = sat_matrix_at(p->c_dtype, &c, i, j);
             if (p->k == 0) scale(p, &ct, rows, cols);
             else sat_blas_gemm(blas, p->a_dtype, rows, cols, p->k, p->alpha, &at, &bt, p->beta, &ct);
-            finish(l, &ct, i, rows, cols);
+            sat_blas_finish(l, &ct, i, rows, cols);
         }
         blas->leave(token);
     }
@@ -182,7 +153,7 @@ static void block_row(const sat_launch *l, const sat_rows *r, int64_t row, int64
         sat_blas_gemm(blas_of(l->variant), p->a_dtype, rows, cols, deep, p->alpha, &block, &bt, beta, &ct);
     }
     if (r->ptr[row] == r->ptr[row + 1]) scale(p, &ct, rows, cols);
-    finish(l, &ct, i, rows, cols);
+    sat_blas_finish(l, &ct, i, rows, cols);
 }
 
 static sat_status block_launch(const sat_launch *l) {

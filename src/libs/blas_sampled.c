@@ -121,7 +121,7 @@ static double block_estimate(const sat_variant *v, const sat_problem *p, const s
     (void)v;
     double side = sqrt((double)a->block_rows * (double)a->block_cols), batch = (double)sat_max(1, p->batch);
     double calls = (double)a->stored_blocks * batch / (double)sat_max(1, d->threads);
-    double rate = d->flop_rate[p->compute_dtype] * 0.8 * side / (side + 48);
+    double rate = d->flop_rate[p->compute_dtype] * 0.85 * side * side / (side * side + 1600);
     return calls * 4e-7 + sat_flops(p, a) / rate + sat_bytes(p, a) / d->memory_rate + 5e-6;
 }
 

@@ -26,18 +26,16 @@ static bool usable;
 
 /* The other files carry the runtime library's own suffix and lie beside it. */
 static bool whole(void *library, const char *threading) {
-    static const char *const parts[] = {"core", "intel_lp64", "def"};
-    char path[PATH_MAX], part[PATH_MAX + 64];
-    if (!sat_library_path(library, "MKL_Get_Version", path, sizeof path)) return false;
+    const char *parts[] = {"core", "intel_lp64", "def", threading};
+    char path[PATH_MAX], part[PATH_MAX];
+    if (!sat_library_path(library, "MKL_Get_Version_String", path, sizeof path)) return false;
     char *name = strstr(path, "/libmkl_rt.so");
     if (!name) return false;
+    *name = 0; /* now path is the folder, and the suffix follows "/libmkl_rt" */
     const char *suffix = name + strlen("/libmkl_rt");
-    *name = 0;
-    char copy[64];
-    snprintf(copy, sizeof copy, "%s", suffix);
-    for (size_t i = 0; i < 4; i++) {
-        snprintf(part, sizeof part, "%s/libmkl_%s%s", path, i < 3 ? parts[i] : threading, copy);
-        if (access(part, R_OK) != 0) return false;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        int length = snprintf(part, sizeof part, "%s/libmkl_%s%s", path, parts[i], suffix);
+        if (length < 0 || (size_t)length >= sizeof part || access(part, R_OK) != 0) return false;
     }
     return true;
 }
@@ -50,12 +48,8 @@ static bool user_agrees(int layer) {
 }
 
 static void load(void) {
-    struct {
-        int major, minor, update;
-        char *status, *build, *processor, *platform;
-    } v = {0};
-    static const char *const symbols[] = {"MKL_Set_Interface_Layer", "MKL_Set_Threading_Layer", "MKL_Get_Version",
-                                          "MKL_Set_Num_Threads_Local"};
+    static const char *const symbols[] = {"MKL_Set_Interface_Layer", "MKL_Set_Threading_Layer",
+                                          "MKL_Get_Version_String", "MKL_Set_Num_Threads_Local"};
     void *f[4];
     int layer = sat_library_loaded(gomp) ? GNU : SEQUENTIAL;
     if (sat_library_loaded(names) || !user_agrees(layer)) return;
@@ -64,8 +58,11 @@ static void load(void) {
     if (!whole(mkl.library, layer == GNU ? "gnu_thread" : "sequential")) return;
     int interface = ((int (*)(int))f[0])(LP64);
     if ((interface != LP64 && interface != ILP64) || ((int (*)(int))f[1])(layer) != layer) return;
-    ((void (*)(void *))f[2])(&v);
-    snprintf(mkl.version, sizeof mkl.version, "MKL %d.%d.%d", v.major, v.minor, v.update);
+    char words[256] = "";
+    ((void (*)(char *, int))f[2])(words, sizeof words - 1);
+    const char *version = strstr(words, "Version ");
+    version = version ? version + strlen("Version ") : "";
+    snprintf(mkl.version, sizeof mkl.version, "MKL %.*s", (int)strcspn(version, "- "), version);
     mkl.wide = interface == ILP64;
     mkl.set_threads = (int (*)(int))f[3];
     usable = true;

@@ -22,10 +22,10 @@ typedef struct NAME(packed_worker) {
     packed_job *job;
     int64_t group;
     const E *buffer;
-    T *scratch, *turn;   /* tiles between chunks; one turned round */
-    int64_t later;       /* the desk to pack meanwhile; -1: none */
-    int64_t strips_done; /* in this group */
-    int64_t portions_done;
+    T *scratch, *turn;     /* tiles between chunks; one turned round */
+    int64_t next;          /* the group after this one; -1: none */
+    int64_t strips_done;   /* in this group */
+    int64_t foreseen;      /* rows of B for the next one */
     int fetch, fetch_end;  /* lines not yet asked for */
     const char *line[256]; /* the first FRONT places are for the tile at hand */
 } NAME(packed_worker);
@@ -81,7 +81,7 @@ static void NAME(packed_fill)(const packed_job *j, int64_t group, E *buffer, int
 /* Packs the next portion of a desk that nobody has taken yet; false: there is none. */
 static bool NAME(packed_take_portion)(packed_job *j, int64_t desk) {
     packed_desk *d = &j->desks[desk];
-    int64_t size = j->shape.portion, depth = j->state->depth, i = atomic_fetch_add(&d->pack_next, 1);
+    int64_t size = PACKED_PORTION, depth = j->state->depth, i = atomic_fetch_add(&d->pack_next, 1);
     if (i * size >= depth) return false;
     NAME(packed_fill)(j, atomic_load(&d->group), packed_buffer(j, desk), i * size, sat_min((i + 1) * size, depth));
     atomic_fetch_add(&d->pack_done, 1);
@@ -92,39 +92,22 @@ static bool NAME(packed_take_portion)(packed_job *j, int64_t desk) {
 
 enum { NAME(FRONT) = 64 };
 
-/* Notes the lines of the portion of B that will be packed next. Where columns are contiguous the hardware sees them
- * coming. */
+/* Before the end of a group, notes lines of B that the next one will pack: a few rows after each strip. Any earlier
+ * they would be gone again. Where columns are contiguous the hardware sees them coming. */
 static void NAME(packed_foresee)(NAME(packed_worker) * w) {
     const packed_job *j = w->job;
     const packed_shape *s = &j->shape;
     const sat_problem *p = j->problem;
-    const packed_state *t = j->state;
-    packed_desk *d = &j->desks[w->later];
-    int64_t group = atomic_load(&d->group), at = atomic_load(&d->pack_next) * s->portion;
-    int64_t item = group / s->groups, from = group % s->groups * s->group_panels,
-            to = packed_panel_end(s, group % s->groups);
-    if (p->b.col_stride != 1 || at >= t->depth || t->runs > 1) return;
-    int64_t first = packed_first_vector(s, from) * VL, end = sat_min(p->n, packed_first_vector(s, to) * VL);
-    int64_t k = t->run[0].k + at * K_IN_STEP, k_end = sat_min(t->run[0].k_end, k + s->portion * K_IN_STEP);
-    int64_t bytes = (end - first) * (int64_t)sat_dtype_size(p->b_dtype);
-    const char *b = sat_at(p->b_dtype, j->b, item * p->b.batch_stride + first);
+    int64_t strips = s->rows.count * s->strips, late = packed_ceil(strips, LATE), group = w->next % s->groups;
+    if (w->next < 0 || ++w->strips_done < strips - late || p->b.col_stride != 1 || w->foreseen >= p->k) return;
+    int64_t size = (int64_t)sat_dtype_size(p->b_dtype), first = packed_first_vector(s, group * s->group_panels) * VL;
+    int64_t end = sat_min(p->n, packed_first_vector(s, packed_panel_end(s, group)) * VL);
+    int64_t k_end = sat_min(p->k, w->foreseen + p->k / late + 1);
+    const char *b = sat_at(p->b_dtype, j->b, w->next / s->groups * p->b.batch_stride + first);
     w->fetch = w->fetch_end = NAME(FRONT);
-    for (; k < k_end; k++)
-        for (int64_t e = 0; e < bytes && w->fetch_end < 256; e += 64)
-            w->line[w->fetch_end++] = b + k * p->b.row_stride * (int64_t)sat_dtype_size(p->b_dtype) + e;
-}
-
-/* After a strip: packs as much of the next group as is due. */
-static void NAME(packed_meanwhile)(NAME(packed_worker) * w) {
-    const packed_shape *s = &w->job->shape;
-    int64_t due = ++w->strips_done * s->portions / (s->rows.count * s->strips);
-    if (w->later < 0) return;
-    while (w->portions_done < due) {
-        if (!NAME(packed_take_portion)(w->job, w->later)) w->later = -1;
-        w->portions_done++;
-        if (w->later < 0) return;
-        NAME(packed_foresee)(w);
-    }
+    for (; w->foreseen < k_end; w->foreseen++)
+        for (int64_t e = 0; e < (end - first) * size && w->fetch_end < 256; e += 64)
+            w->line[w->fetch_end++] = b + w->foreseen * p->b.row_stride * size + e;
 }
 
 /* ---- tiles ---- */
@@ -211,43 +194,38 @@ static void NAME(packed_do_span)(NAME(packed_worker) * w, int64_t span) {
         for (int64_t u = first; u < end; u++) {
             int64_t place = s->chunks > 1 ? u - first : 0;
             NAME(packed_do_strip)(w, u, chunk, w->scratch + place * s->height * s->group_columns);
-            if (chunk == 0) NAME(packed_meanwhile)(w);
+            if (chunk == 0) NAME(packed_foresee)(w);
         }
 }
 
 /* ---- threads ---- */
 
 /* Takes part in a group: packs with the others, waits for the last of them, then does spans as long as there are. */
-static void NAME(packed_take_part)(packed_job *j, int64_t desk, int64_t later, void *arena) {
+static void NAME(packed_take_part)(packed_job *j, int64_t desk, int64_t next, void *arena) {
     packed_desk *d = &j->desks[desk];
-    int64_t portions = packed_ceil(j->state->depth, j->shape.portion);
-    NAME(packed_worker) w = {.job = j, .group = atomic_load(&d->group), .buffer = packed_buffer(j, desk)};
-    w.later = later, w.fetch = w.fetch_end = NAME(FRONT);
+    int64_t portions = packed_ceil(j->state->depth, PACKED_PORTION);
+    NAME(packed_worker) w = {.job = j, .group = atomic_load(&d->group), .buffer = packed_buffer(j, desk), .next = next};
+    w.fetch = w.fetch_end = NAME(FRONT);
     w.turn = arena, w.scratch = w.turn + j->shape.height * j->shape.group_columns;
     while (NAME(packed_take_portion)(j, desk)) {}
     for (int tries = 0; atomic_load(&d->pack_done) < portions;) packed_relax(&tries);
     for (int64_t i; (i = atomic_fetch_add(&d->span_next, 1)) < j->state->spans;) NAME(packed_do_span)(&w, i);
 }
 
-/* A thread's own groups, one after the other. */
+/* A thread's own groups, one after the other; it takes each before it has done the last, to know what comes. */
 static void NAME(packed_work_own)(packed_job *j, int64_t me, void *arena) {
-    int64_t each = j->shape.desks_each, desk = me * each, all = packed_groups(j), other = desk + each - 1;
-    if (desk >= j->shape.desks) return;
-    int64_t group = atomic_fetch_add(&j->group_next, 1);
-    if (group < all) packed_open(j, desk, group);
+    int64_t all = packed_groups(j), group = atomic_fetch_add(&j->group_next, 1);
     while (group < all) {
-        int64_t next = atomic_fetch_add(&j->group_next, 1), last = desk;
-        bool more = next < all;
-        if (more && other != desk) packed_open(j, other, next);
-        NAME(packed_take_part)(j, desk, more && other != desk ? other : -1, arena);
-        if (more && other == desk) packed_open(j, desk, next);
-        desk = other, other = last, group = next;
+        int64_t next = atomic_fetch_add(&j->group_next, 1);
+        packed_open(j, me, group);
+        NAME(packed_take_part)(j, me, next < all ? next : -1, arena);
+        group = next;
     }
 }
 
 static void NAME(packed_work)(packed_job *j, int64_t me) {
     void *arena = packed_arena(j, me);
-    NAME(packed_work_own)(j, me, arena);
+    if (me < j->shape.desks) NAME(packed_work_own)(j, me, arena);
     for (int tries = 0;;) {
         bool open = atomic_load(&j->groups_open) >= packed_groups(j);
         int64_t desk = packed_join(j);

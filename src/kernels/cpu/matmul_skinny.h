@@ -2,8 +2,9 @@
  * lanes of a vector, what they answer to the tuner, and how block rows are dealt out to threads.
  *
  * A product with few columns reads every stored block once and does little with it, so the stream of blocks sets the
- * pace and the inner kernel (matmul_skinny_kernels.h) only has to keep up. It does not rearrange values. With n columns,
- * padded to a power of two, the lanes of a vector are split among columns and g neighbours in the block's memory:
+ * pace and the inner kernel (matmul_skinny_kernels.h) only has to keep up. It does not rearrange values. With n
+ * columns, padded to a power of two, the lanes of a vector are split among columns and g neighbours in the block's
+ * memory:
  *
  *   A as stored:    lane (n, j) sums column k+j of a row of A times B(k+j, n); the g lanes are added up at the end
  *   A transposed:   lane (n, j) sums row i+j of op(A) times B(k, n)
@@ -24,9 +25,9 @@
 
 enum {
     SK_MAX_N = 16,
-    SK_BATCH = 4096, /* elements of 16-bit values that are widened at a time: 16 KiB, half of a small L1 */
+    SK_BATCH = 4096,  /* elements of 16-bit values that are widened at a time: 16 KiB, half of a small L1 */
     SK_GATHER = 1024, /* sums that gather before they are written to C */
-    SK_PARTS = 64,   /* a block row with more than two shares in so many is cut, so that threads can share it */
+    SK_PARTS = 64,    /* a block row with more than two shares in so many is cut, so that threads can share it */
 };
 
 /* How a kernel walks through a block; flat: a vector spans whole rows. */
@@ -38,12 +39,12 @@ typedef struct sk_plan {
     int64_t np, g;       /* columns after padding, and lanes of each */
     int64_t ga, gb, vs;  /* what the kernel repeats of A and of B, and vectors of B */
     sk_order by;
-    int64_t rows_a_vec;  /* rows of C that share a vector of sums */
-    int64_t rows, steps, b_step; /* as in the kernel's run */
-    int64_t lane_i, lane_n, add; /* the sum of (i, n): `add` lanes from (i % rows_a_vec)*lane_i + n*lane_n */
-    int64_t b_size;              /* elements of packed B, with room to read a vector past its end */
-    int64_t part, parts;         /* blocks of a part of a long row, see SK_PARTS; parts in all, 0 when none is cut */
-    int64_t edge, edge_k;        /* the block column that reaches beyond the matrix (-1: none), its columns inside */
+    int64_t rows_a_vec;            /* rows of C that share a vector of sums */
+    int64_t rows, steps, b_step;   /* as in the kernel's run */
+    int64_t lane_i, lane_n, add;   /* the sum of (i, n): `add` lanes from (i % rows_a_vec)*lane_i + n*lane_n */
+    int64_t b_size;                /* elements of packed B, with room to read a vector past its end */
+    int64_t part, parts;           /* blocks of a part of a long row, see SK_PARTS; parts in all, 0 when none is cut */
+    int64_t edge, edge_k;          /* the block column that reaches beyond the matrix (-1: none), its columns inside */
     int64_t sums, gather, scratch; /* elements of a block row's sums, and of both of a thread's buffers */
 } sk_plan;
 

@@ -76,10 +76,9 @@ static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int
         for (int64_t t = begin; t < whole; t += batch) {
             run.col = r->col + t, run.count = sat_min(batch, whole - t);
             for (int64_t i = 0; i < (r->block ? run.count : 1); i++)
-                FN(widen_all)(j->p->a_dtype,
-                              sat_at(j->p->a_dtype, j->l->operands[0], sat_block_of(r, t + i) * r->block_elements),
-                              m->scratch + i * r->block_elements,
-                              r->block_elements * (r->block ? 1 : run.count));
+                FN(widen_all)
+                (j->p->a_dtype, sat_at(j->p->a_dtype, j->l->operands[0], sat_block_of(r, t + i) * r->block_elements),
+                 m->scratch + i * r->block_elements, r->block_elements * (r->block ? 1 : run.count));
             j->kernel(&run);
         }
     }
@@ -109,7 +108,8 @@ static void FN(write)(const FN(job) * j, const REAL *sums, int64_t first, int64_
     rows = sat_min(rows, p->m - first);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t n = 0; n < p->n; n++) {
-            const REAL *lane = sums + i / s->rows_a_vec * s->vs * s->lanes + i % s->rows_a_vec * s->lane_i + n * s->lane_n;
+            const REAL *lane =
+                sums + i / s->rows_a_vec * s->vs * s->lanes + i % s->rows_a_vec * s->lane_i + n * s->lane_n;
             REAL x = lane[0];
             for (int64_t e = 1; e < s->add; e++) x += lane[e];
             int64_t at = (first + i) * p->c.row_stride + n * p->c.col_stride;
@@ -223,6 +223,5 @@ static sat_status FN(launch)(const sat_launch *l) {
 #undef LANES
 #undef FN
 #undef SK_SPLITS
-#undef SK_UNROLL
 #undef SK_KERNEL
 #undef SK_ENTRY

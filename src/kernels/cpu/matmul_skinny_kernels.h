@@ -1,9 +1,9 @@
 /* The skinny families' inner kernel; a template, included once for each element type.
  *
  * The includer defines REAL, VEC, LANES, FN(name) and five operations: zero, load, store, fma, and group, which repeats
- * the next 1, 2, 4, ... elements in memory over a vector. The kernel takes a run of whole blocks of one block row, keeps
- * its sums in registers over as many of them as it can, and adds them, lane by lane, to r->out. Where few rows would
- * make every addition wait for the one before, several blocks run side by side with sums of their own.
+ * the next 1, 2, 4, ... elements in memory over a vector. The kernel takes a run of whole blocks of one block row,
+ * keeps its sums in registers over as many of them as it can, and adds them, lane by lane, to r->out. Where few rows
+ * would make every addition wait for the one before, several blocks run side by side with sums of their own.
  *
  * What can be a constant is one: everything here is inlined into one function for each split of the lanes (ga, gb, vs,
  * by), and there again for common numbers of rows and steps.
@@ -21,8 +21,6 @@ typedef struct FN(run) {
 } FN(run);
 
 typedef void (*FN(kernel))(const FN(run) * r);
-
-#define SK_UNROLL _Pragma("GCC unroll 16") /* so that the sums' arrays become registers */
 
 /* Block t of the run. */
 SK_INLINE const REAL *FN(a_at)(const FN(run) * r, int64_t t) {
@@ -45,10 +43,13 @@ SK_INLINE int64_t FN(a_step)(FN(split) x, int64_t rows) { return x.by == SK_BY_R
 SK_INLINE void FN(step)(FN(split) x, const REAL *a, int64_t a_row, const REAL *b, VEC *sums, int rows) {
     const REAL *a3 = a + 3 * a_row, *a6 = a + 6 * a_row; /* so that addresses need no arithmetic of their own */
     VEC bv[4];
-    SK_UNROLL for (int v = 0; v < x.vs; v++) bv[v] = FN(group)(b + v * LANES, x.gb);
-    SK_UNROLL for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 16
+    for (int v = 0; v < x.vs; v++) bv[v] = FN(group)(b + v * LANES, x.gb);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) {
         VEC av = FN(group)((i < 3 ? a : i < 6 ? a3 : a6) + (i < 6 ? i % 3 : i - 6) * a_row, x.ga);
-        SK_UNROLL for (int v = 0; v < x.vs; v++) sums[i * x.vs + v] = FN(fma)(av, bv[v], sums[i * x.vs + v]);
+#pragma GCC unroll 16
+        for (int v = 0; v < x.vs; v++) sums[i * x.vs + v] = FN(fma)(av, bv[v], sums[i * x.vs + v]);
     }
 }
 
@@ -56,20 +57,31 @@ SK_INLINE void FN(step)(FN(split) x, const REAL *a, int64_t a_row, const REAL *b
 SK_INLINE void FN(narrow)(FN(split) x, const FN(run) * r, int rows, int64_t steps, int side) {
     VEC sums[4][16];
     const int64_t a_row = FN(a_row)(x, steps), a_step = FN(a_step)(x, rows), b_k = x.gb * x.vs, count = r->count;
-    SK_UNROLL for (int u = 0; u < side; u++)
-        SK_UNROLL for (int i = 0; i < rows * x.vs; i++) sums[u][i] = FN(zero)();
+#pragma GCC unroll 16
+    for (int u = 0; u < side; u++)
+#pragma GCC unroll 16
+        for (int i = 0; i < rows * x.vs; i++) sums[u][i] = FN(zero)();
     int64_t t = 0;
     for (; t + side <= count; t += side) {
         const REAL *a[4], *b[4];
-        SK_UNROLL for (int u = 0; u < side; u++) a[u] = FN(a_at)(r, t + u), b[u] = FN(b_at)(r, t + u);
+#pragma GCC unroll 16
+        for (int u = 0; u < side; u++) a[u] = FN(a_at)(r, t + u), b[u] = FN(b_at)(r, t + u);
 #ifdef PFA
-        if (sizeof(REAL)*r->elements>=64||1) SK_UNROLL for (int u = 0; u < side; u++) for(int q=0;q<(int)(rows*x.ga*sizeof(REAL)*(steps<17?steps:1)+63)/64;q++) _mm_prefetch((const char *)a[u] + PFA+64*q, _MM_HINT_T0);
+        if (sizeof(REAL) * r->elements >= 64 || 1)
+#pragma GCC unroll 16
+            for (int u = 0; u < side; u++)
+                for (int q = 0; q < (int)(rows * x.ga * sizeof(REAL) * (steps < 17 ? steps : 1) + 63) / 64; q++)
+                    _mm_prefetch((const char *)a[u] + PFA + 64 * q, _MM_HINT_T0);
 #endif
 #ifdef PFB
-        SK_UNROLL for (int u = 0; u < side; u++) for(int q=0;q<(int)(steps*b_k*sizeof(REAL)+63)/64;q++) _mm_prefetch((const char *)(r->b + r->col[t+u+PFB]*r->b_step)+64*q, _MM_HINT_T0);
+#pragma GCC unroll 16
+        for (int u = 0; u < side; u++)
+            for (int q = 0; q < (int)(steps * b_k * sizeof(REAL) + 63) / 64; q++)
+                _mm_prefetch((const char *)(r->b + r->col[t + u + PFB] * r->b_step) + 64 * q, _MM_HINT_T0);
 #endif
         for (int64_t k = 0; k < steps; k++)
-            SK_UNROLL for (int u = 0; u < side; u++) {
+#pragma GCC unroll 16
+            for (int u = 0; u < side; u++) {
                 FN(step)(x, a[u], a_row, b[u], sums[u], rows);
                 a[u] += a_step, b[u] += b_k;
             }
@@ -78,9 +90,11 @@ SK_INLINE void FN(narrow)(FN(split) x, const FN(run) * r, int rows, int64_t step
         const REAL *a = FN(a_at)(r, t), *b = FN(b_at)(r, t);
         for (int64_t k = 0; k < steps; k++, a += a_step, b += b_k) FN(step)(x, a, a_row, b, sums[0], rows);
     }
-    SK_UNROLL for (int i = 0; i < rows * x.vs; i++) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * x.vs; i++) {
         VEC sum = FN(load)(r->out + i * LANES);
-        SK_UNROLL for (int u = 0; u < side; u++) sum = FN(add)(sum, sums[u][i]);
+#pragma GCC unroll 16
+        for (int u = 0; u < side; u++) sum = FN(add)(sum, sums[u][i]);
         FN(store)(r->out + i * LANES, sum);
     }
 }
@@ -89,9 +103,11 @@ SK_INLINE void FN(narrow)(FN(split) x, const FN(run) * r, int rows, int64_t step
 SK_INLINE void FN(tile)(FN(split) x, const REAL *a, int64_t a_row, int64_t a_step, const REAL *b, REAL *out, int rows,
                         int64_t steps) {
     VEC sums[16];
-    SK_UNROLL for (int i = 0; i < rows * x.vs; i++) sums[i] = FN(load)(out + i * LANES);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * x.vs; i++) sums[i] = FN(load)(out + i * LANES);
     for (int64_t k = 0; k < steps; k++, a += a_step, b += x.gb * x.vs) FN(step)(x, a, a_row, b, sums, rows);
-    SK_UNROLL for (int i = 0; i < rows * x.vs; i++) FN(store)(out + i * LANES, sums[i]);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * x.vs; i++) FN(store)(out + i * LANES, sums[i]);
 }
 
 SK_INLINE void FN(tall)(FN(split) x, const FN(run) * r, int64_t steps) {

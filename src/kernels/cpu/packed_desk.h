@@ -2,8 +2,7 @@
  *
  * A desk is where threads meet over one group of panels: whoever took the group opens a desk for it, packs B into the
  * desk's buffer and works through the spans of strips. Who finds no group left joins another's desk, packing included.
- * So all cores are busy to the end, be there one panel or a thousand. A thread with two desks packs its next group, a
- * few rows after each strip, while it still computes the last. */
+ * So all cores are busy to the end, be there one panel or a thousand. */
 #ifndef SAT_PACKED_DESK_H
 #define SAT_PACKED_DESK_H
 
@@ -11,6 +10,8 @@
 #include <stdatomic.h>
 
 #include "packed_plan.h"
+
+enum { PACKED_PORTION = 128 }; /* packed rows that a thread takes at a time */
 
 /* One pass: the batch items that share their values. */
 typedef struct packed_job {

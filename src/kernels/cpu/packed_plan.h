@@ -89,15 +89,13 @@ static inline int64_t packed_panel_end(const packed_shape *s, int64_t group) {
 /* ---- the shape ---- */
 
 /* As many panels together as the cache holds: values then pass by less often, and rows of B are read in longer
- * pieces. Half as many where the next group is packed meanwhile. But every thread should get a group of its own. */
+ * pieces. But every thread should get a group of its own. */
 static void packed_choose_groups(packed_shape *s, const sat_device *d, int64_t tile_vectors) {
     int64_t panel_bytes = sat_max(s->depth, 1) * tile_vectors * s->lanes * s->element;
-    int64_t fit = d->l2_bytes * 3 / 4 / panel_bytes, each = s->panels * s->items / sat_max(d->threads, 1);
-    bool twice = fit >= 2 && each >= 2;
-    s->group_panels = sat_max(1, sat_min(twice ? fit / 2 : fit, s->direct ? s->panels : each));
+    int64_t fit = d->l2_bytes * 5 / 8 / panel_bytes, each = s->panels * s->items / sat_max(d->threads, 1);
+    s->group_panels = sat_max(1, sat_min(fit, s->direct ? s->panels : each));
     s->groups = packed_ceil(s->panels, s->group_panels);
     s->group_columns = sat_min(s->group_panels * tile_vectors, s->vectors) * s->lanes;
-    s->desks_each = twice ? 2 : 1;
 }
 
 /* A depth beyond the cache is cut into chunks, unless tiles would then do too little between being fetched and put
@@ -124,8 +122,8 @@ static void packed_size_workspace(packed_shape *s, const sat_pattern_view *a, co
     enum { MOST = 512 << 20 }; /* bytes of packed B beyond which threads share buffers */
     int64_t block_bytes = s->rows.br * s->steps * s->element, tile_rows = sat_max(s->span_rows, s->height);
     s->buffer_bytes = packed_round((size_t)(s->depth * s->group_columns * s->element));
-    int64_t most = sat_max(1, MOST / (int64_t)(s->buffer_bytes + 1)) / s->desks_each;
-    s->desks = s->desks_each * sat_max(1, sat_min(sat_min(d->threads, s->groups * s->items), most));
+    s->desks = sat_min(sat_min(d->threads, s->groups * s->items), MOST / (int64_t)(s->buffer_bytes + 1));
+    s->desks = sat_max(s->desks, 1);
     /* A span's tiles, and one more tile to turn round. */
     s->arena_bytes = packed_round((size_t)((tile_rows + s->height) * s->group_columns * s->element));
     s->buffers_at = s->direct ? 0 : packed_round((size_t)(a->stored_blocks * block_bytes));
@@ -155,7 +153,6 @@ static packed_shape packed_make_shape(const sat_variant *v, const packed_isa *is
     packed_choose_groups(&s, d, tile_vectors);
     packed_choose_chunks(&s, a, d);
     packed_choose_spans(&s, d);
-    s.portion = 16, s.portions = packed_ceil(s.depth, s.portion);
     packed_size_workspace(&s, a, d);
     return s;
 }
