@@ -61,11 +61,10 @@ check_names() {
     done | cut -d' ' -f2 | sort | uniq -d); do
         complain "two variants are called $name"
     done
-    for def in src/kernels/*/variants.def; do
+    for def in src/kernels/*/variants.def src/libs/variants.def; do
         [ -f "$def" ] || continue
-        backend=$(basename "$(dirname "$def")")
         for name in $(list_variants "$def" | cut -d' ' -f2); do
-            if [[ ! $name =~ ^${backend}_(matmul|sampled)_(any|f32|f64|f16|bf16)_[a-z0-9]+_[a-z0-9_]+$ ]]; then
+            if [[ ! $name =~ ^(cpu|cuda)_(matmul|sampled)_(any|f32|f64|f16|bf16)_[a-z0-9]+_[a-z0-9_]+$ ]]; then
                 complain "$def: $name is not <backend>_<op>_<dtype>_<block>_<arch>[_<tile>][_<trick>] (docs/naming.md)"
             fi
         done

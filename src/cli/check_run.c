@@ -137,7 +137,7 @@ static bool run_all(const trial *t, sat_plan *plan) {
 case_end checker_run(checker *k, const sat_variant *v, uint64_t seed, int64_t number, char *message, size_t capacity) {
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         check_case c;
-        char what[512];
+        char what[512] = "";
         trial t = {.k = k, .v = v, .c = &c, .message = what, .capacity = sizeof what};
         if (!case_make(v, seed, number, attempt, &c)) {
             case_free(&c);

@@ -75,6 +75,10 @@ void json_real(json *j, const char *key, double value) {
         fputs("null", j->file);
         return;
     }
+    if (value == floor(value) && fabs(value) < 0x1p53) {
+        fprintf(j->file, "%.0f", value);
+        return;
+    }
     char text[40]; // the shortest of these that reads back as the same number
     for (int digits = 6; digits <= 17; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, value);

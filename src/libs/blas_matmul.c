@@ -134,10 +134,11 @@ static double block_estimate(const sat_variant *v, const sat_problem *p, const s
     double side = sqrt((double)a->block_rows * (double)a->block_cols), batch = (double)sat_max(1, p->batch);
     double slabs = ceil((double)p->n / SLAB), size = (double)sat_dtype_size(p->c_dtype);
     double calls = (double)a->stored_blocks * slabs * batch / (double)sat_max(1, d->threads);
-    double rate = d->flop_rate[p->compute_dtype] * 0.8 * side / (side + 32);
+    double rate =
+        d->flop_rate[p->compute_dtype] * (0.3 + 0.5 * side / (side + 24)) * (double)(p->n + 1) / (double)(p->n + 16);
     double moved = 2 * size * (double)a->stored_blocks * (double)a->block_rows * (double)p->n * batch;
     double memory = (sat_bytes(p, a) + 0.25 * moved) / d->memory_rate; /* C passes by once a block, mostly in cache */
-    return calls * 4e-7 + sat_flops(p, a) / rate + memory + 5e-6;
+    return calls * 1.5e-7 + sat_flops(p, a) / rate + memory + 5e-6;
 }
 
 static void block_row(const sat_launch *l, const sat_rows *r, int64_t row, int64_t j) {

@@ -50,31 +50,40 @@ static void NAME(packed_stream_span)(const packed_job *j, const void *values, in
 
 /* ---- B into panels ---- */
 
-/* Packed rows `at` to `end` of a group's panels. */
-static void NAME(packed_fill)(const packed_job *j, int64_t group, E *buffer, int64_t at, int64_t end) {
+/* Rows k to k_end of B, of which the first is packed row `at`, in all panels of a group. Few rows at a time, so that
+ * the next panel finds their pages known and, where columns are contiguous, the packed rows near. */
+static void NAME(packed_fill_run)(const packed_job *j, int64_t group, E *buffer, int64_t at, int64_t k, int64_t k_end) {
     const packed_shape *s = &j->shape;
-    const packed_state *t = j->state;
     const sat_problem *p = j->problem;
-    int64_t item = group / s->groups, from = group % s->groups * s->group_panels, low = 0, high = t->runs;
+    int64_t item = group / s->groups, from = group % s->groups * s->group_panels, few = p->b.col_stride == 1 ? 16 : 64;
     const void *b = sat_at(p->b_dtype, j->b, item * p->b.batch_stride);
+    NAME(packed_piece) x = {.dtype = p->b_dtype, .layout = p->b};
+    for (; k < k_end; k += few, at += few / K_IN_STEP) {
+        x.rows = sat_min(few, k_end - k), x.more = k_end - k - x.rows;
+        for (int64_t panel = from; panel < packed_panel_end(s, group % s->groups); panel++) {
+            int64_t vector = packed_first_vector(s, panel);
+            x.width = packed_panel_vectors(s, panel) * VL, x.cols = sat_min(x.width, p->n - vector * VL);
+            x.b = sat_at(p->b_dtype, b, k * p->b.row_stride + vector * VL * p->b.col_stride);
+            x.to = buffer + (vector - packed_first_vector(s, from)) * VL * j->state->depth + at * x.width;
+            PACK_B(&x);
+        }
+    }
+}
+
+/* Packed rows `at` to `end` of a group. */
+static void NAME(packed_fill)(const packed_job *j, int64_t group, E *buffer, int64_t at, int64_t end) {
+    const packed_state *t = j->state;
+    int64_t low = 0, high = t->runs;
     while (high - low > 1) { /* the run that holds packed row `at` */
         int64_t middle = (low + high) / 2;
         if (t->run[middle].at <= at) low = middle;
         else high = middle;
     }
-    for (; at < end; low++) {
+    for (int64_t stop; at < end; low++, at = stop) {
         const packed_run *run = &t->run[low];
-        int64_t run_end = low + 1 < t->runs ? run[1].at : t->depth, stop = sat_min(end, run_end);
-        int64_t k = run->k + (at - run->at) * K_IN_STEP,
-                k_end = sat_min(run->k_end, run->k + (stop - run->at) * K_IN_STEP);
-        for (int64_t panel = from; panel < packed_panel_end(s, group % s->groups); panel++) {
-            int64_t vector = packed_first_vector(s, panel), width = packed_panel_vectors(s, panel) * VL;
-            E *to = buffer + (vector - packed_first_vector(s, from)) * VL * t->depth + at * width;
-            int64_t cols = sat_min(width, p->n - vector * VL);
-            const void *source = sat_at(p->b_dtype, b, k * p->b.row_stride + vector * VL * p->b.col_stride);
-            PACK_B(p->b_dtype, source, &p->b, k_end - k, cols, width, to);
-        }
-        at = stop;
+        stop = sat_min(end, low + 1 < t->runs ? run[1].at : t->depth);
+        int64_t k = run->k + (at - run->at) * K_IN_STEP, k_end = run->k + (stop - run->at) * K_IN_STEP;
+        NAME(packed_fill_run)(j, group, buffer, at, k, sat_min(k_end, run->k_end));
     }
 }
 

@@ -71,7 +71,7 @@ SK_INLINE void FN(narrow)(FN(split) x, const FN(run) * r, int rows, int64_t step
 #pragma GCC unroll 16
             for (int u = 0; u < side; u++)
                 for (int q = 0; q < (int)(rows * x.ga * sizeof(REAL) * (steps < 17 ? steps : 1) + 63) / 64; q++)
-                    _mm_prefetch((const char *)a[u] + PFA + 64 * q, _MM_HINT_T0);
+                    _mm_prefetch((const char *)a[u] + PFA + 64 * q, PFH);
 #endif
 #ifdef PFB
 #pragma GCC unroll 16

@@ -81,57 +81,60 @@ INLINE void NAME(packed_copy)(const int source, const void *from, int64_t from_r
     }
 }
 
-/* Rows of B, row-major: `width` columns of the panel, of which `cols` exist; the rest becomes zero. */
-INLINE void NAME(packed_rows_of_b)(const int source, const void *b, int64_t b_row, int64_t rows, int64_t cols,
-                                   int64_t width, T *to) {
-    enum { AHEAD = 12 }; /* rows lie far apart, often a page: no hardware fetches them in time */
-    for (int64_t k = 0; k < rows; k++, to += width) {
-        const void *from = NAME(packed_skip)(source, b, k * b_row);
-        const char *later = (const char *)NAME(packed_skip)(source, b, (k + AHEAD) * b_row);
-        int64_t bytes = cols * (source ? 2 : (int64_t)sizeof(T)), j = 0;
-        if (k + AHEAD < rows)
+/* Some rows of B in one panel. */
+typedef struct NAME(packed_piece) {
+    sat_dtype dtype;
+    sat_layout layout;
+    const void *b;       /* the first row's first column */
+    int64_t rows, more;  /* rows; rows that follow in B and will be packed next */
+    int64_t cols, width; /* columns in B, and in the panel: what B has not becomes zero */
+    E *to;
+} NAME(packed_piece);
+
+INLINE void NAME(packed_rows_of_b)(const int source, const NAME(packed_piece) * x) {
+    enum { AHEAD = 8 }; /* rows lie far apart, often a page: no hardware fetches them in time */
+    int64_t bytes = x->cols * (source ? 2 : (int64_t)sizeof(T)), b_row = x->layout.row_stride;
+    T *to = (T *)x->to;
+    for (int64_t k = 0; k < x->rows; k++, to += x->width) {
+        const void *from = NAME(packed_skip)(source, x->b, k * b_row);
+        const char *later = (const char *)NAME(packed_skip)(source, x->b, (k + AHEAD) * b_row);
+        int64_t j = 0;
+        if (k + AHEAD < x->rows + x->more)
             for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(later + at, 0, 3);
-        for (; j + VL <= cols; j += VL)
+        for (; j + VL <= x->cols; j += VL)
             V_STORE(to + j, NAME(packed_get_vector)(source, NAME(packed_skip)(source, from, j)));
-        for (; j < cols; j++) to[j] = NAME(packed_get)(source, from, j);
-        for (; j < width; j++) to[j] = 0;
+        for (; j < x->cols; j++) to[j] = NAME(packed_get)(source, from, j);
+        for (; j < x->width; j++) to[j] = 0;
     }
 }
 
-/* Rows of B, column-major: blocks of rows that stay in the nearest cache while the columns come in. */
-INLINE void NAME(packed_cols_of_b)(const int source, const void *b, int64_t b_col, int64_t rows, int64_t cols,
-                                   int64_t width, T *to) {
-    enum { BLOCK = 64 };
-    for (int64_t k = 0; k < rows; k += BLOCK) {
-        int64_t n = sat_min(BLOCK, rows - k);
-        NAME(packed_turn)(source, NAME(packed_skip)(source, b, k), b_col, cols, n, to + k * width, width);
-        for (int64_t e = k; e < k + n; e++)
-            for (int64_t j = cols; j < width; j++) to[e * width + j] = 0;
-    }
+INLINE void NAME(packed_cols_of_b)(const int source, const NAME(packed_piece) * x) {
+    T *to = (T *)x->to;
+    NAME(packed_turn)(source, x->b, x->layout.col_stride, x->cols, x->rows, to, x->width);
+    for (int64_t k = 0; k < x->rows; k++)
+        for (int64_t j = x->cols; j < x->width; j++) to[k * x->width + j] = 0;
 }
 
-INLINE void NAME(packed_any_of_b)(const int source, const void *b, const sat_layout *l, int64_t rows, int64_t cols,
-                                  int64_t width, T *to) {
-    for (int64_t k = 0; k < rows; k++, to += width)
-        for (int64_t j = 0; j < width; j++)
-            to[j] = j < cols ? NAME(packed_get)(source, b, k * l->row_stride + j * l->col_stride) : 0;
+INLINE void NAME(packed_any_of_b)(const int source, const NAME(packed_piece) * x) {
+    const sat_layout *l = &x->layout;
+    T *to = (T *)x->to;
+    for (int64_t k = 0; k < x->rows; k++, to += x->width)
+        for (int64_t j = 0; j < x->width; j++)
+            to[j] = j < x->cols ? NAME(packed_get)(source, x->b, k * l->row_stride + j * l->col_stride) : 0;
 }
 
-/* Rows k to k + rows of one panel. `b` is element (k, first column). */
-INLINE void NAME(packed_part_of_b)(const int source, const void *b, const sat_layout *l, int64_t rows, int64_t cols,
-                                   int64_t width, T *to) {
-    if (l->col_stride == 1) NAME(packed_rows_of_b)(source, b, l->row_stride, rows, cols, width, to);
-    else if (l->row_stride == 1) NAME(packed_cols_of_b)(source, b, l->col_stride, rows, cols, width, to);
-    else NAME(packed_any_of_b)(source, b, l, rows, cols, width, to);
+INLINE void NAME(packed_part_of_b)(const int source, const NAME(packed_piece) * x) {
+    if (x->layout.col_stride == 1) NAME(packed_rows_of_b)(source, x);
+    else if (x->layout.row_stride == 1) NAME(packed_cols_of_b)(source, x);
+    else NAME(packed_any_of_b)(source, x);
 }
 
-static void NAME(packed_b)(sat_dtype t, const void *b, const sat_layout *l, int64_t rows, int64_t cols, int64_t width,
-                           T *to) {
-    switch (NAME(packed_source)(t)) {
-    case 0: NAME(packed_part_of_b)(0, b, l, rows, cols, width, to); break;
+static void NAME(packed_b)(const NAME(packed_piece) * x) {
+    switch (NAME(packed_source)(x->dtype)) {
+    case 0: NAME(packed_part_of_b)(0, x); break;
 #if HALVES
-    case SAT_F16: NAME(packed_part_of_b)(SAT_F16, b, l, rows, cols, width, to); break;
-    case SAT_BF16: NAME(packed_part_of_b)(SAT_BF16, b, l, rows, cols, width, to); break;
+    case SAT_F16: NAME(packed_part_of_b)(SAT_F16, x); break;
+    case SAT_BF16: NAME(packed_part_of_b)(SAT_BF16, x); break;
 #endif
     }
 }

@@ -92,7 +92,7 @@ static inline int64_t packed_panel_end(const packed_shape *s, int64_t group) {
  * pieces. But every thread should get a group of its own. */
 static void packed_choose_groups(packed_shape *s, const sat_device *d, int64_t tile_vectors) {
     int64_t panel_bytes = sat_max(s->depth, 1) * tile_vectors * s->lanes * s->element;
-    int64_t fit = d->l2_bytes * 5 / 8 / panel_bytes, each = s->panels * s->items / sat_max(d->threads, 1);
+    int64_t fit = d->l2_bytes * 7 / 8 / panel_bytes, each = s->panels * s->items / sat_max(d->threads, 1);
     s->group_panels = sat_max(1, sat_min(fit, s->direct ? s->panels : each));
     s->groups = packed_ceil(s->panels, s->group_panels);
     s->group_columns = sat_min(s->group_panels * tile_vectors, s->vectors) * s->lanes;
@@ -101,7 +101,7 @@ static void packed_choose_groups(packed_shape *s, const sat_device *d, int64_t t
 /* A depth beyond the cache is cut into chunks, unless tiles would then do too little between being fetched and put
  * back. */
 static void packed_choose_chunks(packed_shape *s, const sat_pattern_view *a, const sat_device *d) {
-    int64_t bytes = s->depth * s->group_columns * s->element, most = sat_max(d->l2_bytes * 3 / 4, 1);
+    int64_t bytes = s->depth * s->group_columns * s->element, most = sat_max(d->l2_bytes, 1);
     int64_t stored = s->rows.count ? a->stored_blocks / s->rows.count * s->steps : 0;
     s->chunks = bytes > most ? packed_ceil(bytes, sat_max(d->l2_bytes / 2, 1)) : 1;
     s->chunks = sat_max(1, sat_min(s->chunks, stored / 32));
