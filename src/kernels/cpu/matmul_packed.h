@@ -6,12 +6,15 @@
  * To be defined before: NAME(x) gives x a suffix; T, V: element and vector of C; E, W: of packed A and B; VL: elements
  * in a vector; V_ZERO, V_LOAD, V_STORE, V_STREAM, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row;
  * DIRECT_KERNELS(X): X(H, NV) for every tile whose values may be read where they lie, KERNELS(X) the others, of at most
- * MAX_H x MAX_NV; HALVES: 1 where 16-bit sources become T, with V_LOAD_F16 and V_LOAD_BF16; ACTIVATE(kind, x); PACK_A,
- * PACK_B: copies of values and of B, K_IN_STEP rows of it to a step. All of it is undefined again at the end. */
+ * MAX_H x MAX_NV; AHEAD: 1 to fetch small blocks' B ahead; HALVES: 1 where 16-bit sources become T, with V_LOAD_F16 and
+ * V_LOAD_BF16; PAIRS: 1 where an element of A and B is two bf16; ACTIVATE(kind, x). All is undefined again at the end.
+ */
 
 #include <omp.h>
 
 #include "packed_desk.h"
+
+#define K_IN_STEP (PAIRS ? 2 : 1)
 
 #include "packed_kernel.h"
 #include "packed_pack.h"
@@ -43,7 +46,7 @@ static void NAME(packed_stream_span)(const packed_job *j, const void *values, in
         for (int64_t t = first; rows > 0 && t < end; t++, to += rows * s->steps) {
             const void *from =
                 sat_at(j->problem->a_dtype, values, sat_block_of(r, t) * r->block_elements + top * r->row_step);
-            PACK_A(j->problem->a_dtype, from, r, rows, sat_min(r->bc, r->k - r->col[t] * r->bc), to);
+            NAME(packed_a)(j->problem->a_dtype, from, r, rows, sat_min(r->bc, r->k - r->col[t] * r->bc), to);
         }
     }
 }
@@ -52,20 +55,21 @@ static void NAME(packed_stream_span)(const packed_job *j, const void *values, in
 
 /* Rows k to k_end of B, of which the first is packed row `at`, in all panels of a group. Few rows at a time, so that
  * the next panel finds their pages known and, where columns are contiguous, the packed rows near. */
-static void NAME(packed_fill_run)(const packed_job *j, int64_t group, E *buffer, int64_t at, int64_t k, int64_t k_end) {
+static void NAME(packed_fill_run)(const packed_job *j, int64_t group, E *buffer, int64_t at, int64_t k, int64_t k_end,
+                                  int64_t run_end) {
     const packed_shape *s = &j->shape;
     const sat_problem *p = j->problem;
     int64_t item = group / s->groups, from = group % s->groups * s->group_panels, few = p->b.col_stride == 1 ? 16 : 64;
     const void *b = sat_at(p->b_dtype, j->b, item * p->b.batch_stride);
     NAME(packed_piece) x = {.dtype = p->b_dtype, .layout = p->b};
     for (; k < k_end; k += few, at += few / K_IN_STEP) {
-        x.rows = sat_min(few, k_end - k), x.more = k_end - k - x.rows;
+        x.rows = sat_min(few, k_end - k), x.more = run_end - k - x.rows;
         for (int64_t panel = from; panel < packed_panel_end(s, group % s->groups); panel++) {
             int64_t vector = packed_first_vector(s, panel);
             x.width = packed_panel_vectors(s, panel) * VL, x.cols = sat_min(x.width, p->n - vector * VL);
             x.b = sat_at(p->b_dtype, b, k * p->b.row_stride + vector * VL * p->b.col_stride);
             x.to = buffer + (vector - packed_first_vector(s, from)) * VL * j->state->depth + at * x.width;
-            PACK_B(&x);
+            NAME(packed_b)(&x);
         }
     }
 }
@@ -83,7 +87,7 @@ static void NAME(packed_fill)(const packed_job *j, int64_t group, E *buffer, int
         const packed_run *run = &t->run[low];
         stop = sat_min(end, low + 1 < t->runs ? run[1].at : t->depth);
         int64_t k = run->k + (at - run->at) * K_IN_STEP, k_end = run->k + (stop - run->at) * K_IN_STEP;
-        NAME(packed_fill_run)(j, group, buffer, at, k, sat_min(k_end, run->k_end));
+        NAME(packed_fill_run)(j, group, buffer, at, k, sat_min(k_end, run->k_end), run->k_end);
     }
 }
 
@@ -186,7 +190,7 @@ static void NAME(packed_do_strip)(NAME(packed_worker) * w, int64_t u, int64_t ch
         bool straight = j->plain && cols == width;
         x->b = w->buffer + before * j->state->depth;
         x->b_block = s->steps * width;
-        x->ahead = s->steps <= 8 ? x->b_block : 0;
+        x->ahead = AHEAD && s->steps <= 8 ? x->b_block : 0;
         x->c = straight ? (T *)c + strip.i * p->c.row_stride + vector * VL : tile;
         x->c_row = straight ? p->c.row_stride : width;
         x->around = straight && j->around && width * (int64_t)sizeof(T) % 64 == 0 && (uintptr_t)x->c % 64 == 0;
@@ -324,9 +328,9 @@ static sat_status NAME(packed_refresh)(const sat_launch *l, const packed_isa *is
 #undef MAX_NV
 #undef HALVES
 #undef ACTIVATE
-#undef PACK_A
-#undef PACK_B
+#undef PAIRS
 #undef K_IN_STEP
+#undef AHEAD
 #undef FOUR
 #undef UNROLL
 #undef INLINE

@@ -31,9 +31,8 @@
 #define MAX_NV         3
 #define HALVES         1
 #define ACTIVATE       sat_act_f32
-#define PACK_A         packed_a_f32
-#define PACK_B         packed_b_f32
-#define K_IN_STEP      1
+#define PAIRS          0
+#define AHEAD          1
 #include "matmul_packed.h"
 
 #define NAME(x)        x##_f64
@@ -56,9 +55,8 @@
 #define MAX_NV         3
 #define HALVES         0
 #define ACTIVATE       sat_act_f64
-#define PACK_A         packed_a_f64
-#define PACK_B         packed_b_f64
-#define K_IN_STEP      1
+#define PAIRS          0
+#define AHEAD          1
 #include "matmul_packed.h"
 
 static const packed_isa isa = {.needs = SAT_ISA_AVX2, .bytes = 32, .efficiency = 0.8};

@@ -73,7 +73,7 @@ INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, NAM
                 UNROLL for (int i = 0; i < bases; i++) a[i] += next;
             }
             b += STEPS * NV * VL;
-            if (fetch < fetch_end) __builtin_prefetch(*fetch++, 0, 3);
+            if (fetch < fetch_end) __builtin_prefetch(*fetch++, 0, 2);
         }
         for (; n > 0; n--) {
             NAME(packed_step)(H, NV, ROWS, acc, a, row, b);

@@ -91,16 +91,20 @@ typedef struct NAME(packed_piece) {
     E *to;
 } NAME(packed_piece);
 
+#if PAIRS
+#include "packed_pairs.h"
+#else
+
 INLINE void NAME(packed_rows_of_b)(const int source, const NAME(packed_piece) * x) {
-    enum { AHEAD = 8 }; /* rows lie far apart, often a page: no hardware fetches them in time */
+    enum { SOON = 32 }; /* rows lie far apart, often a page: no hardware fetches them in time */
     int64_t bytes = x->cols * (source ? 2 : (int64_t)sizeof(T)), b_row = x->layout.row_stride;
-    T *to = (T *)x->to;
+    T *to = x->to;
     for (int64_t k = 0; k < x->rows; k++, to += x->width) {
         const void *from = NAME(packed_skip)(source, x->b, k * b_row);
-        const char *later = (const char *)NAME(packed_skip)(source, x->b, (k + AHEAD) * b_row);
+        const char *later = (const char *)NAME(packed_skip)(source, x->b, (k + SOON) * b_row);
         int64_t j = 0;
-        if (k + AHEAD < x->rows + x->more)
-            for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(later + at, 0, 3);
+        if (k + SOON < x->rows + x->more)
+            for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(later + at, 0, 2);
         for (; j + VL <= x->cols; j += VL)
             V_STORE(to + j, NAME(packed_get_vector)(source, NAME(packed_skip)(source, from, j)));
         for (; j < x->cols; j++) to[j] = NAME(packed_get)(source, from, j);
@@ -109,7 +113,7 @@ INLINE void NAME(packed_rows_of_b)(const int source, const NAME(packed_piece) * 
 }
 
 INLINE void NAME(packed_cols_of_b)(const int source, const NAME(packed_piece) * x) {
-    T *to = (T *)x->to;
+    T *to = x->to;
     NAME(packed_turn)(source, x->b, x->layout.col_stride, x->cols, x->rows, to, x->width);
     for (int64_t k = 0; k < x->rows; k++)
         for (int64_t j = x->cols; j < x->width; j++) to[k * x->width + j] = 0;
@@ -117,7 +121,7 @@ INLINE void NAME(packed_cols_of_b)(const int source, const NAME(packed_piece) * 
 
 INLINE void NAME(packed_any_of_b)(const int source, const NAME(packed_piece) * x) {
     const sat_layout *l = &x->layout;
-    T *to = (T *)x->to;
+    T *to = x->to;
     for (int64_t k = 0; k < x->rows; k++, to += x->width)
         for (int64_t j = 0; j < x->width; j++)
             to[j] = j < x->cols ? NAME(packed_get)(source, x->b, k * l->row_stride + j * l->col_stride) : 0;
@@ -155,3 +159,4 @@ static void NAME(packed_a)(sat_dtype t, const void *a, const sat_rows *r, int64_
 #endif
     }
 }
+#endif

@@ -101,6 +101,12 @@ static inline const T *FN(x_row)(const sampled_job *j, int64_t k0, int64_t i, in
     return s->x_in_place ? (const T *)j->x + i * *pitch + k0 : (const T *)j->xp + i * *pitch;
 }
 
+static inline const T *FN(y_column)(const sampled_job *j, int64_t k0, int64_t *pitch) { /* the first */
+    const sampled_shape *s = &j->st->shape;
+    *pitch = s->y_in_place ? j->p->b.col_stride : s->y_pitch;
+    return s->y_in_place ? (const T *)j->y + k0 : (const T *)j->yp;
+}
+
 /* ---- results: n sums v to the stored elements from `at` on ---- */
 
 static inline __attribute__((always_inline)) void FN(put_n)(const sampled_job *j, int64_t chunk, const T *v, int64_t n,
@@ -189,6 +195,32 @@ static void FN(unit_outer)(const sampled_job *j, int64_t chunk, int64_t len, con
     }
 }
 
+/* Blocks as wide as a dot tile: one block at a time, whose rows of sums then lie as the block stores them. */
+static void FN(unit_dot_narrow)(const sampled_job *j, int64_t chunk, int64_t len, const sampled_run *run, int64_t r0,
+                                int64_t r1, int high, sampled_ahead *ahead) {
+    const sat_pattern_view *a = j->a;
+    const sampled_shape *s = &j->st->shape;
+    int64_t x_pitch, y_pitch, strips = sampled_ceil(r1 - r0, high);
+    const T *x = FN(x_row)(j, chunk * s->kc, run->row * a->block_rows + r0, &x_pitch);
+    const T *y = FN(y_column)(j, chunk * s->kc, &y_pitch);
+    T out[32] __attribute__((aligned(64)));
+    for (int64_t t = run->first; t < run->first + run->count; t++) {
+        int64_t col = a->col_idx[t] * a->block_cols, wide = sat_min(a->block_cols, a->cols - col);
+        const T *columns[8];
+        for (int64_t e = 0; e < wide; e++) columns[e] = y + (col + e) * y_pitch;
+        for (int64_t i = 0; i < strips; i++) {
+            int64_t from = (r1 - r0) * i / strips, rows = (r1 - r0) * (i + 1) / strips - from;
+            int64_t at = (t * a->block_rows + r0 + from) * a->block_cols;
+            __builtin_prefetch(sat_at(j->p->c_dtype, j->s, at), 1);
+            sampled_look_ahead(ahead);
+            FN(dot_tiles)[rows][wide](len, x + from * x_pitch, x_pitch, columns, out);
+            if (wide == a->block_cols) FN(put)(j, chunk, out, rows * wide, at);
+            else
+                for (int64_t r = 0; r < rows; r++) FN(put)(j, chunk, out + r * wide, wide, at + r * a->block_cols);
+        }
+    }
+}
+
 /* Some columns of a run, gathered for dot tiles. */
 typedef struct FN(batch) {
     int columns, segments;
@@ -236,9 +268,9 @@ static void FN(unit_dot)(const sampled_job *j, int64_t chunk, int64_t len, const
                          int64_t r1, sampled_ahead *ahead) {
     const sat_pattern_view *a = j->a;
     const sampled_shape *s = &j->st->shape;
-    int64_t k0 = chunk * s->kc, x_pitch, y_pitch = s->y_in_place ? j->p->b.col_stride : s->y_pitch;
-    const T *x = FN(x_row)(j, k0, run->row * a->block_rows + r0, &x_pitch);
-    const T *y = s->y_in_place ? (const T *)j->y + k0 : (const T *)j->yp;
+    int64_t x_pitch, y_pitch;
+    const T *x = FN(x_row)(j, chunk * s->kc, run->row * a->block_rows + r0, &x_pitch);
+    const T *y = FN(y_column)(j, chunk * s->kc, &y_pitch);
     FN(batch) b;
     b.columns = b.segments = 0;
     for (int64_t t = run->first; t < run->first + run->count; t++) {
@@ -286,7 +318,10 @@ static void FN(unit)(const sampled_job *j, int64_t chunk, int64_t len, int64_t u
     int64_t r0 = piece * high, r1 = sat_min(r0 + high, rows);
     if (r0 < r1) {
         sampled_ahead ahead = FN(ahead_of)(j, len, chunk * s->kc, u, r1 - r0);
-        if (s->dot) FN(unit_dot)(j, chunk, len, run, r0, r1, &ahead);
+        int narrow = (int)sat_min(4, j->tm * j->tn / a->block_cols);
+        if (s->dot && a->block_cols >= 3 && a->block_cols <= 8 && narrow >= 2)
+            FN(unit_dot_narrow)(j, chunk, len, run, r0, r1, narrow, &ahead);
+        else if (s->dot) FN(unit_dot)(j, chunk, len, run, r0, r1, &ahead);
         else FN(unit_outer)(j, chunk, len, run, r0, r1, &ahead);
     }
     if (chunk + 1 < s->chunks) return;
