@@ -339,7 +339,7 @@ typedef struct sat_race_options {
     size_t size;
     bool fresh;       /* race even when the cache has the answer */
     bool keep;        /* true: results go into the cache */
-    const char *only; /* NULL, or variant names separated by ',': only these take part */
+    const char *only; /* NULL, or variant names separated by ',': only these take part, and nothing is kept */
     void (*progress)(void *user, int done, int total, const char *what); /* NULL: none */
     void *progress_user;
 } sat_race_options;

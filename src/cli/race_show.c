@@ -45,6 +45,7 @@ static void describe(const outcome *o, const sat_result *r, char *name, size_t n
     char t[32];
     if (r->verdict == SAT_VERDICT_OK)
         snprintf(check, size, "ok   %.1e%s", r->error, r->may_win ? "" : "   a rival to show, cannot win");
+    else if (r->verdict == SAT_VERDICT_SKIPPED && *r->message) snprintf(check, size, "skipped   %s", r->message);
     else if (r->verdict == SAT_VERDICT_SKIPPED)
         snprintf(check, size, "skipped   estimated %s", text_seconds(t, sizeof t, r->estimate_seconds));
     else snprintf(check, size, "%s   %s", r->verdict == SAT_VERDICT_WRONG ? "WRONG" : "ERROR", r->message);

@@ -42,7 +42,9 @@ static sat_result *read_back(const sat_question *q, const sat_entry *entry, size
 }
 
 static sat_status race_now(const sat_question *q, const sat_race_options *o, sat_race *race) {
-    sat_race_how how = {.only = o->only, .keep = o->keep, .progress = o->progress, .progress_user = o->progress_user};
+    /* A race of a few is not the answer for all. */
+    sat_race_how how = {
+        .only = o->only, .keep = o->keep && !o->only, .progress = o->progress, .progress_user = o->progress_user};
     sat_outcome outcome = {0};
     if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
         return sat_fail(SAT_IO, "another process has been tuning this device for too long");

@@ -18,20 +18,28 @@ void sat_load_row(double *to, sat_dtype t, const void *from, int64_t start, int6
     }
 }
 
+/* Each loop is compiled twice: for any machine, and for those with AVX2. */
+#define LOOPS(attribute, suffix)                                                                                       \
+    attribute static void axpy##suffix(double *restrict y, const double *restrict x, double a, int64_t n) {            \
+        for (int64_t i = 0; i < n; i++) y[i] += a * x[i];                                                              \
+    }                                                                                                                  \
+    attribute static void axpy2##suffix(double *restrict y, double *restrict z, const double *restrict x, double a,    \
+                                        double b, int64_t n) {                                                         \
+        for (int64_t i = 0; i < n; i++) y[i] += a * x[i], z[i] += b * fabs(x[i]);                                      \
+    }
+
+LOOPS(, _any)
 #if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) static void axpy_avx2(double *y, const double *x, double a, int64_t n) {
-    for (int64_t i = 0; i < n; i++) y[i] += a * x[i];
-}
+LOOPS(__attribute__((target("avx2,fma"))), _avx2)
+#define CHOOSE(name) (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? name##_avx2 : name##_any)
+#else
+#define CHOOSE(name) name##_any
 #endif
 
-void sat_axpy(double *y, const double *x, double a, int64_t n) {
-#if defined(__x86_64__)
-    if (n >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        axpy_avx2(y, x, a, n);
-        return;
-    }
-#endif
-    for (int64_t i = 0; i < n; i++) y[i] += a * x[i];
+void sat_axpy(double *y, const double *x, double a, int64_t n) { CHOOSE(axpy)(y, x, a, n); }
+
+void sat_axpy2(double *y, double *z, const double *x, double a, double b, int64_t n) {
+    CHOOSE(axpy2)(y, z, x, a, b, n);
 }
 
 double sat_dot(const double *x, const double *y, int64_t n) {

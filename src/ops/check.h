@@ -48,7 +48,8 @@ static inline uint64_t sat_mix(uint64_t x) {
 static inline double sat_sign(uint64_t seed, int64_t i) { return sat_mix(seed + (uint64_t)i) & 3 ? 1 : -1; }
 
 void sat_load_row(double *to, sat_dtype t, const void *from, int64_t start, int64_t stride, int64_t count);
-void sat_axpy(double *y, const double *x, double a, int64_t n); /* y += a*x */
+void sat_axpy(double *y, const double *x, double a, int64_t n);                       /* y += a*x */
+void sat_axpy2(double *y, double *z, const double *x, double a, double b, int64_t n); /* y += a*x, z += b*|x| */
 double sat_dot(const double *x, const double *y, int64_t n);
 
 /* Notes a probe's outcome: `got` against `want`, which may differ by `bound`; `scale` is what was summed. */

@@ -23,12 +23,14 @@ typedef struct expectation {
     double memory[];
 } expectation;
 
+enum { MOST_THREADS = 64, TILE = 512 };
+
 static int64_t panels(int64_t n) { return (n + SAT_PANEL - 1) / SAT_PANEL; }
 
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
     (void)a, (void)probe;
     double sides = (double)p->m * (double)panels(p->n) + (double)panels(p->m) * (double)p->n;
-    double work = (double)p->k * (double)panels(p->n) * 2 + (double)p->k * (double)panels(p->m) * 2;
+    double work = (double)p->k * (double)panels(p->n) * 2 + (double)p->k * 3;
     return (size_t)((sides * 3 * (double)p->batch + (double)p->m * 2 + work) * 8) + 4096;
 }
 
@@ -84,7 +86,7 @@ typedef struct side {
     const sat_rows *r;
     const void *values, *b;
     expectation *e;
-    double *work; /* right: B r and |B| r, [2][k][col_panels]; left: l^T A and |l|^T |A|, [2][row_panels][k] */
+    double *work; /* right: B r and |B| r, [2][k][col_panels] */
     double *right, *right_scale, *left, *left_scale;
 } side;
 
@@ -127,65 +129,69 @@ static bool right_side(const side *s) {
     return ok;
 }
 
-static void fold_values(const side *s) { /* l^T A: parallel over panels of rows, so that no two write one place */
+/* l^T A of one panel of rows: a thread's own row as long as k, and the list of the columns it touched. */
+typedef struct folded_row {
+    double *sum, *magnitude; /* [k] each; magnitude is zero where nothing was stored, and again after use */
+    int64_t *touched, count;
+    double *b; /* a tile of one row of B */
+} folded_row;
+
+static void fold_values(const side *s, int64_t q, folded_row *f) {
     const sat_problem *p = s->t->problem;
     const sat_rows *r = s->r;
-    double *la = s->work, *aa = s->work + s->e->row_panels * p->k;
-#pragma omp parallel for num_threads(s->t->device->threads) schedule(dynamic, 1)
-    for (int64_t q = 0; q < s->e->row_panels; q++) {
-        int64_t i_end = sat_min((q + 1) * SAT_PANEL, p->m);
-        for (int64_t i = q * SAT_PANEL; i < i_end; i++) {
-            double weight = row_weight(s->e, i, p->m);
-            if (weight == 0) continue;
-            int64_t row = i / r->br, in_row = i % r->br;
-            for (int64_t t = r->ptr[row]; t < r->ptr[row + 1]; t++) {
-                int64_t k0 = r->col[t] * r->bc, cols = sat_min(r->bc, r->k - k0);
-                int64_t base = sat_block_of(r, t) * r->block_elements + in_row * r->row_step;
-                for (int64_t k = 0; k < cols; k++) {
-                    double x = sat_load(p->a_dtype, s->values, base + k * r->col_step);
-                    la[q * p->k + k0 + k] += weight * x;
-                    aa[q * p->k + k0 + k] += fabs(x);
-                }
+    int64_t i_end = sat_min((q + 1) * SAT_PANEL, p->m);
+    f->count = 0;
+    for (int64_t i = q * SAT_PANEL; i < i_end; i++) {
+        double weight = row_weight(s->e, i, p->m);
+        if (weight == 0) continue;
+        int64_t row = i / r->br, in_row = i % r->br;
+        for (int64_t t = r->ptr[row]; t < r->ptr[row + 1]; t++) {
+            int64_t k0 = r->col[t] * r->bc, cols = sat_min(r->bc, r->k - k0);
+            int64_t base = sat_block_of(r, t) * r->block_elements + in_row * r->row_step;
+            for (int64_t k = 0; k < cols; k++) {
+                double x = sat_load(p->a_dtype, s->values, base + k * r->col_step);
+                if (x == 0) continue; /* adds nothing, and magnitude tells whether a column was touched */
+                if (f->magnitude[k0 + k] == 0) f->touched[f->count++] = k0 + k, f->sum[k0 + k] = 0;
+                f->sum[k0 + k] += weight * x;
+                f->magnitude[k0 + k] += fabs(x);
             }
         }
     }
 }
 
-static bool left_side(const side *s) { /* (l^T A) B, a tile of B's columns at a time, each element converted once */
-    enum { TILE = 256, DEPTH = 32 };
+static void multiply_folded(const side *s, int64_t q, folded_row *f) {
     const sat_problem *p = s->t->problem;
-    int64_t tiles = (p->n + TILE - 1) / TILE;
-    double *la = s->work, *aa = s->work + s->e->row_panels * p->k;
+    for (int64_t j0 = 0; j0 < p->n; j0 += TILE) { /* the sums of a tile stay in the first-level cache */
+        int64_t width = sat_min(TILE, p->n - j0);
+        for (int64_t c = 0; c < f->count; c++) {
+            int64_t k = f->touched[c];
+            sat_load_row(f->b, p->b_dtype, s->b, k * p->b.row_stride + j0 * p->b.col_stride, p->b.col_stride, width);
+            sat_axpy2(s->left + q * p->n + j0, s->left_scale + q * p->n + j0, f->b, f->sum[k], f->magnitude[k], width);
+        }
+    }
+    for (int64_t c = 0; c < f->count; c++) f->magnitude[f->touched[c]] = 0;
+}
+
+static bool left_side(const side *s) { /* (l^T A) B */
+    int64_t k = s->t->problem->k;
+    int threads = (int)sat_min(s->t->device->threads, MOST_THREADS);
     bool ok = true;
-    fold_values(s);
-#pragma omp parallel num_threads(s->t->device->threads)
+#pragma omp parallel num_threads(threads)
     {
-        double *b = malloc((size_t)(2 * TILE * DEPTH) * sizeof *b), *b_abs = b + TILE * DEPTH;
-        if (!b) {
+        double *memory = calloc((size_t)(3 * k + TILE), sizeof *memory);
+        folded_row f = {.sum = memory, .magnitude = memory + k, .b = memory + 3 * k};
+        f.touched = (int64_t *)(void *)(memory + 2 * k);
+        if (!memory) {
 #pragma omp atomic write
             ok = false;
         }
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            int64_t j0 = tile * TILE, width = sat_min(TILE, p->n - j0);
-            for (int64_t k0 = 0; b && k0 < p->k; k0 += DEPTH) {
-                int64_t depth = sat_min(DEPTH, p->k - k0);
-                for (int64_t k = 0; k < depth; k++) {
-                    int64_t start = (k0 + k) * p->b.row_stride + j0 * p->b.col_stride;
-                    sat_load_row(b + k * TILE, p->b_dtype, s->b, start, p->b.col_stride, width);
-                    for (int64_t j = 0; j < width; j++) b_abs[k * TILE + j] = fabs(b[k * TILE + j]);
-                }
-                for (int64_t q = 0; q < s->e->row_panels; q++) {
-                    for (int64_t k = 0; k < depth; k++) {
-                        double scale = aa[q * p->k + k0 + k];
-                        if (scale == 0) continue; /* no stored block there */
-                        sat_axpy(s->left + q * p->n + j0, b + k * TILE, la[q * p->k + k0 + k], width);
-                        sat_axpy(s->left_scale + q * p->n + j0, b_abs + k * TILE, scale, width);
-                    }
-                }
-            }
+        for (int64_t q = 0; q < s->e->row_panels; q++) {
+            if (!memory) continue;
+            fold_values(s, q, &f);
+            multiply_folded(s, q, &f);
         }
-        free(b);
+        free(memory);
     }
     return ok;
 }
@@ -237,12 +243,8 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
         s.b = sat_at(p->b_dtype, t->operands[1], z * p->b.batch_stride);
         s.right = e->right + right, s.right_scale = e->right_scale + right;
         s.left = e->left + left, s.left_scale = e->left_scale + left;
-        s.work = calloc((size_t)(2 * p->k * sat_max(e->col_panels, e->row_panels) + 1), sizeof(double));
-        ok = s.work && right_side(&s);
-        if (ok) {
-            memset(s.work, 0, (size_t)(2 * p->k * e->row_panels) * sizeof(double));
-            ok = left_side(&s);
-        }
+        s.work = malloc((size_t)(2 * p->k * e->col_panels + 1) * sizeof(double));
+        ok = s.work && right_side(&s) && left_side(&s);
         free(s.work);
         if (!ok) break;
         scale_all(s.right, p->m * e->col_panels, p->alpha);

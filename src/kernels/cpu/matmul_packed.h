@@ -22,15 +22,11 @@
 
 /* What a thread has at hand while it works on a group. */
 typedef struct NAME(packed_worker) {
-    packed_job *job;
+    const packed_job *job;
     int64_t group;
     const E *buffer;
-    T *scratch, *turn;     /* tiles between chunks; one turned round */
-    int64_t next;          /* the group after this one; -1: none */
-    int64_t strips_done;   /* in this group */
-    int64_t foreseen;      /* rows of B for the next one */
-    int fetch, fetch_end;  /* lines not yet asked for */
-    const char *line[256]; /* the first FRONT places are for the tile at hand */
+    T *kept; /* tiles that wait to be finished, by panel */
+    T *turn; /* room to turn some round */
 } NAME(packed_worker);
 
 /* ---- values into strips ---- */
@@ -101,28 +97,6 @@ static bool NAME(packed_take_portion)(packed_job *j, int64_t desk) {
     return true;
 }
 
-/* ---- what will be needed soon ---- */
-
-enum { NAME(FRONT) = 64 };
-
-/* Before the end of a group, notes lines of B that the next one will pack: a few rows after each strip. Any earlier
- * they would be gone again. Where columns are contiguous the hardware sees them coming. */
-static void NAME(packed_foresee)(NAME(packed_worker) * w) {
-    const packed_job *j = w->job;
-    const packed_shape *s = &j->shape;
-    const sat_problem *p = j->problem;
-    int64_t strips = s->rows.count * s->strips, late = packed_ceil(strips, LATE), group = w->next % s->groups;
-    if (w->next < 0 || ++w->strips_done < strips - late || p->b.col_stride != 1 || w->foreseen >= p->k) return;
-    int64_t size = (int64_t)sat_dtype_size(p->b_dtype), first = packed_first_vector(s, group * s->group_panels) * VL;
-    int64_t end = sat_min(p->n, packed_first_vector(s, packed_panel_end(s, group)) * VL);
-    int64_t k_end = sat_min(p->k, w->foreseen + p->k / late + 1);
-    const char *b = sat_at(p->b_dtype, j->b, w->next / s->groups * p->b.batch_stride + first);
-    w->fetch = w->fetch_end = NAME(FRONT);
-    for (; w->foreseen < k_end; w->foreseen++)
-        for (int64_t e = 0; e < (end - first) * size && w->fetch_end < 256; e += 64)
-            w->line[w->fetch_end++] = b + w->foreseen * p->b.row_stride * size + e;
-}
-
 /* ---- tiles ---- */
 
 /* Everything about a strip that its panels share. */
@@ -159,91 +133,115 @@ static NAME(packed_strip) NAME(packed_find_strip)(const packed_job *j, int64_t u
     return strip;
 }
 
-/* Runs one tile. The lines of C that it will write are asked for first. */
-static void NAME(packed_run)(NAME(packed_worker) * w, NAME(packed_strip) * strip, int64_t nv, bool straight) {
-    NAME(packed_tile) *x = &strip->x;
-    int keep = w->fetch;
-    if (straight && !x->around && w->fetch >= NAME(FRONT))
-        for (int64_t i = strip->rows - 1; i >= 0; i--)
-            for (int64_t at = nv * VL - 1; at > 0; at -= 64 / (int64_t)sizeof(T))
-                if (w->fetch > 0) w->line[--w->fetch] = (const char *)(x->c + i * x->c_row + at);
-    x->fetch = w->line + w->fetch, x->fetch_end = w->line + w->fetch_end;
-    NAME(packed_kernels)[strip->from][strip->rows - 1][nv - 1](x);
-    w->fetch = (int)(x->fetch - w->line);
-    if (w->fetch < keep) w->fetch = keep;
+/* Where one panel of a group is: in B's buffer, among the kept tiles, in C. */
+typedef struct NAME(packed_panel) {
+    int64_t nv, width, cols; /* vectors, columns with and without padding */
+    int64_t before, j;       /* columns of the group, and of C, before it */
+} NAME(packed_panel);
+
+static NAME(packed_panel) NAME(packed_find_panel)(const packed_job *j, int64_t group, int64_t panel) {
+    const packed_shape *s = &j->shape;
+    int64_t vector = packed_first_vector(s, panel), nv = packed_panel_vectors(s, panel);
+    int64_t first = packed_first_vector(s, group % s->groups * s->group_panels);
+    return (NAME(packed_panel)){.nv = nv,
+                                .width = nv * VL,
+                                .cols = sat_min(nv * VL, j->problem->n - vector * VL),
+                                .before = (vector - first) * VL,
+                                .j = vector * VL};
 }
 
-/* One chunk of a strip with all panels of a group. `scratch` holds the strip's tiles between chunks. */
-static void NAME(packed_do_strip)(NAME(packed_worker) * w, int64_t u, int64_t chunk, T *scratch) {
+/* Straight into C go tiles that need nothing but to be written. */
+static bool NAME(packed_straight)(const packed_job *j, const NAME(packed_panel) * q) {
+    return j->plain && q->cols == q->width;
+}
+
+/* One chunk of strip `u` with all panels of a group. Kept tiles begin with row `i`. */
+static void NAME(packed_do_strip)(const NAME(packed_worker) * w, int64_t u, int64_t chunk, int64_t i) {
     const packed_job *j = w->job;
     const packed_shape *s = &j->shape;
-    const sat_problem *p = j->problem;
+    const sat_layout *l = &j->problem->c;
     NAME(packed_strip) strip = NAME(packed_find_strip)(j, u, chunk);
     NAME(packed_tile) *x = &strip.x;
-    int64_t item = w->group / s->groups, group = w->group % s->groups, from = group * s->group_panels;
-    void *c = sat_at(p->c_dtype, j->c, item * p->c.batch_stride);
-    if (strip.rows <= 0) return;
-    for (int64_t panel = from; panel < packed_panel_end(s, group); panel++) {
-        int64_t vector = packed_first_vector(s, panel), nv = packed_panel_vectors(s, panel), width = nv * VL;
-        int64_t before = (vector - packed_first_vector(s, from)) * VL, cols = sat_min(width, p->n - vector * VL);
-        T *tile = scratch + before * s->height;
-        bool straight = j->plain && cols == width;
-        x->b = w->buffer + before * j->state->depth;
-        x->b_block = s->steps * width;
+    int64_t first = w->group % s->groups * s->group_panels, end = packed_panel_end(s, w->group % s->groups);
+    if (strip.rows <= 0 || (x->blocks == 0 && chunk > 0)) return;
+    for (int64_t panel = first; panel < end; panel++) {
+        NAME(packed_panel) q = NAME(packed_find_panel)(j, w->group, panel);
+        x->b = w->buffer + q.before * j->state->depth;
+        x->b_block = s->steps * q.width;
         x->ahead = AHEAD && s->steps <= 8 ? x->b_block : 0;
-        x->c = straight ? (T *)c + strip.i * p->c.row_stride + vector * VL : tile;
-        x->c_row = straight ? p->c.row_stride : width;
-        x->around = straight && j->around && width * (int64_t)sizeof(T) % 64 == 0 && (uintptr_t)x->c % 64 == 0;
-        if (x->blocks > 0 || chunk == 0) NAME(packed_run)(w, &strip, nv, straight);
-        if (chunk + 1 == s->chunks && !straight)
-            NAME(packed_store)(p, tile, width, strip.i, strip.rows, vector * VL, cols, c, j->bias, w->turn);
+        x->c = w->kept + q.before * s->kept_rows + (strip.i - i) * q.width;
+        x->c_row = q.width;
+        if (NAME(packed_straight)(j, &q)) {
+            x->c = (T *)j->c + w->group / s->groups * l->batch_stride + strip.i * l->row_stride + q.j;
+            x->c_row = l->row_stride;
+            x->around = j->around && (uintptr_t)x->c % 64 == 0 && q.width * (int64_t)sizeof(T) % 64 == 0 &&
+                        x->c_row * (int64_t)sizeof(T) % 64 == 0;
+            for (int64_t e = 0; !x->around && e < strip.rows; e++) /* hardly any store waits for its line then */
+                for (int64_t at = 0; at < q.width; at += 64 / (int64_t)sizeof(T))
+                    __builtin_prefetch(x->c + e * x->c_row + at, 1, 2);
+        }
+        NAME(packed_kernels)[strip.from][strip.rows - 1][q.nv - 1](x);
     }
 }
 
-static void NAME(packed_do_span)(NAME(packed_worker) * w, int64_t span) {
-    const packed_shape *s = &w->job->shape;
-    int64_t first = w->job->state->span[span], end = w->job->state->span[span + 1];
-    for (int64_t chunk = 0; chunk < s->chunks; chunk++)
-        for (int64_t u = first; u < end; u++) {
-            int64_t place = s->chunks > 1 ? u - first : 0;
-            NAME(packed_do_strip)(w, u, chunk, w->scratch + place * s->height * s->group_columns);
-            if (chunk == 0) NAME(packed_foresee)(w);
+/* Finishes the kept tiles: rows i to end of C. */
+static void NAME(packed_finish)(const NAME(packed_worker) * w, int64_t i, int64_t end) {
+    const packed_job *j = w->job;
+    const packed_shape *s = &j->shape;
+    const sat_problem *p = j->problem;
+    int64_t group = w->group % s->groups;
+    NAME(packed_result) x = {.problem = p, .bias = j->bias, .around = j->around, .turn = w->turn};
+    x.c = sat_at(p->c_dtype, j->c, w->group / s->groups * p->c.batch_stride);
+    for (int64_t panel = group * s->group_panels; panel < packed_panel_end(s, group); panel++) {
+        NAME(packed_panel) q = NAME(packed_find_panel)(j, w->group, panel);
+        if (NAME(packed_straight)(j, &q)) continue;
+        x.width = q.width, x.j = q.j, x.cols = q.cols;
+        for (x.i = i; x.i < end; x.i += PACKED_STORE) {
+            x.rows = sat_min(PACKED_STORE, end - x.i);
+            x.tile = w->kept + q.before * s->kept_rows + (x.i - i) * q.width;
+            NAME(packed_store)(&x);
         }
+    }
+}
+
+/* A span, in parts of so many strips as are kept together. */
+static void NAME(packed_do_span)(const NAME(packed_worker) * w, int64_t span) {
+    const packed_shape *s = &w->job->shape;
+    int64_t u = w->job->state->span[span], end = w->job->state->span[span + 1], m = s->rows.m;
+    while (u < end) {
+        int64_t i = packed_strip_row(s, u), limit = (i / s->kept_rows + 1) * s->kept_rows, stop = u + 1;
+        while (stop < end && packed_strip_row(s, stop + 1) <= limit) stop++;
+        for (int64_t chunk = 0; chunk < s->chunks; chunk++)
+            for (int64_t e = u; e < stop; e++) NAME(packed_do_strip)(w, e, chunk, i);
+        NAME(packed_finish)(w, i, sat_min(packed_strip_row(s, stop), m));
+        u = stop;
+    }
 }
 
 /* ---- threads ---- */
 
 /* Takes part in a group: packs with the others, waits for the last of them, then does spans as long as there are. */
-static void NAME(packed_take_part)(packed_job *j, int64_t desk, int64_t next, void *arena) {
+static void NAME(packed_take_part)(packed_job *j, int64_t desk, void *arena) {
     packed_desk *d = &j->desks[desk];
     int64_t portions = packed_ceil(j->state->depth, PACKED_PORTION);
-    NAME(packed_worker) w = {.job = j, .group = atomic_load(&d->group), .buffer = packed_buffer(j, desk), .next = next};
-    w.fetch = w.fetch_end = NAME(FRONT);
-    w.turn = arena, w.scratch = w.turn + j->shape.height * j->shape.group_columns;
+    NAME(packed_worker) w = {.job = j, .group = atomic_load(&d->group), .buffer = packed_buffer(j, desk)};
+    w.turn = arena, w.kept = w.turn + PACKED_STORE * j->shape.group_columns;
     while (NAME(packed_take_portion)(j, desk)) {}
     for (int tries = 0; atomic_load(&d->pack_done) < portions;) packed_relax(&tries);
     for (int64_t i; (i = atomic_fetch_add(&d->span_next, 1)) < j->state->spans;) NAME(packed_do_span)(&w, i);
 }
 
-/* A thread's own groups, one after the other; it takes each before it has done the last, to know what comes. */
-static void NAME(packed_work_own)(packed_job *j, int64_t me, void *arena) {
-    int64_t all = packed_groups(j), group = atomic_fetch_add(&j->group_next, 1);
-    while (group < all) {
-        int64_t next = atomic_fetch_add(&j->group_next, 1);
-        packed_open(j, me, group);
-        NAME(packed_take_part)(j, me, next < all ? next : -1, arena);
-        group = next;
-    }
-}
-
 static void NAME(packed_work)(packed_job *j, int64_t me) {
     void *arena = packed_arena(j, me);
-    if (me < j->shape.desks) NAME(packed_work_own)(j, me, arena);
+    for (int64_t g; me < j->shape.desks && (g = atomic_fetch_add(&j->group_next, 1)) < packed_groups(j);) {
+        packed_open(j, me, g);
+        NAME(packed_take_part)(j, me, arena);
+    }
     for (int tries = 0;;) {
         bool open = atomic_load(&j->groups_open) >= packed_groups(j);
         int64_t desk = packed_join(j);
         if (desk >= 0) {
-            NAME(packed_take_part)(j, desk, -1, arena);
+            NAME(packed_take_part)(j, desk, arena);
             packed_leave(j, desk);
         } else if (open) {
             break;
@@ -279,8 +277,7 @@ static packed_job NAME(packed_job_of)(const sat_launch *l, const packed_isa *isa
     j.desks = (packed_desk *)(void *)((char *)l->workspace + j.shape.desks_at);
     j.plain = p->alpha == 1 && p->beta == 0 && p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE &&
               p->c.col_stride == 1 && sat_dtype_size(p->c_dtype) == sizeof(T) && j.shape.chunks == 1;
-    j.around = p->m * p->n * p->batch * (int64_t)sizeof(T) >= l->device->l3_bytes / 2 &&
-               p->c.row_stride * (int64_t)sizeof(T) % 64 == 0;
+    j.around = p->m * p->n * p->batch * (int64_t)sizeof(T) >= l->device->l3_bytes / 2;
     return j;
 }
 

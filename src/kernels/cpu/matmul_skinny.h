@@ -25,9 +25,12 @@
 
 enum {
     SK_MAX_N = 16,
-    SK_BATCH = 4096,  /* elements of 16-bit values that are widened at a time: 16 KiB, half of a small L1 */
-    SK_GATHER = 1024, /* sums that gather before they are written to C */
-    SK_PARTS = 64,    /* a block row with more than two shares in so many is cut, so that threads can share it */
+    SK_BATCH = 4096,       /* elements of 16-bit values that are widened at a time: 16 KiB, half of a small L1 */
+    SK_GATHER = 1024,      /* sums that gather before they are written to C */
+    SK_NEAR = 1 << 18,     /* elements of values and B that stay within a core's L2 */
+    SK_PARTS = 64,         /* a block row with more than two shares in so many is cut, so that threads can share it */
+    SK_AHEAD = 12,         /* blocks by which B is asked for ahead */
+    SK_AHEAD_BYTES = 8192, /* and the stream of values */
 };
 
 /* How a kernel walks through a block; flat: a vector spans whole rows. */
@@ -44,26 +47,24 @@ typedef struct sk_plan {
     int64_t lane_i, lane_n, add;   /* the sum of (i, n): `add` lanes from (i % rows_a_vec)*lane_i + n*lane_n */
     int64_t b_size;                /* elements of packed B, with room to read a vector past its end */
     int64_t part, parts;           /* blocks of a part of a long row, see SK_PARTS; parts in all, 0 when none is cut */
+    bool far;                      /* values and B exceed L2, so that asking for them early pays */
     int64_t edge, edge_k;          /* the block column that reaches beyond the matrix (-1: none), its columns inside */
     int64_t sums, gather, scratch; /* elements of a block row's sums, and of both of a thread's buffers */
 } sk_plan;
 
 static inline int64_t sk_round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-/* Where a block's side is no multiple of the lanes that a column could have: fewer lanes, repeated; only some of the
- * splits are worth a kernel. */
-static inline int64_t sk_narrower(const sk_plan *s, int64_t along, bool transposed) {
-    int64_t g = along & -along; /* the largest power of two that divides it */
-    if (s->np == 1) return transposed && g < 4 ? 1 : sat_min(g, 4);
-    return s->np * g * 2 >= s->lanes ? g : 1;
-}
-
+/* Lanes are filled where the block's side allows; where it does not, columns are padded further, but for a single
+ * column B stays as small as it is and its elements are repeated: only so many splits are worth a kernel. */
 static inline void sk_plan_lanes(sk_plan *s, const sat_rows *r, bool transposed, int64_t n) {
-    while (s->np < n) s->np *= 2;
-    int64_t along = transposed ? r->br : r->bc, most = sat_max(1, s->lanes / s->np);
-    bool flat = !transposed && n == 1 && along < s->lanes && s->lanes % along == 0 && r->block_elements % s->lanes == 0;
+    int64_t along = transposed ? r->br : r->bc, even = along & -along; /* the largest power of two that divides it */
+    bool flat = !transposed && n == 1 && along < s->lanes && even == along && r->block_elements % s->lanes == 0;
+    for (s->np = 1; s->np < n;) s->np *= 2;
+    int64_t most = sat_max(1, s->lanes / s->np);
+    s->g = sat_min(most, even);
+    if (n == 1 && transposed && s->g < most) s->g = even >= 4 ? 4 : 1;
+    else if (s->g < most && !(n == 1 && even <= 2) && !flat) s->np = s->lanes / s->g;
     s->vs = sat_max(1, s->np / s->lanes);
-    s->g = flat ? along : along % most == 0 ? most : sk_narrower(s, along, transposed);
     s->ga = flat ? s->lanes : s->g;
     s->gb = transposed && n == 1 ? 1 : s->np * s->g / s->vs;
     s->by = flat ? SK_FLAT : transposed ? SK_BY_COLUMNS : SK_BY_ROWS;
@@ -77,7 +78,7 @@ static inline void sk_plan_lanes(sk_plan *s, const sat_rows *r, bool transposed,
 static inline sk_plan sk_make_plan(const sat_problem *p, const sat_pattern_view *a, int64_t vector_bytes) {
     sat_rows r = sat_op_rows(p, a);
     bool transposed = p->transpose == SAT_TRANSPOSE, narrow = sat_dtype_size(p->a_dtype) == 2;
-    sk_plan s = {.real = p->compute_dtype == SAT_F64 ? 8 : 4, .np = 1, .edge = -1};
+    sk_plan s = {.real = p->compute_dtype == SAT_F64 ? 8 : 4, .edge = -1};
     int64_t grid_k = transposed ? a->grid_rows : a->grid_cols;
     s.lanes = vector_bytes / s.real;
     sk_plan_lanes(&s, &r, transposed, p->n);
@@ -85,6 +86,7 @@ static inline sk_plan sk_make_plan(const sat_problem *p, const sat_pattern_view 
     if (r.k % r.bc) s.edge = grid_k - 1, s.edge_k = r.k % r.bc;
     s.part = sat_max(256, (a->stored_blocks + SK_PARTS - 1) / SK_PARTS);
     if ((transposed ? a->max_col : a->max_row) >= 2 * s.part) s.parts = a->stored_blocks / s.part + 1;
+    s.far = a->stored_blocks * r.block_elements + s.b_size > SK_NEAR;
     s.sums = s.rows * s.vs * s.lanes;
     s.gather = sat_max(SK_GATHER, s.sums);
     s.scratch = sk_round_up(narrow ? sat_max(SK_BATCH, r.block_elements) : s.edge >= 0 ? r.block_elements : 0, 16);

@@ -25,23 +25,33 @@ typedef struct FN(mine) { /* a thread's own buffers */
 
 /* ---- packing B ---- */
 
+/* One block column of `inside` rows: groups of `together` rows, in each of them column by column, every element
+ * `copies` times. */
+SK_INLINE void FN(pack_column)(const sat_problem *p, const void *b, int64_t k0, int64_t inside, REAL *to, int64_t b_k,
+                               int64_t together, int64_t copies) {
+    int64_t rs = p->b.row_stride, cs = p->b.col_stride;
+    for (int64_t k = 0; k < inside; k += together, to += b_k)
+        for (int64_t n = 0; n < p->n; n++)
+            for (int64_t i = 0; i < sat_min(together, inside - k); i++) {
+                REAL x = FN(widen)(p->b_dtype, b, (k0 + k + i) * rs + n * cs);
+                for (int64_t c = 0; c < copies; c++) to[(n * together + i) * copies + c] = x;
+            }
+}
+
 static void FN(pack)(const FN(job) * j, int thread, int threads) {
     const sat_problem *p = j->p;
     const sk_plan *s = &j->s;
-    int64_t bc = j->r.bc, groups = (j->r.k + bc - 1) / bc;
+    const void *b = j->l->operands[1];
+    int64_t bc = j->r.bc, groups = (j->r.k + bc - 1) / bc, b_k = s->gb * s->vs;
     bool transposed = p->transpose == SAT_TRANSPOSE;
-    int64_t b_k = s->gb * s->vs, together = transposed ? 1 : s->g, copies = transposed && s->np > 1 ? s->g : 1;
+    int64_t together = transposed ? 1 : s->g, copies = transposed && p->n > 1 ? s->g : 1;
     for (int64_t c = groups * thread / threads; c < groups * (thread + 1) / threads; c++) {
         REAL *to = j->b + c * s->b_step;
         int64_t inside = sat_min(bc, j->r.k - c * bc);
         if (p->n < s->np || inside < bc) memset(to, 0, (size_t)s->b_step * sizeof(REAL));
-        for (int64_t k = 0; k < inside; k++)
-            for (int64_t n = 0; n < p->n; n++) {
-                int64_t from = (c * bc + k) * p->b.row_stride + n * p->b.col_stride;
-                REAL x = FN(widen)(p->b_dtype, j->l->operands[1], from);
-                REAL *at = to + k / together * b_k + n * (copies > 1 ? copies : together) + k % together;
-                for (int64_t i = 0; i < copies; i++) at[i] = x;
-            }
+        if (copies > 1) FN(pack_column)(p, b, c * bc, inside, to, b_k, 1, copies);
+        else if (together == 1) FN(pack_column)(p, b, c * bc, inside, to, b_k, 1, 1);
+        else FN(pack_column)(p, b, c * bc, inside, to, b_k, together, 1);
     }
 }
 
@@ -63,6 +73,7 @@ static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int
     const sk_plan *s = &j->s;
     FN(run) run = {.b = j->b, .b_step = s->b_step, .elements = r->block_elements, .out = out};
     run.rows = s->rows, run.steps = s->steps;
+    run.limit = r->ptr[r->count] - begin, run.far = s->far;
     int64_t whole = end - (end > begin && r->col[end - 1] == j->s.edge);
     if (sat_dtype_size(j->p->a_dtype) == sizeof(REAL)) {
         const REAL *values = j->l->operands[0];
@@ -74,47 +85,69 @@ static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int
         int64_t batch = sat_max(1, SK_BATCH / r->block_elements);
         run.a = m->scratch;
         for (int64_t t = begin; t < whole; t += batch) {
-            run.col = r->col + t, run.count = sat_min(batch, whole - t);
-            for (int64_t i = 0; i < (r->block ? run.count : 1); i++)
-                FN(widen_all)
-                (j->p->a_dtype, sat_at(j->p->a_dtype, j->l->operands[0], sat_block_of(r, t + i) * r->block_elements),
-                 m->scratch + i * r->block_elements, r->block_elements * (r->block ? 1 : run.count));
+            run.col = r->col + t, run.count = sat_min(batch, whole - t), run.limit = r->ptr[r->count] - t;
+            for (int64_t i = 0; i < (r->block ? run.count : 1); i++) FN(widen_all)
+            (j->p->a_dtype, sat_at(j->p->a_dtype, j->l->operands[0], sat_block_of(r, t + i) * r->block_elements),
+             m->scratch + i * r->block_elements, r->block_elements * (r->block ? 1 : run.count));
             j->kernel(&run);
         }
     }
     if (whole == end) return;
     FN(copy_edge)(j, sat_block_of(r, whole), m->scratch);
-    run.a = m->scratch, run.block = NULL, run.col = r->col + whole, run.count = 1;
+    run.a = m->scratch, run.block = NULL, run.col = r->col + whole, run.count = run.limit = 1;
     j->kernel(&run);
 }
 
 /* ---- writing C ---- */
 
-SK_INLINE REAL FN(finish)(const sat_problem *p, REAL sum, REAL alpha, REAL beta, const void *c, int64_t at,
-                          const void *bias, int64_t row) {
-    REAL x = alpha * sum;
-    if (beta != 0) x += beta * FN(widen)(p->c_dtype, c, at);
-    if (bias) x += FN(widen)(p->c_dtype, bias, row);
-    return p->activation == SAT_ACT_NONE ? x : FN(activate)(p->activation, x);
-}
-
-/* Writes the rows of C that begin at `first` from their sums. */
-static void FN(write)(const FN(job) * j, const REAL *sums, int64_t first, int64_t rows) {
+/* One row of C from its sums. */
+static void FN(write_row)(const FN(job) * j, const REAL *sum, int64_t row) {
     const sat_problem *p = j->p;
-    const sk_plan *s = &j->s;
-    const void *bias = p->bias == SAT_BIAS_ROW ? j->l->operands[3] : NULL;
     void *c = j->l->operands[2];
     REAL alpha = (REAL)p->alpha, beta = (REAL)p->beta;
-    rows = sat_min(rows, p->m - first);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t n = 0; n < p->n; n++) {
-            const REAL *lane =
-                sums + i / s->rows_a_vec * s->vs * s->lanes + i % s->rows_a_vec * s->lane_i + n * s->lane_n;
-            REAL x = lane[0];
-            for (int64_t e = 1; e < s->add; e++) x += lane[e];
-            int64_t at = (first + i) * p->c.row_stride + n * p->c.col_stride;
-            sat_store(p->c_dtype, c, at, FN(finish)(p, x, alpha, beta, c, at, bias, first + i));
+    REAL bias = p->bias == SAT_BIAS_ROW ? FN(widen)(p->c_dtype, j->l->operands[3], row) : 0;
+    int64_t at = row * p->c.row_stride, step = p->c.col_stride;
+    if (sat_dtype_size(p->c_dtype) == sizeof(REAL) && p->activation == SAT_ACT_NONE) { /* no rounding, no branches */
+        REAL *to = (REAL *)c + at;
+        if (beta == 0)
+            for (int64_t n = 0; n < p->n; n++) to[n * step] = alpha * sum[n] + bias;
+        else
+            for (int64_t n = 0; n < p->n; n++) to[n * step] = alpha * sum[n] + beta * to[n * step] + bias;
+        return;
+    }
+    for (int64_t n = 0; n < p->n; n++, at += step) {
+        REAL x = alpha * sum[n] + bias;
+        if (beta != 0) x += beta * FN(widen)(p->c_dtype, c, at);
+        sat_store(p->c_dtype, c, at, FN(activate)(p->activation, x));
+    }
+}
+
+/* Adds up each sum's lanes: columns stand lane_n apart, rows that share a vector lane_i. */
+SK_INLINE void FN(write_rows)(const FN(job) * j, const REAL *sums, int64_t first, int64_t rows, int add) {
+    const sk_plan *s = &j->s;
+    for (int64_t i = 0; i < rows; i += s->rows_a_vec, sums += s->vs * s->lanes)
+        for (int64_t e = 0; e < sat_min(s->rows_a_vec, rows - i); e++) {
+            REAL sum[SK_MAX_N];
+            for (int64_t n = 0; n < j->p->n; n++) {
+                const REAL *lane = sums + e * s->lane_i + n * s->lane_n;
+                REAL x = lane[0];
+                for (int k = 1; k < add; k++) x += lane[k];
+                sum[n] = x;
+            }
+            FN(write_row)(j, sum, first + i + e);
         }
+}
+
+/* Writes the rows of C that begin at `first`. */
+static void FN(write)(const FN(job) * j, const REAL *sums, int64_t first, int64_t rows) {
+    rows = sat_min(rows, j->p->m - first);
+    switch (j->s.add) {
+    case 1: FN(write_rows)(j, sums, first, rows, 1); break;
+    case 2: FN(write_rows)(j, sums, first, rows, 2); break;
+    case 4: FN(write_rows)(j, sums, first, rows, 4); break;
+    case 8: FN(write_rows)(j, sums, first, rows, 8); break;
+    default: FN(write_rows)(j, sums, first, rows, 16); break;
+    }
 }
 
 /* ---- a thread's share ---- */

@@ -14,6 +14,8 @@ typedef struct FN(run) {
     const int64_t *block;    /* places of the blocks in the values; NULL: one after the other */
     const int32_t *col;      /* block columns */
     int64_t count, elements; /* blocks, and elements of each */
+    int64_t limit;           /* entries of block and col that may be looked at ahead of time */
+    bool far;                /* operands come from beyond L2 */
     const REAL *b;           /* packed B */
     int64_t b_step;          /* elements of it to the next block column */
     int64_t rows, steps;     /* vectors of sums, and multiply-adds that go into each, a block */
@@ -38,6 +40,23 @@ typedef struct FN(split) {
 
 SK_INLINE int64_t FN(a_row)(FN(split) x, int64_t steps) { return x.by == SK_BY_ROWS ? x.ga * steps : x.ga; }
 SK_INLINE int64_t FN(a_step)(FN(split) x, int64_t rows) { return x.by == SK_BY_ROWS ? x.ga : x.ga * rows; }
+
+/* Asks for what blocks t.. need later. The jumps through B spoil the hardware's own guesses about the stream of blocks,
+ * so that is asked for too: far ahead, and only into L2, where many requests may wait. */
+SK_INLINE void FN(fetch)(FN(split) x, const FN(run) * r, int64_t t, int side, int64_t block_bytes, int64_t b_bytes) {
+#pragma GCC unroll 4
+    for (int u = 0; u < side; u++) {
+        int64_t ahead = sat_min(t + u + SK_AHEAD, r->limit - 1);
+        const char *b = (const char *)FN(b_at)(r, ahead);
+        for (int64_t i = 0; i < b_bytes; i += 64) _mm_prefetch(b + i, _MM_HINT_T0);
+        if (x.by != SK_BY_COLUMNS || !r->block) continue;
+        const char *a = (const char *)FN(a_at)(r, ahead);
+        for (int64_t i = 0; i < block_bytes; i += 64) _mm_prefetch(a + i, _MM_HINT_T0);
+    }
+    if (x.by == SK_BY_COLUMNS) return;
+    const char *a = (const char *)(r->a + t * r->elements) + SK_AHEAD_BYTES;
+    for (int64_t i = 0; i < side * block_bytes; i += 64) _mm_prefetch(a + i, _MM_HINT_T1);
+}
 
 /* One step of `rows` rows. */
 SK_INLINE void FN(step)(FN(split) x, const REAL *a, int64_t a_row, const REAL *b, VEC *sums, int rows) {
@@ -66,19 +85,8 @@ SK_INLINE void FN(narrow)(FN(split) x, const FN(run) * r, int rows, int64_t step
         const REAL *a[4], *b[4];
 #pragma GCC unroll 16
         for (int u = 0; u < side; u++) a[u] = FN(a_at)(r, t + u), b[u] = FN(b_at)(r, t + u);
-#ifdef PFA
-        if (sizeof(REAL) * r->elements >= 64 || 1)
-#pragma GCC unroll 16
-            for (int u = 0; u < side; u++)
-                for (int q = 0; q < (int)(rows * x.ga * sizeof(REAL) * (steps < 17 ? steps : 1) + 63) / 64; q++)
-                    _mm_prefetch((const char *)a[u] + PFA + 64 * q, PFH);
-#endif
-#ifdef PFB
-#pragma GCC unroll 16
-        for (int u = 0; u < side; u++)
-            for (int q = 0; q < (int)(steps * b_k * sizeof(REAL) + 63) / 64; q++)
-                _mm_prefetch((const char *)(r->b + r->col[t + u + PFB] * r->b_step) + 64 * q, _MM_HINT_T0);
-#endif
+        if (r->far)
+            FN(fetch)(x, r, t, side, rows * steps * x.ga * (int64_t)sizeof(REAL), steps * b_k * (int64_t)sizeof(REAL));
         for (int64_t k = 0; k < steps; k++)
 #pragma GCC unroll 16
             for (int u = 0; u < side; u++) {
@@ -115,6 +123,7 @@ SK_INLINE void FN(tall)(FN(split) x, const FN(run) * r, int64_t steps) {
     const int most = 8 / x.vs;
     for (int64_t t = 0; t < r->count; t++) {
         const REAL *a = FN(a_at)(r, t), *b = FN(b_at)(r, t);
+        if (r->far) FN(fetch)(x, r, t, 1, r->elements * (int64_t)sizeof(REAL), r->b_step * (int64_t)sizeof(REAL));
         int64_t i = 0;
         for (; i + most <= r->rows; i += most)
             FN(tile)(x, a + i * a_row, a_row, a_step, b, r->out + i * out, most, steps);
@@ -123,7 +132,7 @@ SK_INLINE void FN(tall)(FN(split) x, const FN(run) * r, int64_t steps) {
 }
 
 SK_INLINE void FN(any)(FN(split) x, const FN(run) * r) {
-    const int64_t rows = r->rows, steps = r->steps;
+    const int64_t rows = r->rows, steps = x.by == SK_FLAT ? 1 : r->steps;
     const int side = x.vs > 1 ? 1 : 2;
     if (rows == 1 && steps == 1) FN(narrow)(x, r, 1, 1, 4);
     else if (rows == 1) FN(narrow)(x, r, 1, steps, 4);
@@ -132,11 +141,9 @@ SK_INLINE void FN(any)(FN(split) x, const FN(run) * r) {
     else if (rows == 4 && steps == 1) FN(narrow)(x, r, 4, 1, side);
     else if (rows == 4 && steps == 4) FN(narrow)(x, r, 4, 4, side);
     else if (rows == 4) FN(narrow)(x, r, 4, steps, side);
-    else if (rows == 8 && steps == 8 && x.vs == 1) FN(narrow)(x, r, 8, 8, 1);
-    else if (rows == 8 && x.vs == 1) FN(narrow)(x, r, 8, steps, 1);
+    else if (rows == 8 && steps == 8 && x.ga == 1 && x.vs == 1) FN(narrow)(x, r, 8, 8, 1);
     else if (rows == 3 && x.ga == 1) FN(narrow)(x, r, 3, steps, side);
-    else if (rows == 5 && x.ga == 1 && x.vs == 1) FN(narrow)(x, r, 5, steps, 1);
-    else if (rows == 6 && x.ga == 1 && x.vs == 1) FN(narrow)(x, r, 6, steps, 1);
+    else if (rows == 6 && x.ga <= 2 && x.vs == 1) FN(narrow)(x, r, 6, steps, 1);
     else if (steps == 16 && x.ga == 1) FN(tall)(x, r, 16);
     else FN(tall)(x, r, steps);
 }

@@ -8,24 +8,22 @@
 
 /* One strip times one panel. Distances count elements. */
 typedef struct NAME(packed_tile) {
-    const E *a;                                  /* the strip's values in the first block, or in block 0 if `block` */
-    const int64_t *block;                        /* places of the blocks; NULL: one after the other */
-    int64_t a_block, a_row, a_k;                 /* distance between blocks, rows, and k */
-    const int32_t *col;                          /* packed block columns */
-    int64_t blocks, steps[2];                    /* blocks; k-steps of each, and of the last */
-    const E *b;                                  /* the panel */
-    int64_t b_block;                             /* distance between its block columns */
-    T *c;                                        /* H x NV*VL */
-    int64_t c_row;                               /* distance between its rows */
-    bool resume;                                 /* c holds what earlier blocks gave */
-    bool around;                                 /* write c around the cache; its lines are whole and aligned */
-    const char *const *fetch, *const *fetch_end; /* lines that will be needed soon: one is asked for now and then,
-                                                    for many at once would hold up the loads of B; moved on */
-    int64_t ahead; /* elements of B to fetch two blocks before their turn: small blocks hide them
-                      from the hardware */
+    const E *a;                  /* the strip's values in the first block, or in block 0 if `block` */
+    const int64_t *block;        /* places of the blocks; NULL: one after the other */
+    int64_t a_block, a_row, a_k; /* distance between blocks, rows, and k */
+    const int32_t *col;          /* packed block columns */
+    int64_t blocks, steps[2];    /* blocks; k-steps of each, and of the last */
+    const E *b;                  /* the panel */
+    int64_t b_block;             /* distance between its block columns */
+    T *c;                        /* H x NV*VL */
+    int64_t c_row;               /* distance between its rows */
+    bool resume;                 /* c holds what earlier blocks gave */
+    bool around;                 /* write c around the cache; its lines are whole and aligned */
+    int64_t ahead;               /* elements of B to fetch two blocks before their turn: small blocks hide them
+                                    from the hardware */
 } NAME(packed_tile);
 
-typedef void (*NAME(packed_kernel))(NAME(packed_tile) * x);
+typedef void (*NAME(packed_kernel))(const NAME(packed_tile) * x);
 
 enum { NAME(PACKED_STREAM), NAME(PACKED_COLS), NAME(PACKED_ROWS) }; /* where values come from */
 
@@ -43,7 +41,7 @@ INLINE void NAME(packed_step)(const int H, const int NV, const int ROWS, V (*acc
     }
 }
 
-INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, NAME(packed_tile) * x) {
+INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, const NAME(packed_tile) * x) {
     enum { LINE = 64 / sizeof(E) };
     const int ROWS = FROM == NAME(PACKED_ROWS), bases = ROWS ? (H + 2) / 3 : 1;
     V acc[MAX_H][MAX_NV];
@@ -53,7 +51,6 @@ INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, NAM
     const int64_t next = FROM == NAME(PACKED_STREAM) ? H : ROWS ? 1 : x->a_k, row = ROWS ? x->a_row : 0;
     const E *a[(MAX_H + 2) / 3], *from = x->a;
     const int32_t *col = x->col, *last = col + x->blocks - 1;
-    const char *const *fetch = x->fetch, *const *fetch_end = x->fetch_end;
     a[0] = x->a;
     for (int64_t t = 0; col <= last; col++, t++) {
         const E *b = x->b + *col * x->b_block;
@@ -73,7 +70,6 @@ INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, NAM
                 UNROLL for (int i = 0; i < bases; i++) a[i] += next;
             }
             b += STEPS * NV * VL;
-            if (fetch < fetch_end) __builtin_prefetch(*fetch++, 0, 2);
         }
         for (; n > 0; n--) {
             NAME(packed_step)(H, NV, ROWS, acc, a, row, b);
@@ -81,7 +77,6 @@ INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, NAM
             b += NV * VL;
         }
     }
-    x->fetch = fetch;
     UNROLL for (int i = 0; i < H; i++) {
         T *c = x->c + i * x->c_row;
         if (x->around) {
@@ -93,17 +88,17 @@ INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, NAM
 }
 
 #define DEFINE(H, NV)                                                                                                  \
-    static void NAME(packed_stream_##H##x##NV)(NAME(packed_tile) * x) {                                                \
+    static void NAME(packed_stream_##H##x##NV)(const NAME(packed_tile) * x) {                                          \
         NAME(packed_run_tile)(H, NV, NAME(PACKED_STREAM), x);                                                          \
     }
 KERNELS(DEFINE)
 DIRECT_KERNELS(DEFINE)
 #undef DEFINE
 #define DEFINE(H, NV)                                                                                                  \
-    static void NAME(packed_cols_##H##x##NV)(NAME(packed_tile) * x) {                                                  \
+    static void NAME(packed_cols_##H##x##NV)(const NAME(packed_tile) * x) {                                            \
         NAME(packed_run_tile)(H, NV, NAME(PACKED_COLS), x);                                                            \
     }                                                                                                                  \
-    static void NAME(packed_rows_##H##x##NV)(NAME(packed_tile) * x) {                                                  \
+    static void NAME(packed_rows_##H##x##NV)(const NAME(packed_tile) * x) {                                            \
         NAME(packed_run_tile)(H, NV, NAME(PACKED_ROWS), x);                                                            \
     }
 DIRECT_KERNELS(DEFINE)

@@ -14,6 +14,8 @@
 
 #include "variant.h"
 
+enum { PACKED_STORE = 64 }; /* rows of C that are finished at a time */
+
 /* Bits of sat_instance.option. */
 enum {
     PACKED_DIRECT = 1 /* values are read where they lie instead of being copied into strips first */
@@ -36,8 +38,8 @@ typedef struct packed_shape {
     int64_t group_columns;        /* at most */
     int64_t depth;                /* packed rows, at most */
     int64_t chunks, chunk_cols;   /* chunks of the depth; packed block columns in each */
-    int64_t shares;               /* of the work, each about a span */
-    int64_t spans, span_rows;     /* spans of strips, at most; rows in each, at most (0: any) */
+    int64_t spans;                /* spans of strips, at most */
+    int64_t kept_rows;            /* rows of tiles that wait to be finished together */
     int64_t items;                /* batch items done in one pass */
     int64_t desks;                /* packed groups at a time; */
     int64_t desks_each;           /* a thread's; 2: it packs the next group while it computes the last */
@@ -86,6 +88,12 @@ static inline int64_t packed_panel_end(const packed_shape *s, int64_t group) {
     return sat_min((group + 1) * s->group_panels, s->panels);
 }
 
+/* ---- rows ---- */
+
+static inline int64_t packed_strip_row(const packed_shape *s, int64_t strip) {
+    return strip / s->strips * s->rows.br + strip % s->strips * s->height;
+}
+
 /* ---- the shape ---- */
 
 /* As many panels together as the cache holds: values then pass by less often, and rows of B are read in longer
@@ -107,25 +115,28 @@ static void packed_choose_chunks(packed_shape *s, const sat_pattern_view *a, con
     s->chunks = sat_max(1, sat_min(s->chunks, stored / 32));
     int64_t cols = packed_ceil(s->rows.k, s->rows.bc);
     s->chunk_cols = sat_max(1, packed_ceil(cols, s->chunks));
-    s->span_rows = s->chunks > 1 ? sat_max(s->height, d->l2_bytes / 4 / (s->group_columns * s->element)) : 0;
+}
+
+/* Tiles wait until their last chunk, or, where C is column-major, until columns of them are whole lines of memory. */
+static void packed_choose_kept(packed_shape *s, const sat_problem *p, const sat_device *d) {
+    s->kept_rows = s->height;
+    if (s->chunks > 1) s->kept_rows = sat_max(s->height, d->l2_bytes / 4 / (s->group_columns * s->element));
+    else if (p->c.row_stride == 1 && p->c.col_stride != 1) s->kept_rows = sat_max(s->height, PACKED_STORE);
 }
 
 /* Small enough that threads end together, large enough that taking one costs nothing. */
 static void packed_choose_spans(packed_shape *s, const sat_device *d) {
-    int64_t all = s->rows.count * s->strips;
-    s->shares = 16 + 8 * packed_ceil(d->threads, sat_max(s->groups * s->items, 1));
-    s->spans = 1 + s->shares + (s->span_rows ? packed_ceil(all, s->span_rows / s->height) : 0);
-    s->spans = sat_max(1, sat_min(s->spans, all));
+    int64_t share = packed_ceil(d->threads, sat_max(s->groups * s->items, 1));
+    s->spans = sat_max(1, sat_min(16 + 8 * share, s->rows.count * s->strips));
 }
 
 static void packed_size_workspace(packed_shape *s, const sat_pattern_view *a, const sat_device *d) {
     enum { MOST = 512 << 20 }; /* bytes of packed B beyond which threads share buffers */
-    int64_t block_bytes = s->rows.br * s->steps * s->element, tile_rows = sat_max(s->span_rows, s->height);
+    int64_t block_bytes = s->rows.br * s->steps * s->element, rows = s->kept_rows + PACKED_STORE;
     s->buffer_bytes = packed_round((size_t)(s->depth * s->group_columns * s->element));
     s->desks = sat_min(sat_min(d->threads, s->groups * s->items), MOST / (int64_t)(s->buffer_bytes + 1));
     s->desks = sat_max(s->desks, 1);
-    /* A span's tiles, and one more tile to turn round. */
-    s->arena_bytes = packed_round((size_t)((tile_rows + s->height) * s->group_columns * s->element));
+    s->arena_bytes = packed_round((size_t)(rows * s->group_columns * s->element));
     s->buffers_at = s->direct ? 0 : packed_round((size_t)(a->stored_blocks * block_bytes));
     s->arenas_at = s->buffers_at + (size_t)s->desks * s->buffer_bytes;
     s->desks_at = s->arenas_at + (size_t)d->threads * s->arena_bytes;
@@ -152,6 +163,7 @@ static packed_shape packed_make_shape(const sat_variant *v, const packed_isa *is
     s.panels = packed_ceil(s.vectors, tile_vectors);
     packed_choose_groups(&s, d, tile_vectors);
     packed_choose_chunks(&s, a, d);
+    packed_choose_kept(&s, p, d);
     packed_choose_spans(&s, d);
     packed_size_workspace(&s, a, d);
     return s;
@@ -196,15 +208,15 @@ static bool packed_find_runs(packed_state *t, const packed_shape *s, const packe
 static bool packed_find_spans(packed_state *t, const packed_shape *s) {
     enum { TILE_COST = 8 }; /* k-steps that writing a tile is worth */
     const sat_rows *r = &s->rows;
-    int64_t stored = r->count ? r->ptr[r->count] : 0, most = s->span_rows ? s->span_rows / s->height : INT64_MAX;
+    int64_t stored = r->count ? r->ptr[r->count] : 0;
     double all = ((double)stored * (double)s->steps + (double)r->count * TILE_COST) * (double)s->strips;
-    double share = all / (double)s->shares, work = 0;
+    double share = all / (double)s->spans, work = 0;
     t->span = malloc((size_t)(s->spans + 1) * sizeof *t->span);
     if (!t->span) return false;
     t->span[0] = 0;
     for (int64_t u = 0; u < r->count * s->strips; u++) {
         int64_t row = u / s->strips, *last = &t->span[t->spans];
-        if (u > *last && t->spans + 1 < s->spans && (work >= share || u - *last >= most)) {
+        if (u > *last && t->spans + 1 < s->spans && work >= share) {
             t->span[++t->spans] = u;
             work = 0;
         }

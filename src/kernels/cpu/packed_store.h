@@ -7,6 +7,7 @@ typedef struct NAME(packed_line) {
     const T *biases; /* NULL: one for all */
     sat_activation activation;
     sat_dtype dtype;
+    bool around; /* write around the cache where lines of memory are whole */
 } NAME(packed_line);
 
 INLINE void NAME(packed_scale)(T *x, const T *old, int64_t n, const NAME(packed_line) * l) {
@@ -35,10 +36,10 @@ INLINE void NAME(packed_read_line)(T *to, sat_dtype t, const void *c, int64_t n)
     else memcpy(to, c, (size_t)n * sizeof(T));
 }
 
-INLINE void NAME(packed_write_line)(void *c, sat_dtype t, const T *x, int64_t n) {
+INLINE void NAME(packed_write_line)(void *c, const NAME(packed_line) * l, const T *x, int64_t n) {
     uint16_t *to = c;
     int64_t j = 0;
-    switch (t) {
+    switch (l->dtype) {
     case SAT_F16:
 #if HALVES
         for (; j + 8 <= n; j += 8)
@@ -49,7 +50,12 @@ INLINE void NAME(packed_write_line)(void *c, sat_dtype t, const T *x, int64_t n)
     case SAT_BF16:
         for (; j < n; j++) to[j] = sat_to_bf16((float)x[j]);
         break;
-    default: memcpy(c, x, (size_t)n * sizeof(T));
+    default:
+        if (l->around && (uintptr_t)c % 64 == 0)
+            for (; j + 64 / (int64_t)sizeof(T) <= n; j += 64 / (int64_t)sizeof(T)) {
+                UNROLL for (int e = 0; e < 64 / (int)sizeof(T); e += VL) V_STREAM((T *)c + j + e, V_LOAD(x + j + e));
+            }
+        memcpy((T *)c + j, x + j, (size_t)(n - j) * sizeof(T));
     }
 }
 
@@ -65,44 +71,62 @@ static void NAME(packed_finish_line)(T *x, void *c, int64_t n, const NAME(packed
         if (l->beta != 0) NAME(packed_read_line)(old, l->dtype, at, some);
         NAME(packed_scale)(x + j, l->beta != 0 ? old : NULL, some, &part);
         NAME(packed_activate)(x + j, some, l->activation);
-        NAME(packed_write_line)(at, l->dtype, x + j, some);
+        NAME(packed_write_line)(at, l, x + j, some);
     }
 }
+
+/* Some rows of a panel, as the kernels left them, and where they go. */
+typedef struct NAME(packed_result) {
+    const sat_problem *problem;
+    T *tile;                  /* [rows][width] */
+    int64_t width;            /* distance between its rows */
+    int64_t i, rows, j, cols; /* of C; at most PACKED_STORE rows */
+    void *c;                  /* element (0, 0) */
+    const void *bias;
+    bool around;
+    T *turn; /* room for as much again */
+} NAME(packed_result);
 
 /* Lines of C are contiguous: rows of it, or columns where `turned`. */
-static void NAME(packed_finish)(const sat_problem *p, T *tile, int64_t tile_row, int64_t rows, int64_t cols, void *c,
-                                int64_t c_row, const T *bias, bool turned) {
-    NAME(packed_line) l = {.alpha = (T)p->alpha, .beta = (T)p->beta, .activation = p->activation, .dtype = p->c_dtype};
-    if (turned) l.biases = bias;
-    for (int64_t i = 0; i < rows; i++) {
-        if (bias && !turned) l.bias = bias[i];
-        NAME(packed_finish_line)(tile + i * tile_row, sat_at(p->c_dtype, c, i * c_row), cols, &l);
+static void NAME(packed_store_lines)(const NAME(packed_result) * x, NAME(packed_line) * l, void *c, const T *bias,
+                                     bool turned) {
+    const sat_problem *p = x->problem;
+    int64_t lines = turned ? x->cols : x->rows, n = turned ? x->rows : x->cols;
+    int64_t next = turned ? p->c.col_stride : p->c.row_stride;
+    if (turned) l->biases = bias;
+    for (int64_t i = 0; i < lines; i++) {
+        if (bias && !turned) l->bias = bias[i];
+        T *line = turned ? x->turn + i * n : x->tile + i * x->width;
+        NAME(packed_finish_line)(line, sat_at(p->c_dtype, c, i * next), n, l);
     }
 }
 
-static void NAME(packed_finish_any)(const sat_problem *p, T *tile, int64_t tile_row, int64_t rows, int64_t cols,
-                                    void *c, const T *bias) {
-    NAME(packed_line) l = {.alpha = (T)p->alpha, .beta = (T)p->beta, .activation = p->activation, .dtype = p->c_dtype};
-    for (int64_t i = 0; i < rows; i++) {
-        if (bias) l.bias = bias[i];
-        for (int64_t j = 0; j < cols; j++) NAME(packed_finish_line)
-        (tile + i * tile_row + j, sat_at(p->c_dtype, c, i * p->c.row_stride + j * p->c.col_stride), 1, &l);
+static void NAME(packed_store_any)(const NAME(packed_result) * x, NAME(packed_line) * l, void *c, const T *bias) {
+    const sat_problem *p = x->problem;
+    for (int64_t i = 0; i < x->rows; i++) {
+        if (bias) l->bias = bias[i];
+        for (int64_t j = 0; j < x->cols; j++) {
+            void *at = sat_at(p->c_dtype, c, i * p->c.row_stride + j * p->c.col_stride);
+            NAME(packed_finish_line)(x->tile + i * x->width + j, at, 1, l);
+        }
     }
 }
 
-/* The tile of C from row i, column j on. `turn` is room for another tile. */
-static void NAME(packed_store)(const sat_problem *p, T *tile, int64_t tile_row, int64_t i, int64_t rows, int64_t j,
-                               int64_t cols, void *c, const void *bias, T *turn) {
-    T biases[MAX_H];
-    void *at = sat_at(p->c_dtype, c, i * p->c.row_stride + j * p->c.col_stride);
-    if (bias) NAME(packed_read_line)(biases, p->c_dtype, sat_at(p->c_dtype, bias, i), rows);
-    const T *b = bias ? biases : NULL;
+/* What stands in the tile is used up. */
+static void NAME(packed_store)(const NAME(packed_result) * x) {
+    const sat_problem *p = x->problem;
+    NAME(packed_line) l = {.alpha = (T)p->alpha, .beta = (T)p->beta, .activation = p->activation, .dtype = p->c_dtype};
+    T biases[PACKED_STORE];
+    void *at = sat_at(p->c_dtype, x->c, x->i * p->c.row_stride + x->j * p->c.col_stride);
+    if (x->bias) NAME(packed_read_line)(biases, p->c_dtype, sat_at(p->c_dtype, x->bias, x->i), x->rows);
+    const T *bias = x->bias ? biases : NULL;
+    l.around = x->around;
     if (p->c.col_stride == 1) {
-        NAME(packed_finish)(p, tile, tile_row, rows, cols, at, p->c.row_stride, b, false);
+        NAME(packed_store_lines)(x, &l, at, bias, false);
     } else if (p->c.row_stride == 1) {
-        NAME(packed_turn)(0, tile, tile_row, rows, cols, turn, rows);
-        NAME(packed_finish)(p, turn, rows, cols, rows, at, p->c.col_stride, b, true);
+        NAME(packed_turn)(0, x->tile, x->width, x->rows, x->cols, x->turn, x->rows);
+        NAME(packed_store_lines)(x, &l, at, bias, true);
     } else {
-        NAME(packed_finish_any)(p, tile, tile_row, rows, cols, at, b);
+        NAME(packed_store_any)(x, &l, at, bias);
     }
 }

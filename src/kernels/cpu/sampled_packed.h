@@ -8,7 +8,7 @@
  * What already lies as the tiles want it may be read in place instead: X along k, and for dot tiles Y along k.
  * A tile's columns may come from several blocks of a block row, so that small blocks fill a tile too.
  *
- * Block columns are grouped so that a group's chunk of Y stays in L2 while the block rows pass by. A *run* is what one
+ * Block columns are grouped so that a group's chunk of Y stays near while the block rows pass by. A *run* is what one
  * block row stores in one group, a *unit* some rows (a piece) of a run, a *task* some units of like work. None of it
  * depends on the number of threads, so neither does the result. */
 #ifndef SAT_SAMPLED_PACKED_H
@@ -69,8 +69,10 @@ static sampled_shape sampled_shape_of(const sat_variant *v, const sat_problem *p
     if (s.chunks > 1 && sat_dtype_size(p->c_dtype) < 4)
         s.sum_bytes = a->stored_blocks * a->block_rows * a->block_cols * 4;
     s.pieces = sampled_ceil(a->block_rows, s.dot ? 32 : 96);
-    int64_t budget = (d->l2_bytes > 0 ? d->l2_bytes : 512 << 10) / 2;
-    int64_t columns = sat_min(2048, sat_max(64, budget / (s.kc * s.size)));
+    /* Each element of Y that comes from beyond L2 is used as often as a block has rows: high blocks can wait for it. */
+    int64_t l2 = d->l2_bytes > 0 ? d->l2_bytes : 512 << 10;
+    int64_t budget = l2 * sat_min(32, sat_max(4, a->block_rows)) / 8;
+    int64_t columns = sat_min(4096, sat_max(64, budget / (s.kc * s.size)));
     s.group = sat_max(1, columns / a->block_cols);
     return s;
 }
