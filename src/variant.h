@@ -63,7 +63,7 @@ static inline float sat_from_f16(uint16_t h) {
 static inline uint16_t sat_to_f16(float f) { /* nearest even; overflow gives infinity */
     uint32_t x = sat_float_bits(f), sign = (x >> 16) & 0x8000u;
     x &= 0x7fffffffu;
-    if (x > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (x > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((x >> 13) & 0x1ffu)); /* as the hardware does */
     if (x >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
     if (x < 0x38800000u) { /* subnormal in f16: let float addition do the rounding */
         float magic = sat_bits_float(x) + 0.5f;

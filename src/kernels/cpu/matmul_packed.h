@@ -168,7 +168,7 @@ static void NAME(packed_do_strip)(const NAME(packed_worker) * w, int64_t u, int6
         NAME(packed_panel) q = NAME(packed_find_panel)(j, w->group, panel);
         x->b = w->buffer + q.before * j->state->depth;
         x->b_block = s->steps * q.width;
-        x->ahead = AHEAD && s->steps <= 8 ? x->b_block : 0;
+        x->ahead = s->steps <= 8 ? 2 : s->steps <= 16;
         x->c = w->kept + q.before * s->kept_rows + (strip.i - i) * q.width;
         x->c_row = q.width;
         if (NAME(packed_straight)(j, &q)) {

@@ -71,9 +71,8 @@ static void FN(copy_edge)(const FN(job) * j, int64_t block, REAL *to) {
 static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int64_t end, REAL *out) {
     const sat_rows *r = &j->r;
     const sk_plan *s = &j->s;
-    FN(run) run = {.b = j->b, .b_step = s->b_step, .elements = r->block_elements, .out = out};
-    run.rows = s->rows, run.steps = s->steps;
-    run.limit = r->ptr[r->count] - begin, run.far = s->far;
+    FN(run) run = {.b = j->b, .rows = s->rows, .steps = s->steps, .out = out};
+    run.far = s->far && end + SK_AHEAD <= r->ptr[r->count];
     int64_t whole = end - (end > begin && r->col[end - 1] == j->s.edge);
     if (sat_dtype_size(j->p->a_dtype) == sizeof(REAL)) {
         const REAL *values = j->l->operands[0];
@@ -85,7 +84,7 @@ static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int
         int64_t batch = sat_max(1, SK_BATCH / r->block_elements);
         run.a = m->scratch;
         for (int64_t t = begin; t < whole; t += batch) {
-            run.col = r->col + t, run.count = sat_min(batch, whole - t), run.limit = r->ptr[r->count] - t;
+            run.col = r->col + t, run.count = sat_min(batch, whole - t);
             for (int64_t i = 0; i < (r->block ? run.count : 1); i++) FN(widen_all)
             (j->p->a_dtype, sat_at(j->p->a_dtype, j->l->operands[0], sat_block_of(r, t + i) * r->block_elements),
              m->scratch + i * r->block_elements, r->block_elements * (r->block ? 1 : run.count));
@@ -94,7 +93,7 @@ static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int
     }
     if (whole == end) return;
     FN(copy_edge)(j, sat_block_of(r, whole), m->scratch);
-    run.a = m->scratch, run.block = NULL, run.col = r->col + whole, run.count = run.limit = 1;
+    run.a = m->scratch, run.block = NULL, run.col = r->col + whole, run.count = 1, run.far = false;
     j->kernel(&run);
 }
 

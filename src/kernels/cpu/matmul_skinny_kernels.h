@@ -10,25 +10,17 @@
  */
 
 typedef struct FN(run) {
-    const REAL *a;           /* values */
-    const int64_t *block;    /* places of the blocks in the values; NULL: one after the other */
-    const int32_t *col;      /* block columns */
-    int64_t count, elements; /* blocks, and elements of each */
-    int64_t limit;           /* entries of block and col that may be looked at ahead of time */
-    bool far;                /* operands come from beyond L2 */
-    const REAL *b;           /* packed B */
-    int64_t b_step;          /* elements of it to the next block column */
-    int64_t rows, steps;     /* vectors of sums, and multiply-adds that go into each, a block */
+    const REAL *a;        /* values */
+    const int64_t *block; /* places of the blocks in the values; NULL: one after the other */
+    const int32_t *col;   /* block columns */
+    int64_t count;        /* blocks */
+    bool far;             /* operands come from beyond L2, and SK_AHEAD more blocks follow */
+    const REAL *b;        /* packed B */
+    int64_t rows, steps;  /* vectors of sums, and multiply-adds that go into each, a block */
     REAL *out;
 } FN(run);
 
 typedef void (*FN(kernel))(const FN(run) * r);
-
-/* Block t of the run. */
-SK_INLINE const REAL *FN(a_at)(const FN(run) * r, int64_t t) {
-    return r->a + (r->block ? r->block[t] : t) * r->elements;
-}
-SK_INLINE const REAL *FN(b_at)(const FN(run) * r, int64_t t) { return r->b + r->col[t] * r->b_step; }
 
 /* How a kernel splits the lanes: it repeats ga elements of A and gb of B over a vector, and takes vs vectors of B.
  * Between rows and steps it moves in A as the blocks lie: by rows, by columns (transposed), or flat, where a vector
@@ -41,21 +33,34 @@ typedef struct FN(split) {
 SK_INLINE int64_t FN(a_row)(FN(split) x, int64_t steps) { return x.by == SK_BY_ROWS ? x.ga * steps : x.ga; }
 SK_INLINE int64_t FN(a_step)(FN(split) x, int64_t rows) { return x.by == SK_BY_ROWS ? x.ga : x.ga * rows; }
 
-/* Asks for what blocks t.. need later. The jumps through B spoil the hardware's own guesses about the stream of blocks,
- * so that is asked for too: far ahead, and only into L2, where many requests may wait. */
-SK_INLINE void FN(fetch)(FN(split) x, const FN(run) * r, int64_t t, int side, int64_t block_bytes, int64_t b_bytes) {
+/* Elements of a block and of a block column of packed B: constants where rows and steps are. */
+SK_INLINE int64_t FN(a_size)(FN(split) x, int64_t rows, int64_t steps) { return rows * steps * x.ga; }
+SK_INLINE int64_t FN(b_size)(FN(split) x, int64_t steps) { return steps * x.gb * x.vs; }
+
+/* Block t of the run. */
+SK_INLINE const REAL *FN(a_at)(FN(split) x, const FN(run) * r, int64_t t, int64_t a_size) {
+    return r->a + (x.by == SK_BY_COLUMNS && r->block ? r->block[t] : t) * a_size;
+}
+SK_INLINE const REAL *FN(b_at)(const FN(run) * r, int64_t t, int64_t b_size) { return r->b + r->col[t] * b_size; }
+
+SK_INLINE void FN(fetch_lines)(const REAL *p, int64_t elements) {
+    for (int64_t i = 0; i < elements * (int64_t)sizeof(REAL); i += 64) _mm_prefetch((const char *)p + i, _MM_HINT_T0);
+}
+
+/* Asks for what later blocks need. The jumps through B spoil the hardware's own guesses about the stream of blocks, so
+ * that is asked for too: far ahead, and only into L2, where many requests may wait. Small blocks need no help with B:
+ * many of them are under way at a time. */
+SK_INLINE void FN(fetch)(FN(split) x, const FN(run) * r, int64_t t, int side, int64_t rows, int64_t steps) {
+    const int64_t a_size = FN(a_size)(x, rows, steps), b_size = FN(b_size)(x, steps);
+    const int64_t stream = side * a_size * (int64_t)sizeof(REAL);
 #pragma GCC unroll 4
     for (int u = 0; u < side; u++) {
-        int64_t ahead = sat_min(t + u + SK_AHEAD, r->limit - 1);
-        const char *b = (const char *)FN(b_at)(r, ahead);
-        for (int64_t i = 0; i < b_bytes; i += 64) _mm_prefetch(b + i, _MM_HINT_T0);
-        if (x.by != SK_BY_COLUMNS || !r->block) continue;
-        const char *a = (const char *)FN(a_at)(r, ahead);
-        for (int64_t i = 0; i < block_bytes; i += 64) _mm_prefetch(a + i, _MM_HINT_T0);
+        if (rows * steps * x.vs >= 8) FN(fetch_lines)(FN(b_at)(r, t + u + SK_AHEAD, b_size), b_size);
+        if (x.by == SK_BY_COLUMNS && r->block) FN(fetch_lines)(FN(a_at)(x, r, t + u + SK_AHEAD, a_size), a_size);
     }
-    if (x.by == SK_BY_COLUMNS) return;
-    const char *a = (const char *)(r->a + t * r->elements) + SK_AHEAD_BYTES;
-    for (int64_t i = 0; i < side * block_bytes; i += 64) _mm_prefetch(a + i, _MM_HINT_T1);
+    if (x.by == SK_BY_COLUMNS || stream < 64) return;
+    const char *a = (const char *)(r->a + t * a_size) + SK_AHEAD_BYTES;
+    for (int64_t i = 0; i < stream; i += 64) _mm_prefetch(a + i, _MM_HINT_T1);
 }
 
 /* One step of `rows` rows. */
@@ -76,6 +81,7 @@ SK_INLINE void FN(step)(FN(split) x, const REAL *a, int64_t a_row, const REAL *b
 SK_INLINE void FN(narrow)(FN(split) x, const FN(run) * r, int rows, int64_t steps, int side) {
     VEC sums[4][16];
     const int64_t a_row = FN(a_row)(x, steps), a_step = FN(a_step)(x, rows), b_k = x.gb * x.vs, count = r->count;
+    const int64_t a_size = FN(a_size)(x, rows, steps), b_size = FN(b_size)(x, steps);
 #pragma GCC unroll 16
     for (int u = 0; u < side; u++)
 #pragma GCC unroll 16
@@ -84,9 +90,8 @@ SK_INLINE void FN(narrow)(FN(split) x, const FN(run) * r, int rows, int64_t step
     for (; t + side <= count; t += side) {
         const REAL *a[4], *b[4];
 #pragma GCC unroll 16
-        for (int u = 0; u < side; u++) a[u] = FN(a_at)(r, t + u), b[u] = FN(b_at)(r, t + u);
-        if (r->far)
-            FN(fetch)(x, r, t, side, rows * steps * x.ga * (int64_t)sizeof(REAL), steps * b_k * (int64_t)sizeof(REAL));
+        for (int u = 0; u < side; u++) a[u] = FN(a_at)(x, r, t + u, a_size), b[u] = FN(b_at)(r, t + u, b_size);
+        if (r->far) FN(fetch)(x, r, t, side, rows, steps);
         for (int64_t k = 0; k < steps; k++)
 #pragma GCC unroll 16
             for (int u = 0; u < side; u++) {
@@ -95,7 +100,7 @@ SK_INLINE void FN(narrow)(FN(split) x, const FN(run) * r, int rows, int64_t step
             }
     }
     for (; t < count; t++) {
-        const REAL *a = FN(a_at)(r, t), *b = FN(b_at)(r, t);
+        const REAL *a = FN(a_at)(x, r, t, a_size), *b = FN(b_at)(r, t, b_size);
         for (int64_t k = 0; k < steps; k++, a += a_step, b += b_k) FN(step)(x, a, a_row, b, sums[0], rows);
     }
 #pragma GCC unroll 16
@@ -120,10 +125,11 @@ SK_INLINE void FN(tile)(FN(split) x, const REAL *a, int64_t a_row, int64_t a_ste
 
 SK_INLINE void FN(tall)(FN(split) x, const FN(run) * r, int64_t steps) {
     const int64_t a_row = FN(a_row)(x, steps), a_step = FN(a_step)(x, r->rows), out = x.vs * LANES;
+    const int64_t a_size = FN(a_size)(x, r->rows, steps), b_size = FN(b_size)(x, steps);
     const int most = 8 / x.vs;
     for (int64_t t = 0; t < r->count; t++) {
-        const REAL *a = FN(a_at)(r, t), *b = FN(b_at)(r, t);
-        if (r->far) FN(fetch)(x, r, t, 1, r->elements * (int64_t)sizeof(REAL), r->b_step * (int64_t)sizeof(REAL));
+        const REAL *a = FN(a_at)(x, r, t, a_size), *b = FN(b_at)(r, t, b_size);
+        if (r->far) FN(fetch)(x, r, t, 1, r->rows, steps);
         int64_t i = 0;
         for (; i + most <= r->rows; i += most)
             FN(tile)(x, a + i * a_row, a_row, a_step, b, r->out + i * out, most, steps);
@@ -137,12 +143,16 @@ SK_INLINE void FN(any)(FN(split) x, const FN(run) * r) {
     if (rows == 1 && steps == 1) FN(narrow)(x, r, 1, 1, 4);
     else if (rows == 1) FN(narrow)(x, r, 1, steps, 4);
     else if (rows == 2 && steps == 1) FN(narrow)(x, r, 2, 1, 2 * side);
+    else if (rows == 2 && steps == 2) FN(narrow)(x, r, 2, 2, 2 * side);
     else if (rows == 2) FN(narrow)(x, r, 2, steps, 2);
     else if (rows == 4 && steps == 1) FN(narrow)(x, r, 4, 1, side);
+    else if (rows == 4 && steps == 2) FN(narrow)(x, r, 4, 2, side);
     else if (rows == 4 && steps == 4) FN(narrow)(x, r, 4, 4, side);
     else if (rows == 4) FN(narrow)(x, r, 4, steps, side);
-    else if (rows == 8 && steps == 8 && x.ga == 1 && x.vs == 1) FN(narrow)(x, r, 8, 8, 1);
+    else if (rows == 8 && steps == 8 && x.vs == 1) FN(narrow)(x, r, 8, 8, 1);
+    else if (rows == 8 && x.vs == 1) FN(narrow)(x, r, 8, steps, 1);
     else if (rows == 3 && x.ga == 1) FN(narrow)(x, r, 3, steps, side);
+    else if (rows == 5 && x.ga == 1 && x.vs == 1) FN(narrow)(x, r, 5, steps, 1);
     else if (rows == 6 && x.ga <= 2 && x.vs == 1) FN(narrow)(x, r, 6, steps, 1);
     else if (steps == 16 && x.ga == 1) FN(tall)(x, r, 16);
     else FN(tall)(x, r, steps);

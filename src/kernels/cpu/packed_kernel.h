@@ -19,8 +19,8 @@ typedef struct NAME(packed_tile) {
     int64_t c_row;               /* distance between its rows */
     bool resume;                 /* c holds what earlier blocks gave */
     bool around;                 /* write c around the cache; its lines are whole and aligned */
-    int64_t ahead;               /* elements of B to fetch two blocks before their turn: small blocks hide them
-                                    from the hardware */
+    int64_t ahead;                     /* fetch B so many blocks before its turn: the hardware does not see small ones
+                                          coming; 0: not at all */
 } NAME(packed_tile);
 
 typedef void (*NAME(packed_kernel))(const NAME(packed_tile) * x);
@@ -59,12 +59,13 @@ INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, con
             from += x->a_block;
         }
         UNROLL for (int i = 1; i < bases; i++) a[i] = a[i - 1] + 3 * row;
-        if (x->ahead) {
-            const E *later = x->b + (col + 2 < last ? col[2] : *last) * x->b_block;
-            for (const E *end = later + x->ahead; later < end; later += LINE) __builtin_prefetch(later, 0, 3);
-        }
+        const E *later = AHEAD && x->ahead ? x->b + col[sat_min(x->ahead, last - col)] * x->b_block : NULL;
         int64_t n = x->steps[col == last];
         for (; n >= STEPS; n -= STEPS) {
+            if (AHEAD && later) {
+                UNROLL for (int e = 0; e < STEPS * NV * VL; e += LINE) __builtin_prefetch(later + e, 0, 3);
+                later += STEPS * NV * VL;
+            }
             UNROLL for (int u = 0; u < STEPS; u++) {
                 NAME(packed_step)(H, NV, ROWS, acc, a, row, b + u * NV * VL);
                 UNROLL for (int i = 0; i < bases; i++) a[i] += next;

@@ -57,7 +57,8 @@ static sampled_shape sampled_shape_of(const sat_variant *v, const sat_problem *p
     s.x_in_place = (v->instance.option & SAMPLED_X_IN_PLACE) != 0;
     s.y_in_place = (v->instance.option & SAMPLED_Y_IN_PLACE) != 0;
     s.size = p->compute_dtype == SAT_F64 ? 8 : 4;
-    int64_t most = v->instance.tile_k > 0 ? v->instance.tile_k : 256, line = 64 / s.size;
+    int64_t most = v->instance.tile_k > 0 ? v->instance.tile_k : 512, line = 64 / s.size;
+    most = sat_min(most, sat_max(64, (256 << 20) / s.size / sat_max(1, p->m + p->n))); /* bounds the workspace */
     s.chunks = sat_max(1, sampled_ceil(p->k, most));
     s.kc = sampled_round(sat_max(1, sampled_ceil(p->k, s.chunks)), line);
     s.chunks = sat_max(1, sampled_ceil(p->k, s.kc));
@@ -179,19 +180,36 @@ static inline sampled_job sampled_job_of(const sat_launch *l, int tm, int tn) {
 }
 
 /* The rows of X that the next unit will read, asked for a few lines with every tile: no hardware prefetcher sees them
- * coming, and from L3 they would stall the tiles. */
+ * coming, and from beyond L2 they would stall the tiles. */
 typedef struct sampled_ahead {
     const char *row;
-    int64_t pitch, bytes, rows, at; /* in bytes, but rows */
+    int64_t rows, pitch, bytes, at; /* pitch and bytes of a row, and how far into this one */
     int64_t lines;                  /* with every tile */
 } sampled_ahead;
 
 static inline void sampled_look_ahead(sampled_ahead *h) {
-    for (int64_t n = h->lines; n > 0 && h->rows > 0; n--) {
-        __builtin_prefetch(h->row + h->at, 0, 2);
-        h->at += 64;
+    for (int64_t left = h->lines; left > 0 && h->rows > 0;) {
+        int64_t some = sat_min(left, sampled_ceil(h->bytes - h->at, 64));
+        for (int64_t i = 0; i < some; i++) __builtin_prefetch(h->row + h->at + 64 * i, 0, 2);
+        left -= some, h->at += 64 * some;
         if (h->at >= h->bytes) h->at = 0, h->row += h->pitch, h->rows--;
     }
+}
+
+/* Rows r0 to r1, counted within the block row, of what one block row stores in one group; one chunk of k. */
+typedef struct sampled_unit {
+    int64_t chunk, k0, len;
+    const sampled_run *run;
+    int64_t r0, r1;
+    sampled_ahead ahead;
+} sampled_unit;
+
+/* Cuts `total` rows into strips of at most `most`, all of like height. */
+static inline int64_t sampled_cut(int64_t total, int64_t strips, int64_t i) { return total * i / strips; }
+
+/* A tile's width where `left` panels or columns remain: even pieces rather than a sliver at the end. */
+static inline int sampled_wide(int64_t left, int most) {
+    return (int)(left >= 2 * most || left <= most ? sat_min(left, most) : (left + 1) / 2);
 }
 
 /* Threads that a problem of this size can keep busy; a parallel region costs some microseconds. */

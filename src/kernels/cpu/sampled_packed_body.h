@@ -8,8 +8,6 @@
  *   FN(outer_tiles)[rows][panels], FN(dot_tiles)[rows][columns]   the tiles there are; sums go to out, row by row
  * See sampled_packed.h for the plan. */
 
-typedef void (*FN(tile_fn))(int64_t kc, const T *x, int64_t x_pitch, const T *const *y, T *out);
-
 /* ---- packing: item i is some rows of X, or some panels of Y ---- */
 
 static void FN(pack_x)(const sampled_job *j, int64_t k0, int64_t len, int64_t i0) {
@@ -54,25 +52,26 @@ static void FN(pack_y_outer)(const sampled_job *j, int64_t k0, int64_t len, int6
         width[count++] = wide;
         whole &= wide == LANES;
     }
-    if (p->b.col_stride != 1) {
+    int64_t rs = p->b.row_stride, cs = p->b.col_stride;
+    if (cs != 1) {
         for (int64_t q = 0; q < count; q++) {
+            const void *src = sat_at(p->b_dtype, j->y, at[q]);
             if (width[q] < LANES) memset(dst[q], 0, (size_t)(len * LANES) * sizeof(T));
-            FN(copy)
-            (dst[q], LANES, len, width[q], p->b_dtype, sat_at(p->b_dtype, j->y, at[q]), p->b.row_stride,
-             p->b.col_stride);
+            FN(copy)(dst[q], LANES, len, width[q], p->b_dtype, src, rs, cs);
         }
-    } else if (whole) {
-        for (int64_t k = 0; k < len; k++)
-            for (int64_t q = 0; q < count; q++) {
-                if (k + 8 < len) __builtin_prefetch(sat_at(p->b_dtype, j->y, at[q] + (k + 8) * p->b.row_stride));
-                FN(copy_row)(dst[q] + k * LANES, LANES, p->b_dtype, j->y, at[q] + k * p->b.row_stride);
+        return;
+    }
+    for (int64_t k = 0; k < len; k++) {
+        for (int64_t q = 0; q < count; q++) {
+            T *to = dst[q] + k * LANES;
+            if (k + 8 < len) __builtin_prefetch(sat_at(p->b_dtype, j->y, at[q] + (k + 8) * rs));
+            if (whole) { /* apart, so that the compiler knows how many */
+                FN(copy_row)(to, LANES, p->b_dtype, j->y, at[q] + k * rs);
+                continue;
             }
-    } else {
-        for (int64_t k = 0; k < len; k++)
-            for (int64_t q = 0; q < count; q++) {
-                FN(copy_row)(dst[q] + k * LANES, width[q], p->b_dtype, j->y, at[q] + k * p->b.row_stride);
-                for (int64_t e = width[q]; e < LANES; e++) dst[q][k * LANES + e] = 0;
-            }
+            FN(copy_row)(to, width[q], p->b_dtype, j->y, at[q] + k * rs);
+            for (int64_t e = width[q]; e < LANES; e++) to[e] = 0;
+        }
     }
 }
 
@@ -159,176 +158,198 @@ static void FN(clear)(const sampled_job *j, int64_t t, int64_t rows, int64_t col
     }
 }
 
-/* ---- one unit: rows r0 to r1 of the blocks of a run ---- */
+/* ---- one unit, by outer tiles ---- */
 
-static void FN(unit_outer)(const sampled_job *j, int64_t chunk, int64_t len, const sampled_run *run, int64_t r0,
-                           int64_t r1, sampled_ahead *ahead) {
+/* The panels of a tile: where each lies, where its first row of sums goes, and how many columns of it are real. */
+typedef struct FN(panels) {
+    int count;
+    const T *y[8];
+    int64_t at[8], width[8];
+} FN(panels);
+
+/* Takes up to `wide` panels of the run from panel q on, and gives the next. */
+static int64_t FN(take_panels)(const sampled_job *j, const sampled_unit *u, int64_t q, int wide, FN(panels) * out) {
     const sat_pattern_view *a = j->a;
     const sampled_shape *s = &j->st->shape;
-    int64_t pitch;
-    const T *x = FN(x_row)(j, chunk * s->kc, run->row * a->block_rows + r0, &pitch);
-    int64_t strips = sampled_ceil(r1 - r0, j->tm), total = run->count * s->panels, q = 0;
-    T out[16 * 8 * LANES] __attribute__((aligned(64)));
-    while (q < total) {
-        int64_t left = total - q;
-        int wide = (int)(left >= 2 * j->tn || left <= j->tn ? sat_min(left, j->tn) : (left + 1) / 2);
-        const T *y[8];
-        int64_t at[8], width[8];
-        for (int e = 0; e < wide; e++, q++) {
-            int64_t t = run->first + q / s->panels, in_block = q % s->panels, col = in_block * LANES;
-            y[e] = (const T *)j->yp + (a->col_idx[t] * s->panels + in_block) * s->y_pitch;
-            at[e] = t * a->block_rows * a->block_cols + col;
-            width[e] = sat_min(LANES, sat_min(a->block_cols, a->cols - a->col_idx[t] * a->block_cols) - col);
+    out->count = 0;
+    for (int64_t end = q + wide; q < end; q++) {
+        int64_t t = u->run->first + q / s->panels, panel = q % s->panels, block = a->col_idx[t];
+        int64_t inside = sat_min(a->block_cols, a->cols - block * a->block_cols) - panel * LANES;
+        if (inside <= 0) continue; /* beyond the matrix */
+        int e = out->count++;
+        out->y[e] = (const T *)j->yp + (block * s->panels + panel) * s->y_pitch;
+        out->at[e] = (t * a->block_rows + u->r0) * a->block_cols + panel * LANES;
+        out->width[e] = sat_min(LANES, inside);
+    }
+    return q;
+}
+
+static void FN(put_tile)(const sampled_job *j, const sampled_unit *u, const FN(panels) * w, int64_t from, int64_t rows,
+                         const T *out) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int e = 0; e < w->count; e++, out += LANES) {
+            int64_t at = w->at[e] + (from + r) * j->a->block_cols;
+            FN(put)(j, u->chunk, out, w->width[e], at);
         }
-        for (int64_t i = 0; i < strips; i++) {
-            int64_t from = (r1 - r0) * i / strips, rows = (r1 - r0) * (i + 1) / strips - from;
-            for (int64_t r = 0; r < rows; r++) /* S will be written when the tile is done */
-                for (int e = 0; e < wide; e++)
-                    __builtin_prefetch(sat_at(j->p->c_dtype, j->s, at[e] + (r0 + from + r) * a->block_cols), 1);
-            sampled_look_ahead(ahead);
-            FN(outer_tiles)[rows][wide](len, x + from * pitch, pitch, y, out);
-            for (int64_t r = 0; r < rows; r++)
-                for (int e = 0; e < wide; e++)
-                    if (width[e] > 0) FN(put)
-            (j, chunk, out + (r * wide + e) * LANES, width[e], at[e] + (r0 + from + r) * a->block_cols);
+}
+
+static void FN(unit_outer)(const sampled_job *j, sampled_unit *u) {
+    const sat_pattern_view *a = j->a;
+    int64_t high = u->r1 - u->r0, strips = sampled_ceil(high, j->tm), total = u->run->count * j->st->shape.panels;
+    int64_t pitch;
+    const T *x = FN(x_row)(j, u->k0, u->run->row * a->block_rows + u->r0, &pitch);
+    T out[8 * 8 * LANES] __attribute__((aligned(64)));
+    FN(panels) w;
+    for (int64_t q = 0; q < total;) {
+        q = FN(take_panels)(j, u, q, sampled_wide(total - q, j->tn), &w);
+        for (int64_t i = 0; i < strips && w.count > 0; i++) {
+            int64_t from = sampled_cut(high, strips, i), rows = sampled_cut(high, strips, i + 1) - from;
+            for (int64_t r = from; r < from + rows; r++) /* S will be written when the tile is done */
+                for (int e = 0; e < w.count; e++)
+                    __builtin_prefetch(sat_at(j->p->c_dtype, j->s, w.at[e] + r * a->block_cols), 1);
+            sampled_look_ahead(&u->ahead);
+            FN(outer_tiles)[rows][w.count](u->len, x + from * pitch, pitch, w.y, out);
+            FN(put_tile)(j, u, &w, from, rows, out);
         }
     }
 }
 
-/* Blocks as wide as a dot tile: one block at a time, whose rows of sums then lie as the block stores them. */
-static void FN(unit_dot_narrow)(const sampled_job *j, int64_t chunk, int64_t len, const sampled_run *run, int64_t r0,
-                                int64_t r1, int high, sampled_ahead *ahead) {
+/* ---- one unit, by dot tiles ---- */
+
+/* Rows of a tile that takes whole blocks, so that its sums lie as the block stores them; 0 where none does. */
+static inline int64_t FN(rows_of_narrow)(const sampled_job *j) {
+    int64_t wide = j->a->block_cols, rows = sat_min(4, j->tm * j->tn / wide);
+    return wide >= 3 && wide <= 8 && rows >= 2 ? rows : 0;
+}
+
+static void FN(unit_dot_narrow)(const sampled_job *j, sampled_unit *u) {
     const sat_pattern_view *a = j->a;
-    const sampled_shape *s = &j->st->shape;
-    int64_t x_pitch, y_pitch, strips = sampled_ceil(r1 - r0, high);
-    const T *x = FN(x_row)(j, chunk * s->kc, run->row * a->block_rows + r0, &x_pitch);
-    const T *y = FN(y_column)(j, chunk * s->kc, &y_pitch);
+    int64_t high = u->r1 - u->r0, strips = sampled_ceil(high, FN(rows_of_narrow)(j)), x_pitch, y_pitch;
+    const T *x = FN(x_row)(j, u->k0, u->run->row * a->block_rows + u->r0, &x_pitch);
+    const T *y = FN(y_column)(j, u->k0, &y_pitch);
     T out[32] __attribute__((aligned(64)));
-    for (int64_t t = run->first; t < run->first + run->count; t++) {
+    for (int64_t t = u->run->first; t < u->run->first + u->run->count; t++) {
         int64_t col = a->col_idx[t] * a->block_cols, wide = sat_min(a->block_cols, a->cols - col);
         const T *columns[8];
         for (int64_t e = 0; e < wide; e++) columns[e] = y + (col + e) * y_pitch;
         for (int64_t i = 0; i < strips; i++) {
-            int64_t from = (r1 - r0) * i / strips, rows = (r1 - r0) * (i + 1) / strips - from;
-            int64_t at = (t * a->block_rows + r0 + from) * a->block_cols;
+            int64_t from = sampled_cut(high, strips, i), rows = sampled_cut(high, strips, i + 1) - from;
+            int64_t at = (t * a->block_rows + u->r0 + from) * a->block_cols;
             __builtin_prefetch(sat_at(j->p->c_dtype, j->s, at), 1);
-            sampled_look_ahead(ahead);
-            FN(dot_tiles)[rows][wide](len, x + from * x_pitch, x_pitch, columns, out);
-            if (wide == a->block_cols) FN(put)(j, chunk, out, rows * wide, at);
+            sampled_look_ahead(&u->ahead);
+            FN(dot_tiles)[rows][wide](u->len, x + from * x_pitch, x_pitch, columns, out);
+            if (wide == a->block_cols) FN(put)(j, u->chunk, out, rows * wide, at);
             else
-                for (int64_t r = 0; r < rows; r++) FN(put)(j, chunk, out + r * wide, wide, at + r * a->block_cols);
+                for (int64_t r = 0; r < rows; r++) FN(put)(j, u->chunk, out + r * wide, wide, at + r * a->block_cols);
         }
     }
 }
 
-/* Some columns of a run, gathered for dot tiles. */
+/* Some columns of a run, gathered for dot tiles. Their sums are kept as the blocks store them: segments, each some
+ * neighbouring columns of one block, one after the other. */
 typedef struct FN(batch) {
     int columns, segments;
     const T *y[SAMPLED_BATCH];
-    /* Sums are kept as the blocks store them, some neighbouring columns of one block after the other. */
-    int at[SAMPLED_BATCH], step[SAMPLED_BATCH]; /* of each column: its place in the first row, and from row to row */
-    int64_t to[SAMPLED_BATCH];                  /* of each segment: its first stored element */
+    int at[SAMPLED_BATCH], step[SAMPLED_BATCH]; /* a column's place in the first row, and from row to row */
+    int64_t to[SAMPLED_BATCH];                  /* a segment's first stored element */
     int count[SAMPLED_BATCH];                   /* and its columns */
 } FN(batch);
 
 static void FN(batch_put)(const sampled_job *j, int64_t chunk, const FN(batch) * b, const T *sums, int64_t rows) {
-    for (int g = 0; g < b->segments; sums += b->count[g++] * rows) {
-        if (b->count[g] == j->a->block_cols) FN(put)(j, chunk, sums, b->count[g] * rows, b->to[g]);
+    int64_t wide = j->a->block_cols;
+    for (int g = 0; g < b->segments; g++) {
+        int64_t count = b->count[g], to = b->to[g];
+        if (count == wide) FN(put)(j, chunk, sums, count * rows, to);
         else
-            for (int64_t r = 0; r < rows; r++)
-                FN(put)(j, chunk, sums + r * b->count[g], b->count[g], b->to[g] + r * j->a->block_cols);
+            for (int64_t r = 0; r < rows; r++) FN(put)(j, chunk, sums + r * count, count, to + r * wide);
+        sums += count * rows;
     }
 }
 
-static void FN(batch_dot)(const sampled_job *j, int64_t chunk, int64_t len, const T *x, int64_t x_pitch, int64_t high,
-                          const FN(batch) * b, sampled_ahead *ahead) {
+static void FN(batch_dot)(const sampled_job *j, sampled_unit *u, const T *x, int64_t pitch, const FN(batch) * b) {
     T out[32] __attribute__((aligned(64))), sums[32 * SAMPLED_BATCH] __attribute__((aligned(64)));
-    int64_t strips = sampled_ceil(high, j->tm), line = 64 / (int64_t)sat_dtype_size(j->p->c_dtype);
+    int64_t high = u->r1 - u->r0, strips = sampled_ceil(high, j->tm);
+    int64_t line = 64 / (int64_t)sat_dtype_size(j->p->c_dtype);
     for (int g = 0; g < b->segments; g++) /* S will be written when the tiles are done */
         for (int64_t e = 0; e < high * j->a->block_cols; e += line)
             __builtin_prefetch(sat_at(j->p->c_dtype, j->s, b->to[g] + e), 1);
     for (int64_t i = 0; i < strips; i++) {
-        int64_t from = high * i / strips, rows = high * (i + 1) / strips - from;
+        int64_t from = sampled_cut(high, strips, i), rows = sampled_cut(high, strips, i + 1) - from;
         int most = (int)sat_min(8, j->tm * j->tn / rows), wide; /* few rows leave room for more columns */
         for (int c = 0; c < b->columns; c += wide) {
-            int left = b->columns - c;
-            wide = left >= 2 * most || left <= most ? (int)sat_min(left, most) : (left + 1) / 2;
-            sampled_look_ahead(ahead);
-            FN(dot_tiles)[rows][wide](len, x + from * x_pitch, x_pitch, b->y + c, out);
+            wide = sampled_wide(b->columns - c, most);
+            sampled_look_ahead(&u->ahead);
+            FN(dot_tiles)[rows][wide](u->len, x + from * pitch, pitch, b->y + c, out);
             for (int e = 0; e < wide; e++) {
                 T *to = sums + b->at[c + e] + from * b->step[c + e];
                 for (int64_t r = 0; r < rows; r++) to[r * b->step[c + e]] = out[r * wide + e];
             }
         }
     }
-    FN(batch_put)(j, chunk, b, sums, high);
+    FN(batch_put)(j, u->chunk, b, sums, high);
 }
 
-static void FN(unit_dot)(const sampled_job *j, int64_t chunk, int64_t len, const sampled_run *run, int64_t r0,
-                         int64_t r1, sampled_ahead *ahead) {
+static void FN(unit_dot)(const sampled_job *j, sampled_unit *u) {
     const sat_pattern_view *a = j->a;
-    const sampled_shape *s = &j->st->shape;
-    int64_t x_pitch, y_pitch;
-    const T *x = FN(x_row)(j, chunk * s->kc, run->row * a->block_rows + r0, &x_pitch);
-    const T *y = FN(y_column)(j, chunk * s->kc, &y_pitch);
+    int64_t high = u->r1 - u->r0, end = u->run->first + u->run->count, x_pitch, y_pitch;
+    const T *x = FN(x_row)(j, u->k0, u->run->row * a->block_rows + u->r0, &x_pitch);
+    const T *y = FN(y_column)(j, u->k0, &y_pitch);
     FN(batch) b;
     b.columns = b.segments = 0;
-    for (int64_t t = run->first; t < run->first + run->count; t++) {
+    for (int64_t t = u->run->first; t < end; t++) {
         int64_t col = a->col_idx[t] * a->block_cols, wide = sat_min(a->block_cols, a->cols - col);
         for (int64_t c = 0, some; c < wide; c += some) {
             some = sat_min(wide - c, SAMPLED_BATCH - b.columns);
-            b.to[b.segments] = (t * a->block_rows + r0) * a->block_cols + c;
+            b.to[b.segments] = (t * a->block_rows + u->r0) * a->block_cols + c;
             b.count[b.segments++] = (int)some;
-            int64_t first = b.columns * (r1 - r0);
+            int64_t first = b.columns * high;
             for (int64_t e = 0; e < some; e++, b.columns++) {
                 b.y[b.columns] = y + (col + c + e) * y_pitch;
                 b.at[b.columns] = (int)(first + e), b.step[b.columns] = (int)some;
             }
-            bool end = t + 1 == run->first + run->count && c + some == wide;
-            if (b.columns < SAMPLED_BATCH && !end) continue;
-            FN(batch_dot)(j, chunk, len, x, x_pitch, r1 - r0, &b, ahead);
+            if (b.columns < SAMPLED_BATCH && !(t + 1 == end && c + some == wide)) continue;
+            FN(batch_dot)(j, u, x, x_pitch, &b);
             b.columns = b.segments = 0;
         }
     }
 }
 
-/* What comes after this run: the same rows of the next one. */
-static sampled_ahead FN(ahead_of)(const sampled_job *j, int64_t len, int64_t k0, int64_t u, int64_t rows) {
+/* ---- units, tasks, chunks ---- */
+
+/* What unit `next` will read of X, to be fetched while `rows` rows of the run before it are computed. */
+static sampled_ahead FN(ahead_of)(const sampled_job *j, const sampled_unit *u, int64_t next) {
     const sampled_shape *s = &j->st->shape;
     sampled_ahead h = {0};
-    if (u + 1 >= j->st->run_count * s->pieces) return h;
-    const sampled_run *run = &j->st->runs[u / s->pieces], *next = &j->st->runs[(u + 1) / s->pieces];
+    if (next >= j->st->run_count * s->pieces) return h;
     int64_t high = sampled_ceil(j->a->block_rows, s->pieces), pitch;
-    int64_t i0 = next->row * j->a->block_rows + (u + 1) % s->pieces * high;
+    int64_t i0 = j->st->runs[next / s->pieces].row * j->a->block_rows + next % s->pieces * high;
+    h.row = (const char *)FN(x_row)(j, u->k0, i0, &pitch);
     h.rows = sat_min(high, j->a->rows - i0);
-    h.row = (const char *)FN(x_row)(j, k0, i0, &pitch);
-    h.pitch = pitch * (int64_t)sizeof(T), h.bytes = len * (int64_t)sizeof(T);
-    int64_t columns = run->count * s->panels;
-    int64_t tiles = sampled_ceil(columns, j->tn) * sampled_ceil(rows, j->tm);
+    h.pitch = pitch * (int64_t)sizeof(T), h.bytes = u->len * (int64_t)sizeof(T);
+    int64_t tiles = sampled_ceil(u->run->count * s->panels, j->tn) * sampled_ceil(u->r1 - u->r0, j->tm);
     h.lines = sampled_ceil(h.rows * sampled_ceil(h.bytes, 64), sat_max(1, tiles));
     return h;
 }
 
-static void FN(unit)(const sampled_job *j, int64_t chunk, int64_t len, int64_t u) {
+static void FN(unit)(const sampled_job *j, int64_t chunk, int64_t index) {
     const sat_pattern_view *a = j->a;
     const sampled_shape *s = &j->st->shape;
-    const sampled_run *run = &j->st->runs[u / s->pieces];
-    int64_t piece = u % s->pieces, high = sampled_ceil(a->block_rows, s->pieces);
-    int64_t rows = sat_min(a->block_rows, a->rows - run->row * a->block_rows);
-    int64_t r0 = piece * high, r1 = sat_min(r0 + high, rows);
-    if (r0 < r1) {
-        sampled_ahead ahead = FN(ahead_of)(j, len, chunk * s->kc, u, r1 - r0);
-        int narrow = (int)sat_min(4, j->tm * j->tn / a->block_cols);
-        if (s->dot && a->block_cols >= 3 && a->block_cols <= 8 && narrow >= 2)
-            FN(unit_dot_narrow)(j, chunk, len, run, r0, r1, narrow, &ahead);
-        else if (s->dot) FN(unit_dot)(j, chunk, len, run, r0, r1, &ahead);
-        else FN(unit_outer)(j, chunk, len, run, r0, r1, &ahead);
+    sampled_unit u = {.chunk = chunk, .k0 = chunk * s->kc, .run = &j->st->runs[index / s->pieces]};
+    int64_t high = sampled_ceil(a->block_rows, s->pieces);
+    int64_t rows = sat_min(a->block_rows, a->rows - u.run->row * a->block_rows);
+    u.len = sat_min(s->kc, j->p->k - u.k0);
+    u.r0 = index % s->pieces * high, u.r1 = sat_min(u.r0 + high, rows);
+    if (u.r0 < u.r1) {
+        u.ahead = FN(ahead_of)(j, &u, index + 1);
+        if (!s->dot) FN(unit_outer)(j, &u);
+        else if (FN(rows_of_narrow)(j)) FN(unit_dot_narrow)(j, &u);
+        else FN(unit_dot)(j, &u);
     }
     if (chunk + 1 < s->chunks) return;
-    for (int64_t t = run->first; t < run->first + run->count; t++) {
-        int64_t cols = a->cols - a->col_idx[t] * a->block_cols;
-        if (rows < a->block_rows || cols < a->block_cols)
-            FN(clear)(j, t, rows, sat_min(cols, a->block_cols), r0, sat_min(r0 + high, a->block_rows));
+    for (int64_t t = u.run->first; t < u.run->first + u.run->count; t++) {
+        int64_t cols = sat_min(a->block_cols, a->cols - a->col_idx[t] * a->block_cols);
+        int64_t end = sat_min(u.r0 + high, a->block_rows);
+        if (rows < a->block_rows || cols < a->block_cols) FN(clear)(j, t, rows, cols, u.r0, end);
     }
 }
 
@@ -345,7 +366,7 @@ static sat_status FN(launch)(const sat_launch *l, int tm, int tn) {
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t t = 0; t < tasks; t++)
-            for (int64_t u = job.st->tasks[t]; u < job.st->tasks[t + 1]; u++) FN(unit)(&job, chunk, len, u);
+            for (int64_t u = job.st->tasks[t]; u < job.st->tasks[t + 1]; u++) FN(unit)(&job, chunk, u);
     }
     return SAT_OK;
 }

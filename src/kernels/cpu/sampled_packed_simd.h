@@ -100,9 +100,9 @@ DOT_TILES(DOT_TILE)
 
 #define OUTER_ENTRY(rows, panels) [rows][panels] = FN(outer_##rows##_##panels),
 #define DOT_ENTRY(rows, columns)  [rows][columns] = FN(dot_##rows##_##columns),
-static void (*const FN(outer_tiles)[9][9])(int64_t, const T *, int64_t, const T *const *,
-                                           T *) = {OUTER_TILES(OUTER_ENTRY)};
-static void (*const FN(dot_tiles)[9][9])(int64_t, const T *, int64_t, const T *const *, T *) = {DOT_TILES(DOT_ENTRY)};
+typedef void (*FN(tile))(int64_t kc, const T *x, int64_t x_pitch, const T *const *y, T *out);
+static const FN(tile) FN(outer_tiles)[9][9] = {OUTER_TILES(OUTER_ENTRY)};
+static const FN(tile) FN(dot_tiles)[9][9] = {DOT_TILES(DOT_ENTRY)};
 #undef OUTER_TILE
 #undef DOT_TILE
 #undef OUTER_ENTRY
