@@ -1,4 +1,4 @@
-/* AMX tiles in plain C, for tests only: lets matmul_amx.c, compiled with -DSAT_AMX_EMULATE, run on any machine with
+/* AMX tiles in plain C, for tests only: lets matmul_amx.c, included after this header, run on any machine with
  * AVX-512. Follows the instructions' own rules on shapes; what real hardware would refuse stops the test. */
 #ifndef AMX_EMULATE_H
 #define AMX_EMULATE_H

@@ -11,10 +11,6 @@
 
 #include "variant.h"
 
-#ifdef SAT_AMX_EMULATE /* tests of the addressing on machines without AMX */
-#include "amx_emulate.h"
-#endif
-
 enum { PAIR = 32, HALF = 16 }; /* columns of C that are computed together, and of one tile */
 
 /* Tiles 0..3 are C (rows 0 and 1 by columns 0 and 1), 4 and 5 A, 6 and 7 B. */

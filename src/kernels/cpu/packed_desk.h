@@ -21,8 +21,7 @@ typedef struct packed_job {
     packed_shape shape;
     const void *values, *b, *bias;
     void *c;
-    bool plain;  /* a tile, as it comes out of the registers, is what C wants to hold */
-    bool around; /* C is too large to stay in the cache: write around it */
+    bool plain; /* a tile, as it comes out of the registers, is what C wants to hold */
     packed_desk *desks;
     _Atomic int64_t stream_next, group_next, groups_open;
 } packed_job;

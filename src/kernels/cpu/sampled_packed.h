@@ -22,6 +22,13 @@ enum { SAMPLED_DOT = 1, SAMPLED_X_IN_PLACE = 2, SAMPLED_Y_IN_PLACE = 4 }; /* sat
 
 enum { SAMPLED_BATCH = 64 }; /* columns that a dot tile's results are gathered over; rows or columns packed at a time */
 
+/* What a family computes a problem with. */
+typedef struct sampled_vectors {
+    int lanes;    /* sums in a vector */
+    int64_t size; /* bytes of an element that a tile reads */
+    double peak;  /* what full tiles reach of the device's rate */
+} sampled_vectors;
+
 typedef struct sampled_run {
     int64_t first; /* stored block */
     int32_t row, count;
@@ -30,7 +37,7 @@ typedef struct sampled_run {
 /* Sizes that follow from the problem and the instance alone. */
 typedef struct sampled_shape {
     bool dot, x_in_place, y_in_place;
-    int64_t size;             /* of an element that is computed with */
+    int64_t size;             /* of an element that a tile reads */
     int64_t kc, chunks;       /* steps of k in a chunk (the last may have fewer) */
     int64_t panels;           /* of a block column: vectors (outer) or columns (dot) */
     int64_t x_pitch, y_pitch; /* packed elements from row to row of X, from panel to panel of Y */
@@ -50,21 +57,20 @@ typedef struct sampled_state {
 static inline int64_t sampled_ceil(int64_t x, int64_t y) { return (x + y - 1) / y; }
 static inline int64_t sampled_round(int64_t x, int64_t y) { return sampled_ceil(x, y) * y; }
 
-/* `lanes` of a vector of the computing dtype. */
 static sampled_shape sampled_shape_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
-                                      const sat_device *d, int lanes) {
+                                      const sat_device *d, sampled_vectors w) {
     sampled_shape s = {.dot = (v->instance.option & SAMPLED_DOT) != 0};
     s.x_in_place = (v->instance.option & SAMPLED_X_IN_PLACE) != 0;
     s.y_in_place = (v->instance.option & SAMPLED_Y_IN_PLACE) != 0;
-    s.size = p->compute_dtype == SAT_F64 ? 8 : 4;
+    s.size = w.size;
     int64_t most = v->instance.tile_k > 0 ? v->instance.tile_k : 512, line = 64 / s.size;
     most = sat_min(most, sat_max(64, (256 << 20) / s.size / sat_max(1, p->m + p->n))); /* bounds the workspace */
     s.chunks = sat_max(1, sampled_ceil(p->k, most));
     s.kc = sampled_round(sat_max(1, sampled_ceil(p->k, s.chunks)), line);
     s.chunks = sat_max(1, sampled_ceil(p->k, s.kc));
-    s.panels = s.dot ? a->block_cols : sampled_ceil(a->block_cols, lanes);
+    s.panels = s.dot ? a->block_cols : sampled_ceil(a->block_cols, w.lanes);
     s.x_pitch = s.kc + line; /* one line more, or powers of two would share cache sets */
-    s.y_pitch = s.dot ? s.kc + line : s.kc * lanes + line;
+    s.y_pitch = s.dot ? s.kc + line : s.kc * w.lanes + line;
     if (!s.x_in_place) s.x_bytes = p->m * s.x_pitch * s.size;
     if (!s.y_in_place) s.y_bytes = (s.dot ? p->n : a->grid_cols * s.panels) * s.y_pitch * s.size;
     if (s.chunks > 1 && sat_dtype_size(p->c_dtype) < 4)
@@ -138,11 +144,11 @@ static bool sampled_make_tasks(sampled_state *st, const sat_pattern_view *a) {
     return true;
 }
 
-static sat_status sampled_prepare(const sat_prepare *prepare, int lanes, void **state) {
+static sat_status sampled_prepare(const sat_prepare *prepare, sampled_vectors w, void **state) {
     const sat_pattern_view *a = prepare->pattern;
     sampled_state *st = calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "no memory for a schedule");
-    st->shape = sampled_shape_of(prepare->variant, prepare->problem, a, prepare->device, lanes);
+    st->shape = sampled_shape_of(prepare->variant, prepare->problem, a, prepare->device, w);
     st->columns = calloc((size_t)sat_max(1, a->grid_cols), 1);
     if (!st->columns || !sampled_make_runs(st, a) || !sampled_make_tasks(st, a)) {
         sampled_release(prepare->variant, st);
@@ -221,30 +227,29 @@ static inline int sampled_threads(const sat_launch *l) {
 
 /* ---- what fits ---- */
 
-static inline bool sampled_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, int lanes) {
-    bool wide = sat_dtype_size(p->a_dtype) >= 4;
+static inline bool sampled_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                                    sampled_vectors w) {
+    bool as_is = (int64_t)sat_dtype_size(p->a_dtype) == w.size;
     if (v->instance.dtype && v->instance.dtype != p->a_dtype) return false;
-    if ((v->instance.option & SAMPLED_X_IN_PLACE) && !(wide && p->a.col_stride == 1)) return false;
-    if ((v->instance.option & SAMPLED_Y_IN_PLACE) && !(wide && p->b.row_stride == 1)) return false;
+    if ((v->instance.option & SAMPLED_X_IN_PLACE) && !(as_is && p->a.col_stride == 1)) return false;
+    if ((v->instance.option & SAMPLED_Y_IN_PLACE) && !(as_is && p->b.row_stride == 1)) return false;
     if (v->instance.option & SAMPLED_DOT) return true;
-    int64_t padded = sampled_round(a->block_cols, lanes);
-    return 3 * a->block_cols >= 2 * padded; /* else too much of the panels would be padding */
+    return 3 * a->block_cols >= 2 * sampled_round(a->block_cols, w.lanes); /* else mostly padding */
 }
 
-/* `peak`: what full tiles reach of the device's rate. Packing moves what it copies twice; short chunks pay more for the
- * end of a tile; panels wider than the block compute padding. */
+/* Packing moves what it copies twice; short chunks pay more for the end of a tile; panels wider than the block compute
+ * padding; blocks lower than a tile leave it half empty. */
 static double sampled_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
-                               const sat_device *d, int lanes, double peak) {
-    sampled_shape s = sampled_shape_of(v, p, a, d, lanes);
-    double used = s.dot ? (double)s.kc / (double)(s.kc + 8 * lanes)
-                        : (double)s.kc / (double)(s.kc + 16) * (double)a->block_cols / (double)(s.panels * lanes);
+                               const sat_device *d, sampled_vectors w) {
+    sampled_shape s = sampled_shape_of(v, p, a, d, w);
+    double used = s.dot ? (double)s.kc / (double)(s.kc + 8 * w.lanes)
+                        : (double)s.kc / (double)(s.kc + 16) * (double)a->block_cols / (double)(s.panels * w.lanes);
     double rows = (double)sat_min(a->block_rows, v->instance.tile_m) / (double)v->instance.tile_m;
-    double bytes = sat_bytes(p, a), values = (double)a->stored_elements * (double)sat_dtype_size(p->c_dtype);
+    double values = (double)a->stored_elements * (double)sat_dtype_size(p->c_dtype);
     double packed =
         (double)p->k * (double)s.size * ((s.x_in_place ? 0 : (double)p->m) + (s.y_in_place ? 0 : (double)p->n));
-    double batch = (double)sat_max(1, p->batch);
-    bytes += batch * (packed + 2 * values * (double)(s.chunks - 1));
-    double compute = sat_flops(p, a) / (d->flop_rate[p->compute_dtype] * peak * used * (0.4 + 0.6 * rows));
+    double bytes = sat_bytes(p, a) + (double)sat_max(1, p->batch) * (packed + 2 * values * (double)(s.chunks - 1));
+    double compute = sat_flops(p, a) / (d->flop_rate[p->compute_dtype] * w.peak * used * (0.4 + 0.6 * rows));
     return compute + bytes / d->memory_rate + 2e-6;
 }
 

@@ -13,8 +13,9 @@
     X(1, 2)                                                                                                            \
     X(1, 3)                                                                                                            \
     X(1, 4)                                                                                                            \
-    X(1, 5) X(1, 6) X(1, 7) X(1, 8) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(3, 1) X(3, 2) X(3, 3) X(3, 4)    \
-        X(4, 1) X(4, 2) X(4, 3)
+    X(1, 5)                                                                                                            \
+    X(1, 6) X(1, 7) X(1, 8) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1)    \
+        X(4, 2) X(4, 3)
 
 /* Loads of the first n lanes start their mask at 8 - n of these. */
 static const int32_t masks[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
@@ -45,26 +46,8 @@ static inline __m256i mask_of(int lanes, int bytes) {
 #define WIDEN        sampled_widen8
 #define WSTORE(p, v) _mm256_storeu_ps(p, v)
 #define TRANSPOSE(r) sampled_turn8(r)
-#define narrow_f32   sampled_narrow
 #include "sampled_packed_simd.h"
 #include "sampled_packed_body.h"
-
-#undef T
-#undef FN
-#undef LANES
-#undef V
-#undef VLOAD
-#undef VLOAD_SOME
-#undef VSTORE
-#undef VBROADCAST
-#undef VZERO
-#undef VFMA
-#undef VSUM4
-#undef WV
-#undef SQUARE
-#undef WIDEN
-#undef WSTORE
-#undef TRANSPOSE
 
 #define T                double
 #define FN(name)         name##_f64
@@ -87,45 +70,24 @@ static inline __m256i mask_of(int lanes, int bytes) {
 #define WIDEN        sampled_widen4
 #define WSTORE(p, v) _mm256_storeu_pd(p, v)
 #define TRANSPOSE(r) sampled_turn4(r)
-#define narrow_f64   sampled_narrow
 #include "sampled_packed_simd.h"
 #include "sampled_packed_body.h"
 
-static int lanes(const sat_problem *p) { return p->compute_dtype == SAT_F64 ? 4 : 8; }
-
-static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    return (d->isa & SAT_ISA_AVX2) != 0 && sampled_supports(v, p, a, lanes(p));
+static sampled_vectors vectors_of(const sat_problem *p, const sat_device *d) {
+    double peak = d->isa & SAT_ISA_AVX512 ? 0.9 : 1; /* where vectors can be wider, they may be no faster */
+    return p->compute_dtype == SAT_F64 ? (sampled_vectors){4, 8, peak} : (sampled_vectors){8, 4, peak};
 }
 
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    double peak = d->isa & SAT_ISA_AVX512 ? 0.9 : 1.0; /* on some machines wider vectors are no faster */
-    return sampled_estimate(v, p, a, d, lanes(p), peak);
+static bool runs_on(const sat_problem *p, const sat_device *d) {
+    (void)p;
+    return (d->isa & SAT_ISA_AVX2) != 0;
 }
 
-static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sampled_shape s = sampled_shape_of(v, p, a, d, lanes(p));
-    return sampled_bytes(&s);
+static sat_status run(const sat_launch *l, int tile_m, int tile_n) {
+    return l->problem->compute_dtype == SAT_F64 ? launch_f64(l, tile_m, tile_n) : launch_f32(l, tile_m, tile_n);
 }
 
-static sat_status prepare(const sat_prepare *prepare, void **state) {
-    return sampled_prepare(prepare, lanes(prepare->problem), state);
-}
+#include "sampled_packed_family.h"
 
-static sat_status launch(const sat_launch *l) {
-    const sat_instance *i = &l->variant->instance;
-    return l->problem->compute_dtype == SAT_F64 ? launch_f64(l, i->tile_m, i->tile_n)
-                                                : launch_f32(l, i->tile_m, i->tile_n);
-}
-
-SAT_FAMILY(cpu_sampled_packed_avx2) = {
-    .revision = "1",
-    .op = SAT_SAMPLED,
-    .backend = SAT_CPU,
-    .about = "AVX2 register tiles on packed X and Y, whole or along k; any dtype and block shape",
-    .supports = supports,
-    .estimate = estimate,
-    .workspace = workspace,
-    .prepare = prepare,
-    .launch = launch,
-    .release = sampled_release,
-};
+SAT_FAMILY(cpu_sampled_packed_avx2) =
+    SAMPLED_FAMILY("AVX2 register tiles on packed X and Y, whole or along k; any dtype and block shape");

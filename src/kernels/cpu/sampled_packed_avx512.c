@@ -8,61 +8,38 @@
     X(2, 1)                                                                                                            \
     X(3, 1)                                                                                                            \
     X(4, 1)                                                                                                            \
-    X(5, 1) X(6, 1) X(7, 1) X(8, 1) X(1, 2) X(2, 2) X(3, 2) X(4, 2) X(5, 2) X(6, 2) X(7, 2) X(8, 2) X(1, 3) X(2, 3)    \
-        X(3, 3) X(4, 3) X(5, 3) X(6, 3) X(7, 3) X(8, 3) X(1, 4) X(2, 4) X(3, 4) X(4, 4) X(5, 4) X(6, 4) X(7, 4)
+    X(5, 1)                                                                                                            \
+    X(6, 1) X(7, 1) X(8, 1) X(1, 2) X(2, 2) X(3, 2) X(4, 2) X(5, 2) X(6, 2) X(7, 2) X(8, 2) X(1, 3) X(2, 3) X(3, 3)    \
+        X(4, 3) X(5, 3) X(6, 3) X(7, 3) X(8, 3) X(1, 4) X(2, 4) X(3, 4) X(4, 4) X(5, 4) X(6, 4) X(7, 4)
 #define DOT_TILES(X)                                                                                                   \
     X(1, 1)                                                                                                            \
     X(1, 2)                                                                                                            \
     X(1, 3)                                                                                                            \
     X(1, 4)                                                                                                            \
-    X(1, 5) X(1, 6) X(1, 7) X(1, 8) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(2, 7) X(2, 8) X(3, 1) X(3, 2)    \
-        X(3, 3) X(3, 4) X(3, 5) X(3, 6) X(3, 7) X(3, 8) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(4, 5) X(4, 6)
+    X(1, 5)                                                                                                            \
+    X(1, 6) X(1, 7) X(1, 8) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(2, 7) X(2, 8) X(3, 1) X(3, 2) X(3, 3)    \
+        X(3, 4) X(3, 5) X(3, 6) X(3, 7) X(3, 8) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(4, 5) X(4, 6)
 
 #define VPIN(v) __asm__("" : "+v"(v))
 
-#define T                float
-#define FN(name)         name##_f32
-#define LANES            16
-#define V                __m512
-#define VLOAD(p)         _mm512_loadu_ps(p)
-#define VLOAD_SOME(p, n) _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p)
-#define VSTORE(p, v)     _mm512_storeu_ps(p, v)
-#define VBROADCAST(p)    _mm512_set1_ps(*(p))
-#define VZERO()          _mm512_setzero_ps()
-#define VFMA(a, b, c)    _mm512_fmadd_ps(a, b, c)
-#define VSUM4(p, a, b, c, d)                                                                                           \
-    do {                                                                                                               \
-        __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));                                 \
-        __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));                                 \
-        ab = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));                          \
-        __m256 half = _mm256_add_ps(_mm512_castps512_ps256(ab), _mm512_extractf32x8_ps(ab, 1));                        \
-        _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));                    \
-    } while (0)
-#define WV           __m256
-#define SQUARE       8
-#define WIDEN        sampled_widen8
-#define WSTORE(p, v) _mm256_storeu_ps(p, v)
-#define TRANSPOSE(r) sampled_turn8(r)
-#define narrow_f32   sampled_narrow
+#define T                    float
+#define FN(name)             name##_f32
+#define LANES                16
+#define V                    __m512
+#define VLOAD(p)             _mm512_loadu_ps(p)
+#define VLOAD_SOME(p, n)     _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p)
+#define VSTORE(p, v)         _mm512_storeu_ps(p, v)
+#define VBROADCAST(p)        _mm512_set1_ps(*(p))
+#define VZERO()              _mm512_setzero_ps()
+#define VFMA(a, b, c)        _mm512_fmadd_ps(a, b, c)
+#define VSUM4(p, a, b, c, d) sampled_sum4(p, a, b, c, d)
+#define WV                   __m256
+#define SQUARE               8
+#define WIDEN                sampled_widen8
+#define WSTORE(p, v)         _mm256_storeu_ps(p, v)
+#define TRANSPOSE(r)         sampled_turn8(r)
 #include "sampled_packed_simd.h"
 #include "sampled_packed_body.h"
-
-#undef T
-#undef FN
-#undef LANES
-#undef V
-#undef VLOAD
-#undef VLOAD_SOME
-#undef VSTORE
-#undef VBROADCAST
-#undef VZERO
-#undef VFMA
-#undef VSUM4
-#undef WV
-#undef SQUARE
-#undef WIDEN
-#undef WSTORE
-#undef TRANSPOSE
 
 #define T                double
 #define FN(name)         name##_f64
@@ -88,44 +65,24 @@
 #define WIDEN        sampled_widen4
 #define WSTORE(p, v) _mm256_storeu_pd(p, v)
 #define TRANSPOSE(r) sampled_turn4(r)
-#define narrow_f64   sampled_narrow
 #include "sampled_packed_simd.h"
 #include "sampled_packed_body.h"
 
-static int lanes(const sat_problem *p) { return p->compute_dtype == SAT_F64 ? 8 : 16; }
-
-static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    return (d->isa & SAT_ISA_AVX512) != 0 && sampled_supports(v, p, a, lanes(p));
+static sampled_vectors vectors_of(const sat_problem *p, const sat_device *d) {
+    (void)d;
+    return p->compute_dtype == SAT_F64 ? (sampled_vectors){8, 8, 1} : (sampled_vectors){16, 4, 1};
 }
 
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    return sampled_estimate(v, p, a, d, lanes(p), 1.0);
+static bool runs_on(const sat_problem *p, const sat_device *d) {
+    (void)p;
+    return (d->isa & SAT_ISA_AVX512) != 0;
 }
 
-static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sampled_shape s = sampled_shape_of(v, p, a, d, lanes(p));
-    return sampled_bytes(&s);
+static sat_status run(const sat_launch *l, int tile_m, int tile_n) {
+    return l->problem->compute_dtype == SAT_F64 ? launch_f64(l, tile_m, tile_n) : launch_f32(l, tile_m, tile_n);
 }
 
-static sat_status prepare(const sat_prepare *prepare, void **state) {
-    return sampled_prepare(prepare, lanes(prepare->problem), state);
-}
+#include "sampled_packed_family.h"
 
-static sat_status launch(const sat_launch *l) {
-    const sat_instance *i = &l->variant->instance;
-    return l->problem->compute_dtype == SAT_F64 ? launch_f64(l, i->tile_m, i->tile_n)
-                                                : launch_f32(l, i->tile_m, i->tile_n);
-}
-
-SAT_FAMILY(cpu_sampled_packed_avx512) = {
-    .revision = "1",
-    .op = SAT_SAMPLED,
-    .backend = SAT_CPU,
-    .about = "AVX-512 register tiles on packed X and Y, whole or along k; any dtype and block shape",
-    .supports = supports,
-    .estimate = estimate,
-    .workspace = workspace,
-    .prepare = prepare,
-    .launch = launch,
-    .release = sampled_release,
-};
+SAT_FAMILY(cpu_sampled_packed_avx512) =
+    SAMPLED_FAMILY("AVX-512 register tiles on packed X and Y, whole or along k; any dtype and block shape");

@@ -1,12 +1,8 @@
-/* The sampled product's launch for one computing type; included once a type, after defining
- *   T                the type, float or double
- *   FN(name)         the name with the type's suffix
- *   LANES            elements of a vector: the width of an outer tile's panels
+/* The sampled product's launch for one type; included once a type, after sampled_packed_simd.h, which gives
  *   FN(copy)         dst[r*pitch + c] = src[r*rs + c*cs], widened
  *   FN(copy_row)     n neighbouring elements, widened
- *   FN(narrow)       n sums to 16-bit elements
  *   FN(outer_tiles)[rows][panels], FN(dot_tiles)[rows][columns]   the tiles there are; sums go to out, row by row
- * See sampled_packed.h for the plan. */
+ * and after defining narrow(), which makes n sums 16-bit elements. See sampled_packed.h for the plan. */
 
 /* ---- packing: item i is some rows of X, or some panels of Y ---- */
 
@@ -19,7 +15,7 @@ static void FN(pack_x)(const sampled_job *j, int64_t k0, int64_t len, int64_t i0
         end = sat_min(i1, (row + 1) * a->block_rows);
         if (a->row_ptr[row] == a->row_ptr[row + 1]) continue;
         const void *src = sat_at(p->a_dtype, j->x, i * p->a.row_stride + k0 * p->a.col_stride);
-        FN(copy)((T *)j->xp + i * pitch, pitch, end - i, len, p->a_dtype, src, p->a.row_stride, p->a.col_stride);
+        FN(copy)((E *)j->xp + i * pitch, pitch, end - i, len, p->a_dtype, src, p->a.row_stride, p->a.col_stride);
     }
 }
 
@@ -30,24 +26,24 @@ static void FN(pack_y_dot)(const sampled_job *j, int64_t k0, int64_t len, int64_
     for (int64_t c = j0 / wide; c <= (j1 - 1) / wide; c++) used |= j->st->columns[c];
     if (!used) return;
     const void *src = sat_at(p->b_dtype, j->y, k0 * p->b.row_stride + j0 * p->b.col_stride);
-    FN(copy)((T *)j->yp + j0 * pitch, pitch, j1 - j0, len, p->b_dtype, src, p->b.col_stride, p->b.row_stride);
+    FN(copy)((E *)j->yp + j0 * pitch, pitch, j1 - j0, len, p->b_dtype, src, p->b.col_stride, p->b.row_stride);
 }
 
-enum { FN(panels_at_once) = 256 / sizeof(T) / LANES < 1 ? 1 : 256 / sizeof(T) / LANES };
+enum { FN(panels_at_once) = 256 / sizeof(E) / LANES };
 
 /* Some panels together, row by row, so that whole cache lines of Y are used. */
 static void FN(pack_y_outer)(const sampled_job *j, int64_t k0, int64_t len, int64_t first) {
     const sat_problem *p = j->p;
     const sat_pattern_view *a = j->a;
     const sampled_shape *s = &j->st->shape;
-    T *dst[FN(panels_at_once)];
+    E *dst[FN(panels_at_once)];
     int64_t at[FN(panels_at_once)], width[FN(panels_at_once)], count = 0;
     bool whole = true;
     for (int64_t q = first; q < sat_min(first + FN(panels_at_once), a->grid_cols * s->panels); q++) {
         int64_t block = q / s->panels, in_block = q % s->panels * LANES, col = block * a->block_cols + in_block;
         int64_t wide = sat_min(LANES, sat_min(a->block_cols - in_block, p->n - col));
         if (!j->st->columns[block] || wide <= 0) continue;
-        dst[count] = (T *)j->yp + q * s->y_pitch;
+        dst[count] = (E *)j->yp + q * s->y_pitch;
         at[count] = k0 * p->b.row_stride + col * p->b.col_stride;
         width[count++] = wide;
         whole &= wide == LANES;
@@ -56,14 +52,14 @@ static void FN(pack_y_outer)(const sampled_job *j, int64_t k0, int64_t len, int6
     if (cs != 1) {
         for (int64_t q = 0; q < count; q++) {
             const void *src = sat_at(p->b_dtype, j->y, at[q]);
-            if (width[q] < LANES) memset(dst[q], 0, (size_t)(len * LANES) * sizeof(T));
+            if (width[q] < LANES) memset(dst[q], 0, (size_t)(len * LANES) * sizeof(E));
             FN(copy)(dst[q], LANES, len, width[q], p->b_dtype, src, rs, cs);
         }
         return;
     }
     for (int64_t k = 0; k < len; k++) {
         for (int64_t q = 0; q < count; q++) {
-            T *to = dst[q] + k * LANES;
+            E *to = dst[q] + k * LANES;
             if (k + 8 < len) __builtin_prefetch(sat_at(p->b_dtype, j->y, at[q] + (k + 8) * rs));
             if (whole) { /* apart, so that the compiler knows how many */
                 FN(copy_row)(to, LANES, p->b_dtype, j->y, at[q] + k * rs);
@@ -94,16 +90,16 @@ static void FN(pack)(const sampled_job *j, int64_t k0, int64_t len, int64_t item
 }
 
 /* Where the tiles find row i of X, from step k0 on. */
-static inline const T *FN(x_row)(const sampled_job *j, int64_t k0, int64_t i, int64_t *pitch) {
+static inline const E *FN(x_row)(const sampled_job *j, int64_t k0, int64_t i, int64_t *pitch) {
     const sampled_shape *s = &j->st->shape;
     *pitch = s->x_in_place ? j->p->a.row_stride : s->x_pitch;
-    return s->x_in_place ? (const T *)j->x + i * *pitch + k0 : (const T *)j->xp + i * *pitch;
+    return s->x_in_place ? (const E *)j->x + i * *pitch + k0 : (const E *)j->xp + i * *pitch;
 }
 
-static inline const T *FN(y_column)(const sampled_job *j, int64_t k0, int64_t *pitch) { /* the first */
+static inline const E *FN(y_column)(const sampled_job *j, int64_t k0, int64_t *pitch) { /* the first */
     const sampled_shape *s = &j->st->shape;
     *pitch = s->y_in_place ? j->p->b.col_stride : s->y_pitch;
-    return s->y_in_place ? (const T *)j->y + k0 : (const T *)j->yp;
+    return s->y_in_place ? (const E *)j->y + k0 : (const E *)j->yp;
 }
 
 /* ---- results: n sums v to the stored elements from `at` on ---- */
@@ -139,7 +135,7 @@ static inline __attribute__((always_inline)) void FN(put_n)(const sampled_job *j
             total[e] = (float)alpha * ((float)v[e0 + e] + (chunk > 0 ? sums[e0 + e] : 0));
         if (beta != 0)
             for (int64_t e = 0; e < some; e++) total[e] += (float)beta * (float)sat_load(p->c_dtype, s, e);
-        FN(narrow)(s, total, some, p->c_dtype);
+        narrow(s, total, some, p->c_dtype);
     }
 }
 
@@ -163,7 +159,7 @@ static void FN(clear)(const sampled_job *j, int64_t t, int64_t rows, int64_t col
 /* The panels of a tile: where each lies, where its first row of sums goes, and how many columns of it are real. */
 typedef struct FN(panels) {
     int count;
-    const T *y[8];
+    const E *y[8];
     int64_t at[8], width[8];
 } FN(panels);
 
@@ -177,7 +173,7 @@ static int64_t FN(take_panels)(const sampled_job *j, const sampled_unit *u, int6
         int64_t inside = sat_min(a->block_cols, a->cols - block * a->block_cols) - panel * LANES;
         if (inside <= 0) continue; /* beyond the matrix */
         int e = out->count++;
-        out->y[e] = (const T *)j->yp + (block * s->panels + panel) * s->y_pitch;
+        out->y[e] = (const E *)j->yp + (block * s->panels + panel) * s->y_pitch;
         out->at[e] = (t * a->block_rows + u->r0) * a->block_cols + panel * LANES;
         out->width[e] = sat_min(LANES, inside);
     }
@@ -197,7 +193,7 @@ static void FN(unit_outer)(const sampled_job *j, sampled_unit *u) {
     const sat_pattern_view *a = j->a;
     int64_t high = u->r1 - u->r0, strips = sampled_ceil(high, j->tm), total = u->run->count * j->st->shape.panels;
     int64_t pitch;
-    const T *x = FN(x_row)(j, u->k0, u->run->row * a->block_rows + u->r0, &pitch);
+    const E *x = FN(x_row)(j, u->k0, u->run->row * a->block_rows + u->r0, &pitch);
     T out[8 * 8 * LANES] __attribute__((aligned(64)));
     FN(panels) w;
     for (int64_t q = 0; q < total;) {
@@ -225,12 +221,12 @@ static inline int64_t FN(rows_of_narrow)(const sampled_job *j) {
 static void FN(unit_dot_narrow)(const sampled_job *j, sampled_unit *u) {
     const sat_pattern_view *a = j->a;
     int64_t high = u->r1 - u->r0, strips = sampled_ceil(high, FN(rows_of_narrow)(j)), x_pitch, y_pitch;
-    const T *x = FN(x_row)(j, u->k0, u->run->row * a->block_rows + u->r0, &x_pitch);
-    const T *y = FN(y_column)(j, u->k0, &y_pitch);
+    const E *x = FN(x_row)(j, u->k0, u->run->row * a->block_rows + u->r0, &x_pitch);
+    const E *y = FN(y_column)(j, u->k0, &y_pitch);
     T out[32] __attribute__((aligned(64)));
     for (int64_t t = u->run->first; t < u->run->first + u->run->count; t++) {
         int64_t col = a->col_idx[t] * a->block_cols, wide = sat_min(a->block_cols, a->cols - col);
-        const T *columns[8];
+        const E *columns[8];
         for (int64_t e = 0; e < wide; e++) columns[e] = y + (col + e) * y_pitch;
         for (int64_t i = 0; i < strips; i++) {
             int64_t from = sampled_cut(high, strips, i), rows = sampled_cut(high, strips, i + 1) - from;
@@ -249,7 +245,7 @@ static void FN(unit_dot_narrow)(const sampled_job *j, sampled_unit *u) {
  * neighbouring columns of one block, one after the other. */
 typedef struct FN(batch) {
     int columns, segments;
-    const T *y[SAMPLED_BATCH];
+    const E *y[SAMPLED_BATCH];
     int at[SAMPLED_BATCH], step[SAMPLED_BATCH]; /* a column's place in the first row, and from row to row */
     int64_t to[SAMPLED_BATCH];                  /* a segment's first stored element */
     int count[SAMPLED_BATCH];                   /* and its columns */
@@ -266,7 +262,7 @@ static void FN(batch_put)(const sampled_job *j, int64_t chunk, const FN(batch) *
     }
 }
 
-static void FN(batch_dot)(const sampled_job *j, sampled_unit *u, const T *x, int64_t pitch, const FN(batch) * b) {
+static void FN(batch_dot)(const sampled_job *j, sampled_unit *u, const E *x, int64_t pitch, const FN(batch) * b) {
     T out[32] __attribute__((aligned(64))), sums[32 * SAMPLED_BATCH] __attribute__((aligned(64)));
     int64_t high = u->r1 - u->r0, strips = sampled_ceil(high, j->tm);
     int64_t line = 64 / (int64_t)sat_dtype_size(j->p->c_dtype);
@@ -292,8 +288,8 @@ static void FN(batch_dot)(const sampled_job *j, sampled_unit *u, const T *x, int
 static void FN(unit_dot)(const sampled_job *j, sampled_unit *u) {
     const sat_pattern_view *a = j->a;
     int64_t high = u->r1 - u->r0, end = u->run->first + u->run->count, x_pitch, y_pitch;
-    const T *x = FN(x_row)(j, u->k0, u->run->row * a->block_rows + u->r0, &x_pitch);
-    const T *y = FN(y_column)(j, u->k0, &y_pitch);
+    const E *x = FN(x_row)(j, u->k0, u->run->row * a->block_rows + u->r0, &x_pitch);
+    const E *y = FN(y_column)(j, u->k0, &y_pitch);
     FN(batch) b;
     b.columns = b.segments = 0;
     for (int64_t t = u->run->first; t < end; t++) {
@@ -325,7 +321,7 @@ static sampled_ahead FN(ahead_of)(const sampled_job *j, const sampled_unit *u, i
     int64_t i0 = j->st->runs[next / s->pieces].row * j->a->block_rows + next % s->pieces * high;
     h.row = (const char *)FN(x_row)(j, u->k0, i0, &pitch);
     h.rows = sat_min(high, j->a->rows - i0);
-    h.pitch = pitch * (int64_t)sizeof(T), h.bytes = u->len * (int64_t)sizeof(T);
+    h.pitch = pitch * (int64_t)sizeof(E), h.bytes = u->len * (int64_t)sizeof(E);
     int64_t tiles = sampled_ceil(u->run->count * s->panels, j->tn) * sampled_ceil(u->r1 - u->r0, j->tm);
     h.lines = sampled_ceil(h.rows * sampled_ceil(h.bytes, 64), sat_max(1, tiles));
     return h;
@@ -370,3 +366,23 @@ static sat_status FN(launch)(const sat_launch *l, int tm, int tn) {
     }
     return SAT_OK;
 }
+
+#undef T
+#undef E
+#undef FN
+#undef LANES
+#undef STEP
+#undef V
+#undef W
+#undef VLOAD
+#undef VLOAD_SOME
+#undef VSTORE
+#undef VBROADCAST
+#undef VZERO
+#undef VFMA
+#undef VSUM4
+#undef SQUARE
+#undef WV
+#undef WIDEN
+#undef WSTORE
+#undef TRANSPOSE

@@ -1,19 +1,27 @@
-/* The sampled product's tiles and copies in vectors of one type; included once a type, after defining
- *   T, FN, LANES, V                     the type, its suffix, and its vector
- *   VLOAD(p), VLOAD_SOME(p, n)          unaligned; the first n lanes, the others zero
+/* The sampled product's tiles and copies in vectors; included once a type, before sampled_packed_body.h, after defining
+ *   T, FN(name), LANES, V               the type of the sums, its suffix, sums in a vector, and that vector
+ *   E, W, STEP                          the same of elements, where it differs: type, vector, elements in a vector
+ *   VLOAD(p), VLOAD_SOME(p, n)          unaligned; the first n elements, the others zero
  *   VSTORE(p, v), VBROADCAST(p), VZERO(), VFMA(a, b, c)
  *   VPIN(v)                             keeps v in a register, or compilers load it anew in every multiply-add
  *   VSUM4(p, a, b, c, d)                stores the sums of four vectors' lanes
- *   WIDEN, WIDEN_LANES(dtype, p, i)     elements i.. as SQUARE values of type T
- *   SQUARE, TRANSPOSE(rows)             in place, SQUARE vectors WV of SQUARE elements
- * and OUTER_TILES(X), DOT_TILES(X), lists of X(rows, columns). */
+ *   SQUARE, WV                          how many elements copies take at a time, and a vector of them
+ *   WIDEN(dtype, p, i), WSTORE(p, v)    elements i.. of p as such a vector
+ *   TRANSPOSE(w)                        SQUARE of them in place
+ * and OUTER_TILES(X), DOT_TILES(X), lists of X(rows, columns): none above 8, nor 32 in all. */
+
+#ifndef E
+#define E    T
+#define W    V
+#define STEP LANES
+#endif
 
 /* ---- tiles ---- */
 
-static inline __attribute__((always_inline)) void FN(outer)(const int rows, const int panels, int64_t kc, const T *x,
-                                                            int64_t pitch, const T *const *y, T *out) {
+static inline __attribute__((always_inline)) void FN(outer)(const int rows, const int panels, int64_t kc, const E *x,
+                                                            int64_t pitch, const E *const *y, T *out) {
     V sum[8][8];
-    const T *xr[8], *yp[8];
+    const E *xr[8], *yp[8];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++) {
         xr[i] = x + i * pitch;
@@ -24,7 +32,7 @@ static inline __attribute__((always_inline)) void FN(outer)(const int rows, cons
     for (int c = 0; c < panels; c++) yp[c] = y[c];
 #pragma GCC unroll 2
     for (int64_t k = 0; k < kc; k++) {
-        V w[8];
+        W w[8];
 #pragma GCC unroll 8
         for (int c = 0; c < panels; c++) {
             w[c] = VLOAD(yp[c] + k * LANES);
@@ -32,7 +40,7 @@ static inline __attribute__((always_inline)) void FN(outer)(const int rows, cons
         }
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
-            V u = VBROADCAST(xr[i] + k);
+            W u = VBROADCAST(xr[i] + k);
             VPIN(u);
 #pragma GCC unroll 8
             for (int c = 0; c < panels; c++) sum[i][c] = VFMA(u, w[c], sum[i][c]);
@@ -44,10 +52,10 @@ static inline __attribute__((always_inline)) void FN(outer)(const int rows, cons
         for (int c = 0; c < panels; c++) VSTORE(out + (i * panels + c) * LANES, sum[i][c]);
 }
 
-static inline __attribute__((always_inline)) void FN(dot)(const int rows, const int columns, int64_t kc, const T *x,
-                                                          int64_t pitch, const T *const *y, T *out) {
+static inline __attribute__((always_inline)) void FN(dot)(const int rows, const int columns, int64_t kc, const E *x,
+                                                          int64_t pitch, const E *const *y, T *out) {
     V sum[32];
-    const T *xr[8], *yc[8];
+    const E *xr[8], *yc[8];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++) xr[i] = x + i * pitch;
 #pragma GCC unroll 8
@@ -55,8 +63,8 @@ static inline __attribute__((always_inline)) void FN(dot)(const int rows, const 
 #pragma GCC unroll 32
     for (int e = 0; e < rows * columns; e++) sum[e] = VZERO();
     int64_t k = 0;
-    for (; k + LANES <= kc; k += LANES) {
-        V w[8];
+    for (; k + STEP <= kc; k += STEP) {
+        W w[8];
 #pragma GCC unroll 8
         for (int c = 0; c < columns; c++) {
             w[c] = VLOAD(yc[c] + k);
@@ -64,7 +72,7 @@ static inline __attribute__((always_inline)) void FN(dot)(const int rows, const 
         }
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
-            V u = VLOAD(xr[i] + k);
+            W u = VLOAD(xr[i] + k);
             VPIN(u);
 #pragma GCC unroll 8
             for (int c = 0; c < columns; c++) sum[i * columns + c] = VFMA(u, w[c], sum[i * columns + c]);
@@ -74,7 +82,7 @@ static inline __attribute__((always_inline)) void FN(dot)(const int rows, const 
         int some = (int)(kc - k);
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
-            V u = VLOAD_SOME(xr[i] + k, some);
+            W u = VLOAD_SOME(xr[i] + k, some);
 #pragma GCC unroll 8
             for (int c = 0; c < columns; c++)
                 sum[i * columns + c] = VFMA(u, VLOAD_SOME(yc[c] + k, some), sum[i * columns + c]);
@@ -88,11 +96,11 @@ static inline __attribute__((always_inline)) void FN(dot)(const int rows, const 
 }
 
 #define OUTER_TILE(rows, panels)                                                                                       \
-    static void FN(outer_##rows##_##panels)(int64_t kc, const T *x, int64_t pitch, const T *const *y, T *out) {        \
+    static void FN(outer_##rows##_##panels)(int64_t kc, const E *x, int64_t pitch, const E *const *y, T *out) {        \
         FN(outer)(rows, panels, kc, x, pitch, y, out);                                                                 \
     }
 #define DOT_TILE(rows, columns)                                                                                        \
-    static void FN(dot_##rows##_##columns)(int64_t kc, const T *x, int64_t pitch, const T *const *y, T *out) {         \
+    static void FN(dot_##rows##_##columns)(int64_t kc, const E *x, int64_t pitch, const E *const *y, T *out) {         \
         FN(dot)(rows, columns, kc, x, pitch, y, out);                                                                  \
     }
 OUTER_TILES(OUTER_TILE)
@@ -100,7 +108,7 @@ DOT_TILES(DOT_TILE)
 
 #define OUTER_ENTRY(rows, panels) [rows][panels] = FN(outer_##rows##_##panels),
 #define DOT_ENTRY(rows, columns)  [rows][columns] = FN(dot_##rows##_##columns),
-typedef void (*FN(tile))(int64_t kc, const T *x, int64_t x_pitch, const T *const *y, T *out);
+typedef void (*FN(tile))(int64_t kc, const E *x, int64_t x_pitch, const E *const *y, T *out);
 static const FN(tile) FN(outer_tiles)[9][9] = {OUTER_TILES(OUTER_ENTRY)};
 static const FN(tile) FN(dot_tiles)[9][9] = {DOT_TILES(DOT_ENTRY)};
 #undef OUTER_TILE
@@ -110,40 +118,41 @@ static const FN(tile) FN(dot_tiles)[9][9] = {DOT_TILES(DOT_ENTRY)};
 
 /* ---- copies ---- */
 
-/* Rows are short and far apart, which no hardware prefetcher follows: ask for row r + AHEAD while copying row r. */
+/* Rows are short and far apart, which no hardware prefetcher follows: ask for a later one while copying row r. */
 enum { FN(ahead) = 2 };
 
-static inline void FN(copy_row)(T *dst, int64_t n, sat_dtype t, const void *src, int64_t at) {
+static inline E FN(element)(sat_dtype t, const void *src, int64_t i) {
+    return sat_dtype_size(t) == sizeof(E) ? ((const E *)src)[i] : (E)sat_load(t, src, i);
+}
+
+static inline void FN(copy_row)(E *dst, int64_t n, sat_dtype t, const void *src, int64_t at) {
     int64_t e = 0;
     for (; e + SQUARE <= n; e += SQUARE) WSTORE(dst + e, WIDEN(t, src, at + e));
-    if (sat_dtype_size(t) == sizeof(T)) /* both are T: no conversion to dispatch */
-        for (; e < n; e++) dst[e] = ((const T *)src)[at + e];
-    else
-        for (; e < n; e++) dst[e] = (T)sat_load(t, src, at + e);
+    for (; e < n; e++) dst[e] = FN(element)(t, src, at + e);
 }
 
 /* Reads along r in vectors, and turns squares of them. */
-static void FN(copy_turned)(T *dst, int64_t pitch, int64_t rows, int64_t cols, sat_dtype t, const void *src,
+static void FN(copy_turned)(E *dst, int64_t pitch, int64_t rows, int64_t cols, sat_dtype t, const void *src,
                             int64_t cs) {
     int64_t c = 0;
     for (; c + SQUARE <= cols; c += SQUARE) {
         int64_t r = 0;
         for (; r + SQUARE <= rows; r += SQUARE) {
             WV w[SQUARE];
-            if (c + 2 * SQUARE < cols && r % (64 / (int64_t)sizeof(T)) == 0)
+            if (c + 2 * SQUARE < cols && r % (64 / (int64_t)sizeof(E)) == 0)
                 for (int e = 0; e < SQUARE; e++) __builtin_prefetch(sat_at(t, src, r + (c + e + SQUARE) * cs));
             for (int e = 0; e < SQUARE; e++) w[e] = WIDEN(t, src, r + (c + e) * cs);
             TRANSPOSE(w);
             for (int e = 0; e < SQUARE; e++) WSTORE(dst + (r + e) * pitch + c, w[e]);
         }
         for (; r < rows; r++)
-            for (int e = 0; e < SQUARE; e++) dst[r * pitch + c + e] = (T)sat_load(t, src, r + (c + e) * cs);
+            for (int e = 0; e < SQUARE; e++) dst[r * pitch + c + e] = FN(element)(t, src, r + (c + e) * cs);
     }
     for (; c < cols; c++)
-        for (int64_t r = 0; r < rows; r++) dst[r * pitch + c] = (T)sat_load(t, src, r + c * cs);
+        for (int64_t r = 0; r < rows; r++) dst[r * pitch + c] = FN(element)(t, src, r + c * cs);
 }
 
-static void FN(copy)(T *dst, int64_t pitch, int64_t rows, int64_t cols, sat_dtype t, const void *src, int64_t rs,
+static void FN(copy)(E *dst, int64_t pitch, int64_t rows, int64_t cols, sat_dtype t, const void *src, int64_t rs,
                      int64_t cs) {
     if (cs == 1) {
         int64_t line = 64 / (int64_t)sat_dtype_size(t);
@@ -156,6 +165,6 @@ static void FN(copy)(T *dst, int64_t pitch, int64_t rows, int64_t cols, sat_dtyp
         FN(copy_turned)(dst, pitch, rows, cols, t, src, cs);
     } else {
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t c = 0; c < cols; c++) dst[r * pitch + c] = (T)sat_load(t, src, r * rs + c * cs);
+            for (int64_t c = 0; c < cols; c++) dst[r * pitch + c] = FN(element)(t, src, r * rs + c * cs);
     }
 }

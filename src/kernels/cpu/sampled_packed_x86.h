@@ -43,7 +43,7 @@ static inline void sampled_turn4(__m256d *r) {
     r[2] = _mm256_permute2f128_pd(a, c, 0x31), r[3] = _mm256_permute2f128_pd(b, d, 0x31);
 }
 
-static inline void sampled_narrow(uint16_t *to, const float *from, int64_t n, sat_dtype t) {
+static inline void narrow(uint16_t *to, const float *from, int64_t n, sat_dtype t) {
     int64_t e = 0;
     if (t == SAT_F16) {
         for (; e + 8 <= n; e += 8) {
@@ -54,5 +54,16 @@ static inline void sampled_narrow(uint16_t *to, const float *from, int64_t n, sa
     }
     for (; e < n; e++) to[e] = sat_to_bf16(from[e]);
 }
+
+#if defined(__AVX512F__)
+/* The sums of four vectors' lanes. */
+static inline void sampled_sum4(float *to, __m512 a, __m512 b, __m512 c, __m512 d) {
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+#endif
 
 #endif

@@ -38,6 +38,9 @@ static inline vector_f32 load_some_f32(const float *p, int n) {
     return v;
 }
 
+static inline float sum_f32(vector_f32 v) { return (v[0] + v[1]) + (v[2] + v[3]); }
+static inline double sum_f64(vector_f64 v) { return v[0] + v[1]; }
+
 static inline void narrow(uint16_t *to, const float *from, int64_t n, sat_dtype t) {
     for (int64_t e = 0; e < n; e++) to[e] = t == SAT_F16 ? sat_to_f16(from[e]) : sat_to_bf16(from[e]);
 }
@@ -46,98 +49,71 @@ static inline void narrow(uint16_t *to, const float *from, int64_t n, sat_dtype 
 #define DOT_TILES(X)                                                                                                   \
     X(1, 1)                                                                                                            \
     X(1, 2)                                                                                                            \
-    X(1, 3) X(1, 4) X(1, 5) X(1, 6) X(1, 7) X(1, 8) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(3, 1) X(3, 2)    \
-        X(3, 3) X(3, 4) X(4, 1) X(4, 2) X(4, 3)
+    X(1, 3)                                                                                                            \
+    X(1, 4) X(1, 5) X(1, 6) X(1, 7) X(1, 8) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(3, 1) X(3, 2) X(3, 3)    \
+        X(3, 4) X(4, 1) X(4, 2) X(4, 3)
 
-#define VPIN(v)       ((void)0)
-#define VZERO()       ((V){0})
-#define VFMA(a, b, c) ((a) * (b) + (c))
-#define VLOAD(p)      (*(const V *)(const void *)(p))
-#define VSTORE(p, v)  (*(V *)(void *)(p) = (v))
-#define WSTORE(p, v)  VSTORE(p, v)
+#define VPIN(v) ((void)0)
 
 #define T                float
 #define FN(name)         name##_f32
 #define LANES            4
 #define V                vector_f32
+#define VLOAD(p)         (*(const V *)(const void *)(p))
 #define VLOAD_SOME(p, n) load_some_f32(p, n)
+#define VSTORE(p, v)     (*(V *)(void *)(p) = (v))
 #define VBROADCAST(p)    ((V){*(p), *(p), *(p), *(p)})
-#define VSUM(v)          (((v)[0] + (v)[1]) + ((v)[2] + (v)[3]))
+#define VZERO()          ((V){0})
+#define VFMA(a, b, c)    ((a) * (b) + (c))
 #define VSUM4(p, a, b, c, d)                                                                                           \
     do {                                                                                                               \
-        (p)[0] = VSUM(a), (p)[1] = VSUM(b), (p)[2] = VSUM(c), (p)[3] = VSUM(d);                                        \
+        (p)[0] = sum_f32(a), (p)[1] = sum_f32(b), (p)[2] = sum_f32(c), (p)[3] = sum_f32(d);                            \
     } while (0)
-#define WV           vector_f32
 #define SQUARE       4
+#define WV           vector_f32
 #define WIDEN        widen_f32
+#define WSTORE(p, v) VSTORE(p, v)
 #define TRANSPOSE(r) turn_f32(r)
-#define narrow_f32   narrow
 #include "sampled_packed_simd.h"
 #include "sampled_packed_body.h"
-
-#undef T
-#undef FN
-#undef LANES
-#undef V
-#undef VLOAD_SOME
-#undef VBROADCAST
-#undef VSUM
-#undef WV
-#undef SQUARE
-#undef WIDEN
-#undef TRANSPOSE
 
 #define T                double
 #define FN(name)         name##_f64
 #define LANES            2
 #define V                vector_f64
+#define VLOAD(p)         (*(const V *)(const void *)(p))
 #define VLOAD_SOME(p, n) ((void)(n), (V){*(p), 0}) /* of two lanes, some is one */
+#define VSTORE(p, v)     (*(V *)(void *)(p) = (v))
 #define VBROADCAST(p)    ((V){*(p), *(p)})
-#define VSUM(v)          ((v)[0] + (v)[1])
-#define WV               vector_f64
-#define SQUARE           2
-#define WIDEN            widen_f64
-#define TRANSPOSE(r)     turn_f64(r)
-#define narrow_f64       narrow
+#define VZERO()          ((V){0})
+#define VFMA(a, b, c)    ((a) * (b) + (c))
+#define VSUM4(p, a, b, c, d)                                                                                           \
+    do {                                                                                                               \
+        (p)[0] = sum_f64(a), (p)[1] = sum_f64(b), (p)[2] = sum_f64(c), (p)[3] = sum_f64(d);                            \
+    } while (0)
+#define SQUARE       2
+#define WV           vector_f64
+#define WIDEN        widen_f64
+#define WSTORE(p, v) VSTORE(p, v)
+#define TRANSPOSE(r) turn_f64(r)
 #include "sampled_packed_simd.h"
 #include "sampled_packed_body.h"
 
-static int lanes(const sat_problem *p) { return p->compute_dtype == SAT_F64 ? 2 : 4; }
-
-static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)d;
-    return sampled_supports(v, p, a, lanes(p));
-}
-
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+static sampled_vectors vectors_of(const sat_problem *p, const sat_device *d) {
     double peak = d->isa & SAT_ISA_AVX2 ? 0.2 : 0.7; /* 128 bits of 256 or more, and no fused multiply-add */
-    return sampled_estimate(v, p, a, d, lanes(p), peak);
+    return p->compute_dtype == SAT_F64 ? (sampled_vectors){2, 8, peak} : (sampled_vectors){4, 4, peak};
 }
 
-static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sampled_shape s = sampled_shape_of(v, p, a, d, lanes(p));
-    return sampled_bytes(&s);
+static bool runs_on(const sat_problem *p, const sat_device *d) {
+    (void)p, (void)d;
+    return true;
 }
 
-static sat_status prepare(const sat_prepare *prepare, void **state) {
-    return sampled_prepare(prepare, lanes(prepare->problem), state);
+static sat_status run(const sat_launch *l, int tile_m, int tile_n) {
+    return l->problem->compute_dtype == SAT_F64 ? launch_f64(l, tile_m, tile_n) : launch_f32(l, tile_m, tile_n);
 }
 
-static sat_status launch(const sat_launch *l) {
-    const sat_instance *i = &l->variant->instance;
-    return l->problem->compute_dtype == SAT_F64 ? launch_f64(l, i->tile_m, i->tile_n)
-                                                : launch_f32(l, i->tile_m, i->tile_n);
-}
+#include "sampled_packed_family.h"
 
-SAT_FAMILY(cpu_sampled_portable) = {
-    .revision = "1",
-    .op = SAT_SAMPLED,
-    .backend = SAT_CPU,
-    .about = "128-bit register tiles on packed X and Y, whole or along k; any dtype and block shape",
-    .supports = supports,
-    .estimate = estimate,
-    .workspace = workspace,
-    .prepare = prepare,
-    .launch = launch,
-    .release = sampled_release,
-};
+SAT_FAMILY(cpu_sampled_portable) =
+    SAMPLED_FAMILY("128-bit register tiles on packed X and Y, whole or along k; any dtype and block shape");

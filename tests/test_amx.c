@@ -1,0 +1,77 @@
+/* The AMX kernel's packing and addressing, on any machine with AVX-512: its tile instructions are emulated, and every
+ * result goes through the check of a race. */
+#if defined(__x86_64__) && !defined(SAT_NO_AMX)
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,amx-tile,amx-bf16")
+#include <immintrin.h>
+
+#include "support.h"
+
+#include "amx_emulate.h"
+#define sat_family_cpu_matmul_amx emulated_family
+#include "kernels/cpu/matmul_amx.c"
+
+static bool machine_can(void) {
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    bool can = sat_context_device(ctx)->isa & SAT_ISA_AVX512_BF16;
+    sat_context_free(ctx);
+    return can;
+}
+
+static bool emulated_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                              const sat_device *d) {
+    sat_device with_amx = *d;
+    with_amx.isa |= SAT_ISA_AMX_BF16;
+    return emulated_family.supports(v, p, a, &with_amx);
+}
+
+static void race_one(sat_context *ctx, uint64_t *r) {
+    sat_problem p = sat_matmul_problem(SAT_BF16, 1 + random_below(r, 120));
+    int64_t sides[] = {1, 7, 16, 32, 33, 48, 64};
+    int64_t br = sides[random_below(r, 7)], bc = sides[random_below(r, 7)];
+    sat_pattern *pattern =
+        random_pattern(ctx, r, 1 + random_below(r, 200), 1 + random_below(r, 200), br, bc, 0.5, false);
+    if (random_below(r, 2)) p.c_dtype = SAT_F32;
+    if (random_below(r, 2)) p.transpose = SAT_TRANSPOSE;
+    if (random_below(r, 3) == 0) p.beta = -0.5;
+    if (random_below(r, 3) == 0) p.bias = SAT_BIAS_ROW;
+    if (random_below(r, 3) == 0) p.activation = SAT_ACT_GELU;
+    if (random_below(r, 4) == 0) p.flags = SAT_FIXED_VALUES;
+    if (random_below(r, 3) == 0) p.b = (sat_layout){.row_stride = 1, .col_stride = 211};
+    if (random_below(r, 3) == 0) p.c = (sat_layout){.row_stride = 1, .col_stride = 205};
+    sat_race_options o = {SAT_SIZED(sat_race_options), .only = "emulated", .fresh = true};
+    sat_race *race = NULL;
+    assert_ok(sat_race_run(ctx, pattern, &p, &o, &race));
+    const sat_result *x = sat_race_at(race, 0);
+    if (x->verdict != SAT_VERDICT_OK) fail_msg("%s", x->message);
+    sat_race_free(race);
+    sat_pattern_free(pattern);
+}
+
+static void the_amx_kernel_is_right_on_emulated_tiles(void **state) {
+    (void)state;
+    if (!machine_can()) skip();
+    sat_context *ctx = NULL;
+    sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = "", .budget_seconds = 1e-6};
+    assert_ok(sat_context_create(&o, &ctx));
+    sat_variant v = {SAT_SIZED(sat_variant),
+                     .name = "emulated",
+                     .revision = "1",
+                     .op = SAT_MATMUL,
+                     .backend = SAT_CPU,
+                     .instance = {.dtype = SAT_BF16, .tile_m = 32, .tile_n = 32},
+                     .supports = emulated_supports};
+    v.estimate = emulated_family.estimate, v.workspace = emulated_family.workspace, v.launch = emulated_family.launch;
+    v.prepare = emulated_family.prepare, v.refresh = emulated_family.refresh, v.release = emulated_family.release;
+    assert_ok(sat_register_variant(ctx, &v));
+    uint64_t r = 41;
+    for (int i = 0; i < 150; i++) race_one(ctx, &r);
+    sat_context_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_amx_kernel_is_right_on_emulated_tiles)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+#else
+int main(void) { return 77; } /* skipped */
+#endif
