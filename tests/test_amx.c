@@ -8,7 +8,7 @@
 
 #include "amx_emulate.h"
 #define sat_family_cpu_matmul_amx emulated_family
-#include "kernels/cpu/matmul_amx.c"
+#include "kernels/cpu/matmul_amx.c" // NOLINT(bugprone-suspicious-include)
 
 static bool machine_can(void) {
     sat_context *ctx = open_context(SAT_EFFORT_OFF);

@@ -23,7 +23,7 @@ typedef struct expectation {
     double memory[];
 } expectation;
 
-enum { MOST_THREADS = 64, TILE = 512 };
+enum { TILE = 512 };
 
 static int64_t panels(int64_t n) { return (n + SAT_PANEL - 1) / SAT_PANEL; }
 
@@ -174,9 +174,8 @@ static void multiply_folded(const side *s, int64_t q, folded_row *f) {
 
 static bool left_side(const side *s) { /* (l^T A) B */
     int64_t k = s->t->problem->k;
-    int threads = (int)sat_min(s->t->device->threads, MOST_THREADS);
     bool ok = true;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(s->t->device->threads)
     {
         double *memory = calloc((size_t)(3 * k + TILE), sizeof *memory);
         folded_row f = {.sum = memory, .magnitude = memory + k, .b = memory + 3 * k};

@@ -4,7 +4,7 @@
  * of panels, packs B for it into a buffer that stays in its cache, and multiplies.
  *
  * To be defined before: NAME(x) gives x a suffix; T, V: element and vector of C; E, W: of packed A and B; VL: elements
- * in a vector; V_ZERO, V_LOAD, V_STORE, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row;
+ * in a vector; V_ZERO, V_LOAD, V_STORE, V_STREAM, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row;
  * DIRECT_KERNELS(X): X(H, NV) for every tile whose values may be read where they lie, KERNELS(X) the others, of at most
  * MAX_H x MAX_NV; AHEAD: 1 to fetch small blocks' B ahead; HALVES: 1 where 16-bit sources become T, with V_LOAD_F16 and
  * V_LOAD_BF16; PAIRS: 1 where an element of A and B is two bf16; ACTIVATE(kind, x). All is undefined again at the end.
@@ -171,10 +171,13 @@ static void NAME(packed_do_strip)(const NAME(packed_worker) * w, int64_t u, int6
         x->ahead = s->steps <= 8 ? 2 : s->steps <= 16;
         x->c = w->kept + q.before * s->kept_rows + (strip.i - i) * q.width;
         x->c_row = q.width;
+        x->around = false;
         if (NAME(packed_straight)(j, &q)) {
             x->c = (T *)j->c + w->group / s->groups * l->batch_stride + strip.i * l->row_stride + q.j;
             x->c_row = l->row_stride;
-            for (int64_t e = 0; e < strip.rows; e++) /* so that no store has to wait for its line */
+            x->around = j->around && (uintptr_t)x->c % 64 == 0 && q.width * (int64_t)sizeof(T) % 64 == 0 &&
+                        x->c_row * (int64_t)sizeof(T) % 64 == 0;
+            for (int64_t e = 0; !x->around && e < strip.rows; e++) /* so that no store has to wait for its line */
                 for (int64_t at = 0; at < q.width; at += 64 / (int64_t)sizeof(T))
                     __builtin_prefetch(x->c + e * x->c_row + at, 1, 2);
         }
@@ -188,7 +191,7 @@ static void NAME(packed_finish)(const NAME(packed_worker) * w, int64_t i, int64_
     const packed_shape *s = &j->shape;
     const sat_problem *p = j->problem;
     int64_t group = w->group % s->groups;
-    NAME(packed_result) x = {.problem = p, .bias = j->bias, .turn = w->turn};
+    NAME(packed_result) x = {.problem = p, .bias = j->bias, .around = j->around, .turn = w->turn};
     x.c = sat_at(p->c_dtype, j->c, w->group / s->groups * p->c.batch_stride);
     for (int64_t panel = group * s->group_panels; panel < packed_panel_end(s, group); panel++) {
         NAME(packed_panel) q = NAME(packed_find_panel)(j, w->group, panel);
@@ -247,6 +250,7 @@ static void NAME(packed_work)(packed_job *j, int64_t me) {
             packed_relax(&tries);
         }
     }
+    _mm_sfence(); /* what was written around the cache */
 }
 
 static void NAME(packed_stream)(packed_job *j, const void *values) {
@@ -274,6 +278,7 @@ static packed_job NAME(packed_job_of)(const sat_launch *l, const packed_isa *isa
     j.desks = (packed_desk *)(void *)((char *)l->workspace + j.shape.desks_at);
     j.plain = p->alpha == 1 && p->beta == 0 && p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE &&
               p->c.col_stride == 1 && sat_dtype_size(p->c_dtype) == sizeof(T) && j.shape.chunks == 1;
+    j.around = sat_bytes(p, l->pattern) > (double)l->device->l3_bytes / 2;
     return j;
 }
 
@@ -308,6 +313,7 @@ static sat_status NAME(packed_refresh)(const sat_launch *l, const packed_isa *is
 #undef V_ZERO
 #undef V_LOAD
 #undef V_STORE
+#undef V_STREAM
 #undef V_FMA
 #undef W_LOAD
 #undef W_BROADCAST

@@ -17,6 +17,7 @@
 #define V_ZERO         _mm256_setzero_ps
 #define V_LOAD         _mm256_loadu_ps
 #define V_STORE        _mm256_storeu_ps
+#define V_STREAM       _mm256_stream_ps
 #define V_FMA(c, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b))
 #define W_LOAD         _mm256_loadu_ps
 #define W_BROADCAST    _mm256_broadcast_ss
@@ -43,6 +44,7 @@
 #define V_ZERO         _mm256_setzero_pd
 #define V_LOAD         _mm256_loadu_pd
 #define V_STORE        _mm256_storeu_pd
+#define V_STREAM       _mm256_stream_pd
 #define V_FMA(c, a, b) __asm__("vfmadd231pd %2, %1, %0" : "+x"(c) : "x"(a), "x"(b))
 #define W_LOAD         _mm256_loadu_pd
 #define W_BROADCAST    _mm256_broadcast_sd

@@ -10,8 +10,10 @@
     X(1, 2)                                                                                                            \
     X(1, 3)                                                                                                            \
     X(1, 4)                                                                                                            \
-    X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(5, 1) X(5, 2)    \
-        X(5, 3) X(6, 1) X(6, 2) X(6, 3) X(7, 1) X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
+    X(2, 1)                                                                                                            \
+    X(2, 2)                                                                                                            \
+    X(2, 3) X(2, 4) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(5, 1) X(5, 2) X(5, 3) X(6, 1)    \
+        X(6, 2) X(6, 3) X(7, 1) X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
 
 #define NO_TILES(X)
 
@@ -24,6 +26,7 @@
 #define V_ZERO         _mm512_setzero_ps
 #define V_LOAD         _mm512_loadu_ps
 #define V_STORE        _mm512_storeu_ps
+#define V_STREAM       _mm512_stream_ps
 #define V_FMA(c, a, b) __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 #define W_LOAD(p)      _mm512_loadu_si512(p)
 #define W_BROADCAST(p) _mm512_set1_epi32((int)*(p))

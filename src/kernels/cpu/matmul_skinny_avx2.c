@@ -16,10 +16,10 @@
     X(1, 1, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 8, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 8, 2, SK_BY_COLUMNS)                                                                                          \
-    X(2, 8, 1, SK_BY_COLUMNS) X(4, 1, 1, SK_BY_COLUMNS) X(4, 8, 1, SK_BY_COLUMNS) X(8, 1, 1, SK_BY_COLUMNS)            \
-        X(1, 1, 1, SK_BY_ROWS) X(1, 8, 1, SK_BY_ROWS) X(1, 8, 2, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS)                    \
-            X(2, 8, 1, SK_BY_ROWS) X(4, 8, 1, SK_BY_ROWS) X(8, 8, 1, SK_BY_ROWS) X(8, 1, 1, SK_FLAT)                   \
-                X(8, 2, 1, SK_FLAT) X(8, 4, 1, SK_FLAT)
+    X(2, 8, 1, SK_BY_COLUMNS)                                                                                          \
+    X(4, 1, 1, SK_BY_COLUMNS) X(4, 8, 1, SK_BY_COLUMNS) X(8, 1, 1, SK_BY_COLUMNS) X(1, 1, 1, SK_BY_ROWS)               \
+        X(1, 8, 1, SK_BY_ROWS) X(1, 8, 2, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 8, 1, SK_BY_ROWS)                    \
+            X(4, 8, 1, SK_BY_ROWS) X(8, 8, 1, SK_BY_ROWS) X(8, 1, 1, SK_FLAT) X(8, 2, 1, SK_FLAT) X(8, 4, 1, SK_FLAT)
 
 SK_INLINE VEC FN(zero)(void) { return _mm256_setzero_ps(); }
 SK_INLINE VEC FN(load)(const float *p) { return _mm256_loadu_ps(p); }
@@ -60,9 +60,10 @@ SK_INLINE float FN(activate)(sat_activation a, float x) { return sat_act_f32(a, 
     X(1, 1, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 4, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 4, 2, SK_BY_COLUMNS)                                                                                          \
-    X(1, 4, 4, SK_BY_COLUMNS) X(2, 4, 1, SK_BY_COLUMNS) X(4, 1, 1, SK_BY_COLUMNS) X(1, 1, 1, SK_BY_ROWS)               \
-        X(1, 4, 1, SK_BY_ROWS) X(1, 4, 2, SK_BY_ROWS) X(1, 4, 4, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS)                    \
-            X(2, 4, 1, SK_BY_ROWS) X(4, 4, 1, SK_BY_ROWS) X(4, 1, 1, SK_FLAT) X(4, 2, 1, SK_FLAT)
+    X(1, 4, 4, SK_BY_COLUMNS)                                                                                          \
+    X(2, 4, 1, SK_BY_COLUMNS) X(4, 1, 1, SK_BY_COLUMNS) X(1, 1, 1, SK_BY_ROWS) X(1, 4, 1, SK_BY_ROWS)                  \
+        X(1, 4, 2, SK_BY_ROWS) X(1, 4, 4, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 4, 1, SK_BY_ROWS)                    \
+            X(4, 4, 1, SK_BY_ROWS) X(4, 1, 1, SK_FLAT) X(4, 2, 1, SK_FLAT)
 
 SK_INLINE VEC FN(zero)(void) { return _mm256_setzero_pd(); }
 SK_INLINE VEC FN(load)(const double *p) { return _mm256_loadu_pd(p); }

@@ -16,10 +16,11 @@
     X(1, 1, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 16, 1, SK_BY_COLUMNS)                                                                                         \
     X(2, 16, 1, SK_BY_COLUMNS)                                                                                         \
-    X(4, 1, 1, SK_BY_COLUMNS) X(4, 16, 1, SK_BY_COLUMNS) X(8, 16, 1, SK_BY_COLUMNS) X(16, 1, 1, SK_BY_COLUMNS)         \
-        X(1, 1, 1, SK_BY_ROWS) X(1, 16, 1, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 16, 1, SK_BY_ROWS)                  \
-            X(4, 16, 1, SK_BY_ROWS) X(8, 16, 1, SK_BY_ROWS) X(16, 16, 1, SK_BY_ROWS) X(16, 1, 1, SK_FLAT)              \
-                X(16, 2, 1, SK_FLAT) X(16, 4, 1, SK_FLAT) X(16, 8, 1, SK_FLAT)
+    X(4, 1, 1, SK_BY_COLUMNS)                                                                                          \
+    X(4, 16, 1, SK_BY_COLUMNS) X(8, 16, 1, SK_BY_COLUMNS) X(16, 1, 1, SK_BY_COLUMNS) X(1, 1, 1, SK_BY_ROWS)            \
+        X(1, 16, 1, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 16, 1, SK_BY_ROWS) X(4, 16, 1, SK_BY_ROWS)                 \
+            X(8, 16, 1, SK_BY_ROWS) X(16, 16, 1, SK_BY_ROWS) X(16, 1, 1, SK_FLAT) X(16, 2, 1, SK_FLAT)                 \
+                X(16, 4, 1, SK_FLAT) X(16, 8, 1, SK_FLAT)
 
 SK_INLINE VEC FN(zero)(void) { return _mm512_setzero_ps(); }
 SK_INLINE VEC FN(load)(const float *p) { return _mm512_loadu_ps(p); }
@@ -61,10 +62,10 @@ SK_INLINE float FN(activate)(sat_activation a, float x) { return sat_act_f32(a, 
     X(1, 1, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 8, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 8, 2, SK_BY_COLUMNS)                                                                                          \
-    X(2, 8, 1, SK_BY_COLUMNS) X(4, 1, 1, SK_BY_COLUMNS) X(4, 8, 1, SK_BY_COLUMNS) X(8, 1, 1, SK_BY_COLUMNS)            \
-        X(1, 1, 1, SK_BY_ROWS) X(1, 8, 1, SK_BY_ROWS) X(1, 8, 2, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS)                    \
-            X(2, 8, 1, SK_BY_ROWS) X(4, 8, 1, SK_BY_ROWS) X(8, 8, 1, SK_BY_ROWS) X(8, 1, 1, SK_FLAT)                   \
-                X(8, 2, 1, SK_FLAT) X(8, 4, 1, SK_FLAT)
+    X(2, 8, 1, SK_BY_COLUMNS)                                                                                          \
+    X(4, 1, 1, SK_BY_COLUMNS) X(4, 8, 1, SK_BY_COLUMNS) X(8, 1, 1, SK_BY_COLUMNS) X(1, 1, 1, SK_BY_ROWS)               \
+        X(1, 8, 1, SK_BY_ROWS) X(1, 8, 2, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 8, 1, SK_BY_ROWS)                    \
+            X(4, 8, 1, SK_BY_ROWS) X(8, 8, 1, SK_BY_ROWS) X(8, 1, 1, SK_FLAT) X(8, 2, 1, SK_FLAT) X(8, 4, 1, SK_FLAT)
 
 SK_INLINE VEC FN(zero)(void) { return _mm512_setzero_pd(); }
 SK_INLINE VEC FN(load)(const double *p) { return _mm512_loadu_pd(p); }

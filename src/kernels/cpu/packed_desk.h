@@ -21,7 +21,8 @@ typedef struct packed_job {
     packed_shape shape;
     const void *values, *b, *bias;
     void *c;
-    bool plain; /* a tile, as it comes out of the registers, is what C wants to hold */
+    bool plain;  /* a tile, as it comes out of the registers, is what C wants to hold */
+    bool around; /* C would not stay in the cache: write it around it */
     packed_desk *desks;
     _Atomic int64_t stream_next, group_next, groups_open;
 } packed_job;

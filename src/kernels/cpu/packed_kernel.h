@@ -17,6 +17,7 @@ typedef struct NAME(packed_tile) {
     int64_t b_block;             /* distance between its block columns */
     T *c;                        /* H x NV*VL */
     int64_t c_row;               /* distance between its rows */
+    bool around;                 /* write c around the cache: its lines are whole and aligned */
     bool resume;                 /* c holds what earlier blocks gave */
     int64_t ahead;               /* fetch B so many blocks before its turn: the hardware does not see small ones
                                     coming; 0: not at all */
@@ -79,7 +80,11 @@ INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, con
     }
     UNROLL for (int i = 0; i < H; i++) {
         T *c = x->c + i * x->c_row;
-        UNROLL for (int j = 0; j < NV; j++) V_STORE(c + j * VL, acc[i][j]);
+        if (x->around) {
+            UNROLL for (int j = 0; j < NV; j++) V_STREAM(c + j * VL, acc[i][j]);
+        } else {
+            UNROLL for (int j = 0; j < NV; j++) V_STORE(c + j * VL, acc[i][j]);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ typedef struct NAME(packed_line) {
     const T *biases; /* NULL: one for all */
     sat_activation activation;
     sat_dtype dtype;
+    bool around; /* write around the cache where lines of memory are whole */
 } NAME(packed_line);
 
 INLINE void NAME(packed_scale)(T *x, const T *old, int64_t n, const NAME(packed_line) * l) {
@@ -35,10 +36,10 @@ INLINE void NAME(packed_read_line)(T *to, sat_dtype t, const void *c, int64_t n)
     else memcpy(to, c, (size_t)n * sizeof(T));
 }
 
-INLINE void NAME(packed_write_line)(void *c, sat_dtype t, const T *x, int64_t n) {
+INLINE void NAME(packed_write_line)(void *c, const NAME(packed_line) * l, const T *x, int64_t n) {
     uint16_t *to = c;
     int64_t j = 0;
-    switch (t) {
+    switch (l->dtype) {
     case SAT_F16:
 #if HALVES
         for (; j + 8 <= n; j += 8)
@@ -49,7 +50,12 @@ INLINE void NAME(packed_write_line)(void *c, sat_dtype t, const T *x, int64_t n)
     case SAT_BF16:
         for (; j < n; j++) to[j] = sat_to_bf16((float)x[j]);
         break;
-    default: memcpy(c, x, (size_t)n * sizeof(T));
+    default:
+        if (l->around && (uintptr_t)c % 64 == 0)
+            for (; j + 64 / (int64_t)sizeof(T) <= n; j += 64 / (int64_t)sizeof(T)) {
+                UNROLL for (int e = 0; e < 64 / (int)sizeof(T); e += VL) V_STREAM((T *)c + j + e, V_LOAD(x + j + e));
+            }
+        memcpy((T *)c + j, x + j, (size_t)(n - j) * sizeof(T));
     }
 }
 
@@ -65,7 +71,7 @@ static void NAME(packed_finish_line)(T *x, void *c, int64_t n, const NAME(packed
         if (l->beta != 0) NAME(packed_read_line)(old, l->dtype, at, some);
         NAME(packed_scale)(x + j, l->beta != 0 ? old : NULL, some, &part);
         NAME(packed_activate)(x + j, some, l->activation);
-        NAME(packed_write_line)(at, l->dtype, x + j, some);
+        NAME(packed_write_line)(at, l, x + j, some);
     }
 }
 
@@ -77,6 +83,7 @@ typedef struct NAME(packed_result) {
     int64_t i, rows, j, cols; /* of C; at most PACKED_STORE rows */
     void *c;                  /* element (0, 0) */
     const void *bias;
+    bool around;
     T *turn; /* room for as much again */
 } NAME(packed_result);
 
@@ -113,6 +120,7 @@ static void NAME(packed_store)(const NAME(packed_result) * x) {
     void *at = sat_at(p->c_dtype, x->c, x->i * p->c.row_stride + x->j * p->c.col_stride);
     if (x->bias) NAME(packed_read_line)(biases, p->c_dtype, sat_at(p->c_dtype, x->bias, x->i), x->rows);
     const T *bias = x->bias ? biases : NULL;
+    l.around = x->around;
     if (p->c.col_stride == 1) {
         NAME(packed_store_lines)(x, &l, at, bias, false);
     } else if (p->c.row_stride == 1) {
