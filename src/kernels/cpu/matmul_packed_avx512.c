@@ -5,6 +5,7 @@
 
 #include "packed_family.h"
 
+// clang-format off
 #define TALL_TILES(X)                                                                                                  \
     X(9, 1) X(9, 2) X(10, 1) X(10, 2) X(11, 1) X(11, 2) X(12, 1) X(12, 2) X(13, 1) X(13, 2) X(14, 1) X(14, 2)
 #define WIDE_TILES(X)                                                                                                  \
@@ -14,8 +15,12 @@
     X(1, 4)                                                                                                            \
     X(2, 1)                                                                                                            \
     X(2, 2)                                                                                                            \
-    X(2, 3) X(2, 4) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(5, 1) X(5, 2) X(5, 3) X(6, 1)    \
-        X(6, 2) X(6, 3) X(7, 1) X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
+    X(2, 3)                                                                                                            \
+    X(2, 4)                                                                                                            \
+    X(3, 1)                                                                                                            \
+    X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(5, 1) X(5, 2) X(5, 3) X(6, 1) X(6, 2) X(6, 3) X(7, 1)    \
+        X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
+// clang-format on
 
 #define NAME(x)        x##_f32
 #define T              float

@@ -12,14 +12,18 @@
 #define VEC   __m256
 #define LANES 8
 #define FN(x) f32_##x
+// clang-format off
 #define SK_SPLITS(X)                                                                                                   \
     X(1, 1, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 8, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 8, 2, SK_BY_COLUMNS)                                                                                          \
     X(2, 8, 1, SK_BY_COLUMNS)                                                                                          \
-    X(4, 1, 1, SK_BY_COLUMNS) X(4, 8, 1, SK_BY_COLUMNS) X(8, 1, 1, SK_BY_COLUMNS) X(1, 1, 1, SK_BY_ROWS)               \
-        X(1, 8, 1, SK_BY_ROWS) X(1, 8, 2, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 8, 1, SK_BY_ROWS)                    \
-            X(4, 8, 1, SK_BY_ROWS) X(8, 8, 1, SK_BY_ROWS) X(8, 1, 1, SK_FLAT) X(8, 2, 1, SK_FLAT) X(8, 4, 1, SK_FLAT)
+    X(4, 1, 1, SK_BY_COLUMNS)                                                                                          \
+    X(4, 8, 1, SK_BY_COLUMNS)                                                                                          \
+    X(8, 1, 1, SK_BY_COLUMNS)                                                                                          \
+    X(1, 1, 1, SK_BY_ROWS) X(1, 8, 1, SK_BY_ROWS) X(1, 8, 2, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 8, 1, SK_BY_ROWS) \
+        X(4, 8, 1, SK_BY_ROWS) X(8, 8, 1, SK_BY_ROWS) X(8, 1, 1, SK_FLAT) X(8, 2, 1, SK_FLAT) X(8, 4, 1, SK_FLAT)
+// clang-format on
 
 SK_INLINE VEC FN(zero)(void) { return _mm256_setzero_ps(); }
 SK_INLINE VEC FN(load)(const float *p) { return _mm256_loadu_ps(p); }
@@ -56,14 +60,18 @@ SK_INLINE float FN(activate)(sat_activation a, float x) { return sat_act_f32(a, 
 #define VEC   __m256d
 #define LANES 4
 #define FN(x) f64_##x
+// clang-format off
 #define SK_SPLITS(X)                                                                                                   \
     X(1, 1, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 4, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 4, 2, SK_BY_COLUMNS)                                                                                          \
     X(1, 4, 4, SK_BY_COLUMNS)                                                                                          \
-    X(2, 4, 1, SK_BY_COLUMNS) X(4, 1, 1, SK_BY_COLUMNS) X(1, 1, 1, SK_BY_ROWS) X(1, 4, 1, SK_BY_ROWS)                  \
-        X(1, 4, 2, SK_BY_ROWS) X(1, 4, 4, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 4, 1, SK_BY_ROWS)                    \
-            X(4, 4, 1, SK_BY_ROWS) X(4, 1, 1, SK_FLAT) X(4, 2, 1, SK_FLAT)
+    X(2, 4, 1, SK_BY_COLUMNS)                                                                                          \
+    X(4, 1, 1, SK_BY_COLUMNS)                                                                                          \
+    X(1, 1, 1, SK_BY_ROWS)                                                                                             \
+    X(1, 4, 1, SK_BY_ROWS) X(1, 4, 2, SK_BY_ROWS) X(1, 4, 4, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 4, 1, SK_BY_ROWS) \
+        X(4, 4, 1, SK_BY_ROWS) X(4, 1, 1, SK_FLAT) X(4, 2, 1, SK_FLAT)
+// clang-format on
 
 SK_INLINE VEC FN(zero)(void) { return _mm256_setzero_pd(); }
 SK_INLINE VEC FN(load)(const double *p) { return _mm256_loadu_pd(p); }

@@ -12,15 +12,19 @@
 #define VEC   __m512
 #define LANES 16
 #define FN(x) f32_##x
+// clang-format off
 #define SK_SPLITS(X)                                                                                                   \
     X(1, 1, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 16, 1, SK_BY_COLUMNS)                                                                                         \
     X(2, 16, 1, SK_BY_COLUMNS)                                                                                         \
     X(4, 1, 1, SK_BY_COLUMNS)                                                                                          \
-    X(4, 16, 1, SK_BY_COLUMNS) X(8, 16, 1, SK_BY_COLUMNS) X(16, 1, 1, SK_BY_COLUMNS) X(1, 1, 1, SK_BY_ROWS)            \
-        X(1, 16, 1, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 16, 1, SK_BY_ROWS) X(4, 16, 1, SK_BY_ROWS)                 \
-            X(8, 16, 1, SK_BY_ROWS) X(16, 16, 1, SK_BY_ROWS) X(16, 1, 1, SK_FLAT) X(16, 2, 1, SK_FLAT)                 \
-                X(16, 4, 1, SK_FLAT) X(16, 8, 1, SK_FLAT)
+    X(4, 16, 1, SK_BY_COLUMNS)                                                                                         \
+    X(8, 16, 1, SK_BY_COLUMNS)                                                                                         \
+    X(16, 1, 1, SK_BY_COLUMNS)                                                                                         \
+    X(1, 1, 1, SK_BY_ROWS) X(1, 16, 1, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 16, 1, SK_BY_ROWS)                      \
+        X(4, 16, 1, SK_BY_ROWS) X(8, 16, 1, SK_BY_ROWS) X(16, 16, 1, SK_BY_ROWS) X(16, 1, 1, SK_FLAT)                  \
+            X(16, 2, 1, SK_FLAT) X(16, 4, 1, SK_FLAT) X(16, 8, 1, SK_FLAT)
+// clang-format on
 
 SK_INLINE VEC FN(zero)(void) { return _mm512_setzero_ps(); }
 SK_INLINE VEC FN(load)(const float *p) { return _mm512_loadu_ps(p); }
@@ -58,14 +62,18 @@ SK_INLINE float FN(activate)(sat_activation a, float x) { return sat_act_f32(a, 
 #define VEC   __m512d
 #define LANES 8
 #define FN(x) f64_##x
+// clang-format off
 #define SK_SPLITS(X)                                                                                                   \
     X(1, 1, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 8, 1, SK_BY_COLUMNS)                                                                                          \
     X(1, 8, 2, SK_BY_COLUMNS)                                                                                          \
     X(2, 8, 1, SK_BY_COLUMNS)                                                                                          \
-    X(4, 1, 1, SK_BY_COLUMNS) X(4, 8, 1, SK_BY_COLUMNS) X(8, 1, 1, SK_BY_COLUMNS) X(1, 1, 1, SK_BY_ROWS)               \
-        X(1, 8, 1, SK_BY_ROWS) X(1, 8, 2, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 8, 1, SK_BY_ROWS)                    \
-            X(4, 8, 1, SK_BY_ROWS) X(8, 8, 1, SK_BY_ROWS) X(8, 1, 1, SK_FLAT) X(8, 2, 1, SK_FLAT) X(8, 4, 1, SK_FLAT)
+    X(4, 1, 1, SK_BY_COLUMNS)                                                                                          \
+    X(4, 8, 1, SK_BY_COLUMNS)                                                                                          \
+    X(8, 1, 1, SK_BY_COLUMNS)                                                                                          \
+    X(1, 1, 1, SK_BY_ROWS) X(1, 8, 1, SK_BY_ROWS) X(1, 8, 2, SK_BY_ROWS) X(2, 2, 1, SK_BY_ROWS) X(2, 8, 1, SK_BY_ROWS) \
+        X(4, 8, 1, SK_BY_ROWS) X(8, 8, 1, SK_BY_ROWS) X(8, 1, 1, SK_FLAT) X(8, 2, 1, SK_FLAT) X(8, 4, 1, SK_FLAT)
+// clang-format on
 
 SK_INLINE VEC FN(zero)(void) { return _mm512_setzero_pd(); }
 SK_INLINE VEC FN(load)(const double *p) { return _mm512_loadu_pd(p); }

@@ -4,12 +4,17 @@
 #include "sampled_packed_x86.h"
 
 #define OUTER_TILES(X)
+// clang-format off
 #define DOT_TILES(X)                                                                                                   \
     X(1, 1)                                                                                                            \
     X(1, 2)                                                                                                            \
     X(1, 3)                                                                                                            \
-    X(1, 4) X(1, 5) X(1, 6) X(1, 7) X(1, 8) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(2, 7) X(2, 8) X(3, 1)    \
-        X(3, 2) X(3, 3) X(3, 4) X(3, 5) X(3, 6) X(3, 7) X(3, 8) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(4, 5) X(4, 6)
+    X(1, 4)                                                                                                            \
+    X(1, 5)                                                                                                            \
+    X(1, 6)                                                                                                            \
+    X(1, 7) X(1, 8) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(2, 7) X(2, 8) X(3, 1) X(3, 2) X(3, 3) X(3, 4)    \
+        X(3, 5) X(3, 6) X(3, 7) X(3, 8) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(4, 5) X(4, 6)
+// clang-format on
 
 static inline __m128i load8(sat_dtype t, const void *p, int64_t i) {
     (void)t; /* bf16 stays as it is */

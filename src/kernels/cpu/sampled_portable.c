@@ -52,8 +52,9 @@ static inline void narrow(uint16_t *to, const float *from, int64_t n, sat_dtype 
     X(1, 3)                                                                                                            \
     X(1, 4)                                                                                                            \
     X(1, 5)                                                                                                            \
-    X(1, 6) X(1, 7) X(1, 8) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1)    \
-        X(4, 2) X(4, 3)
+    X(1, 6)                                                                                                            \
+    X(1, 7)                                                                                                            \
+    X(1, 8) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2) X(4, 3)
 
 #define VPIN(v) ((void)0)
 
