@@ -7,7 +7,8 @@
  * in a vector; V_ZERO, V_LOAD, V_STORE, V_STREAM, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row;
  * DIRECT_KERNELS(X): X(H, NV) for every tile whose values may be read where they lie, KERNELS(X) the others, of at most
  * MAX_H x MAX_NV; AHEAD: 1 to fetch small blocks' B ahead; HALVES: 1 where 16-bit sources become T, with V_LOAD_F16 and
- * V_LOAD_BF16; PAIRS: 1 where an element of A and B is two bf16; ACTIVATE(kind, x). All is undefined again at the end.
+ * V_LOAD_BF16; PAIRS: 1 where an element of A and B is two bf16; ACTIVATE(line, n, kind). All is undefined again at the
+ * end.
  */
 
 #include <omp.h>
@@ -25,7 +26,7 @@ typedef struct NAME(packed_worker) {
     const packed_job *job;
     int64_t group;
     const E *buffer;
-    T *kept; /* tiles that wait to be finished, by panel */
+    T *kept; /* [kept_rows][group_columns] of C that wait to be finished */
     T *turn; /* room to turn some round */
 } NAME(packed_worker);
 
@@ -128,6 +129,7 @@ static NAME(packed_strip) NAME(packed_find_strip)(const packed_job *j, int64_t u
     }
     strip.x.a = (const E *)j->values + top * r->row_step;
     strip.x.a_block = r->block_elements, strip.x.a_row = r->row_step, strip.x.a_k = r->col_step;
+    strip.x.soon = sat_max(1, 32 / s->steps);
     if (r->block) strip.x.block = r->block + from, strip.from = NAME(PACKED_COLS);
     else strip.x.a += from * r->block_elements, strip.from = NAME(PACKED_ROWS);
     return strip;
@@ -169,39 +171,46 @@ static void NAME(packed_do_strip)(const NAME(packed_worker) * w, int64_t u, int6
         x->b = w->buffer + q.before * j->state->depth;
         x->b_block = s->steps * q.width;
         x->ahead = s->steps <= 8 ? 2 : s->steps <= 16;
-        x->c = w->kept + q.before * s->kept_rows + (strip.i - i) * q.width;
-        x->c_row = q.width;
+        x->c = w->kept + (strip.i - i) * s->group_columns + q.before;
+        x->c_row = s->group_columns;
         x->around = false;
         if (NAME(packed_straight)(j, &q)) {
             x->c = (T *)j->c + w->group / s->groups * l->batch_stride + strip.i * l->row_stride + q.j;
             x->c_row = l->row_stride;
-            x->around = j->around && (uintptr_t)x->c % 64 == 0 && q.width * (int64_t)sizeof(T) % 64 == 0 &&
-                        x->c_row * (int64_t)sizeof(T) % 64 == 0;
-            for (int64_t e = 0; !x->around && e < strip.rows; e++) /* so that no store has to wait for its line */
-                for (int64_t at = 0; at < q.width; at += 64 / (int64_t)sizeof(T))
-                    __builtin_prefetch(x->c + e * x->c_row + at, 1, 2);
+            x->around = j->around && (uintptr_t)x->c % 64 == 0 && x->c_row * (int64_t)sizeof(T) % 64 == 0;
         }
         NAME(packed_kernels)[strip.from][strip.rows - 1][q.nv - 1](x);
     }
 }
 
-/* Finishes the kept tiles: rows i to end of C. */
-static void NAME(packed_finish)(const NAME(packed_worker) * w, int64_t i, int64_t end) {
+/* Rows i to end of a group's part of C: what its kernels leave among the kept tiles. */
+static NAME(packed_result) NAME(packed_find_result)(const NAME(packed_worker) * w, int64_t i, int64_t end) {
+    const packed_job *j = w->job;
+    const packed_shape *s = &j->shape;
+    int64_t group = w->group % s->groups, panel = group * s->group_panels, stop = packed_panel_end(s, group);
+    NAME(packed_result) x = {.problem = j->problem, .bias = j->bias, .around = j->around, .turn = w->turn};
+    NAME(packed_panel) q = NAME(packed_find_panel)(j, w->group, panel);
+    while (panel < stop && NAME(packed_straight)(j, &q)) q = NAME(packed_find_panel)(j, w->group, ++panel);
+    x.c = sat_at(j->problem->c_dtype, j->c, w->group / s->groups * j->problem->c.batch_stride);
+    x.i = i, x.rows = end - i;
+    x.j = packed_first_vector(s, panel) * VL;
+    x.cols = sat_min(packed_first_vector(s, stop) * VL, j->problem->n) - x.j;
+    x.tile = w->kept + q.before, x.width = s->group_columns;
+    return x;
+}
+
+/* Asks for the lines of row-major C that will be written, so that no store has to wait for its line. */
+static void NAME(packed_expect)(const NAME(packed_worker) * w, int64_t i, int64_t end) {
     const packed_job *j = w->job;
     const packed_shape *s = &j->shape;
     const sat_problem *p = j->problem;
-    int64_t group = w->group % s->groups;
-    NAME(packed_result) x = {.problem = p, .bias = j->bias, .around = j->around, .turn = w->turn};
-    x.c = sat_at(p->c_dtype, j->c, w->group / s->groups * p->c.batch_stride);
-    for (int64_t panel = group * s->group_panels; panel < packed_panel_end(s, group); panel++) {
-        NAME(packed_panel) q = NAME(packed_find_panel)(j, w->group, panel);
-        if (NAME(packed_straight)(j, &q)) continue;
-        x.width = q.width, x.j = q.j, x.cols = q.cols;
-        for (x.i = i; x.i < end; x.i += PACKED_STORE) {
-            x.rows = sat_min(PACKED_STORE, end - x.i);
-            x.tile = w->kept + q.before * s->kept_rows + (x.i - i) * q.width;
-            NAME(packed_store)(&x);
-        }
+    int64_t group = w->group % s->groups, size = (int64_t)sat_dtype_size(p->c_dtype);
+    int64_t from = packed_first_vector(s, group * s->group_panels) * VL;
+    int64_t to = sat_min(packed_first_vector(s, packed_panel_end(s, group)) * VL, p->n);
+    if (p->c.col_stride != 1 || (j->around && p->beta == 0)) return;
+    for (; i < end; i++) {
+        const char *c = sat_at(p->c_dtype, j->c, w->group / s->groups * p->c.batch_stride + i * p->c.row_stride);
+        for (int64_t e = from * size; e < to * size; e += 64) __builtin_prefetch(c + e, 1, 2);
     }
 }
 
@@ -212,9 +221,11 @@ static void NAME(packed_do_span)(const NAME(packed_worker) * w, int64_t span) {
     while (u < end) {
         int64_t i = packed_strip_row(s, u), limit = (i / s->kept_rows + 1) * s->kept_rows, stop = u + 1;
         while (stop < end && packed_strip_row(s, stop + 1) <= limit) stop++;
+        NAME(packed_result) x = NAME(packed_find_result)(w, i, sat_min(packed_strip_row(s, stop), m));
+        NAME(packed_expect)(w, i, i + x.rows);
         for (int64_t chunk = 0; chunk < s->chunks; chunk++)
             for (int64_t e = u; e < stop; e++) NAME(packed_do_strip)(w, e, chunk, i);
-        NAME(packed_finish)(w, i, sat_min(packed_strip_row(s, stop), m));
+        if (x.cols > 0) NAME(packed_store)(&x);
         u = stop;
     }
 }
@@ -271,14 +282,21 @@ static void NAME(packed_pass)(packed_job *j) {
     }
 }
 
+/* Is every panel as wide as some whole lines of memory? Only such go around the cache by themselves. */
+static bool NAME(packed_whole_lines)(const packed_shape *s) {
+    int64_t vector = VL * (int64_t)sizeof(T), each = s->panels ? s->vectors / s->panels : 0;
+    return vector % 64 == 0 || (each * s->panels == s->vectors && each * vector % 64 == 0);
+}
+
 static packed_job NAME(packed_job_of)(const sat_launch *l, const packed_isa *isa) {
     const sat_problem *p = l->problem;
     packed_job j = {.launch = l, .problem = p, .state = l->state};
     j.shape = packed_make_shape(l->variant, isa, p, l->pattern, l->device);
     j.desks = (packed_desk *)(void *)((char *)l->workspace + j.shape.desks_at);
+    j.around = sat_bytes(p, l->pattern) > (double)l->device->l3_bytes / 2;
     j.plain = p->alpha == 1 && p->beta == 0 && p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE &&
               p->c.col_stride == 1 && sat_dtype_size(p->c_dtype) == sizeof(T) && j.shape.chunks == 1;
-    j.around = sat_bytes(p, l->pattern) > (double)l->device->l3_bytes / 2;
+    if (j.around && !NAME(packed_whole_lines)(&j.shape)) j.plain = false;
     return j;
 }
 

@@ -30,7 +30,7 @@
 #define MAX_H          6
 #define MAX_NV         3
 #define HALVES         1
-#define ACTIVATE       sat_act_f32
+#define ACTIVATE       packed_activate_line_f32
 #define PAIRS          0
 #define AHEAD          1
 #include "matmul_packed.h"
@@ -54,7 +54,7 @@
 #define MAX_H          6
 #define MAX_NV         3
 #define HALVES         0
-#define ACTIVATE       sat_act_f64
+#define ACTIVATE       packed_activate_line_f64
 #define PAIRS          0
 #define AHEAD          1
 #include "matmul_packed.h"

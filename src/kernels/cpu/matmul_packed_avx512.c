@@ -8,18 +8,9 @@
 // clang-format off
 #define TALL_TILES(X)                                                                                                  \
     X(9, 1) X(9, 2) X(10, 1) X(10, 2) X(11, 1) X(11, 2) X(12, 1) X(12, 2) X(13, 1) X(13, 2) X(14, 1) X(14, 2)
-#define WIDE_TILES(X)                                                                                                  \
-    X(1, 1)                                                                                                            \
-    X(1, 2)                                                                                                            \
-    X(1, 3)                                                                                                            \
-    X(1, 4)                                                                                                            \
-    X(2, 1)                                                                                                            \
-    X(2, 2)                                                                                                            \
-    X(2, 3)                                                                                                            \
-    X(2, 4)                                                                                                            \
-    X(3, 1)                                                                                                            \
-    X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(5, 1) X(5, 2) X(5, 3) X(6, 1) X(6, 2) X(6, 3) X(7, 1)    \
-        X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
+#define WIDE_TILES(X) \
+    X(1, 1) X(1, 2) X(1, 3) X(1, 4) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2) \
+    X(4, 3) X(4, 4) X(5, 1) X(5, 2) X(5, 3) X(6, 1) X(6, 2) X(6, 3) X(7, 1) X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
 // clang-format on
 
 #define NAME(x)        x##_f32
@@ -44,7 +35,7 @@
 #define MAX_H          14
 #define MAX_NV         4
 #define HALVES         1
-#define ACTIVATE       sat_act_f32
+#define ACTIVATE       packed_activate_line_f32
 #define PAIRS          0
 #define AHEAD          0
 #include "matmul_packed.h"
@@ -68,7 +59,7 @@
 #define MAX_H          14
 #define MAX_NV         4
 #define HALVES         0
-#define ACTIVATE       sat_act_f64
+#define ACTIVATE       packed_activate_line_f64
 #define PAIRS          0
 #define AHEAD          0
 #include "matmul_packed.h"

@@ -6,18 +6,9 @@
 #include "packed_family.h"
 
 // clang-format off
-#define TILES(X)                                                                                                       \
-    X(1, 1)                                                                                                            \
-    X(1, 2)                                                                                                            \
-    X(1, 3)                                                                                                            \
-    X(1, 4)                                                                                                            \
-    X(2, 1)                                                                                                            \
-    X(2, 2)                                                                                                            \
-    X(2, 3)                                                                                                            \
-    X(2, 4)                                                                                                            \
-    X(3, 1)                                                                                                            \
-    X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(5, 1) X(5, 2) X(5, 3) X(6, 1) X(6, 2) X(6, 3) X(7, 1)    \
-        X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
+#define TILES(X) \
+    X(1, 1) X(1, 2) X(1, 3) X(1, 4) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2) \
+    X(4, 3) X(4, 4) X(5, 1) X(5, 2) X(5, 3) X(6, 1) X(6, 2) X(6, 3) X(7, 1) X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
 // clang-format on
 
 #define NO_TILES(X)
@@ -41,7 +32,7 @@
 #define MAX_H          8
 #define MAX_NV         4
 #define HALVES         0
-#define ACTIVATE       sat_act_f32
+#define ACTIVATE       packed_activate_line_f32
 #define PAIRS          1
 #define AHEAD          0
 #include "matmul_packed.h"

@@ -19,6 +19,7 @@ typedef struct NAME(packed_tile) {
     int64_t c_row;               /* distance between its rows */
     bool around;                 /* write c around the cache: its lines are whole and aligned */
     bool resume;                 /* c holds what earlier blocks gave */
+    int64_t soon;                /* fetch values so many blocks before their turn, where they are not a stream */
     int64_t ahead;               /* fetch B so many blocks before its turn: the hardware does not see small ones
                                     coming; 0: not at all */
 } NAME(packed_tile);
@@ -43,25 +44,34 @@ INLINE void NAME(packed_step)(const int H, const int NV, const int ROWS, V (*acc
 
 INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, const NAME(packed_tile) * x) {
     enum { LINE = 64 / sizeof(E) };
-    const int ROWS = FROM == NAME(PACKED_ROWS), bases = ROWS ? (H + 2) / 3 : 1;
+    const int ROWS = FROM == NAME(PACKED_ROWS), COLS = FROM == NAME(PACKED_COLS), bases = ROWS ? (H + 2) / 3 : 1;
     V acc[MAX_H][MAX_NV];
     UNROLL for (int i = 0; i < H; i++) {
         UNROLL for (int j = 0; j < NV; j++) acc[i][j] = x->resume ? V_LOAD(x->c + i * x->c_row + j * VL) : V_ZERO();
     }
-    const int64_t next = FROM == NAME(PACKED_STREAM) ? H : ROWS ? 1 : x->a_k, row = ROWS ? x->a_row : 0;
-    const E *a[(MAX_H + 2) / 3], *from = x->a;
-    const int32_t *col = x->col, *last = col + x->blocks - 1;
+    const int64_t end = x->blocks - 1, next = COLS ? x->a_k : ROWS ? 1 : H, row = ROWS ? x->a_row : 0;
+    const E *a[(MAX_H + 2) / 3];
+    const int32_t *col = x->col, *last = col + end;
     a[0] = x->a;
     for (int64_t t = 0; col <= last; col++, t++) {
         const E *b = x->b + *col * x->b_block;
-        if (FROM != NAME(PACKED_STREAM)) {
-            a[0] = FROM == NAME(PACKED_COLS) ? x->a + x->block[t] * x->a_block : from;
-            from += x->a_block;
-        }
+        if (ROWS) a[0] = x->a + t * x->a_block;
+        if (COLS) a[0] = x->a + x->block[t] * x->a_block;
         UNROLL for (int i = 1; i < bases; i++) a[i] = a[i - 1] + 3 * row;
         const E *later = AHEAD && x->ahead ? x->b + col[sat_min(x->ahead, last - col)] * x->b_block : NULL;
+        const E *soon = ROWS   ? a[0] + x->soon * x->a_block
+                        : COLS ? x->a + x->block[sat_min(t + x->soon, end)] * x->a_block
+                               : NULL;
         int64_t n = x->steps[col == last];
         for (; n >= STEPS; n -= STEPS) {
+            if (ROWS) { /* the strip's part of a block is contiguous */
+                UNROLL for (int e = 0; e < H * STEPS; e += LINE) __builtin_prefetch(soon + e, 0, 3);
+                soon += H * STEPS;
+            }
+            if (COLS) {
+                UNROLL for (int u = 0; u < STEPS; u++) __builtin_prefetch(soon + u * next, 0, 3);
+                soon += STEPS * next;
+            }
             if (AHEAD && later) {
                 UNROLL for (int e = 0; e < STEPS * NV * VL; e += LINE) __builtin_prefetch(later + e, 0, 3);
                 later += STEPS * NV * VL;

@@ -97,11 +97,12 @@ static inline int64_t packed_strip_row(const packed_shape *s, int64_t strip) {
 /* ---- the shape ---- */
 
 /* As many panels together as the cache holds: values then pass by less often, and rows of B are read in longer
- * pieces. But every thread should get a group of its own. */
+ * pieces. But every thread should get a group of its own; or, where all of B nearly fits, they share the only one. */
 static void packed_choose_groups(packed_shape *s, const sat_device *d, int64_t tile_vectors) {
-    int64_t panel_bytes = sat_max(s->depth, 1) * tile_vectors * s->lanes * s->element;
-    int64_t fit = d->l2_bytes * 7 / 8 / panel_bytes, each = s->panels * s->items / sat_max(d->threads, 1);
-    s->group_panels = sat_max(1, sat_min(fit, s->direct ? s->panels : each));
+    int64_t vector_bytes = sat_max(s->depth, 1) * s->lanes * s->element, each = s->panels * s->items / d->threads;
+    int64_t fit = d->l2_bytes * 7 / 8 / (tile_vectors * vector_bytes);
+    s->group_panels = sat_max(1, sat_min(fit, each));
+    if (s->vectors * vector_bytes <= d->l2_bytes * 3 / 2) s->group_panels = sat_max(1, s->panels);
     s->groups = packed_ceil(s->panels, s->group_panels);
     s->group_columns = sat_min(s->group_panels * tile_vectors, s->vectors) * s->lanes;
 }
@@ -109,9 +110,9 @@ static void packed_choose_groups(packed_shape *s, const sat_device *d, int64_t t
 /* A depth beyond the cache is cut into chunks, unless tiles would then do too little between being fetched and put
  * back. */
 static void packed_choose_chunks(packed_shape *s, const sat_pattern_view *a, const sat_device *d) {
-    int64_t bytes = s->depth * s->group_columns * s->element, most = sat_max(d->l2_bytes, 1);
+    int64_t bytes = s->depth * s->group_columns * s->element, most = d->l2_bytes * 3 / 2;
     int64_t stored = s->rows.count ? a->stored_blocks / s->rows.count * s->steps : 0;
-    s->chunks = bytes > most ? packed_ceil(bytes, sat_max(d->l2_bytes / 2, 1)) : 1;
+    s->chunks = bytes > most ? packed_ceil(bytes, d->l2_bytes / 2 + 1) : 1;
     s->chunks = sat_max(1, sat_min(s->chunks, stored / 32));
     int64_t cols = packed_ceil(s->rows.k, s->rows.bc);
     s->chunk_cols = sat_max(1, packed_ceil(cols, s->chunks));

@@ -1,6 +1,8 @@
 /* The packed matmul's last step, once for each kind of element: act(alpha*tile + beta*C + bias) into C, whatever its
  * strides and dtype. Column-major C is written as the row-major tile turned round. Included by matmul_packed.h. */
 
+#include "packed_act.h"
+
 /* One line of C, contiguous in memory: `bias` is a value for each element, or one for all. */
 typedef struct NAME(packed_line) {
     T alpha, beta, bias;
@@ -10,10 +12,15 @@ typedef struct NAME(packed_line) {
     bool around; /* write around the cache where lines of memory are whole */
 } NAME(packed_line);
 
+/* Multiply-adds are spelled out: an element's result may not depend on its place in a line. */
+INLINE T NAME(packed_fma)(T x, T y, T z) {
+    return sizeof(T) == 4 ? (T)__builtin_fmaf((float)x, (float)y, (float)z) : (T)__builtin_fma(x, y, z);
+}
+
 INLINE void NAME(packed_scale)(T *x, const T *old, int64_t n, const NAME(packed_line) * l) {
     T alpha = l->alpha, beta = l->beta, bias = l->bias;
     if (old)
-        for (int64_t j = 0; j < n; j++) x[j] = alpha * x[j] + beta * old[j];
+        for (int64_t j = 0; j < n; j++) x[j] = NAME(packed_fma)(beta, old[j], alpha * x[j]);
     else if (alpha != 1)
         for (int64_t j = 0; j < n; j++) x[j] = alpha * x[j];
     if (l->biases)
@@ -25,11 +32,10 @@ INLINE void NAME(packed_scale)(T *x, const T *old, int64_t n, const NAME(packed_
 static void NAME(packed_activate)(T *x, int64_t n, sat_activation activation) {
     if (activation == SAT_ACT_RELU)
         for (int64_t j = 0; j < n; j++) x[j] = x[j] < 0 ? 0 : x[j]; /* NaN stays */
-    else if (activation != SAT_ACT_NONE)
-        for (int64_t j = 0; j < n; j++) x[j] = ACTIVATE(activation, x[j]);
+    else if (activation != SAT_ACT_NONE) ACTIVATE(x, n, activation);
 }
 
-/* Up to LINE elements at a time of C as T, and back. */
+/* Some of C as T, and back. */
 INLINE void NAME(packed_read_line)(T *to, sat_dtype t, const void *c, int64_t n) {
     if (t == SAT_F16 || t == SAT_BF16)
         for (int64_t j = 0; j < n; j++) to[j] = NAME(packed_get)((int)t, c, j);
@@ -37,6 +43,7 @@ INLINE void NAME(packed_read_line)(T *to, sat_dtype t, const void *c, int64_t n)
 }
 
 INLINE void NAME(packed_write_line)(void *c, const NAME(packed_line) * l, const T *x, int64_t n) {
+    enum { LINE = 64 / sizeof(T) };
     uint16_t *to = c;
     int64_t j = 0;
     switch (l->dtype) {
@@ -52,19 +59,19 @@ INLINE void NAME(packed_write_line)(void *c, const NAME(packed_line) * l, const 
         break;
     default:
         if (l->around && (uintptr_t)c % 64 == 0)
-            for (; j + 64 / (int64_t)sizeof(T) <= n; j += 64 / (int64_t)sizeof(T)) {
-                UNROLL for (int e = 0; e < 64 / (int)sizeof(T); e += VL) V_STREAM((T *)c + j + e, V_LOAD(x + j + e));
+            for (; j + LINE <= n; j += LINE) {
+                UNROLL for (int e = 0; e < LINE; e += VL) V_STREAM((T *)c + j + e, V_LOAD(x + j + e));
             }
         memcpy((T *)c + j, x + j, (size_t)(n - j) * sizeof(T));
     }
 }
 
-/* `x` is used up. */
+/* `x` is used up. In parts that begin with a line of memory, all but the first. */
 static void NAME(packed_finish_line)(T *x, void *c, int64_t n, const NAME(packed_line) * l) {
     enum { MOST = 64 };
-    for (int64_t j = 0; j < n; j += MOST) {
+    for (int64_t j = 0, some; j < n; j += some) {
         T old[MOST];
-        int64_t some = sat_min(MOST, n - j);
+        some = sat_min(MOST - (j ? 0 : (int64_t)((uintptr_t)c % 64 / sat_dtype_size(l->dtype))), n - j);
         void *at = sat_at(l->dtype, c, j);
         NAME(packed_line) part = *l;
         if (l->biases) part.biases = l->biases + j;
@@ -75,16 +82,16 @@ static void NAME(packed_finish_line)(T *x, void *c, int64_t n, const NAME(packed
     }
 }
 
-/* Some rows of a panel, as the kernels left them, and where they go. */
+/* Some rows and columns of C, as the kernels left them, and where they go. */
 typedef struct NAME(packed_result) {
     const sat_problem *problem;
     T *tile;                  /* [rows][width] */
     int64_t width;            /* distance between its rows */
-    int64_t i, rows, j, cols; /* of C; at most PACKED_STORE rows */
+    int64_t i, rows, j, cols; /* of C */
     void *c;                  /* element (0, 0) */
     const void *bias;
     bool around;
-    T *turn; /* room for as much again */
+    T *turn; /* room for PACKED_STORE rows */
 } NAME(packed_result);
 
 /* Lines of C are contiguous: rows of it, or columns where `turned`. */
@@ -112,8 +119,8 @@ static void NAME(packed_store_any)(const NAME(packed_result) * x, NAME(packed_li
     }
 }
 
-/* What stands in the tile is used up. */
-static void NAME(packed_store)(const NAME(packed_result) * x) {
+/* At most PACKED_STORE rows. What stands in the tile is used up. */
+static void NAME(packed_store_some)(const NAME(packed_result) * x) {
     const sat_problem *p = x->problem;
     NAME(packed_line) l = {.alpha = (T)p->alpha, .beta = (T)p->beta, .activation = p->activation, .dtype = p->c_dtype};
     T biases[PACKED_STORE];
@@ -128,5 +135,14 @@ static void NAME(packed_store)(const NAME(packed_result) * x) {
         NAME(packed_store_lines)(x, &l, at, bias, true);
     } else {
         NAME(packed_store_any)(x, &l, at, bias);
+    }
+}
+
+static void NAME(packed_store)(const NAME(packed_result) * x) {
+    NAME(packed_result) part = *x;
+    for (int64_t done = 0; done < x->rows; done += PACKED_STORE) {
+        part.i = x->i + done, part.rows = sat_min(PACKED_STORE, x->rows - done);
+        part.tile = x->tile + done * x->width;
+        NAME(packed_store_some)(&part);
     }
 }
