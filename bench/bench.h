@@ -68,6 +68,7 @@ double bench_now(void);
 double bench_peak_flops(sat_dtype t, int threads);                        /* multiply-adds counted as two, a second */
 double bench_read_bandwidth(const void *from, size_t bytes, int threads); /* one pass, bytes a second */
 uint64_t bench_sum(const void *from, size_t bytes, int threads);          /* that pass by itself */
+double bench_handover(int threads); /* seconds for a line of memory to get from one thread to another */
 size_t bench_peak_rss(void);
 
 /* ---- timing (turns.c) ---- */

@@ -154,7 +154,8 @@ class Table:
         self.costs.append({k: row[k] for k in ("name", "value", "limit", "unit")})
 
     def add_choice(self, row):
-        self.title("choice", f"choice: {row['repeats']} quick races of each problem from an empty cache, judged by one long race",
+        self.title(f"choice {row['threads']}", f"choice on {row['threads']} thread(s): {row['repeats']} quick races of each problem "
+                   "from an empty cache, judged by a long race in parts between them",
                    f"  {'problem':50} {'chosen':44} {'regret':>7} {'worst':>7} {'flips':>6} {'names':>6} {'race':>8}")
         print(f"  {self.describe(row):50} {row['variant']:44} {row['regret']:7.1%} {row['worst_regret']:7.1%} "
               f"{row['flips']:3}/{row['repeats']:<2} {row['names']:6} {seconds(row['race_seconds']):>8}"
@@ -162,13 +163,17 @@ class Table:
         self.choices.append(row)
 
     def add_choice_summary(self, row):
-        count = row["problems"]
-        good = self.judge(f"regret: {row['within_3_percent']} of {count}", row["within_3_percent"] >= count - 1)
-        steady = self.judge(f"flips: {row['steady']} of {count} steady", row["steady"] >= count)
+        count, threads = row["problems"], row["threads"]
+        good = self.judge(f"regret on {threads} thread(s): {row['within_3_percent']} of {count}", row["within_3_percent"] >= count - 1)
+        steady = self.judge(f"flips on {threads} thread(s): {row['steady']} of {count} steady", row["steady"] >= count)
         print(f"  within 3 % of the best: {row['within_3_percent']} of {count} (target {count - 1}) {good}; "
               f"worst {row['worst_regret']:.1%}")
         print(f"  steady, at most 2 flips in 30: {row['steady']} of {count} (target {count}) {steady}")
-        self.checks["choice"] = {k: v for k, v in row.items() if k != "section"}
+        near, far = row["handover_seconds"]
+        if threads > 1:
+            print(f"  a line of memory got from one core to another in {seconds(near)} to {seconds(far)}"
+                  + ("; these cores moved apart and together meanwhile: timings of several threads moved with them" if far > 3 * near else ""))
+        self.checks.setdefault("choice", []).append({k: v for k, v in row.items() if k != "section"})
 
     def add_peer(self, name, dtype, block, took, threads):
         ours = self.times.get((dtype, block, threads))
@@ -249,10 +254,9 @@ def add_torch(table):
         except (RuntimeError, NotImplementedError) as error:
             print(f"  PyTorch's BSR at block {block}: {str(error).splitlines()[0][:90]}")
     identity = table.device["identity"].lower()
-    for dtype, kind, target in (("f32", torch.float32, 0.8 if "avx512" in identity else 0),
-                                ("bf16", torch.bfloat16, 0.5 if "amx" in identity else 0)):
+    for dtype, kind, target in (("f32", torch.float32, 0.8), ("bf16", torch.bfloat16, 0.5)):
         x, y = torch.randn(2048, 2048).to(kind), torch.randn(2048, 2048).to(kind)
-        table.add_dense_peer(name + " dense", dtype, fastest(lambda: x @ y), threads, target)
+        table.add_dense_peer(name + " dense", dtype, fastest(lambda: x @ y), threads, target if "amx" in identity else 0)
 
 
 # ---- the record ----

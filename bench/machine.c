@@ -4,6 +4,7 @@
 #include "bench.h"
 
 #include <omp.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -12,6 +13,26 @@ double bench_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double bench_handover(int threads) {
+    enum { TIMES = 2000 };
+    _Alignas(64) static _Atomic int turn;
+    double seconds = 0;
+    if (threads < 2) return 0;
+    atomic_store(&turn, 0);
+#pragma omp parallel num_threads(2)
+    {
+        int me = omp_get_thread_num();
+#pragma omp barrier
+        double begin = bench_now();
+        for (int i = me; i < 2 * TIMES; i += 2) {
+            while (atomic_load(&turn) != i) {}
+            atomic_store(&turn, i + 1);
+        }
+        if (me == 0) seconds = (bench_now() - begin) / (2 * TIMES);
+    }
+    return seconds;
 }
 
 size_t bench_peak_rss(void) {

@@ -1,5 +1,5 @@
 // Does the quick race choose well, and does it choose the same every time? Each problem is raced many times from an
-// empty cache; one long race, which skips nobody, then says what the choices were worth.
+// empty cache; a long race, which skips nobody, says what the choices were worth.
 
 #include "bench.h"
 
@@ -49,19 +49,31 @@ static sat_race *run_race(const bench_options *o, sat_effort effort, double budg
     return race;
 }
 
-static double seconds_of(const sat_race *race, const char *variant) {
-    for (size_t i = 0; i < sat_race_count(race); i++) {
-        const sat_result *r = sat_race_at(race, i);
-        if (strcmp(r->variant, variant) == 0 && r->verdict == SAT_VERDICT_OK && r->runs > 0) return r->seconds;
-    }
-    return NAN;
+// The long race comes in parts between the quick ones, so that both see the same changes of a shared machine. A
+// variant's time is the median of its medians.
+enum { PARTS = 5 };
+
+typedef struct long_race {
+    sat_race *part[PARTS];
+} long_race;
+
+static double seconds_of(const long_race *l, const char *variant) {
+    double times[PARTS];
+    int count = 0;
+    for (int part = 0; part < PARTS; part++)
+        for (size_t i = 0; i < sat_race_count(l->part[part]); i++) {
+            const sat_result *r = sat_race_at(l->part[part], i);
+            if (strcmp(r->variant, variant) == 0 && r->verdict == SAT_VERDICT_OK && r->may_win && r->runs > 0)
+                times[count++] = r->seconds;
+        }
+    return count == PARTS ? bench_median(times, PARTS) : INFINITY;
 }
 
-static double best_seconds(const sat_race *race) {
-    double best = INFINITY;
-    for (size_t i = 0; i < sat_race_count(race); i++) {
-        const sat_result *r = sat_race_at(race, i);
-        if (r->verdict == SAT_VERDICT_OK && r->may_win && r->runs > 0) best = fmin(best, r->seconds);
+static const char *best_of(const long_race *l) {
+    const char *best = "none";
+    for (size_t i = 0; i < sat_race_count(l->part[0]); i++) {
+        const char *name = sat_race_at(l->part[0], i)->variant;
+        if (seconds_of(l, name) < seconds_of(l, best)) best = name;
     }
     return best;
 }
@@ -79,29 +91,34 @@ static void vote(tally *t, const char *name) {
     if (++t->count[i] > t->count[t->most]) t->most = i;
 }
 
-void bench_choice(const bench_options *o) {
+static void choose(const bench_options *o) {
     int count = (int)(sizeof problems / sizeof *problems), good = 0, steady = 0;
     int repeats = o->repeats < MOST_REPEATS ? o->repeats : MOST_REPEATS;
     int allowed = repeats * 2 / 30; // two of thirty
-    double worst = 0;
+    double worst = 0, near = INFINITY, far = 0;
     for (int i = 0; i < count; i++) {
         bench_problem p = problems[i];
         bench_problem_make(&p, 100 + (uint64_t)i);
         tally votes = {.names = 0};
         double quick_seconds = 0;
-        for (int r = 0; r < repeats; r++) {
-            double begin = bench_now();
+        long_race full = {.part = {NULL}};
+        for (int r = 0, part = 0; r < repeats || part < PARTS; r++) {
+            for (; part < PARTS && part * repeats <= r * PARTS; part++)
+                full.part[part] = run_race(o, SAT_EFFORT_FULL, o->exhaustive_seconds / PARTS, &p);
+            if (r >= repeats) break;
+            double handover = bench_handover(o->threads), begin = bench_now();
+            near = fmin(near, handover), far = fmax(far, handover);
             sat_race *race = run_race(o, SAT_EFFORT_QUICK, 0, &p);
             quick_seconds += bench_now() - begin;
             const sat_result *best = sat_race_best(race);
             vote(&votes, best ? best->variant : "none");
             sat_race_free(race);
         }
-        sat_race *full = run_race(o, SAT_EFFORT_FULL, o->exhaustive_seconds, &p);
-        double best = best_seconds(full), chosen = seconds_of(full, votes.name[votes.most]), most_regret = 0;
+        const char *winner = best_of(&full);
+        double best = seconds_of(&full, winner), chosen = seconds_of(&full, votes.name[votes.most]), most_regret = 0;
         int flips = 0;
         for (int v = 0; v < votes.names; v++) {
-            double t = seconds_of(full, votes.name[v]);
+            double t = seconds_of(&full, votes.name[v]);
             most_regret = fmax(most_regret, t / best - 1);
             if (v != votes.most && !(fabs(t / chosen - 1) <= 0.03)) flips += votes.count[v];
         }
@@ -109,21 +126,29 @@ void bench_choice(const bench_options *o) {
         if (regret <= 0.03) good++;
         if (flips <= allowed) steady++;
         worst = fmax(worst, regret);
-        const sat_result *winner = sat_race_best(full);
-        printf("{\"section\":\"choice\",\"problem\":{\"op\":\"matmul\",\"m\":%lld,\"n\":%lld,\"k\":%lld,\"block\":[%"
+        printf("{\"section\":\"choice\",\"threads\":%d,\"problem\":{\"op\":\"matmul\",\"m\":%lld,\"n\":%lld,\"k\":%lld,"
+               "\"block\":[%"
                "lld,%lld],"
                "\"dtype\":\"%s\",\"density\":%g,\"pattern\":\"%s\"},\"variant\":\"%s\",\"full_variant\":\"%s\","
                "\"regret\":%.4g,\"worst_regret\":%.4g,\"flips\":%d,\"repeats\":%d,\"names\":%d,\"seconds\":%.6g,"
                "\"race_seconds\":%.4g}\n",
-               (long long)p.m, (long long)p.n, (long long)p.k, (long long)p.block, (long long)p.block,
+               o->threads, (long long)p.m, (long long)p.n, (long long)p.k, (long long)p.block, (long long)p.block,
                bench_dtype_name(p.dtype), p.density, p.shape == BENCH_POWERLAW ? "powerlaw" : "random",
-               votes.name[votes.most], winner ? winner->variant : "none", regret, most_regret, flips, repeats,
-               votes.names, chosen, quick_seconds / repeats);
+               votes.name[votes.most], winner, regret, most_regret, flips, repeats, votes.names, chosen,
+               quick_seconds / repeats);
         fflush(stdout);
-        sat_race_free(full);
+        for (int part = 0; part < PARTS; part++) sat_race_free(full.part[part]);
         bench_problem_free(&p);
     }
     printf("{\"section\":\"choice_summary\",\"problems\":%d,\"repeats\":%d,\"within_3_percent\":%d,\"steady\":%d,"
-           "\"worst_regret\":%.4g}\n",
-           count, repeats, good, steady, worst);
+           "\"worst_regret\":%.4g,\"threads\":%d,\"handover_seconds\":[%.3g,%.3g]}\n",
+           count, repeats, good, steady, worst, o->threads, near, far);
+    fflush(stdout);
+}
+
+void bench_choice(const bench_options *o) {
+    choose(o);
+    bench_options one = *o;
+    one.threads = 1;
+    if (o->threads > 1) choose(&one);
 }

@@ -67,6 +67,7 @@ static void cost_of_a_run(const bench_options *o) {
     bench_must(sat_bsr_matmul(context, pattern, &problem, p.values, p.b, p.c, NULL, NULL), "one call");
     double run = 0, one_call = 0, nothing = 0;
     void *operands[] = {p.values, p.b, p.c};
+    PER_CALL(run, 20000, (void)sat_run(plan, operands, NULL)); // the first only warms up
     PER_CALL(run, 20000, (void)sat_run(plan, operands, NULL));
     PER_CALL(one_call, 20000, (void)sat_bsr_matmul(context, pattern, &problem, p.values, p.b, p.c, NULL, NULL));
     bench_must(sat_register_variant(context, &noop), "register");
@@ -151,10 +152,12 @@ static void cost_of_a_race(const bench_options *o, bench_problem p, const char *
     print_cost(text, seconds, allowed_seconds(race), "s", "limit: 1 s and the runs that the design allows");
     snprintf(text, sizeof text, "memory of that race, %s", name);
     char note[160];
-    snprintf(note, sizeof note, "limit: operands, two outputs, the largest workspace; the process grew by %.0f MB",
+    snprintf(note, sizeof note,
+             "limit: operands, two outputs, the largest workspace, 1 MB; the process grew by %.0f MB",
              (double)grown * 1e-6);
-    print_cost(text, (double)info.peak_bytes * 1e-6,
-               (double)(p.values_bytes + p.b_bytes + 2 * p.c_bytes + workspace) * 1e-6, "MB", note);
+    // The megabyte is for guard zones and what the check keeps.
+    double allowed = (double)(p.values_bytes + p.b_bytes + 2 * p.c_bytes + workspace) + 1e6;
+    print_cost(text, (double)info.peak_bytes * 1e-6, allowed * 1e-6, "MB", note);
     sat_race_free(race);
     sat_pattern_free(pattern);
     sat_context_free(context);

@@ -398,7 +398,9 @@ enum {
     SAT_V_NONDETERMINISTIC = 1u << 1, /* takes part only under SAT_ALLOW_NONDETERMINISTIC */
     SAT_V_DENSE = 1u << 2,            /* multiplies by the absent blocks: wins only under SAT_ALLOW_DENSE */
     SAT_V_LIBRARY = 1u << 3,          /* calls an official library: serves only after it was verified */
-    SAT_V_BATCHED = 1u << 4           /* does the whole batch in one launch */
+    SAT_V_BATCHED = 1u << 4,          /* does the whole batch in one launch */
+    SAT_V_SCRATCH = 1u << 5           /* its workspace holds nothing from one launch to the next, but what `refresh` put
+                                         there: others may use it in between, and it may move */
 };
 
 /* An instance's own settings; a family reads what it needs. */

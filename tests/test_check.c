@@ -54,7 +54,7 @@ static void open_scene(scene *s, uint64_t *r, sat_problem p) {
     assert_ok(sat_stage_open(&s->stage, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
     const char *name = p.op == SAT_SAMPLED ? "cpu_sampled_any_any_c_reference" : "cpu_matmul_any_any_c_reference";
     assert_ok(sat_runner_open(&s->runner, s->ctx, sat_registry_find(&s->ctx->registry, name), &s->q.problem, s->view,
-                              &s->q.device, 0));
+                              &s->q.device, 0, NULL));
 }
 
 static void close_scene(scene *s) {

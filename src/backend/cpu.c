@@ -3,8 +3,10 @@
 #include "backend/backend.h"
 
 #include <omp.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -134,8 +136,16 @@ static sat_status cpu_open(int index, int threads, sat_device *d) {
 
 static void *cpu_alloc(void *device, size_t bytes, size_t alignment) {
     (void)device;
+    const size_t huge = (size_t)2 << 20;
     void *p = NULL;
-    return posix_memalign(&p, alignment < sizeof(void *) ? sizeof(void *) : alignment, bytes ? bytes : 1) ? NULL : p;
+    if (alignment < sizeof(void *)) alignment = sizeof(void *);
+    if (bytes >= huge && alignment < huge) alignment = huge;
+    if (posix_memalign(&p, alignment, bytes ? bytes : 1)) return NULL;
+#ifdef MADV_HUGEPAGE
+    if (bytes >= huge)
+        (void)madvise(p, bytes & ~(huge - 1), MADV_HUGEPAGE); /* a request: it costs nothing if refused */
+#endif
+    return p;
 }
 
 static void cpu_free(void *device, void *pointer) {
@@ -257,10 +267,31 @@ static void flush_range(const sat_device *d, const char *p, size_t bytes) {
 }
 #endif
 
+/* Flushing leaves the operands' pages in the TLBs; walking over many others does not. Nobody ever writes to these, so
+ * they take no memory; they are mapped once. */
+enum { PAGE = 4096, FAR_PAGES = 6144 };
+static pthread_once_t far_once = PTHREAD_ONCE_INIT;
+static const volatile char *far_pages;
+
+static void map_far_pages(void) {
+    void *p = mmap(NULL, (size_t)FAR_PAGES * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return;
+    (void)madvise(p, (size_t)FAR_PAGES * PAGE, MADV_NOHUGEPAGE);
+    far_pages = p;
+}
+
+static void flush_tlb(const sat_device *d) {
+    (void)pthread_once(&far_once, map_far_pages);
+    if (!far_pages) return;
+#pragma omp parallel num_threads(d->threads)
+    for (size_t i = 0; i < FAR_PAGES; i++) (void)far_pages[i * PAGE];
+}
+
 static void cpu_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count) {
 #if defined(__x86_64__)
     for (int i = 0; i < count; i++)
         if (bytes[i]) flush_range(d, pointers[i], bytes[i]);
+    flush_tlb(d);
 #else
     (void)pointers, (void)bytes, (void)count;
     size_t size = (size_t)d->l3_bytes * 2; /* push everything out by walking over something else */

@@ -148,11 +148,9 @@ static const char *layout_list(const support *u, char *out, size_t capacity) {
 static const struct {
     uint32_t flag;
     const char *name;
-} flag_names[] = {{SAT_V_REFERENCE, "reference"},
-                  {SAT_V_NONDETERMINISTIC, "nondeterministic"},
-                  {SAT_V_DENSE, "dense"},
-                  {SAT_V_LIBRARY, "library"},
-                  {SAT_V_BATCHED, "batched"}};
+} flag_names[] = {{SAT_V_REFERENCE, "reference"}, {SAT_V_NONDETERMINISTIC, "nondeterministic"},
+                  {SAT_V_DENSE, "dense"},         {SAT_V_LIBRARY, "library"},
+                  {SAT_V_BATCHED, "batched"},     {SAT_V_SCRATCH, "scratch"}};
 enum { FLAGS = sizeof flag_names / sizeof *flag_names };
 
 static void add_word(char *out, size_t capacity, bool yes, const char *word) {

@@ -23,7 +23,7 @@ static sat_status make_plan(const sat_question *q, const sat_answer *answer, sat
     p->count = q->op->operands(&q->problem, q->view, p->operand);
     p->output = q->op->output;
     sat_status status = sat_runner_open(&p->runner, q->ctx, answer->variant, &q->problem, q->view, &q->device,
-                                        sat_memory_limit(q->ctx));
+                                        sat_memory_limit(q->ctx), NULL);
     if (status != SAT_OK) {
         free(p);
         return status;
@@ -76,8 +76,8 @@ sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
     if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "plan");
     *p = *plan;
     const sat_runner *r = &plan->runner;
-    sat_status status =
-        sat_runner_open(&p->runner, p->ctx, r->variant, &r->problem, r->pattern, &r->device, sat_memory_limit(p->ctx));
+    sat_status status = sat_runner_open(&p->runner, p->ctx, r->variant, &r->problem, r->pattern, &r->device,
+                                        sat_memory_limit(p->ctx), NULL);
     if (status != SAT_OK) {
         free(p);
         return status;

@@ -11,28 +11,46 @@ bool sat_variant_fits(const sat_variant *v, const sat_problem *p, const sat_patt
     return v->supports(v, p, a, d);
 }
 
+static bool may_share(const sat_variant *v, const sat_problem *p) {
+    return (v->flags & SAT_V_SCRATCH) && !(v->refresh && (p->flags & SAT_FIXED_VALUES));
+}
+
+/* Touches what it takes, so that the first run does not pay for the pages. */
+static sat_status take_workspace(sat_runner *r, sat_scratch *scratch) {
+    sat_scratch own = {0}, *to = scratch ? scratch : &own;
+    if (r->workspace_bytes > to->bytes) {
+        if (to->memory) sat_free(r->ctx, to->memory);
+        *to = (sat_scratch){.memory = sat_alloc(r->ctx, r->workspace_bytes)};
+        if (!to->memory)
+            return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes", r->variant->name, r->workspace_bytes);
+        to->bytes = r->workspace_bytes;
+        r->ctx->backend->set(&r->device, to->memory, 0, to->bytes);
+    }
+    r->scratch = scratch;
+    r->workspace = own.memory;
+    return SAT_OK;
+}
+
+static void *workspace_of(const sat_runner *r) { return r->scratch ? r->scratch->memory : r->workspace; }
+
 sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v, const sat_problem *p,
-                           const sat_pattern_view *a, const sat_device *d, size_t limit) {
+                           const sat_pattern_view *a, const sat_device *d, size_t limit, sat_scratch *scratch) {
     *r = (sat_runner){.ctx = ctx, .variant = v, .device = *d, .problem = *p, .pattern = a};
     sat_operand o[SAT_MAX_OPERANDS];
     int count = sat_op_find(p->op)->operands(p, a, o);
     for (int i = 0; i < count; i++) r->item_step[i] = o[i].layout.batch_stride * (int64_t)sat_dtype_size(o[i].dtype);
     double start = sat_now();
+    if (!may_share(v, p)) scratch = NULL;
+    if (scratch) limit += scratch->bytes;
     r->workspace_bytes = v->workspace ? v->workspace(v, p, a, d) : 0;
     if (r->workspace_bytes > limit)
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes; the limit leaves %zu", v->name,
                         r->workspace_bytes, limit);
-    if (r->workspace_bytes > 0) {
-        r->workspace = sat_alloc(ctx, r->workspace_bytes);
-        if (!r->workspace)
-            return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes", v->name, r->workspace_bytes);
-        /* Touch it now, so that the first run does not pay for the pages. */
-        ctx->backend->set(&r->device, r->workspace, 0, r->workspace_bytes);
-    }
+    if (r->workspace_bytes > 0) SAT_TRY(take_workspace(r, scratch));
     sat_status status = SAT_OK;
     if (v->prepare) {
         sat_prepare prepare = {SAT_SIZED(sat_prepare), .variant = v, .device = &r->device,
-                               .problem = &r->problem, .pattern = a, .workspace = r->workspace};
+                               .problem = &r->problem, .pattern = a, .workspace = workspace_of(r)};
         status = v->prepare(&prepare, &r->state);
     }
     r->prepare_seconds = sat_now() - start;
@@ -43,17 +61,21 @@ sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v
 void sat_runner_close(sat_runner *r) {
     if (r->variant && r->variant->release && r->state) r->variant->release(r->variant, r->state);
     if (r->workspace) sat_free(r->ctx, r->workspace);
-    r->workspace = r->state = NULL;
+    r->workspace = r->state = NULL, r->scratch = NULL;
 }
 
 static sat_launch make_launch(const sat_runner *r, void *const *operands, void *stream) {
     int threads = sat_threads_now(r->ctx);
-    return (sat_launch){
-        SAT_SIZED(sat_launch),     .variant = r->variant,
-        .device = &r->device,      .problem = &r->problem,
-        .pattern = r->pattern,     .operands = operands,
-        .workspace = r->workspace, .state = r->state,
-        .stream = stream,          .threads = threads < r->device.threads ? threads : r->device.threads};
+    return (sat_launch){SAT_SIZED(sat_launch),
+                        .variant = r->variant,
+                        .device = &r->device,
+                        .problem = &r->problem,
+                        .pattern = r->pattern,
+                        .operands = operands,
+                        .workspace = workspace_of(r),
+                        .state = r->state,
+                        .stream = stream,
+                        .threads = threads < r->device.threads ? threads : r->device.threads};
 }
 
 sat_status sat_runner_refresh(sat_runner *r, const void *values, void *stream) {

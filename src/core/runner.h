@@ -4,12 +4,19 @@
 
 #include "core/context.h"
 
+/* Workspace that runners of SAT_V_SCRATCH variants share where they never run at once. Whoever opens them frees it. */
+typedef struct sat_scratch {
+    void *memory;
+    size_t bytes;
+} sat_scratch;
+
 typedef struct sat_runner {
     sat_context *ctx;
     const sat_variant *variant;
     sat_device device;
     sat_problem problem;
     const sat_pattern_view *pattern;
+    sat_scratch *scratch; /* lent; NULL: the workspace is its own */
     void *workspace, *state;
     size_t workspace_bytes;
     double prepare_seconds;
@@ -20,9 +27,10 @@ typedef struct sat_runner {
 /* Does this variant take this call? Backend, operation, determinism and its own `supports`. */
 bool sat_variant_fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
 
-/* `limit`: most bytes of workspace; SAT_OUT_OF_MEMORY beyond. The struct may not move afterwards. */
+/* `limit`: most bytes of workspace that it may take; SAT_OUT_OF_MEMORY beyond. `scratch` may be NULL. The struct may
+ * not move afterwards. */
 sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v, const sat_problem *p,
-                           const sat_pattern_view *a, const sat_device *d, size_t limit);
+                           const sat_pattern_view *a, const sat_device *d, size_t limit, sat_scratch *scratch);
 void sat_runner_close(sat_runner *r); /* accepts a zeroed or failed one */
 sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream);
 sat_status sat_runner_refresh(sat_runner *r, const void *values, void *stream);

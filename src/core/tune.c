@@ -27,7 +27,8 @@ typedef struct race {
     sat_stage stage;
     candidate *list;
     size_t count;
-    size_t limit, held, peak;
+    sat_scratch scratch;
+    size_t limit, held, peak; /* held: without the scratch */
     double start;
     uint64_t random;
     int done, total;
@@ -119,7 +120,7 @@ static sat_status gather(race *r) {
 
 static void close_candidate(race *r, candidate *c) {
     if (!c->open) return;
-    r->held -= c->runner.workspace_bytes;
+    if (!c->runner.scratch) r->held -= c->runner.workspace_bytes;
     sat_runner_close(&c->runner);
     c->open = false;
 }
@@ -127,8 +128,8 @@ static void close_candidate(race *r, candidate *c) {
 static bool open_candidate(race *r, candidate *c) {
     const sat_tuning *t = r->t;
     const sat_variant *v = c->runner.variant;
-    size_t left = r->limit > r->held ? r->limit - r->held : 0;
-    sat_status status = sat_runner_open(&c->runner, t->ctx, v, t->problem, t->pattern, t->device, left);
+    size_t held = r->held + r->scratch.bytes, left = r->limit > held ? r->limit - held : 0;
+    sat_status status = sat_runner_open(&c->runner, t->ctx, v, t->problem, t->pattern, t->device, left, &r->scratch);
     c->runner.variant = v;
     if (status != SAT_OK) {
         judge_status(c, status);
@@ -137,8 +138,8 @@ static bool open_candidate(race *r, candidate *c) {
     c->open = true;
     c->result.prepare_seconds = c->runner.prepare_seconds;
     c->result.workspace_bytes = c->runner.workspace_bytes;
-    r->held += c->runner.workspace_bytes;
-    if (r->held > r->peak) r->peak = r->held;
+    if (!c->runner.scratch) r->held += c->runner.workspace_bytes;
+    if (r->held + r->scratch.bytes > r->peak) r->peak = r->held + r->scratch.bytes;
     return true;
 }
 
@@ -345,6 +346,7 @@ static sat_status open_race(race *r, const sat_tuning *t) {
 static void close_race(race *r) {
     for (size_t i = 0; r->list && i < r->count; i++) close_candidate(r, &r->list[i]);
     free(r->list);
+    if (r->scratch.memory) sat_free(r->t->ctx, r->scratch.memory);
     sat_stage_close(&r->stage);
 }
 

@@ -171,8 +171,9 @@ static sat_status block_launch(const sat_launch *l) {
 
 #define DENSE(library_version, words)                                                                                  \
     {                                                                                                                  \
-        .version = library_version, .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_LIBRARY, .about = words,     \
-        .supports = dense_supports, .estimate = dense_estimate, .workspace = dense_workspace, .launch = dense_launch   \
+        .version = library_version, .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_LIBRARY | SAT_V_SCRATCH,     \
+        .about = words, .supports = dense_supports, .estimate = dense_estimate, .workspace = dense_workspace,          \
+        .launch = dense_launch                                                                                         \
     }
 #define BLOCK(library_version, words)                                                                                  \
     {                                                                                                                  \

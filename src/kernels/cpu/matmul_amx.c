@@ -335,6 +335,7 @@ SAT_FAMILY(cpu_matmul_amx) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CPU,
+    .flags = SAT_V_SCRATCH,
     .about = "bf16 in AMX tiles, 32x32 of C in registers over a block row; best where blocks are multiples of 16x32",
     .supports = supports,
     .estimate = estimate,

@@ -245,7 +245,7 @@ static void NAME(packed_take_part)(packed_job *j, int64_t desk, void *arena) {
 
 static void NAME(packed_work)(packed_job *j, int64_t me) {
     void *arena = packed_arena(j, me);
-    for (int64_t g; me < j->shape.desks && (g = atomic_fetch_add(&j->group_next, 1)) < packed_groups(j);) {
+    for (int64_t g; me < j->shape.desks && (g = packed_next_group(j, me)) >= 0;) {
         packed_open(j, me, g);
         NAME(packed_take_part)(j, me, arena);
     }

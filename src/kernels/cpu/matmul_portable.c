@@ -82,6 +82,7 @@ SAT_FAMILY(cpu_matmul_portable) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CPU,
+    .flags = SAT_V_SCRATCH,
     .about = "C for any compiler and machine; B packed, four rows of C in registers over a block row",
     .supports = supports,
     .estimate = estimate,

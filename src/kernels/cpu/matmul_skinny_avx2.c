@@ -116,6 +116,7 @@ SAT_FAMILY(cpu_matmul_skinny_avx2) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CPU,
+    .flags = SAT_V_SCRATCH,
     .about = "a matrix times 1 to 16 vectors: streams the blocks once (AVX2)",
     .supports = supports,
     .estimate = estimate,

@@ -119,6 +119,7 @@ SAT_FAMILY(cpu_matmul_skinny_avx512) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CPU,
+    .flags = SAT_V_SCRATCH,
     .about = "a matrix times 1 to 16 vectors: streams the blocks once (AVX-512)",
     .supports = supports,
     .estimate = estimate,

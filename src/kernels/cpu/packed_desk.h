@@ -24,7 +24,7 @@ typedef struct packed_job {
     bool plain;  /* a tile, as it comes out of the registers, is what C wants to hold */
     bool around; /* C would not stay in the cache: write it around it */
     packed_desk *desks;
-    _Atomic int64_t stream_next, group_next, groups_open;
+    _Atomic int64_t stream_next, groups_open;
 } packed_job;
 
 static inline int64_t packed_groups(const packed_job *j) { return j->shape.groups * j->shape.items; }
@@ -35,6 +35,21 @@ static inline void *packed_buffer(const packed_job *j, int64_t desk) {
 
 static inline void *packed_arena(const packed_job *j, int64_t thread) {
     return (char *)j->launch->workspace + j->shape.arenas_at + (size_t)thread * j->shape.arena_bytes;
+}
+
+/* Neighbouring groups are one thread's: caches far apart then hold no lines of C, and few of B, in common; and the next
+ * run finds them where the last one left them. */
+static inline int64_t packed_first_group(const packed_job *j, int64_t desk) {
+    return packed_groups(j) * desk / j->shape.desks;
+}
+
+/* The next group for the owner of a desk: one of its own, or of another's that is behind; -1: all are taken. */
+static int64_t packed_next_group(packed_job *j, int64_t desk) {
+    for (int64_t i = 0; i < j->shape.desks; i++) {
+        int64_t from = (desk + i) % j->shape.desks, g = atomic_fetch_add(&j->desks[from].group_next, 1);
+        if (g < packed_first_group(j, from + 1)) return g;
+    }
+    return -1;
 }
 
 /* Waits for another thread, which may have lost its core to this one. */
@@ -76,8 +91,9 @@ static void packed_start(packed_job *j) {
         packed_desk *x = &j->desks[d];
         atomic_init(&x->group, -1), atomic_init(&x->readers, 0);
         atomic_init(&x->pack_next, 0), atomic_init(&x->pack_done, 0), atomic_init(&x->span_next, 0);
+        atomic_init(&x->group_next, packed_first_group(j, d));
     }
-    atomic_store(&j->stream_next, 0), atomic_store(&j->group_next, 0), atomic_store(&j->groups_open, 0);
+    atomic_store(&j->stream_next, 0), atomic_store(&j->groups_open, 0);
 }
 
 #endif

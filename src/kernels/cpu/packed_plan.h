@@ -68,7 +68,8 @@ typedef struct packed_state {
 typedef struct packed_desk {
     _Alignas(64) _Atomic int64_t group; /* which; -1: none */
     _Atomic int64_t pack_next, pack_done, span_next;
-    _Atomic int readers; /* threads that use the buffer now, besides its owner */
+    _Atomic int64_t group_next; /* of the groups that are its owner's to begin with */
+    _Atomic int readers;        /* threads that use the buffer now, besides its owner */
 } packed_desk;
 
 static inline int64_t packed_ceil(int64_t x, int64_t y) { return (x + y - 1) / y; }
@@ -97,12 +98,11 @@ static inline int64_t packed_strip_row(const packed_shape *s, int64_t strip) {
 /* ---- the shape ---- */
 
 /* As many panels together as the cache holds: values then pass by less often, and rows of B are read in longer
- * pieces. But every thread should get a group of its own; or, where all of B nearly fits, they share the only one. */
+ * pieces. But every thread should get a group of its own: what one packs is far from another's cache. */
 static void packed_choose_groups(packed_shape *s, const sat_device *d, int64_t tile_vectors) {
     int64_t vector_bytes = sat_max(s->depth, 1) * s->lanes * s->element, each = s->panels * s->items / d->threads;
     int64_t fit = d->l2_bytes * 7 / 8 / (tile_vectors * vector_bytes);
     s->group_panels = sat_max(1, sat_min(fit, each));
-    if (s->vectors * vector_bytes <= d->l2_bytes * 3 / 2) s->group_panels = sat_max(1, s->panels);
     s->groups = packed_ceil(s->panels, s->group_panels);
     s->group_columns = sat_min(s->group_panels * tile_vectors, s->vectors) * s->lanes;
 }

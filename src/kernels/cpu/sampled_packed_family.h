@@ -26,6 +26,7 @@ static sat_status launch(const sat_launch *l) {
 
 #define SAMPLED_FAMILY(words)                                                                                          \
     {                                                                                                                  \
-        .revision = "1", .op = SAT_SAMPLED, .backend = SAT_CPU, .about = words, .supports = supports,                  \
-        .estimate = estimate, .workspace = workspace, .prepare = prepare, .launch = launch, .release = sampled_release \
+        .revision = "1", .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_SCRATCH, .about = words,                \
+        .supports = supports, .estimate = estimate, .workspace = workspace, .prepare = prepare, .launch = launch,      \
+        .release = sampled_release                                                                                     \
     }
