@@ -30,7 +30,8 @@ enum {
     SK_NEAR = 1 << 18,     /* elements of values and B that stay within a core's L2 */
     SK_PARTS = 64,         /* a block row with more than two shares in so many is cut, so that threads can share it */
     SK_AHEAD = 12,         /* blocks by which B is asked for ahead */
-    SK_AHEAD_BYTES = 8192, /* and the stream of values */
+    SK_AHEAD_BYTES = 8192, /* and the stream of values, */
+    SK_AHEAD_SMALL = 2048, /* or that of small blocks */
 };
 
 /* How a kernel walks through a block; flat: a vector spans whole rows. */

@@ -48,7 +48,8 @@ SK_INLINE void FN(fetch_lines)(const REAL *p, int64_t elements) {
 }
 
 /* Asks for what later blocks need. The jumps through B spoil the hardware's own guesses about the stream of blocks, so
- * that is asked for too: far ahead, and only into L2, where many requests may wait. Small blocks need no help with B:
+ * that is asked for too: far ahead, and only into L2, where many requests may wait; of small blocks' stream every other
+ * line, since their B needs the other requests that may be under way. Small blocks need no help with B:
  * many of them are under way at a time. */
 SK_INLINE void FN(fetch)(FN(split) x, const FN(run) * r, int64_t t, int side, int64_t rows, int64_t steps) {
     const int64_t a_size = FN(a_size)(x, rows, steps), b_size = FN(b_size)(x, steps);
@@ -59,8 +60,8 @@ SK_INLINE void FN(fetch)(FN(split) x, const FN(run) * r, int64_t t, int side, in
         if (x.by == SK_BY_COLUMNS && r->block) FN(fetch_lines)(FN(a_at)(x, r, t + u + SK_AHEAD, a_size), a_size);
     }
     if (x.by == SK_BY_COLUMNS || stream < 64) return;
-    const char *a = (const char *)(r->a + t * a_size) + SK_AHEAD_BYTES;
-    for (int64_t i = 0; i < stream; i += 64) _mm_prefetch(a + i, _MM_HINT_T1);
+    const char *a = (const char *)(r->a + t * a_size) + (stream < 512 ? SK_AHEAD_SMALL : SK_AHEAD_BYTES);
+    for (int64_t i = 0; i < stream; i += stream < 512 ? 128 : 64) _mm_prefetch(a + i, _MM_HINT_T1);
 }
 
 /* One step of `rows` rows. */
@@ -154,6 +155,8 @@ SK_INLINE void FN(any)(FN(split) x, const FN(run) * r) {
     else if (rows == 3 && x.ga == 1) FN(narrow)(x, r, 3, steps, side);
     else if (rows == 5 && x.ga == 1 && x.vs == 1) FN(narrow)(x, r, 5, steps, 1);
     else if (rows == 6 && x.ga <= 2 && x.vs == 1) FN(narrow)(x, r, 6, steps, 1);
+    else if (rows == 16 && steps == 1 && x.vs == 1 && SK_WIDTH == 64) FN(narrow)(x, r, 16, 1, 1); /* 32 registers */
+    else if (rows == 16 && steps == 8 && x.vs == 1 && SK_WIDTH == 64) FN(narrow)(x, r, 16, 8, 1);
     else if (steps == 16 && x.ga == 1) FN(tall)(x, r, 16);
     else FN(tall)(x, r, steps);
 }
