@@ -27,7 +27,7 @@ static double timed(bench_turn *t) {
 // The other side's worker threads spin for a while after their last job; a nap lets them sleep, and a run that is not
 // counted wakes our own.
 static void settle(bench_turn *t) {
-    struct timespec nap = {0, 30 * 1000 * 1000};
+    struct timespec nap = {0, 60 * 1000 * 1000};
     nanosleep(&nap, NULL);
     t->run(t->arg);
 }

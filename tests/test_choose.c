@@ -73,9 +73,9 @@ static void the_fastest_right_one_wins(void **state) {
     assert_string_equal(r[3].variant, "bee");
 }
 
-static void within_two_percent_priority_decides_and_then_the_name(void **state) {
+static void within_the_tolerance_priority_decides_and_then_the_name(void **state) {
     (void)state;
-    sat_result r[] = {result("dog", 1.0), result("ant", 1.005), result("cat", 1.019), result("bee", 1.021)};
+    sat_result r[] = {result("dog", 1.0), result("ant", 1.005), result("cat", 1.014), result("bee", 1.016)};
     sat_choose_sort(r, 4, &registry);
     assert_string_equal(r[0].variant, "cat"); /* bee is beyond the tolerance, ant and dog have no priority */
     sat_result s[] = {result("dog", 1.0), result("ant", 1.005)};
@@ -185,7 +185,7 @@ static void the_key_tells_apart_what_decides_and_nothing_else(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_fastest_right_one_wins),
-        cmocka_unit_test(within_two_percent_priority_decides_and_then_the_name),
+        cmocka_unit_test(within_the_tolerance_priority_decides_and_then_the_name),
         cmocka_unit_test(noise_widens_the_tolerance_to_three_percent_at_most),
         cmocka_unit_test(times_of_different_races_are_never_compared),
         cmocka_unit_test(wrong_unknown_and_revised_variants_are_not_ranked),

@@ -22,8 +22,7 @@ static int by_time(const void *x, const void *y) {
     return strcmp(a->variant, b->variant);
 }
 
-/* How far a median may be off: its standard error, from the quartiles. */
-static double noise(const sat_result *r) { return r->runs > 1 ? 1.85 * r->spread / sqrt(r->runs) : 0; }
+double sat_choose_noise(const sat_result *r) { return r->runs > 1 ? 1.85 * r->spread / sqrt(r->runs) : 0; }
 
 void sat_choose_sort(sat_result *results, size_t count, const sat_registry *registry) {
     if (count == 0) return;
@@ -32,7 +31,8 @@ void sat_choose_sort(sat_result *results, size_t count, const sat_registry *regi
     double best = results[0].seconds;
     size_t winner = 0;
     for (size_t i = 1; i < count && group(&results[i]) == 0; i++) {
-        double tolerance = fmin(0.03, fmax(0.02, (noise(&results[0]) + noise(&results[i])) / best));
+        double tolerance =
+            fmin(0.03, fmax(0.015, (sat_choose_noise(&results[0]) + sat_choose_noise(&results[i])) / best));
         if (results[i].seconds > best * (1 + tolerance)) continue;
         int mine = priority_of(registry, results[i].variant), theirs = priority_of(registry, results[winner].variant);
         if (mine > theirs || (mine == theirs && strcmp(results[i].variant, results[winner].variant) < 0)) winner = i;

@@ -6,9 +6,12 @@
 #include "core/registry.h"
 
 /* Orders results of one race: those that may win and are right by time, then rivals by time, then the rest. Within the
- * tie tolerance of the fastest, the larger of 2 % and the measured noise but at most 3 %, priority decides, then name.
+ * tie tolerance of the fastest, the larger of 1.5 % and the measured noise but at most 3 %, priority decides, then name.
  */
 void sat_choose_sort(sat_result *results, size_t count, const sat_registry *registry);
+
+/* Seconds by which a result's median may be off: its standard error, from the quartiles. */
+double sat_choose_noise(const sat_result *r);
 
 /* The variants of an entry, best first, each once: the newest race's order first, then what only older races knew.
  * Only variants that are registered with the recorded revision, were right in every record and may win. Returns how

@@ -187,6 +187,27 @@ static sat_status fill(race *r, sat_fill fill, sat_probe probe) {
     return sat_stage_fill(&r->stage, fill, probe, r->random >> 7);
 }
 
+/* Whoever is estimated far slower than one who may win, or was seen to be, has run once and that is all; its workspace
+ * goes back at once. The first run of a short kernel may be slow by accident, so there only the estimate counts. */
+static void drop_slow(race *r) {
+    double fastest = INFINITY, estimate = INFINITY;
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        if (!c->racing || !c->result.may_win || c->result.verdict != SAT_VERDICT_OK) continue;
+        if (c->first < fastest) fastest = c->first;
+        if (c->estimate < estimate) estimate = c->estimate;
+    }
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        bool seen_slow = c->first > SLOW * fastest && c->first > 0.02;
+        bool thought_slow = c->estimate > SLOW * estimate && c->first > 1.3 * fastest;
+        if (!c->racing || c->result.verdict != SAT_VERDICT_OK || r->t->exhaustive) continue;
+        if (!seen_slow && !thought_slow) continue;
+        c->racing = false;
+        close_candidate(r, c);
+    }
+}
+
 static void verify_all(race *r, bool last) {
     for (size_t i = 0; i < r->count && !cancelled(r); i++) {
         candidate *c = &r->list[i];
@@ -196,7 +217,7 @@ static void verify_all(race *r, bool last) {
         c->runner.refreshed = false; /* the operands are new */
         if (run(r, c, 1, &c->first) && check(r, c) && last) c->result.verdict = SAT_VERDICT_OK;
         if (!c->racing) close_candidate(r, c);
-        if (last) r->done++;
+        if (last) drop_slow(r), r->done++;
     }
 }
 
@@ -242,26 +263,6 @@ static double best_time(race *r) {
     return best;
 }
 
-/* After the check: whoever is estimated far slower, or was seen to be, has run once and that is all. The first run of
- * a short kernel may be slow by accident, so there only the estimate counts. */
-static void drop_slow(race *r) {
-    double fastest = INFINITY, estimate = INFINITY;
-    for (size_t i = 0; i < r->count; i++) {
-        candidate *c = &r->list[i];
-        if (!c->racing) continue;
-        if (c->first < fastest) fastest = c->first;
-        if (c->estimate < estimate) estimate = c->estimate;
-    }
-    for (size_t i = 0; i < r->count; i++) {
-        candidate *c = &r->list[i];
-        bool seen_slow = c->first > SLOW * fastest && c->first > 0.02;
-        bool thought_slow = c->estimate > SLOW * estimate && c->first > 1.3 * fastest;
-        if (!c->racing || r->t->exhaustive || !(seen_slow || thought_slow)) continue;
-        c->racing = false;
-        close_candidate(r, c);
-    }
-}
-
 static void drop_losers(race *r) {
     double best = best_time(r);
     for (size_t i = 0; i < r->count; i++) {
@@ -288,6 +289,20 @@ static int repeats(const race *r, const candidate *c) {
     return t >= 2e-3 ? 1 : (int)fmin(1000, ceil(2e-3 / fmax(t, 1e-7)));
 }
 
+/* Is the order of those at the front clear, or at least as clear as it needs to be? */
+static bool settled(race *r) {
+    double best = best_time(r), noise = 0, most = 0;
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        if (!c->racing || !c->result.may_win || c->runs < 2) continue;
+        summarise(c);
+        if (c->result.seconds > 1.06 * best) continue;
+        if (c->result.seconds == best) noise = sat_choose_noise(&c->result);
+        most = fmax(most, sat_choose_noise(&c->result));
+    }
+    return noise + most < 0.005 * best;
+}
+
 static sat_status measure(race *r) {
     size_t *order = malloc((r->count + 1) * sizeof *order);
     if (!order) return sat_fail(SAT_OUT_OF_MEMORY, "race of %zu candidates", r->count);
@@ -297,7 +312,7 @@ static sat_status measure(race *r) {
     for (int round = 0; round < MOST_ROUNDS && !cancelled(r); round++) {
         double now = sat_now(), spent = now - begun;
         if (round > 0 && spent + last > budget) break;
-        if (round >= enough && spent > 0.2) break;
+        if (round >= enough && spent > 0.2 && settled(r)) break;
         if (round >= 5 && racing(r) <= 1) break;
         shuffle(r, order);
         for (size_t i = 0; i < r->count; i++) {
@@ -370,7 +385,6 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     sat_status status = open_race(&r, t);
     if (status == SAT_OK) status = verify(&r);
     if (status == SAT_OK) rescue(&r);
-    if (status == SAT_OK) drop_slow(&r);
     if (status == SAT_OK) status = measure(&r);
     if (status == SAT_OK) status = check_survivors(&r);
     if (status == SAT_OK) rescue(&r);
