@@ -128,6 +128,8 @@ static bench_problem square(int64_t size, int64_t n, int64_t block, double densi
         .m = size, .n = n, .k = size, .block = block, .density = density, .dtype = dtype, .shape = shape};
 }
 
+enum { MANY = 8 };
+
 void bench_matmul(const bench_options *o, const bench_rival *rival) {
     static const int64_t blocks[] = {4, 8, 16, 32, 64, 128};
     static const int64_t two[] = {16, 64};
@@ -155,6 +157,10 @@ void bench_matmul(const bench_options *o, const bench_rival *rival) {
         }
         w.target = 0, w.note = "rival computes in f32";
         measure(o, rival, &top, square(size, size, 64, 0.125, SAT_BF16, BENCH_RANDOM), w);
+        if (threads < MANY) continue; // with many cores 2048 is over too soon to compare dense rates by
+        measure(o, rival, &top, square(2 * size, 2 * size, 64, 0.125, SAT_BF16, BENCH_RANDOM), w);
+        w.note = "";
+        measure(o, rival, &top, square(2 * size, 2 * size, 64, 0.125, SAT_F32, BENCH_RANDOM), w);
     }
 }
 
