@@ -6,7 +6,8 @@
 #include "core/registry.h"
 
 /* Orders results of one race: those that may win and are right by time, then rivals by time, then the rest. Within the
- * tie tolerance of the fastest, the larger of 1.5 % and the measured noise but at most 3 %, priority decides, then name.
+ * tie tolerance of the fastest, the larger of 1.5 % and the measured noise but at most 3 %, priority decides, then
+ * name.
  */
 void sat_choose_sort(sat_result *results, size_t count, const sat_registry *registry);
 
