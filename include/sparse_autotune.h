@@ -219,6 +219,12 @@ typedef struct sat_pattern_view {
     const int64_t *t_ptr;   /* grid_cols + 1 */
     const int32_t *t_row;   /* block row of each */
     const int64_t *t_block; /* its place among the stored values */
+    /* The same five arrays where the device reads them: copies on a GPU, the very same pointers on a CPU. */
+    const int64_t *device_row_ptr;
+    const int32_t *device_col_idx;
+    const int64_t *device_t_ptr;
+    const int32_t *device_t_row;
+    const int64_t *device_t_block;
     /* Statistics. */
     double density; /* stored blocks over all blocks */
     double skew;    /* the heaviest row's blocks over the mean of the rows; 0 when nothing is stored */

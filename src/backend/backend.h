@@ -24,6 +24,7 @@ typedef struct sat_backend {
     bool (*usable)(const sat_device *device, const void *pointer);
 
     sat_status (*read)(const sat_device *device, void *host, const void *from, size_t bytes); /* device to host */
+    sat_status (*write)(const sat_device *device, void *to, const void *host, size_t bytes);  /* host to device */
     sat_status (*set)(const sat_device *device, void *to, int byte, size_t bytes);
     sat_status (*copy)(const sat_device *device, void *to, const void *from, size_t bytes);
     /* Gives an operand random values (the same for the same seed): `base` is its first element's place. Elements of
@@ -36,6 +37,7 @@ typedef struct sat_backend {
      * bytes on both sides included? Poisons the output itself on the way. */
     bool (*clean)(const sat_device *device, const sat_operand *o, void *base, size_t guard);
 
+    void *(*stream)(const sat_device *device); /* what tuning runs on; all of the above are in its order */
     void (*flush)(const sat_device *device, void *const *pointers, const size_t *bytes, int count);
     /* Times one call of run(user), as a device sees it, in seconds; `repeat` runs back to back give their mean. */
     sat_status (*time)(const sat_device *device, sat_status (*run)(void *user), void *user, int repeat,

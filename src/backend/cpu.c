@@ -321,6 +321,11 @@ static sat_status cpu_sync(const sat_device *d, void *stream) {
     return SAT_OK;
 }
 
+static void *cpu_stream(const sat_device *d) {
+    (void)d;
+    return NULL;
+}
+
 static bool cpu_capturing(const sat_device *d, void *stream) {
     (void)d, (void)stream;
     return false;
@@ -342,11 +347,13 @@ const sat_backend sat_backend_cpu = {
     .available = cpu_available,
     .usable = cpu_usable,
     .read = cpu_copy,
+    .write = cpu_copy,
     .set = cpu_set,
     .copy = cpu_copy,
     .make = cpu_make,
     .negate = cpu_negate,
     .clean = cpu_clean,
+    .stream = cpu_stream,
     .flush = cpu_flush,
     .time = cpu_time,
     .sync = cpu_sync,

@@ -18,7 +18,40 @@ struct sat_pattern {
     int32_t *col_idx;
     int64_t *t_ptr, *t_block;
     int32_t *t_row;
+    /* Where the device cannot read the host's memory, its own copy of both indices, in the backend's memory: a
+     * pattern may outlive the context that it was made with, and that context's allocator. */
+    const sat_backend *backend;
+    sat_device device;
+    void *device_index, *device_t_index;
 };
+
+/* Three arrays as the device sees them: the same where it reads the host's memory, else one copy of all. */
+typedef struct index_arrays {
+    const int64_t *ptr;
+    const int32_t *number;
+    const int64_t *block; /* may be NULL */
+    int64_t lines, entries;
+} index_arrays;
+
+static sat_status on_device(sat_pattern *p, index_arrays *x, void **memory) {
+    if (p->backend->kind == SAT_CPU) return SAT_OK;
+    size_t ptr = ((size_t)x->lines + 1) * 8, block = x->block ? (size_t)x->entries * 8 : 0;
+    size_t number = (size_t)x->entries * 4;
+    char *to = p->backend->alloc(&p->device, ptr + block + number, p->backend->alignment);
+    if (!to) return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %zu bytes on the device", ptr + block + number);
+    sat_status status = p->backend->write(&p->device, to, x->ptr, ptr);
+    if (status == SAT_OK && block) status = p->backend->write(&p->device, to + ptr, x->block, block);
+    if (status == SAT_OK && number) status = p->backend->write(&p->device, to + ptr + block, x->number, number);
+    if (status != SAT_OK) {
+        p->backend->free(&p->device, to);
+        return status;
+    }
+    *memory = to;
+    x->ptr = (const int64_t *)(const void *)to;
+    if (x->block) x->block = (const int64_t *)(const void *)(to + ptr);
+    x->number = (const int32_t *)(const void *)(to + ptr + block);
+    return SAT_OK;
+}
 
 static int64_t index_at(const void *p, sat_index_type t, int64_t i) {
     return t == SAT_I32 ? ((const int32_t *)p)[i] : ((const int64_t *)p)[i];
@@ -134,7 +167,17 @@ static sat_status fill_statistics(sat_pattern_view *v) {
     return SAT_OK;
 }
 
+static sat_status show_index(sat_pattern *p) {
+    sat_pattern_view *v = &p->plain;
+    index_arrays x = {v->row_ptr, v->col_idx, NULL, v->grid_rows, v->stored_blocks};
+    SAT_TRY(on_device(p, &x, &p->device_index));
+    v->device_row_ptr = x.ptr, v->device_col_idx = x.number;
+    return SAT_OK;
+}
+
 static void destroy(sat_pattern *p) {
+    if (p->device_index) p->backend->free(&p->device, p->device_index);
+    if (p->device_t_index) p->backend->free(&p->device, p->device_t_index);
     free(p->row_ptr), free(p->col_idx), free(p->t_ptr), free(p->t_block), free(p->t_row);
     pthread_mutex_destroy(&p->lock);
     free(p);
@@ -163,6 +206,7 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
     if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "pattern");
     atomic_init(&p->references, 1);
     pthread_mutex_init(&p->lock, NULL);
+    p->backend = context->backend, p->device = context->device;
     p->row_ptr = malloc(((size_t)grid_rows + 1) * sizeof *p->row_ptr);
     p->col_idx = malloc(((size_t)s.stored_blocks + 1) * sizeof *p->col_idx);
     if (!p->row_ptr || !p->col_idx) {
@@ -182,6 +226,7 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
         status = host_copy(context, s.col_idx, (size_t)s.stored_blocks * width, &col_idx, &owned_cols);
     if (status == SAT_OK) status = copy_indices(p, &s, row_ptr, col_idx);
     if (status == SAT_OK) status = fill_statistics(&p->plain);
+    if (status == SAT_OK) status = show_index(p);
     free(owned_rows), free(owned_cols);
     if (status != SAT_OK) {
         destroy(p);
@@ -203,7 +248,7 @@ sat_pattern *sat_pattern_ref(const sat_pattern *pattern) {
 
 const sat_pattern_view *sat_pattern_plain(const sat_pattern *pattern) { return &pattern->plain; }
 
-static sat_status make_transposed(sat_pattern *p) {
+static sat_status sort_by_column(sat_pattern *p) {
     const sat_pattern_view *v = &p->plain;
     size_t blocks = (size_t)v->stored_blocks + 1;
     int64_t *ptr = calloc((size_t)v->grid_cols + 2, sizeof *ptr);
@@ -224,8 +269,16 @@ static sat_status make_transposed(sat_pattern *p) {
         }
     }
     p->t_ptr = ptr, p->t_row = row, p->t_block = block;
-    p->full = *v;
-    p->full.t_ptr = ptr, p->full.t_row = row, p->full.t_block = block;
+    return SAT_OK;
+}
+
+static sat_status make_transposed(sat_pattern *p) {
+    if (!p->t_ptr) SAT_TRY(sort_by_column(p));
+    index_arrays x = {p->t_ptr, p->t_row, p->t_block, p->plain.grid_cols, p->plain.stored_blocks};
+    SAT_TRY(on_device(p, &x, &p->device_t_index));
+    p->full = p->plain;
+    p->full.t_ptr = p->t_ptr, p->full.t_row = p->t_row, p->full.t_block = p->t_block;
+    p->full.device_t_ptr = x.ptr, p->full.device_t_row = x.number, p->full.device_t_block = x.block;
     p->has_transposed = true;
     return SAT_OK;
 }

@@ -148,22 +148,24 @@ static bool open_candidate(race *r, candidate *c) {
 typedef struct call {
     sat_runner *runner;
     void *const *operands;
+    void *stream;
 } call;
 
 static sat_status run_call(void *user) {
     call *c = user;
-    return sat_runner_launch(c->runner, c->operands, NULL);
+    return sat_runner_launch(c->runner, c->operands, c->stream);
 }
 
 /* Resets the output, flushes if cold, runs and times. False when the candidate failed. */
 static bool run(race *r, candidate *c, int repeat, double *seconds) {
     sat_context *ctx = r->t->ctx;
-    call call = {&c->runner, r->stage.pointer};
+    void *stream = ctx->backend->stream(&c->runner.device);
+    call call = {&c->runner, r->stage.pointer, stream};
     sat_status status = sat_stage_reset(&r->stage);
-    if (status == SAT_OK && !c->runner.refreshed) status = sat_runner_refresh(&c->runner, r->stage.pointer[0], NULL);
+    if (status == SAT_OK && !c->runner.refreshed) status = sat_runner_refresh(&c->runner, r->stage.pointer[0], stream);
     if (status == SAT_OK && ctx->options.measure == SAT_MEASURE_COLD) sat_stage_flush(&r->stage);
     if (status == SAT_OK) status = ctx->backend->time(&c->runner.device, run_call, &call, repeat, seconds);
-    if (status == SAT_OK) status = ctx->backend->sync(&c->runner.device, NULL);
+    if (status == SAT_OK) status = ctx->backend->sync(&c->runner.device, stream);
     if (status != SAT_OK) judge_status(c, status);
     return status == SAT_OK;
 }
