@@ -179,7 +179,7 @@ typedef struct sat_context_options {
 } sat_context_options;
 
 SAT_API sat_status sat_context_create(const sat_context_options *options, sat_context **context); /* NULL: defaults */
-SAT_API void sat_context_free(sat_context *context);
+SAT_API void sat_context_free(sat_context *context); /* after its plans; patterns may outlive it */
 SAT_API const sat_device *sat_context_device(const sat_context *context);
 
 /* Blocks until background tuning has nothing left to do. */
@@ -238,7 +238,8 @@ SAT_API sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view 
 /* ---- Problem ----------------------------------------------------------------------------------------------- */
 
 /* Distances in elements between neighbours in memory. row_stride 1 is column-major, col_stride 1 row-major; any
- * non-negative strides are right, those two are fast. batch_stride 0 means that all of a batch share the operand.
+ * non-negative strides are right, those two are fast. An output's elements may not share a place: the larger stride
+ * must reach past all that the smaller one spans. batch_stride 0 means that all of a batch share the operand.
  * For the operand that holds block values (each block row-major, contiguous) only batch_stride counts.
  * row_stride = col_stride = 0 means row-major without gaps. */
 typedef struct sat_layout {
@@ -309,7 +310,8 @@ typedef struct sat_plan_info {
 SAT_API sat_status sat_plan_get_info(const sat_plan *plan, sat_plan_info *info); /* set info->size first */
 
 /* One call: finds or makes the plan (kept in a bounded pool of the context) and runs it. Alignment is read off the
- * pointers, so the problem's *_align need not be set. */
+ * pointers, so the problem's *_align need not be set; SAT_FIXED_VALUES is ignored, since every call brings its values.
+ */
 SAT_API sat_status sat_bsr_matmul(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                   const void *values, const void *b, void *c, const void *bias, void *stream);
 SAT_API sat_status sat_bsr_sampled_matmul(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
@@ -319,9 +321,10 @@ SAT_API sat_status sat_bsr_sampled_matmul(sat_context *context, const sat_patter
 
 typedef enum sat_verdict {
     SAT_VERDICT_OK = 1,
-    SAT_VERDICT_WRONG = 2,  /* failed its check: can never win */
-    SAT_VERDICT_ERROR = 3,  /* returned an error, crashed or hung */
-    SAT_VERDICT_SKIPPED = 4 /* not run: estimated too slow to win */
+    SAT_VERDICT_WRONG = 2,   /* failed its check: can never win */
+    SAT_VERDICT_ERROR = 3,   /* returned an error, crashed or hung */
+    SAT_VERDICT_SKIPPED = 4, /* not run: estimated too slow to win */
+    SAT_VERDICT_MEMORY = 5   /* not run: it wanted more memory than there was; never remembered */
 } sat_verdict;
 
 typedef struct sat_result {
@@ -350,7 +353,8 @@ typedef struct sat_race_options {
     void *progress_user;
 } sat_race_options;
 
-/* Races, or reads a race back from the cache. NULL options: keep, not fresh. */
+/* Races, or reads a race back from the cache. NULL options: keep, not fresh. It races whatever the context's effort is,
+ * but under SAT_EFFORT_OFF the cache is left alone. */
 SAT_API sat_status sat_race_run(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                 const sat_race_options *options, sat_race **race);
 SAT_API void sat_race_free(sat_race *race);

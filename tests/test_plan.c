@@ -287,6 +287,92 @@ static void fixed_values_stay_until_they_are_refreshed(void **state) {
     sat_context_free(ctx);
 }
 
+static void one_call_takes_the_values_of_every_call(void **state) {
+    (void)state;
+    sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK});
+    product x = make_product(ctx, 9, 64, 64, 40);
+    sat_problem p = sat_matmul_problem(SAT_F32, 40);
+    p.flags = SAT_FIXED_VALUES | SAT_ALLOW_DENSE;
+    for (int i = 0; i < 3; i++) {
+        assert_ok(sat_bsr_matmul(ctx, x.pattern, &p, x.values, x.b, x.c, NULL, NULL));
+        check_product(&x);
+        for (int64_t e = 0; e < x.view.stored_blocks * 32; e++) x.values[e] *= -2;
+        for (int64_t e = 0; e < 64 * 40; e++) x.want[e] *= -2;
+    }
+    free_product(&x);
+    sat_context_free(ctx);
+}
+
+/* A later version's struct may be longer, but what this version does not know must not be asked for. */
+static void longer_structs_are_taken_while_their_rest_is_zero(void **state) {
+    (void)state;
+    sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_OFF});
+    product x = make_product(ctx, 5, 24, 24, 5);
+    struct {
+        sat_problem problem;
+        uint64_t later[2];
+    } p = {sat_matmul_problem(SAT_F32, 5), {0}};
+    p.problem.size = sizeof p;
+    assert_ok(sat_bsr_matmul(ctx, x.pattern, &p.problem, x.values, x.b, x.c, NULL, NULL));
+    check_product(&x);
+    p.later[1] = 1;
+    assert_fails(sat_bsr_matmul(ctx, x.pattern, &p.problem, x.values, x.b, x.c, NULL, NULL), SAT_BAD_STRUCT, "size");
+    p.later[1] = 0;
+    assert_fails(sat_bsr_sampled_matmul(ctx, x.pattern, &p.problem, x.values, x.b, x.c, NULL), SAT_BAD_ENUM, "op");
+    free_product(&x);
+    sat_context_free(ctx);
+}
+
+static void an_output_inside_an_interleaved_batch_is_refused(void **state) {
+    (void)state;
+    sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_OFF});
+    uint64_t random = 3;
+    sat_pattern *pattern = random_pattern(ctx, &random, 8, 8, 4, 4, 1, false);
+    sat_problem p = sat_matmul_problem(SAT_F32, 4);
+    p.batch = 2;
+    p.b = (sat_layout){8, 1, 0}, p.c = (sat_layout){8, 1, 4};
+    float values[64] = {0}, buffer[64] = {0};
+    sat_plan *plan = NULL;
+    assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+    assert_fails(sat_run(plan, (void *[]){values, buffer + 4, buffer}, NULL), SAT_OVERLAP, "overlaps");
+    sat_plan_free(plan);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+/* silu(x) of a large negative x is -0 in every variant, whatever it does to compute an exponential. */
+static void activations_hold_at_the_ends(void **state) {
+    (void)state;
+    sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_OFF});
+    uint64_t random = 3;
+    sat_pattern *pattern = random_pattern(ctx, &random, 16, 16, 16, 16, 1, false);
+    float values[256], b[16 * 24], c[16 * 24], inputs[] = {-3e38f, -1e37f, -200, -100, 200, 1e37f};
+    for (size_t i = 0; i < sat_variant_count(ctx); i++) {
+        const sat_variant *v = sat_variant_at(ctx, i);
+        if (v->op != SAT_MATMUL) continue;
+        for (int act = SAT_ACT_RELU; act <= SAT_ACT_SILU; act++)
+            for (int n = 0; n < 2; n++) {
+                sat_problem p = sat_matmul_problem(SAT_F32, n ? 24 : 3);
+                p.activation = (sat_activation)act;
+                sat_plan *plan = NULL;
+                if (sat_plan_create_with(ctx, pattern, &p, v->name, &plan) != SAT_OK) continue; /* does not fit */
+                for (size_t e = 0; e < sizeof inputs / sizeof *inputs; e++) {
+                    memset(values, 0, sizeof values);
+                    for (int k = 0; k < 16; k++) values[17 * k] = inputs[e];
+                    for (int k = 0; k < 16 * 24; k++) b[k] = 1;
+                    assert_ok(sat_run(plan, (void *[]){values, b, c}, NULL));
+                    float want = inputs[e] > 0 ? inputs[e] : 0;
+                    for (int64_t k = 0; k < 16 * p.n; k++)
+                        if (!(c[k] >= want - 1e-30f && c[k] <= want + 1e-30f))
+                            fail_msg("%s: activation %d of %g is %g", v->name, act, (double)inputs[e], (double)c[k]);
+                }
+                sat_plan_free(plan);
+            }
+    }
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
 typedef struct ledger {
     int live, calls;
 } ledger;
@@ -380,6 +466,10 @@ int main(void) {
         cmocka_unit_test(the_sampled_product_is_the_product_at_the_stored_blocks),
         cmocka_unit_test(a_batch_shares_or_steps_through_its_operands),
         cmocka_unit_test(fixed_values_stay_until_they_are_refreshed),
+        cmocka_unit_test(one_call_takes_the_values_of_every_call),
+        cmocka_unit_test(longer_structs_are_taken_while_their_rest_is_zero),
+        cmocka_unit_test(an_output_inside_an_interleaved_batch_is_refused),
+        cmocka_unit_test(activations_hold_at_the_ends),
         cmocka_unit_test(the_callers_allocator_serves_and_everything_comes_back),
         cmocka_unit_test(results_do_not_depend_on_the_number_of_threads),
         cmocka_unit_test(a_broken_cache_folder_never_stops_a_product),

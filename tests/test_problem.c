@@ -64,6 +64,8 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     TRY(p.c_align = 2, SAT_MISALIGNED, "c_align");
     TRY(p.alpha = 1.0 / 0.0, SAT_UNSUPPORTED, "alpha");
     TRY(p.beta = 0.0 / 0.0, SAT_UNSUPPORTED, "beta");
+    TRY(p.alpha = 1e39, SAT_UNSUPPORTED, "alpha");
+    TRY(p.beta = -1e300, SAT_UNSUPPORTED, "beta");
 #undef TRY
     p = sat_sampled_problem(SAT_F32, 10);
     p.transpose = SAT_TRANSPOSE;

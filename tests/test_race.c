@@ -1,5 +1,8 @@
 /* Races with planted variants: whoever is wrong, stale, careless or failing never wins and is reported. */
+#define _GNU_SOURCE
 #include "support.h"
+
+#include <time.h>
 
 typedef enum fault {
     HONEST,
@@ -13,6 +16,8 @@ typedef enum fault {
     READS_PADDING,
     RETURNS_ERROR,
     FORGETS_ACTIVATION,
+    FORGETS_ALPHA,
+    SLOW, /* right, and far slower than it says */
     FAULTS
 } fault;
 
@@ -41,6 +46,7 @@ static sat_status launch(const sat_launch *l) {
     const float *values = l->operands[0], *b = l->operands[1];
     float *c = l->operands[2];
     bool later = me->calls++ > 0;
+    if (me->fault == SLOW) nanosleep(&(struct timespec){0, 3000000}, NULL);
     if (me->fault == RETURNS_ERROR) return sat_fail(SAT_LIBRARY_ERROR, "planted");
     int64_t dropped = a->stored_blocks / 2;
     for (int64_t i = 0; i < p->m; i++) {
@@ -59,7 +65,7 @@ static sat_status launch(const sat_launch *l) {
             }
             float *to = &c[i * p->c.row_stride + j * p->c.col_stride];
             float before = p->beta != 0 ? (float)p->beta * *to : me->fault == READS_C ? 0 * *to : 0;
-            float x = (float)(p->alpha * sum) + before;
+            float x = (float)((me->fault == FORGETS_ALPHA ? 1 : p->alpha) * sum) + before;
             sat_activation act = p->activation;
             *to = me->fault == FORGETS_ACTIVATION ? x : activation(act, x);
         }
@@ -76,9 +82,10 @@ static sat_status launch(const sat_launch *l) {
     return SAT_OK;
 }
 
-static const char *const names[FAULTS] = {"honest",        "one_wrong_element", "dropped_block",     "stale_tile",
-                                          "remembers",     "writes_past",       "writes_gaps",       "reads_c",
-                                          "reads_padding", "returns_error",     "forgets_activation"};
+static const char *const names[FAULTS] = {"honest",        "one_wrong_element", "dropped_block",      "stale_tile",
+                                          "remembers",     "writes_past",       "writes_gaps",        "reads_c",
+                                          "reads_padding", "returns_error",     "forgets_activation", "forgets_alpha",
+                                          "slow"};
 
 /* Races the planted variant beside those of the library, and gives its result. */
 static sat_result race_with(fault fault, const sat_problem *problem, int64_t rows, int64_t cols, char best[128]) {
@@ -200,6 +207,68 @@ static void a_second_race_is_read_back_and_a_newcomer_races_the_best(void **stat
     sat_context_free(ctx);
 }
 
+static void a_boast_does_not_win(void **state) {
+    (void)state;
+    char best[128];
+    sat_problem p = sat_matmul_problem(SAT_F32, 70);
+    assert_int_equal(race_with(SLOW, &p, 100, 90, best).verdict, SAT_VERDICT_OK);
+    assert_string_not_equal(best, names[SLOW]);
+}
+
+/* Right where alpha is 1, and remembered so; that says nothing about other numbers. */
+static void what_was_checked_with_one_alpha_is_checked_again_with_another(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    planted me = {.fault = FORGETS_ALPHA};
+    sat_variant v = {SAT_SIZED(sat_variant), .name = "forgets_alpha", .revision = "1",
+                     .op = SAT_MATMUL,       .backend = SAT_CPU,      .user = &me,
+                     .supports = supports,   .estimate = estimate,    .launch = launch};
+    assert_ok(sat_register_variant(ctx, &v));
+    uint64_t random = 5;
+    sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 8, 8, 0.4, false);
+    sat_race_options only = {SAT_SIZED(sat_race_options), .only = "forgets_alpha"};
+    const double alphas[] = {1, 2, -1e-30, 1e30};
+    for (int i = 0; i < 4; i++) {
+        sat_problem p = sat_matmul_problem(SAT_F32, 32);
+        p.alpha = alphas[i];
+        sat_race *race = NULL;
+        sat_plan *plan = NULL;
+        sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+        assert_ok(sat_race_run(ctx, pattern, &p, &only, &race));
+        assert_int_equal(sat_race_at(race, 0)->verdict, i ? SAT_VERDICT_WRONG : SAT_VERDICT_OK);
+        sat_race_free(race);
+        assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+        assert_ok(sat_plan_get_info(plan, &info));
+        if (i) assert_string_not_equal(info.variant, "forgets_alpha");
+        sat_plan_free(plan);
+    }
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+/* Numbers that a dtype barely holds are no reason to call a right variant wrong. */
+static void extreme_scalars_fail_nobody(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    uint64_t random = 6;
+    sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 8, 8, 0.4, false);
+    const double scalars[] = {1e-44, 1e-6, 1e38, -1e-37};
+    for (int i = 0; i < 16; i++) {
+        sat_problem p = sat_matmul_problem(i & 1 ? SAT_F16 : SAT_F32, 32);
+        if (i & 2) p.beta = scalars[i / 4];
+        else p.alpha = scalars[i / 4];
+        p.activation = SAT_ACT_GELU;
+        sat_race *race = NULL;
+        assert_ok(sat_race_run(ctx, pattern, &p, NULL, &race));
+        for (size_t e = 0; e < sat_race_count(race); e++)
+            if (sat_race_at(race, e)->verdict == SAT_VERDICT_WRONG)
+                fail_msg("%s: %s", sat_race_at(race, e)->variant, sat_race_at(race, e)->message);
+        sat_race_free(race);
+    }
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
 static void only_named_variants_take_part(void **state) {
     (void)state;
     sat_context *ctx = open_context(SAT_EFFORT_QUICK);
@@ -228,6 +297,12 @@ static void tuning_beyond_the_memory_limit_is_refused_and_a_plan_is_made_all_the
     sat_problem p = sat_matmul_problem(SAT_F32, 64);
     sat_race *race = NULL;
     assert_fails(sat_race_run(ctx, pattern, &p, NULL, &race), SAT_OUT_OF_MEMORY, "limit");
+    for (int i = 0; i < 2; i++) {
+        sat_plan *plan = NULL;
+        p = i ? sat_sampled_problem(SAT_F32, 64) : sat_matmul_problem(SAT_F32, 64);
+        assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+        sat_plan_free(plan);
+    }
     sat_pattern_free(pattern);
     sat_context_free(ctx);
 }
@@ -263,6 +338,9 @@ int main(void) {
         cmocka_unit_test(planted_faults_are_found_under_an_activation_too),
         cmocka_unit_test(a_failing_candidate_loses_quietly),
         cmocka_unit_test(a_second_race_is_read_back_and_a_newcomer_races_the_best),
+        cmocka_unit_test(a_boast_does_not_win),
+        cmocka_unit_test(what_was_checked_with_one_alpha_is_checked_again_with_another),
+        cmocka_unit_test(extreme_scalars_fail_nobody),
         cmocka_unit_test(only_named_variants_take_part),
         cmocka_unit_test(tuning_beyond_the_memory_limit_is_refused_and_a_plan_is_made_all_the_same),
         cmocka_unit_test(empty_problems_race_too),

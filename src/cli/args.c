@@ -136,7 +136,9 @@ static int unknown(const args *a, const char *word, size_t length) {
         int d = a->list[i].help ? distance(word + 2, length - 2, a->list[i].name) : 99;
         if (d < least) least = d, near = &a->list[i];
     }
-    if (near) return usage_error(a->command, "unknown option '%.*s'; is --%s meant?", (int)length, word, near->name);
+    if (near)
+        return usage_error(a->command, "unknown option '%.*s'; is %s%s meant?", (int)length, word,
+                           near->name[1] ? "--" : "-", near->name);
     return usage_error(a->command, "unknown option '%.*s'", (int)length, word);
 }
 

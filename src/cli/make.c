@@ -176,7 +176,8 @@ static int64_t wanted(const make_request *q, int64_t rows, int64_t cols) {
     if (q->stored >= 0) return (double)q->stored < all ? q->stored : rows * cols;
     if (q->sparsity < 0 && q->kind == MAKE_DIAGONAL) return cols > 0 ? rows : 0;
     double sparsity = q->sparsity < 0 ? 0.875 : q->sparsity;
-    return (int64_t)llround((1 - sparsity) * all);
+    int64_t count = (int64_t)llround((1 - sparsity) * all);
+    return count == 0 && sparsity < 1 && all > 0 ? 1 : count; // something to race
 }
 
 // The blocks of the transposed matrix. Rows are visited in order, so columns come out sorted.

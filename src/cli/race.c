@@ -353,6 +353,15 @@ static int race_all(const race_args *r) {
     return best.seconds > 0 ? EXIT_DONE : EXIT_FAILED;
 }
 
+// An option that only says how a pattern is made up; NULL if none was given.
+static const char *drawn_option(const race_args *r) {
+    const make_request *p = &r->spec.pattern;
+    if (p->sparsity >= 0) return "sparsity";
+    if (p->skew > 0) return "skew";
+    if (p->kind != 0) return "pattern";
+    return r->seed != 1 ? "seed" : NULL;
+}
+
 int race_main(int argc, char **argv) {
     race_args r = {
         .spec = spec_default(), .setup = {.command = "race"}, .timeout = 60, .seed = 1, .argc = argc, .argv = argv};
@@ -370,6 +379,11 @@ int race_main(int argc, char **argv) {
                                         : "activation");
 
     mtx matrix = {0};
+    const char *drawn = r.matrix ? drawn_option(&r) : NULL;
+    if (drawn) return usage_error("race", "--matrix: the file says where the blocks are; takes no --%s", drawn);
+    if (r.setup.effort == SAT_EFFORT_OFF || r.setup.effort == SAT_EFFORT_CACHED)
+        return usage_error("race", "--effort '%s': expected default, quick or full, since this command races",
+                           effort_names[r.setup.effort]);
     if (r.matrix) {
         mtx_error error;
         if (!mtx_read_file(r.matrix, (size_t)(0.5 * memory_bytes()), &matrix, &error))

@@ -48,6 +48,7 @@ static void describe(const outcome *o, const sat_result *r, char *name, size_t n
     else if (r->verdict == SAT_VERDICT_SKIPPED && *r->message) snprintf(check, size, "skipped   %s", r->message);
     else if (r->verdict == SAT_VERDICT_SKIPPED)
         snprintf(check, size, "skipped   estimated %s", text_seconds(t, sizeof t, r->estimate_seconds));
+    else if (r->verdict == SAT_VERDICT_MEMORY) snprintf(check, size, "skipped   %s", r->message);
     else snprintf(check, size, "%s   %s", r->verdict == SAT_VERDICT_WRONG ? "WRONG" : "ERROR", r->message);
 }
 
@@ -56,7 +57,7 @@ static void add_results(const outcome *o, table *t) {
         const sat_result *r = sat_race_at(o->race, i);
         char name[192], time[32] = "-", rate[32] = "-", check[256];
         describe(o, r, name, sizeof name, check, sizeof check);
-        if (r->seconds > 0) {
+        if (r->seconds > 0 && r->verdict == SAT_VERDICT_OK) {
             text_seconds(time, sizeof time, r->seconds);
             text_rate(rate, sizeof rate, o->info.flops / r->seconds);
         }

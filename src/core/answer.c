@@ -26,6 +26,8 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
     q->device = sat_device_now(ctx);
     sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads() ? q->device.threads : 0);
     sat_exact_spell(q->exact, &q->problem, q->view);
+    q->trial = sat_plain_scalars(&q->problem);
+    q->memory_limit = sat_memory_limit(ctx);
     return SAT_OK;
 }
 
@@ -47,15 +49,19 @@ size_t sat_answer_candidates(const sat_question *q, const char *only, const sat_
     return found;
 }
 
+static bool affordable(const sat_question *q, const sat_variant *v) {
+    return !v->workspace || v->workspace(v, &q->problem, q->view, &q->device) <= q->memory_limit;
+}
+
 /* Nothing may be checked here, so only our own code serves. The reference fits everything, so there is an answer. */
-static sat_status by_estimate(const sat_question *q, sat_answer *answer) {
+sat_status sat_answer_estimate(const sat_question *q, sat_answer *answer) {
     const sat_variant *list[SAT_MAX_VARIANTS];
     size_t count = sat_answer_candidates(q, NULL, list);
     double best = 0;
     *answer = (sat_answer){0};
     for (size_t i = 0; i < count; i++) {
         const sat_variant *v = list[i];
-        if (!sat_registry_trusted(&q->ctx->registry, v)) continue;
+        if (!sat_registry_trusted(&q->ctx->registry, v) || !affordable(q, v)) continue;
         if ((v->flags & SAT_V_DENSE) && !(q->problem.flags & SAT_ALLOW_DENSE)) continue;
         double t = v->estimate(v, &q->problem, q->view, &q->device);
         if (!answer->variant || t < best) answer->variant = v, best = t;
@@ -97,11 +103,13 @@ static void remember(const sat_question *q, const sat_result *results, size_t co
     char race[40];
     int64_t when = (int64_t)time(NULL);
     name_race(race, sizeof race, when);
+    size_t kept = 0;
     for (size_t i = 0; i < count; i++) {
-        records[i] = as_record(&results[i], race, when, q->exact);
-        records[i].kind = kind;
+        if (results[i].verdict == SAT_VERDICT_MEMORY) continue; /* there may be more of it next time */
+        records[kept] = as_record(&results[i], race, when, q->exact);
+        records[kept++].kind = kind;
     }
-    sat_status status = sat_memo_add(q->ctx->memo, q->key, records, count);
+    sat_status status = sat_memo_add(q->ctx->memo, q->key, records, kept);
     if (status != SAT_OK) sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
     free(records);
 }
@@ -118,7 +126,7 @@ static sat_tuning make_tuning(const sat_question *q, const sat_pattern_view *ful
     bool all = o->effort == SAT_EFFORT_FULL;
     return (sat_tuning){.ctx = q->ctx,
                         .device = &q->device,
-                        .problem = &q->problem,
+                        .problem = &q->trial,
                         .pattern = full,
                         .exhaustive = all,
                         .budget_seconds = o->budget_seconds > 0 ? o->budget_seconds
@@ -163,7 +171,7 @@ static bool from_entry(const sat_question *q, const sat_entry *entry, sat_answer
     const sat_pattern_view *full = NULL;
     for (size_t i = 0; i < count; i++) {
         const sat_variant *v = ranking[i];
-        if (!sat_variant_fits(v, &q->problem, q->view, &q->device)) continue;
+        if (!sat_variant_fits(v, &q->problem, q->view, &q->device) || !affordable(q, v)) continue;
         bool verified = sat_choose_verified(entry, v, q->exact);
         if (!verified && sat_pattern_transposed(q->pattern, &full) == SAT_OK) {
             sat_tuning t = make_tuning(q, full, NULL);
@@ -243,7 +251,7 @@ sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
     sat_effort effort = ctx->options.effort;
     *answer = (sat_answer){0};
     if (forced(q, answer)) return SAT_OK;
-    if (effort == SAT_EFFORT_OFF) return by_estimate(q, answer);
+    if (effort == SAT_EFFORT_OFF) return sat_answer_estimate(q, answer);
     sat_entry entry;
     SAT_TRY(sat_memo_get(ctx->memo, q->key, false, &entry));
     bool found = entry.count > 0 && from_entry(q, &entry, answer);
@@ -266,5 +274,5 @@ sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
         if (status != SAT_OK) sat_logf(&ctx->log, SAT_LOG_WARN, "not tuned: %s", sat_last_error());
     }
     if (found) return SAT_OK;
-    return by_estimate(q, answer);
+    return sat_answer_estimate(q, answer);
 }

@@ -13,6 +13,8 @@ typedef struct sat_question {
     const sat_op *op;
     sat_device device;
     sat_problem problem;
+    sat_problem trial;   /* what races and checks run: the same, with alpha and beta that no operand overflows from */
+    size_t memory_limit; /* for workspace */
     char key[SAT_KEY_SIZE], exact[SAT_KEY_SIZE];
 } sat_question;
 
@@ -26,6 +28,7 @@ typedef struct sat_answer {
 } sat_answer;
 
 sat_status sat_answer_find(const sat_question *q, sat_answer *answer);
+sat_status sat_answer_estimate(const sat_question *q, sat_answer *answer); /* nothing is looked up or run */
 
 /* How a race is run for a question. */
 typedef struct sat_race_how {

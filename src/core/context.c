@@ -128,8 +128,8 @@ static sat_status open_allocator(sat_context *ctx) {
 /* ---- create and free ---- */
 
 static sat_status fill(sat_context *ctx) {
-    if (ctx->options.threads < 0)
-        return sat_fail(SAT_BAD_SIZE, "threads is %d; expected 0 or more", ctx->options.threads);
+    if (ctx->options.threads < 0 || ctx->options.threads > 4096)
+        return sat_fail(SAT_BAD_SIZE, "threads is %d; expected 0 to 4096", ctx->options.threads);
     if (!(ctx->options.budget_seconds >= 0))
         return sat_fail(SAT_BAD_SIZE, "budget_seconds is %g; expected 0 or more", ctx->options.budget_seconds);
     if (ctx->options.measure != SAT_MEASURE_COLD && ctx->options.measure != SAT_MEASURE_WARM)

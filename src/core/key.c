@@ -53,18 +53,29 @@ void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_patte
              m == SAT_MEASURE_WARM ? "warm" : "cold", threads);
 }
 
+/* 0 and 1 are cases of their own in many kernels; what is right for one other number is right for all. */
+static char scalar_case(double x) { return x == 0 ? '0' : x == 1 ? '1' : 'x'; }
+
+sat_problem sat_plain_scalars(const sat_problem *p) {
+    sat_problem plain = *p;
+    if (scalar_case(p->alpha) == 'x') plain.alpha = -1.5;
+    if (scalar_case(p->beta) == 'x') plain.beta = 0.75;
+    return plain;
+}
+
 void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a) {
     char options[128];
     spell_options(options, sizeof options, p);
     snprintf(exact, SAT_KEY_SIZE,
              "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s t=%d a_strides=%lld,%lld,%lld "
-             "b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld align=%u,%u,%u %s blocks=%lld skew=%.3g overlap=%.3g",
+             "b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld align=%u,%u,%u %s scalars=%c%c blocks=%lld skew=%.3g "
+             "overlap=%.3g",
              sat_op_find(p->op)->name, (long long)p->m, (long long)p->n, (long long)p->k, (long long)a->block_rows,
              (long long)a->block_cols, (long long)p->batch, sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
              sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, (long long)p->a.row_stride,
              (long long)p->a.col_stride, (long long)p->a.batch_stride, (long long)p->b.row_stride,
              (long long)p->b.col_stride, (long long)p->b.batch_stride, (long long)p->c.row_stride,
              (long long)p->c.col_stride, (long long)p->c.batch_stride, alignment(p->a_align), alignment(p->b_align),
-             alignment(p->c_align), options, (long long)a->stored_blocks,
+             alignment(p->c_align), options, scalar_case(p->alpha), scalar_case(p->beta), (long long)a->stored_blocks,
              p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew, a->overlap);
 }

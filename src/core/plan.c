@@ -22,8 +22,8 @@ static sat_status make_plan(const sat_question *q, const sat_answer *answer, sat
     p->ctx = q->ctx;
     p->count = q->op->operands(&q->problem, q->view, p->operand);
     p->output = q->op->output;
-    sat_status status = sat_runner_open(&p->runner, q->ctx, answer->variant, &q->problem, q->view, &q->device,
-                                        sat_memory_limit(q->ctx), NULL);
+    sat_status status =
+        sat_runner_open(&p->runner, q->ctx, answer->variant, &q->problem, q->view, &q->device, q->memory_limit, NULL);
     if (status != SAT_OK) {
         free(p);
         return status;
@@ -51,6 +51,10 @@ sat_status sat_plan_create(sat_context *ctx, const sat_pattern *pattern, const s
     sat_answer answer;
     SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
     SAT_TRY(sat_answer_find(&q, &answer));
+    sat_status status = make_plan(&q, &answer, plan);
+    if (status != SAT_OUT_OF_MEMORY) return status;
+    q.memory_limit = 0; /* less was to be had than it seemed: what takes no workspace still serves */
+    SAT_TRY(sat_answer_estimate(&q, &answer));
     return make_plan(&q, &answer, plan);
 }
 
@@ -111,6 +115,7 @@ static bool side_by_side(const sat_operand *x, uintptr_t px, const sat_operand *
     int64_t row = x->layout.row_stride;
     if (size != sat_dtype_size(y->dtype) || row != y->layout.row_stride || row == 0) return false;
     if (x->layout.col_stride != 1 || y->layout.col_stride != 1 || x->values || y->values) return false;
+    if ((x->batch > 1 && x->layout.batch_stride % row) || (y->batch > 1 && y->layout.batch_stride % row)) return false;
     int64_t distance = py >= px ? (int64_t)((py - px) / size) % row : (row - (int64_t)((px - py) / size) % row) % row;
     return distance >= x->cols && distance + y->cols <= row;
 }

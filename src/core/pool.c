@@ -4,6 +4,7 @@
 
 #include "core/answer.h"
 #include "core/context.h"
+#include "variant.h"
 
 enum { PLACES = 64 };
 
@@ -96,6 +97,19 @@ static bool keep(sat_pool *pool, const place *made) {
     return true;
 }
 
+/* Here, where the caller's own names are known: later only the alignment that was read off the pointers is. */
+static sat_status check_alignment(const sat_problem *p, void *const *operands) {
+    static const char *const names[][3] = {{"values", "b", "c"}, {"x", "y", "values"}};
+    const sat_dtype types[] = {p->a_dtype, p->b_dtype ? p->b_dtype : p->a_dtype, p->c_dtype ? p->c_dtype : p->a_dtype};
+    for (int i = 0; i < 3; i++) {
+        size_t size = sat_dtype_size(types[i]);
+        if ((uintptr_t)operands[i] % size)
+            return sat_fail(SAT_MISALIGNED, "%s is %p; expected a multiple of %zu bytes",
+                            names[p->op == SAT_SAMPLED][i], operands[i], size);
+    }
+    return SAT_OK;
+}
+
 static sat_status call_new(sat_context *ctx, place *made, void *const *operands, void *stream) {
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     SAT_TRY(sat_plan_create(ctx, made->pattern, &made->problem, &made->plan));
@@ -114,10 +128,13 @@ static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_p
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
-    if (problem->size == sizeof *problem && problem->op != op)
-        return sat_fail(SAT_BAD_ENUM, "problem: op is %d; this call does %d", (int)problem->op, (int)op);
     place made = {.pattern = pattern, .stream = stream, .threads = sat_threads_now(ctx)};
     SAT_TRY(sat_struct_in(&made.problem, sizeof made.problem, problem, sizeof *problem, "sat_problem"));
+    if (made.problem.op != op)
+        return sat_fail(SAT_BAD_ENUM, "problem: op is %d; this call does %d", (int)made.problem.op, (int)op);
+    /* Another call may bring other values, and nobody could say when they change. */
+    made.problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
+    SAT_TRY(check_alignment(&made.problem, operands));
     /* 64 bytes is the most that any variant asks of a pointer on the CPU, 128 on CUDA. */
     made.problem.a_align = alignment_of(operands[0], 128);
     made.problem.b_align = alignment_of(operands[1], 128);

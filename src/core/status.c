@@ -76,6 +76,11 @@ sat_status sat_struct_in(void *to, size_t to_size, const void *from, size_t leas
     size_t size;
     memcpy(&size, from, sizeof size);
     SAT_TRY(check_size(size, least, what));
+    for (size_t i = to_size; i < size; i++)
+        if (((const unsigned char *)from)[i])
+            return sat_fail(SAT_BAD_STRUCT,
+                            "%s: size is %zu, beyond the %zu that this version knows, and byte %zu is set", what, size,
+                            to_size, i);
     memset(to, 0, to_size);
     memcpy(to, from, size < to_size ? size : to_size);
     memcpy(to, &to_size, sizeof to_size);
@@ -118,6 +123,7 @@ const char *sat_verdict_name(sat_verdict v) {
     case SAT_VERDICT_WRONG: return "wrong";
     case SAT_VERDICT_ERROR: return "error";
     case SAT_VERDICT_SKIPPED: return "skipped";
+    case SAT_VERDICT_MEMORY: return "memory";
     }
     return "?";
 }

@@ -1,5 +1,5 @@
-/* A race: every candidate is checked first, then all that may still win are timed in turns, and the survivors are
- * checked once more on operands that have changed since. */
+/* A race: every candidate is checked first, then all that may still win are timed in turns, and whoever was timed
+ * is checked once more on operands that have changed since. */
 #include "core/tune.h"
 
 #include <math.h>
@@ -45,7 +45,7 @@ static void judge(candidate *c, sat_verdict verdict, const char *message) {
 static void judge_status(candidate *c, sat_status status) {
     char message[192];
     snprintf(message, sizeof message, "%s: %.150s", sat_status_name(status), sat_last_error());
-    judge(c, SAT_VERDICT_ERROR, message);
+    judge(c, status == SAT_OUT_OF_MEMORY ? SAT_VERDICT_MEMORY : SAT_VERDICT_ERROR, message);
 }
 
 static int by_value(const void *x, const void *y) {
@@ -185,6 +185,7 @@ static bool check(race *r, candidate *c) {
 /* ---- the three parts of a race ---- */
 
 static sat_status fill(race *r, sat_fill fill, sat_probe probe) {
+    for (size_t i = 0; i < r->count; i++) r->list[i].runner.refreshed = false; /* the operands are new */
     r->random = r->random * 6364136223846793005u + 1442695040888963407u;
     return sat_stage_fill(&r->stage, fill, probe, r->random >> 7);
 }
@@ -213,10 +214,9 @@ static void drop_slow(race *r) {
 static void verify_all(race *r, bool last) {
     for (size_t i = 0; i < r->count && !cancelled(r); i++) {
         candidate *c = &r->list[i];
-        if (!c->racing) continue;
+        if (!c->racing || c->result.verdict == SAT_VERDICT_OK) continue;
         if (last) report(r, c->result.variant);
         if (!c->open && !open_candidate(r, c)) continue;
-        c->runner.refreshed = false; /* the operands are new */
         if (run(r, c, 1, &c->first) && check(r, c) && last) c->result.verdict = SAT_VERDICT_OK;
         if (!c->racing) close_candidate(r, c);
         if (last) drop_slow(r), r->done++;
@@ -237,14 +237,34 @@ static sat_status verify(race *r) {
 }
 
 /* Nobody left who may win: those that were skipped, the reference among them, have their turn after all. */
-static void rescue(race *r) {
+static sat_status rescue(race *r) {
     for (size_t i = 0; i < r->count; i++)
-        if (r->list[i].racing && r->list[i].result.may_win) return;
-    for (size_t i = 0; i < r->count; i++)
-        if (r->list[i].result.verdict == SAT_VERDICT_SKIPPED)
-            r->list[i].racing = true, r->list[i].result.message[0] = 0;
-        else r->list[i].racing = false;
-    verify_all(r, true);
+        if (r->list[i].racing && r->list[i].result.may_win) return SAT_OK;
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        c->racing = c->result.verdict == SAT_VERDICT_SKIPPED;
+        if (c->racing) c->result.message[0] = 0;
+    }
+    return verify(r);
+}
+
+/* An estimate orders a race and may not decide it: whoever was skipped beside a candidate that promised more than it
+ * then showed runs too. */
+static sat_status recall(race *r) {
+    double fastest = INFINITY;
+    size_t recalled = 0;
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        if (c->racing && c->result.may_win && c->first < fastest) fastest = c->first;
+    }
+    for (size_t i = 0; i < r->count; i++) {
+        candidate *c = &r->list[i];
+        bool reference = c->runner.variant->flags & SAT_V_REFERENCE;
+        if (c->result.verdict != SAT_VERDICT_SKIPPED || reference || c->estimate > SLOW * fastest) continue;
+        c->racing = true, c->result.message[0] = 0;
+        recalled++;
+    }
+    return recalled ? verify(r) : SAT_OK;
 }
 
 static size_t racing(const race *r) {
@@ -265,6 +285,7 @@ static double best_time(race *r) {
     return best;
 }
 
+/* Whoever cannot win any more stays open for the last check: its timed runs were not looked at. */
 static void drop_losers(race *r) {
     double best = best_time(r);
     for (size_t i = 0; i < r->count; i++) {
@@ -273,7 +294,6 @@ static void drop_losers(race *r) {
         double margin = c->runs < 4 ? 1.5 : c->runs < 10 ? 1.2 : 1.08;
         if (quantile(c, 0) <= margin * best) continue;
         c->racing = false;
-        close_candidate(r, c);
     }
 }
 
@@ -333,16 +353,16 @@ static sat_status measure(race *r) {
     return cancelled(r) ? sat_fail(SAT_DEVICE_ERROR, "the race was cancelled") : SAT_OK;
 }
 
-/* The survivors once more: another sign in one operand, poison in the output, and the whole check. What kept anything
- * of an earlier run shows here. */
-static sat_status check_survivors(race *r) {
+/* All that were timed once more: another sign in one operand, poison in the output, and the whole check. What kept
+ * anything of an earlier run shows here. */
+static sat_status check_again(race *r) {
     SAT_TRY(sat_stage_flip(&r->stage));
     for (size_t i = 0; i < r->count; i++) {
         candidate *c = &r->list[i];
         double seconds;
-        if (!c->racing) continue;
+        if (!c->open || c->runs == 0) continue;
         if (run(r, c, 1, &seconds) && check(r, c)) {
-            if (r->t->ctx->options.measure == SAT_MEASURE_COLD) c->times[c->runs++] = seconds;
+            if (c->racing && r->t->ctx->options.measure == SAT_MEASURE_COLD) c->times[c->runs++] = seconds;
         } else {
             close_candidate(r, c);
         }
@@ -386,10 +406,11 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     *outcome = (sat_outcome){0};
     sat_status status = open_race(&r, t);
     if (status == SAT_OK) status = verify(&r);
-    if (status == SAT_OK) rescue(&r);
+    if (status == SAT_OK) status = rescue(&r);
+    if (status == SAT_OK) status = recall(&r);
     if (status == SAT_OK) status = measure(&r);
-    if (status == SAT_OK) status = check_survivors(&r);
-    if (status == SAT_OK) rescue(&r);
+    if (status == SAT_OK) status = check_again(&r);
+    if (status == SAT_OK) status = rescue(&r);
     if (status == SAT_OK) status = collect(&r, outcome);
     close_race(&r);
     for (size_t i = 0; i < outcome->count; i++) {

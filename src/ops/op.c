@@ -54,6 +54,10 @@ sat_status sat_normalise_common(sat_problem *p) {
     if (p->batch == 0) p->batch = 1;
     if (!isfinite(p->alpha)) return sat_fail(SAT_UNSUPPORTED, "alpha is %g; expected a finite number", p->alpha);
     if (!isfinite(p->beta)) return sat_fail(SAT_UNSUPPORTED, "beta is %g; expected a finite number", p->beta);
+    if (p->compute_dtype == SAT_F32 && !isfinite((float)p->alpha))
+        return sat_fail(SAT_UNSUPPORTED, "alpha is %g; expected a number that f32 holds", p->alpha);
+    if (p->compute_dtype == SAT_F32 && !isfinite((float)p->beta))
+        return sat_fail(SAT_UNSUPPORTED, "beta is %g; expected a number that f32 holds", p->beta);
     return SAT_OK;
 }
 

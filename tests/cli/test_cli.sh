@@ -117,6 +117,9 @@ wrong "--dtype 'f32:f16'" race --dtype f32:f16
 wrong "--layout 'diagonal'" race --layout diagonal
 wrong "--alpha 'inf'" race --alpha inf
 wrong "--beta '1e999'" race --beta 1e999
+wrong "--effort 'off'" race --effort off
+wrong "takes no --sparsity" race --matrix x.mtx --sparsity 0.5
+wrong "is -m meant" race --m=64
 wrong "--skew '0.5'" race --skew 0.5
 wrong "--align '24'" race --align 24
 wrong "--effort 'heroic'" race --effort heroic

@@ -23,8 +23,8 @@ static inline float packed_exp(float x, float *scale) {
 }
 
 static inline float packed_silu(float x) {
-    float scale, e = packed_exp(-x, &scale);
-    return x / fmaf(e, scale, 1.0f);
+    float scale, e = packed_exp(-x, &scale), down = fmaf(e, scale, 1.0f);
+    return x / (x < -88.0f ? INFINITY : down);
 }
 
 /* x times the normal distribution: its tail is exp(-z^2)/2 times a polynomial of t = 1/(1 + 0.35 z), z = |x|/sqrt 2,
