@@ -185,6 +185,14 @@ SAT_API const sat_device *sat_context_device(const sat_context *context);
 /* Blocks until background tuning has nothing left to do. */
 SAT_API sat_status sat_context_wait(sat_context *context);
 
+/* Memory of the context's device, for callers who have no other way to it. What a run wrote is there to read after
+ * sat_stream_wait. On a CPU this is plain memory, and there is nothing to wait for. */
+SAT_API sat_status sat_memory_alloc(sat_context *context, size_t bytes, void **pointer);
+SAT_API void sat_memory_free(sat_context *context, void *pointer);
+SAT_API sat_status sat_memory_write(sat_context *context, void *to, const void *host, size_t bytes);
+SAT_API sat_status sat_memory_read(sat_context *context, void *host, const void *from, size_t bytes);
+SAT_API sat_status sat_stream_wait(sat_context *context, void *stream); /* until all that was queued on it is done */
+
 /* ---- Pattern ----------------------------------------------------------------------------------------------- */
 
 /* The indices of a BSR matrix, zero-based. Rows and columns need not be multiples of the block: the last blocks are

@@ -31,10 +31,10 @@ check_variants() { # folder
     local folder=$1 def=$1/variants.def lines file family families isa
     [ -f "$def" ] || return 0
     lines=$(list_variants "$def")
-    for file in "$folder"/*.c; do
+    for file in "$folder"/*.c "$folder"/*.cu; do
         [ -f "$file" ] || continue
         families=$(families_of "$file")
-        if [ -z "$families" ] && [ ! -f "${file%.c}.h" ]; then
+        if [ -z "$families" ] && [ ! -f "${file%.*}.h" ]; then
             complain "$file defines no SAT_FAMILY and has no header of its own: nothing can use it"
         fi
         for family in $families; do
@@ -48,7 +48,7 @@ check_variants() { # folder
         done
     done
     while read -r family; do
-        if [ -n "$family" ] && ! grep -lq "^SAT_FAMILY($family)" "$folder"/*.c 2>/dev/null; then
+        if [ -n "$family" ] && ! grep -hq "^SAT_FAMILY($family)" "$folder"/*.c "$folder"/*.cu 2>/dev/null; then
             complain "$def names the family $family, but no file of $folder defines SAT_FAMILY($family)"
         fi
     done < <(cut -d' ' -f1 <<<"$lines" | sort -u)
@@ -87,12 +87,12 @@ check_includes() { # folder, extended pattern of what it may include
 
 for folder in src/kernels/* src/libs; do
     check_variants "$folder"
-    check_includes "$folder" 'variant\.h|sparse_autotune\.h'
+    check_includes "$folder" 'variant\.(h|cuh)|sparse_autotune\.h'
 done
 check_names
 check_includes src/cli 'sparse_autotune\.h'
 check_includes src/ops 'sparse_autotune\.h|variant\.h|core/status\.h'
-check_includes src/backend 'sparse_autotune\.h|variant\.h|core/status\.h|ops/[a-z_]+\.h'
+check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|core/status\.h|ops/[a-z_]+\.h'
 check_includes src/core \
     'sparse_autotune\.h|variant\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes include ''

@@ -8,6 +8,12 @@
 
 #include "sparse_autotune.h"
 
+#ifdef __CUDACC__
+#define SAT_BOTH __host__ __device__ /* compiled for the host and for the device */
+#else
+#define SAT_BOTH
+#endif
+
 /* A kernel family: one file. Its instances are lines in a variants.def; each becomes a sat_variant.
  *   SAT_FAMILY(cpu_matmul_portable) = {.revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU, ...};           */
 typedef struct sat_family {
@@ -26,11 +32,15 @@ typedef struct sat_family {
     void (*release)(const sat_variant *v, void *state);
 } sat_family;
 
+#ifdef __cplusplus
+#define SAT_FAMILY(name) extern "C" const sat_family sat_family_##name
+#else
 #define SAT_FAMILY(name) const sat_family sat_family_##name
+#endif
 
 /* ---- dtypes ---- */
 
-static inline size_t sat_dtype_size(sat_dtype t) { return t == SAT_F64 ? 8 : t == SAT_F32 ? 4 : 2; }
+SAT_BOTH static inline size_t sat_dtype_size(sat_dtype t) { return t == SAT_F64 ? 8 : t == SAT_F32 ? 4 : 2; }
 
 static inline float sat_bits_float(uint32_t bits) {
     float f;
@@ -126,8 +136,8 @@ static inline sat_rows sat_op_rows(const sat_problem *p, const sat_pattern_view 
 }
 
 static inline int64_t sat_block_of(const sat_rows *r, int64_t i) { return r->block ? r->block[i] : i; }
-static inline int64_t sat_min(int64_t x, int64_t y) { return x < y ? x : y; }
-static inline int64_t sat_max(int64_t x, int64_t y) { return x > y ? x : y; }
+SAT_BOTH static inline int64_t sat_min(int64_t x, int64_t y) { return x < y ? x : y; }
+SAT_BOTH static inline int64_t sat_max(int64_t x, int64_t y) { return x > y ? x : y; }
 
 /* ---- epilogue: act(alpha*sum + beta*C + bias) ---- */
 

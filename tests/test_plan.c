@@ -373,6 +373,24 @@ static void activations_hold_at_the_ends(void **state) {
     sat_context_free(ctx);
 }
 
+static void device_memory_is_written_and_read_back(void **state) {
+    (void)state;
+    sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_OFF});
+    void *memory = NULL;
+    int sent[3] = {1, 2, 3}, back[3] = {0};
+    assert_ok(sat_memory_alloc(ctx, sizeof sent, &memory));
+    assert_ok(sat_memory_write(ctx, memory, sent, sizeof sent));
+    assert_ok(sat_stream_wait(ctx, NULL));
+    assert_ok(sat_memory_read(ctx, back, memory, sizeof back));
+    assert_memory_equal(sent, back, sizeof sent);
+    assert_fails(sat_memory_read(ctx, back, NULL, sizeof back), SAT_NULL_POINTER, "NULL");
+    assert_fails(sat_memory_write(ctx, memory, NULL, 4), SAT_NULL_POINTER, "host");
+    assert_fails(sat_memory_alloc(NULL, 4, &memory), SAT_NULL_POINTER, "context");
+    sat_memory_free(ctx, memory);
+    sat_memory_free(ctx, NULL);
+    sat_context_free(ctx);
+}
+
 typedef struct ledger {
     int live, calls;
 } ledger;
@@ -467,6 +485,7 @@ int main(void) {
         cmocka_unit_test(a_batch_shares_or_steps_through_its_operands),
         cmocka_unit_test(fixed_values_stay_until_they_are_refreshed),
         cmocka_unit_test(one_call_takes_the_values_of_every_call),
+        cmocka_unit_test(device_memory_is_written_and_read_back),
         cmocka_unit_test(longer_structs_are_taken_while_their_rest_is_zero),
         cmocka_unit_test(an_output_inside_an_interleaved_batch_is_refused),
         cmocka_unit_test(activations_hold_at_the_ends),

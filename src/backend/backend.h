@@ -50,6 +50,9 @@ typedef struct sat_backend {
 } sat_backend;
 
 extern const sat_backend sat_backend_cpu;
+#ifdef SAT_HAVE_CUDA
+extern const sat_backend sat_backend_cuda;
+#endif
 
 /* Every backend of this build, best first; NULL past the end. */
 const sat_backend *sat_backend_at(int i);

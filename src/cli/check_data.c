@@ -118,6 +118,7 @@ void data_free(check_data *d) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     for (int i = 0; i < CHECK_OPERANDS; i++)
         if (d->arenas[i].map) munmap(d->arenas[i].map - page, d->arenas[i].bytes + 2 * page);
+    for (int i = 0; d->context && i < CHECK_OPERANDS; i++) sat_memory_free(d->context, d->copies[i]);
     *d = (check_data){0};
 }
 
@@ -176,6 +177,40 @@ bool data_fill(check_data *d, const check_case *c, uint64_t seed) {
 
 void data_restore(check_data *d) {
     for (int i = 0; i < d->count; i++) memcpy(d->list[i].zone, d->list[i].before, d->list[i].zone_bytes);
+}
+
+/* ---- a device with memory of its own ---- */
+
+sat_status data_push(check_data *d, sat_context *context) {
+    if (sat_context_device(context)->backend == SAT_CPU) return SAT_OK;
+    d->context = context;
+    for (int i = 0; i < d->count; i++) {
+        const operand *o = &d->list[i];
+        size_t shift = (uintptr_t)o->zone % 4096, bytes = o->zone_bytes + 4096; // aligned as here, and no better
+        if (d->copy_bytes[i] < bytes) {
+            sat_memory_free(context, d->copies[i]);
+            d->copies[i] = NULL, d->copy_bytes[i] = 0;
+            void *memory = NULL;
+            sat_status status = sat_memory_alloc(context, 2 * bytes + 4096, &memory);
+            if (status != SAT_OK) return status;
+            d->copies[i] = memory, d->copy_bytes[i] = 2 * bytes;
+        }
+        char *zone = (char *)(((uintptr_t)d->copies[i] + 4095) / 4096 * 4096) + shift;
+        sat_status status = sat_memory_write(context, zone, o->zone, o->zone_bytes);
+        if (status != SAT_OK) return status;
+        d->pointers[i] = zone + (o->data - o->zone);
+    }
+    return SAT_OK;
+}
+
+sat_status data_pull(check_data *d) {
+    if (!d->context) return SAT_OK;
+    sat_status status = sat_stream_wait(d->context, NULL);
+    for (int i = 0; i < d->count && status == SAT_OK; i++) {
+        const operand *o = &d->list[i];
+        status = sat_memory_read(d->context, o->zone, (char *)d->pointers[i] - (o->data - o->zone), o->zone_bytes);
+    }
+    return status;
 }
 
 /* ---- comparing ---- */

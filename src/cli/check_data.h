@@ -31,6 +31,9 @@ typedef struct check_data {
     operand list[CHECK_OPERANDS];
     int count;
     void *pointers[SAT_MAX_OPERANDS];
+    sat_context *context; /* whose device has the copies; NULL: it reads the host's memory */
+    char *copies[CHECK_OPERANDS];
+    size_t copy_bytes[CHECK_OPERANDS];
     double *expected, *bound; /* of the output, batch * rows * cols */
 } check_data;
 
@@ -39,6 +42,9 @@ bool data_open(check_data *d, const check_case *c);
 /* New random values; outputs NaN, or random where they are read. Then the expectation of a right result. */
 bool data_fill(check_data *d, const check_case *c, uint64_t seed);
 void data_restore(check_data *d); /* as data_fill left it */
+/* Zones to the device, and back after a run; nothing to do where the device reads the host's memory. */
+sat_status data_push(check_data *d, sat_context *context);
+sat_status data_pull(check_data *d);
 /* The output against the expectation, its gaps, the guard zones and the inputs. False with what is wrong. */
 bool data_compare(const check_data *d, const check_case *c, char *message, size_t capacity);
 void data_close(check_data *d); /* what belongs to a case */

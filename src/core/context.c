@@ -184,6 +184,43 @@ sat_status sat_context_wait(sat_context *ctx) {
     return SAT_OK;
 }
 
+/* ---- memory and streams, as the public header offers them ---- */
+
+sat_status sat_memory_alloc(sat_context *ctx, size_t bytes, void **pointer) {
+    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (!pointer) return sat_fail(SAT_NULL_POINTER, "pointer is NULL");
+    *pointer = sat_alloc(ctx, bytes);
+    return *pointer ? SAT_OK : sat_fail(SAT_OUT_OF_MEMORY, "%zu bytes on %s", bytes, ctx->device.name);
+}
+
+void sat_memory_free(sat_context *ctx, void *pointer) {
+    if (ctx) sat_free(ctx, pointer);
+}
+
+static sat_status check_copy(const sat_context *ctx, const void *device, const void *host, size_t bytes) {
+    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (bytes == 0) return SAT_OK;
+    if (!host) return sat_fail(SAT_NULL_POINTER, "host is NULL");
+    if (!device) return sat_fail(SAT_NULL_POINTER, "the device's pointer is NULL");
+    if (ctx->backend->usable(&ctx->device, device)) return SAT_OK;
+    return sat_fail(SAT_WRONG_MEMORY, "%p is not memory of %s", device, ctx->device.name);
+}
+
+sat_status sat_memory_write(sat_context *ctx, void *to, const void *host, size_t bytes) {
+    SAT_TRY(check_copy(ctx, to, host, bytes));
+    return bytes ? ctx->backend->write(&ctx->device, to, host, bytes) : SAT_OK;
+}
+
+sat_status sat_memory_read(sat_context *ctx, void *host, const void *from, size_t bytes) {
+    SAT_TRY(check_copy(ctx, from, host, bytes));
+    return bytes ? ctx->backend->read(&ctx->device, host, from, bytes) : SAT_OK;
+}
+
+sat_status sat_stream_wait(sat_context *ctx, void *stream) {
+    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    return ctx->backend->sync(&ctx->device, stream);
+}
+
 /* ---- variants and cache, as the public header offers them ---- */
 
 sat_status sat_register_variant(sat_context *ctx, const sat_variant *variant) {

@@ -16,6 +16,9 @@ typedef struct line {
 #define SAT_VARIANT(name, family, priority, dtype, tile_m, tile_n, tile_k, option)                                     \
     extern const sat_family sat_family_##family;
 #include "kernels/cpu/variants.def"
+#ifdef SAT_HAVE_CUDA
+#include "kernels/cuda/variants.def"
+#endif
 #include "libs/variants.def"
 #undef SAT_VARIANT
 
@@ -23,6 +26,9 @@ static const line lines[] = {
 #define SAT_VARIANT(name, family, priority, dtype, tile_m, tile_n, tile_k, option)                                     \
     {#name, &sat_family_##family, priority, {dtype, tile_m, tile_n, tile_k, option}},
 #include "kernels/cpu/variants.def"
+#ifdef SAT_HAVE_CUDA
+#include "kernels/cuda/variants.def"
+#endif
 #include "libs/variants.def"
 #undef SAT_VARIANT
 };

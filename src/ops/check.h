@@ -10,7 +10,7 @@
 enum { SAT_PANEL = 64 }; /* columns or rows that one probe sums over */
 
 /* Half the distance between neighbours, relative: what one rounding may lose. */
-static inline double sat_unit(sat_dtype t) {
+SAT_BOTH static inline double sat_unit(sat_dtype t) {
     switch (t) {
     case SAT_F64: return 0x1p-53;
     case SAT_F32: return 0x1p-24;
@@ -20,7 +20,7 @@ static inline double sat_unit(sat_dtype t) {
 }
 
 /* Absolute: below the smallest normal number rounding is no longer relative. */
-static inline double sat_tiny(sat_dtype t) {
+SAT_BOTH static inline double sat_tiny(sat_dtype t) {
     switch (t) {
     case SAT_F64: return 0x1p-1074;
     case SAT_F32: return 0x1p-126; /* a unit that flushes subnormals to zero is still right */
@@ -31,13 +31,13 @@ static inline double sat_tiny(sat_dtype t) {
 
 /* What `depth` products summed in any order may lose, relative to the sum of their magnitudes. The four: alpha, beta
  * times C, bias, and the conversion of alpha to the compute type. TF32 rounds both inputs to 11 bits first. */
-static inline double sat_accumulated(const sat_problem *p, int64_t depth) {
+SAT_BOTH static inline double sat_accumulated(const sat_problem *p, int64_t depth) {
     double loss = (double)(depth + 4) * sat_unit(p->compute_dtype);
     if ((p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32) loss += 2 * 0x1p-11;
     return loss;
 }
 
-static inline uint64_t sat_mix(uint64_t x) {
+SAT_BOTH static inline uint64_t sat_mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -45,7 +45,7 @@ static inline uint64_t sat_mix(uint64_t x) {
 }
 
 /* One in four is negative, so that a probe over operands of one sign does not cancel what it looks for. */
-static inline double sat_sign(uint64_t seed, int64_t i) { return sat_mix(seed + (uint64_t)i) & 3 ? 1 : -1; }
+SAT_BOTH static inline double sat_sign(uint64_t seed, int64_t i) { return sat_mix(seed + (uint64_t)i) & 3 ? 1 : -1; }
 
 void sat_load_row(double *to, sat_dtype t, const void *from, int64_t start, int64_t stride, int64_t count);
 void sat_axpy(double *y, const double *x, double a, int64_t n);                       /* y += a*x */

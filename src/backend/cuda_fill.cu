@@ -1,0 +1,116 @@
+/* The CUDA backend's own small kernels: made-up operands, signs, guard zones. */
+#include "backend/cuda.h"
+#include "ops/check.h"
+#include "variant.cuh"
+
+static __global__ void nothing() {}
+
+cudaError_t sat_cuda_nothing(cudaStream_t stream) {
+    nothing<<<1, 1, 0, stream>>>();
+    return cudaGetLastError();
+}
+
+/* ---- made-up operands ---- */
+
+struct made_up {
+    sat_dtype dtype;
+    void *base;
+    sat_layout layout;
+    int64_t rows, cols, items;
+    uint64_t seed;
+    bool positive;
+    double scale;
+};
+
+__device__ static void make_one(const made_up &m, int64_t at) {
+    double u = (double)(sat_mix(m.seed ^ ((uint64_t)at * 0x2545f4914f6cdd1du)) >> 11) * 0x1p-53; /* 0 to 1 */
+    sat_device_store(m.dtype, m.base, at, (m.positive ? 1 + u : 2 * u - 1) * m.scale);
+}
+
+static __global__ void make_dense(made_up m) {
+    int64_t all = m.rows * m.cols * m.items, step = (int64_t)gridDim.x * blockDim.x;
+    bool turned = m.layout.row_stride == 1; /* neighbouring threads write neighbouring elements */
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < all; e += step) {
+        int64_t inner = turned ? m.rows : m.cols, outer = turned ? m.cols : m.rows;
+        int64_t fast = e % inner, slow = e / inner % outer, z = e / inner / outer;
+        int64_t i = turned ? fast : slow, j = turned ? slow : fast;
+        make_one(m, z * m.layout.batch_stride + i * m.layout.row_stride + j * m.layout.col_stride);
+    }
+}
+
+/* A CTA takes block rows; what lies beyond the matrix stays NaN. */
+static __global__ void make_values(made_up m, sat_pattern_view a) {
+    int64_t area = a.block_rows * a.block_cols;
+    for (int64_t g = blockIdx.x; g < a.grid_rows; g += gridDim.x) {
+        int64_t first = a.device_row_ptr[g], count = a.device_row_ptr[g + 1] - first;
+        for (int64_t z = 0; z < m.items; z++)
+            for (int64_t e = threadIdx.x; e < count * area; e += blockDim.x) {
+                int64_t t = first + e / area, i = e % area / a.block_cols, j = e % a.block_cols;
+                bool inside = g * a.block_rows + i < a.rows && a.device_col_idx[t] * a.block_cols + j < a.cols;
+                if (inside) make_one(m, z * m.layout.batch_stride + first * area + e);
+            }
+    }
+}
+
+cudaError_t sat_cuda_fill(const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed, sat_fill fill,
+                          double scale, cudaStream_t stream) {
+    int64_t items = o->layout.batch_stride ? o->batch : 1;
+    made_up m = {o->dtype, base, o->layout, o->rows, o->cols, items, seed, fill == SAT_FILL_POSITIVE, scale};
+    if (o->rows * o->cols * items == 0) return cudaSuccess;
+    if (o->values) make_values<<<sat_blocks(a->grid_rows, 1), 256, 0, stream>>>(m, *a);
+    else make_dense<<<sat_blocks(sat_min(o->rows * o->cols * items, 1 << 24), 256), 256, 0, stream>>>(m);
+    return cudaGetLastError();
+}
+
+static __global__ void flip_signs(unsigned char *high, int64_t size, int64_t elements) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += step) high[i * size] ^= 0x80;
+}
+
+cudaError_t sat_cuda_flip_signs(sat_dtype t, void *base, int64_t elements, cudaStream_t stream) {
+    int64_t size = (int64_t)sat_dtype_size(t); /* little-endian: the sign is in the last byte */
+    flip_signs<<<sat_blocks(sat_min(elements, 1 << 24), 256), 256, 0, stream>>>((unsigned char *)base + size - 1, size,
+                                                                                elements);
+    return cudaGetLastError();
+}
+
+/* ---- guard zones ---- */
+
+__device__ static int dirty; /* one tuner a device at a time */
+
+static __global__ void look(const unsigned char *p, int64_t bytes) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < bytes; i += step)
+        if (p[i] != 0xff) dirty = 1;
+}
+
+static __global__ void poison(made_up m, int64_t size) {
+    int64_t all = m.rows * m.cols * m.items, step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < all; e += step) {
+        int64_t j = e % m.cols, i = e / m.cols % m.rows, z = e / m.cols / m.rows;
+        int64_t at = z * m.layout.batch_stride + i * m.layout.row_stride + j * m.layout.col_stride;
+        for (int64_t b = 0; b < size; b++) ((unsigned char *)m.base)[at * size + b] = 0xff;
+    }
+}
+
+static void look_at(const void *p, int64_t bytes, cudaStream_t stream) {
+    if (bytes > 0) look<<<sat_blocks(sat_min(bytes, 1 << 22), 256), 256, 0, stream>>>((const unsigned char *)p, bytes);
+}
+
+cudaError_t sat_cuda_all_poison(const sat_operand *o, void *base, size_t guard, bool *clean, cudaStream_t stream) {
+    int64_t size = (int64_t)sat_dtype_size(o->dtype), bytes = o->span * size;
+    int found = 0;
+    cudaError_t e = cudaMemcpyToSymbolAsync(dirty, &found, sizeof found, 0, cudaMemcpyHostToDevice, stream);
+    look_at((const char *)base - guard, (int64_t)guard, stream);
+    look_at((const char *)base + bytes, (int64_t)guard, stream);
+    if (o->span != o->rows * o->cols * o->batch && o->rows * o->cols * o->batch > 0) { /* there are gaps */
+        made_up m = {o->dtype, base, o->layout, o->rows, o->cols, o->batch, 0, false, 0};
+        poison<<<sat_blocks(sat_min(o->rows * o->cols * o->batch, 1 << 24), 256), 256, 0, stream>>>(m, size);
+        look_at(base, bytes, stream);
+    }
+    if (e == cudaSuccess) e = cudaGetLastError();
+    if (e == cudaSuccess) e = cudaMemcpyFromSymbolAsync(&found, dirty, sizeof found, 0, cudaMemcpyDeviceToHost, stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    *clean = !found;
+    return e;
+}
