@@ -277,8 +277,6 @@ static int list_here(check_args *c) {
     int code = setup_plugins(&c->setup, context) ? EXIT_DONE : EXIT_FAILED;
     const sat_device *d = sat_context_device(context);
     snprintf(c->device, sizeof c->device, "%s", d->name);
-    if (code == EXIT_DONE && d->backend != SAT_CPU)
-        code = failure("check", "runs on the CPU only; `race` checks every variant on any device");
     for (size_t i = 0; code == EXIT_DONE && i < sat_variant_count(context); i++) {
         const sat_variant *v = sat_variant_at(context, i);
         const char *lacks = variant_lacks(v, d);
