@@ -1,28 +1,20 @@
 # The CUDA backend, where an nvcc of 12.4 or newer is found: CMAKE_CUDA_COMPILER or $CUDACXX, $CUDA_HOME, the system, or
-# NVIDIA's wheels in <build>/cuda (scripts/setup.sh cuda fetches them). Nothing of CUDA is needed to run: the runtime is
+# NVIDIA's wheels in an environment at <build>/cuda. Nothing of CUDA is needed to run: the runtime is
 # linked in, the driver and the libraries are looked for when a context opens.
 
 set(SAT_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (where nvcc is found), ON or OFF")
 set(SAT_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING "What CUDA code is compiled for, as CUDA_ARCHITECTURES has it")
 set_property(CACHE SAT_CUDA PROPERTY STRINGS AUTO ON OFF)
 
-function(sat_find_nvcc result)
-  file(GLOB wheels ${CMAKE_BINARY_DIR}/cuda/lib/python*/site-packages/nvidia/cu*/bin)
-  find_program(SAT_NVCC nvcc HINTS ${CMAKE_CUDA_COMPILER} ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH
-               PATHS /usr/local/cuda/bin ${wheels} PATH_SUFFIXES bin)
-  set(${result} ${SAT_NVCC} PARENT_SCOPE)
-endfunction()
-
 set(SAT_HAVE_CUDA OFF)
 if(NOT SAT_CUDA STREQUAL "OFF" AND NOT SAT_SANITIZE)
-  if(NOT CMAKE_CUDA_COMPILER)
-    if(DEFINED ENV{CUDACXX})
-      set(CMAKE_CUDA_COMPILER $ENV{CUDACXX})
-    else()
-      sat_find_nvcc(nvcc)
-      if(nvcc)
-        set(CMAKE_CUDA_COMPILER ${nvcc})
-      endif()
+  if(NOT CMAKE_CUDA_COMPILER AND DEFINED ENV{CUDACXX})
+    set(CMAKE_CUDA_COMPILER $ENV{CUDACXX})
+  elseif(NOT CMAKE_CUDA_COMPILER)
+    file(GLOB wheels ${CMAKE_BINARY_DIR}/cuda/lib/python*/site-packages/nvidia/cu*/bin)
+    find_program(SAT_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin ${wheels} PATH_SUFFIXES bin)
+    if(SAT_NVCC)
+      set(CMAKE_CUDA_COMPILER ${SAT_NVCC})
     endif()
   endif()
   if(CMAKE_CUDA_COMPILER)

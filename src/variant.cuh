@@ -1,5 +1,5 @@
 /* What a CUDA kernel family sees besides variant.h: elements of any dtype on the device, the block rows as a kernel
- * walks them, the epilogue, and launching. */
+ * walks them, and launching. */
 #ifndef SAT_VARIANT_CUH
 #define SAT_VARIANT_CUH
 
@@ -10,33 +10,6 @@
 #include "variant.h"
 
 /* ---- elements ---- */
-
-template <typename T> struct sat_type;
-template <> struct sat_type<float> {
-    static constexpr sat_dtype id = SAT_F32;
-    typedef float compute;
-};
-template <> struct sat_type<double> {
-    static constexpr sat_dtype id = SAT_F64;
-    typedef double compute;
-};
-template <> struct sat_type<__half> {
-    static constexpr sat_dtype id = SAT_F16;
-    typedef float compute;
-};
-template <> struct sat_type<__nv_bfloat16> {
-    static constexpr sat_dtype id = SAT_BF16;
-    typedef float compute;
-};
-
-__device__ __forceinline__ float sat_get(const float *p) { return *p; }
-__device__ __forceinline__ double sat_get(const double *p) { return *p; }
-__device__ __forceinline__ float sat_get(const __half *p) { return __half2float(*p); }
-__device__ __forceinline__ float sat_get(const __nv_bfloat16 *p) { return __bfloat162float(*p); }
-__device__ __forceinline__ void sat_put(float *p, float x) { *p = x; }
-__device__ __forceinline__ void sat_put(double *p, double x) { *p = x; }
-__device__ __forceinline__ void sat_put(__half *p, float x) { *p = __float2half_rn(x); }
-__device__ __forceinline__ void sat_put(__nv_bfloat16 *p, float x) { *p = __float2bfloat16_rn(x); }
 
 /* Any element as a double, by a dtype known at run time: for references, edges and checks. */
 __device__ __forceinline__ double sat_device_load(sat_dtype t, const void *p, int64_t i) {
@@ -66,26 +39,13 @@ static inline sat_rows sat_device_rows(const sat_problem *p, const sat_pattern_v
     return r;
 }
 
-__device__ __forceinline__ int64_t sat_device_block(const sat_rows &r, int64_t i) { return r.block ? r.block[i] : i; }
+/* ---- estimates ---- */
 
-/* ---- epilogue: act(alpha*sum + beta*C + bias) ---- */
-
-__device__ __forceinline__ float sat_device_act(sat_activation act, float x) {
-    switch (act) {
-    case SAT_ACT_RELU: return x > 0 ? x : x != x ? x : 0;
-    case SAT_ACT_GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
-    case SAT_ACT_SILU: return x / (1.0f + expf(-x));
-    default: return x;
-    }
-}
-
-__device__ __forceinline__ double sat_device_act(sat_activation act, double x) {
-    switch (act) {
-    case SAT_ACT_RELU: return x > 0 ? x : x != x ? x : 0;
-    case SAT_ACT_GELU: return 0.5 * x * (1.0 + erf(x * 0.70710678118654752440));
-    case SAT_ACT_SILU: return x / (1.0 + exp(-x));
-    default: return x;
-    }
+/* For kernels that do everything in double precision and fetch each element when they need it. */
+static inline double sat_reference_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                                            const sat_device *d) {
+    (void)v;
+    return sat_roofline(d, SAT_F64, sat_flops(p, a), 0.02, 40 * sat_bytes(p, a));
 }
 
 /* ---- launching ---- */

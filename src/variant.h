@@ -38,6 +38,13 @@ typedef struct sat_family {
 #define SAT_FAMILY(name) const sat_family sat_family_##name
 #endif
 
+/* `supports` of a family that takes everything. */
+static inline bool sat_takes_all(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                                 const sat_device *d) {
+    (void)v, (void)p, (void)a, (void)d;
+    return true;
+}
+
 /* ---- dtypes ---- */
 
 SAT_BOTH static inline size_t sat_dtype_size(sat_dtype t) { return t == SAT_F64 ? 8 : t == SAT_F32 ? 4 : 2; }
@@ -135,13 +142,13 @@ static inline sat_rows sat_op_rows(const sat_problem *p, const sat_pattern_view 
     return r;
 }
 
-static inline int64_t sat_block_of(const sat_rows *r, int64_t i) { return r->block ? r->block[i] : i; }
+SAT_BOTH static inline int64_t sat_block_of(const sat_rows *r, int64_t i) { return r->block ? r->block[i] : i; }
 SAT_BOTH static inline int64_t sat_min(int64_t x, int64_t y) { return x < y ? x : y; }
 SAT_BOTH static inline int64_t sat_max(int64_t x, int64_t y) { return x > y ? x : y; }
 
 /* ---- epilogue: act(alpha*sum + beta*C + bias) ---- */
 
-static inline float sat_act_f32(sat_activation act, float x) {
+SAT_BOTH static inline float sat_act_f32(sat_activation act, float x) {
     switch (act) {
     case SAT_ACT_RELU: return x > 0 ? x : x != x ? x : 0;
     case SAT_ACT_GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
@@ -150,7 +157,7 @@ static inline float sat_act_f32(sat_activation act, float x) {
     }
 }
 
-static inline double sat_act_f64(sat_activation act, double x) {
+SAT_BOTH static inline double sat_act_f64(sat_activation act, double x) {
     switch (act) {
     case SAT_ACT_RELU: return x > 0 ? x : x != x ? x : 0;
     case SAT_ACT_GELU: return 0.5 * x * (1.0 + erf(x * 0.70710678118654752440));

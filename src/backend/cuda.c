@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda.h"
+#include "variant.h"
 
 enum { MOST_DEVICES = 64 };
 
@@ -18,10 +19,9 @@ static struct {
     void *flush;
     size_t flush_bytes;
     double empty_seconds; /* what an event pair shows around a kernel that does nothing */
-    cudaError_t error;
+    bool ready;
 } devices[MOST_DEVICES];
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool ready[MOST_DEVICES];
 
 sat_status sat_cuda_status(cudaError_t error, const char *what) {
     if (error == cudaSuccess) return SAT_OK;
@@ -72,7 +72,7 @@ static void nominal_rates(sat_device *d, int index) {
 
 static sat_status cuda_open(int index, int threads, sat_device *d) {
     (void)threads;
-    int count = 0, driver = 0, runtime = 0;
+    int count = 0, driver = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
@@ -85,7 +85,6 @@ static sat_status cuda_open(int index, int threads, sat_device *d) {
     error = cudaGetDeviceProperties(&p, index);
     if (error != cudaSuccess) return sat_cuda_status(error, "cudaGetDeviceProperties");
     (void)cudaDriverGetVersion(&driver);
-    (void)cudaRuntimeGetVersion(&runtime);
     if (p.major < 8)
         return sat_fail(SAT_UNSUPPORTED, "device is 'cuda:%d', %s of capability %d.%d; expected 8.0 or more", index,
                         p.name, p.major, p.minor);
@@ -171,14 +170,14 @@ static cudaError_t start(int index) {
 
 /* Made on first use and kept for the life of the process: contexts come and go. */
 static cudaError_t begin(const sat_device *d) {
+    cudaError_t error = cudaSuccess;
     pthread_mutex_lock(&devices_lock);
-    if (!ready[d->index]) {
+    if (!devices[d->index].ready) {
         int before = sat_cuda_enter(d);
-        devices[d->index].error = start(d->index);
-        ready[d->index] = devices[d->index].error == cudaSuccess;
+        error = start(d->index);
+        devices[d->index].ready = error == cudaSuccess;
         sat_cuda_leave(d, before);
     }
-    cudaError_t error = ready[d->index] ? cudaSuccess : devices[d->index].error;
     pthread_mutex_unlock(&devices_lock);
     return error;
 }
@@ -223,7 +222,7 @@ static sat_status cuda_copy(const sat_device *d, void *to, const void *from, siz
 static sat_status cuda_make(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base,
                             uint64_t seed, sat_fill fill, double scale) {
     int before = sat_cuda_enter(d);
-    size_t bytes = (size_t)o->span * (o->dtype == SAT_F64 ? 8 : o->dtype == SAT_F32 ? 4 : 2);
+    size_t bytes = (size_t)o->span * sat_dtype_size(o->dtype);
     cudaError_t e = bytes ? cudaMemsetAsync(base, 0xff, bytes, cuda_stream(d)) : cudaSuccess; /* NaN in every dtype */
     if (e == cudaSuccess && bytes) e = sat_cuda_fill(o, a, base, seed, fill, scale, cuda_stream(d));
     sat_cuda_leave(d, before);

@@ -49,12 +49,41 @@ __device__ inline double warp_sum(double x) {
     return x;
 }
 
-/* Device memory for a check, not from the context's allocator: a checker knows no context. */
-static inline void *check_alloc(size_t bytes) {
-    void *p = NULL;
-    if (cudaMalloc(&p, bytes ? bytes : 1) == cudaSuccess) return p;
+/* What every expectation begins with. Its device memory is not from the context's allocator: a checker knows no
+ * context. `result` lies behind the doubles. */
+struct expectation_base {
+    double *memory;
+    outcome *result;
+};
+
+static inline void free_expectation(void *expectation_) {
+    expectation_base *e = (expectation_base *)expectation_;
+    if (e) (void)cudaFree(e->memory);
+    free(e);
+}
+
+/* E derives from expectation_base and is otherwise zero. NULL without memory. */
+template <typename E> static E *make_expectation(size_t doubles) {
+    E *e = (E *)calloc(1, sizeof(E));
+    void *memory = NULL;
+    if (e && cudaMalloc(&memory, doubles * sizeof(double) + sizeof(outcome)) == cudaSuccess) {
+        e->memory = (double *)memory, e->result = (outcome *)(e->memory + doubles);
+        return e;
+    }
     (void)cudaGetLastError();
+    free(e);
     return NULL;
+}
+
+/* Waits for what works it out; hands it over, or frees it. */
+static inline sat_status finish_expectation(expectation_base *e, cudaError_t error, cudaStream_t stream, void **out) {
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    if (error != cudaSuccess) {
+        free_expectation(e);
+        return sat_cuda_status(error, "working out what a right result shows");
+    }
+    *out = e;
+    return SAT_OK;
 }
 
 /* Fetches the outcome, and turns it into a finding by `words(buffer, size, outcome)`. */

@@ -2,15 +2,13 @@
  * the host. */
 #include "backend/cuda_check.cuh"
 
-struct expectation {
+struct expectation : expectation_base {
     sat_probe probe;
     uint64_t seed;
     int64_t row_panels, col_panels;
     double *right, *right_rest, *right_scale; /* [batch][m][col_panels] */
     double *left, *left_rest, *left_scale;    /* [batch][row_panels][n] */
     int64_t *depth;                           /* [m], then the largest of each row panel */
-    outcome *result;
-    void *memory;
 };
 
 /* What the kernels get: one batch item of a problem. */
@@ -24,27 +22,22 @@ struct item {
     int64_t z;
 };
 
-SAT_BOTH static inline int64_t panels(int64_t n) { return (n + SAT_PANEL - 1) / SAT_PANEL; }
-
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
     (void)a, (void)probe;
-    double sides = (double)p->m * (double)panels(p->n) + (double)panels(p->m) * (double)p->n;
-    return (size_t)((sides * 3 * (double)p->batch + (double)p->m * 2 + 2.0 * (double)p->k * (double)panels(p->n)) * 8) +
+    double sides = (double)p->m * (double)sat_panels(p->n) + (double)sat_panels(p->m) * (double)p->n;
+    return (size_t)((sides * 3 * (double)p->batch + (double)p->m * 2 + 2.0 * (double)p->k * (double)sat_panels(p->n)) *
+                    8) +
            4096;
 }
 
 /* ---- the weights of the probes ---- */
 
 __device__ static double column_weight(const expectation &e, int64_t j, int64_t n) {
-    if (e.probe == SAT_PROBE_PANELS) return sat_sign(e.seed, j);
-    int64_t j0 = j / SAT_PANEL * SAT_PANEL, count = sat_min(SAT_PANEL, n - j0);
-    return j - j0 == (int64_t)(sat_mix(e.seed + (uint64_t)(j / SAT_PANEL)) % (uint64_t)count) ? 1 : 0;
+    return sat_weight(e.probe, e.seed, j, n);
 }
 
 __device__ static double row_weight(const expectation &e, int64_t i, int64_t m) {
-    if (e.probe == SAT_PROBE_PANELS) return sat_sign(~e.seed, i);
-    int64_t i0 = i / SAT_PANEL * SAT_PANEL, count = sat_min(SAT_PANEL, m - i0);
-    return i - i0 == (int64_t)(sat_mix(~e.seed + (uint64_t)(i / SAT_PANEL)) % (uint64_t)count) ? 1 : 0;
+    return sat_weight(e.probe, ~e.seed, i, m);
 }
 
 /* ---- what a right result must show ---- */
@@ -62,7 +55,7 @@ static __global__ void find_depth(item x) {
 /* B r and |B| r by tiles. */
 static __global__ void fold_b(item x) {
     __shared__ double tile[TILE][PITCH];
-    int64_t cp = x.e.col_panels, all = panels(x.p.k) * cp;
+    int64_t cp = x.e.col_panels, all = sat_panels(x.p.k) * cp;
     for (int64_t at = blockIdx.x; at < all; at += gridDim.x) {
         int64_t k0 = at / cp * TILE, c = at % cp;
         load_tile(tile, x.p.b_dtype, x.b, x.p.b, k0, c * TILE, x.p.k, x.p.n);
@@ -96,7 +89,7 @@ static __global__ void right_side(item x) {
         double sum = 0, magnitude = 0;
         for (int64_t t = x.r.ptr[row]; t < x.r.ptr[row + 1]; t++) {
             int64_t k0 = x.r.col[t] * x.r.bc, cols = sat_min(x.r.bc, x.r.k - k0);
-            int64_t base = sat_device_block(x.r, t) * x.r.block_elements + in_row * x.r.row_step;
+            int64_t base = sat_block_of(&x.r, t) * x.r.block_elements + in_row * x.r.row_step;
             for (int64_t k = 0; k < cols; k++) {
                 double v = sat_device_load(x.p.a_dtype, x.values, base + k * x.r.col_step);
                 sum += v * x.br[(k0 + k) * cp + c];
@@ -127,7 +120,7 @@ static __global__ void left_side(item x) {
             int64_t from = sat_max(i0, row * x.r.br), to = sat_min(i_end, (row + 1) * x.r.br);
             for (int64_t t = x.r.ptr[row]; t < x.r.ptr[row + 1]; t++) {
                 int64_t k0 = x.r.col[t] * x.r.bc, cols = sat_min(x.r.bc, x.r.k - k0);
-                int64_t base = sat_device_block(x.r, t) * x.r.block_elements - row * x.r.br * x.r.row_step;
+                int64_t base = sat_block_of(&x.r, t) * x.r.block_elements - row * x.r.br * x.r.row_step;
                 for (int64_t k = 0; k < cols; k++) {
                     double folded = 0, absolute = 0;
                     for (int64_t i = from; i < to; i++) {
@@ -156,15 +149,9 @@ static __global__ void left_side(item x) {
 
 /* ---- comparing ---- */
 
-__device__ static double allowance(const sat_problem &p, int64_t depth, double scale, double shown, double elements) {
-    double loss = sat_accumulated(&p, depth) * scale;
-    if (p.activation != SAT_ACT_NONE) loss = 1.13 * loss + 16 * sat_unit(p.compute_dtype) * scale;
-    return loss + sat_unit(p.c_dtype) * shown * 1.001 + elements * sat_tiny(p.c_dtype);
-}
-
 __device__ static double wanted(const item &x, double product, double rest) {
     double v = x.sign * product + rest;
-    return x.e.probe == SAT_PROBE_SAMPLES ? sat_device_act(x.p.activation, v) : v;
+    return x.e.probe == SAT_PROBE_SAMPLES ? sat_act_f64(x.p.activation, v) : v;
 }
 
 enum { ROWS = 1, COLUMNS = 2 };
@@ -188,7 +175,7 @@ static __global__ void compare_tiles(item x) {
             }
             double scale = x.e.right_scale[to];
             note(x.e.result, ROWS, i, j0, j0 + cols - 1, sum, wanted(x, x.e.right[to], x.e.right_rest[to]),
-                 allowance(x.p, x.e.depth[i], scale, shown, (double)cols), scale);
+                 sat_allowance(&x.p, x.e.depth[i], scale, shown, (double)cols), scale);
         } else if (threadIdx.x >= TILE && threadIdx.x - TILE < cols) {
             int64_t j = j0 + threadIdx.x - TILE, to = (x.z * x.e.row_panels + q) * n + j;
             for (int64_t i = 0; i < rows; i++) {
@@ -198,19 +185,13 @@ static __global__ void compare_tiles(item x) {
             }
             double scale = x.e.left_scale[to];
             note(x.e.result, COLUMNS, j, i0, i0 + rows - 1, sum, wanted(x, x.e.left[to], x.e.left_rest[to]),
-                 allowance(x.p, x.e.depth[m + q], scale, shown, (double)rows), scale);
+                 sat_allowance(&x.p, x.e.depth[m + q], scale, shown, (double)rows), scale);
         }
         __syncthreads();
     }
 }
 
 /* ---- the host's side ---- */
-
-static void free_expectation(void *expectation_) {
-    expectation *e = (expectation *)expectation_;
-    if (e) (void)cudaFree(e->memory);
-    free(e);
-}
 
 static item make_item(const sat_trial *t, const expectation *e, int64_t z) {
     const sat_problem *p = t->problem;
@@ -226,44 +207,34 @@ static item make_item(const sat_trial *t, const expectation *e, int64_t z) {
 
 static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, void **out) {
     const sat_problem *p = t->problem;
-    int64_t cp = panels(p->n), rp = panels(p->m), right = p->batch * p->m * cp, left = p->batch * rp * p->n;
+    int64_t cp = sat_panels(p->n), rp = sat_panels(p->m), right = p->batch * p->m * cp, left = p->batch * rp * p->n;
     int before = sat_cuda_enter(t->device);
     cudaStream_t stream = (cudaStream_t)sat_backend_cuda.stream(t->device);
     size_t doubles = (size_t)(3 * (right + left) + p->m + rp + 2 * p->k * cp);
-    expectation *e = (expectation *)calloc(1, sizeof *e);
-    char *memory = (char *)check_alloc(doubles * sizeof(double) + sizeof(outcome));
-    if (!e || !memory) {
-        (void)cudaFree(memory);
-        free(e);
+    expectation *e = make_expectation<expectation>(doubles);
+    if (!e) {
         sat_cuda_leave(t->device, before);
         return sat_fail(SAT_OUT_OF_MEMORY, "check: expectation of a %lld x %lld output", (long long)p->m,
                         (long long)p->n);
     }
     e->probe = probe, e->seed = seed, e->col_panels = cp, e->row_panels = rp;
-    e->memory = memory;
-    e->right = (double *)memory, e->right_rest = e->right + right, e->right_scale = e->right_rest + right;
+    e->right = e->memory, e->right_rest = e->right + right, e->right_scale = e->right_rest + right;
     e->left = e->right_scale + right, e->left_rest = e->left + left, e->left_scale = e->left_rest + left;
     e->depth = (int64_t *)(e->left_scale + left);
     double *br = (double *)(e->depth + p->m + rp);
-    e->result = (outcome *)(br + 2 * p->k * cp);
     cudaError_t error = cudaMemsetAsync(e->depth, 0, (size_t)(p->m + rp) * 8, stream);
     for (int64_t z = 0; z < p->batch && error == cudaSuccess && p->m * p->n > 0; z++) {
         item x = make_item(t, e, z);
         x.br = br, x.ba = br + p->k * cp;
         if (z == 0) find_depth<<<sat_blocks(p->m, 256), 256, 0, stream>>>(x);
-        if (p->k > 0) fold_b<<<sat_blocks(panels(p->k) * cp, 1), 128, 0, stream>>>(x);
+        if (p->k > 0) fold_b<<<sat_blocks(sat_panels(p->k) * cp, 1), 128, 0, stream>>>(x);
         right_side<<<sat_blocks(p->m * cp, 128), 128, 0, stream>>>(x);
         left_side<<<sat_blocks(rp * p->n, 128), 128, 0, stream>>>(x);
         error = cudaGetLastError();
     }
-    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    sat_status status = finish_expectation(e, error, stream, out);
     sat_cuda_leave(t->device, before);
-    if (error != cudaSuccess) {
-        free_expectation(e);
-        return sat_cuda_status(error, "working out what a right result shows");
-    }
-    *out = e;
-    return SAT_OK;
+    return status;
 }
 
 static void words(char *to, size_t size, const outcome *o) {

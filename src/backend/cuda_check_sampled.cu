@@ -3,13 +3,11 @@
 
 enum { WIDE = 16, ROW = 1, COLUMN = 2, PADDING = 3 };
 
-struct expectation {
+struct expectation : expectation_base {
     uint64_t seed;
     bool both;                                /* the left side too */
     double *right, *right_rest, *right_scale; /* [batch][stored_blocks][block_rows] */
     double *left, *left_rest, *left_scale;    /* [batch][stored_blocks][block_cols] */
-    outcome *result;
-    void *memory;
 };
 
 struct item {
@@ -126,20 +124,13 @@ static __global__ void compare_lines(item w, bool right) {
             if (!inside) continue;
             double product = (right ? w.e.right : w.e.left)[to], scale = (right ? w.e.right_scale : w.e.left_scale)[to];
             double want = (w.flipped ? -product : product) + (right ? w.e.right_rest : w.e.left_rest)[to];
-            double bound = sat_accumulated(&w.p, w.p.k) * scale + sat_unit(w.p.c_dtype) * shown * 1.001 +
-                           (double)other * sat_tiny(w.p.c_dtype);
+            double bound = sat_allowance(&w.p, w.p.k, scale, shown, (double)other);
             note(w.e.result, right ? ROW : COLUMN, at % width, t, 0, got, want, bound, scale);
         }
     }
 }
 
 /* ---- the host's side ---- */
-
-static void free_expectation(void *expectation_) {
-    expectation *e = (expectation *)expectation_;
-    if (e) (void)cudaFree(e->memory);
-    free(e);
-}
 
 static item make_item(const sat_trial *t, const expectation *e, int64_t z) {
     const sat_problem *p = t->problem;
@@ -162,20 +153,16 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
     int before = sat_cuda_enter(t->device);
     cudaStream_t stream = (cudaStream_t)sat_backend_cuda.stream(t->device);
     size_t doubles = (size_t)(3 * (right + left) + 2 * groups * p->k);
-    expectation *e = (expectation *)calloc(1, sizeof *e);
-    double *memory = (double *)check_alloc(doubles * sizeof(double) + sizeof(outcome));
-    if (!e || !memory) {
-        (void)cudaFree(memory);
-        free(e);
+    expectation *e = make_expectation<expectation>(doubles);
+    if (!e) {
         sat_cuda_leave(t->device, before);
         return sat_fail(SAT_OUT_OF_MEMORY, "check: expectation of %lld stored blocks", (long long)a->stored_blocks);
     }
-    e->seed = seed, e->both = both, e->memory = memory;
-    e->right = memory, e->right_rest = e->right + right, e->right_scale = e->right_rest + right;
+    e->seed = seed, e->both = both;
+    e->right = e->memory, e->right_rest = e->right + right, e->right_scale = e->right_rest + right;
     e->left = e->right_scale + right, e->left_rest = e->left + left, e->left_scale = e->left_rest + left;
     double *work = e->left_scale + left;
-    e->result = (outcome *)(work + 2 * groups * p->k);
-    cudaError_t error = cudaMemsetAsync(memory, 0, doubles * sizeof(double), stream);
+    cudaError_t error = cudaMemsetAsync(e->memory, 0, doubles * sizeof(double), stream);
     unsigned rows = sat_blocks(a->grid_rows, 1);
     for (int64_t z = 0; z < p->batch && error == cudaSuccess && a->stored_blocks > 0; z++) {
         item w = make_item(t, e, z);
@@ -189,14 +176,9 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
         }
         error = cudaGetLastError();
     }
-    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    sat_status status = finish_expectation(e, error, stream, out);
     sat_cuda_leave(t->device, before);
-    if (error != cudaSuccess) {
-        free_expectation(e);
-        return sat_cuda_status(error, "working out what a right result shows");
-    }
-    *out = e;
-    return SAT_OK;
+    return status;
 }
 
 static void words(char *to, size_t size, const outcome *o) {

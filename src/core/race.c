@@ -41,6 +41,16 @@ static sat_result *read_back(const sat_question *q, const sat_entry *entry, size
     return results;
 }
 
+/* Takes the results from the cache, where it has them all. `reload`: another process may have written since. */
+static sat_status look_up(const sat_question *q, bool reload, sat_race *race) {
+    sat_entry entry = {0};
+    sat_status status = sat_memo_get(q->ctx->memo, q->key, reload, &entry);
+    if (status == SAT_OK && entry.count) race->results = read_back(q, &entry, &race->count);
+    race->info.cached = race->results != NULL;
+    sat_entry_free(&entry);
+    return status;
+}
+
 static sat_status race_now(const sat_question *q, const sat_race_options *o, sat_race *race) {
     /* A race of a few is not the answer for all. */
     sat_race_how how = {
@@ -48,12 +58,8 @@ static sat_status race_now(const sat_question *q, const sat_race_options *o, sat
     sat_outcome outcome = {0};
     if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
         return sat_fail(SAT_IO, "another process has been tuning this device for too long");
-    sat_entry entry = {0};
     sat_status status = SAT_OK;
-    if (!o->fresh && !o->only && sat_memo_get(q->ctx->memo, q->key, true, &entry) == SAT_OK && entry.count)
-        race->results = read_back(q, &entry, &race->count); /* another process may have raced this meanwhile */
-    sat_entry_free(&entry);
-    race->info.cached = race->results != NULL;
+    if (!o->fresh && !o->only) (void)look_up(q, true, race); /* another process may have raced this meanwhile */
     if (!race->results) status = sat_answer_race(q, &how, &outcome);
     sat_cache_tuning_unlock(q->ctx->cache);
     if (race->results) return SAT_OK;
@@ -76,11 +82,7 @@ sat_status sat_race_run(sat_context *ctx, const sat_pattern *pattern, const sat_
     race->info = (sat_race_info){SAT_SIZED(sat_race_info), .flops = q.op->flops(&q.problem, q.view),
                                  .bytes = q.op->bytes(&q.problem, q.view)};
     snprintf(race->info.key, sizeof race->info.key, "%s", q.key);
-    sat_entry entry = {0};
-    sat_status status = o.fresh || o.only ? SAT_OK : sat_memo_get(ctx->memo, q.key, false, &entry);
-    if (status == SAT_OK && entry.count) race->results = read_back(&q, &entry, &race->count);
-    race->info.cached = race->results != NULL;
-    sat_entry_free(&entry);
+    sat_status status = o.fresh || o.only ? SAT_OK : look_up(&q, false, race);
     if (status == SAT_OK && !race->results) status = race_now(&q, &o, race);
     if (status != SAT_OK) sat_race_free(race);
     else *out = race;

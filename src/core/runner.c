@@ -19,11 +19,11 @@ static bool may_share(const sat_variant *v, const sat_problem *p) {
 static sat_status take_workspace(sat_runner *r, sat_scratch *scratch) {
     sat_scratch own = {0}, *to = scratch ? scratch : &own;
     if (r->workspace_bytes > to->bytes) {
-        if (to->memory) sat_free(r->ctx, to->memory);
-        *to = (sat_scratch){.memory = sat_alloc(r->ctx, r->workspace_bytes)};
-        if (!to->memory)
+        void *memory = sat_alloc(r->ctx, r->workspace_bytes); /* before the old one goes: others may still use that */
+        if (!memory)
             return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes", r->variant->name, r->workspace_bytes);
-        to->bytes = r->workspace_bytes;
+        sat_free(r->ctx, to->memory);
+        *to = (sat_scratch){memory, r->workspace_bytes};
         r->ctx->backend->set(&r->device, to->memory, 0, to->bytes);
     }
     r->scratch = scratch;

@@ -47,6 +47,24 @@ SAT_BOTH static inline uint64_t sat_mix(uint64_t x) {
 /* One in four is negative, so that a probe over operands of one sign does not cancel what it looks for. */
 SAT_BOTH static inline double sat_sign(uint64_t seed, int64_t i) { return sat_mix(seed + (uint64_t)i) & 3 ? 1 : -1; }
 
+SAT_BOTH static inline int64_t sat_panels(int64_t n) { return (n + SAT_PANEL - 1) / SAT_PANEL; }
+
+/* What line i of n weighs in its panel: a sign, or where lines are sampled 1 for the one that is and 0 for others. */
+SAT_BOTH static inline double sat_weight(sat_probe probe, uint64_t seed, int64_t i, int64_t n) {
+    if (probe == SAT_PROBE_PANELS) return sat_sign(seed, i);
+    int64_t panel = i / SAT_PANEL, first = panel * SAT_PANEL, count = sat_min(SAT_PANEL, n - first);
+    return i - first == (int64_t)(sat_mix(seed + (uint64_t)panel) % (uint64_t)count) ? 1 : 0;
+}
+
+/* What rounding may do to sums of magnitude `scale`, `depth` products in each, of which `elements` show `shown`. */
+SAT_BOTH static inline double sat_allowance(const sat_problem *p, int64_t depth, double scale, double shown,
+                                            double elements) {
+    double loss = sat_accumulated(p, depth) * scale;
+    /* An activation's slope stays below 1.13, and its own evaluation is good for a few units. */
+    if (p->activation != SAT_ACT_NONE) loss = 1.13 * loss + 16 * sat_unit(p->compute_dtype) * scale;
+    return loss + sat_unit(p->c_dtype) * shown * 1.001 + elements * sat_tiny(p->c_dtype);
+}
+
 void sat_load_row(double *to, sat_dtype t, const void *from, int64_t start, int64_t stride, int64_t count);
 void sat_axpy(double *y, const double *x, double a, int64_t n);                       /* y += a*x */
 void sat_axpy2(double *y, double *z, const double *x, double a, double b, int64_t n); /* y += a*x, z += b*|x| */

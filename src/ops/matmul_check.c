@@ -25,19 +25,17 @@ typedef struct expectation {
 
 enum { TILE = 512 };
 
-static int64_t panels(int64_t n) { return (n + SAT_PANEL - 1) / SAT_PANEL; }
-
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
     (void)a, (void)probe;
-    double sides = (double)p->m * (double)panels(p->n) + (double)panels(p->m) * (double)p->n;
-    double work = (double)p->k * (double)panels(p->n) * 2 + (double)p->k * 3;
+    double sides = (double)p->m * (double)sat_panels(p->n) + (double)sat_panels(p->m) * (double)p->n;
+    double work = (double)p->k * (double)sat_panels(p->n) * 2 + (double)p->k * 3;
     return (size_t)((sides * 3 * (double)p->batch + (double)p->m * 2 + work) * 8) + 4096;
 }
 
 static void free_expectation(void *e) { free(e); }
 
 static expectation *allocate(const sat_problem *p, sat_probe probe, uint64_t seed) {
-    int64_t cp = panels(p->n), rp = panels(p->m), right = p->batch * p->m * cp, left = p->batch * rp * p->n;
+    int64_t cp = sat_panels(p->n), rp = sat_panels(p->m), right = p->batch * p->m * cp, left = p->batch * rp * p->n;
     expectation *e = calloc(1, sizeof *e + (size_t)(3 * (right + left) + p->m + rp) * sizeof(double));
     if (!e) return NULL;
     e->probe = probe, e->seed = seed, e->col_panels = cp, e->row_panels = rp;
@@ -72,13 +70,6 @@ static void fold_row(const expectation *e, const double *row, int64_t n, double 
         }
         signed_sum[c] = s, magnitude[c] = a;
     }
-}
-
-/* The weight of row i in its panel's left probe: a sign, or 1 for the sampled row and 0 for the others. */
-static double row_weight(const expectation *e, int64_t i, int64_t m) {
-    if (e->probe == SAT_PROBE_PANELS) return sat_sign(~e->seed, i);
-    int64_t i0 = i / SAT_PANEL * SAT_PANEL, count = sat_min(SAT_PANEL, m - i0);
-    return i - i0 == (int64_t)(sat_mix(~e->seed + (uint64_t)(i / SAT_PANEL)) % (uint64_t)count) ? 1 : 0;
 }
 
 typedef struct side {
@@ -142,7 +133,7 @@ static void fold_values(const side *s, int64_t q, folded_row *f) {
     int64_t i_end = sat_min((q + 1) * SAT_PANEL, p->m);
     f->count = 0;
     for (int64_t i = q * SAT_PANEL; i < i_end; i++) {
-        double weight = row_weight(s->e, i, p->m);
+        double weight = sat_weight(s->e->probe, ~s->e->seed, i, p->m);
         if (weight == 0) continue;
         int64_t row = i / r->br, in_row = i % r->br;
         for (int64_t t = r->ptr[row]; t < r->ptr[row + 1]; t++) {
@@ -203,7 +194,7 @@ static bool add_rest(const side *s, const void *before, const void *bias, double
     double *row = malloc((size_t)(p->n + 2 * cp + 1) * sizeof *row), *sum = row + p->n, *magnitude = sum + cp;
     if (!row) return false;
     for (int64_t i = 0; i < p->m; i++) {
-        double weight = row_weight(e, i, p->m), add = bias ? sat_load(p->c_dtype, bias, i) : 0;
+        double weight = sat_weight(e->probe, ~e->seed, i, p->m), add = bias ? sat_load(p->c_dtype, bias, i) : 0;
         int64_t q = i / SAT_PANEL;
         if (before) sat_load_row(row, p->c_dtype, before, i * p->c.row_stride, p->c.col_stride, p->n);
         for (int64_t j = 0; j < p->n; j++) {
@@ -263,14 +254,6 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
     return SAT_OK;
 }
 
-/* What rounding may do to sums of magnitude `scale` of which the output shows `shown`. */
-static double allowance(const sat_problem *p, int64_t depth, double scale, double shown, double elements) {
-    double loss = sat_accumulated(p, depth) * scale;
-    /* An activation's slope stays below 1.13, and its own evaluation is good for a few units. */
-    if (p->activation != SAT_ACT_NONE) loss = 1.13 * loss + 16 * sat_unit(p->compute_dtype) * scale;
-    return loss + sat_unit(p->c_dtype) * shown * 1.001 + elements * sat_tiny(p->c_dtype);
-}
-
 typedef struct comparison {
     const sat_trial *t;
     const expectation *e;
@@ -294,14 +277,14 @@ static void compare_panel(const comparison *w, int64_t q, double *work, sat_find
     for (int64_t i = q * SAT_PANEL; i < i_end; i++) {
         sat_load_row(row, p->c_dtype, w->c, i * p->c.row_stride, p->c.col_stride, n);
         fold_row(e, row, n, sum, shown);
-        double weight = row_weight(e, i, p->m);
+        double weight = sat_weight(e->probe, ~e->seed, i, p->m);
         if (weight != 0)
             for (int64_t j = 0; j < n; j++) left[j] += weight * row[j], left_shown[j] += fabs(row[j]);
         int64_t at = (w->z * p->m + i) * cp;
         for (int64_t c = 0; c < cp; c++) {
             double width = (double)sat_min(SAT_PANEL, n - c * SAT_PANEL), scale = e->right_scale[at + c];
             double want = wanted(w, e->right[at + c], e->right_rest[at + c]);
-            double bound = allowance(p, e->depth[i], scale, shown[c], width);
+            double bound = sat_allowance(p, e->depth[i], scale, shown[c], width);
             if (!sat_judge(f, sum[c], want, bound, scale) && f->ok) {
                 f->ok = false;
                 snprintf(f->where, sizeof f->where,
@@ -314,7 +297,7 @@ static void compare_panel(const comparison *w, int64_t q, double *work, sat_find
     int64_t at = (w->z * e->row_panels + q) * n;
     for (int64_t j = 0; j < n; j++) {
         double scale = e->left_scale[at + j], want = wanted(w, e->left[at + j], e->left_rest[at + j]);
-        double bound = allowance(p, e->depth[p->m + q], scale, left_shown[j], (double)(i_end - q * SAT_PANEL));
+        double bound = sat_allowance(p, e->depth[p->m + q], scale, left_shown[j], (double)(i_end - q * SAT_PANEL));
         if (!sat_judge(f, left[j], want, bound, scale) && f->ok) {
             f->ok = false;
             snprintf(f->where, sizeof f->where,

@@ -197,11 +197,6 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
     return SAT_OK;
 }
 
-static double allowance(const sat_problem *p, double scale, double shown, int64_t elements) {
-    return sat_accumulated(p, p->k) * scale + sat_unit(p->c_dtype) * shown * 1.001 +
-           (double)elements * sat_tiny(p->c_dtype);
-}
-
 typedef struct comparison {
     const sat_trial *t;
     const expectation *e;
@@ -214,7 +209,8 @@ static bool judge_line(const comparison *w, sat_finding *f, double got, double s
     const expectation *e = w->e;
     double product = right ? e->right[at] : e->left[at], rest = right ? e->right_rest[at] : e->left_rest[at];
     double scale = right ? e->right_scale[at] : e->left_scale[at], want = (w->t->flipped ? -product : product) + rest;
-    double bound = allowance(w->t->problem, scale, shown, right ? a->block_cols : a->block_rows);
+    double bound =
+        sat_allowance(w->t->problem, w->t->problem->k, scale, shown, (double)(right ? a->block_cols : a->block_rows));
     if (sat_judge(f, got, want, bound, scale)) return true;
     int64_t width = right ? a->block_rows : a->block_cols;
     snprintf(f->where, sizeof f->where, "block %lld, %s %lld: off by %.3g where rounding allows %.3g",

@@ -55,11 +55,6 @@ PO_INLINE double f64_widen(sat_dtype t, const void *p, int64_t i) { return (void
 PO_INLINE double f64_act(sat_activation a, double x) { return sat_act_f64(a, x); }
 #include "matmul_portable_body.h"
 
-static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v, (void)p, (void)a, (void)d;
-    return true;
-}
-
 /* Vectors of 16 bytes, without fused multiply-adds where the compiler may not assume them. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
@@ -84,7 +79,7 @@ SAT_FAMILY(cpu_matmul_portable) = {
     .backend = SAT_CPU,
     .flags = SAT_V_SCRATCH,
     .about = "C for any compiler and machine; B packed, four rows of C in registers over a block row",
-    .supports = supports,
+    .supports = sat_takes_all,
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,

@@ -2,11 +2,6 @@
 
 #include "variant.h"
 
-static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v, (void)p, (void)a, (void)d;
-    return true;
-}
-
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     return sat_roofline(d, p->compute_dtype, sat_flops(p, a), 0.004, sat_bytes(p, a)) + 1e-5;
@@ -53,7 +48,7 @@ SAT_FAMILY(cpu_matmul_reference) = {
     .backend = SAT_CPU,
     .flags = SAT_V_REFERENCE,
     .about = "plain loops for every listed dtype, block shape and layout",
-    .supports = supports,
+    .supports = sat_takes_all,
     .estimate = estimate,
     .launch = launch,
 };

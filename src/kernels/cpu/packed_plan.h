@@ -41,9 +41,7 @@ typedef struct packed_shape {
     int64_t spans;                /* spans of strips, at most */
     int64_t kept_rows;            /* rows of tiles that wait to be finished together */
     int64_t items;                /* batch items done in one pass */
-    int64_t desks;                /* packed groups at a time; */
-    int64_t desks_each;           /* a thread's; 2: it packs the next group while it computes the last */
-    int64_t portion, portions;    /* packed rows that a thread takes at a time; portions in all, at most */
+    int64_t desks;                /* packed groups at a time */
     bool direct, keeps;           /* values as they lie; values packed once, by refresh */
     size_t buffers_at, buffer_bytes, arenas_at, arena_bytes, desks_at, total_bytes; /* the stream of values is first */
 } packed_shape;

@@ -16,7 +16,7 @@ static __global__ void multiply(job x) {
         double sum = 0;
         for (int64_t t = x.r.ptr[row]; t < x.r.ptr[row + 1]; t++) {
             int64_t k0 = x.r.col[t] * x.r.bc, cols = sat_min(x.r.bc, x.r.k - k0);
-            int64_t base = sat_device_block(x.r, t) * x.r.block_elements + i % x.r.br * x.r.row_step;
+            int64_t base = sat_block_of(&x.r, t) * x.r.block_elements + i % x.r.br * x.r.row_step;
             for (int64_t k = 0; k < cols; k++)
                 sum += sat_device_load(x.p.a_dtype, x.values, base + k * x.r.col_step) *
                        sat_device_load(x.p.b_dtype, x.b, (k0 + k) * x.p.b.row_stride + j * x.p.b.col_stride);
@@ -25,18 +25,8 @@ static __global__ void multiply(job x) {
         double y = x.p.alpha * sum;
         if (x.p.beta != 0) y += x.p.beta * sat_device_load(x.p.c_dtype, x.c, to);
         if (x.bias) y += sat_device_load(x.p.c_dtype, x.bias, i);
-        sat_device_store(x.p.c_dtype, x.c, to, sat_device_act(x.p.activation, y));
+        sat_device_store(x.p.c_dtype, x.c, to, sat_act_f64(x.p.activation, y));
     }
-}
-
-static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v, (void)p, (void)a, (void)d;
-    return true;
-}
-
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v;
-    return sat_roofline(d, SAT_F64, sat_flops(p, a), 0.02, 40 * sat_bytes(p, a));
 }
 
 static sat_status launch(const sat_launch *l) {
@@ -58,7 +48,7 @@ SAT_FAMILY(cuda_matmul_reference) = {
     .backend = SAT_CUDA,
     .flags = SAT_V_REFERENCE,
     .about = "one thread an element, in double precision: slow, always right",
-    .supports = supports,
-    .estimate = estimate,
+    .supports = sat_takes_all,
+    .estimate = sat_reference_estimate,
     .launch = launch,
 };
