@@ -337,6 +337,7 @@ const sat_backend sat_backend_cuda = {
     .kind = SAT_CUDA,
     .name = "cuda",
     .alignment = 256,
+    .loads_late = true,
     .count = cuda_count,
     .open = cuda_open,
     .alloc = cuda_alloc,
