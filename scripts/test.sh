@@ -139,7 +139,7 @@ step_gpu() {
     if ! has_cuda; then
         skip "GPU: the check of every variant and the tests that need a GPU, since this build has no CUDA code"
     elif ! reason=$("$BUILD/sparse_autotune" info --device cuda 2>&1 >/dev/null); then
-        skip "GPU: the check of every variant, skipped because no device: $reason"
+        skip "GPU: the check of every variant, since there is no device: ${reason#*: }"
         run_ctest GPU "$BUILD" -L gpu
     else
         if "$BUILD/sparse_autotune" check --device cuda --seconds "$GPU_SECONDS"; then pass; else fail "GPU: check"; fi
