@@ -117,7 +117,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(sampled_j
 #pragma unroll
         for (int step = 0; step < S::STEPS; step++) {
             bool last = step == S::STEPS - 1;
-            if (last) { // the next stage is there, and nobody reads the one before this any more
+            if (last) { // the next stage is there, and nobody reads this one any more
                 sat_copy_wait<S::STAGES - 2>();
                 __syncthreads();
             }

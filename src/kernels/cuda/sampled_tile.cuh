@@ -85,9 +85,11 @@ static inline double sampled_seconds(const sat_problem *p, const sat_pattern_vie
     double tiles = (double)(each == 1 ? a->stored_blocks : rows * sampled_ceil(a->stored_blocks / rows, each));
     tiles *= cut * (double)p->batch;
     double rounds = ceil(tiles / d->threads), depth = (double)sampled_ceil(p->k, bk) * bk;
-    double lines = (double)(sat_min(bm, a->block_rows) + sat_min(bn, each * a->block_cols));
+    double size = (double)sat_dtype_size(p->a_dtype), run = (double)a->block_cols * size;
+    double waste = p->b.col_stride < p->b.row_stride && run < 32 ? 32 / run : 1; /* of sectors, by narrow blocks */
+    double lines = (double)sat_min(bm, a->block_rows) + (double)sat_min(bn, each * a->block_cols) * waste;
     double compute = rounds * d->threads * 2 * bm * bn * depth / rate;
-    double near = tiles * lines * (double)p->k * (double)sat_dtype_size(p->a_dtype) / (2.2 * d->memory_rate);
+    double near = tiles * lines * (double)p->k * size / (2.2 * d->memory_rate);
     double far = sat_bytes(p, a) / d->memory_rate;
     return fmax(compute, fmax(near, far)) + 4e-6;
 }
