@@ -1,0 +1,137 @@
+// cuda_matmul_simt: f32 and f64 without tensor cores, for blocks of 8 and more: the main loop of a dense product
+// (simt.cuh) that walks a block row. Bound by multiply-adds where a tile has 32 rows or more, by L2 at 16.
+// An instance is a tile: tile_m x tile_n of C a CTA, tile_k columns of it a thread. Option 1: heavy rows are cut and
+// joined again in order (schedule.h), and the longest pieces begin first.
+
+#include "simt.cuh"
+#include "simt_rates.h"
+
+enum { BALANCED = 1, SPLIT_DEPTH = 128 };
+
+struct kernel {
+    sat_dtype dtype;
+    int m, n, columns; // what an instance calls tile_m, tile_n, tile_k
+    int step, threads, ctas;
+    void (*wide)(simt_job);   // B's rows in steps of 16 bytes
+    void (*single)(simt_job); // B through any strides; NULL: not made
+};
+
+template <typename T, int TM, int TN, int WM, int WN, int KT, bool SINGLE>
+static constexpr kernel make(sat_dtype dtype) {
+    typedef simt_tile<T, TM, TN, WM, WN, KT, true> tile;
+    kernel k = {dtype, tile::BM, tile::BN, TN, KT, tile::THREADS, tile::CTAS, simt_rows<tile>, NULL};
+    if constexpr (SINGLE) k.single = simt_rows<simt_tile<T, TM, TN, WM, WN, KT, false>>;
+    return k;
+}
+
+static const kernel kernels[] = {
+    make<float, 8, 8, 4, 2, 16, false>(SAT_F32), // 128x128
+    make<float, 8, 16, 2, 2, 16, true>(SAT_F32), // 64x256
+    make<float, 8, 8, 2, 4, 16, false>(SAT_F32), // 64x256
+    make<float, 8, 8, 2, 2, 16, false>(SAT_F32), // 64x128
+    make<float, 8, 8, 1, 4, 16, true>(SAT_F32),  // 32x256
+    make<float, 4, 16, 1, 2, 16, true>(SAT_F32), // 16x256
+    make<double, 8, 8, 2, 2, 8, true>(SAT_F64),  // 64x128
+    make<double, 8, 8, 1, 2, 8, true>(SAT_F64),  // 32x128
+    make<double, 4, 8, 1, 2, 8, true>(SAT_F64),  // 16x128
+};
+
+static const kernel *kernel_of(const sat_instance *x) {
+    for (const kernel &k : kernels)
+        if (k.dtype == x->dtype && k.m == x->tile_m && k.n == x->tile_n && k.columns == x->tile_k) return &k;
+    return NULL;
+}
+
+static bool in_steps(const sat_problem *p, const sat_layout *x, uint32_t align) { // every item of a batch is aligned
+    return align >= 16 && (p->batch == 1 || x->batch_stride * (int64_t)sat_dtype_size(p->a_dtype) % 16 == 0);
+}
+
+static bool wide(const sat_problem *p) {
+    return p->b.col_stride == 1 && p->b.row_stride * (int64_t)sat_dtype_size(p->b_dtype) % 16 == 0 &&
+           in_steps(p, &p->b, p->b_align);
+}
+
+static simt_values order_of(const sat_problem *p, const sat_rows *r) {
+    int64_t vector = 16 / (int64_t)sat_dtype_size(p->a_dtype);
+    if (!in_steps(p, &p->a, p->a_align)) return SIMT_SINGLE;
+    if (r->col_step == 1) return r->bc % vector ? SIMT_SINGLE : SIMT_ALONG_K;
+    return r->br % vector ? SIMT_SINGLE : SIMT_ALONG_M;
+}
+
+static int64_t tiles(int64_t all, int64_t each) { return (all + each - 1) / each; }
+
+// At least half of a tile's rows and of a step's columns must be used: below that, others are better.
+static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)d;
+    const kernel *k = kernel_of(&v->instance);
+    sat_rows r = sat_op_rows(p, a);
+    if (!k || p->a_dtype != k->dtype || p->c_dtype != k->dtype || !(k->single || wide(p))) return false;
+    if (2 * r.br < k->m || 2 * r.bc < k->step || r.br > 1 << 15 || r.bc > 1 << 15) return false;
+    double ctas = (double)(r.count + a->stored_blocks) * (double)tiles(r.br, k->m) * (double)tiles(p->n, k->n);
+    return ctas < 1 << 30; // the grid has one dimension
+}
+
+static int64_t share_of(const kernel *k, const sat_rows *r, int64_t n, const sat_device *d) {
+    int64_t walks = tiles(r->br, k->m) * tiles(n, k->n), least = sat_max(1, SPLIT_DEPTH / r->bc);
+    return sat_schedule_share(r, walks, 4 * (int64_t)d->threads * k->ctas, least); // a quarter: the last ones end alike
+}
+
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    const kernel *k = kernel_of(&v->instance);
+    sat_rows r = sat_op_rows(p, a);
+    double row_tiles = (double)tiles(r.br, k->m), tiles_n = (double)tiles(p->n, k->n), ctas = row_tiles * tiles_n;
+    double depth = (double)tiles(r.bc, k->step) * k->step, size = (double)sat_dtype_size(p->a_dtype);
+    double batch = (double)p->batch, steps = (double)a->stored_blocks * ctas * depth;
+    double busy = 2 * steps * k->m * k->n / (sat_simt_rate(d, p->compute_dtype) * 0.75);
+    double l2 = steps * (k->m + k->n) * size / sat_l2_rate(d);
+    double seconds = sat_worst(busy, l2, sat_bytes(p, a) / batch / d->memory_rate);
+    if (!wide(p)) seconds *= 1.15;
+    double workers = (double)d->threads * k->ctas, waves = (double)r.count * ctas / workers;
+    if (v->instance.option & BALANCED) return batch * (1.08 * seconds + 8e-6);
+    if (waves > 0 && waves < 8) seconds *= ceil(waves) / waves; // the last wave is not full
+    return batch * (sat_simt_skewed(p, a, seconds, workers, ctas) + 4e-6);
+}
+
+static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (!(v->instance.option & BALANCED)) return 0;
+    sat_rows r = sat_op_rows(p, a);
+    sat_schedule all = sat_schedule_count(&r, share_of(kernel_of(&v->instance), &r, p->n, d));
+    return sat_schedule_bytes(&all, r.br, p->n, sat_dtype_size(p->c_dtype));
+}
+
+static sat_status prepare(const sat_prepare *prepare, void **state) {
+    if (!(prepare->variant->instance.option & BALANCED)) return SAT_OK;
+    sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
+    const kernel *k = kernel_of(&prepare->variant->instance);
+    return sat_prepare_work(prepare, share_of(k, &r, prepare->problem->n, prepare->device), state);
+}
+
+static sat_status launch(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    if (p->m == 0 || p->n == 0) return SAT_OK;
+    const kernel *k = kernel_of(&l->variant->instance);
+    simt_job x = {sat_device_rows(p, l->pattern), sat_out_of(l)};
+    x.w = l->state ? *(const sat_plan_work *)l->state : sat_rows_work(&x.r);
+    x.ways = sink_ways_of(p, x.r.br);
+    x.values = l->operands[0], x.b = l->operands[1], x.b_row = p->b.row_stride, x.b_col = p->b.col_stride;
+    x.row_tiles = (int)tiles(x.r.br, k->m), x.order = order_of(p, &x.r);
+    unsigned ctas = (unsigned)(x.w.pieces * x.row_tiles * tiles(p->n, k->n));
+    (wide(p) ? k->wide : k->single)<<<ctas, k->threads, 0, (cudaStream_t)l->stream>>>(x);
+    sat_status status = sat_launched(l);
+    if (status != SAT_OK) return status;
+    return k->dtype == SAT_F64 ? sat_launch_join<double>(l, x.r, x.out, x.w)
+                               : sat_launch_join<float>(l, x.r, x.out, x.w);
+}
+
+SAT_FAMILY(cuda_matmul_simt) = {
+    .revision = "1",
+    .op = SAT_MATMUL,
+    .backend = SAT_CUDA,
+    .about = "f32 and f64 by plain multiply-adds: tiles in shared memory, registers blocked, any strides",
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .prepare = prepare,
+    .launch = launch,
+    .release = sat_release_work,
+};

@@ -1,0 +1,150 @@
+// cuda_matmul_small: f32 and f64 for small and odd blocks, and for few columns. No shared memory: a block's values are
+// read by all lanes that need them in one broadcast, rows of B side by side, sums stay in registers (small.cuh).
+// Bound by fetching, for each stored block, its rows of B from L2. Square blocks of 1, 2, 3, 4, 6 and 8 have kernels
+// of their own; any other shape goes through in bands of 4 or 8 rows. Option 1: heavy rows are cut (schedule.h).
+
+#include "simt_rates.h"
+#include "small.cuh"
+
+enum { BALANCED = 1, SPLIT_LEAST = 16, WARPS_AT_ONCE = 32 };
+
+// How a problem is walked.
+struct shape {
+    int rows, block, unit; // R, C (0: any) and KU of small.cuh
+    int wide;              // V: columns a lane has
+    int lanes, groups, units, bands;
+    int64_t tiles;
+};
+
+static bool in_steps(const sat_problem *p, const sat_layout *x, uint32_t align, int64_t bytes) {
+    return align >= bytes && (p->batch == 1 || x->batch_stride * (int64_t)sat_dtype_size(p->a_dtype) % bytes == 0);
+}
+
+static void choose_kernel(shape *s, const sat_problem *p, const sat_rows &r) {
+    const int size = (int)sat_dtype_size(p->a_dtype), vector = 16 / size;
+    bool square = r.br == r.bc && r.col_step == 1 && (r.bc <= 4 || r.bc == 6 || r.bc == 8);
+    if (square) {
+        int side = (int)r.bc, unit = side % vector == 0 ? vector : side == 6 ? 2 : side;
+        if (unit == 3 || in_steps(p, &p->a, p->a_align, unit * size)) {
+            s->rows = s->block = side, s->unit = unit;
+            return;
+        }
+    }
+    s->block = 0;
+    bool vectors = r.br > 4 && r.col_step == 1 && r.bc % vector == 0 && in_steps(p, &p->a, p->a_align, 16);
+    s->unit = vectors ? vector : 1, s->rows = r.br > 4 ? 8 : 4;
+}
+
+static shape choose(const sat_problem *p, const sat_pattern_view *a) {
+    sat_rows r = sat_op_rows(p, a);
+    shape s = {};
+    choose_kernel(&s, p, r);
+    int64_t size = (int64_t)sat_dtype_size(p->b_dtype), vector = 16 / size;
+    bool wide = p->n >= vector && p->b.col_stride == 1 && p->b.row_stride * size % 16 == 0 &&
+                in_steps(p, &p->b, p->b_align, 16);
+    s.wide = wide ? (int)vector : 1;
+    for (s.lanes = 1; s.lanes < 32 && s.lanes * s.wide < p->n;) s.lanes *= 2;
+    s.units = (int)((r.bc + s.unit - 1) / s.unit);
+    s.bands = (int)((r.br + s.rows - 1) / s.rows);
+    double each = (double)a->stored_blocks * s.units / (double)sat_max(1, r.count);
+    for (s.groups = 1; s.lanes * s.groups < 32 && each >= 4.0 * s.groups;) s.groups *= 2;
+    s.tiles = (p->n + s.lanes * s.wide - 1) / (s.lanes * s.wide);
+    return s;
+}
+
+static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)d;
+    const int64_t most = 1 << 24;
+    return p->a_dtype == v->instance.dtype && p->c_dtype == p->a_dtype && a->block_rows < most && a->block_cols < most;
+}
+
+static int64_t share_of(const shape *s, const sat_rows *r, const sat_device *d) {
+    int64_t at_once = (int64_t)d->threads * WARPS_AT_ONCE * (32 / (s->lanes * s->groups));
+    return sat_schedule_share(r, s->tiles * s->bands, 4 * at_once, SPLIT_LEAST);
+}
+
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    sat_rows r = sat_op_rows(p, a);
+    shape s = choose(p, a);
+    bool wide = p->a_dtype == SAT_F64;
+    double stored = (double)a->stored_blocks * (double)p->batch, size = wide ? 8 : 4, bands = s.bands;
+    // Cycles of a multiprocessor's quarter for a unit of a warp: products, and loads, which the four quarters share.
+    double products = s.rows * s.unit * s.wide * (wide ? 2.0 : 1.0), loads = 4 * (2.0 * s.rows + 4.0 * s.unit);
+    double columns = (double)s.tiles * s.lanes, units = stored * bands * s.units * columns / 32;
+    double busy = units * (products + loads) / (4 * sat_simt_cycles(d));
+    double l2 = stored * size * (bands * (double)r.bc * (double)p->n + (double)r.block_elements * (double)s.tiles);
+    double seconds = sat_worst(busy, l2 / sat_l2_rate(d), sat_bytes(p, a) / d->memory_rate);
+    if (p->b.col_stride != 1 && p->n > 1) seconds *= 3;
+    double at_once = (double)d->threads * WARPS_AT_ONCE * 32.0 / (s.lanes * s.groups);
+    if (v->instance.option & BALANCED) return 1.15 * seconds + 6e-6 * (double)p->batch;
+    return sat_simt_skewed(p, a, seconds, at_once, (double)s.tiles * bands) + 3e-6 * (double)p->batch;
+}
+
+static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (!(v->instance.option & BALANCED)) return 0;
+    sat_rows r = sat_op_rows(p, a);
+    shape s = choose(p, a);
+    sat_schedule all = sat_schedule_count(&r, share_of(&s, &r, d));
+    return sat_schedule_bytes(&all, r.br, p->n, sat_dtype_size(p->c_dtype));
+}
+
+static sat_status prepare(const sat_prepare *prepare, void **state) {
+    if (!(prepare->variant->instance.option & BALANCED)) return SAT_OK;
+    sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
+    shape s = choose(prepare->problem, prepare->pattern);
+    return sat_prepare_work(prepare, share_of(&s, &r, prepare->device), state);
+}
+
+template <typename T, int R, int C, int KU> static void start(const sat_launch *l, const small_job &x, bool wide) {
+    unsigned blocks = sat_blocks(x.work, 1);
+    cudaStream_t stream = (cudaStream_t)l->stream;
+    if (wide) small_rows<T, R, C, KU, 16 / sizeof(T)><<<blocks, SMALL_THREADS, 0, stream>>>(x);
+    else small_rows<T, R, C, KU, 1><<<blocks, SMALL_THREADS, 0, stream>>>(x);
+}
+
+template <typename T> static sat_status run(const sat_launch *l, const small_job &x, const shape *s) {
+    const int vector = 16 / sizeof(T);
+    bool wide = s->wide > 1;
+    switch (s->block) {
+    case 1: start<T, 1, 1, 1>(l, x, wide); break;
+    case 2: start<T, 2, 2, 2>(l, x, wide); break;
+    case 3: start<T, 3, 3, 3>(l, x, wide); break;
+    case 4: start<T, 4, 4, vector>(l, x, wide); break;
+    case 6: start<T, 6, 6, 2>(l, x, wide); break;
+    case 8: start<T, 8, 8, vector>(l, x, wide); break;
+    default:
+        if (s->unit > 1) start<T, 8, 0, vector>(l, x, wide);
+        else if (s->rows == 4) start<T, 4, 0, 1>(l, x, wide);
+        else start<T, 8, 0, 1>(l, x, wide);
+    }
+    sat_status status = sat_launched(l);
+    return status == SAT_OK ? sat_launch_join<T>(l, x.r, x.out, x.w) : status;
+}
+
+static sat_status launch(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    if (p->m == 0 || p->n == 0) return SAT_OK;
+    shape s = choose(p, l->pattern);
+    small_job x = {sat_device_rows(p, l->pattern), sat_out_of(l)};
+    x.w = l->state ? *(const sat_plan_work *)l->state : sat_rows_work(&x.r);
+    x.ways = sink_ways_of(p, x.r.br);
+    x.values = l->operands[0], x.b = l->operands[1], x.b_row = p->b.row_stride, x.b_col = p->b.col_stride;
+    x.bands_of_piece = s.bands, x.bands = x.w.pieces * s.bands;
+    x.lanes = s.lanes, x.groups = s.groups, x.units = s.units;
+    x.work = s.tiles *
+             ((x.bands + SMALL_WARPS * (32 / (s.lanes * s.groups)) - 1) / (SMALL_WARPS * (32 / (s.lanes * s.groups))));
+    return p->a_dtype == SAT_F64 ? run<double>(l, x, &s) : run<float>(l, x, &s);
+}
+
+SAT_FAMILY(cuda_matmul_small) = {
+    .revision = "1",
+    .op = SAT_MATMUL,
+    .backend = SAT_CUDA,
+    .about = "small and odd blocks, any strides; sums in registers, values by broadcast, lanes along columns and units",
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .prepare = prepare,
+    .launch = launch,
+    .release = sat_release_work,
+};

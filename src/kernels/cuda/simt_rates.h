@@ -1,0 +1,37 @@
+/* What the plain arithmetic units and the L2 cache of a device do, for the estimates of kernels without tensor cores.
+ */
+#ifndef SAT_SIMT_RATES_H
+#define SAT_SIMT_RATES_H
+
+#include "variant.h"
+
+/* Cycles a second of all multiprocessors together, read back from the nominal f32 rate. */
+static inline double sat_simt_cycles(const sat_device *d) {
+    return d->flop_rate[SAT_F32] / (0.8 * (d->capability == 80 ? 128 : 256));
+}
+
+/* Operations a second: two for each of 128 lanes in f32 (64 on sm_80), 64 in f64 on a server's chip (32 on sm_80). */
+static inline double sat_simt_rate(const sat_device *d, sat_dtype compute) {
+    if (compute != SAT_F64) return sat_simt_cycles(d) * (d->capability == 80 ? 128 : 256);
+    double nominal = d->flop_rate[SAT_F64] / 0.8;
+    return d->capability == 80 || d->capability >= 90 ? nominal / 2 : nominal; /* there f64 counts tensor cores */
+}
+
+/* Bytes a second from L2 to the multiprocessors: about 36 a cycle each. */
+static inline double sat_l2_rate(const sat_device *d) { return sat_simt_cycles(d) * 36; }
+
+static inline double sat_worst(double x, double y, double z) {
+    double most = x > y ? x : y;
+    return most > z ? most : z;
+}
+
+/* Where rows are not cut, the heaviest one may end last. `seconds` is for all rows if they were equal; `workers` CTAs
+ * run at once, and a row is the work of `spread` of them. */
+static inline double sat_simt_skewed(const sat_problem *p, const sat_pattern_view *a, double seconds, double workers,
+                                     double spread) {
+    double heaviest = (double)(p->transpose ? a->max_col : a->max_row), all = (double)a->stored_blocks;
+    double alone = all > 0 && spread < workers ? seconds * heaviest / all * workers / spread : 0;
+    return sat_worst(seconds, alone, 0);
+}
+
+#endif

@@ -1,0 +1,97 @@
+/* Where a thread's sums of f32 or f64 go: to C through the epilogue, or as they are to the partial sums of a row that
+ * was cut. Rows count from the block row's first. */
+#ifndef SAT_SINK_CUH
+#define SAT_SINK_CUH
+
+#include "join.cuh"
+
+/* Which way 16 bytes of C, and of the partial sums, may be written at a time. */
+struct sink_ways {
+    bool along_n, along_m, partial;
+};
+
+static inline sink_ways sink_ways_of(const sat_problem *p, int64_t block_rows) {
+    int64_t size = (int64_t)sat_dtype_size(p->c_dtype), cs = p->c.col_stride, rs = p->c.row_stride;
+    bool aligned = p->c_align >= 16 && (p->batch == 1 || p->c.batch_stride * size % 16 == 0);
+    sink_ways ways = {aligned && cs == 1 && rs * size % 16 == 0,
+                      aligned && rs == 1 && cs * size % 16 == 0 && block_rows * size % 16 == 0, p->n * size % 16 == 0};
+    return ways;
+}
+
+template <typename T> struct sink {
+    T *c;
+    const T *bias; /* NULL: none */
+    int64_t row_stride, col_stride, n;
+    int rows;
+    T alpha, beta;
+    sat_activation activation;
+    bool along_n, along_m;
+};
+
+template <typename T>
+__device__ __forceinline__ sink<T> sink_of(const sat_out &o, const sat_rows &r, const sat_plan_work &w,
+                                           const sat_piece &piece, const sink_ways &ways) {
+    int64_t first = piece.row * r.br;
+    sink<T> s;
+    s.n = o.n, s.rows = (int)sat_min(r.br, o.m - first);
+    if (piece.slot >= 0) {
+        s.c = (T *)w.partial + piece.slot * r.br * o.n;
+        s.bias = NULL, s.row_stride = o.n, s.col_stride = 1, s.alpha = 1, s.beta = 0;
+        s.activation = SAT_ACT_NONE, s.along_n = ways.partial, s.along_m = false;
+    } else {
+        s.c = (T *)o.c + first * o.row_stride;
+        s.bias = o.bias ? (const T *)o.bias + first : NULL;
+        s.row_stride = o.row_stride, s.col_stride = o.col_stride, s.alpha = (T)o.alpha, s.beta = (T)o.beta;
+        s.activation = o.activation, s.along_n = ways.along_n, s.along_m = ways.along_m;
+    }
+    return s;
+}
+
+template <typename T> struct alignas(16) sink_vector { T x[16 / sizeof(T)]; };
+
+/* V elements that lie `step` apart from `to` on, of which `left` exist; 16 bytes if `whole`. */
+template <typename T, int V>
+__device__ __forceinline__ void sink_put(const sink<T> &s, T *to, int64_t step, const T (&x)[V], int64_t left,
+                                         bool whole) {
+    if (V * sizeof(T) == 16 && whole && left >= V) {
+        sink_vector<T> y;
+        if (s.beta != 0) y = *(const sink_vector<T> *)to;
+#pragma unroll
+        for (int e = 0; e < V; e++) y.x[e] = s.beta != 0 ? x[e] + s.beta * y.x[e] : x[e];
+        *(sink_vector<T> *)to = y;
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < V; e++)
+        if (e < left) to[e * step] = s.beta != 0 ? x[e] + s.beta * to[e * step] : x[e];
+}
+
+/* Columns j .. j+V-1 of row i; without the activation. */
+template <typename T, int V>
+__device__ __forceinline__ void sink_row(const sink<T> &s, int i, int64_t j, const T (&sum)[V]) {
+    if (i >= s.rows) return;
+    T x[V], bias = s.bias ? s.bias[i] : T(0);
+#pragma unroll
+    for (int e = 0; e < V; e++) x[e] = s.alpha * sum[e] + bias;
+    sink_put<T, V>(s, s.c + i * s.row_stride + j * s.col_stride, s.col_stride, x, s.n - j, s.along_n);
+}
+
+/* Rows i .. i+V-1 of column j; without the activation. */
+template <typename T, int V>
+__device__ __forceinline__ void sink_column(const sink<T> &s, int i, int64_t j, const T (&sum)[V]) {
+    if (j >= s.n) return;
+    T x[V];
+#pragma unroll
+    for (int e = 0; e < V; e++) x[e] = s.alpha * sum[e] + (s.bias && i + e < s.rows ? s.bias[i + e] : T(0));
+    sink_put<T, V>(s, s.c + i * s.row_stride + j * s.col_stride, s.row_stride, x, s.rows - i, s.along_m);
+}
+
+/* The activation of what this thread has written, in place: its code is long and the sums stand in registers, which
+ * have no index, so it is done in a loop over memory. C has the type of the sums, so nothing is lost on the way. */
+template <typename T> __device__ __forceinline__ void sink_activate(const sink<T> &s, int i, int64_t j) {
+    if (i >= s.rows || j >= s.n) return;
+    T *at = s.c + i * s.row_stride + j * s.col_stride;
+    *at = sat_act(s.activation, *at);
+}
+
+#endif
