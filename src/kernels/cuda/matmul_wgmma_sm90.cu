@@ -32,9 +32,16 @@ template <int BM, int BN, int KS, int STAGES> struct shape {
     static constexpr int BYTES = STAGES * STAGE + OUT + 1024;
 };
 
+// A tile, as the producer tells the consumers of it.
+struct tile {
+    int row, slice, panel, count, slot; // count: blocks; -1: there are no more tiles
+};
+
+enum { AHEAD = 4 }; // tiles that the producer may be ahead
+
 struct barriers {
-    uint64_t full[8], empty[8], tile_full[2], tile_empty[2];
-    int tile[2];
+    uint64_t full[8], empty[8], tile_full[AHEAD], tile_empty[AHEAD];
+    tile tiles[AHEAD];
 };
 
 struct state {
@@ -65,41 +72,69 @@ __device__ static void load_stage(const job &x, const maps &m, uint32_t to, uint
     }
 }
 
+/* The next tile, fetched while this one's blocks are on their way: each step waits for what the one before asked for.
+ */
+struct coming {
+    unsigned number;
+    sat_piece piece;
+    tile t;
+    int64_t place; // of this lane's block of the first 32: its values, and its first row of B
+    int64_t k;
+    int step;
+};
+
+__device__ static void fetch_blocks(const job &x, const sat_piece &piece, int first, int64_t *place, int64_t *k) {
+    int mine = first + (int)(threadIdx.x % 32);
+    if (mine >= piece.count) return;
+    *place = sat_block_of(&x.r, piece.first + mine), *k = x.r.col[piece.first + mine] * x.r.bc;
+}
+
+__device__ static void fetch(const job &x, coming *c) {
+    unsigned all = (unsigned)x.work.pieces * x.slices;
+    if (c->step == 0) {
+        if (threadIdx.x % 32 == 0) c->number = atomicAdd(x.counter, 1u);
+    } else if (c->step == 1) {
+        c->number = __shfl_sync(~0u, c->number, 0);
+        unsigned at = c->number % all;
+        c->t.panel = (int)(c->number / all), c->t.slice = (int)(at % x.slices);
+        if (c->t.panel < x.panels) c->piece = sat_piece_at(x.r, x.work.piece, at / x.slices);
+    } else if (c->step == 2 && c->t.panel < x.panels) {
+        fetch_blocks(x, c->piece, 0, &c->place, &c->k);
+    }
+    c->step++;
+}
+
 template <int BM, int BN, int KS, int STAGES, bool TA, bool TB>
 __device__ static void produce(const job &x, const maps &m, barriers *s, uint32_t stages) {
     int lane = threadIdx.x % 32, stage = 0, turn = 0;
     uint32_t parity = 1, tile_parity = 1;
-    int tiles = (int)x.work.pieces * x.slices * x.panels;
+    coming next = {};
     for (;;) {
-        int tile = 0;
-        if (lane == 0) tile = (int)atomicAdd(x.counter, 1u);
-        tile = __shfl_sync(~0u, tile, 0);
-        if (tile >= tiles) tile = -1;
+        while (next.step < 3) fetch(x, &next);
+        coming now = next;
+        bool last = now.t.panel >= x.panels;
         if (lane == 0) {
             sat_barrier_wait(sat_shared(&s->tile_empty[turn]), tile_parity);
-            s->tile[turn] = tile;
+            s->tiles[turn] = {now.piece.row, now.t.slice, now.t.panel, last ? -1 : now.piece.count, now.piece.slot};
             sat_barrier_arrive(sat_shared(&s->tile_full[turn]));
         }
-        if (++turn == 2) turn = 0, tile_parity ^= 1;
-        if (tile < 0) return;
-        int all = (int)x.work.pieces * x.slices, panel = tile / all, slice = tile % all % x.slices;
-        sat_piece piece = sat_piece_at(x.r, x.work.piece, tile % all / x.slices);
-        for (int first = 0; first < piece.count; first += 32) {
-            int mine = first + lane < piece.count ? first + lane : piece.count - 1;
-            int64_t place = sat_block_of(&x.r, piece.first + mine), k_mine = x.r.col[piece.first + mine] * x.r.bc;
-            int here = min(32, piece.count - first);
-            for (int t = 0; t < here; t++) {
-                int64_t block = __shfl_sync(~0u, place, t), k = __shfl_sync(~0u, k_mine, t);
-                for (int in_block = 0; in_block < x.r.bc; in_block += KS) {
-                    if (lane == 0) {
-                        sat_barrier_wait(sat_shared(&s->empty[stage]), parity);
-                        load_stage<BM, BN, KS, STAGES, TA, TB>(x, m, stages + stage * shape<BM, BN, KS, STAGES>::STAGE,
-                                                               sat_shared(&s->full[stage]), block, slice, k + in_block,
-                                                               in_block, panel * BN);
-                    }
-                    if (++stage == STAGES) stage = 0, parity ^= 1;
+        if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
+        if (last) return;
+        next.step = 0;
+        for (int t = 0; t < now.piece.count; t++) {
+            if (t % 32 == 0 && t > 0) fetch_blocks(x, now.piece, t, &now.place, &now.k);
+            int64_t block = __shfl_sync(~0u, now.place, t % 32), k = __shfl_sync(~0u, now.k, t % 32);
+            for (int in_block = 0; in_block < x.r.bc; in_block += KS) {
+                if (lane == 0) {
+                    sat_barrier_wait(sat_shared(&s->empty[stage]), parity);
+                    load_stage<BM, BN, KS, STAGES, TA, TB>(x, m, stages + stage * shape<BM, BN, KS, STAGES>::STAGE,
+                                                           sat_shared(&s->full[stage]), block, now.t.slice,
+                                                           k + in_block, in_block, now.t.panel * BN);
                 }
+                __syncwarp();
+                if (++stage == STAGES) stage = 0, parity ^= 1;
             }
+            if (next.step < 3) fetch(x, &next);
         }
     }
 }
@@ -206,8 +241,8 @@ __device__ static void store_turned(const job &x, const CUtensorMap *map, const 
 
 /* Everything else, element by element: beta, other activations, odd strides, partial sums. */
 template <int WN>
-__device__ static void store_plain(const job &x, const float (&d)[WN / 2], uint32_t staging, const sat_piece &piece,
-                                   int in_row, int64_t n0) {
+__device__ static void store_plain(const job &x, const float (&d)[WN / 2], uint32_t staging, const tile &t, int in_row,
+                                   int64_t n0) {
     int lane = threadIdx.x % 32;
     float *partial = (float *)x.work.partial;
 #pragma unroll
@@ -218,14 +253,14 @@ __device__ static void store_plain(const job &x, const float (&d)[WN / 2], uint3
 #pragma unroll 1
         for (int e = 0; e < 16; e++) { // neighbouring lanes along what is contiguous
             int row = x.turned_c ? lane % 16 : e, col = x.turned_c ? e * 2 + lane / 16 : lane;
-            int64_t i = piece.row * x.r.br + in_row + row, j = n0 + j0 + col;
+            int64_t i = t.row * x.r.br + in_row + row, j = n0 + j0 + col;
             float sum;
             asm volatile("ld.shared.f32 %0, [%1];"
                          : "=f"(sum)
                          : "r"(staging + row * 128 + ((col / 4) ^ (row & 7)) * 16 + col % 4 * 4)
                          : "memory");
             if (in_row + row >= x.r.br || i >= x.out.m || j >= x.out.n) continue;
-            if (piece.slot >= 0) partial[(piece.slot * x.r.br + in_row + row) * x.out.n + j] = sum;
+            if (t.slot >= 0) partial[(t.slot * x.r.br + in_row + row) * x.out.n + j] = sum;
             else sat_put(x.out, i, j, sum);
         }
     }
@@ -258,14 +293,12 @@ __device__ static void consume(const job &x, const maps &m, barriers *s, uint32_
     uint32_t parity = 0, tile_parity = 0;
     for (;;) {
         sat_barrier_wait(sat_shared(&s->tile_full[turn]), tile_parity);
-        int tile = s->tile[turn];
+        tile t = s->tiles[turn];
         __syncwarp();
         if (lane == 0) sat_barrier_arrive(sat_shared(&s->tile_empty[turn]));
-        if (++turn == 2) turn = 0, tile_parity ^= 1;
-        if (tile < 0) break;
-        int all = (int)x.work.pieces * x.slices, panel = tile / all, slice = tile % all % x.slices;
-        sat_piece piece = sat_piece_at(x.r, x.work.piece, tile % all / x.slices);
-        int steps = piece.count * (int)(x.r.bc / KS), before = -1;
+        if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
+        if (t.count < 0) break;
+        int steps = t.count * (int)(x.r.bc / KS), before = -1;
         float d[S::WN / 2];
         if (steps == 0)
 #pragma unroll
@@ -280,10 +313,10 @@ __device__ static void consume(const job &x, const maps &m, barriers *s, uint32_
         }
         sat_group_wait<0>();
         if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
-        int in_row = slice * BM + (BM == 128 ? group * 64 : 0) + warp % 4 * 16;
-        int64_t n0 = (int64_t)panel * BN + (BM == 128 ? 0 : group * S::WN), i0 = piece.row * x.r.br;
-        if (piece.slot >= 0 || !x.map_c) {
-            store_plain<S::WN>(x, d, staging + warp * 2 * SLICE, piece, in_row, n0);
+        int in_row = t.slice * BM + (BM == 128 ? group * 64 : 0) + warp % 4 * 16;
+        int64_t n0 = (int64_t)t.panel * BN + (BM == 128 ? 0 : group * S::WN), i0 = t.row * x.r.br;
+        if (t.slot >= 0 || !x.map_c) {
+            store_plain<S::WN>(x, d, staging + warp * 2 * SLICE, t, in_row, n0);
             continue;
         }
         finish(x, d, i0 + in_row + lane / 4);
@@ -304,7 +337,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++)
             sat_barrier_init(sat_shared(&s.full[i]), 1), sat_barrier_init(sat_shared(&s.empty[i]), 8);
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < AHEAD; i++)
             sat_barrier_init(sat_shared(&s.tile_full[i]), 1), sat_barrier_init(sat_shared(&s.tile_empty[i]), 8);
         sat_barrier_publish();
         sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
@@ -366,10 +399,11 @@ static bool encode(CUtensorMap *map, const tensor &t) {
                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-static bool by_map(const sat_layout &l, uint32_t align, int64_t size, bool *turned) {
+static bool by_map(const sat_layout &l, int64_t rows, int64_t cols, uint32_t align, int64_t size, bool *turned) {
     *turned = l.col_stride != 1;
-    int64_t lead = l.col_stride == 1 ? l.row_stride : l.col_stride;
-    return (l.col_stride == 1 || l.row_stride == 1) && align % 16 == 0 && lead * size % 16 == 0 && lead < (1ll << 38);
+    int64_t lead = *turned ? l.col_stride : l.row_stride, line = *turned ? rows : cols;
+    if (l.col_stride != 1 && l.row_stride != 1) return false;
+    return align % 16 == 0 && lead * size % 16 == 0 && lead >= line && lead < (1ll << 36);
 }
 
 template <int BM, int BN, int KS, int STAGES> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
@@ -399,7 +433,7 @@ static sat_status start(const sat_launch *l, const job &x, const maps &m) {
     static bool told; // the limit is the function's, and stays
     if (!told) {
         cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
-        if (e != cudaSuccess) return sat_fail(SAT_DEVICE_ERROR, "%s: %s", l->variant->name, cudaGetErrorString(e));
+        if (e != cudaSuccess) return sat_launched(l);
         told = true;
     }
     int64_t tiles = x.work.pieces * x.slices * x.panels;
@@ -418,7 +452,9 @@ template <typename T, int BM, int BN, int KS, int STAGES> static sat_status laun
     x.a_rows = (int)sat_min(BM, x.r.br);
     x.wide_b = p->n % 64 == 0;
     bool plain = p->beta == 0 && (p->activation == SAT_ACT_NONE || p->activation == SAT_ACT_RELU);
-    x.map_c = by_map(p->c, p->c_align, (int64_t)sat_dtype_size(p->c_dtype), &x.turned_c) && plain;
+    int64_t size = (int64_t)sat_dtype_size(p->c_dtype);
+    x.map_c = by_map(p->c, p->m, p->n, p->c_align, size, &x.turned_c) && plain;
+    if ((x.turned_c ? p->m : p->n) * size % 16 != 0) x.map_c = false; // stores go by 16 bytes, past the end of a line
     if (x.turned_c && (x.r.br % 64 != 0 || p->c_dtype == SAT_F32)) x.map_c = false;
     maps m = {};
     if (!make_maps<BM, BN, KS, STAGES>(l, x, &m))
@@ -431,7 +467,7 @@ template <typename T, int BM, int BN, int KS, int STAGES> static sat_status laun
     return status == SAT_OK ? sat_launch_join<float>(l, x.r, x.out, x.work) : status;
 }
 
-#define TILES(X) X(64, 512, 32, 5) X(64, 256, 64, 5) X(128, 256, 64, 4) X(128, 128, 64, 6) X(64, 128, 64, 8)
+#define TILES(X) X(64, 512, 32, 5) X(64, 256, 64, 4) X(128, 256, 64, 4) X(128, 128, 64, 6) X(64, 128, 64, 8)
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
@@ -441,7 +477,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (r.br % 16 || r.bc % deep || r.k % r.bc || p->a_align % 16 || a->block_cols % 8) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
     if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000) return false;
-    return by_map(p->b, p->b_align, 2, &turned);
+    return by_map(p->b, p->k, p->n, p->b_align, 2, &turned);
 }
 
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
