@@ -318,9 +318,10 @@ static sat_status cuda_time(const sat_device *d, sat_status (*run)(void *), void
 }
 
 static sat_status cuda_measure(const sat_device *d, void *scratch, size_t bytes, sat_rates *rates) {
-    cudaError_t e = begin(d);
+    cudaStream_t stream;
     int before = sat_cuda_enter(d);
-    if (e == cudaSuccess) e = sat_cuda_measure(d, scratch, bytes, rates, devices[d->index].stream);
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess) e = sat_cuda_measure(d, scratch, bytes, rates, stream);
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "measuring the device's rates");
 }
