@@ -144,8 +144,15 @@ typedef struct sat_device {
     int capability;                       /* CUDA: 90 for sm_90 */
     int64_t l1_bytes, l2_bytes, l3_bytes; /* CPU: L1 and L2 of a core, L3 in all */
     int64_t memory_bytes;
-    double memory_rate;  /* bytes a second, all threads; nominal, for estimates */
-    double flop_rate[5]; /* by sat_dtype: multiply-add operations counted as two, a second, all threads */
+    /* Rates, for estimates: bytes a second, and operations a second with a multiply-add counted as two, by all threads
+     * or multiprocessors. Nominal, until `measured`. */
+    double memory_rate;
+    double flop_rate[5];  /* by sat_dtype; that of f32 is without TF32 */
+    double l2_rate;       /* CUDA: bytes a second that multiprocessors read from L2; 0 on a CPU */
+    double tf32_rate;     /* f32 with inputs rounded to TF32; on a CPU that of f32 */
+    bool measured;        /* the rates were measured on this machine, now or once before (sat_context_measure) */
+    int64_t shared_bytes; /* CUDA: shared memory that one block may ask for */
+    int driver;           /* CUDA: the driver's version, 13000 for 13.0 */
 } sat_device;
 
 /* ---- Context ----------------------------------------------------------------------------------------------- */
@@ -180,7 +187,11 @@ typedef struct sat_context_options {
 
 SAT_API sat_status sat_context_create(const sat_context_options *options, sat_context **context); /* NULL: defaults */
 SAT_API void sat_context_free(sat_context *context); /* after its plans; patterns may outlive it */
+/* Valid as long as the context. Rates that are measured later show in what a later call returns. */
 SAT_API const sat_device *sat_context_device(const sat_context *context);
+/* Measures the device's rates now, and keeps them in the cache for every later context on it. The first race on a
+ * device does this by itself. SAT_UNSUPPORTED on a CPU, whose rates stay nominal. */
+SAT_API sat_status sat_context_measure(sat_context *context);
 
 /* Blocks until background tuning has nothing left to do. */
 SAT_API sat_status sat_context_wait(sat_context *context);

@@ -10,6 +10,11 @@ typedef enum sat_fill {
     SAT_FILL_POSITIVE = 1 /* far enough above zero that every activation is the identity on the result */
 } sat_fill;
 
+/* What a device was seen to do: as in sat_device. */
+typedef struct sat_rates {
+    double memory, l2, tf32, flop[5];
+} sat_rates;
+
 typedef struct sat_backend {
     sat_backend_kind kind;
     const char *name;   /* "cpu", "cuda": also what $SPARSE_AUTOTUNE_DEVICE calls it */
@@ -43,6 +48,9 @@ typedef struct sat_backend {
     /* Times one call of run(user), as a device sees it, in seconds; `repeat` runs back to back give their mean. */
     sat_status (*time)(const sat_device *device, sat_status (*run)(void *user), void *user, int repeat,
                        double *seconds);
+    /* Measures rates, in some tens of milliseconds, with so much memory of the device to use. NULL: they stay nominal.
+     */
+    sat_status (*measure)(const sat_device *device, void *scratch, size_t bytes, sat_rates *rates);
     sat_status (*sync)(const sat_device *device, void *stream);
     bool (*capturing)(const sat_device *device, void *stream); /* a CUDA graph is being captured */
     int (*threads)(void);                                      /* threads a run would use now; CUDA: 0 */

@@ -108,6 +108,7 @@ static void nominal_rates(sat_device *d) {
     d->flop_rate[SAT_F32] = d->flop_rate[SAT_F16] = f32;
     d->flop_rate[SAT_F64] = f32 / 2;
     d->flop_rate[SAT_BF16] = d->isa & SAT_ISA_AMX_BF16 ? 16 * f32 : d->isa & SAT_ISA_AVX512_BF16 ? 2 * f32 : f32;
+    d->tf32_rate = f32;
     d->memory_rate = 12e9 * (cores < 16 ? cores : 16);
 }
 

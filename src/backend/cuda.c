@@ -1,4 +1,5 @@
-/* The CUDA backend: device, memory, streams and timing. Its kernels are in cuda_fill.cu, its checks in cuda_check*.cu.
+/* The CUDA backend: device, memory, streams and timing. Its kernels are in cuda_fill.cu and cuda_rates.cu, its checks
+ * in cuda_check*.cu.
  *
  * Tuning runs on a stream of its own for each device, so that it neither waits for the program's work nor holds it up.
  * Every call sets its device first and puts the caller's back. */
@@ -63,11 +64,14 @@ static void nominal_rates(sat_device *d, int index) {
     double hz = 1e3 * attribute(index, cudaDevAttrClockRate), all = hz * d->threads;
     bool hopper = d->capability >= 90, server = d->capability == 80 || d->capability >= 90;
     d->flop_rate[SAT_F16] = d->flop_rate[SAT_BF16] = all * (hopper ? 4096 : d->capability == 80 ? 2048 : 1024) * 0.75;
+    d->tf32_rate = d->flop_rate[SAT_F16] / 2;
     d->flop_rate[SAT_F32] = all * (d->capability == 80 ? 128 : 256) * 0.8;
     d->flop_rate[SAT_F64] = all * (hopper ? 256 : server ? 128 : 4) * 0.8;
     double wires = attribute(index, cudaDevAttrGlobalMemoryBusWidth) / 8.0;
     d->memory_rate = 2e3 * attribute(index, cudaDevAttrMemoryClockRate) * wires * 0.85;
     if (d->memory_rate <= 0) d->memory_rate = 1e12;
+    d->l2_rate = all * 32; /* bytes a cycle */
+    if (d->l2_rate <= d->memory_rate) d->l2_rate = 2 * d->memory_rate;
 }
 
 static sat_status cuda_open(int index, int threads, sat_device *d) {
@@ -93,6 +97,8 @@ static sat_status cuda_open(int index, int threads, sat_device *d) {
     d->capability = p.major * 10 + p.minor;
     d->l1_bytes = (int64_t)p.sharedMemPerMultiprocessor;
     d->l2_bytes = p.l2CacheSize;
+    d->shared_bytes = (int64_t)p.sharedMemPerBlockOptin;
+    d->driver = driver;
     d->memory_bytes = (int64_t)p.totalGlobalMem;
     snprintf(d->name, sizeof d->name, "%.80s (%d SMs, %.0f GB)", p.name, d->threads, (double)p.totalGlobalMem * 1e-9);
     snprintf(d->identity, sizeof d->identity, "cuda %.80s, sm_%d, %d SMs, %lld MiB, L2 %d MiB, driver %d.%d", p.name,
@@ -309,6 +315,14 @@ static sat_status cuda_time(const sat_device *d, sat_status (*run)(void *), void
     return status != SAT_OK ? status : sat_cuda_status(e, "running a variant");
 }
 
+static sat_status cuda_measure(const sat_device *d, void *scratch, size_t bytes, sat_rates *rates) {
+    cudaError_t e = begin(d);
+    int before = sat_cuda_enter(d);
+    if (e == cudaSuccess) e = sat_cuda_measure(d, scratch, bytes, rates, devices[d->index].stream);
+    sat_cuda_leave(d, before);
+    return sat_cuda_status(e, "measuring the device's rates");
+}
+
 static sat_status cuda_sync(const sat_device *d, void *stream) {
     int before = sat_cuda_enter(d);
     cudaError_t e = cudaStreamSynchronize(stream);
@@ -354,6 +368,7 @@ const sat_backend sat_backend_cuda = {
     .stream = cuda_stream,
     .flush = cuda_flush,
     .time = cuda_time,
+    .measure = cuda_measure,
     .sync = cuda_sync,
     .capturing = cuda_capturing,
     .threads = cuda_threads,

@@ -24,6 +24,9 @@ cudaError_t sat_cuda_fill(const sat_operand *o, const sat_pattern_view *a, void 
 cudaError_t sat_cuda_flip_signs(sat_dtype t, void *base, int64_t elements, cudaStream_t stream);
 cudaError_t sat_cuda_all_poison(const sat_operand *o, void *base, size_t guard, bool *clean, cudaStream_t stream);
 
+/* cuda_rates.cu; waits for all of it. */
+cudaError_t sat_cuda_measure(const sat_device *d, void *scratch, size_t bytes, sat_rates *rates, cudaStream_t stream);
+
 extern const sat_checker sat_cuda_matmul_check, sat_cuda_sampled_check;
 
 #ifdef __cplusplus

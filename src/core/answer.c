@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/rates.h"
 #include "core/runner.h"
 
 sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_pattern *pattern,
@@ -142,6 +143,9 @@ static sat_status race_these(const sat_question *q, const sat_variant **list, si
     const sat_pattern_view *full; /* the checks look at columns too */
     SAT_TRY(sat_pattern_transposed(q->pattern, &full));
     sat_tuning t = make_tuning(q, full, how);
+    sat_device device = q->device;
+    if (how->keep) sat_rates_before_race(q->ctx, &device);
+    t.device = &device;
     t.candidates = list, t.count = count;
     SAT_TRY(sat_tune_race(&t, outcome));
     if (how->keep) {

@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/rates.h"
+
 double sat_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -94,7 +96,7 @@ int sat_threads_now(const sat_context *ctx) {
 }
 
 sat_device sat_device_now(const sat_context *ctx) {
-    sat_device d = ctx->device;
+    sat_device d = *sat_context_device(ctx);
     if (ctx->backend->kind == SAT_CPU && d.threads != sat_threads_now(ctx)) {
         /* Rates scale with threads; opening again keeps that in one place and cannot fail for a device that opened. */
         ctx->backend->open(d.index, sat_threads_now(ctx), &d);
@@ -142,6 +144,7 @@ static sat_status fill(sat_context *ctx) {
     const char *force = environment("SPARSE_AUTOTUNE_FORCE");
     if (force) snprintf(ctx->force, sizeof ctx->force, "%s", force);
     SAT_TRY(sat_cache_open(ctx->options.cache_dir, ctx->device.identity, &ctx->log, &ctx->cache));
+    sat_rates_open(ctx);
     SAT_TRY(sat_memo_open(ctx->cache, &ctx->memo));
     SAT_TRY(sat_pool_open(&ctx->pool));
     if (ctx->options.background) SAT_TRY(sat_background_open(ctx, &ctx->background));
@@ -173,10 +176,14 @@ void sat_context_free(sat_context *ctx) {
     sat_memo_close(ctx->memo);
     sat_cache_close(ctx->cache);
     sat_registry_close(&ctx->registry);
+    sat_rates_close(ctx);
     free(ctx);
 }
 
-const sat_device *sat_context_device(const sat_context *ctx) { return ctx ? &ctx->device : NULL; }
+const sat_device *sat_context_device(const sat_context *ctx) {
+    const sat_rated *rated = ctx ? atomic_load(&ctx->rated) : NULL;
+    return rated ? &rated->device : ctx ? &ctx->device : NULL;
+}
 
 sat_status sat_context_wait(sat_context *ctx) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
