@@ -264,15 +264,13 @@ static sat_context *open_measurable(const char *dir, sat_effort effort, messages
     return ctx;
 }
 
-/* Another problem every time, so that nothing is remembered. */
 static void race_something(sat_context *ctx, bool keep_it) {
-    static int64_t n = 1;
     const int32_t ptr[] = {0, 1, 2}, col[] = {0, 1};
     sat_bsr s = {SAT_SIZED(sat_bsr), .rows = 8, .cols = 8, .block_rows = 4, .block_cols = 4, .stored_blocks = 2};
     s.index_type = SAT_I32, s.row_ptr = ptr, s.col_idx = col;
     sat_pattern *pattern;
     sat_race *race;
-    sat_problem p = sat_matmul_problem(SAT_F32, n *= 4);
+    sat_problem p = sat_matmul_problem(SAT_F32, 16);
     sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .keep = keep_it};
     assert_int_equal(sat_pattern_create(ctx, &s, &pattern), SAT_OK);
     assert_int_equal(sat_race_run(ctx, pattern, &p, &o, &race), SAT_OK);
