@@ -25,19 +25,16 @@ static __global__ void copy(const uint4 *from, uint4 *to, int64_t count, int loo
         }
 }
 
-/* Every loop reads all of it; who reads what changes from loop to loop, and L1 is passed by. */
-static __global__ void read_l2(const uint4 *from, int64_t count, int loops, unsigned *sink) {
-    int64_t step = (int64_t)gridDim.x * blockDim.x;
+/* A ring of `mask` + 1 elements, past L1; who reads what changes from loop to loop. */
+static __global__ void read_l2(const uint4 *ring, int64_t mask, int loops, unsigned *sink) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x, at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     unsigned sum = 0;
-    for (int l = 0; l < loops; l++) {
-        int64_t part = (blockIdx.x + (int64_t)l) % gridDim.x;
-        for (int64_t i = part * blockDim.x + threadIdx.x; i + 7 * step < count; i += 8 * step) {
-            uint4 x[8];
+    for (int l = 0; l < loops; l++, at += 8 * step) {
+        uint4 x[8];
 #pragma unroll
-            for (int j = 0; j < 8; j++) x[j] = __ldcg(from + i + j * step);
+        for (int j = 0; j < 8; j++) x[j] = __ldcg(ring + ((at + j * step) & mask));
 #pragma unroll
-            for (int j = 0; j < 8; j++) sum += x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
-        }
+        for (int j = 0; j < 8; j++) sum += x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
     }
     if (sum == 0x9e3779b9u) *sink = sum; /* so that the compiler cannot leave anything out */
 }
@@ -141,7 +138,7 @@ template <class Kind> static __global__ void __launch_bounds__(THREADS) spin(int
 typedef struct desk {
     char *scratch;
     int ctas;
-    int64_t copied, read; /* elements of 16 bytes: of a copy, of what L2 holds */
+    int64_t copied, ring; /* elements of 16 bytes: of a copy, and of what L2 surely holds, a power of two */
     cudaStream_t stream;
     cudaEvent_t begin, end;
 } desk;
@@ -154,7 +151,7 @@ static void run_copy(const desk &d, int loops) {
 }
 
 static void run_l2(const desk &d, int loops) {
-    read_l2<<<d.ctas * 2, THREADS, 0, d.stream>>>((const uint4 *)d.scratch, d.read, loops, (unsigned *)d.scratch);
+    read_l2<<<d.ctas * 2, THREADS, 0, d.stream>>>((const uint4 *)d.scratch, d.ring - 1, loops, (unsigned *)d.scratch);
 }
 
 template <class Kind> static void run_spin(const desk &d, int loops) {
@@ -172,12 +169,12 @@ static cudaError_t time_once(const desk &d, job run, int loops, double *seconds)
     return e;
 }
 
-/* Seconds of one loop, at best: runs of about 0.3 ms, against which a launch does not count. */
+/* Seconds of one loop, at best: runs of about 0.6 ms, against which a launch does not count. */
 static cudaError_t best_of_loop(const desk &d, job run, double *seconds) {
     double once = 1, best = 1;
     cudaError_t e = time_once(d, run, 1, &once); /* not counted: its code may have to be loaded */
     if (e == cudaSuccess) e = time_once(d, run, 1, &once);
-    int loops = once < 3e-4 ? (int)(3e-4 / once) + 1 : 1;
+    int loops = once < 6e-4 ? (int)(6e-4 / once) + 1 : 1;
     for (int i = 0; i < RUNS && e == cudaSuccess; i++) {
         e = time_once(d, run, loops, &once);
         if (once / loops < best) best = once / loops;
@@ -206,11 +203,9 @@ static cudaError_t measure(const desk &d, sat_rates *r) {
     double seconds = 1, vector_f64 = 0;
     cudaError_t e = wake(d);
     if (e == cudaSuccess) e = best_of_loop(d, run_copy, &seconds);
-    int64_t turn = (int64_t)d.ctas * 4 * THREADS * 4;
-    r->memory = (double)(d.copied / turn * turn) * 32 / seconds; /* read and written */
+    r->memory = (double)d.copied * 32 / seconds; /* read and written */
     if (e == cudaSuccess) e = best_of_loop(d, run_l2, &seconds);
-    turn = (int64_t)d.ctas * 2 * THREADS * 8;
-    r->l2 = (double)(d.read / turn * turn) * 16 / seconds;
+    r->l2 = (double)(d.ctas * 2 * THREADS * 8 * 16) / seconds;
     if (e == cudaSuccess) e = arithmetic<plain<float>>(d, &r->flop[SAT_F32]);
     if (e == cudaSuccess) e = arithmetic<plain<double>>(d, &vector_f64);
     if (e == cudaSuccess) e = arithmetic<tensor_f64>(d, &r->flop[SAT_F64]);
@@ -223,8 +218,11 @@ static cudaError_t measure(const desk &d, sat_rates *r) {
 
 cudaError_t sat_cuda_measure(const sat_device *device, void *scratch, size_t bytes, sat_rates *rates,
                              cudaStream_t stream) {
-    desk d = {(char *)scratch, device->threads * CTAS, (int64_t)bytes / 32, (int64_t)bytes / 32, stream, NULL, NULL};
-    if (device->l2_bytes > 0) d.read = sat_min(d.read, device->l2_bytes / 3 / 16);
+    desk d = {(char *)scratch, device->threads * CTAS, 0, 1, stream, NULL, NULL};
+    int64_t turn = (int64_t)d.ctas * 4 * THREADS * 4, most = sat_min((int64_t)bytes, device->l2_bytes / 3) / 16;
+    d.copied = (int64_t)bytes / 32 / turn * turn;
+    while (d.ring * 2 <= most) d.ring *= 2;
+    if (d.copied == 0 || d.ring < 1024) return cudaErrorInvalidValue; /* no memory to speak of, or no L2 */
     cudaError_t e = cudaMemsetAsync(scratch, 0x11, bytes, stream);
     if (e == cudaSuccess) e = cudaEventCreate(&d.begin);
     if (e == cudaSuccess) e = cudaEventCreate(&d.end);

@@ -33,6 +33,13 @@ static double *field_of(sat_rates *r, int i) { return (double *)((char *)r + fie
 
 static bool plausible(double x) { return x > 0 && x < 1e18; }
 
+bool sat_rates_plausible(const sat_rates *rates) {
+    sat_rates r = *rates;
+    for (int i = 0; i < FIELDS; i++)
+        if (!plausible(*field_of(&r, i))) return false;
+    return true;
+}
+
 /* ---- text ---- */
 
 void sat_rates_format(sat_text *out, const char *identity, const sat_rates *rates) {
@@ -146,10 +153,7 @@ static sat_status replace(sat_cache *cache, const char *path, const sat_rates *r
 sat_status sat_cache_keep_rates(sat_cache *cache, const sat_rates *rates) {
     char folder[SAT_PATH_CAPACITY], path[SAT_PATH_CAPACITY], lock_path[SAT_PATH_CAPACITY];
     sat_file_lock lock;
-    sat_rates r = *rates;
-    for (int i = 0; i < FIELDS; i++)
-        if (!plausible(*field_of(&r, i)))
-            return sat_fail(SAT_BAD_FORMAT, "cache: %s%g", fields[i].name, *field_of(&r, i));
+    if (!sat_rates_plausible(rates)) return sat_fail(SAT_BAD_FORMAT, "cache: rates that cannot be");
     if (!cache->layers) return SAT_OK; /* memory only: the context has them */
     if (!rates_path(cache, 0, folder, path)) return SAT_IO;
     int error = sat_disk_make(folder);
