@@ -65,6 +65,18 @@ static sat_status read_effort(sat_context *ctx) {
 
 /* ---- device ---- */
 
+/* The first device of a backend that works. One that is there and cannot be used is worth a word. */
+static bool open_any(sat_context *ctx, const sat_backend *b) {
+    int count = b->count();
+    ctx->backend = b;
+    for (int i = 0; i == 0 || i < count; i++) {
+        sat_status status = b->open(i, ctx->options.threads, &ctx->device);
+        if (status == SAT_OK) return true;
+        sat_logf(&ctx->log, status == SAT_NOT_FOUND ? SAT_LOG_DEBUG : SAT_LOG_WARN, "not used: %s", sat_last_error());
+    }
+    return false;
+}
+
 static sat_status open_device(sat_context *ctx) {
     const char *name = ctx->options.device ? ctx->options.device : environment("SPARSE_AUTOTUNE_DEVICE");
     if (name && !name[0]) name = NULL;
@@ -81,8 +93,8 @@ static sat_status open_device(sat_context *ctx) {
     for (int i = 0; sat_backend_at(i); i++) {
         const sat_backend *b = sat_backend_at(i);
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", b->name);
-        if (name && (strlen(b->name) != length || strncasecmp(b->name, name, length) != 0)) continue;
-        if (!name && b->count() == 0) continue;
+        if (!name && open_any(ctx, b)) return SAT_OK;
+        if (!name || strlen(b->name) != length || strncasecmp(b->name, name, length) != 0) continue;
         ctx->backend = b;
         return b->open((int)index, ctx->options.threads, &ctx->device);
     }
@@ -108,8 +120,12 @@ void *sat_alloc(sat_context *ctx, size_t bytes) {
     return ctx->allocator.alloc(ctx->allocator.user, bytes, ctx->backend->alignment);
 }
 
+/* Freeing is safe while work is queued. The backend's own free() sees to that; whoever else gets memory back gets it
+ * when nothing reads it any more. */
 void sat_free(sat_context *ctx, void *pointer) {
-    if (pointer) ctx->allocator.free(ctx->allocator.user, pointer);
+    if (!pointer) return;
+    if (ctx->allocator.free != ctx->backend->free) ctx->backend->settle(&ctx->device);
+    ctx->allocator.free(ctx->allocator.user, pointer);
 }
 
 size_t sat_memory_limit(const sat_context *ctx) {
@@ -218,6 +234,8 @@ sat_status sat_memory_read(sat_context *ctx, void *host, const void *from, size_
 
 sat_status sat_stream_wait(sat_context *ctx, void *stream) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (ctx->backend->capturing(&ctx->device, stream))
+        return sat_fail(SAT_UNSUPPORTED, "stream is being captured into a graph; nothing on it runs before that ends");
     return ctx->backend->sync(&ctx->device, stream);
 }
 
