@@ -336,6 +336,28 @@ SAT_API sat_status sat_bsr_matmul(sat_context *context, const sat_pattern *patte
 SAT_API sat_status sat_bsr_sampled_matmul(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                           const void *x, const void *y, void *values, void *stream);
 
+/* ---- On CUDA ----------------------------------------------------------------------------------------------- */
+
+/*
+ * Streams   A run is queued on the caller's stream and returns. Its operands must be there in that stream's order, and
+ *           sat_stream_wait, or any wait of the caller's own, waits for it. Tuning, sat_pattern_create and
+ *           sat_memory_* use a stream of the library's own: what they read must be done before they are called.
+ * Devices   Any thread may call, whichever device is current, and finds it current afterwards. Operands lie in memory
+ *           of the context's device, in managed or in pinned memory; all other pointers are SAT_WRONG_MEMORY.
+ * Graphs    sat_run and sat_plan_refresh may be captured into a CUDA graph; plan and pattern must live as long as the
+ *           graph. Where SAT_FIXED_VALUES is set, run or refresh once before: else taking in the values becomes part
+ *           of the graph. A captured one-call form uses the plan of an earlier call like it on that stream, and keeps
+ *           it for graphs until the context closes; graphs that were captured on one stream so share a workspace, and
+ *           are to be launched one after the other. Without such a plan it takes a variant that needs no memory, by
+ *           estimate, or fails with SAT_UNSUPPORTED. Everything else may be called too, from any thread, and leaves
+ *           the capture alone; an allocator of the caller's own must do so as well.
+ * Freeing   Plans, patterns, contexts and memory may be freed while work that uses them is queued: the call waits for
+ *           the device. An allocator of the caller's own gets its memory back when nothing queued uses it any more.
+ * Errors    What goes wrong in a kernel shows in a later call, SAT_DEVICE_ERROR, and CUDA then serves this process no
+ *           more. A race in which a candidate does that ends with its name, which is remembered: a later process
+ *           leaves it out. `sparse_autotune race --isolate` tries every candidate in a process of its own.
+ */
+
 /* ---- Race -------------------------------------------------------------------------------------------------- */
 
 typedef enum sat_verdict {
@@ -404,10 +426,11 @@ typedef struct sat_prepare {
     const sat_problem *problem;      /* normalised: every size, stride, dtype and alignment filled in */
     const sat_pattern_view *pattern; /* with the transposed index if the problem is transposed */
     void *workspace;                 /* workspace(...) bytes, 64-byte aligned (256 on CUDA) */
-    void *stream;
+    void *stream;                    /* CUDA: queue work on this one; it is waited for before any run */
 } sat_prepare;
 
-/* What a variant gets at every launch. Pointers are those of one batch item, unless the variant is SAT_V_BATCHED. */
+/* What a variant gets at every launch. Pointers are those of one batch item, unless the variant is SAT_V_BATCHED. On
+ * CUDA a launch queues on `stream` and returns; it allocates nothing and waits for nothing: it may be captured. */
 typedef struct sat_launch {
     size_t size;
     const sat_variant *variant;
