@@ -1,6 +1,6 @@
 // cuda_matmul_simt: f32 and f64 without tensor cores, for blocks of 8 and more: the main loop of a dense product
 // (simt.cuh) that walks a block row. Bound by multiply-adds where a tile has 32 rows or more, by L2 at 16.
-// An instance is a tile: tile_m x tile_n of C a CTA, tile_k columns of it a thread. Option 1: heavy rows are cut and
+// An instance is a tile: tile_m x tile_n of C a CTA. Option 1: heavy rows are cut and
 // joined again in order (schedule.h), and the longest pieces begin first.
 
 #include "simt.cuh"
@@ -10,35 +10,33 @@ enum { BALANCED = 1, SPLIT_DEPTH = 128 };
 
 struct kernel {
     sat_dtype dtype;
-    int m, n, columns; // what an instance calls tile_m, tile_n, tile_k
+    int m, n; // an instance's tile_m, tile_n
     int step, threads, ctas;
     void (*wide)(simt_job);   // B's rows in steps of 16 bytes
-    void (*single)(simt_job); // B through any strides; NULL: not made
+    void (*single)(simt_job); // B through any strides
 };
 
-template <typename T, int TM, int TN, int WM, int WN, int KT, bool SINGLE>
-static constexpr kernel make(sat_dtype dtype) {
+template <typename T, int TM, int TN, int WM, int WN, int KT> static constexpr kernel make(sat_dtype dtype) {
     typedef simt_tile<T, TM, TN, WM, WN, KT, true> tile;
-    kernel k = {dtype, tile::BM, tile::BN, TN, KT, tile::THREADS, tile::CTAS, simt_rows<tile>, NULL};
-    if constexpr (SINGLE) k.single = simt_rows<simt_tile<T, TM, TN, WM, WN, KT, false>>;
-    return k;
+    return {dtype,         tile::BM,   tile::BN,        KT,
+            tile::THREADS, tile::CTAS, simt_rows<tile>, simt_rows<simt_tile<T, TM, TN, WM, WN, KT, false>>};
 }
 
 static const kernel kernels[] = {
-    make<float, 8, 8, 4, 2, 16, false>(SAT_F32), // 128x128
-    make<float, 8, 16, 2, 2, 16, true>(SAT_F32), // 64x256
-    make<float, 8, 8, 2, 4, 16, false>(SAT_F32), // 64x256
-    make<float, 8, 8, 2, 2, 16, false>(SAT_F32), // 64x128
-    make<float, 8, 8, 1, 4, 16, true>(SAT_F32),  // 32x256
-    make<float, 4, 16, 1, 2, 16, true>(SAT_F32), // 16x256
-    make<double, 8, 8, 2, 2, 8, true>(SAT_F64),  // 64x128
-    make<double, 8, 8, 1, 2, 8, true>(SAT_F64),  // 32x128
-    make<double, 4, 8, 1, 2, 8, true>(SAT_F64),  // 16x128
+    make<float, 8, 16, 4, 1, 16>(SAT_F32), // 128x128
+    make<float, 8, 16, 2, 2, 16>(SAT_F32), // 64x256
+    make<float, 8, 8, 2, 2, 16>(SAT_F32),  // 64x128
+    make<float, 8, 16, 1, 2, 16>(SAT_F32), // 32x256
+    make<float, 8, 8, 1, 2, 16>(SAT_F32),  // 32x128
+    make<float, 4, 16, 1, 2, 16>(SAT_F32), // 16x256
+    make<double, 8, 8, 2, 2, 8>(SAT_F64),  // 64x128
+    make<double, 8, 8, 1, 2, 8>(SAT_F64),  // 32x128
+    make<double, 4, 8, 1, 2, 8>(SAT_F64),  // 16x128
 };
 
 static const kernel *kernel_of(const sat_instance *x) {
     for (const kernel &k : kernels)
-        if (k.dtype == x->dtype && k.m == x->tile_m && k.n == x->tile_n && k.columns == x->tile_k) return &k;
+        if (k.dtype == x->dtype && k.m == x->tile_m && k.n == x->tile_n) return &k;
     return NULL;
 }
 
@@ -65,7 +63,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     (void)d;
     const kernel *k = kernel_of(&v->instance);
     sat_rows r = sat_op_rows(p, a);
-    if (!k || p->a_dtype != k->dtype || p->c_dtype != k->dtype || !(k->single || wide(p))) return false;
+    if (!k || p->a_dtype != k->dtype || p->c_dtype != k->dtype) return false;
     if (2 * r.br < k->m || 2 * r.bc < k->step || r.br > 1 << 15 || r.bc > 1 << 15) return false;
     double ctas = (double)(r.count + a->stored_blocks) * (double)tiles(r.br, k->m) * (double)tiles(p->n, k->n);
     return ctas < 1 << 30; // the grid has one dimension

@@ -12,7 +12,9 @@ enum { BALANCED = 1, SPLIT_LEAST = 16, WARPS_AT_ONCE = 32 };
 struct shape {
     int rows, block, unit; // R, C (0: any) and KU of small.cuh
     int wide;              // V: columns a lane has
-    int lanes, groups, units, bands;
+    int lanes, groups;     // powers of two
+    int lane_bits, group_bits;
+    int units, bands;
     int64_t tiles;
 };
 
@@ -20,34 +22,33 @@ static bool in_steps(const sat_problem *p, const sat_layout *x, uint32_t align, 
     return align >= bytes && (p->batch == 1 || x->batch_stride * (int64_t)sat_dtype_size(p->a_dtype) % bytes == 0);
 }
 
+// The kernel, by the columns a lane has: with 16 bytes of them a unit is a whole square block, with one it is what a
+// load brings, so that neighbouring lanes read neighbouring values.
 static void choose_kernel(shape *s, const sat_problem *p, const sat_rows &r) {
-    const int size = (int)sat_dtype_size(p->a_dtype), vector = 16 / size;
+    const int size = (int)sat_dtype_size(p->a_dtype), vector = 16 / size, side = (int)r.bc;
     bool square = r.br == r.bc && r.col_step == 1 && (r.bc <= 4 || r.bc == 6 || r.bc == 8);
-    if (square) {
-        int side = (int)r.bc, unit = side % vector == 0 ? vector : side == 6 ? 2 : side;
-        if (unit == 3 || in_steps(p, &p->a, p->a_align, unit * size)) {
-            s->rows = s->block = side, s->unit = unit;
-            return;
-        }
+    int load = side % vector == 0 ? vector : side % 2 == 0 ? 2 : 1;
+    if (square && in_steps(p, &p->a, p->a_align, load * size)) {
+        s->rows = s->block = side, s->unit = s->wide > 1 || load == 1 ? side : load;
+        return;
     }
-    s->block = 0;
     bool vectors = r.br > 4 && r.col_step == 1 && r.bc % vector == 0 && in_steps(p, &p->a, p->a_align, 16);
-    s->unit = vectors ? vector : 1, s->rows = r.br > 4 ? 8 : 4;
+    s->block = 0, s->unit = vectors ? vector : 1, s->rows = r.br > 4 ? 8 : 4;
 }
 
 static shape choose(const sat_problem *p, const sat_pattern_view *a) {
     sat_rows r = sat_op_rows(p, a);
     shape s = {};
-    choose_kernel(&s, p, r);
     int64_t size = (int64_t)sat_dtype_size(p->b_dtype), vector = 16 / size;
     bool wide = p->n >= vector && p->b.col_stride == 1 && p->b.row_stride * size % 16 == 0 &&
                 in_steps(p, &p->b, p->b_align, 16);
     s.wide = wide ? (int)vector : 1;
-    for (s.lanes = 1; s.lanes < 32 && s.lanes * s.wide < p->n;) s.lanes *= 2;
-    s.units = (int)((r.bc + s.unit - 1) / s.unit);
-    s.bands = (int)((r.br + s.rows - 1) / s.rows);
-    double each = (double)a->stored_blocks * s.units / (double)sat_max(1, r.count);
-    for (s.groups = 1; s.lanes * s.groups < 32 && each >= 4.0 * s.groups;) s.groups *= 2;
+    choose_kernel(&s, p, r);
+    s.units = (int)((r.bc + s.unit - 1) / s.unit), s.bands = (int)((r.br + s.rows - 1) / s.rows);
+    while (s.lane_bits < 5 && (s.wide << s.lane_bits) < p->n) s.lane_bits++;
+    double each = (double)a->stored_blocks * s.units / (double)sat_max(1, r.count); // at least 4 units a group
+    while (s.lane_bits + s.group_bits < 5 && each >= 4.0 * (1 << s.group_bits)) s.group_bits++;
+    s.lanes = 1 << s.lane_bits, s.groups = 1 << s.group_bits;
     s.tiles = (p->n + s.lanes * s.wide - 1) / (s.lanes * s.wide);
     return s;
 }
@@ -69,13 +70,14 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     bool wide = p->a_dtype == SAT_F64;
     double stored = (double)a->stored_blocks * (double)p->batch, size = wide ? 8 : 4, bands = s.bands;
     // Cycles of a multiprocessor's quarter for a unit of a warp: products, and loads, which the four quarters share.
-    double products = s.rows * s.unit * s.wide * (wide ? 2.0 : 1.0), loads = 4 * (2.0 * s.rows + 4.0 * s.unit);
+    double products = s.rows * s.unit * s.wide * (wide ? 2.0 : 1.0);
+    double loads = 4 * (2.0 * s.rows * s.unit * size / (s.unit > 1 ? 16 : size) + 4.0 * s.unit) + 40;
     double columns = (double)s.tiles * s.lanes, units = stored * bands * s.units * columns / 32;
     double busy = units * (products + loads) / (4 * sat_simt_cycles(d));
     double l2 = stored * size * (bands * (double)r.bc * (double)p->n + (double)r.block_elements * (double)s.tiles);
     double seconds = sat_worst(busy, l2 / sat_l2_rate(d), sat_bytes(p, a) / d->memory_rate);
     if (p->b.col_stride != 1 && p->n > 1) seconds *= 3;
-    double at_once = (double)d->threads * WARPS_AT_ONCE * 32.0 / (s.lanes * s.groups);
+    double at_once = (double)((int64_t)d->threads * WARPS_AT_ONCE * (32 / (s.lanes * s.groups)));
     if (v->instance.option & BALANCED) return 1.15 * seconds + 6e-6 * (double)p->batch;
     return sat_simt_skewed(p, a, seconds, at_once, (double)s.tiles * bands) + 3e-6 * (double)p->batch;
 }
@@ -95,30 +97,32 @@ static sat_status prepare(const sat_prepare *prepare, void **state) {
     return sat_prepare_work(prepare, share_of(&s, &r, prepare->device), state);
 }
 
-template <typename T, int R, int C, int KU> static void start(const sat_launch *l, const small_job &x, bool wide) {
-    unsigned blocks = sat_blocks(x.work, 1);
-    cudaStream_t stream = (cudaStream_t)l->stream;
-    if (wide) small_rows<T, R, C, KU, 16 / sizeof(T)><<<blocks, SMALL_THREADS, 0, stream>>>(x);
-    else small_rows<T, R, C, KU, 1><<<blocks, SMALL_THREADS, 0, stream>>>(x);
+template <typename T, int R, int C, int KU, int V> static void start(const sat_launch *l, const small_job &x) {
+    int64_t each = SMALL_WARPS * (32 >> (x.lane_bits + x.group_bits));
+    dim3 grid(sat_blocks(x.bands, each), x.tiles < 65535 ? x.tiles : 65535);
+    small_rows<T, R, C, KU, V><<<grid, SMALL_THREADS, 0, (cudaStream_t)l->stream>>>(x);
 }
 
-template <typename T> static sat_status run(const sat_launch *l, const small_job &x, const shape *s) {
-    const int vector = 16 / sizeof(T);
+template <typename T> static void run(const sat_launch *l, const small_job &x, const shape *s) {
+    const int V = 16 / sizeof(T);
     bool wide = s->wide > 1;
-    switch (s->block) {
-    case 1: start<T, 1, 1, 1>(l, x, wide); break;
-    case 2: start<T, 2, 2, 2>(l, x, wide); break;
-    case 3: start<T, 3, 3, 3>(l, x, wide); break;
-    case 4: start<T, 4, 4, vector>(l, x, wide); break;
-    case 6: start<T, 6, 6, 2>(l, x, wide); break;
-    case 8: start<T, 8, 8, vector>(l, x, wide); break;
-    default:
-        if (s->unit > 1) start<T, 8, 0, vector>(l, x, wide);
-        else if (s->rows == 4) start<T, 4, 0, 1>(l, x, wide);
-        else start<T, 8, 0, 1>(l, x, wide);
+    switch (s->block * 2 + wide) {
+    case 2: return start<T, 1, 1, 1, 1>(l, x);
+    case 3: return start<T, 1, 1, 1, V>(l, x);
+    case 4: return start<T, 2, 2, 2, 1>(l, x);
+    case 5: return start<T, 2, 2, 2, V>(l, x);
+    case 6: return start<T, 3, 3, 3, 1>(l, x);
+    case 7: return start<T, 3, 3, 3, V>(l, x);
+    case 8: return start<T, 4, 4, V, 1>(l, x);
+    case 9: return start<T, 4, 4, 4, V>(l, x);
+    case 12: return start<T, 6, 6, 2, 1>(l, x);
+    case 13: return start<T, 6, 6, 6, V>(l, x);
+    case 16: return start<T, 8, 8, V, 1>(l, x);
+    case 17: return start<T, 8, 8, 8, V>(l, x);
     }
-    sat_status status = sat_launched(l);
-    return status == SAT_OK ? sat_launch_join<T>(l, x.r, x.out, x.w) : status;
+    if (s->unit > 1) return wide ? start<T, 8, 0, V, V>(l, x) : start<T, 8, 0, V, 1>(l, x);
+    if (s->rows > 4) return wide ? start<T, 8, 0, 1, V>(l, x) : start<T, 8, 0, 1, 1>(l, x);
+    return wide ? start<T, 4, 0, 1, V>(l, x) : start<T, 4, 0, 1, 1>(l, x);
 }
 
 static sat_status launch(const sat_launch *l) {
@@ -129,11 +133,16 @@ static sat_status launch(const sat_launch *l) {
     x.w = l->state ? *(const sat_plan_work *)l->state : sat_rows_work(&x.r);
     x.ways = sink_ways_of(p, x.r.br);
     x.values = l->operands[0], x.b = l->operands[1], x.b_row = p->b.row_stride, x.b_col = p->b.col_stride;
+    x.b_block = x.r.bc * x.b_row, x.whole = (int32_t)(x.r.k / x.r.bc);
     x.bands_of_piece = s.bands, x.bands = x.w.pieces * s.bands;
-    x.lanes = s.lanes, x.groups = s.groups, x.units = s.units;
-    x.work = s.tiles *
-             ((x.bands + SMALL_WARPS * (32 / (s.lanes * s.groups)) - 1) / (SMALL_WARPS * (32 / (s.lanes * s.groups))));
-    return p->a_dtype == SAT_F64 ? run<double>(l, x, &s) : run<float>(l, x, &s);
+    x.lane_bits = s.lane_bits, x.group_bits = s.group_bits;
+    x.units = (unsigned)s.units, x.tiles = (unsigned)s.tiles;
+    if (p->a_dtype == SAT_F64) run<double>(l, x, &s);
+    else run<float>(l, x, &s);
+    sat_status status = sat_launched(l);
+    if (status != SAT_OK) return status;
+    return p->a_dtype == SAT_F64 ? sat_launch_join<double>(l, x.r, x.out, x.w)
+                                 : sat_launch_join<float>(l, x.r, x.out, x.w);
 }
 
 SAT_FAMILY(cuda_matmul_small) = {

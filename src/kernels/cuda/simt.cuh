@@ -33,7 +33,9 @@ template <typename ELEMENT, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int
     static constexpr int V = 16 / sizeof(T), THREADS = 32 * WM * WN, BM = 4 * TM * WM, BN = 8 * TN * WN;
     static constexpr int A_PITCH = BM + V, B_PITCH = WIDE ? BN : BN + V; /* keep writes of columns off one bank */
     static constexpr int A_LOADS = (BM * KT / V + THREADS - 1) / THREADS;
-    static constexpr int CTAS = TM * TN * (int)sizeof(T) > 256 ? 256 / THREADS : 512 / THREADS; /* by registers */
+    static constexpr int CTAS = TM * TN * (int)sizeof(T) > 256 ? 256 / THREADS : 384 / THREADS; /* by registers */
+    static constexpr int UNROLL = TM * TN > 64 ? 4 : 8;
+    static_assert(KT % UNROLL == 0 && UNROLL % 2 == 0, "operands alternate between two sets of registers");
     static_assert(TM % V == 0 && TN % V == 0 && KT % V == 0, "groups of 16 bytes");
 };
 
@@ -194,19 +196,22 @@ template <typename X> struct simt_operands {
     }
 };
 
+/* Unrolled so far that the instruction cache still holds it. */
 template <typename X>
 __device__ __forceinline__ void simt_multiply(typename X::T (&sum)[X::TM][X::TN], const simt_stage<X> &from,
                                               const simt_seat<X> &seat) {
     simt_operands<X> o[2];
     o[0].fetch(from, 0, seat);
+#pragma unroll 1
+    for (int first = 0; first < X::KT; first += X::UNROLL)
 #pragma unroll
-    for (int k = 0; k < X::KT; k++) {
-        if (k + 1 < X::KT) o[(k + 1) % 2].fetch(from, k + 1, seat);
+        for (int k = 0; k < X::UNROLL; k++) {
+            if (k + 1 < X::UNROLL || first + X::UNROLL < X::KT) o[(k + 1) % 2].fetch(from, first + k + 1, seat);
 #pragma unroll
-        for (int i = 0; i < X::TM; i++)
+            for (int i = 0; i < X::TM; i++)
 #pragma unroll
-            for (int j = 0; j < X::TN; j++) sum[i][j] += o[k % 2].a[i] * o[k % 2].b[j];
-    }
+                for (int j = 0; j < X::TN; j++) sum[i][j] += o[k % 2].a[i] * o[k % 2].b[j];
+        }
 }
 
 /* All blocks of a piece: one barrier a stage, since what is written was last read before the barrier before. */
@@ -229,44 +234,66 @@ __device__ __forceinline__ void simt_walk(typename X::T (&sum)[X::TM][X::TN], si
     }
 }
 
+/* Writes a tile by way of shared memory, V of a thread's rows at a time: so that a loop can do it, along rows or along
+ * columns of C. Vectors are swizzled, or a column would lie in one bank. */
 template <typename X>
-__device__ __forceinline__ void simt_write(const typename X::T (&sum)[X::TM][X::TN], const sink<typename X::T> &s,
-                                           int first_row, int64_t first_column, const simt_seat<X> &seat) {
+__device__ __forceinline__ void simt_write(const typename X::T (&sum)[X::TM][X::TN], simt_stage<X> (&stage)[2],
+                                           const sink<typename X::T> &s, int first_row, int64_t j,
+                                           const simt_seat<X> &seat) {
     typedef typename X::T T;
+    constexpr int rows = X::BM / X::TM * X::V, vectors = X::BN / X::V, band = 4 * X::V;
+    static_assert(sizeof stage >= rows * X::BN * sizeof(T), "a part of the tile fits into the stages");
+    sink_vector<T> *part = (sink_vector<T> *)stage;
+    const int tid = threadIdx.x, own = seat.m / (4 * X::TM) * band + seat.m % band, across = seat.n / X::V;
+#pragma unroll 1
+    for (int p = 0; p < X::TM / X::V; p++) {
+        __syncthreads(); /* whoever still reads what lies there */
 #pragma unroll
-    for (int i = 0; i < X::TM; i += X::V)
+        for (int i = 0; i < X::TM / X::V; i++) {
+            if (i != p) continue;
 #pragma unroll
-        for (int j = 0; j < X::TN; j += X::V) {
-            int m = first_row + seat.m + seat.row(i);
-            int64_t n = first_column + seat.n + seat.column(j);
+            for (int e = 0; e < X::V; e++)
 #pragma unroll
-            for (int e = 0; e < X::V; e++) {
-                T x[X::V];
+                for (int v = 0; v < X::TN / X::V; v++)
+                    part[(own + e) * vectors + ((across + v * 8) ^ (own + e) % 8)] =
+                        *(const sink_vector<T> *)&sum[i * X::V + e][v * X::V];
+        }
+        __syncthreads();
+        const int top = first_row + p * band;
+#pragma unroll 1
+        for (int q = tid; q < rows * vectors; q += X::THREADS) {
+            T x[X::V];
+            if (s.row_stride < s.col_stride) {
+                int m = q % (rows / X::V) * X::V, n = q / (rows / X::V);
 #pragma unroll
-                for (int f = 0; f < X::V; f++) x[f] = s.along_m ? sum[i + f][j + e] : sum[i + e][j + f];
-                if (s.along_m) sink_column<T, X::V>(s, m, n + e, x);
-                else sink_row<T, X::V>(s, m + e, n, x);
+                for (int e = 0; e < X::V; e++) x[e] = part[(m + e) * vectors + (n / X::V ^ (m + e) % 8)].x[n % X::V];
+                sink_column<T, X::V>(s, top + m / band * 4 * X::TM + m % band, j + n, x);
+            } else {
+                int m = q / vectors, n = q % vectors;
+                *(sink_vector<T> *)x = part[m * vectors + (n ^ m % 8)];
+                sink_row<T, X::V>(s, top + m / band * 4 * X::TM + m % band, j + n * X::V, x, true);
             }
         }
-    if (s.activation == SAT_ACT_NONE) return;
-    for (int e = 0; e < X::TM * X::TN; e++)
-        sink_activate(s, first_row + seat.m + seat.row(e / X::TN), first_column + seat.n + seat.column(e % X::TN));
+    }
 }
 
-/* One CTA a tile: pieces fastest, so that those that run together share a panel of B in L2. */
+/* One CTA a tile. Rows fastest, so that those that run together share a panel of B in L2; but pieces of a schedule one
+ * after the other, so that the shortest come last. */
 template <typename X>
 static __global__ void __launch_bounds__(X::THREADS, X::CTAS) simt_rows(const __grid_constant__ simt_job x) {
     typedef typename X::T T;
     __shared__ simt_stage<X> stage[2];
-    unsigned pieces = (unsigned)x.w.pieces, strip = blockIdx.x / pieces;
+    unsigned pieces = (unsigned)x.w.pieces, strips = gridDim.x / pieces;
+    unsigned strip = x.w.piece ? blockIdx.x % strips : blockIdx.x / pieces;
+    unsigned index = x.w.piece ? blockIdx.x / strips : blockIdx.x % pieces;
     int first_row = (int)(strip % (unsigned)x.row_tiles) * X::BM;
     int64_t j = (int64_t)(strip / (unsigned)x.row_tiles) * X::BN;
-    sat_piece piece = sat_piece_at(x.r, x.w.piece, blockIdx.x % pieces);
+    sat_piece piece = sat_piece_at(x.r, x.w.piece, index);
     simt_seat<X> seat;
     T sum[X::TM][X::TN] = {};
     simt_feed<X> feed(x, piece, first_row, j);
     simt_walk<X>(sum, stage, feed, seat);
-    simt_write<X>(sum, sink_of<T>(x.out, x.r, x.w, piece, x.ways), first_row, j, seat);
+    simt_write<X>(sum, stage, sink_of<T>(x.out, x.r, x.w, piece, x.ways), first_row, j, seat);
 }
 
 #endif

@@ -51,43 +51,53 @@ template <typename T> struct alignas(16) sink_vector { T x[16 / sizeof(T)]; };
 
 /* V elements that lie `step` apart from `to` on, of which `left` exist; 16 bytes if `whole`. */
 template <typename T, int V>
-__device__ __forceinline__ void sink_put(const sink<T> &s, T *to, int64_t step, const T (&x)[V], int64_t left,
-                                         bool whole) {
-    if (V * sizeof(T) == 16 && whole && left >= V) {
-        sink_vector<T> y;
-        if (s.beta != 0) y = *(const sink_vector<T> *)to;
+__device__ __forceinline__ void sink_put(const sink<T> &s, T *to, int64_t step, T (&x)[V], int64_t left, bool whole,
+                                         bool activate) {
+    const bool vector = V * sizeof(T) == 16 && whole && left >= V;
+    if (s.beta != 0) {
+        sink_vector<T> old;
+        if (vector) old = *(const sink_vector<T> *)to;
 #pragma unroll
-        for (int e = 0; e < V; e++) y.x[e] = s.beta != 0 ? x[e] + s.beta * y.x[e] : x[e];
+        for (int e = 0; e < V; e++)
+            if (e < left) x[e] += s.beta * (vector ? old.x[e % (16 / sizeof(T))] : to[e * step]);
+    }
+    if (activate && s.activation != SAT_ACT_NONE)
+#pragma unroll
+        for (int e = 0; e < V; e++) x[e] = sat_act(s.activation, x[e]);
+    if (vector) {
+        sink_vector<T> y;
+#pragma unroll
+        for (int e = 0; e < V; e++) y.x[e % (16 / sizeof(T))] = x[e];
         *(sink_vector<T> *)to = y;
         return;
     }
 #pragma unroll
     for (int e = 0; e < V; e++)
-        if (e < left) to[e * step] = s.beta != 0 ? x[e] + s.beta * to[e * step] : x[e];
+        if (e < left) to[e * step] = x[e];
 }
 
-/* Columns j .. j+V-1 of row i; without the activation. */
+/* Columns j .. j+V-1 of row i. */
 template <typename T, int V>
-__device__ __forceinline__ void sink_row(const sink<T> &s, int i, int64_t j, const T (&sum)[V]) {
-    if (i >= s.rows) return;
+__device__ __forceinline__ void sink_row(const sink<T> &s, int i, int64_t j, const T (&sum)[V], bool activate) {
+    if (i >= s.rows || j >= s.n) return;
     T x[V], bias = s.bias ? s.bias[i] : T(0);
 #pragma unroll
     for (int e = 0; e < V; e++) x[e] = s.alpha * sum[e] + bias;
-    sink_put<T, V>(s, s.c + i * s.row_stride + j * s.col_stride, s.col_stride, x, s.n - j, s.along_n);
+    sink_put<T, V>(s, s.c + i * s.row_stride + j * s.col_stride, s.col_stride, x, s.n - j, s.along_n, activate);
 }
 
-/* Rows i .. i+V-1 of column j; without the activation. */
+/* Rows i .. i+V-1 of column j. */
 template <typename T, int V>
 __device__ __forceinline__ void sink_column(const sink<T> &s, int i, int64_t j, const T (&sum)[V]) {
-    if (j >= s.n) return;
+    if (i >= s.rows || j >= s.n) return;
     T x[V];
 #pragma unroll
     for (int e = 0; e < V; e++) x[e] = s.alpha * sum[e] + (s.bias && i + e < s.rows ? s.bias[i + e] : T(0));
-    sink_put<T, V>(s, s.c + i * s.row_stride + j * s.col_stride, s.row_stride, x, s.rows - i, s.along_m);
+    sink_put<T, V>(s, s.c + i * s.row_stride + j * s.col_stride, s.row_stride, x, s.rows - i, s.along_m, true);
 }
 
-/* The activation of what this thread has written, in place: its code is long and the sums stand in registers, which
- * have no index, so it is done in a loop over memory. C has the type of the sums, so nothing is lost on the way. */
+/* The activation of what this thread has written, in place: its code is long and sums in registers have no index, so
+ * it is done in a loop over memory. C has the type of the sums, so nothing is lost on the way. */
 template <typename T> __device__ __forceinline__ void sink_activate(const sink<T> &s, int i, int64_t j) {
     if (i >= s.rows || j >= s.n) return;
     T *at = s.c + i * s.row_stride + j * s.col_stride;

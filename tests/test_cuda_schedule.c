@@ -1,0 +1,139 @@
+/* The schedules that CUDA kernels walk: every stored block in exactly one piece, cut rows joined once. No GPU needed.
+ */
+#include "support.h"
+
+#include "kernels/cuda/schedule.h"
+
+typedef enum style { SOME_EMPTY, ONE_GIANT, ONE_ROW, EQUAL, ALL_EMPTY, NO_ROWS, STYLES } style;
+
+/* Rows with so many blocks each; only what a schedule reads. */
+static sat_rows make_rows(uint64_t *state, style s) {
+    int64_t count = s == NO_ROWS ? 0 : s == ONE_ROW ? 1 : 1 + random_below(state, 300), same = random_below(state, 40);
+    int64_t *ptr = malloc((size_t)(count + 1) * sizeof *ptr), giant = count ? random_below(state, count) : 0;
+    ptr[0] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t blocks = random_below(state, 20);
+        if (s == SOME_EMPTY && random_below(state, 2)) blocks = 0;
+        if (s == ONE_GIANT && i == giant) blocks = 1000 + random_below(state, 100000);
+        if (s == ONE_ROW) blocks = random_below(state, 5000);
+        if (s == EQUAL) blocks = same;
+        if (s == ALL_EMPTY) blocks = 0;
+        ptr[i + 1] = ptr[i] + blocks;
+    }
+    return (sat_rows){.count = count, .ptr = ptr, .br = 1 + random_below(state, 64), .bc = 1 + random_below(state, 64)};
+}
+
+/* The pieces in the order of the blocks, as they were before the longest came first. */
+static int by_place(const void *a, const void *b) {
+    const sat_piece *x = a, *y = b;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+static void check_order(const sat_schedule *s) {
+    for (int64_t i = 1; i < s->pieces; i++) assert_true(s->piece[i - 1].count >= s->piece[i].count);
+}
+
+/* Every row from its first block to its last, without gaps, and slots one after the other. */
+static void check_cover(const sat_rows *r, const sat_schedule *s, int64_t share) {
+    int64_t at = 0, joins = 0, slots = 0;
+    qsort(s->piece, (size_t)s->pieces, sizeof *s->piece, by_place);
+    for (int64_t row = 0; row < r->count; row++) {
+        int64_t block = r->ptr[row], parts = 0, begin = at;
+        for (; at < s->pieces && s->piece[at].row == row; at++, parts++) {
+            assert_int_equal(s->piece[at].first, block);
+            assert_true(s->piece[at].count <= share + share / 4);
+            block += s->piece[at].count;
+        }
+        assert_int_equal(block, r->ptr[row + 1]);
+        assert_true(parts >= 1); /* an empty row has its output to write */
+        if (parts == 1) {
+            assert_int_equal(s->piece[begin].slot, -1);
+            continue;
+        }
+        assert_true(joins < s->joins);
+        assert_int_equal(s->join[joins].row, row);
+        assert_int_equal(s->join[joins].slot, slots);
+        assert_int_equal(s->join[joins].parts, parts);
+        for (int64_t i = 0; i < parts; i++) {
+            assert_int_equal(s->piece[begin + i].slot, slots + i);
+            assert_true(s->piece[begin + i].count > 0);
+        }
+        joins++, slots += parts;
+    }
+    assert_int_equal(at, s->pieces);
+    assert_int_equal(joins, s->joins);
+    assert_int_equal(slots, s->slots);
+}
+
+/* As join.cuh lays it out: pieces, joins, then partial sums from a multiple of 256 bytes on. */
+static void check_bytes(const sat_rows *r, const sat_schedule *s, int64_t n, size_t element) {
+    size_t head = (size_t)s->pieces * sizeof *s->piece + (size_t)s->joins * sizeof *s->join;
+    size_t sums = (size_t)s->slots * (size_t)r->br * (size_t)n * element;
+    assert_true(sat_schedule_bytes(s, r->br, n, element) >= (head + 255) / 256 * 256 + sums);
+}
+
+static void every_block_is_in_exactly_one_piece(void **unused) {
+    (void)unused;
+    uint64_t random = 1;
+    for (int round = 0; round < 600; round++) {
+        sat_rows r = make_rows(&random, (style)(round % STYLES));
+        int64_t times = 1 + random_below(&random, 40), workers = 1 + random_below(&random, 600);
+        int64_t share = sat_schedule_share(&r, times, workers, 1 + random_below(&random, 16));
+        if (round % 3 == 0) share = 1 + random_below(&random, 8);
+        sat_schedule counted = sat_schedule_count(&r, share), s;
+        assert_true(sat_schedule_make(&r, share, &s));
+        assert_int_equal(s.pieces, counted.pieces);
+        assert_int_equal(s.joins, counted.joins);
+        assert_int_equal(s.slots, counted.slots);
+        check_order(&s);
+        check_cover(&r, &s, share);
+        check_bytes(&r, &s, random_below(&random, 300), round & 1 ? 4 : 8);
+        sat_schedule_free(&s);
+        assert_null(s.piece);
+        free((void *)(uintptr_t)r.ptr);
+    }
+}
+
+static void a_share_is_fair_and_never_below_the_least(void **unused) {
+    (void)unused;
+    int64_t ptr[] = {0, 100, 300, 1000};
+    sat_rows r = {.count = 3, .ptr = ptr};
+    assert_true(sat_schedule_share(&r, 1, 10, 1) >= 100);
+    assert_true(sat_schedule_share(&r, 1, 10, 1) <= 101);
+    assert_true(sat_schedule_share(&r, 4, 10, 1) >= 400);
+    assert_int_equal(sat_schedule_share(&r, 1, 1000000, 8), 8);
+    assert_int_equal(sat_schedule_share(&r, 1, 0, 1), sat_schedule_share(&r, 1, 1, 1));
+    assert_true(sat_schedule_share(&r, INT64_MAX, 1, 1) > 0);
+}
+
+static void a_row_slightly_above_the_share_stays_whole(void **unused) {
+    (void)unused;
+    assert_int_equal(sat_schedule_parts(0, 8), 1);
+    assert_int_equal(sat_schedule_parts(8, 8), 1);
+    assert_int_equal(sat_schedule_parts(10, 8), 1);
+    assert_int_equal(sat_schedule_parts(11, 8), 2);
+    assert_int_equal(sat_schedule_parts(80, 8), 10);
+}
+
+static void equal_rows_are_not_cut_by_a_fair_share(void **unused) {
+    (void)unused;
+    uint64_t random = 7;
+    for (int round = 0; round < 50; round++) {
+        sat_rows r = make_rows(&random, EQUAL);
+        sat_schedule s = sat_schedule_count(&r, sat_schedule_share(&r, 1, r.count, 1));
+        assert_int_equal(s.pieces, r.count);
+        assert_int_equal(s.slots, 0);
+        free((void *)(uintptr_t)r.ptr);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_block_is_in_exactly_one_piece),
+        cmocka_unit_test(a_share_is_fair_and_never_below_the_least),
+        cmocka_unit_test(a_row_slightly_above_the_share_stays_whole),
+        cmocka_unit_test(equal_rows_are_not_cut_by_a_fair_share),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
