@@ -8,7 +8,7 @@
 template <typename T_, int BM_, int BN_, int DOWN_, int CTAS_> struct shape {
     typedef T_ T;
     static constexpr int BM = BM_, BN = BN_, DOWN = DOWN_, OVER = 32 / DOWN, CTAS = CTAS_, THREADS = BM * BN / 64;
-    static constexpr int SIZE = (int)sizeof(T), BK = 64 / SIZE, STAGES = 4;
+    static constexpr int SIZE = (int)sizeof(T), BK = 64 / SIZE, STAGES = BM < 32 ? 3 : 4; /* wide ones: more CTAs */
     static constexpr int X_BYTES = BK * (BM + 4) * SIZE, STAGE = X_BYTES + BK * (BN + 4) * SIZE;
     static constexpr int SUMS = BM * sampled_sums<BN>::PITCH * SIZE;
     static constexpr int RING = STAGES * STAGE > SUMS ? STAGES *STAGE : SUMS, BYTES = RING + 8 * (BM + BN);
@@ -111,7 +111,7 @@ template <typename S> static constexpr kernel kernel_of(double peak) {
 
 static const kernel kernels[] = {
     kernel_of<shape<float, 128, 128, 4, 2>>(0.8),  kernel_of<shape<float, 64, 128, 4, 4>>(0.75),
-    kernel_of<shape<float, 32, 128, 4, 6>>(0.65),  kernel_of<shape<float, 16, 256, 2, 6>>(0.45),
+    kernel_of<shape<float, 32, 128, 4, 5>>(0.65),  kernel_of<shape<float, 16, 256, 2, 4>>(0.45),
     kernel_of<shape<double, 64, 64, 4, 4>>(0.75),  kernel_of<shape<double, 32, 128, 4, 4>>(0.65),
     kernel_of<shape<double, 16, 256, 2, 4>>(0.45),
 };
