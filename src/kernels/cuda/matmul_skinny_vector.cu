@@ -256,11 +256,12 @@ static kernel choose(sat_dtype t, int columns, access a) {
            : t == SAT_F16 ? with_columns<__half>(columns, a)
                           : with_columns<__nv_bfloat16>(columns, a);
 }
+
 // Chunks of 16 bytes, where the blocks' sides and the alignment let every one of them be whole.
 static bool in_chunks(const sat_problem *p, const sat_rows *r) {
-    int64_t size = (int64_t)sat_dtype_size(p->a_dtype), v = 16 / size, rows = sat_max(ROWS, v);
+    int64_t size = (int64_t)sat_dtype_size(p->a_dtype), v = 16 / size;
     if (p->a_align < 16 || (p->batch > 1 && p->a.batch_stride * size % 16) || r->bc % v) return false;
-    return p->transpose == SAT_TRANSPOSE ? size > 2 && r->br % rows == 0 : true;
+    return p->transpose == SAT_TRANSPOSE ? size > 2 && r->br % ROWS == 0 : true;
 }
 
 static access access_of(const sat_variant *v, const sat_problem *p) {
@@ -271,26 +272,27 @@ static access access_of(const sat_variant *v, const sat_problem *p) {
 struct team {
     int rl_log, r_log, xw_log;
     int64_t chunks; // of k in a block
-    int warps_log() const { return r_log + xw_log; }
-    int64_t rows() const { return ROWS << (rl_log + r_log); }
 };
+
+static int warps_log(const team &t) { return t.r_log + t.xw_log; }
+static int64_t rows_of(const team &t) { return ROWS << (t.rl_log + t.r_log); }
 
 static team team_of(const sat_variant *v, const sat_problem *p, const sat_rows *r) {
     int64_t each = access_of(v, p) == ELEMENTS ? 1 : 16 / (int64_t)sat_dtype_size(p->a_dtype);
     team t = {0, 0, 0, r->bc / each};
-    while (t.rl_log < 3 && t.rows() < r->br) t.rl_log++;
-    while (t.r_log < WARPS_LOG && t.rows() < r->br) t.r_log++;
+    while (t.rl_log < 3 && rows_of(t) < r->br) t.rl_log++;
+    while (t.r_log < WARPS_LOG && rows_of(t) < r->br) t.r_log++;
     double lanes = (double)(32 >> t.rl_log) * (double)sat_max(1, r->count);
     double steps = (double)r->ptr[r->count] * (double)t.chunks / lanes;
-    while (t.warps_log() < WARPS_LOG && steps >= 8 << t.xw_log) t.xw_log++;
+    while (warps_log(t) < WARPS_LOG && steps >= 8 << t.xw_log) t.xw_log++;
     return t;
 }
 
-static int64_t tiles_of(const sat_rows *r, const team &t) { return (r->br + t.rows() - 1) / t.rows(); }
+static int64_t tiles_of(const sat_rows *r, const team &t) { return (r->br + rows_of(t) - 1) / rows_of(t); }
 
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_rows *r, const sat_device *d) {
     team t = team_of(v, p, r);
-    int64_t teams = (int64_t)d->threads * (16 >> t.warps_log()), least = ((32 >> t.rl_log) * 8 << t.xw_log) / t.chunks;
+    int64_t teams = (int64_t)d->threads * (16 >> warps_log(t)), least = ((32 >> t.rl_log) * 8 << t.xw_log) / t.chunks;
     return sat_schedule_share(r, tiles_of(r, t), teams, sat_max(2, least));
 }
 
@@ -317,7 +319,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     // What is under way from a lane is 4 chunks; elements of 2 or 4 bytes keep the memory less busy.
     double busy = v->instance.option & 2 ? 0.1 * size : 0.85, team_rate = 2 * d->memory_rate / d->threads;
     double memory = sat_bytes(p, a) / (fmin(busy, 0.85) * d->memory_rate);
-    double alone = longest * (double)(r.bc * t.rows()) * size / (fmin(busy, 0.5) * team_rate);
+    double alone = longest * (double)(r.bc * rows_of(t)) * size / (fmin(busy, 0.5) * team_rate);
     double math = sat_flops(p, a) / (0.3 * d->flop_rate[p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32]);
     return fmax(fmax(memory, math), alone) + (cut ? 4e-6 : 2.5e-6);
 }
@@ -352,8 +354,8 @@ static job job_of(const sat_launch *l) {
     x.w = l->state ? *(const sat_plan_work *)l->state : sat_rows_work(&x.r);
     x.values = l->operands[0], x.b = l->operands[1];
     x.b_row = p->b.row_stride, x.b_col = p->b.col_stride;
-    x.a_batch = p->a.batch_stride, x.b_batch = p->b.batch_stride,
-    x.c_batch = p->c.batch_stride * sat_dtype_size(p->c_dtype);
+    x.a_batch = p->a.batch_stride, x.b_batch = p->b.batch_stride;
+    x.c_batch = p->c.batch_stride * (int64_t)sat_dtype_size(p->c_dtype);
     x.br = (int)x.r.br, x.bc = (int)x.r.bc, x.rl_log = t.rl_log, x.r_log = t.r_log, x.xw_log = t.xw_log;
     x.chunks = (int)t.chunks, x.inverse = (unsigned)((65536 + t.chunks - 1) / t.chunks);
     int step = (32 >> t.rl_log) << t.xw_log;
