@@ -49,8 +49,13 @@ sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v
     if (r->workspace_bytes > 0) SAT_TRY(take_workspace(r, scratch));
     sat_status status = SAT_OK;
     if (v->prepare) {
-        sat_prepare prepare = {SAT_SIZED(sat_prepare), .variant = v, .device = &r->device,
-                               .problem = &r->problem, .pattern = a, .workspace = workspace_of(r)};
+        sat_prepare prepare = {SAT_SIZED(sat_prepare),
+                               .variant = v,
+                               .device = &r->device,
+                               .problem = &r->problem,
+                               .pattern = a,
+                               .workspace = workspace_of(r),
+                               .stream = ctx->backend->stream(&r->device)}; /* behind what take_workspace queued */
         status = v->prepare(&prepare, &r->state);
     }
     r->prepare_seconds = sat_now() - start;
