@@ -74,7 +74,7 @@ static void make_problem(job *j, const char *line, bool sampled) {
     j->problem = sampled ? sat_sampled_problem(t, k) : sat_matmul_problem(t, n);
     sat_problem *p = &j->problem;
     p->m = m, p->n = n, p->k = k;
-    p->a_align = p->b_align = p->c_align = 64;
+    p->a_align = p->b_align = p->c_align = 256;
     if (number(line, "tf32", 0)) p->flags |= SAT_ALLOW_TF32;
     if (number(line, "transpose", 0)) p->transpose = SAT_TRANSPOSE;
     sat_pattern_view v = {SAT_SIZED(sat_pattern_view)};

@@ -2,8 +2,8 @@
 //
 // A CTA has tile_m rows of a piece of a block row. Its warps share out the piece's k in stages of 32 or 64: each keeps
 // a ring of stages of its own in shared memory, filled by cp.async, so no warp waits for another until the sums of all
-// are added at the end, in the order of the warps. What counts is bytes under way: two CTAs on an SM have some 150 KB.
-// Values are asked for as soon as the row's place is known; only B waits for the column indices.
+// are added at the end, in the order of the warps. What counts is bytes under way: the rings of an SM's CTAs take most
+// of its shared memory. Values are asked for as soon as the row's place is known; only B waits for the column indices.
 
 #include "skinny_ring.cuh"
 

@@ -399,11 +399,16 @@ static bool encode(CUtensorMap *map, const tensor &t) {
                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-static bool by_map(const sat_layout &l, int64_t rows, int64_t cols, uint32_t align, int64_t size, bool *turned) {
+static bool whole(const sat_problem *p, const sat_layout &l, int64_t size) { // every item's pointer is aligned too
+    return p->batch <= 1 || l.batch_stride * size % 16 == 0;
+}
+
+static bool by_map(const sat_problem *p, const sat_layout &l, int64_t rows, int64_t cols, uint32_t align, int64_t size,
+                   bool *turned) {
     *turned = l.col_stride != 1;
     int64_t lead = *turned ? l.col_stride : l.row_stride, line = *turned ? rows : cols;
     if (l.col_stride != 1 && l.row_stride != 1) return false;
-    return align % 16 == 0 && lead * size % 16 == 0 && lead >= line && lead < (1ll << 36);
+    return whole(p, l, size) && align % 16 == 0 && lead * size % 16 == 0 && lead >= line && lead < (1ll << 36);
 }
 
 template <int BM, int BN, int KS, int STAGES> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
@@ -453,7 +458,7 @@ template <typename T, int BM, int BN, int KS, int STAGES> static sat_status laun
     x.wide_b = p->n % 64 == 0;
     bool plain = p->beta == 0 && (p->activation == SAT_ACT_NONE || p->activation == SAT_ACT_RELU);
     int64_t size = (int64_t)sat_dtype_size(p->c_dtype);
-    x.map_c = by_map(p->c, p->m, p->n, p->c_align, size, &x.turned_c) && plain;
+    x.map_c = by_map(p, p->c, p->m, p->n, p->c_align, size, &x.turned_c) && plain;
     if ((x.turned_c ? p->m : p->n) * size % 16 != 0) x.map_c = false; // stores go by 16 bytes, past the end of a line
     if (x.turned_c && (x.r.br % 64 != 0 || p->c_dtype == SAT_F32)) x.map_c = false;
     maps m = {};
@@ -477,7 +482,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (r.br % 16 || r.bc % deep || r.k % r.bc || p->a_align % 16 || a->block_cols % 8) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
     if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000) return false;
-    return by_map(p->b, p->k, p->n, p->b_align, 2, &turned);
+    return whole(p, p->a, 2) && by_map(p, p->b, p->k, p->n, p->b_align, 2, &turned);
 }
 
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
