@@ -67,7 +67,7 @@ static bool ell_supports(const sat_variant *v, const sat_problem *p, const sat_p
     if (!fits(p, a) || a->block_rows != a->block_cols || d->capability < 80) return false;
     if (p->a_dtype == SAT_F32 && !sat_libs_tf32(p)) return false;
     if (!lines_aligned(p->b_dtype, &p->b) || (!sat_libs_wide(p) && !lines_aligned(p->c_dtype, &p->c))) return false;
-    double slots = (double)(p->m / a->block_rows) * (double)width_of(p, a);
+    double slots = (double)p->m / (double)a->block_rows * (double)width_of(p, a);
     double bytes = slots * (double)(a->block_rows * a->block_cols) * (double)sat_dtype_size(p->a_dtype);
     return slots <= MOST_PADDING * (double)a->stored_blocks && bytes <= (double)d->memory_bytes / 4;
 }
