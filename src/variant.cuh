@@ -39,6 +39,71 @@ static inline sat_rows sat_device_rows(const sat_problem *p, const sat_pattern_v
     return r;
 }
 
+/* ---- output: act(alpha*sum + beta*C + bias) ---- */
+
+struct sat_out {
+    void *c;
+    const void *bias; /* NULL: none */
+    int64_t row_stride, col_stride, m, n;
+    double alpha, beta;
+    sat_dtype dtype;
+    sat_activation activation;
+};
+
+static inline sat_out sat_out_of(const sat_launch *l) { /* a matmul's */
+    const sat_problem *p = l->problem;
+    sat_out o = {l->operands[2],
+                 p->bias == SAT_BIAS_ROW ? l->operands[3] : NULL,
+                 p->c.row_stride,
+                 p->c.col_stride,
+                 p->m,
+                 p->n,
+                 p->alpha,
+                 p->beta,
+                 p->c_dtype,
+                 p->activation};
+    return o;
+}
+
+__device__ __forceinline__ float sat_load_as(float, sat_dtype t, const void *p, int64_t i) {
+    switch (t) {
+    case SAT_F32: return ((const float *)p)[i];
+    case SAT_F16: return __half2float(((const __half *)p)[i]);
+    case SAT_BF16: return __bfloat162float(((const __nv_bfloat16 *)p)[i]);
+    default: return (float)((const double *)p)[i];
+    }
+}
+__device__ __forceinline__ double sat_load_as(double, sat_dtype t, const void *p, int64_t i) {
+    return sat_device_load(t, p, i);
+}
+
+__device__ __forceinline__ void sat_store_from(float x, sat_dtype t, void *p, int64_t i) {
+    switch (t) {
+    case SAT_F32: ((float *)p)[i] = x; break;
+    case SAT_F16: ((__half *)p)[i] = __float2half_rn(x); break;
+    case SAT_BF16: ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x); break;
+    default: ((double *)p)[i] = (double)x; break;
+    }
+}
+__device__ __forceinline__ void sat_store_from(double x, sat_dtype t, void *p, int64_t i) {
+    sat_device_store(t, p, i, x);
+}
+
+__device__ __forceinline__ float sat_act(sat_activation act, float x) { return sat_act_f32(act, x); }
+__device__ __forceinline__ double sat_act(sat_activation act, double x) { return sat_act_f64(act, x); }
+
+/* What element (i, j) of C becomes, T the type of the sum. */
+template <typename T> __device__ __forceinline__ T sat_finish(const sat_out &o, int64_t i, int64_t j, T sum) {
+    T y = (T)o.alpha * sum;
+    if (o.beta != 0) y += (T)o.beta * sat_load_as(T(), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
+    if (o.bias) y += sat_load_as(T(), o.dtype, o.bias, i);
+    return sat_act(o.activation, y);
+}
+
+template <typename T> __device__ __forceinline__ void sat_put(const sat_out &o, int64_t i, int64_t j, T sum) {
+    sat_store_from(sat_finish(o, i, j, sum), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
+}
+
 /* ---- estimates ---- */
 
 /* For kernels that do everything in double precision and fetch each element when they need it. */

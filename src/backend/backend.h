@@ -14,6 +14,7 @@ typedef struct sat_backend {
     sat_backend_kind kind;
     const char *name;   /* "cpu", "cuda": also what $SPARSE_AUTOTUNE_DEVICE calls it */
     size_t alignment;   /* of workspaces and made-up operands */
+    bool loads_late;    /* a kernel's code is brought to the device when it is first launched */
     int (*count)(void); /* devices; 0 where there is no driver */
     sat_status (*open)(int index, int threads, sat_device *device); /* threads 0: as many as a run would use now */
 

@@ -202,10 +202,10 @@ static sat_status launch(const sat_launch *l) {
     }
     if (status != SAT_OK || p->op != SAT_MATMUL || (!apart && !st->some_empty && !sat_libs_epilogue(p))) return status;
     sat_matrix sums = sat_libs_target(p, apart);
-    sat_finish f = {.sum = apart ? to : NULL,
-                    .row_stride = sums.row_stride,
-                    .col_stride = sums.col_stride,
-                    .check_empty = st->some_empty};
+    sat_finishing f = {.sum = apart ? to : NULL,
+                       .row_stride = sums.row_stride,
+                       .col_stride = sums.col_stride,
+                       .check_empty = st->some_empty};
     return sat_libs_status(sat_libs_finish(l, &f), l->variant, "the epilogue");
 }
 

@@ -149,7 +149,7 @@ static sat_status launch(const sat_launch *l) {
     if (status == SAT_OK) status = multiply(l, st, wide ? 0 : p->beta, wide ? sum : l->operands[2]);
     if (status != SAT_OK || !sat_libs_epilogue(p)) return status;
     sat_matrix to = sat_libs_target(p, wide);
-    sat_finish f = {.sum = sum, .row_stride = to.row_stride, .col_stride = to.col_stride};
+    sat_finishing f = {.sum = sum, .row_stride = to.row_stride, .col_stride = to.col_stride};
     return sat_libs_status(sat_libs_finish(l, &f), l->variant, "the epilogue");
 }
 

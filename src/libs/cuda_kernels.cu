@@ -126,7 +126,7 @@ cudaError_t sat_libs_point(const sat_problem *p, const sat_pattern_view *a, cons
 /* ---- after a product ---- */
 
 struct finish_job {
-    sat_finish f;
+    sat_finishing f;
     const int64_t *ptr; /* NULL: no row is left out */
     const void *bias;
     void *c;
@@ -152,7 +152,7 @@ template <typename C, typename W> static __global__ void finish(finish_job x) {
         }
 }
 
-cudaError_t sat_libs_finish(const sat_launch *l, const sat_finish *f) {
+cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f) {
     const sat_problem *p = l->problem;
     sat_rows r = sat_device_rows(p, l->pattern);
     bool by_rows = p->c.col_stride <= p->c.row_stride;

@@ -41,13 +41,13 @@ cudaError_t sat_libs_point(const sat_problem *p, const sat_pattern_view *a, cons
 
 /* C = act(sum + beta*C + bias) where `sum` has the product, alpha included; in place C = act(C + bias) where it is
  * NULL. With `check_empty`, the library has left out the rows of op(A) that have no blocks: their product is zero. */
-typedef struct sat_finish {
+typedef struct sat_finishing {
     const float *sum;
     int64_t row_stride, col_stride; /* of sum */
     bool check_empty;
-} sat_finish;
+} sat_finishing;
 
-cudaError_t sat_libs_finish(const sat_launch *l, const sat_finish *f);
+cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f);
 
 /* Values of the sampled product out of all of X*Y, row-major: S = product + beta*S, zero beyond the matrix. */
 cudaError_t sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, const void *product, int64_t stride);

@@ -195,7 +195,7 @@ static sat_status launch(const sat_launch *l) {
                                   sat_libs_place(l->workspace, st->at.buffer));
     if (status != SAT_OK || !sat_libs_epilogue(p)) return status;
     sat_matrix to = sat_libs_target(p, wide);
-    sat_finish f = {.sum = sum, .row_stride = to.row_stride, .col_stride = to.col_stride};
+    sat_finishing f = {.sum = sum, .row_stride = to.row_stride, .col_stride = to.col_stride};
     return sat_libs_status(sat_libs_finish(l, &f), l->variant, "the epilogue");
 }
 

@@ -7,8 +7,8 @@ cli=$1
 plugins=${2:-}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-export SPARSE_AUTOTUNE_CACHE=$folder/cache
-unset SPARSE_AUTOTUNE SPARSE_AUTOTUNE_LOG SPARSE_AUTOTUNE_DEVICE SPARSE_AUTOTUNE_FORCE
+export SPARSE_AUTOTUNE_CACHE=$folder/cache SPARSE_AUTOTUNE_DEVICE=cpu
+unset SPARSE_AUTOTUNE SPARSE_AUTOTUNE_LOG SPARSE_AUTOTUNE_FORCE
 passed=0
 failed=0
 small="--size 64x48x96 --block 16"

@@ -1,0 +1,85 @@
+/* A schedule on the device: its arrays at the head of a variant's workspace, the partial sums behind them, and the
+ * kernel that joins those into rows. */
+#ifndef SAT_JOIN_CUH
+#define SAT_JOIN_CUH
+
+#include "schedule.h"
+#include "variant.cuh"
+
+/* What prepare keeps, and launch hands to a kernel. */
+struct sat_plan_work {
+    int64_t pieces, joins;
+    const sat_piece *piece; /* on the device; NULL: piece i is row i, whole */
+    const sat_join *join;
+    void *partial;
+};
+
+static inline void sat_release_work(const sat_variant *v, void *state) {
+    (void)v;
+    free(state);
+}
+
+/* Without a schedule: one piece a row. */
+static inline sat_plan_work sat_rows_work(const sat_rows *r) {
+    sat_plan_work w = {};
+    w.pieces = r->count;
+    return w;
+}
+
+/* Makes the schedule and sends it to the workspace, which sat_schedule_bytes measured. */
+static inline sat_status sat_prepare_work(const sat_prepare *prepare, int64_t share, void **state) {
+    sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
+    sat_schedule s;
+    sat_plan_work *w = (sat_plan_work *)calloc(1, sizeof *w);
+    if (!w || !sat_schedule_make(&r, share, &s)) {
+        free(w);
+        return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld rows", prepare->variant->name, (long long)r.count);
+    }
+    char *to = (char *)prepare->workspace;
+    size_t pieces = (size_t)s.pieces * sizeof *s.piece, joins = (size_t)s.joins * sizeof *s.join;
+    cudaStream_t stream = (cudaStream_t)prepare->stream;
+    cudaError_t e = cudaMemcpyAsync(to, s.piece, pieces, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess && joins) e = cudaMemcpyAsync(to + pieces, s.join, joins, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    w->pieces = s.pieces, w->joins = s.joins;
+    w->piece = (const sat_piece *)to, w->join = (const sat_join *)(to + pieces);
+    w->partial = to + (pieces + joins + 255) / 256 * 256;
+    sat_schedule_free(&s);
+    if (e != cudaSuccess) {
+        free(w);
+        return sat_fail(SAT_DEVICE_ERROR, "%s: %s", prepare->variant->name, cudaGetErrorString(e));
+    }
+    *state = w;
+    return SAT_OK;
+}
+
+__device__ __forceinline__ sat_piece sat_piece_at(const sat_rows &r, const sat_piece *piece, int64_t i) {
+    if (piece) return piece[i];
+    sat_piece whole = {r.ptr[i], (int32_t)i, (int32_t)(r.ptr[i + 1] - r.ptr[i]), -1, 0};
+    return whole;
+}
+
+/* Adds the partial sums of cut rows, in the order of their slots; a thread has an element of a row. */
+template <typename T> static __global__ void sat_join_rows(sat_rows r, sat_out out, sat_plan_work w) {
+    const T *partial = (const T *)w.partial;
+    int64_t n = out.n, area = r.br * n, step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < w.joins * area; at += step) {
+        sat_join join = w.join[at / area];
+        int64_t in_row = at % area / n, j = at % n, i = join.row * r.br + in_row;
+        if (i >= r.m) continue;
+        T sum = 0;
+        for (int part = 0; part < join.parts; part++) sum += partial[((join.slot + part) * r.br + in_row) * n + j];
+        sat_put(out, i, j, sum);
+    }
+}
+
+template <typename T>
+static inline sat_status sat_launch_join(const sat_launch *l, const sat_rows &r, const sat_out &out,
+                                         const sat_plan_work &w) {
+    if (w.joins == 0) return SAT_OK;
+    int64_t all = w.joins * r.br * out.n;
+    sat_join_rows<T><<<sat_blocks(all, 256), 256, 0, (cudaStream_t)l->stream>>>(r, out, w);
+    return sat_launched(l);
+}
+
+#endif

@@ -1,0 +1,96 @@
+/* The rows of a product cut into pieces of work: longest first, and a row that is more than a fair share in several.
+ * The pieces of a cut row leave partial sums, which join.cuh adds in their order: the result does not depend on who
+ * was done first. Plain C, so that the host's tests see every block covered exactly once. */
+#ifndef SAT_SCHEDULE_H
+#define SAT_SCHEDULE_H
+
+#include <stdlib.h>
+
+#include "variant.h"
+
+typedef struct sat_piece {
+    int64_t first; /* its first block, as a position in the rows' order */
+    int32_t row;
+    int32_t count; /* blocks; 0 for an empty row, which has its output to write all the same */
+    int32_t slot;  /* where its partial sum goes; -1: it is the whole row */
+    int32_t unused;
+} sat_piece;
+
+typedef struct sat_join { /* a row that was cut: slots slot .. slot + parts - 1 */
+    int32_t row, slot, parts, unused;
+} sat_join;
+
+typedef struct sat_schedule {
+    int64_t pieces, joins, slots;
+    sat_piece *piece; /* NULL where only counted */
+    sat_join *join;
+} sat_schedule;
+
+/* The most blocks that a piece should have, so that `workers` CTAs have like shares of all rows, each row walked
+ * `times` (once a tile of columns). Never fewer than `least`: below that a partial sum costs more than it evens out. */
+static inline int64_t sat_schedule_share(const sat_rows *r, int64_t times, int64_t workers, int64_t least) {
+    double fair = (double)r->ptr[r->count] * (double)times / (double)sat_max(1, workers);
+    return sat_max(least, fair < 1e15 ? (int64_t)fair + 1 : INT64_MAX);
+}
+
+/* A row slightly above the share stays whole. */
+static inline int64_t sat_schedule_parts(int64_t blocks, int64_t share) {
+    return blocks <= share + share / 4 ? 1 : (blocks + share - 1) / share;
+}
+
+static inline sat_schedule sat_schedule_count(const sat_rows *r, int64_t share) {
+    sat_schedule s = {0};
+    for (int64_t i = 0; i < r->count; i++) {
+        int64_t parts = sat_schedule_parts(r->ptr[i + 1] - r->ptr[i], share);
+        s.pieces += parts;
+        if (parts > 1) s.joins++, s.slots += parts;
+    }
+    return s;
+}
+
+/* Longest first; among equals the order of the rows, which neighbours in memory like. */
+static inline int sat_piece_order(const void *a, const void *b) {
+    const sat_piece *x = (const sat_piece *)a, *y = (const sat_piece *)b;
+    if (x->count != y->count) return x->count < y->count ? 1 : -1;
+    return x->first < y->first ? -1 : x->first > y->first ? 1 : x->row < y->row ? -1 : x->row > y->row;
+}
+
+static inline void sat_schedule_free(sat_schedule *s) {
+    free(s->piece);
+    free(s->join);
+    s->piece = NULL, s->join = NULL;
+}
+
+static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_schedule *s) {
+    *s = sat_schedule_count(r, share);
+    s->piece = (sat_piece *)malloc(((size_t)s->pieces + 1) * sizeof *s->piece);
+    s->join = (sat_join *)malloc(((size_t)s->joins + 1) * sizeof *s->join);
+    if (!s->piece || !s->join) {
+        sat_schedule_free(s);
+        return false;
+    }
+    int64_t at = 0, joins = 0;
+    int32_t slot = 0;
+    for (int64_t i = 0; i < r->count; i++) {
+        int64_t first = r->ptr[i], blocks = r->ptr[i + 1] - first, parts = sat_schedule_parts(blocks, share);
+        if (parts > 1) {
+            sat_join join = {(int32_t)i, slot, (int32_t)parts, 0};
+            s->join[joins++] = join;
+        }
+        for (int64_t part = 0; part < parts; part++) {
+            int64_t from = blocks * part / parts, to = blocks * (part + 1) / parts;
+            sat_piece piece = {first + from, (int32_t)i, (int32_t)(to - from), parts > 1 ? slot++ : -1, 0};
+            s->piece[at++] = piece;
+        }
+    }
+    qsort(s->piece, (size_t)s->pieces, sizeof *s->piece, sat_piece_order);
+    return true;
+}
+
+/* Bytes of a workspace that holds the pieces, the joins and the partial sums, [slot][row in block][column]. */
+static inline size_t sat_schedule_bytes(const sat_schedule *s, int64_t block_rows, int64_t n, size_t element) {
+    return (size_t)s->pieces * sizeof(sat_piece) + (size_t)s->joins * sizeof(sat_join) + 256 +
+           (size_t)s->slots * (size_t)block_rows * (size_t)n * element;
+}
+
+#endif
