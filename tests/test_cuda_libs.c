@@ -36,29 +36,6 @@ static void free_sample(sample *s) {
     sat_context_free(s->ctx);
 }
 
-static void blocked_ell_has_every_block_in_its_row_and_nothing_else(void **state) {
-    (void)state;
-    uint64_t r = 1;
-    for (int round = 0; round < 100; round++) {
-        sample s = make_sample(&r);
-        const sat_rows *a = &s.rows;
-        int64_t width = sat_convert_widest(a) + random_below(&r, 3);
-        int32_t *columns = malloc((size_t)(a->count * width + 1) * sizeof *columns);
-        sat_convert_ell(a, width, columns);
-        for (int64_t g = 0; g < a->count; g++) {
-            int64_t t = a->ptr[g];
-            for (int64_t slot = 0; slot < width; slot++) {
-                bool stored = t < a->ptr[g + 1];
-                assert_int_equal(columns[g * width + slot], stored ? a->col[t] : -1);
-                t += stored;
-            }
-            assert_int_equal(t, a->ptr[g + 1]);
-        }
-        free(columns);
-        free_sample(&s);
-    }
-}
-
 static void rows_and_pointers_say_what_the_pattern_says(void **state) {
     (void)state;
     uint64_t r = 2;
@@ -268,6 +245,7 @@ static void strides_that_no_leading_dimension_describes_are_refused(void **state
 
 extern const sat_family sat_family_cuda_matmul_cusparse_bsr, sat_family_cuda_matmul_cusparse_ell;
 extern const sat_family sat_family_cuda_matmul_cublas_block, sat_family_cuda_matmul_cublas_dense;
+extern const sat_family sat_family_cuda_matmul_cublaslt_dense;
 
 static const sat_device hopper = {SAT_SIZED(sat_device), .backend = SAT_CUDA,
                                   .threads = 132,        .capability = 90,
@@ -310,7 +288,8 @@ static void each_refuses_what_its_library_cannot_do(void **state) {
     assert_true(!takes(bsr, 0, &p, &b) && !takes(ell, 1, &p, &b) && !takes(block, 0, &p, &b));
     assert_true(takes(dense, -1, &p, &b));
     p = aligned_problem(SAT_F16, &c);
-    assert_true(!takes(ell, 1, &p, &c) && takes(dense, -1, &p, &c) && takes(block, 0, &p, &c));
+    assert_true(!takes(bsr, 0, &p, &c) && !takes(ell, 1, &p, &c)); /* not square */
+    assert_true(takes(dense, -1, &p, &c) && takes(block, 0, &p, &c));
     p = aligned_problem(SAT_F32, &a);
     assert_false(takes(ell, 1, &p, &a)); /* it would round to TF32 */
     p.flags = SAT_ALLOW_TF32;
@@ -325,27 +304,89 @@ static void each_refuses_what_its_library_cannot_do(void **state) {
     sat_context_free(ctx);
 }
 
-static void blocked_ell_refuses_rows_that_are_too_unlike(void **state) {
+static void blocked_ell_refuses_rows_that_differ_and_odd_columns(void **state) {
     (void)state;
+    const sat_family *ell = &sat_family_cuda_matmul_cusparse_ell;
     sat_context *ctx = open_context(SAT_EFFORT_OFF);
-    int32_t row_ptr[9] = {0, 8, 8, 8, 8, 8, 8, 8, 8}, col_idx[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    sat_bsr s = {SAT_SIZED(sat_bsr), .rows = 128, .cols = 128, .block_rows = 16, .block_cols = 16, .stored_blocks = 8};
+    int32_t row_ptr[5] = {0, 2, 3, 4, 4}, col_idx[4] = {1, 3, 0, 2};
+    sat_bsr s = {SAT_SIZED(sat_bsr), .rows = 64, .cols = 64, .block_rows = 16, .block_cols = 16, .stored_blocks = 4};
     s.index_type = SAT_I32, s.row_ptr = row_ptr, s.col_idx = col_idx;
-    sat_pattern *skewed = NULL;
-    assert_ok(sat_pattern_create(ctx, &s, &skewed));
-    sat_pattern_view a = view_of(skewed);
+    sat_pattern *pattern = NULL;
+    assert_ok(sat_pattern_create(ctx, &s, &pattern));
+    sat_pattern_view a = view_of(pattern);
     sat_problem p = aligned_problem(SAT_F16, &a);
-    assert_false(takes(&sat_family_cuda_matmul_cusparse_ell, 1, &p, &a)); /* 8 slots for each block */
+    assert_false(takes(ell, 1, &p, &a)); /* an empty row, and two blocks in one */
     p.transpose = SAT_TRANSPOSE;
-    assert_true(takes(&sat_family_cuda_matmul_cusparse_ell, 1, &p, &a)); /* one block in each row */
-    sat_pattern_free(skewed);
+    assert_true(takes(ell, 1, &p, &a)); /* one block in each column */
+    for (p.n = 2; p.n <= 64; p.n++) assert_true(takes(ell, 1, &p, &a) == (p.n % 16 == 0));
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+/* ---- what they do after the product ---- */
+
+static void sixteen_bit_results_are_rounded_once(void **state) {
+    (void)state;
+    sat_problem p = sat_matmul_problem(SAT_BF16, 8);
+    assert_false(sat_libs_wide(&p));
+    p.beta = 1;
+    assert_true(sat_libs_wide(&p));
+    p.beta = 0, p.activation = SAT_ACT_RELU;
+    assert_true(sat_libs_wide(&p));
+    p.beta = 1, p.c_dtype = SAT_F32;
+    assert_false(sat_libs_wide(&p));
+    p = sat_sampled_problem(SAT_F16, 8);
+    assert_false(sat_libs_wide(&p));
+    p.beta = 0.5;
+    assert_true(sat_libs_wide(&p));
+}
+
+/* As an H200 took them, warm: f16, density 1/8, blocks of 64. */
+static void estimates_are_near_what_was_measured(void **state) {
+    (void)state;
+    const sat_device h200 = {SAT_SIZED(sat_device), .backend = SAT_CUDA,
+                             .threads = 132,        .capability = 90,
+                             .l2_bytes = 60 << 20,  .memory_bytes = (int64_t)139 << 30,
+                             .memory_rate = 4.1e12, .flop_rate = {0, 5.35e13, 5.35e13, 8.0e14, 8.0e14}};
+    const struct {
+        const sat_family *family;
+        int option;
+        int64_t size;
+        double seconds;
+    } seen[] = {{&sat_family_cuda_matmul_cusparse_ell, 1, 4096, 101e-6},
+                {&sat_family_cuda_matmul_cusparse_bsr, 0, 4096, 1301e-6},
+                {&sat_family_cuda_matmul_cublaslt_dense, 0, 4096, 169.6e-6},
+                {&sat_family_cuda_matmul_cublaslt_dense, 1, 4096, 172e-6},
+                {&sat_family_cuda_matmul_cusparse_ell, 1, 8192, 791e-6},
+                {&sat_family_cuda_matmul_cusparse_bsr, 0, 8192, 9884e-6},
+                {&sat_family_cuda_matmul_cublaslt_dense, 0, 8192, 1213e-6}};
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    for (size_t i = 0; i < sizeof seen / sizeof *seen; i++) {
+        int64_t size = seen[i].size, grid = size / 64, width = grid / 8;
+        int32_t *row_ptr = malloc((size_t)(grid + 1) * 4), *col_idx = malloc((size_t)(grid * width) * 4);
+        for (int64_t g = 0; g <= grid; g++) row_ptr[g] = (int32_t)(g * width);
+        for (int64_t t = 0; t < grid * width; t++) col_idx[t] = (int32_t)(t % width * 8 + t / width % 8);
+        sat_bsr s = {SAT_SIZED(sat_bsr), .rows = size,       .cols = size,
+                     .block_rows = 64,   .block_cols = 64,   .index_type = SAT_I32,
+                     .row_ptr = row_ptr, .col_idx = col_idx, .stored_blocks = grid * width};
+        sat_pattern *pattern = NULL;
+        assert_ok(sat_pattern_create(ctx, &s, &pattern));
+        sat_pattern_view a = view_of(pattern);
+        sat_problem p = aligned_problem(SAT_F16, &a);
+        p.n = size, p.b = p.c = (sat_layout){size, 1, 0};
+        sat_variant v = {SAT_SIZED(sat_variant), .name = "probe", .instance.option = seen[i].option};
+        double estimate = seen[i].family->estimate(&v, &p, &a, &h200);
+        if (fabs(estimate / seen[i].seconds - 1) > 0.15)
+            fail_msg("line %zu: %.1f us, measured %.1f", i, estimate * 1e6, seen[i].seconds * 1e6);
+        sat_pattern_free(pattern);
+        free(row_ptr), free(col_idx);
+    }
     sat_context_free(ctx);
 }
 #endif
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocked_ell_has_every_block_in_its_row_and_nothing_else),
         cmocka_unit_test(rows_and_pointers_say_what_the_pattern_says),
         cmocka_unit_test(rounds_take_each_block_once_and_no_row_twice),
         cmocka_unit_test(a_library_is_found_in_toolkits_and_in_wheels),
@@ -355,7 +396,9 @@ int main(void) {
         cmocka_unit_test(any_order_of_the_operands_is_the_same_product),
         cmocka_unit_test(strides_that_no_leading_dimension_describes_are_refused),
         cmocka_unit_test(each_refuses_what_its_library_cannot_do),
-        cmocka_unit_test(blocked_ell_refuses_rows_that_are_too_unlike),
+        cmocka_unit_test(blocked_ell_refuses_rows_that_differ_and_odd_columns),
+        cmocka_unit_test(sixteen_bit_results_are_rounded_once),
+        cmocka_unit_test(estimates_are_near_what_was_measured),
 #endif
     };
     return cmocka_run_group_tests(tests, leave_no_trace, remove_root);

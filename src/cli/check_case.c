@@ -47,7 +47,22 @@ static int64_t other_side(draw *d) {
     return rng_between(&d->r, 101, 700);
 }
 
-// Each row its own share of blocks: even, with empty rows, or one heavy row.
+// Every row is the first one, moved on by a block at each step: as many blocks in every row, and in every column too
+// where the grid is square.
+static void repeat_first_row(blocks *b) {
+    int64_t width = b->row_ptr[1];
+    for (int64_t row = 1; row < b->grid_rows; row++) {
+        int64_t shift = row % b->grid_cols, wrapped = 0, at = b->count;
+        while (wrapped < width && b->col_idx[width - 1 - wrapped] + shift >= b->grid_cols) wrapped++;
+        for (int64_t i = 0; i < width; i++) { // those that went over the edge come first
+            int64_t from = i < wrapped ? width - wrapped + i : i - wrapped;
+            b->col_idx[at + i] = b->col_idx[from] + shift - (i < wrapped ? b->grid_cols : 0);
+        }
+        b->row_ptr[row + 1] = b->count = at + width;
+    }
+}
+
+// Each row its own share of blocks: even, with empty rows, one heavy row, or all the same.
 static void choose_blocks(draw *d, blocks *b) {
     double density = rng_chance(&d->r, 0.1) ? 1 : rng_unit(&d->r) * 0.7, style = rng_unit(&d->r);
     if (rng_chance(&d->r, 0.04)) density = 0;
@@ -60,6 +75,10 @@ static void choose_blocks(draw *d, blocks *b) {
         for (int64_t col = 0; col < b->grid_cols; col++)
             if (rng_chance(&d->r, here)) b->col_idx[b->count++] = col;
         b->row_ptr[row + 1] = b->count;
+        if (row == 0 && b->count > 0 && style > 0.3 && style < 0.45) {
+            repeat_first_row(b);
+            return;
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 #include "core/stage.h"
 
 enum { MOST_ROUNDS = 400, SLOW = 3, HOPELESS = 40 };
+static const double NEXT_TO_NOTHING = 0.02; /* seconds */
 
 typedef struct candidate {
     sat_result result;
@@ -100,6 +101,12 @@ static int by_estimate(const void *x, const void *y) {
     return strcmp(a->result.variant, b->result.variant);
 }
 
+/* Not worth a run. Official libraries are what people know: they run, if only to be shown, where that costs little. */
+static bool hopeless(const candidate *c, double best) {
+    bool library = c->runner.variant->flags & SAT_V_LIBRARY;
+    return c->estimate > HOPELESS * best && !(library && c->estimate <= NEXT_TO_NOTHING);
+}
+
 static sat_status gather(race *r) {
     const sat_tuning *t = r->t;
     r->list = calloc(t->count + 1, sizeof *r->list);
@@ -126,8 +133,7 @@ static sat_status gather(race *r) {
         bool reference = c->runner.variant->flags & SAT_V_REFERENCE;
         c->racing = true;
         if (reference && contenders > 0) judge(c, SAT_VERDICT_SKIPPED, "the reference, beside others that fit");
-        else if (!t->exhaustive && c->estimate > HOPELESS * best)
-            judge(c, SAT_VERDICT_SKIPPED, "estimated too slow to win");
+        else if (!t->exhaustive && hopeless(c, best)) judge(c, SAT_VERDICT_SKIPPED, "estimated too slow to win");
     }
     return SAT_OK;
 }

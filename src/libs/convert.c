@@ -17,14 +17,6 @@ int64_t sat_convert_widest(const sat_rows *r) {
     return widest;
 }
 
-void sat_convert_ell(const sat_rows *r, int64_t width, int32_t *columns) {
-    for (int64_t g = 0; g < r->count; g++) {
-        int64_t first = r->ptr[g], count = r->ptr[g + 1] - first;
-        for (int64_t slot = 0; slot < width; slot++)
-            columns[g * width + slot] = slot < count ? r->col[first + slot] : -1;
-    }
-}
-
 void sat_convert_rounds(const sat_rows *r, int64_t depth, int64_t *first, int32_t *at, int32_t *row) {
     memset(first, 0, (size_t)(depth + 1) * sizeof *first);
     for (int64_t g = 0; g < r->count; g++)

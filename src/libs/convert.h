@@ -10,9 +10,6 @@ void sat_convert_rows(const sat_rows *r, int32_t *rows);
 /* Row pointers of 32 bits, for fewer than 2^31 blocks; count + 1 of them. */
 void sat_convert_pointers(const sat_rows *r, int32_t *pointers);
 
-/* Blocked-ELL's block columns: `width` slots for each block row, -1 in those that the row does not fill. */
-void sat_convert_ell(const sat_rows *r, int64_t width, int32_t *columns);
-
 int64_t sat_convert_widest(const sat_rows *r); /* blocks of the heaviest row */
 
 /* Rounds: round t takes block t of every row that has so many, so no row twice and each stored block once.

@@ -3,7 +3,7 @@
 // Matmul: round t multiplies block t of every row that has so many, all in one call, and adds to what the rounds before
 // it left: no two products of a call meet in C, so the sum is the same every time. As many calls as the heaviest row
 // has blocks. For 16-bit results the sums are kept in f32 and rounded once at the end.
-// Sampled: all blocks in one call.
+// Sampled: all blocks in one call; into f32 where 16-bit results are to be added to what is there.
 
 #include <limits.h>
 #include <stdlib.h>
@@ -25,15 +25,18 @@ typedef struct block_state {
     int64_t depth, *first;
 } block_state;
 
-static bool sums_apart(const sat_problem *p) { return p->op == SAT_MATMUL && sat_libs_narrow(p->c_dtype); }
+static bool sums_apart(const sat_problem *p) {
+    return p->op == SAT_MATMUL ? sat_libs_narrow(p->c_dtype) : sat_libs_wide(p);
+}
 
 static places plan_places(const sat_problem *p, const sat_pattern_view *a) {
     places x = {0};
     double blocks = (double)a->stored_blocks;
+    double sums = p->op == SAT_MATMUL ? (double)p->m * (double)p->n : (double)a->stored_elements;
     x.at = sat_libs_carve(&x.bytes, 4 * blocks);
     x.row = sat_libs_carve(&x.bytes, 4 * blocks);
     for (int i = 0; i < 3; i++) x.pointers[i] = sat_libs_carve(&x.bytes, 8 * blocks);
-    x.sum = sat_libs_carve(&x.bytes, sums_apart(p) ? 4.0 * (double)p->m * (double)p->n : 0);
+    x.sum = sat_libs_carve(&x.bytes, sums_apart(p) ? 4 * sums : 0);
     x.library = sat_libs_carve(&x.bytes, SAT_CUBLAS_WORKSPACE);
     return x;
 }
@@ -56,14 +59,15 @@ static steps plan_steps(const sat_problem *p, const sat_pattern_view *a) {
 
 static bool make_gemm(sat_gemm *g, const sat_problem *p, const sat_pattern_view *a) {
     sat_matrix b = {NULL, p->b.row_stride, p->b.col_stride};
+    sat_dtype c = sums_apart(p) ? SAT_F32 : p->c_dtype;
     if (p->op == SAT_SAMPLED) {
         sat_matrix x = {NULL, p->a.row_stride, p->a.col_stride}, s = {NULL, a->block_cols, 1};
-        return sat_gemm_make(g, p, p->c_dtype, a->block_rows, a->block_cols, p->k, &x, &b, &s);
+        return sat_gemm_make(g, p, c, a->block_rows, a->block_cols, p->k, &x, &b, &s);
     }
     sat_rows r = sat_op_rows(p, a);
     sat_matrix block = {NULL, r.row_step, r.col_step}, to = sat_libs_target(p, sums_apart(p));
     return sat_matrix_fits(INT_MAX, p->m, p->n, p->c.row_stride, p->c.col_stride) &&
-           sat_gemm_make(g, p, sums_apart(p) ? SAT_F32 : p->c_dtype, r.br, p->n, r.bc, &block, &b, &to);
+           sat_gemm_make(g, p, c, r.br, p->n, r.bc, &block, &b, &to);
 }
 
 /* The library sees pointers only on the device, so it must be able to rely on 16 bytes for each of them. */
@@ -100,7 +104,7 @@ static double matmul_estimate(const sat_variant *v, const sat_problem *p, const 
     double rows = (double)a->stored_blocks * (double)(p->transpose == SAT_TRANSPOSE ? a->block_cols : a->block_rows);
     double moved = 2 * (size > 4 ? size : 4) * rows * (double)p->n * batch; /* the sums pass by once a block */
     double rate = moved / (2 * rounds) < (double)d->l2_bytes / 2 ? 2 * d->memory_rate : d->memory_rate;
-    double extra = sums_apart(p) || sat_libs_epilogue(p) ? sat_libs_finish_bytes(p, sums_apart(p)) : 0;
+    double extra = sat_libs_finish_bytes(p, sums_apart(p));
     double time = sat_flops(p, a) / block_rate(p, a, d) + moved / rate + (sat_bytes(p, a) + extra) / d->memory_rate;
     return time + batch * (rounds * 3e-6 + 6e-6);
 }
@@ -109,8 +113,8 @@ static double sampled_estimate(const sat_variant *v, const sat_problem *p, const
                                const sat_device *d) {
     (void)v;
     double batch = (double)sat_max(1, p->batch);
-    double time = sat_flops(p, a) / block_rate(p, a, d) + sat_bytes(p, a) / d->memory_rate;
-    return time + batch * 8e-6;
+    double bytes = sat_bytes(p, a) + sat_libs_pass_bytes(p, sums_apart(p), (double)a->stored_elements);
+    return sat_flops(p, a) / block_rate(p, a, d) + bytes / d->memory_rate + batch * 8e-6;
 }
 
 /* ---- prepare ---- */
@@ -186,6 +190,21 @@ static sat_status point(const sat_launch *l, const block_state *st, void *to, co
     return sat_libs_status(sat_libs_point(p, l->pattern, &x, s.by, l->stream), l->variant, "filling pointer arrays");
 }
 
+/* What comes after the products: sums to be rounded, rows that no product has touched, bias and activation. */
+static sat_status finish(const sat_launch *l, const block_state *st, const float *sum) {
+    const sat_problem *p = l->problem;
+    cudaError_t error = cudaSuccess;
+    if (p->op == SAT_SAMPLED) {
+        if (sum) error = sat_libs_merge(l, sum);
+    } else if (sum || st->some_empty || sat_libs_epilogue(p)) {
+        sat_matrix sums = sat_libs_target(p, sum != NULL);
+        sat_finishing f = {
+            .sum = sum, .row_stride = sums.row_stride, .col_stride = sums.col_stride, .check_empty = st->some_empty};
+        error = sat_libs_finish(l, &f);
+    }
+    return sat_libs_status(error, l->variant, "the epilogue");
+}
+
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const block_state *st = l->state;
@@ -200,13 +219,7 @@ static sat_status launch(const sat_launch *l) {
         status = sat_cublas_gemm_batched(l, st->handle, &st->gemm, p->alpha, x[0] + at, x[1] + at, beta, x[2] + at,
                                          st->first[t + 1] - at);
     }
-    if (status != SAT_OK || p->op != SAT_MATMUL || (!apart && !st->some_empty && !sat_libs_epilogue(p))) return status;
-    sat_matrix sums = sat_libs_target(p, apart);
-    sat_finishing f = {.sum = apart ? to : NULL,
-                       .row_stride = sums.row_stride,
-                       .col_stride = sums.col_stride,
-                       .check_empty = st->some_empty};
-    return sat_libs_status(sat_libs_finish(l, &f), l->variant, "the epilogue");
+    return status == SAT_OK ? finish(l, st, apart ? to : NULL) : status;
 }
 
 #define BLOCK(operation, estimated, words)                                                                             \

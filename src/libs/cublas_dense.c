@@ -1,6 +1,7 @@
 // The matmul by a dense product: A is spread out into workspace, zeros and all, and cuBLAS or cuBLASLt multiplies that.
 // The rival to show, and where the problem allows it, to use. cuBLASLt has a line in variants.def for each of the
-// algorithms that its heuristic ranks first: the race searches among them, and each stays the same from run to run.
+// two algorithms that its heuristic ranks first: the race chooses between them, and each stays the same from run to
+// run.
 
 #include <limits.h>
 #include <stdlib.h>
@@ -58,8 +59,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * batch;
     double bytes = sat_bytes(p, a) + batch * (double)a->rows * (double)a->cols * size, extra = 0;
     if (!sat_libs_keeps(p)) extra += batch * 2 * (double)a->stored_elements * size;
-    if (sat_libs_epilogue(p)) extra += sat_libs_finish_bytes(p, sat_libs_wide(p));
-    double compute = flops / (sat_libs_rate(p, d) * 0.9), memory = bytes / d->memory_rate;
+    extra += sat_libs_finish_bytes(p, sat_libs_wide(p));
+    double compute = flops / sat_libs_dense_rate(p, d), memory = bytes / d->memory_rate;
     double time = (compute > memory ? compute : memory) + extra / d->memory_rate + batch * 8e-6;
     return time * (v->instance.option > 0 ? 1 + 0.03 * v->instance.option : 1);
 }
@@ -147,7 +148,7 @@ static sat_status launch(const sat_launch *l) {
     void *sum = wide ? sat_libs_place(l->workspace, st->at.sum) : NULL;
     sat_status status = sat_libs_keeps(p) ? SAT_OK : spread(l, st);
     if (status == SAT_OK) status = multiply(l, st, wide ? 0 : p->beta, wide ? sum : l->operands[2]);
-    if (status != SAT_OK || !sat_libs_epilogue(p)) return status;
+    if (status != SAT_OK || (!wide && !sat_libs_epilogue(p))) return status;
     sat_matrix to = sat_libs_target(p, wide);
     sat_finishing f = {.sum = sum, .row_stride = to.row_stride, .col_stride = to.col_stride};
     return sat_libs_status(sat_libs_finish(l, &f), l->variant, "the epilogue");

@@ -19,9 +19,7 @@ typedef struct sampled_state {
 } sampled_state;
 
 /* Rounded to 16 bits by the library where nothing is added after it. */
-static sat_dtype product_dtype(const sat_problem *p) {
-    return sat_libs_narrow(p->c_dtype) && p->beta != 0 ? SAT_F32 : p->c_dtype;
-}
+static sat_dtype product_dtype(const sat_problem *p) { return sat_libs_wide(p) ? SAT_F32 : p->c_dtype; }
 
 static places plan_places(const sat_problem *p, const sat_pattern_view *a) {
     places x = {0};
@@ -53,7 +51,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double size = (double)sat_dtype_size(product_dtype(p)), batch = (double)sat_max(1, p->batch);
     double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * batch;
     double bytes = sat_bytes(p, a) + batch * size * (double)p->m * (double)p->n;
-    double compute = flops / (sat_libs_rate(p, d) * 0.9), memory = bytes / d->memory_rate;
+    double compute = flops / sat_libs_dense_rate(p, d), memory = bytes / d->memory_rate;
     double picked = batch * 2 * size * (double)a->stored_elements / d->memory_rate;
     return (compute > memory ? compute : memory) + picked + batch * 8e-6;
 }

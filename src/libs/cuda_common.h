@@ -43,8 +43,11 @@ static inline bool sat_libs_epilogue(const sat_problem *p) {
     return p->bias != SAT_BIAS_NONE || p->activation != SAT_ACT_NONE;
 }
 
-/* Only one rounding to 16 bits is allowed: where more is to be done, the product comes in f32 and we round it. */
-static inline bool sat_libs_wide(const sat_problem *p) { return sat_libs_narrow(p->c_dtype) && sat_libs_epilogue(p); }
+/* Only one rounding to 16 bits is allowed, and libraries that add beta*C to such a result may round the product first:
+ * where anything is to be done after it, the product comes in f32 and we round it. */
+static inline bool sat_libs_wide(const sat_problem *p) {
+    return sat_libs_narrow(p->c_dtype) && (p->beta != 0 || sat_libs_epilogue(p));
+}
 
 /* Where a product goes before the epilogue: C itself, or sums in f32 without gaps, in C's order. */
 static inline sat_matrix sat_libs_target(const sat_problem *p, bool wide) {
@@ -108,10 +111,20 @@ static inline double sat_libs_rate(const sat_problem *p, const sat_device *d) {
     return sat_libs_tf32(p) ? d->flop_rate[SAT_F16] / 2 : d->flop_rate[p->a_dtype];
 }
 
-/* Bytes of a pass over C after the product. */
-static inline double sat_libs_finish_bytes(const sat_problem *p, bool wide) {
+/* What a dense product does: on an H200 more than the nominal rate of 16-bit inputs. */
+static inline double sat_libs_dense_rate(const sat_problem *p, const sat_device *d) {
+    return sat_libs_rate(p, d) * (sat_libs_narrow(p->a_dtype) ? 1.1 : 0.9);
+}
+
+/* Bytes of the pass after a product: over `count` outputs, with sums in f32 beside them where it is wide. */
+static inline double sat_libs_pass_bytes(const sat_problem *p, bool wide, double count) {
     double size = (double)sat_dtype_size(p->c_dtype);
-    return (double)p->m * (double)p->n * (double)sat_max(1, p->batch) * (wide ? 8 + size : 2 * size);
+    if (!wide && !sat_libs_epilogue(p)) return 0;
+    return count * (double)sat_max(1, p->batch) * (wide ? 8 + (p->beta != 0 ? 2 : 1) * size : 2 * size);
+}
+
+static inline double sat_libs_finish_bytes(const sat_problem *p, bool wide) { /* a matmul's */
+    return sat_libs_pass_bytes(p, wide, (double)p->m * (double)p->n);
 }
 
 #endif

@@ -226,3 +226,19 @@ cudaError_t sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t,
     }
     return cudaGetLastError();
 }
+
+template <typename S> static __global__ void merge(const float *product, S *s, int64_t count, float beta) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step)
+        put(s + at, product[at] + (beta != 0 ? beta * widen(s[at]) : 0));
+}
+
+cudaError_t sat_libs_merge(const sat_launch *l, const float *product) {
+    const sat_problem *p = l->problem;
+    int64_t count = l->pattern->stored_blocks * l->pattern->block_rows * l->pattern->block_cols;
+    cudaStream_t s = (cudaStream_t)l->stream;
+    float beta = (float)p->beta;
+    if (p->c_dtype == SAT_F16) merge<<<ctas(count), 256, 0, s>>>(product, (__half *)l->operands[2], count, beta);
+    else merge<<<ctas(count), 256, 0, s>>>(product, (__nv_bfloat16 *)l->operands[2], count, beta);
+    return cudaGetLastError();
+}

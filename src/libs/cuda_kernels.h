@@ -52,6 +52,9 @@ cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f);
 /* Values of the sampled product out of all of X*Y, row-major: S = product + beta*S, zero beyond the matrix. */
 cudaError_t sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, const void *product, int64_t stride);
 
+/* The same where the product has the layout of the values, and is f32: S = product + beta*S. For 16-bit values. */
+cudaError_t sat_libs_merge(const sat_launch *l, const float *product);
+
 #ifdef __cplusplus
 }
 #endif

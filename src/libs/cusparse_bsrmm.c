@@ -62,7 +62,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     (void)v;
     double rate = 0.15 * d->flop_rate[SAT_F32] * (p->a_dtype == SAT_F64 ? 0.5 : 1);
     double compute = sat_flops(p, a) / rate, memory = sat_bytes(p, a) / d->memory_rate;
-    double passes = sat_libs_epilogue(p) ? sat_libs_finish_bytes(p, false) : 0;
+    double passes = sat_libs_finish_bytes(p, false);
     return (compute > memory ? compute : memory) + passes / d->memory_rate + 8e-6 * (double)sat_max(1, p->batch);
 }
 
