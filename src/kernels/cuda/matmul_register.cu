@@ -2,16 +2,16 @@
 // Any dtype, block and strides; the next rung after atomics. What it taught: with the sum in a register, C is written
 // once and the result no longer depends on timing; what is left is that every product costs two loads.
 
-#include "simt_rates.h"
 #include "walk.cuh"
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
-    // One load of B an element and 4 products, one of A a product: the load units are the limit, a quarter as wide.
-    double rate = sat_simt_rate(d, p->compute_dtype) * 0.06, seconds = sat_flops(p, a) / rate;
+    // A load of B for 4 products and one of A for each: the load units are the limit, a quarter as wide.
+    double busy = sat_flops(p, a) / (sat_simt_rate(d, p->compute_dtype) * 0.06);
     double l2 = walk_traffic(p, a, 32) / sat_l2_rate(d), memory = sat_bytes(p, a) / d->memory_rate;
-    if (p->b.col_stride != 1) l2 *= 4;
-    return sat_simt_skewed(p, a, sat_worst(seconds, l2, memory), 8.0 * d->threads, walk_spread(p, a, 32)) + 3e-6;
+    if (p->b.col_stride != 1 || p->n < 8) l2 *= 4; // each load brings a sector for one element
+    double depth = (double)sat_op_rows(p, a).bc, alone = walk_alone(p, a, 1 + depth / 4);
+    return sat_worst(sat_worst(busy, l2, memory), alone, 0) + 3e-6 * (double)p->batch;
 }
 
 static sat_status launch(const sat_launch *l) {

@@ -80,14 +80,16 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double row_tiles = (double)tiles(r.br, k->m), tiles_n = (double)tiles(p->n, k->n), ctas = row_tiles * tiles_n;
     double depth = (double)tiles(r.bc, k->step) * k->step, size = (double)sat_dtype_size(p->a_dtype);
     double batch = (double)p->batch, steps = (double)a->stored_blocks * ctas * depth;
-    double busy = 2 * steps * k->m * k->n / (sat_simt_rate(d, p->compute_dtype) * 0.75);
-    double l2 = steps * (k->m + k->n) * size / sat_l2_rate(d);
+    double rate = sat_simt_rate(d, p->compute_dtype) * (0.8 - 2.0 / k->m); // a lower tile has fewer products a load
+    double busy = 2 * steps * k->m * k->n / rate, l2 = steps * (k->m + k->n) * size / sat_l2_rate(d);
     double seconds = sat_worst(busy, l2, sat_bytes(p, a) / batch / d->memory_rate);
     if (!wide(p)) seconds *= 1.15;
-    double workers = (double)d->threads * k->ctas, waves = (double)r.count * ctas / workers;
     if (v->instance.option & BALANCED) return batch * (1.08 * seconds + 8e-6);
-    if (waves > 0 && waves < 8) seconds *= ceil(waves) / waves; // the last wave is not full
-    return batch * (sat_simt_skewed(p, a, seconds, workers, ctas) + 4e-6);
+    double waves = (double)r.count * ctas / ((double)d->threads * k->ctas);
+    if (waves > 1 && waves < 8) seconds *= ceil(waves) / waves; // the last wave is not full
+    double alone =
+        2 * sat_heaviest(p, a) * depth * k->m * k->n / (0.6 * rate / d->threads); // a multiprocessor to itself
+    return batch * (sat_worst(seconds, alone, 0) + 4e-6);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {

@@ -67,19 +67,19 @@ static int64_t share_of(const shape *s, const sat_rows *r, const sat_device *d) 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     shape s = choose(p, a);
-    bool wide = p->a_dtype == SAT_F64;
-    double stored = (double)a->stored_blocks * (double)p->batch, size = wide ? 8 : 4, bands = s.bands;
-    // Cycles of a multiprocessor's quarter for a unit of a warp: products, and loads, which the four quarters share.
-    double products = s.rows * s.unit * s.wide * (wide ? 2.0 : 1.0);
-    double loads = 4 * (2.0 * s.rows * s.unit * size / (s.unit > 1 ? 16 : size) + 4.0 * s.unit) + 40;
-    double columns = (double)s.tiles * s.lanes, units = stored * bands * s.units * columns / 32;
-    double busy = units * (products + loads) / (4 * sat_simt_cycles(d));
-    double l2 = stored * size * (bands * (double)r.bc * (double)p->n + (double)r.block_elements * (double)s.tiles);
-    double seconds = sat_worst(busy, l2 / sat_l2_rate(d), sat_bytes(p, a) / d->memory_rate);
+    double stored = (double)a->stored_blocks, size = (double)sat_dtype_size(p->a_dtype), bands = s.bands;
+    double n = (double)p->n, each = s.unit > 1 ? 16 : size; // bytes that a load of A brings
+    // Cycles of a multiprocessor's quarter for a unit of a warp: products, loads, which the quarters share, the rest.
+    double products = s.rows * s.unit * s.wide * (p->a_dtype == SAT_F64 ? 2.0 : 1.0);
+    double unit = products + 4 * (2 * s.rows * s.unit * size / each + 4.0 * s.unit) + 40;
+    double warps = stored * bands * s.units * (double)s.tiles * s.lanes / 32, cycles = sat_simt_cycles(d);
+    double l2 = stored * size * (bands * (double)r.bc * n + (double)r.block_elements * (double)s.tiles);
+    double memory = sat_bytes(p, a) / (double)p->batch / d->memory_rate;
+    double seconds = sat_worst(warps * unit / (4 * cycles), l2 / sat_l2_rate(d), memory);
     if (p->b.col_stride != 1 && p->n > 1) seconds *= 3;
-    double at_once = (double)((int64_t)d->threads * WARPS_AT_ONCE * (32 / (s.lanes * s.groups)));
-    if (v->instance.option & BALANCED) return 1.15 * seconds + 6e-6 * (double)p->batch;
-    return sat_simt_skewed(p, a, seconds, at_once, (double)s.tiles * bands) + 3e-6 * (double)p->batch;
+    double steps = sat_heaviest(p, a) * s.units / s.groups, alone = SAT_SIMT_LATENCY + unit * d->threads / cycles;
+    if (v->instance.option & BALANCED) return (1.15 * seconds + 6e-6) * (double)p->batch;
+    return (sat_worst(seconds, steps * alone, 0) + 3e-6) * (double)p->batch;
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {

@@ -2,7 +2,6 @@
 // at a time. For row-major B whose rows are multiples of 16 bytes. What it taught: one wide load does what four or
 // eight narrow ones did, and each value of A now serves several products; still every thread fetches its own.
 
-#include "simt_rates.h"
 #include "walk.cuh"
 
 static bool aligned(const sat_problem *p) {
@@ -25,12 +24,12 @@ static bool values_aligned(const sat_problem *p, const sat_rows &r) { // each ro
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     sat_rows r = sat_op_rows(p, a);
-    int64_t width = 32 * (16 / (int64_t)sat_dtype_size(p->b_dtype));
-    double rate = sat_simt_rate(d, p->compute_dtype) * (values_aligned(p, r) ? 0.25 : 0.15);
-    double l2 = walk_traffic(p, a, width) / sat_l2_rate(d), memory = sat_bytes(p, a) / d->memory_rate;
-    return sat_simt_skewed(p, a, sat_worst(sat_flops(p, a) / rate, l2, memory), 8.0 * d->threads,
-                           walk_spread(p, a, width)) +
-           3e-6;
+    int64_t vector = 16 / (int64_t)sat_dtype_size(p->b_dtype);
+    bool wide = values_aligned(p, r);
+    double busy = sat_flops(p, a) / (sat_simt_rate(d, p->compute_dtype) * (wide ? 0.25 : 0.15));
+    double l2 = walk_traffic(p, a, 32 * vector) / sat_l2_rate(d), memory = sat_bytes(p, a) / d->memory_rate;
+    double alone = walk_alone(p, a, 1 + (double)r.bc / (double)(wide ? vector : 4));
+    return sat_worst(sat_worst(busy, l2, memory), alone, 0) + 3e-6 * (double)p->batch;
 }
 
 static sat_status launch(const sat_launch *l) {

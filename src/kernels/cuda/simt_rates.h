@@ -25,13 +25,12 @@ static inline double sat_worst(double x, double y, double z) {
     return most > z ? most : z;
 }
 
-/* Where rows are not cut, the heaviest one may end last. `seconds` is for all rows if they were equal; `workers` CTAs
- * run at once, and a row is the work of `spread` of them. */
-static inline double sat_simt_skewed(const sat_problem *p, const sat_pattern_view *a, double seconds, double workers,
-                                     double spread) {
-    double heaviest = (double)(p->transpose ? a->max_col : a->max_row), all = (double)a->stored_blocks;
-    double alone = all > 0 && spread < workers ? seconds * heaviest / all * workers / spread : 0;
-    return sat_worst(seconds, alone, 0);
+/* The most blocks of one row of op(A): where rows are not cut, it may end last. */
+static inline double sat_heaviest(const sat_problem *p, const sat_pattern_view *a) {
+    return (double)(p->transpose ? a->max_col : a->max_row);
 }
+
+/* From asking for an operand in L2 or memory to having used it, when nothing else runs. */
+#define SAT_SIMT_LATENCY 0.4e-6
 
 #endif

@@ -101,9 +101,13 @@ __device__ __forceinline__ void small_walk(T (&sum)[R][V], const small_job &x, c
     }
 }
 
+/* CTAs a multiprocessor should hold: with fewer registers the compiler would fetch a block in several goes. */
+template <int R, int V> constexpr int small_ctas = V == 1 ? (R > 4 ? 6 : 8) : R > 4 ? 3 : 5;
+
 /* Bands fastest, so that what runs together shares a panel of B in L2. */
 template <typename T, int R, int C, int KU, int V>
-static __global__ void __launch_bounds__(SMALL_THREADS) small_rows(const __grid_constant__ small_job x) {
+static __global__ void __launch_bounds__(SMALL_THREADS, (small_ctas<R, V>))
+    small_rows(const __grid_constant__ small_job x) {
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, lanes = 1u << x.lane_bits;
     const unsigned group = lane >> x.lane_bits & ((1u << x.group_bits) - 1),
                    side = lane >> (x.lane_bits + x.group_bits);

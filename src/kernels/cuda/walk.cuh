@@ -4,6 +4,7 @@
 #ifndef SAT_WALK_CUH
 #define SAT_WALK_CUH
 
+#include "simt_rates.h"
 #include "variant.cuh"
 
 enum { WALK_ROWS = 4, WALK_THREADS = 128 };
@@ -139,10 +140,9 @@ static inline double walk_traffic(const sat_problem *p, const sat_pattern_view *
     return blocks * size * (bands * (double)r.bc * (double)p->n + (double)r.block_elements * tiles);
 }
 
-/* CTAs that share a block row. */
-static inline double walk_spread(const sat_problem *p, const sat_pattern_view *a, int64_t width) {
-    sat_rows r = sat_op_rows(p, a);
-    return (double)((r.br + WALK_ROWS - 1) / WALK_ROWS) * (double)((p->n + width - 1) / width) / 4;
+/* How long the heaviest row takes, which one thread walks: `steps` loads a block, one after the other. */
+static inline double walk_alone(const sat_problem *p, const sat_pattern_view *a, double steps) {
+    return sat_heaviest(p, a) * steps * SAT_SIMT_LATENCY;
 }
 
 #endif
