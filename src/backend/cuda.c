@@ -4,6 +4,7 @@
  * Tuning runs on a stream of its own for each device, so that it neither waits for the program's work nor holds it up.
  * Every function enters its device first, and leaves it again. */
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@
 #include "variant.h"
 
 static struct {
-    cudaStream_t stream;
+    _Atomic(cudaStream_t) stream; /* NULL until first used */
     cudaEvent_t begin, end;
     void *flush;
     size_t flush_bytes;
@@ -126,9 +127,10 @@ static bool cuda_usable(const sat_device *d, const void *pointer) {
 
 /* Made on first use and kept for the life of the process: contexts come and go. All of these are within enter(). */
 static cudaError_t begin(const sat_device *d, cudaStream_t *stream) {
-    cudaStream_t *own = &devices[d->index].stream;
-    cudaError_t e = *own ? cudaSuccess : cudaStreamCreateWithFlags(own, cudaStreamNonBlocking);
-    *stream = *own;
+    *stream = atomic_load(&devices[d->index].stream);
+    if (*stream) return cudaSuccess;
+    cudaError_t e = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess) atomic_store(&devices[d->index].stream, *stream);
     return e;
 }
 
@@ -328,7 +330,7 @@ static sat_status cuda_measure(const sat_device *d, void *scratch, size_t bytes,
 
 static sat_status cuda_sync(const sat_device *d, void *stream) {
     /* The tuning stream may be in another thread's hands, which may be capturing it. */
-    bool own = stream && stream == devices[d->index].stream;
+    bool own = stream && stream == atomic_load(&devices[d->index].stream);
     int before = sat_cuda_enter_as(d, own ? SAT_CUDA_OWN : SAT_CUDA_ASIDE);
     cudaError_t e = cudaStreamSynchronize(stream);
     if (e == cudaSuccess) e = cudaGetLastError();

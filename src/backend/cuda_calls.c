@@ -73,14 +73,18 @@ bool sat_cuda_capturing(const sat_device *d, void *stream) {
 
 /* ---- errors ---- */
 
+static const char *remedy(cudaError_t error) {
+    if (error == cudaErrorNoKernelImageForDevice)
+        return "; this build has no code for this GPU: SAT_CUDA_ARCHITECTURES chooses what it has";
+    if (error == cudaErrorUnsupportedPtxVersion) return "; the NVIDIA driver is older than this build: update it";
+    return "";
+}
+
 sat_status sat_cuda_status(cudaError_t error, const char *what) {
     if (error == cudaSuccess) return SAT_OK;
     (void)cudaGetLastError(); /* not for the next call to find */
     return sat_fail(error == cudaErrorMemoryAllocation ? SAT_OUT_OF_MEMORY : SAT_DEVICE_ERROR, "%s: %s (%s)%s", what,
-                    cudaGetErrorString(error), cudaGetErrorName(error),
-                    error == cudaErrorNoKernelImageForDevice
-                        ? "; this build has no code for this GPU: SAT_CUDA_ARCHITECTURES chooses what it has"
-                        : "");
+                    cudaGetErrorString(error), cudaGetErrorName(error), remedy(error));
 }
 
 sat_status sat_cuda_absent(cudaError_t error, int index) {
