@@ -1,8 +1,8 @@
 // cuda_matmul_skinny_direct: 1 to 64 columns of 16-bit elements by tensor cores, from memory straight into registers.
 //
-// A CTA has tile_m rows of a piece of a block row. Its warps share out the rows and the piece's k (tile_k of it in a
-// round); each walks its share with a few stages of 32 k under way in registers, so that no warp waits for another
-// until the sums are added at the end, in the order of the warps.
+// A CTA has tile_m rows of a piece of a block row. Its warps share out the rows, the columns from 64 on, and the
+// piece's k in tile_k / 64 parts; no warp waits for another until the sums are added at the end, in the order of the
+// warps.
 
 #include "skinny_direct.cuh"
 
@@ -172,7 +172,7 @@ static bool by_columns(const sat_problem *p) { // B's columns in chunks of 8 ele
 
 static instance choose(const sat_variant *v, const sat_problem *p) {
     int rows = v->instance.tile_m, columns = v->instance.tile_n, ks = v->instance.tile_k / 64;
-    bool turned = p->transpose == SAT_TRANSPOSE, chunks = by_rows(v, p);
+    bool turned = p->transpose == SAT_TRANSPOSE, chunks = by_rows(v, p) && !by_columns(p);
     return v->instance.dtype == SAT_F16 ? with_math<sat_f16_math>(rows, columns, ks, turned, chunks)
                                         : with_math<sat_bf16_math>(rows, columns, ks, turned, chunks);
 }
@@ -190,7 +190,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (r.count > 1 << 30 || p->batch > 65535) return false; // the grid's limits
     if (p->b.row_stride > 1 << 26 || p->a_align < 16 || (p->batch > 1 && p->a.batch_stride % 8)) return false;
     if (!by_rows(v, p) && !by_columns(p)) return false;
-    if (!v->instance.option) return true;
+    if (v->instance.option != 1) return true;
     int64_t longest = p->transpose == SAT_TRANSPOSE ? a->max_col : a->max_row;
     double skew = p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew;
     return skew > 1.25 || sat_schedule_parts(longest, share_of(v, &r, d)) > 1; // else it is its plain sister
@@ -200,7 +200,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     sat_rows r = sat_op_rows(p, a);
     double tiles = (double)(r.br / v->instance.tile_m), share = (double)share_of(v, &r, d);
     double longest = (double)(p->transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
-    bool cut = v->instance.option && longest > share * 1.25;
+    bool cut = v->instance.option == 1 && longest > share * 1.25;
     if (cut) longest = share;
     // From L2 each tile of rows takes B again, and no SM takes more than its part of what L2 gives.
     double l2_rate = 2 * d->memory_rate, tile = (double)r.bc * 2 * (double)(v->instance.tile_m + p->n);
@@ -210,7 +210,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!v->instance.option) return 0;
+    if (v->instance.option != 1) return 0;
     sat_rows r = sat_op_rows(p, a);
     sat_schedule s = sat_schedule_count(&r, share_of(v, &r, d));
     return sat_schedule_bytes(&s, r.br, p->n, sizeof(float));
@@ -220,7 +220,7 @@ static sat_status prepare(const sat_prepare *l, void **state) {
     instance i = choose(l->variant, l->problem);
     cudaError_t e = cudaFuncSetAttribute(i.run, cudaFuncAttributeMaxDynamicSharedMemorySize, i.shared);
     if (e != cudaSuccess) return sat_fail(SAT_DEVICE_ERROR, "%s: %s", l->variant->name, cudaGetErrorString(e));
-    if (!l->variant->instance.option) return SAT_OK;
+    if (l->variant->instance.option != 1) return SAT_OK;
     sat_rows r = sat_op_rows(l->problem, l->pattern);
     return sat_prepare_work(l, share_of(l->variant, &r, l->device), state);
 }
@@ -233,6 +233,7 @@ static bool wide_output(const sat_variant *v, const sat_problem *p) {
 
 static job job_of(const sat_launch *l) {
     const sat_problem *p = l->problem;
+    const sat_variant *v = l->variant;
     job x = {};
     x.r = sat_device_rows(p, l->pattern), x.out = sat_out_of(l);
     x.w = l->state ? *(const sat_plan_work *)l->state : sat_rows_work(&x.r);
@@ -245,7 +246,8 @@ static job job_of(const sat_launch *l) {
     x.rows8_bytes = (int)x.r.row_step * 16;
     x.shift = x.bc & (x.bc - 1) ? -1 : __builtin_ctz((unsigned)x.bc);
     x.step_blocks = 64 / x.bc, x.step_k = 64 % x.bc;
-    x.wide = wide_output(l->variant, p);
+    x.fetch = x.bc <= 128 && v->instance.option < 2; // larger blocks would drive each other out of L2
+    x.wide = wide_output(v, p);
     return x;
 }
 

@@ -36,6 +36,7 @@ struct job {
     int shift;                /* 2^shift is bc; -1: no such */
     int step_blocks, step_k;  /* 64 k further: blocks, and k beyond those */
     bool general;             /* chunks of 64 k do not lie within blocks, or k ends inside a block */
+    bool fetch;               /* L2 is told of blocks ahead */
     bool wide;                /* C takes a lane's neighbouring columns at once */
 };
 
@@ -121,7 +122,7 @@ template <typename S, bool TURNED, bool ROWS, bool GENERAL> struct reader {
 
     /* The warp's rows of a block lie together, and L2 can be told early; that hides more than registers could. */
     __device__ __forceinline__ void prefetch(int which) const {
-        if (!TURNED && !GENERAL && column == 0 && x.bc <= 128 && k[0] < 64 && threadIdx.x % 32 == 0 && which < count)
+        if (!TURNED && !GENERAL && x.fetch && column == 0 && k[0] < 64 && threadIdx.x % 32 == 0 && which < count)
             fetch_ahead(warp_values + (int64_t)which * x.area_bytes, 16 * S::MT * x.bc * 2);
     }
 
