@@ -1,7 +1,7 @@
 // cuda_matmul_simt: f32 and f64 without tensor cores, for blocks of 8 and more: the main loop of a dense product
 // (simt.cuh) that walks a block row. Bound by multiply-adds where a tile has 32 rows or more, by L2 at 16.
-// An instance is a tile: tile_m x tile_n of C a CTA. Option 1: heavy rows are cut and
-// joined again in order (schedule.h), and the longest pieces begin first.
+// An instance is a tile: tile_m x tile_n of C a CTA. Option 1: heavy rows are cut and joined again in order
+// (schedule.h), and the longest pieces begin first.
 
 #include "simt.cuh"
 #include "simt_rates.h"
