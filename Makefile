@@ -10,21 +10,21 @@ CONFIGURE = cmake -S . -B $(BUILD) $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(G
             --log-level=WARNING $(CMAKE_FLAGS) >/dev/null
 export BUILD WERROR JOBS
 
-.PHONY: run build test bench format lint asan tsan fuzz setup install clean help
+.PHONY: run build test bench format lint asan tsan fuzz gpu setup install clean help
 
 run: ## set up, build, and race the default problem on the best device of this machine
-	@scripts/setup.sh run
+	@scripts/setup.sh run gpu
 	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS) --target sparse_autotune_cli
 	@$(BUILD)/sparse_autotune $(ARGS)
 
 build: ## libraries, command line, tests and benchmark
-	@scripts/setup.sh run
+	@scripts/setup.sh run gpu
 	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS)
 
 test: ## set up, build, and run every test, sanitizers and fuzzers included
-	@scripts/setup.sh test
+	@scripts/setup.sh test cuda
 	@scripts/test.sh release asan tsan fuzz gpu
 
 asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -39,8 +39,12 @@ fuzz: ## the fuzz targets, FUZZ_SECONDS (60) each
 	@scripts/setup.sh test
 	@scripts/test.sh fuzz
 
+gpu: ## on a machine with a GPU: every variant checked for GPU_SECONDS (60), and the tests that need one
+	@scripts/setup.sh test cuda
+	@scripts/test.sh gpu
+
 bench: ## the speed table: every row against its rival in the same run (ARGS="--full --record NAME")
-	@scripts/setup.sh bench
+	@scripts/setup.sh bench gpu
 	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS) --target sparse_autotune_cli bench_cpu
 	@scripts/bench.sh $(BUILD) $(ARGS)
@@ -50,11 +54,11 @@ format: ## lay out every C file by clang-format 14
 	@scripts/lint.sh --fix
 
 lint: ## layout, cppcheck, clang-tidy, shellcheck
-	@scripts/setup.sh lint
+	@scripts/setup.sh lint cuda
 	@scripts/lint.sh
 
-setup: ## install what is missing for all of the above
-	@scripts/setup.sh run test lint bench
+setup: ## install what is missing for all of the above, a CUDA compiler too
+	@scripts/setup.sh run test lint bench cuda
 
 install: build ## into PREFIX (/usr/local)
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))

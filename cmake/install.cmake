@@ -27,5 +27,9 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sparse_autotuneConfig.cmake
 
 # The .pc file finds its prefix from its own place, so that an installed tree can be moved.
 file(RELATIVE_PATH SAT_PC_PREFIX "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+set(SAT_PC_CUDA)
+if(SAT_HAVE_CUDA)
+  set(SAT_PC_CUDA " -lrt") # for the CUDA runtime, which is inside
+endif()
 configure_file(cmake/sparse_autotune.pc.in sparse_autotune.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sparse_autotune.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

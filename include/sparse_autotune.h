@@ -144,8 +144,15 @@ typedef struct sat_device {
     int capability;                       /* CUDA: 90 for sm_90 */
     int64_t l1_bytes, l2_bytes, l3_bytes; /* CPU: L1 and L2 of a core, L3 in all */
     int64_t memory_bytes;
-    double memory_rate;  /* bytes a second, all threads; nominal, for estimates */
-    double flop_rate[5]; /* by sat_dtype: multiply-add operations counted as two, a second, all threads */
+    /* Rates, for estimates: bytes a second, and operations a second with a multiply-add counted as two, by all threads
+     * or multiprocessors. Nominal, until `measured`. */
+    double memory_rate;
+    double flop_rate[5];  /* by sat_dtype; that of f32 is without TF32 */
+    double l2_rate;       /* CUDA: bytes a second that multiprocessors read from L2; 0 on a CPU */
+    double tf32_rate;     /* f32 with inputs rounded to TF32; on a CPU that of f32 */
+    bool measured;        /* the rates were measured on this machine, now or once before (sat_context_measure) */
+    int64_t shared_bytes; /* CUDA: shared memory that one block may ask for */
+    int driver;           /* CUDA: the driver's version, 13000 for 13.0 */
 } sat_device;
 
 /* ---- Context ----------------------------------------------------------------------------------------------- */
@@ -180,7 +187,11 @@ typedef struct sat_context_options {
 
 SAT_API sat_status sat_context_create(const sat_context_options *options, sat_context **context); /* NULL: defaults */
 SAT_API void sat_context_free(sat_context *context); /* after its plans; patterns may outlive it */
+/* Valid as long as the context. Rates that are measured later show in what a later call returns. */
 SAT_API const sat_device *sat_context_device(const sat_context *context);
+/* Measures the device's rates now, and keeps them in the cache for every later context on it. The first race on a
+ * device does this by itself. SAT_UNSUPPORTED on a CPU, whose rates stay nominal. */
+SAT_API sat_status sat_context_measure(sat_context *context);
 
 /* Blocks until background tuning has nothing left to do. */
 SAT_API sat_status sat_context_wait(sat_context *context);
@@ -325,6 +336,28 @@ SAT_API sat_status sat_bsr_matmul(sat_context *context, const sat_pattern *patte
 SAT_API sat_status sat_bsr_sampled_matmul(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                           const void *x, const void *y, void *values, void *stream);
 
+/* ---- On CUDA ----------------------------------------------------------------------------------------------- */
+
+/*
+ * Streams   A run is queued on the caller's stream and returns. Its operands must be there in that stream's order, and
+ *           sat_stream_wait, or any wait of the caller's own, waits for it. Tuning, sat_pattern_create and
+ *           sat_memory_* use a stream of the library's own: what they read must be done before they are called.
+ * Devices   Any thread may call, whichever device is current, and finds it current afterwards. Operands lie in memory
+ *           of the context's device, in managed or in pinned memory; all other pointers are SAT_WRONG_MEMORY.
+ * Graphs    sat_run and sat_plan_refresh may be captured into a CUDA graph; plan and pattern must live as long as the
+ *           graph. Where SAT_FIXED_VALUES is set, run or refresh once before: else taking in the values becomes part
+ *           of the graph. A captured one-call form uses the plan of an earlier call like it on that stream, and keeps
+ *           it for graphs until the context closes; graphs that were captured on one stream so share a workspace, and
+ *           are to be launched one after the other. Without such a plan it takes a variant that needs no memory, by
+ *           estimate, or fails with SAT_UNSUPPORTED. Everything else may be called too, from any thread, and leaves
+ *           the capture alone; an allocator of the caller's own must do so as well.
+ * Freeing   Plans, patterns, contexts and memory may be freed while work that uses them is queued: the call waits for
+ *           the device. An allocator of the caller's own gets its memory back when nothing queued uses it any more.
+ * Errors    What goes wrong in a kernel shows in a later call, SAT_DEVICE_ERROR, and CUDA then serves this process no
+ *           more. A race in which a candidate does that ends with its name, which is remembered: a later process
+ *           leaves it out. `sparse_autotune race --isolate` tries every candidate in a process of its own.
+ */
+
 /* ---- Race -------------------------------------------------------------------------------------------------- */
 
 typedef enum sat_verdict {
@@ -393,10 +426,11 @@ typedef struct sat_prepare {
     const sat_problem *problem;      /* normalised: every size, stride, dtype and alignment filled in */
     const sat_pattern_view *pattern; /* with the transposed index if the problem is transposed */
     void *workspace;                 /* workspace(...) bytes, 64-byte aligned (256 on CUDA) */
-    void *stream;
+    void *stream;                    /* CUDA: queue work on this one; it is waited for before any run */
 } sat_prepare;
 
-/* What a variant gets at every launch. Pointers are those of one batch item, unless the variant is SAT_V_BATCHED. */
+/* What a variant gets at every launch. Pointers are those of one batch item, unless the variant is SAT_V_BATCHED. On
+ * CUDA a launch queues on `stream` and returns; it allocates nothing and waits for nothing: it may be captured. */
 typedef struct sat_launch {
     size_t size;
     const sat_variant *variant;

@@ -26,24 +26,30 @@ list_variants() {
 
 families_of() { sed -n 's/^SAT_FAMILY(\([A-Za-z0-9_]*\)).*/\1/p' "$1"; }
 
+# What must stand around the lines of a file that not every build has
+guard_of() {
+    sed -n -e 's/.*_\(avx2\|avx512\|avx512bf16\|amx\)\.c$/ifndef SAT_NO_\U\1/p' -e 's/.*_sm90\.cu$/ifndef SAT_NO_SM90/p' \
+        -e 's,^src/libs/\(cu.*\.c\|.*\.cu\)$,ifdef SAT_HAVE_CUDA,p' <<<"$1"
+}
+
 # A file of kernels has a line, a line has a file, and the line goes where the compiler cannot build the file.
 check_variants() { # folder
-    local folder=$1 def=$1/variants.def lines file family families isa
+    local folder=$1 def=$1/variants.def lines file family families guard
     [ -f "$def" ] || return 0
     lines=$(list_variants "$def")
     for file in "$folder"/*.c "$folder"/*.cu; do
         [ -f "$file" ] || continue
         families=$(families_of "$file")
-        if [ -z "$families" ] && [ ! -f "${file%.*}.h" ]; then
+        if [ -z "$families" ] && [ ! -f "${file%.*}.h" ] && [ ! -f "${file%.*}.cuh" ]; then
             complain "$file defines no SAT_FAMILY and has no header of its own: nothing can use it"
         fi
         for family in $families; do
             if ! grep -q "^$family " <<<"$lines"; then
                 complain "$file defines SAT_FAMILY($family), but $def has no line for it"
             fi
-            isa=$(sed -n 's/.*_\(avx2\|avx512\|avx512bf16\|amx\)\.c$/\U\1/p' <<<"$file")
-            if [ -n "$isa" ] && grep "^$family " <<<"$lines" | grep -qv "ifndef SAT_NO_$isa\b"; then
-                complain "$def: the lines of $family must stand inside #ifndef SAT_NO_$isa ... #endif"
+            guard=$(guard_of "$file")
+            if [ -n "$guard" ] && grep "^$family " <<<"$lines" | grep -qv "$guard\b"; then
+                complain "$def: the lines of $family must stand inside #$guard ... #endif"
             fi
         done
     done
@@ -97,7 +103,7 @@ check_includes src/core \
     'sparse_autotune\.h|variant\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes include ''
 
-for file in include/*.h src/*.h src/*/*.[ch] src/kernels/*/*; do
+for file in include/*.h src/*.h src/*.cuh src/*/*.[ch] src/*/*.cu src/*/*.cuh src/kernels/*/*; do
     [ -f "$file" ] || continue
     lines=$(wc -l <"$file")
     [ "$lines" -le 700 ] || echo "layout: note: $file has $lines lines; past about 600 a file holds two ideas"

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 2
 BUILD=${BUILD:-build} JOBS=${JOBS:-2}
 passed=0 failed=0 skipped=0
 
-mapfile -t sources < <(find include src tests bench -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build' | sort)
+mapfile -t sources < <(find cmake include src tests bench -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build' | sort)
 mapfile -t scripts < <(find scripts tests bench -name '*.sh' | sort && echo .ci/run)
 
 clang_format=$(command -v clang-format-14 || true)
@@ -47,8 +47,8 @@ run_tidy() {
     local generator=()
     [ -f "$BUILD/CMakeCache.txt" ] || ! command -v ninja >/dev/null || generator=(-G Ninja)
     cmake -S . -B "$BUILD" "${generator[@]}" --log-level=WARNING >/dev/null || return 1
-    # Only what the build compiles: the build knows the flags.
-    sed -n 's/.*"file": "\(.*\)".*/\1/p' "$BUILD/compile_commands.json" | sort -u |
+    # Only what the build compiles: the build knows the flags. CUDA sources are nvcc's, which clang does not take after.
+    sed -n 's/.*"file": "\(.*\.c\)".*/\1/p' "$BUILD/compile_commands.json" | sort -u |
         xargs -P "$JOBS" -n 4 clang-tidy --quiet -p "$BUILD" --warnings-as-errors='*' 2>"$BUILD/tidy.log"
 }
 

@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
 # Sets this machine up: looks for what is needed, installs what is missing with apt where that is possible, and
 # otherwise says what is missing and how to get it. Quick, quiet and offline where nothing is missing.
-# usage: setup.sh run|test|lint|bench ...
+# usage: setup.sh run|test|lint|bench|cuda|gpu ...
+#   cuda   a CUDA compiler: where none works, NVIDIA's wheels go into $BUILD/cuda (300 MB)
+#   gpu    the same, but only on a machine with NVIDIA's driver
 set -u
+cd "$(dirname "$0")/.." || exit 2
+BUILD=${BUILD:-build}
 
 missing=()  # Debian and Ubuntu packages
 lacking=()  # what each is for
@@ -55,6 +59,7 @@ have_clang_format() { have clang-format-14 || clang-format --version 2>/dev/null
 have_clang_tidy() { have clang-tidy; }
 have_cppcheck() { have cppcheck; }
 have_shellcheck() { have shellcheck; }
+have_gxx() { have g++; }
 have_python() { have python3; }
 have_venv() { have python3 && python3 -c 'import ensurepip, venv' >/dev/null 2>&1; }
 
@@ -89,57 +94,125 @@ needs_bench() {
     want venv python3-venv 'a Python environment for SciPy'
 }
 
-for what in "${@:-run}"; do
-    case $what in
-    run | test | lint | bench) "needs_$what" ;;
-    *) echo "usage: setup.sh run|test|lint|bench ..." >&2 && exit 2 ;;
-    esac
-done
-[ ${#missing[@]} -gt 0 ] || exit 0
+needs_cuda() {
+    needs_run
+    want gxx g++ 'the C++ compiler that nvcc calls'
+    have_nvcc && return
+    want python python3 'Python, to fetch a CUDA compiler with'
+    want venv python3-venv 'a Python environment for the CUDA compiler'
+    fetch_nvcc=yes
+}
+needs_gpu() { if have_driver; then needs_cuda; fi; }
 
-explain() {
+have_driver() {
+    [ -e /dev/nvidia0 ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ] ||
+        PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'
+}
+
+# ---- the CUDA compiler ----
+
+# What NVIDIA's libraries need at compile time is not here: src/libs declares what it calls of them.
+wheels=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85
+    nvidia-cuda-runtime==13.0.96)
+fetch_nvcc=no
+
+have_wheels() { [ "$(cat "$BUILD/cuda/ready" 2>/dev/null)" = "${wheels[*]}" ]; }
+have_nvcc() { # the wheels, what the build folder uses already, or what nvcc.cmake finds
+    have_wheels && return
+    local known
+    known=$(sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p' "$BUILD/CMakeCache.txt" 2>/dev/null)
+    case $known in */cuda/lib/python*/site-packages/*) known= ;; esac # wheels that are not whole any more
+    [ -x "$known" ] || { have cmake && cmake -DBUILD="$BUILD" -P cmake/nvcc.cmake >/dev/null 2>&1; }
+}
+
+fetch_wheels() {
+    local root
+    rm -rf "$BUILD/cuda"
+    python3 -m venv "$BUILD/cuda" &&
+        "$BUILD/cuda/bin/python3" -m pip install --quiet --disable-pip-version-check --retries 2 --no-deps --no-compile \
+            --only-binary :all: "${wheels[@]}" || return 1
+    root=$(echo "$BUILD"/cuda/lib/python*/site-packages/nvidia/cu13)
+    ln -sfn lib "$root/lib64" && # where nvcc looks when it links
+        "$root/bin/nvcc" --version >/dev/null &&
+        echo "${wheels[*]}" >"$BUILD/cuda/ready"
+}
+
+provide_nvcc() {
+    mkdir -p "$BUILD" && exec 9>"$BUILD/cuda.lock" || return 1
+    if have flock; then flock 9; fi # another run may be fetching it now
+    if have_wheels; then return 0; fi
+    echo "sparse_autotune: fetching NVIDIA's CUDA compiler into $BUILD/cuda (300 MB)"
+    fetch_wheels >"$BUILD/cuda.log" 2>&1 && return
+    rm -rf "$BUILD/cuda"
+    tail -n 1 "$BUILD/cuda.log" >&2
+    return 1
+}
+
+# ---- packages ----
+
+explain() { # what is missing; ends here if it must not be
     echo "sparse_autotune: this machine lacks" >&2
     printf '%s\n' "${lacking[@]}" | sort -u -t: -k1,1 | sed 's/^CLANG_RUNTIME:/libclang-rt-<version of clang>-dev:/; s/^/  /' >&2
     echo "On Debian 12 and Ubuntu 24.04 those are packages: apt-get install <name>, as root." >&2
     if [ "$required" -gt 0 ]; then exit 1; fi
+    leave_out
+}
+leave_out() {
     if [ "${CI:-}" = true ]; then
         echo "Nothing may be left out where CI=true." >&2
         exit 1
     fi
-    echo "What needs them is left out." >&2
-    exit 0
+    echo "What needs that is left out." >&2
 }
 
-sudo=()
-if [ "$(id -u)" -ne 0 ]; then
-    if have sudo && sudo -n true 2>/dev/null; then sudo=(sudo -n); else explain; fi
-fi
-have apt-get || explain
-
-export DEBIAN_FRONTEND=noninteractive
 apt() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 "$@" </dev/null; }
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-apt update >"$log" 2>&1 || { sleep 5 && apt update >"$log" 2>&1; } || tail -n 5 "$log" >&2
 
-packages=()
-for package in $(printf '%s\n' "${missing[@]}" | sort -u); do
-    if [ "$package" = CLANG_RUNTIME ]; then
-        version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
-        have clang && version=$(clang -dumpversion | cut -d. -f1)
-        package=libclang-rt-$version-dev
+install_missing() {
+    sudo=()
+    if [ "$(id -u)" -ne 0 ]; then
+        if have sudo && sudo -n true 2>/dev/null; then sudo=(sudo -n); else return 1; fi
     fi
-    # One package that a release does not have must not keep the others out.
-    if apt-cache show "$package" >/dev/null 2>&1; then packages+=("$package"); else echo "no package $package here" >&2; fi
-done
-[ ${#packages[@]} -gt 0 ] || explain
-echo "sparse_autotune: installing ${packages[*]}"
-apt install -y --no-install-recommends "${packages[@]}" >"$log" 2>&1 || {
-    tail -n 15 "$log" >&2
-    explain
+    have apt-get || return 1
+    local package packages=() version
+    log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
+    apt update >"$log" 2>&1 || { sleep 5 && apt update >"$log" 2>&1; } || tail -n 5 "$log" >&2
+    for package in $(printf '%s\n' "${missing[@]}" | sort -u); do
+        if [ "$package" = CLANG_RUNTIME ]; then
+            version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
+            have clang && version=$(clang -dumpversion | cut -d. -f1)
+            package=libclang-rt-$version-dev
+        fi
+        # One package that a release does not have must not keep the others out.
+        if apt-cache show "$package" >/dev/null 2>&1; then packages+=("$package"); else echo "no package $package here" >&2; fi
+    done
+    [ ${#packages[@]} -gt 0 ] || return 1
+    echo "sparse_autotune: installing ${packages[*]}"
+    apt install -y --no-install-recommends "${packages[@]}" >"$log" 2>&1 || {
+        tail -n 15 "$log" >&2
+        return 1
+    }
+    hash -r
 }
 
-missing=() lacking=() required=0
-hash -r
-for what in "${@:-run}"; do "needs_$what"; done
-[ ${#missing[@]} -eq 0 ] || explain
+look() { # for everything that the words ask for
+    missing=() lacking=() required=0 fetch_nvcc=no
+    local what
+    for what in "$@"; do
+        case $what in
+        run | test | lint | bench | cuda | gpu) "needs_$what" ;;
+        *) echo "usage: setup.sh run|test|lint|bench|cuda|gpu ..." >&2 && exit 2 ;;
+        esac
+    done
+}
+
+look "${@:-run}"
+if [ ${#missing[@]} -gt 0 ]; then
+    install_missing && look "${@:-run}"
+    [ ${#missing[@]} -eq 0 ] || explain
+fi
+if [ "$fetch_nvcc" = yes ] && ! provide_nvcc; then
+    echo "sparse_autotune: no CUDA compiler works here, and NVIDIA's could not be fetched from PyPI: no CUDA backend" >&2
+    leave_out
+fi
+exit 0

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds and runs the tests, step by step, and ends with how many passed, failed and were skipped.
 # usage: test.sh release|asan|tsan|fuzz|gpu ...       from the Makefile, which gives BUILD, WERROR and JOBS
+# CUDA code is compiled wherever a CUDA compiler works, with or without a GPU; where CI=true one must.
 set -u
 cd "$(dirname "$0")/.." || exit 2
-BUILD=${BUILD:-build} WERROR=${WERROR:-OFF} JOBS=${JOBS:-2} FUZZ_SECONDS=${FUZZ_SECONDS:-60}
+BUILD=${BUILD:-build} WERROR=${WERROR:-OFF} JOBS=${JOBS:-2} FUZZ_SECONDS=${FUZZ_SECONDS:-60} GPU_SECONDS=${GPU_SECONDS:-60}
 passed=0 failed=0 skipped=0
 failures=() skips=()
 
@@ -51,11 +52,20 @@ clang_can() { # flags
     command -v clang >/dev/null && echo 'int main(void) { return 0; }' | clang "$@" -x c - -o /dev/null 2>/dev/null
 }
 
+build_release() {
+    local words=()
+    [ "${CI:-}" != true ] || words=(-DSAT_CUDA=ON)
+    build "$BUILD" "${CC:-cc}" all "${words[@]}"
+}
+has_cuda() { grep -q '^SAT_HAVE_CUDA:.*=ON' "$BUILD/CMakeCache.txt"; }
+
 step_release() {
     title "build and tests"
-    build "$BUILD" "${CC:-cc}" all || { fail "build" && return; }
+    build_release || { fail "build" && return; }
     pass
-    run_ctest tests "$BUILD"
+    if has_cuda; then echo "CUDA code: compiled for $(sed -n 's/^SAT_CUDA_ARCHITECTURES:.*=//p' "$BUILD/CMakeCache.txt")"
+    else skip "CUDA code: no CUDA compiler works here, so it was not compiled (scripts/setup.sh cuda)"; fi
+    run_ctest tests "$BUILD" -LE gpu
     if ! grep -q 'CMOCKA_LIBRARY:.*=/' "$BUILD/CMakeCache.txt"; then skip "C tests: cmocka is not installed"; fi
 }
 
@@ -122,7 +132,20 @@ step_fuzz() {
     done
 }
 
-step_gpu() { skip "GPU: this build has no GPU backend"; }
+step_gpu() {
+    title "GPU"
+    local reason
+    build_release || { fail "GPU: build" && return; }
+    if ! has_cuda; then
+        skip "GPU: the check of every variant and the tests that need a GPU, since this build has no CUDA code"
+    elif ! reason=$("$BUILD/sparse_autotune" info --device cuda 2>&1 >/dev/null); then
+        skip "GPU: the check of every variant, since there is no device: ${reason#*: }"
+        run_ctest GPU "$BUILD" -L gpu
+    else
+        if "$BUILD/sparse_autotune" check --device cuda --seconds "$GPU_SECONDS"; then pass; else fail "GPU: check"; fi
+        run_ctest GPU "$BUILD" -L gpu
+    fi
+}
 
 for step in "$@"; do "step_$step"; done
 

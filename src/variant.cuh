@@ -122,7 +122,8 @@ static inline unsigned sat_blocks(int64_t work, int64_t each) { /* at most 2^30;
 static inline sat_status sat_launched(const sat_launch *l) { /* after <<<...>>> */
     cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return SAT_OK;
-    return sat_fail(SAT_DEVICE_ERROR, "%s: %s", l->variant->name, cudaGetErrorString(error));
+    return sat_fail(error == cudaErrorMemoryAllocation ? SAT_OUT_OF_MEMORY : SAT_DEVICE_ERROR, "%s: %s",
+                    l->variant->name, cudaGetErrorString(error));
 }
 
 #endif

@@ -46,6 +46,22 @@ expect 'an instruction set without its guard' 'inside #ifndef SAT_NO_AMX'
 rm "$kernels/matmul_tiles_amx.c"
 cp "$copy/saved" "$kernels/variants.def"
 
+hopper=$copy/src/kernels/cuda
+cp "$hopper/variants.def" "$copy/saved"
+printf '#include "variant.cuh"\nSAT_FAMILY(cuda_matmul_tiles) = {.revision = "1"};\n' >"$hopper/matmul_tiles_sm90.cu"
+echo 'SAT_VARIANT(cuda_matmul_f16_any_sm90_tiles, cuda_matmul_tiles, 0, 0, 0, 0, 0, 0)' >>"$hopper/variants.def"
+expect 'a Hopper file without its guard' 'inside #ifndef SAT_NO_SM90'
+rm "$hopper/matmul_tiles_sm90.cu"
+cp "$copy/saved" "$hopper/variants.def"
+
+libs=$copy/src/libs
+cp "$libs/variants.def" "$copy/saved"
+printf '#include "variant.h"\nSAT_FAMILY(cuda_matmul_planted) = {.revision = "1"};\n' >"$libs/cuplanted.c"
+echo 'SAT_VARIANT(cuda_matmul_any_any_planted, cuda_matmul_planted, 0, 0, 0, 0, 0, 0)' >>"$libs/variants.def"
+expect 'a CUDA library without its guard' 'inside #ifdef SAT_HAVE_CUDA'
+rm "$libs/cuplanted.c"
+cp "$copy/saved" "$libs/variants.def"
+
 echo '#include "core/status.h"' >>"$kernels/matmul_reference.c"
 expect 'a kernel that includes core' 'matmul_reference.c includes "core/status.h"'
 sed -i '$d' "$kernels/matmul_reference.c"

@@ -10,17 +10,29 @@ typedef enum sat_fill {
     SAT_FILL_POSITIVE = 1 /* far enough above zero that every activation is the identity on the result */
 } sat_fill;
 
+/* What a device was seen to do: as in sat_device. */
+typedef struct sat_rates {
+    double memory, l2, tf32, flop[5];
+} sat_rates;
+
 typedef struct sat_backend {
     sat_backend_kind kind;
     const char *name;   /* "cpu", "cuda": also what $SPARSE_AUTOTUNE_DEVICE calls it */
     size_t alignment;   /* of workspaces and made-up operands */
+    bool loads_late;    /* a kernel's code is brought to the device when it is first launched */
     int (*count)(void); /* devices; 0 where there is no driver */
     sat_status (*open)(int index, int threads, sat_device *device); /* threads 0: as many as a run would use now */
+
+    /* Brackets calls on a device: makes it the thread's own, and leave() puts back what was; `before` is what enter()
+     * gave. For a caller's run that is all. The library's own work (`own`) moreover has the tuning stream to itself,
+     * and may allocate and wait while some stream is being captured into a graph. May be nested; calls nothing back. */
+    int (*enter)(const sat_device *device, bool own);
+    void (*leave)(const sat_device *device, int before);
 
     void *(*alloc)(void *device, size_t bytes, size_t alignment); /* `device` is the sat_device; NULL when out */
     void (*free)(void *device, void *pointer);
     size_t (*available)(const sat_device *device); /* bytes free now */
-    /* May this device read and write there? False for another device's memory, or a plain host pointer on CUDA. */
+    /* May this device read and write there? Not in another device's memory, nor on CUDA in plain host memory. */
     bool (*usable)(const sat_device *device, const void *pointer);
 
     sat_status (*read)(const sat_device *device, void *host, const void *from, size_t bytes); /* device to host */
@@ -42,8 +54,13 @@ typedef struct sat_backend {
     /* Times one call of run(user), as a device sees it, in seconds; `repeat` runs back to back give their mean. */
     sat_status (*time)(const sat_device *device, sat_status (*run)(void *user), void *user, int repeat,
                        double *seconds);
+    /* Measures rates, in some tens of milliseconds, with so much memory of the device to use. NULL: they stay nominal.
+     */
+    sat_status (*measure)(const sat_device *device, void *scratch, size_t bytes, sat_rates *rates);
     sat_status (*sync)(const sat_device *device, void *stream);
-    bool (*capturing)(const sat_device *device, void *stream); /* a CUDA graph is being captured */
+    void (*settle)(const sat_device *device); /* waits for all that is queued on the device, whatever the stream */
+    bool (*broken)(const sat_device *device); /* has a kernel left it unusable to this process? Waits for tuning. */
+    bool (*capturing)(const sat_device *device, void *stream); /* into a CUDA graph: calls on it are not done yet */
     int (*threads)(void);                                      /* threads a run would use now; CUDA: 0 */
 
     const sat_checker *(*checker)(sat_operation op); /* where this backend checks results */
@@ -53,6 +70,9 @@ extern const sat_backend sat_backend_cpu;
 #ifdef SAT_HAVE_CUDA
 extern const sat_backend sat_backend_cuda;
 #endif
+
+/* Memory of a CUDA device, which the CPU cannot read? Asks the driver where this process has one, and loads none. */
+bool sat_is_device_memory(const void *pointer);
 
 /* Every backend of this build, best first; NULL past the end. */
 const sat_backend *sat_backend_at(int i);

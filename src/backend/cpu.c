@@ -108,6 +108,7 @@ static void nominal_rates(sat_device *d) {
     d->flop_rate[SAT_F32] = d->flop_rate[SAT_F16] = f32;
     d->flop_rate[SAT_F64] = f32 / 2;
     d->flop_rate[SAT_BF16] = d->isa & SAT_ISA_AMX_BF16 ? 16 * f32 : d->isa & SAT_ISA_AVX512_BF16 ? 2 * f32 : f32;
+    d->tf32_rate = f32;
     d->memory_rate = 12e9 * (cores < 16 ? cores : 16);
 }
 
@@ -165,7 +166,7 @@ static size_t cpu_available(const sat_device *d) {
 
 static bool cpu_usable(const sat_device *d, const void *p) {
     (void)d;
-    return p != NULL;
+    return p != NULL && !sat_is_device_memory(p);
 }
 
 static sat_status cpu_copy(const sat_device *d, void *to, const void *from, size_t bytes) {
@@ -321,6 +322,11 @@ static sat_status cpu_sync(const sat_device *d, void *stream) {
     return SAT_OK;
 }
 
+static int cpu_enter(const sat_device *d, bool own) { return (void)d, (void)own, 0; }
+static void cpu_leave(const sat_device *d, int before) { (void)d, (void)before; }
+static void cpu_settle(const sat_device *d) { (void)d; }
+static bool cpu_broken(const sat_device *d) { return (void)d, false; }
+
 static void *cpu_stream(const sat_device *d) {
     (void)d;
     return NULL;
@@ -342,6 +348,8 @@ const sat_backend sat_backend_cpu = {
     .alignment = 64,
     .count = cpu_count,
     .open = cpu_open,
+    .enter = cpu_enter,
+    .leave = cpu_leave,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .available = cpu_available,
@@ -357,6 +365,8 @@ const sat_backend sat_backend_cpu = {
     .flush = cpu_flush,
     .time = cpu_time,
     .sync = cpu_sync,
+    .settle = cpu_settle,
+    .broken = cpu_broken,
     .capturing = cpu_capturing,
     .threads = cpu_threads,
     .checker = cpu_checker,

@@ -1,9 +1,10 @@
-/* The CUDA backend: device, memory, streams and timing. Its kernels are in cuda_fill.cu, its checks in cuda_check*.cu.
+/* The CUDA backend: device, memory, the tuning stream and timing. Its kernels are in cuda_fill.cu and cuda_rates.cu, its
+ * checks in cuda_check*.cu, and how it gets along with the program's own CUDA calls in cuda_calls.c.
  *
  * Tuning runs on a stream of its own for each device, so that it neither waits for the program's work nor holds it up.
- * Every call sets its device first and puts the caller's back. */
+ * Every function enters its device first, and leaves it again. */
 #include <cuda_runtime_api.h>
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,35 +12,14 @@
 #include "backend/cuda.h"
 #include "variant.h"
 
-enum { MOST_DEVICES = 64 };
-
 static struct {
-    cudaStream_t stream;
+    _Atomic(cudaStream_t) stream; /* NULL until first used */
     cudaEvent_t begin, end;
     void *flush;
     size_t flush_bytes;
     double empty_seconds; /* what an event pair shows around a kernel that does nothing */
-    bool ready;
-} devices[MOST_DEVICES];
-static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
-
-sat_status sat_cuda_status(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return SAT_OK;
-    (void)cudaGetLastError(); /* not for the next call to find */
-    return sat_fail(error == cudaErrorMemoryAllocation ? SAT_OUT_OF_MEMORY : SAT_DEVICE_ERROR, "%s: %s (%s)", what,
-                    cudaGetErrorString(error), cudaGetErrorName(error));
-}
-
-int sat_cuda_enter(const sat_device *d) {
-    int before = -1;
-    if (cudaGetDevice(&before) != cudaSuccess) before = -1;
-    if (before != d->index) (void)cudaSetDevice(d->index);
-    return before;
-}
-
-void sat_cuda_leave(const sat_device *d, int before) {
-    if (before >= 0 && before != d->index) (void)cudaSetDevice(before);
-}
+    bool ready;           /* to time */
+} devices[SAT_CUDA_DEVICES];
 
 /* ---- devices ---- */
 
@@ -49,7 +29,7 @@ static int cuda_count(void) {
         (void)cudaGetLastError();
         return 0;
     }
-    return count < MOST_DEVICES ? count : MOST_DEVICES;
+    return count < SAT_CUDA_DEVICES ? count : SAT_CUDA_DEVICES;
 }
 
 static int attribute(int index, enum cudaDeviceAttr what) {
@@ -63,23 +43,22 @@ static void nominal_rates(sat_device *d, int index) {
     double hz = 1e3 * attribute(index, cudaDevAttrClockRate), all = hz * d->threads;
     bool hopper = d->capability >= 90, server = d->capability == 80 || d->capability >= 90;
     d->flop_rate[SAT_F16] = d->flop_rate[SAT_BF16] = all * (hopper ? 4096 : d->capability == 80 ? 2048 : 1024) * 0.75;
+    d->tf32_rate = d->flop_rate[SAT_F16] / 2;
     d->flop_rate[SAT_F32] = all * (d->capability == 80 ? 128 : 256) * 0.8;
     d->flop_rate[SAT_F64] = all * (hopper ? 256 : server ? 128 : 4) * 0.8;
     double wires = attribute(index, cudaDevAttrGlobalMemoryBusWidth) / 8.0;
     d->memory_rate = 2e3 * attribute(index, cudaDevAttrMemoryClockRate) * wires * 0.85;
     if (d->memory_rate <= 0) d->memory_rate = 1e12;
+    d->l2_rate = all * 32; /* bytes a cycle */
+    if (d->l2_rate <= d->memory_rate) d->l2_rate = 2 * d->memory_rate;
 }
 
 static sat_status cuda_open(int index, int threads, sat_device *d) {
     (void)threads;
     int count = 0, driver = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
-    if (error != cudaSuccess) {
-        (void)cudaGetLastError();
-        return sat_fail(SAT_NOT_FOUND, "device is 'cuda:%d'; this machine has none that works: %s", index,
-                        cudaGetErrorString(error));
-    }
-    if (index >= count || index >= MOST_DEVICES)
+    if (error != cudaSuccess || count == 0) return sat_cuda_absent(error, index);
+    if (index >= count || index >= SAT_CUDA_DEVICES)
         return sat_fail(SAT_NOT_FOUND, "device is 'cuda:%d'; this machine has %d", index, count);
     struct cudaDeviceProp p;
     error = cudaGetDeviceProperties(&p, index);
@@ -93,6 +72,8 @@ static sat_status cuda_open(int index, int threads, sat_device *d) {
     d->capability = p.major * 10 + p.minor;
     d->l1_bytes = (int64_t)p.sharedMemPerMultiprocessor;
     d->l2_bytes = p.l2CacheSize;
+    d->shared_bytes = (int64_t)p.sharedMemPerBlockOptin;
+    d->driver = driver;
     d->memory_bytes = (int64_t)p.totalGlobalMem;
     snprintf(d->name, sizeof d->name, "%.80s (%d SMs, %.0f GB)", p.name, d->threads, (double)p.totalGlobalMem * 1e-9);
     snprintf(d->identity, sizeof d->identity, "cuda %.80s, sm_%d, %d SMs, %lld MiB, L2 %d MiB, driver %d.%d", p.name,
@@ -105,7 +86,7 @@ static sat_status cuda_open(int index, int threads, sat_device *d) {
 /* ---- memory ---- */
 
 static void *cuda_alloc(void *device, size_t bytes, size_t alignment) { /* cudaMalloc gives 256 bytes of it */
-    int before = sat_cuda_enter(device);
+    int before = sat_cuda_enter_as(device, SAT_CUDA_ASIDE);
     void *p = NULL;
     if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
         (void)cudaGetLastError();
@@ -116,15 +97,18 @@ static void *cuda_alloc(void *device, size_t bytes, size_t alignment) { /* cudaM
 }
 
 static void cuda_free(void *device, void *pointer) { /* waits for work that is queued, so freeing is always safe */
-    int before = sat_cuda_enter(device);
-    (void)cudaFree(pointer);
+    int before = sat_cuda_enter_as(device, SAT_CUDA_ASIDE);
+    if (cudaFree(pointer) != cudaSuccess) (void)cudaGetLastError();
     sat_cuda_leave(device, before);
 }
 
 static size_t cuda_available(const sat_device *d) {
-    int before = sat_cuda_enter(d);
+    int before = sat_cuda_enter_as(d, SAT_CUDA_ASIDE);
     size_t free = 0, total = 0;
-    if (cudaMemGetInfo(&free, &total) != cudaSuccess) free = 0;
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) {
+        (void)cudaGetLastError();
+        free = 0;
+    }
     sat_cuda_leave(d, before);
     return free;
 }
@@ -141,157 +125,232 @@ static bool cuda_usable(const sat_device *d, const void *pointer) {
 
 /* ---- the tuning stream ---- */
 
-static cudaError_t start(int index) {
-    cudaError_t e = cudaStreamCreateWithFlags(&devices[index].stream, cudaStreamNonBlocking);
-    if (e == cudaSuccess) e = cudaEventCreate(&devices[index].begin);
-    if (e == cudaSuccess) e = cudaEventCreate(&devices[index].end);
-    int l2 = attribute(index, cudaDevAttrL2CacheSize);
-    devices[index].flush_bytes = (size_t)(l2 > 0 ? l2 : 64 << 20) * 2;
-    if (e == cudaSuccess) e = cudaMalloc(&devices[index].flush, devices[index].flush_bytes);
-    double all[31] = {0};
-    for (int i = -5; e == cudaSuccess && i < 31; i++) {
-        float ms = 0;
-        e = cudaMemsetAsync(devices[index].flush, 0, devices[index].flush_bytes, devices[index].stream);
-        if (e == cudaSuccess) e = cudaEventRecord(devices[index].begin, devices[index].stream);
-        if (e == cudaSuccess) e = sat_cuda_nothing(devices[index].stream);
-        if (e == cudaSuccess) e = cudaEventRecord(devices[index].end, devices[index].stream);
-        if (e == cudaSuccess) e = cudaEventSynchronize(devices[index].end);
-        if (e == cudaSuccess) e = cudaEventElapsedTime(&ms, devices[index].begin, devices[index].end);
-        if (i >= 0) all[i] = ms * 1e-3;
-    }
-    for (int i = 1; i < 31; i++) /* sorts */
-        for (int j = i; j > 0 && all[j] < all[j - 1]; j--) {
-            double swap = all[j];
-            all[j] = all[j - 1], all[j - 1] = swap;
-        }
-    devices[index].empty_seconds = all[15];
+/* Made on first use and kept for the life of the process: contexts come and go. All of these are within enter(). */
+static cudaError_t begin(const sat_device *d, cudaStream_t *stream) {
+    *stream = atomic_load(&devices[d->index].stream);
+    if (*stream) return cudaSuccess;
+    cudaError_t e = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess) atomic_store(&devices[d->index].stream, *stream);
     return e;
 }
 
-/* Made on first use and kept for the life of the process: contexts come and go. */
-static cudaError_t begin(const sat_device *d) {
-    cudaError_t error = cudaSuccess;
-    pthread_mutex_lock(&devices_lock);
-    if (!devices[d->index].ready) {
-        int before = sat_cuda_enter(d);
-        error = start(d->index);
-        devices[d->index].ready = error == cudaSuccess;
-        sat_cuda_leave(d, before);
-    }
-    pthread_mutex_unlock(&devices_lock);
-    return error;
+static void *cuda_stream(const sat_device *d) {
+    int before = sat_cuda_enter(d);
+    cudaStream_t stream = NULL;
+    if (begin(d, &stream) != cudaSuccess) (void)cudaGetLastError();
+    sat_cuda_leave(d, before);
+    return stream;
 }
 
-static void *cuda_stream(const sat_device *d) { return begin(d) == cudaSuccess ? devices[d->index].stream : NULL; }
-
-static sat_status finish(const sat_device *d, cudaError_t error, const char *what) {
-    if (error == cudaSuccess) error = cudaStreamSynchronize(cuda_stream(d));
-    return sat_cuda_status(error, what);
+static cudaError_t finish(cudaError_t error, cudaStream_t stream) {
+    return error == cudaSuccess ? cudaStreamSynchronize(stream) : error;
 }
 
 static sat_status cuda_read(const sat_device *d, void *host, const void *from, size_t bytes) {
+    cudaStream_t stream;
     int before = sat_cuda_enter(d);
-    cudaError_t e = cudaMemcpyAsync(host, from, bytes, cudaMemcpyDefault, cuda_stream(d));
-    sat_status status = finish(d, e, "copying from the device");
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess) e = finish(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDefault, stream), stream);
     sat_cuda_leave(d, before);
-    return status;
+    return sat_cuda_status(e, "copying from the device");
 }
 
 static sat_status cuda_write(const sat_device *d, void *to, const void *host, size_t bytes) {
+    cudaStream_t stream;
     int before = sat_cuda_enter(d);
-    cudaError_t e = cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, cuda_stream(d));
-    sat_status status = finish(d, e, "copying to the device");
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess) e = finish(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream), stream);
     sat_cuda_leave(d, before);
-    return status;
+    return sat_cuda_status(e, "copying to the device");
 }
 
 static sat_status cuda_set(const sat_device *d, void *to, int byte, size_t bytes) {
+    cudaStream_t stream;
     int before = sat_cuda_enter(d);
-    cudaError_t e = bytes ? cudaMemsetAsync(to, byte, bytes, cuda_stream(d)) : cudaSuccess;
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess && bytes) e = cudaMemsetAsync(to, byte, bytes, stream);
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "filling memory");
 }
 
 static sat_status cuda_copy(const sat_device *d, void *to, const void *from, size_t bytes) {
+    cudaStream_t stream;
     int before = sat_cuda_enter(d);
-    cudaError_t e = bytes ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream(d)) : cudaSuccess;
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess && bytes) e = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "copying on the device");
 }
 
 static sat_status cuda_make(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base,
                             uint64_t seed, sat_fill fill, double scale) {
+    cudaStream_t stream;
     int before = sat_cuda_enter(d);
     size_t bytes = (size_t)o->span * sat_dtype_size(o->dtype);
-    cudaError_t e = bytes ? cudaMemsetAsync(base, 0xff, bytes, cuda_stream(d)) : cudaSuccess; /* NaN in every dtype */
-    if (e == cudaSuccess && bytes) e = sat_cuda_fill(o, a, base, seed, fill, scale, cuda_stream(d));
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess && bytes) e = cudaMemsetAsync(base, 0xff, bytes, stream); /* NaN in every dtype */
+    if (e == cudaSuccess && bytes) e = sat_cuda_fill(o, a, base, seed, fill, scale, stream);
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "making up operands");
 }
 
 static sat_status cuda_negate(const sat_device *d, sat_dtype t, void *base, int64_t elements) {
+    cudaStream_t stream;
     int before = sat_cuda_enter(d);
-    cudaError_t e = elements ? sat_cuda_flip_signs(t, base, elements, cuda_stream(d)) : cudaSuccess;
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess && elements) e = sat_cuda_flip_signs(t, base, elements, stream);
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "changing signs");
 }
 
 static bool cuda_clean(const sat_device *d, const sat_operand *o, void *base, size_t guard) {
+    cudaStream_t stream;
     int before = sat_cuda_enter(d);
     bool clean = false;
-    cudaError_t e = sat_cuda_all_poison(o, base, guard, &clean, cuda_stream(d));
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess) e = sat_cuda_all_poison(o, base, guard, &clean, stream);
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "looking at guard zones") == SAT_OK && clean;
 }
 
 /* ---- timing ---- */
 
+static double median(double *all, int count) {
+    for (int i = 1; i < count; i++)
+        for (int j = i; j > 0 && all[j] < all[j - 1]; j--) {
+            double swap = all[j];
+            all[j] = all[j - 1], all[j - 1] = swap;
+        }
+    return all[count / 2];
+}
+
+static cudaError_t start(int index, cudaStream_t stream) {
+    double all[31] = {0};
+    int l2 = attribute(index, cudaDevAttrL2CacheSize);
+    size_t bytes = (size_t)(l2 > 0 ? l2 : 64 << 20) * 2;
+    cudaEvent_t *begin = &devices[index].begin, *end = &devices[index].end;
+    cudaError_t e = *begin ? cudaSuccess : cudaEventCreate(begin); /* a start that failed begins where it was */
+    if (e == cudaSuccess && !*end) e = cudaEventCreate(end);
+    if (e == cudaSuccess && !devices[index].flush) e = cudaMalloc(&devices[index].flush, bytes);
+    devices[index].flush_bytes = bytes;
+    if (e == cudaSuccess) e = cudaMemsetAsync(devices[index].flush, 0, bytes, stream);
+    for (int i = -5; e == cudaSuccess && i < 31; i++) {
+        float ms = 0;
+        e = sat_cuda_sweep(devices[index].flush, bytes, stream);
+        if (e == cudaSuccess) e = cudaEventRecord(*begin, stream);
+        if (e == cudaSuccess) e = sat_cuda_nothing(stream);
+        if (e == cudaSuccess) e = cudaEventRecord(*end, stream);
+        if (e == cudaSuccess) e = cudaEventSynchronize(*end);
+        if (e == cudaSuccess) e = cudaEventElapsedTime(&ms, *begin, *end);
+        if (i >= 0) all[i] = ms * 1e-3;
+    }
+    devices[index].empty_seconds = median(all, 31);
+    devices[index].ready = e == cudaSuccess;
+    return e;
+}
+
+/* The stream, and what timing needs besides. */
+static cudaError_t begin_timing(const sat_device *d, cudaStream_t *stream) {
+    cudaError_t e = begin(d, stream);
+    return e == cudaSuccess && !devices[d->index].ready ? start(d->index, *stream) : e;
+}
+
 static void cuda_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count) {
     (void)pointers, (void)bytes, (void)count;
+    cudaStream_t stream;
     int before = sat_cuda_enter(d);
-    if (begin(d) == cudaSuccess)
-        (void)cudaMemsetAsync(devices[d->index].flush, 0, devices[d->index].flush_bytes, cuda_stream(d));
+    cudaError_t e = begin_timing(d, &stream);
+    if (e == cudaSuccess) e = sat_cuda_sweep(devices[d->index].flush, devices[d->index].flush_bytes, stream);
+    if (e != cudaSuccess) (void)cudaGetLastError(); /* the run that follows fails too, and says so */
     sat_cuda_leave(d, before);
 }
 
-/* The events bracket what `run` queues on the tuning stream, so the host's own time is hidden behind what was queued
- * before: the flush, or for warm runs a first launch. */
-static sat_status cuda_time(const sat_device *d, sat_status (*run)(void *), void *user, int repeat, double *seconds) {
-    cudaError_t e = begin(d);
-    if (e != cudaSuccess) return sat_cuda_status(e, "starting to tune");
-    int before = sat_cuda_enter(d);
-    cudaStream_t stream = cuda_stream(d);
-    sat_status status = repeat > 1 ? run(user) : SAT_OK;
-    e = cudaEventRecord(devices[d->index].begin, stream);
+/* Many runs as one graph, so that the host's part of a launch is not timed with them. False where `run` does what
+ * cannot be captured. */
+static bool capture_runs(cudaStream_t stream, sat_status (*run)(void *), void *user, int repeat, cudaGraphExec_t *out) {
+    cudaGraph_t graph = NULL;
+    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) return false;
+    sat_status status = SAT_OK;
     for (int i = 0; i < repeat && status == SAT_OK; i++) status = run(user);
-    if (e == cudaSuccess) e = cudaEventRecord(devices[d->index].end, stream);
-    if (e == cudaSuccess) e = cudaEventSynchronize(devices[d->index].end);
-    if (e == cudaSuccess) e = cudaGetLastError();
+    bool captured = cudaStreamEndCapture(stream, &graph) == cudaSuccess && status == SAT_OK;
+    captured = captured && cudaGraphInstantiate(out, graph, 0) == cudaSuccess;
+    if (graph) (void)cudaGraphDestroy(graph);
+    (void)cudaGetLastError();
+    return captured;
+}
+
+enum { MOST_NODES = 100 }; /* launches in one graph */
+
+/* The events bracket what is queued on the tuning stream, so the host's own time is hidden behind what was queued
+ * before: the flush, or for warm runs a first launch. */
+static cudaError_t time_launches(cudaStream_t stream, sat_status (*run)(void *), void *user, cudaGraphExec_t graph,
+                                 int repeat, const cudaEvent_t event[2], sat_status *status) {
+    cudaError_t e = cudaSuccess;
+    if (graph) e = cudaGraphLaunch(graph, stream);
+    else if (repeat > 1) *status = run(user);
+    if (e == cudaSuccess) e = cudaEventRecord(event[0], stream);
+    for (int i = 0; i < repeat && *status == SAT_OK && e == cudaSuccess; i++)
+        if (graph) e = cudaGraphLaunch(graph, stream);
+        else *status = run(user);
+    if (e == cudaSuccess) e = cudaEventRecord(event[1], stream);
+    if (e == cudaSuccess) e = cudaEventSynchronize(event[1]);
+    return e == cudaSuccess ? cudaGetLastError() : e;
+}
+
+static sat_status cuda_time(const sat_device *d, sat_status (*run)(void *), void *user, int repeat, double *seconds) {
+    cudaStream_t stream;
+    cudaGraphExec_t graph = NULL;
+    sat_status status = SAT_OK;
     float ms = 0;
-    if (e == cudaSuccess) e = cudaEventElapsedTime(&ms, devices[d->index].begin, devices[d->index].end);
+    int nodes = 1, before = sat_cuda_enter(d);
+    cudaError_t e = begin_timing(d, &stream);
+    if (e == cudaSuccess) {
+        const cudaEvent_t event[2] = {devices[d->index].begin, devices[d->index].end};
+        nodes = repeat < MOST_NODES ? repeat : MOST_NODES;
+        if (repeat > 1 && capture_runs(stream, run, user, nodes, &graph)) repeat = (repeat + nodes - 1) / nodes;
+        else nodes = 1;
+        e = time_launches(stream, run, user, graph, repeat, event, &status);
+        if (e == cudaSuccess) e = cudaEventElapsedTime(&ms, event[0], event[1]);
+        if (graph) (void)cudaGraphExecDestroy(graph);
+    }
+    double taken = (ms * 1e-3 - devices[d->index].empty_seconds) / ((double)repeat * nodes);
     sat_cuda_leave(d, before);
-    double taken = (ms * 1e-3 - devices[d->index].empty_seconds) / repeat;
     *seconds = taken > 1e-7 ? taken : 1e-7;
     return status != SAT_OK ? status : sat_cuda_status(e, "running a variant");
 }
 
-static sat_status cuda_sync(const sat_device *d, void *stream) {
+static sat_status cuda_measure(const sat_device *d, void *scratch, size_t bytes, sat_rates *rates) {
+    cudaStream_t stream;
     int before = sat_cuda_enter(d);
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess) e = sat_cuda_measure(d, scratch, bytes, rates, stream);
+    sat_cuda_leave(d, before);
+    return sat_cuda_status(e, "measuring the device's rates");
+}
+
+static sat_status cuda_sync(const sat_device *d, void *stream) {
+    /* The tuning stream may be in another thread's hands, which may be capturing it. */
+    bool own = stream && stream == atomic_load(&devices[d->index].stream);
+    int before = sat_cuda_enter_as(d, own ? SAT_CUDA_OWN : SAT_CUDA_ASIDE);
     cudaError_t e = cudaStreamSynchronize(stream);
     if (e == cudaSuccess) e = cudaGetLastError();
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "waiting for the device");
 }
 
-static bool cuda_capturing(const sat_device *d, void *stream) {
-    (void)d;
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) {
-        (void)cudaGetLastError(); /* the default stream, while another one captures */
-        return true;
-    }
-    return capture != cudaStreamCaptureStatusNone;
+/* After an illegal access, or anything else that ends a kernel, every call fails for as long as the process lives. */
+static bool cuda_broken(const sat_device *d) {
+    cudaStream_t stream;
+    int before = sat_cuda_enter(d);
+    (void)cudaGetLastError();
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    if (e != cudaSuccess) (void)cudaGetLastError();
+    sat_cuda_leave(d, before);
+    return e != cudaSuccess && e != cudaErrorMemoryAllocation;
 }
+
+static int cuda_enter(const sat_device *d, bool own) { return sat_cuda_enter_as(d, own ? SAT_CUDA_OWN : SAT_CUDA_RUN); }
 
 static int cuda_threads(void) { return 0; }
 
@@ -303,8 +362,11 @@ const sat_backend sat_backend_cuda = {
     .kind = SAT_CUDA,
     .name = "cuda",
     .alignment = 256,
+    .loads_late = true,
     .count = cuda_count,
     .open = cuda_open,
+    .enter = cuda_enter,
+    .leave = sat_cuda_leave,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .available = cuda_available,
@@ -319,8 +381,11 @@ const sat_backend sat_backend_cuda = {
     .stream = cuda_stream,
     .flush = cuda_flush,
     .time = cuda_time,
+    .measure = cuda_measure,
     .sync = cuda_sync,
-    .capturing = cuda_capturing,
+    .settle = sat_cuda_settle,
+    .broken = cuda_broken,
+    .capturing = sat_cuda_capturing,
     .threads = cuda_threads,
     .checker = cuda_checker,
 };

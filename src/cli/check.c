@@ -1,8 +1,8 @@
 // sparse_autotune check: verifies every variant on this machine over a random grid of problems, against a reference of
 // its own. What it finds it can repeat: a case is its seed, its variant and its number.
 //
-// The cases run in a process of their own. When a variant takes that process down, or does not come back, it is
-// reported, and a new process goes on with the others.
+// The cases run in a process of their own. When a variant takes that process down, or its device, or does not come
+// back, it is reported, and a new process goes on with the others.
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -44,6 +44,7 @@ typedef struct check_args {
     int at; // the variant and case that run now
     int64_t at_case;
     char problem[512]; // what it was about to run
+    char broke[1200];  // how it left the device unusable; "": it did not
     double start;
     progress bar;
 } check_args;
@@ -82,6 +83,14 @@ static void note(check_args *c, int which, int64_t number, case_end end, const c
 
 static bool is_over(const check_args *c) { return c->seconds > 0 && now_seconds() - c->start >= c->seconds; }
 
+// Whatever runs after a variant that left the device unusable would be blamed for it.
+static int broken(const check_args *c, checker *k, const char *name) {
+    checker_close(k);
+    if (c->worker) return EXIT_FAILED; // the parent goes on with a new one
+    return failure("check", "%s broke the device, and this process cannot use it any more: leave out --no-isolate",
+                   name);
+}
+
 static int run_loop(check_args *c) {
     checker k;
     if (!checker_open(&k, &c->setup)) return checker_close(&k), EXIT_FAILED;
@@ -96,8 +105,12 @@ static int run_loop(check_args *c) {
             if (c->worker) isolate_report((int)c->report_fd, "at %d %" PRId64, i, number);
             case_end end =
                 checker_run(&k, sat_variant_at(k.many, (size_t)i), (uint64_t)c->seed, number, message, sizeof message);
-            if (c->worker) isolate_report((int)c->report_fd, "end %d %s", (int)end, end == CASE_WRONG ? message : "");
+            bool broke = end == CASE_WRONG && sat_stream_wait(k.many, NULL) != SAT_OK;
+            if (c->worker && broke) isolate_report((int)c->report_fd, "broke %s", message);
+            else if (c->worker)
+                isolate_report((int)c->report_fd, "end %d %s", (int)end, end == CASE_WRONG ? message : "");
             else note(c, i, number, end, message);
+            if (broke) return broken(c, &k, c->list[i].name);
         }
         skipping = false;
     }
@@ -111,8 +124,9 @@ static void take_line(void *user, const char *line) {
     int which, end, at = 0;
     int64_t number;
     if (sscanf(line, "at %d %" SCNd64, &which, &number) == 2 && which >= 0 && which < c->count)
-        c->at = which, c->at_case = number, c->problem[0] = 0;
+        c->at = which, c->at_case = number, c->problem[0] = c->broke[0] = 0;
     else if (strncmp(line, "problem ", 8) == 0) snprintf(c->problem, sizeof c->problem, "%s", line + 8);
+    else if (strncmp(line, "broke ", 6) == 0) snprintf(c->broke, sizeof c->broke, "%s", line + 6);
     else if (sscanf(line, "end %d %n", &end, &at) == 1 && at > 0 && c->at >= 0) {
         note(c, c->at, c->at_case, (case_end)end, line + at);
         c->at = -1;
@@ -171,7 +185,7 @@ static int run_isolated(check_args *c) {
         if (end == ISOLATE_UNABLE || c->at < 0) return failure("check", "the process that runs the cases %s", message);
         int dead = c->at;
         snprintf(text, sizeof text, "%s%s%s", message, *c->problem ? "; problem: " : "", c->problem);
-        note(c, dead, c->at_case, CASE_WRONG, text);
+        note(c, dead, c->at_case, CASE_WRONG, *c->broke ? c->broke : text);
         c->list[dead].dead = true;
         first = next_variant(c, dead), from = first ? c->at_case : c->at_case + 1;
         if (!first && !next_variant(c, -1)) return EXIT_DONE;
@@ -185,7 +199,7 @@ static bool is_good(const tally *t) { return !t->wanted || (t->wrong == 0 && t->
 
 static const char *remark(const tally *t) {
     if (*t->lacks) return "not on this device";
-    if (t->dead) return "took its process down or did not come back";
+    if (t->dead) return "took its process or its device down, or did not come back";
     if (t->wrong) return "FAILED";
     return t->right ? "ok" : "NEVER EXERCISED: took none of the cases";
 }

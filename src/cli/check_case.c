@@ -12,6 +12,7 @@
 typedef struct draw {
     rng r;
     double wild;         // 1: anything; near 0: the plainest problem
+    bool even;           // strides and pointers that suit wide loads, whatever else is wild
     double area, budget; // limits of rows * columns, and of products to sum
     const sat_variant *v;
 } draw;
@@ -42,11 +43,26 @@ static int64_t other_side(draw *d) {
     if (u < 0.30) return rng_between(&d->r, 2, 8);
     if (u < 0.45) return rng_between(&d->r, 9, 16);
     if (u < 0.60) return 16 * rng_between(&d->r, 1, 8);
-    if (u < 0.95) return rng_between(&d->r, 17, 100);
+    if (u < 0.85) return rng_between(&d->r, 17, 100);
     return rng_between(&d->r, 101, 700);
 }
 
-// Each row its own share of blocks: even, with empty rows, or one heavy row.
+// Every row is the first one, moved on by a block at each step: as many blocks in every row, and in every column too
+// where the grid is square.
+static void repeat_first_row(blocks *b) {
+    int64_t width = b->row_ptr[1];
+    for (int64_t row = 1; row < b->grid_rows; row++) {
+        int64_t shift = row % b->grid_cols, wrapped = 0, at = b->count;
+        while (wrapped < width && b->col_idx[width - 1 - wrapped] + shift >= b->grid_cols) wrapped++;
+        for (int64_t i = 0; i < width; i++) { // those that went over the edge come first
+            int64_t from = i < wrapped ? width - wrapped + i : i - wrapped;
+            b->col_idx[at + i] = b->col_idx[from] + shift - (i < wrapped ? b->grid_cols : 0);
+        }
+        b->row_ptr[row + 1] = b->count = at + width;
+    }
+}
+
+// Each row its own share of blocks: even, with empty rows, one heavy row, or all the same.
 static void choose_blocks(draw *d, blocks *b) {
     double density = rng_chance(&d->r, 0.1) ? 1 : rng_unit(&d->r) * 0.7, style = rng_unit(&d->r);
     if (rng_chance(&d->r, 0.04)) density = 0;
@@ -59,6 +75,10 @@ static void choose_blocks(draw *d, blocks *b) {
         for (int64_t col = 0; col < b->grid_cols; col++)
             if (rng_chance(&d->r, here)) b->col_idx[b->count++] = col;
         b->row_ptr[row + 1] = b->count;
+        if (row == 0 && b->count > 0 && style > 0.3 && style < 0.45) {
+            repeat_first_row(b);
+            return;
+        }
     }
 }
 
@@ -88,10 +108,15 @@ static bool make_pattern(draw *d, blocks *b) {
 
 static int64_t at_least_1(int64_t x) { return x < 1 ? 1 : x; }
 
+static int64_t stride(const draw *d, int64_t least) {
+    least = at_least_1(least);
+    return d->even ? (least + 15) / 16 * 16 : least;
+}
+
 static sat_layout dense_layout(draw *d, int64_t rows, int64_t cols, int64_t batch, bool output) {
     int64_t gap = wildly(d, 0.4) ? rng_between(&d->r, 1, 9) : 0;
-    sat_layout l = {.row_stride = at_least_1(cols + gap), .col_stride = 1};
-    if (wildly(d, 0.3)) l = (sat_layout){.row_stride = 1, .col_stride = at_least_1(rows + gap)};
+    sat_layout l = {.row_stride = stride(d, cols + gap), .col_stride = 1};
+    if (wildly(d, 0.3)) l = (sat_layout){.row_stride = 1, .col_stride = stride(d, rows + gap)};
     if (wildly(d, 0.1)) { // neither order
         l.col_stride = rng_between(&d->r, 2, 3);
         l.row_stride = at_least_1(cols * l.col_stride + gap);
@@ -99,7 +124,7 @@ static sat_layout dense_layout(draw *d, int64_t rows, int64_t cols, int64_t batc
     if (!output && wildly(d, 0.02)) l = (sat_layout){.row_stride = 0, .col_stride = 1}; // one row for all
     if (!output && wildly(d, 0.02)) l = (sat_layout){.row_stride = 1, .col_stride = 0};
     if (batch <= 1) return l;
-    l.batch_stride = at_least_1(rows * l.row_stride + cols * l.col_stride + gap);
+    l.batch_stride = stride(d, rows * l.row_stride + cols * l.col_stride + gap);
     if (!output && rng_chance(&d->r, 0.3)) l.batch_stride = 0;
     else if (wildly(d, 0.1))
         l = (sat_layout){.row_stride = at_least_1(cols * batch), .col_stride = batch, .batch_stride = 1};
@@ -109,13 +134,14 @@ static sat_layout dense_layout(draw *d, int64_t rows, int64_t cols, int64_t batc
 static sat_layout values_layout(draw *d, const blocks *b, int64_t batch, bool output) {
     sat_layout l = {0};
     if (batch > 1 && (output || rng_chance(&d->r, 0.6)))
-        l.batch_stride = b->count * b->block_rows * b->block_cols + (wildly(d, 0.5) ? rng_between(&d->r, 1, 9) : 0);
+        l.batch_stride =
+            stride(d, b->count * b->block_rows * b->block_cols + (wildly(d, 0.5) ? rng_between(&d->r, 1, 9) : 0));
     return l;
 }
 
 static uint32_t alignment(draw *d, sat_dtype t) {
     static const int64_t bytes[] = {16, 32, 64};
-    return wildly(d, 0.5) ? (uint32_t)number_size(t) : (uint32_t)pick(d, bytes, 3);
+    return !d->even && wildly(d, 0.5) ? (uint32_t)number_size(t) : (uint32_t)pick(d, bytes, 3);
 }
 
 /* ---- problems ---- */
@@ -141,6 +167,7 @@ static void choose_scalars(draw *d, sat_problem *p) {
 static void choose_flags(draw *d, sat_problem *p) {
     if (d->v->flags & SAT_V_NONDETERMINISTIC) p->flags |= SAT_ALLOW_NONDETERMINISTIC;
     if (d->v->flags & SAT_V_DENSE) p->flags |= SAT_ALLOW_DENSE;
+    if (p->a_dtype == SAT_F32 && rng_chance(&d->r, 0.3)) p->flags |= SAT_ALLOW_TF32;
     bool own_values = p->batch > 1 && p->a.batch_stride != 0; // those cannot be converted once for all
     if (p->op == SAT_MATMUL && !own_values && rng_chance(&d->r, 0.25)) p->flags |= SAT_FIXED_VALUES;
 }
@@ -183,7 +210,8 @@ bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt,
     draw d = {.r = {state + (uint64_t)attempt * 0x632be59bd9b4e019u}, .wild = wild, .v = v};
     *c = (check_case){.seed = rng_next(&d.r), .poisoned = -1};
     double size = rng_unit(&d.r); // a few larger ones cross the edges of what kernels keep in a cache
-    d.area = size < 0.96 ? 2e5 : 2e6, d.budget = size < 0.85 ? 4e5 : size < 0.99 ? 4e6 : 2e7;
+    d.area = size < 0.96 ? 2e5 : 2e6, d.budget = size < 0.80 ? 4e5 : size < 0.98 ? 4e6 : 2e7;
+    d.even = rng_chance(&d.r, 0.5);
     if (!make_pattern(&d, &c->blocks)) return false;
     choose_problem(&d, c);
     c->index_type = rng_chance(&d.r, 0.5) ? SAT_I32 : SAT_I64;
@@ -209,11 +237,12 @@ void case_text(const check_case *c, char *out, size_t capacity) {
     const blocks *b = &c->blocks;
     int at = snprintf(out, capacity,
                       "%s %s %" PRId64 "x%" PRId64 "x%" PRId64 " block %" PRId64 "x%" PRId64 ", %" PRId64
-                      " blocks, batch %" PRId64 "%s, alpha %g beta %g bias %d %s%s, align %u,%u,%u, i%d, %s",
+                      " blocks, batch %" PRId64 "%s, alpha %g beta %g bias %d %s%s%s, align %u,%u,%u, i%d, %s",
                       p->op == SAT_SAMPLED ? "sampled" : "matmul", dtype_pair_name(p->a_dtype, p->c_dtype), p->m, p->n,
                       p->k, b->block_rows, b->block_cols, b->count, p->batch, p->transpose ? ", transposed" : "",
                       p->alpha, p->beta, p->bias, acts[p->activation], p->flags & SAT_FIXED_VALUES ? ", fixed" : "",
-                      p->a_align, p->b_align, p->c_align, c->index_type == SAT_I32 ? 32 : 64, places[c->place]);
+                      p->flags & SAT_ALLOW_TF32 ? ", TF32" : "", p->a_align, p->b_align, p->c_align,
+                      c->index_type == SAT_I32 ? 32 : 64, places[c->place]);
     const sat_layout *layouts[] = {&p->a, &p->b, &p->c};
     static const char *const names[] = {"a", "b", "c"};
     for (int i = 0; i < 3 && at > 0 && (size_t)at < capacity; i++)

@@ -3,8 +3,9 @@
 // The bound is that of the arithmetic. A sum of d products in a precision with unit roundoff u, in any order, is off by
 // at most d*u/(1-d*u) times the sum of the magnitudes; alpha and beta rounded to that precision, their products and the
 // two additions add six more roundings. The reference itself rounds likewise, in double. Storing the result adds half a
-// unit in its last place. An activation multiplies what came before by its steepest slope (below 1.13 for all three)
-// and may itself be off by a few roundings of its argument.
+// unit in its last place. Where TF32 is allowed both factors may have been rounded to it. An activation multiplies what
+// came before by its steepest slope (below 1.13 for all three) and may itself be off by a few roundings of its
+// argument.
 
 #include "check_reference.h"
 
@@ -13,6 +14,7 @@
 
 #include "number.h"
 
+static const double tf32_inputs = 2 * 0x1p-11 + 0x1p-22; // both factors rounded to 11 bits
 static const double steepest = 1.13, activation_roundings = 8;
 
 static double *load_item(const operand *o, int64_t z) { // rows x cols, row-major
@@ -39,6 +41,7 @@ static double activate(sat_activation f, double x) {
 static void finish(const sat_problem *p, double sum, double magnitude, double depth, double before, double bias,
                    double *expected, double *bound) {
     double u = number_roundoff(p->compute_dtype) + 0x1p-53, steps = (depth + 6) * u;
+    if ((p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32) steps += tf32_inputs;
     double x = p->alpha * sum, scale = fabs(p->alpha) * magnitude;
     if (p->beta != 0) x += p->beta * before, scale += fabs(p->beta * before);
     if (p->bias) x += bias, scale += fabs(bias);

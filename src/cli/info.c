@@ -33,11 +33,31 @@ static void print_library(void *user, const sat_variant *v) {
     printf("%s%s", (*count)++ ? ", " : "", v->revision);
 }
 
-static void print_caches(const sat_device *d) {
+static const char *driver_text(const sat_device *d, char *out, size_t capacity) {
+    snprintf(out, capacity, "%d.%d", d->driver / 1000, d->driver % 1000 / 10);
+    return out;
+}
+
+static void print_memory(const sat_device *d) {
     char l1[32], l2[32], l3[32], memory[32];
-    printf("  caches      L1 %s and L2 %s a core, L3 %s\n", text_bytes(l1, sizeof l1, (double)d->l1_bytes),
-           text_bytes(l2, sizeof l2, (double)d->l2_bytes), text_bytes(l3, sizeof l3, (double)d->l3_bytes));
+    text_bytes(l1, sizeof l1, (double)d->l1_bytes), text_bytes(l2, sizeof l2, (double)d->l2_bytes);
+    if (d->backend == SAT_CPU)
+        printf("  caches      L1 %s and L2 %s a core, L3 %s\n", l1, l2, text_bytes(l3, sizeof l3, (double)d->l3_bytes));
+    else
+        printf("  caches      L2 %s; shared memory %s a multiprocessor, %s a block\n", l2, l1,
+               text_bytes(l3, sizeof l3, (double)d->shared_bytes));
     printf("  memory      %s\n", text_bytes(memory, sizeof memory, (double)d->memory_bytes));
+}
+
+static void print_rates(const sat_device *d) {
+    char text[32];
+    printf("  rates       %s, for estimates: memory %.1f GB/s", d->measured ? "measured" : "nominal",
+           d->memory_rate * 1e-9);
+    if (d->l2_rate > 0) printf(", L2 %.1f GB/s", d->l2_rate * 1e-9);
+    for (int t = SAT_F32; t <= SAT_BF16; t++)
+        printf(", %s %s", dtype_name((sat_dtype)t), text_rate(text, sizeof text, d->flop_rate[t]));
+    if (d->backend == SAT_CUDA) printf(", tf32 %s", text_rate(text, sizeof text, d->tf32_rate));
+    putchar('\n');
 }
 
 static void print_info(const sat_context *c) {
@@ -50,13 +70,14 @@ static void print_info(const sat_context *c) {
         printf("  threads     %d\n", d->threads);
         isa_text(d->isa, text, sizeof text);
         printf("  isa         %s\n", *text ? text : "none beyond the compiler's default");
-    } else printf("  processors  %d, capability %d.%d\n", d->threads, d->capability / 10, d->capability % 10);
-    print_caches(d);
-    printf("  rates       nominal, for estimates: memory %.1f GB/s", d->memory_rate * 1e-9);
-    for (int t = SAT_F32; t <= SAT_BF16; t++)
-        printf(", %s %s", dtype_name((sat_dtype)t), text_rate(text, sizeof text, d->flop_rate[t]));
+    } else {
+        printf("  processors  %d, capability %d.%d\n", d->threads, d->capability / 10, d->capability % 10);
+        printf("  driver      %s\n", driver_text(d, text, sizeof text));
+    }
+    print_memory(d);
+    print_rates(d);
     int libraries = 0;
-    printf("\n  libraries   ");
+    printf("  libraries   ");
     each_library(c, print_library, &libraries);
     printf("%s\n", libraries ? "" : "none found");
     printf("  variants    %zu\n", sat_variant_count(c));
@@ -69,7 +90,7 @@ static void json_library(void *user, const sat_variant *v) { json_text(user, NUL
 
 static void info_json(const sat_context *c) {
     const sat_device *d = sat_context_device(c);
-    char isa[128];
+    char isa[128], driver[16];
     json j = {.file = stdout};
     json_object(&j, NULL);
     json_int(&j, "version", 1);
@@ -84,7 +105,12 @@ static void info_json(const sat_context *c) {
     json_int(&j, "capability", d->capability);
     json_int(&j, "l1_bytes", d->l1_bytes), json_int(&j, "l2_bytes", d->l2_bytes);
     json_int(&j, "l3_bytes", d->l3_bytes), json_int(&j, "memory_bytes", d->memory_bytes);
+    json_int(&j, "shared_bytes", d->shared_bytes);
+    json_text(&j, "driver", d->driver ? driver_text(d, driver, sizeof driver) : NULL);
+    json_bool(&j, "measured", d->measured);
     json_real(&j, "memory_rate", d->memory_rate);
+    json_real(&j, "l2_rate", d->l2_rate);
+    json_real(&j, "tf32_rate", d->tf32_rate);
     json_object(&j, "flop_rate");
     for (int t = SAT_F32; t <= SAT_BF16; t++) json_real(&j, dtype_name((sat_dtype)t), d->flop_rate[t]);
     json_end(&j);
@@ -103,19 +129,23 @@ static void info_json(const sat_context *c) {
 
 int info_main(int argc, char **argv) {
     setup s = {.command = "info"};
-    bool as_json = false;
-    const arg list[] = {SETUP_ARGS(s), ARG_FLAG_("json", &as_json, "prints one JSON object")};
+    bool as_json = false, measure = false;
+    const arg list[] = {SETUP_ARGS(s),
+                        ARG_FLAG_("measure", &measure, "measures the device's rates now, and remembers them"),
+                        ARG_FLAG_("json", &as_json, "prints one JSON object")};
     args a = {.command = "info",
               .usage = "[options]",
-              .about = "Shows the device, its libraries, the cache and the environment variables in force.",
+              .about = "Shows the device, its rates, its libraries, the cache and the environment variables in force.",
               .list = list,
               .count = sizeof list / sizeof *list};
     args_outcome parsed = args_parse(&a, argc, argv);
     if (parsed != ARGS_OK) return (int)parsed;
     sat_context *context = setup_open(&s);
     if (!context) return EXIT_FAILED;
-    if (as_json) info_json(context);
+    sat_status status = measure ? sat_context_measure(context) : SAT_OK;
+    if (status != SAT_OK) failure("info", "--measure: %s (%s)", sat_last_error(), sat_status_name(status));
+    else if (as_json) info_json(context);
     else print_info(context);
     sat_context_free(context);
-    return EXIT_DONE;
+    return status == SAT_OK ? EXIT_DONE : EXIT_FAILED;
 }

@@ -129,6 +129,7 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_PARSE_("sparsity", &p->sparsity, "S", parse_sparsity, "a number from 0 to 1, or from 0% to 100%",
                    "share of the blocks that are absent (0.875)"),
         ARG_REAL_("skew", &p->skew, "X", 1, 1e9, "blocks of the heaviest row over the mean (1; powerlaw 8)"),
+        ARG_REAL_("overlap", &p->overlap, "X", 0, 1, "random: share of a row's columns that the next row has too"),
         ARG_CHOICE_("pattern", &p->kind, "KIND", make_kind_names, "where the blocks are"),
         ARG_INT_("seed", &r->seed, "N", 0, 0x1p63, "of the made-up pattern (1)"),
         ARG_TEXT_("matrix", &r->matrix, "FILE.mtx", "takes the pattern from a Matrix Market file"),
@@ -143,7 +144,8 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_REAL_("beta", &s->beta, "X", -HUGE_VAL, HUGE_VAL, "factor of what the output held (0)"),
         ARG_FLAG_("bias", &s->bias, "matmul: adds one value to each row"),
         ARG_CHOICE_("activation", &s->activation, "F", activation_names, "matmul: a function of the result"),
-        ARG_PARSE_("align", &s->align, "BYTES", parse_align, "a power of two from 8 to 4096", "of the operands (64)"),
+        ARG_PARSE_("align", &s->align, "BYTES", parse_align, "a power of two from 8 to 4096",
+                   "of the operands (64; on a GPU 256)"),
         ARG_FLAG_("fixed-values", &r->fixed, "block values stay the same between runs (inference)"),
         ARG_FLAG_("allow-dense", &r->dense, "variants that multiply by the absent blocks may win"),
         ARG_FLAG_("allow-tf32", &r->tf32, "f32 inputs may be rounded to TF32"),
@@ -279,7 +281,7 @@ static int race_in(const race_args *r, spec *s, const blocks *b, sat_context *co
         return usage_error("race", "--only '%s': no variant of that name; `sparse_autotune variants` lists them",
                            unknown);
     char *names = t ? names_in(t) : NULL;
-    outcome o = {.spec = s, .blocks = b, .context = context};
+    outcome o = {.spec = s, .blocks = b, .context = context, .cold = r->setup.measure == SAT_MEASURE_COLD};
     o.out = t ? t->out : NULL, o.out_count = t ? t->out_count : 0;
     o.info.size = sizeof o.info;
     int code = EXIT_DONE;
@@ -358,6 +360,7 @@ static const char *drawn_option(const race_args *r) {
     const make_request *p = &r->spec.pattern;
     if (p->sparsity >= 0) return "sparsity";
     if (p->skew > 0) return "skew";
+    if (p->overlap >= 0) return "overlap";
     if (p->kind != 0) return "pattern";
     return r->seed != 1 ? "seed" : NULL;
 }

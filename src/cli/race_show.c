@@ -2,7 +2,9 @@
 
 #include "race_show.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "number.h"
@@ -14,6 +16,7 @@ const char *verdict_text(sat_verdict v) {
     case SAT_VERDICT_OK: return "ok";
     case SAT_VERDICT_WRONG: return "wrong";
     case SAT_VERDICT_ERROR: return "error";
+    case SAT_VERDICT_MEMORY: return "memory";
     default: return "skipped";
     }
 }
@@ -118,6 +121,35 @@ void race_print(const outcome *o) {
     fflush(stdout);
 }
 
+// What no program can be faster than, by the device's rates: the arithmetic, or the bytes that must move. In runs back
+// to back, what fits into a GPU's L2 need not come from memory again.
+static double floor_seconds(const outcome *o) {
+    const sat_device *d = sat_context_device(o->context);
+    bool tf32 = o->spec->a_dtype == SAT_F32 && (o->spec->flags & SAT_ALLOW_TF32);
+    double arithmetic = o->info.flops / (tf32 ? d->tf32_rate : d->flop_rate[o->spec->a_dtype]);
+    if (o->cold || d->backend == SAT_CPU) return fmax(arithmetic, o->info.bytes / d->memory_rate);
+    double beyond = fmax(0, o->info.bytes - (double)d->l2_bytes) / d->memory_rate;
+    return fmax(arithmetic, fmax(beyond, o->info.bytes / d->l2_rate));
+}
+
+static int by_count(const void *x, const void *y) {
+    int64_t a = *(const int64_t *)x, b = *(const int64_t *)y;
+    return (a > b) - (a < b);
+}
+
+static void rows_json(json *j, const blocks *b) {
+    int64_t *count = calloc((size_t)b->grid_rows + 1, sizeof *count);
+    if (!count || !b->grid_rows) return free(count);
+    for (int64_t i = 0; i < b->grid_rows; i++) count[i] = b->row_ptr[i + 1] - b->row_ptr[i];
+    qsort(count, (size_t)b->grid_rows, sizeof *count, by_count);
+    json_object(j, "blocks_a_row");
+    json_int(j, "least", count[0]);
+    json_int(j, "median", count[b->grid_rows / 2]);
+    json_int(j, "most", count[b->grid_rows - 1]);
+    json_end(j);
+    free(count);
+}
+
 static void problem_json(json *j, const outcome *o) {
     const spec *s = o->spec;
     const blocks *b = o->blocks;
@@ -135,6 +167,9 @@ static void problem_json(json *j, const outcome *o) {
     json_real(j, "bytes", o->info.bytes);
     json_int(j, "batch", s->batch);
     json_bool(j, "transpose", s->transpose);
+    json_text(j, "measure", o->cold ? "cold" : "warm");
+    json_real(j, "floor_seconds", floor_seconds(o));
+    rows_json(j, b);
     json_text(j, "key", o->info.key);
     json_end(j);
 }
@@ -182,6 +217,7 @@ void race_json(json *j, const char *key, const outcome *o) {
     json_text(j, "backend", backend_text(d->backend));
     json_text(j, "name", d->name);
     json_int(j, "threads", d->threads);
+    json_bool(j, "measured", d->measured);
     json_end(j);
     json_bool(j, "cached", o->info.cached);
     json_real(j, "tuning_seconds", o->info.seconds);

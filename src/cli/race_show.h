@@ -23,6 +23,7 @@ typedef struct outcome {
     const excluded *out;
     int out_count;
     bool remembered;
+    bool cold; /* operands were out of the cache before each run */
 } outcome;
 
 void race_print(const outcome *o);

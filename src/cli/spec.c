@@ -18,7 +18,6 @@ spec spec_default(void) {
                   .block_cols = 64,
                   .pattern = {.stored = -1, .sparsity = -1, .overlap = -1, .seed = 1},
                   .batch = 1,
-                  .align = 64,
                   .alpha = 1};
 }
 
@@ -68,6 +67,7 @@ bool spec_blocks(const spec *s, blocks *out, char *message, size_t capacity) {
 }
 
 void spec_dtype(spec *s, const sat_device *device) {
+    if (!s->align) s->align = device->backend == SAT_CUDA ? 256 : 64; // as such memory comes from its allocators
     if (!s->a_dtype) s->a_dtype = s->c_dtype = device->backend == SAT_CUDA ? SAT_F16 : SAT_F32;
 }
 

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/rates.h"
 #include "core/runner.h"
 
 sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_pattern *pattern,
@@ -53,8 +54,13 @@ static bool affordable(const sat_question *q, const sat_variant *v) {
     return !v->workspace || v->workspace(v, &q->problem, q->view, &q->device) <= q->memory_limit;
 }
 
+/* Neither memory of the device nor work on it before the first run. */
+static bool bare(const sat_question *q, const sat_variant *v) {
+    return !v->prepare && (!v->workspace || v->workspace(v, &q->problem, q->view, &q->device) == 0);
+}
+
 /* Nothing may be checked here, so only our own code serves. The reference fits everything, so there is an answer. */
-sat_status sat_answer_estimate(const sat_question *q, sat_answer *answer) {
+static sat_status estimate(const sat_question *q, bool only_bare, sat_answer *answer) {
     const sat_variant *list[SAT_MAX_VARIANTS];
     size_t count = sat_answer_candidates(q, NULL, list);
     double best = 0;
@@ -63,11 +69,14 @@ sat_status sat_answer_estimate(const sat_question *q, sat_answer *answer) {
         const sat_variant *v = list[i];
         if (!sat_registry_trusted(&q->ctx->registry, v) || !affordable(q, v)) continue;
         if ((v->flags & SAT_V_DENSE) && !(q->problem.flags & SAT_ALLOW_DENSE)) continue;
+        if (only_bare && !bare(q, v)) continue;
         double t = v->estimate(v, &q->problem, q->view, &q->device);
         if (!answer->variant || t < best) answer->variant = v, best = t;
     }
     return answer->variant ? SAT_OK : sat_fail(SAT_UNSUPPORTED, "no variant fits %s", q->exact);
 }
+
+sat_status sat_answer_estimate(const sat_question *q, sat_answer *answer) { return estimate(q, false, answer); }
 
 /* ---- remembering ---- */
 
@@ -114,6 +123,17 @@ static void remember(const sat_question *q, const sat_result *results, size_t co
     free(records);
 }
 
+/* What left the device unusable is remembered before the failure goes on its way, or the next process would do it all
+ * again. The message stays the failure's own. */
+static sat_status remember_breaker(const sat_question *q, const sat_result *results, size_t count, sat_record_kind kind,
+                                   sat_status status) {
+    char message[512];
+    if (count == 0) return status;
+    snprintf(message, sizeof message, "%s", sat_last_error());
+    remember(q, results, count, kind);
+    return sat_fail(status, "%s", message);
+}
+
 /* ---- racing ---- */
 
 double sat_tuning_patience(const sat_context *ctx) {
@@ -142,13 +162,28 @@ static sat_status race_these(const sat_question *q, const sat_variant **list, si
     const sat_pattern_view *full; /* the checks look at columns too */
     SAT_TRY(sat_pattern_transposed(q->pattern, &full));
     sat_tuning t = make_tuning(q, full, how);
+    sat_device device = q->device;
+    if (how->keep) sat_rates_before_race(q->ctx, &device);
+    t.device = &device;
     t.candidates = list, t.count = count;
-    SAT_TRY(sat_tune_race(&t, outcome));
-    if (how->keep) {
-        remember(q, outcome->results, outcome->count, SAT_RECORD_RACED);
-        sat_cache_forget_untuned(q->ctx->cache, q->key);
-    }
+    sat_status status = sat_tune_race(&t, outcome);
+    if (!how->keep) return status;
+    if (status != SAT_OK) return remember_breaker(q, outcome->results, outcome->count, SAT_RECORD_RACED, status);
+    remember(q, outcome->results, outcome->count, SAT_RECORD_RACED);
+    sat_cache_forget_untuned(q->ctx->cache, q->key);
     return SAT_OK;
+}
+
+/* Drops those that an earlier race of this key saw fail, unless that is everybody. */
+static size_t drop_failed(const sat_question *q, const sat_variant **list, size_t count) {
+    sat_entry entry;
+    if (sat_memo_get(q->ctx->memo, q->key, false, &entry) != SAT_OK) return count;
+    size_t kept = 0, failed = 0;
+    for (size_t i = 0; i < count; i++) failed += sat_choose_failed(&entry, list[i], NULL);
+    for (size_t i = 0; i < count; i++)
+        if (failed == count || !sat_choose_failed(&entry, list[i], NULL)) list[kept++] = list[i];
+    sat_entry_free(&entry);
+    return kept;
 }
 
 sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_outcome *outcome) {
@@ -159,39 +194,53 @@ sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_o
             return sat_fail(SAT_NOT_FOUND, "only is '%s'; no variant of that name fits the problem", how->only);
         return sat_fail(SAT_UNSUPPORTED, "no variant fits %s", q->exact);
     }
+    if (how->wary) count = drop_failed(q, list, count);
     return race_these(q, list, count, how, outcome);
 }
 
 /* ---- the answer ---- */
 
-/* Takes the best remembered variant that fits this very call, after checking it once on this exact problem. */
-static bool from_entry(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
+/* Checks a remembered variant on this exact problem. SAT_DEVICE_ERROR where that left the device unusable; any other
+ * failure only leaves it unchecked. */
+static sat_status verify(const sat_question *q, const sat_variant *v, sat_answer *answer, sat_verdict *verdict) {
+    const sat_pattern_view *full = NULL;
+    sat_result result = {0};
+    double start = sat_now();
+    sat_status status = sat_pattern_transposed(q->pattern, &full);
+    if (status == SAT_OK) {
+        sat_tuning t = make_tuning(q, full, NULL);
+        status = sat_tune_verify(&t, v, &result);
+    }
+    answer->tuning_seconds += sat_now() - start;
+    *verdict = result.verdict;
+    if (status != SAT_OK) return result.verdict ? remember_breaker(q, &result, 1, SAT_RECORD_VERIFIED, status) : SAT_OK;
+    remember(q, &result, 1, SAT_RECORD_VERIFIED);
+    if (result.verdict != SAT_VERDICT_OK)
+        sat_logf(&q->ctx->log, SAT_LOG_WARN, "%s failed its check and is not used: %s", v->name, result.message);
+    return SAT_OK;
+}
+
+/* Takes the best remembered variant that fits this very call, after checking it once on this exact problem; leaves
+ * answer->variant NULL where there is none. */
+static sat_status from_entry(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
     const sat_variant *ranking[SAT_MAX_VARIANTS];
     size_t count = sat_choose_ranking(entry, &q->ctx->registry, ranking, SAT_MAX_VARIANTS);
-    const sat_pattern_view *full = NULL;
     for (size_t i = 0; i < count; i++) {
         const sat_variant *v = ranking[i];
         if (!sat_variant_fits(v, &q->problem, q->view, &q->device) || !affordable(q, v)) continue;
+        if (sat_choose_failed(entry, v, q->exact)) continue;
         bool verified = sat_choose_verified(entry, v, q->exact);
-        if (!verified && sat_pattern_transposed(q->pattern, &full) == SAT_OK) {
-            sat_tuning t = make_tuning(q, full, NULL);
-            sat_result result;
-            double start = sat_now();
-            sat_status status = sat_tune_verify(&t, v, &result);
-            answer->tuning_seconds += sat_now() - start;
-            if (status == SAT_OK) remember(q, &result, 1, SAT_RECORD_VERIFIED);
-            verified = status == SAT_OK && result.verdict == SAT_VERDICT_OK;
-            if (status == SAT_OK && !verified) {
-                sat_logf(&q->ctx->log, SAT_LOG_WARN, "%s failed its check and is not used: %s", v->name,
-                         result.message);
-                continue;
-            }
+        if (!verified) {
+            sat_verdict verdict = 0;
+            SAT_TRY(verify(q, v, answer, &verdict));
+            verified = verdict == SAT_VERDICT_OK;
+            if (verdict && !verified) continue;
         }
         if (!verified && !sat_registry_trusted(&q->ctx->registry, v)) continue;
         answer->variant = v, answer->cached = true, answer->verified = verified;
-        return true;
+        return SAT_OK;
     }
-    return false;
+    return SAT_OK;
 }
 
 /* Variants that fit and that the entry has never seen as they are now. A known winner makes the reference no news. */
@@ -223,13 +272,17 @@ static sat_status tune_now(const sat_question *q, const sat_variant *best, sat_a
     bool served = false;
     if (status == SAT_OK && entry.count > 0) {
         size_t fresh = newcomers(q, &entry, list);
-        if (fresh == 0) served = from_entry(q, &entry, answer);
-        else if (best) { /* the best known one races the new ones again */ list[fresh] = best;
+        if (fresh == 0) {
+            answer->variant = NULL;
+            status = from_entry(q, &entry, answer);
+            served = answer->variant != NULL;
+        } else if (best) { /* the best known one races the new ones again */
+            list[fresh] = best;
             status = race_these(q, list, fresh + 1, &(sat_race_how){.keep = true}, &outcome);
         }
     }
     if (status == SAT_OK && !served && !outcome.results)
-        status = sat_answer_race(q, &(sat_race_how){.keep = true}, &outcome);
+        status = sat_answer_race(q, &(sat_race_how){.keep = true, .wary = true}, &outcome);
     sat_cache_tuning_unlock(q->ctx->cache);
     if (status == SAT_OK && outcome.results) take_winner(q, &outcome, answer);
     free(outcome.results);
@@ -246,6 +299,11 @@ static bool forced(const sat_question *q, sat_answer *answer) {
     return true;
 }
 
+sat_status sat_answer_bare(const sat_question *q, sat_answer *answer) {
+    if (forced(q, answer) && bare(q, answer->variant)) return SAT_OK;
+    return estimate(q, true, answer);
+}
+
 sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
     sat_context *ctx = q->ctx;
     sat_effort effort = ctx->options.effort;
@@ -254,10 +312,11 @@ sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
     if (effort == SAT_EFFORT_OFF) return sat_answer_estimate(q, answer);
     sat_entry entry;
     SAT_TRY(sat_memo_get(ctx->memo, q->key, false, &entry));
-    bool found = entry.count > 0 && from_entry(q, &entry, answer);
+    sat_status looked = from_entry(q, &entry, answer);
     const sat_variant *fresh[SAT_MAX_VARIANTS];
-    bool news = !found || newcomers(q, &entry, fresh) > 0;
+    bool found = answer->variant != NULL, news = !found || newcomers(q, &entry, fresh) > 0;
     sat_entry_free(&entry);
+    SAT_TRY(looked);
     if (!news) return SAT_OK;
     if (effort == SAT_EFFORT_CACHED) {
         if (!found) sat_cache_note_untuned(ctx->cache, q->key, q->exact);
@@ -272,6 +331,7 @@ sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
             return SAT_OK;
         }
         if (status != SAT_OK) sat_logf(&ctx->log, SAT_LOG_WARN, "not tuned: %s", sat_last_error());
+        if (status == SAT_DEVICE_ERROR && ctx->backend->broken(&q->device)) return status; /* nothing would run */
     }
     if (found) return SAT_OK;
     return sat_answer_estimate(q, answer);

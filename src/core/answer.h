@@ -29,11 +29,14 @@ typedef struct sat_answer {
 
 sat_status sat_answer_find(const sat_question *q, sat_answer *answer);
 sat_status sat_answer_estimate(const sat_question *q, sat_answer *answer); /* nothing is looked up or run */
+/* The same among those whose plan takes no memory and prepares nothing: for a call that is captured into a graph. */
+sat_status sat_answer_bare(const sat_question *q, sat_answer *answer);
 
 /* How a race is run for a question. */
 typedef struct sat_race_how {
     const char *only; /* NULL: all that fit */
     bool keep;
+    bool wary; /* whoever ended in an error before stays out: it may end this process */
     void (*progress)(void *user, int done, int total, const char *what);
     void *progress_user;
     const atomic_bool *cancel;

@@ -36,7 +36,7 @@ static void tune(sat_background *b, const job *j) {
     sat_outcome outcome = {0};
     if (sat_question_make(&q, b->ctx, j->pattern, &j->problem) != SAT_OK) return;
     if (!sat_cache_tuning_lock(b->ctx->cache, sat_tuning_patience(b->ctx))) return;
-    sat_race_how how = {.keep = true, .cancel = &b->stop};
+    sat_race_how how = {.keep = true, .wary = true, .cancel = &b->stop};
     sat_status status = sat_answer_race(&q, &how, &outcome);
     sat_cache_tuning_unlock(b->ctx->cache);
     if (status != SAT_OK) sat_logf(&b->ctx->log, SAT_LOG_WARN, "not tuned in the background: %s", sat_last_error());

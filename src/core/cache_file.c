@@ -75,6 +75,13 @@ uint64_t sat_checksum(const char *data, size_t length) {
     return h;
 }
 
+void sat_text_seal(sat_text *t, size_t start) {
+    char line[64];
+    if (t->failed) return;
+    snprintf(line, sizeof line, "%s%016" PRIx64 "\n", checksum_name, sat_checksum(t->data + start, t->length - start));
+    sat_text_adds(t, line);
+}
+
 /* ---- numbers ---- */
 
 static bool parse_digits(const char *s, size_t length, uint64_t limit, uint64_t *out) {
@@ -89,9 +96,8 @@ static bool parse_digits(const char *s, size_t length, uint64_t limit, uint64_t 
     return true;
 }
 
-/* A finite number that is not negative. strtod would look for the locale's decimal sign, so it gets the digits
- * without any: "1.25e-3" is read as "125e-5". */
-static bool parse_double(const char *s, size_t length, double *out) {
+/* strtod would look for the locale's decimal sign, so it gets the digits without any: "1.25e-3" is read as "125e-5". */
+bool sat_number_parse(const char *s, size_t length, double *out) {
     char digits[64];
     size_t n = 0, i = 0, before = 0, after = 0;
     if (length > 40) return false;
@@ -120,8 +126,7 @@ static bool parse_double(const char *s, size_t length, double *out) {
     return true;
 }
 
-/* The shortest spelling that reads back as the same number, with a point in every locale. */
-static void format_double(char out[40], double x) {
+void sat_number_format(char out[40], double x) {
     static const int precisions[] = {6, 15, 16, 17};
     for (size_t p = 0; p < sizeof precisions / sizeof precisions[0]; p++) {
         char spelled[48];
@@ -134,7 +139,7 @@ static void format_double(char out[40], double x) {
         }
         out[n] = 0;
         double back;
-        if (parse_double(out, n, &back) && back == x) return;
+        if (sat_number_parse(out, n, &back) && back == x) return;
     }
 }
 
@@ -228,7 +233,7 @@ static const char *field_format(const field *f, const sat_record *r, char buffer
     switch (f->type) {
     case TEXT: return at;
     case REAL:
-        if (*(const double *)at != 0) format_double(buffer, *(const double *)at);
+        if (*(const double *)at != 0) sat_number_format(buffer, *(const double *)at);
         break;
     case COUNT:
         if (*(const int64_t *)at) snprintf(buffer, 40, "%" PRId64, *(const int64_t *)at);
@@ -267,7 +272,7 @@ static bool field_parse(const field *f, const char *s, size_t length, sat_record
         if (length >= f->capacity || !printable(s, length)) return false;
         memcpy(at, s, length);
         return true;
-    case REAL: return parse_double(s, length, at);
+    case REAL: return sat_number_parse(s, length, at);
     case COUNT:
         if (!parse_digits(s, length, INT64_MAX, &x)) return false;
         *(int64_t *)at = (int64_t)x;
@@ -332,10 +337,7 @@ void sat_entry_format(sat_text *out, const char *identity, const char *key, cons
     sat_text_adds(out, key);
     sat_text_add(out, "\n", 1);
     for (size_t i = 0; i < entry->count; i++) sat_record_format(out, &entry->records[i]);
-    if (out->failed) return;
-    uint64_t sum = sat_checksum(out->data + start, out->length - start);
-    snprintf(line, sizeof line, "%s%016" PRIx64 "\n", checksum_name, sum);
-    sat_text_adds(out, line);
+    sat_text_seal(out, start);
 }
 
 static bool begins(const char *line, size_t length, const char *with) {
@@ -355,8 +357,7 @@ sat_status sat_title_parse(const char *line, size_t length, const char *title, i
     return high > SAT_CACHE_MAJOR ? SAT_UNSUPPORTED : SAT_OK;
 }
 
-/* "name=value" into a string; false where it does not fit or is empty. */
-static bool head_parse(const char *line, size_t length, const char *name, char *out, size_t capacity) {
+bool sat_head_parse(const char *line, size_t length, const char *name, char *out, size_t capacity) {
     size_t n = strlen(name);
     if (!begins(line, length, name) || length == n || length - n >= capacity) return false;
     if (!printable(line + n, length - n)) return false;
@@ -365,9 +366,7 @@ static bool head_parse(const char *line, size_t length, const char *name, char *
     return true;
 }
 
-/* Finds the checksum's line and compares it with what stands before it. `body` is the length of that, `used` goes past
- * the line, `lines` counts those before it. */
-static bool checksum_holds(const char *text, size_t length, size_t *body, size_t *used, size_t *lines) {
+bool sat_text_sealed(const char *text, size_t length, size_t *body, size_t *used, size_t *lines) {
     const char *at = text, *line;
     size_t left = length < SAT_ENTRY_LIMIT ? length : SAT_ENTRY_LIMIT, n;
     for (*lines = 0; sat_text_line(&at, &left, &line, &n); ++*lines) {
@@ -399,12 +398,13 @@ sat_status sat_entry_read(const char *text, size_t length, sat_entry_head *head,
     *entry = (sat_entry){0};
     if (!sat_text_line(&at, &left, &line, &n)) return SAT_BAD_FORMAT;
     SAT_TRY(sat_title_parse(line, n, entry_title, &minor));
-    if (!checksum_holds(text, length, &left, used, &lines)) return SAT_BAD_FORMAT;
+    if (!sat_text_sealed(text, length, &left, used, &lines)) return SAT_BAD_FORMAT;
     if (lines < 3 || lines - 3 > SAT_RECORD_LIMIT) return SAT_BAD_FORMAT;
     left -= (size_t)(at - text);
-    if (!sat_text_line(&at, &left, &line, &n) || !head_parse(line, n, "device=", head->identity, SAT_IDENTITY_CAPACITY))
+    if (!sat_text_line(&at, &left, &line, &n) ||
+        !sat_head_parse(line, n, "device=", head->identity, SAT_IDENTITY_CAPACITY))
         return SAT_BAD_FORMAT;
-    if (!sat_text_line(&at, &left, &line, &n) || !head_parse(line, n, "key=", head->key, SAT_KEY_CAPACITY))
+    if (!sat_text_line(&at, &left, &line, &n) || !sat_head_parse(line, n, "key=", head->key, SAT_KEY_CAPACITY))
         return SAT_BAD_FORMAT;
     if (lines == 3) return SAT_OK;
     entry->records = malloc((lines - 3) * sizeof *entry->records);

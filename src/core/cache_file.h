@@ -32,6 +32,11 @@ void sat_text_add(sat_text *t, const char *data, size_t length);
 void sat_text_adds(sat_text *t, const char *string);
 void sat_text_free(sat_text *t);
 
+/* A text's last line is the checksum of what stands before it. Sealed finds that line and compares: `body` is the
+ * length before it, `used` goes past it, `lines` counts those before it. */
+void sat_text_seal(sat_text *t, size_t start);
+bool sat_text_sealed(const char *text, size_t length, size_t *body, size_t *used, size_t *lines);
+
 /* Takes the next line, without its newline, off the text; false at the end, or if none ends within SAT_LINE_LIMIT. */
 bool sat_text_line(const char **text, size_t *left, const char **line, size_t *length);
 
@@ -41,8 +46,17 @@ bool sat_key_plain(const char *key); /* that, within SAT_KEY_CAPACITY, and not e
 
 uint64_t sat_checksum(const char *data, size_t length); /* FNV-1a, 64 bits; also names files */
 
+/* A finite number that is not negative, all of the text. Format gives the shortest spelling that reads back as the same
+ * number, with a point in every locale. */
+bool sat_number_parse(const char *s, size_t length, double *out);
+void sat_number_format(char out[40], double x);
+
 /* Checks a line "<title> <major>.<minor>": SAT_BAD_FORMAT, SAT_UNSUPPORTED for a higher major, else its minor. */
 sat_status sat_title_parse(const char *line, size_t length, const char *title, int *minor);
+
+/* The value of a line "<name><value>", the name with its '='; false where it does not fit, is empty or not printable.
+ */
+bool sat_head_parse(const char *line, size_t length, const char *name, char *out, size_t capacity);
 
 /* Copies a caller's record as the file would give it back: tails zeroed, numbers made finite, the message printable.
  * False for a record that cannot be stored. */

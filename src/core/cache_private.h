@@ -87,6 +87,8 @@ sat_status sat_slots_put(sat_cache *cache, const char *identity, const char *key
 bool sat_slots_names(const char *dir, const char *identity, sat_names *names);
 sat_status sat_slots_remove(sat_cache *cache, const char *identity, const char *key, int64_t *removed);
 
+bool sat_rates_named(const char *name); /* is a file of this name the rates of a device? */
+
 void sat_untuned_free(sat_cache *cache);
 
 #endif

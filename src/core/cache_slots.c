@@ -300,7 +300,7 @@ static int remove_all(const char *folder, int64_t *removed) {
     for (struct dirent *e; (e = readdir(d));) {
         size_t length = strlen(e->d_name);
         bool entry = slot_named(e->d_name), bad = length == 5 && !strcmp(e->d_name + 1, ".bad");
-        if (!entry && !bad) continue;
+        if (!entry && !bad && !sat_rates_named(e->d_name)) continue;
         if (!unlinkat(dirfd(d), e->d_name, 0)) *removed += entry;
         else if (errno != ENOENT) error = errno;
     }

@@ -60,6 +60,14 @@ bool sat_choose_verified(const sat_entry *entry, const sat_variant *v, const cha
     return false;
 }
 
+bool sat_choose_failed(const sat_entry *entry, const sat_variant *v, const char *exact) {
+    for (size_t i = 0; i < entry->count; i++) {
+        const sat_record *r = &entry->records[i];
+        if (r->verdict == SAT_VERDICT_ERROR && current(r, v) && (!exact || strcmp(r->exact, exact) == 0)) return true;
+    }
+    return false;
+}
+
 static bool ever_wrong(const sat_entry *entry, const sat_variant *v) {
     for (size_t i = 0; i < entry->count; i++)
         if (entry->records[i].verdict == SAT_VERDICT_WRONG && current(&entry->records[i], v)) return true;

@@ -24,5 +24,7 @@ size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, 
 bool sat_choose_knows(const sat_entry *entry, const sat_variant *variant);
 /* Was this variant, as it is now, found right on this exact problem? */
 bool sat_choose_verified(const sat_entry *entry, const sat_variant *variant, const char *exact);
+/* Did this variant, as it is now, end in an error, on this exact problem (NULL: any of the key)? */
+bool sat_choose_failed(const sat_entry *entry, const sat_variant *variant, const char *exact);
 
 #endif

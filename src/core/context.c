@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/rates.h"
+
 double sat_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -65,6 +67,18 @@ static sat_status read_effort(sat_context *ctx) {
 
 /* ---- device ---- */
 
+/* The first device of a backend that works. One that is there and cannot be used is worth a word. */
+static bool open_any(sat_context *ctx, const sat_backend *b) {
+    int count = b->count();
+    ctx->backend = b;
+    for (int i = 0; i == 0 || i < count; i++) {
+        sat_status status = b->open(i, ctx->options.threads, &ctx->device);
+        if (status == SAT_OK) return true;
+        sat_logf(&ctx->log, status == SAT_NOT_FOUND ? SAT_LOG_DEBUG : SAT_LOG_WARN, "not used: %s", sat_last_error());
+    }
+    return false;
+}
+
 static sat_status open_device(sat_context *ctx) {
     const char *name = ctx->options.device ? ctx->options.device : environment("SPARSE_AUTOTUNE_DEVICE");
     if (name && !name[0]) name = NULL;
@@ -81,8 +95,8 @@ static sat_status open_device(sat_context *ctx) {
     for (int i = 0; sat_backend_at(i); i++) {
         const sat_backend *b = sat_backend_at(i);
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", b->name);
-        if (name && (strlen(b->name) != length || strncasecmp(b->name, name, length) != 0)) continue;
-        if (!name && b->count() == 0) continue;
+        if (!name && open_any(ctx, b)) return SAT_OK;
+        if (!name || strlen(b->name) != length || strncasecmp(b->name, name, length) != 0) continue;
         ctx->backend = b;
         return b->open((int)index, ctx->options.threads, &ctx->device);
     }
@@ -94,7 +108,7 @@ int sat_threads_now(const sat_context *ctx) {
 }
 
 sat_device sat_device_now(const sat_context *ctx) {
-    sat_device d = ctx->device;
+    sat_device d = *sat_context_device(ctx);
     if (ctx->backend->kind == SAT_CPU && d.threads != sat_threads_now(ctx)) {
         /* Rates scale with threads; opening again keeps that in one place and cannot fail for a device that opened. */
         ctx->backend->open(d.index, sat_threads_now(ctx), &d);
@@ -108,8 +122,12 @@ void *sat_alloc(sat_context *ctx, size_t bytes) {
     return ctx->allocator.alloc(ctx->allocator.user, bytes, ctx->backend->alignment);
 }
 
+/* Freeing is safe while work is queued. The backend's own free() sees to that; whoever else gets memory back gets it
+ * when nothing reads it any more. */
 void sat_free(sat_context *ctx, void *pointer) {
-    if (pointer) ctx->allocator.free(ctx->allocator.user, pointer);
+    if (!pointer) return;
+    if (ctx->allocator.free != ctx->backend->free) ctx->backend->settle(&ctx->device);
+    ctx->allocator.free(ctx->allocator.user, pointer);
 }
 
 size_t sat_memory_limit(const sat_context *ctx) {
@@ -142,6 +160,7 @@ static sat_status fill(sat_context *ctx) {
     const char *force = environment("SPARSE_AUTOTUNE_FORCE");
     if (force) snprintf(ctx->force, sizeof ctx->force, "%s", force);
     SAT_TRY(sat_cache_open(ctx->options.cache_dir, ctx->device.identity, &ctx->log, &ctx->cache));
+    sat_rates_open(ctx);
     SAT_TRY(sat_memo_open(ctx->cache, &ctx->memo));
     SAT_TRY(sat_pool_open(&ctx->pool));
     if (ctx->options.background) SAT_TRY(sat_background_open(ctx, &ctx->background));
@@ -173,10 +192,14 @@ void sat_context_free(sat_context *ctx) {
     sat_memo_close(ctx->memo);
     sat_cache_close(ctx->cache);
     sat_registry_close(&ctx->registry);
+    sat_rates_close(ctx);
     free(ctx);
 }
 
-const sat_device *sat_context_device(const sat_context *ctx) { return ctx ? &ctx->device : NULL; }
+const sat_device *sat_context_device(const sat_context *ctx) {
+    const sat_rated *rated = ctx ? atomic_load(&ctx->rated) : NULL;
+    return rated ? &rated->device : ctx ? &ctx->device : NULL;
+}
 
 sat_status sat_context_wait(sat_context *ctx) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
@@ -218,6 +241,8 @@ sat_status sat_memory_read(sat_context *ctx, void *host, const void *from, size_
 
 sat_status sat_stream_wait(sat_context *ctx, void *stream) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (ctx->backend->capturing(&ctx->device, stream))
+        return sat_fail(SAT_UNSUPPORTED, "stream is being captured into a graph; nothing on it runs before that ends");
     return ctx->backend->sync(&ctx->device, stream);
 }
 

@@ -3,6 +3,7 @@
 #define SAT_CONTEXT_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "backend/backend.h"
 #include "core/cache.h"
@@ -12,6 +13,7 @@
 typedef struct sat_memo sat_memo;             /* memo.c: entries this process has read or made */
 typedef struct sat_pool sat_pool;             /* pool.c: plans of the one-call form */
 typedef struct sat_background sat_background; /* background.c: the tuning thread */
+struct sat_rated;                             /* rates.h */
 
 struct sat_context {
     const sat_backend *backend;
@@ -25,6 +27,8 @@ struct sat_context {
     sat_memo *memo;
     sat_pool *pool;
     sat_background *background;
+    _Atomic(struct sat_rated *) rated; /* the device with measured rates; NULL: there are none */
+    atomic_bool rates_tried;
 };
 
 double sat_now(void); /* seconds of a monotonic clock */

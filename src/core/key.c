@@ -24,7 +24,7 @@ static const char *layout_name(const sat_operand *o) {
     return "any";
 }
 
-static unsigned alignment(uint32_t bytes) { return bytes > 64 ? 64 : bytes; }
+static unsigned alignment(uint32_t bytes) { return bytes > 128 ? 128 : bytes; } /* a line of any cache */
 
 static void spell_options(char *to, size_t size, const sat_problem *p) {
     snprintf(to, size, "beta=%d bias=%d act=%s%s%s%s%s", p->beta != 0, p->bias != SAT_BIAS_NONE,

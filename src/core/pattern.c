@@ -183,10 +183,15 @@ static void destroy(sat_pattern *p) {
     free(p);
 }
 
-/* On a device whose memory the host cannot read, the indices are brought over first. */
-static sat_status host_copy(sat_context *ctx, const void *from, size_t bytes, const void **host, void **owned) {
+/* On a device whose memory the host cannot read, the indices are brought over first, from either side. */
+static sat_status host_copy(sat_context *ctx, const void *from, const char *name, size_t bytes, const void **host,
+                            void **owned) {
     *host = from, *owned = NULL;
-    if (ctx->backend->kind == SAT_CPU || bytes == 0) return SAT_OK;
+    if (bytes == 0) return SAT_OK;
+    if (ctx->backend->kind == SAT_CPU)
+        return ctx->backend->usable(&ctx->device, from)
+                   ? SAT_OK
+                   : sat_fail(SAT_WRONG_MEMORY, "%s is %p, which %s cannot use", name, from, ctx->device.name);
     *owned = malloc(bytes);
     if (!*owned) return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %zu bytes of indices", bytes);
     *host = *owned;
@@ -221,9 +226,10 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
     size_t width = s.index_type == SAT_I32 ? 4 : 8;
     const void *row_ptr, *col_idx;
     void *owned_rows, *owned_cols = NULL;
-    sat_status status = host_copy(context, s.row_ptr, ((size_t)grid_rows + 1) * width, &row_ptr, &owned_rows);
+    sat_status status =
+        host_copy(context, s.row_ptr, "row_ptr", ((size_t)grid_rows + 1) * width, &row_ptr, &owned_rows);
     if (status == SAT_OK)
-        status = host_copy(context, s.col_idx, (size_t)s.stored_blocks * width, &col_idx, &owned_cols);
+        status = host_copy(context, s.col_idx, "col_idx", (size_t)s.stored_blocks * width, &col_idx, &owned_cols);
     if (status == SAT_OK) status = copy_indices(p, &s, row_ptr, col_idx);
     if (status == SAT_OK) status = fill_statistics(&p->plain);
     if (status == SAT_OK) status = show_index(p);
@@ -290,6 +296,14 @@ sat_status sat_pattern_transposed(const sat_pattern *pattern, const sat_pattern_
     pthread_mutex_unlock(&p->lock);
     *view = &p->full;
     return status;
+}
+
+bool sat_pattern_has_transposed(const sat_pattern *pattern) {
+    sat_pattern *p = (sat_pattern *)(uintptr_t)pattern;
+    pthread_mutex_lock(&p->lock);
+    bool has = p->has_transposed;
+    pthread_mutex_unlock(&p->lock);
+    return has;
 }
 
 sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view *view) {

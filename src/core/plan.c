@@ -3,8 +3,17 @@
 #include <string.h>
 
 #include "core/answer.h"
+#include "core/plan.h"
 #include "core/runner.h"
 #include "variant.h"
+
+enum { SEEN = 8 }; /* more buffers than anyone takes turns with */
+
+/* Pointers that were found usable, newest last: asking a driver takes a good part of the time that a run may. */
+typedef struct seen {
+    void *pointer[SEEN];
+    unsigned next;
+} seen;
 
 struct sat_plan {
     sat_context *ctx;
@@ -13,7 +22,7 @@ struct sat_plan {
     sat_plan_info info;
     int count, output;
     sat_operand operand[SAT_MAX_OPERANDS];
-    void *last[SAT_MAX_OPERANDS]; /* pointers that were usable in the last run */
+    seen seen[SAT_MAX_OPERANDS];
 };
 
 static sat_status make_plan(const sat_question *q, const sat_answer *answer, sat_plan **plan) {
@@ -58,6 +67,18 @@ sat_status sat_plan_create(sat_context *ctx, const sat_pattern *pattern, const s
     return make_plan(&q, &answer, plan);
 }
 
+sat_status sat_plan_create_bare(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
+                                sat_plan **plan) {
+    *plan = NULL;
+    sat_question q;
+    sat_answer answer;
+    if (problem->transpose == SAT_TRANSPOSE && !sat_pattern_has_transposed(pattern))
+        return sat_fail(SAT_UNSUPPORTED, "the pattern's transposed index takes memory");
+    SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
+    SAT_TRY(sat_answer_bare(&q, &answer));
+    return make_plan(&q, &answer, plan);
+}
+
 sat_status sat_plan_create_with(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
                                 const char *variant, sat_plan **plan) {
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
@@ -94,6 +115,8 @@ sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
 
 void sat_plan_free(sat_plan *plan) {
     if (!plan) return;
+    /* Memory waits for what is queued by itself; what a variant prepared may be more than memory. */
+    if (plan->runner.state) plan->ctx->backend->settle(&plan->runner.device);
     sat_runner_close(&plan->runner);
     sat_pattern_free(plan->pattern);
     free(plan);
@@ -132,11 +155,12 @@ static sat_status check_pointer(sat_plan *p, int i, void *pointer) {
     if ((uintptr_t)pointer & (o->align - 1))
         return sat_fail(SAT_MISALIGNED, "%s is %p; the problem says that it is a multiple of %u bytes", o->name,
                         pointer, o->align);
-    if (pointer != p->last[i]) {
-        if (!p->ctx->backend->usable(&p->runner.device, pointer))
-            return sat_fail(SAT_WRONG_MEMORY, "%s is %p, which %s cannot use", o->name, pointer, p->runner.device.name);
-        p->last[i] = pointer;
-    }
+    seen *s = &p->seen[i];
+    for (int j = 0; j < SEEN; j++)
+        if (s->pointer[j] == pointer) return SAT_OK;
+    if (!p->ctx->backend->usable(&p->runner.device, pointer))
+        return sat_fail(SAT_WRONG_MEMORY, "%s is %p, which %s cannot use", o->name, pointer, p->runner.device.name);
+    s->pointer[s->next++ % SEEN] = pointer;
     return SAT_OK;
 }
 

@@ -1,9 +1,14 @@
-/* The one-call form: plans kept in a bounded pool, found by exact problem, pattern and stream. */
+/* The one-call form: plans kept in a bounded pool, found by exact problem, pattern and stream.
+ *
+ * A call that is captured into a graph may not make a plan that takes memory, and what it used the graph uses again at
+ * any later time: such a plan is from then on the graphs' own, and stays until the context closes. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/answer.h"
 #include "core/context.h"
+#include "core/plan.h"
 #include "variant.h"
 
 enum { PLACES = 64 };
@@ -15,6 +20,8 @@ typedef struct place {
     int threads;
     sat_plan *plan;
     bool busy;
+    bool captured;       /* a graph may hold its workspace */
+    bool bare;           /* made under capture, by estimate: good for nothing but captures, and holds no memory */
     unsigned tuned_then; /* background races finished when it was made; an estimate is looked up again later */
     bool settled;
     uint64_t used;
@@ -65,30 +72,41 @@ static uint32_t alignment_of(const void *pointer, uint32_t most) {
     return (uint32_t)(p & (~p + 1));
 }
 
+/* How well a place suits a call; 0: not at all. Plain calls and captured ones keep to plans of their own. */
+static int suits(const place *p, bool capture) {
+    if (!capture) return !p->captured && !p->bare;
+    return p->bare ? 1 : p->captured ? 3 : 2;
+}
+
 /* With the lock held: a free plan for this call, marked busy; NULL if there is none. */
-static place *borrow(sat_pool *pool, const sat_pattern *pattern, const sat_problem *problem, void *stream, int threads,
-                     unsigned tuned) {
+static place *borrow(sat_pool *pool, const place *call, bool capture) {
+    place *best = NULL;
     for (int i = 0; i < PLACES; i++) {
         place *p = &pool->places[i];
-        if (p->pattern != pattern || p->busy || !p->plan || p->stream != stream || p->threads != threads) continue;
-        if (!same_problem(&p->problem, problem)) continue;
-        if (!p->settled && p->tuned_then != tuned) {
+        if (p->pattern != call->pattern || p->busy || !p->plan) continue;
+        if (p->stream != call->stream || p->threads != call->threads) continue;
+        if (!same_problem(&p->problem, &call->problem)) continue;
+        if (!capture && !p->captured && !p->settled && p->tuned_then != call->tuned_then) {
             empty(p); /* the background has finished something since: ask again */
             continue;
         }
-        p->busy = true;
-        p->used = ++pool->clock;
-        return p;
+        if (suits(p, capture) > (best ? suits(best, capture) : 0)) best = p;
     }
-    return NULL;
+    if (!best) return NULL;
+    best->captured = best->captured || (capture && !best->bare);
+    best->busy = true;
+    best->used = ++pool->clock;
+    return best;
 }
 
-/* With the lock held: puts a new plan into the oldest place that nobody uses. False if all are in use. */
+/* With the lock held: puts a new plan into the oldest place that nobody uses. False if all are in use. What it drives
+ * out is freed, which waits for the device; under capture only an empty place will do. */
 static bool keep(sat_pool *pool, const place *made) {
     place *oldest = NULL;
     for (int i = 0; i < PLACES; i++) {
         place *p = &pool->places[i];
-        if (!p->busy && (!oldest || p->used < oldest->used)) oldest = p;
+        if (p->busy || p->captured || (made->bare && p->plan)) continue;
+        if (!oldest || p->used < oldest->used) oldest = p;
     }
     if (!oldest) return false;
     if (oldest->plan) empty(oldest);
@@ -110,9 +128,21 @@ static sat_status check_alignment(const sat_problem *p, void *const *operands) {
     return SAT_OK;
 }
 
-static sat_status call_new(sat_context *ctx, place *made, void *const *operands, void *stream) {
+static sat_status make_bare(sat_context *ctx, place *made) {
+    made->bare = true;
+    sat_status status = sat_plan_create_bare(ctx, made->pattern, &made->problem, &made->plan);
+    if (status != SAT_UNSUPPORTED) return status;
+    char why[256];
+    snprintf(why, sizeof why, "%s", sat_last_error());
+    return sat_fail(SAT_UNSUPPORTED,
+                    "stream is being captured into a graph, and this call has no plan yet (%s): make the call once "
+                    "before the capture, or run a plan of your own",
+                    why);
+}
+
+static sat_status call_new(sat_context *ctx, place *made, void *const *operands, void *stream, bool capture) {
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
-    SAT_TRY(sat_plan_create(ctx, made->pattern, &made->problem, &made->plan));
+    SAT_TRY(capture ? make_bare(ctx, made) : sat_plan_create(ctx, made->pattern, &made->problem, &made->plan));
     sat_status status = sat_run(made->plan, operands, stream);
     if (sat_plan_get_info(made->plan, &info) == SAT_OK) made->settled = info.cached || info.tuned;
     sat_pattern_ref(made->pattern);
@@ -140,10 +170,11 @@ static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_p
     made.problem.b_align = alignment_of(operands[1], 128);
     made.problem.c_align = alignment_of(operands[2], 128);
     made.tuned_then = ctx->background ? sat_background_done(ctx->background) : 0;
+    bool capture = ctx->backend->capturing(&ctx->device, stream);
     pthread_mutex_lock(&ctx->pool->lock);
-    place *p = borrow(ctx->pool, pattern, &made.problem, stream, made.threads, made.tuned_then);
+    place *p = borrow(ctx->pool, &made, capture);
     pthread_mutex_unlock(&ctx->pool->lock);
-    if (!p) return call_new(ctx, &made, operands, stream);
+    if (!p) return call_new(ctx, &made, operands, stream, capture);
     sat_status status = sat_run(p->plan, operands, stream);
     pthread_mutex_lock(&ctx->pool->lock);
     p->busy = false;

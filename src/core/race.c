@@ -11,7 +11,7 @@ struct sat_race {
     sat_race_info info;
 };
 
-/* The newest race of an entry, as results. Null where a variant that fits has no result yet. */
+/* The newest race of an entry that had a right result, as results. Null where a variant that fits has none yet. */
 static sat_result *read_back(const sat_question *q, const sat_entry *entry, size_t *count) {
     const sat_record *newest = NULL;
     const sat_variant *all[SAT_MAX_VARIANTS], *ranking[SAT_MAX_VARIANTS];
@@ -21,7 +21,8 @@ static sat_result *read_back(const sat_question *q, const sat_entry *entry, size
     if (sat_choose_ranking(entry, &q->ctx->registry, ranking, SAT_MAX_VARIANTS) == 0) return NULL;
     for (size_t i = 0; i < entry->count; i++) {
         const sat_record *r = &entry->records[i];
-        if (r->kind == SAT_RECORD_RACED && (!newest || r->when > newest->when)) newest = r;
+        if (r->kind == SAT_RECORD_RACED && r->verdict == SAT_VERDICT_OK && (!newest || r->when > newest->when))
+            newest = r;
     }
     sat_result *results = newest ? malloc(entry->count * sizeof *results) : NULL;
     *count = 0;

@@ -33,6 +33,23 @@ static sat_status take_workspace(sat_runner *r, sat_scratch *scratch) {
 
 static void *workspace_of(const sat_runner *r) { return r->scratch ? r->scratch->memory : r->workspace; }
 
+/* In the order of the tuning stream, as the zeroing of the workspace is. Runs come on any other, so it ends first. */
+static sat_status prepare(sat_runner *r) {
+    const sat_backend *b = r->ctx->backend;
+    sat_status status = SAT_OK;
+    int before = b->enter(&r->device, true);
+    void *stream = b->stream(&r->device);
+    if (r->variant->prepare) {
+        sat_prepare p = {SAT_SIZED(sat_prepare), .variant = r->variant, .device = &r->device,
+                         .problem = &r->problem, .pattern = r->pattern, .workspace = workspace_of(r),
+                         .stream = stream};
+        status = r->variant->prepare(&p, &r->state);
+    }
+    if (status == SAT_OK) status = b->sync(&r->device, stream);
+    b->leave(&r->device, before);
+    return status;
+}
+
 sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v, const sat_problem *p,
                            const sat_pattern_view *a, const sat_device *d, size_t limit, sat_scratch *scratch) {
     *r = (sat_runner){.ctx = ctx, .variant = v, .device = *d, .problem = *p, .pattern = a};
@@ -47,19 +64,18 @@ sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes; the limit leaves %zu", v->name,
                         r->workspace_bytes, limit);
     if (r->workspace_bytes > 0) SAT_TRY(take_workspace(r, scratch));
-    sat_status status = SAT_OK;
-    if (v->prepare) {
-        sat_prepare prepare = {SAT_SIZED(sat_prepare), .variant = v, .device = &r->device,
-                               .problem = &r->problem, .pattern = a, .workspace = workspace_of(r)};
-        status = v->prepare(&prepare, &r->state);
-    }
+    sat_status status = r->workspace_bytes > 0 || v->prepare ? prepare(r) : SAT_OK;
     r->prepare_seconds = sat_now() - start;
     if (status != SAT_OK) sat_runner_close(r);
     return status;
 }
 
 void sat_runner_close(sat_runner *r) {
-    if (r->variant && r->variant->release && r->state) r->variant->release(r->variant, r->state);
+    if (r->state && r->variant->release) {
+        int before = r->ctx->backend->enter(&r->device, true);
+        r->variant->release(r->variant, r->state);
+        r->ctx->backend->leave(&r->device, before);
+    }
     if (r->workspace) sat_free(r->ctx, r->workspace);
     r->workspace = r->state = NULL, r->scratch = NULL;
 }
@@ -78,21 +94,22 @@ static sat_launch make_launch(const sat_runner *r, void *const *operands, void *
                         .threads = threads < r->device.threads ? threads : r->device.threads};
 }
 
+/* What is captured into a graph is not done yet: a run outside of it takes the values in once more. */
 sat_status sat_runner_refresh(sat_runner *r, const void *values, void *stream) {
-    r->refreshed = true;
-    if (!r->variant->refresh || !(r->problem.flags & SAT_FIXED_VALUES)) return SAT_OK;
+    const sat_backend *b = r->ctx->backend;
+    if (!r->variant->refresh || !(r->problem.flags & SAT_FIXED_VALUES)) return r->refreshed = true, SAT_OK;
     void *operands[SAT_MAX_OPERANDS] = {(void *)(uintptr_t)values};
     sat_launch l = make_launch(r, operands, stream);
+    int before = b->enter(&r->device, false);
     sat_status status = r->variant->refresh(&l);
-    r->refreshed = status == SAT_OK;
+    b->leave(&r->device, before);
+    if (status != SAT_OK) r->refreshed = false;
+    else if (!b->capturing(&r->device, stream)) r->refreshed = true;
     return status;
 }
 
-/* `operands` has SAT_MAX_OPERANDS entries. */
-sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream) {
-    if (!r->refreshed) SAT_TRY(sat_runner_refresh(r, operands[0], stream));
-    sat_launch l = make_launch(r, operands, stream);
-    if (r->problem.batch == 1 || (r->variant->flags & SAT_V_BATCHED)) return r->variant->launch(&l);
+static sat_status launch_items(const sat_runner *r, sat_launch l) {
+    void *const *operands = l.operands;
     void *item[SAT_MAX_OPERANDS];
     l.operands = item;
     for (int64_t z = 0; z < r->problem.batch; z++) {
@@ -101,4 +118,15 @@ sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream)
         SAT_TRY(r->variant->launch(&l));
     }
     return SAT_OK;
+}
+
+/* `operands` has SAT_MAX_OPERANDS entries. */
+sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream) {
+    if (!r->refreshed) SAT_TRY(sat_runner_refresh(r, operands[0], stream));
+    sat_launch l = make_launch(r, operands, stream);
+    int before = r->ctx->backend->enter(&r->device, false);
+    bool whole = r->problem.batch == 1 || (r->variant->flags & SAT_V_BATCHED);
+    sat_status status = whole ? r->variant->launch(&l) : launch_items(r, l);
+    r->ctx->backend->leave(&r->device, before);
+    return status;
 }

@@ -49,8 +49,16 @@ sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, 
     return SAT_OK;
 }
 
+static void forget_expectation(sat_stage *s) {
+    if (!s->expectation) return;
+    int before = s->ctx->backend->enter(s->device, true);
+    s->checker->free(s->expectation);
+    s->ctx->backend->leave(s->device, before);
+    s->expectation = NULL;
+}
+
 void sat_stage_close(sat_stage *s) {
-    if (s->expectation) s->checker->free(s->expectation);
+    forget_expectation(s);
     for (int i = 0; i < s->count; i++) sat_free(s->ctx, s->memory[i]);
     if (s->before_memory) sat_free(s->ctx, s->before_memory);
     *s = (sat_stage){0};
@@ -110,8 +118,8 @@ sat_status sat_stage_fill(sat_stage *s, sat_fill fill, sat_probe probe, uint64_t
         SAT_TRY(
             b->make(s->device, &s->operand[i], s->pattern, to, seed + (uint64_t)i * 7919, fill, scale_of(s, i, fill)));
     }
-    if (s->expectation) s->checker->free(s->expectation);
-    s->expectation = NULL, s->flipped = false;
+    forget_expectation(s);
+    s->flipped = false;
     sat_trial t = trial(s);
     return s->checker->expect(&t, probe, seed, &s->expectation);
 }

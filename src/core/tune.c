@@ -11,6 +11,7 @@
 #include "core/stage.h"
 
 enum { MOST_ROUNDS = 400, SLOW = 3, HOPELESS = 40 };
+static const double NEXT_TO_NOTHING = 0.02; /* seconds */
 
 typedef struct candidate {
     sat_result result;
@@ -27,6 +28,7 @@ typedef struct race {
     sat_stage stage;
     candidate *list;
     size_t count;
+    const candidate *breaker; /* left the device unusable */
     sat_scratch scratch;
     size_t limit, held, peak; /* held: without the scratch */
     double start;
@@ -42,10 +44,12 @@ static void judge(candidate *c, sat_verdict verdict, const char *message) {
     snprintf(c->result.message, sizeof c->result.message, "%s", message);
 }
 
-static void judge_status(candidate *c, sat_status status) {
+/* Whatever runs on a device that a candidate has broken fails, and would be blamed for it: nobody does. */
+static void judge_status(race *r, candidate *c, sat_status status) {
     char message[192];
     snprintf(message, sizeof message, "%s: %.150s", sat_status_name(status), sat_last_error());
     judge(c, status == SAT_OUT_OF_MEMORY ? SAT_VERDICT_MEMORY : SAT_VERDICT_ERROR, message);
+    if (r->t->ctx->backend->broken(r->t->device)) r->breaker = c; /* it also waits for what was queued */
 }
 
 static int by_value(const void *x, const void *y) {
@@ -77,6 +81,17 @@ static void report(race *r, const char *what) {
 }
 
 static bool cancelled(const race *r) { return r->t->cancel && atomic_load(r->t->cancel); }
+static bool over(const race *r) { return r->breaker || cancelled(r); }
+
+/* Why a race that is over ended; SAT_OK for one that goes on. */
+static sat_status ending(const race *r) {
+    if (r->breaker)
+        return sat_fail(SAT_DEVICE_ERROR,
+                        "%s broke the device (%.160s): this process cannot use %s any more; `sparse_autotune race "
+                        "--isolate` tries each variant in a process of its own",
+                        r->breaker->result.variant, r->breaker->result.message, r->t->device->name);
+    return cancelled(r) ? sat_fail(SAT_DEVICE_ERROR, "the race was cancelled") : SAT_OK;
+}
 
 /* ---- candidates ---- */
 
@@ -84,6 +99,12 @@ static int by_estimate(const void *x, const void *y) {
     const candidate *a = x, *b = y;
     if (a->estimate != b->estimate) return a->estimate < b->estimate ? -1 : 1;
     return strcmp(a->result.variant, b->result.variant);
+}
+
+/* Not worth a run. Official libraries are what people know: they run, if only to be shown, where that costs little. */
+static bool hopeless(const candidate *c, double best) {
+    bool library = c->runner.variant->flags & SAT_V_LIBRARY;
+    return c->estimate > HOPELESS * best && !(library && c->estimate <= NEXT_TO_NOTHING);
 }
 
 static sat_status gather(race *r) {
@@ -112,8 +133,7 @@ static sat_status gather(race *r) {
         bool reference = c->runner.variant->flags & SAT_V_REFERENCE;
         c->racing = true;
         if (reference && contenders > 0) judge(c, SAT_VERDICT_SKIPPED, "the reference, beside others that fit");
-        else if (!t->exhaustive && c->estimate > HOPELESS * best)
-            judge(c, SAT_VERDICT_SKIPPED, "estimated too slow to win");
+        else if (!t->exhaustive && hopeless(c, best)) judge(c, SAT_VERDICT_SKIPPED, "estimated too slow to win");
     }
     return SAT_OK;
 }
@@ -132,7 +152,7 @@ static bool open_candidate(race *r, candidate *c) {
     sat_status status = sat_runner_open(&c->runner, t->ctx, v, t->problem, t->pattern, t->device, left, &r->scratch);
     c->runner.variant = v;
     if (status != SAT_OK) {
-        judge_status(c, status);
+        judge_status(r, c, status);
         return false;
     }
     c->open = true;
@@ -156,17 +176,25 @@ static sat_status run_call(void *user) {
     return sat_runner_launch(c->runner, c->operands, c->stream);
 }
 
+static sat_status refresh(race *r, candidate *c, void *stream) {
+    const sat_backend *b = r->t->ctx->backend;
+    int before = b->enter(&c->runner.device, true);
+    sat_status status = sat_runner_refresh(&c->runner, r->stage.pointer[0], stream);
+    b->leave(&c->runner.device, before);
+    return status;
+}
+
 /* Resets the output, flushes if cold, runs and times. False when the candidate failed. */
 static bool run(race *r, candidate *c, int repeat, double *seconds) {
     sat_context *ctx = r->t->ctx;
     void *stream = ctx->backend->stream(&c->runner.device);
     call call = {&c->runner, r->stage.pointer, stream};
     sat_status status = sat_stage_reset(&r->stage);
-    if (status == SAT_OK && !c->runner.refreshed) status = sat_runner_refresh(&c->runner, r->stage.pointer[0], stream);
+    if (status == SAT_OK && !c->runner.refreshed) status = refresh(r, c, stream);
     if (status == SAT_OK && ctx->options.measure == SAT_MEASURE_COLD) sat_stage_flush(&r->stage);
     if (status == SAT_OK) status = ctx->backend->time(&c->runner.device, run_call, &call, repeat, seconds);
     if (status == SAT_OK) status = ctx->backend->sync(&c->runner.device, stream);
-    if (status != SAT_OK) judge_status(c, status);
+    if (status != SAT_OK) judge_status(r, c, status);
     return status == SAT_OK;
 }
 
@@ -174,7 +202,7 @@ static bool check(race *r, candidate *c) {
     sat_finding finding;
     sat_status status = sat_stage_check(&r->stage, &finding);
     if (status != SAT_OK) {
-        judge_status(c, status);
+        judge_status(r, c, status);
         return false;
     }
     if (finding.error > c->result.error) c->result.error = finding.error;
@@ -200,7 +228,7 @@ static void drop_slow(race *r) {
         if (c->first < fastest) fastest = c->first;
         if (c->estimate < estimate) estimate = c->estimate;
     }
-    for (size_t i = 0; i < r->count; i++) {
+    for (size_t i = 0; i < r->count && !over(r); i++) {
         candidate *c = &r->list[i];
         if (!c->racing || c->result.verdict != SAT_VERDICT_OK || r->t->exhaustive) continue;
         bool thought_slow = c->estimate > SLOW * estimate;
@@ -216,11 +244,15 @@ static void drop_slow(race *r) {
 }
 
 static void verify_all(race *r, bool last) {
-    for (size_t i = 0; i < r->count && !cancelled(r); i++) {
+    for (size_t i = 0; i < r->count && !over(r); i++) {
         candidate *c = &r->list[i];
         if (!c->racing || c->result.verdict == SAT_VERDICT_OK) continue;
         if (last) report(r, c->result.variant);
         if (!c->open && !open_candidate(r, c)) continue;
+        if (r->t->ctx->backend->loads_late && !run(r, c, 1, &c->first)) { /* not to be timed */
+            close_candidate(r, c);
+            continue;
+        }
         if (run(r, c, 1, &c->first) && check(r, c) && last) c->result.verdict = SAT_VERDICT_OK;
         if (!c->racing) close_candidate(r, c);
         if (last) drop_slow(r), r->done++;
@@ -235,9 +267,10 @@ static sat_status verify(race *r) {
         SAT_TRY(fill(r, SAT_FILL_POSITIVE, SAT_PROBE_PANELS));
         verify_all(r, false);
     }
+    SAT_TRY(ending(r));
     SAT_TRY(fill(r, SAT_FILL_CENTRED, activation ? SAT_PROBE_SAMPLES : SAT_PROBE_PANELS));
     verify_all(r, true);
-    return cancelled(r) ? sat_fail(SAT_DEVICE_ERROR, "the race was cancelled") : SAT_OK;
+    return ending(r);
 }
 
 /* Nobody left who may win: those that were skipped, the reference among them, have their turn after all. */
@@ -335,13 +368,13 @@ static sat_status measure(race *r) {
     for (size_t i = 0; i < r->count; i++) order[i] = i;
     double begun = sat_now(), budget = r->t->budget_seconds - (begun - r->start), last = 0;
     int enough = r->t->exhaustive ? 100 : 30;
-    for (int round = 0; round < MOST_ROUNDS && !cancelled(r); round++) {
+    for (int round = 0; round < MOST_ROUNDS && !over(r); round++) {
         double now = sat_now(), spent = now - begun;
         if (round > 0 && spent + last > budget) break;
         if (round >= enough && spent > 0.2 && settled(r)) break;
         if (round >= 5 && racing(r) <= 1) break;
         shuffle(r, order);
-        for (size_t i = 0; i < r->count; i++) {
+        for (size_t i = 0; i < r->count && !over(r); i++) {
             candidate *c = &r->list[order[i]];
             double seconds;
             if (!c->racing) continue;
@@ -354,14 +387,14 @@ static sat_status measure(race *r) {
         last = sat_now() - now;
     }
     free(order);
-    return cancelled(r) ? sat_fail(SAT_DEVICE_ERROR, "the race was cancelled") : SAT_OK;
+    return ending(r);
 }
 
 /* All that were timed once more: another sign in one operand, poison in the output, and the whole check. What kept
  * anything of an earlier run shows here. */
 static sat_status check_again(race *r) {
     SAT_TRY(sat_stage_flip(&r->stage));
-    for (size_t i = 0; i < r->count; i++) {
+    for (size_t i = 0; i < r->count && !r->breaker; i++) {
         candidate *c = &r->list[i];
         double seconds;
         if (!c->open || c->runs == 0) continue;
@@ -371,7 +404,7 @@ static sat_status check_again(race *r) {
             close_candidate(r, c);
         }
     }
-    return SAT_OK;
+    return r->breaker ? ending(r) : SAT_OK;
 }
 
 static sat_status open_race(race *r, const sat_tuning *t) {
@@ -395,10 +428,10 @@ static sat_status collect(race *r, sat_outcome *outcome) {
     outcome->results = malloc((r->count + 1) * sizeof *outcome->results);
     if (!outcome->results) return sat_fail(SAT_OUT_OF_MEMORY, "%zu results", r->count);
     for (size_t i = 0; i < r->count; i++) {
-        summarise(&r->list[i]);
-        outcome->results[i] = r->list[i].result;
+        candidate *c = &r->list[i];
+        summarise(c);
+        if (!r->breaker || r->breaker == c) outcome->results[outcome->count++] = c->result;
     }
-    outcome->count = r->count;
     sat_choose_sort(outcome->results, outcome->count, &r->t->ctx->registry);
     outcome->peak_bytes = r->peak;
     outcome->seconds = sat_now() - r->start;
@@ -416,6 +449,7 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     if (status == SAT_OK) status = check_again(&r);
     if (status == SAT_OK) status = rescue(&r);
     if (status == SAT_OK) status = collect(&r, outcome);
+    else if (r.breaker) (void)collect(&r, outcome);
     close_race(&r);
     for (size_t i = 0; i < outcome->count; i++) {
         const sat_result *x = &outcome->results[i];
@@ -430,13 +464,14 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
 sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_result *result) {
     race r;
     sat_tuning one = *t;
+    *result = (sat_result){0};
     one.candidates = &v, one.count = 1, one.exhaustive = true;
     sat_status status = open_race(&r, &one);
     if (status == SAT_OK) {
         r.list[0].racing = true;
         status = verify(&r);
     }
-    if (status == SAT_OK) *result = r.list[0].result;
+    if (status == SAT_OK || r.breaker) *result = r.list[0].result;
     close_race(&r);
     return status;
 }

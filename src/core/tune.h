@@ -26,9 +26,10 @@ typedef struct sat_outcome {
     size_t peak_bytes;
 } sat_outcome;
 
-/* Fails only where no race could take place at all (memory, cancelled): a candidate's failure is a result. */
+/* Fails only where no race could take place at all (memory, cancelled): a candidate's failure is a result. But where a
+ * candidate leaves the device unusable, the race ends and fails, and that candidate is its one result. */
 sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome);
-/* Checks one variant, without timing: the verdict is in *result. */
+/* Checks one variant, without timing: the verdict is in *result; 0 where there is none. Fails as a race does. */
 sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_result *result);
 
 #endif

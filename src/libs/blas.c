@@ -120,31 +120,16 @@ const char *sat_mkl_blas_version(void) {
 
 /* ---- matrices ---- */
 
-/* A leading dimension must cover a line; with one line there is none to speak of. */
-static bool lines_of(int64_t lines, int64_t length, int64_t stride, int64_t unit) {
-    return (unit == 1 || length <= 1) && (lines <= 1 || stride >= sat_max(1, length));
-}
-
 bool sat_blas_fits(const sat_blas *blas, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
-    int64_t most = blas->wide ? INT64_MAX : INT_MAX;
-    if (rows > most || cols > most || row_stride > most || col_stride > most) return false;
-    return lines_of(rows, cols, row_stride, col_stride) || lines_of(cols, rows, col_stride, row_stride);
-}
-
-static bool row_major(const sat_matrix *m, int64_t rows, int64_t cols, int64_t *leading) {
-    if (lines_of(rows, cols, m->row_stride, m->col_stride)) {
-        *leading = rows <= 1 ? sat_max(1, cols) : m->row_stride;
-        return true;
-    }
-    *leading = cols <= 1 ? sat_max(1, rows) : m->col_stride;
-    return false;
+    return sat_matrix_fits(blas->wide ? INT64_MAX : INT_MAX, rows, cols, row_stride, col_stride);
 }
 
 void sat_blas_gemm(const sat_blas *blas, sat_dtype t, int64_t m, int64_t n, int64_t k, double alpha,
                    const sat_matrix *a, const sat_matrix *b, double beta, const sat_matrix *c) {
     int64_t lda, ldb, ldc;
     if (m == 0 || n == 0) return;
-    bool rows_c = row_major(c, m, n, &ldc), rows_a = row_major(a, m, k, &lda), rows_b = row_major(b, k, n, &ldb);
+    bool rows_a = sat_matrix_row_major(a, m, k, &lda), rows_b = sat_matrix_row_major(b, k, n, &ldb);
+    bool rows_c = sat_matrix_row_major(c, m, n, &ldc);
     int order = rows_c ? ROW_MAJOR : COL_MAJOR;
     int ta = rows_a == rows_c ? NO_TRANS : TRANS, tb = rows_b == rows_c ? NO_TRANS : TRANS;
     if (t == SAT_F64 && blas->wide)

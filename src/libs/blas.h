@@ -6,7 +6,7 @@
 #ifndef SAT_BLAS_H
 #define SAT_BLAS_H
 
-#include "variant.h"
+#include "libs/matrix.h"
 
 enum { SAT_BLAS_OPENBLAS = 0, SAT_BLAS_MKL = 1 }; /* sat_instance.option */
 
@@ -23,16 +23,6 @@ const sat_blas *sat_blas_get(int which); /* NULL: not on this machine */
 
 const char *sat_openblas_version(void); /* for sat_family.version */
 const char *sat_mkl_blas_version(void);
-
-/* Element (i, j) is data[i*row_stride + j*col_stride]; one of the strides is 1. */
-typedef struct sat_matrix {
-    void *data;
-    int64_t row_stride, col_stride;
-} sat_matrix;
-
-static inline sat_matrix sat_matrix_at(sat_dtype t, const sat_matrix *m, int64_t i, int64_t j) {
-    return (sat_matrix){sat_at(t, m->data, i * m->row_stride + j * m->col_stride), m->row_stride, m->col_stride};
-}
 
 /* Can BLAS be told of such a matrix? */
 bool sat_blas_fits(const sat_blas *blas, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride);

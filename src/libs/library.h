@@ -13,6 +13,18 @@
  * What was opened stays open: libraries with threads of their own do not survive being closed. */
 void *sat_library_open(const char *env, const char *const *names);
 
+/* One of NVIDIA's libraries, by the lists of where it may be found; each list ends with NULL. */
+typedef struct sat_cuda_library {
+    const char *env;             /* decides alone, as above */
+    const char *const *names;    /* newest first */
+    const char *const *needs;    /* files beside it that it does not load without; one of them is enough */
+    const char *const *packages; /* its folders below Python's site-packages: "/nvidia/cu13/lib" */
+} sat_cuda_library;
+
+/* One that the process has loaded already comes first: PyTorch's own serves us too. Then the loader's search, the
+ * toolkit, and Python's packages: those of the environment, above this library, and beside the program. */
+void *sat_library_open_cuda(const sat_cuda_library *library);
+
 /* Whether the process has one of them loaded already, by itself or through another library. */
 bool sat_library_loaded(const char *const *names);
 

@@ -7,8 +7,8 @@ cli=$1
 plugins=${2:-}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-export SPARSE_AUTOTUNE_CACHE=$folder/cache
-unset SPARSE_AUTOTUNE SPARSE_AUTOTUNE_LOG SPARSE_AUTOTUNE_DEVICE SPARSE_AUTOTUNE_FORCE
+export SPARSE_AUTOTUNE_CACHE=$folder/cache SPARSE_AUTOTUNE_DEVICE=cpu
+unset SPARSE_AUTOTUNE SPARSE_AUTOTUNE_LOG SPARSE_AUTOTUNE_FORCE
 passed=0
 failed=0
 small="--size 64x48x96 --block 16"
@@ -121,6 +121,7 @@ wrong "--effort 'off'" race --effort off
 wrong "takes no --sparsity" race --matrix x.mtx --sparsity 0.5
 wrong "is -m meant" race --m=64
 wrong "--skew '0.5'" race --skew 0.5
+wrong "--overlap '2'" race --overlap 2
 wrong "--align '24'" race --align 24
 wrong "--effort 'heroic'" race --effort heroic
 wrong "--threads '0'" race --threads 0
@@ -155,6 +156,10 @@ run race $small
 expect 'the second run comes from the cache' 0 'best: ' 'from the cache, no tuning'
 run race $small --fresh --no-keep
 expect '--fresh races again, --no-keep forgets' 0 'not remembered'
+run race -m 1024 -n 16 -k 1024 --block 16 --overlap 1 --json
+expect_json 'the floor, the rows and the overlap show' 'o["problem"]["floor_seconds"] > 0 and
+    o["problem"]["blocks_a_row"] == {"least": 8, "median": 8, "most": 8} and o["problem"]["measure"] == "cold" and
+    "overlap=1 " in o["problem"]["key"]'
 run race $small --json
 expect_json 'JSON has the fields that stay' 'o["version"] == 1 and o["cached"] and o["problem"]["op"] == "matmul" and
     [o["problem"][x] for x in "mnk"] == [64, 48, 96] and o["problem"]["block"] == [16, 16] and
@@ -226,7 +231,10 @@ expect_json 'variants as JSON' 'len(o["variants"]) >= 2 and any("reference" in v
 run info
 expect 'info shows the machine' 0 'device ' 'caches ' "cache       $folder/cache" 'SPARSE_AUTOTUNE_CACHE='
 run info --json
-expect_json 'info as JSON' 'o["device"]["threads"] >= 1 and o["cache"] and o["device"]["flop_rate"]["f32"] > 0'
+expect_json 'info as JSON' 'o["device"]["threads"] >= 1 and o["cache"] and o["device"]["flop_rate"]["f32"] > 0 and
+    o["device"]["tf32_rate"] > 0 and o["device"]["measured"] in (True, False)'
+run info --device cpu --measure
+expect_error 'the rates of a CPU stay nominal' 1 '--measure' 'stay nominal'
 
 # ---- cache ----
 

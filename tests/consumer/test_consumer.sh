@@ -12,6 +12,7 @@ cmake --install "$build" --prefix "$work/first" >"$work/log" 2>&1 || { cat "$wor
 # What was installed can be moved: nothing in it may remember where it was.
 mv "$work/first" "$work/prefix"
 prefix=$work/prefix
+if grep -rIl -e "$build" -e "$work/first" "$prefix"; then echo "FAILED: those name a folder that users do not have" && exit 1; fi
 library=$(dirname "$(find "$prefix" -name 'libsparse_autotune.so')")
 
 case $way in

@@ -1,4 +1,4 @@
-/* Fuzzes all text that the cache reads: a record, an entry file, an export, the untuned list.
+/* Fuzzes all text that the cache reads: a record, an entry file, an export, the untuned list, the rates.
  *
  * A checksum would keep almost every input out of the parser behind it, so each input is also tried as the body of an
  * entry, with the right checksum put after it. What is taken must come back the same when written and read again. */
@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/cache_file.h"
+#include "core/rates.h"
 
 static void demand(bool holds) {
     if (!holds) abort();
@@ -48,6 +49,15 @@ static void check_entry(const char *text, size_t length) {
     sat_text_free(&again);
 }
 
+static void check_rates(const char *text, size_t length) {
+    sat_rates rates, back;
+    sat_text again = {0};
+    if (sat_rates_parse(text, length, "d", &rates) != SAT_OK) return;
+    sat_rates_format(&again, "d", &rates);
+    demand(sat_rates_parse(again.data, again.length, "d", &back) == SAT_OK && !memcmp(&rates, &back, sizeof back));
+    sat_text_free(&again);
+}
+
 static void check_with_checksum(const char *text, size_t length) {
     static const char title[] = "sparse_autotune cache 1.0\ndevice=d\nkey=k\n";
     for (int whole = 0; whole < 2; whole++) {
@@ -59,6 +69,7 @@ static void check_with_checksum(const char *text, size_t length) {
         snprintf(line, sizeof line, "checksum=%016" PRIx64 "\n", sat_checksum(body.data, body.length));
         sat_text_adds(&body, line);
         check_entry(body.data, body.length);
+        check_rates(body.data, body.length);
         sat_text_free(&body);
     }
 }
@@ -80,6 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     size_t entries = 0, again = 0;
     check_record(text, size);
     check_entry(text, size);
+    check_rates(text, size);
     check_with_checksum(text, size);
     if (sat_pack_parse(text, size, NULL, NULL) == SAT_OK) {
         demand(sat_pack_parse(text, size, count_entry, &entries) == SAT_OK);

@@ -6,6 +6,13 @@
 
 __device__ __forceinline__ uint32_t sat_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
+/* The thread's number, read where it is asked for: what is made of it is not kept in registers from before a loop. */
+__device__ __forceinline__ int sat_thread_here() {
+    int t;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+    return t;
+}
+
 /* ---- global to shared memory, without passing through registers ---- */
 
 /* 16 bytes, past L1; what lies beyond the first `valid` bytes becomes zero. Both addresses multiples of 16. */
@@ -43,6 +50,25 @@ __device__ __forceinline__ void sat_load_turned(uint32_t (&r)[4], uint32_t from)
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(from)
                  : "memory");
+}
+
+/* One element, where a matrix load has no form for it. */
+__device__ __forceinline__ uint32_t sat_fetch_bits(uint32_t from) {
+    uint32_t x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
+__device__ __forceinline__ double sat_fetch_f64(uint32_t from) {
+    double x;
+    asm volatile("ld.shared.f64 %0, [%1];" : "=d"(x) : "r"(from) : "memory");
+    return x;
+}
+
+/* An 8x8 matrix of 16-bit elements in registers, transposed: lane l has elements 2*(l%4) and the next of row l/4. */
+__device__ __forceinline__ uint32_t sat_turn_matrix(uint32_t x) {
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
 }
 
 /* ---- products of fragments: c += a*b, a 16 x K row by row, b K x 8 column by column ---- */

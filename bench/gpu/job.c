@@ -1,0 +1,141 @@
+// Problems from lines of text, and their operands.
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench_gpu.h"
+
+// The value of "name=..." in a line, up to the next blank; false where there is none.
+static bool word(const char *line, const char *name, char *out, size_t capacity) {
+    size_t length = strlen(name);
+    for (const char *at = line; at; at = strchr(at, ' ') ? strchr(at, ' ') + 1 : NULL) {
+        if (strncmp(at, name, length) != 0 || at[length] != '=') continue;
+        size_t n = strcspn(at + length + 1, " \n");
+        need(n < capacity, name);
+        memcpy(out, at + length + 1, n);
+        out[n] = 0;
+        return true;
+    }
+    return false;
+}
+
+static int64_t number(const char *line, const char *name, int64_t otherwise) {
+    char text[32];
+    return word(line, name, text, sizeof text) ? strtoll(text, NULL, 10) : otherwise;
+}
+
+static sat_dtype dtype_of(const char *line) {
+    static const char *const names[] = {"f32", "f64", "f16", "bf16"};
+    char text[16];
+    need(word(line, "dtype", text, sizeof text), "dtype");
+    for (int i = 0; i < 4; i++)
+        if (strcmp(text, names[i]) == 0) return (sat_dtype)(SAT_F32 + i);
+    need(false, "dtype");
+    return SAT_F32;
+}
+
+static size_t size_of(sat_dtype t) { return t == SAT_F64 ? 8 : t == SAT_F32 ? 4 : 2; }
+
+// A Matrix Market file of entries by rows, one for each block.
+static sat_pattern *read_pattern(sat_context *context, const char *path, int64_t br, int64_t bc) {
+    FILE *f = fopen(path, "r");
+    need(f != NULL, path);
+    int64_t rows = 0, cols = 0, count = 0;
+    bool good = fscanf(f, "%*[^\n] %" SCNd64 " %" SCNd64 " %" SCNd64, &rows, &cols, &count) == 3;
+    need(good && rows > 0 && cols > 0 && count >= 0 && count < 1 << 30, path);
+    int64_t grid = (rows + br - 1) / br;
+    int64_t *ptr = calloc((size_t)grid + 1, sizeof *ptr), *col = calloc((size_t)count + 1, sizeof *col);
+    need(ptr && col, "memory");
+    for (int64_t i = 0, r, c; i < count; i++) {
+        need(fscanf(f, "%" SCNd64 " %" SCNd64, &r, &c) == 2 && r > 0 && r <= rows && c > 0 && c <= cols, path);
+        ptr[(r - 1) / br + 1]++, col[i] = (c - 1) / bc;
+    }
+    fclose(f);
+    for (int64_t i = 0; i < grid; i++) ptr[i + 1] += ptr[i];
+    sat_bsr s = {SAT_SIZED(sat_bsr), .rows = rows, .cols = cols, .block_rows = br, .block_cols = bc};
+    s.stored_blocks = count, s.index_type = SAT_I64, s.row_ptr = ptr, s.col_idx = col;
+    sat_pattern *pattern = NULL;
+    need_ok(sat_pattern_create(context, &s, &pattern), path);
+    free(ptr);
+    free(col);
+    return pattern;
+}
+
+static sat_layout dense(int64_t rows, int64_t cols, bool by_columns) {
+    return (sat_layout){.row_stride = by_columns ? 1 : cols, .col_stride = by_columns ? rows : 1};
+}
+
+static void make_problem(job *j, const char *line, bool sampled) {
+    int64_t m = number(line, "m", 0), n = number(line, "n", 0), k = number(line, "k", 0);
+    sat_dtype t = dtype_of(line);
+    bool col_b = number(line, "col_b", 0), col_c = number(line, "col_c", 0);
+    j->problem = sampled ? sat_sampled_problem(t, k) : sat_matmul_problem(t, n);
+    sat_problem *p = &j->problem;
+    p->m = m, p->n = n, p->k = k;
+    p->a_align = p->b_align = p->c_align = 256;
+    if (number(line, "tf32", 0)) p->flags |= SAT_ALLOW_TF32;
+    if (number(line, "transpose", 0)) p->transpose = SAT_TRANSPOSE;
+    sat_pattern_view v = {SAT_SIZED(sat_pattern_view)};
+    need_ok(sat_pattern_get(j->pattern, &v), "pattern");
+    size_t values = (size_t)(v.stored_blocks * v.block_rows * v.block_cols) * size_of(t);
+    size_t sizes[3] = {values, (size_t)(k * n) * size_of(t), (size_t)(m * n) * size_of(t)};
+    if (sampled) sizes[0] = (size_t)(m * k) * size_of(t), sizes[2] = values;
+    if (sampled) p->a = dense(m, k, col_b), p->b = dense(k, n, col_c);
+    else p->b = dense(k, n, col_b), p->c = dense(m, n, col_c);
+    memcpy(j->bytes, sizes, sizeof sizes);
+}
+
+bool job_open(job *j, sat_context *context, const char *line) {
+    char op[16], matrix[1024];
+    *j = (job){.id = (int)number(line, "id", -1)};
+    if (!word(line, "op", op, sizeof op)) return false;
+    int64_t br = number(line, "block_rows", 0), bc = number(line, "block_cols", 0);
+    need(word(line, "matrix", matrix, sizeof matrix) && br > 0 && bc > 0, line);
+    word(line, "variants", j->variants, sizeof j->variants);
+    j->pattern = read_pattern(context, matrix, br, bc);
+    make_problem(j, line, strcmp(op, "sampled") == 0);
+    for (int i = 0; i < 3; i++) need_ok(sat_memory_alloc(context, j->bytes[i] + 64, &j->operands[i]), "operands");
+    job_fill(j, context, 1);
+    return true;
+}
+
+void job_close(job *j, sat_context *context) {
+    for (int i = 0; i < 3; i++) sat_memory_free(context, j->operands[i]);
+    sat_pattern_free(j->pattern);
+}
+
+/* ---- operands ---- */
+
+// Exponent and significand at random, so that products take the power that real ones take.
+static uint16_t half_bits(uint64_t r, bool bf16) {
+    uint16_t sign = (uint16_t)(r >> 63 << 15);
+    return (uint16_t)(sign | (bf16 ? 0x3f00 | (r & 0x7f) : 0x3800 | (r & 0x3ff))); // 0.5 to 1
+}
+
+static void fill_host(void *to, sat_dtype t, size_t bytes, uint64_t seed) {
+    for (size_t i = 0; i < bytes / size_of(t); i++) {
+        uint64_t r = seed = seed * 6364136223846793005u + 1442695040888963407u;
+        r = (r ^ (r >> 31)) * 0x9e3779b97f4a7c15u;
+        double x = (double)(int64_t)r * 0x1p-63;
+        if (t == SAT_F64) ((double *)to)[i] = x;
+        else if (t == SAT_F32) ((float *)to)[i] = (float)x;
+        else ((uint16_t *)to)[i] = half_bits(r, t == SAT_BF16);
+    }
+}
+
+void job_fill(const job *j, sat_context *context, uint64_t seed) {
+    const sat_dtype types[3] = {j->problem.a_dtype, j->problem.b_dtype, j->problem.c_dtype};
+    const size_t piece = (size_t)4 << 20; // the same numbers again and again: what counts is that they vary
+    void *host = malloc(piece);
+    need(host != NULL, "memory");
+    for (int i = 0; i < 3; i++) {
+        fill_host(host, types[i], piece, seed * 3 + (uint64_t)i);
+        for (size_t at = 0; at < j->bytes[i]; at += piece) {
+            size_t left = j->bytes[i] - at;
+            need_ok(sat_memory_write(context, (char *)j->operands[i] + at, host, left < piece ? left : piece), "fill");
+        }
+    }
+    free(host);
+}

@@ -1,0 +1,172 @@
+"""The problem sets of bench/gpu_check: sizes, patterns, rivals, and what each row should reach.
+
+A pattern is made here and written as a Matrix Market file with one entry for each block, so that the race, the graphs of
+bench_gpu and PyTorch all multiply by the same blocks. It is the same for the same problem, every time.
+"""
+
+import dataclasses
+import math
+import random
+import zlib
+
+
+@dataclasses.dataclass
+class Problem:
+    name: str
+    m: int
+    n: int
+    k: int
+    block: int
+    dtype: str = "f16"
+    density: float = 0.125
+    op: str = "matmul"
+    rows: str = "equal"  # equal, powerlaw (the heaviest 50 times the median), powerlaw_evened, heavy (4 rows 8 times heavier)
+    overlap: float = -1  # share of a row's columns that the next row has too; below 0: as chance has it
+    tf32: bool = False
+    transpose: bool = False
+    layout: str = "row,row"
+    measure: str = "warm"
+    rivals: tuple = ()  # triton, dense
+    must: dict = dataclasses.field(default_factory=dict)  # ratio -> least value
+    aim: dict = dataclasses.field(default_factory=dict)
+    later: dict = dataclasses.field(default_factory=dict)  # what faster kernels are to reach: shown, not judged
+    like: str = ""  # the row that `equal_rows` and `row_major` compare with
+
+    def shrunk(self, factor):
+        """The same problem, smaller: to try the script out."""
+        def smaller(size):
+            return max(self.block * 8, size // factor // self.block * self.block)
+        return dataclasses.replace(self, m=smaller(self.m), k=smaller(self.k), n=max(1, self.n // factor))
+
+    # ---- the pattern ----
+
+    def stored(self):
+        """Rows and columns of the matrix that is stored in blocks."""
+        if self.op == "sampled":
+            return self.m, self.n
+        return (self.k, self.m) if self.transpose else (self.m, self.k)
+
+    def blocks(self):
+        """The block columns of each block row."""
+        rows, cols = (side // self.block for side in self.stored())
+        pick = random.Random(zlib.crc32(f"{self.m} {self.k} {self.block} {self.density} {self.rows} {self.overlap}".encode()))
+        counts = row_counts(self.rows, rows, cols, self.density)
+        pick.shuffle(counts)
+        lists, before = [], []
+        for count in counts:
+            if self.overlap < 0 or not before:
+                columns = pick.sample(range(cols), count)
+            else:
+                kept = pick.sample(before, min(count, round(self.overlap * len(before))))
+                others = sorted(set(range(cols)) - set(before)) or list(range(cols))
+                columns = kept + pick.sample(others, min(count - len(kept), len(others)))
+            before = sorted(columns)
+            lists.append(before)
+        return lists
+
+    def write(self, path):
+        rows, cols = self.stored()
+        lists = self.blocks()
+        with open(path, "w") as f:
+            f.write(f"%%MatrixMarket matrix coordinate pattern general\n{rows} {cols} {sum(map(len, lists))}\n")
+            for i, columns in enumerate(lists):
+                f.writelines(f"{i * self.block + 1} {j * self.block + 1}\n" for j in columns)
+
+    # ---- the command line ----
+
+    def race_words(self, matrix):
+        words = ["--matrix", str(matrix), "--block", str(self.block), "--dtype", self.dtype, "--op", self.op,
+                 "--layout", self.layout, "--measure", self.measure]
+        words += ["-k", str(self.k)] if self.op == "sampled" else ["-n", str(self.n)]
+        words += ["--transpose"] if self.transpose else []
+        words += ["--allow-tf32"] if self.tf32 else []
+        return words
+
+    def job_line(self, number, matrix, variants):
+        """For bench_gpu."""
+        b, c = (int(order == "col") for order in self.layout.split(","))
+        return (f"id={number} op={self.op} m={self.m} n={self.n} k={self.k} block_rows={self.block} block_cols={self.block} "
+                f"dtype={self.dtype} transpose={int(self.transpose)} tf32={int(self.tf32)} col_b={b} col_c={c} "
+                f"matrix={matrix} variants={','.join(variants)}\n")
+
+    def rival_job(self, number, matrix):
+        """For rivals.py. Rows that are not judged are searched less."""
+        return {"id": number, "search": 30 if self.must else 8, "m": self.m, "n": self.n, "k": self.k, "block": self.block, "dtype": self.dtype,
+                "tf32": self.tf32, "matrix": str(matrix), "rivals": list(self.rivals)}
+
+
+def row_counts(kind, rows, cols, density):
+    """How many blocks each row has, before the rows are shuffled."""
+    if kind.startswith("powerlaw"):  # the median row, by rank, has a fiftieth of the first
+        exponent = math.log(50) / math.log(rows / 2)
+        heaviest = cols // 50 * 50 or cols
+        counts = [max(1, round(heaviest * (rank + 1) ** -exponent)) for rank in range(rows)]
+        return counts if kind == "powerlaw" else evened(sum(counts), rows)
+    total = round(density * rows * cols)
+    if kind == "heavy":
+        light = total / (rows - 4 + 4 * 8)
+        heavy = min(cols, round(8 * light))
+        return [heavy] * 4 + evened(total - 4 * heavy, rows - 4)
+    return evened(total, rows)
+
+
+def evened(total, rows):
+    return [total * (i + 1) // rows - total * i // rows for i in range(rows)]
+
+
+def square(dtype, block, side=4096, density=0.125, **more):
+    name = f"{dtype} {side}^3 block {block}" + (f" density {density}" if density != 0.125 else "")
+    return Problem(name, side, side, side, block, dtype=dtype, density=density, **more)
+
+
+def all_problems():
+    rows = []
+    later = {16: 1.5, 32: 2.7, 64: 4.5, 128: 5.6}
+    for dtype in ("f16", "bf16"):
+        for block in (16, 32, 64, 128):
+            more = {"later": {"dense_cublas": later[block]}} if dtype == "f16" else {}
+            rows.append(square(dtype, block, rivals=("triton", "dense"), must={"triton_bsr": 0.75}, aim={"triton_bsr": 1.0}, **more))
+    rows.append(square("f32", 64, rivals=("dense",), must={"cusparse_bsr": 3}))
+    rows.append(dataclasses.replace(square("f32", 64, rivals=("dense",), must={"cusparse_bsr": 8}, later={"dense_cublas": 4}, tf32=True,
+                                           like="f32 4096^3 block 64"), name="f32 4096^3 block 64, TF32"))
+    for block in (4, 8):  # 2^18 blocks: 34 and 134 MB of values beside 34 MB of B and C
+        rows.append(Problem(f"f64 65536x32x65536 block {block}, 2^18 blocks", 65536, 32, 65536, block, dtype="f64",
+                            density=2.0**18 / (65536 // block) ** 2, must={"cusparse_bsr": 2}))
+    for measure in ("warm", "cold"):
+        for n in (1, 8, 16):
+            more = {"must" if measure == "warm" else "later": {"hbm": 0.8}}
+            rows.append(Problem(f"f16 57344x{n}x16384 block 64 density 0.1" + (", cold" if measure == "cold" else ""), 57344, n, 16384, 64,
+                                density=0.1, measure=measure, rivals=("dense",) if measure == "warm" else (), **more))
+    for n, least in ((16, 7), (64, 5.5), (256, 4.4)):
+        must = {"triton_bsr": 1.0} if n < 256 else {}
+        rows.append(Problem(f"f16 14336x{n}x4096 block 64 density 0.1", 14336, n, 4096, 64, density=0.1, rivals=("triton", "dense"),
+                            must=must, later={"dense_cublas": least}))
+    even = "f16 16384x4096x16384 block 64, equal rows"
+    rows.append(Problem(even, 16384, 4096, 16384, 64, rows="powerlaw_evened"))
+    rows.append(Problem("f16 16384x4096x16384 block 64, powerlaw rows", 16384, 4096, 16384, 64, rows="powerlaw",
+                        must={"equal_rows": 0.7}, like=even))
+    for block, least in ((64, 3.5), (128, 4.5)):
+        rows.append(dataclasses.replace(square("f16", block, op="sampled", rivals=("dense",), later={"dense_cublas": least}),
+                                        name=f"f16 4096^3 block {block}, sampled"))
+    for block in (64, 128):
+        like = f"f16 4096^3 block {block}"
+        near = {"later": {"row_major": 1 / 1.08}, "like": like}
+        rows.append(dataclasses.replace(square("f16", block, transpose=True, **near), name=like + ", transposed"))
+        rows.append(dataclasses.replace(square("f16", block, layout="col,col", **near), name=like + ", by columns"))
+    return rows + informational()
+
+
+def informational():
+    """What the next kernels are to reach; nothing here is judged."""
+    rows = []
+    for block, dense, triton in ((32, 3.3, 1.05), (64, 6.0, 1.2), (128, 7.4, 1.3)):
+        rows.append(square("f16", block, side=8192, rivals=("triton", "dense"), later={"dense_cublas": dense, "triton_bsr": triton}))
+    for density, least in ((0.05, 7), (0.25, 2.5), (0.5, 1.4)):
+        rows.append(square("f16", 64, density=density, rivals=("triton", "dense"), later={"dense_cublas": least}))
+    for density, least in ((0.25, 3.3), (0.5, 1.8)):
+        rows.append(square("f16", 128, density=density, rivals=("triton", "dense"), later={"dense_cublas": least}))
+    rows.append(dataclasses.replace(square("f16", 64, side=8192, overlap=0.5, rivals=("dense",), later={"dense_cublas": 6.3}),
+                                    name="f16 8192^3 block 64, half of the columns shared"))
+    rows.append(dataclasses.replace(square("f16", 64, rows="heavy", later={"equal_rows": 1 / 1.4}, like="f16 4096^3 block 64"),
+                                    name="f16 4096^3 block 64, 4 rows 8 times heavier"))
+    return rows

@@ -1,0 +1,188 @@
+"""Rows of bench/gpu_check: ratios, floors, targets, the record and the table."""
+
+import datetime
+import json
+import os
+import subprocess
+
+
+def rival_name(result):
+    """What a library variant of the race is called among the ratios; None for our own kernels."""
+    if result["dense"]:
+        return "densified"  # spreading the blocks out is part of its time
+    if not result["library"]:
+        return None
+    name = result["variant"].split("_", 4)[-1]  # <backend>_<op>_<dtype>_<block>_<library and what of it>
+    return "cusparse_bsr" if name == "cusparse_bsrmm" else name  # its two ways with BSR; the faster one counts
+
+
+class Row:
+    def __init__(self, problem, race):
+        self.problem, self.race = problem, race
+        self.times = {}  # variant -> what bench_gpu measured
+        self.rivals = {}  # name -> seconds
+        self.details = {}
+        self.floor = None
+        for r in self.results():
+            name = rival_name(r)
+            if name and r["verdict"] == "ok" and r["seconds"]:
+                self.rivals[name] = min(r["seconds"], self.rivals.get(name, 1e9))
+
+    def results(self):
+        return self.race["results"] if self.race else []
+
+    def own(self):
+        """Our own kernels that gave a right result, fastest first by the best time known."""
+        found = [r for r in self.results() if r["verdict"] == "ok" and r["seconds"] and not r["library"] and not r["dense"]]
+        return sorted(found, key=lambda r: self.seconds_of(r))
+
+    def seconds_of(self, result):
+        by_graph = self.times.get(result["variant"], {}).get("seconds")
+        return by_graph if by_graph and self.problem.measure == "warm" else result["seconds"]
+
+    def contenders(self, most=4):
+        """Whom bench_gpu times: the first few of ours, and every library, even one that the race left out as too slow."""
+        libraries = [r["variant"] for r in self.results() if rival_name(r) and r["verdict"] in ("ok", "skipped")]
+        return [r["variant"] for r in self.own()[:most]] + libraries
+
+    def take_times(self, lines):
+        """`lines` of bench_gpu for this row; a rival's graph time replaces its time in the race."""
+        for line in lines:
+            self.times[line["variant"]] = line
+        for r in self.results():
+            name, line = rival_name(r), self.times.get(r["variant"])
+            if name and line and line.get("seconds"):
+                before = self.rivals.get(name) if self.details.get(name) == "graph" else None
+                self.rivals[name] = min(line["seconds"], before or 1e9)
+                self.details[name] = "graph"
+                if r["verdict"] == "skipped":
+                    self.details["not raced"] = self.details.get("not raced", []) + [r["variant"]]  # as too slow; `check` has verified it
+
+    @property
+    def best(self):
+        return self.own()[0] if self.own() else None
+
+    @property
+    def seconds(self):
+        return self.seconds_of(self.best) if self.best else None
+
+    @property
+    def flops(self):
+        return self.race["problem"]["flops"] if self.race else 0
+
+    @property
+    def bytes(self):
+        return self.race["problem"]["bytes"] if self.race else 0
+
+    def set_floor(self, ceilings):
+        """The larger of arithmetic and bytes over what this GPU was seen to reach in this run, whoever reached it."""
+        p = self.problem
+        arithmetic = self.flops / ceilings["tf32" if p.tf32 else p.dtype]
+        if p.measure == "cold":
+            self.floor = max(arithmetic, self.bytes / ceilings["memory"])
+        else:  # back to back, what fits into L2 need not come from memory again
+            beyond = max(0.0, self.bytes - ceilings["l2_bytes"]) / ceilings["memory"]
+            self.floor = max(arithmetic, beyond, self.bytes / ceilings["l2"])
+
+    def ratios(self, rows, ceilings):
+        """Above 1 we are faster. `hbm` is a share of the measured rate, `equal_rows` of another row's."""
+        if not self.seconds:
+            return {}
+        found = {name: s / self.seconds for name, s in self.rivals.items() if s}
+        like = rows.get(self.problem.like)
+        if self.problem.tf32 and "cusparse_bsr" not in found and like and "cusparse_bsr" in like.rivals:
+            found["cusparse_bsr"] = like.rivals["cusparse_bsr"] / self.seconds
+        if ceilings and "57344" in self.problem.name:
+            found["hbm"] = self.bytes / self.seconds / ceilings["memory"]
+        for name in ("equal_rows", "row_major"):
+            if name in {**self.problem.must, **self.problem.later} and like and like.seconds:
+                found[name] = (self.flops / self.seconds) / (like.flops / like.seconds)
+        return found
+
+    def record(self, rows, ceilings):
+        p = self.problem
+        problem = dict(self.race["problem"]) if self.race else {"op": p.op, "m": p.m, "n": p.n, "k": p.k, "block": [p.block] * 2, "dtype": p.dtype}
+        problem.update(name=p.name, rows=p.rows, layout=p.layout, tf32=p.tf32, measure=p.measure)
+        if p.overlap >= 0:
+            problem["overlap"] = p.overlap
+        best, ratios = self.best, self.ratios(rows, ceilings)
+        timed = self.times.get(best["variant"], {}) if best else {}
+        row = {"problem": problem, "variant": best["variant"] if best else None, "seconds": self.seconds, "floor_seconds": self.floor,
+               "timed_by": "graph" if p.measure == "warm" and timed.get("graph") else "race",
+               "ratios": ratios, "rival_seconds": self.rivals,
+               "targets": [{"ratio": name, "must": least, "aim": p.aim.get(name), "met": met(ratios.get(name), least)}
+                           for name, least in p.must.items()],
+               "later": [{"ratio": name, "least": least, "reached": met(ratios.get(name), least)} for name, least in p.later.items()],
+               "winner": self.race["best"] if self.race else None}
+        if self.details:
+            row["details"] = self.details
+        row["results"] = [dict({k: r[k] for k in ("variant", "verdict", "seconds", "error", "estimate_seconds", "prepare_seconds", "workspace_bytes")},
+                               message=r["message"], graph_seconds=self.times.get(r["variant"], {}).get("seconds"))
+                          for r in self.results() if r["verdict"] != "skipped" or r["variant"] in self.times]
+        return row
+
+
+def met(value, least):
+    return None if value is None else value >= least
+
+
+# ---- the table ----
+
+
+def print_table(rows, ceilings):
+    names = ("triton_bsr", "dense_cublas", "cusparse_bsr")
+    lines = [["problem", "best of ours", "us", "TFLOPS", "x floor", "triton", "dense", "cusparse", "target", "", "later"]]
+    counts = {True: 0, False: 0, None: 0}
+    for row in rows.values():
+        ratios, p = row.ratios(rows, ceilings), row.problem
+        target, verdict = [], []
+        for name, least in p.must.items():
+            value = ratios.get(name)
+            counts[met(value, least)] += 1
+            target.append(f"{name} {number(value)} of {least:g}")
+            verdict.append({True: "met", False: "MISSED", None: "not measured"}[met(value, least)])
+        later = [f"{name} {number(ratios.get(name))} of {least:.3g}" for name, least in p.later.items()]
+        seconds = row.seconds
+        lines.append([p.name, row.best["variant"] if row.best else "nothing right", f"{seconds * 1e6:.1f}" if seconds else "-",
+                      f"{row.flops / seconds * 1e-12:.1f}" if seconds else "-",
+                      f"{seconds / row.floor:.2f}" if seconds and row.floor else "-", *(number(ratios.get(n)) for n in names),
+                      ", ".join(target) or "-", ", ".join(verdict), ", ".join(later)])
+    print_columns(lines)
+    print(f"targets: {counts[True]} met, {counts[False]} missed, {counts[None]} not measured "
+          "(a ratio above 1 means that we are faster; `later` is not judged)")
+    return counts
+
+
+def number(value):
+    return "-" if value is None else f"{value:.2f}"
+
+
+def print_columns(lines):
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    for line in lines:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+
+
+# ---- the record ----
+
+
+def commit(root):
+    """A copy of the tree without its history is told which commit it is."""
+    if os.environ.get("COMMIT"):
+        return os.environ["COMMIT"]
+
+    def git(*words):
+        try:
+            return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return ""
+    return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def write(path, root, command, machine, rows, checks):
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    record = {"version": 1, "date": now, "commit": commit(root), "command": command, "machine": machine, "rows": rows, "checks": checks}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(record, indent=1) + "\n")
+    temporary.replace(path)

@@ -1,0 +1,12 @@
+/* What core asks of plans besides the public functions. */
+#ifndef SAT_PLAN_H
+#define SAT_PLAN_H
+
+#include "core/status.h"
+
+/* By estimate, and only among what takes no memory of the device and prepares nothing. SAT_UNSUPPORTED if that cannot
+ * be. Queues nothing and waits for nothing, so it is allowed while a graph is captured. */
+sat_status sat_plan_create_bare(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
+                                sat_plan **plan);
+
+#endif

@@ -1,0 +1,174 @@
+/* Hopper's own instructions by name: barriers in shared memory, bulk tensor copies, warpgroup matrix products (sm_90a). */
+#ifndef SAT_HOPPER_CUH
+#define SAT_HOPPER_CUH
+
+#include <cuda.h>
+
+#include "ptx.cuh"
+
+/* ---- barriers that count arrivals and bytes ---- */
+
+__device__ __forceinline__ void sat_barrier_init(uint32_t bar, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+/* Makes what was initialised visible to the copy engine. */
+__device__ __forceinline__ void sat_barrier_publish() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void sat_barrier_expect(uint32_t bar, uint32_t bytes) { /* arrives, too */
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void sat_barrier_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+__device__ __forceinline__ void sat_barrier_wait(uint32_t bar, uint32_t parity) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra done;\n"
+                 "bra again;\n"
+                 "done:\n"
+                 "}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* ---- tiles between global and shared memory, as a tensor map describes them ---- */
+
+__device__ __forceinline__ void sat_tile_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+                 "[%2];" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(x), "r"(y)
+                 : "memory");
+}
+
+__device__ __forceinline__ void sat_tile_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+                 "%5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+__device__ __forceinline__ void sat_tile_store(const CUtensorMap *map, uint32_t from, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
+                 "r"(x), "r"(y)
+                 : "memory");
+}
+
+__device__ __forceinline__ void sat_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/* Until at most PENDING of this thread's stores still read shared memory. */
+template <int PENDING> __device__ __forceinline__ void sat_store_wait() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Between ordinary stores to shared memory and what the copy engine or the tensor cores read of it. */
+__device__ __forceinline__ void sat_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void sat_prefetch_map(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* ---- registers between warpgroups, barriers of some warps ---- */
+
+template <int COUNT> __device__ __forceinline__ void sat_registers_fewer() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void sat_registers_more() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+__device__ __forceinline__ void sat_some_sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l%8 of matrix l/8. */
+__device__ __forceinline__ void sat_store_matrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+}
+__device__ __forceinline__ void sat_store_turned(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
+/* ---- warpgroup products ---- */
+
+/* A matrix in shared memory as wgmma reads it. `swizzle` 1, 2, 3: rows of 128, 64, 32 bytes; `leading` and `stride` in
+ * bytes. */
+__device__ __forceinline__ uint64_t sat_descriptor(uint32_t from, int swizzle, uint32_t leading, uint32_t stride) {
+    return (uint64_t)((from & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
+           (uint64_t)swizzle << 62;
+}
+
+__device__ __forceinline__ void sat_group_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void sat_group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void sat_group_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* d = a*b, or d += a*b with `add`; 64 x N x 16, both from shared memory. TA, TB: that operand lies with its outer size contiguous. */
+template <typename T, int N, int TA, int TB> struct sat_group_product;
+
+#define SAT_F8(d, i)                                                                                                   \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+#define SAT_F32(d, i) SAT_F8(d, i), SAT_F8(d, i + 8), SAT_F8(d, i + 16), SAT_F8(d, i + 24)
+
+// clang-format off
+#define SAT_GROUP_64(math, name)                                                              \
+    template <int TA, int TB> struct sat_group_product<math, 64, TA, TB> {                                  \
+        __device__ static __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b, int add) {                \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %36, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " {" \
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
+                     "}, %32, %33, p, 1, 1, %34, %35; }" \
+                     : SAT_F32(d, 0) \
+                     : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
+        }                                                                                                    \
+    };
+SAT_GROUP_64(sat_f16_math, "f16")
+SAT_GROUP_64(sat_bf16_math, "bf16")
+#define SAT_GROUP_128(math, name)                                                              \
+    template <int TA, int TB> struct sat_group_product<math, 128, TA, TB> {                                  \
+        __device__ static __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, int add) {                \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %68, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." name "." name " {" \
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
+                     "}, %64, %65, p, 1, 1, %66, %67; }" \
+                     : SAT_F32(d, 0), SAT_F32(d, 32) \
+                     : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
+        }                                                                                                    \
+    };
+SAT_GROUP_128(sat_f16_math, "f16")
+SAT_GROUP_128(sat_bf16_math, "bf16")
+#define SAT_GROUP_256(math, name)                                                              \
+    template <int TA, int TB> struct sat_group_product<math, 256, TA, TB> {                                  \
+        __device__ static __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b, int add) {                \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %132, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32." name "." name " {" \
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+                     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+                     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+                     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+                     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
+                     "}, %128, %129, p, 1, 1, %130, %131; }" \
+                     : SAT_F32(d, 0), SAT_F32(d, 32), SAT_F32(d, 64), SAT_F32(d, 96) \
+                     : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
+        }                                                                                                    \
+    };
+SAT_GROUP_256(sat_f16_math, "f16")
+SAT_GROUP_256(sat_bf16_math, "bf16")
+// clang-format on
+
+#endif

@@ -1,0 +1,166 @@
+// The matmul by a dense product: A is spread out into workspace, zeros and all, and cuBLAS or cuBLASLt multiplies that.
+// The rival to show, and where the problem allows it, to use. cuBLASLt has a line in variants.def for each of the
+// two algorithms that its heuristic ranks first: the race chooses between them, and each stays the same from run to
+// run.
+
+#include <limits.h>
+#include <stdlib.h>
+
+#include "libs/convert.h"
+#include "libs/cublaslt.h"
+#include "libs/cuda_kernels.h"
+
+enum { CUBLAS = -1 }; /* sat_instance.option: cuBLAS, or the rank of cuBLASLt's algorithm */
+
+typedef struct places { /* of the workspace */
+    int64_t stride;     /* elements from row to row of the dense matrix: a multiple of 16 bytes */
+    size_t dense, rows, sum, library, bytes;
+} places;
+
+typedef struct dense_state {
+    places at;
+    sat_gemm gemm;
+    void *handle;
+    sat_lt *lt;
+    int device;
+} dense_state;
+
+static places plan_places(const sat_problem *p, const sat_pattern_view *a) {
+    places x = {0};
+    int64_t size = (int64_t)sat_dtype_size(p->a_dtype), step = 16 / size;
+    x.stride = (a->cols + step - 1) / step * step;
+    x.dense = sat_libs_carve(&x.bytes, (double)a->rows * (double)x.stride * (double)size);
+    x.rows = sat_libs_carve(&x.bytes, 4.0 * (double)a->stored_blocks);
+    x.sum = sat_libs_carve(&x.bytes, sat_libs_wide(p) ? 4.0 * (double)p->m * (double)p->n : 0);
+    x.library = sat_libs_carve(&x.bytes, SAT_CUBLAS_WORKSPACE);
+    return x;
+}
+
+static bool make_gemm(sat_gemm *g, const sat_problem *p, const places *at) {
+    bool turned = p->transpose == SAT_TRANSPOSE;
+    sat_matrix a = {NULL, turned ? 1 : at->stride, turned ? at->stride : 1};
+    sat_matrix b = {NULL, p->b.row_stride, p->b.col_stride};
+    sat_matrix to = sat_libs_target(p, sat_libs_wide(p));
+    return sat_matrix_fits(INT_MAX, p->m, p->n, p->c.row_stride, p->c.col_stride) &&
+           sat_gemm_make(g, p, sat_libs_wide(p) ? SAT_F32 : p->c_dtype, p->m, p->n, p->k, &a, &b, &to);
+}
+
+static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v;
+    double bytes = (double)a->rows * (double)a->cols * (double)sat_dtype_size(p->a_dtype);
+    if (!sat_libs_some(p, a) || bytes > (double)d->memory_bytes / 4) return false;
+    places at = plan_places(p, a);
+    sat_gemm g;
+    return make_gemm(&g, p, &at);
+}
+
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    double size = (double)sat_dtype_size(p->a_dtype), batch = (double)sat_max(1, p->batch);
+    double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * batch;
+    double bytes = sat_bytes(p, a) + batch * (double)a->rows * (double)a->cols * size, extra = 0;
+    if (!sat_libs_keeps(p)) extra += batch * 2 * (double)a->stored_elements * size;
+    extra += sat_libs_finish_bytes(p, sat_libs_wide(p));
+    double compute = flops / sat_libs_dense_rate(p, d), memory = bytes / d->memory_rate;
+    double time = (compute > memory ? compute : memory) + extra / d->memory_rate + batch * 8e-6;
+    return time * (v->instance.option > 0 ? 1 + 0.03 * v->instance.option : 1);
+}
+
+static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v, (void)d;
+    return plan_places(p, a).bytes;
+}
+
+static void release(const sat_variant *v, void *state) {
+    (void)v;
+    dense_state *st = state;
+    if (!st) return;
+    sat_cublas_close(st->handle, st->device);
+    sat_lt_close(st->lt);
+    free(st);
+}
+
+/* The absent blocks are zero from here on: only stored ones are ever written again. */
+static sat_status clear(const sat_prepare *p, const dense_state *st) {
+    sat_problem as_stored = *p->problem;
+    as_stored.transpose = SAT_NO_TRANSPOSE;
+    sat_rows r = sat_op_rows(&as_stored, p->pattern);
+    int32_t *rows = malloc((size_t)p->pattern->stored_blocks * sizeof *rows);
+    if (!rows) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
+    sat_convert_rows(&r, rows);
+    cudaError_t error = cudaMemsetAsync(p->workspace, 0, st->at.rows, p->stream);
+    sat_status status = sat_libs_status(error, p->variant, "clearing the workspace");
+    if (status == SAT_OK)
+        status = sat_libs_upload(p, sat_libs_place(p->workspace, st->at.rows), rows,
+                                 (size_t)p->pattern->stored_blocks * sizeof *rows);
+    free(rows);
+    return status;
+}
+
+static sat_status open_library(const sat_prepare *p, dense_state *st) {
+    const sat_problem *x = p->problem;
+    if (p->variant->instance.option == CUBLAS) return sat_cublas_open(p, &st->handle);
+    uint32_t align[3] = {16, sat_libs_alignment(x->b_align, &x->b, x->batch, x->b_dtype),
+                         sat_libs_wide(x) ? 256 : sat_libs_alignment(x->c_align, &x->c, x->batch, x->c_dtype)};
+    return sat_lt_open(p, &st->gemm, align, p->variant->instance.option, &st->lt);
+}
+
+static sat_status prepare(const sat_prepare *p, void **state) {
+    dense_state *st = calloc(1, sizeof *st);
+    *state = NULL;
+    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
+    st->at = plan_places(p->problem, p->pattern);
+    st->device = p->device->index;
+    int before = sat_libs_enter(p->device);
+    sat_status status = make_gemm(&st->gemm, p->problem, &st->at)
+                            ? SAT_OK
+                            : sat_fail(SAT_UNSUPPORTED, "%s: strides or sizes", p->variant->name);
+    if (status == SAT_OK) status = open_library(p, st);
+    if (status == SAT_OK) status = clear(p, st);
+    sat_libs_leave(p->device, before);
+    if (status == SAT_OK) *state = st;
+    else release(p->variant, st);
+    return status;
+}
+
+static sat_status spread(const sat_launch *l, const dense_state *st) {
+    sat_unpack u = {.rows = sat_libs_place(l->workspace, st->at.rows),
+                    .values = l->operands[0],
+                    .to = sat_libs_place(l->workspace, st->at.dense),
+                    .stride = st->at.stride};
+    return sat_libs_status(sat_libs_spread(l->problem, l->pattern, &u, l->stream), l->variant, "spreading A");
+}
+
+static sat_status refresh(const sat_launch *l) { return sat_libs_keeps(l->problem) ? spread(l, l->state) : SAT_OK; }
+
+static sat_status multiply(const sat_launch *l, const dense_state *st, double beta, void *to) {
+    const sat_problem *p = l->problem;
+    void *a = sat_libs_place(l->workspace, st->at.dense), *b = l->operands[1];
+    void *library = sat_libs_place(l->workspace, st->at.library);
+    if (st->lt) return sat_lt_gemm(l, st->lt, p->alpha, a, b, beta, to, library);
+    sat_status status = sat_cublas_bind(l, st->handle, library);
+    return status == SAT_OK ? sat_cublas_gemm(l, st->handle, &st->gemm, p->alpha, a, b, beta, to) : status;
+}
+
+static sat_status launch(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    const dense_state *st = l->state;
+    bool wide = sat_libs_wide(p);
+    void *sum = wide ? sat_libs_place(l->workspace, st->at.sum) : NULL;
+    sat_status status = sat_libs_keeps(p) ? SAT_OK : spread(l, st);
+    if (status == SAT_OK) status = multiply(l, st, wide ? 0 : p->beta, wide ? sum : l->operands[2]);
+    if (status != SAT_OK || (!wide && !sat_libs_epilogue(p))) return status;
+    sat_matrix to = sat_libs_target(p, wide);
+    sat_finishing f = {.sum = sum, .row_stride = to.row_stride, .col_stride = to.col_stride};
+    return sat_libs_status(sat_libs_finish(l, &f), l->variant, "the epilogue");
+}
+
+#define DENSE(library_version, words)                                                                                  \
+    {                                                                                                                  \
+        .version = library_version, .op = SAT_MATMUL, .backend = SAT_CUDA, .flags = SAT_V_LIBRARY | SAT_V_DENSE,       \
+        .about = words, .supports = supports, .estimate = estimate, .workspace = workspace, .prepare = prepare,        \
+        .refresh = refresh, .launch = launch, .release = release                                                       \
+    }
+
+SAT_FAMILY(cuda_matmul_cublas_dense) = DENSE(sat_cublas_version, "cuBLAS on the matrix spread out");
+SAT_FAMILY(cuda_matmul_cublaslt_dense) = DENSE(sat_cublaslt_version,
+                                               "cuBLASLt on the matrix spread out, by one of its first algorithms");

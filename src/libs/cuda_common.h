@@ -1,0 +1,130 @@
+/* What the variants of all CUDA libraries share: the device, uploads, a pool of handles, types and alignment. */
+#ifndef SAT_CUDA_COMMON_H
+#define SAT_CUDA_COMMON_H
+
+#include <cuda_runtime_api.h>
+#include <library_types.h>
+#include <pthread.h>
+
+#include "libs/matrix.h"
+
+/* Makes a device the calling thread's; leave takes what enter gave. */
+int sat_libs_enter(const sat_device *d);
+void sat_libs_leave(const sat_device *d, int before);
+
+sat_status sat_libs_status(cudaError_t error, const sat_variant *v, const char *what); /* SAT_OK, or its message */
+
+/* Copies from the host and waits for it, so that the host's memory may go. For `prepare`. */
+sat_status sat_libs_upload(const sat_prepare *p, void *to, const void *from, size_t bytes);
+
+/* Handles take milliseconds to make and serve one thread at a time: those given back wait here for the next. */
+typedef struct sat_handles {
+    pthread_mutex_t lock;
+    struct {
+        void *handle;
+        int device;
+    } idle[32];
+    int count;
+} sat_handles;
+
+void *sat_handles_take(sat_handles *h, int device);              /* NULL: none is idle */
+bool sat_handles_give(sat_handles *h, void *handle, int device); /* false: enough are idle, destroy it */
+
+/* ---- problems ---- */
+
+static inline cudaDataType sat_libs_type(sat_dtype t) {
+    return t == SAT_F64 ? CUDA_R_64F : t == SAT_F32 ? CUDA_R_32F : t == SAT_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+static inline bool sat_libs_narrow(sat_dtype t) { return t == SAT_F16 || t == SAT_BF16; }
+
+/* Something is left to do after alpha*op(A)*B + beta*C. */
+static inline bool sat_libs_epilogue(const sat_problem *p) {
+    return p->bias != SAT_BIAS_NONE || p->activation != SAT_ACT_NONE;
+}
+
+/* Only one rounding to 16 bits is allowed, and libraries that add beta*C to such a result may round the product first:
+ * where anything is to be done after it, the product comes in f32 and we round it. */
+static inline bool sat_libs_wide(const sat_problem *p) {
+    return sat_libs_narrow(p->c_dtype) && (p->beta != 0 || sat_libs_epilogue(p));
+}
+
+/* Where a product goes before the epilogue: C itself, or sums in f32 without gaps, in C's order. */
+static inline sat_matrix sat_libs_target(const sat_problem *p, bool wide) {
+    sat_matrix c = {NULL, p->c.row_stride, p->c.col_stride};
+    int64_t leading;
+    if (!wide) return c;
+    bool by_rows = sat_matrix_row_major(&c, p->m, p->n, &leading);
+    return (sat_matrix){NULL, by_rows ? p->n : 1, by_rows ? 1 : p->m};
+}
+
+/* One copy of converted values is kept: those that differ from one batch item to the next are converted every time. */
+static inline bool sat_libs_keeps(const sat_problem *p) {
+    return (p->flags & SAT_FIXED_VALUES) && (p->batch <= 1 || p->a.batch_stride == 0);
+}
+
+static inline bool sat_libs_tf32(const sat_problem *p) { return p->a_dtype == SAT_F32 && (p->flags & SAT_ALLOW_TF32); }
+
+/* What every item's pointer is a multiple of, in bytes, at most 256. */
+static inline uint32_t sat_libs_alignment(uint32_t align, const sat_layout *l, int64_t batch, sat_dtype t) {
+    uint64_t bits = align | 256u;
+    if (batch > 1) bits |= (uint64_t)l->batch_stride * sat_dtype_size(t);
+    return (uint32_t)(bits & -bits);
+}
+
+/* Nothing is empty: libraries differ in what they make of that. */
+static inline bool sat_libs_some(const sat_problem *p, const sat_pattern_view *a) {
+    return p->m > 0 && p->n > 0 && p->k > 0 && a->stored_blocks > 0 && a->stored_blocks < INT32_MAX;
+}
+
+/* Every block lies whole inside the matrix. */
+static inline bool sat_libs_whole(const sat_pattern_view *a) {
+    return a->rows % a->block_rows == 0 && a->cols % a->block_cols == 0;
+}
+
+/* Scalars of the compute type. */
+typedef union sat_scalar {
+    float f;
+    double d;
+} sat_scalar;
+
+static inline sat_scalar sat_libs_scalar(const sat_problem *p, double x) {
+    sat_scalar s;
+    if (p->compute_dtype == SAT_F64) s.d = x;
+    else s.f = (float)x;
+    return s;
+}
+
+/* Takes a piece off a workspace that is handed out from the front; returns where it begins. */
+static inline size_t sat_libs_carve(size_t *used, double bytes) {
+    size_t at = *used;
+    *used += ((size_t)bytes + 255) / 256 * 256;
+    return at;
+}
+
+static inline void *sat_libs_place(void *workspace, size_t at) { return (char *)workspace + at; }
+
+/* ---- estimates ---- */
+
+/* What matrix units do with the problem's inputs. */
+static inline double sat_libs_rate(const sat_problem *p, const sat_device *d) {
+    return sat_libs_tf32(p) ? d->flop_rate[SAT_F16] / 2 : d->flop_rate[p->a_dtype];
+}
+
+/* What a dense product does: on an H200 more than the nominal rate of 16-bit inputs. */
+static inline double sat_libs_dense_rate(const sat_problem *p, const sat_device *d) {
+    return sat_libs_rate(p, d) * (sat_libs_narrow(p->a_dtype) ? 1.1 : 0.9);
+}
+
+/* Bytes of the pass after a product: over `count` outputs, with sums in f32 beside them where it is wide. */
+static inline double sat_libs_pass_bytes(const sat_problem *p, bool wide, double count) {
+    double size = (double)sat_dtype_size(p->c_dtype);
+    if (!wide && !sat_libs_epilogue(p)) return 0;
+    return count * (double)sat_max(1, p->batch) * (wide ? 8 + (p->beta != 0 ? 2 : 1) * size : 2 * size);
+}
+
+static inline double sat_libs_finish_bytes(const sat_problem *p, bool wide) { /* a matmul's */
+    return sat_libs_pass_bytes(p, wide, (double)p->m * (double)p->n);
+}
+
+#endif

@@ -1,0 +1,62 @@
+/* Small kernels around library calls: values into other layouts, pointer arrays, and what comes after a product. All
+ * are queued on a stream and nothing more. */
+#ifndef SAT_CUDA_KERNELS_H
+#define SAT_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+
+#include "variant.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Stored blocks into a row-major matrix `to`, `stride` elements from row to row, which holds zeros elsewhere already.
+ * `rows` is what sat_convert_rows made of the same order of blocks. */
+typedef struct sat_unpack {
+    const int32_t *rows;
+    const void *values;
+    void *to;
+    int64_t stride;
+} sat_unpack;
+
+/* Each block where it stands in A as stored, whatever op(A) is. What a block holds beyond the matrix is left out. */
+cudaError_t sat_libs_spread(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream);
+/* The blocks of a row of op(A) side by side from the left: the values of Blocked-ELL. */
+cudaError_t sat_libs_align_left(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream);
+
+/* Pointer arrays of a batched product, `count` entries: first + step*index for each of the three operands. */
+typedef struct sat_pointers {
+    int64_t count;
+    const int32_t *at;  /* place in the order of op(A)'s rows; NULL: the entry's own number */
+    const int32_t *row; /* block row */
+    const void *base[3];
+    int64_t step[3]; /* bytes: by stored block, by block column, by block row, as `by` says */
+    const void **to[3];
+} sat_pointers;
+
+enum { SAT_BY_BLOCK = 0, SAT_BY_COL = 1, SAT_BY_ROW = 2 };
+cudaError_t sat_libs_point(const sat_problem *p, const sat_pattern_view *a, const sat_pointers *x, const int by[3],
+                           void *stream);
+
+/* C = act(sum + beta*C + bias) where `sum` has the product, alpha included; in place C = act(C + bias) where it is
+ * NULL. With `check_empty`, the library has left out the rows of op(A) that have no blocks: their product is zero. */
+typedef struct sat_finishing {
+    const float *sum;
+    int64_t row_stride, col_stride; /* of sum */
+    bool check_empty;
+} sat_finishing;
+
+cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f);
+
+/* Values of the sampled product out of all of X*Y, row-major: S = product + beta*S, zero beyond the matrix. */
+cudaError_t sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, const void *product, int64_t stride);
+
+/* The same where the product has the layout of the values, and is f32: S = product + beta*S. For 16-bit values. */
+cudaError_t sat_libs_merge(const sat_launch *l, const float *product);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,255 @@
+/* On the model of CUDA: pointers and devices that do not serve, drivers that do not fit, memory that runs out, and
+ * candidates that break the device. */
+#define _GNU_SOURCE
+#include "fake_support.h"
+
+/* ---- pointers and devices ---- */
+
+static void pointers_that_the_device_cannot_use_are_named(void **state) {
+    (void)state;
+    fake.devices = 2;
+    planted x = {0};
+    sat_context *ctx = open_fake();
+    plant(ctx, &x, "planted");
+    sat_pattern *pattern = full_pattern(ctx);
+    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+    sat_plan *plan = NULL;
+    operands o = make_operands();
+    static char host[BYTES + 64];
+    char *aligned = host + (64 - (uintptr_t)host % 64) % 64, *foreign, *managed, *pinned;
+    cudaSetDevice(1);
+    assert_int_equal(cudaMalloc((void **)&foreign, BYTES), cudaSuccess);
+    cudaSetDevice(0);
+    assert_int_equal(cudaMallocManaged((void **)&managed, BYTES, 0), cudaSuccess);
+    assert_int_equal(cudaMallocHost((void **)&pinned, BYTES), cudaSuccess);
+    assert_ok(sat_plan_create_with(ctx, pattern, &p, "planted", &plan));
+    assert_fails(sat_run(plan, (void *[]){aligned, o.at[1], o.at[2]}, NULL), SAT_WRONG_MEMORY, "values is");
+    assert_fails(sat_run(plan, (void *[]){o.at[0], aligned, o.at[2]}, NULL), SAT_WRONG_MEMORY, "b is");
+    assert_fails(sat_run(plan, (void *[]){o.at[0], o.at[1], foreign}, NULL), SAT_WRONG_MEMORY, "c is");
+    assert_ok(sat_run(plan, (void *[]){managed, pinned, o.at[2]}, NULL));
+    assert_fails(sat_memory_read(ctx, host, aligned, 4), SAT_WRONG_MEMORY, "fake 0");
+    assert_fails(sat_memory_write(ctx, foreign, host, 4), SAT_WRONG_MEMORY, "fake 0");
+    sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+    cudaFree(foreign), cudaFree(managed), cudaFreeHost(pinned);
+    free_operands(&o);
+}
+
+static void buffers_that_take_turns_are_asked_about_once(void **state) {
+    (void)state;
+    planted x = {0};
+    sat_context *ctx = open_fake();
+    plant(ctx, &x, "planted");
+    sat_pattern *pattern = full_pattern(ctx);
+    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+    sat_plan *plan = NULL;
+    operands o[6];
+    for (int i = 0; i < 6; i++) o[i] = make_operands();
+    assert_ok(sat_plan_create_with(ctx, pattern, &p, "planted", &plan));
+    for (int i = 0; i < 600; i++) assert_ok(run(plan, &o[i % 6], NULL));
+    assert_int_equal(fake.attribute_calls, 18);
+    assert_fails(sat_run(plan, (void *[]){o[0].at[0], o[0].at[1], o[0].at[2] + 2}, NULL), SAT_MISALIGNED, "c is");
+    assert_fails(sat_run(plan, (void *[]){o[0].at[0], o[0].at[1], o[0].at[1]}, NULL), SAT_OVERLAP, "overlaps");
+    sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+    for (int i = 0; i < 6; i++) free_operands(&o[i]);
+}
+
+static void everything_runs_on_the_contexts_device_and_leaves_the_callers(void **state) {
+    (void)state;
+    fake.devices = 3;
+    planted x = {.workspace = BYTES, .prepares = true};
+    sat_context *ctx = open_with((sat_context_options){.device = "cuda:2", .effort = SAT_EFFORT_QUICK});
+    plant(ctx, &x, "planted");
+    cudaSetDevice(2);
+    operands o = make_operands();
+    cudaStream_t s = new_stream();
+    cudaSetDevice(1);
+    sat_pattern *pattern = full_pattern(ctx);
+    int device = -1;
+    assert_ok(one_call(ctx, pattern, SIDE, &o, s));
+    assert_int_equal(x.device, 2);
+    cudaGetDevice(&device);
+    assert_int_equal(device, 1);
+    sat_pattern_free(pattern), sat_context_free(ctx);
+    cudaGetDevice(&device);
+    assert_int_equal(device, 1);
+    free_operands(&o), cudaStreamDestroy(s);
+}
+
+static char warning[512];
+
+static void note_warning(void *user, sat_log_level level, const char *message) {
+    (void)user;
+    if (level == SAT_LOG_WARN) snprintf(warning, sizeof warning, "%s", message);
+}
+
+static void devices_and_drivers_that_do_not_serve_say_why(void **state) {
+    (void)state;
+    sat_context *ctx = NULL;
+    sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cuda", .cache_dir = "", .log = note_warning};
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    fake.count_error = cudaErrorInsufficientDriver, fake.driver = 0;
+    assert_fails(sat_context_create(&o, &ctx), SAT_NOT_FOUND, "no NVIDIA driver");
+    fake.driver = 11040;
+    assert_fails(sat_context_create(&o, &ctx), SAT_UNSUPPORTED, "CUDA 11.4");
+    assert_non_null(strstr(sat_last_error(), "update the driver"));
+    fake.count_error = cudaErrorNoDevice, fake.devices = 0;
+    assert_fails(sat_context_create(&o, &ctx), SAT_NOT_FOUND, "finds no GPU");
+    setenv("CUDA_VISIBLE_DEVICES", "7", 1);
+    assert_fails(sat_context_create(&o, &ctx), SAT_NOT_FOUND, "CUDA_VISIBLE_DEVICES is '7'");
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    fake_reset();
+    o.device = "cuda:1";
+    assert_fails(sat_context_create(&o, &ctx), SAT_NOT_FOUND, "this machine has 1");
+    o.device = "cuda:99";
+    assert_fails(sat_context_create(&o, &ctx), SAT_NOT_FOUND, "cuda:99");
+    fake.capability[0] = 75;
+    o.device = "cuda";
+    assert_fails(sat_context_create(&o, &ctx), SAT_UNSUPPORTED, "capability 7.5");
+    assert_null(ctx);
+}
+
+static void the_best_device_is_one_that_serves(void **state) {
+    (void)state;
+    sat_context *ctx = NULL;
+    sat_context_options o = {SAT_SIZED(sat_context_options), .cache_dir = "", .log = note_warning};
+    unsetenv("SPARSE_AUTOTUNE_DEVICE");
+    fake.devices = 2, fake.capability[0] = 75;
+    assert_ok(sat_context_create(&o, &ctx));
+    assert_string_equal(sat_context_device(ctx)->name, "fake 1 (4 SMs, 1 GB)");
+    assert_non_null(strstr(warning, "capability 7.5"));
+    sat_context_free(ctx);
+    fake.devices = 1;
+    assert_ok(sat_context_create(&o, &ctx));
+    assert_int_equal(sat_context_device(ctx)->backend, SAT_CPU);
+    sat_context_free(ctx);
+    fake_reset();
+    warning[0] = 0;
+    fake.count_error = cudaErrorInsufficientDriver, fake.driver = 12040;
+    assert_ok(sat_context_create(&o, &ctx));
+    assert_int_equal(sat_context_device(ctx)->backend, SAT_CPU);
+    assert_non_null(strstr(warning, "CUDA 12.4"));
+    sat_context_free(ctx);
+    warning[0] = 0;
+    fake.driver = 0; /* no driver at all is nothing to talk about */
+    assert_ok(sat_context_create(&o, &ctx));
+    assert_string_equal(warning, "");
+    sat_context_free(ctx);
+}
+
+/* ---- memory that runs out ---- */
+
+static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
+    (void)state;
+    planted x = {.workspace = 1 << 20}, small = {0};
+    size_t most = SIZE_MAX;
+    held_now = 0;
+    sat_context *ctx =
+        open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .allocator = {user_alloc, user_free, &most}});
+    plant(ctx, &x, "large"), plant(ctx, &small, "small");
+    sat_bsr empty = {
+        SAT_SIZED(sat_bsr),          .rows = 4, .cols = 4, .block_rows = 4, .block_cols = 4, .index_type = SAT_I32,
+        .row_ptr = (int32_t[]){0, 0}};
+    sat_pattern *pattern = full_pattern(ctx), *none = NULL;
+    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+    sat_plan *plan = NULL;
+    sat_race *race = NULL;
+    size_t whole = fake.memory;
+    fake.memory = fake.held;
+    assert_fails(sat_pattern_create(ctx, &empty, &none), SAT_OUT_OF_MEMORY, "pattern");
+    assert_null(none);
+    fake.memory = whole;
+    most = 100000; /* enough for the operands, not for the workspace */
+    int before = fake.allocations;
+    assert_fails(sat_plan_create_with(ctx, pattern, &p, "large", &plan), SAT_OUT_OF_MEMORY, "large");
+    assert_int_equal(held_now, 0);
+    assert_int_equal(fake.allocations, before);
+    assert_ok(sat_race_run(ctx, pattern, &p, NULL, &race));
+    assert_int_equal(result_of(race, "large")->verdict, SAT_VERDICT_MEMORY);
+    assert_int_equal(result_of(race, "small")->verdict, SAT_VERDICT_OK);
+    assert_string_equal(sat_race_best(race)->variant, "small");
+    assert_int_equal(held_now, 0);
+    sat_race_free(race);
+    most = 0; /* not even the operands: no race, and the estimate serves */
+    p.n = SIDE / 2;
+    assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+    assert_int_equal(held_now, 0);
+    sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+}
+
+/* ---- candidates that break the device ---- */
+
+static char folder[64];
+
+static void a_candidate_that_breaks_the_device_ends_the_race_and_is_remembered(void **state) {
+    (void)state;
+    snprintf(folder, sizeof folder, "/tmp/sat_fake_cuda_XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    planted good = {0}, bad = {.faults_at = -1};
+    for (int process = 0; process < 3; process++) {
+        sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .cache_dir = folder});
+        plant(ctx, &bad, "a_bad_one"), plant(ctx, &good, "good");
+        sat_pattern *pattern = full_pattern(ctx);
+        sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+        sat_plan *plan = NULL;
+        sat_race *race = NULL;
+        if (process == 0) { /* who asks for a race gets everybody */
+            assert_fails(sat_race_run(ctx, pattern, &p, &(sat_race_options){SAT_SIZED(sat_race_options)}, &race),
+                         SAT_DEVICE_ERROR, "a_bad_one broke the device");
+            assert_non_null(strstr(sat_last_error(), "illegal memory access"));
+            assert_non_null(strstr(sat_last_error(), "--isolate"));
+            assert_null(race);
+        } else if (process == 1) {
+            assert_fails(sat_plan_create(ctx, pattern, &p, &plan), SAT_DEVICE_ERROR, "a_bad_one broke the device");
+            assert_null(plan);
+        } else {
+            int launches = bad.launches;
+            assert_ok(sat_plan_create(ctx, pattern, &p, &plan)); /* whom the last process saw break it stays out */
+            assert_int_equal(bad.launches, launches);
+            sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+            assert_ok(sat_plan_get_info(plan, &info));
+            assert_string_equal(info.variant, "good");
+        }
+        assert_int_equal(fake.dead, process < 2 ? cudaErrorIllegalAddress : cudaSuccess);
+        sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+        fake_reset(); /* as in the next process */
+    }
+}
+
+static void one_that_breaks_it_when_checked_is_passed_over_next_time(void **state) {
+    (void)state;
+    planted good = {0}, bad = {.faults_at = SIDE - 1};
+    for (int process = 0; process < 3; process++) {
+        sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .cache_dir = folder});
+        plant(ctx, &bad, "a_sly_one"), plant(ctx, &good, "b_good");
+        sat_pattern *pattern = full_pattern(ctx);
+        sat_problem p = sat_matmul_problem(SAT_F32, process == 0 ? SIDE : SIDE - 1); /* one key */
+        sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+        sat_plan *plan = NULL;
+        if (process == 1)
+            assert_fails(sat_plan_create(ctx, pattern, &p, &plan), SAT_DEVICE_ERROR, "a_sly_one broke the device");
+        else {
+            assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+            assert_ok(sat_plan_get_info(plan, &info));
+            assert_string_equal(info.variant, process == 0 ? "a_sly_one" : "b_good");
+        }
+        sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+        fake_reset();
+    }
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    assert_int_equal(system(command), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(pointers_that_the_device_cannot_use_are_named),
+        TEST(buffers_that_take_turns_are_asked_about_once),
+        TEST(everything_runs_on_the_contexts_device_and_leaves_the_callers),
+        TEST(devices_and_drivers_that_do_not_serve_say_why),
+        TEST(the_best_device_is_one_that_serves),
+        TEST(memory_that_runs_out_is_an_error_and_nothing_leaks),
+        TEST(a_candidate_that_breaks_the_device_ends_the_race_and_is_remembered),
+        TEST(one_that_breaks_it_when_checked_is_passed_over_next_time),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# bench/gpu_check without a GPU: its patterns are what they are called, and on a CPU with small problems it races, writes
+# its record and succeeds.
+# usage: test_gpu_check.sh <root of the tree> <command line>
+set -eu
+root=$1 cli=$2
+command -v python3 >/dev/null || { echo "skipped: there is no python3"; exit 77; }
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+export PYTHONDONTWRITEBYTECODE=1
+
+python3 - "$root" <<'EOF'
+import sys
+sys.path.insert(0, sys.argv[1] + "/bench/gpu")
+import problems
+import rivals
+rows = {p.name: p for p in problems.all_problems()}
+assert len(rows) == len(problems.all_problems()), "two problems have one name"
+for p in rows.values():
+    assert not p.like or p.like in rows, p.like
+    lists = p.blocks() if p.m * p.k < 2**31 else []
+    side = p.stored()[1] // p.block
+    assert all(x < y for columns in lists for x, y in zip(columns, columns[1:])), p.name
+    assert all(0 <= columns[0] and columns[-1] < side for columns in lists if columns), p.name
+    configurations = rivals.configurations(p.rival_job(0, "")) if "triton" in p.rivals else []
+    assert all(p.n % c["SPLIT_N"] == 0 for c in configurations) and ("triton" not in p.rivals or configurations), p.name
+counts = sorted(len(c) for c in rows["f16 16384x4096x16384 block 64, powerlaw rows"].blocks())
+even = [len(c) for c in rows["f16 16384x4096x16384 block 64, equal rows"].blocks()]
+assert counts[-1] == 50 * counts[len(counts) // 2] and sum(counts) == sum(even) and max(even) - min(even) <= 1
+heavy = sorted(len(c) for c in rows["f16 4096^3 block 64, 4 rows 8 times heavier"].blocks())
+assert sum(heavy) == 512 and heavy[-4] == heavy[-1] and 7 < heavy[-1] / heavy[0] < 10
+EOF
+
+"$root/bench/gpu_check" 100 --device cpu --shrink 32 --section race --only '4096^3 block 64,' --program "$cli" \
+    --bench "$folder/none" --record "$folder/record.json"
+python3 - "$folder/record.json" <<'EOF'
+import json
+import sys
+record = json.load(open(sys.argv[1]))
+assert record["version"] == 1 and record["date"] and record["machine"]["backend"] == "cpu", record["machine"]
+assert not record["checks"]["failures"] and record["checks"]["left_out"], record["checks"]
+rows = {r["problem"]["name"]: r for r in record["rows"]}
+assert len(rows) >= 4 and all(r["seconds"] > 0 and r["floor_seconds"] > 0 and r["variant"] for r in rows.values()), rows
+assert rows["f16 4096^3 block 64, sampled"]["problem"]["op"] == "sampled"
+assert rows["f16 4096^3 block 64, transposed"]["problem"]["transpose"]
+EOF
+echo "ok: gpu_check on a CPU"
