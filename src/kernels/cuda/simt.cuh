@@ -33,8 +33,8 @@ template <typename ELEMENT, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int
     static constexpr int V = 16 / sizeof(T), THREADS = 32 * WM * WN, BM = 4 * TM * WM, BN = 8 * TN * WN;
     static constexpr int A_PITCH = BM + V, B_PITCH = WIDE ? BN : BN + V; /* keep writes of columns off one bank */
     static constexpr int A_LOADS = BM * KT / V / THREADS;
-    static constexpr int CTAS = TM * TN * (int)sizeof(T) > 256 ? 256 / THREADS : 384 / THREADS; /* by registers */
-    static constexpr int UNROLL = TM * TN > 64 ? 4 : 8;
+    static constexpr int CTAS = TM * TN * (int)sizeof(T) > 256 ? 256 / THREADS : 512 / THREADS; /* by registers */
+    static constexpr int UNROLL = TM * TN > 64 ? 4 : KT;
     static_assert(KT % UNROLL == 0 && UNROLL % 2 == 0, "operands alternate between two sets of registers");
     static_assert(TM % V == 0 && TN % V == 0 && KT % V == 0, "groups of 16 bytes");
     static_assert(BM * KT / V % THREADS == 0, "each thread has as much of A to bring");
