@@ -196,24 +196,6 @@ __device__ __forceinline__ void direct_write(const direct_sums<X> &sums, const s
     for (int e = 0; e < 2 * pairs; e++) sink_activate(s, row, j + 8 * (first + e / 2) + 2 * q + e % 2);
 }
 
-template <typename X>
-__device__ __forceinline__ void direct_row(direct_sums<X> &sums, const direct_job &x, const sat_piece &piece,
-                                           int64_t j) {
-    const int lane = threadIdx.x % 32;
-    const direct_lane<X> mine(x, lane, j);
-    const bool whole = j + 16 * X::W <= x.out.n;
-#pragma unroll 1
-    for (int t = 0; t < piece.count; t += 32) {
-        direct_blocks all = {};
-        all.count = piece.count - t < 32 ? piece.count - t : 32;
-        if (lane < all.count) all.column = x.r.col[piece.first + t + lane];
-        if constexpr (X::TURNED) all.number = lane < all.count ? sat_block_of(&x.r, piece.first + t + lane) : 0;
-        else all.number = piece.first + t;
-        if (whole && __all_sync(~0u, all.column < x.whole)) direct_walk<X, false>(sums, mine, all);
-        else direct_walk<X, true>(sums, mine, all);
-    }
-}
-
 /* The piece and the columns of a warp. */
 template <typename X> struct direct_task {
     int64_t i, j;
@@ -224,15 +206,31 @@ template <typename X> struct direct_task {
     }
 };
 
-/* Rows fastest, so that what runs together shares a panel of B in L2. Who a thread is, is asked again for writing: the
- * registers are for operands. */
+/* 32 blocks at a time, and all but their number is found again for each of them: the registers are for operands. */
+template <typename X>
+__device__ __forceinline__ void direct_row(direct_sums<X> &sums, const direct_job &x, int64_t first, int32_t count) {
+#pragma unroll 1
+    for (; count > 0; first += 32, count -= 32) {
+        const int thread = sat_thread_here(), lane = thread % 32;
+        const int64_t j = direct_task<X>(thread).j;
+        direct_blocks all = {0, first, count < 32 ? count : 32};
+        if (lane < count) all.column = x.r.col[first + lane];
+        if constexpr (X::TURNED) all.number = lane < count ? sat_block_of(&x.r, first + lane) : 0;
+        const direct_lane<X> mine(x, lane, j);
+        if (j + 16 * X::W <= x.out.n && __all_sync(~0u, all.column < x.whole)) direct_walk<X, false>(sums, mine, all);
+        else direct_walk<X, true>(sums, mine, all);
+    }
+}
+
+/* Rows fastest, so that what runs together shares a panel of B in L2. */
 template <typename X, int CTAS>
 static __global__ void __launch_bounds__(32 * DIRECT_WARPS, CTAS) direct_rows(const __grid_constant__ direct_job x) {
     direct_sums<X> sums = {};
     {
         const direct_task<X> task(threadIdx.x);
         if (task.i >= x.w.pieces || task.j >= x.out.n) return;
-        direct_row<X>(sums, x, sat_piece_at(x.r, x.w.piece, task.i), task.j);
+        const sat_piece piece = sat_piece_at(x.r, x.w.piece, task.i);
+        direct_row<X>(sums, x, piece.first, piece.count);
     }
     const int thread = sat_thread_here();
     const direct_task<X> task(thread);
