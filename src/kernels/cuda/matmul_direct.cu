@@ -38,7 +38,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     sat_rows r = sat_op_rows(p, a);
     if (p->a_dtype != SAT_F64 || p->c_dtype != SAT_F64 || r.br != v->instance.tile_m || r.bc != r.br) return false;
     if (p->n < 8 || p->b.col_stride != 1 || p->b.row_stride % 2 || !in_steps(p, &p->b, p->b_align)) return false;
-    if (!in_steps(p, &p->a, p->a_align)) return false;
+    if (r.br == 8 && r.col_step == 1 && !in_steps(p, &p->a, p->a_align)) return false; // others read single values
     return a->block_rows < most && a->block_cols < most && tiles(p) <= 65535 && r.count + a->stored_blocks < 1 << 30;
 }
 

@@ -274,6 +274,26 @@ __device__ __forceinline__ void simt_write(const typename X::T (&sum)[X::TM][X::
     }
 }
 
+/* The common case straight from registers: a whole tile along the rows of C, nothing but alpha to do. */
+template <typename X>
+__device__ __forceinline__ bool simt_write_plain(const typename X::T (&sum)[X::TM][X::TN], const sink<typename X::T> &s,
+                                                 int first_row, int64_t j, const simt_seat<X> &seat) {
+    typedef typename X::T T;
+    if (!s.along_n || s.beta != 0 || s.bias || s.activation != SAT_ACT_NONE) return false;
+    if (first_row + X::BM > s.rows || j + X::BN > s.n) return false;
+    T *to = s.c + (first_row + seat.m) * s.row_stride + j + seat.n;
+#pragma unroll
+    for (int i = 0; i < X::TM; i++)
+#pragma unroll
+        for (int v = 0; v < X::TN; v += X::V) {
+            sink_vector<T> y;
+#pragma unroll
+            for (int e = 0; e < X::V; e++) y.x[e] = s.alpha * sum[i][v + e];
+            *(sink_vector<T> *)(to + seat.row(i) * s.row_stride + seat.column(v)) = y;
+        }
+    return true;
+}
+
 /* One CTA a tile. Rows fastest, so that those that run together share a panel of B in L2; but pieces of a schedule one
  * after the other, so that the shortest come last. */
 template <typename X>
@@ -290,7 +310,8 @@ static __global__ void __launch_bounds__(X::THREADS, X::CTAS) simt_rows(const __
     T sum[X::TM][X::TN] = {};
     simt_feed<X> feed(x, piece, first_row, j);
     simt_walk<X>(sum, stage, feed, seat);
-    simt_write<X>(sum, stage, sink_of<T>(x.out, x.r, x.w, piece, x.ways), first_row, j, seat);
+    const sink<T> to = sink_of<T>(x.out, x.r, x.w, piece, x.ways);
+    if (!simt_write_plain<X>(sum, to, first_row, j, seat)) simt_write<X>(sum, stage, to, first_row, j, seat);
 }
 
 #endif
