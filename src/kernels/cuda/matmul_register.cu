@@ -1,6 +1,6 @@
 // cuda_matmul_register: a thread keeps four elements of a column of C in registers and walks the block row.
 // Any dtype, block and strides; the next rung after atomics. What it taught: with the sum in a register, C is written
-// once and the result no longer depends on timing; what is left is that every product costs two loads.
+// once and the result no longer depends on timing; what is left is that every product costs more than a load.
 
 #include "walk.cuh"
 

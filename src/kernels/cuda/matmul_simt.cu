@@ -1,7 +1,7 @@
 // cuda_matmul_simt: f32 and f64 without tensor cores, for blocks of 8 and more: the main loop of a dense product
 // (simt.cuh) that walks a block row. Bound by multiply-adds where a tile has 32 rows or more, by L2 at 16.
-// An instance is a tile: tile_m x tile_n of C a CTA. Option 1: heavy rows are cut and
-// joined again in order (schedule.h), and the longest pieces begin first.
+// An instance is a tile: tile_m x tile_n of C a CTA. Option 1: heavy rows are cut and joined again in order
+// (schedule.h), and the longest pieces begin first.
 
 #include "simt.cuh"
 #include "simt_rates.h"
@@ -23,10 +23,10 @@ template <typename T, int TM, int TN, int WM, int WN, int KT> static constexpr k
 }
 
 static const kernel kernels[] = {
-    make<float, 8, 16, 4, 1, 16>(SAT_F32), // 128x128
-    make<float, 8, 16, 2, 2, 16>(SAT_F32), // 64x256
+    make<float, 8, 8, 4, 2, 16>(SAT_F32),  // 128x128
+    make<float, 8, 8, 2, 4, 16>(SAT_F32),  // 64x256
     make<float, 8, 8, 2, 2, 16>(SAT_F32),  // 64x128
-    make<float, 8, 16, 1, 2, 16>(SAT_F32), // 32x256
+    make<float, 8, 8, 1, 4, 16>(SAT_F32),  // 32x256
     make<float, 8, 8, 1, 2, 16>(SAT_F32),  // 32x128
     make<float, 4, 16, 1, 2, 16>(SAT_F32), // 16x256
     make<double, 8, 8, 2, 2, 8>(SAT_F64),  // 64x128
@@ -124,7 +124,7 @@ static sat_status launch(const sat_launch *l) {
 }
 
 SAT_FAMILY(cuda_matmul_simt) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .about = "f32 and f64 by plain multiply-adds: tiles in shared memory, registers blocked, any strides",

@@ -32,11 +32,12 @@ template <typename ELEMENT, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int
     static constexpr bool WIDE = B_WIDE;
     static constexpr int V = 16 / sizeof(T), THREADS = 32 * WM * WN, BM = 4 * TM * WM, BN = 8 * TN * WN;
     static constexpr int A_PITCH = BM + V, B_PITCH = WIDE ? BN : BN + V; /* keep writes of columns off one bank */
-    static constexpr int A_LOADS = (BM * KT / V + THREADS - 1) / THREADS;
-    static constexpr int CTAS = TM * TN * (int)sizeof(T) > 256 ? 256 / THREADS : 384 / THREADS; /* by registers */
-    static constexpr int UNROLL = TM * TN > 64 ? 4 : 8;
+    static constexpr int A_LOADS = BM * KT / V / THREADS;
+    static constexpr int CTAS = TM * TN * (int)sizeof(T) > 256 ? 256 / THREADS : 512 / THREADS; /* by registers */
+    static constexpr int UNROLL = TM * TN > 64 ? 4 : KT;
     static_assert(KT % UNROLL == 0 && UNROLL % 2 == 0, "operands alternate between two sets of registers");
     static_assert(TM % V == 0 && TN % V == 0 && KT % V == 0, "groups of 16 bytes");
+    static_assert(BM * KT / V % THREADS == 0, "each thread has as much of A to bring");
 };
 
 template <typename X> struct simt_stage {
@@ -49,7 +50,6 @@ template <typename X> struct simt_feed {
     typedef typename X::T T;
     typedef sink_vector<T> vector;
     static constexpr int A_ACROSS = X::KT / X::V, A_DOWN = X::BM / X::V; /* vectors of the stage along k, along m */
-    static constexpr int A_ALL = X::BM * X::KT / X::V;
 
     const simt_job &x;
     const T *a, *b;          /* what this thread reads of this stage */
@@ -133,7 +133,6 @@ template <typename X> struct simt_feed {
     __device__ __forceinline__ int a_step(int q) const {
         return x.order == SIMT_ALONG_M ? q / A_DOWN : q % A_ACROSS * X::V;
     }
-    static __device__ __forceinline__ bool a_has(int q) { return A_ALL % X::THREADS == 0 || q < A_ALL; }
 
     /* Into registers; what is past the block's depth or the tile's rows becomes zero. */
     __device__ __forceinline__ void fetch_a() {
@@ -143,8 +142,7 @@ template <typename X> struct simt_feed {
         if (deep >= X::KT && rows == X::BM && x.order != SIMT_SINGLE) {
             const T *from = a;
 #pragma unroll
-            for (int i = 0; i < X::A_LOADS; i++, from += step)
-                if (a_has((int)threadIdx.x + i * X::THREADS)) held[i] = *(const vector *)from;
+            for (int i = 0; i < X::A_LOADS; i++, from += step) held[i] = *(const vector *)from;
             return;
         }
         bool down = x.order == SIMT_ALONG_M;
@@ -153,7 +151,7 @@ template <typename X> struct simt_feed {
             int q = (int)threadIdx.x + i * X::THREADS, m = a_row(q), k = a_step(q);
 #pragma unroll
             for (int e = 0; e < X::V; e++) {
-                bool real = a_has(q) && m + (down ? e : 0) < rows && k + (down ? 0 : e) < deep;
+                bool real = m + (down ? e : 0) < rows && k + (down ? 0 : e) < deep;
                 held[i].x[e] = real ? a[i * step + e * (down ? x.r.row_step : x.r.col_step)] : T(0);
             }
         }
@@ -163,7 +161,6 @@ template <typename X> struct simt_feed {
 #pragma unroll
         for (int i = 0; i < X::A_LOADS; i++) {
             int q = (int)threadIdx.x + i * X::THREADS, m = a_row(q), k = a_step(q);
-            if (!a_has(q)) continue;
             if (x.order == SIMT_ALONG_M) *(vector *)&to.a[k][m] = held[i];
             else
 #pragma unroll
@@ -277,6 +274,26 @@ __device__ __forceinline__ void simt_write(const typename X::T (&sum)[X::TM][X::
     }
 }
 
+/* The common case straight from registers: a whole tile along the rows of C, nothing but alpha to do. */
+template <typename X>
+__device__ __forceinline__ bool simt_write_plain(const typename X::T (&sum)[X::TM][X::TN], const sink<typename X::T> &s,
+                                                 int first_row, int64_t j, const simt_seat<X> &seat) {
+    typedef typename X::T T;
+    if (!s.along_n || s.beta != 0 || s.bias || s.activation != SAT_ACT_NONE) return false;
+    if (first_row + X::BM > s.rows || j + X::BN > s.n) return false;
+    T *to = s.c + (first_row + seat.m) * s.row_stride + j + seat.n;
+#pragma unroll
+    for (int i = 0; i < X::TM; i++)
+#pragma unroll
+        for (int v = 0; v < X::TN; v += X::V) {
+            sink_vector<T> y;
+#pragma unroll
+            for (int e = 0; e < X::V; e++) y.x[e] = s.alpha * sum[i][v + e];
+            *(sink_vector<T> *)(to + seat.row(i) * s.row_stride + seat.column(v)) = y;
+        }
+    return true;
+}
+
 /* One CTA a tile. Rows fastest, so that those that run together share a panel of B in L2; but pieces of a schedule one
  * after the other, so that the shortest come last. */
 template <typename X>
@@ -293,7 +310,8 @@ static __global__ void __launch_bounds__(X::THREADS, X::CTAS) simt_rows(const __
     T sum[X::TM][X::TN] = {};
     simt_feed<X> feed(x, piece, first_row, j);
     simt_walk<X>(sum, stage, feed, seat);
-    simt_write<X>(sum, stage, sink_of<T>(x.out, x.r, x.w, piece, x.ways), first_row, j, seat);
+    const sink<T> to = sink_of<T>(x.out, x.r, x.w, piece, x.ways);
+    if (!simt_write_plain<X>(sum, to, first_row, j, seat)) simt_write<X>(sum, stage, to, first_row, j, seat);
 }
 
 #endif
