@@ -393,6 +393,7 @@ static cudaError_t wait_for_all(void) {
 cudaError_t cudaDeviceSynchronize(void) { LOCKED(wait_for_all()); }
 
 cudaError_t cudaEventCreate(cudaEvent_t *out) { return *out = calloc(1, sizeof **out), give(cudaSuccess); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return free(event), give(cudaSuccess); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t s) { return event->stream = s, give(cudaSuccess); }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { LOCKED(wait_for(stream_of(event->stream))); }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end) {
