@@ -93,5 +93,6 @@ function(sat_add_cuda_object object)
                      COMMAND ${CMAKE_OBJCOPY} --wildcard --keep-global-symbol=sat_* ${file}
                      COMMENT "Merging the CUDA objects and the CUDA runtime")
   add_custom_target(sat_cuda_object DEPENDS ${file})
+  add_dependencies(sat_cuda_object ${parts}) # make knows objects only by the targets that they belong to
   set(${object} ${file} PARENT_SCOPE)
 endfunction()
