@@ -125,7 +125,7 @@ def all_problems():
     for dtype in ("f16", "bf16"):
         for block in (16, 32, 64, 128):
             more = {"later": {"dense_cublas": later[block]}} if dtype == "f16" else {}
-            rows.append(square(dtype, block, rivals=("triton", "dense"), must={"triton_bsr": 0.75}, aim={"triton_bsr": 1.0}, **more))
+            rows.append(square(dtype, block, rivals=("triton", "dense"), must={"triton_bsr_portable": 0.75}, aim={"triton_bsr_portable": 1.0}, **more))
     rows.append(square("f32", 64, rivals=("dense",), must={"cusparse_bsr": 3}))
     rows.append(dataclasses.replace(square("f32", 64, rivals=("dense",), must={"cusparse_bsr": 8}, later={"dense_cublas": 4}, tf32=True,
                                            like="f32 4096^3 block 64"), name="f32 4096^3 block 64, TF32"))

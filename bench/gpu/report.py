@@ -43,7 +43,8 @@ class Row:
     def contenders(self, most=4):
         """Whom bench_gpu times: the first few of ours, and every library, even one that the race left out as too slow."""
         libraries = [r["variant"] for r in self.results() if rival_name(r) and r["verdict"] in ("ok", "skipped")]
-        return [r["variant"] for r in self.own()[:most]] + libraries
+        portable = [r["variant"] for r in self.own() if is_portable(r)][:2]
+        return list(dict.fromkeys([r["variant"] for r in self.own()[:most]] + portable)) + libraries
 
     def take_times(self, lines):
         """`lines` of bench_gpu for this row; a rival's graph time replaces its time in the race."""
@@ -61,6 +62,11 @@ class Row:
     @property
     def best(self):
         return self.own()[0] if self.own() else None
+
+    @property
+    def portable(self):
+        """The best that runs on any GPU from sm_80 on."""
+        return min((r for r in self.own() if is_portable(r)), key=self.seconds_of, default=None)
 
     @property
     def seconds(self):
@@ -92,6 +98,8 @@ class Row:
         like = rows.get(self.problem.like)
         if self.problem.tf32 and "cusparse_bsr" not in found and like and "cusparse_bsr" in like.rivals:
             found["cusparse_bsr"] = like.rivals["cusparse_bsr"] / self.seconds
+        if "triton_bsr" in found and self.portable:
+            found["triton_bsr_portable"] = self.rivals["triton_bsr"] / self.seconds_of(self.portable)
         if ceilings and "57344" in self.problem.name:
             found["hbm"] = self.bytes / self.seconds / ceilings["memory"]
         for name in ("equal_rows", "row_major"):
@@ -108,6 +116,7 @@ class Row:
         best, ratios = self.best, self.ratios(rows, ceilings)
         timed = self.times.get(best["variant"], {}) if best else {}
         row = {"problem": problem, "variant": best["variant"] if best else None, "seconds": self.seconds, "floor_seconds": self.floor,
+               "portable": self.portable["variant"] if self.portable else None,
                "timed_by": "graph" if p.measure == "warm" and timed.get("graph") else "race",
                "ratios": ratios, "rival_seconds": self.rivals,
                "targets": [{"ratio": name, "must": least, "aim": p.aim.get(name), "met": met(ratios.get(name), least)}
@@ -120,6 +129,10 @@ class Row:
                                message=r["message"], graph_seconds=self.times.get(r["variant"], {}).get("seconds"))
                           for r in self.results() if r["verdict"] != "skipped" or r["variant"] in self.times]
         return row
+
+
+def is_portable(result):
+    return "_sm90_" not in result["variant"]
 
 
 def met(value, least):

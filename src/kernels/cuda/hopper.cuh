@@ -1,4 +1,5 @@
-/* Hopper's own instructions by name: barriers in shared memory, bulk tensor copies, warpgroup matrix products (sm_90a). */
+/* Hopper's own instructions by name: barriers in shared memory, bulk tensor copies, warpgroup matrix products (sm_90a).
+ */
 #ifndef SAT_HOPPER_CUH
 #define SAT_HOPPER_CUH
 
@@ -113,7 +114,8 @@ template <int PENDING> __device__ __forceinline__ void sat_group_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* d = a*b, or d += a*b with `add`; 64 x N x 16, both from shared memory. TA, TB: that operand lies with its outer size contiguous. */
+/* d = a*b, or d += a*b with `add`; 64 x N x 16, both from shared memory. TA, TB: that operand lies with its outer size
+ * contiguous. */
 template <typename T, int N, int TA, int TB> struct sat_group_product;
 
 #define SAT_F8(d, i)                                                                                                   \

@@ -1,8 +1,7 @@
-// cuda_matmul_skinny_direct: 1 to 64 columns of 16-bit elements by tensor cores, from memory straight into registers.
+// cuda_matmul_skinny_direct: 9 to 32 columns of 16-bit elements by tensor cores, from memory straight into registers.
 //
-// A CTA has tile_m rows of a piece of a block row. Its warps share out the rows, the columns from 64 on, and the
-// piece's k in tile_k / 64 parts; no warp waits for another until the sums are added at the end, in the order of the
-// warps.
+// A CTA has 64 rows of a piece of a block row. Its warps share out the rows and the piece's k in four parts; no warp
+// waits for another until the sums are added at the end, in the order of the warps.
 
 #include "skinny_direct.cuh"
 
@@ -102,9 +101,9 @@ __device__ __forceinline__ void multiply_piece(float (&sum)[S::MT][S::NT][4], co
     int64_t row = (blockIdx.y * S::RW + rw) * 16 * S::MT;
     int column = cw * 8 * S::NT, first = ROWS ? column + threadIdx.x % 32 / 4 * S::NT : 0;
     reader<S, TURNED, ROWS, GENERAL> from = {x, x.r.col + piece.first, x.r.block + piece.first};
-    from.warp_values = (const char *)x.values + (blockIdx.z * x.a_batch + row * x.r.row_step) * 2;
-    if (!TURNED) from.warp_values += piece.first * x.area_bytes;
-    from.values = from.warp_values + row_of<S, TURNED>(0, 0) * x.r.row_step * 2;
+    from.values = (const char *)x.values + (blockIdx.z * x.a_batch + row * x.r.row_step) * 2;
+    if (!TURNED) from.values += piece.first * x.area_bytes;
+    from.values += row_of<S, TURNED>(0, 0) * x.r.row_step * 2;
     from.b = (const char *)x.b + (blockIdx.z * x.b_batch + (first < x.out.n ? first : 0)) * 2;
     from.column = column;
     from.count = piece.count;
@@ -141,19 +140,9 @@ template <typename MATH, typename S> static instance instance_of(bool turned, bo
     return i;
 }
 
-template <typename MATH, int NT, int CW> static instance with_columns(int rows, int ks, bool turned, bool by_rows) {
-    if (rows == 16) return instance_of<MATH, shape<1, NT, 1, CW, 4 / CW>>(turned, by_rows);
-    if (rows == 32) return instance_of<MATH, shape<2, NT, 1, CW, 4 / CW>>(turned, by_rows);
-    if constexpr (NT == 2 || CW == 2)
-        if (ks == 2) return instance_of<MATH, shape<2, NT, 2, CW, 2>>(turned, by_rows);
-    return instance_of<MATH, shape<2, NT, 2, CW, 4>>(turned, by_rows);
-}
-
-template <typename MATH> static instance with_math(int rows, int columns, int ks, bool turned, bool by_rows) {
-    return columns == 8    ? with_columns<MATH, 1, 1>(rows, ks, turned, by_rows)
-           : columns == 16 ? with_columns<MATH, 2, 1>(rows, ks, turned, by_rows)
-           : columns == 32 ? with_columns<MATH, 4, 1>(rows, ks, turned, by_rows)
-                           : with_columns<MATH, 4, 2>(rows, ks, turned, by_rows);
+template <typename MATH> static instance with_math(int columns, bool turned, bool by_rows) {
+    return columns == 16 ? instance_of<MATH, shape<2, 2, 2, 1, 4>>(turned, by_rows)
+                         : instance_of<MATH, shape<2, 4, 2, 1, 4>>(turned, by_rows);
 }
 
 static int64_t chunk_of(const sat_variant *v) { return sat_min(4, v->instance.tile_n / 8); } // a lane's columns
@@ -171,10 +160,10 @@ static bool by_columns(const sat_problem *p) { // B's columns in chunks of 8 ele
 }
 
 static instance choose(const sat_variant *v, const sat_problem *p) {
-    int rows = v->instance.tile_m, columns = v->instance.tile_n, ks = v->instance.tile_k / 64;
+    int columns = v->instance.tile_n;
     bool turned = p->transpose == SAT_TRANSPOSE, chunks = by_rows(v, p) && !by_columns(p);
-    return v->instance.dtype == SAT_F16 ? with_math<sat_f16_math>(rows, columns, ks, turned, chunks)
-                                        : with_math<sat_bf16_math>(rows, columns, ks, turned, chunks);
+    return v->instance.dtype == SAT_F16 ? with_math<sat_f16_math>(columns, turned, chunks)
+                                        : with_math<sat_bf16_math>(columns, turned, chunks);
 }
 
 // A piece below some 256 k is not worth its partial sum.
@@ -246,7 +235,6 @@ static job job_of(const sat_launch *l) {
     x.rows8_bytes = (int)x.r.row_step * 16;
     x.shift = x.bc & (x.bc - 1) ? -1 : __builtin_ctz((unsigned)x.bc);
     x.step_blocks = 64 / x.bc, x.step_k = 64 % x.bc;
-    x.fetch = x.bc <= 128 && v->instance.option < 2; // larger blocks would drive each other out of L2
     x.wide = wide_output(v, p);
     return x;
 }
@@ -279,7 +267,7 @@ SAT_FAMILY(cuda_matmul_skinny_direct) = {
     .backend = SAT_CUDA,
     .flags = SAT_V_BATCHED,
     .about =
-        "1 to 64 columns by tensor cores, from memory straight to registers (f16, bf16; block sides of 16 and more)",
+        "9 to 32 columns by tensor cores, from memory straight to registers (f16, bf16; block sides of 16 and more)",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

@@ -47,6 +47,8 @@ struct barriers {
 struct state {
     sat_plan_work work;
     unsigned *counter;
+    maps m; // of these operands: made anew only where a pointer has changed
+    const void *of[3];
 };
 
 /* ---- the producer ---- */
@@ -450,7 +452,7 @@ static sat_status start(const sat_launch *l, const job &x, const maps &m) {
 template <typename T, int BM, int BN, int KS, int STAGES> static sat_status launch_tile(const sat_launch *l) {
     const sat_problem *p = l->problem;
     if (p->m == 0 || p->n == 0) return SAT_OK;
-    const state *st = (const state *)l->state;
+    state *st = (state *)l->state;
     job x = {};
     x.r = sat_device_rows(p, l->pattern), x.out = sat_out_of(l), x.work = st->work, x.counter = st->counter;
     x.panels = (int)((p->n + BN - 1) / BN), x.slices = (int)((x.r.br + BM - 1) / BM);
@@ -461,9 +463,13 @@ template <typename T, int BM, int BN, int KS, int STAGES> static sat_status laun
     x.map_c = by_map(p, p->c, p->m, p->n, p->c_align, size, &x.turned_c) && plain;
     if ((x.turned_c ? p->m : p->n) * size % 16 != 0) x.map_c = false; // stores go by 16 bytes, past the end of a line
     if (x.turned_c && (x.r.br % 64 != 0 || p->c_dtype == SAT_F32)) x.map_c = false;
-    maps m = {};
-    if (!make_maps<BM, BN, KS, STAGES>(l, x, &m))
-        return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
+    if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1] || st->of[2] != l->operands[2]) {
+        st->of[0] = NULL;
+        if (!make_maps<BM, BN, KS, STAGES>(l, x, &st->m))
+            return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
+        for (int i = 0; i < 3; i++) st->of[i] = l->operands[i];
+    }
+    const maps &m = st->m;
     bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
     sat_status status = ta ? (tb ? start<T, BM, BN, KS, STAGES, true, true>(l, x, m)
                                  : start<T, BM, BN, KS, STAGES, true, false>(l, x, m))
@@ -503,7 +509,7 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     void *work = NULL;
     sat_status status = sat_prepare_work(q, share_of(q->variant, q->problem, q->pattern, q->device), &work);
     if (status != SAT_OK) return status;
-    state *st = (state *)malloc(sizeof *st);
+    state *st = (state *)calloc(1, sizeof *st);
     if (!st) {
         free(work);
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);

@@ -2,8 +2,8 @@
  * of mma.m16n8k16: a product does not care which k comes where as long as both sides agree, nor do sums care which row
  * or column they are until they are stored. So lane 4*g + t takes k 8t to 8t+7 of every 32, in loads as wide as the
  * layout allows: no shared memory, no barrier. A warp asks for a chunk of 64 k at once and multiplies when it is there;
- * many warps keep memory busy. (Deeper prefetch in registers does not help: the compiler waits for all loads at once.)
- */
+ * many warps keep memory busy. (Deeper prefetch in registers does not help: the compiler waits for all loads at once;
+ * telling L2 of blocks ahead cost more than it brought.) */
 #ifndef SAT_SKINNY_DIRECT_CUH
 #define SAT_SKINNY_DIRECT_CUH
 
@@ -22,8 +22,6 @@ template <int MT_, int NT_, int RW_, int CW_, int KS_> struct shape {
     static constexpr int b_words = NT == 1 ? 8 : 4 * NT; /* of 32 k */
 };
 
-enum { AHEAD = 4 }; /* blocks of a warp that L2 is told of, with the one that is loaded */
-
 struct job {
     sat_rows r;
     sat_out out;
@@ -36,7 +34,6 @@ struct job {
     int shift;                /* 2^shift is bc; -1: no such */
     int step_blocks, step_k;  /* 64 k further: blocks, and k beyond those */
     bool general;             /* chunks of 64 k do not lie within blocks, or k ends inside a block */
-    bool fetch;               /* L2 is told of blocks ahead */
     bool wide;                /* C takes a lane's neighbouring columns at once */
 };
 
@@ -69,15 +66,6 @@ template <int BYTES> __device__ __forceinline__ void load(uint32_t *r, const voi
                      : "l"(from), "r"(p));
 }
 
-/* Into L2, ahead of its load; 16 bytes and more, a multiple of 16. */
-__device__ __forceinline__ void fetch_ahead(const void *from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#else
-    (void)from, (void)bytes;
-#endif
-}
-
 __device__ __forceinline__ uint32_t low_halves(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x5410); }
 __device__ __forceinline__ uint32_t high_halves(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x7632); }
 
@@ -94,14 +82,13 @@ template <typename S> struct share {
  */
 template <typename S, bool TURNED, bool ROWS, bool GENERAL> struct reader {
     const job &x;
-    const int32_t *cols;     /* of the piece */
-    const int64_t *blocks;   /* of the piece, if TURNED */
-    const char *values, *b;  /* from this lane's first row, and first column, on */
-    const char *warp_values; /* from the warp's first row on */
-    int count, column;       /* of blocks, in the piece; the warp's first */
-    int known;               /* the first block whose column some lane knows, and 31 after it */
-    int32_t col, at;         /* column and place of block `known` + lane */
-    int block[2], k[2];      /* of the next chunk's halves */
+    const int32_t *cols;    /* of the piece */
+    const int64_t *blocks;  /* of the piece, if TURNED */
+    const char *values, *b; /* from this lane's first row, and first column, on */
+    int count, column;      /* of blocks, in the piece; the warp's first */
+    int known;              /* the first block whose column some lane knows, and 31 after it */
+    int32_t col, at;        /* column and place of block `known` + lane */
+    int block[2], k[2];     /* of the next chunk's halves */
 
     /* Lanes ask for the columns of 32 blocks, and give them to each other. */
     __device__ __forceinline__ void know(int from) {
@@ -118,12 +105,6 @@ template <typename S, bool TURNED, bool ROWS, bool GENERAL> struct reader {
             k[h] = first - block[h] * x.bc;
         }
         know(__shfl_sync(0xffffffffu, block[0], 0));
-    }
-
-    /* The warp's rows of a block lie together, and L2 can be told early; that hides more than registers could. */
-    __device__ __forceinline__ void prefetch(int which) const {
-        if (!TURNED && !GENERAL && x.fetch && column == 0 && k[0] < 64 && threadIdx.x % 32 == 0 && which < count)
-            fetch_ahead(warp_values + (int64_t)which * x.area_bytes, 16 * S::MT * x.bc * 2);
     }
 
     __device__ __forceinline__ void advance() {
@@ -249,8 +230,6 @@ __device__ __forceinline__ void multiply_share(float (&sum)[S::MT][S::NT][4], re
     share<S> s[2] = {};
     from.begin(chunk);
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) from.prefetch(from.block[0] + i);
-#pragma unroll
     for (int h = 0; h < 2; h++) from.load_a(s[h], h, true);
 #pragma unroll
     for (int h = 0; h < 2; h++) from.load_b(s[h], h, true);
@@ -258,7 +237,6 @@ __device__ __forceinline__ void multiply_share(float (&sum)[S::MT][S::NT][4], re
     for (; chunk < end; chunk++) {
         bool more = chunk + 1 < end;
         from.advance();
-        from.prefetch(from.block[0] + AHEAD - 1);
         if (more) from.look_ahead();
 #pragma unroll
         for (int h = 0; h < 2; h++) {
