@@ -1,5 +1,5 @@
-/* The CUDA backend: device, memory, the tuning stream and timing. Its kernels are in cuda_fill.cu and cuda_rates.cu, its
- * checks in cuda_check*.cu, and how it gets along with the program's own CUDA calls in cuda_calls.c.
+/* The CUDA backend: device, memory, the tuning stream and timing. Its kernels are in cuda_fill.cu and cuda_rates.cu,
+ * its checks in cuda_check*.cu, and how it gets along with the program's own CUDA calls in cuda_calls.c.
  *
  * Tuning runs on a stream of its own for each device, so that it neither waits for the program's work nor holds it up.
  * Every function enters its device first, and leaves it again. */

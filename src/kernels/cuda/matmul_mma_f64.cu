@@ -3,11 +3,11 @@
 #include "mma_family.cuh"
 
 static const sat_mma_instance instances[] = {
-    // BM, BN, KU, units, stages, WM, WN, CTAs on a multiprocessor
-    sat_mma_tile_of<sat_mma_f64, 64, 64, 16, 1, 4, 32, 32, 2>(), // blocks of 64
-    sat_mma_tile_of<sat_mma_f64, 32, 64, 16, 1, 4, 16, 32, 3>(), // of 32
-    sat_mma_tile_of<sat_mma_f64, 16, 64, 8, 2, 4, 16, 16, 3>(),  // of 16, two units a step
-    sat_mma_tile_of<sat_mma_f64, 8, 64, 8, 2, 4, 8, 16, 4>(),    // of 8
+    /* BM  BN  KU units stages WM  WN  CTAs on a multiprocessor */
+    sat_mma_tile_of<sat_mma_f64, 64, 64, 16, 1, 4, 32, 32, 2>(), /**/
+    sat_mma_tile_of<sat_mma_f64, 32, 64, 16, 1, 4, 16, 32, 4>(), /**/
+    sat_mma_tile_of<sat_mma_f64, 16, 64, 8, 2, 4, 16, 16, 3>(),  /**/
+    sat_mma_tile_of<sat_mma_f64, 8, 64, 8, 2, 4, 8, 16, 4>(),    /**/
 };
 
 static const sat_mma_instance *find(const sat_variant *v) { return sat_mma_find(instances, v); }

@@ -4,12 +4,12 @@
 #include "mma_family.cuh"
 
 static const sat_mma_instance instances[] = {
-    // BM, BN, KU, units, stages, WM, WN, CTAs on a multiprocessor
-    sat_mma_tile_of<sat_mma_tf32, 128, 128, 16, 1, 5, 64, 64, 2>(), // blocks of 128
-    sat_mma_tile_of<sat_mma_tf32, 64, 256, 16, 1, 5, 64, 64, 2>(),  // blocks of 64
-    sat_mma_tile_of<sat_mma_tf32, 64, 64, 32, 1, 4, 32, 32, 3>(),   // fewer columns
-    sat_mma_tile_of<sat_mma_tf32, 32, 128, 16, 1, 5, 32, 32, 3>(),  // blocks of 32
-    sat_mma_tile_of<sat_mma_tf32, 16, 128, 16, 1, 5, 16, 32, 4>(),  // blocks of 16
+    /* BM   BN  KU units stages WM  WN  CTAs on a multiprocessor */
+    sat_mma_tile_of<sat_mma_tf32, 128, 128, 16, 1, 5, 64, 64, 2>(), /**/
+    sat_mma_tile_of<sat_mma_tf32, 64, 256, 16, 1, 5, 64, 64, 2>(),  /**/
+    sat_mma_tile_of<sat_mma_tf32, 64, 64, 32, 1, 4, 32, 32, 3>(),   /**/
+    sat_mma_tile_of<sat_mma_tf32, 32, 128, 16, 1, 5, 32, 32, 3>(),  /**/
+    sat_mma_tile_of<sat_mma_tf32, 16, 128, 16, 1, 5, 16, 32, 4>(),  /**/
 };
 
 static const sat_mma_instance *find(const sat_variant *v) { return sat_mma_find(instances, v); }

@@ -5,21 +5,20 @@
 #include "mma_family.cuh"
 
 template <class MATH> static const sat_mma_instance *sat_mma_find_16bit(const sat_variant *v) {
-    typedef sat_mma_16bit<MATH> math;
     static constexpr sat_mma_instance all[] = {
-        // BM, BN, KU, units, stages, WM, WN, CTAs on a multiprocessor
-        sat_mma_tile_of<math, 128, 256, 32, 1, 6, 64, 64, 1>(), // for blocks of 128
-        sat_mma_tile_of<math, 128, 128, 32, 1, 5, 64, 64, 2>(), // one CTA stores while the other multiplies
-        sat_mma_tile_of<math, 64, 512, 32, 1, 5, 64, 64, 1>(),  // for blocks of 64; wide takes least from L2
-        sat_mma_tile_of<math, 64, 256, 32, 1, 5, 64, 64, 2>(),  //
-        sat_mma_tile_of<math, 64, 128, 32, 1, 5, 32, 64, 3>(),  // for fewer columns, or few rows
-        sat_mma_tile_of<math, 64, 64, 64, 1, 4, 32, 32, 3>(),   //
-        sat_mma_tile_of<math, 32, 512, 32, 1, 5, 32, 64, 1>(),  // for blocks of 32
-        sat_mma_tile_of<math, 32, 256, 32, 1, 5, 32, 64, 2>(),  //
-        sat_mma_tile_of<math, 32, 64, 32, 1, 5, 16, 32, 4>(),   //
-        sat_mma_tile_of<math, 16, 512, 16, 2, 5, 16, 64, 1>(),  // for blocks of 16, two a step
-        sat_mma_tile_of<math, 16, 256, 16, 2, 4, 16, 64, 3>(),  //
-        sat_mma_tile_of<math, 16, 64, 16, 2, 6, 16, 32, 6>(),   //
+        /*                                            BM   BN  KU units stages WM  WN  CTAs on a multiprocessor */
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 128, 256, 32, 1, 6, 64, 64, 1>(), /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 128, 128, 32, 1, 5, 64, 64, 2>(), /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 64, 512, 32, 1, 5, 64, 64, 1>(),  /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 64, 256, 32, 1, 5, 64, 64, 2>(),  /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 64, 128, 32, 1, 5, 32, 64, 3>(),  /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 64, 64, 64, 1, 4, 32, 32, 3>(),   /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 32, 512, 32, 1, 5, 32, 64, 1>(),  /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 32, 256, 32, 1, 5, 32, 64, 2>(),  /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 32, 64, 32, 1, 5, 16, 32, 4>(),   /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 16, 512, 16, 2, 5, 16, 64, 1>(),  /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 16, 256, 16, 2, 4, 16, 64, 3>(),  /**/
+        sat_mma_tile_of<sat_mma_16bit<MATH>, 16, 64, 16, 2, 6, 16, 32, 6>(),   /**/
     };
     return sat_mma_find(all, v);
 }

@@ -92,7 +92,7 @@ static inline double sat_mma_work(const sat_mma_instance *k, const sat_problem *
 static inline double sat_mma_seconds(const sat_mma_instance *k, const sat_problem *p, const sat_pattern_view *a,
                                      const sat_device *d, double longest, double pieces) {
     sat_rows r = sat_op_rows(p, a);
-    double tiles = fmax(1, (double)sat_mma_tiles(k, p, &r) * (double)p->batch * pieces), sms = (double)d->threads;
+    double tiles = (double)sat_mma_tiles(k, p, &r) * (double)p->batch * fmax(1, pieces), sms = (double)d->threads;
     double work = sat_mma_work(k, p, a, d), mean = (double)a->stored_blocks / fmax(1, pieces);
     double share = fmax(1, tiles / sms),
            uneven = tiles > 8 * sms ? fmin(1.05, ceil(share) / share) : ceil(share) / share;
@@ -130,11 +130,10 @@ static inline sat_mma_job sat_mma_job_of(const sat_mma_instance *k, const sat_la
     return job;
 }
 
-/* Lets a kernel have as much shared memory as it wants. */
-static inline sat_status sat_mma_allow(const void *kernel, int shared, const sat_variant *v) {
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+static inline sat_status sat_mma_ready(const sat_mma_instance *k, const sat_variant *v) {
+    cudaError_t e = cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, k->shared);
     if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+        e = cudaFuncSetAttribute(k->kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  cudaSharedmemCarveoutMaxShared);
     if (e == cudaSuccess) return SAT_OK;
     (void)cudaGetLastError();
@@ -170,8 +169,7 @@ template <const sat_mma_instance *(*FIND)(const sat_variant *)> struct sat_mma_p
     }
     static sat_status prepare(const sat_prepare *prepare, void **state) {
         *state = NULL;
-        const sat_mma_instance *k = FIND(prepare->variant);
-        return sat_mma_allow((const void *)k->kernel, k->shared, prepare->variant);
+        return sat_mma_ready(FIND(prepare->variant), prepare->variant);
     }
     static sat_status launch(const sat_launch *l) {
         const sat_problem *p = l->problem;
@@ -206,7 +204,7 @@ template <const sat_mma_instance *(*FIND)(const sat_variant *)> struct sat_mma_s
     }
     static sat_status prepare(const sat_prepare *x, void **state) {
         const sat_mma_instance *k = FIND(x->variant);
-        sat_status status = sat_mma_allow((const void *)k->kernel, k->shared, x->variant);
+        sat_status status = sat_mma_ready(k, x->variant);
         if (status != SAT_OK) return status;
         return sat_prepare_work(x, share(k, x->problem, x->pattern, x->device), state);
     }

@@ -1,7 +1,4 @@
-/* The kernel of every tensor-core matmul by mma.sync: any element type, tile and layout.
- *
- * One loop does all: copies go into a ring of stages, STAGES - 1 steps ahead of the products, and do not stop where a
- * block or a tile ends. Fragments are fetched one product ahead, across the barrier too. */
+/* The kernel of every tensor-core matmul by mma.sync: any element type, tile and layout. */
 #ifndef SAT_MMA_KERNEL_CUH
 #define SAT_MMA_KERNEL_CUH
 
@@ -96,11 +93,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) sat_mma_matmul(con
                 for (int j = 0; j < S::NT; j++) S::math::multiply(sum[i][j], parts[kk % 2].a[i], parts[kk % 2].b[j]);
         }
         if (--steps > 0) continue;
-        unsigned next = tile + gridDim.x;
-        if (next < job.tiles) steps = sat_mma_steps<S>(job, next);
         sat_mma_store<S>(job, tile, sum, shared + S::STAGES * S::STAGE);
-        if (next >= job.tiles) break;
-        tile = next;
+        tile += gridDim.x;
+        if (tile >= job.tiles) break;
+        steps = sat_mma_steps<S>(job, tile);
 #pragma unroll
         for (int i = 0; i < S::MT; i++)
 #pragma unroll
