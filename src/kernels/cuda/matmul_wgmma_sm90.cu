@@ -463,6 +463,7 @@ template <typename T, int BM, int BN, int KS, int STAGES> static sat_status laun
     x.map_c = by_map(p, p->c, p->m, p->n, p->c_align, size, &x.turned_c) && plain;
     if ((x.turned_c ? p->m : p->n) * size % 16 != 0) x.map_c = false; // stores go by 16 bytes, past the end of a line
     if (x.turned_c && (x.r.br % 64 != 0 || p->c_dtype == SAT_F32)) x.map_c = false;
+    if (x.work.joins) x.map_c = false; // partial sums leave through the memory that such stores may still be reading
     if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1] || st->of[2] != l->operands[2]) {
         st->of[0] = NULL;
         if (!make_maps<BM, BN, KS, STAGES>(l, x, &st->m))
