@@ -4,13 +4,6 @@
 #include "gpu_product.h"
 
 #include <pthread.h>
-#include <time.h>
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void begin_capture(cudaStream_t s) { assert_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); }
 
@@ -252,36 +245,6 @@ static void the_library_works_while_a_graph_is_captured(void **state) {
 
 /* ---- what a run costs ---- */
 
-static void a_run_takes_the_host_a_few_microseconds(void **state) {
-    (void)state;
-    enum { BATCHES = 41, RUNS = 200, BUFFERS = 4 };
-    sat_context *ctx = open_gpu((sat_context_options){.effort = SAT_EFFORT_QUICK, .budget_seconds = 0.1});
-    cudaStream_t s = new_stream();
-    product x = make_product(ctx, sat_matmul_problem(SAT_F32, 32), 64, 64, 16, 13);
-    sat_plan *plan = NULL;
-    void *out[BUFFERS];
-    double best[2] = {1, 1};
-    for (int i = 0; i < BUFFERS; i++) assert_cuda(cudaMalloc(&out[i], (size_t)x.count[2] * 4));
-    assert_ok(sat_plan_create(ctx, x.pattern, &x.problem, &plan));
-    for (int turns = 0; turns < 2; turns++) /* one output, then several in turn */
-        for (int b = 0; b < BATCHES; b++) {
-            assert_cuda(cudaStreamSynchronize(s));
-            double start = now();
-            for (int i = 0; i < RUNS; i++)
-                assert_ok(sat_run(plan, (void *[]){x.device[0], x.device[1], out[turns ? i % BUFFERS : 0]}, s));
-            double each = (now() - start) / RUNS;
-            if (each < best[turns]) best[turns] = each;
-        }
-    assert_cuda(cudaStreamSynchronize(s));
-    print_message("a run on the host: %.2f us, with %d outputs in turn %.2f us\n", best[0] * 1e6, BUFFERS,
-                  best[1] * 1e6);
-    for (int i = 0; i < BUFFERS; i++) cudaFree(out[i]);
-    sat_plan_free(plan);
-    free_product(&x);
-    sat_context_free(ctx);
-    cudaStreamDestroy(s);
-}
-
 int main(void) {
     if (!has_gpu()) return NO_GPU;
     const struct CMUnitTest tests[] = {
@@ -289,7 +252,6 @@ int main(void) {
         cmocka_unit_test(one_call_is_captured_with_and_without_a_plan),
         cmocka_unit_test(two_threads_tune_and_run_on_streams_of_their_own),
         cmocka_unit_test(the_library_works_while_a_graph_is_captured),
-        cmocka_unit_test(a_run_takes_the_host_a_few_microseconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,6 +60,7 @@ typedef struct sat_backend {
     sat_status (*sync)(const sat_device *device, void *stream);
     void (*settle)(const sat_device *device); /* waits for all that is queued on the device, whatever the stream */
     bool (*broken)(const sat_device *device); /* has a kernel left it unusable to this process? Waits for tuning. */
+    bool (*per_thread)(const void *stream);   /* one handle, another stream in each thread; NULL: there are none such */
     bool (*capturing)(const sat_device *device, void *stream); /* into a CUDA graph: calls on it are not done yet */
     int (*threads)(void);                                      /* threads a run would use now; CUDA: 0 */
 

@@ -40,7 +40,8 @@ static int attribute(int index, enum cudaDeviceAttr what) {
 /* Operations a multiprocessor does in a cycle, a multiply-add counted as two: tensor cores for 16-bit types, plain
  * units for f32 (TF32 has to be allowed), whichever is faster for f64. */
 static void nominal_rates(sat_device *d, int index) {
-    double hz = 1e3 * attribute(index, cudaDevAttrClockRate), all = hz * d->threads;
+    int khz = attribute(index, cudaDevAttrClockRate);
+    double all = 1e3 * (khz > 0 ? khz : 1500000) * d->threads; /* newer drivers may not say */
     bool hopper = d->capability >= 90, server = d->capability == 80 || d->capability >= 90;
     d->flop_rate[SAT_F16] = d->flop_rate[SAT_BF16] = all * (hopper ? 4096 : d->capability == 80 ? 2048 : 1024) * 0.75;
     d->tf32_rate = d->flop_rate[SAT_F16] / 2;
@@ -159,7 +160,7 @@ static sat_status cuda_write(const sat_device *d, void *to, const void *host, si
     cudaStream_t stream;
     int before = sat_cuda_enter(d);
     cudaError_t e = begin(d, &stream);
-    if (e == cudaSuccess) e = finish(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream), stream);
+    if (e == cudaSuccess) e = finish(cudaMemcpyAsync(to, host, bytes, cudaMemcpyDefault, stream), stream);
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "copying to the device");
 }
@@ -352,6 +353,8 @@ static bool cuda_broken(const sat_device *d) {
 
 static int cuda_enter(const sat_device *d, bool own) { return sat_cuda_enter_as(d, own ? SAT_CUDA_OWN : SAT_CUDA_RUN); }
 
+static bool cuda_per_thread(const void *stream) { return stream == cudaStreamPerThread; }
+
 static int cuda_threads(void) { return 0; }
 
 static const sat_checker *cuda_checker(sat_operation op) {
@@ -385,6 +388,7 @@ const sat_backend sat_backend_cuda = {
     .sync = cuda_sync,
     .settle = sat_cuda_settle,
     .broken = cuda_broken,
+    .per_thread = cuda_per_thread,
     .capturing = sat_cuda_capturing,
     .threads = cuda_threads,
     .checker = cuda_checker,

@@ -16,7 +16,7 @@ enum { PLACES = 64 };
 typedef struct place {
     const sat_pattern *pattern; /* a reference, so its address is not given to another while it stands here */
     sat_problem problem;        /* as called, alignment filled in */
-    void *stream;
+    const void *stream;         /* or, where one handle means another stream in each thread, the thread's own mark */
     int threads;
     sat_plan *plan;
     bool busy;
@@ -153,12 +153,18 @@ static sat_status call_new(sat_context *ctx, place *made, void *const *operands,
     return status;
 }
 
+static const void *place_of(const sat_context *ctx, const void *stream) {
+    static _Thread_local char mark;
+    bool own = ctx->backend->per_thread && ctx->backend->per_thread(stream);
+    return own ? &mark : stream;
+}
+
 static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, sat_operation op,
                        void *const *operands, void *stream) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
-    place made = {.pattern = pattern, .stream = stream, .threads = sat_threads_now(ctx)};
+    place made = {.pattern = pattern, .stream = place_of(ctx, stream), .threads = sat_threads_now(ctx)};
     SAT_TRY(sat_struct_in(&made.problem, sizeof made.problem, problem, sizeof *problem, "sat_problem"));
     if (made.problem.op != op)
         return sat_fail(SAT_BAD_ENUM, "problem: op is %d; this call does %d", (int)made.problem.op, (int)op);

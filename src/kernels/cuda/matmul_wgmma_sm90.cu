@@ -370,9 +370,13 @@ static encode_fn encoder() {
     if (found) return found;
     void *function = NULL;
     cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) !=
-            cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
+#if CUDART_VERSION >= 12050
+    cudaError_t e =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+#else
+    cudaError_t e = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
+#endif
+    if (e != cudaSuccess || result != cudaDriverEntryPointSuccess) {
         (void)cudaGetLastError();
         return NULL;
     }
@@ -437,11 +441,11 @@ template <typename T, int BM, int BN, int KS, int STAGES, bool TA, bool TB>
 static sat_status start(const sat_launch *l, const job &x, const maps &m) {
     typedef shape<BM, BN, KS, STAGES> S;
     auto kernel = multiply<T, BM, BN, KS, STAGES, TA, TB>;
-    static bool told; // the limit is the function's, and stays
-    if (!told) {
+    static bool told[64]; // the limit is the function's on a device, and stays
+    if (!told[l->device->index % 64]) {
         cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
         if (e != cudaSuccess) return sat_launched(l);
-        told = true;
+        told[l->device->index % 64] = true;
     }
     int64_t tiles = x.work.pieces * x.slices * x.panels;
     unsigned grid = (unsigned)sat_min(tiles, l->device->threads);
@@ -489,6 +493,9 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (r.br % 16 || r.bc % deep || r.k % r.bc || p->a_align % 16 || a->block_cols % 8) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
     if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000) return false;
+    double tiles = ((double)r.count + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
+                   ceil((double)r.br / v->instance.tile_m);
+    if (tiles > 0x7fff0000) return false; // more than the counter counts
     return whole(p, p->a, 2) && by_map(p, p->b, p->k, p->n, p->b_align, 2, &turned);
 }
 
@@ -539,12 +546,12 @@ static sat_status launch(const sat_launch *l) {
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
-    double slices = ceil((double)r.br / bm), tiles = (double)r.count * slices * panels;
+    double slices = ceil((double)r.br / bm), tiles = (double)r.count * slices * panels, items = (double)p->batch;
     double loads = (double)a->stored_blocks * panels * slices * (double)r.bc * (fmin(bm, (double)r.br) + bn) * 2;
     double work = 2 * (double)a->stored_blocks * panels * slices * (double)r.bc * bm * bn;
     double busy = fmin(1, tiles / d->threads), rate = 9e12 * d->threads / 132;
-    double time = fmax(loads / rate, work / d->flop_rate[SAT_F16]) / busy;
-    return fmax(time, sat_bytes(p, a) / d->memory_rate) + tiles / d->threads * 1e-6 + 3e-6;
+    double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / busy;
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1e-6 + 3e-6);
 }
 
 SAT_FAMILY(cuda_matmul_wgmma) = {
@@ -552,7 +559,7 @@ SAT_FAMILY(cuda_matmul_wgmma) = {
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .flags = 0,
-    .about = "tensor maps and warpgroup products on Hopper; f16, bf16, blocks of multiples of 16",
+    .about = "tensor maps and warpgroup products on Hopper; f16, bf16; block rows multiples of 16, columns of 32",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,
