@@ -34,6 +34,33 @@ static void check_order(const sat_schedule *s) {
     for (int64_t i = 1; i < s->pieces; i++) assert_true(s->piece[i - 1].count >= s->piece[i].count);
 }
 
+/* Heavy pieces are a first part, over twice the mean of what has blocks; whatever is after it is not. */
+static void check_heavy(const sat_rows *r, const sat_schedule *s) {
+    int64_t busy = 0;
+    for (int64_t i = 0; i < s->pieces; i++) busy += s->piece[i].count > 0;
+    assert_true(s->heavy >= 0 && s->heavy <= busy / 2);
+    for (int64_t i = 0; i < s->pieces; i++) {
+        bool over = busy && (double)s->piece[i].count > 2.0 * (double)r->ptr[r->count] / (double)busy;
+        assert_int_equal(over, i < s->heavy);
+    }
+}
+
+/* Every slice and panel of every piece has one number. */
+static void check_tiles(uint64_t *random, const sat_schedule *s) {
+    unsigned slices = 1 + (unsigned)random_below(random, 3), panels = 1 + (unsigned)random_below(random, 9);
+    unsigned pieces = (unsigned)s->pieces, heavy = (unsigned)s->heavy, tiles = pieces * slices * panels;
+    char *seen = calloc((size_t)tiles + 1, 1);
+    for (unsigned i = 0; i < tiles; i++) {
+        sat_tile_place t = sat_tile_at(i, pieces, heavy, slices, panels);
+        assert_true(t.piece < pieces && t.slice < slices && t.panel < panels);
+        assert_int_equal(t.piece < heavy, i < heavy * slices * panels);
+        char *one = &seen[(t.piece * slices + t.slice) * panels + t.panel];
+        assert_int_equal(*one, 0);
+        *one = 1;
+    }
+    free(seen);
+}
+
 /* Every row from its first block to its last, without gaps, and slots one after the other. */
 static void check_cover(const sat_rows *r, const sat_schedule *s, int64_t share) {
     int64_t at = 0, joins = 0, slots = 0;
@@ -87,6 +114,8 @@ static void every_block_is_in_exactly_one_piece(void **unused) {
         assert_int_equal(s.joins, counted.joins);
         assert_int_equal(s.slots, counted.slots);
         check_order(&s);
+        check_heavy(&r, &s);
+        check_tiles(&random, &s);
         check_cover(&r, &s, share);
         check_bytes(&r, &s, random_below(&random, 300), round & 1 ? 4 : 8);
         sat_schedule_free(&s);

@@ -55,22 +55,6 @@ __device__ __forceinline__ void sat_tile_load(uint32_t to, const CUtensorMap *ma
                  : "memory");
 }
 
-__device__ __forceinline__ void sat_tile_store(const CUtensorMap *map, uint32_t from, int x, int y) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
-                 "r"(x), "r"(y)
-                 : "memory");
-}
-
-__device__ __forceinline__ void sat_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-/* Until at most PENDING of this thread's stores still read shared memory. */
-template <int PENDING> __device__ __forceinline__ void sat_store_wait() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-
-/* Between ordinary stores to shared memory and what the copy engine or the tensor cores read of it. */
-__device__ __forceinline__ void sat_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 __device__ __forceinline__ void sat_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -124,6 +108,30 @@ template <typename T, int N, int TA, int TB> struct sat_group_product;
 #define SAT_F32(d, i) SAT_F8(d, i), SAT_F8(d, i + 8), SAT_F8(d, i + 16), SAT_F8(d, i + 24)
 
 // clang-format off
+#define SAT_GROUP_16(math, name)                                                              \
+    template <int TA, int TB> struct sat_group_product<math, 16, TA, TB> {                                  \
+        __device__ static __forceinline__ void run(float (&d)[8], uint64_t a, uint64_t b, int add) {                \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %12, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name " {" \
+                     "%0, %1, %2, %3, %4, %5, %6, %7" \
+                     "}, %8, %9, p, 1, 1, %10, %11; }" \
+                     : SAT_F8(d, 0) \
+                     : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
+        }                                                                                                    \
+    };
+SAT_GROUP_16(sat_f16_math, "f16")
+SAT_GROUP_16(sat_bf16_math, "bf16")
+#define SAT_GROUP_32(math, name)                                                              \
+    template <int TA, int TB> struct sat_group_product<math, 32, TA, TB> {                                  \
+        __device__ static __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b, int add) {                \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %20, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32." name "." name " {" \
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+                     "}, %16, %17, p, 1, 1, %18, %19; }" \
+                     : SAT_F8(d, 0), SAT_F8(d, 8) \
+                     : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
+        }                                                                                                    \
+    };
+SAT_GROUP_32(sat_f16_math, "f16")
+SAT_GROUP_32(sat_bf16_math, "bf16")
 #define SAT_GROUP_64(math, name)                                                              \
     template <int TA, int TB> struct sat_group_product<math, 64, TA, TB> {                                  \
         __device__ static __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b, int add) {                \

@@ -8,7 +8,7 @@
 
 /* What prepare keeps, and launch hands to a kernel. */
 struct sat_plan_work {
-    int64_t pieces, joins;
+    int64_t pieces, joins, heavy;
     const sat_piece *piece; /* on the device; NULL: piece i is row i, whole */
     const sat_join *join;
     void *partial;
@@ -26,31 +26,34 @@ static inline sat_plan_work sat_rows_work(const sat_rows *r) {
     return w;
 }
 
-/* Makes the schedule and sends it to the workspace, which sat_schedule_bytes measured. */
-static inline sat_status sat_prepare_work(const sat_prepare *prepare, int64_t share, void **state) {
-    sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
+/* Makes the schedule of `r`, whose arrays are the host's, and sends it to `to`, where sat_schedule_bytes fit. */
+static inline sat_status sat_prepare_rows(const sat_prepare *prepare, const sat_rows *r, int64_t share, char *to,
+                                          sat_plan_work *w) {
     sat_schedule s;
-    sat_plan_work *w = (sat_plan_work *)calloc(1, sizeof *w);
-    if (!w || !sat_schedule_make(&r, share, &s)) {
-        free(w);
-        return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld rows", prepare->variant->name, (long long)r.count);
-    }
-    char *to = (char *)prepare->workspace;
+    if (!sat_schedule_make(r, share, &s))
+        return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld rows", prepare->variant->name, (long long)r->count);
     size_t pieces = (size_t)s.pieces * sizeof *s.piece, joins = (size_t)s.joins * sizeof *s.join;
     cudaStream_t stream = (cudaStream_t)prepare->stream;
     cudaError_t e = cudaMemcpyAsync(to, s.piece, pieces, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess && joins) e = cudaMemcpyAsync(to + pieces, s.join, joins, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-    w->pieces = s.pieces, w->joins = s.joins;
+    w->pieces = s.pieces, w->joins = s.joins, w->heavy = s.heavy;
     w->piece = (const sat_piece *)to, w->join = (const sat_join *)(to + pieces);
     w->partial = to + (pieces + joins + 255) / 256 * 256;
     sat_schedule_free(&s);
-    if (e != cudaSuccess) {
-        free(w);
-        return sat_fail(SAT_DEVICE_ERROR, "%s: %s", prepare->variant->name, cudaGetErrorString(e));
-    }
-    *state = w;
-    return SAT_OK;
+    if (e == cudaSuccess) return SAT_OK;
+    return sat_fail(SAT_DEVICE_ERROR, "%s: %s", prepare->variant->name, cudaGetErrorString(e));
+}
+
+/* The problem's own rows, to the head of the workspace; what launch reads is a family's whole state. */
+static inline sat_status sat_prepare_work(const sat_prepare *prepare, int64_t share, void **state) {
+    sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
+    sat_plan_work *w = (sat_plan_work *)calloc(1, sizeof *w);
+    if (!w) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", prepare->variant->name);
+    sat_status status = sat_prepare_rows(prepare, &r, share, (char *)prepare->workspace, w);
+    if (status == SAT_OK) *state = w;
+    else free(w);
+    return status;
 }
 
 __device__ __forceinline__ sat_piece sat_piece_at(const sat_rows &r, const sat_piece *piece, int64_t i) {

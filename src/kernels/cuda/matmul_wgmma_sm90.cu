@@ -1,35 +1,28 @@
 // cuda_matmul_wgmma: tensor maps bring the tiles, warpgroups multiply them (sm_90a). f16 and bf16.
 //
-// One CTA a multiprocessor takes tiles, BM rows of a block row by BN columns, from a counter. A warp of its own walks
-// the row's blocks and keeps STAGES tiles of A and B on their way into shared memory; two warpgroups multiply what has
-// arrived. They split a tile of 128 rows by rows and one of 64 by columns. Blocks lower than 64 rows run as 64, whose
-// upper rows nobody stores: what limits such blocks is the way from L2, not the tensor cores.
+// A warp of its own walks a row's blocks and keeps STAGES tiles of A and B on their way into shared memory; warpgroups
+// multiply what has arrived. Large tiles, BM rows of a block row by BN columns, have two warpgroups, which split 128
+// rows by rows and 64 by columns, and one CTA a multiprocessor that takes tile after tile from a counter. Small ones,
+// for few columns, have one warpgroup and a CTA each: there the time is the chain from launch to store, not the rate.
+// Blocks lower than 64 rows run as 64, whose upper rows nobody stores: what limits such blocks is the way from L2, not
+// the tensor cores.
 
-#include "hopper.cuh"
-#include "join.cuh"
-
-enum { CONSUMERS = 256, THREADS = CONSUMERS + 128, SLICE = 64 * 16 * 2 }; // a slice of output: 16 rows of 128 bytes
+#include "deal.cuh"
+#include "tensor_map.cuh"
+#include "wgmma_out.cuh"
 
 struct maps {
-    CUtensorMap a, b, c;
+    CUtensorMap a, b;
 };
 
 struct job {
     sat_rows r;
-    sat_out out;
-    sat_plan_work work;
-    unsigned *counter;          // tiles handed out; then CTAs that are done
-    int panels, slices, a_rows; // a_rows: what one copy brings of A, and a slice has
-    bool wide_b;                // B row-major in chunks of 64 columns that fill it: one copy brings them all
-    bool map_c;                 // C by its map
-    bool turned_c;              // C column-major
-};
-
-template <int BM, int BN, int KS, int STAGES> struct shape {
-    static constexpr int A = BM * KS * 2, B = KS * BN * 2, STAGE = A + B;
-    static constexpr int WN = BM == 128 ? BN : BN / 2; // columns of a warpgroup
-    static constexpr int OUT = 8 * 2 * SLICE;
-    static constexpr int BYTES = STAGES * STAGE + OUT + 1024;
+    sat_mma_out out;
+    sat_deal deal;
+    float *partial;
+    int a_rows;  // what one copy brings of A, and a slice has
+    bool deep_a; // A comes 64 deep where a stage is 32: rows of 128 bytes, since a copy takes its time by lines of that
+    bool wide_b; // B row-major in chunks of 64 columns that fill it: one copy brings them all
 };
 
 // A tile, as the producer tells the consumers of it.
@@ -44,255 +37,161 @@ struct barriers {
     tile tiles[AHEAD];
 };
 
+template <int BM, int BN, int KS, int STAGES, int GROUPS> struct shape {
+    static constexpr int A = BM * KS * 2, B = KS * BN * 2;                              // a stage's
+    static constexpr int SLOTS = KS == 32 ? (STAGES + 1) / 2 : STAGES, SLOT = BM * 128; // of A, where it comes 64 deep
+    static constexpr int B_FROM = SLOTS * SLOT, OUT_FROM = GROUPS == 1 ? 0 : B_FROM + STAGES * B;
+    static constexpr int WN = BM == 128 ? BN : BN / GROUPS; // columns of a warpgroup
+    static constexpr int LINE = BN < 64 ? BN * 2 : 128;     // bytes of a row of B in shared memory, row-major
+    static constexpr int OUT = GROUPS == 1 ? 0 : GROUPS * 8 * SAT_SLICE; // where output is put in order; else over A
+    static constexpr int BYTES = B_FROM + STAGES * B + OUT + (int)sizeof(barriers); // of dynamic shared memory
+    static constexpr bool ONCE = GROUPS == 1;                                       // a CTA has one tile
+    static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + (GROUPS == 1 ? 32 : 128);
+    static_assert(KS == 64 || (KS == 32 && STAGES % 2 == 1), "a stage that is free frees the slot of A two before it");
+};
+
 struct state {
     sat_plan_work work;
     unsigned *counter;
     maps m; // of these operands: made anew only where a pointer has changed
-    const void *of[3];
+    const void *of[2];
 };
 
 /* ---- the producer ---- */
 
-template <int BM, int BN, int KS, int STAGES, bool TA, bool TB>
-__device__ static void load_stage(const job &x, const maps &m, uint32_t to, uint32_t bar, int64_t block, int slice,
-                                  int64_t k, int in_block, int n0) {
-    typedef shape<BM, BN, KS, STAGES> S;
-    sat_barrier_expect(bar, S::B + (TA ? BM : x.a_rows) * KS * 2);
+/* Where a ring of stages is: the next one, how often it went round, and the slot of A. */
+struct ring {
+    int stage = 0, slot = 0;
+    uint32_t parity;
+
+    template <int STAGES, int SLOTS> __device__ void advance(bool next_slot) {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+        if (next_slot && ++slot == SLOTS) slot = 0;
+    }
+};
+
+/* Where the stage's part of A is. */
+template <typename S> __device__ static uint32_t a_place(const job &x, const ring &at) {
+    return x.deep_a ? at.slot * S::SLOT : at.stage * S::A;
+}
+
+/* Whether the stage's part of A came with the one before. */
+__device__ static bool came_before(const job &x, int in_block) { return x.deep_a && in_block % 64; }
+
+template <typename S, int BM, int KS, bool TA>
+__device__ static void load_a(const job &x, const maps &m, uint32_t memory, const ring &at, uint32_t bar, int64_t block,
+                              int slice, int in_block) {
+    uint32_t a = memory + a_place<S>(x, at);
+    bool again = came_before(x, in_block);
+    sat_barrier_expect(bar, S::B + (again ? 0 : (TA ? BM : x.a_rows) * (x.deep_a ? 64 : KS) * 2));
     if (TA) {
         for (int i = 0; i < BM; i += 64)
-            sat_tile_load(to + i * KS * 2, &m.a, bar, slice * BM + i, (int)(block * x.r.bc) + in_block);
-    } else {
-        sat_tile_load(to, &m.a, bar, in_block, (int)(block * x.r.br) + slice * BM);
+            sat_tile_load(a + i * KS * 2, &m.a, bar, slice * BM + i, (int)(block * x.r.bc) + in_block);
+    } else if (!again) {
+        sat_tile_load(a, &m.a, bar, in_block, (int)(block * x.r.br) + slice * BM);
     }
-    uint32_t b = to + S::A;
+}
+
+template <typename S, int BN, int KS, bool TB>
+__device__ static void load_b(const job &x, const maps &m, uint32_t memory, const ring &at, uint32_t bar, int64_t k,
+                              int n0) {
+    uint32_t b = memory + S::B_FROM + at.stage * S::B;
     if (TB) {
         for (int i = 0; i < BN; i += 256) sat_tile_load(b + i * KS * 2, &m.b, bar, (int)k, n0 + i);
-    } else if (x.wide_b) {
+    } else if (BN >= 64 && x.wide_b) {
         sat_tile_load(b, &m.b, bar, 0, (int)k, n0 / 64);
     } else {
         for (int i = 0; i < BN; i += 64) sat_tile_load(b + i * KS * 2, &m.b, bar, n0 + i, (int)k);
     }
 }
 
-/* The next tile, fetched while this one's blocks are on their way: each step waits for what the one before asked for.
- */
-struct coming {
-    unsigned number;
-    sat_piece piece;
-    tile t;
-    int64_t place; // of this lane's block of the first 32: its values, and its first row of B
-    int64_t k;
-    int step;
+/* This lane's block of 32: where its values are, and its first row of B. */
+struct some_blocks {
+    int64_t place, k;
+
+    __device__ void fetch(const job &x, const sat_piece &piece, int first) {
+        int mine = first + (int)(threadIdx.x % 32);
+        if (mine >= piece.count) return;
+        place = sat_block_of(&x.r, piece.first + mine), k = x.r.col[piece.first + mine] * x.r.bc;
+    }
 };
 
-__device__ static void fetch_blocks(const job &x, const sat_piece &piece, int first, int64_t *place, int64_t *k) {
-    int mine = first + (int)(threadIdx.x % 32);
-    if (mine >= piece.count) return;
-    *place = sat_block_of(&x.r, piece.first + mine), *k = x.r.col[piece.first + mine] * x.r.bc;
-}
+/* The next tile, with its first blocks, is fetched while this one's are on their way. */
+struct coming {
+    sat_dealt tile;
+    some_blocks blocks;
+    bool ready;
 
-__device__ static void fetch(const job &x, coming *c) {
-    unsigned all = (unsigned)x.work.pieces * x.slices;
-    if (c->step == 0) {
-        if (threadIdx.x % 32 == 0) c->number = atomicAdd(x.counter, 1u);
-    } else if (c->step == 1) {
-        c->number = __shfl_sync(~0u, c->number, 0);
-        unsigned at = c->number % all;
-        c->t.panel = (int)(c->number / all), c->t.slice = (int)(at % x.slices);
-        if (c->t.panel < x.panels) c->piece = sat_piece_at(x.r, x.work.piece, at / x.slices);
-    } else if (c->step == 2 && c->t.panel < x.panels) {
-        fetch_blocks(x, c->piece, 0, &c->place, &c->k);
+    __device__ void fetch(const job &x) {
+        if (ready || tile.fetch(x.deal)) return;
+        if (!tile.none(x.deal)) blocks.fetch(x, tile.piece, 0);
+        ready = true;
     }
-    c->step++;
-}
+};
 
-template <int BM, int BN, int KS, int STAGES, bool TA, bool TB>
-__device__ static void produce(const job &x, const maps &m, barriers *s, uint32_t stages) {
-    int lane = threadIdx.x % 32, stage = 0, turn = 0;
-    uint32_t parity = 1, tile_parity = 1;
-    coming next = {};
+template <typename S, int BM, int BN, int KS, int STAGES, bool TA, bool TB>
+__device__ static void produce(const job &x, const maps &m, coming &next, barriers *s, uint32_t memory) {
+    int lane = threadIdx.x % 32, turn = 0, bc = (int)x.r.bc;
+    ring at = {.parity = 1};
+    uint32_t tile_parity = 1;
     for (;;) {
-        while (next.step < 3) fetch(x, &next);
-        coming now = next;
-        bool last = now.t.panel >= x.panels;
+        while (!next.ready) next.fetch(x);
+        sat_dealt now = next.tile;
+        some_blocks blocks = next.blocks;
+        bool last = now.none(x.deal);
         if (lane == 0) {
             sat_barrier_wait(sat_shared(&s->tile_empty[turn]), tile_parity);
-            s->tiles[turn] = {now.piece.row, now.t.slice, now.t.panel, last ? -1 : now.piece.count, now.piece.slot};
+            s->tiles[turn] = {now.piece.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : now.piece.count,
+                              now.piece.slot};
             sat_barrier_arrive(sat_shared(&s->tile_full[turn]));
         }
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
         if (last) return;
-        next.step = 0;
+        next.tile.another(), next.ready = false;
         for (int t = 0; t < now.piece.count; t++) {
-            if (t % 32 == 0 && t > 0) fetch_blocks(x, now.piece, t, &now.place, &now.k);
-            int64_t block = __shfl_sync(~0u, now.place, t % 32), k = __shfl_sync(~0u, now.k, t % 32);
-            for (int in_block = 0; in_block < x.r.bc; in_block += KS) {
+            if (t % 32 == 0 && t > 0) blocks.fetch(x, now.piece, t);
+            int64_t block = __shfl_sync(~0u, blocks.place, t % 32), k = __shfl_sync(~0u, blocks.k, t % 32);
+            for (int in_block = 0; in_block < bc; in_block += KS) {
                 if (lane == 0) {
-                    sat_barrier_wait(sat_shared(&s->empty[stage]), parity);
-                    load_stage<BM, BN, KS, STAGES, TA, TB>(x, m, stages + stage * shape<BM, BN, KS, STAGES>::STAGE,
-                                                           sat_shared(&s->full[stage]), block, now.t.slice,
-                                                           k + in_block, in_block, now.t.panel * BN);
+                    uint32_t bar = sat_shared(&s->full[at.stage]);
+                    sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
+                    load_a<S, BM, KS, TA>(x, m, memory, at, bar, block, now.at.slice, in_block);
+                    load_b<S, BN, KS, TB>(x, m, memory, at, bar, k + in_block, now.at.panel * BN);
                 }
                 __syncwarp();
-                if (++stage == STAGES) stage = 0, parity ^= 1;
+                at.advance<STAGES, S::SLOTS>(KS == 64 || in_block % 64);
             }
-            if (next.step < 3) fetch(x, &next);
+            next.fetch(x);
         }
     }
 }
 
 /* ---- the consumers ---- */
 
-template <typename T> __device__ static uint32_t pack(float x, float y);
-template <> __device__ uint32_t pack<sat_f16_math>(float x, float y) {
-    __half2 h = __floats2half2_rn(x, y);
-    return *(uint32_t *)&h;
-}
-template <> __device__ uint32_t pack<sat_bf16_math>(float x, float y) {
-    __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
-    return *(uint32_t *)&h;
-}
-
-/* alpha*sum + bias in place, and the activation that costs nothing; the others have their own way out. */
-template <int COUNT> __device__ static void finish(const job &x, float (&d)[COUNT], int64_t i) {
-    float alpha = (float)x.out.alpha, low = 0, high = 0, least = x.out.activation == SAT_ACT_RELU ? 0 : -INFINITY;
-    if (x.out.bias) {
-        if (i < x.out.m) low = sat_load_as(0.f, x.out.dtype, x.out.bias, i);
-        if (i + 8 < x.out.m) high = sat_load_as(0.f, x.out.dtype, x.out.bias, i + 8);
-    }
-#pragma unroll
-    for (int e = 0; e < COUNT; e++) {
-        float y = alpha * d[e] + (e % 4 < 2 ? low : high);
-        d[e] = y < least ? least : y; // NaN stays
-    }
-}
-
-/* 16 rows by 32 columns of sums as f32, rows of 128 bytes, chunks of 16 bytes exchanged by row. */
-template <int COUNT> __device__ static void stage_f32(const float (&d)[COUNT], int j, uint32_t to) {
-    int lane = threadIdx.x % 32, row = lane / 4;
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        uint32_t at = to + row * 128 + ((q * 2 + lane % 4 / 2) ^ row) * 16 + lane % 2 * 8;
-        const float *v = &d[j / 2 + q * 4];
-        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(v[0]), "f"(v[1]) : "memory");
-        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(at + 1024), "f"(v[2]), "f"(v[3]) : "memory");
-    }
-}
-
-/* A warp's 16 rows by 64 columns at a time: shared memory, then one copy by the map. */
-template <typename T, int WN>
-__device__ static void store_mapped(const job &x, const CUtensorMap *map, const float (&d)[WN / 2], uint32_t staging,
-                                    int64_t i0, int64_t n0, bool stores) {
-    int lane = threadIdx.x % 32;
-    bool f32 = x.out.dtype == SAT_F32;
-    int width = f32 ? 32 : 64;
-#pragma unroll
-    for (int j = 0; j < WN; j += 32) {
-        if (f32 || j % 64 == 0) {
-            if (lane == 0) sat_store_wait<1>();
-            __syncwarp();
-        }
-        uint32_t to = staging + (f32 ? j / 32 % 2 : j / 64 % 2) * SLICE;
-        if (f32) {
-            stage_f32(d, j, to);
-        } else {
-#pragma unroll
-            for (int q = 0; q < 2; q++) {
-                const float *v = &d[j / 2 + q * 8];
-                int row = lane % 16, chunk = j % 64 / 8 + q * 2 + lane / 16;
-                sat_store_matrix(to + row * 128 + ((chunk ^ (row & 7)) * 16), pack<T>(v[0], v[1]), pack<T>(v[2], v[3]),
-                                 pack<T>(v[4], v[5]), pack<T>(v[6], v[7]));
-            }
-        }
-        if (f32 || j % 64 == 32) {
-            sat_async_fence();
-            __syncwarp();
-            if (lane == 0 && stores && n0 + j / width * width < x.out.n) {
-                sat_tile_store(map, to, (int)(n0 + j / width * width), (int)i0);
-            }
-            if (lane == 0) sat_store_commit();
-        }
-    }
-}
-
-/* A warpgroup's 64 rows by 64 columns at a time, turned. */
-template <typename T, int WN>
-__device__ static void store_turned(const job &x, const CUtensorMap *map, const float (&d)[WN / 2], uint32_t staging,
-                                    int64_t i0, int64_t n0, int group) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-    for (int j = 0; j < WN; j += 64) {
-        uint32_t to = staging + j / 64 % 2 * (64 * 128);
-        if (threadIdx.x % 128 == 0) sat_store_wait<1>();
-        sat_some_sync(1 + group, 128);
-#pragma unroll
-        for (int q = 0; q < 4; q++) { // 16 columns; each row of the slice is a column of C, 64 rows long
-            const float *v = &d[j / 2 + q * 8];
-            int row = q * 16 + lane % 8 + lane / 16 * 8, chunk = warp * 2 + lane / 8 % 2;
-            sat_store_turned(to + row * 128 + ((chunk ^ (row & 7)) * 16), pack<T>(v[0], v[1]), pack<T>(v[2], v[3]),
-                             pack<T>(v[4], v[5]), pack<T>(v[6], v[7]));
-        }
-        sat_async_fence();
-        sat_some_sync(1 + group, 128);
-        if (threadIdx.x % 128 == 0) {
-            if (n0 + j < x.out.n) sat_tile_store(map, to, (int)i0, (int)(n0 + j));
-            sat_store_commit();
-        }
-    }
-}
-
-/* Everything else, element by element: beta, other activations, odd strides, partial sums. */
-template <int WN>
-__device__ static void store_plain(const job &x, const float (&d)[WN / 2], uint32_t staging, const tile &t, int in_row,
-                                   int64_t n0) {
-    int lane = threadIdx.x % 32;
-    float *partial = (float *)x.work.partial;
-#pragma unroll
-    for (int j0 = 0; j0 < WN; j0 += 32) {
-        __syncwarp();
-        stage_f32(d, j0, staging);
-        __syncwarp();
-#pragma unroll 1
-        for (int e = 0; e < 16; e++) { // neighbouring lanes along what is contiguous
-            int row = x.turned_c ? lane % 16 : e, col = x.turned_c ? e * 2 + lane / 16 : lane;
-            int64_t i = t.row * x.r.br + in_row + row, j = n0 + j0 + col;
-            float sum;
-            asm volatile("ld.shared.f32 %0, [%1];"
-                         : "=f"(sum)
-                         : "r"(staging + row * 128 + ((col / 4) ^ (row & 7)) * 16 + col % 4 * 4)
-                         : "memory");
-            if (in_row + row >= x.r.br || i >= x.out.m || j >= x.out.n) continue;
-            if (t.slot >= 0) partial[(t.slot * x.r.br + in_row + row) * x.out.n + j] = sum;
-            else sat_put(x.out, i, j, sum);
-        }
-    }
-}
-
-template <typename T, int BM, int BN, int KS, int STAGES, bool TA, bool TB>
-__device__ static void multiply_stage(float (&d)[shape<BM, BN, KS, STAGES>::WN / 2], uint32_t from, int group,
-                                      int add) {
-    typedef shape<BM, BN, KS, STAGES> S;
-    constexpr int swizzle = KS == 64 ? 1 : KS == 32 ? 2 : 3, eight = KS * 2 * 8; // eight rows, K contiguous
-    uint32_t a = from, b = from + S::A;
+template <typename T, typename S, int BM, int KS, bool TA, bool TB>
+__device__ static void multiply_stage(float (&d)[S::WN / 2], uint32_t a, uint32_t b, bool deep_a, int group, int add) {
+    constexpr int deep = KS == 64 ? 1 : 2, eight = KS * 2 * 8;                             // K contiguous
+    constexpr int wide = S::LINE == 128 ? 1 : S::LINE == 64 ? 2 : 3, chunk = KS * S::LINE; // N contiguous
     if (BM == 128) a += group * 64 * KS * 2;
-    else b += TB ? group * S::WN * KS * 2 : group * (S::WN / 64) * KS * 128;
+    else b += TB ? group * S::WN * KS * 2 : group * (S::WN * 2 / S::LINE) * chunk;
     sat_group_fence();
 #pragma unroll
     for (int k = 0; k < KS / 16; k++) {
-        uint64_t da =
-            TA ? sat_descriptor(a + k * 2048, 1, KS * 128, 1024) : sat_descriptor(a + k * 32, swizzle, 16, eight);
-        uint64_t db =
-            TB ? sat_descriptor(b + k * 32, swizzle, 16, eight) : sat_descriptor(b + k * 2048, 1, KS * 128, 1024);
+        uint64_t da = TA       ? sat_descriptor(a + k * 2048, 1, KS * 128, 1024)
+                      : deep_a ? sat_descriptor(a + k * 32, 1, 16, 1024)
+                               : sat_descriptor(a + k * 32, deep, 16, eight);
+        uint64_t db = TB ? sat_descriptor(b + k * 32, deep, 16, eight)
+                         : sat_descriptor(b + k * 16 * S::LINE, wide, chunk, 8 * S::LINE);
         sat_group_product<T, S::WN, TA, !TB>::run(d, da, db, add || k);
     }
     sat_group_commit();
 }
 
-template <typename T, int BM, int BN, int KS, int STAGES, bool TA, bool TB>
-__device__ static void consume(const job &x, const maps &m, barriers *s, uint32_t stages, uint32_t staging) {
-    typedef shape<BM, BN, KS, STAGES> S;
-    int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32, stage = 0, turn = 0;
-    uint32_t parity = 0, tile_parity = 0;
+template <typename T, typename S, int BM, int BN, int KS, int STAGES, bool TA, bool TB>
+__device__ static void consume(const job &x, barriers *s, uint32_t memory) {
+    int group = threadIdx.x / 128, lane = threadIdx.x % 32, turn = 0;
+    ring at = {.parity = 0};
+    uint32_t tile_parity = 0, staging = memory + S::OUT_FROM + group * 8 * SAT_SLICE;
     for (;;) {
         sat_barrier_wait(sat_shared(&s->tile_full[turn]), tile_parity);
         tile t = s->tiles[turn];
@@ -300,195 +199,140 @@ __device__ static void consume(const job &x, const maps &m, barriers *s, uint32_
         if (lane == 0) sat_barrier_arrive(sat_shared(&s->tile_empty[turn]));
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
         if (t.count < 0) break;
-        int steps = t.count * (int)(x.r.bc / KS), before = -1;
+        int steps = t.count * ((int)x.r.bc / KS), before = -1;
         float d[S::WN / 2];
         if (steps == 0)
 #pragma unroll
             for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
         for (int step = 0; step < steps; step++) {
-            sat_barrier_wait(sat_shared(&s->full[stage]), parity);
-            multiply_stage<T, BM, BN, KS, STAGES, TA, TB>(d, stages + stage * S::STAGE, group, step);
+            bool odd = KS == 32 && step % 2; // the second half of what came 64 deep
+            sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
+            multiply_stage<T, S, BM, KS, TA, TB>(d, memory + a_place<S>(x, at) + (x.deep_a && odd ? 64 : 0),
+                                                 memory + S::B_FROM + at.stage * S::B, x.deep_a, group, step);
             sat_group_wait<1>();
             if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
-            before = stage;
-            if (++stage == STAGES) stage = 0, parity ^= 1;
+            before = at.stage;
+            at.advance<STAGES, S::SLOTS>(KS == 64 || odd);
         }
         sat_group_wait<0>();
         if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
-        int in_row = t.slice * BM + (BM == 128 ? group * 64 : 0) + warp % 4 * 16;
-        int64_t n0 = (int64_t)t.panel * BN + (BM == 128 ? 0 : group * S::WN), i0 = t.row * x.r.br;
-        if (t.slot >= 0 || !x.map_c) {
-            store_plain<S::WN>(x, d, staging + warp * 2 * SLICE, t, in_row, n0);
-            continue;
-        }
-        finish(x, d, i0 + in_row + lane / 4);
-        if (x.turned_c && in_row - warp % 4 * 16 < x.r.br)
-            store_turned<T, S::WN>(x, &m.c, d, staging + group * 8 * SLICE, i0 + in_row - warp % 4 * 16, n0, group);
-        else if (!x.turned_c)
-            store_mapped<T, S::WN>(x, &m.c, d, staging + warp * 2 * SLICE, i0 + in_row, n0, in_row < x.r.br);
+        if (S::OUT == 0) sat_some_sync(1, 128); // output goes where the tile was, which nobody reads any more
+        int64_t in_row = t.slice * BM + (BM == 128 ? group * 64 : 0), rows = x.r.br - in_row, i0 = t.row * x.r.br;
+        int64_t n0 = (int64_t)t.panel * BN + (BM == 128 ? 0 : group * S::WN), n = x.out.to.n;
+        if (rows <= 0 || n0 >= n) continue;
+        sat_mma_out to = x.out;
+        i0 += in_row;
+        if (t.slot >= 0) to = sat_mma_partial<float>(x.partial + t.slot * x.r.br * n, n), i0 = in_row;
+        sat_group_put<typename T::element, S::WN>(to, d, staging, i0, n0, rows, group);
     }
 }
 
-template <typename T, int BM, int BN, int KS, int STAGES, bool TA, bool TB>
-static __global__ void __launch_bounds__(THREADS, 1)
+template <typename T, int BM, int BN, int KS, int STAGES, int GROUPS, bool TA, bool TB>
+static __global__ void __launch_bounds__(shape<BM, BN, KS, STAGES, GROUPS>::THREADS, GROUPS == 1 ? 2 : 1)
     multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
-    extern __shared__ char memory[];
-    __shared__ barriers s;
-    uint32_t stages = (sat_shared(memory) + 1023) & ~1023u,
-             staging = stages + STAGES * shape<BM, BN, KS, STAGES>::STAGE;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++)
-            sat_barrier_init(sat_shared(&s.full[i]), 1), sat_barrier_init(sat_shared(&s.empty[i]), 8);
-        for (int i = 0; i < AHEAD; i++)
-            sat_barrier_init(sat_shared(&s.tile_full[i]), 1), sat_barrier_init(sat_shared(&s.tile_empty[i]), 8);
-        sat_barrier_publish();
+    typedef shape<BM, BN, KS, STAGES, GROUPS> S;
+    extern __shared__ __align__(1024) char memory[];
+    barriers &s = *(barriers *)(memory + S::BYTES - sizeof(barriers));
+    uint32_t start = sat_shared(memory);
+    coming next = {};
+    if (threadIdx.x < STAGES) {
+        sat_barrier_init(sat_shared(&s.full[threadIdx.x]), 1);
+        sat_barrier_init(sat_shared(&s.empty[threadIdx.x]), GROUPS * 4);
+    } else if (threadIdx.x < STAGES + AHEAD) {
+        sat_barrier_init(sat_shared(&s.tile_full[threadIdx.x - STAGES]), 1);
+        sat_barrier_init(sat_shared(&s.tile_empty[threadIdx.x - STAGES]), GROUPS * 4);
+    } else if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
-        if (x.map_c) sat_prefetch_map(&m.c);
+        next.tile.first(), next.fetch(x); // on its way while the barriers are made
     }
+    if (threadIdx.x < 32) sat_barrier_publish();
     __syncthreads();
-    if (threadIdx.x >= CONSUMERS) {
-        sat_registers_fewer<40>();
-        if (threadIdx.x < CONSUMERS + 32) produce<BM, BN, KS, STAGES, TA, TB>(x, m, &s, stages);
+    if (threadIdx.x >= S::CONSUMERS) {
+        if (GROUPS == 2) sat_registers_fewer<72>();
+        if (threadIdx.x < S::CONSUMERS + 32) produce<S, BM, BN, KS, STAGES, TA, TB>(x, m, next, &s, start);
     } else {
-        sat_registers_more<232>();
-        consume<T, BM, BN, KS, STAGES, TA, TB>(x, m, &s, stages, staging);
-        if (threadIdx.x % 32 == 0 || threadIdx.x % 128 == 0) sat_store_wait<0>();
+        if (GROUPS == 2) sat_registers_more<216>();
+        consume<T, S, BM, BN, KS, STAGES, TA, TB>(x, &s, start);
     }
-    __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(x.counter + 1, 1u) == gridDim.x - 1)
-        x.counter[0] = x.counter[1] = 0; // for the next launch
+    sat_deal_end(x.deal);
 }
 
 /* ---- the host's side ---- */
 
-typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-static encode_fn encoder() {
-    static encode_fn found; // written once, to the same value by whoever comes first
-    if (found) return found;
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-    cudaError_t e =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-#else
-    cudaError_t e = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
-#endif
-    if (e != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-        (void)cudaGetLastError();
-        return NULL;
-    }
-    return found = (encode_fn)function;
-}
-
-struct tensor {
-    sat_dtype dtype;
-    const void *base;
-    int rank;
-    cuuint64_t size[3], stride[2]; // strides in bytes
-    cuuint32_t box[3];
-    int row_bytes; // of a tile in shared memory: 128, 64 or 32
-};
-
-static bool encode(CUtensorMap *map, const tensor &t) {
-    static const cuuint32_t ones[3] = {1, 1, 1};
-    CUtensorMapDataType type = t.dtype == SAT_F32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                               : t.dtype == SAT_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    CUtensorMapSwizzle swizzle = t.row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
-                                 : t.row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                     : CU_TENSOR_MAP_SWIZZLE_32B;
-    return encoder()(map, type, (cuuint32_t)t.rank, (void *)t.base, t.size, t.stride, t.box, ones,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-static bool whole(const sat_problem *p, const sat_layout &l, int64_t size) { // every item's pointer is aligned too
-    return p->batch <= 1 || l.batch_stride * size % 16 == 0;
-}
-
-static bool by_map(const sat_problem *p, const sat_layout &l, int64_t rows, int64_t cols, uint32_t align, int64_t size,
-                   bool *turned) {
-    *turned = l.col_stride != 1;
-    int64_t lead = *turned ? l.col_stride : l.row_stride, line = *turned ? rows : cols;
-    if (l.col_stride != 1 && l.row_stride != 1) return false;
-    return whole(p, l, size) && align % 16 == 0 && lead * size % 16 == 0 && lead >= line && lead < (1ll << 36);
-}
-
-template <int BM, int BN, int KS, int STAGES> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
+template <int BM, int BN, int KS> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
     cuuint64_t bc = (cuuint64_t)a->block_cols, rows = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k, mm = (cuuint64_t)p->m;
+    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
     bool turned_a = p->transpose == SAT_TRANSPOSE, turned_b = p->b.col_stride != 1;
-    tensor ta = {p->a_dtype, l->operands[0], 2, {bc, rows}, {bc * 2}, {KS, (cuuint32_t)x.a_rows}, KS * 2};
+    sat_tensor ta = {p->a_dtype,
+                     l->operands[0],
+                     2,
+                     {bc, rows},
+                     {bc * 2},
+                     {x.deep_a ? 64u : (cuuint32_t)KS, (cuuint32_t)x.a_rows},
+                     x.deep_a ? 128 : KS * 2};
     if (turned_a) ta.box[0] = 64, ta.box[1] = KS, ta.row_bytes = 128;
     cuuint64_t lead = (cuuint64_t)(turned_b ? p->b.col_stride : p->b.row_stride) * 2;
-    tensor tb = {p->b_dtype, l->operands[1], 2, {n, k}, {lead}, {64, KS}, 128};
+    constexpr cuuint32_t width = BN < 64 ? BN : 64;
+    sat_tensor tb = {p->b_dtype, l->operands[1], 2, {n, k}, {lead}, {width, KS}, width * 2};
     if (turned_b) tb = {p->b_dtype, l->operands[1], 2, {k, n}, {lead}, {KS, BN < 256 ? BN : 256}, KS * 2};
-    else if (x.wide_b) tb = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead, 128}, {64, KS, BN / 64}, 128};
-    if (!encode(&m->a, ta) || !encode(&m->b, tb)) return false;
-    if (!x.map_c) return true;
-    cuuint64_t size = sat_dtype_size(p->c_dtype), pitch = (cuuint64_t)(x.turned_c ? p->c.col_stride : p->c.row_stride);
-    tensor tc = {p->c_dtype, l->operands[2], 2, {n, mm}, {pitch * size}, {(cuuint32_t)(128 / size), 16}, 128};
-    if (x.turned_c) tc.size[0] = mm, tc.size[1] = n, tc.box[0] = 64, tc.box[1] = 64;
-    return encode(&m->c, tc);
+    else if (BN >= 64 && x.wide_b)
+        tb = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead, 128}, {64, KS, BN / 64}, 128};
+    return sat_map_encode(&m->a, ta) && sat_map_encode(&m->b, tb);
 }
 
-template <typename T, int BM, int BN, int KS, int STAGES, bool TA, bool TB>
+template <typename T, int BM, int BN, int KS, int STAGES, int GROUPS, bool TA, bool TB>
 static sat_status start(const sat_launch *l, const job &x, const maps &m) {
-    typedef shape<BM, BN, KS, STAGES> S;
-    auto kernel = multiply<T, BM, BN, KS, STAGES, TA, TB>;
+    typedef shape<BM, BN, KS, STAGES, GROUPS> S;
+    auto kernel = multiply<T, BM, BN, KS, STAGES, GROUPS, TA, TB>;
     static bool told[64]; // the limit is the function's on a device, and stays
     if (!told[l->device->index % 64]) {
         cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
         if (e != cudaSuccess) return sat_launched(l);
         told[l->device->index % 64] = true;
     }
-    int64_t tiles = x.work.pieces * x.slices * x.panels;
-    unsigned grid = (unsigned)sat_min(tiles, l->device->threads);
-    kernel<<<grid, THREADS, S::BYTES, (cudaStream_t)l->stream>>>(x, m);
+    unsigned grid = S::ONCE ? x.deal.tiles : (unsigned)sat_min(x.deal.tiles, l->device->threads);
+    kernel<<<grid, S::THREADS, S::BYTES, (cudaStream_t)l->stream>>>(x, m);
     return sat_launched(l);
 }
 
-template <typename T, int BM, int BN, int KS, int STAGES> static sat_status launch_tile(const sat_launch *l) {
+template <typename T, int BM, int BN, int KS, int STAGES, int GROUPS>
+static sat_status launch_tile(const sat_launch *l) {
     const sat_problem *p = l->problem;
     if (p->m == 0 || p->n == 0) return SAT_OK;
     state *st = (state *)l->state;
     job x = {};
-    x.r = sat_device_rows(p, l->pattern), x.out = sat_out_of(l), x.work = st->work, x.counter = st->counter;
-    x.panels = (int)((p->n + BN - 1) / BN), x.slices = (int)((x.r.br + BM - 1) / BM);
+    x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
+    x.deal = sat_deal_of(st->work, st->counter, (x.r.br + BM - 1) / BM, (p->n + BN - 1) / BN);
+    x.partial = (float *)st->work.partial;
     x.a_rows = (int)sat_min(BM, x.r.br);
-    x.wide_b = p->n % 64 == 0;
-    bool plain = p->beta == 0 && (p->activation == SAT_ACT_NONE || p->activation == SAT_ACT_RELU);
-    int64_t size = (int64_t)sat_dtype_size(p->c_dtype);
-    x.map_c = by_map(p, p->c, p->m, p->n, p->c_align, size, &x.turned_c) && plain;
-    if ((x.turned_c ? p->m : p->n) * size % 16 != 0) x.map_c = false; // stores go by 16 bytes, past the end of a line
-    if (x.turned_c && (x.r.br % 64 != 0 || p->c_dtype == SAT_F32)) x.map_c = false;
-    if (x.work.joins) x.map_c = false; // partial sums leave through the memory that such stores may still be reading
-    if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1] || st->of[2] != l->operands[2]) {
+    x.wide_b = p->n % 64 == 0, x.deep_a = KS == 32 && p->transpose != SAT_TRANSPOSE && x.r.bc % 64 == 0;
+    if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1]) {
         st->of[0] = NULL;
-        if (!make_maps<BM, BN, KS, STAGES>(l, x, &st->m))
+        if (!make_maps<BM, BN, KS>(l, x, &st->m))
             return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
-        for (int i = 0; i < 3; i++) st->of[i] = l->operands[i];
+        st->of[0] = l->operands[0], st->of[1] = l->operands[1];
     }
     const maps &m = st->m;
     bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
-    sat_status status = ta ? (tb ? start<T, BM, BN, KS, STAGES, true, true>(l, x, m)
-                                 : start<T, BM, BN, KS, STAGES, true, false>(l, x, m))
-                           : (tb ? start<T, BM, BN, KS, STAGES, false, true>(l, x, m)
-                                 : start<T, BM, BN, KS, STAGES, false, false>(l, x, m));
-    return status == SAT_OK ? sat_launch_join<float>(l, x.r, x.out, x.work) : status;
+    sat_status status = ta ? (tb ? start<T, BM, BN, KS, STAGES, GROUPS, true, true>(l, x, m)
+                                 : start<T, BM, BN, KS, STAGES, GROUPS, true, false>(l, x, m))
+                           : (tb ? start<T, BM, BN, KS, STAGES, GROUPS, false, true>(l, x, m)
+                                 : start<T, BM, BN, KS, STAGES, GROUPS, false, false>(l, x, m));
+    return status == SAT_OK ? sat_launch_join<float>(l, x.r, x.out.to, st->work) : status;
 }
 
-#define TILES(X) X(64, 512, 32, 5) X(64, 256, 64, 4) X(128, 256, 64, 4) X(128, 128, 64, 6) X(64, 128, 64, 8)
+// rows, columns, depth, stages, warpgroups
+#define TILES(X)                                                                                                       \
+    X(64, 512, 32, 5, 2)                                                                                               \
+    X(64, 256, 64, 4, 2)                                                                                               \
+    X(128, 256, 64, 4, 2)                                                                                              \
+    X(128, 128, 64, 6, 2) X(64, 128, 64, 4, 1) X(64, 64, 64, 7, 1) X(64, 32, 64, 8, 1) X(64, 16, 64, 8, 1)
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     int64_t deep = v->instance.tile_k;
-    bool turned;
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
     if (r.br % 16 || r.bc % deep || r.k % r.bc || p->a_align % 16 || a->block_cols % 8) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
@@ -496,7 +340,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     double tiles = ((double)r.count + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
                    ceil((double)r.br / v->instance.tile_m);
     if (tiles > 0x7fff0000) return false; // more than the counter counts
-    return whole(p, p->a, 2) && by_map(p, p->b, p->k, p->n, p->b_align, 2, &turned);
+    if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
+    return sat_map_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -509,35 +354,29 @@ static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pa
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     sat_schedule s = sat_schedule_count(&r, share_of(v, p, a, d));
-    return (sat_schedule_bytes(&s, r.br, p->n, sizeof(float)) + 255) / 256 * 256 + 256;
+    return (sat_schedule_bytes(&s, r.br, p->n, sizeof(float)) + 255) / 256 * 256 + SAT_COUNTER_BYTES;
 }
 
 static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!encoder()) return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    void *work = NULL;
-    sat_status status = sat_prepare_work(q, share_of(q->variant, q->problem, q->pattern, q->device), &work);
-    if (status != SAT_OK) return status;
+    if (!sat_map_encoder()) return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
     state *st = (state *)calloc(1, sizeof *st);
-    if (!st) {
-        free(work);
-        return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    }
-    st->work = *(sat_plan_work *)work;
-    free(work);
-    size_t bytes = workspace(q->variant, q->problem, q->pattern, q->device);
-    st->counter = (unsigned *)((char *)q->workspace + bytes - 256);
-    cudaError_t e = cudaMemsetAsync(st->counter, 0, 256, (cudaStream_t)q->stream);
-    if (e == cudaSuccess) e = cudaStreamSynchronize((cudaStream_t)q->stream);
-    *out = st;
-    return e == cudaSuccess ? SAT_OK : sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
+    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+    sat_rows r = sat_op_rows(q->problem, q->pattern);
+    int64_t share = share_of(q->variant, q->problem, q->pattern, q->device);
+    sat_status status = sat_prepare_rows(q, &r, share, (char *)q->workspace, &st->work);
+    if (status == SAT_OK)
+        status = sat_deal_counter(q, workspace(q->variant, q->problem, q->pattern, q->device), &st->counter);
+    if (status == SAT_OK) *out = st;
+    else free(st);
+    return status;
 }
 
 static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;
-#define PICK(bm, bn, ks, stages)                                                                                       \
+#define PICK(bm, bn, ks, stages, groups)                                                                               \
     if (i->tile_m == bm && i->tile_n == bn && i->tile_k == ks)                                                         \
-        return i->dtype == SAT_F16 ? launch_tile<sat_f16_math, bm, bn, ks, stages>(l)                                  \
-                                   : launch_tile<sat_bf16_math, bm, bn, ks, stages>(l);
+        return i->dtype == SAT_F16 ? launch_tile<sat_f16_math, bm, bn, ks, stages, groups>(l)                          \
+                                   : launch_tile<sat_bf16_math, bm, bn, ks, stages, groups>(l);
     TILES(PICK)
     return sat_fail(SAT_INTERNAL, "%s: no such tile", l->variant->name);
 }

@@ -82,16 +82,21 @@ __device__ __forceinline__ sat_mma_room sat_mma_inside(const sat_out &o, int64_t
     return room;
 }
 
-/* Rows as lines: each lane ends with 8 columns of the n-th square of four. */
+/* Rows as lines: each lane ends with 8 columns of the n-th square of four. Of two squares it stores its own words. */
 template <typename E, int HALVES, int NT>
 __device__ __forceinline__ void sat_mma_put_rows(const sat_out &o, uint32_t (&word)[HALVES][NT], int64_t i, int64_t j,
                                                  int q) {
-    sat_mma_room room = sat_mma_inside(o, i, j + 8 * q);
-    E *to = (E *)o.c + i * o.row_stride + j + 8 * q;
+    constexpr int EACH = NT % 4 ? 2 : 8; /* elements a lane stores at once */
+    sat_mma_room room = sat_mma_inside(o, i, j + EACH * q);
+    E *to = (E *)o.c + i * o.row_stride + j + EACH * q;
 #pragma unroll
     for (int h = 0; h < HALVES; h++, to += 8 * o.row_stride)
 #pragma unroll
-        for (int n = 0; n < NT; n += 4) {
+        for (int n = 0; n < NT; n += EACH / 2) {
+            if constexpr (EACH == 2) {
+                if (8 * h < room.rows && 8 * n < room.columns) __stcg((uint32_t *)(to + 8 * n), word[h][n]);
+                continue;
+            }
             uint32_t w[4] = {word[h][n], word[h][n + 1], word[h][n + 2], word[h][n + 3]};
             sat_mma_exchange(w, q);
             if (8 * h < room.rows && 8 * n < room.columns)

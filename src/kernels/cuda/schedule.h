@@ -22,6 +22,7 @@ typedef struct sat_join { /* a row that was cut: slots slot .. slot + parts - 1 
 
 typedef struct sat_schedule {
     int64_t pieces, joins, slots;
+    int64_t heavy;    /* the first so many have over twice as many blocks as the mean of those that have any */
     sat_piece *piece; /* NULL where only counted */
     sat_join *join;
 } sat_schedule;
@@ -35,7 +36,7 @@ static inline int64_t sat_schedule_share(const sat_rows *r, int64_t times, int64
 
 /* A row slightly above the share stays whole. */
 static inline int64_t sat_schedule_parts(int64_t blocks, int64_t share) {
-    return blocks <= share + share / 4 ? 1 : (blocks + share - 1) / share;
+    return blocks - share <= share / 4 ? 1 : (blocks + share - 1) / share;
 }
 
 static inline sat_schedule sat_schedule_count(const sat_rows *r, int64_t share) {
@@ -84,6 +85,9 @@ static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_sched
         }
     }
     qsort(s->piece, (size_t)s->pieces, sizeof *s->piece, sat_piece_order);
+    int64_t busy = s->pieces;
+    while (busy > 0 && s->piece[busy - 1].count == 0) busy--;
+    while (s->heavy < busy && s->piece[s->heavy].count * busy > 2 * r->ptr[r->count]) s->heavy++;
     return true;
 }
 
@@ -91,6 +95,28 @@ static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_sched
 static inline size_t sat_schedule_bytes(const sat_schedule *s, int64_t block_rows, int64_t n, size_t element) {
     return (size_t)s->pieces * sizeof(sat_piece) + (size_t)s->joins * sizeof(sat_join) + 256 +
            (size_t)s->slots * (size_t)block_rows * (size_t)n * element;
+}
+
+/* ---- tiles ---- */
+
+/* A piece's rows in `slices`, its columns in `panels`. Heavy pieces come first, with all their panels, so that no long
+ * one is begun late; the others panel by panel, which keeps a panel of B in the cache. */
+typedef struct sat_tile_place {
+    unsigned piece, slice, panel;
+} sat_tile_place;
+
+SAT_BOTH static inline sat_tile_place sat_tile_at(unsigned number, unsigned pieces, unsigned heavy, unsigned slices,
+                                                  unsigned panels) {
+    unsigned first = heavy * slices * panels, rest = number / slices;
+    sat_tile_place t;
+    t.slice = number % slices;
+    if (number < first) {
+        t.piece = rest / panels, t.panel = rest % panels;
+    } else {
+        rest -= heavy * panels;
+        t.panel = rest / (pieces - heavy), t.piece = heavy + rest % (pieces - heavy);
+    }
+    return t;
 }
 
 #endif

@@ -1,0 +1,68 @@
+/* Tiles dealt out to CTAs that stay: each begins with the one of its own number and takes the others from a counter.
+ * What a tile is made of is fetched step by step while the one before is worked on. */
+#ifndef SAT_DEAL_CUH
+#define SAT_DEAL_CUH
+
+#include "join.cuh"
+
+struct sat_deal {
+    unsigned *counter; /* tiles handed out beyond each CTA's first; then CTAs that are done */
+    const sat_piece *piece;
+    unsigned tiles, pieces, heavy, slices, panels;
+};
+
+enum { SAT_COUNTER_BYTES = 256 };
+
+static inline sat_deal sat_deal_of(const sat_plan_work &work, unsigned *counter, int64_t slices, int64_t panels) {
+    sat_deal d = {counter,          work.piece,      0, (unsigned)work.pieces, (unsigned)work.heavy,
+                  (unsigned)slices, (unsigned)panels};
+    d.tiles = d.pieces * d.slices * d.panels;
+    return d;
+}
+
+/* The schedule to the workspace, and behind it, in its last bytes of `bytes`, a counter at zero. */
+static inline sat_status sat_deal_counter(const sat_prepare *q, size_t bytes, unsigned **counter) {
+    *counter = (unsigned *)((char *)q->workspace + bytes - SAT_COUNTER_BYTES);
+    cudaError_t e = cudaMemsetAsync(*counter, 0, SAT_COUNTER_BYTES, (cudaStream_t)q->stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize((cudaStream_t)q->stream);
+    return e == cudaSuccess ? SAT_OK : sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
+}
+
+/* The next tile of a warp. Each step waits for what the one before asked for. */
+struct sat_dealt {
+    unsigned number;
+    int step;
+    sat_tile_place at;
+    sat_piece piece;
+
+    __device__ __forceinline__ void first() { number = blockIdx.x, step = 1; }
+    __device__ __forceinline__ void another() { step = 0; }
+    __device__ __forceinline__ bool none(const sat_deal &d) const { return number >= d.tiles; }
+
+    /* Takes one step. False: there was none left to take, and the piece is there, unless `none`. */
+    __device__ __forceinline__ bool fetch(const sat_deal &d) {
+        if (step == 0) {
+            number = d.tiles; /* where every tile has a CTA, there are no others */
+            if (gridDim.x < d.tiles && threadIdx.x % 32 == 0) number = gridDim.x + atomicAdd(d.counter, 1u);
+        } else if (step == 1) {
+            number = __shfl_sync(~0u, number, 0);
+            if (!none(d)) {
+                at = sat_tile_at(number, d.pieces, d.heavy, d.slices, d.panels);
+                piece = d.piece[at.piece];
+            }
+        } else {
+            return false;
+        }
+        step++;
+        return true;
+    }
+};
+
+/* At a kernel's end, all threads: the last CTA sets the counter back for the next launch. */
+__device__ __forceinline__ void sat_deal_end(const sat_deal &d) {
+    if (gridDim.x >= d.tiles) return;
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(d.counter + 1, 1u) == gridDim.x - 1) d.counter[0] = d.counter[1] = 0;
+}
+
+#endif

@@ -1,0 +1,377 @@
+// cuda_matmul_union: block rows in groups of 128 rows, along the union of their columns (sm_90a). f16 and bf16.
+//
+// Low blocks are bound by B's way from L2. Eight warps have 16 rows each, by 256 columns; a warp of its own brings B
+// for every column that any of the group's block rows has, and each warp multiplies those of its own row and passes
+// over the others. Values go straight into registers, some blocks ahead: nobody shares them. Products are mma.sync's,
+// which take 16 rows; a warpgroup's would take 64, of which most belong to rows that have no block there, and zero
+// times what is not finite is not zero.
+
+#include "deal.cuh"
+#include "tensor_map.cuh"
+#include "union.h"
+#include "wgmma_out.cuh"
+
+enum { ROWS = 128, COLUMNS = 256, WARPS = 8, DEEP = 64, STAGES = 6, STAGE = DEEP * COLUMNS * 2, AHEAD = 4 };
+enum { OUT = 2 * 8 * SAT_SLICE, SHARED = STAGES * STAGE + OUT + 1024, THREADS = WARPS * 32 + 128 };
+
+struct job {
+    sat_rows r;
+    sat_mma_out out;
+    sat_deal deal;
+    const sat_union_step *steps;
+    const char *a;
+    int group, warps_of_row; // block rows of a group, warps of a block row
+    bool wide_b;
+};
+
+struct tile {
+    int group, panel, count; // count: steps; -1: there are no more tiles
+    int first[WARPS + 1];    // the first block of each of the group's rows, and of the row after
+};
+
+struct barriers {
+    uint64_t full[STAGES], empty[STAGES], tile_full[AHEAD], tile_empty[AHEAD];
+    uint32_t rows[STAGES][4]; // of the stage's columns
+    tile tiles[AHEAD];
+};
+
+struct state {
+    sat_plan_work work;
+    unsigned *counter;
+    const sat_union_step *steps;
+    CUtensorMap b;
+    const void *of; // the map's
+};
+
+/* ---- the producer: lane 0 asks for copies, the others know what of ---- */
+
+struct coming {
+    sat_dealt tile;
+    sat_union_step step; // this lane's of the first 32
+    int first;           // block of this lane's row
+    bool ready;
+
+    __device__ __forceinline__ void look(const job &x, const sat_piece &piece, int from) {
+        int mine = from + (int)threadIdx.x % 32;
+        if (mine < piece.count) step = x.steps[piece.first + mine];
+    }
+    __device__ __forceinline__ void fetch(const job &x) {
+        if (ready || tile.fetch(x.deal)) return;
+        ready = true;
+        if (tile.none(x.deal)) return;
+        int64_t row = (int64_t)tile.piece.row * x.group + (int)threadIdx.x % 32;
+        first = (int)x.r.ptr[row < x.r.count ? row : x.r.count];
+        look(x, tile.piece, 0);
+    }
+};
+
+template <int KB> __device__ static void produce(const job &x, const CUtensorMap *map, barriers *s, uint32_t memory) {
+    constexpr int BC = 16 * KB, EACH = DEEP / BC; // columns of a stage
+    int lane = threadIdx.x % 32, stage = 0, turn = 0;
+    uint32_t parity = 1, tile_parity = 1;
+    coming next = {};
+    next.tile.first();
+    for (;;) {
+        while (!next.ready) next.fetch(x);
+        coming now = next;
+        bool last = now.tile.none(x.deal);
+        if (lane == 0) sat_barrier_wait(sat_shared(&s->tile_empty[turn]), tile_parity);
+        __syncwarp();
+        tile *t = &s->tiles[turn];
+        if (lane <= WARPS) t->first[lane] = now.first;
+        if (lane == 0) {
+            t->group = now.tile.piece.row, t->panel = (int)now.tile.at.panel;
+            t->count = last ? -1 : now.tile.piece.count;
+        }
+        __syncwarp();
+        if (lane == 0) sat_barrier_arrive(sat_shared(&s->tile_full[turn]));
+        if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
+        if (last) return;
+        next.tile.another(), next.ready = false;
+        int count = now.tile.piece.count, n0 = (int)now.tile.at.panel * COLUMNS;
+        for (int from = 0; from < count; from += EACH) {
+            if (from % 32 == 0 && from > 0) now.look(x, now.tile.piece, from);
+            int mine = from % 32 + lane, here = min(EACH, count - from);
+            uint32_t rows = __shfl_sync(~0u, now.step.rows, mine % 32), bar = sat_shared(&s->full[stage]);
+            int k = __shfl_sync(~0u, now.step.col, mine % 32) * BC;
+            if (lane == 0) sat_barrier_wait(sat_shared(&s->empty[stage]), parity);
+            __syncwarp();
+            if (lane < 4) s->rows[stage][lane] = lane < here ? rows : 0;
+            __syncwarp();
+            if (lane == 0) sat_barrier_expect(bar, here * BC * COLUMNS * 2);
+            __syncwarp();
+            if (lane < here) {
+                uint32_t to = memory + stage * STAGE + lane * (BC * COLUMNS * 2);
+                if (x.wide_b) sat_tile_load(to, map, bar, 0, k, n0 / 64);
+                else
+                    for (int i = 0; i < COLUMNS; i += 64) sat_tile_load(to + i * BC * 2, map, bar, n0 + i, k);
+            }
+            __syncwarp();
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+            next.fetch(x);
+        }
+    }
+}
+
+/* ---- the consumers ---- */
+
+/* A warp's 16 rows of a block, as fragments: KB of 16 x 16. Which k is where does not matter as long as B has it so.
+ * A plain block gives a lane 4 k in a row; of a transposed one it takes pairs and turns them. */
+template <int KB, bool TA> struct values {
+    uint32_t r[KB][4];
+
+    /* `from`: this lane's place in the block. */
+    __device__ __forceinline__ void load(const char *from) {
+#pragma unroll
+        for (int kk = 0; kk < KB; kk++) {
+            uint2 low = __ldg((const uint2 *)(from + kk * 32)),
+                  high = __ldg((const uint2 *)(from + kk * 32 + KB * 256));
+            bool swap = threadIdx.x % 4 >= 2; // so that eight rows of B lie in different banks
+            r[kk][0] = swap ? low.y : low.x, r[kk][1] = swap ? high.y : high.x;
+            r[kk][2] = swap ? low.x : low.y, r[kk][3] = swap ? high.x : high.y;
+        }
+    }
+    __device__ __forceinline__ void load_turned(const char *from, int line) { // `line`: bytes from a k to the next
+#pragma unroll
+        for (int kk = 0; kk < KB; kk++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                r[kk][e] = __ldg((const uint32_t *)(from + (kk * 16 + e / 2 * 8) * line + e % 2 * 16));
+    }
+    __device__ __forceinline__ void settle() {
+        if constexpr (TA) {
+#pragma unroll
+            for (int kk = 0; kk < KB; kk++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) r[kk][e] = sat_turn_matrix(r[kk][e]);
+        }
+    }
+};
+
+/* The row of B that lane's line of a matrix load is. */
+template <bool TA> __device__ __forceinline__ int row_of_b(int lane) {
+    int k = lane % 16, q = k % 8 / 2;
+    return TA ? k : 4 * q + 2 * (k / 8 ^ (q >= 2)) + k % 2;
+}
+
+template <typename T, int KB>
+__device__ __forceinline__ void multiply_block(float (&d)[COLUMNS / 2], const uint32_t (&a)[KB][4], uint32_t b) {
+    constexpr int PARTS = COLUMNS / 16;
+#pragma unroll
+    for (int kk = 0; kk < KB; kk++) {
+        uint32_t part[2][4];
+        sat_load_turned(part[0], b + kk * 2048);
+#pragma unroll
+        for (int c = 0; c < PARTS; c++) {
+            if (c + 1 < PARTS)
+                sat_load_turned(part[(c + 1) % 2],
+                                ((b + kk * 2048) ^ ((c + 1) % 4 * 32)) + (c + 1) / 4 * (16 * KB * 128));
+            float(&low)[4] = reinterpret_cast<float(&)[4]>(d[c * 8]);
+            float(&high)[4] = reinterpret_cast<float(&)[4]>(d[c * 8 + 4]);
+            T::multiply(low, a[kk], part[c % 2][0], part[c % 2][1]);
+            T::multiply(high, a[kk], part[c % 2][2], part[c % 2][3]);
+        }
+    }
+}
+
+template <typename T, int KB, bool TA> __device__ static void consume(const job &x, barriers *s, uint32_t memory) {
+    constexpr int BC = 16 * KB, EACH = DEEP / BC, DEPTH = 4 / KB; // blocks of values on their way
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stage = 0, turn = 0;
+    int mine = warp / x.warps_of_row, down = warp % x.warps_of_row * 16, g = lane / 4, q = lane % 4;
+    uint32_t parity = 0, tile_parity = 0, staging = memory + STAGES * STAGE + warp / 4 * 8 * SAT_SLICE;
+    int row_b = row_of_b<TA>(lane);
+    uint32_t place_b = memory + row_b * 128 + ((lane / 16) ^ (row_b & 7)) * 16;
+    const int line = (int)x.r.col_step * 2; // of a transposed block
+    const char *place_a = x.a + (TA ? g * line + (down + 2 * q) * 2 : (down + g) * (BC * 2) + q * 8);
+    auto take = [&](values<KB, TA> &to, int block) {
+        const char *from = place_a + (TA ? x.r.block[block] : block) * (x.r.block_elements * 2);
+        if (TA) to.load_turned(from, line);
+        else to.load(from);
+    };
+    for (;;) {
+        sat_barrier_wait(sat_shared(&s->tile_full[turn]), tile_parity);
+        const tile &t = s->tiles[turn];
+        int count = t.count, block = t.first[mine], end = t.first[mine + 1], group = t.group, panel = t.panel;
+        __syncwarp();
+        if (lane == 0) sat_barrier_arrive(sat_shared(&s->tile_empty[turn]));
+        if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
+        if (count < 0) break;
+        values<KB, TA> next[DEPTH];
+#pragma unroll
+        for (int e = 0; e < DEPTH; e++)
+            if (block + e < end) take(next[e], block + e);
+        float d[COLUMNS / 2];
+#pragma unroll
+        for (int e = 0; e < COLUMNS / 2; e++) d[e] = 0;
+        for (int from = 0; from < count; from += EACH) {
+            sat_barrier_wait(sat_shared(&s->full[stage]), parity);
+#pragma unroll 1
+            for (int u = 0; u < EACH; u++) {
+                if (!(s->rows[stage][u] >> mine & 1)) continue;
+                values<KB, TA> now = next[0];
+#pragma unroll
+                for (int e = 0; e + 1 < DEPTH; e++) next[e] = next[e + 1];
+                if (block + DEPTH < end) take(next[DEPTH - 1], block + DEPTH);
+                block++;
+                now.settle();
+                multiply_block<T, KB>(d, now.r, place_b + stage * STAGE + u * (BC * COLUMNS * 2));
+            }
+            __syncwarp();
+            if (lane == 0) sat_barrier_arrive(sat_shared(&s->empty[stage]));
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+        int64_t i0 = (int64_t)group * ROWS + warp / 4 * 64;
+        sat_group_put<typename T::element, COLUMNS>(x.out, d, staging, i0, (int64_t)panel * COLUMNS, 64, warp / 4);
+    }
+}
+
+template <typename T, int KB, bool TA>
+static __global__ void __launch_bounds__(THREADS, 1)
+    multiply(const __grid_constant__ job x, const __grid_constant__ CUtensorMap map) {
+    extern __shared__ char memory[];
+    __shared__ barriers s;
+    uint32_t start = (sat_shared(memory) + 1023) & ~1023u;
+    if (threadIdx.x == 0) {
+        sat_prefetch_map(&map);
+        for (int i = 0; i < STAGES; i++)
+            sat_barrier_init(sat_shared(&s.full[i]), 1), sat_barrier_init(sat_shared(&s.empty[i]), WARPS);
+        for (int i = 0; i < AHEAD; i++)
+            sat_barrier_init(sat_shared(&s.tile_full[i]), 1), sat_barrier_init(sat_shared(&s.tile_empty[i]), WARPS);
+        sat_barrier_publish();
+    }
+    __syncthreads();
+    if (threadIdx.x >= WARPS * 32) {
+        sat_registers_fewer<72>();
+        if (threadIdx.x < WARPS * 32 + 32) produce<KB>(x, &map, &s, start);
+    } else {
+        sat_registers_more<216>();
+        consume<T, KB, TA>(x, &s, start);
+    }
+    sat_deal_end(x.deal);
+}
+
+/* ---- the host's side ---- */
+
+static sat_status make_map(const sat_launch *l, const job &x, CUtensorMap *map) {
+    const sat_problem *p = l->problem;
+    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k, lead = (cuuint64_t)p->b.row_stride * 2;
+    cuuint32_t bc = (cuuint32_t)x.r.bc;
+    sat_tensor b = {p->b_dtype, l->operands[1], 2, {n, k}, {lead}, {64, bc}, 128};
+    if (x.wide_b) b = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead, 128}, {64, bc, COLUMNS / 64}, 128};
+    if (sat_map_encode(map, b)) return SAT_OK;
+    return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
+}
+
+template <typename T, int KB, bool TA>
+static sat_status start(const sat_launch *l, const job &x, const CUtensorMap &map) {
+    auto kernel = multiply<T, KB, TA>;
+    static bool told[64]; // the limit is the function's on a device, and stays
+    if (!told[l->device->index % 64]) {
+        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
+        if (e != cudaSuccess) return sat_launched(l);
+        told[l->device->index % 64] = true;
+    }
+    unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
+    kernel<<<grid, THREADS, SHARED, (cudaStream_t)l->stream>>>(x, map);
+    return sat_launched(l);
+}
+
+template <typename T> static sat_status start_any(const sat_launch *l, const job &x, const CUtensorMap &map) {
+    bool ta = l->problem->transpose == SAT_TRANSPOSE;
+    if (x.r.bc == 16) return ta ? start<T, 1, true>(l, x, map) : start<T, 1, false>(l, x, map);
+    return ta ? start<T, 2, true>(l, x, map) : start<T, 2, false>(l, x, map);
+}
+
+static sat_status launch(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    if (p->m == 0 || p->n == 0) return SAT_OK;
+    state *st = (state *)l->state;
+    job x = {};
+    x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
+    x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + COLUMNS - 1) / COLUMNS);
+    x.steps = st->steps, x.a = (const char *)l->operands[0];
+    x.group = (int)(ROWS / x.r.br), x.warps_of_row = (int)(x.r.br / 16), x.wide_b = p->n % 64 == 0;
+    if (st->of != l->operands[1]) {
+        st->of = NULL;
+        sat_status status = make_map(l, x, &st->b);
+        if (status != SAT_OK) return status;
+        st->of = l->operands[1];
+    }
+    return l->variant->instance.dtype == SAT_F16 ? start_any<sat_f16_math>(l, x, st->b)
+                                                 : start_any<sat_bf16_math>(l, x, st->b);
+}
+
+static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    sat_rows r = sat_op_rows(p, a);
+    if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
+    if ((r.br != 16 && r.br != 32) || (r.bc != 16 && r.bc != 32) || r.k % r.bc || p->a_align % 16) return false;
+    if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000 || a->stored_blocks > 0x7fff0000) return false;
+    if ((double)r.count * ceil((double)p->n / (double)COLUMNS) > 0x7fff0000) return false;
+    if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
+    return p->b.col_stride == 1 && sat_map_fits(p, p->b, p->k, p->n, p->b_align, 2);
+}
+
+static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v, (void)d;
+    sat_rows r = sat_op_rows(p, a);
+    return sat_union_bytes(a->stored_blocks) + ((size_t)r.count + 1) * sizeof(sat_piece) + 1024 + SAT_COUNTER_BYTES;
+}
+
+/* The steps first, then the groups as a schedule of whole rows. */
+static sat_status prepare_steps(const sat_prepare *q, state *st) {
+    sat_rows r = sat_op_rows(q->problem, q->pattern);
+    sat_union u = {};
+    if (!sat_union_make(&r, (int)(ROWS / r.br), &u))
+        return sat_fail(SAT_OUT_OF_MEMORY, "%s: union of %lld blocks", q->variant->name,
+                        (long long)q->pattern->stored_blocks);
+    cudaStream_t stream = (cudaStream_t)q->stream;
+    cudaError_t e =
+        cudaMemcpyAsync(q->workspace, u.step, (size_t)u.steps * sizeof *u.step, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    sat_rows groups = {.count = u.groups, .ptr = u.ptr};
+    sat_status status =
+        e == cudaSuccess
+            ? sat_prepare_rows(q, &groups, INT32_MAX, (char *)q->workspace + sat_union_bytes(q->pattern->stored_blocks),
+                               &st->work)
+            : sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
+    st->steps = (const sat_union_step *)q->workspace;
+    sat_union_free(&u);
+    return status;
+}
+
+static sat_status prepare(const sat_prepare *q, void **out) {
+    if (!sat_map_encoder()) return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
+    state *st = (state *)calloc(1, sizeof *st);
+    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+    sat_status status = prepare_steps(q, st);
+    if (status == SAT_OK)
+        status = sat_deal_counter(q, workspace(q->variant, q->problem, q->pattern, q->device), &st->counter);
+    if (status != SAT_OK) free(st);
+    else *out = st;
+    return status;
+}
+
+/* What comes from L2: B for each step, values for each panel. */
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v;
+    sat_rows r = sat_op_rows(p, a);
+    double panels = ceil((double)p->n / (double)COLUMNS), groups = ceil((double)r.count * (double)r.br / (double)ROWS);
+    double steps = sat_union_expected(r.count, (r.k + r.bc - 1) / r.bc, a->stored_blocks, (int)(ROWS / r.br));
+    double loads = steps * panels * (double)(r.bc * COLUMNS * 2) + (double)a->stored_elements * 2 * panels;
+    double rate = 8.5e12 * d->threads / 132, busy = fmin(1, groups * panels / d->threads), items = (double)p->batch;
+    double time = loads / rate / busy + ceil(groups * panels / d->threads) * 1e-6 + 3e-6;
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate);
+}
+
+SAT_FAMILY(cuda_matmul_union) = {
+    .revision = "1",
+    .op = SAT_MATMUL,
+    .backend = SAT_CUDA,
+    .about = "block rows of 16 or 32 in groups, along the union of their columns, on Hopper; f16, bf16",
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .prepare = prepare,
+    .launch = launch,
+    .release = sat_release_work,
+};

@@ -1,0 +1,126 @@
+/* Sums of warpgroup products, from registers to C. A warp has 16 rows, in the fragments that mma.sync has too.
+ *
+ * 16-bit C with nothing but alpha, bias and relu leaves by lines of 128 bytes: through shared memory, then 16 bytes a
+ * thread. Everything else takes the ways of mma_out.cuh. */
+#ifndef SAT_WGMMA_OUT_CUH
+#define SAT_WGMMA_OUT_CUH
+
+#include "hopper.cuh"
+#include "mma_out.cuh"
+
+enum { SAT_SLICE = 16 * 128 }; // bytes of a warp's part of a slice of output: 16 rows of 128 bytes; there are two
+
+static inline sat_mma_out sat_group_out_of(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    sat_mma_out o = sat_mma_out_of(l);
+    bool relu = p->beta == 0 && p->activation == SAT_ACT_RELU;
+    if (relu && sat_dtype_size(p->c_dtype) == 2 && o.vectors && (o.columns ? p->m : p->n) % 8 == 0)
+        o.way = SAT_MMA_WORDS;
+    return o;
+}
+
+/* alpha*sum + bias and relu, in place. */
+template <int COUNT> __device__ __forceinline__ void sat_group_finish(const sat_out &o, float (&d)[COUNT], int64_t i) {
+    if (o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE) return;
+    float alpha = (float)o.alpha, low = 0, high = 0, least = o.activation == SAT_ACT_RELU ? 0 : -INFINITY;
+    if (o.bias && i < o.m) low = sat_load_as(0.f, o.dtype, o.bias, i);
+    if (o.bias && i + 8 < o.m) high = sat_load_as(0.f, o.dtype, o.bias, i + 8);
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) {
+        float y = alpha * d[e] + (e % 4 < 2 ? low : high);
+        d[e] = y < least ? least : y; // NaN stays
+    }
+}
+
+__device__ __forceinline__ uint4 sat_shared_16(uint32_t from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
+/* Where chunk `chunk` of 16 bytes of a line of 128 lies. */
+__device__ __forceinline__ uint32_t sat_slice_at(int line, int chunk) { return line * 128 + (chunk ^ (line & 7)) * 16; }
+
+template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4], const float *v) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) w[e] = sat_mma_pack(E(), v[2 * e], v[2 * e + 1]);
+}
+
+/* C by rows: a warp alone, 16 rows by W columns at a time. */
+template <typename E, int WN>
+__device__ __forceinline__ void sat_group_rows(const sat_out &o, const float (&d)[WN / 2], uint32_t staging, int64_t i0,
+                                               int64_t n0) {
+    constexpr int W = WN < 64 ? WN : 64, CHUNKS = W / 8;
+    int lane = threadIdx.x % 32, row = lane / CHUNKS, chunk = lane % CHUNKS;
+    E *to = (E *)o.c + (i0 + row) * o.row_stride + n0 + chunk * 8;
+    int rows = (int)min((int64_t)16, o.m - i0) - row, columns = (int)min((int64_t)WN, o.n - n0) - chunk * 8;
+#pragma unroll
+    for (int j = 0; j < WN; j += W) {
+        uint32_t at = staging + j / W % 2 * SAT_SLICE;
+#pragma unroll
+        for (int q = 0; q < W / 16; q++) {
+            uint32_t w[4];
+            sat_pack_8<E>(w, &d[j / 2 + q * 8]);
+            sat_store_matrix(at + sat_slice_at(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int e = 0; e < CHUNKS / 2; e++) { // 32 / CHUNKS rows each
+            const int down = e * (32 / CHUNKS);
+            uint4 v = sat_shared_16(at + sat_slice_at(row + down, chunk));
+            if (down < rows && j < columns) __stcg((uint4 *)(to + down * o.row_stride + j), v);
+        }
+    }
+    __syncwarp();
+}
+
+/* C by columns: the warpgroup together, 64 rows by W columns at a time, turned. `rows`: of these 64 that exist. */
+template <typename E, int WN>
+__device__ __forceinline__ void sat_group_columns(const sat_out &o, const float (&d)[WN / 2], uint32_t staging,
+                                                  int64_t i0, int64_t n0, int64_t rows, int group) {
+    constexpr int W = WN < 64 ? WN : 64;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, column = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8;
+    E *to = (E *)o.c + (n0 + column) * o.col_stride + i0 + chunk * 8;
+    bool inside = chunk * 8 < min(rows, o.m - i0);
+    int columns = (int)min((int64_t)WN, o.n - n0) - column;
+#pragma unroll
+    for (int j = 0; j < WN; j += W) {
+        uint32_t at = staging + j / W % 2 * (4 * SAT_SLICE);
+#pragma unroll
+        for (int q = 0; q < W / 16; q++) { // 16 columns; each line of the slice is a column of C, 64 rows long
+            uint32_t w[4];
+            sat_pack_8<E>(w, &d[j / 2 + q * 8]);
+            sat_store_turned(at + sat_slice_at(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2), w[0], w[1],
+                             w[2], w[3]);
+        }
+        sat_some_sync(1 + group, 128);
+#pragma unroll
+        for (int down = 0; down < W; down += 16) {
+            uint4 v = sat_shared_16(at + sat_slice_at(down + column, chunk));
+            if (inside && j + down < columns) __stcg((uint4 *)(to + (j + down) * o.col_stride), v);
+        }
+    }
+    sat_some_sync(1 + group, 128);
+}
+
+/* A warpgroup's 64 rows from i0 on, of which `rows` exist, by WN columns from n0 on. `staging` is the warpgroup's. */
+template <typename E, int WN>
+__device__ __forceinline__ void sat_group_put(const sat_mma_out &o, float (&d)[WN / 2], uint32_t staging, int64_t i0,
+                                              int64_t n0, int64_t rows, int group) {
+    int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
+    bool words = o.way == SAT_MMA_WORDS;
+    if (words) sat_group_finish(o.to, d, i0 + down + lane / 4);
+    if (words && o.columns) return sat_group_columns<E, WN>(o.to, d, staging, i0, n0, rows, group);
+    if (down >= rows) return;
+    staging += down / 16 * 2 * SAT_SLICE;
+    if (words) return sat_group_rows<E, WN>(o.to, d, staging, i0 + down, n0);
+    const float(&sum)[1][WN / 8][4] = reinterpret_cast<const float(&)[1][WN / 8][4]>(d);
+    if (o.way == SAT_MMA_STAGED || o.to.dtype != SAT_F32 || o.columns || !o.vectors || o.to.n % 2)
+        sat_mma_staged(o, sum, i0 + down, n0, lane, (float *)__cvta_shared_to_generic(staging));
+    else sat_mma_pairs<true>(o.to, sum, i0 + down + lane / 4, n0 + lane % 4 * 2);
+}
+
+#endif
