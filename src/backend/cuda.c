@@ -116,10 +116,11 @@ static size_t cuda_available(const sat_device *d) {
 
 static bool cuda_usable(const sat_device *d, const void *pointer) {
     struct cudaPointerAttributes a;
-    if (cudaPointerGetAttributes(&a, pointer) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return false;
-    }
+    int before = sat_cuda_enter_as(d, SAT_CUDA_RUN);
+    cudaError_t e = cudaPointerGetAttributes(&a, pointer);
+    if (e != cudaSuccess) (void)cudaGetLastError();
+    sat_cuda_leave(d, before);
+    if (e != cudaSuccess) return false;
     if (a.type == cudaMemoryTypeDevice) return a.device == d->index;
     return a.type == cudaMemoryTypeManaged || (a.type == cudaMemoryTypeHost && a.devicePointer == pointer);
 }

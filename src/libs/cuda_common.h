@@ -1,4 +1,4 @@
-/* What the variants of all CUDA libraries share: the device, uploads, a pool of handles, types and alignment. */
+/* What the variants of all CUDA libraries share: uploads, a pool of handles, types and alignment. */
 #ifndef SAT_CUDA_COMMON_H
 #define SAT_CUDA_COMMON_H
 
@@ -7,10 +7,6 @@
 #include <pthread.h>
 
 #include "libs/matrix.h"
-
-/* Makes a device the calling thread's; leave takes what enter gave. */
-int sat_libs_enter(const sat_device *d);
-void sat_libs_leave(const sat_device *d, int before);
 
 sat_status sat_libs_status(cudaError_t error, const sat_variant *v, const char *what); /* SAT_OK, or its message */
 

@@ -101,11 +101,9 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     st->b_rows = sat_matrix_row_major(&b, q->k, q->n, &ldb);
     (void)sat_matrix_row_major(&c, q->m, q->n, &ldc);
     st->ldb = (int)ldb, st->ldc = (int)ldc;
-    int before = sat_libs_enter(p->device);
     sat_status status = upload_indices(p);
     if (status == SAT_OK) status = sat_cusparse_open(p, &st->library);
     if (status == SAT_OK) status = sat_cusparse_judge(api.describe(&st->description), p->variant);
-    sat_libs_leave(p->device, before);
     if (status == SAT_OK) *state = st;
     else release(p->variant, st);
     return status;

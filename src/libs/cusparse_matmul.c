@@ -154,10 +154,8 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     *state = NULL;
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
     st->at = plan_places(p->variant, p->problem, p->pattern);
-    int before = sat_libs_enter(p->device);
     sat_status status = upload_indices(p, st);
     if (status == SAT_OK) status = describe(p, st);
-    sat_libs_leave(p->device, before);
     if (status == SAT_OK) *state = st;
     else release(p->variant, st);
     return status;

@@ -89,10 +89,8 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
     st->at = plan_places(p->problem, p->pattern);
     void *index = sat_libs_place(p->workspace, st->at.index);
-    int before = sat_libs_enter(p->device);
     sat_status status = upload_indices(p, index);
     if (status == SAT_OK) status = describe(p, st, index);
-    sat_libs_leave(p->device, before);
     if (status == SAT_OK) *state = st;
     else release(p->variant, st);
     return status;

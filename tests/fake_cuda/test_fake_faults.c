@@ -75,6 +75,42 @@ static void everything_runs_on_the_contexts_device_and_leaves_the_callers(void *
     free_operands(&o), cudaStreamDestroy(s);
 }
 
+static void *use_device_1(void *user) { /* as a thread that has not met CUDA before */
+    planted x = {.workspace = BYTES, .prepares = true};
+    sat_context *ctx = open_with((sat_context_options){.device = "cuda:1", .effort = SAT_EFFORT_QUICK});
+    plant(ctx, &x, "planted");
+    sat_pattern *pattern = full_pattern(ctx);
+    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+    sat_plan *plan = NULL;
+    operands o;
+    char host[BYTES] = {0};
+    for (int i = 0; i < 3; i++) assert_ok(sat_memory_alloc(ctx, BYTES, (void **)&o.at[i]));
+    assert_ok(sat_memory_write(ctx, o.at[0], host, BYTES));
+    assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+    assert_ok(run(plan, &o, NULL));
+    assert_ok(one_call(ctx, pattern, SIDE, &o, NULL));
+    assert_ok(sat_stream_wait(ctx, NULL));
+    assert_ok(sat_memory_read(ctx, host, o.at[2], BYTES));
+    assert_int_equal(host[0], 7);
+    for (int i = 0; i < 3; i++) sat_memory_free(ctx, o.at[i]);
+    sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+    return user;
+}
+
+static void a_device_that_nobody_uses_gets_no_context(void **state) {
+    (void)state;
+    pthread_t thread;
+    fake.devices = 2;
+    assert_int_equal(pthread_create(&thread, NULL, use_device_1, NULL), 0);
+    pthread_join(thread, NULL);
+    use_device_1(NULL);
+    assert_false(fake.contexts[0]);
+    assert_true(fake.contexts[1]);
+    int device = -1;
+    cudaGetDevice(&device);
+    assert_int_equal(device, 0);
+}
+
 static char warning[512];
 
 static void note_warning(void *user, sat_log_level level, const char *message) {
@@ -245,6 +281,7 @@ int main(void) {
         TEST(pointers_that_the_device_cannot_use_are_named),
         TEST(buffers_that_take_turns_are_asked_about_once),
         TEST(everything_runs_on_the_contexts_device_and_leaves_the_callers),
+        TEST(a_device_that_nobody_uses_gets_no_context),
         TEST(devices_and_drivers_that_do_not_serve_say_why),
         TEST(the_best_device_is_one_that_serves),
         TEST(memory_that_runs_out_is_an_error_and_nothing_leaks),
