@@ -79,3 +79,5 @@ bool sat_is_device_memory(const void *pointer);
 const sat_backend *sat_backend_at(int i);
 
 #endif
+/* Of a backend that this library can have and this build has not: why, in words. NULL: of all others. */
+const char *sat_backend_missing(const char *name, size_t length);

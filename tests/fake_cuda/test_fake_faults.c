@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "fake_support.h"
 
+#include "cli/why.h"
+
 /* ---- pointers and devices ---- */
 
 static void pointers_that_the_device_cannot_use_are_named(void **state) {
@@ -172,6 +174,36 @@ static void the_best_device_is_one_that_serves(void **state) {
     sat_context_free(ctx);
 }
 
+/* What `info` shows of a context on the CPU. */
+static void assert_why(const char *asked, const char *word) {
+    char why[256];
+    sat_context *ctx = open_with((sat_context_options){.device = "cpu"});
+    assert_true(why_not_cuda(ctx, asked, why, sizeof why));
+    if (!strstr(why, word)) fail_msg("'%s' does not name %s", why, word);
+    sat_context_free(ctx);
+}
+
+static void who_does_without_cuda_is_told_why(void **state) {
+    (void)state;
+    char why[256];
+    setenv("SPARSE_AUTOTUNE_DEVICE", "cpu", 1);
+    assert_why(NULL, "SPARSE_AUTOTUNE_DEVICE is 'cpu'");
+    unsetenv("SPARSE_AUTOTUNE_DEVICE");
+    assert_why("cpu:0", "--device is 'cpu:0'");
+    fake.capability[0] = 75;
+    assert_why(NULL, "fake 0 of capability 7.5; expected 8.0");
+    fake.count_error = cudaErrorInsufficientDriver, fake.driver = 0;
+    assert_why(NULL, "no NVIDIA driver");
+    fake.driver = 12040;
+    assert_why(NULL, "the NVIDIA driver is of CUDA 12.4");
+    fake.count_error = cudaErrorNoDevice, fake.devices = 0;
+    assert_why(NULL, "finds no GPU");
+    fake_reset();
+    sat_context *ctx = open_fake();
+    assert_false(why_not_cuda(ctx, NULL, why, sizeof why));
+    sat_context_free(ctx);
+}
+
 /* ---- memory that runs out ---- */
 
 static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
@@ -284,6 +316,7 @@ int main(void) {
         TEST(a_device_that_nobody_uses_gets_no_context),
         TEST(devices_and_drivers_that_do_not_serve_say_why),
         TEST(the_best_device_is_one_that_serves),
+        TEST(who_does_without_cuda_is_told_why),
         TEST(memory_that_runs_out_is_an_error_and_nothing_leaks),
         TEST(a_candidate_that_breaks_the_device_ends_the_race_and_is_remembered),
         TEST(one_that_breaks_it_when_checked_is_passed_over_next_time),
