@@ -104,7 +104,7 @@ static inline void *sat_libs_place(void *workspace, size_t at) { return (char *)
 
 /* What matrix units do with the problem's inputs. */
 static inline double sat_libs_rate(const sat_problem *p, const sat_device *d) {
-    return sat_libs_tf32(p) ? d->flop_rate[SAT_F16] / 2 : d->flop_rate[p->a_dtype];
+    return sat_libs_tf32(p) ? d->tf32_rate : d->flop_rate[p->a_dtype];
 }
 
 /* What a dense product does: on an H200 more than the nominal rate of 16-bit inputs. */
