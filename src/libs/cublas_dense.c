@@ -56,13 +56,10 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     double size = (double)sat_dtype_size(p->a_dtype), batch = (double)sat_max(1, p->batch);
-    double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * batch;
     double bytes = sat_bytes(p, a) + batch * (double)a->rows * (double)a->cols * size, extra = 0;
     if (!sat_libs_keeps(p)) extra += batch * 2 * (double)a->stored_elements * size;
     extra += sat_libs_finish_bytes(p, sat_libs_wide(p));
-    double compute = flops / sat_libs_dense_rate(p, d), memory = bytes / d->memory_rate;
-    double time = (compute > memory ? compute : memory) + extra / d->memory_rate + batch * 8e-6;
-    return time * (v->instance.option > 0 ? 1 + 0.03 * v->instance.option : 1);
+    return sat_libs_dense_seconds(p, d, bytes, extra) * (v->instance.option > 0 ? 1 + 0.03 * v->instance.option : 1);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {

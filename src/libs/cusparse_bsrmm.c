@@ -60,10 +60,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
-    double rate = 0.15 * d->flop_rate[SAT_F32] * (p->a_dtype == SAT_F64 ? 0.5 : 1);
-    double compute = sat_flops(p, a) / rate, memory = sat_bytes(p, a) / d->memory_rate;
-    double passes = sat_libs_finish_bytes(p, false);
-    return (compute > memory ? compute : memory) + passes / d->memory_rate + 8e-6 * (double)sat_max(1, p->batch);
+    return sat_libs_seconds(p, d, sat_flops(p, a), sat_libs_plain_rate(p, d, 0.15), sat_bytes(p, a),
+                            sat_libs_finish_bytes(p, false));
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
