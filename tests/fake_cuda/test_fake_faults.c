@@ -208,7 +208,7 @@ static void who_does_without_cuda_is_told_why(void **state) {
 
 static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
     (void)state;
-    planted x = {.workspace = 1 << 20}, small = {0};
+    planted x = {.workspace = 4 << 20}, small = {0};
     size_t most = SIZE_MAX;
     held_now = 0;
     sat_context *ctx =
@@ -226,7 +226,7 @@ static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
     assert_fails(sat_pattern_create(ctx, &empty, &none), SAT_OUT_OF_MEMORY, "pattern");
     assert_null(none);
     fake.memory = whole;
-    most = 100000; /* enough for the operands, not for the workspace */
+    most = 3 << 20; /* enough for the operands and a flush, not for the workspace */
     int before = fake.allocations;
     assert_fails(sat_plan_create_with(ctx, pattern, &p, "large", &plan), SAT_OUT_OF_MEMORY, "large");
     assert_int_equal(held_now, 0);
@@ -242,6 +242,35 @@ static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
     assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
     assert_int_equal(held_now, 0);
     sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+}
+
+static sat_race_info race_within(size_t limit, sat_measure measure, sat_status expected) {
+    planted x = {0};
+    size_t before = fake.held;
+    sat_race_info info = {SAT_SIZED(sat_race_info)};
+    sat_context *ctx =
+        open_with((sat_context_options){.effort = SAT_EFFORT_OFF, .measure = measure, .memory_limit = limit});
+    plant(ctx, &x, "planted");
+    sat_pattern *pattern = full_pattern(ctx);
+    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+    sat_race *race = NULL;
+    sat_status status = sat_race_run(ctx, pattern, &p, NULL, &race);
+    assert_string_equal(sat_status_name(status), sat_status_name(expected));
+    if (status == SAT_OK) assert_ok(sat_race_get_info(race, &info));
+    sat_race_free(race), sat_pattern_free(pattern), sat_context_free(ctx);
+    assert_int_equal(fake.held, before);
+    return info;
+}
+
+static void the_limit_counts_what_a_flush_of_the_cache_takes(void **state) {
+    (void)state;
+    const size_t room = 2 * FAKE_L2;
+    size_t all = race_within((size_t)1 << 28, SAT_MEASURE_COLD, SAT_OK).peak_bytes;
+    assert_true(all > room && all < room + (1 << 20));
+    (void)race_within(all, SAT_MEASURE_COLD, SAT_OK);
+    (void)race_within(all - 1, SAT_MEASURE_COLD, SAT_OUT_OF_MEMORY);
+    assert_non_null(strstr(sat_last_error(), "to flush the cache"));
+    assert_int_equal(race_within(all - room, SAT_MEASURE_WARM, SAT_OK).peak_bytes, all - room); /* flushes nothing */
 }
 
 /* ---- candidates that break the device ---- */
@@ -318,6 +347,7 @@ int main(void) {
         TEST(the_best_device_is_one_that_serves),
         TEST(who_does_without_cuda_is_told_why),
         TEST(memory_that_runs_out_is_an_error_and_nothing_leaks),
+        TEST(the_limit_counts_what_a_flush_of_the_cache_takes),
         TEST(a_candidate_that_breaks_the_device_ends_the_race_and_is_remembered),
         TEST(one_that_breaks_it_when_checked_is_passed_over_next_time),
     };
