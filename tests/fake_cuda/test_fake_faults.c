@@ -10,13 +10,9 @@
 static void pointers_that_the_device_cannot_use_are_named(void **state) {
     (void)state;
     fake.devices = 2;
-    planted x = {0};
-    sat_context *ctx = open_fake();
-    plant(ctx, &x, "planted");
-    sat_pattern *pattern = full_pattern(ctx);
-    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
-    sat_plan *plan = NULL;
-    operands o = make_operands();
+    scene s;
+    open_scene(&s, (planted){0});
+    char *const *at = s.o.at;
     static char host[BYTES + 64];
     char *aligned = host + (64 - (uintptr_t)host % 64) % 64, *foreign, *managed, *pinned;
     cudaSetDevice(1);
@@ -24,35 +20,31 @@ static void pointers_that_the_device_cannot_use_are_named(void **state) {
     cudaSetDevice(0);
     assert_int_equal(cudaMallocManaged((void **)&managed, BYTES, 0), cudaSuccess);
     assert_int_equal(cudaMallocHost((void **)&pinned, BYTES), cudaSuccess);
-    assert_ok(sat_plan_create_with(ctx, pattern, &p, "planted", &plan));
-    assert_fails(sat_run(plan, (void *[]){aligned, o.at[1], o.at[2]}, NULL), SAT_WRONG_MEMORY, "values is");
-    assert_fails(sat_run(plan, (void *[]){o.at[0], aligned, o.at[2]}, NULL), SAT_WRONG_MEMORY, "b is");
-    assert_fails(sat_run(plan, (void *[]){o.at[0], o.at[1], foreign}, NULL), SAT_WRONG_MEMORY, "c is");
-    assert_ok(sat_run(plan, (void *[]){managed, pinned, o.at[2]}, NULL));
-    assert_fails(sat_memory_read(ctx, host, aligned, 4), SAT_WRONG_MEMORY, "fake 0");
-    assert_fails(sat_memory_write(ctx, foreign, host, 4), SAT_WRONG_MEMORY, "fake 0");
-    sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+    make_plan(&s);
+    assert_fails(sat_run(s.plan, (void *[]){aligned, at[1], at[2]}, NULL), SAT_WRONG_MEMORY, "values is");
+    assert_fails(sat_run(s.plan, (void *[]){at[0], aligned, at[2]}, NULL), SAT_WRONG_MEMORY, "b is");
+    assert_fails(sat_run(s.plan, (void *[]){at[0], at[1], foreign}, NULL), SAT_WRONG_MEMORY, "c is");
+    assert_ok(sat_run(s.plan, (void *[]){managed, pinned, at[2]}, NULL));
+    assert_fails(sat_memory_read(s.ctx, host, aligned, 4), SAT_WRONG_MEMORY, "fake 0");
+    assert_fails(sat_memory_write(s.ctx, foreign, host, 4), SAT_WRONG_MEMORY, "fake 0");
+    close_scene(&s);
     cudaFree(foreign), cudaFree(managed), cudaFreeHost(pinned);
-    free_operands(&o);
 }
 
 static void buffers_that_take_turns_are_asked_about_once(void **state) {
     (void)state;
-    planted x = {0};
-    sat_context *ctx = open_fake();
-    plant(ctx, &x, "planted");
-    sat_pattern *pattern = full_pattern(ctx);
-    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
-    sat_plan *plan = NULL;
-    operands o[6];
-    for (int i = 0; i < 6; i++) o[i] = make_operands();
-    assert_ok(sat_plan_create_with(ctx, pattern, &p, "planted", &plan));
-    for (int i = 0; i < 600; i++) assert_ok(run(plan, &o[i % 6], NULL));
+    scene s;
+    open_scene(&s, (planted){0});
+    make_plan(&s);
+    operands o[6] = {s.o};
+    for (int i = 1; i < 6; i++) o[i] = make_operands();
+    for (int i = 0; i < 600; i++) assert_ok(run(s.plan, &o[i % 6], NULL));
     assert_int_equal(fake.attribute_calls, 18);
-    assert_fails(sat_run(plan, (void *[]){o[0].at[0], o[0].at[1], o[0].at[2] + 2}, NULL), SAT_MISALIGNED, "c is");
-    assert_fails(sat_run(plan, (void *[]){o[0].at[0], o[0].at[1], o[0].at[1]}, NULL), SAT_OVERLAP, "overlaps");
-    sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
-    for (int i = 0; i < 6; i++) free_operands(&o[i]);
+    char *const *at = s.o.at;
+    assert_fails(sat_run(s.plan, (void *[]){at[0], at[1], at[2] + 2}, NULL), SAT_MISALIGNED, "c is");
+    assert_fails(sat_run(s.plan, (void *[]){at[0], at[1], at[1]}, NULL), SAT_OVERLAP, "overlaps");
+    close_scene(&s);
+    for (int i = 1; i < 6; i++) free_operands(&o[i]);
 }
 
 static void everything_runs_on_the_contexts_device_and_leaves_the_callers(void **state) {
@@ -245,19 +237,17 @@ static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
 }
 
 static sat_race_info race_within(size_t limit, sat_measure measure, sat_status expected) {
-    planted x = {0};
+    scene s;
     size_t before = fake.held;
     sat_race_info info = {SAT_SIZED(sat_race_info)};
-    sat_context *ctx =
-        open_with((sat_context_options){.effort = SAT_EFFORT_OFF, .measure = measure, .memory_limit = limit});
-    plant(ctx, &x, "planted");
-    sat_pattern *pattern = full_pattern(ctx);
-    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
     sat_race *race = NULL;
-    sat_status status = sat_race_run(ctx, pattern, &p, NULL, &race);
+    open_scene_with(&s, (planted){0},
+                    (sat_context_options){.effort = SAT_EFFORT_OFF, .measure = measure, .memory_limit = limit});
+    sat_status status = sat_race_run(s.ctx, s.pattern, &s.problem, NULL, &race);
     assert_string_equal(sat_status_name(status), sat_status_name(expected));
     if (status == SAT_OK) assert_ok(sat_race_get_info(race, &info));
-    sat_race_free(race), sat_pattern_free(pattern), sat_context_free(ctx);
+    sat_race_free(race);
+    close_scene(&s);
     assert_int_equal(fake.held, before);
     return info;
 }

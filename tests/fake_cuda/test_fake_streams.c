@@ -13,94 +13,67 @@ static void only_one_handle_means_a_stream_of_each_thread(void **state) {
     cudaStreamDestroy(s);
 }
 
-typedef struct caller {
-    sat_context *ctx;
-    sat_pattern *pattern;
-    planted *x;
-    operands o;
-    void *used; /* the workspace of its call */
-} caller;
-
-static caller open_caller(planted *x) {
-    caller c = {.ctx = open_fake(), .x = x, .o = make_operands()};
-    plant(c.ctx, x, "planted");
-    c.pattern = full_pattern(c.ctx);
-    return c;
-}
-
-static void close_caller(caller *c) {
-    sat_pattern_free(c->pattern), sat_context_free(c->ctx);
-    free_operands(&c->o);
-    assert_int_equal(fake.misuses, 0);
-}
-
 static void *call_on_its_own_stream(void *user) { /* and leaves the work queued */
-    caller *c = user;
-    assert_ok(one_call(c->ctx, c->pattern, SIDE, &c->o, cudaStreamPerThread));
-    c->used = c->x->used;
-    return NULL;
+    scene *s = user;
+    assert_ok(one_call(s->ctx, s->pattern, SIDE, &s->o, cudaStreamPerThread));
+    return s->x.used;
 }
 
-static void *call_in_another_thread(caller *c) {
+static void *call_in_another_thread(scene *s) {
     pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, call_on_its_own_stream, c), 0);
-    pthread_join(thread, NULL);
-    return c->used;
+    void *used = NULL;
+    assert_int_equal(pthread_create(&thread, NULL, call_on_its_own_stream, s), 0);
+    pthread_join(thread, &used);
+    return used;
 }
 
 static void threads_with_one_handle_have_plans_of_their_own(void **state) {
     (void)state;
-    planted x = {.workspace = BYTES, .prepares = true};
-    caller c = open_caller(&x);
-    call_on_its_own_stream(&c);
-    void *mine = c.used;
-    void *first = call_in_another_thread(&c);
+    scene s;
+    open_scene(&s, (planted){.workspace = BYTES, .prepares = true});
+    void *mine = call_on_its_own_stream(&s), *first = call_in_another_thread(&s);
     assert_ptr_not_equal(first, mine);
-    /* What the thread that has ended queued is still to run, and this one may well lie where that one lay. */
+    /* What the thread that has ended queued is still to run, and the next one may well lie where that one lay. */
     assert_true(fake_pending() > 0);
-    void *second = call_in_another_thread(&c);
+    void *second = call_in_another_thread(&s);
     assert_ptr_not_equal(second, first);
     assert_ptr_not_equal(second, mine);
-    call_on_its_own_stream(&c);
-    assert_ptr_equal(c.used, mine);
-    close_caller(&c);
+    assert_ptr_equal(call_on_its_own_stream(&s), mine);
+    close_scene(&s);
 }
 
 static void a_thread_waits_for_its_own_stream(void **state) {
     (void)state;
-    planted x = {.workspace = BYTES, .prepares = true};
-    caller c = open_caller(&x);
-    call_on_its_own_stream(&c); /* tunes */
-    assert_ok(sat_stream_wait(c.ctx, cudaStreamPerThread));
-    memset(c.o.at[2], 0, BYTES);
-    call_in_another_thread(&c);
-    assert_ok(sat_stream_wait(c.ctx, cudaStreamPerThread));
-    assert_int_equal(c.o.at[2][0], 0); /* that was the other thread's */
-    call_on_its_own_stream(&c);
-    assert_ok(sat_stream_wait(c.ctx, cudaStreamPerThread));
-    assert_int_equal(c.o.at[2][0], 7);
-    close_caller(&c);
+    scene s;
+    open_scene(&s, (planted){.workspace = BYTES, .prepares = true});
+    call_on_its_own_stream(&s); /* tunes */
+    assert_ok(sat_stream_wait(s.ctx, cudaStreamPerThread));
+    memset(s.o.at[2], 0, BYTES);
+    call_in_another_thread(&s);
+    assert_ok(sat_stream_wait(s.ctx, cudaStreamPerThread));
+    assert_int_equal(s.o.at[2][0], 0); /* that was the other thread's */
+    call_on_its_own_stream(&s);
+    assert_ok(sat_stream_wait(s.ctx, cudaStreamPerThread));
+    assert_int_equal(s.o.at[2][0], 7);
+    close_scene(&s);
 }
 
 static void it_is_captured_like_any_other(void **state) {
     (void)state;
-    planted x = {.workspace = BYTES, .prepares = true};
-    caller c = open_caller(&x);
-    call_on_its_own_stream(&c);
-    void *plain = c.used;
+    scene s;
+    open_scene(&s, (planted){.workspace = BYTES, .prepares = true});
+    void *plain = call_on_its_own_stream(&s);
     begin_capture(cudaStreamPerThread);
-    assert_ptr_not_equal(call_in_another_thread(&c), plain); /* not captured: that thread's stream is another */
-    call_on_its_own_stream(&c);
-    assert_ptr_equal(c.used, plain);
+    assert_ptr_not_equal(call_in_another_thread(&s), plain); /* not captured: that thread's stream is another */
+    assert_ptr_equal(call_on_its_own_stream(&s), plain);
     cudaGraphExec_t exec = end_capture(cudaStreamPerThread);
     assert_int_equal(fake.spoilt, 0);
-    memset(c.o.at[2], 0, BYTES);
+    memset(s.o.at[2], 0, BYTES);
     replay(exec, cudaStreamPerThread);
-    assert_int_equal(c.o.at[2][0], 7);
-    call_on_its_own_stream(&c);
-    assert_ptr_not_equal(c.used, plain); /* that one is the graph's now */
+    assert_int_equal(s.o.at[2][0], 7);
+    assert_ptr_not_equal(call_on_its_own_stream(&s), plain); /* that one is the graph's now */
     cudaGraphExecDestroy(exec);
-    close_caller(&c);
+    close_scene(&s);
 }
 
 int main(void) {
