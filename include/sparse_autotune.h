@@ -418,7 +418,7 @@ SAT_API sat_status sat_race_get_info(const sat_race *race, sat_race_info *info);
 
 typedef struct sat_variant sat_variant;
 
-/* What a variant gets in prepare. */
+/* What a variant gets in prepare. On CUDA its device is current there, and in refresh, launch and release. */
 typedef struct sat_prepare {
     size_t size;
     const sat_variant *variant;

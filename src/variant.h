@@ -174,6 +174,11 @@ static inline double sat_roofline(const sat_device *d, sat_dtype t, double flops
     return (compute > memory ? compute : memory) + 1e-6;
 }
 
+/* What matrix units do with inputs of this dtype; f32 they round to TF32, which a problem has to allow. */
+static inline double sat_matrix_rate(const sat_device *d, sat_dtype t) {
+    return t == SAT_F32 ? d->tf32_rate : d->flop_rate[t];
+}
+
 /* Arithmetic on stored blocks, as every rate counts it. */
 static inline double sat_flops(const sat_problem *p, const sat_pattern_view *a) {
     double columns = (double)(p->op == SAT_MATMUL ? p->n : p->k);

@@ -1,11 +1,11 @@
 /* What the CUDA backend shows of itself on any machine, with a device or without a driver. */
 #include "cuda_support.h"
+#include "cuda_variants.h"
 
 #include <cuda_runtime_api.h>
 #include <math.h>
 
 #include "core/registry.h"
-#include "ops/op.h"
 
 static sat_status open_named(const char *device, sat_context **ctx) {
     sat_context_options o = {SAT_SIZED(sat_context_options), .device = device, .cache_dir = ""};
@@ -53,13 +53,6 @@ static void the_variants_are_listed_without_a_device(void **state) {
     sat_registry_close(&cpu);
     sat_registry_close(&cuda);
 }
-
-/* An H200 in round numbers. */
-static const sat_device hopper = {SAT_SIZED(sat_device), .backend = SAT_CUDA,
-                                  .name = "made up",     .threads = 132,
-                                  .capability = 90,      .l1_bytes = 228 << 10,
-                                  .l2_bytes = 50 << 20,  .memory_bytes = (int64_t)140 << 30,
-                                  .memory_rate = 4e12,   .flop_rate = {0, 5e13, 5e13, 7e14, 7e14}};
 
 /* Of all that take a problem: a time, and a workspace that the device could hold. */
 static int look_at_estimates(const sat_registry *r, const sat_pattern *pattern, sat_problem p) {

@@ -2,10 +2,13 @@
 # Follows the documents to the letter, so that they cannot go stale.
 #   readme             compiles and runs the README's program and compares what it prints
 #   adding_a_variant   does what docs/adding-a-variant.md says in a copy of the tree: its file, its line, its commands
+#   adding_a_cuda_variant   compiles and links the CUDA file of the same document; checks it where there is a GPU
 #   links              every link between the documents leads somewhere
 # usage: test_docs.sh readme|adding_a_variant|links <root of the tree> <build folder>
+#        test_docs.sh adding_a_cuda_variant <root of the tree> <build folder> <nvcc> <CUDA headers> <libcudart_static.a> -D...
 set -eu
 part=$1 root=$2 build=$3
+shift 3
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -32,8 +35,10 @@ readme() {
     done < <(grep -ow 'SPARSE_AUTOTUNE[A-Z_]*' "$root/README.md" | sort -u)
 }
 
-adding_a_variant() {
-    local document=$root/docs/adding-a-variant.md copy=$work/tree file name
+document=$root/docs/adding-a-variant.md copy=$work/tree
+# A copy of the tree with the document's file and line of a backend
+copy_and_add() {
+    local file
     mkdir "$copy"
     tar -C "$root" --exclude=./.git --exclude='./build*' -cf - . | tar -C "$copy" -xf -
     while read -r file; do
@@ -42,14 +47,53 @@ adding_a_variant() {
         *.def) cat "$work/block" >>"$copy/$file" ;;
         *) if [ -e "$copy/$file" ]; then fail "$file is there already"; else cp "$work/block" "$copy/$file"; fi ;;
         esac
-    done < <(sed -n 's/^```c \(.*\)$/\1/p' "$document")
-    name=$(blocks "$document" 'c src/kernels/cpu/variants.def' | sed -n 's/^SAT_VARIANT(\([a-z0-9_]*\),.*/\1/p')
+    done < <(sed -n "s,^\`\`\`c \(src/kernels/$1/.*\)$,\1,p" "$document")
+    bash "$copy/scripts/check_layout.sh"
+}
+
+# Its variant of a backend
+name_of() { blocks "$document" "c src/kernels/$1/variants.def" | sed -n 's/^SAT_VARIANT(\([a-z0-9_]*\),.*/\1/p'; }
+
+adding_a_variant() {
+    local name
+    copy_and_add cpu
+    name=$(name_of cpu)
     blocks "$document" sh >"$work/commands"
     if [ -z "$name" ] || [ ! -s "$work/commands" ]; then fail "the document adds nothing"; fi
-    bash "$copy/scripts/check_layout.sh"
     (cd "$copy" && bash -eux "$work/commands") >"$work/output" 2>&1 || { cat "$work/output" && fail "a command of it"; }
     tail -n 40 "$work/output"
     "$copy/build/sparse_autotune" variants | grep -w "$name" || fail "variants does not list $name"
+}
+
+# All of a CUDA build takes minutes: only this file is compiled, and the list of variants; the rest is the build's.
+adding_a_cuda_variant() {
+    local nvcc=$1 headers=$2 runtime=$3 name file cc libraries=(-fopenmp -lm -ldl -lpthread -lrt)
+    shift 3
+    copy_and_add cuda
+    name=$(name_of cuda) file=$(sed -n 's/^```c \(.*\.cu\)$/\1/p' "$document")
+    if [ -z "$name" ] || [ -z "$file" ]; then fail "the document adds nothing"; fi
+    "$nvcc" -std=c++20 -arch=sm_80 -Werror=all-warnings -Xcompiler=-Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
+        -I"$root/include" -I"$root/src" -isystem "$headers" -c "$copy/$file" -o "$work/variant.o"
+    cat >"$work/list.c" <<END
+#include "core/registry.h"
+int main(void) {
+    static sat_registry r;
+    return sat_registry_open(&r, SAT_CUDA) != SAT_OK || !sat_registry_find(&r, "$name");
+}
+END
+    read -ra cc <<<"${CC:-cc}"
+    for source in "$copy/src/core/registry.c" "$work/list.c"; do
+        "${cc[@]}" -std=c11 "$@" -I"$copy/include" -I"$copy/src" -c "$source" -o "$work/$(basename "$source" .c).o"
+    done
+    local parts=("$work/registry.o" "$work/variant.o" "$build/libsparse_autotune.a" "$runtime" "${libraries[@]}")
+    "${cc[@]}" "$work/list.o" "${parts[@]}" -o "$work/list"
+    "$work/list" || fail "the registry does not know $name"
+    "${cc[@]}" "$build"/CMakeFiles/sparse_autotune_cli.dir/src/cli/*.o "${parts[@]}" -o "$work/sparse_autotune"
+    if ! "$work/sparse_autotune" info --device cuda >/dev/null 2>&1; then
+        echo "not checked: there is no GPU"
+    else
+        "$work/sparse_autotune" check --device cuda --only "$name" --cases 200 || fail "$name"
+    fi
 }
 
 links() {
@@ -63,5 +107,5 @@ links() {
     return $failed
 }
 
-"$part"
+"$part" "$@"
 echo "ok: $part"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# bench/gpu_check without a GPU: its patterns are what they are called, and on a CPU with small problems it races, writes
-# its record and succeeds.
+# bench/gpu_check without a GPU: its patterns are what they are called, on a CPU with small problems it races, writes its
+# record and succeeds; without a device it says so, and a part that could not run is a failure.
 # usage: test_gpu_check.sh <root of the tree> <command line>
 set -eu
 root=$1 cli=$2
@@ -44,4 +44,17 @@ assert len(rows) >= 4 and all(r["seconds"] > 0 and r["floor_seconds"] > 0 and r[
 assert rows["f16 4096^3 block 64, sampled"]["problem"]["op"] == "sampled"
 assert rows["f16 4096^3 block 64, transposed"]["problem"]["transpose"]
 EOF
+
+expect() { # status, a line that the output must end with or hold, arguments
+    local wanted=$1 line=$2 status=0
+    shift 2
+    "$root/bench/gpu_check" "$@" --program "$cli" --record "$folder/second.json" >"$folder/out" 2>&1 || status=$?
+    if [ "$status" -eq "$wanted" ] && grep -qE -- "$line" "$folder/out"; then return; fi
+    echo "FAILED: gpu_check $* gave $status, expected $wanted and '$line'" && cat "$folder/out" && exit 1
+}
+CUDA_VISIBLE_DEVICES='' expect 2 '^gpu_check: there is no GPU here: '
+[ ! -e "$folder/second.json" ] || { echo "FAILED: a record of nothing" && exit 1; }
+expect 1 '^FAILED: race could not run: no time left$' 6 --device cpu --section race
+expect 1 '^NOT all right: 1 failed$' 6 --device cpu --section race
+expect 0 '^  2  nothing ran: there is no GPU here' --help
 echo "ok: gpu_check on a CPU"

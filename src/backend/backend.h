@@ -50,7 +50,9 @@ typedef struct sat_backend {
     bool (*clean)(const sat_device *device, const sat_operand *o, void *base, size_t guard);
 
     void *(*stream)(const sat_device *device); /* what tuning runs on; all of the above are in its order */
-    void (*flush)(const sat_device *device, void *const *pointers, const size_t *bytes, int count);
+    /* Takes operands out of the cache. `room` is memory of the device to read instead, flush_bytes() of zeros. */
+    void (*flush)(const sat_device *device, void *const *pointers, const size_t *bytes, int count, void *room);
+    size_t (*flush_bytes)(const sat_device *device); /* NULL: none */
     /* Times one call of run(user), as a device sees it, in seconds; `repeat` runs back to back give their mean. */
     sat_status (*time)(const sat_device *device, sat_status (*run)(void *user), void *user, int repeat,
                        double *seconds);
@@ -77,5 +79,7 @@ bool sat_is_device_memory(const void *pointer);
 
 /* Every backend of this build, best first; NULL past the end. */
 const sat_backend *sat_backend_at(int i);
+/* Of a backend that this library can have and this build has not: why, in words. NULL: of all others. */
+const char *sat_backend_missing(const char *name, size_t length);
 
 #endif

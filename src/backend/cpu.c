@@ -288,7 +288,8 @@ static void flush_tlb(const sat_device *d) {
     for (size_t i = 0; i < FAR_PAGES; i++) (void)far_pages[i * PAGE];
 }
 
-static void cpu_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count) {
+static void cpu_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count, void *room) {
+    (void)room;
 #if defined(__x86_64__)
     for (int i = 0; i < count; i++)
         if (bytes[i]) flush_range(d, pointers[i], bytes[i]);

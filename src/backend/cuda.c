@@ -15,10 +15,8 @@
 static struct {
     _Atomic(cudaStream_t) stream; /* NULL until first used */
     cudaEvent_t begin, end;
-    void *flush;
-    size_t flush_bytes;
-    double empty_seconds; /* what an event pair shows around a kernel that does nothing */
-    bool ready;           /* to time */
+    double empty_seconds; /* what an event pair shows around a kernel that does nothing; 0 until `ready` */
+    bool ready;
 } devices[SAT_CUDA_DEVICES];
 
 /* ---- devices ---- */
@@ -116,10 +114,11 @@ static size_t cuda_available(const sat_device *d) {
 
 static bool cuda_usable(const sat_device *d, const void *pointer) {
     struct cudaPointerAttributes a;
-    if (cudaPointerGetAttributes(&a, pointer) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return false;
-    }
+    int before = sat_cuda_enter_as(d, SAT_CUDA_RUN);
+    cudaError_t e = cudaPointerGetAttributes(&a, pointer);
+    if (e != cudaSuccess) (void)cudaGetLastError();
+    sat_cuda_leave(d, before);
+    if (e != cudaSuccess) return false;
     if (a.type == cudaMemoryTypeDevice) return a.device == d->index;
     return a.type == cudaMemoryTypeManaged || (a.type == cudaMemoryTypeHost && a.devicePointer == pointer);
 }
@@ -225,43 +224,44 @@ static double median(double *all, int count) {
     return all[count / 2];
 }
 
-static cudaError_t start(int index, cudaStream_t stream) {
-    double all[31] = {0};
-    int l2 = attribute(index, cudaDevAttrL2CacheSize);
-    size_t bytes = (size_t)(l2 > 0 ? l2 : 64 << 20) * 2;
-    cudaEvent_t *begin = &devices[index].begin, *end = &devices[index].end;
-    cudaError_t e = *begin ? cudaSuccess : cudaEventCreate(begin); /* a start that failed begins where it was */
-    if (e == cudaSuccess && !*end) e = cudaEventCreate(end);
-    if (e == cudaSuccess && !devices[index].flush) e = cudaMalloc(&devices[index].flush, bytes);
-    devices[index].flush_bytes = bytes;
-    if (e == cudaSuccess) e = cudaMemsetAsync(devices[index].flush, 0, bytes, stream);
-    for (int i = -5; e == cudaSuccess && i < 31; i++) {
-        float ms = 0;
-        e = sat_cuda_sweep(devices[index].flush, bytes, stream);
-        if (e == cudaSuccess) e = cudaEventRecord(*begin, stream);
-        if (e == cudaSuccess) e = sat_cuda_nothing(stream);
-        if (e == cudaSuccess) e = cudaEventRecord(*end, stream);
-        if (e == cudaSuccess) e = cudaEventSynchronize(*end);
-        if (e == cudaSuccess) e = cudaEventElapsedTime(&ms, *begin, *end);
-        if (i >= 0) all[i] = ms * 1e-3;
-    }
-    devices[index].empty_seconds = median(all, 31);
-    devices[index].ready = e == cudaSuccess;
+/* The stream, and the events that timing needs besides; they are kept as it is. */
+static cudaError_t begin_timing(const sat_device *d, cudaStream_t *stream) {
+    cudaEvent_t *first = &devices[d->index].begin, *last = &devices[d->index].end;
+    cudaError_t e = begin(d, stream);
+    if (e == cudaSuccess && !*first) e = cudaEventCreate(first);
+    if (e == cudaSuccess && !*last) e = cudaEventCreate(last);
     return e;
 }
 
-/* The stream, and what timing needs besides. */
-static cudaError_t begin_timing(const sat_device *d, cudaStream_t *stream) {
-    cudaError_t e = begin(d, stream);
-    return e == cudaSuccess && !devices[d->index].ready ? start(d->index, *stream) : e;
+static size_t cuda_flush_bytes(const sat_device *d) { return 2 * (size_t)(d->l2_bytes > 0 ? d->l2_bytes : 64 << 20); }
+
+/* Behind a sweep, as cold runs are. Warm ones are so many that it does not matter to them. */
+static cudaError_t time_nothing(const sat_device *d, void *room, cudaStream_t stream) {
+    double all[31] = {0};
+    const cudaEvent_t first = devices[d->index].begin, last = devices[d->index].end;
+    cudaError_t e = cudaSuccess;
+    for (int i = -5; e == cudaSuccess && i < 31; i++) {
+        float ms = 0;
+        e = sat_cuda_sweep(room, cuda_flush_bytes(d), stream);
+        if (e == cudaSuccess) e = cudaEventRecord(first, stream);
+        if (e == cudaSuccess) e = sat_cuda_nothing(stream);
+        if (e == cudaSuccess) e = cudaEventRecord(last, stream);
+        if (e == cudaSuccess) e = cudaEventSynchronize(last);
+        if (e == cudaSuccess) e = cudaEventElapsedTime(&ms, first, last);
+        if (i >= 0) all[i] = ms * 1e-3;
+    }
+    devices[d->index].ready = e == cudaSuccess;
+    if (e == cudaSuccess) devices[d->index].empty_seconds = median(all, 31);
+    return e;
 }
 
-static void cuda_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count) {
+static void cuda_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count, void *room) {
     (void)pointers, (void)bytes, (void)count;
     cudaStream_t stream;
     int before = sat_cuda_enter(d);
     cudaError_t e = begin_timing(d, &stream);
-    if (e == cudaSuccess) e = sat_cuda_sweep(devices[d->index].flush, devices[d->index].flush_bytes, stream);
+    if (e == cudaSuccess && !devices[d->index].ready) e = time_nothing(d, room, stream);
+    if (e == cudaSuccess) e = sat_cuda_sweep(room, cuda_flush_bytes(d), stream);
     if (e != cudaSuccess) (void)cudaGetLastError(); /* the run that follows fails too, and says so */
     sat_cuda_leave(d, before);
 }
@@ -383,6 +383,7 @@ const sat_backend sat_backend_cuda = {
     .clean = cuda_clean,
     .stream = cuda_stream,
     .flush = cuda_flush,
+    .flush_bytes = cuda_flush_bytes,
     .time = cuda_time,
     .measure = cuda_measure,
     .sync = cuda_sync,

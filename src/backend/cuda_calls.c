@@ -4,7 +4,9 @@
  * While any stream is captured in the global mode, calls that allocate or wait are forbidden to every thread, and one
  * such call spoils the capture. The library's own calls concern no stream of the program, so they run in the relaxed
  * mode, which lifts that; a caller's run does not, so that a variant that allocates in its launch is found out. */
+#include <cuda.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "backend/cuda.h"
@@ -20,33 +22,90 @@ static void make_locks(void) {
     pthread_mutexattr_destroy(&a);
 }
 
+/* ---- another device than the thread's ---- */
+
+/* cudaSetDevice makes a context on the device that it names, so putting back with it the device that was current would
+ * give a process a context, and some hundred MB less, on a GPU that it never used. The driver's stack of contexts is
+ * put back without a trace. */
+static struct {
+    CUresult (*device)(CUdevice *device, int index);
+    CUresult (*retain)(CUcontext *context, CUdevice device);
+    CUresult (*push)(CUcontext context);
+    CUresult (*pop)(CUcontext *context);
+    bool found;
+} driver;
+
+static bool find_call(const char *name, void *function) {
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    cudaError_t e = cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t e = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found);
+#endif
+    if (e != cudaSuccess) (void)cudaGetLastError();
+    return e == cudaSuccess && found == cudaDriverEntryPointSuccess;
+}
+
+static void find_driver(void) {
+    driver.found = find_call("cuDeviceGet", &driver.device) && find_call("cuDevicePrimaryCtxRetain", &driver.retain) &&
+                   find_call("cuCtxPushCurrent", &driver.push) && find_call("cuCtxPopCurrent", &driver.pop);
+}
+
+/* The context that every runtime of the process uses there; kept for the life of the process, as the tuning stream is.
+ */
+static CUcontext primary(int index) {
+    static _Atomic(CUcontext) known[SAT_CUDA_DEVICES];
+    static pthread_once_t looked = PTHREAD_ONCE_INIT;
+    CUcontext context = atomic_load(&known[index]);
+    CUdevice device;
+    if (context) return context;
+    pthread_once(&looked, find_driver);
+    if (!driver.found || driver.device(&device, index) != CUDA_SUCCESS) return NULL;
+    if (driver.retain(&context, device) != CUDA_SUCCESS) return NULL;
+    atomic_store(&known[index], context);
+    return context;
+}
+
+/* Makes the device the thread's own; true if unswitch() must put back what was. */
+static bool switch_to(int index) {
+    int now = -1;
+    if (cudaGetDevice(&now) == cudaSuccess && now == index) return false;
+    CUcontext context = primary(index);
+    if (context && driver.push(context) == CUDA_SUCCESS) return true;
+    (void)cudaSetDevice(index); /* it does not work: at least no call goes to another one */
+    return false;
+}
+
+static void unswitch(void) {
+    CUcontext ours;
+    (void)driver.pop(&ours);
+}
+
 /* ---- enter and leave ---- */
 
-/* What leave() gets: the device before, plus one; the mode before; how it was entered. */
-enum { MODE_SHIFT = 8, WAY_SHIFT = 12, BYTE = 0xff, NIBBLE = 0xf };
+/* What leave() gets: whether the device was switched to; the mode before; how it was entered. */
+enum { SWITCHED = 1, MODE_SHIFT = 4, WAY_SHIFT = 8, NIBBLE = 0xf };
 
 int sat_cuda_enter_as(const sat_device *d, sat_cuda_way way) {
-    int before = -1;
+    int switched = switch_to(d->index) ? SWITCHED : 0;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    if (cudaGetDevice(&before) != cudaSuccess) before = -1;
-    if (before != d->index) (void)cudaSetDevice(d->index);
-    if (way == SAT_CUDA_RUN) return before + 1;
+    if (way == SAT_CUDA_RUN) return switched;
     if (cudaThreadExchangeStreamCaptureMode(&mode) != cudaSuccess) mode = cudaStreamCaptureModeRelaxed;
     if (way == SAT_CUDA_OWN) {
         pthread_once(&once, make_locks);
         pthread_mutex_lock(&locks[d->index]);
     }
-    return (before + 1) | (int)mode << MODE_SHIFT | (int)way << WAY_SHIFT;
+    return switched | (int)mode << MODE_SHIFT | (int)way << WAY_SHIFT;
 }
 
 int sat_cuda_enter(const sat_device *d) { return sat_cuda_enter_as(d, SAT_CUDA_OWN); }
 
 void sat_cuda_leave(const sat_device *d, int token) {
-    int before = (token & BYTE) - 1, way = token >> WAY_SHIFT & NIBBLE;
+    int way = token >> WAY_SHIFT & NIBBLE;
     enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)(token >> MODE_SHIFT & NIBBLE);
     if (way == SAT_CUDA_OWN) pthread_mutex_unlock(&locks[d->index]);
     if (way != SAT_CUDA_RUN) (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    if (before >= 0 && before != d->index) (void)cudaSetDevice(before);
+    if (token & SWITCHED) unswitch();
 }
 
 /* ---- waiting, and captures ---- */

@@ -12,12 +12,16 @@
 typedef struct draw {
     rng r;
     double wild;         // 1: anything; near 0: the plainest problem
+    double lean;         // how often a size is one that the variant's tile is made for
+    bool transposed;     // a matmul of A^T
     bool even;           // strides and pointers that suit wide loads, whatever else is wild
     double area, budget; // limits of rows * columns, and of products to sum
     const sat_variant *v;
 } draw;
 
 static bool wildly(draw *d, double p) { return rng_chance(&d->r, p * d->wild); }
+
+static bool leans(draw *d) { return rng_chance(&d->r, d->lean); }
 
 static int64_t pick(draw *d, const int64_t *list, int count) { return list[rng_below(&d->r, count)]; }
 
@@ -29,6 +33,16 @@ static int64_t block_side(draw *d) {
     return wildly(d, 0.3) ? pick(d, odd, 18) : pick(d, powers, 13);
 }
 
+// Of op(A). Most variants want multiples of their tile, some want squares.
+static void block_shape(draw *d, int64_t *rows, int64_t *cols) {
+    const sat_instance *own = &d->v->instance;
+    *rows = block_side(d), *cols = wildly(d, 0.35) ? block_side(d) : *rows;
+    if (!leans(d)) return;
+    if (own->tile_m > 1 && own->tile_m <= 128) *rows = *cols = own->tile_m * (rng_chance(&d->r, 0.25) ? 2 : 1);
+    if (own->tile_k > 1 && own->tile_k <= 128 && rng_chance(&d->r, 0.5))
+        *cols = own->tile_k * (rng_chance(&d->r, 0.25) ? 2 : 1);
+}
+
 // Blocks along one side: many small ones, few large ones; now and then a long row of them.
 static int64_t grid_side(draw *d, int64_t block) {
     int64_t most = block >= 64 ? 4 : block >= 16 ? 7 : block >= 4 ? 14 : 40;
@@ -38,6 +52,8 @@ static int64_t grid_side(draw *d, int64_t block) {
 
 // Columns of B, or the inner size of a sampled product.
 static int64_t other_side(draw *d) {
+    int64_t own = d->v->op == SAT_MATMUL ? d->v->instance.tile_n : 0;
+    if (own > 0 && own <= 1024 && leans(d)) return rng_between(&d->r, own / 2 + 1, own);
     double u = rng_unit(&d->r);
     if (u < 0.12) return 1;
     if (u < 0.30) return rng_between(&d->r, 2, 8);
@@ -66,6 +82,7 @@ static void repeat_first_row(blocks *b) {
 static void choose_blocks(draw *d, blocks *b) {
     double density = rng_chance(&d->r, 0.1) ? 1 : rng_unit(&d->r) * 0.7, style = rng_unit(&d->r);
     if (rng_chance(&d->r, 0.04)) density = 0;
+    if (leans(d) && rng_chance(&d->r, 0.3)) style = 1; // some cut heavy rows, and want one
     int64_t heavy = b->grid_rows ? rng_below(&d->r, b->grid_rows) : 0;
     b->count = 0;
     for (int64_t row = 0; row < b->grid_rows; row++) {
@@ -83,8 +100,9 @@ static void choose_blocks(draw *d, blocks *b) {
 }
 
 static bool make_pattern(draw *d, blocks *b) {
-    int64_t side = block_side(d);
-    *b = (blocks){.block_rows = side, .block_cols = wildly(d, 0.35) ? block_side(d) : side};
+    int64_t rows, cols;
+    block_shape(d, &rows, &cols);
+    *b = (blocks){.block_rows = d->transposed ? cols : rows, .block_cols = d->transposed ? rows : cols};
     b->rows = b->block_rows * grid_side(d, b->block_rows);
     b->cols = b->block_cols * grid_side(d, b->block_cols);
     while ((double)b->rows * (double)b->cols > d->area) { // a long row of large blocks would be a large problem
@@ -116,7 +134,7 @@ static int64_t stride(const draw *d, int64_t least) {
 static sat_layout dense_layout(draw *d, int64_t rows, int64_t cols, int64_t batch, bool output) {
     int64_t gap = wildly(d, 0.4) ? rng_between(&d->r, 1, 9) : 0;
     sat_layout l = {.row_stride = stride(d, cols + gap), .col_stride = 1};
-    if (wildly(d, 0.3)) l = (sat_layout){.row_stride = 1, .col_stride = stride(d, rows + gap)};
+    if (rng_chance(&d->r, 0.3)) l = (sat_layout){.row_stride = 1, .col_stride = stride(d, rows + gap)};
     if (wildly(d, 0.1)) { // neither order
         l.col_stride = rng_between(&d->r, 2, 3);
         l.row_stride = at_least_1(cols * l.col_stride + gap);
@@ -187,7 +205,7 @@ static void choose_problem(draw *d, check_case *c) {
         p->b = dense_layout(d, p->k, p->n, p->batch, false);
         p->c = values_layout(d, b, p->batch, true);
     } else {
-        p->transpose = wildly(d, 0.35) ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+        p->transpose = d->transposed ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
         p->m = p->transpose ? b->cols : b->rows, p->k = p->transpose ? b->rows : b->cols, p->n = other;
         p->a = values_layout(d, b, p->batch, false);
         p->b = dense_layout(d, p->k, p->n, p->batch, false);
@@ -206,12 +224,15 @@ static uint64_t hash_name(const char *name) {
 
 bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt, check_case *c) {
     uint64_t state = rng_mix(seed ^ 0x5851f42d4c957f2du) ^ rng_mix(hash_name(v->name) + (uint64_t)number);
-    double wild = attempt < 6 ? 1 : attempt < 14 ? 0.5 : attempt < 26 ? 0.15 : 0.02;
-    draw d = {.r = {state + (uint64_t)attempt * 0x632be59bd9b4e019u}, .wild = wild, .v = v};
+    double wild = attempt < 8 ? 1 : attempt < 24 ? 0.5 : attempt < 56 ? 0.15 : 0.02;
+    double lean = attempt < 2 ? 0.3 : attempt < 8 ? 0.6 : 0.85;
+    draw d = {.r = {state + (uint64_t)attempt * 0x632be59bd9b4e019u}, .wild = wild, .lean = lean, .v = v};
     *c = (check_case){.seed = rng_next(&d.r), .poisoned = -1};
     double size = rng_unit(&d.r); // a few larger ones cross the edges of what kernels keep in a cache
     d.area = size < 0.96 ? 2e5 : 2e6, d.budget = size < 0.80 ? 4e5 : size < 0.98 ? 4e6 : 2e7;
+    if (attempt > 0 && d.budget < 4e6) d.budget = 4e6; // else a tile's own width would be cut
     d.even = rng_chance(&d.r, 0.5);
+    d.transposed = v->op == SAT_MATMUL && wildly(&d, 0.35);
     if (!make_pattern(&d, &c->blocks)) return false;
     choose_problem(&d, c);
     c->index_type = rng_chance(&d.r, 0.5) ? SAT_I32 : SAT_I64;

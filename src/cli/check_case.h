@@ -18,7 +18,8 @@ typedef struct check_case {
     int64_t poisoned; /* a block row of the dense operand that is NaN: results without it must not notice; -1: none */
 } check_case;
 
-/* `attempt` 0 is wild; later ones are ever tamer, so that a variant that takes little gets its cases too. */
+/* `attempt` 0 is wild; later ones are ever tamer and closer to the sizes of the variant's tile, so that a variant that
+ * takes little gets its cases too. */
 bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt, check_case *c);
 void case_free(check_case *c);
 void case_text(const check_case *c, char *out, size_t capacity);

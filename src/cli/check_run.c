@@ -6,9 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check_find.h"
 #include "isolate.h"
-
-enum { ATTEMPTS = 32 };
 
 bool checker_open(checker *k, const setup *s) {
     *k = (checker){.report_fd = -1};
@@ -22,13 +21,16 @@ bool checker_open(checker *k, const setup *s) {
         k->many = setup_open(&many);
     }
     k->one = k->many ? setup_open(&one) : NULL;
-    return k->one && setup_plugins(s, k->many) && setup_plugins(s, k->one);
+    one.device = "cpu";
+    k->host = k->one ? setup_open(&one) : NULL;
+    return k->host && setup_plugins(s, k->many) && setup_plugins(s, k->one);
 }
 
 void checker_close(checker *k) {
     data_free(&k->data);
     sat_context_free(k->many);
     sat_context_free(k->one);
+    sat_context_free(k->host);
 }
 
 typedef struct trial {
@@ -49,33 +51,10 @@ static bool wrong_status(const trial *t, const char *call, sat_status status) {
     return false;
 }
 
-static sat_status make_pattern(sat_context *context, const check_case *c, sat_pattern **pattern) {
-    const blocks *b = &c->blocks;
-    sat_bsr s = {SAT_SIZED(sat_bsr),
-                 .rows = b->rows,
-                 .cols = b->cols,
-                 .block_rows = b->block_rows,
-                 .block_cols = b->block_cols,
-                 .stored_blocks = b->count,
-                 .index_type = c->index_type,
-                 .row_ptr = b->row_ptr,
-                 .col_idx = b->col_idx};
-    if (c->index_type == SAT_I64) return sat_pattern_create(context, &s, pattern);
-    size_t rows = (size_t)b->grid_rows + 1, count = (size_t)b->count;
-    int32_t *narrow = malloc((rows + count) * sizeof *narrow);
-    if (!narrow) return SAT_OUT_OF_MEMORY;
-    for (size_t i = 0; i < rows; i++) narrow[i] = (int32_t)b->row_ptr[i];
-    for (size_t i = 0; i < count; i++) narrow[rows + i] = (int32_t)b->col_idx[i];
-    s.row_ptr = narrow, s.col_idx = count ? narrow + rows : NULL;
-    sat_status status = sat_pattern_create(context, &s, pattern);
-    free(narrow); // the pattern has its own copy: using the caller's later would show
-    return status;
-}
-
 static sat_status make_plan(const trial *t, sat_context *context, sat_plan **plan) {
     sat_pattern *pattern = NULL;
     *plan = NULL;
-    sat_status status = make_pattern(context, t->c, &pattern);
+    sat_status status = case_pattern(context, t->c, &pattern);
     if (status == SAT_OK) status = sat_plan_create_with(context, pattern, &t->c->problem, t->v->name, plan);
     sat_pattern_free(pattern); // the plan must not need it
     return status;
@@ -144,14 +123,11 @@ static bool run_all(const trial *t, sat_plan *plan) {
 }
 
 case_end checker_run(checker *k, const sat_variant *v, uint64_t seed, int64_t number, char *message, size_t capacity) {
-    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-        check_case c;
+    const sat_device *d = sat_context_device(k->many);
+    check_case c;
+    for (int attempt = 0; case_find(v, d, k->host, seed, number, &attempt, &c); attempt++) {
         char what[512] = "";
         trial t = {.k = k, .v = v, .c = &c, .message = what, .capacity = sizeof what};
-        if (!case_make(v, seed, number, attempt, &c)) {
-            case_free(&c);
-            continue;
-        }
         char problem[512];
         case_text(&c, problem, sizeof problem);
         if (k->report_fd >= 0) isolate_report(k->report_fd, "problem %s", problem);

@@ -5,9 +5,11 @@
 #include "check_data.h"
 #include "setup.h"
 
-/* Two contexts, since results must not depend on the number of threads. */
+/* Two contexts, since results must not depend on the number of threads; and one on the CPU, to ask what a variant
+ * takes.
+ */
 typedef struct checker {
-    sat_context *many, *one;
+    sat_context *many, *one, *host;
     check_data data;
     int report_fd; /* the worker's: tells what it is about to run, in case it does not come back; -1: none */
 } checker;

@@ -9,6 +9,7 @@
 #include "number.h"
 #include "setup.h"
 #include "table.h"
+#include "why.h"
 
 static const char *const variables[] = {"SPARSE_AUTOTUNE",       "SPARSE_AUTOTUNE_CACHE", "SPARSE_AUTOTUNE_DEVICE",
                                         "SPARSE_AUTOTUNE_FORCE", "SPARSE_AUTOTUNE_LOG",   "OMP_NUM_THREADS",
@@ -60,9 +61,9 @@ static void print_rates(const sat_device *d) {
     putchar('\n');
 }
 
-static void print_info(const sat_context *c) {
+static void print_info(const sat_context *c, const setup *s) {
     const sat_device *d = sat_context_device(c);
-    char text[128];
+    char text[128], why[512];
     printf("sparse_autotune %s\n", sat_version());
     printf("  device      %s (%s:%d)\n", d->name, backend_text(d->backend), d->index);
     printf("  identity    %s\n", d->identity);
@@ -76,6 +77,7 @@ static void print_info(const sat_context *c) {
     }
     print_memory(d);
     print_rates(d);
+    if (why_not_cuda(c, s->device, why, sizeof why)) printf("  cuda        not used: %s\n", why);
     int libraries = 0;
     printf("  libraries   ");
     each_library(c, print_library, &libraries);
@@ -88,9 +90,9 @@ static void print_info(const sat_context *c) {
 
 static void json_library(void *user, const sat_variant *v) { json_text(user, NULL, v->revision); }
 
-static void info_json(const sat_context *c) {
+static void info_json(const sat_context *c, const setup *s) {
     const sat_device *d = sat_context_device(c);
-    char isa[128], driver[16];
+    char isa[128], driver[16], why[512];
     json j = {.file = stdout};
     json_object(&j, NULL);
     json_int(&j, "version", 1);
@@ -115,6 +117,11 @@ static void info_json(const sat_context *c) {
     for (int t = SAT_F32; t <= SAT_BF16; t++) json_real(&j, dtype_name((sat_dtype)t), d->flop_rate[t]);
     json_end(&j);
     json_end(&j);
+    bool unused = why_not_cuda(c, s->device, why, sizeof why);
+    json_object(&j, "cuda");
+    json_bool(&j, "used", !unused);
+    json_text(&j, "reason", unused ? why : NULL);
+    json_end(&j);
     json_array(&j, "libraries");
     each_library(c, json_library, &j);
     json_end(&j);
@@ -135,7 +142,9 @@ int info_main(int argc, char **argv) {
                         ARG_FLAG_("json", &as_json, "prints one JSON object")};
     args a = {.command = "info",
               .usage = "[options]",
-              .about = "Shows the device, its rates, its libraries, the cache and the environment variables in force.",
+              .about =
+                  "Shows the device, its rates, why CUDA is not used where it is not, the libraries, the cache and\n"
+                  "the environment variables in force.",
               .list = list,
               .count = sizeof list / sizeof *list};
     args_outcome parsed = args_parse(&a, argc, argv);
@@ -144,8 +153,8 @@ int info_main(int argc, char **argv) {
     if (!context) return EXIT_FAILED;
     sat_status status = measure ? sat_context_measure(context) : SAT_OK;
     if (status != SAT_OK) failure("info", "--measure: %s (%s)", sat_last_error(), sat_status_name(status));
-    else if (as_json) info_json(context);
-    else print_info(context);
+    else if (as_json) info_json(context, &s);
+    else print_info(context, &s);
     sat_context_free(context);
     return status == SAT_OK ? EXIT_DONE : EXIT_FAILED;
 }

@@ -100,6 +100,8 @@ static sat_status open_device(sat_context *ctx) {
         ctx->backend = b;
         return b->open((int)index, ctx->options.threads, &ctx->device);
     }
+    const char *missing = name ? sat_backend_missing(name, length) : NULL;
+    if (missing) return sat_fail(SAT_NOT_FOUND, "device is '%s'; %s", name, missing);
     return sat_fail(SAT_NOT_FOUND, "device is '%s'; this build knows %s", name ? name : "", known);
 }
 

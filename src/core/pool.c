@@ -2,6 +2,7 @@
  *
  * A call that is captured into a graph may not make a plan that takes memory, and what it used the graph uses again at
  * any later time: such a plan is from then on the graphs' own, and stays until the context closes. */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,8 @@ enum { PLACES = 64 };
 typedef struct place {
     const sat_pattern *pattern; /* a reference, so its address is not given to another while it stands here */
     sat_problem problem;        /* as called, alignment filled in */
-    const void *stream;         /* or, where one handle means another stream in each thread, the thread's own mark */
+    const void *stream;
+    uint64_t thread; /* where one handle means another stream in each thread: which one; else 0 */
     int threads;
     sat_plan *plan;
     bool busy;
@@ -84,7 +86,7 @@ static place *borrow(sat_pool *pool, const place *call, bool capture) {
     for (int i = 0; i < PLACES; i++) {
         place *p = &pool->places[i];
         if (p->pattern != call->pattern || p->busy || !p->plan) continue;
-        if (p->stream != call->stream || p->threads != call->threads) continue;
+        if (p->stream != call->stream || p->thread != call->thread || p->threads != call->threads) continue;
         if (!same_problem(&p->problem, &call->problem)) continue;
         if (!capture && !p->captured && !p->settled && p->tuned_then != call->tuned_then) {
             empty(p); /* the background has finished something since: ask again */
@@ -153,10 +155,14 @@ static sat_status call_new(sat_context *ctx, place *made, void *const *operands,
     return status;
 }
 
-static const void *place_of(const sat_context *ctx, const void *stream) {
-    static _Thread_local char mark;
-    bool own = ctx->backend->per_thread && ctx->backend->per_thread(stream);
-    return own ? &mark : stream;
+/* The calling thread where the stream is its own, else 0. Never given again, as an address or a pthread_t would be: the
+ * work that a thread queued may outlive it. */
+static uint64_t thread_of(const sat_context *ctx, const void *stream) {
+    static _Atomic uint64_t last;
+    static _Thread_local uint64_t mine;
+    if (!ctx->backend->per_thread || !ctx->backend->per_thread(stream)) return 0;
+    if (mine == 0) mine = atomic_fetch_add(&last, 1) + 1;
+    return mine;
 }
 
 static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, sat_operation op,
@@ -164,7 +170,8 @@ static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_p
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
-    place made = {.pattern = pattern, .stream = place_of(ctx, stream), .threads = sat_threads_now(ctx)};
+    place made = {
+        .pattern = pattern, .stream = stream, .thread = thread_of(ctx, stream), .threads = sat_threads_now(ctx)};
     SAT_TRY(sat_struct_in(&made.problem, sizeof made.problem, problem, sizeof *problem, "sat_problem"));
     if (made.problem.op != op)
         return sat_fail(SAT_BAD_ENUM, "problem: op is %d; this call does %d", (int)made.problem.op, (int)op);

@@ -19,6 +19,19 @@ static size_t allocation(const sat_operand *o) {
     return (size_t)o->span * sat_dtype_size(o->dtype) + 2 * GUARD + 2 * 4096 + (o->align < 4096 ? o->align : 0);
 }
 
+/* Only cold runs flush. */
+static size_t flush_bytes(const sat_context *ctx, const sat_device *d) {
+    bool cold = ctx->options.measure == SAT_MEASURE_COLD;
+    return cold && ctx->backend->flush_bytes ? ctx->backend->flush_bytes(d) : 0;
+}
+
+static sat_status take_room(sat_stage *s, size_t bytes) {
+    if (bytes == 0) return SAT_OK;
+    s->room = sat_alloc(s->ctx, bytes);
+    if (!s->room) return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes to flush the cache", bytes);
+    return s->ctx->backend->set(s->device, s->room, 0, bytes);
+}
+
 sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
                           const sat_device *d, size_t limit) {
     *s = (sat_stage){.ctx = ctx, .op = sat_op_find(p->op), .device = d, .problem = p, .pattern = a};
@@ -27,9 +40,12 @@ sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, 
     const sat_operand *out = &s->operand[s->op->output];
     size_t need = s->checker->bytes(p, a, SAT_PROBE_PANELS) + (p->beta != 0 ? allocation(out) : 0);
     for (int i = 0; i < s->count; i++) need += allocation(&s->operand[i]);
-    if (need > limit)
-        return sat_fail(SAT_OUT_OF_MEMORY, "tuning needs %zu bytes for made-up operands; the limit is %zu", need,
-                        limit);
+    size_t room = flush_bytes(ctx, d);
+    if (need + room > limit)
+        return sat_fail(SAT_OUT_OF_MEMORY,
+                        "tuning needs %zu bytes for made-up operands and %zu to flush the cache; the limit is %zu",
+                        need, room, limit);
+    need += room;
     s->held = need;
     for (int i = 0; i < s->count; i++) {
         s->bytes[i] = (size_t)s->operand[i].span * sat_dtype_size(s->operand[i].dtype);
@@ -46,7 +62,7 @@ sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, 
             return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for a second %s", allocation(out), out->name);
         s->before = place(s->before_memory, out->align);
     }
-    return SAT_OK;
+    return take_room(s, room);
 }
 
 static void forget_expectation(sat_stage *s) {
@@ -60,7 +76,8 @@ static void forget_expectation(sat_stage *s) {
 void sat_stage_close(sat_stage *s) {
     forget_expectation(s);
     for (int i = 0; i < s->count; i++) sat_free(s->ctx, s->memory[i]);
-    if (s->before_memory) sat_free(s->ctx, s->before_memory);
+    sat_free(s->ctx, s->before_memory);
+    sat_free(s->ctx, s->room);
     *s = (sat_stage){0};
 }
 
@@ -138,7 +155,7 @@ sat_status sat_stage_reset(sat_stage *s) {
     return s->ctx->backend->set(s->device, to, 0xff, bytes);
 }
 
-void sat_stage_flush(sat_stage *s) { s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count); }
+void sat_stage_flush(sat_stage *s) { s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count, s->room); }
 
 sat_status sat_stage_check(sat_stage *s, sat_finding *finding) {
     sat_trial t = trial(s);

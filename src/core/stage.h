@@ -17,6 +17,7 @@ typedef struct sat_stage {
     void *memory[SAT_MAX_OPERANDS], *pointer[SAT_MAX_OPERANDS];
     size_t bytes[SAT_MAX_OPERANDS];
     void *before_memory, *before; /* what the output holds before a run, where beta is not 0 */
+    void *room;                   /* what a flush reads; NULL: it needs nothing */
     void *expectation;
     bool flipped;
     size_t held; /* bytes of all of it, the expectation included */

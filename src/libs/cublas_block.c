@@ -163,13 +163,11 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
     st->at = plan_places(p->problem, p->pattern);
     st->device = p->device->index;
-    int before = sat_libs_enter(p->device);
     sat_status status = make_gemm(&st->gemm, p->problem, p->pattern)
                             ? SAT_OK
                             : sat_fail(SAT_UNSUPPORTED, "%s: strides or sizes", p->variant->name);
     if (status == SAT_OK) status = sat_cublas_open(p, &st->handle);
     if (status == SAT_OK) status = schedule(p, st);
-    sat_libs_leave(p->device, before);
     if (status == SAT_OK) *state = st;
     else release(p->variant, st);
     return status;

@@ -56,13 +56,10 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     double size = (double)sat_dtype_size(p->a_dtype), batch = (double)sat_max(1, p->batch);
-    double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * batch;
     double bytes = sat_bytes(p, a) + batch * (double)a->rows * (double)a->cols * size, extra = 0;
     if (!sat_libs_keeps(p)) extra += batch * 2 * (double)a->stored_elements * size;
     extra += sat_libs_finish_bytes(p, sat_libs_wide(p));
-    double compute = flops / sat_libs_dense_rate(p, d), memory = bytes / d->memory_rate;
-    double time = (compute > memory ? compute : memory) + extra / d->memory_rate + batch * 8e-6;
-    return time * (v->instance.option > 0 ? 1 + 0.03 * v->instance.option : 1);
+    return sat_libs_dense_seconds(p, d, bytes, extra) * (v->instance.option > 0 ? 1 + 0.03 * v->instance.option : 1);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -110,13 +107,11 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
     st->at = plan_places(p->problem, p->pattern);
     st->device = p->device->index;
-    int before = sat_libs_enter(p->device);
     sat_status status = make_gemm(&st->gemm, p->problem, &st->at)
                             ? SAT_OK
                             : sat_fail(SAT_UNSUPPORTED, "%s: strides or sizes", p->variant->name);
     if (status == SAT_OK) status = open_library(p, st);
     if (status == SAT_OK) status = clear(p, st);
-    sat_libs_leave(p->device, before);
     if (status == SAT_OK) *state = st;
     else release(p->variant, st);
     return status;

@@ -49,11 +49,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     double size = (double)sat_dtype_size(product_dtype(p)), batch = (double)sat_max(1, p->batch);
-    double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * batch;
     double bytes = sat_bytes(p, a) + batch * size * (double)p->m * (double)p->n;
-    double compute = flops / sat_libs_dense_rate(p, d), memory = bytes / d->memory_rate;
-    double picked = batch * 2 * size * (double)a->stored_elements / d->memory_rate;
-    return (compute > memory ? compute : memory) + picked + batch * 8e-6;
+    return sat_libs_dense_seconds(p, d, bytes, batch * 2 * size * (double)a->stored_elements);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -88,13 +85,11 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
     st->at = plan_places(p->problem, p->pattern);
     st->device = p->device->index;
-    int before = sat_libs_enter(p->device);
     sat_status status = make_gemm(&st->gemm, p->problem, &st->at)
                             ? SAT_OK
                             : sat_fail(SAT_UNSUPPORTED, "%s: strides or sizes", p->variant->name);
     if (status == SAT_OK) status = sat_cublas_open(p, &st->handle);
     if (status == SAT_OK) status = schedule(p, st);
-    sat_libs_leave(p->device, before);
     if (status == SAT_OK) *state = st;
     else release(p->variant, st);
     return status;

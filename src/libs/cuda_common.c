@@ -2,17 +2,6 @@
 
 #include "libs/cuda_common.h"
 
-int sat_libs_enter(const sat_device *d) {
-    int before = -1;
-    if (cudaGetDevice(&before) != cudaSuccess) before = -1;
-    if (before != d->index) (void)cudaSetDevice(d->index);
-    return before;
-}
-
-void sat_libs_leave(const sat_device *d, int before) {
-    if (before >= 0 && before != d->index) (void)cudaSetDevice(before);
-}
-
 sat_status sat_libs_status(cudaError_t error, const sat_variant *v, const char *what) {
     if (error == cudaSuccess) return SAT_OK;
     (void)cudaGetLastError(); /* not for the next call to find */

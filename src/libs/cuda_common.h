@@ -1,4 +1,4 @@
-/* What the variants of all CUDA libraries share: the device, uploads, a pool of handles, types and alignment. */
+/* What the variants of all CUDA libraries share: uploads, a pool of handles, types and alignment. */
 #ifndef SAT_CUDA_COMMON_H
 #define SAT_CUDA_COMMON_H
 
@@ -7,10 +7,6 @@
 #include <pthread.h>
 
 #include "libs/matrix.h"
-
-/* Makes a device the calling thread's; leave takes what enter gave. */
-int sat_libs_enter(const sat_device *d);
-void sat_libs_leave(const sat_device *d, int before);
 
 sat_status sat_libs_status(cudaError_t error, const sat_variant *v, const char *what); /* SAT_OK, or its message */
 
@@ -106,14 +102,27 @@ static inline void *sat_libs_place(void *workspace, size_t at) { return (char *)
 
 /* ---- estimates ---- */
 
-/* What matrix units do with the problem's inputs. */
+/* What the device does with the problem's inputs: on matrix units, but for f32 that may not be rounded. */
 static inline double sat_libs_rate(const sat_problem *p, const sat_device *d) {
-    return sat_libs_tf32(p) ? d->flop_rate[SAT_F16] / 2 : d->flop_rate[p->a_dtype];
+    return sat_libs_tf32(p) ? d->tf32_rate : d->flop_rate[p->a_dtype];
 }
 
-/* What a dense product does: on an H200 more than the nominal rate of 16-bit inputs. */
-static inline double sat_libs_dense_rate(const sat_problem *p, const sat_device *d) {
-    return sat_libs_rate(p, d) * (sat_libs_narrow(p->a_dtype) ? 1.1 : 0.9);
+/* A call of a library for each item of a batch: `flops` at `rate` while `bytes` move, and then `extra` bytes. */
+static inline double sat_libs_seconds(const sat_problem *p, const sat_device *d, double flops, double rate,
+                                      double bytes, double extra) {
+    double compute = flops / rate, memory = bytes / d->memory_rate;
+    return (compute > memory ? compute : memory) + extra / d->memory_rate + 8e-6 * (double)sat_max(1, p->batch);
+}
+
+/* The same of a dense product of all of the matrix: on an H200 more than the nominal rate of 16-bit inputs. */
+static inline double sat_libs_dense_seconds(const sat_problem *p, const sat_device *d, double bytes, double extra) {
+    double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * (double)sat_max(1, p->batch);
+    return sat_libs_seconds(p, d, flops, sat_libs_rate(p, d) * (sat_libs_narrow(p->a_dtype) ? 1.1 : 0.9), bytes, extra);
+}
+
+/* Plain units whatever the dtype, at a part of their rate of f32: what cuSPARSE does on BSR. */
+static inline double sat_libs_plain_rate(const sat_problem *p, const sat_device *d, double part) {
+    return part * d->flop_rate[SAT_F32] * (p->a_dtype == SAT_F64 ? 0.5 : 1);
 }
 
 /* Bytes of the pass after a product: over `count` outputs, with sums in f32 beside them where it is wide. */

@@ -60,10 +60,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
-    double rate = 0.15 * d->flop_rate[SAT_F32] * (p->a_dtype == SAT_F64 ? 0.5 : 1);
-    double compute = sat_flops(p, a) / rate, memory = sat_bytes(p, a) / d->memory_rate;
-    double passes = sat_libs_finish_bytes(p, false);
-    return (compute > memory ? compute : memory) + passes / d->memory_rate + 8e-6 * (double)sat_max(1, p->batch);
+    return sat_libs_seconds(p, d, sat_flops(p, a), sat_libs_plain_rate(p, d, 0.15), sat_bytes(p, a),
+                            sat_libs_finish_bytes(p, false));
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -101,11 +99,9 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     st->b_rows = sat_matrix_row_major(&b, q->k, q->n, &ldb);
     (void)sat_matrix_row_major(&c, q->m, q->n, &ldc);
     st->ldb = (int)ldb, st->ldc = (int)ldc;
-    int before = sat_libs_enter(p->device);
     sat_status status = upload_indices(p);
     if (status == SAT_OK) status = sat_cusparse_open(p, &st->library);
     if (status == SAT_OK) status = sat_cusparse_judge(api.describe(&st->description), p->variant);
-    sat_libs_leave(p->device, before);
     if (status == SAT_OK) *state = st;
     else release(p->variant, st);
     return status;

@@ -77,16 +77,11 @@ static bool ell_supports(const sat_variant *v, const sat_problem *p, const sat_p
            values_bytes(p, a) <= (double)d->memory_bytes / 4;
 }
 
-static double extra_seconds(const sat_problem *p, const sat_device *d) {
-    return sat_libs_finish_bytes(p, sat_libs_wide(p)) / d->memory_rate + 8e-6 * (double)sat_max(1, p->batch);
-}
-
 /* On plain units whatever the dtype: an H200 does 13.4 TFLOPS in f16, 13.8 in f32, at blocks of 16 to 128. */
 static double bsr_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
-    double rate = 0.25 * d->flop_rate[SAT_F32] * (p->a_dtype == SAT_F64 ? 0.5 : 1);
-    double compute = sat_flops(p, a) / rate, memory = sat_bytes(p, a) / d->memory_rate;
-    return (compute > memory ? compute : memory) + extra_seconds(p, d);
+    return sat_libs_seconds(p, d, sat_flops(p, a), sat_libs_plain_rate(p, d, 0.25), sat_bytes(p, a),
+                            sat_libs_finish_bytes(p, sat_libs_wide(p)));
 }
 
 /* On tensor cores: an H200 does 76 TFLOPS at blocks of 16, 170 to 220 from 32 on. */
@@ -94,9 +89,9 @@ static double ell_estimate(const sat_variant *v, const sat_problem *p, const sat
     (void)v;
     double side = (double)a->block_rows, batch = (double)sat_max(1, p->batch);
     double rate = sat_libs_rate(p, d) * (side >= 32 ? 0.22 : 0.095 * side / 16);
-    double compute = sat_flops(p, a) / rate, memory = sat_bytes(p, a) / d->memory_rate;
-    double copied = sat_libs_keeps(p) ? 0 : batch * 2 * values_bytes(p, a) / d->memory_rate;
-    return (compute > memory ? compute : memory) + copied + extra_seconds(p, d);
+    double copied = sat_libs_keeps(p) ? 0 : batch * 2 * values_bytes(p, a);
+    return sat_libs_seconds(p, d, sat_flops(p, a), rate, sat_bytes(p, a),
+                            copied + sat_libs_finish_bytes(p, sat_libs_wide(p)));
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -154,10 +149,8 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     *state = NULL;
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
     st->at = plan_places(p->variant, p->problem, p->pattern);
-    int before = sat_libs_enter(p->device);
     sat_status status = upload_indices(p, st);
     if (status == SAT_OK) status = describe(p, st);
-    sat_libs_leave(p->device, before);
     if (status == SAT_OK) *state = st;
     else release(p->variant, st);
     return status;

@@ -39,10 +39,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
-    double rate = 0.25 * d->flop_rate[SAT_F32] * (p->a_dtype == SAT_F64 ? 0.5 : 1); /* as its SpMM */
-    double compute = sat_flops(p, a) / rate, memory = sat_bytes(p, a) / d->memory_rate;
-    double pass = sat_libs_pass_bytes(p, sat_libs_wide(p), (double)a->stored_elements) / d->memory_rate;
-    return (compute > memory ? compute : memory) + pass + 8e-6 * (double)sat_max(1, p->batch);
+    double pass = sat_libs_pass_bytes(p, sat_libs_wide(p), (double)a->stored_elements);
+    return sat_libs_seconds(p, d, sat_flops(p, a), sat_libs_plain_rate(p, d, 0.25), sat_bytes(p, a), pass);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -89,10 +87,8 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
     st->at = plan_places(p->problem, p->pattern);
     void *index = sat_libs_place(p->workspace, st->at.index);
-    int before = sat_libs_enter(p->device);
     sat_status status = upload_indices(p, index);
     if (status == SAT_OK) status = describe(p, st, index);
-    sat_libs_leave(p->device, before);
     if (status == SAT_OK) *state = st;
     else release(p->variant, st);
     return status;

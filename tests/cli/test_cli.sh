@@ -233,6 +233,10 @@ expect 'info shows the machine' 0 'device ' 'caches ' "cache       $folder/cache
 run info --json
 expect_json 'info as JSON' 'o["device"]["threads"] >= 1 and o["cache"] and o["device"]["flop_rate"]["f32"] > 0 and
     o["device"]["tf32_rate"] > 0 and o["device"]["measured"] in (True, False)'
+run info --device cpu
+expect 'info says why CUDA is not used' 0 'cuda        not used: '
+run info --json --device cpu
+expect_json 'and as JSON' 'o["cuda"]["used"] is False and len(o["cuda"]["reason"]) > 20'
 run info --device cpu --measure
 expect_error 'the rates of a CPU stay nominal' 1 '--measure' 'stay nominal'
 

@@ -34,6 +34,9 @@ expect() { # what, status, then lines that stdout and stderr together must hold,
     sed 's/^/    /' "$folder/out" "$folder/err" | head -n 40
 }
 
+run info --device cpu
+expect 'whoever asks for the CPU hears that CUDA would work' 0 "not used: it would work, and --device is 'cpu'"
+
 run race "${small[@]}" --fresh --timeout 20 --plugin "$plugin"
 expect 'a race survives what is planted, and says what each did' 0 'best: ' \
     '^ *plugin_cuda_good .* ok ' \

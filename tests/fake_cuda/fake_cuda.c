@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "fake_cuda.h"
 
+#include <cuda.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -11,7 +12,7 @@
 
 fake_machine fake;
 
-enum { DEVICES = 4 };
+enum { DEVICES = FAKE_DEVICES, DEEPEST = 16 };
 typedef enum kind { COPY, FILL, KERNEL, FAULT } kind;
 
 typedef struct op {
@@ -60,9 +61,21 @@ typedef struct block {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUstream_st legacy[DEVICES], *streams;
 static block *blocks;
-static _Thread_local int current;
+static struct CUctx_st { int device; } primaries[DEVICES];
+static _Thread_local int chosen;                   // by cudaSetDevice
+static _Thread_local CUcontext bound[DEEPEST + 1]; // the driver's stack; NULL: no context is current
+static _Thread_local int depth;
 static _Thread_local enum cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 static _Thread_local cudaError_t last;
+
+static int current(void) { return bound[depth] ? bound[depth]->device : chosen; }
+
+// What any call that needs a context does where there is none.
+static void bind(int device) {
+    primaries[device].device = device;
+    bound[depth] = &primaries[device];
+    fake.contexts[device] = true;
+}
 
 static cudaError_t give(cudaError_t e) {
     if (e == cudaSuccess) e = fake.dead;
@@ -121,10 +134,23 @@ static void drain_all(void) {
     for (struct CUstream_st *s = streams; s; s = s->next) drain(s);
 }
 
+static struct CUstream_st *new_stream(bool blocking) {
+    struct CUstream_st *s = calloc(1, sizeof *s);
+    s->device = current(), s->blocking = blocking;
+    s->next = streams, streams = s;
+    return s;
+}
+
 static struct CUstream_st *stream_of(cudaStream_t s) {
-    if (s) return s;
-    legacy[current].device = current, legacy[current].blocking = true;
-    return &legacy[current];
+    static _Thread_local struct CUstream_st *own_streams[DEVICES];
+    if (s == cudaStreamPerThread) {
+        struct CUstream_st **mine = &own_streams[current()];
+        return *mine ? *mine : (*mine = new_stream(true));
+    }
+    if (s && s != cudaStreamLegacy) return s;
+    struct CUstream_st *own = &legacy[current()];
+    own->device = current(), own->blocking = true;
+    return own;
 }
 
 static void spoil(struct CUstream_st *s) {
@@ -147,7 +173,7 @@ static cudaError_t enqueue(cudaStream_t stream, op o) {
         return cudaErrorStreamCaptureImplicit;
     }
     if (s->capturing && s->invalid) return cudaErrorStreamCaptureInvalidated;
-    if (o.kind == KERNEL && s->device != current) return cudaErrorInvalidResourceHandle;
+    if (o.kind == KERNEL && s->device != current()) return cudaErrorInvalidResourceHandle;
     fake.kernels += o.kind == KERNEL;
     append(s->capturing ? &s->graph->ops : &s->queue, copy_op(&o));
     return cudaSuccess;
@@ -173,7 +199,7 @@ void fake_reset(void) {
                           .memory = (size_t)1 << 30,
                           .held = fake.held,
                           .allocations = fake.allocations};
-    current = 0, thread_mode = cudaStreamCaptureModeGlobal, last = cudaSuccess;
+    chosen = depth = 0, bound[0] = NULL, thread_mode = cudaStreamCaptureModeGlobal, last = cudaSuccess;
     pthread_mutex_unlock(&lock);
 }
 
@@ -204,6 +230,7 @@ bool fake_live(const void *pointer) {
 #define LOCKED(expression)                                                                                             \
     do {                                                                                                               \
         pthread_mutex_lock(&lock);                                                                                     \
+        bind(current());                                                                                               \
         cudaError_t e_ = fake.dead != cudaSuccess ? fake.dead : (expression);                                          \
         e_ = give(e_);                                                                                                 \
         pthread_mutex_unlock(&lock);                                                                                   \
@@ -219,21 +246,21 @@ cudaError_t cudaGetDeviceCount(int *count) {
 
 cudaError_t cudaDriverGetVersion(int *version) { return *version = fake.driver, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
-cudaError_t cudaGetDevice(int *device) { return *device = current, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return current = device, cudaSuccess; }
+cudaError_t cudaGetDevice(int *device) { return *device = current(), cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return chosen = device, bind(device), cudaSuccess; }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "fake %d", device);
     p->major = fake.capability[device] / 10, p->minor = fake.capability[device] % 10;
-    p->multiProcessorCount = 4, p->sharedMemPerMultiprocessor = 228 << 10, p->l2CacheSize = 1 << 20;
+    p->multiProcessorCount = 4, p->sharedMemPerMultiprocessor = 228 << 10, p->l2CacheSize = FAKE_L2;
     p->totalGlobalMem = fake.memory;
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr a, int device) {
-    (void)device;
-    *value = a == cudaDevAttrL2CacheSize ? 1 << 20 : 1000;
+    (void)a, (void)device;
+    *value = 1000;
     return cudaSuccess;
 }
 
@@ -252,6 +279,50 @@ const char *cudaGetErrorString(cudaError_t e) {
     return e == cudaErrorIllegalAddress ? "an illegal memory access was encountered" : text;
 }
 
+/* ---- the driver's own calls ---- */
+
+static CUresult device_get(CUdevice *device, int index) { return *device = index, CUDA_SUCCESS; }
+
+static CUresult retain(CUcontext *context, CUdevice device) {
+    primaries[device].device = device, fake.contexts[device] = true;
+    return *context = &primaries[device], CUDA_SUCCESS;
+}
+
+static CUresult push(CUcontext context) {
+    if (depth == DEEPEST) return CUDA_ERROR_INVALID_VALUE;
+    bound[++depth] = context, fake.contexts[context->device] = true;
+    return CUDA_SUCCESS;
+}
+
+static CUresult pop(CUcontext *context) {
+    if (depth == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    return *context = bound[depth--], CUDA_SUCCESS;
+}
+
+static cudaError_t driver_call(const char *name, void **function, enum cudaDriverEntryPointQueryResult *result) {
+    uintptr_t call = strcmp(name, "cuDeviceGet") == 0                ? (uintptr_t)device_get
+                     : strcmp(name, "cuDevicePrimaryCtxRetain") == 0 ? (uintptr_t)retain
+                     : strcmp(name, "cuCtxPushCurrent") == 0         ? (uintptr_t)push
+                     : strcmp(name, "cuCtxPopCurrent") == 0          ? (uintptr_t)pop
+                                                                     : 0;
+    *function = (void *)call;
+    *result = call ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+#if CUDART_VERSION >= 12050
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                             unsigned long long flags, enum cudaDriverEntryPointQueryResult *result) {
+    (void)version, (void)flags;
+    return driver_call(name, function, result);
+}
+#else
+cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
+                                    enum cudaDriverEntryPointQueryResult *result) {
+    (void)flags;
+    return driver_call(name, function, result);
+}
+#endif
+
 /* ---- memory ---- */
 
 static cudaError_t allocate(void **p, size_t bytes, enum cudaMemoryType type) {
@@ -260,7 +331,7 @@ static cudaError_t allocate(void **p, size_t bytes, enum cudaMemoryType type) {
     if (fake.held + bytes > fake.memory) return cudaErrorMemoryAllocation;
     block *b = malloc(sizeof *b);
     b->start = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    *b = (block){blocks, b->start, bytes, type, current};
+    *b = (block){blocks, b->start, bytes, type, current()};
     memset(b->start, 0xa5, bytes);
     blocks = b, fake.held += bytes, fake.allocations++;
     *p = b->start;
@@ -300,6 +371,7 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total) { LOCKED(memory_info(fre
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *p) {
     pthread_mutex_lock(&lock);
+    bind(current());
     block *b = block_of(p, 1);
     memset(a, 0, sizeof *a);
     fake.attribute_calls++;
@@ -353,9 +425,7 @@ cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t strea
 /* ---- streams, events ---- */
 
 static cudaError_t create_stream(cudaStream_t *out, unsigned flags) {
-    struct CUstream_st *s = calloc(1, sizeof *s);
-    s->device = current, s->blocking = !(flags & cudaStreamNonBlocking);
-    s->next = streams, streams = s, *out = s;
+    *out = new_stream(!(flags & cudaStreamNonBlocking));
     return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) { LOCKED(create_stream(out, flags)); }
@@ -405,7 +475,9 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end) 
 /* ---- graphs ---- */
 
 static cudaError_t begin_capture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
-    if (!s || s->capturing) return cudaErrorIllegalState;
+    if (!s || s == cudaStreamLegacy) return cudaErrorStreamCaptureUnsupported;
+    s = stream_of(s);
+    if (s->capturing) return cudaErrorIllegalState;
     s->capturing = true, s->invalid = false, s->mode = mode, s->thread = pthread_self();
     s->graph = calloc(1, sizeof *s->graph);
     return cudaSuccess;
@@ -414,6 +486,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mo
 
 static cudaError_t end_capture(cudaStream_t s, cudaGraph_t *graph) {
     *graph = NULL;
+    s = stream_of(s);
     if (!s->capturing) return cudaErrorIllegalState;
     bool right = s->mode == cudaStreamCaptureModeRelaxed || pthread_equal(s->thread, pthread_self());
     s->capturing = false;

@@ -11,20 +11,23 @@
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 
+enum { FAKE_DEVICES = 4, FAKE_L2 = 1 << 20 };
+
 /* The machine, to be set up by a test; and what was counted. */
 typedef struct fake_machine {
-    int devices, capability[4]; /* 90 for sm_90 */
-    int driver;                 /* 13000; 0: there is none */
-    cudaError_t count_error;    /* what cudaGetDeviceCount says */
-    size_t memory;              /* of each device */
+    int devices, capability[FAKE_DEVICES]; /* 90 for sm_90 */
+    int driver;                            /* 13000; 0: there is none */
+    cudaError_t count_error;               /* what cudaGetDeviceCount says */
+    size_t memory;                         /* of each device */
 
-    size_t held;         /* bytes, now */
-    int allocations;     /* now */
-    int misuses;         /* of memory that was freed, or never there */
-    int attribute_calls; /* cudaPointerGetAttributes */
-    int kernels;         /* launched or captured */
-    int spoilt;          /* captures */
-    cudaError_t dead;    /* every call gives this: a kernel has gone wrong */
+    bool contexts[FAKE_DEVICES]; /* which devices something was done on */
+    size_t held;                 /* bytes, now */
+    int allocations;             /* now */
+    int misuses;                 /* of memory that was freed, or never there */
+    int attribute_calls;         /* cudaPointerGetAttributes */
+    int kernels;                 /* launched or captured */
+    int spoilt;                  /* captures */
+    cudaError_t dead;            /* every call gives this: a kernel has gone wrong */
 } fake_machine;
 
 extern fake_machine fake;

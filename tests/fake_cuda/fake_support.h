@@ -163,6 +163,42 @@ static inline void replay(cudaGraphExec_t exec, cudaStream_t s) {
     assert_int_equal(cudaStreamSynchronize(s), cudaSuccess);
 }
 
+/* ---- all that most tests begin with: a context with one planted variant, a pattern, operands and a stream ---- */
+
+typedef struct scene {
+    planted x;
+    sat_context *ctx;
+    sat_pattern *pattern;
+    sat_problem problem;
+    sat_plan *plan; /* of the planted variant, where the test wants it: make_plan() */
+    operands o;
+    cudaStream_t stream;
+} scene;
+
+static inline void open_scene_with(scene *s, planted x, sat_context_options options) {
+    *s = (scene){.x = x, .ctx = open_with(options), .problem = sat_matmul_problem(SAT_F32, SIDE)};
+    plant(s->ctx, &s->x, "planted");
+    s->pattern = full_pattern(s->ctx);
+    s->o = make_operands(), s->stream = new_stream();
+}
+
+static inline void open_scene(scene *s, planted x) {
+    open_scene_with(s, x, (sat_context_options){.effort = SAT_EFFORT_QUICK});
+}
+
+static inline void make_plan(scene *s) {
+    assert_ok(sat_plan_create_with(s->ctx, s->pattern, &s->problem, "planted", &s->plan));
+}
+
+static inline sat_status run_scene(scene *s) { return run(s->plan, &s->o, s->stream); }
+static inline sat_status call_scene(scene *s) { return one_call(s->ctx, s->pattern, SIDE, &s->o, s->stream); }
+
+static inline void close_scene(scene *s) {
+    sat_plan_free(s->plan), sat_pattern_free(s->pattern), sat_context_free(s->ctx);
+    free_operands(&s->o), cudaStreamDestroy(s->stream);
+    assert_int_equal(fake.misuses, 0);
+}
+
 /* ---- an allocator of the program's own ---- */
 
 static atomic_int held_now;

@@ -3,18 +3,16 @@
 #define _GNU_SOURCE
 #include "fake_support.h"
 
+#include "cli/why.h"
+
 /* ---- pointers and devices ---- */
 
 static void pointers_that_the_device_cannot_use_are_named(void **state) {
     (void)state;
     fake.devices = 2;
-    planted x = {0};
-    sat_context *ctx = open_fake();
-    plant(ctx, &x, "planted");
-    sat_pattern *pattern = full_pattern(ctx);
-    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
-    sat_plan *plan = NULL;
-    operands o = make_operands();
+    scene s;
+    open_scene(&s, (planted){0});
+    char *const *at = s.o.at;
     static char host[BYTES + 64];
     char *aligned = host + (64 - (uintptr_t)host % 64) % 64, *foreign, *managed, *pinned;
     cudaSetDevice(1);
@@ -22,35 +20,31 @@ static void pointers_that_the_device_cannot_use_are_named(void **state) {
     cudaSetDevice(0);
     assert_int_equal(cudaMallocManaged((void **)&managed, BYTES, 0), cudaSuccess);
     assert_int_equal(cudaMallocHost((void **)&pinned, BYTES), cudaSuccess);
-    assert_ok(sat_plan_create_with(ctx, pattern, &p, "planted", &plan));
-    assert_fails(sat_run(plan, (void *[]){aligned, o.at[1], o.at[2]}, NULL), SAT_WRONG_MEMORY, "values is");
-    assert_fails(sat_run(plan, (void *[]){o.at[0], aligned, o.at[2]}, NULL), SAT_WRONG_MEMORY, "b is");
-    assert_fails(sat_run(plan, (void *[]){o.at[0], o.at[1], foreign}, NULL), SAT_WRONG_MEMORY, "c is");
-    assert_ok(sat_run(plan, (void *[]){managed, pinned, o.at[2]}, NULL));
-    assert_fails(sat_memory_read(ctx, host, aligned, 4), SAT_WRONG_MEMORY, "fake 0");
-    assert_fails(sat_memory_write(ctx, foreign, host, 4), SAT_WRONG_MEMORY, "fake 0");
-    sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+    make_plan(&s);
+    assert_fails(sat_run(s.plan, (void *[]){aligned, at[1], at[2]}, NULL), SAT_WRONG_MEMORY, "values is");
+    assert_fails(sat_run(s.plan, (void *[]){at[0], aligned, at[2]}, NULL), SAT_WRONG_MEMORY, "b is");
+    assert_fails(sat_run(s.plan, (void *[]){at[0], at[1], foreign}, NULL), SAT_WRONG_MEMORY, "c is");
+    assert_ok(sat_run(s.plan, (void *[]){managed, pinned, at[2]}, NULL));
+    assert_fails(sat_memory_read(s.ctx, host, aligned, 4), SAT_WRONG_MEMORY, "fake 0");
+    assert_fails(sat_memory_write(s.ctx, foreign, host, 4), SAT_WRONG_MEMORY, "fake 0");
+    close_scene(&s);
     cudaFree(foreign), cudaFree(managed), cudaFreeHost(pinned);
-    free_operands(&o);
 }
 
 static void buffers_that_take_turns_are_asked_about_once(void **state) {
     (void)state;
-    planted x = {0};
-    sat_context *ctx = open_fake();
-    plant(ctx, &x, "planted");
-    sat_pattern *pattern = full_pattern(ctx);
-    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
-    sat_plan *plan = NULL;
-    operands o[6];
-    for (int i = 0; i < 6; i++) o[i] = make_operands();
-    assert_ok(sat_plan_create_with(ctx, pattern, &p, "planted", &plan));
-    for (int i = 0; i < 600; i++) assert_ok(run(plan, &o[i % 6], NULL));
+    scene s;
+    open_scene(&s, (planted){0});
+    make_plan(&s);
+    operands o[6] = {s.o};
+    for (int i = 1; i < 6; i++) o[i] = make_operands();
+    for (int i = 0; i < 600; i++) assert_ok(run(s.plan, &o[i % 6], NULL));
     assert_int_equal(fake.attribute_calls, 18);
-    assert_fails(sat_run(plan, (void *[]){o[0].at[0], o[0].at[1], o[0].at[2] + 2}, NULL), SAT_MISALIGNED, "c is");
-    assert_fails(sat_run(plan, (void *[]){o[0].at[0], o[0].at[1], o[0].at[1]}, NULL), SAT_OVERLAP, "overlaps");
-    sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
-    for (int i = 0; i < 6; i++) free_operands(&o[i]);
+    char *const *at = s.o.at;
+    assert_fails(sat_run(s.plan, (void *[]){at[0], at[1], at[2] + 2}, NULL), SAT_MISALIGNED, "c is");
+    assert_fails(sat_run(s.plan, (void *[]){at[0], at[1], at[1]}, NULL), SAT_OVERLAP, "overlaps");
+    close_scene(&s);
+    for (int i = 1; i < 6; i++) free_operands(&o[i]);
 }
 
 static void everything_runs_on_the_contexts_device_and_leaves_the_callers(void **state) {
@@ -73,6 +67,42 @@ static void everything_runs_on_the_contexts_device_and_leaves_the_callers(void *
     cudaGetDevice(&device);
     assert_int_equal(device, 1);
     free_operands(&o), cudaStreamDestroy(s);
+}
+
+static void *use_device_1(void *user) { /* as a thread that has not met CUDA before */
+    planted x = {.workspace = BYTES, .prepares = true};
+    sat_context *ctx = open_with((sat_context_options){.device = "cuda:1", .effort = SAT_EFFORT_QUICK});
+    plant(ctx, &x, "planted");
+    sat_pattern *pattern = full_pattern(ctx);
+    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+    sat_plan *plan = NULL;
+    operands o;
+    char host[BYTES] = {0};
+    for (int i = 0; i < 3; i++) assert_ok(sat_memory_alloc(ctx, BYTES, (void **)&o.at[i]));
+    assert_ok(sat_memory_write(ctx, o.at[0], host, BYTES));
+    assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+    assert_ok(run(plan, &o, NULL));
+    assert_ok(one_call(ctx, pattern, SIDE, &o, NULL));
+    assert_ok(sat_stream_wait(ctx, NULL));
+    assert_ok(sat_memory_read(ctx, host, o.at[2], BYTES));
+    assert_int_equal(host[0], 7);
+    for (int i = 0; i < 3; i++) sat_memory_free(ctx, o.at[i]);
+    sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+    return user;
+}
+
+static void a_device_that_nobody_uses_gets_no_context(void **state) {
+    (void)state;
+    pthread_t thread;
+    fake.devices = 2;
+    assert_int_equal(pthread_create(&thread, NULL, use_device_1, NULL), 0);
+    pthread_join(thread, NULL);
+    use_device_1(NULL);
+    assert_false(fake.contexts[0]);
+    assert_true(fake.contexts[1]);
+    int device = -1;
+    cudaGetDevice(&device);
+    assert_int_equal(device, 0);
 }
 
 static char warning[512];
@@ -136,11 +166,41 @@ static void the_best_device_is_one_that_serves(void **state) {
     sat_context_free(ctx);
 }
 
+/* What `info` shows of a context on the CPU. */
+static void assert_why(const char *asked, const char *word) {
+    char why[256];
+    sat_context *ctx = open_with((sat_context_options){.device = "cpu"});
+    assert_true(why_not_cuda(ctx, asked, why, sizeof why));
+    if (!strstr(why, word)) fail_msg("'%s' does not name %s", why, word);
+    sat_context_free(ctx);
+}
+
+static void who_does_without_cuda_is_told_why(void **state) {
+    (void)state;
+    char why[256];
+    setenv("SPARSE_AUTOTUNE_DEVICE", "cpu", 1);
+    assert_why(NULL, "SPARSE_AUTOTUNE_DEVICE is 'cpu'");
+    unsetenv("SPARSE_AUTOTUNE_DEVICE");
+    assert_why("cpu:0", "--device is 'cpu:0'");
+    fake.capability[0] = 75;
+    assert_why(NULL, "fake 0 of capability 7.5; expected 8.0");
+    fake.count_error = cudaErrorInsufficientDriver, fake.driver = 0;
+    assert_why(NULL, "no NVIDIA driver");
+    fake.driver = 12040;
+    assert_why(NULL, "the NVIDIA driver is of CUDA 12.4");
+    fake.count_error = cudaErrorNoDevice, fake.devices = 0;
+    assert_why(NULL, "finds no GPU");
+    fake_reset();
+    sat_context *ctx = open_fake();
+    assert_false(why_not_cuda(ctx, NULL, why, sizeof why));
+    sat_context_free(ctx);
+}
+
 /* ---- memory that runs out ---- */
 
 static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
     (void)state;
-    planted x = {.workspace = 1 << 20}, small = {0};
+    planted x = {.workspace = 4 << 20}, small = {0};
     size_t most = SIZE_MAX;
     held_now = 0;
     sat_context *ctx =
@@ -158,7 +218,7 @@ static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
     assert_fails(sat_pattern_create(ctx, &empty, &none), SAT_OUT_OF_MEMORY, "pattern");
     assert_null(none);
     fake.memory = whole;
-    most = 100000; /* enough for the operands, not for the workspace */
+    most = 3 << 20; /* enough for the operands and a flush, not for the workspace */
     int before = fake.allocations;
     assert_fails(sat_plan_create_with(ctx, pattern, &p, "large", &plan), SAT_OUT_OF_MEMORY, "large");
     assert_int_equal(held_now, 0);
@@ -174,6 +234,33 @@ static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
     assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
     assert_int_equal(held_now, 0);
     sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
+}
+
+static sat_race_info race_within(size_t limit, sat_measure measure, sat_status expected) {
+    scene s;
+    size_t before = fake.held;
+    sat_race_info info = {SAT_SIZED(sat_race_info)};
+    sat_race *race = NULL;
+    open_scene_with(&s, (planted){0},
+                    (sat_context_options){.effort = SAT_EFFORT_OFF, .measure = measure, .memory_limit = limit});
+    sat_status status = sat_race_run(s.ctx, s.pattern, &s.problem, NULL, &race);
+    assert_string_equal(sat_status_name(status), sat_status_name(expected));
+    if (status == SAT_OK) assert_ok(sat_race_get_info(race, &info));
+    sat_race_free(race);
+    close_scene(&s);
+    assert_int_equal(fake.held, before);
+    return info;
+}
+
+static void the_limit_counts_what_a_flush_of_the_cache_takes(void **state) {
+    (void)state;
+    const size_t room = 2 * FAKE_L2;
+    size_t all = race_within((size_t)1 << 28, SAT_MEASURE_COLD, SAT_OK).peak_bytes;
+    assert_true(all > room && all < room + (1 << 20));
+    (void)race_within(all, SAT_MEASURE_COLD, SAT_OK);
+    (void)race_within(all - 1, SAT_MEASURE_COLD, SAT_OUT_OF_MEMORY);
+    assert_non_null(strstr(sat_last_error(), "to flush the cache"));
+    assert_int_equal(race_within(all - room, SAT_MEASURE_WARM, SAT_OK).peak_bytes, all - room); /* flushes nothing */
 }
 
 /* ---- candidates that break the device ---- */
@@ -245,9 +332,12 @@ int main(void) {
         TEST(pointers_that_the_device_cannot_use_are_named),
         TEST(buffers_that_take_turns_are_asked_about_once),
         TEST(everything_runs_on_the_contexts_device_and_leaves_the_callers),
+        TEST(a_device_that_nobody_uses_gets_no_context),
         TEST(devices_and_drivers_that_do_not_serve_say_why),
         TEST(the_best_device_is_one_that_serves),
+        TEST(who_does_without_cuda_is_told_why),
         TEST(memory_that_runs_out_is_an_error_and_nothing_leaks),
+        TEST(the_limit_counts_what_a_flush_of_the_cache_takes),
         TEST(a_candidate_that_breaks_the_device_ends_the_race_and_is_remembered),
         TEST(one_that_breaks_it_when_checked_is_passed_over_next_time),
     };

@@ -80,8 +80,8 @@ static inline double sat_mma_work(const sat_mma_instance *k, const sat_problem *
     double depth = (double)a->stored_blocks * (double)r.bc * (double)(r.br / k->bm) * panels * (double)p->batch;
     double per_cycle = d->capability >= 90 ? 4096 : d->capability == 80 ? 2048 : 1024; /* of 16-bit operations */
     double cycles = d->flop_rate[SAT_F16] / (0.75 * per_cycle);                        /* all multiprocessors' */
-    double rate = k->dtype == SAT_F64 ? d->flop_rate[SAT_F64] * 0.5
-                                      : cycles * per_cycle * (d->capability >= 90 ? 0.6 : 0.85) * 2 / size;
+    double part = k->dtype == SAT_F64 ? 0.5 : (d->capability >= 90 ? 0.6 : 0.85) / 0.75;
+    double rate = sat_matrix_rate(d, k->dtype) * part;
     double warps = k->threads / 32, tile = (double)(k->bm + k->bn) * size, reads = warps * (k->wm + k->wn) * size;
     double compute = depth * 2 * k->bm * k->bn / rate, shared = depth * (tile + reads) / (cycles * 128 * 0.9);
     double l2 = depth * tile / (d->memory_rate * 2.1), memory = sat_bytes(p, a) / d->memory_rate;

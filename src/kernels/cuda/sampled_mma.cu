@@ -215,8 +215,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const kernel *k = kernel_for(v);
-    double rate = d->flop_rate[p->a_dtype];
-    if (p->a_dtype == SAT_F32) rate = d->flop_rate[SAT_F16] / 2;
+    double rate = sat_matrix_rate(d, p->a_dtype);
     if (p->a_dtype != SAT_F64 && d->capability >= 90) rate *= 0.6; // the rest is for those that use wgmma
     return sampled_seconds(p, a, d, k->bm, k->bn, k->bk, rate * k->peak);
 }
