@@ -76,12 +76,14 @@ template <typename T> static __global__ void sat_join_rows(sat_rows r, sat_out o
     }
 }
 
-template <typename T>
+/* Sums are doubles where the values are. */
 static inline sat_status sat_launch_join(const sat_launch *l, const sat_rows &r, const sat_out &out,
                                          const sat_plan_work &w) {
     if (w.joins == 0) return SAT_OK;
-    int64_t all = w.joins * r.br * out.n;
-    sat_join_rows<T><<<sat_blocks(all, 256), 256, 0, (cudaStream_t)l->stream>>>(r, out, w);
+    unsigned blocks = sat_blocks(w.joins * r.br * out.n, 256);
+    cudaStream_t stream = (cudaStream_t)l->stream;
+    if (l->problem->a_dtype == SAT_F64) sat_join_rows<double><<<blocks, 256, 0, stream>>>(r, out, w);
+    else sat_join_rows<float><<<blocks, 256, 0, stream>>>(r, out, w);
     return sat_launched(l);
 }
 

@@ -83,7 +83,7 @@ static sat_status launch(const sat_launch *l) {
     dim3 grid(sat_blocks(x.w.pieces, rows), (unsigned)tiles(p));
     (x.r.col_step == 1 ? k->plain : k->turned)<<<grid, 32 * DIRECT_WARPS, 0, (cudaStream_t)l->stream>>>(x);
     sat_status status = sat_launched(l);
-    return status == SAT_OK ? sat_launch_join<double>(l, x.r, x.out, x.w) : status;
+    return status == SAT_OK ? sat_launch_join(l, x.r, x.out, x.w) : status;
 }
 
 SAT_FAMILY(cuda_matmul_direct) = {

@@ -118,9 +118,7 @@ static sat_status launch(const sat_launch *l) {
     unsigned ctas = (unsigned)(x.w.pieces * x.row_tiles * tiles(p->n, k->n));
     (wide(p) ? k->wide : k->single)<<<ctas, k->threads, 0, (cudaStream_t)l->stream>>>(x);
     sat_status status = sat_launched(l);
-    if (status != SAT_OK) return status;
-    return k->dtype == SAT_F64 ? sat_launch_join<double>(l, x.r, x.out, x.w)
-                               : sat_launch_join<float>(l, x.r, x.out, x.w);
+    return status == SAT_OK ? sat_launch_join(l, x.r, x.out, x.w) : status;
 }
 
 SAT_FAMILY(cuda_matmul_simt) = {

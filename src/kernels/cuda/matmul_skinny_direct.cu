@@ -253,7 +253,7 @@ static sat_status launch(const sat_launch *l) {
     for (int64_t z = 0; z < p->batch; z++) {
         i.run<<<grid, i.threads, i.shared, (cudaStream_t)l->stream>>>(x);
         sat_status status = sat_launched(l);
-        if (status == SAT_OK) status = sat_launch_join<float>(l, x.r, x.out, x.w);
+        if (status == SAT_OK) status = sat_launch_join(l, x.r, x.out, x.w);
         if (status != SAT_OK) return status;
         x.values = sat_at(p->a_dtype, x.values, x.a_batch), x.b = sat_at(p->b_dtype, x.b, x.b_batch);
         x.out.c = (char *)x.out.c + x.c_batch;

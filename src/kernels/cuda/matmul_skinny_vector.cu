@@ -364,11 +364,6 @@ static job job_of(const sat_launch *l) {
     return x;
 }
 
-static sat_status join(const sat_launch *l, const job &x) {
-    return l->problem->a_dtype == SAT_F64 ? sat_launch_join<double>(l, x.r, x.out, x.w)
-                                          : sat_launch_join<float>(l, x.r, x.out, x.w);
-}
-
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     if (p->m == 0 || p->n == 0) return SAT_OK;
@@ -384,7 +379,7 @@ static sat_status launch(const sat_launch *l) {
     for (int64_t z = 0; z < p->batch; z++) {
         run<<<grid, WARPS * 32, 0, (cudaStream_t)l->stream>>>(x);
         sat_status status = sat_launched(l);
-        if (status == SAT_OK) status = join(l, x);
+        if (status == SAT_OK) status = sat_launch_join(l, x.r, x.out, x.w);
         if (status != SAT_OK) return status;
         x.values = sat_at(p->a_dtype, x.values, x.a_batch), x.b = sat_at(p->b_dtype, x.b, x.b_batch);
         x.out.c = (char *)x.out.c + x.c_batch;

@@ -140,9 +140,7 @@ static sat_status launch(const sat_launch *l) {
     if (p->a_dtype == SAT_F64) run<double>(l, x, &s);
     else run<float>(l, x, &s);
     sat_status status = sat_launched(l);
-    if (status != SAT_OK) return status;
-    return p->a_dtype == SAT_F64 ? sat_launch_join<double>(l, x.r, x.out, x.w)
-                                 : sat_launch_join<float>(l, x.r, x.out, x.w);
+    return status == SAT_OK ? sat_launch_join(l, x.r, x.out, x.w) : status;
 }
 
 SAT_FAMILY(cuda_matmul_small) = {

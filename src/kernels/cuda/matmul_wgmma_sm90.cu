@@ -320,7 +320,7 @@ static sat_status launch_tile(const sat_launch *l) {
                                  : start<T, BM, BN, KS, STAGES, GROUPS, true, false>(l, x, m))
                            : (tb ? start<T, BM, BN, KS, STAGES, GROUPS, false, true>(l, x, m)
                                  : start<T, BM, BN, KS, STAGES, GROUPS, false, false>(l, x, m));
-    return status == SAT_OK ? sat_launch_join<float>(l, x.r, x.out.to, st->work) : status;
+    return status == SAT_OK ? sat_launch_join(l, x.r, x.out.to, st->work) : status;
 }
 
 // rows, columns, depth, stages, warpgroups

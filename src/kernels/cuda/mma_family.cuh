@@ -214,9 +214,7 @@ template <const sat_mma_instance *(*FIND)(const sat_variant *)> struct sat_mma_s
         const sat_plan_work *work = (const sat_plan_work *)l->state;
         sat_mma_job job = sat_mma_job_of(FIND(l->variant), l, work);
         sat_status status = sat_mma_launch(FIND(l->variant), l, job, false);
-        if (status != SAT_OK) return status;
-        if (p->a_dtype == SAT_F64) return sat_launch_join<double>(l, job.r, job.out.to, *work);
-        return sat_launch_join<float>(l, job.r, job.out.to, *work);
+        return status == SAT_OK ? sat_launch_join(l, job.r, job.out.to, *work) : status;
     }
 };
 

@@ -1,0 +1,79 @@
+/* Groups of rows along the union of their columns: every block is met once, in its row's order. No GPU needed. */
+#include "support.h"
+
+#include "kernels/cuda/union.h"
+
+static sat_rows make_rows(uint64_t *state, int64_t count, int64_t cols, int64_t percent) {
+    int64_t *ptr = malloc((size_t)(count + 1) * sizeof *ptr);
+    int32_t *col = malloc((size_t)(count * cols + 1) * sizeof *col);
+    ptr[0] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        ptr[i + 1] = ptr[i];
+        if (random_below(state, 8) == 0) continue; /* an empty row */
+        for (int64_t j = 0; j < cols; j++)
+            if (random_below(state, 100) < percent) col[ptr[i + 1]++] = (int32_t)j;
+    }
+    return (sat_rows){.count = count, .ptr = ptr, .col = col};
+}
+
+/* Walks a group as a kernel does: rows that a step names take their next block. */
+static void check_group(const sat_rows *r, const sat_union *u, int64_t group, int size) {
+    int64_t at[32];
+    for (int i = 0; i < size; i++) at[i] = group * size + i < r->count ? r->ptr[group * size + i] : 0;
+    int32_t before = -1;
+    for (int64_t s = u->ptr[group]; s < u->ptr[group + 1]; s++) {
+        assert_true(u->step[s].col > before);
+        assert_true(u->step[s].rows != 0);
+        before = u->step[s].col;
+        for (int i = 0; i < 32; i++) {
+            if (!(u->step[s].rows >> i & 1)) continue;
+            assert_true(i < size && group * size + i < r->count);
+            assert_true(at[i] < r->ptr[group * size + i + 1]);
+            assert_int_equal(r->col[at[i]++], before);
+        }
+    }
+    for (int i = 0; i < size && group * size + i < r->count; i++) assert_int_equal(at[i], r->ptr[group * size + i + 1]);
+}
+
+static void every_block_is_met_once(void **unused) {
+    (void)unused;
+    uint64_t random = 7;
+    for (int round = 0; round < 300; round++) {
+        int64_t cols = 1 + random_below(&random, 60), percents[] = {0, 3, 12, 50, 100};
+        sat_rows r = make_rows(&random, random_below(&random, 70), cols, percents[round % 5]);
+        int size = 1 + (int)random_below(&random, 32);
+        sat_union u;
+        assert_true(sat_union_make(&r, size, &u));
+        assert_int_equal(u.groups, (r.count + size - 1) / size);
+        assert_int_equal(u.ptr[u.groups], u.steps);
+        assert_true(u.steps <= r.ptr[r.count]);
+        assert_true(sat_union_bytes(r.ptr[r.count]) >= (size_t)u.steps * sizeof *u.step);
+        for (int64_t g = 0; g < u.groups; g++) check_group(&r, &u, g, size);
+        sat_union_free(&u);
+        assert_null(u.step);
+        free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
+    }
+}
+
+/* By chance a row of density d has a column; a group of g rows has it unless none of them does. */
+static void the_expected_union_is_about_what_chance_gives(void **unused) {
+    (void)unused;
+    uint64_t random = 11;
+    sat_rows r = make_rows(&random, 256, 256, 12);
+    for (int size = 1; size <= 16; size *= 2) {
+        sat_union u;
+        assert_true(sat_union_make(&r, size, &u));
+        double expected = sat_union_expected(r.count, 256, r.ptr[r.count], size);
+        assert_true(expected > 0.9 * (double)u.steps && expected < 1.1 * (double)u.steps);
+        sat_union_free(&u);
+    }
+    free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_block_is_met_once),
+        cmocka_unit_test(the_expected_union_is_about_what_chance_gives),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
