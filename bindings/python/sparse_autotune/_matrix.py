@@ -76,6 +76,10 @@ def _contiguous(values: Any, operand: _arrays.Operand, name: str) -> Any:
     return values
 
 
+def _no_runner(_values: Any, _dense: Any) -> None:
+    """The quick way of a matrix that has none."""
+
+
 class BsrMatrix:
     """A block-sparse matrix: `values[i]` is the i-th stored block, row by row; `row_ptr` and `col_idx` say where it is.
 
@@ -123,7 +127,7 @@ class BsrMatrix:
         self._pattern, self._values, self._transposed = pattern, values, transposed
         torch = torch_module()
         self._torch = torch is not None and isinstance(values, torch.Tensor)
-        self._runner = self._left_runner = None
+        self._runner = self._left_runner = _no_runner
         if self._torch:
             from . import _torch
 
@@ -323,14 +327,10 @@ class BsrMatrix:
     # ---- products ----
 
     def __matmul__(self, other: Any) -> Any:
-        from ._ops import matmul
-
-        return matmul(self, other)
+        raise NotImplementedError  # _ops, which knows products, puts its own here
 
     def __rmatmul__(self, other: Any) -> Any:
-        from ._ops import matmul
-
-        return matmul(other, self)
+        raise NotImplementedError
 
     # ---- shown ----
 

@@ -13,6 +13,7 @@ from ._pattern import Pattern, Problem, alignment, launch
 _compiling = bool  # torch.compiler.is_compiling; bool() is False
 _torch_matmul: Any = None
 _torch_sampled: Any = None
+_torch_eager: Any = None
 
 
 def matmul(
@@ -57,15 +58,16 @@ def matmul(
     array([[1., 2., 3., 4.],
            [1., 2., 3., 4.]])
     """
-    plain = out is None and bias is None and activation is None and alpha == 1.0 and out_dtype is None
     if _compiling():
         return _torch_matmul(A, B, bias, activation, alpha, out, beta, out_dtype)
-    if plain and not allow_dense and deterministic and allow_tf32 is None:
-        runner = A._runner if type(A) is BsrMatrix else B._left_runner if type(B) is BsrMatrix else None
-        if runner is not None:
-            result = runner(A._values, B) if type(A) is BsrMatrix else runner(B._values, A)
-            if result is not None:
-                return result
+    # The quick way, where nothing is asked for but the product of torch tensors; all else is seen to below.
+    if out is None and bias is None and activation is None and alpha == 1.0 and out_dtype is None and allow_tf32 is None:
+        if type(A) is BsrMatrix:
+            result = A._runner(A._values, B)
+        else:
+            result = B._left_runner(B._values, A) if type(B) is BsrMatrix else None
+        if result is not None and not allow_dense and deterministic and beta == 0.0:
+            return result
     left = not is_sparse(A)
     if left and not is_sparse(B):
         raise TypeError(f"A is a {type(A).__name__} and B a {type(B).__name__}; expected one of them to be a BsrMatrix, a torch.sparse_bsr tensor or a SciPy BSR matrix")
@@ -76,6 +78,9 @@ def matmul(
     torch = torch_module()
     if torch is not None and _torch_matmul is not None and wants_torch(torch, a, b, out, bias):
         return _torch_matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options)
+    usual = out is None and out_dtype is None and options.beta == 0 and options.flags == 0 and allow_tf32 is None
+    if usual and a._torch and _torch_eager is not None and isinstance(b, torch.Tensor):
+        return _torch_eager(a, b, left, options)
     return product(a, b, left, out, options)
 
 
@@ -359,6 +364,7 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
         a_align=alignment(values.pointer), b_align=alignment(b.operand.pointer), c_align=alignment(target.pointer),
         alpha=options.alpha, beta=options.beta, bias=int(bias is not None), activation=options.activation, flags=options.flags_for(x),
     )  # fmt: skip
+    keep = keep and b.operand is x and (bias is None or bias.array is options.bias)  # a copy's address is nobody's
     pointers = (values.pointer, b.operand.pointer, target.pointer, bias.pointer if bias is not None else None)
     sparse_name = "B" if left else "A"
     return run(a._pattern, problem, pointers, x, {"b": dense_name, "c": "out", "values": sparse_name, "n": dense_name}, keep)
@@ -398,6 +404,7 @@ def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, k
             alpha=alpha, beta=beta, flags=tf32_flag(allow_tf32, x),
         )  # fmt: skip
         names = {"x": "X", "y": "Y", "values": "out"}
+        keep = keep and vx.operand is x and vy.operand is y
         plan = run(pattern, problem, (vx.operand.pointer, vy.operand.pointer, target.pointer, None), x, names, keep)
     return (out if out is not None else BsrMatrix._make(pattern, _arrays.finish(target, x))), plan
 
@@ -412,3 +419,7 @@ def _check_sampled_out(out: Any, pattern: Pattern, x: Operand) -> Operand:
         raise ValueError(f"out is on {target.device} and X on {x.device}; expected one device")
     _check_out_dtype(None, target, x)
     return target
+
+
+BsrMatrix.__matmul__ = lambda self, other: matmul(self, other)  # type: ignore[method-assign]
+BsrMatrix.__rmatmul__ = lambda self, other: matmul(other, self)  # type: ignore[method-assign]
