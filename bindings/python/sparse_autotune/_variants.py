@@ -157,7 +157,8 @@ def _numpy_view(pointer: int, shape: tuple, strides: tuple | None, dtype: str, w
     buffer = (ctypes.c_char * (span * kind.itemsize)).from_address(pointer)
     flat = np.frombuffer(buffer, kind)
     view = np.lib.stride_tricks.as_strided(flat, shape, [s * kind.itemsize for s in strides]) if strides else flat.reshape(shape)
-    view.flags.writeable = writable
+    if not writable:
+        view.flags.writeable = False
     return view
 
 
