@@ -27,7 +27,7 @@ __all__ = [
     "register_variant", "sampled_matmul", "set_effort", "sparsify", "tune",
 ]  # fmt: skip
 
-if "torch" in sys.modules:
+if sys.modules.get("torch") is not None:
     from . import _torch  # noqa: F401  the operators
 
 

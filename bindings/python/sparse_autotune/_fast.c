@@ -196,15 +196,13 @@ static bool current_stream(const view *v, void **stream) {
     return found;
 }
 
-static int launch(entry *e, void *const *operands) {
-    e->busy = true;
+static int launch(const entry *e, void *const *operands) {
     PyThreadState *state = PyEval_SaveThread();
     int before = e->threads ? host.get_threads() : 0;
     if (before != e->threads) host.set_threads(e->threads);
     int status = host.run(e->plan, operands, e->stream);
     if (before != e->threads) host.set_threads(before);
     PyEval_RestoreThread(state);
-    e->busy = false;
     return status;
 }
 
@@ -214,9 +212,9 @@ static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t
     view v[INPUTS], out;
     void *stream;
     if (count < 2 || count > INPUTS || r->count == 0) Py_RETURN_NONE;
+    if (needs_grad(tensors, count) || ask(host.autocast, NULL) != 0 || ask(host.dispatch_modes, NULL) != 0) Py_RETURN_NONE;
     for (Py_ssize_t i = 0; i < count; i++)
         if (!look(tensors[i], &v[i])) Py_RETURN_NONE;
-    if (needs_grad(tensors, count) || ask(host.autocast, NULL) != 0 || ask(host.dispatch_modes, NULL) != 0) Py_RETURN_NONE;
     bool cuda = v[0].device_type == CUDA;
     if (cuda && ask(host.capturing, NULL) != 0) Py_RETURN_NONE;
     int threads = cuda ? 0 : (int)ask(host.threads, NULL);
@@ -224,12 +222,15 @@ static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t
     if (!current_stream(&v[0], &stream)) Py_RETURN_NONE;
     entry *e = find(r, v, (int)count, stream, threads, tf32);
     if (!e) Py_RETURN_NONE;
+    e->busy = true; /* from here on other threads may run Python, and must neither use nor replace this entry */
+    bool done = false;
     PyObject *result = PyObject_CallFunctionObjArgs(host.empty_like, e->model, NULL);
-    if (!result) return NULL;
-    if (look(result, &out) && !((uintptr_t)out.data & e->low_bits[INPUTS])) {
+    if (result && look(result, &out) && !((uintptr_t)out.data & e->low_bits[INPUTS])) {
         void *operands[] = {v[0].data, v[1].data, out.data, count > 2 ? v[2].data : NULL};
-        if (launch(e, operands) == 0) return result;
+        done = launch(e, operands) == 0;
     }
+    e->busy = false;
+    if (done || !result) return result;
     Py_DECREF(result);
     Py_RETURN_NONE;
 }

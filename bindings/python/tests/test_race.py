@@ -1,6 +1,9 @@
 """Races, tuning ahead of time, the cache, and variants in Python."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -84,7 +87,7 @@ def whole_blocks(problem):
     return problem["plain"] and problem["m"] % problem["block"][0] == 0 and problem["k"] % problem["block"][1] == 0
 
 
-def test_a_python_variant_races_and_serves(monkeypatch):
+def test_a_python_variant_races():
     calls = []
 
     def counted(call):
@@ -97,7 +100,21 @@ def test_a_python_variant_races_and_serves(monkeypatch):
     assert race.best.variant == "cpu_matmul_f32_any_python_counted" and calls
     with pytest.raises(ValueError, match="registered already"):
         sa.register_variant(simple, name="cpu_matmul_f32_any_python_counted")
-    monkeypatch.setenv("SPARSE_AUTOTUNE_FORCE", "cpu_matmul_f32_any_python_counted")
+
+
+SERVES = """
+import numpy as np, sparse_autotune as sa
+def double(call):
+    call.out[...] = 7
+sa.register_variant(double, name="cpu_matmul_f32_any_python_seven")
+print((sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2), np.float32), (2, 2)) @ np.ones((2, 1), np.float32)).ravel())
+"""
+
+
+def test_a_python_variant_serves():
+    words = [sys.executable, "-c", SERVES]
+    run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SPARSE_AUTOTUNE_FORCE": "cpu_matmul_f32_any_python_seven"})
+    assert run.stdout.strip() == "[7. 7.]", run.stderr
 
 
 def test_a_wrong_variant_never_wins():
