@@ -50,9 +50,7 @@ static struct {
 
 static long epoch; /* of efforts and registered variants: plans of another one do not serve */
 
-static struct {
-    PyObject *requires_grad, *shape, *stride, *data_ptr, *dtype, *get_device, *is_cuda;
-} names;
+static struct { PyObject *requires_grad, *shape, *stride, *data_ptr, *dtype, *get_device, *is_cuda; } names;
 
 /* ---- one tensor ---- */
 
@@ -130,8 +128,7 @@ typedef struct entry {
 } entry;
 
 typedef struct runner {
-    PyObject_HEAD
-    entry entries[ENTRIES];
+    PyObject_HEAD entry entries[ENTRIES];
     int count, next;
 } runner;
 
@@ -146,7 +143,8 @@ static bool same(const view *x, const view *y, uintptr_t low_bits) {
 static entry *find(runner *r, const view *v, int inputs, void *stream, int threads, int tf32) {
     for (int i = 0; i < r->count; i++) {
         entry *e = &r->entries[i];
-        if (e->epoch != epoch || e->busy || e->inputs != inputs || e->stream != stream || e->threads != threads) continue;
+        if (e->epoch != epoch || e->busy || e->inputs != inputs || e->stream != stream || e->threads != threads)
+            continue;
         bool fits = e->tf32 == tf32;
         for (int j = 0; j < inputs && fits; j++) fits = same(&v[j], &e->input[j], e->low_bits[j]);
         if (fits) return e;
@@ -159,7 +157,8 @@ static entry *find(runner *r, const view *v, int inputs, void *stream, int threa
 /* A question to torch: its answer as a number; -1 and no exception where it gave none. */
 static long ask(PyObject *question, PyObject *argument) {
     if (!question || question == Py_None) return 0;
-    PyObject *answer = argument ? PyObject_CallFunctionObjArgs(question, argument, NULL) : PyObject_CallNoArgs(question);
+    PyObject *answer =
+        argument ? PyObject_CallFunctionObjArgs(question, argument, NULL) : PyObject_CallNoArgs(question);
     long number = !answer ? -1 : answer == Py_True ? 1 : answer == Py_False ? 0 : PyLong_AsLong(answer);
     Py_XDECREF(answer);
     if (PyErr_Occurred()) PyErr_Clear(), number = -1;
@@ -212,7 +211,8 @@ static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t
     view v[INPUTS], out;
     void *stream;
     if (count < 2 || count > INPUTS || r->count == 0) Py_RETURN_NONE;
-    if (needs_grad(tensors, count) || ask(host.autocast, NULL) != 0 || ask(host.dispatch_modes, NULL) != 0) Py_RETURN_NONE;
+    if (needs_grad(tensors, count) || ask(host.autocast, NULL) != 0 || ask(host.dispatch_modes, NULL) != 0)
+        Py_RETURN_NONE;
     for (Py_ssize_t i = 0; i < count; i++)
         if (!look(tensors[i], &v[i])) Py_RETURN_NONE;
     bool cuda = v[0].device_type == CUDA;
@@ -242,8 +242,8 @@ static PyObject *runner_add(PyObject *self, PyObject *args) {
     PyObject *inputs, *alignments, *model, *owner;
     unsigned long long stream, plan;
     entry e = {.epoch = epoch};
-    if (!PyArg_ParseTuple(args, "O!O!OKiiKO", &PyTuple_Type, &inputs, &PyTuple_Type, &alignments, &model, &stream, &e.threads,
-                          &e.tf32, &plan, &owner))
+    if (!PyArg_ParseTuple(args, "O!O!OKiiKO", &PyTuple_Type, &inputs, &PyTuple_Type, &alignments, &model, &stream,
+                          &e.threads, &e.tf32, &plan, &owner))
         return NULL;
     e.inputs = (int)PyTuple_Size(inputs);
     if (e.inputs < 2 || e.inputs > INPUTS || PyTuple_Size(alignments) != e.inputs + 1) Py_RETURN_FALSE;
@@ -306,9 +306,9 @@ static PyObject *setup(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *objects[11], *capsule;
     unsigned long long run, set_threads, get_threads;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOKKK", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4], &objects[5],
-                          &objects[6], &objects[7], &objects[8], &objects[9], &objects[10], &capsule, &run, &set_threads,
-                          &get_threads))
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOKKK", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10], &capsule, &run,
+                          &set_threads, &get_threads))
         return NULL;
     for (int i = 0; i < 11; i++) Py_INCREF(objects[i]); /* for the life of the process */
     host.tensor = objects[0], host.parameter = objects[1], host.empty_like = objects[2];
@@ -335,10 +335,12 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_fast", "The quick way for torch tensors.", -1, functions, NULL, NULL, NULL, NULL};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_fast", "The quick way for torch tensors.", -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__fast(void) {
-    names.requires_grad = PyUnicode_InternFromString("requires_grad"), names.shape = PyUnicode_InternFromString("shape");
+    names.requires_grad = PyUnicode_InternFromString("requires_grad"),
+    names.shape = PyUnicode_InternFromString("shape");
     names.stride = PyUnicode_InternFromString("stride"), names.data_ptr = PyUnicode_InternFromString("data_ptr");
     names.dtype = PyUnicode_InternFromString("dtype"), names.get_device = PyUnicode_InternFromString("get_device");
     names.is_cuda = PyUnicode_InternFromString("is_cuda");

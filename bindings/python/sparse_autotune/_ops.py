@@ -361,7 +361,7 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
     problem = Problem(
         op=_abi.MATMUL, transpose=int(a.is_transposed != left), n=b.cols, batch=b.batch,
         a_dtype=values.dtype, b_dtype=x.dtype, c_dtype=c_dtype, b=b.layout, c=c.layout,
-        a_align=alignment(values.pointer), b_align=alignment(b.operand.pointer), c_align=alignment(target.pointer),
+        a_align=alignment(values.pointer, x.device), b_align=alignment(b.operand.pointer, x.device), c_align=alignment(target.pointer, x.device),
         alpha=options.alpha, beta=options.beta, bias=int(bias is not None), activation=options.activation, flags=options.flags_for(x),
     )  # fmt: skip
     keep = keep and b.operand is x and (bias is None or bias.array is options.bias)  # a copy's address is nobody's
@@ -400,7 +400,7 @@ def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, k
         vx, vy = View(x, False, "X"), View(y, False, "Y")
         problem = Problem(
             op=_abi.SAMPLED, k=x.shape[1], a_dtype=x.dtype, b_dtype=y.dtype, c_dtype=target.dtype, a=vx.layout, b=vy.layout,
-            a_align=alignment(vx.operand.pointer), b_align=alignment(vy.operand.pointer), c_align=alignment(target.pointer),
+            a_align=alignment(vx.operand.pointer, x.device), b_align=alignment(vy.operand.pointer, x.device), c_align=alignment(target.pointer, x.device),
             alpha=alpha, beta=beta, flags=tf32_flag(allow_tf32, x),
         )  # fmt: skip
         names = {"x": "X", "y": "Y", "values": "out"}

@@ -39,9 +39,10 @@ class Plan:
         free(self.handle)
 
 
-def alignment(pointer: int) -> int:
+def alignment(pointer: int, device: str) -> int:
     """Bytes that a pointer is a multiple of, up to the most that any variant asks for."""
-    return (pointer | 128) & -(pointer | 128)
+    bits = pointer | (64 if device == "cpu" else 128)
+    return bits & -bits
 
 
 class Problem:

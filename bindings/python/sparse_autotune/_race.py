@@ -191,7 +191,7 @@ def benchmark(A: Any, B: Any, *, fresh: bool = True, only: Iterable[str] | str |
     c = _ops._canonical(features, n, 1, features) if left else _ops._canonical(features, n, n, 1)
     problem = Problem(
         op=_abi.MATMUL, transpose=int(a.is_transposed != left), n=n, a_dtype=x.dtype, b_dtype=x.dtype, c_dtype=x.dtype,
-        b=view.layout, c=(*c, 0), a_align=_ops.alignment(values.pointer), b_align=_ops.alignment(x.pointer), c_align=64,
+        b=view.layout, c=(*c, 0), a_align=_ops.alignment(values.pointer, x.device), b_align=_ops.alignment(x.pointer, x.device), c_align=64,
         flags=options.flags_for(x),
     )  # fmt: skip
     names = only if only is None or isinstance(only, str) else ",".join(only)

@@ -148,7 +148,7 @@ def _install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None, patt
     model = _model(result)
     first = inputs[0]
     tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _ops.torch_allows_tf32()))
-    aligned = tuple(alignment(t.data_ptr()) for t in (*inputs, result))
+    aligned = tuple(alignment(t.data_ptr(), str(t.device)) for t in (*inputs, result))
     if len(inputs) == 3:
         aligned = (*aligned[:2], first.element_size(), aligned[3])
     if model is not None:
