@@ -11,8 +11,8 @@ from ._arrays import torch_module
 from ._matrix import BsrMatrix, _what
 from ._pattern import Pattern
 
-AUTO_BLOCKS = (2, 4, 8, 16, 32, 64)
-MOST_FILL = 32  # stored elements over nonzeros: past this no rate makes up for it
+AUTO_BLOCKS = (2, 3, 4, 6, 8, 12, 16, 32, 64)
+AUTO_RACES = 5
 
 
 # ---- dense ----
@@ -154,14 +154,13 @@ def from_csr(x: Any, block: Any, columns: int) -> tuple:
         return _build(parts, block)
     if columns < 1:
         raise ValueError(f"columns is {columns}; expected at least 1")
-    nonzeros, best, least = len(parts[1]), None, float("inf")
-    for side in AUTO_BLOCKS:
-        stored = len(_gather_blocks(parts, (side, side))[1])
-        if best is not None and stored * side * side > MOST_FILL * max(nonzeros, 1):
-            continue
+    # Small blocks run at a lower rate, roughly in proportion to their side up to 16; the race decides among the likely ones.
+    likely = sorted(AUTO_BLOCKS, key=lambda side: len(_gather_blocks(parts, (side, side))[1]) * side * side / min(side, 16))
+    best, least = None, float("inf")
+    for side in sorted(likely[:AUTO_RACES]):
         built = _build(parts, (side, side))
         seconds = _time(BsrMatrix(*built), columns)
-        if seconds < least:
+        if best is None or seconds < least:
             best, least = built, seconds
     return best
 
