@@ -150,8 +150,13 @@ class _Axes:
 
     @staticmethod
     def _ticks(low: float, high: float) -> list[float]:
-        found = [d * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) for d in (1, 2, 5)]
-        inside = [t for t in found if low <= t <= high]
+        def steps(digits: tuple) -> list[float]:
+            decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+            return [t for t in (d * 10.0**e for e in decades for d in digits) if low <= t <= high]
+
+        inside = steps((1, 2, 5))
+        if len(inside) < 3:
+            inside = steps((1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
         return inside if len(inside) <= 9 else [t for t in inside if f"{t:.0e}"[0] == "1"]
 
     def x(self, v: float) -> float:
@@ -167,11 +172,9 @@ class _Axes:
     def dot(self, x: float, y: float, color: str, title: str, size: float = 4.2) -> None:
         self.parts.append(f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{size}" fill="{color}" stroke="#fff" stroke-width="1.2"><title>{_e(title)}</title></circle>')
 
-    def text(self, x: float, y: float, words: str, color: str, anchor: str = "start", dy: float = -7) -> None:
-        self.parts.append(f'<text class="curve" x="{self.x(x):.1f}" y="{self.y(y) + dy:.1f}" fill="{color}" text-anchor="{anchor}">{_e(words)}</text>')
-
-    def done(self) -> str:
-        return "".join(self.parts) + "</svg>"
+    def done(self, legend: list[tuple[str, str]]) -> str:
+        words = "".join(f'<span><i style="background:{color}"></i>{_e(text)}</span>' for color, text in legend)
+        return "".join(self.parts) + f'</svg><div class="legend">{words}</div>'
 
 
 _COLORS = ["#0b6e99", "#c2571a", "#3d7d3a", "#8a3fa0", "#a8323e", "#7a6a12", "#33508f", "#4d4d4d"]
@@ -187,52 +190,68 @@ def _groups(races: list[dict]) -> dict[tuple, list[dict]]:
     return found
 
 
+def _density(race: dict) -> float:
+    """With as few digits as come within 3 %: patterns of one density differ a little from grid to grid."""
+    exact = race["problem"]["density"]
+    rounded = (float(f"{exact:.{digits}g}") for digits in (1, 2, 3))
+    return next((r for r in rounded if abs(r - exact) <= 0.03 * exact), exact)
+
+
+def _best_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """One point an x, the best."""
+    found: dict[float, float] = {}
+    for x, y in points:
+        found[x] = max(y, found.get(x, 0.0))
+    return sorted(found.items())
+
+
+def _curves(axes: _Axes, lines: dict[str, list[tuple[float, float]]], say: Any) -> str:
+    legend = []
+    for color, (name, line) in zip(_COLORS * 4, lines.items()):
+        axes.line(line, color)
+        for x, y in line:
+            axes.dot(x, y, color, f"{name}, {say(x, y)}")
+        legend.append((color, name))
+    return axes.done(legend)
+
+
 def _speed_up(group: list[dict]) -> str | None:
     """Speed-up over the dense product, over density, one line a block size."""
-    lines: dict[tuple, list[tuple[float, float]]] = {}
+    found: dict[tuple, list[tuple[float, float]]] = {}
     for race in group:
         dense, best = _fastest(race, "dense"), _winner(race)
         if dense and best:
-            lines.setdefault(tuple(race["problem"]["block"]), []).append((race["problem"]["density"], dense["seconds"] / best["seconds"]))
+            found.setdefault(tuple(race["problem"]["block"]), []).append((_density(race), dense["seconds"] / best["seconds"]))
+    lines = {"block " + (f"{r}" if r == c else f"{r}×{c}"): _best_points(line) for (r, c), line in sorted(found.items())}
     points = [p for line in lines.values() for p in line]
-    if len({x for x, _ in points}) < 2:
-        return None
     densities = sorted({x for x, _ in points})
-    axes = _Axes([x for x, _ in points], [y for _, y in points] + [1.0], "density (share of blocks stored)", "times faster than dense", lambda x: f"{x:g}", lambda y: f"{y:g}×", densities if len(densities) < 10 else None)
+    if len(densities) < 2:
+        return None
+    axes = _Axes(densities, [y for _, y in points] + [1.0], "density (share of blocks stored)", "times faster than dense", lambda x: f"{x:g}", lambda y: f"{y:g}×", densities if len(densities) < 10 else None)
     axes.line([(densities[0], 1.0), (densities[-1], 1.0)], "#9aa1ab", "5 4")
-    for color, (block, line) in zip(_COLORS * 4, sorted(lines.items())):
-        line.sort()
-        axes.line(line, color)
-        for x, y in line:
-            axes.dot(x, y, color, f"block {block[0]}×{block[1]}, density {x:g}: {y:.2f}× faster than dense")
-        axes.text(*line[0], f"block {block[0]}" if block[0] == block[1] else f"block {block[0]}×{block[1]}", color, dy=-9)
-    return axes.done()
+    return _curves(axes, lines, lambda x, y: f"density {x:g}: {y:.2f}× faster than dense")
 
 
 def _by_block(group: list[dict]) -> str | None:
     """Rate of the winner over block size, one line a density."""
-    lines: dict[float, list[tuple[float, float]]] = {}
+    found: dict[float, list[tuple[float, float]]] = {}
     for race in group:
         best, (r, c) = _winner(race), race["problem"]["block"]
         if best and best.get("flops_per_second"):
-            lines.setdefault(race["problem"]["density"], []).append((math.sqrt(r * c), best["flops_per_second"]))
+            found.setdefault(_density(race), []).append((math.sqrt(r * c), best["flops_per_second"]))
+    lines = {f"density {density:g}": _best_points(line) for density, line in sorted(found.items())}
     points = [p for line in lines.values() for p in line]
     sides = sorted({x for x, _ in points})
-    if len(sides) < 2:
+    if max((len(line) for line in lines.values()), default=0) < 2:
         return None
     axes = _Axes(sides, [y for _, y in points], "block side", "rate on stored blocks", lambda x: f"{x:g}", lambda y: _rate(y).replace("FLOPS", ""), sides)
-    for color, (density, line) in zip(_COLORS * 4, sorted(lines.items())):
-        line.sort()
-        axes.line(line, color)
-        for x, y in line:
-            axes.dot(x, y, color, f"block {x:g}, density {density:g}: {_rate(y)}")
-        axes.text(*line[-1], f"density {density:g}", color, "end", dy=-9)
-    return axes.done()
+    return _curves(axes, lines, lambda x, y: f"block {x:g}: {_rate(y)}")
 
 
 def _roofline(races: list[dict]) -> str | None:
     """Winners' rates over arithmetic a byte, under the roof that the floor times imply."""
-    points, roofs = [], {}
+    points: list[tuple[float, float, dict]] = []
+    roofs: dict[str, list[tuple[float, float]]] = {}
     for race in races:
         p, best = race["problem"], _winner(race)
         if best and p.get("bytes") and p.get("flops") and p.get("floor_seconds"):
@@ -242,19 +261,15 @@ def _roofline(races: list[dict]) -> str | None:
     if not points:
         return None
     axes = _Axes([x for x, *_ in points] + [1.0], [y for _, y, _ in points] + [y for r in roofs.values() for _, y in r], "operations a byte that must move", "rate on stored blocks", lambda x: f"{x:g}", lambda y: _rate(y).replace("FLOPS", ""))
-    for color, (dtype, roof) in zip(_COLORS * 4, sorted(roofs.items())):
-        # The memory's slope is that of the least intense floor; the ceiling is the highest one.
-        x, y = min(roof)
-        ceiling, slope = max(r for _, r in roof), y / x
-        knee = ceiling / slope
-        right = max(axes.x1, knee) if knee < axes.x1 else axes.x1
-        line = [(axes.x0, slope * axes.x0), (min(knee, right), min(ceiling, slope * right)), (right, min(ceiling, slope * right))]
-        axes.line([(a, max(b, axes.y0)) for a, b in line if a <= axes.x1 * 1.001], color, "6 4")
-        axes.text(axes.x1 / 1.02, min(ceiling, slope * right), f"{dtype}: no faster than this", color, "end")
-    kinds = {d: c for c, d in zip(_COLORS * 4, sorted(roofs))}
+    colors = dict(zip(sorted(roofs), _COLORS * 4))
+    for dtype, roof in roofs.items():
+        ceiling, slope = max(y for _, y in roof), max(y / x for x, y in roof)
+        knee = min(max(ceiling / slope, axes.x0), axes.x1)
+        start = max(axes.x0, axes.y0 / slope)
+        axes.line([(start, slope * start), (knee, slope * knee), (axes.x1, min(ceiling, slope * axes.x1))], colors[dtype], "6 4")
     for x, y, race in points:
-        axes.dot(x, y, kinds[race["problem"]["dtype"]], f"{_title(race['problem'])}: {_rate(y)}", 4.8)
-    return axes.done()
+        axes.dot(x, y, colors[race["problem"]["dtype"]], f"{_title(race['problem'])}: {_rate(y)}", 4.8)
+    return axes.done([(color, dtype) for dtype, color in colors.items()])
 
 
 # ---- the page ----
@@ -270,8 +285,8 @@ main{max-width:1180px;margin:0 auto;padding:36px 24px 64px}h1{font-size:30px;lin
 .bars{display:grid;grid-template-columns:minmax(200px,38%) 1fr auto auto;gap:5px 12px;align-items:center}.name{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 .name.best{font-weight:700;color:var(--win)}.track{background:var(--back);border-radius:4px;height:15px}.bar{height:15px;border-radius:4px}.winner{background:var(--win)}.ours{background:var(--ours)}.library{background:var(--lib)}.dense{background:var(--dense)}
 .number{font-variant-numeric:tabular-nums;text-align:right;white-space:nowrap;font-size:13px}.soft{color:var(--soft)}.note{color:var(--soft);font-size:13px;margin:8px 0 0}.bad{color:#a8323e}
-.grid{stroke:var(--line)}.tick{font-size:11px;fill:var(--soft)}.label{font-size:12px;fill:var(--soft)}.curve{font-size:12px;font-weight:600}
-.legend{display:flex;gap:18px;flex-wrap:wrap;color:var(--soft);font-size:13px;margin:0 0 12px}.legend i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
+.grid{stroke:var(--line)}.tick{font-size:11px;fill:var(--soft)}.label{font-size:12px;fill:var(--soft)}
+.legend{display:flex;gap:6px 18px;flex-wrap:wrap;color:var(--soft);font-size:13px;margin:0 0 12px}.plots .legend{justify-content:center;margin:6px 0 0}.legend i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
 """
 
 
