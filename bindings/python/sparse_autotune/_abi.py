@@ -5,6 +5,7 @@ Nothing here knows arrays. The field names and their meaning are those of ``incl
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import re
@@ -271,6 +272,9 @@ def _open() -> ctypes.CDLL:
 
 lib = _open()
 version = lib.sat_version().decode()
+
+ending: list[bool] = []  # holds something once the interpreter is on its way out
+atexit.register(ending.append, True)
 
 # OpenMP's own functions, of the very OpenMP that the library uses.
 set_threads = lib.omp_set_num_threads

@@ -170,7 +170,7 @@ def _time(a: BsrMatrix, columns: int) -> float:
     from . import _ops, _race
 
     operand = _arrays.describe(a._values, "values")
-    problem = _ops.plain_problem(operand.dtype, columns)
+    problem = _ops.plain_problem(operand.dtype, columns, align=_ops.alignment(0, operand.device))
     race = _race.run(a._pattern, operand.device, problem, fresh=False)
     return race.best.seconds if race.best else float("inf")
 

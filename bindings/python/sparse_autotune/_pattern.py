@@ -35,8 +35,9 @@ class Plan:
         _abi.check(_abi.lib.sat_plan_get_info(self.handle, ctypes.byref(info)))
         return info
 
-    def __del__(self, free=_abi.lib.sat_plan_free):
-        free(self.handle)
+    def __del__(self, free=_abi.lib.sat_plan_free, ending=_abi.ending):
+        if not ending:  # else memory and driver go with the process, in an order of their own
+            free(self.handle)
 
 
 def alignment(pointer: int, device: str) -> int:
@@ -110,8 +111,8 @@ class Pattern:
         _abi.check(_abi.lib.sat_pattern_create(_context.get(device).handle, ctypes.byref(bsr), ctypes.byref(handle)))
         return handle.value
 
-    def __del__(self, free=_abi.lib.sat_pattern_free):
-        for handle in getattr(self, "_handles", {}).values():
+    def __del__(self, free=_abi.lib.sat_pattern_free, ending=_abi.ending):
+        for handle in () if ending else getattr(self, "_handles", {}).values():
             free(handle)  # safe while plans made from it live
 
     def view(self) -> _abi.PatternView:

@@ -191,7 +191,7 @@ def benchmark(A: Any, B: Any, *, fresh: bool = True, only: Iterable[str] | str |
     c = _ops._canonical(features, n, 1, features) if left else _ops._canonical(features, n, n, 1)
     problem = Problem(
         op=_abi.MATMUL, transpose=int(a.is_transposed != left), n=n, a_dtype=x.dtype, b_dtype=x.dtype, c_dtype=x.dtype,
-        b=view.layout, c=(*c, 0), a_align=_ops.alignment(values.pointer, x.device), b_align=_ops.alignment(x.pointer, x.device), c_align=64,
+        b=view.layout, c=(*c, 0), a_align=_ops.alignment(values.pointer, x.device), b_align=_ops.alignment(x.pointer, x.device), c_align=_ops.alignment(0, x.device),
         flags=options.flags_for(x),
     )  # fmt: skip
     names = only if only is None or isinstance(only, str) else ",".join(only)
@@ -220,13 +220,13 @@ def tune(A: Any, columns: int | Iterable[int], *, gradients: bool = False, left:
     found = []
     with _abi.openmp_threads(_arrays.threads_for(values)):
         for n in sizes:
-            for problem in _problems(a, n, values.dtype, left, gradients, flags, 512 if device != "cpu" else 64):
+            for problem in _problems(a, n, values.dtype, left, gradients, flags, _ops.alignment(0, device)):
                 found.append(_plan_facts(a._pattern.plan(device, problem, effort)))
     return found
 
 
 def _problems(a: BsrMatrix, n: int, dtype: int, left: bool, gradients: bool, flags: int, align: int) -> list[Problem]:
-    same = {"a_dtype": dtype, "b_dtype": dtype, "c_dtype": dtype, "a_align": min(align, 128), "b_align": min(align, 128), "c_align": min(align, 128), "flags": flags}
+    same = {"a_dtype": dtype, "b_dtype": dtype, "c_dtype": dtype, "a_align": align, "b_align": align, "c_align": align, "flags": flags}
     rows, cols = a.shape
     inner, features = (rows, cols) if left else (cols, rows)
 
