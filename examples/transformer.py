@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 def train(model, steps, rate):
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    for step in range(steps):
+    for _ in range(steps):
         x, y = batch()
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()

@@ -28,7 +28,7 @@ def cupy_module() -> Any:
 class Operand:
     """One dense array: where it is and how it lies. `array` keeps the memory alive."""
 
-    __slots__ = ("array", "device", "dtype", "kind", "pointer", "shape", "strides", "maker")
+    __slots__ = ("array", "device", "dtype", "kind", "maker", "pointer", "shape", "strides")
 
     def __init__(self, kind: str, array: Any, pointer: int, shape: tuple, strides: tuple, dtype: int, device: str, maker: Any):
         self.kind, self.array, self.pointer, self.shape, self.strides = kind, array, pointer, shape, strides

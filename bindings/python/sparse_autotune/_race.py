@@ -132,10 +132,10 @@ def _read(handle: ctypes.c_void_p, context: _context.Context, pattern: Pattern, 
             )  # fmt: skip
         )
     best = _abi.lib.sat_race_best(handle)
-    return Race(
-        records, _describe(pattern, problem.struct, info, context), {"backend": "cuda" if context.backend == _abi.CUDA else "cpu", "name": context.info.name.decode(), "threads": context.info.threads, "measured": bool(context.info.measured)},
-        bool(info.cached), info.seconds, info.peak_bytes, best.contents.variant.decode() if best else None,
-    )  # fmt: skip
+    d = context.info
+    device = {"backend": "cuda" if d.backend == _abi.CUDA else "cpu", "name": d.name.decode(), "threads": d.threads, "measured": bool(d.measured)}
+    winner = best.contents.variant.decode() if best else None
+    return Race(records, _describe(pattern, problem.struct, info, context), device, bool(info.cached), info.seconds, info.peak_bytes, winner)
 
 
 def _describe(pattern: Pattern, p: _abi.Problem, info: _abi.RaceInfo, context: _context.Context) -> dict[str, Any]:

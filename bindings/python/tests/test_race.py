@@ -95,7 +95,7 @@ def test_a_python_variant_races():
         simple(call)
 
     sa.register_variant(counted, name="cpu_matmul_f32_any_python_counted", supports=whole_blocks)
-    a, dense = matrix(6)
+    a, _ = matrix(6)
     race = sa.benchmark(a, np.ones((64, 6), np.float32), only="cpu_matmul_f32_any_python_counted")
     assert race.best.variant == "cpu_matmul_f32_any_python_counted" and calls
     with pytest.raises(ValueError, match="registered already"):
