@@ -228,11 +228,18 @@ class BsrMatrix:
         self._set(self._pattern, self._check_values(values), self._transposed)
 
     def _check_values(self, values: Any) -> Any:
-        operand = _arrays.describe(values, "values")
-        expected = (self._pattern.stored_blocks, *self._pattern.block)
-        if operand.shape != expected:
-            raise ValueError(f"values has shape {operand.shape}; expected {expected}")
-        return _contiguous(values, operand, "values")
+        torch, expected = torch_module(), (self._pattern.stored_blocks, *self._pattern.block)
+        plain = torch is not None and isinstance(values, torch.Tensor)  # may have no memory: functorch, fake tensors
+        operand = None if plain else _arrays.describe(values, "values")
+        shape = tuple(values.shape) if operand is None else operand.shape
+        if shape != expected:
+            raise ValueError(f"values has shape {shape}; expected {expected}")
+        if operand is not None:
+            return _contiguous(values, operand, "values")
+        if values.layout is not torch.strided:
+            raise TypeError(f"values is {_what(values)}; expected a dense tensor")
+        _arrays.dtype_code(values.dtype, "values")
+        return values.contiguous()
 
     @property
     def is_transposed(self) -> bool:

@@ -376,6 +376,27 @@ torch.library.register_autograd("sparse_autotune::matmul", _matmul_backward, set
 torch.library.register_autograd("sparse_autotune::sampled", _sampled_backward, setup_context=_sampled_setup, lib=_library)
 
 
+def _matmul_vmap(info, in_dims, values, row_ptr, col_idx, b, bias, shape, transpose=False, left=False, alpha=1.0, activation="none"):
+    """A batch of b is one product; anything else that is batched is done one by one."""
+    product = torch.ops.sparse_autotune.matmul
+    if in_dims[3] is not None and all(d is None for i, d in enumerate(in_dims[:5]) if i != 3):
+        b = b.movedim(in_dims[3], 0)
+        if not left and b.dim() == 2:  # vectors: A @ b of each is b @ A.T of all
+            return product(values, row_ptr, col_idx, b, bias, shape, not transpose, True, alpha, activation), 0
+        return product(values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation), 0
+    items = [[t if d is None else t.select(d, i) for t, d in zip((values, row_ptr, col_idx, b, bias), in_dims)] for i in range(info.batch_size)]
+    return torch.stack([product(*item, shape, transpose, left, alpha, activation) for item in items]), 0
+
+
+def _sampled_vmap(info, in_dims, x, y, row_ptr, col_idx, shape, block, alpha=1.0):
+    items = [[t if d is None else t.select(d, i) for t, d in zip((x, y, row_ptr, col_idx), in_dims)] for i in range(info.batch_size)]
+    return torch.stack([torch.ops.sparse_autotune.sampled(*item, shape, block, alpha) for item in items]), 0
+
+
+torch.library.register_vmap("sparse_autotune::matmul", _matmul_vmap, lib=_library)
+torch.library.register_vmap("sparse_autotune::sampled", _sampled_vmap, lib=_library)
+
+
 def _autocast(device: str, *tensors: Tensor | None) -> tuple:
     """The tensors as autocast wants them: float32 and 16 bits become its dtype, doubles stay."""
     dtype = torch.get_autocast_dtype(device)

@@ -305,6 +305,17 @@ def test_fake_tensors_and_modes():
     assert type(fake).__name__ == "FakeTensor" and fake.shape == (32, 5)
 
 
+def test_vmap():
+    a, dense = tensors(5, 16, 12, (4, 4), 0.5, torch.float32)
+    vectors, batch, rows = torch.randn(5, 12), torch.randn(12, 3, 5), torch.randn(5, 2, 16)
+    close(torch.func.vmap(lambda b: sa.matmul(a, b))(vectors), vectors @ dense.T)
+    close(torch.func.vmap(lambda b: sa.matmul(a, b), in_dims=2)(batch), torch.einsum("mk,knb->bmn", dense, batch))
+    close(torch.func.vmap(lambda x: sa.matmul(x, a))(rows), rows @ dense)
+    values = torch.randn(3, *a.values.shape)
+    got = torch.func.vmap(lambda v: sa.matmul(a.with_values(v), vectors[0]))(values)
+    close(got, torch.stack([a.with_values(v).to_dense() @ vectors[0] for v in values]))
+
+
 def test_inference_mode_and_no_grad():
     a, dense = tensors(5, 32, 24, (8, 8), 0.5, torch.float32)
     a.requires_grad_()
