@@ -35,8 +35,15 @@ class Operand:
         self.dtype, self.device, self.maker = dtype, device, maker
 
 
+_codes: dict[Any, int] = {}  # dtypes that were seen
+
+
 def dtype_code(dtype: Any, name: str) -> int:
     """The library's number for a NumPy, torch or CuPy dtype, or for a name such as "float16"."""
+    try:
+        return _codes[dtype]
+    except (KeyError, TypeError):
+        pass
     text = dtype if isinstance(dtype, str) else None
     if text is None:
         torch = torch_module()
@@ -51,6 +58,7 @@ def dtype_code(dtype: Any, name: str) -> int:
     code = _abi.DTYPES.get(text)
     if code is None:
         raise TypeError(f"{name} has dtype {text}; expected float32, float64, float16 or bfloat16")
+    _codes[dtype] = code
     return code
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from . import _abi, _arrays
 from ._arrays import Operand, torch_module
 from ._matrix import BsrMatrix, as_bsr, is_sparse
-from ._pattern import Pattern, Problem, alignment, launch
+from ._pattern import Pattern, Problem, alignment, launch, problem_of
 
 # Set by _torch once torch is there.
 _compiling = bool  # torch.compiler.is_compiling; bool() is False
@@ -358,7 +358,7 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
         except ValueError:
             if not left or not whole:
                 raise
-    problem = Problem(
+    problem = problem_of(
         op=_abi.MATMUL, transpose=int(a.is_transposed != left), n=b.cols, batch=b.batch,
         a_dtype=values.dtype, b_dtype=x.dtype, c_dtype=c_dtype, b=b.layout, c=c.layout,
         a_align=alignment(values.pointer, x.device), b_align=alignment(b.operand.pointer, x.device), c_align=alignment(target.pointer, x.device),
@@ -398,7 +398,7 @@ def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, k
     plan = None
     if pattern.stored_blocks:
         vx, vy = View(x, False, "X"), View(y, False, "Y")
-        problem = Problem(
+        problem = problem_of(
             op=_abi.SAMPLED, k=x.shape[1], a_dtype=x.dtype, b_dtype=y.dtype, c_dtype=target.dtype, a=vx.layout, b=vy.layout,
             a_align=alignment(vx.operand.pointer, x.device), b_align=alignment(vy.operand.pointer, x.device), c_align=alignment(target.pointer, x.device),
             alpha=alpha, beta=beta, flags=tf32_flag(allow_tf32, x),

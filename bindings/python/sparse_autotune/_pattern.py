@@ -47,15 +47,36 @@ def alignment(pointer: int, device: str) -> int:
 
 
 class Problem:
-    """A problem as the library takes it, and as a key: all that a plan depends on but its stream."""
+    """A problem as the library takes it; also a key: all that a plan depends on but its stream."""
 
-    __slots__ = ("key", "struct")
+    __slots__ = ("_hash", "_key", "struct")
 
     def __init__(self, **fields: Any):
         self.struct = s = _abi.Problem(batch=1, alpha=1.0)
         for name, value in fields.items():
             setattr(s, name, _abi.Layout(*value) if name in ("a", "b", "c") else value)
-        self.key = tuple(sorted(fields.items()))
+        self._key = tuple(sorted(fields.items()))
+        self._hash = hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Problem) and self._key == other._key)
+
+
+_problems: dict[tuple, Problem] = {}
+
+
+def problem_of(**fields: Any) -> Problem:
+    """A Problem, made once for the same fields."""
+    key = tuple(fields.items())
+    found = _problems.get(key)
+    if found is None:
+        if len(_problems) >= 4096:
+            _problems.clear()
+        found = _problems[key] = Problem(**fields)
+    return found
 
 
 class Pattern:
@@ -125,7 +146,7 @@ class Pattern:
 
     def take(self, device: str, problem: Problem, stream: int, threads: int, capturing: bool) -> tuple[tuple, Plan]:
         """A plan for this call, that nobody else holds, and the key under which it is given back."""
-        first = (device, _context.epoch(), problem.key, threads or (_abi.get_threads() if device == "cpu" else 0))
+        first = (device, _context.epoch(), problem, threads or (_abi.get_threads() if device == "cpu" else 0))
         key = (*first, stream, capturing)
         free = self._free.get(key)
         if free:
