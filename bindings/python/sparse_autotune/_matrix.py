@@ -105,6 +105,9 @@ class BsrMatrix:
     __array_ufunc__ = None  # so that ndarray @ BsrMatrix comes here
 
     def __init__(self, row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]):
+        if isinstance(row_ptr, Pattern):  # _make: a pattern, values and a transpose that are checked already
+            self._set(row_ptr, col_idx, values)
+            return
         if isinstance(values, (list, tuple)):
             values = np.asarray(values)
         operand = _arrays.describe(values, "values")
@@ -119,9 +122,7 @@ class BsrMatrix:
 
     @classmethod
     def _make(cls, pattern: Pattern, values: Any, transposed: bool = False) -> BsrMatrix:
-        matrix = cls.__new__(cls)
-        matrix._set(pattern, values, transposed)
-        return matrix
+        return cls(pattern, values, transposed, (0, 0))  # not by __new__, which torch.compile of 2.6 cannot follow
 
     def _set(self, pattern: Pattern, values: Any, transposed: bool) -> None:
         self._pattern, self._values, self._transposed = pattern, values, transposed

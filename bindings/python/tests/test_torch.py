@@ -13,6 +13,8 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
+from sparse_autotune import _torch as interop  # noqa: E402
+
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
@@ -364,6 +366,56 @@ def test_bad_input(kind, words, call):
     with pytest.raises(kind) as caught:
         call(a)
     assert words in str(caught.value), str(caught.value)
+
+
+def test_the_quick_way_is_taken_and_gives_way():
+    if interop._fast is None:
+        pytest.skip("built without the extension")
+    a, dense = tensors(6, 32, 24, (8, 8), 0.5, torch.float32)
+    b = torch.randn(24, 5)
+    run = a._runner
+    assert run(a.values, b) is None
+    c = a @ b
+    quick = run(a.values, b)
+    assert torch.equal(quick, c) and quick.is_contiguous() and quick.untyped_storage().resizable()
+    odd = torch.cat([torch.zeros(1), b.flatten()])[1:].view(24, 5)  # less aligned than the plan wants
+    for other in (b.double(), b[:, :4], b.T.contiguous().T, b.numpy(), b.clone().requires_grad_(), torch.nn.Parameter(b), None, odd):
+        assert run(a.values, other) is None
+    with torch.no_grad():
+        assert run(a.values, torch.nn.Parameter(b)) is not None
+    with torch.autocast("cpu"):
+        assert run(a.values, b) is None
+    with sa.set_effort("cached"):
+        assert run(a.values, b) is None
+    assert run(a.values, b) is not None and run(a.values) is None and run(a.values, b, b, b) is None
+
+
+OLD_TORCH = """
+import torch
+torch.Tensor.__dlpack_c_exchange_api__ = None  # as before 2.10
+import sparse_autotune as sa
+sa.set_effort("off")
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+    dense = torch.randn(32, 24).to(dtype)
+    a, b, x = sa.BsrMatrix.from_dense(dense, 8), torch.randn(24, 5).to(dtype), torch.randn(2, 3, 32).to(dtype)
+    for _ in range(3):
+        torch.testing.assert_close(a @ b, dense @ b, rtol=5e-2, atol=5e-1)
+        torch.testing.assert_close(x @ a, x @ dense, rtol=5e-2, atol=5e-1)
+    assert a._runner(a.values, b) is not None and a._left_runner(a.values, x) is not None
+    assert a._runner(a.values, b.to("meta")) is None
+print("fine")
+"""
+
+
+def test_torch_without_exchange_functions():
+    import os
+    import subprocess
+    import sys
+
+    if interop._fast is None:
+        pytest.skip("built without the extension")
+    run = subprocess.run([sys.executable, "-c", OLD_TORCH], capture_output=True, text=True, env=dict(os.environ))
+    assert run.stdout.strip() == "fine", run.stderr
 
 
 def test_without_the_extension_everything_works():
