@@ -200,7 +200,7 @@ def test_cupy_arrays_give_cupy_arrays():
     assert sa.matmul(a, b, out=out) is out
 
 
-def test_a_triton_kernel_may_race():
+def test_a_function_of_torch_may_race():
     def dense(call):
         br, bc = call.block
         full = torch.zeros(call.shape, dtype=call.values.dtype, device=call.values.device)
