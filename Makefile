@@ -10,7 +10,7 @@ CONFIGURE = cmake -S . -B $(BUILD) $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(G
             --log-level=WARNING $(CMAKE_FLAGS) >/dev/null
 export BUILD WERROR JOBS
 
-.PHONY: run build test bench format lint asan tsan fuzz gpu setup install clean help
+.PHONY: run build test bench format lint asan tsan fuzz python gpu setup install clean help
 
 run: ## set up, build, and race the default problem on the best device of this machine
 	@scripts/setup.sh run gpu
@@ -23,9 +23,13 @@ build: ## libraries, command line, tests and benchmark
 	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS)
 
-test: ## set up, build, and run every test, sanitizers and fuzzers included
-	@scripts/setup.sh test cuda
-	@scripts/test.sh release asan tsan fuzz gpu
+test: ## set up, build, and run every test, those of the Python package, sanitizers and fuzzers included
+	@scripts/setup.sh test cuda python
+	@scripts/test.sh release python asan tsan fuzz gpu
+
+python: ## the Python package: its wheel, a fresh environment, its tests
+	@scripts/setup.sh run python
+	@scripts/test.sh python
 
 asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@scripts/setup.sh test
@@ -58,7 +62,7 @@ lint: ## layout, cppcheck, clang-tidy, shellcheck
 	@scripts/lint.sh
 
 setup: ## install what is missing for all of the above, a CUDA compiler too
-	@scripts/setup.sh run test lint bench cuda
+	@scripts/setup.sh run test lint bench python cuda
 
 install: build ## into PREFIX (/usr/local)
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))

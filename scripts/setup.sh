@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets this machine up: looks for what is needed, installs what is missing with apt where that is possible, and
 # otherwise says what is missing and how to get it. Quick, quiet and offline where nothing is missing.
-# usage: setup.sh run|test|lint|bench|cuda|gpu ...
+# usage: setup.sh run|test|lint|bench|python|cuda|gpu ...
 #   cuda   a CUDA compiler: where none works, NVIDIA's wheels go into $BUILD/cuda (300 MB)
 #   gpu    the same, but only on a machine with NVIDIA's driver
 set -u
@@ -61,6 +61,9 @@ have_cppcheck() { have cppcheck; }
 have_shellcheck() { have shellcheck; }
 have_gxx() { have g++; }
 have_python() { have python3; }
+have_python_header() {
+    have python3 && compiles "${CC:-cc}" -c -I"$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" <<<'#include <Python.h>'
+}
 have_venv() { have python3 && python3 -c 'import ensurepip, venv' >/dev/null 2>&1; }
 
 needs_run() {
@@ -92,6 +95,13 @@ needs_bench() {
     needs_run
     want python python3 'Python, for the table'
     want venv python3-venv 'a Python environment for SciPy'
+}
+
+needs_python() {
+    needs_run
+    want python python3 'Python 3.10 or newer, for its package'
+    want venv python3-venv 'a Python environment for the package and its tests'
+    want python_header python3-dev 'Python.h, for the quick way from torch'
 }
 
 needs_cuda() {
@@ -200,8 +210,8 @@ look() { # for everything that the words ask for
     local what
     for what in "$@"; do
         case $what in
-        run | test | lint | bench | cuda | gpu) "needs_$what" ;;
-        *) echo "usage: setup.sh run|test|lint|bench|cuda|gpu ..." >&2 && exit 2 ;;
+        run | test | lint | bench | python | cuda | gpu) "needs_$what" ;;
+        *) echo "usage: setup.sh run|test|lint|bench|python|cuda|gpu ..." >&2 && exit 2 ;;
         esac
     done
 }
