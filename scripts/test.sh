@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs the tests, step by step, and ends with how many passed, failed and were skipped.
-# usage: test.sh release|python|asan|tsan|fuzz|gpu ...       from the Makefile, which gives BUILD, WERROR and JOBS
+# usage: test.sh release|python|asan|tsan|fuzz|gpu|rust ...  from the Makefile, which gives BUILD, WERROR and JOBS
 # CUDA code is compiled wherever a CUDA compiler works, with or without a GPU; where CI=true one must.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -199,6 +199,24 @@ step_gpu() {
         if "$BUILD/sparse_autotune" check --device cuda --seconds "$GPU_SECONDS"; then pass; else fail "GPU: check"; fi
         run_ctest GPU "$BUILD" -L gpu
     fi
+}
+
+step_rust() {
+    title "Rust crates"
+    PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+    if ! command -v cargo >/dev/null; then
+        skip "Rust: cargo is not installed (scripts/setup.sh rust)"
+        return
+    fi
+    local name
+    while read -r name; do
+        case $name in
+        passed:*) pass ;;
+        skipped:*) skip "Rust: ${name#*: }" ;;
+        failed:*) fail "Rust: ${name#*: }" ;;
+        *) echo "$name" ;;
+        esac
+    done < <(BUILD=$(realpath -m "$BUILD") JOBS=$JOBS scripts/test_rust.sh 2>&1)
 }
 
 for step in "$@"; do "step_$step"; done
