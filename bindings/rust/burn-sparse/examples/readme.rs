@@ -12,6 +12,6 @@ fn main() {
 
     // In place of burn::nn::Linear: an eighth of the blocks, and gradients to them.
     let layer = SparseLinearConfig::new(512, 256).with_block_size([32, 32]).init::<Autodiff<Flex>>(&device);
-    let gradients = layer.forward(Tensor::ones([8, 512], &device)).sum().backward();
+    let gradients = layer.forward(Tensor::<_, 2>::ones([8, 512], &device)).sum().backward();
     println!("{:?}", layer.weight.val().grad(&gradients).unwrap().dims());
 }

@@ -44,7 +44,7 @@ fn check_gradients(network: &Network<B>, input: Tensor<B, 2>) {
     let output = network.second.forward(activation::relu(dense.forward(input)));
     let dense_grads = output.powi_scalar(2).sum().backward();
     let expected = dense.weight.val().grad(&dense_grads).expect("a gradient").transpose();
-    let expected = burn_sparse::BsrTensor::from_dense_with(expected, network.first.pattern.clone()).values();
+    let expected = burn_sparse::BsrTensor::from_dense_with(expected, network.first.pattern().clone()).values();
     let found = network.first.weight.val().grad(&sparse_grads).expect("a gradient");
     found.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::rel_abs(1e-3, 1e-3));
     println!("gradients: those of the dense layer");
@@ -81,7 +81,7 @@ fn main() {
     trained.clone().save_file(file.clone(), &recorder).expect("it can be saved");
     let loaded = Network::<Flex>::new(&device).load_file(file.clone(), &recorder, &device).expect("it can be loaded");
     std::fs::remove_file(file.with_extension("mpk")).expect("it is there");
-    assert_eq!(loaded.first.pattern, trained.first.pattern);
+    assert_eq!(loaded.first.pattern(), trained.first.pattern());
     let input = input.inner();
     loaded.forward(input.clone()).into_data().assert_eq(&trained.forward(input).into_data(), true);
     println!("saved, loaded: the same output");

@@ -40,7 +40,7 @@ mod tensor;
 pub use backend::SparseBackend;
 pub use gemm::{BsrGemm, BsrGemmConfig, Epilogue, Tuning};
 pub use linear::{SparseLinear, SparseLinearConfig, SparseLinearRecord};
-pub use pattern::{BlockSize, BsrPattern, Indices};
+pub use pattern::{BlockSize, BsrPattern, Indices, PatternModule};
 pub use sparse_autotune::{Activation, Effort, Error, Race, RaceResult, Result, Verdict};
 pub use spec::{MatmulSpec, Side};
 pub use tensor::BsrTensor;

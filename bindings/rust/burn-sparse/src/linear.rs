@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 
 use crate::backend::SparseBackend;
-use crate::pattern::{BlockSize, BsrPattern};
+use crate::pattern::{BlockSize, BsrPattern, PatternModule};
 use crate::spec::{MatmulSpec, Side};
 use crate::tensor::{BsrTensor, product};
 
@@ -58,7 +58,7 @@ impl SparseLinearConfig {
         let (inputs, outputs) = (seen(self.d_input), seen(self.d_output));
         let weight = self.initializer.init_with(pattern.values_shape(), inputs, outputs, device);
         let bias = self.bias.then(|| self.initializer.init_with([self.d_output], inputs, outputs, device));
-        SparseLinear { weight, bias, pattern }
+        SparseLinear { weight, bias, pattern: pattern.into() }
     }
 }
 
@@ -73,8 +73,7 @@ pub struct SparseLinear<B: Backend> {
     pub weight: Param<Tensor<B, 3>>,
     /// One value for each output feature.
     pub bias: Option<Param<Tensor<B, 1>>>,
-    /// Where the blocks are.
-    pub pattern: BsrPattern,
+    pattern: PatternModule<B>,
 }
 
 impl<B: Backend> SparseLinear<B> {
@@ -89,7 +88,7 @@ impl<B: Backend> SparseLinear<B> {
         Self {
             weight: Param::from_tensor(blocks.values().detach()),
             bias: linear.bias.as_ref().map(|bias| Param::from_tensor(bias.val().detach())),
-            pattern: blocks.pattern().clone(),
+            pattern: blocks.pattern().clone().into(),
         }
     }
 
@@ -115,9 +114,14 @@ impl<B: Backend> SparseLinear<B> {
         Self::from_linear(linear, BsrPattern::from_mask(weight.dims(), block, |row, col| kept[row * columns + col]))
     }
 
+    /// Where the blocks are: `[d_output, d_input]`.
+    pub fn pattern(&self) -> &BsrPattern {
+        &self.pattern
+    }
+
     /// The weight as a matrix, `[d_output, d_input]`.
     pub fn matrix(&self) -> BsrTensor<B> {
-        BsrTensor::from_pattern(self.pattern.clone(), self.weight.val())
+        BsrTensor::from_pattern(self.pattern().clone(), self.weight.val())
     }
 }
 

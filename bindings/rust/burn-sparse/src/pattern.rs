@@ -1,5 +1,7 @@
 //! Where the stored blocks of a matrix are.
 
+use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{AutodiffModule, Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault};
@@ -64,7 +66,7 @@ impl<B: Backend> Indices for Tensor<B, 1, Int> {
 /// The indices of a BSR matrix: checked once, shared by every tensor and layer that is made of them. A clone is another
 /// handle of the same pattern.
 ///
-/// It is a Burn module without parameters, and it is recorded exactly: a record of any precision gives the same pattern.
+/// As a part of a Burn module it is a [`PatternModule`].
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(into = "Plain", try_from = "Plain")]
 pub struct BsrPattern(Arc<Inner>);
@@ -301,6 +303,34 @@ fn random(state: &mut u64) -> u64 {
 
 // ---- as a part of a Burn module ----
 
+/// A pattern as a part of a module: no parameter, yet recorded, exactly in every precision. Burn's `Module` derive records
+/// only fields whose type names the backend, which is all that `B` is for.
+#[derive(Clone)]
+pub struct PatternModule<B: Backend> {
+    pattern: BsrPattern,
+    backend: PhantomData<fn() -> B>,
+}
+
+impl<B: Backend> From<BsrPattern> for PatternModule<B> {
+    fn from(pattern: BsrPattern) -> Self {
+        Self { pattern, backend: PhantomData }
+    }
+}
+
+impl<B: Backend> Deref for PatternModule<B> {
+    type Target = BsrPattern;
+
+    fn deref(&self) -> &BsrPattern {
+        &self.pattern
+    }
+}
+
+impl<B: Backend> std::fmt::Debug for PatternModule<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.pattern.fmt(f)
+    }
+}
+
 impl<B: Backend> Record<B> for BsrPattern {
     type Item<S: PrecisionSettings> = BsrPattern;
 
@@ -313,7 +343,7 @@ impl<B: Backend> Record<B> for BsrPattern {
     }
 }
 
-impl<B: Backend> Module<B> for BsrPattern {
+impl<B: Backend> Module<B> for PatternModule<B> {
     type Record = BsrPattern;
 
     fn collect_devices(&self, devices: Devices<B>) -> Devices<B> {
@@ -335,34 +365,34 @@ impl<B: Backend> Module<B> for BsrPattern {
     }
 
     fn load_record(self, record: Self::Record) -> Self {
-        record
+        record.into()
     }
 
     fn into_record(self) -> Self::Record {
-        self
+        self.pattern
     }
 }
 
-impl<B: AutodiffBackend> AutodiffModule<B> for BsrPattern {
-    type InnerModule = BsrPattern;
+impl<B: AutodiffBackend> AutodiffModule<B> for PatternModule<B> {
+    type InnerModule = PatternModule<B::InnerBackend>;
 
     fn valid(&self) -> Self::InnerModule {
-        self.clone()
+        self.pattern.clone().into()
     }
 
     fn from_inner(module: Self::InnerModule) -> Self {
-        module
+        module.pattern.into()
     }
 }
 
-impl<B: AutodiffBackend> HasAutodiffModule<B> for BsrPattern {
-    type TrainModule = BsrPattern;
+impl<B: AutodiffBackend> HasAutodiffModule<B> for PatternModule<B::InnerBackend> {
+    type TrainModule = PatternModule<B>;
 }
 
-impl ModuleDisplayDefault for BsrPattern {
+impl<B: Backend> ModuleDisplayDefault for PatternModule<B> {
     fn content(&self, content: Content) -> Option<Content> {
         content.add_formatted(&format!("{self:?}")).optional()
     }
 }
 
-impl ModuleDisplay for BsrPattern {}
+impl<B: Backend> ModuleDisplay for PatternModule<B> {}

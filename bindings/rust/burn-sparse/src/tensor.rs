@@ -73,7 +73,7 @@ impl<B: Backend> BsrTensor<B> {
                 wanted[0], wanted[1], wanted[2]
             )));
         }
-        Ok(Self { pattern, values: values.reshape(wanted), transposed: false })
+        Ok(Self { pattern, values: reshaped(values, wanted), transposed: false })
     }
 
     /// The blocks of a dense matrix that hold anything but zero. The matrix is read back to find them.
@@ -248,30 +248,32 @@ pub(crate) fn product<B: SparseBackend, const D: usize>(
     bias: Option<Tensor<B, 1>>,
     spec: MatmulSpec,
 ) -> Tensor<B, D> {
-    let float = |tensor: Tensor<B, 3>| tensor.into_primitive().tensor();
-    let bias = bias.map(|bias| bias.into_primitive().tensor());
     let (shape, [rows, _]) = (dense.dims(), spec.sizes(pattern));
-    let mut out_shape = shape;
-    let dense = match (D, spec.side) {
-        (1, Side::Left) => dense.reshape([shape[0], 1]).into_primitive().tensor(),
-        (1, Side::Right) => dense.reshape([1, shape[0]]).into_primitive().tensor(),
-        (2, _) => dense.into_primitive().tensor(),
+    let (mut folded, mut out_shape) = (shape.to_vec(), shape);
+    match (D, spec.side) {
+        (1, Side::Left) => folded.push(1),
+        (1, Side::Right) => folded.insert(0, 1),
+        (2, _) => {}
         // From the right a batch is nothing but more rows.
-        (_, Side::Right) => {
-            let rows = shape[..D - 1].iter().product::<usize>();
-            dense.reshape([rows, shape[D - 1]]).into_primitive().tensor()
-        }
-        (_, Side::Left) => {
-            let batch = shape[..D - 2].iter().product::<usize>();
-            dense.reshape([batch, shape[D - 2], shape[D - 1]]).into_primitive().tensor()
-        }
-    };
-    out_shape[if D == 1 || spec.side == Side::Right { D - 1 } else { D - 2 }] = rows;
-    let out = B::bsr_matmul(pattern, float(values), dense, bias, spec);
-    if D == 2 {
-        return Tensor::from_primitive(TensorPrimitive::Float(out));
+        (_, Side::Right) => folded = vec![shape[..D - 1].iter().product(), shape[D - 1]],
+        (_, Side::Left) => folded = vec![shape[..D - 2].iter().product(), shape[D - 2], shape[D - 1]],
     }
-    Tensor::from_primitive(TensorPrimitive::Float(B::float_reshape(out, out_shape.into())))
+    out_shape[if D == 1 || spec.side == Side::Right { D - 1 } else { D - 2 }] = rows;
+    let (values, dense) = (values.into_primitive().tensor(), dense.into_primitive().tensor());
+    let bias = bias.map(|bias| bias.into_primitive().tensor());
+    let dense = if D == 2 { dense } else { B::float_reshape(dense, folded.into()) };
+    let out = B::bsr_matmul(pattern, values, dense, bias, spec);
+    let out = if D == 2 { out } else { B::float_reshape(out, out_shape.into()) };
+    Tensor::from_primitive(TensorPrimitive::Float(out))
+}
+
+/// `Tensor::reshape` takes a 0 for "as it was"; here it is a size like any other.
+pub(crate) fn reshaped<B: Backend, const D: usize, const E: usize>(
+    tensor: Tensor<B, D>,
+    shape: [usize; E],
+) -> Tensor<B, E> {
+    let primitive = B::float_reshape(tensor.into_primitive().tensor(), shape.into());
+    Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
 
 /// The place of each stored block in the grid, row by row.

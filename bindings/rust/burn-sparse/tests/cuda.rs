@@ -44,16 +44,23 @@ fn products<B: SparseBackend>(dtypes: &[DType]) {
             assert_close(a.matmul(b.clone()) * 2.0, whole.clone().matmul(b) * 2.0);
             let x = random.tensor::<B, 2>([n, m], dtype);
             assert_close(a.matmul_right(x.clone()), x.clone().matmul(whole.clone()));
-            assert_close(a.clone().transpose().matmul(x.clone().transpose()), whole.clone().transpose().matmul(x.transpose()));
+            assert_close(
+                a.clone().transpose().matmul(x.clone().transpose()),
+                whole.clone().transpose().matmul(x.transpose()),
+            );
             let (left, right) = (random.tensor::<B, 3>([2, m, n], dtype), random.tensor::<B, 3>([2, k, n], dtype));
             let float = |t: Tensor<B, 3>| t.into_primitive().tensor();
             let back = |t| Tensor::<B, 3>::from_primitive(TensorPrimitive::Float(t));
             let found = back(B::bsr_sampled(a.pattern(), float(left.clone()), float(right.clone()), 1.0));
             assert_close(found, back(fallback::sampled::<B>(a.pattern(), float(left), float(right), 1.0)));
-            for (side, transpose) in [(Side::Left, false), (Side::Left, true), (Side::Right, false), (Side::Right, true)] {
+            for (side, transpose) in
+                [(Side::Left, false), (Side::Left, true), (Side::Right, false), (Side::Right, true)]
+            {
                 let (rows, depth) = if transpose { (k, m) } else { (m, k) };
-                let spec = MatmulSpec { side, transpose, alpha: 0.5, activation: Activation::Relu, ..Default::default() };
-                let operand = random.tensor::<B, 3>(if side == Side::Left { [3, depth, n] } else { [3, n, depth] }, dtype);
+                let spec =
+                    MatmulSpec { side, transpose, alpha: 0.5, activation: Activation::Relu, ..Default::default() };
+                let operand =
+                    random.tensor::<B, 3>(if side == Side::Left { [3, depth, n] } else { [3, n, depth] }, dtype);
                 let bias = random.tensor::<B, 1>([rows], dtype);
                 let other = fallback::matmul::<B>(
                     a.pattern(),
@@ -154,7 +161,7 @@ fn a_layer_learns_as_a_dense_one_does() {
     let linear = SgdConfig::new().init().step(0.1, linear, grads);
     assert_close(layer.forward(input.clone()).inner(), linear.forward(input).inner());
     let small: SparseLinear<B> = SparseLinearConfig::new(30, 20).with_block_size([8, 8]).init(&device);
-    assert_eq!(small.clone().load_record(small.clone().into_record()).pattern, small.pattern);
+    assert_eq!(small.clone().load_record(small.clone().into_record()).pattern(), small.pattern());
 }
 
 #[test]

@@ -5,15 +5,25 @@
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
-use burn::tensor::{Bool, IndexingUpdateOp, Tensor, TensorData, TensorPrimitive, activation};
+use burn::tensor::{Bool, IndexingUpdateOp, Tensor, TensorData, TensorMetadata, TensorPrimitive, activation};
 use sparse_autotune::Activation;
 
 use super::{fit_matmul, fit_sampled};
 use crate::pattern::{BsrPattern, int_tensor};
 use crate::spec::{MatmulSpec, Side, Sizes};
+use crate::tensor::reshaped;
 
 fn tensor<B: Backend, const D: usize>(primitive: FloatTensor<B>) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
+}
+
+/// A matrix as a batch of one.
+fn stacked<B: Backend>(primitive: FloatTensor<B>) -> Tensor<B, 3> {
+    let shape = primitive.shape();
+    match shape[..] {
+        [rows, cols] => reshaped(tensor::<B, 2>(primitive), [1, rows, cols]),
+        _ => tensor(primitive),
+    }
 }
 
 /// See [`SparseBackend::bsr_matmul`](super::SparseBackend::bsr_matmul).
@@ -26,10 +36,7 @@ pub fn matmul<B: Backend>(
 ) -> FloatTensor<B> {
     let sizes = fit_matmul::<B>(pattern, &values, &dense, bias.as_ref(), &spec);
     let Sizes { batch, m, n, k, side } = sizes;
-    let mut dense: Tensor<B, 3> = match batch {
-        Some(_) => tensor(dense),
-        None => tensor::<B, 2>(dense).unsqueeze(),
-    };
+    let mut dense: Tensor<B, 3> = stacked::<B>(dense);
     if side == Side::Right {
         dense = dense.swap_dims(1, 2);
     }
@@ -37,7 +44,7 @@ pub fn matmul<B: Backend>(
     if spec.alpha != 1.0 {
         product = product * spec.alpha;
     }
-    if let Some(bias) = bias {
+    if let Some(bias) = bias.filter(|_| sizes.out_len() > 0) {
         product = product + tensor::<B, 1>(bias).reshape([1, m, 1]);
     }
     product = match spec.activation {
@@ -49,11 +56,7 @@ pub fn matmul<B: Backend>(
     if side == Side::Right {
         product = product.swap_dims(1, 2);
     }
-    let product = match batch {
-        Some(_) => product.into_primitive(),
-        None => product.squeeze_dim::<2>(0).into_primitive(),
-    };
-    product.tensor()
+    B::float_reshape(product.into_primitive().tensor(), sizes.out_shape())
 }
 
 /// `op(A)*dense`, a batch of it.
@@ -124,14 +127,7 @@ pub fn sampled<B: Backend>(
     alpha: f64,
 ) -> FloatTensor<B> {
     let (batch, n) = fit_sampled::<B>(pattern, &left, &right);
-    let three = |primitive: FloatTensor<B>| -> Tensor<B, 3> {
-        if burn::tensor::TensorMetadata::rank(&primitive) == 3 {
-            tensor(primitive)
-        } else {
-            tensor::<B, 2>(primitive).unsqueeze()
-        }
-    };
-    let (left, right) = (three(left), three(right));
+    let (left, right) = (stacked::<B>(left), stacked::<B>(right));
     let ([block_rows, block_cols], [grid_rows, grid_cols]) = (pattern.block_size(), pattern.grid());
     let options = (&left.device(), left.dtype());
     let shape = pattern.values_shape();
