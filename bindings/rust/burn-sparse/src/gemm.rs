@@ -36,18 +36,6 @@ pub enum Epilogue {
     Silu,
 }
 
-impl Default for Tuning {
-    fn default() -> Self {
-        Self::Default
-    }
-}
-
-impl Default for Epilogue {
-    fn default() -> Self {
-        Self::None
-    }
-}
-
 /// The settings of a product.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct BsrGemmConfig {
