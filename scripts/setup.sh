@@ -4,7 +4,7 @@
 # usage: setup.sh run|test|lint|bench|python|cuda|gpu|rust ...
 #   cuda   a CUDA compiler: where none works, NVIDIA's wheels go into $BUILD/cuda (300 MB)
 #   gpu    the same, but only on a machine with NVIDIA's driver
-#   rust   cargo and clippy of 1.92 or newer: where they are missing or older, rustup puts them into the home folder
+#   rust   cargo, clippy and rustfmt of 1.92 or newer: where they are missing or older, rustup puts them into the home folder
 set -u
 cd "$(dirname "$0")/.." || exit 2
 BUILD=${BUILD:-build}
@@ -139,7 +139,7 @@ have_rust() {
     local version
     version=$(cargo --version 2>/dev/null | sed -n 's/^cargo \([0-9.]*\).*/\1/p')
     [ -n "$version" ] && [ "$(printf '1.92\n%s\n' "$version" | sort -V | head -n 1)" = 1.92 ] &&
-        cargo clippy --version >/dev/null 2>&1
+        cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1
 }
 have_curl() { have curl; }
 have_certificates() { [ -d /etc/ssl/certs ]; }
@@ -149,10 +149,10 @@ provide_rust() {
     echo "sparse_autotune: fetching Rust $rust_version into ${CARGO_HOME:-$HOME/.cargo} with rustup"
     mkdir -p "$BUILD"
     {
-        if have rustup; then rustup toolchain install "$rust_version" --profile minimal -c clippy && rustup default "$rust_version"
+        if have rustup; then rustup toolchain install "$rust_version" --profile minimal -c clippy -c rustfmt && rustup default "$rust_version"
         else
             curl --proto '=https' --tlsv1.2 -sSf --retry 3 https://sh.rustup.rs |
-                sh -s -- -y --no-modify-path --profile minimal -c clippy --default-toolchain "$rust_version"
+                sh -s -- -y --no-modify-path --profile minimal -c clippy -c rustfmt --default-toolchain "$rust_version"
         fi
     } >"$BUILD/rustup.log" 2>&1 && have_rust && return
     tail -n 3 "$BUILD/rustup.log" >&2

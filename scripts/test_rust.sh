@@ -52,6 +52,7 @@ sanitized() {
         cargo test --locked -p sparse-autotune --tests --target "$(rustc -vV | sed -n 's/^host: //p')"
 }
 
+part "layout" cargo fmt --check
 part "tests" cargo test --locked --workspace
 part "clippy" cargo clippy --locked --workspace --all-targets -- -D warnings
 part "documentation" env RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps

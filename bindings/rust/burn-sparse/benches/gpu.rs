@@ -2,7 +2,6 @@
 //! Built anywhere, run by `bench/rust_check`.
 
 use burn::backend::cuda::Cuda;
-use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::cuda::CudaRuntime;

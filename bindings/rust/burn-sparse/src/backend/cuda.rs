@@ -7,14 +7,14 @@ use std::any::{Any, TypeId};
 use std::ffi::c_void;
 use std::ptr;
 
+use burn::tensor::Shape;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
-use burn::tensor::{Shape, TensorMetadata};
+use burn_cubecl::CubeRuntime;
 use burn_cubecl::cubecl::cuda::CudaRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl::{CubeRuntime, cubecl};
 use sparse_autotune::{Context, Dtype, Effort, Race, Result};
 
 use super::{fit_matmul, fit_sampled};
