@@ -39,9 +39,10 @@ packaged() {
     return 0
 }
 
-# The types of the CUDA feature: nothing is built but what macros need, and no toolkit is asked for.
-cuda_types() {
-    SPARSE_AUTOTUNE_CHECK_ONLY=1 cargo clippy --locked -p burn-sparse --all-targets --features cuda,fusion,threads -- -D warnings
+# What looks at the code without running it takes in the CUDA feature too: no toolkit is asked for, and nothing is linked.
+look() { # cargo's word, then more for it
+    SPARSE_AUTOTUNE_CHECK_ONLY=1 RUSTDOCFLAGS=-Dwarnings cargo "$1" --locked --workspace \
+        --features burn-sparse/cuda,burn-sparse/fusion,burn-sparse/threads "${@:2}"
 }
 
 # The safe crate on a library that AddressSanitizer watches, which sees its use of our memory too.
@@ -54,13 +55,12 @@ sanitized() {
 
 part "layout" cargo fmt --check
 part "tests" cargo test --locked --workspace
-part "clippy" cargo clippy --locked --workspace --all-targets -- -D warnings
-part "documentation" env RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps
 part "example simple" cargo run --locked --example simple
 part "example train" cargo run --locked --example train
 part "readme" readme
 part "package" packaged
-part "types of the CUDA feature" cuda_types
+part "clippy and the types of the CUDA feature" look clippy --all-targets -- -D warnings
+part "documentation" look doc --no-deps
 if grep -qs 'CMAKE_C_COMPILER:.*clang' "$BUILD-asan/CMakeCache.txt" && [ -f "$BUILD-asan/libsparse_autotune.a" ]; then
     part "AddressSanitizer" sanitized
 else
