@@ -48,7 +48,7 @@ look() { # cargo's word, then more for it
 # The safe crate on a library that AddressSanitizer watches, which sees its use of our memory too.
 sanitized() {
     RUSTFLAGS="-Clinker=clang -Clink-arg=-fsanitize=address,undefined" SPARSE_AUTOTUNE_DIR=$BUILD-asan \
-        CARGO_TARGET_DIR=$BUILD/rust-asan ASAN_OPTIONS=detect_leaks=1 \
+        CARGO_TARGET_DIR=$BUILD/rust-asan ASAN_OPTIONS=allocator_may_return_null=1 \
         LSAN_OPTIONS=suppressions=$BUILD-asan/leaks.txt:print_suppressions=0 \
         cargo test --locked -p sparse-autotune --tests --target "$(rustc -vV | sed -n 's/^host: //p')"
 }
