@@ -9,7 +9,7 @@
 //! | `SPARSE_AUTOTUNE_CHECK_ONLY` | nothing is built and nothing linked: for `cargo check` and `cargo doc` |
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::exit;
 
 fn main() {
@@ -43,7 +43,7 @@ fn fail(message: &str) -> ! {
 
 #[cfg(feature = "bundled")]
 fn build() {
-    let source = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("source");
+    let source = Path::new(&env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("source");
     if !source.join("include/sparse_autotune.h").is_file() {
         fail("the C source is not in source/: take the crate from a clone of the repository or from its package");
     }
