@@ -194,6 +194,18 @@ fn a_race_is_remembered() {
 }
 
 #[test]
+fn where_an_allocator_puts_an_operand_makes_no_other_problem() {
+    let context =
+        Context::builder().device("cpu").cache_in_memory().effort(Effort::Quick).budget_seconds(0.1).build().unwrap();
+    let pattern = Pattern::new(&context, [32, 32], [16, 16], &[0, 1, 2], &[0, 1]).unwrap();
+    let (values, b, mut c) = (vec![1f32; 512], vec![1f32; 32 * 16 + 64], vec![0f32; 32 * 16 + 64]);
+    for at in (0..64).step_by(4) {
+        context.matmul(&pattern, &Problem::matmul::<f32>(16), &values, &b[at..], &mut c[at..]).unwrap();
+    }
+    assert_eq!(context.cache_entries().unwrap().len(), 1);
+}
+
+#[test]
 fn every_variant_that_fits_can_be_asked_for() {
     let (context, mut random) = (context(), Random(10));
     let a = Matrix::<f32>::random([32, 32], [8, 8], &mut random);

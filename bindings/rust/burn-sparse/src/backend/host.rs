@@ -106,7 +106,7 @@ pub(super) unsafe fn sampled<T: Element>(
 
 /// What an address is a multiple of, as far as the library asks.
 pub(super) fn alignment<T>(pointer: *const T) -> u32 {
-    1 << (pointer as usize | 128).trailing_zeros()
+    1 << (pointer as usize | 16).trailing_zeros()
 }
 
 /// The race of a product, for operands of this alignment; a new vector's is what the allocator gives.
