@@ -34,8 +34,12 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     race = commands.add_parser("race", help="race every variant on made-up problems; lists give every combination")
     race.add_argument("--size", type=lambda t: tuple(int(w) for w in t.split("x")), default=(2048, 2048, 2048), metavar="MxNxK")
+    for letter, what in (("m", "rows of the result"), ("n", "columns of the result"), ("k", "inner size")):
+        race.add_argument(f"-{letter}", type=int, metavar=letter.upper(), help=f"{what}, instead of --size's")
     race.add_argument("--block", type=_numbers(_block), default=[(64, 64)], metavar="B[,B...]", help="64 or 64x32; several are raced one after the other")
-    race.add_argument("--density", type=_numbers(float), default=[0.125], metavar="D[,D...]", help="share of the blocks that are stored (0.125)")
+    share = race.add_mutually_exclusive_group()
+    share.add_argument("--density", type=_numbers(float), default=[0.125], metavar="D[,D...]", help="share of the blocks that are stored (0.125)")
+    share.add_argument("--sparsity", type=_numbers(float), metavar="S[,S...]", help="share of the blocks that are absent, instead")
     race.add_argument("--dtype", choices=list(_DTYPES), help="f32 on a CPU, f16 on a GPU, unless told")
     race.add_argument("--device", default=None, help="cpu, cuda or cuda:1; the best that is found, unless told")
     race.add_argument("--op", choices=["matmul", "sampled"], default="matmul")
@@ -72,14 +76,14 @@ def _best_device() -> str:
 
 
 def _races(a: argparse.Namespace, show: bool) -> list[dict]:
-    m, n, k = a.size
+    m, n, k = (size if one is None else one for size, one in zip(a.size, (a.m, a.n, a.k)))
     device = _context.normalise(a.device) if a.device else _best_device()
     dtype = _DTYPES[a.dtype or ("f16" if device != "cpu" else "f32")]
     align = 256 if device != "cpu" else 64
     same = {"a_dtype": dtype, "b_dtype": dtype, "c_dtype": dtype, "a_align": align, "b_align": align, "c_align": align, "flags": _abi.ALLOW_TF32 if a.allow_tf32 else 0}
     found = []
     for block in a.block:
-        for density in a.density:
+        for density in a.density if a.sparsity is None else [1 - s for s in a.sparsity]:
             rows, cols = (m, n) if a.op == "sampled" else (k, m) if a.transpose else (m, k)
             pattern = Pattern(*random_pattern(rows, cols, block, density, a.seed), (rows, cols), block, device)
             problem = Problem(op=_abi.SAMPLED, k=k, **same) if a.op == "sampled" else Problem(op=_abi.MATMUL, n=n, transpose=int(a.transpose), **same)
@@ -100,6 +104,12 @@ def main(words: list[str] | None = None) -> int:
             return 0
         if len(a.size) != 3 or min(a.size) < 1:
             raise ValueError("--size: expected three sizes such as 2048x512x1024")
+        for name in "mnk":
+            if getattr(a, name) is not None and getattr(a, name) < 1:
+                raise ValueError(f"-{name} is {getattr(a, name)}; expected 1 or more")
+        for share in (a.density if a.sparsity is None else a.sparsity):
+            if not 0 <= share <= 1:
+                raise ValueError(f"--{'density' if a.sparsity is None else 'sparsity'} is {share}; expected 0 to 1")
         with sa.set_effort(a.effort):
             races = _races(a, not a.json)
         result = races[0] if len(races) == 1 else {"version": 1, "races": races}

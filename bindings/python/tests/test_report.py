@@ -69,3 +69,13 @@ def test_bad_input(tmp_path, capsys):
         assert "sparse_autotune:" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         program.main(["race", "--block", "x"])
+
+
+def test_race_takes_the_words_of_the_command_line(capsys):
+    words = ["race", "-m", "64", "-n", "8", "-k", "96", "--block", "16", "--sparsity", "0.5", "--device", "cpu", "--json"]
+    assert program.main(words) == 0
+    problem = json.loads(capsys.readouterr().out)["problem"]
+    assert (problem["m"], problem["n"], problem["k"]) == (64, 8, 96) and problem["stored_blocks"] == 12
+    for bad, named in ((["--sparsity", "2"], "--sparsity is 2.0"), (["-k", "0"], "-k is 0"), (["--density", "-1"], "--density is -1.0")):
+        assert program.main(["race", *bad]) == 1
+        assert named in capsys.readouterr().err
