@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use burn::tensor::Shape;
 use sparse_autotune::{Context, Effort, Element, Race, Result};
 
 use crate::engine::{self, Place};
@@ -17,6 +18,75 @@ use crate::spec::{MatmulSpec, Sizes, Strides, matmul_problem, sampled_problem};
 pub(super) struct Dense<T> {
     pub first: *const T,
     pub strides: Strides,
+}
+
+/// A tensor of T in the host's memory: what differs between NdArray and Flex.
+///
+/// # Safety
+/// What `walkable` returns has the tensor's own shape and keeps its promise while what is kept beside it lives.
+pub(super) unsafe trait HostTensor<T: Element>: Sized {
+    /// Keeps the elements where they are.
+    type Kept;
+
+    /// Without gaps, row by row.
+    fn standard(self) -> Self::Kept;
+
+    /// The elements of what `standard` made.
+    fn elements(kept: &Self::Kept) -> &[T];
+
+    /// With strides that the library can walk.
+    fn walkable(self) -> (Self::Kept, Dense<T>);
+
+    fn make(values: Vec<T>, shape: impl Into<Shape>) -> Self;
+}
+
+/// `SparseBackend::bsr_matmul` of one dtype; the sizes were found from these tensors.
+pub(super) fn matmul<T: Element, H: HostTensor<T>>(
+    pattern: &BsrPattern,
+    sizes: Sizes,
+    values: H,
+    dense: H,
+    bias: Option<H>,
+    spec: MatmulSpec,
+) -> H {
+    let (values, bias) = (values.standard(), bias.map(H::standard));
+    let (_kept, dense) = dense.walkable();
+    let bias = bias.as_ref().map(H::elements);
+    // SAFETY: the sizes were found from these very shapes, and everything lives until the call is done.
+    let out = unsafe { product(pattern, &sizes, &spec, H::elements(&values), dense, bias) };
+    H::make(out.unwrap_or_else(|error| panic!("bsr_matmul: {error}")), sizes.out_shape())
+}
+
+/// `SparseBackend::bsr_sampled` of one dtype; the sizes were found from these tensors.
+pub(super) fn sampled<T: Element, H: HostTensor<T>>(
+    pattern: &BsrPattern,
+    sizes: [usize; 2],
+    left: H,
+    right: H,
+    alpha: f64,
+) -> H {
+    let ((_left, left), (_right, right)) = (left.walkable(), right.walkable());
+    // SAFETY: the sizes were found from these very shapes, and the tensors live until the call is done.
+    let out = unsafe { samples(pattern, sizes, left, right, alpha) };
+    H::make(out.unwrap_or_else(|error| panic!("bsr_sampled: {error}")), pattern.values_shape())
+}
+
+/// `SparseBackend::bsr_race` of one dtype, for operands of this alignment; a new vector's is what the allocator gives.
+pub(super) fn race<T: Element, H: HostTensor<T>>(
+    pattern: &BsrPattern,
+    sizes: Sizes,
+    values: H,
+    dense: H,
+    bias: bool,
+    spec: MatmulSpec,
+) -> Result<Option<Race>> {
+    let values = values.standard();
+    let (_kept, dense) = dense.walkable();
+    let [a, b] = [H::elements(&values).as_ptr(), dense.first].map(alignment);
+    let context: Context = engine::context(Place::Cpu, spec.effort)?;
+    let handle = pattern.on(Place::Cpu, &context)?;
+    let problem = matmul_problem(T::DTYPE, &sizes, &spec, dense.strides, bias).alignment([a, b, 16]);
+    context.race(&handle, &problem).map(Some)
 }
 
 /// A new vector that `fill` writes all of.
@@ -40,7 +110,7 @@ fn address<T>(pointer: *const T, len: usize) -> *mut c_void {
 ///
 /// # Safety
 /// `values` and `bias` are as long as pattern and sizes say, and `dense` keeps its promise.
-pub(super) unsafe fn matmul<T: Element>(
+unsafe fn product<T: Element>(
     pattern: &BsrPattern,
     sizes: &Sizes,
     spec: &MatmulSpec,
@@ -73,7 +143,7 @@ pub(super) unsafe fn matmul<T: Element>(
 ///
 /// # Safety
 /// `left` and `right` keep their promise, for a batch of this size.
-pub(super) unsafe fn sampled<T: Element>(
+unsafe fn samples<T: Element>(
     pattern: &BsrPattern,
     [batch, n]: [usize; 2],
     left: Dense<T>,
@@ -105,21 +175,6 @@ pub(super) unsafe fn sampled<T: Element>(
 }
 
 /// What an address is a multiple of, as far as the library asks.
-pub(super) fn alignment<T>(pointer: *const T) -> u32 {
+fn alignment<T>(pointer: *const T) -> u32 {
     1 << (pointer as usize | 16).trailing_zeros()
-}
-
-/// The race of a product, for operands of this alignment; a new vector's is what the allocator gives.
-pub(super) fn race<T: Element>(
-    pattern: &BsrPattern,
-    sizes: &Sizes,
-    spec: &MatmulSpec,
-    dense: Strides,
-    bias: bool,
-    [values, b]: [u32; 2],
-) -> Result<Option<Race>> {
-    let context: Context = engine::context(Place::Cpu, spec.effort)?;
-    let handle = pattern.on(Place::Cpu, &context)?;
-    let problem = matmul_problem(T::DTYPE, sizes, spec, dense, bias).alignment([values, b, 16]);
-    context.race(&handle, &problem).map(Some)
 }

@@ -3,13 +3,13 @@
 use burn::backend::NdArray;
 use burn::backend::ndarray::{FloatNdArrayElement, IntNdArrayElement, NdArrayTensor, QuantElement, SharedArray};
 use burn::tensor::ops::FloatTensor;
-use burn::tensor::{TensorData, TensorMetadata};
+use burn::tensor::{Shape, TensorData, TensorMetadata};
 use sparse_autotune::{Element, Race, Result};
 
-use super::host::{self, Dense};
+use super::host::{self, Dense, HostTensor};
 use super::{SparseBackend, fit_matmul, fit_sampled};
 use crate::pattern::BsrPattern;
-use crate::spec::{MatmulSpec, Sizes, Strides};
+use crate::spec::{MatmulSpec, Strides};
 
 /// A dtype of NdArray's.
 trait Float: Element + burn::tensor::Element {
@@ -31,83 +31,48 @@ macro_rules! float {
 float!(f32, F32);
 float!(f64, F64);
 
-/// Calls a function of a dtype with that of a tensor.
+/// Calls a function of `host` with the dtype of a tensor.
 macro_rules! with_dtype {
     ($tensor:expr, $function:ident($($argument:expr),*)) => {
         match &$tensor {
-            NdArrayTensor::F32(_) => $function::<f32>($($argument),*),
-            NdArrayTensor::F64(_) => $function::<f64>($($argument),*),
+            NdArrayTensor::F32(_) => host::$function::<f32, _>($($argument),*),
+            NdArrayTensor::F64(_) => host::$function::<f64, _>($($argument),*),
             other => panic!("values are {:?}: expected f32 or f64, which is what NdArray computes with", other.dtype()),
         }
     };
 }
 
-/// The array, in standard layout.
-fn standard<T: Float>(tensor: NdArrayTensor) -> SharedArray<T> {
-    let array = T::array(tensor);
-    if array.is_standard_layout() { array } else { array.as_standard_layout().into_owned().into_shared() }
-}
+// SAFETY: an array's strides reach its own elements only, which it shares and nobody writes.
+unsafe impl<T: Float> HostTensor<T> for NdArrayTensor {
+    type Kept = SharedArray<T>;
 
-/// The array with strides that the library can walk.
-fn walkable<T: Float>(tensor: NdArrayTensor) -> (SharedArray<T>, Strides) {
-    let array = T::array(tensor);
-    if let Some(strides) = Strides::new(array.shape(), array.strides()) {
-        return (array, strides);
+    fn standard(self) -> SharedArray<T> {
+        let array = T::array(self);
+        if array.is_standard_layout() { array } else { array.as_standard_layout().into_owned().into_shared() }
     }
-    let array = array.as_standard_layout().into_owned().into_shared();
-    let strides = Strides::new(array.shape(), array.strides()).expect("standard layout goes forwards");
-    (array, strides)
-}
 
-fn tensor<T: Float>(values: Vec<T>, shape: impl Into<burn::tensor::Shape>) -> NdArrayTensor {
-    NdArrayTensor::from_data(TensorData::new(values, shape))
-}
+    fn elements(kept: &SharedArray<T>) -> &[T] {
+        kept.as_slice().expect("standard layout")
+    }
 
-fn matmul<T: Float>(
-    pattern: &BsrPattern,
-    sizes: Sizes,
-    values: NdArrayTensor,
-    dense: NdArrayTensor,
-    bias: Option<NdArrayTensor>,
-    spec: MatmulSpec,
-) -> NdArrayTensor {
-    let (values, bias) = (standard::<T>(values), bias.map(standard::<T>));
-    let (dense, strides) = walkable::<T>(dense);
-    let values = values.as_slice().expect("standard layout");
-    let bias = bias.as_ref().map(|bias| bias.as_slice().expect("standard layout"));
-    // SAFETY: the sizes were found from these very shapes, and the arrays live until the call is done.
-    let out = unsafe { host::matmul(pattern, &sizes, &spec, values, Dense { first: dense.as_ptr(), strides }, bias) };
-    tensor(out.unwrap_or_else(|error| panic!("bsr_matmul: {error}")), sizes.out_shape())
-}
+    fn walkable(self) -> (SharedArray<T>, Dense<T>) {
+        let array = T::array(self);
+        let found = Strides::new(array.shape(), array.strides());
+        let (array, strides) = match found {
+            Some(strides) => (array, strides),
+            None => {
+                let array = array.as_standard_layout().into_owned().into_shared();
+                let strides = Strides::new(array.shape(), array.strides()).expect("standard layout goes forwards");
+                (array, strides)
+            }
+        };
+        let first = array.as_ptr();
+        (array, Dense { first, strides })
+    }
 
-fn sampled<T: Float>(
-    pattern: &BsrPattern,
-    sizes: [usize; 2],
-    left: NdArrayTensor,
-    right: NdArrayTensor,
-    alpha: f64,
-) -> NdArrayTensor {
-    let ((left, left_strides), (right, right_strides)) = (walkable::<T>(left), walkable::<T>(right));
-    let (left_dense, right_dense) = (
-        Dense { first: left.as_ptr(), strides: left_strides },
-        Dense { first: right.as_ptr(), strides: right_strides },
-    );
-    // SAFETY: the sizes were found from these very shapes, and the arrays live until the call is done.
-    let out = unsafe { host::sampled(pattern, sizes, left_dense, right_dense, alpha) };
-    tensor(out.unwrap_or_else(|error| panic!("bsr_sampled: {error}")), pattern.values_shape())
-}
-
-fn race<T: Float>(
-    pattern: &BsrPattern,
-    sizes: Sizes,
-    values: NdArrayTensor,
-    dense: NdArrayTensor,
-    bias: bool,
-    spec: MatmulSpec,
-) -> Result<Option<Race>> {
-    let (values, (dense, strides)) = (standard::<T>(values), walkable::<T>(dense));
-    let alignment = [values.as_ptr(), dense.as_ptr()].map(host::alignment);
-    host::race::<T>(pattern, &sizes, &spec, strides, bias, alignment)
+    fn make(values: Vec<T>, shape: impl Into<Shape>) -> Self {
+        Self::from_data(TensorData::new(values, shape))
+    }
 }
 
 impl<E, I, Q> SparseBackend for NdArray<E, I, Q>
