@@ -206,17 +206,19 @@ def _to_framework(values: Any, where: str, dtype: str) -> Any:
         return cupy.asarray(values, dtype)
 
 
-def _check_divides(a: BsrMatrix, whose: str) -> None:
+def _whole(a: BsrMatrix, whose: str) -> BsrMatrix:
+    """The matrix as others store it: not by a view of its transpose, and in blocks that divide it."""
+    a = contiguous(a) if a.is_transposed else a
     if any(s % b for s, b in zip(a._pattern.shape, a._pattern.block)):
         raise ValueError(f"{whose} wants blocks that divide the shape; this matrix is {a.shape[0]}x{a.shape[1]} in blocks of {a.block[0]}x{a.block[1]}")
+    return a
 
 
 def to_torch(a: BsrMatrix) -> Any:
     torch = _arrays._import_or_none("torch")
     if torch is None:
         raise RuntimeError("torch is not installed")
-    a = contiguous(a) if a.is_transposed else a
-    _check_divides(a, "torch.sparse_bsr")
+    a = _whole(a, "torch.sparse_bsr")
     values = torch.as_tensor(a._values)
     index = [torch.from_numpy(np.array(i)).to(values.device) for i in (a.row_ptr, a.col_idx)]
     return torch.sparse_bsr_tensor(*index, values, size=a.shape)
@@ -226,8 +228,7 @@ def to_scipy(a: BsrMatrix) -> Any:
     sparse = _arrays._import_or_none("scipy.sparse")
     if sparse is None:
         raise RuntimeError("SciPy is not installed")
-    a = contiguous(a) if a.is_transposed else a
-    _check_divides(a, "SciPy's BSR")
+    a = _whole(a, "SciPy's BSR")
     values = a._values
     if a._torch:
         values = values.detach().cpu().numpy()

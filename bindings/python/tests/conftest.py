@@ -63,6 +63,19 @@ def random_bsr(seed, rows, cols, block, density, dtype=np.float32):
 TOLERANCE = {"float64": 1e-10, "float32": 2e-4, "float16": 4e-2, "bfloat16": 2e-1}
 
 
+class OnlyDlpack:
+    """An array that offers nothing but DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **words):
+        return self.array.__dlpack__(**words)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
 def close(got, expected, dtype="float32"):
     tolerance = TOLERANCE[str(dtype).removeprefix("torch.")]
     np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance)

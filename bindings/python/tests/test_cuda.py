@@ -4,7 +4,7 @@ import gc
 
 import numpy as np
 import pytest
-from conftest import random_bsr
+from conftest import OnlyDlpack, random_bsr
 
 import sparse_autotune as sa
 
@@ -215,16 +215,6 @@ def test_a_function_of_torch_may_race():
 
 
 def test_dlpack_arrays_on_the_gpu():
-    class OnlyDlpack:
-        def __init__(self, array):
-            self.array = array
-
-        def __dlpack__(self, **words):
-            return self.array.__dlpack__(**words)
-
-        def __dlpack_device__(self):
-            return self.array.__dlpack_device__()
-
     a, dense, b = problem(256, 64, 64, torch.float32)
     torch.cuda.synchronize()
     c = sa.matmul(a, OnlyDlpack(b))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import close, random_bsr
+from conftest import OnlyDlpack, close, random_bsr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -145,19 +145,6 @@ def test_a_scipy_matrix_that_changes_its_indices_is_read_again():
     a.indices[:] = [0, 1]
     a.data[0] = 5
     close(sa.matmul(a, b), a.toarray() @ b)
-
-
-class OnlyDlpack:
-    """An array that offers nothing but DLPack."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **words):
-        return self.array.__dlpack__(**words)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 def test_any_dlpack_array_is_an_operand():
