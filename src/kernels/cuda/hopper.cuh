@@ -70,6 +70,9 @@ template <int COUNT> __device__ __forceinline__ void sat_registers_more() {
 __device__ __forceinline__ void sat_some_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+__device__ __forceinline__ void sat_some_arrive(int barrier, int threads) { // is counted, and does not wait
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 /* Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l%8 of matrix l/8. */
 __device__ __forceinline__ void sat_store_matrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {

@@ -30,7 +30,7 @@ struct tile {
     int row, slice, panel, count, slot; // count: blocks; -1: there are no more tiles
 };
 
-enum { AHEAD = 4 }; // tiles that the producer may be ahead
+enum { AHEAD = 4, SECOND = 3 }; // tiles that the producer may be ahead; a barrier
 
 struct barriers {
     uint64_t full[8], empty[8], tile_full[AHEAD], tile_empty[AHEAD];
@@ -191,6 +191,9 @@ template <typename T, typename S, int BM, int BN, int KS, int STAGES, bool TA, b
 __device__ static void consume(const job &x, barriers *s, uint32_t memory) {
     int group = threadIdx.x / 128, lane = threadIdx.x % 32, turn = 0;
     ring at = {.parity = 0};
+    // The second warpgroup begins some steps after the first and stays behind: while one stores, the other multiplies.
+    int skew = !S::ONCE && group == 0 ? STAGES : 0;
+    if (!S::ONCE && group == 1) sat_some_sync(SECOND, 256);
     uint32_t tile_parity = 0, staging = memory + S::OUT_FROM + group * 8 * SAT_SLICE;
     for (;;) {
         sat_barrier_wait(sat_shared(&s->tile_full[turn]), tile_parity);
@@ -205,6 +208,7 @@ __device__ static void consume(const job &x, barriers *s, uint32_t memory) {
 #pragma unroll
             for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
         for (int step = 0; step < steps; step++) {
+            if (skew > 0 && --skew == 0) sat_some_arrive(SECOND, 256);
             bool odd = KS == 32 && step % 2; // the second half of what came 64 deep
             sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
             multiply_stage<T, S, BM, KS, TA, TB>(d, memory + a_place<S>(x, at) + (x.deep_a && odd ? 64 : 0),
@@ -216,6 +220,7 @@ __device__ static void consume(const job &x, barriers *s, uint32_t memory) {
         }
         sat_group_wait<0>();
         if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
+        if (skew > 0) skew = 0, sat_some_arrive(SECOND, 256);
         if (S::OUT == 0) sat_some_sync(1, 128); // output goes where the tile was, which nobody reads any more
         int64_t in_row = t.slice * BM + (BM == 128 ? group * 64 : 0), rows = x.r.br - in_row, i0 = t.row * x.r.br;
         int64_t n0 = (int64_t)t.panel * BN + (BM == 128 ? 0 : group * S::WN), n = x.out.to.n;
