@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda.h"
 #include "bench_gpu.h"
 
 enum { SIDE = 256, BLOCK = 32, COLUMNS = 64, GRID = SIDE / BLOCK, BATCHES = 100, BATCH = 100 };
@@ -34,6 +35,11 @@ typedef struct caller {
 } caller;
 
 static sat_status call_plan(const caller *c) { return sat_run(c->plan, c->j->operands, c->stream); }
+
+// What any launch costs here: a kernel that does nothing, by the library's own runtime.
+static sat_status call_nothing(const caller *c) {
+    return sat_cuda_nothing(c->stream) == cudaSuccess ? SAT_OK : SAT_DEVICE_ERROR;
+}
 
 static sat_status call_once(const caller *c) {
     void *const *o = c->j->operands;
@@ -114,6 +120,7 @@ int measure_costs(void) {
     need_ok(sat_plan_create(c.context, j.pattern, &j.problem, &c.plan), "plan");
     need_ok(sat_plan_get_info(c.plan, &info), "plan");
     printf("{\"name\": \"plan\", \"variant\": \"%s\", \"tuning_seconds\": %.6g}\n", info.variant, info.tuning_seconds);
+    print_cost("an empty kernel, host time of a launch", host_seconds(&c, call_nothing), 0);
     print_cost("sat_run, host time of a call", host_seconds(&c, call_plan), 5e-6);
     print_cost("sat_bsr_matmul, host time of a call", host_seconds(&c, call_once), 0);
     const char *wrong = capture_and_replay(&c);
