@@ -325,7 +325,12 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 static sat_status prepare_steps(const sat_prepare *q, state *st) {
     sat_rows r = sat_op_rows(q->problem, q->pattern);
     sat_union u = {};
-    if (!sat_union_make(&r, (int)(ROWS / r.br), &u))
+    int size = (int)(ROWS / r.br);
+    int32_t *row = (int32_t *)malloc((size_t)(r.count + size) * sizeof *row);
+    if (row) sat_union_neighbours(r.count, size, row);
+    bool made = row && sat_union_make(&r, row, size, &u);
+    free(row);
+    if (!made)
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: union of %lld blocks", q->variant->name,
                         (long long)q->pattern->stored_blocks);
     cudaStream_t stream = (cudaStream_t)q->stream;

@@ -148,7 +148,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
         if (threadIdx.x < S::CONSUMERS + 32) produce<S, TA, TB>(x, m, next, s, sat_shared(memory));
     } else {
         if (!S::ONCE) sat_registers_more<216>();
-        sat_pipe_consume<T, S, TA, TB>(s, sat_shared(memory), x.deep_a,
+        sat_pipe_consume<T, S, TA, TB, false>(s, sat_shared(memory), x.deep_a,
                                        [&](const sat_pipe_tile &t, float(&d)[S::WN / 2], uint32_t staging, int group) {
                                            put<T, S>(x, t, d, staging, group);
                                        });

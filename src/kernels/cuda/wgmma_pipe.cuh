@@ -19,6 +19,7 @@ enum { SAT_PIPE_AHEAD = 4, SAT_PIPE_SECOND = 3 }; /* tiles that the producer may
 struct sat_pipe_barriers {
     uint64_t full[8], empty[8], tile_full[SAT_PIPE_AHEAD], tile_empty[SAT_PIPE_AHEAD];
     sat_pipe_tile tiles[SAT_PIPE_AHEAD];
+    uint32_t groups[8]; /* of a stage, where not all warpgroups multiply it: bit g for number g */
 };
 
 /* BM rows, BN columns and KS of depth a stage. */
@@ -106,8 +107,8 @@ __device__ __forceinline__ void sat_pipe_multiply(float (&d)[S::WN / 2], uint32_
     sat_group_commit();
 }
 
-/* A warpgroup's life. `put(tile, sums, staging, group)` takes the sums away. */
-template <typename T, typename S, bool TA, bool TB, typename PUT>
+/* A warpgroup's life. `put(tile, sums, staging, group)` takes the sums away. SOME: stages name their warpgroups. */
+template <typename T, typename S, bool TA, bool TB, bool SOME, typename PUT>
 __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t memory, bool deep_a, PUT put) {
     int group = threadIdx.x / 128, lane = threadIdx.x % 32;
     sat_pipe_ring<S> at = {.parity = 0};
@@ -120,17 +121,27 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
         sat_pipe_tile t = tiles.hear(s);
         tiles.advance();
         if (t.steps < 0) break;
-        int before = -1;
+        int before = -1, done = 0;
         float d[S::WN / 2];
-        if (t.steps == 0)
+        if (SOME || t.steps == 0)
 #pragma unroll
             for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
         for (int step = 0; step < t.steps; step++) {
             if (skew > 0 && --skew == 0) sat_some_arrive(SAT_PIPE_SECOND, 256);
             bool odd = S::KS == 32 && step % 2; // the second half of what came 64 deep
             sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
+            if (SOME && !(s->groups[at.stage] >> group & 1)) { // what was before is freed too: much may follow
+                sat_group_wait<0>();
+                if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
+                before = -1;
+                __syncwarp();
+                if (lane == 0) sat_barrier_arrive(sat_shared(&s->empty[at.stage]));
+                at.advance(true);
+                continue;
+            }
             sat_pipe_multiply<T, S, TA, TB>(d, memory + at.a(deep_a) + (deep_a && odd ? 64 : 0), memory + at.b(),
-                                            deep_a, group, step);
+                                            deep_a, group, SOME || done);
+            done = 1;
             sat_group_wait<1>();
             if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
             before = at.stage;
