@@ -32,7 +32,8 @@ static void check_group(const sat_rows *r, const int32_t *row, const sat_union *
             assert_int_equal(r->col[at[i]++], before);
         }
     }
-    for (int i = 0; i < size && group * size + i < r->count; i++) assert_int_equal(at[i], r->ptr[group * size + i + 1]);
+    for (int i = 0; i < size; i++)
+        if (row[i] >= 0) assert_int_equal(at[i], r->ptr[row[i] + 1]);
 }
 
 static void check_order(const int32_t *row, int64_t rows, int64_t places) { /* each row once */
