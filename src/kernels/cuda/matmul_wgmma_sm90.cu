@@ -63,6 +63,11 @@ __device__ static void load_b(const job &x, const maps &m, uint32_t b, uint32_t 
 struct some_blocks {
     int64_t place, k;
 
+    __device__ void begin(const job &x, const sat_dealt &t) {
+        int lane = threadIdx.x % 32;
+        if (lane >= SAT_PIECE_COLUMNS || x.r.block) return fetch(x, t.piece, 0);
+        place = t.piece.first + lane, k = t.col * x.r.bc;
+    }
     __device__ void fetch(const job &x, const sat_piece &piece, int first) {
         int mine = first + (int)(threadIdx.x % 32);
         if (mine >= piece.count) return;
@@ -78,7 +83,7 @@ struct coming {
 
     __device__ void fetch(const job &x) {
         if (ready || tile.fetch(x.deal)) return;
-        if (!tile.none(x.deal)) blocks.fetch(x, tile.piece, 0);
+        if (!tile.none(x.deal)) blocks.begin(x, tile);
         ready = true;
     }
 };
@@ -149,9 +154,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
     } else {
         if (!S::ONCE) sat_registers_more<216>();
         sat_pipe_consume<T, S, TA, TB, false>(s, sat_shared(memory), x.deep_a,
-                                       [&](const sat_pipe_tile &t, float(&d)[S::WN / 2], uint32_t staging, int group) {
-                                           put<T, S>(x, t, d, staging, group);
-                                       });
+                                              [&](const sat_pipe_tile &t, float(&d)[S::WN / 2], uint32_t staging,
+                                                  int group) { put<T, S>(x, t, d, staging, group); });
     }
     sat_deal_end(x.deal);
 }

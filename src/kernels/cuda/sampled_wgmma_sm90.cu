@@ -38,8 +38,7 @@ struct coming {
 
     __device__ void fetch(const job &x) {
         if (ready || tile.fetch(x.deal)) return;
-        int lane = threadIdx.x % 32;
-        if (!tile.none(x.deal) && lane < tile.piece.count) column = x.col[tile.piece.first + lane] * x.bc;
+        column = tile.col * x.bc; // a tile has fewer blocks than a piece has columns with it
         ready = true;
     }
 };
@@ -146,9 +145,8 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     } else {
         sat_registers_more<216>();
         sat_pipe_consume<T, S, TA, TB, false>(s, sat_shared(memory), false,
-                                       [&](const sat_pipe_tile &t, float(&d)[S::WN / 2], uint32_t staging, int group) {
-                                           put<T, S>(x, t, d, staging, group);
-                                       });
+                                              [&](const sat_pipe_tile &t, float(&d)[S::WN / 2], uint32_t staging,
+                                                  int group) { put<T, S>(x, t, d, staging, group); });
     }
     sat_deal_end(x.deal);
 }
@@ -251,7 +249,8 @@ static sat_status send_pieces(const sat_prepare *q, state *st) {
                         (long long)a->stored_blocks);
     for (int64_t row = 0; row < a->grid_rows; row++)
         for (int64_t first = a->row_ptr[row], end = a->row_ptr[row + 1]; first < end; first += each) {
-            sat_piece one = {first, (int32_t)row, (int32_t)sat_min(each, end - first), -1, 0};
+            sat_piece one = {first, (int32_t)row, (int32_t)sat_min(each, end - first), -1, {}};
+            for (int t = 0; t < one.count; t++) one.col[t] = a->col_idx[first + t];
             piece[count++] = one;
         }
     cudaStream_t stream = (cudaStream_t)q->stream;
