@@ -10,7 +10,7 @@ CONFIGURE = cmake -S . -B $(BUILD) $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(G
             --log-level=WARNING $(CMAKE_FLAGS) >/dev/null
 export BUILD WERROR JOBS
 
-.PHONY: run build test bench format lint asan tsan fuzz gpu setup install clean help
+.PHONY: run build test bench format lint asan tsan fuzz python rust gpu setup install clean help
 
 run: ## set up, build, and race the default problem on the best device of this machine
 	@scripts/setup.sh run gpu
@@ -23,9 +23,13 @@ build: ## libraries, command line, tests and benchmark
 	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS)
 
-test: ## set up, build, and run every test, sanitizers and fuzzers included
-	@scripts/setup.sh test cuda
-	@scripts/test.sh release asan tsan fuzz gpu
+test: ## set up, build, and run every test, those of Python and Rust, sanitizers and fuzzers included
+	@scripts/setup.sh test cuda python rust
+	@scripts/test.sh release python asan tsan fuzz gpu rust
+
+python: ## the Python package: its wheel, a fresh environment, its tests
+	@scripts/setup.sh run python
+	@scripts/test.sh python
 
 asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@scripts/setup.sh test
@@ -43,6 +47,10 @@ gpu: ## on a machine with a GPU: every variant checked for GPU_SECONDS (60), and
 	@scripts/setup.sh test cuda
 	@scripts/test.sh gpu
 
+rust: ## the Rust crates: tests, clippy, documentation, examples, the types of the CUDA feature
+	@scripts/setup.sh test rust
+	@scripts/test.sh rust
+
 bench: ## the speed table: every row against its rival in the same run (ARGS="--full --record NAME")
 	@scripts/setup.sh bench gpu
 	@$(CONFIGURE)
@@ -58,7 +66,7 @@ lint: ## layout, cppcheck, clang-tidy, shellcheck
 	@scripts/lint.sh
 
 setup: ## install what is missing for all of the above, a CUDA compiler too
-	@scripts/setup.sh run test lint bench cuda
+	@scripts/setup.sh run test lint bench python cuda rust
 
 install: build ## into PREFIX (/usr/local)
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 2
 BUILD=${BUILD:-build} JOBS=${JOBS:-2}
 passed=0 failed=0 skipped=0
 
-mapfile -t sources < <(find cmake include src tests bench -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build' | sort)
+mapfile -t sources < <(find cmake include src tests bench bindings -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build' | sort)
 mapfile -t scripts < <(find scripts tests bench -name '*.sh' | sort && echo .ci/run)
 
 clang_format=$(command -v clang-format-14 || true)

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Sets this machine up: looks for what is needed, installs what is missing with apt where that is possible, and
 # otherwise says what is missing and how to get it. Quick, quiet and offline where nothing is missing.
-# usage: setup.sh run|test|lint|bench|cuda|gpu ...
+# usage: setup.sh run|test|lint|bench|python|cuda|gpu|rust ...
 #   cuda   a CUDA compiler: where none works, NVIDIA's wheels go into $BUILD/cuda (300 MB)
 #   gpu    the same, but only on a machine with NVIDIA's driver
+#   rust   cargo, clippy and rustfmt of 1.92 or newer: where they are missing or older, rustup puts them into the home folder
 set -u
 cd "$(dirname "$0")/.." || exit 2
 BUILD=${BUILD:-build}
@@ -61,6 +62,9 @@ have_cppcheck() { have cppcheck; }
 have_shellcheck() { have shellcheck; }
 have_gxx() { have g++; }
 have_python() { have python3; }
+have_python_header() {
+    have python3 && compiles "${CC:-cc}" -c -I"$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" <<<'#include <Python.h>'
+}
 have_venv() { have python3 && python3 -c 'import ensurepip, venv' >/dev/null 2>&1; }
 
 needs_run() {
@@ -94,6 +98,13 @@ needs_bench() {
     want venv python3-venv 'a Python environment for SciPy'
 }
 
+needs_python() {
+    needs_run
+    want python python3 'Python 3.10 or newer, for its package'
+    want venv python3-venv 'a Python environment for the package and its tests'
+    want python_header python3-dev 'Python.h, for the quick way from torch'
+}
+
 needs_cuda() {
     needs_run
     want gxx g++ 'the C++ compiler that nvcc calls'
@@ -104,9 +115,48 @@ needs_cuda() {
 }
 needs_gpu() { if have_driver; then needs_cuda; fi; }
 
+needs_rust() {
+    needs_run
+    want libclang libclang1 'libclang, which the Rust declarations are checked with'
+    have_rust && return
+    want curl curl 'curl, to fetch Rust with'
+    want certificates ca-certificates 'the certificates that curl trusts'
+    fetch_rust=yes
+}
+
 have_driver() {
     [ -e /dev/nvidia0 ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ] ||
         PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'
+}
+
+# ---- Rust ----
+
+rust_version=1.95.0
+fetch_rust=no
+PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+
+have_rust() {
+    local version
+    version=$(cargo --version 2>/dev/null | sed -n 's/^cargo \([0-9.]*\).*/\1/p')
+    [ -n "$version" ] && [ "$(printf '1.92\n%s\n' "$version" | sort -V | head -n 1)" = 1.92 ] &&
+        cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1
+}
+have_curl() { have curl; }
+have_certificates() { [ -d /etc/ssl/certs ]; }
+have_libclang() { compgen -G '/usr/lib/*/libclang*.so*' >/dev/null || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null; }
+
+provide_rust() {
+    echo "sparse_autotune: fetching Rust $rust_version into ${CARGO_HOME:-$HOME/.cargo} with rustup"
+    mkdir -p "$BUILD"
+    {
+        if have rustup; then rustup toolchain install "$rust_version" --profile minimal -c clippy -c rustfmt && rustup default "$rust_version"
+        else
+            curl --proto '=https' --tlsv1.2 -sSf --retry 3 https://sh.rustup.rs |
+                sh -s -- -y --no-modify-path --profile minimal -c clippy -c rustfmt --default-toolchain "$rust_version"
+        fi
+    } >"$BUILD/rustup.log" 2>&1 && have_rust && return
+    tail -n 3 "$BUILD/rustup.log" >&2
+    return 1
 }
 
 # ---- the CUDA compiler ----
@@ -196,12 +246,12 @@ install_missing() {
 }
 
 look() { # for everything that the words ask for
-    missing=() lacking=() required=0 fetch_nvcc=no
+    missing=() lacking=() required=0 fetch_nvcc=no fetch_rust=no
     local what
     for what in "$@"; do
         case $what in
-        run | test | lint | bench | cuda | gpu) "needs_$what" ;;
-        *) echo "usage: setup.sh run|test|lint|bench|cuda|gpu ..." >&2 && exit 2 ;;
+        run | test | lint | bench | python | cuda | gpu | rust) "needs_$what" ;;
+        *) echo "usage: setup.sh run|test|lint|bench|python|cuda|gpu|rust ..." >&2 && exit 2 ;;
         esac
     done
 }
@@ -213,6 +263,10 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 if [ "$fetch_nvcc" = yes ] && ! provide_nvcc; then
     echo "sparse_autotune: no CUDA compiler works here, and NVIDIA's could not be fetched from PyPI: no CUDA backend" >&2
+    leave_out
+fi
+if [ "$fetch_rust" = yes ] && ! provide_rust; then
+    echo "sparse_autotune: Rust 1.92 or newer is not here, and could not be fetched: no Rust crates" >&2
     leave_out
 fi
 exit 0

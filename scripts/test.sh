@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs the tests, step by step, and ends with how many passed, failed and were skipped.
-# usage: test.sh release|asan|tsan|fuzz|gpu ...       from the Makefile, which gives BUILD, WERROR and JOBS
+# usage: test.sh release|python|asan|tsan|fuzz|gpu|rust ...  from the Makefile, which gives BUILD, WERROR and JOBS
 # CUDA code is compiled wherever a CUDA compiler works, with or without a GPU; where CI=true one must.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -67,6 +67,60 @@ step_release() {
     else skip "CUDA code: no CUDA compiler works here, so it was not compiled (scripts/setup.sh cuda)"; fi
     run_ctest tests "$BUILD" -LE gpu
     if ! grep -q 'CMOCKA_LIBRARY:.*=/' "$BUILD/CMakeCache.txt"; then skip "C tests: cmocka is not installed"; fi
+}
+
+# What the tests need is installed once (torch is large); the wheel goes into a fresh environment on top of it.
+python_base() {
+    local base=$BUILD/python/base wanted=bindings/python/requirements.txt index=()
+    cmp -s "$wanted" "$base/ready" && return
+    echo "installing what the tests of the Python package need into $base (torch is large)"
+    rm -rf "$base"
+    python3 -m venv "$base" || return 1
+    # CPU-only torch is a tenth of what PyPI has, where its index can be reached.
+    if python3 -c 'import urllib.request as u; u.urlopen("https://download.pytorch.org/whl/cpu/", timeout=10)' 2>/dev/null; then
+        index=(--extra-index-url https://download.pytorch.org/whl/cpu)
+    fi
+    "$base/bin/python" -m pip install --quiet --disable-pip-version-check --retries 2 "${index[@]}" -r "$wanted" &&
+        cp "$wanted" "$base/ready"
+}
+
+python_wheel() { # from the library that is built already: compiling it twice would show nothing new
+    rm -f "$BUILD"/python/*.whl
+    "$BUILD/python/base/bin/python" -m pip wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        -w "$BUILD/python" -C build-dir="$BUILD/python/wheel" -C cmake.define.SAT_CUDA=OFF \
+        -C cmake.define.SAT_WERROR="$WERROR" -C cmake.define.SAT_PYTHON_LIBRARY="$(realpath "$BUILD/libsparse_autotune.so")"
+}
+
+python_fresh() {
+    local venv=$BUILD/python/venv
+    rm -rf "$venv"
+    python3 -m venv "$venv" || return 1
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index "$BUILD"/python/*.whl || return 1
+    realpath "$BUILD"/python/base/lib/python*/site-packages >"$(echo "$venv"/lib/python*/site-packages)/beneath.pth"
+}
+
+step_python() {
+    title "the Python package: wheel, fresh environment, tests"
+    if ! python3 -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+        skip "Python: needs Python 3.10 or newer with venv (python3-venv)"
+        return
+    fi
+    build "$BUILD" "${CC:-cc}" sparse_autotune_shared || { fail "Python: build" && return; }
+    mkdir -p "$BUILD/python"
+    python_base || { fail "Python: what the tests need could not be installed" && return; }
+    python_wheel || { fail "Python: wheel" && return; }
+    python_fresh || { fail "Python: the wheel could not be installed" && return; }
+    local report=$BUILD/python/junit.xml tests bad idle
+    rm -f "$report"
+    "$BUILD/python/venv/bin/python" -m pytest --timeout 300 -p no:cacheprovider -W ignore --junitxml "$report" bindings/python/tests ||
+        echo "pytest returned $?"
+    count() { grep -o "<testsuite [^>]*" "$report" 2>/dev/null | sed -n "s/.* $1=\"\([0-9]*\)\".*/\1/p"; }
+    tests=$(count tests)
+    [ -n "$tests" ] || { fail "Python: no tests ran" && return; }
+    bad=$(($(count failures) + $(count errors))) idle=$(count skipped)
+    passed=$((passed + tests - bad - idle)) failed=$((failed + bad)) skipped=$((skipped + idle))
+    [ "$bad" -eq 0 ] || failures+=("Python: $bad tests")
+    [ "$idle" -eq 0 ] || skips+=("Python: $idle tests, those that need a GPU or JAX")
 }
 
 step_asan() {
@@ -145,6 +199,24 @@ step_gpu() {
         if "$BUILD/sparse_autotune" check --device cuda --seconds "$GPU_SECONDS"; then pass; else fail "GPU: check"; fi
         run_ctest GPU "$BUILD" -L gpu
     fi
+}
+
+step_rust() {
+    title "Rust crates"
+    PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+    if ! command -v cargo >/dev/null; then
+        skip "Rust: cargo is not installed (scripts/setup.sh rust)"
+        return
+    fi
+    local name
+    while read -r name; do
+        case $name in
+        passed:*) pass ;;
+        skipped:*) skip "Rust: ${name#*: }" ;;
+        failed:*) fail "Rust: ${name#*: }" ;;
+        *) echo "$name" ;;
+        esac
+    done < <(BUILD=$(realpath -m "$BUILD") JOBS=$JOBS scripts/test_rust.sh 2>&1)
 }
 
 for step in "$@"; do "step_$step"; done

@@ -11,7 +11,7 @@ int64_t sat_bucket_size(int64_t x) {
     int64_t step = 1;
     while (x / step >= 8) step *= 2;
     int64_t low = x / step * step, up = x - low;
-    return low + (2 * up >= step ? step : 0);
+    return 2 * up >= step && low <= INT64_MAX - step ? low + step : low;
 }
 
 double sat_bucket_ratio(double x) { return x > 0 ? exp2(round(2 * log2(x)) / 2) : 0; }

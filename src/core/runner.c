@@ -55,7 +55,10 @@ sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v
     *r = (sat_runner){.ctx = ctx, .variant = v, .device = *d, .problem = *p, .pattern = a};
     sat_operand o[SAT_MAX_OPERANDS];
     int count = sat_op_find(p->op)->operands(p, a, o);
-    for (int i = 0; i < count; i++) r->item_step[i] = o[i].layout.batch_stride * (int64_t)sat_dtype_size(o[i].dtype);
+    for (int i = 0; i < count; i++) { /* a stride that nobody takes may be any number */
+        bool taken = o[i].batch > 1 && o[i].span > 0;
+        r->item_step[i] = taken ? o[i].layout.batch_stride * (int64_t)sat_dtype_size(o[i].dtype) : 0;
+    }
     double start = sat_now();
     if (!may_share(v, p)) scratch = NULL;
     if (scratch) limit += scratch->bytes;

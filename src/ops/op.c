@@ -91,7 +91,9 @@ sat_status sat_normalise_layout(sat_layout *l, int64_t rows, int64_t cols, int64
     if (l->row_stride < 0 || l->col_stride < 0 || l->batch_stride < 0)
         return sat_fail(SAT_BAD_STRIDE, "%s: strides are %lld (row), %lld (col), %lld (batch); expected 0 or more",
                         name, (long long)l->row_stride, (long long)l->col_stride, (long long)l->batch_stride);
-    if (l->row_stride == 0 && l->col_stride == 0) l->row_stride = cols > 0 ? cols : 1, l->col_stride = 1;
+    bool empty = rows == 0 || cols == 0 || batch == 0; /* then strides lead nowhere, and may be any numbers */
+    if (empty) l->batch_stride = 0;
+    if (empty || (l->row_stride == 0 && l->col_stride == 0)) l->row_stride = cols > 0 ? cols : 1, l->col_stride = 1;
     if (sat_layout_span(l, rows, cols, batch) < 0)
         return sat_fail(SAT_BAD_SIZE, "%s: %lld x %lld, batch %lld with strides %lld, %lld, %lld overflows", name,
                         (long long)rows, (long long)cols, (long long)batch, (long long)l->row_stride,

@@ -102,7 +102,8 @@ static inline size_t sat_union_bytes(int64_t blocks) {
 }
 static inline double sat_union_expected(int64_t rows, int64_t cols, int64_t blocks, int size) {
     double density = (double)blocks / ((double)rows * (double)cols + 1e-9);
-    return (double)((rows + size - 1) / size) * (double)cols * (1 - pow(1 - (density < 1 ? density : 1), size));
+    int64_t groups = (rows + size - 1) / size;
+    return (double)groups * (double)cols * (1 - pow(1 - (density < 1 ? density : 1), size));
 }
 
 #endif

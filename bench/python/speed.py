@@ -1,0 +1,298 @@
+"""Measures what Python promises, against its rivals in the same run; prints one JSON object a row.
+
+Called by bench/python_check, in the environment where the wheel is installed.
+"""
+
+import argparse
+import ctypes
+import json
+import statistics
+import sys
+import time
+
+import numpy as np
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+import sparse_autotune as sa
+from sparse_autotune import _abi, _ops, _pattern
+from sparse_autotune.__main__ import random_pattern
+
+HAVE_CUDA = torch is not None and torch.cuda.is_available()
+
+
+def show(name, seconds, text, target=None, met=None, ratios=None, problem=None, variant=None, **more):
+    row = {"name": name, "problem": problem, "variant": variant, "seconds": seconds, "ratios": ratios or {}, "text": text, "target": target or "", "met": met, **more}
+    print(json.dumps(row), flush=True)
+
+
+def in_turns(jobs, rounds, warm=3):
+    """Medians of several measurements that take turns, so that a change of clocks meets all alike."""
+    for job in jobs.values():
+        for _ in range(warm):
+            job()
+    found = {name: [] for name in jobs}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            found[name].append(job())
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def parts(size, block, density, dtype):
+    rows, cols = size
+    row_ptr, col_idx = random_pattern(rows, cols, (block, block), density, 1)
+    values = np.random.default_rng(2).standard_normal((len(col_idx), block, block)).astype(dtype)
+    return row_ptr, col_idx, values
+
+
+def describe(m, n, k, block, dtype, density):
+    return {"op": "matmul", "m": m, "n": n, "k": k, "block": [block, block], "dtype": dtype, "density": density, "flops": 2.0 * m * n * k * density}
+
+
+# ---- CPU ----
+
+
+def cpu_scipy():
+    import scipy
+    import scipy.sparse
+
+    size, block, density = 2048, 64, 0.125
+    row_ptr, col_idx, values = parts((size, size), block, density, np.float32)
+    a = sa.BsrMatrix(row_ptr, col_idx, values, (size, size))
+    theirs = scipy.sparse.bsr_array((values, col_idx, row_ptr), shape=(size, size))
+    b = np.random.default_rng(3).standard_normal((size, size)).astype(np.float32)
+
+    def timed(call, times):
+        def job():
+            time.sleep(0.06)  # thread pools spin for a while after their last job
+            call()
+            begin = time.perf_counter()
+            for _ in range(times):
+                call()
+            return (time.perf_counter() - begin) / times
+
+        return job
+
+    assert np.allclose(a @ b, theirs @ b, rtol=1e-3, atol=1e-2)
+    dense = a.to_dense()
+    found = in_turns({"ours": timed(lambda: a @ b, 3), "scipy": timed(lambda: theirs @ b, 1), "dense": timed(lambda: dense @ b, 1)}, 7, 1)
+    ratio = found["scipy"] / found["ours"]
+    plan = a._pattern.plan("cpu", _ops.plain_problem(_abi.F32, size))
+    show(f"CPU: matmul 2048, block 64, density 0.125, f32, {sa.device_info()['threads']} threads, beside SciPy", found["ours"],
+         f"{found['ours'] * 1e3:.2f} ms, SciPy {found['scipy'] * 1e3:.0f} ms: {ratio:.0f}x", "at least 50x SciPy", ratio >= 50,
+         {"scipy_bsr": ratio, "dense_numpy": found["dense"] / found["ours"]}, describe(size, size, size, block, "f32", density),
+         plan.info().variant.decode(), rival_seconds={"scipy_bsr": found["scipy"], "dense_numpy": found["dense"]}, scipy=scipy.__version__)
+
+
+def host_cost(call, batch=100, batches=100, sync=lambda: None):
+    for _ in range(200):
+        call()
+    sync()
+    times = []
+    for _ in range(batches):
+        begin = time.perf_counter()
+        for _ in range(batch):
+            call()
+        times.append((time.perf_counter() - begin) / batch)
+        sync()
+    return statistics.median(times)
+
+
+def cpu_overhead():
+    if torch is None:
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        a = sa.BsrMatrix.from_dense(torch.eye(4), 4)
+        b, eye = torch.ones(4, 1), torch.eye(4)
+        cost, dense, empty = host_cost(lambda: sa.matmul(a, b)), host_cost(lambda: eye @ b), host_cost(lambda: torch.empty_like(b))
+        g = a.with_values(a.values.clone().requires_grad_())
+        with_grad = host_cost(lambda: sa.matmul(g, b))
+    finally:
+        torch.set_num_threads(threads)
+    show("CPU: host cost of matmul on a 4x4 torch tensor", cost, f"{cost * 1e6:.2f} us; with gradients {with_grad * 1e6:.1f} us; torch's dense @ {dense * 1e6:.2f} us, empty_like {empty * 1e6:.2f} us",
+         with_gradients_seconds=with_grad, rival_seconds={"dense_torch": dense, "empty_like": empty})
+    n, c = sa.BsrMatrix.from_dense(np.eye(4, dtype=np.float32), 4), np.ones((4, 1), np.float32)
+    cost = host_cost(lambda: sa.matmul(n, c))
+    show("CPU: host cost of matmul on a 4x4 NumPy array", cost, f"{cost * 1e6:.1f} us")
+
+
+# ---- CUDA ----
+
+
+def cuda_matrix(size, block, density, dtype):
+    row_ptr, col_idx, values = parts(size, block, density, np.float32)
+    return sa.BsrMatrix(row_ptr, col_idx, torch.tensor(values).cuda().to(dtype), size)
+
+
+def sparse_bsr(a):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return a.to_torch()
+
+
+def plan_call(a, b):
+    """The C plan that eager matmul uses, run by nothing but sat_run."""
+    out = torch.empty(a.shape[0], b.shape[1], dtype=b.dtype, device=b.device)
+    align = lambda pointer: _pattern.alignment(pointer, "cuda")  # noqa: E731
+    problem = _pattern.Problem(
+        op=_abi.MATMUL, transpose=0, n=b.shape[1], batch=1, a_dtype=_abi.F16, b_dtype=_abi.F16, c_dtype=_abi.F16, b=(b.shape[1], 1, 0), c=(b.shape[1], 1, 0),
+        a_align=align(a.values.data_ptr()), b_align=align(b.data_ptr()), c_align=align(out.data_ptr()),
+        alpha=1.0, beta=0.0, bias=0, activation=0, flags=0,
+    )
+    plan = a._pattern.plan(str(b.device), problem)
+    operands = (ctypes.c_void_p * 4)(a.values.data_ptr(), b.data_ptr(), out.data_ptr(), None)
+    stream, run, handle = torch.cuda.current_stream().cuda_stream or None, _abi.lib.sat_run, plan.handle
+    keep = (out, plan, operands)
+
+    def call():
+        if run(handle, operands, stream):
+            raise RuntimeError(_abi.lib.sat_last_error().decode())
+        return keep
+
+    return call, plan.info().variant.decode()
+
+
+def device_time(call, times):
+    def job():
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        call()
+        begin.record()
+        for _ in range(times):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) * 1e-3 / times
+
+    return job
+
+
+def cuda_host_cost():
+    a = cuda_matrix((512, 512), 64, 0.125, torch.float16)
+    b = torch.randn(512, 64, device="cuda").half()
+    sync = torch.cuda.synchronize
+    theirs = sparse_bsr(a)
+    plan, variant = plan_call(a, b)
+    with torch.no_grad():
+        ours = host_cost(lambda: sa.matmul(a, b), sync=sync)
+        bare = host_cost(plan, sync=sync)
+        empty = host_cost(lambda: torch.empty_like(b), sync=sync)
+        dense = host_cost(lambda: b.t() @ b, sync=sync)
+        bsr = host_cost(lambda: theirs @ b, 20, 40, sync=sync)
+    on = host_cost(lambda: sa.matmul(a, b), sync=sync)
+    g = a.with_values(a.values.clone().requires_grad_())
+    h = b.clone().requires_grad_()
+    grad = host_cost(lambda: sa.matmul(g, h), sync=sync)
+
+    def both():
+        sa.matmul(g, h).backward(ones)
+
+    ones = torch.ones(512, 64, device="cuda").half()
+    full = host_cost(both, 20, 40, sync=sync)
+    rivals = {"sparse_bsr": bsr, "dense_torch": dense, "sat_run_by_ctypes": bare, "empty_like": empty}
+    show("CUDA: host cost of matmul without gradients", ours, f"{ours * 1e6:.2f} us (torch.sparse_bsr {bsr * 1e6:.0f}, dense {dense * 1e6:.2f}, sat_run by ctypes {bare * 1e6:.2f}, empty_like {empty * 1e6:.2f})",
+         "at most 8 us", ours <= 8e-6, {"sparse_bsr": bsr / ours}, describe(512, 64, 512, 64, "f16", 0.125), variant, rival_seconds=rivals, grad_mode_on_seconds=on)
+    show("CUDA: host cost of matmul with gradients", grad, f"{grad * 1e6:.2f} us; with the backward pass {full * 1e6:.1f} us", "at most 30 us", grad <= 30e-6, {}, describe(512, 64, 512, 64, "f16", 0.125), variant, backward_seconds=full)
+
+
+def cuda_eager():
+    size, block, density = 4096, 64, 0.125
+    a = cuda_matrix((size, size), block, density, torch.float16)
+    b = torch.randn(size, size, device="cuda").half()
+    theirs, dense = sparse_bsr(a), a.to_dense()
+    plan, variant = plan_call(a, b)
+    with torch.no_grad():
+        got, expected = sa.matmul(a, b), dense @ b
+        assert torch.allclose(got.float(), expected.float(), rtol=2e-2, atol=0.5), "the products differ"
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(10):
+                captured = sa.matmul(a, b)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(captured, got), "a captured product differs"
+        jobs = {
+            "eager": device_time(lambda: sa.matmul(a, b), 200), "plan": device_time(plan, 200), "graph": device_time(graph.replay, 20),
+            "sparse_bsr": device_time(lambda: theirs @ b, 30), "dense": device_time(lambda: dense @ b, 50),
+        }
+        found = in_turns(jobs, 9)
+    found["graph"] /= 10
+    over = found["eager"] / found["plan"]
+    problem = describe(size, size, size, block, "f16", density)
+    rivals = {k: found[k] for k in ("plan", "graph", "sparse_bsr", "dense")}
+    show("CUDA: eager matmul 4096^3, f16, block 64, density 0.125, beside the C plan", found["eager"], f"{found['eager'] * 1e6:.1f} us, C plan {found['plan'] * 1e6:.1f} us, in a graph {found['graph'] * 1e6:.1f} us: {over:.3f}",
+         "at most 1.10 of the plan", over <= 1.10, {"plan": 1 / over}, problem, variant, rival_seconds=rivals)
+    ratio = found["sparse_bsr"] / found["eager"]
+    show("CUDA: eager matmul 4096^3, f16, block 64, density 0.125, beside torch.sparse_bsr", found["eager"], f"{ratio:.2f}x faster; {found['dense'] / found['eager']:.2f}x than dense", "at least 4x", ratio >= 4,
+         {"sparse_bsr": ratio, "dense_cublas": found["dense"] / found["eager"]}, problem, variant, rival_seconds=rivals)
+
+
+def cuda_linear():
+    tokens, size = 8192, 4096
+    rows = []
+    for dtype in (torch.float16, torch.bfloat16):
+        layer = sa.SparseLinear(size, size, block=64, density=0.125, device="cuda", dtype=dtype)
+        dense = torch.nn.Linear(size, size, device="cuda", dtype=dtype)
+        x = torch.randn(tokens, size, device="cuda").to(dtype).requires_grad_()
+        ones = torch.randn(tokens, size, device="cuda").to(dtype)
+
+        def step(module):
+            def call():
+                x.grad = None
+                for p in module.parameters():
+                    p.grad = None
+                module(x).backward(ones)
+
+            return call
+
+        def forward(module):
+            def call():
+                with torch.no_grad():
+                    module(x)
+
+            return call
+
+        found = in_turns({"ours": device_time(step(layer), 20), "dense": device_time(step(dense), 20), "ours forward": device_time(forward(layer), 20), "dense forward": device_time(forward(dense), 20)}, 9)
+        rows.append((str(dtype).removeprefix("torch."), found))
+    for name, found in rows:
+        ratio, ahead = found["dense"] / found["ours"], found["dense forward"] / found["ours forward"]
+        show(f"CUDA: SparseLinear 4096 to 4096, 8192 tokens, {name}, block 64, density 0.125, forward and backward", found["ours"],
+             f"{found['ours'] * 1e6:.0f} us, nn.Linear {found['dense'] * 1e6:.0f} us: {ratio:.2f}x (forward {ahead:.2f}x)", "at least 3x nn.Linear", ratio >= 3,
+             {"nn_linear": ratio, "nn_linear_forward": ahead}, describe(size, tokens, size, 64, "f16" if name == "float16" else "bf16", 0.125), rival_seconds=found)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only")
+    parser.add_argument("--effort", default="quick")
+    a = parser.parse_args()
+    sa.set_effort(a.effort)
+    info = sa.device_info("cuda:0" if HAVE_CUDA else "cpu")
+    quick = torch is not None and sa._torch._fast is not None
+    machine = {"name": info["name"], "identity": info["identity"], "numpy": np.__version__, "torch": torch and torch.__version__, "sparse_autotune": sa.__version__, "extension": quick}
+    print(json.dumps({"machine": machine}), flush=True)
+    jobs = [cpu_scipy, cpu_overhead] + ([cuda_host_cost, cuda_eager, cuda_linear] if HAVE_CUDA else [])
+    status = 0
+    for job in jobs:
+        if a.only and a.only not in job.__name__:
+            continue
+        try:
+            job()
+        except Exception as error:  # a row that cannot be measured keeps no other from being
+            import traceback
+
+            traceback.print_exc()
+            show(job.__name__, None, f"{type(error).__name__}: {error}"[:300])
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

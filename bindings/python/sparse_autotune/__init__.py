@@ -1,0 +1,40 @@
+"""Block-sparse matrix products that are right, and as fast as this machine allows.
+
+>>> import numpy as np, sparse_autotune as sa
+>>> A = sa.BsrMatrix.from_dense(np.kron(np.eye(4), np.ones((16, 16))), block=16)
+>>> B = np.ones((64, 8))
+>>> (A @ B)[0, 0]
+np.float64(16.0)
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import cache
+from ._abi import ArgumentError, DeviceError, Error, FileError, OutOfMemoryError, UnsupportedError
+from ._abi import version as __version__
+from ._context import device_info, get_effort, set_effort
+from ._matrix import BsrMatrix
+from ._ops import bsr_gemm, matmul, sampled_matmul
+from ._race import Race, Record, benchmark, tune
+from ._variants import VariantCall, register_variant
+
+__all__ = [
+    "ArgumentError", "BsrMatrix", "DeviceError", "Error", "FileError", "OutOfMemoryError", "Race", "Record", "SparseLinear",
+    "UnsupportedError", "VariantCall", "__version__", "benchmark", "bsr_gemm", "cache", "device_info", "get_effort", "matmul",
+    "register_variant", "sampled_matmul", "set_effort", "sparsify", "tune",
+]  # fmt: skip
+
+if sys.modules.get("torch") is not None:
+    from . import _torch  # noqa: F401  the operators
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("SparseLinear", "sparsify", "nn"):  # these need torch, which is imported only when asked for
+        import importlib
+
+        module = importlib.import_module(".nn", __name__)
+        return module if name == "nn" else getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

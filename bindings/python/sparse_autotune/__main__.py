@@ -1,0 +1,117 @@
+"""``python -m sparse_autotune race ...`` and ``python -m sparse_autotune report results.json -o report.html``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sparse_autotune as sa
+
+from . import _abi, _context, _race, report
+from ._matrix import check_block
+from ._pattern import Pattern, Problem
+
+_DTYPES = {short: code for code, short in _abi.DTYPE_SHORT.items()}
+
+
+def _numbers(kind: Any) -> Any:
+    return lambda text: [kind(word) for word in text.split(",")]
+
+
+def _block(text: str) -> tuple[int, int]:
+    sides = [int(word) for word in text.split("x")]
+    return check_block(sides[0] if len(sides) == 1 else tuple(sides))
+
+
+def parse(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m sparse_autotune", description="Races block-sparse products, and draws what came out.")
+    parser.add_argument("--version", action="version", version=sa.__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    race = commands.add_parser("race", help="race every variant on made-up problems; lists give every combination")
+    race.add_argument("--size", type=lambda t: tuple(int(w) for w in t.split("x")), default=(2048, 2048, 2048), metavar="MxNxK")
+    race.add_argument("--block", type=_numbers(_block), default=[(64, 64)], metavar="B[,B...]", help="64 or 64x32; several are raced one after the other")
+    race.add_argument("--density", type=_numbers(float), default=[0.125], metavar="D[,D...]", help="share of the blocks that are stored (0.125)")
+    race.add_argument("--dtype", choices=list(_DTYPES), help="f32 on a CPU, f16 on a GPU, unless told")
+    race.add_argument("--device", default=None, help="cpu, cuda or cuda:1; the best that is found, unless told")
+    race.add_argument("--op", choices=["matmul", "sampled"], default="matmul")
+    race.add_argument("--transpose", action="store_true", help="by the transpose of A")
+    race.add_argument("--seed", type=int, default=1)
+    race.add_argument("--fresh", action="store_true", help="race even where the cache has the answer")
+    race.add_argument("--allow-tf32", action="store_true")
+    race.add_argument("--effort", choices=["quick", "full"], default="quick")
+    race.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    race.add_argument("-o", "--output", type=Path, help="write the JSON object into a file, for `report`")
+    page = commands.add_parser("report", help="draw results as one self-contained HTML page")
+    page.add_argument("results", type=Path, nargs="+", help="JSON of `race`, of the command line's `race --json`, or of bench/results")
+    page.add_argument("-o", "--output", type=Path, default=Path("report.html"))
+    page.add_argument("--title", default="Block-sparse products")
+    return parser.parse_args(words)
+
+
+def random_pattern(rows: int, cols: int, block: tuple[int, int], density: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row pointers and columns, every block row filled alike."""
+    rng = np.random.default_rng(seed)
+    gr, gc = -(-rows // block[0]), -(-cols // block[1])
+    total = round(density * gr * gc)
+    row_ptr = np.arange(gr + 1, dtype=np.int64) * total // max(gr, 1)
+    columns = [np.sort(rng.permutation(gc)[: row_ptr[i + 1] - row_ptr[i]]) for i in range(gr)]
+    return row_ptr, np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, np.int64)
+
+
+def _best_device() -> str:
+    try:
+        _context.get("cuda:0")
+        return "cuda:0"
+    except sa.Error:
+        return "cpu"
+
+
+def _races(a: argparse.Namespace, show: bool) -> list[dict]:
+    m, n, k = a.size
+    device = _context.normalise(a.device) if a.device else _best_device()
+    dtype = _DTYPES[a.dtype or ("f16" if device != "cpu" else "f32")]
+    align = 256 if device != "cpu" else 64
+    same = {"a_dtype": dtype, "b_dtype": dtype, "c_dtype": dtype, "a_align": align, "b_align": align, "c_align": align, "flags": _abi.ALLOW_TF32 if a.allow_tf32 else 0}
+    found = []
+    for block in a.block:
+        for density in a.density:
+            rows, cols = (m, n) if a.op == "sampled" else (k, m) if a.transpose else (m, k)
+            pattern = Pattern(*random_pattern(rows, cols, block, density, a.seed), (rows, cols), block, device)
+            problem = Problem(op=_abi.SAMPLED, k=k, **same) if a.op == "sampled" else Problem(op=_abi.MATMUL, n=n, transpose=int(a.transpose), **same)
+            race = _race.run(pattern, device, problem, fresh=a.fresh)
+            found.append(race.as_dict())
+            if show:
+                print(race, flush=True)
+    return found
+
+
+def main(words: list[str] | None = None) -> int:
+    a = parse(words)
+    try:
+        if a.command == "report":
+            races = [r for path in a.results for r in report.load(path)]
+            a.output.write_text(report.page(races, a.title))
+            print(f"{a.output}: {len(races)} races")
+            return 0
+        if len(a.size) != 3 or min(a.size) < 1:
+            raise ValueError("--size: expected three sizes such as 2048x512x1024")
+        with sa.set_effort(a.effort):
+            races = _races(a, not a.json)
+        result = races[0] if len(races) == 1 else {"version": 1, "races": races}
+        if a.json:
+            print(json.dumps(result))
+        if a.output:
+            a.output.write_text(json.dumps(result) + "\n")
+        return 0 if all(r["best"] for r in races) else 1
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"sparse_autotune: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Contexts: one a device and effort, made when first needed and kept until the process ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import Any
+
+from . import _abi
+from ._arrays import torch_module
+
+_lock = threading.RLock()
+_contexts: dict[tuple[str, int], Context] = {}
+_registered: list[tuple[int, Any]] = []  # backend and variant, for contexts that are made later
+_effort = _abi.EFFORTS["default"]
+_watchers: list[Any] = []
+
+
+class Context:
+    """A sat_context. Never freed: plans, graphs and callbacks may outlive every Python object."""
+
+    def __init__(self, device: str, effort: int):
+        options = _abi.ContextOptions(device=device.encode(), effort=effort)
+        self._allocator = _torch_allocator(device)
+        if self._allocator is not None:
+            options.allocator = self._allocator
+        handle = ctypes.c_void_p()
+        _abi.check(_abi.lib.sat_context_create(ctypes.byref(options), ctypes.byref(handle)))
+        self.handle, self.device = handle.value, device
+        self.backend = _abi.lib.sat_context_device(handle).contents.backend
+        for backend, variant in _registered:
+            if backend == self.backend:
+                _abi.check(_abi.lib.sat_register_variant(handle, ctypes.byref(variant)))
+
+    @property
+    def info(self) -> _abi.Device:
+        return _abi.lib.sat_context_device(self.handle).contents
+
+
+def _torch_allocator(device: str) -> _abi.Allocator | None:
+    """Device memory from torch's caching allocator, where torch uses that device.
+
+    Blocks are asked for on a stream that nothing else uses, so a block that is given back and asked for again was never
+    in the hands of work that is still queued.
+    """
+    torch = torch_module()
+    if not device.startswith("cuda") or torch is None or not torch.cuda.is_initialized():
+        return None
+    index = int(device.split(":")[1])
+    stream = torch.cuda.Stream(index)
+
+    def alloc(_user, size, _alignment):
+        try:
+            return torch.cuda.caching_allocator_alloc(max(size, 1), index, stream)  # 512 bytes aligned
+        except Exception:  # out of memory: the library makes do with less
+            return None
+
+    def free(_user, pointer):
+        try:
+            torch.cuda.caching_allocator_delete(pointer)
+        except Exception:
+            pass  # the interpreter or CUDA is shutting down, and the memory goes with it
+
+    return _abi.Allocator(_abi.ALLOC_FN(alloc), _abi.FREE_FN(free), None)
+
+
+def get(device: str, effort: int | None = None) -> Context:
+    """The context of a device ("cpu", "cuda:0") at an effort, by default the current one."""
+    key = (device, _effort if effort is None else effort)
+    found = _contexts.get(key)
+    if found is not None:
+        return found
+    with _lock:
+        if key not in _contexts:
+            _contexts[key] = Context(*key)
+        return _contexts[key]
+
+
+def register(backend: int, variant: _abi.Variant) -> None:
+    with _lock:
+        for context in _contexts.values():
+            if context.backend == backend:
+                _abi.check(_abi.lib.sat_register_variant(context.handle, ctypes.byref(variant)))
+        _registered.append((backend, variant))
+    _changed()
+
+
+def normalise(device: Any, name: str = "device") -> str:
+    """ "cpu" or "cuda:<index>" from a string or a torch.device."""
+    text = str(device)
+    if text == "cpu":
+        return text
+    kind, _, index = text.partition(":")
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise ValueError(f"{name} is {text!r}; expected 'cpu', 'cuda' or 'cuda:<index>'")
+    if index:
+        return text
+    torch = torch_module()
+    current = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
+    return f"cuda:{current}"
+
+
+def epoch() -> int:
+    """Changes with all that a plan, once made, does not follow: the effort and the registered variants."""
+    return _effort + 8 * len(_registered)
+
+
+def on_change(watcher: Any) -> None:
+    """Calls watcher(epoch) now and whenever the epoch changes."""
+    _watchers.append(watcher)
+    watcher(epoch())
+
+
+def _changed() -> None:
+    for watcher in _watchers:
+        watcher(epoch())
+
+
+class set_effort:  # noqa: N801  a function to its users, and a context manager
+    """How much may be spent on a problem that is not in the cache yet, for the whole process.
+
+    ``"off"``: the estimate decides; ``"cached"``: the cache, else the estimate; ``"quick"`` (the default): a race of about a
+    second; ``"full"``: about ten seconds, and nobody is skipped; ``"default"``: what ``$SPARSE_AUTOTUNE`` says, else quick.
+    As a context manager it puts back what was set before.
+
+    >>> import sparse_autotune as sa
+    >>> with sa.set_effort("off"):
+    ...     sa.get_effort()
+    'off'
+    """
+
+    def __init__(self, effort: str):
+        global _effort
+        if effort not in _abi.EFFORTS:
+            raise ValueError(f"effort is {effort!r}; expected one of {', '.join(_abi.EFFORTS)}")
+        self._before, _effort = _effort, _abi.EFFORTS[effort]
+        _changed()
+
+    def __enter__(self) -> set_effort:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        global _effort
+        _effort = self._before
+        _changed()
+
+    def __repr__(self) -> str:
+        return f"set_effort({get_effort()!r})"
+
+
+def get_effort() -> str:
+    """The effort as it is set now."""
+    word = next(name for name, value in _abi.EFFORTS.items() if value == _effort)
+    return (os.environ.get("SPARSE_AUTOTUNE") or "quick") if word == "default" else word
+
+
+def device_info(device: Any = "cpu") -> dict[str, Any]:
+    """What the library knows of a device.
+
+    >>> import sparse_autotune as sa
+    >>> sa.device_info("cpu")["backend"]
+    'cpu'
+    """
+    d = get(normalise(device)).info
+    rates = {short: d.flop_rate[code] for code, short in _abi.DTYPE_SHORT.items()}
+    return {
+        "backend": "cuda" if d.backend == _abi.CUDA else "cpu", "index": d.index, "name": d.name.decode(),
+        "identity": d.identity.decode(), "threads": d.threads, "capability": d.capability, "memory_bytes": d.memory_bytes,
+        "memory_rate": d.memory_rate, "flop_rate": rates, "tf32_rate": d.tf32_rate, "l2_bytes": d.l2_bytes,
+        "l2_rate": d.l2_rate, "measured": bool(d.measured),
+    }  # fmt: skip

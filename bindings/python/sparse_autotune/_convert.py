@@ -1,0 +1,249 @@
+"""Between block-sparse and everything else: dense, CSR, other devices, other libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _abi, _arrays, _context
+from ._arrays import torch_module
+from ._matrix import BsrMatrix, _what
+from ._pattern import Pattern
+
+AUTO_BLOCKS = (2, 3, 4, 6, 8, 12, 16, 32, 64)
+AUTO_RACES = 5
+
+
+# ---- dense ----
+
+
+def from_dense(x: Any, block: tuple[int, int], keep: float | None, threshold: float | None) -> tuple:
+    if keep is not None and threshold is not None:
+        raise ValueError("keep and threshold are both given; expected one of them")
+    if keep is not None and not 0 <= keep <= 1:
+        raise ValueError(f"keep is {keep}; expected a share from 0 to 1")
+    if threshold is not None and not threshold >= 0:
+        raise ValueError(f"threshold is {threshold}; expected 0 or more")
+    if isinstance(x, (list, tuple)):
+        x = np.asarray(x)
+    operand = _arrays.describe(x, "x")
+    if len(operand.shape) != 2:
+        raise ValueError(f"x has {len(operand.shape)} dimensions; expected 2")
+    tiles = _tiles(x if operand.kind != "dlpack" else np.from_dlpack(x), operand, block)
+    grid = tuple(tiles.shape[:2])
+    if keep is not None:
+        norms = _host(_wide(tiles, operand) ** 2, operand, "sum").ravel()
+        count = round(keep * norms.size)
+        mask = np.zeros(norms.size, bool)
+        mask[np.argsort(-norms, kind="stable")[:count]] = True
+        mask = mask.reshape(grid)
+    else:
+        mask = ~(_host(abs(_wide(tiles, operand)), operand, "max") <= (threshold or 0.0))  # NaN is kept
+    rows, cols = np.nonzero(mask)
+    row_ptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=grid[0])))).astype(np.int64)
+    values = tiles[_index_like(rows, operand), _index_like(cols, operand)]
+    return row_ptr, cols.astype(np.int64), values, operand.shape
+
+
+def _tiles(x: Any, operand: _arrays.Operand, block: tuple[int, int]) -> Any:
+    """(block rows, block columns, rows, columns) of a dense matrix, padded with zeros."""
+    (rows, cols), (br, bc) = operand.shape, block
+    gr, gc = -(-rows // br), -(-cols // bc)
+    if operand.kind == "torch":
+        padded = torch_module().nn.functional.pad(x, (0, gc * bc - cols, 0, gr * br - rows))
+        return padded.reshape(gr, br, gc, bc).permute(0, 2, 1, 3)
+    module = _arrays.cupy_module() if operand.kind == "cupy" else np
+    padded = module.zeros((gr * br, gc * bc), x.dtype)
+    padded[:rows, :cols] = x
+    return padded.reshape(gr, br, gc, bc).transpose(0, 2, 1, 3)
+
+
+def _wide(x: Any, operand: _arrays.Operand) -> Any:
+    if operand.kind == "torch":
+        return x.detach().double() if operand.dtype == _abi.F64 else x.detach().float()
+    return x.astype("float64" if operand.dtype == _abi.F64 else "float32")
+
+
+def _host(x: Any, operand: _arrays.Operand, what: str) -> np.ndarray:
+    """The sum or the maximum over each tile, in host memory."""
+    if operand.kind == "torch":
+        return (x.sum((2, 3)) if what == "sum" else x.flatten(2).amax(2)).cpu().numpy()
+    reduced = x.sum((2, 3)) if what == "sum" else x.max((2, 3))
+    return reduced.get() if operand.kind == "cupy" else reduced
+
+
+def _index_like(x: np.ndarray, operand: _arrays.Operand) -> Any:
+    if operand.kind == "torch":
+        return torch_module().from_numpy(x).to(operand.array.device)
+    return _arrays.cupy_module().asarray(x) if operand.kind == "cupy" else x
+
+
+def _block_rows(pattern: Pattern) -> np.ndarray:
+    return np.repeat(np.arange(pattern.grid[0]), np.diff(pattern.row_ptr))
+
+
+def to_dense(a: BsrMatrix) -> Any:
+    pattern, values = a._pattern, a._values
+    operand = _arrays.describe(values, "values")
+    if operand.kind == "dlpack":
+        values = np.from_dlpack(values)
+    (gr, gc), (br, bc), (rows, cols) = pattern.grid, pattern.block, pattern.shape
+    at = (_index_like(_block_rows(pattern), operand), _index_like(pattern.col_idx.astype(np.int64), operand))
+    if operand.kind == "torch":
+        tiles = values.new_zeros((gr, gc, br, bc)).index_put(at, values)
+        dense = tiles.permute(0, 2, 1, 3).reshape(gr * br, gc * bc)[:rows, :cols]
+        return (dense.T if a.is_transposed else dense).contiguous()
+    module = _arrays.cupy_module() if operand.kind == "cupy" else np
+    tiles = module.zeros((gr, gc, br, bc), values.dtype)
+    tiles[at] = values
+    dense = tiles.transpose(0, 2, 1, 3).reshape(gr * br, gc * bc)[:rows, :cols]
+    return module.ascontiguousarray(dense.T if a.is_transposed else dense)
+
+
+# ---- CSR ----
+
+
+def _csr_parts(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int], Any]:
+    """row pointers, columns, values, shape, and the torch device that the result belongs on."""
+    torch = torch_module()
+    if torch is not None and isinstance(x, torch.Tensor):
+        if x.layout is not torch.sparse_csr:
+            raise TypeError(f"x is {_what(x)}; expected a SciPy sparse matrix or a torch.sparse_csr tensor")
+        if x.dim() != 2:
+            raise ValueError(f"x has {x.dim()} dimensions; expected 2")
+        _arrays.dtype_code(x.dtype, "x")
+        values = x.values().detach().cpu()
+        values = values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
+        return x.crow_indices().cpu().numpy(), x.col_indices().cpu().numpy(), values, tuple(x.shape), x
+    if not hasattr(x, "tocsr"):
+        raise TypeError(f"x is {_what(x)}; expected a SciPy sparse matrix or a torch.sparse_csr tensor")
+    x = x.tocsr()
+    if not x.has_canonical_format:
+        x = x.copy()
+        x.sum_duplicates()
+    _arrays.dtype_code(x.dtype, "x")
+    return x.indptr, x.indices, x.data, x.shape, None
+
+
+def _gather_blocks(parts: tuple, block: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Row pointers and columns of the blocks that hold something, and for each nonzero the block it is in."""
+    indptr, indices, _, shape, _ = parts
+    gr, gc = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    rows = np.repeat(np.arange(shape[0], dtype=np.int64), np.diff(indptr))
+    code = rows // block[0] * max(gc, 1) + indices.astype(np.int64) // block[1]
+    stored, place = np.unique(code, return_inverse=True)
+    counts = np.bincount(stored // max(gc, 1), minlength=gr)
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64), stored % max(gc, 1), place.reshape(-1)
+
+
+def _build(parts: tuple, block: tuple[int, int]) -> tuple:
+    indptr, indices, data, shape, origin = parts
+    row_ptr, col_idx, place = _gather_blocks(parts, block)
+    values = np.zeros((len(col_idx), *block), data.dtype)
+    rows = np.repeat(np.arange(shape[0], dtype=np.int64), np.diff(indptr))
+    values[place, rows % block[0], indices % block[1]] = data
+    if origin is not None:
+        values = torch_module().from_numpy(values).to(origin.device, origin.dtype)
+    return row_ptr, col_idx, values, shape
+
+
+def from_csr(x: Any, block: Any, columns: int) -> tuple:
+    parts = _csr_parts(x)
+    if block != "auto":
+        return _build(parts, block)
+    if columns < 1:
+        raise ValueError(f"columns is {columns}; expected at least 1")
+    # Small blocks run at a lower rate, roughly in proportion to their side up to 16; the race decides among the likely ones.
+    likely = sorted(AUTO_BLOCKS, key=lambda side: len(_gather_blocks(parts, (side, side))[1]) * side * side / min(side, 16))
+    best, least = None, float("inf")
+    for side in sorted(likely[:AUTO_RACES]):
+        built = _build(parts, (side, side))
+        seconds = _time(BsrMatrix(*built), columns)
+        if best is None or seconds < least:
+            best, least = built, seconds
+    return best
+
+
+def _time(a: BsrMatrix, columns: int) -> float:
+    """Seconds that the best variant takes, by a race or from the cache."""
+    from . import _ops, _race
+
+    operand = _arrays.describe(a._values, "values")
+    problem = _ops.plain_problem(operand.dtype, columns, align=_ops.alignment(0, operand.device))
+    race = _race.run(a._pattern, operand.device, problem, fresh=False)
+    return race.best.seconds if race.best else float("inf")
+
+
+# ---- elsewhere ----
+
+
+def move(values: Any, device: Any, dtype: Any) -> Any:
+    operand = _arrays.describe(values, "values")
+    where = _context.normalise(device) if device is not None else operand.device
+    code = _arrays.dtype_code(dtype, "dtype") if dtype is not None else operand.dtype
+    name = _abi.DTYPE_NAMES[code]
+    if operand.kind == "torch":
+        return values.to(where, getattr(torch_module(), name))
+    if operand.kind == "cupy" and where == "cpu":
+        return values.get().astype(name, copy=False)
+    if operand.kind == "dlpack":
+        values = np.from_dlpack(values)
+    if where != operand.device or code == _abi.BF16:
+        return _to_framework(values, where, name)
+    return values.astype(name, copy=False)
+
+
+def _to_framework(values: Any, where: str, dtype: str) -> Any:
+    torch = torch_module() or _arrays._import_or_none("torch")
+    if torch is not None:
+        made = torch.as_tensor(values)
+        return made.to(where, getattr(torch, dtype))
+    cupy = _arrays._import_or_none("cupy")
+    if cupy is None or dtype == "bfloat16":
+        raise RuntimeError(f"device is {where!r} and dtype {dtype}: moving NumPy values there needs torch{'' if dtype == 'bfloat16' else ' or CuPy'}")
+    with cupy.cuda.Device(int(where.split(":")[1])):
+        return cupy.asarray(values, dtype)
+
+
+def _check_divides(a: BsrMatrix, whose: str) -> None:
+    if any(s % b for s, b in zip(a._pattern.shape, a._pattern.block)):
+        raise ValueError(f"{whose} wants blocks that divide the shape; this matrix is {a.shape[0]}x{a.shape[1]} in blocks of {a.block[0]}x{a.block[1]}")
+
+
+def to_torch(a: BsrMatrix) -> Any:
+    torch = _arrays._import_or_none("torch")
+    if torch is None:
+        raise RuntimeError("torch is not installed")
+    a = contiguous(a) if a.is_transposed else a
+    _check_divides(a, "torch.sparse_bsr")
+    values = torch.as_tensor(a._values)
+    index = [torch.from_numpy(np.array(i)).to(values.device) for i in (a.row_ptr, a.col_idx)]
+    return torch.sparse_bsr_tensor(*index, values, size=a.shape)
+
+
+def to_scipy(a: BsrMatrix) -> Any:
+    sparse = _arrays._import_or_none("scipy.sparse")
+    if sparse is None:
+        raise RuntimeError("SciPy is not installed")
+    a = contiguous(a) if a.is_transposed else a
+    _check_divides(a, "SciPy's BSR")
+    values = a._values
+    if a._torch:
+        values = values.detach().cpu().numpy()
+    elif hasattr(values, "get"):
+        values = values.get()
+    return sparse.sparse.bsr_array((values, np.array(a.col_idx), np.array(a.row_ptr)), shape=a.shape)
+
+
+def contiguous(a: BsrMatrix) -> BsrMatrix:
+    """The transpose, stored as itself."""
+    pattern = a._pattern
+    rows = _block_rows(pattern)
+    order = np.lexsort((rows, pattern.col_idx))
+    counts = np.bincount(pattern.col_idx, minlength=pattern.grid[1])
+    row_ptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    values = np.from_dlpack(a._values) if not hasattr(a._values, "swapaxes") else a._values
+    operand = _arrays.describe(values, "values")
+    moved = values[_index_like(order, operand)].swapaxes(1, 2)
+    return BsrMatrix(row_ptr, rows[order].astype(np.int64), moved, a.shape)

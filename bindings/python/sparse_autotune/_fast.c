@@ -1,0 +1,353 @@
+/* The quick way from two torch tensors to a product: no dispatcher, no Python code, one allocation by torch.
+ *
+ * A Runner belongs to one pattern and one kind of product. It remembers for which shapes, strides, dtypes, stream and
+ * thread count which plan serves. A call that finds its plan runs it; any other gives None, and Python takes the long
+ * way, which then adds a plan here. Nothing is decided here that the long way would decide otherwise.
+ *
+ * Stable ABI of Python 3.10. Tensors are read by torch's DLPack exchange functions where it has them (2.10 and newer),
+ * else by their attributes. Nothing of torch or of sparse_autotune is linked: their functions come in through setup().
+ */
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { DIMS = 6, INPUTS = 3, ENTRIES = 8, CPU = 1, CUDA = 2 };
+
+/* ---- DLPack 1.x, what is used of it ---- */
+
+typedef struct dl_tensor {
+    void *data;
+    int32_t device_type, device_id;
+    int32_t ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} dl_tensor;
+
+typedef struct dl_exchange {
+    uint32_t major, minor;
+    struct dl_exchange *previous;
+    void *allocate, *export_managed, *import_managed;
+    int (*view)(void *object, dl_tensor *out);
+    int (*stream)(int32_t device_type, int32_t device_id, void **out);
+} dl_exchange;
+
+/* ---- what setup() brings ---- */
+
+static struct {
+    PyObject *tensor, *parameter; /* types */
+    PyObject *empty_like, *is_grad_enabled, *autocast, *dispatch_modes, *threads, *capturing, *raw_stream, *tf32;
+    PyObject *dtypes; /* float32, float64, float16, bfloat16 */
+    const dl_exchange *exchange;
+    int (*run)(void *plan, void *const *operands, void *stream);
+    void (*set_threads)(int);
+    int (*get_threads)(void);
+} host;
+
+static long epoch; /* of efforts and registered variants: plans of another one do not serve */
+
+static struct { PyObject *requires_grad, *shape, *stride, *data_ptr, *dtype, *get_device, *is_cuda; } names;
+
+/* ---- one tensor ---- */
+
+typedef struct view {
+    void *data;
+    int device_type, device_id, dtype, ndim;
+    int64_t shape[DIMS], strides[DIMS];
+} view;
+
+static bool view_exchange(PyObject *tensor, view *v) {
+    dl_tensor t;
+    if (host.exchange->view(tensor, &t) != 0 || t.ndim > DIMS || t.lanes != 1 || (t.ndim && !t.strides)) return false;
+    v->data = (char *)t.data + t.byte_offset;
+    v->device_type = t.device_type, v->device_id = t.device_type == CPU ? 0 : t.device_id;
+    v->dtype = t.code << 8 | t.bits, v->ndim = t.ndim;
+    if (t.ndim) {
+        memcpy(v->shape, t.shape, (size_t)t.ndim * sizeof *v->shape);
+        memcpy(v->strides, t.strides, (size_t)t.ndim * sizeof *v->strides);
+    }
+    return t.device_type == CPU || t.device_type == CUDA;
+}
+
+/* The numbers of a tuple; takes over the reference. -1 where it is none, or too long. */
+static int read_tuple(PyObject *tuple, int64_t *out) {
+    Py_ssize_t count = tuple && PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
+    if (count > DIMS) count = -1;
+    for (Py_ssize_t i = 0; i < count; i++) out[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+    Py_XDECREF(tuple);
+    return PyErr_Occurred() ? -1 : (int)count;
+}
+
+static bool read_number(PyObject *number, long long *out) { /* takes over the reference */
+    *out = number ? PyLong_AsLongLong(number) : -1;
+    Py_XDECREF(number);
+    return !PyErr_Occurred();
+}
+
+static bool view_attributes(PyObject *tensor, view *v) {
+    long long pointer, device;
+    int strides = read_tuple(PyObject_CallMethodObjArgs(tensor, names.stride, NULL), v->strides);
+    v->ndim = read_tuple(PyObject_GetAttr(tensor, names.shape), v->shape);
+    if (v->ndim < 0 || strides != v->ndim) return false;
+    if (!read_number(PyObject_CallMethodObjArgs(tensor, names.data_ptr, NULL), &pointer)) return false;
+    if (!read_number(PyObject_CallMethodObjArgs(tensor, names.get_device, NULL), &device)) return false;
+    PyObject *cuda = PyObject_GetAttr(tensor, names.is_cuda), *dtype = PyObject_GetAttr(tensor, names.dtype);
+    v->device_type = cuda == Py_True ? CUDA : CPU, v->device_id = device < 0 ? 0 : (int)device, v->dtype = -1;
+    v->data = (void *)(uintptr_t)pointer;
+    static const int codes[] = {2 << 8 | 32, 2 << 8 | 64, 2 << 8 | 16, 4 << 8 | 16}; /* as DLPack has them */
+    for (int i = 0; i < 4; i++)
+        if (dtype == PyTuple_GetItem(host.dtypes, i)) v->dtype = codes[i];
+    bool plain = (cuda == Py_True) == (device >= 0); /* other kinds of devices have numbers too */
+    Py_XDECREF(cuda), Py_XDECREF(dtype);
+    return v->dtype >= 0 && plain && !PyErr_Occurred();
+}
+
+static bool look(PyObject *tensor, view *v) {
+    PyObject *type = (PyObject *)Py_TYPE(tensor);
+    if (type != host.tensor && type != host.parameter) return false;
+    if (host.exchange ? view_exchange(tensor, v) : view_attributes(tensor, v)) return true;
+    PyErr_Clear();
+    return false;
+}
+
+/* ---- entries ---- */
+
+typedef struct entry {
+    int inputs;
+    view input[INPUTS];
+    uintptr_t low_bits[INPUTS + 1]; /* those that must be zero in a pointer; the last is the output's */
+    void *stream, *plan;
+    int threads, tf32;
+    long epoch;
+    PyObject *owner, *model; /* keeps the plan; what empty_like makes the output from */
+    bool busy;
+} entry;
+
+typedef struct runner {
+    PyObject_HEAD entry entries[ENTRIES];
+    int count, next;
+} runner;
+
+static bool same(const view *x, const view *y, uintptr_t low_bits) {
+    if (x->ndim != y->ndim || x->dtype != y->dtype || x->device_type != y->device_type) return false;
+    if (x->device_id != y->device_id || ((uintptr_t)x->data & low_bits)) return false;
+    for (int i = 0; i < x->ndim; i++)
+        if (x->shape[i] != y->shape[i] || x->strides[i] != y->strides[i]) return false;
+    return true;
+}
+
+static entry *find(runner *r, const view *v, int inputs, void *stream, int threads, int tf32) {
+    for (int i = 0; i < r->count; i++) {
+        entry *e = &r->entries[i];
+        if (e->epoch != epoch || e->busy || e->inputs != inputs || e->stream != stream || e->threads != threads)
+            continue;
+        bool fits = e->tf32 == tf32;
+        for (int j = 0; j < inputs && fits; j++) fits = same(&v[j], &e->input[j], e->low_bits[j]);
+        if (fits) return e;
+    }
+    return NULL;
+}
+
+/* ---- what surrounds a call ---- */
+
+/* A question to torch: its answer as a number; -1 and no exception where it gave none. */
+static long ask(PyObject *question, PyObject *argument) {
+    if (!question || question == Py_None) return 0;
+    PyObject *answer =
+        argument ? PyObject_CallFunctionObjArgs(question, argument, NULL) : PyObject_CallNoArgs(question);
+    long number = !answer ? -1 : answer == Py_True ? 1 : answer == Py_False ? 0 : PyLong_AsLong(answer);
+    Py_XDECREF(answer);
+    if (PyErr_Occurred()) PyErr_Clear(), number = -1;
+    return number;
+}
+
+static bool needs_grad(PyObject *const *tensors, Py_ssize_t count) {
+    if (ask(host.is_grad_enabled, NULL) == 0) return false;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *required = PyObject_GetAttr(tensors[i], names.requires_grad);
+        Py_XDECREF(required); /* True and False live on */
+        if (required != Py_False) {
+            PyErr_Clear();
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool current_stream(const view *v, void **stream) {
+    *stream = NULL;
+    if (v->device_type == CPU) return true;
+    if (host.exchange) {
+        if (host.exchange->stream(v->device_type, v->device_id, stream) == 0) return true;
+        PyErr_Clear();
+        return false;
+    }
+    long long handle;
+    PyObject *index = PyLong_FromLong(v->device_id);
+    bool found = read_number(index ? PyObject_CallFunctionObjArgs(host.raw_stream, index, NULL) : NULL, &handle);
+    Py_XDECREF(index);
+    if (!found) PyErr_Clear();
+    *stream = (void *)(uintptr_t)handle;
+    return found;
+}
+
+static int launch(const entry *e, void *const *operands) {
+    PyThreadState *state = PyEval_SaveThread();
+    int before = e->threads ? host.get_threads() : 0;
+    if (before != e->threads) host.set_threads(e->threads);
+    int status = host.run(e->plan, operands, e->stream);
+    if (before != e->threads) host.set_threads(before);
+    PyEval_RestoreThread(state);
+    return status;
+}
+
+/* run(values, b[, bias]) -> the product, or None where Python must see to it. */
+static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
+    runner *r = (runner *)self;
+    view v[INPUTS], out;
+    void *stream;
+    if (count < 2 || count > INPUTS || r->count == 0) Py_RETURN_NONE;
+    if (needs_grad(tensors, count) || ask(host.autocast, NULL) != 0 || ask(host.dispatch_modes, NULL) != 0)
+        Py_RETURN_NONE;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!look(tensors[i], &v[i])) Py_RETURN_NONE;
+    bool cuda = v[0].device_type == CUDA;
+    if (cuda && ask(host.capturing, NULL) != 0) Py_RETURN_NONE;
+    int threads = cuda ? 0 : (int)ask(host.threads, NULL);
+    int tf32 = cuda && v[0].dtype == (2 << 8 | 32) ? ask(host.tf32, NULL) == 1 : 0;
+    if (!current_stream(&v[0], &stream)) Py_RETURN_NONE;
+    entry *e = find(r, v, (int)count, stream, threads, tf32);
+    if (!e) Py_RETURN_NONE;
+    e->busy = true; /* from here on other threads may run Python, and must neither use nor replace this entry */
+    bool done = false;
+    PyObject *result = PyObject_CallFunctionObjArgs(host.empty_like, e->model, NULL);
+    if (result && look(result, &out) && !((uintptr_t)out.data & e->low_bits[INPUTS])) {
+        void *operands[] = {v[0].data, v[1].data, out.data, count > 2 ? v[2].data : NULL};
+        done = launch(e, operands) == 0;
+    }
+    e->busy = false;
+    if (done || !result) return result;
+    Py_DECREF(result);
+    Py_RETURN_NONE;
+}
+
+/* add(inputs, alignments, model, stream, threads, tf32, plan, owner): inputs is a tuple of tensors; alignments one
+ * power of two for each of them and one for the output. False where the tensors cannot be served here. */
+static PyObject *runner_add(PyObject *self, PyObject *args) {
+    runner *r = (runner *)self;
+    PyObject *inputs, *alignments, *model, *owner;
+    unsigned long long stream, plan;
+    entry e = {.epoch = epoch};
+    if (!PyArg_ParseTuple(args, "O!O!OKiiKO", &PyTuple_Type, &inputs, &PyTuple_Type, &alignments, &model, &stream,
+                          &e.threads, &e.tf32, &plan, &owner))
+        return NULL;
+    e.inputs = (int)PyTuple_Size(inputs);
+    if (e.inputs < 2 || e.inputs > INPUTS || PyTuple_Size(alignments) != e.inputs + 1) Py_RETURN_FALSE;
+    for (int i = 0; i <= e.inputs; i++) {
+        unsigned long align = PyLong_AsUnsignedLong(PyTuple_GetItem(alignments, i));
+        if (PyErr_Occurred()) return NULL;
+        e.low_bits[i == e.inputs ? INPUTS : i] = align - 1;
+        if (i < e.inputs && !look(PyTuple_GetItem(inputs, i), &e.input[i])) Py_RETURN_FALSE;
+    }
+    int at = r->count < ENTRIES ? r->count++ : -1;
+    for (int tries = 0; at < 0 && tries < ENTRIES; tries++) {
+        r->next = (r->next + 1) % ENTRIES;
+        if (!r->entries[r->next].busy) at = r->next;
+    }
+    if (at < 0) Py_RETURN_FALSE;
+    entry old = r->entries[at];
+    e.stream = (void *)(uintptr_t)stream, e.plan = (void *)(uintptr_t)plan;
+    Py_INCREF(owner), Py_INCREF(model);
+    e.owner = owner, e.model = model;
+    r->entries[at] = e;
+    Py_XDECREF(old.owner), Py_XDECREF(old.model);
+    Py_RETURN_TRUE;
+}
+
+static void runner_dealloc(PyObject *self) {
+    runner *r = (runner *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    for (int i = 0; i < r->count; i++) Py_XDECREF(r->entries[i].owner), Py_XDECREF(r->entries[i].model);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef runner_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))runner_run, METH_FASTCALL, "run(values, b[, bias]): the product, or None"},
+    {"add", runner_add, METH_VARARGS, "add(inputs, alignments, model, stream, threads, tf32, plan, owner)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot runner_slots[] = {
+    {Py_tp_methods, runner_methods},
+    {Py_tp_dealloc, (void *)runner_dealloc},
+    {Py_tp_doc, "Plans of one product, by the tensors that they serve."},
+    {0, NULL},
+};
+
+static PyType_Spec runner_spec = {"sparse_autotune._fast.Runner", sizeof(runner), 0, Py_TPFLAGS_DEFAULT, runner_slots};
+
+/* ---- the module ---- */
+
+static const dl_exchange *exchange_of(PyObject *capsule) {
+    if (capsule == Py_None) return NULL;
+    const dl_exchange *x = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    while (x && x->major != 1) x = x->previous;
+    if (!x) PyErr_Clear();
+    return x && x->view && x->stream ? x : NULL;
+}
+
+static PyObject *setup(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *objects[11], *capsule;
+    unsigned long long run, set_threads, get_threads;
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOKKK", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10], &capsule, &run,
+                          &set_threads, &get_threads))
+        return NULL;
+    for (int i = 0; i < 11; i++) Py_INCREF(objects[i]); /* for the life of the process */
+    host.tensor = objects[0], host.parameter = objects[1], host.empty_like = objects[2];
+    host.is_grad_enabled = objects[3], host.autocast = objects[4], host.dispatch_modes = objects[5];
+    host.threads = objects[6], host.capturing = objects[7], host.raw_stream = objects[8], host.tf32 = objects[9];
+    host.dtypes = objects[10];
+    host.exchange = exchange_of(capsule);
+    host.run = (int (*)(void *, void *const *, void *))(uintptr_t)run;
+    host.set_threads = (void (*)(int))(uintptr_t)set_threads;
+    host.get_threads = (int (*)(void))(uintptr_t)get_threads;
+    return PyBool_FromLong(host.exchange != NULL);
+}
+
+static PyObject *set_epoch(PyObject *module, PyObject *number) {
+    (void)module;
+    epoch = PyLong_AsLong(number);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"setup", setup, METH_VARARGS, "setup(types, functions of torch, DLPack exchange or None, addresses)"},
+    {"set_epoch", set_epoch, METH_O, "set_epoch(n): plans that were added under another number do not serve"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_fast", "The quick way for torch tensors.", -1, functions, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__fast(void) {
+    names.requires_grad = PyUnicode_InternFromString("requires_grad"),
+    names.shape = PyUnicode_InternFromString("shape");
+    names.stride = PyUnicode_InternFromString("stride"), names.data_ptr = PyUnicode_InternFromString("data_ptr");
+    names.dtype = PyUnicode_InternFromString("dtype"), names.get_device = PyUnicode_InternFromString("get_device");
+    names.is_cuda = PyUnicode_InternFromString("is_cuda");
+    PyObject *module = PyModule_Create(&definition), *type = PyType_FromSpec(&runner_spec);
+    if (!module || !type || PyModule_AddObject(module, "Runner", type) != 0) {
+        Py_XDECREF(module), Py_XDECREF(type);
+        return NULL;
+    }
+    return module;
+}

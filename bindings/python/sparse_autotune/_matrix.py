@@ -1,0 +1,412 @@
+"""BsrMatrix: block values of any maker together with a shared pattern."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import _abi, _arrays
+from ._arrays import torch_module
+from ._pattern import Pattern
+
+
+def check_block(block: Any, name: str = "block") -> tuple[int, int]:
+    sides = (block, block) if isinstance(block, (int, np.integer)) else tuple(block) if isinstance(block, Sequence) else ()
+    if len(sides) != 2 or not all(isinstance(s, (int, np.integer)) for s in sides):
+        raise TypeError(f"{name} is {block!r}; expected a whole number or two")
+    if min(sides) < 1:
+        raise ValueError(f"{name} is {block!r}; expected sides of at least 1")
+    return int(sides[0]), int(sides[1])
+
+
+def check_shape(shape: Any, name: str = "shape") -> tuple[int, int]:
+    try:
+        rows, cols = (int(s) for s in shape)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {shape!r}; expected two whole numbers") from None
+    if rows < 0 or cols < 0:
+        raise ValueError(f"{name} is {shape!r}; expected sizes of at least 0")
+    return rows, cols
+
+
+def _host_indices(x: Any, name: str) -> np.ndarray:
+    """Indices as a new int32 or int64 array in host memory, from whatever they came in."""
+    torch = torch_module()
+    if torch is not None and isinstance(x, torch.Tensor):
+        x = x.detach().cpu().numpy()
+    elif hasattr(x, "__cuda_array_interface__") and hasattr(x, "get"):
+        x = x.get()
+    x = np.asarray(x)
+    if x.ndim != 1:
+        raise ValueError(f"{name} has {x.ndim} dimensions; expected 1")
+    if x.size == 0 and x.dtype.kind == "f":
+        x = x.astype(np.int64)  # an empty list
+    if x.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {x.dtype}; expected whole numbers")
+    if x.dtype.itemsize > 4 and x.dtype.kind == "u" and x.size and int(x.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} holds {int(x.max())}, which does not fit into 64 bits with a sign")
+    return np.array(x, dtype=np.int32 if x.dtype == np.int32 else np.int64, order="C")
+
+
+def make_pattern(row_ptr: Any, col_idx: Any, shape: tuple[int, int], block: tuple[int, int], device: str = "cpu") -> Pattern:
+    """Validates the indices: the lengths here, all else in the library."""
+    rows, cols = _host_indices(row_ptr, "row_ptr"), _host_indices(col_idx, "col_idx")
+    if rows.dtype != cols.dtype:
+        rows, cols = rows.astype(np.int64), cols.astype(np.int64)
+    grid_rows = -(-shape[0] // block[0])
+    if len(rows) != grid_rows + 1:
+        raise ValueError(f"row_ptr has {len(rows)} entries; expected {grid_rows + 1} for {shape[0]} rows in blocks of {block[0]}")
+    return Pattern(rows, cols, shape, block, device)
+
+
+def _contiguous(values: Any, operand: _arrays.Operand, name: str) -> Any:
+    if len(operand.shape) != 3:
+        raise ValueError(f"{name} has {len(operand.shape)} dimensions; expected 3: stored blocks, block rows, block columns")
+    if operand.kind == "torch":
+        return values.contiguous()
+    if operand.kind == "numpy":
+        return np.ascontiguousarray(operand.array)
+    if operand.kind == "cupy":
+        return _arrays.cupy_module().ascontiguousarray(values)
+    if operand.strides != _arrays._dense_strides(operand.shape):
+        raise ValueError(f"{name} has strides {operand.strides}; expected no gaps")
+    return values
+
+
+def _no_runner(_values: Any, _dense: Any) -> None:
+    """The quick way of a matrix that has none."""
+
+
+class BsrMatrix:
+    """A block-sparse matrix: `values[i]` is the i-th stored block, row by row; `row_ptr` and `col_idx` say where it is.
+
+    Rows and columns need not be multiples of the block: the last blocks are stored whole, and what stands beyond the matrix
+    is ignored. The values may be a NumPy, torch, CuPy or DLPack array and are not copied unless they have gaps; the indices
+    are validated and copied once, and shared by everything that is made from this matrix.
+
+    >>> import numpy as np, sparse_autotune as sa
+    >>> A = sa.BsrMatrix([0, 2, 3], [0, 2, 1], np.arange(1, 13, dtype=np.float32).reshape(3, 2, 2), (4, 6))
+    >>> A
+    BsrMatrix(4x6, float32, block 2x2, 3 of 6 blocks (50.0 % sparse), numpy on cpu)
+    >>> A.to_dense()
+    array([[ 1.,  2.,  0.,  0.,  5.,  6.],
+           [ 3.,  4.,  0.,  0.,  7.,  8.],
+           [ 0.,  0.,  9., 10.,  0.,  0.],
+           [ 0.,  0., 11., 12.,  0.,  0.]], dtype=float32)
+    >>> A @ np.ones(6, np.float32)
+    array([14., 22., 19., 23.], dtype=float32)
+    >>> (A.T @ np.ones((4, 1), np.float32)).ravel()
+    array([ 4.,  6., 20., 22., 12., 14.], dtype=float32)
+    """
+
+    __array_ufunc__ = None  # so that ndarray @ BsrMatrix comes here
+
+    def __init__(self, row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]):
+        if isinstance(row_ptr, Pattern):  # _make: a pattern, values and a transpose that are checked already
+            self._set(row_ptr, col_idx, values)
+            return
+        if isinstance(values, (list, tuple)):
+            values = np.asarray(values)
+        operand = _arrays.describe(values, "values")
+        values = _contiguous(values, operand, "values")
+        shape, block = check_shape(shape), operand.shape[1:]
+        if min(block) < 1:
+            raise ValueError(f"values has blocks of {block[0]}x{block[1]}; expected sides of at least 1")
+        pattern = make_pattern(row_ptr, col_idx, shape, block, operand.device)
+        if operand.shape[0] != pattern.stored_blocks:
+            raise ValueError(f"values has {operand.shape[0]} blocks; col_idx has {pattern.stored_blocks}")
+        self._set(pattern, values, False)
+
+    @classmethod
+    def _make(cls, pattern: Pattern, values: Any, transposed: bool = False) -> BsrMatrix:
+        return cls(pattern, values, transposed, (0, 0))  # not by __new__, which torch.compile of 2.6 cannot follow
+
+    def _set(self, pattern: Pattern, values: Any, transposed: bool) -> None:
+        self._pattern, self._values, self._transposed = pattern, values, transposed
+        torch = torch_module()
+        self._torch = torch is not None and isinstance(values, torch.Tensor)
+        self._runner = self._left_runner = _no_runner
+        if self._torch:
+            from . import _torch
+
+            _torch.adopt(self)
+
+    def __reduce__(self) -> tuple:
+        return BsrMatrix._make, (self._pattern, self._values, self._transposed)
+
+    # ---- made from others ----
+
+    @classmethod
+    def from_torch(cls, x: Any) -> BsrMatrix:
+        """From a `torch.sparse_bsr` tensor; the values are shared, the indices copied.
+
+        Gradients reach the values of a BsrMatrix, not the sparse tensor that it came from.
+        """
+        torch = torch_module()
+        if torch is None or not isinstance(x, torch.Tensor) or x.layout is not torch.sparse_bsr:
+            raise TypeError(f"x is {_what(x)}; expected a torch.sparse_bsr tensor")
+        if x.dim() != 2 or x.values().dim() != 3:
+            raise ValueError(f"x has {x.dim()} dimensions; expected 2, without batches or dense dimensions")
+        return cls(x.crow_indices(), x.col_indices(), x.detach().values(), tuple(x.shape))
+
+    @classmethod
+    def from_scipy(cls, x: Any, block: Any = None) -> BsrMatrix:
+        """From a `scipy.sparse` matrix or array; one that is not BSR is converted, see `from_csr`."""
+        if getattr(x, "format", None) is None or not hasattr(x, "tocsr"):
+            raise TypeError(f"x is {_what(x)}; expected a scipy.sparse matrix or array")
+        if x.format != "bsr" or (block is not None and check_block(block) != tuple(x.blocksize)):
+            return cls.from_csr(x, "auto" if block is None else block)
+        if not x.has_canonical_format:
+            x = x.copy()
+            x.sum_duplicates()
+        return cls(x.indptr, x.indices, x.data, x.shape)
+
+    @classmethod
+    def from_dense(cls, x: Any, block: Any = (64, 64), *, keep: float | None = None, threshold: float | None = None) -> BsrMatrix:
+        """Blocks of a dense matrix: the share `keep` of them that has the largest norms, or those in which an element is
+        larger than `threshold`; by default all that are not zero.
+
+        >>> import numpy as np, sparse_autotune as sa
+        >>> sa.BsrMatrix.from_dense(np.diag(np.arange(1.0, 9.0)), block=2, keep=0.125)
+        BsrMatrix(8x8, float64, block 2x2, 2 of 16 blocks (87.5 % sparse), numpy on cpu)
+        """
+        from . import _convert
+
+        return cls(*_convert.from_dense(x, check_block(block), keep, threshold))
+
+    @classmethod
+    def from_csr(cls, x: Any, block: Any = "auto", *, columns: int = 128) -> BsrMatrix:
+        """From a SciPy sparse matrix or a torch CSR tensor.
+
+        `block="auto"` tries several block sizes on the machine at hand and keeps the one whose product with `columns`
+        columns is fastest: larger blocks run at a higher rate and store more zeros.
+
+        >>> import scipy.sparse, sparse_autotune as sa
+        >>> sa.BsrMatrix.from_csr(scipy.sparse.eye_array(8, format="csr"), block=4)
+        BsrMatrix(8x8, float64, block 4x4, 2 of 4 blocks (50.0 % sparse), numpy on cpu)
+        """
+        from . import _convert
+
+        return cls(*_convert.from_csr(x, block if block == "auto" else check_block(block), columns))
+
+    # ---- what it is ----
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, cols = self._pattern.shape
+        return (cols, rows) if self._transposed else (rows, cols)
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of one block of this matrix."""
+        r, c = self._pattern.block
+        return (c, r) if self._transposed else (r, c)
+
+    @property
+    def row_ptr(self) -> np.ndarray:
+        """Of the matrix as it is stored: a transposed one (`is_transposed`) shares its parts with the other."""
+        return self._pattern.row_ptr
+
+    @property
+    def col_idx(self) -> np.ndarray:
+        """Block columns, of the matrix as it is stored."""
+        return self._pattern.col_idx
+
+    @property
+    def values(self) -> Any:
+        """The stored blocks: (stored blocks, block rows, block columns)."""
+        return self._values
+
+    @values.setter
+    def values(self, values: Any) -> None:
+        self._set(self._pattern, self._check_values(values), self._transposed)
+
+    def _check_values(self, values: Any) -> Any:
+        torch, expected = torch_module(), (self._pattern.stored_blocks, *self._pattern.block)
+        plain = torch is not None and isinstance(values, torch.Tensor)  # may have no memory: functorch, fake tensors
+        operand = None if plain else _arrays.describe(values, "values")
+        shape = tuple(values.shape) if operand is None else operand.shape
+        if shape != expected:
+            raise ValueError(f"values has shape {shape}; expected {expected}")
+        if operand is not None:
+            return _contiguous(values, operand, "values")
+        if values.layout is not torch.strided:
+            raise TypeError(f"values is {_what(values)}; expected a dense tensor")
+        _arrays.dtype_code(values.dtype, "values")
+        return values.contiguous()
+
+    @property
+    def is_transposed(self) -> bool:
+        return self._transposed
+
+    @property
+    def dtype(self) -> Any:
+        return self._values.dtype
+
+    @property
+    def device(self) -> Any:
+        return self._values.device if self._torch else _arrays.describe(self._values, "values").device
+
+    @property
+    def requires_grad(self) -> bool:
+        return self._torch and self._values.requires_grad
+
+    @property
+    def T(self) -> BsrMatrix:  # noqa: N802
+        """The transpose: shares values and pattern, and costs nothing."""
+        return BsrMatrix._make(self._pattern, self._values, not self._transposed)
+
+    @property
+    def stored_blocks(self) -> int:
+        return self._pattern.stored_blocks
+
+    @property
+    def density(self) -> float:
+        grid = self._pattern.grid
+        return self.stored_blocks / (grid[0] * grid[1]) if grid[0] * grid[1] else 0.0
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """What the pattern looks like: density, skew of rows and columns, overlap of neighbouring rows, ...
+
+        >>> import numpy as np, sparse_autotune as sa
+        >>> sa.BsrMatrix.from_dense(np.eye(4), block=2).stats["density"]
+        0.5
+        """
+        v = self._pattern.view()
+        return {
+            "stored_blocks": v.stored_blocks, "stored_elements": v.stored_elements, "density": v.density,
+            "skew": v.t_skew if self._transposed else v.skew, "column_skew": v.skew if self._transposed else v.t_skew,
+            "overlap": v.overlap, "most_in_a_row": v.max_col if self._transposed else v.max_row, "empty_rows": v.empty_rows,
+        }  # fmt: skip
+
+    # ---- made into others ----
+
+    def with_values(self, values: Any) -> BsrMatrix:
+        """The same pattern with other values."""
+        return BsrMatrix._make(self._pattern, self._check_values(values), self._transposed)
+
+    def detach(self) -> BsrMatrix:
+        return BsrMatrix._make(self._pattern, self._values.detach(), self._transposed) if self._torch else self
+
+    def requires_grad_(self, requires_grad: bool = True) -> BsrMatrix:
+        if not self._torch:
+            raise TypeError(f"values is {_what(self._values)}; only torch tensors can require gradients")
+        self._values.requires_grad_(requires_grad)
+        return self
+
+    def to_dense(self) -> Any:
+        """A dense array of the values' kind; differentiable in torch."""
+        from . import _convert
+
+        return _convert.to_dense(self)
+
+    def to(self, device: Any = None, dtype: Any = None) -> BsrMatrix:
+        """On another device ("cpu", "cuda:0") or with another dtype. NumPy values that go to a GPU become torch's (or CuPy's)."""
+        from . import _convert
+
+        return BsrMatrix._make(self._pattern, _convert.move(self._values, device, dtype), self._transposed)
+
+    def to_torch(self) -> Any:
+        """A `torch.sparse_bsr` tensor; blocks must divide the shape, as torch wants it."""
+        from . import _convert
+
+        return _convert.to_torch(self)
+
+    def to_scipy(self) -> Any:
+        """A `scipy.sparse.bsr_array`; blocks must divide the shape, as SciPy wants it."""
+        from . import _convert
+
+        return _convert.to_scipy(self)
+
+    def contiguous(self) -> BsrMatrix:
+        """Itself, or of a transpose a matrix that is stored the other way round."""
+        from . import _convert
+
+        return _convert.contiguous(self) if self._transposed else self
+
+    # ---- products ----
+
+    def __matmul__(self, other: Any) -> Any:
+        raise NotImplementedError  # _ops, which knows products, puts its own here
+
+    def __rmatmul__(self, other: Any) -> Any:
+        raise NotImplementedError
+
+    # ---- shown ----
+
+    def __repr__(self) -> str:
+        grid = self._pattern.grid
+        operand = _arrays.describe(self._values, "values")
+        rows, cols = self.shape
+        return (
+            f"BsrMatrix({rows}x{cols}, {_abi.DTYPE_NAMES[operand.dtype]}, block {self.block[0]}x{self.block[1]}, "
+            f"{self.stored_blocks} of {grid[0] * grid[1]} blocks ({100 * (1 - self.density):.1f} % sparse), "
+            f"{operand.kind} on {operand.device}{', transposed' if self._transposed else ''})"
+        )
+
+    def _repr_html_(self) -> str:
+        from ._picture import matrix_picture
+
+        return matrix_picture(self)
+
+
+def _what(x: Any) -> str:
+    layout = getattr(x, "layout", None)
+    return f"a {type(x).__name__}" + (f" of layout {layout}" if layout is not None else "")
+
+
+# ---- any sparse matrix as a BsrMatrix ----
+
+_known: dict[int, tuple[Any, BsrMatrix]] = {}  # by object: what was made of a plain sparse matrix; goes when that goes
+
+
+def is_sparse(x: Any) -> bool:
+    torch = torch_module()
+    if isinstance(x, BsrMatrix):
+        return True
+    if torch is not None and isinstance(x, torch.Tensor):
+        return x.layout is not torch.strided
+    return hasattr(x, "tocsr") and hasattr(x, "format")
+
+
+def as_bsr(x: Any, name: str) -> BsrMatrix:
+    """A BsrMatrix for a torch.sparse_bsr tensor or a SciPy BSR matrix, made once an object."""
+    if type(x) is BsrMatrix or isinstance(x, BsrMatrix):
+        return x
+    torch = torch_module()
+    if torch is not None and isinstance(x, torch.Tensor):
+        if x.layout is not torch.sparse_bsr:
+            raise TypeError(f"{name} is a tensor of layout {x.layout}; expected torch.sparse_bsr, a SciPy BSR matrix or a BsrMatrix")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use BsrMatrix.from_torch({name}).requires_grad_()")
+        return _remembered(x, lambda m: True, BsrMatrix.from_torch)
+    if getattr(x, "format", None) == "bsr":
+        canonical = x.has_canonical_format
+
+        def unchanged(m: BsrMatrix) -> bool:
+            """SciPy's matrices may be changed in place, indices too."""
+            return canonical and m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
+
+        return _remembered(x, unchanged, BsrMatrix.from_scipy)
+    kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
+    raise TypeError(f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix")
+
+
+def _remembered(x: Any, unchanged: Any, make: Any) -> BsrMatrix:
+    key = id(x)
+    found = _known.get(key)
+    if found is not None and found[0]() is x and unchanged(found[1]):
+        return found[1]
+    made = make(x)
+    _known[key] = (weakref.ref(x, lambda _: _known.pop(key, None)), made)
+    return made
+
+

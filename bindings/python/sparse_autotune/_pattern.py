@@ -1,0 +1,189 @@
+"""Patterns and plans: where the blocks are, and everything that was made ready for them.
+
+A pattern is validated once and shared by a matrix, its transpose, its gradients and its copies on other devices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import numpy as np
+
+from . import _abi, _context
+
+MOST_PLANS = 256  # of one pattern; the oldest problem goes first
+_kept_for_graphs: list[Plan] = []  # a CUDA graph may replay at any later time, whatever Python still knows
+
+
+class Plan:
+    """A sat_plan. It serves one caller and one stream at a time: who runs it has taken it out of its pattern's list."""
+
+    __slots__ = ("handle", "pattern")
+
+    def __init__(self, handle: int, pattern: int):
+        self.handle, self.pattern = handle, pattern
+
+    def dup(self) -> Plan:
+        copy = ctypes.c_void_p()
+        _abi.check(_abi.lib.sat_plan_dup(self.handle, ctypes.byref(copy)))
+        return Plan(copy.value, self.pattern)
+
+    def info(self) -> _abi.PlanInfo:
+        info = _abi.PlanInfo()
+        _abi.check(_abi.lib.sat_plan_get_info(self.handle, ctypes.byref(info)))
+        return info
+
+    def __del__(self, free=_abi.lib.sat_plan_free, ending=_abi.ending):
+        if not ending:  # else memory and driver go with the process, in an order of their own
+            free(self.handle)
+
+
+def alignment(pointer: int, device: str) -> int:
+    """Bytes that a pointer is a multiple of, up to the most that any variant asks for."""
+    bits = pointer | (64 if device == "cpu" else 128)
+    return bits & -bits
+
+
+class Problem:
+    """A problem as the library takes it; also a key: all that a plan depends on but its stream."""
+
+    __slots__ = ("_hash", "_key", "struct")
+
+    def __init__(self, **fields: Any):
+        self.struct = s = _abi.Problem(batch=1, alpha=1.0)
+        for name, value in fields.items():
+            setattr(s, name, _abi.Layout(*value) if name in ("a", "b", "c") else value)
+        self._key = tuple(sorted(fields.items()))
+        self._hash = hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Problem) and self._key == other._key)
+
+
+_problems: dict[tuple, Problem] = {}
+
+
+def problem_of(**fields: Any) -> Problem:
+    """A Problem, made once for the same fields."""
+    key = tuple(fields.items())
+    found = _problems.get(key)
+    if found is None:
+        if len(_problems) >= 4096:
+            _problems.clear()
+        found = _problems[key] = Problem(**fields)
+    return found
+
+
+class Pattern:
+    """The indices of a block-sparse matrix. Immutable."""
+
+    def __init__(self, row_ptr: np.ndarray, col_idx: np.ndarray, shape: tuple[int, int], block: tuple[int, int], device: str = "cpu"):
+        self.row_ptr, self.col_idx, self.shape, self.block = row_ptr, col_idx, shape, block
+        for array in (row_ptr, col_idx):
+            array.setflags(write=False)
+        self._lock = threading.Lock()
+        self._handles: dict[str, int] = {}
+        self._free: dict[tuple, list[Plan]] = {}
+        self._first: dict[tuple, Plan] = {}
+        self.caches: dict[Any, Any] = {}  # what others keep with a pattern: torch tensors, runners, pictures
+        self.handle(device)
+
+    # A copy shares what never changes; a pickled one is validated again.
+    def __deepcopy__(self, _memo: dict) -> Pattern:
+        return self
+
+    def __reduce__(self) -> tuple:
+        return Pattern, (np.array(self.row_ptr), np.array(self.col_idx), self.shape, self.block)
+
+    @property
+    def stored_blocks(self) -> int:
+        return len(self.col_idx)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        (rows, cols), (br, bc) = self.shape, self.block
+        return -(-rows // br), -(-cols // bc)
+
+    def same_indices(self, row_ptr: np.ndarray, col_idx: np.ndarray) -> bool:
+        return np.array_equal(self.row_ptr, row_ptr) and np.array_equal(self.col_idx, col_idx)
+
+    def handle(self, device: str) -> int:
+        found = self._handles.get(device)
+        if found is None:
+            made = self._make(device)
+            with self._lock:
+                found = self._handles.setdefault(device, made)
+            if found != made:
+                _abi.lib.sat_pattern_free(made)
+        return found
+
+    def _make(self, device: str) -> int:
+        bsr = _abi.Bsr(
+            rows=self.shape[0], cols=self.shape[1], block_rows=self.block[0], block_cols=self.block[1],
+            stored_blocks=len(self.col_idx), index_type=_abi.I32 if self.row_ptr.dtype.itemsize == 4 else _abi.I64,
+            row_ptr=self.row_ptr.ctypes.data, col_idx=self.col_idx.ctypes.data if len(self.col_idx) else None,
+        )  # fmt: skip
+        handle = ctypes.c_void_p()
+        _abi.check(_abi.lib.sat_pattern_create(_context.get(device).handle, ctypes.byref(bsr), ctypes.byref(handle)))
+        return handle.value
+
+    def __del__(self, free=_abi.lib.sat_pattern_free, ending=_abi.ending):
+        for handle in () if ending else getattr(self, "_handles", {}).values():
+            free(handle)  # safe while plans made from it live
+
+    def view(self) -> _abi.PatternView:
+        view = _abi.PatternView()
+        device = next(iter(self._handles))
+        _abi.check(_abi.lib.sat_pattern_get(self._handles[device], ctypes.byref(view)))
+        return view
+
+    # ---- plans ----
+
+    def take(self, device: str, problem: Problem, stream: int, threads: int, capturing: bool) -> tuple[tuple, Plan]:
+        """A plan for this call, that nobody else holds, and the key under which it is given back."""
+        first = (device, _context.epoch(), problem, threads or (_abi.get_threads() if device == "cpu" else 0))
+        key = (*first, stream, capturing)
+        free = self._free.get(key)
+        if free:
+            try:
+                return key, free.pop()
+            except IndexError:  # another thread was quicker
+                pass
+        model = self._first.get(first)
+        with _abi.openmp_threads(threads):
+            plan = model.dup() if model is not None else self.plan(device, problem, "cached" if capturing else None)
+        with self._lock:
+            self._first.setdefault(first, plan)
+            if capturing:
+                _kept_for_graphs.append(plan)
+            while len(self._first) > MOST_PLANS:
+                oldest = next(iter(self._first))
+                del self._first[oldest]
+                for other in [k for k in self._free if k[: len(oldest)] == oldest]:
+                    del self._free[other]
+        return key, plan
+
+    def give_back(self, key: tuple, plan: Plan) -> None:
+        self._free.setdefault(key, []).append(plan)
+
+    def plan(self, device: str, problem: Problem, effort: str | None = None) -> Plan:
+        """A new plan; races the problem if that is what the effort allows and nobody did yet."""
+        context = _context.get(device, _abi.EFFORTS[effort] if effort else None)
+        pattern, handle = self.handle(device), ctypes.c_void_p()
+        _abi.check(_abi.lib.sat_plan_create(context.handle, pattern, ctypes.byref(problem.struct), ctypes.byref(handle)), _NAMES)
+        return Plan(handle.value, pattern)
+
+
+_NAMES = {"b": "B", "c": "out", "values": "A", "n": "B"}
+
+
+def launch(plan: Plan, pointers: tuple, stream: int, threads: int, names: dict[str, str] | None = None) -> None:
+    """Runs a plan that the caller has taken, with so many OpenMP threads (0: as they are set)."""
+    operands = (ctypes.c_void_p * 4)(*pointers)
+    with _abi.openmp_threads(threads):
+        _abi.check(_abi.lib.sat_run(plan.handle, operands, stream or None), names or _NAMES)

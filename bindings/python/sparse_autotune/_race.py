@@ -1,0 +1,252 @@
+"""Races as Python sees them: records, a table, a frame, JSON; and tuning ahead of time."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import html
+from collections.abc import Iterable
+from typing import Any
+
+from . import _abi, _arrays, _context, _ops
+from ._matrix import BsrMatrix, as_bsr, is_sparse
+from ._pattern import Pattern, Problem
+
+
+@dataclasses.dataclass
+class Record:
+    """One variant's part in a race."""
+
+    variant: str
+    verdict: str  # "ok", "wrong", "error", "skipped", "memory"
+    seconds: float | None
+    flops_per_second: float | None
+    error: float | None
+    message: str
+    revision: str
+    may_win: bool
+    dense: bool
+    library: bool
+    spread: float
+    runs: int
+    estimate_seconds: float
+    prepare_seconds: float
+    workspace_bytes: int
+
+
+class Race(list):
+    """The records of one race, the winner first. Prints as a table; `frame()` is for pandas, `as_dict()` for JSON."""
+
+    def __init__(self, records: Iterable[Record], problem: dict, device: dict, cached: bool, tuning_seconds: float, peak_bytes: int, best: str | None):
+        super().__init__(records)
+        self.problem, self.device, self.cached = problem, device, cached
+        self.tuning_seconds, self.peak_bytes, self._best = tuning_seconds, peak_bytes, best
+
+    @property
+    def best(self) -> Record | None:
+        return next((r for r in self if r.variant == self._best), None)
+
+    def frame(self) -> Any:
+        """A pandas.DataFrame, one row a variant."""
+        import pandas
+
+        return pandas.DataFrame([dataclasses.asdict(r) for r in self])
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `sparse_autotune race --json` prints it."""
+        return {
+            "version": 1, "problem": self.problem, "device": self.device, "cached": self.cached,
+            "tuning_seconds": self.tuning_seconds, "peak_bytes": self.peak_bytes, "best": self._best,
+            "results": [dataclasses.asdict(r) for r in self],
+        }  # fmt: skip
+
+    def title(self) -> str:
+        p = self.problem
+        return (
+            f"{p['op']} {p['dtype']} {p['m']}x{p['n']}x{p['k']}, block {p['block'][0]}x{p['block'][1]}, "
+            f"{p['stored_blocks']} blocks ({100 * (1 - p['density']):.1f} % sparse), on {self.device['name']}"
+        )
+
+    def __str__(self) -> str:
+        names = [r.variant + (f" ({r.revision})" if r.library else "") for r in self]
+        width = max(map(len, names), default=0)
+        lines = [self.title()]
+        for name, r in zip(names, self):
+            rate = f"{r.flops_per_second / 1e9:10.1f} GFLOPS" if r.flops_per_second else " " * 10 + "-" + " " * 6
+            note = "" if r.may_win or r.verdict != "ok" else "a rival to show, cannot win"
+            lines.append(f"  {name:<{width}}  {_duration(r.seconds):>10}  {rate}  {r.verdict:<7}  {r.message or note}".rstrip())
+        return "\n".join([*lines, f"  best: {self._best or 'none'}"])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(r.variant)}</td><td style='text-align:right'>{_duration(r.seconds)}</td><td style='text-align:right'>"
+            f"{r.flops_per_second / 1e9 if r.flops_per_second else 0:.1f}</td><td>{r.verdict}</td><td>{html.escape(r.message)}</td></tr>"
+            for r in self
+        )
+        return f"<p>{html.escape(self.title())}</p><table><tr><th>variant</th><th>time</th><th>GFLOPS</th><th>check</th><th></th></tr>{rows}</table>"
+
+
+def _duration(seconds: float | None) -> str:
+    if not seconds:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds / 1e-9:.4g} ns"
+
+
+def run(pattern: Pattern, device: str, problem: Problem, *, fresh: bool, only: str | None = None, keep: bool = True) -> Race:
+    context, handle = _context.get(device), ctypes.c_void_p()
+    options = _abi.RaceOptions(fresh=fresh, keep=keep, only=only.encode() if only else None)
+    _abi.check(_abi.lib.sat_race_run(context.handle, pattern.handle(device), ctypes.byref(problem.struct), ctypes.byref(options), ctypes.byref(handle)))
+    try:
+        return _read(handle, context, pattern, problem)
+    finally:
+        _abi.lib.sat_race_free(handle)
+
+
+def _flags_by_name(context: _context.Context) -> dict[str, int]:
+    found = {}
+    for i in range(_abi.lib.sat_variant_count(context.handle)):
+        v = _abi.lib.sat_variant_at(context.handle, i).contents
+        found[v.name.decode()] = v.flags
+    return found
+
+
+def _read(handle: ctypes.c_void_p, context: _context.Context, pattern: Pattern, problem: Problem) -> Race:
+    info = _abi.RaceInfo()
+    _abi.check(_abi.lib.sat_race_get_info(handle, ctypes.byref(info)))
+    flags, records = _flags_by_name(context), []
+    for i in range(_abi.lib.sat_race_count(handle)):
+        r = _abi.lib.sat_race_at(handle, i).contents
+        name, ok = r.variant.decode(), r.verdict == 1
+        f = flags.get(name, 0)
+        records.append(
+            Record(
+                name, _abi.VERDICTS.get(r.verdict, "error"), r.seconds or None, info.flops / r.seconds if r.seconds else None,
+                r.error if ok else None, r.message.decode(errors="replace"), r.revision.decode(), bool(r.may_win),
+                bool(f & _abi.V_DENSE), bool(f & _abi.V_LIBRARY), r.spread, r.runs, r.estimate_seconds, r.prepare_seconds,
+                r.workspace_bytes,
+            )  # fmt: skip
+        )
+    best = _abi.lib.sat_race_best(handle)
+    d = context.info
+    device = {"backend": "cuda" if d.backend == _abi.CUDA else "cpu", "name": d.name.decode(), "threads": d.threads, "measured": bool(d.measured)}
+    winner = best.contents.variant.decode() if best else None
+    return Race(records, _describe(pattern, problem.struct, info, context), device, bool(info.cached), info.seconds, info.peak_bytes, winner)
+
+
+def _describe(pattern: Pattern, p: _abi.Problem, info: _abi.RaceInfo, context: _context.Context) -> dict[str, Any]:
+    view, sampled = pattern.view(), p.op == _abi.SAMPLED
+    rows, cols = pattern.shape[::-1] if p.transpose else pattern.shape
+    m, n, k = (rows, cols, p.k) if sampled else (rows, p.n, cols)
+    dtype = _abi.DTYPE_SHORT[p.a_dtype] + (":f32" if p.c_dtype != p.a_dtype else "")
+    d = context.info
+    rate = d.tf32_rate if p.flags & _abi.ALLOW_TF32 and p.a_dtype == _abi.F32 else d.flop_rate[p.a_dtype]
+    floor = max(info.flops / rate if rate else 0, info.bytes / d.memory_rate if d.memory_rate else 0)
+    return {
+        "op": "sampled" if sampled else "matmul", "m": m, "n": n, "k": k, "block": list(pattern.block), "dtype": dtype,
+        "stored_blocks": pattern.stored_blocks, "density": view.density, "flops": info.flops, "bytes": info.bytes,
+        "batch": p.batch, "transpose": bool(p.transpose), "floor_seconds": floor, "key": info.key.decode(),
+    }  # fmt: skip
+
+
+def _dense_columns(a: BsrMatrix, b: Any, left: bool) -> tuple[_arrays.Operand, int]:
+    x = _arrays.describe(b, "A" if left else "B")
+    inner = a.shape[0] if left else a.shape[1]
+    if len(x.shape) not in (1, 2):
+        raise ValueError(f"{'A' if left else 'B'} has {len(x.shape)} dimensions; expected 1 or 2")
+    have = x.shape[-1] if left else x.shape[0]
+    if have != inner:
+        raise ValueError(f"{'A' if left else 'B'} has shape {x.shape}; expected {inner} {'columns' if left else 'rows'}")
+    return x, 1 if len(x.shape) == 1 else x.shape[0] if left else x.shape[1]
+
+
+def benchmark(A: Any, B: Any, *, fresh: bool = True, only: Iterable[str] | str | None = None, allow_tf32: bool | None = None, allow_dense: bool = False, deterministic: bool = True) -> Race:  # noqa: N803
+    """Races every variant for ``A @ B`` and returns all results, each verified on made-up operands of the same kind.
+
+    A and B are as in `matmul`; their values are not read. `fresh=False` takes a race from the cache if there is one;
+    `only` names the variants that take part.
+
+    >>> import numpy as np, sparse_autotune as sa
+    >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=16)
+    >>> race = sa.benchmark(A, np.ones((64, 8), np.float32))
+    >>> race.best.verdict
+    'ok'
+    >>> race.problem["stored_blocks"]
+    4
+    """
+    left = not is_sparse(A)
+    a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
+    x, n = _dense_columns(a, b, left)
+    values = _arrays.describe(a._values, "values")
+    _ops._check_pair(values, x, "B" if left else "A", "A" if left else "B")
+    if n == 0 or 0 in a.shape:
+        raise ValueError(f"{'A' if left else 'B'} has shape {x.shape}; expected something to multiply")
+    options = _ops.Options(allow_tf32=allow_tf32, allow_dense=allow_dense, deterministic=deterministic)
+    view = _ops.View(x, left, "B")
+    features = a.shape[1] if left else a.shape[0]
+    c = _ops._canonical(features, n, 1, features) if left else _ops._canonical(features, n, n, 1)
+    problem = Problem(
+        op=_abi.MATMUL, transpose=int(a.is_transposed != left), n=n, a_dtype=x.dtype, b_dtype=x.dtype, c_dtype=x.dtype,
+        b=view.layout, c=(*c, 0), a_align=_ops.alignment(values.pointer, x.device), b_align=_ops.alignment(x.pointer, x.device), c_align=_ops.alignment(0, x.device),
+        flags=options.flags_for(x),
+    )  # fmt: skip
+    names = only if only is None or isinstance(only, str) else ",".join(only)
+    with _abi.openmp_threads(_arrays.threads_for(x)):
+        return run(a._pattern, x.device, problem, fresh=fresh, only=names)
+
+
+def tune(A: Any, columns: int | Iterable[int], *, gradients: bool = False, left: bool = False, effort: str = "full", allow_tf32: bool | None = None) -> list[dict[str, Any]]:  # noqa: N803
+    """Races ahead of time what ``A @ B`` will need for B of so many columns, and remembers it; one dict a problem.
+
+    `left` is for ``B @ A`` with B of so many rows, as in a linear layer; `gradients` adds the products of the backward pass.
+
+    >>> import numpy as np, sparse_autotune as sa
+    >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=16)
+    >>> [p["verified"] for p in sa.tune(A, columns=[1, 8], effort="quick")]
+    [True, True]
+    """
+    a = as_bsr(A, "A")
+    if effort not in ("quick", "full"):
+        raise ValueError(f"effort is {effort!r}; expected 'quick' or 'full'")
+    sizes = [columns] if isinstance(columns, int) else list(columns)
+    if any(not isinstance(n, int) or n < 1 for n in sizes):
+        raise ValueError(f"columns is {columns!r}; expected whole numbers of at least 1")
+    values = _arrays.describe(a._values, "values")
+    flags, device = _ops.tf32_flag(allow_tf32, values), values.device
+    found = []
+    with _abi.openmp_threads(_arrays.threads_for(values)):
+        for n in sizes:
+            for problem in _problems(a, n, values.dtype, left, gradients, flags, _ops.alignment(0, device)):
+                found.append(_plan_facts(a._pattern.plan(device, problem, effort)))
+    return found
+
+
+def _problems(a: BsrMatrix, n: int, dtype: int, left: bool, gradients: bool, flags: int, align: int) -> list[Problem]:
+    same = {"a_dtype": dtype, "b_dtype": dtype, "c_dtype": dtype, "a_align": align, "b_align": align, "c_align": align, "flags": flags}
+    rows, cols = a.shape
+    inner, features = (rows, cols) if left else (cols, rows)
+
+    def layout(size: int) -> tuple:
+        return (*_ops._canonical(size, n, 1 if left else n, size if left else 1), 0)
+
+    flipped = a.is_transposed != left
+    problems = [Problem(op=_abi.MATMUL, transpose=int(flipped), n=n, b=layout(inner), c=layout(features), **same)]
+    if gradients:
+        problems.append(Problem(op=_abi.MATMUL, transpose=int(not flipped), n=n, b=layout(features), c=layout(inner), **same))
+        x, y = (inner, features) if flipped else (features, inner)
+        x_layout = (*_ops._canonical(x, n, 1 if left else n, x if left else 1), 0)
+        y_layout = (*_ops._canonical(n, y, y if left else 1, 1 if left else n), 0)
+        problems.append(Problem(op=_abi.SAMPLED, k=n, a=x_layout, b=y_layout, **same))
+    return problems
+
+
+def _plan_facts(plan: Any) -> dict[str, Any]:
+    info = plan.info()
+    return {
+        "variant": info.variant.decode(), "cached": bool(info.cached), "tuned": bool(info.tuned), "verified": bool(info.verified),
+        "tuning_seconds": info.tuning_seconds, "workspace_bytes": info.workspace_bytes, "flops": info.flops, "bytes": info.bytes,
+    }  # fmt: skip

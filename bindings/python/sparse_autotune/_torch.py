@@ -1,0 +1,524 @@
+"""PyTorch: operators under ``torch.ops.sparse_autotune``, gradients, and the quick way past the dispatcher.
+
+Three ways lead to the same products. Where nothing but the result is wanted, `_fast.Runner` goes from the tensors to the
+plan. Where gradients are wanted in plain eager code, an autograd.Function does. Everything else (torch.compile, autocast
+inside it, functorch, tensor subclasses, tracing) goes through the operators, which take the parts of a matrix as plain
+tensors and find its pattern by the storages of its indices.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from . import _abi, _context, _ops
+from ._matrix import BsrMatrix, as_bsr, is_sparse, make_pattern
+from ._pattern import Pattern, alignment
+
+try:
+    from . import _fast
+except ImportError:  # built without Python's headers, or a Python without the stable ABI: everything works, calls cost more
+    _fast = None
+
+_C = torch._C
+_ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+
+if _fast is not None:
+    _fast.setup(
+        Tensor, torch.nn.Parameter, torch.empty_like, torch.is_grad_enabled, _C._is_any_autocast_enabled,
+        _C._len_torch_dispatch_stack, torch.get_num_threads, getattr(_C, "_cuda_isCurrentStreamCapturing", None),
+        getattr(_C, "_cuda_getCurrentRawStream", None), getattr(_C, "_get_cublas_allow_tf32", None),
+        (torch.float32, torch.float64, torch.float16, torch.bfloat16), getattr(Tensor, "__dlpack_c_exchange_api__", None),
+        _abi.address(_abi.lib.sat_run), _abi.address(_abi.set_threads), _abi.address(_abi.get_threads),
+    )  # fmt: skip
+    _context.on_change(_fast.set_epoch)
+
+
+# ---- patterns of plain index tensors ----
+
+_patterns: dict[tuple, tuple] = {}  # by storages, which are held weakly: an address cannot be used again while it stands here
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+def _index_key(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> tuple:
+    return (row_ptr.untyped_storage()._cdata, row_ptr.storage_offset(), col_idx.untyped_storage()._cdata, col_idx.storage_offset(), col_idx.shape[0], shape, block)
+
+
+def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern) -> None:
+    """Lets operators find the pattern of these index tensors, for as long as they live and stay as they are."""
+    for key in [k for k, (r, c, *_) in _patterns.items() if r.expired() or c.expired()]:
+        _patterns.pop(key, None)
+    refs = StorageWeakRef(row_ptr.untyped_storage()), StorageWeakRef(col_idx.untyped_storage())
+    key = _index_key(row_ptr, col_idx, pattern.shape, pattern.block)
+    _patterns[key] = (*refs, _version(row_ptr), _version(col_idx), pattern)
+
+
+def pattern_of(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> Pattern:
+    found = _patterns.get(_index_key(row_ptr, col_idx, shape, block))
+    if found is not None and not found[0].expired() and not found[1].expired() and found[2:4] == (_version(row_ptr), _version(col_idx)):
+        return found[4]
+    if row_ptr.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("row_ptr and col_idx are not known yet, and a CUDA graph is being captured: run this product once before")
+    pattern = make_pattern(row_ptr, col_idx, shape, block, str(row_ptr.device))
+    remember(row_ptr, col_idx, pattern)
+    return pattern
+
+
+def index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The indices as tensors on a device, one pair a pattern."""
+    key = ("index", str(device))
+    if key not in pattern.caches:
+        with torch.inference_mode(False):
+            pair = tuple(torch.tensor(i, device=device) for i in (pattern.row_ptr, pattern.col_idx))
+        for t in pair:
+            t._dynamo_static_input_type = "unguarded"  # its address never changes: CUDA graphs need not copy it
+        remember(*pair, pattern)
+        pattern.caches[key] = pair
+    return pattern.caches[key]
+
+
+# ---- runners ----
+
+
+def runner(pattern: Pattern, kind: tuple) -> Any:
+    if _fast is None:
+        return None
+    found = pattern.caches.get(kind)
+    if found is None:
+        found = pattern.caches.setdefault(kind, _fast.Runner())
+    return found
+
+
+def adopt(matrix: BsrMatrix) -> None:
+    """Makes a matrix with torch values ready: its runners, and its indices as tensors."""
+    pattern, transposed = matrix._pattern, matrix._transposed
+    matrix._index = index_tensors(pattern, matrix._values.device)
+    if _fast is not None:
+        matrix._runner = runner(pattern, (transposed, False, 0, 1.0, False)).run
+        matrix._left_runner = runner(pattern, (transposed, True, 0, 1.0, False)).run
+
+
+_models: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
+def _model(result: Tensor) -> Tensor | None:
+    """A tensor of the result's shape that holds no memory to speak of, from which empty_like makes results."""
+    key = (tuple(result.shape), result.dtype, result.device)
+    model = _models.get(key)
+    if model is None:
+        with torch.inference_mode(False):
+            model = torch.empty(1, dtype=result.dtype, device=result.device).expand(result.shape)
+        if not torch.empty_like(model).is_contiguous():
+            return None
+        _models[key] = model
+    return model
+
+
+def forward(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: int, alpha: float) -> Tensor:
+    """The product of plain tensors, without gradients: by a runner, or the long way, which gives the runner its plan."""
+    quick = runner(a._pattern, (a._transposed, left, activation, alpha, bias is not None))
+    inputs = (a._values, b) if bias is None else (a._values, b, bias)
+    if quick is None:
+        return _ops.product(a, b, left, None, _options(alpha, bias, activation))
+    result = quick.run(*inputs)
+    if result is not None:
+        return result
+    result, made = _ops.product_with_plan(a, b, left, None, _options(alpha, bias, activation), True)
+    _install(quick, inputs, result, made, a._pattern)
+    return result
+
+
+def _options(alpha: float, bias: Any, activation: int) -> _ops.Options:
+    options = _ops.Options(alpha, 0.0, bias)
+    options.activation = activation
+    return options
+
+
+def _install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None, pattern: Pattern) -> None:
+    if made is None:
+        return
+    plan, stream, threads = made
+    model = _model(result)
+    first = inputs[0]
+    tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _ops.torch_allows_tf32()))
+    aligned = tuple(alignment(t.data_ptr(), str(t.device)) for t in (*inputs, result))
+    if len(inputs) == 3:
+        aligned = (*aligned[:2], first.element_size(), aligned[3])
+    if model is not None:
+        quick.add(inputs, aligned, model, stream, threads, tf32, plan.handle, plan)
+
+
+def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Tensor:
+    quick = runner(pattern, ("sampled", alpha))
+    if quick is not None:
+        result = quick.run(x, y)
+        if result is not None:
+            return result
+    made = _ops.sampled_with_plan(x, y, pattern, alpha, 0.0, None, None, quick is not None)
+    values = made[0]._values
+    if quick is not None:
+        _install(quick, (x, y), values, made[1], pattern)
+    return values
+
+
+# ---- gradients, written once for both ways ----
+
+
+def _fold(t: Tensor) -> Tensor:
+    """(..., rows, n) as (rows, everything else)."""
+    return t.unsqueeze(-1) if t.dim() == 1 else t if t.dim() == 2 else t.movedim(-2, 0).flatten(1)
+
+
+def _product_grads(needs: tuple, values: Tensor, b: Tensor, grad: Tensor, bias_dtype: Any, transposed: bool, left: bool, alpha: float, product: Any, sample: Any) -> tuple:
+    """Gradients of values, b and bias. `product(values, b, transposed, left, alpha)` and `sample(x, y, alpha)` are given."""
+    d_values = d_b = d_bias = None
+    g = grad.to(b.dtype)
+    if needs[1]:
+        d_b = product(values, g, not transposed, left, alpha)
+    if needs[0]:
+        if left:
+            x, y = b.reshape(-1, b.shape[-1]), g.reshape(-1, g.shape[-1])
+            d_values = sample(y.t(), x, alpha) if transposed else sample(x.t(), y, alpha)
+        else:
+            x, y = _fold(g), _fold(b)
+            d_values = sample(y, x.t(), alpha) if transposed else sample(x, y.t(), alpha)
+    if needs[2]:
+        d_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if left else _fold(grad).sum(1)
+        d_bias = d_bias.to(bias_dtype)
+    return d_values, d_b, d_bias
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, b, bias, pattern, transposed, left, alpha):
+        ctx.save_for_backward(values, b)
+        ctx.facts = (pattern, transposed, left, alpha, None if bias is None else bias.dtype)
+        return forward(_bare(pattern, values, transposed), b, left, bias, 0, alpha)
+
+    @staticmethod
+    def backward(ctx, grad):
+        values, b = ctx.saved_tensors
+        pattern, transposed, left, alpha, bias_dtype = ctx.facts
+        return (
+            *_product_grads(
+                ctx.needs_input_grad, values, b, grad, bias_dtype, transposed, left, alpha,
+                lambda v, x, t, side, s: differentiable(pattern, v, x, None, t, side, s),
+                lambda x, y, s: differentiable_sampled(x, y, pattern, s),
+            ),
+            None, None, None, None,
+        )  # fmt: skip
+
+
+class _Sampled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, pattern, alpha):
+        ctx.save_for_backward(x, y)
+        ctx.facts = (pattern, alpha)
+        return forward_sampled(x, y, pattern, alpha)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        pattern, alpha = ctx.facts
+        d_x = d_y = None
+        if ctx.needs_input_grad[0]:
+            d_x = differentiable(pattern, grad.contiguous(), y.t(), None, False, False, alpha)
+        if ctx.needs_input_grad[1]:
+            d_y = differentiable(pattern, grad.contiguous(), x.t(), None, False, True, alpha)
+        return d_x, d_y, None, None
+
+
+def _bare(pattern: Pattern, values: Tensor, transposed: bool) -> BsrMatrix:
+    """A matrix for use inside, without what adopt() gives."""
+    matrix = BsrMatrix.__new__(BsrMatrix)
+    matrix._pattern, matrix._values, matrix._transposed, matrix._torch = pattern, values, transposed, True
+    return matrix
+
+
+def differentiable(pattern: Pattern, values: Tensor, b: Tensor, bias: Tensor | None, transposed: bool, left: bool, alpha: float) -> Tensor:
+    """The product in plain eager code, with a gradient where one is wanted."""
+    if torch.is_grad_enabled() and (values.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
+        return _Product.apply(values, b, bias, pattern, transposed, left, alpha)
+    return forward(_bare(pattern, values, transposed), b, left, bias, 0, alpha)
+
+
+def differentiable_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
+        return _Sampled.apply(x, y, pattern, alpha)
+    return forward_sampled(x, y, pattern, alpha)
+
+
+# ---- operators ----
+
+_library = torch.library.Library("sparse_autotune", "DEF")
+_tags = (torch.Tag.pt2_compliant_tag,)
+_library.define(
+    "matmul(Tensor values, Tensor row_ptr, Tensor col_idx, Tensor b, Tensor? bias, int[] shape, bool transpose=False, "
+    "bool left=False, float alpha=1.0, str activation='none') -> Tensor",
+    tags=_tags,
+)
+_library.define("sampled(Tensor x, Tensor y, Tensor row_ptr, Tensor col_idx, int[] shape, int[] block, float alpha=1.0) -> Tensor", tags=_tags)
+
+
+def _matmul_impl(values, row_ptr, col_idx, b, bias, shape, transpose=False, left=False, alpha=1.0, activation="none"):
+    if values.dim() != 3:
+        raise ValueError(f"values has {values.dim()} dimensions; expected 3: stored blocks, block rows, block columns")
+    pattern = pattern_of(row_ptr, col_idx, tuple(shape), tuple(values.shape[1:]))
+    if values.shape[0] != pattern.stored_blocks:
+        raise ValueError(f"values has {values.shape[0]} blocks; col_idx has {pattern.stored_blocks}")
+    with torch.no_grad():
+        return forward(_bare(pattern, values.contiguous(), transpose), b, left, bias, _ops.activation_code(activation), alpha)
+
+
+def _sampled_impl(x, y, row_ptr, col_idx, shape, block, alpha=1.0):
+    with torch.no_grad():
+        return forward_sampled(x, y, pattern_of(row_ptr, col_idx, tuple(shape), tuple(block)), alpha)
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("matmul", _matmul_impl, _key)
+    _library.impl("sampled", _sampled_impl, _key)
+
+
+def _check_product(values, row_ptr, col_idx, b, bias, shape, transpose, left):
+    torch._check(values.dim() == 3, lambda: f"values has {values.dim()} dimensions; expected 3")
+    torch._check(len(shape) == 2, lambda: f"shape has {len(shape)} entries; expected 2")
+    torch._check(row_ptr.dim() == 1 and col_idx.dim() == 1, lambda: "row_ptr and col_idx must have 1 dimension")
+    torch._check(b.dim() >= 1, lambda: "b has no dimensions; expected at least 1")
+    torch._check(values.dtype == b.dtype, lambda: f"values has dtype {values.dtype} and b {b.dtype}; expected one dtype")
+    torch._check(values.device == b.device, lambda: f"values is on {values.device} and b on {b.device}; expected one device")
+    rows, cols = (shape[1], shape[0]) if transpose else (shape[0], shape[1])
+    inner, features = (rows, cols) if left else (cols, rows)
+    have = b.shape[-1] if left or b.dim() == 1 else b.shape[-2]
+    torch._check(have == inner, lambda: f"b has shape {tuple(b.shape)}; expected {inner} {'columns' if left else 'rows'}")
+    torch._check(bias is None or tuple(bias.shape) == (features,), lambda: f"bias must have shape ({features},)")
+    return features
+
+
+@torch.library.register_fake("sparse_autotune::matmul", lib=_library)
+def _matmul_fake(values, row_ptr, col_idx, b, bias, shape, transpose=False, left=False, alpha=1.0, activation="none"):
+    features = _check_product(values, row_ptr, col_idx, b, bias, shape, transpose, left)
+    if left:
+        return b.new_empty((*b.shape[:-1], features))
+    return b.new_empty((features,)) if b.dim() == 1 else b.new_empty((*b.shape[:-2], features, b.shape[-1]))
+
+
+@torch.library.register_fake("sparse_autotune::sampled", lib=_library)
+def _sampled_fake(x, y, row_ptr, col_idx, shape, block, alpha=1.0):
+    torch._check(x.dim() == 2 and y.dim() == 2, lambda: "x and y must have 2 dimensions")
+    torch._check(x.dtype == y.dtype, lambda: f"x has dtype {x.dtype} and y {y.dtype}; expected one dtype")
+    torch._check(x.shape[0] == shape[0], lambda: f"x has {x.shape[0]} rows; expected {shape[0]}")
+    torch._check(y.shape[1] == shape[1], lambda: f"y has {y.shape[1]} columns; expected {shape[1]}")
+    torch._check(x.shape[1] == y.shape[0], lambda: f"x has {x.shape[1]} columns and y {y.shape[0]} rows; expected as many")
+    return x.new_empty((col_idx.shape[0], block[0], block[1]))
+
+
+def _matmul_setup(ctx, inputs, output):
+    values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation = inputs
+    ctx.save_for_backward(values, row_ptr, col_idx, b, bias)
+    ctx.facts = (list(shape), transpose, left, alpha, activation)
+
+
+def _matmul_backward(ctx, grad):
+    values, row_ptr, col_idx, b, bias = ctx.saved_tensors
+    shape, transpose, left, alpha, activation = ctx.facts
+    block = list(values.shape[1:])
+
+    def product(v, x, t, side, s):
+        return torch.ops.sparse_autotune.matmul(v, row_ptr, col_idx, x, None, shape, t, side, s)
+
+    def sample(x, y, s):
+        return torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, shape, block, s)
+
+    if activation != "none":  # the value before it, and what the activation makes of the gradient there
+        before = torch.ops.sparse_autotune.matmul(values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha)
+        grad = grad * _slope(activation, before)
+    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[3], ctx.needs_input_grad[4])
+    d_values, d_b, d_bias = _product_grads(needs, values, b, grad, None if bias is None else bias.dtype, transpose, left, alpha, product, sample)
+    return d_values, None, None, d_b, d_bias, None, None, None, None, None
+
+
+def _slope(activation: str, z: Tensor) -> Tensor:
+    if activation == "relu":
+        return (z > 0).to(z.dtype)
+    if activation == "silu":
+        s = torch.sigmoid(z)
+        return s * (1 + z * (1 - s))
+    return 0.5 * (1 + torch.erf(z * 0.5**0.5)) + z * torch.exp(-0.5 * z * z) * (2 * torch.pi) ** -0.5
+
+
+def _sampled_setup(ctx, inputs, output):
+    x, y, row_ptr, col_idx, shape, block, alpha = inputs
+    ctx.save_for_backward(x, y, row_ptr, col_idx)
+    ctx.facts = (list(shape), alpha)
+
+
+def _sampled_backward(ctx, grad):
+    x, y, row_ptr, col_idx = ctx.saved_tensors
+    shape, alpha = ctx.facts
+    d_x = d_y = None
+    g = grad.contiguous()
+    if ctx.needs_input_grad[0]:
+        d_x = torch.ops.sparse_autotune.matmul(g, row_ptr, col_idx, y.t(), None, shape, False, False, alpha)
+    if ctx.needs_input_grad[1]:
+        d_y = torch.ops.sparse_autotune.matmul(g, row_ptr, col_idx, x.t(), None, shape, False, True, alpha)
+    return d_x, d_y, None, None, None, None, None
+
+
+torch.library.register_autograd("sparse_autotune::matmul", _matmul_backward, setup_context=_matmul_setup, lib=_library)
+torch.library.register_autograd("sparse_autotune::sampled", _sampled_backward, setup_context=_sampled_setup, lib=_library)
+
+
+def _matmul_vmap(info, in_dims, values, row_ptr, col_idx, b, bias, shape, transpose=False, left=False, alpha=1.0, activation="none"):
+    """A batch of b is one product; anything else that is batched is done one by one."""
+    product = torch.ops.sparse_autotune.matmul
+    if in_dims[3] is not None and all(d is None for i, d in enumerate(in_dims[:5]) if i != 3):
+        b = b.movedim(in_dims[3], 0)
+        if not left and b.dim() == 2:  # vectors: A @ b of each is b @ A.T of all
+            return product(values, row_ptr, col_idx, b, bias, shape, not transpose, True, alpha, activation), 0
+        return product(values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation), 0
+    items = [[t if d is None else t.select(d, i) for t, d in zip((values, row_ptr, col_idx, b, bias), in_dims)] for i in range(info.batch_size)]
+    return torch.stack([product(*item, shape, transpose, left, alpha, activation) for item in items]), 0
+
+
+def _sampled_vmap(info, in_dims, x, y, row_ptr, col_idx, shape, block, alpha=1.0):
+    items = [[t if d is None else t.select(d, i) for t, d in zip((x, y, row_ptr, col_idx), in_dims)] for i in range(info.batch_size)]
+    return torch.stack([torch.ops.sparse_autotune.sampled(*item, shape, block, alpha) for item in items]), 0
+
+
+torch.library.register_vmap("sparse_autotune::matmul", _matmul_vmap, lib=_library)
+torch.library.register_vmap("sparse_autotune::sampled", _sampled_vmap, lib=_library)
+
+
+def _autocast(device: str, *tensors: Tensor | None) -> tuple:
+    """The tensors as autocast wants them: float32 and 16 bits become its dtype, doubles stay."""
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t is None or not t.is_floating_point() or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def _register_autocast(device: str, key: str) -> None:
+    excluded = _C.DispatchKeySet(getattr(_C.DispatchKey, key))
+
+    def matmul(values, row_ptr, col_idx, b, bias, shape, transpose=False, left=False, alpha=1.0, activation="none"):
+        with _C._ExcludeDispatchKeyGuard(excluded):
+            values, b, bias = _autocast(device, values, b, bias)
+            return torch.ops.sparse_autotune.matmul(values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation)
+
+    def sampled(x, y, row_ptr, col_idx, shape, block, alpha=1.0):
+        with _C._ExcludeDispatchKeyGuard(excluded):
+            x, y = _autocast(device, x, y)
+            return torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, shape, block, alpha)
+
+    _library.impl("matmul", matmul, key)
+    _library.impl("sampled", sampled, key)
+
+
+_register_autocast("cpu", "AutocastCPU")
+_register_autocast("cuda", "AutocastCUDA")
+
+
+# ---- what matmul and sampled_matmul call ----
+
+
+def _through_operator(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: str, alpha: float) -> Tensor:
+    fused = activation == "none" or not torch.is_grad_enabled()
+    row_ptr, col_idx = a._index
+    result = torch.ops.sparse_autotune.matmul(
+        a._values, row_ptr, col_idx, b, bias, a._pattern.shape, a._transposed, left, alpha, activation if fused else "none"
+    )
+    return result if fused else _ACTIVATIONS[activation](result)
+
+
+def _into(out: Any, result: Tensor, beta: float) -> Tensor:
+    if out is None:
+        return result
+    return out.copy_(result if beta == 0 else result + beta * out)
+
+
+def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):  # noqa: N803
+    """matmul as torch.compile traces it: no Python that it cannot follow."""
+    left = not isinstance(A, BsrMatrix)
+    a, b = (B, A) if left else (A, B)
+    if not isinstance(a, BsrMatrix) or not a._torch or not isinstance(b, Tensor):
+        raise TypeError("A or B: inside torch.compile one is a BsrMatrix with torch values, and the other a torch tensor")
+    if out_dtype is not None:
+        raise NotImplementedError("out_dtype is not offered inside torch.compile")
+    return _into(out, _through_operator(a, b, left, bias, activation or "none", alpha), beta)
+
+
+def _plain(*tensors: Any) -> bool:
+    """Whether these tensors can go past the dispatcher."""
+    return (
+        all(t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
+        and _C._len_torch_dispatch_stack() == 0
+        and _C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def _with_torch_values(a: BsrMatrix) -> BsrMatrix:
+    if a._torch:
+        return a
+    return BsrMatrix._make(a._pattern, torch.as_tensor(a._values) if not hasattr(a._values, "__dlpack__") else torch.from_dlpack(a._values), a._transposed)
+
+
+def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None):  # noqa: N803
+    if options is None:
+        return _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype)
+    left = not is_sparse(A)
+    a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
+    a = _with_torch_values(a)
+    kind = b.device.type
+    if torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            values, b, bias = _autocast(kind, a._values, b, bias)
+            pair = (b, a.with_values(values)) if left else (a.with_values(values), b)
+            result = _ops.matmul(*pair, bias=bias, activation=activation, alpha=alpha, out_dtype=out_dtype)
+            return _into(out, result, beta)
+    word = activation or "none"
+    if not _plain(a._values, b, bias):
+        return _into(out, _through_operator(a, b, left, bias, word, options.alpha), options.beta)
+    if out is None and out_dtype is None and torch.is_grad_enabled():
+        _check_grad_operands(a, b, bias, left)
+        result = differentiable(a._pattern, a._values, b, bias, a._transposed, left, options.alpha)
+        return result if options.activation == 0 else _ACTIVATIONS[word](result)
+    if torch.is_grad_enabled() and (b.requires_grad or a.requires_grad or (bias is not None and bias.requires_grad)):
+        raise RuntimeError("out_dtype is given, and A, B or bias requires grad: gradients do not flow through it")
+    return _ops.product(a, b, left, out, options)
+
+
+def _check_grad_operands(a: BsrMatrix, b: Tensor, bias: Any, left: bool) -> None:
+    if bias is not None and not isinstance(bias, Tensor):
+        raise TypeError(f"bias is a {type(bias).__name__}; expected a torch tensor beside torch operands that require grad")
+
+
+def eager(a: BsrMatrix, b: Tensor, left: bool, options: _ops.Options) -> Tensor:
+    """matmul's plain torch case: exact tensors, no gradient, a new result."""
+    return forward(a, b, left, options.bias, options.activation, options.alpha)
+
+
+def _sampled(X, Y, pattern, alpha, out, beta):  # noqa: N803
+    a = pattern if isinstance(pattern, BsrMatrix) else as_bsr(pattern, "pattern")
+    if out is not None:
+        raise RuntimeError("out is given, and X or Y needs gradients, autocast or tracing, which do not go through out")
+    x, y = (Y.t(), X.t()) if a._transposed else (X, Y)
+    if torch.compiler.is_compiling() or not _plain(x, y) or torch.is_autocast_enabled(x.device.type):
+        row_ptr, col_idx = a._index if a._torch and a._values.device == x.device else index_tensors(a._pattern, x.device)
+        values = torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, a._pattern.shape, a._pattern.block, alpha)
+    else:
+        values = differentiable_sampled(x, y, a._pattern, float(alpha))
+    return BsrMatrix._make(a._pattern, values, a._transposed)
+
+
+_ops._compiling = torch.compiler.is_compiling
+_ops._torch_matmul = _matmul
+_ops._torch_sampled = _sampled
+_ops._torch_eager = eager
+# There is no __torch_function__ on BsrMatrix: torch.compile (2.11) swaps the sides of `A @ b` when it finds one. Without it
+# the operator @ breaks the graph, which is slower and right; sparse_autotune.matmul(A, b) is traced.

@@ -1,0 +1,211 @@
+"""Variants that are Python callables: they race, are verified and serve like any other."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import _abi, _context
+from ._arrays import torch_module
+
+_OPS = {"matmul": _abi.MATMUL, "sampled": _abi.SAMPLED}
+_BACKENDS = {"cpu": _abi.CPU, "cuda": _abi.CUDA}
+_ACTIVATION_NAMES = {code: name for name, code in _abi.ACTIVATIONS.items()}
+
+
+@dataclasses.dataclass
+class VariantCall:
+    """What a registered callable gets. Arrays are views of the operands' memory: NumPy's on the CPU, torch's on CUDA.
+
+    matmul: ``out[...] = activation(alpha * op(A) @ b + beta * out + bias)``; sampled: `a` is X, `b` is Y, `out` the values.
+    """
+
+    op: str
+    shape: tuple[int, int]  # of the sparse matrix as stored
+    block: tuple[int, int]
+    row_ptr: Any
+    col_idx: Any
+    values: Any  # matmul: the stored blocks; sampled: None
+    a: Any  # sampled: X; matmul: None
+    b: Any
+    out: Any
+    bias: Any
+    alpha: float
+    beta: float
+    activation: str
+    transpose: bool
+    stream: int
+
+
+def _supports_plain(call: dict[str, Any]) -> bool:
+    return call["alpha"] == 1.0 and call["beta"] == 0.0 and not call["bias"] and call["activation"] == "none" and not call["transpose"]
+
+
+def register_variant(
+    function: Callable[[VariantCall], None],
+    *,
+    name: str,
+    op: str = "matmul",
+    backend: str = "cpu",
+    dtypes: tuple[str, ...] = ("float32",),
+    supports: Callable[[dict[str, Any]], bool] | None = None,
+    estimate: Callable[[dict[str, Any]], float] | None = None,
+    revision: str = "1",
+    deterministic: bool = True,
+    dense: bool = False,
+    about: str = "a Python callable",
+) -> None:
+    """Lets a Python callable, a Triton kernel say, take part in every race from now on.
+
+    It runs in this process, so it is trusted not to crash it; its results are not: it is verified like any other, and
+    serves only after that. It writes into `call.out` and returns nothing; on CUDA it queues on torch's current stream,
+    which is `call.stream` while it runs.
+
+    `supports(problem)` and `estimate(problem)` get a dict with the sizes, dtypes, layouts and scalars of the call. Without
+    `supports` it is asked for plain products only: alpha 1, beta 0, no bias, activation or transpose. `estimate` gives
+    seconds; without it the variant is tried in every race. Raise `revision` when old timings no longer hold.
+
+    >>> import numpy as np, sparse_autotune as sa
+    >>> def by_rows(call):
+    ...     call.out[...] = 0
+    ...     br, bc = call.block
+    ...     for i in range(len(call.row_ptr) - 1):
+    ...         for t in range(call.row_ptr[i], call.row_ptr[i + 1]):
+    ...             j = call.col_idx[t]
+    ...             call.out[i * br:(i + 1) * br] += call.values[t] @ call.b[j * bc:(j + 1) * bc]
+    >>> def divides(problem):
+    ...     return problem["plain"] and problem["m"] % problem["block"][0] == 0 and problem["k"] % problem["block"][1] == 0
+    >>> sa.register_variant(by_rows, name="cpu_matmul_f32_any_python_rows", supports=divides)
+    >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=32)
+    >>> race = sa.benchmark(A, np.ones((64, 64), np.float32), only="cpu_matmul_f32_any_python_rows")
+    >>> race[0].verdict
+    'ok'
+    """
+    if not callable(function):
+        raise TypeError(f"function is a {type(function).__name__}; expected a callable")
+    for value, words, what in ((op, _OPS, "op"), (backend, _BACKENDS, "backend")):
+        if value not in words:
+            raise ValueError(f"{what} is {value!r}; expected one of {', '.join(words)}")
+    codes = set()
+    for dtype in dtypes:
+        if dtype not in _abi.DTYPES:
+            raise ValueError(f"dtypes holds {dtype!r}; expected names such as 'float32'")
+        codes.add(_abi.DTYPES[dtype])
+    if backend == "cuda" and torch_module() is None:
+        raise RuntimeError("backend is 'cuda': its arrays are torch's, and torch is not imported")
+    accepts = supports or _supports_plain
+
+    def c_supports(_variant, problem, pattern, _device):
+        try:
+            p = problem.contents
+            return p.a_dtype in codes and p.c_dtype == p.a_dtype and bool(accepts(_facts(p, pattern.contents)))
+        except Exception:
+            return False  # what cannot say so does not
+
+    def c_estimate(_variant, problem, pattern, _device):
+        try:
+            return float(estimate(_facts(problem.contents, pattern.contents))) if estimate else 1e-9
+        except Exception:
+            return 1e-9
+
+    def c_launch(launch):
+        try:
+            _launch(function, launch.contents)
+            return _abi.OK
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{name}: {type(error).__name__}: {error} (line {where.lineno} of {where.filename})"
+            _abi.lib.sat_fail(_abi.LIBRARY_ERROR, text.replace("%", "%%").encode()[:400])
+            return _abi.LIBRARY_ERROR
+
+    variant = _abi.Variant(
+        name=name.encode(), revision=revision.encode(), op=_OPS[op], backend=_BACKENDS[backend],
+        flags=(0 if deterministic else _abi.V_NONDETERMINISTIC) | (_abi.V_DENSE if dense else 0), about=about.encode(),
+        supports=_abi.SUPPORTS_FN(c_supports), estimate=_abi.ESTIMATE_FN(c_estimate), launch=_abi.LAUNCH_FN(c_launch),
+    )  # fmt: skip
+    if not _context._contexts:  # so that a wrong name is seen now
+        _context.get("cpu")
+    _context.register(_BACKENDS[backend], variant)
+
+
+def _facts(p: _abi.Problem, view: _abi.PatternView) -> dict[str, Any]:
+    facts = {
+        "op": "sampled" if p.op == _abi.SAMPLED else "matmul", "m": p.m, "n": p.n, "k": p.k, "batch": p.batch,
+        "block": (view.block_rows, view.block_cols), "stored_blocks": view.stored_blocks, "density": view.density,
+        "dtype": _abi.DTYPE_NAMES[p.a_dtype], "transpose": bool(p.transpose), "alpha": p.alpha, "beta": p.beta,
+        "bias": bool(p.bias), "activation": _ACTIVATION_NAMES[p.activation], "flags": p.flags,
+        "a_strides": (p.a.row_stride, p.a.col_stride), "b_strides": (p.b.row_stride, p.b.col_stride),
+        "out_strides": (p.c.row_stride, p.c.col_stride), "a_align": p.a_align, "b_align": p.b_align, "out_align": p.c_align,
+    }  # fmt: skip
+    facts["plain"] = _supports_plain(facts)
+    return facts
+
+
+# ---- arrays over the operands' memory ----
+
+
+def _numpy_view(pointer: int, shape: tuple, strides: tuple | None, dtype: str, writable: bool) -> np.ndarray:
+    kind = np.dtype("uint16" if dtype == "bfloat16" else dtype)  # NumPy has no bfloat16 of its own
+    if 0 in shape or not pointer:
+        return np.empty(shape, kind)
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides)) if strides else int(np.prod(shape))
+    buffer = (ctypes.c_char * (span * kind.itemsize)).from_address(pointer)
+    flat = np.frombuffer(buffer, kind)
+    view = np.lib.stride_tricks.as_strided(flat, shape, [s * kind.itemsize for s in strides]) if strides else flat.reshape(shape)
+    if not writable:
+        view.flags.writeable = False
+    return view
+
+
+class _CudaMemory:
+    def __init__(self, pointer: int, count: int, kind: str):
+        self.__cuda_array_interface__ = {"data": (pointer, False), "shape": (count,), "typestr": kind, "version": 3}
+
+
+def _torch_view(pointer: int, shape: tuple, strides: tuple | None, dtype: str, device: str) -> Any:
+    torch = torch_module()
+    kind = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": "<i2", "int32": "<i4", "int64": "<i8"}[dtype]
+    if 0 in shape or not pointer:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides)) if strides else int(np.prod(shape))
+    flat = torch.as_tensor(_CudaMemory(pointer, span, kind), device=device).view(getattr(torch, dtype))
+    return flat.as_strided(shape, strides) if strides else flat.view(shape)
+
+
+def _launch(function: Callable[[VariantCall], None], launch: _abi.Launch) -> None:
+    p, view, device = launch.problem.contents, launch.pattern.contents, launch.device.contents
+    cuda = device.backend == _abi.CUDA
+    where = f"cuda:{device.index}"
+
+    def array(pointer: Any, shape: tuple, strides: tuple | None, dtype: str, writable: bool = False) -> Any:
+        if cuda:
+            return _torch_view(pointer or 0, shape, strides, dtype, where)
+        return _numpy_view(pointer or 0, shape, strides, dtype, writable)
+
+    def dense(i: int, shape: tuple, layout: _abi.Layout, dtype: int, writable: bool = False) -> Any:
+        return array(launch.operands[i], shape, (layout.row_stride, layout.col_stride), _abi.DTYPE_NAMES[dtype], writable)
+
+    blocks = (view.stored_blocks, view.block_rows, view.block_cols)
+    sampled = p.op == _abi.SAMPLED
+    call = VariantCall(
+        op="sampled" if sampled else "matmul", shape=(view.rows, view.cols), block=blocks[1:],
+        row_ptr=array(view.device_row_ptr, (view.grid_rows + 1,), None, "int64"),
+        col_idx=array(view.device_col_idx, (view.stored_blocks,), None, "int32"),
+        values=None if sampled else array(launch.operands[0], blocks, None, _abi.DTYPE_NAMES[p.a_dtype]),
+        a=dense(0, (p.m, p.k), p.a, p.a_dtype) if sampled else None,
+        b=dense(1, (p.k, p.n), p.b, p.b_dtype),
+        out=array(launch.operands[2], blocks, None, _abi.DTYPE_NAMES[p.c_dtype], True) if sampled else dense(2, (p.m, p.n), p.c, p.c_dtype, True),
+        bias=array(launch.operands[3], (p.m,), None, _abi.DTYPE_NAMES[p.c_dtype]) if p.bias else None,
+        alpha=p.alpha, beta=p.beta, activation=_ACTIVATION_NAMES[p.activation], transpose=bool(p.transpose), stream=launch.stream or 0,
+    )  # fmt: skip
+    if not cuda:
+        function(call)
+        return
+    torch = torch_module()
+    with torch.no_grad(), torch.cuda.stream(torch.cuda.ExternalStream(launch.stream or 0, device=where)):
+        function(call)

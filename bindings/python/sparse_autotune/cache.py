@@ -1,0 +1,65 @@
+"""What is remembered of races, in one folder a device.
+
+>>> import sparse_autotune as sa
+>>> isinstance(sa.cache.path(), str)
+True
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+from . import _abi, _context
+
+__all__ = ["clear", "entries", "export", "load", "path", "untuned"]
+
+
+def _handle(device: Any) -> int:
+    return _context.get(_context.normalise(device)).handle
+
+
+def path(device: Any = "cpu") -> str:
+    """The folder that is written to; "" if there is none. `$SPARSE_AUTOTUNE_CACHE` chooses it, before the first product."""
+    return _abi.lib.sat_cache_path(_handle(device)).decode()
+
+
+def _visit(function: Any, device: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+
+    def visit(_user, key, text):
+        found[key.decode(errors="replace")] = text.decode(errors="replace")
+        return True
+
+    _abi.check(function(_handle(device), _abi.VISIT_FN(visit), None))
+    return found
+
+
+def entries(device: Any = "cpu") -> dict[str, str]:
+    """Every entry of a device: its key, and its file as text."""
+    return _visit(_abi.lib.sat_cache_visit, device)
+
+
+def untuned(device: Any = "cpu") -> dict[str, str]:
+    """The problems that effort "cached" had to answer by estimate."""
+    return _visit(_abi.lib.sat_cache_visit_untuned, device)
+
+
+def export(file: str | os.PathLike, device: Any = "cpu") -> None:
+    """Writes all devices' entries into one file, so that a fleet tunes once."""
+    _abi.check(_abi.lib.sat_cache_export(_handle(device), os.fsencode(file)))
+
+
+def load(file: str | os.PathLike, device: Any = "cpu") -> int:
+    """Adds what an exported file has and the cache has not; how many entries that were."""
+    count = ctypes.c_int64()
+    _abi.check(_abi.lib.sat_cache_import(_handle(device), os.fsencode(file), ctypes.byref(count)))
+    return count.value
+
+
+def clear(key: str | None = None, device: Any = "cpu") -> int:
+    """Removes one entry, or all of a device; how many that were. Matrices that have run keep what was chosen for them."""
+    count = ctypes.c_int64()
+    _abi.check(_abi.lib.sat_cache_clear(_handle(device), None if key is None else key.encode(), ctypes.byref(count)))
+    return count.value

@@ -1,0 +1,235 @@
+"""Layers with block-sparse weights, for PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _ops, _torch
+from ._matrix import BsrMatrix, check_block, make_pattern
+
+__all__ = ["SparseLinear", "sparsify"]
+
+
+def random_pattern(grid: tuple[int, int], density: float, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    """Row pointers and columns with as many blocks in each block row as in every other, give or take one."""
+    rows, cols = grid
+    total = max(round(density * rows * cols), 1 if density > 0 and rows * cols else 0)
+    counts = torch.div(torch.arange(1, rows + 1) * total, max(rows, 1), rounding_mode="floor")
+    row_ptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts])
+    order = torch.rand(rows, cols, generator=generator).argsort(1)
+    taken = [order[i, : row_ptr[i + 1] - row_ptr[i]].sort().values for i in range(rows)]
+    col_idx = torch.cat(taken) if taken else torch.zeros(0, dtype=torch.int64)
+    return row_ptr.to(torch.int32), col_idx.to(torch.int32)
+
+
+def _check_density(density: float) -> float:
+    if not isinstance(density, (int, float)) or not 0 <= density <= 1:
+        raise ValueError(f"density is {density!r}; expected a share from 0 to 1")
+    return float(density)
+
+
+class SparseLinear(nn.Module):
+    """``activation(x @ W.T + bias)`` with a block-sparse W of shape (out_features, in_features).
+
+    `values` are the stored blocks, a parameter of shape (stored blocks, block rows, block columns); `row_ptr` and `col_idx` are
+    buffers and say where they are. The pattern is random with equally filled rows; `from_dense` takes it from a layer.
+
+    >>> import torch, sparse_autotune as sa
+    >>> layer = sa.SparseLinear(128, 64, block=16, density=0.25)
+    >>> layer(torch.ones(3, 128)).shape
+    torch.Size([3, 64])
+    >>> layer
+    SparseLinear(in_features=128, out_features=64, block=(16, 16), stored_blocks=8, density=0.25, bias=True)
+    """
+
+    row_ptr: Tensor
+    col_idx: Tensor
+
+    def __init__(self, in_features: int, out_features: int, block: Any = (64, 64), density: float = 0.125, bias: bool = True, activation: str | None = None, device: Any = None, dtype: Any = None):
+        super().__init__()
+        for name, size in (("in_features", in_features), ("out_features", out_features)):
+            if not isinstance(size, int) or size < 0:
+                raise ValueError(f"{name} is {size!r}; expected a whole number of at least 0")
+        _ops.activation_code(activation)
+        self.in_features, self.out_features, self.activation = in_features, out_features, activation
+        self.block = check_block(block)
+        grid = -(-out_features // self.block[0]), -(-in_features // self.block[1])
+        row_ptr, col_idx = random_pattern(grid, _check_density(density))
+        kind = {"device": device, "dtype": dtype}
+        self.values = nn.Parameter(torch.empty(len(col_idx), *self.block, **kind))
+        self.bias = nn.Parameter(torch.empty(out_features, **kind)) if bias else None
+        self.register_buffer("row_ptr", row_ptr.to(device or self.values.device))
+        self.register_buffer("col_idx", col_idx.to(device or self.values.device))
+        self._pattern, self._seen = None, None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As nn.Linear does it, for as many inputs as a row really has."""
+        fan_in = self.in_features * self.density
+        bound = 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
+        if self.values.device.type != "meta":
+            nn.init.uniform_(self.values, -bound, bound)
+            if self.bias is not None:
+                nn.init.uniform_(self.bias, -bound, bound)
+
+    @classmethod
+    def from_dense(cls, linear: nn.Linear, block: Any = (64, 64), density: float | None = None, threshold: float | None = None, activation: str | None = None) -> SparseLinear:
+        """Keeps the share `density` (0.125) of a layer's blocks that has the largest norms, or those above `threshold`.
+
+        >>> import torch, sparse_autotune as sa
+        >>> sparse = sa.SparseLinear.from_dense(torch.nn.Linear(64, 64), block=16, density=0.5)
+        >>> sparse.matrix().stored_blocks
+        8
+        """
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear is a {type(linear).__name__}; expected a torch.nn.Linear")
+        keep = None if threshold is not None else _check_density(0.125 if density is None else density)
+        kept = BsrMatrix.from_dense(linear.weight.detach(), check_block(block), keep=keep, threshold=threshold)
+        layer = cls.from_matrix(kept, linear.bias, activation)
+        layer.train(linear.training)
+        return layer
+
+    @classmethod
+    def from_matrix(cls, matrix: BsrMatrix, bias: Tensor | None = None, activation: str | None = None) -> SparseLinear:
+        """A layer whose weight is this matrix, of shape (out_features, in_features)."""
+        if matrix.is_transposed:
+            matrix = matrix.contiguous()
+        values = torch.as_tensor(matrix.values).detach()
+        out_features, in_features = matrix.shape
+        layer = cls(in_features, out_features, matrix.block, 0.0, bias is not None, activation, "meta", values.dtype)
+        layer.values = nn.Parameter(values.clone())
+        if bias is not None:
+            layer.bias = nn.Parameter(bias.detach().clone())
+        layer.row_ptr, layer.col_idx = (torch.tensor(i, dtype=torch.int32, device=values.device) for i in (matrix.row_ptr, matrix.col_idx))
+        return layer
+
+    # ---- the pattern, which follows the buffers ----
+
+    @property
+    def density(self) -> float:
+        grid = -(-self.out_features // self.block[0]) * -(-self.in_features // self.block[1])
+        return self.col_idx.shape[0] / grid if grid else 0.0
+
+    def _buffers_now(self) -> tuple:
+        row_ptr, col_idx = self.row_ptr, self.col_idx
+        return row_ptr, col_idx, _torch._version(row_ptr), _torch._version(col_idx)
+
+    def pattern(self) -> Any:
+        """The pattern of the buffers as they are; made again only when they have changed."""
+        seen, now = self._seen, self._buffers_now()
+        if seen is None or seen[0] is not now[0] or seen[1] is not now[1] or seen[2:] != now[2:]:
+            shape, device = (self.out_features, self.in_features), str(self.values.device)
+            if now[0].device.type == "meta":
+                raise RuntimeError("row_ptr is on the meta device: this layer has no pattern yet; load a state_dict")
+            before = self._pattern
+            if before is None or before.block != self.block or not before.same_indices(now[0].cpu().numpy(), now[1].cpu().numpy()):
+                before = make_pattern(now[0], now[1], shape, self.block, device)
+            self._pattern, self._seen = before, now
+            _torch.remember(now[0], now[1], before)
+            for t in now[:2]:
+                t._dynamo_static_input_type = "unguarded"
+        return self._pattern
+
+    def matrix(self) -> BsrMatrix:
+        """The weight, sharing values and pattern with the layer."""
+        return BsrMatrix._make(self.pattern(), self.values)
+
+    def __deepcopy__(self, memo: dict) -> SparseLinear:
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        twin.__dict__ = {k: (v if k in ("_pattern",) else None if k == "_seen" else copy.deepcopy(v, memo)) for k, v in self.__dict__.items()}
+        return twin
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_pattern": None, "_seen": None}
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *rest: Any) -> None:
+        """A pattern with another number of blocks makes the layer's own follow."""
+        stored = state_dict.get(prefix + "col_idx")
+        if stored is not None and stored.dim() == 1 and stored.shape != self.col_idx.shape:
+            count = stored.shape[0]
+            self.values = nn.Parameter(self.values.new_empty((count, *self.block)), self.values.requires_grad)
+            self.col_idx = self.col_idx.new_zeros(count)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._seen = None
+
+    # ---- forward ----
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self._traced(x)
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"x has shape {tuple(x.shape)}; expected {self.in_features} columns")
+        pattern = self.pattern()
+        values, bias = self.values, self.bias
+        if not _torch._plain(x, values, bias) or torch._C._is_any_autocast_enabled():
+            return self._traced(x)
+        # W is stored as (out, in): x @ W.T is the transposed product seen from the left.
+        if torch.is_grad_enabled() and (x.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)):
+            result = _torch._Product.apply(values, x, bias, pattern, True, True, 1.0)
+            return result if self.activation is None else _torch._ACTIVATIONS[self.activation](result)
+        return _torch.forward(_torch._bare(pattern, values, True), x, True, bias, _ops.activation_code(self.activation), 1.0)
+
+    def _traced(self, x: Tensor) -> Tensor:
+        fused = self.activation is not None and not torch.is_grad_enabled()
+        result = torch.ops.sparse_autotune.matmul(
+            self.values, self.row_ptr, self.col_idx, x, self.bias, (self.out_features, self.in_features), True, True, 1.0,
+            self.activation if fused else "none",
+        )  # fmt: skip
+        return result if fused or self.activation is None else _torch._ACTIVATIONS[self.activation](result)
+
+    def to_dense(self) -> nn.Linear:
+        """An nn.Linear with the same weight, zeros included."""
+        weight = self.matrix().to_dense().detach()
+        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
+        linear.weight = nn.Parameter(weight)
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.bias.detach().clone())
+        return linear
+
+    def extra_repr(self) -> str:
+        parts = f"in_features={self.in_features}, out_features={self.out_features}, block={self.block}, stored_blocks={self.col_idx.shape[0]}, density={self.density:.4g}, bias={self.bias is not None}"
+        return parts + (f", activation={self.activation!r}" if self.activation else "")
+
+
+def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *, threshold: float | None = None, include: Callable[[str, nn.Linear], bool] | Iterable[str] | str | None = None, smallest: int = 1) -> nn.Module:
+    """Replaces `nn.Linear` layers of a model by block-sparse ones that keep their largest blocks, in place; returns the model.
+
+    `include` chooses: a function of name and layer, or names, which may hold ``*``; by default all. Layers with a side below
+    `smallest` blocks are left as they are.
+
+    >>> import torch, sparse_autotune as sa
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    >>> sa.sparsify(model, block=16, density=0.25, include="0")[0]
+    SparseLinear(in_features=64, out_features=128, block=(16, 16), stored_blocks=8, density=0.25, bias=True)
+    """
+    sides = check_block(block)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    if isinstance(model, nn.Linear):
+        return SparseLinear.from_dense(model, sides, density, threshold)
+    names = [include] if isinstance(include, str) else include
+
+    def chosen(name: str, layer: nn.Linear) -> bool:
+        if layer.out_features < smallest * sides[0] or layer.in_features < smallest * sides[1]:
+            return False
+        if names is None:
+            return True
+        return names(name, layer) if callable(names) else any(fnmatch.fnmatchcase(name, n) for n in names)
+
+    replaced: dict[int, SparseLinear] = {}  # a layer that stands in two places stays one layer
+    for path, module in list(model.named_modules()):
+        for name, child in list(module.named_children()):
+            full = f"{path}.{name}" if path else name
+            if type(child) is nn.Linear and chosen(full, child):
+                if id(child) not in replaced:
+                    replaced[id(child)] = SparseLinear.from_dense(child, sides, None if threshold is not None else density, threshold)
+                setattr(module, name, replaced[id(child)])
+    return model

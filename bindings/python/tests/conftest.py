@@ -1,0 +1,68 @@
+"""What the tests share: a cache of their own, effort off unless a test asks for more, and makers of random problems."""
+
+import os
+import tempfile
+
+# Before the library makes its first context.
+os.environ["SPARSE_AUTOTUNE_CACHE"] = tempfile.mkdtemp(prefix="sparse_autotune_test_")
+os.environ.pop("SPARSE_AUTOTUNE", None)
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch has an OpenMP of its own, and two that spin are slow on few cores
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+import sparse_autotune as sa
+
+EXAMPLES = int(os.environ.get("SAT_EXAMPLES", "60"))
+settings.register_profile("here", max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=os.environ.get("CI") == "true")
+settings.load_profile("here")
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+HAVE_CUDA = torch is not None and torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "cuda" in item.keywords and not HAVE_CUDA:
+            item.add_marker(pytest.mark.skip(reason="there is no GPU that torch can use"))
+
+
+@pytest.fixture(autouse=True)
+def effort_off():
+    with sa.set_effort("off"):
+        yield
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request):
+    return request.param
+
+
+def random_bsr(seed, rows, cols, block, density, dtype=np.float32):
+    """Parts of a random matrix, its padding filled with NaN, and the dense matrix that they mean."""
+    rng = np.random.default_rng(seed)
+    br, bc = block
+    gr, gc = -(-rows // br), -(-cols // bc)
+    mask = rng.random((gr, gc)) < density
+    at = np.argwhere(mask)
+    row_ptr = np.concatenate(([0], np.cumsum(mask.sum(1)))).astype(np.int32)
+    values = rng.standard_normal((len(at), br, bc)).astype(dtype)
+    dense = np.zeros((gr * br, gc * bc), dtype)
+    for v, (i, j) in zip(values, at):
+        dense[i * br : (i + 1) * br, j * bc : (j + 1) * bc] = v
+        v[max(0, min(br, rows - i * br)) :, :] = np.nan
+        v[:, max(0, min(bc, cols - j * bc)) :] = np.nan
+    return row_ptr, at[:, 1].astype(np.int32), values, np.ascontiguousarray(dense[:rows, :cols])
+
+
+TOLERANCE = {"float64": 1e-10, "float32": 2e-4, "float16": 4e-2, "bfloat16": 2e-1}
+
+
+def close(got, expected, dtype="float32"):
+    tolerance = TOLERANCE[str(dtype).removeprefix("torch.")]
+    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance)

@@ -1,0 +1,181 @@
+"""What is wrong is told by an exception of the expected type that names the argument, and never by a crash."""
+
+import numpy as np
+import pytest
+
+import sparse_autotune as sa
+
+ONE = np.ones((1, 2, 2), np.float32)
+A = sa.BsrMatrix([0, 1, 2], [1, 0], np.ones((2, 2, 2), np.float32), (4, 4))
+B = np.ones((4, 3), np.float32)
+
+
+def bad(kind, words, call, *arguments, **options):
+    with pytest.raises(kind) as caught:
+        call(*arguments, **options)
+    assert words in str(caught.value), str(caught.value)
+
+
+def bsr(row_ptr=(0, 1, 2), col_idx=(1, 0), values=None, shape=(4, 4)):
+    return sa.BsrMatrix(list(row_ptr), list(col_idx), np.ones((2, 2, 2), np.float32) if values is None else values, shape)
+
+
+@pytest.mark.parametrize(
+    "kind, words, arguments",
+    [
+        (ValueError, "row_ptr", {"row_ptr": (1, 1, 2)}),
+        (ValueError, "row_ptr", {"row_ptr": (0, 2, 1)}),
+        (ValueError, "row_ptr", {"row_ptr": (0, 1, 3)}),
+        (ValueError, "row_ptr", {"row_ptr": (0, 2)}),
+        (ValueError, "row_ptr", {"row_ptr": (0, 1, 2, 2)}),
+        (ValueError, "row_ptr", {"row_ptr": (0, -5, 2)}),
+        (ValueError, "col_idx", {"col_idx": (1, 2)}),
+        (ValueError, "col_idx", {"col_idx": (-1, 0)}),
+        (ValueError, "col_idx", {"col_idx": (2**40, 0)}),
+        (ValueError, "col_idx", {"row_ptr": (0, 2, 2), "col_idx": (1, 1)}),
+        (ValueError, "col_idx", {"row_ptr": (0, 2, 2), "col_idx": (1, 0)}),
+        (ValueError, "values", {"values": np.ones((3, 2, 2), np.float32)}),
+        (ValueError, "values", {"values": np.ones((2, 4), np.float32)}),
+        (ValueError, "values", {"values": np.ones((2, 0, 2), np.float32)}),
+        (TypeError, "values", {"values": np.ones((2, 2, 2), np.int32)}),
+        (TypeError, "values", {"values": np.ones((2, 2, 2), np.complex64)}),
+        (TypeError, "values", {"values": np.ones((2, 2, 2), ">f4")}),
+        (TypeError, "values", {"values": "text"}),
+        (TypeError, "values", {"values": object()}),
+        (TypeError, "shape", {"shape": 4}),
+        (TypeError, "shape", {"shape": (4, 4, 4)}),
+        (ValueError, "shape", {"shape": (-4, 4)}),
+        (ValueError, "row_ptr", {"shape": (2**62, 4)}),
+        (TypeError, "row_ptr", {"row_ptr": (0.0, 1.5, 2.0)}),
+    ],
+)
+def test_broken_matrices(kind, words, arguments):
+    bad(kind, words, bsr, **arguments)
+
+
+def test_indices_of_another_shape_or_kind():
+    bad(ValueError, "row_ptr", sa.BsrMatrix, np.zeros((2, 2), int), [0], ONE, (2, 2))
+    bad(TypeError, "col_idx", sa.BsrMatrix, [0, 1], ["a"], ONE, (2, 2))
+    bad(ValueError, "col_idx", sa.BsrMatrix, [0, 1], np.array([2**64 - 1], np.uint64), ONE, (2, 2))
+
+
+@pytest.mark.parametrize(
+    "kind, words, b",
+    [
+        (ValueError, "B", np.ones((5, 3), np.float32)),
+        (ValueError, "B", np.ones((), np.float32)),
+        (TypeError, "B", np.ones((4, 3), np.float64)),
+        (TypeError, "B", np.ones((4, 3), np.int64)),
+        (TypeError, "B", np.ones((4, 3), bool)),
+        (TypeError, "B", [[1.0]]),
+        (TypeError, "B", None),
+        (TypeError, "B", np.ma.masked_array(B, B > 0)),
+        (NotImplementedError, "B", A),
+    ],
+)
+def test_operands_that_do_not_fit(kind, words, b):
+    bad(kind, words, sa.matmul, A, b)
+
+
+def test_the_other_side():
+    bad(ValueError, "A has shape", sa.matmul, np.ones((3, 5), np.float32), A)
+    bad(TypeError, "A", sa.matmul, B, B)
+
+
+@pytest.mark.parametrize(
+    "kind, words, options",
+    [
+        (ValueError, "out", {"out": np.empty((4, 4), np.float32)}),
+        (TypeError, "out", {"out": np.empty((4, 3), np.float64)}),
+        (TypeError, "out", {"out": "text"}),
+        (ValueError, "out", {"out": np.empty((4, 6), np.float32)[:, ::-2]}),
+        (ValueError, "out", {"out": np.lib.stride_tricks.as_strided(np.empty(16, np.float32), (4, 3), (4, 4))}),
+        (ValueError, "out", {"out": np.broadcast_to(np.float32(0), (4, 3))}),
+        (ValueError, "out", {"out": B}),
+        (ValueError, "beta", {"beta": 1.0}),
+        (TypeError, "alpha", {"alpha": "two"}),
+        (TypeError, "beta", {"beta": None}),
+        (ValueError, "bias", {"bias": np.ones(3, np.float32)}),
+        (TypeError, "bias", {"bias": np.ones(4, np.float64)}),
+        (TypeError, "bias", {"bias": 1.0}),
+        (ValueError, "activation", {"activation": "tanh"}),
+        (ValueError, "activation", {"activation": 3}),
+        (TypeError, "out_dtype", {"out_dtype": "float64"}),
+        (TypeError, "out_dtype", {"out_dtype": "int8"}),
+    ],
+)
+def test_options_that_do_not_fit(kind, words, options):
+    bad(kind, words, sa.matmul, A, B, **options)
+
+
+def test_sampled_operands_that_do_not_fit():
+    x, y = np.ones((4, 3), np.float32), np.ones((3, 4), np.float32)
+    bad(ValueError, "X has 5 rows", sa.sampled_matmul, np.ones((5, 3), np.float32), y, A)
+    bad(ValueError, "Y has 5 columns", sa.sampled_matmul, x, np.ones((3, 5), np.float32), A)
+    bad(ValueError, "Y 2 rows", sa.sampled_matmul, x, np.ones((2, 4), np.float32), A)
+    bad(ValueError, "X has 1 dim", sa.sampled_matmul, np.ones(4, np.float32), y, A)
+    bad(TypeError, "dtype", sa.sampled_matmul, x, y.astype(np.float64), A)
+    bad(TypeError, "pattern", sa.sampled_matmul, x, y, "text")
+    bad(TypeError, "out", sa.sampled_matmul, x, y, A, out=x)
+    other = sa.BsrMatrix([0, 1, 2], [0, 1], np.ones((2, 2, 2), np.float32), (4, 4))
+    bad(ValueError, "out", sa.sampled_matmul, x, y, A, out=other)
+    bad(ValueError, "beta", sa.sampled_matmul, x, y, A, beta=1.0)
+
+
+def test_conversions_that_do_not_fit():
+    bad(ValueError, "block", sa.BsrMatrix.from_dense, B, 0)
+    bad(TypeError, "block", sa.BsrMatrix.from_dense, B, (1, 2, 3))
+    bad(ValueError, "keep", sa.BsrMatrix.from_dense, B, 2, keep=1.5)
+    bad(ValueError, "threshold", sa.BsrMatrix.from_dense, B, 2, threshold=-1.0)
+    bad(ValueError, "keep", sa.BsrMatrix.from_dense, B, 2, keep=0.5, threshold=1.0)
+    bad(ValueError, "x has 1", sa.BsrMatrix.from_dense, np.ones(3), 2)
+    bad(TypeError, "x", sa.BsrMatrix.from_torch, B)
+    bad(TypeError, "x", sa.BsrMatrix.from_scipy, B)
+    bad(TypeError, "x", sa.BsrMatrix.from_csr, B)
+    bad(ValueError, "values", A.with_values, np.ones((3, 2, 2), np.float32))
+    bad(ValueError, "device", A.to, "tpu")
+    bad(TypeError, "values", A.requires_grad_)
+    ragged = sa.BsrMatrix.from_dense(np.ones((3, 3)), 2)
+    bad(ValueError, "SciPy", ragged.to_scipy)
+
+
+def test_settings_that_do_not_exist():
+    bad(ValueError, "effort", sa.set_effort, "maximal")
+    bad(ValueError, "effort", sa.tune, A, 4, effort="off")
+    bad(ValueError, "columns", sa.tune, A, 0)
+    bad(ValueError, "op", sa.register_variant, print, name="x", op="conv")
+    bad(TypeError, "function", sa.register_variant, 3, name="x")
+    bad(ValueError, "dtypes", sa.register_variant, print, name="x", dtypes=("int8",))
+    bad(NotImplementedError, "name", sa.register_variant, print, name="")
+    bad(RuntimeError, "only", sa.benchmark, A, B, only="no_such_variant")
+    bad(ValueError, "B has shape", sa.benchmark, A, np.ones((5, 3), np.float32))
+
+
+def test_files_that_are_not_there(tmp_path):
+    bad(OSError, "absent", sa.cache.load, tmp_path / "absent")
+    (tmp_path / "text").write_text("nothing of the kind")
+    bad(ValueError, "text", sa.cache.load, tmp_path / "text")
+
+
+def test_a_gpu_that_is_not_there():
+    pytest.importorskip("torch")
+    from conftest import HAVE_CUDA
+
+    if not HAVE_CUDA:
+        bad(RuntimeError, "cuda", sa.device_info, "cuda:0")
+
+
+def test_errors_have_a_common_type_and_a_status():
+    with pytest.raises(sa.Error) as caught:
+        bsr(col_idx=(1, 2))
+    assert caught.value.status == "SAT_COLUMN_RANGE" and isinstance(caught.value, ValueError)
+
+
+def test_a_missing_library_is_an_import_error(tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    words = [sys.executable, "-c", "import sparse_autotune"]
+    run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SPARSE_AUTOTUNE_LIBRARY": str(tmp_path / "absent.so")})
+    assert run.returncode == 1 and "ImportError: sparse_autotune: its library could not be loaded" in run.stderr

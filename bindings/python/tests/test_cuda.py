@@ -1,0 +1,232 @@
+"""What only a GPU shows: streams, graphs, devices, torch's allocator, CuPy."""
+
+import gc
+
+import numpy as np
+import pytest
+from conftest import random_bsr
+
+import sparse_autotune as sa
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.cuda
+
+
+def problem(size=512, block=64, n=256, dtype=torch.float16, seed=0):
+    row_ptr, col_idx, values, dense = random_bsr(seed, size, size, (block, block), 0.3, np.float32)
+    a = sa.BsrMatrix(row_ptr, col_idx, torch.tensor(values).cuda().to(dtype), (size, size))
+    return a, torch.tensor(dense).cuda().to(dtype), torch.randn(size, n, device="cuda").to(dtype)
+
+
+def close(got, expected, tolerance=2e-2):
+    torch.testing.assert_close(got.float(), expected.float(), rtol=tolerance, atol=tolerance * 20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("block", [16, 32, 64, 128, 48])
+def test_every_dtype_and_block(dtype, block):
+    a, dense, b = problem(384, block, 96, dtype)
+    for m, d in ((a, dense), (a.T, dense.T)):
+        for _ in range(2):
+            close(m @ b, d @ b, 5e-2 if dtype == torch.bfloat16 else 2e-2)
+            close(b.T @ m, b.T @ d, 5e-2 if dtype == torch.bfloat16 else 2e-2)
+    s = sa.sampled_matmul(b, b.T, a)
+    kept = a.with_values(torch.ones_like(a.values)).to_dense()
+    close(s.to_dense(), (b @ b.T) * kept, 5e-2 if dtype == torch.bfloat16 else 2e-2)
+
+
+def test_tuned_products_are_right():
+    a, dense, b = problem()
+    with sa.set_effort("quick"):
+        close(a @ b, dense @ b)
+        race = sa.benchmark(a, b, fresh=False)
+    assert race.best.verdict == "ok" and not [r for r in race if r.verdict == "wrong"]
+
+
+def test_work_goes_onto_the_current_stream():
+    a, dense, b = problem()
+    a @ b
+    side = torch.cuda.Stream()
+    wait = torch.randn(4096, 4096, device="cuda")
+    with torch.cuda.stream(side):
+        for _ in range(20):
+            wait = wait @ wait * 1e-3
+        late = b * 0 + 1  # ready only when all of the above is
+        for _ in range(3):
+            c = a @ late
+    torch.cuda.current_stream().wait_stream(side)
+    close(c, dense @ torch.ones_like(b))
+
+
+def test_two_streams_do_not_disturb_each_other():
+    a, dense, b = problem(1024, 64, 512)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    results = []
+    for i in range(60):
+        with torch.cuda.stream(streams[i % 3]):
+            results.append(a @ b)
+    torch.cuda.synchronize()
+    expected = dense @ b
+    for c in results:
+        close(c, expected)
+        assert torch.equal(c, results[0])
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_products_are_captured_into_a_graph(warm):
+    a, dense, b = problem(seed=3 + warm)
+    if warm:
+        with sa.set_effort("quick"):
+            a @ b
+    effort = "quick" if warm else "cached"
+    graph = torch.cuda.CUDAGraph()
+    with sa.set_effort(effort), torch.no_grad(), torch.cuda.graph(graph):
+        c = a @ b
+        d = sa.matmul(c.T, a, activation="relu")
+    for factor in (1, 2):
+        b.copy_(torch.randn_like(b) * factor)
+        graph.replay()
+        torch.cuda.synchronize()
+        close(c, dense @ b)
+        close(d, ((dense @ b).T.float() @ dense.float()).relu(), 5e-2)
+    values = a.values
+    del a
+    gc.collect()
+    torch.cuda.synchronize()
+    values.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (c == 0).all()
+
+
+def test_a_training_step_is_captured_into_a_graph():
+    layer = sa.SparseLinear(256, 256, block=64, density=0.5, device="cuda")
+    x = torch.randn(128, 256, device="cuda")
+
+    def step():
+        layer.zero_grad(set_to_none=False)
+        layer(x).square().sum().backward()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    got = layer.values.grad.clone()
+    step()
+    close(got, layer.values.grad)
+
+
+@pytest.mark.slow
+def test_compile_with_cuda_graphs():
+    model = torch.nn.Sequential(sa.SparseLinear(256, 256, 64, 0.5, device="cuda"), torch.nn.ReLU(), sa.SparseLinear(256, 128, 64, 0.5, device="cuda")).half()
+    compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(64, 256, device="cuda").half()
+            close(compiled(x), model(x))
+
+
+def test_workspace_comes_from_torch():
+    a, _, b = problem(1024, 32, 64, seed=5)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with sa.set_effort("quick"):
+        a @ b
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] > before + 2
+
+
+def test_operands_elsewhere_are_refused():
+    a, _, b = problem()
+    for words, call in (
+        ("B on cpu", lambda: a @ b.cpu()),
+        ("A is on cpu", lambda: a.to("cpu") @ b),
+        ("bias is on cpu", lambda: sa.matmul(a, b, bias=torch.zeros(512).half())),
+        ("out is on cpu", lambda: sa.matmul(a, b, out=torch.empty(512, 256).half())),
+        ("B", lambda: a @ np.ones((512, 2), np.float16)),
+        ("device", lambda: a.to("cuda:99")),
+    ):
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            call()
+        assert words in str(caught.value)
+    with pytest.raises(ValueError, match="one device"):
+        a.requires_grad_() @ b.cpu()
+
+
+def test_matrices_move_between_devices():
+    *parts, dense = random_bsr(0, 96, 64, (16, 16), 0.5)
+    a = sa.BsrMatrix(*parts, (96, 64)).to("cuda")
+    assert a._torch and a.device.type == "cuda"
+    b = torch.randn(64, 8, device="cuda")
+    close(a @ b, torch.tensor(dense).cuda() @ b)
+    close((a.to("cpu") @ b.cpu()), torch.tensor(dense) @ b.cpu())
+
+
+def test_float32_follows_torch_s_tf32():
+    a, dense, b = problem(256, 64, 64, torch.float32)
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for allowed in (False, True, False):
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+            error = (a @ b - dense.double() @ b.double()).abs().max()
+            assert allowed or error < 1e-3
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_cupy_arrays_give_cupy_arrays():
+    cupy = pytest.importorskip("cupy")
+    *parts, dense = random_bsr(0, 96, 64, (16, 16), 0.5)
+    row_ptr, col_idx, values = parts
+    a = sa.BsrMatrix(row_ptr, col_idx, cupy.asarray(values), (96, 64))
+    b = cupy.asarray(np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32))
+    c = a @ b
+    assert isinstance(c, cupy.ndarray)
+    np.testing.assert_allclose(c.get(), dense @ b.get(), rtol=1e-3, atol=1e-3)
+    with cupy.cuda.Stream() as stream:
+        d = a @ (b * 2)
+        stream.synchronize()
+    np.testing.assert_allclose(d.get(), 2 * dense @ b.get(), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(cupy.asnumpy(sa.matmul(cupy.ones((3, 96), cupy.float32), a)), np.ones((3, 96)) @ dense, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(a.to_dense().get(), dense)
+    out = cupy.empty((96, 8), cupy.float32)
+    assert sa.matmul(a, b, out=out) is out
+
+
+def test_a_function_of_torch_may_race():
+    def dense(call):
+        br, bc = call.block
+        full = torch.zeros(call.shape, dtype=call.values.dtype, device=call.values.device)
+        rows = torch.repeat_interleave(torch.arange(len(call.row_ptr) - 1, device=full.device), call.row_ptr.diff(), output_size=len(call.col_idx))
+        full.view(full.shape[0] // br, br, full.shape[1] // bc, bc).permute(0, 2, 1, 3)[rows, call.col_idx.long()] = call.values
+        call.out.copy_(full @ call.b)
+
+    sa.register_variant(dense, name="cuda_matmul_f32_any_python_dense", backend="cuda", supports=lambda p: p["plain"] and p["m"] % p["block"][0] == 0 and p["k"] % p["block"][1] == 0)
+    a, _, b = problem(256, 64, 64, torch.float32)
+    race = sa.benchmark(a, b, only="cuda_matmul_f32_any_python_dense")
+    assert race[0].verdict == "ok", race[0].message
+
+
+def test_dlpack_arrays_on_the_gpu():
+    class OnlyDlpack:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **words):
+            return self.array.__dlpack__(**words)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    a, dense, b = problem(256, 64, 64, torch.float32)
+    torch.cuda.synchronize()
+    c = sa.matmul(a, OnlyDlpack(b))
+    torch.cuda.synchronize()
+    close(torch.as_tensor(c, device="cuda"), dense @ b)

@@ -1,0 +1,48 @@
+"""Every example in a docstring and in the README runs as written."""
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sparse_autotune as sa
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = sorted(path.stem for path in Path(sa.__file__).parent.glob("*.py") if not path.stem.startswith("__"))
+
+
+@pytest.mark.parametrize("name", ["", *MODULES])
+def test_docstrings(name):
+    if name in ("nn", "_torch"):
+        pytest.importorskip("torch")
+    if name == "_matrix":
+        pytest.importorskip("scipy")
+    module = importlib.import_module("sparse_autotune" + (f".{name}" if name else ""))
+    with np.printoptions(legacy=False):
+        failed, _ = doctest.testmod(module)
+    assert failed == 0
+
+
+def test_every_public_name_has_a_docstring():
+    for name in sa.__all__:
+        if name in ("SparseLinear", "sparsify"):
+            pytest.importorskip("torch")
+        assert name == "__version__" or getattr(sa, name).__doc__
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
+def test_examples_run_as_written(document, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    pytest.importorskip("scipy")
+    path = ROOT / document
+    if not path.exists():
+        pytest.skip("the documents are not beside the tests")
+    monkeypatch.chdir(tmp_path)
+    scope: dict = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.S | re.M)
+    assert blocks
+    for code in blocks:
+        exec(compile(code, str(path), "exec"), scope)

@@ -1,0 +1,119 @@
+"""BsrMatrix: made from others, made into others, shown."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from conftest import close, random_bsr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sparse_autotune as sa
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 8), st.integers(1, 8), st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
+def test_dense_and_back(rows, cols, br, bc, density, transposed):
+    dense = random_bsr(0, rows, cols, (br, bc), density, np.float64)[3]
+    a = sa.BsrMatrix.from_dense(dense, (br, bc))
+    if transposed:
+        a, dense = a.T, dense.T
+    assert np.array_equal(a.to_dense(), dense)
+    assert np.array_equal(a.contiguous().to_dense(), dense)
+    assert a.shape == dense.shape
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 8), st.integers(1, 8), st.sampled_from([0.02, 0.2]))
+def test_csr_of_any_block(rows, cols, br, bc, density):
+    sparse = pytest.importorskip("scipy.sparse")
+    x = sparse.random_array((rows, cols), density=density, format="csr", rng=np.random.default_rng(0))
+    a = sa.BsrMatrix.from_csr(x, (br, bc))
+    assert np.array_equal(a.to_dense(), x.toarray())
+
+
+def test_csr_chooses_a_block_by_itself():
+    sparse = pytest.importorskip("scipy.sparse")
+    blocks = np.random.default_rng(0).random((16, 16)) < 0.2
+    x = sparse.csr_array(np.kron(blocks, np.ones((8, 8), np.float32)).astype(np.float32))
+    a = sa.BsrMatrix.from_csr(x, "auto", columns=16)
+    assert np.array_equal(a.to_dense(), x.toarray())
+    assert a.block[0] in (2, 3, 4, 6, 8, 12, 16, 32, 64)
+
+
+def test_keep_takes_the_blocks_with_the_largest_norms():
+    x = np.zeros((8, 8))
+    x[0, 0], x[4, 4], x[0, 4] = 1, 3, 2
+    a = sa.BsrMatrix.from_dense(x, 4, keep=0.5)
+    assert a.stored_blocks == 2 and a.to_dense()[4, 4] == 3 and a.to_dense()[0, 4] == 2 and a.to_dense()[0, 0] == 0
+    assert sa.BsrMatrix.from_dense(x, 4, threshold=2.5).stored_blocks == 1
+    assert sa.BsrMatrix.from_dense(x, 4).stored_blocks == 3
+
+
+def test_scipy_and_back():
+    sparse = pytest.importorskip("scipy.sparse")
+    x = sparse.random_array((24, 32), density=0.1, format="bsr", rng=np.random.default_rng(0))
+    a = sa.BsrMatrix.from_scipy(sparse.bsr_array(x.toarray(), blocksize=(4, 8)))
+    assert np.array_equal(a.to_scipy().toarray(), x.toarray())
+    assert np.array_equal(a.T.to_scipy().toarray(), x.toarray().T)
+    assert sa.BsrMatrix.from_scipy(sparse.csr_array(x), block=4).block == (4, 4)
+
+
+def test_indices_may_come_in_any_whole_number_type():
+    values = np.ones((2, 2, 2))
+    for kind in (list, np.int32, np.int64, np.uint8, np.uint64):
+        row_ptr, col_idx = ([0, 1, 2], [1, 0]) if kind is list else (np.array([0, 1, 2], kind), np.array([1, 0], kind))
+        assert sa.BsrMatrix(row_ptr, col_idx, values, (4, 4)).to_dense()[0, 2] == 1
+
+
+def test_the_pattern_is_the_matrix_s_own():
+    row_ptr, col_idx = np.array([0, 1, 2]), np.array([1, 0])
+    a = sa.BsrMatrix(row_ptr, col_idx, np.ones((2, 2, 2)), (4, 4))
+    col_idx[:] = 99
+    close(a @ np.ones(4), [2, 2, 2, 2], "float64")
+    with pytest.raises(ValueError):
+        a.col_idx[0] = 7
+
+
+def test_values_are_shared_and_may_change():
+    values = np.ones((1, 2, 2))
+    a = sa.BsrMatrix([0, 1], [0], values, (2, 2))
+    values *= 3
+    close(a @ np.ones(2), [6, 6], "float64")
+    a.values = np.zeros((1, 2, 2))
+    close(a @ np.ones(2), [0, 0], "float64")
+
+
+def test_copies_share_the_pattern_and_pickles_make_it_again():
+    *parts, dense = random_bsr(0, 12, 10, (4, 5), 0.5)
+    a = sa.BsrMatrix(*parts, (12, 10)).T
+    twin = copy.deepcopy(a)
+    assert twin._pattern is a._pattern and twin.values is not a.values
+    close(pickle.loads(pickle.dumps(a)).to_dense(), dense.T)
+
+
+def test_other_dtypes_and_devices():
+    *parts, dense = random_bsr(0, 12, 10, (4, 5), 0.5, np.float64)
+    a = sa.BsrMatrix(*parts, (12, 10))
+    assert a.to(dtype="float32").values.dtype == np.float32
+    assert a.to("cpu").values is a.values
+    close(a.to(dtype=np.float16).to_dense(), dense, "float16")
+
+
+def test_it_shows_itself():
+    a = sa.BsrMatrix.from_dense(np.eye(8, dtype=np.float32), 2)
+    assert repr(a) == "BsrMatrix(8x8, float32, block 2x2, 4 of 16 blocks (75.0 % sparse), numpy on cpu)"
+    picture = a._repr_html_()
+    assert picture.count("<rect") == 5 and "<svg" in picture
+    assert "empty" in sa.BsrMatrix([0], [], np.zeros((0, 2, 2)), (0, 0))._repr_html_()
+    assert "transposed" in repr(a.T)
+
+
+def test_a_large_picture_stays_small():
+    a = sa.BsrMatrix.from_dense(np.eye(2000, dtype=np.float32), 2)
+    assert len(a._repr_html_()) < 40_000
+
+
+def test_statistics():
+    a = sa.BsrMatrix([0, 2, 2], [0, 1], np.ones((2, 2, 2)), (4, 4))
+    assert a.stats["density"] == 0.5 and a.stats["empty_rows"] == 1 and a.stats["skew"] == 2 and a.T.stats["skew"] == 1
+    assert a.density == 0.5 and a.stored_blocks == 2

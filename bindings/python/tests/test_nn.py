@@ -1,0 +1,157 @@
+"""SparseLinear and sparsify."""
+
+import copy
+import io
+import pickle
+
+import pytest
+
+import sparse_autotune as sa
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+def same(x, y, tolerance=1e-4):
+    torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_a_linear_layer(activation, bias, device):
+    layer = sa.SparseLinear(40, 24, block=(8, 5), density=0.4, bias=bias, activation=activation, device=device)
+    dense = layer.to_dense()
+    act = {None: lambda z: z, "relu": nn.functional.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}[activation]
+    x = torch.randn(3, 7, 40, device=device)
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    same(layer(mine), act(dense(theirs)))
+    layer(mine).square().sum().backward()
+    act(dense(theirs)).square().sum().backward()
+    same(mine.grad, theirs.grad)
+    grads = layer.matrix().with_values(layer.values.grad).to_dense()
+    kept = layer.matrix().with_values(torch.ones_like(layer.values)).to_dense()
+    same(grads, dense.weight.grad * kept)
+    if bias:
+        same(layer.bias.grad, dense.bias.grad)
+    with torch.no_grad():
+        for _ in range(2):
+            same(layer(x), act(dense(x)))
+
+
+def test_its_rows_are_equally_filled():
+    layer = sa.SparseLinear(1024, 512, block=64, density=0.125)
+    assert layer.col_idx.shape[0] == 16 and (layer.row_ptr.diff() == 2).all() and layer.density == 0.125
+
+
+def test_state_dict_goes_over_to_a_layer_with_another_pattern(device):
+    one, other = (sa.SparseLinear(64, 64, block=8, density=d, device=device) for d in (0.25, 0.5))
+    x = torch.randn(5, 64, device=device)
+    other(x)
+    file = io.BytesIO()
+    torch.save(one.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    same(other(x), one(x))
+    assert other.stored_blocks if hasattr(other, "stored_blocks") else other.col_idx.shape == one.col_idx.shape
+
+
+def test_copies_pickles_and_dtypes(device):
+    layer = sa.SparseLinear(64, 32, block=8, density=0.3, device=device)
+    x = torch.randn(5, 64, device=device)
+    y = layer(x)
+    twin = copy.deepcopy(layer)
+    same(twin(x), y)
+    assert twin.values is not layer.values and twin.pattern() is layer.pattern()
+    same(pickle.loads(pickle.dumps(layer))(x), y)
+    for dtype in (torch.bfloat16, torch.float16):
+        low = copy.deepcopy(layer).to(dtype)
+        assert low.values.dtype == dtype and low.row_ptr.dtype == torch.int32
+        torch.testing.assert_close(low(x.to(dtype)).float(), y, rtol=0.1, atol=0.1)
+    same(layer.double()(x.double()).float(), y)
+
+
+def test_autocast(device):
+    layer = sa.SparseLinear(64, 32, block=8, density=0.3, device=device)
+    x = torch.randn(5, 64, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert layer.values.grad.dtype == torch.float32
+
+
+def test_it_learns(device):
+    torch.manual_seed(0)
+    layer = sa.SparseLinear(32, 16, block=8, density=0.5, device=device)
+    target = sa.SparseLinear.from_matrix(layer.matrix().with_values(torch.randn_like(layer.values)), torch.zeros(16, device=device))
+    x = torch.randn(256, 32, device=device)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
+    for _ in range(150):
+        loss = (layer(x) - target(x).detach()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 1e-2
+
+
+def test_from_dense_keeps_the_largest_blocks():
+    linear = nn.Linear(32, 16)
+    with torch.no_grad():
+        linear.weight.mul_(1e-3)
+        linear.weight[:8, 8:16] = 1
+    layer = sa.SparseLinear.from_dense(linear, block=8, density=0.125)
+    assert layer.col_idx.tolist() == [1] and layer.row_ptr.tolist() == [0, 1, 1]
+    x = torch.randn(3, 32)
+    same(layer(x), x @ layer.matrix().to_dense().T + linear.bias)
+    assert sa.SparseLinear.from_dense(linear, block=8, threshold=0.5).col_idx.tolist() == [1]
+    assert sa.SparseLinear.from_dense(nn.Linear(30, 17), block=8, density=1.0)(torch.ones(30)).shape == (17,)
+
+
+def test_sparsify_swaps_what_is_chosen():
+    shared = nn.Linear(32, 32)
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), shared, nn.Sequential(shared, nn.Linear(32, 4)))
+    assert sa.sparsify(model, block=8, density=0.5, include=["0", "3.*", "2"], smallest=2) is model
+    kinds = [type(m).__name__ for m in model.modules() if not list(m.children())]
+    assert kinds == ["SparseLinear", "ReLU", "SparseLinear", "Linear"]
+    assert model[2] is model[3][0] and type(model[3][1]) is nn.Linear
+    assert model(torch.randn(2, 32)).shape == (2, 4)
+    chosen = sa.sparsify(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 4, 0.5, include=lambda name, layer: name == "1")
+    assert type(chosen[0]) is nn.Linear and type(chosen[1]) is sa.SparseLinear
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compile(backend, device):
+    model = nn.Sequential(sa.SparseLinear(32, 64, 8, 0.5, activation="relu", device=device), sa.SparseLinear(64, 16, 8, 0.5, device=device))
+    x = torch.randn(6, 32, device=device, requires_grad=True)
+    expected = model(x)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    same(compiled(x), expected)
+    compiled(x).sum().backward()
+    assert model[0].values.grad is not None
+    with torch.no_grad():
+        same(compiled(x), expected)
+
+
+def test_export():
+    layer = sa.SparseLinear(32, 16, 8, 0.5)
+    x = torch.randn(4, 32)
+    program = torch.export.export(layer, (x,))
+    same(program.module()(x), layer(x))
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="x has shape"):
+        sa.SparseLinear(32, 16, 8)(torch.ones(3, 31))
+    with pytest.raises(TypeError, match="dtype"):
+        sa.SparseLinear(32, 16, 8)(torch.ones(3, 32, dtype=torch.float64))
+    for words, arguments in (("in_features", (-1, 4)), ("density", (4, 4, 2, 1.5)), ("block", (4, 4, 0))):
+        with pytest.raises(ValueError, match=words):
+            sa.SparseLinear(*arguments)
+    with pytest.raises(ValueError, match="activation"):
+        sa.SparseLinear(4, 4, 2, activation="tanh")
+    with pytest.raises(TypeError, match="linear"):
+        sa.SparseLinear.from_dense(nn.ReLU())
+    with pytest.raises(TypeError, match="model"):
+        sa.sparsify(3)
+    with pytest.raises(RuntimeError, match="meta"):
+        sa.SparseLinear(4, 4, 2, device="meta").pattern()

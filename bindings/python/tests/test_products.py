@@ -1,0 +1,185 @@
+"""matmul, transposes and sampled_matmul against dense NumPy, over shapes, blocks, dtypes, strides and patterns."""
+
+import numpy as np
+import pytest
+from conftest import close, random_bsr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sparse_autotune as sa
+
+DTYPES = ["float32", "float64", "float16"]
+
+
+@st.composite
+def problems(draw):
+    rows, cols = draw(st.integers(0, 40)), draw(st.integers(0, 40))
+    block = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    dtype = draw(st.sampled_from(DTYPES))
+    parts = random_bsr(draw(st.integers(0, 1000)), rows, cols, block, draw(st.sampled_from([0.0, 0.2, 0.6, 1.0])), dtype)
+    matrix = sa.BsrMatrix(*parts[:3], (rows, cols))
+    dense = parts[3]
+    return (matrix.T, dense.T) if draw(st.booleans()) else (matrix, dense)
+
+
+def laid_out(x, how):
+    """The same numbers in another layout."""
+    if how == "fortran":
+        return np.asfortranarray(x)
+    if how == "gaps":
+        wide = np.full((*x.shape[:-1], 2 * x.shape[-1] + 3), np.nan, x.dtype)
+        wide[..., : 2 * x.shape[-1] : 2] = x
+        return wide[..., : 2 * x.shape[-1] : 2]
+    if how == "reversed":
+        return x[..., ::-1].copy()[..., ::-1]
+    if how == "offset":
+        flat = np.empty(x.size + 1, x.dtype)[1:].reshape(x.shape)
+        flat[...] = x
+        return flat
+    return x
+
+
+LAYOUTS = st.sampled_from(["plain", "fortran", "gaps", "reversed", "offset"])
+
+
+@given(problems(), st.integers(0, 9), st.sampled_from([(), (3,), (2, 2), (0,)]), LAYOUTS)
+def test_sparse_times_dense(problem, n, batch, how):
+    a, dense = problem
+    b = laid_out(np.random.default_rng(1).standard_normal((*batch, dense.shape[1], n)).astype(dense.dtype), how)
+    got = a @ b
+    assert type(got) is np.ndarray and got.dtype == b.dtype and got.shape == (*batch, dense.shape[0], n)
+    close(got, dense.astype(np.float64) @ b.astype(np.float64), dense.dtype)
+
+
+@given(problems(), st.sampled_from([(), (5,), (1,), (3, 2), (0,), (2, 3, 2)]), LAYOUTS)
+def test_dense_times_sparse(problem, lead, how):
+    a, dense = problem
+    x = laid_out(np.random.default_rng(2).standard_normal((*lead, dense.shape[0])).astype(dense.dtype), how)
+    got = x @ a
+    assert got.shape == (*lead, dense.shape[1]) and got.dtype == x.dtype
+    close(got, x.astype(np.float64) @ dense.astype(np.float64), dense.dtype)
+
+
+@given(problems(), st.integers(0, 9), LAYOUTS, LAYOUTS, st.sampled_from([1.0, -0.5]))
+def test_sampled_product(problem, k, how_x, how_y, alpha):
+    a, dense = problem
+    rng = np.random.default_rng(3)
+    x = laid_out(rng.standard_normal((dense.shape[0], k)).astype(dense.dtype), how_x)
+    y = laid_out(rng.standard_normal((k, dense.shape[1])).astype(dense.dtype), how_y)
+    got = sa.sampled_matmul(x, y, a, alpha=alpha)
+    ones = a.with_values(np.ones_like(a.values)).to_dense() if a.stored_blocks else np.zeros(a.shape)
+    assert got.shape == a.shape and not np.isnan(got.values).any()
+    close(got.to_dense(), alpha * (x.astype(np.float64) @ y.astype(np.float64)) * ones, dense.dtype)
+
+
+@given(problems(), st.sampled_from([0.0, 1.0, -2.0]), st.sampled_from([0.0, 1.0, 0.5]), st.sampled_from([None, "relu", "gelu", "silu"]), st.booleans(), st.booleans())
+def test_epilogue(problem, alpha, beta, activation, with_bias, left):
+    a, dense = problem
+    rng = np.random.default_rng(4)
+    dense = dense.T if left else dense
+    b = rng.standard_normal((dense.shape[1], 5)).astype(dense.dtype)
+    shape = (dense.shape[0], 5)
+    out = np.full(shape, np.nan, dense.dtype) if beta == 0 else rng.standard_normal(shape).astype(dense.dtype)
+    bias = rng.standard_normal(shape[0]).astype(dense.dtype) if with_bias else None
+    expected = alpha * (dense.astype(np.float64) @ b.astype(np.float64)) + (beta * out if beta else 0) + (bias[:, None] if with_bias else 0)
+    expected = {None: lambda z: z, "relu": lambda z: np.maximum(z, 0), "silu": lambda z: z / (1 + np.exp(-z)), "gelu": gelu}[activation](expected)
+    if left:
+        target = np.ascontiguousarray(out.T)
+        got = sa.matmul(np.ascontiguousarray(b.T), a, out=target, alpha=alpha, beta=beta, bias=bias, activation=activation)
+        assert got is target
+        close(got.T, expected, dense.dtype)
+    else:
+        got = sa.matmul(a, b, out=out, alpha=alpha, beta=beta, bias=bias, activation=activation)
+        assert got is out
+        close(got, expected, dense.dtype)
+
+
+def gelu(z):
+    from math import erf
+
+    return z * 0.5 * (1 + np.vectorize(erf, otypes=[np.float64])(z / 2**0.5)) if z.size else z
+
+
+@pytest.mark.parametrize("strides", [(0, 0), (0, 1), (1, 0)])
+def test_a_broadcast_operand_is_read_as_it_is(strides):
+    *parts, dense = random_bsr(0, 12, 10, (4, 5), 0.7)
+    base = np.arange(20, dtype=np.float32)
+    b = np.lib.stride_tricks.as_strided(base, (10, 7), [4 * s for s in strides])
+    close(sa.BsrMatrix(*parts, (12, 10)) @ b, dense @ b)
+
+
+def test_a_float32_result_of_16_bits():
+    *parts, dense = random_bsr(0, 32, 32, (8, 8), 0.5, np.float16)
+    a, b = sa.BsrMatrix(*parts, (32, 32)), np.ones((32, 4), np.float16)
+    got = sa.matmul(a, b, out_dtype="float32")
+    assert got.dtype == np.float32
+    close(got, dense.astype(np.float64) @ b, "float32")
+
+
+def test_out_may_be_a_view_beside_its_operand():
+    *parts, dense = random_bsr(0, 16, 16, (4, 4), 0.5)
+    a, both = sa.BsrMatrix(*parts, (16, 16)), np.random.default_rng(0).standard_normal((16, 12)).astype(np.float32)
+    expected = dense @ both[:, :6]
+    sa.matmul(a, both[:, :6], out=both[:, 6:])
+    close(both[:, 6:], expected)
+
+
+def test_scipy_matrices_are_taken_as_they_are():
+    sparse = pytest.importorskip("scipy.sparse")
+    dense = np.kron(np.array([[1, 0, 2], [0, 3, 0]], np.float32), np.ones((4, 4), np.float32))
+    for make in (sparse.bsr_array, sparse.bsr_matrix):
+        a, b = make(dense, blocksize=(4, 4)), np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
+        close(sa.matmul(a, b), dense @ b)
+        close(sa.bsr_gemm(b.T, make(dense.T, blocksize=(4, 4))), b.T @ dense.T)
+        a.data *= 2  # in place: the next product sees it
+        close(sa.matmul(a, b), 2 * dense @ b)
+
+
+def test_a_scipy_matrix_that_changes_its_indices_is_read_again():
+    sparse = pytest.importorskip("scipy.sparse")
+    a = sparse.bsr_array((np.ones((2, 2, 2), np.float32), [1, 0], [0, 2]), shape=(2, 4))  # unsorted
+    b = np.arange(8, dtype=np.float32).reshape(4, 2)
+    close(sa.matmul(a, b), a.toarray() @ b)
+    a.sort_indices()
+    close(sa.matmul(a, b), a.toarray() @ b)
+    a.indices[:] = [0, 1]
+    a.data[0] = 5
+    close(sa.matmul(a, b), a.toarray() @ b)
+
+
+class OnlyDlpack:
+    """An array that offers nothing but DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **words):
+        return self.array.__dlpack__(**words)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_any_dlpack_array_is_an_operand():
+    *parts, dense = random_bsr(0, 16, 12, (4, 4), 0.6)
+    b = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
+    close(sa.matmul(sa.BsrMatrix(*parts, (16, 12)), OnlyDlpack(b)), dense @ b)
+
+
+def test_jax_arrays_give_jax_arrays():
+    jax = pytest.importorskip("jax.numpy")
+    *parts, dense = random_bsr(0, 16, 12, (4, 4), 0.6)
+    got = sa.matmul(sa.BsrMatrix(*parts, (16, 12)), jax.ones((12, 5)))
+    assert type(got).__module__.startswith("jax")
+    close(got, dense @ np.ones((12, 5), np.float32))
+
+
+def test_threads_may_share_a_matrix():
+    from concurrent.futures import ThreadPoolExecutor
+
+    *parts, dense = random_bsr(0, 128, 128, (16, 16), 0.4)
+    a = sa.BsrMatrix(*parts, (128, 128))
+    bs = [np.random.default_rng(i).standard_normal((128, 8)).astype(np.float32) for i in range(32)]
+    with ThreadPoolExecutor(8) as pool:
+        for b, c in zip(bs, pool.map(lambda b: a @ b, bs)):
+            close(c, dense @ b)

@@ -1,0 +1,157 @@
+"""Races, tuning ahead of time, the cache, and variants in Python."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import close, random_bsr
+
+import sparse_autotune as sa
+
+
+def matrix(seed=0, size=64, block=16, dtype=np.float32):
+    *parts, dense = random_bsr(seed, size, size, (block, block), 0.5, dtype)
+    return sa.BsrMatrix(*parts, (size, size)), dense
+
+
+def test_a_race_names_a_winner_and_prints():
+    a, _ = matrix()
+    race = sa.benchmark(a, np.ones((64, 8), np.float32))
+    assert race.best.verdict == "ok" and race[0] is race.best and race.best.seconds > 0 and race.best.error < 1e-5
+    text = str(race)
+    assert race.best.variant in text and "best:" in text and "64x8x64" in text
+    assert "<table>" in race._repr_html_()
+    again = json.loads(json.dumps(race.as_dict()))
+    assert again["best"] == race.best.variant and again["problem"]["stored_blocks"] == a.stored_blocks
+    assert {r["verdict"] for r in again["results"]} <= {"ok", "wrong", "error", "skipped", "memory"}
+
+
+def test_a_race_becomes_a_frame():
+    pandas = pytest.importorskip("pandas")
+    frame = sa.benchmark(matrix()[0], np.ones((64, 8), np.float32), fresh=False).frame()
+    assert isinstance(frame, pandas.DataFrame) and "variant" in frame.columns
+
+
+def test_a_race_from_the_left_and_of_some_variants():
+    race = sa.benchmark(np.ones((5, 64), np.float32), matrix()[0], only=["cpu_matmul_any_any_c_portable"])
+    assert [r.variant for r in race] == ["cpu_matmul_any_any_c_portable"] and race.problem["transpose"]
+
+
+def test_tuning_is_remembered():
+    a, _ = matrix(3)
+    with sa.set_effort("quick"):
+        sa.cache.clear()
+        first = sa.tune(a, [4, 8], gradients=True, effort="quick")
+        assert len(first) == 6 and all(p["verified"] for p in first)
+        assert sa.cache.entries()
+        assert not any(p["tuned"] for p in sa.tune(a, [4, 8], gradients=True, effort="quick"))
+        a @ np.ones((64, 8), np.float32)
+
+
+def test_the_cache_goes_into_a_file_and_comes_back(tmp_path):
+    a, _ = matrix(4)
+    with sa.set_effort("quick"):
+        a @ np.ones((64, 16), np.float32)
+        before = sa.cache.entries()
+        sa.cache.export(tmp_path / "all")
+        assert sa.cache.clear() == len(before) and not sa.cache.entries()
+        assert sa.cache.load(tmp_path / "all") == len(before)
+        assert sa.cache.entries().keys() == before.keys()
+        key = next(iter(before))
+        assert sa.cache.clear(key) == 1 and key not in sa.cache.entries()
+
+
+def test_effort_is_set_and_put_back():
+    assert sa.get_effort() == "off"
+    with sa.set_effort("cached"):
+        assert sa.get_effort() == "cached"
+        a, dense = matrix(5)
+        close(a @ np.ones((64, 3), np.float32), dense @ np.ones((64, 3), np.float32))
+        assert sa.cache.untuned()
+    assert sa.get_effort() == "off"
+
+
+def simple(call):
+    br, bc = call.block
+    call.out[...] = 0
+    for i in range(len(call.row_ptr) - 1):
+        for t in range(call.row_ptr[i], call.row_ptr[i + 1]):
+            rows, cols = slice(i * br, (i + 1) * br), slice(call.col_idx[t] * bc, (call.col_idx[t] + 1) * bc)
+            call.out[rows] += call.values[t] @ call.b[cols]
+
+
+def whole_blocks(problem):
+    return problem["plain"] and problem["m"] % problem["block"][0] == 0 and problem["k"] % problem["block"][1] == 0
+
+
+def test_a_python_variant_races():
+    calls = []
+
+    def counted(call):
+        calls.append(call.b.shape)
+        simple(call)
+
+    sa.register_variant(counted, name="cpu_matmul_f32_any_python_counted", supports=whole_blocks)
+    a, _ = matrix(6)
+    race = sa.benchmark(a, np.ones((64, 6), np.float32), only="cpu_matmul_f32_any_python_counted")
+    assert race.best.variant == "cpu_matmul_f32_any_python_counted" and calls
+    with pytest.raises(ValueError, match="registered already"):
+        sa.register_variant(simple, name="cpu_matmul_f32_any_python_counted")
+
+
+SERVES = """
+import numpy as np, sparse_autotune as sa
+def double(call):
+    call.out[...] = 7
+sa.register_variant(double, name="cpu_matmul_f32_any_python_seven")
+print((sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2), np.float32), (2, 2)) @ np.ones((2, 1), np.float32)).ravel())
+"""
+
+
+def test_a_python_variant_serves():
+    words = [sys.executable, "-c", SERVES]
+    run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SPARSE_AUTOTUNE_FORCE": "cpu_matmul_f32_any_python_seven"})
+    assert run.stdout.strip() == "[7. 7.]", run.stderr
+
+
+def test_a_wrong_variant_never_wins():
+    def wrong(call):
+        simple(call)
+        call.out[0, 0] += 100
+
+    def failing(call):
+        raise KeyError("100 % broken")
+
+    sa.register_variant(wrong, name="cpu_matmul_f32_any_python_wrong", supports=whole_blocks)
+    sa.register_variant(failing, name="cpu_matmul_f32_any_python_failing", supports=whole_blocks)
+    sa.register_variant(simple, name="cpu_matmul_f32_any_python_unsure", supports=lambda p: 1 / 0)
+    race = sa.benchmark(matrix(7)[0], np.ones((64, 6), np.float32))
+    verdicts = {r.variant: r for r in race}
+    assert verdicts["cpu_matmul_f32_any_python_wrong"].verdict == "wrong"
+    failed = verdicts["cpu_matmul_f32_any_python_failing"]
+    assert failed.verdict == "error" and "100 % broken" in failed.message
+    assert "cpu_matmul_f32_any_python_unsure" not in verdicts
+    assert race.best.verdict == "ok"
+
+
+def test_a_python_variant_of_the_sampled_product():
+    def sampled(call):
+        br, bc = call.block
+        full = call.a @ call.b
+        for i in range(len(call.row_ptr) - 1):
+            for t in range(call.row_ptr[i], call.row_ptr[i + 1]):
+                call.out[t] = full[i * br : (i + 1) * br, call.col_idx[t] * bc : (call.col_idx[t] + 1) * bc]
+
+    sa.register_variant(sampled, name="cpu_sampled_f64_any_python_full", op="sampled", dtypes=("float64",), supports=lambda p: p["alpha"] == 1 and p["beta"] == 0 and p["m"] % p["block"][0] == 0 and p["n"] % p["block"][1] == 0)
+    a, _ = matrix(8, dtype=np.float64)
+    with sa.set_effort("quick"):
+        got = sa.sampled_matmul(np.ones((64, 5)), np.ones((5, 64)), a)
+    assert got.values.max() == 5
+
+
+def test_what_a_device_is():
+    info = sa.device_info()
+    assert info["backend"] == "cpu" and info["threads"] >= 1 and info["flop_rate"]["f32"] > 0

@@ -1,0 +1,71 @@
+"""The command line of the package, and the page it draws."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from sparse_autotune import __main__ as program
+from sparse_autotune import report
+
+VOID = {"meta"}
+
+
+class Balanced(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def check_page(text):
+    parser = Balanced()
+    parser.feed(text)
+    assert not parser.open
+    assert not re.search(r"(?:src|href)=|url\(|nan|inf[,\"' ]", text)
+
+
+def test_races_become_a_page(tmp_path, capsys):
+    results, page = tmp_path / "races.json", tmp_path / "report.html"
+    words = ["race", "--size", "128x64x128", "--block", "16,32", "--density", "0.1,0.5", "--device", "cpu", "-o", str(results)]
+    assert program.main(words) == 0
+    assert capsys.readouterr().out.count("best:") == 4
+    assert len(json.loads(results.read_text())["races"]) == 4
+    assert program.main(["report", str(results), "-o", str(page), "--title", "<Mine>"]) == 0
+    text = page.read_text()
+    check_page(text)
+    assert "&lt;Mine&gt;" in text and "Speed-up over density" in text and "Rate over block size" in text and "Roofline" in text
+    assert text.count('class="card"') == 4 + 3
+
+
+def test_a_race_prints_json(capsys):
+    assert program.main(["race", "--size", "64x8x64", "--block", "16", "--op", "sampled", "--dtype", "f64", "--device", "cpu", "--json"]) == 0
+    race = json.loads(capsys.readouterr().out)
+    assert race["problem"]["op"] == "sampled" and race["problem"]["dtype"] == "f64" and race["best"]
+    check_page(report.page([race]))
+
+
+@pytest.mark.parametrize("record", ["h200.json", "epyc-zen4-2-cores.json"])
+def test_records_of_the_benchmark_become_a_page(record):
+    path = Path(__file__).resolve().parents[3] / "bench" / "results" / record
+    if not path.exists():
+        pytest.skip("the records are not beside the tests")
+    check_page(report.page(report.load(path), record))
+
+
+def test_bad_input(tmp_path, capsys):
+    (tmp_path / "text").write_text("text")
+    (tmp_path / "none").write_text("{}")
+    for words in (["report", str(tmp_path / "text")], ["report", str(tmp_path / "none")], ["report", str(tmp_path / "absent")], ["race", "--size", "4x4"], ["race", "--device", "tpu"], ["race", "--density", "2", "--size", "8x8x8", "--block", "4", "--device", "cpu"]):
+        assert program.main(words) == 1, words
+        assert "sparse_autotune:" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        program.main(["race", "--block", "x"])

@@ -1,0 +1,99 @@
+//! What a backend does with a block-sparse matrix.
+
+use burn::tensor::backend::Backend;
+use burn::tensor::ops::FloatTensor;
+use sparse_autotune::{Race, Result};
+
+use crate::pattern::BsrPattern;
+use crate::spec::{Looks, MatmulSpec, check_matmul, check_sampled};
+
+#[cfg(feature = "autodiff")]
+mod autodiff;
+#[cfg(feature = "cube")]
+mod cube;
+#[cfg(feature = "cuda")]
+mod cuda;
+pub mod fallback;
+#[cfg(feature = "flex")]
+mod flex;
+#[cfg(feature = "fusion")]
+mod fusion;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod host;
+#[cfg(feature = "ndarray")]
+mod ndarray;
+
+/// A backend that multiplies by block-sparse matrices.
+///
+/// NdArray, Flex and CUDA, plain and under Fusion, go to the library without copies; CubeCL's other backends, WGPU among
+/// them, use Burn's own tensor operations, and so does any backend of your own: `impl SparseBackend for Mine {}`.
+/// `Autodiff` over all of them adds the gradients.
+///
+/// The operations are those of primitives; [`BsrTensor`](crate::BsrTensor) is the way to use them.
+pub trait SparseBackend: Backend {
+    /// `activation(alpha*op(A)*B + bias)`, or the same from the right. `values` is `[blocks, block rows, block columns]`,
+    /// `dense` a matrix or a batch of them, `bias` one value for each row of op(A).
+    ///
+    /// # Panics
+    /// With a message that names the operand, if they do not fit together.
+    fn bsr_matmul(
+        pattern: &BsrPattern,
+        values: FloatTensor<Self>,
+        dense: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        spec: MatmulSpec,
+    ) -> FloatTensor<Self> {
+        fallback::matmul::<Self>(pattern, values, dense, bias, spec)
+    }
+
+    /// The sampled product: `alpha` times the sum over a batch of `left*right^T`, at the stored blocks alone. `left` is
+    /// `[.., rows, n]`, `right` `[.., columns, n]`; what comes back is `[blocks, block rows, block columns]`, with zero
+    /// beyond the matrix.
+    ///
+    /// # Panics
+    /// With a message that names the operand, if they do not fit together.
+    fn bsr_sampled(
+        pattern: &BsrPattern,
+        left: FloatTensor<Self>,
+        right: FloatTensor<Self>,
+        alpha: f64,
+    ) -> FloatTensor<Self> {
+        fallback::sampled::<Self>(pattern, left, right, alpha)
+    }
+
+    /// Races every implementation of a product on this backend's device, or reads the race back from the cache. None
+    /// where the backend has no more than one.
+    fn bsr_race(
+        _pattern: &BsrPattern,
+        _values: FloatTensor<Self>,
+        _dense: FloatTensor<Self>,
+        _bias: Option<FloatTensor<Self>>,
+        _spec: MatmulSpec,
+    ) -> Result<Option<Race>> {
+        Ok(None)
+    }
+}
+
+/// The sizes of a product, or a panic that names what does not fit.
+#[track_caller]
+pub(crate) fn fit_matmul<B: Backend>(
+    pattern: &BsrPattern,
+    values: &FloatTensor<B>,
+    dense: &FloatTensor<B>,
+    bias: Option<&FloatTensor<B>>,
+    spec: &MatmulSpec,
+) -> crate::spec::Sizes {
+    let looks = (Looks::of(values), Looks::of(dense), bias.map(Looks::of));
+    check_matmul(pattern, &looks.0, &looks.1, looks.2.as_ref(), spec)
+        .unwrap_or_else(|error| panic!("bsr_matmul: {error}"))
+}
+
+/// Batch and depth of a sampled product, or a panic that names what does not fit.
+#[track_caller]
+pub(crate) fn fit_sampled<B: Backend>(
+    pattern: &BsrPattern,
+    left: &FloatTensor<B>,
+    right: &FloatTensor<B>,
+) -> (usize, usize) {
+    check_sampled(pattern, &Looks::of(left), &Looks::of(right)).unwrap_or_else(|error| panic!("bsr_sampled: {error}"))
+}

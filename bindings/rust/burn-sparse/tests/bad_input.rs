@@ -1,0 +1,126 @@
+//! Bad input: `try_new` says which argument, `new` panics with the same words, and operations check before they run.
+
+mod common;
+
+use burn::backend::{Flex, NdArray};
+use burn::tensor::{DType, Int, Tensor};
+use burn_sparse::{BsrPattern, BsrTensor, SparseLinearConfig};
+use common::{Random, setup};
+use proptest::prelude::*;
+
+type B = NdArray;
+
+fn values(blocks: usize) -> Tensor<B, 1> {
+    setup();
+    Tensor::ones([blocks * 4], &Default::default())
+}
+
+#[track_caller]
+fn refused(
+    row_ptr: &[i64],
+    col_indices: &[i64],
+    values: Tensor<B, 1>,
+    shape: [usize; 2],
+    block: [usize; 2],
+    words: &[&str],
+) {
+    let error =
+        BsrTensor::try_new(row_ptr, col_indices, values, shape, block).expect_err("this is bad input").to_string();
+    for word in words {
+        assert!(error.contains(word), "{error} does not say {word}");
+    }
+}
+
+#[test]
+fn try_new_names_the_argument() {
+    refused(&[0, 2, 3], &[0, 2, 1], values(2), [4, 6], [2, 2], &["values", "[8]", "12"]);
+    refused(&[0, 3], &[0, 2, 1], values(3), [4, 6], [2, 2], &["row_ptr", "2 entries"]);
+    refused(&[1, 2, 3], &[0, 2, 1], values(3), [4, 6], [2, 2], &["row_ptr"]);
+    refused(&[0, 2, 3], &[0, 3, 1], values(3), [4, 6], [2, 2], &["col_indices", "3"]);
+    refused(&[0, 2, 3], &[2, 0, 1], values(3), [4, 6], [2, 2], &["col_indices"]);
+    refused(&[0, 2, 3], &[0, 2, 1], values(3), [4, 6], [0, 2], &["block_size", "0x2"]);
+    refused(&[0, 2, 3], &[0, 2, 1], values(3), [4, usize::MAX], [2, 2], &["shape[1]"]);
+}
+
+#[test]
+#[should_panic(expected = "BsrTensor::new: col_indices")]
+fn new_panics_with_the_same_words() {
+    BsrTensor::new([0, 2, 3], [0, 7, 1], values(3), [4, 6], 2);
+}
+
+#[test]
+#[should_panic(expected = "BsrTensor::new: values has shape [1, 4, 3]")]
+fn values_of_rank_three_have_the_shape_of_the_blocks() {
+    setup();
+    BsrTensor::new([0, 1], [0], Tensor::<B, 3>::ones([1, 4, 3], &Default::default()), [3, 4], [3, 4]);
+}
+
+#[test]
+#[should_panic(expected = "dense has shape [5, 2]: its rows must be 6")]
+fn a_product_checks_its_sizes() {
+    let a = BsrTensor::new([0, 2, 3], [0, 2, 1], values(3), [4, 6], 2);
+    a.matmul(Tensor::<B, 2>::ones([5, 2], &Default::default()));
+}
+
+#[test]
+#[should_panic(expected = "dense is F64, and values are F32")]
+fn a_product_checks_its_dtypes() {
+    setup();
+    let mut random = Random(1);
+    let a = random.matrix::<Flex>([4, 4], [2, 2], DType::F32);
+    a.matmul(random.tensor::<Flex, 2>([4, 2], DType::F64));
+}
+
+#[test]
+#[should_panic(expected = "dense has shape [3, 7]: its columns must be 8")]
+fn a_layer_checks_its_input() {
+    setup();
+    let layer = SparseLinearConfig::new(8, 4).with_block_size([2, 2]).init::<B>(&Default::default());
+    layer.forward(Tensor::<B, 2>::ones([3, 7], &Default::default()));
+}
+
+#[test]
+#[should_panic(expected = "values has shape [1, 2, 2], and the pattern's blocks [2, 2, 2]")]
+fn a_layer_with_parts_of_two_layers_is_refused() {
+    setup();
+    let mut layer =
+        SparseLinearConfig::new(4, 4).with_block_size([2, 2]).with_density(0.5).init::<B>(&Default::default());
+    layer.weight = burn::module::Param::from_tensor(Tensor::ones([1, 2, 2], &Default::default()));
+    layer.forward(Tensor::<B, 2>::ones([3, 4], &Default::default()));
+}
+
+#[test]
+#[should_panic(expected = "density is 2")]
+fn a_density_is_a_share() {
+    BsrPattern::random([4, 4], 2, 2.0, 0);
+}
+
+#[test]
+fn indices_come_as_tensors_too() {
+    let device = Default::default();
+    let row_ptr = Tensor::<B, 1, Int>::from_data([0, 2, 3], &device);
+    let col_indices = Tensor::<B, 1, Int>::from_data([0, 2, 1], &device);
+    let a = BsrTensor::new(row_ptr, col_indices, values(3), [4, 6], 2);
+    assert_eq!(a.pattern(), &BsrPattern::new(vec![0usize, 2, 3], [0i32, 2, 1], [4, 6], [2, 2]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    /// Whatever goes in, an error or a matrix comes out, and a matrix can be multiplied.
+    #[test]
+    fn constructors_take_anything(
+        shape in prop::array::uniform2(prop_oneof![3 => 0usize..9, 1 => any::<usize>()]),
+        block in prop::array::uniform2(prop_oneof![3 => 0usize..5, 1 => any::<usize>()]),
+        row_ptr in prop::collection::vec(-1i64..5, 0..6), col_indices in prop::collection::vec(-1i64..5, 0..5), count in 0usize..40,
+    ) {
+        setup();
+        let values = Tensor::<Flex, 1>::ones([count], &Default::default());
+        if let Ok(a) = BsrTensor::try_new(row_ptr, col_indices, values, shape, block)
+            && shape.iter().all(|&side| side < 100)
+        {
+            let b = Tensor::<Flex, 2>::ones([shape[1], 2], &Default::default());
+            prop_assert_eq!(a.matmul(b).dims(), [shape[0], 2]);
+            prop_assert_eq!(a.to_dense().dims(), shape);
+        }
+    }
+}

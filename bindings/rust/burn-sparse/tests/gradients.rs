@@ -1,0 +1,120 @@
+//! Gradients against those that Burn finds for the dense product.
+
+mod common;
+
+use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
+use burn::backend::{Autodiff, Flex, NdArray};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Tensor};
+use burn_sparse::{Activation, BsrTensor, MatmulSpec, Side, SparseBackend};
+use common::{Random, assert_close, setup};
+use proptest::prelude::*;
+
+/// The loss weighs every element of the product differently.
+fn check<B: SparseBackend + AutodiffBackend>(
+    shape: [usize; 2],
+    block: [usize; 2],
+    n: usize,
+    spec: MatmulSpec,
+    seed: u64,
+) {
+    setup();
+    let mut random = Random(seed);
+    let a = random.matrix::<B>(shape, block, DType::F32);
+    let (rows, depth) = if spec.transpose { (shape[1], shape[0]) } else { (shape[0], shape[1]) };
+    let sides = |other: usize| if spec.side == Side::Left { [2, other, n] } else { [2, n, other] };
+    let weigh = random.tensor::<B, 3>(sides(rows), DType::F32);
+
+    let values = a.values().require_grad();
+    let dense = random.tensor::<B, 3>(sides(depth), DType::F32).require_grad();
+    let bias = random.tensor::<B, 1>([rows], DType::F32).require_grad();
+    let sparse = BsrTensor::from_pattern(a.pattern().clone(), values.clone());
+    let product = sparse.product(dense.clone(), Some(bias.clone()), spec);
+    let grads = (product.clone() * weigh.clone()).sum().backward();
+    let found = (values.grad(&grads).unwrap(), dense.grad(&grads).unwrap(), bias.grad(&grads).unwrap());
+
+    // The same through a dense matrix: padding is cut off on the way.
+    let whole = a.to_dense().detach().require_grad();
+    let operator = if spec.transpose { whole.clone().transpose() } else { whole.clone() };
+    let (x, b) = (dense.clone().detach().require_grad(), bias.clone().detach().require_grad());
+    let z = match spec.side {
+        Side::Left => operator.unsqueeze::<3>().matmul(x.clone()) * spec.alpha + b.clone().reshape([1, rows, 1]),
+        Side::Right => {
+            x.clone().matmul(operator.transpose().unsqueeze::<3>()) * spec.alpha + b.clone().reshape([1, 1, rows])
+        }
+    };
+    let z = match spec.activation {
+        Activation::None => z,
+        Activation::Relu => burn::tensor::activation::relu(z),
+        Activation::Gelu => burn::tensor::activation::gelu(z),
+        _ => burn::tensor::activation::silu(z),
+    };
+    assert_close(product.inner(), z.clone().inner());
+    let grads = (z * weigh).sum().backward();
+    let expected = BsrTensor::from_dense_with(whole.grad(&grads).unwrap(), a.pattern().clone());
+    assert_close(found.0, expected.values());
+    assert_close(found.1, x.grad(&grads).unwrap());
+    assert_close(found.2, b.grad(&grads).unwrap());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn gradients_are_those_of_the_dense_product(
+        rows in 1usize..20, cols in 1usize..20, block in 1usize..6, n in 1usize..8, transpose: bool, right: bool,
+        activation in 0usize..4, seed in any::<u64>(), backend in 0usize..3,
+    ) {
+        let activation = [Activation::None, Activation::Relu, Activation::Gelu, Activation::Silu][activation];
+        let side = if right { Side::Right } else { Side::Left };
+        let spec = MatmulSpec { transpose, side, alpha: 0.5, activation, ..MatmulSpec::default() };
+        match backend {
+            0 => check::<Autodiff<NdArray>>([rows, cols], [block, block + 1], n, spec, seed),
+            1 => check::<Autodiff<Flex>>([rows, cols], [block + 1, block], n, spec, seed),
+            _ => check::<Autodiff<NdArray, BalancedCheckpointing>>([rows, cols], [block, block], n, spec, seed),
+        }
+    }
+}
+
+#[test]
+fn only_what_asks_for_a_gradient_gets_one() {
+    setup();
+    type B = Autodiff<Flex>;
+    let mut random = Random(1);
+    let a = random.matrix::<B>([6, 8], [2, 4], DType::F32);
+    let dense = random.tensor::<B, 2>([8, 3], DType::F32).require_grad();
+    let grads = a.matmul(dense.clone()).sum().backward();
+    assert!(a.values().grad(&grads).is_none());
+    assert_close(
+        dense.grad(&grads).unwrap(),
+        a.to_dense().inner().transpose().matmul(Tensor::ones([6, 3], &Default::default())),
+    );
+    let untracked = a.matmul(dense.detach());
+    assert!(!untracked.is_require_grad());
+}
+
+#[test]
+fn gradients_have_gradients() {
+    setup();
+    type B = Autodiff<Autodiff<NdArray>>;
+    let mut random = Random(2);
+    // f(v, x) = sum((A x)^2): df/dx = 2 A^T A x, and the sum of that has a gradient to A's values.
+    let a = random.matrix::<B>([6, 6], [3, 3], DType::F32);
+    let second =
+        |a: Tensor<B, 2>, product: &dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>, watched: Tensor<Autodiff<NdArray>, 3>| {
+            let _ = a;
+            let x = Random(3).tensor::<B, 2>([6, 2], DType::F32).require_grad();
+            let y = product(x.clone());
+            let grads = (y.clone() * y).sum().backward();
+            let first = x.grad(&grads).unwrap().sum().backward();
+            watched.grad(&first)
+        };
+    let inner = a.values().inner().require_grad();
+    let values = Tensor::<B, 3>::from_inner(inner.clone()).require_grad();
+    let sparse = BsrTensor::from_pattern(a.pattern().clone(), values.clone());
+    let found = second(a.to_dense(), &|x| sparse.matmul(x), inner.clone()).expect("a gradient");
+    let inner = a.values().inner().require_grad();
+    let values = Tensor::<B, 3>::from_inner(inner.clone()).require_grad();
+    let whole = BsrTensor::from_pattern(a.pattern().clone(), values).to_dense();
+    let expected = second(a.to_dense(), &|x| whole.clone().matmul(x), inner).expect("a gradient");
+    assert_close(found, expected);
+}

@@ -1,0 +1,293 @@
+//! A plan: a problem with its pattern, answered. Running it is a bare call.
+
+use std::ffi::{CString, c_void};
+use std::ptr;
+
+use sparse_autotune_sys as sys;
+
+use crate::context::{Context, text};
+use crate::error::{Error, Result, check};
+use crate::memory::{Input, Output, Span};
+use crate::pattern::Pattern;
+use crate::problem::{Extents, Operation, Problem};
+
+/// A tuned product. It serves one caller at a time, so running it takes `&mut`; [`Plan::try_clone`] is cheap.
+pub struct Plan {
+    raw: *mut sys::sat_plan,
+    extents: Extents,
+    problem: Problem,
+    /// Freed after the plan.
+    context: Context,
+}
+
+// SAFETY: a plan is not bound to the thread that made it; it serves one caller at a time, which `&mut` sees to.
+unsafe impl Send for Plan {}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: made by the library, freed once, before its context.
+        unsafe { sys::sat_plan_free(self.raw) }
+    }
+}
+
+impl std::fmt::Debug for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Plan").field("problem", &self.problem).finish_non_exhaustive()
+    }
+}
+
+impl Plan {
+    /// Finds the answer in the cache, or tunes.
+    pub fn new(context: &Context, pattern: &Pattern, problem: &Problem) -> Result<Self> {
+        Self::make(context, pattern, problem, |ctx, pat, problem, plan| {
+            // SAFETY: all of them are open, and the problem is valid during the call.
+            unsafe { sys::sat_plan_create(ctx, pat, problem, plan) }
+        })
+    }
+
+    /// A plan that uses exactly this variant, unchecked: for tests and benchmarks.
+    pub fn with_variant(context: &Context, pattern: &Pattern, problem: &Problem, variant: &str) -> Result<Self> {
+        let name = CString::new(variant)
+            .map_err(|e| Error::BadFormat(format!("variant has a zero byte at {}", e.nul_position())))?;
+        Self::make(context, pattern, problem, |ctx, pat, problem, plan| {
+            // SAFETY: all of them are open, the problem and the name are valid during the call.
+            unsafe { sys::sat_plan_create_with(ctx, pat, problem, name.as_ptr(), plan) }
+        })
+    }
+
+    fn make(
+        context: &Context,
+        pattern: &Pattern,
+        problem: &Problem,
+        create: impl FnOnce(
+            *mut sys::sat_context,
+            *const sys::sat_pattern,
+            *const sys::sat_problem,
+            *mut *mut sys::sat_plan,
+        ) -> sys::sat_status,
+    ) -> Result<Self> {
+        pattern.belongs_to(context)?;
+        let (extents, raw_problem) = (problem.extents(pattern)?, problem.raw()?);
+        let mut raw = ptr::null_mut();
+        check(create(context.raw(), pattern.as_ptr(), &raw_problem, &mut raw))?;
+        Ok(Self { raw, extents, problem: *problem, context: context.clone() })
+    }
+
+    /// A second plan with a workspace of its own; tunes nothing.
+    pub fn try_clone(&self) -> Result<Self> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the plan is open.
+        check(unsafe { sys::sat_plan_dup(self.raw, &mut raw) })?;
+        Ok(Self { raw, extents: self.extents, problem: self.problem, context: self.context.clone() })
+    }
+
+    /// Runs a matmul: `c = act(alpha*op(A)*b + beta*c)`. On a GPU the run is queued on the default stream.
+    pub fn matmul(&mut self, values: impl Input, b: impl Input, c: impl Output) -> Result<()> {
+        self.run(Operation::Matmul, values.span(), b.span(), c, None)
+    }
+
+    /// Runs a matmul whose problem has a bias: one value for each row of C.
+    pub fn matmul_bias(&mut self, values: impl Input, b: impl Input, c: impl Output, bias: impl Input) -> Result<()> {
+        self.run(Operation::Matmul, values.span(), b.span(), c, Some(bias.span()))
+    }
+
+    /// Runs a sampled product: `values = alpha*(x*y at the stored blocks) + beta*values`.
+    pub fn sampled(&mut self, x: impl Input, y: impl Input, values: impl Output) -> Result<()> {
+        self.run(Operation::Sampled, x.span(), y.span(), values, None)
+    }
+
+    fn run(&mut self, operation: Operation, a: Span, b: Span, mut c: impl Output, bias: Option<Span>) -> Result<()> {
+        let operands = operands(&self.context, &self.problem, self.extents, operation, [a, b, c.span()], bias)?;
+        // SAFETY: every operand was checked to be as large as the problem says; C is borrowed mutably until the call
+        // returns, and a buffer waits for the stream before its memory is read, written or freed by anybody.
+        unsafe { self.run_raw(&operands, ptr::null_mut()) }
+    }
+
+    /// Runs on raw addresses, in the order of the C library: values, B, C and, where the problem has one, bias; or X, Y,
+    /// values. `stream` is a `cudaStream_t` on CUDA and ignored on a CPU. What is queued on it may still run when this
+    /// returns.
+    ///
+    /// # Safety
+    /// Each address has as much behind it, on the context's device, as the problem says, until the run is done; nobody
+    /// else writes what is read, and nobody else uses what is written.
+    pub unsafe fn run_raw(&mut self, operands: &[*mut c_void], stream: *mut c_void) -> Result<()> {
+        let wanted = 3 + usize::from(self.extents.bias.is_some());
+        if operands.len() < wanted {
+            return Err(Error::BadSize(format!("operands has {} entries, {wanted} are needed", operands.len())));
+        }
+        // SAFETY: the caller's.
+        check(unsafe { sys::sat_run(self.raw, operands.as_ptr(), stream) })
+    }
+
+    /// Takes in new block values, where the problem says that they are fixed. The first run does it by itself.
+    pub fn refresh(&mut self, values: impl Input) -> Result<()> {
+        let values = values.span().fits("values", &self.context, self.problem.dtype, self.extents.a)?;
+        // SAFETY: as large as the problem says.
+        check(unsafe { sys::sat_plan_refresh(self.raw, values, ptr::null_mut()) })
+    }
+
+    /// What was chosen, and what it cost.
+    pub fn info(&self) -> Result<PlanInfo> {
+        let mut info = sys::sat_plan_info { size: size_of::<sys::sat_plan_info>(), ..Default::default() };
+        // SAFETY: the struct's size is set.
+        check(unsafe { sys::sat_plan_get_info(self.raw, &mut info) })?;
+        Ok(PlanInfo {
+            variant: text(&info.variant),
+            cached: info.cached,
+            tuned: info.tuned,
+            verified: info.verified,
+            tuning_seconds: info.tuning_seconds,
+            prepare_seconds: info.prepare_seconds,
+            workspace_bytes: info.workspace_bytes,
+            flops: info.flops,
+            bytes: info.bytes,
+            estimate_seconds: info.estimate_seconds,
+        })
+    }
+}
+
+/// The addresses, once each is known to hold enough.
+fn operands(
+    context: &Context,
+    problem: &Problem,
+    extents: Extents,
+    operation: Operation,
+    [a, b, c]: [Span; 3],
+    bias: Option<Span>,
+) -> Result<[*mut c_void; 4]> {
+    if problem.operation != operation {
+        return Err(Error::Unsupported(format!(
+            "the problem is a {:?}, and this is a {operation:?}",
+            problem.operation
+        )));
+    }
+    let names = match operation {
+        Operation::Matmul => ["values", "b", "c"],
+        Operation::Sampled => ["x", "y", "values"],
+    };
+    let bias = match (extents.bias, bias) {
+        (Some(wanted), Some(bias)) => bias.fits("bias", context, problem.out_dtype, wanted)?,
+        (None, None) => ptr::null_mut(),
+        (Some(_), None) => return Err(Error::NullPointer("bias is missing, and the problem has one".into())),
+        (None, Some(_)) => return Err(Error::Unsupported("bias is given, and the problem has none".into())),
+    };
+    Ok([
+        a.fits(names[0], context, problem.dtype, extents.a)?,
+        b.fits(names[1], context, problem.dtype, extents.b)?,
+        c.fits(names[2], context, problem.out_dtype, extents.c)?,
+        bias,
+    ])
+}
+
+/// The one-call forms: the plan is found or made, and kept in a bounded pool of the context.
+impl Context {
+    /// `c = act(alpha*op(A)*b + beta*c)`.
+    pub fn matmul(
+        &self,
+        pattern: &Pattern,
+        problem: &Problem,
+        values: impl Input,
+        b: impl Input,
+        c: impl Output,
+    ) -> Result<()> {
+        self.call(Operation::Matmul, pattern, problem, [values.span(), b.span()], c, None)
+    }
+
+    /// The same with a bias: one value for each row of C.
+    pub fn matmul_bias(
+        &self,
+        pattern: &Pattern,
+        problem: &Problem,
+        values: impl Input,
+        b: impl Input,
+        c: impl Output,
+        bias: impl Input,
+    ) -> Result<()> {
+        self.call(Operation::Matmul, pattern, problem, [values.span(), b.span()], c, Some(bias.span()))
+    }
+
+    /// `values = alpha*(x*y at the stored blocks) + beta*values`.
+    pub fn sampled(
+        &self,
+        pattern: &Pattern,
+        problem: &Problem,
+        x: impl Input,
+        y: impl Input,
+        values: impl Output,
+    ) -> Result<()> {
+        self.call(Operation::Sampled, pattern, problem, [x.span(), y.span()], values, None)
+    }
+
+    fn call(
+        &self,
+        operation: Operation,
+        pattern: &Pattern,
+        problem: &Problem,
+        [a, b]: [Span; 2],
+        mut c: impl Output,
+        bias: Option<Span>,
+    ) -> Result<()> {
+        let extents = problem.extents(pattern)?;
+        let operands = operands(self, problem, extents, operation, [a, b, c.span()], bias)?;
+        // SAFETY: as in Plan::run.
+        unsafe { self.call_raw(pattern, problem, operands, ptr::null_mut()) }
+    }
+
+    /// One call on raw addresses: values, B, C and bias (or null), or X, Y, values and null.
+    ///
+    /// # Safety
+    /// As for [`Plan::run_raw`].
+    pub unsafe fn call_raw(
+        &self,
+        pattern: &Pattern,
+        problem: &Problem,
+        operands: [*mut c_void; 4],
+        stream: *mut c_void,
+    ) -> Result<()> {
+        pattern.belongs_to(self)?;
+        let raw = problem.raw()?;
+        let [a, b, c, bias] = operands;
+        // SAFETY: the caller's.
+        check(unsafe {
+            match problem.operation {
+                Operation::Matmul => sys::sat_bsr_matmul(self.raw(), pattern.as_ptr(), &raw, a, b, c, bias, stream),
+                Operation::Sampled => sys::sat_bsr_sampled_matmul(self.raw(), pattern.as_ptr(), &raw, a, b, c, stream),
+            }
+        })
+    }
+
+    /// Waits until all that was queued on a stream of this context's device is done; null is the default stream.
+    ///
+    /// # Safety
+    /// `stream` is null, or a `cudaStream_t` of this device.
+    pub unsafe fn wait_for_stream(&self, stream: *mut c_void) -> Result<()> {
+        // SAFETY: the caller's.
+        check(unsafe { sys::sat_stream_wait(self.raw(), stream) })
+    }
+}
+
+/// What a plan chose, and what it cost.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct PlanInfo {
+    /// The variant that runs.
+    pub variant: String,
+    /// The answer came from the cache.
+    pub cached: bool,
+    /// Making the plan raced it.
+    pub tuned: bool,
+    /// Its result was checked on this machine.
+    pub verified: bool,
+    /// Spent tuning, when the plan was made.
+    pub tuning_seconds: f64,
+    /// Schedules and conversions, once.
+    pub prepare_seconds: f64,
+    /// Memory that the plan holds.
+    pub workspace_bytes: usize,
+    /// Arithmetic on stored blocks.
+    pub flops: f64,
+    /// Bytes that must move at least once.
+    pub bytes: f64,
+    /// What the variant's own estimate says.
+    pub estimate_seconds: f64,
+}
