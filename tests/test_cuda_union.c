@@ -17,9 +17,9 @@ static sat_rows make_rows(uint64_t *state, int64_t count, int64_t cols, int64_t 
 }
 
 /* Walks a group as a kernel does: rows that a step names take their next block. */
-static void check_group(const sat_rows *r, const sat_union *u, int64_t group, int size) {
+static void check_group(const sat_rows *r, const int32_t *row, const sat_union *u, int64_t group, int size) {
     int64_t at[32];
-    for (int i = 0; i < size; i++) at[i] = group * size + i < r->count ? r->ptr[group * size + i] : 0;
+    for (int i = 0; i < size; i++) at[i] = row[i] < 0 ? 0 : r->ptr[row[i]];
     int32_t before = -1;
     for (int64_t s = u->ptr[group]; s < u->ptr[group + 1]; s++) {
         assert_true(u->step[s].col > before);
@@ -27,12 +27,25 @@ static void check_group(const sat_rows *r, const sat_union *u, int64_t group, in
         before = u->step[s].col;
         for (int i = 0; i < 32; i++) {
             if (!(u->step[s].rows >> i & 1)) continue;
-            assert_true(i < size && group * size + i < r->count);
-            assert_true(at[i] < r->ptr[group * size + i + 1]);
+            assert_true(i < size && row[i] >= 0);
+            assert_true(at[i] < r->ptr[row[i] + 1]);
             assert_int_equal(r->col[at[i]++], before);
         }
     }
-    for (int i = 0; i < size && group * size + i < r->count; i++) assert_int_equal(at[i], r->ptr[group * size + i + 1]);
+    for (int i = 0; i < size; i++)
+        if (row[i] >= 0) assert_int_equal(at[i], r->ptr[row[i] + 1]);
+}
+
+static void check_order(const int32_t *row, int64_t rows, int64_t places) { /* each row once */
+    char *seen = calloc((size_t)rows + 1, 1);
+    int64_t found = 0;
+    for (int64_t i = 0; i < places; i++) {
+        if (row[i] < 0) continue;
+        assert_true(row[i] < rows && !seen[row[i]]);
+        seen[row[i]] = 1, found++;
+    }
+    assert_int_equal(found, rows);
+    free(seen);
 }
 
 static void every_block_is_met_once(void **unused) {
@@ -41,18 +54,42 @@ static void every_block_is_met_once(void **unused) {
     for (int round = 0; round < 300; round++) {
         int64_t cols = 1 + random_below(&random, 60), percents[] = {0, 3, 12, 50, 100};
         sat_rows r = make_rows(&random, random_below(&random, 70), cols, percents[round % 5]);
-        int size = 1 + (int)random_below(&random, 32);
+        bool pairs = round & 1;
+        int size = pairs ? 2 : 1 + (int)random_below(&random, 32);
+        int32_t *row = malloc((size_t)(r.count + size) * sizeof *row);
         sat_union u;
-        assert_true(sat_union_make(&r, size, &u));
+        if (pairs) assert_true(sat_union_pairs(&r, row));
+        else sat_union_neighbours(r.count, size, row);
+        assert_true(sat_union_make(&r, row, size, &u));
         assert_int_equal(u.groups, (r.count + size - 1) / size);
+        check_order(row, r.count, u.groups * size);
         assert_int_equal(u.ptr[u.groups], u.steps);
         assert_true(u.steps <= r.ptr[r.count]);
         assert_true(sat_union_bytes(r.ptr[r.count]) >= (size_t)u.steps * sizeof *u.step);
-        for (int64_t g = 0; g < u.groups; g++) check_group(&r, &u, g, size);
+        for (int64_t g = 0; g < u.groups; g++) check_group(&r, row + g * size, &u, g, size);
         sat_union_free(&u);
         assert_null(u.step);
-        free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
+        free(row), free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
     }
+}
+
+/* Rows i and i + half are the same: whoever looks for a partner finds that one. */
+static void rows_that_share_columns_find_each_other(void **unused) {
+    (void)unused;
+    enum { HALF = 20, COLS = 100, EACH = 10 };
+    int64_t ptr[2 * HALF + 1] = {0};
+    int32_t col[2 * HALF * EACH], row[2 * HALF];
+    for (int i = 0; i < 2 * HALF; i++) {
+        ptr[i + 1] = ptr[i] + EACH;
+        for (int j = 0; j < EACH; j++) col[i * EACH + j] = (int32_t)(j * 10 + (i % HALF * (j + 3)) % 10);
+    }
+    sat_rows r = {.count = 2 * HALF, .ptr = ptr, .col = col};
+    sat_union u;
+    assert_true(sat_union_pairs(&r, row));
+    assert_true(sat_union_make(&r, row, 2, &u));
+    for (int i = 0; i < HALF; i++) assert_int_equal(sat_union_common(&r, row[2 * i], row[2 * i + 1]), EACH);
+    assert_int_equal(u.steps, HALF * EACH);
+    sat_union_free(&u);
 }
 
 /* By chance a row of density d has a column; a group of g rows has it unless none of them does. */
@@ -62,7 +99,9 @@ static void the_expected_union_is_about_what_chance_gives(void **unused) {
     sat_rows r = make_rows(&random, 256, 256, 12);
     for (int size = 1; size <= 16; size *= 2) {
         sat_union u;
-        assert_true(sat_union_make(&r, size, &u));
+        int32_t row[256];
+        sat_union_neighbours(r.count, size, row);
+        assert_true(sat_union_make(&r, row, size, &u));
         double expected = sat_union_expected(r.count, 256, r.ptr[r.count], size);
         assert_true(expected > 0.9 * (double)u.steps && expected < 1.1 * (double)u.steps);
         sat_union_free(&u);
@@ -73,6 +112,7 @@ static void the_expected_union_is_about_what_chance_gives(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_is_met_once),
+        cmocka_unit_test(rows_that_share_columns_find_each_other),
         cmocka_unit_test(the_expected_union_is_about_what_chance_gives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

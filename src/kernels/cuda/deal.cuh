@@ -34,6 +34,7 @@ struct sat_dealt {
     int step;
     sat_tile_place at;
     sat_piece piece;
+    int col; /* of this lane's block, in the first SAT_PIECE_COLUMNS */
 
     __device__ __forceinline__ void first() { number = blockIdx.x, step = 1; }
     __device__ __forceinline__ void another() { step = 0; }
@@ -49,6 +50,7 @@ struct sat_dealt {
             if (!none(d)) {
                 at = sat_tile_at(number, d.pieces, d.heavy, d.slices, d.panels);
                 piece = d.piece[at.piece];
+                if (threadIdx.x % 32 < SAT_PIECE_COLUMNS) col = d.piece[at.piece].col[threadIdx.x % 32];
             }
         } else {
             return false;

@@ -70,6 +70,9 @@ template <int COUNT> __device__ __forceinline__ void sat_registers_more() {
 __device__ __forceinline__ void sat_some_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+__device__ __forceinline__ void sat_some_arrive(int barrier, int threads) { // is counted, and does not wait
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 /* Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l%8 of matrix l/8. */
 __device__ __forceinline__ void sat_store_matrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
@@ -179,6 +182,27 @@ SAT_GROUP_128(sat_bf16_math, "bf16")
     };
 SAT_GROUP_256(sat_f16_math, "f16")
 SAT_GROUP_256(sat_bf16_math, "bf16")
+// clang-format on
+
+/* TF32: 64 x 64 x 8. The left operand comes from registers or from shared memory, depth contiguous; the right one from
+ * shared memory, depth contiguous. */
+// clang-format off
+__device__ __forceinline__ void sat_group_tf32(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
+                 : SAT_F32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+__device__ __forceinline__ void sat_group_tf32(float (&d)[32], uint64_t a, uint64_t b, int add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+                 "}, %32, %33, p, 1, 1; }"
+                 : SAT_F32(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+}
 // clang-format on
 
 #endif

@@ -58,7 +58,7 @@ static inline sat_status sat_prepare_work(const sat_prepare *prepare, int64_t sh
 
 __device__ __forceinline__ sat_piece sat_piece_at(const sat_rows &r, const sat_piece *piece, int64_t i) {
     if (piece) return piece[i];
-    sat_piece whole = {r.ptr[i], (int32_t)i, (int32_t)(r.ptr[i + 1] - r.ptr[i]), -1, 0};
+    sat_piece whole = {r.ptr[i], (int32_t)i, (int32_t)(r.ptr[i + 1] - r.ptr[i]), -1, {}};
     return whole;
 }
 

@@ -31,7 +31,7 @@ struct tile {
 
 struct barriers {
     uint64_t full[STAGES], empty[STAGES], tile_full[AHEAD], tile_empty[AHEAD];
-    uint32_t rows[STAGES][4]; // of the stage's columns
+    alignas(16) uint32_t rows[STAGES][4]; // of the stage's columns
     tile tiles[AHEAD];
 };
 
@@ -83,8 +83,7 @@ template <int KB> __device__ static void produce(const job &x, const CUtensorMap
             t->group = now.tile.piece.row, t->panel = (int)now.tile.at.panel;
             t->count = last ? -1 : now.tile.piece.count;
         }
-        __syncwarp();
-        if (lane == 0) sat_barrier_arrive(sat_shared(&s->tile_full[turn]));
+        sat_barrier_arrive(sat_shared(&s->tile_full[turn])); // every lane, for what it wrote
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
         if (last) return;
         next.tile.another(), next.ready = false;
@@ -94,11 +93,15 @@ template <int KB> __device__ static void produce(const job &x, const CUtensorMap
             int mine = from % 32 + lane, here = min(EACH, count - from);
             uint32_t rows = __shfl_sync(~0u, now.step.rows, mine % 32), bar = sat_shared(&s->full[stage]);
             int k = __shfl_sync(~0u, now.step.col, mine % 32) * BC;
-            if (lane == 0) sat_barrier_wait(sat_shared(&s->empty[stage]), parity);
-            __syncwarp();
-            if (lane < 4) s->rows[stage][lane] = lane < here ? rows : 0;
-            __syncwarp();
-            if (lane == 0) sat_barrier_expect(bar, here * BC * COLUMNS * 2);
+            if (lane >= here) rows = 0;
+            uint32_t all[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) all[e] = __shfl_sync(~0u, rows, e);
+            if (lane == 0) {
+                sat_barrier_wait(sat_shared(&s->empty[stage]), parity);
+                *(uint4 *)s->rows[stage] = make_uint4(all[0], all[1], all[2], all[3]);
+                sat_barrier_expect(bar, here * BC * COLUMNS * 2);
+            }
             __syncwarp();
             if (lane < here) {
                 uint32_t to = memory + stage * STAGE + lane * (BC * COLUMNS * 2);
@@ -154,23 +157,24 @@ template <bool TA> __device__ __forceinline__ int row_of_b(int lane) {
     return TA ? k : 4 * q + 2 * (k / 8 ^ (q >= 2)) + k % 2;
 }
 
+/* B's fragments are fetched some products ahead: a warp is often alone with its block. */
 template <typename T, int KB>
 __device__ __forceinline__ void multiply_block(float (&d)[COLUMNS / 2], const uint32_t (&a)[KB][4], uint32_t b) {
-    constexpr int PARTS = COLUMNS / 16;
+    constexpr int PARTS = COLUMNS / 16, ALL = KB * PARTS, FLIGHT = 4;
+    uint32_t part[FLIGHT][4];
+    auto fetch = [&](int i) {
+        int kk = i / PARTS, c = i % PARTS;
+        sat_load_turned(part[i % FLIGHT], ((b + kk * 2048) ^ (c % 4 * 32)) + c / 4 * (16 * KB * 128));
+    };
 #pragma unroll
-    for (int kk = 0; kk < KB; kk++) {
-        uint32_t part[2][4];
-        sat_load_turned(part[0], b + kk * 2048);
+    for (int i = 0; i < FLIGHT - 1; i++) fetch(i);
 #pragma unroll
-        for (int c = 0; c < PARTS; c++) {
-            if (c + 1 < PARTS)
-                sat_load_turned(part[(c + 1) % 2],
-                                ((b + kk * 2048) ^ ((c + 1) % 4 * 32)) + (c + 1) / 4 * (16 * KB * 128));
-            float(&low)[4] = reinterpret_cast<float(&)[4]>(d[c * 8]);
-            float(&high)[4] = reinterpret_cast<float(&)[4]>(d[c * 8 + 4]);
-            T::multiply(low, a[kk], part[c % 2][0], part[c % 2][1]);
-            T::multiply(high, a[kk], part[c % 2][2], part[c % 2][3]);
-        }
+    for (int i = 0; i < ALL; i++) {
+        if (i + FLIGHT - 1 < ALL) fetch(i + FLIGHT - 1);
+        float(&low)[4] = reinterpret_cast<float(&)[4]>(d[i % PARTS * 8]);
+        float(&high)[4] = reinterpret_cast<float(&)[4]>(d[i % PARTS * 8 + 4]);
+        T::multiply(low, a[i / PARTS], part[i % FLIGHT][0], part[i % FLIGHT][1]);
+        T::multiply(high, a[i / PARTS], part[i % FLIGHT][2], part[i % FLIGHT][3]);
     }
 }
 
@@ -236,7 +240,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < STAGES; i++)
             sat_barrier_init(sat_shared(&s.full[i]), 1), sat_barrier_init(sat_shared(&s.empty[i]), WARPS);
         for (int i = 0; i < AHEAD; i++)
-            sat_barrier_init(sat_shared(&s.tile_full[i]), 1), sat_barrier_init(sat_shared(&s.tile_empty[i]), WARPS);
+            sat_barrier_init(sat_shared(&s.tile_full[i]), 32), sat_barrier_init(sat_shared(&s.tile_empty[i]), WARPS);
         sat_barrier_publish();
     }
     __syncthreads();
@@ -321,7 +325,12 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 static sat_status prepare_steps(const sat_prepare *q, state *st) {
     sat_rows r = sat_op_rows(q->problem, q->pattern);
     sat_union u = {};
-    if (!sat_union_make(&r, (int)(ROWS / r.br), &u))
+    int size = (int)(ROWS / r.br);
+    int32_t *row = (int32_t *)malloc((size_t)(r.count + size) * sizeof *row);
+    if (row) sat_union_neighbours(r.count, size, row);
+    bool made = row && sat_union_make(&r, row, size, &u);
+    free(row);
+    if (!made)
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: union of %lld blocks", q->variant->name,
                         (long long)q->pattern->stored_blocks);
     cudaStream_t stream = (cudaStream_t)q->stream;

@@ -1,15 +1,13 @@
 // cuda_matmul_wgmma: tensor maps bring the tiles, warpgroups multiply them (sm_90a). f16 and bf16.
 //
-// A warp of its own walks a row's blocks and keeps STAGES tiles of A and B on their way into shared memory; warpgroups
-// multiply what has arrived. Large tiles, BM rows of a block row by BN columns, have two warpgroups, which split 128
-// rows by rows and 64 by columns, and one CTA a multiprocessor that takes tile after tile from a counter. Small ones,
-// for few columns, have one warpgroup and a CTA each: there the time is the chain from launch to store, not the rate.
-// Blocks lower than 64 rows run as 64, whose upper rows nobody stores: what limits such blocks is the way from L2, not
-// the tensor cores.
+// The pipeline is wgmma_pipe.cuh's; this producer walks the blocks of a row. Large tiles are dealt out by a counter,
+// small ones, for few columns, have a CTA each: there the time is the chain from launch to store, not the rate. Blocks
+// lower than 64 rows run as 64, whose upper rows nobody stores: what limits such blocks is the way from L2, not the
+// tensor cores.
 
 #include "deal.cuh"
 #include "tensor_map.cuh"
-#include "wgmma_out.cuh"
+#include "wgmma_pipe.cuh"
 
 struct maps {
     CUtensorMap a, b;
@@ -25,31 +23,6 @@ struct job {
     bool wide_b; // B row-major in chunks of 64 columns that fill it: one copy brings them all
 };
 
-// A tile, as the producer tells the consumers of it.
-struct tile {
-    int row, slice, panel, count, slot; // count: blocks; -1: there are no more tiles
-};
-
-enum { AHEAD = 4 }; // tiles that the producer may be ahead
-
-struct barriers {
-    uint64_t full[8], empty[8], tile_full[AHEAD], tile_empty[AHEAD];
-    tile tiles[AHEAD];
-};
-
-template <int BM, int BN, int KS, int STAGES, int GROUPS> struct shape {
-    static constexpr int A = BM * KS * 2, B = KS * BN * 2;                              // a stage's
-    static constexpr int SLOTS = KS == 32 ? (STAGES + 1) / 2 : STAGES, SLOT = BM * 128; // of A, where it comes 64 deep
-    static constexpr int B_FROM = SLOTS * SLOT, OUT_FROM = GROUPS == 1 ? 0 : B_FROM + STAGES * B;
-    static constexpr int WN = BM == 128 ? BN : BN / GROUPS; // columns of a warpgroup
-    static constexpr int LINE = BN < 64 ? BN * 2 : 128;     // bytes of a row of B in shared memory, row-major
-    static constexpr int OUT = GROUPS == 1 ? 0 : GROUPS * 8 * SAT_SLICE; // where output is put in order; else over A
-    static constexpr int BYTES = B_FROM + STAGES * B + OUT + (int)sizeof(barriers); // of dynamic shared memory
-    static constexpr bool ONCE = GROUPS == 1;                                       // a CTA has one tile
-    static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + (GROUPS == 1 ? 32 : 128);
-    static_assert(KS == 64 || (KS == 32 && STAGES % 2 == 1), "a stage that is free frees the slot of A two before it");
-};
-
 struct state {
     sat_plan_work work;
     unsigned *counter;
@@ -59,49 +32,30 @@ struct state {
 
 /* ---- the producer ---- */
 
-/* Where a ring of stages is: the next one, how often it went round, and the slot of A. */
-struct ring {
-    int stage = 0, slot = 0;
-    uint32_t parity;
-
-    template <int STAGES, int SLOTS> __device__ void advance(bool next_slot) {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-        if (next_slot && ++slot == SLOTS) slot = 0;
-    }
-};
-
-/* Where the stage's part of A is. */
-template <typename S> __device__ static uint32_t a_place(const job &x, const ring &at) {
-    return x.deep_a ? at.slot * S::SLOT : at.stage * S::A;
-}
-
 /* Whether the stage's part of A came with the one before. */
 __device__ static bool came_before(const job &x, int in_block) { return x.deep_a && in_block % 64; }
 
-template <typename S, int BM, int KS, bool TA>
-__device__ static void load_a(const job &x, const maps &m, uint32_t memory, const ring &at, uint32_t bar, int64_t block,
-                              int slice, int in_block) {
-    uint32_t a = memory + a_place<S>(x, at);
+template <typename S, bool TA>
+__device__ static void load_a(const job &x, const maps &m, uint32_t a, uint32_t bar, int64_t block, int slice,
+                              int in_block) {
     bool again = came_before(x, in_block);
-    sat_barrier_expect(bar, S::B + (again ? 0 : (TA ? BM : x.a_rows) * (x.deep_a ? 64 : KS) * 2));
+    sat_barrier_expect(bar, S::B + (again ? 0 : (TA ? S::BM : x.a_rows) * (x.deep_a ? 64 : S::KS) * 2));
     if (TA) {
-        for (int i = 0; i < BM; i += 64)
-            sat_tile_load(a + i * KS * 2, &m.a, bar, slice * BM + i, (int)(block * x.r.bc) + in_block);
+        for (int i = 0; i < S::BM; i += 64)
+            sat_tile_load(a + i * S::KS * 2, &m.a, bar, slice * S::BM + i, (int)(block * x.r.bc) + in_block);
     } else if (!again) {
-        sat_tile_load(a, &m.a, bar, in_block, (int)(block * x.r.br) + slice * BM);
+        sat_tile_load(a, &m.a, bar, in_block, (int)(block * x.r.br) + slice * S::BM);
     }
 }
 
-template <typename S, int BN, int KS, bool TB>
-__device__ static void load_b(const job &x, const maps &m, uint32_t memory, const ring &at, uint32_t bar, int64_t k,
-                              int n0) {
-    uint32_t b = memory + S::B_FROM + at.stage * S::B;
+template <typename S, bool TB>
+__device__ static void load_b(const job &x, const maps &m, uint32_t b, uint32_t bar, int64_t k, int n0) {
     if (TB) {
-        for (int i = 0; i < BN; i += 256) sat_tile_load(b + i * KS * 2, &m.b, bar, (int)k, n0 + i);
-    } else if (BN >= 64 && x.wide_b) {
+        for (int i = 0; i < S::BN; i += 256) sat_tile_load(b + i * S::KS * 2, &m.b, bar, (int)k, n0 + i);
+    } else if (S::BN >= 64 && x.wide_b) {
         sat_tile_load(b, &m.b, bar, 0, (int)k, n0 / 64);
     } else {
-        for (int i = 0; i < BN; i += 64) sat_tile_load(b + i * KS * 2, &m.b, bar, n0 + i, (int)k);
+        for (int i = 0; i < S::BN; i += 64) sat_tile_load(b + i * S::KS * 2, &m.b, bar, n0 + i, (int)k);
     }
 }
 
@@ -109,6 +63,11 @@ __device__ static void load_b(const job &x, const maps &m, uint32_t memory, cons
 struct some_blocks {
     int64_t place, k;
 
+    __device__ void begin(const job &x, const sat_dealt &t) {
+        int lane = threadIdx.x % 32;
+        if (lane >= SAT_PIECE_COLUMNS || x.r.block) return fetch(x, t.piece, 0);
+        place = t.piece.first + lane, k = t.col * x.r.bc;
+    }
     __device__ void fetch(const job &x, const sat_piece &piece, int first) {
         int mine = first + (int)(threadIdx.x % 32);
         if (mine >= piece.count) return;
@@ -124,142 +83,87 @@ struct coming {
 
     __device__ void fetch(const job &x) {
         if (ready || tile.fetch(x.deal)) return;
-        if (!tile.none(x.deal)) blocks.fetch(x, tile.piece, 0);
+        if (!tile.none(x.deal)) blocks.begin(x, tile);
         ready = true;
     }
 };
 
-template <typename S, int BM, int BN, int KS, int STAGES, bool TA, bool TB>
-__device__ static void produce(const job &x, const maps &m, coming &next, barriers *s, uint32_t memory) {
-    int lane = threadIdx.x % 32, turn = 0, bc = (int)x.r.bc;
-    ring at = {.parity = 1};
-    uint32_t tile_parity = 1;
+template <typename S, bool TA, bool TB>
+__device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
+    int lane = threadIdx.x % 32, bc = (int)x.r.bc;
+    sat_pipe_ring<S> at = {.parity = 1};
+    sat_pipe_tiles tiles = {.parity = 1};
     for (;;) {
         while (!next.ready) next.fetch(x);
         sat_dealt now = next.tile;
         some_blocks blocks = next.blocks;
+        const sat_piece &piece = now.piece;
         bool last = now.none(x.deal);
-        if (lane == 0) {
-            sat_barrier_wait(sat_shared(&s->tile_empty[turn]), tile_parity);
-            s->tiles[turn] = {now.piece.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : now.piece.count,
-                              now.piece.slot};
-            sat_barrier_arrive(sat_shared(&s->tile_full[turn]));
-        }
-        if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
+        if (lane == 0)
+            tiles.tell(s, {piece.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : piece.count * (bc / S::KS),
+                           piece.slot, 0});
+        tiles.advance();
         if (last) return;
         next.tile.another(), next.ready = false;
-        for (int t = 0; t < now.piece.count; t++) {
-            if (t % 32 == 0 && t > 0) blocks.fetch(x, now.piece, t);
+        for (int t = 0; t < piece.count; t++) {
+            if (t % 32 == 0 && t > 0) blocks.fetch(x, piece, t);
             int64_t block = __shfl_sync(~0u, blocks.place, t % 32), k = __shfl_sync(~0u, blocks.k, t % 32);
-            for (int in_block = 0; in_block < bc; in_block += KS) {
+            for (int in_block = 0; in_block < bc; in_block += S::KS) {
                 if (lane == 0) {
                     uint32_t bar = sat_shared(&s->full[at.stage]);
                     sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
-                    load_a<S, BM, KS, TA>(x, m, memory, at, bar, block, now.at.slice, in_block);
-                    load_b<S, BN, KS, TB>(x, m, memory, at, bar, k + in_block, now.at.panel * BN);
+                    load_a<S, TA>(x, m, memory + at.a(x.deep_a), bar, block, now.at.slice, in_block);
+                    load_b<S, TB>(x, m, memory + at.b(), bar, k + in_block, now.at.panel * S::BN);
                 }
                 __syncwarp();
-                at.advance<STAGES, S::SLOTS>(KS == 64 || in_block % 64);
+                at.advance(S::KS == 64 || in_block % 64);
             }
             next.fetch(x);
         }
     }
 }
 
-/* ---- the consumers ---- */
-
-template <typename T, typename S, int BM, int KS, bool TA, bool TB>
-__device__ static void multiply_stage(float (&d)[S::WN / 2], uint32_t a, uint32_t b, bool deep_a, int group, int add) {
-    constexpr int deep = KS == 64 ? 1 : 2, eight = KS * 2 * 8;                             // K contiguous
-    constexpr int wide = S::LINE == 128 ? 1 : S::LINE == 64 ? 2 : 3, chunk = KS * S::LINE; // N contiguous
-    if (BM == 128) a += group * 64 * KS * 2;
-    else b += TB ? group * S::WN * KS * 2 : group * (S::WN * 2 / S::LINE) * chunk;
-    sat_group_fence();
-#pragma unroll
-    for (int k = 0; k < KS / 16; k++) {
-        uint64_t da = TA       ? sat_descriptor(a + k * 2048, 1, KS * 128, 1024)
-                      : deep_a ? sat_descriptor(a + k * 32, 1, 16, 1024)
-                               : sat_descriptor(a + k * 32, deep, 16, eight);
-        uint64_t db = TB ? sat_descriptor(b + k * 32, deep, 16, eight)
-                         : sat_descriptor(b + k * 16 * S::LINE, wide, chunk, 8 * S::LINE);
-        sat_group_product<T, S::WN, TA, !TB>::run(d, da, db, add || k);
-    }
-    sat_group_commit();
+/* A warpgroup's sums to C, or to the partial sums of a cut row, whose slot the tile has for its `first`. */
+template <typename T, typename S>
+__device__ __forceinline__ void put(const job &x, const sat_pipe_tile &t, float (&d)[S::WN / 2], uint32_t staging,
+                                    int group) {
+    int64_t in_row = t.slice * S::BM + (S::BM == 128 ? group * 64 : 0), rows = x.r.br - in_row;
+    int64_t n0 = (int64_t)t.panel * S::BN + (S::BM == 128 ? 0 : group * S::WN), n = x.out.to.n;
+    if (rows <= 0 || n0 >= n) return;
+    sat_mma_out to = x.out;
+    int64_t i0 = t.row * x.r.br + in_row;
+    if (t.first >= 0) to = sat_mma_partial<float>(x.partial + t.first * x.r.br * n, n), i0 = in_row;
+    sat_group_put<typename T::element, S::WN>(to, d, staging, i0, n0, rows, group);
 }
 
-template <typename T, typename S, int BM, int BN, int KS, int STAGES, bool TA, bool TB>
-__device__ static void consume(const job &x, barriers *s, uint32_t memory) {
-    int group = threadIdx.x / 128, lane = threadIdx.x % 32, turn = 0;
-    ring at = {.parity = 0};
-    uint32_t tile_parity = 0, staging = memory + S::OUT_FROM + group * 8 * SAT_SLICE;
-    for (;;) {
-        sat_barrier_wait(sat_shared(&s->tile_full[turn]), tile_parity);
-        tile t = s->tiles[turn];
-        __syncwarp();
-        if (lane == 0) sat_barrier_arrive(sat_shared(&s->tile_empty[turn]));
-        if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
-        if (t.count < 0) break;
-        int steps = t.count * ((int)x.r.bc / KS), before = -1;
-        float d[S::WN / 2];
-        if (steps == 0)
-#pragma unroll
-            for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
-        for (int step = 0; step < steps; step++) {
-            bool odd = KS == 32 && step % 2; // the second half of what came 64 deep
-            sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
-            multiply_stage<T, S, BM, KS, TA, TB>(d, memory + a_place<S>(x, at) + (x.deep_a && odd ? 64 : 0),
-                                                 memory + S::B_FROM + at.stage * S::B, x.deep_a, group, step);
-            sat_group_wait<1>();
-            if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
-            before = at.stage;
-            at.advance<STAGES, S::SLOTS>(KS == 64 || odd);
-        }
-        sat_group_wait<0>();
-        if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
-        if (S::OUT == 0) sat_some_sync(1, 128); // output goes where the tile was, which nobody reads any more
-        int64_t in_row = t.slice * BM + (BM == 128 ? group * 64 : 0), rows = x.r.br - in_row, i0 = t.row * x.r.br;
-        int64_t n0 = (int64_t)t.panel * BN + (BM == 128 ? 0 : group * S::WN), n = x.out.to.n;
-        if (rows <= 0 || n0 >= n) continue;
-        sat_mma_out to = x.out;
-        i0 += in_row;
-        if (t.slot >= 0) to = sat_mma_partial<float>(x.partial + t.slot * x.r.br * n, n), i0 = in_row;
-        sat_group_put<typename T::element, S::WN>(to, d, staging, i0, n0, rows, group);
-    }
-}
-
-template <typename T, int BM, int BN, int KS, int STAGES, int GROUPS, bool TA, bool TB>
-static __global__ void __launch_bounds__(shape<BM, BN, KS, STAGES, GROUPS>::THREADS, GROUPS == 1 ? 2 : 1)
+template <typename T, typename S, bool TA, bool TB>
+static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
     multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
-    typedef shape<BM, BN, KS, STAGES, GROUPS> S;
     extern __shared__ __align__(1024) char memory[];
-    barriers &s = *(barriers *)(memory + S::BYTES - sizeof(barriers));
-    uint32_t start = sat_shared(memory);
+    sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
     coming next = {};
-    if (threadIdx.x < STAGES) {
-        sat_barrier_init(sat_shared(&s.full[threadIdx.x]), 1);
-        sat_barrier_init(sat_shared(&s.empty[threadIdx.x]), GROUPS * 4);
-    } else if (threadIdx.x < STAGES + AHEAD) {
-        sat_barrier_init(sat_shared(&s.tile_full[threadIdx.x - STAGES]), 1);
-        sat_barrier_init(sat_shared(&s.tile_empty[threadIdx.x - STAGES]), GROUPS * 4);
-    } else if (threadIdx.x / 32 == S::CONSUMERS / 32) {
+    if (threadIdx.x < 32) sat_pipe_init<S>(s);
+    if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
         next.tile.first(), next.fetch(x); // on its way while the barriers are made
     }
-    if (threadIdx.x < 32) sat_barrier_publish();
     __syncthreads();
     if (threadIdx.x >= S::CONSUMERS) {
-        if (GROUPS == 2) sat_registers_fewer<72>();
-        if (threadIdx.x < S::CONSUMERS + 32) produce<S, BM, BN, KS, STAGES, TA, TB>(x, m, next, &s, start);
+        if (!S::ONCE) sat_registers_fewer<72>();
+        if (threadIdx.x < S::CONSUMERS + 32) produce<S, TA, TB>(x, m, next, s, sat_shared(memory));
     } else {
-        if (GROUPS == 2) sat_registers_more<216>();
-        consume<T, S, BM, BN, KS, STAGES, TA, TB>(x, &s, start);
+        if (!S::ONCE) sat_registers_more<216>();
+        sat_pipe_consume<T, S, TA, TB, false>(s, sat_shared(memory), x.deep_a,
+                                              [&](const sat_pipe_tile &t, float(&d)[S::WN / 2], uint32_t staging,
+                                                  int group) { put<T, S>(x, t, d, staging, group); });
     }
     sat_deal_end(x.deal);
 }
 
 /* ---- the host's side ---- */
 
-template <int BM, int BN, int KS> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
+template <typename S> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
+    constexpr int BN = S::BN, KS = S::KS;
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
     cuuint64_t bc = (cuuint64_t)a->block_cols, rows = (cuuint64_t)(a->stored_blocks * a->block_rows);
@@ -282,10 +186,9 @@ template <int BM, int BN, int KS> static bool make_maps(const sat_launch *l, con
     return sat_map_encode(&m->a, ta) && sat_map_encode(&m->b, tb);
 }
 
-template <typename T, int BM, int BN, int KS, int STAGES, int GROUPS, bool TA, bool TB>
+template <typename T, typename S, bool TA, bool TB>
 static sat_status start(const sat_launch *l, const job &x, const maps &m) {
-    typedef shape<BM, BN, KS, STAGES, GROUPS> S;
-    auto kernel = multiply<T, BM, BN, KS, STAGES, GROUPS, TA, TB>;
+    auto kernel = multiply<T, S, TA, TB>;
     static bool told[64]; // the limit is the function's on a device, and stays
     if (!told[l->device->index % 64]) {
         cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
@@ -297,29 +200,25 @@ static sat_status start(const sat_launch *l, const job &x, const maps &m) {
     return sat_launched(l);
 }
 
-template <typename T, int BM, int BN, int KS, int STAGES, int GROUPS>
-static sat_status launch_tile(const sat_launch *l) {
+template <typename T, typename S> static sat_status launch_tile(const sat_launch *l) {
     const sat_problem *p = l->problem;
     if (p->m == 0 || p->n == 0) return SAT_OK;
     state *st = (state *)l->state;
     job x = {};
     x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
-    x.deal = sat_deal_of(st->work, st->counter, (x.r.br + BM - 1) / BM, (p->n + BN - 1) / BN);
+    x.deal = sat_deal_of(st->work, st->counter, (x.r.br + S::BM - 1) / S::BM, (p->n + S::BN - 1) / S::BN);
     x.partial = (float *)st->work.partial;
-    x.a_rows = (int)sat_min(BM, x.r.br);
-    x.wide_b = p->n % 64 == 0, x.deep_a = KS == 32 && p->transpose != SAT_TRANSPOSE && x.r.bc % 64 == 0;
+    x.a_rows = (int)sat_min(S::BM, x.r.br);
+    x.wide_b = p->n % 64 == 0, x.deep_a = S::KS == 32 && p->transpose != SAT_TRANSPOSE && x.r.bc % 64 == 0;
     if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1]) {
         st->of[0] = NULL;
-        if (!make_maps<BM, BN, KS>(l, x, &st->m))
-            return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
+        if (!make_maps<S>(l, x, &st->m)) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
         st->of[0] = l->operands[0], st->of[1] = l->operands[1];
     }
     const maps &m = st->m;
     bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
-    sat_status status = ta ? (tb ? start<T, BM, BN, KS, STAGES, GROUPS, true, true>(l, x, m)
-                                 : start<T, BM, BN, KS, STAGES, GROUPS, true, false>(l, x, m))
-                           : (tb ? start<T, BM, BN, KS, STAGES, GROUPS, false, true>(l, x, m)
-                                 : start<T, BM, BN, KS, STAGES, GROUPS, false, false>(l, x, m));
+    sat_status status = ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
+                           : (tb ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
     return status == SAT_OK ? sat_launch_join(l, x.r, x.out.to, st->work) : status;
 }
 
@@ -375,8 +274,8 @@ static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;
 #define PICK(bm, bn, ks, stages, groups)                                                                               \
     if (i->tile_m == bm && i->tile_n == bn && i->tile_k == ks)                                                         \
-        return i->dtype == SAT_F16 ? launch_tile<sat_f16_math, bm, bn, ks, stages, groups>(l)                          \
-                                   : launch_tile<sat_bf16_math, bm, bn, ks, stages, groups>(l);
+        return i->dtype == SAT_F16 ? launch_tile<sat_f16_math, sat_pipe_shape<bm, bn, ks, stages, groups>>(l)          \
+                                   : launch_tile<sat_bf16_math, sat_pipe_shape<bm, bn, ks, stages, groups>>(l);
     TILES(PICK)
     return sat_fail(SAT_INTERNAL, "%s: no such tile", l->variant->name);
 }

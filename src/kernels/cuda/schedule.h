@@ -8,12 +8,14 @@
 
 #include "variant.h"
 
+enum { SAT_PIECE_COLUMNS = 11 };
+
 typedef struct sat_piece {
     int64_t first; /* its first block, as a position in the rows' order */
     int32_t row;
-    int32_t count; /* blocks; 0 for an empty row, which has its output to write all the same */
-    int32_t slot;  /* where its partial sum goes; -1: it is the whole row */
-    int32_t unused;
+    int32_t count;                  /* blocks; 0 for an empty row, which has its output to write all the same */
+    int32_t slot;                   /* where its partial sum goes; -1: it is the whole row */
+    int32_t col[SAT_PIECE_COLUMNS]; /* of its first blocks: known with the piece, not one load later */
 } sat_piece;
 
 typedef struct sat_join { /* a row that was cut: slots slot .. slot + parts - 1 */
@@ -80,7 +82,9 @@ static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_sched
         }
         for (int64_t part = 0; part < parts; part++) {
             int64_t from = blocks * part / parts, to = blocks * (part + 1) / parts;
-            sat_piece piece = {first + from, (int32_t)i, (int32_t)(to - from), parts > 1 ? slot++ : -1, 0};
+            sat_piece piece = {first + from, (int32_t)i, (int32_t)(to - from), parts > 1 ? slot++ : -1, {0}};
+            for (int64_t t = 0; r->col && t < to - from && t < SAT_PIECE_COLUMNS; t++)
+                piece.col[t] = r->col[first + from + t];
             s->piece[at++] = piece;
         }
     }

@@ -49,31 +49,40 @@ template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4
     for (int e = 0; e < 4; e++) w[e] = sat_mma_pack(E(), v[2 * e], v[2 * e + 1]);
 }
 
-/* C by rows: a warp alone, 16 rows by W columns at a time. */
+/* A warp's 16 rows by W columns, of which `rows` and `columns` exist, to lines `pitch` apart. The next call may follow
+ * with another `staging`, and the one after that with this one. */
+template <typename E, int W>
+__device__ __forceinline__ void sat_slice_rows(const float (&d)[W / 2], uint32_t staging, E *to, int64_t pitch,
+                                               int rows, int columns) {
+    constexpr int CHUNKS = W / 8;
+    int lane = threadIdx.x % 32, row = lane / CHUNKS, chunk = lane % CHUNKS;
+#pragma unroll
+    for (int q = 0; q < W / 16; q++) {
+        uint32_t w[4];
+        sat_pack_8<E>(w, &d[q * 8]);
+        sat_store_matrix(staging + sat_slice_at(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
+    }
+    __syncwarp();
+    to += row * pitch + chunk * 8;
+#pragma unroll
+    for (int e = 0; e < CHUNKS / 2; e++) { // 32 / CHUNKS rows each
+        const int down = e * (32 / CHUNKS);
+        uint4 v = sat_shared_16(staging + sat_slice_at(row + down, chunk));
+        if (row + down < rows && chunk * 8 < columns) __stcg((uint4 *)(to + down * pitch), v);
+    }
+}
+
+/* C by rows: a warp alone. */
 template <typename E, int WN>
 __device__ __forceinline__ void sat_group_rows(const sat_out &o, const float (&d)[WN / 2], uint32_t staging, int64_t i0,
                                                int64_t n0) {
-    constexpr int W = WN < 64 ? WN : 64, CHUNKS = W / 8;
-    int lane = threadIdx.x % 32, row = lane / CHUNKS, chunk = lane % CHUNKS;
-    E *to = (E *)o.c + (i0 + row) * o.row_stride + n0 + chunk * 8;
-    int rows = (int)min((int64_t)16, o.m - i0) - row, columns = (int)min((int64_t)WN, o.n - n0) - chunk * 8;
+    constexpr int W = WN < 64 ? WN : 64;
+    int rows = (int)min((int64_t)16, o.m - i0), columns = (int)min((int64_t)WN, o.n - n0);
+    E *to = (E *)o.c + i0 * o.row_stride + n0;
 #pragma unroll
-    for (int j = 0; j < WN; j += W) {
-        uint32_t at = staging + j / W % 2 * SAT_SLICE;
-#pragma unroll
-        for (int q = 0; q < W / 16; q++) {
-            uint32_t w[4];
-            sat_pack_8<E>(w, &d[j / 2 + q * 8]);
-            sat_store_matrix(at + sat_slice_at(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
-        }
-        __syncwarp();
-#pragma unroll
-        for (int e = 0; e < CHUNKS / 2; e++) { // 32 / CHUNKS rows each
-            const int down = e * (32 / CHUNKS);
-            uint4 v = sat_shared_16(at + sat_slice_at(row + down, chunk));
-            if (down < rows && j < columns) __stcg((uint4 *)(to + down * o.row_stride + j), v);
-        }
-    }
+    for (int j = 0; j < WN; j += W)
+        sat_slice_rows<E, W>(reinterpret_cast<const float(&)[W / 2]>(d[j / 2]), staging + j / W % 2 * SAT_SLICE, to + j,
+                             o.row_stride, rows, columns - j);
     __syncwarp();
 }
 

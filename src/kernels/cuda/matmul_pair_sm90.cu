@@ -1,0 +1,291 @@
+// cuda_matmul_pair: two block rows of 64 at a time, along the union of their columns (sm_90a). f16 and bf16.
+//
+// Where two rows have the same column, B comes once for both, and the way from L2 is what limits blocks of 64. prepare
+// looks for rows that share columns, which need not be neighbours; C is written in place. The pipeline is
+// wgmma_pipe.cuh's: a warpgroup has a row, and passes over stages that are not its own.
+
+#include "deal.cuh"
+#include "tensor_map.cuh"
+#include "union.h"
+#include "wgmma_pipe.cuh"
+
+enum { HALF = 64 }; // rows of a block
+
+typedef sat_pipe_shape<128, 256, 64, 4, 2> S;
+
+struct maps {
+    CUtensorMap a, b;
+};
+
+struct job {
+    sat_rows r;
+    sat_mma_out out;
+    sat_deal deal;
+    const sat_union_step *steps;
+    const int32_t *row; // two a pair
+    bool wide_b;
+};
+
+struct state {
+    sat_plan_work work;
+    unsigned *counter;
+    const sat_union_step *steps;
+    const int32_t *row;
+    maps m; // of these operands: made anew only where a pointer has changed
+    const void *of[2];
+};
+
+/* ---- the producer ---- */
+
+struct coming {
+    sat_dealt tile;
+    sat_union_step step; // this lane's of the first 32
+    int row, first;      // lanes 0 and 1: the pair's rows, and their first blocks
+    int got;
+    bool ready;
+
+    __device__ __forceinline__ void look(const job &x, int from) {
+        int mine = from + (int)threadIdx.x % 32;
+        if (mine < tile.piece.count) step = x.steps[tile.piece.first + mine];
+    }
+    __device__ __forceinline__ void fetch(const job &x) {
+        if (ready || tile.fetch(x.deal)) return;
+        int lane = threadIdx.x % 32;
+        bool some = !tile.none(x.deal);
+        if (got++ == 0) {
+            if (some && lane < 2) row = x.row[2 * tile.piece.row + lane];
+            if (some) look(x, 0);
+            return;
+        }
+        if (some && lane < 2 && row >= 0) first = (int)x.r.ptr[row];
+        ready = true;
+    }
+    __device__ __forceinline__ void another() { tile.another(), got = 0, ready = false; }
+};
+
+template <bool TB>
+__device__ static void load_b(const job &x, const maps &m, uint32_t to, uint32_t bar, int k, int n0) {
+    if (TB) sat_tile_load(to, &m.b, bar, k, n0);
+    else if (x.wide_b) sat_tile_load(to, &m.b, bar, 0, k, n0 / 64);
+    else
+        for (int i = 0; i < S::BN; i += 64) sat_tile_load(to + i * S::KS * 2, &m.b, bar, n0 + i, k);
+}
+
+/* One row's part of A. */
+template <bool TA>
+__device__ static void load_a(const job &x, const maps &m, uint32_t to, uint32_t bar, int position, int in_block) {
+    int block = (int)sat_block_of(&x.r, position);
+    if (TA) sat_tile_load(to, &m.a, bar, 0, block * (int)x.r.bc + in_block);
+    else sat_tile_load(to, &m.a, bar, in_block, block * HALF);
+}
+
+template <bool TA, bool TB>
+__device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
+    int lane = threadIdx.x % 32, bc = (int)x.r.bc;
+    sat_pipe_ring<S> at = {.parity = 1};
+    sat_pipe_tiles tiles = {.parity = 1};
+    for (;;) {
+        while (!next.ready) next.fetch(x);
+        coming now = next;
+        bool last = now.tile.none(x.deal);
+        int count = now.tile.piece.count, n0 = (int)now.tile.at.panel * S::BN;
+        int row[2], position[2];
+#pragma unroll
+        for (int g = 0; g < 2; g++) row[g] = __shfl_sync(~0u, now.row, g), position[g] = __shfl_sync(~0u, now.first, g);
+        if (lane == 0) tiles.tell(s, {row[0], 0, (int)now.tile.at.panel, last ? -1 : count * (bc / S::KS), row[1], 0});
+        tiles.advance();
+        if (last) return;
+        next.another();
+        for (int t = 0; t < count; t++) {
+            if (t % 32 == 0 && t > 0) now.look(x, t);
+            uint32_t rows = __shfl_sync(~0u, now.step.rows, t % 32);
+            int k = __shfl_sync(~0u, now.step.col, t % 32) * bc;
+            for (int in_block = 0; in_block < bc; in_block += S::KS) {
+                if (lane == 0) {
+                    uint32_t bar = sat_shared(&s->full[at.stage]);
+                    sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
+                    s->groups[at.stage] = rows;
+                    sat_barrier_expect(bar, S::B + __popc(rows) * (S::A / 2));
+                    load_b<TB>(x, m, memory + at.b(), bar, k + in_block, n0);
+#pragma unroll
+                    for (int g = 0; g < 2; g++)
+                        if (rows >> g & 1)
+                            load_a<TA>(x, m, memory + at.a(false) + g * (S::A / 2), bar, position[g], in_block);
+                }
+                __syncwarp();
+                at.advance(true);
+            }
+            position[0] += rows & 1, position[1] += rows >> 1 & 1;
+            next.fetch(x);
+        }
+    }
+}
+
+template <typename T, bool TA, bool TB>
+static __global__ void __launch_bounds__(S::THREADS, 1)
+    multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
+    extern __shared__ __align__(1024) char memory[];
+    sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
+    coming next = {};
+    if (threadIdx.x < 32) sat_pipe_init<S>(s);
+    if (threadIdx.x / 32 == S::CONSUMERS / 32) {
+        sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
+        next.tile.first(), next.fetch(x);
+    }
+    __syncthreads();
+    if (threadIdx.x >= S::CONSUMERS) {
+        sat_registers_fewer<72>();
+        if (threadIdx.x < S::CONSUMERS + 32) produce<TA, TB>(x, m, next, s, sat_shared(memory));
+    } else {
+        sat_registers_more<216>();
+        sat_pipe_consume<T, S, TA, TB, true>(
+            s, sat_shared(memory), false,
+            [&](const sat_pipe_tile &t, float(&d)[S::WN / 2], uint32_t staging, int group) {
+                int row = group ? t.first : t.row;
+                int64_t n0 = (int64_t)t.panel * S::BN;
+                if (row < 0) return;
+                sat_group_put<typename T::element, S::WN>(x.out, d, staging, (int64_t)row * HALF, n0, HALF, group);
+            });
+    }
+    sat_deal_end(x.deal);
+}
+
+/* ---- the host's side ---- */
+
+static bool make_maps(const sat_launch *l, const job &x, maps *m) {
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    cuuint64_t bc = (cuuint64_t)a->block_cols, rows = (cuuint64_t)(a->stored_blocks * a->block_rows);
+    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
+    bool turned_b = p->b.col_stride != 1;
+    cuuint64_t lead = (cuuint64_t)(turned_b ? p->b.col_stride : p->b.row_stride) * 2;
+    sat_tensor ta = {p->a_dtype, l->operands[0], 2, {bc, rows}, {bc * 2}, {64, 64}, 128};
+    sat_tensor tb = {p->b_dtype, l->operands[1], 2, {n, k}, {lead}, {64, 64}, 128};
+    if (turned_b) tb = {p->b_dtype, l->operands[1], 2, {k, n}, {lead}, {64, S::BN}, 128};
+    else if (x.wide_b) tb = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead, 128}, {64, 64, S::BN / 64}, 128};
+    return sat_map_encode(&m->a, ta) && sat_map_encode(&m->b, tb);
+}
+
+template <typename T, bool TA, bool TB> static sat_status start(const sat_launch *l, const job &x, const maps &m) {
+    auto kernel = multiply<T, TA, TB>;
+    static bool told[64]; // the limit is the function's on a device, and stays
+    if (!told[l->device->index % 64]) {
+        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
+        if (e != cudaSuccess) return sat_launched(l);
+        told[l->device->index % 64] = true;
+    }
+    unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
+    kernel<<<grid, S::THREADS, S::BYTES, (cudaStream_t)l->stream>>>(x, m);
+    return sat_launched(l);
+}
+
+template <typename T> static sat_status start_any(const sat_launch *l, const job &x, const maps &m) {
+    bool ta = l->problem->transpose == SAT_TRANSPOSE, tb = l->problem->b.col_stride != 1;
+    return ta ? (tb ? start<T, true, true>(l, x, m) : start<T, true, false>(l, x, m))
+              : (tb ? start<T, false, true>(l, x, m) : start<T, false, false>(l, x, m));
+}
+
+static sat_status launch(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    if (p->m == 0 || p->n == 0) return SAT_OK;
+    state *st = (state *)l->state;
+    job x = {};
+    x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
+    x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + S::BN - 1) / S::BN);
+    x.steps = st->steps, x.row = st->row, x.wide_b = p->n % 64 == 0;
+    if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1]) {
+        st->of[0] = NULL;
+        if (!make_maps(l, x, &st->m)) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
+        st->of[0] = l->operands[0], st->of[1] = l->operands[1];
+    }
+    return l->variant->instance.dtype == SAT_F16 ? start_any<sat_f16_math>(l, x, st->m)
+                                                 : start_any<sat_bf16_math>(l, x, st->m);
+}
+
+static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    sat_rows r = sat_op_rows(p, a);
+    if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
+    if (r.br != HALF || r.bc % 64 || r.k % r.bc || p->a_align % 16) return false;
+    if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
+    if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000) return false;
+    if ((double)r.count * ceil((double)p->n / S::BN) > 0x7fff0000) return false;
+    if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
+    return sat_map_fits(p, p->b, p->k, p->n, p->b_align, 2);
+}
+
+/* The workspace: steps, rows, schedule, counter. */
+static size_t rows_from(const sat_pattern_view *a) { return sat_union_bytes(a->stored_blocks); }
+static size_t pieces_from(const sat_pattern_view *a, const sat_rows *r) {
+    return rows_from(a) + ((size_t)r->count + 2) * sizeof(int32_t) / 256 * 256 + 256;
+}
+static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v, (void)d;
+    sat_rows r = sat_op_rows(p, a);
+    return pieces_from(a, &r) + ((size_t)r.count + 1) * sizeof(sat_piece) / 256 * 256 + 512 + SAT_COUNTER_BYTES;
+}
+
+static sat_status send(const sat_prepare *q, const sat_rows *r, const int32_t *row, const sat_union *u, state *st) {
+    char *to = (char *)q->workspace;
+    cudaStream_t stream = (cudaStream_t)q->stream;
+    cudaError_t e = cudaMemcpyAsync(to, u->step, (size_t)u->steps * sizeof *u->step, cudaMemcpyHostToDevice, stream);
+    st->steps = (const sat_union_step *)to, to += rows_from(q->pattern);
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(to, row, 2 * (size_t)u->groups * sizeof *row, cudaMemcpyHostToDevice, stream);
+    st->row = (const int32_t *)to;
+    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    if (e != cudaSuccess) return sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
+    sat_rows pairs = {.count = u->groups, .ptr = u->ptr};
+    return sat_prepare_rows(q, &pairs, INT32_MAX, (char *)q->workspace + pieces_from(q->pattern, r), &st->work);
+}
+
+static sat_status prepare_pairs(const sat_prepare *q, state *st) {
+    sat_rows r = sat_op_rows(q->problem, q->pattern);
+    sat_union u = {};
+    int32_t *row = (int32_t *)malloc((size_t)(r.count + 2) * sizeof *row);
+    sat_status status =
+        row && sat_union_pairs(&r, row) && sat_union_make(&r, row, 2, &u)
+            ? send(q, &r, row, &u, st)
+            : sat_fail(SAT_OUT_OF_MEMORY, "%s: pairs of %lld rows", q->variant->name, (long long)r.count);
+    sat_union_free(&u);
+    free(row);
+    return status;
+}
+
+static sat_status prepare(const sat_prepare *q, void **out) {
+    if (!sat_map_encoder()) return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
+    state *st = (state *)calloc(1, sizeof *st);
+    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+    sat_status status = prepare_pairs(q, st);
+    if (status == SAT_OK)
+        status = sat_deal_counter(q, workspace(q->variant, q->problem, q->pattern, q->device), &st->counter);
+    if (status == SAT_OK) *out = st;
+    else free(st);
+    return status;
+}
+
+/* What comes from L2: B for each step, values for each panel. Neighbours tell how much rows share. */
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v;
+    sat_rows r = sat_op_rows(p, a);
+    double panels = ceil((double)p->n / S::BN), blocks = (double)a->stored_blocks, items = (double)p->batch;
+    double shared = p->transpose == SAT_TRANSPOSE ? 0 : a->overlap;
+    double steps =
+        fmin(sat_union_expected(r.count, (r.k + r.bc - 1) / r.bc, a->stored_blocks, 2), blocks * (1 - shared / 2));
+    double loads = panels * (double)r.bc * 2 * (steps * S::BN + blocks * (double)HALF), rate = 9e12 * d->threads / 132;
+    double work = 2 * blocks * panels * (double)(r.bc * HALF * S::BN), tiles = ceil((double)r.count / 2) * panels;
+    double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / fmin(1, tiles / d->threads);
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1e-6 + 3e-6);
+}
+
+SAT_FAMILY(cuda_matmul_pair) = {
+    .revision = "1",
+    .op = SAT_MATMUL,
+    .backend = SAT_CUDA,
+    .about = "two block rows of 64 that share columns at a time, on Hopper; f16, bf16",
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .prepare = prepare,
+    .launch = launch,
+    .release = sat_release_work,
+};

@@ -1,0 +1,300 @@
+// cuda_sampled_wgmma: the sampled product by warpgroup products (sm_90a). f16 and bf16.
+//
+// A tile is BM rows of a block row by the columns of as many of its stored blocks as BN holds, side by side: X's rows
+// are read once for all of them. The pipeline is wgmma_pipe.cuh's; this producer walks along k, and each lane brings Y
+// for a block of its own.
+
+#include "deal.cuh"
+#include "tensor_map.cuh"
+#include "wgmma_pipe.cuh"
+
+struct maps {
+    CUtensorMap x, y;
+};
+
+struct job {
+    sat_deal deal;
+    const int32_t *col;
+    char *s;
+    int m, n, k, br, bc;
+    int y_box;   // columns of Y that a copy brings
+    bool ragged; // the last block column reaches beyond the matrix
+    float alpha;
+};
+
+struct state {
+    sat_plan_work work;
+    unsigned *counter;
+    maps m; // of these operands: made anew only where a pointer has changed
+    const void *of[2];
+};
+
+/* ---- the producer ---- */
+
+struct coming {
+    sat_dealt tile;
+    int column; // where this lane's block begins
+    bool ready;
+
+    __device__ void fetch(const job &x) {
+        if (ready || tile.fetch(x.deal)) return;
+        column = tile.col * x.bc; // a tile has fewer blocks than a piece has columns with it
+        ready = true;
+    }
+};
+
+template <typename S, bool TA> __device__ static void load_x(const maps &m, uint32_t to, uint32_t bar, int row, int k) {
+    if constexpr (TA) {
+        for (int i = 0; i < S::BM; i += 64) sat_tile_load(to + i * S::KS * 2, &m.x, bar, row + i, k);
+    } else {
+        sat_tile_load(to, &m.x, bar, k, row);
+    }
+}
+
+/* `at`: where the block's columns begin in the tile. */
+template <typename S, bool TB>
+__device__ static void load_y(const job &x, const maps &m, uint32_t to, uint32_t bar, int at, int column, int k,
+                              int columns) {
+    for (int i = 0; i < columns; i += x.y_box) {
+        uint32_t place = to + (at + i) * S::KS * 2; // the same either way: 64 columns of KS, or KS of a column
+        if (TB) sat_tile_load(place, &m.y, bar, k, column + i);
+        else sat_tile_load(place, &m.y, bar, column + i, k);
+    }
+}
+
+template <typename S, bool TA, bool TB>
+__device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
+    int lane = threadIdx.x % 32, steps = (x.k + S::KS - 1) / S::KS;
+    sat_pipe_ring<S> at = {.parity = 1};
+    sat_pipe_tiles tiles = {.parity = 1};
+    for (;;) {
+        while (!next.ready) next.fetch(x);
+        sat_dealt now = next.tile;
+        bool last = now.none(x.deal);
+        int row = now.piece.row * x.br + (int)now.at.slice * S::BM, count = now.piece.count;
+        int column = next.column + (int)now.at.panel * S::BN, columns = min(x.bc, S::BN);
+        if (lane == 0)
+            tiles.tell(s, {now.piece.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : steps, (int)now.piece.first,
+                           count});
+        tiles.advance();
+        if (last) return;
+        next.tile.another(), next.ready = false;
+        for (int step = 0; step < steps; step++) {
+            uint32_t bar = sat_shared(&s->full[at.stage]);
+            if (lane == 0) {
+                sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
+                sat_barrier_expect(bar, S::A + count * columns * S::KS * 2);
+                load_x<S, TA>(m, memory + at.a(false), bar, row, step * S::KS);
+            }
+            __syncwarp();
+            if (lane < count) load_y<S, TB>(x, m, memory + at.b(), bar, lane * x.bc, column, step * S::KS, columns);
+            at.advance(true);
+            next.fetch(x);
+        }
+    }
+}
+
+/* ---- the consumers ---- */
+
+/* What stands beyond the matrix is zero, whatever was multiplied. */
+template <int WN>
+__device__ static void clear_beyond(float (&d)[WN / 2], int rows, int columns) { // from this lane's first of each on
+#pragma unroll
+    for (int e = 0; e < WN / 2; e++)
+        if ((e % 4 < 2 ? 0 : 8) >= rows || e / 4 * 8 + e % 2 >= columns) d[e] = 0;
+}
+
+/* 64 columns of a warp's 16 rows lie in one block: through shared memory and out in lines of 128 bytes. */
+template <typename T, typename S>
+__device__ static void put(const job &x, const sat_pipe_tile &t, float (&d)[S::WN / 2], uint32_t staging, int group) {
+    typedef typename T::element E;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    int in_row = t.slice * S::BM + (S::BM == 128 ? group * 64 : 0) + warp * 16, from = S::BM == 128 ? 0 : group * S::WN;
+    staging += warp * 2 * SAT_SLICE;
+#pragma unroll
+    for (int e = 0; e < S::WN / 2; e++) d[e] *= x.alpha;
+#pragma unroll
+    for (int j = 0; j < S::WN; j += 64) {
+        int block = (from + j) / x.bc, in_col = t.panel * S::BN + (from + j) % x.bc;
+        if (block >= t.count || in_row >= x.br) continue;
+        float(&part)[32] = reinterpret_cast<float(&)[32]>(d[j / 2]);
+        int rows = x.m - (t.row * x.br + in_row), columns = 64;
+        if (x.ragged) columns = x.n - (x.col[t.first + block] * x.bc + in_col);
+        if (rows < 16 || columns < 64) clear_beyond<64>(part, rows - lane / 4, columns - lane % 4 * 2);
+        E *to = (E *)x.s + ((int64_t)(t.first + block) * x.br + in_row) * x.bc + in_col;
+        sat_slice_rows<E, 64>(part, staging + j / 64 % 2 * SAT_SLICE, to, x.bc, 16, 64);
+    }
+    __syncwarp();
+}
+
+template <typename T, typename S, bool TA, bool TB>
+static __global__ void __launch_bounds__(S::THREADS, 1)
+    multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
+    extern __shared__ __align__(1024) char memory[];
+    sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
+    coming next = {};
+    if (threadIdx.x < 32) sat_pipe_init<S>(s);
+    if (threadIdx.x / 32 == S::CONSUMERS / 32) {
+        sat_prefetch_map(&m.x), sat_prefetch_map(&m.y);
+        next.tile.first(), next.fetch(x);
+    }
+    __syncthreads();
+    if (threadIdx.x >= S::CONSUMERS) {
+        sat_registers_fewer<72>();
+        if (threadIdx.x < S::CONSUMERS + 32) produce<S, TA, TB>(x, m, next, s, sat_shared(memory));
+    } else {
+        sat_registers_more<216>();
+        sat_pipe_consume<T, S, TA, TB, false>(s, sat_shared(memory), false,
+                                              [&](const sat_pipe_tile &t, float(&d)[S::WN / 2], uint32_t staging,
+                                                  int group) { put<T, S>(x, t, d, staging, group); });
+    }
+    sat_deal_end(x.deal);
+}
+
+/* ---- the host's side ---- */
+
+template <typename S> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
+    const sat_problem *p = l->problem;
+    cuuint64_t rows = (cuuint64_t)p->m, n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
+    cuuint32_t deep = S::KS, box = (cuuint32_t)x.y_box;
+    bool turned_x = p->a.col_stride != 1, turned_y = p->b.col_stride != 1;
+    cuuint64_t lead_x = (cuuint64_t)(turned_x ? p->a.col_stride : p->a.row_stride) * 2;
+    cuuint64_t lead_y = (cuuint64_t)(turned_y ? p->b.col_stride : p->b.row_stride) * 2;
+    sat_tensor tx = {p->a_dtype, l->operands[0], 2, {k, rows}, {lead_x}, {deep, S::BM}, 128};
+    if (turned_x) tx = {p->a_dtype, l->operands[0], 2, {rows, k}, {lead_x}, {64, deep}, 128};
+    sat_tensor ty = {p->b_dtype, l->operands[1], 2, {n, k}, {lead_y}, {box, deep}, 128};
+    if (turned_y) ty = {p->b_dtype, l->operands[1], 2, {k, n}, {lead_y}, {deep, box}, 128};
+    return sat_map_encode(&m->x, tx) && sat_map_encode(&m->y, ty);
+}
+
+template <typename T, typename S, bool TA, bool TB>
+static sat_status start(const sat_launch *l, const job &x, const maps &m) {
+    auto kernel = multiply<T, S, TA, TB>;
+    static bool told[64]; // the limit is the function's on a device, and stays
+    if (!told[l->device->index % 64]) {
+        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
+        if (e != cudaSuccess) return sat_launched(l);
+        told[l->device->index % 64] = true;
+    }
+    unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
+    kernel<<<grid, S::THREADS, S::BYTES, (cudaStream_t)l->stream>>>(x, m);
+    return sat_launched(l);
+}
+
+static int64_t each_of(const sat_variant *v, const sat_pattern_view *a) {
+    return sat_max(1, v->instance.tile_n / a->block_cols);
+}
+
+static int64_t ceil_of(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+template <typename T, typename S> static sat_status launch_tile(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    state *st = (state *)l->state;
+    bool ta = p->a.col_stride != 1, tb = p->b.col_stride != 1;
+    job x = {};
+    x.deal = sat_deal_of(st->work, st->counter, ceil_of(a->block_rows, S::BM), ceil_of(a->block_cols, S::BN));
+    x.col = a->device_col_idx, x.s = (char *)l->operands[2], x.alpha = (float)p->alpha;
+    x.m = (int)p->m, x.n = (int)p->n, x.k = (int)p->k, x.br = (int)a->block_rows, x.bc = (int)a->block_cols;
+    x.ragged = p->n % x.bc != 0;
+    x.y_box = tb ? (int)sat_min(sat_min(x.bc, S::BN), 256) : 64;
+    if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1]) {
+        st->of[0] = NULL;
+        if (!make_maps<S>(l, x, &st->m)) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
+        st->of[0] = l->operands[0], st->of[1] = l->operands[1];
+    }
+    return ta ? (tb ? start<T, S, true, true>(l, x, st->m) : start<T, S, true, false>(l, x, st->m))
+              : (tb ? start<T, S, false, true>(l, x, st->m) : start<T, S, false, false>(l, x, st->m));
+}
+
+// rows, columns, stages
+#define TILES(X) X(128, 256, 4) X(128, 128, 6) X(64, 256, 4)
+
+static sat_status launch(const sat_launch *l) {
+    const sat_instance *i = &l->variant->instance;
+    if (l->pattern->stored_blocks == 0) return SAT_OK;
+#define PICK(bm, bn, stages)                                                                                           \
+    if (i->tile_m == bm && i->tile_n == bn)                                                                            \
+        return i->dtype == SAT_F16 ? launch_tile<sat_f16_math, sat_pipe_shape<bm, bn, 64, stages, 2>>(l)               \
+                                   : launch_tile<sat_bf16_math, sat_pipe_shape<bm, bn, 64, stages, 2>>(l);
+    TILES(PICK)
+    return sat_fail(SAT_INTERNAL, "%s: no such tile", l->variant->name);
+}
+
+static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    int64_t br = a->block_rows, bc = a->block_cols, bm = v->instance.tile_m, bn = v->instance.tile_n;
+    if (d->capability != 90 || p->a_dtype != v->instance.dtype || p->c_dtype != p->a_dtype || p->beta != 0)
+        return false;
+    if (a->stored_blocks == 0 || p->k == 0 || br % bm || bc % 64 || (bc > bn && bc % bn)) return false;
+    if (p->c_align < 16 || (p->batch > 1 && p->c.batch_stride % 8)) return false;
+    if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000 || a->stored_blocks > 0x7fff0000) return false;
+    double tiles = (double)a->stored_blocks * (double)ceil_of(br, bm) * (double)ceil_of(bc, bn);
+    if (tiles > 0x7fff0000) return false;
+    return sat_map_fits(p, p->a, p->m, p->k, p->a_align, 2) && sat_map_fits(p, p->b, p->k, p->n, p->b_align, 2);
+}
+
+/* A piece is as many neighbours of a block row as a tile holds. */
+static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v, (void)p, (void)d;
+    size_t pieces = (size_t)a->stored_blocks * sizeof(sat_piece);
+    return (pieces + 255) / 256 * 256 + SAT_COUNTER_BYTES;
+}
+
+static sat_status send_pieces(const sat_prepare *q, state *st) {
+    const sat_pattern_view *a = q->pattern;
+    int64_t each = each_of(q->variant, a), count = 0;
+    sat_piece *piece = (sat_piece *)malloc(((size_t)a->stored_blocks + 1) * sizeof *piece);
+    if (!piece)
+        return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld blocks", q->variant->name,
+                        (long long)a->stored_blocks);
+    for (int64_t row = 0; row < a->grid_rows; row++)
+        for (int64_t first = a->row_ptr[row], end = a->row_ptr[row + 1]; first < end; first += each) {
+            sat_piece one = {first, (int32_t)row, (int32_t)sat_min(each, end - first), -1, {}};
+            for (int t = 0; t < one.count; t++) one.col[t] = a->col_idx[first + t];
+            piece[count++] = one;
+        }
+    cudaStream_t stream = (cudaStream_t)q->stream;
+    cudaError_t e = cudaMemcpyAsync(q->workspace, piece, (size_t)count * sizeof *piece, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    free(piece);
+    st->work.pieces = count, st->work.piece = (const sat_piece *)q->workspace;
+    return e == cudaSuccess ? SAT_OK : sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
+}
+
+static sat_status prepare(const sat_prepare *q, void **out) {
+    if (!sat_map_encoder()) return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
+    state *st = (state *)calloc(1, sizeof *st);
+    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+    sat_status status = send_pieces(q, st);
+    if (status == SAT_OK)
+        status = sat_deal_counter(q, workspace(q->variant, q->problem, q->pattern, q->device), &st->counter);
+    if (status == SAT_OK) *out = st;
+    else free(st);
+    return status;
+}
+
+/* Whole rounds of tiles over the multiprocessors; copies from L2 and products overlap, the longer counts. */
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    double bm = v->instance.tile_m, bn = v->instance.tile_n, each = (double)each_of(v, a);
+    double rows = (double)sat_max(1, a->grid_rows - a->empty_rows), blocks = (double)a->stored_blocks / rows;
+    double tiles = rows * ceil(blocks / each) * (double)ceil_of(a->block_rows, (int64_t)bm) *
+                   (double)ceil_of(a->block_cols, (int64_t)bn) * (double)p->batch;
+    double rounds = fmax(1, ceil(tiles / d->threads)), depth = (double)ceil_of(p->k, 64) * 64;
+    double wide = fmin(bn, each * (double)a->block_cols), rate = 9e12 / 132;
+    double near = depth * (bm + wide) * 2 / rate,
+           compute = 2 * bm * bn * depth / (d->flop_rate[p->a_dtype] / d->threads);
+    return fmax(rounds * fmax(near, compute) + (3 + rounds) * 1e-6, sat_bytes(p, a) / d->memory_rate);
+}
+
+SAT_FAMILY(cuda_sampled_wgmma) = {
+    .revision = "1",
+    .op = SAT_SAMPLED,
+    .backend = SAT_CUDA,
+    .about = "tensor maps and warpgroup products on Hopper; f16, bf16; block sides multiples of 64",
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .prepare = prepare,
+    .launch = launch,
+    .release = sat_release_work,
+};

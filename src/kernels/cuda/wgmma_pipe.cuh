@@ -1,0 +1,158 @@
+/* The pipeline of the kernels on warpgroup products: a warp of its own keeps STAGES tiles of both operands on their way
+ * into shared memory, and tells the warpgroups what to make of them; those multiply what has arrived. Large tiles have
+ * two warpgroups, which split 128 rows by rows and 64 by columns, and a CTA that goes from tile to tile; small ones
+ * have one warpgroup, and a CTA each. */
+#ifndef SAT_WGMMA_PIPE_CUH
+#define SAT_WGMMA_PIPE_CUH
+
+#include "wgmma_out.cuh"
+
+/* A tile, as the producer tells the consumers of it. */
+struct sat_pipe_tile {
+    int row, slice, panel;
+    int steps;        /* -1: there are no more tiles */
+    int first, count; /* what more the output needs to know */
+};
+
+enum { SAT_PIPE_AHEAD = 4, SAT_PIPE_SECOND = 3 }; /* tiles that the producer may be ahead; a named barrier */
+
+struct sat_pipe_barriers {
+    uint64_t full[8], empty[8], tile_full[SAT_PIPE_AHEAD], tile_empty[SAT_PIPE_AHEAD];
+    sat_pipe_tile tiles[SAT_PIPE_AHEAD];
+    uint32_t groups[8]; /* of a stage, where not all warpgroups multiply it: bit g for number g */
+};
+
+/* BM rows, BN columns and KS of depth a stage. */
+template <int BM_, int BN_, int KS_, int STAGES_, int GROUPS_> struct sat_pipe_shape {
+    static constexpr int BM = BM_, BN = BN_, KS = KS_, STAGES = STAGES_, GROUPS = GROUPS_;
+    static constexpr int A = BM * KS * 2, B = KS * BN * 2;                              // a stage's
+    static constexpr int SLOTS = KS == 32 ? (STAGES + 1) / 2 : STAGES, SLOT = BM * 128; // of A, where it comes 64 deep
+    static constexpr int B_FROM = SLOTS * SLOT, OUT_FROM = GROUPS == 1 ? 0 : B_FROM + STAGES * B;
+    static constexpr int WN = BM == 128 ? BN : BN / GROUPS; // columns of a warpgroup
+    static constexpr int LINE = BN < 64 ? BN * 2 : 128;     // bytes of a row of B in shared memory, row-major
+    static constexpr int OUT = GROUPS == 1 ? 0 : GROUPS * 8 * SAT_SLICE; // where output is put in order; else over A
+    static constexpr int BYTES = B_FROM + STAGES * B + OUT + (int)sizeof(sat_pipe_barriers); // of shared memory
+    static constexpr bool ONCE = GROUPS == 1;                                                // a CTA has one tile
+    static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + (GROUPS == 1 ? 32 : 128);
+    static_assert(KS == 64 || (KS == 32 && STAGES % 2 == 1), "a stage that is free frees the slot of A two before it");
+};
+
+/* Where a ring of stages is: the next one, how often it went round, and the slot of A. */
+template <typename S> struct sat_pipe_ring {
+    int stage = 0, slot = 0;
+    uint32_t parity;
+
+    __device__ __forceinline__ void advance(bool next_slot) {
+        if (++stage == S::STAGES) stage = 0, parity ^= 1;
+        if (next_slot && ++slot == S::SLOTS) slot = 0;
+    }
+    /* Where the stage's operands are; `deep_a`: A comes 64 deep where a stage is 32. */
+    __device__ __forceinline__ uint32_t a(bool deep_a) const { return deep_a ? slot * S::SLOT : stage * S::A; }
+    __device__ __forceinline__ uint32_t b() const { return S::B_FROM + stage * S::B; }
+};
+
+/* By the first warp. */
+template <typename S> __device__ __forceinline__ void sat_pipe_init(sat_pipe_barriers *s) {
+    int i = threadIdx.x;
+    if (i < S::STAGES) {
+        sat_barrier_init(sat_shared(&s->full[i]), 1);
+        sat_barrier_init(sat_shared(&s->empty[i]), S::GROUPS * 4);
+    } else if (i < S::STAGES + SAT_PIPE_AHEAD) {
+        sat_barrier_init(sat_shared(&s->tile_full[i - S::STAGES]), 1);
+        sat_barrier_init(sat_shared(&s->tile_empty[i - S::STAGES]), S::GROUPS * 4);
+    }
+    sat_barrier_publish();
+}
+
+/* A ring of tiles, from either side. */
+struct sat_pipe_tiles {
+    int turn = 0;
+    uint32_t parity;
+
+    __device__ __forceinline__ void advance() {
+        if (++turn == SAT_PIPE_AHEAD) turn = 0, parity ^= 1;
+    }
+    __device__ __forceinline__ void tell(sat_pipe_barriers *s, const sat_pipe_tile &t) { // one lane
+        sat_barrier_wait(sat_shared(&s->tile_empty[turn]), parity);
+        s->tiles[turn] = t;
+        sat_barrier_arrive(sat_shared(&s->tile_full[turn]));
+    }
+    __device__ __forceinline__ sat_pipe_tile hear(sat_pipe_barriers *s) {
+        sat_barrier_wait(sat_shared(&s->tile_full[turn]), parity);
+        sat_pipe_tile t = s->tiles[turn];
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) sat_barrier_arrive(sat_shared(&s->tile_empty[turn]));
+        return t;
+    }
+};
+
+/* TA, TB: A comes with its rows contiguous, B with its depth contiguous. */
+template <typename T, typename S, bool TA, bool TB>
+__device__ __forceinline__ void sat_pipe_multiply(float (&d)[S::WN / 2], uint32_t a, uint32_t b, bool deep_a, int group,
+                                                  int add) {
+    constexpr int KS = S::KS, deep = KS == 64 ? 1 : 2, eight = KS * 2 * 8;                 // K contiguous
+    constexpr int wide = S::LINE == 128 ? 1 : S::LINE == 64 ? 2 : 3, chunk = KS * S::LINE; // N contiguous
+    if (S::BM == 128) a += group * 64 * KS * 2;
+    else b += TB ? group * S::WN * KS * 2 : group * (S::WN * 2 / S::LINE) * chunk;
+    sat_group_fence();
+#pragma unroll
+    for (int k = 0; k < KS / 16; k++) {
+        uint64_t da = TA       ? sat_descriptor(a + k * 2048, 1, KS * 128, 1024)
+                      : deep_a ? sat_descriptor(a + k * 32, 1, 16, 1024)
+                               : sat_descriptor(a + k * 32, deep, 16, eight);
+        uint64_t db = TB ? sat_descriptor(b + k * 32, deep, 16, eight)
+                         : sat_descriptor(b + k * 16 * S::LINE, wide, chunk, 8 * S::LINE);
+        sat_group_product<T, S::WN, TA, !TB>::run(d, da, db, add || k);
+    }
+    sat_group_commit();
+}
+
+/* A warpgroup's life. `put(tile, sums, staging, group)` takes the sums away. SOME: stages name their warpgroups. */
+template <typename T, typename S, bool TA, bool TB, bool SOME, typename PUT>
+__device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t memory, bool deep_a, PUT put) {
+    int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+    sat_pipe_ring<S> at = {.parity = 0};
+    sat_pipe_tiles tiles = {.parity = 0};
+    uint32_t staging = memory + S::OUT_FROM + group * 8 * SAT_SLICE;
+    // The second warpgroup begins some steps after the first and stays behind: while one stores, the other multiplies.
+    int skew = !S::ONCE && group == 0 ? S::STAGES : 0;
+    if (!S::ONCE && group == 1) sat_some_sync(SAT_PIPE_SECOND, 256);
+    for (;;) {
+        sat_pipe_tile t = tiles.hear(s);
+        tiles.advance();
+        if (t.steps < 0) break;
+        int before = -1, done = 0;
+        float d[S::WN / 2];
+        if (SOME || t.steps == 0)
+#pragma unroll
+            for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
+        for (int step = 0; step < t.steps; step++) {
+            if (skew > 0 && --skew == 0) sat_some_arrive(SAT_PIPE_SECOND, 256);
+            bool odd = S::KS == 32 && step % 2; // the second half of what came 64 deep
+            sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
+            if (SOME && !(s->groups[at.stage] >> group & 1)) { // what was before is freed too: much may follow
+                sat_group_wait<0>();
+                if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
+                before = -1;
+                __syncwarp();
+                if (lane == 0) sat_barrier_arrive(sat_shared(&s->empty[at.stage]));
+                at.advance(true);
+                continue;
+            }
+            sat_pipe_multiply<T, S, TA, TB>(d, memory + at.a(deep_a) + (deep_a && odd ? 64 : 0), memory + at.b(),
+                                            deep_a, group, SOME || done);
+            done = 1;
+            sat_group_wait<1>();
+            if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
+            before = at.stage;
+            at.advance(S::KS == 64 || odd);
+        }
+        sat_group_wait<0>();
+        if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
+        if (skew > 0) skew = 0, sat_some_arrive(SAT_PIPE_SECOND, 256);
+        if (S::ONCE) sat_some_sync(1, 128); // output goes where the tile was, which nobody reads any more
+        put(t, d, staging, group);
+    }
+}
+
+#endif
