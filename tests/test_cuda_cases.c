@@ -15,7 +15,7 @@ static void every_variant_gets_its_cases(void **state) {
         for (int number = 0; number < CASES; number++) {
             check_case c;
             int attempt = 0;
-            if (!case_find(&v, &hopper, host, 1, number, &attempt, &c)) continue;
+            if (!case_find(&v, &hopper, host, 1, number, 0, &attempt, &c)) continue;
             found++;
             case_free(&c);
         }
@@ -32,9 +32,9 @@ static void a_case_is_the_same_every_time(void **state) {
     for (int number = 0; number < 20; number++)
         for (int attempt = 0; attempt < 3; attempt++) {
             check_case c;
-            assert_true(case_make(&v, 7, number, attempt, &c));
+            assert_true(case_make(&v, 7, number, attempt, 0, &c));
             case_text(&c, first, sizeof first), case_free(&c);
-            assert_true(case_make(&v, 7, number, attempt, &c));
+            assert_true(case_make(&v, 7, number, attempt, 0, &c));
             case_text(&c, again, sizeof again), case_free(&c);
             assert_string_equal(first, again);
         }

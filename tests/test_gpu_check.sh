@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench/gpu_check without a GPU: its patterns are what they are called, on a CPU with small problems it races, writes its
-# record and succeeds; without a device it says so, and a part that could not run is a failure.
+# record and succeeds, verifies random problems and counts choices; without a device it says so, and a part that could not run is a failure.
 # usage: test_gpu_check.sh <root of the tree> <command line>
 set -eu
 root=$1 cli=$2
@@ -44,6 +44,60 @@ assert len(rows) >= 4 and all(r["seconds"] > 0 and r["floor_seconds"] > 0 and r[
 assert rows["f16 4096^3 block 64, sampled"]["problem"]["op"] == "sampled"
 assert rows["f16 4096^3 block 64, transposed"]["problem"]["transpose"]
 EOF
+
+# Random problems, and the choices of a bench that has made its times up: the first variant of each job is 2 % behind the
+# second, and the estimate's choice, the last, 30 %.
+cat >"$folder/bench" <<'EOF'
+#!/usr/bin/env python3
+import json
+import sys
+for line in open(sys.argv[2]):
+    words = dict(word.split("=", 1) for word in line.split())
+    assert words["estimate"] == "1" and int(words["within"]) > 100, line
+    names = words["variants"].split(",")
+    for i, name in enumerate(names):
+        times = [t * {0: 1.02, 1: 1.0, len(names) - 1: 1.3}.get(i, 1.1) for t in (1e-5, 1.5e-5, 2e-5)]
+        print(json.dumps({"id": int(words["id"]), "variant": name, "estimated": i == len(names) - 1, "seconds": sorted(times)[1], "times": times}))
+EOF
+chmod +x "$folder/bench"
+"$root/bench/gpu_check" 100 --device cpu --shrink 100 --section random --section choice --only '1024x256x1024 block 32' --program "$cli" \
+    --bench "$folder/bench" --record "$folder/both.json" --onto "$folder/record.json"
+python3 - "$folder/both.json" <<'EOF'
+import json
+import sys
+record = json.load(open(sys.argv[1]))
+random, choice = record["checks"]["random"], record["checks"]["choice"]
+assert len(record["rows"]) >= 4 and record["checks"]["added"][0]["sections"] == ["random", "choice"], "the old record is not there"
+assert random["verified"]["problems"] >= 100 and random["tuned"]["problems"] >= 2, random
+assert random["verified"]["failed"] == random["tuned"]["failed"] == 0, random
+assert choice["problems"] == 3 and all(abs(r["chosen_ratio"] - 1.02) < 1e-9 and abs(r["estimated_ratio"] - 1.3) < 1e-9 for r in choice["rows"]), choice
+assert [f["count"] for f in choice["figures"].values()] == [3, 3, 0] and not record["checks"]["added"][0]["failures"], choice["figures"]
+EOF
+
+# What a tile must read through L2, counted by hand.
+python3 - "$root" <<'EOF'
+import sys
+sys.path.insert(0, sys.argv[1] + "/bench/gpu")
+import floor
+import problems
+class Two(problems.Problem):  # 2 x 3 blocks of 64: rows {0, 1} and {1, 2}
+    def blocks(self):
+        return [[0, 1], [1, 2]]
+p = Two("two", 128, 1024, 192, 64)
+a, b = 4 * 64 * 64 * 2, 64 * 1024 * 2  # all blocks; 64 rows of B
+assert floor.l2_bytes(p, "cuda_matmul_f16_16n_sm90_64x512") == 2 * a + 4 * b
+assert floor.l2_bytes(p, "cuda_matmul_f16_16n_sm90_128x256_union") == 4 * a + 3 * b
+assert floor.l2_bytes(p, "cuda_matmul_f16_64_sm90_64x256_pair") == 4 * a + 3 * b
+assert floor.l2_bytes(p, "cuda_matmul_f16_32_sm80_32x256") == 4 * a + 8 * b
+assert floor.l2_bytes(p, "cuda_matmul_any_any_cublas_block") is None
+s = Two("sampled", 128, 192, 256, 64, op="sampled")
+x = 64 * 256 * 2  # 64 rows of X, or columns of Y
+assert floor.l2_bytes(s, "cuda_sampled_f16_64_mma_64x128") == (2 + 4) * x
+assert floor.l2_bytes(s, "cuda_sampled_f16_64_mma_64x64") == (4 + 4) * x
+EOF
+
+# What docs/hopper.md says was measured stands in the record.
+python3 "$root/bench/gpu/roofline.py" --check
 
 expect() { # status, a line that the output must end with or hold, arguments
     local wanted=$1 line=$2 status=0

@@ -21,6 +21,8 @@ typedef struct job {
     void *operands[3];
     size_t bytes[3];
     char variants[4096]; /* names separated by ',' */
+    bool estimate;       /* the estimate's choice takes part too, and is marked */
+    int within; /* per cent of the fastest, after one round: who takes longer, but for the first, leaves; 0: all stay */
 } job;
 
 /* From a line of words "name=value"; false for a line that says nothing. Ends the program where it makes no sense. */

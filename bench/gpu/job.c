@@ -94,6 +94,7 @@ bool job_open(job *j, sat_context *context, const char *line) {
     int64_t br = number(line, "block_rows", 0), bc = number(line, "block_cols", 0);
     need(word(line, "matrix", matrix, sizeof matrix) && br > 0 && bc > 0, line);
     word(line, "variants", j->variants, sizeof j->variants);
+    j->estimate = number(line, "estimate", 0), j->within = (int)number(line, "within", 0);
     j->pattern = read_pattern(context, matrix, br, bc);
     make_problem(j, line, strcmp(op, "sampled") == 0);
     for (int i = 0; i < 3; i++) need_ok(sat_memory_alloc(context, j->bytes[i] + 64, &j->operands[i]), "operands");

@@ -29,7 +29,7 @@ class Problem:
     rivals: tuple = ()  # triton, dense
     must: dict = dataclasses.field(default_factory=dict)  # ratio -> least value
     aim: dict = dataclasses.field(default_factory=dict)
-    later: dict = dataclasses.field(default_factory=dict)  # what faster kernels are to reach: shown, not judged
+    libraries: bool = False  # whether all libraries are timed by graphs too, and not by the race alone
     like: str = ""  # the row that `equal_rows` and `row_major` compare with
 
     def shrunk(self, factor):
@@ -82,16 +82,17 @@ class Problem:
         words += ["--allow-tf32"] if self.tf32 else []
         return words
 
-    def job_line(self, number, matrix, variants):
+    def job_line(self, number, matrix, variants, more=""):
         """For bench_gpu."""
         b, c = (int(order == "col") for order in self.layout.split(","))
         return (f"id={number} op={self.op} m={self.m} n={self.n} k={self.k} block_rows={self.block} block_cols={self.block} "
                 f"dtype={self.dtype} transpose={int(self.transpose)} tf32={int(self.tf32)} col_b={b} col_c={c} "
-                f"matrix={matrix} variants={','.join(variants)}\n")
+                f"matrix={matrix} variants={','.join(variants)}{more}\n")
 
     def rival_job(self, number, matrix):
-        """For rivals.py. Rows that are not judged are searched less."""
-        return {"id": number, "search": 30 if self.must else 8, "m": self.m, "n": self.n, "k": self.k, "block": self.block, "dtype": self.dtype,
+        """For rivals.py. Rows that are not judged by Triton's time are searched less."""
+        judged = any(name.startswith("triton") for name in self.must)
+        return {"id": number, "search": 30 if judged else 8, "transpose": self.transpose, "layout": self.layout, "m": self.m, "n": self.n, "k": self.k, "block": self.block, "dtype": self.dtype,
                 "tf32": self.tf32, "matrix": str(matrix), "rivals": list(self.rivals)}
 
 
@@ -114,59 +115,103 @@ def evened(total, rows):
     return [total * (i + 1) // rows - total * i // rows for i in range(rows)]
 
 
-def square(dtype, block, side=4096, density=0.125, **more):
-    name = f"{dtype} {side}^3 block {block}" + (f" density {density}" if density != 0.125 else "")
+def square(dtype, block, side=4096, density=0.125, more_name="", **more):
+    name = f"{dtype} {side}^3 block {block}" + (f" density {density}" if density != 0.125 else "") + more_name
     return Problem(name, side, side, side, block, dtype=dtype, density=density, **more)
 
 
+# What is asked of the squares at density 0.125: times faster than dense cuBLAS and than Triton, and the aim of the first.
+SQUARES = {(4096, 16): (1.5, 1.05, 1.8), (4096, 32): (2.7, 1.15, 3.0), (4096, 64): (4.5, 1.2, 4.9), (4096, 128): (5.6, 1.5, 6.4),
+           (8192, 32): (3.3, 1.05, 3.5), (8192, 64): (6.0, 1.2, 6.4), (8192, 128): (7.4, 1.3, 8.0)}
+NEAR = {"must": {"row_major": 1 / 1.08}, "aim": {"row_major": 1}}  # of the f16 row-major time: at most 8 % longer
+
+
 def all_problems():
+    return squares() + densities() + like_row_major() + others() + few_columns() + skewed()
+
+
+def squares():
     rows = []
-    later = {16: 1.5, 32: 2.7, 64: 4.5, 128: 5.6}
-    for dtype in ("f16", "bf16"):
-        for block in (16, 32, 64, 128):
-            more = {"later": {"dense_cublas": later[block]}} if dtype == "f16" else {}
-            rows.append(square(dtype, block, rivals=("triton", "dense"), must={"triton_bsr_portable": 0.75}, aim={"triton_bsr_portable": 1.0}, **more))
-    rows.append(square("f32", 64, rivals=("dense",), must={"cusparse_bsr": 3}))
-    rows.append(dataclasses.replace(square("f32", 64, rivals=("dense",), must={"cusparse_bsr": 8}, later={"dense_cublas": 4}, tf32=True,
-                                           like="f32 4096^3 block 64"), name="f32 4096^3 block 64, TF32"))
+    for (side, block), (dense, triton, aim) in SQUARES.items():
+        must = {"dense_cublas": dense, "triton_bsr": triton}
+        if side == 4096:
+            must["triton_bsr_portable"] = 0.75
+        rows.append(square("f16", block, side, rivals=("triton", "dense"), must=must, aim={"dense_cublas": aim, "triton_bsr_portable": 1.0},
+                           libraries=side == 4096))
+    for block in (16, 32, 64, 128):
+        must = {"triton_bsr_portable": 0.75, **(NEAR["must"] if block >= 64 else {})}
+        rows.append(square("bf16", block, rivals=("triton", "dense"), must=must, aim={"triton_bsr_portable": 1.0, **NEAR["aim"]},
+                           like=f"f16 4096^3 block {block}"))
+    return rows
+
+
+def densities():
+    asked = [(64, 0.05, 7, 8), (64, 0.25, 2.5, 2.7), (64, 0.5, 1.4, 1.5), (128, 0.25, 3.3, 3.6), (128, 0.5, 1.8, 1.9)]
+    return [square("f16", block, density=density, rivals=("triton", "dense"), must={"dense_cublas": least}, aim={"dense_cublas": aim})
+            for block, density, least, aim in asked]
+
+
+def like_row_major():
+    """The backward pass, and x * W^T: B and C by columns."""
+    rows = []
+    for block in (64, 128):
+        near = dict(NEAR, like=f"f16 4096^3 block {block}", rivals=("dense",))
+        rows.append(square("f16", block, more_name=", transposed", transpose=True, **near))
+        rows.append(square("f16", block, more_name=", by columns", layout="col,col", **near))
+    return rows
+
+
+def others():
+    """The sampled product, f32, TF32, and f64 with small blocks."""
+    rows = [square("f16", block, more_name=", sampled", op="sampled", rivals=("dense",), must={"dense_cublas": least}, aim={"dense_cublas": aim})
+            for block, least, aim in ((64, 3.5, 4.5), (128, 4.5, 5.5))]
+    rows.append(square("f32", 64, rivals=("dense",), must={"cusparse_bsr": 3}, libraries=True))
+    rows.append(square("f32", 64, more_name=", TF32", rivals=("dense",), must={"dense_cublas": 4, "cusparse_bsr": 8}, aim={"dense_cublas": 5},
+                       tf32=True, like="f32 4096^3 block 64"))
     for block in (4, 8):  # 2^18 blocks: 34 and 134 MB of values beside 34 MB of B and C
         rows.append(Problem(f"f64 65536x32x65536 block {block}, 2^18 blocks", 65536, 32, 65536, block, dtype="f64",
-                            density=2.0**18 / (65536 // block) ** 2, must={"cusparse_bsr": 2}))
+                            density=2.0**18 / (65536 // block) ** 2, must={"cusparse_bsr": 2}, libraries=True))
+    return rows
+
+
+def few_columns():
+    rows = []
+    for n, least, aim in ((16, 7, 9), (64, 5.5, 7), (256, 4.4, 6)):
+        must = {"dense_cublas": least, **({"triton_bsr": 1.0} if n < 256 else {})}
+        rows.append(Problem(f"f16 14336x{n}x4096 block 64 density 0.1", 14336, n, 4096, 64, density=0.1, rivals=("triton", "dense"),
+                            must=must, aim={"dense_cublas": aim}))
     for measure in ("warm", "cold"):
         for n in (1, 8, 16):
-            more = {"must" if measure == "warm" else "later": {"hbm": 0.8}}
+            warm = {"must": {"hbm": 0.8}, "rivals": ("dense",)} if measure == "warm" else {}
             rows.append(Problem(f"f16 57344x{n}x16384 block 64 density 0.1" + (", cold" if measure == "cold" else ""), 57344, n, 16384, 64,
-                                density=0.1, measure=measure, rivals=("dense",) if measure == "warm" else (), **more))
-    for n, least in ((16, 7), (64, 5.5), (256, 4.4)):
-        must = {"triton_bsr": 1.0} if n < 256 else {}
-        rows.append(Problem(f"f16 14336x{n}x4096 block 64 density 0.1", 14336, n, 4096, 64, density=0.1, rivals=("triton", "dense"),
-                            must=must, later={"dense_cublas": least}))
+                                density=0.1, measure=measure, **warm))
+    return rows
+
+
+def skewed():
+    """Rows that share columns, rows that are heavier than others."""
+    rows = [square("f16", 64, 8192, more_name=", half of the columns shared", overlap=0.5, rivals=("triton", "dense"),
+                   must={"dense_cublas": 6.3}, aim={"dense_cublas": 6.8}),
+            square("f16", 64, more_name=", 4 rows 8 times heavier", rows="heavy", rivals=("triton", "dense"),
+                   must={"equal_rows": 1 / 1.4}, aim={"equal_rows": 1 / 1.25}, like="f16 4096^3 block 64")]
     even = "f16 16384x4096x16384 block 64, equal rows"
     rows.append(Problem(even, 16384, 4096, 16384, 64, rows="powerlaw_evened"))
     rows.append(Problem("f16 16384x4096x16384 block 64, powerlaw rows", 16384, 4096, 16384, 64, rows="powerlaw",
                         must={"equal_rows": 0.7}, like=even))
-    for block, least in ((64, 3.5), (128, 4.5)):
-        rows.append(dataclasses.replace(square("f16", block, op="sampled", rivals=("dense",), later={"dense_cublas": least}),
-                                        name=f"f16 4096^3 block {block}, sampled"))
-    for block in (64, 128):
-        like = f"f16 4096^3 block {block}"
-        near = {"later": {"row_major": 1 / 1.08}, "like": like}
-        rows.append(dataclasses.replace(square("f16", block, transpose=True, **near), name=like + ", transposed"))
-        rows.append(dataclasses.replace(square("f16", block, layout="col,col", **near), name=like + ", by columns"))
-    return rows + informational()
-
-
-def informational():
-    """What the next kernels are to reach; nothing here is judged."""
-    rows = []
-    for block, dense, triton in ((32, 3.3, 1.05), (64, 6.0, 1.2), (128, 7.4, 1.3)):
-        rows.append(square("f16", block, side=8192, rivals=("triton", "dense"), later={"dense_cublas": dense, "triton_bsr": triton}))
-    for density, least in ((0.05, 7), (0.25, 2.5), (0.5, 1.4)):
-        rows.append(square("f16", 64, density=density, rivals=("triton", "dense"), later={"dense_cublas": least}))
-    for density, least in ((0.25, 3.3), (0.5, 1.8)):
-        rows.append(square("f16", 128, density=density, rivals=("triton", "dense"), later={"dense_cublas": least}))
-    rows.append(dataclasses.replace(square("f16", 64, side=8192, overlap=0.5, rivals=("dense",), later={"dense_cublas": 6.3}),
-                                    name="f16 8192^3 block 64, half of the columns shared"))
-    rows.append(dataclasses.replace(square("f16", 64, rows="heavy", later={"equal_rows": 1 / 1.4}, like="f16 4096^3 block 64"),
-                                    name="f16 4096^3 block 64, 4 rows 8 times heavier"))
     return rows
+
+
+# ---- what the tuner is asked to choose for ----
+
+
+def choice_problems():
+    """Sixty: five sizes, four blocks, three dtypes; densities go round, so that each meets each of the others."""
+    sizes = [(4096, 4096, 4096), (2048, 2048, 2048), (8192, 512, 2048), (14336, 64, 4096), (1024, 256, 1024)]
+    found = []
+    for i, (m, n, k) in enumerate(sizes):
+        for j, block in enumerate((16, 32, 64, 128)):
+            for t, dtype in enumerate(("f16", "bf16", "f32")):
+                density, tf32 = (0.05, 0.125, 0.3)[(i + j + t) % 3], dtype == "f32" and (i + j) % 2 == 0
+                name = f"{dtype} {m}x{n}x{k} block {block} density {density}" + (", TF32" if tf32 else "")
+                found.append(Problem(name, m, n, k, block, dtype=dtype, density=density, tf32=tf32))
+    return found

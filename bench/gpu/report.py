@@ -3,7 +3,10 @@
 import datetime
 import json
 import os
+import statistics
 import subprocess
+
+import floor
 
 
 def rival_name(result):
@@ -22,7 +25,9 @@ class Row:
         self.times = {}  # variant -> what bench_gpu measured
         self.rivals = {}  # name -> seconds
         self.details = {}
-        self.floor = None
+        self.floors = {}  # what limits -> seconds; back to back, or cold where the row is
+        self.cold_floor = None
+        self.l2 = {}  # variant -> bytes through L2
         for r in self.results():
             name = rival_name(r)
             if name and r["verdict"] == "ok" and r["seconds"]:
@@ -41,8 +46,8 @@ class Row:
         return by_graph if by_graph and self.problem.measure == "warm" else result["seconds"]
 
     def contenders(self, most=4):
-        """Whom bench_gpu times: the first few of ours, and every library, even one that the race left out as too slow."""
-        libraries = [r["variant"] for r in self.results() if rival_name(r) and r["verdict"] in ("ok", "skipped")]
+        """Whom bench_gpu times: the first few of ours, and where asked for every library, even one that the race left out as too slow."""
+        libraries = [r["variant"] for r in self.results() if self.problem.libraries and rival_name(r) and r["verdict"] in ("ok", "skipped")]
         portable = [r["variant"] for r in self.own() if is_portable(r)][:2]
         return list(dict.fromkeys([r["variant"] for r in self.own()[:most]] + portable)) + libraries
 
@@ -81,14 +86,29 @@ class Row:
         return self.race["problem"]["bytes"] if self.race else 0
 
     def set_floor(self, ceilings):
-        """The larger of arithmetic and bytes over what this GPU was seen to reach in this run, whoever reached it."""
-        p = self.problem
-        arithmetic = self.flops / ceilings["tf32" if p.tf32 else p.dtype]
-        if p.measure == "cold":
-            self.floor = max(arithmetic, self.bytes / ceilings["memory"])
-        else:  # back to back, what fits into L2 need not come from memory again
-            beyond = max(0.0, self.bytes - ceilings["l2_bytes"]) / ceilings["memory"]
-            self.floor = max(arithmetic, beyond, self.bytes / ceilings["l2"])
+        """By what this GPU was seen to reach in this run, whoever reached it, and with the tile of our best."""
+        p, best = self.problem, self.best["variant"] if self.best else ""
+        if best not in self.l2:
+            self.l2[best] = floor.l2_bytes(p, best)
+
+        def floors(cold):
+            return floor.floors(p, self.flops, self.bytes, self.l2[best], ceilings, cold)
+        self.floors, self.cold_floor = floors(p.measure == "cold"), max(floors(True).values())
+
+    @property
+    def floor(self):
+        return max(self.floors.values(), default=None)
+
+    @property
+    def limit(self):
+        """What the floor is made of."""
+        return max(self.floors, key=self.floors.get, default=None)
+
+    @property
+    def cold_seconds(self):
+        if self.problem.measure == "cold" or not self.best:
+            return self.seconds
+        return self.times.get(self.best["variant"], {}).get("cold_seconds")
 
     def ratios(self, rows, ceilings):
         """Above 1 we are faster. `hbm` is a share of the measured rate, `equal_rows` of another row's."""
@@ -103,7 +123,7 @@ class Row:
         if ceilings and "57344" in self.problem.name:
             found["hbm"] = self.bytes / self.seconds / ceilings["memory"]
         for name in ("equal_rows", "row_major"):
-            if name in {**self.problem.must, **self.problem.later} and like and like.seconds:
+            if name in self.problem.must and like and like.seconds:
                 found[name] = (self.flops / self.seconds) / (like.flops / like.seconds)
         return found
 
@@ -116,12 +136,13 @@ class Row:
         best, ratios = self.best, self.ratios(rows, ceilings)
         timed = self.times.get(best["variant"], {}) if best else {}
         row = {"problem": problem, "variant": best["variant"] if best else None, "seconds": self.seconds, "floor_seconds": self.floor,
+               "over_floor": over(self.seconds, self.floor), "floor": self.floor_record(),
+               "cold_seconds": self.cold_seconds, "cold_floor_seconds": self.cold_floor, "cold_over_floor": over(self.cold_seconds, self.cold_floor),
                "portable": self.portable["variant"] if self.portable else None,
                "timed_by": "graph" if p.measure == "warm" and timed.get("graph") else "race",
                "ratios": ratios, "rival_seconds": self.rivals,
                "targets": [{"ratio": name, "must": least, "aim": p.aim.get(name), "met": met(ratios.get(name), least)}
                            for name, least in p.must.items()],
-               "later": [{"ratio": name, "least": least, "reached": met(ratios.get(name), least)} for name, least in p.later.items()],
                "winner": self.race["best"] if self.race else None}
         if self.details:
             row["details"] = self.details
@@ -129,6 +150,15 @@ class Row:
                                message=r["message"], graph_seconds=self.times.get(r["variant"], {}).get("seconds"))
                           for r in self.results() if r["verdict"] != "skipped" or r["variant"] in self.times]
         return row
+
+    def floor_record(self):
+        best = self.best["variant"] if self.best else ""
+        tile = floor.tile_of(best)
+        return {"limit": self.limit, "seconds": self.floors, "l2_bytes": self.l2.get(best), "tile": list(tile) if tile else None}
+
+
+def over(seconds, least):
+    return seconds / least if seconds and least else None
 
 
 def is_portable(result):
@@ -144,7 +174,7 @@ def met(value, least):
 
 def print_table(rows, ceilings):
     names = ("triton_bsr", "dense_cublas", "cusparse_bsr")
-    lines = [["problem", "best of ours", "us", "TFLOPS", "x floor", "triton", "dense", "cusparse", "target", "", "later"]]
+    lines = [["problem", "best of ours", "us", "cold us", "TFLOPS", "x floor", "limit", "triton", "dense", "cusparse", "target", ""]]
     counts = {True: 0, False: 0, None: 0}
     for row in rows.values():
         ratios, p = row.ratios(rows, ceilings), row.problem
@@ -152,18 +182,21 @@ def print_table(rows, ceilings):
         for name, least in p.must.items():
             value = ratios.get(name)
             counts[met(value, least)] += 1
-            target.append(f"{name} {number(value)} of {least:g}")
+            target.append(f"{name} {number(value)} of {least:.3g}")
             verdict.append({True: "met", False: "MISSED", None: "not measured"}[met(value, least)])
-        later = [f"{name} {number(ratios.get(name))} of {least:.3g}" for name, least in p.later.items()]
         seconds = row.seconds
-        lines.append([p.name, row.best["variant"] if row.best else "nothing right", f"{seconds * 1e6:.1f}" if seconds else "-",
+        lines.append([p.name, row.best["variant"] if row.best else "nothing right", micro(seconds), micro(row.cold_seconds),
                       f"{row.flops / seconds * 1e-12:.1f}" if seconds else "-",
-                      f"{seconds / row.floor:.2f}" if seconds and row.floor else "-", *(number(ratios.get(n)) for n in names),
-                      ", ".join(target) or "-", ", ".join(verdict), ", ".join(later)])
+                      number(over(seconds, row.floor)), row.limit or "-", *(number(ratios.get(n)) for n in names),
+                      ", ".join(target) or "-", ", ".join(verdict)])
     print_columns(lines)
     print(f"targets: {counts[True]} met, {counts[False]} missed, {counts[None]} not measured "
-          "(a ratio above 1 means that we are faster; `later` is not judged)")
+          "(a ratio above 1 means that we are faster)")
     return counts
+
+
+def micro(seconds):
+    return f"{seconds * 1e6:.1f}" if seconds else "-"
 
 
 def number(value):
@@ -174,6 +207,31 @@ def print_columns(lines):
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     for line in lines:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+
+
+# ---- what was chosen ----
+
+
+def choice_row(name, chosen, lines):
+    """Of one problem, from bench_gpu's lines; None where the choice was not timed. Ratios are medians over rounds."""
+    timed = {line["variant"]: line for line in lines if line.get("seconds")}
+    if chosen not in timed:
+        return None
+    best = min(timed, key=lambda v: timed[v]["seconds"])
+    estimated = next((v for v in timed if timed[v]["estimated"]), None)
+
+    def ratio(variant):
+        return statistics.median(x / y for x, y in zip(timed[variant]["times"], timed[best]["times"])) if variant else None
+    return {"problem": name, "best": best, "seconds": timed[best]["seconds"], "chosen": chosen, "chosen_ratio": ratio(chosen),
+            "estimated": estimated, "estimated_ratio": ratio(estimated), "candidates": len(lines), "timed": len(timed)}
+
+
+def choice_record(rows, least):
+    chosen = [r["chosen_ratio"] for r in rows]
+    estimated = [r["estimated_ratio"] for r in rows if r["estimated_ratio"]]
+    counts = [sum(x <= 1.03 for x in chosen), sum(x <= 1.06 for x in chosen), sum(x <= 1.25 for x in estimated)]
+    figures = {name: {"count": count, "must": must, "met": count >= must} for (name, must), count in zip(least.items(), counts)}
+    return {"problems": len(rows), "figures": figures, "rows": rows}
 
 
 # ---- the record ----
@@ -192,9 +250,23 @@ def commit(root):
     return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def write(path, root, command, machine, rows, checks):
+def added(old, new):
+    """The old record with what the new one measured. Who measured it, when and how is said beside it."""
+    source = {name: new[name] for name in ("date", "commit", "command")}
+    measured = {name: what for name, what in new["checks"].items() if name not in ("left_out", "failures", "seconds", "section_seconds")}
+    checks = {**old["checks"], **measured}
+    checks["added"] = [a for a in checks.get("added", []) if a["sections"] != list(new["checks"].get("section_seconds", {}))]
+    checks["added"].append(dict(source, sections=list(new["checks"].get("section_seconds", {})), seconds=new["checks"]["seconds"],
+                                left_out=new["checks"]["left_out"], failures=new["checks"]["failures"]))
+    rows = {row["problem"]["name"]: row for row in old["rows"] + new["rows"]}
+    return dict(old, rows=list(rows.values()), checks=checks)
+
+
+def write(path, root, command, machine, rows, checks, onto=None):
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     record = {"version": 1, "date": now, "commit": commit(root), "command": command, "machine": machine, "rows": rows, "checks": checks}
+    if onto:
+        record = added(json.loads(onto.read_text()), record)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(record, indent=1) + "\n")

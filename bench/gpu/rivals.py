@@ -145,8 +145,11 @@ class Bench:
     def product(self, job):
         torch = self.torch
         torch.backends.cuda.matmul.allow_tf32 = bool(job["tf32"])
-        a, b = self.dense(job["m"], job["k"], job["dtype"]), self.dense(job["k"], job["n"], job["dtype"])
-        out = torch.empty(job["m"], job["n"], device="cuda", dtype=a.dtype)
+        m, n, k, dtype = (job[name] for name in ("m", "n", "k", "dtype"))
+        columns = [order == "col" for order in job["layout"].split(",")]
+        a = self.dense(k, m, dtype).t() if job["transpose"] else self.dense(m, k, dtype)
+        b = self.dense(n, k, dtype).t() if columns[0] else self.dense(k, n, dtype)
+        out = torch.empty(n, m, device="cuda", dtype=a.dtype).t() if columns[1] else torch.empty(m, n, device="cuda", dtype=a.dtype)
         return {"seconds": self.seconds(lambda: torch.mm(a, b, out=out), 15)}
 
     def copy_rate(self):

@@ -1,24 +1,27 @@
 // Kernel time of variants: CUDA graphs of ten or more runs (one of those past a millisecond, and fewer rounds of it),
 // replayed in turns. Each replay that counts is queued behind one that does not, so the host's time is hidden; pauses
-// keep the device from heating up.
+// keep the device from heating up. Then, one run at a time, with the operands out of L2.
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/cuda.h"
 #include "bench_gpu.h"
 
-enum { MOST_VARIANTS = 64, ROUNDS = 15, SLOW_ROUNDS = 5, PAUSE_MICROSECONDS = 3000 };
+enum { MOST_VARIANTS = 64, ROUNDS = 15, SLOW_ROUNDS = 5, COLD_ROUNDS = 9, PAUSE_MICROSECONDS = 3000 };
 
 typedef struct entrant {
     char name[128];
     sat_plan *plan;
     sat_plan_info info;
-    cudaGraphExec_t graph; // NULL: its runs cannot be captured
-    int calls, most;       // runs of a graph; rounds
-    double times[ROUNDS];
+    cudaGraphExec_t graph;       // NULL: its runs cannot be captured
+    int calls, most;             // runs of a graph; rounds
+    double first, times[ROUNDS]; // first: of one run in the round that does not count
+    double cold;                 // seconds; 0: not measured
     int rounds;
+    bool estimated; // the estimate would have chosen it
     char message[256];
 } entrant;
 
@@ -26,6 +29,9 @@ static struct {
     sat_context *context;
     cudaStream_t stream;
     cudaEvent_t begin, end;
+    void *room; // what a sweep reads instead of the operands
+    size_t room_bytes;
+    double nothing; // an empty kernel's time between two events, behind a sweep
 } desk;
 
 static bool queue_runs(const job *j, const entrant *e, int calls) {
@@ -85,9 +91,49 @@ static void leave(entrant *e) {
     sat_plan_free(e->plan);
 }
 
+/* ---- cold: as the library's own races take it ---- */
+
+static sat_status run_nothing(const job *j, const entrant *e) {
+    (void)j, (void)e;
+    return sat_cuda_nothing(desk.stream) == cudaSuccess ? SAT_OK : SAT_DEVICE_ERROR;
+}
+
+static sat_status run_once(const job *j, const entrant *e) { return sat_run(e->plan, j->operands, desk.stream); }
+
+// The median time of `run` behind a sweep; negative where something failed.
+static double behind_sweep(const job *j, const entrant *e, sat_status (*run)(const job *, const entrant *)) {
+    double times[COLD_ROUNDS];
+    for (int i = -1; i < COLD_ROUNDS; i++) { // the first is not counted
+        float ms = 0;
+        bool good = sat_cuda_sweep(desk.room, desk.room_bytes, desk.stream) == cudaSuccess;
+        good = good && cudaEventRecord(desk.begin, desk.stream) == cudaSuccess && run(j, e) == SAT_OK;
+        good = good && cudaEventRecord(desk.end, desk.stream) == cudaSuccess;
+        good = good && cudaEventSynchronize(desk.end) == cudaSuccess;
+        good = good && cudaEventElapsedTime(&ms, desk.begin, desk.end) == cudaSuccess;
+        if (!good) return -1;
+        if (i >= 0) times[i] = ms * 1e-3;
+    }
+    return median(times, COLD_ROUNDS);
+}
+
+static void time_cold(const job *j, entrant *e) {
+    double seconds = behind_sweep(j, e, run_once) - desk.nothing;
+    e->cold = seconds > 0 ? seconds : 0;
+}
+
+/* ---- a job ---- */
+
+static void print_times(const entrant *e) { // in their order, so that those of one round can be compared
+    printf("\"times\": [");
+    for (int i = 0; i < e->rounds; i++) printf("%s%.6g", i ? ", " : "", e->times[i] / e->calls);
+    printf("], ");
+}
+
 static void print(const job *j, entrant *e) {
-    printf("{\"id\": %d, \"variant\": \"%s\", ", j->id, e->name);
+    printf("{\"id\": %d, \"variant\": \"%s\", \"estimated\": %s, ", j->id, e->name, e->estimated ? "true" : "false");
     if (e->rounds > 0) {
+        print_times(e);
+        if (e->cold > 0) printf("\"cold_seconds\": %.9g, ", e->cold);
         double middle = median(e->times, e->rounds) / e->calls;
         printf("\"seconds\": %.9g, \"fastest\": %.9g, \"spread\": %.3g, ", middle, e->times[0] / e->calls,
                (e->times[e->rounds * 3 / 4] - e->times[e->rounds / 4]) / 2 / e->calls);
@@ -100,26 +146,60 @@ static void print(const job *j, entrant *e) {
     fflush(stdout);
 }
 
+// The names of a job, and with them the estimate's choice: what a plan has without a race.
+static int take_names(const job *j, entrant *all) {
+    char names[sizeof j->variants];
+    int count = 0, found = -1;
+    sat_plan *plan = NULL;
+    sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+    memcpy(names, j->variants, sizeof names);
+    for (char *name = strtok(names, ","); name && count < MOST_VARIANTS - 1; name = strtok(NULL, ","))
+        snprintf(all[count++].name, sizeof all[0].name, "%.127s", name);
+    if (!j->estimate) return count;
+    need_ok(sat_plan_create(desk.context, j->pattern, &j->problem, &plan), "the estimate's plan");
+    need_ok(sat_plan_get_info(plan, &info), "the estimate's plan");
+    sat_plan_free(plan);
+    for (int i = 0; i < count; i++)
+        if (strcmp(all[i].name, info.variant) == 0) found = i;
+    if (found < 0) snprintf(all[found = count++].name, sizeof all[0].name, "%.127s", info.variant);
+    all[found].estimated = true;
+    return count;
+}
+
+// Whoever is far behind after a first round; not the first, whose time is wanted, nor the estimate's.
+static void drop_slow(const job *j, entrant *all, int count) {
+    double least = 0;
+    for (int i = 0; i < count; i++)
+        if (all[i].plan && all[i].first > 0 && (least == 0 || all[i].first < least)) least = all[i].first;
+    for (int i = 1; i < count && j->within > 0; i++)
+        if (all[i].plan && !all[i].estimated && all[i].first > least * j->within / 100) {
+            snprintf(all[i].message, sizeof all[i].message, "left after one round of %.3g us", 1e6 * all[i].first);
+            leave(&all[i]), all[i].plan = NULL;
+        }
+}
+
+static void run_round(const job *j, entrant *all, int count, int round) {
+    for (int i = 0; i < count; i++) {
+        entrant *e = &all[i];
+        if (!e->plan || round >= e->most) continue;
+        usleep(PAUSE_MICROSECONDS);
+        double seconds = timed(j, e, 0);
+        if (round < 0) e->first = seconds / e->calls;
+        else if (seconds > 0) e->times[e->rounds++] = seconds;
+    }
+}
+
 static void run_job(const job *j) {
     static entrant all[MOST_VARIANTS];
-    int count = 0;
     memset(all, 0, sizeof all);
-    char names[sizeof j->variants];
-    memcpy(names, j->variants, sizeof names);
-    for (char *name = strtok(names, ","); name && count < MOST_VARIANTS; name = strtok(NULL, ",")) {
-        entrant *e = &all[count++];
-        snprintf(e->name, sizeof e->name, "%.127s", name);
-        if (!enter(j, e)) leave(e), e->plan = NULL;
-    }
-    for (int round = -1; round < ROUNDS; round++) // the first is not counted
-        for (int i = 0; i < count; i++) {
-            entrant *e = &all[i];
-            if (!e->plan || round >= e->most) continue;
-            usleep(PAUSE_MICROSECONDS);
-            double seconds = timed(j, e, 0);
-            if (round >= 0 && seconds > 0) e->times[e->rounds++] = seconds;
-        }
+    int count = take_names(j, all);
+    for (int i = 0; i < count; i++)
+        if (!enter(j, &all[i])) leave(&all[i]), all[i].plan = NULL;
+    run_round(j, all, count, -1);
+    drop_slow(j, all, count);
+    for (int round = 0; round < ROUNDS; round++) run_round(j, all, count, round);
     for (int i = 0; i < count; i++) {
+        if (all[i].plan && !j->within) time_cold(j, &all[i]);
         print(j, &all[i]);
         if (all[i].plan) leave(&all[i]);
     }
@@ -131,6 +211,11 @@ int time_jobs(const char *file) {
     need_ok(sat_context_create(&o, &desk.context), "context");
     need(cudaStreamCreateWithFlags(&desk.stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
     need(cudaEventCreate(&desk.begin) == cudaSuccess && cudaEventCreate(&desk.end) == cudaSuccess, "events");
+    desk.room_bytes = 2 * (size_t)sat_context_device(desk.context)->l2_bytes;
+    need_ok(sat_memory_alloc(desk.context, desk.room_bytes, &desk.room), "room of a sweep");
+    need(cudaMemset(desk.room, 0, desk.room_bytes) == cudaSuccess, "room of a sweep");
+    desk.nothing = behind_sweep(NULL, NULL, run_nothing);
+    need(desk.nothing > 0, "an empty kernel");
     FILE *f = fopen(file, "r");
     need(f != NULL, file);
     static char line[8192];
@@ -141,6 +226,7 @@ int time_jobs(const char *file) {
         job_close(&j, desk.context);
     }
     fclose(f);
+    sat_memory_free(desk.context, desk.room);
     sat_context_free(desk.context);
     return 0;
 }

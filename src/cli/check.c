@@ -32,8 +32,8 @@ typedef struct check_args {
     setup setup;
     const char *only, *first;
     double seconds, timeout;
-    int64_t cases, number, seed, from, report_fd;
-    bool json, isolate, no_isolate, worker, list_only, given_seed;
+    int64_t cases, number, seed, sides, from, report_fd;
+    bool json, isolate, no_isolate, worker, list_only, given_seed, tune;
     int argc;
     char **argv;
     // What came of it.
@@ -58,6 +58,8 @@ static void print_failure(const check_args *c, const tally *t, int64_t number, c
     for (int i = 0; i < c->setup.plugins.count; i++) printf(" --plugin %s", c->setup.plugins.item[i]);
     if (c->setup.device) printf(" --device %s", c->setup.device);
     if (c->setup.threads) printf(" --threads %" PRId64, c->setup.threads);
+    if (c->sides) printf(" --sides %" PRId64, c->sides);
+    if (c->tune) printf(" --tune");
     putchar('\n');
     fflush(stdout);
 }
@@ -93,8 +95,9 @@ static int broken(const check_args *c, checker *k, const char *name) {
 
 static int run_loop(check_args *c) {
     checker k;
-    if (!checker_open(&k, &c->setup)) return checker_close(&k), EXIT_FAILED;
+    if (!checker_open(&k, &c->setup, c->tune)) return checker_close(&k), EXIT_FAILED;
     if (c->worker) k.report_fd = (int)c->report_fd;
+    k.sides = c->sides;
     bool skipping = c->first != NULL; // a worker that follows one that died begins in the middle of a round
     for (int64_t number = c->from; number < c->cases && !is_over(c); number++) {
         for (int i = 0; i < c->count && !is_over(c); i++) {
@@ -367,6 +370,8 @@ static args_outcome parse_check(check_args *c, int argc, char **argv) {
          .help = "of the cases (from the clock)"},
         ARG_INT_("case", &c->number, "N", 0, 1e12, "runs this one case"),
         ARG_TEXT_("only", &c->only, "NAMES", "only these variants, separated by ','"),
+        ARG_INT_("sides", &c->sides, "N", 1, 1 << 16, "sizes up to about N (mostly small ones)"),
+        ARG_FLAG_("tune", &c->tune, "tunes each variant's problems, and verifies what the library chooses for them"),
         SETUP_PLUGIN_ARG(c->setup),
         ARG_REAL_("timeout", &c->timeout, "SECONDS", 0.01, 1e6, "a case that takes longer has hung (30)"),
         ARG_FLAG_("no-isolate", &c->no_isolate, "runs the cases in this process, for a debugger or a sanitizer"),

@@ -4,6 +4,7 @@
 #include "check_case.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "number.h"
@@ -16,6 +17,7 @@ typedef struct draw {
     bool transposed;     // a matmul of A^T
     bool even;           // strides and pointers that suit wide loads, whatever else is wild
     double area, budget; // limits of rows * columns, and of products to sum
+    int64_t sides;       // the longest side, where that was asked for; else 0
     const sat_variant *v;
 } draw;
 
@@ -43,8 +45,18 @@ static void block_shape(draw *d, int64_t *rows, int64_t *cols) {
         *cols = own->tile_k * (rng_chance(&d->r, 0.25) ? 2 : 1);
 }
 
+// From 1 to d->sides: now any of them alike, now as likely below 32 as above.
+static int64_t any_side(draw *d) {
+    if (rng_chance(&d->r, 0.3)) return rng_between(&d->r, 1, d->sides);
+    return (int64_t)exp(rng_unit(&d->r) * log((double)d->sides + 1));
+}
+
 // Blocks along one side: many small ones, few large ones; now and then a long row of them.
 static int64_t grid_side(draw *d, int64_t block) {
+    if (d->sides > 0) {
+        int64_t blocks = (any_side(d) + block - 1) / block, room = d->sides / block;
+        return blocks <= room ? blocks : room < 1 ? 1 : room;
+    }
     int64_t most = block >= 64 ? 4 : block >= 16 ? 7 : block >= 4 ? 14 : 40;
     if (rng_chance(&d->r, d->area > 1e6 ? 0.5 : 0.03)) most *= 12;
     return rng_between(&d->r, 1, most);
@@ -54,6 +66,7 @@ static int64_t grid_side(draw *d, int64_t block) {
 static int64_t other_side(draw *d) {
     int64_t own = d->v->op == SAT_MATMUL ? d->v->instance.tile_n : 0;
     if (own > 0 && own <= 1024 && leans(d)) return rng_between(&d->r, own / 2 + 1, own);
+    if (d->sides > 0) return any_side(d);
     double u = rng_unit(&d->r);
     if (u < 0.12) return 1;
     if (u < 0.30) return rng_between(&d->r, 2, 8);
@@ -222,15 +235,22 @@ static uint64_t hash_name(const char *name) {
     return h;
 }
 
-bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt, check_case *c) {
+// A few larger ones cross the edges of what kernels keep in a cache.
+static void choose_limits(draw *d, int attempt) {
+    double size = rng_unit(&d->r), sides = (double)d->sides;
+    d->area = size < 0.96 ? 2e5 : 2e6, d->budget = size < 0.80 ? 4e5 : size < 0.98 ? 4e6 : 2e7;
+    if (attempt > 0 && d->budget < 4e6) d->budget = 4e6; // else a tile's own width would be cut
+    if (sides > 0) d->area = sides * sides, d->budget = fmax(4e6, sides * sides * sides / 16);
+}
+
+bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt, int64_t sides, check_case *c) {
     uint64_t state = rng_mix(seed ^ 0x5851f42d4c957f2du) ^ rng_mix(hash_name(v->name) + (uint64_t)number);
     double wild = attempt < 8 ? 1 : attempt < 24 ? 0.5 : attempt < 56 ? 0.15 : 0.02;
     double lean = attempt < 2 ? 0.3 : attempt < 8 ? 0.6 : 0.85;
-    draw d = {.r = {state + (uint64_t)attempt * 0x632be59bd9b4e019u}, .wild = wild, .lean = lean, .v = v};
+    draw d = {
+        .r = {state + (uint64_t)attempt * 0x632be59bd9b4e019u}, .wild = wild, .lean = lean, .sides = sides, .v = v};
     *c = (check_case){.seed = rng_next(&d.r), .poisoned = -1};
-    double size = rng_unit(&d.r); // a few larger ones cross the edges of what kernels keep in a cache
-    d.area = size < 0.96 ? 2e5 : 2e6, d.budget = size < 0.80 ? 4e5 : size < 0.98 ? 4e6 : 2e7;
-    if (attempt > 0 && d.budget < 4e6) d.budget = 4e6; // else a tile's own width would be cut
+    choose_limits(&d, attempt);
     d.even = rng_chance(&d.r, 0.5);
     d.transposed = v->op == SAT_MATMUL && wildly(&d, 0.35);
     if (!make_pattern(&d, &c->blocks)) return false;

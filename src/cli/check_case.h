@@ -19,8 +19,8 @@ typedef struct check_case {
 } check_case;
 
 /* `attempt` 0 is wild; later ones are ever tamer and closer to the sizes of the variant's tile, so that a variant that
- * takes little gets its cases too. */
-bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt, check_case *c);
+ * takes little gets its cases too. `sides`: sizes up to about that, all alike; 0: mostly small ones. */
+bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt, int64_t sides, check_case *c);
 void case_free(check_case *c);
 void case_text(const check_case *c, char *out, size_t capacity);
 

@@ -42,9 +42,9 @@ static bool fits(const sat_variant *v, const sat_device *d, sat_context *host, c
 }
 
 bool case_find(const sat_variant *v, const sat_device *d, sat_context *host, uint64_t seed, int64_t number,
-               int *attempt, check_case *c) {
+               int64_t sides, int *attempt, check_case *c) {
     for (; *attempt < ATTEMPTS; ++*attempt) {
-        if (case_make(v, seed, number, *attempt, c) && fits(v, d, host, c)) return true;
+        if (case_make(v, seed, number, *attempt, sides, c) && fits(v, d, host, c)) return true;
         case_free(c);
     }
     return false;

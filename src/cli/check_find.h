@@ -10,6 +10,6 @@ sat_status case_pattern(sat_context *context, const check_case *c, sat_pattern *
 /* The first draw from `*attempt` on that the variant takes on this device; `*attempt` says which. False: none is left.
  * `host` is a context on the CPU. The caller frees the case. */
 bool case_find(const sat_variant *v, const sat_device *d, sat_context *host, uint64_t seed, int64_t number,
-               int *attempt, check_case *c);
+               int64_t sides, int *attempt, check_case *c);
 
 #endif

@@ -1,4 +1,5 @@
-// One case: a plan with exactly this variant, run twice on different data, once more on one thread.
+// One case: a plan with exactly this variant, or with the tuner's choice, run twice on different data, once more on one
+// thread.
 
 #include "check_run.h"
 
@@ -9,10 +10,11 @@
 #include "check_find.h"
 #include "isolate.h"
 
-bool checker_open(checker *k, const setup *s) {
-    *k = (checker){.report_fd = -1};
+bool checker_open(checker *k, const setup *s, bool tuned) {
+    *k = (checker){.report_fd = -1, .tuned = tuned};
     setup many = *s, one = *s;
     many.cache = one.cache = "", many.effort = one.effort = SAT_EFFORT_OFF;
+    if (tuned) many.effort = SAT_EFFORT_QUICK;
     one.threads = 1;
     k->many = setup_open(&many);
     if (k->many && !s->threads && sat_context_device(k->many)->threads < 2) { // a single core shows nothing else
@@ -55,9 +57,29 @@ static sat_status make_plan(const trial *t, sat_context *context, sat_plan **pla
     sat_pattern *pattern = NULL;
     *plan = NULL;
     sat_status status = case_pattern(context, t->c, &pattern);
-    if (status == SAT_OK) status = sat_plan_create_with(context, pattern, &t->c->problem, t->v->name, plan);
+    if (status == SAT_OK && t->k->tuned) status = sat_plan_create(context, pattern, &t->c->problem, plan);
+    else if (status == SAT_OK) status = sat_plan_create_with(context, pattern, &t->c->problem, t->v->name, plan);
     sat_pattern_free(pattern); // the plan must not need it
     return status;
+}
+
+// The race that the plan's choice comes from. A variant that it found wrong is a failure, though it cannot win.
+static bool tune(const trial *t) {
+    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .keep = true};
+    sat_pattern *pattern = NULL;
+    sat_race *race = NULL;
+    sat_status status = case_pattern(t->k->many, t->c, &pattern);
+    if (status == SAT_OK) status = sat_race_run(t->k->many, pattern, &t->c->problem, &o, &race);
+    sat_pattern_free(pattern);
+    const sat_result *bad = NULL;
+    for (size_t i = 0; status == SAT_OK && i < sat_race_count(race); i++) {
+        const sat_result *r = sat_race_at(race, i);
+        if (r->verdict == SAT_VERDICT_WRONG || r->verdict == SAT_VERDICT_ERROR) bad = r;
+    }
+    if (bad) snprintf(t->message, t->capacity, "in its race %s was wrong: %s", bad->variant, bad->message);
+    else if (status != SAT_OK) wrong_status(t, "race", status);
+    sat_race_free(race);
+    return status == SAT_OK && !bad;
 }
 
 // A device with its own memory gets the operands first, and they come back after the run.
@@ -96,7 +118,7 @@ static bool second_run(const trial *t, sat_plan *plan) {
 static bool run_on_one_thread(const trial *t) {
     check_data *d = &t->k->data;
     const operand *o = data_output(d);
-    if (t->v->flags & SAT_V_NONDETERMINISTIC) return true;
+    if (t->k->tuned || t->v->flags & SAT_V_NONDETERMINISTIC) return true;
     sat_plan *plan;
     sat_status status = make_plan(t, t->k->one, &plan);
     if (status == SAT_UNSUPPORTED) return true;
@@ -125,16 +147,18 @@ static bool run_all(const trial *t, sat_plan *plan) {
 case_end checker_run(checker *k, const sat_variant *v, uint64_t seed, int64_t number, char *message, size_t capacity) {
     const sat_device *d = sat_context_device(k->many);
     check_case c;
-    for (int attempt = 0; case_find(v, d, k->host, seed, number, &attempt, &c); attempt++) {
+    for (int attempt = 0; case_find(v, d, k->host, seed, number, k->sides, &attempt, &c); attempt++) {
         char what[512] = "";
         trial t = {.k = k, .v = v, .c = &c, .message = what, .capacity = sizeof what};
         char problem[512];
         case_text(&c, problem, sizeof problem);
         if (k->report_fd >= 0) isolate_report(k->report_fd, "problem %s", problem);
         sat_plan *plan = NULL;
-        sat_status status = make_plan(&t, k->many, &plan);
+        bool raced = !k->tuned || tune(&t);
+        sat_status status = raced ? make_plan(&t, k->many, &plan) : SAT_OK;
         case_end end = CASE_NOT_TAKEN;
-        if (status == SAT_OK) end = run_all(&t, plan) ? CASE_RIGHT : CASE_WRONG;
+        if (!raced) end = CASE_WRONG;
+        else if (status == SAT_OK) end = run_all(&t, plan) ? CASE_RIGHT : CASE_WRONG;
         else if (status != SAT_UNSUPPORTED) end = CASE_WRONG, wrong_status(&t, "plan", status);
         sat_plan_free(plan);
         if (end == CASE_WRONG) snprintf(message, capacity, "%s; problem: %s", what, problem);

@@ -299,6 +299,8 @@ expect_quiet 'check shows no progress in a pipe'
 run check --cases 3 --seed 5 --no-isolate --json
 expect_json 'check as JSON, in this process' 'o["failed"] == 0 and o["cases"] > 0 and o["seed"] == 5 and
     all(v["ok"] for v in o["variants"])'
+run check --cases 2 --seed 5 --sides 200 --tune --json --only cpu_matmul_any_any_c_reference
+expect_json 'check tunes problems of a given size' 'o["failed"] == 0 and o["cases"] == 2'
 run check --seconds 0.3 --only cpu_matmul_any_any_c_reference
 expect 'a check by time ends' 0 'all right' seed
 
