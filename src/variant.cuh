@@ -119,11 +119,59 @@ static inline unsigned sat_blocks(int64_t work, int64_t each) { /* at most 2^30;
     return (unsigned)sat_max(1, sat_min((work + each - 1) / each, (int64_t)1 << 30));
 }
 
-static inline sat_status sat_launched(const sat_launch *l) { /* after <<<...>>> */
-    cudaError_t error = cudaGetLastError();
+static inline sat_status sat_cuda_status(const sat_launch *l, cudaError_t error) {
     if (error == cudaSuccess) return SAT_OK;
     return sat_fail(error == cudaErrorMemoryAllocation ? SAT_OUT_OF_MEMORY : SAT_DEVICE_ERROR, "%s: %s",
                     l->variant->name, cudaGetErrorString(error));
+}
+
+static inline sat_status sat_launched(const sat_launch *l) { /* after <<<...>>> */
+    return sat_cuda_status(l, cudaGetLastError());
+}
+
+/* A kernel that sat_start launches begins while the one before it on the stream still ends, on Hopper and later. It
+ * calls both of these, first at its very start, the other before it touches what any other kernel may write or read:
+ * operands, partial sums, counters. What a plan alone has written it may read before. */
+__device__ __forceinline__ void sat_next_may_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void sat_wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* What a kernel needs once on a device: shared memory allowed, and whether its code waits for the kernel before it. */
+static inline cudaError_t sat_make_ready(const void *kernel, int shared, const sat_device *d, bool *early) {
+    cudaFuncAttributes a;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    if (e == cudaSuccess) e = cudaFuncGetAttributes(&a, kernel);
+    *early = e == cudaSuccess && d->capability >= 90 && a.ptxVersion >= 90 && d->driver >= 12030;
+    return e;
+}
+
+template <auto KERNEL, typename... ARGUMENTS>
+static sat_status sat_start(const sat_launch *l, unsigned grid, int threads, int shared,
+                            const ARGUMENTS &...arguments) {
+    static bool ready[64], early[64]; // by device: it stays so
+    int at = l->device->index % 64;
+    if (!ready[at]) {
+        cudaError_t e = sat_make_ready((const void *)KERNEL, shared, l->device, &early[at]);
+        if (e != cudaSuccess) return (void)cudaGetLastError(), sat_cuda_status(l, e);
+        ready[at] = true;
+    }
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t how = {};
+    how.gridDim = dim3(grid), how.blockDim = dim3((unsigned)threads), how.dynamicSmemBytes = (size_t)shared;
+    how.stream = (cudaStream_t)l->stream, how.attrs = &attribute, how.numAttrs = early[at];
+    void *all[] = {(void *)&arguments...};
+    cudaError_t e = cudaLaunchKernelExC(&how, (const void *)KERNEL, all);
+    if (e != cudaSuccess) (void)cudaGetLastError();
+    return sat_cuda_status(l, e);
 }
 
 #endif

@@ -49,9 +49,14 @@ static void check_heavy(const sat_rows *r, const sat_schedule *s) {
 static void check_tiles(uint64_t *random, const sat_schedule *s) {
     unsigned slices = 1 + (unsigned)random_below(random, 3), panels = 1 + (unsigned)random_below(random, 9);
     unsigned pieces = (unsigned)s->pieces, heavy = (unsigned)s->heavy, tiles = pieces * slices * panels;
+    sat_tiles all = {pieces, heavy, slices, panels, 0};
+    double panel_bytes = (double)random_below(random, 1 << 24);
+    all.together = sat_tiles_together(s->even, s->pieces * slices, panels, panel_bytes, 132, 60e6);
+    assert_true(all.together >= 1 && all.together <= panels);
+    assert_true(!s->even || all.together == 1);
     char *seen = calloc((size_t)tiles + 1, 1);
     for (unsigned i = 0; i < tiles; i++) {
-        sat_tile_place t = sat_tile_at(i, pieces, heavy, slices, panels);
+        sat_tile_place t = sat_tile_at(&all, i);
         assert_true(t.piece < pieces && t.slice < slices && t.panel < panels);
         assert_int_equal(t.piece < heavy, i < heavy * slices * panels);
         char *one = &seen[(t.piece * slices + t.slice) * panels + t.panel];

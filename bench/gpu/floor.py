@@ -5,15 +5,15 @@ Three times, of which the largest is the floor:
 - hbm: bytes that must move between memory and the chip. Cold all of them; back to back only those that L2 does not hold.
 - l2: bytes that multiprocessors must read through L2 with the tile of the variant, TM x TN. Of a product: a stored block once
   for each panel of TN columns, and its rows of B, all columns, once for each slice of TM of its rows. Where a kernel takes
-  several block rows along the union of their columns (`union`: TM rows of neighbours; `pair`: two rows that it found) B's rows
-  count once a column of the union. Of a sampled product: X's rows once for each tile, which holds as many blocks of a block row
+  several block rows along the union of their columns (`union`: TM rows; `pair`: two block rows) B's rows count once a column
+  of the union. Of a sampled product: X's rows once for each tile, which holds as many blocks of a block row
   as fit TN, and Y's columns once a block and slice. C is written and not counted.
 """
 
 import re
 
 SIZES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
-WINDOW = 64  # rows that `pair` looks through for a partner: SAT_UNION_WINDOW
+BAND = 2048  # rows that are looked through for company: SAT_UNION_BAND
 
 
 def tile_of(variant):
@@ -38,24 +38,25 @@ def rows_of(problem):
     return turned
 
 
-def pairs(rows):
-    """As sat_union_pairs makes them: each row in turn takes the one behind it that has most in common with it."""
-    left, found = list(range(len(rows))), []
-    sets = [set(columns) for columns in rows]
-    while left:
-        x, others = left[0], left[1:1 + WINDOW]
-        best = max(others, key=lambda y: len(sets[x] & sets[y]), default=None)  # the first of the best
-        found.append([x] if best is None else [x, best])
-        left = [y for y in left[1:] if y != best]
+def together(rows, size):
+    """As sat_union_groups does it: the first row that is left, then who has most in common with those that are in."""
+    found = []
+    for start in range(0, len(rows), BAND // size * size):
+        left = {i: set(rows[i]) for i in range(start, min(start + BAND // size * size, len(rows)))}
+        while left:
+            group, union = [], set()
+            while left and len(group) < size:
+                best = max(left, key=lambda y: len(union & left[y]))  # the first of the best
+                group.append(best)
+                union |= left.pop(best)
+            found.append(group)
     return found
 
 
 def groups(rows, variant, tile, block):
     """Block rows that share what they read of B."""
-    if variant.endswith("_pair"):
-        return pairs(rows)
-    size = max(1, tile[0] // block) if variant.endswith("_union") else 1
-    return [range(i, min(i + size, len(rows))) for i in range(0, len(rows), size)]
+    size = 2 if variant.endswith("_pair") else tile[0] // block if variant.endswith("_union") else 1
+    return together(rows, size) if size > 1 else [[i] for i in range(len(rows))]
 
 
 def l2_bytes(problem, variant):

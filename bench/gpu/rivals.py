@@ -100,7 +100,7 @@ class Bench:
         torch.cuda.synchronize()
         graph = self.capture(call, 10)
         once = min(self.pair(graph.replay) for _ in range(2)) / 10
-        calls = 10 if once > 3e-5 else min(100, max(10, int(3e-4 / once)))
+        calls = min(100, max(10, int(1e-3 / once)))
         if calls > 10:
             graph = self.capture(call, calls)
             graph.replay()

@@ -80,7 +80,7 @@ static bool enter(const job *j, entrant *e) {
     }
     double once = timed(j, e, 3) / 3;
     if (once <= 0) return snprintf(e->message, sizeof e->message, "a run failed: %.200s", sat_last_error()), false;
-    e->calls = once < 3e-6 ? 100 : once < 3e-5 ? (int)(3e-4 / once) : once < 1e-3 ? 10 : 1;
+    e->calls = once < 1e-5 ? 100 : once < 1e-4 ? (int)(1e-3 / once) : once < 1e-3 ? 10 : 1;
     e->most = once < 1e-3 ? ROUNDS : SLOW_ROUNDS;
     capture(j, e);
     return true;

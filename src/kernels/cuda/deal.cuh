@@ -8,16 +8,21 @@
 struct sat_deal {
     unsigned *counter; /* tiles handed out beyond each CTA's first; then CTAs that are done */
     const sat_piece *piece;
-    unsigned tiles, pieces, heavy, slices, panels;
+    sat_tiles all;
+    unsigned tiles;
 };
 
 enum { SAT_COUNTER_BYTES = 256 };
 
-static inline sat_deal sat_deal_of(const sat_plan_work &work, unsigned *counter, int64_t slices, int64_t panels) {
-    sat_deal d = {counter,          work.piece,      0, (unsigned)work.pieces, (unsigned)work.heavy,
-                  (unsigned)slices, (unsigned)panels};
-    d.tiles = d.pieces * d.slices * d.panels;
-    return d;
+/* `panel_bytes`: what all pieces read of a panel. */
+static inline sat_deal sat_deal_of(const sat_plan_work &work, unsigned *counter, int64_t slices, int64_t panels,
+                                   double panel_bytes, const sat_device *d) {
+    sat_deal deal = {counter, work.piece, {(unsigned)work.pieces, (unsigned)work.heavy}, 0};
+    deal.all.slices = (unsigned)slices, deal.all.panels = (unsigned)panels;
+    deal.all.together =
+        sat_tiles_together(work.even, work.pieces * slices, panels, panel_bytes, d->threads, (double)d->l2_bytes);
+    deal.tiles = deal.all.pieces * deal.all.slices * deal.all.panels;
+    return deal;
 }
 
 /* The schedule to the workspace, and behind it, in its last bytes of `bytes`, a counter at zero. */
@@ -48,7 +53,7 @@ struct sat_dealt {
         } else if (step == 1) {
             number = __shfl_sync(~0u, number, 0);
             if (!none(d)) {
-                at = sat_tile_at(number, d.pieces, d.heavy, d.slices, d.panels);
+                at = sat_tile_at(&d.all, number);
                 piece = d.piece[at.piece];
                 if (threadIdx.x % 32 < SAT_PIECE_COLUMNS) col = d.piece[at.piece].col[threadIdx.x % 32];
             }

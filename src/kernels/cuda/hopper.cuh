@@ -55,6 +55,13 @@ __device__ __forceinline__ void sat_tile_load(uint32_t to, const CUtensorMap *ma
                  : "memory");
 }
 
+/* Bytes as they lie, a multiple of 16. */
+__device__ __forceinline__ void sat_bytes_load(uint32_t to, const void *from, uint32_t bar, uint32_t bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(to),
+                 "l"(from), "r"(bar), "r"(bytes)
+                 : "memory");
+}
+
 __device__ __forceinline__ void sat_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -69,9 +76,6 @@ template <int COUNT> __device__ __forceinline__ void sat_registers_more() {
 }
 __device__ __forceinline__ void sat_some_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void sat_some_arrive(int barrier, int threads) { // is counted, and does not wait
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /* Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l%8 of matrix l/8. */
@@ -105,104 +109,64 @@ template <int PENDING> __device__ __forceinline__ void sat_group_wait() {
  * contiguous. */
 template <typename T, int N, int TA, int TB> struct sat_group_product;
 
-#define SAT_F8(d, i)                                                                                                   \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
-        "+f"(d[i + 7])
-#define SAT_F32(d, i) SAT_F8(d, i), SAT_F8(d, i + 8), SAT_F8(d, i + 16), SAT_F8(d, i + 24)
-
 // clang-format off
-#define SAT_GROUP_16(math, name)                                                              \
-    template <int TA, int TB> struct sat_group_product<math, 16, TA, TB> {                                  \
-        __device__ static __forceinline__ void run(float (&d)[8], uint64_t a, uint64_t b, int add) {                \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %12, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name " {" \
-                     "%0, %1, %2, %3, %4, %5, %6, %7" \
-                     "}, %8, %9, p, 1, 1, %10, %11; }" \
-                     : SAT_F8(d, 0) \
-                     : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
-        }                                                                                                    \
-    };
-SAT_GROUP_16(sat_f16_math, "f16")
-SAT_GROUP_16(sat_bf16_math, "bf16")
-#define SAT_GROUP_32(math, name)                                                              \
-    template <int TA, int TB> struct sat_group_product<math, 32, TA, TB> {                                  \
-        __device__ static __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b, int add) {                \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %20, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32." name "." name " {" \
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-                     "}, %16, %17, p, 1, 1, %18, %19; }" \
-                     : SAT_F8(d, 0), SAT_F8(d, 8) \
-                     : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
-        }                                                                                                    \
-    };
-SAT_GROUP_32(sat_f16_math, "f16")
-SAT_GROUP_32(sat_bf16_math, "bf16")
-#define SAT_GROUP_64(math, name)                                                              \
-    template <int TA, int TB> struct sat_group_product<math, 64, TA, TB> {                                  \
-        __device__ static __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b, int add) {                \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %36, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " {" \
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-                     "}, %32, %33, p, 1, 1, %34, %35; }" \
-                     : SAT_F32(d, 0) \
-                     : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
-        }                                                                                                    \
-    };
-SAT_GROUP_64(sat_f16_math, "f16")
-SAT_GROUP_64(sat_bf16_math, "bf16")
-#define SAT_GROUP_128(math, name)                                                              \
-    template <int TA, int TB> struct sat_group_product<math, 128, TA, TB> {                                  \
-        __device__ static __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, int add) {                \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %68, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." name "." name " {" \
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
-                     "}, %64, %65, p, 1, 1, %66, %67; }" \
-                     : SAT_F32(d, 0), SAT_F32(d, 32) \
-                     : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
-        }                                                                                                    \
-    };
-SAT_GROUP_128(sat_f16_math, "f16")
-SAT_GROUP_128(sat_bf16_math, "bf16")
-#define SAT_GROUP_256(math, name)                                                              \
-    template <int TA, int TB> struct sat_group_product<math, 256, TA, TB> {                                  \
-        __device__ static __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b, int add) {                \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %132, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32." name "." name " {" \
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-                     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-                     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-                     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-                     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
-                     "}, %128, %129, p, 1, 1, %130, %131; }" \
-                     : SAT_F32(d, 0), SAT_F32(d, 32), SAT_F32(d, 64), SAT_F32(d, 96) \
-                     : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
-        }                                                                                                    \
-    };
-SAT_GROUP_256(sat_f16_math, "f16")
-SAT_GROUP_256(sat_bf16_math, "bf16")
-// clang-format on
+#define SAT_SUMS8(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define SAT_SUMS16 SAT_SUMS8(d, 0), SAT_SUMS8(d, 8)
+#define SAT_SUMS32(i) SAT_SUMS8(d, i), SAT_SUMS8(d, i + 8), SAT_SUMS8(d, i + 16), SAT_SUMS8(d, i + 24)
+#define SAT_SUMS64 SAT_SUMS32(0), SAT_SUMS32(32)
+#define SAT_SUMS128 SAT_SUMS64, SAT_SUMS32(64), SAT_SUMS32(96)
+#define SAT_D8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SAT_D16 SAT_D8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SAT_D32 SAT_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SAT_D64 \
+    SAT_D32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SAT_D128 \
+    SAT_D64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-/* TF32: 64 x 64 x 8. The left operand comes from registers or from shared memory, depth contiguous; the right one from
- * shared memory, depth contiguous. */
-// clang-format off
-__device__ __forceinline__ void sat_group_tf32(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
-                 : SAT_F32(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void sat_group_tf32(float (&d)[32], uint64_t a, uint64_t b, int add) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, %32, %33, p, 1, 1; }"
-                 : SAT_F32(d, 0)
-                 : "l"(a), "l"(b), "r"(add));
-}
+/* The sums come first among an instruction's operands, so the numbers of the others depend on how many they are. */
+#define SAT_GROUP(math, name, N, SUMS, LIST, OUT, a_, b_, ta_, tb_, add_) \
+    template <int TA, int TB> struct sat_group_product<math, N, TA, TB> { \
+        __device__ static __forceinline__ void run(float (&d)[SUMS], uint64_t a, uint64_t b, int add) { \
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_ ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." name \
+                         "." name " {" LIST "}, %" #a_ ", %" #b_ ", p, 1, 1, %" #ta_ ", %" #tb_ "; }" \
+                         : OUT \
+                         : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
+        } \
+    };
+#define SAT_GROUPS(math, name) \
+    SAT_GROUP(math, name, 16, 8, SAT_D8, SAT_SUMS8(d, 0), 8, 9, 10, 11, 12) \
+    SAT_GROUP(math, name, 32, 16, SAT_D16, SAT_SUMS16, 16, 17, 18, 19, 20) \
+    SAT_GROUP(math, name, 64, 32, SAT_D32, SAT_SUMS32(0), 32, 33, 34, 35, 36) \
+    SAT_GROUP(math, name, 128, 64, SAT_D64, SAT_SUMS64, 64, 65, 66, 67, 68) \
+    SAT_GROUP(math, name, 256, 128, SAT_D128, SAT_SUMS128, 128, 129, 130, 131, 132)
+SAT_GROUPS(sat_f16_math, "f16")
+SAT_GROUPS(sat_bf16_math, "bf16")
+
+/* TF32: 64 x N x 8, N twice the count of d. Depth is contiguous in what comes from shared memory; the left operand may
+ * come from registers, which then stay as they are until the product is done. */
+#define SAT_TF32_LEFT(N, SUMS, LIST, OUT, a_, b_, c_, d_, right_, add_) \
+    __device__ __forceinline__ void sat_group_tf32(float (&d)[SUMS], const uint32_t (&a)[4], uint64_t b, int add) { \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_ ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                     "k8.f32.tf32.tf32 {" LIST "}, {%" #a_ ", %" #b_ ", %" #c_ ", %" #d_ "}, %" #right_ ", p, 1, 1; }" \
+                     : OUT \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
+    }
+#define SAT_TF32_BOTH(N, SUMS, LIST, OUT, a_, b_, add_) \
+    __device__ __forceinline__ void sat_group_tf32(float (&d)[SUMS], uint64_t a, uint64_t b, int add) { \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_ ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                     "k8.f32.tf32.tf32 {" LIST "}, %" #a_ ", %" #b_ ", p, 1, 1; }" \
+                     : OUT \
+                     : "l"(a), "l"(b), "r"(add)); \
+    }
+SAT_TF32_LEFT(64, 32, SAT_D32, SAT_SUMS32(0), 32, 33, 34, 35, 36, 37)
+SAT_TF32_LEFT(128, 64, SAT_D64, SAT_SUMS64, 64, 65, 66, 67, 68, 69)
+SAT_TF32_BOTH(128, 64, SAT_D64, SAT_SUMS64, 64, 65, 66)
+SAT_TF32_BOTH(256, 128, SAT_D128, SAT_SUMS128, 128, 129, 130)
 // clang-format on
 
 #endif

@@ -9,6 +9,7 @@
 /* What prepare keeps, and launch hands to a kernel. */
 struct sat_plan_work {
     int64_t pieces, joins, heavy;
+    bool even;
     const sat_piece *piece; /* on the device; NULL: piece i is row i, whole */
     const sat_join *join;
     void *partial;
@@ -37,7 +38,7 @@ static inline sat_status sat_prepare_rows(const sat_prepare *prepare, const sat_
     cudaError_t e = cudaMemcpyAsync(to, s.piece, pieces, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess && joins) e = cudaMemcpyAsync(to + pieces, s.join, joins, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-    w->pieces = s.pieces, w->joins = s.joins, w->heavy = s.heavy;
+    w->pieces = s.pieces, w->joins = s.joins, w->heavy = s.heavy, w->even = s.even;
     w->piece = (const sat_piece *)to, w->join = (const sat_join *)(to + pieces);
     w->partial = to + (pieces + joins + 255) / 256 * 256;
     sat_schedule_free(&s);

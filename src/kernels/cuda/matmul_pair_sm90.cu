@@ -4,9 +4,8 @@
 // looks for rows that share columns, which need not be neighbours; C is written in place. The pipeline is
 // wgmma_pipe.cuh's: a warpgroup has a row, and passes over stages that are not its own.
 
-#include "deal.cuh"
+#include "groups.cuh"
 #include "tensor_map.cuh"
-#include "union.h"
 #include "wgmma_pipe.cuh"
 
 enum { HALF = 64 }; // rows of a block
@@ -127,12 +126,15 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     extern __shared__ __align__(1024) char memory[];
     sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
     coming next = {};
+    sat_next_may_begin();
     if (threadIdx.x < 32) sat_pipe_init<S>(s);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
-        next.tile.first(), next.fetch(x);
+        next.tile.first();
+        while (!next.ready) next.fetch(x);
     }
     __syncthreads();
+    sat_wait_for_previous();
     if (threadIdx.x >= S::CONSUMERS) {
         sat_registers_fewer<72>();
         if (threadIdx.x < S::CONSUMERS + 32) produce<TA, TB>(x, m, next, s, sat_shared(memory));
@@ -167,16 +169,8 @@ static bool make_maps(const sat_launch *l, const job &x, maps *m) {
 }
 
 template <typename T, bool TA, bool TB> static sat_status start(const sat_launch *l, const job &x, const maps &m) {
-    auto kernel = multiply<T, TA, TB>;
-    static bool told[64]; // the limit is the function's on a device, and stays
-    if (!told[l->device->index % 64]) {
-        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
-        if (e != cudaSuccess) return sat_launched(l);
-        told[l->device->index % 64] = true;
-    }
     unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
-    kernel<<<grid, S::THREADS, S::BYTES, (cudaStream_t)l->stream>>>(x, m);
-    return sat_launched(l);
+    return sat_start<multiply<T, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
 }
 
 template <typename T> static sat_status start_any(const sat_launch *l, const job &x, const maps &m) {
@@ -191,7 +185,7 @@ static sat_status launch(const sat_launch *l) {
     state *st = (state *)l->state;
     job x = {};
     x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
-    x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + S::BN - 1) / S::BN);
+    x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + S::BN - 1) / S::BN, 2.0 * S::BN * (double)p->k, l->device);
     x.steps = st->steps, x.row = st->row, x.wide_b = p->n % 64 == 0;
     if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1]) {
         st->of[0] = NULL;
@@ -213,51 +207,18 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return sat_map_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
-/* The workspace: steps, rows, schedule, counter. */
-static size_t rows_from(const sat_pattern_view *a) { return sat_union_bytes(a->stored_blocks); }
-static size_t pieces_from(const sat_pattern_view *a, const sat_rows *r) {
-    return rows_from(a) + ((size_t)r->count + 2) * sizeof(int32_t) / 256 * 256 + 256;
-}
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)d;
     sat_rows r = sat_op_rows(p, a);
-    return pieces_from(a, &r) + ((size_t)r.count + 1) * sizeof(sat_piece) / 256 * 256 + 512 + SAT_COUNTER_BYTES;
-}
-
-static sat_status send(const sat_prepare *q, const sat_rows *r, const int32_t *row, const sat_union *u, state *st) {
-    char *to = (char *)q->workspace;
-    cudaStream_t stream = (cudaStream_t)q->stream;
-    cudaError_t e = cudaMemcpyAsync(to, u->step, (size_t)u->steps * sizeof *u->step, cudaMemcpyHostToDevice, stream);
-    st->steps = (const sat_union_step *)to, to += rows_from(q->pattern);
-    if (e == cudaSuccess)
-        e = cudaMemcpyAsync(to, row, 2 * (size_t)u->groups * sizeof *row, cudaMemcpyHostToDevice, stream);
-    st->row = (const int32_t *)to;
-    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-    if (e != cudaSuccess) return sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
-    sat_rows pairs = {.count = u->groups, .ptr = u->ptr};
-    return sat_prepare_rows(q, &pairs, INT32_MAX, (char *)q->workspace + pieces_from(q->pattern, r), &st->work);
-}
-
-static sat_status prepare_pairs(const sat_prepare *q, state *st) {
-    sat_rows r = sat_op_rows(q->problem, q->pattern);
-    sat_union u = {};
-    int32_t *row = (int32_t *)malloc((size_t)(r.count + 2) * sizeof *row);
-    sat_status status =
-        row && sat_union_pairs(&r, row) && sat_union_make(&r, row, 2, &u)
-            ? send(q, &r, row, &u, st)
-            : sat_fail(SAT_OUT_OF_MEMORY, "%s: pairs of %lld rows", q->variant->name, (long long)r.count);
-    sat_union_free(&u);
-    free(row);
-    return status;
+    return sat_grouped_bytes(&r, 2);
 }
 
 static sat_status prepare(const sat_prepare *q, void **out) {
     if (!sat_map_encoder()) return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
     state *st = (state *)calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    sat_status status = prepare_pairs(q, st);
-    if (status == SAT_OK)
-        status = sat_deal_counter(q, workspace(q->variant, q->problem, q->pattern, q->device), &st->counter);
+    sat_rows r = sat_op_rows(q->problem, q->pattern);
+    sat_status status = sat_prepare_groups(q, &r, 2, &st->work, &st->steps, &st->row, &st->counter);
     if (status == SAT_OK) *out = st;
     else free(st);
     return status;

@@ -90,6 +90,7 @@ template <class S> __device__ __forceinline__ void multiply_step(float (&sum)[1]
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(const __grid_constant__ job x) {
     extern __shared__ __align__(1024) unsigned char shared[];
+    sat_next_may_begin();
     unsigned tile = blockIdx.x / x.slices, slice = blockIdx.x % x.slices, row = tile / x.panels;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, down = warp % 4 * 16, right = warp / 4 * S::WN;
     int64_t from = __ldg(x.ptr + row), to = __ldg(x.ptr + row + 1);
@@ -101,6 +102,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(const __g
                  (int)(tile % x.panels) * S::BN};
     constexpr int EARLY = S::STAGES < 4 ? S::STAGES : 4; // steps of A that do not wait for the columns
     w.know(0);
+    sat_wait_for_previous();
 #pragma unroll
     for (int s = 0; s < EARLY; s++)
         if (s < w.steps) w.copy_a(s);
@@ -132,16 +134,15 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(const __g
 
 // ---- host
 
-typedef void (*kernel)(job);
 struct instance {
-    kernel run;
+    sat_status (*start)(const sat_launch *, unsigned, int, int, const job &);
     int threads, shared, ctas;
 };
 
 template <class MATH, int BN, int STAGES> static instance instance_of(bool deep) {
     typedef shape<MATH, BN, STAGES, true> D;
     typedef shape<MATH, BN, STAGES, false> W;
-    return {deep ? multiply<D> : multiply<W>, D::THREADS, D::SHARED, D::CTAS};
+    return {deep ? sat_start<multiply<D>, job> : sat_start<multiply<W>, job>, D::THREADS, D::SHARED, D::CTAS};
 }
 
 template <class MATH> static instance with_math(int columns, bool deep) {
@@ -188,14 +189,6 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     return fmax(items * time, sat_bytes(p, a) / (0.9 * d->memory_rate));
 }
 
-static sat_status prepare(const sat_prepare *l, void **state) {
-    (void)state;
-    instance i = choose(l->variant, l->problem);
-    cudaError_t e = cudaFuncSetAttribute(i.run, cudaFuncAttributeMaxDynamicSharedMemorySize, i.shared);
-    if (e == cudaSuccess) return SAT_OK;
-    return sat_fail(SAT_DEVICE_ERROR, "%s: %s", l->variant->name, cudaGetErrorString(e));
-}
-
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
@@ -211,8 +204,7 @@ static sat_status launch(const sat_launch *l) {
     x.panels = (unsigned)((p->n + l->variant->instance.tile_n - 1) / l->variant->instance.tile_n);
     x.units = (unsigned)(r.bc / DEEP), x.a_line = (unsigned)r.bc * 2;
     x.a_block = (unsigned)(r.br * r.bc * 2), x.a_slice = ROWS * x.a_line;
-    i.run<<<(unsigned)r.count * x.slices * x.panels, i.threads, i.shared, (cudaStream_t)l->stream>>>(x);
-    return sat_launched(l);
+    return i.start(l, (unsigned)r.count * x.slices * x.panels, i.threads, i.shared, x);
 }
 
 SAT_FAMILY(cuda_matmul_short) = {
@@ -222,6 +214,5 @@ SAT_FAMILY(cuda_matmul_short) = {
     .about = "all of a row under way at once: short rows, few columns (f16, bf16; block sides multiples of 64)",
     .supports = supports,
     .estimate = estimate,
-    .prepare = prepare,
     .launch = launch,
 };

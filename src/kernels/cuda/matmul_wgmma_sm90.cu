@@ -142,12 +142,15 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
     extern __shared__ __align__(1024) char memory[];
     sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
     coming next = {};
+    sat_next_may_begin();
     if (threadIdx.x < 32) sat_pipe_init<S>(s);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
-        next.tile.first(), next.fetch(x); // on its way while the barriers are made
+        next.tile.first();
+        while (!next.ready) next.fetch(x);
     }
     __syncthreads();
+    sat_wait_for_previous();
     if (threadIdx.x >= S::CONSUMERS) {
         if (!S::ONCE) sat_registers_fewer<72>();
         if (threadIdx.x < S::CONSUMERS + 32) produce<S, TA, TB>(x, m, next, s, sat_shared(memory));
@@ -188,16 +191,8 @@ template <typename S> static bool make_maps(const sat_launch *l, const job &x, m
 
 template <typename T, typename S, bool TA, bool TB>
 static sat_status start(const sat_launch *l, const job &x, const maps &m) {
-    auto kernel = multiply<T, S, TA, TB>;
-    static bool told[64]; // the limit is the function's on a device, and stays
-    if (!told[l->device->index % 64]) {
-        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
-        if (e != cudaSuccess) return sat_launched(l);
-        told[l->device->index % 64] = true;
-    }
     unsigned grid = S::ONCE ? x.deal.tiles : (unsigned)sat_min(x.deal.tiles, l->device->threads);
-    kernel<<<grid, S::THREADS, S::BYTES, (cudaStream_t)l->stream>>>(x, m);
-    return sat_launched(l);
+    return sat_start<multiply<T, S, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
 }
 
 template <typename T, typename S> static sat_status launch_tile(const sat_launch *l) {
@@ -206,7 +201,8 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     state *st = (state *)l->state;
     job x = {};
     x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
-    x.deal = sat_deal_of(st->work, st->counter, (x.r.br + S::BM - 1) / S::BM, (p->n + S::BN - 1) / S::BN);
+    x.deal = sat_deal_of(st->work, st->counter, (x.r.br + S::BM - 1) / S::BM, (p->n + S::BN - 1) / S::BN,
+                         2.0 * S::BN * (double)p->k, l->device);
     x.partial = (float *)st->work.partial;
     x.a_rows = (int)sat_min(S::BM, x.r.br);
     x.wide_b = p->n % 64 == 0, x.deep_a = S::KS == 32 && p->transpose != SAT_TRANSPOSE && x.r.bc % 64 == 0;

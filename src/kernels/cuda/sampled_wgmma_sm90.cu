@@ -133,12 +133,15 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     extern __shared__ __align__(1024) char memory[];
     sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
     coming next = {};
+    sat_next_may_begin();
     if (threadIdx.x < 32) sat_pipe_init<S>(s);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.x), sat_prefetch_map(&m.y);
-        next.tile.first(), next.fetch(x);
+        next.tile.first();
+        while (!next.ready) next.fetch(x);
     }
     __syncthreads();
+    sat_wait_for_previous();
     if (threadIdx.x >= S::CONSUMERS) {
         sat_registers_fewer<72>();
         if (threadIdx.x < S::CONSUMERS + 32) produce<S, TA, TB>(x, m, next, s, sat_shared(memory));
@@ -169,16 +172,8 @@ template <typename S> static bool make_maps(const sat_launch *l, const job &x, m
 
 template <typename T, typename S, bool TA, bool TB>
 static sat_status start(const sat_launch *l, const job &x, const maps &m) {
-    auto kernel = multiply<T, S, TA, TB>;
-    static bool told[64]; // the limit is the function's on a device, and stays
-    if (!told[l->device->index % 64]) {
-        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
-        if (e != cudaSuccess) return sat_launched(l);
-        told[l->device->index % 64] = true;
-    }
     unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
-    kernel<<<grid, S::THREADS, S::BYTES, (cudaStream_t)l->stream>>>(x, m);
-    return sat_launched(l);
+    return sat_start<multiply<T, S, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
 }
 
 static int64_t each_of(const sat_variant *v, const sat_pattern_view *a) {
@@ -193,7 +188,8 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     state *st = (state *)l->state;
     bool ta = p->a.col_stride != 1, tb = p->b.col_stride != 1;
     job x = {};
-    x.deal = sat_deal_of(st->work, st->counter, ceil_of(a->block_rows, S::BM), ceil_of(a->block_cols, S::BN));
+    x.deal = sat_deal_of(st->work, st->counter, ceil_of(a->block_rows, S::BM), ceil_of(a->block_cols, S::BN), INFINITY,
+                         l->device);
     x.col = a->device_col_idx, x.s = (char *)l->operands[2], x.alpha = (float)p->alpha;
     x.m = (int)p->m, x.n = (int)p->n, x.k = (int)p->k, x.br = (int)a->block_rows, x.bc = (int)a->block_cols;
     x.ragged = p->n % x.bc != 0;

@@ -25,6 +25,7 @@ typedef struct sat_join { /* a row that was cut: slots slot .. slot + parts - 1 
 typedef struct sat_schedule {
     int64_t pieces, joins, slots;
     int64_t heavy;    /* the first so many have over twice as many blocks as the mean of those that have any */
+    bool even;        /* none has a quarter more than that mean */
     sat_piece *piece; /* NULL where only counted */
     sat_join *join;
 } sat_schedule;
@@ -92,6 +93,7 @@ static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_sched
     int64_t busy = s->pieces;
     while (busy > 0 && s->piece[busy - 1].count == 0) busy--;
     while (s->heavy < busy && s->piece[s->heavy].count * busy > 2 * r->ptr[r->count]) s->heavy++;
+    s->even = busy == 0 || s->piece[0].count * busy * 4 <= 5 * r->ptr[r->count];
     return true;
 }
 
@@ -103,22 +105,38 @@ static inline size_t sat_schedule_bytes(const sat_schedule *s, int64_t block_row
 
 /* ---- tiles ---- */
 
-/* A piece's rows in `slices`, its columns in `panels`. Heavy pieces come first, with all their panels, so that no long
- * one is begun late; the others panel by panel, which keeps a panel of B in the cache. */
+/* A piece's rows in `slices`, its columns in `panels`. Heavy pieces come first, with all their panels; the others by
+ * `together` panels at a time, which stay in the cache, and the longest of those first: no long one is begun late. */
+typedef struct sat_tiles {
+    unsigned pieces, heavy, slices, panels, together;
+} sat_tiles;
+
 typedef struct sat_tile_place {
     unsigned piece, slice, panel;
 } sat_tile_place;
 
-SAT_BOTH static inline sat_tile_place sat_tile_at(unsigned number, unsigned pieces, unsigned heavy, unsigned slices,
-                                                  unsigned panels) {
-    unsigned first = heavy * slices * panels, rest = number / slices;
+/* As many panels of `panel_bytes` as give each of `workers` some tiles to even out with, but no more than a part of L2
+ * holds; one where all pieces are alike. */
+static inline unsigned sat_tiles_together(bool even, int64_t tiles_of_panel, int64_t panels, double panel_bytes,
+                                          int64_t workers, double l2_bytes) {
+    double wanted = ceil(3 * (double)workers / (double)sat_max(1, tiles_of_panel));
+    double most = floor(l2_bytes / 3 / fmax(1, panel_bytes));
+    return even ? 1 : (unsigned)fmax(1, fmin(fmin(wanted, most), (double)panels));
+}
+
+SAT_BOTH static inline sat_tile_place sat_tile_at(const sat_tiles *d, unsigned number) {
+    unsigned first = d->heavy * d->slices * d->panels, rest = number / d->slices;
     sat_tile_place t;
-    t.slice = number % slices;
+    t.slice = number % d->slices;
     if (number < first) {
-        t.piece = rest / panels, t.panel = rest % panels;
+        t.piece = rest / d->panels, t.panel = rest % d->panels;
     } else {
-        rest -= heavy * panels;
-        t.panel = rest / (pieces - heavy), t.piece = heavy + rest % (pieces - heavy);
+        unsigned each = d->pieces - d->heavy, from, wide;
+        rest -= d->heavy * d->panels;
+        from = rest / (each * d->together) * d->together;
+        wide = d->panels - from < d->together ? d->panels - from : d->together;
+        rest -= from * each;
+        t.piece = d->heavy + rest / wide, t.panel = from + rest % wide;
     }
     return t;
 }

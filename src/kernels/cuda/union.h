@@ -41,42 +41,76 @@ static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int
     }
 }
 
-/* Neighbours in groups; `row` has room for whole groups. */
-static inline void sat_union_neighbours(int64_t rows, int size, int32_t *row) {
-    for (int64_t i = 0; i < (rows + size - 1) / size * size; i++) row[i] = i < rows ? (int32_t)i : -1;
+enum { SAT_UNION_BAND = 2048 }; /* rows that are looked through for company */
+
+/* What a search needs of a band of rows: who has a column, and how much of each row the group has already. */
+typedef struct sat_union_band {
+    int64_t first, count;
+    int64_t *ptr;    /* by column, of the rows that have it */
+    int32_t *row;    /* from the band's first on */
+    int32_t *common; /* columns that row shares with the group; -1: it has a group */
+    int32_t *seen;   /* the last group that took in the column */
+} sat_union_band;
+
+static inline void sat_union_index(const sat_rows *r, int64_t cols, sat_union_band *b) {
+    int64_t from = r->ptr[b->first], to = r->ptr[b->first + b->count];
+    memset(b->ptr, 0, (size_t)(cols + 2) * sizeof *b->ptr);
+    for (int64_t i = from; i < to; i++) b->ptr[r->col[i] + 2]++;
+    for (int64_t c = 0; c < cols; c++) b->ptr[c + 2] += b->ptr[c + 1];
+    for (int64_t x = 0; x < b->count; x++)
+        for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++)
+            b->row[b->ptr[r->col[i] + 1]++] = (int32_t)x;
 }
 
-static inline int64_t sat_union_common(const sat_rows *r, int64_t x, int64_t y) { /* columns that both rows have */
-    int64_t i = r->ptr[x], j = r->ptr[y], common = 0;
-    while (i < r->ptr[x + 1] && j < r->ptr[y + 1]) {
-        int32_t a = r->col[i], b = r->col[j];
-        common += a == b, i += a <= b, j += b <= a;
+/* Row x joins group number `group`: whoever has one of its columns has that in common with the group now. */
+static inline void sat_union_join(const sat_rows *r, sat_union_band *b, int64_t x, int32_t group) {
+    b->common[x] = -1;
+    for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++) {
+        int32_t c = r->col[i];
+        if (b->seen[c] == group) continue;
+        b->seen[c] = group;
+        for (int64_t y = b->ptr[c]; y < b->ptr[c + 1]; y++)
+            if (b->common[b->row[y]] >= 0) b->common[b->row[y]]++;
     }
-    return common;
 }
 
-enum { SAT_UNION_WINDOW = 64 }; /* rows that are looked through for a partner */
-
-/* Pairs of rows that share columns: each in turn takes the one behind it that has most in common with it. False: no
- * memory. */
-static inline bool sat_union_pairs(const sat_rows *r, int32_t *row) {
-    char *taken = (char *)calloc((size_t)r->count + 1, 1);
-    if (!taken) return false;
-    int64_t at = 0;
-    for (int64_t x = 0; x < r->count; x++) {
-        int64_t best = -1, most = -1, seen = 0;
-        if (taken[x]) continue;
-        for (int64_t y = x + 1; y < r->count && seen < SAT_UNION_WINDOW; y++) {
-            if (taken[y]) continue;
-            int64_t common = sat_union_common(r, x, y);
-            seen++;
-            if (common > most) most = common, best = y;
+/* The first row without a group, then whoever has most in common with those that are in it, and so on. */
+static inline void sat_union_search(const sat_rows *r, sat_union_band *b, int size, int32_t *group, int32_t *to) {
+    int64_t first = 0;
+    for (int64_t left = b->count; left > 0;) {
+        (*group)++;
+        while (b->common[first] < 0) first++;
+        for (int64_t x = first; x < b->count; x++)
+            if (b->common[x] > 0) b->common[x] = 0;
+        for (int i = 0; i < size; i++) {
+            int64_t best = i == 0 ? first : -1;
+            for (int64_t x = first; i > 0 && x < b->count; x++)
+                if (b->common[x] >= 0 && (best < 0 || b->common[x] > b->common[best])) best = x;
+            *to++ = best < 0 ? -1 : (int32_t)(b->first + best);
+            if (best >= 0) sat_union_join(r, b, best, *group), left--;
         }
-        row[at++] = (int32_t)x, row[at++] = (int32_t)best;
-        if (best >= 0) taken[best] = 1;
     }
-    free(taken);
-    return true;
+}
+
+/* Groups of rows that share columns, each row once; `row` has room for whole groups. False: no memory. */
+static inline bool sat_union_groups(const sat_rows *r, int64_t cols, int size, int32_t *row) {
+    int64_t most = 0, band = SAT_UNION_BAND / size * size, end = (r->count + size - 1) / size * size;
+    for (int64_t x = 0; x < r->count; x += band) most = sat_max(most, r->ptr[sat_min(x + band, r->count)] - r->ptr[x]);
+    sat_union_band b = {0};
+    b.ptr = (int64_t *)malloc((size_t)(cols + 2) * sizeof *b.ptr);
+    b.row = (int32_t *)malloc((size_t)(most + 1) * sizeof *b.row);
+    b.common = (int32_t *)malloc((size_t)band * sizeof *b.common);
+    b.seen = (int32_t *)calloc((size_t)cols + 1, sizeof *b.seen);
+    bool enough = b.ptr && b.row && b.common && b.seen;
+    int32_t group = 0;
+    for (int64_t x = 0; enough && x < end; x += band) {
+        b.first = x, b.count = sat_min(band, r->count - x);
+        memset(b.common, 0, (size_t)b.count * sizeof *b.common);
+        sat_union_index(r, cols, &b);
+        sat_union_search(r, &b, size, &group, row + x);
+    }
+    free(b.ptr), free(b.row), free(b.common), free(b.seen);
+    return enough;
 }
 
 /* `row`: groups of `size`, one after the other, each row once. */
@@ -96,14 +130,15 @@ static inline bool sat_union_make(const sat_rows *r, const int32_t *row, int siz
     return true;
 }
 
-/* Bytes that hold the steps of any such union, and how many there should be where columns are drawn by chance. */
+/* Bytes that hold the steps of any such union, and about how many there are where columns are drawn by chance: of the
+ * columns that rows share, a search finds a few more. */
 static inline size_t sat_union_bytes(int64_t blocks) {
     return ((size_t)blocks * sizeof(sat_union_step) + 511) / 256 * 256;
 }
 static inline double sat_union_expected(int64_t rows, int64_t cols, int64_t blocks, int size) {
-    double density = (double)blocks / ((double)rows * (double)cols + 1e-9);
-    int64_t groups = (rows + size - 1) / size;
-    return (double)groups * (double)cols * (1 - pow(1 - (density < 1 ? density : 1), size));
+    double density = fmin(1, (double)blocks / ((double)rows * (double)cols + 1e-9));
+    double all = (double)((rows + size - 1) / size) * (double)cols * (1 - pow(1 - density, size));
+    return fmax(all - 0.25 * ((double)blocks - all), all * 0.85);
 }
 
 #endif

@@ -14,7 +14,7 @@ struct sat_pipe_tile {
     int first, count; /* what more the output needs to know */
 };
 
-enum { SAT_PIPE_AHEAD = 4, SAT_PIPE_SECOND = 3 }; /* tiles that the producer may be ahead; a named barrier */
+enum { SAT_PIPE_AHEAD = 4 }; /* tiles that the producer may be ahead */
 
 struct sat_pipe_barriers {
     uint64_t full[8], empty[8], tile_full[SAT_PIPE_AHEAD], tile_empty[SAT_PIPE_AHEAD];
@@ -114,9 +114,6 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
     sat_pipe_ring<S> at = {.parity = 0};
     sat_pipe_tiles tiles = {.parity = 0};
     uint32_t staging = memory + S::OUT_FROM + group * 8 * SAT_SLICE;
-    // The second warpgroup begins some steps after the first and stays behind: while one stores, the other multiplies.
-    int skew = !S::ONCE && group == 0 ? S::STAGES : 0;
-    if (!S::ONCE && group == 1) sat_some_sync(SAT_PIPE_SECOND, 256);
     for (;;) {
         sat_pipe_tile t = tiles.hear(s);
         tiles.advance();
@@ -127,7 +124,6 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
 #pragma unroll
             for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
         for (int step = 0; step < t.steps; step++) {
-            if (skew > 0 && --skew == 0) sat_some_arrive(SAT_PIPE_SECOND, 256);
             bool odd = S::KS == 32 && step % 2; // the second half of what came 64 deep
             sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
             if (SOME && !(s->groups[at.stage] >> group & 1)) { // what was before is freed too: much may follow
@@ -149,7 +145,6 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
         }
         sat_group_wait<0>();
         if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
-        if (skew > 0) skew = 0, sat_some_arrive(SAT_PIPE_SECOND, 256);
         if (S::ONCE) sat_some_sync(1, 128); // output goes where the tile was, which nobody reads any more
         put(t, d, staging, group);
     }

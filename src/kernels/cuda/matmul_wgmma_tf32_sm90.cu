@@ -1,0 +1,361 @@
+// cuda_matmul_wgmma_tf32: f32 rounded to TF32 by warpgroup products (sm_90a).
+//
+// Such products take operands from shared memory only with the depth contiguous. The stored blocks are like that, and a
+// B by columns too: it is multiplied as 16-bit operands are. B by rows is not. There the sides are exchanged, C^T = B^T
+// * A^T: the stored block is the right operand as it is, and B's columns are the rows of the left one, which registers
+// may hold: each lane fetches its elements from shared memory, 8 deep, while the 8 before are multiplied. Which column
+// is which row of a product does not matter until it is stored, so they are numbered for lanes to meet no bank twice,
+// and for a lane to end with four neighbours of a row of C. Tensor maps round both operands to TF32.
+
+#include "deal.cuh"
+#include "tensor_map.cuh"
+#include "tf32_out.cuh"
+#include "wgmma_pipe.cuh"
+
+enum { DEEP = 32 }; // what a copy brings of A: lines of 128 bytes
+
+/* BM rows, BN columns and KS of depth a stage; TB: B by columns. A comes in slots of its own where KS is less than it
+ * is deep: a stage that is free frees the slots before the last but STAGES / 2. */
+template <int BM_, int BN_, int KS_, int STAGES_, bool TB_> struct shape {
+    static constexpr int BM = BM_, BN = BN_, KS = KS_, STAGES = STAGES_, GROUPS = 2, CONSUMERS = 256;
+    static constexpr bool TB = TB_;
+    static constexpr int SLOTS = KS == DEEP ? STAGES : STAGES / 2 + 1, SLOT = BM * DEEP * 4, A = SLOT, B = KS * BN * 4;
+    static constexpr int B_FROM = SLOTS * SLOT, BYTES = B_FROM + STAGES * B + (int)sizeof(sat_pipe_barriers);
+    static constexpr int THREADS = CONSUMERS + 128;
+    // A warpgroup has PARTS products of HAS sums a thread. Exchanged, each is of 64 columns and all rows.
+    static constexpr int WN = TB && BM == 128 ? BN : BN / 2, PARTS = TB ? 1 : WN / 64, HAS = TB ? WN / 2 : BM / 2;
+    static_assert(KS == DEEP || (!TB && STAGES % 2 == 0), "a slot of A belongs to a stage, or to two from an even one");
+    static_assert(BYTES <= 232448 && STAGES <= 8 && PARTS * HAS <= 128, "what a multiprocessor has");
+};
+
+struct maps {
+    CUtensorMap a, b;
+};
+
+struct job {
+    sat_deal deal;
+    sat_rows r;
+    sat_mma_out out;
+    float *partial;
+    bool wide_b; // B row-major in chunks of 32 columns that fill it: one copy brings them all
+};
+
+struct state {
+    sat_plan_work work;
+    unsigned *counter;
+    maps m; // of these operands: made anew only where a pointer has changed
+    const void *of[2];
+};
+
+/* ---- the producer ---- */
+
+/* This lane's block of 32: its position, and its first row of B. */
+struct some_blocks {
+    int k;
+    __device__ void fetch(const job &x, const sat_piece &piece, int first) {
+        int mine = first + (int)(threadIdx.x % 32);
+        if (mine < piece.count) k = x.r.col[piece.first + mine] * (int)x.r.bc;
+    }
+};
+
+struct coming {
+    sat_dealt tile;
+    some_blocks blocks;
+    bool ready;
+
+    __device__ void fetch(const job &x) {
+        if (ready || tile.fetch(x.deal)) return;
+        if (threadIdx.x % 32 < SAT_PIECE_COLUMNS) blocks.k = tile.col * (int)x.r.bc;
+        else if (!tile.none(x.deal)) blocks.fetch(x, tile.piece, 0);
+        ready = true;
+    }
+};
+
+/* Whether the stage's part of A came with the one before. */
+template <typename S> __device__ static bool came_before(int in_block) { return S::KS < DEEP && in_block % DEEP; }
+
+template <typename S>
+__device__ static void load(const job &x, const maps &m, uint32_t a, uint32_t b, uint32_t bar, int row, int in_block,
+                            int k, int n0) {
+    bool again = came_before<S>(in_block);
+    sat_barrier_expect(bar, again ? S::B : S::A + S::B);
+    if (!again) sat_tile_load(a, &m.a, bar, in_block, row);
+    if (S::TB) {
+        for (int i = 0; i < S::BN; i += 256) sat_tile_load(b + i * S::KS * 4, &m.b, bar, k, n0 + i);
+    } else if (x.wide_b) {
+        sat_tile_load(b, &m.b, bar, 0, k, n0 / 32);
+    } else {
+        for (int i = 0; i < S::BN; i += 32) sat_tile_load(b + i * S::KS * 4, &m.b, bar, n0 + i, k);
+    }
+}
+
+template <typename S>
+__device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
+    int lane = threadIdx.x % 32, bc = (int)x.r.bc, br = (int)x.r.br;
+    sat_pipe_ring<S> at = {.parity = 1};
+    sat_pipe_tiles tiles = {.parity = 1};
+    for (;;) {
+        while (!next.ready) next.fetch(x);
+        sat_dealt now = next.tile;
+        some_blocks blocks = next.blocks;
+        const sat_piece &piece = now.piece;
+        bool last = now.none(x.deal);
+        if (lane == 0)
+            tiles.tell(s, {piece.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : piece.count * (bc / S::KS),
+                           piece.slot, 0});
+        tiles.advance();
+        if (last) return;
+        next.tile.another(), next.ready = false;
+        for (int t = 0; t < piece.count; t++) {
+            if (t % 32 == 0 && t > 0) blocks.fetch(x, piece, t);
+            int row = ((int)piece.first + t) * br + (int)now.at.slice * S::BM, k = __shfl_sync(~0u, blocks.k, t % 32);
+            for (int in_block = 0; in_block < bc; in_block += S::KS) {
+                if (lane == 0) {
+                    sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
+                    load<S>(x, m, memory + at.a(true), memory + at.b(), sat_shared(&s->full[at.stage]), row, in_block,
+                            k + in_block, now.at.panel * S::BN);
+                }
+                __syncwarp();
+                at.advance(S::KS == DEEP || came_before<S>(in_block));
+            }
+            next.fetch(x);
+        }
+    }
+}
+
+/* ---- the consumers: products ---- */
+
+/* Where this lane's elements begin in a stage of B by rows: line of a group of 32 columns, row lane % 4 of it. */
+template <typename S> __device__ __forceinline__ uint32_t first_of_b(int group) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, q = lane % 4;
+    sat_tf32_columns c = sat_tf32_columns_of(lane);
+    return (group * (S::WN / 32) + warp) * (S::KS * 128) + q * 128 + (c.chunk ^ q) * 16 + c.upper * 8;
+}
+
+__device__ __forceinline__ void fetch_two(uint32_t &x, uint32_t &y, uint32_t from) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(from) : "memory");
+}
+
+/* All parts as left operands, 8 deep. */
+template <typename S> __device__ __forceinline__ void fetch_parts(uint32_t (&a)[S::PARTS][4], uint32_t from, int step) {
+#pragma unroll
+    for (int p = 0; p < S::PARTS; p++) {
+        uint32_t to = p / 2 * 4 * (S::KS * 128) + step * 1024, other = p % 2 * 8;
+        fetch_two(a[p][0], a[p][1], (from ^ other) + to);
+        fetch_two(a[p][2], a[p][3], (from ^ other ^ 64) + to + 512);
+    }
+}
+
+/* One stage, exchanged: while 8 of depth are multiplied, the next are fetched. `a`: two sets, of which one product may
+ * still be reading the other at the end. `freed` is called when the stage before is not read any more. */
+template <typename S, typename FREED>
+__device__ __forceinline__ void multiply_exchanged(float (&d)[S::PARTS][S::HAS], uint32_t (&a)[2][S::PARTS][4],
+                                                   uint32_t block, uint32_t b, int add, FREED freed) {
+#pragma unroll
+    for (int step = 0; step < S::KS / 8; step++) {
+        fetch_parts<S>(a[step % 2], b, step);
+        uint64_t right = sat_descriptor(block + step * 32, 1, 16, 1024);
+        sat_group_fence();
+#pragma unroll
+        for (int p = 0; p < S::PARTS; p++) sat_group_tf32(d[p], a[step % 2][p], right, add || step);
+        sat_group_commit();
+        sat_group_wait<1>();
+        if (step == 0) freed();
+    }
+}
+
+/* One stage, B by columns. */
+template <typename S, typename FREED>
+__device__ __forceinline__ void multiply_plain(float (&d)[S::HAS], uint32_t block, uint32_t b, int group, int add,
+                                               FREED freed) {
+    if (S::BM == 128) block += group * 64 * DEEP * 4;
+    else b += group * S::WN * S::KS * 4;
+    sat_group_fence();
+#pragma unroll
+    for (int step = 0; step < S::KS / 8; step++)
+        sat_group_tf32(d, sat_descriptor(block + step * 32, 1, 16, 1024), sat_descriptor(b + step * 32, 1, 16, 1024),
+                       add || step);
+    sat_group_commit();
+    sat_group_wait<1>();
+    freed();
+}
+
+/* A warpgroup's sums to C, or to the partial sums of a cut row, whose slot the tile has for its `first`. */
+template <typename S>
+__device__ __forceinline__ void put(const job &x, const sat_pipe_tile &t, const float (&d)[S::PARTS][S::HAS],
+                                    int group) {
+    int64_t in_row = t.slice * S::BM + (S::TB && S::BM == 128 ? group * 64 : 0), n = x.out.to.n;
+    int64_t i0 = t.row * x.r.br + in_row, n0 = (int64_t)t.panel * S::BN + (S::WN < S::BN ? group * S::WN : 0);
+    if (n0 >= n) return;
+    sat_mma_out to = x.out;
+    if (t.first >= 0) to = sat_mma_partial<float>(x.partial + t.first * x.r.br * n, n), i0 = in_row;
+    sat_tf32_put<S>(to, d, i0, n0);
+}
+
+template <typename S> __device__ static void consume(const job &x, sat_pipe_barriers *s, uint32_t memory) {
+    int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+    sat_pipe_ring<S> at = {.parity = 0};
+    sat_pipe_tiles tiles = {.parity = 0};
+    uint32_t mine = S::TB ? 0 : first_of_b<S>(group);
+    for (;;) {
+        sat_pipe_tile t = tiles.hear(s);
+        tiles.advance();
+        if (t.steps < 0) return;
+        int before = -1;
+        float d[S::PARTS][S::HAS];
+        uint32_t a[2][S::PARTS][4];
+        auto freed = [&] {
+            if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
+        };
+        if (t.steps == 0)
+#pragma unroll
+            for (int e = 0; e < S::PARTS * S::HAS; e++) d[e / S::HAS][e % S::HAS] = 0;
+        for (int step = 0; step < t.steps; step++) {
+            bool odd = S::KS < DEEP && step % 2; // the second half of what came of A
+            uint32_t block = memory + at.a(true) + (odd ? S::KS * 4 : 0), b = memory + at.b();
+            sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
+            if constexpr (S::TB) multiply_plain<S>(d[0], block, b, group, step, freed);
+            else multiply_exchanged<S>(d, a, block, b + mine, step, freed);
+            before = at.stage;
+            at.advance(S::KS == DEEP || odd);
+        }
+        sat_group_wait<0>();
+        freed();
+        put<S>(x, t, d, group);
+    }
+}
+
+template <typename S>
+static __global__ void __launch_bounds__(S::THREADS, 1)
+    multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
+    extern __shared__ __align__(1024) char memory[];
+    sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
+    coming next = {};
+    sat_next_may_begin();
+    if (threadIdx.x < 32) sat_pipe_init<S>(s);
+    if (threadIdx.x / 32 == S::CONSUMERS / 32) {
+        sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
+        next.tile.first();
+        while (!next.ready) next.fetch(x);
+    }
+    __syncthreads();
+    sat_wait_for_previous();
+    if (threadIdx.x >= S::CONSUMERS) {
+        sat_registers_fewer<72>();
+        if (threadIdx.x < S::CONSUMERS + 32) produce<S>(x, m, next, s, sat_shared(memory));
+    } else {
+        sat_registers_more<216>();
+        consume<S>(x, s, sat_shared(memory));
+    }
+    sat_deal_end(x.deal);
+}
+
+/* ---- the host's side ---- */
+
+template <typename S> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    cuuint64_t bc = (cuuint64_t)a->block_cols, rows = (cuuint64_t)(a->stored_blocks * a->block_rows);
+    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
+    cuuint64_t lead = (cuuint64_t)(S::TB ? p->b.col_stride : p->b.row_stride) * 4;
+    sat_tensor ta = {SAT_F32, l->operands[0], 2, {bc, rows}, {bc * 4}, {DEEP, S::BM}, DEEP * 4, true};
+    sat_tensor tb = {SAT_F32, l->operands[1], 2, {n, k}, {lead}, {32, S::KS}, 128, true};
+    if (S::TB) tb = {SAT_F32, l->operands[1], 2, {k, n}, {lead}, {S::KS, 256}, S::KS * 4, true};
+    else if (x.wide_b)
+        tb = {SAT_F32, l->operands[1], 3, {32, k, n / 32}, {lead, 128}, {32, S::KS, S::BN / 32}, 128, true};
+    return sat_map_encode(&m->a, ta) && sat_map_encode(&m->b, tb);
+}
+
+template <typename S> static sat_status start(const sat_launch *l, const job &x, const maps &m) {
+    unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
+    return sat_start<multiply<S>>(l, grid, S::THREADS, S::BYTES, x, m);
+}
+
+template <typename S> static sat_status launch_tile(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    if (p->m == 0 || p->n == 0) return SAT_OK;
+    state *st = (state *)l->state;
+    job x = {};
+    x.r = sat_device_rows(p, l->pattern), x.out = sat_mma_out_of(l);
+    x.deal = sat_deal_of(st->work, st->counter, x.r.br / S::BM, (p->n + S::BN - 1) / S::BN, 4.0 * S::BN * (double)p->k,
+                         l->device);
+    x.partial = (float *)st->work.partial, x.wide_b = p->n % 32 == 0;
+    if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1]) {
+        st->of[0] = NULL;
+        if (!make_maps<S>(l, x, &st->m)) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
+        st->of[0] = l->operands[0], st->of[1] = l->operands[1];
+    }
+    sat_status status = start<S>(l, x, st->m);
+    return status == SAT_OK ? sat_launch_join(l, x.r, x.out.to, st->work) : status;
+}
+
+static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (d->capability != 90 || p->a_dtype != SAT_F32 || !(p->flags & SAT_ALLOW_TF32)) return false;
+    if (p->transpose == SAT_TRANSPOSE || a->stored_blocks == 0 || p->n == 0 || p->a_align % 16) return false;
+    if (a->block_rows % v->instance.tile_m || a->block_cols % v->instance.tile_k || p->k % a->block_cols) return false;
+    if (a->stored_blocks * a->block_rows > 0x7fffffff || sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000) return false;
+    double tiles = ((double)a->grid_rows + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
+                   (double)(a->block_rows / v->instance.tile_m);
+    if (tiles > 0x7fff0000 || (p->batch > 1 && p->a.batch_stride * 4 % 16 != 0)) return false;
+    return sat_map_fits(p, p->b, p->k, p->n, p->b_align, 4);
+}
+
+static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    sat_rows r = sat_op_rows(p, a);
+    int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;
+    return sat_schedule_share(&r, panels * (r.br / v->instance.tile_m), d->threads, sat_max(1, 256 / r.bc));
+}
+
+static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    sat_rows r = sat_op_rows(p, a);
+    sat_schedule s = sat_schedule_count(&r, share_of(v, p, a, d));
+    return (sat_schedule_bytes(&s, r.br, p->n, sizeof(float)) + 255) / 256 * 256 + SAT_COUNTER_BYTES;
+}
+
+static sat_status prepare(const sat_prepare *q, void **out) {
+    if (!sat_map_encoder()) return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
+    state *st = (state *)calloc(1, sizeof *st);
+    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+    sat_rows r = sat_op_rows(q->problem, q->pattern);
+    int64_t share = share_of(q->variant, q->problem, q->pattern, q->device);
+    sat_status status = sat_prepare_rows(q, &r, share, (char *)q->workspace, &st->work);
+    if (status == SAT_OK)
+        status = sat_deal_counter(q, workspace(q->variant, q->problem, q->pattern, q->device), &st->counter);
+    if (status == SAT_OK) *out = st;
+    else free(st);
+    return status;
+}
+
+static sat_status launch(const sat_launch *l) {
+    const sat_instance *i = &l->variant->instance;
+    bool tb = l->problem->b.col_stride != 1;
+    if (i->tile_m == 128)
+        return tb ? launch_tile<shape<128, 256, 32, 4, true>>(l) : launch_tile<shape<128, 256, 32, 4, false>>(l);
+    if (i->tile_n == 512)
+        return tb ? launch_tile<shape<64, 512, 32, 3, true>>(l) : launch_tile<shape<64, 512, 16, 6, false>>(l);
+    return tb ? launch_tile<shape<64, 256, 32, 5, true>>(l) : launch_tile<shape<64, 256, 32, 5, false>>(l);
+}
+
+/* Copies from L2 and products overlap; the longer counts. */
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
+    double slices = (double)a->block_rows / bm;
+    double depth = (double)a->stored_blocks * (double)a->block_cols * slices * panels, items = (double)p->batch;
+    double tiles = (double)a->grid_rows * slices * panels, busy = fmin(1, tiles / d->threads);
+    double loads = depth * (bm + bn) * 4 / (9e12 * d->threads / 132), work = 2 * depth * bm * bn / d->tf32_rate;
+    double time = fmax(loads, work) / busy;
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1.5e-6 + 3e-6);
+}
+
+SAT_FAMILY(cuda_matmul_wgmma_tf32) = {
+    .revision = "1",
+    .op = SAT_MATMUL,
+    .backend = SAT_CUDA,
+    .about = "f32 as TF32 by warpgroup products on Hopper, sides exchanged; block rows multiples of 64",
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .prepare = prepare,
+    .launch = launch,
+    .release = sat_release_work,
+};
