@@ -87,18 +87,21 @@ def cpu_scipy():
          plan.info().variant.decode(), rival_seconds={"scipy_bsr": found["scipy"], "dense_numpy": found["dense"]}, scipy=scipy.__version__)
 
 
-def host_cost(call, batch=100, batches=100, sync=lambda: None):
-    for _ in range(200):
-        call()
-    sync()
-    times = []
-    for _ in range(batches):
-        begin = time.perf_counter()
-        for _ in range(batch):
-            call()
-        times.append((time.perf_counter() - begin) / batch)
-        sync()
-    return statistics.median(times)
+def host_cost(calls, batch=100, batches=100, sync=lambda: None):
+    """Seconds that each call keeps the host busy: medians of batches that take turns."""
+
+    def timed(call):
+        def job():
+            begin = time.perf_counter()
+            for _ in range(batch):
+                call()
+            taken = (time.perf_counter() - begin) / batch
+            sync()
+            return taken
+
+        return job
+
+    return in_turns({name: timed(call) for name, call in calls.items()}, batches)
 
 
 def cpu_overhead():
@@ -109,15 +112,15 @@ def cpu_overhead():
     try:
         a = sa.BsrMatrix.from_dense(torch.eye(4), 4)
         b, eye = torch.ones(4, 1), torch.eye(4)
-        cost, dense, empty = host_cost(lambda: sa.matmul(a, b)), host_cost(lambda: eye @ b), host_cost(lambda: torch.empty_like(b))
         g = a.with_values(a.values.clone().requires_grad_())
-        with_grad = host_cost(lambda: sa.matmul(g, b))
+        found = host_cost({"ours": lambda: sa.matmul(a, b), "grad": lambda: sa.matmul(g, b), "dense": lambda: eye @ b, "empty": lambda: torch.empty_like(b)})
     finally:
         torch.set_num_threads(threads)
-    show("CPU: host cost of matmul on a 4x4 torch tensor", cost, f"{cost * 1e6:.2f} us; with gradients {with_grad * 1e6:.1f} us; torch's dense @ {dense * 1e6:.2f} us, empty_like {empty * 1e6:.2f} us",
-         with_gradients_seconds=with_grad, rival_seconds={"dense_torch": dense, "empty_like": empty})
+    us = {name: f"{seconds * 1e6:.2f}" for name, seconds in found.items()}
+    show("CPU: host cost of matmul on a 4x4 torch tensor", found["ours"], f"{us['ours']} us; with gradients {us['grad']} us; torch's dense @ {us['dense']} us, empty_like {us['empty']} us",
+         with_gradients_seconds=found["grad"], rival_seconds={"dense_torch": found["dense"], "empty_like": found["empty"]})
     n, c = sa.BsrMatrix.from_dense(np.eye(4, dtype=np.float32), 4), np.ones((4, 1), np.float32)
-    cost = host_cost(lambda: sa.matmul(n, c))
+    cost = host_cost({"ours": lambda: sa.matmul(n, c)})["ours"]
     show("CPU: host cost of matmul on a 4x4 NumPy array", cost, f"{cost * 1e6:.1f} us")
 
 
@@ -180,26 +183,19 @@ def cuda_host_cost():
     sync = torch.cuda.synchronize
     theirs = sparse_bsr(a)
     plan, variant = plan_call(a, b)
-    with torch.no_grad():
-        ours = host_cost(lambda: sa.matmul(a, b), sync=sync)
-        bare = host_cost(plan, sync=sync)
-        empty = host_cost(lambda: torch.empty_like(b), sync=sync)
-        dense = host_cost(lambda: b.t() @ b, sync=sync)
-        bsr = host_cost(lambda: theirs @ b, 20, 40, sync=sync)
-    on = host_cost(lambda: sa.matmul(a, b), sync=sync)
     g = a.with_values(a.values.clone().requires_grad_())
-    h = b.clone().requires_grad_()
-    grad = host_cost(lambda: sa.matmul(g, h), sync=sync)
-
-    def both():
-        sa.matmul(g, h).backward(ones)
-
-    ones = torch.ones(512, 64, device="cuda").half()
-    full = host_cost(both, 20, 40, sync=sync)
-    rivals = {"sparse_bsr": bsr, "dense_torch": dense, "sat_run_by_ctypes": bare, "empty_like": empty}
-    show("CUDA: host cost of matmul without gradients", ours, f"{ours * 1e6:.2f} us (torch.sparse_bsr {bsr * 1e6:.0f}, dense {dense * 1e6:.2f}, sat_run by ctypes {bare * 1e6:.2f}, empty_like {empty * 1e6:.2f})",
-         "at most 8 us", ours <= 8e-6, {"sparse_bsr": bsr / ours}, describe(512, 64, 512, 64, "f16", 0.125), variant, rival_seconds=rivals, grad_mode_on_seconds=on)
-    show("CUDA: host cost of matmul with gradients", grad, f"{grad * 1e6:.2f} us; with the backward pass {full * 1e6:.1f} us", "at most 30 us", grad <= 30e-6, {}, describe(512, 64, 512, 64, "f16", 0.125), variant, backward_seconds=full)
+    h, ones = b.clone().requires_grad_(), torch.ones(512, 64, device="cuda").half()
+    with torch.no_grad():
+        found = host_cost({
+            "ours": lambda: sa.matmul(a, b), "plan": plan, "empty": lambda: torch.empty_like(b), "dense": lambda: b.t() @ b, "bsr": lambda: theirs @ b,
+        }, sync=sync)  # fmt: skip
+    found |= host_cost({"on": lambda: sa.matmul(a, b), "grad": lambda: sa.matmul(g, h), "both": lambda: sa.matmul(g, h).backward(ones)}, sync=sync)
+    us = {name: f"{seconds * 1e6:.2f}" for name, seconds in found.items()}
+    problem = describe(512, 64, 512, 64, "f16", 0.125)
+    rivals = {"sparse_bsr": found["bsr"], "dense_torch": found["dense"], "sat_run_by_ctypes": found["plan"], "empty_like": found["empty"]}
+    show("CUDA: host cost of matmul without gradients", found["ours"], f"{us['ours']} us (torch.sparse_bsr {us['bsr']}, dense {us['dense']}, sat_run by ctypes {us['plan']}, empty_like {us['empty']})",
+         "at most 8 us", found["ours"] <= 8e-6, {"sparse_bsr": found["bsr"] / found["ours"]}, problem, variant, rival_seconds=rivals, grad_mode_on_seconds=found["on"])
+    show("CUDA: host cost of matmul with gradients", found["grad"], f"{us['grad']} us; with the backward pass {us['both']} us", "at most 30 us", found["grad"] <= 30e-6, {}, problem, variant, backward_seconds=found["both"])
 
 
 def cuda_eager():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 from typing import Any
@@ -15,6 +16,9 @@ _contexts: dict[tuple[str, int], Context] = {}
 _registered: list[tuple[int, Any]] = []  # backend and variant, for contexts that are made later
 _effort = _abi.EFFORTS["default"]
 _watchers: list[Any] = []
+
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class Context:
@@ -38,6 +42,50 @@ class Context:
         return _abi.lib.sat_context_device(self.handle).contents
 
 
+@functools.cache
+def driver_function(name: str) -> Any:
+    """A function of the CUDA driver, which is loaded already where a GPU is used; None without it."""
+    try:
+        return getattr(ctypes.CDLL("libcuda.so.1"), name)
+    except (OSError, AttributeError):
+        return None
+
+
+def _aside(call: Any, *arguments: Any) -> Any:
+    """What call(*arguments) returns in a thread of its own; None where it raises.
+
+    While torch warms up a CUDA graph (torch.compile, "reduce-overhead") it puts all that the thread allocates, on whatever
+    stream, into the graph's memory, and takes that back afterwards. What outlives the call is allocated by another thread,
+    and in a mode that a capture of the caller's does not mind.
+    """
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            exchange = driver_function("cuThreadExchangeStreamCaptureMode")
+            if exchange is not None:
+                exchange(ctypes.byref(ctypes.c_int(_RELAXED)))
+            found.append(call(*arguments))
+        except Exception:  # out of memory: the library makes do with less
+            pass
+
+    try:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join()
+    except RuntimeError:  # the interpreter is shutting down
+        return None
+    return found[0] if found else None
+
+
+def _own_stream(torch: Any, index: int) -> int:
+    """A stream that nothing else uses. torch's own come from a pool of 32 and are handed out again and again."""
+    stream = ctypes.c_void_p()
+    with torch.cuda.device(index):
+        torch.cuda.check_error(torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(stream)))
+    return stream.value or 0
+
+
 def _torch_allocator(device: str) -> _abi.Allocator | None:
     """Device memory from torch's caching allocator, where torch uses that device.
 
@@ -48,13 +96,10 @@ def _torch_allocator(device: str) -> _abi.Allocator | None:
     if not device.startswith("cuda") or torch is None or not torch.cuda.is_initialized():
         return None
     index = int(device.split(":")[1])
-    stream = torch.cuda.Stream(index)
+    stream = _aside(_own_stream, torch, index) or torch.cuda.Stream(index).cuda_stream
 
     def alloc(_user, size, _alignment):
-        try:
-            return torch.cuda.caching_allocator_alloc(max(size, 1), index, stream)  # 512 bytes aligned
-        except Exception:  # out of memory: the library makes do with less
-            return None
+        return _aside(torch.cuda.caching_allocator_alloc, max(size, 1), index, stream)  # 512 bytes aligned
 
     def free(_user, pointer):
         try:

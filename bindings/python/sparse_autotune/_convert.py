@@ -221,7 +221,9 @@ def to_torch(a: BsrMatrix) -> Any:
     a = _whole(a, "torch.sparse_bsr")
     values = torch.as_tensor(a._values)
     index = [torch.from_numpy(np.array(i)).to(values.device) for i in (a.row_ptr, a.col_idx)]
-    return torch.sparse_bsr_tensor(*index, values, size=a.shape)
+    invariants = torch.sparse.check_sparse_tensor_invariants
+    with invariants(invariants.is_enabled()):  # as it is set; torch warns of a setting that nobody made
+        return torch.sparse_bsr_tensor(*index, values, size=a.shape)
 
 
 def to_scipy(a: BsrMatrix) -> Any:

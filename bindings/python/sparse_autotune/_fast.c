@@ -40,12 +40,13 @@ typedef struct dl_exchange {
 
 static struct {
     PyObject *tensor, *parameter; /* types */
-    PyObject *empty_like, *is_grad_enabled, *autocast, *dispatch_modes, *threads, *capturing, *raw_stream, *tf32;
+    PyObject *empty_like, *is_grad_enabled, *autocast, *dispatch_modes, *threads, *raw_stream, *tf32;
     PyObject *dtypes; /* float32, float64, float16, bfloat16 */
     const dl_exchange *exchange;
     int (*run)(void *plan, void *const *operands, void *stream);
     void (*set_threads)(int);
     int (*get_threads)(void);
+    int (*is_capturing)(void *stream, int *status); /* the driver's; NULL until driver() */
 } host;
 
 static long epoch; /* of efforts and registered variants: plans of another one do not serve */
@@ -123,7 +124,7 @@ typedef struct entry {
     void *stream, *plan;
     int threads, tf32;
     long epoch;
-    PyObject *owner, *model; /* keeps the plan; what empty_like makes the output from */
+    PyObject *owner, *model; /* keeps the plan; in a tuple, what empty_like makes the output from */
     bool busy;
 } entry;
 
@@ -155,10 +156,9 @@ static entry *find(runner *r, const view *v, int inputs, void *stream, int threa
 /* ---- what surrounds a call ---- */
 
 /* A question to torch: its answer as a number; -1 and no exception where it gave none. */
-static long ask(PyObject *question, PyObject *argument) {
-    if (!question || question == Py_None) return 0;
-    PyObject *answer =
-        argument ? PyObject_CallFunctionObjArgs(question, argument, NULL) : PyObject_CallNoArgs(question);
+static long ask(PyObject *question) {
+    if (question == Py_None) return 0;
+    PyObject *answer = PyObject_CallNoArgs(question);
     long number = !answer ? -1 : answer == Py_True ? 1 : answer == Py_False ? 0 : PyLong_AsLong(answer);
     Py_XDECREF(answer);
     if (PyErr_Occurred()) PyErr_Clear(), number = -1;
@@ -166,7 +166,7 @@ static long ask(PyObject *question, PyObject *argument) {
 }
 
 static bool needs_grad(PyObject *const *tensors, Py_ssize_t count) {
-    if (ask(host.is_grad_enabled, NULL) == 0) return false;
+    if (ask(host.is_grad_enabled) == 0) return false;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *required = PyObject_GetAttr(tensors[i], names.requires_grad);
         Py_XDECREF(required); /* True and False live on */
@@ -195,6 +195,12 @@ static bool current_stream(const view *v, void **stream) {
     return found;
 }
 
+/* The legacy stream, NULL, cannot be captured. */
+static bool may_capture(void *stream) {
+    int status = 0;
+    return stream && (!host.is_capturing || host.is_capturing(stream, &status) != 0 || status != 0);
+}
+
 static int launch(const entry *e, void *const *operands) {
     PyThreadState *state = PyEval_SaveThread();
     int before = e->threads ? host.get_threads() : 0;
@@ -211,20 +217,18 @@ static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t
     view v[INPUTS], out;
     void *stream;
     if (count < 2 || count > INPUTS || r->count == 0) Py_RETURN_NONE;
-    if (needs_grad(tensors, count) || ask(host.autocast, NULL) != 0 || ask(host.dispatch_modes, NULL) != 0)
-        Py_RETURN_NONE;
+    if (needs_grad(tensors, count) || ask(host.autocast) != 0 || ask(host.dispatch_modes) != 0) Py_RETURN_NONE;
     for (Py_ssize_t i = 0; i < count; i++)
         if (!look(tensors[i], &v[i])) Py_RETURN_NONE;
     bool cuda = v[0].device_type == CUDA;
-    if (cuda && ask(host.capturing, NULL) != 0) Py_RETURN_NONE;
-    int threads = cuda ? 0 : (int)ask(host.threads, NULL);
-    int tf32 = cuda && v[0].dtype == (2 << 8 | 32) ? ask(host.tf32, NULL) == 1 : 0;
-    if (!current_stream(&v[0], &stream)) Py_RETURN_NONE;
+    int threads = cuda ? 0 : (int)ask(host.threads);
+    int tf32 = cuda && v[0].dtype == (2 << 8 | 32) ? ask(host.tf32) == 1 : 0;
+    if (!current_stream(&v[0], &stream) || may_capture(stream)) Py_RETURN_NONE;
     entry *e = find(r, v, (int)count, stream, threads, tf32);
     if (!e) Py_RETURN_NONE;
     e->busy = true; /* from here on other threads may run Python, and must neither use nor replace this entry */
     bool done = false;
-    PyObject *result = PyObject_CallFunctionObjArgs(host.empty_like, e->model, NULL);
+    PyObject *result = PyObject_Call(host.empty_like, e->model, NULL);
     if (result && look(result, &out) && !((uintptr_t)out.data & e->low_bits[INPUTS])) {
         void *operands[] = {v[0].data, v[1].data, out.data, count > 2 ? v[2].data : NULL};
         done = launch(e, operands) == 0;
@@ -236,14 +240,15 @@ static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t
 }
 
 /* add(inputs, alignments, model, stream, threads, tf32, plan, owner): inputs is a tuple of tensors; alignments one
- * power of two for each of them and one for the output. False where the tensors cannot be served here. */
+ * power of two for each of them and one for the output; model a tuple of one tensor like the output. False where the
+ * tensors cannot be served here. */
 static PyObject *runner_add(PyObject *self, PyObject *args) {
     runner *r = (runner *)self;
     PyObject *inputs, *alignments, *model, *owner;
     unsigned long long stream, plan;
     entry e = {.epoch = epoch};
-    if (!PyArg_ParseTuple(args, "O!O!OKiiKO", &PyTuple_Type, &inputs, &PyTuple_Type, &alignments, &model, &stream,
-                          &e.threads, &e.tf32, &plan, &owner))
+    if (!PyArg_ParseTuple(args, "O!O!O!KiiKO", &PyTuple_Type, &inputs, &PyTuple_Type, &alignments, &PyTuple_Type,
+                          &model, &stream, &e.threads, &e.tf32, &plan, &owner))
         return NULL;
     e.inputs = (int)PyTuple_Size(inputs);
     if (e.inputs < 2 || e.inputs > INPUTS || PyTuple_Size(alignments) != e.inputs + 1) Py_RETURN_FALSE;
@@ -304,22 +309,29 @@ static const dl_exchange *exchange_of(PyObject *capsule) {
 
 static PyObject *setup(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *objects[11], *capsule;
+    PyObject *objects[10], *capsule;
     unsigned long long run, set_threads, get_threads;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOKKK", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
-                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10], &capsule, &run,
-                          &set_threads, &get_threads))
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOKKK", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &capsule, &run, &set_threads,
+                          &get_threads))
         return NULL;
-    for (int i = 0; i < 11; i++) Py_INCREF(objects[i]); /* for the life of the process */
+    for (int i = 0; i < 10; i++) Py_INCREF(objects[i]); /* for the life of the process */
     host.tensor = objects[0], host.parameter = objects[1], host.empty_like = objects[2];
     host.is_grad_enabled = objects[3], host.autocast = objects[4], host.dispatch_modes = objects[5];
-    host.threads = objects[6], host.capturing = objects[7], host.raw_stream = objects[8], host.tf32 = objects[9];
-    host.dtypes = objects[10];
+    host.threads = objects[6], host.raw_stream = objects[7], host.tf32 = objects[8], host.dtypes = objects[9];
     host.exchange = exchange_of(capsule);
     host.run = (int (*)(void *, void *const *, void *))(uintptr_t)run;
     host.set_threads = (void (*)(int))(uintptr_t)set_threads;
     host.get_threads = (int (*)(void))(uintptr_t)get_threads;
     return PyBool_FromLong(host.exchange != NULL);
+}
+
+static PyObject *driver(PyObject *module, PyObject *address) {
+    (void)module;
+    unsigned long long found = PyLong_AsUnsignedLongLong(address);
+    if (PyErr_Occurred()) return NULL;
+    host.is_capturing = (int (*)(void *, int *))(uintptr_t)found;
+    Py_RETURN_NONE;
 }
 
 static PyObject *set_epoch(PyObject *module, PyObject *number) {
@@ -331,6 +343,7 @@ static PyObject *set_epoch(PyObject *module, PyObject *number) {
 
 static PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS, "setup(types, functions of torch, DLPack exchange or None, addresses)"},
+    {"driver", driver, METH_O, "driver(address of cuStreamIsCapturing)"},
     {"set_epoch", set_epoch, METH_O, "set_epoch(n): plans that were added under another number do not serve"},
     {NULL, NULL, 0, NULL},
 };

@@ -10,7 +10,7 @@ from ._matrix import BsrMatrix, as_bsr, is_sparse
 from ._pattern import Pattern, Problem, alignment, launch, problem_of
 
 # Set by _torch once torch is there.
-_compiling = bool  # torch.compiler.is_compiling; bool() is False
+_compiling = bool  # torch.compiler.is_dynamo_compiling; bool() is False
 _torch_matmul: Any = None
 _torch_sampled: Any = None
 _torch_eager: Any = None
@@ -421,5 +421,15 @@ def _check_sampled_out(out: Any, pattern: Pattern, x: Operand) -> Operand:
     return target
 
 
-BsrMatrix.__matmul__ = lambda self, other: matmul(self, other)  # type: ignore[method-assign]
-BsrMatrix.__rmatmul__ = lambda self, other: matmul(other, self)  # type: ignore[method-assign]
+def _at(self: BsrMatrix, other: Any) -> Any:
+    result = None if _compiling() else self._runner(self._values, other)
+    return matmul(self, other) if result is None else result
+
+
+def _at_from_the_left(self: BsrMatrix, other: Any) -> Any:
+    result = None if _compiling() else self._left_runner(self._values, other)
+    return matmul(other, self) if result is None else result
+
+
+BsrMatrix.__matmul__ = _at  # type: ignore[method-assign]
+BsrMatrix.__rmatmul__ = _at_from_the_left  # type: ignore[method-assign]

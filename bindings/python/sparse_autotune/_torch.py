@@ -8,6 +8,7 @@ tensors and find its pattern by the storages of its indices.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -30,8 +31,8 @@ _ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn
 if _fast is not None:
     _fast.setup(
         Tensor, torch.nn.Parameter, torch.empty_like, torch.is_grad_enabled, _C._is_any_autocast_enabled,
-        _C._len_torch_dispatch_stack, torch.get_num_threads, getattr(_C, "_cuda_isCurrentStreamCapturing", None),
-        getattr(_C, "_cuda_getCurrentRawStream", None), getattr(_C, "_get_cublas_allow_tf32", None),
+        _C._len_torch_dispatch_stack, torch.get_num_threads, getattr(_C, "_cuda_getCurrentRawStream", None),
+        getattr(_C, "_get_cublas_allow_tf32", None),
         (torch.float32, torch.float64, torch.float16, torch.bfloat16), getattr(Tensor, "__dlpack_c_exchange_api__", None),
         _abi.address(_abi.lib.sat_run), _abi.address(_abi.set_threads), _abi.address(_abi.get_threads),
     )  # fmt: skip
@@ -109,14 +110,17 @@ _models: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 def _model(result: Tensor) -> Tensor | None:
-    """A tensor of the result's shape that holds no memory to speak of, from which empty_like makes results."""
+    """A tensor of the result's shape, from which empty_like makes results. It has given its memory back: it stays, and may be
+    made where torch counts what stays, as in the warm-up of a CUDA graph."""
     key = (tuple(result.shape), result.dtype, result.device)
     model = _models.get(key)
     if model is None:
-        with torch.inference_mode(False):
-            model = torch.empty(1, dtype=result.dtype, device=result.device).expand(result.shape)
-        if not torch.empty_like(model).is_contiguous():
+        try:
+            with torch.inference_mode(False):
+                model = torch.empty(result.shape, dtype=result.dtype, device=result.device)
+        except torch.OutOfMemoryError:
             return None
+        model.untyped_storage().resize_(0)
         _models[key] = model
     return model
 
@@ -141,18 +145,28 @@ def _options(alpha: float, bias: Any, activation: int) -> _ops.Options:
     return options
 
 
+@functools.cache
+def _watch_captures() -> None:
+    """Gives the quick way the driver's question whether a stream is being captured, once a GPU is in use."""
+    question = _context.driver_function("cuStreamIsCapturing")
+    if question is not None:
+        _fast.driver(_abi.address(question))
+
+
 def _install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None, pattern: Pattern) -> None:
     if made is None:
         return
     plan, stream, threads = made
     model = _model(result)
     first = inputs[0]
+    if first.is_cuda:
+        _watch_captures()
     tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _ops.torch_allows_tf32()))
     aligned = tuple(alignment(t.data_ptr(), str(t.device)) for t in (*inputs, result))
     if len(inputs) == 3:
         aligned = (*aligned[:2], first.element_size(), aligned[3])
     if model is not None:
-        quick.add(inputs, aligned, model, stream, threads, tf32, plan.handle, plan)
+        quick.add(inputs, aligned, (model,), stream, threads, tf32, plan.handle, plan)
 
 
 def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Tensor:
@@ -516,7 +530,7 @@ def _sampled(X, Y, pattern, alpha, out, beta):  # noqa: N803
     return BsrMatrix._make(a._pattern, values, a._transposed)
 
 
-_ops._compiling = torch.compiler.is_compiling
+_ops._compiling = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; torch.export without dynamo brings fake tensors
 _ops._torch_matmul = _matmul
 _ops._torch_sampled = _sampled
 _ops._torch_eager = eager

@@ -52,7 +52,7 @@ def export(file: str | os.PathLike, device: Any = "cpu") -> None:
 
 
 def load(file: str | os.PathLike, device: Any = "cpu") -> int:
-    """Adds what an exported file has and the cache has not; how many entries that were."""
+    """Adds what an exported file has and the cache has not; how many entries the file has."""
     count = ctypes.c_int64()
     _abi.check(_abi.lib.sat_cache_import(_handle(device), os.fsencode(file), ctypes.byref(count)))
     return count.value

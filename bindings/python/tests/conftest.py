@@ -1,12 +1,15 @@
 """What the tests share: a cache of their own, effort off unless a test asks for more, and makers of random problems."""
 
 import os
+import sys
 import tempfile
 
 # Before the library makes its first context.
 os.environ["SPARSE_AUTOTUNE_CACHE"] = tempfile.mkdtemp(prefix="sparse_autotune_test_")
 os.environ.pop("SPARSE_AUTOTUNE", None)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch has an OpenMP of its own, and two that spin are slow on few cores
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")  # else inductor compiles half a minute of probes for vector instructions
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of a GPU's memory
 
 import numpy as np
 import pytest
@@ -36,6 +39,14 @@ def pytest_collection_modifyitems(items):
 def effort_off():
     with sa.set_effort("off"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled():
+    """torch.compile keeps a few graphs for each code object, and nn.Sequential has one for all tests together."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -132,6 +132,33 @@ def test_compile(backend, device):
         same(compiled(x), expected)
 
 
+class Counted:
+    """A backend of torch.compile that counts its graphs and runs them as they are."""
+
+    graphs = 0
+
+    def __call__(self, graph, _inputs):
+        self.graphs += 1
+        return graph.forward
+
+
+def test_twelve_layers_are_one_graph(device):
+    sizes = [32, 16, 40, 24, 8, 48, 32, 64, 16, 8, 24, 40, 32]
+    model = nn.Sequential(*[sa.SparseLinear(n, m, 8, 0.3 + 0.05 * i, device=device) for i, (n, m) in enumerate(zip(sizes, sizes[1:]))])
+    x, counted = torch.randn(4, 32, device=device), Counted()
+    compiled = torch.compile(model, fullgraph=True, backend=counted)
+    for _ in range(3):
+        same(compiled(x), model(x))
+    assert counted.graphs == 1
+
+
+def test_layers_alike_share_one_graph(device):
+    layers, x, counted = [sa.SparseLinear(32, 32, 8, 0.5, device=device) for _ in range(20)], torch.randn(4, 32, device=device), Counted()
+    for layer in layers:
+        same(torch.compile(layer, fullgraph=True, backend=counted)(x), layer(x))
+    assert counted.graphs == 1
+
+
 def test_export():
     layer = sa.SparseLinear(32, 16, 8, 0.5)
     x = torch.randn(4, 32)

