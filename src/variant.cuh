@@ -155,12 +155,13 @@ static inline cudaError_t sat_make_ready(const void *kernel, int shared, const s
 template <auto KERNEL, typename... ARGUMENTS>
 static sat_status sat_start(const sat_launch *l, unsigned grid, int threads, int shared,
                             const ARGUMENTS &...arguments) {
-    static bool ready[64], early[64]; // by device: it stays so
+    static int allowed[64]; // by device: bytes of shared memory, and one more once it has been asked for
+    static bool early[64];
     int at = l->device->index % 64;
-    if (!ready[at]) {
+    if (allowed[at] <= shared) {
         cudaError_t e = sat_make_ready((const void *)KERNEL, shared, l->device, &early[at]);
         if (e != cudaSuccess) return (void)cudaGetLastError(), sat_cuda_status(l, e);
-        ready[at] = true;
+        allowed[at] = shared + 1;
     }
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

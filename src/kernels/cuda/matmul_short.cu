@@ -189,6 +189,13 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     return fmax(items * time, sat_bytes(p, a) / (0.9 * d->memory_rate));
 }
 
+// Shared memory such that no multiprocessor has room for more than its share of one round of tiles: CTAs that begin
+// while the kernel before still ends would else crowd where that ended first.
+static int spread(const instance &i, unsigned tiles, const sat_device *d) {
+    unsigned each = (tiles + (unsigned)d->threads - 1) / (unsigned)d->threads;
+    return each > 2 ? i.shared : (int)sat_max(i.shared, d->shared_bytes / (each + 1) + 1024);
+}
+
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
@@ -204,7 +211,8 @@ static sat_status launch(const sat_launch *l) {
     x.panels = (unsigned)((p->n + l->variant->instance.tile_n - 1) / l->variant->instance.tile_n);
     x.units = (unsigned)(r.bc / DEEP), x.a_line = (unsigned)r.bc * 2;
     x.a_block = (unsigned)(r.br * r.bc * 2), x.a_slice = ROWS * x.a_line;
-    return i.start(l, (unsigned)r.count * x.slices * x.panels, i.threads, i.shared, x);
+    unsigned tiles = (unsigned)r.count * x.slices * x.panels;
+    return i.start(l, tiles, i.threads, spread(i, tiles, l->device), x);
 }
 
 SAT_FAMILY(cuda_matmul_short) = {

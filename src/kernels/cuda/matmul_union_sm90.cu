@@ -11,7 +11,7 @@
 #include "mma_out.cuh"
 #include "tensor_map.cuh"
 
-enum { ROWS = 128, COLUMNS = 256, WARPS = 8, WIDE = COLUMNS / WARPS, DEEP = 64, STAGES = 5, AHEAD = 4 };
+enum { ROWS = 128, COLUMNS = 256, WARPS = 8, TALL = 64, WIDE = 64, DEEP = 64, STAGES = 5, AHEAD = 4 };
 enum { B_BYTES = DEEP * COLUMNS * 2, A_BYTES = 8192, STAGE = B_BYTES + A_BYTES, THREADS = WARPS * 32 + 128 };
 enum { SQUARE = sat_mma_square<float>(), SHARED = (int)STAGES * STAGE + (int)WARPS * SQUARE + 1024 };
 
@@ -20,6 +20,7 @@ template <int BR_, int KB_, bool TA_> struct shape {
     static constexpr int BR = BR_, KB = KB_, BC = 16 * KB_;
     static constexpr bool TA = TA_;
     static constexpr int GROUP = ROWS / BR, MT = BR / 16;       // block rows of a group, and 16s of a block row
+    static constexpr int MINE = TALL / BR;                      // block rows of a warp
     static constexpr int EACH = DEEP / BC, BLOCK = BR * BC * 2; // columns of a stage, bytes of a block
     static constexpr int MOST = A_BYTES / BLOCK;                // blocks of a stage: never fewer than a column has
     static constexpr int LINE = (TA ? BR : BC) * 2;             // of a block in memory
@@ -211,20 +212,20 @@ template <class S> struct values {
             }
         }
     }
-    /* Word e + q becomes word e; of two only the upper half of the lanes exchange. */
-    __device__ __forceinline__ values settled(int q) const {
-        values v = *this;
+    /* Word e + BY becomes word e. */
+    template <int BY> __device__ __forceinline__ void turn(bool moves) {
+        const values old = *this;
 #pragma unroll
-        for (int step = S::TA ? 0 : S::KB; step > 0; step /= 2) {
-            const values old = v;
-            const bool moves = S::KB == 1 ? q >= 2 : q & step;
-#pragma unroll
-            for (int e = 0; e < S::MT * 4 * S::KB; e++) {
-                const int mt = e / (4 * S::KB), high = e / (2 * S::KB) % 2, i = e % (2 * S::KB);
-                v.w[mt][high][i] = moves ? old.w[mt][high][(i + step) % (2 * S::KB)] : old.w[mt][high][i];
-            }
+        for (int e = 0; e < S::MT * 4 * S::KB; e++) {
+            const int mt = e / (4 * S::KB), high = e / (2 * S::KB) % 2, i = e % (2 * S::KB);
+            w[mt][high][i] = moves ? old.w[mt][high][(i + BY) % (2 * S::KB)] : old.w[mt][high][i];
         }
-        return v;
+    }
+    /* As row_of_b has it. */
+    __device__ __forceinline__ void settle(int q) {
+        if constexpr (S::TA) return;
+        if constexpr (S::KB == 1) turn<1>(q >= 2);
+        else turn<1>(q & 1), turn<2>(q & 2);
     }
 };
 
@@ -233,50 +234,54 @@ template <class S> __device__ __forceinline__ uint32_t place_a(int lane) {
     return lane / 4 * S::LINE + lane % 4 * 8 * S::KB;
 }
 
-/* A stage: its columns one after the other, and of each the blocks that it has. Blocks are fetched one ahead. */
+/* A stage: its columns one after the other, and of each the blocks in this warp's rows, which `half` they are. Products
+ * that are only predicated take their time all the same: so there is a branch around each block's. */
 template <typename T, class S>
-__device__ __forceinline__ void multiply_stage(float (&d)[ROWS / 16][WIDE / 8][4], uint32_t all, uint32_t stage,
-                                               const uint32_t (&place_b)[S::KB], uint32_t mine_a, int q) {
-    uint32_t a = stage + B_BYTES, b = stage, last = a + (__popc(all) - 1) * S::BLOCK;
-    values<S> next;
-    next.load(a, mine_a);
+__device__ __forceinline__ void multiply_stage(float (&d)[TALL / 16][WIDE / 8][4], uint32_t all, uint32_t stage,
+                                               const uint32_t (&place_b)[S::KB], uint32_t mine_a, int q, int half) {
+    constexpr uint32_t MASK = (1u << S::MINE) - 1;
+    uint32_t a = stage + B_BYTES, b = stage;
 #pragma unroll 1
     for (; all; all >>= 8, b += S::BC * COLUMNS * 2) {
+        uint32_t from = a + (half ? __popc(all & MASK) * S::BLOCK : 0);
+        uint32_t has = all >> (half ? S::MINE : 0) & MASK;
+        a += __popc(all & 255) * S::BLOCK;
+        if (!has) continue;
         uint32_t right[S::KB][WIDE / 16][4];
 #pragma unroll
         for (int e = 0; e < S::KB * WIDE / 16; e++)
             sat_load_turned(right[e / (WIDE / 16)][e % (WIDE / 16)],
-                            b + (place_b[e / (WIDE / 16)] ^ e % (WIDE / 16) * 32));
+                            (b + place_b[e / (WIDE / 16)]) ^ e % (WIDE / 16) * 32);
 #pragma unroll
-        for (int g = 0; g < S::GROUP; g++) {
-            int some =
-                all >> g & 1; // 0 or 1, but not for the compiler: products that are only predicated take their time
+        for (int g = 0; g < S::MINE; g++) {
+            int some = has >> g & 1; // 0 or 1, but the compiler does not know, and branches
             asm volatile("" : "+r"(some));
 #pragma unroll 1
-            for (; some > 0; some--) {
-                values<S> left = next.settled(q);
-                if (a < last) next.load(a += S::BLOCK, mine_a);
+            for (; some > 0; some--, from += S::BLOCK) {
+                values<S> v;
+                v.load(from, mine_a);
+                v.settle(q);
 #pragma unroll
                 for (int e = 0; e < S::KB * S::MT * WIDE / 8; e++) {
                     const int n = e % (WIDE / 8), mt = e / (WIDE / 8) % S::MT, kk = e / (WIDE / 8) / S::MT;
-                    const uint32_t a4[4] = {left.w[mt][0][2 * kk], left.w[mt][1][2 * kk], left.w[mt][0][2 * kk + 1],
-                                            left.w[mt][1][2 * kk + 1]};
-                    T::multiply(d[g * S::MT + mt][n], a4, right[kk][n / 2][n % 2 * 2], right[kk][n / 2][n % 2 * 2 + 1]);
+                    const uint32_t r[4] = {v.w[mt][0][2 * kk], v.w[mt][1][2 * kk], v.w[mt][0][2 * kk + 1],
+                                           v.w[mt][1][2 * kk + 1]};
+                    T::multiply(d[g * S::MT + mt][n], r, right[kk][n / 2][n % 2 * 2], right[kk][n / 2][n % 2 * 2 + 1]);
                 }
             }
         }
     }
 }
 
-/* The code is there once: each round takes 16 rows' sums out of the registers. */
+/* The code is there once: each round takes 16 rows' sums out of the registers. `row`: lane g has the warp's g-th. */
 template <typename T, class S>
-__device__ __forceinline__ void put(const job &x, const float (&d)[ROWS / 16][WIDE / 8][4], int row, int64_t n0,
+__device__ __forceinline__ void put(const job &x, const float (&d)[TALL / 16][WIDE / 8][4], int row, int64_t n0,
                                     int lane, float *square) {
 #pragma unroll 1
-    for (int i = 0; i < ROWS / 16; i++) {
+    for (int i = 0; i < TALL / 16; i++) {
         float part[1][WIDE / 8][4];
 #pragma unroll
-        for (int e = 0; e < ROWS / 16 * WIDE / 2; e++)
+        for (int e = 0; e < TALL / 16 * WIDE / 2; e++)
             if (e / (WIDE / 2) == i) part[0][e / 4 % (WIDE / 8)][e % 4] = d[e / (WIDE / 2)][e / 4 % (WIDE / 8)][e % 4];
         int mine = __shfl_sync(~0u, row, i / S::MT);
         if (mine < 0 || n0 >= x.out.to.n) continue;
@@ -290,31 +295,31 @@ template <typename T, class S> __device__ static void consume(const job &x, barr
     float *square = (float *)__cvta_shared_to_generic(memory + STAGES * STAGE + warp * SQUARE);
     uint32_t place_b[S::KB], mine_a = place_a<S>(lane);
 #pragma unroll
-    for (int kk = 0; kk < S::KB; kk++) { // this warp's 32 columns: half of a line of 128 bytes
+    for (int kk = 0; kk < S::KB; kk++) { // this warp's 64 columns: lines of 128 bytes
         int row = row_of_b<S>(lane, kk);
-        place_b[kk] = warp / 2 * (S::BC * 128) + row * 128 + ((warp % 2 * 4 + lane / 16) ^ row % 8) * 16;
+        place_b[kk] = warp % 4 * (S::BC * 128) + row * 128 + (lane / 16 ^ row % 8) * 16;
     }
     for (;;) {
         sat_barrier_wait(sat_shared(&s->tile_full[turn]), tile_parity);
         const tile &t = s->tiles[turn];
-        int left = t.count, panel = t.panel, row = t.row[lane % S::GROUP];
+        int left = t.count, panel = t.panel, row = t.row[warp / 4 * S::MINE + lane % S::MINE];
         __syncwarp();
         if (lane == 0) sat_barrier_arrive(sat_shared(&s->tile_empty[turn]));
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
         if (left < 0) break;
-        float d[ROWS / 16][WIDE / 8][4];
+        float d[TALL / 16][WIDE / 8][4];
 #pragma unroll
-        for (int e = 0; e < ROWS / 16 * WIDE / 2; e++) d[e / (WIDE / 2)][e / 4 % (WIDE / 8)][e % 4] = 0;
+        for (int e = 0; e < TALL / 16 * WIDE / 2; e++) d[e / (WIDE / 2)][e / 4 % (WIDE / 8)][e % 4] = 0;
         while (left > 0) {
             sat_barrier_wait(sat_shared(&s->full[stage]), parity);
             uint32_t all = s->has[stage];
             left -= 4 - __clz(all) / 8; // its columns, each of which has rows
-            multiply_stage<T, S>(d, all, memory + stage * STAGE, place_b, mine_a, lane % 4);
+            multiply_stage<T, S>(d, all, memory + stage * STAGE, place_b, mine_a, lane % 4, warp / 4);
             __syncwarp();
             if (lane == 0) sat_barrier_arrive(sat_shared(&s->empty[stage]));
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        put<T, S>(x, d, row, (int64_t)panel * COLUMNS + warp * WIDE, lane, square);
+        put<T, S>(x, d, row, (int64_t)panel * COLUMNS + warp % 4 * WIDE, lane, square);
     }
 }
 
