@@ -29,6 +29,20 @@ def show(name, seconds, text, target=None, met=None, ratios=None, problem=None, 
     print(json.dumps(row), flush=True)
 
 
+def shows(*rows):
+    """Gives a job the names of its rows, by which --only finds it."""
+
+    def mark(job):
+        job.rows = rows
+        return job
+
+    return mark
+
+
+def rows_of(job):
+    return [row.format(threads=sa.device_info()["threads"]) for row in job.rows]
+
+
 def in_turns(jobs, rounds, warm=3):
     """Medians of several measurements that take turns, so that a change of clocks meets all alike."""
     for job in jobs.values():
@@ -55,6 +69,7 @@ def describe(m, n, k, block, dtype, density):
 # ---- CPU ----
 
 
+@shows("CPU: matmul 2048, block 64, density 0.125, f32, {threads} threads, beside SciPy")
 def cpu_scipy():
     import scipy
     import scipy.sparse
@@ -81,7 +96,7 @@ def cpu_scipy():
     found = in_turns({"ours": timed(lambda: a @ b, 3), "scipy": timed(lambda: theirs @ b, 1), "dense": timed(lambda: dense @ b, 1)}, 7, 1)
     ratio = found["scipy"] / found["ours"]
     plan = a._pattern.plan("cpu", _ops.plain_problem(_abi.F32, size))
-    show(f"CPU: matmul 2048, block 64, density 0.125, f32, {sa.device_info()['threads']} threads, beside SciPy", found["ours"],
+    show(rows_of(cpu_scipy)[0], found["ours"],
          f"{found['ours'] * 1e3:.2f} ms, SciPy {found['scipy'] * 1e3:.0f} ms: {ratio:.0f}x", "at least 50x SciPy", ratio >= 50,
          {"scipy_bsr": ratio, "dense_numpy": found["dense"] / found["ours"]}, describe(size, size, size, block, "f32", density),
          plan.info().variant.decode(), rival_seconds={"scipy_bsr": found["scipy"], "dense_numpy": found["dense"]}, scipy=scipy.__version__)
@@ -104,6 +119,7 @@ def host_cost(calls, batch=100, batches=100, sync=lambda: None):
     return in_turns({name: timed(call) for name, call in calls.items()}, batches)
 
 
+@shows("CPU: host cost of matmul on a 4x4 torch tensor", "CPU: host cost of matmul on a 4x4 NumPy array")
 def cpu_overhead():
     if torch is None:
         return
@@ -117,11 +133,11 @@ def cpu_overhead():
     finally:
         torch.set_num_threads(threads)
     us = {name: f"{seconds * 1e6:.2f}" for name, seconds in found.items()}
-    show("CPU: host cost of matmul on a 4x4 torch tensor", found["ours"], f"{us['ours']} us; with gradients {us['grad']} us; torch's dense @ {us['dense']} us, empty_like {us['empty']} us",
+    show(cpu_overhead.rows[0], found["ours"], f"{us['ours']} us; with gradients {us['grad']} us; torch's dense @ {us['dense']} us, empty_like {us['empty']} us",
          with_gradients_seconds=found["grad"], rival_seconds={"dense_torch": found["dense"], "empty_like": found["empty"]})
     n, c = sa.BsrMatrix.from_dense(np.eye(4, dtype=np.float32), 4), np.ones((4, 1), np.float32)
     cost = host_cost({"ours": lambda: sa.matmul(n, c)})["ours"]
-    show("CPU: host cost of matmul on a 4x4 NumPy array", cost, f"{cost * 1e6:.1f} us")
+    show(cpu_overhead.rows[1], cost, f"{cost * 1e6:.1f} us")
 
 
 # ---- CUDA ----
@@ -177,6 +193,7 @@ def device_time(call, times):
     return job
 
 
+@shows("CUDA: host cost of matmul without gradients", "CUDA: host cost of matmul with gradients")
 def cuda_host_cost():
     a = cuda_matrix((512, 512), 64, 0.125, torch.float16)
     b = torch.randn(512, 64, device="cuda").half()
@@ -193,11 +210,12 @@ def cuda_host_cost():
     us = {name: f"{seconds * 1e6:.2f}" for name, seconds in found.items()}
     problem = describe(512, 64, 512, 64, "f16", 0.125)
     rivals = {"sparse_bsr": found["bsr"], "dense_torch": found["dense"], "sat_run_by_ctypes": found["plan"], "empty_like": found["empty"]}
-    show("CUDA: host cost of matmul without gradients", found["ours"], f"{us['ours']} us (torch.sparse_bsr {us['bsr']}, dense {us['dense']}, sat_run by ctypes {us['plan']}, empty_like {us['empty']})",
+    show(cuda_host_cost.rows[0], found["ours"], f"{us['ours']} us (torch.sparse_bsr {us['bsr']}, dense {us['dense']}, sat_run by ctypes {us['plan']}, empty_like {us['empty']})",
          "at most 8 us", found["ours"] <= 8e-6, {"sparse_bsr": found["bsr"] / found["ours"]}, problem, variant, rival_seconds=rivals, grad_mode_on_seconds=found["on"])
-    show("CUDA: host cost of matmul with gradients", found["grad"], f"{us['grad']} us; with the backward pass {us['both']} us", "at most 30 us", found["grad"] <= 30e-6, {}, problem, variant, backward_seconds=found["both"])
+    show(cuda_host_cost.rows[1], found["grad"], f"{us['grad']} us; with the backward pass {us['both']} us", "at most 30 us", found["grad"] <= 30e-6, {}, problem, variant, backward_seconds=found["both"])
 
 
+@shows(*(f"CUDA: eager matmul 4096^3, f16, block 64, density 0.125, beside {rival}" for rival in ("the C plan", "torch.sparse_bsr")))
 def cuda_eager():
     size, block, density = 4096, 64, 0.125
     a = cuda_matrix((size, size), block, density, torch.float16)
@@ -223,13 +241,14 @@ def cuda_eager():
     over = found["eager"] / found["plan"]
     problem = describe(size, size, size, block, "f16", density)
     rivals = {k: found[k] for k in ("plan", "graph", "sparse_bsr", "dense")}
-    show("CUDA: eager matmul 4096^3, f16, block 64, density 0.125, beside the C plan", found["eager"], f"{found['eager'] * 1e6:.1f} us, C plan {found['plan'] * 1e6:.1f} us, in a graph {found['graph'] * 1e6:.1f} us: {over:.3f}",
+    show(cuda_eager.rows[0], found["eager"], f"{found['eager'] * 1e6:.1f} us, C plan {found['plan'] * 1e6:.1f} us, in a graph {found['graph'] * 1e6:.1f} us: {over:.3f}",
          "at most 1.10 of the plan", over <= 1.10, {"plan": 1 / over}, problem, variant, rival_seconds=rivals)
     ratio = found["sparse_bsr"] / found["eager"]
-    show("CUDA: eager matmul 4096^3, f16, block 64, density 0.125, beside torch.sparse_bsr", found["eager"], f"{ratio:.2f}x faster; {found['dense'] / found['eager']:.2f}x than dense", "at least 4x", ratio >= 4,
+    show(cuda_eager.rows[1], found["eager"], f"{ratio:.2f}x faster; {found['dense'] / found['eager']:.2f}x than dense", "at least 4x", ratio >= 4,
          {"sparse_bsr": ratio, "dense_cublas": found["dense"] / found["eager"]}, problem, variant, rival_seconds=rivals)
 
 
+@shows(*(f"CUDA: SparseLinear 4096 to 4096, 8192 tokens, {dtype}, block 64, density 0.125, forward and backward" for dtype in ("float16", "bfloat16")))
 def cuda_linear():
     tokens, size = 8192, 4096
     rows = []
@@ -257,16 +276,16 @@ def cuda_linear():
 
         found = in_turns({"ours": device_time(step(layer), 20), "dense": device_time(step(dense), 20), "ours forward": device_time(forward(layer), 20), "dense forward": device_time(forward(dense), 20)}, 9)
         rows.append((str(dtype).removeprefix("torch."), found))
-    for name, found in rows:
+    for row, (name, found) in zip(cuda_linear.rows, rows):
         ratio, ahead = found["dense"] / found["ours"], found["dense forward"] / found["ours forward"]
-        show(f"CUDA: SparseLinear 4096 to 4096, 8192 tokens, {name}, block 64, density 0.125, forward and backward", found["ours"],
+        show(row, found["ours"],
              f"{found['ours'] * 1e6:.0f} us, nn.Linear {found['dense'] * 1e6:.0f} us: {ratio:.2f}x (forward {ahead:.2f}x)", "at least 3x nn.Linear", ratio >= 3,
              {"nn_linear": ratio, "nn_linear_forward": ahead}, describe(size, tokens, size, 64, "f16" if name == "float16" else "bf16", 0.125), rival_seconds=found)
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only")
+    parser.add_argument("--only", help="jobs of which a row's name, or their own, holds this")
     parser.add_argument("--effort", default="quick")
     a = parser.parse_args()
     sa.set_effort(a.effort)
@@ -275,10 +294,12 @@ def main():
     machine = {"name": info["name"], "identity": info["identity"], "numpy": np.__version__, "torch": torch and torch.__version__, "sparse_autotune": sa.__version__, "extension": quick}
     print(json.dumps({"machine": machine}), flush=True)
     jobs = [cpu_scipy, cpu_overhead] + ([cuda_host_cost, cuda_eager, cuda_linear] if HAVE_CUDA else [])
+    chosen = [job for job in jobs if not a.only or any(a.only in name for name in (job.__name__, *rows_of(job)))]
+    if not chosen:
+        print(f"no speed of this machine has {a.only!r} in its name; there are:", *(row for job in jobs for row in rows_of(job)), sep="\n  ")
+        return 1
     status = 0
-    for job in jobs:
-        if a.only and a.only not in job.__name__:
-            continue
+    for job in chosen:
         try:
             job()
         except Exception as error:  # a row that cannot be measured keeps no other from being

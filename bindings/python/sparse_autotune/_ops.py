@@ -371,11 +371,12 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
 
 
 def sampled(x_array: Any, y_array: Any, pattern: Pattern, alpha: float, beta: float, out: Any, allow_tf32: bool | None) -> BsrMatrix:
-    matrix, _ = sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, False)
-    return matrix
+    values, _ = sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, False)
+    return BsrMatrix._make(pattern, values) if out is None else out
 
 
 def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, keep) -> tuple:
+    """The values alone, for a BsrMatrix keeps its indices as tensors, which gradients and operators have no use for."""
     x, y = _arrays.describe(x_array, "X"), _arrays.describe(y_array, "Y")
     for o, name in ((x, "X"), (y, "Y")):
         if len(o.shape) != 2:
@@ -406,7 +407,7 @@ def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, k
         names = {"x": "X", "y": "Y", "values": "out"}
         keep = keep and vx.operand is x and vy.operand is y
         plan = run(pattern, problem, (vx.operand.pointer, vy.operand.pointer, target.pointer, None), x, names, keep)
-    return (out if out is not None else BsrMatrix._make(pattern, _arrays.finish(target, x))), plan
+    return _arrays.finish(target, x), plan
 
 
 def _check_sampled_out(out: Any, pattern: Pattern, x: Operand) -> Operand:

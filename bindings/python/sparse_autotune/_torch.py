@@ -72,12 +72,18 @@ def pattern_of(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> 
     return pattern
 
 
+def _copy_indices(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        return torch.tensor(pattern.row_ptr, device=device), torch.tensor(pattern.col_idx, device=device)
+
+
 def index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The indices as tensors on a device, one pair a pattern."""
+    """The indices as tensors on a device, one pair a pattern. They stay: a GPU's are made aside."""
     key = ("index", str(device))
     if key not in pattern.caches:
-        with torch.inference_mode(False):
-            pair = tuple(torch.tensor(i, device=device) for i in (pattern.row_ptr, pattern.col_idx))
+        pair = _context._aside(_copy_indices, pattern, device) if device.type == "cuda" else None
+        if pair is None:
+            pair = _copy_indices(pattern, device)
         for t in pair:
             t._dynamo_static_input_type = "unguarded"  # its address never changes: CUDA graphs need not copy it
         remember(*pair, pattern)
@@ -175,10 +181,9 @@ def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Ten
         result = quick.run(x, y)
         if result is not None:
             return result
-    made = _ops.sampled_with_plan(x, y, pattern, alpha, 0.0, None, None, quick is not None)
-    values = made[0]._values
+    values, made = _ops.sampled_with_plan(x, y, pattern, alpha, 0.0, None, None, quick is not None)
     if quick is not None:
-        _install(quick, (x, y), values, made[1], pattern)
+        _install(quick, (x, y), values, made, pattern)
     return values
 
 

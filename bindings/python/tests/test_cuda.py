@@ -155,10 +155,15 @@ def test_training_compiled_with_cuda_graphs():
 def test_what_stays_is_not_in_the_caller_s_memory_pool():
     a, dense, b = problem(1024, 32, 64, seed=6)
     expected = dense @ b
+    fresh = problem(1024, 32, 64, seed=7)[0]
+    index = [torch.tensor(i, device="cuda") for i in (fresh.row_ptr, fresh.col_idx)]
+    there = sa.BsrMatrix(fresh.row_ptr, fresh.col_idx, fresh.values.cpu(), fresh.shape)
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool), sa.set_effort("quick"):
         c = a @ b
         sa.sampled_matmul(b, b.T, a)
+        torch.ops.sparse_autotune.sampled(b, b.T, *index, fresh.shape, fresh.block)  # its pattern is new, as in a compiled backward pass
+        sa.sampled_matmul(b, b.T, there)
     close(c, expected)
     del c
     gc.collect()

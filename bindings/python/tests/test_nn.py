@@ -1,6 +1,7 @@
 """SparseLinear and sparsify."""
 
 import copy
+import gc
 import io
 import pickle
 
@@ -130,6 +131,25 @@ def test_compile(backend, device):
     assert model[0].values.grad is not None
     with torch.no_grad():
         same(compiled(x), expected)
+
+
+def tensors_with_memory():
+    gc.collect()
+    found = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)]
+    return [t for t in found if t.device.type != "meta" and t.untyped_storage().nbytes()]
+
+
+@pytest.mark.parametrize("effort", ["off", "quick"])
+def test_a_compiled_step_leaves_nothing_but_gradients(effort, device):
+    """What a first step keeps beside its gradients would lie in memory that torch thinks free after warming up a CUDA graph."""
+    model = nn.Sequential(sa.SparseLinear(32, 64, 8, 0.5, device=device), sa.SparseLinear(64, 16, 8, 0.5, bias=False, device=device))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(6, 32, device=device, requires_grad=True)
+    with sa.set_effort(effort):
+        before = tensors_with_memory()
+        compiled(x).square().sum().backward()
+        known = {id(t) for t in (*before, x.grad, *(p.grad for p in model.parameters()))}
+        assert [(t.shape, t.dtype) for t in tensors_with_memory() if id(t) not in known] == []
 
 
 class Counted:
