@@ -145,7 +145,8 @@ def test_training_compiled_with_cuda_graphs():
         grads = []
         for module in (compiled, layer):
             torch.compiler.cudagraph_mark_step_begin()
-            layer.values.grad = x.grad = None
+            layer.zero_grad()  # gradients are the graph's own memory: the next step writes over it
+            x.grad = None
             module(x).float().square().sum().backward()
             grads.append((layer.values.grad.clone(), x.grad.clone()))
         for got, expected in zip(*grads):

@@ -55,13 +55,6 @@ __device__ __forceinline__ void sat_tile_load(uint32_t to, const CUtensorMap *ma
                  : "memory");
 }
 
-/* Bytes as they lie, a multiple of 16. */
-__device__ __forceinline__ void sat_bytes_load(uint32_t to, const void *from, uint32_t bar, uint32_t bytes) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(to),
-                 "l"(from), "r"(bar), "r"(bytes)
-                 : "memory");
-}
-
 __device__ __forceinline__ void sat_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

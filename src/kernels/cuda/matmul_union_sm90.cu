@@ -1,31 +1,18 @@
 // cuda_matmul_union: block rows in groups of 128 rows, along the union of their columns (sm_90a). f16 and bf16.
 //
 // Low blocks are bound by B's way from L2: it comes once for all rows of a group that have the column. prepare puts
-// rows together that share columns; they need not be neighbours, and C is written in place. Eight warps have 32 columns
-// each and all rows, so that all have the same to do, whichever rows have a block. Products are mma.sync's, which take
-// 16 rows; a warpgroup's would take 64, of which most belong to rows that have no block there, and zero times what is
-// not finite is not zero.
+// rows together that share columns; they need not be neighbours, and C is written in place. Eight warps have 16 rows
+// each, by 256 columns; a warp of its own brings B for every column that any of the group's block rows has, and each
+// warp multiplies those of its own row and passes over the others. Values go straight into registers, some blocks
+// ahead: nobody shares them. Products are mma.sync's, which take 16 rows; a warpgroup's would take 64, of which most
+// belong to rows that have no block there, and zero times what is not finite is not zero.
 
 #include "groups.cuh"
-#include "hopper.cuh"
-#include "mma_out.cuh"
 #include "tensor_map.cuh"
+#include "wgmma_out.cuh"
 
-enum { ROWS = 128, COLUMNS = 256, WARPS = 8, TALL = 64, WIDE = 64, DEEP = 64, STAGES = 5, AHEAD = 4 };
-enum { B_BYTES = DEEP * COLUMNS * 2, A_BYTES = 8192, STAGE = B_BYTES + A_BYTES, THREADS = WARPS * 32 + 128 };
-enum { SQUARE = sat_mma_square<float>(), SHARED = (int)STAGES * STAGE + (int)WARPS * SQUARE + 1024 };
-
-/* Blocks of op(A): BR rows by 16*KB columns; stored so, or transposed. */
-template <int BR_, int KB_, bool TA_> struct shape {
-    static constexpr int BR = BR_, KB = KB_, BC = 16 * KB_;
-    static constexpr bool TA = TA_;
-    static constexpr int GROUP = ROWS / BR, MT = BR / 16;       // block rows of a group, and 16s of a block row
-    static constexpr int MINE = TALL / BR;                      // block rows of a warp
-    static constexpr int EACH = DEEP / BC, BLOCK = BR * BC * 2; // columns of a stage, bytes of a block
-    static constexpr int MOST = A_BYTES / BLOCK;                // blocks of a stage: never fewer than a column has
-    static constexpr int LINE = (TA ? BR : BC) * 2;             // of a block in memory
-    static_assert(MOST >= GROUP, "a column fits");
-};
+enum { ROWS = 128, COLUMNS = 256, WARPS = 8, DEEP = 64, STAGES = 6, STAGE = DEEP * COLUMNS * 2, AHEAD = 4 };
+enum { OUT = 2 * 8 * SAT_SLICE, SHARED = STAGES * STAGE + OUT + 1024, THREADS = WARPS * 32 + 128 };
 
 struct job {
     sat_rows r;
@@ -34,17 +21,18 @@ struct job {
     const sat_union_step *steps;
     const int32_t *row; // the groups' rows
     const char *a;
+    int group, warps_of_row; // block rows of a group, warps of a block row
     bool wide_b;
 };
 
 struct tile {
-    int panel, count; // count: steps; -1: there are no more tiles
-    int row[8];
+    int panel, count;                         // count: steps; -1: there are no more tiles
+    int row[WARPS], first[WARPS], end[WARPS]; // of each of the group's rows: its number, or -1, and its blocks
 };
 
 struct barriers {
     uint64_t full[STAGES], empty[STAGES], tile_full[AHEAD], tile_empty[AHEAD];
-    uint32_t has[STAGES]; // the rows of each of the stage's columns, eight bits each
+    alignas(16) uint32_t rows[STAGES][4]; // of the stage's columns
     tile tiles[AHEAD];
 };
 
@@ -57,123 +45,76 @@ struct state {
     const void *of; // the map's
 };
 
-/* ---- the producer: a lane for each row of the group, and for each column of a stage ---- */
+/* ---- the producer: lane 0 asks for copies, the others know what of ---- */
 
-template <class S> struct coming {
+struct coming {
     sat_dealt tile;
-    sat_union_step step, ahead; // this lane's of 32, and of the 32 after them
-    int row, position;          // of this lane's row: its next block
+    sat_union_step step; // this lane's of the first 32
+    int row, first, end; // of this lane's row
     int got;
     bool ready;
 
-    __device__ __forceinline__ sat_union_step at(const job &x, int i) const {
-        i += threadIdx.x % 32;
-        return i < tile.piece.count ? x.steps[tile.piece.first + i] : sat_union_step{};
+    __device__ __forceinline__ void look(const job &x, const sat_piece &piece, int from) {
+        int mine = from + (int)threadIdx.x % 32;
+        if (mine < piece.count) step = x.steps[piece.first + mine];
     }
     __device__ __forceinline__ void fetch(const job &x) {
         if (ready || tile.fetch(x.deal)) return;
-        bool some = !tile.none(x.deal), mine = some && threadIdx.x % 32 < S::GROUP;
+        int lane = (int)threadIdx.x % 32;
+        bool some = !tile.none(x.deal);
         if (got++ == 0) {
-            row = mine ? x.row[tile.piece.row * S::GROUP + (int)threadIdx.x % 32] : -1;
-            if (some) step = at(x, 0), ahead = at(x, 32);
+            row = some && lane < x.group ? x.row[tile.piece.row * x.group + lane] : -1;
+            if (some) look(x, tile.piece, 0);
             return;
         }
-        position = row >= 0 ? (int)x.r.ptr[row] : 0;
+        first = row < 0 ? 0 : (int)x.r.ptr[row], end = row < 0 ? 0 : (int)x.r.ptr[row + 1];
         ready = true;
     }
     __device__ __forceinline__ void another() { tile.another(), got = 0, ready = false; }
 };
 
-/* Where the lane's next blocks are stored. Transposed ones are looked up, some ahead. */
-template <bool TA> struct places {
-    int next[3];
-
-    __device__ __forceinline__ int look(const job &x, int position) {
-        if (!TA) return position;
-        return position < x.r.ptr[x.r.count] ? (int)x.r.block[position] : 0;
-    }
-    __device__ __forceinline__ void begin(const job &x, int position) {
-#pragma unroll
-        for (int e = 0; e < 3; e++) next[e] = look(x, position + e);
-    }
-    __device__ __forceinline__ int take(const job &x, int position) {
-        int now = next[0];
-        next[0] = next[1], next[1] = next[2], next[2] = look(x, position + 3);
-        return now;
-    }
-};
-
-/* A stage: the next columns, as many as its blocks have room for. */
-struct batch {
-    uint32_t has;
-    int col, columns, blocks; // col: of the column that is this lane's to bring
-};
-
-template <class S> __device__ __forceinline__ batch next_batch(const coming<S> &now, int from, int base) {
-    batch b = {};
-#pragma unroll
-    for (int u = 0; u < S::EACH; u++) {
-        int i = from - base + u;
-        uint32_t rows = __shfl_sync(~0u, i < 32 ? now.step.rows : now.ahead.rows, i % 32);
-        int c = __shfl_sync(~0u, i < 32 ? now.step.col : now.ahead.col, i % 32), more = __popc(rows);
-        if (b.columns < u || from + u >= now.tile.piece.count || b.blocks + more > S::MOST) continue;
-        b.has |= rows << 8 * u, b.columns++, b.blocks += more;
-        if (threadIdx.x % 32 == 16 + u) b.col = c;
-    }
-    return b;
-}
-
-template <class S>
-__device__ static void produce(const job &x, const CUtensorMap &map, coming<S> &next, barriers *s, uint32_t memory) {
+template <int KB>
+__device__ static void produce(const job &x, const CUtensorMap *map, coming &next, barriers *s, uint32_t memory) {
+    constexpr int BC = 16 * KB, EACH = DEEP / BC; // columns of a stage
     int lane = threadIdx.x % 32, stage = 0, turn = 0;
     uint32_t parity = 1, tile_parity = 1;
     for (;;) {
         while (!next.ready) next.fetch(x);
-        coming<S> now = next;
+        coming now = next;
         bool last = now.tile.none(x.deal);
         if (lane == 0) sat_barrier_wait(sat_shared(&s->tile_empty[turn]), tile_parity);
         __syncwarp();
         tile *t = &s->tiles[turn];
-        if (lane < S::GROUP) t->row[lane] = now.row;
+        if (lane < WARPS) t->row[lane] = now.row, t->first[lane] = now.first, t->end[lane] = now.end;
         if (lane == 0) t->panel = (int)now.tile.at.panel, t->count = last ? -1 : now.tile.piece.count;
         sat_barrier_arrive(sat_shared(&s->tile_full[turn])); // every lane, for what it wrote
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
         if (last) return;
         next.another();
-        int count = now.tile.piece.count, n0 = (int)now.tile.at.panel * COLUMNS, base = 0;
-        places<S::TA> place;
-        if (lane < S::GROUP && now.row >= 0) place.begin(x, now.position);
-        for (int from = 0; from < count;) {
-            if (from - base >= 32) base += 32, now.step = now.ahead, now.ahead = now.at(x, base + 32);
-            batch b = next_batch<S>(now, from, base);
-            uint32_t bar = sat_shared(&s->full[stage]), to = memory + stage * STAGE;
+        int count = now.tile.piece.count, n0 = (int)now.tile.at.panel * COLUMNS;
+        for (int from = 0; from < count; from += EACH) {
+            if (from % 32 == 0 && from > 0) now.look(x, now.tile.piece, from);
+            int mine = from % 32 + lane, here = min(EACH, count - from);
+            uint32_t rows = __shfl_sync(~0u, now.step.rows, mine % 32), bar = sat_shared(&s->full[stage]);
+            int k = __shfl_sync(~0u, now.step.col, mine % 32) * BC;
+            if (lane >= here) rows = 0;
+            uint32_t all[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) all[e] = __shfl_sync(~0u, rows, e);
             if (lane == 0) {
                 sat_barrier_wait(sat_shared(&s->empty[stage]), parity);
-                s->has[stage] = b.has;
-                sat_barrier_expect(bar, b.columns * S::BC * COLUMNS * 2 + b.blocks * S::BLOCK);
+                *(uint4 *)s->rows[stage] = make_uint4(all[0], all[1], all[2], all[3]);
+                sat_barrier_expect(bar, here * BC * COLUMNS * 2);
             }
             __syncwarp();
-            int slot = 0;
-#pragma unroll
-            for (int u = 0; u < S::EACH; u++) {
-                uint32_t has = b.has >> 8 * u & 255;
-                if (lane < S::GROUP && has >> lane & 1) {
-                    int before = slot + __popc(has & ((1u << lane) - 1));
-                    int block = place.take(x, now.position++);
-                    sat_bytes_load(to + B_BYTES + before * S::BLOCK, x.a + (int64_t)block * S::BLOCK, bar, S::BLOCK);
-                }
-                slot += __popc(has);
-            }
-            if (lane >= 16 && lane < 16 + b.columns) {
-                uint32_t column = to + (lane - 16) * (S::BC * COLUMNS * 2);
-                if (x.wide_b) sat_tile_load(column, &map, bar, 0, b.col * S::BC, n0 / 64);
+            if (lane < here) {
+                uint32_t to = memory + stage * STAGE + lane * (BC * COLUMNS * 2);
+                if (x.wide_b) sat_tile_load(to, map, bar, 0, k, n0 / 64);
                 else
-                    for (int i = 0; i < COLUMNS; i += 64)
-                        sat_tile_load(column + i * S::BC * 2, &map, bar, n0 + i, b.col * S::BC);
+                    for (int i = 0; i < COLUMNS; i += 64) sat_tile_load(to + i * BC * 2, map, bar, n0 + i, k);
             }
             __syncwarp();
             if (++stage == STAGES) stage = 0, parity ^= 1;
-            from += b.columns;
             next.fetch(x);
         }
     }
@@ -181,155 +122,136 @@ __device__ static void produce(const job &x, const CUtensorMap &map, coming<S> &
 
 /* ---- the consumers ---- */
 
-/* Blocks lie in shared memory as they are stored, and lines of 32 or 64 bytes meet in the same banks. So a lane takes
- * 4*KB of depth in a row at once, and which of them is where in the fragments follows from that: as long as B's rows
- * come in the same order it does not matter. The order differs by lane such that eight rows of B lie in different
- * banks. */
-template <class S> __device__ __forceinline__ int row_of_b(int lane, int kk) {
-    int at = lane % 16, q = at % 8 / 2;
-    if (S::TA) return kk * 16 + at;
-    if (S::KB == 1) return 4 * q + 2 * (at / 8 ^ (q >= 2)) + at % 2;
-    return 8 * q + 2 * ((2 * kk + at / 8 + q) % 4) + at % 2;
-}
+/* A warp's 16 rows of a block, as fragments: KB of 16 x 16. Which k is where does not matter as long as B has it so.
+ * A plain block gives a lane 4 k in a row; of a transposed one it takes pairs and turns them. */
+template <int KB, bool TA> struct values {
+    uint32_t r[KB][4];
 
-/* A block, as it is fetched, and what products take: 16 rows by 16 of depth each. */
-template <class S> struct values {
-    uint32_t w[S::MT][2][2 * S::KB];
-
-    /* `mine`: this lane's place in a block. */
-    __device__ __forceinline__ void load(uint32_t block, uint32_t mine) {
+    /* `from`: this lane's place in the block. */
+    __device__ __forceinline__ void load(const char *from) {
 #pragma unroll
-        for (int e = 0; e < 2 * S::MT; e++)
-            if constexpr (!S::TA) sat_fetch_words(w[e / 2][e % 2], block + mine + e * 8 * S::LINE);
-        if constexpr (S::TA) {
-#pragma unroll
-            for (int e = 0; e < S::MT * S::KB; e++) {
-                uint32_t r[4];
-                int mt = e / S::KB, kk = e % S::KB;
-                sat_load_turned(r, block + mine + mt * 32 + kk * 16 * S::LINE);
-#pragma unroll
-                for (int i = 0; i < 4; i++) w[mt][i % 2][kk * 2 + i / 2] = r[i];
-            }
+        for (int kk = 0; kk < KB; kk++) {
+            uint2 low = __ldg((const uint2 *)(from + kk * 32)),
+                  high = __ldg((const uint2 *)(from + kk * 32 + KB * 256));
+            bool swap = threadIdx.x % 4 >= 2; // so that eight rows of B lie in different banks
+            r[kk][0] = swap ? low.y : low.x, r[kk][1] = swap ? high.y : high.x;
+            r[kk][2] = swap ? low.x : low.y, r[kk][3] = swap ? high.x : high.y;
         }
     }
-    /* Word e + BY becomes word e. */
-    template <int BY> __device__ __forceinline__ void turn(bool moves) {
-        const values old = *this;
+    __device__ __forceinline__ void load_turned(const char *from, int line) { // `line`: bytes from a k to the next
 #pragma unroll
-        for (int e = 0; e < S::MT * 4 * S::KB; e++) {
-            const int mt = e / (4 * S::KB), high = e / (2 * S::KB) % 2, i = e % (2 * S::KB);
-            w[mt][high][i] = moves ? old.w[mt][high][(i + BY) % (2 * S::KB)] : old.w[mt][high][i];
-        }
+        for (int kk = 0; kk < KB; kk++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                r[kk][e] = __ldg((const uint32_t *)(from + (kk * 16 + e / 2 * 8) * line + e % 2 * 16));
     }
-    /* As row_of_b has it. */
-    __device__ __forceinline__ void settle(int q) {
-        if constexpr (S::TA) return;
-        if constexpr (S::KB == 1) turn<1>(q >= 2);
-        else turn<1>(q & 1), turn<2>(q & 2);
+    __device__ __forceinline__ void settle() {
+        if constexpr (TA) {
+#pragma unroll
+            for (int kk = 0; kk < KB; kk++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) r[kk][e] = sat_turn_matrix(r[kk][e]);
+        }
     }
 };
 
-template <class S> __device__ __forceinline__ uint32_t place_a(int lane) {
-    if (S::TA) return (lane / 16 * 8 + lane % 8) * S::LINE + lane / 8 % 2 * 16;
-    return lane / 4 * S::LINE + lane % 4 * 8 * S::KB;
+/* The row of B that lane's line of a matrix load is. */
+template <bool TA> __device__ __forceinline__ int row_of_b(int lane) {
+    int k = lane % 16, q = k % 8 / 2;
+    return TA ? k : 4 * q + 2 * (k / 8 ^ (q >= 2)) + k % 2;
 }
 
-/* A stage: its columns one after the other, and of each the blocks in this warp's rows, which `half` they are. Products
- * that are only predicated take their time all the same: so there is a branch around each block's. */
-template <typename T, class S>
-__device__ __forceinline__ void multiply_stage(float (&d)[TALL / 16][WIDE / 8][4], uint32_t all, uint32_t stage,
-                                               const uint32_t (&place_b)[S::KB], uint32_t mine_a, int q, int half) {
-    constexpr uint32_t MASK = (1u << S::MINE) - 1;
-    uint32_t a = stage + B_BYTES, b = stage;
-#pragma unroll 1
-    for (; all; all >>= 8, b += S::BC * COLUMNS * 2) {
-        uint32_t from = a + (half ? __popc(all & MASK) * S::BLOCK : 0);
-        uint32_t has = all >> (half ? S::MINE : 0) & MASK;
-        a += __popc(all & 255) * S::BLOCK;
-        if (!has) continue;
-        uint32_t right[S::KB][WIDE / 16][4];
+/* B's fragments are fetched some products ahead: a warp is often alone with its block. */
+template <typename T, int KB>
+__device__ __forceinline__ void multiply_block(float (&d)[COLUMNS / 2], const uint32_t (&a)[KB][4], uint32_t b) {
+    constexpr int PARTS = COLUMNS / 16, ALL = KB * PARTS, FLIGHT = 4;
+    uint32_t part[FLIGHT][4];
+    auto fetch = [&](int i) {
+        int kk = i / PARTS, c = i % PARTS;
+        sat_load_turned(part[i % FLIGHT], ((b + kk * 2048) ^ (c % 4 * 32)) + c / 4 * (16 * KB * 128));
+    };
 #pragma unroll
-        for (int e = 0; e < S::KB * WIDE / 16; e++)
-            sat_load_turned(right[e / (WIDE / 16)][e % (WIDE / 16)],
-                            (b + place_b[e / (WIDE / 16)]) ^ e % (WIDE / 16) * 32);
+    for (int i = 0; i < FLIGHT - 1; i++) fetch(i);
 #pragma unroll
-        for (int g = 0; g < S::MINE; g++) {
-            int some = has >> g & 1; // 0 or 1, but the compiler does not know, and branches
-            asm volatile("" : "+r"(some));
-#pragma unroll 1
-            for (; some > 0; some--, from += S::BLOCK) {
-                values<S> v;
-                v.load(from, mine_a);
-                v.settle(q);
-#pragma unroll
-                for (int e = 0; e < S::KB * S::MT * WIDE / 8; e++) {
-                    const int n = e % (WIDE / 8), mt = e / (WIDE / 8) % S::MT, kk = e / (WIDE / 8) / S::MT;
-                    const uint32_t r[4] = {v.w[mt][0][2 * kk], v.w[mt][1][2 * kk], v.w[mt][0][2 * kk + 1],
-                                           v.w[mt][1][2 * kk + 1]};
-                    T::multiply(d[g * S::MT + mt][n], r, right[kk][n / 2][n % 2 * 2], right[kk][n / 2][n % 2 * 2 + 1]);
-                }
-            }
-        }
+    for (int i = 0; i < ALL; i++) {
+        if (i + FLIGHT - 1 < ALL) fetch(i + FLIGHT - 1);
+        float(&low)[4] = reinterpret_cast<float(&)[4]>(d[i % PARTS * 8]);
+        float(&high)[4] = reinterpret_cast<float(&)[4]>(d[i % PARTS * 8 + 4]);
+        T::multiply(low, a[i / PARTS], part[i % FLIGHT][0], part[i % FLIGHT][1]);
+        T::multiply(high, a[i / PARTS], part[i % FLIGHT][2], part[i % FLIGHT][3]);
     }
 }
 
-/* The code is there once: each round takes 16 rows' sums out of the registers. `row`: lane g has the warp's g-th. */
-template <typename T, class S>
-__device__ __forceinline__ void put(const job &x, const float (&d)[TALL / 16][WIDE / 8][4], int row, int64_t n0,
-                                    int lane, float *square) {
-#pragma unroll 1
-    for (int i = 0; i < TALL / 16; i++) {
-        float part[1][WIDE / 8][4];
-#pragma unroll
-        for (int e = 0; e < TALL / 16 * WIDE / 2; e++)
-            if (e / (WIDE / 2) == i) part[0][e / 4 % (WIDE / 8)][e % 4] = d[e / (WIDE / 2)][e / 4 % (WIDE / 8)][e % 4];
-        int mine = __shfl_sync(~0u, row, i / S::MT);
-        if (mine < 0 || n0 >= x.out.to.n) continue;
-        sat_mma_put<typename T::element>(x.out, part, (int64_t)mine * S::BR + i % S::MT * 16, n0, lane, square);
+/* A warp's 16 rows. */
+template <typename T>
+__device__ __forceinline__ void put(const job &x, float (&d)[COLUMNS / 2], uint32_t staging, int64_t i0, int64_t n0,
+                                    int lane) {
+    typedef typename T::element E;
+    if (x.out.way == SAT_MMA_WORDS && !x.out.columns) {
+        sat_group_finish(x.out.to, d, i0 + lane / 4);
+        return sat_group_rows<E, COLUMNS>(x.out.to, d, staging, i0, n0);
     }
+    const float(&sum)[1][COLUMNS / 8][4] = reinterpret_cast<const float(&)[1][COLUMNS / 8][4]>(d);
+    sat_mma_put<E>(x.out, sum, i0, n0, lane, (float *)__cvta_shared_to_generic(staging));
 }
 
-template <typename T, class S> __device__ static void consume(const job &x, barriers *s, uint32_t memory) {
+template <typename T, int KB, bool TA> __device__ static void consume(const job &x, barriers *s, uint32_t memory) {
+    constexpr int BC = 16 * KB, EACH = DEEP / BC, DEPTH = 4 / KB; // blocks of values on their way
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stage = 0, turn = 0;
-    uint32_t parity = 0, tile_parity = 0;
-    float *square = (float *)__cvta_shared_to_generic(memory + STAGES * STAGE + warp * SQUARE);
-    uint32_t place_b[S::KB], mine_a = place_a<S>(lane);
-#pragma unroll
-    for (int kk = 0; kk < S::KB; kk++) { // this warp's 64 columns: lines of 128 bytes
-        int row = row_of_b<S>(lane, kk);
-        place_b[kk] = warp % 4 * (S::BC * 128) + row * 128 + (lane / 16 ^ row % 8) * 16;
-    }
+    int mine = warp / x.warps_of_row, down = warp % x.warps_of_row * 16, g = lane / 4, q = lane % 4;
+    uint32_t parity = 0, tile_parity = 0, staging = memory + STAGES * STAGE + warp * 2 * SAT_SLICE;
+    int row_b = row_of_b<TA>(lane);
+    uint32_t place_b = memory + row_b * 128 + ((lane / 16) ^ (row_b & 7)) * 16;
+    const int line = (int)x.r.col_step * 2; // of a transposed block
+    const char *place_a = x.a + (TA ? g * line + (down + 2 * q) * 2 : (down + g) * (BC * 2) + q * 8);
+    auto take = [&](values<KB, TA> &to, int block) {
+        const char *from = place_a + (TA ? x.r.block[block] : block) * (x.r.block_elements * 2);
+        if (TA) to.load_turned(from, line);
+        else to.load(from);
+    };
     for (;;) {
         sat_barrier_wait(sat_shared(&s->tile_full[turn]), tile_parity);
         const tile &t = s->tiles[turn];
-        int left = t.count, panel = t.panel, row = t.row[warp / 4 * S::MINE + lane % S::MINE];
+        int count = t.count, block = t.first[mine], end = t.end[mine], row = t.row[mine], panel = t.panel;
         __syncwarp();
         if (lane == 0) sat_barrier_arrive(sat_shared(&s->tile_empty[turn]));
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
-        if (left < 0) break;
-        float d[TALL / 16][WIDE / 8][4];
+        if (count < 0) break;
+        values<KB, TA> next[DEPTH];
 #pragma unroll
-        for (int e = 0; e < TALL / 16 * WIDE / 2; e++) d[e / (WIDE / 2)][e / 4 % (WIDE / 8)][e % 4] = 0;
-        while (left > 0) {
+        for (int e = 0; e < DEPTH; e++)
+            if (block + e < end) take(next[e], block + e);
+        float d[COLUMNS / 2];
+#pragma unroll
+        for (int e = 0; e < COLUMNS / 2; e++) d[e] = 0;
+        for (int from = 0; from < count; from += EACH) {
             sat_barrier_wait(sat_shared(&s->full[stage]), parity);
-            uint32_t all = s->has[stage];
-            left -= 4 - __clz(all) / 8; // its columns, each of which has rows
-            multiply_stage<T, S>(d, all, memory + stage * STAGE, place_b, mine_a, lane % 4, warp / 4);
+#pragma unroll 1
+            for (int u = 0; u < EACH; u++) {
+                if (!(s->rows[stage][u] >> mine & 1)) continue;
+                values<KB, TA> now = next[0];
+#pragma unroll
+                for (int e = 0; e + 1 < DEPTH; e++) next[e] = next[e + 1];
+                if (block + DEPTH < end) take(next[DEPTH - 1], block + DEPTH);
+                block++;
+                now.settle();
+                multiply_block<T, KB>(d, now.r, place_b + stage * STAGE + u * (BC * COLUMNS * 2));
+            }
             __syncwarp();
             if (lane == 0) sat_barrier_arrive(sat_shared(&s->empty[stage]));
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        put<T, S>(x, d, row, (int64_t)panel * COLUMNS + warp % 4 * WIDE, lane, square);
+        if (row >= 0) put<T>(x, d, staging, row * x.r.br + down, (int64_t)panel * COLUMNS, lane);
     }
 }
 
-template <typename T, class S>
+template <typename T, int KB, bool TA>
 static __global__ void __launch_bounds__(THREADS, 1)
     multiply(const __grid_constant__ job x, const __grid_constant__ CUtensorMap map) {
     extern __shared__ char memory[];
     __shared__ barriers s;
     uint32_t start = (sat_shared(memory) + 1023) & ~1023u;
-    coming<S> next = {};
+    coming next = {};
     sat_next_may_begin();
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++)
@@ -347,10 +269,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
     sat_wait_for_previous();
     if (threadIdx.x >= WARPS * 32) {
         sat_registers_fewer<72>();
-        if (threadIdx.x < WARPS * 32 + 32) produce<S>(x, map, next, &s, start);
+        if (threadIdx.x < WARPS * 32 + 32) produce<KB>(x, &map, next, &s, start);
     } else {
         sat_registers_more<216>();
-        consume<T, S>(x, &s, start);
+        consume<T, KB, TA>(x, &s, start);
     }
     sat_deal_end(x.deal);
 }
@@ -366,44 +288,42 @@ static bool make_map(const sat_launch *l, const job &x, CUtensorMap *map) {
     return sat_map_encode(map, b);
 }
 
-template <typename T, class S> static sat_status start(const sat_launch *l, const job &x, const CUtensorMap &map) {
+template <typename T, int KB, bool TA>
+static sat_status start(const sat_launch *l, const job &x, const CUtensorMap &map) {
     unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
-    return sat_start<multiply<T, S>>(l, grid, THREADS, SHARED, x, map);
+    return sat_start<multiply<T, KB, TA>>(l, grid, THREADS, SHARED, x, map);
 }
 
-template <typename T, bool TA> static sat_status start_any(const sat_launch *l, const job &x, const CUtensorMap &map) {
-    if (x.r.br == 16)
-        return x.r.bc == 16 ? start<T, shape<16, 1, TA>>(l, x, map) : start<T, shape<16, 2, TA>>(l, x, map);
-    return x.r.bc == 16 ? start<T, shape<32, 1, TA>>(l, x, map) : start<T, shape<32, 2, TA>>(l, x, map);
+template <typename T> static sat_status start_any(const sat_launch *l, const job &x, const CUtensorMap &map) {
+    bool ta = l->problem->transpose == SAT_TRANSPOSE;
+    if (x.r.bc == 16) return ta ? start<T, 1, true>(l, x, map) : start<T, 1, false>(l, x, map);
+    return ta ? start<T, 2, true>(l, x, map) : start<T, 2, false>(l, x, map);
 }
 
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     if (p->m == 0 || p->n == 0) return SAT_OK;
     state *st = (state *)l->state;
-    bool ta = p->transpose == SAT_TRANSPOSE;
     job x = {};
-    x.r = sat_device_rows(p, l->pattern), x.out = sat_mma_out_of(l);
+    x.r = sat_device_rows(p, l->pattern), x.out = p->c.col_stride == 1 ? sat_group_out_of(l) : sat_mma_out_of(l);
     x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + COLUMNS - 1) / COLUMNS, 2.0 * (double)COLUMNS * (double)p->k,
                          l->device);
-    x.steps = st->steps, x.row = st->row, x.wide_b = p->n % 64 == 0;
-    x.a = (const char *)l->operands[0];
+    x.steps = st->steps, x.row = st->row, x.a = (const char *)l->operands[0];
+    x.group = (int)(ROWS / x.r.br), x.warps_of_row = (int)(x.r.br / 16), x.wide_b = p->n % 64 == 0;
     if (st->of != l->operands[1]) {
         st->of = NULL;
         if (!make_map(l, x, &st->b)) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
         st->of = l->operands[1];
     }
-    if (l->variant->instance.dtype == SAT_F16)
-        return ta ? start_any<sat_f16_math, true>(l, x, st->b) : start_any<sat_f16_math, false>(l, x, st->b);
-    return ta ? start_any<sat_bf16_math, true>(l, x, st->b) : start_any<sat_bf16_math, false>(l, x, st->b);
+    return l->variant->instance.dtype == SAT_F16 ? start_any<sat_f16_math>(l, x, st->b)
+                                                 : start_any<sat_bf16_math>(l, x, st->b);
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
     if ((r.br != 16 && r.br != 32) || (r.bc != 16 && r.bc != 32) || r.k % r.bc || p->a_align % 16) return false;
-    if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000) return false;
-    if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fff0000) return false;
+    if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000 || a->stored_blocks > 0x7fff0000) return false;
     if ((double)r.count * ceil((double)p->n / (double)COLUMNS) > 0x7fff0000) return false;
     if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
     return p->b.col_stride == 1 && sat_map_fits(p, p->b, p->k, p->n, p->b_align, 2);

@@ -52,17 +52,6 @@ __device__ __forceinline__ void sat_load_turned(uint32_t (&r)[4], uint32_t from)
                  : "memory");
 }
 
-/* Two or four words in a row. */
-__device__ __forceinline__ void sat_fetch_words(uint32_t (&r)[2], uint32_t from) {
-    asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(from) : "memory");
-}
-__device__ __forceinline__ void sat_fetch_words(uint32_t (&r)[4], uint32_t from) {
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from)
-                 : "memory");
-}
-
 /* One element, where a matrix load has no form for it. */
 __device__ __forceinline__ uint32_t sat_fetch_bits(uint32_t from) {
     uint32_t x;
