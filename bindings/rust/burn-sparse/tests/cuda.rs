@@ -260,8 +260,10 @@ fn threads_have_streams_of_their_own<B: SparseBackend>() {
     });
 }
 
-/// A dense layer of 64 inputs, none of its weights more than 1/8, and the same as a sparse one.
-fn layers<B: SparseBackend>() -> (Linear<Autodiff<B>>, SparseLinear<Autodiff<B>>, Tensor<Autodiff<B>, 2>) {
+type Layers<B> = (Linear<B>, SparseLinear<B>, Tensor<B, 2>);
+
+/// A dense layer of 64 inputs, none of its weights more than 1/8, the same as a sparse one, and an input.
+fn layers<B: SparseBackend>() -> Layers<Autodiff<B>> {
     setup();
     let linear = LinearConfig::new(64, 48).init(&Default::default());
     let layer = SparseLinear::from_linear(&linear, BsrPattern::dense([48, 64], [16, 16]));
