@@ -106,7 +106,8 @@ fn link_folder(folder: &Path) {
     };
     println!("cargo::rustc-link-search=native={}", place.display());
     println!("cargo::rustc-link-lib={kind}=sparse_autotune");
-    println!("cargo::rerun-if-changed={}", place.join("libsparse_autotune.a").display());
+    let file = if kind == "static" { "libsparse_autotune.a" } else { "libsparse_autotune.so" };
+    println!("cargo::rerun-if-changed={}", place.join(file).display());
     if kind == "static" {
         link_dependencies(place);
     }

@@ -1,7 +1,8 @@
 //! CUDA: the tensors' own memory on the device, pitched rows and all.
 //!
-//! Burn's runtime queues its work on streams of its own, which it shows to nobody. So a product waits for what is queued
-//! before it, runs on the default stream, and waits for itself: two synchronisations of the host.
+//! CubeCL queues its work on streams of its own, from a thread of its own for each device. A product goes there for the
+//! addresses and is queued there too, between what came before and what comes after; `order` ties its stream in. Where the
+//! driver cannot, the host waits for what is queued before, and for the product.
 
 use std::any::{Any, TypeId};
 use std::ffi::c_void;
@@ -11,18 +12,21 @@ use burn::tensor::Shape;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn_cubecl::CubeRuntime;
+use burn_cubecl::cubecl::client::ComputeClient;
 use burn_cubecl::cubecl::cuda::CudaRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
 use sparse_autotune::{Context, Dtype, Effort, Race, Result};
 
+use super::order::Lane;
 use super::{fit_matmul, fit_sampled};
 use crate::engine::{self, Place};
 use crate::pattern::BsrPattern;
 use crate::spec::{self, MatmulSpec, Strides, matmul_problem, sampled_problem};
 
 type CudaTensor = CubeTensor<CudaRuntime>;
+type Client = ComputeClient<CudaRuntime>;
 
 /// Whether a tensor is on an NVIDIA GPU, in a dtype that the library knows.
 pub(super) fn serves<R: CubeRuntime>(tensor: &CubeTensor<R>) -> bool {
@@ -59,8 +63,34 @@ fn walkable(tensor: CudaTensor) -> (CudaTensor, Strides) {
 }
 
 /// Waits until all that this thread has queued on the device is done.
-fn settle<B: Backend>(device: &B::Device) {
-    B::sync(device).unwrap_or_else(|error| panic!("the device failed before this: {error:?}"));
+fn settle(client: &Client) {
+    let done = burn_cubecl::cubecl::future::block_on(client.sync());
+    done.unwrap_or_else(|error| panic!("the device failed before this: {error:?}"));
+}
+
+/// Runs `queue`, which puts the library's work on a stream, in order with the rest of the device's work. What keeps the
+/// operands alive until `queue` has run keeps them long enough: whoever gets their memory next comes after.
+fn in_order(client: &Client, context: &Context, queue: impl Fn(*mut c_void) -> Result<()> + Send + Sync) -> Result<()> {
+    let by_device = || {
+        Lane::with(|lane| {
+            let lane = lane?;
+            let stream = lane.enter()?;
+            let queued = queue(stream);
+            if lane.leave() {
+                return Some(queued);
+            }
+            // SAFETY: the lane's stream lives for ever.
+            Some(unsafe { context.wait_for_stream(stream) }.and(queued))
+        })
+    };
+    let done = client.exclusive(by_device).unwrap_or_else(|error| panic!("CubeCL's thread is gone: {error:?}"));
+    if let Some(queued) = done {
+        return queued;
+    }
+    settle(client);
+    queue(ptr::null_mut())?;
+    // SAFETY: the default stream is always there.
+    unsafe { context.wait_for_stream(ptr::null_mut()) }
 }
 
 /// The context, its pattern, and the place of a tensor's device.
@@ -76,7 +106,14 @@ fn open(
 }
 
 fn zeros(like: &CudaTensor, shape: Shape) -> CudaTensor {
+    if shape.num_elements() == 0 {
+        return empty(like, shape); // CubeCL would launch a kernel without blocks, which CUDA refuses
+    }
     zeros_client(like.client.clone(), like.device.clone(), shape, like.dtype)
+}
+
+fn empty(like: &CudaTensor, shape: Shape) -> CudaTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, like.dtype)
 }
 
 pub(super) fn matmul<B, R>(
@@ -91,26 +128,23 @@ where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
 {
     let sizes = fit_matmul::<B>(pattern, &values, &dense, bias.as_ref(), &spec);
-    let device = values.device.clone();
     let values = into_contiguous(cast::<CubeTensor<R>, CudaTensor>(values));
     let bias = bias.map(|bias| into_contiguous(cast::<CubeTensor<R>, CudaTensor>(bias)));
     let (dense, strides) = walkable(cast(dense));
     if sizes.out_len() == 0 {
         return cast(zeros(&dense, sizes.out_shape()));
     }
-    let out = empty_device_contiguous_dtype(dense.client.clone(), dense.device.clone(), sizes.out_shape(), dense.dtype);
+    let out = empty(&dense, sizes.out_shape());
     let run = || -> Result<()> {
         let (context, handle, dtype) = open(pattern, &dense, spec.effort)?;
         let problem = matmul_problem(dtype, &sizes, &spec, strides, bias.is_some());
-        let operands =
-            [address(&values), address(&dense), address(&out), bias.as_ref().map_or(ptr::null_mut(), address)];
-        settle::<B>(&device);
-        // SAFETY: the sizes were found from these very tensors, all of which live until the run is waited for; what
-        // writes them was waited for, and nothing else is queued on them meanwhile.
-        unsafe {
-            context.call_raw(&handle, &problem, operands, ptr::null_mut())?;
-            context.wait_for_stream(ptr::null_mut())
-        }
+        in_order(&dense.client, &context, |stream| {
+            let bias = bias.as_ref().map_or(ptr::null_mut(), address);
+            let operands = [address(&values), address(&dense), address(&out), bias];
+            // SAFETY: the sizes were found from these very tensors; the stream comes after what writes them, and whatever
+            // uses them or their memory next comes after the stream.
+            unsafe { context.call_raw(&handle, &problem, operands, stream) }
+        })
     };
     run().unwrap_or_else(|error| panic!("bsr_matmul: {error}"));
     cast(out)
@@ -127,30 +161,29 @@ where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
 {
     let (batch, n) = fit_sampled::<B>(pattern, &left, &right);
-    let device = left.device.clone();
     let ((left, left_strides), (right, right_strides)) = (walkable(cast(left)), walkable(cast(right)));
     let shape = Shape::from(pattern.values_shape());
     if pattern.stored_blocks() == 0 || batch == 0 || n == 0 {
         return cast(zeros(&left, shape));
     }
-    let out = empty_device_contiguous_dtype(left.client.clone(), left.device.clone(), shape, left.dtype);
+    let out = empty(&left, shape);
     let run = || -> Result<()> {
         let (context, handle, dtype) = open(pattern, &left, Effort::Default)?;
-        let (from, to, size) = ([address(&left), address(&right)], address(&out), dtype.size());
-        settle::<B>(&device);
-        for item in 0..batch {
-            let problem = sampled_problem(dtype, n, alpha, left_strides, right_strides, item == 0);
-            let operands = [
-                from[0].wrapping_byte_add(item * left_strides.batch_stride() * size),
-                from[1].wrapping_byte_add(item * right_strides.batch_stride() * size),
-                to,
-                ptr::null_mut(),
-            ];
-            // SAFETY: as in `matmul`; the first of the batch writes all of the output, the others add to it in order.
-            unsafe { context.call_raw(&handle, &problem, operands, ptr::null_mut())? };
-        }
-        // SAFETY: the default stream is always there.
-        unsafe { context.wait_for_stream(ptr::null_mut()) }
+        in_order(&left.client, &context, |stream| {
+            let (from, to, size) = ([address(&left), address(&right)], address(&out), dtype.size());
+            for item in 0..batch {
+                let problem = sampled_problem(dtype, n, alpha, left_strides, right_strides, item == 0);
+                let operands = [
+                    from[0].wrapping_byte_add(item * left_strides.batch_stride() * size),
+                    from[1].wrapping_byte_add(item * right_strides.batch_stride() * size),
+                    to,
+                    ptr::null_mut(),
+                ];
+                // SAFETY: as in `matmul`; the first of the batch writes all of the output, the others add in order.
+                unsafe { context.call_raw(&handle, &problem, operands, stream)? };
+            }
+            Ok(())
+        })
     };
     run().unwrap_or_else(|error| panic!("bsr_sampled: {error}"));
     cast(out)

@@ -22,6 +22,11 @@ mod fusion;
 mod host;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+#[cfg(feature = "cuda")]
+mod order;
+
+#[cfg(feature = "cuda")]
+pub use order::CudaOrder;
 
 /// A backend that multiplies by block-sparse matrices.
 ///

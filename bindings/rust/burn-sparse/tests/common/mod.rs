@@ -50,13 +50,30 @@ pub fn from_values<B: Backend, const D: usize>(values: Vec<f32>, shape: [usize; 
     Tensor::from_data(TensorData::new(values, shape).convert_dtype(dtype), (&Default::default(), dtype))
 }
 
-/// Equal within what the dtype can say; two tensors without elements are equal if their shapes are.
+/// Equal within what the dtype can say: the tests' numbers are sums that f32 holds exactly, and the two sides together
+/// round to their dtype six times at most (a batch's items, their sum, a bias), at no more than the largest magnitude.
+/// Two tensors without elements are equal if their shapes are.
 #[track_caller]
 pub fn assert_close<B: Backend, const D: usize>(found: Tensor<B, D>, expected: Tensor<B, D>) {
-    assert_eq!(found.dims(), expected.dims());
-    let (found, expected) = (found.into_data(), expected.into_data());
-    let loose = matches!(found.dtype, DType::F16 | DType::BF16);
-    let (found, expected) = (found.convert::<f64>(), expected.convert::<f64>());
-    let bound = if loose { 6e-2 } else { 1e-4 };
-    expected.assert_approx_eq::<f64>(&found, Tolerance::absolute(bound));
+    let unit = match found.dtype() {
+        DType::BF16 => 2f64.powi(-8),
+        DType::F16 => 2f64.powi(-11),
+        _ => 2f64.powi(-24),
+    };
+    let expected = expected.into_data();
+    let largest = expected.iter::<f64>().fold(1.0, |most: f64, value| most.max(value.abs()));
+    compare(found, expected, 1e-4 + 6.0 * unit * largest);
+}
+
+/// Equal within a bound that the caller knows.
+#[track_caller]
+pub fn assert_within<B: Backend, const D: usize>(found: Tensor<B, D>, expected: Tensor<B, D>, bound: f64) {
+    compare(found, expected.into_data(), bound);
+}
+
+#[track_caller]
+fn compare<B: Backend, const D: usize>(found: Tensor<B, D>, expected: TensorData, bound: f64) {
+    let found = found.into_data();
+    assert_eq!(found.shape, expected.shape);
+    expected.convert::<f64>().assert_approx_eq::<f64>(&found.convert::<f64>(), Tolerance::absolute(bound));
 }
