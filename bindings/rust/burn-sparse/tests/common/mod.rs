@@ -55,12 +55,17 @@ pub fn from_values<B: Backend, const D: usize>(values: Vec<f32>, shape: [usize; 
 /// Two tensors without elements are equal if their shapes are.
 #[track_caller]
 pub fn assert_close<B: Backend, const D: usize>(found: Tensor<B, D>, expected: Tensor<B, D>) {
+    assert_close_to(found, expected.into_data());
+}
+
+/// The same, where what is expected may come from another backend.
+#[track_caller]
+pub fn assert_close_to<B: Backend, const D: usize>(found: Tensor<B, D>, expected: TensorData) {
     let unit = match found.dtype() {
         DType::BF16 => 2f64.powi(-8),
         DType::F16 => 2f64.powi(-11),
         _ => 2f64.powi(-24),
     };
-    let expected = expected.into_data();
     let largest = expected.iter::<f64>().fold(1.0, |most: f64, value| most.max(value.abs()));
     compare(found, expected, 1e-4 + 6.0 * unit * largest);
 }
