@@ -137,7 +137,8 @@ static inline size_t sat_union_bytes(int64_t blocks) {
 }
 static inline double sat_union_expected(int64_t rows, int64_t cols, int64_t blocks, int size) {
     double density = fmin(1, (double)blocks / ((double)rows * (double)cols + 1e-9));
-    double all = (double)((rows + size - 1) / size) * (double)cols * (1 - pow(1 - density, size));
+    int64_t groups = (rows + size - 1) / size;
+    double all = (double)groups * (double)cols * (1 - pow(1 - density, size));
     return fmax(all - 0.25 * ((double)blocks - all), all * 0.85);
 }
 
