@@ -2,14 +2,12 @@
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, Shape, TensorData, bf16, f16};
-use sparse_autotune::{Element, Race, Result};
+use sparse_autotune::Element;
 
+use super::SparseBackend;
 use super::host::{self, Dense, HostTensor};
-use super::{SparseBackend, fit_matmul, fit_sampled};
-use crate::pattern::BsrPattern;
-use crate::spec::{MatmulSpec, Strides};
+use crate::spec::Strides;
 
 /// A dtype of Flex's, as its own storage has it.
 trait Float: Element + burn::tensor::Element {
@@ -78,35 +76,5 @@ unsafe impl<T: Float> HostTensor<T> for FlexTensor {
 }
 
 impl SparseBackend for Flex {
-    fn bsr_matmul(
-        pattern: &BsrPattern,
-        values: FloatTensor<Self>,
-        dense: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-        spec: MatmulSpec,
-    ) -> FloatTensor<Self> {
-        let sizes = fit_matmul::<Self>(pattern, &values, &dense, bias.as_ref(), &spec);
-        with_dtype!(values, matmul(pattern, sizes, values, dense, bias, spec))
-    }
-
-    fn bsr_sampled(
-        pattern: &BsrPattern,
-        left: FloatTensor<Self>,
-        right: FloatTensor<Self>,
-        alpha: f64,
-    ) -> FloatTensor<Self> {
-        let (batch, n) = fit_sampled::<Self>(pattern, &left, &right);
-        with_dtype!(left, sampled(pattern, [batch, n], left, right, alpha))
-    }
-
-    fn bsr_race(
-        pattern: &BsrPattern,
-        values: FloatTensor<Self>,
-        dense: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-        spec: MatmulSpec,
-    ) -> Result<Option<Race>> {
-        let sizes = fit_matmul::<Self>(pattern, &values, &dense, bias.as_ref(), &spec);
-        with_dtype!(values, race(pattern, sizes, values, dense, bias.is_some(), spec))
-    }
+    host::products!(with_dtype);
 }

@@ -40,6 +40,45 @@ pub(super) unsafe trait HostTensor<T: Element>: Sized {
     fn make(values: Vec<T>, shape: impl Into<Shape>) -> Self;
 }
 
+/// What `SparseBackend` asks for, of a backend whose tensors are `HostTensor`s. `$with_dtype!(tensor, function(..))` calls
+/// a function of this module with the tensor's dtype.
+macro_rules! products {
+    ($with_dtype:ident) => {
+        fn bsr_matmul(
+            pattern: &$crate::pattern::BsrPattern,
+            values: burn::tensor::ops::FloatTensor<Self>,
+            dense: burn::tensor::ops::FloatTensor<Self>,
+            bias: Option<burn::tensor::ops::FloatTensor<Self>>,
+            spec: $crate::spec::MatmulSpec,
+        ) -> burn::tensor::ops::FloatTensor<Self> {
+            let sizes = $crate::backend::fit_matmul::<Self>(pattern, &values, &dense, bias.as_ref(), &spec);
+            $with_dtype!(values, matmul(pattern, sizes, values, dense, bias, spec))
+        }
+
+        fn bsr_sampled(
+            pattern: &$crate::pattern::BsrPattern,
+            left: burn::tensor::ops::FloatTensor<Self>,
+            right: burn::tensor::ops::FloatTensor<Self>,
+            alpha: f64,
+        ) -> burn::tensor::ops::FloatTensor<Self> {
+            let (batch, n) = $crate::backend::fit_sampled::<Self>(pattern, &left, &right);
+            $with_dtype!(left, sampled(pattern, [batch, n], left, right, alpha))
+        }
+
+        fn bsr_race(
+            pattern: &$crate::pattern::BsrPattern,
+            values: burn::tensor::ops::FloatTensor<Self>,
+            dense: burn::tensor::ops::FloatTensor<Self>,
+            bias: Option<burn::tensor::ops::FloatTensor<Self>>,
+            spec: $crate::spec::MatmulSpec,
+        ) -> sparse_autotune::Result<Option<sparse_autotune::Race>> {
+            let sizes = $crate::backend::fit_matmul::<Self>(pattern, &values, &dense, bias.as_ref(), &spec);
+            $with_dtype!(values, race(pattern, sizes, values, dense, bias.is_some(), spec))
+        }
+    };
+}
+pub(super) use products;
+
 /// `SparseBackend::bsr_matmul` of one dtype; the sizes were found from these tensors.
 pub(super) fn matmul<T: Element, H: HostTensor<T>>(
     pattern: &BsrPattern,
