@@ -126,9 +126,10 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
         for (int step = 0; step < t.steps; step++) {
             bool odd = S::KS == 32 && step % 2; // the second half of what came 64 deep
             sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
-            if (SOME && !(s->groups[at.stage] >> group & 1)) { // what was before is freed too: much may follow
+            uint32_t groups = ~0u; // that multiply this stage
+            if (SOME) groups = __shfl_sync(~0u, lane == 0 ? s->groups[at.stage] : 0, 0);
+            if (!(groups >> group & 1)) { // what was before is freed too: much may follow
                 sat_group_wait<0>();
-                __syncwarp();
                 if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
                 before = -1;
                 if (lane == 0) sat_barrier_arrive(sat_shared(&s->empty[at.stage]));
@@ -139,13 +140,11 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
                                             deep_a, group, SOME || done);
             done = 1;
             sat_group_wait<1>();
-            if (SOME) __syncwarp(); // all lanes have read what the stage's warpgroups are
             if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
             before = at.stage;
             at.advance(S::KS == 64 || odd);
         }
         sat_group_wait<0>();
-        if (SOME) __syncwarp();
         if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
         if (S::ONCE) sat_some_sync(1, 128); // output goes where the tile was, which nobody reads any more
         put(t, d, staging, group);
