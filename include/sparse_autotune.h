@@ -51,7 +51,7 @@ typedef enum sat_status {
     SAT_OVERLAP = 5,        /* an output overlaps another operand */
     SAT_BAD_ENUM = 6,       /* a value that its enum does not list */
     SAT_BAD_STRUCT = 7,     /* a struct's size field belongs to no version of this library */
-    SAT_BAD_ROW_PTR = 8,    /* row pointers do not start at 0, decrease, or do not end at the stored blocks */
+    SAT_BAD_ROW_PTR = 8,    /* row pointers, or offsets of sequences, do not start at 0, decrease, or end elsewhere */
     SAT_COLUMN_RANGE = 9,   /* a block column index is outside the matrix */
     SAT_COLUMN_ORDER = 10,  /* block columns of a row are unsorted or repeated */
     SAT_BAD_BLOCK = 11,     /* a block side below 1 */
@@ -78,8 +78,10 @@ typedef enum sat_dtype { SAT_F32 = 1, SAT_F64 = 2, SAT_F16 = 3, SAT_BF16 = 4 } s
 typedef enum sat_index_type { SAT_I32 = 1, SAT_I64 = 2 } sat_index_type;
 
 typedef enum sat_operation {
-    SAT_MATMUL = 1, /* C = act(alpha*op(A)*B + beta*C + bias); A block-sparse. Operands: values, B, C, bias */
-    SAT_SAMPLED = 2 /* S = alpha*(X*Y at the stored blocks) + beta*S.          Operands: X, Y, values of S   */
+    SAT_MATMUL = 1,    /* C = act(alpha*op(A)*B + beta*C + bias); A block-sparse. Operands: values, B, C, bias */
+    SAT_SAMPLED = 2,   /* S = alpha*(X*Y at the stored blocks) + beta*S.          Operands: X, Y, values of S   */
+    SAT_ATTENTION = 3, /* O = softmax(alpha*Q*K^T where kept)*V.                  Operands: Q, K, V, O[, LSE]   */
+    SAT_ATTENTION_BACKWARD = 4 /* its gradients.            Operands: Q, K, V, O, LSE, dO, dQ, dK, dV            */
 } sat_operation;
 
 typedef enum sat_transpose { SAT_NO_TRANSPOSE = 0, SAT_TRANSPOSE = 1 } sat_transpose;
@@ -216,6 +218,11 @@ typedef struct sat_bsr {
     sat_index_type index_type;
     const void *row_ptr; /* ceil(rows/block_rows) + 1 entries: 0 first, never decreasing, stored_blocks last */
     const void *col_idx; /* stored_blocks entries: strictly increasing within a row; NULL when there are none */
+    /* A mask of attention over sequences that lie one after the other: 0: there is one. Both have sequences + 1
+     * entries: 0 first, never decreasing, the query's and the key's length in all last. */
+    int64_t sequences;
+    const int64_t *q_offsets;
+    const int64_t *kv_offsets; /* NULL: the same as q_offsets */
 } sat_bsr;
 
 typedef struct sat_pattern sat_pattern;
@@ -250,6 +257,10 @@ typedef struct sat_pattern_view {
     double t_skew;  /* the same of columns */
     double overlap; /* share of a row's block columns that the next row has too, on average */
     int64_t max_row, max_col, empty_rows;
+    /* Packed sequences; NULL where there are none. */
+    int64_t sequences;
+    const int64_t *q_offsets, *kv_offsets;
+    const int64_t *device_q_offsets, *device_kv_offsets;
 } sat_pattern_view;
 
 SAT_API sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view *view); /* set view->size first */
@@ -265,12 +276,40 @@ typedef struct sat_layout {
     int64_t row_stride, col_stride, batch_stride;
 } sat_layout;
 
+/* Where an operand's heads lie: element (b, h, i, x) is at b*batch_stride + h*head_stride + i*row_stride + x. All 0:
+ * (batch, head, row, element) without gaps. BHSD, BSHD and packed QKV are views of this kind. */
+typedef struct sat_heads {
+    int64_t batch_stride, head_stride, row_stride;
+} sat_heads;
+
+/* Attention. The pattern is over the score matrix, m queries by n keys. Key j is kept for query i where the block of
+ * (i, j) is stored, causal and window allow it, and both belong to the same sequence. Then i and j count from the
+ * start of the sequence, and i + (keys - queries of the sequence) is the key that a query stands at.
+ *   No mask             one stored block of m x n.
+ *   One mask a head     block rows of head 0, then those of head 1, ...: heads * ceil(m/block_rows) * block_rows rows;
+ *                       the problem must give m.
+ *   Packed sequences    offsets in sat_bsr; the batch is 1, m and n are totals, and blocks count over all of them.
+ * A query for which nothing is kept gets zeros and an LSE of -inf, and adds nothing to gradients. What stands in a key
+ * or value that is not kept is not promised to go unnoticed where it is Inf or NaN. */
+typedef struct sat_attention {
+    int64_t heads, kv_heads; /* heads is a multiple of kv_heads (0: as many); head h reads h / (heads/kv_heads) */
+    int64_t dim;             /* elements of a head, in Q, K, V and O alike: a multiple of 8, at most 512 */
+    bool causal;             /* only keys up to the one that the query stands at */
+    int64_t window;          /* only keys at a distance below this from there; 0: all */
+    bool lse;                /* forward: also log(sum(exp(alpha*q*k))) of each row, f32, (batch, head, row), no gaps */
+    sat_heads q, k, v, o;
+    sat_heads dq, dk, dv, do_; /* backward */
+} sat_attention;
+
 /*
  * dtypes listed now: a = b; c = a, or c = f32 with 16-bit a; compute f32, or f64 where a is f64 (0 picks that).
+ * Attention has one dtype for all but LSE, which is f32.
  *
  *               a        b        c        sizes
  *   matmul      values   B: k x n C: m x n m, k from the pattern (swapped if transposed), n from the problem
  *   sampled     X: m x k Y: k x n values   m, n from the pattern, k from the problem
+ *   attention   layouts are those of sat_attention; a_align is of all inputs, c_align of all outputs; m, n from the
+ *               pattern; alpha is the scale, 0 for 1/sqrt(dim); beta is 0
  */
 typedef struct sat_problem {
     size_t size;
@@ -285,17 +324,20 @@ typedef struct sat_problem {
     sat_bias bias;
     sat_activation activation;
     uint32_t flags;
+    sat_attention attention; /* all 0 for other operations */
 } sat_problem;
 
-/* Both give a row-major, gapless problem with alpha 1, beta 0, one dtype throughout; change what differs. */
+/* These give a row-major, gapless problem with alpha 1, beta 0, one dtype throughout; change what differs. */
 SAT_API sat_problem sat_matmul_problem(sat_dtype dtype, int64_t n);
 SAT_API sat_problem sat_sampled_problem(sat_dtype dtype, int64_t k);
+/* Forward, scaled by 1/sqrt(dim); for the gradients set op to SAT_ATTENTION_BACKWARD. */
+SAT_API sat_problem sat_attention_problem(sat_dtype dtype, int64_t heads, int64_t kv_heads, int64_t dim);
 
 /* ---- Plan -------------------------------------------------------------------------------------------------- */
 
 typedef struct sat_plan sat_plan;
 
-#define SAT_MAX_OPERANDS 8
+#define SAT_MAX_OPERANDS 12
 
 SAT_API sat_status sat_plan_create(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                    sat_plan **plan);
@@ -335,6 +377,13 @@ SAT_API sat_status sat_bsr_matmul(sat_context *context, const sat_pattern *patte
                                   const void *values, const void *b, void *c, const void *bias, void *stream);
 SAT_API sat_status sat_bsr_sampled_matmul(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                           const void *x, const void *y, void *values, void *stream);
+/* `lse` is written where it is not NULL, whatever the problem says. */
+SAT_API sat_status sat_attention_forward(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
+                                         const void *q, const void *k, const void *v, void *o, float *lse,
+                                         void *stream);
+SAT_API sat_status sat_attention_backward(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
+                                          const void *q, const void *k, const void *v, const void *o, const float *lse,
+                                          const void *d_o, void *dq, void *dk, void *dv, void *stream);
 
 /* ---- On CUDA ----------------------------------------------------------------------------------------------- */
 
@@ -424,7 +473,7 @@ typedef struct sat_prepare {
     const sat_variant *variant;
     const sat_device *device;
     const sat_problem *problem;      /* normalised: every size, stride, dtype and alignment filled in */
-    const sat_pattern_view *pattern; /* with the transposed index if the problem is transposed */
+    const sat_pattern_view *pattern; /* with the transposed index if the problem is transposed or a gradient */
     void *workspace;                 /* workspace(...) bytes, 64-byte aligned (256 on CUDA) */
     void *stream;                    /* CUDA: queue work on this one; it is waited for before any run */
 } sat_prepare;

@@ -70,7 +70,7 @@ check_names() {
     for def in src/kernels/*/variants.def src/libs/variants.def; do
         [ -f "$def" ] || continue
         for name in $(list_variants "$def" | cut -d' ' -f2); do
-            if [[ ! $name =~ ^(cpu|cuda)_(matmul|sampled)_(any|f32|f64|f16|bf16)_[a-z0-9]+_[a-z0-9_]+$ ]]; then
+            if [[ ! $name =~ ^(cpu|cuda)_(matmul|sampled|attention|attention_backward)_(any|f32|f64|f16|bf16)_[a-z0-9]+_[a-z0-9_]+$ ]]; then
                 complain "$def: $name is not <backend>_<op>_<dtype>_<block>_<arch>[_<tile>][_<trick>] (docs/naming.md)"
             fi
         done
@@ -93,12 +93,12 @@ check_includes() { # folder, extended pattern of what it may include
 
 for folder in src/kernels/* src/libs; do
     check_variants "$folder"
-    check_includes "$folder" 'variant\.(h|cuh)|sparse_autotune\.h'
+    check_includes "$folder" 'variant\.(h|cuh)|attention\.h|kernels/attention_schedule\.h|sparse_autotune\.h'
 done
 check_names
 check_includes src/cli 'sparse_autotune\.h'
-check_includes src/ops 'sparse_autotune\.h|variant\.h|core/status\.h'
-check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|core/status\.h|ops/[a-z_]+\.h'
+check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|core/status\.h'
+check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|core/status\.h|ops/[a-z_]+\.h'
 check_includes src/core \
     'sparse_autotune\.h|variant\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes include ''

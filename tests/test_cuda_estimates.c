@@ -88,7 +88,7 @@ static void each_largest(look_fn look) {
     sat_problem p;
     for (int i = 0; i < CUDA_LINES; i++) {
         int found = 0, kind;
-        if (!cuda_variant(i, &v)) continue;
+        if (!cuda_variant(i, &v) || (v.op != SAT_MATMUL && v.op != SAT_SAMPLED)) continue; /* products alone */
         for (int t = SAT_F32; t <= SAT_BF16; t++) {
             for (kind = 0; kind < KINDS && !largest(&v, (sat_dtype)t, kind, &a, &p);) kind++;
             if (kind == KINDS) continue;

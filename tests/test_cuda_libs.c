@@ -167,6 +167,7 @@ static void the_variable_decides_alone(void **state) {
 
 #ifdef SAT_HAVE_CUDA
 #include "libs/cublaslt.h"
+#include "libs/cudnn.h"
 #include "libs/cusparse.h"
 
 static void a_library_that_is_absent_has_no_version(void **state) {
@@ -174,6 +175,9 @@ static void a_library_that_is_absent_has_no_version(void **state) {
     setenv("SPARSE_AUTOTUNE_CUBLAS", "off", 1);
     setenv("SPARSE_AUTOTUNE_CUBLASLT", "off", 1);
     setenv("SPARSE_AUTOTUNE_CUSPARSE", "off", 1);
+    setenv("SPARSE_AUTOTUNE_CUDNN", "off", 1);
+    assert_null(sat_cudnn_version());
+    assert_int_equal(sat_cudnn_number(), 0);
     assert_null(sat_cublas_version());
     assert_null(sat_cublaslt_version());
     assert_null(sat_cusparse_version());

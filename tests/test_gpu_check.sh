@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # bench/gpu_check without a GPU: its patterns are what they are called, on a CPU with small problems it races, writes its
-# record and succeeds, verifies random problems and counts choices; without a device it says so, and a part that could not run is a failure.
+# record and succeeds, verifies random problems and counts choices, and judges attention by its rivals; without a device it
+# says so, and a part that could not run is a failure.
 # usage: test_gpu_check.sh <root of the tree> <command line>
 set -eu
 root=$1 cli=$2
@@ -73,6 +74,68 @@ assert random["verified"]["failed"] == random["tuned"]["failed"] == 0, random
 assert choice["problems"] == 3 and all(abs(r["chosen_ratio"] - 1.02) < 1e-9 and abs(r["estimated_ratio"] - 1.3) < 1e-9 for r in choice["rows"]), choice
 assert [f["count"] for f in choice["figures"].values()] == [3, 3, 0] and not record["checks"]["added"][0]["failures"], choice["figures"]
 EOF
+
+# Attention: masks are what they are called, and rows are judged by rivals whose times are made up.
+"$root/bench/gpu_check" 100 --device cpu --shrink 64 --section attention --program "$cli" --bench "$folder/none" --record "$folder/attention.json"
+python3 - "$root" "$folder/attention.json" <<'EOF'
+import json
+import sys
+sys.path.insert(0, sys.argv[1] + "/bench/gpu")
+import attention
+rows = {p.name: p for p in attention.all_problems()}
+assert len(rows) == len(attention.all_problems()), "two problems have one name"
+for p in rows.values():
+    assert not p.like or p.like in rows, p.like
+    lists, (height, width) = p.blocks(), p.sides()
+    assert len(lists) == p.m // height and sum(map(len, lists)) == round(p.density * len(lists) * (p.n // width)), p.name
+    assert all(columns and columns == sorted(set(columns)) and columns[-1] < p.n // width for columns in lists), p.name
+record = json.load(open(sys.argv[2]))
+assert not record["checks"]["failures"] and len(record["rows"]) == len(rows), record["checks"]
+for row in record["rows"]:
+    problem = row["problem"]
+    assert row["seconds"] > 0 and row["floor_seconds"] > 0 and row["variant"] and row["ratios"]["tflops"] > 0, row
+    kept = {(False, 0): problem["m"] * problem["n"], (True, 0): problem["m"] * (problem["m"] + 1) // 2}.get((problem["causal"], problem["window"]))
+    if problem["density"] == 1 and kept:
+        each = 10 if problem["op"] == "attention-backward" else 4
+        assert problem["flops"] == each * problem["dim"] * problem["heads"] * problem["batch"] * kept, problem
+
+def row(name, seconds, flops=1e12, rivals=()):
+    found = {"variant": "cuda_attention_f16_any_sm90_128x128", "verdict": "ok", "seconds": seconds, "library": False, "dense": False}
+    library = {"variant": "cuda_attention_any_any_cudnn", "verdict": "ok", "seconds": 3e-3, "library": True, "dense": False}
+    made = attention.Row(rows[name], {"results": [found, library], "problem": {"flops": flops, "bytes": 4e9}})
+    made.rivals.update(rivals)
+    return made
+ceilings = {"memory": 4e12, "f16": 1e15, "l2_bytes": 1e9}
+long = row(attention.LONG, 2e-3, rivals={"sdpa_cudnn": 1e-3, "sdpa_flash": 4e-3})
+window = row("attention 1, 16, 16384, 128, window 1024", 1e-3, 0.25e12)
+decode = row("attention 32, 32 over 8, 1 query, 8192 keys, 128", 2e-3)
+back, sparse = (row("attention backward 1, 16, 4096, 128" + more, s) for more, s in (("", 3e-3), (", 128-blocks, density 0.26", 1e-3)))
+every = {r.problem.name: r for r in (long, window, decode, back, sparse)}
+assert long.ratios(every, ceilings) == {"cudnn": 0.5, "sdpa_cudnn": 0.5, "sdpa_flash": 2, "best_sdpa": 0.5, "tflops": 500}, long.ratios(every, ceilings)
+assert abs(window.ratios(every, ceilings)["dense_rate"] - 0.25) < 1e-12 and window.ratios(every, ceilings)["tflops"] == 250
+assert decode.ratios(every, ceilings)["hbm"] == 0.5 and abs(sparse.ratios(every, ceilings)["own_dense"] - 3) < 1e-12
+decode.set_floor(ceilings)
+assert decode.floors == {"operations": 1e-3, "hbm": 3e9 / 4e12} and decode.limit == "operations" and decode.cold_floor == 1e-3
+EOF
+if python3 -c 'import torch.nn.attention.flex_attention' 2>/dev/null; then
+    python3 - "$root" <<'EOF'
+import sys
+import warnings
+sys.path.insert(0, sys.argv[1] + "/bench/gpu")
+warnings.simplefilter("ignore")
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+import attention
+import attention_rivals
+bench = attention_rivals.Bench()
+bench.device, bench.dense = "cpu", lambda rows, cols, dtype: torch.rand(rows, cols) * 2 - 1
+for p in attention.all_problems():  # the masks that FlexAttention gets keep what ours keep
+    job = p.shrunk(32).rival_job(0)
+    q, k, v, _ = bench.operands(job)
+    if "flex" in p.rivals:
+        assert bench.error(job, q, k, v, flex_attention(q, k, v, block_mask=bench.flex_mask(job))) < 1e-5, p.name
+EOF
+fi
 
 # What a tile must read through L2, counted by hand.
 python3 - "$root" <<'EOF'

@@ -18,8 +18,10 @@ typedef struct job {
     int id;
     sat_problem problem;
     sat_pattern *pattern;
-    void *operands[3];
-    size_t bytes[3];
+    int count;         /* operands */
+    void *operands[9]; /* the most that an operation has: attention's gradients */
+    size_t bytes[9];
+    sat_dtype types[9];
     char variants[4096]; /* names separated by ',' */
     bool estimate;       /* the estimate's choice takes part too, and is marked */
     int within; /* per cent of the fastest, after one round: who takes longer, but for the first, leaves; 0: all stay */

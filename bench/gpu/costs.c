@@ -19,7 +19,7 @@ static void small_job(job *j, sat_context *context) {
     }
     sat_bsr s = {SAT_SIZED(sat_bsr), .rows = SIDE, .cols = SIDE, .block_rows = BLOCK, .block_cols = BLOCK};
     s.stored_blocks = 2 * GRID, s.index_type = SAT_I32, s.row_ptr = ptr, s.col_idx = col;
-    *j = (job){.problem = sat_matmul_problem(SAT_F16, COLUMNS)};
+    *j = (job){.problem = sat_matmul_problem(SAT_F16, COLUMNS), .count = 3, .types = {SAT_F16, SAT_F16, SAT_F16}};
     need_ok(sat_pattern_create(context, &s, &j->pattern), "pattern");
     j->problem.a_align = j->problem.b_align = j->problem.c_align = 256;
     j->bytes[0] = (size_t)2 * GRID * BLOCK * BLOCK * 2, j->bytes[1] = j->bytes[2] = (size_t)SIDE * COLUMNS * 2;

@@ -85,10 +85,41 @@ static void make_problem(job *j, const char *line, bool sampled) {
     if (sampled) p->a = dense(m, k, col_b), p->b = dense(k, n, col_c);
     else p->b = dense(k, n, col_b), p->c = dense(m, n, col_c);
     memcpy(j->bytes, sizes, sizeof sizes);
+    j->count = 3, j->types[0] = j->types[1] = j->types[2] = t;
+}
+
+// Q, K, V, O, and backward LSE, dO, dQ, dK, dV: without gaps, (batch, head, row, size).
+static void make_attention(job *j, const char *line, bool back) {
+    sat_dtype t = dtype_of(line);
+    int64_t m = number(line, "m", 0), n = number(line, "n", 0), dim = number(line, "dim", 0);
+    int64_t heads = number(line, "heads", 0), kv_heads = number(line, "kv_heads", heads);
+    j->problem = sat_attention_problem(t, heads, kv_heads, dim);
+    sat_problem *p = &j->problem;
+    p->m = m, p->n = n, p->batch = number(line, "batch", 1);
+    p->a_align = p->b_align = p->c_align = 256;
+    p->attention.causal = number(line, "causal", 0), p->attention.window = number(line, "window", 0);
+    if (back) p->op = SAT_ATTENTION_BACKWARD;
+    size_t q = (size_t)(p->batch * heads * m * dim) * size_of(t),
+           k = (size_t)(p->batch * kv_heads * n * dim) * size_of(t);
+    const size_t sizes[9] = {q, k, k, q, (size_t)(p->batch * heads * m) * sizeof(float), q, q, k, k};
+    memcpy(j->bytes, sizes, sizeof sizes);
+    for (int i = 0; i < 9; i++) j->types[i] = i == 4 ? SAT_F32 : t;
+    j->count = back ? 9 : 4;
+}
+
+// O and LSE as the backward pass finds them: with others, weights would not sum to 1 and gradients overflow.
+static void run_forward(const job *j, sat_context *context) {
+    sat_problem p = j->problem;
+    sat_plan *plan = NULL;
+    p.op = SAT_ATTENTION, p.attention.lse = true;
+    need_ok(sat_plan_create(context, j->pattern, &p, &plan), "a plan of the forward pass");
+    need_ok(sat_run(plan, j->operands, NULL), "the forward pass");
+    need_ok(sat_stream_wait(context, NULL), "the forward pass");
+    sat_plan_free(plan);
 }
 
 bool job_open(job *j, sat_context *context, const char *line) {
-    char op[16], matrix[1024];
+    char op[24], matrix[1024];
     *j = (job){.id = (int)number(line, "id", -1)};
     if (!word(line, "op", op, sizeof op)) return false;
     int64_t br = number(line, "block_rows", 0), bc = number(line, "block_cols", 0);
@@ -96,14 +127,18 @@ bool job_open(job *j, sat_context *context, const char *line) {
     word(line, "variants", j->variants, sizeof j->variants);
     j->estimate = number(line, "estimate", 0), j->within = (int)number(line, "within", 0);
     j->pattern = read_pattern(context, matrix, br, bc);
-    make_problem(j, line, strcmp(op, "sampled") == 0);
-    for (int i = 0; i < 3; i++) need_ok(sat_memory_alloc(context, j->bytes[i] + 64, &j->operands[i]), "operands");
+    bool back = strcmp(op, "attention-backward") == 0;
+    if (back || strcmp(op, "attention") == 0) make_attention(j, line, back);
+    else make_problem(j, line, strcmp(op, "sampled") == 0);
+    for (int i = 0; i < j->count; i++)
+        need_ok(sat_memory_alloc(context, j->bytes[i] + 64, &j->operands[i]), "operands");
     job_fill(j, context, 1);
+    if (back) run_forward(j, context);
     return true;
 }
 
 void job_close(job *j, sat_context *context) {
-    for (int i = 0; i < 3; i++) sat_memory_free(context, j->operands[i]);
+    for (int i = 0; i < j->count; i++) sat_memory_free(context, j->operands[i]);
     sat_pattern_free(j->pattern);
 }
 
@@ -127,12 +162,11 @@ static void fill_host(void *to, sat_dtype t, size_t bytes, uint64_t seed) {
 }
 
 void job_fill(const job *j, sat_context *context, uint64_t seed) {
-    const sat_dtype types[3] = {j->problem.a_dtype, j->problem.b_dtype, j->problem.c_dtype};
     const size_t piece = (size_t)4 << 20; // the same numbers again and again: what counts is that they vary
     void *host = malloc(piece);
     need(host != NULL, "memory");
-    for (int i = 0; i < 3; i++) {
-        fill_host(host, types[i], piece, seed * 3 + (uint64_t)i);
+    for (int i = 0; i < j->count; i++) {
+        fill_host(host, j->types[i], piece, seed * 3 + (uint64_t)i);
         for (size_t at = 0; at < j->bytes[i]; at += piece) {
             size_t left = j->bytes[i] - at;
             need_ok(sat_memory_write(context, (char *)j->operands[i] + at, host, left < piece ? left : piece), "fill");

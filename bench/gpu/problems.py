@@ -72,6 +72,10 @@ class Problem:
             for i, columns in enumerate(lists):
                 f.writelines(f"{i * self.block + 1} {j * self.block + 1}\n" for j in columns)
 
+    def key(self):
+        """Problems with the same pattern have the same."""
+        return self.stored(), self.block, self.density, self.rows, self.overlap
+
     # ---- the command line ----
 
     def race_words(self, matrix):

@@ -15,11 +15,13 @@ def rival_name(result):
         return "densified"  # spreading the blocks out is part of its time
     if not result["library"]:
         return None
-    name = result["variant"].split("_", 4)[-1]  # <backend>_<op>_<dtype>_<block>_<library and what of it>
+    name = result["variant"].replace("_backward", "").split("_", 4)[-1]  # <backend>_<op>_<dtype>_<block>_<library and what of it>
     return "cusparse_bsr" if name == "cusparse_bsrmm" else name  # its two ways with BSR; the faster one counts
 
 
 class Row:
+    columns = (("triton_bsr", "triton"), ("dense_cublas", "dense"), ("cusparse_bsr", "cusparse"))  # ratios of the table
+
     def __init__(self, problem, race):
         self.problem, self.race = problem, race
         self.times = {}  # variant -> what bench_gpu measured
@@ -127,12 +129,17 @@ class Row:
                 found[name] = (self.flops / self.seconds) / (like.flops / like.seconds)
         return found
 
-    def record(self, rows, ceilings):
+    def problem_record(self):
         p = self.problem
         problem = dict(self.race["problem"]) if self.race else {"op": p.op, "m": p.m, "n": p.n, "k": p.k, "block": [p.block] * 2, "dtype": p.dtype}
         problem.update(name=p.name, rows=p.rows, layout=p.layout, tf32=p.tf32, measure=p.measure)
         if p.overlap >= 0:
             problem["overlap"] = p.overlap
+        return problem
+
+    def record(self, rows, ceilings):
+        p = self.problem
+        problem = self.problem_record()
         best, ratios = self.best, self.ratios(rows, ceilings)
         timed = self.times.get(best["variant"], {}) if best else {}
         row = {"problem": problem, "variant": best["variant"] if best else None, "seconds": self.seconds, "floor_seconds": self.floor,
@@ -143,6 +150,7 @@ class Row:
                "ratios": ratios, "rival_seconds": self.rivals,
                "targets": [{"ratio": name, "must": least, "aim": p.aim.get(name), "met": met(ratios.get(name), least)}
                            for name, least in p.must.items()],
+               "aims": [{"ratio": name, "aim": least, "met": met(ratios.get(name), least)} for name, least in p.aim.items()],
                "winner": self.race["best"] if self.race else None}
         if self.details:
             row["details"] = self.details
@@ -173,10 +181,18 @@ def met(value, least):
 
 
 def print_table(rows, ceilings):
-    names = ("triton_bsr", "dense_cublas", "cusparse_bsr")
-    lines = [["problem", "best of ours", "us", "cold us", "TFLOPS", "x floor", "limit", "triton", "dense", "cusparse", "target", ""]]
     counts = {True: 0, False: 0, None: 0}
-    for row in rows.values():
+    for columns in dict.fromkeys(row.columns for row in rows.values()):
+        print_rows([row for row in rows.values() if row.columns == columns], columns, rows, ceilings, counts)
+    print(f"targets: {counts[True]} met, {counts[False]} missed, {counts[None]} not measured "
+          "(a ratio above 1 means that we are faster)")
+    return counts
+
+
+def print_rows(some, columns, rows, ceilings, counts):
+    """Those that have the same rivals; `rows` are all, to compare with."""
+    lines = [["problem", "best of ours", "us", "cold us", "TFLOPS", "x floor", "limit", *(title for _, title in columns), "target", ""]]
+    for row in some:
         ratios, p = row.ratios(rows, ceilings), row.problem
         target, verdict = [], []
         for name, least in p.must.items():
@@ -187,12 +203,9 @@ def print_table(rows, ceilings):
         seconds = row.seconds
         lines.append([p.name, row.best["variant"] if row.best else "nothing right", micro(seconds), micro(row.cold_seconds),
                       f"{row.flops / seconds * 1e-12:.1f}" if seconds else "-",
-                      number(over(seconds, row.floor)), row.limit or "-", *(number(ratios.get(n)) for n in names),
+                      number(over(seconds, row.floor)), row.limit or "-", *(number(ratios.get(name)) for name, _ in columns),
                       ", ".join(target) or "-", ", ".join(verdict)])
     print_columns(lines)
-    print(f"targets: {counts[True]} met, {counts[False]} missed, {counts[None]} not measured "
-          "(a ratio above 1 means that we are faster)")
-    return counts
 
 
 def micro(seconds):

@@ -208,7 +208,7 @@ static void make_dense(const sat_device *d, const sat_operand *o, void *base, ui
 #pragma omp parallel for num_threads(d->threads) schedule(static)
     for (int64_t i = 0; i < o->rows; i++) {
         for (int64_t j = 0; j < o->cols; j++) {
-            int64_t at = z * o->layout.batch_stride + i * o->layout.row_stride + j * o->layout.col_stride;
+            int64_t at = sat_operand_at(o, z, i, j);
             sat_store(o->dtype, base, at, made_up(seed, at, fill, scale));
         }
     }
@@ -248,7 +248,7 @@ static bool cpu_clean(const sat_device *d, const sat_operand *o, void *base, siz
     for (int64_t z = 0; z < o->batch; z++)
         for (int64_t i = 0; i < o->rows; i++)
             for (int64_t j = 0; j < o->cols; j++) {
-                int64_t at = z * o->layout.batch_stride + i * o->layout.row_stride + j * o->layout.col_stride;
+                int64_t at = sat_operand_at(o, z, i, j);
                 memset(start + (size_t)at * size, 0xff, size);
             }
     return all_poison(start, bytes);

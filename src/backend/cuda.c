@@ -358,7 +358,13 @@ static bool cuda_per_thread(const void *stream) { return stream == cudaStreamPer
 static int cuda_threads(void) { return 0; }
 
 static const sat_checker *cuda_checker(sat_operation op) {
-    return op == SAT_MATMUL ? &sat_cuda_matmul_check : op == SAT_SAMPLED ? &sat_cuda_sampled_check : NULL;
+    switch (op) {
+    case SAT_MATMUL: return &sat_cuda_matmul_check;
+    case SAT_SAMPLED: return &sat_cuda_sampled_check;
+    case SAT_ATTENTION:
+    case SAT_ATTENTION_BACKWARD: return &sat_cuda_attention_check;
+    }
+    return NULL;
 }
 
 const sat_backend sat_backend_cuda = {

@@ -28,10 +28,9 @@ cudaError_t sat_cuda_sweep(void *from, size_t bytes, cudaStream_t stream) {
 /* ---- made-up operands ---- */
 
 struct made_up {
-    sat_dtype dtype;
+    sat_operand o;
     void *base;
-    sat_layout layout;
-    int64_t rows, cols, items;
+    int64_t items;
     uint64_t seed;
     bool positive;
     double scale;
@@ -39,17 +38,17 @@ struct made_up {
 
 __device__ static void make_one(const made_up &m, int64_t at) {
     double u = (double)(sat_mix(m.seed ^ ((uint64_t)at * 0x2545f4914f6cdd1du)) >> 11) * 0x1p-53; /* 0 to 1 */
-    sat_device_store(m.dtype, m.base, at, (m.positive ? 1 + u : 2 * u - 1) * m.scale);
+    sat_device_store(m.o.dtype, m.base, at, (m.positive ? 1 + u : 2 * u - 1) * m.scale);
 }
 
 static __global__ void make_dense(made_up m) {
-    int64_t all = m.rows * m.cols * m.items, step = (int64_t)gridDim.x * blockDim.x;
-    bool turned = m.layout.row_stride == 1; /* neighbouring threads write neighbouring elements */
+    int64_t all = m.o.rows * m.o.cols * m.items, step = (int64_t)gridDim.x * blockDim.x;
+    bool turned = m.o.layout.row_stride == 1; /* neighbouring threads write neighbouring elements */
     for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < all; e += step) {
-        int64_t inner = turned ? m.rows : m.cols, outer = turned ? m.cols : m.rows;
+        int64_t inner = turned ? m.o.rows : m.o.cols, outer = turned ? m.o.cols : m.o.rows;
         int64_t fast = e % inner, slow = e / inner % outer, z = e / inner / outer;
         int64_t i = turned ? fast : slow, j = turned ? slow : fast;
-        make_one(m, z * m.layout.batch_stride + i * m.layout.row_stride + j * m.layout.col_stride);
+        make_one(m, sat_operand_at(&m.o, z, i, j));
     }
 }
 
@@ -62,7 +61,7 @@ static __global__ void make_values(made_up m, sat_pattern_view a) {
             for (int64_t e = threadIdx.x; e < count * area; e += blockDim.x) {
                 int64_t t = first + e / area, i = e % area / a.block_cols, j = e % a.block_cols;
                 bool inside = g * a.block_rows + i < a.rows && a.device_col_idx[t] * a.block_cols + j < a.cols;
-                if (inside) make_one(m, z * m.layout.batch_stride + first * area + e);
+                if (inside) make_one(m, z * m.o.layout.batch_stride + first * area + e);
             }
     }
 }
@@ -70,7 +69,7 @@ static __global__ void make_values(made_up m, sat_pattern_view a) {
 cudaError_t sat_cuda_fill(const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed, sat_fill fill,
                           double scale, cudaStream_t stream) {
     int64_t items = o->layout.batch_stride ? o->batch : 1;
-    made_up m = {o->dtype, base, o->layout, o->rows, o->cols, items, seed, fill == SAT_FILL_POSITIVE, scale};
+    made_up m = {*o, base, items, seed, fill == SAT_FILL_POSITIVE, scale};
     if (o->rows * o->cols * items == 0) return cudaSuccess;
     if (o->values) make_values<<<sat_blocks(a->grid_rows, 1), 256, 0, stream>>>(m, *a);
     else make_dense<<<sat_blocks(sat_min(o->rows * o->cols * items, 1 << 24), 256), 256, 0, stream>>>(m);
@@ -100,10 +99,9 @@ static __global__ void look(const unsigned char *p, int64_t bytes) {
 }
 
 static __global__ void poison(made_up m, int64_t size) {
-    int64_t all = m.rows * m.cols * m.items, step = (int64_t)gridDim.x * blockDim.x;
+    int64_t all = m.o.rows * m.o.cols * m.items, step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < all; e += step) {
-        int64_t j = e % m.cols, i = e / m.cols % m.rows, z = e / m.cols / m.rows;
-        int64_t at = z * m.layout.batch_stride + i * m.layout.row_stride + j * m.layout.col_stride;
+        int64_t at = sat_operand_at(&m.o, e / m.o.cols / m.o.rows, e / m.o.cols % m.o.rows, e % m.o.cols);
         for (int64_t b = 0; b < size; b++) ((unsigned char *)m.base)[at * size + b] = 0xff;
     }
 }
@@ -119,7 +117,7 @@ cudaError_t sat_cuda_all_poison(const sat_operand *o, void *base, size_t guard, 
     look_at((const char *)base - guard, (int64_t)guard, stream);
     look_at((const char *)base + bytes, (int64_t)guard, stream);
     if (o->span != o->rows * o->cols * o->batch && o->rows * o->cols * o->batch > 0) { /* there are gaps */
-        made_up m = {o->dtype, base, o->layout, o->rows, o->cols, o->batch, 0, false, 0};
+        made_up m = {*o, base, o->batch, 0, false, 0};
         poison<<<sat_blocks(sat_min(o->rows * o->cols * o->batch, 1 << 24), 256), 256, 0, stream>>>(m, size);
         look_at(base, bytes, stream);
     }

@@ -10,13 +10,17 @@ typedef struct blocks {
     int64_t block_rows, block_cols;
     int64_t grid_rows, grid_cols;
     int64_t count;
-    int64_t *row_ptr; /* grid_rows + 1 */
-    int64_t *col_idx; /* count; never NULL once made */
+    int64_t *row_ptr;  /* grid_rows + 1 */
+    int64_t *col_idx;  /* count; never NULL once made */
+    int64_t sequences; /* packed ones of attention; 0: none, and no offsets */
+    int64_t *q_offsets, *kv_offsets;
 } blocks;
 
 static inline void blocks_free(blocks *b) {
     free(b->row_ptr);
     free(b->col_idx);
+    free(b->q_offsets);
+    free(b->kv_offsets);
     *b = (blocks){0};
 }
 

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "check_attention.h"
 #include "number.h"
 #include "rng.h"
 
@@ -252,12 +253,13 @@ bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt,
     *c = (check_case){.seed = rng_next(&d.r), .poisoned = -1};
     choose_limits(&d, attempt);
     d.even = rng_chance(&d.r, 0.5);
-    d.transposed = v->op == SAT_MATMUL && wildly(&d, 0.35);
-    if (!make_pattern(&d, &c->blocks)) return false;
-    choose_problem(&d, c);
     c->index_type = rng_chance(&d.r, 0.5) ? SAT_I32 : SAT_I64;
     c->place = (place)rng_below(&d.r, 3);
     c->duplicate = rng_chance(&d.r, 0.2);
+    if (v->op >= SAT_ATTENTION) return attention_case(v, &d.r, wild, c);
+    d.transposed = v->op == SAT_MATMUL && wildly(&d, 0.35);
+    if (!make_pattern(&d, &c->blocks)) return false;
+    choose_problem(&d, c);
     const blocks *b = &c->blocks;
     int64_t bands = c->problem.op == SAT_SAMPLED || c->problem.transpose ? b->grid_rows : b->grid_cols;
     if (!(v->flags & SAT_V_DENSE) && c->problem.alpha != 0 && bands > 0 && rng_chance(&d.r, 0.25))
@@ -276,6 +278,10 @@ void case_text(const check_case *c, char *out, size_t capacity) {
     static const char *const places[] = {"middle", "end", "start"}, *const acts[] = {"none", "relu", "gelu", "silu"};
     const sat_problem *p = &c->problem;
     const blocks *b = &c->blocks;
+    if (is_attention(p)) {
+        attention_text(c, out, capacity);
+        return;
+    }
     int at = snprintf(out, capacity,
                       "%s %s %" PRId64 "x%" PRId64 "x%" PRId64 " block %" PRId64 "x%" PRId64 ", %" PRId64
                       " blocks, batch %" PRId64 "%s, alpha %g beta %g bias %d %s%s%s, align %u,%u,%u, i%d, %s",

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "check_attention.h"
 #include "check_reference.h"
 #include "number.h"
 #include "rng.h"
@@ -54,8 +55,7 @@ static bool lay_out(arena *a, operand *o, place where) {
 
 static int64_t span_of(const operand *o) {
     if (o->rows == 0 || o->cols == 0) return 0;
-    const sat_layout *l = &o->layout;
-    return 1 + (o->rows - 1) * l->row_stride + (o->cols - 1) * l->col_stride + (o->batch - 1) * l->batch_stride;
+    return operand_at(o, o->batch - 1, o->rows - 1, o->cols - 1) + 1;
 }
 
 static operand values_operand(const blocks *b, sat_dtype t, sat_layout l, uint32_t align) {
@@ -77,7 +77,8 @@ bool data_open(check_data *d, const check_case *c) {
     const sat_problem *p = &c->problem;
     const blocks *b = &c->blocks;
     d->count = 3;
-    if (p->op == SAT_SAMPLED) {
+    if (is_attention(p)) d->count = attention_operands(p, d->list);
+    else if (p->op == SAT_SAMPLED) {
         d->list[0] = dense_operand("X", p->a_dtype, p->m, p->k, p->a, p->a_align);
         d->list[1] = dense_operand("Y", p->b_dtype, p->k, p->n, p->b, p->b_align);
         d->list[2] = values_operand(b, p->c_dtype, p->c, p->c_align);
@@ -90,7 +91,7 @@ bool data_open(check_data *d, const check_case *c) {
         sat_layout l = {.row_stride = 1, .col_stride = 1};
         d->list[d->count++] = dense_operand("bias", p->c_dtype, p->m, 1, l, (uint32_t)number_size(p->c_dtype));
     }
-    d->list[2].output = true;
+    if (!is_attention(p)) d->list[2].output = true;
     memset(d->pointers, 0, sizeof d->pointers);
     for (int i = 0; i < d->count; i++) {
         operand *o = &d->list[i];
@@ -98,19 +99,19 @@ bool data_open(check_data *d, const check_case *c) {
         o->span = span_of(o);
         if (!lay_out(&d->arenas[i], o, c->place)) return false;
         d->pointers[i] = o->data;
+        size_t elements = o->output ? (size_t)(o->rows * o->cols * o->batch) + 1 : 1;
+        o->expected = calloc(elements, sizeof *o->expected);
+        o->bound = calloc(elements, sizeof *o->bound);
+        if (!o->expected || !o->bound) return false;
     }
-    const operand *out = &d->list[2];
-    size_t elements = (size_t)(out->rows * out->cols * out->batch) + 1;
-    d->expected = malloc(elements * sizeof *d->expected);
-    d->bound = malloc(elements * sizeof *d->bound);
-    return d->expected && d->bound;
+    return true;
 }
 
 void data_close(check_data *d) {
-    for (int i = 0; i < d->count; i++) free(d->list[i].before), d->list[i].before = NULL;
-    free(d->expected);
-    free(d->bound);
-    d->expected = d->bound = NULL;
+    for (int i = 0; i < d->count; i++) {
+        free(d->list[i].before), free(d->list[i].expected), free(d->list[i].bound);
+        d->list[i] = (operand){0};
+    }
     d->count = 0;
 }
 
@@ -122,13 +123,7 @@ void data_free(check_data *d) {
     *d = (check_data){0};
 }
 
-const operand *data_output(const check_data *d) { return &d->list[2]; }
-
 /* ---- filling ---- */
-
-static int64_t element(const operand *o, int64_t z, int64_t i, int64_t j) {
-    return z * o->layout.batch_stride + i * o->layout.row_stride + j * o->layout.col_stride;
-}
 
 // Is this element of block values inside the matrix? What is not stays NaN, and nobody may notice.
 static bool inside(const check_case *c, const int64_t *block_row, int64_t i, int64_t j) {
@@ -146,7 +141,7 @@ static void fill_operand(const operand *o, const check_case *c, const int64_t *b
         for (int64_t i = 0; i < o->rows; i++)
             for (int64_t j = 0; j < o->cols; j++)
                 if (!o->values || inside(c, block_row, i, j))
-                    number_store(o->dtype, o->data, element(o, z, i, j), 2 * rng_unit(r) - 1);
+                    number_store(o->dtype, o->data, operand_at(o, z, i, j), 2 * rng_unit(r) - 1);
 }
 
 // The band of the dense operand that the case wants NaN: rows of B or X that one block row or column reads.
@@ -158,7 +153,7 @@ static void poison_band(const check_data *d, const check_case *c) {
     if (c->poisoned < 0 || o->layout.row_stride == 0) return;
     for (int64_t z = 0; z < o->batch; z++)
         for (int64_t i = c->poisoned * width; i < (c->poisoned + 1) * width && i < o->rows; i++)
-            for (int64_t j = 0; j < o->cols; j++) number_store(o->dtype, o->data, element(o, z, i, j), NAN);
+            for (int64_t j = 0; j < o->cols; j++) number_store(o->dtype, o->data, operand_at(o, z, i, j), NAN);
 }
 
 bool data_fill(check_data *d, const check_case *c, uint64_t seed) {
@@ -170,9 +165,10 @@ bool data_fill(check_data *d, const check_case *c, uint64_t seed) {
     rng r = {seed};
     for (int i = 0; i < d->count; i++) fill_operand(&d->list[i], c, block_row, &r);
     free(block_row);
-    poison_band(d, c);
+    if (c->problem.op == SAT_ATTENTION_BACKWARD && !attention_inputs(d, c)) return false;
+    if (!is_attention(&c->problem)) poison_band(d, c);
     for (int i = 0; i < d->count; i++) memcpy(d->list[i].before, d->list[i].zone, d->list[i].zone_bytes);
-    return reference_compute(d, c);
+    return is_attention(&c->problem) ? attention_reference(d, c) : reference_compute(d, c);
 }
 
 void data_restore(check_data *d) {
@@ -215,26 +211,26 @@ sat_status data_pull(check_data *d) {
 
 /* ---- comparing ---- */
 
-static bool compare_elements(const check_data *d, const check_case *c, char *message, size_t capacity) {
-    const operand *o = data_output(d);
+static bool compare_elements(const operand *o, const check_case *c, char *message, size_t capacity) {
     bool nan_shows = c->problem.activation == SAT_ACT_NONE; // what an activation makes of NaN is not promised
     for (int64_t z = 0, at = 0; z < o->batch; z++)
         for (int64_t i = 0; i < o->rows; i++)
             for (int64_t j = 0; j < o->cols; j++, at++) {
-                double got = number_load(o->dtype, o->data, element(o, z, i, j)), want = d->expected[at];
-                bool ok = isnan(want) ? isnan(got) || !nan_shows : fabs(got - want) <= d->bound[at];
+                double got = number_load(o->dtype, o->data, operand_at(o, z, i, j)), want = o->expected[at];
+                bool ok = isnan(want)   ? isnan(got) || !nan_shows
+                          : isinf(want) ? got == want
+                                        : fabs(got - want) <= o->bound[at];
                 if (ok) continue;
                 snprintf(message, capacity,
                          "%s[%" PRId64 ",%" PRId64 "] of item %" PRId64 " is %.9g, expected %.9g +- %.2g", o->name, i,
-                         j, z, got, want, d->bound[at]);
+                         j, z, got, want, o->bound[at]);
                 return false;
             }
     return true;
 }
 
 // The output's zone with its elements taken out must be as it was: gaps, and guards on both sides.
-static bool compare_gaps(const check_data *d, char *message, size_t capacity) {
-    const operand *o = data_output(d);
+static bool compare_gaps(const operand *o, char *message, size_t capacity) {
     size_t size = number_size(o->dtype), ahead = (size_t)(o->data - o->zone);
     char *rest = malloc(o->zone_bytes + 1);
     if (!rest) return snprintf(message, capacity, "not enough memory to compare"), false;
@@ -242,7 +238,7 @@ static bool compare_gaps(const check_data *d, char *message, size_t capacity) {
     for (int64_t z = 0; z < o->batch; z++)
         for (int64_t i = 0; i < o->rows; i++)
             for (int64_t j = 0; j < o->cols; j++)
-                memset(rest + ahead + (size_t)element(o, z, i, j) * size, POISON, size);
+                memset(rest + ahead + (size_t)operand_at(o, z, i, j) * size, POISON, size);
     size_t k = 0;
     while (k < o->zone_bytes && (unsigned char)rest[k] == POISON) k++;
     free(rest);
@@ -259,5 +255,10 @@ bool data_compare(const check_data *d, const check_case *c, char *message, size_
         snprintf(message, capacity, "changed its input %s, or memory beside it", o->name);
         return false;
     }
-    return compare_gaps(d, message, capacity) && compare_elements(d, c, message, capacity);
+    for (int i = 0; i < d->count; i++) {
+        const operand *o = &d->list[i];
+        if (o->output && !(compare_gaps(o, message, capacity) && compare_elements(o, c, message, capacity)))
+            return false;
+    }
+    return true;
 }

@@ -4,7 +4,7 @@
 
 #include "check_case.h"
 
-#define CHECK_OPERANDS 4
+#define CHECK_OPERANDS 9
 
 /* Memory between two pages that may not be touched; reused from case to case. */
 typedef struct arena {
@@ -18,13 +18,21 @@ typedef struct operand {
     bool output, values;
     int64_t rows, cols, batch; /* of block values: stored blocks * block rows, block columns */
     sat_layout layout;
+    int64_t group, group_stride; /* rows come in groups of so many (heads), so far apart; 0: they do not */
     uint32_t align;
     int64_t span; /* elements from the first to past the last */
     char *data;
     char *zone; /* data and the guard zones around it */
     size_t zone_bytes;
-    char *before; /* the zone before the run */
+    char *before;             /* the zone before the run */
+    double *expected, *bound; /* of an output, batch * rows * cols */
 } operand;
+
+static inline int64_t operand_at(const operand *o, int64_t z, int64_t i, int64_t j) {
+    int64_t at = z * o->layout.batch_stride + j * o->layout.col_stride;
+    if (o->group) return at + i / o->group * o->group_stride + i % o->group * o->layout.row_stride;
+    return at + i * o->layout.row_stride;
+}
 
 typedef struct check_data {
     arena arenas[CHECK_OPERANDS];
@@ -34,7 +42,6 @@ typedef struct check_data {
     sat_context *context; /* whose device has the copies; NULL: it reads the host's memory */
     char *copies[CHECK_OPERANDS];
     size_t copy_bytes[CHECK_OPERANDS];
-    double *expected, *bound; /* of the output, batch * rows * cols */
 } check_data;
 
 /* Lays the operands out. False without memory. */
@@ -45,11 +52,9 @@ void data_restore(check_data *d); /* as data_fill left it */
 /* Zones to the device, and back after a run; nothing to do where the device reads the host's memory. */
 sat_status data_push(check_data *d, sat_context *context);
 sat_status data_pull(check_data *d);
-/* The output against the expectation, its gaps, the guard zones and the inputs. False with what is wrong. */
+/* The outputs against the expectation, their gaps, the guard zones and the inputs. False with what is wrong. */
 bool data_compare(const check_data *d, const check_case *c, char *message, size_t capacity);
 void data_close(check_data *d); /* what belongs to a case */
 void data_free(check_data *d);  /* the arenas too */
-
-const operand *data_output(const check_data *d);
 
 #endif

@@ -16,7 +16,10 @@ sat_status case_pattern(sat_context *context, const check_case *c, sat_pattern *
                  .stored_blocks = b->count,
                  .index_type = c->index_type,
                  .row_ptr = b->row_ptr,
-                 .col_idx = b->col_idx};
+                 .col_idx = b->col_idx,
+                 .sequences = b->sequences,
+                 .q_offsets = b->q_offsets,
+                 .kv_offsets = b->kv_offsets};
     if (c->index_type == SAT_I64) return sat_pattern_create(context, &s, pattern);
     size_t rows = (size_t)b->grid_rows + 1, count = (size_t)b->count;
     int32_t *narrow = malloc((rows + count) * sizeof *narrow);
@@ -32,7 +35,7 @@ sat_status case_pattern(sat_context *context, const check_case *c, sat_pattern *
 static bool fits(const sat_variant *v, const sat_device *d, sat_context *host, const check_case *c) {
     sat_problem p = c->problem;
     sat_layout *values = p.op == SAT_SAMPLED ? &p.c : &p.a;
-    values->row_stride = c->blocks.block_cols, values->col_stride = 1; // as the library fills them in
+    if (p.op <= SAT_SAMPLED) values->row_stride = c->blocks.block_cols, values->col_stride = 1; // as the library does
     sat_pattern_view view = {SAT_SIZED(sat_pattern_view)};
     sat_pattern *pattern = NULL;
     bool ok = case_pattern(host, c, &pattern) == SAT_OK && sat_pattern_get(pattern, &view) == SAT_OK &&

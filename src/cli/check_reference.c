@@ -88,7 +88,7 @@ static void finish_matmul(const check_data *d, const check_case *c, int64_t z, c
             int64_t at = z * l->batch_stride + i * l->row_stride + j * l->col_stride, to = (z * p->m + i) * p->n + j;
             double before = p->beta != 0 ? number_load(out->dtype, out->data, at) : 0;
             finish(p, s->sum[i * p->n + j], s->magnitude[i * p->n + j], (double)s->depth[i], before, bias,
-                   &d->expected[to], &d->bound[to]);
+                   &out->expected[to], &out->bound[to]);
         }
     }
 }
@@ -132,10 +132,10 @@ static void sample_row(const check_data *d, const check_case *c, int64_t z, int6
         }
     for (int64_t j = 0; j < a->block_cols; j++) {
         int64_t at = (block * a->block_rows + in_block) * a->block_cols + j, to = z * out->rows * out->cols + at;
-        d->expected[to] = d->bound[to] = 0;
+        out->expected[to] = out->bound[to] = 0;
         if (row >= a->rows || j >= width) continue;
         double before = p->beta != 0 ? number_load(out->dtype, out->data, z * out->layout.batch_stride + at) : 0;
-        finish(p, sum[j], magnitude[j], (double)p->k, before, 0, &d->expected[to], &d->bound[to]);
+        finish(p, sum[j], magnitude[j], (double)p->k, before, 0, &out->expected[to], &out->bound[to]);
     }
 }
 

@@ -4,7 +4,7 @@
 
 #include "check_data.h"
 
-/* Fills d->expected and d->bound from the operands as they are now. False without memory. */
+/* Fills `expected` and `bound` of the output from the operands as they are now. False without memory. */
 bool reference_compute(check_data *d, const check_case *c);
 
 #endif

@@ -115,20 +115,36 @@ static bool second_run(const trial *t, sat_plan *plan) {
     return ok;
 }
 
+// The outputs' zones, one after the other.
+static char *copy_outputs(const check_data *d) {
+    size_t bytes = 1;
+    for (int i = 0; i < d->count; i++) bytes += d->list[i].output ? d->list[i].zone_bytes : 0;
+    char *copy = malloc(bytes), *at = copy;
+    for (int i = 0; copy && i < d->count; i++)
+        if (d->list[i].output) memcpy(at, d->list[i].zone, d->list[i].zone_bytes), at += d->list[i].zone_bytes;
+    return copy;
+}
+
+static bool same_outputs(const check_data *d, const char *at) {
+    bool same = true;
+    for (int i = 0; i < d->count; i++)
+        if (d->list[i].output)
+            same = same && memcmp(at, d->list[i].zone, d->list[i].zone_bytes) == 0, at += d->list[i].zone_bytes;
+    return same;
+}
+
 static bool run_on_one_thread(const trial *t) {
     check_data *d = &t->k->data;
-    const operand *o = data_output(d);
     if (t->k->tuned || t->v->flags & SAT_V_NONDETERMINISTIC) return true;
     sat_plan *plan;
     sat_status status = make_plan(t, t->k->one, &plan);
     if (status == SAT_UNSUPPORTED) return true;
     if (status != SAT_OK) return wrong_status(t, "plan for one thread", status);
-    char *many = malloc(o->zone_bytes + 1);
+    char *many = copy_outputs(d);
     if (!many) return sat_plan_free(plan), wrong(t, "not enough memory to compare");
-    memcpy(many, o->zone, o->zone_bytes);
     data_restore(d);
     status = run(d, t->k->many, plan); // on the memory of the first
-    bool same = memcmp(many, o->zone, o->zone_bytes) == 0;
+    bool same = same_outputs(d, many);
     free(many);
     sat_plan_free(plan);
     if (status != SAT_OK) return wrong_status(t, "run on one thread", status);

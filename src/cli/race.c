@@ -127,7 +127,7 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_PARSE_("block", &r->blocks, "B[,B...]", parse_blocks, blocks,
                    "64 or 64x32; of several the best is named (64)"),
         ARG_PARSE_("sparsity", &p->sparsity, "S", parse_sparsity, "a number from 0 to 1, or from 0% to 100%",
-                   "share of the blocks that are absent (0.875)"),
+                   "share of the blocks that are absent (0.875; attention 0)"),
         ARG_REAL_("skew", &p->skew, "X", 1, 1e9, "blocks of the heaviest row over the mean (1; powerlaw 8)"),
         ARG_REAL_("overlap", &p->overlap, "X", 0, 1, "random: share of a row's columns that the next row has too"),
         ARG_CHOICE_("pattern", &p->kind, "KIND", make_kind_names, "where the blocks are"),
@@ -136,6 +136,17 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_PARSE_("dtype", s, "T", parse_dtype, "f32, f64, f16, bf16, f16:f32 or bf16:f32",
                    "f32, f64, f16, bf16; f16:f32 and bf16:f32 have an f32 result"),
         ARG_CHOICE_("op", &s->op, "OP", operation_names, "the operation"),
+        ARG_INT_("seq", &s->m, "N", 1, most, "attention: queries (1024)"),
+        ARG_INT_("kv-seq", &s->n, "N", 1, most, "attention: keys (as many as queries)"),
+        ARG_INT_("dim", &s->k, "N", 1, 512, "attention: elements of a head (64)"),
+        ARG_INT_("heads", &s->heads, "N", 1, 1 << 20, "attention: heads (8)"),
+        ARG_INT_("kv-heads", &s->kv_heads, "N", 1, 1 << 20, "attention: heads of keys (as many as heads)"),
+        ARG_FLAG_("causal", &s->causal, "attention: keys up to the query's own place"),
+        ARG_INT_("window", &s->window, "N", 1, most, "attention: keys closer to there than this"),
+        ARG_INT_("sequences", &s->sequences, "N", 1, 1 << 20, "attention: packed sequences of like length"),
+        ARG_REAL_("scale", &s->scale, "X", -HUGE_VAL, HUGE_VAL, "attention: of the scores (1/sqrt(dim))"),
+        ARG_FLAG_("head-masks", &s->head_masks, "attention: each head has blocks of its own"),
+        ARG_FLAG_("lse", &s->lse, "attention: writes the logarithms of the sums too"),
         ARG_FLAG_("transpose", &s->transpose, "matmul: by the transpose of A"),
         ARG_PARSE_("layout", s, "B[,C]", parse_layout, "row or col, or two such as row,col",
                    "storage order, row or col, of B and C (sampled: X and Y)"),
@@ -170,7 +181,8 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         .list = list,
         .count = sizeof list / sizeof *list,
         .more = "matmul: C = A*B, A block-sparse of M x K, B of K x N. sampled: X*Y, M x K times K x N, at the stored\n"
-                "blocks of an M x N matrix."};
+                "blocks of an M x N matrix. attention: softmax(Q*K^T where blocks are stored)*V, of --seq queries by\n"
+                "--kv-seq keys; attention-backward: its gradients."};
     return args_parse(&a, argc, argv);
 }
 
@@ -375,8 +387,8 @@ int race_main(int argc, char **argv) {
     s->pattern.seed = (uint64_t)r.seed;
     s->flags = (r.fixed ? SAT_FIXED_VALUES : 0) | (r.dense ? SAT_ALLOW_DENSE : 0) | (r.tf32 ? SAT_ALLOW_TF32 : 0) |
                (r.nondeterministic ? SAT_ALLOW_NONDETERMINISTIC : 0);
-    if (s->op == SAT_SAMPLED - 1 && (s->transpose || s->bias || s->activation))
-        return usage_error("race", "--op sampled: takes no --%s",
+    if (s->op != SAT_MATMUL - 1 && (s->transpose || s->bias || s->activation))
+        return usage_error("race", "--op %s: takes no --%s", operation_names[s->op],
                            s->transpose ? "transpose"
                            : s->bias    ? "bias"
                                         : "activation");

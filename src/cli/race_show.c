@@ -150,6 +150,14 @@ static void rows_json(json *j, const blocks *b) {
     free(count);
 }
 
+static void attention_json(json *j, const spec *s) {
+    json_int(j, "heads", s->heads), json_int(j, "kv_heads", s->kv_heads ? s->kv_heads : s->heads);
+    json_int(j, "dim", s->k);
+    json_bool(j, "causal", s->causal), json_int(j, "window", s->window);
+    json_int(j, "sequences", s->sequences), json_bool(j, "head_masks", s->head_masks);
+    json_bool(j, "lse", s->lse);
+}
+
 static void problem_json(json *j, const outcome *o) {
     const spec *s = o->spec;
     const blocks *b = o->blocks;
@@ -166,6 +174,7 @@ static void problem_json(json *j, const outcome *o) {
     json_real(j, "flops", o->info.flops);
     json_real(j, "bytes", o->info.bytes);
     json_int(j, "batch", s->batch);
+    if (spec_is_attention(s)) attention_json(j, s);
     json_bool(j, "transpose", s->transpose);
     json_text(j, "measure", o->cold ? "cold" : "warm");
     json_real(j, "floor_seconds", floor_seconds(o));

@@ -9,7 +9,7 @@
 #include "memory.h"
 #include "number.h"
 
-const char *const operation_names[] = {"matmul", "sampled", NULL};
+const char *const operation_names[] = {"matmul", "sampled", "attention", "attention-backward", NULL};
 const char *const activation_names[] = {"none", "relu", "gelu", "silu", NULL};
 const char *const order_names[] = {"row", "col", NULL};
 
@@ -18,10 +18,13 @@ spec spec_default(void) {
                   .block_cols = 64,
                   .pattern = {.stored = -1, .sparsity = -1, .overlap = -1, .seed = 1},
                   .batch = 1,
-                  .alpha = 1};
+                  .alpha = 1,
+                  .heads = 8};
 }
 
 static sat_operation operation(const spec *s) { return (sat_operation)(s->op + 1); }
+
+bool spec_is_attention(const spec *s) { return operation(s) >= SAT_ATTENTION; }
 
 // One size: what the file says where it says something, else what was asked for, else the default.
 static bool settle(int64_t *size, int64_t from_file, bool given_by_file, const char *name, char *message,
@@ -41,12 +44,42 @@ static bool settle(int64_t *size, int64_t from_file, bool given_by_file, const c
 bool spec_sizes(spec *s, char *message, size_t capacity) {
     const mtx *f = s->matrix;
     int64_t other = f ? 128 : 4096, rows = f ? f->rows : other, cols = f ? f->cols : other;
+    if (spec_is_attention(s))
+        return settle(&s->m, f ? rows : 1024, f, "-seq", message, capacity) &&
+               settle(&s->n, f ? cols : s->m, f, "-kv-seq", message, capacity) &&
+               settle(&s->k, 64, false, "-dim", message, capacity);
     if (operation(s) == SAT_SAMPLED)
         return settle(&s->m, rows, f, "m", message, capacity) && settle(&s->n, cols, f, "n", message, capacity) &&
                settle(&s->k, other, false, "k", message, capacity);
     return settle(&s->m, s->transpose ? cols : rows, f, "m", message, capacity) &&
            settle(&s->k, s->transpose ? rows : cols, f, "k", message, capacity) &&
            settle(&s->n, other, false, "n", message, capacity);
+}
+
+// Packed sequences of about the same length.
+static bool add_sequences(const spec *s, blocks *b, char *message, size_t capacity) {
+    if (!spec_is_attention(s) || s->sequences == 0) return true;
+    size_t bytes = (size_t)(s->sequences + 1) * sizeof *b->q_offsets;
+    b->sequences = s->sequences, b->q_offsets = malloc(bytes), b->kv_offsets = malloc(bytes);
+    if (!b->q_offsets || !b->kv_offsets) {
+        snprintf(message, capacity, "not enough memory for %" PRId64 " sequences", s->sequences);
+        blocks_free(b);
+        return false;
+    }
+    for (int64_t i = 0; i <= s->sequences; i++) {
+        b->q_offsets[i] = (int64_t)((__int128_t)s->m * i / s->sequences);
+        b->kv_offsets[i] = (int64_t)((__int128_t)s->n * i / s->sequences);
+    }
+    return true;
+}
+
+// The mask of attention: everything, unless a sparsity says otherwise.
+static bool mask_blocks(const spec *s, blocks *out, char *message, size_t capacity) {
+    make_request q = s->pattern;
+    q.rows = s->head_masks ? s->heads * grid_of(s->m, s->block_rows) * s->block_rows : s->m, q.cols = s->n;
+    q.block_rows = s->block_rows, q.block_cols = s->block_cols;
+    if (q.sparsity < 0 && q.stored < 0 && q.kind == MAKE_RANDOM) q.sparsity = 0;
+    return make_blocks(&q, out, message, capacity) && add_sequences(s, out, message, capacity);
 }
 
 bool spec_blocks(const spec *s, blocks *out, char *message, size_t capacity) {
@@ -57,6 +90,7 @@ bool spec_blocks(const spec *s, blocks *out, char *message, size_t capacity) {
         snprintf(message, capacity, "%s", error.text);
         return false;
     }
+    if (spec_is_attention(s)) return mask_blocks(s, out, message, capacity);
     make_request q = s->pattern;
     bool sampled = operation(s) == SAT_SAMPLED;
     q.rows = sampled || !s->transpose ? s->m : s->k;
@@ -73,9 +107,19 @@ void spec_dtype(spec *s, const sat_device *device) {
 
 sat_bsr spec_indices(const blocks *b) {
     return (sat_bsr){
-        SAT_SIZED(sat_bsr),          .rows = b->rows,           .cols = b->cols,       .block_rows = b->block_rows,
-        .block_cols = b->block_cols, .stored_blocks = b->count, .index_type = SAT_I64, .row_ptr = b->row_ptr,
-        .col_idx = b->col_idx};
+        SAT_SIZED(sat_bsr),          .rows = b->rows,           .cols = b->cols,           .block_rows = b->block_rows,
+        .block_cols = b->block_cols, .stored_blocks = b->count, .index_type = SAT_I64,     .row_ptr = b->row_ptr,
+        .col_idx = b->col_idx,       .sequences = b->sequences, .q_offsets = b->q_offsets, .kv_offsets = b->kv_offsets};
+}
+
+static sat_problem attention_problem(const spec *s) {
+    sat_problem p = sat_attention_problem(s->a_dtype, s->heads, s->kv_heads, s->k);
+    p.op = operation(s);
+    p.m = s->m, p.n = s->n, p.c_dtype = s->c_dtype, p.batch = s->batch;
+    p.alpha = s->scale, p.beta = s->beta, p.flags = s->flags;
+    p.a_align = p.b_align = p.c_align = (uint32_t)s->align;
+    p.attention.causal = s->causal, p.attention.window = s->window, p.attention.lse = s->lse;
+    return p;
 }
 
 // Dense operands without gaps; each item of a batch has its own, but for a matmul's values, which are shared.
@@ -88,6 +132,7 @@ static sat_layout dense(int64_t rows, int64_t cols, bool by_columns, int64_t bat
 }
 
 sat_problem spec_problem(const spec *s, const blocks *b) {
+    if (spec_is_attention(s)) return attention_problem(s);
     bool sampled = operation(s) == SAT_SAMPLED;
     sat_problem p = sampled ? sat_sampled_problem(s->a_dtype, s->k) : sat_matmul_problem(s->a_dtype, s->n);
     p.m = s->m, p.n = s->n, p.k = s->k;
@@ -126,6 +171,17 @@ static void add(line *l, const char *format, ...) {
     if (n > 0) l->at += (size_t)n;
 }
 
+static void add_attention(line *l, const spec *s) {
+    add(l, ", %" PRId64 " head%s", s->heads, s->heads == 1 ? "" : "s");
+    if (s->kv_heads && s->kv_heads != s->heads) add(l, " over %" PRId64, s->kv_heads);
+    if (s->causal) add(l, ", causal");
+    if (s->window) add(l, ", window %" PRId64, s->window);
+    if (s->sequences) add(l, ", %" PRId64 " sequences", s->sequences);
+    if (s->head_masks) add(l, ", a mask a head");
+    if (s->scale != 0) add(l, ", scale %g", s->scale);
+    if (s->lse) add(l, ", with LSE");
+}
+
 void spec_title(const spec *s, const blocks *b, char *out, size_t capacity) {
     line l = {out, capacity, 0};
     double all = (double)b->grid_rows * (double)b->grid_cols;
@@ -134,6 +190,7 @@ void spec_title(const spec *s, const blocks *b, char *out, size_t capacity) {
         b->count, all);
     if (all > 0) add(&l, " (%.4g %% sparse)", 100 * (1 - (double)b->count / all));
     if (s->batch > 1) add(&l, ", batch %" PRId64, s->batch);
+    if (spec_is_attention(s)) return add_attention(&l, s);
     if (s->transpose) add(&l, ", A transposed");
     const char *first = operation(s) == SAT_SAMPLED ? "X" : "B", *second = operation(s) == SAT_SAMPLED ? "Y" : "C";
     if (s->col_b) add(&l, ", %s by columns", first);

@@ -20,11 +20,16 @@ typedef struct spec {
     double alpha, beta;
     int activation;
     uint32_t flags;
+    /* Attention: m queries, n keys, k elements a head. */
+    int64_t heads, kv_heads, window, sequences; /* kv_heads 0: as many; sequences 0: not packed */
+    double scale;                               /* 0: 1/sqrt(k) */
+    bool causal, lse, head_masks;
 } spec;
 
 extern const char *const operation_names[], *const activation_names[], *const order_names[];
 
 spec spec_default(void);
+bool spec_is_attention(const spec *s); /* or its gradients */
 /* Sizes filled in, from the matrix where there is one. False with a message where they contradict. */
 bool spec_sizes(spec *s, char *message, size_t capacity);
 bool spec_blocks(const spec *s, blocks *out, char *message, size_t capacity);

@@ -107,6 +107,32 @@ static bool layout(const char *text, const char *name, sat_layout *out) {
     return true;
 }
 
+static bool read_attention(const char *text, spec *s) {
+    int64_t masks;
+    if (!whole(text, "heads", &s->heads) || !whole(text, "kv_heads", &s->kv_heads) ||
+        !whole(text, "window", &s->window) || !whole(text, "masks", &masks) ||
+        !whole(text, "sequences", &s->sequences) || s->heads < 1 || s->heads > INT32_MAX)
+        return false;
+    s->head_masks = masks > 1, s->causal = has_word(text, "causal"), s->lse = has_word(text, "lse");
+    s->scale = has_word(text, "negative") ? -1 : 0;
+    return true;
+}
+
+// Operands without a word have no gaps.
+static bool read_heads(const char *text, sat_attention *t) {
+    static const char *const names[] = {"q_at", "k_at", "v_at", "o_at", "do_at", "dq_at", "dk_at", "dv_at"};
+    sat_heads *const list[] = {&t->q, &t->k, &t->v, &t->o, &t->do_, &t->dq, &t->dk, &t->dv};
+    char word[128];
+    if (value_of(text, "strides", word, sizeof word)) return false;
+    for (int i = 0; i < 8; i++) {
+        int64_t x[3];
+        if (!value_of(text, names[i], word, sizeof word)) continue;
+        if (!several(text, names[i], ',', x, 3)) return false;
+        *list[i] = (sat_heads){x[0], x[1], x[2]};
+    }
+    return true;
+}
+
 // Sizes, pattern and options. Strides and alignments are exact, so they go straight into the problem.
 static bool read_words(const char *text, spec *s) {
     int64_t block[2], beta, bias, t;
@@ -120,6 +146,7 @@ static bool read_words(const char *text, spec *s) {
     if (block[0] < 1 || block[1] < 1 || s->m > INT32_MAX || s->n > INT32_MAX || s->k > INT32_MAX) return false;
     s->block_rows = block[0], s->block_cols = block[1];
     s->beta = beta ? 1 : 0, s->bias = bias, s->transpose = t;
+    if (spec_is_attention(s) && !read_attention(text, s)) return false;
     s->flags = (has_word(text, "tf32") ? SAT_ALLOW_TF32 : 0) | (has_word(text, "dense") ? SAT_ALLOW_DENSE : 0) |
                (has_word(text, "nondeterministic") ? SAT_ALLOW_NONDETERMINISTIC : 0) |
                (has_word(text, "fixed") ? SAT_FIXED_VALUES : 0);
@@ -131,6 +158,7 @@ static bool read_problem(const char *text, const spec *s, const blocks *b, sat_p
     *p = spec_problem(s, b);
     if (!several(text, "align", ',', align, 3)) return false;
     p->a_align = (uint32_t)align[0], p->b_align = (uint32_t)align[1], p->c_align = (uint32_t)align[2];
+    if (spec_is_attention(s)) return read_heads(text, &p->attention);
     return layout(text, "a_strides", &p->a) && layout(text, "b_strides", &p->b) && layout(text, "c_strides", &p->c);
 }
 

@@ -51,7 +51,7 @@ static spec small_problem(const sat_variant *v) {
 
 static bool takes(sat_context *c, const sat_variant *v, spec s, bool ragged, bool general) {
     int64_t less = ragged ? 1 : 0;
-    if (v->op == SAT_SAMPLED) s.m = 4 * s.block_rows - less, s.n = 4 * s.block_cols - less;
+    if (v->op != SAT_MATMUL) s.m = 4 * s.block_rows - less, s.n = 4 * s.block_cols - less;
     else if (s.transpose) s.m = 4 * s.block_cols - less, s.k = 4 * s.block_rows - less;
     else s.m = 4 * s.block_rows - less, s.k = 4 * s.block_cols - less;
     blocks b;
@@ -59,6 +59,10 @@ static bool takes(sat_context *c, const sat_variant *v, spec s, bool ragged, boo
     if (!spec_blocks(&s, &b, message, sizeof message)) return false;
     sat_problem p = spec_problem(&s, &b);
     if (general) p.b.row_stride *= 2, p.b.col_stride *= 2;
+    if (general && spec_is_attention(&s)) { // heads side by side in a row, with gaps
+        sat_heads side = {.head_stride = 2 * s.k, .row_stride = 2 * s.k * s.heads};
+        p.attention.q = p.attention.k = p.attention.v = p.attention.o = side;
+    }
     sat_bsr indices = spec_indices(&b);
     sat_pattern *pattern = NULL;
     sat_plan *plan = NULL;
@@ -70,7 +74,7 @@ static bool takes(sat_context *c, const sat_variant *v, spec s, bool ragged, boo
     return yes;
 }
 
-static int64_t *inner(spec *s) { return s->op == SAT_SAMPLED - 1 ? &s->k : &s->n; }
+static int64_t *inner(spec *s) { return s->op != SAT_MATMUL - 1 ? &s->k : &s->n; }
 
 // The first problem that it takes, tame ones first; false if none.
 static bool find_base(sat_context *c, const sat_variant *v, spec *base) {
@@ -160,6 +164,8 @@ static void add_word(char *out, size_t capacity, bool yes, const char *word) {
     if (yes) snprintf(out + at, capacity - at, "%s%s", at ? ", " : "", word);
 }
 
+static const char *inner_name(sat_operation op) { return op == SAT_MATMUL ? "N" : op == SAT_SAMPLED ? "K" : "dim"; }
+
 static void print_variant(const sat_variant *v, const support *u) {
     char types[96], blocks_text[96], counts[96], orders[96], also[160] = "", flags[128] = "";
     for (int i = 0; i < FLAGS; i++) add_word(flags, sizeof flags, v->flags & flag_names[i].flag, flag_names[i].name);
@@ -175,7 +181,7 @@ static void print_variant(const sat_variant *v, const support *u) {
     add_word(also, sizeof also, u->general, "general strides");
     add_word(also, sizeof also, u->epilogue, "bias and activation");
     printf("    dtypes %s; block %s; %s %s; layout %s%s%s\n", dtype_list(u, types, sizeof types),
-           numbers(u->side, block_sides, SIDES, blocks_text, sizeof blocks_text), v->op == SAT_SAMPLED ? "K" : "N",
+           numbers(u->side, block_sides, SIDES, blocks_text, sizeof blocks_text), inner_name(v->op),
            numbers(u->columns, column_counts, COUNTS, counts, sizeof counts), layout_list(u, orders, sizeof orders),
            *also ? "; " : "", also);
 }

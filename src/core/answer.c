@@ -16,18 +16,18 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
     q->ctx = ctx, q->pattern = pattern;
-    SAT_TRY(sat_struct_in(&q->problem, sizeof q->problem, problem, sizeof *problem, "sat_problem"));
+    SAT_TRY(sat_struct_in(&q->problem, sizeof q->problem, problem, SAT_PROBLEM_LEAST, "sat_problem"));
     q->op = sat_op_find(q->problem.op);
-    if (!q->op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected SAT_MATMUL or SAT_SAMPLED", (int)q->problem.op);
+    if (!q->op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected one of sat_operation", (int)q->problem.op);
     SAT_TRY(q->op->normalise(&q->problem, sat_pattern_plain(pattern)));
     /* Values that differ over the batch cannot be converted once for all. */
     if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
     q->view = sat_pattern_plain(pattern);
-    if (q->problem.transpose == SAT_TRANSPOSE) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
+    if (q->problem.transpose == SAT_TRANSPOSE || q->op->by_columns) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
     q->device = sat_device_now(ctx);
     sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads() ? q->device.threads : 0);
     sat_exact_spell(q->exact, &q->problem, q->view);
-    q->trial = sat_plain_scalars(&q->problem);
+    q->trial = q->op->plain ? q->op->plain(&q->problem) : sat_plain_scalars(&q->problem);
     q->memory_limit = sat_memory_limit(ctx);
     return SAT_OK;
 }

@@ -36,19 +36,20 @@ static void spell_options(char *to, size_t size, const sat_problem *p) {
 void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m,
                    int threads) {
     const sat_op *op = sat_op_find(p->op);
-    char options[128];
+    char options[72], words[160] = "";
     sat_operand o[SAT_MAX_OPERANDS];
     op->operands(p, a, o);
     spell_options(options, sizeof options, p);
+    if (op->words) op->words(p, a, false, words, sizeof words);
     snprintf(key, SAT_KEY_SIZE,
              "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s t=%d layout=%s,%s,%s shared=%d%d "
-             "align=%u,%u,%u %s density=%.3g skew=%.3g overlap=%.3g measure=%s threads=%d",
+             "align=%u,%u,%u %s%s density=%.3g skew=%.3g overlap=%.3g measure=%s threads=%d",
              op->name, (long long)sat_bucket_size(p->m), (long long)sat_bucket_size(p->n),
              (long long)sat_bucket_size(p->k), (long long)a->block_rows, (long long)a->block_cols,
              (long long)sat_bucket_size(p->batch), sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
              sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, layout_name(&o[0]), layout_name(&o[1]),
              layout_name(&o[2]), p->a.batch_stride == 0, p->b.batch_stride == 0, alignment(p->a_align),
-             alignment(p->b_align), alignment(p->c_align), options, sat_bucket_ratio(a->density),
+             alignment(p->b_align), alignment(p->c_align), options, words, sat_bucket_ratio(a->density),
              sat_bucket_ratio(p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew), round(a->overlap * 8) / 8,
              m == SAT_MEASURE_WARM ? "warm" : "cold", threads);
 }
@@ -63,19 +64,25 @@ sat_problem sat_plain_scalars(const sat_problem *p) {
     return plain;
 }
 
+static void spell_strides(char *to, size_t size, const sat_problem *p) {
+    snprintf(to, size, " a_strides=%lld,%lld,%lld b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld",
+             (long long)p->a.row_stride, (long long)p->a.col_stride, (long long)p->a.batch_stride,
+             (long long)p->b.row_stride, (long long)p->b.col_stride, (long long)p->b.batch_stride,
+             (long long)p->c.row_stride, (long long)p->c.col_stride, (long long)p->c.batch_stride);
+}
+
 void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a) {
-    char options[128];
+    const sat_op *op = sat_op_find(p->op);
+    char options[72], words[200];
     spell_options(options, sizeof options, p);
+    if (op->words) op->words(p, a, true, words, sizeof words);
+    else spell_strides(words, sizeof words, p);
     snprintf(exact, SAT_KEY_SIZE,
-             "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s t=%d a_strides=%lld,%lld,%lld "
-             "b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld align=%u,%u,%u %s scalars=%c%c blocks=%lld skew=%.3g "
-             "overlap=%.3g",
-             sat_op_find(p->op)->name, (long long)p->m, (long long)p->n, (long long)p->k, (long long)a->block_rows,
+             "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s t=%d%s align=%u,%u,%u %s "
+             "scalars=%c%c blocks=%lld skew=%.3g overlap=%.3g",
+             op->name, (long long)p->m, (long long)p->n, (long long)p->k, (long long)a->block_rows,
              (long long)a->block_cols, (long long)p->batch, sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
-             sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, (long long)p->a.row_stride,
-             (long long)p->a.col_stride, (long long)p->a.batch_stride, (long long)p->b.row_stride,
-             (long long)p->b.col_stride, (long long)p->b.batch_stride, (long long)p->c.row_stride,
-             (long long)p->c.col_stride, (long long)p->c.batch_stride, alignment(p->a_align), alignment(p->b_align),
-             alignment(p->c_align), options, scalar_case(p->alpha), scalar_case(p->beta), (long long)a->stored_blocks,
-             p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew, a->overlap);
+             sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, words, alignment(p->a_align),
+             alignment(p->b_align), alignment(p->c_align), options, scalar_case(p->alpha), scalar_case(p->beta),
+             (long long)a->stored_blocks, p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew, a->overlap);
 }

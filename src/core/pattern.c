@@ -18,11 +18,12 @@ struct sat_pattern {
     int32_t *col_idx;
     int64_t *t_ptr, *t_block;
     int32_t *t_row;
+    int64_t *offsets; /* both lists of sequences, one after the other */
     /* Where the device cannot read the host's memory, its own copy of both indices, in the backend's memory: a
      * pattern may outlive the context that it was made with, and that context's allocator. */
     const sat_backend *backend;
     sat_device device;
-    void *device_index, *device_t_index;
+    void *device_index, *device_t_index, *device_offsets;
 };
 
 /* Three arrays as the device sees them: the same where it reads the host's memory, else one copy of all. */
@@ -178,7 +179,8 @@ static sat_status show_index(sat_pattern *p) {
 static void destroy(sat_pattern *p) {
     if (p->device_index) p->backend->free(&p->device, p->device_index);
     if (p->device_t_index) p->backend->free(&p->device, p->device_t_index);
-    free(p->row_ptr), free(p->col_idx), free(p->t_ptr), free(p->t_block), free(p->t_row);
+    if (p->device_offsets) p->backend->free(&p->device, p->device_offsets);
+    free(p->row_ptr), free(p->col_idx), free(p->t_ptr), free(p->t_block), free(p->t_row), free(p->offsets);
     pthread_mutex_destroy(&p->lock);
     free(p);
 }
@@ -198,13 +200,59 @@ static sat_status host_copy(sat_context *ctx, const void *from, const char *name
     return ctx->backend->read(&ctx->device, *owned, from, bytes);
 }
 
+/* ---- packed sequences ---- */
+
+/* `most`: what the last may not go beyond. That it ends there is for the operation to say, which knows the length. */
+static sat_status check_offsets(const int64_t *offsets, int64_t sequences, int64_t most, const char *name) {
+    if (offsets[0] != 0) return sat_fail(SAT_BAD_ROW_PTR, "%s[0] is %lld; expected 0", name, (long long)offsets[0]);
+    for (int64_t i = 1; i <= sequences; i++) {
+        if (offsets[i] < offsets[i - 1])
+            return sat_fail(SAT_BAD_ROW_PTR, "%s[%lld] is %lld, below the %lld before it", name, (long long)i,
+                            (long long)offsets[i], (long long)offsets[i - 1]);
+        if (offsets[i] > most)
+            return sat_fail(SAT_BAD_ROW_PTR, "%s[%lld] is %lld, beyond the %lld of the pattern", name, (long long)i,
+                            (long long)offsets[i], (long long)most);
+    }
+    return SAT_OK;
+}
+
+static sat_status copy_offsets(sat_context *ctx, sat_pattern *p, const sat_bsr *s) {
+    sat_pattern_view *v = &p->plain;
+    const int64_t *from[2] = {s->q_offsets, s->kv_offsets ? s->kv_offsets : s->q_offsets};
+    const char *const names[] = {"q_offsets", "kv_offsets"};
+    const int64_t most[] = {v->rows, v->cols};
+    if (s->sequences == 0) return SAT_OK;
+    if (s->sequences < 0 || s->sequences >= INT32_MAX)
+        return sat_fail(SAT_BAD_SIZE, "sequences is %lld; expected 0 to 2^31-2", (long long)s->sequences);
+    if (!s->q_offsets)
+        return sat_fail(SAT_NULL_POINTER, "q_offsets is NULL; expected %lld entries", (long long)s->sequences + 1);
+    size_t count = (size_t)s->sequences + 1;
+    p->offsets = malloc(2 * count * sizeof *p->offsets);
+    if (!p->offsets) return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %zu offsets", 2 * count);
+    for (int i = 0; i < 2; i++) {
+        if ((uintptr_t)from[i] % 8) return sat_fail(SAT_MISALIGNED, "%s is not a multiple of 8 bytes", names[i]);
+        const void *host;
+        void *owned;
+        sat_status status = host_copy(ctx, from[i], names[i], count * 8, &host, &owned);
+        if (status == SAT_OK) memcpy(p->offsets + (size_t)i * count, host, count * 8);
+        free(owned);
+        SAT_TRY(status);
+        SAT_TRY(check_offsets(p->offsets + (size_t)i * count, s->sequences, most[i], names[i]));
+    }
+    v->sequences = s->sequences, v->q_offsets = p->offsets, v->kv_offsets = p->offsets + count;
+    index_arrays x = {p->offsets, NULL, NULL, (int64_t)(2 * count) - 1, 0};
+    SAT_TRY(on_device(p, &x, &p->device_offsets));
+    v->device_q_offsets = x.ptr, v->device_kv_offsets = x.ptr + count;
+    return SAT_OK;
+}
+
 sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_pattern **pattern) {
     if (!context) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!indices) return sat_fail(SAT_NULL_POINTER, "indices is NULL");
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     *pattern = NULL;
     sat_bsr s;
-    SAT_TRY(sat_struct_in(&s, sizeof s, indices, sizeof s, "sat_bsr"));
+    SAT_TRY(sat_struct_in(&s, sizeof s, indices, SAT_BSR_LEAST, "sat_bsr"));
     int64_t grid_rows = 0, grid_cols = 0;
     SAT_TRY(check_sizes(&s, &grid_rows, &grid_cols));
     sat_pattern *p = calloc(1, sizeof *p);
@@ -231,6 +279,7 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
     if (status == SAT_OK)
         status = host_copy(context, s.col_idx, "col_idx", (size_t)s.stored_blocks * width, &col_idx, &owned_cols);
     if (status == SAT_OK) status = copy_indices(p, &s, row_ptr, col_idx);
+    if (status == SAT_OK) status = copy_offsets(context, p, &s);
     if (status == SAT_OK) status = fill_statistics(&p->plain);
     if (status == SAT_OK) status = show_index(p);
     free(owned_rows), free(owned_cols);
@@ -311,5 +360,5 @@ sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view *view) {
     if (!view) return sat_fail(SAT_NULL_POINTER, "view is NULL");
     const sat_pattern_view *full;
     SAT_TRY(sat_pattern_transposed(pattern, &full));
-    return sat_struct_out(view, full, sizeof *full, sizeof *full, "sat_pattern_view");
+    return sat_struct_out(view, full, sizeof *full, SAT_VIEW_LEAST, "sat_pattern_view");
 }

@@ -20,7 +20,8 @@ struct sat_plan {
     sat_pattern *pattern; /* a reference */
     sat_runner runner;
     sat_plan_info info;
-    int count, output;
+    int count;
+    bool writes; /* some output has elements */
     sat_operand operand[SAT_MAX_OPERANDS];
     seen seen[SAT_MAX_OPERANDS];
 };
@@ -30,7 +31,7 @@ static sat_status make_plan(const sat_question *q, const sat_answer *answer, sat
     if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "plan");
     p->ctx = q->ctx;
     p->count = q->op->operands(&q->problem, q->view, p->operand);
-    p->output = q->op->output;
+    for (int i = 0; i < p->count; i++) p->writes = p->writes || (p->operand[i].output && p->operand[i].span);
     sat_status status =
         sat_runner_open(&p->runner, q->ctx, answer->variant, &q->problem, q->view, &q->device, q->memory_limit, NULL);
     if (status != SAT_OK) {
@@ -72,7 +73,9 @@ sat_status sat_plan_create_bare(sat_context *ctx, const sat_pattern *pattern, co
     *plan = NULL;
     sat_question q;
     sat_answer answer;
-    if (problem->transpose == SAT_TRANSPOSE && !sat_pattern_has_transposed(pattern))
+    const sat_op *op = sat_op_find(problem->op);
+    bool by_columns = problem->transpose == SAT_TRANSPOSE || (op && op->by_columns);
+    if (by_columns && !sat_pattern_has_transposed(pattern))
         return sat_fail(SAT_UNSUPPORTED, "the pattern's transposed index takes memory");
     SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
     SAT_TRY(sat_answer_bare(&q, &answer));
@@ -132,15 +135,32 @@ sat_status sat_plan_get_info(const sat_plan *plan, sat_plan_info *info) {
 
 static size_t bytes_of(const sat_operand *o) { return (size_t)o->span * sat_dtype_size(o->dtype); }
 
-/* Two views of one row-major buffer may lie side by side in its rows: their spans cross, their elements do not. */
-static bool side_by_side(const sat_operand *x, uintptr_t px, const sat_operand *y, uintptr_t py) {
+/* How far an operand reaches in a line of a buffer whose lines are `line` long: strides lead from line to line, or stay
+ * within one. Beyond `line` where they do neither. */
+static int64_t reach_in_line(const sat_operand *o, int64_t line) {
+    int64_t group = o->group ? o->group : o->rows;
+    const int64_t extent[] = {group, o->rows / (group ? group : 1), o->batch};
+    const int64_t stride[] = {o->layout.row_stride, o->group_stride, o->layout.batch_stride};
+    int64_t reach = o->cols;
+    for (int i = 0; i < 3; i++)
+        if (extent[i] > 1 && stride[i] % line) reach += stride[i] < line ? (extent[i] - 1) * stride[i] : line;
+    return reach;
+}
+
+/* Two views of one row-major buffer may lie side by side in its lines: their spans cross, their elements do not. */
+static bool side_by_side_in(const sat_operand *x, uintptr_t px, const sat_operand *y, uintptr_t py, int64_t line) {
     size_t size = sat_dtype_size(x->dtype);
-    int64_t row = x->layout.row_stride;
-    if (size != sat_dtype_size(y->dtype) || row != y->layout.row_stride || row == 0) return false;
-    if (x->layout.col_stride != 1 || y->layout.col_stride != 1 || x->values || y->values) return false;
-    if ((x->batch > 1 && x->layout.batch_stride % row) || (y->batch > 1 && y->layout.batch_stride % row)) return false;
-    int64_t distance = py >= px ? (int64_t)((py - px) / size) % row : (row - (int64_t)((px - py) / size) % row) % row;
-    return distance >= x->cols && distance + y->cols <= row;
+    if (line <= 0) return false;
+    int64_t distance =
+        py >= px ? (int64_t)((py - px) / size) % line : (line - (int64_t)((px - py) / size) % line) % line;
+    return distance >= reach_in_line(x, line) && distance + reach_in_line(y, line) <= line;
+}
+
+static bool side_by_side(const sat_operand *x, uintptr_t px, const sat_operand *y, uintptr_t py) {
+    if (sat_dtype_size(x->dtype) != sat_dtype_size(y->dtype) || x->values || y->values) return false;
+    if (x->layout.col_stride != 1 || y->layout.col_stride != 1) return false;
+    return side_by_side_in(x, px, y, py, x->layout.row_stride) ||
+           (x->group && side_by_side_in(x, px, y, py, x->group_stride));
 }
 
 static bool overlap(const sat_operand *x, const void *at_x, const sat_operand *y, const void *at_y) {
@@ -164,6 +184,14 @@ static sat_status check_pointer(sat_plan *p, int i, void *pointer) {
     return SAT_OK;
 }
 
+static sat_status check_overlap(const sat_plan *p, void *const *all, int j) {
+    const sat_operand *out = &p->operand[j];
+    for (int i = 0; i < p->count; i++)
+        if (i != j && overlap(out, all[j], &p->operand[i], all[i]))
+            return sat_fail(SAT_OVERLAP, "%s at %p overlaps %s at %p", out->name, all[j], p->operand[i].name, all[i]);
+    return SAT_OK;
+}
+
 sat_status sat_run(sat_plan *plan, void *const *operands, void *stream) {
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
     if (!operands) return sat_fail(SAT_NULL_POINTER, "operands is NULL");
@@ -172,12 +200,9 @@ sat_status sat_run(sat_plan *plan, void *const *operands, void *stream) {
         SAT_TRY(check_pointer(plan, i, operands[i]));
         all[i] = operands[i];
     }
-    const sat_operand *out = &plan->operand[plan->output];
-    for (int i = 0; i < plan->count; i++)
-        if (i != plan->output && overlap(out, all[plan->output], &plan->operand[i], all[i]))
-            return sat_fail(SAT_OVERLAP, "%s at %p overlaps %s at %p", out->name, all[plan->output],
-                            plan->operand[i].name, all[i]);
-    if (!out->span) return SAT_OK; /* a batch of 2^40 empty products would take its time to do nothing */
+    for (int j = 0; j < plan->count; j++)
+        if (plan->operand[j].output) SAT_TRY(check_overlap(plan, all, j));
+    if (!plan->writes) return SAT_OK; /* a batch of 2^40 empty products would take its time to do nothing */
     return sat_runner_launch(&plan->runner, all, stream);
 }
 
@@ -204,6 +229,13 @@ sat_problem sat_matmul_problem(sat_dtype dtype, int64_t n) {
 sat_problem sat_sampled_problem(sat_dtype dtype, int64_t k) {
     sat_problem p = plain_problem(SAT_SAMPLED, dtype);
     p.k = k;
+    return p;
+}
+
+sat_problem sat_attention_problem(sat_dtype dtype, int64_t heads, int64_t kv_heads, int64_t dim) {
+    sat_problem p = plain_problem(SAT_ATTENTION, dtype);
+    p.alpha = 0;
+    p.attention = (sat_attention){.heads = heads, .kv_heads = kv_heads, .dim = dim};
     return p;
 }
 

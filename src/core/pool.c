@@ -60,13 +60,24 @@ static bool same_layout(const sat_layout *x, const sat_layout *y) {
     return x->row_stride == y->row_stride && x->col_stride == y->col_stride && x->batch_stride == y->batch_stride;
 }
 
+static bool same_heads(const sat_heads *x, const sat_heads *y) {
+    return x->batch_stride == y->batch_stride && x->head_stride == y->head_stride && x->row_stride == y->row_stride;
+}
+
+static bool same_attention(const sat_attention *x, const sat_attention *y) {
+    return x->heads == y->heads && x->kv_heads == y->kv_heads && x->dim == y->dim && x->causal == y->causal &&
+           x->window == y->window && x->lse == y->lse && same_heads(&x->q, &y->q) && same_heads(&x->k, &y->k) &&
+           same_heads(&x->v, &y->v) && same_heads(&x->o, &y->o) && same_heads(&x->dq, &y->dq) &&
+           same_heads(&x->dk, &y->dk) && same_heads(&x->dv, &y->dv) && same_heads(&x->do_, &y->do_);
+}
+
 static bool same_problem(const sat_problem *x, const sat_problem *y) {
     return x->op == y->op && x->transpose == y->transpose && x->m == y->m && x->n == y->n && x->k == y->k &&
            x->batch == y->batch && x->a_dtype == y->a_dtype && x->b_dtype == y->b_dtype && x->c_dtype == y->c_dtype &&
            x->compute_dtype == y->compute_dtype && same_layout(&x->a, &y->a) && same_layout(&x->b, &y->b) &&
            same_layout(&x->c, &y->c) && x->a_align == y->a_align && x->b_align == y->b_align &&
            x->c_align == y->c_align && x->alpha == y->alpha && x->beta == y->beta && x->bias == y->bias &&
-           x->activation == y->activation && x->flags == y->flags;
+           x->activation == y->activation && x->flags == y->flags && same_attention(&x->attention, &y->attention);
 }
 
 static uint32_t alignment_of(const void *pointer, uint32_t most) {
@@ -119,15 +130,24 @@ static bool keep(sat_pool *pool, const place *made) {
 
 /* Here, where the caller's own names are known: later only the alignment that was read off the pointers is. */
 static sat_status check_alignment(const sat_problem *p, void *const *operands) {
-    static const char *const names[][3] = {{"values", "b", "c"}, {"x", "y", "values"}};
+    const sat_op *op = sat_op_find(p->op);
     const sat_dtype types[] = {p->a_dtype, p->b_dtype ? p->b_dtype : p->a_dtype, p->c_dtype ? p->c_dtype : p->a_dtype};
-    for (int i = 0; i < 3; i++) {
-        size_t size = sat_dtype_size(types[i]);
+    for (int i = 0; op->aligns[i]; i++) {
+        if (op->aligns[i] == '-') continue;
+        size_t size = sat_dtype_size(types[op->aligns[i] - 'a']);
         if ((uintptr_t)operands[i] % size)
-            return sat_fail(SAT_MISALIGNED, "%s is %p; expected a multiple of %zu bytes",
-                            names[p->op == SAT_SAMPLED][i], operands[i], size);
+            return sat_fail(SAT_MISALIGNED, "%s is %p; expected a multiple of %zu bytes", op->names[i], operands[i],
+                            size);
     }
     return SAT_OK;
+}
+
+/* What all operands that share this alignment have in common. */
+static uint32_t common_alignment(const sat_problem *p, void *const *operands, char which, uint32_t most) {
+    const char *aligns = sat_op_find(p->op)->aligns;
+    for (int i = 0; aligns[i]; i++)
+        if (aligns[i] == which) most = alignment_of(operands[i], most);
+    return most;
 }
 
 static sat_status make_bare(sat_context *ctx, place *made) {
@@ -172,18 +192,19 @@ static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_p
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
     place made = {
         .pattern = pattern, .stream = stream, .thread = thread_of(ctx, stream), .threads = sat_threads_now(ctx)};
-    SAT_TRY(sat_struct_in(&made.problem, sizeof made.problem, problem, sizeof *problem, "sat_problem"));
+    SAT_TRY(sat_struct_in(&made.problem, sizeof made.problem, problem, SAT_PROBLEM_LEAST, "sat_problem"));
     if (made.problem.op != op)
         return sat_fail(SAT_BAD_ENUM, "problem: op is %d; this call does %d", (int)made.problem.op, (int)op);
+    if (op == SAT_ATTENTION) made.problem.attention.lse = operands[4] != NULL;
     /* Another call may bring other values, and nobody could say when they change. */
     made.problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
     SAT_TRY(check_alignment(&made.problem, operands));
     /* On CUDA up to 128 bytes, which variants ask for. On the CPU none of ours asks, and beyond what every allocator
      * gives a pointer's alignment is chance: each would be another key, and another race. */
     uint32_t most = ctx->backend->kind == SAT_CPU ? 16 : 128;
-    made.problem.a_align = alignment_of(operands[0], most);
-    made.problem.b_align = alignment_of(operands[1], most);
-    made.problem.c_align = alignment_of(operands[2], most);
+    made.problem.a_align = common_alignment(&made.problem, operands, 'a', most);
+    made.problem.b_align = common_alignment(&made.problem, operands, 'b', most);
+    made.problem.c_align = common_alignment(&made.problem, operands, 'c', most);
     made.tuned_then = ctx->background ? sat_background_done(ctx->background) : 0;
     bool capture = ctx->backend->capturing(&ctx->device, stream);
     pthread_mutex_lock(&ctx->pool->lock);
@@ -207,4 +228,25 @@ sat_status sat_bsr_sampled_matmul(sat_context *ctx, const sat_pattern *pattern, 
                                   const void *x, const void *y, void *values, void *stream) {
     void *operands[] = {(void *)(uintptr_t)x, (void *)(uintptr_t)y, values};
     return call(ctx, pattern, problem, SAT_SAMPLED, operands, stream);
+}
+
+sat_status sat_attention_forward(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
+                                 const void *q, const void *k, const void *v, void *o, float *lse, void *stream) {
+    void *operands[] = {(void *)(uintptr_t)q, (void *)(uintptr_t)k, (void *)(uintptr_t)v, o, lse};
+    return call(ctx, pattern, problem, SAT_ATTENTION, operands, stream);
+}
+
+sat_status sat_attention_backward(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
+                                  const void *q, const void *k, const void *v, const void *o, const float *lse,
+                                  const void *d_o, void *dq, void *dk, void *dv, void *stream) {
+    void *operands[] = {(void *)(uintptr_t)q,
+                        (void *)(uintptr_t)k,
+                        (void *)(uintptr_t)v,
+                        (void *)(uintptr_t)o,
+                        (void *)(uintptr_t)lse,
+                        (void *)(uintptr_t)d_o,
+                        dq,
+                        dk,
+                        dv};
+    return call(ctx, pattern, problem, SAT_ATTENTION_BACKWARD, operands, stream);
 }

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/answer.h"
+#include "core/runner.h"
 #include "variant.h"
 
 enum { GUARD = 4096 }; /* poisoned bytes on each side of every operand */
@@ -36,6 +38,7 @@ sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, 
                           const sat_device *d, size_t limit) {
     *s = (sat_stage){.ctx = ctx, .op = sat_op_find(p->op), .device = d, .problem = p, .pattern = a};
     s->checker = ctx->backend->checker(p->op);
+    if (!s->checker) return sat_fail(SAT_UNSUPPORTED, "op %s has no check on %s", s->op->name, d->name);
     s->count = s->op->operands(p, a, s->operand);
     const sat_operand *out = &s->operand[s->op->output];
     size_t need = s->checker->bytes(p, a, SAT_PROBE_PANELS) + (p->beta != 0 ? allocation(out) : 0);
@@ -123,18 +126,36 @@ static double scale_of(const sat_stage *s, int i, sat_fill fill) {
     return i == 0 && p->alpha < 0 ? -scale : scale;
 }
 
+/* Inputs that cannot be made up come from a run of another operation, by whichever variant the estimate prefers. */
+static sat_status make_inputs(sat_stage *s) {
+    sat_problem p = s->op->inputs(s->problem);
+    sat_question q = {.ctx = s->ctx, .view = s->pattern, .op = sat_op_find(p.op), .device = *s->device, .problem = p};
+    q.memory_limit = sat_memory_limit(s->ctx);
+    sat_exact_spell(q.exact, &q.problem, q.view);
+    sat_answer answer;
+    sat_runner runner;
+    SAT_TRY(sat_answer_estimate(&q, &answer));
+    SAT_TRY(sat_runner_open(&runner, s->ctx, answer.variant, &p, s->pattern, s->device, q.memory_limit, NULL));
+    void *stream = s->ctx->backend->stream(s->device);
+    sat_status status = sat_runner_launch(&runner, s->pointer, stream);
+    if (status == SAT_OK) status = s->ctx->backend->sync(s->device, stream);
+    sat_runner_close(&runner);
+    return status;
+}
+
 sat_status sat_stage_fill(sat_stage *s, sat_fill fill, sat_probe probe, uint64_t seed) {
     const sat_backend *b = s->ctx->backend;
     for (int i = 0; i < s->count; i++) {
         void *to = s->pointer[i];
-        if (i == s->op->output) {
-            if (!s->before) continue;
+        if (s->operand[i].output) {
+            if (!s->before || i != s->op->output) continue;
             SAT_TRY(b->set(s->device, s->before_memory, 0xff, allocation(&s->operand[i])));
             to = s->before;
         }
         SAT_TRY(
             b->make(s->device, &s->operand[i], s->pattern, to, seed + (uint64_t)i * 7919, fill, scale_of(s, i, fill)));
     }
+    if (s->op->inputs) SAT_TRY(make_inputs(s));
     forget_expectation(s);
     s->flipped = false;
     sat_trial t = trial(s);
@@ -148,11 +169,15 @@ sat_status sat_stage_flip(sat_stage *s) {
 }
 
 sat_status sat_stage_reset(sat_stage *s) {
-    int i = s->op->output;
-    char *to = (char *)s->pointer[i] - GUARD;
-    size_t bytes = s->bytes[i] + 2 * GUARD;
-    if (s->before) return s->ctx->backend->copy(s->device, to, (char *)s->before - GUARD, bytes);
-    return s->ctx->backend->set(s->device, to, 0xff, bytes);
+    for (int i = 0; i < s->count; i++) {
+        if (!s->operand[i].output) continue;
+        char *to = (char *)s->pointer[i] - GUARD;
+        size_t bytes = s->bytes[i] + 2 * GUARD;
+        if (s->before && i == s->op->output)
+            SAT_TRY(s->ctx->backend->copy(s->device, to, (char *)s->before - GUARD, bytes));
+        else SAT_TRY(s->ctx->backend->set(s->device, to, 0xff, bytes));
+    }
+    return SAT_OK;
 }
 
 void sat_stage_flush(sat_stage *s) { s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count, s->room); }
@@ -160,8 +185,8 @@ void sat_stage_flush(sat_stage *s) { s->ctx->backend->flush(s->device, s->pointe
 sat_status sat_stage_check(sat_stage *s, sat_finding *finding) {
     sat_trial t = trial(s);
     SAT_TRY(s->checker->compare(&t, s->expectation, finding));
-    int i = s->op->output;
-    if (finding->ok && !s->ctx->backend->clean(s->device, &s->operand[i], s->pointer[i], GUARD)) {
+    for (int i = 0; i < s->count && finding->ok; i++) {
+        if (!s->operand[i].output || s->ctx->backend->clean(s->device, &s->operand[i], s->pointer[i], GUARD)) continue;
         finding->ok = false;
         snprintf(finding->where, sizeof finding->where, "wrote outside of its output");
     }

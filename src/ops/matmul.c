@@ -1,22 +1,13 @@
 /* The matmul C = act(alpha*op(A)*B + beta*C + bias), A block-sparse: its operands and counts. Its check is beside. */
 #include "ops/op.h"
-#include "variant.h"
 
 extern const sat_checker sat_matmul_check;
-
-static sat_status same(int64_t *given, int64_t expected, const char *name) {
-    if (*given != 0 && *given != expected)
-        return sat_fail(SAT_BAD_SIZE, "%s is %lld; the pattern gives %lld", name, (long long)*given,
-                        (long long)expected);
-    *given = expected;
-    return SAT_OK;
-}
 
 static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
     bool t = p->transpose == SAT_TRANSPOSE;
     SAT_TRY(sat_normalise_common(p));
-    SAT_TRY(same(&p->m, t ? a->cols : a->rows, "m"));
-    SAT_TRY(same(&p->k, t ? a->rows : a->cols, "k"));
+    SAT_TRY(sat_normalise_size(&p->m, t ? a->cols : a->rows, "m"));
+    SAT_TRY(sat_normalise_size(&p->k, t ? a->rows : a->cols, "k"));
     if (p->n < 0) return sat_fail(SAT_BAD_SIZE, "n is %lld; expected 0 or more", (long long)p->n);
     SAT_TRY(sat_normalise_values(&p->a, a, p->batch, false, "a"));
     SAT_TRY(sat_normalise_layout(&p->b, p->k, p->n, p->batch, false, "b"));
@@ -63,6 +54,8 @@ const sat_op sat_op_matmul = {
     .id = SAT_MATMUL,
     .name = "matmul",
     .output = 2,
+    .names = (const char *const[]){"values", "b", "c", "bias", NULL},
+    .aligns = "abc-",
     .normalise = normalise,
     .operands = operands,
     .flops = sat_flops,

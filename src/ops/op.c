@@ -3,9 +3,8 @@
 
 #include <math.h>
 
-#include "variant.h"
-
-static const sat_op *const operations[] = {&sat_op_matmul, &sat_op_sampled};
+static const sat_op *const operations[] = {&sat_op_matmul, &sat_op_sampled, &sat_op_attention,
+                                           &sat_op_attention_backward};
 
 const sat_op *sat_op_find(sat_operation id) {
     for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
@@ -61,10 +60,24 @@ sat_status sat_normalise_common(sat_problem *p) {
     return SAT_OK;
 }
 
+sat_status sat_normalise_size(int64_t *given, int64_t expected, const char *name) {
+    if (*given != 0 && *given != expected)
+        return sat_fail(SAT_BAD_SIZE, "%s is %lld; the pattern gives %lld", name, (long long)*given,
+                        (long long)expected);
+    *given = expected;
+    return SAT_OK;
+}
+
 int64_t sat_layout_span(const sat_layout *l, int64_t rows, int64_t cols, int64_t batch) {
-    if (rows == 0 || cols == 0 || batch == 0) return 0;
-    int64_t extent[3] = {rows, cols, batch}, stride[3] = {l->row_stride, l->col_stride, l->batch_stride}, span = 1;
-    for (int i = 0; i < 3; i++) {
+    return sat_strides_span((int64_t[]){rows, cols, batch}, (int64_t[]){l->row_stride, l->col_stride, l->batch_stride},
+                            3);
+}
+
+int64_t sat_strides_span(const int64_t *extent, const int64_t *stride, int count) {
+    int64_t span = 1;
+    for (int i = 0; i < count; i++)
+        if (extent[i] == 0) return 0;
+    for (int i = 0; i < count; i++) {
         int64_t reach;
         if (__builtin_mul_overflow(extent[i] - 1, stride[i], &reach) || __builtin_add_overflow(span, reach, &span))
             return -1;
@@ -73,12 +86,11 @@ int64_t sat_layout_span(const sat_layout *l, int64_t rows, int64_t cols, int64_t
 }
 
 /* Two elements of an output may not share a place: each stride must step over all that the smaller ones reach. */
-static bool distinct(const sat_layout *l, int64_t rows, int64_t cols, int64_t batch) {
-    int64_t extent[3] = {rows, cols, batch}, stride[3] = {l->row_stride, l->col_stride, l->batch_stride};
-    for (int i = 0; i < 3; i++) {
+bool sat_strides_distinct(const int64_t *extent, const int64_t *stride, int count) {
+    for (int i = 0; i < count; i++) {
         if (extent[i] <= 1) continue;
         int64_t reach = 0;
-        for (int j = 0; j < 3; j++)
+        for (int j = 0; j < count; j++)
             if (j != i && extent[j] > 1 && (stride[j] < stride[i] || (stride[j] == stride[i] && j < i)))
                 reach += (extent[j] - 1) * stride[j];
         if (stride[i] <= reach) return false;
@@ -98,7 +110,8 @@ sat_status sat_normalise_layout(sat_layout *l, int64_t rows, int64_t cols, int64
         return sat_fail(SAT_BAD_SIZE, "%s: %lld x %lld, batch %lld with strides %lld, %lld, %lld overflows", name,
                         (long long)rows, (long long)cols, (long long)batch, (long long)l->row_stride,
                         (long long)l->col_stride, (long long)l->batch_stride);
-    if (output && rows > 0 && cols > 0 && !distinct(l, rows, cols, batch))
+    const int64_t extent[] = {rows, cols, batch}, stride[] = {l->row_stride, l->col_stride, l->batch_stride};
+    if (output && rows > 0 && cols > 0 && !sat_strides_distinct(extent, stride, 3))
         return sat_fail(SAT_BAD_STRIDE,
                         "%s: with strides %lld (row), %lld (col), %lld (batch) elements of the %lld x %lld output, "
                         "batch %lld, share a place",

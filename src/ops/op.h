@@ -3,8 +3,10 @@
 #define SAT_OP_H
 
 #include "core/status.h"
+#include "variant.h"
 
-/* One operand of a normalised problem. Element (i, j) of batch item z is base[z*batch + i*row + j*col]. */
+/* One operand of a normalised problem. Element (i, j) of batch item z is base[z*batch + i*row + j*col]; where rows come
+ * in groups (heads), row i is the (i % group)th of group i / group, and groups are group_stride apart. */
 typedef struct sat_operand {
     const char *name; /* as messages call it */
     sat_dtype dtype;
@@ -12,9 +14,16 @@ typedef struct sat_operand {
     bool values; /* block values: rows = stored blocks * block rows, cols = block columns */
     int64_t rows, cols, batch;
     sat_layout layout;
+    int64_t group, group_stride; /* group 0: rows are not grouped */
     uint32_t align;
     int64_t span; /* elements from the first to just past the last, over the batch */
 } sat_operand;
+
+SAT_BOTH static inline int64_t sat_operand_at(const sat_operand *o, int64_t z, int64_t i, int64_t j) {
+    int64_t at = z * o->layout.batch_stride + j * o->layout.col_stride;
+    if (o->group) return at + i / o->group * o->group_stride + i % o->group * o->layout.row_stride;
+    return at + i * o->layout.row_stride;
+}
 
 /* A run on made-up operands, to be checked. */
 typedef struct sat_trial {
@@ -51,17 +60,27 @@ typedef struct sat_checker {
 typedef struct sat_op {
     sat_operation id;
     const char *name;
-    int output; /* which operand is written */
+    int output;               /* which operand is written; where there are several, the first */
+    const char *const *names; /* of the operands, as messages call them; NULL at the end */
+    const char *aligns;       /* of each operand: 'a', 'b' or 'c', whose alignment it has; '-': its element's size */
+    bool by_columns;          /* variants need the transposed index of the pattern */
     /* Checks a caller's problem against the pattern and fills in every size, stride, dtype and alignment. */
     sat_status (*normalise)(sat_problem *p, const sat_pattern_view *a);
     int (*operands)(const sat_problem *p, const sat_pattern_view *a, sat_operand *out); /* how many */
     double (*flops)(const sat_problem *p, const sat_pattern_view *a);
     double (*bytes)(const sat_problem *p, const sat_pattern_view *a);
     int (*flip)(const sat_problem *p); /* the operand to change the sign of for the last check: a linear one */
+    /* The rest may be NULL. What this operation adds to the key, or to the exact spelling, instead of strides: words,
+     * each after a space. */
+    void (*words)(const sat_problem *p, const sat_pattern_view *a, bool exact, char *to, size_t size);
+    sat_problem (*plain)(const sat_problem *p); /* instead of sat_plain_scalars */
+    /* Another problem whose operands are the first ones of this, and whose outputs are inputs here: its run makes those
+     * that cannot be made up. */
+    sat_problem (*inputs)(const sat_problem *p);
     const sat_checker *host_checker;
 } sat_op;
 
-extern const sat_op sat_op_matmul, sat_op_sampled;
+extern const sat_op sat_op_matmul, sat_op_sampled, sat_op_attention, sat_op_attention_backward;
 
 const sat_op *sat_op_find(sat_operation id); /* NULL if unknown */
 
@@ -71,6 +90,10 @@ sat_status sat_normalise_layout(sat_layout *l, int64_t rows, int64_t cols, int64
                                 const char *name);
 sat_status sat_normalise_values(sat_layout *l, const sat_pattern_view *a, int64_t batch, bool output, const char *name);
 sat_status sat_normalise_align(uint32_t *align, sat_dtype t, const char *name);
+sat_status sat_normalise_size(int64_t *given, int64_t expected, const char *name); /* 0, or what the pattern gives */
 int64_t sat_layout_span(const sat_layout *l, int64_t rows, int64_t cols, int64_t batch); /* -1: overflows */
+/* The same for any number of extents and strides, and whether all elements have places of their own. */
+int64_t sat_strides_span(const int64_t *extent, const int64_t *stride, int count);
+bool sat_strides_distinct(const int64_t *extent, const int64_t *stride, int count);
 
 #endif

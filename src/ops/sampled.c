@@ -1,6 +1,5 @@
 /* The sampled product S = alpha*(X*Y at the stored blocks) + beta*S: its operands and counts. Its check is beside. */
 #include "ops/op.h"
-#include "variant.h"
 
 extern const sat_checker sat_sampled_check;
 
@@ -11,12 +10,9 @@ static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
                         "transpose is SAT_TRANSPOSE; a sampled product swaps X's or Y's strides instead");
     if (p->bias != SAT_BIAS_NONE || p->activation != SAT_ACT_NONE)
         return sat_fail(SAT_UNSUPPORTED, "bias or activation given; a sampled product has neither");
-    if (p->m != 0 && p->m != a->rows)
-        return sat_fail(SAT_BAD_SIZE, "m is %lld; the pattern gives %lld", (long long)p->m, (long long)a->rows);
-    if (p->n != 0 && p->n != a->cols)
-        return sat_fail(SAT_BAD_SIZE, "n is %lld; the pattern gives %lld", (long long)p->n, (long long)a->cols);
+    SAT_TRY(sat_normalise_size(&p->m, a->rows, "m"));
+    SAT_TRY(sat_normalise_size(&p->n, a->cols, "n"));
     if (p->k < 0) return sat_fail(SAT_BAD_SIZE, "k is %lld; expected 0 or more", (long long)p->k);
-    p->m = a->rows, p->n = a->cols;
     p->flags &= ~(uint32_t)SAT_FIXED_VALUES; /* the values are the output here */
     SAT_TRY(sat_normalise_layout(&p->a, p->m, p->k, p->batch, false, "a"));
     SAT_TRY(sat_normalise_layout(&p->b, p->k, p->n, p->batch, false, "b"));
@@ -55,6 +51,8 @@ const sat_op sat_op_sampled = {
     .id = SAT_SAMPLED,
     .name = "sampled",
     .output = 2,
+    .names = (const char *const[]){"x", "y", "values", NULL},
+    .aligns = "abc",
     .normalise = normalise,
     .operands = operands,
     .flops = sat_flops,

@@ -130,6 +130,10 @@ wrong "--only ''" race --only ''
 wrong '--fresh takes no value' race --fresh=yes
 wrong 'is --sparsity meant?' race --sparsty 0.5
 wrong 'takes no --transpose' race --op sampled --transpose
+wrong 'takes no --bias' race --op attention --bias
+wrong "--dim '1000'" race --op attention --dim 1000
+wrong "--heads '0'" race --op attention --heads 0
+wrong "--window '0'" race --op attention --window 0
 wrong "--cases '0'" check --cases 0
 wrong "--seconds '-1'" check --seconds -1
 wrong "--only 'nobody'" check --only nobody
@@ -182,6 +186,21 @@ for options in '--dtype f64' '--dtype bf16' '--dtype f16:f32' '--op sampled' '--
     run race $small $options --json
     expect_json "race $options" 'o["best"]'
 done
+attention='--seq 100 --dim 32 --heads 4 --block 16'
+for options in '--op attention' '--op attention --kv-heads 2 --kv-seq 130 --causal --window 40' \
+    '--op attention --sparsity 0.7 --head-masks --lse' '--op attention --sequences 3 --causal --dtype bf16' \
+    '--op attention --dtype f64 --scale -0.5' '--op attention --batch 2 --dtype f16' '--op attention-backward' \
+    '--op attention-backward --kv-heads 1 --sparsity 0.5 --causal --dtype bf16' '--op attention-backward --dtype f64'; do
+    run race $attention $options --json
+    expect_json "race $options" 'o["best"] and o["problem"]["heads"] == 4 and o["problem"]["dim"] == 32'
+done
+run race --op attention --batch 2 --heads 16 --kv-heads 4 --seq 256 --dim 64 --causal --window 64 --block 32 --sparsity 0.5
+expect 'a race of attention says what it was' 0 'attention f32 256x256x64, block 32x32, 32 of 64 blocks (50 % sparse), batch 2, ' \
+    '16 heads over 4, causal, window 64'
+run race --op attention --heads 6 --kv-heads 4
+expect_error 'heads that do not divide are named' 1 'kv_heads is 4; expected a number that divides heads, 6'
+run race --op attention --dim 60
+expect_error 'a head size that nothing takes is named' 1 'dim is 60; expected a multiple of 8'
 run race $small --only "$("$cli" variants --names | head -n 1)"
 expect '--only races one variant and remembers nothing' 0 ', 1 variant' 'not remembered'
 

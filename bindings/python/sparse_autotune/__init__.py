@@ -15,20 +15,23 @@ from typing import Any
 from . import cache
 from ._abi import ArgumentError, DeviceError, Error, FileError, OutOfMemoryError, UnsupportedError
 from ._abi import version as __version__
+from ._attention import attention
+from ._attention_variants import AttentionCall
 from ._context import device_info, get_effort, set_effort
+from ._mask import AttentionMask
 from ._matrix import BsrMatrix
 from ._ops import bsr_gemm, matmul, sampled_matmul
 from ._race import Race, Record, benchmark, tune
 from ._variants import VariantCall, register_variant
 
 __all__ = [
-    "ArgumentError", "BsrMatrix", "DeviceError", "Error", "FileError", "OutOfMemoryError", "Race", "Record", "SparseLinear",
-    "UnsupportedError", "VariantCall", "__version__", "benchmark", "bsr_gemm", "cache", "device_info", "get_effort", "matmul",
+    "ArgumentError", "AttentionCall", "AttentionMask", "BsrMatrix", "DeviceError", "Error", "FileError", "OutOfMemoryError", "Race", "Record", "SparseLinear",
+    "UnsupportedError", "VariantCall", "__version__", "attention", "benchmark", "bsr_gemm", "cache", "device_info", "get_effort", "matmul",
     "register_variant", "sampled_matmul", "set_effort", "sparsify", "tune",
 ]  # fmt: skip
 
 if sys.modules.get("torch") is not None:
-    from . import _torch  # noqa: F401  the operators
+    from . import _torch, _torch_attention  # noqa: F401  the operators
 
 
 def __getattr__(name: str) -> Any:

@@ -83,7 +83,9 @@ DTYPE_SHORT = {F32: "f32", F64: "f64", F16: "f16", BF16: "bf16"}
 DTYPE_SIZE = {F32: 4, F64: 8, F16: 2, BF16: 2}
 DTYPES = {name: code for code, name in DTYPE_NAMES.items()}
 I32, I64 = 1, 2
-MATMUL, SAMPLED = 1, 2
+MATMUL, SAMPLED, ATTENTION, ATTENTION_BACKWARD = 1, 2, 3, 4
+OP_NAMES = {MATMUL: "matmul", SAMPLED: "sampled", ATTENTION: "attention", ATTENTION_BACKWARD: "attention-backward"}
+MOST_OPERANDS = 12
 CPU, CUDA = 1, 2
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 EFFORTS = {"default": 0, "off": 1, "cached": 2, "quick": 3, "full": 4}
@@ -129,6 +131,7 @@ class Bsr(Sized):
     _fields_ = [
         ("size", c_size_t), ("rows", c_int64), ("cols", c_int64), ("block_rows", c_int64), ("block_cols", c_int64),
         ("stored_blocks", c_int64), ("index_type", c_int), ("row_ptr", c_void_p), ("col_idx", c_void_p),
+        ("sequences", c_int64), ("q_offsets", c_void_p), ("kv_offsets", c_void_p),
     ]  # fmt: skip
 
 
@@ -140,11 +143,24 @@ class PatternView(Sized):
         ("device_row_ptr", c_void_p), ("device_col_idx", c_void_p), ("device_t_ptr", c_void_p),
         ("device_t_row", c_void_p), ("device_t_block", c_void_p), ("density", c_double), ("skew", c_double),
         ("t_skew", c_double), ("overlap", c_double), ("max_row", c_int64), ("max_col", c_int64), ("empty_rows", c_int64),
+        ("sequences", c_int64), ("q_offsets", c_void_p), ("kv_offsets", c_void_p), ("device_q_offsets", c_void_p),
+        ("device_kv_offsets", c_void_p),
     ]  # fmt: skip
 
 
 class Layout(Structure):
     _fields_ = [("row_stride", c_int64), ("col_stride", c_int64), ("batch_stride", c_int64)]
+
+
+class Heads(Structure):
+    _fields_ = [("batch_stride", c_int64), ("head_stride", c_int64), ("row_stride", c_int64)]
+
+
+class Attention(Structure):
+    _fields_ = [
+        ("heads", c_int64), ("kv_heads", c_int64), ("dim", c_int64), ("causal", c_bool), ("window", c_int64), ("lse", c_bool),
+        ("q", Heads), ("k", Heads), ("v", Heads), ("o", Heads), ("dq", Heads), ("dk", Heads), ("dv", Heads), ("do_", Heads),
+    ]  # fmt: skip
 
 
 class Problem(Sized):
@@ -153,6 +169,7 @@ class Problem(Sized):
         ("batch", c_int64), ("a_dtype", c_int), ("b_dtype", c_int), ("c_dtype", c_int), ("compute_dtype", c_int),
         ("a", Layout), ("b", Layout), ("c", Layout), ("a_align", c_uint32), ("b_align", c_uint32), ("c_align", c_uint32),
         ("alpha", c_double), ("beta", c_double), ("bias", c_int), ("activation", c_int), ("flags", c_uint32),
+        ("attention", Attention),
     ]  # fmt: skip
 
 
@@ -197,6 +214,13 @@ class Launch(Sized):
     ]  # fmt: skip
 
 
+class Prepare(Sized):
+    _fields_ = [
+        ("size", c_size_t), ("variant", c_void_p), ("device", POINTER(Device)), ("problem", POINTER(Problem)),
+        ("pattern", POINTER(PatternView)), ("workspace", c_void_p), ("stream", c_void_p),
+    ]  # fmt: skip
+
+
 class Instance(Structure):
     _fields_ = [("dtype", c_int), ("tile_m", c_int), ("tile_n", c_int), ("tile_k", c_int), ("option", c_int)]
 
@@ -204,14 +228,16 @@ class Instance(Structure):
 SUPPORTS_FN = CFUNCTYPE(c_bool, c_void_p, POINTER(Problem), POINTER(PatternView), POINTER(Device))
 ESTIMATE_FN = CFUNCTYPE(c_double, c_void_p, POINTER(Problem), POINTER(PatternView), POINTER(Device))
 LAUNCH_FN = CFUNCTYPE(c_int, POINTER(Launch))
+PREPARE_FN = CFUNCTYPE(c_int, POINTER(Prepare), POINTER(c_void_p))
+RELEASE_FN = CFUNCTYPE(None, c_void_p, c_void_p)
 
 
 class Variant(Sized):
     _fields_ = [
         ("size", c_size_t), ("name", c_char_p), ("revision", c_char_p), ("op", c_int), ("backend", c_int),
         ("flags", c_uint32), ("priority", c_int), ("instance", Instance), ("about", c_char_p), ("user", c_void_p),
-        ("supports", SUPPORTS_FN), ("estimate", ESTIMATE_FN), ("workspace", c_void_p), ("prepare", c_void_p),
-        ("refresh", c_void_p), ("launch", LAUNCH_FN), ("release", c_void_p),
+        ("supports", SUPPORTS_FN), ("estimate", ESTIMATE_FN), ("workspace", c_void_p), ("prepare", PREPARE_FN),
+        ("refresh", c_void_p), ("launch", LAUNCH_FN), ("release", RELEASE_FN),
     ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { DIMS = 6, INPUTS = 3, ENTRIES = 8, CPU = 1, CUDA = 2 };
+enum { DIMS = 6, INPUTS = 3, OPERANDS = 12, ENTRIES = 8, CPU = 1, CUDA = 2 };
 
 /* ---- DLPack 1.x, what is used of it ---- */
 
@@ -211,8 +211,8 @@ static int launch(const entry *e, void *const *operands) {
     return status;
 }
 
-/* run(values, b[, bias]) -> the product, or None where Python must see to it. */
-static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
+/* The result, whose place is `output` among the operands, or None where Python must see to it. */
+static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t count, int output) {
     runner *r = (runner *)self;
     view v[INPUTS], out;
     void *stream;
@@ -230,13 +230,25 @@ static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t
     bool done = false;
     PyObject *result = PyObject_Call(host.empty_like, e->model, NULL);
     if (result && look(result, &out) && !((uintptr_t)out.data & e->low_bits[INPUTS])) {
-        void *operands[] = {v[0].data, v[1].data, out.data, count > 2 ? v[2].data : NULL};
+        void *operands[OPERANDS] = {NULL};
+        for (int i = 0; i < count; i++) operands[i < output ? i : i + 1] = v[i].data;
+        operands[output] = out.data;
         done = launch(e, operands) == 0;
     }
     e->busy = false;
     if (done || !result) return result;
     Py_DECREF(result);
     Py_RETURN_NONE;
+}
+
+/* run(values, b[, bias]) */
+static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
+    return serve(self, tensors, count, 2);
+}
+
+/* attend(q, k, v) */
+static PyObject *runner_attend(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
+    return serve(self, tensors, count, 3);
 }
 
 /* add(inputs, alignments, model, stream, threads, tf32, plan, owner): inputs is a tuple of tensors; alignments one
@@ -284,6 +296,7 @@ static void runner_dealloc(PyObject *self) {
 
 static PyMethodDef runner_methods[] = {
     {"run", (PyCFunction)(void (*)(void))runner_run, METH_FASTCALL, "run(values, b[, bias]): the product, or None"},
+    {"attend", (PyCFunction)(void (*)(void))runner_attend, METH_FASTCALL, "attend(q, k, v): attention, or None"},
     {"add", runner_add, METH_VARARGS, "add(inputs, alignments, model, stream, threads, tf32, plan, owner)"},
     {NULL, NULL, 0, NULL},
 };

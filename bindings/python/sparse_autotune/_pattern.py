@@ -20,10 +20,11 @@ _kept_for_graphs: list[Plan] = []  # a CUDA graph may replay at any later time, 
 class Plan:
     """A sat_plan. It serves one caller and one stream at a time: who runs it has taken it out of its pattern's list."""
 
-    __slots__ = ("handle", "pattern")
+    __slots__ = ("direct", "handle", "pattern")
 
     def __init__(self, handle: int, pattern: int):
         self.handle, self.pattern = handle, pattern
+        self.direct: Any = ...  # attention: what calls torch's own without a copy, or None; not known yet
 
     def dup(self) -> Plan:
         copy = ctypes.c_void_p()
@@ -46,6 +47,14 @@ def alignment(pointer: int, device: str) -> int:
     return bits & -bits
 
 
+def _attention_struct(fields: tuple) -> _abi.Attention:
+    """Six plain fields, then where the heads of each operand lie."""
+    return _abi.Attention(*fields[:6], *(_abi.Heads(*strides) for strides in fields[6:]))
+
+
+_STRUCTS = {"a": lambda x: _abi.Layout(*x), "b": lambda x: _abi.Layout(*x), "c": lambda x: _abi.Layout(*x), "attention": _attention_struct}
+
+
 class Problem:
     """A problem as the library takes it; also a key: all that a plan depends on but its stream."""
 
@@ -54,7 +63,7 @@ class Problem:
     def __init__(self, **fields: Any):
         self.struct = s = _abi.Problem(batch=1, alpha=1.0)
         for name, value in fields.items():
-            setattr(s, name, _abi.Layout(*value) if name in ("a", "b", "c") else value)
+            setattr(s, name, _STRUCTS[name](value) if name in _STRUCTS else value)
         self._key = tuple(sorted(fields.items()))
         self._hash = hash(self._key)
 
@@ -80,11 +89,11 @@ def problem_of(**fields: Any) -> Problem:
 
 
 class Pattern:
-    """The indices of a block-sparse matrix. Immutable."""
+    """The indices of a block-sparse matrix. Immutable. A mask of attention may have offsets of packed queries and keys."""
 
-    def __init__(self, row_ptr: np.ndarray, col_idx: np.ndarray, shape: tuple[int, int], block: tuple[int, int], device: str = "cpu"):
-        self.row_ptr, self.col_idx, self.shape, self.block = row_ptr, col_idx, shape, block
-        for array in (row_ptr, col_idx):
+    def __init__(self, row_ptr: np.ndarray, col_idx: np.ndarray, shape: tuple[int, int], block: tuple[int, int], device: str = "cpu", offsets: tuple = ()):
+        self.row_ptr, self.col_idx, self.shape, self.block, self.offsets = row_ptr, col_idx, shape, block, offsets
+        for array in (row_ptr, col_idx, *offsets):
             array.setflags(write=False)
         self._lock = threading.Lock()
         self._handles: dict[str, int] = {}
@@ -98,7 +107,7 @@ class Pattern:
         return self
 
     def __reduce__(self) -> tuple:
-        return Pattern, (np.array(self.row_ptr), np.array(self.col_idx), self.shape, self.block)
+        return Pattern, (np.array(self.row_ptr), np.array(self.col_idx), self.shape, self.block, "cpu", tuple(map(np.array, self.offsets)))
 
     @property
     def stored_blocks(self) -> int:
@@ -128,6 +137,9 @@ class Pattern:
             stored_blocks=len(self.col_idx), index_type=_abi.I32 if self.row_ptr.dtype.itemsize == 4 else _abi.I64,
             row_ptr=self.row_ptr.ctypes.data, col_idx=self.col_idx.ctypes.data if len(self.col_idx) else None,
         )  # fmt: skip
+        if self.offsets:
+            bsr.sequences = len(self.offsets[0]) - 1
+            bsr.q_offsets, bsr.kv_offsets = (x.ctypes.data for x in self.offsets)
         handle = ctypes.c_void_p()
         _abi.check(_abi.lib.sat_pattern_create(_context.get(device).handle, ctypes.byref(bsr), ctypes.byref(handle)))
         return handle.value
@@ -184,6 +196,6 @@ _NAMES = {"b": "B", "c": "out", "values": "A", "n": "B"}
 
 def launch(plan: Plan, pointers: tuple, stream: int, threads: int, names: dict[str, str] | None = None) -> None:
     """Runs a plan that the caller has taken, with so many OpenMP threads (0: as they are set)."""
-    operands = (ctypes.c_void_p * 4)(*pointers)
+    operands = (ctypes.c_void_p * _abi.MOST_OPERANDS)(*pointers)
     with _abi.openmp_threads(threads):
         _abi.check(_abi.lib.sat_run(plan.handle, operands, stream or None), names or _NAMES)

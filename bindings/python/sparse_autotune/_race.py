@@ -8,7 +8,7 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-from . import _abi, _arrays, _context, _ops
+from . import _abi, _arrays, _attention, _context, _mask, _ops
 from ._matrix import BsrMatrix, as_bsr, is_sparse
 from ._pattern import Pattern, Problem
 
@@ -62,6 +62,13 @@ class Race(list):
 
     def title(self) -> str:
         p = self.problem
+        if "heads" in p:
+            rest = ", causal" * p["causal"] + (f", window {p['window']}" if p["window"] else "") + (f", {p['sequences']} sequences" if p["sequences"] else "")
+            heads = f"{p['heads']} heads" + (f" over {p['kv_heads']}" if p["kv_heads"] != p["heads"] else "")
+            return (
+                f"{p['op']} {p['dtype']} batch {p['batch']}, {heads}, {p['m']} queries, {p['n']} keys, size {p['dim']}{rest}, "
+                f"{100 * p['density']:.1f} % of the blocks, on {self.device['name']}"
+            )
         return (
             f"{p['op']} {p['dtype']} {p['m']}x{p['n']}x{p['k']}, block {p['block'][0]}x{p['block'][1]}, "
             f"{p['stored_blocks']} blocks ({100 * (1 - p['density']):.1f} % sparse), on {self.device['name']}"
@@ -146,11 +153,18 @@ def _describe(pattern: Pattern, p: _abi.Problem, info: _abi.RaceInfo, context: _
     d = context.info
     rate = d.tf32_rate if p.flags & _abi.ALLOW_TF32 and p.a_dtype == _abi.F32 else d.flop_rate[p.a_dtype]
     floor = max(info.flops / rate if rate else 0, info.bytes / d.memory_rate if d.memory_rate else 0)
-    return {
-        "op": "sampled" if sampled else "matmul", "m": m, "n": n, "k": k, "block": list(pattern.block), "dtype": dtype,
+    found = {
+        "op": _abi.OP_NAMES[p.op], "m": m, "n": n, "k": k, "block": list(pattern.block), "dtype": dtype,
         "stored_blocks": pattern.stored_blocks, "density": view.density, "flops": info.flops, "bytes": info.bytes,
         "batch": p.batch, "transpose": bool(p.transpose), "floor_seconds": floor, "key": info.key.decode(),
     }  # fmt: skip
+    if p.op in (_abi.ATTENTION, _abi.ATTENTION_BACKWARD):
+        t = p.attention
+        found |= {
+            "m": p.m, "n": p.n, "k": t.dim, "heads": t.heads, "kv_heads": t.kv_heads, "dim": t.dim, "causal": bool(t.causal), "window": t.window,
+            "sequences": view.sequences, "head_masks": view.rows != p.m, "lse": bool(t.lse),
+        }  # fmt: skip
+    return found
 
 
 def _dense_columns(a: BsrMatrix, b: Any, left: bool) -> tuple[_arrays.Operand, int]:
@@ -164,11 +178,12 @@ def _dense_columns(a: BsrMatrix, b: Any, left: bool) -> tuple[_arrays.Operand, i
     return x, 1 if len(x.shape) == 1 else x.shape[0] if left else x.shape[1]
 
 
-def benchmark(A: Any, B: Any, *, fresh: bool = True, only: Iterable[str] | str | None = None, allow_tf32: bool | None = None, allow_dense: bool = False, deterministic: bool = True) -> Race:  # noqa: N803
+def benchmark(A: Any, B: Any, *operands: Any, fresh: bool = True, only: Iterable[str] | str | None = None, allow_tf32: bool | None = None, allow_dense: bool = False, deterministic: bool = True, **words: Any) -> Race:  # noqa: N803
     """Races every variant for ``A @ B`` and returns all results, each verified on made-up operands of the same kind.
 
     A and B are as in `matmul`; their values are not read. `fresh=False` takes a race from the cache if there is one;
-    `only` names the variants that take part.
+    `only` names the variants that take part. ``benchmark(attention, q, k, v, mask, causal=True)`` races attention with the words that
+    it takes itself, and with ``backward=True`` its gradients.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=16)
@@ -177,7 +192,17 @@ def benchmark(A: Any, B: Any, *, fresh: bool = True, only: Iterable[str] | str |
     'ok'
     >>> race.problem["stored_blocks"]
     4
+    >>> q = np.ones((1, 2, 64, 16), np.float32)
+    >>> sa.benchmark(sa.attention, q, q, q, causal=True).best.verdict
+    'ok'
     """
+    names = only if only is None or isinstance(only, str) else ",".join(only)
+    if A is _attention.attention:
+        pattern, x, problems = _attention_problems(B, *operands, allow_tf32=allow_tf32, deterministic=deterministic, **words)
+        with _abi.openmp_threads(_arrays.threads_for(x)):
+            return run(pattern, x.device, problems[-1], fresh=fresh, only=names)
+    if operands or words:
+        raise TypeError(f"benchmark got {', '.join(words) or 'more than two operands'}, which attention takes, beside a product")
     left = not is_sparse(A)
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
     x, n = _dense_columns(a, b, left)
@@ -194,24 +219,38 @@ def benchmark(A: Any, B: Any, *, fresh: bool = True, only: Iterable[str] | str |
         b=view.layout, c=(*c, 0), a_align=_ops.alignment(values.pointer, x.device), b_align=_ops.alignment(x.pointer, x.device), c_align=_ops.alignment(0, x.device),
         flags=options.flags_for(x),
     )  # fmt: skip
-    names = only if only is None or isinstance(only, str) else ",".join(only)
     with _abi.openmp_threads(_arrays.threads_for(x)):
         return run(a._pattern, x.device, problem, fresh=fresh, only=names)
 
 
-def tune(A: Any, columns: int | Iterable[int], *, gradients: bool = False, left: bool = False, effort: str = "full", allow_tf32: bool | None = None) -> list[dict[str, Any]]:  # noqa: N803
+def _attention_problems(q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, window: int | None = None, scale: float | None = None, return_lse: bool = False, backward: bool = False, deterministic: bool = True, allow_tf32: bool | None = None) -> tuple:
+    """The pattern, q, and the problems that attention of such operands is: forward, and with `backward` the gradients after it."""
+    mask = None if mask is None else _mask.as_mask(mask)
+    spec = _attention.Spec(causal, window, scale, deterministic, allow_tf32, mask)
+    pattern, x, problems = _attention.problems(q, k, v, mask, spec, return_lse, backward)
+    return pattern, x, problems
+
+
+def tune(A: Any, columns: Any, *operands: Any, gradients: bool = False, left: bool = False, effort: str = "full", allow_tf32: bool | None = None, **words: Any) -> list[dict[str, Any]]:  # noqa: N803
     """Races ahead of time what ``A @ B`` will need for B of so many columns, and remembers it; one dict a problem.
 
     `left` is for ``B @ A`` with B of so many rows, as in a linear layer; `gradients` adds the products of the backward pass.
+    ``tune(attention, q, k, v, mask, ...)`` does it for attention of operands like these.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=16)
     >>> [p["verified"] for p in sa.tune(A, columns=[1, 8], effort="quick")]
     [True, True]
     """
-    a = as_bsr(A, "A")
     if effort not in ("quick", "full"):
         raise ValueError(f"effort is {effort!r}; expected 'quick' or 'full'")
+    if A is _attention.attention:
+        pattern, x, problems = _attention_problems(columns, *operands, allow_tf32=allow_tf32, backward=gradients, **words)
+        with _abi.openmp_threads(_arrays.threads_for(x)):
+            return [_plan_facts(pattern.plan(x.device, problem, effort)) for problem in problems]
+    if operands or words:
+        raise TypeError(f"tune got {', '.join(words) or 'more than two operands'}, which attention takes, beside a product")
+    a = as_bsr(A, "A")
     sizes = [columns] if isinstance(columns, int) else list(columns)
     if any(not isinstance(n, int) or n < 1 for n in sizes):
         raise ValueError(f"columns is {columns!r}; expected whole numbers of at least 1")

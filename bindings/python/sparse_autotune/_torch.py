@@ -116,14 +116,14 @@ _models: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 def _model(result: Tensor) -> Tensor | None:
-    """A tensor of the result's shape, from which empty_like makes results. It has given its memory back: it stays, and may be
+    """A tensor of the result's shape and strides, from which empty_like makes results. It has given its memory back: it stays, and may be
     made where torch counts what stays, as in the warm-up of a CUDA graph."""
-    key = (tuple(result.shape), result.dtype, result.device)
+    key = (tuple(result.shape), result.stride(), result.dtype, result.device)
     model = _models.get(key)
     if model is None:
         try:
             with torch.inference_mode(False):
-                model = torch.empty(result.shape, dtype=result.dtype, device=result.device)
+                model = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
         except torch.OutOfMemoryError:
             return None
         model.untyped_storage().resize_(0)
@@ -141,7 +141,7 @@ def forward(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation
     if result is not None:
         return result
     result, made = _ops.product_with_plan(a, b, left, None, _options(alpha, bias, activation), True)
-    _install(quick, inputs, result, made, a._pattern)
+    install(quick, inputs, result, made)
     return result
 
 
@@ -159,7 +159,7 @@ def _watch_captures() -> None:
         _fast.driver(_abi.address(question))
 
 
-def _install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None, pattern: Pattern) -> None:
+def install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None) -> None:
     if made is None:
         return
     plan, stream, threads = made
@@ -169,7 +169,7 @@ def _install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None, patt
         _watch_captures()
     tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _ops.torch_allows_tf32()))
     aligned = tuple(alignment(t.data_ptr(), str(t.device)) for t in (*inputs, result))
-    if len(inputs) == 3:
+    if len(inputs) == 3 and inputs[2].dim() == 1:  # a bias
         aligned = (*aligned[:2], first.element_size(), aligned[3])
     if model is not None:
         quick.add(inputs, aligned, (model,), stream, threads, tf32, plan.handle, plan)
@@ -183,7 +183,7 @@ def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Ten
             return result
     values, made = _ops.sampled_with_plan(x, y, pattern, alpha, 0.0, None, None, quick is not None)
     if quick is not None:
-        _install(quick, (x, y), values, made, pattern)
+        install(quick, (x, y), values, made)
     return values
 
 

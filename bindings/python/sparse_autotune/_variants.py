@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from . import _abi, _context
+from . import _abi, _attention_variants, _context
 from ._arrays import torch_module
 
-_OPS = {"matmul": _abi.MATMUL, "sampled": _abi.SAMPLED}
+_OPS = {"matmul": _abi.MATMUL, "sampled": _abi.SAMPLED, "attention": _abi.ATTENTION, "attention_backward": _abi.ATTENTION_BACKWARD}
 _BACKENDS = {"cpu": _abi.CPU, "cuda": _abi.CUDA}
 _ACTIVATION_NAMES = {code: name for name, code in _abi.ACTIVATIONS.items()}
 
@@ -42,19 +42,28 @@ class VariantCall:
     stream: int
 
 
+def failed(name: str, error: Exception) -> int:
+    """The status of a callback that raised; this thread's message says what."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{name}: {type(error).__name__}: {error} (line {where.lineno} of {where.filename})"
+    _abi.lib.sat_fail(_abi.LIBRARY_ERROR, text.replace("%", "%%").encode()[:400])
+    return _abi.LIBRARY_ERROR
+
+
 def _supports_plain(call: dict[str, Any]) -> bool:
     return call["alpha"] == 1.0 and call["beta"] == 0.0 and not call["bias"] and call["activation"] == "none" and not call["transpose"]
 
 
 def register_variant(
-    function: Callable[[VariantCall], None],
+    function: Callable[[Any], None],
     *,
     name: str,
     op: str = "matmul",
     backend: str = "cpu",
     dtypes: tuple[str, ...] = ("float32",),
-    supports: Callable[[dict[str, Any]], bool] | None = None,
-    estimate: Callable[[dict[str, Any]], float] | None = None,
+    supports: Callable[[Any], bool] | None = None,
+    estimate: Callable[[Any], float] | None = None,
+    prepare: Callable[[Any], Any] | None = None,
     revision: str = "1",
     deterministic: bool = True,
     dense: bool = False,
@@ -69,6 +78,9 @@ def register_variant(
     `supports(problem)` and `estimate(problem)` get a dict with the sizes, dtypes, layouts and scalars of the call. Without
     `supports` it is asked for plain products only: alpha 1, beta 0, no bias, activation or transpose. `estimate` gives
     seconds; without it the variant is tried in every race. Raise `revision` when old timings no longer hold.
+
+    With `op` "attention" or "attention_backward" all of them get an AttentionCall, and `prepare(call)`, whose operands are None,
+    is called once before a plan first runs; what it returns is `call.state` from then on.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> def by_rows(call):
@@ -98,6 +110,17 @@ def register_variant(
         codes.add(_abi.DTYPES[dtype])
     if backend == "cuda" and torch_module() is None:
         raise RuntimeError("backend is 'cuda': its arrays are torch's, and torch is not imported")
+    flags = (0 if deterministic else _abi.V_NONDETERMINISTIC) | (_abi.V_DENSE if dense else 0)
+    if not _context._contexts:  # so that a wrong name is seen now
+        _context.get("cpu")
+    if op.startswith("attention"):
+        _attention_variants.register(
+            function, name=name, op=op, backend=_BACKENDS[backend], dtypes=codes, supports=supports, estimate=estimate, prepare=prepare,
+            revision=revision, flags=flags, about=about,
+        )  # fmt: skip
+        return
+    if prepare is not None:
+        raise ValueError(f"prepare is given beside op {op!r}; expected it with attention only")
     accepts = supports or _supports_plain
 
     def c_supports(_variant, problem, pattern, _device):
@@ -118,18 +141,13 @@ def register_variant(
             _launch(function, launch.contents)
             return _abi.OK
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            text = f"{name}: {type(error).__name__}: {error} (line {where.lineno} of {where.filename})"
-            _abi.lib.sat_fail(_abi.LIBRARY_ERROR, text.replace("%", "%%").encode()[:400])
-            return _abi.LIBRARY_ERROR
+            return failed(name, error)
 
     variant = _abi.Variant(
         name=name.encode(), revision=revision.encode(), op=_OPS[op], backend=_BACKENDS[backend],
-        flags=(0 if deterministic else _abi.V_NONDETERMINISTIC) | (_abi.V_DENSE if dense else 0), about=about.encode(),
+        flags=flags, about=about.encode(),
         supports=_abi.SUPPORTS_FN(c_supports), estimate=_abi.ESTIMATE_FN(c_estimate), launch=_abi.LAUNCH_FN(c_launch),
     )  # fmt: skip
-    if not _context._contexts:  # so that a wrong name is seen now
-        _context.get("cpu")
     _context.register(_BACKENDS[backend], variant)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _ops, _torch
+from . import _ops, _torch, _torch_attention  # noqa: F401
 from ._matrix import BsrMatrix, check_block, make_pattern
 
 __all__ = ["SparseLinear", "sparsify"]

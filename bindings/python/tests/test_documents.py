@@ -16,7 +16,7 @@ MODULES = sorted(path.stem for path in Path(sa.__file__).parent.glob("*.py") if 
 
 @pytest.mark.parametrize("name", ["", *MODULES])
 def test_docstrings(name):
-    if name in ("nn", "_torch"):
+    if name in ("nn", "_torch", "_torch_attention"):
         pytest.importorskip("torch")
     if name == "_matrix":
         pytest.importorskip("scipy")

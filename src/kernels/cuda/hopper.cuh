@@ -26,6 +26,10 @@ __device__ __forceinline__ void sat_barrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
+__device__ __forceinline__ void sat_barrier_arrive_times(uint32_t bar, int times) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times) : "memory");
+}
+
 __device__ __forceinline__ void sat_barrier_wait(uint32_t bar, uint32_t parity) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -55,6 +59,17 @@ __device__ __forceinline__ void sat_tile_load(uint32_t to, const CUtensorMap *ma
                  : "memory");
 }
 
+__device__ __forceinline__ void sat_tile_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int x, int y, int z,
+                                              int w) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+                 "%5, %6}], [%2];" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+/* What this thread did to shared memory comes before what the copy engine does there next. */
+__device__ __forceinline__ void sat_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 __device__ __forceinline__ void sat_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -69,6 +84,9 @@ template <int COUNT> __device__ __forceinline__ void sat_registers_more() {
 }
 __device__ __forceinline__ void sat_some_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void sat_some_arrive(int barrier, int threads) { // is counted, and does not wait
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /* Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l%8 of matrix l/8. */

@@ -34,14 +34,14 @@ struct sat_tensor {
     sat_dtype dtype;
     const void *base;
     int rank;
-    cuuint64_t size[3], stride[2]; // strides in bytes
-    cuuint32_t box[3];
+    cuuint64_t size[4], stride[3]; // strides in bytes
+    cuuint32_t box[4];
     int row_bytes; // of the box in shared memory: 128, 64 or 32, exchanged as wgmma and ldmatrix like it
     bool tf32;     // f32 is rounded to TF32 on its way
 };
 
 static inline bool sat_map_encode(CUtensorMap *map, const sat_tensor &t) {
-    static const cuuint32_t ones[3] = {1, 1, 1};
+    static const cuuint32_t ones[4] = {1, 1, 1, 1};
     CUtensorMapDataType type = t.tf32               ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
                                : t.dtype == SAT_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                : t.dtype == SAT_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16

@@ -106,6 +106,9 @@ pub struct sat_bsr {
     pub index_type: sat_index_type,
     pub row_ptr: *const ::core::ffi::c_void,
     pub col_idx: *const ::core::ffi::c_void,
+    pub sequences: i64,
+    pub q_offsets: *const i64,
+    pub kv_offsets: *const i64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -141,6 +144,11 @@ pub struct sat_pattern_view {
     pub max_row: i64,
     pub max_col: i64,
     pub empty_rows: i64,
+    pub sequences: i64,
+    pub q_offsets: *const i64,
+    pub kv_offsets: *const i64,
+    pub device_q_offsets: *const i64,
+    pub device_kv_offsets: *const i64,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -148,6 +156,31 @@ pub struct sat_layout {
     pub row_stride: i64,
     pub col_stride: i64,
     pub batch_stride: i64,
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct sat_heads {
+    pub batch_stride: i64,
+    pub head_stride: i64,
+    pub row_stride: i64,
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct sat_attention {
+    pub heads: i64,
+    pub kv_heads: i64,
+    pub dim: i64,
+    pub causal: bool,
+    pub window: i64,
+    pub lse: bool,
+    pub q: sat_heads,
+    pub k: sat_heads,
+    pub v: sat_heads,
+    pub o: sat_heads,
+    pub dq: sat_heads,
+    pub dk: sat_heads,
+    pub dv: sat_heads,
+    pub do_: sat_heads,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -174,6 +207,7 @@ pub struct sat_problem {
     pub bias: sat_bias,
     pub activation: sat_activation,
     pub flags: u32,
+    pub attention: sat_attention,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -335,7 +369,7 @@ pub struct sat_variant {
 pub const SAT_VERSION_MAJOR: u32 = 0;
 pub const SAT_VERSION_MINOR: u32 = 1;
 pub const SAT_VERSION_PATCH: u32 = 0;
-pub const SAT_MAX_OPERANDS: u32 = 8;
+pub const SAT_MAX_OPERANDS: u32 = 12;
 pub const SAT_PLUGIN_SYMBOL: &[u8; 11] = b"sat_plugin\0";
 pub const SAT_OK: sat_status = 0;
 pub const SAT_NULL_POINTER: sat_status = 1;
@@ -368,6 +402,8 @@ pub const SAT_I32: sat_index_type = 1;
 pub const SAT_I64: sat_index_type = 2;
 pub const SAT_MATMUL: sat_operation = 1;
 pub const SAT_SAMPLED: sat_operation = 2;
+pub const SAT_ATTENTION: sat_operation = 3;
+pub const SAT_ATTENTION_BACKWARD: sat_operation = 4;
 pub const SAT_NO_TRANSPOSE: sat_transpose = 0;
 pub const SAT_TRANSPOSE: sat_transpose = 1;
 pub const SAT_ACT_NONE: sat_activation = 0;
@@ -520,7 +556,7 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_bsr"][::core::mem::size_of::<sat_bsr>() - 72usize];
+    ["Size of sat_bsr"][::core::mem::size_of::<sat_bsr>() - 96usize];
     ["Alignment of sat_bsr"][::core::mem::align_of::<sat_bsr>() - 8usize];
     ["Offset of field: sat_bsr::size"][::core::mem::offset_of!(sat_bsr, size) - 0usize];
     ["Offset of field: sat_bsr::rows"][::core::mem::offset_of!(sat_bsr, rows) - 8usize];
@@ -543,10 +579,19 @@ const _: () = {
     [
         "Offset of field: sat_bsr::col_idx",
     ][::core::mem::offset_of!(sat_bsr, col_idx) - 64usize];
+    [
+        "Offset of field: sat_bsr::sequences",
+    ][::core::mem::offset_of!(sat_bsr, sequences) - 72usize];
+    [
+        "Offset of field: sat_bsr::q_offsets",
+    ][::core::mem::offset_of!(sat_bsr, q_offsets) - 80usize];
+    [
+        "Offset of field: sat_bsr::kv_offsets",
+    ][::core::mem::offset_of!(sat_bsr, kv_offsets) - 88usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_pattern_view"][::core::mem::size_of::<sat_pattern_view>() - 208usize];
+    ["Size of sat_pattern_view"][::core::mem::size_of::<sat_pattern_view>() - 248usize];
     [
         "Alignment of sat_pattern_view",
     ][::core::mem::align_of::<sat_pattern_view>() - 8usize];
@@ -628,6 +673,21 @@ const _: () = {
     [
         "Offset of field: sat_pattern_view::empty_rows",
     ][::core::mem::offset_of!(sat_pattern_view, empty_rows) - 200usize];
+    [
+        "Offset of field: sat_pattern_view::sequences",
+    ][::core::mem::offset_of!(sat_pattern_view, sequences) - 208usize];
+    [
+        "Offset of field: sat_pattern_view::q_offsets",
+    ][::core::mem::offset_of!(sat_pattern_view, q_offsets) - 216usize];
+    [
+        "Offset of field: sat_pattern_view::kv_offsets",
+    ][::core::mem::offset_of!(sat_pattern_view, kv_offsets) - 224usize];
+    [
+        "Offset of field: sat_pattern_view::device_q_offsets",
+    ][::core::mem::offset_of!(sat_pattern_view, device_q_offsets) - 232usize];
+    [
+        "Offset of field: sat_pattern_view::device_kv_offsets",
+    ][::core::mem::offset_of!(sat_pattern_view, device_kv_offsets) - 240usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -645,7 +705,68 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_problem"][::core::mem::size_of::<sat_problem>() - 184usize];
+    ["Size of sat_heads"][::core::mem::size_of::<sat_heads>() - 24usize];
+    ["Alignment of sat_heads"][::core::mem::align_of::<sat_heads>() - 8usize];
+    [
+        "Offset of field: sat_heads::batch_stride",
+    ][::core::mem::offset_of!(sat_heads, batch_stride) - 0usize];
+    [
+        "Offset of field: sat_heads::head_stride",
+    ][::core::mem::offset_of!(sat_heads, head_stride) - 8usize];
+    [
+        "Offset of field: sat_heads::row_stride",
+    ][::core::mem::offset_of!(sat_heads, row_stride) - 16usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of sat_attention"][::core::mem::size_of::<sat_attention>() - 240usize];
+    ["Alignment of sat_attention"][::core::mem::align_of::<sat_attention>() - 8usize];
+    [
+        "Offset of field: sat_attention::heads",
+    ][::core::mem::offset_of!(sat_attention, heads) - 0usize];
+    [
+        "Offset of field: sat_attention::kv_heads",
+    ][::core::mem::offset_of!(sat_attention, kv_heads) - 8usize];
+    [
+        "Offset of field: sat_attention::dim",
+    ][::core::mem::offset_of!(sat_attention, dim) - 16usize];
+    [
+        "Offset of field: sat_attention::causal",
+    ][::core::mem::offset_of!(sat_attention, causal) - 24usize];
+    [
+        "Offset of field: sat_attention::window",
+    ][::core::mem::offset_of!(sat_attention, window) - 32usize];
+    [
+        "Offset of field: sat_attention::lse",
+    ][::core::mem::offset_of!(sat_attention, lse) - 40usize];
+    [
+        "Offset of field: sat_attention::q",
+    ][::core::mem::offset_of!(sat_attention, q) - 48usize];
+    [
+        "Offset of field: sat_attention::k",
+    ][::core::mem::offset_of!(sat_attention, k) - 72usize];
+    [
+        "Offset of field: sat_attention::v",
+    ][::core::mem::offset_of!(sat_attention, v) - 96usize];
+    [
+        "Offset of field: sat_attention::o",
+    ][::core::mem::offset_of!(sat_attention, o) - 120usize];
+    [
+        "Offset of field: sat_attention::dq",
+    ][::core::mem::offset_of!(sat_attention, dq) - 144usize];
+    [
+        "Offset of field: sat_attention::dk",
+    ][::core::mem::offset_of!(sat_attention, dk) - 168usize];
+    [
+        "Offset of field: sat_attention::dv",
+    ][::core::mem::offset_of!(sat_attention, dv) - 192usize];
+    [
+        "Offset of field: sat_attention::do_",
+    ][::core::mem::offset_of!(sat_attention, do_) - 216usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of sat_problem"][::core::mem::size_of::<sat_problem>() - 424usize];
     ["Alignment of sat_problem"][::core::mem::align_of::<sat_problem>() - 8usize];
     [
         "Offset of field: sat_problem::size",
@@ -713,6 +834,9 @@ const _: () = {
     [
         "Offset of field: sat_problem::flags",
     ][::core::mem::offset_of!(sat_problem, flags) - 176usize];
+    [
+        "Offset of field: sat_problem::attention",
+    ][::core::mem::offset_of!(sat_problem, attention) - 184usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1167,6 +1291,12 @@ unsafe extern "C" {
     ) -> sat_status;
     pub fn sat_matmul_problem(dtype: sat_dtype, n: i64) -> sat_problem;
     pub fn sat_sampled_problem(dtype: sat_dtype, k: i64) -> sat_problem;
+    pub fn sat_attention_problem(
+        dtype: sat_dtype,
+        heads: i64,
+        kv_heads: i64,
+        dim: i64,
+    ) -> sat_problem;
     pub fn sat_plan_create(
         context: *mut sat_context,
         pattern: *const sat_pattern,
@@ -1213,6 +1343,32 @@ unsafe extern "C" {
         x: *const ::core::ffi::c_void,
         y: *const ::core::ffi::c_void,
         values: *mut ::core::ffi::c_void,
+        stream: *mut ::core::ffi::c_void,
+    ) -> sat_status;
+    pub fn sat_attention_forward(
+        context: *mut sat_context,
+        pattern: *const sat_pattern,
+        problem: *const sat_problem,
+        q: *const ::core::ffi::c_void,
+        k: *const ::core::ffi::c_void,
+        v: *const ::core::ffi::c_void,
+        o: *mut ::core::ffi::c_void,
+        lse: *mut f32,
+        stream: *mut ::core::ffi::c_void,
+    ) -> sat_status;
+    pub fn sat_attention_backward(
+        context: *mut sat_context,
+        pattern: *const sat_pattern,
+        problem: *const sat_problem,
+        q: *const ::core::ffi::c_void,
+        k: *const ::core::ffi::c_void,
+        v: *const ::core::ffi::c_void,
+        o: *const ::core::ffi::c_void,
+        lse: *const f32,
+        d_o: *const ::core::ffi::c_void,
+        dq: *mut ::core::ffi::c_void,
+        dk: *mut ::core::ffi::c_void,
+        dv: *mut ::core::ffi::c_void,
         stream: *mut ::core::ffi::c_void,
     ) -> sat_status;
     pub fn sat_race_run(

@@ -91,6 +91,7 @@ impl Pattern {
             index_type: I::RAW,
             row_ptr: row_ptr.as_ptr().cast(),
             col_idx: if col_idx.is_empty() { ptr::null() } else { col_idx.as_ptr().cast() },
+            ..sys::sat_bsr::default()
         };
         let mut raw = ptr::null_mut();
         // SAFETY: the arrays are as long as the struct says, and are copied.

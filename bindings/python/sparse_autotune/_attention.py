@@ -1,0 +1,343 @@
+"""Attention: from whatever came in to one problem, and a plan that runs it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+
+from . import _abi, _arrays, _ops, _torch_own
+from ._arrays import Operand, torch_module
+from ._mask import AttentionMask, as_mask, whole
+from ._pattern import Pattern, alignment, launch, problem_of
+
+# Set by _torch_attention once torch is there.
+_torch_attention: Any = None
+_torch_plain: Any = None
+_torch_forward: Any = None
+
+NAMES = {"do": "the gradient", "o": "the result", "dim": "q's head size", "heads": "q's number of heads", "kv_heads": "k's number of heads", "batch": "q's batch"}
+MOST_DENSE = 256  # patterns that store everything, by lengths
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    deterministic: bool = True,
+    allow_tf32: bool | None = None,
+    attn_mask: Any = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = True,
+) -> Any:
+    """``softmax(scale * q @ k.T where kept) @ v``, dense or over the blocks of a mask.
+
+    q is (..., heads, queries, size), k and v are (..., kv heads, keys, size), as in torch's `scaled_dot_product_attention`; heads may
+    be a multiple of the kv heads. Any strides do as long as an element's neighbour is its neighbour in memory, so views of
+    (batch, length, heads, size) and of packed QKV are not copied. The result is of q's kind and lies as q does.
+
+    - ``mask``: an AttentionMask, the blocks of a BsrMatrix, or a BlockMask of FlexAttention.
+    - ``causal``: keys up to the one that a query stands at; the last query stands at the last key.
+    - ``window``: keys at a distance below this from there.
+    - ``scale``: by default ``size ** -0.5``.
+    - ``return_lse``: also the logarithm of the sum of the exponentials, float32, (..., heads, queries); it has no gradient.
+    - ``deterministic=False`` lets variants take part whose rounding depends on timing; ``allow_tf32`` as in `matmul`.
+    - ``attn_mask``, ``is_causal``, ``dropout_p`` and ``enable_gqa`` are for calls that were written for torch.
+
+    A query that sees nothing gets zeros. Gradients flow to q, k and v and are deterministic too.
+
+    >>> import numpy as np, sparse_autotune as sa
+    >>> q = k = v = np.ones((1, 2, 64, 16), np.float32)
+    >>> sa.attention(q, k, v, causal=True).shape
+    (1, 2, 64, 16)
+    >>> out, lse = sa.attention(q, k, v, sa.AttentionMask.window(64, 8, block=16), return_lse=True)
+    >>> out[0, 0, 20, 0], lse.shape
+    (np.float32(1.0), (1, 2, 64))
+    """
+    if is_causal or attn_mask is not None or dropout_p or not enable_gqa:
+        mask, causal = _as_torch_means(q, k, mask, causal, attn_mask, is_causal, dropout_p, enable_gqa)
+    if _ops._compiling():
+        return _torch_attention(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
+    if mask is not None and type(mask) is not AttentionMask:
+        mask = as_mask(mask)
+    torch = torch_module()
+    if torch is not None and isinstance(q, torch.Tensor):
+        if _torch_attention is None:  # torch was imported later than this package
+            from . import _torch_attention as _
+        spec = Spec(causal, window, scale, deterministic, allow_tf32, mask)
+        if not return_lse:
+            result = _torch_plain(q, k, v, mask, spec)
+            if result is not None:
+                return result
+        if any(_ops.wants_torch(torch, None, x, None, None) for x in (q, k, v)):
+            return _torch_attention(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32, spec)
+        out, lse = _torch_forward(q, k, v, mask, spec, return_lse)
+    else:
+        for x, name in ((k, "k"), (v, "v")):
+            if torch is not None and isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(f"{name} requires grad, and q is a {type(q).__name__}, whose result could not: use torch tensors")
+        out, lse, _ = forward(q, k, v, mask, Spec(causal, window, scale, deterministic, allow_tf32, mask), return_lse)
+    return (out, lse) if return_lse else out
+
+
+def _as_torch_means(q: Any, k: Any, mask: Any, causal: bool, attn_mask: Any, is_causal: bool, dropout_p: float, enable_gqa: bool) -> tuple:
+    """What scaled_dot_product_attention's words mean here."""
+    if dropout_p:
+        raise NotImplementedError(f"dropout_p is {dropout_p}; expected 0: there is no dropout")
+    if attn_mask is not None and mask is not None:
+        raise ValueError("mask and attn_mask are both given; expected one of them")
+    if not enable_gqa and len(q.shape) > 2 and q.shape[-3] != k.shape[-3]:
+        raise ValueError(f"enable_gqa is False, and q has {q.shape[-3]} heads and k {k.shape[-3]}; expected as many")
+    if is_causal and len(q.shape) > 1 and q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"is_causal is given beside {q.shape[-2]} queries and {k.shape[-2]} keys: torch counts from the first of both there; causal=True counts from the last")
+    return (attn_mask if mask is None else mask), causal or is_causal
+
+
+class Spec:
+    """What is asked of attention beside its operands, checked."""
+
+    __slots__ = ("causal", "flags", "key", "scale", "tf32", "window")
+
+    def __init__(self, causal: Any, window: Any, scale: Any, deterministic: bool, allow_tf32: bool | None, mask: AttentionMask | None = None):
+        self.causal = bool(causal) or (mask is not None and mask._causal)
+        self.window = 0 if window is None else whole(window, "window")
+        if mask is not None and mask._window:
+            self.window = min(self.window, mask._window) if self.window else mask._window
+        self.scale = 0.0 if scale is None else _ops._number(scale, "scale")
+        if not math.isfinite(self.scale):
+            raise ValueError(f"scale is {self.scale}; expected a finite number")
+        if scale is not None and self.scale == 0.0:
+            self.scale = 1e-300  # 0 is the library's word for the usual one
+        self.flags, self.tf32 = 0 if deterministic else _abi.ALLOW_NONDETERMINISTIC, allow_tf32
+        self.key = (self.causal, self.window, self.scale, self.flags, allow_tf32)
+
+    def flags_for(self, q: Operand) -> int:
+        return self.flags | _ops.tf32_flag(self.tf32, q)
+
+
+# ---- masks that keep everything ----
+
+_dense: dict[tuple[int, int], Pattern] = {}
+_dense_lock = threading.Lock()
+
+
+def dense_pattern(queries: int, keys: int) -> Pattern:
+    """One stored block of all scores. Its sides are powers of two, for blocks stand in the key under which timings are kept, and
+    lengths that differ little, as from token to token, are to share them."""
+    found = _dense.get((queries, keys))
+    if found is None:
+        block = (1 << (queries - 1).bit_length(), 1 << (keys - 1).bit_length())
+        found = Pattern(np.array([0, 1], np.int64), np.array([0], np.int64), (queries, keys), block)
+        with _dense_lock:
+            while len(_dense) >= MOST_DENSE:
+                del _dense[next(iter(_dense))]
+            found = _dense.setdefault((queries, keys), found)
+    return found
+
+
+# ---- layouts ----
+
+
+def lies_by_rows(shape: tuple, strides: tuple) -> bool:
+    """Whether heads are nearer to each other than rows, as in (batch, length, heads, size)."""
+    return len(shape) > 2 and strides[-3] < strides[-2]
+
+
+def empty_like(like: Operand, shape: tuple, x: Operand) -> Operand:
+    """A new array of this shape, by rows or by heads as x lies."""
+    if not lies_by_rows(x.shape, x.strides) or like.kind not in ("torch", "numpy", "cupy"):
+        return _arrays.empty(like, shape, like.dtype)
+    made = _arrays.empty(like, (*shape[:-3], shape[-2], shape[-3], shape[-1]), like.dtype)
+    array = made.array.transpose(-3, -2) if made.kind == "torch" else made.array.swapaxes(-3, -2)
+    s = made.strides
+    return Operand(made.kind, array, made.pointer, shape, (*s[:-3], s[-2], s[-3], s[-1]), made.dtype, made.device, made.maker)
+
+
+class Heads:
+    """An operand as the library sees it: batch, heads, rows, and how far apart they are."""
+
+    __slots__ = ("batch", "dim", "heads", "operand", "rows", "strides")
+
+    def __init__(self, x: Operand, name: str):
+        if len(x.shape) < 2:
+            raise ValueError(f"{name} has {len(x.shape)} dimensions; expected (..., heads, length, size)")
+        strides = self._lay_out(x)
+        if strides is None:
+            x = _ops._dense_copy(x, name)
+            strides = self._lay_out(x)
+        self.operand, self.strides = x, strides
+        self.rows, self.dim = x.shape[-2:]
+        self.heads, self.batch = (x.shape[-3] if len(x.shape) > 2 else 1), math.prod(x.shape[:-3])
+
+    @staticmethod
+    def _lay_out(x: Operand) -> tuple | None:
+        *lead, heads, rows, dim = x.shape if len(x.shape) > 2 else (1, *x.shape)
+        if 0 in x.shape:
+            return heads * rows * dim, rows * dim, dim
+        *lead_strides, head, row, last = x.strides if len(x.shape) > 2 else (0, *x.strides)
+        batch = _ops._uniform(tuple(lead), tuple(lead_strides))
+        if batch is None or (last != 1 and dim > 1):
+            return None
+        row = row if rows > 1 else dim
+        head = head if heads > 1 else rows * dim
+        strides = batch[1] if batch[0] > 1 else heads * rows * dim, head, row
+        return strides if any(strides) else None  # all 0 is the library's word for "no gaps"
+
+
+def _same(x: Operand, y: Operand, x_name: str, y_name: str) -> None:
+    if x.dtype != y.dtype:
+        raise TypeError(f"{y_name} has dtype {_abi.DTYPE_NAMES[y.dtype]} and {x_name} {_abi.DTYPE_NAMES[x.dtype]}; expected one dtype")
+    if x.device != y.device:
+        raise ValueError(f"{y_name} is on {y.device} and {x_name} on {x.device}; expected one device")
+
+
+def check_shapes(q: tuple, k: tuple, v: tuple, mask_shape: tuple | None = None, mask_heads: int | None = None) -> None:
+    """ValueError, or NotImplementedError, that names the argument; for real and for traced tensors."""
+    for shape, name in ((q, "q"), (k, "k"), (v, "v")):
+        if len(shape) < 2:
+            raise ValueError(f"{name} has {len(shape)} dimensions; expected (..., heads, length, size)")
+        if len(shape) != len(q):
+            raise ValueError(f"{name} has {len(shape)} dimensions and q {len(q)}; expected as many")
+    if k[:-3] != q[:-3]:
+        raise ValueError(f"k has shape {tuple(k)} and q {tuple(q)}; expected the same batch")
+    if v[:-1] != k[:-1]:
+        raise ValueError(f"v has shape {tuple(v)} and k {tuple(k)}; expected the same batch, heads and length")
+    if k[-1] != q[-1]:
+        raise ValueError(f"k has head size {k[-1]} and q {q[-1]}; expected the same")
+    if v[-1] != q[-1]:
+        raise NotImplementedError(f"v has head size {v[-1]} and q {q[-1]}; expected the same")
+    if q[-1] % 8 or not 8 <= q[-1] <= 512:
+        raise NotImplementedError(f"q has head size {q[-1]}; expected a multiple of 8, from 8 to 512")
+    if len(q) > 2 and (k[-3] == 0 or q[-3] % k[-3]):
+        raise ValueError(f"k has {k[-3]} heads and q {q[-3]}; expected a number that divides those of q")
+    if mask_shape is not None and (q[-2] != mask_shape[0] or k[-2] != mask_shape[1]):
+        raise ValueError(f"mask is {mask_shape[0]}x{mask_shape[1]}; expected {q[-2]}x{k[-2]}, queries by keys")
+    if mask_heads is not None and mask_heads != (q[-3] if len(q) > 2 else 1):
+        raise ValueError(f"mask has {mask_heads} heads and q {q[-3] if len(q) > 2 else 1}; expected as many")
+
+
+def _check_operands(q: Operand, k: Operand, v: Operand, mask: AttentionMask | None) -> None:
+    _same(q, k, "q", "k")
+    _same(q, v, "q", "v")
+    check_shapes(q.shape, k.shape, v.shape, None if mask is None else mask._shape, None if mask is None else mask._heads)
+    if mask is not None and mask.offsets and math.prod(q.shape[:-3]) != 1:
+        raise ValueError(f"q has a batch of {math.prod(q.shape[:-3])} beside a mask of packed sequences; expected 1")
+
+
+# ---- running ----
+
+
+def _problem(op: int, spec: Spec, lse: bool, inputs: tuple, outputs: tuple, heads: tuple) -> Any:
+    """`heads`: strides in the order of sat_attention."""
+    q, k = inputs[0], inputs[1]
+    x = q.operand
+    return problem_of(
+        op=op, m=q.rows, n=k.rows, batch=q.batch, a_dtype=x.dtype, b_dtype=x.dtype, c_dtype=x.dtype,
+        a_align=min(alignment(i.operand.pointer, x.device) for i in inputs), c_align=min(alignment(o.operand.pointer, x.device) for o in outputs),
+        alpha=spec.scale, flags=spec.flags_for(x), attention=(q.heads, k.heads, q.dim, spec.causal, spec.window, lse, *heads),
+    )  # fmt: skip
+
+
+def problems(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | None, spec: Spec, lse: bool, gradients: bool) -> tuple:
+    """Pattern, q, and the problems that a call with such operands makes, for races and tuning ahead."""
+    q, k, v = (_arrays.describe(x, name) for x, name in ((q_array, "q"), (k_array, "k"), (v_array, "v")))
+    _check_operands(q, k, v, mask)
+    for x, name in ((q, "q"), (k, "k")):
+        if 0 in x.shape:
+            raise ValueError(f"{name} has shape {x.shape}; expected something to compute")
+    hq, hk, hv = Heads(q, "q"), Heads(k, "k"), Heads(v, "v")
+    made = {name: Heads(empty_like(q, x.shape, x), name) for name, x in (("out", q), ("dq", q), ("dk", k), ("dv", v))}
+    o, dq, dk, dv = made.values()
+    found = [_problem(_abi.ATTENTION, spec, lse or gradients, (hq, hk, hv), (o,), (hq.strides, hk.strides, hv.strides, o.strides))]
+    if gradients:
+        strides = (*(x.strides for x in (hq, hk, hv, o, dq, dk, dv)), o.strides)
+        found.append(_problem(_abi.ATTENTION_BACKWARD, spec, False, (hq, hk, hv, o, o), (dq, dk, dv), strides))
+    return pattern_for(mask, hq.rows, hk.rows), q, found
+
+
+def _fill(x: Operand, value: float) -> None:
+    if x.kind == "torch":
+        x.array.fill_(value)
+    else:
+        x.array[...] = value
+
+
+def forward(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | Pattern | None, spec: Spec, lse: bool, keep: bool = False) -> tuple:
+    """Result, LSE or None, and the plan if it is to be kept; no gradients."""
+    q, k, v = (_arrays.describe(x, name) for x, name in ((q_array, "q"), (k_array, "k"), (v_array, "v")))
+    _check_operands(q, k, v, mask if isinstance(mask, AttentionMask) else None)
+    out = empty_like(q, q.shape, q)
+    sums = _arrays.empty(q, q.shape[:-1], _abi.F32) if lse else None
+    plan = None
+    if 0 in q.shape or 0 in k.shape:
+        _fill(out, 0.0)
+        if sums is not None:
+            _fill(sums, -math.inf)
+    else:
+        hq, hk, hv, ho = Heads(q, "q"), Heads(k, "k"), Heads(v, "v"), Heads(out, "out")
+        strides = (hq.strides, hk.strides, hv.strides, ho.strides)
+        problem = _problem(_abi.ATTENTION, spec, lse, (hq, hk, hv), (ho,), strides)
+        pattern = pattern_for(mask, hq.rows, hk.rows)
+        pointers = (hq.operand.pointer, hk.operand.pointer, hv.operand.pointer, out.pointer, sums.pointer if sums is not None else None)
+        keep = keep and hq.operand is q and hk.operand is k and hv.operand is v  # a copy's address is nobody's
+        own, plan = _run(pattern, problem, pointers, q, (q_array, k_array, v_array), keep)
+        if own is not None:
+            return *own, None
+    return _arrays.finish(out, q), None if sums is None else _arrays.finish(sums, q), plan
+
+
+def _run(pattern: Pattern, problem: Any, pointers: tuple, q: Operand, arrays: tuple, keep: bool) -> tuple:
+    """Runs a plan; where that would call torch's own and copy its result, gives that result itself. What is kept is for a runner."""
+    if q.kind != "torch":
+        return None, _ops.run(pattern, problem, pointers, q, NAMES, keep)
+    stream, threads, capturing = _arrays.stream_of(q), _arrays.threads_for(q), _ops.is_capturing(q)
+    key, plan = pattern.take(q.device, problem, stream, threads, capturing)
+    try:
+        if plan.direct is ...:
+            plan.direct = _torch_own.direct(plan, problem.struct, pattern.view(), q.device)
+        if plan.direct is not None:
+            keep = False
+            with torch_module().no_grad():
+                return plan.direct(*arrays), None
+        launch(plan, pointers, stream, threads, NAMES)
+    except BaseException:
+        keep = False
+        raise
+    finally:
+        if not keep or capturing:
+            pattern.give_back(key, plan)
+    return None, None if not keep or capturing else (plan, stream, threads)
+
+
+def backward(q_array: Any, k_array: Any, v_array: Any, out_array: Any, lse_array: Any, grad_array: Any, mask: AttentionMask | Pattern | None, spec: Spec) -> tuple:
+    """Gradients of q, k and v."""
+    arrays = ((q_array, "q"), (k_array, "k"), (v_array, "v"), (out_array, "out"), (grad_array, "grad"), (lse_array, "lse"))
+    q, k, v, o, g, sums = (_arrays.describe(x, name) for x, name in arrays)
+    dq, dk, dv = empty_like(q, q.shape, q), empty_like(q, k.shape, k), empty_like(q, v.shape, v)
+    if 0 in q.shape or 0 in k.shape:
+        for x in (dq, dk, dv):
+            _fill(x, 0.0)
+    else:
+        inputs = tuple(Heads(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (o, "out"), (g, "grad")))
+        outputs = tuple(Heads(x, name) for x, name in ((dq, "dq"), (dk, "dk"), (dv, "dv")))
+        if sums.strides != _arrays._dense_strides(sums.shape):
+            sums = _ops._dense_copy(sums, "lse")
+        strides = (*(x.strides for x in inputs[:4]), *(x.strides for x in outputs), inputs[4].strides)
+        problem = _problem(_abi.ATTENTION_BACKWARD, spec, False, inputs, outputs, strides)
+        p = [x.operand.pointer for x in inputs]
+        pointers = (*p[:4], sums.pointer, p[4], *(x.operand.pointer for x in outputs))
+        _ops.run(pattern_for(mask, inputs[0].rows, inputs[1].rows), problem, pointers, q, NAMES)
+    return dq.array, dk.array, dv.array
+
+
+def pattern_for(mask: AttentionMask | Pattern | None, queries: int, keys: int) -> Pattern:
+    return dense_pattern(queries, keys) if mask is None else mask if isinstance(mask, Pattern) else mask._pattern

@@ -1,0 +1,191 @@
+/* Attention: which pairs of query and key are kept, how many, and where heads lie. What its check, its schedules and
+ * its kernels share. */
+#ifndef SAT_ATTENTION_H
+#define SAT_ATTENTION_H
+
+#include "variant.h"
+
+/* The mask of a normalised problem: plain values and pointers, so that a kernel can take it as an argument. */
+typedef struct sat_mask {
+    int64_t m, n, block_rows, block_cols;
+    int64_t head_rows; /* block rows from one head's mask to the next; 0: one for all */
+    bool full;         /* every block is stored */
+    bool causal;
+    int64_t window;
+    const int64_t *row_ptr;
+    const int32_t *col_idx;
+    int64_t sequences;
+    const int64_t *q_offsets, *kv_offsets;
+} sat_mask;
+
+static inline sat_mask sat_mask_of(const sat_problem *p, const sat_pattern_view *a) {
+    int64_t each = p->m / a->block_rows + (p->m % a->block_rows != 0);
+    sat_mask k = {.m = p->m,
+                  .n = p->n,
+                  .block_rows = a->block_rows,
+                  .block_cols = a->block_cols,
+                  .head_rows = a->grid_rows == each ? 0 : each,
+                  .full = a->stored_blocks == a->grid_rows * a->grid_cols,
+                  .causal = p->attention.causal,
+                  .window = p->attention.window,
+                  .row_ptr = a->row_ptr,
+                  .col_idx = a->col_idx,
+                  .sequences = a->sequences,
+                  .q_offsets = a->q_offsets,
+                  .kv_offsets = a->kv_offsets};
+    return k;
+}
+
+/* The same with the pointers that the device reads. */
+static inline sat_mask sat_device_mask_of(const sat_problem *p, const sat_pattern_view *a) {
+    sat_mask k = sat_mask_of(p, a);
+    k.row_ptr = a->device_row_ptr, k.col_idx = a->device_col_idx;
+    k.q_offsets = a->device_q_offsets, k.kv_offsets = a->device_kv_offsets;
+    return k;
+}
+
+/* Masks that differ: one, or one a head. */
+static inline int64_t sat_mask_count(const sat_mask *k, const sat_problem *p) {
+    return k->head_rows ? p->attention.heads : 1;
+}
+
+/* The last entry of a rising list of `count` + 1 that is not above x: the sequence that row x is in. Empty sequences
+ * are passed over. */
+SAT_BOTH static inline int64_t sat_sequence_of(const int64_t *offsets, int64_t count, int64_t x) {
+    int64_t low = 0, high = count;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (offsets[middle] <= x) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* A range, `end` not included. */
+typedef struct sat_range {
+    int64_t begin, end;
+} sat_range;
+
+/* The keys that causal, window and sequences leave to a query; empty: end <= begin. Both ends rise with i within a
+ * sequence. */
+SAT_BOTH static inline sat_range sat_keys_of(const sat_mask *k, int64_t i) {
+    int64_t q0 = 0, q1 = k->m, k0 = 0, k1 = k->n;
+    if (k->sequences) {
+        int64_t s = sat_sequence_of(k->q_offsets, k->sequences, i);
+        q0 = k->q_offsets[s], q1 = k->q_offsets[s + 1], k0 = k->kv_offsets[s], k1 = k->kv_offsets[s + 1];
+    }
+    int64_t at = k0 + (i - q0) + (k1 - k0) - (q1 - q0); /* the key it stands at */
+    sat_range r = {k0, k1};
+    if (k->window && at - k->window + 1 > r.begin) r.begin = at - k->window + 1;
+    if (k->window && at + k->window < r.end) r.end = at + k->window;
+    if (k->causal && at + 1 < r.end) r.end = at + 1;
+    return r;
+}
+
+/* The queries that may keep a key, the other way round. */
+SAT_BOTH static inline sat_range sat_queries_of(const sat_mask *k, int64_t j) {
+    int64_t q0 = 0, q1 = k->m, k0 = 0, k1 = k->n;
+    if (k->sequences) {
+        int64_t s = sat_sequence_of(k->kv_offsets, k->sequences, j);
+        q0 = k->q_offsets[s], q1 = k->q_offsets[s + 1], k0 = k->kv_offsets[s], k1 = k->kv_offsets[s + 1];
+    }
+    int64_t at = q0 + (j - k0) - (k1 - k0) + (q1 - q0); /* the query that stands at it */
+    sat_range r = {q0, q1};
+    if (k->causal && at > r.begin) r.begin = at;
+    if (k->window && at - k->window + 1 > r.begin) r.begin = at - k->window + 1;
+    if (k->window && at + k->window < r.end) r.end = at + k->window;
+    return r;
+}
+
+SAT_BOTH static inline int64_t sat_mask_row(const sat_mask *k, int64_t head, int64_t i) {
+    return head * k->head_rows + i / k->block_rows;
+}
+
+/* The first stored block of a block row whose column is not below `column`. */
+SAT_BOTH static inline int64_t sat_mask_find(const sat_mask *k, int64_t row, int64_t column) {
+    int64_t low = k->row_ptr[row], high = k->row_ptr[row + 1];
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (k->col_idx[middle] < column) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Is the block of (i, j) stored? Ranges are not looked at. */
+SAT_BOTH static inline bool sat_mask_stores(const sat_mask *k, int64_t head, int64_t i, int64_t j) {
+    if (k->full) return true;
+    int64_t row = sat_mask_row(k, head, i), column = j / k->block_cols, at = sat_mask_find(k, row, column);
+    return at < k->row_ptr[row + 1] && k->col_idx[at] == column;
+}
+
+/* The bits of up to 64 keys from `first` on that query i keeps. */
+static inline uint64_t sat_mask_bits(const sat_mask *k, int64_t head, int64_t i, int64_t first, int64_t count) {
+    sat_range r = sat_keys_of(k, i);
+    int64_t begin = sat_max(r.begin, first) - first, end = sat_min(r.end, first + count) - first;
+    if (end <= begin) return 0;
+    uint64_t inside = (~(uint64_t)0 >> (64 - (end - begin))) << begin, stored = 0;
+    if (k->full) return inside;
+    int64_t row = sat_mask_row(k, head, i);
+    for (int64_t t = sat_mask_find(k, row, first / k->block_cols); t < k->row_ptr[row + 1]; t++) {
+        int64_t from = k->col_idx[t] * k->block_cols - first, to = sat_min(from + k->block_cols, 64);
+        if (from >= count) break;
+        from = sat_max(from, 0);
+        stored |= (~(uint64_t)0 >> (64 - (to - from))) << from;
+    }
+    return inside & stored;
+}
+
+static inline int64_t sat_overlap(int64_t a0, int64_t a1, int64_t b0, int64_t b1) {
+    return sat_max(0, sat_min(a1, b1) - sat_max(a0, b0));
+}
+
+/* Pairs that one mask keeps of rows i0 to i1, which share a block row. */
+static inline int64_t sat_pairs_of_rows(const sat_mask *k, int64_t head, int64_t i0, int64_t i1) {
+    int64_t row = sat_mask_row(k, head, i0), pairs = 0;
+    for (int64_t i = i0; i < i1; i++) {
+        sat_range r = sat_keys_of(k, i);
+        if (r.end <= r.begin) continue;
+        if (k->full) pairs += r.end - r.begin;
+        else
+            for (int64_t t = sat_mask_find(k, row, r.begin / k->block_cols); t < k->row_ptr[row + 1]; t++) {
+                int64_t from = k->col_idx[t] * k->block_cols;
+                if (from >= r.end) break;
+                pairs += sat_overlap(from, from + k->block_cols, r.begin, r.end);
+            }
+    }
+    return pairs;
+}
+
+/* Pairs that are kept, over all heads and the batch, exactly. */
+static inline double sat_pairs(const sat_problem *p, const sat_pattern_view *a) {
+    sat_mask k = sat_mask_of(p, a);
+    int64_t masks = sat_mask_count(&k, p), each = p->batch * p->attention.heads / masks; /* alike */
+    double pairs = 0;
+    if (!k.causal && !k.window && !k.sequences && a->rows == p->m) return (double)a->stored_elements * (double)each;
+    for (int64_t h = 0; h < masks; h++)
+        for (int64_t i = 0; i < k.m; i += k.block_rows)
+            pairs += (double)sat_pairs_of_rows(&k, h, i, sat_min(i + k.block_rows, k.m));
+    return pairs * (double)each;
+}
+
+static inline double sat_attention_flops(const sat_problem *p, const sat_pattern_view *a) {
+    return (p->op == SAT_ATTENTION ? 4 : 10) * (double)p->attention.dim * sat_pairs(p, a);
+}
+
+/* What must move at least once. */
+static inline double sat_attention_bytes(const sat_problem *p, const sat_pattern_view *a) {
+    const sat_attention *t = &p->attention;
+    bool back = p->op == SAT_ATTENTION_BACKWARD;
+    double size = (double)sat_dtype_size(p->a_dtype) * (double)t->dim, batch = (double)p->batch;
+    double q = (double)(t->heads * p->m) * batch, kv = (double)(t->kv_heads * p->n) * batch;
+    double index = 4.0 * (double)a->stored_blocks + 8.0 * (double)a->grid_rows;
+    return index + size * (back ? 4 * q + 4 * kv : 2 * q + 2 * kv) + (back || t->lse ? 4 * q : 0);
+}
+
+/* Element (b, h, i, 0). */
+SAT_BOTH static inline int64_t sat_heads_at(const sat_heads *s, int64_t b, int64_t h, int64_t i) {
+    return b * s->batch_stride + h * s->head_stride + i * s->row_stride;
+}
+
+#endif

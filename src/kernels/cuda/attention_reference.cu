@@ -1,0 +1,164 @@
+// cuda_attention_reference, cuda_attention_backward_reference: from the definition, in double precision, a warp a row
+// of an output. Right for every dtype, mask, stride and head size that the header lists; slow, and takes no memory.
+
+#include "attention.h"
+#include "variant.cuh"
+
+enum { WARPS = 4, PER = 16 }; // head sizes up to 32 * PER
+
+struct job {
+    sat_problem p;
+    sat_mask mask;
+    void *operand[9]; // Q, K, V, O, LSE, dO, dQ, dK, dV
+};
+
+// A row of an operand: lane l has elements l, l + 32, ...
+__device__ static void load(double (&r)[PER], const job &x, int operand, const sat_heads &s, int64_t b, int64_t h,
+                            int64_t i) {
+    int64_t at = sat_heads_at(&s, b, h, i);
+    for (int e = 0; e < PER; e++) {
+        int64_t column = threadIdx.x % 32 + 32 * e;
+        r[e] = column < x.p.attention.dim ? sat_device_load(x.p.a_dtype, x.operand[operand], at + column) : 0;
+    }
+}
+
+__device__ static void store(const double (&r)[PER], double factor, const job &x, int operand, const sat_heads &s,
+                             int64_t b, int64_t h, int64_t i) {
+    int64_t at = sat_heads_at(&s, b, h, i);
+    for (int e = 0; e < PER; e++) {
+        int64_t column = threadIdx.x % 32 + 32 * e;
+        if (column < x.p.attention.dim) sat_device_store(x.p.c_dtype, x.operand[operand], at + column, r[e] * factor);
+    }
+}
+
+__device__ static double dot(const double (&x)[PER], const double (&y)[PER]) {
+    double sum = 0;
+    for (int e = 0; e < PER; e++) sum += x[e] * y[e];
+    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    return sum;
+}
+
+__device__ static void add(double (&sum)[PER], const double (&x)[PER], double factor) {
+    for (int e = 0; e < PER; e++) sum[e] += factor * x[e];
+}
+
+__device__ static float *lse_at(const job &x, int64_t b, int64_t h, int64_t i) {
+    return (float *)x.operand[4] + (b * x.p.attention.heads + h) * x.p.m + i;
+}
+
+// The next key from j on that query i keeps, and the next query that keeps key j; r.end if there is none.
+__device__ static int64_t next_key(const job &x, int64_t h, int64_t i, int64_t j, sat_range r) {
+    while (j < r.end && !sat_mask_stores(&x.mask, h, i, j)) j = (j / x.mask.block_cols + 1) * x.mask.block_cols;
+    return sat_min(j, r.end);
+}
+
+__device__ static int64_t next_query(const job &x, int64_t h, int64_t i, int64_t j, sat_range r) {
+    while (i < r.end && !sat_mask_stores(&x.mask, h, i, j)) i = (i / x.mask.block_rows + 1) * x.mask.block_rows;
+    return sat_min(i, r.end);
+}
+
+static __global__ void forward_rows(job x) {
+    const sat_attention &t = x.p.attention;
+    int64_t all = x.p.batch * t.heads * x.p.m, step = (int64_t)gridDim.x * WARPS;
+    for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < all; at += step) {
+        int64_t b = at / x.p.m / t.heads, h = at / x.p.m % t.heads, i = at % x.p.m, kv = h / (t.heads / t.kv_heads);
+        sat_range r = sat_keys_of(&x.mask, i);
+        double q[PER], row[PER], sum[PER] = {}, largest = -INFINITY, total = 0;
+        load(q, x, 0, t.q, b, h, i);
+        for (int64_t j = next_key(x, h, i, r.begin, r); j < r.end; j = next_key(x, h, i, j + 1, r)) {
+            load(row, x, 1, t.k, b, kv, j);
+            double score = x.p.alpha * dot(q, row), more = fmax(largest, score), less = exp(largest - more);
+            double weight = exp(score - more);
+            for (int e = 0; e < PER; e++) sum[e] *= less;
+            total = total * less + weight, largest = more;
+            load(row, x, 2, t.v, b, kv, j);
+            add(sum, row, weight);
+        }
+        store(sum, total == 0 ? 0 : 1 / total, x, 3, t.o, b, h, i);
+        if (t.lse && threadIdx.x % 32 == 0)
+            *lse_at(x, b, h, i) = total == 0 ? -INFINITY : (float)(largest + log(total));
+    }
+}
+
+static __global__ void query_rows(job x) {
+    const sat_attention &t = x.p.attention;
+    int64_t all = x.p.batch * t.heads * x.p.m, step = (int64_t)gridDim.x * WARPS;
+    for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < all; at += step) {
+        int64_t b = at / x.p.m / t.heads, h = at / x.p.m % t.heads, i = at % x.p.m, kv = h / (t.heads / t.kv_heads);
+        sat_range r = sat_keys_of(&x.mask, i);
+        double q[PER], d[PER], row[PER], sum[PER] = {}, lse = *lse_at(x, b, h, i);
+        load(q, x, 0, t.q, b, h, i), load(d, x, 5, t.do_, b, h, i), load(row, x, 3, t.o, b, h, i);
+        double delta = dot(d, row);
+        for (int64_t j = next_key(x, h, i, r.begin, r); j < r.end; j = next_key(x, h, i, j + 1, r)) {
+            load(row, x, 2, t.v, b, kv, j);
+            double dp = dot(d, row);
+            load(row, x, 1, t.k, b, kv, j);
+            add(sum, row, exp(x.p.alpha * dot(q, row) - lse) * (dp - delta));
+        }
+        store(sum, x.p.alpha, x, 6, t.dq, b, h, i);
+    }
+}
+
+static __global__ void key_rows(job x) {
+    const sat_attention &t = x.p.attention;
+    int64_t all = x.p.batch * t.kv_heads * x.p.n, step = (int64_t)gridDim.x * WARPS, share = t.heads / t.kv_heads;
+    for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < all; at += step) {
+        int64_t b = at / x.p.n / t.kv_heads, kv = at / x.p.n % t.kv_heads, j = at % x.p.n;
+        sat_range r = sat_queries_of(&x.mask, j);
+        double k[PER], v[PER], q[PER], d[PER], dk[PER] = {}, dv[PER] = {};
+        load(k, x, 1, t.k, b, kv, j), load(v, x, 2, t.v, b, kv, j);
+        for (int64_t h = kv * share; h < (kv + 1) * share; h++)
+            for (int64_t i = next_query(x, h, r.begin, j, r); i < r.end; i = next_query(x, h, i + 1, j, r)) {
+                load(d, x, 5, t.do_, b, h, i), load(q, x, 3, t.o, b, h, i);
+                double delta = dot(d, q), dp = dot(d, v);
+                load(q, x, 0, t.q, b, h, i);
+                double weight = exp(x.p.alpha * dot(q, k) - (double)*lse_at(x, b, h, i));
+                add(dk, q, weight * (dp - delta)), add(dv, d, weight);
+            }
+        store(dk, x.p.alpha, x, 7, t.dk, b, kv, j), store(dv, 1, x, 8, t.dv, b, kv, j);
+    }
+}
+
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v;
+    return sat_roofline(d, SAT_F64, sat_attention_flops(p, a), 0.01, 4 * sat_attention_bytes(p, a)) + 1e-5;
+}
+
+static sat_status launch(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    const sat_attention *t = &p->attention;
+    job x = {*p, sat_device_mask_of(p, l->pattern), {}};
+    for (int i = 0; i < 9; i++) x.operand[i] = l->operands[i];
+    cudaStream_t stream = (cudaStream_t)l->stream;
+    int64_t queries = p->batch * t->heads * p->m, keys = p->batch * t->kv_heads * p->n;
+    unsigned of_queries = sat_blocks(queries, WARPS);
+    if (p->op == SAT_ATTENTION) {
+        if (queries > 0) forward_rows<<<of_queries, WARPS * 32, 0, stream>>>(x);
+    } else {
+        if (queries > 0) query_rows<<<of_queries, WARPS * 32, 0, stream>>>(x);
+        if (keys > 0) key_rows<<<sat_blocks(keys, WARPS), WARPS * 32, 0, stream>>>(x);
+    }
+    return sat_launched(l);
+}
+
+SAT_FAMILY(cuda_attention_reference) = {
+    .revision = "1",
+    .op = SAT_ATTENTION,
+    .backend = SAT_CUDA,
+    .flags = SAT_V_REFERENCE | SAT_V_BATCHED,
+    .about = "a warp a query, in double precision: slow, always right",
+    .supports = sat_takes_all,
+    .estimate = estimate,
+    .launch = launch,
+};
+
+SAT_FAMILY(cuda_attention_backward_reference) = {
+    .revision = "1",
+    .op = SAT_ATTENTION_BACKWARD,
+    .backend = SAT_CUDA,
+    .flags = SAT_V_REFERENCE | SAT_V_BATCHED,
+    .about = "a warp a query, then a warp a key, in double precision: slow, always right",
+    .supports = sat_takes_all,
+    .estimate = estimate,
+    .launch = launch,
+};

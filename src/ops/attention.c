@@ -1,0 +1,269 @@
+/* Attention, forward and backward: sizes, operands and counts. Its check is beside. */
+#include "attention.h"
+
+#include <stdio.h>
+
+#include "ops/op.h"
+
+extern const sat_checker sat_attention_check, sat_attention_backward_check;
+
+enum { LARGEST_DIM = 512 };
+
+/* ---- normalising ---- */
+
+static sat_status normalise_shape(sat_attention *t) {
+    if (t->heads < 1) return sat_fail(SAT_BAD_SIZE, "heads is %lld; expected 1 or more", (long long)t->heads);
+    if (t->kv_heads == 0) t->kv_heads = t->heads;
+    if (t->kv_heads < 1 || t->heads % t->kv_heads)
+        return sat_fail(SAT_BAD_SIZE, "kv_heads is %lld; expected a number that divides heads, %lld",
+                        (long long)t->kv_heads, (long long)t->heads);
+    if (t->dim < 8 || t->dim > LARGEST_DIM || t->dim % 8)
+        return sat_fail(SAT_UNSUPPORTED, "dim is %lld; expected a multiple of 8, from 8 to %d", (long long)t->dim,
+                        LARGEST_DIM);
+    if (t->window < 0) return sat_fail(SAT_BAD_SIZE, "window is %lld; expected 0 or more", (long long)t->window);
+    return SAT_OK;
+}
+
+/* The pattern is one mask for all heads, or one a head, stacked. */
+static sat_status normalise_mask(sat_problem *p, const sat_pattern_view *a) {
+    int64_t each = p->m > 0 ? p->m / a->block_rows + (p->m % a->block_rows != 0) : 0, stacked = -1, rows = -1;
+    if (p->m < 0) return sat_fail(SAT_BAD_SIZE, "m is %lld; expected 0 or more", (long long)p->m);
+    if (!__builtin_mul_overflow(each, p->attention.heads, &stacked) &&
+        __builtin_mul_overflow(stacked, a->block_rows, &rows))
+        rows = -1;
+    if (p->m == 0) p->m = a->rows;
+    if (p->m != a->rows && rows != a->rows)
+        return sat_fail(SAT_BAD_SIZE,
+                        "the mask has %lld rows; expected m, %lld, for all heads, or for each of heads, %lld, its own "
+                        "whole blocks: %lld",
+                        (long long)a->rows, (long long)p->m, (long long)p->attention.heads, (long long)rows);
+    return sat_normalise_size(&p->n, a->cols, "n");
+}
+
+static sat_status normalise_sequences(const sat_problem *p, const sat_pattern_view *a) {
+    if (a->sequences == 0) return SAT_OK;
+    if (p->batch != 1)
+        return sat_fail(SAT_BAD_SIZE, "batch is %lld; expected 1 beside %lld packed sequences", (long long)p->batch,
+                        (long long)a->sequences);
+    const int64_t last[] = {a->q_offsets[a->sequences], a->kv_offsets[a->sequences]}, length[] = {p->m, p->n};
+    for (int i = 0; i < 2; i++)
+        if (last[i] != length[i])
+            return sat_fail(SAT_BAD_ROW_PTR, "%s_offsets[%lld] is %lld; expected %s, %lld", i ? "kv" : "q",
+                            (long long)a->sequences, (long long)last[i], i ? "n" : "m", (long long)length[i]);
+    return SAT_OK;
+}
+
+static sat_status normalise_heads(sat_heads *s, const sat_problem *p, int64_t heads, int64_t rows, bool output,
+                                  const char *name) {
+    const sat_attention *t = &p->attention;
+    if (s->batch_stride < 0 || s->head_stride < 0 || s->row_stride < 0)
+        return sat_fail(SAT_BAD_STRIDE, "%s: strides are %lld (batch), %lld (head), %lld (row); expected 0 or more",
+                        name, (long long)s->batch_stride, (long long)s->head_stride, (long long)s->row_stride);
+    bool plain = s->batch_stride == 0 && s->head_stride == 0 && s->row_stride == 0;
+    const int64_t extent[] = {p->batch, heads, rows, t->dim};
+    bool overflows = false;
+    if (plain || rows == 0) {
+        s->row_stride = t->dim;
+        overflows = __builtin_mul_overflow(rows, t->dim, &s->head_stride) ||
+                    __builtin_mul_overflow(heads, s->head_stride, &s->batch_stride);
+    }
+    const int64_t stride[] = {s->batch_stride, s->head_stride, s->row_stride, 1};
+    if (overflows || sat_strides_span(extent, stride, 4) < 0)
+        return sat_fail(SAT_BAD_SIZE, "%s: batch %lld, %lld heads, %lld x %lld with strides %lld, %lld, %lld overflows",
+                        name, (long long)p->batch, (long long)heads, (long long)rows, (long long)t->dim,
+                        (long long)s->batch_stride, (long long)s->head_stride, (long long)s->row_stride);
+    if (output && rows > 0 && !sat_strides_distinct(extent, stride, 4))
+        return sat_fail(SAT_BAD_STRIDE,
+                        "%s: with strides %lld (batch), %lld (head), %lld (row) elements of the output share a place",
+                        name, (long long)s->batch_stride, (long long)s->head_stride, (long long)s->row_stride);
+    return SAT_OK;
+}
+
+static sat_status normalise_layouts(sat_problem *p) {
+    sat_attention *t = &p->attention;
+    bool back = p->op == SAT_ATTENTION_BACKWARD;
+    SAT_TRY(normalise_heads(&t->q, p, t->heads, p->m, false, "q"));
+    SAT_TRY(normalise_heads(&t->k, p, t->kv_heads, p->n, false, "k"));
+    SAT_TRY(normalise_heads(&t->v, p, t->kv_heads, p->n, false, "v"));
+    SAT_TRY(normalise_heads(&t->o, p, t->heads, p->m, !back, "o"));
+    if (!back) {
+        t->dq = t->dk = t->dv = t->do_ = (sat_heads){0};
+        return SAT_OK;
+    }
+    SAT_TRY(normalise_heads(&t->do_, p, t->heads, p->m, false, "do"));
+    SAT_TRY(normalise_heads(&t->dq, p, t->heads, p->m, true, "dq"));
+    SAT_TRY(normalise_heads(&t->dk, p, t->kv_heads, p->n, true, "dk"));
+    return normalise_heads(&t->dv, p, t->kv_heads, p->n, true, "dv");
+}
+
+static sat_status refuse(const sat_problem *p) {
+    if (p->transpose != SAT_NO_TRANSPOSE) return sat_fail(SAT_UNSUPPORTED, "transpose is set; attention has none");
+    if (p->bias != SAT_BIAS_NONE || p->activation != SAT_ACT_NONE)
+        return sat_fail(SAT_UNSUPPORTED, "bias or activation given; attention has neither");
+    if (p->beta != 0) return sat_fail(SAT_UNSUPPORTED, "beta is %g; expected 0 for attention", p->beta);
+    if (p->c_dtype != p->a_dtype)
+        return sat_fail(SAT_UNSUPPORTED, "c_dtype is not a_dtype; attention has one dtype for all");
+    return SAT_OK;
+}
+
+static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
+    sat_attention *t = &p->attention;
+    SAT_TRY(sat_normalise_common(p));
+    SAT_TRY(refuse(p));
+    SAT_TRY(normalise_shape(t));
+    SAT_TRY(normalise_mask(p, a));
+    SAT_TRY(sat_normalise_size(&p->k, t->dim, "k"));
+    SAT_TRY(normalise_sequences(p, a));
+    if (t->window >= p->m + p->n) t->window = 0; /* no two are that far apart */
+    if (p->alpha == 0) p->alpha = 1 / sqrt((double)t->dim);
+    if (p->op == SAT_ATTENTION_BACKWARD) t->lse = false; /* there it is an input, always */
+    p->flags &= ~(uint32_t)SAT_FIXED_VALUES;
+    p->a = p->b = p->c = (sat_layout){0};
+    SAT_TRY(normalise_layouts(p));
+    p->b_align = p->a_align;
+    SAT_TRY(sat_normalise_align(&p->a_align, p->a_dtype, "a_align"));
+    SAT_TRY(sat_normalise_align(&p->b_align, p->b_dtype, "b_align"));
+    return sat_normalise_align(&p->c_align, p->c_dtype, "c_align");
+}
+
+/* ---- operands ---- */
+
+static sat_operand heads_operand(const sat_problem *p, const char *name, const sat_heads *s, bool of_keys,
+                                 bool output) {
+    const sat_attention *t = &p->attention;
+    int64_t heads = of_keys ? t->kv_heads : t->heads, rows = of_keys ? p->n : p->m;
+    const int64_t extent[] = {p->batch, heads, rows, t->dim};
+    const int64_t stride[] = {s->batch_stride, s->head_stride, s->row_stride, 1};
+    return (sat_operand){.name = name,
+                         .dtype = p->a_dtype,
+                         .output = output,
+                         .rows = heads * rows,
+                         .cols = t->dim,
+                         .batch = p->batch,
+                         .layout = {.row_stride = s->row_stride, .col_stride = 1, .batch_stride = s->batch_stride},
+                         .group = rows,
+                         .group_stride = s->head_stride,
+                         .align = output ? p->c_align : p->a_align,
+                         .span = sat_strides_span(extent, stride, 4)};
+}
+
+static sat_operand lse_operand(const sat_problem *p, bool output) {
+    int64_t rows = p->attention.heads * p->m;
+    return (sat_operand){.name = "lse",
+                         .dtype = SAT_F32,
+                         .output = output,
+                         .rows = rows,
+                         .cols = 1,
+                         .batch = p->batch,
+                         .layout = {.row_stride = 1, .col_stride = 1, .batch_stride = rows},
+                         .align = 4,
+                         .span = rows * p->batch};
+}
+
+static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand *out) {
+    (void)a;
+    const sat_attention *t = &p->attention;
+    bool back = p->op == SAT_ATTENTION_BACKWARD;
+    out[0] = heads_operand(p, "q", &t->q, false, false);
+    out[1] = heads_operand(p, "k", &t->k, true, false);
+    out[2] = heads_operand(p, "v", &t->v, true, false);
+    out[3] = heads_operand(p, "o", &t->o, false, !back);
+    if (back || t->lse) out[4] = lse_operand(p, !back);
+    if (!back) return t->lse ? 5 : 4;
+    out[5] = heads_operand(p, "do", &t->do_, false, false);
+    out[6] = heads_operand(p, "dq", &t->dq, false, true);
+    out[7] = heads_operand(p, "dk", &t->dk, true, true);
+    out[8] = heads_operand(p, "dv", &t->dv, true, true);
+    return 9;
+}
+
+static int flip_v(const sat_problem *p) { return (void)p, 2; }
+static int flip_do(const sat_problem *p) { return (void)p, 5; }
+
+/* ---- spelling ---- */
+
+static bool gapless(const sat_problem *p, const sat_heads *s, bool of_keys) {
+    const sat_attention *t = &p->attention;
+    int64_t heads = of_keys ? t->kv_heads : t->heads, rows = of_keys ? p->n : p->m;
+    return s->row_stride == t->dim && s->head_stride == rows * t->dim && s->batch_stride == heads * rows * t->dim;
+}
+
+/* Strides of those that have gaps. Where they do not fit, a number that stands for all of them. */
+static void spell_strides(const sat_problem *p, char *to, size_t size) {
+    const sat_attention *t = &p->attention;
+    const sat_heads *const list[] = {&t->q, &t->k, &t->v, &t->o, &t->do_, &t->dq, &t->dk, &t->dv};
+    static const char *const names[] = {"q", "k", "v", "o", "do", "dq", "dk", "dv"};
+    static const bool of_keys[] = {false, true, true, false, false, false, true, true};
+    uint64_t all = 0xcbf29ce484222325u;
+    size_t at = 0;
+    to[0] = 0;
+    for (int i = 0; i < (p->op == SAT_ATTENTION ? 4 : 8); i++) {
+        const int64_t x[] = {list[i]->batch_stride, list[i]->head_stride, list[i]->row_stride};
+        for (int j = 0; j < 3; j++) all = (all ^ (uint64_t)x[j]) * 0x100000001b3u;
+        if (gapless(p, list[i], of_keys[i]) || at >= size) continue;
+        at += (size_t)snprintf(to + at, size - at, " %s_at=%lld,%lld,%lld", names[i], (long long)x[0], (long long)x[1],
+                               (long long)x[2]);
+    }
+    if (at >= size) snprintf(to, size, " strides=%016llx", (unsigned long long)all);
+}
+
+static void words(const sat_problem *p, const sat_pattern_view *a, bool exact, char *to, size_t size) {
+    const sat_attention *t = &p->attention;
+    sat_mask k = sat_mask_of(p, a);
+    int at =
+        snprintf(to, size, " heads=%lld kv_heads=%lld dim=%lld%s window=%lld%s masks=%lld sequences=%lld",
+                 (long long)t->heads, (long long)t->kv_heads, (long long)t->dim, t->causal ? " causal" : "",
+                 (long long)t->window, t->lse ? " lse" : "", (long long)sat_mask_count(&k, p), (long long)a->sequences);
+    if (at < 0 || (size_t)at >= size || !exact) return;
+    if (p->alpha < 0) at += snprintf(to + at, size - (size_t)at, " negative");
+    spell_strides(p, to + at, size - (size_t)at);
+}
+
+/* Scores of every scale are the same work, but for their sign; those of the trial are of the size that scales are made
+ * for. */
+static sat_problem plain(const sat_problem *p) {
+    sat_problem q = *p;
+    q.alpha = (p->alpha < 0 ? -1 : 1) / sqrt((double)p->attention.dim);
+    return q;
+}
+
+/* A gradient's O and LSE are what the forward pass gives. */
+static sat_problem forward_of(const sat_problem *p) {
+    sat_problem q = *p;
+    q.op = SAT_ATTENTION, q.attention.lse = true, q.c_align = p->a_align;
+    return q;
+}
+
+const sat_op sat_op_attention = {
+    .id = SAT_ATTENTION,
+    .name = "attention",
+    .output = 3,
+    .names = (const char *const[]){"q", "k", "v", "o", "lse", NULL},
+    .aligns = "aaac-",
+    .normalise = normalise,
+    .operands = operands,
+    .flops = sat_attention_flops,
+    .bytes = sat_attention_bytes,
+    .flip = flip_v,
+    .words = words,
+    .plain = plain,
+    .host_checker = &sat_attention_check,
+};
+
+const sat_op sat_op_attention_backward = {
+    .id = SAT_ATTENTION_BACKWARD,
+    .name = "attention-backward",
+    .output = 6,
+    .names = (const char *const[]){"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", NULL},
+    .aligns = "aaaa-accc",
+    .by_columns = true,
+    .normalise = normalise,
+    .operands = operands,
+    .flops = sat_attention_flops,
+    .bytes = sat_attention_bytes,
+    .flip = flip_do,
+    .words = words,
+    .plain = plain,
+    .inputs = forward_of,
+    .host_checker = &sat_attention_backward_check,
+};

@@ -1,0 +1,76 @@
+/* What a check of attention is made of, on the host and on a device: which lines of the outputs are worked out, and how
+ * far a right result may be from them.
+ *
+ * A line is one row of an output: query i of head h and batch item b of O, LSE and dQ, key j of dK and dV. Small
+ * problems have all of their lines worked out in double precision; of larger ones, in every group of `step` lines, one
+ * that the seed chooses. Every element of every line is looked at for NaN, which the poison under it is, and every
+ * element of O for being in the range of V.
+ *
+ * The bounds use that the operands are random. O_x is the sum of P_j*V_jx over keys. Errors in P_j (its rounding to 16
+ * bits, that of the score, that of exp) do not depend on the signs of V, so they add up as a random walk does: to
+ *     eps * sqrt(sum of P_j^2) * max|V|      times SURE, which one sum in 10^13 goes beyond (Hoeffding),
+ * and not to eps * sum of P_j*|V_jx|, under which a dropped block of a long row would hide. What all P_j of a row have
+ * in common, and what a truncating conversion does, is relative to O_x itself. Sums of a row in f32 likewise: each
+ * partial sum is such a walk. The gradients are the same with dS in place of P, and Q, K or dO in place of V. */
+#ifndef SAT_ATTENTION_CHECK_H
+#define SAT_ATTENTION_CHECK_H
+
+#include "attention.h"
+#include "ops/check.h"
+
+#define SAT_LINE_STEP 64  /* at most so many lines, of one head, for one that is worked out */
+#define SAT_SURE      8.0 /* standard deviations */
+#define SAT_WORK      2e9 /* multiply-adds that a host spends on an expectation */
+
+/* The lines of one output. Line (b, h, i) is number (b*heads + h)*groups + i/step, where it is worked out. */
+typedef struct sat_lines {
+    int operand;
+    bool odd; /* changes its sign with the operand that is flipped */
+    int64_t heads, rows, cols, step, groups;
+    double *value;              /* cols of each line */
+    double *wide, *rel, *scale; /* of each line: a right element is within wide + rel*|value|; scale is for reports */
+    double most;                /* no element of any line may be larger; 0: any finite one */
+} sat_lines;
+
+SAT_BOTH static inline int64_t sat_line_groups(int64_t rows, int64_t step) { return (rows + step - 1) / step; }
+
+/* The row that group g, of all groups of an output, has worked out. */
+SAT_BOTH static inline int64_t sat_line_row(const sat_lines *l, uint64_t seed, int64_t g) {
+    int64_t first = g % l->groups * l->step, count = sat_min(l->step, l->rows - first);
+    return first + (int64_t)(sat_mix(seed + (uint64_t)g) % (uint64_t)count);
+}
+
+/* Relative errors of one row of scores and weights. `magnitude`: the largest |alpha|*|q|*|k| (norms); `lse`: |LSE|
+ * where weights come from it; `depth`: how many are summed. */
+typedef struct sat_row_loss {
+    double weight; /* of a weight, beside what all of the row share */
+    double sum;    /* of a sum over the row */
+} sat_row_loss;
+
+SAT_BOTH static inline double sat_low_unit(const sat_problem *p) { /* weights may be rounded as the inputs are */
+    return (p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32 ? 2 * 0x1p-11 : sat_unit(p->a_dtype);
+}
+
+SAT_BOTH static inline double sat_dot_loss(const sat_problem *p) { /* of a product over dim, per product of norms */
+    return sat_accumulated(p, p->attention.dim);
+}
+
+SAT_BOTH static inline sat_row_loss sat_loss_of(const sat_problem *p, double magnitude, double lse, double depth) {
+    double u = sat_unit(p->compute_dtype);
+    sat_row_loss e = {.sum = 2 * (depth + 8) * u}; /* twice: what is rescaled is rounded again */
+    e.weight = sat_low_unit(p) + magnitude * sat_dot_loss(p) + (magnitude + lse + 8) * u + lse * 0x1p-24;
+    return e;
+}
+
+/* From a walk of length `walk` (the root of the sum of squares of what was summed, times the largest of the other
+ * factor) to `wide`. `depth` terms of f16 may each have lost `least` where they were too small for it. */
+SAT_BOTH static inline double sat_walk_bound(const sat_problem *p, sat_row_loss e, double walk, double depth,
+                                             double largest) {
+    return SAT_SURE * ((e.weight + e.sum) * walk + sqrt(depth) * sat_tiny(p->a_dtype) * largest) + sat_tiny(p->c_dtype);
+}
+
+SAT_BOTH static inline double sat_rel_bound(const sat_problem *p, sat_row_loss e) {
+    return 1.001 * sat_unit(p->c_dtype) + e.weight + e.sum;
+}
+
+#endif

@@ -1,0 +1,198 @@
+/* The check of attention, by itself: right results pass it, whoever computed them; a wrong element or a dropped block
+ * does not, in any dtype. */
+#include "support.h"
+
+#include "attention.h"
+#include "core/answer.h"
+#include "core/runner.h"
+#include "core/stage.h"
+
+typedef struct scene {
+    sat_context *ctx;
+    sat_pattern *pattern;
+    const sat_pattern_view *view;
+    sat_question q;
+    sat_stage stage;
+    sat_runner runner;
+} scene;
+
+/* `name` NULL: whichever the estimate prefers. */
+static void open_scene(scene *s, sat_pattern *pattern, sat_context *ctx, sat_problem p, const char *name) {
+    s->ctx = ctx, s->pattern = pattern;
+    assert_ok(sat_pattern_transposed(s->pattern, &s->view));
+    assert_ok(sat_question_make(&s->q, s->ctx, s->pattern, &p));
+    s->q.problem = s->q.trial;
+    assert_ok(sat_stage_open(&s->stage, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
+    sat_answer answer = {0};
+    if (name) answer.variant = sat_registry_find(&s->ctx->registry, name);
+    else assert_ok(sat_answer_estimate(&s->q, &answer));
+    assert_ok(sat_runner_open(&s->runner, s->ctx, answer.variant, &s->q.problem, s->view, &s->q.device, (size_t)1 << 30,
+                              NULL));
+}
+
+static void close_scene(scene *s) {
+    sat_runner_close(&s->runner);
+    sat_stage_close(&s->stage);
+    sat_pattern_free(s->pattern);
+    sat_context_free(s->ctx);
+}
+
+static void run(scene *s) {
+    assert_ok(sat_stage_reset(&s->stage));
+    assert_ok(sat_runner_launch(&s->runner, s->stage.pointer, NULL));
+}
+
+static bool passes(scene *s, char *where) {
+    sat_finding f;
+    assert_ok(sat_stage_check(&s->stage, &f));
+    if (where) snprintf(where, 160, "%s", f.where);
+    return f.ok;
+}
+
+static sat_problem random_problem(uint64_t *r) {
+    const sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
+    int64_t kv = 1 + random_below(r, 2), heads = kv * (1 + random_below(r, 2));
+    sat_problem p = sat_attention_problem(types[random_below(r, 4)], heads, kv, 8 + 8 * random_below(r, 12));
+    if (random_below(r, 2)) p.op = SAT_ATTENTION_BACKWARD;
+    p.batch = 1 + random_below(r, 2);
+    p.attention.causal = random_below(r, 2), p.attention.lse = random_below(r, 2);
+    if (random_below(r, 3) == 0) p.attention.window = 1 + random_below(r, 60);
+    if (random_below(r, 4) == 0) p.alpha = -0.3;
+    if (random_below(r, 3) == 0) p.attention.q = (sat_heads){9000 * heads, 9000, 120};
+    return p;
+}
+
+static void right_results_pass_everywhere(void **state) {
+    (void)state;
+    uint64_t r = 5;
+    for (int i = 0; i < 80; i++) {
+        scene s;
+        char where[160];
+        sat_context *ctx = open_context(SAT_EFFORT_OFF);
+        sat_problem p = random_problem(&r);
+        int64_t m = 1 + random_below(&r, 70), n = 1 + random_below(&r, 150);
+        sat_pattern *pattern =
+            random_pattern(ctx, &r, m, n, 1 + random_below(&r, 40), 1 + random_below(&r, 70), 0.6, i & 1);
+        open_scene(&s, pattern, ctx, p, NULL);
+        assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(&r)));
+        run(&s);
+        if (!passes(&s, where)) fail_msg("case %d, %s by %s: %s", i, s.q.exact, s.runner.variant->name, where);
+        assert_ok(sat_stage_flip(&s.stage));
+        run(&s);
+        if (!passes(&s, where)) fail_msg("case %d flipped, %s: %s", i, s.q.exact, where);
+        close_scene(&s);
+    }
+}
+
+/* 2 heads, 130 x 200, blocks of 16: small enough that every line is worked out. */
+static void open_small(scene *s, uint64_t *r, sat_operation op, sat_dtype type) {
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    sat_problem p = sat_attention_problem(type, 2, 1, 32);
+    p.op = op, p.attention.lse = true;
+    open_scene(s, random_pattern(ctx, r, 130, 200, 16, 16, 0.7, false), ctx, p, NULL);
+    assert_ok(sat_stage_fill(&s->stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(r)));
+    run(s);
+    assert_true(passes(s, NULL));
+}
+
+static void one_wrong_element_is_found(void **state) {
+    (void)state;
+    const sat_dtype types[] = {SAT_F32, SAT_F16, SAT_BF16};
+    uint64_t r = 6;
+    for (int i = 0; i < 60; i++) {
+        scene s;
+        sat_operation op = i & 1 ? SAT_ATTENTION : SAT_ATTENTION_BACKWARD;
+        open_small(&s, &r, op, types[i % 3]);
+        int count = s.stage.count, which = op == SAT_ATTENTION ? 3 : 6 + i / 2 % 3;
+        assert_true(which < count && s.stage.operand[which].output);
+        const sat_operand *o = &s.stage.operand[which];
+        int64_t at = 0;
+        double x = 0;
+        for (int tries = 0; tries < 100 && x == 0; tries++) { /* a row that keeps something */
+            at = sat_operand_at(o, 0, random_below(&r, o->rows), random_below(&r, o->cols));
+            x = sat_load(o->dtype, s.stage.pointer[which], at);
+        }
+        sat_store(o->dtype, s.stage.pointer[which], at, x > 0 ? x * 0.25 - 0.01 : x * 0.25 + 0.01);
+        if (passes(&s, NULL)) fail_msg("%s: %g for %g was not seen", o->name, 0.25 * x, x);
+        close_scene(&s);
+    }
+}
+
+static void a_row_that_was_not_written_is_found(void **state) {
+    (void)state;
+    uint64_t r = 7;
+    scene s;
+    open_small(&s, &r, SAT_ATTENTION, SAT_F32);
+    memset((float *)s.stage.pointer[4] + 77, 0xff, 4); /* LSE */
+    assert_false(passes(&s, NULL));
+    close_scene(&s);
+}
+
+/* The same run with one block less in its pattern. */
+static void run_without_a_block(scene *s, uint64_t *r) {
+    const sat_pattern_view *v = s->view;
+    int64_t *ptr = malloc((size_t)(v->grid_rows + 1) * sizeof *ptr), out = random_below(r, v->stored_blocks);
+    int32_t *col = malloc((size_t)v->stored_blocks * sizeof *col);
+    for (int64_t t = 0; t < v->stored_blocks; t++)
+        if (t != out) col[t - (t > out)] = v->col_idx[t];
+    for (int64_t g = 0; g <= v->grid_rows; g++) ptr[g] = v->row_ptr[g] - (v->row_ptr[g] > out);
+    sat_bsr b = {SAT_SIZED(sat_bsr), v->rows, v->cols, v->block_rows, v->block_cols, v->stored_blocks - 1};
+    int64_t *col64 = malloc((size_t)v->stored_blocks * sizeof *col64);
+    for (int64_t t = 0; t + 1 < v->stored_blocks; t++) col64[t] = col[t];
+    b.index_type = SAT_I64, b.row_ptr = ptr, b.col_idx = col64;
+    sat_pattern *less = NULL;
+    assert_ok(sat_pattern_create(s->ctx, &b, &less));
+    const sat_pattern_view *view;
+    assert_ok(sat_pattern_transposed(less, &view));
+    sat_runner faulty;
+    assert_ok(
+        sat_runner_open(&faulty, s->ctx, s->runner.variant, &s->q.problem, view, &s->q.device, (size_t)1 << 30, NULL));
+    assert_ok(sat_stage_reset(&s->stage));
+    assert_ok(sat_runner_launch(&faulty, s->stage.pointer, NULL));
+    sat_runner_close(&faulty);
+    sat_pattern_free(less);
+    free(ptr), free(col), free(col64);
+}
+
+static void a_dropped_block_is_found(void **state) {
+    (void)state;
+    const sat_dtype types[] = {SAT_F32, SAT_F16, SAT_BF16, SAT_F64};
+    uint64_t r = 8;
+    for (int i = 0; i < 40; i++) {
+        scene s;
+        open_small(&s, &r, i & 1 ? SAT_ATTENTION : SAT_ATTENTION_BACKWARD, types[i / 2 % 4]);
+        run_without_a_block(&s, &r);
+        if (passes(&s, NULL)) fail_msg("case %d: nobody saw it, %s", i, s.q.exact);
+        close_scene(&s);
+    }
+}
+
+/* Of a long row a block is a small part, and only some lines of so large a problem are worked out. */
+static void a_block_of_a_long_row_is_found(void **state) {
+    (void)state;
+    const sat_dtype types[] = {SAT_F32, SAT_F16, SAT_BF16};
+    uint64_t r = 9;
+    for (int i = 0; i < 6; i++) {
+        scene s;
+        sat_context *ctx = open_context(SAT_EFFORT_OFF);
+        sat_problem p = sat_attention_problem(types[i % 3], 1, 1, 64);
+        if (i >= 3) p.op = SAT_ATTENTION_BACKWARD;
+        open_scene(&s, random_pattern(ctx, &r, 2048, 8192, 128, 128, 0.9, false), ctx, p, NULL);
+        char where[160];
+        assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(&r)));
+        run(&s);
+        if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
+        run_without_a_block(&s, &r);
+        if (passes(&s, NULL)) fail_msg("nobody saw it, %s", s.q.exact);
+        close_scene(&s);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(right_results_pass_everywhere),       cmocka_unit_test(one_wrong_element_is_found),
+        cmocka_unit_test(a_row_that_was_not_written_is_found), cmocka_unit_test(a_dropped_block_is_found),
+        cmocka_unit_test(a_block_of_a_long_row_is_found),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
