@@ -19,6 +19,8 @@ static void every_variant_gets_its_cases(void **state) {
             found++;
             case_free(&c);
         }
+        bool absent = cuda_lines[i].family->version && !cuda_lines[i].family->version();
+        if (absent && found == 0) continue; // what it takes depends on which version of the library is there
         if (found < LEAST) fail_msg("%s takes %d of %d cases; expected %d", v.name, found, CASES, LEAST);
     }
     sat_context_free(host);

@@ -89,8 +89,10 @@ class Bench(rivals.Bench):
         from torch.nn.attention.flex_attention import flex_attention
         if self.compiled is None:
             self.compiled = self.torch.compile(flex_attention, dynamic=False)
-        mask = self.flex_mask(job)
-        return self.measure(job, lambda q, k, v: self.compiled(q, k, v, block_mask=mask, enable_gqa=job["heads"] != job["kv_heads"]))
+        mask, more = self.flex_mask(job), {"enable_gqa": job["heads"] != job["kv_heads"]}
+        if 0 < job["block"] < 128:  # its own tiles must divide the mask's blocks
+            more["kernel_options"] = {name: job["block"] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2")}
+        return self.measure(job, lambda q, k, v: self.compiled(q, k, v, block_mask=mask, **more))
 
     def flex_mask(self, job):
         """As create_block_mask makes it: stored blocks are kept whole, and in those FlexAttention tests no element."""
