@@ -207,11 +207,17 @@ static sat_dnn *take_idle(int at) {
     return g;
 }
 
+static bool same_key(const double *x, const double *y) {
+    for (int i = 0; i < SAT_DNN_KEY; i++)
+        if (x[i] != y[i]) return false;
+    return true;
+}
+
 static sat_dnn *find_idle(int device, const double *key) {
     sat_dnn *found = NULL;
     pthread_mutex_lock(&idle_lock);
     for (int i = 0; i < idle_count && !found; i++)
-        if (idle[i]->device == device && memcmp(idle[i]->key, key, sizeof idle[i]->key) == 0) found = take_idle(i);
+        if (idle[i]->device == device && same_key(idle[i]->key, key)) found = take_idle(i);
     pthread_mutex_unlock(&idle_lock);
     return found;
 }

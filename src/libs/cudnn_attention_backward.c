@@ -15,7 +15,8 @@ typedef struct places { /* of the workspace */
 static places places_of(const sat_problem *p, int option) {
     const sat_attention *t = &p->attention;
     double rows = (double)(p->batch * t->heads) * (double)p->m, keys = (double)(p->batch * t->heads) * (double)p->n;
-    double dim = (double)t->dim, padded = (double)((p->m + 127) / 128 * 128) * (double)((p->n + 127) / 128 * 128);
+    int64_t padded_m = (p->m + 127) / 128 * 128, padded_n = (p->n + 127) / 128 * 128;
+    double dim = (double)t->dim, padded = (double)padded_m * (double)padded_n;
     places x = {0};
     x.delta = sat_libs_carve(&x.bytes, 4 * rows);
     x.sums = sat_libs_carve(&x.bytes, option == ATOMIC ? 4 * rows * dim : 0);

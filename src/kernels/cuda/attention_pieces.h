@@ -88,8 +88,9 @@ static inline int64_t sat_att_most_pieces(const sat_mask *k, int groups) {
     return (k->m + rows - 1) / rows + k->sequences;
 }
 static inline double sat_att_most_entries(const sat_mask *k, int64_t stored_blocks, int64_t chunk) {
-    int64_t down = sat_min(k->block_rows, k->m) + SAT_ATT_ROWS - 1, over = sat_min(k->block_cols, k->n) + chunk - 1;
-    return (double)stored_blocks * (double)(down / SAT_ATT_ROWS) * (double)(over / chunk);
+    int64_t down = (sat_min(k->block_rows, k->m) + SAT_ATT_ROWS - 1) / SAT_ATT_ROWS;
+    int64_t over = (sat_min(k->block_cols, k->n) + chunk - 1) / chunk;
+    return (double)stored_blocks * (double)down * (double)over;
 }
 
 typedef struct sat_att_lists {
