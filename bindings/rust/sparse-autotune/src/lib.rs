@@ -34,6 +34,7 @@
 //! run time. Tuning results are shared with the C library, its command line and its Python package through one cache.
 #![warn(missing_docs)]
 
+mod attention;
 mod bsr;
 mod cache;
 mod context;
@@ -45,6 +46,7 @@ mod problem;
 mod race;
 mod types;
 
+pub use attention::{Attention, HeadLayout};
 pub use bsr::Bsr;
 pub use cache::CacheEntry;
 pub use context::{Context, ContextBuilder, Device, LogLevel, Variant};

@@ -8,6 +8,7 @@ use sparse_autotune_sys as sys;
 
 use crate::context::Context;
 use crate::error::{Error, Result, check};
+use crate::problem::Need;
 use crate::types::{Backend, Dtype, Element};
 
 /// Memory of a context's device, for those who have no other way to it. Dropping it waits for work that uses it.
@@ -157,7 +158,7 @@ impl Span {
     }
 
     /// Whether a run of this context can use it, and finds enough.
-    pub(crate) fn fits(&self, name: &str, context: &Context, dtype: Dtype, wanted: usize) -> Result<*mut c_void> {
+    pub(crate) fn fits(&self, context: &Context, &Need { name, dtype, len: wanted }: &Need) -> Result<*mut c_void> {
         if self.dtype != dtype {
             return Err(Error::Unsupported(format!("{name} is {:?}, and the problem says {dtype:?}", self.dtype)));
         }

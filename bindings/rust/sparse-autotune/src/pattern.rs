@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::{Error, Result, check, size};
 use crate::types::{Backend, Index};
 
-/// The indices of a BSR matrix: checked, copied, and brought to the device of a context. A clone is another handle of
+/// The indices of a BSR matrix, or a mask of attention: checked, copied, and brought to the device of a context. A clone is another handle of
 /// the same pattern; patterns may outlive their context.
 ///
 /// Rows and columns need not be multiples of the block. The last blocks are stored whole; what they hold beyond the
@@ -60,6 +60,45 @@ impl Pattern {
         row_ptr: &[I],
         col_idx: &[I],
     ) -> Result<Self> {
+        Self::make(context, shape, block, row_ptr, col_idx, None)
+    }
+
+    /// One stored block that is the whole matrix: the mask of attention that hides nothing.
+    pub fn full(context: &Context, shape: [usize; 2]) -> Result<Self> {
+        let (row_ptr, col_idx): (&[i64], &[i64]) = match shape {
+            [0, _] => (&[0], &[]),
+            [_, 0] => (&[0, 0], &[]),
+            _ => (&[0, 1], &[0]),
+        };
+        Self::new(context, shape, shape.map(|side| side.max(1)), row_ptr, col_idx)
+    }
+
+    /// The same blocks as a mask of attention over sequences that lie one after the other, and do not see each other.
+    ///
+    /// Both offsets have an entry for each sequence and one more: 0 first, never decreasing, the number of queries and of
+    /// keys last. The blocks count over all of them.
+    pub fn with_sequences(&self, context: &Context, q_offsets: &[i64], kv_offsets: &[i64]) -> Result<Self> {
+        let bad = |name: &str, offsets: &[i64], wanted: &str| {
+            Err(Error::BadRowPtr(format!("{name} has {} entries, expected {wanted}", offsets.len())))
+        };
+        if q_offsets.len() < 2 {
+            return bad("q_offsets", q_offsets, "one for each sequence and one more");
+        }
+        if kv_offsets.len() != q_offsets.len() {
+            return bad("kv_offsets", kv_offsets, &format!("as many as q_offsets has, {}", q_offsets.len()));
+        }
+        let col_idx: Vec<i64> = self.col_idx()?.iter().map(|&column| column.into()).collect();
+        Self::make(context, self.0.shape, self.0.block, self.row_ptr()?, &col_idx, Some((q_offsets, kv_offsets)))
+    }
+
+    fn make<I: Index>(
+        context: &Context,
+        shape: [usize; 2],
+        block: [usize; 2],
+        row_ptr: &[I],
+        col_idx: &[I],
+        offsets: Option<(&[i64], &[i64])>,
+    ) -> Result<Self> {
         if block[0] == 0 || block[1] == 0 {
             return Err(Error::BadBlock(format!("block is {}x{}: both sides are at least 1", block[0], block[1])));
         }
@@ -91,7 +130,9 @@ impl Pattern {
             index_type: I::RAW,
             row_ptr: row_ptr.as_ptr().cast(),
             col_idx: if col_idx.is_empty() { ptr::null() } else { col_idx.as_ptr().cast() },
-            ..sys::sat_bsr::default()
+            sequences: offsets.map_or(Ok(0), |(q, _)| size("q_offsets' length", q.len() - 1))?,
+            q_offsets: offsets.map_or(ptr::null(), |(q, _)| q.as_ptr()),
+            kv_offsets: offsets.map_or(ptr::null(), |(_, kv)| kv.as_ptr()),
         };
         let mut raw = ptr::null_mut();
         // SAFETY: the arrays are as long as the struct says, and are copied.

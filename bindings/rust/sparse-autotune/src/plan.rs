@@ -9,12 +9,12 @@ use crate::context::{Context, text};
 use crate::error::{Error, Result, check};
 use crate::memory::{Input, Output, Span};
 use crate::pattern::Pattern;
-use crate::problem::{Extents, Operation, Problem};
+use crate::problem::{Need, Operation, Problem};
 
 /// A tuned product. It serves one caller at a time, so running it takes `&mut`; [`Plan::try_clone`] is cheap.
 pub struct Plan {
     raw: *mut sys::sat_plan,
-    extents: Extents,
+    needs: Vec<Need>,
     problem: Problem,
     /// Freed after the plan.
     context: Context,
@@ -67,10 +67,10 @@ impl Plan {
         ) -> sys::sat_status,
     ) -> Result<Self> {
         pattern.belongs_to(context)?;
-        let (extents, raw_problem) = (problem.extents(pattern)?, problem.raw()?);
+        let (needs, raw_problem) = (problem.needs(pattern)?, problem.raw()?);
         let mut raw = ptr::null_mut();
         check(create(context.raw(), pattern.as_ptr(), &raw_problem, &mut raw))?;
-        Ok(Self { raw, extents, problem: *problem, context: context.clone() })
+        Ok(Self { raw, needs, problem: *problem, context: context.clone() })
     }
 
     /// A second plan with a workspace of its own; tunes nothing.
@@ -78,40 +78,47 @@ impl Plan {
         let mut raw = ptr::null_mut();
         // SAFETY: the plan is open.
         check(unsafe { sys::sat_plan_dup(self.raw, &mut raw) })?;
-        Ok(Self { raw, extents: self.extents, problem: self.problem, context: self.context.clone() })
+        Ok(Self { raw, needs: self.needs.clone(), problem: self.problem, context: self.context.clone() })
     }
 
     /// Runs a matmul: `c = act(alpha*op(A)*b + beta*c)`. On a GPU the run is queued on the default stream.
-    pub fn matmul(&mut self, values: impl Input, b: impl Input, c: impl Output) -> Result<()> {
-        self.run(Operation::Matmul, values.span(), b.span(), c, None)
+    pub fn matmul(&mut self, values: impl Input, b: impl Input, mut c: impl Output) -> Result<()> {
+        self.run(Operation::Matmul, &[values.span(), b.span(), c.span()])
     }
 
     /// Runs a matmul whose problem has a bias: one value for each row of C.
-    pub fn matmul_bias(&mut self, values: impl Input, b: impl Input, c: impl Output, bias: impl Input) -> Result<()> {
-        self.run(Operation::Matmul, values.span(), b.span(), c, Some(bias.span()))
+    pub fn matmul_bias(
+        &mut self,
+        values: impl Input,
+        b: impl Input,
+        mut c: impl Output,
+        bias: impl Input,
+    ) -> Result<()> {
+        self.run(Operation::Matmul, &[values.span(), b.span(), c.span(), bias.span()])
     }
 
     /// Runs a sampled product: `values = alpha*(x*y at the stored blocks) + beta*values`.
-    pub fn sampled(&mut self, x: impl Input, y: impl Input, values: impl Output) -> Result<()> {
-        self.run(Operation::Sampled, x.span(), y.span(), values, None)
+    pub fn sampled(&mut self, x: impl Input, y: impl Input, mut values: impl Output) -> Result<()> {
+        self.run(Operation::Sampled, &[x.span(), y.span(), values.span()])
     }
 
-    fn run(&mut self, operation: Operation, a: Span, b: Span, mut c: impl Output, bias: Option<Span>) -> Result<()> {
-        let operands = operands(&self.context, &self.problem, self.extents, operation, [a, b, c.span()], bias)?;
-        // SAFETY: every operand was checked to be as large as the problem says; C is borrowed mutably until the call
-        // returns, and a buffer waits for the stream before its memory is read, written or freed by anybody.
+    /// The callers hold what the spans are of until this returns.
+    pub(crate) fn run(&mut self, operation: Operation, spans: &[Span]) -> Result<()> {
+        let operands = operands(&self.context, &self.problem, &self.needs, operation, spans)?;
+        // SAFETY: every operand was checked to be as large as the problem says; outputs are borrowed mutably until the
+        // call returns, and a buffer waits for the stream before its memory is read, written or freed by anybody.
         unsafe { self.run_raw(&operands, ptr::null_mut()) }
     }
 
     /// Runs on raw addresses, in the order of the C library: values, B, C and, where the problem has one, bias; or X, Y,
-    /// values. `stream` is a `cudaStream_t` on CUDA and ignored on a CPU. What is queued on it may still run when this
-    /// returns.
+    /// values; or Q, K, V, O and, where the problem has one, LSE; or Q, K, V, O, LSE, dO, dQ, dK, dV. `stream` is a
+    /// `cudaStream_t` on CUDA and ignored on a CPU. What is queued on it may still run when this returns.
     ///
     /// # Safety
     /// Each address has as much behind it, on the context's device, as the problem says, until the run is done; nobody
     /// else writes what is read, and nobody else uses what is written.
     pub unsafe fn run_raw(&mut self, operands: &[*mut c_void], stream: *mut c_void) -> Result<()> {
-        let wanted = 3 + usize::from(self.extents.bias.is_some());
+        let wanted = self.needs.len();
         if operands.len() < wanted {
             return Err(Error::BadSize(format!("operands has {} entries, {wanted} are needed", operands.len())));
         }
@@ -121,7 +128,10 @@ impl Plan {
 
     /// Takes in new block values, where the problem says that they are fixed. The first run does it by itself.
     pub fn refresh(&mut self, values: impl Input) -> Result<()> {
-        let values = values.span().fits("values", &self.context, self.problem.dtype, self.extents.a)?;
+        if self.problem.operation != Operation::Matmul {
+            return Err(Error::Unsupported(format!("a {:?} has no values to refresh", self.problem.operation)));
+        }
+        let values = values.span().fits(&self.context, &self.needs[0])?;
         // SAFETY: as large as the problem says.
         check(unsafe { sys::sat_plan_refresh(self.raw, values, ptr::null_mut()) })
     }
@@ -146,37 +156,35 @@ impl Plan {
     }
 }
 
+/// As many as any operation has.
+const MOST: usize = 9;
+
 /// The addresses, once each is known to hold enough.
 fn operands(
     context: &Context,
     problem: &Problem,
-    extents: Extents,
+    needs: &[Need],
     operation: Operation,
-    [a, b, c]: [Span; 3],
-    bias: Option<Span>,
-) -> Result<[*mut c_void; 4]> {
+    spans: &[Span],
+) -> Result<[*mut c_void; MOST]> {
     if problem.operation != operation {
         return Err(Error::Unsupported(format!(
             "the problem is a {:?}, and this is a {operation:?}",
             problem.operation
         )));
     }
-    let names = match operation {
-        Operation::Matmul => ["values", "b", "c"],
-        Operation::Sampled => ["x", "y", "values"],
-    };
-    let bias = match (extents.bias, bias) {
-        (Some(wanted), Some(bias)) => bias.fits("bias", context, problem.out_dtype, wanted)?,
-        (None, None) => ptr::null_mut(),
-        (Some(_), None) => return Err(Error::NullPointer("bias is missing, and the problem has one".into())),
-        (None, Some(_)) => return Err(Error::Unsupported("bias is given, and the problem has none".into())),
-    };
-    Ok([
-        a.fits(names[0], context, problem.dtype, extents.a)?,
-        b.fits(names[1], context, problem.dtype, extents.b)?,
-        c.fits(names[2], context, problem.out_dtype, extents.c)?,
-        bias,
-    ])
+    if let Some(missing) = needs.get(spans.len()) {
+        return Err(Error::NullPointer(format!("{} is missing, and the problem has one", missing.name)));
+    }
+    if spans.len() > needs.len() {
+        let extra = if operation == Operation::Attention { "lse" } else { "bias" };
+        return Err(Error::Unsupported(format!("{extra} is given, and the problem has none")));
+    }
+    let mut addresses = [ptr::null_mut(); MOST];
+    for ((address, span), need) in addresses.iter_mut().zip(spans).zip(needs) {
+        *address = span.fits(context, need)?;
+    }
+    Ok(addresses)
 }
 
 /// The one-call forms: the plan is found or made, and kept in a bounded pool of the context.
@@ -188,9 +196,9 @@ impl Context {
         problem: &Problem,
         values: impl Input,
         b: impl Input,
-        c: impl Output,
+        mut c: impl Output,
     ) -> Result<()> {
-        self.call(Operation::Matmul, pattern, problem, [values.span(), b.span()], c, None)
+        self.call(Operation::Matmul, pattern, problem, &[values.span(), b.span(), c.span()])
     }
 
     /// The same with a bias: one value for each row of C.
@@ -200,10 +208,10 @@ impl Context {
         problem: &Problem,
         values: impl Input,
         b: impl Input,
-        c: impl Output,
+        mut c: impl Output,
         bias: impl Input,
     ) -> Result<()> {
-        self.call(Operation::Matmul, pattern, problem, [values.span(), b.span()], c, Some(bias.span()))
+        self.call(Operation::Matmul, pattern, problem, &[values.span(), b.span(), c.span(), bias.span()])
     }
 
     /// `values = alpha*(x*y at the stored blocks) + beta*values`.
@@ -213,27 +221,25 @@ impl Context {
         problem: &Problem,
         x: impl Input,
         y: impl Input,
-        values: impl Output,
+        mut values: impl Output,
     ) -> Result<()> {
-        self.call(Operation::Sampled, pattern, problem, [x.span(), y.span()], values, None)
+        self.call(Operation::Sampled, pattern, problem, &[x.span(), y.span(), values.span()])
     }
 
-    fn call(
+    pub(crate) fn call(
         &self,
         operation: Operation,
         pattern: &Pattern,
         problem: &Problem,
-        [a, b]: [Span; 2],
-        mut c: impl Output,
-        bias: Option<Span>,
+        spans: &[Span],
     ) -> Result<()> {
-        let extents = problem.extents(pattern)?;
-        let operands = operands(self, problem, extents, operation, [a, b, c.span()], bias)?;
+        let operands = operands(self, problem, &problem.needs(pattern)?, operation, spans)?;
         // SAFETY: as in Plan::run.
-        unsafe { self.call_raw(pattern, problem, operands, ptr::null_mut()) }
+        unsafe { self.call_raw(pattern, problem, &operands, ptr::null_mut()) }
     }
 
-    /// One call on raw addresses: values, B, C and bias (or null), or X, Y, values and null.
+    /// One call on raw addresses, in the order of [`Plan::run_raw`]. A bias or an LSE that there is none of is null, or left
+    /// out; an LSE that is given is written, whatever the problem says.
     ///
     /// # Safety
     /// As for [`Plan::run_raw`].
@@ -241,17 +247,24 @@ impl Context {
         &self,
         pattern: &Pattern,
         problem: &Problem,
-        operands: [*mut c_void; 4],
+        operands: &[*mut c_void],
         stream: *mut c_void,
     ) -> Result<()> {
         pattern.belongs_to(self)?;
         let raw = problem.raw()?;
-        let [a, b, c, bias] = operands;
+        let mut all = [ptr::null_mut(); MOST];
+        all.iter_mut().zip(operands).for_each(|(to, from)| *to = *from);
+        let (ctx, pat) = (self.raw(), pattern.as_ptr());
+        let [a, b, c, d, e, f, g, h, i] = all;
         // SAFETY: the caller's.
         check(unsafe {
             match problem.operation {
-                Operation::Matmul => sys::sat_bsr_matmul(self.raw(), pattern.as_ptr(), &raw, a, b, c, bias, stream),
-                Operation::Sampled => sys::sat_bsr_sampled_matmul(self.raw(), pattern.as_ptr(), &raw, a, b, c, stream),
+                Operation::Matmul => sys::sat_bsr_matmul(ctx, pat, &raw, a, b, c, d, stream),
+                Operation::Sampled => sys::sat_bsr_sampled_matmul(ctx, pat, &raw, a, b, c, stream),
+                Operation::Attention => sys::sat_attention_forward(ctx, pat, &raw, a, b, c, d, e.cast(), stream),
+                Operation::AttentionBackward => {
+                    sys::sat_attention_backward(ctx, pat, &raw, a, b, c, d, e.cast(), f, g, h, i, stream)
+                }
             }
         })
     }

@@ -2,6 +2,7 @@
 
 use sparse_autotune_sys as sys;
 
+use crate::attention::Attention;
 use crate::error::{Error, Result, size};
 use crate::pattern::Pattern;
 use crate::types::{Activation, Dtype, Element};
@@ -68,11 +69,13 @@ impl Layout {
 pub(crate) enum Operation {
     Matmul,
     Sampled,
+    Attention,
+    AttentionBackward,
 }
 
-/// What to do with a block-sparse matrix: either `C = act(alpha*op(A)*B + beta*C + bias)`, or the sampled product
-/// `S = alpha*(X*Y at the stored blocks) + beta*S`. One dtype throughout, row-major without gaps, alpha 1 and beta 0,
-/// unless changed.
+/// What to do with a pattern: `C = act(alpha*op(A)*B + beta*C + bias)`, or the sampled product
+/// `S = alpha*(X*Y at the stored blocks) + beta*S`, or [`Attention`] under the pattern as a mask, or its gradients. One dtype
+/// throughout, row-major without gaps, alpha 1 and beta 0, unless changed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Problem {
     pub(crate) operation: Operation,
@@ -91,10 +94,12 @@ pub struct Problem {
     activation: Activation,
     flags: u32,
     align: [u32; 3],
+    /// Of no meaning to the products.
+    attention: Attention,
 }
 
 impl Problem {
-    fn new(operation: Operation, dtype: Dtype, free: usize) -> Self {
+    pub(crate) fn new(operation: Operation, dtype: Dtype, free: usize) -> Self {
         Self {
             operation,
             free,
@@ -111,7 +116,12 @@ impl Problem {
             activation: Activation::None,
             flags: 0,
             align: [0; 3],
+            attention: Attention::default(),
         }
+    }
+
+    pub(crate) fn with_attention(self, attention: &Attention) -> Self {
+        Self { attention: *attention, alpha: attention.scale, ..self }
     }
 
     /// `C = A*B` with `n` columns; A is block-sparse.
@@ -144,7 +154,7 @@ impl Problem {
         Self { batch: batch.max(1), ..self }
     }
 
-    /// The scale of the product.
+    /// The scale of the product; of attention, that of the scores, where 0 means `1/sqrt(dim)`.
     pub fn alpha(self, alpha: f64) -> Self {
         Self { alpha, ..self }
     }
@@ -185,8 +195,9 @@ impl Problem {
         Self { c: layout, ..self }
     }
 
-    /// The bytes that the three operands' addresses are multiples of; 0: their element's size. A [`Plan`] that knows
-    /// more has more variants to choose from. The one-call forms read it off the addresses.
+    /// The bytes that the three operands' addresses are multiples of; 0: their element's size. Of attention the first
+    /// counts for everything that is read, the last for all that is written. A [`Plan`] that knows more has more variants
+    /// to choose from. The one-call forms read it off the addresses.
     ///
     /// [`Plan`]: crate::Plan
     pub fn alignment(self, bytes: [u32; 3]) -> Self {
@@ -223,6 +234,8 @@ impl Problem {
             match self.operation {
                 Operation::Matmul => sys::sat_matmul_problem(self.dtype.raw(), size("n", self.free)?),
                 Operation::Sampled => sys::sat_sampled_problem(self.dtype.raw(), size("k", self.free)?),
+                Operation::Attention => self.attention.raw(self.dtype, false)?,
+                Operation::AttentionBackward => self.attention.raw(self.dtype, true)?,
             }
         };
         raw.transpose = if self.transpose { sys::SAT_TRANSPOSE } else { sys::SAT_NO_TRANSPOSE };
@@ -239,8 +252,8 @@ impl Problem {
         Ok(raw)
     }
 
-    /// How many elements each operand must have at least.
-    pub(crate) fn extents(&self, pattern: &Pattern) -> Result<Extents> {
+    /// What each operand must have at least, in the library's order.
+    pub(crate) fn needs(&self, pattern: &Pattern) -> Result<Vec<Need>> {
         let [rows, cols] = pattern.shape();
         let stored = |layout: Layout| match pattern.stored_values() {
             0 => Ok(0),
@@ -249,31 +262,34 @@ impl Problem {
                 .and_then(|more| more.checked_add(one))
                 .ok_or_else(|| Error::BadSize(format!("values: a batch stride of {} overflows", layout.batch_stride))),
         };
+        let input = |name, len| Need { name, dtype: self.dtype, len };
+        let output = |name, len| Need { name, dtype: self.out_dtype, len };
         match self.operation {
             Operation::Matmul => {
                 let (m, k) = if self.transpose { (cols, rows) } else { (rows, cols) };
-                Ok(Extents {
-                    a: stored(self.a)?,
-                    b: self.b.extent("b", k, self.free, self.batch)?,
-                    c: self.c.extent("c", m, self.free, self.batch)?,
-                    bias: self.bias.then_some(m),
-                })
+                let mut needs = vec![
+                    input("values", stored(self.a)?),
+                    input("b", self.b.extent("b", k, self.free, self.batch)?),
+                    output("c", self.c.extent("c", m, self.free, self.batch)?),
+                ];
+                needs.extend(self.bias.then_some(output("bias", m)));
+                Ok(needs)
             }
-            Operation::Sampled => Ok(Extents {
-                a: self.a.extent("x", rows, self.free, self.batch)?,
-                b: self.b.extent("y", self.free, cols, self.batch)?,
-                c: stored(self.c)?,
-                bias: None,
-            }),
+            Operation::Sampled => Ok(vec![
+                input("x", self.a.extent("x", rows, self.free, self.batch)?),
+                input("y", self.b.extent("y", self.free, cols, self.batch)?),
+                output("values", stored(self.c)?),
+            ]),
+            Operation::Attention => self.attention.needs(self.dtype, self.batch, pattern, false),
+            Operation::AttentionBackward => self.attention.needs(self.dtype, self.batch, pattern, true),
         }
     }
 }
 
-/// Elements that operands have.
+/// An operand: what it is called, and how many elements of which dtype it has at least.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Extents {
-    pub a: usize,
-    pub b: usize,
-    pub c: usize,
-    pub bias: Option<usize>,
+pub(crate) struct Need {
+    pub name: &'static str,
+    pub dtype: Dtype,
+    pub len: usize,
 }

@@ -1,0 +1,308 @@
+//! Attention, forward and backward: what it is, and the calls that run it.
+
+use sparse_autotune_sys as sys;
+
+use crate::context::Context;
+use crate::error::{Error, Result, size};
+use crate::memory::{Input, Output};
+use crate::pattern::Pattern;
+use crate::plan::Plan;
+use crate::problem::{Need, Operation, Problem};
+use crate::types::{Dtype, Element};
+
+/// Where an operand's heads lie: element (b, h, i, x) is at `b*batch_stride + h*head_stride + i*row_stride + x`.
+///
+/// All 0, which is what the default says, mean (batch, head, row, element) without gaps. Any other order with the elements
+/// of a row together, and heads that are a part of something larger, are strides of this kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct HeadLayout {
+    /// From one of a batch to the next.
+    pub batch_stride: usize,
+    /// From a head to the next.
+    pub head_stride: usize,
+    /// From a row (a query, a key) to the next.
+    pub row_stride: usize,
+}
+
+impl HeadLayout {
+    fn raw(self, name: &str) -> Result<sys::sat_heads> {
+        Ok(sys::sat_heads {
+            batch_stride: size(&format!("{name}.batch_stride"), self.batch_stride)?,
+            head_stride: size(&format!("{name}.head_stride"), self.head_stride)?,
+            row_stride: size(&format!("{name}.row_stride"), self.row_stride)?,
+        })
+    }
+
+    /// How many elements a slice must have to hold this.
+    fn extent(self, name: &str, [batch, heads, rows, dim]: [usize; 4]) -> Result<usize> {
+        if [batch, heads, rows, dim].contains(&0) {
+            return Ok(0);
+        }
+        let reach = |count: usize, stride: usize| (count - 1).checked_mul(stride);
+        let len = if self == Self::default() {
+            [heads, rows, dim].into_iter().try_fold(batch, usize::checked_mul)
+        } else {
+            reach(batch, self.batch_stride)
+                .and_then(|sum| sum.checked_add(reach(heads, self.head_stride)?))
+                .and_then(|sum| sum.checked_add(reach(rows, self.row_stride)?))
+                .and_then(|sum| sum.checked_add(dim))
+        };
+        len.ok_or_else(|| {
+            Error::BadSize(format!("{name}: batch {batch}, {heads} heads, {rows} x {dim} with {self:?} overflows"))
+        })
+    }
+}
+
+/// What attention is to do: `O = softmax(scale*Q*K^T where kept)*V`, for each head.
+///
+/// The [`Pattern`] is the mask, over the scores, one row for each query and one column for each key: key j is kept for query
+/// i where the block of (i, j) is stored, [`causal`](Self::causal) and [`window`](Self::window) allow it, and both belong to
+/// the same sequence ([`Pattern::with_sequences`]). Without a mask it is [`Pattern::full`]. A query for which nothing is
+/// kept gets zeros.
+///
+/// ```
+/// use sparse_autotune::{Attention, Context, Pattern, Plan, Problem};
+///
+/// # fn main() -> sparse_autotune::Result<()> {
+/// # let context = Context::builder().device("cpu").cache_in_memory().effort(sparse_autotune::Effort::Off).build()?;
+/// // Two heads of queries over one of keys, 4 queries and 4 keys of 8 elements, the past alone.
+/// let mask = Pattern::full(&context, [4, 4])?;
+/// let attention = Attention::new(2, 8).kv_heads(1).causal(true).lse(true);
+/// let (q, k) = (vec![0f32; 2 * 4 * 8], vec![0f32; 4 * 8]);
+/// let v: Vec<f32> = (0..32).map(|at| (at / 8) as f32).collect(); // key j is worth j
+/// let (mut o, mut lse) = (vec![0f32; 64], vec![0f32; 8]);
+///
+/// let mut plan = Plan::new(&context, &mask, &Problem::attention::<f32>(&attention))?;
+/// plan.attention_lse((&q, &k, &v), &mut o, &mut lse)?;
+/// assert_eq!(o[3 * 8], 1.5); // the last query of the first head: the mean of 0, 1, 2 and 3
+/// assert_eq!(lse[3], 4f32.ln());
+///
+/// let d_o = vec![1f32; 64];
+/// let (mut dq, mut dk, mut dv) = (vec![0f32; 64], vec![0f32; 32], vec![0f32; 32]);
+/// let mut plan = Plan::new(&context, &mask, &Problem::attention_backward::<f32>(&attention))?;
+/// plan.attention_backward((&q, &k, &v), (&o, &lse), &d_o, (&mut dq, &mut dk, &mut dv))?;
+/// assert_eq!(dv[3 * 8], 0.5); // a quarter from each head
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Attention {
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    queries: usize,
+    causal: bool,
+    window: usize,
+    pub(crate) scale: f64,
+    lse: bool,
+    layouts: [HeadLayout; 8],
+}
+
+/// Those that have a layout, in its order, and whether they are keys and values.
+const PLACED: [(&str, bool); 8] =
+    [("q", false), ("k", true), ("v", true), ("o", false), ("do", false), ("dq", false), ("dk", true), ("dv", true)];
+
+macro_rules! layouts {
+    ($($(#[$doc:meta])* $name:ident = $at:expr;)*) => {
+        $($(#[$doc])*
+        pub fn $name(mut self, layout: HeadLayout) -> Self {
+            self.layouts[$at] = layout;
+            self
+        })*
+    };
+}
+
+impl Attention {
+    /// So many heads of queries, and of keys too, of `dim` elements: a multiple of 8, at most 512.
+    pub fn new(heads: usize, dim: usize) -> Self {
+        Self { heads, dim, ..Self::default() }
+    }
+
+    /// Heads of keys and values, a divisor of the queries': query head h reads `h / (heads / kv_heads)`. 0, which it is
+    /// unless told: as many as those.
+    pub fn kv_heads(self, kv_heads: usize) -> Self {
+        Self { kv_heads, ..self }
+    }
+
+    /// Only keys up to the one that a query stands at: query i of m stands at key `i + (n - m)` of n.
+    pub fn causal(self, causal: bool) -> Self {
+        Self { causal, ..self }
+    }
+
+    /// Only keys at a distance below this from the one that the query stands at; 0, which it is unless told: all.
+    pub fn window(self, window: usize) -> Self {
+        Self { window, ..self }
+    }
+
+    /// What scores are multiplied by; 0, which it is unless told: `1/sqrt(dim)`.
+    pub fn scale(self, scale: f64) -> Self {
+        Self { scale, ..self }
+    }
+
+    /// Forward: also give `log(sum(exp(scale*q*k)))` of each query, which the backward pass needs: f32, (batch, head,
+    /// query) without gaps.
+    pub fn lse(self, lse: bool) -> Self {
+        Self { lse, ..self }
+    }
+
+    /// How many queries there are; 0, which it is unless told: as many as the pattern has rows. Needed where each head has
+    /// a mask of its own: the pattern then has the block rows of head 0, those of head 1 and so on,
+    /// `heads * ceil(queries/block) * block` rows.
+    pub fn queries(self, queries: usize) -> Self {
+        Self { queries, ..self }
+    }
+
+    layouts! {
+        /// Where Q's heads lie.
+        q_layout = 0;
+        /// Where K's heads lie.
+        k_layout = 1;
+        /// Where V's heads lie.
+        v_layout = 2;
+        /// Where O's heads lie.
+        o_layout = 3;
+        /// Where the heads of O's gradient lie.
+        do_layout = 4;
+        /// Where the heads of Q's gradient lie.
+        dq_layout = 5;
+        /// Where the heads of K's gradient lie.
+        dk_layout = 6;
+        /// Where the heads of V's gradient lie.
+        dv_layout = 7;
+    }
+
+    /// Fills in all that is attention's own.
+    pub(crate) fn raw(&self, dtype: Dtype, backward: bool) -> Result<sys::sat_problem> {
+        let (heads, kv_heads) = (size("heads", self.heads)?, size("kv_heads", self.kv_heads)?);
+        // SAFETY: a plain constructor.
+        let mut raw = unsafe { sys::sat_attention_problem(dtype.raw(), heads, kv_heads, size("dim", self.dim)?) };
+        if backward {
+            raw.op = sys::SAT_ATTENTION_BACKWARD;
+        }
+        raw.m = size("queries", self.queries)?;
+        let to = &mut raw.attention;
+        (to.causal, to.window, to.lse) = (self.causal, size("window", self.window)?, self.lse);
+        let places = [&mut to.q, &mut to.k, &mut to.v, &mut to.o, &mut to.do_, &mut to.dq, &mut to.dk, &mut to.dv];
+        for ((place, layout), (name, _)) in places.into_iter().zip(self.layouts).zip(PLACED) {
+            *place = layout.raw(name)?;
+        }
+        Ok(raw)
+    }
+
+    /// The operands, in the library's order.
+    pub(crate) fn needs(&self, dtype: Dtype, batch: usize, pattern: &Pattern, backward: bool) -> Result<Vec<Need>> {
+        let [rows, keys] = pattern.shape();
+        let queries = if self.queries == 0 { rows } else { self.queries };
+        let kv_heads = if self.kv_heads == 0 { self.heads } else { self.kv_heads };
+        let placed = |at: usize| -> Result<Need> {
+            let (name, of_keys) = PLACED[at];
+            let shape =
+                if of_keys { [batch, kv_heads, keys, self.dim] } else { [batch, self.heads, queries, self.dim] };
+            Ok(Need { name, dtype, len: self.layouts[at].extent(name, shape)? })
+        };
+        let mut needs = (0..4).map(placed).collect::<Result<Vec<_>>>()?;
+        if backward || self.lse {
+            let len = HeadLayout::default().extent("lse", [batch, self.heads, queries, 1])?;
+            needs.push(Need { name: "lse", dtype: Dtype::F32, len });
+        }
+        if backward {
+            for at in 4..8 {
+                needs.push(placed(at)?);
+            }
+        }
+        Ok(needs)
+    }
+}
+
+impl Problem {
+    /// Attention.
+    pub fn attention<T: Element>(attention: &Attention) -> Self {
+        Self::attention_of(T::DTYPE, attention)
+    }
+
+    /// The same, of a dtype that is known at run time.
+    pub fn attention_of(dtype: Dtype, attention: &Attention) -> Self {
+        Self::new(Operation::Attention, dtype, 0).with_attention(attention)
+    }
+
+    /// The gradients of attention to Q, K and V.
+    pub fn attention_backward<T: Element>(attention: &Attention) -> Self {
+        Self::attention_backward_of(T::DTYPE, attention)
+    }
+
+    /// The same, of a dtype that is known at run time.
+    pub fn attention_backward_of(dtype: Dtype, attention: &Attention) -> Self {
+        Self::new(Operation::AttentionBackward, dtype, 0).with_attention(attention)
+    }
+}
+
+impl Plan {
+    /// Runs attention: `o = softmax(scale*q*k^T where kept)*v`.
+    pub fn attention(&mut self, (q, k, v): (impl Input, impl Input, impl Input), mut o: impl Output) -> Result<()> {
+        self.run(Operation::Attention, &[q.span(), k.span(), v.span(), o.span()])
+    }
+
+    /// Runs attention whose problem has an LSE.
+    pub fn attention_lse(
+        &mut self,
+        (q, k, v): (impl Input, impl Input, impl Input),
+        mut o: impl Output,
+        mut lse: impl Output,
+    ) -> Result<()> {
+        self.run(Operation::Attention, &[q.span(), k.span(), v.span(), o.span(), lse.span()])
+    }
+
+    /// Runs the backward pass: `o` and `lse` are what the forward pass gave, `d_o` is the gradient of `o`.
+    ///
+    /// The three outputs are slices or buffers of their own. For gradients that lie in one packed array there is
+    /// [`run_raw`](Self::run_raw).
+    pub fn attention_backward(
+        &mut self,
+        (q, k, v): (impl Input, impl Input, impl Input),
+        (o, lse): (impl Input, impl Input),
+        d_o: impl Input,
+        (mut dq, mut dk, mut dv): (impl Output, impl Output, impl Output),
+    ) -> Result<()> {
+        let spans = [q.span(), k.span(), v.span(), o.span(), lse.span(), d_o.span(), dq.span(), dk.span(), dv.span()];
+        self.run(Operation::AttentionBackward, &spans)
+    }
+}
+
+impl Context {
+    /// Attention in one call; see [`Plan::attention`].
+    pub fn attention(
+        &self,
+        mask: &Pattern,
+        problem: &Problem,
+        (q, k, v): (impl Input, impl Input, impl Input),
+        mut o: impl Output,
+    ) -> Result<()> {
+        self.call(Operation::Attention, mask, problem, &[q.span(), k.span(), v.span(), o.span()])
+    }
+
+    /// The same with an LSE; see [`Plan::attention_lse`].
+    pub fn attention_lse(
+        &self,
+        mask: &Pattern,
+        problem: &Problem,
+        (q, k, v): (impl Input, impl Input, impl Input),
+        mut o: impl Output,
+        mut lse: impl Output,
+    ) -> Result<()> {
+        self.call(Operation::Attention, mask, problem, &[q.span(), k.span(), v.span(), o.span(), lse.span()])
+    }
+
+    /// The gradients in one call; see [`Plan::attention_backward`].
+    pub fn attention_backward(
+        &self,
+        mask: &Pattern,
+        problem: &Problem,
+        (q, k, v): (impl Input, impl Input, impl Input),
+        (o, lse): (impl Input, impl Input),
+        d_o: impl Input,
+        (mut dq, mut dk, mut dv): (impl Output, impl Output, impl Output),
+    ) -> Result<()> {
+        let spans = [q.span(), k.span(), v.span(), o.span(), lse.span(), d_o.span(), dq.span(), dk.span(), dv.span()];
+        self.call(Operation::AttentionBackward, mask, problem, &spans)
+    }
+}
