@@ -4,7 +4,7 @@ mod common;
 
 use common::{Matrix, Random, context};
 use proptest::prelude::*;
-use sparse_autotune::{Bsr, Context, Dtype, Error, Layout, Pattern, Plan, Problem, Result};
+use sparse_autotune::{Attention, Bsr, Context, Dtype, Error, HeadLayout, Layout, Pattern, Plan, Problem, Result};
 
 fn pattern(context: &Context) -> Pattern {
     Pattern::new(context, [4, 6], [2, 2], &[0, 2, 3], &[0, 2, 1]).expect("valid")
@@ -78,6 +78,85 @@ fn problems_that_make_no_sense_are_refused() {
     refused(Plan::with_variant(&c, &p, &problem, "no_such_variant"), Error::NotFound, &["no_such_variant"]);
     refused(Plan::with_variant(&c, &p, &problem, "zero\0byte"), Error::BadFormat, &["variant", "4"]);
     refused(Plan::new(&c, &p, &problem.alignment([3, 4, 4])), Error::Misaligned, &["align"]);
+}
+
+#[test]
+fn attention_that_makes_no_sense_is_refused() {
+    let c = context();
+    let mask = Pattern::full(&c, [4, 6]).unwrap();
+    let plan = |attention: Attention| Plan::new(&c, &mask, &Problem::attention::<f32>(&attention));
+    let good = Attention::new(2, 8);
+    refused(plan(Attention::new(0, 8)), Error::BadSize, &["heads is 0"]);
+    refused(plan(Attention::new(3, 8).kv_heads(2)), Error::BadSize, &["kv_heads is 2", "3"]);
+    refused(plan(Attention::new(2, 12)), Error::Unsupported, &["dim is 12"]);
+    refused(plan(Attention::new(2, 0)), Error::Unsupported, &["dim is 0"]);
+    refused(plan(Attention::new(2, 520)), Error::Unsupported, &["dim is 520"]);
+    refused(plan(Attention::new(usize::MAX, 8)), Error::BadSize, &["q", "heads"]);
+    refused(plan(good.window(usize::MAX)), Error::BadSize, &["window"]);
+    refused(plan(good.queries(5)), Error::BadSize, &["mask has 4 rows", "5"]);
+    refused(plan(good.scale(f64::NAN)), Error::Unsupported, &["alpha"]);
+    let rows = |row_stride| HeadLayout { batch_stride: 100, head_stride: 50, row_stride };
+    refused(plan(good.o_layout(rows(4))), Error::BadStride, &["o:", "4 (row)"]);
+    refused(plan(good.k_layout(rows(usize::MAX))), Error::BadSize, &["k:"]);
+    let problem = Problem::attention::<f32>(&good);
+    refused(Plan::new(&c, &mask, &problem.beta(1.0)), Error::Unsupported, &["beta is 1"]);
+    refused(Plan::new(&c, &mask, &problem.bias(true)), Error::Unsupported, &["bias"]);
+    refused(Plan::new(&c, &mask, &problem.transpose(true)), Error::Unsupported, &["transpose"]);
+    refused(Plan::new(&c, &mask, &problem.output(Dtype::F64)), Error::Unsupported, &["dtype"]);
+}
+
+#[test]
+fn operands_of_attention_are_checked() {
+    let c = context();
+    let mask = Pattern::full(&c, [4, 6]).unwrap();
+    let attention = Attention::new(2, 8).kv_heads(1);
+    let (q, k, lse) = ([0f32; 64], [0f32; 48], [0f32; 8]);
+    let (mut o, mut out) = ([0f32; 64], [0f32; 8]);
+    let problem = Problem::attention::<f32>(&attention);
+    refused(c.attention(&mask, &problem, (&q[..63], &k, &k), &mut o), Error::BadSize, &["q has 63", "64"]);
+    refused(c.attention(&mask, &problem, (&q, &k[1..], &k), &mut o), Error::BadSize, &["k has 47", "48"]);
+    refused(c.attention(&mask, &problem, (&q, &k, &k[1..]), &mut o), Error::BadSize, &["v has 47", "48"]);
+    refused(c.attention(&mask, &problem, (&q, &k, &k), &mut o[1..]), Error::BadSize, &["o has 63", "64"]);
+    refused(c.attention(&mask, &problem, (&q, &k, &[0f64; 48]), &mut o), Error::Unsupported, &["v is F64"]);
+    refused(c.attention_lse(&mask, &problem, (&q, &k, &k), &mut o, &mut out), Error::Unsupported, &["lse"]);
+    refused(c.matmul(&mask, &problem, &q, &k, &mut o), Error::Unsupported, &["Attention", "Matmul"]);
+    let with = Problem::attention::<f32>(&attention.lse(true));
+    refused(c.attention(&mask, &with, (&q, &k, &k), &mut o), Error::NullPointer, &["lse"]);
+    refused(c.attention_lse(&mask, &with, (&q, &k, &k), &mut o, &mut out[1..]), Error::BadSize, &["lse has 7", "8"]);
+
+    let back = Problem::attention_backward::<f32>(&attention);
+    let mut plan = Plan::new(&c, &mask, &back).unwrap();
+    let (mut dq, mut dk, mut dv) = ([0f32; 64], [0f32; 48], [0f32; 48]);
+    let mut run = |lse: &[f32], d_o: &[f32], less: [usize; 3]| {
+        let grads = (&mut dq[less[0]..], &mut dk[less[1]..], &mut dv[less[2]..]);
+        plan.attention_backward((&q, &k, &k), (&o, lse), d_o, grads)
+    };
+    run(&lse, &q, [0; 3]).unwrap();
+    refused(run(&lse[1..], &q, [0; 3]), Error::BadSize, &["lse has 7", "8"]);
+    refused(run(&lse, &q[1..], [0; 3]), Error::BadSize, &["do has 63", "64"]);
+    refused(run(&lse, &q, [1, 0, 0]), Error::BadSize, &["dq has 63"]);
+    refused(run(&lse, &q, [0, 1, 0]), Error::BadSize, &["dk has 47"]);
+    refused(run(&lse, &q, [0, 0, 1]), Error::BadSize, &["dv has 47"]);
+    refused(plan.attention((&q, &k, &k), &mut o), Error::Unsupported, &["AttentionBackward"]);
+    refused(plan.refresh(&q), Error::Unsupported, &["AttentionBackward"]);
+}
+
+#[test]
+fn offsets_of_sequences_are_checked() {
+    let c = context();
+    let mask = Pattern::full(&c, [4, 6]).unwrap();
+    let plan = |q: &[i64], kv: &[i64]| {
+        Plan::new(&c, &mask.with_sequences(&c, q, kv)?, &Problem::attention::<f32>(&Attention::new(1, 8)))
+    };
+    plan(&[0, 1, 4], &[0, 6, 6]).unwrap();
+    refused(plan(&[], &[]), Error::BadRowPtr, &["q_offsets has 0"]);
+    refused(plan(&[0], &[0]), Error::BadRowPtr, &["q_offsets has 1"]);
+    refused(plan(&[0, 1, 4], &[0, 6]), Error::BadRowPtr, &["kv_offsets has 2", "3"]);
+    refused(plan(&[1, 1, 4], &[0, 6, 6]), Error::BadRowPtr, &["q_offsets[0]"]);
+    refused(plan(&[0, 3, 2], &[0, 6, 6]), Error::BadRowPtr, &["q_offsets"]);
+    refused(plan(&[0, 1, 3], &[0, 6, 6]), Error::BadRowPtr, &["q_offsets[2] is 3"]);
+    refused(plan(&[0, 1, 4], &[0, 7, 7]), Error::BadRowPtr, &["kv_offsets"]);
+    refused(plan(&[0, 1, 4], &[0, -1, 6]), Error::BadRowPtr, &["kv_offsets"]);
 }
 
 #[test]
@@ -156,6 +235,28 @@ proptest! {
             let _ = plan.matmul(&values, &values, &mut out);
             let _ = plan.sampled(&values, &values, &mut out);
         }
+    }
+
+    #[test]
+    fn attention_takes_anything(
+        heads in sizes(), kv_heads in sizes(), dim in prop_oneof![Just(8usize), sizes()], queries in sizes(),
+        window in sizes(), strides in prop::collection::vec(sizes(), 6), batch in sizes(), scale in any::<f64>(),
+        shape in prop::array::uniform2(0usize..9), each in 0usize..3, causal: bool, lse: bool,
+        offsets in prop::array::uniform2(prop::collection::vec(-1i64..9, 0..4)),
+    ) {
+        let c = shared();
+        let Ok(mask) = Pattern::full(&c, [shape[0] * (each + 1), shape[1]]) else { return Ok(()) };
+        let mask = mask.with_sequences(&c, &offsets[0], &offsets[1]).unwrap_or(mask);
+        let layout = |i: usize| HeadLayout { batch_stride: strides[i], head_stride: strides[i + 1], row_stride: strides[i + 2] };
+        let attention = Attention::new(heads, dim).kv_heads(kv_heads).queries(queries).window(window).causal(causal)
+            .scale(scale).lse(lse).q_layout(layout(0)).k_layout(layout(3)).o_layout(layout(0)).dk_layout(layout(3));
+        let (values, mut outs) = ([1f32; 256], [[0f32; 256]; 3]);
+        let [x, y, z] = &mut outs;
+        let (inputs, problem) = ((&values, &values, &values), Problem::attention::<f32>(&attention).batch(batch));
+        let _ = c.attention(&mask, &problem, inputs, &mut *x);
+        let _ = c.attention_lse(&mask, &problem, inputs, &mut *x, &mut *y);
+        let problem = Problem::attention_backward::<f32>(&attention).batch(batch);
+        let _ = c.attention_backward(&mask, &problem, inputs, (&values, &values), &values, (x, y, z));
     }
 }
 
