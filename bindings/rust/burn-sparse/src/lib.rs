@@ -24,11 +24,13 @@
 //! | `NdArray`, `Flex` | the library's CPU kernels, on the tensors' own memory |
 //! | `Cuda`, plain and under `Fusion` (feature `cuda`, `fusion`) | the library's CUDA kernels, on the device's memory |
 //! | `Wgpu` and CubeCL's others (feature `wgpu`) | Burn's own tensor operations |
-//! | `Autodiff<B>` over all of them | gradients to values, dense operand and bias |
+//! | `Autodiff<B>` over all of them | gradients to values, dense operand and bias; to Q, K and V |
 //!
-//! [`SparseLinear`] stands in for [`burn::nn::Linear`], [`BsrGemm`] has the settings of a product and shows its race.
+//! [`SparseLinear`] stands in for [`burn::nn::Linear`], [`BsrGemm`] has the settings of a product and shows its race,
+//! [`attention`] is attention, dense or under a mask of blocks.
 #![warn(missing_docs)]
 
+mod attention;
 pub mod backend;
 mod engine;
 mod gemm;
@@ -37,6 +39,7 @@ mod pattern;
 mod spec;
 mod tensor;
 
+pub use attention::{AttentionOptions, attention};
 pub use backend::SparseBackend;
 pub use gemm::{BsrGemm, BsrGemmConfig, Epilogue, Tuning};
 pub use linear::{SparseLinear, SparseLinearConfig, SparseLinearRecord};

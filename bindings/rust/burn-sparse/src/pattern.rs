@@ -204,6 +204,26 @@ impl BsrPattern {
         Self::new(row_ptr, col_indices, shape, block)
     }
 
+    /// A mask for each head of [`attention`](crate::attention): the block rows of the first, then those of the second, and so
+    /// on, each with its last block made whole.
+    ///
+    /// # Panics
+    /// If there is none, or they have not all one shape and block size.
+    #[track_caller]
+    pub fn stack(masks: &[Self]) -> Self {
+        let first = masks.first().expect("masks is empty: expected one for each head");
+        let ([_, columns], [block, _]) = (first.shape(), first.block_size());
+        let (mut row_ptr, mut col_indices) = (vec![0i64], Vec::new());
+        for (head, mask) in masks.iter().enumerate() {
+            let same = (mask.shape(), mask.block_size()) == (first.shape(), first.block_size());
+            assert!(same, "masks[{head}] is {mask:?}, and masks[0] is {first:?}");
+            let start = col_indices.len() as i64;
+            row_ptr.extend(mask.row_ptr()[1..].iter().map(|&end| start + end));
+            col_indices.extend_from_slice(mask.col_indices());
+        }
+        Self::new(row_ptr, col_indices, [masks.len() * first.grid()[0] * block, columns], first.block_size())
+    }
+
     /// Rows and columns.
     pub fn shape(&self) -> [usize; 2] {
         self.0.plain.shape

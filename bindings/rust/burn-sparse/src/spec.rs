@@ -104,15 +104,16 @@ impl Sizes {
     }
 }
 
-fn refuse<T>(message: String) -> Result<T> {
+pub(crate) fn refuse<T>(message: String) -> Result<T> {
     Err(Error::BadSize(message))
 }
 
-fn same_dtype(name: &str, looks: &Looks, values: &Looks) -> Result<()> {
-    if looks.dtype == values.dtype {
+pub(crate) fn same_dtype(name: &str, looks: &Looks, first: &str, of: &Looks) -> Result<()> {
+    if looks.dtype == of.dtype {
         return Ok(());
     }
-    Err(Error::Unsupported(format!("{name} is {:?}, and values are {:?}", looks.dtype, values.dtype)))
+    let are = if first == "values" { "are" } else { "is" };
+    Err(Error::Unsupported(format!("{name} is {:?}, and {first} {are} {:?}", looks.dtype, of.dtype)))
 }
 
 fn check_values(pattern: &BsrPattern, values: &Looks) -> Result<()> {
@@ -131,7 +132,7 @@ pub(crate) fn check_matmul(
     spec: &MatmulSpec,
 ) -> Result<Sizes> {
     check_values(pattern, values)?;
-    same_dtype("dense", dense, values)?;
+    same_dtype("dense", dense, "values", values)?;
     let [m, k] = spec.sizes(pattern);
     let (batch, [first, second]) = match dense.shape[..] {
         [first, second] => (None, [first, second]),
@@ -147,7 +148,7 @@ pub(crate) fn check_matmul(
         ));
     }
     if let Some(bias) = bias {
-        same_dtype("bias", bias, values)?;
+        same_dtype("bias", bias, "values", values)?;
         if bias.shape != [m] {
             return refuse(format!("bias has shape {:?}, expected [{m}]", bias.shape));
         }
@@ -160,7 +161,7 @@ pub(crate) fn check_matmul(
 
 /// Batch and depth of the sampled product: `left` is `[.., rows, n]`, `right` `[.., cols, n]`.
 pub(crate) fn check_sampled(pattern: &BsrPattern, left: &Looks, right: &Looks) -> Result<(usize, usize)> {
-    same_dtype("right", right, left)?;
+    same_dtype("right", right, "left", left)?;
     let [rows, cols] = pattern.shape();
     let (batch, n) = match left.shape[..] {
         [r, n] if r == rows => (None, n),
@@ -182,17 +183,23 @@ pub(crate) fn dtype(dtype: DType) -> Result<Dtype> {
         DType::F64 => Ok(Dtype::F64),
         DType::F16 => Ok(Dtype::F16),
         DType::BF16 => Ok(Dtype::BF16),
-        other => Err(Error::Unsupported(format!("values are {other:?}: expected f32, f64, f16 or bf16"))),
+        other => Err(Error::Unsupported(format!("the tensors are {other:?}: expected f32, f64, f16 or bf16"))),
     }
+}
+
+/// What the library can walk a tensor by.
+pub(crate) trait Walk: Sized {
+    /// None where the library would need a copy. Of a tensor without gaps it is never that.
+    fn walk(shape: &[usize], strides: &[isize]) -> Option<Self>;
 }
 
 /// Where a dense operand lies: the strides of its last two dimensions, and of its batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Strides(Layout);
 
-impl Strides {
-    /// None where the library would need a copy: strides that go backwards, or an expanded single element.
-    pub(crate) fn new(shape: &[usize], strides: &[isize]) -> Option<Self> {
+impl Walk for Strides {
+    /// None for strides that go backwards, or an expanded single element.
+    fn walk(shape: &[usize], strides: &[isize]) -> Option<Self> {
         let dims = shape.len();
         let stride = |dim: usize| usize::try_from(strides[dim]).ok();
         let (rows, cols) = (shape[dims - 2], shape[dims - 1]);
@@ -210,7 +217,9 @@ impl Strides {
         let batch = if dims > 2 && shape[dims - 3] > 1 { stride(dims - 3)? } else { 0 };
         Some(Self(Layout { row_stride: row, col_stride: col, batch_stride: batch }))
     }
+}
 
+impl Strides {
     /// Row-major without gaps; a single matrix has no distance to the next.
     pub(crate) fn contiguous(batch: usize, rows: usize, cols: usize) -> Self {
         Self(Layout::row_major(cols.max(1)).with_batch_stride(if batch > 1 { rows * cols } else { 0 }))

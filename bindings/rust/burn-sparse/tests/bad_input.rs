@@ -4,7 +4,7 @@ mod common;
 
 use burn::backend::{Flex, NdArray};
 use burn::tensor::{DType, Int, Tensor};
-use burn_sparse::{BsrPattern, BsrTensor, SparseLinearConfig};
+use burn_sparse::{AttentionOptions, BsrPattern, BsrTensor, SparseLinearConfig, attention};
 use common::{Random, setup};
 use proptest::prelude::*;
 
@@ -93,6 +93,61 @@ fn a_layer_with_parts_of_two_layers_is_refused() {
 #[should_panic(expected = "density is 2")]
 fn a_density_is_a_share() {
     BsrPattern::random([4, 4], 2, 2.0, 0);
+}
+
+/// Attention of operands of these shapes panics, and says these words.
+#[track_caller]
+fn attention_refuses(shapes: [[usize; 4]; 3], options: &AttentionOptions, words: &[&str]) {
+    setup();
+    let [q, k, v] = shapes.map(|shape| Tensor::<B, 4>::empty(shape, &Default::default()));
+    let panic = std::panic::catch_unwind(|| attention(q, k, v, options)).expect_err("this is bad input");
+    let message = panic.downcast_ref::<String>().expect("a message");
+    for word in ["attention: "].iter().chain(words) {
+        assert!(message.contains(word), "{message} does not say {word}");
+    }
+}
+
+#[test]
+fn attention_names_the_argument() {
+    setup();
+    let (plain, fits) = (AttentionOptions::default(), [2, 2, 6, 8]);
+    attention_refuses(
+        [[2, 4, 5, 8], [3, 2, 6, 8], fits],
+        &plain,
+        &["k has shape [3, 2, 6, 8]", "[2, kv heads, keys, 8]"],
+    );
+    attention_refuses([[2, 4, 5, 8], [2, 2, 6, 16], fits], &plain, &["k has shape [2, 2, 6, 16]"]);
+    attention_refuses([[2, 4, 5, 8], fits, [2, 2, 7, 8]], &plain, &["v has shape [2, 2, 7, 8]"]);
+    attention_refuses([[2, 3, 5, 8], fits, fits], &plain, &["2 heads do not divide", "3"]);
+    attention_refuses([[2, 0, 5, 8], [2, 0, 6, 8], [2, 0, 6, 8]], &plain, &["q has shape", "no heads"]);
+    attention_refuses([[2, 2, 5, 12], [2, 2, 6, 12], [2, 2, 6, 12]], &plain, &["q has shape", "multiple of 8"]);
+    attention_refuses(
+        [[2, 4, 5, 8], fits, fits],
+        &AttentionOptions { window: Some(0), ..plain.clone() },
+        &["window is 0"],
+    );
+    let scaled = AttentionOptions { scale: Some(f64::NAN), ..plain.clone() };
+    attention_refuses([[2, 4, 5, 8], fits, fits], &scaled, &["scale is NaN"]);
+    for shape in [[5, 5], [6, 6], [20, 6]] {
+        let mask = Some(BsrPattern::dense(shape, 2)); // 24 rows are right: of four heads, 5 rows in whole blocks
+        let words = [&format!("mask has shape {shape:?}"), "[5, 6]", "4 of these"];
+        attention_refuses([[2, 4, 5, 8], fits, fits], &AttentionOptions { mask, ..plain.clone() }, &words);
+    }
+}
+
+#[test]
+#[should_panic(expected = "attention: v is F64, and q is F32")]
+fn attention_checks_its_dtypes() {
+    setup();
+    let make = |dtype| Random(1).tensor::<Flex, 4>([1, 1, 4, 8], dtype);
+    attention(make(DType::F32), make(DType::F32), make(DType::F64), &AttentionOptions::default());
+}
+
+#[test]
+#[should_panic(expected = "masks[1] is BsrPattern { shape: [4, 6]")]
+fn masks_of_heads_are_alike() {
+    setup();
+    BsrPattern::stack(&[BsrPattern::dense([4, 4], 2), BsrPattern::dense([4, 6], 2)]);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Gradients: to the values from the sampled product, to the dense operand from the transposed one, to the bias from a sum.
+//! Gradients: to the values from the sampled product, to the dense operand from the transposed one, to the bias from a sum;
+//! those of attention from its own backward pass.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::NodeId;
@@ -6,11 +7,13 @@ use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Shape, TensorMetadata};
 use sparse_autotune::{Activation, Race, Result};
 
-use super::SparseBackend;
+use super::{Saved, SparseBackend, fallback};
+use crate::attention::AttentionOptions;
 use crate::pattern::BsrPattern;
 use crate::spec::{MatmulSpec, Side};
 
@@ -136,6 +139,43 @@ impl<B: SparseBackend, C: CheckpointStrategy> SparseBackend for Autodiff<B, C> {
     ) -> Result<Option<Race>> {
         B::bsr_race(pattern, values.primitive, dense.primitive, bias.map(|bias| bias.primitive), spec)
     }
+
+    fn bsr_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        options: &AttentionOptions,
+        lse: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let nodes = [q.node.clone(), k.node.clone(), v.node.clone()];
+        match Attention.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let inputs = [&q, &k, &v].map(|tensor| prep.checkpoint(tensor));
+                let (out, sums) = B::bsr_attention(q.primitive, k.primitive, v.primitive, options, true);
+                let sums = sums.expect("asked for");
+                let state = (options.clone(), inputs, [out.clone(), sums.clone()]);
+                (prep.finish(state, out), lse.then(|| Self::from_inner(sums)))
+            }
+            OpsKind::UnTracked(prep) => {
+                let (out, sums) = B::bsr_attention(q.primitive, k.primitive, v.primitive, options, lse);
+                (prep.finish(out), sums.map(Self::from_inner))
+            }
+        }
+    }
+
+    /// Where a gradient of this gradient may be asked for it is computed by operations that have one.
+    fn bsr_attention_backward(
+        saved: Saved<Self>,
+        grad: FloatTensor<Self>,
+        options: &AttentionOptions,
+    ) -> [FloatTensor<Self>; 3] {
+        if [&saved.q, &saved.k, &saved.v, &grad].into_iter().any(|tensor| tensor.is_tracked()) {
+            return fallback::attention_backward::<Self>(saved, grad, options);
+        }
+        let Saved { q, k, v, o, lse } = saved;
+        let [q, k, v, o, lse] = [q, k, v, o, lse].map(|tensor| tensor.primitive);
+        B::bsr_attention_backward(Saved { q, k, v, o, lse }, grad.primitive, options).map(Self::from_inner)
+    }
 }
 
 /// `S = alpha*left*right^T` at the blocks: its gradients are products of dS, as a sparse matrix, with the other side.
@@ -156,6 +196,26 @@ impl<B: SparseBackend> Backward<B, 2> for Sampled {
         }
         if let (Some(node), Some(left)) = (right_node, left) {
             grads.register::<B>(node.id, B::bsr_matmul(&pattern, grad, left, None, spec.backward()));
+        }
+    }
+}
+
+/// Parents: Q, K and V. State: where they are kept, and O and LSE.
+#[derive(Debug)]
+struct Attention;
+
+impl<B: SparseBackend> Backward<B, 3> for Attention {
+    type State = (AttentionOptions, [NodeId; 3], [FloatTensor<B>; 2]);
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let (options, inputs, [o, lse]) = ops.state;
+        let [q, k, v] = inputs.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let grad = grads.consume::<B>(&ops.node);
+        let found = B::bsr_attention_backward(Saved { q, k, v, o, lse }, grad, &options);
+        for (node, grad) in ops.parents.into_iter().zip(found) {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, grad);
+            }
         }
     }
 }

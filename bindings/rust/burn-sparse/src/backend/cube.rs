@@ -7,7 +7,8 @@ use sparse_autotune::{Race, Result};
 
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::{SparseBackend, fallback};
+use super::{Saved, SparseBackend, fallback};
+use crate::attention::AttentionOptions;
 use crate::pattern::BsrPattern;
 use crate::spec::MatmulSpec;
 
@@ -57,5 +58,32 @@ where
             return cuda::race::<Self, R>(pattern, values, dense, bias, spec).map(Some);
         }
         Ok(None)
+    }
+
+    fn bsr_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        options: &AttentionOptions,
+        lse: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        #[cfg(feature = "cuda")]
+        if cuda::serves(&q) {
+            return cuda::attention::<Self, R>(q, k, v, options, lse);
+        }
+        let (out, sums) = fallback::attention::<Self>(q, k, v, options);
+        (out, lse.then_some(sums))
+    }
+
+    fn bsr_attention_backward(
+        saved: Saved<Self>,
+        grad: FloatTensor<Self>,
+        options: &AttentionOptions,
+    ) -> [FloatTensor<Self>; 3] {
+        #[cfg(feature = "cuda")]
+        if cuda::serves(&saved.q) {
+            return cuda::attention_backward::<Self, R>(saved, grad, options);
+        }
+        fallback::attention_backward::<Self>(saved, grad, options)
     }
 }

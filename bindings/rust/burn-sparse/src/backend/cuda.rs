@@ -8,22 +8,23 @@ use std::any::{Any, TypeId};
 use std::ffi::c_void;
 use std::ptr;
 
-use burn::tensor::Shape;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeRuntime;
 use burn_cubecl::cubecl::client::ComputeClient;
 use burn_cubecl::cubecl::cuda::CudaRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
-use sparse_autotune::{Context, Dtype, Effort, Race, Result};
+use sparse_autotune::{Context, Dtype, Effort, Problem, Race, Result};
 
 use super::order::Lane;
-use super::{fit_matmul, fit_sampled};
+use super::{Saved, fit_attention, fit_backward, fit_matmul, fit_sampled};
+use crate::attention::{AttentionOptions, AttentionSizes, HeadStrides, backward_problem, forward_problem};
 use crate::engine::{self, Place};
 use crate::pattern::BsrPattern;
-use crate::spec::{self, MatmulSpec, Strides, matmul_problem, sampled_problem};
+use crate::spec::{self, MatmulSpec, Strides, Walk, matmul_problem, sampled_problem};
 
 type CudaTensor = CubeTensor<CudaRuntime>;
 type Client = ComputeClient<CudaRuntime>;
@@ -49,10 +50,10 @@ fn address(tensor: &CudaTensor) -> *mut c_void {
 }
 
 /// The tensor with strides that the library can walk.
-fn walkable(tensor: CudaTensor) -> (CudaTensor, Strides) {
+fn walkable<W: Walk>(tensor: CudaTensor) -> (CudaTensor, W) {
     let strides = |tensor: &CudaTensor| {
         let strides: Vec<isize> = tensor.meta.strides().iter().map(|&stride| stride as isize).collect();
-        Strides::new(tensor.meta.shape(), &strides)
+        W::walk(tensor.meta.shape(), &strides)
     };
     if let Some(found) = strides(&tensor) {
         return (tensor, found);
@@ -113,7 +114,11 @@ fn zeros(like: &CudaTensor, shape: Shape) -> CudaTensor {
 }
 
 fn empty(like: &CudaTensor, shape: Shape) -> CudaTensor {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, like.dtype)
+    empty_of(like, shape, like.dtype)
+}
+
+fn empty_of(like: &CudaTensor, shape: Shape, dtype: DType) -> CudaTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
 pub(super) fn matmul<B, R>(
@@ -130,7 +135,7 @@ where
     let sizes = fit_matmul::<B>(pattern, &values, &dense, bias.as_ref(), &spec);
     let values = into_contiguous(cast::<CubeTensor<R>, CudaTensor>(values));
     let bias = bias.map(|bias| into_contiguous(cast::<CubeTensor<R>, CudaTensor>(bias)));
-    let (dense, strides) = walkable(cast(dense));
+    let (dense, strides) = walkable::<Strides>(cast(dense));
     if sizes.out_len() == 0 {
         return cast(zeros(&dense, sizes.out_shape()));
     }
@@ -143,7 +148,7 @@ where
             let operands = [address(&values), address(&dense), address(&out), bias];
             // SAFETY: the sizes were found from these very tensors; the stream comes after what writes them, and whatever
             // uses them or their memory next comes after the stream.
-            unsafe { context.call_raw(&handle, &problem, operands, stream) }
+            unsafe { context.call_raw(&handle, &problem, &operands, stream) }
         })
     };
     run().unwrap_or_else(|error| panic!("bsr_matmul: {error}"));
@@ -161,7 +166,8 @@ where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
 {
     let (batch, n) = fit_sampled::<B>(pattern, &left, &right);
-    let ((left, left_strides), (right, right_strides)) = (walkable(cast(left)), walkable(cast(right)));
+    let (left, left_strides) = walkable::<Strides>(cast(left));
+    let (right, right_strides) = walkable::<Strides>(cast(right));
     let shape = Shape::from(pattern.values_shape());
     if pattern.stored_blocks() == 0 || batch == 0 || n == 0 {
         return cast(zeros(&left, shape));
@@ -180,7 +186,7 @@ where
                     ptr::null_mut(),
                 ];
                 // SAFETY: as in `matmul`; the first of the batch writes all of the output, the others add in order.
-                unsafe { context.call_raw(&handle, &problem, operands, stream)? };
+                unsafe { context.call_raw(&handle, &problem, &operands, stream)? };
             }
             Ok(())
         })
@@ -201,9 +207,75 @@ where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
 {
     let sizes = fit_matmul::<B>(pattern, &values, &dense, bias.as_ref(), &spec);
-    let (dense, strides) = walkable(cast(dense));
+    let (dense, strides) = walkable::<Strides>(cast(dense));
     let (context, handle, dtype) = open(pattern, &dense, spec.effort)?;
     // What Burn allocates is aligned to more than any variant asks for.
     let problem = matmul_problem(dtype, &sizes, &spec, strides, bias.is_some()).alignment([16; 3]);
     context.race(&handle, &problem)
+}
+
+pub(super) fn attention<B, R>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    options: &AttentionOptions,
+    lse: bool,
+) -> (FloatTensor<B>, Option<FloatTensor<B>>)
+where
+    R: CubeRuntime,
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
+{
+    let sizes = fit_attention::<B>(&q, &k, &v, options);
+    let [(q, q_at), (k, k_at), (v, v_at)] = [q, k, v].map(|tensor| walkable::<HeadStrides>(cast(tensor)));
+    let out = empty(&q, sizes.q_shape());
+    let sums = lse.then(|| empty_of(&q, sizes.lse_shape(), DType::F32));
+    if !sizes.no_queries() {
+        let operands: Vec<&CudaTensor> = [&q, &k, &v, &out].into_iter().chain(&sums).collect();
+        attend(&sizes, options, &operands, |dtype| forward_problem(dtype, &sizes, options, [q_at, k_at, v_at], lse));
+    }
+    (cast(out), sums.map(cast))
+}
+
+pub(super) fn attention_backward<B, R>(
+    saved: Saved<B>,
+    grad: FloatTensor<B>,
+    options: &AttentionOptions,
+) -> [FloatTensor<B>; 3]
+where
+    R: CubeRuntime,
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
+{
+    let sizes = fit_backward::<B>(&saved, &grad, options);
+    let Saved { q, k, v, o, lse } = saved;
+    let lse = into_contiguous(cast::<CubeTensor<R>, CudaTensor>(lse));
+    let inputs = [q, k, v, o, grad].map(|tensor| walkable::<HeadStrides>(cast(tensor)));
+    let [q, k, v, o, grad] = inputs.each_ref().map(|(tensor, _)| tensor);
+    let shapes = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()];
+    if sizes.no_queries() || sizes.keys == 0 {
+        return shapes.map(|shape| cast(zeros(q, shape)));
+    }
+    let [dq, dk, dv] = shapes.map(|shape| empty(q, shape));
+    let placed = inputs.each_ref().map(|(_, at)| *at);
+    let operands = [q, k, v, o, &lse, grad, &dq, &dk, &dv];
+    attend(&sizes, options, &operands, |dtype| backward_problem(dtype, &sizes, options, placed));
+    [dq, dk, dv].map(cast)
+}
+
+/// Queues attention, forward or backward, on operands in the library's order, of which the first is Q.
+fn attend(
+    sizes: &AttentionSizes,
+    options: &AttentionOptions,
+    operands: &[&CudaTensor],
+    problem: impl FnOnce(Dtype) -> Problem,
+) {
+    let run = || -> Result<()> {
+        let (context, handle, dtype) = open(&options.pattern(sizes), operands[0], options.effort)?;
+        let problem = problem(dtype);
+        in_order(&operands[0].client, &context, |stream| {
+            let addresses: Vec<*mut c_void> = operands.iter().map(|tensor| address(tensor)).collect();
+            // SAFETY: as in `matmul`.
+            unsafe { context.call_raw(&handle, &problem, &addresses, stream) }
+        })
+    };
+    run().unwrap_or_else(|error| panic!("attention: {error}"));
 }

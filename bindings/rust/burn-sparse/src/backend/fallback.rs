@@ -1,14 +1,17 @@
-//! The products in Burn's own tensor operations: for backends that the library does not know.
+//! The operations in Burn's own: for backends that the library does not know.
 //!
-//! The dense operand's blocks are gathered once for each stored block, multiplied in one batch and added up. That is right
-//! everywhere and needs no kernel, and memory for the gathered blocks.
+//! In products the dense operand's blocks are gathered once for each stored block, multiplied in one batch and added up. That is right
+//! everywhere and needs no kernel, and memory for the gathered blocks. Attention is computed densely, with all scores in memory.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
-use burn::tensor::{Bool, IndexingUpdateOp, Tensor, TensorData, TensorMetadata, TensorPrimitive, activation};
+use burn::tensor::{
+    Bool, DType, FloatDType, IndexingUpdateOp, Tensor, TensorData, TensorMetadata, TensorPrimitive, activation,
+};
 use sparse_autotune::Activation;
 
-use super::{fit_matmul, fit_sampled};
+use super::{Saved, fit_attention, fit_backward, fit_matmul, fit_sampled};
+use crate::attention::{AttentionOptions, AttentionSizes};
 use crate::pattern::{BsrPattern, int_tensor};
 use crate::spec::{MatmulSpec, Side, Sizes};
 use crate::tensor::reshaped;
@@ -140,4 +143,131 @@ pub fn sampled<B: Backend>(
     let sampled = left.matmul(right.swap_dims(2, 3)).sum_dim(0).squeeze_dim::<3>(0);
     let sampled = if alpha == 1.0 { sampled } else { sampled * alpha };
     masked(pattern, sampled).into_primitive().tensor()
+}
+
+/// See [`SparseBackend::bsr_attention`](super::SparseBackend::bsr_attention).
+pub fn attention<B: Backend>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    options: &AttentionOptions,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let (sizes, dtype) = (fit_attention::<B>(&q, &k, &v, options), q.dtype());
+    let (out, lse) = if sizes.no_queries() || sizes.keys == 0 {
+        let like = tensor::<B, 4>(q);
+        let lse = Tensor::<B, 3>::full(sizes.lse_shape(), f32::NEG_INFINITY, (&like.device(), DType::F32));
+        (
+            Tensor::<B, 4>::zeros(sizes.q_shape(), (&like.device(), dtype)).into_primitive().tensor(),
+            lse.into_primitive().tensor(),
+        )
+    } else {
+        let [q, k, v] = [q, k, v].map(wide::<B>);
+        let (weights, lse) = weights(grouped(tensor::<B, 4>(q), &sizes), tensor(k), &sizes, options);
+        let out = weights.matmul(tensor(v)).into_primitive().tensor();
+        (B::float_reshape(out, sizes.q_shape()), B::float_reshape(lse.into_primitive().tensor(), sizes.lse_shape()))
+    };
+    (cast::<B>(out, dtype), cast::<B>(lse, DType::F32))
+}
+
+/// See [`SparseBackend::bsr_attention_backward`](super::SparseBackend::bsr_attention_backward). Everything is computed anew
+/// from Q, K and V, so that gradients flow through all of it.
+pub fn attention_backward<B: Backend>(
+    saved: Saved<B>,
+    grad: FloatTensor<B>,
+    options: &AttentionOptions,
+) -> [FloatTensor<B>; 3] {
+    let sizes = fit_backward::<B>(&saved, &grad, options);
+    let (Saved { q, k, v, .. }, dtype) = (saved, grad.dtype());
+    if sizes.no_queries() || sizes.keys == 0 {
+        return [q, k, v].map(|tensor| B::float_zeros(tensor.shape(), &B::float_device(&tensor), dtype.into()));
+    }
+    let [q, k, v, grad] = [q, k, v, grad].map(|operand| tensor::<B, 4>(wide::<B>(operand)));
+    let (q, grad) = (grouped(q, &sizes), grouped(grad, &sizes));
+    let (weights, _) = weights(q.clone(), k.clone(), &sizes, options);
+    let slopes = grad.clone().matmul(v.swap_dims(2, 3));
+    let mean = (weights.clone() * slopes.clone()).sum_dim(3);
+    let scores = weights.clone() * (slopes - mean) * options.scale_of(sizes.dim);
+    let (dq, dk) = (scores.clone().matmul(k), scores.swap_dims(2, 3).matmul(q));
+    let dv = weights.swap_dims(2, 3).matmul(grad);
+    let [dq, dk, dv] = [dq, dk, dv].map(|grad| cast::<B>(grad.into_primitive().tensor(), dtype));
+    [B::float_reshape(dq, sizes.q_shape()), dk, dv]
+}
+
+fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if tensor.dtype() == dtype { tensor } else { B::float_cast(tensor, dtype.into()) }
+}
+
+/// 16-bit numbers as f32.
+fn wide<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match tensor.dtype() {
+        DType::F16 | DType::BF16 => B::float_cast(tensor, FloatDType::F32),
+        _ => tensor,
+    }
+}
+
+/// The queries of all heads that read the same keys, one head's after the other's.
+fn grouped<B: Backend>(q: Tensor<B, 4>, sizes: &AttentionSizes) -> Tensor<B, 4> {
+    q.reshape([sizes.batch, sizes.kv_heads, sizes.heads / sizes.kv_heads * sizes.queries, sizes.dim])
+}
+
+/// The softmax of the scores, and the logarithm of its sums; of a query that keeps nothing zeros, and minus infinity.
+fn weights<B: Backend>(
+    q: Tensor<B, 4>,
+    k: Tensor<B, 4>,
+    sizes: &AttentionSizes,
+    options: &AttentionOptions,
+) -> (Tensor<B, 4>, Tensor<B, 4>) {
+    let device = q.device();
+    let scores = q.matmul(k.swap_dims(2, 3)) * options.scale_of(sizes.dim);
+    let scores = match hidden::<B>(sizes, options, &device) {
+        Some(hidden) => {
+            let shape = scores.dims();
+            scores.mask_fill(hidden.expand(shape), f32::NEG_INFINITY)
+        }
+        None => scores,
+    };
+    let largest = scores.clone().detach().max_dim(3);
+    let nothing = largest.clone().equal_elem(f32::NEG_INFINITY);
+    let largest = largest.mask_fill(nothing.clone(), 0.0);
+    let powers = (scores - largest.clone()).exp();
+    let sums = powers.clone().sum_dim(3);
+    (powers / sums.clone().mask_fill(nothing, 1.0), sums.log() + largest)
+}
+
+/// Which scores are not kept, as `grouped` has them: `[1, kv heads, .., keys]`, or 1 for all of those. None: all are kept.
+fn hidden<B: Backend>(
+    sizes: &AttentionSizes,
+    options: &AttentionOptions,
+    device: &B::Device,
+) -> Option<Tensor<B, 4, Bool>> {
+    let &AttentionSizes { heads, kv_heads, queries, keys, .. } = sizes;
+    if options.mask.is_none() && !options.causal && options.window.is_none() {
+        return None;
+    }
+    let (group, each) = (heads / kv_heads, options.mask.as_ref().is_some_and(|mask| mask.shape()[0] != queries));
+    // By block row: of one head after the other, where each has a mask of its own.
+    let stored = options.mask.as_ref().map(|mask| {
+        let [rows, columns] = mask.grid();
+        let mut stored = vec![false; rows * columns];
+        for (row, &col) in mask.row_indices().into_iter().zip(mask.col_indices()) {
+            stored[row as usize * columns + col as usize] = true;
+        }
+        (stored, mask.block_size(), columns)
+    });
+    let keeps = |head: usize, i: usize, j: usize| {
+        // How far the key is before the one that the query stands at.
+        let before = (i + keys) as i64 - (j + queries) as i64;
+        let block = stored.as_ref().is_none_or(|(stored, block, columns)| {
+            let row = if each { head * queries.div_ceil(block[0]) } else { 0 } + i / block[0];
+            stored[row * columns + j / block[1]]
+        });
+        block
+            && (!options.causal || before >= 0)
+            && options.window.is_none_or(|window| before.unsigned_abs() < window as u64)
+    };
+    let count = if each { heads } else { group };
+    let lines = (0..count * queries).flat_map(|line| (0..keys).map(move |j| (line / queries, line % queries, j)));
+    let hidden: Vec<bool> = lines.map(|(head, i, j)| !keeps(head, i, j)).collect();
+    let shape = [1, count / group, group * queries, keys];
+    Some(Tensor::from_data(TensorData::new(hidden, shape), device))
 }

@@ -7,7 +7,7 @@ use sparse_autotune::Element;
 
 use super::SparseBackend;
 use super::host::{self, Dense, HostTensor};
-use crate::spec::Strides;
+use crate::spec::Walk;
 
 /// A dtype of Flex's, as its own storage has it.
 trait Float: Element + burn::tensor::Element {
@@ -31,7 +31,7 @@ macro_rules! with_dtype {
             DType::F64 => host::$function::<f64, _>($($argument),*),
             DType::F16 => host::$function::<f16, _>($($argument),*),
             DType::BF16 => host::$function::<bf16, _>($($argument),*),
-            other => panic!("values are {other:?}: expected f32, f64, f16 or bf16"),
+            other => panic!("the tensors are {other:?}: expected f32, f64, f16 or bf16"),
         }
     };
 }
@@ -49,13 +49,13 @@ unsafe impl<T: Float> HostTensor<T> for FlexTensor {
         &T::storage(kept)[start..end]
     }
 
-    fn walkable(self) -> (Self, Dense<T>) {
-        let found = Strides::new(self.layout().shape(), self.layout().strides());
+    fn walkable<W: Walk>(self) -> (Self, Dense<T, W>) {
+        let found = W::walk(self.layout().shape(), self.layout().strides());
         let (tensor, strides) = match found {
             Some(strides) => (self, strides),
             None => {
                 let tensor = self.to_contiguous();
-                let strides = Strides::new(tensor.layout().shape(), tensor.layout().strides());
+                let strides = W::walk(tensor.layout().shape(), tensor.layout().strides());
                 (tensor, strides.expect("contiguous goes forwards"))
             }
         };
@@ -65,7 +65,7 @@ unsafe impl<T: Float> HostTensor<T> for FlexTensor {
         let last = steps.map(|(&size, &stride)| size.saturating_sub(1).saturating_mul(stride.unsigned_abs()));
         let last = last.fold(layout.start_offset(), usize::saturating_add);
         let empty = layout.num_elements() == 0;
-        assert!(empty || last < storage.len(), "dense reaches element {last} of a storage of {}", storage.len());
+        assert!(empty || last < storage.len(), "a tensor reaches element {last} of a storage of {}", storage.len());
         let first = if empty { storage.as_ptr() } else { storage[layout.start_offset()..].as_ptr() };
         (tensor, Dense { first, strides })
     }
@@ -76,5 +76,5 @@ unsafe impl<T: Float> HostTensor<T> for FlexTensor {
 }
 
 impl SparseBackend for Flex {
-    host::products!(with_dtype);
+    host::operations!(with_dtype);
 }

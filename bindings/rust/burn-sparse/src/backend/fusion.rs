@@ -1,68 +1,93 @@
-//! Fusion: a product is an operation of its own in the stream, run by the backend underneath when its turn comes.
+//! Fusion: each of ours is an operation of its own in the stream, run by the backend underneath when its turn comes.
 
 use burn::tensor::ops::FloatTensor;
+use burn::tensor::{DType, Shape};
 use burn_fusion::stream::{Operation, OperationStreams};
 use burn_fusion::{Fusion, FusionBackend, FusionRuntime, FusionTensor};
 use burn_ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr};
 use sparse_autotune::{Race, Result};
 use std::marker::PhantomData;
 
-use super::{SparseBackend, fit_matmul, fit_sampled};
+use super::{Saved, SparseBackend, fit_attention, fit_backward, fit_matmul, fit_sampled};
+use crate::attention::AttentionOptions;
 use crate::pattern::BsrPattern;
 use crate::spec::MatmulSpec;
 
 /// What is left to do when the operation's turn comes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum What {
-    Matmul(MatmulSpec),
-    Sampled(f64),
+    Matmul(BsrPattern, MatmulSpec),
+    Sampled(BsrPattern, f64),
+    Attention(AttentionOptions),
+    AttentionBackward(AttentionOptions),
 }
 
-struct Product<B> {
-    pattern: BsrPattern,
+impl What {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Matmul(..) => "bsr_matmul",
+            Self::Sampled(..) => "bsr_sampled",
+            Self::Attention(_) => "bsr_attention",
+            Self::AttentionBackward(_) => "bsr_attention_backward",
+        }
+    }
+}
+
+struct Waiting<B> {
     what: What,
     tensors: CustomOpIr,
     backend: PhantomData<fn() -> B>,
 }
 
-impl<B> std::fmt::Debug for Product<B> {
+impl<B> std::fmt::Debug for Waiting<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Product").field("pattern", &self.pattern).field("what", &self.what).finish_non_exhaustive()
+        f.debug_struct("Waiting").field("what", &self.what).finish_non_exhaustive()
     }
 }
 
-impl<B: FusionBackend + SparseBackend> Operation<B::FusionRuntime> for Product<B> {
+impl<B: FusionBackend + SparseBackend> Operation<B::FusionRuntime> for Waiting<B> {
     fn execute(&self, handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>) {
         let mut inputs =
             self.tensors.inputs.iter().map(|ir| handles.get_float_tensor::<B>(ir)).collect::<Vec<_>>().into_iter();
-        let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else { unreachable!("two operands at least") };
-        let out = match self.what {
-            What::Matmul(spec) => B::bsr_matmul(&self.pattern, first, second, inputs.next(), spec),
-            What::Sampled(alpha) => B::bsr_sampled(&self.pattern, first, second, alpha),
+        let mut next = || inputs.next().expect("as many as were registered");
+        let outputs = match &self.what {
+            What::Matmul(pattern, spec) => {
+                vec![B::bsr_matmul(pattern, next(), next(), inputs.next(), *spec)]
+            }
+            What::Sampled(pattern, alpha) => vec![B::bsr_sampled(pattern, next(), next(), *alpha)],
+            What::Attention(options) => {
+                let (out, lse) = B::bsr_attention(next(), next(), next(), options, self.tensors.outputs.len() > 1);
+                [out].into_iter().chain(lse).collect()
+            }
+            What::AttentionBackward(options) => {
+                let saved = Saved { q: next(), k: next(), v: next(), o: next(), lse: next() };
+                B::bsr_attention_backward(saved, next(), options).into()
+            }
         };
-        handles.register_float_tensor::<B>(&self.tensors.outputs[0].id, out);
+        for (ir, tensor) in self.tensors.outputs.iter().zip(outputs) {
+            handles.register_float_tensor::<B>(&ir.id, tensor);
+        }
     }
 }
 
-/// Puts a product whose operands fit into the stream.
+/// Puts an operation whose operands fit into the stream.
 fn register<B: FusionBackend + SparseBackend>(
-    pattern: &BsrPattern,
     what: What,
     inputs: Vec<FusionTensor<B::FusionRuntime>>,
-    shape: burn::tensor::Shape,
-) -> FusionTensor<B::FusionRuntime> {
-    let (client, dtype) = (inputs[0].client.clone(), inputs[0].dtype);
+    outputs: &[(Shape, DType)],
+) -> std::vec::IntoIter<FusionTensor<B::FusionRuntime>> {
+    let client = inputs[0].client.clone();
     let streams = OperationStreams::with_inputs(&inputs);
-    let name = match what {
-        What::Matmul(_) => "bsr_matmul",
-        What::Sampled(_) => "bsr_sampled",
-    };
-    let out = TensorIr::uninit(client.create_empty_handle(), shape, dtype);
+    let made = |(shape, dtype): &(Shape, DType)| TensorIr::uninit(client.create_empty_handle(), shape.clone(), *dtype);
+    let outputs: Vec<TensorIr> = outputs.iter().map(made).collect();
     let inputs: Vec<TensorIr> = inputs.into_iter().map(FusionTensor::into_ir).collect();
-    let tensors = CustomOpIr::new(name, &inputs, &[out]);
-    let product = Product::<B> { pattern: pattern.clone(), what, tensors: tensors.clone(), backend: PhantomData };
-    client.register(streams, OperationIr::Custom(tensors), product).remove(0)
+    let tensors = CustomOpIr::new(what.name(), &inputs, &outputs);
+    let waiting = Waiting::<B> { what, tensors: tensors.clone(), backend: PhantomData };
+    client.register(streams, OperationIr::Custom(tensors), waiting).into_iter()
 }
+
+/// The one that there is next.
+const MADE: &str = "as many as were asked for";
 
 impl<B: FusionBackend + SparseBackend> SparseBackend for Fusion<B> {
     fn bsr_matmul(
@@ -73,8 +98,9 @@ impl<B: FusionBackend + SparseBackend> SparseBackend for Fusion<B> {
         spec: MatmulSpec,
     ) -> FloatTensor<Self> {
         let sizes = fit_matmul::<Self>(pattern, &values, &dense, bias.as_ref(), &spec);
+        let outputs = [(sizes.out_shape(), values.dtype)];
         let inputs = [values, dense].into_iter().chain(bias).collect();
-        register::<B>(pattern, What::Matmul(spec), inputs, sizes.out_shape())
+        register::<B>(What::Matmul(pattern.clone(), spec), inputs, &outputs).next().expect(MADE)
     }
 
     fn bsr_sampled(
@@ -84,7 +110,8 @@ impl<B: FusionBackend + SparseBackend> SparseBackend for Fusion<B> {
         alpha: f64,
     ) -> FloatTensor<Self> {
         fit_sampled::<Self>(pattern, &left, &right);
-        register::<B>(pattern, What::Sampled(alpha), vec![left, right], pattern.values_shape().into())
+        let outputs = [(pattern.values_shape().into(), left.dtype)];
+        register::<B>(What::Sampled(pattern.clone(), alpha), vec![left, right], &outputs).next().expect(MADE)
     }
 
     fn bsr_race(
@@ -96,5 +123,32 @@ impl<B: FusionBackend + SparseBackend> SparseBackend for Fusion<B> {
     ) -> Result<Option<Race>> {
         let plain = |tensor: FusionTensor<B::FusionRuntime>| tensor.client.clone().resolve_tensor_float::<B>(tensor);
         B::bsr_race(pattern, plain(values), plain(dense), bias.map(plain), spec)
+    }
+
+    fn bsr_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        options: &AttentionOptions,
+        lse: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let sizes = fit_attention::<Self>(&q, &k, &v, options);
+        let outputs = [(sizes.q_shape(), q.dtype), (sizes.lse_shape(), DType::F32)];
+        let outputs = &outputs[..1 + usize::from(lse)];
+        let mut made = register::<B>(What::Attention(options.clone()), vec![q, k, v], outputs);
+        (made.next().expect(MADE), made.next())
+    }
+
+    fn bsr_attention_backward(
+        saved: Saved<Self>,
+        grad: FloatTensor<Self>,
+        options: &AttentionOptions,
+    ) -> [FloatTensor<Self>; 3] {
+        let sizes = fit_backward::<Self>(&saved, &grad, options);
+        let Saved { q, k, v, o, lse } = saved;
+        let outputs = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].map(|shape| (shape, grad.dtype));
+        let what = What::AttentionBackward(options.clone());
+        let mut made = register::<B>(what, vec![q, k, v, o, lse, grad], &outputs);
+        [(); 3].map(|()| made.next().expect(MADE))
     }
 }

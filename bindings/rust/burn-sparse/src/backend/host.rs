@@ -1,23 +1,24 @@
-//! Products in the host's memory: what NdArray and Flex share.
+//! Operations in the host's memory: what NdArray and Flex share.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use burn::tensor::Shape;
-use sparse_autotune::{Context, Effort, Element, Race, Result};
+use sparse_autotune::{Context, Effort, Element, Problem, Race, Result};
 
+use crate::attention::{AttentionOptions, AttentionSizes, HeadStrides, backward_problem, forward_problem};
 use crate::engine::{self, Place};
 use crate::pattern::BsrPattern;
-use crate::spec::{MatmulSpec, Sizes, Strides, matmul_problem, sampled_problem};
+use crate::spec::{MatmulSpec, Sizes, Strides, Walk, matmul_problem, sampled_problem};
 
 /// A dense operand: its first element, and where the others are.
 ///
 /// # Safety
 /// Whoever makes one promises that every element that the strides reach is there and stays as it is.
 #[derive(Clone, Copy)]
-pub(super) struct Dense<T> {
+pub(super) struct Dense<T, W = Strides> {
     pub first: *const T,
-    pub strides: Strides,
+    pub strides: W,
 }
 
 /// A tensor of T in the host's memory: what differs between NdArray and Flex.
@@ -35,14 +36,14 @@ pub(super) unsafe trait HostTensor<T: Element>: Sized {
     fn elements(kept: &Self::Kept) -> &[T];
 
     /// With strides that the library can walk.
-    fn walkable(self) -> (Self::Kept, Dense<T>);
+    fn walkable<W: Walk>(self) -> (Self::Kept, Dense<T, W>);
 
     fn make(values: Vec<T>, shape: impl Into<Shape>) -> Self;
 }
 
 /// What `SparseBackend` asks for, of a backend whose tensors are `HostTensor`s. `$with_dtype!(tensor, function(..))` calls
 /// a function of this module with the tensor's dtype.
-macro_rules! products {
+macro_rules! operations {
     ($with_dtype:ident) => {
         fn bsr_matmul(
             pattern: &$crate::pattern::BsrPattern,
@@ -75,9 +76,30 @@ macro_rules! products {
             let sizes = $crate::backend::fit_matmul::<Self>(pattern, &values, &dense, bias.as_ref(), &spec);
             $with_dtype!(values, race(pattern, sizes, values, dense, bias.is_some(), spec))
         }
+
+        fn bsr_attention(
+            q: burn::tensor::ops::FloatTensor<Self>,
+            k: burn::tensor::ops::FloatTensor<Self>,
+            v: burn::tensor::ops::FloatTensor<Self>,
+            options: &$crate::attention::AttentionOptions,
+            lse: bool,
+        ) -> (burn::tensor::ops::FloatTensor<Self>, Option<burn::tensor::ops::FloatTensor<Self>>) {
+            let sizes = $crate::backend::fit_attention::<Self>(&q, &k, &v, options);
+            $with_dtype!(q, attention(sizes, [q, k, v], options, lse))
+        }
+
+        fn bsr_attention_backward(
+            saved: $crate::backend::Saved<Self>,
+            grad: burn::tensor::ops::FloatTensor<Self>,
+            options: &$crate::attention::AttentionOptions,
+        ) -> [burn::tensor::ops::FloatTensor<Self>; 3] {
+            let sizes = $crate::backend::fit_backward::<Self>(&saved, &grad, options);
+            let $crate::backend::Saved { q, k, v, o, lse } = saved;
+            $with_dtype!(q, attention_backward(sizes, [q, k, v, o, grad], lse, options))
+        }
     };
 }
-pub(super) use products;
+pub(super) use operations;
 
 /// `SparseBackend::bsr_matmul` of one dtype; the sizes were found from these tensors.
 pub(super) fn matmul<T: Element, H: HostTensor<T>>(
@@ -128,6 +150,70 @@ pub(super) fn race<T: Element, H: HostTensor<T>>(
     context.race(&handle, &problem).map(Some)
 }
 
+/// `SparseBackend::bsr_attention` of one dtype; the sizes were found from these tensors.
+pub(super) fn attention<T: Element, H: HostTensor<T> + HostTensor<f32>>(
+    sizes: AttentionSizes,
+    inputs: [H; 3],
+    options: &AttentionOptions,
+    lse: bool,
+) -> (H, Option<H>) {
+    let [(_q, q), (_k, k), (_v, v)] = inputs.map(<H as HostTensor<T>>::walkable::<HeadStrides>);
+    let mut out = vec![T::default(); sizes.q_shape().num_elements()];
+    let mut sums = vec![0f32; if lse { sizes.lse_shape().num_elements() } else { 0 }];
+    if !sizes.no_queries() {
+        let problem = forward_problem(T::DTYPE, &sizes, options, [q, k, v].map(|operand| operand.strides), lse);
+        let operands = [
+            address(q.first, out.len()),
+            address(k.first, sizes.keys),
+            address(v.first, sizes.keys),
+            out.as_mut_ptr().cast(),
+            address(sums.as_mut_ptr(), sums.len()),
+        ];
+        // SAFETY: the sizes were found from these very shapes, and everything lives until the call is done.
+        unsafe { attend(&sizes, options, &problem, &operands) };
+    }
+    (H::make(out, sizes.q_shape()), lse.then(|| H::make(sums, sizes.lse_shape())))
+}
+
+/// `SparseBackend::bsr_attention_backward` of one dtype; the sizes were found from these tensors: Q, K, V, O and the
+/// gradient of O.
+pub(super) fn attention_backward<T: Element, H: HostTensor<T> + HostTensor<f32>>(
+    sizes: AttentionSizes,
+    inputs: [H; 5],
+    lse: H,
+    options: &AttentionOptions,
+) -> [H; 3] {
+    let kept = inputs.map(<H as HostTensor<T>>::walkable::<HeadStrides>);
+    let lse = <H as HostTensor<f32>>::standard(lse);
+    let mut outputs =
+        [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].map(|shape| vec![T::default(); shape.num_elements()]);
+    if outputs.iter().all(|output| !output.is_empty()) {
+        let placed = kept.each_ref().map(|(_, operand)| operand.strides);
+        let [q, k, v, o, grad] = kept.each_ref().map(|(_, operand)| operand.first.cast_mut().cast());
+        let lse = <H as HostTensor<f32>>::elements(&lse).as_ptr().cast_mut().cast();
+        let [dq, dk, dv] = outputs.each_mut().map(|output| output.as_mut_ptr().cast());
+        let problem = backward_problem(T::DTYPE, &sizes, options, placed);
+        // SAFETY: as in `attention`.
+        unsafe { attend(&sizes, options, &problem, &[q, k, v, o, lse, grad, dq, dk, dv]) };
+    }
+    let mut shapes = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].into_iter();
+    outputs.map(|output| H::make(output, shapes.next().expect("three of them")))
+}
+
+/// Runs attention, forward or backward.
+///
+/// # Safety
+/// As for `Context::call_raw`.
+unsafe fn attend(sizes: &AttentionSizes, options: &AttentionOptions, problem: &Problem, operands: &[*mut c_void]) {
+    let run = || -> Result<()> {
+        let context = engine::context(Place::Cpu, options.effort)?;
+        let handle = options.pattern(sizes).on(Place::Cpu, &context)?;
+        // SAFETY: the caller's.
+        unsafe { context.call_raw(&handle, problem, operands, ptr::null_mut()) }
+    };
+    run().unwrap_or_else(|error| panic!("attention: {error}"));
+}
+
 /// A new vector that `fill` writes all of.
 ///
 /// # Safety
@@ -173,7 +259,7 @@ unsafe fn product<T: Element>(
                 out.cast(),
                 bias.map_or(ptr::null_mut(), |bias| address(bias.as_ptr(), bias.len())),
             ];
-            context.call_raw(&handle, &problem, operands, ptr::null_mut())
+            context.call_raw(&handle, &problem, &operands, ptr::null_mut())
         })
     }
 }
@@ -206,7 +292,7 @@ unsafe fn samples<T: Element>(
                     out.cast(),
                     ptr::null_mut(),
                 ];
-                context.call_raw(&handle, &problem, operands, ptr::null_mut())?;
+                context.call_raw(&handle, &problem, &operands, ptr::null_mut())?;
             }
             Ok(())
         })

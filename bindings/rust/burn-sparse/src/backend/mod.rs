@@ -1,9 +1,10 @@
-//! What a backend does with a block-sparse matrix.
+//! What a backend does with a block-sparse matrix, or mask.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use sparse_autotune::{Race, Result};
 
+use crate::attention::{AttentionOptions, AttentionSizes, check_attention, check_backward};
 use crate::pattern::BsrPattern;
 use crate::spec::{Looks, MatmulSpec, check_matmul, check_sampled};
 
@@ -28,13 +29,14 @@ mod order;
 #[cfg(feature = "cuda")]
 pub use order::CudaOrder;
 
-/// A backend that multiplies by block-sparse matrices.
+/// A backend that multiplies by block-sparse matrices, and computes attention.
 ///
 /// NdArray, Flex and CUDA, plain and under Fusion, go to the library without copies; CubeCL's other backends, WGPU among
 /// them, use Burn's own tensor operations, and so does any backend of your own: `impl SparseBackend for Mine {}`.
 /// `Autodiff` over all of them adds the gradients.
 ///
-/// The operations are those of primitives; [`BsrTensor`](crate::BsrTensor) is the way to use them.
+/// The operations are those of primitives; [`BsrTensor`](crate::BsrTensor) and [`attention`](crate::attention) are the way to
+/// use them.
 pub trait SparseBackend: Backend {
     /// `activation(alpha*op(A)*B + bias)`, or the same from the right. `values` is `[blocks, block rows, block columns]`,
     /// `dense` a matrix or a batch of them, `bias` one value for each row of op(A).
@@ -77,6 +79,49 @@ pub trait SparseBackend: Backend {
     ) -> Result<Option<Race>> {
         Ok(None)
     }
+
+    /// `softmax(scale * q*k^T where kept) * v`, and, where it is asked for, the logarithm of the sum of each query's
+    /// exponentials: F32 of `[batch, heads, queries]`, which no gradient flows through.
+    ///
+    /// # Panics
+    /// With a message that names the operand, if they do not fit together.
+    fn bsr_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        options: &AttentionOptions,
+        lse: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let (out, sums) = fallback::attention::<Self>(q, k, v, options);
+        (out, lse.then_some(sums))
+    }
+
+    /// The gradients of that to `q`, `k` and `v`; `grad` is the gradient of what it gave.
+    ///
+    /// # Panics
+    /// With a message that names the operand, if they do not fit together.
+    fn bsr_attention_backward(
+        saved: Saved<Self>,
+        grad: FloatTensor<Self>,
+        options: &AttentionOptions,
+    ) -> [FloatTensor<Self>; 3] {
+        fallback::attention_backward::<Self>(saved, grad, options)
+    }
+}
+
+/// What the backward pass of attention needs of the forward pass: its operands, and what it gave.
+#[derive(Debug, Clone)]
+pub struct Saved<B: Backend> {
+    /// `[batch, heads, queries, size]`.
+    pub q: FloatTensor<B>,
+    /// `[batch, kv heads, keys, size]`.
+    pub k: FloatTensor<B>,
+    /// `[batch, kv heads, keys, size]`.
+    pub v: FloatTensor<B>,
+    /// As `q`.
+    pub o: FloatTensor<B>,
+    /// F32 of `[batch, heads, queries]`.
+    pub lse: FloatTensor<B>,
 }
 
 /// The sizes of a product, or a panic that names what does not fit.
@@ -101,4 +146,29 @@ pub(crate) fn fit_sampled<B: Backend>(
     right: &FloatTensor<B>,
 ) -> (usize, usize) {
     check_sampled(pattern, &Looks::of(left), &Looks::of(right)).unwrap_or_else(|error| panic!("bsr_sampled: {error}"))
+}
+
+/// The sizes of attention, or a panic that names what does not fit.
+#[track_caller]
+pub(crate) fn fit_attention<B: Backend>(
+    q: &FloatTensor<B>,
+    k: &FloatTensor<B>,
+    v: &FloatTensor<B>,
+    options: &AttentionOptions,
+) -> AttentionSizes {
+    check_attention(&Looks::of(q), &Looks::of(k), &Looks::of(v), options)
+        .unwrap_or_else(|error| panic!("attention: {error}"))
+}
+
+/// The same of the backward pass.
+#[track_caller]
+pub(crate) fn fit_backward<B: Backend>(
+    saved: &Saved<B>,
+    grad: &FloatTensor<B>,
+    options: &AttentionOptions,
+) -> AttentionSizes {
+    let sizes = fit_attention::<B>(&saved.q, &saved.k, &saved.v, options);
+    check_backward(&sizes, &Looks::of(&saved.q), &Looks::of(&saved.o), &Looks::of(&saved.lse), &Looks::of(grad))
+        .unwrap_or_else(|error| panic!("attention: {error}"));
+    sizes
 }

@@ -7,7 +7,7 @@ use sparse_autotune::Element;
 
 use super::SparseBackend;
 use super::host::{self, Dense, HostTensor};
-use crate::spec::Strides;
+use crate::spec::Walk;
 
 /// A dtype of NdArray's.
 trait Float: Element + burn::tensor::Element {
@@ -20,7 +20,7 @@ macro_rules! float {
             fn array(tensor: NdArrayTensor) -> SharedArray<Self> {
                 match tensor {
                     NdArrayTensor::$name(storage) => storage.into_shared(),
-                    other => panic!("values are {:?}, expected {}", other.dtype(), stringify!($name)),
+                    other => panic!("a tensor is {:?}, expected {}", other.dtype(), stringify!($name)),
                 }
             }
         }
@@ -35,7 +35,7 @@ macro_rules! with_dtype {
         match &$tensor {
             NdArrayTensor::F32(_) => host::$function::<f32, _>($($argument),*),
             NdArrayTensor::F64(_) => host::$function::<f64, _>($($argument),*),
-            other => panic!("values are {:?}: expected f32 or f64, which is what NdArray computes with", other.dtype()),
+            other => panic!("the tensors are {:?}: expected f32 or f64, which is what NdArray has", other.dtype()),
         }
     };
 }
@@ -53,14 +53,14 @@ unsafe impl<T: Float> HostTensor<T> for NdArrayTensor {
         kept.as_slice().expect("standard layout")
     }
 
-    fn walkable(self) -> (SharedArray<T>, Dense<T>) {
+    fn walkable<W: Walk>(self) -> (SharedArray<T>, Dense<T, W>) {
         let array = T::array(self);
-        let found = Strides::new(array.shape(), array.strides());
+        let found = W::walk(array.shape(), array.strides());
         let (array, strides) = match found {
             Some(strides) => (array, strides),
             None => {
                 let array = array.as_standard_layout().into_owned().into_shared();
-                let strides = Strides::new(array.shape(), array.strides()).expect("standard layout goes forwards");
+                let strides = W::walk(array.shape(), array.strides()).expect("standard layout goes forwards");
                 (array, strides)
             }
         };
@@ -80,5 +80,5 @@ where
     Q: QuantElement,
     NdArrayTensor: From<SharedArray<E>> + From<SharedArray<I>>,
 {
-    host::products!(with_dtype);
+    host::operations!(with_dtype);
 }

@@ -12,6 +12,7 @@ pub fn setup() {
     ONCE.call_once(|| unsafe { std::env::set_var("SPARSE_AUTOTUNE", "off") });
 }
 
+pub mod attention;
 #[path = "../../../testing.rs"]
 mod testing;
 pub use testing::Random;

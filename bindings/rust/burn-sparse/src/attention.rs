@@ -1,0 +1,260 @@
+//! Attention, dense and block-sparse.
+
+use std::sync::{Mutex, PoisonError};
+
+use burn::tensor::{DType, Shape, Tensor, TensorPrimitive};
+use sparse_autotune::{Attention, Dtype, Effort, Error, HeadLayout, Problem, Result};
+
+use crate::backend::SparseBackend;
+use crate::pattern::BsrPattern;
+use crate::spec::{Looks, Walk, refuse, same_dtype};
+
+/// Which keys a query sees, and how attention is computed.
+///
+/// Query i of m stands at key `i + (n - m)` of n: the last query at the last key.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct AttentionOptions {
+    /// Only keys up to the one that the query stands at.
+    pub causal: bool,
+    /// Only keys at a distance below this from there.
+    pub window: Option<usize>,
+    /// What scores are multiplied by; none: one over the square root of the head's size.
+    pub scale: Option<f64>,
+    /// The blocks of the scores, `[queries, keys]`, that are computed at all; none: all of them. One mask for each head
+    /// comes from [`BsrPattern::stack`].
+    pub mask: Option<BsrPattern>,
+    /// How much may be spent on tuning a problem that the cache does not know.
+    pub effort: Effort,
+    /// f32 products may round their inputs to TF32.
+    pub allow_tf32: bool,
+    /// Variants whose result depends on timing may take part.
+    pub allow_nondeterministic: bool,
+}
+
+/// `softmax(scale * q*k^T where kept) * v`, for each head, without the scores ever being stored.
+///
+/// `q` is `[batch, heads, queries, size]`, `k` and `v` are `[batch, kv heads, keys, size]`, and what comes back is as `q`.
+/// `heads` is a multiple of `kv heads`: query head h reads `h / (heads / kv heads)`. The size is a multiple of 8, at most 512.
+/// A query that keeps no key gets zeros. Views, of which the last dimension is as it was, are read in place:
+/// `[batch, length, heads, size]` comes in by `swap_dims(1, 2)`. Gradients flow to all three.
+///
+/// ```
+/// use burn::backend::{Autodiff, NdArray};
+/// use burn::tensor::{Distribution, Tensor};
+/// use burn_sparse::{AttentionOptions, BsrPattern, attention};
+///
+/// # unsafe { std::env::set_var("SPARSE_AUTOTUNE", "off") };
+/// type B = Autodiff<NdArray>;
+/// let random = |heads| Tensor::<B, 4>::random([1, heads, 64, 16], Distribution::Default, &Default::default());
+/// let (q, k, v) = (random(4).require_grad(), random(2), random(2)); // four heads of queries over two of keys
+///
+/// // Blocks of 16x16: each query sees its own block and the one before, and of those the past alone.
+/// let mask = BsrPattern::from_mask([64, 64], 16, |row, col| row == col || row == col + 1);
+/// let options = AttentionOptions { causal: true, mask: Some(mask), ..Default::default() };
+/// let out = attention(q.clone(), k, v, &options);
+/// assert_eq!(out.dims(), [1, 4, 64, 16]);
+/// let grads = out.sum().backward();
+/// assert_eq!(q.grad(&grads).unwrap().dims(), [1, 4, 64, 16]);
+/// ```
+///
+/// # Panics
+/// With a message that names the argument, if they do not fit together.
+pub fn attention<B: SparseBackend>(
+    q: Tensor<B, 4>,
+    k: Tensor<B, 4>,
+    v: Tensor<B, 4>,
+    options: &AttentionOptions,
+) -> Tensor<B, 4> {
+    let [q, k, v] = [q, k, v].map(|tensor| tensor.into_primitive().tensor());
+    let (out, _) = B::bsr_attention(q, k, v, options, false);
+    Tensor::from_primitive(TensorPrimitive::Float(out))
+}
+
+impl AttentionOptions {
+    /// The scale of heads of this size.
+    pub(crate) fn scale_of(&self, dim: usize) -> f64 {
+        self.scale.unwrap_or(1.0 / (dim as f64).sqrt())
+    }
+
+    /// The mask as the library wants it: there is always one.
+    pub(crate) fn pattern(&self, sizes: &AttentionSizes) -> BsrPattern {
+        match &self.mask {
+            Some(mask) => mask.clone(),
+            None => full(sizes.queries, sizes.keys),
+        }
+    }
+}
+
+/// The mask that hides nothing. Kept, since a plan belongs to its pattern, and patterns have copies on devices.
+fn full(queries: usize, keys: usize) -> BsrPattern {
+    const MOST: usize = 64;
+    static MASKS: Mutex<Vec<BsrPattern>> = Mutex::new(Vec::new());
+    let mut masks = MASKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mask = match masks.iter().position(|mask| mask.shape() == [queries, keys]) {
+        Some(at) => masks.remove(at),
+        None => BsrPattern::dense([queries, keys], [queries.max(1), keys.max(1)]),
+    };
+    // The one used last stands last, and the first goes.
+    masks.push(mask.clone());
+    if masks.len() > MOST {
+        masks.remove(0);
+    }
+    mask
+}
+
+/// The sizes of attention whose operands fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AttentionSizes {
+    pub batch: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub dim: usize,
+}
+
+impl AttentionSizes {
+    /// The shape of Q, and of O.
+    pub(crate) fn q_shape(&self) -> Shape {
+        Shape::from([self.batch, self.heads, self.queries, self.dim])
+    }
+
+    /// The shape of K and V.
+    pub(crate) fn k_shape(&self) -> Shape {
+        Shape::from([self.batch, self.kv_heads, self.keys, self.dim])
+    }
+
+    /// The shape of the logarithms of the sums.
+    pub(crate) fn lse_shape(&self) -> Shape {
+        Shape::from([self.batch, self.heads, self.queries])
+    }
+
+    /// Whether there is no query at all, so that nothing is to be written.
+    pub(crate) fn no_queries(&self) -> bool {
+        self.batch == 0 || self.queries == 0
+    }
+}
+
+/// The sizes of attention, or what does not fit.
+pub(crate) fn check_attention(q: &Looks, k: &Looks, v: &Looks, options: &AttentionOptions) -> Result<AttentionSizes> {
+    same_dtype("k", k, "q", q)?;
+    same_dtype("v", v, "q", q)?;
+    let [batch, heads, queries, dim] = q.shape[..] else {
+        return refuse(format!("q has shape {:?}: expected [batch, heads, queries, size]", q.shape));
+    };
+    let kv_heads = k.shape.get(1).copied().unwrap_or(0);
+    if k.shape.len() != 4 || k.shape[0] != batch || k.shape[3] != dim {
+        return refuse(format!("k has shape {:?}, expected [{batch}, kv heads, keys, {dim}]", k.shape));
+    }
+    if v.shape != k.shape {
+        return refuse(format!("v has shape {:?}, and k {:?}", v.shape, k.shape));
+    }
+    if heads == 0 {
+        return refuse(format!("q has shape {:?}: it has no heads", q.shape));
+    }
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return refuse(format!("k has shape {:?}: its {kv_heads} heads do not divide q's, {heads}", k.shape));
+    }
+    if dim == 0 || !dim.is_multiple_of(8) || dim > 512 {
+        return Err(Error::Unsupported(format!(
+            "q has shape {:?}: the size of a head is a multiple of 8, from 8 to 512",
+            q.shape
+        )));
+    }
+    let sizes = AttentionSizes { batch, heads, kv_heads, queries, keys: k.shape[2], dim };
+    check_options(&sizes, options)?;
+    Ok(sizes)
+}
+
+fn check_options(sizes: &AttentionSizes, options: &AttentionOptions) -> Result<()> {
+    if options.window == Some(0) {
+        return refuse("window is 0: a query sees itself, so expected 1 or more".into());
+    }
+    if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
+        return Err(Error::Unsupported(format!("scale is {scale}: expected a finite number")));
+    }
+    let Some(mask) = &options.mask else { return Ok(()) };
+    let ([rows, cols], [block, _]) = (mask.shape(), mask.block_size());
+    let stacked = sizes.queries.div_ceil(block).checked_mul(block).and_then(|one| one.checked_mul(sizes.heads));
+    if cols == sizes.keys && (rows == sizes.queries || Some(rows) == stacked) {
+        return Ok(());
+    }
+    refuse(format!(
+        "mask has shape [{rows}, {cols}], expected [{}, {}] for all heads, or {} of these stacked, one for each head",
+        sizes.queries, sizes.keys, sizes.heads
+    ))
+}
+
+/// Whether what the forward pass gave, and the gradient of it, fit.
+pub(crate) fn check_backward(sizes: &AttentionSizes, q: &Looks, o: &Looks, lse: &Looks, grad: &Looks) -> Result<()> {
+    for (name, looks) in [("o", o), ("grad", grad)] {
+        same_dtype(name, looks, "q", q)?;
+        if looks.shape != q.shape {
+            return refuse(format!("{name} has shape {:?}, and q {:?}", looks.shape, q.shape));
+        }
+    }
+    if lse.shape != sizes.lse_shape()[..] || lse.dtype != DType::F32 {
+        return refuse(format!("lse is {:?} of {:?}, expected F32 of {:?}", lse.dtype, lse.shape, sizes.lse_shape()));
+    }
+    Ok(())
+}
+
+/// Where an operand's heads lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HeadStrides(HeadLayout);
+
+impl Walk for HeadStrides {
+    /// None where the library would need a copy: strides that go backwards, elements of a row that are not together, or a
+    /// single row expanded in all dimensions.
+    fn walk(shape: &[usize], strides: &[isize]) -> Option<Self> {
+        let (&[batch, heads, rows, dim], [_, _, _, 1]) = (shape, strides) else { return None };
+        let stride = |at: usize| usize::try_from(strides[at]).ok();
+        // A stride that is never taken says nothing: it becomes what it would be without gaps.
+        let row = if rows > 1 { stride(2)? } else { dim };
+        let head = if heads > 1 { stride(1)? } else { rows * row };
+        let batch = if batch > 1 { stride(0)? } else { (heads * head).max(rows * row) };
+        let layout = HeadLayout { batch_stride: batch, head_stride: head, row_stride: row };
+        (layout != HeadLayout::default()).then_some(Self(layout)) // which would be read as gapless
+    }
+}
+
+fn described(sizes: &AttentionSizes, options: &AttentionOptions, [q, k, v]: [HeadStrides; 3]) -> Attention {
+    // 0 is the library's word for the usual scale.
+    let scale = options.scale.map_or(0.0, |scale| if scale == 0.0 { f64::MIN_POSITIVE } else { scale });
+    Attention::new(sizes.heads, sizes.dim)
+        .kv_heads(sizes.kv_heads)
+        .queries(sizes.queries)
+        .causal(options.causal)
+        .window(options.window.map_or(0, |window| window.min(i64::MAX as usize)))
+        .scale(scale)
+        .q_layout(q.0)
+        .k_layout(k.0)
+        .v_layout(v.0)
+}
+
+fn flagged(problem: Problem, sizes: &AttentionSizes, options: &AttentionOptions) -> Problem {
+    problem.batch(sizes.batch).allow_tf32(options.allow_tf32).allow_nondeterministic(options.allow_nondeterministic)
+}
+
+/// The library's problem of the forward pass; what it writes has no gaps.
+pub(crate) fn forward_problem(
+    dtype: Dtype,
+    sizes: &AttentionSizes,
+    options: &AttentionOptions,
+    placed: [HeadStrides; 3],
+    lse: bool,
+) -> Problem {
+    flagged(Problem::attention_of(dtype, &described(sizes, options, placed).lse(lse)), sizes, options)
+}
+
+/// The library's problem of the backward pass; Q, K, V, O and the gradient of O lie as `placed` says, and what it writes
+/// has no gaps.
+pub(crate) fn backward_problem(
+    dtype: Dtype,
+    sizes: &AttentionSizes,
+    options: &AttentionOptions,
+    [q, k, v, o, grad]: [HeadStrides; 5],
+) -> Problem {
+    let attention = described(sizes, options, [q, k, v]).o_layout(o.0).do_layout(grad.0);
+    flagged(Problem::attention_backward_of(dtype, &attention), sizes, options)
+}
