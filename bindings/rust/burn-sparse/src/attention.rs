@@ -58,16 +58,28 @@ pub struct AttentionOptions {
 /// ```
 ///
 /// # Panics
-/// With a message that names the argument, if they do not fit together.
+/// With a message that names the argument, if they do not fit together; see [`try_attention`].
+#[track_caller]
 pub fn attention<B: SparseBackend>(
     q: Tensor<B, 4>,
     k: Tensor<B, 4>,
     v: Tensor<B, 4>,
     options: &AttentionOptions,
 ) -> Tensor<B, 4> {
+    try_attention(q, k, v, options).unwrap_or_else(|error| panic!("attention: {error}"))
+}
+
+/// The same, with an error where the arguments do not fit together.
+pub fn try_attention<B: SparseBackend>(
+    q: Tensor<B, 4>,
+    k: Tensor<B, 4>,
+    v: Tensor<B, 4>,
+    options: &AttentionOptions,
+) -> Result<Tensor<B, 4>> {
     let [q, k, v] = [q, k, v].map(|tensor| tensor.into_primitive().tensor());
+    check_attention(&Looks::of(&q), &Looks::of(&k), &Looks::of(&v), options)?;
     let (out, _) = B::bsr_attention(q, k, v, options, false);
-    Tensor::from_primitive(TensorPrimitive::Float(out))
+    Ok(Tensor::from_primitive(TensorPrimitive::Float(out)))
 }
 
 impl AttentionOptions {

@@ -39,7 +39,7 @@ mod pattern;
 mod spec;
 mod tensor;
 
-pub use attention::{AttentionOptions, attention};
+pub use attention::{AttentionOptions, attention, try_attention};
 pub use backend::SparseBackend;
 pub use gemm::{BsrGemm, BsrGemmConfig, Epilogue, Tuning};
 pub use linear::{SparseLinear, SparseLinearConfig, SparseLinearRecord};

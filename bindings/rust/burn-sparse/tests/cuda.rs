@@ -1,4 +1,4 @@
-//! The same products on an NVIDIA GPU, plain and under Fusion, against Burn's dense ones. Needs a device: built anywhere,
+//! The same products and attention on an NVIDIA GPU, plain and under Fusion, against Burn's dense ones. Needs a device: built anywhere,
 //! run by `bench/rust_check`. The device is waited for after each step, so that a failure names what it came from.
 #![cfg(feature = "cuda")]
 
@@ -15,10 +15,11 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::cuda::CudaRuntime;
 use burn_sparse::backend::{CudaOrder, fallback};
 use burn_sparse::{
-    Activation, BsrGemm, BsrGemmConfig, BsrPattern, BsrTensor, MatmulSpec, Side, SparseBackend, SparseLinear,
-    SparseLinearConfig,
+    Activation, AttentionOptions, BsrGemm, BsrGemmConfig, BsrPattern, BsrTensor, MatmulSpec, Side, SparseBackend,
+    SparseLinear, SparseLinearConfig, attention,
 };
-use common::{Random, assert_close, assert_close_to, assert_within, setup};
+use common::attention::dense;
+use common::{Random, assert_close, assert_close_by, assert_close_to, assert_within, setup};
 
 /// Without Fusion, whatever the features.
 type Plain = CubeBackend<CudaRuntime, f32, i32, u8>;
@@ -66,6 +67,12 @@ on_both! {
     a_layer_does_as_a_dense_one;
     a_layer_learns_as_a_dense_one;
     the_race_is_on_the_gpu;
+    attention_of_f32;
+    attention_of_f16;
+    attention_of_bf16;
+    attention_of_views;
+    attention_to_nothing;
+    attention_keeps_its_order;
 }
 
 /// Waits for the device; a failure names what came just before.
@@ -307,4 +314,118 @@ fn the_race_is_on_the_gpu<B: SparseBackend>() {
     let b = random.tensor::<B, 2>([512, 512], DType::F16);
     let race = BsrGemm::race(&a, b, &BsrGemmConfig::new()).unwrap().expect("CUDA has many");
     assert!(race.best.expect("somebody wins").variant.starts_with("cuda_"));
+}
+
+/// Batch, heads, heads of keys, queries, keys, size of a head.
+const ATTENTION: [[usize; 6]; 5] = [
+    [2, 4, 2, 100, 130, 64],
+    [1, 2, 2, 256, 256, 128],
+    [2, 8, 2, 1, 512, 64],
+    [2, 3, 3, 33, 17, 24],
+    [1, 2, 1, 64, 64, 96],
+];
+
+/// Dense, causal, under a window, and under masks of blocks, for all heads and for each.
+fn masks(heads: usize, queries: usize, keys: usize) -> Vec<AttentionOptions> {
+    let blocks = |seed| BsrPattern::random([queries, keys], [32, 32], 0.5, seed);
+    let plain = AttentionOptions::default();
+    vec![
+        plain.clone(),
+        AttentionOptions { causal: true, ..plain.clone() },
+        AttentionOptions { causal: true, window: Some(40), scale: Some(0.2), ..plain.clone() },
+        AttentionOptions { mask: Some(blocks(1)), ..plain.clone() },
+        AttentionOptions {
+            causal: true,
+            mask: Some(BsrPattern::stack(&(0..heads).map(|head| blocks(head as u64)).collect::<Vec<_>>())),
+            ..plain
+        },
+    ]
+}
+
+/// Forward and backward against dense arithmetic on the CPU.
+fn attention_of<B: SparseBackend>(dtype: DType) {
+    setup();
+    for [batch, heads, kv_heads, queries, keys, size] in ATTENTION {
+        for (number, options) in masks(heads, queries, keys).into_iter().enumerate() {
+            let name =
+                format!("{batch}, {heads} over {kv_heads}, {queries} to {keys}, {size}, mask {number}, {dtype:?}");
+            println!("{name}");
+            let mut random = Random(number as u64);
+            let mut make = |heads, len| random.tensor::<Autodiff<B>, 4>([batch, heads, len, size], dtype);
+            let inputs = [make(heads, queries), make(kv_heads, keys), make(kv_heads, keys)];
+            let weigh = make(heads, queries);
+            let cpu =
+                |tensor: &Tensor<Autodiff<B>, 4>| Tensor::<Autodiff<NdArray>, 4>::from_inner(on_cpu(tensor.clone()));
+            let [x, y, z] = inputs.each_ref().map(|tensor| cpu(tensor).require_grad());
+            let expected = dense(x.clone(), y.clone(), z.clone(), &options);
+            let slopes = (expected.clone() * cpu(&weigh)).sum().backward();
+
+            let [q, k, v] = inputs.map(Tensor::require_grad);
+            let out = settled::<B, _>(&name, attention(q.clone(), k.clone(), v.clone(), &options));
+            assert_close_to(out.clone(), expected.into_data());
+            let grads = settled::<B, _>(&format!("backward: {name}"), (out * weigh).sum().backward());
+            for (tensor, slope) in [q, k, v].into_iter().zip([x, y, z]) {
+                let expected = slope.grad(&slopes).expect("a gradient").into_data();
+                assert_close_by(tensor.grad(&grads).expect("a gradient"), expected, 16.0);
+            }
+        }
+    }
+}
+
+fn attention_of_f32<B: SparseBackend>() {
+    attention_of::<B>(DType::F32);
+}
+
+fn attention_of_f16<B: SparseBackend>() {
+    attention_of::<B>(DType::F16);
+}
+
+fn attention_of_bf16<B: SparseBackend>() {
+    attention_of::<B>(DType::BF16);
+}
+
+/// Heads behind rows, packed Q, K and V, and views that need a copy.
+fn attention_of_views<B: SparseBackend>() {
+    setup();
+    let mut random = Random(7);
+    let options = AttentionOptions { causal: true, ..Default::default() };
+    let packed = random.tensor::<B, 5>([2, 48, 3, 4, 64], DType::F16);
+    let [q, k, v] = [0, 1, 2].map(|at| packed.clone().narrow(2, at, 1).squeeze_dim::<4>(2).swap_dims(1, 2));
+    let flipped = q.clone().flip([2]);
+    let one = random.tensor::<B, 4>([2, 1, 48, 64], DType::F16).expand([2, 4, 48, 64]);
+    for q in [q, flipped, one] {
+        let found = settled::<B, _>("attention", attention(q.clone(), k.clone(), v.clone(), &options));
+        let expected = dense(on_cpu(q), on_cpu(k.clone()), on_cpu(v.clone()), &options);
+        assert_close_to(found, expected.into_data());
+    }
+}
+
+fn attention_to_nothing<B: SparseBackend>() {
+    setup();
+    let make = |len| Tensor::<B, 4>::empty([2, 2, len, 64], &Default::default());
+    let options = AttentionOptions::default();
+    let found = settled::<B, _>("attention without keys", attention(make(5), make(0), make(0), &options));
+    assert_close(found, Tensor::zeros([2, 2, 5, 64], &Default::default()));
+    let found = settled::<B, _>("attention without queries", attention(make(0), make(5), make(5), &options));
+    assert_eq!(found.dims(), [2, 2, 0, 64]);
+    let mask = Some(BsrPattern::from_mask([5, 5], 2, |_, _| false));
+    let v = Random(8).tensor::<B, 4>([2, 2, 5, 64], DType::F32);
+    let hidden = AttentionOptions { mask, ..options };
+    let found = settled::<B, _>("attention without blocks", attention(v.clone(), v.clone(), v, &hidden));
+    assert_close(found, Tensor::zeros([2, 2, 5, 64], &Default::default()));
+}
+
+/// Layer after layer, each of which needs the one before, and nothing that the host waits for until the end.
+fn attention_keeps_its_order<B: SparseBackend>() {
+    setup();
+    fn layers<B: Backend>(
+        attend: impl Fn([Tensor<B, 4>; 3]) -> Tensor<B, 4>,
+        [x, k, v]: [Tensor<B, 4>; 3],
+    ) -> Tensor<B, 4> {
+        (0..20).fold(x, |x, _| attend([x.clone() * 2.0, k.clone(), v.clone()]) + x * 0.5)
+    }
+    let options = AttentionOptions::default();
+    let inputs = [9, 10, 11].map(|seed| Random(seed).tensor::<B, 4>([1, 2, 64, 64], DType::F32));
+    let expected = layers(|[q, k, v]| dense(q, k, v, &options), inputs.clone().map(on_cpu));
+    assert_close_to(layers(|[q, k, v]| attention(q, k, v, &options), inputs), expected.into_data());
 }

@@ -62,13 +62,19 @@ pub fn assert_close<B: Backend, const D: usize>(found: Tensor<B, D>, expected: T
 /// The same, where what is expected may come from another backend.
 #[track_caller]
 pub fn assert_close_to<B: Backend, const D: usize>(found: Tensor<B, D>, expected: TensorData) {
+    assert_close_by(found, expected, 6.0);
+}
+
+/// The same, with so many roundings to the dtype.
+#[track_caller]
+pub fn assert_close_by<B: Backend, const D: usize>(found: Tensor<B, D>, expected: TensorData, roundings: f64) {
     let unit = match found.dtype() {
         DType::BF16 => 2f64.powi(-8),
         DType::F16 => 2f64.powi(-11),
         _ => 2f64.powi(-24),
     };
     let largest = expected.iter::<f64>().fold(1.0, |most: f64, value| most.max(value.abs()));
-    compare(found, expected, 1e-4 + 6.0 * unit * largest);
+    compare(found, expected, 1e-4 + roundings * unit * largest);
 }
 
 /// Equal within a bound that the caller knows.
