@@ -27,6 +27,8 @@
 //! # }
 //! ```
 //!
+//! [`Attention`], dense or with a pattern as its mask, and its gradients are problems like any other.
+//!
 //! Whatever can fail returns an [`Error`] that names the argument, its value and what was expected. Contexts and patterns
 //! are `Send` and `Sync`; a plan is `Send`, and running it takes `&mut`.
 //!
