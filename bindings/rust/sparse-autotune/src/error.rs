@@ -57,7 +57,8 @@ errors! {
     BadEnum = SAT_BAD_ENUM,
     /// The library that is linked is of another version than these declarations.
     BadStruct = SAT_BAD_STRUCT,
-    /// Row pointers do not start at 0, decrease, do not end at the stored blocks, or are too many or too few.
+    /// Row pointers, or offsets of sequences, do not start at 0, decrease, end elsewhere than they should, or are too many or
+    /// too few.
     BadRowPtr = SAT_BAD_ROW_PTR,
     /// A block column index is outside the matrix.
     ColumnRange = SAT_COLUMN_RANGE,

@@ -175,8 +175,9 @@ impl Case {
         // By definition.
         let group = self.heads / self.kv_heads;
         let mut want = [of_q, of_q, of_k, of_k].map(|shape| vec![0.0; shape.iter().product::<usize>() * self.dim]);
-        for (line, wanted) in lse.clone().iter().enumerate().map(|(line, _)| (line, &kept[line % kept.len()])) {
+        for line in 0..lse.len() {
             let (b, h, i) = (line / kept.len(), line / self.queries % self.heads, line % self.queries);
+            let wanted = &kept[line % kept.len()];
             let (row, grad, mut out) = (q.row(b, h, i), d_o.row(b, h, i), vec![0.0; self.dim]);
             let scores: Vec<f64> = wanted.iter().map(|&j| scale * dot(&row, &k.row(b, h / group, j))).collect();
             let sum: f64 = scores.iter().map(|score| score.exp()).sum();
