@@ -1,7 +1,8 @@
 //! The operations in Burn's own: for backends that the library does not know.
 //!
-//! In products the dense operand's blocks are gathered once for each stored block, multiplied in one batch and added up. That is right
-//! everywhere and needs no kernel, and memory for the gathered blocks. Attention is computed densely, with all scores in memory.
+//! In products the dense operand's blocks are gathered once for each stored block, multiplied in one batch and added up.
+//! That is right everywhere and needs no kernel, and memory for the gathered blocks. Attention is computed densely, with all
+//! scores in memory.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
