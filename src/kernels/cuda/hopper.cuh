@@ -67,6 +67,19 @@ __device__ __forceinline__ void sat_tile_load(uint32_t to, const CUtensorMap *ma
                  : "memory");
 }
 
+/* From shared memory, by groups of copies; what is outside of the tensor is not written. */
+__device__ __forceinline__ void sat_tile_store(const CUtensorMap *map, uint32_t from, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
+                 "r"(x), "r"(y)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* Until all but the last PENDING stores of this thread have read what they store. */
+template <int PENDING> __device__ __forceinline__ void sat_stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+__device__ __forceinline__ void sat_stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 /* What this thread did to shared memory comes before what the copy engine does there next. */
 __device__ __forceinline__ void sat_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -13,7 +13,7 @@ enum { HALF = 64 }; // rows of a block
 typedef sat_pipe_shape<128, 256, 64, 4, 2> S;
 
 struct maps {
-    CUtensorMap a, b;
+    CUtensorMap a, b, c;
 };
 
 struct job {
@@ -21,8 +21,8 @@ struct job {
     sat_mma_out out;
     sat_deal deal;
     const sat_union_step *steps;
-    const int32_t *row; // two a pair
-    bool wide_b;
+    const int32_t *row;  // two a pair
+    bool wide_b, copied; // as in matmul_wgmma_sm90.cu
 };
 
 struct state {
@@ -31,7 +31,8 @@ struct state {
     const sat_union_step *steps;
     const int32_t *row;
     maps m; // of these operands: made anew only where a pointer has changed
-    const void *of[2];
+    const void *of[3];
+    bool copied;
 };
 
 /* ---- the producer ---- */
@@ -146,7 +147,8 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
                 int row = group ? t.first : t.row;
                 int64_t n0 = (int64_t)t.panel * S::BN;
                 if (row < 0) return;
-                sat_group_put<typename T::element, S::WN>(x.out, d, staging, (int64_t)row * HALF, n0, HALF, group);
+                sat_group_put<typename T::element, S::WN>(x.out, d, staging, (int64_t)row * HALF, n0, HALF, group,
+                                                          x.copied ? &m.c : NULL);
             });
     }
     sat_deal_end(x.deal);
@@ -187,11 +189,11 @@ static sat_status launch(const sat_launch *l) {
     x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
     x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + S::BN - 1) / S::BN, 2.0 * S::BN * (double)p->k, l->device);
     x.steps = st->steps, x.row = st->row, x.wide_b = p->n % 64 == 0;
-    if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1]) {
-        st->of[0] = NULL;
-        if (!make_maps(l, x, &st->m)) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
-        st->of[0] = l->operands[0], st->of[1] = l->operands[1];
+    if (!sat_maps_serve(st->of, l->operands)) {
+        if (!make_maps(l, x, &st->m)) return sat_no_map(l, st->of);
+        st->copied = sat_group_map(l, x.out, HALF, &st->m.c);
     }
+    x.copied = st->copied;
     return l->variant->instance.dtype == SAT_F16 ? start_any<sat_f16_math>(l, x, st->m)
                                                  : start_any<sat_bf16_math>(l, x, st->m);
 }

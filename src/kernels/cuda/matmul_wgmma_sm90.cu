@@ -10,7 +10,7 @@
 #include "wgmma_pipe.cuh"
 
 struct maps {
-    CUtensorMap a, b;
+    CUtensorMap a, b, c;
 };
 
 struct job {
@@ -20,6 +20,7 @@ struct job {
     float *partial;
     int a_rows;  // what one copy brings of A, and a slice has
     bool deep_a; // A comes 64 deep where a stage is 32: rows of 128 bytes, since a copy takes its time by lines of that
+    bool copied; // C is stored by the copy engine
     bool wide_b; // B row-major in chunks of 64 columns that fill it: one copy brings them all
 };
 
@@ -27,7 +28,8 @@ struct state {
     sat_plan_work work;
     unsigned *counter;
     maps m; // of these operands: made anew only where a pointer has changed
-    const void *of[2];
+    const void *of[3];
+    bool copied;
 };
 
 /* ---- the producer ---- */
@@ -125,15 +127,16 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
 
 /* A warpgroup's sums to C, or to the partial sums of a cut row, whose slot the tile has for its `first`. */
 template <typename T, typename S>
-__device__ __forceinline__ void put(const job &x, const sat_pipe_tile &t, float (&d)[S::WN / 2], uint32_t staging,
-                                    int group) {
+__device__ __forceinline__ void put(const job &x, const maps &m, const sat_pipe_tile &t, float (&d)[S::WN / 2],
+                                    uint32_t staging, int group) {
     int64_t in_row = t.slice * S::BM + (S::BM == 128 ? group * 64 : 0), rows = x.r.br - in_row;
     int64_t n0 = (int64_t)t.panel * S::BN + (S::BM == 128 ? 0 : group * S::WN), n = x.out.to.n;
     if (rows <= 0 || n0 >= n) return;
     sat_mma_out to = x.out;
     int64_t i0 = t.row * x.r.br + in_row;
+    if (x.copied && t.first >= 0) sat_stores_read<0>(), sat_some_sync(1 + group, 128); // this one goes another way
     if (t.first >= 0) to = sat_mma_partial<float>(x.partial + t.first * x.r.br * n, n), i0 = in_row;
-    sat_group_put<typename T::element, S::WN>(to, d, staging, i0, n0, rows, group);
+    sat_group_put<typename T::element, S::WN>(to, d, staging, i0, n0, rows, group, x.copied ? &m.c : NULL);
 }
 
 template <typename T, typename S, bool TA, bool TB>
@@ -158,7 +161,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
         if (!S::ONCE) sat_registers_more<216>();
         sat_pipe_consume<T, S, TA, TB, false>(s, sat_shared(memory), x.deep_a,
                                               [&](const sat_pipe_tile &t, float(&d)[S::WN / 2], uint32_t staging,
-                                                  int group) { put<T, S>(x, t, d, staging, group); });
+                                                  int group) { put<T, S>(x, m, t, d, staging, group); });
     }
     sat_deal_end(x.deal);
 }
@@ -206,11 +209,11 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.partial = (float *)st->work.partial;
     x.a_rows = (int)sat_min(S::BM, x.r.br);
     x.wide_b = p->n % 64 == 0, x.deep_a = S::KS == 32 && p->transpose != SAT_TRANSPOSE && x.r.bc % 64 == 0;
-    if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1]) {
-        st->of[0] = NULL;
-        if (!make_maps<S>(l, x, &st->m)) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
-        st->of[0] = l->operands[0], st->of[1] = l->operands[1];
+    if (!sat_maps_serve(st->of, l->operands)) {
+        if (!make_maps<S>(l, x, &st->m)) return sat_no_map(l, st->of);
+        st->copied = S::GROUPS > 1 && sat_group_map(l, x.out, x.r.br, &st->m.c);
     }
+    x.copied = st->copied;
     const maps &m = st->m;
     bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
     sat_status status = ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))

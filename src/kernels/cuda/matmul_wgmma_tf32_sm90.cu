@@ -280,11 +280,7 @@ template <typename S> static sat_status launch_tile(const sat_launch *l) {
     x.deal = sat_deal_of(st->work, st->counter, x.r.br / S::BM, (p->n + S::BN - 1) / S::BN, 4.0 * S::BN * (double)p->k,
                          l->device);
     x.partial = (float *)st->work.partial, x.wide_b = p->n % 32 == 0;
-    if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1]) {
-        st->of[0] = NULL;
-        if (!make_maps<S>(l, x, &st->m)) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
-        st->of[0] = l->operands[0], st->of[1] = l->operands[1];
-    }
+    if (!sat_maps_serve(st->of, l->operands) && !make_maps<S>(l, x, &st->m)) return sat_no_map(l, st->of);
     sat_status status = start<S>(l, x, st->m);
     return status == SAT_OK ? sat_launch_join(l, x.r, x.out.to, st->work) : status;
 }

@@ -194,11 +194,7 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.m = (int)p->m, x.n = (int)p->n, x.k = (int)p->k, x.br = (int)a->block_rows, x.bc = (int)a->block_cols;
     x.ragged = p->n % x.bc != 0;
     x.y_box = tb ? (int)sat_min(sat_min(x.bc, S::BN), 256) : 64;
-    if (st->of[0] != l->operands[0] || st->of[1] != l->operands[1]) {
-        st->of[0] = NULL;
-        if (!make_maps<S>(l, x, &st->m)) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
-        st->of[0] = l->operands[0], st->of[1] = l->operands[1];
-    }
+    if (!sat_maps_serve(st->of, l->operands) && !make_maps<S>(l, x, &st->m)) return sat_no_map(l, st->of);
     return ta ? (tb ? start<T, S, true, true>(l, x, st->m) : start<T, S, true, false>(l, x, st->m))
               : (tb ? start<T, S, false, true>(l, x, st->m) : start<T, S, false, false>(l, x, st->m));
 }

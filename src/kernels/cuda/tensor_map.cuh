@@ -54,6 +54,18 @@ static inline bool sat_map_encode(CUtensorMap *map, const sat_tensor &t) {
                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/* Whether maps that were made for `of` serve these operands, too; if not, `of` is what they are made for next. */
+template <int N> static inline bool sat_maps_serve(const void *(&of)[N], void *const *operands) {
+    bool same = true;
+    for (int i = 0; i < N; i++) same = same && of[i] == operands[i], of[i] = operands[i];
+    return same;
+}
+
+template <int N> static inline sat_status sat_no_map(const sat_launch *l, const void *(&of)[N]) {
+    of[0] = NULL;
+    return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
+}
+
 /* Whether maps can describe a dense operand: lines, in either direction, that start at multiples of 16 bytes. */
 static inline bool sat_map_fits(const sat_problem *p, const sat_layout &l, int64_t rows, int64_t cols, uint32_t align,
                                 int64_t size) {

@@ -7,8 +7,13 @@
 
 #include "hopper.cuh"
 #include "mma_out.cuh"
+#include "tensor_map.cuh"
 
-enum { SAT_SLICE = 16 * 128 }; // bytes of a warp's part of a slice of output: 16 rows of 128 bytes; there are two
+enum {
+    SAT_SLICE = 16 * 128,       // bytes of a warp's part of a slice of output: 16 rows of 128 bytes
+    SAT_SLICES = 2,             // that there is room for
+    SAT_STAGING = 8 * SAT_SLICE // of a warpgroup
+};
 
 static inline sat_mma_out sat_group_out_of(const sat_launch *l) {
     const sat_problem *p = l->problem;
@@ -49,6 +54,29 @@ template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4
     for (int e = 0; e < 4; e++) w[e] = sat_mma_pack(E(), v[2 * e], v[2 * e + 1]);
 }
 
+/* A warp's 16 rows by W columns, into lines. */
+template <typename E, int W> __device__ __forceinline__ void sat_slice_stage(const float *d, uint32_t staging) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int q = 0; q < W / 16; q++) {
+        uint32_t w[4];
+        sat_pack_8<E>(w, &d[q * 8]);
+        sat_store_matrix(staging + sat_slice_at(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
+    }
+}
+
+/* A warpgroup's 64 rows by W columns, turned: each line of the slice is a column of C. */
+template <typename E, int W> __device__ __forceinline__ void sat_slice_turn(const float *d, uint32_t staging) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int q = 0; q < W / 16; q++) {
+        uint32_t w[4];
+        sat_pack_8<E>(w, &d[q * 8]);
+        sat_store_turned(staging + sat_slice_at(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2), w[0], w[1],
+                         w[2], w[3]);
+    }
+}
+
 /* A warp's 16 rows by W columns, of which `rows` and `columns` exist, to lines `pitch` apart. The next call may follow
  * with another `staging`, and the one after that with this one. */
 template <typename E, int W>
@@ -56,12 +84,7 @@ __device__ __forceinline__ void sat_slice_rows(const float (&d)[W / 2], uint32_t
                                                int rows, int columns) {
     constexpr int CHUNKS = W / 8;
     int lane = threadIdx.x % 32, row = lane / CHUNKS, chunk = lane % CHUNKS;
-#pragma unroll
-    for (int q = 0; q < W / 16; q++) {
-        uint32_t w[4];
-        sat_pack_8<E>(w, &d[q * 8]);
-        sat_store_matrix(staging + sat_slice_at(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
-    }
+    sat_slice_stage<E, W>(d, staging);
     __syncwarp();
     to += row * pitch + chunk * 8;
 #pragma unroll
@@ -91,20 +114,14 @@ template <typename E, int WN>
 __device__ __forceinline__ void sat_group_columns(const sat_out &o, const float (&d)[WN / 2], uint32_t staging,
                                                   int64_t i0, int64_t n0, int64_t rows, int group) {
     constexpr int W = WN < 64 ? WN : 64;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, column = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8;
+    int column = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8;
     E *to = (E *)o.c + (n0 + column) * o.col_stride + i0 + chunk * 8;
     bool inside = chunk * 8 < min(rows, o.m - i0);
     int columns = (int)min((int64_t)WN, o.n - n0) - column;
 #pragma unroll
     for (int j = 0; j < WN; j += W) {
         uint32_t at = staging + j / W % 2 * (4 * SAT_SLICE);
-#pragma unroll
-        for (int q = 0; q < W / 16; q++) { // 16 columns; each line of the slice is a column of C, 64 rows long
-            uint32_t w[4];
-            sat_pack_8<E>(w, &d[j / 2 + q * 8]);
-            sat_store_turned(at + sat_slice_at(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2), w[0], w[1],
-                             w[2], w[3]);
-        }
+        sat_slice_turn<E, W>(&d[j / 2], at);
         sat_some_sync(1 + group, 128);
 #pragma unroll
         for (int down = 0; down < W; down += 16) {
@@ -115,13 +132,52 @@ __device__ __forceinline__ void sat_group_columns(const sat_out &o, const float 
     sat_some_sync(1 + group, 128);
 }
 
-/* A warpgroup's 64 rows from i0 on, of which `rows` exist, by WN columns from n0 on. `staging` is the warpgroup's. */
+/* Both again, stored by the copy engine while the warpgroup goes on. C by rows: a warp alone; by columns: the warpgroup
+ * together. */
+template <typename E, int WN>
+__device__ __forceinline__ void sat_group_copy(const CUtensorMap *c, const float (&d)[WN / 2], uint32_t staging, int i0,
+                                               int n0, int n, bool columns, int group) {
+    int warp = threadIdx.x / 32 % 4;
+    bool one = threadIdx.x % (columns ? 128 : 32) == 0;
+    if (!columns) staging += warp * SAT_SLICE, i0 += warp * 16;
+#pragma unroll
+    for (int j = 0; j < WN; j += 64) {
+        uint32_t at = staging + j / 64 % SAT_SLICES * (4 * SAT_SLICE);
+        if (one) sat_stores_read<SAT_SLICES - 1>();
+        if (columns) {
+            sat_some_sync(1 + group, 128);
+            sat_slice_turn<E, 64>(&d[j / 2], at);
+        } else {
+            __syncwarp();
+            sat_slice_stage<E, 64>(&d[j / 2], at);
+        }
+        sat_proxy_fence();
+        if (columns) sat_some_sync(1 + group, 128);
+        else __syncwarp();
+        if (one && n0 + j < n) sat_tile_store(c, at, columns ? i0 : n0 + j, columns ? n0 + j : i0);
+    }
+}
+
+/* C for that: false where it cannot be. Whole warpgroups have rows of one block row. */
+static inline bool sat_group_map(const sat_launch *l, const sat_mma_out &o, int64_t block_rows, CUtensorMap *map) {
+    const sat_problem *p = l->problem;
+    if (o.way != SAT_MMA_WORDS || block_rows % 64 || !sat_map_fits(p, p->c, p->m, p->n, p->c_align, 2)) return false;
+    cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
+    sat_tensor t = {p->c_dtype, o.to.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, 16}, 128};
+    if (o.columns) t = {p->c_dtype, o.to.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {64, 64}, 128};
+    return sat_map_encode(map, t);
+}
+
+/* A warpgroup's 64 rows from i0 on, of which `rows` exist, by WN columns from n0 on. `staging` is the warpgroup's. `c`:
+ * NULL, or C's map. */
 template <typename E, int WN>
 __device__ __forceinline__ void sat_group_put(const sat_mma_out &o, float (&d)[WN / 2], uint32_t staging, int64_t i0,
-                                              int64_t n0, int64_t rows, int group) {
+                                              int64_t n0, int64_t rows, int group, const CUtensorMap *c) {
     int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
     bool words = o.way == SAT_MMA_WORDS;
     if (words) sat_group_finish(o.to, d, i0 + down + lane / 4);
+    if constexpr (WN % 64 == 0)
+        if (words && c) return sat_group_copy<E, WN>(c, d, staging, (int)i0, (int)n0, (int)o.to.n, o.columns, group);
     if (words && o.columns) return sat_group_columns<E, WN>(o.to, d, staging, i0, n0, rows, group);
     if (down >= rows) return;
     staging += down / 16 * 2 * SAT_SLICE;

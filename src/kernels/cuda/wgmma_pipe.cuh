@@ -30,7 +30,7 @@ template <int BM_, int BN_, int KS_, int STAGES_, int GROUPS_> struct sat_pipe_s
     static constexpr int B_FROM = SLOTS * SLOT, OUT_FROM = GROUPS == 1 ? 0 : B_FROM + STAGES * B;
     static constexpr int WN = BM == 128 ? BN : BN / GROUPS; // columns of a warpgroup
     static constexpr int LINE = BN < 64 ? BN * 2 : 128;     // bytes of a row of B in shared memory, row-major
-    static constexpr int OUT = GROUPS == 1 ? 0 : GROUPS * 8 * SAT_SLICE; // where output is put in order; else over A
+    static constexpr int OUT = GROUPS == 1 ? 0 : GROUPS * SAT_STAGING; // where output is put in order; else over A
     static constexpr int BYTES = B_FROM + STAGES * B + OUT + (int)sizeof(sat_pipe_barriers); // of shared memory
     static constexpr bool ONCE = GROUPS == 1;                                                // a CTA has one tile
     static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + (GROUPS == 1 ? 32 : 128);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
     int group = threadIdx.x / 128, lane = threadIdx.x % 32;
     sat_pipe_ring<S> at = {.parity = 0};
     sat_pipe_tiles tiles = {.parity = 0};
-    uint32_t staging = memory + S::OUT_FROM + group * 8 * SAT_SLICE;
+    uint32_t staging = memory + S::OUT_FROM + group * SAT_STAGING;
     for (;;) {
         sat_pipe_tile t = tiles.hear(s);
         tiles.advance();
@@ -149,6 +149,7 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
         if (S::ONCE) sat_some_sync(1, 128); // output goes where the tile was, which nobody reads any more
         put(t, d, staging, group);
     }
+    sat_stores_wait();
 }
 
 #endif
