@@ -64,20 +64,11 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     return fmax(flops / rate * idle, 2 * sat_attention_bytes(p, a) / d->memory_rate) + 1.2e-5;
 }
 
-/* The workspace: both walks, then two numbers of each query. */
-static size_t round_up(double bytes) { return ((size_t)bytes + 255) / 256 * 256; }
-
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
     const kernel *k = kernel_for(v, p);
-    return round_up(attention_walk_bytes(p, a, by_query(k))) + round_up(attention_walk_bytes(p, a, by_key(k))) +
-           2 * round_up(4 * (double)(p->batch * p->attention.heads * p->m));
+    return attention_frame_bytes(p, a, by_query(k), by_key(k));
 }
-
-struct state {
-    attention_walk by_query, by_key;
-    float *lse, *delta;
-};
 
 static sat_status prepare(const sat_prepare *q, void **out) {
     const sat_problem *p = q->problem;
@@ -85,51 +76,30 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     sat_status status = attention_allow(q, (const void *)k->queries.run, k->queries.bytes);
     if (status == SAT_OK) status = attention_allow(q, (const void *)k->keys.run, k->keys.bytes);
     if (status != SAT_OK) return status;
-    state *s = (state *)calloc(1, sizeof *s);
-    if (!s) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    char *at = (char *)q->workspace;
-    status = attention_walk_make(q, by_query(k), at, &s->by_query);
-    at += round_up(attention_walk_bytes(p, q->pattern, by_query(k)));
-    if (status == SAT_OK) status = attention_walk_make(q, by_key(k), at, &s->by_key);
-    at += round_up(attention_walk_bytes(p, q->pattern, by_key(k)));
-    s->lse = (float *)at, s->delta = (float *)(at + round_up(4 * (double)(p->batch * p->attention.heads * p->m)));
-    if (status == SAT_OK) *out = s;
-    else free(s);
+    attention_frame *f = (attention_frame *)calloc(1, sizeof *f);
+    if (!f) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+    status = attention_frame_make(q, by_query(k), by_key(k), (char *)q->workspace, f);
+    if (status == SAT_OK) *out = f;
+    else free(f);
     return status;
-}
-
-template <typename E> static void find_delta(const sat_launch *l, const state *s) {
-    const sat_attention *t = &l->problem->attention;
-    attention_delta_job<E> x = {(const E *)l->operands[3],
-                                (const E *)l->operands[5],
-                                t->o,
-                                t->do_,
-                                (const float *)l->operands[4],
-                                s->lse,
-                                s->delta,
-                                l->problem->batch,
-                                t->heads,
-                                l->problem->m,
-                                (int)t->dim};
-    attention_delta<E><<<sat_blocks(x.batch * x.heads * x.m, 32), 256, 0, (cudaStream_t)l->stream>>>(x);
 }
 
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
     const kernel *k = kernel_for(l->variant, p);
-    const state *s = (const state *)l->state;
+    const attention_frame *s = (const attention_frame *)l->state;
     cudaStream_t stream = (cudaStream_t)l->stream;
     unsigned queries = attention_items(&s->by_query), keys = attention_items(&s->by_key);
     const char *q = (const char *)l->operands[0], *key = (const char *)l->operands[1];
     const char *v = (const char *)l->operands[2], *d = (const char *)l->operands[5];
     float c = (float)(p->alpha * 1.44269504088896340736), alpha = (float)p->alpha;
     if (queries > 0) {
-        if (p->a_dtype == SAT_F16) find_delta<__half>(l, s);
-        else find_delta<__nv_bfloat16>(l, s);
+        sat_status status = attention_find_delta(l, s);
+        if (status != SAT_OK) return status;
         attention_back_job x = {
             s->by_query,    {q, d}, {key, v}, {t->q, t->do_}, {t->k, t->v}, {(char *)l->operands[6], NULL},
-            {t->dq, t->dq}, s->lse, s->delta, (int)p->m,      (int)t->dim,  c,
+            {t->dq, t->dq}, s->lse, s->delta, s->apart,       (int)t->dim,  c,
             alpha};
         k->queries.run<<<queries *(unsigned)k->queries.parts, k->queries.threads, k->queries.bytes, stream>>>(x);
     }
@@ -137,7 +107,7 @@ static sat_status launch(const sat_launch *l) {
         attention_back_job x = {s->by_key,      {key, v},       {q, d},
                                 {t->k, t->v},   {t->q, t->do_}, {(char *)l->operands[7], (char *)l->operands[8]},
                                 {t->dk, t->dv}, s->lse,         s->delta,
-                                (int)p->m,      (int)t->dim,    c,
+                                s->apart,       (int)t->dim,    c,
                                 alpha};
         k->keys.run<<<keys *(unsigned)k->keys.parts, k->keys.threads, k->keys.bytes, stream>>>(x);
     }

@@ -6,6 +6,7 @@
 #ifndef SAT_ATTENTION_BACKWARD_MMA_CUH
 #define SAT_ATTENTION_BACKWARD_MMA_CUH
 
+#include "attention_backward.cuh"
 #include "attention_mma.cuh"
 
 struct attention_back_job {
@@ -15,7 +16,8 @@ struct attention_back_job {
     char *out[2]; /* dQ; or dK and dV */
     sat_heads out_at[2];
     const float *lse, *delta; /* of each query: log2(e)*LSE, inf where nothing is kept; and dO*O */
-    int m, dim;
+    int64_t apart;            /* from a head's to the next */
+    int dim;
     float c, alpha; /* c: alpha*log2(e) */
 };
 
@@ -65,7 +67,7 @@ __device__ __forceinline__ bool attention_back_bring(const attention_back_job &x
         if (S::BY_KEY)
             for (int i = thread; i < S::BN; i += S::THREADS) {
                 int64_t from =
-                    ((int64_t)item.batch * x.w.heads * x.w.share + head) * x.m + t.first + (i < t.count ? i : 0);
+                    ((int64_t)item.batch * x.w.heads * x.w.share + head) * x.apart + t.first + (i < t.count ? i : 0);
                 uint32_t place = stage + 2 * S::TILE + 4 * i;
                 sat_copy_small<4>(place, x.lse + from, i < t.count ? 4 : 0);
                 sat_copy_small<4>(place + 4 * S::BN, x.delta + from, i < t.count ? 4 : 0);
@@ -141,7 +143,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         have = attention_back_bring<S>(x, item, &place.step[0], at, ring);
         sat_copy_commit();
         if (threadIdx.x == 0) place.item = item;
-        int64_t rows = ((int64_t)item.batch * x.w.heads + item.head) * x.m;
+        int64_t rows = ((int64_t)item.batch * x.w.heads + item.head) * x.apart;
 #pragma unroll
         for (int i = 0; i < S::MT && !S::BY_KEY; i++)
 #pragma unroll
@@ -214,35 +216,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
             x.out[k] + 2 * (sat_heads_at(&x.out_at[k], item.batch, item.head, first) + part * S::N),
             2 * x.out_at[k].row_stride, item.t.end - first, x.dim - (int)part * S::N);
     }
-}
-
-/* What both passes need of each query: lse in base 2, inf where nothing is kept, and dO*O. Eight lanes have a row. */
-template <typename E> struct attention_delta_job {
-    const E *o, *d;
-    sat_heads o_at, d_at;
-    const float *lse;
-    float *lse2, *delta;
-    int64_t batch, heads, m;
-    int dim;
-};
-
-template <typename E> struct alignas(16) attention_eight { E x[8]; };
-
-template <typename E> static __global__ void attention_delta(const __grid_constant__ attention_delta_job<E> x) {
-    int64_t all = x.batch * x.heads * x.m, at = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;
-    int64_t row = sat_min(at, all - 1), bh = row / x.m, i = row % x.m;
-    const E *o = x.o + sat_heads_at(&x.o_at, bh / x.heads, bh % x.heads, i);
-    const E *d = x.d + sat_heads_at(&x.d_at, bh / x.heads, bh % x.heads, i);
-    float sum = 0;
-    for (int c = threadIdx.x % 8 * 8; c < x.dim; c += 64) {
-        attention_eight<E> y = *(const attention_eight<E> *)(o + c), z = *(const attention_eight<E> *)(d + c);
-#pragma unroll
-        for (int e = 0; e < 8; e++) sum = fmaf((float)y.x[e], (float)z.x[e], sum);
-    }
-    for (int k = 4; k > 0; k /= 2) sum += __shfl_xor_sync(~0u, sum, k);
-    if (at >= all || threadIdx.x % 8) return;
-    float lse = x.lse[row];
-    x.lse2[row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f, x.delta[row] = sum;
 }
 
 #endif

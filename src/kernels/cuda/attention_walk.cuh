@@ -11,7 +11,7 @@
 enum {
     ATTENTION_ALL = 1 << 29,     /* no limit */
     ATTENTION_LARGEST = 1 << 28, /* lengths are below it, so that sums with the above fit an int */
-    ATTENTION_KEYS = 64          /* the most keys of a step: the bits of a word */
+    ATTENTION_KEYS = 64          /* keys of a word: its bits */
 };
 
 /* Rows first to before end; they may keep rows of the other side from begin to before stop. Query i stands at key
@@ -27,6 +27,7 @@ struct attention_walk {
     const int2 *entry;          /* a step: first row, 2 * count + whether pairs are to be tested */
     const uint64_t *stored;     /* words of a step; NULL: all */
     int words, block_rows;
+    int parts; /* words for the keys of a block row */
     bool by_key, backwards;
     int tiles, units;  /* units: tiles * masks, or where heads share keys * groups of masks */
     int share;         /* query heads of a key head */
@@ -121,12 +122,13 @@ __device__ __forceinline__ uint64_t attention_bits(int begin, int end) {
     return end > begin ? (~(uint64_t)0 >> (64 - (end - begin))) << begin : 0;
 }
 
-/* Which of `count` keys from `key` on query i keeps; `tile` has its sequence's keys. `word`: the step's first. */
+/* Which of `count` keys from `key` on query i keeps, of the first 64; `tile` has its sequence's keys. `word`: the
+ * step's first for these keys. */
 __device__ __forceinline__ uint64_t attention_keep(const attention_walk &w, int i, int first_query, int diagonal,
                                                    int key, int count, int key_begin, int key_stop, int64_t word) {
     int left = max(key_begin, i + diagonal - w.behind), right = min(key_stop, i + diagonal + w.ahead);
     uint64_t bits = attention_bits(left - key, min(right, key + count) - key);
-    if (w.stored) bits &= __ldg(w.stored + word + (i / w.block_rows - first_query / w.block_rows));
+    if (w.stored) bits &= __ldg(w.stored + word + (i / w.block_rows - first_query / w.block_rows) * w.parts);
     return bits;
 }
 
@@ -161,8 +163,12 @@ static inline double attention_most_steps(const sat_mask *k, const sat_problem *
     return fmin(all, (double)a->stored_blocks * (double)down * (double)over);
 }
 
+static inline int64_t attention_parts(attention_shape s) { return (s.k_rows + ATTENTION_KEYS - 1) / ATTENTION_KEYS; }
+
 static inline int64_t attention_words(const sat_mask *k, attention_shape s) {
-    return k->full ? 0 : attention_touches(s.q_rows, k->block_rows, k->sequences > 0 || s.q_rows % k->block_rows);
+    if (k->full) return 0;
+    return attention_touches(s.q_rows, k->block_rows, k->sequences > 0 || s.q_rows % k->block_rows) *
+           attention_parts(s);
 }
 
 /* Room for a walk: tiles, order, start, entries, words. */
@@ -204,6 +210,7 @@ static inline attention_walk attention_walk_plain(const sat_problem *p, const sa
     sat_mask k = sat_mask_of(p, a);
     attention_walk w = {};
     w.by_key = s.by_key, w.block_rows = (int)a->block_rows, w.share = (int)(t->heads / t->kv_heads);
+    w.parts = (int)attention_parts(s);
     w.heads = (int)(s.by_key ? t->kv_heads : t->heads), w.batch = (int)p->batch;
     w.height = (int)(s.by_key ? s.k_rows : s.q_rows), w.width = (int)(s.by_key ? s.q_rows : s.k_rows);
     w.length = (int)(s.by_key ? p->n : p->m), w.other = (int)(s.by_key ? p->m : p->n);
@@ -247,9 +254,10 @@ static __global__ void attention_fill_stored(attention_walk w, sat_mask k, int m
         attention_tile t = w.tile[place % w.tiles];
         for (int at = threadIdx.x; at < count * w.words; at += blockDim.x) {
             int2 e = w.entry[list + at / w.words];
-            int query = w.by_key ? e.x : t.first, end = w.by_key ? e.x + (e.y >> 1) : t.end;
+            int query = w.by_key ? e.x : t.first, end = w.by_key ? e.x + (e.y >> 1) : t.end, word = at % w.words;
+            int key = (w.by_key ? t.first : e.x) + word % w.parts * ATTENTION_KEYS;
             stored[(int64_t)list * w.words + at] =
-                attention_word(&k, place / w.tiles, query / k.block_rows + at % w.words, end, w.by_key ? t.first : e.x);
+                attention_word(&k, place / w.tiles, query / k.block_rows + word / w.parts, end, key);
         }
     }
 }

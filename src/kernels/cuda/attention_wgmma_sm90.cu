@@ -2,6 +2,7 @@
 // 256. Dense, causal, windows and packed sequences by ranges of keys; masks of blocks, whose sides are multiples of 64,
 // by lists. Needs rows that begin on 16 bytes, and a positive scale.
 
+#include "attention_map.cuh"
 #include "attention_wgmma.cuh"
 
 typedef sat_status (*start_fn)(const sat_launch *l, const sat_att_job &x, const sat_att_maps &m);
@@ -49,15 +50,6 @@ static const kernel *kernel_for(const sat_variant *v, const sat_problem *p) {
 
 /* ---- what it takes ---- */
 
-/* What a tensor map can step over, in 2-byte elements; of one alone nothing is stepped over. */
-static bool steps_fit(int64_t stride, int64_t count) {
-    return count <= 1 || (stride > 0 && stride % 8 == 0 && stride < (int64_t)1 << 39);
-}
-
-static bool heads_fit(const sat_problem *p, const sat_heads &s, int64_t heads, int64_t rows) {
-    return steps_fit(s.batch_stride, p->batch) && steps_fit(s.head_stride, heads) && steps_fit(s.row_stride, rows);
-}
-
 static bool plain(const sat_mask *k) { return k->full && !k->sequences; }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -66,8 +58,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (d->capability != 90 || !k || p->a_dtype != k->dtype || p->a_align % 16 || p->c_align % 16) return false;
     if (p->m <= 0 || p->n <= 0 || p->batch <= 0 || p->m >= SAT_ATT_LARGEST || p->n >= SAT_ATT_LARGEST) return false;
     if (!(p->alpha > 1e-30 && p->alpha < 1e30)) return false; // what is not kept is -inf before it is scaled
-    if (!heads_fit(p, t->q, t->heads, p->m) || !heads_fit(p, t->o, t->heads, p->m) ||
-        !heads_fit(p, t->k, t->kv_heads, p->n) || !heads_fit(p, t->v, t->kv_heads, p->n))
+    if (!attention_map_fits(p, t->q, t->heads, p->m) || !attention_map_fits(p, t->o, t->heads, p->m) ||
+        !attention_map_fits(p, t->k, t->kv_heads, p->n) || !attention_map_fits(p, t->v, t->kv_heads, p->n))
         return false;
     sat_mask mask = sat_mask_of(p, a);
     double pieces = (double)sat_att_most_pieces(&mask, k->groups);
@@ -166,32 +158,15 @@ static sat_status prepare(const sat_prepare *q, void **out) {
 
 /* ---- a launch ---- */
 
-static cuuint64_t step_bytes(int64_t stride, int64_t count) {
-    return count > 1 ? (cuuint64_t)stride * 2 : 16; // what is never stepped over must still be one that maps take
-}
-
-static bool make_map(const sat_problem *p, const void *base, const sat_heads &s, int64_t heads, int64_t rows, int box,
-                     CUtensorMap *map) {
-    sat_tensor t = {
-        p->a_dtype,
-        base,
-        4,
-        {(cuuint64_t)p->attention.dim, (cuuint64_t)rows, (cuuint64_t)heads, (cuuint64_t)p->batch},
-        {step_bytes(s.row_stride, rows), step_bytes(s.head_stride, heads), step_bytes(s.batch_stride, p->batch)},
-        {64, (cuuint32_t)box, 1, 1},
-        128};
-    return sat_map_encode(map, t);
-}
-
 static sat_status make_maps(const sat_launch *l, int box, state *st) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
     void *const *o = l->operands;
     if (st->of[0] == o[0] && st->of[1] == o[1] && st->of[2] == o[2]) return SAT_OK;
     st->of[0] = NULL;
-    if (!make_map(p, o[0], t->q, t->heads, p->m, SAT_ATT_ROWS, &st->maps.q) ||
-        !make_map(p, o[1], t->k, t->kv_heads, p->n, box, &st->maps.k) ||
-        !make_map(p, o[2], t->v, t->kv_heads, p->n, box, &st->maps.v))
+    if (!attention_map(p, o[0], t->q, t->heads, p->m, SAT_ATT_ROWS, &st->maps.q) ||
+        !attention_map(p, o[1], t->k, t->kv_heads, p->n, box, &st->maps.k) ||
+        !attention_map(p, o[2], t->v, t->kv_heads, p->n, box, &st->maps.v))
         return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
     for (int i = 0; i < 3; i++) st->of[i] = o[i];
     return SAT_OK;

@@ -36,7 +36,7 @@ struct sat_tensor {
     int rank;
     cuuint64_t size[4], stride[3]; // strides in bytes
     cuuint32_t box[4];
-    int row_bytes; // of the box in shared memory: 128, 64 or 32, exchanged as wgmma and ldmatrix like it
+    int row_bytes; // of the box in shared memory: 128, 64 or 32, exchanged as wgmma and ldmatrix like it; 0: as it is
     bool tf32;     // f32 is rounded to TF32 on its way
 };
 
@@ -48,7 +48,8 @@ static inline bool sat_map_encode(CUtensorMap *map, const sat_tensor &t) {
                                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     CUtensorMapSwizzle swizzle = t.row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                  : t.row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                     : CU_TENSOR_MAP_SWIZZLE_32B;
+                                 : t.row_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                     : CU_TENSOR_MAP_SWIZZLE_NONE;
     return sat_map_encoder()(map, type, (cuuint32_t)t.rank, (void *)t.base, t.size, t.stride, t.box, ones,
                              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
