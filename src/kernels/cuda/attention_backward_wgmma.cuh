@@ -14,11 +14,12 @@
 /* The step that is in a stage of the first ring. The first lane reads it, who says later that the stage is free. */
 struct sat_back_step {
     const int4 *from;
-    int flags; // 2 * count + edge
+    int flags; // 8 * count + 2 * how far the first row is from a multiple of 4 + edge
 
     __device__ __forceinline__ void read(const int4 *p) { from = p, flags = first_lane(&p->y); }
     __device__ __forceinline__ bool edge() const { return flags & 1; }
-    __device__ __forceinline__ int count() const { return flags >> 1; }
+    __device__ __forceinline__ int count() const { return flags >> 3; }
+    __device__ __forceinline__ int beyond() const { return flags >> 1 & 3; }
     __device__ __forceinline__ int first() const { return first_lane(&from->x); }
     __device__ __forceinline__ int number() const { return first_lane(&from->z); }
     __device__ static __forceinline__ int first_lane(const int *p) {
@@ -209,10 +210,11 @@ __device__ __forceinline__ void sat_back_mask_keys(float (&p)[S::BN / 2], const 
         }
 }
 
-/* Two numbers of a stage, for the columns of sums j * 4 and on. */
-template <typename S> __device__ __forceinline__ float2 sat_back_pair(uint32_t numbers, int j) {
+/* Two numbers of a stage, for the columns of sums j * 4 and on; they may begin on any 4 bytes. */
+__device__ __forceinline__ float2 sat_back_pair(uint32_t numbers, int j) {
     float2 v;
-    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(numbers + j * 32) : "memory");
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v.x) : "r"(numbers + j * 32) : "memory");
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v.y) : "r"(numbers + j * 32 + 4) : "memory");
     return v;
 }
 
@@ -240,9 +242,10 @@ __device__ __forceinline__ void sat_back_keys(const sat_back_job &x, sat_back_sh
             sat_back_await_second<S>(s, at);
             sat_back_second<T, S>(d, memory, at);
             for (;; at++) {
-                uint32_t numbers = memory + S::NUMBERS_FROM + at % S::FIRST * S::NUMBERS + sat_thread_here() % 4 * 8;
                 sat_back_step step;
                 step.read(&s->step[at % S::FIRST]);
+                uint32_t numbers = memory + S::NUMBERS_FROM + at % S::FIRST * S::NUMBERS_APART +
+                                   sat_thread_here() % 4 * 8 + step.beyond() * 4;
                 sat_group_wait<1>();
                 sat_group_settle(sc);
                 if (begun) { // the sums over the tiles before are there, too
@@ -251,7 +254,7 @@ __device__ __forceinline__ void sat_back_keys(const sat_back_job &x, sat_back_sh
                 }
 #pragma unroll
                 for (int j = 0; j < S::BN / 8; j++) {
-                    float2 lse = sat_back_pair<S>(numbers, j);
+                    float2 lse = sat_back_pair(numbers, j);
 #pragma unroll
                     for (int e = 0; e < 4; e++)
                         p[j * 4 + e] = sat_att_exp2(fmaf(sc[j * 4 + e], x.c, e % 2 ? -lse.y : -lse.x));
@@ -263,7 +266,7 @@ __device__ __forceinline__ void sat_back_keys(const sat_back_job &x, sat_back_sh
                 sat_group_settle(d);
 #pragma unroll
                 for (int j = 0; j < S::BN / 8; j++) {
-                    float2 delta = sat_back_pair<S>(numbers + S::BN * 4, j);
+                    float2 delta = sat_back_pair(numbers + S::NUMBER_ROW, j);
 #pragma unroll
                     for (int e = 0; e < 4; e++) p[j * 4 + e] *= d[j * 4 + e] - (e % 2 ? delta.y : delta.x);
                 }

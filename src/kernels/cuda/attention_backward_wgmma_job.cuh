@@ -40,7 +40,7 @@ struct sat_back_turn {
 struct sat_back_shared {
     uint64_t full[2][SAT_BACK_STAGES], empty[2][SAT_BACK_STAGES], own_full, own_empty;
     uint64_t turn_full[SAT_BACK_AHEAD], turn_empty[SAT_BACK_AHEAD];
-    int4 step[SAT_BACK_STAGES]; /* of the first ring: first row, 2 * count + edge, number in the list */
+    int4 step[SAT_BACK_STAGES]; /* of the first ring: first row, its count and kind, number in the list */
     sat_back_turn turns[SAT_BACK_AHEAD];
     attention_steps steps; /* the producer's own, whose registers are few */
 };
@@ -50,9 +50,11 @@ template <bool BY_KEY_, int D_, int BN_, int FIRST_, int SECOND_, bool ORDER_> s
     static constexpr bool BY_KEY = BY_KEY_, ORDER = ORDER_;
     static constexpr int D = D_, BN = BN_, FIRST = FIRST_, SECOND = SECOND_;
     static constexpr int PANELS = (D + 63) / 64, PANEL = BN * 128, TILE = PANELS * PANEL, OWN = PANELS * 8192; // bytes
-    static constexpr int NUMBERS = BY_KEY ? 8 * BN : 0; // lse and delta of queries that pass by
+    // lse and delta of queries that pass by: copies of those begin on 16 bytes, and may have three queries before
+    static constexpr int NUMBER_ROW = 4 * (BN + 4), NUMBERS = BY_KEY ? 2 * NUMBER_ROW : 0;
+    static constexpr int NUMBERS_APART = (NUMBERS + 127) / 128 * 128;
     static constexpr int FIRST_FROM = 4 * OWN, SECOND_FROM = FIRST_FROM + FIRST * TILE;
-    static constexpr int NUMBERS_FROM = SECOND_FROM + SECOND * TILE, SHARED_FROM = NUMBERS_FROM + FIRST * NUMBERS;
+    static constexpr int NUMBERS_FROM = SECOND_FROM + SECOND * TILE, SHARED_FROM = NUMBERS_FROM + FIRST * NUMBERS_APART;
     static constexpr int BYTES = SHARED_FROM + (int)sizeof(sat_back_shared);
     static constexpr int THREADS = 384, FEWER = 24, MORE = 240; // registers
     static_assert(FIRST <= SAT_BACK_STAGES && SECOND <= SAT_BACK_STAGES && FIRST >= 2 && (!BY_KEY || BN == 64), "");
@@ -143,12 +145,12 @@ __device__ __forceinline__ void sat_back_produce(const sat_back_job &x, const sa
                 attention_step t = attention_step_at(x.w, s->steps, i);
                 uint32_t stage = at % S::FIRST, full = sat_shared(&s->full[0][stage]);
                 sat_barrier_wait(sat_shared(&s->empty[0][stage]), at / S::FIRST & 1 ^ 1);
-                s->step[stage] = make_int4(t.first, 2 * t.count + t.edge, s->steps.list + i, 0);
+                s->step[stage] = make_int4(t.first, t.count << 3 | (t.first & 3) << 1 | t.edge, s->steps.list + i, 0);
                 sat_barrier_expect(full, S::TILE + S::NUMBERS);
                 sat_back_bring<S>(&m.other[0], sat_back_at<S>::first(memory, at), full, t.first, head, to->item.batch);
                 if (S::BY_KEY)
-                    sat_tile_load(memory + S::NUMBERS_FROM + stage * S::NUMBERS, &m.numbers, full, t.first, 0,
-                                  to->item.batch * x.w.heads * x.w.share + head);
+                    sat_tile_load(memory + S::NUMBERS_FROM + stage * S::NUMBERS_APART, &m.numbers, full, t.first & ~3,
+                                  0, to->item.batch * x.w.heads * x.w.share + head);
                 stage = at % S::SECOND, full = sat_shared(&s->full[1][stage]);
                 sat_barrier_wait(sat_shared(&s->empty[1][stage]), at / S::SECOND & 1 ^ 1);
                 sat_barrier_expect(full, S::TILE);

@@ -11,7 +11,6 @@ struct kernel {
     sat_dtype dtype;
     int dim, above; // head sizes up to the one, and above the other
     int keys;       // of a step of dQ's
-    bool order;
     int bytes;
     double speed; // of a full device, as a part of the rate of its matrix units
     start_fn by_query, by_key;
@@ -27,7 +26,7 @@ static sat_status start(const sat_launch *l, const sat_back_job &x, const sat_ba
 
 template <typename T, typename Q, typename K> static constexpr kernel kernel_of(double speed) {
     constexpr int above = Q::D == 64 ? 0 : Q::D == 96 ? 64 : 96, bytes = Q::BYTES > K::BYTES ? Q::BYTES : K::BYTES;
-    return {T::dtype, Q::D, above, Q::BN, Q::ORDER, bytes, speed, start<sat_back<T, Q>, Q>, start<sat_back<T, K>, K>};
+    return {T::dtype, Q::D, above, Q::BN, bytes, speed, start<sat_back<T, Q>, Q>, start<sat_back<T, K>, K>};
 }
 
 /* Head size, keys of a step of dQ, turns, stages of K and of V; the speed on an H200. */
@@ -38,17 +37,16 @@ static constexpr kernel kernel_for_size(double speed) {
 }
 
 #define KERNELS(MATH)                                                                                                  \
-    kernel_for_size<MATH, 64, 128, false, 3, 3>(0.4), kernel_for_size<MATH, 96, 128, false, 3, 2>(0.5),                \
-        kernel_for_size<MATH, 128, 128, false, 3, 2>(0.62), kernel_for_size<MATH, 64, 64, false, 4, 4>(0.38),          \
-        kernel_for_size<MATH, 96, 64, false, 4, 4>(0.48), kernel_for_size<MATH, 128, 64, false, 4, 4>(0.6),            \
-        kernel_for_size<MATH, 128, 128, true, 3, 2>(0.62)
+    kernel_for_size<MATH, 64, 128, true, 3, 3>(0.4), kernel_for_size<MATH, 96, 128, true, 3, 2>(0.5),                  \
+        kernel_for_size<MATH, 128, 128, true, 3, 2>(0.66), kernel_for_size<MATH, 64, 64, false, 4, 4>(0.38),           \
+        kernel_for_size<MATH, 96, 64, false, 4, 4>(0.48), kernel_for_size<MATH, 128, 64, false, 4, 4>(0.6)
 
 static const kernel kernels[] = {KERNELS(sat_f16_math), KERNELS(sat_bf16_math)};
 
 static const kernel *kernel_for(const sat_variant *v, const sat_problem *p) {
     for (const kernel &k : kernels)
-        if (k.dtype == v->instance.dtype && k.keys == v->instance.tile_n && k.order == (v->instance.tile_k != 0) &&
-            p->attention.dim <= k.dim && p->attention.dim > k.above)
+        if (k.dtype == v->instance.dtype && k.keys == v->instance.tile_n && p->attention.dim <= k.dim &&
+            p->attention.dim > k.above)
             return &k;
     return NULL;
 }
@@ -117,27 +115,28 @@ static sat_status prepare(const sat_prepare *q, void **out) {
 /* lse and delta, (query, which, head) without gaps between heads. */
 static bool map_numbers(const sat_problem *p, const attention_frame *f, CUtensorMap *map) {
     cuuint64_t m = (cuuint64_t)p->m, heads = (cuuint64_t)(p->batch * p->attention.heads);
-    sat_tensor t = {
-        SAT_F32, f->lse, 3, {m, 2, heads}, {(cuuint64_t)f->apart * 2, (cuuint64_t)f->apart * 4}, {STEP_QUERIES, 2, 1}};
+    sat_tensor t = {SAT_F32,
+                    f->lse,
+                    3,
+                    {m, 2, heads},
+                    {(cuuint64_t)f->apart * 2, (cuuint64_t)f->apart * 4},
+                    {STEP_QUERIES + 4, 2, 1}};
     return sat_map_encode(map, t);
 }
 
 static sat_status make_maps(const sat_launch *l, int keys, state *st) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
-    const void *const of[] = {l->operands[0], l->operands[5], l->operands[1], l->operands[2]}; // Q, dO, K, V
+    void *const of[] = {l->operands[0], l->operands[5], l->operands[1], l->operands[2]}; // Q, dO, K, V
     const sat_heads *const at[] = {&t->q, &t->do_, &t->k, &t->v};
-    if (!memcmp(st->of, of, sizeof of)) return SAT_OK;
-    st->of[0] = NULL;
+    if (sat_maps_serve(st->of, of)) return SAT_OK;
     bool ok = map_numbers(p, &st->frame, &st->by_key.numbers);
     for (int i = 0; i < 2 && ok; i++)
         ok = attention_map(p, of[i], *at[i], t->heads, p->m, 64, &st->by_query.own[i]) &&
              attention_map(p, of[i], *at[i], t->heads, p->m, STEP_QUERIES, &st->by_key.other[i]) &&
              attention_map(p, of[2 + i], *at[2 + i], t->kv_heads, p->n, 64, &st->by_key.own[i]) &&
              attention_map(p, of[2 + i], *at[2 + i], t->kv_heads, p->n, keys, &st->by_query.other[i]);
-    if (!ok) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
-    memcpy(st->of, of, sizeof of);
-    return SAT_OK;
+    return ok ? SAT_OK : sat_no_map(l, st->of);
 }
 
 static sat_status launch(const sat_launch *l) {

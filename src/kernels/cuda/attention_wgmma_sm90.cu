@@ -162,13 +162,11 @@ static sat_status make_maps(const sat_launch *l, int box, state *st) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
     void *const *o = l->operands;
-    if (st->of[0] == o[0] && st->of[1] == o[1] && st->of[2] == o[2]) return SAT_OK;
-    st->of[0] = NULL;
+    if (sat_maps_serve(st->of, o)) return SAT_OK;
     if (!attention_map(p, o[0], t->q, t->heads, p->m, SAT_ATT_ROWS, &st->maps.q) ||
         !attention_map(p, o[1], t->k, t->kv_heads, p->n, box, &st->maps.k) ||
         !attention_map(p, o[2], t->v, t->kv_heads, p->n, box, &st->maps.v))
-        return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
-    for (int i = 0; i < 3; i++) st->of[i] = o[i];
+        return sat_no_map(l, st->of);
     return SAT_OK;
 }
 

@@ -143,7 +143,9 @@ __device__ __forceinline__ void sat_group_copy(const CUtensorMap *c, const float
 #pragma unroll
     for (int j = 0; j < WN; j += 64) {
         uint32_t at = staging + j / 64 % SAT_SLICES * (4 * SAT_SLICE);
-        if (one) sat_stores_read<SAT_SLICES - 1>();
+        if (n0 + j >= n) break;
+        if (one && j == 0) sat_stores_read<0>();
+        if (one && j > 0) sat_stores_read<SAT_SLICES - 1>();
         if (columns) {
             sat_some_sync(1 + group, 128);
             sat_slice_turn<E, 64>(&d[j / 2], at);
@@ -154,7 +156,7 @@ __device__ __forceinline__ void sat_group_copy(const CUtensorMap *c, const float
         sat_proxy_fence();
         if (columns) sat_some_sync(1 + group, 128);
         else __syncwarp();
-        if (one && n0 + j < n) sat_tile_store(c, at, columns ? i0 : n0 + j, columns ? n0 + j : i0);
+        if (one) sat_tile_store(c, at, columns ? i0 : n0 + j, columns ? n0 + j : i0);
     }
 }
 
