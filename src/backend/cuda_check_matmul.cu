@@ -73,12 +73,13 @@ static __global__ void fold_b(item x) {
     }
 }
 
-/* beta*C0 + bias of one element: what does not change its sign when A or B does. */
-__device__ static double rest_at(const item &x, int64_t i, int64_t j) {
-    double rest = x.bias ? sat_device_load(x.p.c_dtype, x.bias, i) : 0;
+/* beta*C0 + bias of one element: what does not change its sign when A or B does. `magnitude` grows by both. */
+__device__ static double rest_at(const item &x, int64_t i, int64_t j, double &magnitude) {
+    double bias = x.bias ? sat_device_load(x.p.c_dtype, x.bias, i) : 0, before = 0;
     if (x.before)
-        rest += x.p.beta * sat_device_load(x.p.c_dtype, x.before, i * x.p.c.row_stride + j * x.p.c.col_stride);
-    return rest;
+        before = x.p.beta * sat_device_load(x.p.c_dtype, x.before, i * x.p.c.row_stride + j * x.p.c.col_stride);
+    magnitude += fabs(bias) + fabs(before);
+    return bias + before;
 }
 
 /* A (B r): a thread has a row and a panel of columns. */
@@ -101,8 +102,7 @@ static __global__ void right_side(item x) {
             for (int64_t j = c * TILE; j < sat_min((c + 1) * TILE, x.p.n); j++) {
                 double w = column_weight(x.e, j, x.p.n);
                 if (w == 0) continue;
-                double v = rest_at(x, i, j);
-                rest += w * v, rest_magnitude += fabs(v);
+                rest += w * rest_at(x, i, j, rest_magnitude);
             }
         int64_t to = x.z * all + at;
         x.e.right[to] = x.p.alpha * sum, x.e.right_rest[to] = rest;
@@ -138,8 +138,7 @@ static __global__ void left_side(item x) {
             for (int64_t i = i0; i < i_end; i++) {
                 double w = row_weight(x.e, i, x.r.m);
                 if (w == 0) continue;
-                double v = rest_at(x, i, j);
-                rest += w * v, rest_magnitude += fabs(v);
+                rest += w * rest_at(x, i, j, rest_magnitude);
             }
         int64_t to = x.z * all + at;
         x.e.left[to] = x.p.alpha * sum, x.e.left_rest[to] = rest;

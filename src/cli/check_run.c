@@ -63,6 +63,12 @@ static sat_status make_plan(const trial *t, sat_context *context, sat_plan **pla
     return status;
 }
 
+// A library may decline a problem when it is asked, which is no failure.
+static bool failed(const sat_result *r) {
+    bool declined = strncmp(r->message, "SAT_UNSUPPORTED", strlen("SAT_UNSUPPORTED")) == 0;
+    return r->verdict == SAT_VERDICT_WRONG || (r->verdict == SAT_VERDICT_ERROR && !declined);
+}
+
 // The race that the plan's choice comes from. A variant that it found wrong is a failure, though it cannot win.
 static bool tune(const trial *t) {
     sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .keep = true};
@@ -74,7 +80,7 @@ static bool tune(const trial *t) {
     const sat_result *bad = NULL;
     for (size_t i = 0; status == SAT_OK && i < sat_race_count(race); i++) {
         const sat_result *r = sat_race_at(race, i);
-        if (r->verdict == SAT_VERDICT_WRONG || r->verdict == SAT_VERDICT_ERROR) bad = r;
+        if (failed(r)) bad = r;
     }
     if (bad) snprintf(t->message, t->capacity, "in its race %s was wrong: %s", bad->variant, bad->message);
     else if (status != SAT_OK) wrong_status(t, "race", status);

@@ -106,12 +106,23 @@ static sat_status refuse(const sat_problem *p) {
     return SAT_OK;
 }
 
+/* Rows of all heads can be counted, even where one of the sizes is 0. */
+static sat_status normalise_counts(const sat_problem *p) {
+    int64_t all;
+    if (!__builtin_mul_overflow(sat_max(1, p->batch), p->attention.heads, &all) &&
+        !__builtin_mul_overflow(all, sat_max(1, sat_max(p->m, p->n)), &all))
+        return SAT_OK;
+    return sat_fail(SAT_BAD_SIZE, "batch %lld times %lld heads times %lld x %lld overflows", (long long)p->batch,
+                    (long long)p->attention.heads, (long long)p->m, (long long)p->n);
+}
+
 static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
     sat_attention *t = &p->attention;
     SAT_TRY(sat_normalise_common(p));
     SAT_TRY(refuse(p));
     SAT_TRY(normalise_shape(t));
     SAT_TRY(normalise_mask(p, a));
+    SAT_TRY(normalise_counts(p));
     SAT_TRY(sat_normalise_size(&p->k, t->dim, "k"));
     SAT_TRY(normalise_sequences(p, a));
     if (t->window >= p->m + p->n) t->window = 0; /* no two are that far apart */

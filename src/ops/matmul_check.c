@@ -186,24 +186,27 @@ static bool left_side(const side *s) { /* (l^T A) B */
     return ok;
 }
 
-/* beta*C0 and the bias: what does not change its sign when A or B does. */
+/* beta*C0 and the bias: what does not change its sign when A or B does. They may cancel, and the rounding of either
+ * stays: both count for the magnitude. */
 static bool add_rest(const side *s, const void *before, const void *bias, double *right_rest, double *left_rest) {
     const sat_problem *p = s->t->problem;
     const expectation *e = s->e;
     int64_t cp = e->col_panels;
-    double *row = malloc((size_t)(p->n + 2 * cp + 1) * sizeof *row), *sum = row + p->n, *magnitude = sum + cp;
+    double *row = malloc((size_t)(2 * p->n + 3 * cp + 1) * sizeof *row), *size = row + p->n;
+    double *sum = size + p->n, *magnitude = sum + cp, *unused = magnitude + cp;
     if (!row) return false;
     for (int64_t i = 0; i < p->m; i++) {
         double weight = sat_weight(e->probe, ~e->seed, i, p->m), add = bias ? sat_load(p->c_dtype, bias, i) : 0;
         int64_t q = i / SAT_PANEL;
         if (before) sat_load_row(row, p->c_dtype, before, i * p->c.row_stride, p->c.col_stride, p->n);
         for (int64_t j = 0; j < p->n; j++) {
-            double x = (before ? p->beta * row[j] : 0) + add;
-            row[j] = x;
-            left_rest[q * p->n + j] += weight * x;
-            if (weight != 0) s->left_scale[q * p->n + j] += fabs(x);
+            double x = before ? p->beta * row[j] : 0;
+            row[j] = x + add, size[j] = fabs(x) + fabs(add);
+            left_rest[q * p->n + j] += weight * row[j];
+            if (weight != 0) s->left_scale[q * p->n + j] += size[j];
         }
-        fold_row(e, row, p->n, sum, magnitude);
+        fold_row(e, row, p->n, sum, unused);
+        fold_row(e, size, p->n, unused, magnitude);
         for (int64_t c = 0; c < cp; c++) {
             right_rest[i * cp + c] += sum[c];
             s->right_scale[i * cp + c] += magnitude[c];

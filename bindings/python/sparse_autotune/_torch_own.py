@@ -208,7 +208,7 @@ def _flex_prepare(call: AttentionCall) -> Any:
     stored = _mask.stored_blocks(call.row_ptr, call.col_idx, -(-n // call.block[1])).reshape(1, call.masks, -1, -(-n // call.block[1]))
     blocks = torch.from_numpy(stored).to(call.device)
     count = blocks.sum(-1, dtype=torch.int32)
-    index = blocks.to(torch.int8).argsort(-1, descending=True, stable=True).to(torch.int32)
+    index = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     plain = not causal and not window and not m % call.block[0] and not n % call.block[1]
     parts = (torch.zeros_like(count), index, count, index) if plain else (count, index)
     mask = BlockMask.from_kv_blocks(*parts, BLOCK_SIZE=call.block, mask_mod=mod, seq_lengths=call.shape)
