@@ -69,6 +69,18 @@ def describe(m, n, k, block, dtype, density):
 # ---- CPU ----
 
 
+def timed(call, times):
+    def job():
+        time.sleep(0.06)  # thread pools spin for a while after their last job
+        call()
+        begin = time.perf_counter()
+        for _ in range(times):
+            call()
+        return (time.perf_counter() - begin) / times
+
+    return job
+
+
 @shows("CPU: matmul 2048, block 64, density 0.125, f32, {threads} threads, beside SciPy")
 def cpu_scipy():
     import scipy
@@ -79,17 +91,6 @@ def cpu_scipy():
     a = sa.BsrMatrix(row_ptr, col_idx, values, (size, size))
     theirs = scipy.sparse.bsr_array((values, col_idx, row_ptr), shape=(size, size))
     b = np.random.default_rng(3).standard_normal((size, size)).astype(np.float32)
-
-    def timed(call, times):
-        def job():
-            time.sleep(0.06)  # thread pools spin for a while after their last job
-            call()
-            begin = time.perf_counter()
-            for _ in range(times):
-                call()
-            return (time.perf_counter() - begin) / times
-
-        return job
 
     assert np.allclose(a @ b, theirs @ b, rtol=1e-3, atol=1e-2)
     dense = a.to_dense()
@@ -138,6 +139,41 @@ def cpu_overhead():
     n, c = sa.BsrMatrix.from_dense(np.eye(4, dtype=np.float32), 4), np.ones((4, 1), np.float32)
     cost = host_cost({"ours": lambda: sa.matmul(n, c)})["ours"]
     show(cpu_overhead.rows[1], cost, f"{cost * 1e6:.1f} us")
+
+
+@shows("CPU: attention 1, 8, 1024, 64, f32, {threads} threads, beside torch's SDPA", "CPU: attention 1, 8, 1024, 64, f32, {threads} threads, 64-blocks, density 0.14")
+def cpu_attention():
+    """The call as it is tuned, and the best kernel of our own: torch's takes part in the race."""
+    if torch is None:
+        return
+    length, block, density = 1024, 64, 0.14
+    row_ptr, col_idx = random_pattern(length, length, (block, block), density, 1)
+    stored = np.zeros((length // block, length // block), bool)
+    for i in range(len(stored)):
+        stored[i, col_idx[row_ptr[i]:row_ptr[i + 1]]] = True
+    mask = sa.AttentionMask.from_blocks(stored, (length, length), block)
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(1, 8, length, 64) for _ in range(3))
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    assert torch.allclose(sa.attention(q, k, v), sdpa(q, k, v), rtol=1e-4, atol=1e-5)
+
+    def own(*words):
+        race = [r for r in sa.benchmark(sa.attention, q, k, v, *words) if r.verdict == "ok" and "_torch_" not in r.variant]
+        return min(race, key=lambda r: r.seconds)
+
+    dense, masked = own(), own(mask)
+    found = in_turns({"ours": timed(lambda: sa.attention(q, k, v), 5), "torch": timed(lambda: sdpa(q, k, v), 5),
+                      "masked": timed(lambda: sa.attention(q, k, v, mask), 20)}, 9, 1)
+    problem = {"op": "attention", "batch": 1, "heads": 8, "m": length, "n": length, "dim": 64, "dtype": "f32", "density": 1.0, "flops": 4.0 * 64 * 8 * length**2}
+    kept = stored.mean()
+    rows = rows_of(cpu_attention)
+    ratio, times = found["torch"] / found["ours"], found["ours"] / found["masked"]
+    show(rows[0], found["ours"], f"{found['ours'] * 1e3:.2f} ms, torch {found['torch'] * 1e3:.2f} ms: {ratio:.2f}x; the best kernel of ours {dense.seconds * 1e3:.2f} ms in its race",
+         "no slower than torch's SDPA", ratio >= 1, {"torch_sdpa": ratio, "torch_sdpa_own_kernel": found["torch"] / dense.seconds}, problem, dense.variant,
+         rival_seconds={"torch_sdpa": found["torch"]}, own_kernel_seconds=dense.seconds)
+    show(rows[1], found["masked"], f"{found['masked'] * 1e3:.2f} ms, without the mask {found['ours'] * 1e3:.2f} ms: {times:.2f}x; kernels of ours {dense.seconds / masked.seconds:.2f}x",
+         "at least 4x our own dense", dense.seconds / masked.seconds >= 4, {"own_dense": dense.seconds / masked.seconds, "call_dense": times},
+         {**problem, "density": kept, "block": [block, block], "flops": problem["flops"] * kept}, masked.variant, own_kernel_seconds=masked.seconds)
 
 
 # ---- CUDA ----
@@ -293,7 +329,7 @@ def main():
     quick = torch is not None and sa._torch._fast is not None
     machine = {"name": info["name"], "identity": info["identity"], "numpy": np.__version__, "torch": torch and torch.__version__, "sparse_autotune": sa.__version__, "extension": quick}
     print(json.dumps({"machine": machine}), flush=True)
-    jobs = [cpu_scipy, cpu_overhead] + ([cuda_host_cost, cuda_eager, cuda_linear] if HAVE_CUDA else [])
+    jobs = [cpu_scipy, cpu_overhead, cpu_attention] + ([cuda_host_cost, cuda_eager, cuda_linear] if HAVE_CUDA else [])
     chosen = [job for job in jobs if not a.only or any(a.only in name for name in (job.__name__, *rows_of(job)))]
     if not chosen:
         print(f"no speed of this machine has {a.only!r} in its name; there are:", *(row for job in jobs for row in rows_of(job)), sep="\n  ")
