@@ -1,6 +1,6 @@
 //! The speed of a product through Burn, against the C library's own plan and against Burn's dense product.
 //!
-//! cargo bench -p burn-sparse
+//! cargo bench -p burn-sparse --features threads
 //!
 //! Criterion times one after the other; then all of them take turns, since clocks and neighbours change meanwhile, and the medians
 //! come as one JSON object on standard output, which `bench/rust_check cpu` makes a record of.
