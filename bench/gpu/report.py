@@ -186,7 +186,6 @@ def print_table(rows, ceilings):
         print_rows([row for row in rows.values() if row.columns == columns], columns, rows, ceilings, counts)
     print(f"targets: {counts[True]} met, {counts[False]} missed, {counts[None]} not measured "
           "(a ratio above 1 means that we are faster)")
-    return counts
 
 
 def print_rows(some, columns, rows, ceilings, counts):
@@ -280,6 +279,9 @@ def write(path, root, command, machine, rows, checks, onto=None):
     record = {"version": 1, "date": now, "commit": commit(root), "command": command, "machine": machine, "rows": rows, "checks": checks}
     if onto:
         record = added(json.loads(onto.read_text()), record)
+    met_or_not = [t["met"] for row in record["rows"] for t in row.get("targets", ())]
+    if met_or_not:
+        record["checks"]["targets"] = {"met": met_or_not.count(True), "missed": met_or_not.count(False), "not_measured": met_or_not.count(None)}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(record, indent=1) + "\n")
