@@ -20,7 +20,10 @@ static sat_rows make_rows(uint64_t *state, style s) {
         if (s == ALL_EMPTY) blocks = 0;
         ptr[i + 1] = ptr[i] + blocks;
     }
-    return (sat_rows){.count = count, .ptr = ptr, .br = 1 + random_below(state, 64), .bc = 1 + random_below(state, 64)};
+    int32_t *col = malloc((size_t)(ptr[count] + 1) * sizeof *col);
+    for (int64_t i = 0; i < ptr[count]; i++) col[i] = (int32_t)random_below(state, 1 << 30);
+    return (sat_rows){
+        .count = count, .ptr = ptr, .col = col, .br = 1 + random_below(state, 64), .bc = 1 + random_below(state, 64)};
 }
 
 /* The pieces in the order of the blocks, as they were before the longest came first. */
@@ -75,6 +78,8 @@ static void check_cover(const sat_rows *r, const sat_schedule *s, int64_t share)
         for (; at < s->pieces && s->piece[at].row == row; at++, parts++) {
             assert_int_equal(s->piece[at].first, block);
             assert_true(s->piece[at].count <= share + share / 4);
+            for (int64_t t = 0; t < s->piece[at].count && t < SAT_PIECE_COLUMNS; t++)
+                assert_int_equal(s->piece[at].col[t], r->col[block + t]);
             block += s->piece[at].count;
         }
         assert_int_equal(block, r->ptr[row + 1]);
@@ -125,7 +130,32 @@ static void every_block_is_in_exactly_one_piece(void **unused) {
         check_bytes(&r, &s, random_below(&random, 300), round & 1 ? 4 : 8);
         sat_schedule_free(&s);
         assert_null(s.piece);
-        free((void *)(uintptr_t)r.ptr);
+        free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
+    }
+}
+
+/* The sampled product's: whole rows, one after the other, each block once with its column. */
+static void every_block_is_in_exactly_one_run(void **unused) {
+    (void)unused;
+    uint64_t random = 2;
+    for (int round = 0; round < 300; round++) {
+        sat_rows r = make_rows(&random, (style)(round % STYLES));
+        sat_pattern_view a = {SAT_SIZED(sat_pattern_view), .grid_rows = r.count, .row_ptr = r.ptr, .col_idx = r.col,
+                              .stored_blocks = r.ptr[r.count]};
+        int64_t each = 1 + random_below(&random, SAT_PIECE_COLUMNS), block = 0;
+        sat_piece *piece = malloc((size_t)(a.stored_blocks + 1) * sizeof *piece);
+        int64_t count = sat_schedule_runs(&a, each, piece);
+        for (int64_t i = 0; i < count; i++) {
+            const sat_piece *p = &piece[i];
+            assert_int_equal(p->first, block);
+            assert_true(p->count >= 1 && p->count <= each);
+            assert_true(p->first >= r.ptr[p->row] && p->first + p->count <= r.ptr[p->row + 1]);
+            assert_true(p->count == each || p->first + p->count == r.ptr[p->row + 1]); /* as few as can be */
+            for (int64_t t = 0; t < p->count; t++) assert_int_equal(p->col[t], r.col[block + t]);
+            block += p->count;
+        }
+        assert_int_equal(block, a.stored_blocks);
+        free(piece), free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
     }
 }
 
@@ -165,6 +195,7 @@ static void equal_rows_are_not_cut_by_a_fair_share(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_is_in_exactly_one_piece),
+        cmocka_unit_test(every_block_is_in_exactly_one_run),
         cmocka_unit_test(a_share_is_fair_and_never_below_the_least),
         cmocka_unit_test(a_row_slightly_above_the_share_stays_whole),
         cmocka_unit_test(equal_rows_are_not_cut_by_a_fair_share),

@@ -234,17 +234,11 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 
 static sat_status send_pieces(const sat_prepare *q, state *st) {
     const sat_pattern_view *a = q->pattern;
-    int64_t each = each_of(q->variant, a), count = 0;
     sat_piece *piece = (sat_piece *)malloc(((size_t)a->stored_blocks + 1) * sizeof *piece);
     if (!piece)
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld blocks", q->variant->name,
                         (long long)a->stored_blocks);
-    for (int64_t row = 0; row < a->grid_rows; row++)
-        for (int64_t first = a->row_ptr[row], end = a->row_ptr[row + 1]; first < end; first += each) {
-            sat_piece one = {first, (int32_t)row, (int32_t)sat_min(each, end - first), -1, {}};
-            for (int t = 0; t < one.count; t++) one.col[t] = a->col_idx[first + t];
-            piece[count++] = one;
-        }
+    int64_t count = sat_schedule_runs(a, each_of(q->variant, a), piece);
     cudaStream_t stream = (cudaStream_t)q->stream;
     cudaError_t e = cudaMemcpyAsync(q->workspace, piece, (size_t)count * sizeof *piece, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
