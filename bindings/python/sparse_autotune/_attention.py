@@ -27,10 +27,10 @@ def attention(
     k: Any,
     v: Any,
     mask: Any = None,
-    *,
     causal: bool = False,
     window: int | None = None,
     scale: float | None = None,
+    *,
     return_lse: bool = False,
     deterministic: bool = True,
     allow_tf32: bool | None = None,
@@ -71,6 +71,9 @@ def attention(
         mask = as_mask(mask)
     torch = torch_module()
     if torch is not None and isinstance(q, torch.Tensor):
+        for x, name in ((k, "k"), (v, "v")):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor, as q is")
         if _torch_attention is None:  # torch was imported later than this package
             from . import _torch_attention as _
         spec = Spec(causal, window, scale, deterministic, allow_tf32, mask)
@@ -329,6 +332,8 @@ def backward(q_array: Any, k_array: Any, v_array: Any, out_array: Any, lse_array
     else:
         inputs = tuple(Heads(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (o, "out"), (g, "grad")))
         outputs = tuple(Heads(x, name) for x, name in ((dq, "dq"), (dk, "dk"), (dv, "dv")))
+        if sums.dtype != _abi.F32:
+            raise TypeError(f"lse has dtype {lse_array.dtype}; expected float32")
         if sums.strides != _arrays._dense_strides(sums.shape):
             sums = _ops._dense_copy(sums, "lse")
         strides = (*(x.strides for x in inputs[:4]), *(x.strides for x in outputs), inputs[4].strides)

@@ -60,7 +60,7 @@ def direct(plan: Any, problem: _abi.Problem, view: _abi.PatternView, device: str
         mine = copy.copy(call)
         mine.q, mine.k, mine.v = (x if x.dim() == 4 else x.reshape(-1, *((1,) * (3 - x.dim())), *x.shape[-3:]) for x in (q, k, v))
         out, lse = compute(mine)
-        return out.view(q.shape) if q.dim() == 4 else out.reshape(q.shape), lse if lse is None else lse.reshape(q.shape[:-1]).contiguous()
+        return out.view(q.shape) if q.dim() == 4 else out.reshape(q.shape), lse if lse is None else lse.reshape(q.shape[:-1]).float().contiguous()
 
     return function
 
@@ -119,6 +119,7 @@ def _cpu(call: AttentionCall) -> tuple:
 def _cpu_backward(call: AttentionCall) -> None:
     torch = torch_module()
     g, q, k, v, out, lse = _tensors(call, "grad", "q", "k", "v", "out", "lse")
+    lse = lse.double() if q.dtype == torch.float64 else lse  # torch sums up in double there
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     for x, found in zip(_tensors(call, "dq", "dk", "dv"), backward(g, q, k, v, out, lse, 0.0, call.causal, scale=call.scale)):
         x.copy_(found)

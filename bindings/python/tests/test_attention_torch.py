@@ -403,3 +403,33 @@ def test_compiled_with_cuda_graphs():
     compiled = torch.compile(lambda q, k, v: sa.attention(q, k, v, mask) * 2, mode="reduce-overhead", fullgraph=True)
     for _ in range(4):
         close(compiled(q, k, v).clone(), 2 * expected(q, k, v, mask.to_dense()))
+
+
+def test_doubles_through_torchs_own_kernel():
+    """Whoever wins: LSE is float32, and the gradients are those of plain arithmetic."""
+    for length, causal in ((32, False), (64, True), (96, False), (160, True)):
+        q, k, v = (torch.randn(1, 8, length, 64, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        out, lse = sa.attention(q, k, v, causal=causal, return_lse=True)
+        assert lse.dtype == torch.float32
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        weights = torch.randn_like(out)
+        for ours, theirs in zip(torch.autograd.grad(out, (q, k, v), weights), torch.autograd.grad(expected, (q, k, v), weights)):
+            assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_torchs_own_kernel_takes_part_with_doubles():
+    q, k, v = (torch.randn(1, 4, 64, 64, dtype=torch.float64) for _ in range(3))
+    for words in ({}, {"backward": True}):
+        race = sa.benchmark(sa.attention, q, k, v, **words)
+        assert all(r.verdict in ("ok", "skipped") for r in race if "_torch_" in r.variant), race
+
+
+def test_words_after_the_mask_go_by_their_place():
+    q, k, v = (torch.randn(1, 2, 32, 16) for _ in range(3))
+    assert torch.equal(sa.attention(q, k, v, None, True, 8, 0.5), sa.attention(q, k, v, causal=True, window=8, scale=0.5))
+
+
+def test_operands_of_two_kinds_are_named():
+    q = torch.randn(1, 2, 32, 16)
+    with pytest.raises(TypeError, match="k is a ndarray; expected a torch tensor"):
+        sa.attention(q, q.numpy(), q)
