@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -13,22 +14,25 @@ from ._arrays import torch_module
 from ._pattern import Pattern
 
 
+MOST = 2**63 - 1  # sizes are int64 in the library
+
+
 def check_block(block: Any, name: str = "block") -> tuple[int, int]:
     sides = (block, block) if isinstance(block, (int, np.integer)) else tuple(block) if isinstance(block, Sequence) else ()
     if len(sides) != 2 or not all(isinstance(s, (int, np.integer)) for s in sides):
         raise TypeError(f"{name} is {block!r}; expected a whole number or two")
-    if min(sides) < 1:
-        raise ValueError(f"{name} is {block!r}; expected sides of at least 1")
+    if min(sides) < 1 or max(sides) > MOST:
+        raise ValueError(f"{name} is {block!r}; expected sides of at least 1 that fit into 64 bits")
     return int(sides[0]), int(sides[1])
 
 
 def check_shape(shape: Any, name: str = "shape") -> tuple[int, int]:
     try:
-        rows, cols = (int(s) for s in shape)
+        rows, cols = (operator.index(s) for s in shape)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is {shape!r}; expected two whole numbers") from None
-    if rows < 0 or cols < 0:
-        raise ValueError(f"{name} is {shape!r}; expected sizes of at least 0")
+    if min(rows, cols) < 0 or max(rows, cols) > MOST:
+        raise ValueError(f"{name} is {shape!r}; expected sizes of at least 0 that fit into 64 bits")
     return rows, cols
 
 
@@ -49,6 +53,37 @@ def _host_indices(x: Any, name: str) -> np.ndarray:
     if x.dtype.itemsize > 4 and x.dtype.kind == "u" and x.size and int(x.max()) > np.iinfo(np.int64).max:
         raise ValueError(f"{name} holds {int(x.max())}, which does not fit into 64 bits with a sign")
     return np.array(x, dtype=np.int32 if x.dtype == np.int32 else np.int64, order="C")
+
+
+def _outside(x: np.ndarray, size: int, name: str) -> None:
+    if x.size and (int(x.min()) < 0 or int(x.max()) >= size):
+        raise ValueError(f"{name} holds {int(x.min())} to {int(x.max())}; expected 0 to {size - 1}")
+
+
+def check_indices(indptr: Any, indices: Any, grid: tuple[int, int], stored: int, names: tuple[str, str] = ("x.indptr", "x.indices")) -> None:
+    """That compressed rows lie inside their arrays, before code that trusts them reads them."""
+    indptr, indices = _host_indices(indptr, names[0]), _host_indices(indices, names[1])
+    if len(indptr) != grid[0] + 1:
+        raise ValueError(f"{names[0]} has {len(indptr)} entries; expected {grid[0] + 1}")
+    if indptr[0] != 0 or (indptr[1:] < indptr[:-1]).any():
+        raise ValueError(f"{names[0]} must begin with 0 and never fall")
+    if indptr[-1] > min(len(indices), stored):
+        raise ValueError(f"{names[0]} ends with {indptr[-1]}; expected no more than {min(len(indices), stored)}, which are stored")
+    _outside(indices[: indptr[-1]], grid[1], names[1])
+
+
+def check_scipy(x: Any) -> None:
+    """SciPy's own code does not look where the indices of a matrix point, and they can be changed at any time."""
+    if len(x.shape) != 2:
+        raise ValueError(f"x has {len(x.shape)} dimensions; expected 2")
+    rows, cols = x.shape
+    if x.format == "bsr":
+        check_indices(x.indptr, x.indices, (rows // x.blocksize[0], cols // x.blocksize[1]), x.data.shape[0])
+    elif x.format in ("csr", "csc"):
+        check_indices(x.indptr, x.indices, (rows, cols) if x.format == "csr" else (cols, rows), x.data.shape[0])
+    elif x.format == "coo":
+        _outside(np.asarray(x.row), rows, "x.row")
+        _outside(np.asarray(x.col), cols, "x.col")
 
 
 def make_pattern(row_ptr: Any, col_idx: Any, shape: tuple[int, int], block: tuple[int, int], device: str = "cpu") -> Pattern:
@@ -159,6 +194,7 @@ class BsrMatrix:
             raise TypeError(f"x is {_what(x)}; expected a scipy.sparse matrix or array")
         if x.format != "bsr" or (block is not None and check_block(block) != tuple(x.blocksize)):
             return cls.from_csr(x, "auto" if block is None else block)
+        check_scipy(x)
         if not x.has_canonical_format:
             x = x.copy()
             x.sum_duplicates()
@@ -389,11 +425,10 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
             raise RuntimeError(f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use BsrMatrix.from_torch({name}).requires_grad_()")
         return _remembered(x, lambda m: True, BsrMatrix.from_torch)
     if getattr(x, "format", None) == "bsr":
-        canonical = x.has_canonical_format
 
         def unchanged(m: BsrMatrix) -> bool:
-            """SciPy's matrices may be changed in place, indices too."""
-            return canonical and m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
+            """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data with m."""
+            return m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
 
         return _remembered(x, unchanged, BsrMatrix.from_scipy)
     kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
