@@ -136,6 +136,7 @@ def _csr_parts(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, i
         raise TypeError(f"x is {_what(x)}; expected a SciPy sparse matrix or a torch.sparse_csr tensor")
     check_scipy(x)
     x = x.tocsr()
+    check_scipy(x)  # lists of lists may hold any column
     if not x.has_canonical_format:
         x = x.copy()
         x.sum_duplicates()

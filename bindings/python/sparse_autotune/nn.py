@@ -158,8 +158,8 @@ class SparseLinear(nn.Module):
         return self._pattern
 
     def matrix(self) -> BsrMatrix:
-        """The weight, sharing values and pattern with the layer."""
-        return BsrMatrix._make(self.pattern(), self.values)
+        """The weight, sharing values and pattern with the layer. Inside torch.compile it breaks the graph."""
+        return _matrix_outside(self) if torch.compiler.is_dynamo_compiling() else _matrix(self)
 
     def __deepcopy__(self, memo: dict) -> SparseLinear:
         twin = self.__class__.__new__(self.__class__)
@@ -243,6 +243,13 @@ class SparseLinear(nn.Module):
     def extra_repr(self) -> str:
         parts = f"in_features={self.in_features}, out_features={self.out_features}, block={self.block}, stored_blocks={self.col_idx.shape[0]}, density={self.density:.4g}, bias={self.bias is not None}"
         return parts + (f", activation={self.activation!r}" if self.activation else "")
+
+
+def _matrix(layer: SparseLinear) -> BsrMatrix:
+    return BsrMatrix._make(layer.pattern(), layer.values)
+
+
+_matrix_outside = torch._disable_dynamo(_matrix)  # torch.compiler.disable would import the compiler here and now
 
 
 def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *, threshold: float | None = None, include: Callable[[str, nn.Linear], bool] | Iterable[str] | str | None = None, smallest: int = 1) -> nn.Module:

@@ -174,6 +174,12 @@ def test_indices_that_scipy_would_follow_anywhere(form, attribute, place, value)
         bad(ValueError, f"x.{attribute}", sa.matmul, m, np.ones((8, 2)))
 
 
+def test_a_list_of_lists_that_points_anywhere():
+    m = pytest.importorskip("scipy.sparse").lil_array(np.eye(8))
+    m.rows[1] = [99]
+    bad(ValueError, "x.indices", sa.BsrMatrix.from_csr, m, 2)
+
+
 def test_a_sparse_vector():
     sparse = pytest.importorskip("scipy.sparse")
     try:
