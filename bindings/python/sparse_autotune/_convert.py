@@ -10,7 +10,8 @@ import numpy as np
 
 from . import _abi, _arrays, _context
 from ._arrays import torch_module
-from ._matrix import MOST, BsrMatrix, _what, check_indices, check_scipy
+from ._indices import check_indices, check_scipy
+from ._matrix import MOST, BsrMatrix, _what
 from ._pattern import Pattern
 
 AUTO_BLOCKS = (2, 3, 4, 6, 8, 12, 16, 32, 64)

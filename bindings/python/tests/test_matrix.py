@@ -131,6 +131,6 @@ def test_keep_knows_large_numbers_and_nan(maker):
 
 
 def test_whole_numbers_of_numpy():
-    A = sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2)), (np.int64(2), np.int32(2)))
-    assert A.shape == (2, 2) and len(sa.tune(A, columns=np.int64(4), effort="quick")) == 1
-    assert len(sa.tune(A, columns=np.array([1, 2]), effort="quick")) == 2
+    a = sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2)), (np.int64(2), np.int32(2)))
+    assert a.shape == (2, 2) and len(sa.tune(a, columns=np.int64(4), effort="quick")) == 1
+    assert len(sa.tune(a, columns=np.array([1, 2]), effort="quick")) == 2

@@ -266,7 +266,7 @@ def test_bad_input():
             layer(x)
     with pytest.raises(ValueError, match="x has shape"):
         layer(torch.tensor(1.0))
-    with pytest.raises(TypeError, match="x has dtype torch.float64 and values torch.float32"):
+    with pytest.raises(TypeError, match=r"x has dtype torch.float64 and values torch.float32"):
         layer(torch.ones(3, 32, dtype=torch.float64))
     for density in (None, "0.5"):
         with pytest.raises(TypeError, match="density"):
