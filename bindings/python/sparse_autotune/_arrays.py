@@ -123,14 +123,16 @@ _DL_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}  # pinned memory is th
 
 def _from_dlpack(x: Any, name: str) -> Operand:
     try:
-        kind, index = x.__dlpack_device__()
-        where = _DL_DEVICES.get(int(kind))
-        if where is None:
-            raise ValueError(f"{name} is on DLPack device {int(kind)}; expected cpu or cuda")
-        capsule = x.__dlpack__(stream=1) if where == "cuda" else x.__dlpack__()
-    except (BufferError, AttributeError, RuntimeError) as error:
+        kind, index = (int(i) for i in x.__dlpack_device__())
+        where = _DL_DEVICES.get(kind)
+        if where is not None:
+            capsule = x.__dlpack__(stream=1) if where == "cuda" else x.__dlpack__()
+            pointer = _capsule_pointer(capsule, b"dltensor")  # not one that was used, nor a versioned one, which nobody asked for
+    except Exception as error:  # whatever the maker's code raises
         raise TypeError(f"{name} is a {type(x).__name__} whose memory DLPack cannot share: {error}") from error
-    t = ctypes.cast(_capsule_pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
+    if where is None:
+        raise ValueError(f"{name} is on DLPack device {kind}; expected cpu or cuda")
+    t = ctypes.cast(pointer, ctypes.POINTER(_DLTensor)).contents
     dtype = _DL_DTYPES.get((t.code, t.bits)) if t.lanes == 1 else None
     if dtype is None:
         raise TypeError(f"{name} has a DLPack dtype of code {t.code} and {t.bits} bits; expected float32, float64, float16 or bfloat16")
@@ -138,7 +140,7 @@ def _from_dlpack(x: Any, name: str) -> Operand:
     strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else _dense_strides(shape)
     if any(s < 0 for s in strides):
         raise ValueError(f"{name} has negative strides {strides}; expected none")
-    device = "cpu" if where == "cpu" else f"cuda:{int(index)}"
+    device = "cpu" if where == "cpu" else f"cuda:{index}"
     return Operand("dlpack", (capsule, x), (t.data or 0) + t.byte_offset, shape, strides, dtype, device, _importer(x))
 
 

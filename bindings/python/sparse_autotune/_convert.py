@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
 from typing import Any
 
 import numpy as np
 
 from . import _abi, _arrays, _context
 from ._arrays import torch_module
-from ._matrix import BsrMatrix, _what
+from ._indices import check_indices, check_scipy
+from ._matrix import MOST, BsrMatrix, _what
 from ._pattern import Pattern
 
 AUTO_BLOCKS = (2, 3, 4, 6, 8, 12, 16, 32, 64)
@@ -21,6 +24,9 @@ AUTO_RACES = 5
 def from_dense(x: Any, block: tuple[int, int], keep: float | None, threshold: float | None) -> tuple:
     if keep is not None and threshold is not None:
         raise ValueError("keep and threshold are both given; expected one of them")
+    for name, given in (("keep", keep), ("threshold", threshold)):
+        if given is not None and not isinstance(given, numbers.Real):
+            raise TypeError(f"{name} is {given!r}; expected a number")
     if keep is not None and not 0 <= keep <= 1:
         raise ValueError(f"keep is {keep}; expected a share from 0 to 1")
     if threshold is not None and not threshold >= 0:
@@ -33,10 +39,10 @@ def from_dense(x: Any, block: tuple[int, int], keep: float | None, threshold: fl
     tiles = _tiles(x if operand.kind != "dlpack" else np.from_dlpack(x), operand, block)
     grid = tuple(tiles.shape[:2])
     if keep is not None:
-        norms = _host(_wide(tiles, operand) ** 2, operand, "sum").ravel()
+        norms, largest = _scores(tiles, operand)
         count = round(keep * norms.size)
         mask = np.zeros(norms.size, bool)
-        mask[np.argsort(-norms, kind="stable")[:count]] = True
+        mask[np.lexsort((-largest, -norms))[:count]] = True
         mask = mask.reshape(grid)
     else:
         mask = ~(_host(abs(_wide(tiles, operand)), operand, "max") <= (threshold or 0.0))  # NaN is kept
@@ -57,6 +63,15 @@ def _tiles(x: Any, operand: _arrays.Operand, block: tuple[int, int]) -> Any:
     padded = module.zeros((gr * br, gc * bc), x.dtype)
     padded[:rows, :cols] = x
     return padded.reshape(gr, br, gc, bc).transpose(0, 2, 1, 3)
+
+
+def _scores(tiles: Any, operand: _arrays.Operand) -> tuple[np.ndarray, np.ndarray]:
+    """Of each tile the sum of squares, in float64, and the largest element, for sums beyond that too. NaN counts as infinite."""
+    wide = tiles.detach().double() if operand.kind == "torch" else tiles.astype("float64")
+    with np.errstate(over="ignore"):
+        norms = _host(wide**2, operand, "sum")
+    found = norms, _host(abs(wide), operand, "max")
+    return tuple(np.where(np.isnan(x), np.inf, x).ravel() for x in found)
 
 
 def _wide(x: Any, operand: _arrays.Operand) -> Any:
@@ -115,10 +130,14 @@ def _csr_parts(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, i
         _arrays.dtype_code(x.dtype, "x")
         values = x.values().detach().cpu()
         values = values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
-        return x.crow_indices().cpu().numpy(), x.col_indices().cpu().numpy(), values, tuple(x.shape), x
-    if not hasattr(x, "tocsr"):
+        row_ptr, col_idx = x.crow_indices().cpu().numpy(), x.col_indices().cpu().numpy()
+        check_indices(row_ptr, col_idx, tuple(x.shape), len(values), ("x.crow_indices()", "x.col_indices()"))
+        return row_ptr, col_idx, values, tuple(x.shape), x
+    if not hasattr(x, "tocsr") or not hasattr(x, "format"):
         raise TypeError(f"x is {_what(x)}; expected a SciPy sparse matrix or a torch.sparse_csr tensor")
+    check_scipy(x)
     x = x.tocsr()
+    check_scipy(x)  # lists of lists may hold any column
     if not x.has_canonical_format:
         x = x.copy()
         x.sum_duplicates()
@@ -148,12 +167,21 @@ def _build(parts: tuple, block: tuple[int, int]) -> tuple:
     return row_ptr, col_idx, values, shape
 
 
+def check_columns(columns: Any) -> int:
+    try:
+        size = operator.index(columns)
+    except TypeError:
+        raise TypeError(f"columns is {columns!r}; expected a whole number") from None
+    if not 1 <= size <= MOST:
+        raise ValueError(f"columns is {columns!r}; expected at least 1 and no more than 64 bits hold")
+    return size
+
+
 def from_csr(x: Any, block: Any, columns: int) -> tuple:
     parts = _csr_parts(x)
     if block != "auto":
         return _build(parts, block)
-    if columns < 1:
-        raise ValueError(f"columns is {columns}; expected at least 1")
+    columns = check_columns(columns)
     # Small blocks run at a lower rate, roughly in proportion to their side up to 16; the race decides among the likely ones.
     likely = sorted(AUTO_BLOCKS, key=lambda side: len(_gather_blocks(parts, (side, side))[1]) * side * side / min(side, 16))
     best, least = None, float("inf")

@@ -9,7 +9,8 @@ import numpy as np
 
 from . import _picture
 from ._arrays import torch_module
-from ._matrix import BsrMatrix, _host_indices, as_bsr, check_block, is_sparse, make_pattern
+from ._indices import host_indices
+from ._matrix import BsrMatrix, as_bsr, check_block, is_sparse, make_pattern
 from ._pattern import Pattern
 
 early: weakref.WeakSet = weakref.WeakSet()  # masks that were made before torch was there
@@ -27,7 +28,7 @@ def whole(x: Any, name: str, least: int = 1) -> int:
 
 
 def _check_offsets(x: Any, name: str, last: int) -> np.ndarray:
-    offsets = _host_indices(x, name).astype(np.int64)
+    offsets = host_indices(x, name).astype(np.int64)
     if len(offsets) < 2 or offsets[0] != 0:
         raise ValueError(f"{name} is {_short(offsets)}; expected 0 first and at least one sequence")
     if (np.diff(offsets) < 0).any():
@@ -233,9 +234,9 @@ class AttentionMask:
         >>> sa.AttentionMask.document([0, 100, 300, 512], causal=True)
         AttentionMask(512x512, block 64x64, 21 of 64 blocks, causal, 3 sequences)
         """
-        q, block = _host_indices(offsets, "offsets"), check_block(block)
+        q, block = host_indices(offsets, "offsets"), check_block(block)
         q = _check_offsets(q, "offsets", int(q[-1]) if len(q) else 0)
-        kv = _host_indices(offsets if kv_offsets is None else kv_offsets, "kv_offsets")
+        kv = host_indices(offsets if kv_offsets is None else kv_offsets, "kv_offsets")
         kv = _check_offsets(kv, "kv_offsets", int(kv[-1]) if len(kv) else 0)
         if len(kv) != len(q):
             raise ValueError(f"kv_offsets has {len(kv)} entries and offsets {len(q)}; expected as many")

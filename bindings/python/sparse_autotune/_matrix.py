@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -10,50 +11,34 @@ import numpy as np
 
 from . import _abi, _arrays
 from ._arrays import torch_module
+from ._indices import check_scipy, host_indices
 from ._pattern import Pattern
+
+MOST = 2**63 - 1  # sizes are int64 in the library
 
 
 def check_block(block: Any, name: str = "block") -> tuple[int, int]:
     sides = (block, block) if isinstance(block, (int, np.integer)) else tuple(block) if isinstance(block, Sequence) else ()
     if len(sides) != 2 or not all(isinstance(s, (int, np.integer)) for s in sides):
         raise TypeError(f"{name} is {block!r}; expected a whole number or two")
-    if min(sides) < 1:
-        raise ValueError(f"{name} is {block!r}; expected sides of at least 1")
+    if min(sides) < 1 or max(sides) > MOST:
+        raise ValueError(f"{name} is {block!r}; expected sides of at least 1 that fit into 64 bits")
     return int(sides[0]), int(sides[1])
 
 
 def check_shape(shape: Any, name: str = "shape") -> tuple[int, int]:
     try:
-        rows, cols = (int(s) for s in shape)
+        rows, cols = (operator.index(s) for s in shape)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is {shape!r}; expected two whole numbers") from None
-    if rows < 0 or cols < 0:
-        raise ValueError(f"{name} is {shape!r}; expected sizes of at least 0")
+    if min(rows, cols) < 0 or max(rows, cols) > MOST:
+        raise ValueError(f"{name} is {shape!r}; expected sizes of at least 0 that fit into 64 bits")
     return rows, cols
-
-
-def _host_indices(x: Any, name: str) -> np.ndarray:
-    """Indices as a new int32 or int64 array in host memory, from whatever they came in."""
-    torch = torch_module()
-    if torch is not None and isinstance(x, torch.Tensor):
-        x = x.detach().cpu().numpy()
-    elif hasattr(x, "__cuda_array_interface__") and hasattr(x, "get"):
-        x = x.get()
-    x = np.asarray(x)
-    if x.ndim != 1:
-        raise ValueError(f"{name} has {x.ndim} dimensions; expected 1")
-    if x.size == 0 and x.dtype.kind == "f":
-        x = x.astype(np.int64)  # an empty list
-    if x.dtype.kind not in "iu":
-        raise TypeError(f"{name} has dtype {x.dtype}; expected whole numbers")
-    if x.dtype.itemsize > 4 and x.dtype.kind == "u" and x.size and int(x.max()) > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} holds {int(x.max())}, which does not fit into 64 bits with a sign")
-    return np.array(x, dtype=np.int32 if x.dtype == np.int32 else np.int64, order="C")
 
 
 def make_pattern(row_ptr: Any, col_idx: Any, shape: tuple[int, int], block: tuple[int, int], device: str = "cpu") -> Pattern:
     """Validates the indices: the lengths here, all else in the library."""
-    rows, cols = _host_indices(row_ptr, "row_ptr"), _host_indices(col_idx, "col_idx")
+    rows, cols = host_indices(row_ptr, "row_ptr"), host_indices(col_idx, "col_idx")
     if rows.dtype != cols.dtype:
         rows, cols = rows.astype(np.int64), cols.astype(np.int64)
     grid_rows = -(-shape[0] // block[0])
@@ -159,6 +144,7 @@ class BsrMatrix:
             raise TypeError(f"x is {_what(x)}; expected a scipy.sparse matrix or array")
         if x.format != "bsr" or (block is not None and check_block(block) != tuple(x.blocksize)):
             return cls.from_csr(x, "auto" if block is None else block)
+        check_scipy(x)
         if not x.has_canonical_format:
             x = x.copy()
             x.sum_duplicates()
@@ -389,11 +375,10 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
             raise RuntimeError(f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use BsrMatrix.from_torch({name}).requires_grad_()")
         return _remembered(x, lambda m: True, BsrMatrix.from_torch)
     if getattr(x, "format", None) == "bsr":
-        canonical = x.has_canonical_format
 
         def unchanged(m: BsrMatrix) -> bool:
-            """SciPy's matrices may be changed in place, indices too."""
-            return canonical and m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
+            """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data with m."""
+            return m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
 
         return _remembered(x, unchanged, BsrMatrix.from_scipy)
     kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"

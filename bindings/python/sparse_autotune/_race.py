@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import _abi, _arrays, _attention, _context, _mask, _ops
+from ._convert import check_columns
 from ._matrix import BsrMatrix, as_bsr, is_sparse
 from ._pattern import Pattern, Problem
 
@@ -251,9 +252,7 @@ def tune(A: Any, columns: Any, *operands: Any, gradients: bool = False, left: bo
     if operands or words:
         raise TypeError(f"tune got {', '.join(words) or 'more than two operands'}, which attention takes, beside a product")
     a = as_bsr(A, "A")
-    sizes = [columns] if isinstance(columns, int) else list(columns)
-    if any(not isinstance(n, int) or n < 1 for n in sizes):
-        raise ValueError(f"columns is {columns!r}; expected whole numbers of at least 1")
+    sizes = [check_columns(n) for n in (columns if isinstance(columns, Iterable) else [columns])]
     values = _arrays.describe(a._values, "values")
     flags, device = _ops.tf32_flag(allow_tf32, values), values.device
     found = []

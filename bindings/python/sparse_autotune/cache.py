@@ -16,6 +16,10 @@ from . import _abi, _context
 __all__ = ["clear", "entries", "export", "load", "path", "untuned"]
 
 
+class MissingFileError(_abi.FileError, FileNotFoundError):
+    """A file is not there."""
+
+
 def _handle(device: Any) -> int:
     return _context.get(_context.normalise(device)).handle
 
@@ -52,14 +56,26 @@ def export(file: str | os.PathLike, device: Any = "cpu") -> None:
 
 
 def load(file: str | os.PathLike, device: Any = "cpu") -> int:
-    """Adds what an exported file has and the cache has not; how many entries the file has."""
+    """Adds what an exported file has and the cache has not; how many entries the file has.
+
+    A file that is not there raises FileNotFoundError, which is also a `sparse_autotune.FileError`; one of another kind ValueError.
+    """
     count = ctypes.c_int64()
-    _abi.check(_abi.lib.sat_cache_import(_handle(device), os.fsencode(file), ctypes.byref(count)))
+    try:
+        _abi.check(_abi.lib.sat_cache_import(_handle(device), os.fsencode(file), ctypes.byref(count)))
+    except _abi.FileError as error:
+        if os.path.exists(file):
+            raise
+        missing = MissingFileError(*error.args)
+        missing.status = error.status
+        raise missing from None
     return count.value
 
 
 def clear(key: str | None = None, device: Any = "cpu") -> int:
     """Removes one entry, or all of a device; how many that were. Matrices that have run keep what was chosen for them."""
+    if key is not None and not isinstance(key, str):
+        raise TypeError(f"key is a {type(key).__name__}; expected a str")
     count = ctypes.c_int64()
     _abi.check(_abi.lib.sat_cache_clear(_handle(device), None if key is None else key.encode(), ctypes.byref(count)))
     return count.value

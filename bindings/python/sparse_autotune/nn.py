@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import math
+import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,9 +31,17 @@ def random_pattern(grid: tuple[int, int], density: float, generator: torch.Gener
 
 
 def _check_density(density: float) -> float:
-    if not isinstance(density, (int, float)) or not 0 <= density <= 1:
+    if not isinstance(density, numbers.Real):
+        raise TypeError(f"density is {density!r}; expected a share from 0 to 1")
+    if not 0 <= density <= 1:
         raise ValueError(f"density is {density!r}; expected a share from 0 to 1")
     return float(density)
+
+
+def _keep_grad(made: nn.Parameter | None, origin: Tensor | None) -> None:
+    """A frozen parameter stays frozen."""
+    if made is not None and origin is not None:
+        made.requires_grad_(origin.requires_grad)
 
 
 class SparseLinear(nn.Module):
@@ -40,6 +49,9 @@ class SparseLinear(nn.Module):
 
     `values` are the stored blocks, a parameter of shape (stored blocks, block rows, block columns); `row_ptr` and `col_idx` are
     buffers and say where they are. The pattern is random with equally filled rows; `from_dense` takes it from a layer.
+
+    `load_state_dict` takes another number of blocks too, and then makes `values` a new parameter: an optimizer of before has
+    the old one, so make optimizers after loading.
 
     >>> import torch, sparse_autotune as sa
     >>> layer = sa.SparseLinear(128, 64, block=16, density=0.25)
@@ -93,12 +105,20 @@ class SparseLinear(nn.Module):
         keep = None if threshold is not None else _check_density(0.125 if density is None else density)
         kept = BsrMatrix.from_dense(linear.weight.detach(), check_block(block), keep=keep, threshold=threshold)
         layer = cls.from_matrix(kept, linear.bias, activation)
+        _keep_grad(layer.values, linear.weight)
+        _keep_grad(layer.bias, linear.bias)
         layer.train(linear.training)
         return layer
 
     @classmethod
     def from_matrix(cls, matrix: BsrMatrix, bias: Tensor | None = None, activation: str | None = None) -> SparseLinear:
         """A layer whose weight is this matrix, of shape (out_features, in_features)."""
+        if not isinstance(matrix, BsrMatrix):
+            raise TypeError(f"matrix is a {type(matrix).__name__}; expected a BsrMatrix")
+        if bias is not None and not isinstance(bias, Tensor):
+            raise TypeError(f"bias is a {type(bias).__name__}; expected a torch.Tensor")
+        if bias is not None and tuple(bias.shape) != matrix.shape[:1]:
+            raise ValueError(f"bias has shape {tuple(bias.shape)}; expected {matrix.shape[:1]}")
         if matrix.is_transposed:
             matrix = matrix.contiguous()
         values = torch.as_tensor(matrix.values).detach()
@@ -138,8 +158,8 @@ class SparseLinear(nn.Module):
         return self._pattern
 
     def matrix(self) -> BsrMatrix:
-        """The weight, sharing values and pattern with the layer."""
-        return BsrMatrix._make(self.pattern(), self.values)
+        """The weight, sharing values and pattern with the layer. Inside torch.compile it breaks the graph."""
+        return _matrix_outside(self) if torch.compiler.is_dynamo_compiling() else _matrix(self)
 
     def __deepcopy__(self, memo: dict) -> SparseLinear:
         twin = self.__class__.__new__(self.__class__)
@@ -151,26 +171,50 @@ class SparseLinear(nn.Module):
         return {**self.__dict__, "_pattern": None, "_seen": None}
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *rest: Any) -> None:
-        """A pattern with another number of blocks makes the layer's own follow."""
-        stored = state_dict.get(prefix + "col_idx")
-        if stored is not None and stored.dim() == 1 and stored.shape != self.col_idx.shape:
-            count = stored.shape[0]
+        """A pattern with another number of blocks makes the layer's own follow; one that does not fit changes nothing."""
+        parts = [state_dict.get(prefix + name) for name in ("row_ptr", "col_idx", "values")]
+        wrong = self._misfit(*parts)
+        if wrong:
+            rest[-1].append(f"{prefix.rstrip('.') or 'SparseLinear'} is left as it was: {wrong}")  # error_msgs
+            return
+        if parts[1] is not None and parts[1].shape != self.col_idx.shape:
+            count = parts[1].shape[0]
             self.values = nn.Parameter(self.values.new_empty((count, *self.block)), self.values.requires_grad)
             self.col_idx = self.col_idx.new_zeros(count)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._seen = None
 
+    def _misfit(self, row_ptr: Tensor | None, col_idx: Tensor | None, values: Tensor | None) -> str:
+        """Why these parts of a state_dict cannot be this layer's; "" where they can."""
+        if row_ptr is None and col_idx is None:
+            return ""  # values alone fit as any parameter does
+        if row_ptr is None or col_idx is None or (values is None and col_idx.shape != self.col_idx.shape):
+            return "row_ptr, col_idx and values belong together, and the state_dict lacks some of them"
+        if row_ptr.shape != self.row_ptr.shape:
+            return f"row_ptr has shape {tuple(row_ptr.shape)}; expected {tuple(self.row_ptr.shape)}"
+        if col_idx.dim() != 1:
+            return f"col_idx has {col_idx.dim()} dimensions; expected 1"
+        expected = (col_idx.shape[0], *self.block)
+        if values is not None and tuple(values.shape) != expected:
+            return f"values has shape {tuple(values.shape)}; expected {expected}"
+        return ""
+
     # ---- forward ----
 
     def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x is a {type(x).__name__}; expected a torch.Tensor")
+        shape = x.shape
+        if not shape or shape[-1] != self.in_features:
+            raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")
         if torch.compiler.is_compiling():
             return self._traced(x)
-        if x.shape[-1] != self.in_features:
-            raise ValueError(f"x has shape {tuple(x.shape)}; expected {self.in_features} columns")
         pattern = self.pattern()
         values, bias = self.values, self.bias
         if not _torch._plain(x, values, bias) or torch._C._is_any_autocast_enabled():
             return self._traced(x)
+        if x.dtype != values.dtype:
+            raise TypeError(f"x has dtype {x.dtype} and values {values.dtype}; expected one dtype")
         # W is stored as (out, in): x @ W.T is the transposed product seen from the left.
         if torch.is_grad_enabled() and (x.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)):
             result = _torch._Product.apply(values, x, bias, pattern, True, True, 1.0)
@@ -192,6 +236,8 @@ class SparseLinear(nn.Module):
         linear.weight = nn.Parameter(weight)
         if self.bias is not None:
             linear.bias = nn.Parameter(self.bias.detach().clone())
+        _keep_grad(linear.weight, self.values)
+        _keep_grad(linear.bias, self.bias)
         return linear
 
     def extra_repr(self) -> str:
@@ -199,11 +245,19 @@ class SparseLinear(nn.Module):
         return parts + (f", activation={self.activation!r}" if self.activation else "")
 
 
+def _matrix(layer: SparseLinear) -> BsrMatrix:
+    return BsrMatrix._make(layer.pattern(), layer.values)
+
+
+_matrix_outside = torch._disable_dynamo(_matrix)  # torch.compiler.disable would import the compiler here and now
+
+
 def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *, threshold: float | None = None, include: Callable[[str, nn.Linear], bool] | Iterable[str] | str | None = None, smallest: int = 1) -> nn.Module:
     """Replaces `nn.Linear` layers of a model by block-sparse ones that keep their largest blocks, in place; returns the model.
 
     `include` chooses: a function of name and layer, or names, which may hold ``*``; by default all. Layers with a side below
-    `smallest` blocks are left as they are.
+    `smallest` blocks are left as they are. A layer that stands in several places, one of them chosen, is replaced in all. Frozen layers
+    stay frozen. `nn.TransformerEncoderLayer` no longer takes torch's fused way, which knows dense weights only.
 
     >>> import torch, sparse_autotune as sa
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
@@ -211,10 +265,11 @@ def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *,
     SparseLinear(in_features=64, out_features=128, block=(16, 16), stored_blocks=8, density=0.25, bias=True)
     """
     sides = check_block(block)
+    share = None if threshold is not None else _check_density(density)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if isinstance(model, nn.Linear):
-        return SparseLinear.from_dense(model, sides, density, threshold)
+        return SparseLinear.from_dense(model, sides, share, threshold)
     names = [include] if isinstance(include, str) else include
 
     def chosen(name: str, layer: nn.Linear) -> bool:
@@ -224,12 +279,24 @@ def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *,
             return True
         return names(name, layer) if callable(names) else any(fnmatch.fnmatchcase(name, n) for n in names)
 
-    replaced: dict[int, SparseLinear] = {}  # a layer that stands in two places stays one layer
-    for path, module in list(model.named_modules()):
-        for name, child in list(module.named_children()):
-            full = f"{path}.{name}" if path else name
-            if type(child) is nn.Linear and chosen(full, child):
-                if id(child) not in replaced:
-                    replaced[id(child)] = SparseLinear.from_dense(child, sides, None if threshold is not None else density, threshold)
-                setattr(module, name, replaced[id(child)])
+    places = [(f"{path}.{name}" if path else name, module, name) for path, module in model.named_modules() for name in module._modules]
+    replaced: dict[nn.Module, SparseLinear] = {}  # a layer that stands in several places stays one layer
+    for full, module, name in places:
+        child = module._modules[name]
+        if type(child) is nn.Linear and child not in replaced and chosen(full, child):
+            replaced[child] = SparseLinear.from_dense(child, sides, share, threshold)
+    for _, module, name in places:
+        if module._modules[name] in replaced:
+            setattr(module, name, replaced[module._modules[name]])
+    if replaced:
+        _leave_fast_path(model)
     return model
+
+
+def _leave_fast_path(model: nn.Module) -> None:
+    """torch's encoders hand dense weights to one fused kernel when they do not train. These call their layers, as in training."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and any(isinstance(m, SparseLinear) for m in module.modules()):
+            module.activation_relu_or_gelu = 0  # read for nothing but this
+        if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, SparseLinear) for m in module.modules()):
+            module.use_nested_tensor = False

@@ -45,6 +45,10 @@ def bsr(row_ptr=(0, 1, 2), col_idx=(1, 0), values=None, shape=(4, 4)):
         (TypeError, "shape", {"shape": 4}),
         (TypeError, "shape", {"shape": (4, 4, 4)}),
         (ValueError, "shape", {"shape": (-4, 4)}),
+        (TypeError, "shape", {"shape": (4.9, 4)}),
+        (TypeError, "shape", {"shape": (float("inf"), 4)}),
+        (TypeError, "shape", {"shape": "44"}),
+        (ValueError, "shape", {"shape": (4, 2**64 + 4)}),
         (ValueError, "row_ptr", {"shape": (2**62, 4)}),
         (TypeError, "row_ptr", {"row_ptr": (0.0, 1.5, 2.0)}),
     ],
@@ -126,6 +130,9 @@ def test_conversions_that_do_not_fit():
     bad(ValueError, "block", sa.BsrMatrix.from_dense, B, 0)
     bad(TypeError, "block", sa.BsrMatrix.from_dense, B, (1, 2, 3))
     bad(ValueError, "keep", sa.BsrMatrix.from_dense, B, 2, keep=1.5)
+    bad(TypeError, "keep", sa.BsrMatrix.from_dense, B, 2, keep="0.5")
+    bad(TypeError, "threshold", sa.BsrMatrix.from_dense, B, 2, threshold="0.5")
+    bad(ValueError, "block", sa.BsrMatrix.from_dense, B, 2**64 + 2)
     bad(ValueError, "threshold", sa.BsrMatrix.from_dense, B, 2, threshold=-1.0)
     bad(ValueError, "keep", sa.BsrMatrix.from_dense, B, 2, keep=0.5, threshold=1.0)
     bad(ValueError, "x has 1", sa.BsrMatrix.from_dense, np.ones(3), 2)
@@ -139,10 +146,92 @@ def test_conversions_that_do_not_fit():
     bad(ValueError, "SciPy", ragged.to_scipy)
 
 
+def sparse_with(maker, attribute, place, value):
+    m = maker(np.eye(8))
+    getattr(m, attribute)[place] = value
+    return m
+
+
+@pytest.mark.parametrize(
+    "form, attribute, place, value",
+    [
+        ("bsr", "indptr", 1, 10**9), ("bsr", "indptr", 0, 1), ("bsr", "indptr", 1, -1), ("bsr", "indptr", -1, 3), ("bsr", "indices", 0, 10**9),
+        ("csr", "indptr", 4, 10**9), ("csr", "indices", 3, 10**9), ("csr", "indices", 3, -1), ("csc", "indptr", 4, 10**9), ("csc", "indices", 3, 8),
+        ("coo", "row", 3, 10**9), ("coo", "col", 3, -(10**9)),
+    ],
+)  # fmt: skip
+def test_indices_that_scipy_would_follow_anywhere(form, attribute, place, value):
+    sparse = pytest.importorskip("scipy.sparse")
+    maker = {"bsr": lambda x: sparse.bsr_array(x, blocksize=(4, 4)), "csr": sparse.csr_array, "csc": sparse.csc_array, "coo": sparse.coo_array}[form]
+    m = sparse_with(maker, attribute, place, value)
+    bad(ValueError, f"x.{attribute}", sa.BsrMatrix.from_csr, m, 2)
+    bad(ValueError, f"x.{attribute}", sa.BsrMatrix.from_scipy, m)
+    if form == "bsr":
+        bad(ValueError, f"x.{attribute}", sa.matmul, m, np.ones((8, 2)))
+        m = maker(np.eye(8))
+        sa.matmul(m, np.ones((8, 2)))
+        getattr(m, attribute)[place] = value
+        bad(ValueError, f"x.{attribute}", sa.matmul, m, np.ones((8, 2)))
+
+
+def test_a_list_of_lists_that_points_anywhere():
+    m = pytest.importorskip("scipy.sparse").lil_array(np.eye(8))
+    m.rows[1] = [99]
+    bad(ValueError, "x.indices", sa.BsrMatrix.from_csr, m, 2)
+
+
+def test_a_sparse_vector():
+    sparse = pytest.importorskip("scipy.sparse")
+    try:
+        vector = sparse.coo_array(np.ones(8))
+    except ValueError:
+        pytest.skip("a SciPy without one-dimensional arrays")
+    bad(ValueError, "x has 1 dim", sa.BsrMatrix.from_csr, vector, 2)
+
+
+def test_csr_tensors_that_point_anywhere():
+    torch = pytest.importorskip("torch")
+    m = torch.eye(8).to_sparse_csr()
+    m.col_indices()[3] = 99
+    bad(ValueError, "x.col_indices()", sa.BsrMatrix.from_csr, m, 2)
+
+
+class Shared:
+    """An array of a maker whose DLPack is broken."""
+
+    def __init__(self, capsule, device=(1, 0)):
+        self.capsule, self.device = capsule, device
+
+    def __dlpack__(self, **_words):
+        if isinstance(self.capsule, Exception):
+            raise self.capsule
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return self.device
+
+
+def test_broken_dlpack():
+    used = B.__dlpack__()
+    np.from_dlpack(Shared(used))
+    for x in (Shared(None), Shared(used), Shared(3), Shared(KeyError("x")), Shared(B.__dlpack__(), None), Shared(B.__dlpack__(), (1,))):
+        bad(TypeError, "B is a Shared", sa.matmul, A, x)
+    bad(ValueError, "B is on DLPack device 7", sa.matmul, A, Shared(B.__dlpack__(), (7, 0)))
+    try:
+        versioned = B.__dlpack__(max_version=(1, 0))
+    except TypeError:
+        return  # a NumPy that knows none
+    bad(TypeError, "B is a Shared", sa.matmul, A, Shared(versioned))
+
+
 def test_settings_that_do_not_exist():
     bad(ValueError, "effort", sa.set_effort, "maximal")
     bad(ValueError, "effort", sa.tune, A, 4, effort="off")
     bad(ValueError, "columns", sa.tune, A, 0)
+    bad(ValueError, "columns", sa.tune, A, 2**70)
+    bad(TypeError, "columns", sa.tune, A, 1.5)
+    bad(TypeError, "columns", sa.tune, A, [4, "4"])
+    bad(TypeError, "key", sa.cache.clear, 3)
     bad(ValueError, "op", sa.register_variant, print, name="x", op="conv")
     bad(TypeError, "function", sa.register_variant, 3, name="x")
     bad(ValueError, "dtypes", sa.register_variant, print, name="x", dtypes=("int8",))
@@ -152,7 +241,8 @@ def test_settings_that_do_not_exist():
 
 
 def test_files_that_are_not_there(tmp_path):
-    bad(OSError, "absent", sa.cache.load, tmp_path / "absent")
+    bad(FileNotFoundError, "absent", sa.cache.load, tmp_path / "absent")
+    bad(sa.FileError, "absent", sa.cache.load, tmp_path / "absent")
     (tmp_path / "text").write_text("nothing of the kind")
     bad(ValueError, "text", sa.cache.load, tmp_path / "text")
 

@@ -117,3 +117,20 @@ def test_statistics():
     a = sa.BsrMatrix([0, 2, 2], [0, 1], np.ones((2, 2, 2)), (4, 4))
     assert a.stats["density"] == 0.5 and a.stats["empty_rows"] == 1 and a.stats["skew"] == 2 and a.T.stats["skew"] == 1
     assert a.density == 0.5 and a.stored_blocks == 2
+
+
+@pytest.mark.parametrize("maker", ["numpy", "torch"])
+def test_keep_knows_large_numbers_and_nan(maker):
+    x = np.zeros((2, 8), np.float32)
+    x[0, 0], x[0, 2], x[0, 4], x[0, 6] = 1e20, 1e30, np.nan, 1e25
+    x = pytest.importorskip("torch").from_numpy(x) if maker == "torch" else x
+    for share, kept in ((0.25, [2]), (0.5, [1, 2]), (0.75, [1, 2, 3])):
+        assert sa.BsrMatrix.from_dense(x, 2, keep=share).col_idx.tolist() == kept
+    x = np.array([[1e200, 1e300]])
+    assert sa.BsrMatrix.from_dense(x, 1, keep=0.5).col_idx.tolist() == [1]
+
+
+def test_whole_numbers_of_numpy():
+    a = sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2)), (np.int64(2), np.int32(2)))
+    assert a.shape == (2, 2) and len(sa.tune(a, columns=np.int64(4), effort="quick")) == 1
+    assert len(sa.tune(a, columns=np.array([1, 2]), effort="quick")) == 2

@@ -186,7 +186,99 @@ def test_export():
     same(program.module()(x), layer(x))
 
 
+def test_sparsify_of_a_layer_in_two_places():
+    shared = nn.Linear(32, 32)
+    for include in (None, "0", "2"):
+        model = sa.sparsify(nn.Sequential(shared, nn.ReLU(), shared), 16, 0.5, include=include)
+        assert type(model[0]) is sa.SparseLinear and model[2] is model[0]
+
+
+def test_frozen_layers_stay_frozen():
+    linear = nn.Linear(32, 32).requires_grad_(False)
+    model = sa.sparsify(nn.Sequential(linear, nn.Linear(32, 32)), 16, 0.5)
+    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
+    assert not model[0].to_dense().weight.requires_grad and model[1].to_dense().weight.requires_grad
+    linear.bias.requires_grad_()
+    half = sa.SparseLinear.from_dense(linear, 16)
+    assert half.bias.requires_grad and not half.values.requires_grad
+
+
+@pytest.mark.parametrize("include", [None, "*.1.linear2"])
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_transformer_encoders(include, padding, norm_first, device):
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=norm_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).to(device)
+    sa.sparsify(model, 16, 0.5, include=include)
+    x = torch.randn(2, 5, 64, device=device)
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2], device=device) if padding else None
+    expected = model.train()(x, src_key_padding_mask=mask)
+    with torch.no_grad():
+        same(model.eval()(x, src_key_padding_mask=mask), expected)
+        same(copy.deepcopy(model)(x, src_key_padding_mask=mask), expected)
+        same(model.layers[0](x), model.layers[0].train()(x))
+    assert type(model.layers[1].linear2) is sa.SparseLinear
+
+
+def test_a_state_dict_that_does_not_fit_changes_nothing():
+    layer, x = sa.SparseLinear(64, 64, block=8, density=0.25), torch.randn(3, 64)
+    before, parts = layer(x), (layer.values, layer.row_ptr, layer.col_idx)
+    other = sa.SparseLinear(64, 64, block=8, density=0.5).state_dict()
+    broken = [sa.SparseLinear(64, 64, block=b, density=0.25).state_dict() for b in (16, (8, 16), (16, 8))]
+    broken += [sa.SparseLinear(64, 128, block=8, density=0.5).state_dict(), {k: v for k, v in other.items() if k != "values"}]
+    broken += [{k: v for k, v in other.items() if k != "row_ptr"}, {**other, "col_idx": other["col_idx"][:, None]}]
+    for state in broken:
+        with pytest.raises(RuntimeError, match="left as it was"):
+            layer.load_state_dict(state)
+        assert layer.values is parts[0] and layer.row_ptr is parts[1] and layer.col_idx is parts[2]
+        same(layer(x), before)
+    layer.load_state_dict({"values": layer.values.detach() * 2}, strict=False)
+    same(layer(x) - layer.bias, 2 * (before - layer.bias))
+
+
+class OneMatrix(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.layer = sa.SparseLinear(32, 16, 8, 0.5, device=device)
+
+    def forward(self, x):
+        return sa.matmul(x, self.layer.matrix().T) * 2
+
+
+def test_the_matrix_of_a_layer_in_compiled_code(device):
+    model, x, counted = OneMatrix(device), torch.randn(4, 32, device=device), Counted()
+    compiled = torch.compile(model, backend=counted)
+    for _ in range(3):
+        same(compiled(x), model(x))
+    assert counted.graphs <= 2
+    compiled(x).sum().backward()
+    assert model.layer.values.grad is not None
+    model.layer.load_state_dict(sa.SparseLinear(32, 16, 8, 0.5).state_dict())
+    same(compiled(x), model(x))
+    layer = sa.SparseLinear(32, 16, 8, 0.5, device=device)
+    same(torch.compile(lambda x: sa.matmul(x, layer.matrix().T), backend="eager")(x), sa.matmul(x, layer.matrix().T))
+
+
 def test_bad_input():
+    layer = sa.SparseLinear(32, 16, 8)
+    for x in (None, [1.0], layer.values.detach().cpu().numpy()):
+        with pytest.raises(TypeError, match="x is a"):
+            layer(x)
+    with pytest.raises(ValueError, match="x has shape"):
+        layer(torch.tensor(1.0))
+    with pytest.raises(TypeError, match=r"x has dtype torch.float64 and values torch.float32"):
+        layer(torch.ones(3, 32, dtype=torch.float64))
+    for density in (None, "0.5"):
+        with pytest.raises(TypeError, match="density"):
+            sa.sparsify(nn.Linear(8, 8), 4, density)
+        with pytest.raises(TypeError, match="density"):
+            sa.sparsify(nn.Sequential(nn.Linear(8, 8)), 4, density)
+    with pytest.raises(TypeError, match="matrix"):
+        sa.SparseLinear.from_matrix(3)
+    with pytest.raises(TypeError, match="bias"):
+        sa.SparseLinear.from_matrix(layer.matrix(), [1.0])
+    with pytest.raises(ValueError, match="bias"):
+        sa.SparseLinear.from_matrix(layer.matrix(), torch.ones(3))
     with pytest.raises(ValueError, match="x has shape"):
         sa.SparseLinear(32, 16, 8)(torch.ones(3, 31))
     with pytest.raises(TypeError, match="dtype"):

@@ -1,0 +1,59 @@
+"""Indices of others: brought to host memory, and looked at before anything follows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._arrays import torch_module
+
+
+def host_indices(x: Any, name: str) -> np.ndarray:
+    """Indices as a new int32 or int64 array in host memory, from whatever they came in."""
+    torch = torch_module()
+    if torch is not None and isinstance(x, torch.Tensor):
+        x = x.detach().cpu().numpy()
+    elif hasattr(x, "__cuda_array_interface__") and hasattr(x, "get"):
+        x = x.get()
+    x = np.asarray(x)
+    if x.ndim != 1:
+        raise ValueError(f"{name} has {x.ndim} dimensions; expected 1")
+    if x.size == 0 and x.dtype.kind == "f":
+        x = x.astype(np.int64)  # an empty list
+    if x.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {x.dtype}; expected whole numbers")
+    if x.dtype.itemsize > 4 and x.dtype.kind == "u" and x.size and int(x.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} holds {int(x.max())}, which does not fit into 64 bits with a sign")
+    return np.array(x, dtype=np.int32 if x.dtype == np.int32 else np.int64, order="C")
+
+
+def _outside(x: np.ndarray, size: int, name: str) -> None:
+    if x.size and (int(x.min()) < 0 or int(x.max()) >= size):
+        raise ValueError(f"{name} holds {int(x.min())} to {int(x.max())}; expected 0 to {size - 1}")
+
+
+def check_indices(indptr: Any, indices: Any, grid: tuple[int, int], stored: int, names: tuple[str, str] = ("x.indptr", "x.indices")) -> None:
+    """That compressed rows lie inside their arrays, before code that trusts them reads them."""
+    indptr, indices = host_indices(indptr, names[0]), host_indices(indices, names[1])
+    if len(indptr) != grid[0] + 1:
+        raise ValueError(f"{names[0]} has {len(indptr)} entries; expected {grid[0] + 1}")
+    if indptr[0] != 0 or (indptr[1:] < indptr[:-1]).any():
+        raise ValueError(f"{names[0]} must begin with 0 and never fall")
+    if indptr[-1] > min(len(indices), stored):
+        raise ValueError(f"{names[0]} ends with {indptr[-1]}; expected no more than {min(len(indices), stored)}, which are stored")
+    _outside(indices[: indptr[-1]], grid[1], names[1])
+
+
+def check_scipy(x: Any) -> None:
+    """SciPy's own code does not look where the indices of a matrix point, and they can be changed at any time."""
+    if len(x.shape) != 2:
+        raise ValueError(f"x has {len(x.shape)} dimensions; expected 2")
+    rows, cols = x.shape
+    if x.format == "bsr":
+        check_indices(x.indptr, x.indices, (rows // x.blocksize[0], cols // x.blocksize[1]), x.data.shape[0])
+    elif x.format in ("csr", "csc"):
+        check_indices(x.indptr, x.indices, (rows, cols) if x.format == "csr" else (cols, rows), x.data.shape[0])
+    elif x.format == "coo":
+        _outside(np.asarray(x.row), rows, "x.row")
+        _outside(np.asarray(x.col), cols, "x.col")
