@@ -387,7 +387,7 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
             raise TypeError(f"{name} is a tensor of layout {x.layout}; expected torch.sparse_bsr, a SciPy BSR matrix or a BsrMatrix")
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use BsrMatrix.from_torch({name}).requires_grad_()")
-        return _remembered(x, lambda m: True, BsrMatrix.from_torch)
+        return _remembered_tensor(x)
     if getattr(x, "format", None) == "bsr":
         canonical = x.has_canonical_format
 
@@ -398,6 +398,22 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
         return _remembered(x, unchanged, BsrMatrix.from_scipy)
     kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
     raise TypeError(f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix")
+
+
+def _remembered_tensor(x: Any) -> BsrMatrix:
+    """torch counts what is written to a sparse tensor, indices and values together; what was made is compared when the count has changed."""
+    from . import _torch
+
+    version = _torch._version(x)
+
+    def unchanged(m: BsrMatrix) -> bool:
+        if m._version == version:
+            return True
+        return m._values.data_ptr() == x.values().data_ptr() and m._pattern.same_indices(x.crow_indices().cpu().numpy(), x.col_indices().cpu().numpy())
+
+    made = _remembered(x, unchanged, BsrMatrix.from_torch)
+    made._version = version
+    return made
 
 
 def _remembered(x: Any, unchanged: Any, make: Any) -> BsrMatrix:
