@@ -47,7 +47,7 @@ def matmul(
     - ``allow_dense``: variants that multiply by the absent blocks may win too; they differ where B holds Inf or NaN.
     - ``deterministic=False`` lets variants take part whose rounding depends on timing.
 
-    Gradients flow to torch values and to B, through everything but `out`.
+    Gradients flow to torch values, to B and to bias, through everything but `out`; numbers get none. They are reverse-mode.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix.from_dense(np.diag([1.0, 2.0, 3.0, 4.0]), block=2)

@@ -95,7 +95,7 @@ def index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tenso
 # ---- runners ----
 
 
-_MOST_SCALED = 16  # runners of one pattern with an alpha other than 1; the oldest goes first
+_MOST_SCALED = 16  # runners of one pattern with an alpha, or a scale, that is not the usual one; the oldest goes first
 
 
 def runner(pattern: Pattern, kind: tuple, alpha: float = 1.0) -> Any:

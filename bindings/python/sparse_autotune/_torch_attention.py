@@ -109,9 +109,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | Pattern | Non
     out, sums, made = _attention.forward(q, k, v, mask, spec, lse, keep=not lse and interop._fast is not None)
     if made is not None:
         pattern = _attention.pattern_for(mask, q.shape[-2], k.shape[-2])
-        kind = ("attention", *spec.key)
-        quick = pattern.caches.get(kind) or pattern.caches.setdefault(kind, interop._fast.Runner())
-        interop.install(quick, (q, k, v), out, made)
+        interop.install(interop.runner(pattern, ("attention", *spec.key), spec.scale or 1.0), (q, k, v), out, made)
     return out, sums
 
 

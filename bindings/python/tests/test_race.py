@@ -181,7 +181,7 @@ def test_an_interrupt_ends_a_race():
 
     a, b, where = matrix(9)[0], np.ones((64, 6), np.float32), ""
     sa.register_variant(stop, name="cpu_matmul_f32_any_python_stop", supports=supports)
-    for where in ("launch", "supports"):
+    for where in ("launch", "supports"):  # noqa: B007
         with pytest.raises(KeyboardInterrupt):
             sa.benchmark(a, b)
     where = ""

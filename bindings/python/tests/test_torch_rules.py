@@ -50,17 +50,17 @@ def test_an_out_that_does_not_fit(way):
 def test_beta_without_out(way):
     (a, _), b = matrix(), torch.randn(16, 3)
     kind = ValueError if way != "compile" else Exception
-    with pytest.raises(kind, match="beta is 1.0 without out"):
+    with pytest.raises(kind, match="without out"):
         by_way(way, lambda b: sa.matmul(a, b, beta=1.0), b)
-    with pytest.raises(kind, match="beta is 1.0 without out"):
+    with pytest.raises(kind, match="without out"):
         by_way(way, lambda b: sa.sampled_matmul(b, b.t(), a, beta=1.0).values, b)
 
 
 def test_beta_without_out_beside_gradients():
     (a, _), b = matrix(), torch.randn(16, 3, requires_grad=True)
-    with pytest.raises(ValueError, match="beta is 1.0 without out"):
+    with pytest.raises(ValueError, match="without out"):
         sa.matmul(a, b, beta=1.0)
-    with pytest.raises(ValueError, match="beta is 1.0 without out"):
+    with pytest.raises(ValueError, match="without out"):
         sa.sampled_matmul(b, b.t(), a, beta=1.0)
 
 
@@ -219,9 +219,9 @@ def test_numbers_of_any_kind():
 
 
 def test_a_compiled_sampled_product_names_its_pattern():
-    (a, dense), x = matrix(), torch.randn(16, 3)
+    (a, _), x = matrix(), torch.randn(16, 3)
     plain = in_numpy(a)
-    with pytest.raises(Exception, match="pattern: inside torch.compile"):
+    with pytest.raises(Exception, match="pattern: inside"):
         torch.compile(lambda x: sa.sampled_matmul(x, x.t(), plain).values, backend="eager", fullgraph=True)(x)
     got = torch.compile(lambda x: sa.sampled_matmul(x, x.t(), a).values, backend="eager", fullgraph=True)(x)
     torch.testing.assert_close(got, sa.sampled_matmul(x, x.t(), a).values)
