@@ -9,6 +9,7 @@ import atexit
 import ctypes
 import os
 import re
+import threading
 from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 
@@ -70,7 +71,19 @@ def failure(status: int, names: dict[str, str] | None = None) -> Error:
     return error
 
 
+interrupts: list[tuple[int, BaseException]] = []  # thread and what ended a callback there, KeyboardInterrupt say: C cannot pass it on
+
+
+def raise_interrupt() -> None:
+    """Passes on what ended a callback of this thread's last call."""
+    for entry in list(interrupts) if interrupts else ():
+        if entry[0] == threading.get_ident():
+            interrupts.remove(entry)
+            raise entry[1]
+
+
 def check(status: int, names: dict[str, str] | None = None) -> None:
+    raise_interrupt()
     if status:
         raise failure(status, names)
 

@@ -72,6 +72,8 @@ def _from_torch(x: Any, name: str) -> Operand:
     if x.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} is on {x.device}; expected cpu or cuda")
     dtype = dtype_code(x.dtype, name)
+    if x.is_neg():  # a view whose numbers torch negates when it reads them
+        x = x.resolve_neg()
     try:
         pointer = x.data_ptr()
     except RuntimeError as error:
@@ -188,6 +190,8 @@ def check_output(x: Any, name: str) -> Operand:
         raise TypeError(f"{name} is a {type(x).__name__}; an output must be a torch, NumPy or CuPy array")
     if o.kind == "cupy" and o.array is not x:
         raise ValueError(f"{name} has strides {x.strides} bytes; expected whole elements, none negative")
+    if o.kind == "torch" and o.array is not x:
+        raise ValueError(f"{name} is a view whose numbers torch negates (is_neg); expected a plain tensor")
     return o
 
 

@@ -150,19 +150,21 @@ def register(
     about: str,
 ) -> None:
     """See register_variant; `flags` are the library's."""
-    from ._variants import failed
+    from ._variants import failed, interrupted
 
     def c_supports(_variant, problem, pattern, device):
         try:
             p = problem.contents
             return p.a_dtype in dtypes and (supports is None or bool(supports(call_of(p, pattern.contents, device.contents))))
-        except Exception:
+        except BaseException as error:
+            interrupted(error)
             return False  # what cannot say so does not
 
     def c_estimate(_variant, problem, pattern, device):
         try:
             return float(estimate(call_of(problem.contents, pattern.contents, device.contents))) if estimate else 1e-9
-        except Exception:
+        except BaseException as error:
+            interrupted(error)
             return 1e-9
 
     def c_prepare(prepare_struct, state):
@@ -173,7 +175,7 @@ def register(
             _states[number] = prepared(name, prepare, call)
             state[0] = number
             return _abi.OK
-        except Exception as error:
+        except BaseException as error:
             return failed(name, error)
 
     def c_release(_variant, state):
@@ -187,7 +189,7 @@ def register(
             call.state, call.stream = _states.get(l.state), l.stream or 0
             _in_torch(function, call)
             return _abi.OK
-        except Exception as error:
+        except BaseException as error:
             return failed(name, error)
 
     variant = _abi.Variant(

@@ -373,7 +373,7 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
             raise TypeError(f"{name} is a tensor of layout {x.layout}; expected torch.sparse_bsr, a SciPy BSR matrix or a BsrMatrix")
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use BsrMatrix.from_torch({name}).requires_grad_()")
-        return _remembered(x, lambda m: True, BsrMatrix.from_torch)
+        return _remembered_tensor(x, name)
     if getattr(x, "format", None) == "bsr":
 
         def unchanged(m: BsrMatrix) -> bool:
@@ -383,6 +383,30 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
         return _remembered(x, unchanged, BsrMatrix.from_scipy)
     kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
     raise TypeError(f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix")
+
+
+def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
+    """torch counts what is written to a sparse tensor, to its indices and values alike: once it was, the indices are compared."""
+    from . import _torch
+
+    version = _torch._version(x)
+
+    def make(x: Any) -> BsrMatrix:
+        made = BsrMatrix.from_torch(x)
+        made._version = version
+        return made
+
+    def unchanged(m: BsrMatrix) -> bool:
+        if m._version == version:
+            return True
+        if x.is_cuda and torch_module().cuda.is_current_stream_capturing():
+            raise RuntimeError(f"{name} was written to after its last product, and a CUDA graph is being captured: run this product once before")
+        same = m._values.data_ptr() == x.values().data_ptr() and m._pattern.same_indices(x.crow_indices().cpu().numpy(), x.col_indices().cpu().numpy())
+        if same:
+            m._version = version
+        return same
+
+    return _remembered(x, unchanged, make)
 
 
 def _remembered(x: Any, unchanged: Any, make: Any) -> BsrMatrix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from . import _abi, _arrays
@@ -14,6 +15,8 @@ _compiling = bool  # torch.compiler.is_dynamo_compiling; bool() is False
 _torch_matmul: Any = None
 _torch_sampled: Any = None
 _torch_eager: Any = None
+_refuse_tangents: Any = None
+_forward_ad: Any = SimpleNamespace(_current_level=-1)  # torch.autograd.forward_ad: -1 where no dual tensor can exist
 
 
 def matmul(
@@ -44,7 +47,7 @@ def matmul(
     - ``allow_dense``: variants that multiply by the absent blocks may win too; they differ where B holds Inf or NaN.
     - ``deterministic=False`` lets variants take part whose rounding depends on timing.
 
-    Gradients flow to torch values and to B, through everything but `out`.
+    Gradients flow to torch values, to B and to bias, through everything but `out`; numbers get none. They are reverse-mode.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix.from_dense(np.diag([1.0, 2.0, 3.0, 4.0]), block=2)
@@ -61,13 +64,14 @@ def matmul(
     if _compiling():
         return _torch_matmul(A, B, bias, activation, alpha, out, beta, out_dtype)
     # The quick way, where nothing is asked for but the product of torch tensors; all else is seen to below.
-    if out is None and bias is None and activation is None and alpha == 1.0 and out_dtype is None and allow_tf32 is None:
+    if out is None and bias is None and activation is None and type(alpha) is float and alpha == 1.0 and out_dtype is None and allow_tf32 is None and _forward_ad._current_level < 0:
         if type(A) is BsrMatrix:
             result = A._runner(A._values, B)
         else:
             result = B._left_runner(B._values, A) if type(B) is BsrMatrix else None
-        if result is not None and not allow_dense and deterministic and beta == 0.0:
+        if result is not None and not allow_dense and deterministic and type(beta) is float and beta == 0.0:
             return result
+        _abi.raise_interrupt()
     left = not is_sparse(A)
     if left and not is_sparse(B):
         raise TypeError(f"A is a {type(A).__name__} and B a {type(B).__name__}; expected one of them to be a BsrMatrix, a torch.sparse_bsr tensor or a SciPy BSR matrix")
@@ -76,7 +80,9 @@ def matmul(
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
     options = Options(alpha, beta, bias, activation, out_dtype, allow_tf32, allow_dense, deterministic)
     torch = torch_module()
-    if torch is not None and _torch_matmul is not None and wants_torch(torch, a, b, out, bias):
+    if torch is not None and isinstance(b, torch.Tensor) and bias is not None and not isinstance(bias, torch.Tensor):
+        raise TypeError(f"bias is a {type(bias).__name__}; expected a torch tensor, as {'A' if left else 'B'} is")
+    if torch is not None and _torch_matmul is not None and wants_torch(torch, a, b, out, bias, "bias"):
         return _torch_matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options)
     usual = out is None and out_dtype is None and options.beta == 0 and options.flags == 0 and allow_tf32 is None
     if usual and a._torch and _torch_eager is not None and isinstance(b, torch.Tensor):
@@ -104,7 +110,7 @@ def sampled_matmul(X: Any, Y: Any, pattern: Any, *, alpha: float = 1.0, beta: fl
         return _torch_sampled(X, Y, pattern, alpha, out, beta)
     a = as_bsr(pattern, "pattern")
     torch = torch_module()
-    if torch is not None and _torch_sampled is not None and wants_torch(torch, None, X, out, Y):
+    if torch is not None and _torch_sampled is not None and wants_torch(torch, None, X, out, Y, "Y"):
         return _torch_sampled(X, Y, a, alpha, out, beta)
     if a.is_transposed:  # (X Y) at the blocks of S^T is ((Y^T X^T) at those of S)^T
         flipped = None if out is None else out.T
@@ -150,18 +156,36 @@ def activation_code(activation: str | None) -> int:
 
 
 def _number(x: Any, name: str) -> float:
+    if type(x) is float:
+        return x
+    if getattr(x, "requires_grad", False) and torch_module().is_grad_enabled():
+        raise RuntimeError(f"{name} requires grad, and gradients do not reach it: use float({name})")
     try:
+        if isinstance(x, (str, bytes)) or getattr(x, "ndim", 0):
+            raise TypeError
         return float(x)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is a {type(x).__name__}; expected a number") from None
+    except OverflowError:
+        raise ValueError(f"{name} is larger than any float64") from None
 
 
-def wants_torch(torch: Any, a: BsrMatrix | None, b: Any, out: Any, other: Any) -> bool:
+def check_beta(beta: float, out: Any) -> None:
+    if out is None and beta != 0:
+        raise ValueError(f"beta is {beta} without out; expected 0, or an out that it applies to")
+
+
+def wants_torch(torch: Any, a: BsrMatrix | None, b: Any, out: Any, other: Any, other_name: str = "") -> bool:
     """Whether a call needs torch's machinery: gradients, autocast, tracing, or tensors that have no memory."""
     tensor = torch.Tensor
+    if _forward_ad._current_level >= 0:
+        _refuse_tangents(None if a is None else a._values, b, other)
+    if torch.is_grad_enabled() and isinstance(out, (tensor, BsrMatrix)) and out.requires_grad:
+        raise RuntimeError("out requires grad: gradients do not flow through out")
     if not isinstance(b, tensor):
-        if a is not None and a.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(f"A requires grad, and B is a {type(b).__name__}, whose result could not: use a torch tensor, or A.detach()")
+        for x, name in ((a, "A"), (other, other_name)):
+            if isinstance(x, (tensor, BsrMatrix)) and x.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(f"{name} requires grad, and {'X' if a is None else 'B'} is a {type(b).__name__}, whose result could not: use a torch tensor, or {name}.detach()")
         return False
     if type(b) is not tensor and type(b) is not torch.nn.Parameter:
         return True
@@ -170,8 +194,6 @@ def wants_torch(torch: Any, a: BsrMatrix | None, b: Any, out: Any, other: Any) -
     )
     if grad and out is not None:
         raise RuntimeError("out is given, and A, B or bias requires grad: gradients do not flow through out")
-    if isinstance(out, tensor) and out.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError("out requires grad: gradients do not flow through out")
     return (
         grad
         or torch._C._is_any_autocast_enabled()
@@ -333,8 +355,7 @@ def product_with_plan(a: BsrMatrix, b: Any, left: bool, out: Any, options: Optio
     given = None if out is None else _arrays.check_output(out, "out")
     c_dtype = _check_out_dtype(options.out_dtype, given, x)
     if given is None:
-        if options.beta != 0:
-            raise ValueError(f"beta is {options.beta} without out; expected 0, or an out that it applies to")
+        check_beta(options.beta, out)
         target = _arrays.empty(x, shape, c_dtype)
     else:
         if given.shape != shape:
@@ -346,7 +367,15 @@ def product_with_plan(a: BsrMatrix, b: Any, left: bool, out: Any, options: Optio
     plan = None
     if 0 not in shape:
         plan = _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name, keep)
+        if given is not None:
+            _written(given)
     return (out if given is not None else _arrays.finish(target, x)), plan
+
+
+def _written(out: Operand) -> None:
+    """Tells autograd, which counts what is written, so that a backward pass does not take the new values for the saved ones."""
+    if out.kind == "torch" and not out.array.is_inference():
+        torch_module().autograd.graph.increment_version(out.array)
 
 
 def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name, keep):
@@ -391,8 +420,7 @@ def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, k
         raise ValueError(f"X has {x.shape[1]} columns and Y {y.shape[0]} rows; expected as many")
     alpha, beta = _number(alpha, "alpha"), _number(beta, "beta")
     if out is None:
-        if beta != 0:
-            raise ValueError(f"beta is {beta} without out; expected 0, or an out that it applies to")
+        check_beta(beta, out)
         target = _arrays.empty(x, (pattern.stored_blocks, *pattern.block), x.dtype)
     else:
         target = _check_sampled_out(out, pattern, x)
@@ -407,6 +435,8 @@ def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, k
         names = {"x": "X", "y": "Y", "values": "out"}
         keep = keep and vx.operand is x and vy.operand is y
         plan = run(pattern, problem, (vx.operand.pointer, vy.operand.pointer, target.pointer, None), x, names, keep)
+        if out is not None:
+            _written(target)
     return _arrays.finish(target, x), plan
 
 
@@ -423,13 +453,19 @@ def _check_sampled_out(out: Any, pattern: Pattern, x: Operand) -> Operand:
 
 
 def _at(self: BsrMatrix, other: Any) -> Any:
-    result = None if _compiling() else self._runner(self._values, other)
-    return matmul(self, other) if result is None else result
+    result = None if _compiling() or _forward_ad._current_level >= 0 else self._runner(self._values, other)
+    if result is not None:
+        return result
+    _abi.raise_interrupt()
+    return matmul(self, other)
 
 
 def _at_from_the_left(self: BsrMatrix, other: Any) -> Any:
-    result = None if _compiling() else self._left_runner(self._values, other)
-    return matmul(other, self) if result is None else result
+    result = None if _compiling() or _forward_ad._current_level >= 0 else self._left_runner(self._values, other)
+    if result is not None:
+        return result
+    _abi.raise_interrupt()
+    return matmul(other, self)
 
 
 BsrMatrix.__matmul__ = _at  # type: ignore[method-assign]

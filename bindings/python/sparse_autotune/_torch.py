@@ -26,6 +26,7 @@ except ImportError:  # built without Python's headers, or a Python without the s
     _fast = None
 
 _C = torch._C
+_forward_ad = torch.autograd.forward_ad
 _ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
 if _fast is not None:
@@ -94,12 +95,20 @@ def index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tenso
 # ---- runners ----
 
 
-def runner(pattern: Pattern, kind: tuple) -> Any:
+_MOST_SCALED = 16  # runners of one pattern with an alpha, or a scale, that is not the usual one; the oldest goes first
+
+
+def runner(pattern: Pattern, kind: tuple, alpha: float = 1.0) -> Any:
     if _fast is None:
         return None
     found = pattern.caches.get(kind)
     if found is None:
         found = pattern.caches.setdefault(kind, _fast.Runner())
+        if alpha != 1.0:
+            scaled = pattern.caches.setdefault("scaled", [])
+            scaled.append(kind)
+            if len(scaled) > _MOST_SCALED:
+                pattern.caches.pop(scaled.pop(0), None)
     return found
 
 
@@ -133,7 +142,9 @@ def _model(result: Tensor) -> Tensor | None:
 
 def forward(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: int, alpha: float) -> Tensor:
     """The product of plain tensors, without gradients: by a runner, or the long way, which gives the runner its plan."""
-    quick = runner(a._pattern, (a._transposed, left, activation, alpha, bias is not None))
+    if _forward_ad._current_level >= 0:
+        refuse_tangents(a._values, b, bias)
+    quick = runner(a._pattern, (a._transposed, left, activation, alpha, bias is not None), alpha)
     inputs = (a._values, b) if bias is None else (a._values, b, bias)
     if quick is None:
         return _ops.product(a, b, left, None, _options(alpha, bias, activation))
@@ -159,8 +170,39 @@ def _watch_captures() -> None:
         _fast.driver(_abi.address(question))
 
 
+_NO_TANGENTS = "an operand takes part in forward-mode AD (jvp, jacfwd, dual tensors), which is not offered"
+
+
+def _has_tangent(t: Tensor) -> bool:
+    try:
+        return _forward_ad.unpack_dual(t).tangent is not None
+    except RuntimeError:  # batched by vmap: asked again of what the batch is made of
+        return False
+
+
+def refuse_tangents(*tensors: Any) -> None:
+    """Tangents would be lost here. Those of torch.func cannot always be seen, so nothing is done inside its jvp."""
+    from torch._functorch import eager_transforms
+
+    operands = [t for t in tensors if isinstance(t, Tensor)]
+    if operands and (eager_transforms.JVP_NESTING or any(map(_has_tangent, operands))):
+        raise NotImplementedError(_NO_TANGENTS)
+
+
+class ReverseOnly(torch.autograd.Function):
+    @staticmethod
+    def jvp(ctx, *_tangents):
+        raise NotImplementedError(_NO_TANGENTS)
+
+
+def _may_be_negative(t: Tensor) -> bool:
+    """Whether a tensor that lies like this one may be a view that torch negates when it reads it: the imaginary part of a conjugate,
+    in which every other number is the real part. The quick way does not ask."""
+    return all(n == 1 or s % 2 == 0 for n, s in zip(t.shape, t.stride()))
+
+
 def install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None) -> None:
-    if made is None:
+    if made is None or any(map(_may_be_negative, inputs)):
         return
     plan, stream, threads = made
     model = _model(result)
@@ -176,7 +218,9 @@ def install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None) -> No
 
 
 def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Tensor:
-    quick = runner(pattern, ("sampled", alpha))
+    if _forward_ad._current_level >= 0:
+        refuse_tangents(x, y)
+    quick = runner(pattern, ("sampled", alpha), alpha)
     if quick is not None:
         result = quick.run(x, y)
         if result is not None:
@@ -214,7 +258,7 @@ def _product_grads(needs: tuple, values: Tensor, b: Tensor, grad: Tensor, bias_d
     return d_values, d_b, d_bias
 
 
-class _Product(torch.autograd.Function):
+class _Product(ReverseOnly):
     @staticmethod
     def forward(ctx, values, b, bias, pattern, transposed, left, alpha):
         ctx.save_for_backward(values, b)
@@ -235,7 +279,7 @@ class _Product(torch.autograd.Function):
         )  # fmt: skip
 
 
-class _Sampled(torch.autograd.Function):
+class _Sampled(ReverseOnly):
     @staticmethod
     def forward(ctx, x, y, pattern, alpha):
         ctx.save_for_backward(x, y)
@@ -455,10 +499,24 @@ def _through_operator(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, 
     return result if fused else _ACTIVATIONS[activation](result)
 
 
-def _into(out: Any, result: Tensor, beta: float) -> Tensor:
+def _into(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: str, alpha: float, out: Any, beta: float) -> Tensor:
+    """The product through the operator, into out where there is one; the activation waits for beta * out."""
+    _ops.check_beta(beta, out)
     if out is None:
-        return result
-    return out.copy_(result if beta == 0 else result + beta * out)
+        return _through_operator(a, b, left, bias, activation, alpha)
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out is a {type(out).__name__}; expected a torch tensor, as {'A' if left else 'B'} is")
+    result = _through_operator(a, b, left, bias, "none" if beta != 0 else activation, alpha)
+    if out.shape != result.shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}; expected {tuple(result.shape)}")
+    if out.dtype != result.dtype and not (out.dtype == torch.float32 and result.dtype.itemsize == 2):
+        raise TypeError(f"out has dtype {out.dtype}; expected {result.dtype}")
+    if out.device != result.device:
+        raise ValueError(f"out is on {out.device} and the operands on {result.device}; expected one device")
+    if beta != 0:
+        result = result + beta * out
+        result = result if activation == "none" else _ACTIVATIONS[activation](result)
+    return out.copy_(result)
 
 
 def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):  # noqa: N803
@@ -469,7 +527,12 @@ def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):  # no
         raise TypeError("A or B: inside torch.compile one is a BsrMatrix with torch values, and the other a torch tensor")
     if out_dtype is not None:
         raise NotImplementedError("out_dtype is not offered inside torch.compile")
-    return _into(out, _through_operator(a, b, left, bias, activation or "none", alpha), beta)
+    for x, name in ((alpha, "alpha"), (beta, "beta")):
+        if isinstance(x, Tensor):
+            raise TypeError(f"{name} is a tensor; inside torch.compile a number is expected")
+    if bias is not None and not isinstance(bias, Tensor):
+        raise TypeError("bias: inside torch.compile a torch tensor is expected")
+    return _into(a, b, left, bias, activation or "none", alpha, out, beta)
 
 
 def _plain(*tensors: Any) -> bool:
@@ -492,29 +555,28 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None): 
         return _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype)
     left = not is_sparse(A)
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
+    _ops.check_beta(options.beta, out)
     a = _with_torch_values(a)
     kind = b.device.type
     if torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
             values, b, bias = _autocast(kind, a._values, b, bias)
+            if bias is not None and isinstance(out, Tensor) and out.dtype == torch.float32:
+                bias = bias.float()  # that of the result
             pair = (b, a.with_values(values)) if left else (a.with_values(values), b)
-            result = _ops.matmul(*pair, bias=bias, activation=activation, alpha=alpha, out_dtype=out_dtype)
-            return _into(out, result, beta)
+            return _ops.matmul(
+                *pair, out=out, alpha=alpha, beta=beta, bias=bias, activation=activation, out_dtype=out_dtype, allow_tf32=options.tf32,
+                allow_dense=bool(options.flags & _abi.ALLOW_DENSE), deterministic=not options.flags & _abi.ALLOW_NONDETERMINISTIC,
+            )  # fmt: skip
     word = activation or "none"
-    if not _plain(a._values, b, bias):
-        return _into(out, _through_operator(a, b, left, bias, word, options.alpha), options.beta)
+    if not _plain(a._values, b, bias, out):
+        return _into(a, b, left, bias, word, options.alpha, out, options.beta)
     if out is None and out_dtype is None and torch.is_grad_enabled():
-        _check_grad_operands(a, b, bias, left)
         result = differentiable(a._pattern, a._values, b, bias, a._transposed, left, options.alpha)
         return result if options.activation == 0 else _ACTIVATIONS[word](result)
     if torch.is_grad_enabled() and (b.requires_grad or a.requires_grad or (bias is not None and bias.requires_grad)):
         raise RuntimeError("out_dtype is given, and A, B or bias requires grad: gradients do not flow through it")
     return _ops.product(a, b, left, out, options)
-
-
-def _check_grad_operands(a: BsrMatrix, b: Tensor, bias: Any, left: bool) -> None:
-    if bias is not None and not isinstance(bias, Tensor):
-        raise TypeError(f"bias is a {type(bias).__name__}; expected a torch tensor beside torch operands that require grad")
 
 
 def eager(a: BsrMatrix, b: Tensor, left: bool, options: _ops.Options) -> Tensor:
@@ -523,15 +585,24 @@ def eager(a: BsrMatrix, b: Tensor, left: bool, options: _ops.Options) -> Tensor:
 
 
 def _sampled(X, Y, pattern, alpha, out, beta):  # noqa: N803
+    compiling = torch.compiler.is_compiling()
+    if compiling and not (isinstance(pattern, BsrMatrix) and pattern._torch):
+        raise TypeError("pattern: inside torch.compile a BsrMatrix with torch values is expected")
     a = pattern if isinstance(pattern, BsrMatrix) else as_bsr(pattern, "pattern")
     if out is not None:
         raise RuntimeError("out is given, and X or Y needs gradients, autocast or tracing, which do not go through out")
+    for x, name in ((X, "X"), (Y, "Y")):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor, as the other one is")
+    if not compiling:
+        alpha, beta = _ops._number(alpha, "alpha"), _ops._number(beta, "beta")
+    _ops.check_beta(beta, out)
     x, y = (Y.t(), X.t()) if a._transposed else (X, Y)
-    if torch.compiler.is_compiling() or not _plain(x, y) or torch.is_autocast_enabled(x.device.type):
+    if compiling or not _plain(x, y) or torch.is_autocast_enabled(x.device.type):
         row_ptr, col_idx = a._index if a._torch and a._values.device == x.device else index_tensors(a._pattern, x.device)
         values = torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, a._pattern.shape, a._pattern.block, alpha)
     else:
-        values = differentiable_sampled(x, y, a._pattern, float(alpha))
+        values = differentiable_sampled(x, y, a._pattern, alpha)
     return BsrMatrix._make(a._pattern, values, a._transposed)
 
 
@@ -539,5 +610,6 @@ _ops._compiling = torch.compiler.is_dynamo_compiling  # cheaper than is_compilin
 _ops._torch_matmul = _matmul
 _ops._torch_sampled = _sampled
 _ops._torch_eager = eager
+_ops._forward_ad, _ops._refuse_tangents = _forward_ad, refuse_tangents
 # There is no __torch_function__ on BsrMatrix: torch.compile (2.11) swaps the sides of `A @ b` when it finds one. Without it
 # the operator @ breaks the graph, which is slower and right; sparse_autotune.matmul(A, b) is traced.

@@ -93,7 +93,7 @@ def _plain(q: Any, k: Any, v: Any, mask: AttentionMask | None, spec: Spec) -> Te
     if not (isinstance(k, Tensor) and isinstance(v, Tensor) and q.dim() >= 2 and k.dim() >= 2):
         return None
     m, n = q.shape[-2], k.shape[-2]
-    if mask is not None and mask._shape != (m, n):
+    if (mask is not None and mask._shape != (m, n)) or interop._forward_ad._current_level >= 0:
         return None
     pattern = mask._pattern if mask is not None else _attention._dense.get((m, n))
     quick = None if pattern is None or interop._fast is None else pattern.caches.get(("attention", *spec.key))
@@ -102,21 +102,21 @@ def _plain(q: Any, k: Any, v: Any, mask: AttentionMask | None, spec: Spec) -> Te
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | Pattern | None, spec: Spec, lse: bool) -> tuple[Tensor, Tensor | None]:
     """Of plain tensors, without gradients; gives the runner its plan."""
+    if interop._forward_ad._current_level >= 0:
+        interop.refuse_tangents(q, k, v)
     if isinstance(mask, AttentionMask) and q.is_cuda:
         index_of(mask, q.device)  # for torch.compile, later
     out, sums, made = _attention.forward(q, k, v, mask, spec, lse, keep=not lse and interop._fast is not None)
     if made is not None:
         pattern = _attention.pattern_for(mask, q.shape[-2], k.shape[-2])
-        kind = ("attention", *spec.key)
-        quick = pattern.caches.get(kind) or pattern.caches.setdefault(kind, interop._fast.Runner())
-        interop.install(quick, (q, k, v), out, made)
+        interop.install(interop.runner(pattern, ("attention", *spec.key), spec.scale or 1.0), (q, k, v), out, made)
     return out, sums
 
 
 # ---- gradients in plain eager code ----
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(interop.ReverseOnly):
     @staticmethod
     def forward(ctx, q, k, v, mask, spec):
         out, lse = forward(q, k, v, mask, spec, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -42,8 +43,15 @@ class VariantCall:
     stream: int
 
 
-def failed(name: str, error: Exception) -> int:
+def interrupted(error: BaseException) -> None:
+    """Keeps what is no failure of the callback's own, such as KeyboardInterrupt, for when the library has returned."""
+    if not isinstance(error, Exception):
+        _abi.interrupts.append((threading.get_ident(), error))
+
+
+def failed(name: str, error: BaseException) -> int:
     """The status of a callback that raised; this thread's message says what."""
+    interrupted(error)
     where = traceback.extract_tb(error.__traceback__)[-1]
     text = f"{name}: {type(error).__name__}: {error} (line {where.lineno} of {where.filename})"
     _abi.lib.sat_fail(_abi.LIBRARY_ERROR, text.replace("%", "%%").encode()[:400])
@@ -127,20 +135,22 @@ def register_variant(
         try:
             p = problem.contents
             return p.a_dtype in codes and p.c_dtype == p.a_dtype and bool(accepts(_facts(p, pattern.contents)))
-        except Exception:
+        except BaseException as error:
+            interrupted(error)
             return False  # what cannot say so does not
 
     def c_estimate(_variant, problem, pattern, _device):
         try:
             return float(estimate(_facts(problem.contents, pattern.contents))) if estimate else 1e-9
-        except Exception:
+        except BaseException as error:
+            interrupted(error)
             return 1e-9
 
     def c_launch(launch):
         try:
             _launch(function, launch.contents)
             return _abi.OK
-        except Exception as error:
+        except BaseException as error:
             return failed(name, error)
 
     variant = _abi.Variant(

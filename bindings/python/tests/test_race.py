@@ -137,6 +137,57 @@ def test_a_wrong_variant_never_wins():
     assert race.best.verdict == "ok"
 
 
+INTERRUPTED = """
+import sys, numpy as np, sparse_autotune as sa
+if "torch" in sys.argv:
+    import torch
+def stop(call):
+    global calls
+    calls += 1
+    if calls == last:
+        raise KeyboardInterrupt
+    call.out[...] = 7
+calls, last = 0, 1
+sa.register_variant(stop, name="cpu_matmul_f32_any_python_stop")
+a, b = sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2), np.float32), (2, 2)), np.ones((2, 1), np.float32)
+if "torch" in sys.argv:
+    a, b, last = a.with_values(torch.ones(1, 2, 2)), torch.ones(2, 1), 3
+    a @ b, a @ b
+try:
+    a @ b
+except KeyboardInterrupt:
+    print("stopped")
+print(a @ b)
+"""
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_an_interrupt_inside_a_python_variant_comes_out(kind):
+    if kind == "torch":
+        pytest.importorskip("torch")
+    words = [sys.executable, "-c", INTERRUPTED, kind]
+    run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SPARSE_AUTOTUNE_FORCE": "cpu_matmul_f32_any_python_stop"})
+    assert run.stdout.startswith("stopped\n") and "7" in run.stdout, run.stderr
+
+
+def test_an_interrupt_ends_a_race():
+    def stop(call):
+        raise KeyboardInterrupt
+
+    def supports(problem):
+        if where == "supports":
+            raise KeyboardInterrupt
+        return where == "launch" and whole_blocks(problem)
+
+    a, b, where = matrix(9)[0], np.ones((64, 6), np.float32), ""
+    sa.register_variant(stop, name="cpu_matmul_f32_any_python_stop", supports=supports)
+    for where in ("launch", "supports"):  # noqa: B007
+        with pytest.raises(KeyboardInterrupt):
+            sa.benchmark(a, b)
+    where = ""
+    assert sa.benchmark(a, b).best.verdict == "ok"
+
+
 def test_a_python_variant_of_the_sampled_product():
     def sampled(call):
         br, bc = call.block
