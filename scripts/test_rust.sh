@@ -15,6 +15,7 @@ part() { # name, command ...
     log=$CARGO_TARGET_DIR/${name// /_}.log
     mkdir -p "$CARGO_TARGET_DIR"
     if "$@" >"$log" 2>&1; then
+        grep '^skipped:' "$log"
         echo "passed: $name"
         echo "ok: $name ($((SECONDS - start)) s)"
     else
@@ -30,12 +31,16 @@ readme() {
         cargo run --locked --quiet --example readme
 }
 
-# A package holds the C source itself: every file that the build reads.
+# Packages hold what is a link here: the C source, every file that the build reads, what the tests share, and the licences.
 packaged() {
-    local list
-    list=$(cargo package --locked --list --allow-dirty -p sparse-autotune-sys) || return 1
-    (cd ../.. && git ls-files CMakeLists.txt include src cmake) | sed 's,^,source/,' | sort |
-        comm -23 - <(sort <<<"$list") | grep . && return 1
+    local package list
+    for package in sparse-autotune-sys sparse-autotune burn-sparse; do
+        list=$(cargo package --locked --list --allow-dirty -p $package) || return 1
+        case $package in
+        *-sys) (cd ../.. && git ls-files CMakeLists.txt LICENSE-APACHE LICENSE-MIT include src cmake) | sed 's,^,source/,' ;;
+        *) printf '%s\n' LICENSE-APACHE LICENSE-MIT tests/common/testing.rs ;;
+        esac | sort | comm -23 - <(sort <<<"$list") | sed "s,^,missing in $package: ," | grep . && return 1
+    done
     return 0
 }
 
