@@ -35,7 +35,7 @@ readme() {
 packaged() {
     local package list
     for package in sparse-autotune-sys sparse-autotune burn-sparse; do
-        list=$(cargo package --locked --list --allow-dirty -p $package) || return 1
+        list=$(cargo package --locked --list --allow-dirty -p "$package") || return 1
         case $package in
         *-sys) (cd ../.. && git ls-files CMakeLists.txt LICENSE-APACHE LICENSE-MIT include src cmake) | sed 's,^,source/,' ;;
         *) printf '%s\n' LICENSE-APACHE LICENSE-MIT tests/common/testing.rs ;;
