@@ -80,7 +80,7 @@ fn find() {
         Err(error) => fail(&format!(
             "sparse_autotune is not installed where pkg-config looks ({}): set SPARSE_AUTOTUNE_DIR to its prefix, or \
              build the crate with the feature `bundled`",
-            error.to_string().lines().next().unwrap_or_default()
+            error.to_string().lines().find(|line| !line.trim().is_empty()).unwrap_or_default()
         )),
     }
 }

@@ -69,7 +69,8 @@ pub fn attention<B: SparseBackend>(
     try_attention(q, k, v, options).unwrap_or_else(|error| panic!("attention: {error}"))
 }
 
-/// The same, with an error where the arguments do not fit together.
+/// The same, with an error where the arguments do not fit together. A device that fails, or has too little memory, panics
+/// as it does in every operation of Burn's.
 pub fn try_attention<B: SparseBackend>(
     q: Tensor<B, 4>,
     k: Tensor<B, 4>,
@@ -173,17 +174,25 @@ pub(crate) fn check_attention(q: &Looks, k: &Looks, v: &Looks, options: &Attenti
             q.shape
         )));
     }
+    for (name, looks) in [("q", q), ("k", k)] {
+        // Expanded tensors may have more elements than memory has bytes.
+        if looks.shape.iter().try_fold(1, |len: usize, &side| len.checked_mul(side)).is_none() {
+            return refuse(format!("{name} has shape {:?}: the number of its elements overflows", looks.shape));
+        }
+    }
     let sizes = AttentionSizes { batch, heads, kv_heads, queries, keys: k.shape[2], dim };
-    check_options(&sizes, options)?;
+    check_options(&sizes, q.dtype, options)?;
     Ok(sizes)
 }
 
-fn check_options(sizes: &AttentionSizes, options: &AttentionOptions) -> Result<()> {
+fn check_options(sizes: &AttentionSizes, dtype: DType, options: &AttentionOptions) -> Result<()> {
     if options.window == Some(0) {
         return refuse("window is 0: a query sees itself, so expected 1 or more".into());
     }
-    if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
-        return Err(Error::Unsupported(format!("scale is {scale}: expected a finite number")));
+    let holds = |scale: f64| if dtype == DType::F64 { scale.is_finite() } else { (scale as f32).is_finite() };
+    if let Some(scale) = options.scale.filter(|&scale| !holds(scale)) {
+        let what = if dtype == DType::F64 { "f64" } else { "f32" };
+        return Err(Error::Unsupported(format!("scale is {scale}: expected a finite number that {what} holds")));
     }
     let Some(mask) = &options.mask else { return Ok(()) };
     let ([rows, cols], [block, _]) = (mask.shape(), mask.block_size());
@@ -219,6 +228,14 @@ impl Walk for HeadStrides {
     /// None where the library would need a copy: strides that go backwards, elements of a row that are not together, or a
     /// single row expanded in all dimensions.
     fn walk(shape: &[usize], strides: &[isize]) -> Option<Self> {
+        if let &[_, heads, rows, dim] = shape
+            && shape.contains(&0)
+        {
+            // Strides without an element say nothing.
+            let head = rows.saturating_mul(dim);
+            let batch = heads.saturating_mul(head);
+            return Some(Self(HeadLayout { batch_stride: batch, head_stride: head, row_stride: dim.max(1) }));
+        }
         let (&[batch, heads, rows, dim], [_, _, _, 1]) = (shape, strides) else { return None };
         let stride = |at: usize| usize::try_from(strides[at]).ok();
         // A stride that is never taken says nothing: it becomes what it would be without gaps.

@@ -203,6 +203,9 @@ impl Walk for Strides {
         let dims = shape.len();
         let stride = |dim: usize| usize::try_from(strides[dim]).ok();
         let (rows, cols) = (shape[dims - 2], shape[dims - 1]);
+        if shape.contains(&0) {
+            return Some(Self::contiguous(1, rows, cols)); // strides without an element say nothing
+        }
         let (mut row, mut col) = (stride(dims - 2)?, stride(dims - 1)?);
         // A stride that is never taken says nothing.
         if cols <= 1 {

@@ -1,5 +1,7 @@
 //! A block-sparse matrix as a tensor.
 
+use std::hint::black_box;
+
 #[cfg(feature = "autodiff")]
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::backend::Backend;
@@ -76,16 +78,18 @@ impl<B: Backend> BsrTensor<B> {
         Ok(Self { pattern, values: reshaped(values, wanted), transposed: false })
     }
 
-    /// The blocks of a dense matrix that hold anything but zero. The matrix is read back to find them.
+    /// The blocks of a dense matrix that hold anything but zero. The matrix is read back to find them. Blocks are stored
+    /// whole: one that is larger than the matrix takes its own memory, not the matrix's.
     ///
     /// # Panics
-    /// If a side of the block is 0.
+    /// If a side of the block is 0, or the matrix in whole blocks is too large.
     #[track_caller]
     pub fn from_dense(dense: Tensor<B, 2>, block_size: impl Into<BlockSize>) -> Self {
         let BlockSize(block) = block_size.into();
         assert!(block[0] > 0 && block[1] > 0, "block_size is {block:?}: both sides are at least 1");
         let shape = dense.dims();
         let grid = [shape[0].div_ceil(block[0]), shape[1].div_ceil(block[1])];
+        assert!(fits(shape, block), "block_size is {block:?}: a {shape:?} matrix in whole blocks is too large");
         let pattern = if shape[0] * shape[1] == 0 {
             BsrPattern::from_mask(shape, block, |_, _| false)
         } else {
@@ -103,10 +107,12 @@ impl<B: Backend> BsrTensor<B> {
     /// The blocks of a dense matrix that a pattern names. Gradients flow through.
     ///
     /// # Panics
-    /// If the matrix is not of the pattern's shape.
+    /// If the matrix is not of the pattern's shape, or too large in whole blocks.
     #[track_caller]
     pub fn from_dense_with(dense: Tensor<B, 2>, pattern: BsrPattern) -> Self {
         assert_eq!(dense.dims(), pattern.shape(), "dense has another shape than the pattern");
+        let (shape, block) = (pattern.shape(), pattern.block_size());
+        assert!(fits(shape, block), "block_size is {block:?}: a {shape:?} matrix in whole blocks is too large");
         let options = (&dense.device(), dense.dtype());
         let ([rows, cols], [block_rows, block_cols]) = (pattern.grid(), pattern.block_size());
         let values = if pattern.stored_blocks() == 0 {
@@ -280,6 +286,19 @@ pub(crate) fn reshaped<B: Backend, const D: usize, const E: usize>(
 fn positions(pattern: &BsrPattern) -> Vec<i64> {
     let columns = pattern.grid()[1] as i64;
     pattern.row_indices().into_iter().zip(pattern.col_indices()).map(|(row, col)| row * columns + col).collect()
+}
+
+/// Whether a matrix can be made whole blocks. Burn ends the process where memory does not suffice, so memory is asked for
+/// here first where a block is larger than the matrix; otherwise padding no more than doubles each side.
+fn fits(shape: [usize; 2], block: [usize; 2]) -> bool {
+    let whole = |at: usize| shape[at].div_ceil(block[at]).checked_mul(block[at]);
+    let bytes = whole(0).zip(whole(1)).and_then(|(rows, cols)| rows.checked_mul(cols)?.checked_mul(size_of::<i64>()));
+    let larger = (0..2).any(|at| shape[at] > 0 && block[at] > shape[at]);
+    let there = |bytes: usize| {
+        let mut probe = Vec::<u8>::new();
+        probe.try_reserve_exact(bytes).is_ok() && black_box(probe).is_empty() // else the compiler may leave it out
+    };
+    bytes.is_some_and(|bytes| !larger || there(bytes))
 }
 
 /// The matrix with zeros to the right of it and below.

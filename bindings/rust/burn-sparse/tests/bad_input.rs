@@ -4,7 +4,9 @@ mod common;
 
 use burn::backend::{Flex, NdArray};
 use burn::tensor::{DType, Int, Tensor};
-use burn_sparse::{AttentionOptions, BsrPattern, BsrTensor, SparseLinearConfig, attention, try_attention};
+use burn_sparse::{
+    AttentionOptions, BsrPattern, BsrTensor, SparseBackend, SparseLinearConfig, attention, try_attention,
+};
 use common::{Random, setup};
 use proptest::prelude::*;
 
@@ -126,6 +128,10 @@ fn attention_names_the_argument() {
     );
     let scaled = AttentionOptions { scale: Some(f64::NAN), ..plain.clone() };
     attention_refuses([[2, 4, 5, 8], fits, fits], &scaled, &["scale is NaN"]);
+    let scaled = AttentionOptions { scale: Some(1e39), ..plain.clone() };
+    attention_refuses([[2, 4, 5, 8], fits, fits], &scaled, &["scale is 1000000000", "f32"]);
+    let double = || Random(1).tensor::<Flex, 4>([1, 1, 4, 8], DType::F64);
+    assert!(try_attention(double(), double(), double(), &scaled).is_ok(), "f64 holds it");
     for shape in [[5, 5], [6, 6], [20, 6]] {
         let mask = Some(BsrPattern::dense(shape, 2)); // 24 rows are right: of four heads, 5 rows in whole blocks
         let words = [&format!("mask has shape {shape:?}"), "[5, 6]", "4 of these"];
@@ -176,4 +182,34 @@ proptest! {
             prop_assert_eq!(a.to_dense().dims(), shape);
         }
     }
+}
+
+/// An ordinary panic, which can be caught, where an allocation that fails would end the process.
+#[test]
+fn sizes_beyond_all_memory_are_refused() {
+    fn refuses<R>(words: &[&str], task: impl FnOnce() -> R) {
+        let payload = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task)).err().expect("this is too much");
+        let said = payload.downcast_ref::<String>().expect("a message");
+        for word in words {
+            assert!(said.contains(word), "{said} does not say {word}");
+        }
+    }
+    fn check<B: SparseBackend>() {
+        let device = Default::default();
+        let empty = Tensor::<B, 1>::empty([0], &device);
+        let a = BsrTensor::try_new([0, 0], [0i64; 0], empty, [1 << 42, 4], [1 << 42, 1]).expect("no block is stored");
+        refuses(&["bsr_matmul", "4398046511104 elements"], || a.matmul(Tensor::<B, 2>::ones([4, 1], &device)));
+        for side in [1 << 20, 1 << 32, usize::MAX] {
+            refuses(&["block_size", &side.to_string(), "[4, 4]"], || {
+                BsrTensor::from_dense(Tensor::<B, 2>::ones([4, 4], &device), side)
+            });
+        }
+    }
+    setup();
+    check::<NdArray>();
+    check::<Flex>();
+    // Flex expands without memory.
+    let wide = |shape| Tensor::<Flex, 4>::ones([1, 1, 1, 8], &Default::default()).expand(shape);
+    let (q, k) = (wide([1 << 20, 1 << 20, 1, 8]), wide([1 << 20, 1, 1, 8]));
+    refuses(&["attention", "elements"], || try_attention(q, k.clone(), k, &AttentionOptions::default()));
 }

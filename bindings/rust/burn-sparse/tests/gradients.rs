@@ -118,3 +118,27 @@ fn gradients_have_gradients() {
     let expected = second(a.to_dense(), &|x| whole.clone().matmul(x), inner).expect("a gradient");
     assert_close(found, expected);
 }
+
+fn an_empty_batch_has_gradients_of_zero<B: SparseBackend + AutodiffBackend>() {
+    setup();
+    let mut random = Random(5);
+    let a = random.matrix::<B>([10, 6], [4, 4], DType::F32).require_grad();
+    for side in [Side::Left, Side::Right] {
+        let sides = if side == Side::Left { [0, 6, 5] } else { [0, 5, 6] };
+        let dense = Tensor::<B, 3>::empty(sides, &Default::default()).require_grad();
+        let spec = MatmulSpec { side, ..MatmulSpec::default() };
+        let grads = a.product(dense.clone(), None, spec).sum().backward();
+        assert_close(a.values().grad(&grads).unwrap(), a.values().inner().zeros_like());
+        assert_eq!(dense.grad(&grads).unwrap().dims(), sides);
+    }
+}
+
+#[test]
+fn ndarray_takes_an_empty_batch() {
+    an_empty_batch_has_gradients_of_zero::<Autodiff<NdArray>>();
+}
+
+#[test]
+fn flex_takes_an_empty_batch() {
+    an_empty_batch_has_gradients_of_zero::<Autodiff<Flex>>();
+}

@@ -17,8 +17,20 @@ fn dense<B: SparseBackend>(a: Tensor<B, 2>, b: Tensor<B, 2>) -> Tensor<B, 2> {
     if m * n * k == 0 { Tensor::zeros([m, n], (&a.device(), a.dtype())) } else { a.matmul(b) }
 }
 
-fn check<B: SparseBackend>(shape: [usize; 2], block: [usize; 2], n: usize, dtype: DType, seed: u64) {
+/// A side of the matrix, and that of its blocks: small and odd ones, and those that kernels are made for.
+fn sides() -> impl Strategy<Value = (usize, usize)> {
+    prop_oneof![3 => (0usize..30, 1usize..8), 1 => (0usize..160, prop::sample::select(vec![16, 32, 64]))]
+}
+
+/// Sides, columns and batch.
+fn sizes() -> impl Strategy<Value = ([(usize, usize); 2], usize, usize)> {
+    ([sides(), sides()], prop_oneof![4 => 0usize..12, 1 => 12usize..80], 0usize..4)
+}
+
+fn check<B: SparseBackend>(sizes: ([(usize, usize); 2], usize, usize), dtype: DType, seed: u64) {
     setup();
+    let ([(rows, block_rows), (cols, block_cols)], n, batch) = sizes;
+    let (shape, block) = ([rows, cols], [block_rows, block_cols]);
     let mut random = Random(seed);
     let a = random.matrix::<B>(shape, block, dtype);
     let [m, k] = shape;
@@ -36,10 +48,14 @@ fn check<B: SparseBackend>(shape: [usize; 2], block: [usize; 2], n: usize, dtype
     assert_close(a.matmul_right(x.clone()), dense(x.clone(), whole.clone()));
     // A dense operand that is a view: transposed memory, which is not copied.
     assert_close(transposed.matmul(x.clone().transpose()), dense(whole.clone().transpose(), x.transpose()));
-    // The sampled product, summed over a batch of two.
-    if m * k * n > 0 {
-        let (left, right) = (random.tensor::<B, 3>([2, m, n], dtype), random.tensor::<B, 3>([2, k, n], dtype));
-        let full = left.clone().matmul(right.clone().swap_dims(1, 2)).sum_dim(0).squeeze_dim::<2>(0);
+    // The sampled product, summed over a batch.
+    if m * k > 0 {
+        let (left, right) = (random.tensor::<B, 3>([batch, m, n], dtype), random.tensor::<B, 3>([batch, k, n], dtype));
+        let full = if batch * n > 0 {
+            left.clone().matmul(right.clone().swap_dims(1, 2)).sum_dim(0).squeeze_dim::<2>(0)
+        } else {
+            Tensor::zeros([m, k], (&left.device(), dtype))
+        };
         let expected = BsrTensor::from_dense_with(full, a.pattern().clone());
         let float = |t: Tensor<B, 3>| t.into_primitive().tensor();
         let found = B::bsr_sampled(a.pattern(), float(left.clone()), float(right.clone()), 1.0);
@@ -52,7 +68,8 @@ fn check<B: SparseBackend>(shape: [usize; 2], block: [usize; 2], n: usize, dtype
     for (side, transpose) in [(Side::Left, false), (Side::Left, true), (Side::Right, false), (Side::Right, true)] {
         let (rows, depth) = if transpose { (k, m) } else { (m, k) };
         let spec = MatmulSpec { side, transpose, alpha: 0.5, activation: Activation::Gelu, ..MatmulSpec::default() };
-        let operand = random.tensor::<B, 3>(if side == Side::Left { [3, depth, n] } else { [3, n, depth] }, dtype);
+        let operand =
+            random.tensor::<B, 3>(if side == Side::Left { [batch, depth, n] } else { [batch, n, depth] }, dtype);
         let bias = random.tensor::<B, 1>([rows], dtype);
         let found = a.product(operand.clone(), Some(bias.clone()), spec);
         let other = fallback::matmul::<B>(
@@ -70,24 +87,21 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn ndarray_multiplies_as_dense_does(
-        rows in 0usize..30, cols in 0usize..30, block_rows in 1usize..8, block_cols in 1usize..8, n in 0usize..12,
-        seed in any::<u64>(), double: bool,
+        sizes in sizes(), seed in any::<u64>(), double: bool,
     ) {
-        let (shape, block) = ([rows, cols], [block_rows, block_cols]);
         if double {
-            check::<NdArray<f64>>(shape, block, n, DType::F64, seed);
+            check::<NdArray<f64>>(sizes, DType::F64, seed);
         } else {
-            check::<NdArray>(shape, block, n, DType::F32, seed);
+            check::<NdArray>(sizes, DType::F32, seed);
         }
     }
 
     #[test]
     fn flex_multiplies_as_dense_does(
-        rows in 0usize..30, cols in 0usize..30, block_rows in 1usize..8, block_cols in 1usize..8, n in 0usize..12,
-        seed in any::<u64>(), dtype in 0usize..4,
+        sizes in sizes(), seed in any::<u64>(), dtype in 0usize..4,
     ) {
         let dtype = [DType::F32, DType::F64, DType::F16, DType::BF16][dtype];
-        check::<Flex>([rows, cols], [block_rows, block_cols], n, dtype, seed);
+        check::<Flex>(sizes, dtype, seed);
     }
 
     #[test]
@@ -124,6 +138,12 @@ fn batches_and_vectors<B: SparseBackend>() {
     assert_close(a.matmul(flipped.clone()), a.to_dense().matmul(flipped));
     let cut = random.tensor::<B, 2>([9, 9], DType::F32).slice([2..8, 3..8]);
     assert_close(a.matmul(cut.clone()), a.to_dense().matmul(cut));
+    // Nothing of a batch, and a batch of nothing.
+    let none = Tensor::<B, 3>::empty([0, 6, 5], &Default::default());
+    assert_eq!(a.matmul(none).dims(), [0, 10, 5]);
+    let none = Tensor::<B, 4>::empty([2, 0, 6, 5], &Default::default());
+    assert_eq!(a.matmul(none).dims(), [2, 0, 10, 5]);
+    assert_eq!(a.matmul(Tensor::<B, 3>::empty([2, 6, 0], &Default::default())).dims(), [2, 10, 0]);
     // Values that are a view.
     let values = random.tensor::<B, 3>([4, 4, a.pattern().stored_blocks()], DType::F32).permute([2, 1, 0]);
     let other = a.clone().with_values(values);

@@ -1,10 +1,13 @@
 //! A context: a device, a cache, and the settings of tuning.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
+use std::thread;
 
 use sparse_autotune_sys as sys;
 
@@ -96,7 +99,8 @@ impl ContextBuilder {
     }
 
     /// Where messages go. It may be called from any thread; a panic in it is swallowed. Without one the library is
-    /// silent, unless `$SPARSE_AUTOTUNE_LOG` sends its messages to standard error.
+    /// silent, unless `$SPARSE_AUTOTUNE_LOG` sends its messages to standard error. It may drop the last handle of a context,
+    /// which then closes on a thread of its own; it must not wait for one, which may wait for the log.
     pub fn log(mut self, log: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Self {
         self.log = Some(Box::new(log));
         self
@@ -138,8 +142,13 @@ impl ContextBuilder {
         check(unsafe { sys::sat_context_create(&options, &mut raw) })?;
         // SAFETY: never NULL, valid as long as the context.
         let device = Device::new(unsafe { &*sys::sat_context_device(raw) });
-        Ok(Context(Arc::new(Inner { raw, place: (device.backend, device.index), _log: log })))
+        Ok(Context(Arc::new(Inner { raw, place: (device.backend, device.index), log })))
     }
+}
+
+thread_local! {
+    /// Whether this thread is in somebody's log.
+    static IN_LOG: Cell<bool> = const { Cell::new(false) };
 }
 
 unsafe extern "C" fn log_message(user: *mut c_void, level: sys::sat_log_level, message: *const c_char) {
@@ -151,13 +160,15 @@ unsafe extern "C" fn log_message(user: *mut c_void, level: sys::sat_log_level, m
     };
     // SAFETY: `user` is the context's own box; the message is valid during the call.
     let (log, message) = unsafe { (&*user.cast::<Log>(), CStr::from_ptr(message)) };
+    let outer = IN_LOG.replace(true);
     let _ = catch_unwind(AssertUnwindSafe(|| log(level, &message.to_string_lossy())));
+    IN_LOG.set(outer);
 }
 
 pub(crate) struct Inner {
     pub(crate) raw: *mut sys::sat_context,
     pub(crate) place: (Backend, usize),
-    _log: Option<Box<Log>>,
+    log: Option<Box<Log>>,
 }
 
 // SAFETY: contexts may be shared between threads, says the header; the log is Send and Sync.
@@ -167,8 +178,32 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: whatever needs the context holds a reference to this.
+        let closing = ManuallyDrop::new(Closing { raw: self.raw, log: self.log.take() });
+        let close = move || ManuallyDrop::into_inner(closing).close();
+        if IN_LOG.get() {
+            // Closing waits for the thread that tunes, which may be this one, and frees the log that runs here. If there is
+            // no other thread to be had the context stays open.
+            let _ = thread::Builder::new().spawn(close);
+        } else {
+            close();
+        }
+    }
+}
+
+/// A context that nobody has a handle of any more, and the log that it uses until it is closed.
+struct Closing {
+    raw: *mut sys::sat_context,
+    log: Option<Box<Log>>,
+}
+
+// SAFETY: as for `Inner`.
+unsafe impl Send for Closing {}
+
+impl Closing {
+    fn close(self) {
+        // SAFETY: whatever needs the context holds a reference to its `Inner`, which is gone.
         unsafe { sys::sat_context_free(self.raw) }
+        drop(self.log);
     }
 }
 

@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
 use common::{Matrix, Number, Random, assert_close, context, dense, product, transposed, wide};
 use proptest::prelude::*;
 use sparse_autotune::{
@@ -246,4 +250,38 @@ fn messages_go_where_they_are_sent() {
     let pattern = Pattern::new(&context, [32, 32], [16, 16], &[0, 1, 2], &[0, 1]).unwrap();
     Plan::new(&context, &pattern, &Problem::matmul::<f32>(16)).unwrap();
     assert!(HEARD.load(Ordering::Relaxed) > 0);
+}
+
+/// The thread that tunes is the one that a context waits for when it closes: it must not be the one that closes it.
+#[test]
+fn a_log_may_drop_the_last_handle_of_its_context() {
+    struct Gone(mpsc::Sender<ThreadId>);
+    impl Drop for Gone {
+        fn drop(&mut self) {
+            self.0.send(thread::current().id()).expect("somebody waits");
+        }
+    }
+    static SLOT: Mutex<Option<Context>> = Mutex::new(None);
+    static DROPPED_ON: OnceLock<ThreadId> = OnceLock::new();
+    let (sender, closed) = mpsc::channel();
+    let (gone, main) = (Gone(sender), thread::current().id());
+    let log = move |_, _: &str| {
+        let (_, here) = (&gone, thread::current().id());
+        while here != main && DROPPED_ON.get().is_none() {
+            if let Some(last) = SLOT.lock().unwrap().take() {
+                DROPPED_ON.set(here).expect("dropped once");
+                drop(last);
+            }
+            thread::yield_now();
+        }
+    };
+    let builder = Context::builder().device("cpu").cache_in_memory().effort(Effort::Quick).background(true).log(log);
+    let context = builder.build().expect("a CPU is always there");
+    let pattern = Pattern::new(&context, [64, 64], [16, 16], &[0, 1, 2, 3, 4], &[0, 1, 2, 3]).expect("valid");
+    drop(Plan::new(&context, &pattern, &Problem::matmul::<f32>(16)).expect("fits"));
+    drop(pattern);
+    *SLOT.lock().unwrap() = Some(context);
+    // The log goes when the context has closed.
+    let closed_on = closed.recv_timeout(Duration::from_secs(60)).expect("the context closes");
+    assert_ne!(Some(&closed_on), DROPPED_ON.get());
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use burn::tensor::Shape;
-use sparse_autotune::{Context, Effort, Element, Problem, Race, Result};
+use sparse_autotune::{Context, Effort, Element, Error, Problem, Race, Result};
 
 use crate::attention::{AttentionOptions, AttentionSizes, HeadStrides, backward_problem, forward_problem};
 use crate::engine::{self, Place};
@@ -158,8 +158,8 @@ pub(super) fn attention<T: Element, H: HostTensor<T> + HostTensor<f32>>(
     lse: bool,
 ) -> (H, Option<H>) {
     let [(_q, q), (_k, k), (_v, v)] = inputs.map(<H as HostTensor<T>>::walkable::<HeadStrides>);
-    let mut out = vec![T::default(); sizes.q_shape().num_elements()];
-    let mut sums = vec![0f32; if lse { sizes.lse_shape().num_elements() } else { 0 }];
+    let mut out: Vec<T> = written(&sizes.q_shape());
+    let mut sums: Vec<f32> = if lse { written(&sizes.lse_shape()) } else { Vec::new() };
     if !sizes.no_queries() {
         let problem = forward_problem(T::DTYPE, &sizes, options, [q, k, v].map(|operand| operand.strides), lse);
         let operands = [
@@ -185,8 +185,7 @@ pub(super) fn attention_backward<T: Element, H: HostTensor<T> + HostTensor<f32>>
 ) -> [H; 3] {
     let kept = inputs.map(<H as HostTensor<T>>::walkable::<HeadStrides>);
     let lse = <H as HostTensor<f32>>::standard(lse);
-    let mut outputs =
-        [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].map(|shape| vec![T::default(); shape.num_elements()]);
+    let mut outputs = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].map(|shape| written::<T>(&shape));
     if outputs.iter().all(|output| !output.is_empty()) {
         let placed = kept.each_ref().map(|(_, operand)| operand.strides);
         let [q, k, v, o, grad] = kept.each_ref().map(|(_, operand)| operand.first.cast_mut().cast());
@@ -214,12 +213,32 @@ unsafe fn attend(sizes: &AttentionSizes, options: &AttentionOptions, problem: &P
     run().unwrap_or_else(|error| panic!("attention: {error}"));
 }
 
+/// Room for so many elements, or an error: `Vec::with_capacity` would end the process.
+fn room<T>(len: usize) -> Result<Vec<T>> {
+    let mut room = Vec::new();
+    match room.try_reserve_exact(len) {
+        Ok(()) => Ok(room),
+        Err(error) => Err(Error::OutOfMemory(format!("the result has {len} elements: {error}"))),
+    }
+}
+
+fn zeros<T: Element>(len: usize) -> Result<Vec<T>> {
+    let mut zeros = room(len)?;
+    zeros.resize(len, T::default());
+    Ok(zeros)
+}
+
+/// What attention writes to.
+fn written<T: Element>(shape: &Shape) -> Vec<T> {
+    zeros(shape.num_elements()).unwrap_or_else(|error| panic!("attention: {error}"))
+}
+
 /// A new vector that `fill` writes all of.
 ///
 /// # Safety
 /// Where `fill` succeeds it has written all `len` elements.
 unsafe fn filled<T: Element>(len: usize, fill: impl FnOnce(*mut T) -> Result<()>) -> Result<Vec<T>> {
-    let mut out = Vec::with_capacity(len);
+    let mut out = room(len)?;
     fill(out.as_mut_ptr())?;
     // SAFETY: the caller's.
     unsafe { out.set_len(len) };
@@ -277,7 +296,7 @@ unsafe fn samples<T: Element>(
 ) -> Result<Vec<T>> {
     let len: usize = pattern.values_shape().iter().product();
     if len == 0 || batch == 0 || n == 0 {
-        return Ok(vec![T::default(); len]);
+        return zeros(len);
     }
     let context = engine::context(Place::Cpu, Effort::Default)?;
     let handle = pattern.on(Place::Cpu, &context)?;
@@ -302,4 +321,69 @@ unsafe fn samples<T: Element>(
 /// What an address is a multiple of, as far as the library asks.
 fn alignment<T>(pointer: *const T) -> u32 {
     1 << (pointer as usize | 16).trailing_zeros()
+}
+
+#[cfg(all(test, feature = "flex", feature = "ndarray"))]
+mod tests {
+    use burn::backend::flex::FlexTensor;
+    use burn::backend::ndarray::NdArrayTensor;
+    use burn::backend::{Flex, NdArray};
+    use burn::tensor::backend::Backend;
+    use burn::tensor::ops::FloatTensor;
+    use burn::tensor::{Tensor, TensorPrimitive};
+
+    use super::*;
+
+    /// Operands are read where they lie, and results stay where they were written. `address` is that of a tensor's first
+    /// element.
+    fn nothing_is_copied<B: Backend>(address: fn(&FloatTensor<B>) -> *const f32)
+    where
+        FloatTensor<B>: HostTensor<f32>,
+    {
+        let made = |shape: &[usize]| {
+            let values = vec![1f32; shape.iter().product()];
+            let written = values.as_ptr();
+            let made = <FloatTensor<B> as HostTensor<f32>>::make(values, shape.to_vec());
+            assert_eq!(address(&made), written);
+            TensorPrimitive::Float(made)
+        };
+        let in_place = |tensor: FloatTensor<B>, first: *const f32| assert_eq!(first, address(&tensor));
+
+        let batch = Tensor::<B, 3>::from_primitive(made(&[6, 8, 8]));
+        let values = batch.clone().into_primitive().tensor();
+        in_place(values.clone(), FloatTensor::<B>::elements(&values.standard()).as_ptr());
+        let cut = batch.clone().slice([2..5, 3..7, 1..6]);
+        let row = batch.clone().slice([0..6, 2..3, 0..8]).expand([6, 5, 8]);
+        for tensor in [batch.clone(), batch.swap_dims(1, 2), cut, row] {
+            let tensor = tensor.into_primitive().tensor();
+            let (_kept, dense) = tensor.clone().walkable::<Strides>();
+            in_place(tensor, dense.first);
+        }
+
+        let heads = Tensor::<B, 4>::from_primitive(made(&[2, 3, 8, 8]));
+        let cut = heads.clone().slice([1..2, 0..3, 2..7, 0..8]);
+        for tensor in [heads.clone(), heads.clone().swap_dims(1, 2), cut] {
+            let tensor = tensor.into_primitive().tensor();
+            let (_kept, dense) = tensor.clone().walkable::<HeadStrides>();
+            in_place(tensor, dense.first);
+        }
+        // A row whose elements are apart cannot be walked.
+        let apart = heads.swap_dims(2, 3).into_primitive().tensor();
+        let (_kept, dense) = apart.clone().walkable::<HeadStrides>();
+        assert_ne!(dense.first, address(&apart));
+    }
+
+    #[test]
+    fn ndarray_copies_nothing() {
+        nothing_is_copied::<NdArray>(|tensor| match tensor {
+            NdArrayTensor::F32(storage) => storage.clone().into_shared().as_ptr(),
+            other => panic!("{other:?}"),
+        });
+    }
+
+    #[test]
+    fn flex_copies_nothing() {
+        let address = |tensor: &FlexTensor| tensor.storage::<f32>()[tensor.layout().start_offset()..].as_ptr();
+        nothing_is_copied::<Flex>(address);
+    }
 }

@@ -26,7 +26,8 @@ pub enum CudaOrder {
 static BY_HOST: AtomicBool = AtomicBool::new(false);
 
 impl CudaOrder {
-    /// From now on, for every product of this process. Both are right; the device's is faster.
+    /// From now on, for every product of this process. Both are right. Of many products in a row the device's is faster; a
+    /// single one that is waited for at once may be faster by the host's.
     pub fn set(self) {
         BY_HOST.store(self == Self::Host, Ordering::Relaxed);
     }

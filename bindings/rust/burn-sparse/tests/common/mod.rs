@@ -13,7 +13,6 @@ pub fn setup() {
 }
 
 pub mod attention;
-#[path = "../../../testing.rs"]
 mod testing;
 pub use testing::Random;
 
@@ -29,9 +28,15 @@ impl Random {
         from_values(values, shape, dtype)
     }
 
-    /// About half of the blocks, with NaN beyond the matrix, which nobody may look at.
+    /// Half of the blocks, or some in every other row, or one full row and few besides; with NaN beyond the matrix, which
+    /// nobody may look at.
     pub fn matrix<B: Backend>(&mut self, shape: [usize; 2], block: [usize; 2], dtype: DType) -> BsrTensor<B> {
-        let pattern = BsrPattern::from_mask(shape, block, |_, _| self.below(2) == 0);
+        let kind = self.below(3);
+        let pattern = BsrPattern::from_mask(shape, block, |row, _| match kind {
+            0 => self.below(2) == 0,
+            1 => row % 2 == 1 && self.below(2) == 0,
+            _ => row == 1 || self.below(8) == 0,
+        });
         let mut values = Vec::new();
         for row in 0..pattern.row_ptr().len() - 1 {
             for number in pattern.row_ptr()[row]..pattern.row_ptr()[row + 1] {

@@ -8,7 +8,6 @@ pub fn context() -> Context {
     Context::builder().device("cpu").cache_in_memory().effort(Effort::Off).build().expect("a CPU is always there")
 }
 
-#[path = "../../../testing.rs"]
 mod testing;
 pub use testing::Random;
 
