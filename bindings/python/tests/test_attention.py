@@ -310,6 +310,11 @@ def test_wrong_masks_are_named(make, kind, message):
 # ---- races ----
 
 
+def entries_but_for_alignment():
+    """What the cache knows; NumPy's arrays are aligned by chance."""
+    return {re.sub(r" align=\S+", "", key) for key in sa.cache.entries()}
+
+
 def test_attention_races_and_is_tuned():
     q, k, v = operands(5, (1,), 4, 2, 64, 64, 16)
     mask = sa.AttentionMask.window(64, 16, block=16)
@@ -322,7 +327,9 @@ def test_attention_races_and_is_tuned():
         sa.cache.clear()
         first = sa.tune(sa.attention, q, k, v, mask, gradients=True, effort="quick")
         assert len(first) == 2 and all(p["verified"] and p["tuned"] for p in first)
-        assert not any(p["tuned"] for p in sa.tune(sa.attention, q, k, v, mask, gradients=True, effort="quick"))
+        known = entries_but_for_alignment()
+        sa.tune(sa.attention, q, k, v, mask, gradients=True, effort="quick")
+        assert entries_but_for_alignment() == known
     with pytest.raises(TypeError, match="causal"):
         sa.benchmark(sa.BsrMatrix.from_dense(np.eye(4), block=2), np.ones((4, 1)), causal=True)
     with pytest.raises(ValueError, match="q has shape"):
@@ -334,7 +341,7 @@ def test_lengths_that_differ_little_share_a_race():
         sa.cache.clear()
         for n in range(1000, 1010):
             sa.attention(*operands(n, (1,), 4, 2, 1, n, 16))
-        assert len(sa.cache.entries()) <= 3  # NumPy's arrays are aligned by chance
+        assert len(entries_but_for_alignment()) == 1
 
 
 def by_numpy(call):
