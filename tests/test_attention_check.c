@@ -1,20 +1,8 @@
 /* The check of attention, by itself: right results pass it, whoever computed them; a wrong element or a dropped block
  * does not, in any dtype. */
-#include "support.h"
+#include "scene.h"
 
 #include "attention.h"
-#include "core/answer.h"
-#include "core/runner.h"
-#include "core/stage.h"
-
-typedef struct scene {
-    sat_context *ctx;
-    sat_pattern *pattern;
-    const sat_pattern_view *view;
-    sat_question q;
-    sat_stage stage;
-    sat_runner runner;
-} scene;
 
 /* `name` NULL: whichever the estimate prefers. */
 static void open_scene(scene *s, sat_pattern *pattern, sat_context *ctx, sat_problem p, const char *name) {
@@ -28,25 +16,6 @@ static void open_scene(scene *s, sat_pattern *pattern, sat_context *ctx, sat_pro
     else assert_ok(sat_answer_estimate(&s->q, &answer));
     assert_ok(sat_runner_open(&s->runner, s->ctx, answer.variant, &s->q.problem, s->view, &s->q.device, (size_t)1 << 30,
                               NULL));
-}
-
-static void close_scene(scene *s) {
-    sat_runner_close(&s->runner);
-    sat_stage_close(&s->stage);
-    sat_pattern_free(s->pattern);
-    sat_context_free(s->ctx);
-}
-
-static void run(scene *s) {
-    assert_ok(sat_stage_reset(&s->stage));
-    assert_ok(sat_runner_launch(&s->runner, s->stage.pointer, NULL));
-}
-
-static bool passes(scene *s, char *where) {
-    sat_finding f;
-    assert_ok(sat_stage_check(&s->stage, &f));
-    if (where) snprintf(where, 160, "%s", f.where);
-    return f.ok;
 }
 
 static sat_problem random_problem(uint64_t *r) {

@@ -1,19 +1,7 @@
 /* The check of a race, by itself: the reference passes it over a wide grid, and any one planted fault does not. */
-#include "support.h"
+#include "scene.h"
 
-#include "core/answer.h"
-#include "core/runner.h"
-#include "core/stage.h"
 #include "variant.h"
-
-typedef struct scene {
-    sat_context *ctx;
-    sat_pattern *pattern;
-    const sat_pattern_view *view;
-    sat_question q;
-    sat_stage stage;
-    sat_runner runner;
-} scene;
 
 static sat_problem random_problem(uint64_t *r, bool sampled) {
     sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
@@ -55,25 +43,6 @@ static void open_scene(scene *s, uint64_t *r, sat_problem p) {
     const char *name = p.op == SAT_SAMPLED ? "cpu_sampled_any_any_c_reference" : "cpu_matmul_any_any_c_reference";
     assert_ok(sat_runner_open(&s->runner, s->ctx, sat_registry_find(&s->ctx->registry, name), &s->q.problem, s->view,
                               &s->q.device, 0, NULL));
-}
-
-static void close_scene(scene *s) {
-    sat_runner_close(&s->runner);
-    sat_stage_close(&s->stage);
-    sat_pattern_free(s->pattern);
-    sat_context_free(s->ctx);
-}
-
-static void run(scene *s) {
-    assert_ok(sat_stage_reset(&s->stage));
-    assert_ok(sat_runner_launch(&s->runner, s->stage.pointer, NULL));
-}
-
-static bool passes(scene *s, char *where) {
-    sat_finding f;
-    assert_ok(sat_stage_check(&s->stage, &f));
-    if (where) snprintf(where, 160, "%s", f.where);
-    return f.ok;
 }
 
 /* A place in the output: its element's index in memory. */

@@ -106,7 +106,7 @@ def cpu_scipy():
 def host_cost(calls, batch=100, batches=100, sync=lambda: None):
     """Seconds that each call keeps the host busy: medians of batches that take turns."""
 
-    def timed(call):
+    def one_batch(call):
         def job():
             begin = time.perf_counter()
             for _ in range(batch):
@@ -117,7 +117,7 @@ def host_cost(calls, batch=100, batches=100, sync=lambda: None):
 
         return job
 
-    return in_turns({name: timed(call) for name, call in calls.items()}, batches)
+    return in_turns({name: one_batch(call) for name, call in calls.items()}, batches)
 
 
 @shows("CPU: host cost of matmul on a 4x4 torch tensor", "CPU: host cost of matmul on a 4x4 NumPy array")

@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import _abi, _context, _ops
 from ._matrix import BsrMatrix, as_bsr, is_sparse, make_pattern
 from ._pattern import Pattern, alignment
+from ._tangents import ReverseOnly, forward_ad, refuse_tangents
 
 try:
     from . import _fast
@@ -26,7 +27,6 @@ except ImportError:  # built without Python's headers, or a Python without the s
     _fast = None
 
 _C = torch._C
-_forward_ad = torch.autograd.forward_ad
 _ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
 if _fast is not None:
@@ -142,7 +142,7 @@ def _model(result: Tensor) -> Tensor | None:
 
 def forward(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: int, alpha: float) -> Tensor:
     """The product of plain tensors, without gradients: by a runner, or the long way, which gives the runner its plan."""
-    if _forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0:
         refuse_tangents(a._values, b, bias)
     quick = runner(a._pattern, (a._transposed, left, activation, alpha, bias is not None), alpha)
     inputs = (a._values, b) if bias is None else (a._values, b, bias)
@@ -170,31 +170,6 @@ def _watch_captures() -> None:
         _fast.driver(_abi.address(question))
 
 
-_NO_TANGENTS = "an operand takes part in forward-mode AD (jvp, jacfwd, dual tensors), which is not offered"
-
-
-def _has_tangent(t: Tensor) -> bool:
-    try:
-        return _forward_ad.unpack_dual(t).tangent is not None
-    except RuntimeError:  # batched by vmap: asked again of what the batch is made of
-        return False
-
-
-def refuse_tangents(*tensors: Any) -> None:
-    """Tangents would be lost here. Those of torch.func cannot always be seen, so nothing is done inside its jvp."""
-    from torch._functorch import eager_transforms
-
-    operands = [t for t in tensors if isinstance(t, Tensor)]
-    if operands and (eager_transforms.JVP_NESTING or any(map(_has_tangent, operands))):
-        raise NotImplementedError(_NO_TANGENTS)
-
-
-class ReverseOnly(torch.autograd.Function):
-    @staticmethod
-    def jvp(ctx, *_tangents):
-        raise NotImplementedError(_NO_TANGENTS)
-
-
 def _may_be_negative(t: Tensor) -> bool:
     """Whether a tensor that lies like this one may be a view that torch negates when it reads it: the imaginary part of a conjugate,
     in which every other number is the real part. The quick way does not ask."""
@@ -218,7 +193,7 @@ def install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None) -> No
 
 
 def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Tensor:
-    if _forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0:
         refuse_tangents(x, y)
     quick = runner(pattern, ("sampled", alpha), alpha)
     if quick is not None:
@@ -610,6 +585,6 @@ _ops._compiling = torch.compiler.is_dynamo_compiling  # cheaper than is_compilin
 _ops._torch_matmul = _matmul
 _ops._torch_sampled = _sampled
 _ops._torch_eager = eager
-_ops._forward_ad, _ops._refuse_tangents = _forward_ad, refuse_tangents
+_ops._forward_ad, _ops._refuse_tangents = forward_ad, refuse_tangents
 # There is no __torch_function__ on BsrMatrix: torch.compile (2.11) swaps the sides of `A @ b` when it finds one. Without it
 # the operator @ breaks the graph, which is slower and right; sparse_autotune.matmul(A, b) is traced.

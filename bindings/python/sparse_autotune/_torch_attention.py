@@ -15,6 +15,7 @@ from ._attention import Spec
 from ._mask import AttentionMask
 from ._matrix import make_pattern
 from ._pattern import Pattern
+from ._tangents import ReverseOnly, forward_ad, refuse_tangents
 
 _C = torch._C
 _ONCE = "q, k and v: attention has first gradients only"
@@ -93,7 +94,7 @@ def _plain(q: Any, k: Any, v: Any, mask: AttentionMask | None, spec: Spec) -> Te
     if not (isinstance(k, Tensor) and isinstance(v, Tensor) and q.dim() >= 2 and k.dim() >= 2):
         return None
     m, n = q.shape[-2], k.shape[-2]
-    if (mask is not None and mask._shape != (m, n)) or interop._forward_ad._current_level >= 0:
+    if (mask is not None and mask._shape != (m, n)) or forward_ad._current_level >= 0:
         return None
     pattern = mask._pattern if mask is not None else _attention._dense.get((m, n))
     quick = None if pattern is None or interop._fast is None else pattern.caches.get(("attention", *spec.key))
@@ -102,8 +103,8 @@ def _plain(q: Any, k: Any, v: Any, mask: AttentionMask | None, spec: Spec) -> Te
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | Pattern | None, spec: Spec, lse: bool) -> tuple[Tensor, Tensor | None]:
     """Of plain tensors, without gradients; gives the runner its plan."""
-    if interop._forward_ad._current_level >= 0:
-        interop.refuse_tangents(q, k, v)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(q, k, v)
     if isinstance(mask, AttentionMask) and q.is_cuda:
         index_of(mask, q.device)  # for torch.compile, later
     out, sums, made = _attention.forward(q, k, v, mask, spec, lse, keep=not lse and interop._fast is not None)
@@ -116,7 +117,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | Pattern | Non
 # ---- gradients in plain eager code ----
 
 
-class _Attention(interop.ReverseOnly):
+class _Attention(ReverseOnly):
     @staticmethod
     def forward(ctx, q, k, v, mask, spec):
         out, lse = forward(q, k, v, mask, spec, True)

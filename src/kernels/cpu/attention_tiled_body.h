@@ -114,26 +114,39 @@ INLINE void softmax(float *score, int64_t keys, float scale, const uint64_t *bit
     }
 }
 
-static void forward_step(task *k, const sat_tile *q, int32_t step) {
+/* What a tile of queries meets in a step: keys and values, and for each key which queries keep it; NULL: all. */
+typedef struct met {
+    attention_plain key, value;
+    int64_t count;
+    const uint64_t *bits;
+} met;
+
+static met meet(task *k, const sat_tile *q, int32_t step) {
     const sat_attention *t = k->t;
     const sat_tile *keys = &k->s->k[sat_step_tile(step)];
-    const uint64_t *bits = sat_step_edge(step) ? k->bits : NULL;
-    float scale = (float)(k->p->alpha * ATTENTION_LOG2E);
+    met x = {.count = keys->count, .bits = sat_step_edge(step) ? k->bits : NULL};
     attention_rows rows = attention_rows_of(k->l, 1, &t->k, k->b, k->kv, keys->first);
-    attention_plain key = attention_widen(k->p->a_dtype, rows, keys->count, t->dim, k->w.wide[0]);
+    x.key = attention_widen(k->p->a_dtype, rows, keys->count, t->dim, k->w.wide[0]);
     rows = attention_rows_of(k->l, 2, &t->v, k->b, k->kv, keys->first);
-    attention_plain value = attention_widen(k->p->a_dtype, rows, keys->count, t->dim, k->w.wide[1]);
-    if (bits) {
+    x.value = attention_widen(k->p->a_dtype, rows, keys->count, t->dim, k->w.wide[1]);
+    if (x.bits) {
         attention_edge(&k->mask, k->h, q, keys, k->bits);
         attention_turn64(k->bits);
     }
+    return x;
+}
+
+static void forward_step(task *k, const sat_tile *q, int32_t step) {
+    int64_t dim = k->t->dim;
+    float scale = (float)(k->p->alpha * ATTENTION_LOG2E);
+    met x = meet(k, q, step);
     for (int64_t panel = 0; panel * PANEL < q->count; panel++) {
         int vectors = vectors_of(q->count, panel);
         int64_t at = panel * PANEL;
         V keep[2];
-        product_rows(key, keys->count, t->dim, k->w.panel[0] + at * t->dim, k->w.score[0], vectors);
-        softmax(k->w.score[0], keys->count, scale, bits, (int)at, k->w.row[0] + at, k->w.row[1] + at, keep, vectors);
-        product_sum(value, keys->count, t->dim, k->w.score[0], k->w.sum[0] + at * t->dim, keep, vectors);
+        product_rows(x.key, x.count, dim, k->w.panel[0] + at * dim, k->w.score[0], vectors);
+        softmax(k->w.score[0], x.count, scale, x.bits, (int)at, k->w.row[0] + at, k->w.row[1] + at, keep, vectors);
+        product_sum(x.value, x.count, dim, k->w.score[0], k->w.sum[0] + at * dim, keep, vectors);
     }
 }
 
@@ -177,25 +190,16 @@ INLINE void gradient(float *score, float *dp, int64_t rows, float scale, const u
 }
 
 static void query_step(task *k, const sat_tile *q, int32_t step, const float *lse, const float *delta) {
-    const sat_attention *t = k->t;
-    const sat_tile *keys = &k->s->k[sat_step_tile(step)];
-    const uint64_t *bits = sat_step_edge(step) ? k->bits : NULL;
+    int64_t dim = k->t->dim;
     float scale = (float)(k->p->alpha * ATTENTION_LOG2E);
-    attention_rows rows = attention_rows_of(k->l, 1, &t->k, k->b, k->kv, keys->first);
-    attention_plain key = attention_widen(k->p->a_dtype, rows, keys->count, t->dim, k->w.wide[0]);
-    rows = attention_rows_of(k->l, 2, &t->v, k->b, k->kv, keys->first);
-    attention_plain value = attention_widen(k->p->a_dtype, rows, keys->count, t->dim, k->w.wide[1]);
-    if (bits) {
-        attention_edge(&k->mask, k->h, q, keys, k->bits);
-        attention_turn64(k->bits);
-    }
+    met x = meet(k, q, step);
     const V keep[2] = {VSET(1.0f), VSET(1.0f)};
     for (int64_t at = 0; at < q->count; at += PANEL) {
         int vectors = vectors_of(q->count, at / PANEL);
-        product_rows(key, keys->count, t->dim, k->w.panel[0] + at * t->dim, k->w.score[0], vectors);
-        product_rows(value, keys->count, t->dim, k->w.panel[1] + at * t->dim, k->w.score[1], vectors);
-        gradient(k->w.score[0], k->w.score[1], keys->count, scale, bits, (int)at, lse + at, delta + at, true, vectors);
-        product_sum(key, keys->count, t->dim, k->w.score[1], k->w.sum[0] + at * t->dim, keep, vectors);
+        product_rows(x.key, x.count, dim, k->w.panel[0] + at * dim, k->w.score[0], vectors);
+        product_rows(x.value, x.count, dim, k->w.panel[1] + at * dim, k->w.score[1], vectors);
+        gradient(k->w.score[0], k->w.score[1], x.count, scale, x.bits, (int)at, lse + at, delta + at, true, vectors);
+        product_sum(x.key, x.count, dim, k->w.score[1], k->w.sum[0] + at * dim, keep, vectors);
     }
 }
 

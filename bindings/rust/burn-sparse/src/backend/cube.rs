@@ -71,8 +71,7 @@ where
         if cuda::serves(&q) {
             return cuda::attention::<Self, R>(q, k, v, options, lse);
         }
-        let (out, sums) = fallback::attention::<Self>(q, k, v, options);
-        (out, lse.then_some(sums))
+        fallback::attention::<Self>(q, k, v, options, lse)
     }
 
     fn bsr_attention_backward(

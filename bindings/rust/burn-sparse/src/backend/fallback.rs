@@ -152,7 +152,8 @@ pub fn attention<B: Backend>(
     k: FloatTensor<B>,
     v: FloatTensor<B>,
     options: &AttentionOptions,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+    lse_too: bool,
+) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
     let (sizes, dtype) = (fit_attention::<B>(&q, &k, &v, options), q.dtype());
     let (out, lse) = if sizes.no_queries() || sizes.keys == 0 {
         let like = tensor::<B, 4>(q);
@@ -167,7 +168,7 @@ pub fn attention<B: Backend>(
         let out = weights.matmul(tensor(v)).into_primitive().tensor();
         (B::float_reshape(out, sizes.q_shape()), B::float_reshape(lse.into_primitive().tensor(), sizes.lse_shape()))
     };
-    (cast::<B>(out, dtype), cast::<B>(lse, DType::F32))
+    (cast::<B>(out, dtype), lse_too.then(|| cast::<B>(lse, DType::F32)))
 }
 
 /// See [`SparseBackend::bsr_attention_backward`](super::SparseBackend::bsr_attention_backward). Everything is computed anew

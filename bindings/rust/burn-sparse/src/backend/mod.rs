@@ -92,8 +92,7 @@ pub trait SparseBackend: Backend {
         options: &AttentionOptions,
         lse: bool,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        let (out, sums) = fallback::attention::<Self>(q, k, v, options);
-        (out, lse.then_some(sums))
+        fallback::attention::<Self>(q, k, v, options, lse)
     }
 
     /// The gradients of that to `q`, `k` and `v`; `grad` is the gradient of what it gave.
