@@ -53,7 +53,6 @@ static void nominal_rates(sat_device *d, int index) {
 }
 
 static sat_status cuda_open(int index, int threads, sat_device *d) {
-    (void)threads;
     int count = 0, driver = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) return sat_cuda_absent(error, index);
@@ -79,6 +78,7 @@ static sat_status cuda_open(int index, int threads, sat_device *d) {
              d->capability, d->threads, (long long)(p.totalGlobalMem >> 20), p.l2CacheSize >> 20, driver / 1000,
              driver % 1000 / 10);
     nominal_rates(d, index);
+    if (threads > 0 && threads < d->threads) d->threads = threads; /* CTAs that stay are so many */
     return SAT_OK;
 }
 
