@@ -157,11 +157,37 @@ static void a_block_of_a_long_row_is_found(void **state) {
     }
 }
 
+/* A gradient that is wrong beside two that are right. */
+static void one_wrong_gradient_is_found(void **state) {
+    (void)state;
+    const sat_dtype types[] = {SAT_F32, SAT_F16, SAT_BF16};
+    uint64_t r = 10;
+    for (int i = 0; i < 18; i++) {
+        scene s;
+        sat_context *ctx = open_context(SAT_EFFORT_OFF);
+        sat_problem p = sat_attention_problem(types[i % 3], 1, 1, 128);
+        p.op = SAT_ATTENTION_BACKWARD;
+        int64_t length = i < 9 ? 256 : 1024;
+        open_scene(&s, random_pattern(ctx, &r, length, length, length, length, 1, false), ctx, p, NULL);
+        assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(&r)));
+        run(&s);
+        char where[160];
+        if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
+        int operand = 6 + i / 3 % 3; // all of it half as large
+        for (int64_t x = 0; x < length * 128; x++) {
+            double value = sat_load(types[i % 3], s.stage.pointer[operand], x) / 2;
+            sat_store(types[i % 3], s.stage.pointer[operand], x, value);
+        }
+        if (passes(&s, NULL)) fail_msg("operand %d: nobody saw it, %s", operand, s.q.exact);
+        close_scene(&s);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(right_results_pass_everywhere),       cmocka_unit_test(one_wrong_element_is_found),
         cmocka_unit_test(a_row_that_was_not_written_is_found), cmocka_unit_test(a_dropped_block_is_found),
-        cmocka_unit_test(a_block_of_a_long_row_is_found),
+        cmocka_unit_test(a_block_of_a_long_row_is_found),      cmocka_unit_test(one_wrong_gradient_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,8 +23,9 @@ struct job {
     const void *q, *k, *v, *o, *d; /* d: dO */
     const float *lse;
     expectation e;
-    double *top;                              /* [TOPS][batch*heads] */
-    double *q_norm, *d_norm, *delta, *k_norm; /* of rows; backward. delta: dO*O */
+    double *top; /* [TOPS][batch*heads] */
+    double *q_norm, *d_norm, *delta, *delta_loss,
+        *k_norm; /* of rows; backward. delta: dO*O, and what it may be off by */
 };
 
 /* ---- the expectation's size ---- */
@@ -54,7 +55,7 @@ static int64_t doubles_of(const sat_problem *p, const sat_lines *set, int sets) 
     const sat_attention *t = &p->attention;
     int64_t all = 1 + TOPS * p->batch * t->heads;
     for (int i = 0; i < sets; i++) all += line_count(p, &set[i]) * (set[i].cols + 3);
-    if (p->op == SAT_ATTENTION_BACKWARD) all += p->batch * (3 * t->heads * p->m + t->kv_heads * p->n);
+    if (p->op == SAT_ATTENTION_BACKWARD) all += p->batch * (4 * t->heads * p->m + t->kv_heads * p->n);
     return all;
 }
 
@@ -134,8 +135,9 @@ template <int PER> static __global__ void find_delta(job w) {
         int64_t bh = at / w.p.m, b = bh / t.heads, h = bh % t.heads, i = at % w.p.m;
         load_row(o, w.p.a_dtype, w.o, sat_heads_at(&t.o, b, h, i), t.dim);
         load_row(d, w.p.a_dtype, w.d, sat_heads_at(&t.do_, b, h, i), t.dim);
-        double sum = dot(o, d);
-        if (threadIdx.x % 32 == 0) w.delta[at] = sum;
+        double sum = dot(o, d), o_norm = sqrt(dot(o, o)), d_norm = sqrt(dot(d, d));
+        double v_norm = w.top[V_NORM * w.p.batch * t.heads + b * t.kv_heads + h / (t.heads / t.kv_heads)];
+        if (threadIdx.x % 32 == 0) w.delta[at] = sum, w.delta_loss[at] = sat_delta_loss(&w.p, d_norm, o_norm, v_norm);
     }
 }
 
@@ -252,12 +254,12 @@ struct pair {
 
 /* One pair: its weight, and dS/alpha, and what either may be off by. */
 __device__ static pair pair_of(const sat_problem &p, double score, double dp, double lse, double delta,
-                               double magnitude, double d_norm, double v_norm) {
+                               double delta_loss, double magnitude, double d_norm, double v_norm) {
     double eps = sat_loss_of(&p, magnitude, fabs(lse), 0).weight;
     pair x;
     x.weight = exp(score - lse), x.ds = x.weight * (dp - delta), x.weight_error = x.weight * eps;
     x.size = x.weight * (fabs(dp) + fabs(delta));
-    double dp_error = d_norm * (sat_dot_loss(&p) * 2 * v_norm + sat_unit(p.c_dtype) * v_norm);
+    double dp_error = d_norm * sat_dot_loss(&p) * v_norm + delta_loss;
     x.ds_error = fabs(x.ds) * 2 * eps + x.weight * dp_error;
     return x;
 }
@@ -288,7 +290,8 @@ template <int PER> __device__ static void query_line(const job &w, int64_t g, do
             load_row(k, w.p.a_dtype, w.k, sat_heads_at(&t.k, b, kv, j), t.dim);
             load_row(v, w.p.a_dtype, w.v, sat_heads_at(&t.v, b, kv, j), t.dim);
             double magnitude = fabs(w.p.alpha) * q_norm * w.k_norm[kv_at * w.p.n + j];
-            pair x = pair_of(w.p, w.p.alpha * dot(q, k), dot(d, v), w.lse[at], w.delta[at], magnitude, d_norm, v_norm);
+            pair x = pair_of(w.p, w.p.alpha * dot(q, k), dot(d, v), w.lse[at], w.delta[at], w.delta_loss[at], magnitude,
+                             d_norm, v_norm);
             add(sum, k, x.ds * w.p.alpha);
             squares += x.ds * x.ds, errors += x.ds_error * x.ds_error, weights += x.weight, count++;
             sizes += x.size * x.size;
@@ -302,8 +305,7 @@ template <int PER> __device__ static void query_line(const job &w, int64_t g, do
     bound_gradient(w.p, s, g, w.p.alpha, squares, errors, sizes, count, k_largest,
                    fabs(w.p.alpha) * q_norm * w.top[K_NORM * pitch + kv_at]);
     /* dO*O is one number for the whole row: what it is off by is no walk */
-    double delta_error = d_norm * v_norm * (sat_unit(w.p.c_dtype) + sat_dot_loss(&w.p));
-    s.wide[g] += fabs(w.p.alpha) * delta_error * weights * k_largest;
+    s.wide[g] += fabs(w.p.alpha) * w.delta_loss[at] * weights * k_largest;
 }
 
 template <int PER> __device__ static void key_line(const job &w, int64_t g, double (*part)[PER * 32]) {
@@ -326,8 +328,8 @@ template <int PER> __device__ static void key_line(const job &w, int64_t g, doub
                 load_row(q, w.p.a_dtype, w.q, sat_heads_at(&t.q, b, h, i), t.dim);
                 load_row(d, w.p.a_dtype, w.d, sat_heads_at(&t.do_, b, h, i), t.dim);
                 double magnitude = fabs(w.p.alpha) * w.q_norm[at] * k_norm;
-                pair x = pair_of(w.p, w.p.alpha * dot(q, k), dot(d, v), w.lse[at], w.delta[at], magnitude, w.d_norm[at],
-                                 v_norm);
+                pair x = pair_of(w.p, w.p.alpha * dot(q, k), dot(d, v), w.lse[at], w.delta[at], w.delta_loss[at],
+                                 magnitude, w.d_norm[at], v_norm);
                 add(dk, q, x.ds * w.p.alpha), add(dv, d, x.weight);
                 dk_squares += x.ds * x.ds, dk_errors += x.ds_error * x.ds_error, count++;
                 dk_sizes += x.size * x.size;
@@ -442,7 +444,8 @@ static expectation *allocate(const sat_trial *t, uint64_t seed, job *w) {
     w->top = at, at += TOPS * p->batch * p->attention.heads;
     if (p->op == SAT_ATTENTION_BACKWARD) {
         int64_t queries = p->batch * p->attention.heads * p->m;
-        w->q_norm = at, w->d_norm = at + queries, w->delta = at + 2 * queries, w->k_norm = at + 3 * queries;
+        w->q_norm = at, w->d_norm = at + queries, w->delta = at + 2 * queries;
+        w->delta_loss = at + 3 * queries, w->k_norm = at + 4 * queries;
     }
     return e;
 }

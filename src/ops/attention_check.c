@@ -96,8 +96,8 @@ typedef struct head {
     expectation *e;
     sat_mask mask;
     int64_t b, h, kv;
-    rows k, v, q, d; /* d: dO; q and d only where lines of keys are worked out */
-    double *delta;   /* dO*O of each query */
+    rows k, v, q, d;            /* d: dO; q and d only where lines of keys are worked out */
+    double *delta, *delta_loss; /* dO*O of each query, and what it may be off by */
 } head;
 
 static const float *lse_of(const head *w) {
@@ -180,18 +180,18 @@ typedef struct pair {
     double weight, ds, weight_error, ds_error, size;
 } pair;
 
-static pair pair_of(const head *w, const double *q, const double *d, double q_norm, double d_norm, double lse,
-                    double delta, int64_t j) {
+static pair pair_of(const head *w, const double *q, const double *d, double q_norm, double d_norm, int64_t i,
+                    int64_t j) {
     const sat_problem *p = w->t->problem;
     int64_t dim = p->attention.dim;
-    double magnitude = fabs(p->alpha) * q_norm * w->k.norm[j];
+    double magnitude = fabs(p->alpha) * q_norm * w->k.norm[j], lse = lse_of(w)[i], delta = w->delta[i];
     double eps = sat_loss_of(p, magnitude, fabs(lse), 0).weight;
     pair x = {.weight = exp(p->alpha * sat_dot(q, w->k.value + j * dim, dim) - lse)};
     double dp = sat_dot(d, w->v.value + j * dim, dim);
     x.ds = x.weight * (dp - delta), x.size = x.weight * (fabs(dp) + fabs(delta));
     x.weight_error = x.weight * eps;
-    /* O may have been rounded before dO*O, or not; weights and dS may each be rounded to 16 bits */
-    double dp_error = d_norm * (sat_dot_loss(p) * 2 * w->v.largest_norm + sat_unit(p->c_dtype) * w->v.largest_norm);
+    /* weights and dS may each be rounded to 16 bits */
+    double dp_error = d_norm * sat_dot_loss(p) * w->v.norm[j] + w->delta_loss[i];
     x.ds_error = fabs(x.ds) * 2 * eps + x.weight * dp_error;
     return x;
 }
@@ -199,7 +199,8 @@ static pair pair_of(const head *w, const double *q, const double *d, double q_no
 typedef struct gradient_line {
     const head *w;
     const double *q, *d;
-    double q_norm, d_norm, lse, delta;
+    double q_norm, d_norm;
+    int64_t i;
     double *sum;
     double squares, errors, sizes, weights;
     int64_t count;
@@ -209,7 +210,7 @@ static void query_run(void *user, int64_t begin, int64_t end) {
     gradient_line *g = user;
     int64_t dim = g->w->t->problem->attention.dim;
     for (int64_t j = begin; j < end; j++) {
-        pair x = pair_of(g->w, g->q, g->d, g->q_norm, g->d_norm, g->lse, g->delta, j);
+        pair x = pair_of(g->w, g->q, g->d, g->q_norm, g->d_norm, g->i, j);
         sat_axpy(g->sum, g->w->k.value + j * dim, x.ds, dim);
         g->squares += x.ds * x.ds, g->errors += x.ds_error * x.ds_error, g->weights += x.weight;
         g->sizes += x.size * x.size, g->count++;
@@ -236,15 +237,13 @@ static void query_row(const head *w, int64_t line, int64_t i) {
                        .d = w->d.value + i * dim,
                        .q_norm = w->q.norm[i],
                        .d_norm = w->d.norm[i],
-                       .lse = lse_of(w)[i],
-                       .delta = w->delta[i],
+                       .i = i,
                        .sum = s->value + line * dim};
     each_run(&w->mask, w->h, i, query_run, &g);
     bound_gradient(p, s, line, p->alpha, g.squares, g.errors, g.sizes, (double)g.count, w->k.largest,
                    fabs(p->alpha) * g.q_norm * w->k.largest_norm);
     /* dO*O is one number for the whole row: what it is off by is no walk */
-    double delta_error = g.d_norm * w->v.largest_norm * (sat_unit(p->c_dtype) + sat_dot_loss(p));
-    s->wide[line] += fabs(p->alpha) * delta_error * g.weights * w->k.largest;
+    s->wide[line] += fabs(p->alpha) * w->delta_loss[i] * g.weights * w->k.largest;
 }
 
 /* Adds what one head gives to the lines of key j. */
@@ -255,7 +254,7 @@ typedef struct key_sums {
 static void add_query(const head *w, int64_t i, int64_t j, int64_t line, key_sums *k) {
     int64_t dim = w->t->problem->attention.dim;
     const double *q = w->q.value + i * dim, *d = w->d.value + i * dim;
-    pair x = pair_of(w, q, d, w->q.norm[i], w->d.norm[i], lse_of(w)[i], w->delta[i], j);
+    pair x = pair_of(w, q, d, w->q.norm[i], w->d.norm[i], i, j);
     sat_axpy(w->e->set[1].value + line * dim, q, x.ds, dim);
     sat_axpy(w->e->set[2].value + line * dim, d, x.weight, dim);
     k->dk_squares += x.ds * x.ds, k->dk_errors += x.ds_error * x.ds_error, k->dk_sizes += x.size * x.size;
@@ -305,9 +304,11 @@ static void load_queries(head *w) {
         for (int64_t x = 0; x < t->dim; x++)
             sum += w->d.value[i * t->dim + x] *
                    sat_load(p->a_dtype, w->t->operands[5], sat_heads_at(&t->do_, w->b, w->h, i) + x);
-        w->delta[i] = sum;
+        w->delta[i] = sum, w->delta_loss[i] = w->d.norm[i]; // O's, for now
     }
     load_rows(&w->d, w->t, 5, &t->do_, w->b, w->h, p->m);
+    for (int64_t i = 0; i < p->m; i++)
+        w->delta_loss[i] = sat_delta_loss(p, w->d.norm[i], w->delta_loss[i], w->v.largest_norm);
 }
 
 /* All heads that read the keys of one, since they share dK and dV. */
@@ -348,13 +349,14 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
     const sat_attention *s = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
     int64_t queries = back ? p->m : 0, each = s->dim + 1, key_groups = back ? e->set[1].groups : 0;
-    double *memory = malloc((size_t)(2 * each * (p->n + queries) + queries + 1) * sizeof *memory);
+    double *memory = malloc((size_t)(2 * each * (p->n + queries) + 2 * queries + 1) * sizeof *memory);
     key_sums *sums = malloc((size_t)(key_groups + 1) * sizeof *sums);
     bool ok = memory && sums;
     head w = {.t = t, .e = e, .mask = sat_mask_of(p, t->pattern)};
     w.k.value = memory, w.v.value = memory + p->n * s->dim, w.k.norm = w.v.value + p->n * s->dim;
     w.v.norm = w.k.norm + p->n, w.q.value = w.v.norm + p->n, w.d.value = w.q.value + queries * s->dim;
     w.q.norm = w.d.value + queries * s->dim, w.d.norm = w.q.norm + queries, w.delta = w.d.norm + queries;
+    w.delta_loss = w.delta + queries;
     for (w.b = 0; ok && w.b < p->batch; w.b++)
         for (w.kv = 0; ok && w.kv < s->kv_heads; w.kv++) {
             load_rows(&w.k, t, 1, &s->k, w.b, w.kv, p->n);

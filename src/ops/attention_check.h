@@ -55,6 +55,13 @@ SAT_BOTH static inline double sat_dot_loss(const sat_problem *p) { /* of a produ
     return sat_accumulated(p, p->attention.dim);
 }
 
+/* What dO*O of a query may be off by. O is given, rounded; a kernel may also sum weights times dO*V, which is that O
+ * before it was rounded, as a walk over the keys. */
+SAT_BOTH static inline double sat_delta_loss(const sat_problem *p, double d_norm, double o_norm, double v_norm) {
+    double walk = SAT_SURE * sqrt((double)p->n + 1) * sat_unit(p->compute_dtype) * v_norm;
+    return d_norm * (o_norm * (sat_unit(p->c_dtype) + sat_dot_loss(p)) + walk);
+}
+
 SAT_BOTH static inline sat_row_loss sat_loss_of(const sat_problem *p, double magnitude, double lse, double depth) {
     double u = sat_unit(p->compute_dtype);
     sat_row_loss e = {.sum = 2 * (depth + 8) * u}; /* twice: what is rescaled is rounded again */
