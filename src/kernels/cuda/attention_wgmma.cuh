@@ -212,13 +212,15 @@ __device__ __forceinline__ bool sat_att_softmax(float (&s)[S::BN / 2], float (&m
     if (grown) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float more = fmaxf(m[r], top[r]);
-            scale[r] = more == -INFINITY ? 1 : sat_att_exp2((m[r] - more) * c);
+            float more = fmaxf(m[r], top[r]); // products rounded as below: they cancel, however large
+            scale[r] = more == -INFINITY   ? 1
+                       : m[r] == -INFINITY ? 0
+                                           : sat_att_exp2(__fmul_rn(m[r], c) - __fmul_rn(more, c));
             sum[r] *= scale[r], m[r] = more;
         }
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) minus[r] = m[r] == -INFINITY ? 0 : -m[r] * c;
+    for (int r = 0; r < 2; r++) minus[r] = m[r] == -INFINITY ? 0 : -__fmul_rn(m[r], c);
 #pragma unroll
     for (int e = 0; e < S::BN / 2; e++) {
         s[e] = sat_att_exp2(fmaf(s[e], c, minus[e / 2 % 2]));
@@ -248,7 +250,7 @@ __device__ __forceinline__ void sat_att_put(const sat_att_job &x, const sat_att_
         int i = row + lane / 4 + r * 8;
         if (x.lse && lane % 4 == 0 && i < t.p.row_end)
             x.lse[((int64_t)t.batch * x.heads + t.head) * x.m + i] =
-                sum[r] > 0 ? (m[r] * x.c + log2f(sum[r])) * 0.69314718056f : -INFINITY;
+                sum[r] > 0 ? (__fmul_rn(m[r], x.c) + log2f(sum[r])) * 0.69314718056f : -INFINITY;
         sum[r] = sum[r] > 0 ? 1 / sum[r] : sum[r] == 0 ? 0 : sum[r]; // NaN stays
     }
 #pragma unroll

@@ -160,10 +160,12 @@ __device__ __forceinline__ void sat_group_copy(const CUtensorMap *c, const float
     }
 }
 
-/* C for that: false where it cannot be. Whole warpgroups have rows of one block row. */
+/* C for that: false where it cannot be. By columns, whole warpgroups have rows of one block row. */
 static inline bool sat_group_map(const sat_launch *l, const sat_mma_out &o, int64_t block_rows, CUtensorMap *map) {
     const sat_problem *p = l->problem;
-    if (o.way != SAT_MMA_WORDS || block_rows % 64 || !sat_map_fits(p, p->c, p->m, p->n, p->c_align, 2)) return false;
+    if (o.way != SAT_MMA_WORDS || block_rows % (o.columns ? 64 : 16) ||
+        !sat_map_fits(p, p->c, p->m, p->n, p->c_align, 2))
+        return false;
     cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
     sat_tensor t = {p->c_dtype, o.to.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, 16}, 128};
     if (o.columns) t = {p->c_dtype, o.to.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {64, 64}, 128};
@@ -179,7 +181,11 @@ __device__ __forceinline__ void sat_group_put(const sat_mma_out &o, float (&d)[W
     bool words = o.way == SAT_MMA_WORDS;
     if (words) sat_group_finish(o.to, d, i0 + down + lane / 4);
     if constexpr (WN % 64 == 0)
-        if (words && c) return sat_group_copy<E, WN>(c, d, staging, (int)i0, (int)n0, (int)o.to.n, o.columns, group);
+        if (words && c) {
+            if (o.columns || down < rows)
+                sat_group_copy<E, WN>(c, d, staging, (int)i0, (int)n0, (int)o.to.n, o.columns, group);
+            return;
+        }
     if (words && o.columns) return sat_group_columns<E, WN>(o.to, d, staging, i0, n0, rows, group);
     if (down >= rows) return;
     staging += down / 16 * 2 * SAT_SLICE;
