@@ -318,6 +318,47 @@ def cuda_linear():
              f"{found['ours'] * 1e6:.0f} us, nn.Linear {found['dense'] * 1e6:.0f} us: {ratio:.2f}x (forward {ahead:.2f}x)", "at least 3x nn.Linear", ratio >= 3,
              {"nn_linear": ratio, "nn_linear_forward": ahead}, describe(size, tokens, size, 64, "f16" if name == "float16" else "bf16", 0.125), rival_seconds=found)
 
+ATTENTION = [(1, 8, 512, 64, False), (1, 8, 1024, 64, False), (1, 16, 4096, 128, False), (1, 16, 4096, 128, True)]
+
+
+@shows(*(f"CUDA: attention {b}, {h}, {length}, {dim}{', causal' * causal}, f16, launch by launch, beside torch's SDPA" for b, h, length, dim, causal in ATTENTION))
+def cuda_attention():
+    """The call as it is tuned, torch's own backends among what raced, and the best kernel of our own."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    for row, (batch, heads, length, dim, causal) in zip(cuda_attention.rows, ATTENTION):
+        torch.manual_seed(1)
+        q, k, v = (torch.randn(batch, heads, length, dim, device="cuda").half() for _ in range(3))
+        times = 400 if length <= 1024 else 50
+
+        def theirs(backend):
+            job = device_time(lambda: sdpa(q, k, v, is_causal=causal), times)
+
+            def alone():
+                with sdpa_kernel(backend):
+                    return job()
+
+            return alone
+
+        with torch.no_grad():
+            got, expected = sa.attention(q, k, v, causal=causal), sdpa(q.float(), k.float(), v.float(), is_causal=causal)
+            assert torch.allclose(got.float(), expected, rtol=1e-2, atol=5e-3), "the results differ"
+            race = [r for r in sa.benchmark(sa.attention, q, k, v, causal=causal) if r.verdict == "ok"]
+            own = min((r for r in race if "_torch_" not in r.variant), key=lambda r: r.seconds)
+            jobs = {"ours": device_time(lambda: sa.attention(q, k, v, causal=causal), times), "default": device_time(lambda: sdpa(q, k, v, is_causal=causal), times)}
+            found = in_turns(jobs | {name: theirs(backend) for name, backend in backends.items()}, 9)
+        best = min((name for name in found if name != "ours"), key=found.get)
+        ratio = found[best] / found["ours"]
+        rivals = {name: seconds for name, seconds in found.items() if name != "ours"}
+        problem = {"op": "attention", "batch": batch, "heads": heads, "m": length, "n": length, "dim": dim, "dtype": "f16", "causal": causal,
+                   "flops": 4.0 * dim * batch * heads * length**2 / (2 if causal else 1)}
+        show(row, found["ours"], f"{found['ours'] * 1e6:.1f} us, the best of torch's {found[best] * 1e6:.1f} us ({best}): {ratio:.2f}x; the best kernel of ours {own.seconds * 1e6:.1f} us in its race",
+             "at least 0.97 of torch's best", ratio >= 0.97, {f"sdpa_{name}": seconds / found["ours"] for name, seconds in rivals.items()}, problem,
+             min(race, key=lambda r: r.seconds).variant, rival_seconds=rivals, own_kernel=own.variant, own_kernel_seconds=own.seconds)
+
+
 
 def main():
     parser = argparse.ArgumentParser()
@@ -329,7 +370,7 @@ def main():
     quick = torch is not None and sa._torch._fast is not None
     machine = {"name": info["name"], "identity": info["identity"], "numpy": np.__version__, "torch": torch and torch.__version__, "sparse_autotune": sa.__version__, "extension": quick}
     print(json.dumps({"machine": machine}), flush=True)
-    jobs = [cpu_scipy, cpu_overhead, cpu_attention] + ([cuda_host_cost, cuda_eager, cuda_linear] if HAVE_CUDA else [])
+    jobs = [cpu_scipy, cpu_overhead, cpu_attention] + ([cuda_host_cost, cuda_eager, cuda_linear, cuda_attention] if HAVE_CUDA else [])
     chosen = [job for job in jobs if not a.only or any(a.only in name for name in (job.__name__, *rows_of(job)))]
     if not chosen:
         print(f"no speed of this machine has {a.only!r} in its name; there are:", *(row for job in jobs for row in rows_of(job)), sep="\n  ")

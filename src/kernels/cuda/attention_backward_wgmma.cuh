@@ -151,7 +151,7 @@ __device__ __forceinline__ void sat_back_queries(const sat_back_job &x, sat_back
                 sat_group_wait<1>();
                 sat_group_settle(sc);
 #pragma unroll
-                for (int e = 0; e < S::BN / 2; e++) p[e] = sat_att_exp2(fmaf(sc[e], x.c, minus[e / 2 % 2]));
+                for (int e = 0; e < S::BN / 2; e++) p[e] = attention_exp2(fmaf(sc[e], x.c, minus[e / 2 % 2]));
                 if (step.edge()) sat_back_mask_queries<S>(p, x, t->item, step);
                 sat_group_wait<0>();
                 sat_group_settle(d);
@@ -257,7 +257,7 @@ __device__ __forceinline__ void sat_back_keys(const sat_back_job &x, sat_back_sh
                     float2 lse = sat_back_pair(numbers, j);
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        p[j * 4 + e] = sat_att_exp2(fmaf(sc[j * 4 + e], x.c, e % 2 ? -lse.y : -lse.x));
+                        p[j * 4 + e] = attention_exp2(fmaf(sc[j * 4 + e], x.c, e % 2 ? -lse.y : -lse.x));
                 }
                 if (step.edge()) sat_back_mask_keys<S>(p, x, t->item, step);
                 sat_att_pack<T, S>(w, p);

@@ -5,6 +5,7 @@
 #ifndef SAT_ATTENTION_MMA_CUH
 #define SAT_ATTENTION_MMA_CUH
 
+#include "attention_exp.cuh"
 #include "attention_walk.cuh"
 #include "ptx.cuh"
 
@@ -41,12 +42,6 @@ __device__ __forceinline__ void attention_load(uint32_t to, const char *from, in
         bool inside = row < count && chunk * 8 < dim;
         sat_copy16(to + row * PITCH + chunk * 16, inside ? from + row * stride + chunk * 16 : from, inside ? 16 : 0);
     }
-}
-
-__device__ __forceinline__ float attention_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 template <typename E> __device__ __forceinline__ uint32_t attention_pack(float low, float high);
@@ -165,7 +160,7 @@ __device__ __forceinline__ bool attention_softmax(float (&s)[S::MT][S::BN / 8][4
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float more = fmaxf(r.m[i][h], top[i][h]);
-                scale[i][h] = more == -INFINITY ? 1 : attention_exp2((r.m[i][h] - more) * c);
+                scale[i][h] = attention_factor(r.m[i][h], more, c);
                 r.sum[i][h] *= scale[i][h], r.m[i][h] = more;
             }
     }
@@ -173,7 +168,7 @@ __device__ __forceinline__ bool attention_softmax(float (&s)[S::MT][S::BN / 8][4
     for (int i = 0; i < S::MT; i++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float minus = r.m[i][h] == -INFINITY ? 0 : -r.m[i][h] * c, part = 0;
+            float minus = r.m[i][h] == -INFINITY ? 0 : -__fmul_rn(r.m[i][h], c), part = 0;
 #pragma unroll
             for (int j = 0; j < S::BN / 8; j++)
 #pragma unroll
@@ -331,7 +326,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
             int row = first + lane / 4 + i * 16 + h * 8;
             if (x.lse && lane % 4 == 0 && row < item.t.end)
                 x.lse[((int64_t)item.batch * x.w.heads + item.head) * x.m + row] =
-                    sum > 0 ? (r.m[i][h] * x.c + log2f(sum)) * 0.69314718056f : -INFINITY;
+                    sum > 0 ? (__fmul_rn(r.m[i][h], x.c) + log2f(sum)) * 0.69314718056f : -INFINITY;
             sum = sum > 0 ? 1 / sum : sum == 0 ? 0 : sum; // NaN stays
         }
     __syncwarp(); // O takes the place of the warp's rows of Q

@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_queries(const split_job &x, const attention
 }
 
 __device__ __forceinline__ float weight_of(float top, float largest, float c) {
-    return top == -INFINITY ? 0 : attention_exp2((top - largest) * c);
+    return top == -INFINITY ? 0 : attention_factor(top, largest, c);
 }
 
 // One element of O, or LSE where `x` is the first
@@ -72,7 +72,7 @@ __device__ __forceinline__ void put_row(const split_job &x, const attention_item
     ((E *)x.a.o)[sat_heads_at(&x.a.o_at, item.batch, head, query) + column] = E(value * factor);
     if (column == 0 && x.a.lse)
         x.a.lse[((int64_t)item.batch * x.all_heads + head) * x.a.m + query] =
-            sum > 0 ? (top * x.a.c + log2f(sum)) * 0.69314718056f : -INFINITY;
+            sum > 0 ? (__fmul_rn(top, x.a.c) + log2f(sum)) * 0.69314718056f : -INFINITY;
 }
 
 // What the warps of a CTA have, together: to O, or as one part of a tile's

@@ -28,9 +28,9 @@ __device__ __forceinline__ void softmax(float (&s)[S::ROWS][S::KEYS], tiled_rows
         for (int j = 1; j < S::KEYS; j++) top = fmaxf(top, s[i][j]);
 #pragma unroll
         for (int d = 8; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-        float more = fmaxf(r.m[i], top), scale = 1, minus = more == -INFINITY ? 0 : -more * c;
+        float more = fmaxf(r.m[i], top), scale = 1, minus = more == -INFINITY ? 0 : -__fmul_rn(more, c);
         if (more > r.m[i]) {
-            scale = attention_exp2((r.m[i] - more) * c), r.m[i] = more;
+            scale = attention_factor(r.m[i], more, c), r.m[i] = more;
 #pragma unroll
             for (int e = 0; e < S::GROUPS * 4; e++) o[i][e] *= scale;
         }
@@ -115,7 +115,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         if (query >= item.t.end) continue;
         if (x.lse && column == 0)
             x.lse[((int64_t)item.batch * x.w.heads + item.head) * x.m + query] =
-                sum > 0 ? (r.m[i] * x.c + log2f(sum)) * 0.69314718056f : -INFINITY;
+                sum > 0 ? (__fmul_rn(r.m[i], x.c) + log2f(sum)) * 0.69314718056f : -INFINITY;
         float factor = sum > 0 ? 1 / sum : sum == 0 ? 0 : sum; // NaN stays
         T *to = (T *)x.o + sat_heads_at(&x.o_at, item.batch, item.head, query);
 #pragma unroll

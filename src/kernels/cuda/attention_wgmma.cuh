@@ -6,6 +6,7 @@
 #ifndef SAT_ATTENTION_WGMMA_CUH
 #define SAT_ATTENTION_WGMMA_CUH
 
+#include "attention_exp.cuh"
 #include "attention_wgmma_job.cuh"
 
 /* ---- the producer ---- */
@@ -188,12 +189,6 @@ __device__ __forceinline__ void sat_att_mask(float (&s)[S::BN / 2], const sat_at
     }
 }
 
-__device__ __forceinline__ float sat_att_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* Scores become exp2(c*(score - m)), m the largest so far of the row or, as long as that stays small, of earlier. `sum`
  * grows by this thread's part. True: what was summed up before is to be multiplied by `scale`. */
 template <typename S>
@@ -212,10 +207,8 @@ __device__ __forceinline__ bool sat_att_softmax(float (&s)[S::BN / 2], float (&m
     if (grown) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float more = fmaxf(m[r], top[r]); // products rounded as below: they cancel, however large
-            scale[r] = more == -INFINITY   ? 1
-                       : m[r] == -INFINITY ? 0
-                                           : sat_att_exp2(__fmul_rn(m[r], c) - __fmul_rn(more, c));
+            float more = fmaxf(m[r], top[r]);
+            scale[r] = attention_factor(m[r], more, c);
             sum[r] *= scale[r], m[r] = more;
         }
     }
@@ -223,7 +216,7 @@ __device__ __forceinline__ bool sat_att_softmax(float (&s)[S::BN / 2], float (&m
     for (int r = 0; r < 2; r++) minus[r] = m[r] == -INFINITY ? 0 : -__fmul_rn(m[r], c);
 #pragma unroll
     for (int e = 0; e < S::BN / 2; e++) {
-        s[e] = sat_att_exp2(fmaf(s[e], c, minus[e / 2 % 2]));
+        s[e] = attention_exp2(fmaf(s[e], c, minus[e / 2 % 2]));
         part[e % 4] += s[e];
     }
     sum[0] += part[0] + part[1], sum[1] += part[2] + part[3];
