@@ -276,8 +276,7 @@ __device__ __forceinline__ void sat_att_consume(const sat_att_job &x, sat_att_sh
     if (S::GROUPS > 1 && group == S::GROUPS - 1) sat_some_arrive(SAT_ATT_ORDER, 256);
     for (;;) {
         sat_barrier_wait(sat_shared(&s->turn_full[turn]), turn_parity);
-        sat_att_turn t = s->turns[turn];
-        __syncwarp();
+        sat_att_turn t = sat_read_by_one(&s->turns[turn]);
         if (lane == 0) sat_barrier_arrive(sat_shared(&s->turn_empty[turn]));
         if (++turn == SAT_ATT_AHEAD) turn = 0, turn_parity ^= 1;
         if (t.p.count < 0) break;

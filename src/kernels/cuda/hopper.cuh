@@ -43,6 +43,32 @@ __device__ __forceinline__ void sat_barrier_wait(uint32_t bar, uint32_t parity) 
                  : "memory");
 }
 
+/* Whether a wait would end at once; the same for all lanes. */
+__device__ __forceinline__ bool sat_barrier_passed(uint32_t bar, uint32_t parity) {
+    uint32_t yes;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(yes)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return __all_sync(~0u, yes);
+}
+
+/* What lane 0 reads of shared memory, for the whole warp: the lane that then says it was read is the one that did. */
+template <typename T> __device__ __forceinline__ T sat_read_by_one(const T *from) {
+    static_assert(sizeof(T) % 4 == 0, "words");
+    uint32_t word[sizeof(T) / 4];
+    bool one = threadIdx.x % 32 == 0;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(T) / 4); i++) word[i] = __shfl_sync(~0u, one ? ((const uint32_t *)from)[i] : 0, 0);
+    T read;
+    memcpy(&read, word, sizeof read);
+    return read;
+}
+
 /* ---- tiles between global and shared memory, as a tensor map describes them ---- */
 
 __device__ __forceinline__ void sat_tile_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int x, int y) {

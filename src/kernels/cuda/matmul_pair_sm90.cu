@@ -144,11 +144,12 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
         sat_pipe_consume<T, S, TA, TB, true>(
             s, sat_shared(memory), false,
             [&](const sat_pipe_tile &t, float(&d)[S::WN / 2], uint32_t staging, int group) {
-                int row = group ? t.first : t.row;
-                int64_t n0 = (int64_t)t.panel * S::BN;
+                typedef typename T::element E;
+                int row = group ? t.first : t.row, n0 = t.panel * S::BN, i0 = row * HALF;
                 if (row < 0) return;
-                sat_group_put<typename T::element, S::WN>(x.out, d, staging, (int64_t)row * HALF, n0, HALF, group,
-                                                          x.copied ? &m.c : NULL);
+                if (!x.copied) return sat_group_put<E, S::WN>(x.out, d, staging, (int64_t)row * HALF, n0, HALF, group);
+                sat_group_finish(x.out.to, d, i0 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
+                sat_group_copy<E, S::WN>(&m.c, d, staging, i0, n0, (int)x.out.to.n, x.out.columns, group);
             });
     }
     sat_deal_end(x.deal);

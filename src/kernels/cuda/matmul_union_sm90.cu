@@ -211,9 +211,10 @@ template <typename T, int KB, bool TA> __device__ static void consume(const job 
     };
     for (;;) {
         sat_barrier_wait(sat_shared(&s->tile_full[turn]), tile_parity);
-        const tile &t = s->tiles[turn];
-        int count = t.count, block = t.first[mine], end = t.end[mine], row = t.row[mine], panel = t.panel;
-        __syncwarp();
+        const tile *t = &s->tiles[turn];
+        int count = sat_read_by_one(&t->count), panel = sat_read_by_one(&t->panel);
+        int block = sat_read_by_one(&t->first[mine]), end = sat_read_by_one(&t->end[mine]);
+        int row = sat_read_by_one(&t->row[mine]);
         if (lane == 0) sat_barrier_arrive(sat_shared(&s->tile_empty[turn]));
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
         if (count < 0) break;
@@ -226,9 +227,14 @@ template <typename T, int KB, bool TA> __device__ static void consume(const job 
         for (int e = 0; e < COLUMNS / 2; e++) d[e] = 0;
         for (int from = 0; from < count; from += EACH) {
             sat_barrier_wait(sat_shared(&s->full[stage]), parity);
+            uint4 rows = {};
+            if (lane == 0) rows = *(const uint4 *)s->rows[stage];
+            uint32_t wanted = (rows.x >> mine & 1) | (rows.y >> mine & 1) << 1 | (rows.z >> mine & 1) << 2 |
+                              (rows.w >> mine & 1) << 3; // of the stage's columns, by this row
+            wanted = __shfl_sync(~0u, wanted, 0);
 #pragma unroll 1
             for (int u = 0; u < EACH; u++) {
-                if (!(s->rows[stage][u] >> mine & 1)) continue;
+                if (!(wanted >> u & 1)) continue;
                 values<KB, TA> now = next[0];
 #pragma unroll
                 for (int e = 0; e + 1 < DEPTH; e++) next[e] = next[e + 1];

@@ -21,6 +21,7 @@ struct job {
     int a_rows;  // what one copy brings of A, and a slice has
     bool deep_a; // A comes 64 deep where a stage is 32: rows of 128 bytes, since a copy takes its time by lines of that
     bool copied; // C is stored by the copy engine
+    bool plain;  // and is the sums
     bool wide_b; // B row-major in chunks of 64 columns that fill it: one copy brings them all
 };
 
@@ -107,6 +108,14 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
         tiles.advance();
         if (last) return;
         next.tile.another(), next.ready = false;
+        if (S::OVER_B && piece.count == 0) { // zeros, too, leave from a stage
+            if (lane == 0) {
+                sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
+                sat_barrier_arrive(sat_shared(&s->full[at.stage]));
+            }
+            __syncwarp();
+            at.advance(false);
+        }
         for (int t = 0; t < piece.count; t++) {
             if (t % 32 == 0 && t > 0) blocks.fetch(x, piece, t);
             int64_t block = __shfl_sync(~0u, blocks.place, t % 32), k = __shfl_sync(~0u, blocks.k, t % 32);
@@ -129,14 +138,23 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
 template <typename T, typename S>
 __device__ __forceinline__ void put(const job &x, const maps &m, const sat_pipe_tile &t, float (&d)[S::WN / 2],
                                     uint32_t staging, int group) {
-    int64_t in_row = t.slice * S::BM + (S::BM == 128 ? group * 64 : 0), rows = x.r.br - in_row;
-    int64_t n0 = (int64_t)t.panel * S::BN + (S::BM == 128 ? 0 : group * S::WN), n = x.out.to.n;
+    typedef typename T::element E;
+    int in_row = t.slice * S::BM + (S::BM == 128 ? group * 64 : 0), rows = (int)x.r.br - in_row;
+    int n0 = t.panel * S::BN + (S::BM == 128 ? 0 : group * S::WN), n = (int)x.out.to.n;
     if (rows <= 0 || n0 >= n) return;
+    if constexpr (S::GROUPS == 2)
+        if (x.copied && t.first < 0) {
+            int i0 = t.row * (int)x.r.br + in_row, down = threadIdx.x / 32 % 4 * 16;
+            if (!x.plain) sat_group_finish(x.out.to, d, i0 + down + threadIdx.x % 32 / 4);
+            if (x.out.columns || down < rows)
+                sat_group_copy<E, S::WN>(&m.c, d, staging, i0, n0, n, x.out.columns, group);
+            return;
+        }
     sat_mma_out to = x.out;
     int64_t i0 = t.row * x.r.br + in_row;
-    if (x.copied && t.first >= 0) sat_stores_read<0>(), sat_some_sync(1 + group, 128); // this one goes another way
+    if (x.copied) sat_stores_read<0>(), sat_some_sync(1 + group, 128); // others left from there
     if (t.first >= 0) to = sat_mma_partial<float>(x.partial + t.first * x.r.br * n, n), i0 = in_row;
-    sat_group_put<typename T::element, S::WN>(to, d, staging, i0, n0, rows, group, x.copied ? &m.c : NULL);
+    sat_group_put<E, S::WN>(to, d, staging, i0, n0, rows, group);
 }
 
 template <typename T, typename S, bool TA, bool TB>
@@ -146,6 +164,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
     sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
     coming next = {};
     sat_next_may_begin();
+    if (!TA && x.a_rows < S::BM) { // what no copy writes costs less power as zero
+        for (int i = threadIdx.x; i < S::B_FROM / 16; i += S::THREADS) ((uint4 *)memory)[i] = make_uint4(0, 0, 0, 0);
+        sat_proxy_fence();
+    }
     if (threadIdx.x < 32) sat_pipe_init<S>(s);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
@@ -213,7 +235,7 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
         if (!make_maps<S>(l, x, &st->m)) return sat_no_map(l, st->of);
         st->copied = S::GROUPS > 1 && sat_group_map(l, x.out, x.r.br, &st->m.c);
     }
-    x.copied = st->copied;
+    x.copied = st->copied, x.plain = sat_out_plain(x.out.to);
     const maps &m = st->m;
     bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
     sat_status status = ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
@@ -223,8 +245,8 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
 
 // rows, columns, depth, stages, warpgroups
 #define TILES(X)                                                                                                       \
-    X(64, 512, 32, 5, 2)                                                                                               \
-    X(64, 256, 64, 4, 2)                                                                                               \
+    X(64, 512, 32, 6, 2)                                                                                               \
+    X(64, 256, 64, 5, 2)                                                                                               \
     X(128, 256, 64, 4, 2)                                                                                              \
     X(128, 128, 64, 6, 2) X(64, 128, 64, 4, 1) X(64, 64, 64, 7, 1) X(64, 32, 64, 8, 1) X(64, 16, 64, 8, 1)
 

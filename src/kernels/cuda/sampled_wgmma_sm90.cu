@@ -125,6 +125,7 @@ __device__ static void put(const job &x, const sat_pipe_tile &t, float (&d)[S::W
         sat_slice_rows<E, 64>(part, staging + j / 64 % 2 * SAT_SLICE, to, x.bc, 16, 64);
     }
     __syncwarp();
+    if (S::OVER_B) sat_proxy_fence(); // copies come there next
 }
 
 template <typename T, typename S, bool TA, bool TB>
@@ -200,7 +201,7 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
 }
 
 // rows, columns, stages
-#define TILES(X) X(128, 256, 4) X(128, 128, 6) X(64, 256, 4)
+#define TILES(X) X(128, 256, 4) X(128, 128, 6) X(64, 256, 5)
 
 static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;

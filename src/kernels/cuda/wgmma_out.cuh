@@ -24,9 +24,14 @@ static inline sat_mma_out sat_group_out_of(const sat_launch *l) {
     return o;
 }
 
+/* Whether C is the sums as they are. */
+__host__ __device__ __forceinline__ bool sat_out_plain(const sat_out &o) {
+    return o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE;
+}
+
 /* alpha*sum + bias and relu, in place. */
 template <int COUNT> __device__ __forceinline__ void sat_group_finish(const sat_out &o, float (&d)[COUNT], int64_t i) {
-    if (o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE) return;
+    if (sat_out_plain(o)) return;
     float alpha = (float)o.alpha, low = 0, high = 0, least = o.activation == SAT_ACT_RELU ? 0 : -INFINITY;
     if (o.bias && i < o.m) low = sat_load_as(0.f, o.dtype, o.bias, i);
     if (o.bias && i + 8 < o.m) high = sat_load_as(0.f, o.dtype, o.bias, i + 8);
@@ -172,28 +177,25 @@ static inline bool sat_group_map(const sat_launch *l, const sat_mma_out &o, int6
     return sat_map_encode(map, t);
 }
 
-/* A warpgroup's 64 rows from i0 on, of which `rows` exist, by WN columns from n0 on. `staging` is the warpgroup's. `c`:
- * NULL, or C's map. */
+/* Any other way: a warpgroup's 64 rows from i0 on, of which `rows` exist, by WN columns from n0 on. `staging` is the
+ * warpgroup's, and free for the copy engine afterwards. */
 template <typename E, int WN>
 __device__ __forceinline__ void sat_group_put(const sat_mma_out &o, float (&d)[WN / 2], uint32_t staging, int64_t i0,
-                                              int64_t n0, int64_t rows, int group, const CUtensorMap *c) {
+                                              int64_t n0, int64_t rows, int group) {
     int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
     bool words = o.way == SAT_MMA_WORDS;
     if (words) sat_group_finish(o.to, d, i0 + down + lane / 4);
-    if constexpr (WN % 64 == 0)
-        if (words && c) {
-            if (o.columns || down < rows)
-                sat_group_copy<E, WN>(c, d, staging, (int)i0, (int)n0, (int)o.to.n, o.columns, group);
-            return;
-        }
-    if (words && o.columns) return sat_group_columns<E, WN>(o.to, d, staging, i0, n0, rows, group);
-    if (down >= rows) return;
-    staging += down / 16 * 2 * SAT_SLICE;
-    if (words) return sat_group_rows<E, WN>(o.to, d, staging, i0 + down, n0);
-    const float(&sum)[1][WN / 8][4] = reinterpret_cast<const float(&)[1][WN / 8][4]>(d);
-    if (o.way == SAT_MMA_STAGED || o.to.dtype != SAT_F32 || o.columns || !o.vectors || o.to.n % 2)
-        sat_mma_staged(o, sum, i0 + down, n0, lane, (float *)__cvta_shared_to_generic(staging));
-    else sat_mma_pairs<true>(o.to, sum, i0 + down + lane / 4, n0 + lane % 4 * 2);
+    if (words && o.columns) {
+        sat_group_columns<E, WN>(o.to, d, staging, i0, n0, rows, group);
+    } else if (down < rows) {
+        staging += down / 16 * 2 * SAT_SLICE;
+        const float(&sum)[1][WN / 8][4] = reinterpret_cast<const float(&)[1][WN / 8][4]>(d);
+        if (words) sat_group_rows<E, WN>(o.to, d, staging, i0 + down, n0);
+        else if (o.way == SAT_MMA_STAGED || o.to.dtype != SAT_F32 || o.columns || !o.vectors || o.to.n % 2)
+            sat_mma_staged(o, sum, i0 + down, n0, lane, (float *)__cvta_shared_to_generic(staging));
+        else sat_mma_pairs<true>(o.to, sum, i0 + down + lane / 4, n0 + lane % 4 * 2);
+    }
+    sat_proxy_fence();
 }
 
 #endif

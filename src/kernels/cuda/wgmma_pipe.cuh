@@ -25,16 +25,22 @@ struct sat_pipe_barriers {
 /* BM rows, BN columns and KS of depth a stage. */
 template <int BM_, int BN_, int KS_, int STAGES_, int GROUPS_> struct sat_pipe_shape {
     static constexpr int BM = BM_, BN = BN_, KS = KS_, STAGES = STAGES_, GROUPS = GROUPS_;
-    static constexpr int A = BM * KS * 2, B = KS * BN * 2;                              // a stage's
-    static constexpr int SLOTS = KS == 32 ? (STAGES + 1) / 2 : STAGES, SLOT = BM * 128; // of A, where it comes 64 deep
+    static constexpr int A = BM * KS * 2, B = KS * BN * 2; // a stage's
+    // Slots of A, where it comes 64 deep and a stage is 32: when a stage is free again, so is what it left of A.
+    static constexpr int SLOTS = KS == 32 ? STAGES / 2 + 1 : STAGES, SLOT = BM * 128;
     static constexpr int B_FROM = SLOTS * SLOT, OUT_FROM = GROUPS == 1 ? 0 : B_FROM + STAGES * B;
     static constexpr int WN = BM == 128 ? BN : BN / GROUPS; // columns of a warpgroup
     static constexpr int LINE = BN < 64 ? BN * 2 : 128;     // bytes of a row of B in shared memory, row-major
-    static constexpr int OUT = GROUPS == 1 ? 0 : GROUPS * SAT_STAGING; // where output is put in order; else over A
+    // Output is put in order in a place of its own; where a CTA has one tile, over A; where warpgroups have columns of
+    // their own, over theirs of the last stage, which buys a stage more.
+    static constexpr bool OVER_B = GROUPS == 2 && BM == 64;
+    static constexpr int OUT = GROUPS == 1 || OVER_B ? 0 : GROUPS * SAT_STAGING;
     static constexpr int BYTES = B_FROM + STAGES * B + OUT + (int)sizeof(sat_pipe_barriers); // of shared memory
     static constexpr bool ONCE = GROUPS == 1;                                                // a CTA has one tile
     static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + (GROUPS == 1 ? 32 : 128);
-    static_assert(KS == 64 || (KS == 32 && STAGES % 2 == 1), "a stage that is free frees the slot of A two before it");
+    static_assert(KS == 64 || KS == 32, "");
+    static_assert(!OVER_B || B == GROUPS * SAT_STAGING, "");
+    static_assert(BYTES <= 227 * 1024 && STAGES <= 8, "");
 };
 
 /* Where a ring of stages is: the next one, how often it went round, and the slot of A. */
@@ -79,8 +85,7 @@ struct sat_pipe_tiles {
     }
     __device__ __forceinline__ sat_pipe_tile hear(sat_pipe_barriers *s) {
         sat_barrier_wait(sat_shared(&s->tile_full[turn]), parity);
-        sat_pipe_tile t = s->tiles[turn];
-        __syncwarp();
+        sat_pipe_tile t = sat_read_by_one(&s->tiles[turn]);
         if (threadIdx.x % 32 == 0) sat_barrier_arrive(sat_shared(&s->tile_empty[turn]));
         return t;
     }
@@ -113,41 +118,67 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
     int group = threadIdx.x / 128, lane = threadIdx.x % 32;
     sat_pipe_ring<S> at = {.parity = 0};
     sat_pipe_tiles tiles = {.parity = 0};
-    uint32_t staging = memory + S::OUT_FROM + group * SAT_STAGING;
-    for (;;) {
-        sat_pipe_tile t = tiles.hear(s);
-        tiles.advance();
-        if (t.steps < 0) break;
-        int before = -1, done = 0;
+    int before = -1, put_in = -1; // stages to be freed: the one multiplied last, and that which output leaves from
+    auto release = [&](int &stage) {
+        if (stage >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[stage]));
+        stage = -1;
+    };
+    auto release_put = [&] {
+        if (S::OVER_B && put_in >= 0 && lane == 0) sat_stores_read<0>();
+        if (S::OVER_B) release(put_in);
+    };
+    sat_pipe_tile t = tiles.hear(s);
+    while (t.steps >= 0) {
+        int done = 0;
         float d[S::WN / 2];
         if (SOME || t.steps == 0)
 #pragma unroll
             for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
         for (int step = 0; step < t.steps; step++) {
             bool odd = S::KS == 32 && step % 2; // the second half of what came 64 deep
-            sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
+            uint32_t bar = sat_shared(&s->full[at.stage]);
+            if (!S::ONCE && before >= 0 && !sat_barrier_passed(bar, at.parity)) { // copies are what is waited for
+                sat_group_wait<0>();
+                release(before);
+            }
+            sat_barrier_wait(bar, at.parity);
             uint32_t groups = ~0u; // that multiply this stage
-            if (SOME) groups = __shfl_sync(~0u, lane == 0 ? s->groups[at.stage] : 0, 0);
+            if (SOME) groups = sat_read_by_one(&s->groups[at.stage]);
             if (!(groups >> group & 1)) { // what was before is freed too: much may follow
                 sat_group_wait<0>();
-                if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
-                before = -1;
-                if (lane == 0) sat_barrier_arrive(sat_shared(&s->empty[at.stage]));
+                release(before);
+                before = at.stage;
+                release(before);
                 at.advance(true);
                 continue;
             }
             sat_pipe_multiply<T, S, TA, TB>(d, memory + at.a(deep_a) + (deep_a && odd ? 64 : 0), memory + at.b(),
                                             deep_a, group, SOME || done);
             done = 1;
+            release_put();
             sat_group_wait<1>();
-            if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
+            release(before);
             before = at.stage;
             at.advance(S::KS == 64 || odd);
         }
+        tiles.advance();
+        sat_pipe_tile next = tiles.hear(s);
         sat_group_wait<0>();
-        if (before >= 0 && lane == 0) sat_barrier_arrive(sat_shared(&s->empty[before]));
-        if (S::ONCE) sat_some_sync(1, 128); // output goes where the tile was, which nobody reads any more
+        uint32_t staging = memory + S::OUT_FROM + group * SAT_STAGING;
+        if (S::OVER_B) {
+            if (t.steps == 0) { // a stage without operands
+                release_put();
+                sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
+                before = at.stage;
+                at.advance(false);
+            }
+            staging = memory + S::B_FROM + before * S::B + group * SAT_STAGING;
+            put_in = before, before = -1;
+        }
+        release(before);
+        if (S::ONCE || S::OVER_B) sat_some_sync(1 + group, 128); // nobody reads any more what output is put over
         put(t, d, staging, group);
+        t = next;
     }
     sat_stores_wait();
 }
