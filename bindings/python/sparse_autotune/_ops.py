@@ -113,7 +113,8 @@ def sampled_matmul(X: Any, Y: Any, pattern: Any, *, alpha: float = 1.0, beta: fl
     if torch is not None and _torch_sampled is not None and wants_torch(torch, None, X, out, Y, "Y"):
         return _torch_sampled(X, Y, a, alpha, out, beta)
     if a.is_transposed:  # (X Y) at the blocks of S^T is ((Y^T X^T) at those of S)^T
-        flipped = None if out is None else out.T
+        _describe_sampled(X, Y, a.shape)
+        flipped = None if out is None else _sampled_out(out).T
         return sampled_matmul(Y.T, X.T, a.T, alpha=alpha, beta=beta, out=flipped, allow_tf32=allow_tf32).T
     return sampled(X, Y, a._pattern, alpha, beta, out, allow_tf32)
 
@@ -404,20 +405,25 @@ def sampled(x_array: Any, y_array: Any, pattern: Pattern, alpha: float, beta: fl
     return BsrMatrix._make(pattern, values) if out is None else out
 
 
-def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, keep) -> tuple:
-    """The values alone, for a BsrMatrix keeps its indices as tensors, which gradients and operators have no use for."""
+def _describe_sampled(x_array: Any, y_array: Any, shape: tuple[int, int]) -> tuple[Operand, Operand]:
     x, y = _arrays.describe(x_array, "X"), _arrays.describe(y_array, "Y")
     for o, name in ((x, "X"), (y, "Y")):
         if len(o.shape) != 2:
             raise ValueError(f"{name} has {len(o.shape)} dimensions; expected 2")
     _check_pair(x, y, "X", "Y")
-    rows, cols = pattern.shape
+    rows, cols = shape
     if x.shape[0] != rows:
         raise ValueError(f"X has {x.shape[0]} rows; the pattern has {rows}")
     if y.shape[1] != cols:
         raise ValueError(f"Y has {y.shape[1]} columns; the pattern has {cols}")
     if x.shape[1] != y.shape[0]:
         raise ValueError(f"X has {x.shape[1]} columns and Y {y.shape[0]} rows; expected as many")
+    return x, y
+
+
+def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, keep) -> tuple:
+    """The values alone, for a BsrMatrix keeps its indices as tensors, which gradients and operators have no use for."""
+    x, y = _describe_sampled(x_array, y_array, pattern.shape)
     alpha, beta = _number(alpha, "alpha"), _number(beta, "beta")
     if out is None:
         check_beta(beta, out)
@@ -440,10 +446,14 @@ def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, k
     return _arrays.finish(target, x), plan
 
 
-def _check_sampled_out(out: Any, pattern: Pattern, x: Operand) -> Operand:
+def _sampled_out(out: Any) -> BsrMatrix:
     if not isinstance(out, BsrMatrix):
         raise TypeError(f"out is a {type(out).__name__}; expected a BsrMatrix")
-    if out.is_transposed or not (out._pattern is pattern or (out._pattern.shape == pattern.shape and out._pattern.block == pattern.block and out._pattern.same_indices(pattern.row_ptr, pattern.col_idx))):
+    return out
+
+
+def _check_sampled_out(out: Any, pattern: Pattern, x: Operand) -> Operand:
+    if _sampled_out(out).is_transposed or not (out._pattern is pattern or (out._pattern.shape == pattern.shape and out._pattern.block == pattern.block and out._pattern.same_indices(pattern.row_ptr, pattern.col_idx))):
         raise ValueError("out has another pattern; expected that of pattern")
     target = _arrays.check_output(out._values, "out")
     if target.device != x.device:

@@ -24,6 +24,13 @@ def _handle(device: Any) -> int:
     return _context.get(_context.normalise(device)).handle
 
 
+def _file(file: Any) -> bytes:
+    try:
+        return os.fsencode(file)
+    except TypeError:
+        raise TypeError(f"file is a {type(file).__name__}; expected a str or a path") from None
+
+
 def path(device: Any = "cpu") -> str:
     """The folder that is written to; "" if there is none. `$SPARSE_AUTOTUNE_CACHE` chooses it, before the first product."""
     return _abi.lib.sat_cache_path(_handle(device)).decode()
@@ -52,7 +59,7 @@ def untuned(device: Any = "cpu") -> dict[str, str]:
 
 def export(file: str | os.PathLike, device: Any = "cpu") -> None:
     """Writes all devices' entries into one file, so that a fleet tunes once."""
-    _abi.check(_abi.lib.sat_cache_export(_handle(device), os.fsencode(file)))
+    _abi.check(_abi.lib.sat_cache_export(_handle(device), _file(file)))
 
 
 def load(file: str | os.PathLike, device: Any = "cpu") -> int:
@@ -62,7 +69,7 @@ def load(file: str | os.PathLike, device: Any = "cpu") -> int:
     """
     count = ctypes.c_int64()
     try:
-        _abi.check(_abi.lib.sat_cache_import(_handle(device), os.fsencode(file), ctypes.byref(count)))
+        _abi.check(_abi.lib.sat_cache_import(_handle(device), _file(file), ctypes.byref(count)))
     except _abi.FileError as error:
         if os.path.exists(file):
             raise

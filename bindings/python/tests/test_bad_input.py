@@ -124,6 +124,10 @@ def test_sampled_operands_that_do_not_fit():
     other = sa.BsrMatrix([0, 1, 2], [0, 1], np.ones((2, 2, 2), np.float32), (4, 4))
     bad(ValueError, "out", sa.sampled_matmul, x, y, A, out=other)
     bad(ValueError, "beta", sa.sampled_matmul, x, y, A, beta=1.0)
+    bad(TypeError, "X is a list", sa.sampled_matmul, x.tolist(), y, A.T)
+    bad(TypeError, "Y is a list", sa.sampled_matmul, x, y.tolist(), A.T)
+    bad(ValueError, "X has 5 rows", sa.sampled_matmul, np.ones((5, 3), np.float32), y, A.T)
+    bad(TypeError, "out", sa.sampled_matmul, x, y, A.T, out=x)
 
 
 def test_conversions_that_do_not_fit():
@@ -243,6 +247,8 @@ def test_settings_that_do_not_exist():
 def test_files_that_are_not_there(tmp_path):
     bad(FileNotFoundError, "absent", sa.cache.load, tmp_path / "absent")
     bad(sa.FileError, "absent", sa.cache.load, tmp_path / "absent")
+    for function in (sa.cache.load, sa.cache.export):
+        bad(TypeError, "file is a int", function, 3)
     (tmp_path / "text").write_text("nothing of the kind")
     bad(ValueError, "text", sa.cache.load, tmp_path / "text")
 
