@@ -144,12 +144,16 @@ void job_close(job *j, sat_context *context) {
 
 /* ---- operands ---- */
 
-// Exponent and significand at random, so that products take the power that real ones take.
-static uint16_t half_bits(uint64_t r, bool bf16) {
-    uint16_t sign = (uint16_t)(r >> 63 << 15);
-    return (uint16_t)(sign | (bf16 ? 0x3f00 | (r & 0x7f) : 0x3800 | (r & 0x3ff))); // 0.5 to 1
+// A number from -1 to 1 in 16 bits, cut off; what is too small for them is zero.
+static uint16_t half_bits(float x, bool bf16) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (bf16) return (uint16_t)(bits >> 16);
+    int exponent = (int)(bits >> 23 & 0xff) - 127 + 15;
+    return (uint16_t)(bits >> 16 & 0x8000) | (exponent <= 0 ? 0 : (uint16_t)(exponent << 10 | (bits >> 13 & 0x3ff)));
 }
 
+// Uniform from -1 to 1, as races and rivals have them: the power that products take depends on it, and so their time.
 static void fill_host(void *to, sat_dtype t, size_t bytes, uint64_t seed) {
     for (size_t i = 0; i < bytes / size_of(t); i++) {
         uint64_t r = seed = seed * 6364136223846793005u + 1442695040888963407u;
@@ -157,7 +161,7 @@ static void fill_host(void *to, sat_dtype t, size_t bytes, uint64_t seed) {
         double x = (double)(int64_t)r * 0x1p-63;
         if (t == SAT_F64) ((double *)to)[i] = x;
         else if (t == SAT_F32) ((float *)to)[i] = (float)x;
-        else ((uint16_t *)to)[i] = half_bits(r, t == SAT_BF16);
+        else ((uint16_t *)to)[i] = half_bits((float)x, t == SAT_BF16);
     }
 }
 

@@ -204,7 +204,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
     if (r.br != HALF || r.bc % 64 || r.k % r.bc || p->a_align % 16) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
-    if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000) return false;
+    if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
     if ((double)r.count * ceil((double)p->n / S::BN) > 0x7fff0000) return false;
     if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
     return sat_map_fits(p, p->b, p->k, p->n, p->b_align, 2);

@@ -256,7 +256,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
     if (r.br % 16 || r.bc % deep || r.k % r.bc || p->a_align % 16 || a->block_cols % 8) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
-    if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000) return false;
+    if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
     double tiles = ((double)r.count + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
                    ceil((double)r.br / v->instance.tile_m);
     if (tiles > 0x7fff0000) return false; // more than the counter counts
