@@ -8,7 +8,7 @@
 static inline bool is_attention(const sat_problem *p) { return p->op >= SAT_ATTENTION; }
 
 /* A random problem, and its mask in c->blocks; `wild` and `lean` as in check_case.c. False without memory. */
-bool attention_case(const sat_variant *v, rng *r, double wild, check_case *c);
+bool attention_case(const sat_variant *v, rng *r, double wild, int64_t sides, check_case *c);
 void attention_text(const check_case *c, char *out, size_t capacity);
 
 /* Lists the operands, without memory; gives how many. */

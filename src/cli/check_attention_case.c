@@ -11,7 +11,8 @@
 typedef struct draw {
     rng *r;
     double wild;
-    bool even; // strides and pointers that suit wide loads
+    bool even;     // strides and pointers that suit wide loads
+    int64_t sides; // lengths up to that, all alike; 0: around the tiles
 } draw;
 
 static bool wildly(draw *d, double p) { return rng_chance(d->r, p * d->wild); }
@@ -19,6 +20,7 @@ static bool wildly(draw *d, double p) { return rng_chance(d->r, p * d->wild); }
 static int64_t length(draw *d) {
     double u = rng_unit(d->r);
     if (wildly(d, 0.02)) return 0;
+    if (d->sides > 0 && rng_chance(d->r, 0.8)) return rng_between(d->r, 1, d->sides);
     if (u < 0.12) return rng_between(d->r, 1, 4);
     if (u < 0.35) return rng_between(d->r, 5, 63);
     if (u < 0.50) return 64 * rng_between(d->r, 1, 3);
@@ -120,7 +122,8 @@ static void choose_problem(draw *d, const sat_variant *v, sat_problem *p) {
     t->dim = p->k = head_size(d, v);
     p->batch = wildly(d, 0.25) ? rng_between(d->r, 2, 3) : 1;
     p->m = length(d), p->n = rng_chance(d->r, 0.5) ? p->m : length(d);
-    double budget = rng_chance(d->r, 0.15) ? 6e6 : 1.5e6;
+    double sides = (double)d->sides, budget = rng_chance(d->r, 0.15) ? 6e6 : 1.5e6;
+    if (sides > 0) budget = fmax(budget, sides * sides * 64); // what the host works out in a tenth of a second
     while ((double)(p->batch * t->heads * p->m * p->n) * (double)t->dim > budget) {
         if (p->batch * t->heads > 4 && t->heads > t->kv_heads) t->heads = t->kv_heads;
         else if (p->batch > 1) p->batch = 1;
@@ -140,8 +143,10 @@ static void choose_problem(draw *d, const sat_variant *v, sat_problem *p) {
     if (p->a_dtype == SAT_F32 && rng_chance(d->r, 0.2)) p->flags |= SAT_ALLOW_TF32;
 }
 
-bool attention_case(const sat_variant *v, rng *r, double wild, check_case *c) {
-    draw d = {.r = r, .wild = wild, .even = rng_chance(r, 0.5)};
+bool attention_case(const sat_variant *v, rng *r, double wild, int64_t sides, check_case *c) {
+    draw d = {.r = r, .wild = wild, .even = rng_chance(r, 0.5), .sides = sides};
+    // Tiles of a GPU are large: several of them either way, and rings that go round
+    if (sides == 0 && v->backend == SAT_CUDA && rng_chance(r, 0.3)) d.sides = 800;
     choose_problem(&d, v, &c->problem);
     choose_layouts(&d, &c->problem);
     return make_mask(&d, &c->problem, &c->blocks) && make_sequences(&d, &c->problem, &c->blocks);

@@ -256,7 +256,7 @@ bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt,
     c->index_type = rng_chance(&d.r, 0.5) ? SAT_I32 : SAT_I64;
     c->place = (place)rng_below(&d.r, 3);
     c->duplicate = rng_chance(&d.r, 0.2);
-    if (v->op >= SAT_ATTENTION) return attention_case(v, &d.r, wild, c);
+    if (v->op >= SAT_ATTENTION) return attention_case(v, &d.r, wild, sides, c);
     d.transposed = v->op == SAT_MATMUL && wildly(&d, 0.35);
     if (!make_pattern(&d, &c->blocks)) return false;
     choose_problem(&d, c);
