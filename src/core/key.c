@@ -24,7 +24,7 @@ static const char *layout_name(const sat_operand *o) {
     return "any";
 }
 
-static unsigned alignment(uint32_t bytes) { return bytes > 128 ? 128 : bytes; } /* a line of any cache */
+static unsigned alignment(uint32_t bytes, unsigned most) { return bytes > most ? most : bytes; }
 
 static void spell_options(char *to, size_t size, const sat_problem *p) {
     snprintf(to, size, "beta=%d bias=%d act=%s%s%s%s%s", p->beta != 0, p->bias != SAT_BIAS_NONE,
@@ -38,6 +38,9 @@ void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_patte
     const sat_op *op = sat_op_find(p->op);
     char options[72], words[160] = "";
     sat_operand o[SAT_MAX_OPERANDS];
+    /* Up to a line of any cache on a GPU. On the CPU none of ours asks, and where an allocator puts things is chance:
+     * each would be another race. */
+    unsigned most = threads > 0 ? 1 : 128;
     op->operands(p, a, o);
     spell_options(options, sizeof options, p);
     if (op->words) op->words(p, a, false, words, sizeof words);
@@ -48,8 +51,8 @@ void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_patte
              (long long)sat_bucket_size(p->k), (long long)a->block_rows, (long long)a->block_cols,
              (long long)sat_bucket_size(p->batch), sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
              sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, layout_name(&o[0]), layout_name(&o[1]),
-             layout_name(&o[2]), p->a.batch_stride == 0, p->b.batch_stride == 0, alignment(p->a_align),
-             alignment(p->b_align), alignment(p->c_align), options, words, sat_bucket_ratio(a->density),
+             layout_name(&o[2]), p->a.batch_stride == 0, p->b.batch_stride == 0, alignment(p->a_align, most),
+             alignment(p->b_align, most), alignment(p->c_align, most), options, words, sat_bucket_ratio(a->density),
              sat_bucket_ratio(p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew), round(a->overlap * 8) / 8,
              m == SAT_MEASURE_WARM ? "warm" : "cold", threads);
 }
@@ -82,7 +85,8 @@ void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_p
              "scalars=%c%c blocks=%lld skew=%.3g overlap=%.3g",
              op->name, (long long)p->m, (long long)p->n, (long long)p->k, (long long)a->block_rows,
              (long long)a->block_cols, (long long)p->batch, sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
-             sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, words, alignment(p->a_align),
-             alignment(p->b_align), alignment(p->c_align), options, scalar_case(p->alpha), scalar_case(p->beta),
-             (long long)a->stored_blocks, p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew, a->overlap);
+             sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, words, alignment(p->a_align, 128),
+             alignment(p->b_align, 128), alignment(p->c_align, 128), options, scalar_case(p->alpha),
+             scalar_case(p->beta), (long long)a->stored_blocks, p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew,
+             a->overlap);
 }
