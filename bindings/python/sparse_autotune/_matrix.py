@@ -56,9 +56,25 @@ def _contiguous(values: Any, operand: _arrays.Operand, name: str) -> Any:
         return np.ascontiguousarray(operand.array)
     if operand.kind == "cupy":
         return _arrays.cupy_module().ascontiguousarray(values)
-    if operand.strides != _arrays._dense_strides(operand.shape):
+    if not _arrays.is_dense(operand):
         raise ValueError(f"{name} has strides {operand.strides}; expected no gaps")
     return values
+
+
+def check_values(values: Any, pattern: Pattern) -> Any:
+    """Values that fit a pattern, without gaps."""
+    torch, expected = torch_module(), (pattern.stored_blocks, *pattern.block)
+    plain = torch is not None and isinstance(values, torch.Tensor)  # may have no memory: functorch, fake tensors
+    operand = None if plain else _arrays.describe(values, "values")
+    shape = tuple(values.shape) if operand is None else operand.shape
+    if shape != expected:
+        raise ValueError(f"values has shape {shape}; expected {expected}")
+    if operand is not None:
+        return _contiguous(values, operand, "values")
+    if values.layout is not torch.strided:
+        raise TypeError(f"values is {_what(values)}; expected a dense tensor")
+    _arrays.dtype_code(values.dtype, "values")
+    return values.contiguous()
 
 
 def _no_runner(_values: Any, _dense: Any) -> None:
@@ -212,21 +228,7 @@ class BsrMatrix:
 
     @values.setter
     def values(self, values: Any) -> None:
-        self._set(self._pattern, self._check_values(values), self._transposed)
-
-    def _check_values(self, values: Any) -> Any:
-        torch, expected = torch_module(), (self._pattern.stored_blocks, *self._pattern.block)
-        plain = torch is not None and isinstance(values, torch.Tensor)  # may have no memory: functorch, fake tensors
-        operand = None if plain else _arrays.describe(values, "values")
-        shape = tuple(values.shape) if operand is None else operand.shape
-        if shape != expected:
-            raise ValueError(f"values has shape {shape}; expected {expected}")
-        if operand is not None:
-            return _contiguous(values, operand, "values")
-        if values.layout is not torch.strided:
-            raise TypeError(f"values is {_what(values)}; expected a dense tensor")
-        _arrays.dtype_code(values.dtype, "values")
-        return values.contiguous()
+        self._set(self._pattern, check_values(values, self._pattern), self._transposed)
 
     @property
     def is_transposed(self) -> bool:
@@ -277,7 +279,7 @@ class BsrMatrix:
 
     def with_values(self, values: Any) -> BsrMatrix:
         """The same pattern with other values."""
-        return BsrMatrix._make(self._pattern, self._check_values(values), self._transposed)
+        return BsrMatrix._make(self._pattern, check_values(values, self._pattern), self._transposed)
 
     def detach(self) -> BsrMatrix:
         return BsrMatrix._make(self._pattern, self._values.detach(), self._transposed) if self._torch else self

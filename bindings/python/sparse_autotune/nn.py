@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _ops, _torch, _torch_attention  # noqa: F401
-from ._matrix import BsrMatrix, check_block, make_pattern
+from ._matrix import BsrMatrix, check_block, check_values, make_pattern
 
 __all__ = ["SparseLinear", "sparsify"]
 
@@ -222,6 +222,8 @@ class SparseLinear(nn.Module):
         return _torch.forward(_torch._bare(pattern, values, True), x, True, bias, _ops.activation_code(self.activation), 1.0)
 
     def _traced(self, x: Tensor) -> Tensor:
+        if tuple(self.values.shape[1:]) != self.block:  # the operator takes the block from its values
+            raise ValueError(f"values has shape {tuple(self.values.shape)}; expected {(self.col_idx.shape[0], *self.block)}")
         fused = self.activation is not None and not torch.is_grad_enabled()
         result = torch.ops.sparse_autotune.matmul(
             self.values, self.row_ptr, self.col_idx, x, self.bias, (self.out_features, self.in_features), True, True, 1.0,
@@ -246,7 +248,8 @@ class SparseLinear(nn.Module):
 
 
 def _matrix(layer: SparseLinear) -> BsrMatrix:
-    return BsrMatrix._make(layer.pattern(), layer.values)
+    pattern = layer.pattern()
+    return BsrMatrix._make(pattern, check_values(layer.values, pattern))
 
 
 _matrix_outside = torch._disable_dynamo(_matrix)  # torch.compiler.disable would import the compiler here and now

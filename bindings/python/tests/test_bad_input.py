@@ -228,6 +228,16 @@ def test_broken_dlpack():
     bad(TypeError, "B is a Shared", sa.matmul, A, Shared(versioned))
 
 
+def test_values_resized_in_place():
+    a = bsr()
+    a.values.resize((1, 2, 2), refcheck=False)
+    bad(ValueError, "values has shape (1, 2, 2); expected (2, 2, 2)", sa.matmul, a, B)
+    bad(ValueError, "values has shape (1, 2, 2); expected (2, 2, 2)", sa.sampled_matmul, B, B.T.copy(), A, out=a)
+    a = bsr()
+    a.values.shape = (2, 4, 1)
+    bad(ValueError, "values has shape (2, 4, 1)", sa.matmul, B.T, a)
+
+
 def test_settings_that_do_not_exist():
     bad(ValueError, "effort", sa.set_effort, "maximal")
     bad(ValueError, "effort", sa.tune, A, 4, effort="off")

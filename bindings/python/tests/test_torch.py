@@ -74,7 +74,7 @@ def test_sampled_products(problem, k, how_x, how_y):
         close(sa.sampled_matmul(x, y, a).to_dense(), (x.double() @ y.double()) * kept)
 
 
-@given(st.integers(1, 14), st.integers(1, 14), st.integers(1, 5), st.integers(1, 5), st.sampled_from([(), (3,), (2, 3), (2, 2, 2)]), st.booleans(), st.booleans(), st.booleans())
+@given(st.integers(0, 14), st.integers(0, 14), st.integers(1, 5), st.integers(1, 5), st.sampled_from([(), (3,), (2, 3), (2, 2, 2)]), st.booleans(), st.booleans(), st.booleans())
 def test_gradients_are_those_of_the_dense_product(rows, cols, br, bc, rest, left, transposed, with_bias):
     a, _ = tensors(1, rows, cols, (br, bc), 0.6, torch.float64)
     values = a.values.nan_to_num(0.0).requires_grad_()
