@@ -197,6 +197,11 @@ class SparseLinear(nn.Module):
         expected = (col_idx.shape[0], *self.block)
         if values is not None and tuple(values.shape) != expected:
             return f"values has shape {tuple(values.shape)}; expected {expected}"
+        if _torch._plain(row_ptr, col_idx) and "meta" not in (row_ptr.device.type, col_idx.device.type):
+            try:
+                make_pattern(row_ptr, col_idx, (self.out_features, self.in_features), self.block)
+            except (TypeError, ValueError) as error:
+                return str(error)
         return ""
 
     # ---- forward ----

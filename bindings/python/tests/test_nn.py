@@ -227,6 +227,11 @@ def test_a_state_dict_that_does_not_fit_changes_nothing():
     broken = [sa.SparseLinear(64, 64, block=b, density=0.25).state_dict() for b in (16, (8, 16), (16, 8))]
     broken += [sa.SparseLinear(64, 128, block=8, density=0.5).state_dict(), {k: v for k, v in other.items() if k != "values"}]
     broken += [{k: v for k, v in other.items() if k != "row_ptr"}, {**other, "col_idx": other["col_idx"][:, None]}]
+    for name, place, value in (("col_idx", 0, 99), ("col_idx", 1, 0), ("row_ptr", 0, 1), ("row_ptr", 3, 99), ("row_ptr", -1, 3)):
+        state = copy.deepcopy(other)
+        state[name][place] = value
+        broken.append(state)
+    broken.append({**other, "col_idx": other["col_idx"].float()})
     for state in broken:
         with pytest.raises(RuntimeError, match="left as it was"):
             layer.load_state_dict(state)

@@ -490,6 +490,8 @@ try:
     sa.SparseLinear
 except ImportError:
     print("no torch")
+from sparse_autotune import *
+print(BsrMatrix is sa.BsrMatrix)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
-    assert run.stdout.split("\n")[:2] == ["4.0", "no torch"], run.stderr
+    assert run.stdout.split("\n")[:3] == ["4.0", "no torch", "True"], run.stderr
