@@ -149,9 +149,7 @@ class BsrMatrix:
         torch = torch_module()
         if torch is None or not isinstance(x, torch.Tensor) or x.layout is not torch.sparse_bsr:
             raise TypeError(f"x is {_what(x)}; expected a torch.sparse_bsr tensor")
-        if x.dim() != 2 or x.values().dim() != 3:
-            raise ValueError(f"x has {x.dim()} dimensions; expected 2, without batches or dense dimensions")
-        return cls(x.crow_indices(), x.col_indices(), x.detach().values(), tuple(x.shape))
+        return cls(*_torch_parts(x, "x"))
 
     @classmethod
     def from_scipy(cls, x: Any, block: Any = None) -> BsrMatrix:
@@ -160,11 +158,7 @@ class BsrMatrix:
             raise TypeError(f"x is {_what(x)}; expected a scipy.sparse matrix or array")
         if x.format != "bsr" or (block is not None and check_block(block) != tuple(x.blocksize)):
             return cls.from_csr(x, "auto" if block is None else block)
-        check_scipy(x)
-        if not x.has_canonical_format:
-            x = x.copy()
-            x.sum_duplicates()
-        return cls(x.indptr, x.indices, x.data, x.shape)
+        return cls(*_scipy_parts(x, "x"))
 
     @classmethod
     def from_dense(cls, x: Any, block: Any = (64, 64), *, keep: float | None = None, threshold: float | None = None) -> BsrMatrix:
@@ -192,7 +186,7 @@ class BsrMatrix:
         """
         from . import _convert
 
-        return cls(*_convert.from_csr(x, block if block == "auto" else check_block(block), columns))
+        return cls(*_convert.from_csr(x, block if isinstance(block, str) and block == "auto" else check_block(block), columns))
 
     # ---- what it is ----
 
@@ -356,12 +350,28 @@ def _what(x: Any) -> str:
 _known: dict[int, tuple[Any, BsrMatrix]] = {}  # by object: what was made of a plain sparse matrix; goes when that goes
 
 
+def _torch_parts(x: Any, name: str) -> tuple:
+    if x.dim() != 2 or x.values().dim() != 3:
+        raise ValueError(f"{name} has {x.dim()} dimensions; expected 2, without batches or dense dimensions")
+    _arrays.dtype_code(x.dtype, name)
+    return x.crow_indices(), x.col_indices(), x.detach().values(), tuple(x.shape)
+
+
+def _scipy_parts(x: Any, name: str) -> tuple:
+    check_scipy(x, name)
+    _arrays.dtype_code(x.dtype, name)
+    if not x.has_canonical_format:
+        x = x.copy()
+        x.sum_duplicates()
+    return x.indptr, x.indices, x.data, x.shape
+
+
 def is_sparse(x: Any) -> bool:
     torch = torch_module()
     if isinstance(x, BsrMatrix):
         return True
     if torch is not None and isinstance(x, torch.Tensor):
-        return x.layout is not torch.strided
+        return x.layout is not torch.strided and not x.is_nested
     return hasattr(x, "tocsr") and hasattr(x, "format")
 
 
@@ -382,7 +392,7 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
             """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data with m."""
             return m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
 
-        return _remembered(x, unchanged, BsrMatrix.from_scipy)
+        return _remembered(x, unchanged, lambda x: BsrMatrix(*_scipy_parts(x, name)))
     kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
     raise TypeError(f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix")
 
@@ -394,7 +404,7 @@ def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
     version = _torch._version(x)
 
     def make(x: Any) -> BsrMatrix:
-        made = BsrMatrix.from_torch(x)
+        made = BsrMatrix(*_torch_parts(x, name))
         made._version = version
         return made
 

@@ -80,6 +80,7 @@ def matmul(
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
     options = Options(alpha, beta, bias, activation, out_dtype, allow_tf32, allow_dense, deterministic)
     torch = torch_module()
+    _refuse_nested(torch, b, "A" if left else "B")
     if torch is not None and isinstance(b, torch.Tensor) and bias is not None and not isinstance(bias, torch.Tensor):
         raise TypeError(f"bias is a {type(bias).__name__}; expected a torch tensor, as {'A' if left else 'B'} is")
     if torch is not None and _torch_matmul is not None and wants_torch(torch, a, b, out, bias, "bias"):
@@ -110,6 +111,8 @@ def sampled_matmul(X: Any, Y: Any, pattern: Any, *, alpha: float = 1.0, beta: fl
         return _torch_sampled(X, Y, pattern, alpha, out, beta)
     a = as_bsr(pattern, "pattern")
     torch = torch_module()
+    _refuse_nested(torch, X, "X")
+    _refuse_nested(torch, Y, "Y")
     if torch is not None and _torch_sampled is not None and wants_torch(torch, None, X, out, Y, "Y"):
         return _torch_sampled(X, Y, a, alpha, out, beta)
     if a.is_transposed:  # (X Y) at the blocks of S^T is ((Y^T X^T) at those of S)^T
@@ -174,6 +177,11 @@ def _number(x: Any, name: str) -> float:
 def check_beta(beta: float, out: Any) -> None:
     if out is None and beta != 0:
         raise ValueError(f"beta is {beta} without out; expected 0, or an out that it applies to")
+
+
+def _refuse_nested(torch: Any, x: Any, name: str) -> None:
+    if torch is not None and isinstance(x, torch.Tensor) and x.is_nested:
+        raise TypeError(f"{name} is a nested tensor; expected a dense one")
 
 
 def wants_torch(torch: Any, a: BsrMatrix | None, b: Any, out: Any, other: Any, other_name: str = "") -> bool:

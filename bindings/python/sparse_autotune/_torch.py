@@ -67,6 +67,9 @@ def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern) -> None:
 
 
 def pattern_of(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> Pattern:
+    for sizes, name in ((shape, "shape"), (block, "block")):
+        if len(sizes) != 2:
+            raise ValueError(f"{name} is {sizes}; expected two sizes")
     found = _patterns.get(_index_key(row_ptr, col_idx, shape, block))
     if found is not None and not found[0].expired() and not found[1].expired() and found[2:4] == (_version(row_ptr), _version(col_idx)):
         return found[4]

@@ -6,6 +6,7 @@ import copy
 import fnmatch
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,6 +39,16 @@ def _check_density(density: float) -> float:
     return float(density)
 
 
+def _check_features(size: Any, name: str) -> int:
+    try:
+        found = operator.index(size)
+    except TypeError:
+        raise TypeError(f"{name} is {size!r}; expected a whole number") from None
+    if found < 0:
+        raise ValueError(f"{name} is {size!r}; expected a whole number of at least 0")
+    return found
+
+
 def _keep_grad(made: nn.Parameter | None, origin: Tensor | None) -> None:
     """A frozen parameter stays frozen."""
     if made is not None and origin is not None:
@@ -66,9 +77,9 @@ class SparseLinear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, block: Any = (64, 64), density: float = 0.125, bias: bool = True, activation: str | None = None, device: Any = None, dtype: Any = None):
         super().__init__()
-        for name, size in (("in_features", in_features), ("out_features", out_features)):
-            if not isinstance(size, int) or size < 0:
-                raise ValueError(f"{name} is {size!r}; expected a whole number of at least 0")
+        in_features, out_features = _check_features(in_features, "in_features"), _check_features(out_features, "out_features")
+        if dtype not in (None, torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            raise TypeError(f"dtype is {dtype!r}; expected torch.float32, float64, float16 or bfloat16")
         _ops.activation_code(activation)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.block = check_block(block)

@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 
+import numpy as np
 import pytest
 
 import sparse_autotune as sa
@@ -291,6 +292,13 @@ def test_bad_input():
     for words, arguments in (("in_features", (-1, 4)), ("density", (4, 4, 2, 1.5)), ("block", (4, 4, 0))):
         with pytest.raises(ValueError, match=words):
             sa.SparseLinear(*arguments)
+    for words, arguments in (("in_features is 64.0", (64.0, 4)), ("out_features is '4'", (4, "4"))):
+        with pytest.raises(TypeError, match=words):
+            sa.SparseLinear(*arguments)
+    for dtype in (torch.int32, torch.complex64, "int8"):
+        with pytest.raises(TypeError, match="dtype is"):
+            sa.SparseLinear(4, 4, 2, dtype=dtype)
+    assert sa.SparseLinear(np.int64(64), np.int32(4)).in_features == 64
     with pytest.raises(ValueError, match="activation"):
         sa.SparseLinear(4, 4, 2, activation="tanh")
     with pytest.raises(TypeError, match="linear"):
