@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import _abi, _context, _ops
 from ._matrix import BsrMatrix, as_bsr, is_sparse, make_pattern
 from ._pattern import Pattern, alignment
-from ._tangents import ReverseOnly, forward_ad, refuse_tangents
+from ._tangents import ReverseOnly, forward_ad, refuse_func_grad, refuse_tangents
 
 try:
     from . import _fast
@@ -478,6 +478,8 @@ _register_autocast("cuda", "AutocastCUDA")
 
 
 def _through_operator(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: str, alpha: float) -> Tensor:
+    if not torch.compiler.is_compiling():
+        refuse_func_grad(a._values, b, bias)
     fused = activation == "none" or not torch.is_grad_enabled()
     row_ptr, col_idx = a._index
     result = torch.ops.sparse_autotune.matmul(
@@ -588,6 +590,8 @@ def _sampled(X, Y, pattern, alpha, out, beta):  # noqa: N803
     x, y = (Y.t(), X.t()) if a._transposed else (X, Y)
     if compiling or not _plain(x, y) or torch.is_autocast_enabled(x.device.type):
         row_ptr, col_idx = a._index if a._torch and a._values.device == x.device else index_tensors(a._pattern, x.device)
+        if not compiling:
+            refuse_func_grad(x, y)
         values = torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, a._pattern.shape, a._pattern.block, alpha)
     else:
         values = differentiable_sampled(x, y, a._pattern, alpha)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from . import _ops, _torch, _torch_attention  # noqa: F401
 from ._matrix import BsrMatrix, check_block, check_values, make_pattern
+from ._tangents import refuse_func_grad
 
 __all__ = ["SparseLinear", "sparsify"]
 
@@ -225,9 +226,11 @@ class SparseLinear(nn.Module):
             raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")
         if torch.compiler.is_compiling():
             return self._traced(x)
-        pattern = self.pattern()
         values, bias = self.values, self.bias
-        if not _torch._plain(x, values, bias) or torch._C._is_any_autocast_enabled():
+        if not _torch._plain(x, values, bias):
+            return self._traced(x)
+        pattern = self.pattern()
+        if torch._C._is_any_autocast_enabled():
             return self._traced(x)
         if x.dtype != values.dtype:
             raise TypeError(f"x has dtype {x.dtype} and values {values.dtype}; expected one dtype")
@@ -240,6 +243,8 @@ class SparseLinear(nn.Module):
     def _traced(self, x: Tensor) -> Tensor:
         if tuple(self.values.shape[1:]) != self.block:  # the operator takes the block from its values
             raise ValueError(f"values has shape {tuple(self.values.shape)}; expected {(self.col_idx.shape[0], *self.block)}")
+        if not torch.compiler.is_compiling():
+            refuse_func_grad(x, self.values, self.bias)
         fused = self.activation is not None and not torch.is_grad_enabled()
         result = torch.ops.sparse_autotune.matmul(
             self.values, self.row_ptr, self.col_idx, x, self.bias, (self.out_features, self.in_features), True, True, 1.0,

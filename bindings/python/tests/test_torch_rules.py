@@ -153,6 +153,19 @@ def test_forward_mode_is_refused():
         torch.func.vmap(lambda c: sa.matmul(a, c), in_dims=1)(b)
 
 
+def test_grad_of_torch_func_is_refused():
+    a, dense = matrix()
+    layer, b = sa.SparseLinear(16, 16, 4, 0.5), torch.randn(3, 16, 16)
+    functions = [lambda x: sa.matmul(a, x), lambda x: x @ a, layer, lambda x: sa.sampled_matmul(x, x, a).values]
+    for f in functions:
+        for call in (torch.func.grad(lambda x, f=f: f(x).sum()), torch.func.jacrev(f), lambda x, f=f: torch.func.vjp(f, x)):
+            with pytest.raises(NotImplementedError, match=r"torch\.func"):
+                call(b[0])
+        with pytest.raises(NotImplementedError, match=r"torch\.func"):
+            torch.func.vmap(torch.func.grad(lambda x, f=f: f(x).sum()))(b)
+    torch.testing.assert_close(torch.func.grad(lambda x: (x * sa.matmul(a, b[1])).sum())(b[0]), dense @ b[1], rtol=1e-4, atol=1e-4)
+
+
 def test_out_counts_as_written():
     (a, _), b = matrix(), torch.randn(16, 3)
     out, before = torch.ones(16, 3), 0
