@@ -9,6 +9,7 @@ np.float64(16.0)
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from typing import Any
 
@@ -25,10 +26,13 @@ from ._race import Race, Record, benchmark, tune
 from ._variants import VariantCall, register_variant
 
 __all__ = [
-    "ArgumentError", "AttentionCall", "AttentionMask", "BsrMatrix", "DeviceError", "Error", "FileError", "OutOfMemoryError", "Race", "Record", "SparseLinear",
+    "ArgumentError", "AttentionCall", "AttentionMask", "BsrMatrix", "DeviceError", "Error", "FileError", "OutOfMemoryError", "Race", "Record",
     "UnsupportedError", "VariantCall", "__version__", "attention", "benchmark", "bsr_gemm", "cache", "device_info", "get_effort", "matmul",
-    "register_variant", "sampled_matmul", "set_effort", "sparsify", "tune",
+    "register_variant", "sampled_matmul", "set_effort", "tune",
 ]  # fmt: skip
+
+if importlib.util.find_spec("torch") is not None:
+    __all__ += ["SparseLinear", "sparsify"]
 
 if sys.modules.get("torch") is not None:
     from . import _torch, _torch_attention  # noqa: F401  the operators
@@ -36,8 +40,6 @@ if sys.modules.get("torch") is not None:
 
 def __getattr__(name: str) -> Any:
     if name in ("SparseLinear", "sparsify", "nn"):  # these need torch, which is imported only when asked for
-        import importlib
-
         module = importlib.import_module(".nn", __name__)
         return module if name == "nn" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

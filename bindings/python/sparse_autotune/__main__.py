@@ -67,6 +67,17 @@ def random_pattern(rows: int, cols: int, block: tuple[int, int], density: float,
     return row_ptr, np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, np.int64)
 
 
+def _check_memory(sizes: tuple[int, int, int], shape: tuple[int, int], block: tuple[int, int], density: float, device: str, dtype: int) -> None:
+    """Before a pattern is made, which of a size that cannot be raced takes minutes."""
+    (m, n, k), have = sizes, _context.get(device).info.memory_bytes
+    grid = [-(-size // side) for size, side in zip(shape, block)]
+    stored = round(density * grid[0] * grid[1])
+    dense = m * k + k * n if shape == (m, n) else k * n + m * n
+    needed = 8 * (grid[0] + stored) + _abi.DTYPE_SIZE[dtype] * (stored * block[0] * block[1] + dense)
+    if 0 < have < needed:
+        raise ValueError(f"--size is {m}x{n}x{k}, which takes {needed / 1e9:.1f} GB at density {density:g}; {device} has {have / 1e9:.1f} GB")
+
+
 def _best_device() -> str:
     try:
         _context.get("cuda:0")
@@ -85,6 +96,7 @@ def _races(a: argparse.Namespace, show: bool) -> list[dict]:
     for block in a.block:
         for density in a.density if a.sparsity is None else [1 - s for s in a.sparsity]:
             rows, cols = (m, n) if a.op == "sampled" else (k, m) if a.transpose else (m, k)
+            _check_memory((m, n, k), (rows, cols), block, density, device, dtype)
             pattern = Pattern(*random_pattern(rows, cols, block, density, a.seed), (rows, cols), block, device)
             problem = Problem(op=_abi.SAMPLED, k=k, **same) if a.op == "sampled" else Problem(op=_abi.MATMUL, n=n, transpose=int(a.transpose), **same)
             race = _race.run(pattern, device, problem, fresh=a.fresh)
@@ -118,7 +130,7 @@ def main(words: list[str] | None = None) -> int:
         if a.output:
             a.output.write_text(json.dumps(result) + "\n")
         return 0 if all(r["best"] for r in races) else 1
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
         print(f"sparse_autotune: {error}", file=sys.stderr)
         return 1
 

@@ -161,6 +161,11 @@ def _dense_strides(shape: tuple) -> tuple:
     return tuple(reversed(strides))
 
 
+def is_dense(x: Operand) -> bool:
+    """Whether its elements lie row-major and without gaps; of one element, or of none, it says nothing where the next would be."""
+    return 0 in x.shape or all(n == 1 or s == step for n, s, step in zip(x.shape, x.strides, _dense_strides(x.shape)))
+
+
 def describe(x: Any, name: str) -> Operand:
     """An Operand for any array; TypeError or ValueError, naming the argument, for anything else."""
     torch, cupy = torch_module(), cupy_module()

@@ -177,7 +177,7 @@ class set_effort:  # noqa: N801  a function to its users, and a context manager
 
     def __init__(self, effort: str):
         global _effort
-        if effort not in _abi.EFFORTS:
+        if not isinstance(effort, str) or effort not in _abi.EFFORTS:
             raise ValueError(f"effort is {effort!r}; expected one of {', '.join(_abi.EFFORTS)}")
         self._before, _effort = _effort, _abi.EFFORTS[effort]
         _changed()

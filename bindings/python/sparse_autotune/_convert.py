@@ -212,7 +212,7 @@ def move(values: Any, device: Any, dtype: Any) -> Any:
     code = _arrays.dtype_code(dtype, "dtype") if dtype is not None else operand.dtype
     name = _abi.DTYPE_NAMES[code]
     if operand.kind == "torch":
-        return values.to(where, getattr(torch_module(), name))
+        return _on_device(values, where, name)
     if operand.kind == "cupy" and where == "cpu":
         return values.get().astype(name, copy=False)
     if operand.kind == "dlpack":
@@ -222,11 +222,17 @@ def move(values: Any, device: Any, dtype: Any) -> Any:
     return values.astype(name, copy=False)
 
 
+def _on_device(values: Any, where: str, dtype: str) -> Any:
+    torch = torch_module()
+    if where != "cpu" and int(where.split(":")[1]) >= torch.cuda.device_count():
+        raise RuntimeError(f"device is {where!r}; torch finds {torch.cuda.device_count()} GPUs here")
+    return values.to(where, getattr(torch, dtype))
+
+
 def _to_framework(values: Any, where: str, dtype: str) -> Any:
     torch = torch_module() or _arrays._import_or_none("torch")
     if torch is not None:
-        made = torch.as_tensor(values)
-        return made.to(where, getattr(torch, dtype))
+        return _on_device(torch.as_tensor(values), where, dtype)
     cupy = _arrays._import_or_none("cupy")
     if cupy is None or dtype == "bfloat16":
         raise RuntimeError(f"device is {where!r} and dtype {dtype}: moving NumPy values there needs torch{'' if dtype == 'bfloat16' else ' or CuPy'}")

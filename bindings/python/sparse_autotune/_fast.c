@@ -40,7 +40,7 @@ typedef struct dl_exchange {
 
 static struct {
     PyObject *tensor, *parameter; /* types */
-    PyObject *empty_like, *is_grad_enabled, *autocast, *dispatch_modes, *threads, *raw_stream, *tf32;
+    PyObject *empty_like, *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *threads, *raw_stream, *tf32;
     PyObject *dtypes; /* float32, float64, float16, bfloat16 */
     const dl_exchange *exchange;
     int (*run)(void *plan, void *const *operands, void *stream);
@@ -218,6 +218,7 @@ static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t coun
     void *stream;
     if (count < 2 || count > INPUTS || r->count == 0) Py_RETURN_NONE;
     if (needs_grad(tensors, count) || ask(host.autocast) != 0 || ask(host.dispatch_modes) != 0) Py_RETURN_NONE;
+    if (ask(host.tracing) != 0) Py_RETURN_NONE; /* torch.jit.trace does not see what is written here */
     for (Py_ssize_t i = 0; i < count; i++)
         if (!look(tensors[i], &v[i])) Py_RETURN_NONE;
     bool cuda = v[0].device_type == CUDA;
@@ -322,16 +323,17 @@ static const dl_exchange *exchange_of(PyObject *capsule) {
 
 static PyObject *setup(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *objects[10], *capsule;
+    PyObject *objects[11], *capsule;
     unsigned long long run, set_threads, get_threads;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOKKK", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
-                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &capsule, &run, &set_threads,
-                          &get_threads))
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOKKK", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10], &capsule, &run,
+                          &set_threads, &get_threads))
         return NULL;
-    for (int i = 0; i < 10; i++) Py_INCREF(objects[i]); /* for the life of the process */
+    for (int i = 0; i < 11; i++) Py_INCREF(objects[i]); /* for the life of the process */
     host.tensor = objects[0], host.parameter = objects[1], host.empty_like = objects[2];
     host.is_grad_enabled = objects[3], host.autocast = objects[4], host.dispatch_modes = objects[5];
-    host.threads = objects[6], host.raw_stream = objects[7], host.tf32 = objects[8], host.dtypes = objects[9];
+    host.tracing = objects[6], host.threads = objects[7], host.raw_stream = objects[8];
+    host.tf32 = objects[9], host.dtypes = objects[10];
     host.exchange = exchange_of(capsule);
     host.run = (int (*)(void *, void *const *, void *))(uintptr_t)run;
     host.set_threads = (void (*)(int))(uintptr_t)set_threads;

@@ -33,7 +33,7 @@ def _outside(x: np.ndarray, size: int, name: str) -> None:
         raise ValueError(f"{name} holds {int(x.min())} to {int(x.max())}; expected 0 to {size - 1}")
 
 
-def check_indices(indptr: Any, indices: Any, grid: tuple[int, int], stored: int, names: tuple[str, str] = ("x.indptr", "x.indices")) -> None:
+def check_indices(indptr: Any, indices: Any, grid: tuple[int, int], stored: int, names: tuple[str, str]) -> None:
     """That compressed rows lie inside their arrays, before code that trusts them reads them."""
     indptr, indices = host_indices(indptr, names[0]), host_indices(indices, names[1])
     if len(indptr) != grid[0] + 1:
@@ -45,15 +45,16 @@ def check_indices(indptr: Any, indices: Any, grid: tuple[int, int], stored: int,
     _outside(indices[: indptr[-1]], grid[1], names[1])
 
 
-def check_scipy(x: Any) -> None:
+def check_scipy(x: Any, name: str = "x") -> None:
     """SciPy's own code does not look where the indices of a matrix point, and they can be changed at any time."""
     if len(x.shape) != 2:
-        raise ValueError(f"x has {len(x.shape)} dimensions; expected 2")
+        raise ValueError(f"{name} has {len(x.shape)} dimensions; expected 2")
     rows, cols = x.shape
+    names = f"{name}.indptr", f"{name}.indices"
     if x.format == "bsr":
-        check_indices(x.indptr, x.indices, (rows // x.blocksize[0], cols // x.blocksize[1]), x.data.shape[0])
+        check_indices(x.indptr, x.indices, (rows // x.blocksize[0], cols // x.blocksize[1]), x.data.shape[0], names)
     elif x.format in ("csr", "csc"):
-        check_indices(x.indptr, x.indices, (rows, cols) if x.format == "csr" else (cols, rows), x.data.shape[0])
+        check_indices(x.indptr, x.indices, (rows, cols) if x.format == "csr" else (cols, rows), x.data.shape[0], names)
     elif x.format == "coo":
-        _outside(np.asarray(x.row), rows, "x.row")
-        _outside(np.asarray(x.col), cols, "x.col")
+        _outside(np.asarray(x.row), rows, f"{name}.row")
+        _outside(np.asarray(x.col), cols, f"{name}.col")

@@ -56,9 +56,25 @@ def _contiguous(values: Any, operand: _arrays.Operand, name: str) -> Any:
         return np.ascontiguousarray(operand.array)
     if operand.kind == "cupy":
         return _arrays.cupy_module().ascontiguousarray(values)
-    if operand.strides != _arrays._dense_strides(operand.shape):
+    if not _arrays.is_dense(operand):
         raise ValueError(f"{name} has strides {operand.strides}; expected no gaps")
     return values
+
+
+def check_values(values: Any, pattern: Pattern) -> Any:
+    """Values that fit a pattern, without gaps."""
+    torch, expected = torch_module(), (pattern.stored_blocks, *pattern.block)
+    plain = torch is not None and isinstance(values, torch.Tensor)  # may have no memory: functorch, fake tensors
+    operand = None if plain else _arrays.describe(values, "values")
+    shape = tuple(values.shape) if operand is None else operand.shape
+    if shape != expected:
+        raise ValueError(f"values has shape {shape}; expected {expected}")
+    if operand is not None:
+        return _contiguous(values, operand, "values")
+    if values.layout is not torch.strided:
+        raise TypeError(f"values is {_what(values)}; expected a dense tensor")
+    _arrays.dtype_code(values.dtype, "values")
+    return values.contiguous()
 
 
 def _no_runner(_values: Any, _dense: Any) -> None:
@@ -133,9 +149,7 @@ class BsrMatrix:
         torch = torch_module()
         if torch is None or not isinstance(x, torch.Tensor) or x.layout is not torch.sparse_bsr:
             raise TypeError(f"x is {_what(x)}; expected a torch.sparse_bsr tensor")
-        if x.dim() != 2 or x.values().dim() != 3:
-            raise ValueError(f"x has {x.dim()} dimensions; expected 2, without batches or dense dimensions")
-        return cls(x.crow_indices(), x.col_indices(), x.detach().values(), tuple(x.shape))
+        return cls(*_torch_parts(x, "x"))
 
     @classmethod
     def from_scipy(cls, x: Any, block: Any = None) -> BsrMatrix:
@@ -144,11 +158,7 @@ class BsrMatrix:
             raise TypeError(f"x is {_what(x)}; expected a scipy.sparse matrix or array")
         if x.format != "bsr" or (block is not None and check_block(block) != tuple(x.blocksize)):
             return cls.from_csr(x, "auto" if block is None else block)
-        check_scipy(x)
-        if not x.has_canonical_format:
-            x = x.copy()
-            x.sum_duplicates()
-        return cls(x.indptr, x.indices, x.data, x.shape)
+        return cls(*_scipy_parts(x, "x"))
 
     @classmethod
     def from_dense(cls, x: Any, block: Any = (64, 64), *, keep: float | None = None, threshold: float | None = None) -> BsrMatrix:
@@ -176,7 +186,7 @@ class BsrMatrix:
         """
         from . import _convert
 
-        return cls(*_convert.from_csr(x, block if block == "auto" else check_block(block), columns))
+        return cls(*_convert.from_csr(x, block if isinstance(block, str) and block == "auto" else check_block(block), columns))
 
     # ---- what it is ----
 
@@ -212,21 +222,7 @@ class BsrMatrix:
 
     @values.setter
     def values(self, values: Any) -> None:
-        self._set(self._pattern, self._check_values(values), self._transposed)
-
-    def _check_values(self, values: Any) -> Any:
-        torch, expected = torch_module(), (self._pattern.stored_blocks, *self._pattern.block)
-        plain = torch is not None and isinstance(values, torch.Tensor)  # may have no memory: functorch, fake tensors
-        operand = None if plain else _arrays.describe(values, "values")
-        shape = tuple(values.shape) if operand is None else operand.shape
-        if shape != expected:
-            raise ValueError(f"values has shape {shape}; expected {expected}")
-        if operand is not None:
-            return _contiguous(values, operand, "values")
-        if values.layout is not torch.strided:
-            raise TypeError(f"values is {_what(values)}; expected a dense tensor")
-        _arrays.dtype_code(values.dtype, "values")
-        return values.contiguous()
+        self._set(self._pattern, check_values(values, self._pattern), self._transposed)
 
     @property
     def is_transposed(self) -> bool:
@@ -277,7 +273,7 @@ class BsrMatrix:
 
     def with_values(self, values: Any) -> BsrMatrix:
         """The same pattern with other values."""
-        return BsrMatrix._make(self._pattern, self._check_values(values), self._transposed)
+        return BsrMatrix._make(self._pattern, check_values(values, self._pattern), self._transposed)
 
     def detach(self) -> BsrMatrix:
         return BsrMatrix._make(self._pattern, self._values.detach(), self._transposed) if self._torch else self
@@ -354,12 +350,28 @@ def _what(x: Any) -> str:
 _known: dict[int, tuple[Any, BsrMatrix]] = {}  # by object: what was made of a plain sparse matrix; goes when that goes
 
 
+def _torch_parts(x: Any, name: str) -> tuple:
+    if x.dim() != 2 or x.values().dim() != 3:
+        raise ValueError(f"{name} has {x.dim()} dimensions; expected 2, without batches or dense dimensions")
+    _arrays.dtype_code(x.dtype, name)
+    return x.crow_indices(), x.col_indices(), x.detach().values(), tuple(x.shape)
+
+
+def _scipy_parts(x: Any, name: str) -> tuple:
+    check_scipy(x, name)
+    _arrays.dtype_code(x.dtype, name)
+    if not x.has_canonical_format:
+        x = x.copy()
+        x.sum_duplicates()
+    return x.indptr, x.indices, x.data, x.shape
+
+
 def is_sparse(x: Any) -> bool:
     torch = torch_module()
     if isinstance(x, BsrMatrix):
         return True
     if torch is not None and isinstance(x, torch.Tensor):
-        return x.layout is not torch.strided
+        return x.layout is not torch.strided and not x.is_nested
     return hasattr(x, "tocsr") and hasattr(x, "format")
 
 
@@ -380,7 +392,7 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
             """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data with m."""
             return m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
 
-        return _remembered(x, unchanged, BsrMatrix.from_scipy)
+        return _remembered(x, unchanged, lambda x: BsrMatrix(*_scipy_parts(x, name)))
     kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
     raise TypeError(f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix")
 
@@ -392,7 +404,7 @@ def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
     version = _torch._version(x)
 
     def make(x: Any) -> BsrMatrix:
-        made = BsrMatrix.from_torch(x)
+        made = BsrMatrix(*_torch_parts(x, name))
         made._version = version
         return made
 

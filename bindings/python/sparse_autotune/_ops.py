@@ -80,6 +80,7 @@ def matmul(
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
     options = Options(alpha, beta, bias, activation, out_dtype, allow_tf32, allow_dense, deterministic)
     torch = torch_module()
+    _refuse_nested(torch, b, "A" if left else "B")
     if torch is not None and isinstance(b, torch.Tensor) and bias is not None and not isinstance(bias, torch.Tensor):
         raise TypeError(f"bias is a {type(bias).__name__}; expected a torch tensor, as {'A' if left else 'B'} is")
     if torch is not None and _torch_matmul is not None and wants_torch(torch, a, b, out, bias, "bias"):
@@ -110,6 +111,8 @@ def sampled_matmul(X: Any, Y: Any, pattern: Any, *, alpha: float = 1.0, beta: fl
         return _torch_sampled(X, Y, pattern, alpha, out, beta)
     a = as_bsr(pattern, "pattern")
     torch = torch_module()
+    _refuse_nested(torch, X, "X")
+    _refuse_nested(torch, Y, "Y")
     if torch is not None and _torch_sampled is not None and wants_torch(torch, None, X, out, Y, "Y"):
         return _torch_sampled(X, Y, a, alpha, out, beta)
     if a.is_transposed:  # (X Y) at the blocks of S^T is ((Y^T X^T) at those of S)^T
@@ -176,6 +179,11 @@ def check_beta(beta: float, out: Any) -> None:
         raise ValueError(f"beta is {beta} without out; expected 0, or an out that it applies to")
 
 
+def _refuse_nested(torch: Any, x: Any, name: str) -> None:
+    if torch is not None and isinstance(x, torch.Tensor) and x.is_nested:
+        raise TypeError(f"{name} is a nested tensor; expected a dense one")
+
+
 def wants_torch(torch: Any, a: BsrMatrix | None, b: Any, out: Any, other: Any, other_name: str = "") -> bool:
     """Whether a call needs torch's machinery: gradients, autocast, tracing, or tensors that have no memory."""
     tensor = torch.Tensor
@@ -200,6 +208,7 @@ def wants_torch(torch: Any, a: BsrMatrix | None, b: Any, out: Any, other: Any, o
         or torch._C._is_any_autocast_enabled()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._is_tracing()
     )
 
 
@@ -232,7 +241,7 @@ def _uniform(sizes: tuple, strides: tuple) -> tuple[int, int] | None:
 
 def _dense_copy(x: Operand, name: str) -> Operand:
     if x.kind == "torch":
-        return _arrays.describe(x.array.contiguous() if not x.array.is_contiguous() else x.array.clone(), name)
+        return _arrays.describe(x.array.clone(memory_format=torch_module().contiguous_format), name)  # contiguous() leaves an empty one as it lies
     if x.kind == "dlpack":
         raise ValueError(f"{name} has strides {x.strides}; expected evenly spaced batches")
     module = _arrays.cupy_module() if x.kind == "cupy" else _arrays.np
@@ -335,6 +344,18 @@ def _check_bias(bias: Any, features: int, dtype: int, device: str) -> Operand | 
     return o if o.strides == (1,) or features < 2 else _dense_copy(o, "bias")
 
 
+def _check_values(values: Operand, pattern: Pattern) -> Operand:
+    """Values may have been replaced, or resized in place, since their matrix was made."""
+    expected = (pattern.stored_blocks, *pattern.block)
+    if values.shape != expected:
+        raise ValueError(f"values has shape {values.shape}; expected {expected}")
+    if _arrays.is_dense(values):
+        return values
+    if values.kind == "dlpack":
+        raise ValueError(f"values has strides {values.strides}; expected no gaps")
+    return _dense_copy(values, "values")
+
+
 def product(a: BsrMatrix, b: Any, left: bool, out: Any, options: Options) -> Any:
     """A @ B, or with `left` B @ A, of anything that has memory; no gradients."""
     c, _ = product_with_plan(a, b, left, out, options, False)
@@ -347,6 +368,7 @@ def product_with_plan(a: BsrMatrix, b: Any, left: bool, out: Any, options: Optio
     if len(x.shape) == 0:
         raise ValueError(f"{dense_name} has no dimensions; expected at least 1")
     _check_pair(values, x, sparse_name, dense_name)
+    values = _check_values(values, a._pattern)
     rows, cols = a.shape
     inner, features = (rows, cols) if left else (cols, rows)
     have = x.shape[-1] if left or len(x.shape) == 1 else x.shape[-2]
@@ -394,7 +416,7 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
         a_align=alignment(values.pointer, x.device), b_align=alignment(b.operand.pointer, x.device), c_align=alignment(target.pointer, x.device),
         alpha=options.alpha, beta=options.beta, bias=int(bias is not None), activation=options.activation, flags=options.flags_for(x),
     )  # fmt: skip
-    keep = keep and b.operand is x and (bias is None or bias.array is options.bias)  # a copy's address is nobody's
+    keep = keep and values.array is a._values and b.operand is x and (bias is None or bias.array is options.bias)  # a copy's address is nobody's
     pointers = (values.pointer, b.operand.pointer, target.pointer, bias.pointer if bias is not None else None)
     sparse_name = "B" if left else "A"
     return run(a._pattern, problem, pointers, x, {"b": dense_name, "c": "out", "values": sparse_name, "n": dense_name}, keep)
@@ -456,6 +478,8 @@ def _check_sampled_out(out: Any, pattern: Pattern, x: Operand) -> Operand:
     if _sampled_out(out).is_transposed or not (out._pattern is pattern or (out._pattern.shape == pattern.shape and out._pattern.block == pattern.block and out._pattern.same_indices(pattern.row_ptr, pattern.col_idx))):
         raise ValueError("out has another pattern; expected that of pattern")
     target = _arrays.check_output(out._values, "out")
+    if _check_values(target, pattern) is not target:
+        raise ValueError(f"out.values has strides {target.strides}; expected no gaps")
     if target.device != x.device:
         raise ValueError(f"out is on {target.device} and X on {x.device}; expected one device")
     _check_out_dtype(None, target, x)

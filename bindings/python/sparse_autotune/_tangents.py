@@ -1,4 +1,4 @@
-"""Forward-mode gradients, which torch asks for by tangents: not offered, and refused rather than lost."""
+"""Gradients that are not offered, and refused rather than lost: forward mode, which torch asks for by tangents, and torch.func.grad."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def refuse_tangents(*tensors: Any) -> None:
     operands = [t for t in tensors if isinstance(t, Tensor)]
     if operands and (eager_transforms.JVP_NESTING or any(map(_has_tangent, operands))):
         raise NotImplementedError(_NO_TANGENTS)
+
+
+def refuse_func_grad(*tensors: Any) -> None:
+    """torch.func.grad, vjp and what is made of them take other rules than the operators have."""
+    levels = torch._C._functorch.get_interpreter_stack()
+    if not levels or not torch.is_grad_enabled():
+        return
+    if any(level.key() == torch._C._functorch.TransformType.Grad for level in levels) and any(t is not None and t.requires_grad for t in tensors):
+        raise NotImplementedError("an operand takes part in torch.func's grad, vjp or jacrev, which is not offered: use torch.autograd.grad")
 
 
 class ReverseOnly(torch.autograd.Function):

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import _abi, _context, _ops
 from ._matrix import BsrMatrix, as_bsr, is_sparse, make_pattern
 from ._pattern import Pattern, alignment
-from ._tangents import ReverseOnly, forward_ad, refuse_tangents
+from ._tangents import ReverseOnly, forward_ad, refuse_func_grad, refuse_tangents
 
 try:
     from . import _fast
@@ -32,7 +32,7 @@ _ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn
 if _fast is not None:
     _fast.setup(
         Tensor, torch.nn.Parameter, torch.empty_like, torch.is_grad_enabled, _C._is_any_autocast_enabled,
-        _C._len_torch_dispatch_stack, torch.get_num_threads, getattr(_C, "_cuda_getCurrentRawStream", None),
+        _C._len_torch_dispatch_stack, _C._is_tracing, torch.get_num_threads, getattr(_C, "_cuda_getCurrentRawStream", None),
         getattr(_C, "_get_cublas_allow_tf32", None),
         (torch.float32, torch.float64, torch.float16, torch.bfloat16), getattr(Tensor, "__dlpack_c_exchange_api__", None),
         _abi.address(_abi.lib.sat_run), _abi.address(_abi.set_threads), _abi.address(_abi.get_threads),
@@ -49,8 +49,12 @@ def _version(t: Tensor) -> int:
     return 0 if t.is_inference() else t._version
 
 
+def _place(t: Tensor) -> tuple:
+    return t.untyped_storage()._cdata, t.storage_offset(), t.dtype, tuple(t.shape), t.stride()
+
+
 def _index_key(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> tuple:
-    return (row_ptr.untyped_storage()._cdata, row_ptr.storage_offset(), col_idx.untyped_storage()._cdata, col_idx.storage_offset(), col_idx.shape[0], shape, block)
+    return _place(row_ptr), _place(col_idx), shape, block
 
 
 def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern) -> None:
@@ -63,6 +67,9 @@ def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern) -> None:
 
 
 def pattern_of(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> Pattern:
+    for sizes, name in ((shape, "shape"), (block, "block")):
+        if len(sizes) != 2:
+            raise ValueError(f"{name} is {sizes}; expected two sizes")
     found = _patterns.get(_index_key(row_ptr, col_idx, shape, block))
     if found is not None and not found[0].expired() and not found[1].expired() and found[2:4] == (_version(row_ptr), _version(col_idx)):
         return found[4]
@@ -214,6 +221,11 @@ def _fold(t: Tensor) -> Tensor:
     return t.unsqueeze(-1) if t.dim() == 1 else t if t.dim() == 2 else t.movedim(-2, 0).flatten(1)
 
 
+def _rows(t: Tensor) -> Tensor:
+    """(..., n) as (everything else, n)."""
+    return t.unsqueeze(0) if t.dim() == 1 else t.flatten(0, -2)
+
+
 def _product_grads(needs: tuple, values: Tensor, b: Tensor, grad: Tensor, bias_dtype: Any, transposed: bool, left: bool, alpha: float, product: Any, sample: Any) -> tuple:
     """Gradients of values, b and bias. `product(values, b, transposed, left, alpha)` and `sample(x, y, alpha)` are given."""
     d_values = d_b = d_bias = None
@@ -222,13 +234,13 @@ def _product_grads(needs: tuple, values: Tensor, b: Tensor, grad: Tensor, bias_d
         d_b = product(values, g, not transposed, left, alpha)
     if needs[0]:
         if left:
-            x, y = b.reshape(-1, b.shape[-1]), g.reshape(-1, g.shape[-1])
+            x, y = _rows(b), _rows(g)
             d_values = sample(y.t(), x, alpha) if transposed else sample(x.t(), y, alpha)
         else:
             x, y = _fold(g), _fold(b)
             d_values = sample(y, x.t(), alpha) if transposed else sample(x, y.t(), alpha)
     if needs[2]:
-        d_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if left else _fold(grad).sum(1)
+        d_bias = _rows(grad).sum(0) if left else _fold(grad).sum(1)
         d_bias = d_bias.to(bias_dtype)
     return d_values, d_b, d_bias
 
@@ -466,6 +478,8 @@ _register_autocast("cuda", "AutocastCUDA")
 
 
 def _through_operator(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: str, alpha: float) -> Tensor:
+    if not torch.compiler.is_compiling():
+        refuse_func_grad(a._values, b, bias)
     fused = activation == "none" or not torch.is_grad_enabled()
     row_ptr, col_idx = a._index
     result = torch.ops.sparse_autotune.matmul(
@@ -512,11 +526,10 @@ def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):  # no
 
 def _plain(*tensors: Any) -> bool:
     """Whether these tensors can go past the dispatcher."""
-    return (
-        all(t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
-        and _C._len_torch_dispatch_stack() == 0
-        and _C._functorch.peek_interpreter_stack() is None
-    )
+    for t in tensors:
+        if type(t) is not Tensor and type(t) is not torch.nn.Parameter and t is not None:
+            return False
+    return _C._len_torch_dispatch_stack() == 0 and _C._functorch.peek_interpreter_stack() is None and not _C._is_tracing()
 
 
 def _with_torch_values(a: BsrMatrix) -> BsrMatrix:
@@ -545,6 +558,8 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None): 
             )  # fmt: skip
     word = activation or "none"
     if not _plain(a._values, b, bias, out):
+        if out_dtype is not None:
+            raise NotImplementedError("out_dtype is not offered where torch traces, nor for tensors that are not plain ones")
         return _into(a, b, left, bias, word, options.alpha, out, options.beta)
     if out is None and out_dtype is None and torch.is_grad_enabled():
         result = differentiable(a._pattern, a._values, b, bias, a._transposed, left, options.alpha)
@@ -575,6 +590,8 @@ def _sampled(X, Y, pattern, alpha, out, beta):  # noqa: N803
     x, y = (Y.t(), X.t()) if a._transposed else (X, Y)
     if compiling or not _plain(x, y) or torch.is_autocast_enabled(x.device.type):
         row_ptr, col_idx = a._index if a._torch and a._values.device == x.device else index_tensors(a._pattern, x.device)
+        if not compiling:
+            refuse_func_grad(x, y)
         values = torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, a._pattern.shape, a._pattern.block, alpha)
     else:
         values = differentiable_sampled(x, y, a._pattern, alpha)

@@ -6,6 +6,7 @@ import copy
 import fnmatch
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from . import _ops, _torch, _torch_attention  # noqa: F401
-from ._matrix import BsrMatrix, check_block, make_pattern
+from ._matrix import BsrMatrix, check_block, check_values, make_pattern
+from ._tangents import refuse_func_grad
 
 __all__ = ["SparseLinear", "sparsify"]
 
@@ -36,6 +38,16 @@ def _check_density(density: float) -> float:
     if not 0 <= density <= 1:
         raise ValueError(f"density is {density!r}; expected a share from 0 to 1")
     return float(density)
+
+
+def _check_features(size: Any, name: str) -> int:
+    try:
+        found = operator.index(size)
+    except TypeError:
+        raise TypeError(f"{name} is {size!r}; expected a whole number") from None
+    if found < 0:
+        raise ValueError(f"{name} is {size!r}; expected a whole number of at least 0")
+    return found
 
 
 def _keep_grad(made: nn.Parameter | None, origin: Tensor | None) -> None:
@@ -66,9 +78,9 @@ class SparseLinear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, block: Any = (64, 64), density: float = 0.125, bias: bool = True, activation: str | None = None, device: Any = None, dtype: Any = None):
         super().__init__()
-        for name, size in (("in_features", in_features), ("out_features", out_features)):
-            if not isinstance(size, int) or size < 0:
-                raise ValueError(f"{name} is {size!r}; expected a whole number of at least 0")
+        in_features, out_features = _check_features(in_features, "in_features"), _check_features(out_features, "out_features")
+        if dtype not in (None, torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            raise TypeError(f"dtype is {dtype!r}; expected torch.float32, float64, float16 or bfloat16")
         _ops.activation_code(activation)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.block = check_block(block)
@@ -197,6 +209,11 @@ class SparseLinear(nn.Module):
         expected = (col_idx.shape[0], *self.block)
         if values is not None and tuple(values.shape) != expected:
             return f"values has shape {tuple(values.shape)}; expected {expected}"
+        if _torch._plain(row_ptr, col_idx) and "meta" not in (row_ptr.device.type, col_idx.device.type):
+            try:
+                make_pattern(row_ptr, col_idx, (self.out_features, self.in_features), self.block)
+            except (TypeError, ValueError) as error:
+                return str(error)
         return ""
 
     # ---- forward ----
@@ -209,9 +226,11 @@ class SparseLinear(nn.Module):
             raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")
         if torch.compiler.is_compiling():
             return self._traced(x)
-        pattern = self.pattern()
         values, bias = self.values, self.bias
-        if not _torch._plain(x, values, bias) or torch._C._is_any_autocast_enabled():
+        if not _torch._plain(x, values, bias):
+            return self._traced(x)
+        pattern = self.pattern()
+        if torch._C._is_any_autocast_enabled():
             return self._traced(x)
         if x.dtype != values.dtype:
             raise TypeError(f"x has dtype {x.dtype} and values {values.dtype}; expected one dtype")
@@ -222,6 +241,10 @@ class SparseLinear(nn.Module):
         return _torch.forward(_torch._bare(pattern, values, True), x, True, bias, _ops.activation_code(self.activation), 1.0)
 
     def _traced(self, x: Tensor) -> Tensor:
+        if tuple(self.values.shape[1:]) != self.block:  # the operator takes the block from its values
+            raise ValueError(f"values has shape {tuple(self.values.shape)}; expected {(self.col_idx.shape[0], *self.block)}")
+        if not torch.compiler.is_compiling():
+            refuse_func_grad(x, self.values, self.bias)
         fused = self.activation is not None and not torch.is_grad_enabled()
         result = torch.ops.sparse_autotune.matmul(
             self.values, self.row_ptr, self.col_idx, x, self.bias, (self.out_features, self.in_features), True, True, 1.0,
@@ -246,7 +269,8 @@ class SparseLinear(nn.Module):
 
 
 def _matrix(layer: SparseLinear) -> BsrMatrix:
-    return BsrMatrix._make(layer.pattern(), layer.values)
+    pattern = layer.pattern()
+    return BsrMatrix._make(pattern, check_values(layer.values, pattern))
 
 
 _matrix_outside = torch._disable_dynamo(_matrix)  # torch.compiler.disable would import the compiler here and now

@@ -23,23 +23,64 @@ def load(path: str | Path) -> list[dict[str, Any]]:
         data = json.loads(Path(path).read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    races = list(_races(data)) if isinstance(data, dict) else []
+    try:
+        races = list(_races(data))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if not races:
         raise ValueError(f"{path} holds no races")
     return races
 
 
-def _races(data: dict) -> Iterable[dict]:
-    if "races" in data:
-        for race in data["races"]:
+def _races(data: Any) -> Iterable[dict]:
+    if "races" in _typed(data, dict, "a race"):
+        for race in _typed(data["races"], list, "races"):
             yield from _races(race)
     elif "results" in data and "problem" in data:
-        yield data
+        yield _checked(data)
     elif "rows" in data:
-        for row in data["rows"]:
-            race = _from_record(row, data.get("machine") or {})
+        for row in _typed(data["rows"], list, "rows"):
+            race = _from_record(_typed(row, dict, "a row"), _typed(data.get("machine") or {}, dict, "machine"))
             if race:
-                yield race
+                yield _checked(race)
+
+
+_KINDS = {dict: "an object", list: "a list", str: "text"}
+
+
+def _typed(x: Any, kind: type, name: str) -> Any:
+    if not isinstance(x, kind):
+        raise ValueError(f"{name} is {x!r:.60}; expected {_KINDS[kind]}")
+    return x
+
+
+def _number(x: Any, name: str) -> float:
+    if not isinstance(x, (int, float)) or not 0 <= x < math.inf:
+        raise ValueError(f"{name} is {x!r:.60}; expected a number of at least 0")
+    return x
+
+
+def _checked(race: dict) -> dict:
+    """A race in which the page finds what it reads."""
+    problem = _typed(race["problem"], dict, "problem")
+    _typed(race.get("device"), dict, "device")
+    block = _typed(problem.get("block"), list, "block")
+    if len(block) != 2:
+        raise ValueError(f"block is {block!r:.60}; expected two sizes")
+    for size in block:
+        _number(size, "block")
+    for name in ("op", "dtype"):
+        _typed(problem.get(name), str, name)
+    for name in ("m", "n", "k"):
+        _number(problem.get(name), name)
+    for name in ("density", "flops", "bytes", "floor_seconds"):
+        _number(problem.get(name) or 0, name)
+    for result in _typed(race["results"], list, "results"):
+        for name in ("variant", "verdict"):
+            _typed(_typed(result, dict, "a result").get(name), str, name)
+        for name in ("seconds", "flops_per_second"):
+            _number(result.get(name) or 0, name)
+    return race
 
 
 def _from_record(row: dict, machine: dict) -> dict | None:
@@ -47,11 +88,12 @@ def _from_record(row: dict, machine: dict) -> dict | None:
     problem = row.get("problem")
     if not isinstance(problem, dict) or not row.get("seconds") or "block" not in problem:
         return None
-    flops = problem.get("flops") or 0
-    times = {row.get("variant") or "sparse_autotune": row["seconds"]}
-    times.update({k: v for k, v in (row.get("rival_seconds") or {}).items() if v})
-    if not row.get("rival_seconds"):
-        times.update({k: row["seconds"] * v for k, v in (row.get("ratios") or {}).items() if isinstance(v, (int, float)) and v > 0})
+    flops, seconds = _number(problem.get("flops") or 0, "flops"), _number(row["seconds"], "seconds")
+    rivals, ratios = (_typed(row.get(name) or {}, dict, name) for name in ("rival_seconds", "ratios"))
+    times = {row.get("variant") or "sparse_autotune": seconds}
+    times.update({k: _number(v, "rival_seconds") for k, v in rivals.items() if v})
+    if not rivals:
+        times.update({k: seconds * v for k, v in ratios.items() if isinstance(v, (int, float)) and v > 0})
     results = [
         {"variant": name, "verdict": "ok", "seconds": s, "flops_per_second": flops / s if flops else None, "dense": "dense" in name, "library": name != row.get("variant"), "may_win": True, "message": ""}
         for name, s in times.items()

@@ -143,6 +143,7 @@ def test_conversions_that_do_not_fit():
     bad(TypeError, "x", sa.BsrMatrix.from_torch, B)
     bad(TypeError, "x", sa.BsrMatrix.from_scipy, B)
     bad(TypeError, "x", sa.BsrMatrix.from_csr, B)
+    bad(TypeError, "block is array([2, 2])", sa.BsrMatrix.from_csr, B, block=np.array([2, 2]))
     bad(ValueError, "values", A.with_values, np.ones((3, 2, 2), np.float32))
     bad(ValueError, "device", A.to, "tpu")
     bad(TypeError, "values", A.requires_grad_)
@@ -171,11 +172,11 @@ def test_indices_that_scipy_would_follow_anywhere(form, attribute, place, value)
     bad(ValueError, f"x.{attribute}", sa.BsrMatrix.from_csr, m, 2)
     bad(ValueError, f"x.{attribute}", sa.BsrMatrix.from_scipy, m)
     if form == "bsr":
-        bad(ValueError, f"x.{attribute}", sa.matmul, m, np.ones((8, 2)))
+        bad(ValueError, f"A.{attribute}", sa.matmul, m, np.ones((8, 2)))
         m = maker(np.eye(8))
         sa.matmul(m, np.ones((8, 2)))
         getattr(m, attribute)[place] = value
-        bad(ValueError, f"x.{attribute}", sa.matmul, m, np.ones((8, 2)))
+        bad(ValueError, f"A.{attribute}", sa.matmul, m, np.ones((8, 2)))
 
 
 def test_a_list_of_lists_that_points_anywhere():
@@ -228,8 +229,20 @@ def test_broken_dlpack():
     bad(TypeError, "B is a Shared", sa.matmul, A, Shared(versioned))
 
 
+def test_values_resized_in_place():
+    a = bsr()
+    a.values.resize((1, 2, 2), refcheck=False)
+    bad(ValueError, "values has shape (1, 2, 2); expected (2, 2, 2)", sa.matmul, a, B)
+    bad(ValueError, "values has shape (1, 2, 2); expected (2, 2, 2)", sa.sampled_matmul, B, B.T.copy(), A, out=a)
+    a = bsr()
+    a.values.shape = (2, 4, 1)
+    bad(ValueError, "values has shape (2, 4, 1)", sa.matmul, B.T, a)
+
+
 def test_settings_that_do_not_exist():
     bad(ValueError, "effort", sa.set_effort, "maximal")
+    bad(ValueError, "effort is []", sa.set_effort, [])
+    bad(ValueError, "effort is []", sa.tune, A, 4, effort=[])
     bad(ValueError, "effort", sa.tune, A, 4, effort="off")
     bad(ValueError, "columns", sa.tune, A, 0)
     bad(ValueError, "columns", sa.tune, A, 2**70)
@@ -259,6 +272,17 @@ def test_a_gpu_that_is_not_there():
 
     if not HAVE_CUDA:
         bad(RuntimeError, "cuda", sa.device_info, "cuda:0")
+        bad(RuntimeError, "device is 'cuda:0'", A.to, "cuda")
+        bad(RuntimeError, "device is 'cuda:0'", A.to(dtype="bfloat16").to, "cuda")
+
+
+def test_sparse_matrices_of_others_are_named_as_arguments():
+    sparse = pytest.importorskip("scipy.sparse")
+    whole = sparse.bsr_array(np.eye(8, dtype=np.int64), blocksize=(4, 4))
+    bad(TypeError, "A has dtype int64", sa.matmul, whole, np.ones((8, 2)))
+    bad(TypeError, "B has dtype int64", sa.matmul, np.ones((2, 8)), whole)
+    bad(TypeError, "pattern has dtype int64", sa.sampled_matmul, np.ones((8, 2)), np.ones((2, 8)), whole)
+    bad(TypeError, "x has dtype int64", sa.BsrMatrix.from_scipy, whole)
 
 
 def test_errors_have_a_common_type_and_a_status():

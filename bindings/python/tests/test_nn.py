@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 
+import numpy as np
 import pytest
 
 import sparse_autotune as sa
@@ -227,6 +228,11 @@ def test_a_state_dict_that_does_not_fit_changes_nothing():
     broken = [sa.SparseLinear(64, 64, block=b, density=0.25).state_dict() for b in (16, (8, 16), (16, 8))]
     broken += [sa.SparseLinear(64, 128, block=8, density=0.5).state_dict(), {k: v for k, v in other.items() if k != "values"}]
     broken += [{k: v for k, v in other.items() if k != "row_ptr"}, {**other, "col_idx": other["col_idx"][:, None]}]
+    for name, place, value in (("col_idx", 0, 99), ("col_idx", 1, 0), ("row_ptr", 0, 1), ("row_ptr", 3, 99), ("row_ptr", -1, 3)):
+        state = copy.deepcopy(other)
+        state[name][place] = value
+        broken.append(state)
+    broken.append({**other, "col_idx": other["col_idx"].float()})
     for state in broken:
         with pytest.raises(RuntimeError, match="left as it was"):
             layer.load_state_dict(state)
@@ -286,6 +292,13 @@ def test_bad_input():
     for words, arguments in (("in_features", (-1, 4)), ("density", (4, 4, 2, 1.5)), ("block", (4, 4, 0))):
         with pytest.raises(ValueError, match=words):
             sa.SparseLinear(*arguments)
+    for words, arguments in (("in_features is 64.0", (64.0, 4)), ("out_features is '4'", (4, "4"))):
+        with pytest.raises(TypeError, match=words):
+            sa.SparseLinear(*arguments)
+    for dtype in (torch.int32, torch.complex64, "int8"):
+        with pytest.raises(TypeError, match="dtype is"):
+            sa.SparseLinear(4, 4, 2, dtype=dtype)
+    assert sa.SparseLinear(np.int64(64), np.int32(4)).in_features == 64
     with pytest.raises(ValueError, match="activation"):
         sa.SparseLinear(4, 4, 2, activation="tanh")
     with pytest.raises(TypeError, match="linear"):

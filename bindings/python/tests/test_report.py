@@ -71,6 +71,44 @@ def test_bad_input(tmp_path, capsys):
         program.main(["race", "--block", "x"])
 
 
+PROBLEM = {"op": "matmul", "m": 8, "n": 8, "k": 8, "block": [4, 4], "dtype": "f32", "density": 0.5}
+RACE = {"problem": PROBLEM, "device": {"name": "here"}, "best": "v", "results": [{"variant": "v", "verdict": "ok", "seconds": 1e-3}]}
+
+
+@pytest.mark.parametrize(
+    "data, named",
+    [
+        ([RACE], "a race is"), ({"races": 5}, "races is 5"), ({"races": [5]}, "a race is 5"), ({"races": [{**RACE, "problem": None}]}, "problem is None"),
+        ({**RACE, "device": None}, "device is None"), ({**RACE, "results": {}}, "results is"), ({**RACE, "results": [3]}, "a result is 3"),
+        ({**RACE, "results": [{"variant": "v", "verdict": "ok", "seconds": "1"}]}, "seconds is '1'"), ({**RACE, "results": [{"verdict": "ok"}]}, "variant is None"),
+        ({**RACE, "problem": {**PROBLEM, "block": [4]}}, "block is [4]"), ({**RACE, "problem": {**PROBLEM, "m": None}}, "m is None"),
+        ({**RACE, "problem": {**PROBLEM, "density": -1}}, "density is -1"), ({"rows": 5}, "rows is 5"), ({"rows": [5]}, "a row is 5"),
+        ({"rows": [{"problem": PROBLEM, "seconds": "1"}]}, "seconds is '1'"), ({"rows": [{"problem": PROBLEM, "seconds": 1, "rival_seconds": [1]}]}, "rival_seconds is"),
+    ],
+)  # fmt: skip
+def test_results_that_are_none(data, named, tmp_path, capsys):
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(data))
+    assert program.main(["report", str(file), "-o", str(tmp_path / "page")]) == 1
+    said = capsys.readouterr().err
+    assert str(file) in said and named in said
+
+
+def test_sizes_beyond_memory_are_refused_at_once(capsys):
+    for size in ("1000000x1000000x8", "99999999x99999999x9999999"):
+        assert program.main(["race", "--size", size, "--block", "64", "--density", "0.5", "--device", "cpu"]) == 1
+        assert f"--size is {size}" in capsys.readouterr().err
+
+
+def test_a_race_that_runs_out_of_memory_says_so(capsys, monkeypatch):
+    def run(*_arguments, **_options):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(program._race, "run", run)
+    assert program.main(["race", "--size", "64x8x64", "--block", "16", "--device", "cpu"]) == 1
+    assert "no memory" in capsys.readouterr().err
+
+
 def test_race_takes_the_words_of_the_command_line(capsys):
     words = ["race", "-m", "64", "-n", "8", "-k", "96", "--block", "16", "--sparsity", "0.5", "--device", "cpu", "--json"]
     assert program.main(words) == 0

@@ -74,7 +74,7 @@ def test_sampled_products(problem, k, how_x, how_y):
         close(sa.sampled_matmul(x, y, a).to_dense(), (x.double() @ y.double()) * kept)
 
 
-@given(st.integers(1, 14), st.integers(1, 14), st.integers(1, 5), st.integers(1, 5), st.sampled_from([(), (3,), (2, 3), (2, 2, 2)]), st.booleans(), st.booleans(), st.booleans())
+@given(st.integers(0, 14), st.integers(0, 14), st.integers(1, 5), st.integers(1, 5), st.sampled_from([(), (3,), (2, 3), (2, 2, 2)]), st.booleans(), st.booleans(), st.booleans())
 def test_gradients_are_those_of_the_dense_product(rows, cols, br, bc, rest, left, transposed, with_bias):
     a, _ = tensors(1, rows, cols, (br, bc), 0.6, torch.float64)
     values = a.values.nan_to_num(0.0).requires_grad_()
@@ -389,6 +389,14 @@ def test_a_parameter_changed_in_place_is_read_again():
         (RuntimeError, "A", lambda a: sa.matmul(torch.eye(8).to_sparse_bsr((4, 4)).requires_grad_(), torch.ones(8, 2))),
         (RuntimeError, "out_dtype", lambda a: sa.matmul(a.to(dtype="float16"), torch.ones(24, 2).half().requires_grad_(), out_dtype="float32")),
         (TypeError, "x", lambda a: sa.BsrMatrix.from_torch(torch.eye(4))),
+        (TypeError, "A has dtype int64", lambda a: sa.matmul(torch.eye(8).long().to_sparse_bsr((4, 4)), torch.ones(8, 2))),
+        (ValueError, "A has 3 dim", lambda a: sa.matmul(torch.ones(2, 8, 8).to_sparse_bsr((4, 4)), torch.ones(8, 2))),
+        (TypeError, "B is a nested tensor", lambda a: a @ torch.nested.nested_tensor([torch.ones(24, 2), torch.ones(24, 3)])),
+        (TypeError, "B is a nested tensor", lambda a: a @ torch.nested.nested_tensor([torch.ones(24, 2), torch.ones(23, 2)], layout=torch.jagged)),
+        (TypeError, "A is a nested tensor", lambda a: sa.matmul(torch.nested.nested_tensor([torch.ones(2, 32), torch.ones(3, 32)]), a)),
+        (TypeError, "Y is a nested tensor", lambda a: sa.sampled_matmul(torch.ones(32, 2), torch.nested.nested_tensor([torch.ones(2, 24)]), a)),
+        (ValueError, "shape is (32, 24, 3)", lambda a: torch.ops.sparse_autotune.matmul(a.values, *a._index, torch.ones(24, 2), None, [32, 24, 3])),
+        (ValueError, "block is (8,)", lambda a: torch.ops.sparse_autotune.sampled(torch.ones(32, 2), torch.ones(2, 24), *a._index, [32, 24], [8])),
         (ValueError, "values", lambda a: torch.ops.sparse_autotune.matmul(a.values[0], *a._index, torch.ones(24, 2), None, [32, 24])),
         (ValueError, "row_ptr", lambda a: torch.ops.sparse_autotune.matmul(a.values, a._index[1], a._index[0], torch.ones(24, 2), None, [32, 24])),
     ],
@@ -490,6 +498,8 @@ try:
     sa.SparseLinear
 except ImportError:
     print("no torch")
+from sparse_autotune import *
+print(BsrMatrix is sa.BsrMatrix)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
-    assert run.stdout.split("\n")[:2] == ["4.0", "no torch"], run.stderr
+    assert run.stdout.split("\n")[:3] == ["4.0", "no torch", "True"], run.stderr

@@ -1,4 +1,8 @@
-"""PyTorch: torch's own rules hold on every way that a product takes: out and beta, negated views, versions, tangents, numbers."""
+"""PyTorch: torch's own rules hold on every way that a product takes: out and beta, negated views, versions, tangents, numbers, values
+that were replaced, traces."""
+
+import copy
+import re
 
 import numpy as np
 import pytest
@@ -6,6 +10,7 @@ import pytest
 import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
+nn = torch.nn
 
 from torch.autograd import forward_ad  # noqa: E402
 
@@ -148,6 +153,19 @@ def test_forward_mode_is_refused():
         torch.func.vmap(lambda c: sa.matmul(a, c), in_dims=1)(b)
 
 
+def test_grad_of_torch_func_is_refused():
+    a, dense = matrix()
+    layer, b = sa.SparseLinear(16, 16, 4, 0.5), torch.randn(3, 16, 16)
+    functions = [lambda x: sa.matmul(a, x), lambda x: x @ a, layer, lambda x: sa.sampled_matmul(x, x, a).values]
+    for f in functions:
+        for call in (torch.func.grad(lambda x, f=f: f(x).sum()), torch.func.jacrev(f), lambda x, f=f: torch.func.vjp(f, x)):
+            with pytest.raises(NotImplementedError, match=r"torch\.func"):
+                call(b[0])
+        with pytest.raises(NotImplementedError, match=r"torch\.func"):
+            torch.func.vmap(torch.func.grad(lambda x, f=f: f(x).sum()))(b)
+    torch.testing.assert_close(torch.func.grad(lambda x: (x * sa.matmul(a, b[1])).sum())(b[0]), dense @ b[1], rtol=1e-4, atol=1e-4)
+
+
 def test_out_counts_as_written():
     (a, _), b = matrix(), torch.randn(16, 3)
     out, before = torch.ones(16, 3), 0
@@ -225,3 +243,128 @@ def test_a_compiled_sampled_product_names_its_pattern():
         torch.compile(lambda x: sa.sampled_matmul(x, x.t(), plain).values, backend="eager", fullgraph=True)(x)
     got = torch.compile(lambda x: sa.sampled_matmul(x, x.t(), a).values, backend="eager", fullgraph=True)(x)
     torch.testing.assert_close(got, sa.sampled_matmul(x, x.t(), a).values)
+
+
+# ---- values that changed after their matrix was made ----
+
+
+def replaced(layer, values, how):
+    """A call of the layer with other values, brought in one way or another."""
+    if how == "assigned":
+        layer.values = nn.Parameter(values)
+    elif how == "data":
+        layer.values.data = values
+    elif how == "loaded":
+        layer.load_state_dict({**layer.state_dict(), "values": values}, assign=True)
+    else:
+        return lambda x: torch.func.functional_call(layer, {"values": values}, (x,))
+    return layer
+
+
+@pytest.mark.parametrize("how", ["assigned", "data", "functional"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_values_of_another_shape_are_refused(how, grad):
+    layer = sa.SparseLinear(32, 24, block=8, density=0.5)
+    x = torch.randn(3, 32)
+    stored = len(layer.col_idx)
+    for shape in ((1, 8, 8), (stored, 4, 16), (stored, 64), (2 * stored, 8, 8)):
+        twin = copy.deepcopy(layer)
+        with torch.set_grad_enabled(grad):
+            for _ in range(2):
+                twin(x)
+            call = replaced(twin, torch.ones(shape), how)
+            with pytest.raises(ValueError, match=re.escape(f"values has shape {shape}; expected ({stored}, 8, 8)")):
+                call(x)
+
+
+def test_values_of_another_block_are_refused_by_the_operator_too():
+    layer = sa.SparseLinear(8, 8, block=8, density=1.0)
+    layer.values = nn.Parameter(torch.ones(1, 16, 16))
+    for call in (lambda: layer.matrix(), lambda: torch.func.vmap(layer)(torch.ones(2, 3, 8))):
+        with pytest.raises(ValueError, match="values has shape"):
+            call()
+
+
+@pytest.mark.parametrize("how", ["assigned", "data", "loaded", "functional"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_values_with_gaps_are_copied(how, grad):
+    layer, plain = (sa.SparseLinear(32, 24, block=8, density=0.5) for _ in range(2))
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 32, requires_grad=grad)
+    values = torch.randn_like(layer.values).transpose(1, 2)
+    plain.values.data = values.contiguous()
+    expected = plain(x)
+    with torch.set_grad_enabled(grad):
+        call = replaced(layer, values.requires_grad_(grad) if how == "functional" else values, how)
+        for _ in range(3):
+            got = call(x)
+            torch.testing.assert_close(got, expected)
+    if grad:
+        got.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(values.grad if how == "functional" else layer.values.grad, plain.values.grad)
+
+
+def test_values_resized_in_place_are_refused():
+    a = sa.BsrMatrix.from_dense(torch.ones(32, 24), 8)
+    b, p = torch.ones(24, 2), a.with_values(torch.zeros(12, 8, 8))
+    for _ in range(2):
+        a @ b
+    a.values.resize_(1, 8, 8)
+    p.values.resize_(1, 8, 8)
+    for call in (lambda: a @ b, lambda: sa.matmul(a, b), lambda: torch.ones(32) @ a, lambda: sa.sampled_matmul(torch.ones(32, 2), torch.ones(2, 24), a, out=p)):
+        with pytest.raises(ValueError, match="values has shape"):
+            call()
+
+
+# ---- torch.jit.trace ----
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_jit_traces_hold_the_operator(grad):
+    layer = sa.SparseLinear(64, 48, block=16, density=0.5, activation="gelu")
+    a, pattern = sa.BsrMatrix.from_dense(torch.randn(48, 64), 16), sa.BsrMatrix.from_dense(torch.eye(3), 2)
+    functions = [layer, lambda x: sa.matmul(a, x.T), lambda x: a @ x.T, lambda x: x @ a.T, lambda x: sa.sampled_matmul(x, x.T, pattern).values]
+    x, zeros = torch.randn(3, 64), torch.zeros(3, 64)
+    with torch.set_grad_enabled(grad):
+        for f in functions:
+            for _ in range(2):
+                f(zeros)  # so that there is a quick way
+            traced = torch.jit.trace(f, zeros, check_trace=False)
+            assert "sparse_autotune::" in str(traced.inlined_graph if f is layer else traced.graph)
+            torch.testing.assert_close(traced(x), f(x))
+
+
+# ---- indices that share memory ----
+
+
+def test_index_tensors_of_one_storage_are_told_apart():
+    product = torch.ops.sparse_autotune.matmul
+    values, rows, x = torch.ones(2, 2, 2), torch.tensor([0, 1, 2]), torch.tensor([[1.0], [1.0], [0.0], [0.0]])
+    buffer = torch.tensor([0, 1, 0, 0])
+    for col_idx in (buffer[:2], buffer[::2], buffer.view(torch.int32)[:2], buffer.view(torch.int32)[1:3], buffer[1:3]):
+        expected = product(values, rows, col_idx.clone(), x, None, [4, 4])
+        torch.testing.assert_close(product(values, rows, col_idx, x, None, [4, 4]), expected)
+    product(values, rows, buffer[:2], x, None, [4, 4])
+    with pytest.raises(ValueError, match="row_ptr has 2 entries"):
+        product(values, rows[:2], buffer[:2], x, None, [4, 4])
+
+
+# ---- nothing in a dimension ----
+
+
+@pytest.mark.parametrize("inputs, outputs", [(0, 64), (64, 0), (0, 0)])
+def test_layers_without_features_have_gradients(inputs, outputs):
+    layer = sa.SparseLinear(inputs, outputs)
+    for shape in ((3, inputs), (2, 3, inputs), (inputs,)):
+        x = torch.ones(shape, requires_grad=True)
+        layer(x).sum().backward()
+        assert x.grad.shape == x.shape and layer.values.grad.shape == layer.values.shape
+
+
+def test_an_empty_inner_dimension_may_lie_anyhow():
+    a = sa.BsrMatrix([0, 0, 0, 0], [], torch.ones(0, 2, 2), (5, 0))
+    b = torch.empty(2000).as_strided((2, 3, 1, 0, 16), (693, 99, 33, 33, 1))
+    assert torch.equal(a @ b, torch.zeros(2, 3, 1, 5, 16))
+    assert torch.equal(b.mT @ a.T, torch.zeros(2, 3, 1, 16, 5))
