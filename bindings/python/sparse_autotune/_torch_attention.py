@@ -228,6 +228,8 @@ def _vmap(name: str, count: int) -> Any:
 
     def rule(info, in_dims, *inputs):
         operator, size = getattr(torch.ops.sparse_autotune, name), info.batch_size
+        left_out = [x.default_value for x in operator.default._schema.arguments[len(inputs) :]]  # by torch: arguments that are what they are by default
+        inputs, in_dims = (*inputs, *left_out), (*in_dims, *(None for _ in left_out))
         tensors, rest, dims = inputs[: count + 1], inputs[count + 1 :], in_dims[: count + 1]
         q, at = (tensors[0], dims[0]) if count == 3 else (tensors[1], dims[1])
         packed = inputs[count] is not None and rest[0][5] > 0

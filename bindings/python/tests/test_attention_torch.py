@@ -217,6 +217,7 @@ def test_vmap(in_dims):
     got = torch.vmap(lambda *x: sa.attention(*x, mask), in_dims=in_dims)(*inputs)
     items = [[x.select(d, i) if d is not None else x for x, d in zip(inputs, in_dims)] for i in range(3)]
     close(got, torch.stack([sa.attention(*x, mask) for x in items]))
+    close(torch.vmap(lambda *x: sa.attention(*x), in_dims=in_dims)(*inputs), torch.stack([sa.attention(*x) for x in items]))
     pairs = torch.vmap(lambda *x: sa.attention(*x, return_lse=True)[1])(q[:, 0, 0], k[:, 0, 0], v[:, 0, 0])
     assert pairs.shape == (3, 12)
 
