@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import _abi, _context, _ops
 from ._matrix import BsrMatrix, as_bsr, is_sparse, make_pattern
 from ._pattern import Pattern, alignment
-from ._tangents import ReverseOnly, forward_ad, refuse_tangents
+from ._tangents import ReverseOnly, forward_ad, refuse_tangents, refuse_transforms
 
 try:
     from . import _fast
@@ -512,11 +512,10 @@ def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):  # no
 
 def _plain(*tensors: Any) -> bool:
     """Whether these tensors can go past the dispatcher."""
-    return (
-        all(t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
-        and _C._len_torch_dispatch_stack() == 0
-        and _C._functorch.peek_interpreter_stack() is None
-    )
+    if _C._functorch.peek_interpreter_stack() is not None:
+        refuse_transforms(*tensors)
+        return False
+    return all(t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors) and _C._len_torch_dispatch_stack() == 0
 
 
 def _with_torch_values(a: BsrMatrix) -> BsrMatrix:
