@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -133,7 +134,7 @@ class AttentionMask:
         if stored.ndim not in (2, 3) or stored.shape[-2:] != grid:
             raise ValueError(f"stored has shape {stored.shape}; expected {grid}, with or without heads before it")
         heads = stored.shape[0] if stored.ndim == 3 else None
-        flat = stored.reshape(-1, grid[1])
+        flat = stored.reshape(math.prod(stored.shape[:-1]), grid[1])
         row_ptr = np.concatenate(([0], np.cumsum(flat.sum(1)))).astype(np.int64)
         return cls(row_ptr, np.nonzero(flat)[1].astype(np.int64), shape, (br, bc), heads=heads, **words)
 

@@ -235,6 +235,21 @@ def test_a_mask_shows_itself():
     assert re.findall(r'width="([\d.]+)" height="3.75" fill-opacity="1.00"', triangle) == [f"{3.75 * n:.2f}" for n in range(1, 65)]
 
 
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (3, 0, 0), (3, 4, 0)])
+def test_a_mask_of_nothing(shape):
+    mask = sa.AttentionMask.from_dense(np.ones(shape, bool), block=4)
+    assert mask.to_dense().shape == shape and mask.stored_blocks == 0 and mask.picture()
+    q, k, v = operands(0, (1,), 3, 3, *shape[-2:], 8)
+    out, lse = sa.attention(q, k, v, mask, return_lse=True)
+    assert not out.any() and np.isneginf(lse).all()
+
+
+def test_documents_without_tokens():
+    mask = sa.AttentionMask.document([0, 0, 0], causal=True, window=3)
+    assert mask.shape == (0, 0) and len(mask.offsets[0]) == 3
+    assert sa.AttentionMask.document([0, 5], kv_offsets=[0, 0]).to_dense().shape == (5, 0)
+
+
 # ---- wrong input ----
 
 OK = np.ones((1, 4, 16, 16), np.float32)
