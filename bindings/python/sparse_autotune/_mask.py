@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _picture
+from . import _ops, _picture
 from ._arrays import torch_module
 from ._indices import host_indices
 from ._matrix import BsrMatrix, as_bsr, check_block, is_sparse, make_pattern
@@ -26,6 +26,15 @@ def whole(x: Any, name: str, least: int = 1) -> int:
     if x < least:
         raise ValueError(f"{name} is {x}; expected at least {least}")
     return x
+
+
+def flag(x: Any, name: str) -> bool:
+    """A bool, Python's or NumPy's, or an exception that names it."""
+    if type(x) is bool:
+        return x
+    if not isinstance(x, np.bool_):
+        raise TypeError(f"{name} is {x!r}; expected True or False")
+    return bool(x)
 
 
 def _check_offsets(x: Any, name: str, last: int) -> np.ndarray:
@@ -93,7 +102,7 @@ class AttentionMask:
         self._set(pattern, (queries, keys), heads, causal, window)
 
     def _set(self, pattern: Pattern, shape: tuple[int, int], heads: int | None, causal: bool, window: int | None) -> None:
-        self._pattern, self._shape, self._heads, self._causal = pattern, shape, heads, bool(causal)
+        self._pattern, self._shape, self._heads, self._causal = pattern, shape, heads, flag(causal, "causal")
         self._window = 0 if window is None else whole(window, "window")
         offsets = pattern.offsets
         self._index_shape = (*pattern.shape, *pattern.block, pattern.stored_blocks, len(offsets[0]) - 1 if offsets else 0)
@@ -408,6 +417,8 @@ _known: dict[int, tuple[Any, AttentionMask]] = {}  # by object: what was made of
 def as_mask(x: Any, name: str = "mask") -> AttentionMask:
     if isinstance(x, AttentionMask):
         return x
+    if _ops._compiling():
+        raise TypeError(f"{name}: inside torch.compile an AttentionMask is expected, made outside of it")
     if is_sparse(x):
         matrix: BsrMatrix = as_bsr(x, name)
         key = ("mask", matrix.is_transposed)
