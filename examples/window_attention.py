@@ -3,7 +3,7 @@
 Every layer of the transformer looks back over a window. Written the usual way that is a dense mask: all scores are computed, and
 most are thrown away. Here the mask is a pattern of blocks, and what it leaves out is never computed.
 
-    python examples/window_attention.py                                    # a few seconds on two cores
+    python examples/window_attention.py                                    # half a minute on two cores
     python examples/window_attention.py --length 16384 --window 1024       # on a GPU
 """
 

@@ -10,15 +10,14 @@ import numpy as np
 
 from . import _abi, _arrays, _ops, _torch_own
 from ._arrays import Operand, torch_module
-from ._mask import AttentionMask, as_mask, whole
-from ._pattern import Pattern, alignment, launch, problem_of
+from ._mask import AttentionMask, as_mask, flag, whole
+from ._pattern import ATTENTION_NAMES, Pattern, alignment, launch, problem_of
 
 # Set by _torch_attention once torch is there.
 _torch_attention: Any = None
 _torch_plain: Any = None
 _torch_forward: Any = None
 
-NAMES = {"do": "the gradient", "o": "the result", "dim": "q's head size", "heads": "q's number of heads", "kv_heads": "k's number of heads", "batch": "q's batch"}
 MOST_DENSE = 256  # patterns that store everything, by lengths
 
 
@@ -63,12 +62,14 @@ def attention(
     >>> out[0, 0, 20, 0], lse.shape
     (np.float32(1.0), (1, 2, 64))
     """
-    if is_causal or attn_mask is not None or dropout_p or not enable_gqa:
+    if is_causal is not False or attn_mask is not None or dropout_p or enable_gqa is not True:
         mask, causal = _as_torch_means(q, k, mask, causal, attn_mask, is_causal, dropout_p, enable_gqa)
-    if _ops._compiling():
-        return _torch_attention(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
     if mask is not None and type(mask) is not AttentionMask:
         mask = as_mask(mask)
+    if return_lse is not False:
+        return_lse = flag(return_lse, "return_lse")
+    if _ops._compiling():
+        return _torch_attention(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
     torch = torch_module()
     if torch is not None and isinstance(q, torch.Tensor):
         for x, name in ((k, "k"), (v, "v")):
@@ -94,6 +95,7 @@ def attention(
 
 def _as_torch_means(q: Any, k: Any, mask: Any, causal: bool, attn_mask: Any, is_causal: bool, dropout_p: float, enable_gqa: bool) -> tuple:
     """What scaled_dot_product_attention's words mean here."""
+    is_causal, enable_gqa = flag(is_causal, "is_causal"), flag(enable_gqa, "enable_gqa")
     if dropout_p:
         raise NotImplementedError(f"dropout_p is {dropout_p}; expected 0: there is no dropout")
     if attn_mask is not None and mask is not None:
@@ -102,7 +104,7 @@ def _as_torch_means(q: Any, k: Any, mask: Any, causal: bool, attn_mask: Any, is_
         raise ValueError(f"enable_gqa is False, and q has {q.shape[-3]} heads and k {k.shape[-3]}; expected as many")
     if is_causal and len(q.shape) > 1 and q.shape[-2] != k.shape[-2]:
         raise ValueError(f"is_causal is given beside {q.shape[-2]} queries and {k.shape[-2]} keys: torch counts from the first of both there; causal=True counts from the last")
-    return (attn_mask if mask is None else mask), causal or is_causal
+    return (mask if attn_mask is None else as_mask(attn_mask, "attn_mask")), flag(causal, "causal") or is_causal
 
 
 class Spec:
@@ -111,7 +113,7 @@ class Spec:
     __slots__ = ("causal", "flags", "key", "scale", "tf32", "window")
 
     def __init__(self, causal: Any, window: Any, scale: Any, deterministic: bool, allow_tf32: bool | None, mask: AttentionMask | None = None):
-        self.causal = bool(causal) or (mask is not None and mask._causal)
+        self.causal = flag(causal, "causal") or (mask is not None and mask._causal)
         self.window = 0 if window is None else whole(window, "window")
         if mask is not None and mask._window:
             self.window = min(self.window, mask._window) if self.window else mask._window
@@ -120,8 +122,9 @@ class Spec:
             raise ValueError(f"scale is {self.scale}; expected a finite number")
         if scale is not None and self.scale == 0.0:
             self.scale = 1e-300  # 0 is the library's word for the usual one
-        self.flags, self.tf32 = 0 if deterministic else _abi.ALLOW_NONDETERMINISTIC, allow_tf32
-        self.key = (self.causal, self.window, self.scale, self.flags, allow_tf32)
+        self.flags = 0 if deterministic is True or flag(deterministic, "deterministic") else _abi.ALLOW_NONDETERMINISTIC
+        self.tf32 = None if allow_tf32 is None else flag(allow_tf32, "allow_tf32")
+        self.key = (self.causal, self.window, self.scale, self.flags, self.tf32)
 
     def flags_for(self, q: Operand) -> int:
         return self.flags | _ops.tf32_flag(self.tf32, q)
@@ -228,10 +231,10 @@ def check_shapes(q: tuple, k: tuple, v: tuple, mask_shape: tuple | None = None, 
         raise ValueError(f"mask has {mask_heads} heads and q {q[-3] if len(q) > 2 else 1}; expected as many")
 
 
-def _check_operands(q: Operand, k: Operand, v: Operand, mask: AttentionMask | None) -> None:
+def _check_operands(q: Operand, k: Operand, v: Operand, mask: AttentionMask | Pattern | None) -> None:
     _same(q, k, "q", "k")
     _same(q, v, "q", "v")
-    check_shapes(q.shape, k.shape, v.shape, None if mask is None else mask._shape, None if mask is None else mask._heads)
+    check_shapes(q.shape, k.shape, v.shape, *((mask._shape, mask._heads) if isinstance(mask, AttentionMask) else ()))
     if mask is not None and mask.offsets and math.prod(q.shape[:-3]) != 1:
         raise ValueError(f"q has a batch of {math.prod(q.shape[:-3])} beside a mask of packed sequences; expected 1")
 
@@ -277,7 +280,7 @@ def _fill(x: Operand, value: float) -> None:
 def forward(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | Pattern | None, spec: Spec, lse: bool, keep: bool = False) -> tuple:
     """Result, LSE or None, and the plan if it is to be kept; no gradients."""
     q, k, v = (_arrays.describe(x, name) for x, name in ((q_array, "q"), (k_array, "k"), (v_array, "v")))
-    _check_operands(q, k, v, mask if isinstance(mask, AttentionMask) else None)
+    _check_operands(q, k, v, mask)
     out = empty_like(q, q.shape, q)
     sums = _arrays.empty(q, q.shape[:-1], _abi.F32) if lse else None
     plan = None
@@ -301,7 +304,7 @@ def forward(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | Patt
 def _run(pattern: Pattern, problem: Any, pointers: tuple, q: Operand, arrays: tuple, keep: bool) -> tuple:
     """Runs a plan; where that would call torch's own and copy its result, gives that result itself. What is kept is for a runner."""
     if q.kind != "torch":
-        return None, _ops.run(pattern, problem, pointers, q, NAMES, keep)
+        return None, _ops.run(pattern, problem, pointers, q, ATTENTION_NAMES, keep)
     stream, threads, capturing = _arrays.stream_of(q), _arrays.threads_for(q), _ops.is_capturing(q)
     key, plan = pattern.take(q.device, problem, stream, threads, capturing)
     try:
@@ -311,7 +314,7 @@ def _run(pattern: Pattern, problem: Any, pointers: tuple, q: Operand, arrays: tu
             keep = False
             with torch_module().no_grad():
                 return plan.direct(*arrays), None
-        launch(plan, pointers, stream, threads, NAMES)
+        launch(plan, pointers, stream, threads, ATTENTION_NAMES)
     except BaseException:
         keep = False
         raise
@@ -340,7 +343,7 @@ def backward(q_array: Any, k_array: Any, v_array: Any, out_array: Any, lse_array
         problem = _problem(_abi.ATTENTION_BACKWARD, spec, False, inputs, outputs, strides)
         p = [x.operand.pointer for x in inputs]
         pointers = (*p[:4], sums.pointer, p[4], *(x.operand.pointer for x in outputs))
-        _ops.run(pattern_for(mask, inputs[0].rows, inputs[1].rows), problem, pointers, q, NAMES)
+        _ops.run(pattern_for(mask, inputs[0].rows, inputs[1].rows), problem, pointers, q, ATTENTION_NAMES)
     return dq.array, dk.array, dv.array
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
 import numpy as np
 
-from . import _picture
+from . import _ops, _picture
 from ._arrays import torch_module
 from ._indices import host_indices
 from ._matrix import BsrMatrix, as_bsr, check_block, is_sparse, make_pattern
@@ -25,6 +26,15 @@ def whole(x: Any, name: str, least: int = 1) -> int:
     if x < least:
         raise ValueError(f"{name} is {x}; expected at least {least}")
     return x
+
+
+def flag(x: Any, name: str) -> bool:
+    """A bool, Python's or NumPy's, or an exception that names it."""
+    if type(x) is bool:
+        return x
+    if not isinstance(x, np.bool_):
+        raise TypeError(f"{name} is {x!r}; expected True or False")
+    return bool(x)
 
 
 def _check_offsets(x: Any, name: str, last: int) -> np.ndarray:
@@ -92,7 +102,7 @@ class AttentionMask:
         self._set(pattern, (queries, keys), heads, causal, window)
 
     def _set(self, pattern: Pattern, shape: tuple[int, int], heads: int | None, causal: bool, window: int | None) -> None:
-        self._pattern, self._shape, self._heads, self._causal = pattern, shape, heads, bool(causal)
+        self._pattern, self._shape, self._heads, self._causal = pattern, shape, heads, flag(causal, "causal")
         self._window = 0 if window is None else whole(window, "window")
         offsets = pattern.offsets
         self._index_shape = (*pattern.shape, *pattern.block, pattern.stored_blocks, len(offsets[0]) - 1 if offsets else 0)
@@ -133,7 +143,7 @@ class AttentionMask:
         if stored.ndim not in (2, 3) or stored.shape[-2:] != grid:
             raise ValueError(f"stored has shape {stored.shape}; expected {grid}, with or without heads before it")
         heads = stored.shape[0] if stored.ndim == 3 else None
-        flat = stored.reshape(-1, grid[1])
+        flat = stored.reshape(math.prod(stored.shape[:-1]), grid[1])
         row_ptr = np.concatenate(([0], np.cumsum(flat.sum(1)))).astype(np.int64)
         return cls(row_ptr, np.nonzero(flat)[1].astype(np.int64), shape, (br, bc), heads=heads, **words)
 
@@ -407,6 +417,8 @@ _known: dict[int, tuple[Any, AttentionMask]] = {}  # by object: what was made of
 def as_mask(x: Any, name: str = "mask") -> AttentionMask:
     if isinstance(x, AttentionMask):
         return x
+    if _ops._compiling():
+        raise TypeError(f"{name}: inside torch.compile an AttentionMask is expected, made outside of it")
     if is_sparse(x):
         matrix: BsrMatrix = as_bsr(x, name)
         key = ("mask", matrix.is_transposed)

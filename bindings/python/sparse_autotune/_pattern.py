@@ -187,11 +187,20 @@ class Pattern:
         """A new plan; races the problem if that is what the effort allows and nobody did yet."""
         context = _context.get(device, _abi.EFFORTS[effort] if effort else None)
         pattern, handle = self.handle(device), ctypes.c_void_p()
-        _abi.check(_abi.lib.sat_plan_create(context.handle, pattern, ctypes.byref(problem.struct), ctypes.byref(handle)), _NAMES)
+        _abi.check(_abi.lib.sat_plan_create(context.handle, pattern, ctypes.byref(problem.struct), ctypes.byref(handle)), names_of(problem))
         return Plan(handle.value, pattern)
 
 
+# What Python calls what the library's messages name.
 _NAMES = {"b": "B", "c": "out", "values": "A", "n": "B"}
+ATTENTION_NAMES = {
+    "do": "the gradient", "o": "the result", "dim": "q's head size", "heads": "q's number of heads", "kv_heads": "k's number of heads",
+    "batch": "q's batch", "alpha": "scale",
+}  # fmt: skip
+
+
+def names_of(problem: Problem) -> dict[str, str]:
+    return ATTENTION_NAMES if problem.struct.op in (_abi.ATTENTION, _abi.ATTENTION_BACKWARD) else _NAMES
 
 
 def launch(plan: Plan, pointers: tuple, stream: int, threads: int, names: dict[str, str] | None = None) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import html
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 from . import _abi, _arrays, _attention, _context, _mask, _ops
 from ._convert import check_columns
 from ._matrix import BsrMatrix, as_bsr, is_sparse
-from ._pattern import Pattern, Problem
+from ._pattern import Pattern, Problem, names_of
 
 
 @dataclasses.dataclass
@@ -108,7 +109,7 @@ def _duration(seconds: float | None) -> str:
 def run(pattern: Pattern, device: str, problem: Problem, *, fresh: bool, only: str | None = None, keep: bool = True) -> Race:
     context, handle = _context.get(device), ctypes.c_void_p()
     options = _abi.RaceOptions(fresh=fresh, keep=keep, only=only.encode() if only else None)
-    _abi.check(_abi.lib.sat_race_run(context.handle, pattern.handle(device), ctypes.byref(problem.struct), ctypes.byref(options), ctypes.byref(handle)))
+    _abi.check(_abi.lib.sat_race_run(context.handle, pattern.handle(device), ctypes.byref(problem.struct), ctypes.byref(options), ctypes.byref(handle)), names_of(problem))
     try:
         return _read(handle, context, pattern, problem)
     finally:
@@ -224,12 +225,19 @@ def benchmark(A: Any, B: Any, *operands: Any, fresh: bool = True, only: Iterable
         return run(a._pattern, x.device, problem, fresh=fresh, only=names)
 
 
-def _attention_problems(q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, window: int | None = None, scale: float | None = None, return_lse: bool = False, backward: bool = False, deterministic: bool = True, allow_tf32: bool | None = None) -> tuple:
+def _attention_problems(*operands: Any, **words: Any) -> tuple:
     """The pattern, q, and the problems that attention of such operands is: forward, and with `backward` the gradients after it."""
+    given = _attention_words.bind(*operands, **words)  # what is missing, or too much, is told by its own name alone
+    return _bound_problems(*given.args, **given.kwargs)
+
+
+def _bound_problems(q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, window: int | None = None, scale: float | None = None, return_lse: bool = False, backward: bool = False, deterministic: bool = True, allow_tf32: bool | None = None) -> tuple:
     mask = None if mask is None else _mask.as_mask(mask)
     spec = _attention.Spec(causal, window, scale, deterministic, allow_tf32, mask)
-    pattern, x, problems = _attention.problems(q, k, v, mask, spec, return_lse, backward)
-    return pattern, x, problems
+    return _attention.problems(q, k, v, mask, spec, _mask.flag(return_lse, "return_lse"), backward)
+
+
+_attention_words = inspect.signature(_bound_problems)
 
 
 def tune(A: Any, columns: Any, *operands: Any, gradients: bool = False, left: bool = False, effort: str = "full", allow_tf32: bool | None = None, **words: Any) -> list[dict[str, Any]]:  # noqa: N803

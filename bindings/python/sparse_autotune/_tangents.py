@@ -1,4 +1,4 @@
-"""Gradients that are not offered, and refused rather than lost: forward mode, which torch asks for by tangents, and torch.func.grad."""
+"""Gradients that are not offered: forward-mode ones, which torch asks for by tangents, are refused rather than lost; torch.func's by name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.autograd import forward_ad
 
 _NO_TANGENTS = "an operand takes part in forward-mode AD (jvp, jacfwd, dual tensors), which is not offered"
+_NO_TRANSFORMS = "an operand takes part in torch.func's grad, vjp or jacrev, which are not offered: use torch.autograd.grad"
 
 
 def _has_tangent(t: Tensor) -> bool:
@@ -27,13 +29,13 @@ def refuse_tangents(*tensors: Any) -> None:
         raise NotImplementedError(_NO_TANGENTS)
 
 
-def refuse_func_grad(*tensors: Any) -> None:
-    """torch.func.grad, vjp and what is made of them take other rules than the operators have."""
-    levels = torch._C._functorch.get_interpreter_stack()
-    if not levels or not torch.is_grad_enabled():
-        return
-    if any(level.key() == torch._C._functorch.TransformType.Grad for level in levels) and any(t is not None and t.requires_grad for t in tensors):
-        raise NotImplementedError("an operand takes part in torch.func's grad, vjp or jacrev, which is not offered: use torch.autograd.grad")
+def refuse_transforms(*tensors: Any) -> None:
+    """For use inside a torch.func transform. What torch says itself of an operator there is about autograd.Function."""
+    for t in tensors if torch.is_grad_enabled() else ():
+        while isinstance(t, Tensor) and _functorch.is_functorch_wrapped_tensor(t):
+            if _functorch.is_gradtrackingtensor(t) and t.requires_grad:
+                raise NotImplementedError(_NO_TRANSFORMS)
+            t = _functorch.get_unwrapped(t)
 
 
 class ReverseOnly(torch.autograd.Function):

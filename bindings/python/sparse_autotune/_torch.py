@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import _abi, _context, _ops
 from ._matrix import BsrMatrix, as_bsr, is_sparse, make_pattern
 from ._pattern import Pattern, alignment
-from ._tangents import ReverseOnly, forward_ad, refuse_func_grad, refuse_tangents
+from ._tangents import ReverseOnly, forward_ad, refuse_tangents, refuse_transforms
 
 try:
     from . import _fast
@@ -479,7 +479,7 @@ _register_autocast("cuda", "AutocastCUDA")
 
 def _through_operator(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: str, alpha: float) -> Tensor:
     if not torch.compiler.is_compiling():
-        refuse_func_grad(a._values, b, bias)
+        refuse_transforms(a._values, b, bias)
     fused = activation == "none" or not torch.is_grad_enabled()
     row_ptr, col_idx = a._index
     result = torch.ops.sparse_autotune.matmul(
@@ -526,10 +526,13 @@ def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):  # no
 
 def _plain(*tensors: Any) -> bool:
     """Whether these tensors can go past the dispatcher."""
+    if _C._functorch.peek_interpreter_stack() is not None:
+        refuse_transforms(*tensors)
+        return False
     for t in tensors:
         if type(t) is not Tensor and type(t) is not torch.nn.Parameter and t is not None:
             return False
-    return _C._len_torch_dispatch_stack() == 0 and _C._functorch.peek_interpreter_stack() is None and not _C._is_tracing()
+    return _C._len_torch_dispatch_stack() == 0 and not _C._is_tracing()
 
 
 def _with_torch_values(a: BsrMatrix) -> BsrMatrix:
@@ -591,7 +594,7 @@ def _sampled(X, Y, pattern, alpha, out, beta):  # noqa: N803
     if compiling or not _plain(x, y) or torch.is_autocast_enabled(x.device.type):
         row_ptr, col_idx = a._index if a._torch and a._values.device == x.device else index_tensors(a._pattern, x.device)
         if not compiling:
-            refuse_func_grad(x, y)
+            refuse_transforms(x, y)
         values = torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, a._pattern.shape, a._pattern.block, alpha)
     else:
         values = differentiable_sampled(x, y, a._pattern, alpha)

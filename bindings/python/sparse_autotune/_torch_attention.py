@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import _attention, _context, _mask, _torch_own
 from . import _torch as interop
 from ._attention import Spec
-from ._mask import AttentionMask
+from ._mask import AttentionMask, flag, whole
 from ._matrix import make_pattern
 from ._pattern import Pattern
 from ._tangents import ReverseOnly, forward_ad, refuse_tangents
@@ -143,7 +143,7 @@ class _Gradients(torch.autograd.Function):
 
 # ---- operators ----
 
-_OPTIONS = "Tensor? mask=None, int[] mask_shape=[], bool causal=False, int window=0, float? scale=None, bool deterministic=True, bool? allow_tf32=None"
+_OPTIONS = "Tensor? mask=None, int[] mask_shape=[], bool causal=False, int? window=None, float? scale=None, bool deterministic=True, bool? allow_tf32=None"
 _library = interop._library
 _library.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool lse=False) -> (Tensor, Tensor)", tags=interop._tags)
 _library.define(f"attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", tags=interop._tags)
@@ -153,21 +153,17 @@ def _known(mask: Tensor | None, mask_shape: Any) -> Pattern | None:
     return None if mask is None else pattern_of(mask, tuple(mask_shape))
 
 
-def _spec(causal: bool, window: int, scale: float | None, deterministic: bool, allow_tf32: bool | None) -> Spec:
-    return Spec(causal, window or None, scale, deterministic, allow_tf32)
-
-
-def _attention_impl(q, k, v, mask=None, mask_shape=(), causal=False, window=0, scale=None, deterministic=True, allow_tf32=None, lse=False):
+def _attention_impl(q, k, v, mask=None, mask_shape=(), causal=False, window=None, scale=None, deterministic=True, allow_tf32=None, lse=False):
     with torch.no_grad():
-        out, sums = forward(q, k, v, _known(mask, mask_shape), _spec(causal, window, scale, deterministic, allow_tf32), lse)
+        out, sums = forward(q, k, v, _known(mask, mask_shape), Spec(causal, window, scale, deterministic, allow_tf32), lse)
     if out.stride() != (wanted := _like(q)).stride():  # torch's own lies as it likes, and what is traced must be what comes
         out = wanted.copy_(out)
     return out, q.new_empty((0,), dtype=torch.float32) if sums is None else sums
 
 
-def _backward_impl(grad, q, k, v, out, lse, mask=None, mask_shape=(), causal=False, window=0, scale=None, deterministic=True, allow_tf32=None):
+def _backward_impl(grad, q, k, v, out, lse, mask=None, mask_shape=(), causal=False, window=None, scale=None, deterministic=True, allow_tf32=None):
     with torch.no_grad():
-        return _attention.backward(q, k, v, out, lse, grad, _known(mask, mask_shape), _spec(causal, window, scale, deterministic, allow_tf32))
+        return _attention.backward(q, k, v, out, lse, grad, _known(mask, mask_shape), Spec(causal, window, scale, deterministic, allow_tf32))
 
 
 for _device in ("CPU", "CUDA"):
@@ -182,14 +178,14 @@ def _like(x: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("sparse_autotune::attention", lib=_library)
-def _attention_fake(q, k, v, mask=None, mask_shape=(), causal=False, window=0, scale=None, deterministic=True, allow_tf32=None, lse=False):
+def _attention_fake(q, k, v, mask=None, mask_shape=(), causal=False, window=None, scale=None, deterministic=True, allow_tf32=None, lse=False):
     torch._check(q.dtype == k.dtype and q.dtype == v.dtype, lambda: f"q, k and v have dtypes {q.dtype}, {k.dtype}, {v.dtype}; expected one")
     _attention.check_shapes(q.shape, k.shape, v.shape)
     return _like(q), q.new_empty(q.shape[:-1] if lse else (0,), dtype=torch.float32)
 
 
 @torch.library.register_fake("sparse_autotune::attention_backward", lib=_library)
-def _backward_fake(grad, q, k, v, out, lse, mask=None, mask_shape=(), causal=False, window=0, scale=None, deterministic=True, allow_tf32=None):
+def _backward_fake(grad, q, k, v, out, lse, mask=None, mask_shape=(), causal=False, window=None, scale=None, deterministic=True, allow_tf32=None):
     return _like(q), _like(k), _like(v)
 
 
@@ -228,6 +224,8 @@ def _vmap(name: str, count: int) -> Any:
 
     def rule(info, in_dims, *inputs):
         operator, size = getattr(torch.ops.sparse_autotune, name), info.batch_size
+        left_out = [x.default_value for x in operator.default._schema.arguments[len(inputs) :]]  # by torch: arguments that are what they are by default
+        inputs, in_dims = (*inputs, *left_out), (*in_dims, *(None for _ in left_out))
         tensors, rest, dims = inputs[: count + 1], inputs[count + 1 :], in_dims[: count + 1]
         q, at = (tensors[0], dims[0]) if count == 3 else (tensors[1], dims[1])
         packed = inputs[count] is not None and rest[0][5] > 0
@@ -267,13 +265,17 @@ _register_autocast("cuda", "AutocastCUDA")
 
 def _call(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32, spec=None):
     if spec is None:  # torch.compile traces this: no Python that it cannot follow
+        causal, deterministic = flag(causal, "causal"), flag(deterministic, "deterministic")
+        allow_tf32 = None if allow_tf32 is None else flag(allow_tf32, "allow_tf32")
+        if window is not None and type(window) is not int:
+            window = whole(window, "window")  # how large it is, is looked at when the operator runs
         return _through_operator(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
     for x, name in ((k, "k"), (v, "v")):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor, as q is")
     kind = q.device.type
     if not interop._plain(q, k, v):
-        return _through_operator(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
+        return _through_operator(q, k, v, mask, spec.causal, spec.window or None, spec.scale or None, return_lse, not spec.flags, spec.tf32)
     if torch.is_autocast_enabled(kind):
         q, k, v = interop._autocast(kind, q, k, v)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -284,16 +286,14 @@ def _call(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow
 
 
 def _through_operator(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32):
-    index, shape, window = None, (), window or 0
+    index, shape = None, ()
     if mask is not None:
-        if not isinstance(mask, AttentionMask):
-            raise TypeError("mask: inside torch.compile an AttentionMask is expected, made outside of it")
         _attention.check_shapes(q.shape, k.shape, v.shape, mask._shape, mask._heads)
         at = q.device.index if q.device.type == "cuda" else -1
         index = mask._tensors[at] if at in mask._tensors else mask._tensors[-1]  # the CPU's serves too, but for CUDA graphs
         shape, causal = mask._index_shape, causal or mask._causal
         if mask._window:
-            window = min(window, mask._window) if window else mask._window
+            window = mask._window if window is None else min(window, mask._window)
     needs = return_lse or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
     out, lse = torch.ops.sparse_autotune.attention(q, k, v, index, shape, causal, window, scale, deterministic, allow_tf32, needs)
     return (out, lse) if return_lse else out

@@ -235,6 +235,21 @@ def test_a_mask_shows_itself():
     assert re.findall(r'width="([\d.]+)" height="3.75" fill-opacity="1.00"', triangle) == [f"{3.75 * n:.2f}" for n in range(1, 65)]
 
 
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (3, 0, 0), (3, 4, 0)])
+def test_a_mask_of_nothing(shape):
+    mask = sa.AttentionMask.from_dense(np.ones(shape, bool), block=4)
+    assert mask.to_dense().shape == shape and mask.stored_blocks == 0 and mask.picture()
+    q, k, v = operands(0, (1,), 3, 3, *shape[-2:], 8)
+    out, lse = sa.attention(q, k, v, mask, return_lse=True)
+    assert not out.any() and np.isneginf(lse).all()
+
+
+def test_documents_without_tokens():
+    mask = sa.AttentionMask.document([0, 0, 0], causal=True, window=3)
+    assert mask.shape == (0, 0) and len(mask.offsets[0]) == 3
+    assert sa.AttentionMask.document([0, 5], kv_offsets=[0, 0]).to_dense().shape == (5, 0)
+
+
 # ---- wrong input ----
 
 OK = np.ones((1, 4, 16, 16), np.float32)
@@ -255,7 +270,17 @@ BAD = [
     (dict(window=2.5), TypeError, "window is 2.5"),
     (dict(scale="x"), TypeError, "scale is a str"),
     (dict(scale=float("nan")), ValueError, "scale is nan"),
-    (dict(mask=OK > 0), TypeError, "mask is a ndarray.*from_dense"),
+    (dict(scale=1e39), NotImplementedError, r"^scale is 1e\+39"),
+    (dict(causal=0.1), TypeError, "causal is 0.1; expected True or False"),
+    (dict(causal="no"), TypeError, "causal is 'no'; expected True or False"),
+    (dict(causal=0, is_causal=True), TypeError, "causal is 0"),
+    (dict(is_causal=0), TypeError, "is_causal is 0"),
+    (dict(enable_gqa=1), TypeError, "enable_gqa is 1"),
+    (dict(return_lse="no"), TypeError, "return_lse is 'no'"),
+    (dict(deterministic=None), TypeError, "deterministic is None"),
+    (dict(allow_tf32="no"), TypeError, "allow_tf32 is 'no'"),
+    (dict(mask=OK > 0), TypeError, "^mask is a ndarray.*from_dense"),
+    (dict(attn_mask=OK > 0), TypeError, "^attn_mask is a ndarray.*from_dense"),
     (dict(mask=sa.AttentionMask.window(32, 4)), ValueError, "mask is 32x32; expected 16x16"),
     (dict(mask=sa.AttentionMask.global_window_random(16, heads=3, block=4)), ValueError, "mask has 3 heads and q 4"),
     (dict(dropout_p=0.1), NotImplementedError, "dropout_p is 0.1"),
@@ -269,6 +294,12 @@ BAD = [
 def test_wrong_input_is_named(words, kind, message):
     with pytest.raises(kind, match=message):
         sa.attention(**{"q": OK, "k": OK, "v": OK, **words})
+
+
+def test_bools_of_numpy_are_bools():
+    words = {"causal": np.True_, "return_lse": np.False_, "deterministic": np.True_, "allow_tf32": np.False_, "is_causal": np.False_, "enable_gqa": np.True_}
+    np.testing.assert_array_equal(sa.attention(OK, OK, OK, **words), sa.attention(OK, OK, OK, causal=True))
+    assert sa.AttentionMask.window(4, 4, causal=np.False_).causal is False
 
 
 def test_packed_sequences_are_one_batch():
@@ -299,7 +330,9 @@ def test_packed_sequences_are_one_batch():
         (lambda: sa.AttentionMask.from_dense(np.tril(np.ones((8, 8), bool)), block=4), ValueError, "keep holds blocks of 4x4"),
         (lambda: sa.AttentionMask.from_dense(np.ones(8, bool)), ValueError, "keep has 1 dimensions"),
         (lambda: sa.AttentionMask.from_bsr(np.eye(4)), TypeError, "matrix is a ndarray"),
+        (lambda: sa.AttentionMask.from_dense(np.ones((0, 4, 4), bool)), ValueError, "heads is 0"),
         (lambda: sa.AttentionMask.window(4, 4, block=0), ValueError, "block is 0"),
+        (lambda: sa.AttentionMask.window(4, 4, causal=0.5), TypeError, "causal is 0.5; expected True or False"),
     ],
 )
 def test_wrong_masks_are_named(make, kind, message):
@@ -334,6 +367,13 @@ def test_attention_races_and_is_tuned():
         sa.benchmark(sa.BsrMatrix.from_dense(np.eye(4), block=2), np.ones((4, 1)), causal=True)
     with pytest.raises(ValueError, match="q has shape"):
         sa.benchmark(sa.attention, q[:, :, :0], k, v)
+    with pytest.raises(NotImplementedError, match=r"^scale is 1e"):
+        sa.benchmark(sa.attention, q, k, v, scale=1e39)
+    for race in (sa.benchmark, sa.tune):
+        with pytest.raises(TypeError, match=r"^missing a required argument: 'v'$"):
+            race(sa.attention, q, k)
+        with pytest.raises(TypeError, match=r"^got an unexpected keyword argument 'masks'$"):
+            race(sa.attention, q, k, v, masks=mask)
 
 
 def test_lengths_that_differ_little_share_a_race():

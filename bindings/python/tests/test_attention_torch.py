@@ -214,9 +214,10 @@ def test_vmap(in_dims):
     q, k, v = torch.randn(3, 2, 2, 12, 8), torch.randn(3, 2, 2, 12, 8), torch.randn(3, 2, 2, 12, 8)
     inputs = [x.movedim(0, d) if d is not None else x[0] for x, d in zip((q, k, v), in_dims)]
     mask = sa.AttentionMask.window(12, 3, block=4)
-    got = torch.vmap(lambda *x: sa.attention(*x, mask), in_dims=in_dims)(*inputs)
+    got = torch.vmap(lambda *x: sa.attention(*x, mask, causal=np.True_, window=np.int64(3)), in_dims=in_dims)(*inputs)
     items = [[x.select(d, i) if d is not None else x for x, d in zip(inputs, in_dims)] for i in range(3)]
     close(got, torch.stack([sa.attention(*x, mask) for x in items]))
+    close(torch.vmap(lambda *x: sa.attention(*x), in_dims=in_dims)(*inputs), torch.stack([sa.attention(*x) for x in items]))
     pairs = torch.vmap(lambda *x: sa.attention(*x, return_lse=True)[1])(q[:, 0, 0], k[:, 0, 0], v[:, 0, 0])
     assert pairs.shape == (3, 12)
 
@@ -257,6 +258,30 @@ def test_compile_names_a_wrong_argument():
     sa_mask = sa.AttentionMask.window(32, 4)
     with pytest.raises(Exception, match="mask is 32x32; expected 16x16"):
         compiled(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "words, kind, message",
+    [
+        ({"window": 0}, ValueError, "^window is 0; expected at least 1$"),
+        ({"window": 0, "mask": sa.AttentionMask.window(16, 4)}, ValueError, "^window is 0; expected at least 1$"),
+        ({"window": True}, TypeError, "^window is True; expected a whole number$"),
+        ({"causal": 0.1}, TypeError, "^causal is 0.1; expected True or False$"),
+        ({"allow_tf32": "no"}, TypeError, "^allow_tf32 is 'no'; expected True or False$"),
+        ({"scale": 1e39}, NotImplementedError, r"^scale is 1e\+39"),
+        ({"attn_mask": torch.ones(16, 16, dtype=torch.bool)}, TypeError, "^attn_mask is a Tensor; .*from_dense takes booleans$"),
+        ({"mask": sa.AttentionMask.document([0, 4, 16])}, ValueError, "^q has a batch of 2 beside a mask of packed sequences; expected 1$"),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_same_words_compiled_or_not(words, kind, message):
+    q, k, v = operands((2,), 2, 2, 16, 16, 8)
+
+    def call(q, k, v):
+        return sa.attention(q, k, v, **words)
+
+    for each in (call, torch.compile(call, backend="aot_eager")):
+        with pytest.raises(kind, match=message):
+            each(q, k, v)
 
 
 # ---- BlockMask ----
@@ -427,6 +452,8 @@ def test_torchs_own_kernel_takes_part_with_doubles():
 def test_words_after_the_mask_go_by_their_place():
     q, k, v = (torch.randn(1, 2, 32, 16) for _ in range(3))
     assert torch.equal(sa.attention(q, k, v, None, True, 8, 0.5), sa.attention(q, k, v, causal=True, window=8, scale=0.5))
+    with pytest.raises(TypeError, match=r"causal is 0\.1; expected True or False"):
+        sa.attention(q, k, v, None, 0.1)  # torch's own has dropout_p there
 
 
 def test_operands_of_two_kinds_are_named():

@@ -1,8 +1,11 @@
-"""Every example in a docstring and in the README runs as written."""
+"""Every example in a docstring, in the README and in examples/ runs."""
 
 import doctest
 import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,3 +49,22 @@ def test_examples_run_as_written(document, tmp_path, monkeypatch):
     assert blocks
     for code in blocks:
         exec(compile(code, str(path), "exec"), scope)
+
+
+@pytest.mark.parametrize(
+    "name, needs, words",
+    [
+        ("fem", "scipy", ["--nodes", "8", "--loads", "2"]),
+        ("transformer", "torch", ["--width", "64", "--steps", "3"]),
+        ("window_attention", "torch", ["--width", "64", "--layers", "1", "--picture", "window.svg"]),
+    ],
+)
+def test_examples_run(name, needs, words, tmp_path):
+    pytest.importorskip(needs)
+    path = ROOT / "examples" / f"{name}.py"
+    if not path.exists():
+        pytest.skip("the examples are not beside the tests")
+    run = subprocess.run([sys.executable, str(path), *words], cwd=tmp_path, env={**os.environ, "SPARSE_AUTOTUNE": "off"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    if name == "window_attention":  # with the length and window that it has by itself
+        assert (tmp_path / "window.svg").read_text() == (ROOT / "docs/window.svg").read_text()

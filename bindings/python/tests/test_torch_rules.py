@@ -166,6 +166,25 @@ def test_grad_of_torch_func_is_refused():
     torch.testing.assert_close(torch.func.grad(lambda x: (x * sa.matmul(a, b[1])).sum())(b[0]), dense @ b[1], rtol=1e-4, atol=1e-4)
 
 
+def test_gradients_of_torch_func_are_refused():
+    (a, _), b = matrix(), torch.randn(16, 3)
+    q, other = torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8)
+    calls = [
+        (lambda b: sa.matmul(a, b), b), (lambda b: a @ b, b), (lambda v: sa.matmul(a.with_values(v), b), a.values),
+        (lambda b: sa.sampled_matmul(b, b.t(), a).values, b), (lambda q: sa.attention(q, other, other), q),
+        (lambda q: torch.func.vmap(lambda x: sa.attention(x, x, x))(q), q),
+    ]  # fmt: skip
+    for call, x in calls:
+        call(x), call(x)  # the quick way has its plan
+        for transform in (torch.func.grad, torch.func.jacrev, lambda f: lambda t: torch.func.vjp(f, t)):
+            with pytest.raises(NotImplementedError, match="grad, vjp or jacrev"):
+                transform(lambda x, call=call: call(x).sum())(x)
+    with pytest.raises(NotImplementedError, match="grad, vjp or jacrev"):
+        torch.func.vmap(torch.func.grad(lambda q: sa.attention(q, q, q).sum()))(q)
+    scale = torch.ones(())  # what is not differentiated goes on
+    torch.testing.assert_close(torch.func.grad(lambda s: (s * sa.attention(q, q, q)).sum())(scale), sa.attention(q, q, q).sum())
+
+
 def test_out_counts_as_written():
     (a, _), b = matrix(), torch.randn(16, 3)
     out, before = torch.ones(16, 3), 0
