@@ -262,9 +262,15 @@ pub(crate) fn matmul_problem(dtype: Dtype, sizes: &Sizes, spec: &MatmulSpec, den
         .allow_dense(spec.allow_dense)
 }
 
-/// The library's problem of a sampled product of one of a batch; `right` is given as it lies, `[cols, n]`.
+/// What a sampled product is summed in over a batch: 16 bits would be rounded after each item.
+pub(crate) fn summed_in(dtype: Dtype, batch: usize) -> Dtype {
+    if batch > 1 && dtype.size() == 2 { Dtype::F32 } else { dtype }
+}
+
+/// The library's problem of a sampled product of one of a batch, from one dtype into another; `right` is given as it lies,
+/// `[cols, n]`.
 pub(crate) fn sampled_problem(
-    dtype: Dtype,
+    [from, to]: [Dtype; 2],
     n: usize,
     alpha: f64,
     left: Strides,
@@ -272,7 +278,8 @@ pub(crate) fn sampled_problem(
     first: bool,
 ) -> Problem {
     let single = |strides: Strides| Layout { batch_stride: 0, ..strides.layout() };
-    Problem::sampled_of(dtype, n)
+    Problem::sampled_of(from, n)
+        .output(to)
         .alpha(alpha)
         .beta(if first { 0.0 } else { 1.0 })
         .a_layout(single(left))
