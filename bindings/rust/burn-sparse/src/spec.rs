@@ -123,6 +123,16 @@ fn check_values(pattern: &BsrPattern, values: &Looks) -> Result<()> {
     refuse(format!("values has shape {:?}, and the pattern's blocks {:?}", values.shape, pattern.values_shape()))
 }
 
+/// Whether a dense operand of any rank, a vector too, has as many rows as op(A) has columns; columns, from the right.
+pub(crate) fn check_depth(pattern: &BsrPattern, shape: &[usize], spec: &MatmulSpec) -> Result<()> {
+    let [m, k] = spec.sizes(pattern);
+    let (at, from_last) = if spec.side == Side::Left { ("rows", 2) } else { ("columns", 1) };
+    if shape[shape.len().saturating_sub(from_last)] == k {
+        return Ok(());
+    }
+    refuse(format!("dense has shape {shape:?}: its {at} must be {k}, for the sparse matrix is {m}x{k}"))
+}
+
 /// The sizes of `op(A)*B`, or of `X*op(A)^T`.
 pub(crate) fn check_matmul(
     pattern: &BsrPattern,
@@ -139,14 +149,8 @@ pub(crate) fn check_matmul(
         [batch, first, second] => (Some(batch), [first, second]),
         _ => return refuse(format!("dense has shape {:?}: expected two dimensions, or three", dense.shape)),
     };
-    let (depth, n) = if spec.side == Side::Left { (first, second) } else { (second, first) };
-    if depth != k {
-        let at = if spec.side == Side::Left { "rows" } else { "columns" };
-        return refuse(format!(
-            "dense has shape {:?}: its {at} must be {k}, for the sparse matrix is {m}x{k}",
-            dense.shape
-        ));
-    }
+    check_depth(pattern, &dense.shape, spec)?;
+    let n = if spec.side == Side::Left { second } else { first };
     if let Some(bias) = bias {
         same_dtype("bias", bias, "values", values)?;
         if bias.shape != [m] {
