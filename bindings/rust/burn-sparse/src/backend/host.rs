@@ -397,6 +397,15 @@ mod tests {
         });
     }
 
+    /// So many elements that their number is 0 in 64 bits.
+    #[test]
+    fn flex_finds_the_first_of_an_expanded_row() {
+        let row = Tensor::<Flex, 2>::ones([3, 4], &Default::default()).slice([2..3, 0..4]).expand([1usize << 62, 4]);
+        let tensor = row.into_primitive().tensor();
+        let (kept, dense): (_, Dense<f32>) = tensor.walkable();
+        assert_eq!(dense.first, kept.storage::<f32>()[8..].as_ptr());
+    }
+
     #[test]
     fn flex_copies_nothing() {
         let address = |tensor: &FlexTensor| tensor.storage::<f32>()[tensor.layout().start_offset()..].as_ptr();
