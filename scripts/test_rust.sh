@@ -50,6 +50,9 @@ look() { # cargo's word, then more for it
         --features burn-sparse/cuda,burn-sparse/fusion,burn-sparse/threads "${@:2}"
 }
 
+# Without CUDA the code of CubeCL's backends is another: this looks at that.
+other_gpus() { SPARSE_AUTOTUNE_CHECK_ONLY=1 cargo clippy --locked -p burn-sparse --features wgpu -- -D warnings; }
+
 # The crates on a library that AddressSanitizer watches, which sees their use of our memory too. It comes in by the linker, by
 # a `cc` of our own: flags would have all of Burn built anew. So this is the last part, which leaves programs of its own.
 sanitized() {
@@ -67,6 +70,7 @@ part "example train" cargo run --locked --example train
 part "readme" readme
 part "package" packaged
 part "clippy and the types of the CUDA feature" look clippy --all-targets -- -D warnings
+part "clippy of the WGPU feature" other_gpus
 part "documentation" look doc --no-deps
 if grep -qs 'CMAKE_C_COMPILER:.*clang' "$BUILD-asan/CMakeCache.txt" && [ -f "$BUILD-asan/libsparse_autotune.a" ]; then
     part "AddressSanitizer" sanitized

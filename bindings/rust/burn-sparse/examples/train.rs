@@ -22,11 +22,10 @@ struct Network<B: Backend> {
 }
 
 impl<B: SparseBackend> Network<B> {
-    fn new(device: &B::Device) -> Self {
-        Self {
-            first: SparseLinearConfig::new(64, 128).with_block_size([16, 16]).with_density(0.25).init(device),
-            second: LinearConfig::new(128, 1).init(device),
-        }
+    /// The seed says which blocks are stored.
+    fn new(seed: u64, device: &B::Device) -> Self {
+        let first = SparseLinearConfig::new(64, 128).with_block_size([16, 16]).with_density(0.25).with_seed(seed);
+        Self { first: first.init(device), second: LinearConfig::new(128, 1).init(device) }
     }
 
     fn forward(&self, input: Tensor<B, 2>) -> Tensor<B, 2> {
@@ -53,7 +52,7 @@ fn check_gradients(network: &Network<B>, input: Tensor<B, 2>) {
 fn main() {
     let device = Default::default();
     B::seed(&device, 1);
-    let mut network = Network::<B>::new(&device);
+    let mut network = Network::<B>::new(1, &device);
     println!("{network}");
     let input = Tensor::<B, 2>::random([256, 64], Distribution::Uniform(-1.0, 1.0), &device);
     check_gradients(&network, input.clone());
@@ -79,7 +78,9 @@ fn main() {
     let recorder = NamedMpkFileRecorder::<FullPrecisionSettings>::new();
     let trained = network.valid();
     trained.clone().save_file(file.clone(), &recorder).expect("it can be saved");
-    let loaded = Network::<Flex>::new(&device).load_file(file.clone(), &recorder, &device).expect("it can be loaded");
+    let other = Network::<Flex>::new(2, &device);
+    assert_ne!(other.first.pattern(), trained.first.pattern());
+    let loaded = other.load_file(file.clone(), &recorder, &device).expect("it can be loaded");
     std::fs::remove_file(file.with_extension("mpk")).expect("it is there");
     assert_eq!(loaded.first.pattern(), trained.first.pattern());
     let input = input.inner();

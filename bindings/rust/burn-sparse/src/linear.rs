@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 
 use crate::backend::SparseBackend;
-use crate::pattern::{BlockSize, BsrPattern, PatternModule};
+use crate::pattern::{BlockSize, BsrPattern, PatternModule, room_for};
 use crate::spec::{MatmulSpec, Side};
 use crate::tensor::{BsrTensor, product};
 
@@ -39,7 +39,7 @@ impl SparseLinearConfig {
     /// A layer whose blocks are chosen by `seed`.
     ///
     /// # Panics
-    /// If `density` is not from 0 to 1, or a side of the block is 0.
+    /// If `density` is not from 0 to 1, a side of the block is 0, or the layer is too large.
     #[track_caller]
     pub fn init<B: Backend>(&self, device: &B::Device) -> SparseLinear<B> {
         let pattern = BsrPattern::random([self.d_output, self.d_input], self.block_size, self.density, self.seed);
@@ -49,17 +49,26 @@ impl SparseLinearConfig {
     /// A layer with blocks of your own choice; `block_size`, `density` and `seed` are those of the pattern then.
     ///
     /// # Panics
-    /// If the pattern is not `[d_output, d_input]`.
+    /// If the pattern is not `[d_output, d_input]`, or its values are too large.
     #[track_caller]
     pub fn init_with<B: Backend>(&self, pattern: BsrPattern, device: &B::Device) -> SparseLinear<B> {
-        let shape = [self.d_output, self.d_input];
-        assert_eq!(pattern.shape(), shape, "pattern has another shape than [d_output, d_input]");
+        check_shape(&pattern, [self.d_output, self.d_input]);
+        let (shape, block) = (pattern.values_shape(), pattern.block_size());
+        let there = room_for(Some(shape.iter().product()), size_of::<B::FloatElem>());
+        assert!(there, "block_size is {block:?}: the values of {} stored blocks are too large", shape[0]);
         let seen = |features: usize| Some(((features as f64 * pattern.density()).round() as usize).max(1));
         let (inputs, outputs) = (seen(self.d_input), seen(self.d_output));
-        let weight = self.initializer.init_with(pattern.values_shape(), inputs, outputs, device);
+        let weight = self.initializer.init_with(shape, inputs, outputs, device);
         let bias = self.bias.then(|| self.initializer.init_with([self.d_output], inputs, outputs, device));
         SparseLinear { weight, bias, pattern: pattern.into() }
     }
+}
+
+/// Panics if a layer of this shape, `[d_output, d_input]`, cannot have this pattern.
+#[track_caller]
+fn check_shape(pattern: &BsrPattern, shape: [usize; 2]) {
+    let found = pattern.shape();
+    assert!(found == shape, "pattern has shape {found:?}: expected [d_output, d_input], {shape:?}");
 }
 
 /// A linear layer with a block-sparse weight, in place of [`burn::nn::Linear`]: `O = I*W + b`.
@@ -84,7 +93,9 @@ impl<B: Backend> SparseLinear<B> {
     /// If the pattern has another shape.
     #[track_caller]
     pub fn from_linear(linear: &Linear<B>, pattern: BsrPattern) -> Self {
-        let blocks = BsrTensor::from_dense_with(linear.weight.val().detach().transpose(), pattern);
+        let weight = linear.weight.val().detach().transpose();
+        check_shape(&pattern, weight.dims());
+        let blocks = BsrTensor::from_dense_with(weight, pattern);
         Self {
             weight: Param::from_tensor(blocks.values().detach()),
             bias: linear.bias.as_ref().map(|bias| Param::from_tensor(bias.val().detach())),

@@ -1,5 +1,6 @@
 //! Where the stored blocks of a matrix are.
 
+use std::hint::black_box;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,34 +33,37 @@ impl From<[usize; 2]> for BlockSize {
 
 /// Row pointers or block columns: vectors, slices and arrays of integers, or an integer tensor.
 pub trait Indices {
-    /// The same numbers. One that does not fit becomes -1, which no index is.
-    fn into_indices(self) -> Vec<i64>;
+    /// The same numbers, or the place and the value of one that is beyond `i64`.
+    fn into_indices(self) -> std::result::Result<Vec<i64>, (usize, usize)>;
 }
 
 macro_rules! indices {
     ($($type:ty),*) => {
         $(impl Indices for Vec<$type> {
-            fn into_indices(self) -> Vec<i64> { self.as_slice().into_indices() }
+            fn into_indices(self) -> std::result::Result<Vec<i64>, (usize, usize)> { self.as_slice().into_indices() }
         }
         impl Indices for &Vec<$type> {
-            fn into_indices(self) -> Vec<i64> { self.as_slice().into_indices() }
+            fn into_indices(self) -> std::result::Result<Vec<i64>, (usize, usize)> { self.as_slice().into_indices() }
         }
         impl Indices for &[$type] {
-            fn into_indices(self) -> Vec<i64> { self.iter().map(|&i| i64::try_from(i).unwrap_or(-1)).collect() }
+            fn into_indices(self) -> std::result::Result<Vec<i64>, (usize, usize)> {
+                let fitting = |(at, &index)| i64::try_from(index).map_err(|_| (at, index as usize));
+                self.iter().enumerate().map(fitting).collect()
+            }
         }
         impl<const N: usize> Indices for [$type; N] {
-            fn into_indices(self) -> Vec<i64> { self.as_slice().into_indices() }
+            fn into_indices(self) -> std::result::Result<Vec<i64>, (usize, usize)> { self.as_slice().into_indices() }
         }
         impl<const N: usize> Indices for &[$type; N] {
-            fn into_indices(self) -> Vec<i64> { self.as_slice().into_indices() }
+            fn into_indices(self) -> std::result::Result<Vec<i64>, (usize, usize)> { self.as_slice().into_indices() }
         })*
     };
 }
 indices!(i32, i64, u32, usize);
 
 impl<B: Backend> Indices for Tensor<B, 1, Int> {
-    fn into_indices(self) -> Vec<i64> {
-        self.into_data().iter::<i64>().collect()
+    fn into_indices(self) -> std::result::Result<Vec<i64>, (usize, usize)> {
+        Ok(self.into_data().iter::<i64>().collect())
     }
 }
 
@@ -145,7 +149,9 @@ impl BsrPattern {
         block_size: impl Into<BlockSize>,
     ) -> Result<Self> {
         let BlockSize(block_size) = block_size.into();
-        let (row_ptr, col_indices) = (row_ptr.into_indices(), col_indices.into_indices());
+        let words = |name: &str, (at, value)| format!("{name}[{at}] is {value}; expected at most 2^63-1");
+        let row_ptr = row_ptr.into_indices().map_err(|at| Error::BadRowPtr(words("row_ptr", at)))?;
+        let col_indices = col_indices.into_indices().map_err(|at| Error::ColumnRange(words("col_indices", at)))?;
         let context = engine::context(Place::Cpu, Effort::Default)?;
         let handle = Pattern::new(&context, shape, block_size, &row_ptr, &col_indices).map_err(renamed)?;
         let plain = Plain { shape, block_size, row_ptr, col_indices };
@@ -153,12 +159,21 @@ impl BsrPattern {
     }
 
     /// Every block, so that nothing is left out.
+    ///
+    /// # Panics
+    /// If a side of the block is 0, or there are too many blocks.
     #[track_caller]
     pub fn dense(shape: [usize; 2], block_size: impl Into<BlockSize>) -> Self {
-        Self::from_mask(shape, block_size, |_, _| true)
+        let BlockSize(block) = block_size.into();
+        let [rows, columns] = grid(shape, block);
+        check_room(shape, block, rows.checked_mul(columns).and_then(|blocks| blocks.checked_add(rows)));
+        Self::from_mask(shape, block, |_, _| true)
     }
 
     /// The blocks that a function of block row and block column says yes to.
+    ///
+    /// # Panics
+    /// If a side of the block is 0, or there are too many block rows.
     #[track_caller]
     pub fn from_mask(
         shape: [usize; 2],
@@ -166,10 +181,11 @@ impl BsrPattern {
         mut keep: impl FnMut(usize, usize) -> bool,
     ) -> Self {
         let BlockSize(block) = block_size.into();
-        assert!(block[0] > 0 && block[1] > 0, "block_size is {block:?}: both sides are at least 1");
+        let [rows, columns] = grid(shape, block);
+        check_room(shape, block, Some(rows));
         let (mut row_ptr, mut col_indices) = (vec![0usize], Vec::new());
-        for row in 0..shape[0].div_ceil(block[0]) {
-            col_indices.extend((0..shape[1].div_ceil(block[1])).filter(|&col| keep(row, col)));
+        for row in 0..rows {
+            col_indices.extend((0..columns).filter(|&col| keep(row, col)));
             row_ptr.push(col_indices.len());
         }
         Self::new(row_ptr, col_indices, shape, block)
@@ -178,18 +194,19 @@ impl BsrPattern {
     /// A share of the blocks, about the same number in each block row and at least one, chosen by `seed`.
     ///
     /// # Panics
-    /// If `density` is not from 0 to 1.
+    /// If `density` is not from 0 to 1, a side of the block is 0, or there are too many blocks.
     #[track_caller]
     pub fn random(shape: [usize; 2], block_size: impl Into<BlockSize>, density: f64, seed: u64) -> Self {
         assert!((0.0..=1.0).contains(&density), "density is {density}: expected 0 to 1");
         let BlockSize(block) = block_size.into();
-        assert!(block[0] > 0 && block[1] > 0, "block_size is {block:?}: both sides are at least 1");
-        let columns = shape[1].div_ceil(block[1]);
-        let wanted = density * columns as f64;
+        let [rows, columns] = grid(shape, block);
+        let (wanted, least) = (density * columns as f64, usize::from(density > 0.0).min(columns));
+        let stored = (rows as f64 * wanted.max(least as f64)) as usize;
+        check_room(shape, block, rows.checked_add(columns).and_then(|entries| entries.checked_add(stored)));
         let (mut row_ptr, mut col_indices, mut state, mut owed) = (vec![0usize], Vec::new(), seed, 0.0);
-        for _ in 0..shape[0].div_ceil(block[0]) {
+        for _ in 0..rows {
             owed += wanted;
-            let count = (owed.round() as usize).clamp(usize::from(density > 0.0).min(columns), columns);
+            let count = (owed.round() as usize).clamp(least, columns);
             owed -= count as f64;
             // The first `count` of a shuffle.
             let mut deck: Vec<usize> = (0..columns).collect();
@@ -236,8 +253,7 @@ impl BsrPattern {
 
     /// Block rows and block columns, rounded up.
     pub fn grid(&self) -> [usize; 2] {
-        let ([rows, cols], [block_rows, block_cols]) = (self.shape(), self.block_size());
-        [rows.div_ceil(block_rows), cols.div_ceil(block_cols)]
+        grid(self.shape(), self.block_size())
     }
 
     /// How many blocks are stored.
@@ -299,9 +315,41 @@ pub(crate) fn int_tensor<B: Backend>(values: Vec<i64>, device: &B::Device) -> Te
     Tensor::from_data(TensorData::new(values, shape).convert_dtype(dtype), device)
 }
 
+/// Block rows and block columns, rounded up.
+#[track_caller]
+fn grid(shape: [usize; 2], block: [usize; 2]) -> [usize; 2] {
+    assert!(block[0] > 0 && block[1] > 0, "block_size is {block:?}: both sides are at least 1");
+    [shape[0].div_ceil(block[0]), shape[1].div_ceil(block[1])]
+}
+
+/// Whether there is memory for so many elements; None are too many to count. Vectors, and Burn's tensors, end the process
+/// where there is not.
+pub(crate) fn room_for(elements: Option<usize>, size: usize) -> bool {
+    let mut probe = Vec::<u8>::new();
+    let bytes = elements.and_then(|elements| elements.checked_mul(size));
+    // The compiler may leave out what nobody looks at.
+    bytes.is_some_and(|bytes| probe.try_reserve_exact(bytes).is_ok() && black_box(probe).is_empty())
+}
+
+/// Panics if there is no memory for so many indices.
+#[track_caller]
+fn check_room(shape: [usize; 2], block: [usize; 2], indices: Option<usize>) {
+    let there = room_for(indices, size_of::<usize>());
+    assert!(there, "shape is {shape:?}: the indices of its blocks, of {block:?} each, are too many");
+}
+
 /// This crate's words for the arguments.
 fn renamed(error: Error) -> Error {
-    let new = |text: String| text.replace("col_idx", "col_indices").replace("block[", "block_size[");
+    const NAMES: [(&str, &str); 7] = [
+        ("rows/", "shape[0]/"),
+        ("cols/", "shape[1]/"),
+        ("block_rows", "block_size[0]"),
+        ("block_cols", "block_size[1]"),
+        ("block[", "block_size["),
+        ("stored_blocks", "col_indices' length"),
+        ("col_idx", "col_indices"),
+    ];
+    let new = |text: String| NAMES.iter().fold(text, |text, (old, new)| text.replace(old, new));
     match error {
         Error::BadRowPtr(text) => Error::BadRowPtr(new(text)),
         Error::ColumnRange(text) => Error::ColumnRange(new(text)),

@@ -123,6 +123,16 @@ fn check_values(pattern: &BsrPattern, values: &Looks) -> Result<()> {
     refuse(format!("values has shape {:?}, and the pattern's blocks {:?}", values.shape, pattern.values_shape()))
 }
 
+/// Whether a dense operand of any rank, a vector too, has as many rows as op(A) has columns; columns, from the right.
+pub(crate) fn check_depth(pattern: &BsrPattern, shape: &[usize], spec: &MatmulSpec) -> Result<()> {
+    let [m, k] = spec.sizes(pattern);
+    let (at, from_last) = if spec.side == Side::Left { ("rows", 2) } else { ("columns", 1) };
+    if shape[shape.len().saturating_sub(from_last)] == k {
+        return Ok(());
+    }
+    refuse(format!("dense has shape {shape:?}: its {at} must be {k}, for the sparse matrix is {m}x{k}"))
+}
+
 /// The sizes of `op(A)*B`, or of `X*op(A)^T`.
 pub(crate) fn check_matmul(
     pattern: &BsrPattern,
@@ -139,14 +149,8 @@ pub(crate) fn check_matmul(
         [batch, first, second] => (Some(batch), [first, second]),
         _ => return refuse(format!("dense has shape {:?}: expected two dimensions, or three", dense.shape)),
     };
-    let (depth, n) = if spec.side == Side::Left { (first, second) } else { (second, first) };
-    if depth != k {
-        let at = if spec.side == Side::Left { "rows" } else { "columns" };
-        return refuse(format!(
-            "dense has shape {:?}: its {at} must be {k}, for the sparse matrix is {m}x{k}",
-            dense.shape
-        ));
-    }
+    check_depth(pattern, &dense.shape, spec)?;
+    let n = if spec.side == Side::Left { second } else { first };
     if let Some(bias) = bias {
         same_dtype("bias", bias, "values", values)?;
         if bias.shape != [m] {
@@ -262,9 +266,15 @@ pub(crate) fn matmul_problem(dtype: Dtype, sizes: &Sizes, spec: &MatmulSpec, den
         .allow_dense(spec.allow_dense)
 }
 
-/// The library's problem of a sampled product of one of a batch; `right` is given as it lies, `[cols, n]`.
+/// What a sampled product is summed in over a batch: 16 bits would be rounded after each item.
+pub(crate) fn summed_in(dtype: Dtype, batch: usize) -> Dtype {
+    if batch > 1 && dtype.size() == 2 { Dtype::F32 } else { dtype }
+}
+
+/// The library's problem of a sampled product of one of a batch, from one dtype into another; `right` is given as it lies,
+/// `[cols, n]`.
 pub(crate) fn sampled_problem(
-    dtype: Dtype,
+    [from, to]: [Dtype; 2],
     n: usize,
     alpha: f64,
     left: Strides,
@@ -272,7 +282,8 @@ pub(crate) fn sampled_problem(
     first: bool,
 ) -> Problem {
     let single = |strides: Strides| Layout { batch_stride: 0, ..strides.layout() };
-    Problem::sampled_of(dtype, n)
+    Problem::sampled_of(from, n)
+        .output(to)
         .alpha(alpha)
         .beta(if first { 0.0 } else { 1.0 })
         .a_layout(single(left))

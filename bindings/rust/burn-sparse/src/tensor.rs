@@ -1,7 +1,5 @@
 //! A block-sparse matrix as a tensor.
 
-use std::hint::black_box;
-
 #[cfg(feature = "autodiff")]
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::backend::Backend;
@@ -9,8 +7,8 @@ use burn::tensor::{BasicOps, IndexingUpdateOp, Numeric, Tensor, TensorPrimitive}
 use sparse_autotune::{Error, Result};
 
 use crate::backend::SparseBackend;
-use crate::pattern::{BlockSize, BsrPattern, Indices, int_tensor};
-use crate::spec::{MatmulSpec, Side};
+use crate::pattern::{BlockSize, BsrPattern, Indices, int_tensor, room_for};
+use crate::spec::{MatmulSpec, Side, check_depth};
 
 /// A block-sparse matrix: a pattern, and the values of its stored blocks.
 ///
@@ -128,7 +126,15 @@ impl<B: Backend> BsrTensor<B> {
     }
 
     /// The whole matrix, with zeros where no block is stored. Gradients flow through.
+    ///
+    /// # Panics
+    /// If the matrix, in whole blocks where there are any, is too large.
+    #[track_caller]
     pub fn to_dense(&self) -> Tensor<B, 2> {
+        let (shape, block) = (self.pattern.shape(), self.pattern.block_size());
+        let elements = whole(shape, if self.pattern.stored_blocks() == 0 { [1, 1] } else { block });
+        let there = room_for(elements, self.values.dtype().size());
+        assert!(there, "BsrTensor::to_dense: a {shape:?} matrix in blocks of {block:?} is too large");
         let options = (&self.values.device(), self.values.dtype());
         let ([grid_rows, grid_cols], [block_rows, block_cols]) = (self.pattern.grid(), self.pattern.block_size());
         let [rows, cols] = self.pattern.shape();
@@ -172,7 +178,9 @@ impl<B: Backend> BsrTensor<B> {
     /// If `values` has another shape than [`values`](Self::values).
     #[track_caller]
     pub fn with_values(self, values: Tensor<B, 3>) -> Self {
-        Self { transposed: self.transposed, ..Self::from_pattern(self.pattern, values) }
+        let made = Self::try_from_pattern(self.pattern, values);
+        let made = made.unwrap_or_else(|error| panic!("BsrTensor::with_values: {error}"));
+        Self { transposed: self.transposed, ..made }
     }
 
     /// Where the stored blocks are: those of the transpose, if [`is_transposed`](Self::is_transposed) says so.
@@ -255,6 +263,7 @@ pub(crate) fn product<B: SparseBackend, const D: usize>(
     spec: MatmulSpec,
 ) -> Tensor<B, D> {
     let (shape, [rows, _]) = (dense.dims(), spec.sizes(pattern));
+    check_depth(pattern, &shape, &spec).unwrap_or_else(|error| panic!("bsr_matmul: {error}"));
     let (mut folded, mut out_shape) = (shape.to_vec(), shape);
     match (D, spec.side) {
         (1, Side::Left) => folded.push(1),
@@ -288,17 +297,18 @@ fn positions(pattern: &BsrPattern) -> Vec<i64> {
     pattern.row_indices().into_iter().zip(pattern.col_indices()).map(|(row, col)| row * columns + col).collect()
 }
 
-/// Whether a matrix can be made whole blocks. Burn ends the process where memory does not suffice, so memory is asked for
-/// here first where a block is larger than the matrix; otherwise padding no more than doubles each side.
+/// How many elements a matrix has in whole blocks.
+fn whole(shape: [usize; 2], block: [usize; 2]) -> Option<usize> {
+    let side = |at: usize| shape[at].div_ceil(block[at]).checked_mul(block[at]);
+    side(0)?.checked_mul(side(1)?)
+}
+
+/// Whether a matrix that is there can be made whole blocks. Memory is asked for where a block is larger than the matrix;
+/// otherwise padding no more than doubles each side.
 fn fits(shape: [usize; 2], block: [usize; 2]) -> bool {
-    let whole = |at: usize| shape[at].div_ceil(block[at]).checked_mul(block[at]);
-    let bytes = whole(0).zip(whole(1)).and_then(|(rows, cols)| rows.checked_mul(cols)?.checked_mul(size_of::<i64>()));
+    let (elements, size) = (whole(shape, block), size_of::<i64>());
     let larger = (0..2).any(|at| shape[at] > 0 && block[at] > shape[at]);
-    let there = |bytes: usize| {
-        let mut probe = Vec::<u8>::new();
-        probe.try_reserve_exact(bytes).is_ok() && black_box(probe).is_empty() // else the compiler may leave it out
-    };
-    bytes.is_some_and(|bytes| !larger || there(bytes))
+    if larger { room_for(elements, size) } else { elements.and_then(|elements| elements.checked_mul(size)).is_some() }
 }
 
 /// The matrix with zeros to the right of it and below.

@@ -3,9 +3,11 @@
 mod common;
 
 use burn::backend::{Flex, NdArray};
+use burn::nn::LinearConfig;
 use burn::tensor::{DType, Int, Tensor};
 use burn_sparse::{
-    AttentionOptions, BsrPattern, BsrTensor, SparseBackend, SparseLinearConfig, attention, try_attention,
+    AttentionOptions, BsrPattern, BsrTensor, Error, SparseBackend, SparseLinear, SparseLinearConfig, attention,
+    try_attention,
 };
 use common::{Random, setup};
 use proptest::prelude::*;
@@ -42,6 +44,22 @@ fn try_new_names_the_argument() {
     refused(&[0, 2, 3], &[2, 0, 1], values(3), [4, 6], [2, 2], &["col_indices"]);
     refused(&[0, 2, 3], &[0, 2, 1], values(3), [4, 6], [0, 2], &["block_size", "0x2"]);
     refused(&[0, 2, 3], &[0, 2, 1], values(3), [4, usize::MAX], [2, 2], &["shape[1]"]);
+    let words = ["block_size[0] 2147483648, block_size[1] 2147483648, col_indices' length 1: their product overflows"];
+    refused(&[0, 1], &[0], values(1), [2, 2], [1 << 31, 1 << 31], &words);
+    refused(&[0, 0], &[], values(0), [2, 1 << 40], [2, 2], &["shape[1]/block_size[1] is 549755813888"]);
+    refused(&[0, 5], &[0, 1, 0, 1, 0], values(5), [2, 4], [2, 2], &["col_indices' length is 5", "1 x 2 blocks"]);
+    refused(&[0, 1], &[0, 1], values(2), [2, 4], [2, 2], &["row_ptr[1] is 1; expected col_indices' length, 2"]);
+}
+
+#[test]
+fn indices_too_large_are_named_as_they_are() {
+    let error = |row_ptr: [usize; 2], col_indices: [usize; 1]| {
+        BsrTensor::try_new(row_ptr, col_indices, values(1), [2, 4], 2).expect_err("this is bad input")
+    };
+    let most = usize::MAX;
+    let words = format!("col_indices[0] is {most}; expected at most 2^63-1");
+    assert_eq!(error([0, 1], [most]), Error::ColumnRange(words));
+    assert_eq!(error([0, most], [0]), Error::BadRowPtr(format!("row_ptr[1] is {most}; expected at most 2^63-1")));
 }
 
 #[test]
@@ -62,6 +80,41 @@ fn values_of_rank_three_have_the_shape_of_the_blocks() {
 fn a_product_checks_its_sizes() {
     let a = BsrTensor::new([0, 2, 3], [0, 2, 1], values(3), [4, 6], 2);
     a.matmul(Tensor::<B, 2>::ones([5, 2], &Default::default()));
+}
+
+#[test]
+#[should_panic(expected = "dense has shape [2, 3, 5, 2]: its rows must be 6")]
+fn a_product_names_the_shape_that_it_was_given() {
+    let a = BsrTensor::new([0, 2, 3], [0, 2, 1], values(3), [4, 6], 2);
+    a.matmul(Tensor::<B, 4>::ones([2, 3, 5, 2], &Default::default()));
+}
+
+#[test]
+#[should_panic(expected = "dense has shape [5]: its columns must be 4")]
+fn so_does_one_of_a_vector() {
+    let a = BsrTensor::new([0, 2, 3], [0, 2, 1], values(3), [4, 6], 2);
+    a.matmul_right(Tensor::<B, 1>::ones([5], &Default::default()));
+}
+
+#[test]
+#[should_panic(expected = "BsrTensor::with_values: values has shape [2, 2, 2]")]
+fn other_values_have_the_shape_of_the_blocks() {
+    let a = BsrTensor::new([0, 2, 3], [0, 2, 1], values(3), [4, 6], 2);
+    a.with_values(Tensor::ones([2, 2, 2], &Default::default()));
+}
+
+#[test]
+#[should_panic(expected = "pattern has shape [4, 6]: expected [d_output, d_input], [6, 4]")]
+fn a_layer_made_of_another_checks_the_pattern() {
+    setup();
+    SparseLinear::from_linear(&LinearConfig::new(4, 6).init::<B>(&Default::default()), BsrPattern::dense([4, 6], 2));
+}
+
+#[test]
+#[should_panic(expected = "pattern has shape [4, 6]: expected [d_output, d_input], [6, 4]")]
+fn so_does_one_with_a_pattern_of_your_own() {
+    setup();
+    SparseLinearConfig::new(4, 6).init_with::<B>(BsrPattern::dense([4, 6], 2), &Default::default());
 }
 
 #[test]
@@ -204,10 +257,27 @@ fn sizes_beyond_all_memory_are_refused() {
                 BsrTensor::from_dense(Tensor::<B, 2>::ones([4, 4], &device), side)
             });
         }
+        let empty = |shape: [usize; 2]| {
+            BsrTensor::<B>::new([0, 0], [0i64; 0], Tensor::<B, 1>::empty([0], &device), shape, shape)
+        };
+        for shape in [[1 << 40, 1], [1 << 40, 1 << 20]] {
+            refuses(&["to_dense", &format!("{shape:?}")], || empty(shape).to_dense());
+        }
+        for (inputs, outputs) in [(1 << 40, 4), (4, 1 << 40), (usize::MAX, usize::MAX)] {
+            let config = SparseLinearConfig::new(inputs, outputs).with_density(0.5);
+            let words = format!("shape is [{outputs}, {inputs}]");
+            refuses(&[&words, "[1, 1]"], || config.clone().with_block_size([1, 1]).init::<B>(&device));
+        }
+        let config = SparseLinearConfig::new(4, 4).with_block_size([1 << 22, 1 << 22]);
+        refuses(&["block_size is [4194304, 4194304]"], || config.init::<B>(&device));
     }
     setup();
     check::<NdArray>();
     check::<Flex>();
+    for shape in [[1 << 40, 1], [1, 1 << 40], [1 << 30, 1 << 30]] {
+        refuses(&["shape is", &format!("{shape:?}")], || BsrPattern::dense(shape, 1));
+    }
+    refuses(&["shape is [1099511627776, 4]"], || BsrPattern::from_mask([1 << 40, 4], 1, |_, _| false));
     // Flex expands without memory.
     let wide = |shape| Tensor::<Flex, 4>::ones([1, 1, 1, 8], &Default::default()).expand(shape);
     let (q, k) = (wide([1 << 20, 1 << 20, 1, 8]), wide([1 << 20, 1, 1, 8]));

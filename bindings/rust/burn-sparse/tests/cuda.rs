@@ -15,8 +15,8 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::cuda::CudaRuntime;
 use burn_sparse::backend::{CudaOrder, fallback};
 use burn_sparse::{
-    Activation, AttentionOptions, BsrGemm, BsrGemmConfig, BsrPattern, BsrTensor, MatmulSpec, Side, SparseBackend,
-    SparseLinear, SparseLinearConfig, attention,
+    Activation, AttentionOptions, BsrGemm, BsrGemmConfig, BsrPattern, BsrTensor, Effort, MatmulSpec, Side,
+    SparseBackend, SparseLinear, SparseLinearConfig, attention,
 };
 use common::attention::dense;
 use common::{Random, assert_close, assert_close_by, assert_close_to, assert_within, setup};
@@ -55,6 +55,7 @@ on_both! {
     products_of_f16;
     products_of_bf16;
     sampled_products;
+    a_long_batch_of_16_bits_is_summed_in_f32;
     batches_with_bias_and_activation;
     expanded_operands;
     flipped_operands;
@@ -144,11 +145,24 @@ fn sampled_products<B: SparseBackend>() {
     each_shape::<B>(&DTYPES, |random, a, n, dtype, name| {
         let [m, k] = a.pattern().shape();
         let (left, right) = (random.tensor::<B, 3>([2, m, n], dtype), random.tensor::<B, 3>([2, k, n], dtype));
-        let found = B::bsr_sampled(a.pattern(), float(left.clone()), float(right.clone()), 1.0);
+        let found = B::bsr_sampled(a.pattern(), float(left.clone()), float(right.clone()), 1.0, Effort::Default);
         let found = settled::<B, _>(&format!("sampled: {name}"), back::<B>(found));
         let expected = back::<B>(fallback::sampled::<B>(a.pattern(), float(left), float(right), 1.0));
         assert_close(found, settled::<B, _>(&format!("Burn's sampled: {name}"), expected));
     });
+}
+
+/// Ones, added one at a time, never get beyond 256 in bf16, or 2048 in f16.
+fn a_long_batch_of_16_bits_is_summed_in_f32<B: SparseBackend>() {
+    setup();
+    let pattern = BsrPattern::dense([16, 16], 16);
+    for dtype in [DType::BF16, DType::F16] {
+        let ones = || Tensor::<B, 3>::ones([4096, 16, 1], (&Default::default(), dtype));
+        let found = B::bsr_sampled(&pattern, float(ones()), float(ones()), 1.0, Effort::Default);
+        let found = settled::<B, _>(&format!("a long batch of {dtype:?}"), back::<B>(found));
+        assert_eq!(found.dtype(), dtype);
+        assert_close_to(found, Tensor::<NdArray, 3>::full([1, 16, 16], 4096.0, &Default::default()).into_data());
+    }
 }
 
 fn batches_with_bias_and_activation<B: SparseBackend>() {
@@ -217,7 +231,7 @@ fn no_blocks<B: SparseBackend>() {
     let found = settled::<B, _>("a product without blocks", a.matmul(b.clone()));
     assert_close(found, Tensor::zeros([4, 3], &Default::default()));
     let left = Random(4).tensor::<B, 2>([4, 3], DType::F32);
-    let found = B::bsr_sampled(a.pattern(), float(left), float(b), 1.0);
+    let found = B::bsr_sampled(a.pattern(), float(left), float(b), 1.0, Effort::Default);
     assert_eq!(settled::<B, _>("a sampled product without blocks", back::<B>(found)).dims(), [0, 4, 8]);
 }
 

@@ -5,9 +5,10 @@ mod common;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::backend::{Autodiff, Flex, NdArray};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, Tensor};
-use burn_sparse::{Activation, BsrTensor, MatmulSpec, Side, SparseBackend};
-use common::{Random, assert_close, setup};
+use burn::tensor::{DType, Tensor, TensorPrimitive};
+use burn_sparse::backend::fallback;
+use burn_sparse::{Activation, BsrPattern, BsrTensor, MatmulSpec, Side, SparseBackend};
+use common::{Random, assert_close, assert_close_by, setup};
 use proptest::prelude::*;
 
 /// The loss weighs every element of the product differently.
@@ -71,6 +72,64 @@ proptest! {
             0 => check::<Autodiff<NdArray>>([rows, cols], [block, block + 1], n, spec, seed),
             1 => check::<Autodiff<Flex>>([rows, cols], [block + 1, block], n, spec, seed),
             _ => check::<Autodiff<NdArray, BalancedCheckpointing>>([rows, cols], [block, block], n, spec, seed),
+        }
+    }
+}
+
+/// The gradients to values and bias, of numbers that every dtype holds exactly.
+fn of_a_batch(
+    shape: [usize; 2],
+    block: [usize; 2],
+    [batch, n]: [usize; 2],
+    spec: MatmulSpec,
+    dtype: DType,
+    seed: u64,
+) -> (Tensor<Flex, 3>, Tensor<Flex, 1>) {
+    type B = Autodiff<Flex>;
+    setup();
+    let mut random = Random(seed);
+    let a = random.matrix::<B>(shape, block, dtype).require_grad();
+    let [depth, rows] = if spec.transpose { shape } else { [shape[1], shape[0]] };
+    let sides = |other: usize| if spec.side == Side::Left { [batch, other, n] } else { [batch, n, other] };
+    let dense = random.tensor::<B, 3>(sides(depth), dtype);
+    let weigh = random.tensor::<B, 3>(sides(rows), dtype);
+    let bias = Tensor::<B, 1>::zeros([rows], (&Default::default(), dtype)).require_grad();
+    let grads = (a.product(dense, Some(bias.clone()), spec) * weigh).sum().backward();
+    (a.values().grad(&grads).unwrap(), bias.grad(&grads).unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    /// However long the batch: f32 holds these sums exactly, and 16 bits come from one rounding of them.
+    #[test]
+    fn sixteen_bit_gradients_of_a_batch_are_rounded_once(
+        rows in 1usize..12, cols in 1usize..12, block in 1usize..5, batch in 1usize..200, n in 1usize..4, transpose: bool,
+        right: bool, bf16: bool, seed in any::<u64>(),
+    ) {
+        let side = if right { Side::Right } else { Side::Left };
+        let spec = MatmulSpec { transpose, side, alpha: 0.5, ..MatmulSpec::default() };
+        let of = |dtype| of_a_batch([rows, cols], [block, block + 1], [batch, n], spec, dtype, seed);
+        let (found, expected) = (of(if bf16 { DType::BF16 } else { DType::F16 }), of(DType::F32));
+        assert_close_by(found.0, expected.0.into_data(), 1.0);
+        assert_close_by(found.1, expected.1.into_data(), 1.0);
+    }
+}
+
+/// Ones, added one at a time, never get beyond 256 in bf16, or 2048 in f16.
+#[test]
+fn sixteen_bit_gradients_of_a_long_batch_grow() {
+    setup();
+    let pattern = BsrPattern::dense([8, 8], 8);
+    for dtype in [DType::BF16, DType::F16] {
+        let options = (&Default::default(), dtype);
+        let values = Tensor::<Autodiff<Flex>, 3>::ones([1, 8, 8], options).require_grad();
+        let a = BsrTensor::from_pattern(pattern.clone(), values.clone());
+        let grads = a.matmul(Tensor::<Autodiff<Flex>, 3>::ones([4096, 8, 1], options)).sum().backward();
+        let ones = || Tensor::<Flex, 3>::ones([4096, 8, 1], options).into_primitive().tensor();
+        let by_burn = fallback::sampled::<Flex>(&pattern, ones(), ones(), 1.0);
+        let by_burn = Tensor::<Flex, 3>::from_primitive(TensorPrimitive::Float(by_burn));
+        for found in [values.grad(&grads).unwrap(), by_burn] {
+            assert_close_by(found, Tensor::<Flex, 3>::full([1, 8, 8], 4096.0, options).into_data(), 0.0);
         }
     }
 }

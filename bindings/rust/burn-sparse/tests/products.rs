@@ -6,7 +6,8 @@ use burn::backend::{Flex, NdArray};
 use burn::tensor::{DType, Tensor};
 use burn_sparse::backend::fallback;
 use burn_sparse::{
-    Activation, BsrGemm, BsrGemmConfig, BsrPattern, BsrTensor, Epilogue, MatmulSpec, Side, SparseBackend, Tuning,
+    Activation, BsrGemm, BsrGemmConfig, BsrPattern, BsrTensor, Effort, Epilogue, MatmulSpec, Side, SparseBackend,
+    Tuning,
 };
 use common::{Random, assert_close, setup};
 use proptest::prelude::*;
@@ -58,7 +59,7 @@ fn check<B: SparseBackend>(sizes: ([(usize, usize); 2], usize, usize), dtype: DT
         };
         let expected = BsrTensor::from_dense_with(full, a.pattern().clone());
         let float = |t: Tensor<B, 3>| t.into_primitive().tensor();
-        let found = B::bsr_sampled(a.pattern(), float(left.clone()), float(right.clone()), 1.0);
+        let found = B::bsr_sampled(a.pattern(), float(left.clone()), float(right.clone()), 1.0, Effort::Default);
         let found: Tensor<B, 3> = Tensor::from_primitive(burn::tensor::TensorPrimitive::Float(found));
         assert_close(found, expected.values());
         let found = fallback::sampled::<B>(a.pattern(), float(left), float(right), 1.0);

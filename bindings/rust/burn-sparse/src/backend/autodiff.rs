@@ -10,7 +10,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Shape, TensorMetadata};
-use sparse_autotune::{Activation, Race, Result};
+use sparse_autotune::{Activation, Effort, Race, Result};
 
 use super::{Saved, SparseBackend, fallback};
 use crate::attention::AttentionOptions;
@@ -57,7 +57,7 @@ fn values_gradient<B: SparseBackend>(
     };
     let (grad, dense) = (columns(grad), columns(dense));
     let (left, right) = if spec.transpose { (dense, grad) } else { (grad, dense) };
-    B::bsr_sampled(pattern, left, right, spec.alpha)
+    B::bsr_sampled(pattern, left, right, spec.alpha, spec.effort)
 }
 
 /// The sum over everything but the rows of op(A).
@@ -65,8 +65,11 @@ fn bias_gradient<B: SparseBackend>(side: Side, grad: FloatTensor<B>) -> FloatTen
     let rank = grad.rank();
     let kept = if side == Side::Left { rank - 2 } else { rank - 1 };
     let rows = grad.shape()[kept];
+    let dtype = grad.dtype();
+    // Of 16 bits a second sum would add what the first has rounded.
+    let grad = if rank > 2 { fallback::wide::<B>(grad) } else { grad };
     let sum = (0..rank).filter(|&dim| dim != kept).fold(grad, |grad, dim| B::float_sum_dim(grad, dim));
-    B::float_reshape(sum, Shape::from([rows]))
+    fallback::cast::<B>(B::float_reshape(sum, Shape::from([rows])), dtype)
 }
 
 impl<B: SparseBackend, C: CheckpointStrategy> SparseBackend for Autodiff<B, C> {
@@ -118,15 +121,18 @@ impl<B: SparseBackend, C: CheckpointStrategy> SparseBackend for Autodiff<B, C> {
         left: FloatTensor<Self>,
         right: FloatTensor<Self>,
         alpha: f64,
+        effort: Effort,
     ) -> FloatTensor<Self> {
         let needed = [right.is_tracked(), left.is_tracked()];
         match Sampled.prepare::<C>([left.node.clone(), right.node.clone()]).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
                 let nodes = [needed[0].then(|| prep.checkpoint(&left)), needed[1].then(|| prep.checkpoint(&right))];
-                let out = B::bsr_sampled(pattern, left.primitive, right.primitive, alpha);
-                prep.finish((pattern.clone(), alpha, nodes), out)
+                let out = B::bsr_sampled(pattern, left.primitive, right.primitive, alpha, effort);
+                prep.finish((pattern.clone(), MatmulSpec { alpha, effort, ..MatmulSpec::default() }, nodes), out)
             }
-            OpsKind::UnTracked(prep) => prep.finish(B::bsr_sampled(pattern, left.primitive, right.primitive, alpha)),
+            OpsKind::UnTracked(prep) => {
+                prep.finish(B::bsr_sampled(pattern, left.primitive, right.primitive, alpha, effort))
+            }
         }
     }
 
@@ -183,13 +189,12 @@ impl<B: SparseBackend, C: CheckpointStrategy> SparseBackend for Autodiff<B, C> {
 struct Sampled;
 
 impl<B: SparseBackend> Backward<B, 2> for Sampled {
-    type State = (BsrPattern, f64, [Option<NodeId>; 2]);
+    type State = (BsrPattern, MatmulSpec, [Option<NodeId>; 2]);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let (pattern, alpha, needed) = ops.state;
+        let (pattern, spec, needed) = ops.state;
         let [left, right] = needed.map(|node| node.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
         let grad = grads.consume::<B>(&ops.node);
-        let spec = MatmulSpec { alpha, ..MatmulSpec::default() };
         let [left_node, right_node] = ops.parents;
         if let (Some(node), Some(right)) = (left_node, right) {
             grads.register::<B>(node.id, B::bsr_matmul(&pattern, grad.clone(), right, None, spec));

@@ -2,6 +2,7 @@
 
 use burn::tensor::ops::FloatTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use sparse_autotune::Effort;
 #[cfg(feature = "cuda")]
 use sparse_autotune::{Race, Result};
 
@@ -38,10 +39,11 @@ where
         left: FloatTensor<Self>,
         right: FloatTensor<Self>,
         alpha: f64,
+        #[cfg_attr(not(feature = "cuda"), allow(unused_variables))] effort: Effort,
     ) -> FloatTensor<Self> {
         #[cfg(feature = "cuda")]
         if cuda::serves(&left) {
-            return cuda::sampled::<Self, R>(pattern, left, right, alpha);
+            return cuda::sampled::<Self, R>(pattern, left, right, alpha, effort);
         }
         fallback::sampled::<Self>(pattern, left, right, alpha)
     }

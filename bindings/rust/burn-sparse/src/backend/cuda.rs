@@ -160,6 +160,7 @@ pub(super) fn sampled<B, R>(
     left: FloatTensor<B>,
     right: FloatTensor<B>,
     alpha: f64,
+    effort: Effort,
 ) -> FloatTensor<B>
 where
     R: CubeRuntime,
@@ -172,13 +173,15 @@ where
     if pattern.stored_blocks() == 0 || batch == 0 || n == 0 {
         return cast(zeros(&left, shape));
     }
-    let out = empty(&left, shape);
+    let dtype = spec::dtype(left.dtype).expect("this is what `serves` has looked at");
+    let sum = spec::summed_in(dtype, batch);
+    let out = if sum == dtype { empty(&left, shape) } else { empty_of(&left, shape, DType::F32) };
     let run = || -> Result<()> {
-        let (context, handle, dtype) = open(pattern, &left, Effort::Default)?;
+        let (context, handle, _) = open(pattern, &left, effort)?;
         in_order(&left.client, &context, |stream| {
             let (from, to, size) = ([address(&left), address(&right)], address(&out), dtype.size());
             for item in 0..batch {
-                let problem = sampled_problem(dtype, n, alpha, left_strides, right_strides, item == 0);
+                let problem = sampled_problem([dtype, sum], n, alpha, left_strides, right_strides, item == 0);
                 let operands = [
                     from[0].wrapping_byte_add(item * left_strides.batch_stride() * size),
                     from[1].wrapping_byte_add(item * right_strides.batch_stride() * size),
@@ -192,7 +195,7 @@ where
         })
     };
     run().unwrap_or_else(|error| panic!("bsr_sampled: {error}"));
-    cast(out)
+    if sum == dtype { cast(out) } else { B::float_cast(cast(out), left.dtype.into()) }
 }
 
 pub(super) fn race<B, R>(

@@ -131,19 +131,20 @@ pub fn sampled<B: Backend>(
     alpha: f64,
 ) -> FloatTensor<B> {
     let (batch, n) = fit_sampled::<B>(pattern, &left, &right);
-    let (left, right) = (stacked::<B>(left), stacked::<B>(right));
+    let dtype = left.dtype();
+    let [left, right] = [left, right].map(|side| stacked::<B>(if batch > 1 { wide::<B>(side) } else { side }));
     let ([block_rows, block_cols], [grid_rows, grid_cols]) = (pattern.block_size(), pattern.grid());
     let options = (&left.device(), left.dtype());
     let shape = pattern.values_shape();
     if pattern.stored_blocks() == 0 || batch == 0 || n == 0 {
-        return Tensor::<B, 3>::zeros(shape, options).into_primitive().tensor();
+        return Tensor::<B, 3>::zeros(shape, (options.0, dtype)).into_primitive().tensor();
     }
     let left = blocks_of(left, grid_rows, block_rows).select(1, int_tensor::<B>(pattern.row_indices(), options.0));
     let right =
         blocks_of(right, grid_cols, block_cols).select(1, int_tensor::<B>(pattern.col_indices().to_vec(), options.0));
     let sampled = left.matmul(right.swap_dims(2, 3)).sum_dim(0).squeeze_dim::<3>(0);
     let sampled = if alpha == 1.0 { sampled } else { sampled * alpha };
-    masked(pattern, sampled).into_primitive().tensor()
+    cast::<B>(masked(pattern, sampled).into_primitive().tensor(), dtype)
 }
 
 /// See [`SparseBackend::bsr_attention`](super::SparseBackend::bsr_attention).
@@ -195,12 +196,12 @@ pub fn attention_backward<B: Backend>(
     [B::float_reshape(dq, sizes.q_shape()), dk, dv]
 }
 
-fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+pub(super) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if tensor.dtype() == dtype { tensor } else { B::float_cast(tensor, dtype.into()) }
 }
 
 /// 16-bit numbers as f32.
-fn wide<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn wide<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     match tensor.dtype() {
         DType::F16 | DType::BF16 => B::float_cast(tensor, FloatDType::F32),
         _ => tensor,

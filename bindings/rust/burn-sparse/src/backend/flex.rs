@@ -64,7 +64,7 @@ unsafe impl<T: Float> HostTensor<T> for FlexTensor {
         let steps = layout.shape().iter().zip(layout.strides());
         let last = steps.map(|(&size, &stride)| size.saturating_sub(1).saturating_mul(stride.unsigned_abs()));
         let last = last.fold(layout.start_offset(), usize::saturating_add);
-        let empty = layout.num_elements() == 0;
+        let empty = layout.shape().contains(&0);
         assert!(empty || last < storage.len(), "a tensor reaches element {last} of a storage of {}", storage.len());
         let first = if empty { storage.as_ptr() } else { storage[layout.start_offset()..].as_ptr() };
         (tensor, Dense { first, strides })

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Shape};
 use burn_fusion::stream::{Operation, OperationStreams};
 use burn_fusion::{Fusion, FusionBackend, FusionRuntime, FusionTensor};
 use burn_ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr};
-use sparse_autotune::{Race, Result};
+use sparse_autotune::{Effort, Race, Result};
 use std::marker::PhantomData;
 
 use super::{Saved, SparseBackend, fit_attention, fit_backward, fit_matmul, fit_sampled};
@@ -17,7 +17,7 @@ use crate::spec::MatmulSpec;
 #[derive(Debug, Clone)]
 enum What {
     Matmul(BsrPattern, MatmulSpec),
-    Sampled(BsrPattern, f64),
+    Sampled(BsrPattern, f64, Effort),
     Attention(AttentionOptions),
     AttentionBackward(AttentionOptions),
 }
@@ -54,7 +54,7 @@ impl<B: FusionBackend + SparseBackend> Operation<B::FusionRuntime> for Waiting<B
             What::Matmul(pattern, spec) => {
                 vec![B::bsr_matmul(pattern, next(), next(), inputs.next(), *spec)]
             }
-            What::Sampled(pattern, alpha) => vec![B::bsr_sampled(pattern, next(), next(), *alpha)],
+            What::Sampled(pattern, alpha, effort) => vec![B::bsr_sampled(pattern, next(), next(), *alpha, *effort)],
             What::Attention(options) => {
                 let (out, lse) = B::bsr_attention(next(), next(), next(), options, self.tensors.outputs.len() > 1);
                 [out].into_iter().chain(lse).collect()
@@ -108,10 +108,11 @@ impl<B: FusionBackend + SparseBackend> SparseBackend for Fusion<B> {
         left: FloatTensor<Self>,
         right: FloatTensor<Self>,
         alpha: f64,
+        effort: Effort,
     ) -> FloatTensor<Self> {
         fit_sampled::<Self>(pattern, &left, &right);
         let outputs = [(pattern.values_shape().into(), left.dtype)];
-        register::<B>(What::Sampled(pattern.clone(), alpha), vec![left, right], &outputs).next().expect(MADE)
+        register::<B>(What::Sampled(pattern.clone(), alpha, effort), vec![left, right], &outputs).next().expect(MADE)
     }
 
     fn bsr_race(

@@ -9,7 +9,7 @@ use sparse_autotune::{Context, Effort, Element, Error, Problem, Race, Result};
 use crate::attention::{AttentionOptions, AttentionSizes, HeadStrides, backward_problem, forward_problem};
 use crate::engine::{self, Place};
 use crate::pattern::BsrPattern;
-use crate::spec::{MatmulSpec, Sizes, Strides, Walk, matmul_problem, sampled_problem};
+use crate::spec::{self, MatmulSpec, Sizes, Strides, Walk, matmul_problem, sampled_problem};
 
 /// A dense operand: its first element, and where the others are.
 ///
@@ -61,9 +61,10 @@ macro_rules! operations {
             left: burn::tensor::ops::FloatTensor<Self>,
             right: burn::tensor::ops::FloatTensor<Self>,
             alpha: f64,
+            effort: sparse_autotune::Effort,
         ) -> burn::tensor::ops::FloatTensor<Self> {
             let (batch, n) = $crate::backend::fit_sampled::<Self>(pattern, &left, &right);
-            $with_dtype!(left, sampled(pattern, [batch, n], left, right, alpha))
+            $with_dtype!(left, sampled(pattern, [batch, n], left, right, alpha, effort))
         }
 
         fn bsr_race(
@@ -119,16 +120,23 @@ pub(super) fn matmul<T: Element, H: HostTensor<T>>(
 }
 
 /// `SparseBackend::bsr_sampled` of one dtype; the sizes were found from these tensors.
-pub(super) fn sampled<T: Element, H: HostTensor<T>>(
+pub(super) fn sampled<T: Element + burn::tensor::Element, H: HostTensor<T>>(
     pattern: &BsrPattern,
     sizes: [usize; 2],
     left: H,
     right: H,
     alpha: f64,
+    effort: Effort,
 ) -> H {
     let ((_left, left), (_right, right)) = (left.walkable(), right.walkable());
     // SAFETY: the sizes were found from these very shapes, and the tensors live until the call is done.
-    let out = unsafe { samples(pattern, sizes, left, right, alpha) };
+    let out = unsafe {
+        if spec::summed_in(T::DTYPE, sizes[0]) == T::DTYPE {
+            samples::<T, T>(pattern, sizes, left, right, alpha, effort)
+        } else {
+            samples::<T, f32>(pattern, sizes, left, right, alpha, effort).and_then(rounded)
+        }
+    };
     H::make(out.unwrap_or_else(|error| panic!("bsr_sampled: {error}")), pattern.values_shape())
 }
 
@@ -228,6 +236,13 @@ fn zeros<T: Element>(len: usize) -> Result<Vec<T>> {
     Ok(zeros)
 }
 
+/// The same numbers in another dtype.
+fn rounded<T: burn::tensor::Element>(values: Vec<f32>) -> Result<Vec<T>> {
+    let mut rounded = room(values.len())?;
+    rounded.extend(values.into_iter().map(T::from_elem));
+    Ok(rounded)
+}
+
 /// What attention writes to.
 fn written<T: Element>(shape: &Shape) -> Vec<T> {
     zeros(shape.num_elements()).unwrap_or_else(|error| panic!("attention: {error}"))
@@ -283,28 +298,29 @@ unsafe fn product<T: Element>(
     }
 }
 
-/// The sampled product, summed over a batch.
+/// The sampled product, summed over a batch in a dtype that the library can write.
 ///
 /// # Safety
 /// `left` and `right` keep their promise, for a batch of this size.
-unsafe fn samples<T: Element>(
+unsafe fn samples<T: Element, S: Element>(
     pattern: &BsrPattern,
     [batch, n]: [usize; 2],
     left: Dense<T>,
     right: Dense<T>,
     alpha: f64,
-) -> Result<Vec<T>> {
+    effort: Effort,
+) -> Result<Vec<S>> {
     let len: usize = pattern.values_shape().iter().product();
     if len == 0 || batch == 0 || n == 0 {
         return zeros(len);
     }
-    let context = engine::context(Place::Cpu, Effort::Default)?;
+    let context = engine::context(Place::Cpu, effort)?;
     let handle = pattern.on(Place::Cpu, &context)?;
     // SAFETY: the first of the batch writes all of the output and reads none of it; the others add to it.
     unsafe {
-        filled(len, |out: *mut T| {
+        filled(len, |out: *mut S| {
             for item in 0..batch {
-                let problem = sampled_problem(T::DTYPE, n, alpha, left.strides, right.strides, item == 0);
+                let problem = sampled_problem([T::DTYPE, S::DTYPE], n, alpha, left.strides, right.strides, item == 0);
                 let operands = [
                     left.first.add(item * left.strides.batch_stride()).cast_mut().cast(),
                     right.first.add(item * right.strides.batch_stride()).cast_mut().cast(),
@@ -379,6 +395,15 @@ mod tests {
             NdArrayTensor::F32(storage) => storage.clone().into_shared().as_ptr(),
             other => panic!("{other:?}"),
         });
+    }
+
+    /// So many elements that their number is 0 in 64 bits.
+    #[test]
+    fn flex_finds_the_first_of_an_expanded_row() {
+        let row = Tensor::<Flex, 2>::ones([3, 4], &Default::default()).slice([2..3, 0..4]).expand([1usize << 62, 4]);
+        let tensor = row.into_primitive().tensor();
+        let (kept, dense): (_, Dense<f32>) = tensor.walkable();
+        assert_eq!(dense.first, kept.storage::<f32>()[8..].as_ptr());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
-use sparse_autotune::{Race, Result};
+use sparse_autotune::{Effort, Race, Result};
 
 use crate::attention::{AttentionOptions, AttentionSizes, check_attention, check_backward};
 use crate::pattern::BsrPattern;
@@ -55,7 +55,8 @@ pub trait SparseBackend: Backend {
 
     /// The sampled product: `alpha` times the sum over a batch of `left*right^T`, at the stored blocks alone. `left` is
     /// `[.., rows, n]`, `right` `[.., columns, n]`; what comes back is `[blocks, block rows, block columns]`, with zero
-    /// beyond the matrix.
+    /// beyond the matrix. The sum is rounded once to 16 bits, however long the batch is. The
+    /// effort is how much may be spent on tuning a product that the cache does not know.
     ///
     /// # Panics
     /// With a message that names the operand, if they do not fit together.
@@ -64,6 +65,7 @@ pub trait SparseBackend: Backend {
         left: FloatTensor<Self>,
         right: FloatTensor<Self>,
         alpha: f64,
+        _effort: Effort,
     ) -> FloatTensor<Self> {
         fallback::sampled::<Self>(pattern, left, right, alpha)
     }
