@@ -173,6 +173,16 @@ impl Attention {
 
     /// Fills in all that is attention's own.
     pub(crate) fn raw(&self, dtype: Dtype, backward: bool) -> Result<sys::sat_problem> {
+        let (holds, kind) = match dtype {
+            Dtype::F64 => (self.scale.is_finite(), "f64"),
+            _ => ((self.scale as f32).is_finite(), "f32"),
+        };
+        if !holds {
+            return Err(Error::Unsupported(format!(
+                "scale is {:e}; expected a finite number that {kind} holds",
+                self.scale
+            )));
+        }
         let (heads, kv_heads) = (size("heads", self.heads)?, size("kv_heads", self.kv_heads)?);
         // SAFETY: a plain constructor.
         let mut raw = unsafe { sys::sat_attention_problem(dtype.raw(), heads, kv_heads, size("dim", self.dim)?) };

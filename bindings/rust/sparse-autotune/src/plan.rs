@@ -233,7 +233,9 @@ impl Context {
         problem: &Problem,
         spans: &[Span],
     ) -> Result<()> {
-        let operands = operands(self, problem, &problem.needs(pattern)?, operation, spans)?;
+        // What is wrong with the problem itself comes before a slice that is too short for it.
+        let operands = operands(self, problem, &problem.needs(pattern)?, operation, spans)
+            .map_err(|error| self.key(pattern, problem).err().unwrap_or(error))?;
         // SAFETY: as in Plan::run.
         unsafe { self.call_raw(pattern, problem, &operands, ptr::null_mut()) }
     }

@@ -94,7 +94,9 @@ fn attention_that_makes_no_sense_is_refused() {
     refused(plan(Attention::new(usize::MAX, 8)), Error::BadSize, &["q", "heads"]);
     refused(plan(good.window(usize::MAX)), Error::BadSize, &["window"]);
     refused(plan(good.queries(5)), Error::BadSize, &["mask has 4 rows", "5"]);
-    refused(plan(good.scale(f64::NAN)), Error::Unsupported, &["alpha"]);
+    refused(plan(good.scale(f64::NAN)), Error::Unsupported, &["scale is NaN"]);
+    refused(plan(good.scale(1e39)), Error::Unsupported, &["scale is 1e39", "f32"]);
+    Plan::new(&c, &mask, &Problem::attention::<f64>(&good.scale(1e39))).unwrap();
     let rows = |row_stride| HeadLayout { batch_stride: 100, head_stride: 50, row_stride };
     refused(plan(good.o_layout(rows(4))), Error::BadStride, &["o:", "4 (row)"]);
     refused(plan(good.k_layout(rows(usize::MAX))), Error::BadSize, &["k:"]);
@@ -120,6 +122,14 @@ fn operands_of_attention_are_checked() {
     refused(c.attention(&mask, &problem, (&q, &k, &[0f64; 48]), &mut o), Error::Unsupported, &["v is F64"]);
     refused(c.attention_lse(&mask, &problem, (&q, &k, &k), &mut o, &mut out), Error::Unsupported, &["lse"]);
     refused(c.matmul(&mask, &problem, &q, &k, &mut o), Error::Unsupported, &["Attention", "Matmul"]);
+    // The problem comes before slices that are too short for it.
+    let mut wrong = |attention: Attention, kind, words: &[&str]| {
+        refused(c.attention(&mask, &Problem::attention::<f32>(&attention), (&q, &k, &k), &mut o), kind, words)
+    };
+    wrong(Attention::new(2, 8).kv_heads(3), Error::BadSize, &["kv_heads is 3", "2"]);
+    wrong(Attention::new(2, 9), Error::Unsupported, &["dim is 9"]);
+    wrong(attention.queries(5), Error::BadSize, &["mask has 4 rows", "5"]);
+    wrong(Attention::new(3, 8).scale(f64::NAN), Error::Unsupported, &["scale is NaN"]);
     let with = Problem::attention::<f32>(&attention.lse(true));
     refused(c.attention(&mask, &with, (&q, &k, &k), &mut o), Error::NullPointer, &["lse"]);
     refused(c.attention_lse(&mask, &with, (&q, &k, &k), &mut o, &mut out[1..]), Error::BadSize, &["lse has 7", "8"]);
