@@ -70,7 +70,7 @@ class Row:
     def best(self):
         """What a tuned call runs: whoever won the race, or where a library did the first of ours, whatever was measured afterwards."""
         own = self.own()
-        return next((r for r in own if r["variant"] == self.race["best"]), min(own, key=lambda r: r["seconds"])) if own else None
+        return next((r for r in own if r["variant"] == self.race.get("best")), min(own, key=lambda r: r["seconds"])) if own else None
 
     @property
     def fastest(self):
