@@ -178,8 +178,7 @@ typedef struct sat_context_options {
                               Several folders, separated by ':', are layers: the first is written, all are read */
     sat_effort effort;
     sat_measure measure;
-    int threads; /* CPU threads; 0: OpenMP's setting at each call. CUDA: multiprocessors that kernels plan for; 0: all
-                  */
+    int threads;             /* CPU threads; 0: OpenMP's at each call. CUDA: multiprocessors to plan for; 0: all */
     bool background;         /* a miss is served by the estimate while a thread of the library tunes it */
     double budget_seconds;   /* a race's time limit; 0: the effort's own */
     size_t memory_limit;     /* bytes for workspace and tuning together; 0: half of what the device has free */

@@ -478,8 +478,6 @@ _register_autocast("cuda", "AutocastCUDA")
 
 
 def _through_operator(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: str, alpha: float) -> Tensor:
-    if not torch.compiler.is_compiling():
-        refuse_transforms(a._values, b, bias)
     fused = activation == "none" or not torch.is_grad_enabled()
     row_ptr, col_idx = a._index
     result = torch.ops.sparse_autotune.matmul(
@@ -525,7 +523,7 @@ def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):  # no
 
 
 def _plain(*tensors: Any) -> bool:
-    """Whether these tensors can go past the dispatcher."""
+    """Whether these tensors can go past the dispatcher. All eager calls ask, so what torch.func cannot have is refused here."""
     if _C._functorch.peek_interpreter_stack() is not None:
         refuse_transforms(*tensors)
         return False
@@ -593,8 +591,6 @@ def _sampled(X, Y, pattern, alpha, out, beta):  # noqa: N803
     x, y = (Y.t(), X.t()) if a._transposed else (X, Y)
     if compiling or not _plain(x, y) or torch.is_autocast_enabled(x.device.type):
         row_ptr, col_idx = a._index if a._torch and a._values.device == x.device else index_tensors(a._pattern, x.device)
-        if not compiling:
-            refuse_transforms(x, y)
         values = torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, a._pattern.shape, a._pattern.block, alpha)
     else:
         values = differentiable_sampled(x, y, a._pattern, alpha)
