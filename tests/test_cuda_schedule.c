@@ -1,5 +1,5 @@
-/* The schedules that CUDA kernels walk: every stored block in exactly one piece, cut rows joined once. No GPU needed.
- */
+/* The schedules that CUDA kernels walk: every stored block in exactly one piece, cut rows joined once, and an order in
+ * which CTAs end together and panels stay in L2. No GPU needed. */
 #include "support.h"
 
 #include "kernels/cuda/schedule.h"
@@ -34,7 +34,10 @@ static int by_place(const void *a, const void *b) {
 }
 
 static void check_order(const sat_schedule *s) {
-    for (int64_t i = 1; i < s->pieces; i++) assert_true(s->piece[i - 1].count >= s->piece[i].count);
+    for (int64_t i = 1; i < s->pieces; i++) {
+        const sat_piece *x = &s->piece[i - 1], *y = &s->piece[i];
+        assert_true(x->count > y->count || (x->count == y->count && x->first <= y->first));
+    }
 }
 
 /* Heavy pieces are a first part, over twice the mean of what has blocks; whatever is after it is not. */
@@ -74,7 +77,7 @@ static void check_cover(const sat_rows *r, const sat_schedule *s, int64_t share)
     int64_t at = 0, joins = 0, slots = 0;
     qsort(s->piece, (size_t)s->pieces, sizeof *s->piece, by_place);
     for (int64_t row = 0; row < r->count; row++) {
-        int64_t block = r->ptr[row], parts = 0, begin = at;
+        int64_t block = r->ptr[row], length = r->ptr[row + 1] - block, parts = 0, begin = at;
         for (; at < s->pieces && s->piece[at].row == row; at++, parts++) {
             assert_int_equal(s->piece[at].first, block);
             assert_true(s->piece[at].count <= share + share / 4);
@@ -95,6 +98,7 @@ static void check_cover(const sat_rows *r, const sat_schedule *s, int64_t share)
         for (int64_t i = 0; i < parts; i++) {
             assert_int_equal(s->piece[begin + i].slot, slots + i);
             assert_true(s->piece[begin + i].count > 0);
+            assert_in_range(s->piece[begin + i].count, length / parts, (length + parts - 1) / parts); /* alike */
         }
         joins++, slots += parts;
     }
@@ -166,6 +170,7 @@ static void a_share_is_fair_and_never_below_the_least(void **unused) {
     assert_true(sat_schedule_share(&r, 1, 10, 1) >= 100);
     assert_true(sat_schedule_share(&r, 1, 10, 1) <= 101);
     assert_true(sat_schedule_share(&r, 4, 10, 1) >= 400);
+    assert_true(sat_schedule_share(&r, 1, 7, 1) * 7 >= 1000); /* rounding leaves nothing over */
     assert_int_equal(sat_schedule_share(&r, 1, 1000000, 8), 8);
     assert_int_equal(sat_schedule_share(&r, 1, 0, 1), sat_schedule_share(&r, 1, 1, 1));
     assert_true(sat_schedule_share(&r, INT64_MAX, 1, 1) > 0);
@@ -192,6 +197,134 @@ static void equal_rows_are_not_cut_by_a_fair_share(void **unused) {
     }
 }
 
+static void heavy_is_over_twice_the_mean_and_even_no_quarter_over_it(void **unused) {
+    (void)unused;
+    static const struct {
+        int64_t blocks[5], heavy;
+        bool even;
+    } cases[] = {/* a mean of 8: empty rows do not count */
+                 {{8, 8, 0, 8, 8}, 0, true},   {{8, 10, 6, 8, 0}, 0, true},  {{8, 11, 5, 8, 0}, 0, false},
+                 {{16, 4, 0, 4, 8}, 0, false}, {{4, 17, 4, 7, 0}, 1, false}, {{0, 0, 0, 0, 0}, 0, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int64_t ptr[6] = {0};
+        for (int j = 0; j < 5; j++) ptr[j + 1] = ptr[j] + cases[i].blocks[j];
+        sat_rows r = {.count = 5, .ptr = ptr};
+        sat_schedule s;
+        assert_true(sat_schedule_make(&r, 1000, &s));
+        assert_int_equal(s.heavy, cases[i].heavy);
+        assert_int_equal(s.even, cases[i].even);
+        sat_schedule_free(&s);
+    }
+}
+
+/* Pieces are numbered from the longest on, so within the heavy ones, and within a group of panels, numbers rise. */
+static void heavy_rows_come_first_then_groups_of_panels_each_from_its_longest_row_on(void **unused) {
+    (void)unused;
+    uint64_t random = 3;
+    for (int round = 0; round < 300; round++) {
+        sat_tiles all = {.pieces = 1 + (unsigned)random_below(&random, 20), .slices = 1 + (unsigned)(round % 3)};
+        all.heavy = (unsigned)random_below(&random, all.pieces), all.panels = 1 + (unsigned)random_below(&random, 12);
+        all.together = 1 + (unsigned)random_below(&random, all.panels);
+        unsigned turn = 0, piece = 0;
+        for (unsigned i = 0; i < all.pieces * all.slices * all.panels; i++) {
+            sat_tile_place t = sat_tile_at(&all, i);
+            unsigned now = t.piece < all.heavy ? 0 : 1 + t.panel / all.together;
+            assert_true(now > turn || (now == turn && t.piece >= piece));
+            turn = now, piece = t.piece;
+        }
+    }
+}
+
+enum { WORKERS = 132 };
+static const double L2 = 60e6;
+
+/* Whoever is free takes the next tile, as the kernels' counter deals them out: when the last one ends. */
+static int64_t deal(const sat_schedule *s, const sat_tiles *all) {
+    int64_t done[WORKERS] = {0}, most = 0;
+    for (unsigned i = 0; i < all->pieces * all->panels; i++) {
+        int next = 0;
+        for (int w = 1; w < WORKERS; w++)
+            if (done[w] < done[next]) next = w;
+        done[next] += s->piece[sat_tile_at(all, i).piece].count;
+        most = sat_max(most, done[next]);
+    }
+    return most;
+}
+
+/* Nothing can end before a fair share of the work and the longest piece are done. No long row begins late: then what
+ * is left over at the end is less than a row of mean length. Rows and panels are powers of two, for which no group of
+ * panels is a small one. */
+static void skewed_rows_end_within_a_mean_tile_of_the_best(void **unused) {
+    (void)unused;
+    uint64_t random = 9;
+    for (int round = 0; round < 64; round++) {
+        int64_t ptr[257] = {0}, rows = 32 << round % 4, panels = 4 << round / 4 % 4;
+        for (int64_t i = 0; i < rows; i++) {
+            int64_t blocks[] = {1 + random_below(&random, 64), 1 + 64 / (1 + i % 37), i % 16 == 5 ? 64 : 8,
+                                i == 7 ? 600 : 8};
+            ptr[i + 1] = ptr[i] + blocks[round / 16];
+        }
+        sat_rows r = {.count = rows, .ptr = ptr};
+        sat_schedule s;
+        assert_true(sat_schedule_make(&r, sat_schedule_share(&r, panels, WORKERS, 4), &s));
+        sat_tiles all = {(unsigned)s.pieces, (unsigned)s.heavy, 1, (unsigned)panels, 0};
+        all.together = sat_tiles_together(s.even, s.pieces, panels, 2e6, WORKERS, L2);
+        double work = (double)(ptr[rows] * panels), best = fmax(work / WORKERS, s.piece[0].count);
+        assert_true((double)deal(&s, &all) < best + (double)ptr[rows] / (double)s.pieces);
+        sat_schedule_free(&s);
+    }
+}
+
+/* How panels are grouped where rows differ. */
+typedef struct grouping {
+    int64_t tiles, panels, together; /* tiles of a panel; panels of a group */
+    double bytes;                    /* of a panel */
+} grouping;
+
+static grouping random_grouping(uint64_t *random) {
+    grouping g = {1 + random_below(random, 400), 1 + random_below(random, 64), 0, 0};
+    g.bytes = (double)random_below(random, 1 << (14 + random_below(random, 12)));
+    g.together = sat_tiles_together(false, g.tiles, g.panels, g.bytes, WORKERS, L2);
+    assert_in_range(g.together, 1, g.panels);
+    assert_int_equal(sat_tiles_together(true, g.tiles, g.panels, g.bytes, WORKERS, L2), 1);
+    return g;
+}
+
+static void panels_of_a_group_leave_a_quarter_of_L2_to_what_is_written(void **unused) {
+    (void)unused;
+    uint64_t random = 4;
+    for (int round = 0; round < 5000; round++) {
+        grouping g = random_grouping(&random);
+        assert_true(g.together == 1 || (double)g.together * g.bytes <= 0.75 * L2);
+    }
+}
+
+/* Some: two to four. There may be fewer where there are no more panels, or where twice as many would fill half of L2.
+ */
+static void a_group_of_panels_gives_each_CTA_some_tiles_and_no_more(void **unused) {
+    (void)unused;
+    uint64_t random = 5;
+    for (int round = 0; round < 5000; round++) {
+        grouping g = random_grouping(&random);
+        bool all = g.together == g.panels, full = 2 * (double)(g.together + 1) * g.bytes >= 0.5 * L2;
+        assert_true(all || full || g.together * g.tiles >= 2 * WORKERS);
+        assert_true(g.together == 1 || g.together / 2 * g.tiles < 4 * WORKERS); /* half of it would not do */
+    }
+}
+
+/* The last group lacks less than a panel for each group. */
+static void groups_of_panels_are_alike(void **unused) {
+    (void)unused;
+    uint64_t random = 6;
+    for (int round = 0; round < 5000; round++) {
+        grouping g = random_grouping(&random);
+        int64_t groups = (g.panels + g.together - 1) / g.together;
+        assert_true(groups * g.together - g.panels < groups);
+    }
+    /* 4096^3, block 128, transposed: all 16 panels are faster than 10 and then 6 (docs/hopper.md) */
+    assert_int_equal(sat_tiles_together(false, 32, 16, 2.0 * 256 * 4096, WORKERS, L2), 16);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_is_in_exactly_one_piece),
@@ -199,6 +332,12 @@ int main(void) {
         cmocka_unit_test(a_share_is_fair_and_never_below_the_least),
         cmocka_unit_test(a_row_slightly_above_the_share_stays_whole),
         cmocka_unit_test(equal_rows_are_not_cut_by_a_fair_share),
+        cmocka_unit_test(heavy_is_over_twice_the_mean_and_even_no_quarter_over_it),
+        cmocka_unit_test(heavy_rows_come_first_then_groups_of_panels_each_from_its_longest_row_on),
+        cmocka_unit_test(skewed_rows_end_within_a_mean_tile_of_the_best),
+        cmocka_unit_test(panels_of_a_group_leave_a_quarter_of_L2_to_what_is_written),
+        cmocka_unit_test(a_group_of_panels_gives_each_CTA_some_tiles_and_no_more),
+        cmocka_unit_test(groups_of_panels_are_alike),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

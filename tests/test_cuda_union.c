@@ -1,4 +1,5 @@
-/* Groups of rows along the union of their columns: every block is met once, in its row's order. No GPU needed. */
+/* Groups of rows along the union of their columns: every block is met once, in its row's order, and rows that share
+ * columns are put together. No GPU needed. */
 #include "support.h"
 
 #include "kernels/cuda/union.h"
@@ -89,6 +90,57 @@ static void rows_that_share_columns_find_each_other(void **unused) {
     sat_union_free(&u);
 }
 
+/* Twins a thousand rows apart: company is looked for among 2048 rows. */
+static void rows_find_company_far_away(void **unused) {
+    (void)unused;
+    enum { HALF = 1024, COLS = 4 * HALF, EACH = 4 };
+    static int64_t ptr[2 * HALF + 1];
+    static int32_t col[2 * HALF * EACH], row[2 * HALF];
+    for (int i = 0; i < 2 * HALF; i++) {
+        ptr[i + 1] = ptr[i] + EACH;
+        for (int j = 0; j < EACH; j++) col[i * EACH + j] = (int32_t)(i % HALF * EACH + j);
+    }
+    sat_rows r = {.count = 2 * HALF, .ptr = ptr, .col = col};
+    assert_true(sat_union_groups(&r, COLS, 2, row));
+    for (int i = 0; i < HALF; i++) assert_int_equal(row[2 * i] + HALF, row[2 * i + 1]);
+}
+
+/* How many of a row's columns are among those that are marked; marks them if asked to. */
+static int64_t in_common(const sat_rows *r, int32_t row, char *marked, bool mark) {
+    int64_t common = 0;
+    for (int64_t i = r->ptr[row]; i < r->ptr[row + 1]; i++) {
+        common += marked[r->col[i]];
+        if (mark) marked[r->col[i]] = 1;
+    }
+    return common;
+}
+
+/* By trying everybody: a group begins with the first row that is free, and no free row shares more columns with those
+ * in the group than the one that joins them. */
+static void whoever_shares_most_with_the_whole_group_joins_it(void **unused) {
+    (void)unused;
+    uint64_t random = 13;
+    for (int round = 0; round < 60; round++) {
+        enum { COLS = 50 };
+        sat_rows r = make_rows(&random, 1 + random_below(&random, 90), COLS, 5 + 10 * (round % 4));
+        int size = 2 + (int)random_below(&random, 9);
+        int32_t row[100];
+        char taken[100] = {0}, marked[COLS];
+        assert_true(sat_union_groups(&r, COLS, size, row));
+        for (int64_t i = 0; i < r.count; i++) {
+            if (i % size == 0) memset(marked, 0, sizeof marked);
+            for (int32_t x = 0; x < r.count; x++) {
+                if (taken[x]) continue;
+                if (i % size == 0) assert_true(row[i] <= x);
+                assert_true(in_common(&r, row[i], marked, false) >= in_common(&r, x, marked, false));
+            }
+            taken[row[i]] = 1;
+            in_common(&r, row[i], marked, true);
+        }
+        free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
+    }
+}
+
 /* By chance a row of density d has a column, and a group unless none of its rows does. A search finds better, but from
  * rows drawn by chance not much. */
 static void the_expected_union_is_about_what_a_search_finds(void **unused) {
@@ -127,6 +179,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_is_met_once),
         cmocka_unit_test(rows_that_share_columns_find_each_other),
+        cmocka_unit_test(rows_find_company_far_away),
+        cmocka_unit_test(whoever_shares_most_with_the_whole_group_joins_it),
         cmocka_unit_test(the_expected_union_is_about_what_a_search_finds),
         cmocka_unit_test(many_rows_are_searched_in_bands),
     };
