@@ -193,7 +193,7 @@ static void equal_rows_are_not_cut_by_a_fair_share(void **unused) {
         sat_schedule s = sat_schedule_count(&r, sat_schedule_share(&r, 1, r.count, 1));
         assert_int_equal(s.pieces, r.count);
         assert_int_equal(s.slots, 0);
-        free((void *)(uintptr_t)r.ptr);
+        free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
     }
 }
 
