@@ -18,7 +18,7 @@ except ImportError:
     torch = None
 
 import sparse_autotune as sa
-from sparse_autotune import _abi, _ops, _pattern
+from sparse_autotune import _abi, _ops, _pattern, _race
 from sparse_autotune.__main__ import random_pattern
 
 HAVE_CUDA = torch is not None and torch.cuda.is_available()
@@ -284,11 +284,26 @@ def cuda_eager():
          {"sparse_bsr": ratio, "dense_cublas": found["dense"] / found["eager"]}, problem, variant, rival_seconds=rivals)
 
 
+def choice(race, variant):
+    """What a variant, chosen by this race, and the fastest took there."""
+    times = {r.variant: r.seconds for r in sorted((r for r in race if r.verdict == "ok" and r.may_win), key=lambda r: r.seconds)}
+    return {"variant": variant, "race_seconds": times.get(variant), "fastest": dict(list(times.items())[:4])}
+
+
+def products_of(layer):
+    """What the tuner chose for each product that a SparseLinear has run."""
+    found, pattern = {}, layer.pattern()
+    for (device, _, problem, _), plan in pattern._first.items():
+        name = "gradient_to_values" if problem.struct.op == _abi.SAMPLED else "gradient_to_input" if problem.struct.transpose else "forward"
+        found[name] = choice(_race.run(pattern, device, problem, fresh=False), plan.info().variant.decode())
+    return found
+
+
 @shows(*(f"CUDA: SparseLinear 4096 to 4096, 8192 tokens, {dtype}, block 64, density 0.125, forward and backward" for dtype in ("float16", "bfloat16")))
 def cuda_linear():
+    """A slow step is the host's where queueing takes as long, else the device's; then the choices say whose kernels those were."""
     tokens, size = 8192, 4096
-    rows = []
-    for dtype in (torch.float16, torch.bfloat16):
+    for row, dtype in zip(cuda_linear.rows, (torch.float16, torch.bfloat16)):
         layer = sa.SparseLinear(size, size, block=64, density=0.125, device="cuda", dtype=dtype)
         dense = torch.nn.Linear(size, size, device="cuda", dtype=dtype)
         x = torch.randn(tokens, size, device="cuda").to(dtype).requires_grad_()
@@ -311,12 +326,17 @@ def cuda_linear():
             return call
 
         found = in_turns({"ours": device_time(step(layer), 20), "dense": device_time(step(dense), 20), "ours forward": device_time(forward(layer), 20), "dense forward": device_time(forward(dense), 20)}, 9)
-        rows.append((str(dtype).removeprefix("torch."), found))
-    for row, (name, found) in zip(cuda_linear.rows, rows):
+        host = host_cost({"ours": step(layer), "dense": step(dense)}, batch=20, batches=15, sync=torch.cuda.synchronize)
+        products = products_of(layer)
+        raced = sum(p["race_seconds"] or 0 for p in products.values())
         ratio, ahead = found["dense"] / found["ours"], found["dense forward"] / found["ours forward"]
         show(row, found["ours"],
-             f"{found['ours'] * 1e6:.0f} us, nn.Linear {found['dense'] * 1e6:.0f} us: {ratio:.2f}x (forward {ahead:.2f}x)", "at least 3x nn.Linear", ratio >= 3,
-             {"nn_linear": ratio, "nn_linear_forward": ahead}, describe(size, tokens, size, 64, "f16" if name == "float16" else "bf16", 0.125), rival_seconds=found)
+             f"{found['ours'] * 1e6:.0f} us, nn.Linear {found['dense'] * 1e6:.0f} us: {ratio:.2f}x (forward {ahead:.2f}x); the host queues it in {host['ours'] * 1e6:.0f} us, nn.Linear's in {host['dense'] * 1e6:.0f}; "
+             f"the products took {raced * 1e6:.0f} us in their races", "at least 3x nn.Linear", ratio >= 3,
+             {"nn_linear": ratio, "nn_linear_forward": ahead}, describe(size, tokens, size, 64, "f16" if dtype == torch.float16 else "bf16", 0.125), products["forward"]["variant"],
+             rival_seconds={"nn_linear": found["dense"], "nn_linear_forward": found["dense forward"]}, forward_seconds=found["ours forward"],
+             host_seconds=host["ours"], rival_host_seconds={"nn_linear": host["dense"]}, products=products)
+
 
 ATTENTION = [(1, 8, 512, 64, False), (1, 8, 1024, 64, False), (1, 16, 4096, 128, False), (1, 16, 4096, 128, True)]
 
@@ -377,6 +397,7 @@ def main():
         return 1
     status = 0
     for job in chosen:
+        begin = time.perf_counter()
         try:
             job()
         except Exception as error:  # a row that cannot be measured keeps no other from being
@@ -385,6 +406,7 @@ def main():
             traceback.print_exc()
             show(job.__name__, None, f"{type(error).__name__}: {error}"[:300])
             status = 1
+        print(f"{job.__name__}: {time.perf_counter() - begin:.1f} s", flush=True)
     return status
 
 
