@@ -116,6 +116,14 @@ assert abs(window.ratios(every, ceilings)["dense_rate"] - 0.25) < 1e-12 and wind
 assert decode.ratios(every, ceilings)["hbm"] == 0.5 and abs(sparse.ratios(every, ceilings)["own_dense"] - 3) < 1e-12
 decode.set_floor(ceilings)
 assert decode.floors == {"operations": 1e-3, "hbm": 3e9 / 4e12} and decode.limit == "operations" and decode.cold_floor == 1e-3
+
+import attention_rivals  # a backend that refuses is left out with the reason that torch warned of
+from types import SimpleNamespace
+said = ("Flash attention kernel not used because:", "Flash attention has been runtime disabled.", "cuDNN attention kernel not used because:", "head_dim is too large")
+warned = [SimpleNamespace(message=text + " (Triggered internally at a.cpp:1.)") for text in said]
+error = RuntimeError("No available kernel. Aborting execution.")
+assert attention_rivals.refusal("sdpa_cudnn", error, warned) == said[3]
+assert attention_rivals.refusal("sdpa_efficient", error, warned) == attention_rivals.refusal("sdpa_cudnn", error, []) == str(error)
 EOF
 if python3 -c 'import torch.nn.attention.flex_attention' 2>/dev/null; then
     python3 - "$root" <<'EOF'

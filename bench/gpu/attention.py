@@ -97,7 +97,7 @@ class Attention:
 
 
 def all_problems():
-    return dense() + short() + masked() + windowed() + decode() + backward()
+    return dense() + short() + masked() + windowed() + decode() + backward() + head_sizes()
 
 
 LONG = "attention 2, 16, 8192, 128"
@@ -144,6 +144,12 @@ def backward():
     return [Attention(name, 1, 16, 4096, 4096, 128, op="attention-backward", rivals=("sdpa",), must={"best_sdpa": 0.75}, aim={"best_sdpa": 1.0}),
             Attention(name + ", 128-blocks, density 0.26", 1, 16, 4096, 4096, 128, block=128, density=0.26, op="attention-backward",
                       rivals=("flex",), must={"own_dense": 2.5}, aim={"own_dense": 3.2}, like=name)]
+
+
+def head_sizes():
+    """Nothing is asked of these, so they come last: where time runs out, they are what is left out."""
+    return [Attention(f"attention 1, 16, 4096, {dim}" + (", causal" if causal else ""), 1, 16, 4096, 4096, dim, causal=causal, rivals=("sdpa",))
+            for dim in (96, 256) for causal in (False, True)]
 
 
 # ---- rows ----

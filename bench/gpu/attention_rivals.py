@@ -10,10 +10,12 @@ import json
 import statistics
 import sys
 import time
+import warnings
 
 import rivals
 
 BACKENDS = {"sdpa_cudnn": "CUDNN_ATTENTION", "sdpa_flash": "FLASH_ATTENTION", "sdpa_efficient": "EFFICIENT_ATTENTION"}
+SAID_OF = {"sdpa_cudnn": "cudnn", "sdpa_flash": "flash", "sdpa_efficient": "memory efficient"}  # how a warning about one begins
 LOOKED_AT = 256  # query rows of a head that are compared with plain arithmetic
 
 
@@ -165,6 +167,15 @@ def near(job, i, j):
     return keep
 
 
+def refusal(name, error, warned):
+    """Why a rival did not run. SDPA raises `No available kernel`; the warning behind `... kernel not used because:` has the reason."""
+    said = [str(w.message).split(" (Triggered")[0].strip() for w in warned]
+    for heading, reason in zip(said, said[1:]):
+        if heading.lower().startswith(SAID_OF.get(name, " ")) and heading.endswith("not used because:"):
+            return reason[:200]
+    return ((str(error).splitlines() or [""])[0] or type(error).__name__)[:200]
+
+
 def main():
     with open(sys.argv[1]) as f:
         jobs = json.load(f)
@@ -184,10 +195,12 @@ def main():
         if time.time() > deadline:
             say(id=job["id"], rival=name, seconds=None, message="no time left")
             continue
-        try:
-            found = bench.flex(job) if name == "flex_attention" else bench.sdpa(job, name)
-        except Exception as error:
-            found = {"seconds": None, "message": (str(error) or type(error).__name__).splitlines()[0][:200]}
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                found = bench.flex(job) if name == "flex_attention" else bench.sdpa(job, name)
+            except Exception as error:
+                found = {"seconds": None, "message": refusal(name, error, warned)}
         say(id=job["id"], rival=name, **found)
         torch.cuda.empty_cache()
 

@@ -18,7 +18,7 @@ except ImportError:
     torch = None
 
 import sparse_autotune as sa
-from sparse_autotune import _abi, _ops, _pattern
+from sparse_autotune import _abi, _ops, _pattern, _race
 from sparse_autotune.__main__ import random_pattern
 
 HAVE_CUDA = torch is not None and torch.cuda.is_available()
@@ -60,6 +60,15 @@ def parts(size, block, density, dtype):
     row_ptr, col_idx = random_pattern(rows, cols, (block, block), density, 1)
     values = np.random.default_rng(2).standard_normal((len(col_idx), block, block)).astype(dtype)
     return row_ptr, col_idx, values
+
+
+def random_blocks(length, block, density):
+    """Which blocks of a square mask are stored."""
+    row_ptr, col_idx = random_pattern(length, length, (block, block), density, 1)
+    stored = np.zeros((length // block, length // block), bool)
+    for i in range(len(stored)):
+        stored[i, col_idx[row_ptr[i]:row_ptr[i + 1]]] = True
+    return stored
 
 
 def describe(m, n, k, block, dtype, density):
@@ -147,10 +156,7 @@ def cpu_attention():
     if torch is None:
         return
     length, block, density = 1024, 64, 0.14
-    row_ptr, col_idx = random_pattern(length, length, (block, block), density, 1)
-    stored = np.zeros((length // block, length // block), bool)
-    for i in range(len(stored)):
-        stored[i, col_idx[row_ptr[i]:row_ptr[i + 1]]] = True
+    stored = random_blocks(length, block, density)
     mask = sa.AttentionMask.from_blocks(stored, (length, length), block)
     torch.manual_seed(1)
     q, k, v = (torch.randn(1, 8, length, 64) for _ in range(3))
@@ -284,11 +290,26 @@ def cuda_eager():
          {"sparse_bsr": ratio, "dense_cublas": found["dense"] / found["eager"]}, problem, variant, rival_seconds=rivals)
 
 
+def choice(race, variant):
+    """What a variant, chosen by this race, and the fastest took there."""
+    times = {r.variant: r.seconds for r in sorted((r for r in race if r.verdict == "ok" and r.may_win), key=lambda r: r.seconds)}
+    return {"variant": variant, "race_seconds": times.get(variant), "fastest": dict(list(times.items())[:4])}
+
+
+def products_of(layer):
+    """What the tuner chose for each product that a SparseLinear has run."""
+    found, pattern = {}, layer.pattern()
+    for (device, _, problem, _), plan in pattern._first.items():
+        name = "gradient_to_values" if problem.struct.op == _abi.SAMPLED else "gradient_to_input" if problem.struct.transpose else "forward"
+        found[name] = choice(_race.run(pattern, device, problem, fresh=False), plan.info().variant.decode())
+    return found
+
+
 @shows(*(f"CUDA: SparseLinear 4096 to 4096, 8192 tokens, {dtype}, block 64, density 0.125, forward and backward" for dtype in ("float16", "bfloat16")))
 def cuda_linear():
+    """A slow step is the host's where queueing takes as long, else the device's; then the choices say whose kernels those were."""
     tokens, size = 8192, 4096
-    rows = []
-    for dtype in (torch.float16, torch.bfloat16):
+    for row, dtype in zip(cuda_linear.rows, (torch.float16, torch.bfloat16)):
         layer = sa.SparseLinear(size, size, block=64, density=0.125, device="cuda", dtype=dtype)
         dense = torch.nn.Linear(size, size, device="cuda", dtype=dtype)
         x = torch.randn(tokens, size, device="cuda").to(dtype).requires_grad_()
@@ -311,53 +332,153 @@ def cuda_linear():
             return call
 
         found = in_turns({"ours": device_time(step(layer), 20), "dense": device_time(step(dense), 20), "ours forward": device_time(forward(layer), 20), "dense forward": device_time(forward(dense), 20)}, 9)
-        rows.append((str(dtype).removeprefix("torch."), found))
-    for row, (name, found) in zip(cuda_linear.rows, rows):
+        host = host_cost({"ours": step(layer), "dense": step(dense)}, batch=20, batches=15, sync=torch.cuda.synchronize)
+        products = products_of(layer)
+        raced = sum(p["race_seconds"] or 0 for p in products.values())
         ratio, ahead = found["dense"] / found["ours"], found["dense forward"] / found["ours forward"]
         show(row, found["ours"],
-             f"{found['ours'] * 1e6:.0f} us, nn.Linear {found['dense'] * 1e6:.0f} us: {ratio:.2f}x (forward {ahead:.2f}x)", "at least 3x nn.Linear", ratio >= 3,
-             {"nn_linear": ratio, "nn_linear_forward": ahead}, describe(size, tokens, size, 64, "f16" if name == "float16" else "bf16", 0.125), rival_seconds=found)
+             f"{found['ours'] * 1e6:.0f} us, nn.Linear {found['dense'] * 1e6:.0f} us: {ratio:.2f}x (forward {ahead:.2f}x); the host queues it in {host['ours'] * 1e6:.0f} us, nn.Linear's in {host['dense'] * 1e6:.0f}; "
+             f"the products took {raced * 1e6:.0f} us in their races", "at least 3x nn.Linear", ratio >= 3,
+             {"nn_linear": ratio, "nn_linear_forward": ahead}, describe(size, tokens, size, 64, "f16" if dtype == torch.float16 else "bf16", 0.125), products["forward"]["variant"],
+             rival_seconds={"nn_linear": found["dense"], "nn_linear_forward": found["dense forward"]}, forward_seconds=found["ours forward"],
+             host_seconds=host["ours"], rival_host_seconds={"nn_linear": host["dense"]}, products=products)
+
+
+def sdpa_jobs(call, times):
+    """Timings of torch's own choice and of each backend that takes the call, and why the others do not."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def alone(backend):
+        job = device_time(call, times)
+
+        def timed():
+            with sdpa_kernel(backend):
+                return job()
+
+        return timed
+
+    jobs, refused = {"sdpa_default": device_time(call, times)}, {}
+    for name in ("flash", "efficient", "cudnn"):
+        backend = getattr(SDPBackend, f"{name.upper()}_ATTENTION")
+        try:
+            with sdpa_kernel(backend):
+                call()
+            jobs[f"sdpa_{name}"] = alone(backend)
+        except RuntimeError as error:
+            refused[f"sdpa_{name}"] = str(error).partition("\n")[0][:200]
+    return jobs, refused
+
+
+def heads(*shape):
+    return torch.randn(*shape, device="cuda").half()
+
+
+def check_close(got, expected):
+    error = ((got.float() - expected.float()).abs().max() / expected.float().abs().max()).item()
+    assert error < 1e-2, f"the results differ by {error:.2g} of the largest"
+
+
+def show_attention(row, found, races, least, target, refused=None):
+    """`found`: seconds of ours and of the rivals. `races`: those that the call has made itself, by what they are for."""
+    ours, rivals = found["ours"], {name: seconds for name, seconds in found.items() if name != "ours"}
+    best = min(rivals, key=rivals.get)
+    ratio, first = rivals[best] / ours, next(iter(races.values()))
+    own = {name: min((r for r in race if r.verdict == "ok" and "_torch_" not in r.variant), key=lambda r: r.seconds) for name, race in races.items()}
+    own_seconds = sum(r.seconds for r in own.values())
+    problem = first.problem | {"flops": sum(race.problem["flops"] for race in races.values())}
+    show(row, ours, f"{ours * 1e6:.1f} us, the best of torch's {rivals[best] * 1e6:.1f} us ({best}): {ratio:.2f}x; the best kernel{'s' * (len(own) > 1)} of ours {own_seconds * 1e6:.1f} us in {'their races' if len(own) > 1 else 'its race'}",
+         target, ratio >= least, {name: seconds / ours for name, seconds in rivals.items()}, problem, first.best.variant, rival_seconds=rivals, refused=refused or {},
+         own_kernel=own[next(iter(own))].variant, own_kernel_seconds=own_seconds, choices={name: choice(race, race.best.variant) for name, race in races.items()})
+
 
 ATTENTION = [(1, 8, 512, 64, False), (1, 8, 1024, 64, False), (1, 16, 4096, 128, False), (1, 16, 4096, 128, True)]
+BEST = 1 / 1.1, "at most 1.1 of the best of torch's"  # a race takes those within a few percent for equal
 
 
 @shows(*(f"CUDA: attention {b}, {h}, {length}, {dim}{', causal' * causal}, f16, launch by launch, beside torch's SDPA" for b, h, length, dim, causal in ATTENTION))
 def cuda_attention():
     """The call as it is tuned, torch's own backends among what raced, and the best kernel of our own."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    backends = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-    for row, (batch, heads, length, dim, causal) in zip(cuda_attention.rows, ATTENTION):
+    for row, (batch, count, length, dim, causal) in zip(cuda_attention.rows, ATTENTION):
         torch.manual_seed(1)
-        q, k, v = (torch.randn(batch, heads, length, dim, device="cuda").half() for _ in range(3))
+        q, k, v = (heads(batch, count, length, dim) for _ in range(3))
         times = 400 if length <= 1024 else 50
 
-        def theirs(backend):
-            job = device_time(lambda: sdpa(q, k, v, is_causal=causal), times)
-
-            def alone():
-                with sdpa_kernel(backend):
-                    return job()
-
-            return alone
+        def ours():
+            return sa.attention(q, k, v, causal=causal)
 
         with torch.no_grad():
-            got, expected = sa.attention(q, k, v, causal=causal), sdpa(q.float(), k.float(), v.float(), is_causal=causal)
-            assert torch.allclose(got.float(), expected, rtol=1e-2, atol=5e-3), "the results differ"
-            race = [r for r in sa.benchmark(sa.attention, q, k, v, causal=causal) if r.verdict == "ok"]
-            own = min((r for r in race if "_torch_" not in r.variant), key=lambda r: r.seconds)
-            jobs = {"ours": device_time(lambda: sa.attention(q, k, v, causal=causal), times), "default": device_time(lambda: sdpa(q, k, v, is_causal=causal), times)}
-            found = in_turns(jobs | {name: theirs(backend) for name, backend in backends.items()}, 9)
-        best = min((name for name in found if name != "ours"), key=found.get)
-        ratio = found[best] / found["ours"]
-        rivals = {name: seconds for name, seconds in found.items() if name != "ours"}
-        problem = {"op": "attention", "batch": batch, "heads": heads, "m": length, "n": length, "dim": dim, "dtype": "f16", "causal": causal,
-                   "flops": 4.0 * dim * batch * heads * length**2 / (2 if causal else 1)}
-        show(row, found["ours"], f"{found['ours'] * 1e6:.1f} us, the best of torch's {found[best] * 1e6:.1f} us ({best}): {ratio:.2f}x; the best kernel of ours {own.seconds * 1e6:.1f} us in its race",
-             "at least 0.97 of torch's best", ratio >= 0.97, {f"sdpa_{name}": seconds / found["ours"] for name, seconds in rivals.items()}, problem,
-             min(race, key=lambda r: r.seconds).variant, rival_seconds=rivals, own_kernel=own.variant, own_kernel_seconds=own.seconds)
+            check_close(ours(), sdpa(q.float(), k.float(), v.float(), is_causal=causal))
+            jobs, refused = sdpa_jobs(lambda: sdpa(q, k, v, is_causal=causal), times)
+            found = in_turns({"ours": device_time(ours, times), **jobs}, 9)
+        show_attention(row, found, {"forward": sa.benchmark(sa.attention, q, k, v, causal=causal, fresh=False)}, 0.97, "at least 0.97 of torch's best", refused)
 
+
+DECODE = (32, 32, 8, 8192, 128)
+
+
+@shows("CUDA: attention {}, {} over {}, 1 query, {} keys, {}, f16, launch by launch, beside torch's SDPA".format(*DECODE))
+def cuda_attention_decode():
+    batch, count, kv_heads, length, dim = DECODE
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    torch.manual_seed(1)
+    q, k, v = heads(batch, count, 1, dim), heads(batch, kv_heads, length, dim), heads(batch, kv_heads, length, dim)
+    with torch.no_grad():
+        check_close(sa.attention(q, k, v)[-2:], sdpa(q[-2:].float(), k[-2:].float(), v[-2:].float(), enable_gqa=True))
+        jobs, refused = sdpa_jobs(lambda: sdpa(q, k, v, enable_gqa=True), 50)
+        found = in_turns({"ours": device_time(lambda: sa.attention(q, k, v), 50), **jobs}, 9)
+    show_attention(cuda_attention_decode.rows[0], found, {"forward": sa.benchmark(sa.attention, q, k, v, fresh=False)}, *BEST, refused)
+
+
+TRAINING = (1, 16, 4096, 128)
+
+
+@shows("CUDA: attention {}, {}, {}, {}, f16, forward and backward, launch by launch, beside torch's SDPA".format(*TRAINING))
+def cuda_attention_training():
+    torch.manual_seed(1)
+    operands, grad = [heads(*TRAINING).requires_grad_() for _ in range(3)], heads(*TRAINING)
+    exact = [x.detach().float().requires_grad_() for x in operands]
+
+    def step(attend, given=operands, back=grad):
+        return lambda: torch.autograd.grad(attend(*given), given, back)
+
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    for got, expected in zip(step(sa.attention)(), step(sdpa, exact, grad.float())()):
+        check_close(got, expected)
+    jobs, refused = sdpa_jobs(step(sdpa), 20)
+    found = in_turns({"ours": device_time(step(sa.attention), 20), **jobs}, 9)
+    races = {"forward": sa.benchmark(sa.attention, *operands, return_lse=True, fresh=False), "backward": sa.benchmark(sa.attention, *operands, backward=True, fresh=False)}
+    show_attention(cuda_attention_training.rows[0], found, races, *BEST, refused)
+
+
+FLEX, WINDOW, BLOCK, DENSITY = (1, 16, 8192, 128), 1024, 128, 0.26
+
+
+@shows(*("CUDA: attention {}, {}, {}, {}, {mask}, f16, launch by launch, beside FlexAttention".format(*FLEX, mask=mask) for mask in (f"window {WINDOW}", f"{BLOCK}-blocks, density {DENSITY}")))
+def cuda_attention_flex():
+    """FlexAttention is compiled once a mask, and once more in the race of ours, where it takes part."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    length, flex = FLEX[2], torch.compile(flex_attention, dynamic=False)
+    stored = random_blocks(length, BLOCK, DENSITY)
+    grid = torch.tensor(stored, device="cuda")
+    masks = [({"window": WINDOW}, lambda b, h, i, j: (i - j < WINDOW) & (j - i < WINDOW)),
+             ({"mask": sa.AttentionMask.from_blocks(stored, (length, length), BLOCK)}, lambda b, h, i, j: grid[i // BLOCK, j // BLOCK])]
+    for row, (words, kept) in zip(cuda_attention_flex.rows, masks):
+        torch.manual_seed(1)
+        q, k, v = (heads(*FLEX) for _ in range(3))
+        mask = create_block_mask(kept, None, None, length, length, device="cuda")
+
+        def ours():
+            return sa.attention(q, k, v, **words)
+
+        def theirs():
+            return flex(q, k, v, block_mask=mask)
+
+        with torch.no_grad():
+            check_close(ours(), theirs())
+            found = in_turns({"ours": device_time(ours, 50), "flex_attention": device_time(theirs, 50)}, 9)
+        show_attention(row, found, {"forward": sa.benchmark(sa.attention, q, k, v, **words, fresh=False)}, *BEST)
 
 
 def main():
@@ -370,13 +491,14 @@ def main():
     quick = torch is not None and sa._torch._fast is not None
     machine = {"name": info["name"], "identity": info["identity"], "numpy": np.__version__, "torch": torch and torch.__version__, "sparse_autotune": sa.__version__, "extension": quick}
     print(json.dumps({"machine": machine}), flush=True)
-    jobs = [cpu_scipy, cpu_overhead, cpu_attention] + ([cuda_host_cost, cuda_eager, cuda_linear, cuda_attention] if HAVE_CUDA else [])
+    jobs = [cpu_scipy, cpu_overhead, cpu_attention] + ([cuda_host_cost, cuda_eager, cuda_linear, cuda_attention, cuda_attention_decode, cuda_attention_training, cuda_attention_flex] if HAVE_CUDA else [])
     chosen = [job for job in jobs if not a.only or any(a.only in name for name in (job.__name__, *rows_of(job)))]
     if not chosen:
         print(f"no speed of this machine has {a.only!r} in its name; there are:", *(row for job in jobs for row in rows_of(job)), sep="\n  ")
         return 1
     status = 0
     for job in chosen:
+        begin = time.perf_counter()
         try:
             job()
         except Exception as error:  # a row that cannot be measured keeps no other from being
@@ -385,6 +507,7 @@ def main():
             traceback.print_exc()
             show(job.__name__, None, f"{type(error).__name__}: {error}"[:300])
             status = 1
+        print(f"{job.__name__}: {time.perf_counter() - begin:.1f} s", flush=True)
     return status
 
 
