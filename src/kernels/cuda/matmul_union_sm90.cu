@@ -1,38 +1,48 @@
 // cuda_matmul_union: block rows in groups of 128 rows, along the union of their columns (sm_90a). f16 and bf16.
 //
 // Low blocks are bound by B's way from L2: it comes once for all rows of a group that have the column. prepare puts
-// rows together that share columns; they need not be neighbours, and C is written in place. Eight warps have 16 rows
-// each, by 256 columns; a warp of its own brings B for every column that any of the group's block rows has, and each
-// warp multiplies those of its own row and passes over the others. Values go straight into registers, some blocks
-// ahead: nobody shares them. Products are mma.sync's, which take 16 rows; a warpgroup's would take 64, of which most
-// belong to rows that have no block there, and zero times what is not finite is not zero.
+// rows together that share columns; they need not be neighbours, and C is written in place. The sides are exchanged,
+// C^T = B^T * A^T: B's columns are the 64 rows that a warpgroup product has, and a block's rows its columns, 16 or 32.
+// So nothing is multiplied that is not there: zero times what is not finite is not zero. One warp brings B, another the
+// blocks; a warpgroup has half of the group's rows, by all 256 columns.
 
 #include "groups.cuh"
 #include "tensor_map.cuh"
 #include "wgmma_out.cuh"
 
-enum { ROWS = 128, COLUMNS = 256, WARPS = 8, DEEP = 64, STAGES = 6, STAGE = DEEP * COLUMNS * 2, AHEAD = 4 };
-enum { OUT = 2 * 8 * SAT_SLICE, SHARED = STAGES * STAGE + OUT + 1024, THREADS = WARPS * 32 + 128 };
+static constexpr int ROWS = 128, COLUMNS = 256, WARPS = 8, DEEP = 64, STAGES = 4, AHEAD = 4;
+static constexpr int STAGE_A = ROWS * DEEP * 2, STAGE_B = DEEP * COLUMNS * 2, STAGE = STAGE_A + STAGE_B;
+static constexpr int SHARED = STAGES * STAGE + 2 * SAT_STAGING + 1024, THREADS = WARPS * 32 + 128;
+
+/* BR x BC: the block. A stage has EACH columns of the union; of each column, B and a place for each row's block. */
+template <int BR_, int BC_> struct shape {
+    static constexpr int BR = BR_, BC = BC_, EACH = DEEP / BC, SIZE = ROWS / BR, OWN = SIZE / 2; // block rows
+    static constexpr int A = BR * BC * 2, B = BC * COLUMNS * 2;                                  // bytes
+    static constexpr int SUMS = BR / 2; // of a thread, in 64 columns of a block row
+};
+
+struct maps {
+    CUtensorMap a, b, c;
+};
 
 struct job {
     sat_rows r;
     sat_mma_out out;
     sat_deal deal;
     const sat_union_step *steps;
-    const int32_t *row; // the groups' rows
-    const char *a;
-    int group, warps_of_row; // block rows of a group, warps of a block row
-    bool wide_b;
+    const int32_t *row;  // the groups' rows
+    bool wide_b, copied; // as in matmul_wgmma_sm90.cu
 };
 
 struct tile {
-    int panel, count;                         // count: steps; -1: there are no more tiles
-    int row[WARPS], first[WARPS], end[WARPS]; // of each of the group's rows: its number, or -1, and its blocks
+    int panel, first, count;      // steps from `first` on; count -1: there are no more tiles
+    int row[WARPS], block[WARPS]; // of the group: its rows, -1 where there is none, and their first blocks
+    uint32_t rows[32];            // of its first steps
 };
 
 struct barriers {
     uint64_t full[STAGES], empty[STAGES], tile_full[AHEAD], tile_empty[AHEAD];
-    alignas(16) uint32_t rows[STAGES][4]; // of the stage's columns
+    uint32_t blocks[STAGES]; // that the stage has: bit SIZE*column + row
     tile tiles[AHEAD];
 };
 
@@ -41,219 +51,331 @@ struct state {
     unsigned *counter;
     const sat_union_step *steps;
     const int32_t *row;
-    CUtensorMap b;
-    const void *of; // the map's
+    maps m; // of these operands: made anew only where a pointer has changed
+    const void *of[3];
+    bool copied;
 };
 
-/* ---- the producer: lane 0 asks for copies, the others know what of ---- */
+/* ---- the producers ---- */
 
+/* The steps of a tile, each lane's of 32; the next 32 are on their way. */
+struct some_steps {
+    sat_union_step now, later;
+
+    __device__ __forceinline__ static sat_union_step at(const job &x, int first, int count, int from) {
+        int mine = from + (int)threadIdx.x % 32;
+        return mine < count ? x.steps[first + mine] : sat_union_step{0, 0};
+    }
+    __device__ __forceinline__ void begin(const job &x, int first, int count) {
+        now = at(x, first, count, 0), later = at(x, first, count, 32);
+    }
+    __device__ __forceinline__ void go_on(const job &x, int first, int count, int from) {
+        if (from % 32 == 0 && from > 0) now = later, later = at(x, first, count, from + 32);
+    }
+    /* The blocks of the steps from `from` on that a stage has, as its bits. */
+    template <typename S> __device__ __forceinline__ uint32_t blocks(int from) const {
+        int column = (int)threadIdx.x % 32 - from % 32;
+        return __reduce_or_sync(~0u, column >= 0 && column < S::EACH ? now.rows << column * S::SIZE : 0);
+    }
+};
+
+/* The next tile is fetched while this one's operands are on their way. */
 struct coming {
     sat_dealt tile;
-    sat_union_step step; // this lane's of the first 32
-    int row, first, end; // of this lane's row
+    some_steps steps;
+    int row, block; // of this lane's row: its number, and its first block
     int got;
     bool ready;
 
-    __device__ __forceinline__ void look(const job &x, const sat_piece &piece, int from) {
-        int mine = from + (int)threadIdx.x % 32;
-        if (mine < piece.count) step = x.steps[piece.first + mine];
-    }
-    __device__ __forceinline__ void fetch(const job &x) {
+    template <int SIZE> __device__ __forceinline__ void fetch(const job &x) {
         if (ready || tile.fetch(x.deal)) return;
         int lane = (int)threadIdx.x % 32;
         bool some = !tile.none(x.deal);
         if (got++ == 0) {
-            row = some && lane < x.group ? x.row[tile.piece.row * x.group + lane] : -1;
-            if (some) look(x, tile.piece, 0);
+            row = some && lane < SIZE ? x.row[tile.piece.row * SIZE + lane] : -1;
+            if (some) steps.begin(x, (int)tile.piece.first, tile.piece.count);
             return;
         }
-        first = row < 0 ? 0 : (int)x.r.ptr[row], end = row < 0 ? 0 : (int)x.r.ptr[row + 1];
+        block = row < 0 ? 0 : (int)x.r.ptr[row];
         ready = true;
     }
     __device__ __forceinline__ void another() { tile.another(), got = 0, ready = false; }
 };
 
-template <int KB>
-__device__ static void produce(const job &x, const CUtensorMap *map, coming &next, barriers *s, uint32_t memory) {
-    constexpr int BC = 16 * KB, EACH = DEEP / BC; // columns of a stage
+template <typename S, bool TB>
+__device__ __forceinline__ void load_b(const job &x, const maps &m, uint32_t to, uint32_t bar, int k, int n0) {
+    if (TB) sat_tile_load(to, &m.b, bar, k, n0);
+    else if (x.wide_b) sat_tile_load(to, &m.b, bar, 0, k, n0 / 64);
+    else
+#pragma unroll 1
+        for (int i = 0; i < COLUMNS; i += 64) sat_tile_load(to + i * S::BC * 2, &m.b, bar, n0 + i, k);
+}
+
+/* Takes tiles, tells everybody, and brings B. */
+template <typename S, bool TB>
+__device__ static void produce_b(const job &x, const maps &m, coming &next, barriers *s, uint32_t memory) {
+    constexpr int EACH = S::EACH;
     int lane = threadIdx.x % 32, stage = 0, turn = 0;
-    uint32_t parity = 1, tile_parity = 1;
+    uint32_t parity = 1, tile_parity = 1, full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
+    bool one = sat_elect();
     for (;;) {
-        while (!next.ready) next.fetch(x);
-        coming now = next;
-        bool last = now.tile.none(x.deal);
+        while (!next.ready) next.fetch<S::SIZE>(x);
+        some_steps steps = next.steps;
+        bool last = next.tile.none(x.deal);
+        int first = (int)next.tile.piece.first, count = next.tile.piece.count, panel = (int)next.tile.at.panel;
         if (lane == 0) sat_barrier_wait(sat_shared(&s->tile_empty[turn]), tile_parity);
         __syncwarp();
         tile *t = &s->tiles[turn];
-        if (lane < WARPS) t->row[lane] = now.row, t->first[lane] = now.first, t->end[lane] = now.end;
-        if (lane == 0) t->panel = (int)now.tile.at.panel, t->count = last ? -1 : now.tile.piece.count;
+        if (lane < S::SIZE) t->row[lane] = next.row, t->block[lane] = next.block;
+        t->rows[lane] = steps.now.rows;
+        if (lane == 0) t->panel = panel, t->first = first, t->count = last ? -1 : count;
         sat_barrier_arrive(sat_shared(&s->tile_full[turn])); // every lane, for what it wrote
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
         if (last) return;
         next.another();
-        int count = now.tile.piece.count, n0 = (int)now.tile.at.panel * COLUMNS;
         for (int from = 0; from < count; from += EACH) {
-            if (from % 32 == 0 && from > 0) now.look(x, now.tile.piece, from);
-            int mine = from % 32 + lane, here = min(EACH, count - from);
-            uint32_t rows = __shfl_sync(~0u, now.step.rows, mine % 32), bar = sat_shared(&s->full[stage]);
-            int k = __shfl_sync(~0u, now.step.col, mine % 32) * BC;
-            if (lane >= here) rows = 0;
-            uint32_t all[4];
+            steps.go_on(x, first, count, from);
+            uint32_t blocks = steps.blocks<S>(from);
+            int k[EACH], here = min(EACH, count - from);
 #pragma unroll
-            for (int e = 0; e < 4; e++) all[e] = __shfl_sync(~0u, rows, e);
-            if (lane == 0) {
-                sat_barrier_wait(sat_shared(&s->empty[stage]), parity);
-                *(uint4 *)s->rows[stage] = make_uint4(all[0], all[1], all[2], all[3]);
-                sat_barrier_expect(bar, here * BC * COLUMNS * 2);
+            for (int e = 0; e < EACH; e++) k[e] = __shfl_sync(~0u, steps.now.col, from % 32 + e) * S::BC;
+            if (one) {
+                uint32_t bar = full + stage * 8, to = memory + stage * STAGE + STAGE_A;
+                sat_barrier_wait(empty + stage * 8, parity);
+                s->blocks[stage] = blocks;
+                sat_barrier_expect(bar, here * S::B + __popc(blocks) * S::A);
+#pragma unroll
+                for (int e = 0; e < EACH; e++)
+                    if (e < here) load_b<S, TB>(x, m, to + e * S::B, bar, k[e], panel * COLUMNS);
             }
-            __syncwarp();
-            if (lane < here) {
-                uint32_t to = memory + stage * STAGE + lane * (BC * COLUMNS * 2);
-                if (x.wide_b) sat_tile_load(to, map, bar, 0, k, n0 / 64);
-                else
-                    for (int i = 0; i < COLUMNS; i += 64) sat_tile_load(to + i * BC * 2, map, bar, n0 + i, k);
-            }
-            __syncwarp();
             if (++stage == STAGES) stage = 0, parity ^= 1;
-            next.fetch(x);
+            next.fetch<S::SIZE>(x);
+        }
+    }
+}
+
+/* A lane has a place of each stage: what comes there, and which block of its row is next. */
+template <typename S, bool TA> struct some_block {
+    uint32_t row; // bits of the stage's blocks that belong to this lane's row
+    int next, line;
+    bool there;
+
+    __device__ __forceinline__ void look(const job &x, uint32_t blocks) {
+        uint32_t lane = threadIdx.x % 32, own = blocks & row;
+        int place = next + __popc(own & ((1u << lane) - 1));
+        there = blocks >> lane & 1, next += __popc(own);
+        if (TA && there) place = (int)x.r.block[place];
+        line = place * (TA ? S::BC : S::BR);
+    }
+};
+
+/* Brings the blocks. What comes next is looked up while this stage is waited for. */
+template <typename S, bool TA>
+__device__ static void produce_a(const job &x, const maps &m, barriers *s, uint32_t memory) {
+    int lane = threadIdx.x % 32, mine = lane % S::SIZE, stage = 0, turn = 0;
+    uint32_t parity = 1, tile_parity = 0, full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
+    some_block<S, TA> block = {};
+    for (int e = 0; e < S::EACH; e++) block.row |= 1u << (e * S::SIZE + mine);
+    memory += lane * S::A;
+    for (;;) {
+        sat_barrier_wait(sat_shared(&s->tile_full[turn]), tile_parity);
+        const tile *t = &s->tiles[turn];
+        int first = t->first, count = t->count;
+        some_steps steps;
+        steps.now.rows = t->rows[lane], block.next = t->block[mine];
+        sat_barrier_arrive(sat_shared(&s->tile_empty[turn])); // every lane, for what it read
+        if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
+        if (count < 0) return;
+        steps.later = some_steps::at(x, first, count, 32);
+        block.look(x, steps.blocks<S>(0));
+        for (int from = 0; from < count; from += S::EACH) {
+            some_block<S, TA> now = block;
+            if (from + S::EACH < count) {
+                steps.go_on(x, first, count, from + S::EACH);
+                block.look(x, steps.blocks<S>(from + S::EACH));
+            }
+            sat_barrier_wait(empty + stage * 8, parity);
+            if (now.there) sat_tile_load(memory + stage * STAGE, &m.a, full + stage * 8, 0, now.line);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
         }
     }
 }
 
 /* ---- the consumers ---- */
 
-/* A warp's 16 rows of a block, as fragments: KB of 16 x 16. Which k is where does not matter as long as B has it so.
- * A plain block gives a lane 4 k in a row; of a transposed one it takes pairs and turns them. */
-template <int KB, bool TA> struct values {
-    uint32_t r[KB][4];
+__device__ constexpr int swizzle_of(int line) { return line == 128 ? 1 : line == 64 ? 2 : 3; }
 
-    /* `from`: this lane's place in the block. */
-    __device__ __forceinline__ void load(const char *from) {
-#pragma unroll
-        for (int kk = 0; kk < KB; kk++) {
-            uint2 low = __ldg((const uint2 *)(from + kk * 32)),
-                  high = __ldg((const uint2 *)(from + kk * 32 + KB * 256));
-            bool swap = threadIdx.x % 4 >= 2; // so that eight rows of B lie in different banks
-            r[kk][0] = swap ? low.y : low.x, r[kk][1] = swap ? high.y : high.x;
-            r[kk][2] = swap ? low.x : low.y, r[kk][3] = swap ? high.x : high.y;
-        }
-    }
-    __device__ __forceinline__ void load_turned(const char *from, int line) { // `line`: bytes from a k to the next
-#pragma unroll
-        for (int kk = 0; kk < KB; kk++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                r[kk][e] = __ldg((const uint32_t *)(from + (kk * 16 + e / 2 * 8) * line + e % 2 * 16));
-    }
-    __device__ __forceinline__ void settle() {
-        if constexpr (TA) {
-#pragma unroll
-            for (int kk = 0; kk < KB; kk++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) r[kk][e] = sat_turn_matrix(r[kk][e]);
-        }
-    }
-};
-
-/* The row of B that lane's line of a matrix load is. */
-template <bool TA> __device__ __forceinline__ int row_of_b(int lane) {
-    int k = lane % 16, q = k % 8 / 2;
-    return TA ? k : 4 * q + 2 * (k / 8 ^ (q >= 2)) + k % 2;
+/* Descriptors of B and of the block. TA: the block lies turned; TB: B by columns. */
+template <typename S, bool TB> __device__ __forceinline__ uint64_t left_of(uint32_t b) {
+    constexpr int line = TB ? S::BC * 2 : 128;
+    return sat_descriptor(b, swizzle_of(line), TB ? 16 : S::BC * 128, 8 * line);
+}
+template <typename S, bool TA> __device__ __forceinline__ uint64_t right_of(uint32_t a) {
+    constexpr int line = TA ? S::BR * 2 : S::BC * 2;
+    return sat_descriptor(a, swizzle_of(line), TA ? S::A : 16, 8 * line);
+}
+/* The same, some bytes on: their upper words are known when this is compiled. */
+__device__ __forceinline__ uint64_t further(uint64_t descriptor, int bytes) {
+    return (descriptor & ~(uint64_t)0xffffffff) | ((uint32_t)descriptor + bytes / 16);
 }
 
-/* B's fragments are fetched some products ahead: a warp is often alone with its block. */
-template <typename T, int KB>
-__device__ __forceinline__ void multiply_block(float (&d)[COLUMNS / 2], const uint32_t (&a)[KB][4], uint32_t b) {
-    constexpr int PARTS = COLUMNS / 16, ALL = KB * PARTS, FLIGHT = 4;
-    uint32_t part[FLIGHT][4];
-    auto fetch = [&](int i) {
-        int kk = i / PARTS, c = i % PARTS;
-        sat_load_turned(part[i % FLIGHT], ((b + kk * 2048) ^ (c % 4 * 32)) + c / 4 * (16 * KB * 128));
-    };
+/* A block's rows by the warpgroup's 256 columns, begun. */
+template <typename T, typename S, bool TA, bool TB>
+__device__ __forceinline__ void multiply_block(float *d, uint64_t left, uint64_t right) {
+    sat_group_fence();
 #pragma unroll
-    for (int i = 0; i < FLIGHT - 1; i++) fetch(i);
+    for (int k = 0; k < S::BC / 16; k++)
 #pragma unroll
-    for (int i = 0; i < ALL; i++) {
-        if (i + FLIGHT - 1 < ALL) fetch(i + FLIGHT - 1);
-        float(&low)[4] = reinterpret_cast<float(&)[4]>(d[i % PARTS * 8]);
-        float(&high)[4] = reinterpret_cast<float(&)[4]>(d[i % PARTS * 8 + 4]);
-        T::multiply(low, a[i / PARTS], part[i % FLIGHT][0], part[i % FLIGHT][1]);
-        T::multiply(high, a[i / PARTS], part[i % FLIGHT][2], part[i % FLIGHT][3]);
+        for (int c = 0; c < COLUMNS / 64; c++) {
+            float(&sums)[S::SUMS] = reinterpret_cast<float(&)[S::SUMS]>(d[c * S::SUMS]);
+            sat_group_product<T, S::BR, !TB, TA>::run(sums, further(left, c * (S::BC * 128) + k * (TB ? 32 : 2048)),
+                                                      further(right, k * (TA ? 32 * S::BR : 32)), 1);
+        }
+    sat_group_commit();
+}
+
+/* alpha*sum + bias and relu, in place: a block row's sums. `i0`: its first row. */
+template <typename S> __device__ __forceinline__ void finish(const sat_out &o, float *d, int64_t i0) {
+    if (sat_out_plain(o)) return;
+    float alpha = (float)o.alpha, least = o.activation == SAT_ACT_RELU ? 0 : -INFINITY;
+#pragma unroll
+    for (int e = 0; e < S::SUMS; e++) {
+        int64_t i = i0 + e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2;
+        float more = o.bias && i >= 0 && i < o.m ? sat_load_as(0.f, o.dtype, o.bias, i) : 0;
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 64; c++) {
+            float y = alpha * d[c * S::SUMS + e] + more;
+            d[c * S::SUMS + e] = y < least ? least : y; // NaN stays
+        }
     }
 }
 
-/* A warp's 16 rows. */
-template <typename T>
-__device__ __forceinline__ void put(const job &x, float (&d)[COLUMNS / 2], uint32_t staging, int64_t i0, int64_t n0,
-                                    int lane) {
+/* By rows: 8 KB at a time, 64 columns of a block row after the other, put in order by the warpgroup together. */
+template <typename E, typename S>
+__device__ __forceinline__ void put_rows(const job &x, const maps &m, const float (&d)[COLUMNS / 2],
+                                         const int (&row)[S::OWN], uint32_t staging, int n0, int group) {
+    bool one = threadIdx.x % 128 == 0;
+#pragma unroll
+    for (int round = 0; round < 4; round++) {
+        uint32_t at = staging + round % 2 * (SAT_STAGING / 2);
+        if (one) sat_stores_read<S::OWN>();
+        sat_some_sync(1 + group, 128);
+#pragma unroll
+        for (int i = 0; i < S::OWN; i++)
+            sat_slice_turn<E, S::BR>(&d[(round * S::OWN + i) * S::SUMS], at + i * (S::BR * 128));
+        sat_proxy_fence();
+        sat_some_sync(1 + group, 128);
+#pragma unroll
+        for (int i = 0; i < S::OWN; i++) {
+            int part = round * S::OWN + i, r = part / 4, j = n0 + part % 4 * 64;
+            if (one && row[r] >= 0 && j < x.out.to.n) sat_tile_store(&m.c, at + i * (S::BR * 128), j, row[r] * S::BR);
+            else if (one) sat_stores_commit();
+        }
+    }
+}
+
+/* By columns: lines of a block's rows, a warp alone. */
+template <typename E, typename S>
+__device__ __forceinline__ void put_columns(const job &x, const maps &m, const float (&d)[COLUMNS / 2],
+                                            const int (&row)[S::OWN], uint32_t staging, int n0) {
+    constexpr int LINE = S::BR * 2;
+    int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
+    staging += down / 16 * (SAT_STAGING / 4);
+#pragma unroll
+    for (int r = 0; r < S::OWN; r++) {
+        if (lane == 0) sat_stores_read<0>();
+        __syncwarp();
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 64; c++)
+#pragma unroll
+            for (int q = 0; q < S::BR / 16; q++) {
+                uint32_t w[4], to = lane % 16 * LINE + (q * 2 + lane / 16) * 16;
+                sat_pack_8<E>(w, &d[(r * 4 + c) * S::SUMS + q * 8]);
+                sat_store_matrix(staging + c * (16 * LINE) + (to ^ (to >> 3 & (LINE - 16))), w[0], w[1], w[2], w[3]);
+            }
+        sat_proxy_fence();
+        __syncwarp();
+        for (int c = 0; lane == 0 && c < COLUMNS / 64; c++)
+            if (row[r] >= 0 && n0 + c * 64 + down < x.out.to.n)
+                sat_tile_store(&m.c, staging + c * (16 * LINE), row[r] * S::BR, n0 + c * 64 + down);
+    }
+}
+
+/* Any other way: squares of 16 columns by 16 rows, a warp alone. */
+template <typename S>
+__device__ __forceinline__ void put_squares(const job &x, const float (&d)[COLUMNS / 2], const int (&row)[S::OWN],
+                                            uint32_t staging, int64_t n0) {
+    int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
+    float *square = (float *)__cvta_shared_to_generic(staging + down / 16 * (SAT_STAGING / 4));
+    const int right = x.out.columns ? 1 : SAT_MMA_PITCH, along = x.out.columns ? SAT_MMA_PITCH : 1;
+    float *mine = square + lane / 4 * along + lane % 4 * 2 * right;
+#pragma unroll 1
+    for (int s = 0; s < COLUMNS / 16; s++) {
+        __syncwarp();
+#pragma unroll
+        for (int t = 0; t < COLUMNS / 16; t++)
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                if (t == s) mine[e / 2 % 2 * 8 * along + (e / 4 * 8 + e % 2) * right] = d[t * 8 + e];
+        __syncwarp();
+        int part = s / (S::BR / 16), r = part / 4, i = s % (S::BR / 16) * 16, in = -1;
+#pragma unroll
+        for (int g = 0; g < S::OWN; g++)
+            if (g == r) in = row[g];
+        if (in >= 0)
+            sat_mma_put_square<float, 16>(x.out, square, (int64_t)in * S::BR + i, n0 + part % 4 * 64 + down, lane);
+    }
+    __syncwarp();
+    sat_proxy_fence();
+}
+
+template <typename T, typename S, bool TA, bool TB>
+__device__ static void consume(const job &x, const maps &m, barriers *s, uint32_t memory) {
     typedef typename T::element E;
-    if (x.out.way == SAT_MMA_WORDS && !x.out.columns) {
-        sat_group_finish(x.out.to, d, i0 + lane / 4);
-        return sat_group_rows<E, COLUMNS>(x.out.to, d, staging, i0, n0);
-    }
-    const float(&sum)[1][COLUMNS / 8][4] = reinterpret_cast<const float(&)[1][COLUMNS / 8][4]>(d);
-    sat_mma_put<E>(x.out, sum, i0, n0, lane, (float *)__cvta_shared_to_generic(staging));
-}
-
-template <typename T, int KB, bool TA> __device__ static void consume(const job &x, barriers *s, uint32_t memory) {
-    constexpr int BC = 16 * KB, EACH = DEEP / BC, DEPTH = 4 / KB; // blocks of values on their way
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stage = 0, turn = 0;
-    int mine = warp / x.warps_of_row, down = warp % x.warps_of_row * 16, g = lane / 4, q = lane % 4;
-    uint32_t parity = 0, tile_parity = 0, staging = memory + STAGES * STAGE + warp * 2 * SAT_SLICE;
-    int row_b = row_of_b<TA>(lane);
-    uint32_t place_b = memory + row_b * 128 + ((lane / 16) ^ (row_b & 7)) * 16;
-    const int line = (int)x.r.col_step * 2; // of a transposed block
-    const char *place_a = x.a + (TA ? g * line + (down + 2 * q) * 2 : (down + g) * (BC * 2) + q * 8);
-    auto take = [&](values<KB, TA> &to, int block) {
-        const char *from = place_a + (TA ? x.r.block[block] : block) * (x.r.block_elements * 2);
-        if (TA) to.load_turned(from, line);
-        else to.load(from);
-    };
+    int lane = threadIdx.x % 32, group = threadIdx.x / 128, stage = 0, turn = 0;
+    uint32_t parity = 0, tile_parity = 0, staging = memory + STAGES * STAGE + group * SAT_STAGING;
     for (;;) {
         sat_barrier_wait(sat_shared(&s->tile_full[turn]), tile_parity);
         const tile *t = &s->tiles[turn];
-        int count = sat_read_by_one(&t->count), panel = sat_read_by_one(&t->panel);
-        int block = sat_read_by_one(&t->first[mine]), end = sat_read_by_one(&t->end[mine]);
-        int row = sat_read_by_one(&t->row[mine]);
+        int count = sat_read_by_one(&t->count), n0 = sat_read_by_one(&t->panel) * COLUMNS, row[S::OWN];
+#pragma unroll
+        for (int r = 0; r < S::OWN; r++) row[r] = sat_read_by_one(&t->row[group * S::OWN + r]);
         if (lane == 0) sat_barrier_arrive(sat_shared(&s->tile_empty[turn]));
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
         if (count < 0) break;
-        values<KB, TA> next[DEPTH];
-#pragma unroll
-        for (int e = 0; e < DEPTH; e++)
-            if (block + e < end) take(next[e], block + e);
         float d[COLUMNS / 2];
 #pragma unroll
         for (int e = 0; e < COLUMNS / 2; e++) d[e] = 0;
-        for (int from = 0; from < count; from += EACH) {
+        for (int from = 0; from < count; from += S::EACH) {
             sat_barrier_wait(sat_shared(&s->full[stage]), parity);
-            uint4 rows = {};
-            if (lane == 0) rows = *(const uint4 *)s->rows[stage];
-            uint32_t wanted = (rows.x >> mine & 1) | (rows.y >> mine & 1) << 1 | (rows.z >> mine & 1) << 2 |
-                              (rows.w >> mine & 1) << 3; // of the stage's columns, by this row
-            wanted = __shfl_sync(~0u, wanted, 0);
+            uint32_t blocks = sat_read_by_one(&s->blocks[stage]) >> group * S::OWN;
+            uint32_t a = memory + stage * STAGE + group * S::OWN * S::A, b = memory + stage * STAGE + STAGE_A;
 #pragma unroll 1
-            for (int u = 0; u < EACH; u++) {
-                if (!(wanted >> u & 1)) continue;
-                values<KB, TA> now = next[0];
+            for (int e = 0; e < S::EACH; e++, blocks >>= S::SIZE, a += S::SIZE * S::A, b += S::B)
 #pragma unroll
-                for (int e = 0; e + 1 < DEPTH; e++) next[e] = next[e + 1];
-                if (block + DEPTH < end) take(next[DEPTH - 1], block + DEPTH);
-                block++;
-                now.settle();
-                multiply_block<T, KB>(d, now.r, place_b + stage * STAGE + u * (BC * COLUMNS * 2));
-            }
-            __syncwarp();
+                for (int r = 0; r < S::OWN; r++)
+                    if (blocks >> r & 1)
+                        multiply_block<T, S, TA, TB>(&d[r * 4 * S::SUMS], left_of<S, TB>(b),
+                                                     further(right_of<S, TA>(a), r * S::A));
+            sat_group_wait<0>();
             if (lane == 0) sat_barrier_arrive(sat_shared(&s->empty[stage]));
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        if (row >= 0) put<T>(x, d, staging, row * x.r.br + down, (int64_t)panel * COLUMNS, lane);
+        if (!x.copied) {
+            put_squares<S>(x, d, row, staging, n0);
+            continue;
+        }
+#pragma unroll
+        for (int r = 0; r < S::OWN; r++) finish<S>(x.out.to, &d[r * 4 * S::SUMS], (int64_t)row[r] * S::BR);
+        if (x.out.columns) put_columns<E, S>(x, m, d, row, staging, n0);
+        else put_rows<E, S>(x, m, d, row, staging, n0, group);
     }
+    sat_stores_wait();
 }
 
-template <typename T, int KB, bool TA>
+template <typename T, typename S, bool TA, bool TB>
 static __global__ void __launch_bounds__(THREADS, 1)
-    multiply(const __grid_constant__ job x, const __grid_constant__ CUtensorMap map) {
+    multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
     extern __shared__ char memory[];
     __shared__ barriers s;
     uint32_t start = (sat_shared(memory) + 1023) & ~1023u;
@@ -263,76 +385,101 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < STAGES; i++)
             sat_barrier_init(sat_shared(&s.full[i]), 1), sat_barrier_init(sat_shared(&s.empty[i]), WARPS);
         for (int i = 0; i < AHEAD; i++)
-            sat_barrier_init(sat_shared(&s.tile_full[i]), 32), sat_barrier_init(sat_shared(&s.tile_empty[i]), WARPS);
+            sat_barrier_init(sat_shared(&s.tile_full[i]), 32),
+                sat_barrier_init(sat_shared(&s.tile_empty[i]), WARPS + 32);
         sat_barrier_publish();
     }
     if (threadIdx.x / 32 == WARPS) {
-        sat_prefetch_map(&map);
+        sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
         next.tile.first();
-        while (!next.ready) next.fetch(x);
+        while (!next.ready) next.fetch<S::SIZE>(x);
     }
     __syncthreads();
     sat_wait_for_previous();
     if (threadIdx.x >= WARPS * 32) {
         sat_registers_fewer<72>();
-        if (threadIdx.x < WARPS * 32 + 32) produce<KB>(x, &map, next, &s, start);
+        if (threadIdx.x / 32 == WARPS) produce_b<S, TB>(x, m, next, &s, sat_opaque(start));
+        else if (threadIdx.x / 32 == WARPS + 1) produce_a<S, TA>(x, m, &s, sat_opaque(start));
     } else {
         sat_registers_more<216>();
-        consume<T, KB, TA>(x, &s, start);
+        consume<T, S, TA, TB>(x, m, &s, start);
     }
     sat_deal_end(x.deal);
 }
 
 /* ---- the host's side ---- */
 
-static bool make_map(const sat_launch *l, const job &x, CUtensorMap *map) {
+template <typename S> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
     const sat_problem *p = l->problem;
-    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k, lead = (cuuint64_t)p->b.row_stride * 2;
-    cuuint32_t bc = (cuuint32_t)x.r.bc;
-    sat_tensor b = {p->b_dtype, l->operands[1], 2, {n, k}, {lead}, {64, bc}, 128};
-    if (x.wide_b) b = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead, 128}, {64, bc, COLUMNS / 64}, 128};
-    return sat_map_encode(map, b);
+    const sat_pattern_view *a = l->pattern;
+    bool turned_a = p->transpose == SAT_TRANSPOSE, turned_b = p->b.col_stride != 1;
+    cuuint64_t width = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
+    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
+    cuuint64_t lead = (cuuint64_t)(turned_b ? p->b.col_stride : p->b.row_stride) * 2;
+    cuuint32_t br = S::BR, bc = S::BC;
+    sat_tensor ta = {p->a_dtype, l->operands[0], 2, {width, lines}, {width * 2}, {bc, br}, S::BC * 2};
+    if (turned_a) ta.box[0] = br, ta.box[1] = bc, ta.row_bytes = S::BR * 2;
+    sat_tensor tb = {p->b_dtype, l->operands[1], 2, {n, k}, {lead}, {64, bc}, 128};
+    if (turned_b) tb = {p->b_dtype, l->operands[1], 2, {k, n}, {lead}, {bc, COLUMNS}, S::BC * 2};
+    else if (x.wide_b) tb = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead, 128}, {64, bc, COLUMNS / 64}, 128};
+    return sat_map_encode(&m->a, ta) && sat_map_encode(&m->b, tb);
 }
 
-template <typename T, int KB, bool TA>
-static sat_status start(const sat_launch *l, const job &x, const CUtensorMap &map) {
+/* C for the copy engine; false where it cannot be. */
+template <typename S> static bool map_c(const sat_launch *l, const sat_mma_out &o, CUtensorMap *map) {
+    const sat_problem *p = l->problem;
+    if (o.way != SAT_MMA_WORDS || !sat_map_fits(p, p->c, p->m, p->n, p->c_align, 2)) return false;
+    cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
+    sat_tensor t = {p->c_dtype, o.to.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, S::BR}, 128};
+    if (o.columns) t = {p->c_dtype, o.to.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {S::BR, 16}, S::BR * 2};
+    return sat_map_encode(map, t);
+}
+
+template <typename T, typename S, bool TA, bool TB>
+static sat_status start(const sat_launch *l, const job &x, const maps &m) {
     unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
-    return sat_start<multiply<T, KB, TA>>(l, grid, THREADS, SHARED, x, map);
+    return sat_start<multiply<T, S, TA, TB>>(l, grid, THREADS, SHARED, x, m);
 }
 
-template <typename T> static sat_status start_any(const sat_launch *l, const job &x, const CUtensorMap &map) {
-    bool ta = l->problem->transpose == SAT_TRANSPOSE;
-    if (x.r.bc == 16) return ta ? start<T, 1, true>(l, x, map) : start<T, 1, false>(l, x, map);
-    return ta ? start<T, 2, true>(l, x, map) : start<T, 2, false>(l, x, map);
+template <typename T, typename S> static sat_status launch_shape(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    state *st = (state *)l->state;
+    job x = {};
+    x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
+    x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + COLUMNS - 1) / COLUMNS, 2.0 * COLUMNS * (double)p->k,
+                         l->device, SAT_TILES_FEW);
+    x.steps = st->steps, x.row = st->row, x.wide_b = p->n % 64 == 0;
+    if (!sat_maps_serve(st->of, l->operands)) {
+        if (!make_maps<S>(l, x, &st->m)) return sat_no_map(l, st->of);
+        st->copied = map_c<S>(l, x.out, &st->m.c);
+    }
+    x.copied = st->copied;
+    const maps &m = st->m;
+    bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
+    return ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
+              : (tb ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
+}
+
+template <typename T> static sat_status launch_math(const sat_launch *l) {
+    sat_rows r = sat_op_rows(l->problem, l->pattern);
+    if (r.br == 16) return r.bc == 16 ? launch_shape<T, shape<16, 16>>(l) : launch_shape<T, shape<16, 32>>(l);
+    return r.bc == 16 ? launch_shape<T, shape<32, 16>>(l) : launch_shape<T, shape<32, 32>>(l);
 }
 
 static sat_status launch(const sat_launch *l) {
-    const sat_problem *p = l->problem;
-    if (p->m == 0 || p->n == 0) return SAT_OK;
-    state *st = (state *)l->state;
-    job x = {};
-    x.r = sat_device_rows(p, l->pattern), x.out = p->c.col_stride == 1 ? sat_group_out_of(l) : sat_mma_out_of(l);
-    x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + COLUMNS - 1) / COLUMNS, 2.0 * (double)COLUMNS * (double)p->k,
-                         l->device);
-    x.steps = st->steps, x.row = st->row, x.a = (const char *)l->operands[0];
-    x.group = (int)(ROWS / x.r.br), x.warps_of_row = (int)(x.r.br / 16), x.wide_b = p->n % 64 == 0;
-    if (st->of != l->operands[1]) {
-        st->of = NULL;
-        if (!make_map(l, x, &st->b)) return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
-        st->of = l->operands[1];
-    }
-    return l->variant->instance.dtype == SAT_F16 ? start_any<sat_f16_math>(l, x, st->b)
-                                                 : start_any<sat_bf16_math>(l, x, st->b);
+    if (l->problem->m == 0 || l->problem->n == 0) return SAT_OK;
+    return l->variant->instance.dtype == SAT_F16 ? launch_math<sat_f16_math>(l) : launch_math<sat_bf16_math>(l);
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
     if ((r.br != 16 && r.br != 32) || (r.bc != 16 && r.bc != 32) || r.k % r.bc || p->a_align % 16) return false;
-    if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000 || a->stored_blocks > 0x7fff0000) return false;
+    if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
+    if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
     if ((double)r.count * ceil((double)p->n / (double)COLUMNS) > 0x7fff0000) return false;
     if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
-    return p->b.col_stride == 1 && sat_map_fits(p, p->b, p->k, p->n, p->b_align, 2);
+    return sat_map_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -365,7 +512,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 }
 
 SAT_FAMILY(cuda_matmul_union) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .about = "block rows of 16 or 32 in groups, along the union of their columns, on Hopper; f16, bf16",
