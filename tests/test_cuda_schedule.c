@@ -57,7 +57,7 @@ static void check_tiles(uint64_t *random, const sat_schedule *s) {
     unsigned pieces = (unsigned)s->pieces, heavy = (unsigned)s->heavy, tiles = pieces * slices * panels;
     sat_tiles all = {pieces, heavy, slices, panels, 0};
     double panel_bytes = (double)random_below(random, 1 << 24);
-    all.together = sat_tiles_together(s->even, s->pieces * slices, panels, panel_bytes, 132, 60e6);
+    all.together = sat_tiles_together(s->even, s->pieces * slices, panels, panel_bytes, 3 * 132, 60e6);
     assert_true(all.together >= 1 && all.together <= panels);
     assert_true(!s->even || all.together == 1);
     char *seen = calloc((size_t)tiles + 1, 1);
@@ -268,7 +268,7 @@ static void skewed_rows_end_within_a_mean_tile_of_the_best(void **unused) {
         sat_schedule s;
         assert_true(sat_schedule_make(&r, sat_schedule_share(&r, panels, WORKERS, 4), &s));
         sat_tiles all = {(unsigned)s.pieces, (unsigned)s.heavy, 1, (unsigned)panels, 0};
-        all.together = sat_tiles_together(s.even, s.pieces, panels, 2e6, WORKERS, L2);
+        all.together = sat_tiles_together(s.even, s.pieces, panels, 2e6, 3 * WORKERS, L2);
         double work = (double)(ptr[rows] * panels), best = fmax(work / WORKERS, s.piece[0].count);
         assert_true((double)deal(&s, &all) < best + (double)ptr[rows] / (double)s.pieces);
         sat_schedule_free(&s);
@@ -284,9 +284,9 @@ typedef struct grouping {
 static grouping random_grouping(uint64_t *random) {
     grouping g = {1 + random_below(random, 400), 1 + random_below(random, 64), 0, 0};
     g.bytes = (double)random_below(random, 1 << (14 + random_below(random, 12)));
-    g.together = sat_tiles_together(false, g.tiles, g.panels, g.bytes, WORKERS, L2);
+    g.together = sat_tiles_together(false, g.tiles, g.panels, g.bytes, 3 * WORKERS, L2);
     assert_in_range(g.together, 1, g.panels);
-    assert_int_equal(sat_tiles_together(true, g.tiles, g.panels, g.bytes, WORKERS, L2), 1);
+    assert_int_equal(sat_tiles_together(true, g.tiles, g.panels, g.bytes, 3 * WORKERS, L2), 1);
     return g;
 }
 
@@ -322,7 +322,7 @@ static void groups_of_panels_are_alike(void **unused) {
         assert_true(groups * g.together - g.panels < groups);
     }
     /* 4096^3, block 128, transposed: all 16 panels are faster than 10 and then 6 (docs/hopper.md) */
-    assert_int_equal(sat_tiles_together(false, 32, 16, 2.0 * 256 * 4096, WORKERS, L2), 16);
+    assert_int_equal(sat_tiles_together(false, 32, 16, 2.0 * 256 * 4096, 3 * WORKERS, L2), 16);
 }
 
 int main(void) {

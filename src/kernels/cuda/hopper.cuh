@@ -100,6 +100,8 @@ __device__ __forceinline__ void sat_tile_store(const CUtensorMap *map, uint32_t 
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+/* A group of none, where a store was left out. */
+__device__ __forceinline__ void sat_stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /* Until all but the last PENDING stores of this thread have read what they store. */
 template <int PENDING> __device__ __forceinline__ void sat_stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
@@ -111,6 +113,25 @@ __device__ __forceinline__ void sat_proxy_fence() { asm volatile("fence.proxy.as
 
 __device__ __forceinline__ void sat_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* True for one lane of a warp that is together. What only that lane does takes its numbers from uniform registers
+ * without a loop over lanes, which is how `lane == 0` is compiled. */
+__device__ __forceinline__ bool sat_elect() {
+    uint32_t yes = 0;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "@p mov.u32 %0, 1;\n"
+                 "}"
+                 : "+r"(yes));
+    return yes;
+}
+
+/* Keeps a number in its register: what it was made from is not computed again where it is used. */
+__device__ __forceinline__ uint32_t sat_opaque(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 /* ---- registers between warpgroups, barriers of some warps ---- */

@@ -68,6 +68,7 @@ __device__ static void load_b(const job &x, const maps &m, uint32_t to, uint32_t
     if (TB) sat_tile_load(to, &m.b, bar, k, n0);
     else if (x.wide_b) sat_tile_load(to, &m.b, bar, 0, k, n0 / 64);
     else
+#pragma unroll 1
         for (int i = 0; i < S::BN; i += 64) sat_tile_load(to + i * S::KS * 2, &m.b, bar, n0 + i, k);
 }
 
@@ -81,7 +82,9 @@ __device__ static void load_a(const job &x, const maps &m, uint32_t to, uint32_t
 
 template <bool TA, bool TB>
 __device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
-    int lane = threadIdx.x % 32, bc = (int)x.r.bc;
+    int bc = (int)x.r.bc;
+    uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
+    bool one = sat_elect();
     sat_pipe_ring<S> at = {.parity = 1};
     sat_pipe_tiles tiles = {.parity = 1};
     for (;;) {
@@ -92,7 +95,7 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
         int row[2], position[2];
 #pragma unroll
         for (int g = 0; g < 2; g++) row[g] = __shfl_sync(~0u, now.row, g), position[g] = __shfl_sync(~0u, now.first, g);
-        if (lane == 0) tiles.tell(s, {row[0], 0, (int)now.tile.at.panel, last ? -1 : count * (bc / S::KS), row[1], 0});
+        if (one) tiles.tell(s, {row[0], 0, (int)now.tile.at.panel, last ? -1 : count * (bc / S::KS), row[1], 0});
         tiles.advance();
         if (last) return;
         next.another();
@@ -101,9 +104,9 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
             uint32_t rows = __shfl_sync(~0u, now.step.rows, t % 32);
             int k = __shfl_sync(~0u, now.step.col, t % 32) * bc;
             for (int in_block = 0; in_block < bc; in_block += S::KS) {
-                if (lane == 0) {
-                    uint32_t bar = sat_shared(&s->full[at.stage]);
-                    sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
+                if (one) {
+                    uint32_t bar = full + at.stage * 8;
+                    sat_barrier_wait(empty + at.stage * 8, at.parity);
                     s->groups[at.stage] = rows;
                     sat_barrier_expect(bar, S::B + __popc(rows) * (S::A / 2));
                     load_b<TB>(x, m, memory + at.b(), bar, k + in_block, n0);
@@ -112,7 +115,6 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
                         if (rows >> g & 1)
                             load_a<TA>(x, m, memory + at.a(false) + g * (S::A / 2), bar, position[g], in_block);
                 }
-                __syncwarp();
                 at.advance(true);
             }
             position[0] += rows & 1, position[1] += rows >> 1 & 1;
@@ -138,7 +140,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     sat_wait_for_previous();
     if (threadIdx.x >= S::CONSUMERS) {
         sat_registers_fewer<72>();
-        if (threadIdx.x < S::CONSUMERS + 32) produce<TA, TB>(x, m, next, s, sat_shared(memory));
+        if (threadIdx.x < S::CONSUMERS + 32) produce<TA, TB>(x, m, next, s, sat_opaque(sat_shared(memory)));
     } else {
         sat_registers_more<216>();
         sat_pipe_consume<T, S, TA, TB, true>(
@@ -188,7 +190,8 @@ static sat_status launch(const sat_launch *l) {
     state *st = (state *)l->state;
     job x = {};
     x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
-    x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + S::BN - 1) / S::BN, 2.0 * S::BN * (double)p->k, l->device);
+    x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + S::BN - 1) / S::BN, 2.0 * S::BN * (double)p->k, l->device,
+                         SAT_TILES_FEW);
     x.steps = st->steps, x.row = st->row, x.wide_b = p->n % 64 == 0;
     if (!sat_maps_serve(st->of, l->operands)) {
         if (!make_maps(l, x, &st->m)) return sat_no_map(l, st->of);
@@ -242,7 +245,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 }
 
 SAT_FAMILY(cuda_matmul_pair) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .about = "two block rows of 64 that share columns at a time, on Hopper; f16, bf16",

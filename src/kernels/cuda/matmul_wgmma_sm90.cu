@@ -35,46 +35,40 @@ struct state {
 
 /* ---- the producer ---- */
 
-/* Whether the stage's part of A came with the one before. */
-__device__ static bool came_before(const job &x, int in_block) { return x.deep_a && in_block % 64; }
-
-template <typename S, bool TA>
-__device__ static void load_a(const job &x, const maps &m, uint32_t a, uint32_t bar, int64_t block, int slice,
-                              int in_block) {
-    bool again = came_before(x, in_block);
-    sat_barrier_expect(bar, S::B + (again ? 0 : (TA ? S::BM : x.a_rows) * (x.deep_a ? 64 : S::KS) * 2));
-    if (TA) {
-        for (int i = 0; i < S::BM; i += 64)
-            sat_tile_load(a + i * S::KS * 2, &m.a, bar, slice * S::BM + i, (int)(block * x.r.bc) + in_block);
-    } else if (!again) {
-        sat_tile_load(a, &m.a, bar, in_block, (int)(block * x.r.br) + slice * S::BM);
+/* One lane asks for a stage of B: the lines from k on, and the columns from n0 on. */
+template <typename S, bool TB>
+__device__ __forceinline__ void load_b(const job &x, const maps &m, uint32_t to, uint32_t bar, int k, int n0) {
+    if (TB) {
+        for (int i = 0; i < S::BN; i += 256) sat_tile_load(to + i * S::KS * 2, &m.b, bar, k, n0 + i);
+    } else if (S::BN >= 64 && x.wide_b) {
+        sat_tile_load(to, &m.b, bar, 0, k, n0 / 64);
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < S::BN; i += 64) sat_tile_load(to + i * S::KS * 2, &m.b, bar, n0 + i, k);
     }
 }
 
-template <typename S, bool TB>
-__device__ static void load_b(const job &x, const maps &m, uint32_t b, uint32_t bar, int64_t k, int n0) {
-    if (TB) {
-        for (int i = 0; i < S::BN; i += 256) sat_tile_load(b + i * S::KS * 2, &m.b, bar, (int)k, n0 + i);
-    } else if (S::BN >= 64 && x.wide_b) {
-        sat_tile_load(b, &m.b, bar, 0, (int)k, n0 / 64);
-    } else {
-        for (int i = 0; i < S::BN; i += 64) sat_tile_load(b + i * S::KS * 2, &m.b, bar, n0 + i, (int)k);
-    }
+/* And of A: of the block that begins in this line of A's map, from `in_block` on, the rows from `row` on. */
+template <typename S, bool TA>
+__device__ __forceinline__ void load_a(const maps &m, uint32_t to, uint32_t bar, int line, int in_block, int row) {
+    if (!TA) sat_tile_load(to, &m.a, bar, in_block, line + row);
+    else
+        for (int i = 0; i < S::BM; i += 64) sat_tile_load(to + i * S::KS * 2, &m.a, bar, row + i, line + in_block);
 }
 
 /* This lane's block of 32: where its values are, and its first row of B. */
 struct some_blocks {
-    int64_t place, k;
+    int place, k;
 
-    __device__ void begin(const job &x, const sat_dealt &t) {
+    __device__ __forceinline__ void begin(const job &x, const sat_dealt &t) {
         int lane = threadIdx.x % 32;
         if (lane >= SAT_PIECE_COLUMNS || x.r.block) return fetch(x, t.piece, 0);
-        place = t.piece.first + lane, k = t.col * x.r.bc;
+        place = (int)t.piece.first + lane, k = t.col * (int)x.r.bc;
     }
-    __device__ void fetch(const job &x, const sat_piece &piece, int first) {
+    __device__ __forceinline__ void fetch(const job &x, const sat_piece &piece, int first) {
         int mine = first + (int)(threadIdx.x % 32);
         if (mine >= piece.count) return;
-        place = sat_block_of(&x.r, piece.first + mine), k = x.r.col[piece.first + mine] * x.r.bc;
+        place = (int)sat_block_of(&x.r, piece.first + mine), k = x.r.col[piece.first + mine] * (int)x.r.bc;
     }
 };
 
@@ -84,16 +78,24 @@ struct coming {
     some_blocks blocks;
     bool ready;
 
-    __device__ void fetch(const job &x) {
+    __device__ __forceinline__ void fetch(const job &x) {
         if (ready || tile.fetch(x.deal)) return;
         if (!tile.none(x.deal)) blocks.begin(x, tile);
         ready = true;
     }
 };
 
+/* Where A lies as it is multiplied, and a CTA stays, A has a warp of its own to bring it: one warp takes so long for
+ * a stage that both together begin late. */
+template <typename S, bool TA> constexpr bool a_apart = S::GROUPS == 2 && !TA;
+
+/* Takes tiles, tells everybody, and brings B, and A where that is not apart. */
 template <typename S, bool TA, bool TB>
 __device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
-    int lane = threadIdx.x % 32, bc = (int)x.r.bc;
+    int bc = (int)x.r.bc, lines = (int)(TA ? x.r.bc : x.r.br); // of a block, in A's map
+    int bytes = (TA ? S::BM : x.a_rows) * (x.deep_a ? 64 : S::KS) * 2;
+    uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
+    bool one = sat_elect();
     sat_pipe_ring<S> at = {.parity = 1};
     sat_pipe_tiles tiles = {.parity = 1};
     for (;;) {
@@ -102,34 +104,64 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
         some_blocks blocks = next.blocks;
         const sat_piece &piece = now.piece;
         bool last = now.none(x.deal);
-        if (lane == 0)
-            tiles.tell(s, {piece.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : piece.count * (bc / S::KS),
-                           piece.slot, 0});
+        int steps = last ? -1 : piece.count * (bc / S::KS), n0 = (int)now.at.panel * S::BN, slice = (int)now.at.slice;
+        if (one) tiles.tell(s, {piece.row, slice, (int)now.at.panel, steps, piece.slot, 0, (int)piece.first});
         tiles.advance();
         if (last) return;
         next.tile.another(), next.ready = false;
-        if (S::OVER_B && piece.count == 0) { // zeros, too, leave from a stage
-            if (lane == 0) {
-                sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
-                sat_barrier_arrive(sat_shared(&s->full[at.stage]));
+        if (S::OVER_B && steps == 0) { // zeros, too, leave from a stage
+            if (one) {
+                sat_barrier_wait(empty + at.stage * 8, at.parity);
+                sat_barrier_arrive(full + at.stage * 8);
             }
-            __syncwarp();
             at.advance(false);
         }
-        for (int t = 0; t < piece.count; t++) {
-            if (t % 32 == 0 && t > 0) blocks.fetch(x, piece, t);
-            int64_t block = __shfl_sync(~0u, blocks.place, t % 32), k = __shfl_sync(~0u, blocks.k, t % 32);
-            for (int in_block = 0; in_block < bc; in_block += S::KS) {
-                if (lane == 0) {
-                    uint32_t bar = sat_shared(&s->full[at.stage]);
-                    sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
-                    load_a<S, TA>(x, m, memory + at.a(x.deep_a), bar, block, now.at.slice, in_block);
-                    load_b<S, TB>(x, m, memory + at.b(), bar, k + in_block, now.at.panel * S::BN);
-                }
-                __syncwarp();
-                at.advance(S::KS == 64 || in_block % 64);
+        for (int step = 0, t = 0, in_block = 0, line = 0, k = 0; step < steps; step++) {
+            if (in_block == 0) {
+                if (t % 32 == 0 && t > 0) blocks.fetch(x, piece, t);
+                k = __shfl_sync(~0u, blocks.k, t % 32);
+                if (!a_apart<S, TA>) line = __shfl_sync(~0u, blocks.place, t % 32) * lines;
             }
+            if (one) {
+                uint32_t bar = full + at.stage * 8;
+                bool again = x.deep_a && in_block % 64; // A came with the stage before
+                sat_barrier_wait(empty + at.stage * 8, at.parity);
+                sat_barrier_expect(bar, S::B + (again ? 0 : bytes));
+                load_b<S, TB>(x, m, memory + at.b(), bar, k + in_block, n0);
+                if (!a_apart<S, TA> && !again)
+                    load_a<S, TA>(m, memory + at.a(x.deep_a), bar, line, in_block, slice * S::BM);
+            }
+            at.advance(!S::DEEP || in_block % 64);
+            in_block += S::KS;
+            if (in_block < bc) continue;
+            in_block = 0, t++;
             next.fetch(x);
+        }
+    }
+}
+
+/* Brings A: blocks one after the other, as they lie. */
+template <typename S>
+__device__ static void produce_a(const job &x, const maps &m, sat_pipe_barriers *s, uint32_t memory) {
+    int bc = (int)x.r.bc, br = (int)x.r.br;
+    uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
+    bool one = sat_elect();
+    sat_pipe_ring<S> at = {.parity = 1};
+    sat_pipe_tiles tiles = {.parity = 0};
+    for (;;) {
+        sat_pipe_tile t = tiles.hear(s);
+        tiles.advance();
+        if (t.steps < 0) return;
+        if (S::OVER_B && t.steps == 0) at.advance(false);
+        int line = t.block * br + t.slice * S::BM;
+        for (int step = 0, in_block = 0; step < t.steps; step++) {
+            if (one && !(x.deep_a && in_block % 64)) {
+                sat_barrier_wait(empty + at.stage * 8, at.parity);
+                sat_tile_load(memory + at.a(x.deep_a), &m.a, full + at.stage * 8, in_block, line);
+            }
+            at.advance(!S::DEEP || in_block % 64);
+            in_block += S::KS;
+            if (in_block == bc) in_block = 0, line += br;
         }
     }
 }
@@ -168,7 +200,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
         for (int i = threadIdx.x; i < S::B_FROM / 16; i += S::THREADS) ((uint4 *)memory)[i] = make_uint4(0, 0, 0, 0);
         sat_proxy_fence();
     }
-    if (threadIdx.x < 32) sat_pipe_init<S>(s);
+    if (threadIdx.x < 32) sat_pipe_init<S>(s, a_apart<S, TA>);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
         next.tile.first();
@@ -178,7 +210,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
     sat_wait_for_previous();
     if (threadIdx.x >= S::CONSUMERS) {
         if (!S::ONCE) sat_registers_fewer<72>();
-        if (threadIdx.x < S::CONSUMERS + 32) produce<S, TA, TB>(x, m, next, s, sat_shared(memory));
+        int warp = (threadIdx.x - S::CONSUMERS) / 32;
+        if (warp == 0) produce<S, TA, TB>(x, m, next, s, sat_opaque(sat_shared(memory)));
+        if (a_apart<S, TA> && warp == 1) produce_a<S>(x, m, s, sat_opaque(sat_shared(memory)));
     } else {
         if (!S::ONCE) sat_registers_more<216>();
         sat_pipe_consume<T, S, TA, TB, false>(s, sat_shared(memory), x.deep_a,
@@ -227,10 +261,10 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     job x = {};
     x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
     x.deal = sat_deal_of(st->work, st->counter, (x.r.br + S::BM - 1) / S::BM, (p->n + S::BN - 1) / S::BN,
-                         2.0 * S::BN * (double)p->k, l->device);
+                         2.0 * S::BN * (double)p->k, l->device, S::BM == 128 ? SAT_TILES_EACH : SAT_TILES_FEW);
     x.partial = (float *)st->work.partial;
     x.a_rows = (int)sat_min(S::BM, x.r.br);
-    x.wide_b = p->n % 64 == 0, x.deep_a = S::KS == 32 && p->transpose != SAT_TRANSPOSE && x.r.bc % 64 == 0;
+    x.wide_b = p->n % 64 == 0, x.deep_a = S::DEEP && p->transpose != SAT_TRANSPOSE && x.r.bc % 64 == 0;
     if (!sat_maps_serve(st->of, l->operands)) {
         if (!make_maps<S>(l, x, &st->m)) return sat_no_map(l, st->of);
         st->copied = S::GROUPS > 1 && sat_group_map(l, x.out, x.r.br, &st->m.c);
@@ -247,12 +281,18 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
 #define TILES(X)                                                                                                       \
     X(64, 512, 32, 6, 2)                                                                                               \
     X(64, 256, 64, 5, 2)                                                                                               \
+    X(64, 256, 16, 16, 2)                                                                                              \
     X(128, 256, 64, 4, 2)                                                                                              \
     X(128, 128, 64, 6, 2) X(64, 128, 64, 4, 1) X(64, 64, 64, 7, 1) X(64, 32, 64, 8, 1) X(64, 16, 64, 8, 1)
 
+/* Stages of 64x256 are 16 deep where blocks' columns want it. */
+static int64_t deep_of(const sat_instance *i, const sat_rows *r) {
+    return i->tile_m == 64 && i->tile_n == 256 && r->bc % 64 ? 16 : i->tile_k;
+}
+
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
-    int64_t deep = v->instance.tile_k;
+    int64_t deep = deep_of(&v->instance, &r);
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
     if (r.br % 16 || r.bc % deep || r.k % r.bc || p->a_align % 16 || a->block_cols % 8) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
@@ -293,8 +333,10 @@ static sat_status prepare(const sat_prepare *q, void **out) {
 
 static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;
+    sat_rows r = sat_op_rows(l->problem, l->pattern);
+    int64_t deep = deep_of(i, &r);
 #define PICK(bm, bn, ks, stages, groups)                                                                               \
-    if (i->tile_m == bm && i->tile_n == bn && i->tile_k == ks)                                                         \
+    if (i->tile_m == bm && i->tile_n == bn && deep == ks)                                                              \
         return i->dtype == SAT_F16 ? launch_tile<sat_f16_math, sat_pipe_shape<bm, bn, ks, stages, groups>>(l)          \
                                    : launch_tile<sat_bf16_math, sat_pipe_shape<bm, bn, ks, stages, groups>>(l);
     TILES(PICK)
@@ -314,11 +356,11 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 }
 
 SAT_FAMILY(cuda_matmul_wgmma) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .flags = 0,
-    .about = "tensor maps and warpgroup products on Hopper; f16, bf16; block rows multiples of 16, columns of 32",
+    .about = "tensor maps and warpgroup products on Hopper; f16, bf16; block sides multiples of 16",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

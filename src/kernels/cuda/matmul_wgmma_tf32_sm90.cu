@@ -85,13 +85,16 @@ __device__ static void load(const job &x, const maps &m, uint32_t a, uint32_t b,
     } else if (x.wide_b) {
         sat_tile_load(b, &m.b, bar, 0, k, n0 / 32);
     } else {
+#pragma unroll 1
         for (int i = 0; i < S::BN; i += 32) sat_tile_load(b + i * S::KS * 4, &m.b, bar, n0 + i, k);
     }
 }
 
 template <typename S>
 __device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
-    int lane = threadIdx.x % 32, bc = (int)x.r.bc, br = (int)x.r.br;
+    int bc = (int)x.r.bc, br = (int)x.r.br;
+    uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
+    bool one = sat_elect();
     sat_pipe_ring<S> at = {.parity = 1};
     sat_pipe_tiles tiles = {.parity = 1};
     for (;;) {
@@ -100,7 +103,7 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
         some_blocks blocks = next.blocks;
         const sat_piece &piece = now.piece;
         bool last = now.none(x.deal);
-        if (lane == 0)
+        if (one)
             tiles.tell(s, {piece.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : piece.count * (bc / S::KS),
                            piece.slot, 0});
         tiles.advance();
@@ -110,12 +113,11 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
             if (t % 32 == 0 && t > 0) blocks.fetch(x, piece, t);
             int row = ((int)piece.first + t) * br + (int)now.at.slice * S::BM, k = __shfl_sync(~0u, blocks.k, t % 32);
             for (int in_block = 0; in_block < bc; in_block += S::KS) {
-                if (lane == 0) {
-                    sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
-                    load<S>(x, m, memory + at.a(true), memory + at.b(), sat_shared(&s->full[at.stage]), row, in_block,
-                            k + in_block, now.at.panel * S::BN);
+                if (one) {
+                    sat_barrier_wait(empty + at.stage * 8, at.parity);
+                    load<S>(x, m, memory + at.a(true), memory + at.b(), full + at.stage * 8, row, in_block,
+                            k + in_block, (int)now.at.panel * S::BN);
                 }
-                __syncwarp();
                 at.advance(S::KS == DEEP || came_before<S>(in_block));
             }
             next.fetch(x);

@@ -128,12 +128,11 @@ typedef struct sat_tile_place {
     unsigned piece, slice, panel;
 } sat_tile_place;
 
-/* As many panels of `panel_bytes` as give each of `workers` some tiles to even out with, but no more than L2 holds
- * beside what is written; one where all pieces are alike. The last ones are no fewer: what they begin late takes long.
- */
+/* As many panels of `panel_bytes` as have the tiles that are wanted at a time, but no more than L2 holds beside what is
+ * written; one where all pieces are alike. The last ones are hardly fewer: what they begin late takes long. */
 static inline unsigned sat_tiles_together(bool even, int64_t tiles_of_panel, int64_t panels, double panel_bytes,
-                                          int64_t workers, double l2_bytes) {
-    double wanted = ceil(3 * (double)workers / (double)sat_max(1, tiles_of_panel));
+                                          double tiles, double l2_bytes) {
+    double wanted = fmax(1, ceil(tiles / (double)sat_max(1, tiles_of_panel)));
     double most = fmax(1, floor(0.7 * l2_bytes / fmax(1, panel_bytes)));
     double times = fmax(1, fmax(ceil((double)panels / most), floor((double)panels / wanted)));
     return even ? 1 : (unsigned)fmax(1, ceil((double)panels / times));

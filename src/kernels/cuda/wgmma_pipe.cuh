@@ -1,5 +1,5 @@
-/* The pipeline of the kernels on warpgroup products: a warp of its own keeps STAGES tiles of both operands on their way
- * into shared memory, and tells the warpgroups what to make of them; those multiply what has arrived. Large tiles have
+/* The pipeline of the kernels on warpgroup products: warps of their own keep STAGES tiles of both operands on their way
+ * into shared memory, and tell the warpgroups what to make of them; those multiply what has arrived. Large tiles have
  * two warpgroups, which split 128 rows by rows and 64 by columns, and a CTA that goes from tile to tile; small ones
  * have one warpgroup, and a CTA each. */
 #ifndef SAT_WGMMA_PIPE_CUH
@@ -12,35 +12,37 @@ struct sat_pipe_tile {
     int row, slice, panel;
     int steps;        /* -1: there are no more tiles */
     int first, count; /* what more the output needs to know */
+    int block;        /* and who brings A: its first */
 };
 
-enum { SAT_PIPE_AHEAD = 4 }; /* tiles that the producer may be ahead */
+enum { SAT_PIPE_AHEAD = 4 };   /* tiles that the producer may be ahead */
+enum { SAT_PIPE_STAGES = 16 }; /* at most */
 
 struct sat_pipe_barriers {
-    uint64_t full[8], empty[8], tile_full[SAT_PIPE_AHEAD], tile_empty[SAT_PIPE_AHEAD];
+    uint64_t full[SAT_PIPE_STAGES], empty[SAT_PIPE_STAGES], tile_full[SAT_PIPE_AHEAD], tile_empty[SAT_PIPE_AHEAD];
     sat_pipe_tile tiles[SAT_PIPE_AHEAD];
-    uint32_t groups[8]; /* of a stage, where not all warpgroups multiply it: bit g for number g */
+    uint32_t groups[SAT_PIPE_STAGES]; /* of a stage, where not all warpgroups multiply it: bit g for number g */
 };
 
 /* BM rows, BN columns and KS of depth a stage. */
 template <int BM_, int BN_, int KS_, int STAGES_, int GROUPS_> struct sat_pipe_shape {
     static constexpr int BM = BM_, BN = BN_, KS = KS_, STAGES = STAGES_, GROUPS = GROUPS_;
     static constexpr int A = BM * KS * 2, B = KS * BN * 2; // a stage's
-    // Slots of A, where it comes 64 deep and a stage is 32: when a stage is free again, so is what it left of A.
-    static constexpr int SLOTS = KS == 32 ? STAGES / 2 + 1 : STAGES, SLOT = BM * 128;
+    // Slots of A, where it may come 64 deep and a stage is 32: when a stage is free again, so is what it left of A.
+    static constexpr bool DEEP = KS == 32;
+    static constexpr int SLOTS = DEEP ? STAGES / 2 + 1 : STAGES, SLOT = DEEP ? BM * 128 : A;
     static constexpr int B_FROM = SLOTS * SLOT, OUT_FROM = GROUPS == 1 ? 0 : B_FROM + STAGES * B;
     static constexpr int WN = BM == 128 ? BN : BN / GROUPS; // columns of a warpgroup
     static constexpr int LINE = BN < 64 ? BN * 2 : 128;     // bytes of a row of B in shared memory, row-major
     // Output is put in order in a place of its own; where a CTA has one tile, over A; where warpgroups have columns of
     // their own, over theirs of the last stage, which buys a stage more.
-    static constexpr bool OVER_B = GROUPS == 2 && BM == 64;
+    static constexpr bool OVER_B = GROUPS == 2 && BM == 64 && B == GROUPS * SAT_STAGING;
     static constexpr int OUT = GROUPS == 1 || OVER_B ? 0 : GROUPS * SAT_STAGING;
     static constexpr int BYTES = B_FROM + STAGES * B + OUT + (int)sizeof(sat_pipe_barriers); // of shared memory
     static constexpr bool ONCE = GROUPS == 1;                                                // a CTA has one tile
     static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + (GROUPS == 1 ? 32 : 128);
-    static_assert(KS == 64 || KS == 32, "");
-    static_assert(!OVER_B || B == GROUPS * SAT_STAGING, "");
-    static_assert(BYTES <= 227 * 1024 && STAGES <= 8, "");
+    static_assert(KS == 64 || KS == 32 || KS == 16, "");
+    static_assert(BYTES <= 227 * 1024 && STAGES <= SAT_PIPE_STAGES, "");
 };
 
 /* Where a ring of stages is: the next one, how often it went round, and the slot of A. */
@@ -57,15 +59,15 @@ template <typename S> struct sat_pipe_ring {
     __device__ __forceinline__ uint32_t b() const { return S::B_FROM + stage * S::B; }
 };
 
-/* By the first warp. */
-template <typename S> __device__ __forceinline__ void sat_pipe_init(sat_pipe_barriers *s) {
+/* By the first warp. `others`: warps that hear of tiles, too. */
+template <typename S> __device__ __forceinline__ void sat_pipe_init(sat_pipe_barriers *s, int others = 0) {
     int i = threadIdx.x;
     if (i < S::STAGES) {
         sat_barrier_init(sat_shared(&s->full[i]), 1);
         sat_barrier_init(sat_shared(&s->empty[i]), S::GROUPS * 4);
     } else if (i < S::STAGES + SAT_PIPE_AHEAD) {
         sat_barrier_init(sat_shared(&s->tile_full[i - S::STAGES]), 1);
-        sat_barrier_init(sat_shared(&s->tile_empty[i - S::STAGES]), S::GROUPS * 4);
+        sat_barrier_init(sat_shared(&s->tile_empty[i - S::STAGES]), S::GROUPS * 4 + others);
     }
     sat_barrier_publish();
 }
@@ -95,7 +97,7 @@ struct sat_pipe_tiles {
 template <typename T, typename S, bool TA, bool TB>
 __device__ __forceinline__ void sat_pipe_multiply(float (&d)[S::WN / 2], uint32_t a, uint32_t b, bool deep_a, int group,
                                                   int add) {
-    constexpr int KS = S::KS, deep = KS == 64 ? 1 : 2, eight = KS * 2 * 8;                 // K contiguous
+    constexpr int KS = S::KS, deep = KS == 64 ? 1 : KS == 32 ? 2 : 3, eight = KS * 2 * 8;  // K contiguous
     constexpr int wide = S::LINE == 128 ? 1 : S::LINE == 64 ? 2 : 3, chunk = KS * S::LINE; // N contiguous
     if (S::BM == 128) a += group * 64 * KS * 2;
     else b += TB ? group * S::WN * KS * 2 : group * (S::WN * 2 / S::LINE) * chunk;
@@ -135,7 +137,7 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
 #pragma unroll
             for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
         for (int step = 0; step < t.steps; step++) {
-            bool odd = S::KS == 32 && step % 2; // the second half of what came 64 deep
+            bool odd = S::DEEP && step % 2; // the second half of what came 64 deep
             uint32_t bar = sat_shared(&s->full[at.stage]);
             if (!S::ONCE && before >= 0 && !sat_barrier_passed(bar, at.parity)) { // copies are what is waited for
                 sat_group_wait<0>();
@@ -159,7 +161,7 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
             sat_group_wait<1>();
             release(before);
             before = at.stage;
-            at.advance(S::KS == 64 || odd);
+            at.advance(!S::DEEP || odd);
         }
         tiles.advance();
         sat_pipe_tile next = tiles.hear(s);
