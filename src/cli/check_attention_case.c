@@ -130,6 +130,7 @@ static void choose_problem(draw *d, const sat_variant *v, sat_problem *p) {
         else if (t->kv_heads > 2) t->heads = t->heads / t->kv_heads, t->kv_heads = 1;
         else p->m = (p->m + 1) / 2, p->n = (p->n + 1) / 2;
     }
+    if (rng_chance(d->r, 0.2)) p->n = (p->n + 127) / 128 * 128; // some take nothing else
     t->causal = rng_chance(d->r, 0.4);
     t->window = rng_chance(d->r, 0.25) ? rng_between(d->r, 1, 100) : 0;
     t->lse = p->op == SAT_ATTENTION && rng_chance(d->r, 0.4);
