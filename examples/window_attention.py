@@ -79,12 +79,13 @@ def windowed(q, k, v):
 # %% The same results, forward and backward
 model = Transformer(options.width, options.layers).to(device, dtype)
 x = torch.randint(tokens, (1, length), device=device)
+scale = 4096 if dtype == torch.float16 else 1  # as torch.amp.GradScaler does it: gradients as small as these are lost in half precision
 found = {}
 for name, attend in (("dense", dense), ("windowed", windowed)):
     model.zero_grad()
     out = model(x, attend)
-    nn.functional.cross_entropy(out.flatten(0, 1).float(), x.flatten()).backward()
-    found[name] = out.detach().float(), model.layers[0].qkv.weight.grad.float()
+    (scale * nn.functional.cross_entropy(out.flatten(0, 1).float(), x.flatten())).backward()
+    found[name] = out.detach().float(), model.layers[0].qkv.weight.grad.float() / scale
 tolerance = 2e-2 if dtype == torch.float16 else 1e-4
 for what, a, b in zip(("outputs", "gradients"), *found.values()):
     error = ((a - b).norm() / a.norm()).item()
