@@ -26,6 +26,74 @@ static void every_variant_gets_its_cases(void **state) {
     sat_context_free(host);
 }
 
+/* Cases that a variant takes, of so many, by what `is` says of them. */
+static int count_cases(const char *name, int cases, bool (*is)(const sat_variant *, const check_case *)) {
+    sat_context *host = open_context(SAT_EFFORT_OFF);
+    int count = 0, known = 0;
+    for (int i = 0; i < CUDA_LINES; i++) {
+        sat_variant v;
+        if (!cuda_variant(i, &v) || strcmp(v.name, name) != 0) continue;
+        known++;
+        for (int number = 0; number < cases; number++) {
+            check_case c;
+            int attempt = 0;
+            if (!case_find(&v, &hopper, host, 2, number, 0, &attempt, &c)) continue;
+            count += is(&v, &c);
+            case_free(&c);
+        }
+    }
+    sat_context_free(host);
+    assert_int_equal(known, 1);
+    return count;
+}
+
+static int64_t ceil_of(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+static bool has_several_tiles(const sat_variant *v, const check_case *c) { // to each of three CTAs
+    return ceil_of(c->problem.m, v->instance.tile_m) * ceil_of(c->problem.n, v->instance.tile_n) > 3;
+}
+
+static bool leaves_by_copies(const sat_variant *v, const check_case *c) {
+    const sat_problem *p = &c->problem;
+    (void)v;
+    return p->c_dtype != SAT_F32 && p->beta == 0 && p->activation <= SAT_ACT_RELU && p->n % 64 == 0 && p->m % 8 == 0;
+}
+
+static void large_tiles_come_several_to_a_CTA_and_leave_by_copies(void **state) {
+    static const char *const names[] = {
+        "cuda_matmul_f16_16n_sm90_128x256_union", "cuda_matmul_bf16_16n_sm90_128x256_union",
+        "cuda_matmul_f16_64_sm90_64x256_pair",    "cuda_matmul_f16_16n_sm90_64x512",
+        "cuda_matmul_f16_16n_sm90_64x256",        "cuda_matmul_bf16_16n_sm90_128x256"};
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        int several = count_cases(names[i], 100, has_several_tiles),
+            copied = count_cases(names[i], 100, leaves_by_copies);
+        if (several < 8 || copied < 4)
+            fail_msg("%s: %d and %d of 100 cases; expected 8 and 4", names[i], several, copied);
+    }
+}
+
+/* All shapes of blocks that have code of their own, in each layout. */
+static int wanted_rows, wanted_cols, wanted_layout;
+
+static bool is_wanted(const sat_variant *v, const check_case *c) {
+    const sat_problem *p = &c->problem;
+    bool transposed = p->transpose == SAT_TRANSPOSE, columns = p->b.col_stride != 1;
+    int64_t rows = transposed ? c->blocks.block_cols : c->blocks.block_rows;
+    int64_t cols = transposed ? c->blocks.block_rows : c->blocks.block_cols;
+    (void)v;
+    return rows == wanted_rows && cols == wanted_cols && wanted_layout == transposed + 2 * columns;
+}
+
+static void every_shape_of_low_blocks_has_cases(void **state) {
+    (void)state;
+    for (wanted_rows = 16; wanted_rows <= 32; wanted_rows += 16)
+        for (wanted_cols = 16; wanted_cols <= 32; wanted_cols += 16)
+            for (wanted_layout = 0; wanted_layout < 4; wanted_layout++)
+                if (count_cases("cuda_matmul_f16_16n_sm90_128x256_union", 400, is_wanted) == 0)
+                    fail_msg("block %dx%d, layout %d", wanted_rows, wanted_cols, wanted_layout);
+}
+
 static void a_case_is_the_same_every_time(void **state) {
     (void)state;
     sat_variant v;
@@ -45,6 +113,8 @@ static void a_case_is_the_same_every_time(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_variant_gets_its_cases),
+        cmocka_unit_test(large_tiles_come_several_to_a_CTA_and_leave_by_copies),
+        cmocka_unit_test(every_shape_of_low_blocks_has_cases),
         cmocka_unit_test(a_case_is_the_same_every_time),
     };
     return cmocka_run_group_tests_name("cuda_cases", tests, NULL, NULL);

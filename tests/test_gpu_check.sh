@@ -74,6 +74,14 @@ assert random["verified"]["failed"] == random["tuned"]["failed"] == 0, random
 assert choice["problems"] == 3 and all(abs(r["chosen_ratio"] - 1.02) < 1e-9 and abs(r["estimated_ratio"] - 1.3) < 1e-9 for r in choice["rows"]), choice
 assert [f["count"] for f in choice["figures"].values()] == [3, 3, 0] and not record["checks"]["added"][0]["failures"], choice["figures"]
 EOF
+python3 - "$root" <<'EOF'
+import sys
+sys.path.insert(0, sys.argv[1] + "/bench/gpu")
+import report
+old = {"rows": [], "checks": {"failures": ["check: x is wrong", "race: y"]}}
+new = {"date": "", "commit": "", "command": "", "rows": [], "checks": {"left_out": [], "failures": [], "seconds": 1, "section_seconds": {"check": 1}}}
+assert report.added(old, new)["checks"]["failures"] == ["race: y"], "what ran again has no old failures"
+EOF
 
 # Attention: masks are what they are called, and rows are judged by rivals whose times are made up.
 "$root/bench/gpu_check" 100 --device cpu --shrink 64 --section attention --program "$cli" --bench "$folder/none" --record "$folder/attention.json"

@@ -278,6 +278,8 @@ def added(old, new):
     checks["added"] = [a for a in checks.get("added", []) if a["sections"] != list(new["checks"].get("section_seconds", {}))]
     checks["added"].append(dict(source, sections=list(new["checks"].get("section_seconds", {})), seconds=new["checks"]["seconds"],
                                 left_out=new["checks"]["left_out"], failures=new["checks"]["failures"]))
+    again = tuple(f"{section}:" for section in new["checks"].get("section_seconds", {}))
+    checks["failures"] = [what for what in checks.get("failures", []) if not what.startswith(again)]  # of parts that ran again
     rows = {row["problem"]["name"]: row for row in old["rows"] + new["rows"]}
     return dict(old, rows=list(rows.values()), checks=checks)
 

@@ -18,9 +18,14 @@ typedef struct draw {
     bool transposed;     // a matmul of A^T
     bool even;           // strides and pointers that suit wide loads, whatever else is wild
     double area, budget; // limits of rows * columns, and of products to sum
+    int64_t tiles;       // of the variant's own, either way, at most
     int64_t sides;       // the longest side, where that was asked for; else 0
     const sat_variant *v;
 } draw;
+
+static bool large_tiles(const sat_variant *v) { // of a GPU's matrix products
+    return v->backend == SAT_CUDA && v->op == SAT_MATMUL && v->instance.tile_m >= 64;
+}
 
 static bool wildly(draw *d, double p) { return rng_chance(&d->r, p * d->wild); }
 
@@ -41,6 +46,11 @@ static void block_shape(draw *d, int64_t *rows, int64_t *cols) {
     const sat_instance *own = &d->v->instance;
     *rows = block_side(d), *cols = wildly(d, 0.35) ? block_side(d) : *rows;
     if (!leans(d)) return;
+    static const int64_t low[] = {16, 16, 16, 32, 32, 32, 48, 64};
+    if (large_tiles(d->v) && rng_chance(&d->r, 0.5)) { // which take the rows of several blocks, too
+        *rows = pick(d, low, 8), *cols = pick(d, low, 8);
+        return;
+    }
     if (own->tile_m > 1 && own->tile_m <= 128) *rows = *cols = own->tile_m * (rng_chance(&d->r, 0.25) ? 2 : 1);
     if (own->tile_k > 1 && own->tile_k <= 128 && rng_chance(&d->r, 0.5))
         *cols = own->tile_k * (rng_chance(&d->r, 0.25) ? 2 : 1);
@@ -63,10 +73,19 @@ static int64_t grid_side(draw *d, int64_t block) {
     return rng_between(&d->r, 1, most);
 }
 
+// The same along the rows of op(A): of several tiles, where those are wanted.
+static int64_t grid_rows(draw *d, int64_t block) {
+    int64_t blocks = d->tiles * d->v->instance.tile_m / block;
+    return d->tiles > 1 && blocks > 1 ? rng_between(&d->r, 1, blocks) : grid_side(d, block);
+}
+
 // Columns of B, or the inner size of a sampled product.
 static int64_t other_side(draw *d) {
     int64_t own = d->v->op == SAT_MATMUL ? d->v->instance.tile_n : 0;
-    if (own > 0 && own <= 1024 && leans(d)) return rng_between(&d->r, own / 2 + 1, own);
+    if (own > 0 && own <= 1024 && leans(d)) {
+        int64_t n = rng_between(&d->r, own / 2 + 1, own * d->tiles);
+        return large_tiles(d->v) && rng_chance(&d->r, 0.5) ? (n + 63) / 64 * 64 : n; // copies of whole lines
+    }
     if (d->sides > 0) return any_side(d);
     double u = rng_unit(&d->r);
     if (u < 0.12) return 1;
@@ -117,8 +136,8 @@ static bool make_pattern(draw *d, blocks *b) {
     int64_t rows, cols;
     block_shape(d, &rows, &cols);
     *b = (blocks){.block_rows = d->transposed ? cols : rows, .block_cols = d->transposed ? rows : cols};
-    b->rows = b->block_rows * grid_side(d, b->block_rows);
-    b->cols = b->block_cols * grid_side(d, b->block_cols);
+    b->rows = b->block_rows * (d->transposed ? grid_side(d, b->block_rows) : grid_rows(d, b->block_rows));
+    b->cols = b->block_cols * (d->transposed ? grid_rows(d, b->block_cols) : grid_side(d, b->block_cols));
     while ((double)b->rows * (double)b->cols > d->area) { // a long row of large blocks would be a large problem
         if (b->rows >= b->cols && b->rows > b->block_rows) b->rows = (b->rows / b->block_rows + 1) / 2 * b->block_rows;
         else if (b->cols > b->block_cols) b->cols = (b->cols / b->block_cols + 1) / 2 * b->block_cols;
@@ -241,6 +260,7 @@ static void choose_limits(draw *d, int attempt) {
     double size = rng_unit(&d->r), sides = (double)d->sides;
     d->area = size < 0.96 ? 2e5 : 2e6, d->budget = size < 0.80 ? 4e5 : size < 0.98 ? 4e6 : 2e7;
     if (attempt > 0 && d->budget < 4e6) d->budget = 4e6; // else a tile's own width would be cut
+    if (d->tiles > 1) d->area = 5e5, d->budget = 2e7;
     if (sides > 0) d->area = sides * sides, d->budget = fmax(4e6, sides * sides * sides / 16);
 }
 
@@ -251,6 +271,8 @@ bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt,
     draw d = {
         .r = {state + (uint64_t)attempt * 0x632be59bd9b4e019u}, .wild = wild, .lean = lean, .sides = sides, .v = v};
     *c = (check_case){.seed = rng_next(&d.r), .poisoned = -1};
+    d.tiles =
+        large_tiles(v) && rng_chance(&d.r, 0.3) ? 4 : 1; // several to a CTA, when few multiprocessors are planned for
     choose_limits(&d, attempt);
     d.even = rng_chance(&d.r, 0.5);
     c->index_type = rng_chance(&d.r, 0.5) ? SAT_I32 : SAT_I64;

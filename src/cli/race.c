@@ -374,7 +374,19 @@ static const char *drawn_option(const race_args *r) {
     if (p->skew > 0) return "skew";
     if (p->overlap >= 0) return "overlap";
     if (p->kind != 0) return "pattern";
+    if (r->spec.head_masks) return "head-masks";
     return r->seed != 1 ? "seed" : NULL;
+}
+
+// One that only attention has; NULL if none was given.
+static const char *attention_option(const spec *s) {
+    spec plain = spec_default();
+    if (s->heads != plain.heads) return "heads";
+    if (s->kv_heads != plain.kv_heads) return "kv-heads";
+    if (s->window != plain.window) return "window";
+    if (s->sequences != plain.sequences) return "sequences";
+    if (s->scale != plain.scale) return "scale";
+    return s->causal ? "causal" : s->head_masks ? "head-masks" : s->lse ? "lse" : NULL;
 }
 
 int race_main(int argc, char **argv) {
@@ -392,6 +404,9 @@ int race_main(int argc, char **argv) {
                            s->transpose ? "transpose"
                            : s->bias    ? "bias"
                                         : "activation");
+
+    const char *attention = s->op + 1 < SAT_ATTENTION ? attention_option(s) : NULL;
+    if (attention) return usage_error("race", "--op %s: takes no --%s", operation_names[s->op], attention);
 
     mtx matrix = {0};
     const char *drawn = r.matrix ? drawn_option(&r) : NULL;

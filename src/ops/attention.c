@@ -123,7 +123,9 @@ static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
     SAT_TRY(normalise_shape(t));
     SAT_TRY(normalise_mask(p, a));
     SAT_TRY(normalise_counts(p));
-    SAT_TRY(sat_normalise_size(&p->k, t->dim, "k"));
+    if (p->k != 0 && p->k != t->dim)
+        return sat_fail(SAT_BAD_SIZE, "k is %lld; expected 0, or dim, %lld", (long long)p->k, (long long)t->dim);
+    p->k = t->dim;
     SAT_TRY(normalise_sequences(p, a));
     if (t->window >= p->m + p->n) t->window = 0; /* no two are that far apart */
     if (p->alpha == 0) p->alpha = 1 / sqrt((double)t->dim);

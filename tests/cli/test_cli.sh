@@ -131,6 +131,8 @@ wrong '--fresh takes no value' race --fresh=yes
 wrong 'is --sparsity meant?' race --sparsty 0.5
 wrong 'takes no --transpose' race --op sampled --transpose
 wrong 'takes no --bias' race --op attention --bias
+wrong 'op matmul: takes no --heads' race --heads 4
+wrong 'op sampled: takes no --causal' race --op sampled --causal
 wrong "--dim '1000'" race --op attention --dim 1000
 wrong "--heads '0'" race --op attention --heads 0
 wrong "--window '0'" race --op attention --window 0

@@ -295,7 +295,7 @@ def forward(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | Patt
         pattern = pattern_for(mask, hq.rows, hk.rows)
         pointers = (hq.operand.pointer, hk.operand.pointer, hv.operand.pointer, out.pointer, sums.pointer if sums is not None else None)
         keep = keep and hq.operand is q and hk.operand is k and hv.operand is v  # a copy's address is nobody's
-        own, plan = _run(pattern, problem, pointers, q, (q_array, k_array, v_array), keep)
+        own, plan = _run(pattern, problem, pointers, q, tuple(x.operand.array for x in (hq, hk, hv)), keep)
         if own is not None:
             return *own, None
     return _arrays.finish(out, q), None if sums is None else _arrays.finish(sums, q), plan

@@ -52,6 +52,14 @@ def _short(x: np.ndarray) -> str:
     return f"[{', '.join(map(str, x[:6].tolist()))}{', ...' if len(x) > 6 else ''}]"
 
 
+def _two(shape: Any) -> tuple[int, int]:
+    try:
+        queries, keys = shape
+    except (TypeError, ValueError):
+        raise TypeError(f"shape is {shape!r}; expected two whole numbers") from None
+    return whole(queries, "shape[0]", 0), whole(keys, "shape[1]", 0)
+
+
 class AttentionMask:
     """Which keys each query sees: stored blocks of the score matrix, less what `causal`, `window` and sequences take away.
 
@@ -81,11 +89,7 @@ class AttentionMask:
         q_offsets: Any = None,
         kv_offsets: Any = None,
     ):
-        try:
-            queries, keys = shape
-        except (TypeError, ValueError):
-            raise TypeError(f"shape is {shape!r}; expected two whole numbers") from None
-        queries, keys, block = whole(queries, "shape[0]", 0), whole(keys, "shape[1]", 0), check_block(block)
+        (queries, keys), block = _two(shape), check_block(block)
         heads = None if heads is None else whole(heads, "heads")
         rows = queries if heads is None else heads * -(-queries // block[0]) * block[0]
         pattern = make_pattern(row_ptr, col_idx, (rows, keys), block)
@@ -136,10 +140,10 @@ class AttentionMask:
         >>> sa.AttentionMask.from_blocks([[True, False], [True, True]], (128, 128), 64)
         AttentionMask(128x128, block 64x64, 3 of 4 blocks)
         """
-        stored, (br, bc) = _booleans(stored, "stored"), check_block(block)
+        stored, shape, (br, bc) = _booleans(stored, "stored"), _two(shape), check_block(block)
         if heads is not None:
             raise TypeError("heads is given; expected it as the first dimension of stored")
-        grid = -(-int(shape[0]) // br), -(-int(shape[1]) // bc)
+        grid = -(-shape[0] // br), -(-shape[1] // bc)
         if stored.ndim not in (2, 3) or stored.shape[-2:] != grid:
             raise ValueError(f"stored has shape {stored.shape}; expected {grid}, with or without heads before it")
         heads = stored.shape[0] if stored.ndim == 3 else None

@@ -90,9 +90,14 @@ def _pairs(call: AttentionCall) -> float:
 _MOST_MASK = 1 << 26  # elements of a mask that is given to torch pair by pair
 
 
+def _scale_fits(call: AttentionCall) -> bool:
+    """torch multiplies what is masked, minus infinity, by the scale. 0 stands for 1/sqrt(size)."""
+    return call.scale == 0 or np.float32(call.scale) > 0
+
+
 def _cpu_supports(call: AttentionCall) -> bool:
-    if call.heads != call.kv_heads:
-        return False
+    if call.heads != call.kv_heads or not np.diff(call.row_ptr).all() or (call.causal and call.shape[0] > call.shape[1]):
+        return False  # the latter two: queries that see nothing
     plain = _all_kept(call) and not call.window and _square_causal(call)
     return plain or (call.op == "attention" and call.masks * call.shape[0] * call.shape[1] <= _MOST_MASK)
 
@@ -235,7 +240,10 @@ def register_torch() -> None:
     half = {_abi.F16, _abi.BF16}
     version = str(torch.__version__)[:40]
 
-    def add(function, name, backend, dtypes, supports, estimate, prepare=None, op="attention", flags=0, about=""):
+    def add(function, name, backend, dtypes, fits, estimate, prepare=None, op="attention", flags=0, about=""):
+        def supports(call):
+            return _scale_fits(call) and fits(call)
+
         if op == "attention":
             _own[name] = (function, prepare)
             function = _written(function)

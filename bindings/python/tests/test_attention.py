@@ -327,6 +327,8 @@ def test_packed_sequences_are_one_batch():
         (lambda: sa.AttentionMask.global_window_random(4, random=-1), ValueError, "random is -1"),
         (lambda: sa.AttentionMask.from_blocks([[1, 0]], (4, 4), 4), TypeError, "stored has dtype"),
         (lambda: sa.AttentionMask.from_blocks([[True, False]], (4, 4), 4), ValueError, "stored has shape"),
+        (lambda: sa.AttentionMask.from_blocks([[True]], (4,), 4), TypeError, "shape is"),
+        (lambda: sa.AttentionMask.from_blocks([[True]], "ab", 4), TypeError, "shape\\[0\\] is"),
         (lambda: sa.AttentionMask.from_dense(np.tril(np.ones((8, 8), bool)), block=4), ValueError, "keep holds blocks of 4x4"),
         (lambda: sa.AttentionMask.from_dense(np.ones(8, bool)), ValueError, "keep has 1 dimensions"),
         (lambda: sa.AttentionMask.from_bsr(np.eye(4)), TypeError, "matrix is a ndarray"),

@@ -368,10 +368,38 @@ print(any(callable(plan.direct) for plan in pattern._first.values()))
 """
 
 
-def test_torchs_attention_serves_without_a_copy():
-    words = [sys.executable, "-c", OWN]
+ODD = """
+import torch, sparse_autotune as sa
+torch.manual_seed(0)
+keep = torch.ones(48, 48, dtype=torch.bool).tril()
+def wanted(q, k, v, keep, scale):
+    s = (scale * (q.double() @ k.double().mT)).masked_fill(~keep, -torch.inf)
+    return s.softmax(-1).nan_to_num(0) @ v.double(), s.logsumexp(-1)
+q, k, v = (torch.randn(2, 16, 48).mT for _ in range(3))  # the size is not contiguous
+some = sa.AttentionMask.from_dense((torch.arange(48) >= 16).numpy()[:, None].repeat(48, 1), block=16)  # the first 16 queries see nothing
+cases = [dict(causal=True), dict(causal=True, scale=0.0), dict(causal=True, scale=1e-60), dict(causal=True, scale=-1.0), dict(mask=some)]
+for words in cases:
+    for x in ((q, k, v), (q.contiguous(), k, v), (q, k.contiguous(), v.contiguous())):
+        kept = torch.from_numpy(some.to_dense()) if "mask" in words else keep
+        o, l = wanted(*x, kept, words.get("scale", 0.25))
+        leaves = [t.detach().requires_grad_() for t in x]
+        out, lse = sa.attention(*leaves, return_lse=True, **words)
+        assert (out - o).abs().max() < 1e-5, (words, (out - o).abs().max())
+        assert torch.equal(lse.isfinite(), l.isfinite()) and (lse - l)[l.isfinite()].abs().max() < 1e-5, words
+        out.sum().backward()
+        exact = [t.detach().double().requires_grad_() for t in x]
+        wanted(*exact, kept, words.get("scale", 0.25))[0].sum().backward()
+        for a, b in zip(leaves, exact):
+            assert (a.grad - b.grad.nan_to_num(0)).abs().max() < 1e-4, words
+print("all right")
+"""
+
+
+@pytest.mark.parametrize("program, says", [(OWN, "True"), (ODD, "all right")])
+def test_torchs_attention_serves_without_a_copy(program, says):
+    words = [sys.executable, "-c", program]
     run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SPARSE_AUTOTUNE_FORCE": SDPA})
-    assert "True" in run.stdout, run.stdout + run.stderr
+    assert says in run.stdout, run.stdout + run.stderr
 
 
 # ---- a GPU ----

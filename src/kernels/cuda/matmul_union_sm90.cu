@@ -12,6 +12,7 @@
 
 static constexpr int ROWS = 128, COLUMNS = 256, WARPS = 8, DEEP = 64, STAGES = 4, AHEAD = 4;
 static constexpr int STAGE_A = ROWS * DEEP * 2, STAGE_B = DEEP * COLUMNS * 2, STAGE = STAGE_A + STAGE_B;
+static constexpr int SIZES = ROWS / 16; // block rows of a group, at most
 static constexpr int SHARED = STAGES * STAGE + 2 * SAT_STAGING + 1024, THREADS = WARPS * 32 + 128;
 
 /* BR x BC: the block. A stage has EACH columns of the union; of each column, B and a place for each row's block. */
@@ -36,7 +37,7 @@ struct job {
 
 struct tile {
     int panel, first, count;      // steps from `first` on; count -1: there are no more tiles
-    int row[WARPS], block[WARPS]; // of the group: its rows, -1 where there is none, and their first blocks
+    int row[SIZES], block[SIZES]; // of the group: its rows, -1 where there is none, and their first blocks
     uint32_t rows[32];            // of its first steps
 };
 
@@ -45,6 +46,8 @@ struct barriers {
     uint32_t blocks[STAGES]; // that the stage has: bit SIZE*column + row
     tile tiles[AHEAD];
 };
+
+static_assert(SHARED + sizeof(barriers) <= 227 * 1024, "");
 
 struct state {
     sat_plan_work work;
@@ -499,7 +502,8 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     return status;
 }
 
-/* What comes from L2: B for each step, values for each panel. */
+/* What comes from L2: B for each step, values for each panel. Products of so few columns take the time in which shared
+ * memory gives them 64 of B's. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     sat_rows r = sat_op_rows(p, a);
@@ -507,7 +511,9 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double steps = sat_union_expected(r.count, (r.k + r.bc - 1) / r.bc, a->stored_blocks, (int)(ROWS / r.br));
     double loads = steps * panels * (double)(r.bc * COLUMNS * 2) + (double)a->stored_elements * 2 * panels;
     double rate = 8.5e12 * d->threads / 132, busy = fmin(1, groups * panels / d->threads), items = (double)p->batch;
-    double time = loads / rate / busy + ceil(groups * panels / d->threads) * 1e-6 + 3e-6;
+    double products = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
+    double time =
+        fmax(loads / rate, products / (1.7e9 * d->threads)) / busy + ceil(groups * panels / d->threads) * 1e-6 + 3e-6;
     return fmax(items * time, sat_bytes(p, a) / d->memory_rate);
 }
 

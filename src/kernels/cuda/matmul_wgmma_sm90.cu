@@ -294,7 +294,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     sat_rows r = sat_op_rows(p, a);
     int64_t deep = deep_of(&v->instance, &r);
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
-    if (r.br % 16 || r.bc % deep || r.k % r.bc || p->a_align % 16 || a->block_cols % 8) return false;
+    if (r.br % 16 || r.bc % deep || r.k % r.bc || p->a_align % 16) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
     if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
     double tiles = ((double)r.count + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
@@ -352,6 +352,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double work = 2 * (double)a->stored_blocks * panels * slices * (double)r.bc * bm * bn;
     double busy = fmin(1, tiles / d->threads), rate = 9e12 * d->threads / 132;
     double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / busy;
+    if (deep_of(&v->instance, &r) == 16) // a stage takes so long, however little it brings
+        time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->threads / busy);
     return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1e-6 + 3e-6);
 }
 

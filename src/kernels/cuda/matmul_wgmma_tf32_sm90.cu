@@ -25,7 +25,7 @@ template <int BM_, int BN_, int KS_, int STAGES_, bool TB_> struct shape {
     // A warpgroup has PARTS products of HAS sums a thread. Exchanged, each is of 64 columns and all rows.
     static constexpr int WN = TB && BM == 128 ? BN : BN / 2, PARTS = TB ? 1 : WN / 64, HAS = TB ? WN / 2 : BM / 2;
     static_assert(KS == DEEP || (!TB && STAGES % 2 == 0), "a slot of A belongs to a stage, or to two from an even one");
-    static_assert(BYTES <= 232448 && STAGES <= 8 && PARTS * HAS <= 128, "what a multiprocessor has");
+    static_assert(BYTES <= 232448 && STAGES <= SAT_PIPE_STAGES && PARTS * HAS <= 128, "what a multiprocessor has");
 };
 
 struct maps {

@@ -139,7 +139,7 @@ static inline double sat_union_expected(int64_t rows, int64_t cols, int64_t bloc
     double density = fmin(1, (double)blocks / ((double)rows * (double)cols + 1e-9));
     int64_t groups = (rows + size - 1) / size;
     double all = (double)groups * (double)cols * (1 - pow(1 - density, size));
-    return fmax(all - 0.25 * ((double)blocks - all), all * 0.85);
+    return fmax((double)blocks / size, fmax(all - 0.25 * ((double)blocks - all), all * 0.85));
 }
 
 #endif

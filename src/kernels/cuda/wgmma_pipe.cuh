@@ -43,6 +43,7 @@ template <int BM_, int BN_, int KS_, int STAGES_, int GROUPS_> struct sat_pipe_s
     static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + (GROUPS == 1 ? 32 : 128);
     static_assert(KS == 64 || KS == 32 || KS == 16, "");
     static_assert(BYTES <= 227 * 1024 && STAGES <= SAT_PIPE_STAGES, "");
+    static_assert(!ONCE || 2 * (BYTES + 1024) <= 228 * 1024, "two CTAs a multiprocessor");
 };
 
 /* Where a ring of stages is: the next one, how often it went round, and the slot of A. */
