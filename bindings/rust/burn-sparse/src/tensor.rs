@@ -3,7 +3,8 @@
 #[cfg(feature = "autodiff")]
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::backend::Backend;
-use burn::tensor::{BasicOps, IndexingUpdateOp, Numeric, Tensor, TensorPrimitive};
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{BasicOps, IndexingUpdateOp, Numeric, Shape, Tensor, TensorMetadata, TensorPrimitive};
 use sparse_autotune::{Error, Result};
 
 use crate::backend::SparseBackend;
@@ -28,6 +29,10 @@ impl<B: Backend> BsrTensor<B> {
     /// slices, arrays or tensors of integers. `values` holds the blocks one after the other, each row-major, as a tensor of
     /// any rank; `block_size` is a side, or `[rows, columns]`. The last blocks are stored whole where the block does not
     /// divide the shape; what they hold beyond it is ignored.
+    ///
+    /// Values of shape `[blocks, block rows, block columns]` are taken as they are: a leaf of autodiff stays one. Of another
+    /// rank they are reshaped, which is an operation like any other: where they require gradients, the matrix is good for one
+    /// backward pass and made anew for the next, and [`require_grad`](Self::require_grad) panics on it.
     ///
     /// # Panics
     /// With a message that names the argument, if they do not fit together; see [`try_new`](Self::try_new).
@@ -54,7 +59,7 @@ impl<B: Backend> BsrTensor<B> {
         Self::try_from_pattern(BsrPattern::try_new(row_ptr, col_indices, shape, block_size)?, values)
     }
 
-    /// A matrix of a pattern that is there.
+    /// A matrix of a pattern that is there; `values` are those of [`new`](Self::new).
     ///
     /// # Panics
     /// If `values` has another number of elements than the pattern's blocks.
@@ -204,6 +209,9 @@ impl<B: Backend> BsrTensor<B> {
     }
 
     /// Marks the values as requiring gradients.
+    ///
+    /// # Panics
+    /// If they are the result of an operation on what does; see [`new`](Self::new).
     pub fn require_grad(self) -> Self {
         Self { values: self.values.require_grad(), ..self }
     }
@@ -276,10 +284,13 @@ pub(crate) fn product<B: SparseBackend, const D: usize>(
     out_shape[if D == 1 || spec.side == Side::Right { D - 1 } else { D - 2 }] = rows;
     let (values, dense) = (values.into_primitive().tensor(), dense.into_primitive().tensor());
     let bias = bias.map(|bias| bias.into_primitive().tensor());
-    let dense = if D == 2 { dense } else { B::float_reshape(dense, folded.into()) };
-    let out = B::bsr_matmul(pattern, values, dense, bias, spec);
-    let out = if D == 2 { out } else { B::float_reshape(out, out_shape.into()) };
-    Tensor::from_primitive(TensorPrimitive::Float(out))
+    let out = B::bsr_matmul(pattern, values, shaped::<B>(dense, folded.into()), bias, spec);
+    Tensor::from_primitive(TensorPrimitive::Float(shaped::<B>(out, out_shape.into())))
+}
+
+/// The tensor itself where it has this shape: a reshape copies on some backends, and gives no leaf on autodiff.
+pub(crate) fn shaped<B: Backend>(tensor: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
+    if tensor.shape() == shape { tensor } else { B::float_reshape(tensor, shape) }
 }
 
 /// `Tensor::reshape` takes a 0 for "as it was"; here it is a size like any other.
@@ -287,7 +298,7 @@ pub(crate) fn reshaped<B: Backend, const D: usize, const E: usize>(
     tensor: Tensor<B, D>,
     shape: [usize; E],
 ) -> Tensor<B, E> {
-    let primitive = B::float_reshape(tensor.into_primitive().tensor(), shape.into());
+    let primitive = shaped::<B>(tensor.into_primitive().tensor(), shape.into());
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
 

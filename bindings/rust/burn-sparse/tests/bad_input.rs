@@ -283,3 +283,14 @@ fn sizes_beyond_all_memory_are_refused() {
     let (q, k) = (wide([1 << 20, 1 << 20, 1, 8]), wide([1 << 20, 1, 1, 8]));
     refuses(&["attention", "elements"], || try_attention(q, k.clone(), k, &AttentionOptions::default()));
 }
+
+/// A copy of this operand would be 32 TiB; Flex expands without memory.
+#[test]
+fn a_batch_is_read_where_it_lies() {
+    setup();
+    let device = Default::default();
+    let none = Tensor::<Flex, 1>::empty([0], &device);
+    let a = BsrTensor::new([0, 0], [0i64; 0], none, [1, 1 << 42], [1, 1 << 42]);
+    let b = Tensor::<Flex, 3>::ones([1, 1, 1], &device).expand([2, 1usize << 42, 1]);
+    assert_eq!(a.matmul(b).into_data(), Tensor::<Flex, 3>::zeros([2, 1, 1], &device).into_data());
+}
