@@ -72,7 +72,7 @@ impl<B: Backend> BsrTensor<B> {
     pub fn try_from_pattern<const D: usize>(pattern: BsrPattern, values: Tensor<B, D>) -> Result<Self> {
         let (found, wanted) = (values.dims(), pattern.values_shape());
         let elements = wanted.iter().product::<usize>();
-        if found.iter().product::<usize>() != elements || (D == 3 && found[..] != wanted) {
+        if count(&found) != Some(elements) || (D == 3 && found[..] != wanted) {
             return Err(Error::BadSize(format!(
                 "values has shape {found:?}: {} blocks of {}x{} have {elements} elements, {wanted:?}",
                 wanted[0], wanted[1], wanted[2]
@@ -273,19 +273,27 @@ pub(crate) fn product<B: SparseBackend, const D: usize>(
     let (shape, [rows, _]) = (dense.dims(), spec.sizes(pattern));
     check_depth(pattern, &shape, &spec).unwrap_or_else(|error| panic!("bsr_matmul: {error}"));
     let (mut folded, mut out_shape) = (shape.to_vec(), shape);
+    let all = |sides: &[usize]| {
+        count(sides).unwrap_or_else(|| panic!("bsr_matmul: dense has shape {shape:?}: its batch is too large"))
+    };
     match (D, spec.side) {
         (1, Side::Left) => folded.push(1),
         (1, Side::Right) => folded.insert(0, 1),
         (2, _) => {}
         // From the right a batch is nothing but more rows.
-        (_, Side::Right) => folded = vec![shape[..D - 1].iter().product(), shape[D - 1]],
-        (_, Side::Left) => folded = vec![shape[..D - 2].iter().product(), shape[D - 2], shape[D - 1]],
+        (_, Side::Right) => folded = vec![all(&shape[..D - 1]), shape[D - 1]],
+        (_, Side::Left) => folded = vec![all(&shape[..D - 2]), shape[D - 2], shape[D - 1]],
     }
     out_shape[if D == 1 || spec.side == Side::Right { D - 1 } else { D - 2 }] = rows;
     let (values, dense) = (values.into_primitive().tensor(), dense.into_primitive().tensor());
     let bias = bias.map(|bias| bias.into_primitive().tensor());
     let out = B::bsr_matmul(pattern, values, shaped::<B>(dense, folded.into()), bias, spec);
     Tensor::from_primitive(TensorPrimitive::Float(shaped::<B>(out, out_shape.into())))
+}
+
+/// How many elements a shape has; None where they are too many to count.
+fn count(shape: &[usize]) -> Option<usize> {
+    if shape.contains(&0) { Some(0) } else { shape.iter().try_fold(1, |all: usize, &side| all.checked_mul(side)) }
 }
 
 /// The tensor itself where it has this shape: a reshape copies on some backends, and gives no leaf on autodiff.
