@@ -34,6 +34,12 @@ pkgconfig)
     # shellcheck disable=SC2046
     "${cc[@]}" "$consumer/main.c" $(pkg-config --cflags --libs --static sparse_autotune) -o "$work/consumer_static"
     "$work/consumer_static"
+    # OpenMP by its files, for those who link with another compiler than the library's: the Rust crates.
+    IFS=';' read -ra openmp <<<"$(pkg-config --variable=openmp sparse_autotune)"
+    # shellcheck disable=SC2046
+    "${cc[@]}" "$consumer/main.c" $(pkg-config --cflags --libs sparse_autotune) "${openmp[@]}" -pthread -lm -ldl -lrt \
+        -o "$work/consumer_openmp"
+    "$work/consumer_openmp"
     ;;
 cxx)
     command -v "${CXX:-c++}" >/dev/null || { echo "skipped: there is no C++ compiler"; exit 77; }

@@ -119,21 +119,27 @@ fn multiarch() -> String {
 
 /// What the static library needs: OpenMP as the build found it, threads, the C library's parts.
 fn link_dependencies(place: &Path) {
-    let cache = std::fs::read_to_string(place.join("CMakeCache.txt")).unwrap_or_default();
+    // The library is in a build folder, or installed with a .pc file that names OpenMP's files.
+    let read = |file: &str| std::fs::read_to_string(place.join(file)).unwrap_or_default();
+    let [cache, installed] = [read("CMakeCache.txt"), read("pkgconfig/sparse_autotune.pc")];
     let entry = |name: &str| {
-        cache.lines().find_map(|line| {
+        cache.lines().chain(installed.lines()).find_map(|line| {
             let (key, value) = line.split_once('=')?;
             (key.split(':').next()? == name && !value.is_empty()).then(|| value.to_string())
         })
     };
-    let names = entry("OpenMP_C_LIB_NAMES").unwrap_or_else(|| "gomp".into());
-    for name in names.split(';') {
-        if let Some(folder) =
-            entry(&format!("OpenMP_{name}_LIBRARY")).as_deref().and_then(|file| Path::new(file).parent())
-        {
+    let files = entry("openmp").unwrap_or_else(|| {
+        let names = entry("OpenMP_C_LIB_NAMES").unwrap_or_else(|| "gomp".into());
+        let file = |name: &str| entry(&format!("OpenMP_{name}_LIBRARY")).unwrap_or_else(|| format!("lib{name}.so"));
+        names.split(';').map(file).collect::<Vec<_>>().join(";")
+    });
+    for file in files.split(';').map(Path::new) {
+        if let Some(folder) = file.parent().filter(|folder| folder.is_dir()) {
             println!("cargo::rustc-link-search=native={}", folder.display());
         }
-        println!("cargo::rustc-link-lib=dylib={name}");
+        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = name.split('.').next().and_then(|stem| stem.strip_prefix("lib"));
+        println!("cargo::rustc-link-lib=dylib={}", name.unwrap_or("gomp"));
     }
     for name in ["pthread", "m", "dl", "rt"] {
         println!("cargo::rustc-link-lib=dylib={name}");

@@ -9,7 +9,7 @@ use burn::module::{AutodiffModule, Content, Devices, Module, ModuleDisplay, Modu
 use burn::module::{HasAutodiffModule, ModuleMapper, ModuleVisitor};
 use burn::record::{PrecisionSettings, Record};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use sparse_autotune::{Context, Effort, Error, Pattern, Result};
 
@@ -63,7 +63,12 @@ indices!(i32, i64, u32, usize);
 
 impl<B: Backend> Indices for Tensor<B, 1, Int> {
     fn into_indices(self) -> std::result::Result<Vec<i64>, (usize, usize)> {
-        Ok(self.into_data().iter::<i64>().collect())
+        let data = self.into_data();
+        if data.dtype != DType::U64 {
+            return Ok(data.iter::<i64>().collect());
+        }
+        let fitting = |(at, index)| i64::try_from(index).map_err(|_| (at, index as usize));
+        data.iter::<u64>().enumerate().map(fitting).collect()
     }
 }
 

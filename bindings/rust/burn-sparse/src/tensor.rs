@@ -3,7 +3,8 @@
 #[cfg(feature = "autodiff")]
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::backend::Backend;
-use burn::tensor::{BasicOps, IndexingUpdateOp, Numeric, Tensor, TensorPrimitive};
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{BasicOps, IndexingUpdateOp, Numeric, Shape, Tensor, TensorMetadata, TensorPrimitive};
 use sparse_autotune::{Error, Result};
 
 use crate::backend::SparseBackend;
@@ -28,6 +29,10 @@ impl<B: Backend> BsrTensor<B> {
     /// slices, arrays or tensors of integers. `values` holds the blocks one after the other, each row-major, as a tensor of
     /// any rank; `block_size` is a side, or `[rows, columns]`. The last blocks are stored whole where the block does not
     /// divide the shape; what they hold beyond it is ignored.
+    ///
+    /// Values of shape `[blocks, block rows, block columns]` are taken as they are: a leaf of autodiff stays one. Of another
+    /// rank they are reshaped, which is an operation like any other: where they require gradients, the matrix is good for one
+    /// backward pass and made anew for the next, and [`require_grad`](Self::require_grad) panics on it.
     ///
     /// # Panics
     /// With a message that names the argument, if they do not fit together; see [`try_new`](Self::try_new).
@@ -54,7 +59,7 @@ impl<B: Backend> BsrTensor<B> {
         Self::try_from_pattern(BsrPattern::try_new(row_ptr, col_indices, shape, block_size)?, values)
     }
 
-    /// A matrix of a pattern that is there.
+    /// A matrix of a pattern that is there; `values` are those of [`new`](Self::new).
     ///
     /// # Panics
     /// If `values` has another number of elements than the pattern's blocks.
@@ -67,7 +72,7 @@ impl<B: Backend> BsrTensor<B> {
     pub fn try_from_pattern<const D: usize>(pattern: BsrPattern, values: Tensor<B, D>) -> Result<Self> {
         let (found, wanted) = (values.dims(), pattern.values_shape());
         let elements = wanted.iter().product::<usize>();
-        if found.iter().product::<usize>() != elements || (D == 3 && found[..] != wanted) {
+        if count(&found) != Some(elements) || (D == 3 && found[..] != wanted) {
             return Err(Error::BadSize(format!(
                 "values has shape {found:?}: {} blocks of {}x{} have {elements} elements, {wanted:?}",
                 wanted[0], wanted[1], wanted[2]
@@ -204,6 +209,9 @@ impl<B: Backend> BsrTensor<B> {
     }
 
     /// Marks the values as requiring gradients.
+    ///
+    /// # Panics
+    /// If they are the result of an operation on what does; see [`new`](Self::new).
     pub fn require_grad(self) -> Self {
         Self { values: self.values.require_grad(), ..self }
     }
@@ -265,21 +273,32 @@ pub(crate) fn product<B: SparseBackend, const D: usize>(
     let (shape, [rows, _]) = (dense.dims(), spec.sizes(pattern));
     check_depth(pattern, &shape, &spec).unwrap_or_else(|error| panic!("bsr_matmul: {error}"));
     let (mut folded, mut out_shape) = (shape.to_vec(), shape);
+    let all = |sides: &[usize]| {
+        count(sides).unwrap_or_else(|| panic!("bsr_matmul: dense has shape {shape:?}: its batch is too large"))
+    };
     match (D, spec.side) {
         (1, Side::Left) => folded.push(1),
         (1, Side::Right) => folded.insert(0, 1),
         (2, _) => {}
         // From the right a batch is nothing but more rows.
-        (_, Side::Right) => folded = vec![shape[..D - 1].iter().product(), shape[D - 1]],
-        (_, Side::Left) => folded = vec![shape[..D - 2].iter().product(), shape[D - 2], shape[D - 1]],
+        (_, Side::Right) => folded = vec![all(&shape[..D - 1]), shape[D - 1]],
+        (_, Side::Left) => folded = vec![all(&shape[..D - 2]), shape[D - 2], shape[D - 1]],
     }
     out_shape[if D == 1 || spec.side == Side::Right { D - 1 } else { D - 2 }] = rows;
     let (values, dense) = (values.into_primitive().tensor(), dense.into_primitive().tensor());
     let bias = bias.map(|bias| bias.into_primitive().tensor());
-    let dense = if D == 2 { dense } else { B::float_reshape(dense, folded.into()) };
-    let out = B::bsr_matmul(pattern, values, dense, bias, spec);
-    let out = if D == 2 { out } else { B::float_reshape(out, out_shape.into()) };
-    Tensor::from_primitive(TensorPrimitive::Float(out))
+    let out = B::bsr_matmul(pattern, values, shaped::<B>(dense, folded.into()), bias, spec);
+    Tensor::from_primitive(TensorPrimitive::Float(shaped::<B>(out, out_shape.into())))
+}
+
+/// How many elements a shape has; None where they are too many to count.
+fn count(shape: &[usize]) -> Option<usize> {
+    if shape.contains(&0) { Some(0) } else { shape.iter().try_fold(1, |all: usize, &side| all.checked_mul(side)) }
+}
+
+/// The tensor itself where it has this shape: a reshape copies on some backends, and gives no leaf on autodiff.
+pub(crate) fn shaped<B: Backend>(tensor: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
+    if tensor.shape() == shape { tensor } else { B::float_reshape(tensor, shape) }
 }
 
 /// `Tensor::reshape` takes a 0 for "as it was"; here it is a size like any other.
@@ -287,7 +306,7 @@ pub(crate) fn reshaped<B: Backend, const D: usize, const E: usize>(
     tensor: Tensor<B, D>,
     shape: [usize; E],
 ) -> Tensor<B, E> {
-    let primitive = B::float_reshape(tensor.into_primitive().tensor(), shape.into());
+    let primitive = shaped::<B>(tensor.into_primitive().tensor(), shape.into());
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
 

@@ -4,7 +4,7 @@ mod common;
 
 use burn::backend::{Flex, NdArray};
 use burn::nn::LinearConfig;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_sparse::{
     AttentionOptions, BsrPattern, BsrTensor, Error, SparseBackend, SparseLinear, SparseLinearConfig, attention,
     try_attention,
@@ -60,6 +60,46 @@ fn indices_too_large_are_named_as_they_are() {
     let words = format!("col_indices[0] is {most}; expected at most 2^63-1");
     assert_eq!(error([0, 1], [most]), Error::ColumnRange(words));
     assert_eq!(error([0, most], [0]), Error::BadRowPtr(format!("row_ptr[1] is {most}; expected at most 2^63-1")));
+}
+
+#[test]
+fn so_are_those_in_tensors() {
+    setup();
+    let tensor = |values: Vec<u64>| {
+        let shape = [values.len()];
+        Tensor::<Flex, 1, Int>::from_data(TensorData::new(values, shape), (&Default::default(), DType::U64))
+    };
+    let error = |row_ptr: Vec<u64>, col_indices: Vec<u64>| {
+        BsrPattern::try_new(tensor(row_ptr), tensor(col_indices), [2, 4], 2).expect_err("this is bad input")
+    };
+    let most = u64::MAX;
+    let words = format!("col_indices[0] is {most}; expected at most 2^63-1");
+    assert_eq!(error(vec![0, 1], vec![most]), Error::ColumnRange(words));
+    assert_eq!(
+        error(vec![0, most], vec![0]),
+        Error::BadRowPtr(format!("row_ptr[1] is {most}; expected at most 2^63-1"))
+    );
+    assert!(BsrPattern::try_new(tensor(vec![0, 1]), tensor(vec![1]), [2, 4], 2).is_ok());
+}
+
+/// So many elements that their number is 0 in 64 bits. Flex expands without memory.
+#[test]
+fn shapes_that_cannot_be_counted_are_refused() {
+    setup();
+    let device = Default::default();
+    let wide = Tensor::<Flex, 2>::ones([1, 1], &device).expand([1usize << 32, 1 << 32]);
+    let error = BsrTensor::try_new([0, 0], [0i64; 0], wide, [2, 4], 2).expect_err("there are no blocks").to_string();
+    assert!(error.contains("values has shape [4294967296, 4294967296]"), "{error}");
+
+    let a = BsrTensor::<Flex>::new([0, 0], [0i64; 0], Tensor::<Flex, 1>::empty([0], &device), [4, 4], 4);
+    let wide = Tensor::<Flex, 4>::ones([1, 1, 4, 4], &device).expand([1usize << 32, 1 << 32, 4, 4]);
+    type Product = fn(&BsrTensor<Flex>, Tensor<Flex, 4>) -> Tensor<Flex, 4>;
+    for product in [BsrTensor::matmul as Product, BsrTensor::matmul_right] {
+        let task = std::panic::AssertUnwindSafe(|| product(&a, wide.clone()));
+        let payload = std::panic::catch_unwind(task).expect_err("this is too much");
+        let said = payload.downcast_ref::<String>().expect("a message");
+        assert!(said.contains("bsr_matmul: dense has shape [4294967296, 4294967296, 4, 4]"), "{said}");
+    }
 }
 
 #[test]
@@ -282,4 +322,15 @@ fn sizes_beyond_all_memory_are_refused() {
     let wide = |shape| Tensor::<Flex, 4>::ones([1, 1, 1, 8], &Default::default()).expand(shape);
     let (q, k) = (wide([1 << 20, 1 << 20, 1, 8]), wide([1 << 20, 1, 1, 8]));
     refuses(&["attention", "elements"], || try_attention(q, k.clone(), k, &AttentionOptions::default()));
+}
+
+/// A copy of this operand would be 32 TiB; Flex expands without memory.
+#[test]
+fn a_batch_is_read_where_it_lies() {
+    setup();
+    let device = Default::default();
+    let none = Tensor::<Flex, 1>::empty([0], &device);
+    let a = BsrTensor::new([0, 0], [0i64; 0], none, [1, 1 << 42], [1, 1 << 42]);
+    let b = Tensor::<Flex, 3>::ones([1, 1, 1], &device).expand([2, 1usize << 42, 1]);
+    assert_eq!(a.matmul(b).into_data(), Tensor::<Flex, 3>::zeros([2, 1, 1], &device).into_data());
 }

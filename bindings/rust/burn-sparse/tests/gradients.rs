@@ -151,6 +151,28 @@ fn only_what_asks_for_a_gradient_gets_one() {
     assert!(!untracked.is_require_grad());
 }
 
+/// Values of the blocks' own shape are taken as they are, so that every backward pass reaches them.
+#[test]
+fn values_get_a_gradient_in_every_backward_pass() {
+    setup();
+    type B = Autodiff<NdArray>;
+    let (pattern, mut random) = (BsrPattern::dense([6, 8], [3, 4]), Random(4));
+    let values = random.tensor::<B, 3>([4, 3, 4], DType::F32).require_grad();
+    let other = random.matrix::<B>([6, 8], [3, 4], DType::F32);
+    let made = [
+        BsrTensor::new(pattern.row_ptr(), pattern.col_indices(), values.clone(), [6, 8], [3, 4]),
+        BsrTensor::from_pattern(pattern.clone(), values.clone()),
+        BsrTensor::from_pattern(pattern, other.to_dense().reshape([4, 3, 4])).with_values(values.clone()),
+    ];
+    for a in made.into_iter().map(BsrTensor::require_grad) {
+        for _ in 0..2 {
+            let grads = a.matmul(random.tensor::<B, 2>([8, 3], DType::F32)).sum().backward();
+            let found = values.grad(&grads).expect("a gradient of what came in");
+            assert_close(found, a.values().grad(&grads).expect("and of what it became"));
+        }
+    }
+}
+
 #[test]
 fn gradients_have_gradients() {
     setup();

@@ -58,7 +58,16 @@ impl<T: Element> Bsr<T> {
         let area = block_rows
             .checked_mul(block_cols)
             .ok_or_else(|| Error::BadSize(format!("block is {block_rows}x{block_cols}: its elements overflow")))?;
-        let (mut row_ptr, mut col_idx, mut values) = (vec![0i64], Vec::new(), Vec::new());
+        // A matrix without columns has no elements, and may have any number of rows.
+        let grid_rows = rows.div_ceil(block_rows);
+        if grid_rows >= i32::MAX as usize {
+            return Err(Error::BadSize(format!("shape[0]/block[0] is {grid_rows}; expected below 2^31-1")));
+        }
+        let (mut row_ptr, mut col_idx, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        row_ptr
+            .try_reserve_exact(grid_rows + 1)
+            .map_err(|_| Error::OutOfMemory(format!("shape[0]/block[0] is {grid_rows}: so many row pointers")))?;
+        row_ptr.push(0i64);
         for top in (0..rows).step_by(block_rows) {
             for (column, left) in (0..cols).step_by(block_cols).enumerate() {
                 let (bottom, right) =

@@ -100,7 +100,8 @@ impl ContextBuilder {
 
     /// Where messages go. It may be called from any thread; a panic in it is swallowed. Without one the library is
     /// silent, unless `$SPARSE_AUTOTUNE_LOG` sends its messages to standard error. It may drop the last handle of a context,
-    /// which then closes on a thread of its own; it must not wait for one, which may wait for the log.
+    /// which then closes on a thread of its own; it must not wait for one, which may wait for the log. Nor may it tune or make
+    /// plans: messages come in the midst of both, which would wait for themselves.
     pub fn log(mut self, log: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Self {
         self.log = Some(Box::new(log));
         self

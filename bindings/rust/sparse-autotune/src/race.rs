@@ -142,7 +142,8 @@ impl<'a> RaceOptions<'a> {
         Self { only: Some(names.join(",")), ..self }
     }
 
-    /// Called as the race goes on: how many steps are done, of how many, and what is next. A panic in it is swallowed.
+    /// Called as the race goes on: how many steps are done, of how many, and what is next. A panic in it is swallowed. It must
+    /// not tune or make plans, which would wait for the race.
     pub fn progress(self, progress: Progress<'a>) -> Self {
         Self { progress: Some(progress), ..self }
     }

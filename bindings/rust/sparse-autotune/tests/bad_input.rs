@@ -191,6 +191,9 @@ fn matrices_are_checked() {
     refused(Bsr::from_dense(&c, &[0f32; 6], [2, 3], [2, 0]), Error::BadBlock, &["block"]);
     refused(Bsr::from_dense(&c, &[1f32; 6], [2, 3], [usize::MAX, 2]), Error::BadSize, &["block"]);
     refused(Bsr::from_dense(&c, &[1f32; 6], [2, 3], [1 << 40, 1 << 20]), Error::OutOfMemory, &["block"]);
+    for rows in [usize::MAX, 1 << 40] {
+        refused(Bsr::<f32>::from_dense(&c, &[], [rows, 0], [1, 1]), Error::BadSize, &["shape[0]", "block[0]"]);
+    }
     let empty = Bsr::<f32>::new(&c, [0, 1 << 50], [1, 1 << 30], &[0], &[], vec![]).unwrap();
     assert_eq!(empty.to_dense().unwrap(), []);
     refused(empty.matmul(&[], 1), Error::BadSize, &["b has 0"]);

@@ -349,6 +349,7 @@ mod tests {
     use burn::tensor::{Tensor, TensorPrimitive};
 
     use super::*;
+    use crate::tensor::shaped;
 
     /// Operands are read where they lie, and results stay where they were written. `address` is that of a tensor's first
     /// element.
@@ -367,7 +368,8 @@ mod tests {
 
         let batch = Tensor::<B, 3>::from_primitive(made(&[6, 8, 8]));
         let values = batch.clone().into_primitive().tensor();
-        in_place(values.clone(), FloatTensor::<B>::elements(&values.standard()).as_ptr());
+        in_place(values.clone(), FloatTensor::<B>::elements(&values.clone().standard()).as_ptr());
+        in_place(values.clone(), address(&shaped::<B>(values, [6, 8, 8].into())));
         let cut = batch.clone().slice([2..5, 3..7, 1..6]);
         let row = batch.clone().slice([0..6, 2..3, 0..8]).expand([6, 5, 8]);
         for tensor in [batch.clone(), batch.swap_dims(1, 2), cut, row] {
