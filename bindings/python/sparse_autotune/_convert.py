@@ -273,14 +273,18 @@ def to_scipy(a: BsrMatrix) -> Any:
     return sparse.sparse.bsr_array((values, np.array(a.col_idx), np.array(a.row_ptr)), shape=a.shape)
 
 
-def contiguous(a: BsrMatrix) -> BsrMatrix:
-    """The transpose, stored as itself."""
-    pattern = a._pattern
+def transposed(pattern: Pattern) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """row_ptr and col_idx of the transpose, and where its blocks are stored."""
     rows = _block_rows(pattern)
     order = np.lexsort((rows, pattern.col_idx))
     counts = np.bincount(pattern.col_idx, minlength=pattern.grid[1])
-    row_ptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64), rows[order].astype(np.int64), order
+
+
+def contiguous(a: BsrMatrix) -> BsrMatrix:
+    """The transpose, stored as itself."""
+    row_ptr, col_idx, order = transposed(a._pattern)
     values = np.from_dlpack(a._values) if not hasattr(a._values, "swapaxes") else a._values
     operand = _arrays.describe(values, "values")
     moved = values[_index_like(order, operand)].swapaxes(1, 2)
-    return BsrMatrix(row_ptr, rows[order].astype(np.int64), moved, a.shape)
+    return BsrMatrix(row_ptr, col_idx, moved, a.shape)

@@ -262,11 +262,16 @@ class BsrMatrix:
         >>> sa.BsrMatrix.from_dense(np.eye(4), block=2).stats["density"]
         0.5
         """
-        v = self._pattern.view()
+        pattern = self._pattern
+        if self._transposed:
+            from . import _convert
+
+            row_ptr, col_idx, _ = _convert.transposed(pattern)
+            pattern = make_pattern(row_ptr, col_idx, self.shape, pattern.block[::-1])
+        v = pattern.view()
         return {
-            "stored_blocks": v.stored_blocks, "stored_elements": v.stored_elements, "density": v.density,
-            "skew": v.t_skew if self._transposed else v.skew, "column_skew": v.skew if self._transposed else v.t_skew,
-            "overlap": v.overlap, "most_in_a_row": v.max_col if self._transposed else v.max_row, "empty_rows": v.empty_rows,
+            "stored_blocks": v.stored_blocks, "stored_elements": v.stored_elements, "density": v.density, "skew": v.skew,
+            "column_skew": v.t_skew, "overlap": v.overlap, "most_in_a_row": v.max_row, "empty_rows": v.empty_rows,
         }  # fmt: skip
 
     # ---- made into others ----

@@ -83,6 +83,7 @@ def matmul(
     _refuse_nested(torch, b, "A" if left else "B")
     if torch is not None and isinstance(b, torch.Tensor) and bias is not None and not isinstance(bias, torch.Tensor):
         raise TypeError(f"bias is a {type(bias).__name__}; expected a torch tensor, as {'A' if left else 'B'} is")
+    _meet_torch(torch, b, out, bias)
     if torch is not None and _torch_matmul is not None and wants_torch(torch, a, b, out, bias, "bias"):
         return _torch_matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options)
     usual = out is None and out_dtype is None and options.beta == 0 and options.flags == 0 and allow_tf32 is None
@@ -113,6 +114,7 @@ def sampled_matmul(X: Any, Y: Any, pattern: Any, *, alpha: float = 1.0, beta: fl
     torch = torch_module()
     _refuse_nested(torch, X, "X")
     _refuse_nested(torch, Y, "Y")
+    _meet_torch(torch, X, out, Y)
     if torch is not None and _torch_sampled is not None and wants_torch(torch, None, X, out, Y, "Y"):
         return _torch_sampled(X, Y, a, alpha, out, beta)
     if a.is_transposed:  # (X Y) at the blocks of S^T is ((Y^T X^T) at those of S)^T
@@ -177,6 +179,12 @@ def _number(x: Any, name: str) -> float:
 def check_beta(beta: float, out: Any) -> None:
     if out is None and beta != 0:
         raise ValueError(f"beta is {beta} without out; expected 0, or an out that it applies to")
+
+
+def _meet_torch(torch: Any, *arrays: Any) -> None:
+    """torch may have been imported later than this package."""
+    if torch is not None and _torch_matmul is None and any(isinstance(x, torch.Tensor) for x in arrays):
+        from . import _torch  # noqa: F401
 
 
 def _refuse_nested(torch: Any, x: Any, name: str) -> None:

@@ -9,7 +9,10 @@ tensors and find its pattern by the storages of its indices.
 from __future__ import annotations
 
 import functools
+import math
+import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,7 +45,33 @@ if _fast is not None:
 
 # ---- patterns of plain index tensors ----
 
-_patterns: dict[tuple, tuple] = {}  # by storages, which are held weakly: an address cannot be used again while it stands here
+class Known:
+    """Patterns by their index tensors, whose storages are held weakly: an address cannot be used again while it stands here."""
+
+    def __init__(self) -> None:
+        self._lock, self._entries, self._most = threading.Lock(), dict[tuple, tuple](), 64
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, key: tuple, tensors: tuple, pattern: Pattern, own: bool = False) -> None:
+        """For as long as the tensors live and stay as they are. `own`: the pattern keeps these itself, and is not kept for them."""
+        kept: Callable[[], Pattern | None] = weakref.ref(pattern) if own else lambda: pattern
+        entry = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors), tuple(map(_version, tensors)), kept
+        with self._lock:
+            self._entries[key] = entry
+            if len(self._entries) >= self._most:  # now and then: looking through all of them takes time
+                self._entries = {k: e for k, e in self._entries.items() if e[2]() is not None and not any(r.expired() for r in e[0])}
+                self._most = max(64, 2 * len(self._entries))
+
+    def get(self, key: tuple, tensors: tuple) -> Pattern | None:
+        storages, versions, kept = self._entries.get(key, ((), None, None))
+        if kept is None or versions != tuple(map(_version, tensors)) or any(r.expired() for r in storages):
+            return None
+        return kept()
+
+
+_patterns = Known()
 
 
 def _version(t: Tensor) -> int:
@@ -57,22 +86,18 @@ def _index_key(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> 
     return _place(row_ptr), _place(col_idx), shape, block
 
 
-def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern) -> None:
-    """Lets operators find the pattern of these index tensors, for as long as they live and stay as they are."""
-    for key in [k for k, (r, c, *_) in _patterns.items() if r.expired() or c.expired()]:
-        _patterns.pop(key, None)
-    refs = StorageWeakRef(row_ptr.untyped_storage()), StorageWeakRef(col_idx.untyped_storage())
-    key = _index_key(row_ptr, col_idx, pattern.shape, pattern.block)
-    _patterns[key] = (*refs, _version(row_ptr), _version(col_idx), pattern)
+def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern, own: bool = False) -> None:
+    """Lets operators find the pattern of these index tensors."""
+    _patterns.add(_index_key(row_ptr, col_idx, pattern.shape, pattern.block), (row_ptr, col_idx), pattern, own)
 
 
 def pattern_of(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> Pattern:
     for sizes, name in ((shape, "shape"), (block, "block")):
         if len(sizes) != 2:
             raise ValueError(f"{name} is {sizes}; expected two sizes")
-    found = _patterns.get(_index_key(row_ptr, col_idx, shape, block))
-    if found is not None and not found[0].expired() and not found[1].expired() and found[2:4] == (_version(row_ptr), _version(col_idx)):
-        return found[4]
+    found = _patterns.get(_index_key(row_ptr, col_idx, shape, block), (row_ptr, col_idx))
+    if found is not None:
+        return found
     if row_ptr.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("row_ptr and col_idx are not known yet, and a CUDA graph is being captured: run this product once before")
     pattern = make_pattern(row_ptr, col_idx, shape, block, str(row_ptr.device))
@@ -94,7 +119,8 @@ def index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tenso
             pair = _copy_indices(pattern, device)
         for t in pair:
             t._dynamo_static_input_type = "unguarded"  # its address never changes: CUDA graphs need not copy it
-        remember(*pair, pattern)
+        pair[0]._sparse_autotune_pattern = pattern  # a graph of autograd may have the tensors when nobody has the matrix any more
+        remember(*pair, pattern, own=True)
         pattern.caches[key] = pair
     return pattern.caches[key]
 
@@ -218,12 +244,12 @@ def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Ten
 
 def _fold(t: Tensor) -> Tensor:
     """(..., rows, n) as (rows, everything else)."""
-    return t.unsqueeze(-1) if t.dim() == 1 else t if t.dim() == 2 else t.movedim(-2, 0).flatten(1)
+    return t.unsqueeze(-1) if t.dim() == 1 else t if t.dim() == 2 else t.movedim(-2, 0).reshape(t.shape[-2], math.prod(t.shape[:-2]) * t.shape[-1])
 
 
 def _rows(t: Tensor) -> Tensor:
     """(..., n) as (everything else, n)."""
-    return t.unsqueeze(0) if t.dim() == 1 else t.flatten(0, -2)
+    return t.unsqueeze(0) if t.dim() == 1 else t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
 
 
 def _product_grads(needs: tuple, values: Tensor, b: Tensor, grad: Tensor, bias_dtype: Any, transposed: bool, left: bool, alpha: float, product: Any, sample: Any) -> tuple:
@@ -292,14 +318,23 @@ def _bare(pattern: Pattern, values: Tensor, transposed: bool) -> BsrMatrix:
     return matrix
 
 
+def _batched(*tensors: Tensor) -> bool:
+    """Whether a backward pass has many gradients at once, by torch's older vmap."""
+    return any(map(_C._functorch.is_legacy_batchedtensor, tensors))
+
+
 def differentiable(pattern: Pattern, values: Tensor, b: Tensor, bias: Tensor | None, transposed: bool, left: bool, alpha: float) -> Tensor:
-    """The product in plain eager code, with a gradient where one is wanted."""
+    """The product in plain eager code, with a gradient where one is wanted; what backward passes are given may not be plain."""
+    if _batched(values, b) or not _plain(values, b, bias):
+        return torch.ops.sparse_autotune.matmul(values, *index_tensors(pattern, values.device), b, bias, list(pattern.shape), transposed, left, alpha)
     if torch.is_grad_enabled() and (values.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         return _Product.apply(values, b, bias, pattern, transposed, left, alpha)
     return forward(_bare(pattern, values, transposed), b, left, bias, 0, alpha)
 
 
 def differentiable_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Tensor:
+    if _batched(x, y) or not _plain(x, y):
+        return torch.ops.sparse_autotune.sampled(x, y, *index_tensors(pattern, x.device), list(pattern.shape), list(pattern.block), alpha)
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
         return _Sampled.apply(x, y, pattern, alpha)
     return forward_sampled(x, y, pattern, alpha)
@@ -337,6 +372,13 @@ for _key in ("CPU", "CUDA"):
     _library.impl("sampled", _sampled_impl, _key)
 
 
+def _check_meta(first, name, **others):
+    """One operand on meta sends a call here, and what the others hold would be lost."""
+    for other, t in others.items():
+        same = t is None or (t.device.type == "meta") == (first.device.type == "meta")
+        torch._check(same, lambda: f"{other} is on {t.device} and {name} on {first.device}; expected one device")  # noqa: B023
+
+
 def _check_product(values, row_ptr, col_idx, b, bias, shape, transpose, left):
     torch._check(values.dim() == 3, lambda: f"values has {values.dim()} dimensions; expected 3")
     torch._check(len(shape) == 2, lambda: f"shape has {len(shape)} entries; expected 2")
@@ -344,6 +386,8 @@ def _check_product(values, row_ptr, col_idx, b, bias, shape, transpose, left):
     torch._check(b.dim() >= 1, lambda: "b has no dimensions; expected at least 1")
     torch._check(values.dtype == b.dtype, lambda: f"values has dtype {values.dtype} and b {b.dtype}; expected one dtype")
     torch._check(values.device == b.device, lambda: f"values is on {values.device} and b on {b.device}; expected one device")
+    _check_meta(values, "values", row_ptr=row_ptr, col_idx=col_idx, bias=bias)
+    torch._check(values.shape[0] == col_idx.shape[0], lambda: f"values has {values.shape[0]} blocks and col_idx {col_idx.shape[0]}; expected as many")
     rows, cols = (shape[1], shape[0]) if transpose else (shape[0], shape[1])
     inner, features = (rows, cols) if left else (cols, rows)
     have = b.shape[-1] if left or b.dim() == 1 else b.shape[-2]
@@ -364,6 +408,7 @@ def _matmul_fake(values, row_ptr, col_idx, b, bias, shape, transpose=False, left
 def _sampled_fake(x, y, row_ptr, col_idx, shape, block, alpha=1.0):
     torch._check(x.dim() == 2 and y.dim() == 2, lambda: "x and y must have 2 dimensions")
     torch._check(x.dtype == y.dtype, lambda: f"x has dtype {x.dtype} and y {y.dtype}; expected one dtype")
+    _check_meta(x, "x", y=y, row_ptr=row_ptr, col_idx=col_idx)
     torch._check(x.shape[0] == shape[0], lambda: f"x has {x.shape[0]} rows; expected {shape[0]}")
     torch._check(y.shape[1] == shape[1], lambda: f"y has {y.shape[1]} columns; expected {shape[1]}")
     torch._check(x.shape[1] == y.shape[0], lambda: f"x has {x.shape[1]} columns and y {y.shape[0]} rows; expected as many")

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import _attention, _context, _mask, _torch_own
 from . import _torch as interop
@@ -22,24 +21,18 @@ _ONCE = "q, k and v: attention has first gradients only"
 
 # ---- masks as tensors: row_ptr, col_idx and the offsets in one ----
 
-_masks: dict[tuple, tuple] = {}  # by storage, which is held weakly: an address cannot be used again while it stands here
+_masks = interop.Known()
 
 
 def _key(index: Tensor, shape: tuple) -> tuple:
     return index.untyped_storage()._cdata, index.storage_offset(), index.shape[0], shape
 
 
-def _remember(index: Tensor, shape: tuple, pattern: Pattern) -> None:
-    for key in [k for k, (storage, *_) in _masks.items() if storage.expired()]:
-        _masks.pop(key, None)
-    _masks[_key(index, shape)] = (StorageWeakRef(index.untyped_storage()), interop._version(index), pattern)
-
-
 def pattern_of(index: Tensor, shape: tuple) -> Pattern:
     """The pattern of a mask's tensor; (rows, columns, block rows, block columns, stored blocks, sequences) is its shape."""
-    found = _masks.get(_key(index, shape))
-    if found is not None and not found[0].expired() and found[1] == interop._version(index):
-        return found[2]
+    found = _masks.get(_key(index, shape), (index,))
+    if found is not None:
+        return found
     if index.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("mask is not known yet, and a CUDA graph is being captured: run this once before")
     if len(shape) != 6 or shape[2] < 1 or shape[3] < 1:
@@ -53,7 +46,7 @@ def pattern_of(index: Tensor, shape: tuple) -> Pattern:
     pattern = make_pattern(row_ptr, col_idx, (rows, cols), (br, bc))
     if offsets:
         pattern = Pattern(row_ptr, col_idx, (rows, cols), (br, bc), "cpu", tuple(offsets))
-    _remember(index, shape, pattern)
+    _masks.add(_key(index, shape), (index,), pattern)
     return pattern
 
 
@@ -74,7 +67,7 @@ def index_of(mask: AttentionMask, device: torch.device) -> Tensor:
         if made is None:
             made = _copy_index(mask._pattern, device)
         made._dynamo_static_input_type = "unguarded"  # its address never changes: CUDA graphs need not copy it
-        _remember(made, mask._index_shape, mask._pattern)
+        _masks.add(_key(made, mask._index_shape), (made,), mask._pattern)
         mask._tensors[key] = made
     return mask._tensors[key]
 

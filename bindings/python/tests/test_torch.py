@@ -482,6 +482,98 @@ print("fine")
     assert run.stdout.strip() == "fine", run.stderr
 
 
+def test_torch_may_be_imported_later():
+    import os
+    import subprocess
+    import sys
+
+    program = """
+import numpy as np, sparse_autotune as sa
+sa.set_effort("off")
+A = sa.BsrMatrix.from_dense(np.eye(8, dtype="f4"), block=4)
+import torch
+x = torch.ones(8, 2, requires_grad=True)
+sa.sampled_matmul(x, torch.ones(2, 8), A).values.sum().backward()
+sa.matmul(A, x).sum().backward()
+print(x.grad.unique().tolist())
+try:
+    sa.matmul(A, x.detach(), out=torch.zeros(8, 2, requires_grad=True))
+except RuntimeError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    assert run.stdout.split("\n")[:2] == ["[5.0]", "out requires grad: gradients do not flow through out"], run.stdout + run.stderr
+
+
+def test_patterns_go_with_their_matrices():
+    gc.collect()
+    before = len(interop._patterns)
+    for _ in range(200):
+        sa.BsrMatrix.from_dense(torch.eye(16), block=4)
+        sa.matmul(torch.eye(8).to_sparse_bsr((4, 4)), torch.ones(8, 2))
+    gc.collect()
+    assert len(interop._patterns) < before + 150
+    alive = [entry for entry in interop._patterns._entries.values() if entry[2]() is not None]
+    assert len(alive) <= before
+
+
+def test_a_gradient_finds_the_pattern_of_a_matrix_that_is_gone():
+    a = sa.BsrMatrix.from_dense(torch.randn(8, 8, dtype=torch.float64), block=4)
+    dense, x = a.to_dense(), torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
+    operator = torch.ops.sparse_autotune.matmul(a.values, *a._index, x, None, [8, 8])
+    out = sa.matmul(a, x)
+    del a
+    gc.collect()
+    (operator + out).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * dense.T @ torch.ones(8, 3, dtype=torch.float64))
+
+
+def test_matrices_are_made_in_many_threads():
+    wrong = []
+
+    def work():
+        try:
+            for _ in range(100):
+                sa.BsrMatrix.from_dense(torch.eye(8), block=2)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_an_operand_on_meta_beside_others_is_named():
+    a = sa.BsrMatrix.from_dense(torch.eye(8), block=4)
+    (r, c), b, operators = a._index, torch.randn(8, 2), torch.ops.sparse_autotune
+    for call, name in (
+        (lambda: operators.matmul(a.values, r.to("meta"), c, b, None, [8, 8]), "row_ptr"),
+        (lambda: operators.matmul(a.values, r, c, b, torch.zeros(8, device="meta"), [8, 8]), "bias"),
+        (lambda: operators.sampled(b, torch.randn(2, 8, device="meta"), r, c, [8, 8], [4, 4]), "y"),
+        (lambda: torch.vmap(lambda x: sa.matmul(a, x, bias=torch.zeros(8, device="meta")))(torch.randn(3, 8, 2)), "bias"),
+    ):
+        with pytest.raises(RuntimeError, match=f"{name} is on meta"):
+            call()
+
+
+def test_many_gradients_at_once():
+    layer = sa.SparseLinear(16, 8, block=4, density=0.5).double()
+    for shape in ((16,), (3, 16), (2, 3, 16)):
+        x = torch.randn(shape, dtype=torch.float64)
+        jacobian = torch.autograd.functional.jacobian
+        torch.testing.assert_close(jacobian(layer, x, vectorize=True), jacobian(layer, x))
+    a, b = sa.BsrMatrix.from_dense(torch.randn(8, 8, dtype=torch.float64), block=4), torch.randn(8, 3, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda v, x: sa.matmul(a.with_values(v), x), (a.values.requires_grad_(), b.requires_grad_()), check_batched_grad=True)
+
+
+def test_a_transpose_has_its_own_statistics():
+    a = sa.BsrMatrix.from_dense(np.kron([[1, 0, 1, 0, 0], [1, 0, 1, 0, 0], [1, 0, 0, 0, 0]], np.ones((2, 3))), block=(2, 3))
+    assert a.T.stats == a.T.contiguous().stats != a.stats
+
+
 def test_the_package_works_without_torch_and_scipy():
     import os
     import subprocess
