@@ -378,9 +378,13 @@ static const char *drawn_option(const race_args *r) {
     return r->seed != 1 ? "seed" : NULL;
 }
 
-// One that only attention has; NULL if none was given.
-static const char *attention_option(const spec *s) {
+// One that the operation does not have; NULL if none was given.
+static const char *foreign_option(const spec *s) {
     spec plain = spec_default();
+    if (s->op != SAT_MATMUL - 1 && s->transpose) return "transpose";
+    if (s->op != SAT_MATMUL - 1 && s->bias) return "bias";
+    if (s->op != SAT_MATMUL - 1 && s->activation) return "activation";
+    if (spec_is_attention(s)) return NULL;
     if (s->heads != plain.heads) return "heads";
     if (s->kv_heads != plain.kv_heads) return "kv-heads";
     if (s->window != plain.window) return "window";
@@ -399,14 +403,8 @@ int race_main(int argc, char **argv) {
     s->pattern.seed = (uint64_t)r.seed;
     s->flags = (r.fixed ? SAT_FIXED_VALUES : 0) | (r.dense ? SAT_ALLOW_DENSE : 0) | (r.tf32 ? SAT_ALLOW_TF32 : 0) |
                (r.nondeterministic ? SAT_ALLOW_NONDETERMINISTIC : 0);
-    if (s->op != SAT_MATMUL - 1 && (s->transpose || s->bias || s->activation))
-        return usage_error("race", "--op %s: takes no --%s", operation_names[s->op],
-                           s->transpose ? "transpose"
-                           : s->bias    ? "bias"
-                                        : "activation");
-
-    const char *attention = s->op + 1 < SAT_ATTENTION ? attention_option(s) : NULL;
-    if (attention) return usage_error("race", "--op %s: takes no --%s", operation_names[s->op], attention);
+    const char *foreign = foreign_option(s);
+    if (foreign) return usage_error("race", "--op %s: takes no --%s", operation_names[s->op], foreign);
 
     mtx matrix = {0};
     const char *drawn = r.matrix ? drawn_option(&r) : NULL;

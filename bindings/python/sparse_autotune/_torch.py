@@ -318,14 +318,9 @@ def _bare(pattern: Pattern, values: Tensor, transposed: bool) -> BsrMatrix:
     return matrix
 
 
-def _batched(*tensors: Tensor) -> bool:
-    """Whether a backward pass has many gradients at once, by torch's older vmap."""
-    return any(map(_C._functorch.is_legacy_batchedtensor, tensors))
-
-
 def differentiable(pattern: Pattern, values: Tensor, b: Tensor, bias: Tensor | None, transposed: bool, left: bool, alpha: float) -> Tensor:
     """The product in plain eager code, with a gradient where one is wanted; what backward passes are given may not be plain."""
-    if _batched(values, b) or not _plain(values, b, bias):
+    if not _plain(values, b, bias):
         return torch.ops.sparse_autotune.matmul(values, *index_tensors(pattern, values.device), b, bias, list(pattern.shape), transposed, left, alpha)
     if torch.is_grad_enabled() and (values.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         return _Product.apply(values, b, bias, pattern, transposed, left, alpha)
@@ -333,7 +328,7 @@ def differentiable(pattern: Pattern, values: Tensor, b: Tensor, bias: Tensor | N
 
 
 def differentiable_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Tensor:
-    if _batched(x, y) or not _plain(x, y):
+    if not _plain(x, y):
         return torch.ops.sparse_autotune.sampled(x, y, *index_tensors(pattern, x.device), list(pattern.shape), list(pattern.block), alpha)
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
         return _Sampled.apply(x, y, pattern, alpha)
@@ -573,7 +568,7 @@ def _plain(*tensors: Any) -> bool:
         refuse_transforms(*tensors)
         return False
     for t in tensors:
-        if type(t) is not Tensor and type(t) is not torch.nn.Parameter and t is not None:
+        if t is not None and ((type(t) is not Tensor and type(t) is not torch.nn.Parameter) or _C._functorch.is_legacy_batchedtensor(t)):
             return False
     return _C._len_torch_dispatch_stack() == 0 and not _C._is_tracing()
 

@@ -1,8 +1,10 @@
 """What the tests share: a cache of their own, effort off unless a test asks for more, and makers of random problems."""
 
 import os
+import subprocess
 import sys
 import tempfile
+import threading
 
 # Before the library makes its first context.
 os.environ["SPARSE_AUTOTUNE_CACHE"] = tempfile.mkdtemp(prefix="sparse_autotune_test_")
@@ -52,6 +54,20 @@ def forget_compiled():
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request):
     return request.param
+
+
+def run_program(text, *words, **environment):
+    """In a process of its own."""
+    return subprocess.run([sys.executable, "-c", text, *words], capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def in_threads(count, work):
+    """work(number), in so many threads at once."""
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
 
 
 def random_bsr(seed, rows, cols, block, density, dtype=np.float32):

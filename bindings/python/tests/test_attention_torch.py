@@ -1,13 +1,10 @@
 """Attention in PyTorch: gradients, operators, autocast, torch.compile, BlockMask, torch's own attention in races."""
 
 import gc
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from conftest import TOLERANCE
+from conftest import TOLERANCE, run_program
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -397,8 +394,7 @@ print("all right")
 
 @pytest.mark.parametrize("program, says", [(OWN, "True"), (ODD, "all right")])
 def test_torchs_attention_serves_without_a_copy(program, says):
-    words = [sys.executable, "-c", program]
-    run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SPARSE_AUTOTUNE_FORCE": SDPA})
+    run = run_program(program, SPARSE_AUTOTUNE_FORCE=SDPA)
     assert says in run.stdout, run.stdout + run.stderr
 
 

@@ -1,13 +1,10 @@
 """Races, tuning ahead of time, the cache, and variants in Python."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from conftest import close, random_bsr
+from conftest import close, random_bsr, run_program
 
 import sparse_autotune as sa
 
@@ -112,8 +109,7 @@ print((sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2), np.float32), (2, 2)) @ np.on
 
 
 def test_a_python_variant_serves():
-    words = [sys.executable, "-c", SERVES]
-    run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SPARSE_AUTOTUNE_FORCE": "cpu_matmul_f32_any_python_seven"})
+    run = run_program(SERVES, SPARSE_AUTOTUNE_FORCE="cpu_matmul_f32_any_python_seven")
     assert run.stdout.strip() == "[7. 7.]", run.stderr
 
 
@@ -165,8 +161,7 @@ print(a @ b)
 def test_an_interrupt_inside_a_python_variant_comes_out(kind):
     if kind == "torch":
         pytest.importorskip("torch")
-    words = [sys.executable, "-c", INTERRUPTED, kind]
-    run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SPARSE_AUTOTUNE_FORCE": "cpu_matmul_f32_any_python_stop"})
+    run = run_program(INTERRUPTED, kind, SPARSE_AUTOTUNE_FORCE="cpu_matmul_f32_any_python_stop")
     assert run.stdout.startswith("stopped\n") and "7" in run.stdout, run.stderr
 
 

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import TOLERANCE, random_bsr
+from conftest import TOLERANCE, in_threads, random_bsr, run_program
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -234,11 +234,7 @@ def test_vectors_of_threads_share_a_matrix():
             if not torch.allclose(a @ b, dense @ b, rtol=1e-3, atol=1e-3):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(6, work)
     assert not wrong
 
 
@@ -448,21 +444,13 @@ print("fine")
 
 
 def test_torch_without_exchange_functions():
-    import os
-    import subprocess
-    import sys
-
     if interop._fast is None:
         pytest.skip("built without the extension")
-    run = subprocess.run([sys.executable, "-c", OLD_TORCH], capture_output=True, text=True, env=dict(os.environ))
+    run = run_program(OLD_TORCH)
     assert run.stdout.strip() == "fine", run.stderr
 
 
 def test_without_the_extension_everything_works():
-    import os
-    import subprocess
-    import sys
-
     program = """
 import sys, torch
 sys.modules["sparse_autotune._fast"] = None
@@ -478,15 +466,11 @@ for _ in range(2):
 assert (b.grad == 2).all()
 print("fine")
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    run = run_program(program)
     assert run.stdout.strip() == "fine", run.stderr
 
 
 def test_torch_may_be_imported_later():
-    import os
-    import subprocess
-    import sys
-
     program = """
 import numpy as np, sparse_autotune as sa
 sa.set_effort("off")
@@ -501,7 +485,7 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    run = run_program(program)
     assert run.stdout.split("\n")[:2] == ["[5.0]", "out requires grad: gradients do not flow through out"], run.stdout + run.stderr
 
 
@@ -531,18 +515,14 @@ def test_a_gradient_finds_the_pattern_of_a_matrix_that_is_gone():
 def test_matrices_are_made_in_many_threads():
     wrong = []
 
-    def work():
+    def work(_):
         try:
             for _ in range(100):
                 sa.BsrMatrix.from_dense(torch.eye(8), block=2)
         except Exception as error:
             wrong.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(8, work)
     assert not wrong
 
 
@@ -575,10 +555,6 @@ def test_a_transpose_has_its_own_statistics():
 
 
 def test_the_package_works_without_torch_and_scipy():
-    import os
-    import subprocess
-    import sys
-
     program = """
 import sys
 for name in ("torch", "scipy", "cupy", "pandas", "matplotlib"):
@@ -593,5 +569,5 @@ except ImportError:
 from sparse_autotune import *
 print(BsrMatrix is sa.BsrMatrix)
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    run = run_program(program)
     assert run.stdout.split("\n")[:3] == ["4.0", "no torch", "True"], run.stderr

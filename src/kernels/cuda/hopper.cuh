@@ -163,6 +163,9 @@ __device__ __forceinline__ void sat_store_turned(uint32_t to, uint32_t a, uint32
 
 /* ---- warpgroup products ---- */
 
+/* How lines of so many bytes, 128, 64 or 32, are exchanged in shared memory, by the number that descriptors have. */
+__host__ __device__ constexpr int sat_swizzle_of(int line) { return line == 128 ? 1 : line == 64 ? 2 : 3; }
+
 /* A matrix in shared memory as wgmma reads it. `swizzle` 1, 2, 3: rows of 128, 64, 32 bytes; `leading` and `stride` in
  * bytes. */
 __device__ __forceinline__ uint64_t sat_descriptor(uint32_t from, int swizzle, uint32_t leading, uint32_t stride) {

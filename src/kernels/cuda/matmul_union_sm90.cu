@@ -206,16 +206,14 @@ __device__ static void produce_a(const job &x, const maps &m, barriers *s, uint3
 
 /* ---- the consumers ---- */
 
-__device__ constexpr int swizzle_of(int line) { return line == 128 ? 1 : line == 64 ? 2 : 3; }
-
 /* Descriptors of B and of the block. TA: the block lies turned; TB: B by columns. */
 template <typename S, bool TB> __device__ __forceinline__ uint64_t left_of(uint32_t b) {
     constexpr int line = TB ? S::BC * 2 : 128;
-    return sat_descriptor(b, swizzle_of(line), TB ? 16 : S::BC * 128, 8 * line);
+    return sat_descriptor(b, sat_swizzle_of(line), TB ? 16 : S::BC * 128, 8 * line);
 }
 template <typename S, bool TA> __device__ __forceinline__ uint64_t right_of(uint32_t a) {
     constexpr int line = TA ? S::BR * 2 : S::BC * 2;
-    return sat_descriptor(a, swizzle_of(line), TA ? S::A : 16, 8 * line);
+    return sat_descriptor(a, sat_swizzle_of(line), TA ? S::A : 16, 8 * line);
 }
 /* The same, some bytes on: their upper words are known when this is compiled. */
 __device__ __forceinline__ uint64_t further(uint64_t descriptor, int bytes) {

@@ -132,7 +132,7 @@ typedef struct sat_tile_place {
  * written; one where all pieces are alike. The last ones are hardly fewer: what they begin late takes long. */
 static inline unsigned sat_tiles_together(bool even, int64_t tiles_of_panel, int64_t panels, double panel_bytes,
                                           double tiles, double l2_bytes) {
-    double wanted = fmax(1, ceil(tiles / (double)sat_max(1, tiles_of_panel)));
+    double wanted = ceil(tiles / (double)sat_max(1, tiles_of_panel));
     double most = fmax(1, floor(0.7 * l2_bytes / fmax(1, panel_bytes)));
     double times = fmax(1, fmax(ceil((double)panels / most), floor((double)panels / wanted)));
     return even ? 1 : (unsigned)fmax(1, ceil((double)panels / times));

@@ -98,8 +98,8 @@ struct sat_pipe_tiles {
 template <typename T, typename S, bool TA, bool TB>
 __device__ __forceinline__ void sat_pipe_multiply(float (&d)[S::WN / 2], uint32_t a, uint32_t b, bool deep_a, int group,
                                                   int add) {
-    constexpr int KS = S::KS, deep = KS == 64 ? 1 : KS == 32 ? 2 : 3, eight = KS * 2 * 8;  // K contiguous
-    constexpr int wide = S::LINE == 128 ? 1 : S::LINE == 64 ? 2 : 3, chunk = KS * S::LINE; // N contiguous
+    constexpr int KS = S::KS, deep = sat_swizzle_of(KS * 2), eight = KS * 2 * 8; // K contiguous
+    constexpr int wide = sat_swizzle_of(S::LINE), chunk = KS * S::LINE;          // N contiguous
     if (S::BM == 128) a += group * 64 * KS * 2;
     else b += TB ? group * S::WN * KS * 2 : group * (S::WN * 2 / S::LINE) * chunk;
     sat_group_fence();
