@@ -175,8 +175,8 @@ assert floor.l2_bytes(s, "cuda_sampled_f16_64_mma_64x128") == (2 + 4) * x
 assert floor.l2_bytes(s, "cuda_sampled_f16_64_mma_64x64") == (4 + 4) * x
 EOF
 
-# What docs/hopper.md says was measured stands in the record.
-python3 "$root/bench/gpu/roofline.py" --check
+# What the pages say was measured stands in the record.
+python3 "$root/bench/gpu/pages.py" --check
 
 expect() { # status, a line that the output must end with or hold, arguments
     local wanted=$1 line=$2 status=0

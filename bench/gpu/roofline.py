@@ -1,23 +1,10 @@
-#!/usr/bin/env python3
-"""Writes the measured part of docs/hopper.md and its picture, docs/roofline.svg, from a record of bench/gpu_check.
+"""The roofline of each block size, from a record of bench/gpu_check: tables and a picture for docs/hopper.md."""
 
-usage: bench/gpu/roofline.py [RECORD]       bench/results/h200.json, unless told
-       bench/gpu/roofline.py --check        fails where the two files are not what that record says
-"""
-
-import json
 import math
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.dont_write_bytecode = True
+import floor
+import problems
 
-import floor  # noqa: E402
-import problems  # noqa: E402
-
-PAGE, PICTURE = ROOT / "docs" / "hopper.md", ROOT / "docs" / "roofline.svg"
-BEGIN, END = "<!-- measured: begin; bench/gpu/roofline.py writes this -->", "<!-- measured: end -->"
 BLOCKS = (16, 32, 64, 128)
 NAMES = {"operations": "arithmetic", "hbm": "memory", "l2": "L2"}
 
@@ -46,8 +33,8 @@ class Point:
         return self.flops / self.seconds
 
 
-def read(path):
-    record = json.loads(Path(path).read_text())
+def points_of(record):
+    """By block size."""
     known = {p.name: p for p in problems.all_problems()}
     found = {block: [] for block in BLOCKS}
     for row in record["rows"]:
@@ -57,7 +44,7 @@ def read(path):
     for points in found.values():
         for number, point in enumerate((p for p in points if is_drawn(p)), 1):
             point.number = number
-    return record, found
+    return found
 
 
 def is_drawn(point):
@@ -89,10 +76,9 @@ def table(points):
     return lines
 
 
-def measured(record, found):
-    c, machine = record["machine"]["ceilings"], record["machine"]
-    lines = [BEGIN, "",
-             f"{machine['name'].split(' (')[0]}, commit {record['commit'][:7]}, `{record['command']}`, {record['date'][:10]}. Ceilings of that run: "
+def measured(record):
+    c, machine, found = record["machine"]["ceilings"], record["machine"], points_of(record)
+    lines = [f"{machine['name'].split(' (')[0]}, commit {record['commit'][:7]}, `{record['command']}`, {record['date'][:10]}. Ceilings of that run: "
              f"f16 {c['f16'] / 1e12:.0f} TFLOPS, bf16 {c['bf16'] / 1e12:.0f}, TF32 {c['tf32'] / 1e12:.0f}, L2 {c['l2'] / 1e12:.2f} TB/s, "
              f"memory {c['memory'] / 1e12:.2f} TB/s."]
     if any(p.row["timed_by"] != "graph" for points in found.values() for p in points):
@@ -101,7 +87,7 @@ def measured(record, found):
         lines += ["This record has no cold times."]
     for block, points in found.items():
         lines += ["", f"### Block {block}", "", *table(points)]
-    return "\n".join([*lines, "", END])
+    return lines
 
 
 # ---- the picture: a panel for each block, both axes logarithmic ----
@@ -166,9 +152,9 @@ def labels(points):
     return found
 
 
-def picture(record, found):
+def picture(record):
     panels = []
-    for i, (block, points) in enumerate(found.items()):
+    for i, (block, points) in enumerate(points_of(record).items()):
         drawn = [p for p in points if p.number]
         inside = axes() + roof(record["machine"]["ceilings"]) + [s for p in drawn for s in mark(p)] + labels(drawn)
         inside.append(text((LEFT, 22), f"block {block}", 'font-size="15" font-weight="bold"'))
@@ -176,28 +162,3 @@ def picture(record, found):
     size = f'width="{2 * WIDTH}" height="{2 * HEIGHT}" viewBox="0 0 {2 * WIDTH} {2 * HEIGHT}"'
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11" fill="#333">',
                       '<rect width="100%" height="100%" fill="#fff"/>', *panels, "</svg>", ""])
-
-
-def page_with(part):
-    """docs/hopper.md, with this between its two marks."""
-    page = PAGE.read_text()
-    before, after = page[:page.index(BEGIN)], page[page.index(END) + len(END):]
-    return before + part + after
-
-
-def main():
-    words = [w for w in sys.argv[1:] if w != "--check"]
-    record, found = read(words[0] if words else ROOT / "bench" / "results" / "h200.json")
-    files = {PAGE: page_with(measured(record, found)), PICTURE: picture(record, found)}
-    if "--check" not in sys.argv:
-        for path, content in files.items():
-            path.write_text(content)
-        return 0
-    stale = [path.name for path, content in files.items() if not path.exists() or path.read_text() != content]
-    if stale:
-        print(f"{', '.join(stale)}: not what the record says; run bench/gpu/roofline.py")
-    return 1 if stale else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
