@@ -158,8 +158,8 @@ def densities():
 def like_row_major():
     """The backward pass, and x * W^T: B and C by columns."""
     rows = []
-    for block in (64, 128):
-        near = dict(NEAR, like=f"f16 4096^3 block {block}", rivals=("dense",))
+    for block in (16, 32, 64, 128):
+        near = dict(NEAR if block >= 64 else {}, like=f"f16 4096^3 block {block}", rivals=("dense",))
         rows.append(square("f16", block, more_name=", transposed", transpose=True, **near))
         rows.append(square("f16", block, more_name=", by columns", layout="col,col", **near))
     return rows
@@ -167,11 +167,14 @@ def like_row_major():
 
 def others():
     """The sampled product, f32, TF32, and f64 with small blocks."""
-    rows = [square("f16", block, more_name=", sampled", op="sampled", rivals=("dense",), must={"dense_cublas": least}, aim={"dense_cublas": aim})
-            for block, least, aim in ((64, 3.5, 4.5), (128, 4.5, 5.5))]
+    rows = [square("f16", block, more_name=", sampled", op="sampled", rivals=("dense",), **asked)
+            for block, asked in ((16, {}), (32, {}), (64, {"must": {"dense_cublas": 3.5}, "aim": {"dense_cublas": 4.5}}),
+                                 (128, {"must": {"dense_cublas": 4.5}, "aim": {"dense_cublas": 5.5}}))]
     rows.append(square("f32", 64, rivals=("dense",), must={"cusparse_bsr": 3}, libraries=True))
     rows.append(square("f32", 64, more_name=", TF32", rivals=("dense",), must={"dense_cublas": 4, "cusparse_bsr": 8}, aim={"dense_cublas": 5},
                        tf32=True, like="f32 4096^3 block 64"))
+    for more_name, more in ((", by columns", {}), (", by columns, transposed", {"transpose": True})):
+        rows.append(square("f32", 64, more_name=", TF32" + more_name, rivals=("dense",), tf32=True, layout="col,col", **more))
     for block in (4, 8):  # 2^18 blocks: 34 and 134 MB of values beside 34 MB of B and C
         rows.append(Problem(f"f64 65536x32x65536 block {block}, 2^18 blocks", 65536, 32, 65536, block, dtype="f64",
                             density=2.0**18 / (65536 // block) ** 2, must={"cusparse_bsr": 2}, libraries=True))

@@ -29,13 +29,14 @@ static inline sat_status sat_send_groups(const sat_prepare *q, const sat_rows *r
     return sat_prepare_rows(q, &groups, INT32_MAX, to + sat_grouped_pieces_from(r, size), work);
 }
 
-/* Looks for groups of `size` rows that share columns. */
-static inline sat_status sat_prepare_groups(const sat_prepare *q, const sat_rows *r, int size, sat_plan_work *work,
-                                            const sat_union_step **steps, const int32_t **rows, unsigned **counter) {
+/* Looks for groups of `size` rows that share columns; a step has `each` columns. */
+static inline sat_status sat_prepare_groups(const sat_prepare *q, const sat_rows *r, int size, int each,
+                                            sat_plan_work *work, const sat_union_step **steps, const int32_t **rows,
+                                            unsigned **counter) {
     sat_union u = {};
     int32_t *row = (int32_t *)malloc((size_t)(r->count + size) * sizeof *row);
     sat_status status =
-        row && sat_union_groups(r, (r->k + r->bc - 1) / r->bc, size, row) && sat_union_make(r, row, size, &u)
+        row && sat_union_groups(r, (r->k + r->bc - 1) / r->bc, size, row) && sat_union_make(r, row, size, each, &u)
             ? sat_send_groups(q, r, row, size, &u, work)
             : sat_fail(SAT_OUT_OF_MEMORY, "%s: groups of %lld rows", q->variant->name, (long long)r->count);
     *steps = (const sat_union_step *)q->workspace;

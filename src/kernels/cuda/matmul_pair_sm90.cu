@@ -7,10 +7,12 @@
 #include "groups.cuh"
 #include "tensor_map.cuh"
 #include "wgmma_pipe.cuh"
+#include "wgmma_right.cuh"
 
 enum { HALF = 64 }; // rows of a block
 
 typedef sat_pipe_shape<128, 256, 64, 4, 2> S;
+typedef sat_right<S::KS, S::BN> right; // a stage of B
 
 struct maps {
     CUtensorMap a, b, c;
@@ -21,8 +23,8 @@ struct job {
     sat_mma_out out;
     sat_deal deal;
     const sat_union_step *steps;
-    const int32_t *row;  // two a pair
-    bool wide_b, copied; // as in matmul_wgmma_sm90.cu
+    const int32_t *row;   // two a pair
+    bool whole_b, copied; // as in matmul_wgmma_sm90.cu
 };
 
 struct state {
@@ -63,15 +65,6 @@ struct coming {
     __device__ __forceinline__ void another() { tile.another(), got = 0, ready = false; }
 };
 
-template <bool TB>
-__device__ static void load_b(const job &x, const maps &m, uint32_t to, uint32_t bar, int k, int n0) {
-    if (TB) sat_tile_load(to, &m.b, bar, k, n0);
-    else if (x.wide_b) sat_tile_load(to, &m.b, bar, 0, k, n0 / 64);
-    else
-#pragma unroll 1
-        for (int i = 0; i < S::BN; i += 64) sat_tile_load(to + i * S::KS * 2, &m.b, bar, n0 + i, k);
-}
-
 /* One row's part of A. */
 template <bool TA>
 __device__ static void load_a(const job &x, const maps &m, uint32_t to, uint32_t bar, int position, int in_block) {
@@ -109,7 +102,7 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
                     sat_barrier_wait(empty + at.stage * 8, at.parity);
                     s->groups[at.stage] = rows;
                     sat_barrier_expect(bar, S::B + __popc(rows) * (S::A / 2));
-                    load_b<TB>(x, m, memory + at.b(), bar, k + in_block, n0);
+                    right::load<TB>(&m.b, x.whole_b, memory + at.b(), bar, k + in_block, n0);
 #pragma unroll
                     for (int g = 0; g < 2; g++)
                         if (rows >> g & 1)
@@ -159,18 +152,12 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
 
 /* ---- the host's side ---- */
 
-static bool make_maps(const sat_launch *l, const job &x, maps *m) {
+static bool make_maps(const sat_launch *l, maps *m) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
     cuuint64_t bc = (cuuint64_t)a->block_cols, rows = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
-    bool turned_b = p->b.col_stride != 1;
-    cuuint64_t lead = (cuuint64_t)(turned_b ? p->b.col_stride : p->b.row_stride) * 2;
     sat_tensor ta = {p->a_dtype, l->operands[0], 2, {bc, rows}, {bc * 2}, {64, 64}, 128};
-    sat_tensor tb = {p->b_dtype, l->operands[1], 2, {n, k}, {lead}, {64, 64}, 128};
-    if (turned_b) tb = {p->b_dtype, l->operands[1], 2, {k, n}, {lead}, {64, S::BN}, 128};
-    else if (x.wide_b) tb = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead, 128}, {64, 64, S::BN / 64}, 128};
-    return sat_map_encode(&m->a, ta) && sat_map_encode(&m->b, tb);
+    return sat_map_encode(&m->a, ta) && right::map(p, l->operands[1], &m->b);
 }
 
 template <typename T, bool TA, bool TB> static sat_status start(const sat_launch *l, const job &x, const maps &m) {
@@ -192,9 +179,9 @@ static sat_status launch(const sat_launch *l) {
     x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
     x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + S::BN - 1) / S::BN, 2.0 * S::BN * (double)p->k, l->device,
                          SAT_TILES_FEW);
-    x.steps = st->steps, x.row = st->row, x.wide_b = p->n % 64 == 0;
+    x.steps = st->steps, x.row = st->row, x.whole_b = sat_right_whole(p);
     if (!sat_maps_serve(st->of, l->operands)) {
-        if (!make_maps(l, x, &st->m)) return sat_no_map(l, st->of);
+        if (!make_maps(l, &st->m)) return sat_no_map(l, st->of);
         st->copied = sat_group_map(l, x.out, HALF, &st->m.c);
     }
     x.copied = st->copied;
@@ -224,7 +211,7 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     state *st = (state *)calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
     sat_rows r = sat_op_rows(q->problem, q->pattern);
-    sat_status status = sat_prepare_groups(q, &r, 2, &st->work, &st->steps, &st->row, &st->counter);
+    sat_status status = sat_prepare_groups(q, &r, 2, 1, &st->work, &st->steps, &st->row, &st->counter);
     if (status == SAT_OK) *out = st;
     else free(st);
     return status;

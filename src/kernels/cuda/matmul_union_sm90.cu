@@ -9,18 +9,24 @@
 #include "groups.cuh"
 #include "tensor_map.cuh"
 #include "wgmma_out.cuh"
+#include "wgmma_right.cuh"
 
 static constexpr int ROWS = 128, COLUMNS = 256, WARPS = 8, DEEP = 64, STAGES = 4, AHEAD = 4;
 static constexpr int STAGE_A = ROWS * DEEP * 2, STAGE_B = DEEP * COLUMNS * 2, STAGE = STAGE_A + STAGE_B;
 static constexpr int SIZES = ROWS / 16; // block rows of a group, at most
 static constexpr int SHARED = STAGES * STAGE + 2 * SAT_STAGING + 1024, THREADS = WARPS * 32 + 128;
 
-/* BR x BC: the block. A stage has EACH columns of the union; of each column, B and a place for each row's block. */
+/* BR x BC: the block. A stage has EACH block columns; of each, B and a place for each row's block. */
 template <int BR_, int BC_> struct shape {
     static constexpr int BR = BR_, BC = BC_, EACH = DEEP / BC, SIZE = ROWS / BR, OWN = SIZE / 2; // block rows
     static constexpr int A = BR * BC * 2, B = BC * COLUMNS * 2;                                  // bytes
     static constexpr int SUMS = BR / 2; // of a thread, in 64 columns of a block row
 };
+
+/* Steps of the union in a stage. B by columns comes in lines of 128 bytes, whatever the block: a copy takes its time by
+ * lines. So the stage's columns are neighbours there, and one step; else each is a step of its own. */
+template <typename S, bool TB> constexpr int steps_of = TB ? 1 : S::EACH;
+template <typename S, bool TB> using right = sat_right<DEEP / steps_of<S, TB>, COLUMNS>; // a step's part of B
 
 struct maps {
     CUtensorMap a, b, c;
@@ -31,8 +37,8 @@ struct job {
     sat_mma_out out;
     sat_deal deal;
     const sat_union_step *steps;
-    const int32_t *row;  // the groups' rows
-    bool wide_b, copied; // as in matmul_wgmma_sm90.cu
+    const int32_t *row;   // the groups' rows
+    bool whole_b, copied; // as in matmul_wgmma_sm90.cu
 };
 
 struct tile {
@@ -76,7 +82,8 @@ struct some_steps {
         if (from % 32 == 0 && from > 0) now = later, later = at(x, first, count, from + 32);
     }
     /* The blocks of the steps from `from` on that a stage has, as its bits. */
-    template <typename S> __device__ __forceinline__ uint32_t blocks(int from) const {
+    template <typename S, bool TB> __device__ __forceinline__ uint32_t blocks(int from) const {
+        if (TB) return __shfl_sync(~0u, now.rows, from % 32);
         int column = (int)threadIdx.x % 32 - from % 32;
         return __reduce_or_sync(~0u, column >= 0 && column < S::EACH ? now.rows << column * S::SIZE : 0);
     }
@@ -105,19 +112,10 @@ struct coming {
     __device__ __forceinline__ void another() { tile.another(), got = 0, ready = false; }
 };
 
-template <typename S, bool TB>
-__device__ __forceinline__ void load_b(const job &x, const maps &m, uint32_t to, uint32_t bar, int k, int n0) {
-    if (TB) sat_tile_load(to, &m.b, bar, k, n0);
-    else if (x.wide_b) sat_tile_load(to, &m.b, bar, 0, k, n0 / 64);
-    else
-#pragma unroll 1
-        for (int i = 0; i < COLUMNS; i += 64) sat_tile_load(to + i * S::BC * 2, &m.b, bar, n0 + i, k);
-}
-
 /* Takes tiles, tells everybody, and brings B. */
 template <typename S, bool TB>
 __device__ static void produce_b(const job &x, const maps &m, coming &next, barriers *s, uint32_t memory) {
-    constexpr int EACH = S::EACH;
+    constexpr int STEPS = steps_of<S, TB>, DEPTH = DEEP / STEPS, BYTES = STAGE_B / STEPS; // a step's
     int lane = threadIdx.x % 32, stage = 0, turn = 0;
     uint32_t parity = 1, tile_parity = 1, full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
     bool one = sat_elect();
@@ -136,20 +134,21 @@ __device__ static void produce_b(const job &x, const maps &m, coming &next, barr
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
         if (last) return;
         next.another();
-        for (int from = 0; from < count; from += EACH) {
+        for (int from = 0; from < count; from += STEPS) {
             steps.go_on(x, first, count, from);
-            uint32_t blocks = steps.blocks<S>(from);
-            int k[EACH], here = min(EACH, count - from);
+            uint32_t blocks = steps.blocks<S, TB>(from);
+            int k[STEPS], here = min(STEPS, count - from);
 #pragma unroll
-            for (int e = 0; e < EACH; e++) k[e] = __shfl_sync(~0u, steps.now.col, from % 32 + e) * S::BC;
+            for (int e = 0; e < STEPS; e++) k[e] = __shfl_sync(~0u, steps.now.col, from % 32 + e) * DEPTH;
             if (one) {
                 uint32_t bar = full + stage * 8, to = memory + stage * STAGE + STAGE_A;
                 sat_barrier_wait(empty + stage * 8, parity);
                 s->blocks[stage] = blocks;
-                sat_barrier_expect(bar, here * S::B + __popc(blocks) * S::A);
+                sat_barrier_expect(bar, here * BYTES + __popc(blocks) * S::A);
 #pragma unroll
-                for (int e = 0; e < EACH; e++)
-                    if (e < here) load_b<S, TB>(x, m, to + e * S::B, bar, k[e], panel * COLUMNS);
+                for (int e = 0; e < STEPS; e++)
+                    if (e < here)
+                        right<S, TB>::template load<TB>(&m.b, x.whole_b, to + e * BYTES, bar, k[e], panel * COLUMNS);
             }
             if (++stage == STAGES) stage = 0, parity ^= 1;
             next.fetch<S::SIZE>(x);
@@ -173,7 +172,7 @@ template <typename S, bool TA> struct some_block {
 };
 
 /* Brings the blocks. What comes next is looked up while this stage is waited for. */
-template <typename S, bool TA>
+template <typename S, bool TA, bool TB>
 __device__ static void produce_a(const job &x, const maps &m, barriers *s, uint32_t memory) {
     int lane = threadIdx.x % 32, mine = lane % S::SIZE, stage = 0, turn = 0;
     uint32_t parity = 1, tile_parity = 0, full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
@@ -190,12 +189,12 @@ __device__ static void produce_a(const job &x, const maps &m, barriers *s, uint3
         if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
         if (count < 0) return;
         steps.later = some_steps::at(x, first, count, 32);
-        block.look(x, steps.blocks<S>(0));
-        for (int from = 0; from < count; from += S::EACH) {
+        block.look(x, steps.blocks<S, TB>(0));
+        for (int next = steps_of<S, TB>; next < count + steps_of<S, TB>; next += steps_of<S, TB>) {
             some_block<S, TA> now = block;
-            if (from + S::EACH < count) {
-                steps.go_on(x, first, count, from + S::EACH);
-                block.look(x, steps.blocks<S>(from + S::EACH));
+            if (next < count) {
+                steps.go_on(x, first, count, next);
+                block.look(x, steps.blocks<S, TB>(next));
             }
             sat_barrier_wait(empty + stage * 8, parity);
             if (now.there) sat_tile_load(memory + stage * STAGE, &m.a, full + stage * 8, 0, now.line);
@@ -208,8 +207,7 @@ __device__ static void produce_a(const job &x, const maps &m, barriers *s, uint3
 
 /* Descriptors of B and of the block. TA: the block lies turned; TB: B by columns. */
 template <typename S, bool TB> __device__ __forceinline__ uint64_t left_of(uint32_t b) {
-    constexpr int line = TB ? S::BC * 2 : 128;
-    return sat_descriptor(b, sat_swizzle_of(line), TB ? 16 : S::BC * 128, 8 * line);
+    return sat_descriptor(b, 1, TB ? 16 : S::BC * 128, 1024);
 }
 template <typename S, bool TA> __device__ __forceinline__ uint64_t right_of(uint32_t a) {
     constexpr int line = TA ? S::BR * 2 : S::BC * 2;
@@ -229,7 +227,8 @@ __device__ __forceinline__ void multiply_block(float *d, uint64_t left, uint64_t
 #pragma unroll
         for (int c = 0; c < COLUMNS / 64; c++) {
             float(&sums)[S::SUMS] = reinterpret_cast<float(&)[S::SUMS]>(d[c * S::SUMS]);
-            sat_group_product<T, S::BR, !TB, TA>::run(sums, further(left, c * (S::BC * 128) + k * (TB ? 32 : 2048)),
+            sat_group_product<T, S::BR, !TB, TA>::run(sums,
+                                                      further(left, c * (TB ? 64 : S::BC) * 128 + k * (TB ? 32 : 2048)),
                                                       further(right, k * (TA ? 32 * S::BR : 32)), 1);
         }
     sat_group_commit();
@@ -347,12 +346,12 @@ __device__ static void consume(const job &x, const maps &m, barriers *s, uint32_
         float d[COLUMNS / 2];
 #pragma unroll
         for (int e = 0; e < COLUMNS / 2; e++) d[e] = 0;
-        for (int from = 0; from < count; from += S::EACH) {
+        for (int from = 0; from < count; from += steps_of<S, TB>) {
             sat_barrier_wait(sat_shared(&s->full[stage]), parity);
             uint32_t blocks = sat_read_by_one(&s->blocks[stage]) >> group * S::OWN;
             uint32_t a = memory + stage * STAGE + group * S::OWN * S::A, b = memory + stage * STAGE + STAGE_A;
 #pragma unroll 1
-            for (int e = 0; e < S::EACH; e++, blocks >>= S::SIZE, a += S::SIZE * S::A, b += S::B)
+            for (int e = 0; e < S::EACH; e++, blocks >>= S::SIZE, a += S::SIZE * S::A, b += TB ? S::BC * 2 : S::B)
 #pragma unroll
                 for (int r = 0; r < S::OWN; r++)
                     if (blocks >> r & 1)
@@ -400,7 +399,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x >= WARPS * 32) {
         sat_registers_fewer<72>();
         if (threadIdx.x / 32 == WARPS) produce_b<S, TB>(x, m, next, &s, sat_opaque(start));
-        else if (threadIdx.x / 32 == WARPS + 1) produce_a<S, TA>(x, m, &s, sat_opaque(start));
+        else if (threadIdx.x / 32 == WARPS + 1) produce_a<S, TA, TB>(x, m, &s, sat_opaque(start));
     } else {
         sat_registers_more<216>();
         consume<T, S, TA, TB>(x, m, &s, start);
@@ -410,20 +409,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- the host's side ---- */
 
-template <typename S> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
+template <typename S> static bool make_maps(const sat_launch *l, maps *m) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
-    bool turned_a = p->transpose == SAT_TRANSPOSE, turned_b = p->b.col_stride != 1;
     cuuint64_t width = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
-    cuuint64_t lead = (cuuint64_t)(turned_b ? p->b.col_stride : p->b.row_stride) * 2;
     cuuint32_t br = S::BR, bc = S::BC;
     sat_tensor ta = {p->a_dtype, l->operands[0], 2, {width, lines}, {width * 2}, {bc, br}, S::BC * 2};
-    if (turned_a) ta.box[0] = br, ta.box[1] = bc, ta.row_bytes = S::BR * 2;
-    sat_tensor tb = {p->b_dtype, l->operands[1], 2, {n, k}, {lead}, {64, bc}, 128};
-    if (turned_b) tb = {p->b_dtype, l->operands[1], 2, {k, n}, {lead}, {bc, COLUMNS}, S::BC * 2};
-    else if (x.wide_b) tb = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead, 128}, {64, bc, COLUMNS / 64}, 128};
-    return sat_map_encode(&m->a, ta) && sat_map_encode(&m->b, tb);
+    if (p->transpose == SAT_TRANSPOSE) ta.box[0] = br, ta.box[1] = bc, ta.row_bytes = S::BR * 2;
+    bool made = p->b.col_stride != 1 ? right<S, true>::map(p, l->operands[1], &m->b)
+                                     : right<S, false>::map(p, l->operands[1], &m->b);
+    return made && sat_map_encode(&m->a, ta);
 }
 
 /* C for the copy engine; false where it cannot be. */
@@ -449,9 +444,9 @@ template <typename T, typename S> static sat_status launch_shape(const sat_launc
     x.r = sat_device_rows(p, l->pattern), x.out = sat_group_out_of(l);
     x.deal = sat_deal_of(st->work, st->counter, 1, (p->n + COLUMNS - 1) / COLUMNS, 2.0 * COLUMNS * (double)p->k,
                          l->device, SAT_TILES_FEW);
-    x.steps = st->steps, x.row = st->row, x.wide_b = p->n % 64 == 0;
+    x.steps = st->steps, x.row = st->row, x.whole_b = sat_right_whole(p);
     if (!sat_maps_serve(st->of, l->operands)) {
-        if (!make_maps<S>(l, x, &st->m)) return sat_no_map(l, st->of);
+        if (!make_maps<S>(l, &st->m)) return sat_no_map(l, st->of);
         st->copied = map_c<S>(l, x.out, &st->m.c);
     }
     x.copied = st->copied;
@@ -489,12 +484,16 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     return sat_grouped_bytes(&r, (int)(ROWS / r.br));
 }
 
+/* Block columns of a step. */
+static int each_of(const sat_problem *p, const sat_rows *r) { return p->b.col_stride != 1 ? (int)(DEEP / r->bc) : 1; }
+
 static sat_status prepare(const sat_prepare *q, void **out) {
     if (!sat_map_encoder()) return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
     state *st = (state *)calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
     sat_rows r = sat_op_rows(q->problem, q->pattern);
-    sat_status status = sat_prepare_groups(q, &r, (int)(ROWS / r.br), &st->work, &st->steps, &st->row, &st->counter);
+    sat_status status = sat_prepare_groups(q, &r, (int)(ROWS / r.br), each_of(q->problem, &r), &st->work, &st->steps,
+                                           &st->row, &st->counter);
     if (status == SAT_OK) *out = st;
     else free(st);
     return status;
@@ -506,8 +505,10 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     (void)v;
     sat_rows r = sat_op_rows(p, a);
     double panels = ceil((double)p->n / (double)COLUMNS), groups = ceil((double)r.count * (double)r.br / (double)ROWS);
-    double steps = sat_union_expected(r.count, (r.k + r.bc - 1) / r.bc, a->stored_blocks, (int)(ROWS / r.br));
-    double loads = steps * panels * (double)(r.bc * COLUMNS * 2) + (double)a->stored_elements * 2 * panels;
+    double cols = ceil((double)r.k / (double)r.bc), each = each_of(p, &r);
+    double steps = sat_union_expected(r.count, (int64_t)cols, a->stored_blocks, (int)(ROWS / r.br));
+    steps = groups * cols / each * (1 - pow(1 - fmin(1, steps / (groups * cols)), each)); // the same for each == 1
+    double loads = steps * panels * each * (double)(r.bc * COLUMNS * 2) + (double)a->stored_elements * 2 * panels;
     double rate = 8.5e12 * d->threads / 132, busy = fmin(1, groups * panels / d->threads), items = (double)p->batch;
     double products = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
     double time =

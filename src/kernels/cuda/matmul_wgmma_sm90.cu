@@ -8,6 +8,7 @@
 #include "deal.cuh"
 #include "tensor_map.cuh"
 #include "wgmma_pipe.cuh"
+#include "wgmma_right.cuh"
 
 struct maps {
     CUtensorMap a, b, c;
@@ -22,7 +23,7 @@ struct job {
     bool deep_a; // A comes 64 deep where a stage is 32: rows of 128 bytes, since a copy takes its time by lines of that
     bool copied; // C is stored by the copy engine
     bool plain;  // and is the sums
-    bool wide_b; // B row-major in chunks of 64 columns that fill it: one copy brings them all
+    bool whole_b;
 };
 
 struct state {
@@ -35,20 +36,10 @@ struct state {
 
 /* ---- the producer ---- */
 
-/* One lane asks for a stage of B: the lines from k on, and the columns from n0 on. */
-template <typename S, bool TB>
-__device__ __forceinline__ void load_b(const job &x, const maps &m, uint32_t to, uint32_t bar, int k, int n0) {
-    if (TB) {
-        for (int i = 0; i < S::BN; i += 256) sat_tile_load(to + i * S::KS * 2, &m.b, bar, k, n0 + i);
-    } else if (S::BN >= 64 && x.wide_b) {
-        sat_tile_load(to, &m.b, bar, 0, k, n0 / 64);
-    } else {
-#pragma unroll 1
-        for (int i = 0; i < S::BN; i += 64) sat_tile_load(to + i * S::KS * 2, &m.b, bar, n0 + i, k);
-    }
-}
+template <typename S> using right = sat_right<S::KS, S::BN>; // a stage of B
 
-/* And of A: of the block that begins in this line of A's map, from `in_block` on, the rows from `row` on. */
+/* One lane asks for a stage of A: of the block that begins in this line of A's map, from `in_block` on, the rows from
+ * `row` on. */
 template <typename S, bool TA>
 __device__ __forceinline__ void load_a(const maps &m, uint32_t to, uint32_t bar, int line, int in_block, int row) {
     if (!TA) sat_tile_load(to, &m.a, bar, in_block, line + row);
@@ -127,7 +118,7 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
                 bool again = x.deep_a && in_block % 64; // A came with the stage before
                 sat_barrier_wait(empty + at.stage * 8, at.parity);
                 sat_barrier_expect(bar, S::B + (again ? 0 : bytes));
-                load_b<S, TB>(x, m, memory + at.b(), bar, k + in_block, n0);
+                right<S>::template load<TB>(&m.b, x.whole_b, memory + at.b(), bar, k + in_block, n0);
                 if (!a_apart<S, TA> && !again)
                     load_a<S, TA>(m, memory + at.a(x.deep_a), bar, line, in_block, slice * S::BM);
             }
@@ -196,10 +187,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
     sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
     coming next = {};
     sat_next_may_begin();
-    if (!TA && x.a_rows < S::BM) { // what no copy writes costs less power as zero
-        for (int i = threadIdx.x; i < S::B_FROM / 16; i += S::THREADS) ((uint4 *)memory)[i] = make_uint4(0, 0, 0, 0);
-        sat_proxy_fence();
-    }
+    if (!TA && x.a_rows < S::BM) sat_pipe_clear<S>(memory);
     if (threadIdx.x < 32) sat_pipe_init<S>(s, a_apart<S, TA>);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
@@ -225,12 +213,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
 /* ---- the host's side ---- */
 
 template <typename S> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
-    constexpr int BN = S::BN, KS = S::KS;
+    constexpr int KS = S::KS;
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
     cuuint64_t bc = (cuuint64_t)a->block_cols, rows = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
-    bool turned_a = p->transpose == SAT_TRANSPOSE, turned_b = p->b.col_stride != 1;
     sat_tensor ta = {p->a_dtype,
                      l->operands[0],
                      2,
@@ -238,14 +224,8 @@ template <typename S> static bool make_maps(const sat_launch *l, const job &x, m
                      {bc * 2},
                      {x.deep_a ? 64u : (cuuint32_t)KS, (cuuint32_t)x.a_rows},
                      x.deep_a ? 128 : KS * 2};
-    if (turned_a) ta.box[0] = 64, ta.box[1] = KS, ta.row_bytes = 128;
-    cuuint64_t lead = (cuuint64_t)(turned_b ? p->b.col_stride : p->b.row_stride) * 2;
-    constexpr cuuint32_t width = BN < 64 ? BN : 64;
-    sat_tensor tb = {p->b_dtype, l->operands[1], 2, {n, k}, {lead}, {width, KS}, width * 2};
-    if (turned_b) tb = {p->b_dtype, l->operands[1], 2, {k, n}, {lead}, {KS, BN < 256 ? BN : 256}, KS * 2};
-    else if (BN >= 64 && x.wide_b)
-        tb = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead, 128}, {64, KS, BN / 64}, 128};
-    return sat_map_encode(&m->a, ta) && sat_map_encode(&m->b, tb);
+    if (p->transpose == SAT_TRANSPOSE) ta.box[0] = 64, ta.box[1] = KS, ta.row_bytes = 128;
+    return sat_map_encode(&m->a, ta) && right<S>::map(p, l->operands[1], &m->b);
 }
 
 template <typename T, typename S, bool TA, bool TB>
@@ -264,7 +244,7 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
                          2.0 * S::BN * (double)p->k, l->device, S::BM == 128 ? SAT_TILES_EACH : SAT_TILES_FEW);
     x.partial = (float *)st->work.partial;
     x.a_rows = (int)sat_min(S::BM, x.r.br);
-    x.wide_b = p->n % 64 == 0, x.deep_a = S::DEEP && p->transpose != SAT_TRANSPOSE && x.r.bc % 64 == 0;
+    x.whole_b = sat_right_whole(p), x.deep_a = S::DEEP && p->transpose != SAT_TRANSPOSE && x.r.bc % 64 == 0;
     if (!sat_maps_serve(st->of, l->operands)) {
         if (!make_maps<S>(l, x, &st->m)) return sat_no_map(l, st->of);
         st->copied = S::GROUPS > 1 && sat_group_map(l, x.out, x.r.br, &st->m.c);

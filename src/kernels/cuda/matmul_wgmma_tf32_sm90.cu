@@ -5,7 +5,9 @@
 // * A^T: the stored block is the right operand as it is, and B's columns are the rows of the left one, which registers
 // may hold: each lane fetches its elements from shared memory, 8 deep, while the 8 before are multiplied. Which column
 // is which row of a product does not matter until it is stored, so they are numbered for lanes to meet no bank twice,
-// and for a lane to end with four neighbours of a row of C. Tensor maps round both operands to TF32.
+// and for a lane to end with four neighbours of a row of C. A transposed has its rows contiguous: it comes through
+// registers, too, where B lies by columns. Transposed, with B by rows, neither side lies as the right operand must:
+// that is left to mma.sync. Tensor maps round both operands to TF32.
 
 #include "deal.cuh"
 #include "tensor_map.cuh"
@@ -14,16 +16,17 @@
 
 enum { DEEP = 32 }; // what a copy brings of A: lines of 128 bytes
 
-/* BM rows, BN columns and KS of depth a stage; TB: B by columns. A comes in slots of its own where KS is less than it
- * is deep: a stage that is free frees the slots before the last but STAGES / 2. */
-template <int BM_, int BN_, int KS_, int STAGES_, bool TB_> struct shape {
+/* BM rows, BN columns and KS of depth a stage; TA: A transposed; TB: B by columns. A comes in slots of its own where KS
+ * is less than it is deep: a stage that is free frees the slots before the last but STAGES / 2. */
+template <int BM_, int BN_, int KS_, int STAGES_, bool TA_, bool TB_> struct shape {
     static constexpr int BM = BM_, BN = BN_, KS = KS_, STAGES = STAGES_, GROUPS = 2, CONSUMERS = 256;
-    static constexpr bool TB = TB_;
+    static constexpr bool TA = TA_, TB = TB_;
     static constexpr int SLOTS = KS == DEEP ? STAGES : STAGES / 2 + 1, SLOT = BM * DEEP * 4, A = SLOT, B = KS * BN * 4;
     static constexpr int B_FROM = SLOTS * SLOT, BYTES = B_FROM + STAGES * B + (int)sizeof(sat_pipe_barriers);
     static constexpr int THREADS = CONSUMERS + 128;
     // A warpgroup has PARTS products of HAS sums a thread. Exchanged, each is of 64 columns and all rows.
     static constexpr int WN = TB && BM == 128 ? BN : BN / 2, PARTS = TB ? 1 : WN / 64, HAS = TB ? WN / 2 : BM / 2;
+    static_assert(TB || !TA, "no product takes these");
     static_assert(KS == DEEP || (!TB && STAGES % 2 == 0), "a slot of A belongs to a stage, or to two from an even one");
     static_assert(BYTES <= 232448 && STAGES <= SAT_PIPE_STAGES && PARTS * HAS <= 128, "what a multiprocessor has");
 };
@@ -49,12 +52,17 @@ struct state {
 
 /* ---- the producer ---- */
 
-/* This lane's block of 32: its position, and its first row of B. */
+/* This lane's block of 32: where its values are, and its first row of B. */
 struct some_blocks {
-    int k;
+    int place, k;
     __device__ void fetch(const job &x, const sat_piece &piece, int first) {
         int mine = first + (int)(threadIdx.x % 32);
-        if (mine < piece.count) k = x.r.col[piece.first + mine] * (int)x.r.bc;
+        if (mine >= piece.count) return;
+        place = (int)sat_block_of(&x.r, piece.first + mine), k = x.r.col[piece.first + mine] * (int)x.r.bc;
+    }
+    __device__ void begin(const job &x, const sat_dealt &t) {
+        if (threadIdx.x % 32 >= SAT_PIECE_COLUMNS || x.r.block) return fetch(x, t.piece, 0);
+        place = (int)t.piece.first + (int)threadIdx.x % 32, k = t.col * (int)x.r.bc;
     }
 };
 
@@ -65,8 +73,7 @@ struct coming {
 
     __device__ void fetch(const job &x) {
         if (ready || tile.fetch(x.deal)) return;
-        if (threadIdx.x % 32 < SAT_PIECE_COLUMNS) blocks.k = tile.col * (int)x.r.bc;
-        else if (!tile.none(x.deal)) blocks.fetch(x, tile.piece, 0);
+        if (!tile.none(x.deal)) blocks.begin(x, tile);
         ready = true;
     }
 };
@@ -74,12 +81,15 @@ struct coming {
 /* Whether the stage's part of A came with the one before. */
 template <typename S> __device__ static bool came_before(int in_block) { return S::KS < DEEP && in_block % DEEP; }
 
+/* Of the block that begins in this line of A's map, from `in_block` on, the rows from `row` on; and B. */
 template <typename S>
-__device__ static void load(const job &x, const maps &m, uint32_t a, uint32_t b, uint32_t bar, int row, int in_block,
-                            int k, int n0) {
+__device__ static void load(const job &x, const maps &m, uint32_t a, uint32_t b, uint32_t bar, int line, int row,
+                            int in_block, int k, int n0) {
     bool again = came_before<S>(in_block);
     sat_barrier_expect(bar, again ? S::B : S::A + S::B);
-    if (!again) sat_tile_load(a, &m.a, bar, in_block, row);
+    if (S::TA)
+        for (int i = 0; i < S::BM; i += 32) sat_tile_load(a + i * (DEEP * 4), &m.a, bar, row + i, line + in_block);
+    else if (!again) sat_tile_load(a, &m.a, bar, in_block, line + row);
     if (S::TB) {
         for (int i = 0; i < S::BN; i += 256) sat_tile_load(b + i * S::KS * 4, &m.b, bar, k, n0 + i);
     } else if (x.wide_b) {
@@ -92,7 +102,7 @@ __device__ static void load(const job &x, const maps &m, uint32_t a, uint32_t b,
 
 template <typename S>
 __device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
-    int bc = (int)x.r.bc, br = (int)x.r.br;
+    int bc = (int)x.r.bc, lines = (int)(S::TA ? x.r.bc : x.r.br); // of a block, in A's map
     uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
     bool one = sat_elect();
     sat_pipe_ring<S> at = {.parity = 1};
@@ -111,12 +121,12 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
         next.tile.another(), next.ready = false;
         for (int t = 0; t < piece.count; t++) {
             if (t % 32 == 0 && t > 0) blocks.fetch(x, piece, t);
-            int row = ((int)piece.first + t) * br + (int)now.at.slice * S::BM, k = __shfl_sync(~0u, blocks.k, t % 32);
+            int line = __shfl_sync(~0u, blocks.place, t % 32) * lines, k = __shfl_sync(~0u, blocks.k, t % 32);
             for (int in_block = 0; in_block < bc; in_block += S::KS) {
                 if (one) {
                     sat_barrier_wait(empty + at.stage * 8, at.parity);
-                    load<S>(x, m, memory + at.a(true), memory + at.b(), full + at.stage * 8, row, in_block,
-                            k + in_block, (int)now.at.panel * S::BN);
+                    load<S>(x, m, memory + at.a(true), memory + at.b(), full + at.stage * 8, line,
+                            (int)now.at.slice * S::BM, in_block, k + in_block, (int)now.at.panel * S::BN);
                 }
                 at.advance(S::KS == DEEP || came_before<S>(in_block));
             }
@@ -182,6 +192,37 @@ __device__ __forceinline__ void multiply_plain(float (&d)[S::HAS], uint32_t bloc
     freed();
 }
 
+/* Where this lane's first element is in a stage of A transposed: lines of 32 rows, a line each of depth. */
+template <typename S> __device__ __forceinline__ uint32_t first_of_a(int group) {
+    int lane = threadIdx.x % 32, q = lane % 4;
+    int row = (S::BM == 128 ? group * 64 : 0) + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
+    return row / 32 * (DEEP * 128) + q * 128 + (row % 32 / 4 ^ q) * 16 + row % 4 * 4;
+}
+
+__device__ __forceinline__ uint32_t fetch_one(uint32_t from) {
+    uint32_t x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
+
+/* One stage, B by columns and A transposed, `a` as above: rows 8 on are two chunks of 16 bytes on, depth 4 on four. */
+template <typename S, typename FREED>
+__device__ __forceinline__ void multiply_turned(float (&d)[S::HAS], uint32_t (&a)[2][S::PARTS][4], uint32_t mine,
+                                                uint32_t b, int group, int add, FREED freed) {
+    if (S::BM == 64) b += group * S::WN * S::KS * 4;
+#pragma unroll
+    for (int step = 0; step < S::KS / 8; step++) {
+        uint32_t(&now)[4] = a[step % 2][0];
+        now[0] = fetch_one(mine + step * 1024), now[1] = fetch_one((mine ^ 32) + step * 1024);
+        now[2] = fetch_one((mine ^ 64) + step * 1024 + 512), now[3] = fetch_one((mine ^ 96) + step * 1024 + 512);
+        sat_group_fence();
+        sat_group_tf32(d, now, sat_descriptor(b + step * 32, 1, 16, 1024), add || step);
+        sat_group_commit();
+        sat_group_wait<1>();
+        if (step == 0) freed();
+    }
+}
+
 /* A warpgroup's sums to C, or to the partial sums of a cut row, whose slot the tile has for its `first`. */
 template <typename S>
 __device__ __forceinline__ void put(const job &x, const sat_pipe_tile &t, const float (&d)[S::PARTS][S::HAS],
@@ -198,7 +239,7 @@ template <typename S> __device__ static void consume(const job &x, sat_pipe_barr
     int group = threadIdx.x / 128, lane = threadIdx.x % 32;
     sat_pipe_ring<S> at = {.parity = 0};
     sat_pipe_tiles tiles = {.parity = 0};
-    uint32_t mine = S::TB ? 0 : first_of_b<S>(group);
+    uint32_t mine = S::TA ? first_of_a<S>(group) : S::TB ? 0 : first_of_b<S>(group);
     for (;;) {
         sat_pipe_tile t = tiles.hear(s);
         tiles.advance();
@@ -216,7 +257,8 @@ template <typename S> __device__ static void consume(const job &x, sat_pipe_barr
             bool odd = S::KS < DEEP && step % 2; // the second half of what came of A
             uint32_t block = memory + at.a(true) + (odd ? S::KS * 4 : 0), b = memory + at.b();
             sat_barrier_wait(sat_shared(&s->full[at.stage]), at.parity);
-            if constexpr (S::TB) multiply_plain<S>(d[0], block, b, group, step, freed);
+            if constexpr (S::TA) multiply_turned<S>(d[0], a, block + mine, b, group, step, freed);
+            else if constexpr (S::TB) multiply_plain<S>(d[0], block, b, group, step, freed);
             else multiply_exchanged<S>(d, a, block, b + mine, step, freed);
             before = at.stage;
             at.advance(S::KS == DEEP || odd);
@@ -260,7 +302,7 @@ template <typename S> static bool make_maps(const sat_launch *l, const job &x, m
     cuuint64_t bc = (cuuint64_t)a->block_cols, rows = (cuuint64_t)(a->stored_blocks * a->block_rows);
     cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
     cuuint64_t lead = (cuuint64_t)(S::TB ? p->b.col_stride : p->b.row_stride) * 4;
-    sat_tensor ta = {SAT_F32, l->operands[0], 2, {bc, rows}, {bc * 4}, {DEEP, S::BM}, DEEP * 4, true};
+    sat_tensor ta = {SAT_F32, l->operands[0], 2, {bc, rows}, {bc * 4}, {DEEP, S::TA ? DEEP : S::BM}, 128, true};
     sat_tensor tb = {SAT_F32, l->operands[1], 2, {n, k}, {lead}, {32, S::KS}, 128, true};
     if (S::TB) tb = {SAT_F32, l->operands[1], 2, {k, n}, {lead}, {S::KS, 256}, S::KS * 4, true};
     else if (x.wide_b)
@@ -289,11 +331,14 @@ template <typename S> static sat_status launch_tile(const sat_launch *l) {
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     if (d->capability != 90 || p->a_dtype != SAT_F32 || !(p->flags & SAT_ALLOW_TF32)) return false;
-    if (p->transpose == SAT_TRANSPOSE || a->stored_blocks == 0 || p->n == 0 || p->a_align % 16) return false;
-    if (a->block_rows % v->instance.tile_m || a->block_cols % v->instance.tile_k || p->k % a->block_cols) return false;
-    if (a->stored_blocks * a->block_rows > 0x7fffffff || sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000) return false;
-    double tiles = ((double)a->grid_rows + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
-                   (double)(a->block_rows / v->instance.tile_m);
+    sat_rows r = sat_op_rows(p, a);
+    if (p->transpose == SAT_TRANSPOSE && p->b.col_stride == 1) return false;
+    if (a->stored_blocks == 0 || p->n == 0 || p->a_align % 16) return false;
+    if (r.br % v->instance.tile_m || r.bc % v->instance.tile_k || r.k % r.bc) return false;
+    if (a->stored_blocks * a->block_rows > 0x7fffffff) return false;
+    if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
+    double tiles = ((double)r.count + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
+                   (double)(r.br / v->instance.tile_m);
     if (tiles > 0x7fff0000 || (p->batch > 1 && p->a.batch_stride * 4 % 16 != 0)) return false;
     return sat_map_fits(p, p->b, p->k, p->n, p->b_align, 4);
 }
@@ -324,22 +369,26 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     return status;
 }
 
+/* By columns, with as many stages of 32; exchanged, of KS. */
+template <int BM, int BN, int DEEP_STAGES, int KS, int STAGES> static sat_status launch_layout(const sat_launch *l) {
+    if (l->problem->b.col_stride == 1) return launch_tile<shape<BM, BN, KS, STAGES, false, false>>(l);
+    if (l->problem->transpose == SAT_TRANSPOSE) return launch_tile<shape<BM, BN, DEEP, DEEP_STAGES, true, true>>(l);
+    return launch_tile<shape<BM, BN, DEEP, DEEP_STAGES, false, true>>(l);
+}
+
 static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;
-    bool tb = l->problem->b.col_stride != 1;
-    if (i->tile_m == 128)
-        return tb ? launch_tile<shape<128, 256, 32, 4, true>>(l) : launch_tile<shape<128, 256, 32, 4, false>>(l);
-    if (i->tile_n == 512)
-        return tb ? launch_tile<shape<64, 512, 32, 3, true>>(l) : launch_tile<shape<64, 512, 16, 6, false>>(l);
-    return tb ? launch_tile<shape<64, 256, 32, 5, true>>(l) : launch_tile<shape<64, 256, 32, 5, false>>(l);
+    if (i->tile_m == 128) return launch_layout<128, 256, 4, 32, 4>(l);
+    return i->tile_n == 512 ? launch_layout<64, 512, 3, 16, 6>(l) : launch_layout<64, 256, 5, 32, 5>(l);
 }
 
 /* Copies from L2 and products overlap; the longer counts. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    sat_rows r = sat_op_rows(p, a);
     double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
-    double slices = (double)a->block_rows / bm;
-    double depth = (double)a->stored_blocks * (double)a->block_cols * slices * panels, items = (double)p->batch;
-    double tiles = (double)a->grid_rows * slices * panels, busy = fmin(1, tiles / d->threads);
+    double slices = (double)r.br / bm;
+    double depth = (double)a->stored_blocks * (double)r.bc * slices * panels, items = (double)p->batch;
+    double tiles = (double)r.count * slices * panels, busy = fmin(1, tiles / d->threads);
     double loads = depth * (bm + bn) * 4 / (9e12 * d->threads / 132), work = 2 * depth * bm * bn / d->tf32_rate;
     double time = fmax(loads, work) / busy;
     return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1.5e-6 + 3e-6);
@@ -349,7 +398,7 @@ SAT_FAMILY(cuda_matmul_wgmma_tf32) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .about = "f32 as TF32 by warpgroup products on Hopper, sides exchanged; block rows multiples of 64",
+    .about = "f32 as TF32 by warpgroup products on Hopper, block rows multiples of 64",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

@@ -1,8 +1,11 @@
 // cuda_sampled_wgmma: the sampled product by warpgroup products (sm_90a). f16 and bf16.
 //
 // A tile is BM rows of a block row by the columns of as many of its stored blocks as BN holds, side by side: X's rows
-// are read once for all of them. The pipeline is wgmma_pipe.cuh's; this producer walks along k, and each lane brings Y
-// for a block of its own.
+// are read once for all of them. The pipeline is wgmma_pipe.cuh's; this producer walks along k, and each lane knows
+// where Y has the columns of a block. Blocks lower than 64 rows run as 64, whose upper rows nobody stores: what limits
+// such blocks is the way of Y's columns from L2, not the tensor cores.
+
+#include <numeric>
 
 #include "deal.cuh"
 #include "tensor_map.cuh"
@@ -17,7 +20,9 @@ struct job {
     const int32_t *col;
     char *s;
     int m, n, k, br, bc;
+    int x_rows;  // rows of X that a copy brings, where k is contiguous
     int y_box;   // columns of Y that a copy brings
+    bool whole;  // Y row-major in chunks of 64 columns that fill it: one copy brings several
     bool ragged; // the last block column reaches beyond the matrix
     float alpha;
 };
@@ -38,7 +43,10 @@ struct coming {
 
     __device__ void fetch(const job &x) {
         if (ready || tile.fetch(x.deal)) return;
-        column = tile.col * x.bc; // a tile has fewer blocks than a piece has columns with it
+        int lane = threadIdx.x % 32, col = tile.col;
+        if (lane >= SAT_PIECE_COLUMNS && !tile.none(x.deal) && lane < tile.piece.count)
+            col = x.col[tile.piece.first + lane];
+        column = col * x.bc;
         ready = true;
     }
 };
@@ -58,13 +66,16 @@ __device__ static void load_y(const job &x, const maps &m, uint32_t to, uint32_t
     for (int i = 0; i < columns; i += x.y_box) {
         uint32_t place = to + (at + i) * S::KS * 2; // the same either way: 64 columns of KS, or KS of a column
         if (TB) sat_tile_load(place, &m.y, bar, k, column + i);
+        else if (S::LINE == 128 && x.whole) sat_tile_load(place, &m.y, bar, 0, k, (column + i) / 64);
         else sat_tile_load(place, &m.y, bar, column + i, k);
     }
 }
 
 template <typename S, bool TA, bool TB>
 __device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
-    int lane = threadIdx.x % 32, steps = (x.k + S::KS - 1) / S::KS;
+    int steps = (x.k + S::KS - 1) / S::KS, x_bytes = (TA ? S::BM : x.x_rows) * S::KS * 2;
+    uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
+    bool one = sat_elect();
     sat_pipe_ring<S> at = {.parity = 1};
     sat_pipe_tiles tiles = {.parity = 1};
     for (;;) {
@@ -72,22 +83,25 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
         sat_dealt now = next.tile;
         bool last = now.none(x.deal);
         int row = now.piece.row * x.br + (int)now.at.slice * S::BM, count = now.piece.count;
-        int column = next.column + (int)now.at.panel * S::BN, columns = min(x.bc, S::BN);
-        if (lane == 0)
+        int from = (int)now.at.panel * S::BN, column = next.column + from, columns = min(x.bc - from, S::BN);
+        if (one)
             tiles.tell(s, {now.piece.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : steps, (int)now.piece.first,
                            count});
         tiles.advance();
         if (last) return;
         next.tile.another(), next.ready = false;
         for (int step = 0; step < steps; step++) {
-            uint32_t bar = sat_shared(&s->full[at.stage]);
-            if (lane == 0) {
-                sat_barrier_wait(sat_shared(&s->empty[at.stage]), at.parity);
-                sat_barrier_expect(bar, S::A + count * columns * S::KS * 2);
+            uint32_t bar = full + at.stage * 8;
+            if (one) {
+                sat_barrier_wait(empty + at.stage * 8, at.parity);
+                sat_barrier_expect(bar, x_bytes + count * columns * S::KS * 2);
                 load_x<S, TA>(m, memory + at.a(false), bar, row, step * S::KS);
             }
-            __syncwarp();
-            if (lane < count) load_y<S, TB>(x, m, memory + at.b(), bar, lane * x.bc, column, step * S::KS, columns);
+#pragma unroll 1
+            for (int b = 0; b < count; b++) {
+                int y = __shfl_sync(~0u, column, b);
+                if (one) load_y<S, TB>(x, m, memory + at.b(), bar, b * x.bc, y, step * S::KS, columns);
+            }
             at.advance(true);
             next.fetch(x);
         }
@@ -104,25 +118,27 @@ __device__ static void clear_beyond(float (&d)[WN / 2], int rows, int columns) {
         if ((e % 4 < 2 ? 0 : 8) >= rows || e / 4 * 8 + e % 2 >= columns) d[e] = 0;
 }
 
-/* 64 columns of a warp's 16 rows lie in one block: through shared memory and out in lines of 128 bytes. */
+/* A line's columns of a warp's 16 rows lie in one block: through shared memory and out in such lines. */
 template <typename T, typename S>
 __device__ static void put(const job &x, const sat_pipe_tile &t, float (&d)[S::WN / 2], uint32_t staging, int group) {
     typedef typename T::element E;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    int in_row = t.slice * S::BM + (S::BM == 128 ? group * 64 : 0) + warp * 16, from = S::BM == 128 ? 0 : group * S::WN;
+    constexpr int W = S::LINE / 2;
+    int in_row = t.slice * S::BM + (S::BM == 128 ? group * 64 : 0) + warp * 16;
+    int from = t.panel * S::BN + (S::BM == 128 ? 0 : group * S::WN);
     staging += warp * 2 * SAT_SLICE;
 #pragma unroll
     for (int e = 0; e < S::WN / 2; e++) d[e] *= x.alpha;
 #pragma unroll
-    for (int j = 0; j < S::WN; j += 64) {
-        int block = (from + j) / x.bc, in_col = t.panel * S::BN + (from + j) % x.bc;
+    for (int j = 0; j < S::WN; j += W) {
+        int block = (from + j) / x.bc, in_col = (from + j) % x.bc;
         if (block >= t.count || in_row >= x.br) continue;
-        float(&part)[32] = reinterpret_cast<float(&)[32]>(d[j / 2]);
-        int rows = x.m - (t.row * x.br + in_row), columns = 64;
+        float(&part)[W / 2] = reinterpret_cast<float(&)[W / 2]>(d[j / 2]);
+        int rows = x.m - (t.row * x.br + in_row), columns = W;
         if (x.ragged) columns = x.n - (x.col[t.first + block] * x.bc + in_col);
-        if (rows < 16 || columns < 64) clear_beyond<64>(part, rows - lane / 4, columns - lane % 4 * 2);
+        if (rows < 16 || columns < W) clear_beyond<W>(part, rows - lane / 4, columns - lane % 4 * 2);
         E *to = (E *)x.s + ((int64_t)(t.first + block) * x.br + in_row) * x.bc + in_col;
-        sat_slice_rows<E, 64>(part, staging + j / 64 % 2 * SAT_SLICE, to, x.bc, 16, 64);
+        sat_slice_rows<E, W>(part, staging + j / W % 2 * SAT_SLICE, to, x.bc, 16, W);
     }
     __syncwarp();
     if (S::OVER_B) sat_proxy_fence(); // copies come there next
@@ -135,6 +151,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
     coming next = {};
     sat_next_may_begin();
+    if (!TA && x.x_rows < S::BM) sat_pipe_clear<S>(memory);
     if (threadIdx.x < 32) sat_pipe_init<S>(s);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.x), sat_prefetch_map(&m.y);
@@ -145,7 +162,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     sat_wait_for_previous();
     if (threadIdx.x >= S::CONSUMERS) {
         sat_registers_fewer<72>();
-        if (threadIdx.x < S::CONSUMERS + 32) produce<S, TA, TB>(x, m, next, s, sat_shared(memory));
+        if (threadIdx.x < S::CONSUMERS + 32) produce<S, TA, TB>(x, m, next, s, sat_opaque(sat_shared(memory)));
     } else {
         sat_registers_more<216>();
         sat_pipe_consume<T, S, TA, TB, false>(s, sat_shared(memory), false,
@@ -164,10 +181,11 @@ template <typename S> static bool make_maps(const sat_launch *l, const job &x, m
     bool turned_x = p->a.col_stride != 1, turned_y = p->b.col_stride != 1;
     cuuint64_t lead_x = (cuuint64_t)(turned_x ? p->a.col_stride : p->a.row_stride) * 2;
     cuuint64_t lead_y = (cuuint64_t)(turned_y ? p->b.col_stride : p->b.row_stride) * 2;
-    sat_tensor tx = {p->a_dtype, l->operands[0], 2, {k, rows}, {lead_x}, {deep, S::BM}, 128};
+    sat_tensor tx = {p->a_dtype, l->operands[0], 2, {k, rows}, {lead_x}, {deep, (cuuint32_t)x.x_rows}, 128};
     if (turned_x) tx = {p->a_dtype, l->operands[0], 2, {rows, k}, {lead_x}, {64, deep}, 128};
-    sat_tensor ty = {p->b_dtype, l->operands[1], 2, {n, k}, {lead_y}, {box, deep}, 128};
+    sat_tensor ty = {p->b_dtype, l->operands[1], 2, {n, k}, {lead_y}, {box, deep}, S::LINE};
     if (turned_y) ty = {p->b_dtype, l->operands[1], 2, {k, n}, {lead_y}, {deep, box}, 128};
+    else if (x.whole) ty = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead_y, 128}, {64, deep, box / 64}, 128};
     return sat_map_encode(&m->x, tx) && sat_map_encode(&m->y, ty);
 }
 
@@ -194,22 +212,28 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.col = a->device_col_idx, x.s = (char *)l->operands[2], x.alpha = (float)p->alpha;
     x.m = (int)p->m, x.n = (int)p->n, x.k = (int)p->k, x.br = (int)a->block_rows, x.bc = (int)a->block_cols;
     x.ragged = p->n % x.bc != 0;
-    x.y_box = tb ? (int)sat_min(sat_min(x.bc, S::BN), 256) : 64;
+    x.x_rows = (int)sat_min(S::BM, x.br);
+    x.whole = S::LINE == 128 && p->n % 64 == 0;
+    x.y_box = !tb && !x.whole ? S::LINE / 2 : x.bc <= S::BN ? x.bc : std::gcd(x.bc, S::BN);
     if (!sat_maps_serve(st->of, l->operands) && !make_maps<S>(l, x, &st->m)) return sat_no_map(l, st->of);
     return ta ? (tb ? start<T, S, true, true>(l, x, st->m) : start<T, S, true, false>(l, x, st->m))
               : (tb ? start<T, S, false, true>(l, x, st->m) : start<T, S, false, false>(l, x, st->m));
 }
 
-// rows, columns, stages
-#define TILES(X) X(128, 256, 4) X(128, 128, 6) X(64, 256, 5)
+// rows, columns, stages, bytes of a line of Y in shared memory
+#define TILES(X) X(128, 256, 4, 128) X(128, 128, 6, 128) X(64, 256, 5, 128) X(64, 256, 5, 64) X(64, 256, 5, 32)
+
+static int line_of(const sat_pattern_view *a) {
+    return a->block_cols % 64 == 0 ? 128 : a->block_cols % 32 == 0 ? 64 : 32;
+}
 
 static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;
     if (l->pattern->stored_blocks == 0) return SAT_OK;
-#define PICK(bm, bn, stages)                                                                                           \
-    if (i->tile_m == bm && i->tile_n == bn)                                                                            \
-        return i->dtype == SAT_F16 ? launch_tile<sat_f16_math, sat_pipe_shape<bm, bn, 64, stages, 2>>(l)               \
-                                   : launch_tile<sat_bf16_math, sat_pipe_shape<bm, bn, 64, stages, 2>>(l);
+#define PICK(bm, bn, stages, line)                                                                                     \
+    if (i->tile_m == bm && i->tile_n == bn && line_of(l->pattern) == line)                                             \
+        return i->dtype == SAT_F16 ? launch_tile<sat_f16_math, sat_pipe_shape<bm, bn, 64, stages, 2, line>>(l)         \
+                                   : launch_tile<sat_bf16_math, sat_pipe_shape<bm, bn, 64, stages, 2, line>>(l);
     TILES(PICK)
     return sat_fail(SAT_INTERNAL, "%s: no such tile", l->variant->name);
 }
@@ -218,7 +242,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     int64_t br = a->block_rows, bc = a->block_cols, bm = v->instance.tile_m, bn = v->instance.tile_n;
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || p->c_dtype != p->a_dtype || p->beta != 0)
         return false;
-    if (a->stored_blocks == 0 || p->k == 0 || br % bm || bc % 64 || (bc > bn && bc % bn)) return false;
+    if (a->stored_blocks == 0 || p->k == 0 || br % 16 || bc % 16) return false;
+    if (bm == 128 && (br % bm || line_of(a) != 128)) return false;
     if (p->c_align < 16 || (p->batch > 1 && p->c.batch_stride % 8)) return false;
     if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000 || a->stored_blocks > 0x7fff0000) return false;
     double tiles = (double)a->stored_blocks * (double)ceil_of(br, bm) * (double)ceil_of(bc, bn);
@@ -277,7 +302,7 @@ SAT_FAMILY(cuda_sampled_wgmma) = {
     .revision = "1",
     .op = SAT_SAMPLED,
     .backend = SAT_CUDA,
-    .about = "tensor maps and warpgroup products on Hopper; f16, bf16; block sides multiples of 64",
+    .about = "tensor maps and warpgroup products on Hopper; f16, bf16; block sides multiples of 16",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

@@ -97,14 +97,13 @@ static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_sched
     return true;
 }
 
-/* The sampled product's pieces: `each` neighbours of a block row, at most SAT_PIECE_COLUMNS. Room for one a block;
- * returns how many there are. */
+/* The sampled product's pieces: `each` neighbours of a block row. Room for one a block; returns how many. */
 static inline int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each, sat_piece *piece) {
     int64_t count = 0;
     for (int64_t row = 0; row < a->grid_rows; row++)
         for (int64_t first = a->row_ptr[row], end = a->row_ptr[row + 1]; first < end; first += each) {
             sat_piece one = {first, (int32_t)row, (int32_t)sat_min(each, end - first), -1, {0}};
-            for (int32_t t = 0; t < one.count; t++) one.col[t] = a->col_idx[first + t];
+            for (int32_t t = 0; t < one.count && t < SAT_PIECE_COLUMNS; t++) one.col[t] = a->col_idx[first + t];
             piece[count++] = one;
         }
     return count;

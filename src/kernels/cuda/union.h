@@ -7,9 +7,10 @@
 
 #include "variant.h"
 
+/* `each` neighbouring block columns: one, or as many as are fetched together. */
 typedef struct sat_union_step {
-    int32_t col;   /* block column */
-    uint32_t rows; /* bit i: row i of the group has a block there */
+    int32_t col;   /* the first block column over `each` */
+    uint32_t rows; /* bit size*e + i: row i of the group has a block in column e of these */
 } sat_union_step;
 
 typedef struct sat_union {
@@ -24,8 +25,8 @@ static inline void sat_union_free(sat_union *u) {
     u->ptr = NULL, u->step = NULL;
 }
 
-/* Merges `size` (up to 32) rows, -1 for none; their columns ascend. Returns the steps written to `to`. */
-static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int size, sat_union_step *to) {
+/* Merges `size` rows, -1 for none; their columns ascend; size*each is up to 32. Returns the steps written to `to`. */
+static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int size, int each, sat_union_step *to) {
     int64_t at[32], end[32], count = 0;
     for (int i = 0; i < size; i++)
         at[i] = row[i] < 0 ? 0 : r->ptr[row[i]], end[i] = row[i] < 0 ? 0 : r->ptr[row[i] + 1];
@@ -34,9 +35,10 @@ static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int
         for (int i = 0; i < size; i++)
             if (at[i] < end[i] && r->col[at[i]] < col) col = r->col[at[i]];
         if (col == INT32_MAX) return count;
-        sat_union_step step = {col, 0};
+        sat_union_step step = {col / each, 0};
         for (int i = 0; i < size; i++)
-            if (at[i] < end[i] && r->col[at[i]] == col) step.rows |= 1u << i, at[i]++;
+            for (; at[i] < end[i] && r->col[at[i]] / each == step.col; at[i]++)
+                step.rows |= 1u << (r->col[at[i]] % each * size + i);
         to[count] = step;
     }
 }
@@ -114,7 +116,7 @@ static inline bool sat_union_groups(const sat_rows *r, int64_t cols, int size, i
 }
 
 /* `row`: groups of `size`, one after the other, each row once. */
-static inline bool sat_union_make(const sat_rows *r, const int32_t *row, int size, sat_union *u) {
+static inline bool sat_union_make(const sat_rows *r, const int32_t *row, int size, int each, sat_union *u) {
     u->groups = (r->count + size - 1) / size, u->steps = 0;
     u->ptr = (int64_t *)malloc(((size_t)u->groups + 1) * sizeof *u->ptr);
     u->step = (sat_union_step *)malloc(((size_t)r->ptr[r->count] + 1) * sizeof *u->step);
@@ -124,7 +126,7 @@ static inline bool sat_union_make(const sat_rows *r, const int32_t *row, int siz
     }
     u->ptr[0] = 0;
     for (int64_t g = 0; g < u->groups; g++) {
-        u->steps += sat_union_merge(r, row + g * size, size, u->step + u->steps);
+        u->steps += sat_union_merge(r, row + g * size, size, each, u->step + u->steps);
         u->ptr[g + 1] = u->steps;
     }
     return true;

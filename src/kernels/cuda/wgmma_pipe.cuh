@@ -24,16 +24,16 @@ struct sat_pipe_barriers {
     uint32_t groups[SAT_PIPE_STAGES]; /* of a stage, where not all warpgroups multiply it: bit g for number g */
 };
 
-/* BM rows, BN columns and KS of depth a stage. */
-template <int BM_, int BN_, int KS_, int STAGES_, int GROUPS_> struct sat_pipe_shape {
-    static constexpr int BM = BM_, BN = BN_, KS = KS_, STAGES = STAGES_, GROUPS = GROUPS_;
+/* BM rows, BN columns and KS of depth a stage. LINE: bytes of a row of B in shared memory, row-major. */
+template <int BM_, int BN_, int KS_, int STAGES_, int GROUPS_,
+          int LINE_ = BN_<64 ? BN_ * 2 : 128> struct sat_pipe_shape {
+    static constexpr int BM = BM_, BN = BN_, KS = KS_, STAGES = STAGES_, GROUPS = GROUPS_, LINE = LINE_;
     static constexpr int A = BM * KS * 2, B = KS * BN * 2; // a stage's
     // Slots of A, where it may come 64 deep and a stage is 32: when a stage is free again, so is what it left of A.
     static constexpr bool DEEP = KS == 32;
     static constexpr int SLOTS = DEEP ? STAGES / 2 + 1 : STAGES, SLOT = DEEP ? BM * 128 : A;
     static constexpr int B_FROM = SLOTS * SLOT, OUT_FROM = GROUPS == 1 ? 0 : B_FROM + STAGES * B;
     static constexpr int WN = BM == 128 ? BN : BN / GROUPS; // columns of a warpgroup
-    static constexpr int LINE = BN < 64 ? BN * 2 : 128;     // bytes of a row of B in shared memory, row-major
     // Output is put in order in a place of its own; where a CTA has one tile, over A; where warpgroups have columns of
     // their own, over theirs of the last stage, which buys a stage more.
     static constexpr bool OVER_B = GROUPS == 2 && BM == 64 && B == GROUPS * SAT_STAGING;
@@ -71,6 +71,12 @@ template <typename S> __device__ __forceinline__ void sat_pipe_init(sat_pipe_bar
         sat_barrier_init(sat_shared(&s->tile_empty[i - S::STAGES]), S::GROUPS * 4 + others);
     }
     sat_barrier_publish();
+}
+
+/* By all threads, where copies do not fill A: what no copy writes costs less power as zero. */
+template <typename S> __device__ __forceinline__ void sat_pipe_clear(char *memory) {
+    for (int i = threadIdx.x; i < S::B_FROM / 16; i += S::THREADS) ((uint4 *)memory)[i] = make_uint4(0, 0, 0, 0);
+    sat_proxy_fence();
 }
 
 /* A ring of tiles, from either side. */
