@@ -61,6 +61,24 @@ def test_indices_of_another_shape_or_kind():
     bad(ValueError, "row_ptr", sa.BsrMatrix, np.zeros((2, 2), int), [0], ONE, (2, 2))
     bad(TypeError, "col_idx", sa.BsrMatrix, [0, 1], ["a"], ONE, (2, 2))
     bad(ValueError, "col_idx", sa.BsrMatrix, [0, 1], np.array([2**64 - 1], np.uint64), ONE, (2, 2))
+    bad(ValueError, "row_ptr is [[0], [1, 2]]", sa.BsrMatrix, [[0], [1, 2]], [0], ONE, (2, 2))
+    bad(ValueError, "row_ptr is a NoneType of 0 dim", sa.BsrMatrix, None, [0], ONE, (2, 2))
+    bad(TypeError, "col_idx is a masked array", sa.BsrMatrix, [0, 1], np.ma.masked_array([0], [True]), ONE, (2, 2))
+    bad(ValueError, "values is [[[1.0], ", sa.BsrMatrix, [0, 1], [0], [[[1.0], [1.0, 2.0]]], (2, 2))
+    bad(ValueError, "x is [[1.0], ", sa.BsrMatrix.from_dense, [[1.0], [1.0, 2.0]], 1)
+    bad(ValueError, "stored is [[True], ", sa.AttentionMask.from_blocks, [[True], [True, False]], (2, 2), 1)
+    bad(TypeError, "stored is a masked array", sa.AttentionMask.from_blocks, np.ma.masked_array([[True]], [[True]]), (2, 2), 2)
+
+
+def test_tensors_of_indices_that_cannot_be_read():
+    torch = pytest.importorskip("torch")
+    rows = torch.tensor([0, 1])
+    bad(ValueError, "row_ptr is on meta", sa.BsrMatrix, rows.to("meta"), [0], ONE, (2, 2))
+    bad(ValueError, "stored is on meta", sa.AttentionMask.from_blocks, torch.ones(1, 1, dtype=torch.bool, device="meta"), (2, 2), 2)
+    bad(TypeError, "row_ptr is a Tensor of torch.bfloat16", sa.BsrMatrix, rows.bfloat16(), [0], ONE, (2, 2))
+    bad(TypeError, "row_ptr is a Tensor of torch.int64, torch.sparse_coo", sa.BsrMatrix, rows.to_sparse(), [0], ONE, (2, 2))
+    parts = [x.to("meta") for x in (rows, rows[:1], torch.ones(1))]
+    bad(ValueError, "x.values() is on meta", sa.BsrMatrix.from_csr, torch.sparse_csr_tensor(*parts, size=(1, 1)), 1)
 
 
 @pytest.mark.parametrize(
