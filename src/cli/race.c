@@ -28,8 +28,9 @@ typedef struct race_args {
     block_list blocks;
     const char *only, *matrix, *trial;
     bool fresh, json, isolate, no_keep;
-    bool fixed, dense, tf32, nondeterministic;
+    bool fixed, dense, tf32, nondeterministic, layout;
     double timeout;
+    int64_t seq, kv_seq, dim; /* attention's words for m, n and k; 0: not given */
     int64_t report_fd, seed;
     int argc;
     char **argv;
@@ -95,7 +96,9 @@ static bool parse_dtype(const char *text, void *to) {
 }
 
 static bool parse_layout(const char *text, void *to) {
-    spec *s = to;
+    race_args *r = to;
+    spec *s = &r->spec;
+    r->layout = true;
     static const char *const words[] = {"row", "col", "row,row", "row,col", "col,row", "col,col"};
     static const bool first[] = {false, true, false, false, true, true},
                       second[] = {false, true, false, true, false, true};
@@ -110,6 +113,8 @@ static bool parse_align(const char *text, void *to) {
     *(int64_t *)to = x;
     return true;
 }
+
+static bool parse_scale(const char *text, void *to) { return parse_real(text, to) && *(double *)to != 0; }
 
 static bool parse_anything(const char *text, void *to) { return *(const char **)to = text, true; }
 
@@ -136,19 +141,20 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_PARSE_("dtype", s, "T", parse_dtype, "f32, f64, f16, bf16, f16:f32 or bf16:f32",
                    "f32, f64, f16, bf16; f16:f32 and bf16:f32 have an f32 result"),
         ARG_CHOICE_("op", &s->op, "OP", operation_names, "the operation"),
-        ARG_INT_("seq", &s->m, "N", 1, most, "attention: queries (1024)"),
-        ARG_INT_("kv-seq", &s->n, "N", 1, most, "attention: keys (as many as queries)"),
-        ARG_INT_("dim", &s->k, "N", 1, 512, "attention: elements of a head (64)"),
+        ARG_INT_("seq", &r->seq, "N", 1, most, "attention: queries (1024)"),
+        ARG_INT_("kv-seq", &r->kv_seq, "N", 1, most, "attention: keys (as many as queries)"),
+        ARG_INT_("dim", &r->dim, "N", 1, 512, "attention: elements of a head (64)"),
         ARG_INT_("heads", &s->heads, "N", 1, 1 << 20, "attention: heads (8)"),
         ARG_INT_("kv-heads", &s->kv_heads, "N", 1, 1 << 20, "attention: heads of keys (as many as heads)"),
         ARG_FLAG_("causal", &s->causal, "attention: keys up to the query's own place"),
         ARG_INT_("window", &s->window, "N", 1, most, "attention: keys closer to there than this"),
         ARG_INT_("sequences", &s->sequences, "N", 1, 1 << 20, "attention: packed sequences of like length"),
-        ARG_REAL_("scale", &s->scale, "X", -HUGE_VAL, HUGE_VAL, "attention: of the scores (1/sqrt(dim))"),
+        ARG_PARSE_("scale", &s->scale, "X", parse_scale, "a finite number other than 0, which stands for 1/sqrt(dim)",
+                   "attention: of the scores (1/sqrt(dim))"),
         ARG_FLAG_("head-masks", &s->head_masks, "attention: each head has blocks of its own"),
         ARG_FLAG_("lse", &s->lse, "attention: writes the logarithms of the sums too"),
         ARG_FLAG_("transpose", &s->transpose, "matmul: by the transpose of A"),
-        ARG_PARSE_("layout", s, "B[,C]", parse_layout, "row or col, or two such as row,col",
+        ARG_PARSE_("layout", r, "B[,C]", parse_layout, "row or col, or two such as row,col",
                    "storage order, row or col, of B and C (sampled: X and Y)"),
         ARG_INT_("batch", &s->batch, "N", 1, 1 << 20, "products at once (1)"),
         ARG_REAL_("alpha", &s->alpha, "X", -HUGE_VAL, HUGE_VAL, "factor of the product (1)"),
@@ -379,18 +385,40 @@ static const char *drawn_option(const race_args *r) {
 }
 
 // One that the operation does not have; NULL if none was given.
-static const char *foreign_option(const spec *s) {
+static const char *foreign_option(const race_args *r) {
+    const spec *s = &r->spec;
     spec plain = spec_default();
-    if (s->op != SAT_MATMUL - 1 && s->transpose) return "transpose";
-    if (s->op != SAT_MATMUL - 1 && s->bias) return "bias";
-    if (s->op != SAT_MATMUL - 1 && s->activation) return "activation";
-    if (spec_is_attention(s)) return NULL;
+    if (s->op != SAT_MATMUL - 1) {
+        if (s->transpose) return "transpose";
+        if (s->bias) return "bias";
+        if (s->activation) return "activation";
+        if (r->fixed) return "fixed-values";
+    }
+    if (spec_is_attention(s)) return s->alpha != plain.alpha ? "alpha" : r->layout ? "layout" : NULL;
+    if (r->seq) return "seq";
+    if (r->kv_seq) return "kv-seq";
+    if (r->dim) return "dim";
     if (s->heads != plain.heads) return "heads";
     if (s->kv_heads != plain.kv_heads) return "kv-heads";
     if (s->window != plain.window) return "window";
     if (s->sequences != plain.sequences) return "sequences";
     if (s->scale != plain.scale) return "scale";
     return s->causal ? "causal" : s->head_masks ? "head-masks" : s->lse ? "lse" : NULL;
+}
+
+// Takes over attention's words for m, n and k. Where both are given they must agree.
+static bool take_words(race_args *r) {
+    static const char *const names[] = {"seq", "kv-seq", "dim"};
+    const int64_t words[] = {r->seq, r->kv_seq, r->dim};
+    int64_t *const sizes[] = {&r->spec.m, &r->spec.n, &r->spec.k};
+    for (int i = 0; i < 3; i++) {
+        if (words[i] && *sizes[i] && words[i] != *sizes[i])
+            return usage_error("race", "--%s %lld: -%c or --size gives %lld", names[i], (long long)words[i], "mnk"[i],
+                               (long long)*sizes[i]),
+                   false;
+        if (words[i]) *sizes[i] = words[i];
+    }
+    return true;
 }
 
 int race_main(int argc, char **argv) {
@@ -403,8 +431,9 @@ int race_main(int argc, char **argv) {
     s->pattern.seed = (uint64_t)r.seed;
     s->flags = (r.fixed ? SAT_FIXED_VALUES : 0) | (r.dense ? SAT_ALLOW_DENSE : 0) | (r.tf32 ? SAT_ALLOW_TF32 : 0) |
                (r.nondeterministic ? SAT_ALLOW_NONDETERMINISTIC : 0);
-    const char *foreign = foreign_option(s);
+    const char *foreign = foreign_option(&r);
     if (foreign) return usage_error("race", "--op %s: takes no --%s", operation_names[s->op], foreign);
+    if (!take_words(&r)) return EXIT_USAGE;
 
     mtx matrix = {0};
     const char *drawn = r.matrix ? drawn_option(&r) : NULL;

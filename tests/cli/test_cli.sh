@@ -131,6 +131,15 @@ wrong '--fresh takes no value' race --fresh=yes
 wrong 'is --sparsity meant?' race --sparsty 0.5
 wrong 'takes no --transpose' race --op sampled --transpose
 wrong 'takes no --bias' race --op attention --bias
+for option in '--layout row' --fixed-values '--alpha 2'; do
+    wrong "op attention: takes no ${option%% *}" race --op attention $option
+done
+wrong 'op sampled: takes no --fixed-values' race --op sampled --fixed-values
+for option in --seq --kv-seq --dim; do wrong "op matmul: takes no $option" race $option 16; done
+wrong '--dim 16: -k or --size gives 24' race --op attention --dim 16 -k 24
+wrong '--seq 16: -m or --size gives 64' race --op attention --size 64x64x16 --seq 16
+wrong "--scale '0': expected a finite number other than 0" race --op attention --scale 0
+wrong "--scale 'inf': expected a finite number" race --op attention --scale inf
 wrong 'op matmul: takes no --heads' race --heads 4
 wrong 'op sampled: takes no --causal' race --op sampled --causal
 wrong "--dim '1000'" race --op attention --dim 1000
@@ -199,6 +208,8 @@ done
 run race --op attention --batch 2 --heads 16 --kv-heads 4 --seq 256 --dim 64 --causal --window 64 --block 32 --sparsity 0.5
 expect 'a race of attention says what it was' 0 'attention f32 256x256x64, block 32x32, 32 of 64 blocks (50 % sparse), batch 2, ' \
     '16 heads over 4, causal, window 64'
+run race --op attention --heads 1 --block 16 --size 32x48x16 --dim 16
+expect 'sizes may be given by either name' 0 'attention f32 32x48x16'
 run race --op attention --heads 6 --kv-heads 4
 expect_error 'heads that do not divide are named' 1 'kv_heads is 4; expected a number that divides heads, 6'
 run race --op attention --dim 60

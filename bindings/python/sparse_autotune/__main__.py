@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,16 @@ from ._pattern import Pattern, Problem
 _DTYPES = {short: code for code, short in _abi.DTYPE_SHORT.items()}
 
 
-def _numbers(kind: Any) -> Any:
-    return lambda text: [kind(word) for word in text.split(",")]
+def _parts(kind: Callable[[str], Any], between: str, expected: str) -> Callable[[str], tuple]:
+    """For argparse, which puts the option's name before the message."""
+
+    def parse(text: str) -> tuple:
+        try:
+            return tuple(kind(word) for word in text.split(between))
+        except (TypeError, ValueError):
+            raise argparse.ArgumentTypeError(f"{text!r}; expected {expected}") from None
+
+    return parse
 
 
 def _block(text: str) -> tuple[int, int]:
@@ -28,18 +37,23 @@ def _block(text: str) -> tuple[int, int]:
     return check_block(sides[0] if len(sides) == 1 else tuple(sides))
 
 
+_SIZES = "three sizes of at least 1 such as 2048x512x1024"
+_BLOCKS = "sides of at least 1 such as 64, 64x32 or 16,32,64"
+_SHARES = "numbers from 0 to 1 such as 0.125 or 0.1,0.5"
+
+
 def parse(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m sparse_autotune", description="Races block-sparse products, and draws what came out.")
     parser.add_argument("--version", action="version", version=sa.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     race = commands.add_parser("race", help="race every variant on made-up problems; lists give every combination")
-    race.add_argument("--size", type=lambda t: tuple(int(w) for w in t.split("x")), default=(2048, 2048, 2048), metavar="MxNxK")
+    race.add_argument("--size", type=_parts(int, "x", _SIZES), default=(2048, 2048, 2048), metavar="MxNxK")
     for letter, what in (("m", "rows of the result"), ("n", "columns of the result"), ("k", "inner size")):
         race.add_argument(f"-{letter}", type=int, metavar=letter.upper(), help=f"{what}, instead of --size's")
-    race.add_argument("--block", type=_numbers(_block), default=[(64, 64)], metavar="B[,B...]", help="64 or 64x32; several are raced one after the other")
+    race.add_argument("--block", type=_parts(_block, ",", _BLOCKS), default=[(64, 64)], metavar="B[,B...]", help="64 or 64x32; several are raced one after the other")
     share = race.add_mutually_exclusive_group()
-    share.add_argument("--density", type=_numbers(float), default=[0.125], metavar="D[,D...]", help="share of the blocks that are stored (0.125)")
-    share.add_argument("--sparsity", type=_numbers(float), metavar="S[,S...]", help="share of the blocks that are absent, instead")
+    share.add_argument("--density", type=_parts(float, ",", _SHARES), default=[0.125], metavar="D[,D...]", help="share of the blocks that are stored (0.125)")
+    share.add_argument("--sparsity", type=_parts(float, ",", _SHARES), metavar="S[,S...]", help="share of the blocks that are absent, instead")
     race.add_argument("--dtype", choices=list(_DTYPES), help="f32 on a CPU, f16 on a GPU, unless told")
     race.add_argument("--device", default=None, help="cpu, cuda or cuda:1; the best that is found, unless told")
     race.add_argument("--op", choices=["matmul", "sampled"], default="matmul")
@@ -115,7 +129,7 @@ def main(words: list[str] | None = None) -> int:
             print(f"{a.output}: {len(races)} races")
             return 0
         if len(a.size) != 3 or min(a.size) < 1:
-            raise ValueError("--size: expected three sizes such as 2048x512x1024")
+            raise ValueError(f"--size is {'x'.join(map(str, a.size))}; expected {_SIZES}")
         for name in "mnk":
             if getattr(a, name) is not None and getattr(a, name) < 1:
                 raise ValueError(f"-{name} is {getattr(a, name)}; expected 1 or more")

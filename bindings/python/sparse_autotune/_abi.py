@@ -65,7 +65,8 @@ def failure(status: int, names: dict[str, str] | None = None) -> Error:
     message = lib.sat_last_error().decode(errors="replace")
     for c_name, python_name in (names or {}).items():
         message = re.sub(rf"\b{c_name}\b(?=(:| is| at| overlaps))|(?<=overlaps ){c_name}\b", python_name, message)
-    kind = ArgumentError if name in _ARGUMENT else _OTHERS.get(name, DeviceError)
+    asked = message.startswith("only is ")  # what else is not found is a device
+    kind = ArgumentError if asked or name in _ARGUMENT else _OTHERS.get(name, DeviceError)
     error = kind(f"{message or 'the call failed'} ({name})")
     error.status = name
     return error
@@ -86,6 +87,15 @@ def check(status: int, names: dict[str, str] | None = None) -> None:
     raise_interrupt()
     if status:
         raise failure(status, names)
+
+
+def text(x: object, name: str) -> bytes:
+    """A str as C takes it, which would end at a NUL."""
+    if not isinstance(x, str):
+        raise TypeError(f"{name} is {x!r}; expected a str")
+    if "\0" in x:
+        raise ValueError(f"{name} is {x!r}; expected a str without NUL")
+    return x.encode()
 
 
 # ---- vocabulary ----

@@ -7,6 +7,7 @@ exist otherwise, and importing this package stays cheap.
 from __future__ import annotations
 
 import ctypes
+import reprlib
 import sys
 from typing import Any
 
@@ -23,6 +24,30 @@ def torch_module() -> Any:
 
 def cupy_module() -> Any:
     return sys.modules.get("cupy")
+
+
+def no_mask(x: Any, name: str) -> None:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask would be lost; {EXPECTED}")
+
+
+def host(x: Any, name: str) -> np.ndarray:
+    """An array or list of whatever maker as NumPy's, in host memory."""
+    no_mask(x, name)
+    torch = torch_module()
+    tensor = torch is not None and isinstance(x, torch.Tensor)
+    if tensor and x.is_meta:
+        raise ValueError(f"{name} is on meta; expected numbers, on cpu or cuda")
+    if tensor:
+        x = x.detach().cpu()
+    elif hasattr(x, "__cuda_array_interface__") and hasattr(x, "get"):
+        x = x.get()
+    try:
+        return x.numpy() if tensor else np.asarray(x)
+    except (RuntimeError, TypeError, ValueError) as error:  # ragged lists, layouts and dtypes that NumPy has not, fake tensors
+        what = f"a {type(x).__name__} of {x.dtype}, {x.layout}" if tensor else reprlib.repr(x)
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"{name} is {what}; expected what NumPy can make an array of: {error}") from error
 
 
 class Operand:
@@ -89,8 +114,7 @@ def _in_elements(strides: tuple, size: int) -> tuple | None:
 
 
 def _from_numpy(x: Any, name: str) -> Operand:
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, whose mask would be lost; {EXPECTED}")
+    no_mask(x, name)
     x = np.asarray(x)
     dtype = dtype_code(x.dtype, name)
     strides = _in_elements(x.strides, x.itemsize)

@@ -32,7 +32,7 @@ def from_dense(x: Any, block: tuple[int, int], keep: float | None, threshold: fl
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold is {threshold}; expected 0 or more")
     if isinstance(x, (list, tuple)):
-        x = np.asarray(x)
+        x = _arrays.host(x, "x")
     operand = _arrays.describe(x, "x")
     if len(operand.shape) != 2:
         raise ValueError(f"x has {len(operand.shape)} dimensions; expected 2")
@@ -128,21 +128,17 @@ def _csr_parts(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, i
         if x.dim() != 2:
             raise ValueError(f"x has {x.dim()} dimensions; expected 2")
         _arrays.dtype_code(x.dtype, "x")
-        values = x.values().detach().cpu()
-        values = values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
-        row_ptr, col_idx = x.crow_indices().cpu().numpy(), x.col_indices().cpu().numpy()
-        check_indices(row_ptr, col_idx, tuple(x.shape), len(values), ("x.crow_indices()", "x.col_indices()"))
-        return row_ptr, col_idx, values, tuple(x.shape), x
+        values = _arrays.host(x.values().float() if x.dtype == torch.bfloat16 else x.values(), "x.values()")
+        row_ptr, col_idx = check_indices(x.crow_indices(), x.col_indices(), tuple(x.shape), len(values), ("x.crow_indices()", "x.col_indices()"))
+        return row_ptr, col_idx, values[: len(col_idx)], tuple(x.shape), x
     if not hasattr(x, "tocsr") or not hasattr(x, "format"):
         raise TypeError(f"x is {_what(x)}; expected a SciPy sparse matrix or a torch.sparse_csr tensor")
     check_scipy(x)
     x = x.tocsr()
     check_scipy(x)  # lists of lists may hold any column
-    if not x.has_canonical_format:
-        x = x.copy()
-        x.sum_duplicates()
     _arrays.dtype_code(x.dtype, "x")
-    return x.indptr, x.indices, x.data, x.shape, None
+    stored = x.indptr[-1]  # the arrays may be longer
+    return x.indptr, x.indices[:stored], x.data[:stored], x.shape, None
 
 
 def _gather_blocks(parts: tuple, block: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -161,7 +157,8 @@ def _build(parts: tuple, block: tuple[int, int]) -> tuple:
     row_ptr, col_idx, place = _gather_blocks(parts, block)
     values = np.zeros((len(col_idx), *block), data.dtype)
     rows = np.repeat(np.arange(shape[0], dtype=np.int64), np.diff(indptr))
-    values[place, rows % block[0], indices % block[1]] = data
+    at = (place * block[0] + rows % block[0]) * block[1] + indices % block[1]
+    np.add.at(values.reshape(-1), at, data)  # an element that is stored twice is the sum
     if origin is not None:
         values = torch_module().from_numpy(values).to(origin.device, origin.dtype)
     return row_ptr, col_idx, values, shape

@@ -6,19 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ._arrays import torch_module
+from ._arrays import host
 
 
 def host_indices(x: Any, name: str) -> np.ndarray:
     """Indices as a new int32 or int64 array in host memory, from whatever they came in."""
-    torch = torch_module()
-    if torch is not None and isinstance(x, torch.Tensor):
-        x = x.detach().cpu().numpy()
-    elif hasattr(x, "__cuda_array_interface__") and hasattr(x, "get"):
-        x = x.get()
-    x = np.asarray(x)
+    given, x = x, host(x, name)
     if x.ndim != 1:
-        raise ValueError(f"{name} has {x.ndim} dimensions; expected 1")
+        raise ValueError(f"{name} is a {type(given).__name__} of {x.ndim} dimensions; expected 1, of whole numbers")
     if x.size == 0 and x.dtype.kind == "f":
         x = x.astype(np.int64)  # an empty list
     if x.dtype.kind not in "iu":
@@ -33,8 +28,8 @@ def _outside(x: np.ndarray, size: int, name: str) -> None:
         raise ValueError(f"{name} holds {int(x.min())} to {int(x.max())}; expected 0 to {size - 1}")
 
 
-def check_indices(indptr: Any, indices: Any, grid: tuple[int, int], stored: int, names: tuple[str, str]) -> None:
-    """That compressed rows lie inside their arrays, before code that trusts them reads them."""
+def check_indices(indptr: Any, indices: Any, grid: tuple[int, int], stored: int, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    """Compressed rows in host memory, that lie inside their arrays: before code that trusts them reads them."""
     indptr, indices = host_indices(indptr, names[0]), host_indices(indices, names[1])
     if len(indptr) != grid[0] + 1:
         raise ValueError(f"{names[0]} has {len(indptr)} entries; expected {grid[0] + 1}")
@@ -42,7 +37,9 @@ def check_indices(indptr: Any, indices: Any, grid: tuple[int, int], stored: int,
         raise ValueError(f"{names[0]} must begin with 0 and never fall")
     if indptr[-1] > min(len(indices), stored):
         raise ValueError(f"{names[0]} ends with {indptr[-1]}; expected no more than {min(len(indices), stored)}, which are stored")
-    _outside(indices[: indptr[-1]], grid[1], names[1])
+    indices = indices[: indptr[-1]]
+    _outside(indices, grid[1], names[1])
+    return indptr, indices
 
 
 def check_scipy(x: Any, name: str = "x") -> None:

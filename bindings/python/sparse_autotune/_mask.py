@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _ops, _picture
-from ._arrays import torch_module
+from ._arrays import host, torch_module
 from ._indices import host_indices
 from ._matrix import BsrMatrix, as_bsr, check_block, is_sparse, make_pattern
 from ._pattern import Pattern
@@ -349,10 +349,7 @@ class AttentionMask:
 
 
 def _booleans(x: Any, name: str) -> np.ndarray:
-    torch = torch_module()
-    if torch is not None and isinstance(x, torch.Tensor):
-        x = x.detach().cpu().numpy()
-    x = np.asarray(x)
+    x = host(x, name)
     if x.dtype != bool:
         raise TypeError(f"{name} has dtype {x.dtype}; expected booleans")
     return x

@@ -110,7 +110,7 @@ class BsrMatrix:
             self._set(row_ptr, col_idx, values)
             return
         if isinstance(values, (list, tuple)):
-            values = np.asarray(values)
+            values = _arrays.host(values, "values")
         operand = _arrays.describe(values, "values")
         values = _contiguous(values, operand, "values")
         shape, block = check_shape(shape), operand.shape[1:]

@@ -106,9 +106,25 @@ def _duration(seconds: float | None) -> str:
     return f"{seconds / 1e-9:.4g} ns"
 
 
-def run(pattern: Pattern, device: str, problem: Problem, *, fresh: bool, only: str | None = None, keep: bool = True) -> Race:
+def _check_names(only: Any, context: _context.Context) -> bytes | None:
+    """`only` as the library takes it: each name must be a variant's."""
+    if only is None:
+        return None
+    try:
+        names = [name for name in (only if isinstance(only, str) else ",".join(only)).split(",") if name]
+    except TypeError:
+        raise TypeError(f"only is {only!r}; expected names of variants") from None
+    known = _flags_by_name(context)
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        held = "" if len(unknown) == len(names) else f", which has {unknown[0]!r}"
+        raise ValueError(f"only is {only!r}{held}; expected variants of {context.device}: benchmark without only shows those that fit")
+    return ",".join(names).encode()
+
+
+def run(pattern: Pattern, device: str, problem: Problem, *, fresh: bool, only: Iterable[str] | str | None = None, keep: bool = True) -> Race:
     context, handle = _context.get(device), ctypes.c_void_p()
-    options = _abi.RaceOptions(fresh=fresh, keep=keep, only=only.encode() if only else None)
+    options = _abi.RaceOptions(fresh=fresh, keep=keep, only=_check_names(only, context))
     _abi.check(_abi.lib.sat_race_run(context.handle, pattern.handle(device), ctypes.byref(problem.struct), ctypes.byref(options), ctypes.byref(handle)), names_of(problem))
     try:
         return _read(handle, context, pattern, problem)
@@ -198,11 +214,10 @@ def benchmark(A: Any, B: Any, *operands: Any, fresh: bool = True, only: Iterable
     >>> sa.benchmark(sa.attention, q, q, q, causal=True).best.verdict
     'ok'
     """
-    names = only if only is None or isinstance(only, str) else ",".join(only)
     if A is _attention.attention:
         pattern, x, problems = _attention_problems(B, *operands, allow_tf32=allow_tf32, deterministic=deterministic, **words)
         with _abi.openmp_threads(_arrays.threads_for(x)):
-            return run(pattern, x.device, problems[-1], fresh=fresh, only=names)
+            return run(pattern, x.device, problems[-1], fresh=fresh, only=only)
     if operands or words:
         raise TypeError(f"benchmark got {', '.join(words) or 'more than two operands'}, which attention takes, beside a product")
     left = not is_sparse(A)
@@ -222,7 +237,7 @@ def benchmark(A: Any, B: Any, *operands: Any, fresh: bool = True, only: Iterable
         flags=options.flags_for(x),
     )  # fmt: skip
     with _abi.openmp_threads(_arrays.threads_for(x)):
-        return run(a._pattern, x.device, problem, fresh=fresh, only=names)
+        return run(a._pattern, x.device, problem, fresh=fresh, only=only)
 
 
 def _attention_problems(*operands: Any, **words: Any) -> tuple:

@@ -6,12 +6,12 @@ import ctypes
 import dataclasses
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from . import _abi, _attention_variants, _context
+from . import _abi, _attention_variants, _context, _mask
 from ._arrays import torch_module
 
 _OPS = {"matmul": _abi.MATMUL, "sampled": _abi.SAMPLED, "attention": _abi.ATTENTION, "attention_backward": _abi.ATTENTION_BACKWARD}
@@ -62,6 +62,25 @@ def _supports_plain(call: dict[str, Any]) -> bool:
     return call["alpha"] == 1.0 and call["beta"] == 0.0 and not call["bias"] and call["activation"] == "none" and not call["transpose"]
 
 
+def _check_word(x: Any, name: str, most: int) -> None:
+    """Names and revisions stand in lines of the cache; the library has the same rule."""
+    _abi.text(x, name)
+    if not 1 <= len(x) <= most or not (x.isascii() and x.isprintable()) or "," in x:
+        raise ValueError(f"{name} is {x!r}; expected 1 to {most} printable ASCII characters, no ','")
+
+
+def _dtype_codes(dtypes: Any) -> set[int]:
+    if isinstance(dtypes, str) or not isinstance(dtypes, Iterable):
+        raise TypeError(f"dtypes is {dtypes!r}; expected a tuple of names such as ('float32',)")
+    names = tuple(dtypes)
+    for dtype in names:
+        if not isinstance(dtype, str) or dtype not in _abi.DTYPES:
+            raise ValueError(f"dtypes holds {dtype!r}; expected names such as 'float32'")
+    if not names:
+        raise ValueError(f"dtypes is {dtypes!r}; expected at least one name such as 'float32'")
+    return {_abi.DTYPES[dtype] for dtype in names}
+
+
 def register_variant(
     function: Callable[[Any], None],
     *,
@@ -106,20 +125,20 @@ def register_variant(
     >>> race[0].verdict
     'ok'
     """
-    if not callable(function):
-        raise TypeError(f"function is a {type(function).__name__}; expected a callable")
+    for what, value in (("function", function), ("supports", supports), ("estimate", estimate), ("prepare", prepare)):
+        if not callable(value) and (value is not None or what == "function"):
+            raise TypeError(f"{what} is {value!r}; expected a callable")
+    _check_word(name, "name", 127)
+    _check_word(revision, "revision", 47)
+    _abi.text(about, "about")
     for value, words, what in ((op, _OPS, "op"), (backend, _BACKENDS, "backend")):
-        if value not in words:
+        if not isinstance(value, str) or value not in words:
             raise ValueError(f"{what} is {value!r}; expected one of {', '.join(words)}")
-    codes = set()
-    for dtype in dtypes:
-        if dtype not in _abi.DTYPES:
-            raise ValueError(f"dtypes holds {dtype!r}; expected names such as 'float32'")
-        codes.add(_abi.DTYPES[dtype])
+    codes = _dtype_codes(dtypes)
     if backend == "cuda" and torch_module() is None:
         raise RuntimeError("backend is 'cuda': its arrays are torch's, and torch is not imported")
-    flags = (0 if deterministic else _abi.V_NONDETERMINISTIC) | (_abi.V_DENSE if dense else 0)
-    if not _context._contexts:  # so that a wrong name is seen now
+    flags = (0 if _mask.flag(deterministic, "deterministic") else _abi.V_NONDETERMINISTIC) | (_abi.V_DENSE if _mask.flag(dense, "dense") else 0)
+    if not _context._contexts:  # so that a name that is taken is seen now
         _context.get("cpu")
     if op.startswith("attention"):
         _attention_variants.register(

@@ -26,9 +26,12 @@ def _handle(device: Any) -> int:
 
 def _file(file: Any) -> bytes:
     try:
-        return os.fsencode(file)
+        name = os.fsencode(file)
     except TypeError:
         raise TypeError(f"file is a {type(file).__name__}; expected a str or a path") from None
+    if b"\0" in name:
+        raise ValueError(f"file is {file!r}; expected a name without NUL")
+    return name
 
 
 def path(device: Any = "cpu") -> str:
@@ -81,8 +84,7 @@ def load(file: str | os.PathLike, device: Any = "cpu") -> int:
 
 def clear(key: str | None = None, device: Any = "cpu") -> int:
     """Removes one entry, or all of a device; how many that were. Matrices that have run keep what was chosen for them."""
-    if key is not None and not isinstance(key, str):
-        raise TypeError(f"key is a {type(key).__name__}; expected a str")
+    name = None if key is None else _abi.text(key, "key")
     count = ctypes.c_int64()
-    _abi.check(_abi.lib.sat_cache_clear(_handle(device), None if key is None else key.encode(), ctypes.byref(count)))
+    _abi.check(_abi.lib.sat_cache_clear(_handle(device), name, ctypes.byref(count)))
     return count.value

@@ -61,6 +61,24 @@ def test_indices_of_another_shape_or_kind():
     bad(ValueError, "row_ptr", sa.BsrMatrix, np.zeros((2, 2), int), [0], ONE, (2, 2))
     bad(TypeError, "col_idx", sa.BsrMatrix, [0, 1], ["a"], ONE, (2, 2))
     bad(ValueError, "col_idx", sa.BsrMatrix, [0, 1], np.array([2**64 - 1], np.uint64), ONE, (2, 2))
+    bad(ValueError, "row_ptr is [[0], [1, 2]]", sa.BsrMatrix, [[0], [1, 2]], [0], ONE, (2, 2))
+    bad(ValueError, "row_ptr is a NoneType of 0 dim", sa.BsrMatrix, None, [0], ONE, (2, 2))
+    bad(TypeError, "col_idx is a masked array", sa.BsrMatrix, [0, 1], np.ma.masked_array([0], [True]), ONE, (2, 2))
+    bad(ValueError, "values is [[[1.0], ", sa.BsrMatrix, [0, 1], [0], [[[1.0], [1.0, 2.0]]], (2, 2))
+    bad(ValueError, "x is [[1.0], ", sa.BsrMatrix.from_dense, [[1.0], [1.0, 2.0]], 1)
+    bad(ValueError, "stored is [[True], ", sa.AttentionMask.from_blocks, [[True], [True, False]], (2, 2), 1)
+    bad(TypeError, "stored is a masked array", sa.AttentionMask.from_blocks, np.ma.masked_array([[True]], [[True]]), (2, 2), 2)
+
+
+def test_tensors_of_indices_that_cannot_be_read():
+    torch = pytest.importorskip("torch")
+    rows = torch.tensor([0, 1])
+    bad(ValueError, "row_ptr is on meta", sa.BsrMatrix, rows.to("meta"), [0], ONE, (2, 2))
+    bad(ValueError, "stored is on meta", sa.AttentionMask.from_blocks, torch.ones(1, 1, dtype=torch.bool, device="meta"), (2, 2), 2)
+    bad(TypeError, "row_ptr is a Tensor of torch.bfloat16", sa.BsrMatrix, rows.bfloat16(), [0], ONE, (2, 2))
+    bad(TypeError, "row_ptr is a Tensor of torch.int64, torch.sparse_coo", sa.BsrMatrix, rows.to_sparse(), [0], ONE, (2, 2))
+    parts = [x.to("meta") for x in (rows, rows[:1], torch.ones(1))]
+    bad(ValueError, "x.values() is on meta", sa.BsrMatrix.from_csr, torch.sparse_csr_tensor(*parts, size=(1, 1)), 1)
 
 
 @pytest.mark.parametrize(
@@ -249,12 +267,60 @@ def test_settings_that_do_not_exist():
     bad(TypeError, "columns", sa.tune, A, 1.5)
     bad(TypeError, "columns", sa.tune, A, [4, "4"])
     bad(TypeError, "key", sa.cache.clear, 3)
-    bad(ValueError, "op", sa.register_variant, print, name="x", op="conv")
-    bad(TypeError, "function", sa.register_variant, 3, name="x")
-    bad(ValueError, "dtypes", sa.register_variant, print, name="x", dtypes=("int8",))
-    bad(NotImplementedError, "name", sa.register_variant, print, name="")
-    bad(RuntimeError, "only", sa.benchmark, A, B, only="no_such_variant")
     bad(ValueError, "B has shape", sa.benchmark, A, np.ones((5, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    "kind, words, options",
+    [
+        (TypeError, "function is 3", {"function": 3}),
+        (TypeError, "supports is 3", {"supports": 3}),
+        (TypeError, "estimate is 'fast'", {"estimate": "fast"}),
+        (TypeError, "prepare is 3", {"prepare": 3, "op": "attention"}),
+        (TypeError, "name is 3", {"name": 3}),
+        (ValueError, "name is ''", {"name": ""}),
+        (ValueError, "name is 'a,b'", {"name": "a,b"}),
+        (ValueError, "name is 'a\\x00b'; expected a str without NUL", {"name": "a\0b"}),
+        (ValueError, "name is 'a\\nb'", {"name": "a\nb"}),
+        (ValueError, "expected 1 to 127 printable", {"name": "a" * 128}),
+        (TypeError, "revision is 2", {"revision": 2}),
+        (ValueError, "revision is '1\\x00'", {"revision": "1\0"}),
+        (TypeError, "about is None", {"about": None}),
+        (ValueError, "about is '\\x00'", {"about": "\0"}),
+        (ValueError, "op is 'conv'", {"op": "conv"}),
+        (ValueError, "op is []", {"op": []}),
+        (ValueError, "backend is {}", {"backend": {}}),
+        (TypeError, "dtypes is 'float32'", {"dtypes": "float32"}),
+        (TypeError, "dtypes is 3", {"dtypes": 3}),
+        (ValueError, "dtypes is ()", {"dtypes": ()}),
+        (ValueError, "dtypes holds 'int8'", {"dtypes": ("int8",)}),
+        (ValueError, "dtypes holds []", {"dtypes": ([],)}),
+        (TypeError, "deterministic is 'no'", {"deterministic": "no"}),
+        (TypeError, "dense is 2", {"dense": 2}),
+    ],
+)
+def test_variants_that_cannot_be(kind, words, options):
+    bad(kind, words, sa.register_variant, **{"function": print, "name": "x", **options})
+
+
+PORTABLE = "cpu_matmul_any_any_c_portable"
+
+
+@pytest.mark.parametrize(
+    "kind, words, only",
+    [
+        (ValueError, "only is 'nope'; expected variants of cpu", "nope"),
+        (ValueError, "which has 'nope'", [PORTABLE, "nope"]),
+        (ValueError, "\\x00", PORTABLE + "\0"),
+        (ValueError, "only is 'cpu_attention_any_any_c_reference'; no variant of that name fits", "cpu_attention_any_any_c_reference"),
+        (ValueError, "only is ''", ""),
+        (ValueError, "only is []", []),
+        (TypeError, "only is 3", 3),
+        (TypeError, "only is [3]", [3]),
+    ],
+)
+def test_races_of_variants_that_are_not_there(kind, words, only):
+    bad(kind, words, sa.benchmark, A, B, only=only)
 
 
 def test_files_that_are_not_there(tmp_path):
@@ -262,6 +328,8 @@ def test_files_that_are_not_there(tmp_path):
     bad(sa.FileError, "absent", sa.cache.load, tmp_path / "absent")
     for function in (sa.cache.load, sa.cache.export):
         bad(TypeError, "file is a int", function, 3)
+        bad(ValueError, "file is 'a\\x00b'", function, "a\0b")
+    bad(ValueError, "key is 'a\\x00b'", sa.cache.clear, "a\0b")
     (tmp_path / "text").write_text("nothing of the kind")
     bad(ValueError, "text", sa.cache.load, tmp_path / "text")
 

@@ -31,6 +31,38 @@ def test_csr_of_any_block(rows, cols, br, bc, density):
     assert np.array_equal(a.to_dense(), x.toarray())
 
 
+# An element that is stored twice, and one behind the end.
+TWICE = np.array([0, 2, 3]), np.array([1, 1, 0, 0]), np.array([1.0, 2.0, 4.0, 8.0])
+
+
+def test_csr_with_an_element_twice_has_the_sum():
+    sparse = pytest.importorskip("scipy.sparse")
+    indptr, indices, data = TWICE
+    x = sparse.csr_array((data, indices, indptr), shape=(2, 2))
+    for block in (1, 2, "auto"):
+        assert sa.BsrMatrix.from_csr(x, block).to_dense().tolist() == [[0, 3], [4, 0]]
+    x = sparse.csr_array((data[:3], np.array([0, 1, 0]), indptr), shape=(2, 2))
+    assert x.has_canonical_format  # SciPy does not look again
+    x.indices[0] = 1
+    assert sa.BsrMatrix.from_csr(x, 2).to_dense().tolist() == [[0, 3], [4, 0]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_a_csr_tensor_with_an_element_twice_has_the_sum(dtype):
+    torch = pytest.importorskip("torch")
+    indptr, indices, data = (torch.from_numpy(x) for x in TWICE)
+    x = torch.sparse_csr_tensor(indptr, indices[:3], data[:3].to(getattr(torch, dtype)), size=(2, 2), check_invariants=False)
+    for block in (1, 2):
+        assert sa.BsrMatrix.from_csr(x, block).to_dense().tolist() == [[0, 3], [4, 0]]
+
+
+def test_a_bsr_tensor_with_a_block_twice_is_refused():
+    torch = pytest.importorskip("torch")
+    x = torch.sparse_bsr_tensor([0, 2], [1, 1], torch.ones(2, 2, 2), size=(2, 4), check_invariants=False)
+    with pytest.raises(ValueError, match="col_idx.*expected no repeats"):
+        sa.BsrMatrix.from_torch(x)
+
+
 def test_csr_chooses_a_block_by_itself():
     sparse = pytest.importorskip("scipy.sparse")
     blocks = np.random.default_rng(0).random((16, 16)) < 0.2

@@ -67,8 +67,11 @@ def test_bad_input(tmp_path, capsys):
     for words in (["report", str(tmp_path / "text")], ["report", str(tmp_path / "none")], ["report", str(tmp_path / "absent")], ["race", "--size", "4x4"], ["race", "--device", "tpu"], ["race", "--density", "2", "--size", "8x8x8", "--block", "4", "--device", "cpu"]):
         assert program.main(words) == 1, words
         assert "sparse_autotune:" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        program.main(["race", "--block", "x"])
+    blocks = "expected sides of at least 1 such as 64"
+    for option, word, expected in (("--size", "big", "expected three sizes"), ("--block", "0", blocks), ("--block", "1x2x3", blocks), ("--density", "half", "expected numbers from 0 to 1")):
+        with pytest.raises(SystemExit):
+            program.main(["race", option, word])
+        assert f"argument {option}: {word!r}; {expected}" in capsys.readouterr().err
 
 
 PROBLEM = {"op": "matmul", "m": 8, "n": 8, "k": 8, "block": [4, 4], "dtype": "f32", "density": 0.5}
