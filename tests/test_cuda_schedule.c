@@ -138,7 +138,7 @@ static void every_block_is_in_exactly_one_piece(void **unused) {
     }
 }
 
-/* The sampled product's: whole rows, one after the other, each block once with its column. */
+/* The sampled product's: whole rows, one after the other, each block once. */
 static void every_block_is_in_exactly_one_run(void **unused) {
     (void)unused;
     uint64_t random = 2;
@@ -146,7 +146,7 @@ static void every_block_is_in_exactly_one_run(void **unused) {
         sat_rows r = make_rows(&random, (style)(round % STYLES));
         sat_pattern_view a = {SAT_SIZED(sat_pattern_view), .grid_rows = r.count, .row_ptr = r.ptr, .col_idx = r.col,
                               .stored_blocks = r.ptr[r.count]};
-        int64_t each = 1 + random_below(&random, 2 * SAT_PIECE_COLUMNS), block = 0;
+        int64_t each = 1 + random_below(&random, 16), block = 0;
         sat_piece *piece = malloc((size_t)(a.stored_blocks + 1) * sizeof *piece);
         int64_t count = sat_schedule_runs(&a, each, piece);
         for (int64_t i = 0; i < count; i++) {
@@ -155,8 +155,6 @@ static void every_block_is_in_exactly_one_run(void **unused) {
             assert_true(p->count >= 1 && p->count <= each);
             assert_true(p->first >= r.ptr[p->row] && p->first + p->count <= r.ptr[p->row + 1]);
             assert_true(p->count == each || p->first + p->count == r.ptr[p->row + 1]); /* as few as can be */
-            for (int64_t t = 0; t < p->count && t < SAT_PIECE_COLUMNS; t++)
-                assert_int_equal(p->col[t], r.col[block + t]);
             block += p->count;
         }
         assert_int_equal(block, a.stored_blocks);

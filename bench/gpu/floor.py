@@ -6,7 +6,8 @@ Three times, of which the largest is the floor:
 - l2: bytes that multiprocessors must read through L2 with the tile of the variant, TM x TN. Of a product: a stored block once
   for each panel of TN columns, and its rows of B, all columns, once for each slice of TM of its rows. Where a kernel takes
   several block rows along the union of their columns (`union`: TM rows; `pair`: two block rows) B's rows count once a column
-  of the union; where B lies by columns, `union` takes 64 of its rows together. Of a sampled product: X's rows once for each tile, which holds as many blocks of a block row
+  of the union; with blocks of 16, where B lies by columns, `union` takes four neighbouring
+  columns together. Of a sampled product: X's rows once for each tile, which holds as many blocks of a block row
   as fit TN, and Y's columns once a block and slice. C is written and not counted.
 """
 
@@ -71,7 +72,7 @@ def l2_bytes(problem, variant):
         side_by_side, panels = max(1, tile[1] // p.block), -(-p.block // tile[1])
         tiles = sum(-(-len(columns) // side_by_side) for columns in rows) * panels
         return (tiles + blocks * slices) * p.block * p.k * size
-    each = max(1, 64 // p.block) if variant.endswith("_union") and p.layout.startswith("col") else 1
+    each = 4 if p.block == 16 and variant.endswith("_union") and p.layout.startswith("col") else 1
     unions = (set().union(*(rows[i] for i in group)) for group in groups(rows, variant, tile, p.block))
     steps = sum(len({j // each for j in union}) * each for union in unions)
     return (blocks * p.block * p.block * -(-p.n // tile[1]) + steps * slices * p.block * p.n) * size

@@ -69,6 +69,35 @@ struct sat_dealt {
     }
 };
 
+/* This lane's block of 32 of a piece: where its values are, and its first row of B. */
+struct sat_some_blocks {
+    int place, k;
+
+    __device__ __forceinline__ void begin(const sat_rows &r, const sat_dealt &t) {
+        int lane = threadIdx.x % 32;
+        if (lane >= SAT_PIECE_COLUMNS || r.block) return fetch(r, t.piece, 0);
+        place = (int)t.piece.first + lane, k = t.col * (int)r.bc;
+    }
+    __device__ __forceinline__ void fetch(const sat_rows &r, const sat_piece &piece, int first) {
+        int mine = first + (int)(threadIdx.x % 32);
+        if (mine >= piece.count) return;
+        place = (int)sat_block_of(&r, piece.first + mine), k = r.col[piece.first + mine] * (int)r.bc;
+    }
+};
+
+/* The next tile, with its first blocks, is fetched while this one's are on their way. */
+struct sat_coming {
+    sat_dealt tile;
+    sat_some_blocks blocks;
+    bool ready;
+
+    __device__ __forceinline__ void fetch(const sat_deal &d, const sat_rows &r) {
+        if (ready || tile.fetch(d)) return;
+        if (!tile.none(d)) blocks.begin(r, tile);
+        ready = true;
+    }
+};
+
 /* At a kernel's end, all threads: the last CTA sets the counter back for the next launch. */
 __device__ __forceinline__ void sat_deal_end(const sat_deal &d) {
     if (gridDim.x >= d.tiles) return;

@@ -23,9 +23,10 @@ template <int BR_, int BC_> struct shape {
     static constexpr int SUMS = BR / 2; // of a thread, in 64 columns of a block row
 };
 
-/* Steps of the union in a stage. B by columns comes in lines of 128 bytes, whatever the block: a copy takes its time by
- * lines. So the stage's columns are neighbours there, and one step; else each is a step of its own. */
-template <typename S, bool TB> constexpr int steps_of = TB ? 1 : S::EACH;
+/* Block columns in a step of the union. Where B lies by columns its lines are as long as a step is deep, and a copy
+ * takes its time by lines: with blocks of 16 four neighbours come together, whoever has them. */
+constexpr int each_of(bool turned_b, int bc) { return turned_b && bc == 16 ? 4 : 1; }
+template <typename S, bool TB> constexpr int steps_of = S::EACH / each_of(TB, S::BC);    // in a stage
 template <typename S, bool TB> using right = sat_right<DEEP / steps_of<S, TB>, COLUMNS>; // a step's part of B
 
 struct maps {
@@ -83,9 +84,9 @@ struct some_steps {
     }
     /* The blocks of the steps from `from` on that a stage has, as its bits. */
     template <typename S, bool TB> __device__ __forceinline__ uint32_t blocks(int from) const {
-        if (TB) return __shfl_sync(~0u, now.rows, from % 32);
-        int column = (int)threadIdx.x % 32 - from % 32;
-        return __reduce_or_sync(~0u, column >= 0 && column < S::EACH ? now.rows << column * S::SIZE : 0);
+        constexpr int STEPS = steps_of<S, TB>;
+        int step = (int)threadIdx.x % 32 - from % 32;
+        return __reduce_or_sync(~0u, step >= 0 && step < STEPS ? now.rows << step * (S::EACH / STEPS * S::SIZE) : 0);
     }
 };
 
@@ -124,8 +125,7 @@ __device__ static void produce_b(const job &x, const maps &m, coming &next, barr
         some_steps steps = next.steps;
         bool last = next.tile.none(x.deal);
         int first = (int)next.tile.piece.first, count = next.tile.piece.count, panel = (int)next.tile.at.panel;
-        if (lane == 0) sat_barrier_wait(sat_shared(&s->tile_empty[turn]), tile_parity);
-        __syncwarp();
+        sat_barrier_wait(sat_shared(&s->tile_empty[turn]), tile_parity); // every lane, for what it writes
         tile *t = &s->tiles[turn];
         if (lane < S::SIZE) t->row[lane] = next.row, t->block[lane] = next.block;
         t->rows[lane] = steps.now.rows;
@@ -207,7 +207,8 @@ __device__ static void produce_a(const job &x, const maps &m, barriers *s, uint3
 
 /* Descriptors of B and of the block. TA: the block lies turned; TB: B by columns. */
 template <typename S, bool TB> __device__ __forceinline__ uint64_t left_of(uint32_t b) {
-    return sat_descriptor(b, 1, TB ? 16 : S::BC * 128, 1024);
+    constexpr int line = TB ? DEEP / steps_of<S, TB> * 2 : 128;
+    return sat_descriptor(b, sat_swizzle_of(line), TB ? 16 : S::BC * 128, 8 * line);
 }
 template <typename S, bool TA> __device__ __forceinline__ uint64_t right_of(uint32_t a) {
     constexpr int line = TA ? S::BR * 2 : S::BC * 2;
@@ -227,9 +228,9 @@ __device__ __forceinline__ void multiply_block(float *d, uint64_t left, uint64_t
 #pragma unroll
         for (int c = 0; c < COLUMNS / 64; c++) {
             float(&sums)[S::SUMS] = reinterpret_cast<float(&)[S::SUMS]>(d[c * S::SUMS]);
-            sat_group_product<T, S::BR, !TB, TA>::run(sums,
-                                                      further(left, c * (TB ? 64 : S::BC) * 128 + k * (TB ? 32 : 2048)),
-                                                      further(right, k * (TA ? 32 * S::BR : 32)), 1);
+            sat_group_product<T, S::BR, !TB, TA>::run(
+                sums, further(left, c * (DEEP / steps_of<S, TB> * 128) + k * (TB ? 32 : 2048)),
+                further(right, k * (TA ? 32 * S::BR : 32)), 1);
         }
     sat_group_commit();
 }
@@ -351,12 +352,15 @@ __device__ static void consume(const job &x, const maps &m, barriers *s, uint32_
             uint32_t blocks = sat_read_by_one(&s->blocks[stage]) >> group * S::OWN;
             uint32_t a = memory + stage * STAGE + group * S::OWN * S::A, b = memory + stage * STAGE + STAGE_A;
 #pragma unroll 1
-            for (int e = 0; e < S::EACH; e++, blocks >>= S::SIZE, a += S::SIZE * S::A, b += TB ? S::BC * 2 : S::B)
+            for (int e = 0; e < S::EACH; e++, blocks >>= S::SIZE, a += S::SIZE * S::A) {
+                constexpr int TOGETHER = S::EACH / steps_of<S, TB>;
+                uint32_t left = b + e / TOGETHER * (TOGETHER * S::B) + e % TOGETHER * (S::BC * 2);
 #pragma unroll
                 for (int r = 0; r < S::OWN; r++)
                     if (blocks >> r & 1)
-                        multiply_block<T, S, TA, TB>(&d[r * 4 * S::SUMS], left_of<S, TB>(b),
+                        multiply_block<T, S, TA, TB>(&d[r * 4 * S::SUMS], left_of<S, TB>(left),
                                                      further(right_of<S, TA>(a), r * S::A));
+            }
             sat_group_wait<0>();
             if (lane == 0) sat_barrier_arrive(sat_shared(&s->empty[stage]));
             if (++stage == STAGES) stage = 0, parity ^= 1;
@@ -484,16 +488,13 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     return sat_grouped_bytes(&r, (int)(ROWS / r.br));
 }
 
-/* Block columns of a step. */
-static int each_of(const sat_problem *p, const sat_rows *r) { return p->b.col_stride != 1 ? (int)(DEEP / r->bc) : 1; }
-
 static sat_status prepare(const sat_prepare *q, void **out) {
     if (!sat_map_encoder()) return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
     state *st = (state *)calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
     sat_rows r = sat_op_rows(q->problem, q->pattern);
-    sat_status status = sat_prepare_groups(q, &r, (int)(ROWS / r.br), each_of(q->problem, &r), &st->work, &st->steps,
-                                           &st->row, &st->counter);
+    sat_status status = sat_prepare_groups(q, &r, (int)(ROWS / r.br), each_of(q->problem->b.col_stride != 1, (int)r.bc),
+                                           &st->work, &st->steps, &st->row, &st->counter);
     if (status == SAT_OK) *out = st;
     else free(st);
     return status;
@@ -505,7 +506,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     (void)v;
     sat_rows r = sat_op_rows(p, a);
     double panels = ceil((double)p->n / (double)COLUMNS), groups = ceil((double)r.count * (double)r.br / (double)ROWS);
-    double cols = ceil((double)r.k / (double)r.bc), each = each_of(p, &r);
+    double cols = ceil((double)r.k / (double)r.bc), each = each_of(p->b.col_stride != 1, (int)r.bc);
     double steps = sat_union_expected(r.count, (int64_t)cols, a->stored_blocks, (int)(ROWS / r.br));
     steps = groups * cols / each * (1 - pow(1 - fmin(1, steps / (groups * cols)), each)); // the same for each == 1
     double loads = steps * panels * each * (double)(r.bc * COLUMNS * 2) + (double)a->stored_elements * 2 * panels;

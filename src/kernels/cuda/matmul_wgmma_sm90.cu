@@ -47,42 +47,13 @@ __device__ __forceinline__ void load_a(const maps &m, uint32_t to, uint32_t bar,
         for (int i = 0; i < S::BM; i += 64) sat_tile_load(to + i * S::KS * 2, &m.a, bar, row + i, line + in_block);
 }
 
-/* This lane's block of 32: where its values are, and its first row of B. */
-struct some_blocks {
-    int place, k;
-
-    __device__ __forceinline__ void begin(const job &x, const sat_dealt &t) {
-        int lane = threadIdx.x % 32;
-        if (lane >= SAT_PIECE_COLUMNS || x.r.block) return fetch(x, t.piece, 0);
-        place = (int)t.piece.first + lane, k = t.col * (int)x.r.bc;
-    }
-    __device__ __forceinline__ void fetch(const job &x, const sat_piece &piece, int first) {
-        int mine = first + (int)(threadIdx.x % 32);
-        if (mine >= piece.count) return;
-        place = (int)sat_block_of(&x.r, piece.first + mine), k = x.r.col[piece.first + mine] * (int)x.r.bc;
-    }
-};
-
-/* The next tile, with its first blocks, is fetched while this one's are on their way. */
-struct coming {
-    sat_dealt tile;
-    some_blocks blocks;
-    bool ready;
-
-    __device__ __forceinline__ void fetch(const job &x) {
-        if (ready || tile.fetch(x.deal)) return;
-        if (!tile.none(x.deal)) blocks.begin(x, tile);
-        ready = true;
-    }
-};
-
 /* Where A lies as it is multiplied, and a CTA stays, A has a warp of its own to bring it: one warp takes so long for
  * a stage that both together begin late. */
 template <typename S, bool TA> constexpr bool a_apart = S::GROUPS == 2 && !TA;
 
 /* Takes tiles, tells everybody, and brings B, and A where that is not apart. */
 template <typename S, bool TA, bool TB>
-__device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
+__device__ static void produce(const job &x, const maps &m, sat_coming &next, sat_pipe_barriers *s, uint32_t memory) {
     int bc = (int)x.r.bc, lines = (int)(TA ? x.r.bc : x.r.br); // of a block, in A's map
     int bytes = (TA ? S::BM : x.a_rows) * (x.deep_a ? 64 : S::KS) * 2;
     uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
@@ -90,9 +61,9 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
     sat_pipe_ring<S> at = {.parity = 1};
     sat_pipe_tiles tiles = {.parity = 1};
     for (;;) {
-        while (!next.ready) next.fetch(x);
+        while (!next.ready) next.fetch(x.deal, x.r);
         sat_dealt now = next.tile;
-        some_blocks blocks = next.blocks;
+        sat_some_blocks blocks = next.blocks;
         const sat_piece &piece = now.piece;
         bool last = now.none(x.deal);
         int steps = last ? -1 : piece.count * (bc / S::KS), n0 = (int)now.at.panel * S::BN, slice = (int)now.at.slice;
@@ -109,7 +80,7 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
         }
         for (int step = 0, t = 0, in_block = 0, line = 0, k = 0; step < steps; step++) {
             if (in_block == 0) {
-                if (t % 32 == 0 && t > 0) blocks.fetch(x, piece, t);
+                if (t % 32 == 0 && t > 0) blocks.fetch(x.r, piece, t);
                 k = __shfl_sync(~0u, blocks.k, t % 32);
                 if (!a_apart<S, TA>) line = __shfl_sync(~0u, blocks.place, t % 32) * lines;
             }
@@ -126,7 +97,7 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
             in_block += S::KS;
             if (in_block < bc) continue;
             in_block = 0, t++;
-            next.fetch(x);
+            next.fetch(x.deal, x.r);
         }
     }
 }
@@ -185,14 +156,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
     multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
     extern __shared__ __align__(1024) char memory[];
     sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
-    coming next = {};
+    sat_coming next = {};
     sat_next_may_begin();
     if (!TA && x.a_rows < S::BM) sat_pipe_clear<S>(memory);
     if (threadIdx.x < 32) sat_pipe_init<S>(s, a_apart<S, TA>);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
         next.tile.first();
-        while (!next.ready) next.fetch(x);
+        while (!next.ready) next.fetch(x.deal, x.r);
     }
     __syncthreads();
     sat_wait_for_previous();

@@ -52,32 +52,6 @@ struct state {
 
 /* ---- the producer ---- */
 
-/* This lane's block of 32: where its values are, and its first row of B. */
-struct some_blocks {
-    int place, k;
-    __device__ void fetch(const job &x, const sat_piece &piece, int first) {
-        int mine = first + (int)(threadIdx.x % 32);
-        if (mine >= piece.count) return;
-        place = (int)sat_block_of(&x.r, piece.first + mine), k = x.r.col[piece.first + mine] * (int)x.r.bc;
-    }
-    __device__ void begin(const job &x, const sat_dealt &t) {
-        if (threadIdx.x % 32 >= SAT_PIECE_COLUMNS || x.r.block) return fetch(x, t.piece, 0);
-        place = (int)t.piece.first + (int)threadIdx.x % 32, k = t.col * (int)x.r.bc;
-    }
-};
-
-struct coming {
-    sat_dealt tile;
-    some_blocks blocks;
-    bool ready;
-
-    __device__ void fetch(const job &x) {
-        if (ready || tile.fetch(x.deal)) return;
-        if (!tile.none(x.deal)) blocks.begin(x, tile);
-        ready = true;
-    }
-};
-
 /* Whether the stage's part of A came with the one before. */
 template <typename S> __device__ static bool came_before(int in_block) { return S::KS < DEEP && in_block % DEEP; }
 
@@ -101,16 +75,16 @@ __device__ static void load(const job &x, const maps &m, uint32_t a, uint32_t b,
 }
 
 template <typename S>
-__device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
+__device__ static void produce(const job &x, const maps &m, sat_coming &next, sat_pipe_barriers *s, uint32_t memory) {
     int bc = (int)x.r.bc, lines = (int)(S::TA ? x.r.bc : x.r.br); // of a block, in A's map
     uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
     bool one = sat_elect();
     sat_pipe_ring<S> at = {.parity = 1};
     sat_pipe_tiles tiles = {.parity = 1};
     for (;;) {
-        while (!next.ready) next.fetch(x);
+        while (!next.ready) next.fetch(x.deal, x.r);
         sat_dealt now = next.tile;
-        some_blocks blocks = next.blocks;
+        sat_some_blocks blocks = next.blocks;
         const sat_piece &piece = now.piece;
         bool last = now.none(x.deal);
         if (one)
@@ -120,8 +94,9 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
         if (last) return;
         next.tile.another(), next.ready = false;
         for (int t = 0; t < piece.count; t++) {
-            if (t % 32 == 0 && t > 0) blocks.fetch(x, piece, t);
-            int line = __shfl_sync(~0u, blocks.place, t % 32) * lines, k = __shfl_sync(~0u, blocks.k, t % 32);
+            if (t % 32 == 0 && t > 0) blocks.fetch(x.r, piece, t);
+            int place = S::TA ? __shfl_sync(~0u, blocks.place, t % 32) : (int)piece.first + t;
+            int line = place * lines, k = __shfl_sync(~0u, blocks.k, t % 32);
             for (int in_block = 0; in_block < bc; in_block += S::KS) {
                 if (one) {
                     sat_barrier_wait(empty + at.stage * 8, at.parity);
@@ -130,7 +105,7 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
                 }
                 at.advance(S::KS == DEEP || came_before<S>(in_block));
             }
-            next.fetch(x);
+            next.fetch(x.deal, x.r);
         }
     }
 }
@@ -274,13 +249,13 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
     extern __shared__ __align__(1024) char memory[];
     sat_pipe_barriers *s = (sat_pipe_barriers *)(memory + S::BYTES - sizeof *s);
-    coming next = {};
+    sat_coming next = {};
     sat_next_may_begin();
     if (threadIdx.x < 32) sat_pipe_init<S>(s);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         sat_prefetch_map(&m.a), sat_prefetch_map(&m.b);
         next.tile.first();
-        while (!next.ready) next.fetch(x);
+        while (!next.ready) next.fetch(x.deal, x.r);
     }
     __syncthreads();
     sat_wait_for_previous();

@@ -1,9 +1,10 @@
 // cuda_sampled_wgmma: the sampled product by warpgroup products (sm_90a). f16 and bf16.
 //
 // A tile is BM rows of a block row by the columns of as many of its stored blocks as BN holds, side by side: X's rows
-// are read once for all of them. The pipeline is wgmma_pipe.cuh's; this producer walks along k, and each lane knows
-// where Y has the columns of a block. Blocks lower than 64 rows run as 64, whose upper rows nobody stores: what limits
-// such blocks is the way of Y's columns from L2, not the tensor cores.
+// are read once for all of them. The pipeline is wgmma_pipe.cuh's; these producers walk along k: one warp brings X,
+// three Y, each lane for a block of its own, since asking for many small copies takes one warp longer than bringing
+// them. Blocks lower than 64 rows run as 64, whose upper rows nobody stores: what limits such blocks is the way of Y's
+// columns from L2, not the tensor cores.
 
 #include <numeric>
 
@@ -36,18 +37,20 @@ struct state {
 
 /* ---- the producer ---- */
 
+enum { Y_WARPS = 3 };
+
+/* This lane's block of a tile that the warp, one of Y_WARPS, brings Y for. */
+__device__ __forceinline__ int own_block() { return threadIdx.x % 32 * Y_WARPS + threadIdx.x / 32 % 4 - 1; }
+
 struct coming {
     sat_dealt tile;
-    int column; // where this lane's block begins
     bool ready;
 
-    __device__ void fetch(const job &x) {
-        if (ready || tile.fetch(x.deal)) return;
-        int lane = threadIdx.x % 32, col = tile.col;
-        if (lane >= SAT_PIECE_COLUMNS && !tile.none(x.deal) && lane < tile.piece.count)
-            col = x.col[tile.piece.first + lane];
-        column = col * x.bc;
-        ready = true;
+    __device__ void fetch(const job &x) { ready = ready || !tile.fetch(x.deal); }
+    /* The column of this lane's block in the tile that is there. */
+    __device__ int own_column(const job &x) const {
+        int mine = own_block();
+        return mine < tile.piece.count ? x.col[tile.piece.first + mine] : 0;
     }
 };
 
@@ -71,8 +74,15 @@ __device__ static void load_y(const job &x, const maps &m, uint32_t to, uint32_t
     }
 }
 
-template <typename S, bool TA, bool TB>
-__device__ static void produce(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
+/* Where Y has the columns of a tile's first block, and how many of each block the tile has. */
+template <typename S> struct y_part {
+    int from, columns;
+    __device__ y_part(const job &x, int panel) : from(panel * S::BN), columns(min(x.bc - from, S::BN)) {}
+};
+
+/* Takes tiles, tells everybody, and brings X. */
+template <typename S, bool TA>
+__device__ static void produce_x(const job &x, const maps &m, coming &next, sat_pipe_barriers *s, uint32_t memory) {
     int steps = (x.k + S::KS - 1) / S::KS, x_bytes = (TA ? S::BM : x.x_rows) * S::KS * 2;
     uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
     bool one = sat_elect();
@@ -82,28 +92,45 @@ __device__ static void produce(const job &x, const maps &m, coming &next, sat_pi
         while (!next.ready) next.fetch(x);
         sat_dealt now = next.tile;
         bool last = now.none(x.deal);
-        int row = now.piece.row * x.br + (int)now.at.slice * S::BM, count = now.piece.count;
-        int from = (int)now.at.panel * S::BN, column = next.column + from, columns = min(x.bc - from, S::BN);
-        if (one)
-            tiles.tell(s, {now.piece.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : steps, (int)now.piece.first,
-                           count});
+        int slice = (int)now.at.slice, panel = (int)now.at.panel, row = now.piece.row * x.br + slice * S::BM;
+        int count = now.piece.count, bytes = x_bytes + count * y_part<S>(x, panel).columns * S::KS * 2;
+        if (one) tiles.tell(s, {now.piece.row, slice, panel, last ? -1 : steps, (int)now.piece.first, count});
         tiles.advance();
         if (last) return;
         next.tile.another(), next.ready = false;
         for (int step = 0; step < steps; step++) {
-            uint32_t bar = full + at.stage * 8;
             if (one) {
+                uint32_t bar = full + at.stage * 8;
                 sat_barrier_wait(empty + at.stage * 8, at.parity);
-                sat_barrier_expect(bar, x_bytes + count * columns * S::KS * 2);
+                sat_barrier_expect(bar, bytes);
                 load_x<S, TA>(m, memory + at.a(false), bar, row, step * S::KS);
-            }
-#pragma unroll 1
-            for (int b = 0; b < count; b++) {
-                int y = __shfl_sync(~0u, column, b);
-                if (one) load_y<S, TB>(x, m, memory + at.b(), bar, b * x.bc, y, step * S::KS, columns);
             }
             at.advance(true);
             next.fetch(x);
+        }
+    }
+}
+
+/* Brings Y. `col`: of this lane's block in the first tile. */
+template <typename S, bool TB>
+__device__ static void produce_y(const job &x, const maps &m, sat_pipe_barriers *s, uint32_t memory, int col) {
+    int mine = own_block();
+    uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
+    sat_pipe_ring<S> at = {.parity = 1};
+    sat_pipe_tiles tiles = {.parity = 0};
+    for (bool first = true;; first = false) {
+        sat_pipe_tile t = tiles.hear(s);
+        tiles.advance();
+        if (t.steps < 0) return;
+        y_part<S> part(x, t.panel);
+        if (!first && mine < t.count) col = x.col[t.first + mine];
+        int column = col * x.bc + part.from;
+        for (int step = 0; step < t.steps; step++) {
+            sat_barrier_wait(empty + at.stage * 8, at.parity);
+            if (mine < t.count)
+                load_y<S, TB>(x, m, memory + at.b(), full + at.stage * 8, mine * x.bc, column, step * S::KS,
+                              part.columns);
+            at.advance(true);
         }
     }
 }
@@ -152,17 +179,20 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     coming next = {};
     sat_next_may_begin();
     if (!TA && x.x_rows < S::BM) sat_pipe_clear<S>(memory);
-    if (threadIdx.x < 32) sat_pipe_init<S>(s);
-    if (threadIdx.x / 32 == S::CONSUMERS / 32) {
+    if (threadIdx.x < 32) sat_pipe_init<S>(s, Y_WARPS);
+    int col = 0;
+    if (threadIdx.x >= S::CONSUMERS) {
         sat_prefetch_map(&m.x), sat_prefetch_map(&m.y);
         next.tile.first();
         while (!next.ready) next.fetch(x);
+        if (threadIdx.x >= S::CONSUMERS + 32) col = next.own_column(x);
     }
     __syncthreads();
     sat_wait_for_previous();
     if (threadIdx.x >= S::CONSUMERS) {
         sat_registers_fewer<72>();
-        if (threadIdx.x < S::CONSUMERS + 32) produce<S, TA, TB>(x, m, next, s, sat_opaque(sat_shared(memory)));
+        if (threadIdx.x < S::CONSUMERS + 32) produce_x<S, TA>(x, m, next, s, sat_opaque(sat_shared(memory)));
+        else produce_y<S, TB>(x, m, s, sat_opaque(sat_shared(memory)), col);
     } else {
         sat_registers_more<216>();
         sat_pipe_consume<T, S, TA, TB, false>(s, sat_shared(memory), false,
@@ -285,7 +315,8 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     return status;
 }
 
-/* Whole rounds of tiles over the multiprocessors; copies from L2 and products overlap, the longer counts. */
+/* Whole rounds of tiles over the multiprocessors; copies from L2 and products overlap, the longer counts. Copies take
+ * their time by bytes or by lines. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     double bm = v->instance.tile_m, bn = v->instance.tile_n, each = (double)each_of(v, a);
     double rows = (double)sat_max(1, a->grid_rows - a->empty_rows), blocks = (double)a->stored_blocks / rows;
@@ -293,8 +324,9 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
                    (double)ceil_of(a->block_cols, (int64_t)bn) * (double)p->batch;
     double rounds = fmax(1, ceil(tiles / d->threads)), depth = (double)ceil_of(p->k, 64) * 64;
     double wide = fmin(bn, each * (double)a->block_cols), rate = 9e12 / 132;
-    double near = depth * (bm + wide) * 2 / rate,
-           compute = 2 * bm * bn * depth / (d->flop_rate[p->a_dtype] / d->threads);
+    double lines = depth * wide / (p->b.col_stride != 1 ? 64 : line_of(a) / 2);
+    double near = fmax(depth * (fmin(bm, (double)a->block_rows) + wide) * 2 / rate, lines * 1.1e-9);
+    double compute = 2 * bm * bn * depth / (d->flop_rate[p->a_dtype] / d->threads);
     return fmax(rounds * fmax(near, compute) + (3 + rounds) * 1e-6, sat_bytes(p, a) / d->memory_rate);
 }
 

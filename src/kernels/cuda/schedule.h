@@ -103,7 +103,6 @@ static inline int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each,
     for (int64_t row = 0; row < a->grid_rows; row++)
         for (int64_t first = a->row_ptr[row], end = a->row_ptr[row + 1]; first < end; first += each) {
             sat_piece one = {first, (int32_t)row, (int32_t)sat_min(each, end - first), -1, {0}};
-            for (int32_t t = 0; t < one.count && t < SAT_PIECE_COLUMNS; t++) one.col[t] = a->col_idx[first + t];
             piece[count++] = one;
         }
     return count;
