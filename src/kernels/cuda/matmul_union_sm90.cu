@@ -327,7 +327,6 @@ __device__ __forceinline__ void put_squares(const job &x, const float (&d)[COLUM
             sat_mma_put_square<float, 16>(x.out, square, (int64_t)in * S::BR + i, n0 + part % 4 * 64 + down, lane);
     }
     __syncwarp();
-    sat_proxy_fence();
 }
 
 template <typename T, typename S, bool TA, bool TB>
