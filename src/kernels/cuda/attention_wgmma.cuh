@@ -9,6 +9,19 @@
 #include "attention_exp.cuh"
 #include "attention_wgmma_job.cuh"
 
+/* How many tiles were asked for: the producer raises it, and whoever sees that sees what came before. Atomics, since
+ * racecheck takes a load that acquires what was released for a race. */
+__device__ __forceinline__ void sat_att_raise(uint32_t *asked, uint32_t tiles) {
+    asm volatile("{ .reg .b32 o; atom.release.cta.shared::cta.exch.b32 o, [%0], %1; }" ::"r"(sat_shared(asked)),
+                 "r"(tiles)
+                 : "memory");
+}
+__device__ __forceinline__ uint32_t sat_att_look(uint32_t *asked) {
+    uint32_t tiles;
+    asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;" : "=r"(tiles) : "r"(sat_shared(asked)) : "memory");
+    return tiles;
+}
+
 /* ---- the producer ---- */
 
 /* Which item of the schedule a number is: groups of heads whose keys fit into L2 together, and in each the longest
@@ -85,7 +98,7 @@ __device__ __forceinline__ void sat_att_produce(const sat_att_job &x, const sat_
             if (i < count) {
                 uint32_t at = base + i, stage = at % S::STAGES;
                 sat_barrier_wait(sat_shared(&s->k_empty[stage]), at / S::STAGES & 1 ^ 1);
-                s->k_asked = at + 1;
+                sat_att_raise(&s->k_asked, at + 1);
                 sat_att_excuse<S>(sat_shared(&s->k_empty[stage]), first, tile);
                 sat_att_bring<S>(x, &m.k, memory + S::K_FROM + stage * S::TILE, sat_shared(&s->k_full[stage]), tile,
                                  kv_head, batch);
@@ -101,7 +114,7 @@ __device__ __forceinline__ void sat_att_produce(const sat_att_job &x, const sat_
             } else {
                 uint32_t at = base + i - 1, stage = at % S::STAGES;
                 sat_barrier_wait(sat_shared(&s->v_empty[stage]), at / S::STAGES & 1 ^ 1);
-                s->v_asked = at + 1;
+                sat_att_raise(&s->v_asked, at + 1);
                 sat_att_excuse<S>(sat_shared(&s->v_empty[stage]), first, before);
                 sat_att_bring<S>(x, &m.v, memory + S::V_FROM + stage * S::TILE, sat_shared(&s->v_full[stage]), before,
                                  kv_head, batch);
@@ -144,10 +157,10 @@ template <typename S> struct sat_att_walk {
 /* Waits for a tile. A barrier tells only this turn of its stage from the one before, so that a warpgroup that did not
  * want what was there before must not ask it too early: the producer says when. */
 template <typename S>
-__device__ __forceinline__ void sat_att_await(uint64_t *full, const volatile uint32_t *asked, uint32_t tile,
+__device__ __forceinline__ void sat_att_await(uint64_t *full, uint32_t *asked, uint32_t &seen, uint32_t tile,
                                               bool some) {
     if (S::GROUPS > 1 && some)
-        while ((int)(*asked - tile) <= 0) {}
+        while ((int)(seen - tile) <= 0) seen = __shfl_sync(~0u, threadIdx.x % 32 == 0 ? sat_att_look(asked) : 0, 0);
     sat_barrier_wait(sat_shared(&full[tile % S::STAGES]), tile / S::STAGES & 1);
 }
 
@@ -272,7 +285,8 @@ __device__ __forceinline__ void sat_att_put(const sat_att_job &x, const sat_att_
 template <typename T, typename S>
 __device__ __forceinline__ void sat_att_consume(const sat_att_job &x, sat_att_shared *s, uint32_t memory) {
     int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), lane = threadIdx.x % 32, turn = 0, slot = 0;
-    uint32_t turn_parity = 0, slot_parity = 0, base = 0;
+    uint32_t turn_parity = 0, slot_parity = 0, base = 0, k_seen = 0,
+             v_seen = 0; // tiles that were asked for, as last seen
     if (S::GROUPS > 1 && group == S::GROUPS - 1) sat_some_arrive(SAT_ATT_ORDER, 256);
     for (;;) {
         sat_barrier_wait(sat_shared(&s->turn_full[turn]), turn_parity);
@@ -309,7 +323,7 @@ __device__ __forceinline__ void sat_att_consume(const sat_att_job &x, sat_att_sh
             float sc[S::BN / 2];
             uint32_t w[S::BN / 4];
             uint32_t now = base + at.i, stage = now % S::STAGES, before = 0;
-            sat_att_await<S>(s->k_full, &s->k_asked, now, p.first >= 0);
+            sat_att_await<S>(s->k_full, &s->k_asked, k_seen, now, p.first >= 0);
             sat_att_scores<T, S>(sc, q, memory + S::K_FROM + stage * S::TILE);
             sat_group_wait<0>();
             sat_group_settle(sc);
@@ -330,10 +344,10 @@ __device__ __forceinline__ void sat_att_consume(const sat_att_job &x, sat_att_sh
                 }
                 sat_att_pack<T, S>(w, sc);
                 if (!more) break;
-                sat_att_await<S>(s->k_full, &s->k_asked, then, p.first >= 0);
+                sat_att_await<S>(s->k_full, &s->k_asked, k_seen, then, p.first >= 0);
                 if (order) sat_some_sync(SAT_ATT_ORDER + group, 256);
                 sat_att_scores<T, S>(sc, q, memory + S::K_FROM + ks * S::TILE);
-                sat_att_await<S>(s->v_full, &s->v_asked, now, p.first >= 0);
+                sat_att_await<S>(s->v_full, &s->v_asked, v_seen, now, p.first >= 0);
                 sat_att_values<T, S>(o, w, memory + S::V_FROM + vs * S::TILE);
                 if (order) sat_some_arrive(SAT_ATT_ORDER + (group + 1) % S::GROUPS, 256);
                 sat_group_wait<1>();
@@ -345,7 +359,7 @@ __device__ __forceinline__ void sat_att_consume(const sat_att_job &x, sat_att_sh
                 before = now, now = then;
             }
             uint32_t vs = now % S::STAGES;
-            sat_att_await<S>(s->v_full, &s->v_asked, now, p.first >= 0);
+            sat_att_await<S>(s->v_full, &s->v_asked, v_seen, now, p.first >= 0);
             sat_att_values<T, S>(o, w, memory + S::V_FROM + vs * S::TILE);
             sat_group_wait<0>();
             sat_group_settle(o);

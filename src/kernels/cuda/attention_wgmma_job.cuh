@@ -42,7 +42,7 @@ struct sat_att_shared {
     uint64_t k_full[4], k_empty[4], v_full[4], v_empty[4], q_full[2], q_empty[2];
     uint64_t turn_full[SAT_ATT_AHEAD], turn_empty[SAT_ATT_AHEAD];
     sat_att_turn turns[SAT_ATT_AHEAD];
-    volatile uint32_t k_asked, v_asked; /* tiles that were asked for, or can be at once */
+    uint32_t k_asked, v_asked; /* tiles that were asked for, or can be at once */
 };
 
 /* Head size D at most, BN keys a tile, STAGES tiles of K and of V, room for QBUF tiles of Q. */
