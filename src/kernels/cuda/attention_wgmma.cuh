@@ -285,8 +285,8 @@ __device__ __forceinline__ void sat_att_put(const sat_att_job &x, const sat_att_
 template <typename T, typename S>
 __device__ __forceinline__ void sat_att_consume(const sat_att_job &x, sat_att_shared *s, uint32_t memory) {
     int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), lane = threadIdx.x % 32, turn = 0, slot = 0;
-    uint32_t turn_parity = 0, slot_parity = 0, base = 0, k_seen = 0,
-             v_seen = 0; // tiles that were asked for, as last seen
+    uint32_t turn_parity = 0, slot_parity = 0, base = 0;
+    uint32_t k_seen = 0, v_seen = 0; // tiles that were asked for, as last seen
     if (S::GROUPS > 1 && group == S::GROUPS - 1) sat_some_arrive(SAT_ATT_ORDER, 256);
     for (;;) {
         sat_barrier_wait(sat_shared(&s->turn_full[turn]), turn_parity);
