@@ -15,6 +15,7 @@ _compiling = bool  # torch.compiler.is_dynamo_compiling; bool() is False
 _torch_matmul: Any = None
 _torch_sampled: Any = None
 _torch_eager: Any = None
+_torch_gradient: Any = None
 _refuse_tangents: Any = None
 _forward_ad: Any = SimpleNamespace(_current_level=-1)  # torch.autograd.forward_ad: -1 where no dual tensor can exist
 
@@ -69,9 +70,14 @@ def matmul(
             result = A._runner(A._values, B)
         else:
             result = B._left_runner(B._values, A) if type(B) is BsrMatrix else None
-        if result is not None and not allow_dense and deterministic and type(beta) is float and beta == 0.0:
+        usual = not allow_dense and deterministic and type(beta) is float and beta == 0.0
+        if usual and result is not None:
             return result
         _abi.raise_interrupt()
+        if usual and _torch_gradient is not None:
+            result = _torch_gradient(A, B)
+            if result is not None:
+                return result
     left = not is_sparse(A)
     if left and not is_sparse(B):
         raise TypeError(f"A is a {type(A).__name__} and B a {type(B).__name__}; expected one of them to be a BsrMatrix, a torch.sparse_bsr tensor or a SciPy BSR matrix")

@@ -615,6 +615,18 @@ def eager(a: BsrMatrix, b: Tensor, left: bool, options: _ops.Options) -> Tensor:
     return forward(a, b, left, options.bias, options.activation, options.alpha)
 
 
+def _gradient(A, B):  # noqa: N803
+    """matmul's plain torch case where a gradient is wanted, without all the questions above; None: it is another case."""
+    left = type(A) is not BsrMatrix
+    a, b = (B, A) if left else (A, B)
+    if type(a) is not BsrMatrix or not a._torch or not torch.is_grad_enabled() or not isinstance(b, Tensor):
+        return None
+    values = a._values
+    if not (values.requires_grad or b.requires_grad) or b.layout is not torch.strided or b.is_nested or _C._is_any_autocast_enabled():
+        return None
+    return _Product.apply(values, b, None, a._pattern, a._transposed, left, 1.0) if _plain(values, b) else None
+
+
 def _sampled(X, Y, pattern, alpha, out, beta):  # noqa: N803
     compiling = torch.compiler.is_compiling()
     if compiling and not (isinstance(pattern, BsrMatrix) and pattern._torch):
@@ -641,6 +653,7 @@ _ops._compiling = torch.compiler.is_dynamo_compiling  # cheaper than is_compilin
 _ops._torch_matmul = _matmul
 _ops._torch_sampled = _sampled
 _ops._torch_eager = eager
+_ops._torch_gradient = _gradient
 _ops._forward_ad, _ops._refuse_tangents = forward_ad, refuse_tangents
 # There is no __torch_function__ on BsrMatrix: torch.compile (2.11) swaps the sides of `A @ b` when it finds one. Without it
 # the operator @ breaks the graph, which is slower and right; sparse_autotune.matmul(A, b) is traced.
