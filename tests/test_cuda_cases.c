@@ -94,6 +94,31 @@ static void every_shape_of_low_blocks_has_cases(void **state) {
                     fail_msg("block %dx%d, layout %d", wanted_rows, wanted_cols, wanted_layout);
 }
 
+/* Lines of each length in both orders of X and of Y; blocks wider than the tile, and higher. */
+static bool is_wanted_sampled(const sat_variant *v, const check_case *c) {
+    int64_t cols = c->blocks.block_cols, line = cols % 64 == 0 ? 64 : cols % 32 == 0 ? 32 : 16;
+    (void)v;
+    return line == wanted_cols && wanted_layout == (c->problem.a.col_stride != 1) + 2 * (c->problem.b.col_stride != 1);
+}
+
+static bool is_wider(const sat_variant *v, const check_case *c) { return c->blocks.block_cols > v->instance.tile_n; }
+
+static bool is_higher(const sat_variant *v, const check_case *c) {
+    return c->blocks.block_rows > v->instance.tile_m && c->blocks.block_rows % v->instance.tile_m != 0;
+}
+
+static void sampled_tiles_have_cases_of_every_kind(void **state) {
+    static const char name[] = "cuda_sampled_f16_16n_sm90_64x256";
+    (void)state;
+    for (wanted_cols = 16; wanted_cols <= 64; wanted_cols *= 2)
+        for (wanted_layout = 0; wanted_layout < 4; wanted_layout++)
+            if (count_cases(name, 300, is_wanted_sampled) == 0)
+                fail_msg("lines of %d, layout %d", wanted_cols, wanted_layout);
+    assert_true(count_cases(name, 300, is_wider) > 0);
+    assert_true(count_cases(name, 300, is_higher) > 0);
+    assert_true(count_cases("cuda_sampled_f16_64n_sm90_128x128", 300, is_wider) > 0);
+}
+
 static void a_case_is_the_same_every_time(void **state) {
     (void)state;
     sat_variant v;
@@ -115,6 +140,7 @@ int main(void) {
         cmocka_unit_test(every_variant_gets_its_cases),
         cmocka_unit_test(large_tiles_come_several_to_a_CTA_and_leave_by_copies),
         cmocka_unit_test(every_shape_of_low_blocks_has_cases),
+        cmocka_unit_test(sampled_tiles_have_cases_of_every_kind),
         cmocka_unit_test(a_case_is_the_same_every_time),
     };
     return cmocka_run_group_tests_name("cuda_cases", tests, NULL, NULL);

@@ -169,6 +169,13 @@ assert floor.l2_bytes(p, "cuda_matmul_f16_16n_sm90_128x256_union") == 4 * a + 3 
 assert floor.l2_bytes(p, "cuda_matmul_f16_64_sm90_64x256_pair") == 4 * a + 3 * b
 assert floor.l2_bytes(p, "cuda_matmul_f16_32_sm80_32x256") == 4 * a + 8 * b
 assert floor.l2_bytes(p, "cuda_matmul_any_any_cublas_block") is None
+class Low(problems.Problem):  # 2 x 8 blocks of 16: columns 0 and 5 in one row, 1 in the other
+    def blocks(self):
+        return [[0, 5], [1]]
+low = Low("low", 32, 512, 128, 16, layout="col,col")
+assert floor.l2_bytes(low, "cuda_matmul_f16_16n_sm90_128x256_union") == 2 * 3 * 16 * 16 * 2 + 8 * 16 * 512 * 2  # four columns together, twice
+low.layout = "row,row"
+assert floor.l2_bytes(low, "cuda_matmul_f16_16n_sm90_128x256_union") == 2 * 3 * 16 * 16 * 2 + 3 * 16 * 512 * 2
 s = Two("sampled", 128, 192, 256, 64, op="sampled")
 x = 64 * 256 * 2  # 64 rows of X, or columns of Y
 assert floor.l2_bytes(s, "cuda_sampled_f16_64_mma_64x128") == (2 + 4) * x

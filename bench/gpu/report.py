@@ -132,7 +132,7 @@ class Row:
         if ceilings and "57344" in self.problem.name:
             found["hbm"] = self.bytes / self.seconds / ceilings["memory"]
         for name in ("equal_rows", "row_major"):
-            if name in self.problem.must and like and like.seconds:
+            if name in {**self.problem.must, **self.problem.aim} and like and like.seconds:
                 found[name] = (self.flops / self.seconds) / (like.flops / like.seconds)
         return found
 

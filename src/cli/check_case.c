@@ -27,6 +27,10 @@ static bool large_tiles(const sat_variant *v) { // of a GPU's matrix products
     return v->backend == SAT_CUDA && v->op == SAT_MATMUL && v->instance.tile_m >= 64;
 }
 
+static bool wide_tiles(const sat_variant *v) { // of its sampled ones, which hold several blocks or a part of one
+    return v->backend == SAT_CUDA && v->op == SAT_SAMPLED && v->instance.tile_m >= 64;
+}
+
 static bool wildly(draw *d, double p) { return rng_chance(&d->r, p * d->wild); }
 
 static bool leans(draw *d) { return rng_chance(&d->r, d->lean); }
@@ -49,6 +53,11 @@ static void block_shape(draw *d, int64_t *rows, int64_t *cols) {
     static const int64_t low[] = {16, 16, 16, 32, 32, 32, 48, 64};
     if (large_tiles(d->v) && rng_chance(&d->r, 0.5)) { // which take the rows of several blocks, too
         *rows = pick(d, low, 8), *cols = pick(d, low, 8);
+        return;
+    }
+    static const int64_t many[] = {16, 32, 48, 64, 80, 112, 128, 160, 192, 256, 320, 512};
+    if (wide_tiles(d->v) && rng_chance(&d->r, 0.5)) {
+        *rows = pick(d, many, 8), *cols = pick(d, many, 12);
         return;
     }
     if (own->tile_m > 1 && own->tile_m <= 128) *rows = *cols = own->tile_m * (rng_chance(&d->r, 0.25) ? 2 : 1);

@@ -517,7 +517,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 }
 
 SAT_FAMILY(cuda_matmul_union) = {
-    .revision = "2",
+    .revision = "3",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .about = "block rows of 16 or 32 in groups, along the union of their columns, on Hopper; f16, bf16",

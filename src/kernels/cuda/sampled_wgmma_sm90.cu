@@ -272,10 +272,11 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     int64_t br = a->block_rows, bc = a->block_cols, bm = v->instance.tile_m, bn = v->instance.tile_n;
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || p->c_dtype != p->a_dtype || p->beta != 0)
         return false;
-    if (a->stored_blocks == 0 || p->k == 0 || br % 16 || bc % 16) return false;
+    if (a->stored_blocks == 0 || p->k == 0 || br % 16 || bc % 16 || (bc > bn && bc % bn)) return false;
     if (bm == 128 && (br % bm || line_of(a) != 128)) return false;
     if (p->c_align < 16 || (p->batch > 1 && p->c.batch_stride % 8)) return false;
-    if (sat_max(p->m, sat_max(p->n, p->k)) > 0x7fff0000 || a->stored_blocks > 0x7fff0000) return false;
+    if (sat_max(a->grid_rows * br, sat_max(a->grid_cols * bc, p->k)) > 0x7fff0000) return false;
+    if (a->stored_blocks > 0x7fff0000) return false;
     double tiles = (double)a->stored_blocks * (double)ceil_of(br, bm) * (double)ceil_of(bc, bn);
     if (tiles > 0x7fff0000) return false;
     return sat_map_fits(p, p->a, p->m, p->k, p->a_align, 2) && sat_map_fits(p, p->b, p->k, p->n, p->b_align, 2);
@@ -331,7 +332,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 }
 
 SAT_FAMILY(cuda_sampled_wgmma) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_SAMPLED,
     .backend = SAT_CUDA,
     .about = "tensor maps and warpgroup products on Hopper; f16, bf16; block sides multiples of 16",
