@@ -71,6 +71,8 @@ def attention(
     if _ops._compiling():
         return _torch_attention(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
     torch = torch_module()
+    for x, name in ((q, "q"), (k, "k"), (v, "v")):
+        _ops.refuse_nested(torch, x, name)
     if torch is not None and isinstance(q, torch.Tensor):
         for x, name in ((k, "k"), (v, "v")):
             if not isinstance(x, torch.Tensor):
@@ -100,10 +102,11 @@ def _as_torch_means(q: Any, k: Any, mask: Any, causal: bool, attn_mask: Any, is_
         raise NotImplementedError(f"dropout_p is {dropout_p}; expected 0: there is no dropout")
     if attn_mask is not None and mask is not None:
         raise ValueError("mask and attn_mask are both given; expected one of them")
-    if not enable_gqa and len(q.shape) > 2 and q.shape[-3] != k.shape[-3]:
-        raise ValueError(f"enable_gqa is False, and q has {q.shape[-3]} heads and k {k.shape[-3]}; expected as many")
-    if is_causal and len(q.shape) > 1 and q.shape[-2] != k.shape[-2]:
-        raise ValueError(f"is_causal is given beside {q.shape[-2]} queries and {k.shape[-2]} keys: torch counts from the first of both there; causal=True counts from the last")
+    shapes = [() if getattr(x, "is_nested", False) else tuple(getattr(x, "shape", ())) for x in (q, k)]  # what else is wrong is told later
+    if min(map(len, shapes)) > 2 and not enable_gqa and shapes[0][-3] != shapes[1][-3]:
+        raise ValueError(f"enable_gqa is False, and q has {shapes[0][-3]} heads and k {shapes[1][-3]}; expected as many")
+    if min(map(len, shapes)) > 1 and is_causal and shapes[0][-2] != shapes[1][-2]:
+        raise ValueError(f"is_causal is given beside {shapes[0][-2]} queries and {shapes[1][-2]} keys: torch counts from the first of both there; causal=True counts from the last")
     return (mask if attn_mask is None else as_mask(attn_mask, "attn_mask")), flag(causal, "causal") or is_causal
 
 

@@ -376,7 +376,7 @@ def is_sparse(x: Any) -> bool:
     if isinstance(x, BsrMatrix):
         return True
     if torch is not None and isinstance(x, torch.Tensor):
-        return x.layout is not torch.strided and not x.is_nested
+        return x.layout not in (torch.strided, torch._mkldnn) and not x.is_nested
     return hasattr(x, "tocsr") and hasattr(x, "format")
 
 

@@ -86,7 +86,7 @@ def matmul(
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
     options = Options(alpha, beta, bias, activation, out_dtype, allow_tf32, allow_dense, deterministic)
     torch = torch_module()
-    _refuse_nested(torch, b, "A" if left else "B")
+    refuse_nested(torch, b, "A" if left else "B")
     if torch is not None and isinstance(b, torch.Tensor) and bias is not None and not isinstance(bias, torch.Tensor):
         raise TypeError(f"bias is a {type(bias).__name__}; expected a torch tensor, as {'A' if left else 'B'} is")
     _meet_torch(torch, b, out, bias)
@@ -118,8 +118,8 @@ def sampled_matmul(X: Any, Y: Any, pattern: Any, *, alpha: float = 1.0, beta: fl
         return _torch_sampled(X, Y, pattern, alpha, out, beta)
     a = as_bsr(pattern, "pattern")
     torch = torch_module()
-    _refuse_nested(torch, X, "X")
-    _refuse_nested(torch, Y, "Y")
+    refuse_nested(torch, X, "X")
+    refuse_nested(torch, Y, "Y")
     _meet_torch(torch, X, out, Y)
     if torch is not None and _torch_sampled is not None and wants_torch(torch, None, X, out, Y, "Y"):
         return _torch_sampled(X, Y, a, alpha, out, beta)
@@ -193,7 +193,7 @@ def _meet_torch(torch: Any, *arrays: Any) -> None:
         from . import _torch  # noqa: F401
 
 
-def _refuse_nested(torch: Any, x: Any, name: str) -> None:
+def refuse_nested(torch: Any, x: Any, name: str) -> None:
     if torch is not None and isinstance(x, torch.Tensor) and x.is_nested:
         raise TypeError(f"{name} is a nested tensor; expected a dense one")
 

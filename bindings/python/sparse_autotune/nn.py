@@ -220,6 +220,11 @@ class SparseLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}; expected a torch.Tensor")
+        _ops.refuse_nested(torch, x, "x")
+        if x.layout is not torch.strided or not x.dtype.is_floating_point:
+            raise TypeError(f"x is a tensor of layout {x.layout} and dtype {x.dtype}; expected a strided one of floating-point numbers")
+        if x.device != self.values.device:
+            raise ValueError(f"x is on {x.device} and values on {self.values.device}; expected one device")
         shape = x.shape
         if not shape or shape[-1] != self.in_features:
             raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")

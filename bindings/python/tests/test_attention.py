@@ -286,6 +286,10 @@ BAD = [
     (dict(dropout_p=0.1), NotImplementedError, "dropout_p is 0.1"),
     (dict(is_causal=True, q=OK[:, :, :8]), ValueError, "is_causal"),
     (dict(enable_gqa=False, k=OK[:, :2], v=OK[:, :2]), ValueError, "enable_gqa"),
+    (dict(is_causal=True, k=None), TypeError, "k is a NoneType"),
+    (dict(is_causal=True, q=[[1.0]]), TypeError, "q is a list"),
+    (dict(is_causal=True, k=OK[0, 0, 0]), ValueError, "k has 1 dimensions"),
+    (dict(enable_gqa=False, k=OK[0, 0], v=OK[0, 0]), ValueError, "k has 2 dimensions"),
     (dict(mask=sa.AttentionMask.window(16, 4), attn_mask=sa.AttentionMask.window(16, 4)), ValueError, "mask and attn_mask"),
 ]
 

@@ -101,6 +101,14 @@ def test_only_what_asks_gets_a_gradient_and_no_second_one():
         (grad,) = torch.autograd.grad(torch.ops.sparse_autotune.attention(q, k, v)[0].sum(), v, create_graph=True)
 
 
+def test_nested_tensors_are_named():
+    for layout in (torch.strided, torch.jagged):
+        x = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=layout)
+        for words in ({}, {"is_causal": True}):
+            with pytest.raises(TypeError, match="q is a nested tensor"):
+                sa.attention(x, x, x, **words)
+
+
 def test_views_are_read_in_place_and_gradients_reach_them():
     qkv = torch.randn(2, 40, 3, 4, 16, requires_grad=True)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)

@@ -274,6 +274,17 @@ def test_bad_input():
         layer(torch.tensor(1.0))
     with pytest.raises(TypeError, match=r"x has dtype torch.float64 and values torch.float32"):
         layer(torch.ones(3, 32, dtype=torch.float64))
+    nested = [torch.ones(3, 32), torch.ones(2, 32)]
+    for x in (torch.nested.nested_tensor(nested), torch.nested.nested_tensor(nested, layout=torch.jagged)):
+        with pytest.raises(TypeError, match="x is a nested tensor"):
+            layer(x)
+    for autocast in (False, True):
+        with torch.autocast("cpu", enabled=autocast):
+            for x in (torch.ones(3, 32).to_sparse(), torch.ones(3, 32).to_mkldnn(), torch.ones(3, 32, dtype=torch.int64)):
+                with pytest.raises(TypeError, match="x is a tensor of layout .* and dtype"):
+                    layer(x)
+            with pytest.raises(ValueError, match="x is on meta and values on cpu"):
+                layer(torch.ones(3, 32, device="meta"))
     for density in (None, "0.5"):
         with pytest.raises(TypeError, match="density"):
             sa.sparsify(nn.Linear(8, 8), 4, density)

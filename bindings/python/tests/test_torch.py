@@ -390,6 +390,7 @@ def test_a_parameter_changed_in_place_is_read_again():
         (TypeError, "B is a nested tensor", lambda a: a @ torch.nested.nested_tensor([torch.ones(24, 2), torch.ones(24, 3)])),
         (TypeError, "B is a nested tensor", lambda a: a @ torch.nested.nested_tensor([torch.ones(24, 2), torch.ones(23, 2)], layout=torch.jagged)),
         (TypeError, "A is a nested tensor", lambda a: sa.matmul(torch.nested.nested_tensor([torch.ones(2, 32), torch.ones(3, 32)]), a)),
+        (TypeError, "B is a tensor of layout torch._mkldnn", lambda a: a @ torch.ones(24, 2).to_mkldnn()),
         (TypeError, "Y is a nested tensor", lambda a: sa.sampled_matmul(torch.ones(32, 2), torch.nested.nested_tensor([torch.ones(2, 24)]), a)),
         (ValueError, "shape is (32, 24, 3)", lambda a: torch.ops.sparse_autotune.matmul(a.values, *a._index, torch.ones(24, 2), None, [32, 24, 3])),
         (ValueError, "block is (8,)", lambda a: torch.ops.sparse_autotune.sampled(torch.ones(32, 2), torch.ones(2, 24), *a._index, [32, 24], [8])),
