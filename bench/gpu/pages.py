@@ -13,12 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.dont_write_bytecode = True
 
 import roofline  # noqa: E402
+from roofline import row_of  # noqa: E402
 
 BEGIN, END = "<!-- measured: begin; bench/gpu/pages.py writes this -->", "<!-- measured: end -->"
-
-
-def row_of(*cells):
-    return "| " + " | ".join(cells) + " |"
 
 
 def products(record):
@@ -50,9 +47,6 @@ def attention(record):
     return lines
 
 
-PAGES = {"hopper.md": roofline.measured, "kernels-cuda.md": products, "attention.md": attention}
-
-
 def page_with(path, lines):
     """The page, with these lines between its two marks."""
     page = path.read_text()
@@ -63,9 +57,10 @@ def page_with(path, lines):
 def main():
     words = [w for w in sys.argv[1:] if w != "--check"]
     record = json.loads(Path(words[0] if words else ROOT / "bench" / "results" / "h200.json").read_text())
-    docs = ROOT / "docs"
-    files = {docs / name: page_with(docs / name, lines(record)) for name, lines in PAGES.items()}
-    files[docs / "roofline.svg"] = roofline.picture(record)
+    docs, points = ROOT / "docs", roofline.points_of(record)
+    pages = {"hopper.md": roofline.measured(record, points), "kernels-cuda.md": products(record), "attention.md": attention(record)}
+    files = {docs / name: page_with(docs / name, lines) for name, lines in pages.items()}
+    files[docs / "roofline.svg"] = roofline.picture(record, points)
     if "--check" not in sys.argv:
         for path, content in files.items():
             path.write_text(content)

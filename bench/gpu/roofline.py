@@ -63,6 +63,10 @@ def ratio(value):
     return f"{value:.2f}" if value else "-"
 
 
+def row_of(*cells):
+    return "| " + " | ".join(cells) + " |"
+
+
 def table(points):
     lines = ["| | problem | variant | us | floor | limit | x floor | arithmetic | memory | L2 | cold us | x dense | x Triton |",
              "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
@@ -72,12 +76,12 @@ def table(points):
         cells = [str(p.number or ""), p.problem.name, f"`{p.row['variant'].split('_', 2)[2]}`", micro(p.seconds) + by_race, micro(least),
                  NAMES[p.limit], f"{p.seconds / least:.2f}", *(micro(p.floors[name]) for name in NAMES), micro(p.cold),
                  ratio(ratios.get("dense_cublas")), ratio(ratios.get("triton_bsr"))]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(row_of(*cells))
     return lines
 
 
-def measured(record):
-    c, machine, found = record["machine"]["ceilings"], record["machine"], points_of(record)
+def measured(record, found):
+    c, machine = record["machine"]["ceilings"], record["machine"]
     lines = [f"{machine['name'].split(' (')[0]}, commit {record['commit'][:7]}, `{record['command']}`, {record['date'][:10]}. Ceilings of that run: "
              f"f16 {c['f16'] / 1e12:.0f} TFLOPS, bf16 {c['bf16'] / 1e12:.0f}, TF32 {c['tf32'] / 1e12:.0f}, L2 {c['l2'] / 1e12:.2f} TB/s, "
              f"memory {c['memory'] / 1e12:.2f} TB/s."]
@@ -152,9 +156,9 @@ def labels(points):
     return found
 
 
-def picture(record):
+def picture(record, found):
     panels = []
-    for i, (block, points) in enumerate(points_of(record).items()):
+    for i, (block, points) in enumerate(found.items()):
         drawn = [p for p in points if p.number]
         inside = axes() + roof(record["machine"]["ceilings"]) + [s for p in drawn for s in mark(p)] + labels(drawn)
         inside.append(text((LEFT, 22), f"block {block}", 'font-size="15" font-weight="bold"'))

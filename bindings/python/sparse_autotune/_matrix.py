@@ -404,9 +404,9 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
 
 def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
     """torch counts what is written to a sparse tensor, to its indices and values alike: once it was, the indices are compared."""
-    from . import _torch
+    from ._torch_patterns import version_of
 
-    version = _torch._version(x)
+    version = version_of(x)
 
     def make(x: Any) -> BsrMatrix:
         made = BsrMatrix(*_torch_parts(x, name))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _attention, _context, _mask, _torch_own
+from . import _attention, _context, _mask, _torch_own, _torch_patterns
 from . import _torch as interop
 from ._attention import Spec
 from ._mask import AttentionMask, flag, whole
@@ -21,7 +21,7 @@ _ONCE = "q, k and v: attention has first gradients only"
 
 # ---- masks as tensors: row_ptr, col_idx and the offsets in one ----
 
-_masks = interop.Known()
+_masks = _torch_patterns.Known()
 
 
 def _key(index: Tensor, shape: tuple) -> tuple:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _ops, _torch, _torch_attention  # noqa: F401
+from . import _ops, _torch, _torch_attention, _torch_patterns  # noqa: F401
 from ._matrix import BsrMatrix, check_block, check_values, make_pattern
 
 __all__ = ["SparseLinear", "sparsify"]
@@ -150,7 +150,7 @@ class SparseLinear(nn.Module):
 
     def _buffers_now(self) -> tuple:
         row_ptr, col_idx = self.row_ptr, self.col_idx
-        return row_ptr, col_idx, _torch._version(row_ptr), _torch._version(col_idx)
+        return row_ptr, col_idx, _torch_patterns.version_of(row_ptr), _torch_patterns.version_of(col_idx)
 
     def pattern(self) -> Any:
         """The pattern of the buffers as they are; made again only when they have changed."""
@@ -163,7 +163,7 @@ class SparseLinear(nn.Module):
             if before is None or before.block != self.block or not before.same_indices(now[0].cpu().numpy(), now[1].cpu().numpy()):
                 before = make_pattern(now[0], now[1], shape, self.block, device)
             self._pattern, self._seen = before, now
-            _torch.remember(now[0], now[1], before)
+            _torch_patterns.remember(now[0], now[1], before)
             for t in now[:2]:
                 t._dynamo_static_input_type = "unguarded"
         return self._pattern
