@@ -55,7 +55,8 @@ template <typename S, bool TA> constexpr bool a_apart = S::GROUPS == 2 && !TA;
 template <typename S, bool TA, bool TB>
 __device__ static void produce(const job &x, const maps &m, sat_coming &next, sat_pipe_barriers *s, uint32_t memory) {
     int bc = (int)x.r.bc, lines = (int)(TA ? x.r.bc : x.r.br); // of a block, in A's map
-    int bytes = (TA ? S::BM : x.a_rows) * (x.deep_a ? 64 : S::KS) * 2;
+    bool deep_a = S::DEEP && !TA && x.deep_a;
+    int bytes = (TA ? S::BM : x.a_rows) * (deep_a ? 64 : S::KS) * 2;
     uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
     bool one = sat_elect();
     sat_pipe_ring<S> at = {.parity = 1};
@@ -86,12 +87,12 @@ __device__ static void produce(const job &x, const maps &m, sat_coming &next, sa
             }
             if (one) {
                 uint32_t bar = full + at.stage * 8;
-                bool again = x.deep_a && in_block % 64; // A came with the stage before
+                bool again = deep_a && in_block % 64; // A came with the stage before
                 sat_barrier_wait(empty + at.stage * 8, at.parity);
                 sat_barrier_expect(bar, S::B + (again ? 0 : bytes));
                 right<S>::template load<TB>(&m.b, x.whole_b, memory + at.b(), bar, k + in_block, n0);
                 if (!a_apart<S, TA> && !again)
-                    load_a<S, TA>(m, memory + at.a(x.deep_a), bar, line, in_block, slice * S::BM);
+                    load_a<S, TA>(m, memory + at.a(deep_a), bar, line, in_block, slice * S::BM);
             }
             at.advance(!S::DEEP || in_block % 64);
             in_block += S::KS;
@@ -106,6 +107,7 @@ __device__ static void produce(const job &x, const maps &m, sat_coming &next, sa
 template <typename S>
 __device__ static void produce_a(const job &x, const maps &m, sat_pipe_barriers *s, uint32_t memory) {
     int bc = (int)x.r.bc, br = (int)x.r.br;
+    bool deep_a = S::DEEP && x.deep_a;
     uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
     bool one = sat_elect();
     sat_pipe_ring<S> at = {.parity = 1};
@@ -117,9 +119,9 @@ __device__ static void produce_a(const job &x, const maps &m, sat_pipe_barriers 
         if (S::OVER_B && t.steps == 0) at.advance(false);
         int line = t.block * br + t.slice * S::BM;
         for (int step = 0, in_block = 0; step < t.steps; step++) {
-            if (one && !(x.deep_a && in_block % 64)) {
+            if (one && !(deep_a && in_block % 64)) {
                 sat_barrier_wait(empty + at.stage * 8, at.parity);
-                sat_tile_load(memory + at.a(x.deep_a), &m.a, full + at.stage * 8, in_block, line);
+                sat_tile_load(memory + at.a(deep_a), &m.a, full + at.stage * 8, in_block, line);
             }
             at.advance(!S::DEEP || in_block % 64);
             in_block += S::KS;
@@ -309,7 +311,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 }
 
 SAT_FAMILY(cuda_matmul_wgmma) = {
-    .revision = "2",
+    .revision = "3",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .flags = 0,

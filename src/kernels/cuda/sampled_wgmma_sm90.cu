@@ -125,11 +125,15 @@ __device__ static void produce_y(const job &x, const maps &m, sat_pipe_barriers 
         y_part<S> part(x, t.panel);
         if (!first && mine < t.count) col = x.col[t.first + mine];
         int column = col * x.bc + part.from;
+        bool some = mine - (int)threadIdx.x % 32 * Y_WARPS < t.count;
         for (int step = 0; step < t.steps; step++) {
-            sat_barrier_wait(empty + at.stage * 8, at.parity);
-            if (mine < t.count)
-                load_y<S, TB>(x, m, memory + at.b(), full + at.stage * 8, mine * x.bc, column, step * S::KS,
-                              part.columns);
+            if (some) { // a warp that brings nothing is not waited for, and must not wait
+                sat_barrier_wait(empty + at.stage * 8, at.parity);
+                __syncwarp(); // what one lane brings may end the phase that others wait for
+                if (mine < t.count)
+                    load_y<S, TB>(x, m, memory + at.b(), full + at.stage * 8, mine * x.bc, column, step * S::KS,
+                                  part.columns);
+            }
             at.advance(true);
         }
     }
@@ -272,7 +276,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     int64_t br = a->block_rows, bc = a->block_cols, bm = v->instance.tile_m, bn = v->instance.tile_n;
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || p->c_dtype != p->a_dtype || p->beta != 0)
         return false;
-    if (a->stored_blocks == 0 || p->k == 0 || br % 16 || bc % 16 || (bc > bn && bc % bn)) return false;
+    if (a->stored_blocks == 0 || p->k == 0 || br % 16 || bc % 16) return false;
     if (bm == 128 && (br % bm || line_of(a) != 128)) return false;
     if (p->c_align < 16 || (p->batch > 1 && p->c.batch_stride % 8)) return false;
     if (sat_max(a->grid_rows * br, sat_max(a->grid_cols * bc, p->k)) > 0x7fff0000) return false;
@@ -284,18 +288,17 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 
 /* A piece is as many neighbours of a block row as a tile holds. */
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v, (void)p, (void)d;
-    size_t pieces = (size_t)a->stored_blocks * sizeof(sat_piece);
+    (void)p, (void)d;
+    size_t pieces = (size_t)sat_schedule_runs(a, each_of(v, a), NULL) * sizeof(sat_piece);
     return (pieces + 255) / 256 * 256 + SAT_COUNTER_BYTES;
 }
 
 static sat_status send_pieces(const sat_prepare *q, state *st) {
     const sat_pattern_view *a = q->pattern;
-    sat_piece *piece = (sat_piece *)malloc(((size_t)a->stored_blocks + 1) * sizeof *piece);
-    if (!piece)
-        return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld blocks", q->variant->name,
-                        (long long)a->stored_blocks);
-    int64_t count = sat_schedule_runs(a, each_of(q->variant, a), piece);
+    int64_t each = each_of(q->variant, a), count = sat_schedule_runs(a, each, NULL);
+    sat_piece *piece = (sat_piece *)malloc((size_t)count * sizeof *piece);
+    if (!piece) return sat_fail(SAT_OUT_OF_MEMORY, "%s: %lld pieces", q->variant->name, (long long)count);
+    sat_schedule_runs(a, each, piece);
     cudaStream_t stream = (cudaStream_t)q->stream;
     cudaError_t e = cudaMemcpyAsync(q->workspace, piece, (size_t)count * sizeof *piece, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
@@ -332,7 +335,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 }
 
 SAT_FAMILY(cuda_sampled_wgmma) = {
-    .revision = "2",
+    .revision = "3",
     .op = SAT_SAMPLED,
     .backend = SAT_CUDA,
     .about = "tensor maps and warpgroup products on Hopper; f16, bf16; block sides multiples of 16",

@@ -97,13 +97,14 @@ static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_sched
     return true;
 }
 
-/* The sampled product's pieces: `each` neighbours of a block row. Room for one a block; returns how many. */
+/* The sampled product's pieces, `each` neighbours of a block row, where there is room for them; returns how many. */
 static inline int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each, sat_piece *piece) {
     int64_t count = 0;
     for (int64_t row = 0; row < a->grid_rows; row++)
         for (int64_t first = a->row_ptr[row], end = a->row_ptr[row + 1]; first < end; first += each) {
             sat_piece one = {first, (int32_t)row, (int32_t)sat_min(each, end - first), -1, {0}};
-            piece[count++] = one;
+            if (piece) piece[count] = one;
+            count++;
         }
     return count;
 }

@@ -125,6 +125,7 @@ __device__ __forceinline__ void sat_pipe_multiply(float (&d)[S::WN / 2], uint32_
 template <typename T, typename S, bool TA, bool TB, bool SOME, typename PUT>
 __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t memory, bool deep_a, PUT put) {
     int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+    deep_a = S::DEEP && !TA && deep_a; // what is known when this is compiled costs nothing in the loop
     sat_pipe_ring<S> at = {.parity = 0};
     sat_pipe_tiles tiles = {.parity = 0};
     int before = -1, put_in = -1; // stages to be freed: the one multiplied last, and that which output leaves from
@@ -151,9 +152,9 @@ __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t 
                 release(before);
             }
             sat_barrier_wait(bar, at.parity);
-            uint32_t groups = ~0u; // that multiply this stage
-            if (SOME) groups = sat_read_by_one(&s->groups[at.stage]);
-            if (!(groups >> group & 1)) { // what was before is freed too: much may follow
+            bool mine = true;
+            if (SOME) mine = sat_read_by_one(&s->groups[at.stage]) >> group & 1;
+            if (!mine) { // what was before is freed too: much may follow
                 sat_group_wait<0>();
                 release(before);
                 before = at.stage;
