@@ -136,6 +136,8 @@ def main(words: list[str] | None = None) -> int:
         for share in (a.density if a.sparsity is None else a.sparsity):
             if not 0 <= share <= 1:
                 raise ValueError(f"--{'density' if a.sparsity is None else 'sparsity'} is {share}; expected 0 to 1")
+        if a.output and not a.output.parent.is_dir():  # not only when all has been raced
+            raise ValueError(f"--output is {a.output}; expected a file in a folder that is there")
         with sa.set_effort(a.effort):
             races = _races(a, not a.json)
         result = races[0] if len(races) == 1 else {"version": 1, "races": races}

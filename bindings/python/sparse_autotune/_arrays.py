@@ -92,6 +92,8 @@ def dtype_code(dtype: Any, name: str) -> int:
 
 def _from_torch(x: Any, name: str) -> Operand:
     torch = torch_module()
+    if x.is_nested:
+        raise TypeError(f"{name} is a nested tensor; expected a dense one")
     if x.layout is not torch.strided:
         raise TypeError(f"{name} is a tensor of layout {x.layout}; expected a dense one")
     if x.device.type not in ("cpu", "cuda"):
@@ -212,8 +214,10 @@ def check_output(x: Any, name: str) -> Operand:
     if isinstance(x, np.ndarray):
         if not x.flags.writeable:
             raise ValueError(f"{name} is read-only")
-        if any(s < 0 or s % x.itemsize for s in x.strides) or not x.flags.aligned:
+        if any(s < 0 or s % x.itemsize for s in x.strides):
             raise ValueError(f"{name} has strides {x.strides} bytes; expected whole elements, none negative")
+        if not x.flags.aligned:
+            raise ValueError(f"{name} begins at an address that is no multiple of {x.itemsize}; expected an aligned array")
     o = describe(x, name)
     if o.kind == "dlpack":
         raise TypeError(f"{name} is a {type(x).__name__}; an output must be a torch, NumPy or CuPy array")

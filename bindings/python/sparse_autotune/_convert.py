@@ -56,6 +56,8 @@ def _tiles(x: Any, operand: _arrays.Operand, block: tuple[int, int]) -> Any:
     """(block rows, block columns, rows, columns) of a dense matrix, padded with zeros."""
     (rows, cols), (br, bc) = operand.shape, block
     gr, gc = -(-rows // br), -(-cols // bc)
+    if gr * br * gc * bc > 2**60:
+        raise ValueError(f"block is {br}x{bc}, in which x takes {gr * br}x{gc * bc} elements; expected blocks that fit into memory")
     if operand.kind == "torch":
         padded = torch_module().nn.functional.pad(x, (0, gc * bc - cols, 0, gr * br - rows))
         return padded.reshape(gr, br, gc, bc).permute(0, 2, 1, 3)

@@ -63,18 +63,20 @@ def matmul(
            [1., 2., 3., 4.]])
     """
     if _compiling():
+        if allow_tf32 is not None:
+            raise NotImplementedError("allow_tf32 is not offered inside torch.compile, which does as torch is set to")
         return _torch_matmul(A, B, bias, activation, alpha, out, beta, out_dtype)
     # The quick way, where nothing is asked for but the product of torch tensors; all else is seen to below.
-    if out is None and bias is None and activation is None and type(alpha) is float and alpha == 1.0 and out_dtype is None and allow_tf32 is None and _forward_ad._current_level < 0:
+    usual = type(alpha) is float and alpha == 1.0 and type(beta) is float and beta == 0.0 and not allow_dense and deterministic and allow_tf32 is None
+    if usual and out is None and bias is None and activation is None and out_dtype is None and _forward_ad._current_level < 0:
         if type(A) is BsrMatrix:
             result = A._runner(A._values, B)
         else:
             result = B._left_runner(B._values, A) if type(B) is BsrMatrix else None
-        usual = not allow_dense and deterministic and type(beta) is float and beta == 0.0
-        if usual and result is not None:
+        if result is not None:
             return result
         _abi.raise_interrupt()
-        if usual and _torch_gradient is not None:
+        if _torch_gradient is not None:
             result = _torch_gradient(A, B)
             if result is not None:
                 return result
@@ -86,7 +88,8 @@ def matmul(
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
     options = Options(alpha, beta, bias, activation, out_dtype, allow_tf32, allow_dense, deterministic)
     torch = torch_module()
-    refuse_nested(torch, b, "A" if left else "B")
+    for x, name in ((b, "A" if left else "B"), (bias, "bias"), (out, "out")):
+        refuse_nested(torch, x, name)
     if torch is not None and isinstance(b, torch.Tensor) and bias is not None and not isinstance(bias, torch.Tensor):
         raise TypeError(f"bias is a {type(bias).__name__}; expected a torch tensor, as {'A' if left else 'B'} is")
     _meet_torch(torch, b, out, bias)
@@ -115,6 +118,8 @@ def sampled_matmul(X: Any, Y: Any, pattern: Any, *, alpha: float = 1.0, beta: fl
            [0., 0., 3., 3.]])
     """
     if _compiling():
+        if allow_tf32 is not None:
+            raise NotImplementedError("allow_tf32 is not offered inside torch.compile, which does as torch is set to")
         return _torch_sampled(X, Y, pattern, alpha, out, beta)
     a = as_bsr(pattern, "pattern")
     torch = torch_module()
@@ -122,7 +127,7 @@ def sampled_matmul(X: Any, Y: Any, pattern: Any, *, alpha: float = 1.0, beta: fl
     refuse_nested(torch, Y, "Y")
     _meet_torch(torch, X, out, Y)
     if torch is not None and _torch_sampled is not None and wants_torch(torch, None, X, out, Y, "Y"):
-        return _torch_sampled(X, Y, a, alpha, out, beta)
+        return _torch_sampled(X, Y, a, alpha, out, beta, allow_tf32)
     if a.is_transposed:  # (X Y) at the blocks of S^T is ((Y^T X^T) at those of S)^T
         _describe_sampled(X, Y, a.shape)
         flipped = None if out is None else _sampled_out(out).T

@@ -219,7 +219,7 @@ def benchmark(A: Any, B: Any, *operands: Any, fresh: bool = True, only: Iterable
         with _abi.openmp_threads(_arrays.threads_for(x)):
             return run(pattern, x.device, problems[-1], fresh=fresh, only=only)
     if operands or words:
-        raise TypeError(f"benchmark got {', '.join(words) or 'more than two operands'}, which attention takes, beside a product")
+        raise TypeError(f"benchmark of a product got {', '.join(words) or 'more than two operands'}; expected none, which are for attention")
     left = not is_sparse(A)
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
     x, n = _dense_columns(a, b, left)
@@ -273,7 +273,7 @@ def tune(A: Any, columns: Any, *operands: Any, gradients: bool = False, left: bo
         with _abi.openmp_threads(_arrays.threads_for(x)):
             return [_plan_facts(pattern.plan(x.device, problem, effort)) for problem in problems]
     if operands or words:
-        raise TypeError(f"tune got {', '.join(words) or 'more than two operands'}, which attention takes, beside a product")
+        raise TypeError(f"tune of a product got {', '.join(words) or 'more than two operands'}; expected none, which are for attention")
     a = as_bsr(A, "A")
     sizes = [check_columns(n) for n in (columns if isinstance(columns, Iterable) else [columns])]
     values = _arrays.describe(a._values, "values")

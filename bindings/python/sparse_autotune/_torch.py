@@ -89,14 +89,15 @@ def _model(result: Tensor) -> Tensor | None:
     return model
 
 
-def forward(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: int, alpha: float) -> Tensor:
-    """The product of plain tensors, without gradients: by a runner, or the long way, which gives the runner its plan."""
+def forward(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: int, alpha: float, tf32: bool | None = None) -> Tensor:
+    """The product of plain tensors, without gradients: by a runner, or the long way, which gives the runner its plan. `tf32`: None is
+    what torch is set to, which a runner asks about."""
     if forward_ad._current_level >= 0:
         refuse_tangents(a._values, b, bias)
-    quick = runner(a._pattern, (a._transposed, left, activation, alpha, bias is not None), alpha)
+    quick = None if tf32 is not None else runner(a._pattern, (a._transposed, left, activation, alpha, bias is not None), alpha)
     inputs = (a._values, b) if bias is None else (a._values, b, bias)
     if quick is None:
-        return _ops.product(a, b, left, None, _options(alpha, bias, activation))
+        return _ops.product(a, b, left, None, _options(alpha, bias, activation, tf32))
     result = quick.run(*inputs)
     if result is not None:
         return result
@@ -105,8 +106,8 @@ def forward(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation
     return result
 
 
-def _options(alpha: float, bias: Any, activation: int) -> _ops.Options:
-    options = _ops.Options(alpha, 0.0, bias)
+def _options(alpha: float, bias: Any, activation: int, tf32: bool | None = None) -> _ops.Options:
+    options = _ops.Options(alpha, 0.0, bias, allow_tf32=tf32)
     options.activation = activation
     return options
 
@@ -141,15 +142,15 @@ def install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None) -> No
         quick.add(inputs, aligned, (model,), stream, threads, tf32, plan.handle, plan)
 
 
-def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Tensor:
+def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float, tf32: bool | None = None) -> Tensor:
     if forward_ad._current_level >= 0:
         refuse_tangents(x, y)
-    quick = runner(pattern, ("sampled", alpha), alpha)
+    quick = None if tf32 is not None else runner(pattern, ("sampled", alpha), alpha)
     if quick is not None:
         result = quick.run(x, y)
         if result is not None:
             return result
-    values, made = _ops.sampled_with_plan(x, y, pattern, alpha, 0.0, None, None, quick is not None)
+    values, made = _ops.sampled_with_plan(x, y, pattern, alpha, 0.0, None, tf32, quick is not None)
     if quick is not None:
         install(quick, (x, y), values, made)
     return values
@@ -189,42 +190,42 @@ def _product_grads(needs: tuple, values: Tensor, b: Tensor, grad: Tensor, bias_d
 
 class _Product(ReverseOnly):
     @staticmethod
-    def forward(ctx, values, b, bias, pattern, transposed, left, alpha):
+    def forward(ctx, values, b, bias, pattern, transposed, left, alpha, tf32=None):
         ctx.save_for_backward(values, b)
-        ctx.facts = (pattern, transposed, left, alpha, None if bias is None else bias.dtype)
-        return forward(_bare(pattern, values, transposed), b, left, bias, 0, alpha)
+        ctx.facts = (pattern, transposed, left, alpha, None if bias is None else bias.dtype, tf32)
+        return forward(_bare(pattern, values, transposed), b, left, bias, 0, alpha, tf32)
 
     @staticmethod
     def backward(ctx, grad):
         values, b = ctx.saved_tensors
-        pattern, transposed, left, alpha, bias_dtype = ctx.facts
+        pattern, transposed, left, alpha, bias_dtype, tf32 = ctx.facts
         return (
             *_product_grads(
                 ctx.needs_input_grad, values, b, grad, bias_dtype, transposed, left, alpha,
-                lambda v, x, t, side, s: differentiable(pattern, v, x, None, t, side, s),
-                lambda x, y, s: differentiable_sampled(x, y, pattern, s),
+                lambda v, x, t, side, s: differentiable(pattern, v, x, None, t, side, s, tf32),
+                lambda x, y, s: differentiable_sampled(x, y, pattern, s, tf32),
             ),
-            None, None, None, None,
+            None, None, None, None, None,
         )  # fmt: skip
 
 
 class _Sampled(ReverseOnly):
     @staticmethod
-    def forward(ctx, x, y, pattern, alpha):
+    def forward(ctx, x, y, pattern, alpha, tf32=None):
         ctx.save_for_backward(x, y)
-        ctx.facts = (pattern, alpha)
-        return forward_sampled(x, y, pattern, alpha)
+        ctx.facts = (pattern, alpha, tf32)
+        return forward_sampled(x, y, pattern, alpha, tf32)
 
     @staticmethod
     def backward(ctx, grad):
         x, y = ctx.saved_tensors
-        pattern, alpha = ctx.facts
+        pattern, alpha, tf32 = ctx.facts
         d_x = d_y = None
         if ctx.needs_input_grad[0]:
-            d_x = differentiable(pattern, grad.contiguous(), y.t(), None, False, False, alpha)
+            d_x = differentiable(pattern, grad.contiguous(), y.t(), None, False, False, alpha, tf32)
         if ctx.needs_input_grad[1]:
-            d_y = differentiable(pattern, grad.contiguous(), x.t(), None, False, True, alpha)
-        return d_x, d_y, None, None
+            d_y = differentiable(pattern, grad.contiguous(), x.t(), None, False, True, alpha, tf32)
+        return d_x, d_y, None, None, None
 
 
 def _bare(pattern: Pattern, values: Tensor, transposed: bool) -> BsrMatrix:
@@ -234,21 +235,29 @@ def _bare(pattern: Pattern, values: Tensor, transposed: bool) -> BsrMatrix:
     return matrix
 
 
-def differentiable(pattern: Pattern, values: Tensor, b: Tensor, bias: Tensor | None, transposed: bool, left: bool, alpha: float) -> Tensor:
+def _no_tf32(tf32: bool | None, b: Tensor) -> None:
+    """Operators do as torch is set to."""
+    if tf32 is not None and b.dtype == torch.float32:
+        raise NotImplementedError(f"allow_tf32 is {tf32}; where torch traces, and for tensors that are not plain ones, only None is offered, which is what torch is set to")
+
+
+def differentiable(pattern: Pattern, values: Tensor, b: Tensor, bias: Tensor | None, transposed: bool, left: bool, alpha: float, tf32: bool | None = None) -> Tensor:
     """The product in plain eager code, with a gradient where one is wanted; what backward passes are given may not be plain."""
     if not _plain(values, b, bias):
+        _no_tf32(tf32, b)
         return torch.ops.sparse_autotune.matmul(values, *index_tensors(pattern, values.device), b, bias, list(pattern.shape), transposed, left, alpha)
     if torch.is_grad_enabled() and (values.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
-        return _Product.apply(values, b, bias, pattern, transposed, left, alpha)
-    return forward(_bare(pattern, values, transposed), b, left, bias, 0, alpha)
+        return _Product.apply(values, b, bias, pattern, transposed, left, alpha, tf32)
+    return forward(_bare(pattern, values, transposed), b, left, bias, 0, alpha, tf32)
 
 
-def differentiable_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float) -> Tensor:
+def differentiable_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float, tf32: bool | None = None) -> Tensor:
     if not _plain(x, y):
+        _no_tf32(tf32, x)
         return torch.ops.sparse_autotune.sampled(x, y, *index_tensors(pattern, x.device), list(pattern.shape), list(pattern.block), alpha)
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
-        return _Sampled.apply(x, y, pattern, alpha)
-    return forward_sampled(x, y, pattern, alpha)
+        return _Sampled.apply(x, y, pattern, alpha, tf32)
+    return forward_sampled(x, y, pattern, alpha, tf32)
 
 
 # ---- operators ----
@@ -292,6 +301,7 @@ def _check_meta(first, name, **others):
 
 def _check_product(values, row_ptr, col_idx, b, bias, shape, transpose, left):
     torch._check(values.dim() == 3, lambda: f"values has {values.dim()} dimensions; expected 3")
+    torch._check(values.shape[1] > 0 and values.shape[2] > 0, lambda: f"values has blocks of {values.shape[1]}x{values.shape[2]}; expected sides of at least 1")
     torch._check(len(shape) == 2, lambda: f"shape has {len(shape)} entries; expected 2")
     torch._check(row_ptr.dim() == 1 and col_idx.dim() == 1, lambda: "row_ptr and col_idx must have 1 dimension")
     torch._check(b.dim() >= 1, lambda: "b has no dimensions; expected at least 1")
@@ -353,7 +363,7 @@ def _matmul_backward(ctx, grad):
 
 def _slope(activation: str, z: Tensor) -> Tensor:
     if activation == "relu":
-        return (z > 0).to(z.dtype)
+        return (~(z <= 0)).to(z.dtype)  # NaN lets it through, as torch's does
     if activation == "silu":
         s = torch.sigmoid(z)
         return s * (1 + z * (1 - s))
@@ -433,8 +443,13 @@ _register_autocast("cuda", "AutocastCUDA")
 # ---- what matmul and sampled_matmul call ----
 
 
+def may_fuse() -> bool:
+    """Whether an operator may do the activation, too: without gradients, and not where torch.jit.trace compares traces with and without."""
+    return not torch.is_grad_enabled() and (torch.compiler.is_compiling() or not _C._is_tracing())
+
+
 def _through_operator(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: str, alpha: float) -> Tensor:
-    fused = activation == "none" or not torch.is_grad_enabled()
+    fused = activation == "none" or may_fuse()
     row_ptr, col_idx = a._index
     result = torch.ops.sparse_autotune.matmul(
         a._values, row_ptr, col_idx, b, bias, a._pattern.shape, a._transposed, left, alpha, activation if fused else "none"
@@ -517,9 +532,10 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None): 
     if not _plain(a._values, b, bias, out):
         if out_dtype is not None:
             raise NotImplementedError("out_dtype is not offered where torch traces, nor for tensors that are not plain ones")
+        _no_tf32(options.tf32, b)
         return _into(a, b, left, bias, word, options.alpha, out, options.beta)
     if out is None and out_dtype is None and torch.is_grad_enabled():
-        result = differentiable(a._pattern, a._values, b, bias, a._transposed, left, options.alpha)
+        result = differentiable(a._pattern, a._values, b, bias, a._transposed, left, options.alpha, options.tf32)
         return result if options.activation == 0 else _ACTIVATIONS[word](result)
     if torch.is_grad_enabled() and (b.requires_grad or a.requires_grad or (bias is not None and bias.requires_grad)):
         raise RuntimeError("out_dtype is given, and A, B or bias requires grad: gradients do not flow through it")
@@ -543,7 +559,7 @@ def _gradient(A, B):  # noqa: N803
     return _Product.apply(values, b, None, a._pattern, a._transposed, left, 1.0) if _plain(values, b) else None
 
 
-def _sampled(X, Y, pattern, alpha, out, beta):  # noqa: N803
+def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):  # noqa: N803
     compiling = torch.compiler.is_compiling()
     if compiling and not (isinstance(pattern, BsrMatrix) and pattern._torch):
         raise TypeError("pattern: inside torch.compile a BsrMatrix with torch values is expected")
@@ -558,10 +574,12 @@ def _sampled(X, Y, pattern, alpha, out, beta):  # noqa: N803
     _ops.check_beta(beta, out)
     x, y = (Y.t(), X.t()) if a._transposed else (X, Y)
     if compiling or not _plain(x, y) or torch.is_autocast_enabled(x.device.type):
+        if not torch.is_autocast_enabled(x.device.type):
+            _no_tf32(tf32, x)
         row_ptr, col_idx = a._index if a._torch and a._values.device == x.device else index_tensors(a._pattern, x.device)
         values = torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, a._pattern.shape, a._pattern.block, alpha)
     else:
-        values = differentiable_sampled(x, y, a._pattern, alpha)
+        values = differentiable_sampled(x, y, a._pattern, alpha, tf32)
     return BsrMatrix._make(a._pattern, values, a._transposed)
 
 

@@ -63,8 +63,8 @@ def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern, own: bool = Fal
 
 def pattern_of(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> Pattern:
     for sizes, name in ((shape, "shape"), (block, "block")):
-        if len(sizes) != 2:
-            raise ValueError(f"{name} is {sizes}; expected two sizes")
+        if len(sizes) != 2 or min(sizes) < (name == "block"):
+            raise ValueError(f"{name} is {sizes}; expected two sizes of at least {int(name == 'block')}")
     found = _patterns.get(_index_key(row_ptr, col_idx, shape, block), (row_ptr, col_idx))
     if found is not None:
         return found

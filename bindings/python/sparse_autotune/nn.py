@@ -7,6 +7,7 @@ import fnmatch
 import math
 import numbers
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,16 +19,24 @@ from ._matrix import BsrMatrix, check_block, check_values, make_pattern
 
 __all__ = ["SparseLinear", "sparsify"]
 
+_PRE_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook")
+
+
+def _blocks_of(density: float, blocks: int) -> int:
+    """As many as this share is, and at least one where it is not 0."""
+    return max(round(density * blocks), 1 if density > 0 and blocks else 0)
+
 
 def random_pattern(grid: tuple[int, int], density: float, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """Row pointers and columns with as many blocks in each block row as in every other, give or take one."""
     rows, cols = grid
-    total = max(round(density * rows * cols), 1 if density > 0 and rows * cols else 0)
-    counts = torch.div(torch.arange(1, rows + 1) * total, max(rows, 1), rounding_mode="floor")
-    row_ptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts])
-    order = torch.rand(rows, cols, generator=generator).argsort(1)
+    total = _blocks_of(density, rows * cols)
+    counts = torch.div(torch.arange(1, rows + 1, device="cpu") * total, max(rows, 1), rounding_mode="floor")
+    row_ptr = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), counts])
+    order = torch.rand(rows, cols, generator=generator, device="cpu").argsort(1)
     taken = [order[i, : row_ptr[i + 1] - row_ptr[i]].sort().values for i in range(rows)]
-    col_idx = torch.cat(taken) if taken else torch.zeros(0, dtype=torch.int64)
+    col_idx = torch.cat(taken) if taken else torch.zeros(0, dtype=torch.int64, device="cpu")
     return row_ptr.to(torch.int32), col_idx.to(torch.int32)
 
 
@@ -88,8 +97,8 @@ class SparseLinear(nn.Module):
         kind = {"device": device, "dtype": dtype}
         self.values = nn.Parameter(torch.empty(len(col_idx), *self.block, **kind))
         self.bias = nn.Parameter(torch.empty(out_features, **kind)) if bias else None
-        self.register_buffer("row_ptr", row_ptr.to(device or self.values.device))
-        self.register_buffer("col_idx", col_idx.to(device or self.values.device))
+        self.register_buffer("row_ptr", row_ptr.to(self.values.device))
+        self.register_buffer("col_idx", col_idx.to(self.values.device))
         self._pattern, self._seen = None, None
         self.reset_parameters()
 
@@ -104,7 +113,8 @@ class SparseLinear(nn.Module):
 
     @classmethod
     def from_dense(cls, linear: nn.Linear, block: Any = (64, 64), density: float | None = None, threshold: float | None = None, activation: str | None = None) -> SparseLinear:
-        """Keeps the share `density` (0.125) of a layer's blocks that has the largest norms, or those above `threshold`.
+        """Keeps the share `density` (0.125) of a layer's blocks that has the largest norms, or those above `threshold`. A share above 0
+        is at least one block.
 
         >>> import torch, sparse_autotune as sa
         >>> sparse = sa.SparseLinear.from_dense(torch.nn.Linear(64, 64), block=16, density=0.5)
@@ -113,8 +123,15 @@ class SparseLinear(nn.Module):
         """
         if not isinstance(linear, nn.Linear):
             raise TypeError(f"linear is a {type(linear).__name__}; expected a torch.nn.Linear")
-        keep = None if threshold is not None else _check_density(0.125 if density is None else density)
-        kept = BsrMatrix.from_dense(linear.weight.detach(), check_block(block), keep=keep, threshold=threshold)
+        if nn.parameter.is_lazy(linear.weight):
+            raise ValueError(f"linear is a {type(linear).__name__} that has no weight yet; expected one that has seen its first input")
+        if linear.weight.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"linear is on {linear.weight.device}; expected cpu or cuda")
+        share = None if threshold is not None else _check_density(0.125 if density is None else density)
+        sides = check_block(block)
+        blocks = math.prod(-(-size // side) for size, side in zip(linear.weight.shape, sides))
+        keep = None if share is None else _blocks_of(share, blocks) / max(blocks, 1)
+        kept = BsrMatrix.from_dense(linear.weight.detach(), sides, keep=keep, threshold=threshold)
         layer = cls.from_matrix(kept, linear.bias, activation)
         _keep_grad(layer.values, linear.weight)
         _keep_grad(layer.bias, linear.bias)
@@ -128,11 +145,12 @@ class SparseLinear(nn.Module):
             raise TypeError(f"matrix is a {type(matrix).__name__}; expected a BsrMatrix")
         if bias is not None and not isinstance(bias, Tensor):
             raise TypeError(f"bias is a {type(bias).__name__}; expected a torch.Tensor")
+        _ops.refuse_nested(torch, bias, "bias")
         if bias is not None and tuple(bias.shape) != matrix.shape[:1]:
             raise ValueError(f"bias has shape {tuple(bias.shape)}; expected {matrix.shape[:1]}")
         if matrix.is_transposed:
             matrix = matrix.contiguous()
-        values = torch.as_tensor(matrix.values).detach()
+        values = (matrix.values if isinstance(matrix.values, Tensor) else torch.as_tensor(matrix.values)).detach()
         out_features, in_features = matrix.shape
         layer = cls(in_features, out_features, matrix.block, 0.0, bias is not None, activation, "meta", values.dtype)
         layer.values = nn.Parameter(values.clone())
@@ -191,7 +209,7 @@ class SparseLinear(nn.Module):
         if parts[1] is not None and parts[1].shape != self.col_idx.shape:
             count = parts[1].shape[0]
             self.values = nn.Parameter(self.values.new_empty((count, *self.block)), self.values.requires_grad)
-            self.col_idx = self.col_idx.new_zeros(count)
+            self.row_ptr, self.col_idx = self.row_ptr.clone(), self.col_idx.new_zeros(count)  # another layer may have the old ones
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._seen = None
 
@@ -247,7 +265,7 @@ class SparseLinear(nn.Module):
     def _traced(self, x: Tensor) -> Tensor:
         if tuple(self.values.shape[1:]) != self.block:  # the operator takes the block from its values
             raise ValueError(f"values has shape {tuple(self.values.shape)}; expected {(self.col_idx.shape[0], *self.block)}")
-        fused = self.activation is not None and not torch.is_grad_enabled()
+        fused = self.activation is not None and _torch.may_fuse()
         result = torch.ops.sparse_autotune.matmul(
             self.values, self.row_ptr, self.col_idx, x, self.bias, (self.out_features, self.in_features), True, True, 1.0,
             self.activation if fused else "none",
@@ -278,12 +296,35 @@ def _matrix(layer: SparseLinear) -> BsrMatrix:
 _matrix_outside = torch._disable_dynamo(_matrix)  # torch.compiler.disable would import the compiler here and now
 
 
+def _chooser(include: Any) -> Callable[[str, nn.Linear], bool]:
+    if include is None:
+        return lambda name, layer: True
+    if callable(include):
+        return include
+    names = [include] if isinstance(include, str) else list(include) if isinstance(include, Iterable) else [None]
+    if not all(isinstance(n, str) for n in names):
+        raise TypeError(f"include is {include!r}; expected a name, names, or a function of name and layer")
+    return lambda name, layer: any(fnmatch.fnmatchcase(name, n) for n in names)
+
+
+def _take_hooks(layer: SparseLinear, linear: nn.Linear) -> None:
+    """The dicts themselves, which the hooks' handles know. Pre-hooks that compute the weight (pruning, norms) would find none here."""
+    plain = {"weight", "bias"} <= linear._parameters.keys()
+    for name in (*_HOOKS, *_PRE_HOOKS) if plain else _HOOKS:
+        layer.__dict__[name], linear.__dict__[name] = linear.__dict__[name], copy.copy(linear.__dict__[name])
+
+
 def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *, threshold: float | None = None, include: Callable[[str, nn.Linear], bool] | Iterable[str] | str | None = None, smallest: int = 1) -> nn.Module:
     """Replaces `nn.Linear` layers of a model by block-sparse ones that keep their largest blocks, in place; returns the model.
 
     `include` chooses: a function of name and layer, or names, which may hold ``*``; by default all. Layers with a side below
     `smallest` blocks are left as they are. A layer that stands in several places, one of them chosen, is replaced in all. Frozen layers
     stay frozen. `nn.TransformerEncoderLayer` no longer takes torch's fused way, which knows dense weights only.
+
+    Each keeps at least one block, unless `density` is 0 or a `threshold` is given. A model that is an `nn.Linear` itself has the
+    name "", stays as it is, and the new layer is returned. Layers that share a weight share `values` then; one that shares it with
+    anything that is not replaced, as an `nn.Embedding`, is left as it is. Forward and backward hooks go along, but for pre-hooks where
+    the weight or bias is no parameter (pruning, weight norm): these are taken as they stand.
 
     >>> import torch, sparse_autotune as sa
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
@@ -292,31 +333,55 @@ def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *,
     """
     sides = check_block(block)
     share = None if threshold is not None else _check_density(density)
+    smallest, included = _check_features(smallest, "smallest"), _chooser(include)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    if isinstance(model, nn.Linear):
-        return SparseLinear.from_dense(model, sides, share, threshold)
-    names = [include] if isinstance(include, str) else include
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module that is not compiled by torch.jit")
 
     def chosen(name: str, layer: nn.Linear) -> bool:
-        if layer.out_features < smallest * sides[0] or layer.in_features < smallest * sides[1]:
-            return False
-        if names is None:
-            return True
-        return names(name, layer) if callable(names) else any(fnmatch.fnmatchcase(name, n) for n in names)
+        return layer.out_features >= smallest * sides[0] and layer.in_features >= smallest * sides[1] and included(name, layer)
 
-    places = [(f"{path}.{name}" if path else name, module, name) for path, module in model.named_modules() for name in module._modules]
-    replaced: dict[nn.Module, SparseLinear] = {}  # a layer that stands in several places stays one layer
+    if isinstance(model, nn.Linear):
+        if not chosen("", model):
+            return model
+        layer = SparseLinear.from_dense(model, sides, share, threshold)
+        _take_hooks(layer, model)
+        return layer
+    open_ones = [(path, module) for path, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)]
+    places = [(f"{path}.{name}" if path else name, module, name) for path, module in open_ones for name in module._modules]
+    found: dict[nn.Linear, None] = {}  # a layer that stands in several places stays one layer
     for full, module, name in places:
         child = module._modules[name]
-        if type(child) is nn.Linear and child not in replaced and chosen(full, child):
-            replaced[child] = SparseLinear.from_dense(child, sides, share, threshold)
+        if type(child) is nn.Linear and child not in found and chosen(full, child):
+            found[child] = None
+    replaced = _replacements(model, list(found), lambda linear: SparseLinear.from_dense(linear, sides, share, threshold))
+    for linear, layer in replaced.items():
+        _take_hooks(layer, linear)
     for _, module, name in places:
         if module._modules[name] in replaced:
             setattr(module, name, replaced[module._modules[name]])
     if replaced:
         _leave_fast_path(model)
     return model
+
+
+def _replacements(model: nn.Module, found: list[nn.Linear], make: Callable[[nn.Linear], SparseLinear]) -> dict[nn.Module, SparseLinear]:
+    """A layer for each that shares its weight with none but these; what they share, their layers share."""
+    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    ours = Counter(id(linear.weight) for linear in found)
+    replaced: dict[nn.Module, SparseLinear] = {}
+    first: dict[int, SparseLinear] = {}
+    for linear in found:
+        if uses[id(linear.weight)] > ours[id(linear.weight)]:
+            continue
+        layer = replaced[linear] = make(linear)
+        twin = first.setdefault(id(linear.weight), layer)
+        if twin is not layer:
+            layer.values, layer.row_ptr, layer.col_idx, layer._pattern = twin.values, twin.row_ptr, twin.col_idx, twin.pattern()
+        if uses[id(linear.bias)] > 1:
+            layer.bias = linear.bias
+    return replaced
 
 
 def _leave_fast_path(model: nn.Module) -> None:

@@ -367,3 +367,13 @@ def test_a_missing_library_is_an_import_error(tmp_path):
     words = [sys.executable, "-c", "import sparse_autotune"]
     run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SPARSE_AUTOTUNE_LIBRARY": str(tmp_path / "absent.so")})
     assert run.returncode == 1 and "ImportError: sparse_autotune: its library could not be loaded" in run.stderr
+
+
+def test_an_out_that_lies_between_addresses_is_named():
+    room = np.zeros(4 * 3 * 4 + 1, np.uint8)
+    bad(ValueError, "out begins at an address that is no multiple of 4", sa.matmul, A, B, out=room[1:].view(np.float32).reshape(4, 3))
+
+
+def test_absurd_blocks_and_unknown_words_are_named():
+    bad(ValueError, "block is 1099511627776x1099511627776", sa.BsrMatrix.from_dense, np.ones((4, 4)), 2**40)
+    bad(TypeError, "benchmark of a product got bogus", sa.benchmark, A, B, bogus=1)

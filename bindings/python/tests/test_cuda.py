@@ -212,8 +212,11 @@ def test_float32_follows_torch_s_tf32():
     try:
         for allowed in (False, True, False):
             torch.backends.cuda.matmul.allow_tf32 = allowed
-            error = (a @ b - dense.double() @ b.double()).abs().max()
-            assert allowed or error < 1e-3
+            expected = dense.double() @ b.double()
+            assert allowed or (a @ b - expected).abs().max() < 1e-3
+            for needs_grad in (False, True):  # what is said beside the call counts for more
+                said = sa.matmul(a, b.clone().requires_grad_(needs_grad), allow_tf32=False)
+                assert (said - expected).abs().max() < 1e-3
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 

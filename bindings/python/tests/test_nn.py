@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -310,6 +311,22 @@ def test_bad_input():
         with pytest.raises(TypeError, match="dtype is"):
             sa.SparseLinear(4, 4, 2, dtype=dtype)
     assert sa.SparseLinear(np.int64(64), np.int32(4)).in_features == 64
+    for bias in (torch.nested.nested_tensor(nested), torch.nested.nested_tensor(nested, layout=torch.jagged)):
+        with pytest.raises(TypeError, match="bias is a nested tensor"):
+            sa.SparseLinear.from_matrix(layer.matrix(), bias)
+    for model in (nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8))):
+        for include in (5, ["0", 3], b"0"):
+            with pytest.raises(TypeError, match=f"include is {re.escape(repr(include))}; expected a name, names, or a function"):
+                sa.sparsify(model, 4, include=include)
+        for smallest in ("a", 1.5, None):
+            with pytest.raises(TypeError, match=f"smallest is {smallest!r}; expected a whole number"):
+                sa.sparsify(model, 4, smallest=smallest)
+        with pytest.raises(ValueError, match="smallest is -1"):
+            sa.sparsify(model, 4, smallest=-1)
+    with pytest.raises(ValueError, match="linear is a LazyLinear that has no weight yet; expected one that has seen"):
+        sa.SparseLinear.from_dense(nn.LazyLinear(8))
+    with pytest.raises(ValueError, match="linear is on meta; expected cpu or cuda"):
+        sa.SparseLinear.from_dense(nn.Linear(8, 8, device="meta"))
     with pytest.raises(ValueError, match="activation"):
         sa.SparseLinear(4, 4, 2, activation="tanh")
     with pytest.raises(TypeError, match="linear"):
@@ -318,3 +335,133 @@ def test_bad_input():
         sa.sparsify(3)
     with pytest.raises(RuntimeError, match="meta"):
         sa.SparseLinear(4, 4, 2, device="meta").pattern()
+
+
+@pytest.mark.parametrize("around", ["meta", "cpu"])
+def test_inside_a_device(around):
+    linear, tied = nn.Linear(8, 8), tied_layers()
+    with torch.device(around):
+        plain, given, far = (sa.SparseLinear(8, 8, block=4, density=0.5, device=d) for d in (None, "cpu", "meta"))
+        made, swapped = sa.SparseLinear.from_dense(linear, 4), sa.sparsify(nn.Sequential(linear), 4)[0]
+        sa.sparsify(tied, 4)
+    for layer, where in ((plain, around), (given, "cpu"), (far, "meta"), (made, "cpu"), (swapped, "cpu"), (tied[0], "cpu"), (tied[2], "cpu")):
+        assert {t.device.type for t in (layer.values, layer.bias, layer.row_ptr, layer.col_idx)} == {where}
+        assert layer.col_idx.shape[0] == (2 if layer in (plain, given, far) else 1)
+        if where == "cpu":
+            same(layer(torch.ones(2, 8)), layer.to_dense()(torch.ones(2, 8)))
+
+
+@pytest.mark.parametrize("sizes", [(128, 128), (64, 64), (8, 8)])
+def test_a_small_layer_keeps_a_block(sizes):
+    layers = sa.SparseLinear(*sizes), sa.SparseLinear.from_dense(nn.Linear(*sizes)), sa.sparsify(nn.Linear(*sizes), smallest=0), sa.sparsify(nn.Sequential(nn.Linear(*sizes)), smallest=0)[0]
+    assert [layer.col_idx.shape[0] for layer in layers] == [1] * 4
+    none = sa.SparseLinear(*sizes, density=0), sa.SparseLinear.from_dense(nn.Linear(*sizes), density=0), sa.sparsify(nn.Linear(*sizes), density=0, smallest=0)
+    assert [layer.col_idx.shape[0] for layer in none] == [0] * 3
+    assert sa.SparseLinear.from_dense(nn.Linear(*sizes), threshold=1e9).col_idx.shape[0] == 0
+    assert sa.SparseLinear.from_dense(nn.Linear(8, 24), 8, 0.34).col_idx.shape[0] == sa.SparseLinear(8, 24, 8, 0.34).col_idx.shape[0] == 1
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_blocks():
+    assert sa.SparseLinear.from_dense(nn.Linear(0, 8), 4).col_idx.shape[0] == 0
+
+
+def test_sparsify_of_a_bare_layer():
+    linear, seen = nn.Linear(8, 8), []
+    for options in ({}, {"include": "*"}, {"include": ""}, {"include": lambda name, layer: seen.append((name, layer)) or True}, {"smallest": 2}):
+        assert type(sa.sparsify(linear, 4, **options)) is sa.SparseLinear
+    assert seen == [("", linear)]
+    for options in ({"include": "0"}, {"include": []}, {"include": lambda name, layer: False}, {"smallest": 3}):
+        assert sa.sparsify(linear, 4, **options) is linear
+
+
+def test_names_may_come_from_a_generator():
+    model = sa.sparsify(nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]), 4, include=(n for n in ("2", "0")))
+    assert [type(m) for m in model] == [sa.SparseLinear, nn.Linear, sa.SparseLinear]
+
+
+def tied_layers():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
+    model[2].weight = model[3].weight = model[0].weight
+    return model
+
+
+def test_shared_weights_stay_shared(device):
+    model = tied_layers().to(device)
+    sa.sparsify(model, 4, 0.5)
+    one, _, other, third = model
+    assert type(one) is type(other) is type(third) is sa.SparseLinear and one.values is other.values is third.values
+    assert one.pattern() is other.pattern() is third.pattern() and one.bias is not other.bias
+    x = torch.randn(3, 8, device=device)
+    dense = nn.Sequential(*[m.to_dense() if type(m) is sa.SparseLinear else m for m in model])
+    same(model(x), dense(x))
+    model(x).square().sum().backward()
+    dense(x).square().sum().backward()
+    kept = one.matrix().with_values(torch.ones_like(one.values)).to_dense()
+    same(one.matrix().with_values(one.values.grad).to_dense(), (dense[0].weight.grad + dense[2].weight.grad + dense[3].weight.grad) * kept)
+    twin = copy.deepcopy(model).double()
+    assert twin[0].values is twin[2].values is not one.values and len(list(twin.parameters())) == 3
+    same(twin(x.double()).float(), model(x))
+    model.load_state_dict(sa.sparsify(tied_layers(), 4, 0.5).state_dict())
+    assert one.values is other.values
+    same(one(x) - one.bias, other(x) - other.bias)
+    before = other(x)
+    one.load_state_dict(sa.SparseLinear(8, 8, 4, 0.75).state_dict())  # another number of blocks is of this layer alone
+    assert one.values is not other.values
+    same(other(x), before)
+
+
+def test_a_weight_shared_with_something_else_is_left():
+    model = nn.ModuleDict({"emb": nn.Embedding(16, 8), "mid": nn.Linear(8, 8), "head": nn.Linear(8, 16, bias=False)})
+    model["head"].weight = model["emb"].weight
+    sa.sparsify(model, 4)
+    assert type(model["mid"]) is sa.SparseLinear and type(model["head"]) is nn.Linear and model["head"].weight is model["emb"].weight
+    model = sa.sparsify(tied_layers(), 4, include=["0", "2"])
+    assert type(model[0]) is type(model[2]) is type(model[3]) is nn.Linear and model[0].weight is model[3].weight
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    model[0].bias = model[1].bias
+    assert type(sa.sparsify(model, 4)[0]) is sa.SparseLinear and model[0].bias is model[1].bias
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_hooks_go_along(bare):
+    linear, calls = nn.Linear(8, 8), []
+    handles = [
+        linear.register_forward_hook(lambda *_: calls.append("forward")),
+        linear.register_forward_hook(lambda m, a, k, y: y + k.get("more", 1), with_kwargs=True, always_call=True),
+        linear.register_forward_pre_hook(lambda m, a: (2 * a[0],)),
+        linear.register_forward_pre_hook(lambda m, a, k: calls.append("pre"), with_kwargs=True),
+        linear.register_full_backward_hook(lambda *_: calls.append("backward")),
+        linear.register_full_backward_pre_hook(lambda *_: calls.append("backward pre")),
+    ]
+    layer = sa.sparsify(linear, 4, 0.5) if bare else sa.sparsify(nn.Sequential(linear), 4, 0.5)[0]
+    x = torch.randn(3, 8, requires_grad=True)
+    y = layer(x)
+    same(y, layer.to_dense()(2 * x) + 1)
+    y.sum().backward()
+    assert calls == ["pre", "forward", "backward pre", "backward"]
+    for handle in handles:
+        handle.remove()
+    same(layer(x), layer.to_dense()(x))
+    layer.register_forward_hook(lambda *_: calls.append("new"))
+    linear(x)
+    assert "new" not in calls
+
+
+def test_hooks_that_make_a_weight_stay_behind():
+    prune = pytest.importorskip("torch.nn.utils.prune")
+    linear = nn.Linear(8, 8)
+    prune.l1_unstructured(linear, "weight", 0.5)
+    model = sa.sparsify(nn.Sequential(linear), 4, 1.0)
+    same(model[0].to_dense().weight, linear.weight)
+    same(model(torch.ones(2, 8)), linear(torch.ones(2, 8)))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_models_of_torch_jit():
+    model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(8, 8))), nn.Linear(8, 8))
+    for scripted in (model[0], torch.jit.trace(nn.Linear(8, 8), torch.ones(1, 8))):
+        with pytest.raises(TypeError, match=r"model is a \w*Module; expected a torch.nn.Module that is not compiled by torch.jit"):
+            sa.sparsify(scripted, 4)
+    sa.sparsify(model, 4)
+    assert isinstance(model[0], torch.jit.ScriptModule) and type(model[1]) is sa.SparseLinear and model(torch.ones(2, 8)).shape == (2, 8)

@@ -120,3 +120,9 @@ def test_race_takes_the_words_of_the_command_line(capsys):
     for bad, named in ((["--sparsity", "2"], "--sparsity is 2.0"), (["-k", "0"], "-k is 0"), (["--density", "-1"], "--density is -1.0")):
         assert program.main(["race", *bad]) == 1
         assert named in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_told_before_racing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(program._race, "run", pytest.fail)
+    assert program.main(["race", "--device", "cpu", "--size", "64x8x64", "-o", str(tmp_path / "none" / "x.json")]) == 1
+    assert "--output is" in capsys.readouterr().err

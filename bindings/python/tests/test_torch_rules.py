@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sparse_autotune as sa
+from sparse_autotune import _ops
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -387,3 +388,79 @@ def test_an_empty_inner_dimension_may_lie_anyhow():
     b = torch.empty(2000).as_strided((2, 3, 1, 0, 16), (693, 99, 33, 33, 1))
     assert torch.equal(a @ b, torch.zeros(2, 3, 1, 5, 16))
     assert torch.equal(b.mT @ a.T, torch.zeros(2, 3, 1, 16, 5))
+
+
+def test_allow_tf32_reaches_every_product(monkeypatch):
+    """With gradients too, and in the backward pass: what torch is set to is asked for only where nothing was said."""
+    seen = []
+
+    def spy(allowed, _operand):
+        seen.append(allowed)
+        return 0
+
+    monkeypatch.setattr(_ops, "tf32_flag", spy)
+    matrix = sa.BsrMatrix.from_dense(torch.randn(32, 24), block=8)
+    values = matrix.values.clone().requires_grad_()
+    a, b = matrix.with_values(values), torch.randn(24, 5, requires_grad=True)
+    for allowed in (False, True, None):
+        seen.clear()
+        sa.matmul(a, b, allow_tf32=allowed).square().sum().backward()
+        sa.matmul(a, b.detach(), allow_tf32=allowed, bias=torch.randn(32), activation="gelu").sum().backward()
+        x, y = torch.randn(32, 6, requires_grad=True), torch.randn(6, 24, requires_grad=True)
+        sa.sampled_matmul(x, y, a, allow_tf32=allowed).values.square().sum().backward()
+        assert seen and set(seen) == {allowed}
+    for call in (lambda b: sa.matmul(a, b, allow_tf32=False), lambda b: sa.sampled_matmul(torch.ones(32, 24) @ b, torch.ones(5, 24), a, allow_tf32=False).values):
+        with pytest.raises(NotImplementedError, match="allow_tf32 is False"):
+            torch.func.vmap(call)(torch.randn(2, 24, 5))
+        seen.clear()
+        try:
+            torch.compile(call, backend="eager")(torch.randn(24, 5))
+        except NotImplementedError as error:
+            assert "allow_tf32 is" in str(error)
+        else:  # the graph was broken, and the call is an eager one
+            assert set(seen) == {False}
+
+
+def test_what_is_allowed_is_computed_once(monkeypatch):
+    a, b = sa.BsrMatrix.from_dense(torch.randn(16, 16), block=8), torch.randn(16, 3)
+    expected = sa.matmul(a, b)
+    a._runner = pytest.fail  # the quick way is for what asks for nothing
+    for words in ({"allow_dense": True}, {"deterministic": False}, {"allow_tf32": True}):
+        assert torch.allclose(sa.matmul(a, b, **words), expected, atol=1e-5)
+
+
+def test_nested_operands_are_named():
+    dense = torch.eye(4)
+    a, n = sa.BsrMatrix.from_dense(dense, block=2), torch.nested.nested_tensor([torch.ones(2, 2)])
+    for name, call in {
+        "values": lambda: sa.BsrMatrix([0, 1], [0], n, (2, 2)), "bias": lambda: sa.matmul(a, dense, bias=n), "out": lambda: sa.matmul(a, dense, out=n),
+        "x": lambda: sa.BsrMatrix.from_dense(n, 2), "B": lambda: sa.benchmark(a, n),
+    }.items():  # fmt: skip
+        with pytest.raises(TypeError, match=f"^{name} is a nested tensor"):
+            call()
+    with pytest.raises(TypeError, match="^values is a nested tensor"):
+        a.with_values(n)
+    with pytest.raises(TypeError, match="^values is a nested tensor"):
+        a.values = n
+
+
+def test_operators_refuse_blocks_of_nothing():
+    a, x = sa.BsrMatrix.from_dense(torch.eye(16), block=8), torch.randn(16, 4)
+    row_ptr, col_idx = a._index
+    for call in (
+        lambda: torch.ops.sparse_autotune.sampled(x, x.t(), row_ptr, col_idx, [16, 16], [0, 8]),
+        lambda: torch.ops.sparse_autotune.matmul(a.values[:, :0], row_ptr, col_idx, x, None, [16, 16]),
+    ):
+        with pytest.raises(ValueError, match="^block is"):
+            call()
+    with pytest.raises(ValueError, match="^shape is"):
+        torch.ops.sparse_autotune.matmul(a.values, row_ptr, col_idx, x, None, [-16, 16])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jit_traces_an_activation():
+    a = sa.BsrMatrix.from_dense(torch.randn(16, 16), block=8)
+    x = torch.randn(16, 3)
+    for f, y in ((lambda x: sa.matmul(a, x, activation="gelu"), x), (sa.SparseLinear(3, 16, block=8, density=0.5, activation="gelu"), x)):
+        traced = torch.jit.trace(f, y)  # compares traces with and without gradients
+        torch.testing.assert_close(traced(2 * y), f(2 * y))
