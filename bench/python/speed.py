@@ -80,7 +80,7 @@ def describe(m, n, k, block, dtype, density):
 
 def timed(call, times):
     def job():
-        time.sleep(0.2)  # thread pools spin for a while after their last job: OpenBLAS's, sixteen threads of a Xeon, for more than 60 ms
+        time.sleep(0.2)  # thread pools spin for a while after their last job, with sixteen threads for more than 60 ms
         call()
         begin = time.perf_counter()
         for _ in range(times):

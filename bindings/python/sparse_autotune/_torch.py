@@ -166,13 +166,13 @@ def _fold(t: Tensor) -> Tensor:
 
 def _rows(t: Tensor) -> Tensor:
     """(..., n) as (everything else, n)."""
-    return t.unsqueeze(0) if t.dim() == 1 else t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+    return t if t.dim() == 2 else t.unsqueeze(0) if t.dim() == 1 else t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
 
 
 def _product_grads(needs: tuple, values: Tensor, b: Tensor, grad: Tensor, bias_dtype: Any, transposed: bool, left: bool, alpha: float, product: Any, sample: Any) -> tuple:
     """Gradients of values, b and bias. `product(values, b, transposed, left, alpha)` and `sample(x, y, alpha)` are given."""
     d_values = d_b = d_bias = None
-    g = grad.to(b.dtype)
+    g = grad if grad.dtype == b.dtype else grad.to(b.dtype)
     if needs[1]:
         d_b = product(values, g, not transposed, left, alpha)
     if needs[0]:
@@ -184,7 +184,8 @@ def _product_grads(needs: tuple, values: Tensor, b: Tensor, grad: Tensor, bias_d
             d_values = sample(y, x.t(), alpha) if transposed else sample(x, y.t(), alpha)
     if needs[2]:
         d_bias = _rows(grad).sum(0) if left else _fold(grad).sum(1)
-        d_bias = d_bias.to(bias_dtype)
+        if d_bias.dtype != bias_dtype:
+            d_bias = d_bias.to(bias_dtype)
     return d_values, d_b, d_bias
 
 

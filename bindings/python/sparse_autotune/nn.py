@@ -241,14 +241,14 @@ class SparseLinear(nn.Module):
         _ops.refuse_nested(torch, x, "x")
         if x.layout is not torch.strided or not x.dtype.is_floating_point:
             raise TypeError(f"x is a tensor of layout {x.layout} and dtype {x.dtype}; expected a strided one of floating-point numbers")
-        if x.device != self.values.device:
-            raise ValueError(f"x is on {x.device} and values on {self.values.device}; expected one device")
+        values, bias = self.values, self.bias
+        if x.device != values.device:
+            raise ValueError(f"x is on {x.device} and values on {values.device}; expected one device")
         shape = x.shape
         if not shape or shape[-1] != self.in_features:
             raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")
         if torch.compiler.is_compiling():
             return self._traced(x)
-        values, bias = self.values, self.bias
         if not _torch._plain(x, values, bias):
             return self._traced(x)
         pattern = self.pattern()
