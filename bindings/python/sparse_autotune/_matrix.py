@@ -175,7 +175,7 @@ class BsrMatrix:
 
     @classmethod
     def from_csr(cls, x: Any, block: Any = "auto", *, columns: int = 128) -> BsrMatrix:
-        """From a SciPy sparse matrix or a torch CSR tensor.
+        """From a SciPy sparse matrix or a torch CSR tensor, whose values are copied: gradients do not reach it.
 
         `block="auto"` tries several block sizes on the machine at hand and keeps the one whose product with `columns`
         columns is fastest: larger blocks run at a higher rate and store more zeros.

@@ -39,6 +39,11 @@ def refuse_transforms(*tensors: Any) -> None:
 
 
 class ReverseOnly(torch.autograd.Function):
+    @classmethod
+    def of_plain(cls, *arguments):
+        """apply() for tensors that functorch has not wrapped, which it looks for in every argument."""
+        return super(torch.autograd.Function, cls).apply(*arguments)
+
     @staticmethod
     def jvp(ctx, *_tangents):
         raise NotImplementedError(_NO_TANGENTS)

@@ -89,20 +89,19 @@ def _model(result: Tensor) -> Tensor | None:
     return model
 
 
-def forward(a: BsrMatrix, b: Tensor, left: bool, bias: Tensor | None, activation: int, alpha: float, tf32: bool | None = None) -> Tensor:
+def forward(pattern: Pattern, values: Tensor, transposed: bool, b: Tensor, left: bool, bias: Tensor | None, activation: int, alpha: float, tf32: bool | None = None) -> Tensor:
     """The product of plain tensors, without gradients: by a runner, or the long way, which gives the runner its plan. `tf32`: None is
     what torch is set to, which a runner asks about."""
     if forward_ad._current_level >= 0:
-        refuse_tangents(a._values, b, bias)
-    quick = None if tf32 is not None else runner(a._pattern, (a._transposed, left, activation, alpha, bias is not None), alpha)
-    inputs = (a._values, b) if bias is None else (a._values, b, bias)
-    if quick is None:
-        return _ops.product(a, b, left, None, _options(alpha, bias, activation, tf32))
-    result = quick.run(*inputs)
+        refuse_tangents(values, b, bias)
+    quick = None if tf32 is not None else runner(pattern, (transposed, left, activation, alpha, bias is not None), alpha)
+    inputs = (values, b) if bias is None else (values, b, bias)
+    result = None if quick is None else quick.run(*inputs)
     if result is not None:
         return result
-    result, made = _ops.product_with_plan(a, b, left, None, _options(alpha, bias, activation), True)
-    install(quick, inputs, result, made)
+    result, made = _ops.product_with_plan(_bare(pattern, values, transposed), b, left, None, _options(alpha, bias, activation, tf32), quick is not None)
+    if quick is not None:
+        install(quick, inputs, result, made)
     return result
 
 
@@ -194,7 +193,7 @@ class _Product(ReverseOnly):
     def forward(ctx, values, b, bias, pattern, transposed, left, alpha, tf32=None):
         ctx.save_for_backward(values, b)
         ctx.facts = (pattern, transposed, left, alpha, None if bias is None else bias.dtype, tf32)
-        return forward(_bare(pattern, values, transposed), b, left, bias, 0, alpha, tf32)
+        return forward(pattern, values, transposed, b, left, bias, 0, alpha, tf32)
 
     @staticmethod
     def backward(ctx, grad):
@@ -248,8 +247,8 @@ def differentiable(pattern: Pattern, values: Tensor, b: Tensor, bias: Tensor | N
         _no_tf32(tf32, b)
         return torch.ops.sparse_autotune.matmul(values, *index_tensors(pattern, values.device), b, bias, list(pattern.shape), transposed, left, alpha)
     if torch.is_grad_enabled() and (values.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
-        return _Product.apply(values, b, bias, pattern, transposed, left, alpha, tf32)
-    return forward(_bare(pattern, values, transposed), b, left, bias, 0, alpha, tf32)
+        return _Product.of_plain(values, b, bias, pattern, transposed, left, alpha, tf32)
+    return forward(pattern, values, transposed, b, left, bias, 0, alpha, tf32)
 
 
 def differentiable_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float, tf32: bool | None = None) -> Tensor:
@@ -257,7 +256,7 @@ def differentiable_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float,
         _no_tf32(tf32, x)
         return torch.ops.sparse_autotune.sampled(x, y, *index_tensors(pattern, x.device), list(pattern.shape), list(pattern.block), alpha)
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
-        return _Sampled.apply(x, y, pattern, alpha, tf32)
+        return _Sampled.of_plain(x, y, pattern, alpha, tf32)
     return forward_sampled(x, y, pattern, alpha, tf32)
 
 
@@ -280,7 +279,7 @@ def _matmul_impl(values, row_ptr, col_idx, b, bias, shape, transpose=False, left
     if values.shape[0] != pattern.stored_blocks:
         raise ValueError(f"values has {values.shape[0]} blocks; col_idx has {pattern.stored_blocks}")
     with torch.no_grad():
-        return forward(_bare(pattern, values.contiguous(), transpose), b, left, bias, _ops.activation_code(activation), alpha)
+        return forward(pattern, values.contiguous(), transpose, b, left, bias, _ops.activation_code(activation), alpha)
 
 
 def _sampled_impl(x, y, row_ptr, col_idx, shape, block, alpha=1.0):
@@ -500,8 +499,10 @@ def _plain(*tensors: Any) -> bool:
         refuse_transforms(*tensors)
         return False
     for t in tensors:
-        if t is not None and ((type(t) is not Tensor and type(t) is not torch.nn.Parameter) or _C._functorch.is_legacy_batchedtensor(t)):
-            return False
+        if t is None:
+            continue
+        if (type(t) is not Tensor and type(t) is not torch.nn.Parameter) or _C._functorch.is_legacy_batchedtensor(t) or _C._functorch.is_functorch_wrapped_tensor(t):
+            return False  # wrapped: what a transform that has ended left behind
     return _C._len_torch_dispatch_stack() == 0 and not _C._is_tracing()
 
 
@@ -545,7 +546,7 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None): 
 
 def eager(a: BsrMatrix, b: Tensor, left: bool, options: _ops.Options) -> Tensor:
     """matmul's plain torch case: exact tensors, no gradient, a new result."""
-    return forward(a, b, left, options.bias, options.activation, options.alpha)
+    return forward(a._pattern, a._values, a._transposed, b, left, options.bias, options.activation, options.alpha)
 
 
 def _gradient(A, B):  # noqa: N803
@@ -557,7 +558,7 @@ def _gradient(A, B):  # noqa: N803
     values = a._values
     if not (values.requires_grad or b.requires_grad) or b.layout is not torch.strided or b.is_nested or _C._is_any_autocast_enabled():
         return None
-    return _Product.apply(values, b, None, a._pattern, a._transposed, left, 1.0) if _plain(values, b) else None
+    return _Product.of_plain(values, b, None, a._pattern, a._transposed, left, 1.0) if _plain(values, b) else None
 
 
 def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):  # noqa: N803

@@ -258,9 +258,9 @@ class SparseLinear(nn.Module):
             raise TypeError(f"x has dtype {x.dtype} and values {values.dtype}; expected one dtype")
         # W is stored as (out, in): x @ W.T is the transposed product seen from the left.
         if torch.is_grad_enabled() and (x.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)):
-            result = _torch._Product.apply(values, x, bias, pattern, True, True, 1.0)
+            result = _torch._Product.of_plain(values, x, bias, pattern, True, True, 1.0)
             return result if self.activation is None else _torch._ACTIVATIONS[self.activation](result)
-        return _torch.forward(_torch._bare(pattern, values, True), x, True, bias, _ops.activation_code(self.activation), 1.0)
+        return _torch.forward(pattern, values, True, x, True, bias, _ops.activation_code(self.activation), 1.0)
 
     def _traced(self, x: Tensor) -> Tensor:
         if tuple(self.values.shape[1:]) != self.block:  # the operator takes the block from its values

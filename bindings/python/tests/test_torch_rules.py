@@ -464,3 +464,14 @@ def test_jit_traces_an_activation():
     for f, y in ((lambda x: sa.matmul(a, x, activation="gelu"), x), (sa.SparseLinear(3, 16, block=8, density=0.5, activation="gelu"), x)):
         traced = torch.jit.trace(f, y)  # compares traces with and without gradients
         torch.testing.assert_close(traced(2 * y), f(2 * y))
+
+
+def test_what_a_transform_left_behind_is_an_operand():
+    a, kept = sa.BsrMatrix.from_dense(torch.randn(8, 8), block=4), []
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(torch.ones(8, 3))
+    x = torch.randn(8, 3, requires_grad=True)
+    for b in (kept[0], kept[0] * x):  # dead wrappers, as torch calls them
+        torch.testing.assert_close(sa.matmul(a, b), a.to_dense() @ b)
+        values = a.values.clone().requires_grad_()
+        sa.matmul(a.with_values(values), b).sum().backward()
+        assert values.grad.isfinite().all()
