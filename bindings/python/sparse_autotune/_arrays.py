@@ -90,10 +90,14 @@ def dtype_code(dtype: Any, name: str) -> int:
 # ---- one function a maker ----
 
 
+def refuse_nested(torch: Any, x: Any, name: str) -> None:
+    if torch is not None and isinstance(x, torch.Tensor) and x.is_nested:
+        raise TypeError(f"{name} is a nested tensor; expected a dense one")
+
+
 def _from_torch(x: Any, name: str) -> Operand:
     torch = torch_module()
-    if x.is_nested:
-        raise TypeError(f"{name} is a nested tensor; expected a dense one")
+    refuse_nested(torch, x, name)
     if x.layout is not torch.strided:
         raise TypeError(f"{name} is a tensor of layout {x.layout}; expected a dense one")
     if x.device.type not in ("cpu", "cuda"):

@@ -64,7 +64,8 @@ def _contiguous(values: Any, operand: _arrays.Operand, name: str) -> Any:
 def check_values(values: Any, pattern: Pattern) -> Any:
     """Values that fit a pattern, without gaps."""
     torch, expected = torch_module(), (pattern.stored_blocks, *pattern.block)
-    plain = torch is not None and isinstance(values, torch.Tensor) and not values.is_nested  # may have no memory: functorch, fake tensors
+    _arrays.refuse_nested(torch, values, "values")
+    plain = torch is not None and isinstance(values, torch.Tensor)  # may have no memory: functorch, fake tensors
     operand = None if plain else _arrays.describe(values, "values")
     shape = tuple(values.shape) if operand is None else operand.shape
     if shape != expected:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import _abi, _arrays
-from ._arrays import Operand, torch_module
+from ._arrays import Operand, refuse_nested, torch_module
 from ._matrix import BsrMatrix, as_bsr, is_sparse
 from ._pattern import Pattern, Problem, alignment, launch, problem_of
 
@@ -196,11 +196,6 @@ def _meet_torch(torch: Any, *arrays: Any) -> None:
     """torch may have been imported later than this package."""
     if torch is not None and _torch_matmul is None and any(isinstance(x, torch.Tensor) for x in arrays):
         from . import _torch  # noqa: F401
-
-
-def refuse_nested(torch: Any, x: Any, name: str) -> None:
-    if torch is not None and isinstance(x, torch.Tensor) and x.is_nested:
-        raise TypeError(f"{name} is a nested tensor; expected a dense one")
 
 
 def wants_torch(torch: Any, a: BsrMatrix | None, b: Any, out: Any, other: Any, other_name: str = "") -> bool:

@@ -421,7 +421,7 @@ def test_allow_tf32_reaches_every_product(monkeypatch):
             assert set(seen) == {False}
 
 
-def test_what_is_allowed_is_computed_once(monkeypatch):
+def test_what_is_allowed_is_computed_once():
     a, b = sa.BsrMatrix.from_dense(torch.randn(16, 16), block=8), torch.randn(16, 3)
     expected = sa.matmul(a, b)
     a._runner = pytest.fail  # the quick way is for what asks for nothing
