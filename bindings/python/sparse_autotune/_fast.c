@@ -40,7 +40,7 @@ typedef struct dl_exchange {
 
 static struct {
     PyObject *tensor, *parameter; /* types */
-    PyObject *empty_like, *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *threads, *raw_stream, *tf32;
+    PyObject *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *threads, *raw_stream, *tf32;
     PyObject *dtypes; /* float32, float64, float16, bfloat16 */
     const dl_exchange *exchange;
     int (*run)(void *plan, void *const *operands, void *stream);
@@ -124,7 +124,7 @@ typedef struct entry {
     void *stream, *plan;
     int threads, tf32;
     long epoch;
-    PyObject *owner, *model; /* keeps the plan; in a tuple, what empty_like makes the output from */
+    PyObject *owner, *make, *like; /* keeps the plan; what makes an output, and of what arguments */
     bool busy;
 } entry;
 
@@ -132,6 +132,8 @@ typedef struct runner {
     PyObject_HEAD entry entries[ENTRIES];
     int count, next;
 } runner;
+
+static void release(const entry *e) { Py_XDECREF(e->owner), Py_XDECREF(e->make), Py_XDECREF(e->like); }
 
 static bool same(const view *x, const view *y, uintptr_t low_bits) {
     if (x->ndim != y->ndim || x->dtype != y->dtype || x->device_type != y->device_type) return false;
@@ -229,8 +231,11 @@ static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t coun
     if (!e) Py_RETURN_NONE;
     e->busy = true; /* from here on other threads may run Python, and must neither use nor replace this entry */
     bool done = false;
-    PyObject *result = PyObject_Call(host.empty_like, e->model, NULL);
-    if (result && look(result, &out) && !((uintptr_t)out.data & e->low_bits[INPUTS])) {
+    PyObject *result = PyObject_Call(e->make, e->like, NULL);
+    bool there = result && look(result, &out);
+    if (there && out.device_id != v[0].device_id)
+        e->epoch = -1; /* made on the current device, which is another one now */
+    else if (there && !((uintptr_t)out.data & e->low_bits[INPUTS])) {
         void *operands[OPERANDS] = {NULL};
         for (int i = 0; i < count; i++) operands[i < output ? i : i + 1] = v[i].data;
         operands[output] = out.data;
@@ -252,16 +257,16 @@ static PyObject *runner_attend(PyObject *self, PyObject *const *tensors, Py_ssiz
     return serve(self, tensors, count, 3);
 }
 
-/* add(inputs, alignments, model, stream, threads, tf32, plan, owner): inputs is a tuple of tensors; alignments one
- * power of two for each of them and one for the output; model a tuple of one tensor like the output. False where the
- * tensors cannot be served here. */
+/* add(inputs, alignments, make, like, stream, threads, tf32, plan, owner): inputs is a tuple of tensors; alignments one
+ * power of two for each of them and one for the output, which make(*like) gives. False where the tensors cannot be
+ * served here. */
 static PyObject *runner_add(PyObject *self, PyObject *args) {
     runner *r = (runner *)self;
-    PyObject *inputs, *alignments, *model, *owner;
+    PyObject *inputs, *alignments, *make, *like, *owner;
     unsigned long long stream, plan;
     entry e = {.epoch = epoch};
-    if (!PyArg_ParseTuple(args, "O!O!O!KiiKO", &PyTuple_Type, &inputs, &PyTuple_Type, &alignments, &PyTuple_Type,
-                          &model, &stream, &e.threads, &e.tf32, &plan, &owner))
+    if (!PyArg_ParseTuple(args, "O!O!OO!KiiKO", &PyTuple_Type, &inputs, &PyTuple_Type, &alignments, &make,
+                          &PyTuple_Type, &like, &stream, &e.threads, &e.tf32, &plan, &owner))
         return NULL;
     e.inputs = (int)PyTuple_Size(inputs);
     if (e.inputs < 2 || e.inputs > INPUTS || PyTuple_Size(alignments) != e.inputs + 1) Py_RETURN_FALSE;
@@ -279,26 +284,26 @@ static PyObject *runner_add(PyObject *self, PyObject *args) {
     if (at < 0) Py_RETURN_FALSE;
     entry old = r->entries[at];
     e.stream = (void *)(uintptr_t)stream, e.plan = (void *)(uintptr_t)plan;
-    Py_INCREF(owner), Py_INCREF(model);
-    e.owner = owner, e.model = model;
+    Py_INCREF(owner), Py_INCREF(make), Py_INCREF(like);
+    e.owner = owner, e.make = make, e.like = like;
     r->entries[at] = e;
-    Py_XDECREF(old.owner), Py_XDECREF(old.model);
+    release(&old);
     Py_RETURN_TRUE;
 }
 
 static void runner_dealloc(PyObject *self) {
     runner *r = (runner *)self;
     PyTypeObject *type = Py_TYPE(self);
-    for (int i = 0; i < r->count; i++) Py_XDECREF(r->entries[i].owner), Py_XDECREF(r->entries[i].model);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
+    for (int i = 0; i < r->count; i++) release(&r->entries[i]);
+    freefunc free_memory = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free_memory(self);
     Py_DECREF(type);
 }
 
 static PyMethodDef runner_methods[] = {
     {"run", (PyCFunction)(void (*)(void))runner_run, METH_FASTCALL, "run(values, b[, bias]): the product, or None"},
     {"attend", (PyCFunction)(void (*)(void))runner_attend, METH_FASTCALL, "attend(q, k, v): attention, or None"},
-    {"add", runner_add, METH_VARARGS, "add(inputs, alignments, model, stream, threads, tf32, plan, owner)"},
+    {"add", runner_add, METH_VARARGS, "add(inputs, alignments, make, like, stream, threads, tf32, plan, owner)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -323,17 +328,17 @@ static const dl_exchange *exchange_of(PyObject *capsule) {
 
 static PyObject *setup(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *objects[11], *capsule;
+    PyObject *objects[10], *capsule;
     unsigned long long run, set_threads, get_threads;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOKKK", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
-                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10], &capsule, &run,
-                          &set_threads, &get_threads))
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOKKK", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &capsule, &run, &set_threads,
+                          &get_threads))
         return NULL;
-    for (int i = 0; i < 11; i++) Py_INCREF(objects[i]); /* for the life of the process */
-    host.tensor = objects[0], host.parameter = objects[1], host.empty_like = objects[2];
-    host.is_grad_enabled = objects[3], host.autocast = objects[4], host.dispatch_modes = objects[5];
-    host.tracing = objects[6], host.threads = objects[7], host.raw_stream = objects[8];
-    host.tf32 = objects[9], host.dtypes = objects[10];
+    for (int i = 0; i < 10; i++) Py_INCREF(objects[i]); /* for the life of the process */
+    host.tensor = objects[0], host.parameter = objects[1];
+    host.is_grad_enabled = objects[2], host.autocast = objects[3], host.dispatch_modes = objects[4];
+    host.tracing = objects[5], host.threads = objects[6], host.raw_stream = objects[7];
+    host.tf32 = objects[8], host.dtypes = objects[9];
     host.exchange = exchange_of(capsule);
     host.run = (int (*)(void *, void *const *, void *))(uintptr_t)run;
     host.set_threads = (void (*)(int))(uintptr_t)set_threads;

@@ -306,10 +306,27 @@ def test_export(strict):
     close(program.module()(2 * b), dense @ (2 * b))
 
 
-def test_what_results_are_made_from_holds_no_memory():
-    model = interop._model(torch.empty(3, 5))
-    assert model.shape == (3, 5) and model.untyped_storage().nbytes() == 0
-    assert torch.empty_like(model).is_contiguous()
+@pytest.mark.parametrize("torch_has", ["its function", "none", "another"])
+def test_what_makes_results(torch_has, monkeypatch):
+    """torch.compile's own function where torch has it and it does what is expected, else empty_strided."""
+    if torch_has == "none":
+        monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_cpu")
+    elif torch_has == "another":
+        monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cpu", lambda *shape: torch.empty(shape[0]))
+    interop._quick_maker.cache_clear()
+    try:
+        for like in (torch.empty(3, 5), torch.empty(5, 3, dtype=torch.bfloat16).T, torch.empty(2, 0, 3), torch.empty(4).double()):
+            make, arguments = interop._maker(like)
+            made = make(*arguments)
+            assert (made.shape, made.stride(), made.dtype, made.device) == (like.shape, like.stride(), like.dtype, like.device)
+        a, dense = tensors(0, 12, 8, (4, 4), 0.6, torch.float32)
+        b = torch.randn(8, 3)
+        for _ in range(3):
+            close(sa.matmul(a, b), dense @ b)
+        with torch.inference_mode():
+            assert sa.matmul(a, b).is_inference()
+    finally:
+        interop._quick_maker.cache_clear()
 
 
 def test_persistent_memory_is_asked_for_by_another_thread():
