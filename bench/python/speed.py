@@ -43,8 +43,8 @@ def rows_of(job):
     return [row.format(threads=sa.device_info()["threads"]) for row in job.rows]
 
 
-def in_turns(jobs, rounds, warm=3):
-    """Medians of several measurements that take turns, so that a change of clocks meets all alike."""
+def all_turns(jobs, rounds, warm=3):
+    """What each of several measurements found, sorted; they take turns, so that a change of clocks meets all alike."""
     for job in jobs.values():
         for _ in range(warm):
             job()
@@ -52,7 +52,11 @@ def in_turns(jobs, rounds, warm=3):
     for _ in range(rounds):
         for name, job in jobs.items():
             found[name].append(job())
-    return {name: statistics.median(times) for name, times in found.items()}
+    return {name: sorted(times) for name, times in found.items()}
+
+
+def in_turns(jobs, rounds, warm=3):
+    return {name: statistics.median(times) for name, times in all_turns(jobs, rounds, warm).items()}
 
 
 def parts(size, block, density, dtype):
@@ -112,8 +116,8 @@ def cpu_scipy():
          plan.info().variant.decode(), rival_seconds={"scipy_bsr": found["scipy"], "dense_numpy": found["dense"]}, scipy=scipy.__version__)
 
 
-def host_cost(calls, batch=100, batches=100, sync=lambda: None):
-    """Seconds that each call keeps the host busy: medians of batches that take turns."""
+def host_costs(calls, batch=100, batches=100, sync=lambda: None):
+    """Seconds that each call keeps the host busy, in batches that take turns."""
 
     def one_batch(call):
         def job():
@@ -126,7 +130,11 @@ def host_cost(calls, batch=100, batches=100, sync=lambda: None):
 
         return job
 
-    return in_turns({name: one_batch(call) for name, call in calls.items()}, batches)
+    return all_turns({name: one_batch(call) for name, call in calls.items()}, batches)
+
+
+def host_cost(*arguments, **options):
+    return {name: statistics.median(times) for name, times in host_costs(*arguments, **options).items()}
 
 
 @shows("CPU: host cost of matmul on a 4x4 torch tensor", "CPU: host cost of matmul on a 4x4 NumPy array")
@@ -245,15 +253,17 @@ def cuda_host_cost():
     g = a.with_values(a.values.clone().requires_grad_())
     h, ones = b.clone().requires_grad_(), torch.ones(512, 64, device="cuda").half()
     with torch.no_grad():
-        found = host_cost({
+        batches = host_costs({
             "ours": lambda: sa.matmul(a, b), "plan": plan, "empty": lambda: torch.empty_like(b), "dense": lambda: b.t() @ b, "bsr": lambda: theirs @ b,
         }, sync=sync)  # fmt: skip
-    found |= host_cost({"on": lambda: sa.matmul(a, b), "grad": lambda: sa.matmul(g, h), "both": lambda: sa.matmul(g, h).backward(ones)}, sync=sync)
+    batches |= host_costs({"on": lambda: sa.matmul(a, b), "grad": lambda: sa.matmul(g, h), "both": lambda: sa.matmul(g, h).backward(ones)}, sync=sync)
+    found = {name: statistics.median(times) for name, times in batches.items()}
+    tenth = {name: times[len(times) // 10] for name, times in batches.items()}  # where no other tenant of the host disturbs
     us = {name: f"{seconds * 1e6:.2f}" for name, seconds in found.items()}
     problem = describe(512, 64, 512, 64, "f16", 0.125)
     rivals = {"sparse_bsr": found["bsr"], "dense_torch": found["dense"], "sat_run_by_ctypes": found["plan"], "empty_like": found["empty"]}
-    show(cuda_host_cost.rows[0], found["ours"], f"{us['ours']} us (torch.sparse_bsr {us['bsr']}, dense {us['dense']}, sat_run by ctypes {us['plan']}, empty_like {us['empty']})",
-         "at most 8 us", found["ours"] <= 8e-6, {"sparse_bsr": found["bsr"] / found["ours"]}, problem, variant, rival_seconds=rivals, grad_mode_on_seconds=found["on"])
+    show(cuda_host_cost.rows[0], found["ours"], f"{us['ours']} us (torch.sparse_bsr {us['bsr']}, dense {us['dense']}, sat_run by ctypes {us['plan']}, empty_like {us['empty']}); in a tenth of the batches at most {tenth['ours'] * 1e6:.2f}",
+         "at most 8 us", found["ours"] <= 8e-6, {"sparse_bsr": found["bsr"] / found["ours"]}, problem, variant, rival_seconds=rivals, grad_mode_on_seconds=found["on"], tenth_seconds=tenth)
     show(cuda_host_cost.rows[1], found["grad"], f"{us['grad']} us; with the backward pass {us['both']} us", "at most 30 us", found["grad"] <= 30e-6, {}, problem, variant, backward_seconds=found["both"])
 
 
