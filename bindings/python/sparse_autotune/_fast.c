@@ -1,11 +1,13 @@
-/* The quick way from two torch tensors to a product: no dispatcher, no Python code, one allocation by torch.
+/* The quick way from torch tensors or NumPy arrays to a product: no dispatcher, no Python code, one allocation by their
+ * maker.
  *
  * A Runner belongs to one pattern and one kind of product. It remembers for which shapes, strides, dtypes, stream and
  * thread count which plan serves. A call that finds its plan runs it; any other gives None, and Python takes the long
  * way, which then adds a plan here. Nothing is decided here that the long way would decide otherwise.
  *
  * Stable ABI of Python 3.10. Tensors are read by torch's DLPack exchange functions where it has them (2.10 and newer),
- * else by their attributes. Nothing of torch or of sparse_autotune is linked: their functions come in through setup().
+ * else by their attributes; arrays by the buffer protocol. Nothing of torch, NumPy or sparse_autotune is linked: their
+ * functions come in through torch(), numpy() and library().
  */
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -36,10 +38,27 @@ typedef struct dl_exchange {
     int (*stream)(int32_t device_type, int32_t device_id, void **out);
 } dl_exchange;
 
-/* ---- what setup() brings ---- */
+/* ---- the buffer protocol, which is in the stable ABI from 3.11 on, and was the same before ---- */
+
+typedef struct buffer {
+    void *data;
+    PyObject *owner;
+    Py_ssize_t bytes, item_size;
+    int read_only, ndim;
+    char *format;
+    Py_ssize_t *shape, *strides, *suboffsets;
+    void *internal;
+} buffer;
+
+enum { BUFFER_FORMAT = 0x4, BUFFER_STRIDES = 0x18 };
+
+extern int PyObject_GetBuffer(PyObject *object, buffer *out, int flags);
+extern void PyBuffer_Release(buffer *b);
+
+/* ---- what torch(), numpy() and library() bring ---- */
 
 static struct {
-    PyObject *tensor, *parameter; /* types */
+    PyObject *tensor, *parameter, *array; /* types; NULL until there are any */
     PyObject *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *threads, *raw_stream, *tf32;
     PyObject *dtypes; /* float32, float64, float16, bfloat16 */
     const dl_exchange *exchange;
@@ -55,8 +74,11 @@ static struct { PyObject *requires_grad, *shape, *stride, *data_ptr, *dtype, *ge
 
 /* ---- one tensor ---- */
 
+typedef enum maker { TORCH, NUMPY } maker;
+
 typedef struct view {
     void *data;
+    maker of;
     int device_type, device_id, dtype, ndim;
     int64_t shape[DIMS], strides[DIMS];
 } view;
@@ -107,8 +129,29 @@ static bool view_attributes(PyObject *tensor, view *v) {
     return v->dtype >= 0 && plain && !PyErr_Occurred();
 }
 
+static bool view_buffer(PyObject *array, view *v) {
+    buffer b;
+    if (PyObject_GetBuffer(array, &b, BUFFER_STRIDES | BUFFER_FORMAT) != 0) return false;
+    char kind = b.format && b.format[0] && !b.format[1] ? b.format[0] : 0; /* another byte order has a sign before it */
+    v->data = b.data, v->of = NUMPY, v->device_type = CPU, v->device_id = 0, v->ndim = b.ndim;
+    v->dtype = kind == 'f' ? 2 << 8 | 32 : kind == 'd' ? 2 << 8 | 64 : kind == 'e' ? 2 << 8 | 16 : -1;
+    bool known = v->dtype >= 0 && b.ndim <= DIMS;
+    for (int i = 0; i < b.ndim && known; i++) {
+        known = b.strides[i] % b.item_size == 0;
+        v->shape[i] = b.shape[i], v->strides[i] = b.strides[i] / b.item_size;
+    }
+    PyBuffer_Release(&b);
+    return known;
+}
+
 static bool look(PyObject *tensor, view *v) {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
+    v->of = TORCH;
+    if (type == host.array) {
+        if (view_buffer(tensor, v)) return true;
+        PyErr_Clear();
+        return false;
+    }
     if (type != host.tensor && type != host.parameter) return false;
     if (host.exchange ? view_exchange(tensor, v) : view_attributes(tensor, v)) return true;
     PyErr_Clear();
@@ -136,7 +179,7 @@ typedef struct runner {
 static void release(const entry *e) { Py_XDECREF(e->owner), Py_XDECREF(e->make), Py_XDECREF(e->like); }
 
 static bool same(const view *x, const view *y, uintptr_t low_bits) {
-    if (x->ndim != y->ndim || x->dtype != y->dtype || x->device_type != y->device_type) return false;
+    if (x->of != y->of || x->ndim != y->ndim || x->dtype != y->dtype || x->device_type != y->device_type) return false;
     if (x->device_id != y->device_id || ((uintptr_t)x->data & low_bits)) return false;
     for (int i = 0; i < x->ndim; i++)
         if (x->shape[i] != y->shape[i] || x->strides[i] != y->strides[i]) return false;
@@ -180,6 +223,13 @@ static bool needs_grad(PyObject *const *tensors, Py_ssize_t count) {
     return false;
 }
 
+/* Whether torch would do more with these than read them: gradients, autocast, modes, a trace, which does not see what is
+ * written here. */
+static bool torch_wants(PyObject *const *tensors, Py_ssize_t count) {
+    return needs_grad(tensors, count) || ask(host.autocast) != 0 || ask(host.dispatch_modes) != 0 ||
+           ask(host.tracing) != 0;
+}
+
 static bool current_stream(const view *v, void **stream) {
     *stream = NULL;
     if (v->device_type == CPU) return true;
@@ -219,12 +269,12 @@ static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t coun
     view v[INPUTS], out;
     void *stream;
     if (count < 2 || count > INPUTS || r->count == 0) Py_RETURN_NONE;
-    if (needs_grad(tensors, count) || ask(host.autocast) != 0 || ask(host.dispatch_modes) != 0) Py_RETURN_NONE;
-    if (ask(host.tracing) != 0) Py_RETURN_NONE; /* torch.jit.trace does not see what is written here */
+    bool arrays = (PyObject *)Py_TYPE(tensors[0]) == host.array;
+    if (!arrays && (!host.tensor || torch_wants(tensors, count))) Py_RETURN_NONE;
     for (Py_ssize_t i = 0; i < count; i++)
         if (!look(tensors[i], &v[i])) Py_RETURN_NONE;
     bool cuda = v[0].device_type == CUDA;
-    int threads = cuda ? 0 : (int)ask(host.threads);
+    int threads = cuda ? 0 : arrays ? host.get_threads() : (int)ask(host.threads);
     int tf32 = cuda && v[0].dtype == (2 << 8 | 32) ? ask(host.tf32) == 1 : 0;
     if (!current_stream(&v[0], &stream) || may_capture(stream)) Py_RETURN_NONE;
     entry *e = find(r, v, (int)count, stream, threads, tf32);
@@ -326,23 +376,35 @@ static const dl_exchange *exchange_of(PyObject *capsule) {
     return x && x->view && x->stream ? x : NULL;
 }
 
-static PyObject *setup(PyObject *module, PyObject *args) {
+static PyObject *library(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long run, set_threads, get_threads;
+    if (!PyArg_ParseTuple(args, "KKK", &run, &set_threads, &get_threads)) return NULL;
+    host.run = (int (*)(void *, void *const *, void *))(uintptr_t)run;
+    host.set_threads = (void (*)(int))(uintptr_t)set_threads;
+    host.get_threads = (int (*)(void))(uintptr_t)get_threads;
+    Py_RETURN_NONE;
+}
+
+static PyObject *numpy(PyObject *module, PyObject *type) {
+    (void)module;
+    Py_INCREF(type); /* for the life of the process, as in torch() */
+    host.array = type;
+    Py_RETURN_NONE;
+}
+
+static PyObject *torch(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *objects[10], *capsule;
-    unsigned long long run, set_threads, get_threads;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOKKK", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
-                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &capsule, &run, &set_threads,
-                          &get_threads))
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &capsule))
         return NULL;
-    for (int i = 0; i < 10; i++) Py_INCREF(objects[i]); /* for the life of the process */
+    for (int i = 0; i < 10; i++) Py_INCREF(objects[i]);
     host.tensor = objects[0], host.parameter = objects[1];
     host.is_grad_enabled = objects[2], host.autocast = objects[3], host.dispatch_modes = objects[4];
     host.tracing = objects[5], host.threads = objects[6], host.raw_stream = objects[7];
     host.tf32 = objects[8], host.dtypes = objects[9];
     host.exchange = exchange_of(capsule);
-    host.run = (int (*)(void *, void *const *, void *))(uintptr_t)run;
-    host.set_threads = (void (*)(int))(uintptr_t)set_threads;
-    host.get_threads = (int (*)(void))(uintptr_t)get_threads;
     return PyBool_FromLong(host.exchange != NULL);
 }
 
@@ -362,14 +424,16 @@ static PyObject *set_epoch(PyObject *module, PyObject *number) {
 }
 
 static PyMethodDef functions[] = {
-    {"setup", setup, METH_VARARGS, "setup(types, functions of torch, DLPack exchange or None, addresses)"},
+    {"library", library, METH_VARARGS, "library(addresses of sat_run and of OpenMP's functions)"},
+    {"numpy", numpy, METH_O, "numpy(type of arrays)"},
+    {"torch", torch, METH_VARARGS, "torch(types, functions of torch, DLPack exchange or None)"},
     {"driver", driver, METH_O, "driver(address of cuStreamIsCapturing)"},
     {"set_epoch", set_epoch, METH_O, "set_epoch(n): plans that were added under another number do not serve"},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_fast", "The quick way for torch tensors.", -1, functions, NULL, NULL, NULL, NULL};
+    PyModuleDef_HEAD_INIT, "_fast", "The quick way for torch tensors and NumPy arrays.", -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__fast(void) {
     names.requires_grad = PyUnicode_InternFromString("requires_grad"),

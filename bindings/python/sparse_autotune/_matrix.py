@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _abi, _arrays
+from . import _abi, _arrays, _quick
 from ._arrays import torch_module
 from ._indices import check_scipy, host_indices
 from ._pattern import Pattern
@@ -135,6 +135,8 @@ class BsrMatrix:
             from . import _torch
 
             _torch.adopt(self)
+        elif isinstance(values, np.ndarray):
+            _quick.adopt(self)
 
     def __reduce__(self) -> tuple:
         return BsrMatrix._make, (self._pattern, self._values, self._transposed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from . import _abi, _arrays
+from . import _abi, _arrays, _quick
 from ._arrays import Operand, refuse_nested, torch_module
 from ._matrix import BsrMatrix, as_bsr, is_sparse
 from ._pattern import Pattern, Problem, alignment, launch, problem_of
@@ -98,6 +98,8 @@ def matmul(
     usual = out is None and out_dtype is None and options.beta == 0 and options.flags == 0 and allow_tf32 is None
     if usual and a._torch and _torch_eager is not None and isinstance(b, torch.Tensor):
         return _torch_eager(a, b, left, options)
+    if usual and _quick.serves_numpy(a._values, b):
+        return _numpy_product(a, b, left, options)
     return product(a, b, left, out, options)
 
 
@@ -374,6 +376,18 @@ def product(a: BsrMatrix, b: Any, left: bool, out: Any, options: Options) -> Any
     """A @ B, or with `left` B @ A, of anything that has memory; no gradients."""
     c, _ = product_with_plan(a, b, left, out, options, False)
     return c
+
+
+def _numpy_product(a: BsrMatrix, b: Any, left: bool, options: Options) -> Any:
+    """matmul's plain NumPy case: by a runner, or the long way, which gives the runner its plan."""
+    bias = options.bias
+    quick = _quick.runner(a._pattern, (a._transposed, left, options.activation, options.alpha, bias is not None), options.alpha)
+    inputs = (a._values, b) if bias is None else (a._values, b, bias)
+    result = quick.run(*inputs)
+    if result is None:
+        result, made = product_with_plan(a, b, left, None, options, bias is None or _quick.serves_numpy(bias))
+        _quick.install_numpy(quick, inputs, result, made)
+    return result
 
 
 def product_with_plan(a: BsrMatrix, b: Any, left: bool, out: Any, options: Options, keep: bool) -> tuple:

@@ -15,58 +15,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _abi, _context, _ops
+from . import _abi, _context, _ops, _quick
 from ._matrix import BsrMatrix, as_bsr, is_sparse
 from ._pattern import Pattern, alignment
+from ._quick import _fast, runner
 from ._tangents import ReverseOnly, forward_ad, refuse_tangents, refuse_transforms
 from ._torch_patterns import index_tensors, pattern_of
-
-try:
-    from . import _fast
-except ImportError:  # built without Python's headers, or a Python without the stable ABI: everything works, calls cost more
-    _fast = None
 
 _C = torch._C
 _ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
 if _fast is not None:
-    _fast.setup(
+    _fast.torch(
         Tensor, torch.nn.Parameter, torch.is_grad_enabled, _C._is_any_autocast_enabled,
         _C._len_torch_dispatch_stack, _C._is_tracing, torch.get_num_threads, getattr(_C, "_cuda_getCurrentRawStream", None),
         getattr(_C, "_get_cublas_allow_tf32", None),
         (torch.float32, torch.float64, torch.float16, torch.bfloat16), getattr(Tensor, "__dlpack_c_exchange_api__", None),
-        _abi.address(_abi.lib.sat_run), _abi.address(_abi.set_threads), _abi.address(_abi.get_threads),
     )  # fmt: skip
-    _context.on_change(_fast.set_epoch)
 
 
 # ---- runners ----
 
 
-_MOST_SCALED = 16  # runners of one pattern with an alpha, or a scale, that is not the usual one; the oldest goes first
-
-
-def runner(pattern: Pattern, kind: tuple, alpha: float = 1.0) -> Any:
-    if _fast is None:
-        return None
-    found = pattern.caches.get(kind)
-    if found is None:
-        found = pattern.caches.setdefault(kind, _fast.Runner())
-        if alpha != 1.0:
-            scaled = pattern.caches.setdefault("scaled", [])
-            scaled.append(kind)
-            if len(scaled) > _MOST_SCALED:
-                pattern.caches.pop(scaled.pop(0), None)
-    return found
-
-
 def adopt(matrix: BsrMatrix) -> None:
     """Makes a matrix with torch values ready: its runners, and its indices as tensors."""
-    pattern, transposed = matrix._pattern, matrix._transposed
-    matrix._index = index_tensors(pattern, matrix._values.device)
-    if _fast is not None:
-        matrix._runner = runner(pattern, (transposed, False, 0, 1.0, False)).run
-        matrix._left_runner = runner(pattern, (transposed, True, 0, 1.0, False)).run
+    matrix._index = index_tensors(matrix._pattern, matrix._values.device)
+    _quick.adopt(matrix)
 
 
 @functools.cache

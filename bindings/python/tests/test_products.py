@@ -45,19 +45,21 @@ LAYOUTS = st.sampled_from(["plain", "fortran", "gaps", "reversed", "offset"])
 @given(problems(), st.integers(0, 9), st.sampled_from([(), (3,), (2, 2), (0,)]), LAYOUTS)
 def test_sparse_times_dense(problem, n, batch, how):
     a, dense = problem
-    b = laid_out(np.random.default_rng(1).standard_normal((*batch, dense.shape[1], n)).astype(dense.dtype), how)
-    got = a @ b
-    assert type(got) is np.ndarray and got.dtype == b.dtype and got.shape == (*batch, dense.shape[0], n)
-    close(got, dense.astype(np.float64) @ b.astype(np.float64), dense.dtype)
+    for seed in (1, 2):  # the second time goes the quick way
+        b = laid_out(np.random.default_rng(seed).standard_normal((*batch, dense.shape[1], n)).astype(dense.dtype), how)
+        got = a @ b
+        assert type(got) is np.ndarray and got.dtype == b.dtype and got.shape == (*batch, dense.shape[0], n)
+        close(got, dense.astype(np.float64) @ b.astype(np.float64), dense.dtype)
 
 
 @given(problems(), st.sampled_from([(), (5,), (1,), (3, 2), (0,), (2, 3, 2)]), LAYOUTS)
 def test_dense_times_sparse(problem, lead, how):
     a, dense = problem
-    x = laid_out(np.random.default_rng(2).standard_normal((*lead, dense.shape[0])).astype(dense.dtype), how)
-    got = x @ a
-    assert got.shape == (*lead, dense.shape[1]) and got.dtype == x.dtype
-    close(got, x.astype(np.float64) @ dense.astype(np.float64), dense.dtype)
+    for seed in (2, 3):
+        x = laid_out(np.random.default_rng(seed).standard_normal((*lead, dense.shape[0])).astype(dense.dtype), how)
+        got = x @ a
+        assert got.shape == (*lead, dense.shape[1]) and got.dtype == x.dtype
+        close(got, x.astype(np.float64) @ dense.astype(np.float64), dense.dtype)
 
 
 @given(problems(), st.integers(0, 9), LAYOUTS, LAYOUTS, st.sampled_from([1.0, -0.5]))
@@ -83,6 +85,10 @@ def test_epilogue(problem, alpha, beta, activation, with_bias, left):
     bias = rng.standard_normal(shape[0]).astype(dense.dtype) if with_bias else None
     expected = alpha * (dense.astype(np.float64) @ b.astype(np.float64)) + (beta * out if beta else 0) + (bias[:, None] if with_bias else 0)
     expected = {None: lambda z: z, "relu": lambda z: np.maximum(z, 0), "silu": lambda z: z / (1 + np.exp(-z)), "gelu": gelu}[activation](expected)
+    for _ in range(2 if beta == 0 else 0):  # a new result, the second time the quick way
+        operands = (np.ascontiguousarray(b.T), a) if left else (a, b)
+        got = sa.matmul(*operands, alpha=alpha, bias=bias, activation=activation)
+        close(got.T if left else got, expected, dense.dtype)
     if left:
         target = np.ascontiguousarray(out.T)
         got = sa.matmul(np.ascontiguousarray(b.T), a, out=target, alpha=alpha, beta=beta, bias=bias, activation=activation)
@@ -106,6 +112,62 @@ def test_a_broadcast_operand_is_read_as_it_is(strides):
     base = np.arange(20, dtype=np.float32)
     b = np.lib.stride_tricks.as_strided(base, (10, 7), [4 * s for s in strides])
     close(sa.BsrMatrix(*parts, (12, 10)) @ b, dense @ b)
+
+
+def test_the_quick_way_is_taken_and_gives_way():
+    if sa._quick._fast is None:
+        pytest.skip("built without the extension")
+    *parts, dense = random_bsr(6, 32, 24, (8, 8), 0.5)
+    a = sa.BsrMatrix(*parts, (32, 24))
+    b = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
+    run = a._runner
+    assert run(a.values, b) is None
+    c = a @ b
+    quick = run(a.values, b)
+    assert type(quick) is np.ndarray and quick.dtype == b.dtype and quick.flags.c_contiguous and np.array_equal(quick, c)
+    odd = np.concatenate([[0], b.ravel()]).astype(np.float32)[1:].reshape(24, 5)  # less aligned than the plan wants
+    unaligned = np.frombuffer(b"0" + b.tobytes(), np.uint8)[1:].view(np.float32).reshape(24, 5)
+    masked = np.ma.masked_array(b, b > 0)
+    others = [
+        b.astype(np.float64), b.astype(np.float16), b[:, :4], np.asfortranarray(b), b[::-1], b[:, ::-1], b.astype(">f4"), b.astype(np.int32), b.view(np.int32),
+        b.astype(complex), b.astype(object), b.astype("f4,f4"), b.view(np.matrix), masked, odd, unaligned, b[0], b[None], np.float32(3), memoryview(b), b.tolist(), None,
+    ]  # fmt: skip
+    for other in others:
+        assert run(a.values, other) is None
+    for other in (odd, unaligned, b[::-1], np.asfortranarray(b), b.view(np.matrix)):
+        for _ in range(2):
+            close(a @ other, dense @ np.array(other))
+    for other in (b.astype(">f4"), b.astype(np.int32), masked):
+        for _ in range(2):
+            with pytest.raises(TypeError, match="B"):
+                a @ other
+    frozen = b.copy()
+    frozen.setflags(write=False)
+    assert np.array_equal(run(a.values, frozen), c)
+    with sa.set_effort("cached"):
+        assert run(a.values, b) is None
+    assert run(a.values, b) is not None and run(a.values) is None and run(a.values, b, b, b) is None and run(b, a.values) is None
+    before = sa._abi.get_threads()
+    sa._abi.set_threads(before + 1)  # plans are for a number of threads
+    try:
+        assert run(a.values, b) is None
+        close(a @ b, dense @ b)
+    finally:
+        sa._abi.set_threads(before)
+
+
+def test_arrays_and_tensors_of_one_pattern_keep_apart():
+    torch = pytest.importorskip("torch")
+    *parts, dense = random_bsr(7, 32, 24, (8, 8), 0.5)
+    a = sa.BsrMatrix(*parts, (32, 24))
+    t = a.with_values(torch.tensor(parts[2]))
+    b = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
+    for _ in range(3):
+        for matrix in (a, t):
+            for x, kind in ((b, np.ndarray), (torch.tensor(b), torch.Tensor)):
+                got = matrix @ x
+                assert type(got) is kind
+                close(np.asarray(got), dense @ b)
 
 
 def test_a_float32_result_of_16_bits():

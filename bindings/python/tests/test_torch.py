@@ -470,11 +470,14 @@ def test_torch_without_exchange_functions():
 
 def test_without_the_extension_everything_works():
     program = """
-import sys, torch
+import sys, torch, numpy as np
 sys.modules["sparse_autotune._fast"] = None
 import sparse_autotune as sa
 assert sa._torch._fast is None
 sa.set_effort("off")
+n = sa.BsrMatrix.from_dense(np.eye(8), 4)
+for _ in range(2):
+    assert (n @ np.ones((8, 2)) == 1).all() and (np.ones(8) @ n == 1).all()
 a = sa.BsrMatrix.from_dense(torch.eye(8), 4)
 v = a.values.requires_grad_()
 b = torch.ones(8, 2, requires_grad=True)
