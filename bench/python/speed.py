@@ -153,9 +153,14 @@ def cpu_overhead():
     us = {name: f"{seconds * 1e6:.2f}" for name, seconds in found.items()}
     show(cpu_overhead.rows[0], found["ours"], f"{us['ours']} us; with gradients {us['grad']} us; torch's dense @ {us['dense']} us, empty_like {us['empty']} us",
          with_gradients_seconds=found["grad"], rival_seconds={"dense_torch": found["dense"], "empty_like": found["empty"]})
-    n, c = sa.BsrMatrix.from_dense(np.eye(4, dtype=np.float32), 4), np.ones((4, 1), np.float32)
-    cost = host_cost({"ours": lambda: sa.matmul(n, c)})["ours"]
-    show(cpu_overhead.rows[1], cost, f"{cost * 1e6:.1f} us")
+    eye, c = np.eye(4, dtype=np.float32), np.ones((4, 1), np.float32)
+    n, theirs, out = sa.BsrMatrix.from_dense(eye, 4), scipy.sparse.bsr_array(eye, blocksize=(4, 4)), np.empty((4, 1), np.float32)
+    found = host_cost({
+        "ours": lambda: sa.matmul(n, c), "out": lambda: sa.matmul(n, c, out=out), "from_scipy": lambda: sa.matmul(theirs, c), "scipy": lambda: theirs @ c, "dense": lambda: eye @ c,
+    })  # fmt: skip
+    us = {name: f"{seconds * 1e6:.2f}" for name, seconds in found.items()}
+    show(cpu_overhead.rows[1], found["ours"], f"{us['ours']} us; into out {us['out']}; of a SciPy matrix {us['from_scipy']}, SciPy itself {us['scipy']}, NumPy's dense @ {us['dense']}",
+         out_seconds=found["out"], from_scipy_seconds=found["from_scipy"], rival_seconds={"scipy_bsr": found["scipy"], "dense_numpy": found["dense"]})
 
 
 @shows("CPU: attention 1, 8, 1024, 64, f32, {threads} threads, beside torch's SDPA", "CPU: attention 1, 8, 1024, 64, f32, {threads} threads, 64-blocks, density 0.14")

@@ -80,6 +80,7 @@ typedef struct view {
     void *data;
     maker of;
     int device_type, device_id, dtype, ndim;
+    bool read_only;
     int64_t shape[DIMS], strides[DIMS];
 } view;
 
@@ -134,10 +135,11 @@ static bool view_buffer(PyObject *array, view *v) {
     if (PyObject_GetBuffer(array, &b, BUFFER_STRIDES | BUFFER_FORMAT) != 0) return false;
     char kind = b.format && b.format[0] && !b.format[1] ? b.format[0] : 0; /* another byte order has a sign before it */
     v->data = b.data, v->of = NUMPY, v->device_type = CPU, v->device_id = 0, v->ndim = b.ndim;
+    v->read_only = b.read_only;
     v->dtype = kind == 'f' ? 2 << 8 | 32 : kind == 'd' ? 2 << 8 | 64 : kind == 'e' ? 2 << 8 | 16 : -1;
     bool known = v->dtype >= 0 && b.ndim <= DIMS;
     for (int i = 0; i < b.ndim && known; i++) {
-        known = b.strides[i] % b.item_size == 0;
+        known = b.strides[i] >= 0 && b.strides[i] % b.item_size == 0;
         v->shape[i] = b.shape[i], v->strides[i] = b.strides[i] / b.item_size;
     }
     PyBuffer_Release(&b);
@@ -146,7 +148,7 @@ static bool view_buffer(PyObject *array, view *v) {
 
 static bool look(PyObject *tensor, view *v) {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
-    v->of = TORCH;
+    v->of = TORCH, v->read_only = false;
     if (type == host.array) {
         if (view_buffer(tensor, v)) return true;
         PyErr_Clear();
@@ -167,7 +169,8 @@ typedef struct entry {
     void *stream, *plan;
     int threads, tf32;
     long epoch;
-    PyObject *owner, *make, *like; /* keeps the plan; what makes an output, and of what arguments */
+    PyObject *owner, *make,
+        *like; /* keeps the plan; what makes an output, NULL where the last input is it, and of what */
     bool busy;
 } entry;
 
@@ -186,12 +189,12 @@ static bool same(const view *x, const view *y, uintptr_t low_bits) {
     return true;
 }
 
-static entry *find(runner *r, const view *v, int inputs, void *stream, int threads, int tf32) {
+static entry *find(runner *r, const view *v, int inputs, void *stream, int threads, int tf32, bool given) {
     for (int i = 0; i < r->count; i++) {
         entry *e = &r->entries[i];
         if (e->epoch != epoch || e->busy || e->inputs != inputs || e->stream != stream || e->threads != threads)
             continue;
-        bool fits = e->tf32 == tf32;
+        bool fits = e->tf32 == tf32 && !e->make == given;
         for (int j = 0; j < inputs && fits; j++) fits = same(&v[j], &e->input[j], e->low_bits[j]);
         if (fits) return e;
     }
@@ -223,8 +226,8 @@ static bool needs_grad(PyObject *const *tensors, Py_ssize_t count) {
     return false;
 }
 
-/* Whether torch would do more with these than read them: gradients, autocast, modes, a trace, which does not see what is
- * written here. */
+/* Whether torch would do more with these than read them: gradients, autocast, modes, a trace, which does not see what
+ * is written here. */
 static bool torch_wants(PyObject *const *tensors, Py_ssize_t count) {
     return needs_grad(tensors, count) || ask(host.autocast) != 0 || ask(host.dispatch_modes) != 0 ||
            ask(host.tracing) != 0;
@@ -263,53 +266,66 @@ static int launch(const entry *e, void *const *operands) {
     return status;
 }
 
-/* The result, whose place is `output` among the operands, or None where Python must see to it. */
-static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t count, int output) {
+/* A new output, or NULL where there is none, or none that the plan can use: an exception says which. */
+static PyObject *make_output(entry *e, const view *like, void **data) {
+    view out;
+    PyObject *made = PyObject_Call(e->make, e->like, NULL);
+    if (!made) return NULL;
+    bool there = look(made, &out);
+    if (there && out.device_id != like->device_id) e->epoch = -1; /* the current device is another one now */
+    else if (there && !((uintptr_t)out.data & e->low_bits[INPUTS])) return *data = out.data, made;
+    Py_DECREF(made);
+    return NULL;
+}
+
+/* The result, whose place is `output` among the operands, or None where Python must see to it. `given`: the last tensor
+ * is the result. */
+static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t count, int output, bool given) {
     runner *r = (runner *)self;
-    view v[INPUTS], out;
+    view v[INPUTS];
     void *stream;
-    if (count < 2 || count > INPUTS || r->count == 0) Py_RETURN_NONE;
+    if (count < 2 + given || count > INPUTS || r->count == 0) Py_RETURN_NONE;
     bool arrays = (PyObject *)Py_TYPE(tensors[0]) == host.array;
     if (!arrays && (!host.tensor || torch_wants(tensors, count))) Py_RETURN_NONE;
     for (Py_ssize_t i = 0; i < count; i++)
         if (!look(tensors[i], &v[i])) Py_RETURN_NONE;
+    if (given && v[count - 1].read_only) Py_RETURN_NONE;
     bool cuda = v[0].device_type == CUDA;
     int threads = cuda ? 0 : arrays ? host.get_threads() : (int)ask(host.threads);
     int tf32 = cuda && v[0].dtype == (2 << 8 | 32) ? ask(host.tf32) == 1 : 0;
     if (!current_stream(&v[0], &stream) || may_capture(stream)) Py_RETURN_NONE;
-    entry *e = find(r, v, (int)count, stream, threads, tf32);
+    entry *e = find(r, v, (int)count, stream, threads, tf32, given);
     if (!e) Py_RETURN_NONE;
+    void *operands[OPERANDS] = {NULL};
+    for (int i = 0; i < count; i++) operands[i < output || given ? i : i + 1] = v[i].data;
     e->busy = true; /* from here on other threads may run Python, and must neither use nor replace this entry */
-    bool done = false;
-    PyObject *result = PyObject_Call(e->make, e->like, NULL);
-    bool there = result && look(result, &out);
-    if (there && out.device_id != v[0].device_id)
-        e->epoch = -1; /* made on the current device, which is another one now */
-    else if (there && !((uintptr_t)out.data & e->low_bits[INPUTS])) {
-        void *operands[OPERANDS] = {NULL};
-        for (int i = 0; i < count; i++) operands[i < output ? i : i + 1] = v[i].data;
-        operands[output] = out.data;
-        done = launch(e, operands) == 0;
-    }
+    PyObject *result = given ? tensors[count - 1] : make_output(e, &v[0], &operands[output]);
+    if (given) Py_INCREF(result);
+    bool done = result && launch(e, operands) == 0;
     e->busy = false;
-    if (done || !result) return result;
-    Py_DECREF(result);
+    if (done || (!result && PyErr_Occurred())) return result;
+    Py_XDECREF(result);
     Py_RETURN_NONE;
 }
 
 /* run(values, b[, bias]) */
 static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
-    return serve(self, tensors, count, 2);
+    return serve(self, tensors, count, 2, false);
+}
+
+/* into(values, b, out) */
+static PyObject *runner_into(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
+    return serve(self, tensors, count, 2, true);
 }
 
 /* attend(q, k, v) */
 static PyObject *runner_attend(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
-    return serve(self, tensors, count, 3);
+    return serve(self, tensors, count, 3, false);
 }
 
 /* add(inputs, alignments, make, like, stream, threads, tf32, plan, owner): inputs is a tuple of tensors; alignments one
- * power of two for each of them and one for the output, which make(*like) gives. False where the tensors cannot be
- * served here. */
+ * power of two for each of them and one for the output, which make(*like) gives, or make is None, and the last input is
+ * it. False where the tensors cannot be served here. */
 static PyObject *runner_add(PyObject *self, PyObject *args) {
     runner *r = (runner *)self;
     PyObject *inputs, *alignments, *make, *like, *owner;
@@ -334,7 +350,8 @@ static PyObject *runner_add(PyObject *self, PyObject *args) {
     if (at < 0) Py_RETURN_FALSE;
     entry old = r->entries[at];
     e.stream = (void *)(uintptr_t)stream, e.plan = (void *)(uintptr_t)plan;
-    Py_INCREF(owner), Py_INCREF(make), Py_INCREF(like);
+    if (make == Py_None) make = NULL;
+    Py_INCREF(owner), Py_XINCREF(make), Py_INCREF(like);
     e.owner = owner, e.make = make, e.like = like;
     r->entries[at] = e;
     release(&old);
@@ -352,6 +369,7 @@ static void runner_dealloc(PyObject *self) {
 
 static PyMethodDef runner_methods[] = {
     {"run", (PyCFunction)(void (*)(void))runner_run, METH_FASTCALL, "run(values, b[, bias]): the product, or None"},
+    {"into", (PyCFunction)(void (*)(void))runner_into, METH_FASTCALL, "into(values, b, out): out, written to, or None"},
     {"attend", (PyCFunction)(void (*)(void))runner_attend, METH_FASTCALL, "attend(q, k, v): attention, or None"},
     {"add", runner_add, METH_VARARGS, "add(inputs, alignments, make, like, stream, threads, tf32, plan, owner)"},
     {NULL, NULL, 0, NULL},
@@ -432,8 +450,15 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_fast", "The quick way for torch tensors and NumPy arrays.", -1, functions, NULL, NULL, NULL, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                        "_fast",
+                                        "The quick way for torch tensors and NumPy arrays.",
+                                        -1,
+                                        functions,
+                                        NULL,
+                                        NULL,
+                                        NULL,
+                                        NULL};
 
 PyMODINIT_FUNC PyInit__fast(void) {
     names.requires_grad = PyUnicode_InternFromString("requires_grad"),

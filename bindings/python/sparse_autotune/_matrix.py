@@ -78,7 +78,7 @@ def check_values(values: Any, pattern: Pattern) -> Any:
     return values.contiguous()
 
 
-def _no_runner(_values: Any, _dense: Any) -> None:
+def _no_runner(*_arrays: Any) -> None:
     """The quick way of a matrix that has none."""
 
 
@@ -130,7 +130,7 @@ class BsrMatrix:
         self._pattern, self._values, self._transposed = pattern, values, transposed
         torch = torch_module()
         self._torch = torch is not None and isinstance(values, torch.Tensor)
-        self._runner = self._left_runner = _no_runner
+        self._runner = self._left_runner = self._into = self._left_into = _no_runner
         if self._torch:
             from . import _torch
 

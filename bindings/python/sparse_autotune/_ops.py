@@ -68,15 +68,17 @@ def matmul(
         return _torch_matmul(A, B, bias, activation, alpha, out, beta, out_dtype)
     # The quick way, where nothing is asked for but the product of torch tensors; all else is seen to below.
     usual = type(alpha) is float and alpha == 1.0 and type(beta) is float and beta == 0.0 and not allow_dense and deterministic and allow_tf32 is None
-    if usual and out is None and bias is None and activation is None and out_dtype is None and _forward_ad._current_level < 0:
-        if type(A) is BsrMatrix:
+    if usual and bias is None and activation is None and out_dtype is None and _forward_ad._current_level < 0:
+        if out is not None:
+            result = _run_into(A, B, out)
+        elif type(A) is BsrMatrix:
             result = A._runner(A._values, B)
         else:
             result = B._left_runner(B._values, A) if type(B) is BsrMatrix else None
         if result is not None:
             return result
         _abi.raise_interrupt()
-        if _torch_gradient is not None:
+        if out is None and _torch_gradient is not None:
             result = _torch_gradient(A, B)
             if result is not None:
                 return result
@@ -95,12 +97,24 @@ def matmul(
     _meet_torch(torch, b, out, bias)
     if torch is not None and _torch_matmul is not None and wants_torch(torch, a, b, out, bias, "bias"):
         return _torch_matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options)
-    usual = out is None and out_dtype is None and options.beta == 0 and options.flags == 0 and allow_tf32 is None
-    if usual and a._torch and _torch_eager is not None and isinstance(b, torch.Tensor):
+    usual = out_dtype is None and options.beta == 0 and options.flags == 0 and allow_tf32 is None
+    if usual and out is None and a._torch and _torch_eager is not None and isinstance(b, torch.Tensor):
         return _torch_eager(a, b, left, options)
-    if usual and _quick.serves_numpy(a._values, b):
+    if usual and out is None and isinstance(b, _arrays.np.ndarray) and _quick.serves(a._values, b):
         return _numpy_product(a, b, left, options)
+    if usual and out is not None and bias is None and options.activation == 0 and options.alpha == 1 and _quick.serves(a._values, b, out):
+        return _product_into(a, b, left, out, options)
     return product(a, b, left, out, options)
+
+
+def _run_into(A: Any, B: Any, out: Any) -> Any:  # noqa: N803
+    if type(A) is BsrMatrix:
+        result = A._into(A._values, B, out)
+    else:
+        result = B._left_into(B._values, A, out) if type(B) is BsrMatrix else None
+    if result is not None:
+        _written(out)
+    return result
 
 
 bsr_gemm = matmul
@@ -385,9 +399,16 @@ def _numpy_product(a: BsrMatrix, b: Any, left: bool, options: Options) -> Any:
     inputs = (a._values, b) if bias is None else (a._values, b, bias)
     result = quick.run(*inputs)
     if result is None:
-        result, made = product_with_plan(a, b, left, None, options, bias is None or _quick.serves_numpy(bias))
-        _quick.install_numpy(quick, inputs, result, made)
+        result, made = product_with_plan(a, b, left, None, options, bias is None or _quick.serves(bias))
+        _quick.install(quick, inputs, result, made)
     return result
+
+
+def _product_into(a: BsrMatrix, b: Any, left: bool, out: Any, options: Options) -> Any:
+    """A plain product into memory that is given, which gives the runner its plan."""
+    _, made = product_with_plan(a, b, left, out, options, True)
+    _quick.install(_quick.runner(a._pattern, (a._transposed, left, 0, 1.0, False)), (a._values, b, out), None, made)
+    return out
 
 
 def product_with_plan(a: BsrMatrix, b: Any, left: bool, out: Any, options: Options, keep: bool) -> tuple:
@@ -417,16 +438,17 @@ def product_with_plan(a: BsrMatrix, b: Any, left: bool, out: Any, options: Optio
     bias = _check_bias(options.bias, features, c_dtype, x.device)
     plan = None
     if 0 not in shape:
-        plan = _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name, keep)
+        plan = _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name, keep and x.array is b)
         if given is not None:
-            _written(given)
+            _written(out)
     return (out if given is not None else _arrays.finish(target, x)), plan
 
 
-def _written(out: Operand) -> None:
+def _written(out: Any) -> None:
     """Tells autograd, which counts what is written, so that a backward pass does not take the new values for the saved ones."""
-    if out.kind == "torch" and not out.array.is_inference():
-        torch_module().autograd.graph.increment_version(out.array)
+    torch = torch_module()
+    if torch is not None and isinstance(out, torch.Tensor) and not out.is_inference():
+        torch.autograd.graph.increment_version(out)
 
 
 def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name, keep):
@@ -451,8 +473,21 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
 
 
 def sampled(x_array: Any, y_array: Any, pattern: Pattern, alpha: float, beta: float, out: Any, allow_tf32: bool | None) -> BsrMatrix:
-    values, _ = sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, False)
-    return BsrMatrix._make(pattern, values) if out is None else out
+    alpha, beta = _number(alpha, "alpha"), _number(beta, "beta")
+    if out is None and beta == 0:
+        return BsrMatrix._make(pattern, sampled_values(x_array, y_array, pattern, alpha, allow_tf32))
+    sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, False)
+    return out
+
+
+def sampled_values(x: Any, y: Any, pattern: Pattern, alpha: float, allow_tf32: bool | None) -> Any:
+    """New values: by a runner, or the long way, which gives the runner its plan."""
+    quick = _quick.runner(pattern, ("sampled", alpha), alpha) if allow_tf32 is None and _quick.serves(x, y) else None
+    values = None if quick is None else quick.run(x, y)
+    if values is None:
+        values, made = sampled_with_plan(x, y, pattern, alpha, 0.0, None, allow_tf32, quick is not None)
+        _quick.install(quick, (x, y), values, made)
+    return values
 
 
 def _describe_sampled(x_array: Any, y_array: Any, shape: tuple[int, int]) -> tuple[Operand, Operand]:
@@ -474,7 +509,6 @@ def _describe_sampled(x_array: Any, y_array: Any, shape: tuple[int, int]) -> tup
 def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, keep) -> tuple:
     """The values alone, for a BsrMatrix keeps its indices as tensors, which gradients and operators have no use for."""
     x, y = _describe_sampled(x_array, y_array, pattern.shape)
-    alpha, beta = _number(alpha, "alpha"), _number(beta, "beta")
     if out is None:
         check_beta(beta, out)
         target = _arrays.empty(x, (pattern.stored_blocks, *pattern.block), x.dtype)
@@ -489,10 +523,10 @@ def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, k
             alpha=alpha, beta=beta, flags=tf32_flag(allow_tf32, x),
         )  # fmt: skip
         names = {"x": "X", "y": "Y", "values": "out"}
-        keep = keep and vx.operand is x and vy.operand is y
+        keep = keep and vx.operand.array is x_array and vy.operand.array is y_array
         plan = run(pattern, problem, (vx.operand.pointer, vy.operand.pointer, target.pointer, None), x, names, keep)
         if out is not None:
-            _written(target)
+            _written(target.array)
     return _arrays.finish(target, x), plan
 
 

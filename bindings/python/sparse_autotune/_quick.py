@@ -38,23 +38,39 @@ def runner(pattern: Pattern, kind: tuple, alpha: float = 1.0) -> Any:
 
 
 def adopt(matrix: Any) -> None:
-    """Gives a matrix the runners of its plain products."""
+    """Gives a matrix the quick ways of its plain products."""
     if _fast is not None:
         pattern, transposed = matrix._pattern, matrix._transposed
-        matrix._runner = runner(pattern, (transposed, False, 0, 1.0, False)).run
-        matrix._left_runner = runner(pattern, (transposed, True, 0, 1.0, False)).run
+        right, left = (runner(pattern, (transposed, left, 0, 1.0, False)) for left in (False, True))
+        matrix._runner, matrix._into, matrix._left_runner, matrix._left_into = right.run, right.into, left.run, left.into
 
 
-def serves_numpy(*arrays: Any) -> bool:
-    return _fast is not None and all(type(x) is np.ndarray and x.dtype in _NUMPY_DTYPES for x in arrays)
+def serves(*arrays: Any) -> bool:
+    """Whether these may have a quick way: plain arrays of NumPy, or plain tensors, of dtypes that it knows."""
+    if _fast is None:
+        return False
+    if type(arrays[0]) is np.ndarray:
+        return all(type(x) is np.ndarray and x.dtype in _NUMPY_DTYPES for x in arrays)
+    return install_torch is not None and all(type(x) in torch_types for x in arrays)
 
 
-def install_numpy(quick: Any, inputs: tuple, result: np.ndarray, made: tuple | None) -> None:
-    """Adds what a product of NumPy arrays ran by, so that the next one like it is quick."""
+torch_types: tuple = ()
+install_torch: Any = None
+
+
+def install(quick: Any, inputs: tuple, result: Any, made: tuple | None) -> None:
+    """Adds what a product ran by, so that the next one like it is quick. `result`: None where the last input is it."""
     if made is None:
         return
+    if type(inputs[0]) is not np.ndarray:
+        install_torch(quick, inputs, result, made)
+        return
     plan, stream, _ = made
-    aligned = [alignment(x.__array_interface__["data"][0], "cpu") for x in (*inputs, result)]
-    if len(inputs) == 3:  # a bias, of which a plan asks nothing
-        aligned[2] = result.itemsize
-    quick.add(inputs, tuple(aligned), np.empty, (result.shape, result.dtype), stream, _abi.get_threads(), 0, plan.handle, plan)
+    aligned = [alignment(x.__array_interface__["data"][0], "cpu") for x in inputs]
+    if result is None:
+        aligned, make, like = [*aligned, 1], None, ()
+    else:
+        aligned, make, like = [*aligned, alignment(result.__array_interface__["data"][0], "cpu")], np.empty, (result.shape, result.dtype)
+        if len(inputs) == 3:  # a bias, of which a plan asks nothing
+            aligned[2] = result.itemsize
+    quick.add(inputs, tuple(aligned), make, like, stream, _abi.get_threads(), 0, plan.handle, plan)

@@ -100,7 +100,8 @@ def _may_be_negative(t: Tensor) -> bool:
     return all(n == 1 or s % 2 == 0 for n, s in zip(t.shape, t.stride()))
 
 
-def install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None) -> None:
+def install(quick: Any, inputs: tuple, result: Tensor | None, made: tuple | None) -> None:
+    """As _quick.install, of tensors."""
     if made is None or any(map(_may_be_negative, inputs)):
         return
     plan, stream, threads = made
@@ -108,24 +109,23 @@ def install(quick: Any, inputs: tuple, result: Tensor, made: tuple | None) -> No
     if first.is_cuda:
         _watch_captures()
     tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _ops.torch_allows_tf32()))
-    aligned = tuple(alignment(t.data_ptr(), str(t.device)) for t in (*inputs, result))
-    if len(inputs) == 3 and inputs[2].dim() == 1:  # a bias
-        aligned = (*aligned[:2], first.element_size(), aligned[3])
-    quick.add(inputs, aligned, *_maker(result), stream, threads, tf32, plan.handle, plan)
+    aligned = [alignment(t.data_ptr(), str(t.device)) for t in inputs]
+    if result is None:
+        aligned, make, like = [*aligned, 1], None, ()
+    else:
+        aligned, (make, like) = [*aligned, alignment(result.data_ptr(), str(result.device))], _maker(result)
+        if len(inputs) == 3 and inputs[2].dim() == 1:  # a bias
+            aligned[2] = first.element_size()
+    quick.add(inputs, tuple(aligned), make, like, stream, threads, tf32, plan.handle, plan)
+
+
+_quick.torch_types, _quick.install_torch = (Tensor, torch.nn.Parameter), install
 
 
 def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float, tf32: bool | None = None) -> Tensor:
     if forward_ad._current_level >= 0:
         refuse_tangents(x, y)
-    quick = None if tf32 is not None else runner(pattern, ("sampled", alpha), alpha)
-    if quick is not None:
-        result = quick.run(x, y)
-        if result is not None:
-            return result
-    values, made = _ops.sampled_with_plan(x, y, pattern, alpha, 0.0, None, tf32, quick is not None)
-    if quick is not None:
-        install(quick, (x, y), values, made)
-    return values
+    return _ops.sampled_values(x, y, pattern, alpha, tf32)
 
 
 # ---- gradients, written once for both ways ----

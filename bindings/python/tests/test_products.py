@@ -66,12 +66,13 @@ def test_dense_times_sparse(problem, lead, how):
 def test_sampled_product(problem, k, how_x, how_y, alpha):
     a, dense = problem
     rng = np.random.default_rng(3)
-    x = laid_out(rng.standard_normal((dense.shape[0], k)).astype(dense.dtype), how_x)
-    y = laid_out(rng.standard_normal((k, dense.shape[1])).astype(dense.dtype), how_y)
-    got = sa.sampled_matmul(x, y, a, alpha=alpha)
     ones = a.with_values(np.ones_like(a.values)).to_dense() if a.stored_blocks else np.zeros(a.shape)
-    assert got.shape == a.shape and not np.isnan(got.values).any()
-    close(got.to_dense(), alpha * (x.astype(np.float64) @ y.astype(np.float64)) * ones, dense.dtype)
+    for _ in range(2):
+        x = laid_out(rng.standard_normal((dense.shape[0], k)).astype(dense.dtype), how_x)
+        y = laid_out(rng.standard_normal((k, dense.shape[1])).astype(dense.dtype), how_y)
+        got = sa.sampled_matmul(x, y, a, alpha=alpha)
+        assert got.shape == a.shape and not np.isnan(got.values).any()
+        close(got.to_dense(), alpha * (x.astype(np.float64) @ y.astype(np.float64)) * ones, dense.dtype)
 
 
 @given(problems(), st.sampled_from([0.0, 1.0, -2.0]), st.sampled_from([0.0, 1.0, 0.5]), st.sampled_from([None, "relu", "gelu", "silu"]), st.booleans(), st.booleans())
@@ -89,15 +90,24 @@ def test_epilogue(problem, alpha, beta, activation, with_bias, left):
         operands = (np.ascontiguousarray(b.T), a) if left else (a, b)
         got = sa.matmul(*operands, alpha=alpha, bias=bias, activation=activation)
         close(got.T if left else got, expected, dense.dtype)
-    if left:
-        target = np.ascontiguousarray(out.T)
-        got = sa.matmul(np.ascontiguousarray(b.T), a, out=target, alpha=alpha, beta=beta, bias=bias, activation=activation)
+    for _ in range(2):
+        target = np.array(out.T, order="C") if left else out.copy()
+        got = sa.matmul(*((np.ascontiguousarray(b.T), a) if left else (a, b)), out=target, alpha=alpha, beta=beta, bias=bias, activation=activation)
         assert got is target
-        close(got.T, expected, dense.dtype)
-    else:
-        got = sa.matmul(a, b, out=out, alpha=alpha, beta=beta, bias=bias, activation=activation)
-        assert got is out
-        close(got, expected, dense.dtype)
+        close(got.T if left else got, expected, dense.dtype)
+
+
+@given(problems(), st.sampled_from([(), (3,)]), LAYOUTS, LAYOUTS.filter(lambda how: how != "reversed"), st.booleans())
+def test_into_memory_that_is_given(problem, batch, how, how_out, left):
+    a, dense = problem
+    rng = np.random.default_rng(5)
+    for _ in range(3):
+        b = rng.standard_normal((*batch, 6, dense.shape[0]) if left else (*batch, dense.shape[1], 6)).astype(dense.dtype)
+        expected = b.astype(np.float64) @ dense if left else dense.astype(np.float64) @ b
+        out = laid_out(np.full(expected.shape, np.nan, dense.dtype), how_out)
+        b = laid_out(b, how)
+        assert (sa.matmul(b, a, out=out) if left else sa.matmul(a, b, out=out)) is out
+        close(out, expected, dense.dtype)
 
 
 def gelu(z):
@@ -154,6 +164,31 @@ def test_the_quick_way_is_taken_and_gives_way():
         close(a @ b, dense @ b)
     finally:
         sa._abi.set_threads(before)
+
+
+def test_the_quick_way_into_memory_that_is_given_gives_way():
+    if sa._quick._fast is None:
+        pytest.skip("built without the extension")
+    *parts, dense = random_bsr(6, 32, 32, (8, 8), 0.5)
+    a = sa.BsrMatrix(*parts, (32, 32))
+    b = np.random.default_rng(0).standard_normal((32, 5)).astype(np.float32)
+    out = np.full((32, 5), np.nan, np.float32)
+    into = a._into
+    assert into(a.values, b, out) is None and sa.matmul(a, b, out=out) is out
+    out[...] = np.nan
+    assert into(a.values, b, out) is out and a._runner(a.values, b) is None
+    close(out, dense @ b)
+    frozen = out.copy()
+    frozen.setflags(write=False)
+    for other in (frozen, out.astype(np.float64), out.astype(">f4"), out[:, :4], np.asfortranarray(out), b, out.view(np.matrix), None):
+        assert into(a.values, b, other) is None
+    assert into(a.values, b) is None and into(a.values) is None
+    with pytest.raises(ValueError, match="out is read-only"):
+        sa.matmul(a, b, out=frozen)
+    with pytest.raises(ValueError, match="overlap"):
+        sa.matmul(a, b, out=b)
+    a @ b
+    assert a._runner(a.values, b) is not None and into(a.values, b, out) is out
 
 
 def test_arrays_and_tensors_of_one_pattern_keep_apart():

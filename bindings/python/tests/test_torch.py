@@ -444,6 +444,37 @@ def test_the_quick_way_is_taken_and_gives_way():
     assert run(a.values, b) is not None and run(a.values) is None and run(a.values, b, b, b) is None
 
 
+def test_the_quick_way_into_memory_that_is_given(device):
+    a, dense = tensors(6, 32, 32, (8, 8), 0.5, torch.float32, device)
+    b, out = torch.randn(32, 5, device=device), torch.full((32, 5), torch.nan, device=device)
+    for quick in (False, True, True):
+        out.fill_(torch.nan)
+        version = out._version
+        assert interop._fast is None or (a._into(a.values, b, out) is not None) == quick
+        out.fill_(torch.nan)
+        assert sa.matmul(a, b, out=out) is out and out._version > version + 1  # fill_ counts, and so does the product
+        close(out, dense @ b)
+    left = torch.full((5, 32), torch.nan, device=device)
+    for _ in range(2):
+        assert sa.matmul(b.T, a, out=left.fill_(torch.nan)) is left
+        close(left, b.T @ dense)
+    saved = out.clone().requires_grad_()
+    square = (saved * 1) ** 2
+    for wrong in (saved, out.double(), out[:, :4], b):
+        with pytest.raises((RuntimeError, TypeError, ValueError), match="out"):
+            sa.matmul(a, b, out=wrong)
+    square.sum().backward()
+    x = torch.randn(32, 5, device=device, requires_grad=True)
+    product = x * out
+    sa.matmul(a, b, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    with torch.inference_mode():
+        inside = torch.empty(32, 5, device=device)
+        for _ in range(2):
+            close(sa.matmul(a, b, out=inside.fill_(torch.nan)), dense @ b)
+
+
 OLD_TORCH = """
 import torch
 torch.Tensor.__dlpack_c_exchange_api__ = None  # as before 2.10
