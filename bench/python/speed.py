@@ -153,6 +153,8 @@ def cpu_overhead():
     us = {name: f"{seconds * 1e6:.2f}" for name, seconds in found.items()}
     show(cpu_overhead.rows[0], found["ours"], f"{us['ours']} us; with gradients {us['grad']} us; torch's dense @ {us['dense']} us, empty_like {us['empty']} us",
          with_gradients_seconds=found["grad"], rival_seconds={"dense_torch": found["dense"], "empty_like": found["empty"]})
+    import scipy.sparse
+
     eye, c = np.eye(4, dtype=np.float32), np.ones((4, 1), np.float32)
     n, theirs, out = sa.BsrMatrix.from_dense(eye, 4), scipy.sparse.bsr_array(eye, blocksize=(4, 4)), np.empty((4, 1), np.float32)
     found = host_cost({
