@@ -112,30 +112,31 @@ def _from_torch(x: Any, name: str) -> Operand:
     return Operand("torch", x, pointer, tuple(x.shape), x.stride(), dtype, str(x.device), None)
 
 
-def _in_elements(strides: tuple, size: int) -> tuple | None:
-    """Strides in elements; None where there are none (negative, or between elements)."""
-    if any(s < 0 or s % size for s in strides):
+def _in_elements(x: Any) -> tuple | None:
+    """Strides in elements; None where there are none (negative, or between elements). Those of one element, or of none, mean nothing."""
+    size, steps = x.itemsize, [s if n > 1 else x.itemsize for n, s in zip(x.shape, x.strides)]
+    if any(s < 0 or s % size for s in steps):
         return None
-    return tuple(s // size for s in strides)
+    return tuple(s // size for s in steps)
 
 
 def _from_numpy(x: Any, name: str) -> Operand:
     no_mask(x, name)
     x = np.asarray(x)
     dtype = dtype_code(x.dtype, name)
-    strides = _in_elements(x.strides, x.itemsize)
+    strides = _in_elements(x)
     if strides is None or not x.flags.aligned:
         x = np.array(x, order="C", copy=True)
-        strides = _in_elements(x.strides, x.itemsize)
+        strides = _in_elements(x)
     return Operand("numpy", x, x.__array_interface__["data"][0], x.shape, strides, dtype, "cpu", None)
 
 
 def _from_cupy(x: Any, name: str) -> Operand:
     dtype = dtype_code(x.dtype, name)
-    strides = _in_elements(x.strides, x.itemsize)
+    strides = _in_elements(x)
     if strides is None:
         x = cupy_module().ascontiguousarray(x)
-        strides = _in_elements(x.strides, x.itemsize)
+        strides = _in_elements(x)
     return Operand("cupy", x, x.data.ptr, x.shape, strides, dtype, f"cuda:{x.device.id}", None)
 
 
@@ -218,7 +219,7 @@ def check_output(x: Any, name: str) -> Operand:
     if isinstance(x, np.ndarray):
         if not x.flags.writeable:
             raise ValueError(f"{name} is read-only")
-        if any(s < 0 or s % x.itemsize for s in x.strides):
+        if _in_elements(x) is None:
             raise ValueError(f"{name} has strides {x.strides} bytes; expected whole elements, none negative")
         if not x.flags.aligned:
             raise ValueError(f"{name} begins at an address that is no multiple of {x.itemsize}; expected an aligned array")

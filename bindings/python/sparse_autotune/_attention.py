@@ -11,7 +11,7 @@ import numpy as np
 from . import _abi, _arrays, _ops, _torch_own
 from ._arrays import Operand, torch_module
 from ._mask import AttentionMask, as_mask, flag, whole
-from ._pattern import ATTENTION_NAMES, Pattern, alignment, launch, problem_of
+from ._pattern import ATTENTION_NAMES, Kept, Pattern, alignment, launch, problem_of
 
 # Set by _torch_attention once torch is there.
 _torch_attention: Any = None
@@ -297,7 +297,7 @@ def forward(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | Patt
         problem = _problem(_abi.ATTENTION, spec, lse, (hq, hk, hv), (ho,), strides)
         pattern = pattern_for(mask, hq.rows, hk.rows)
         pointers = (hq.operand.pointer, hk.operand.pointer, hv.operand.pointer, out.pointer, sums.pointer if sums is not None else None)
-        keep = keep and hq.operand is q and hk.operand is k and hv.operand is v  # a copy's address is nobody's
+        keep = keep and all(h.operand.array is x for h, x in ((hq, q_array), (hk, k_array), (hv, v_array)))  # a copy's address is nobody's
         own, plan = _run(pattern, problem, pointers, q, tuple(x.operand.array for x in (hq, hk, hv)), keep)
         if own is not None:
             return *own, None
@@ -324,7 +324,7 @@ def _run(pattern: Pattern, problem: Any, pointers: tuple, q: Operand, arrays: tu
     finally:
         if not keep or capturing:
             pattern.give_back(key, plan)
-    return None, None if not keep or capturing else (plan, stream, threads)
+    return None, None if not keep or capturing else Kept(pattern, key, plan, stream, threads)
 
 
 def backward(q_array: Any, k_array: Any, v_array: Any, out_array: Any, lse_array: Any, grad_array: Any, mask: AttentionMask | Pattern | None, spec: Spec) -> tuple:

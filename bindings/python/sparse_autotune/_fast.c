@@ -59,7 +59,8 @@ extern void PyBuffer_Release(buffer *b);
 
 static struct {
     PyObject *tensor, *parameter, *array; /* types; NULL until there are any */
-    PyObject *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *threads, *raw_stream, *tf32;
+    PyObject *failed;                     /* raises what a status means, or returns where the long way will */
+    PyObject *is_neg, *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *threads, *raw_stream, *tf32;
     PyObject *dtypes; /* float32, float64, float16, bfloat16 */
     const dl_exchange *exchange;
     int (*run)(void *plan, void *const *operands, void *stream);
@@ -226,6 +227,19 @@ static bool needs_grad(PyObject *const *tensors, Py_ssize_t count) {
     return false;
 }
 
+/* Whether one is a view whose numbers torch negates when it reads them: the imaginary part of a conjugate. */
+static bool any_negated(PyObject *const *tensors, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *negated = PyObject_CallFunctionObjArgs(host.is_neg, tensors[i], NULL);
+        Py_XDECREF(negated);
+        if (negated != Py_False) {
+            PyErr_Clear();
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Whether torch would do more with these than read them: gradients, autocast, modes, a trace, which does not see what
  * is written here. */
 static bool torch_wants(PyObject *const *tensors, Py_ssize_t count) {
@@ -289,7 +303,7 @@ static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t coun
     if (!arrays && (!host.tensor || torch_wants(tensors, count))) Py_RETURN_NONE;
     for (Py_ssize_t i = 0; i < count; i++)
         if (!look(tensors[i], &v[i])) Py_RETURN_NONE;
-    if (given && v[count - 1].read_only) Py_RETURN_NONE;
+    if (arrays ? given && v[count - 1].read_only : any_negated(tensors, count)) Py_RETURN_NONE;
     bool cuda = v[0].device_type == CUDA;
     int threads = cuda ? 0 : arrays ? host.get_threads() : (int)ask(host.threads);
     int tf32 = cuda && v[0].dtype == (2 << 8 | 32) ? ask(host.tf32) == 1 : 0;
@@ -301,10 +315,12 @@ static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t coun
     e->busy = true; /* from here on other threads may run Python, and must neither use nor replace this entry */
     PyObject *result = given ? tensors[count - 1] : make_output(e, &v[0], &operands[output]);
     if (given) Py_INCREF(result);
-    bool done = result && launch(e, operands) == 0;
+    int status = result ? launch(e, operands) : 0;
     e->busy = false;
-    if (done || (!result && PyErr_Occurred())) return result;
+    if (result && status == 0) return result;
     Py_XDECREF(result);
+    if (status) Py_XDECREF(PyObject_CallFunction(host.failed, "i", status));
+    if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -396,8 +412,11 @@ static const dl_exchange *exchange_of(PyObject *capsule) {
 
 static PyObject *library(PyObject *module, PyObject *args) {
     (void)module;
+    PyObject *failed;
     unsigned long long run, set_threads, get_threads;
-    if (!PyArg_ParseTuple(args, "KKK", &run, &set_threads, &get_threads)) return NULL;
+    if (!PyArg_ParseTuple(args, "OKKK", &failed, &run, &set_threads, &get_threads)) return NULL;
+    Py_INCREF(failed); /* for the life of the process, as all that is kept here */
+    host.failed = failed;
     host.run = (int (*)(void *, void *const *, void *))(uintptr_t)run;
     host.set_threads = (void (*)(int))(uintptr_t)set_threads;
     host.get_threads = (int (*)(void))(uintptr_t)get_threads;
@@ -406,22 +425,22 @@ static PyObject *library(PyObject *module, PyObject *args) {
 
 static PyObject *numpy(PyObject *module, PyObject *type) {
     (void)module;
-    Py_INCREF(type); /* for the life of the process, as in torch() */
+    Py_INCREF(type);
     host.array = type;
     Py_RETURN_NONE;
 }
 
 static PyObject *torch(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *objects[10], *capsule;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
-                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &capsule))
+    PyObject *objects[11], *capsule;
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10], &capsule))
         return NULL;
-    for (int i = 0; i < 10; i++) Py_INCREF(objects[i]);
-    host.tensor = objects[0], host.parameter = objects[1];
-    host.is_grad_enabled = objects[2], host.autocast = objects[3], host.dispatch_modes = objects[4];
-    host.tracing = objects[5], host.threads = objects[6], host.raw_stream = objects[7];
-    host.tf32 = objects[8], host.dtypes = objects[9];
+    for (int i = 0; i < 11; i++) Py_INCREF(objects[i]);
+    host.tensor = objects[0], host.parameter = objects[1], host.is_neg = objects[2];
+    host.is_grad_enabled = objects[3], host.autocast = objects[4], host.dispatch_modes = objects[5];
+    host.tracing = objects[6], host.threads = objects[7], host.raw_stream = objects[8];
+    host.tf32 = objects[9], host.dtypes = objects[10];
     host.exchange = exchange_of(capsule);
     return PyBool_FromLong(host.exchange != NULL);
 }
@@ -442,7 +461,8 @@ static PyObject *set_epoch(PyObject *module, PyObject *number) {
 }
 
 static PyMethodDef functions[] = {
-    {"library", library, METH_VARARGS, "library(addresses of sat_run and of OpenMP's functions)"},
+    {"library", library, METH_VARARGS,
+     "library(what raises a failure, addresses of sat_run and of OpenMP's functions)"},
     {"numpy", numpy, METH_O, "numpy(type of arrays)"},
     {"torch", torch, METH_VARARGS, "torch(types, functions of torch, DLPack exchange or None)"},
     {"driver", driver, METH_O, "driver(address of cuStreamIsCapturing)"},

@@ -8,7 +8,7 @@ from typing import Any
 from . import _abi, _arrays, _quick
 from ._arrays import Operand, refuse_nested, torch_module
 from ._matrix import BsrMatrix, as_bsr, is_sparse
-from ._pattern import Pattern, Problem, alignment, launch, problem_of
+from ._pattern import Kept, Pattern, Problem, alignment, launch, problem_of
 
 # Set by _torch once torch is there.
 _compiling = bool  # torch.compiler.is_dynamo_compiling; bool() is False
@@ -341,7 +341,7 @@ def run(pattern: Pattern, problem: Problem, pointers: tuple, like: Operand, name
     finally:
         if not keep or capturing:
             pattern.give_back(key, plan)
-    return None if not keep or capturing else (plan, stream, threads)
+    return None if not keep or capturing else Kept(pattern, key, plan, stream, threads)
 
 
 def _check_out_dtype(out_dtype: Any, out: Operand | None, b: Operand) -> int:
@@ -399,7 +399,7 @@ def _numpy_product(a: BsrMatrix, b: Any, left: bool, options: Options) -> Any:
     inputs = (a._values, b) if bias is None else (a._values, b, bias)
     result = quick.run(*inputs)
     if result is None:
-        result, made = product_with_plan(a, b, left, None, options, bias is None or _quick.serves(bias))
+        result, made = product_with_plan(a, b, left, None, options, _quick.serves(*inputs))
         _quick.install(quick, inputs, result, made)
     return result
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,20 @@ class Plan:
     def __del__(self, free=_abi.lib.sat_plan_free, ending=_abi.ending):
         if not ending:  # else memory and driver go with the process, in an order of their own
             free(self.handle)
+
+
+class Kept:
+    """A plan that whoever holds this may run, on that stream with so many threads. It goes back to its pattern once nobody does."""
+
+    __slots__ = ("key", "pattern", "plan", "stream", "threads")
+
+    def __init__(self, pattern: Pattern, key: tuple, plan: Plan, stream: int, threads: int):
+        self.pattern, self.key, self.plan, self.stream, self.threads = weakref.ref(pattern), key, plan, stream, threads
+
+    def __del__(self) -> None:
+        pattern = self.pattern()
+        if pattern is not None:
+            pattern.give_back(self.key, self.plan)
 
 
 def alignment(pointer: int, device: str) -> int:
@@ -181,7 +196,8 @@ class Pattern:
         return key, plan
 
     def give_back(self, key: tuple, plan: Plan) -> None:
-        self._free.setdefault(key, []).append(plan)
+        if key[:-2] in self._first:  # else it is one of too many
+            self._free.setdefault(key, []).append(plan)
 
     def plan(self, device: str, problem: Problem, effort: str | None = None) -> Plan:
         """A new plan; races the problem if that is what the effort allows and nobody did yet."""

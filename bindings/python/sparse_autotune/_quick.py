@@ -7,15 +7,24 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _context
-from ._pattern import Pattern, alignment
+from ._pattern import Kept, Pattern, alignment
 
 try:
     from . import _fast
 except ImportError:  # built without Python's headers, or a Python without the stable ABI: everything works, calls cost more
     _fast = None
 
+
+def _failed(status: int) -> None:
+    """Of a run: raises what it failed with, but for an argument that is not as it must be, which the long way names."""
+    _abi.raise_interrupt()
+    error = _abi.failure(status)
+    if not isinstance(error, _abi.ArgumentError):
+        raise error
+
+
 if _fast is not None:
-    _fast.library(_abi.address(_abi.lib.sat_run), _abi.address(_abi.set_threads), _abi.address(_abi.get_threads))
+    _fast.library(_failed, _abi.address(_abi.lib.sat_run), _abi.address(_abi.set_threads), _abi.address(_abi.get_threads))
     _fast.numpy(np.ndarray)
     _context.on_change(_fast.set_epoch)
 
@@ -58,14 +67,14 @@ torch_types: tuple = ()
 install_torch: Any = None
 
 
-def install(quick: Any, inputs: tuple, result: Any, made: tuple | None) -> None:
-    """Adds what a product ran by, so that the next one like it is quick. `result`: None where the last input is it."""
+def install(quick: Any, inputs: tuple, result: Any, made: Kept | None) -> None:
+    """Adds what a product ran by, so that the next one like it is quick. `result`: None where the last input is it. What cannot be added
+    goes back to its pattern with the last reference to it."""
     if made is None:
         return
     if type(inputs[0]) is not np.ndarray:
         install_torch(quick, inputs, result, made)
         return
-    plan, stream, _ = made
     aligned = [alignment(x.__array_interface__["data"][0], "cpu") for x in inputs]
     if result is None:
         aligned, make, like = [*aligned, 1], None, ()
@@ -73,4 +82,4 @@ def install(quick: Any, inputs: tuple, result: Any, made: tuple | None) -> None:
         aligned, make, like = [*aligned, alignment(result.__array_interface__["data"][0], "cpu")], np.empty, (result.shape, result.dtype)
         if len(inputs) == 3:  # a bias, of which a plan asks nothing
             aligned[2] = result.itemsize
-    quick.add(inputs, tuple(aligned), make, like, stream, _abi.get_threads(), 0, plan.handle, plan)
+    quick.add(inputs, tuple(aligned), make, like, made.stream, _abi.get_threads(), 0, made.plan.handle, made)

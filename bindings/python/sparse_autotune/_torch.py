@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import _abi, _context, _ops, _quick
 from ._matrix import BsrMatrix, as_bsr, is_sparse
-from ._pattern import Pattern, alignment
+from ._pattern import Kept, Pattern, alignment
 from ._quick import _fast, runner
 from ._tangents import ReverseOnly, forward_ad, refuse_tangents, refuse_transforms
 from ._torch_patterns import index_tensors, pattern_of
@@ -27,7 +27,7 @@ _ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn
 
 if _fast is not None:
     _fast.torch(
-        Tensor, torch.nn.Parameter, torch.is_grad_enabled, _C._is_any_autocast_enabled,
+        Tensor, torch.nn.Parameter, Tensor.is_neg, torch.is_grad_enabled, _C._is_any_autocast_enabled,
         _C._len_torch_dispatch_stack, _C._is_tracing, torch.get_num_threads, getattr(_C, "_cuda_getCurrentRawStream", None),
         getattr(_C, "_get_cublas_allow_tf32", None),
         (torch.float32, torch.float64, torch.float16, torch.bfloat16), getattr(Tensor, "__dlpack_c_exchange_api__", None),
@@ -94,17 +94,10 @@ def _watch_captures() -> None:
         _fast.driver(_abi.address(question))
 
 
-def _may_be_negative(t: Tensor) -> bool:
-    """Whether a tensor that lies like this one may be a view that torch negates when it reads it: the imaginary part of a conjugate,
-    in which every other number is the real part. The quick way does not ask."""
-    return all(n == 1 or s % 2 == 0 for n, s in zip(t.shape, t.stride()))
-
-
-def install(quick: Any, inputs: tuple, result: Tensor | None, made: tuple | None) -> None:
+def install(quick: Any, inputs: tuple, result: Tensor | None, made: Kept | None) -> None:
     """As _quick.install, of tensors."""
-    if made is None or any(map(_may_be_negative, inputs)):
+    if made is None:
         return
-    plan, stream, threads = made
     first = inputs[0]
     if first.is_cuda:
         _watch_captures()
@@ -116,7 +109,7 @@ def install(quick: Any, inputs: tuple, result: Tensor | None, made: tuple | None
         aligned, (make, like) = [*aligned, alignment(result.data_ptr(), str(result.device))], _maker(result)
         if len(inputs) == 3 and inputs[2].dim() == 1:  # a bias
             aligned[2] = first.element_size()
-    quick.add(inputs, tuple(aligned), make, like, stream, threads, tf32, plan.handle, plan)
+    quick.add(inputs, tuple(aligned), make, like, made.stream, made.threads, tf32, made.plan.handle, made)
 
 
 _quick.torch_types, _quick.install_torch = (Tensor, torch.nn.Parameter), install

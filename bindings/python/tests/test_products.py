@@ -191,6 +191,42 @@ def test_the_quick_way_into_memory_that_is_given_gives_way():
     assert a._runner(a.values, b) is not None and into(a.values, b, out) is out
 
 
+@pytest.mark.parametrize("shapes", [8, 9, 20])
+def test_plans_that_runners_drop_are_used_again(shapes, monkeypatch):
+    """More shapes in turn than a runner remembers, or more dimensions: no plan is made twice."""
+    *parts, dense = random_bsr(8, 32, 24, (8, 8), 0.5)
+    a = sa.BsrMatrix(*parts, (32, 24))
+    operands = [np.random.default_rng(n).standard_normal((24, n)).astype(np.float32) for n in range(1, shapes + 1)]
+    operands.append(np.ones((1, 1, 1, 1, 1, 24, 5), np.float32))
+
+    def all_of_them():
+        for b in operands:
+            close(a @ b, dense @ b)
+
+    all_of_them()
+    monkeypatch.setattr(sa._pattern.Plan, "dup", lambda plan: pytest.fail("a copy was made"))
+    monkeypatch.setattr(sa._pattern.Pattern, "plan", lambda *_: pytest.fail("a plan was made"))
+    for _ in range(3):
+        all_of_them()
+
+
+def test_strides_of_one_element_mean_nothing():
+    """Negative ones of an output too, cold and warm."""
+    a = sa.BsrMatrix.from_dense(np.ones((1, 16), np.float32), block=(1, 4))
+    b = np.ones((16, 8), np.float32)
+    for _ in range(3):
+        for out in (np.full((1, 8), np.nan, np.float32)[::-1], np.full((1, 8), np.nan, np.float32)):
+            assert sa.matmul(a, b, out=out) is out and (out == 16).all()
+
+
+def test_a_bias_of_another_maker():
+    torch = pytest.importorskip("torch")
+    *parts, dense = random_bsr(8, 32, 24, (8, 8), 0.5)
+    a, b = sa.BsrMatrix(*parts, (32, 24)), np.ones((24, 5), np.float32)
+    for _ in range(3):
+        close(sa.matmul(a, b, bias=torch.ones(32)), dense @ b + 1)
+
+
 def test_arrays_and_tensors_of_one_pattern_keep_apart():
     torch = pytest.importorskip("torch")
     *parts, dense = random_bsr(7, 32, 24, (8, 8), 0.5)

@@ -113,6 +113,40 @@ def test_a_python_variant_serves():
     assert run.stdout.strip() == "[7. 7.]", run.stderr
 
 
+FAILING = """
+import numpy as np, sparse_autotune as sa
+sa.set_effort("off")
+calls, failures = 0, 0
+def seven(call):
+    global calls, failures
+    calls += 1
+    if failures:
+        failures -= 1
+        raise RuntimeError("boom")
+    call.out[...] = 7
+sa.register_variant(seven, name="cpu_matmul_f32_any_python_failing")
+A, b = sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2), "f4"), (2, 2)), np.ones((2, 1), "f4")
+ways = [lambda: A @ b, lambda: sa.matmul(A, b), lambda: sa.matmul(A, b, out=np.empty((2, 1), "f4"))]
+for way in ways:
+    for _ in range(3):
+        assert (way() == 7).all()
+    calls, failures = 0, 1
+    try:
+        way()
+    except sa.DeviceError as error:
+        assert "boom" in str(error) and calls == 1, calls
+    else:
+        raise AssertionError(calls)
+    assert (way() == 7).all()
+print("fine")
+"""
+
+
+def test_what_a_variant_raises_comes_out_once():
+    run = run_program(FAILING, SPARSE_AUTOTUNE_FORCE="cpu_matmul_f32_any_python_failing")
+    assert run.stdout.strip() == "fine", run.stderr
+
+
 def test_a_wrong_variant_never_wins():
     def wrong(call):
         simple(call)

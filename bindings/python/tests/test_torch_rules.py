@@ -112,6 +112,21 @@ def test_negated_views_of_attention():
         torch.testing.assert_close(x, y)
 
 
+def test_a_negated_view_of_any_strides_is_read_right():
+    a = sa.BsrMatrix.from_dense(torch.randn(24, 16), 8)
+    plain = torch.randn(16, 5)
+    negated = torch._neg_view(-plain)
+    assert negated.is_neg() and negated.stride() == plain.stride()
+    for _ in range(2):
+        for b in (plain, negated):
+            torch.testing.assert_close(a @ b, a.to_dense() @ plain)
+    out = torch.empty(24, 5)
+    for _ in range(2):
+        sa.matmul(a, plain, out=out)
+        with pytest.raises(ValueError, match="negates"):
+            sa.matmul(a, plain, out=torch._neg_view(torch.empty(24, 5)))
+
+
 def test_a_negated_out_is_refused():
     (a, _), b = matrix(), torch.randn(16, 3)
     with pytest.raises(ValueError, match="out is a view"):
