@@ -42,6 +42,8 @@ class ReverseOnly(torch.autograd.Function):
     @classmethod
     def of_plain(cls, *arguments):
         """apply() for tensors that functorch has not wrapped, which it looks for in every argument."""
+        if torch.compiler.is_dynamo_compiling():  # behind a break in a graph; torch 2.6 cannot follow super()
+            return cls.apply(*arguments)
         return super(torch.autograd.Function, cls).apply(*arguments)
 
     @staticmethod
