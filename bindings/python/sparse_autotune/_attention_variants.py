@@ -150,21 +150,21 @@ def register(
     about: str,
 ) -> None:
     """See register_variant; `flags` are the library's."""
-    from ._variants import failed, interrupted
+    from ._variants import failed, unsure
 
     def c_supports(_variant, problem, pattern, device):
         try:
             p = problem.contents
             return p.a_dtype in dtypes and (supports is None or bool(supports(call_of(p, pattern.contents, device.contents))))
         except BaseException as error:
-            interrupted(error)
+            unsure(name, "supports", error)
             return False  # what cannot say so does not
 
     def c_estimate(_variant, problem, pattern, device):
         try:
             return float(estimate(call_of(problem.contents, pattern.contents, device.contents))) if estimate else 1e-9
         except BaseException as error:
-            interrupted(error)
+            unsure(name, "estimate", error)
             return 1e-9
 
     def c_prepare(prepare_struct, state):

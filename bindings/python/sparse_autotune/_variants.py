@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -47,6 +49,14 @@ def interrupted(error: BaseException) -> None:
     """Keeps what is no failure of the callback's own, such as KeyboardInterrupt, for when the library has returned."""
     if not isinstance(error, Exception):
         _abi.interrupts.append((threading.get_ident(), error))
+
+
+def unsure(name: str, question: str, error: BaseException) -> None:
+    """Tells of a question that raised instead of answering, and goes on without it."""
+    interrupted(error)
+    if isinstance(error, Exception):
+        with contextlib.suppress(RuntimeWarning):  # which may be set to raise
+            warnings.warn(f"{name}: {question} raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
 
 
 def failed(name: str, error: BaseException) -> int:
@@ -155,14 +165,14 @@ def register_variant(
             p = problem.contents
             return p.a_dtype in codes and p.c_dtype == p.a_dtype and bool(accepts(_facts(p, pattern.contents)))
         except BaseException as error:
-            interrupted(error)
+            unsure(name, "supports", error)
             return False  # what cannot say so does not
 
     def c_estimate(_variant, problem, pattern, _device):
         try:
             return float(estimate(_facts(problem.contents, pattern.contents))) if estimate else 1e-9
         except BaseException as error:
-            interrupted(error)
+            unsure(name, "estimate", error)
             return 1e-9
 
     def c_launch(launch):

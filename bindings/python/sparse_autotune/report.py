@@ -124,7 +124,30 @@ def _rate(flops: float | None) -> str:
 def _title(problem: dict) -> str:
     block = "×".join(map(str, problem["block"]))
     density = problem.get("density") or 0
-    return f"{problem.get('op', 'matmul')} {problem.get('dtype', '')} {problem.get('m', '?')}×{problem.get('n', '?')}×{problem.get('k', '?')}, block {block}, {100 * (1 - density):.1f} % sparse"
+    sizes = f"{problem.get('op', 'matmul')} {problem.get('dtype', '')} {problem.get('m', '?')}×{problem.get('n', '?')}×{problem.get('k', '?')}"
+    return ", ".join((sizes, f"block {block}", f"{100 * (1 - density):.1f} % sparse", *_setting(problem)))
+
+
+def _setting(problem: dict) -> tuple[str, ...]:
+    """In words, what a problem is beside its sizes, block and density; its key says so."""
+    key = problem.get("key")
+    facts = dict((word.split("=", 1) + [""])[:2] for word in key.split()) if isinstance(key, str) else {}
+
+    def number(name: str) -> float:
+        try:
+            return float(facts.get(name, 0))
+        except ValueError:
+            return 0.0
+
+    columns = "col" in facts.get("layout", "")
+    said = [
+        ("transposed", facts.get("t") == "1"), ("by columns", columns and "row" not in facts["layout"]), (f"layout {facts.get('layout')}", columns and "row" in facts["layout"]),
+        ("TF32", "tf32" in facts), (f"batch {facts.get('batch')}", number("batch") > 1), ("bias", number("bias") > 0), (facts.get("act", ""), facts.get("act", "none") != "none"), ("beta", number("beta") != 0),
+        (f"{facts.get('heads')} heads" + (f" over {facts.get('kv_heads')}" if facts.get("kv_heads") != facts.get("heads") else ""), "heads" in facts), ("causal", "causal" in facts),
+        (f"window {facts.get('window')}", number("window") > 0), (f"{facts.get('sequences')} sequences", number("sequences") > 0),
+        ("uneven rows", number("skew") > 3), ("shared columns", number("overlap") > 1.5 * number("density") > 0), ("cold", facts.get("measure") == "cold"),
+    ]  # fmt: skip
+    return tuple(word for word, true in said if true)
 
 
 def _kind(result: dict) -> str:
@@ -228,7 +251,7 @@ def _groups(races: list[dict]) -> dict[tuple, list[dict]]:
     for race in races:
         p = race["problem"]
         if _winner(race) and p.get("density"):
-            found.setdefault((race["device"].get("name", ""), p["op"], p["dtype"], p["m"], p["n"], p["k"]), []).append(race)
+            found.setdefault((race["device"].get("name", ""), p["op"], p["dtype"], p["m"], p["n"], p["k"], _setting(p)), []).append(race)
     return found
 
 
@@ -360,8 +383,8 @@ def page(races: list[dict[str, Any]], title: str = "Block-sparse products") -> s
     """
     devices = sorted({r["device"].get("name", "") for r in races if r["device"].get("name")})
     plots = []
-    for (device, op, dtype, m, n, k), group in _groups(races).items():
-        words = f"{op} {dtype} {m}×{n}×{k}" + (f", {device}" if len(devices) > 1 else "")
+    for (device, op, dtype, m, n, k, setting), group in _groups(races).items():
+        words = ", ".join((f"{op} {dtype} {m}×{n}×{k}", *setting, *([device] if len(devices) > 1 else [])))
         plots.append(_plot("Speed-up over density", words, _speed_up(group)))
         plots.append(_plot("Rate over block size", words, _by_block(group)))
     plots.append(_plot("Roofline", "each dot is a race's winner; dashed: what the device's rates of memory and arithmetic allow", _roofline(races)))

@@ -158,7 +158,8 @@ def test_a_wrong_variant_never_wins():
     sa.register_variant(wrong, name="cpu_matmul_f32_any_python_wrong", supports=whole_blocks)
     sa.register_variant(failing, name="cpu_matmul_f32_any_python_failing", supports=whole_blocks)
     sa.register_variant(simple, name="cpu_matmul_f32_any_python_unsure", supports=lambda p: 1 / 0)
-    race = sa.benchmark(matrix(7)[0], np.ones((64, 6), np.float32))
+    with pytest.warns(RuntimeWarning, match="cpu_matmul_f32_any_python_unsure: supports raised ZeroDivisionError: division by zero"):
+        race = sa.benchmark(matrix(7)[0], np.ones((64, 6), np.float32))
     verdicts = {r.variant: r for r in race}
     assert verdicts["cpu_matmul_f32_any_python_wrong"].verdict == "wrong"
     failed = verdicts["cpu_matmul_f32_any_python_failing"]

@@ -126,3 +126,21 @@ def test_a_folder_that_is_not_there_is_told_before_racing(capsys, monkeypatch, t
     monkeypatch.setattr(program._race, "run", pytest.fail)
     assert program.main(["race", "--device", "cpu", "--size", "64x8x64", "-o", str(tmp_path / "none" / "x.json")]) == 1
     assert "--output is" in capsys.readouterr().err
+
+
+def test_races_of_different_problems_keep_apart():
+    """Layouts, transposes and TF32 are told in words and have plots of their own."""
+
+    def race(block, density, seconds, key):
+        results = [{"variant": name, "verdict": "ok", "seconds": s, "flops_per_second": 1e12, "dense": name == "dense"} for name, s in (("v", seconds), ("dense", 1e-3))]
+        problem = {"op": "matmul", "m": 64, "n": 64, "k": 64, "block": [block, block], "dtype": "f16", "density": density, "key": key}
+        return {"problem": problem, "device": {"name": "here"}, "best": "v", "results": results}
+
+    plain, other = "t=0 layout=blocks,row,row density=0.5 overlap=0.5 skew=1", "t=1 layout=blocks,col,col tf32 density=0.5 overlap=0.5 skew=1"
+    races = [race(b, d, 5e-4 if key == plain else 1e-4, key) for key in (plain, other) for b in (4, 8) for d in (0.5, 0.25)]
+    page = report.page(races)
+    assert page.count("<h3>Speed-up over density</h3>") == 2 and "matmul f16 64×64×64, transposed, by columns, TF32" in page
+    titles = re.findall(r"<h3>(matmul.*?)</h3>", page)
+    assert len(titles) == len(set(titles)) == 8
+    first = page[page.index("<h3>Speed-up over density</h3>") : page.index("<h3>Rate over block size</h3>")]
+    assert "2.00× faster" in first and "10.00×" not in first
