@@ -58,8 +58,12 @@ def all_turns(jobs, rounds, warm=3):
     return {name: sorted(times) for name, times in found.items()}
 
 
+def medians(found):
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
 def in_turns(jobs, rounds, warm=3):
-    return {name: statistics.median(times) for name, times in all_turns(jobs, rounds, warm).items()}
+    return medians(all_turns(jobs, rounds, warm))
 
 
 def parts(size, block, density, dtype):
@@ -168,7 +172,7 @@ def quietest_core():
 
 
 def host_cost(*arguments, **options):
-    return {name: statistics.median(times) for name, times in host_costs(*arguments, **options).items()}
+    return medians(host_costs(*arguments, **options))
 
 
 @shows("CPU: host cost of matmul on a 4x4 torch tensor", "CPU: host cost of matmul on a 4x4 NumPy array")
@@ -301,7 +305,7 @@ def cuda_host_cost():
     batches = host_costs_where_quiet(plain, sync) | host_costs_where_quiet(graded, sync)
     with torch.no_grad():
         batches |= host_costs_where_quiet({"no_grad": plain["ours"]}, sync)
-    found = {name: statistics.median(times) for name, times in batches.items()}
+    found = medians(batches)
     tenth = {name: times[len(times) // 10] for name, times in batches.items()}
     us = {name: f"{seconds * 1e6:.2f}" for name, seconds in found.items()}
     problem = describe(512, 64, 512, 64, "f16", 0.125)

@@ -106,3 +106,15 @@ class OnlyDlpack:
 def close(got, expected, dtype="float32"):
     tolerance = TOLERANCE[str(dtype).removeprefix("torch.")]
     np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance)
+
+
+def tensors(seed, rows, cols, block, density, dtype, device="cpu"):
+    """A random matrix of torch values, and the dense tensor that it means."""
+    row_ptr, col_idx, values, dense = random_bsr(seed, rows, cols, block, density, np.float64)
+    matrix = sa.BsrMatrix(row_ptr, col_idx, torch.tensor(values).to(device, dtype), (rows, cols))
+    return matrix, torch.tensor(dense).to(device, dtype)
+
+
+def tensors_close(got, expected):
+    tolerance = TOLERANCE[str(got.dtype).removeprefix("torch.")]
+    torch.testing.assert_close(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
