@@ -25,7 +25,7 @@ build: ## libraries, command line, tests and benchmark
 
 test: ## set up, build, and run every test, those of Python and Rust, sanitizers and fuzzers included
 	@scripts/setup.sh test cuda python rust
-	@scripts/test.sh release python asan tsan fuzz gpu rust
+	@scripts/test.sh disk release gpu python asan tsan fuzz rust
 
 python: ## the Python package: its wheel, a fresh environment, its tests
 	@scripts/setup.sh run python

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs the tests, step by step, and ends with how many passed, failed and were skipped.
-# usage: test.sh release|python|asan|tsan|fuzz|gpu|rust ...  from the Makefile, which gives BUILD, WERROR and JOBS
+# usage: test.sh disk|release|gpu|python|asan|tsan|fuzz|rust ...  from the Makefile, which gives BUILD, WERROR and JOBS
 # CUDA code is compiled wherever a CUDA compiler works, with or without a GPU; where CI=true one must.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -12,6 +12,9 @@ pass() { passed=$((passed + 1)); }
 fail() { failed=$((failed + 1)) && failures+=("$1"); }
 skip() { skipped=$((skipped + 1)) && skips+=("$1"); }
 title() { printf '\n== %s\n' "$1"; }
+
+# Where nobody comes back to it, what a step leaves makes room for the next.
+drop() { [ "${CI:-}" != true ] || rm -rf "$@"; }
 
 build() { # folder, compiler, more words for cmake; then what to build
     local folder=$1 compiler=$2 target=$3 generator=()
@@ -52,6 +55,18 @@ clang_can() { # flags
     command -v clang >/dev/null && echo 'int main(void) { return 0; }' | clang "$@" -x c - -o /dev/null 2>/dev/null
 }
 
+# A full disk fails in many ways, few of which say so: this is said before, and again beside what failed.
+scarce=
+step_disk() {
+    local room had needed=$((12 << 20)) # KiB, of a first run of everything
+    [ "${CI:-}" != true ] || needed=$((9 << 20))
+    mkdir -p "$BUILD" && room=$(df -Pk "$BUILD" | awk 'NR == 2 { print $4 }') || return
+    had=$(du -skc "$BUILD" "$BUILD"-* 2>/dev/null | awk 'END { print $1 }')
+    [ $((room + had)) -lt $needed ] || return
+    scarce="$((room >> 10)) MB of disk are free for $BUILD, and all tests take about $(((needed - had) >> 10)) MB more"
+    echo "sparse_autotune: $scarce" >&2
+}
+
 build_release() {
     local words=()
     [ "${CI:-}" != true ] || words=(-DSAT_CUDA=ON)
@@ -80,8 +95,11 @@ python_base() {
     if python3 -c 'import urllib.request as u; u.urlopen("https://download.pytorch.org/whl/cpu/", timeout=10)' 2>/dev/null; then
         index=(--extra-index-url https://download.pytorch.org/whl/cpu)
     fi
-    "$base/bin/python" -m pip install --quiet --disable-pip-version-check --retries 2 "${index[@]}" -r "$wanted" &&
-        cp "$wanted" "$base/ready"
+    # Wheels of two gigabytes: not into a /tmp that is memory, and not left there by a run that is killed.
+    mkdir "$base/tmp" &&
+        TMPDIR=$(realpath "$base/tmp") "$base/bin/python" -m pip install --quiet --disable-pip-version-check --retries 2 \
+            "${index[@]}" -r "$wanted" &&
+        rm -rf "$base/tmp" && cp "$wanted" "$base/ready"
 }
 
 python_wheel() { # from the library that is built already: compiling it twice would show nothing new
@@ -112,7 +130,8 @@ step_python() {
     python_fresh || { fail "Python: the wheel could not be installed" && return; }
     local report=$BUILD/python/junit.xml tests bad idle
     rm -f "$report"
-    "$BUILD/python/venv/bin/python" -m pytest --timeout 300 -p no:cacheprovider -W ignore --junitxml "$report" bindings/python/tests ||
+    TORCHINDUCTOR_CACHE_DIR=$(realpath -m "$BUILD/python/inductor") \
+        "$BUILD/python/venv/bin/python" -m pytest --timeout 300 -p no:cacheprovider -W ignore --junitxml "$report" bindings/python/tests ||
         echo "pytest returned $?"
     count() { grep -o "<testsuite [^>]*" "$report" 2>/dev/null | sed -n "s/.* $1=\"\([0-9]*\)\".*/\1/p"; }
     tests=$(count tests)
@@ -121,6 +140,7 @@ step_python() {
     passed=$((passed + tests - bad - idle)) failed=$((failed + bad)) skipped=$((skipped + idle))
     [ "$bad" -eq 0 ] || failures+=("Python: $bad tests")
     [ "$idle" -eq 0 ] || skips+=("Python: $idle tests, those that need a GPU or JAX")
+    drop "$BUILD/python"
 }
 
 step_asan() {
@@ -199,6 +219,7 @@ step_gpu() {
         if "$BUILD/sparse_autotune" check --device cuda --seconds "$GPU_SECONDS"; then pass; else fail "GPU: check"; fi
         run_ctest GPU "$BUILD" -L gpu
     fi
+    drop "$BUILD"/tests/test_* # each has all the device code in it
 }
 
 step_rust() {
@@ -223,6 +244,7 @@ for step in "$@"; do "step_$step"; done
 
 title "summary"
 [ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"
+[ ${#failures[@]} -eq 0 ] || [ -z "$scarce" ] || echo "perhaps for want of room: $scarce"
 [ ${#skips[@]} -eq 0 ] || printf 'skipped: %s\n' "${skips[@]}"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

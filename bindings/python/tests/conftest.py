@@ -1,6 +1,8 @@
 """What the tests share: a cache of their own, effort off unless a test asks for more, and makers of random problems."""
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -8,6 +10,7 @@ import threading
 
 # Before the library makes its first context.
 os.environ["SPARSE_AUTOTUNE_CACHE"] = tempfile.mkdtemp(prefix="sparse_autotune_test_")
+atexit.register(shutil.rmtree, os.environ["SPARSE_AUTOTUNE_CACHE"], ignore_errors=True)
 os.environ.pop("SPARSE_AUTOTUNE", None)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch has an OpenMP of its own, and two that spin are slow on few cores
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")  # else inductor compiles half a minute of probes for vector instructions
