@@ -60,7 +60,8 @@ extern void PyBuffer_Release(buffer *b);
 static struct {
     PyObject *tensor, *parameter, *array; /* types; NULL until there are any */
     PyObject *failed;                     /* raises what a status means, or returns where the long way will */
-    PyObject *is_neg, *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *threads, *raw_stream, *tf32;
+    PyObject *is_neg, *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *function_modes, *before_dispatch;
+    PyObject *threads, *raw_stream, *tf32;
     PyObject *dtypes; /* float32, float64, float16, bfloat16 */
     const dl_exchange *exchange;
     int (*run)(void *plan, void *const *operands, void *stream);
@@ -244,7 +245,7 @@ static bool any_negated(PyObject *const *tensors, Py_ssize_t count) {
  * is written here. */
 static bool torch_wants(PyObject *const *tensors, Py_ssize_t count) {
     return needs_grad(tensors, count) || ask(host.autocast) != 0 || ask(host.dispatch_modes) != 0 ||
-           ask(host.tracing) != 0;
+           ask(host.tracing) != 0 || (ask(host.function_modes) != 0 && ask(host.before_dispatch) != 0);
 }
 
 static bool current_stream(const view *v, void **stream) {
@@ -432,15 +433,19 @@ static PyObject *numpy(PyObject *module, PyObject *type) {
 
 static PyObject *torch(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *objects[11], *capsule;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
-                          &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10], &capsule))
-        return NULL;
-    for (int i = 0; i < 11; i++) Py_INCREF(objects[i]);
-    host.tensor = objects[0], host.parameter = objects[1], host.is_neg = objects[2];
-    host.is_grad_enabled = objects[3], host.autocast = objects[4], host.dispatch_modes = objects[5];
-    host.tracing = objects[6], host.threads = objects[7], host.raw_stream = objects[8];
-    host.tf32 = objects[9], host.dtypes = objects[10];
+    PyObject *capsule,
+        **const places[] = {&host.tensor,          &host.parameter,      &host.is_neg,     &host.is_grad_enabled,
+                            &host.autocast,        &host.dispatch_modes, &host.tracing,    &host.function_modes,
+                            &host.before_dispatch, &host.threads,        &host.raw_stream, &host.tf32,
+                            &host.dtypes};
+    Py_ssize_t count = sizeof places / sizeof *places;
+    if (PyTuple_Size(args) != count + 1)
+        return PyErr_Format(PyExc_TypeError, "torch: %zd objects are expected", count + 1);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        *places[i] = PyTuple_GetItem(args, i);
+        Py_INCREF(*places[i]);
+    }
+    capsule = PyTuple_GetItem(args, count);
     host.exchange = exchange_of(capsule);
     return PyBool_FromLong(host.exchange != NULL);
 }

@@ -12,6 +12,7 @@ from ._pattern import Kept, Pattern, Problem, alignment, launch, problem_of
 
 # Set by _torch once torch is there.
 _compiling = bool  # torch.compiler.is_dynamo_compiling; bool() is False
+_watched = bool  # torch's operators, by a mode or a trace: _torch.watched
 _torch_matmul: Any = None
 _torch_sampled: Any = None
 _torch_eager: Any = None
@@ -236,9 +237,8 @@ def wants_torch(torch: Any, a: BsrMatrix | None, b: Any, out: Any, other: Any, o
     return (
         grad
         or torch._C._is_any_autocast_enabled()
-        or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._is_tracing()
+        or _watched()
     )
 
 

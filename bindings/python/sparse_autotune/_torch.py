@@ -25,11 +25,22 @@ from ._torch_patterns import index_tensors, pattern_of
 _C = torch._C
 _ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
+
+
+def watched() -> bool:
+    """Whether somebody wants to see operators: a mode of the dispatcher, one before it (make_fx has both), or a trace."""
+    return _C._len_torch_dispatch_stack() > 0 or _C._is_tracing() or (_C._len_torch_function_stack() > 0 and _before_dispatch())
+
+
+def _before_dispatch() -> bool:
+    return _C._dispatch_tls_is_dispatch_key_included(_C.DispatchKey.PreDispatch)
+
+
 if _fast is not None:
     _fast.torch(
         Tensor, torch.nn.Parameter, Tensor.is_neg, torch.is_grad_enabled, _C._is_any_autocast_enabled,
-        _C._len_torch_dispatch_stack, _C._is_tracing, torch.get_num_threads, getattr(_C, "_cuda_getCurrentRawStream", None),
-        getattr(_C, "_get_cublas_allow_tf32", None),
+        _C._len_torch_dispatch_stack, _C._is_tracing, _C._len_torch_function_stack, _before_dispatch,
+        torch.get_num_threads, getattr(_C, "_cuda_getCurrentRawStream", None), getattr(_C, "_get_cublas_allow_tf32", None),
         (torch.float32, torch.float64, torch.float16, torch.bfloat16), getattr(Tensor, "__dlpack_c_exchange_api__", None),
     )  # fmt: skip
 
@@ -469,7 +480,7 @@ def _plain(*tensors: Any) -> bool:
             continue
         if (type(t) is not Tensor and type(t) is not torch.nn.Parameter) or _C._functorch.is_legacy_batchedtensor(t) or _C._functorch.is_functorch_wrapped_tensor(t):
             return False  # wrapped: what a transform that has ended left behind
-    return _C._len_torch_dispatch_stack() == 0 and not _C._is_tracing()
+    return not watched()
 
 
 def _with_torch_values(a: BsrMatrix) -> BsrMatrix:
@@ -551,6 +562,7 @@ def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):  # noqa: N803
     return BsrMatrix._make(a._pattern, values, a._transposed)
 
 
+_ops._watched = watched
 _ops._compiling = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; torch.export without dynamo brings fake tensors
 _ops._torch_matmul = _matmul
 _ops._torch_sampled = _sampled

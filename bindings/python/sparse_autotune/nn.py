@@ -32,12 +32,11 @@ def random_pattern(grid: tuple[int, int], density: float, generator: torch.Gener
     """Row pointers and columns with as many blocks in each block row as in every other, give or take one."""
     rows, cols = grid
     total = _blocks_of(density, rows * cols)
-    counts = torch.div(torch.arange(1, rows + 1, device="cpu") * total, max(rows, 1), rounding_mode="floor")
-    row_ptr = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), counts])
+    row_ptr = [total * i // max(rows, 1) for i in range(rows + 1)]
     order = torch.rand(rows, cols, generator=generator, device="cpu").argsort(1)
     taken = [order[i, : row_ptr[i + 1] - row_ptr[i]].sort().values for i in range(rows)]
     col_idx = torch.cat(taken) if taken else torch.zeros(0, dtype=torch.int64, device="cpu")
-    return row_ptr.to(torch.int32), col_idx.to(torch.int32)
+    return torch.tensor(row_ptr, dtype=torch.int32, device="cpu"), col_idx.to(torch.int32)
 
 
 def _check_density(density: float) -> float:
@@ -249,7 +248,7 @@ class SparseLinear(nn.Module):
             raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")
         if torch.compiler.is_compiling():
             return self._traced(x)
-        if not _torch._plain(x, values, bias):
+        if x.is_meta or not _torch._plain(x, values, bias):
             return self._traced(x)
         pattern = self.pattern()
         if torch._C._is_any_autocast_enabled():

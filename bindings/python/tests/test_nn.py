@@ -14,6 +14,8 @@ import sparse_autotune as sa
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 
 def same(x, y, tolerance=1e-4):
     torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
@@ -335,6 +337,20 @@ def test_bad_input():
         sa.sparsify(3)
     with pytest.raises(RuntimeError, match="meta"):
         sa.SparseLinear(4, 4, 2, device="meta").pattern()
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_shapes_without_memory(kind, activation):
+    with torch.device("meta") if kind == "meta" else FakeTensorMode():
+        layer = sa.SparseLinear(40, 24, block=(8, 16), density=0.5, activation=activation)
+        x = torch.empty(2, 5, 40, requires_grad=True)
+        with torch.no_grad():
+            assert layer(x).shape == (2, 5, 24)
+        result = layer(x)
+        assert result.shape == (2, 5, 24) and result.device == x.device
+        result.sum().backward()
+        assert x.grad.shape == x.shape and layer.values.grad.shape == layer.values.shape and layer.bias.grad.shape == (24,)
 
 
 @pytest.mark.parametrize("around", ["meta", "cpu"])

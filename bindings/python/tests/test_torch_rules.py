@@ -3,6 +3,7 @@ that were replaced, traces."""
 
 import copy
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 from torch.autograd import forward_ad  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 WAYS = ["eager", "autocast", "vmap", "compile"]
 
@@ -352,12 +354,23 @@ def test_values_resized_in_place_are_refused():
             call()
 
 
-# ---- torch.jit.trace ----
+# ---- traces ----
 
 
+def jit_trace(f, example):
+    traced = torch.jit.trace(f, example, check_trace=False)
+    return traced, str(traced.inlined_graph if isinstance(f, torch.nn.Module) else traced.graph)
+
+
+def fx_trace(f, example, **words):
+    traced = make_fx(f, **words)(example)
+    return traced, str(traced.graph)
+
+
+@pytest.mark.parametrize("trace", [jit_trace, fx_trace, partial(fx_trace, pre_dispatch=True)])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.filterwarnings("ignore")
-def test_jit_traces_hold_the_operator(grad):
+def test_traces_hold_the_operator(trace, grad):
     layer = sa.SparseLinear(64, 48, block=16, density=0.5, activation="gelu")
     a, pattern = sa.BsrMatrix.from_dense(torch.randn(48, 64), 16), sa.BsrMatrix.from_dense(torch.eye(3), 2)
     functions = [layer, lambda x: sa.matmul(a, x.T), lambda x: a @ x.T, lambda x: x @ a.T, lambda x: sa.sampled_matmul(x, x.T, pattern).values]
@@ -366,8 +379,8 @@ def test_jit_traces_hold_the_operator(grad):
         for f in functions:
             for _ in range(2):
                 f(zeros)  # so that there is a quick way
-            traced = torch.jit.trace(f, zeros, check_trace=False)
-            assert "sparse_autotune::" in str(traced.inlined_graph if f is layer else traced.graph)
+            traced, graph = trace(f, zeros)
+            assert re.search(r"sparse_autotune(::|\.)(matmul|sampled)", graph)
             torch.testing.assert_close(traced(x), f(x))
 
 
