@@ -433,11 +433,10 @@ static PyObject *numpy(PyObject *module, PyObject *type) {
 
 static PyObject *torch(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *capsule,
-        **const places[] = {&host.tensor,          &host.parameter,      &host.is_neg,     &host.is_grad_enabled,
-                            &host.autocast,        &host.dispatch_modes, &host.tracing,    &host.function_modes,
-                            &host.before_dispatch, &host.threads,        &host.raw_stream, &host.tf32,
-                            &host.dtypes};
+    PyObject **const places[] = {&host.tensor,          &host.parameter,      &host.is_neg,     &host.is_grad_enabled,
+                                 &host.autocast,        &host.dispatch_modes, &host.tracing,    &host.function_modes,
+                                 &host.before_dispatch, &host.threads,        &host.raw_stream, &host.tf32,
+                                 &host.dtypes};
     Py_ssize_t count = sizeof places / sizeof *places;
     if (PyTuple_Size(args) != count + 1)
         return PyErr_Format(PyExc_TypeError, "torch: %zd objects are expected", count + 1);
@@ -445,8 +444,7 @@ static PyObject *torch(PyObject *module, PyObject *args) {
         *places[i] = PyTuple_GetItem(args, i);
         Py_INCREF(*places[i]);
     }
-    capsule = PyTuple_GetItem(args, count);
-    host.exchange = exchange_of(capsule);
+    host.exchange = exchange_of(PyTuple_GetItem(args, count));
     return PyBool_FromLong(host.exchange != NULL);
 }
 

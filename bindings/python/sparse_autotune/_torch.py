@@ -26,7 +26,6 @@ _C = torch._C
 _ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
 
-
 def watched() -> bool:
     """Whether somebody wants to see operators: a mode of the dispatcher, one before it (make_fx has both), or a trace."""
     return _C._len_torch_dispatch_stack() > 0 or _C._is_tracing() or (_C._len_torch_function_stack() > 0 and _before_dispatch())
