@@ -58,7 +58,7 @@ clang_can() { # flags
 # A full disk fails in many ways, few of which say so: this is said before, and again beside what failed.
 scarce=
 step_disk() {
-    local room had needed=$((12 << 20)) # KiB, of a first run of everything
+    local room had needed=$((13 << 20)) # KiB, of a first run of everything
     [ "${CI:-}" != true ] || needed=$((9 << 20))
     mkdir -p "$BUILD" && room=$(df -Pk "$BUILD" | awk 'NR == 2 { print $4 }') || return
     had=$(du -skc "$BUILD" "$BUILD"-* 2>/dev/null | awk 'END { print $1 }')
