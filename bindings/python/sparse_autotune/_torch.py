@@ -15,31 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _abi, _context, _ops, _quick
+from . import _abi, _context, _ops, _quick, _torch_modes
 from ._matrix import BsrMatrix, as_bsr, is_sparse
 from ._pattern import Kept, Pattern, alignment
 from ._quick import _fast, runner
 from ._tangents import ReverseOnly, forward_ad, refuse_tangents, refuse_transforms
-from ._torch_patterns import index_tensors, pattern_of
+from ._torch_modes import watched
+from ._torch_patterns import Unchanged, index_tensors, pattern_of
 
 _C = torch._C
 _ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
-
-def watched() -> bool:
-    """Whether somebody wants to see operators: a mode of the dispatcher, one before it (make_fx has both), or a trace."""
-    return _C._len_torch_dispatch_stack() > 0 or _C._is_tracing() or (_C._len_torch_function_stack() > 0 and _before_dispatch())
-
-
-def _before_dispatch() -> bool:
-    return _C._dispatch_tls_is_dispatch_key_included(_C.DispatchKey.PreDispatch)
-
-
 if _fast is not None:
     _fast.torch(
         Tensor, torch.nn.Parameter, Tensor.is_neg, torch.is_grad_enabled, _C._is_any_autocast_enabled,
-        _C._len_torch_dispatch_stack, _C._is_tracing, _C._len_torch_function_stack, _before_dispatch,
-        torch.get_num_threads, getattr(_C, "_cuda_getCurrentRawStream", None), getattr(_C, "_get_cublas_allow_tf32", None),
+        _C._len_torch_dispatch_stack, _C._is_tracing, _torch_modes.early, torch.get_num_threads,
+        getattr(_C, "_cuda_getCurrentRawStream", None), getattr(_C, "_get_cublas_allow_tf32", None),
         (torch.float32, torch.float64, torch.float16, torch.bfloat16), getattr(Tensor, "__dlpack_c_exchange_api__", None),
     )  # fmt: skip
 
@@ -314,13 +305,16 @@ def _sampled_fake(x, y, row_ptr, col_idx, shape, block, alpha=1.0):
 
 def _matmul_setup(ctx, inputs, output):
     values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation = inputs
-    ctx.save_for_backward(values, row_ptr, col_idx, b, bias)
-    ctx.facts = (list(shape), transpose, left, alpha, activation)
+    # As _Product does: with activation checkpointing a mode may see only one of the two.
+    ctx.save_for_backward(values, b, *(() if activation == "none" else (bias,)))
+    ctx.index = Unchanged(row_ptr, col_idx)
+    ctx.facts = (list(shape), transpose, left, alpha, activation, None if bias is None else bias.dtype)
 
 
 def _matmul_backward(ctx, grad):
-    values, row_ptr, col_idx, b, bias = ctx.saved_tensors
-    shape, transpose, left, alpha, activation = ctx.facts
+    values, b, *bias = ctx.saved_tensors
+    row_ptr, col_idx = ctx.index.get()
+    shape, transpose, left, alpha, activation, bias_dtype = ctx.facts
     block = list(values.shape[1:])
 
     def product(v, x, t, side, s):
@@ -330,10 +324,10 @@ def _matmul_backward(ctx, grad):
         return torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, shape, block, s)
 
     if activation != "none":  # the value before it, and what the activation makes of the gradient there
-        before = torch.ops.sparse_autotune.matmul(values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha)
+        before = torch.ops.sparse_autotune.matmul(values, row_ptr, col_idx, b, *bias, shape, transpose, left, alpha)
         grad = grad * _slope(activation, before)
     needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[3], ctx.needs_input_grad[4])
-    d_values, d_b, d_bias = _product_grads(needs, values, b, grad, None if bias is None else bias.dtype, transpose, left, alpha, product, sample)
+    d_values, d_b, d_bias = _product_grads(needs, values, b, grad, bias_dtype, transpose, left, alpha, product, sample)
     return d_values, None, None, d_b, d_bias, None, None, None, None, None
 
 
@@ -348,13 +342,13 @@ def _slope(activation: str, z: Tensor) -> Tensor:
 
 def _sampled_setup(ctx, inputs, output):
     x, y, row_ptr, col_idx, shape, block, alpha = inputs
-    ctx.save_for_backward(x, y, row_ptr, col_idx)
-    ctx.facts = (list(shape), alpha)
+    ctx.save_for_backward(x, y)  # as _Sampled does
+    ctx.index, ctx.facts = Unchanged(row_ptr, col_idx), (list(shape), alpha)
 
 
 def _sampled_backward(ctx, grad):
-    x, y, row_ptr, col_idx = ctx.saved_tensors
-    shape, alpha = ctx.facts
+    x, y = ctx.saved_tensors
+    (row_ptr, col_idx), (shape, alpha) = ctx.index.get(), ctx.facts
     d_x = d_y = None
     g = grad.contiguous()
     if ctx.needs_input_grad[0]:
@@ -387,6 +381,11 @@ def _sampled_vmap(info, in_dims, x, y, row_ptr, col_idx, shape, block, alpha=1.0
 
 torch.library.register_vmap("sparse_autotune::matmul", _matmul_vmap, lib=_library)
 torch.library.register_vmap("sparse_autotune::sampled", _sampled_vmap, lib=_library)
+
+
+def autocasts(t: Tensor) -> bool:
+    kind = t.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)  # which raises for devices that have none
 
 
 def _autocast(device: str, *tensors: Tensor | None) -> tuple:
@@ -496,7 +495,7 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None): 
     _ops.check_beta(options.beta, out)
     a = _with_torch_values(a)
     kind = b.device.type
-    if torch.is_autocast_enabled(kind):
+    if autocasts(b):
         with torch.autocast(kind, enabled=False):
             values, b, bias = _autocast(kind, a._values, b, bias)
             if bias is not None and isinstance(out, Tensor) and out.dtype == torch.float32:
@@ -551,8 +550,8 @@ def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):  # noqa: N803
         alpha, beta = _ops._number(alpha, "alpha"), _ops._number(beta, "beta")
     _ops.check_beta(beta, out)
     x, y = (Y.t(), X.t()) if a._transposed else (X, Y)
-    if compiling or not _plain(x, y) or torch.is_autocast_enabled(x.device.type):
-        if not torch.is_autocast_enabled(x.device.type):
+    if compiling or not _plain(x, y) or autocasts(x):
+        if not autocasts(x):
             _no_tf32(tf32, x)
         row_ptr, col_idx = a._index if a._torch and a._values.device == x.device else index_tensors(a._pattern, x.device)
         values = torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, a._pattern.shape, a._pattern.block, alpha)

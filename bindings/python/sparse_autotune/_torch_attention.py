@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _attention, _context, _mask, _torch_own, _torch_patterns
+from . import _attention, _mask, _torch_modes, _torch_own, _torch_patterns
 from . import _torch as interop
 from ._attention import Spec
 from ._mask import AttentionMask, flag, whole
@@ -63,9 +63,7 @@ def index_of(mask: AttentionMask, device: torch.device) -> Tensor:
     """A mask's tensor on a device, made once. It stays: a GPU's is made aside."""
     key = _where(device)
     if key not in mask._tensors:
-        made = _context._aside(_copy_index, mask._pattern, device) if key >= 0 else None
-        if made is None:
-            made = _copy_index(mask._pattern, device)
+        made = _torch_modes.lasting(_copy_index, mask._pattern, device, aside=key >= 0)
         made._dynamo_static_input_type = "unguarded"  # its address never changes: CUDA graphs need not copy it
         _masks.add(_key(made, mask._index_shape), (made,), mask._pattern)
         mask._tensors[key] = made
@@ -121,10 +119,13 @@ class _Attention(ReverseOnly):
 
     @staticmethod
     def backward(ctx, grad, _):
-        return *_Gradients.apply(grad, *ctx.saved_tensors, *ctx.facts), None, None
+        (mask, spec), tensors = ctx.facts, (grad, *ctx.saved_tensors)
+        if interop._plain(*tensors):
+            return *_Gradients.of_plain(*tensors, mask, spec), None, None
+        return *torch.ops.sparse_autotune.attention_backward(*tensors, *_words(grad.device, mask, *_told(spec))), None, None
 
 
-class _Gradients(torch.autograd.Function):
+class _Gradients(ReverseOnly):
     @staticmethod
     def forward(ctx, grad, q, k, v, out, lse, mask, spec):
         return _attention.backward(q, k, v, out, lse, grad, mask, spec)
@@ -187,17 +188,18 @@ def _setup(ctx, inputs, output):
     out, sums = output
     ctx.mark_non_differentiable(sums)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, mask, out, sums)
-    ctx.facts, ctx.lse = (list(facts[0]), *facts[1:]), lse
+    ctx.save_for_backward(q, k, v, out, sums)  # as _Attention does
+    ctx.index, ctx.facts, ctx.lse = _torch_patterns.Unchanged(mask), (list(facts[0]), *facts[1:]), lse
 
 
 def _grads(ctx, grad, _):
     if grad is None:
         return (None,) * 11
-    q, k, v, mask, out, sums = ctx.saved_tensors
+    q, k, v, out, sums = ctx.saved_tensors
+    words = *ctx.index.get(), *ctx.facts
     if not ctx.lse:
-        out, sums = torch.ops.sparse_autotune.attention(q, k, v, mask, *ctx.facts, True)
-    return *torch.ops.sparse_autotune.attention_backward(grad, q, k, v, out, sums, mask, *ctx.facts), *(None,) * 8
+        out, sums = torch.ops.sparse_autotune.attention(q, k, v, *words, True)
+    return *torch.ops.sparse_autotune.attention_backward(grad, q, k, v, out, sums, *words), *(None,) * 8
 
 
 def _no_setup(ctx, inputs, output):
@@ -262,33 +264,45 @@ def _call(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow
         allow_tf32 = None if allow_tf32 is None else flag(allow_tf32, "allow_tf32")
         if window is not None and type(window) is not int:
             window = whole(window, "window")  # how large it is, is looked at when the operator runs
-        return _through_operator(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
+        return _through_operator(q, k, v, mask, return_lse, causal, window, scale, deterministic, allow_tf32)
     for x, name in ((k, "k"), (v, "v")):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor, as q is")
-    kind = q.device.type
     if not interop._plain(q, k, v):
-        return _through_operator(q, k, v, mask, spec.causal, spec.window or None, spec.scale or None, return_lse, not spec.flags, spec.tf32)
-    if torch.is_autocast_enabled(kind):
-        q, k, v = interop._autocast(kind, q, k, v)
+        return _through_operator(q, k, v, mask, return_lse, *_told(spec))
+    if interop.autocasts(q):
+        q, k, v = interop._autocast(q.device.type, q, k, v)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, lse = _Attention.apply(q, k, v, mask, spec)
+        out, lse = _Attention.of_plain(q, k, v, mask, spec)
     else:
         out, lse = forward(q, k, v, mask, spec, return_lse)
     return (out, lse) if return_lse else out
 
 
-def _through_operator(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32):
+def _told(spec: Spec) -> tuple:
+    """What a spec says, in the words of the operators."""
+    return spec.causal, spec.window or None, spec.scale or None, not spec.flags, spec.tf32
+
+
+def _words(device, mask, causal, window, scale, deterministic, allow_tf32):
+    """What the operators take beside tensors."""
     index, shape = None, ()
     if mask is not None:
-        _attention.check_shapes(q.shape, k.shape, v.shape, mask._shape, mask._heads)
-        at = q.device.index if q.device.type == "cuda" else -1
+        at = device.index if device.type == "cuda" else -1
         index = mask._tensors[at] if at in mask._tensors else mask._tensors[-1]  # the CPU's serves too, but for CUDA graphs
+        if _torch_modes.makes_fakes(index):
+            index = _copy_index(mask._pattern, device)
         shape, causal = mask._index_shape, causal or mask._causal
         if mask._window:
             window = mask._window if window is None else min(window, mask._window)
+    return index, shape, causal, window, scale, deterministic, allow_tf32
+
+
+def _through_operator(q, k, v, mask, return_lse, *facts):
+    if mask is not None:
+        _attention.check_shapes(q.shape, k.shape, v.shape, mask._shape, mask._heads)
     needs = return_lse or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-    out, lse = torch.ops.sparse_autotune.attention(q, k, v, index, shape, causal, window, scale, deterministic, allow_tf32, needs)
+    out, lse = torch.ops.sparse_autotune.attention(q, k, v, *_words(q.device, mask, *facts), needs)
     return (out, lse) if return_lse else out
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import _context
+from . import _torch_modes
 from ._matrix import make_pattern
 from ._pattern import Pattern
 
@@ -48,6 +48,22 @@ def version_of(t: Tensor) -> int:
     return 0 if t.is_inference() else t._version
 
 
+class Unchanged:
+    """Index tensors beside those that autograd saves, which looks at the versions of its own only."""
+
+    def __init__(self, *tensors: Tensor | None) -> None:
+        self._tensors, self._versions = tensors, self._now(tensors)
+
+    @staticmethod
+    def _now(tensors: tuple) -> list[int]:
+        return [version_of(t) for t in tensors if t is not None]
+
+    def get(self) -> tuple:
+        if self._now(self._tensors) != self._versions:
+            raise RuntimeError("indices of a matrix or a mask were changed in place after the call whose gradients are asked for")
+        return self._tensors
+
+
 def _place(t: Tensor) -> tuple:
     return t.untyped_storage()._cdata, t.storage_offset(), t.dtype, tuple(t.shape), t.stride()
 
@@ -81,15 +97,16 @@ def _copy_indices(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tenso
 
 
 def index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The indices as tensors on a device, one pair a pattern. They stay: a GPU's are made aside."""
+    """The indices as tensors on a device, one pair a pattern. They stay, but for fakes; a GPU's are made aside."""
     key = ("index", str(device))
-    if key not in pattern.caches:
-        pair = _context._aside(_copy_indices, pattern, device) if device.type == "cuda" else None
-        if pair is None:
-            pair = _copy_indices(pattern, device)
-        for t in pair:
+    known = pattern.caches.get(key)
+    if _torch_modes.makes_fakes(known):
+        return _copy_indices(pattern, device)
+    if known is None:
+        known = _torch_modes.lasting(_copy_indices, pattern, device, aside=device.type == "cuda")
+        for t in known:
             t._dynamo_static_input_type = "unguarded"  # its address never changes: CUDA graphs need not copy it
-        pair[0]._sparse_autotune_pattern = pattern  # a graph of autograd may have the tensors when nobody has the matrix any more
-        remember(*pair, pattern, own=True)
-        pattern.caches[key] = pair
-    return pattern.caches[key]
+        known[0]._sparse_autotune_pattern = pattern  # a graph of autograd may have the tensors when nobody has the matrix any more
+        remember(*known, pattern, own=True)
+        pattern.caches[key] = known
+    return known

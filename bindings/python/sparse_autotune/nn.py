@@ -99,16 +99,25 @@ class SparseLinear(nn.Module):
         self.register_buffer("row_ptr", row_ptr.to(self.values.device))
         self.register_buffer("col_idx", col_idx.to(self.values.device))
         self._pattern, self._seen = None, None
-        self.reset_parameters()
+        self._reset_values()
 
     def reset_parameters(self) -> None:
-        """As nn.Linear does it, for as many inputs as a row really has."""
+        """As nn.Linear does it, for as many inputs as a row really has. A layer that lost its pattern (`to_empty()`) gets a new one."""
+        if self.values.device.type != "meta":
+            try:
+                self.pattern()
+            except (TypeError, ValueError):
+                grid = self.row_ptr.shape[0] - 1, -(-self.in_features // self.block[1])
+                for buffer, drawn in zip((self.row_ptr, self.col_idx), random_pattern(grid, self.density)):
+                    buffer.copy_(drawn)
+            self._reset_values()
+
+    def _reset_values(self) -> None:
         fan_in = self.in_features * self.density
         bound = 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
-        if self.values.device.type != "meta":
-            nn.init.uniform_(self.values, -bound, bound)
-            if self.bias is not None:
-                nn.init.uniform_(self.bias, -bound, bound)
+        for t in (self.values, self.bias):
+            if t is not None and not t.is_meta:
+                nn.init.uniform_(t, -bound, bound)
 
     @classmethod
     def from_dense(cls, linear: nn.Linear, block: Any = (64, 64), density: float | None = None, threshold: float | None = None, activation: str | None = None) -> SparseLinear:
@@ -246,9 +255,7 @@ class SparseLinear(nn.Module):
         shape = x.shape
         if not shape or shape[-1] != self.in_features:
             raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")
-        if torch.compiler.is_compiling():
-            return self._traced(x)
-        if x.is_meta or not _torch._plain(x, values, bias):
+        if torch.compiler.is_compiling() or not _torch._plain(x, values, bias) or x.is_meta:
             return self._traced(x)
         pattern = self.pattern()
         if torch._C._is_any_autocast_enabled():

@@ -353,6 +353,21 @@ def test_shapes_without_memory(kind, activation):
         assert x.grad.shape == x.shape and layer.values.grad.shape == layer.values.shape and layer.bias.grad.shape == (24,)
 
 
+def test_parameters_are_reset_where_the_pattern_is_lost():
+    torch.manual_seed(0)
+    layer = sa.SparseLinear(40, 24, block=(8, 16), density=0.5, device="meta").to_empty(device="cpu")
+    layer.row_ptr.fill_(7)  # what was in that memory
+    with pytest.raises(ValueError, match="row_ptr"):
+        layer(torch.randn(2, 40))
+    layer.reset_parameters()
+    x, rows = torch.randn(2, 40), layer.row_ptr.clone()
+    same(layer(x), layer.to_dense()(x))
+    assert layer.values.abs().max() > 0 and rows.tolist() == [0, 1, 2, 4]
+    layer.reset_parameters()
+    assert torch.equal(layer.row_ptr, rows)
+    same(layer(x), layer.to_dense()(x))
+
+
 @pytest.mark.parametrize("around", ["meta", "cpu"])
 def test_inside_a_device(around):
     linear, tied = nn.Linear(8, 8), tied_layers()

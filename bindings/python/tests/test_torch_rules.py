@@ -3,6 +3,7 @@ that were replaced, traces."""
 
 import copy
 import re
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,10 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 from torch.autograd import forward_ad  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 WAYS = ["eager", "autocast", "vmap", "compile"]
 
@@ -367,7 +371,10 @@ def fx_trace(f, example, **words):
     return traced, str(traced.graph)
 
 
-@pytest.mark.parametrize("trace", [jit_trace, fx_trace, partial(fx_trace, pre_dispatch=True)])
+FX_TRACES = [fx_trace, pytest.param(partial(fx_trace, pre_dispatch=True), id="fx_trace_early")]
+
+
+@pytest.mark.parametrize("trace", [jit_trace, *FX_TRACES])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.filterwarnings("ignore")
 def test_traces_hold_the_operator(trace, grad):
@@ -382,6 +389,117 @@ def test_traces_hold_the_operator(trace, grad):
             traced, graph = trace(f, zeros)
             assert re.search(r"sparse_autotune(::|\.)(matmul|sampled)", graph)
             torch.testing.assert_close(traced(x), f(x))
+
+
+def traced_calls():
+    """Functions of x that torch's own products could stand in, and the shape of x."""
+    a, mask = sa.BsrMatrix.from_dense(torch.randn(8, 8), 2, keep=0.5), sa.AttentionMask.window(8, 3, block=2)
+    return [sa.SparseLinear(8, 8, block=2, density=0.5), lambda x: a @ x, lambda x: sa.sampled_matmul(x, x.T, a).values, lambda x: sa.attention(x, x, x, mask)]
+
+
+@pytest.mark.parametrize("trace", FX_TRACES)
+@pytest.mark.parametrize("number", range(4))
+def test_traces_of_a_backward_pass_hold_the_operator(trace, number):
+    f, x = traced_calls()[number], torch.randn(8, 8, requires_grad=True)
+    y = f(x)
+    backward = lambda g: torch.autograd.grad(y, x, g, retain_graph=True)[0]  # noqa: E731
+    g = torch.randn_like(y)
+    traced, graph = trace(backward, g)
+    assert "sparse_autotune." in graph
+    torch.testing.assert_close(traced(3 * g), backward(3 * g))
+
+
+class ByMatrix(torch.autograd.Function):
+    """Its backward pass is a product of ours, which torch's modes for functions do not surround."""
+
+    @staticmethod
+    def forward(ctx, x, a):
+        ctx.a = a
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad @ ctx.a, None
+
+
+@pytest.mark.parametrize("trace", FX_TRACES)
+def test_products_of_ours_in_a_backward_pass_are_traced(trace):
+    a, dense = matrix()
+
+    def f(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(ByMatrix.apply(x, a).pow(2).sum(), x)[0]
+
+    x = torch.randn(3, 16)
+    torch.testing.assert_close(trace(f, x)[0](3 * x), 6 * x @ dense)
+
+
+def test_gradients_of_attention_for_many_at_once():
+    mask = sa.AttentionMask.window(8, 3, block=2)
+    q = torch.randn(1, 1, 8, 8, requires_grad=True)
+    y, gs = sa.attention(q, q, q, mask), torch.randn(3, 1, 1, 8, 8)
+    many = torch.autograd.grad(y, q, gs, retain_graph=True, is_grads_batched=True)[0]
+    torch.testing.assert_close(many, torch.stack([torch.autograd.grad(y, q, g, retain_graph=True)[0] for g in gs]))
+
+
+# ---- what is kept is made outside of modes ----
+
+
+@pytest.mark.parametrize("around", [partial(FakeTensorMode, allow_non_fake_inputs=True), FakeTensorMode, partial(FlopCounterMode, display=False)])
+def test_indices_made_in_a_mode_serve_outside(around):
+    parts = [0, 1, 2], [0, 1], np.ones((2, 4, 4), np.float32)
+    with around():
+        mask = sa.AttentionMask.window(8, 3, block=2)
+        a = sa.BsrMatrix(*parts, (8, 8))
+        x = torch.ones(8, 8)
+        assert type(sa.attention(x, x, x, mask)) is type(sa.sampled_matmul(x, x, a).values) is type(x)
+    x = torch.randn(3, 8, 8)
+    for f, wanted in (
+        (lambda x: sa.attention(x, x, x, mask), torch.stack([sa.attention(y, y, y, mask) for y in x])),
+        (lambda x: sa.sampled_matmul(x, x, a).values, torch.stack([sa.sampled_matmul(y, y, a).values for y in x])),
+    ):
+        found = torch.vmap(f)(x)
+        assert type(found) is torch.Tensor
+        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.compile(lambda x: sa.attention(x, x, x, mask), backend="eager")(x[0]), sa.attention(x[0], x[0], x[0], mask))
+
+
+def test_indices_made_in_functionalize_serve_outside():
+    a, x = sa.BsrMatrix([0, 1, 2], [0, 1], np.ones((2, 4, 4), np.float32), (8, 8)), torch.randn(8, 8)
+    torch.func.functionalize(lambda x: sa.sampled_matmul(x, x, a).values)(x)
+    with torch.autocast("cpu"):
+        found = sa.sampled_matmul(x, x, a).values
+    assert type(found) is torch.Tensor and not torch._is_functional_tensor(found)
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("seen", ["forward", "backward"])
+def test_a_mode_may_see_half_of_a_checkpoint(number, seen):
+    f, x = traced_calls()[number], torch.randn(8, 8, requires_grad=True)
+    with FlopCounterMode(display=False) if seen == "forward" else nullcontext():
+        y = checkpoint(f, x, use_reentrant=False).square().sum()
+    with FlopCounterMode(display=False) if seen == "backward" else nullcontext():
+        y.backward()
+    torch.testing.assert_close(x.grad, torch.autograd.grad(f(x).square().sum(), x)[0])
+
+
+def test_gradients_on_meta_are_refused_by_name():
+    a, x = matrix(8, 4)[0], torch.randn(8, 8, device="meta", requires_grad=True)
+    for call, name in ((lambda: sa.attention(x, x, x), "q"), (lambda: sa.sampled_matmul(x, x, a), "X"), (lambda: sa.matmul(a, x), "B")):
+        with pytest.raises(ValueError, match=f"{name} is on meta"):
+            call()
+
+
+def test_indices_that_change_before_the_backward_pass_are_named():
+    values, rows, cols, x = torch.ones(2, 2, 2, requires_grad=True), torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.randn(4, 4)
+    for call in (
+        lambda: torch.ops.sparse_autotune.matmul(values, rows, cols, x, None, [4, 4]),
+        lambda: torch.ops.sparse_autotune.sampled(x.requires_grad_(), x, rows, cols, [4, 4], [2, 2]),
+    ):
+        y = call()
+        cols.copy_(torch.tensor([0, 0]))
+        with pytest.raises(RuntimeError, match="in place"):
+            y.sum().backward()
 
 
 # ---- indices that share memory ----
