@@ -60,7 +60,7 @@ extern void PyBuffer_Release(buffer *b);
 static struct {
     PyObject *tensor, *parameter, *array; /* types; NULL until there are any */
     PyObject *failed;                     /* raises what a status means, or returns where the long way will */
-    PyObject *is_neg, *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *early_modes;
+    PyObject *is_neg, *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *early_modes, *before_dispatch;
     PyObject *threads, *raw_stream, *tf32;
     PyObject *dtypes; /* float32, float64, float16, bfloat16 */
     const dl_exchange *exchange;
@@ -251,7 +251,7 @@ static bool any_mode(PyObject *list) {
  * is written here. */
 static bool torch_wants(PyObject *const *tensors, Py_ssize_t count) {
     return needs_grad(tensors, count) || ask(host.autocast) != 0 || ask(host.dispatch_modes) != 0 ||
-           ask(host.tracing) != 0 || any_mode(host.early_modes);
+           ask(host.tracing) != 0 || (any_mode(host.early_modes) && ask(host.before_dispatch) != 0);
 }
 
 static bool current_stream(const view *v, void **stream) {
@@ -439,9 +439,10 @@ static PyObject *numpy(PyObject *module, PyObject *type) {
 
 static PyObject *torch(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject **const places[] = {&host.tensor,   &host.parameter,      &host.is_neg,  &host.is_grad_enabled,
-                                 &host.autocast, &host.dispatch_modes, &host.tracing, &host.early_modes,
-                                 &host.threads,  &host.raw_stream,     &host.tf32,    &host.dtypes};
+    PyObject **const places[] = {&host.tensor,          &host.parameter,      &host.is_neg,     &host.is_grad_enabled,
+                                 &host.autocast,        &host.dispatch_modes, &host.tracing,    &host.early_modes,
+                                 &host.before_dispatch, &host.threads,        &host.raw_stream, &host.tf32,
+                                 &host.dtypes};
     Py_ssize_t count = sizeof places / sizeof *places;
     if (PyTuple_Size(args) != count + 1)
         return PyErr_Format(PyExc_TypeError, "torch: %zd objects are expected", count + 1);

@@ -12,7 +12,7 @@ from ._pattern import Kept, Pattern, Problem, alignment, launch, problem_of
 
 # Set by _torch once torch is there.
 _compiling = bool  # torch.compiler.is_dynamo_compiling; bool() is False
-_watched = bool  # _torch.watched: whether a mode or a trace wants to see operators
+_watched = bool  # _torch_modes.watched: whether a mode or a trace wants to see operators
 _torch_matmul: Any = None
 _torch_sampled: Any = None
 _torch_eager: Any = None

@@ -29,7 +29,7 @@ _ACTIVATIONS = {"none": None, "relu": torch.nn.functional.relu, "gelu": torch.nn
 if _fast is not None:
     _fast.torch(
         Tensor, torch.nn.Parameter, Tensor.is_neg, torch.is_grad_enabled, _C._is_any_autocast_enabled,
-        _C._len_torch_dispatch_stack, _C._is_tracing, _torch_modes.early, torch.get_num_threads,
+        _C._len_torch_dispatch_stack, _C._is_tracing, _torch_modes.early, _torch_modes.before_dispatch, torch.get_num_threads,
         getattr(_C, "_cuda_getCurrentRawStream", None), getattr(_C, "_get_cublas_allow_tf32", None),
         (torch.float32, torch.float64, torch.float16, torch.bfloat16), getattr(Tensor, "__dlpack_c_exchange_api__", None),
     )  # fmt: skip
@@ -389,9 +389,9 @@ def autocasts(t: Tensor) -> bool:
 
 
 def _autocast(device: str, *tensors: Tensor | None) -> tuple:
-    """The tensors as autocast wants them: float32 and 16 bits become its dtype, doubles stay."""
+    """The tensors as autocast wants them: float32 and 16 bits become its dtype, doubles stay, and what is on another device."""
     dtype = torch.get_autocast_dtype(device)
-    return tuple(t if t is None or not t.is_floating_point() or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+    return tuple(t if t is None or t.device.type != device or not t.is_floating_point() or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
 
 def _register_autocast(device: str, key: str) -> None:
@@ -553,7 +553,8 @@ def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):  # noqa: N803
     if compiling or not _plain(x, y) or autocasts(x):
         if not autocasts(x):
             _no_tf32(tf32, x)
-        row_ptr, col_idx = a._index if a._torch and a._values.device == x.device else index_tensors(a._pattern, x.device)
+        own = a._torch and a._values.device == x.device and not _torch_modes.makes_fakes(a._index)
+        row_ptr, col_idx = a._index if own else index_tensors(a._pattern, x.device)
         values = torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, a._pattern.shape, a._pattern.block, alpha)
     else:
         values = differentiable_sampled(x, y, a._pattern, alpha, tf32)

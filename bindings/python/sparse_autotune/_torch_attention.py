@@ -60,7 +60,7 @@ def _where(device: torch.device) -> int:
 
 
 def index_of(mask: AttentionMask, device: torch.device) -> Tensor:
-    """A mask's tensor on a device, made once. It stays: a GPU's is made aside."""
+    """A mask's tensor on a device, made once. It stays; a GPU's is made aside."""
     key = _where(device)
     if key not in mask._tensors:
         made = _torch_modes.lasting(_copy_index, mask._pattern, device, aside=key >= 0)
@@ -288,7 +288,7 @@ def _words(device, mask, causal, window, scale, deterministic, allow_tf32):
     """What the operators take beside tensors."""
     index, shape = None, ()
     if mask is not None:
-        at = device.index if device.type == "cuda" else -1
+        at = _where(device)
         index = mask._tensors[at] if at in mask._tensors else mask._tensors[-1]  # the CPU's serves too, but for CUDA graphs
         if _torch_modes.makes_fakes(index):
             index = _copy_index(mask._pattern, device)

@@ -11,16 +11,21 @@ from . import _context
 
 _C = torch._C
 
-# Modes before the dispatcher (make_fx with pre_dispatch) stand in a list of torch's that is filled and emptied in place. Where it is not, calls
-# go through operators, always.
+# Modes before the dispatcher (make_fx with pre_dispatch) stand in a list of torch's, one for all threads, that is filled and emptied in place. It is
+# looked at first because that is quick; where it is not there, the thread is always asked.
 early = getattr(getattr(torch._ops, "_mode_stack_state_for_pre_dispatch", None), "_ModeStackStateForPreDispatch__infra_modes", None)
 if not isinstance(early, list):
     early = [...]
 
 
+def before_dispatch() -> bool:
+    """Whether such a mode is this thread's."""
+    return _C._dispatch_tls_is_dispatch_key_included(_C.DispatchKey.PreDispatch)
+
+
 def watched() -> bool:
     """Whether a mode, in the dispatcher or before it, or a trace wants to see operators."""
-    return _C._len_torch_dispatch_stack() > 0 or _C._is_tracing() or early.count(None) < len(early)
+    return _C._len_torch_dispatch_stack() > 0 or _C._is_tracing() or (early.count(None) < len(early) and before_dispatch())
 
 
 def makes_fakes(known: Any) -> bool:

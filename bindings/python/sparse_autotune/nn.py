@@ -99,20 +99,14 @@ class SparseLinear(nn.Module):
         self.register_buffer("row_ptr", row_ptr.to(self.values.device))
         self.register_buffer("col_idx", col_idx.to(self.values.device))
         self._pattern, self._seen = None, None
-        self._reset_values()
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """As nn.Linear does it, for as many inputs as a row really has. A layer that lost its pattern (`to_empty()`) gets a new one."""
-        if self.values.device.type != "meta":
-            try:
-                self.pattern()
-            except (TypeError, ValueError):
-                grid = self.row_ptr.shape[0] - 1, -(-self.in_features // self.block[1])
-                for buffer, drawn in zip((self.row_ptr, self.col_idx), random_pattern(grid, self.density)):
-                    buffer.copy_(drawn)
-            self._reset_values()
-
-    def _reset_values(self) -> None:
+        if self._misfit(self.row_ptr, self.col_idx, self.values):
+            grid = self.row_ptr.shape[0] - 1, -(-self.in_features // self.block[1])
+            for buffer, drawn in zip((self.row_ptr, self.col_idx), random_pattern(grid, self.density)):
+                buffer.copy_(drawn)
         fan_in = self.in_features * self.density
         bound = 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
         for t in (self.values, self.bias):
@@ -222,7 +216,7 @@ class SparseLinear(nn.Module):
         self._seen = None
 
     def _misfit(self, row_ptr: Tensor | None, col_idx: Tensor | None, values: Tensor | None) -> str:
-        """Why these parts of a state_dict cannot be this layer's; "" where they can."""
+        """Why these parts, of a state_dict say, cannot be this layer's; "" where they can, or where nobody can tell."""
         if row_ptr is None and col_idx is None:
             return ""  # values alone fit as any parameter does
         if row_ptr is None or col_idx is None or (values is None and col_idx.shape != self.col_idx.shape):
@@ -234,7 +228,7 @@ class SparseLinear(nn.Module):
         expected = (col_idx.shape[0], *self.block)
         if values is not None and tuple(values.shape) != expected:
             return f"values has shape {tuple(values.shape)}; expected {expected}"
-        if _torch._plain(row_ptr, col_idx) and "meta" not in (row_ptr.device.type, col_idx.device.type):
+        if not torch.compiler.is_dynamo_compiling() and _torch._plain(row_ptr, col_idx) and "meta" not in (row_ptr.device.type, col_idx.device.type):
             try:
                 make_pattern(row_ptr, col_idx, (self.out_features, self.in_features), self.block)
             except (TypeError, ValueError) as error:

@@ -368,6 +368,25 @@ def test_parameters_are_reset_where_the_pattern_is_lost():
     same(layer(x), layer.to_dense()(x))
 
 
+def test_who_resets_parameters_and_where():
+    class Zero(sa.SparseLinear):
+        def reset_parameters(self):
+            nn.init.zeros_(self.values)
+
+    assert Zero(16, 16, block=4, density=0.5).values.abs().max() == 0
+    layer = sa.SparseLinear(16, 16, block=4, density=0.5)
+
+    def again():
+        layer.reset_parameters()
+        return layer(torch.ones(1, 16))
+
+    same(torch.compile(again, backend="eager")(), layer(torch.ones(1, 16)))
+    layer = sa.SparseLinear(16, 16, block=4, density=0.5, device="meta")
+    layer.values = nn.Parameter(torch.zeros(layer.values.shape))  # a loader that has not come to the buffers yet
+    layer.reset_parameters()
+    assert layer.values.abs().max() > 0 and layer.row_ptr.is_meta
+
+
 @pytest.mark.parametrize("around", ["meta", "cpu"])
 def test_inside_a_device(around):
     linear, tied = nn.Linear(8, 8), tied_layers()

@@ -3,6 +3,7 @@ that were replaced, traces."""
 
 import copy
 import re
+import threading
 from contextlib import nullcontext
 from functools import partial
 
@@ -392,7 +393,7 @@ def test_traces_hold_the_operator(trace, grad):
 
 
 def traced_calls():
-    """Functions of x that torch's own products could stand in, and the shape of x."""
+    """Functions of a square x of 8."""
     a, mask = sa.BsrMatrix.from_dense(torch.randn(8, 8), 2, keep=0.5), sa.AttentionMask.window(8, 3, block=2)
     return [sa.SparseLinear(8, 8, block=2, density=0.5), lambda x: a @ x, lambda x: sa.sampled_matmul(x, x.T, a).values, lambda x: sa.attention(x, x, x, mask)]
 
@@ -434,6 +435,22 @@ def test_products_of_ours_in_a_backward_pass_are_traced(trace):
     torch.testing.assert_close(trace(f, x)[0](3 * x), 6 * x @ dense)
 
 
+def test_a_trace_in_another_thread_is_not_ours():
+    a, b = sa.BsrMatrix.from_dense(torch.randn(16, 16), 4, keep=0.5), torch.randn(16, 4)
+    traced, found = threading.Event(), []
+
+    def other(x):
+        thread = threading.Thread(target=lambda: found.append(sa.matmul(a, b, out_dtype="float32")))  # refused where somebody traces
+        thread.start()
+        thread.join()
+        traced.set()
+        return x + 1
+
+    make_fx(other, pre_dispatch=True)(torch.ones(2))
+    assert traced.is_set() and len(found) == 1
+    torch.testing.assert_close(found[0], a.to_dense() @ b)
+
+
 def test_gradients_of_attention_for_many_at_once():
     mask = sa.AttentionMask.window(8, 3, block=2)
     q = torch.randn(1, 1, 8, 8, requires_grad=True)
@@ -462,6 +479,20 @@ def test_indices_made_in_a_mode_serve_outside(around):
         assert type(found) is torch.Tensor
         torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(torch.compile(lambda x: sa.attention(x, x, x, mask), backend="eager")(x[0]), sa.attention(x[0], x[0], x[0], mask))
+
+
+def test_a_pattern_from_outside_serves_in_a_fake_mode():
+    a, _ = matrix()
+    with FakeTensorMode():
+        x = torch.randn(16, 16)
+        assert sa.sampled_matmul(x, x, a).values.shape == a.values.shape
+
+
+def test_autocast_of_one_device_leaves_another_alone():
+    mask = sa.AttentionMask.window(8, 3, block=2)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu"):
+        x = torch.empty(8, 8, device="cuda")
+        assert sa.attention(x, x, x, mask).dtype == torch.float32
 
 
 def test_indices_made_in_functionalize_serve_outside():
