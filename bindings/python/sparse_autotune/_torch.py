@@ -553,9 +553,7 @@ def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):  # noqa: N803
     if compiling or not _plain(x, y) or autocasts(x):
         if not autocasts(x):
             _no_tf32(tf32, x)
-        own = a._torch and a._values.device == x.device and not _torch_modes.makes_fakes(a._index)
-        row_ptr, col_idx = a._index if own else index_tensors(a._pattern, x.device)
-        values = torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, a._pattern.shape, a._pattern.block, alpha)
+        values = torch.ops.sparse_autotune.sampled(x, y, *index_tensors(a._pattern, x.device), a._pattern.shape, a._pattern.block, alpha)
     else:
         values = differentiable_sampled(x, y, a._pattern, alpha, tf32)
     return BsrMatrix._make(a._pattern, values, a._transposed)

@@ -91,8 +91,7 @@ class SparseLinear(nn.Module):
         _ops.activation_code(activation)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.block = check_block(block)
-        grid = -(-out_features // self.block[0]), -(-in_features // self.block[1])
-        row_ptr, col_idx = random_pattern(grid, _check_density(density))
+        row_ptr, col_idx = random_pattern(self._grid, _check_density(density))
         kind = {"device": device, "dtype": dtype}
         self.values = nn.Parameter(torch.empty(len(col_idx), *self.block, **kind))
         self.bias = nn.Parameter(torch.empty(out_features, **kind)) if bias else None
@@ -104,8 +103,7 @@ class SparseLinear(nn.Module):
     def reset_parameters(self) -> None:
         """As nn.Linear does it, for as many inputs as a row really has. A layer that lost its pattern (`to_empty()`) gets a new one."""
         if self._misfit(self.row_ptr, self.col_idx, self.values):
-            grid = self.row_ptr.shape[0] - 1, -(-self.in_features // self.block[1])
-            for buffer, drawn in zip((self.row_ptr, self.col_idx), random_pattern(grid, self.density)):
+            for buffer, drawn in zip((self.row_ptr, self.col_idx), random_pattern(self._grid, self.density)):
                 buffer.copy_(drawn)
         fan_in = self.in_features * self.density
         bound = 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
@@ -164,8 +162,12 @@ class SparseLinear(nn.Module):
     # ---- the pattern, which follows the buffers ----
 
     @property
+    def _grid(self) -> tuple[int, int]:
+        return -(-self.out_features // self.block[0]), -(-self.in_features // self.block[1])
+
+    @property
     def density(self) -> float:
-        grid = -(-self.out_features // self.block[0]) * -(-self.in_features // self.block[1])
+        grid = math.prod(self._grid)
         return self.col_idx.shape[0] / grid if grid else 0.0
 
     def _buffers_now(self) -> tuple:

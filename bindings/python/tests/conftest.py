@@ -118,6 +118,12 @@ def tensors(seed, rows, cols, block, density, dtype, device="cpu"):
     return matrix, torch.tensor(dense).to(device, dtype)
 
 
+def matrix(size=16, block=4):
+    """A square one of random torch values, and what it means."""
+    a = sa.BsrMatrix.from_dense(torch.randn(size, size), block=block)
+    return a, a.to_dense()
+
+
 def tensors_close(got, expected):
     tolerance = TOLERANCE[str(got.dtype).removeprefix("torch.")]
     torch.testing.assert_close(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
