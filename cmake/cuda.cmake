@@ -61,7 +61,7 @@ function(sat_cuda_parts target)
   target_compile_definitions(${target} PRIVATE ${SAT_DEFINITIONS})
   # A C linker links: no exceptions, no C++ run time. No -flto, for the objects are merged.
   set(options -std=c++20 -Xcompiler=-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fvisibility=hidden,-Wall
-              --expt-relaxed-constexpr -lineinfo)
+              --expt-relaxed-constexpr -lineinfo -Xfatbin=-compress-all)
   if(SAT_WERROR)
     list(APPEND options -Werror=all-warnings)
   endif()

@@ -55,7 +55,7 @@ template <typename S, bool TA> constexpr bool a_apart = S::GROUPS == 2 && !TA;
 template <typename S, bool TA, bool TB>
 __device__ static void produce(const job &x, const maps &m, sat_coming &next, sat_pipe_barriers *s, uint32_t memory) {
     int bc = (int)x.r.bc, lines = (int)(TA ? x.r.bc : x.r.br); // of a block, in A's map
-    bool deep_a = S::DEEP && !TA && x.deep_a;
+    bool deep_a = sat_pipe_deep<S, TA>(x.deep_a);
     int bytes = (TA ? S::BM : x.a_rows) * (deep_a ? 64 : S::KS) * 2;
     uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
     bool one = sat_elect();
@@ -107,7 +107,7 @@ __device__ static void produce(const job &x, const maps &m, sat_coming &next, sa
 template <typename S>
 __device__ static void produce_a(const job &x, const maps &m, sat_pipe_barriers *s, uint32_t memory) {
     int bc = (int)x.r.bc, br = (int)x.r.br;
-    bool deep_a = S::DEEP && x.deep_a;
+    bool deep_a = sat_pipe_deep<S, false>(x.deep_a);
     uint32_t full = sat_opaque(sat_shared(s->full)), empty = full + sizeof s->full;
     bool one = sat_elect();
     sat_pipe_ring<S> at = {.parity = 1};

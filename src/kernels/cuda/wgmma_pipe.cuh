@@ -60,6 +60,11 @@ template <typename S> struct sat_pipe_ring {
     __device__ __forceinline__ uint32_t b() const { return S::B_FROM + stage * S::B; }
 };
 
+/* Whether A comes deeper than a stage: what is known when this is compiled costs nothing in the loops. */
+template <typename S, bool TA> __device__ __forceinline__ bool sat_pipe_deep(bool deep_a) {
+    return S::DEEP && !TA && deep_a;
+}
+
 /* By the first warp. `others`: warps that hear of tiles, too. */
 template <typename S> __device__ __forceinline__ void sat_pipe_init(sat_pipe_barriers *s, int others = 0) {
     int i = threadIdx.x;
@@ -125,7 +130,7 @@ __device__ __forceinline__ void sat_pipe_multiply(float (&d)[S::WN / 2], uint32_
 template <typename T, typename S, bool TA, bool TB, bool SOME, typename PUT>
 __device__ __forceinline__ void sat_pipe_consume(sat_pipe_barriers *s, uint32_t memory, bool deep_a, PUT put) {
     int group = threadIdx.x / 128, lane = threadIdx.x % 32;
-    deep_a = S::DEEP && !TA && deep_a; // what is known when this is compiled costs nothing in the loop
+    deep_a = sat_pipe_deep<S, TA>(deep_a);
     sat_pipe_ring<S> at = {.parity = 0};
     sat_pipe_tiles tiles = {.parity = 0};
     int before = -1, put_in = -1; // stages to be freed: the one multiplied last, and that which output leaves from
