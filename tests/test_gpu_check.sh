@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench/gpu_check without a GPU: its patterns are what they are called, on a CPU with small problems it races, writes its
-# record and succeeds, verifies random problems and counts choices, and judges attention by its rivals; without a device it
+# record and succeeds, verifies random problems, counts choices, reads counters, and judges attention by its rivals; without a device it
 # says so, and a part that could not run is a failure.
 # usage: test_gpu_check.sh <root of the tree> <command line>
 set -eu
@@ -81,6 +81,42 @@ import report
 old = {"rows": [], "checks": {"failures": ["check: x is wrong", "race: y"]}}
 new = {"date": "", "commit": "", "command": "", "rows": [], "checks": {"left_out": [], "failures": [], "seconds": 1, "section_seconds": {"check": 1}}}
 assert report.added(old, new)["checks"]["failures"] == ["race: y"], "what ran again has no old failures"
+EOF
+
+# Counters of an ncu that has made them up: of the one row that misses, and of the dense product.
+mkdir "$folder/bin"
+cat >"$folder/bin/ncu" <<'EOF'
+#!/usr/bin/env python3
+import sys
+words = sys.argv[1:]
+names, log = (words[words.index(option) + 1] for option in ("--metrics", "--log-file"))
+names, dense = names.split(","), "--sparsity" in words
+assert any("sparse_autotune" in word for word in words) and ("--matrix" in words) != dense, words
+with open(log, "w") as f:
+    print("==PROF== Connected", file=f)
+    for kernel, values in (("Kernel Name", names), ("", ["unit"] * len(names)), ("nvjet" if dense else "multiply", ["1,000"] * len(names)),
+                           ("nvjet" if dense else "multiply", ["3,000.5"] * len(names)), ("nvjet" if dense else "multiply", ["2,000"] * len(names))):
+        print(",".join(f'"{word}"' for word in ["ID", kernel, *values]), file=f)
+EOF
+chmod +x "$folder/bin/ncu"
+python3 - "$folder/record.json" "$folder/missed.json" <<'EOF'
+import json
+import sys
+record = json.load(open(sys.argv[1]))
+next(r for r in record["rows"] if r["problem"]["name"] == "f16 4096^3 block 64, transposed")["targets"] = [{"met": False}]
+json.dump(record, open(sys.argv[2], "w"))
+EOF
+PATH=$folder/bin:$PATH "$root/bench/gpu_check" 100 --device cpu --shrink 32 --section counters --program "$cli" --bench "$folder/none" \
+    --onto "$folder/missed.json" --record "$folder/counted.json"
+python3 - "$root" "$folder/counted.json" <<'EOF'
+import json
+import sys
+sys.path.insert(0, sys.argv[1] + "/bench/gpu")
+import counters
+row, dense = (found := json.load(open(sys.argv[2]))["checks"]["counters"])
+assert row["problem"] == "f16 4096^3 block 64, transposed" and row["kernel"] == "multiply" and dense["kernel"] == "nvjet", found
+assert row["launches"] == 3 and abs(row["seconds"] - 2e-6) < 1e-12 and row["l2_read_bytes"] == 64000 and abs(row["tensor_share"] - 20) < 1e-9, row
+assert len(counters.table(found)) == 4 and "dense" in counters.table(found)[3]
 EOF
 
 # Attention: masks are what they are called, and rows are judged by rivals whose times are made up.

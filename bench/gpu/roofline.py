@@ -2,6 +2,7 @@
 
 import math
 
+import counters
 import floor
 import problems
 
@@ -91,6 +92,10 @@ def measured(record, found):
         lines += ["This record has no cold times."]
     for block, points in found.items():
         lines += ["", f"### Block {block}", "", *table(points)]
+    counted = record["checks"].get("counters")
+    if counted:
+        lines += ["", "### Counters", "", "What ncu counts in the products that miss a target, and in dense cuBLAS products of random operands: of three launches back to back the median.", "",
+                  *counters.table(counted)]
     return lines
 
 
