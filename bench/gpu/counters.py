@@ -16,7 +16,8 @@ COUNTERS = {  # name -> what ncu calls it, and what one of its units is
     "l2_read_bytes": ("lts__t_sectors_op_read.sum", 32),
     "memory_share": (f"dram__throughput.{SHARE}", 0.01),
 }
-KERNELS = "multiply|nvjet|gemm|cutlass"  # our products and cuBLAS's, not what fills operands and verifies results
+KERNELS = "multiply|matmul|(simt|small|direct|walk)_rows|nvjet|gemm|cutlass"  # our products and cuBLAS's, not what fills operands and verifies
+DENSE = "cuda_matmul_any_any_cublaslt_dense"
 SKIPPED, LAUNCHES = 25, 3  # so many come first: verification, then a warm cache
 
 
@@ -26,16 +27,21 @@ def find():
 
 
 def jobs(rows):
-    """(name, variant) of the products that miss a target, and (m, n, k, dtype) of the dense ones to set beside them."""
-    missed = [row for row in rows if row["problem"]["op"] == "matmul" and row["variant"] and any(t["met"] is False for t in row["targets"])]
-    sizes = dict.fromkeys((r["problem"]["m"], r["problem"]["n"], r["problem"]["k"], r["problem"]["dtype"]) for r in missed)
-    return [(row["problem"]["name"], row["variant"]) for row in missed], list(sizes)
+    """(name, variant) of the products that miss a target, and (m, n, k, dtype, whether by TF32) of the dense ones to set beside them."""
+    missed, sizes = {}, {}
+    for row in rows:
+        p = row["problem"]
+        for target in row["targets"] if p["op"] == "matmul" else ():
+            variant = row["portable" if target["ratio"].endswith("_portable") else "variant"]
+            if target["met"] is False and variant:
+                missed[p["name"], variant] = sizes[p["m"], p["n"], p["k"], p["dtype"], p["tf32"]] = True
+    return list(missed), list(sizes)
 
 
-def dense_words(m, n, k, dtype):
+def dense_words(m, n, k, dtype, tf32):
     """All blocks stored, by a library: what the chip does with a dense product."""
     return ["--size", f"{m}x{n}x{k}", "--block", "128", "--sparsity", "0", "--dtype", dtype, "--measure", "warm", "--allow-dense",
-            "--only", "cuda_matmul_any_any_cublaslt_dense"]
+            "--only", DENSE, *(["--allow-tf32"] if tf32 else [])]
 
 
 def words(tool, log):

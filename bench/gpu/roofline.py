@@ -94,7 +94,7 @@ def measured(record, found):
         lines += ["", f"### Block {block}", "", *table(points)]
     counted = record["checks"].get("counters")
     if counted:
-        lines += ["", "### Counters", "", "What ncu counts in the products that miss a target, and in dense cuBLAS products of random operands: of three launches back to back the median.", "",
+        lines += ["", "### Counters", "", "What ncu counts in the products that miss a target, and in dense cuBLAS products of random operands: of three launches, after 25 others, the median.", "",
                   *counters.table(counted)]
     return lines
 
