@@ -34,6 +34,10 @@ class Known:
                 self._entries = {k: e for k, e in self._entries.items() if e[2]() is not None and not any(r.expired() for r in e[0])}
                 self._most = max(64, 2 * len(self._entries))
 
+    def drop(self, key: tuple) -> None:
+        with self._lock:
+            self._entries.pop(key, None)
+
     def get(self, key: tuple, tensors: tuple) -> Pattern | None:
         storages, versions, kept = self._entries.get(key, ((), None, None))
         if kept is None or versions != tuple(map(version_of, tensors)) or any(r.expired() for r in storages):
@@ -75,6 +79,11 @@ def _index_key(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> 
 def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern, own: bool = False) -> None:
     """Lets operators find the pattern of these index tensors."""
     _patterns.add(_index_key(row_ptr, col_idx, pattern.shape, pattern.block), (row_ptr, col_idx), pattern, own)
+
+
+def forget(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> None:
+    """After writes that torch may not have counted: it counts none to tensors made in inference mode."""
+    _patterns.drop(_index_key(row_ptr, col_idx, shape, block))
 
 
 def pattern_of(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> Pattern:

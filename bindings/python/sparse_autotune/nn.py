@@ -216,6 +216,8 @@ class SparseLinear(nn.Module):
             self.row_ptr, self.col_idx = self.row_ptr.clone(), self.col_idx.new_zeros(count)  # another layer may have the old ones
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._seen = None
+        if self.row_ptr.is_inference() or self.col_idx.is_inference():
+            _torch_patterns.forget(self.row_ptr, self.col_idx, (self.out_features, self.in_features), self.block)
 
     def _misfit(self, row_ptr: Tensor | None, col_idx: Tensor | None, values: Tensor | None) -> str:
         """Why these parts, of a state_dict say, cannot be this layer's; "" where they can, or where nobody can tell."""

@@ -387,7 +387,7 @@ def page(races: list[dict[str, Any]], title: str = "Block-sparse products") -> s
         words = ", ".join((f"{op} {dtype} {m}×{n}×{k}", *setting, *([device] if len(devices) > 1 else [])))
         plots.append(_plot("Speed-up over density", words, _speed_up(group)))
         plots.append(_plot("Rate over block size", words, _by_block(group)))
-    plots.append(_plot("Roofline", "each dot is a race's winner; dashed: what the device's rates of memory and arithmetic allow", _roofline(races)))
+    plots.append(_plot("Roofline", "each dot is a race's winner; dashed: the most that the floors of these races imply", _roofline(races)))
     cards = []
     for race in races:
         dense, best = _fastest(race, "dense"), _winner(race)

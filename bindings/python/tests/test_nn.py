@@ -515,3 +515,16 @@ def test_models_of_torch_jit():
             sa.sparsify(scripted, 4)
     sa.sparsify(model, 4)
     assert isinstance(model[0], torch.jit.ScriptModule) and type(model[1]) is sa.SparseLinear and model(torch.ones(2, 8)).shape == (2, 8)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_state_dict_is_seen_in_inference_mode(compiled):
+    """Torch does not count writes to tensors that were made there, and operators know patterns by their index tensors."""
+    with torch.inference_mode():
+        layer, other = (sa.SparseLinear(96, 80, block=16, density=0.4) for _ in range(2))
+        assert layer.col_idx.is_inference() and not torch.equal(layer.col_idx, other.col_idx)
+        x = torch.randn(5, 96)
+        call = torch.compile(layer, backend="aot_eager") if compiled else layer
+        call(x)
+        layer.load_state_dict(other.state_dict())
+        torch.testing.assert_close(call(x), other(x))
