@@ -406,10 +406,12 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
 
 
 def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
-    """torch counts what is written to a sparse tensor, to its indices and values alike: once it was, the indices are compared."""
+    """torch counts what is written to a sparse tensor, to its indices and values alike: once it was, the indices are compared. Nothing is
+    counted for one made in inference mode, so that they always are on the CPU."""
     from ._torch_patterns import version_of
 
     version = version_of(x)
+    uncounted = x.is_inference() and x.device.type == "cpu"
 
     def make(x: Any) -> BsrMatrix:
         made = BsrMatrix(*_torch_parts(x, name))
@@ -417,7 +419,7 @@ def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
         return made
 
     def unchanged(m: BsrMatrix) -> bool:
-        if m._version == version:
+        if m._version == version and not uncounted:
             return True
         if x.is_cuda and torch_module().cuda.is_current_stream_capturing():
             raise RuntimeError(f"{name} was written to after its last product, and a CUDA graph is being captured: run this product once before")

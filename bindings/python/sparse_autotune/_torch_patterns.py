@@ -48,8 +48,12 @@ class Known:
 _patterns = Known()
 
 
-def version_of(t: Tensor) -> int:
-    return 0 if t.is_inference() else t._version
+def version_of(t: Tensor) -> int | bytes:
+    """What differs once an index tensor was written to. Torch counts no writes to tensors made in inference mode, so that what those hold
+    is compared; but for a GPU's, since reading them would wait for everything that is queued there."""
+    if not t.is_inference():
+        return t._version
+    return t.numpy().tobytes() if t.is_cpu and t.layout is torch.strided else 0
 
 
 class Unchanged:
@@ -59,7 +63,7 @@ class Unchanged:
         self._tensors, self._versions = tensors, self._now(tensors)
 
     @staticmethod
-    def _now(tensors: tuple) -> list[int]:
+    def _now(tensors: tuple) -> list[int | bytes]:
         return [version_of(t) for t in tensors if t is not None]
 
     def get(self) -> tuple:
@@ -82,7 +86,7 @@ def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern, own: bool = Fal
 
 
 def forget(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> None:
-    """After writes that torch may not have counted: it counts none to tensors made in inference mode."""
+    """After writes that `version_of` may not see."""
     _patterns.drop(_index_key(row_ptr, col_idx, shape, block))
 
 

@@ -62,8 +62,9 @@ def _number(x: Any, name: str) -> float:
 
 def _checked(race: dict) -> dict:
     """A race in which the page finds what it reads."""
-    problem = _typed(race["problem"], dict, "problem")
-    _typed(race.get("device"), dict, "device")
+    problem, device = _typed(race["problem"], dict, "problem"), _typed(race.get("device"), dict, "device")
+    for name, rate in _typed(device.get("ceilings") or {}, dict, "ceilings").items():
+        _number(rate, name)
     block = _typed(problem.get("block"), list, "block")
     if len(block) != 2:
         raise ValueError(f"block is {block!r:.60}; expected two sizes")
@@ -100,7 +101,17 @@ def _from_record(row: dict, machine: dict) -> dict | None:
     ]
     block = problem["block"] if isinstance(problem["block"], list) else [problem["block"]] * 2
     full = {"op": "matmul", "m": 0, "n": 0, "k": 0, "dtype": "", "density": 0, "flops": flops, "floor_seconds": row.get("floor_seconds"), **problem, "block": block}
-    return {"problem": full, "device": {"name": machine.get("name", ""), "backend": machine.get("backend", "")}, "best": row.get("variant"), "results": results}
+    device = {"name": machine.get("name", ""), "backend": machine.get("backend", ""), "ceilings": _rates(machine.get("ceilings"), full.get("threads"))}
+    return {"problem": full, "device": device, "best": row.get("variant"), "results": results}
+
+
+def _rates(ceilings: Any, threads: Any) -> dict:
+    """The rates that a record's machine was seen to reach, by dtype, and its memory's; a CPU's are told by the number of threads."""
+    if not isinstance(ceilings, list):
+        return ceilings or {}
+    known = next((c for c in ceilings if isinstance(c, dict) and c.get("threads") == threads), {})
+    names = {"peak_f32": "f32", "peak_f64": "f64", "read_bandwidth": "memory"}
+    return {short: known[name] for name, short in names.items() if name in known}
 
 
 # ---- words and numbers ----
@@ -118,7 +129,8 @@ def _time(seconds: float | None) -> str:
 def _rate(flops: float | None) -> str:
     if not flops:
         return "–"
-    return f"{flops / 1e12:.3g} TFLOPS" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOPS"
+    unit, scale = next(((u, s) for u, s in (("P", 1e15), ("T", 1e12)) if flops >= s), ("G", 1e9))
+    return f"{flops / scale:.3g} {unit}FLOPS"
 
 
 def _title(problem: dict) -> str:
@@ -314,27 +326,30 @@ def _by_block(group: list[dict]) -> str | None:
 
 
 def _roofline(races: list[dict]) -> str | None:
-    """Winners' rates over arithmetic a byte, under the roof that the floor times imply."""
-    points: list[tuple[float, float, dict]] = []
-    roofs: dict[str, list[tuple[float, float]]] = {}
+    """Winners' rates over arithmetic a byte, under the rates that the machine was seen to reach, or that the floors of its races imply."""
+    points: list[tuple[float, float, str, dict]] = []
+    roofs: dict[str, list[tuple[float, float]]] = {}  # ceilings and slopes; none for what a record of ceilings leaves out
     for race in races:
-        p, best = race["problem"], _winner(race)
+        p, best, rates = race["problem"], _winner(race), race["device"].get("ceilings") or {}
         if best and p.get("bytes") and p.get("flops") and p.get("floor_seconds"):
-            intensity = p["flops"] / p["bytes"]
-            points.append((intensity, p["flops"] / best["seconds"], race))
-            roofs.setdefault(p["dtype"], []).append((intensity, p["flops"] / p["floor_seconds"]))
+            name = "tf32" if "TF32" in _setting(p) else p["dtype"]
+            points.append((p["flops"] / p["bytes"], p["flops"] / best["seconds"], name, race))
+            if not rates:
+                roofs.setdefault(name, []).append((p["flops"] / p["floor_seconds"], p["bytes"] / p["floor_seconds"]))
+            elif rates.get(name) and rates.get("memory"):
+                roofs.setdefault(name, []).append((rates[name], rates["memory"]))
     if not points:
         return None
-    axes = _Axes([x for x, *_ in points] + [1.0], [y for _, y, _ in points] + [y for r in roofs.values() for _, y in r], "operations a byte that must move", "rate on stored blocks", lambda x: f"{x:g}", lambda y: _rate(y).replace("FLOPS", ""))
-    colors = dict(zip(sorted(roofs), _COLORS * 4))
-    for dtype, roof in roofs.items():
-        ceiling, slope = max(y for _, y in roof), max(y / x for x, y in roof)
+    tops = {name: (max(ceiling for ceiling, _ in found), max(slope for _, slope in found)) for name, found in roofs.items()}
+    axes = _Axes([x for x, *_ in points] + [1.0], [y for _, y, *_ in points] + [ceiling for ceiling, _ in tops.values()], "operations a byte that must move", "rate on stored blocks", lambda x: f"{x:g}", lambda y: _rate(y).replace("FLOPS", ""))
+    colors = dict(zip(sorted({name for *_, name, _ in points}), _COLORS * 4))
+    for name, (ceiling, slope) in tops.items():
         knee = min(max(ceiling / slope, axes.x0), axes.x1)
         start = max(axes.x0, axes.y0 / slope)
-        axes.line([(start, slope * start), (knee, slope * knee), (axes.x1, min(ceiling, slope * axes.x1))], colors[dtype], "6 4")
-    for x, y, race in points:
-        axes.dot(x, y, colors[race["problem"]["dtype"]], f"{_title(race['problem'])}: {_rate(y)}", 4.8)
-    return axes.done([(color, dtype) for dtype, color in colors.items()])
+        axes.line([(start, min(ceiling, slope * start)), (knee, min(ceiling, slope * knee)), (axes.x1, min(ceiling, slope * axes.x1))], colors[name], "6 4")
+    for x, y, name, race in points:
+        axes.dot(x, y, colors[name], f"{_title(race['problem'])}: {_rate(y)}", 4.8)
+    return axes.done([(color, name + (f", {_rate(tops[name][0])} at most" if name in tops else "")) for name, color in colors.items()])
 
 
 # ---- the page ----
@@ -346,8 +361,8 @@ main{max-width:1180px;margin:0 auto;padding:36px 24px 64px}h1{font-size:30px;lin
 .lead{color:var(--soft);margin:0 0 26px}.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:14px;margin-bottom:10px}
 .tile{background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:16px 18px}.tile b{display:block;font-size:26px;line-height:1.25}.tile span{color:var(--soft);font-size:13px}
 .card{background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:18px 20px;margin-bottom:16px}.card h3{margin:0 0 2px;font-size:15px}.card p.sub{margin:0 0 12px;color:var(--soft);font-size:13px}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(440px,1fr));gap:16px}.plots .card{margin:0}svg{width:100%;height:auto;display:block}
-.bars{display:grid;grid-template-columns:minmax(200px,38%) 1fr auto auto;gap:5px 12px;align-items:center}.name{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:16px}.plots .card{margin:0}svg{width:100%;height:auto;display:block}
+.bars{display:grid;grid-template-columns:minmax(min(200px,30vw),38%) 1fr auto auto;gap:5px 12px;align-items:center}.name{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 .name.best{font-weight:700;color:var(--win)}.track{background:var(--back);border-radius:4px;height:15px}.bar{height:15px;border-radius:4px}.winner{background:var(--win)}.ours{background:var(--ours)}.library{background:var(--lib)}.dense{background:var(--dense)}
 .number{font-variant-numeric:tabular-nums;text-align:right;white-space:nowrap;font-size:13px}.soft{color:var(--soft)}.note{color:var(--soft);font-size:13px;margin:8px 0 0}.bad{color:#a8323e}
 .grid{stroke:var(--line)}.tick{font-size:11px;fill:var(--soft)}.label{font-size:12px;fill:var(--soft)}
@@ -382,12 +397,12 @@ def page(races: list[dict[str, Any]], title: str = "Block-sparse products") -> s
     True
     """
     devices = sorted({r["device"].get("name", "") for r in races if r["device"].get("name")})
-    plots = []
+    roofs = "the rates of arithmetic and memory that the machine was seen to reach" if any(r["device"].get("ceilings") for r in races) else "what the floors of these races imply"
+    plots = [_plot("Roofline", f"each dot is a race's winner; dashed: {roofs}; what stays in a cache may lie above the slope", _roofline(races))]
     for (device, op, dtype, m, n, k, setting), group in _groups(races).items():
         words = ", ".join((f"{op} {dtype} {m}×{n}×{k}", *setting, *([device] if len(devices) > 1 else [])))
         plots.append(_plot("Speed-up over density", words, _speed_up(group)))
         plots.append(_plot("Rate over block size", words, _by_block(group)))
-    plots.append(_plot("Roofline", "each dot is a race's winner; dashed: the most that the floors of these races imply", _roofline(races)))
     cards = []
     for race in races:
         dense, best = _fastest(race, "dense"), _winner(race)

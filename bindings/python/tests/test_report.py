@@ -144,3 +144,25 @@ def test_races_of_different_problems_keep_apart():
     assert len(titles) == len(set(titles)) == 8
     first = page[page.index("<h3>Speed-up over density</h3>") : page.index("<h3>Rate over block size</h3>")]
     assert "2.00× faster" in first and "10.00×" not in first
+
+
+def test_roofs_are_what_the_machine_was_seen_to_reach():
+    """A record says so: a GPU's by dtype, a CPU's by threads. What it leaves out has no roof; a race alone has its floor's."""
+
+    def drawn(machine, dtype="f16", key="", **more):
+        problem = {**PROBLEM, "dtype": dtype, "key": key, "flops": 8e9, "bytes": 1e8, "floor_seconds": 2e-5, **more}
+        row = {"problem": problem, "variant": "v", "seconds": 1e-4, "floor_seconds": 2e-5}
+        races = list(report._races({"machine": machine, "rows": [row]}))
+        return report.page(races)
+
+    gpu = {"name": "gpu", "ceilings": {"f16": 5e14, "f32": 5e13, "tf32": 3e14, "memory": 4e12}}
+    assert "f16, 500 TFLOPS at most" in drawn(gpu) and "f32, 50 TFLOPS at most" in drawn(gpu, "f32")
+    assert "tf32, 300 TFLOPS at most" in drawn(gpu, "f32", "tf32")
+    cpu = {"name": "cpu", "ceilings": [{"threads": n, "peak_f32": n * 1e11, "read_bandwidth": 3e10} for n in (2, 1)]}
+    assert "f32, 100 GFLOPS at most" in drawn(cpu, "f32", threads=1) and "f32, 200 GFLOPS at most" in drawn(cpu, "f32", threads=2)
+    page = drawn(cpu, "bf16", threads=2)
+    assert "bf16" in page and "at most" not in page and "seen to reach" in page
+    assert "f16, 400 TFLOPS at most" in drawn({"name": "here"}) and "seen to reach" not in drawn({"name": "here"})
+    for ceilings in (5, {"f16": "fast"}):
+        with pytest.raises(ValueError, match="ceilings is 5|f16 is 'fast'"):
+            drawn({"name": "gpu", "ceilings": ceilings})

@@ -129,6 +129,30 @@ def test_a_negated_out_is_refused():
         sa.matmul(a, b, out=negated(16, 3))
 
 
+def test_indices_rewritten_in_inference_mode_are_read_again():
+    """Torch counts no writes to tensors that were made there."""
+    with torch.inference_mode():
+        values, b = torch.randn(2, 4, 4), torch.randn(16, 3)
+        row_ptr, col_idx = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
+        sparse = torch.sparse_bsr_tensor(row_ptr.clone(), col_idx.clone(), values, (8, 16))
+        layer = sa.SparseLinear.from_matrix(sa.BsrMatrix.from_torch(sparse))
+        assert layer.col_idx.is_inference()
+        mask = torch.tensor([0, 1, 0])  # row_ptr and col_idx: one row of blocks, one of them stored
+        q = torch.randn(1, 1, 16, 8)
+        for column in (0, 3, 1):
+            for index in (col_idx, sparse.col_indices(), layer.col_idx):
+                index[0] = column
+            mask[2] = column
+            expected = torch.zeros(8, 16)
+            expected[:4, 4 * column : 4 * column + 4], expected[4:, 4:8] = values
+            torch.testing.assert_close(torch.ops.sparse_autotune.matmul(values, row_ptr, col_idx, b, None, [8, 16]), expected @ b)
+            torch.testing.assert_close(sa.matmul(sparse, b), expected @ b)
+            torch.testing.assert_close(layer(b.T.contiguous()), b.T @ expected.T)
+            seen = q[..., 4 * column : 4 * column + 4, :]
+            out, _ = torch.ops.sparse_autotune.attention(q, q, q, mask, [16, 16, 16, 4, 1, 0])
+            torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, seen, seen))
+
+
 def test_a_sparse_tensor_changed_in_place_is_read_again():
     first, second = (torch.kron(x, torch.ones(4, 4)) for x in (torch.eye(3), torch.eye(3).flip(0)))
     x, b = first.to_sparse_bsr((4, 4)), torch.randn(12, 3)
