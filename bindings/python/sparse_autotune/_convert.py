@@ -52,12 +52,16 @@ def from_dense(x: Any, block: tuple[int, int], keep: float | None, threshold: fl
     return row_ptr, cols.astype(np.int64), values, operand.shape
 
 
+def _check_room(blocks: int, block: tuple[int, int]) -> None:
+    if blocks * block[0] * block[1] > 2**47:  # more than a process can address
+        raise ValueError(f"block is {block[0]}x{block[1]}, in which x takes {blocks * block[0] * block[1]} elements; expected blocks that fit into memory")
+
+
 def _tiles(x: Any, operand: _arrays.Operand, block: tuple[int, int]) -> Any:
     """(block rows, block columns, rows, columns) of a dense matrix, padded with zeros."""
     (rows, cols), (br, bc) = operand.shape, block
     gr, gc = -(-rows // br), -(-cols // bc)
-    if gr * br * gc * bc > 2**60:
-        raise ValueError(f"block is {br}x{bc}, in which x takes {gr * br}x{gc * bc} elements; expected blocks that fit into memory")
+    _check_room(gr * gc, block)
     if operand.kind == "torch":
         padded = torch_module().nn.functional.pad(x, (0, gc * bc - cols, 0, gr * br - rows))
         return padded.reshape(gr, br, gc, bc).permute(0, 2, 1, 3)
@@ -157,6 +161,7 @@ def _gather_blocks(parts: tuple, block: tuple[int, int]) -> tuple[np.ndarray, np
 def _build(parts: tuple, block: tuple[int, int]) -> tuple:
     indptr, indices, data, shape, origin = parts
     row_ptr, col_idx, place = _gather_blocks(parts, block)
+    _check_room(len(col_idx), block)
     values = np.zeros((len(col_idx), *block), data.dtype)
     rows = np.repeat(np.arange(shape[0], dtype=np.int64), np.diff(indptr))
     at = (place * block[0] + rows % block[0]) * block[1] + indices % block[1]

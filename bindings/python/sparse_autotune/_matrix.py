@@ -12,7 +12,7 @@ import numpy as np
 from . import _abi, _arrays, _quick
 from ._arrays import torch_module
 from ._indices import check_scipy, host_indices
-from ._pattern import Pattern
+from ._pattern import Pattern, percent_sparse
 
 MOST = 2**63 - 1  # sizes are int64 in the library
 
@@ -338,7 +338,7 @@ class BsrMatrix:
         rows, cols = self.shape
         return (
             f"BsrMatrix({rows}x{cols}, {_abi.DTYPE_NAMES[operand.dtype]}, block {self.block[0]}x{self.block[1]}, "
-            f"{self.stored_blocks} of {grid[0] * grid[1]} blocks ({100 * (1 - self.density):.1f} % sparse), "
+            f"{self.stored_blocks} of {grid[0] * grid[1]} blocks ({percent_sparse(self.density)}), "
             f"{operand.kind} on {operand.device}{', transposed' if self._transposed else ''})"
         )
 

@@ -148,7 +148,8 @@ def sampled_matmul(X: Any, Y: Any, pattern: Any, *, alpha: float = 1.0, beta: fl
     if a.is_transposed:  # (X Y) at the blocks of S^T is ((Y^T X^T) at those of S)^T
         _describe_sampled(X, Y, a.shape)
         flipped = None if out is None else _sampled_out(out).T
-        return sampled_matmul(Y.T, X.T, a.T, alpha=alpha, beta=beta, out=flipped, allow_tf32=allow_tf32).T
+        made = sampled_matmul(Y.T, X.T, a.T, alpha=alpha, beta=beta, out=flipped, allow_tf32=allow_tf32)
+        return made.T if out is None else out
     return sampled(X, Y, a._pattern, alpha, beta, out, allow_tf32)
 
 

@@ -67,6 +67,15 @@ def _attention_struct(fields: tuple) -> _abi.Attention:
     return _abi.Attention(*fields[:6], *(_abi.Heads(*strides) for strides in fields[6:]))
 
 
+def percent_sparse(density: float) -> str:
+    """As "87.5 % sparse", with as many digits as tell a little from nothing."""
+    for digits in range(1, 9):
+        text = f"{100 * (1 - density):.{digits}f}"
+        if 0 < float(text) < 100 or density in (0, 1):
+            break
+    return f"{text} % sparse"
+
+
 _STRUCTS = {"a": lambda x: _abi.Layout(*x), "b": lambda x: _abi.Layout(*x), "c": lambda x: _abi.Layout(*x), "attention": _attention_struct}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from . import _abi, _arrays, _attention, _context, _mask, _ops
 from ._convert import check_columns
 from ._matrix import BsrMatrix, as_bsr, is_sparse
-from ._pattern import Pattern, Problem, names_of
+from ._pattern import Pattern, Problem, names_of, percent_sparse
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ class Race(list):
             )
         return (
             f"{p['op']} {p['dtype']} {p['m']}x{p['n']}x{p['k']}, block {p['block'][0]}x{p['block'][1]}, "
-            f"{p['stored_blocks']} blocks ({100 * (1 - p['density']):.1f} % sparse), on {self.device['name']}"
+            f"{p['stored_blocks']} blocks ({percent_sparse(p['density'])}), on {self.device['name']}"
         )
 
     def __str__(self) -> str:

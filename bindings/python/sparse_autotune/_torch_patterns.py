@@ -53,7 +53,12 @@ def version_of(t: Tensor) -> int | bytes:
     is compared; but for a GPU's, since reading them would wait for everything that is queued there."""
     if not t.is_inference():
         return t._version
-    return t.numpy().tobytes() if t.is_cpu and t.layout is torch.strided else 0
+    if t.is_cpu and t.layout is torch.strided:
+        try:
+            return t.numpy().tobytes()
+        except RuntimeError:  # fakes and wrappers, while something is traced, hold nothing
+            pass
+    return 0
 
 
 class Unchanged:

@@ -323,7 +323,8 @@ def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *,
 
     `include` chooses: a function of name and layer, or names, which may hold ``*``; by default all. Layers with a side below
     `smallest` blocks are left as they are. A layer that stands in several places, one of them chosen, is replaced in all. Frozen layers
-    stay frozen. `nn.TransformerEncoderLayer` no longer takes torch's fused way, which knows dense weights only.
+    stay frozen. `nn.TransformerEncoderLayer` no longer takes torch's fused way, which knows dense weights only. Subclasses of `nn.Linear`
+    compute in a way of their own and stay dense, torch's included: parametrized layers, and the `out_proj` of `nn.MultiheadAttention`.
 
     Each keeps at least one block, unless `density` is 0 or a `threshold` is given. A model that is an `nn.Linear` itself has the
     name "", stays as it is, and the new layer is returned. Layers that share a weight share `values` then; one that shares it with
@@ -346,7 +347,7 @@ def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *,
     def chosen(name: str, layer: nn.Linear) -> bool:
         return layer.out_features >= smallest * sides[0] and layer.in_features >= smallest * sides[1] and included(name, layer)
 
-    if isinstance(model, nn.Linear):
+    if type(model) is nn.Linear:
         if not chosen("", model):
             return model
         layer = SparseLinear.from_dense(model, sides, share, threshold)

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ._pattern import percent_sparse
+
 __all__ = ["load", "page"]
 
 # ---- reading ----
@@ -20,8 +22,8 @@ __all__ = ["load", "page"]
 def load(path: str | Path) -> list[dict[str, Any]]:
     """The races of a file: of ``race``, of several, or a record of ``bench/results``."""
     try:
-        data = json.loads(Path(path).read_text())
-    except json.JSONDecodeError as error:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # bytes that are no text, too
         raise ValueError(f"{path} is not JSON: {error}") from None
     try:
         races = list(_races(data))
@@ -54,9 +56,10 @@ def _typed(x: Any, kind: type, name: str) -> Any:
     return x
 
 
-def _number(x: Any, name: str) -> float:
-    if not isinstance(x, (int, float)) or not 0 <= x < math.inf:
-        raise ValueError(f"{name} is {x!r:.60}; expected a number of at least 0")
+def _number(x: Any, name: str, least: float = 0) -> float:
+    """A number that can be drawn."""
+    if not isinstance(x, (int, float)) or not (x == least == 0 or max(least, 1e-30) <= x <= 1e30):
+        raise ValueError(f"{name} is {x!r:.60}; expected a number of at least {least}, such as people measure")
     return x
 
 
@@ -69,7 +72,8 @@ def _checked(race: dict) -> dict:
     if len(block) != 2:
         raise ValueError(f"block is {block!r:.60}; expected two sizes")
     for size in block:
-        _number(size, "block")
+        _number(size, "block", 1)
+    _typed(device.get("name", ""), str, "name")
     for name in ("op", "dtype"):
         _typed(problem.get(name), str, name)
     for name in ("m", "n", "k"):
@@ -91,10 +95,10 @@ def _from_record(row: dict, machine: dict) -> dict | None:
         return None
     flops, seconds = _number(problem.get("flops") or 0, "flops"), _number(row["seconds"], "seconds")
     rivals, ratios = (_typed(row.get(name) or {}, dict, name) for name in ("rival_seconds", "ratios"))
-    times = {row.get("variant") or "sparse_autotune": seconds}
+    times = {_typed(row.get("variant") or "sparse_autotune", str, "variant"): seconds}
     times.update({k: _number(v, "rival_seconds") for k, v in rivals.items() if v})
     if not rivals:
-        times.update({k: seconds * v for k, v in ratios.items() if isinstance(v, (int, float)) and v > 0})
+        times.update({k: seconds * _number(v, "ratios") for k, v in ratios.items() if isinstance(v, (int, float)) and v > 0})
     results = [
         {"variant": name, "verdict": "ok", "seconds": s, "flops_per_second": flops / s if flops else None, "dense": "dense" in name, "library": name != row.get("variant"), "may_win": True, "message": ""}
         for name, s in times.items()
@@ -137,7 +141,7 @@ def _title(problem: dict) -> str:
     block = "×".join(map(str, problem["block"]))
     density = problem.get("density") or 0
     sizes = f"{problem.get('op', 'matmul')} {problem.get('dtype', '')} {problem.get('m', '?')}×{problem.get('n', '?')}×{problem.get('k', '?')}"
-    return ", ".join((sizes, f"block {block}", f"{100 * (1 - density):.1f} % sparse", *_setting(problem)))
+    return ", ".join((sizes, f"block {block}", percent_sparse(density), *_setting(problem)))
 
 
 def _setting(problem: dict) -> tuple[str, ...]:
@@ -214,9 +218,13 @@ class _Axes:
         for y in self._ticks(self.y0, self.y1):
             py = self.y(y)
             self.parts.append(f'<line class="grid" x1="{self.L}" x2="{self.W - self.R}" y1="{py:.1f}" y2="{py:.1f}"/><text class="tick" x="{self.L - 7}" y="{py + 4:.1f}" text-anchor="end">{y_text(y)}</text>')
+        said = -math.inf
         for x in x_ticks or self._ticks(self.x0, self.x1):
             px = self.x(x)
-            self.parts.append(f'<line class="grid" x1="{px:.1f}" x2="{px:.1f}" y1="{self.T}" y2="{self.H - self.B}"/><text class="tick" x="{px:.1f}" y="{self.H - self.B + 16}" text-anchor="middle">{x_text(x)}</text>')
+            self.parts.append(f'<line class="grid" x1="{px:.1f}" x2="{px:.1f}" y1="{self.T}" y2="{self.H - self.B}"/>')
+            if px - said > 34:  # else one number would stand on the other
+                said = px
+                self.parts.append(f'<text class="tick" x="{px:.1f}" y="{self.H - self.B + 16}" text-anchor="middle">{x_text(x)}</text>')
         self.parts.append(f'<text class="label" x="{(self.L + self.W - self.R) / 2}" y="{self.H - 6}" text-anchor="middle">{_e(x_label)}</text>')
         self.parts.append(f'<text class="label" transform="translate(13 {(self.T + self.H - self.B) / 2}) rotate(-90)" text-anchor="middle">{_e(y_label)}</text>')
 
@@ -325,19 +333,29 @@ def _by_block(group: list[dict]) -> str | None:
     return _curves(axes, lines, lambda x, y: f"block {x:g}: {_rate(y)}")
 
 
-def _roofline(races: list[dict]) -> str | None:
-    """Winners' rates over arithmetic a byte, under the rates that the machine was seen to reach, or that the floors of its races imply."""
-    points: list[tuple[float, float, str, dict]] = []
-    roofs: dict[str, list[tuple[float, float]]] = {}  # ceilings and slopes; none for what a record of ceilings leaves out
+def _seen_rates(races: list[dict]) -> dict[str, float]:
+    """The most that each rate is said to be by the races of a machine."""
+    found: dict[str, float] = {}
     for race in races:
-        p, best, rates = race["problem"], _winner(race), race["device"].get("ceilings") or {}
+        for name, rate in (race["device"].get("ceilings") or {}).items():
+            found[name] = max(rate, found.get(name, 0))
+    return found
+
+
+def _roofline(races: list[dict]) -> str | None:
+    """Winners' rates over arithmetic a byte, under the rates that their machine was seen to reach, or that the floors of its races imply."""
+    points: list[tuple[float, float, str, dict]] = []
+    seen = _seen_rates(races)
+    roofs: dict[str, list[tuple[float, float]]] = {}  # ceilings and slopes; none for what was not seen where something was
+    for race in races:
+        p, best = race["problem"], _winner(race)
         if best and p.get("bytes") and p.get("flops") and p.get("floor_seconds"):
             name = "tf32" if "TF32" in _setting(p) else p["dtype"]
             points.append((p["flops"] / p["bytes"], p["flops"] / best["seconds"], name, race))
-            if not rates:
+            if not seen:
                 roofs.setdefault(name, []).append((p["flops"] / p["floor_seconds"], p["bytes"] / p["floor_seconds"]))
-            elif rates.get(name) and rates.get("memory"):
-                roofs.setdefault(name, []).append((rates[name], rates["memory"]))
+            elif seen.get(name) and seen.get("memory"):
+                roofs[name] = [(seen[name], seen["memory"])]
     if not points:
         return None
     tops = {name: (max(ceiling for ceiling, _ in found), max(slope for _, slope in found)) for name, found in roofs.items()}
@@ -397,8 +415,12 @@ def page(races: list[dict[str, Any]], title: str = "Block-sparse products") -> s
     True
     """
     devices = sorted({r["device"].get("name", "") for r in races if r["device"].get("name")})
-    roofs = "the rates of arithmetic and memory that the machine was seen to reach" if any(r["device"].get("ceilings") for r in races) else "what the floors of these races imply"
-    plots = [_plot("Roofline", f"each dot is a race's winner; dashed: {roofs}; what stays in a cache may lie above the slope", _roofline(races))]
+    plots = []
+    for device in dict.fromkeys(r["device"].get("name", "") for r in races):
+        mine = [r for r in races if r["device"].get("name", "") == device]
+        roofs = "the rates of arithmetic and memory that the machine was seen to reach" if _seen_rates(mine) else "what the floors of these races imply"
+        where = f"{device}: " if len(devices) > 1 else ""
+        plots.append(_plot("Roofline", f"{where}each dot is a race's winner; dashed: {roofs}; what stays in a cache may lie above the slope", _roofline(mine)))
     for (device, op, dtype, m, n, k, setting), group in _groups(races).items():
         words = ", ".join((f"{op} {dtype} {m}×{n}×{k}", *setting, *([device] if len(devices) > 1 else [])))
         plots.append(_plot("Speed-up over density", words, _speed_up(group)))

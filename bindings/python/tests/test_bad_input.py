@@ -148,13 +148,19 @@ def test_sampled_operands_that_do_not_fit():
     bad(TypeError, "out", sa.sampled_matmul, x, y, A.T, out=x)
 
 
+def test_blocks_beyond_memory():
+    eye = pytest.importorskip("scipy.sparse").eye_array(8, format="csr")
+    for huge in (2**64 + 2, 10**9):
+        bad(ValueError, "block is", sa.BsrMatrix.from_csr, eye, huge)
+        bad(ValueError, "block is", sa.BsrMatrix.from_dense, B, huge)
+
+
 def test_conversions_that_do_not_fit():
     bad(ValueError, "block", sa.BsrMatrix.from_dense, B, 0)
     bad(TypeError, "block", sa.BsrMatrix.from_dense, B, (1, 2, 3))
     bad(ValueError, "keep", sa.BsrMatrix.from_dense, B, 2, keep=1.5)
     bad(TypeError, "keep", sa.BsrMatrix.from_dense, B, 2, keep="0.5")
     bad(TypeError, "threshold", sa.BsrMatrix.from_dense, B, 2, threshold="0.5")
-    bad(ValueError, "block", sa.BsrMatrix.from_dense, B, 2**64 + 2)
     bad(ValueError, "threshold", sa.BsrMatrix.from_dense, B, 2, threshold=-1.0)
     bad(ValueError, "keep", sa.BsrMatrix.from_dense, B, 2, keep=0.5, threshold=1.0)
     bad(ValueError, "x has 1", sa.BsrMatrix.from_dense, np.ones(3), 2)

@@ -138,6 +138,10 @@ def test_it_shows_itself():
     assert picture.count("<rect") == 5 and "<svg" in picture
     assert "empty" in sa.BsrMatrix([0], [], np.zeros((0, 2, 2)), (0, 0))._repr_html_()
     assert "transposed" in repr(a.T)
+    few = sa.BsrMatrix(np.minimum(np.arange(5001), 1), [0], np.ones((1, 1, 1)), (5000, 5000))
+    assert "(99.999996 % sparse)" in repr(few)
+    full, none = sa.BsrMatrix.from_dense(np.ones((4, 4)), 2), sa.BsrMatrix.from_dense(np.zeros((4, 4)), 2)
+    assert "(0.0 % sparse)" in repr(full) and "(100.0 % sparse)" in repr(none)
 
 
 def test_a_large_picture_stays_small():

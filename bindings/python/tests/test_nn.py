@@ -425,6 +425,19 @@ def test_sparsify_of_a_bare_layer():
         assert sa.sparsify(linear, 4, **options) is linear
 
 
+def test_subclasses_of_linear_stay_dense():
+    """They may compute in a way of their own."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 100 * super().forward(x)
+
+    for layer in (Scaled(16, 16), nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)), nn.LazyLinear(16)):
+        assert sa.sparsify(layer, 8) is layer and sa.sparsify(nn.Sequential(layer), 8)[0] is layer
+    attention = nn.MultiheadAttention(16, 2)
+    assert not any(isinstance(m, sa.SparseLinear) for m in sa.sparsify(attention, 8).modules())
+
+
 def test_names_may_come_from_a_generator():
     model = sa.sparsify(nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]), 4, include=(n for n in ("2", "0")))
     assert [type(m) for m in model] == [sa.SparseLinear, nn.Linear, sa.SparseLinear]

@@ -73,6 +73,9 @@ def test_sampled_product(problem, k, how_x, how_y, alpha):
         got = sa.sampled_matmul(x, y, a, alpha=alpha)
         assert got.shape == a.shape and not np.isnan(got.values).any()
         close(got.to_dense(), alpha * (x.astype(np.float64) @ y.astype(np.float64)) * ones, dense.dtype)
+        into = a.with_values(np.full_like(a.values, np.nan))
+        assert sa.sampled_matmul(x, y, a, alpha=alpha, out=into) is into
+        close(into.to_dense(), got.to_dense(), dense.dtype)
 
 
 @given(problems(), st.sampled_from([0.0, 1.0, -2.0]), st.sampled_from([0.0, 1.0, 0.5]), st.sampled_from([None, "relu", "gelu", "silu"]), st.booleans(), st.booleans())

@@ -64,6 +64,11 @@ def test_records_of_the_benchmark_become_a_page(record):
 def test_bad_input(tmp_path, capsys):
     (tmp_path / "text").write_text("text")
     (tmp_path / "none").write_text("{}")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe{}")
+    (tmp_path / "deep").write_text("[" * 100000)
+    for name in ("bytes", "deep"):
+        assert program.main(["report", str(tmp_path / name)]) == 1
+        assert f"{tmp_path / name} is not JSON" in capsys.readouterr().err
     for words in (["report", str(tmp_path / "text")], ["report", str(tmp_path / "none")], ["report", str(tmp_path / "absent")], ["race", "--size", "4x4"], ["race", "--device", "tpu"], ["race", "--density", "2", "--size", "8x8x8", "--block", "4", "--device", "cpu"]):
         assert program.main(words) == 1, words
         assert "sparse_autotune:" in capsys.readouterr().err
@@ -84,7 +89,10 @@ RACE = {"problem": PROBLEM, "device": {"name": "here"}, "best": "v", "results": 
         ([RACE], "a race is"), ({"races": 5}, "races is 5"), ({"races": [5]}, "a race is 5"), ({"races": [{**RACE, "problem": None}]}, "problem is None"),
         ({**RACE, "device": None}, "device is None"), ({**RACE, "results": {}}, "results is"), ({**RACE, "results": [3]}, "a result is 3"),
         ({**RACE, "results": [{"variant": "v", "verdict": "ok", "seconds": "1"}]}, "seconds is '1'"), ({**RACE, "results": [{"verdict": "ok"}]}, "variant is None"),
-        ({**RACE, "problem": {**PROBLEM, "block": [4]}}, "block is [4]"), ({**RACE, "problem": {**PROBLEM, "m": None}}, "m is None"),
+        ({**RACE, "problem": {**PROBLEM, "block": [4]}}, "block is [4]"), ({**RACE, "problem": {**PROBLEM, "block": [0, 0]}}, "block is 0"),
+        ({**RACE, "device": {"name": []}}, "name is []"), ({**RACE, "device": {"name": 3}}, "name is 3"),
+        ({**RACE, "results": [{"variant": "v", "verdict": "ok", "seconds": 5e-324}]}, "seconds is 5e-324"), ({**RACE, "problem": {**PROBLEM, "floor_seconds": 1e300}}, "floor_seconds is 1e+300"),
+        ({**RACE, "problem": {**PROBLEM, "m": None}}, "m is None"),
         ({**RACE, "problem": {**PROBLEM, "density": -1}}, "density is -1"), ({"rows": 5}, "rows is 5"), ({"rows": [5]}, "a row is 5"),
         ({"rows": [{"problem": PROBLEM, "seconds": "1"}]}, "seconds is '1'"), ({"rows": [{"problem": PROBLEM, "seconds": 1, "rival_seconds": [1]}]}, "rival_seconds is"),
     ],
@@ -166,3 +174,23 @@ def test_roofs_are_what_the_machine_was_seen_to_reach():
     for ceilings in (5, {"f16": "fast"}):
         with pytest.raises(ValueError, match="ceilings is 5|f16 is 'fast'"):
             drawn({"name": "gpu", "ceilings": ceilings})
+
+
+def test_each_machine_has_its_own_roofline():
+    """Races that say nothing of their machine's rates are drawn under those that others of that machine say."""
+
+    def race(name, seconds, **device):
+        return {"problem": {**PROBLEM, "flops": 8e9, "bytes": 1e8, "floor_seconds": 1e-4}, "device": {"name": name, **device}, "best": "v", "results": [{"variant": "v", "verdict": "ok", "seconds": seconds}]}
+
+    page = report.page([race("fast", 1e-3, ceilings={"f32": 5e13, "memory": 4e12}), race("slow", 1e-1), race("fast", 2e-3)])
+    check_page(page)
+    drawn = page.split("<h3>Roofline</h3>")[1:]
+    assert len(drawn) == 2 and "fast: each dot" in drawn[0] and "slow: each dot" in drawn[1]
+    assert "50 TFLOPS at most" in drawn[0] and "seen to reach" in drawn[0] and drawn[0].count("<circle") == 2
+    assert "80 TFLOPS at most" in drawn[1] and "floors" in drawn[1]
+
+
+def test_numbers_below_the_axis_do_not_stand_on_each_other():
+    races = [{**RACE, "problem": {**PROBLEM, "density": d}, "results": [{"variant": n, "verdict": "ok", "seconds": 1e-3, "dense": n == "d"} for n in "vd"]} for d in (0.047, 0.05, 0.5)]
+    page = report.page(races)
+    assert ">0.047<" in page and ">0.05<" not in page and ">0.5<" in page

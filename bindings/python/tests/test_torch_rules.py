@@ -153,6 +153,23 @@ def test_indices_rewritten_in_inference_mode_are_read_again():
             torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, seen, seen))
 
 
+def test_indices_of_inference_mode_are_traced():
+    """Fakes of them hold nothing that could be compared."""
+    layer, x = sa.SparseLinear(32, 48, block=8, density=0.3), torch.randn(2, 32)
+    with torch.inference_mode():
+        layer.row_ptr, layer.col_idx = layer.row_ptr.clone(), layer.col_idx.clone()
+    expected = layer(x)
+    torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), expected)
+
+    def gradient(values, x):
+        return torch.autograd.grad(torch.ops.sparse_autotune.matmul(values, layer.row_ptr, layer.col_idx, x, None, [48, 32], True, True).sum(), values)[0]
+
+    values = layer.values.detach().requires_grad_()
+    for mode in ("real", "fake", "symbolic"):
+        traced = torch.fx.experimental.proxy_tensor.make_fx(gradient, tracing_mode=mode, _allow_non_fake_inputs=True)(values, x)
+        torch.testing.assert_close(traced(values, x), gradient(values, x))
+
+
 def test_a_sparse_tensor_changed_in_place_is_read_again():
     first, second = (torch.kron(x, torch.ones(4, 4)) for x in (torch.eye(3), torch.eye(3).flip(0)))
     x, b = first.to_sparse_bsr((4, 4)), torch.randn(12, 3)
