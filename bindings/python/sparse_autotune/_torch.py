@@ -166,14 +166,22 @@ class _Product(ReverseOnly):
     def backward(ctx, grad):
         values, b = ctx.saved_tensors
         pattern, transposed, left, alpha, bias_dtype, tf32 = ctx.facts
-        return (
-            *_product_grads(
-                ctx.needs_input_grad, values, b, grad, bias_dtype, transposed, left, alpha,
-                lambda v, x, t, side, s: differentiable(pattern, v, x, None, t, side, s, tf32),
-                lambda x, y, s: differentiable_sampled(x, y, pattern, s, tf32),
-            ),
-            None, None, None, None, None,
-        )  # fmt: skip
+        if not torch.is_grad_enabled() and _plain(values, b, grad):  # the usual backward pass: asked once for all of it
+
+            def product(v, x, t, side, s):
+                return forward(pattern, v, t, x, side, None, 0, s, tf32)
+
+            def sample(x, y, s):
+                return forward_sampled(x, y, pattern, s, tf32)
+        else:
+
+            def product(v, x, t, side, s):
+                return differentiable(pattern, v, x, None, t, side, s, tf32)
+
+            def sample(x, y, s):
+                return differentiable_sampled(x, y, pattern, s, tf32)
+
+        return *_product_grads(ctx.needs_input_grad, values, b, grad, bias_dtype, transposed, left, alpha, product, sample), None, None, None, None, None
 
 
 class _Sampled(ReverseOnly):
