@@ -448,7 +448,7 @@ def show_attention(row, found, races, least, target, refused=None):
     ratio, first = rivals[best] / ours, next(iter(races.values()))
     own = {name: own_kernel(race) for name, race in races.items()}
     own_seconds = sum(r.seconds for r in own.values())
-    problem = first.problem | {"flops": sum(race.problem["flops"] for race in races.values())}
+    problem = first.problem | {name: sum(race.problem[name] for race in races.values()) for name in ("flops", "bytes", "floor_seconds")}
     show(row, ours, f"{ours * 1e6:.1f} us, the best of torch's {rivals[best] * 1e6:.1f} us ({best}): {ratio:.2f}x; the best kernel{'s' * (len(own) > 1)} of ours {own_seconds * 1e6:.1f} us in {'their races' if len(own) > 1 else 'its race'}",
          target, ratio >= least, {name: seconds / ours for name, seconds in rivals.items()}, problem, first.best.variant, rival_seconds=rivals, refused=refused or {},
          own_kernel=own[next(iter(own))].variant, own_kernel_seconds=own_seconds, choices={name: choice(race, race.best.variant) for name, race in races.items()})

@@ -53,8 +53,9 @@ def from_dense(x: Any, block: tuple[int, int], keep: float | None, threshold: fl
 
 
 def _check_room(blocks: int, block: tuple[int, int]) -> None:
-    if blocks * block[0] * block[1] > 2**47:  # more than a process can address
-        raise ValueError(f"block is {block[0]}x{block[1]}, in which x takes {blocks * block[0] * block[1]} elements; expected blocks that fit into memory")
+    elements = max(blocks, 1) * block[0] * block[1]
+    if elements > 2**47:  # more than a process can address
+        raise ValueError(f"block is {block[0]}x{block[1]}, in which x takes {elements} elements; expected blocks that fit into memory")
 
 
 def _tiles(x: Any, operand: _arrays.Operand, block: tuple[int, int]) -> Any:

@@ -406,12 +406,12 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
 
 
 def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
-    """torch counts what is written to a sparse tensor, to its indices and values alike: once it was, the indices are compared. Nothing is
-    counted for one made in inference mode, so that they always are on the CPU."""
-    from ._torch_patterns import version_of
+    """The indices are compared on the CPU, but for traces, which would see it; on a GPU, where that would wait for all that is queued, once torch
+    has counted that the tensor, its indices or its values, was written to."""
+    from . import _torch_modes, _torch_patterns
 
-    version = version_of(x)
-    uncounted = x.is_inference() and x.device.type == "cpu"
+    version, cpu = _torch_patterns.version_of(x), x.device.type == "cpu"
+    trusted = not cpu or _torch_modes.watched()
 
     def make(x: Any) -> BsrMatrix:
         made = BsrMatrix(*_torch_parts(x, name))
@@ -419,11 +419,12 @@ def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
         return made
 
     def unchanged(m: BsrMatrix) -> bool:
-        if m._version == version and not uncounted:
+        if m._version == version and trusted:
             return True
         if x.is_cuda and torch_module().cuda.is_current_stream_capturing():
             raise RuntimeError(f"{name} was written to after its last product, and a CUDA graph is being captured: run this product once before")
-        same = m._values.data_ptr() == x.values().data_ptr() and m._pattern.same_indices(x.crow_indices().cpu().numpy(), x.col_indices().cpu().numpy())
+        indices = x.crow_indices(), x.col_indices()
+        same = m._values.data_ptr() == x.values().data_ptr() and m._pattern.same_indices(*(i.numpy() if cpu else i.cpu().numpy() for i in indices))
         if same:
             m._version = version
         return same

@@ -69,7 +69,7 @@ def _attention_struct(fields: tuple) -> _abi.Attention:
 
 def percent_sparse(density: float) -> str:
     """As "87.5 % sparse", with as many digits as tell a little from nothing."""
-    for digits in range(1, 9):
+    for digits in range(1, 16):
         text = f"{100 * (1 - density):.{digits}f}"
         if 0 < float(text) < 100 or density in (0, 1):
             break
@@ -112,6 +112,11 @@ def problem_of(**fields: Any) -> Problem:
     return found
 
 
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """array_equal, which takes longer than a small product does."""
+    return a.tobytes() == b.tobytes() if a.dtype == b.dtype and a.nbytes < 1 << 15 else np.array_equal(a, b)
+
+
 class Pattern:
     """The indices of a block-sparse matrix. Immutable. A mask of attention may have offsets of packed queries and keys."""
 
@@ -143,7 +148,7 @@ class Pattern:
         return -(-rows // br), -(-cols // bc)
 
     def same_indices(self, row_ptr: np.ndarray, col_idx: np.ndarray) -> bool:
-        return np.array_equal(self.row_ptr, row_ptr) and np.array_equal(self.col_idx, col_idx)
+        return _same(self.row_ptr, row_ptr) and _same(self.col_idx, col_idx)
 
     def handle(self, device: str) -> int:
         found = self._handles.get(device)

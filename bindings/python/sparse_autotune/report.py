@@ -80,6 +80,8 @@ def _checked(race: dict) -> dict:
         _number(problem.get(name), name)
     for name in ("density", "flops", "bytes", "floor_seconds"):
         _number(problem.get(name) or 0, name)
+    if (problem.get("density") or 0) > 1:
+        raise ValueError(f"density is {problem['density']!r:.60}; expected a share from 0 to 1")
     for result in _typed(race["results"], list, "results"):
         for name in ("variant", "verdict"):
             _typed(_typed(result, dict, "a result").get(name), str, name)
@@ -359,7 +361,9 @@ def _roofline(races: list[dict]) -> str | None:
     if not points:
         return None
     tops = {name: (max(ceiling for ceiling, _ in found), max(slope for _, slope in found)) for name, found in roofs.items()}
-    axes = _Axes([x for x, *_ in points] + [1.0], [y for _, y, *_ in points] + [ceiling for ceiling, _ in tops.values()], "operations a byte that must move", "rate on stored blocks", lambda x: f"{x:g}", lambda y: _rate(y).replace("FLOPS", ""))
+    right = max(x for x, *_ in points)
+    rates = [y for _, y, *_ in points] + [y for ceiling, slope in tops.values() for y in (ceiling, min(ceiling, slope * right))]
+    axes = _Axes([x for x, *_ in points] + [1.0], rates, "operations a byte that must move", "rate on stored blocks", lambda x: f"{x:g}", lambda y: _rate(y).replace("FLOPS", ""))
     colors = dict(zip(sorted({name for *_, name, _ in points}), _COLORS * 4))
     for name, (ceiling, slope) in tops.items():
         knee = min(max(ceiling / slope, axes.x0), axes.x1)

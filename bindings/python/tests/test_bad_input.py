@@ -153,6 +153,7 @@ def test_blocks_beyond_memory():
     for huge in (2**64 + 2, 10**9):
         bad(ValueError, "block is", sa.BsrMatrix.from_csr, eye, huge)
         bad(ValueError, "block is", sa.BsrMatrix.from_dense, B, huge)
+        bad(ValueError, "block is", sa.BsrMatrix.from_dense, B[:0], huge)
 
 
 def test_conversions_that_do_not_fit():

@@ -93,7 +93,7 @@ RACE = {"problem": PROBLEM, "device": {"name": "here"}, "best": "v", "results": 
         ({**RACE, "device": {"name": []}}, "name is []"), ({**RACE, "device": {"name": 3}}, "name is 3"),
         ({**RACE, "results": [{"variant": "v", "verdict": "ok", "seconds": 5e-324}]}, "seconds is 5e-324"), ({**RACE, "problem": {**PROBLEM, "floor_seconds": 1e300}}, "floor_seconds is 1e+300"),
         ({**RACE, "problem": {**PROBLEM, "m": None}}, "m is None"),
-        ({**RACE, "problem": {**PROBLEM, "density": -1}}, "density is -1"), ({"rows": 5}, "rows is 5"), ({"rows": [5]}, "a row is 5"),
+        ({**RACE, "problem": {**PROBLEM, "density": -1}}, "density is -1"), ({**RACE, "problem": {**PROBLEM, "density": 2}}, "density is 2"), ({"rows": 5}, "rows is 5"), ({"rows": [5]}, "a row is 5"),
         ({"rows": [{"problem": PROBLEM, "seconds": "1"}]}, "seconds is '1'"), ({"rows": [{"problem": PROBLEM, "seconds": 1, "rival_seconds": [1]}]}, "rival_seconds is"),
     ],
 )  # fmt: skip

@@ -160,13 +160,19 @@ def test_indices_of_inference_mode_are_traced():
         layer.row_ptr, layer.col_idx = layer.row_ptr.clone(), layer.col_idx.clone()
     expected = layer(x)
     torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), expected)
+    make_fx, b = torch.fx.experimental.proxy_tensor.make_fx, torch.randn(16, 3)
+    with torch.inference_mode():
+        sparse = torch.sparse_bsr_tensor(torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.randn(2, 4, 4), (8, 16))
+    expected = sa.matmul(sparse, b)
+    for traced in (make_fx(lambda b: sa.matmul(sparse, b))(b), torch.jit.trace(lambda b: sa.matmul(sparse, b), (b,))):
+        torch.testing.assert_close(traced(b), expected)
 
     def gradient(values, x):
         return torch.autograd.grad(torch.ops.sparse_autotune.matmul(values, layer.row_ptr, layer.col_idx, x, None, [48, 32], True, True).sum(), values)[0]
 
     values = layer.values.detach().requires_grad_()
     for mode in ("real", "fake", "symbolic"):
-        traced = torch.fx.experimental.proxy_tensor.make_fx(gradient, tracing_mode=mode, _allow_non_fake_inputs=True)(values, x)
+        traced = make_fx(gradient, tracing_mode=mode, _allow_non_fake_inputs=True)(values, x)
         torch.testing.assert_close(traced(values, x), gradient(values, x))
 
 
@@ -182,6 +188,17 @@ def test_a_sparse_tensor_changed_in_place_is_read_again():
     torch.testing.assert_close(sa.matmul(x, b), 2 * second @ b)
     x.copy_(first.to_sparse_bsr((4, 4)))
     torch.testing.assert_close(sa.matmul(x, b), first @ b)
+    for mode in (torch.no_grad, torch.inference_mode):  # torch counts none of these
+        with mode():
+            row_ptr, col_idx = torch.arange(4), torch.arange(3)
+        x = torch.sparse_bsr_tensor(row_ptr, col_idx, torch.ones(3, 4, 4), (12, 12))
+        torch.testing.assert_close(sa.matmul(x, b), first @ b)
+        with mode():
+            col_idx.copy_(torch.tensor([2, 1, 0]))
+        torch.testing.assert_close(sa.matmul(x, b), second @ b)
+        with mode():
+            x.col_indices().data.copy_(torch.arange(3))
+        torch.testing.assert_close(sa.matmul(x, b), first @ b)
 
 
 def test_forward_mode_is_refused():
