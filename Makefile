@@ -1,6 +1,7 @@
 # The front door. `make run` and `make test` do all that a fresh machine needs; the work is CMake's and scripts/'s.
 
 BUILD ?= build
+SECONDS ?= 3600
 SHELL := /bin/bash
 # Warnings are errors where nobody is there to read them.
 WERROR := $(if $(CI),ON,OFF)
@@ -10,7 +11,7 @@ CONFIGURE = cmake -S . -B $(BUILD) $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(G
             --log-level=WARNING $(CMAKE_FLAGS) >/dev/null
 export BUILD WERROR JOBS
 
-.PHONY: run build test bench format lint asan tsan fuzz python rust gpu setup install clean help
+.PHONY: run build test test-all soak bench format lint asan tsan fuzz python rust gpu setup install clean help
 
 run: ## set up, build, and race the default problem on the best device of this machine
 	@scripts/setup.sh run gpu
@@ -23,33 +24,17 @@ build: ## libraries, command line, tests and benchmark
 	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS)
 
-test: ## set up, build, and run every test, those of Python and Rust, sanitizers and fuzzers included
-	@scripts/setup.sh test cuda python rust
-	@scripts/test.sh disk release gpu python asan tsan fuzz rust
+test: ## set up, build, and test the C library, the Rust crates and the Python package on this machine, in minutes
+	@scripts/test.sh quick
 
-python: ## the Python package: its wheel, a fresh environment, its tests
-	@scripts/setup.sh run python
-	@scripts/test.sh python
+test-all: ## the rest: CUDA for every architecture, sanitizers, fuzzers, long grids, clippy, rustdoc
+	@scripts/test.sh all
 
-asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@scripts/setup.sh test
-	@scripts/test.sh asan
+soak: ## hours of fuzzing, random cases and kill loops: SECONDS=3600
+	@SOAK_SECONDS=$(SECONDS) scripts/test.sh soak
 
-tsan: ## the concurrent tests under ThreadSanitizer
-	@scripts/setup.sh test
-	@scripts/test.sh tsan
-
-fuzz: ## the fuzz targets, FUZZ_SECONDS (60) each
-	@scripts/setup.sh test
-	@scripts/test.sh fuzz
-
-gpu: ## on a machine with a GPU: every variant checked for GPU_SECONDS (60), and the tests that need one
-	@scripts/setup.sh test cuda
-	@scripts/test.sh gpu
-
-rust: ## the Rust crates: tests, clippy, documentation, examples, the types of the CUDA feature
-	@scripts/setup.sh test rust
-	@scripts/test.sh rust
+python rust asan tsan fuzz gpu: ## one part of the tests alone; fuzz for FUZZ_SECONDS (60) a target, gpu for GPU_SECONDS (60)
+	@scripts/test.sh $@
 
 bench: ## the speed table: every row against its rival in the same run (ARGS="--full --record NAME")
 	@scripts/setup.sh bench gpu
@@ -62,17 +47,16 @@ format: ## lay out every C file by clang-format 14
 	@scripts/lint.sh --fix
 
 lint: ## layout, cppcheck, clang-tidy, shellcheck
-	@scripts/setup.sh lint cuda
 	@scripts/lint.sh
 
 setup: ## install what is missing for all of the above, a CUDA compiler too
-	@scripts/setup.sh run test lint bench python cuda rust
+	@scripts/setup.sh run test sanitize lint bench python cuda rust
 
 install: build ## into PREFIX (/usr/local)
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz
+	rm -rf $(BUILD) $(BUILD)-cuda $(BUILD)-asan $(BUILD)-tsan
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z -]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 46

@@ -3,7 +3,9 @@
 # usage: lint.sh [--fix]         --fix only lays the C files out again
 set -u
 cd "$(dirname "$0")/.." || exit 2
-BUILD=${BUILD:-build} JOBS=${JOBS:-2}
+. scripts/common.sh
+export BUILD
+BUILD=$(cuda_folder) # clang-tidy reads the host side of CUDA too
 passed=0 failed=0 skipped=0
 
 mapfile -t sources < <(find cmake include src tests bench bindings -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build' | sort)
@@ -52,6 +54,7 @@ run_tidy() {
         xargs -P "$JOBS" -n 4 clang-tidy --quiet -p "$BUILD" --warnings-as-errors='*' 2>"$BUILD/tidy.log"
 }
 
+scripts/setup.sh lint cuda || exit 1
 step clang-format "$clang_format" "$clang_format" --dry-run -Werror "${sources[@]}"
 step layout bash bash scripts/check_layout.sh
 step cppcheck cppcheck run_cppcheck

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Sets this machine up: looks for what is needed, installs what is missing with apt where that is possible, and
 # otherwise says what is missing and how to get it. Quick, quiet and offline where nothing is missing.
-# usage: setup.sh run|test|lint|bench|python|cuda|gpu|rust ...
+# usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust ...
 #   cuda   a CUDA compiler: where none works, NVIDIA's wheels go into $BUILD/cuda (300 MB)
 #   gpu    the same, but only on a machine with NVIDIA's driver
 #   rust   cargo, clippy and rustfmt of 1.92 or newer: where they are missing or older, rustup puts them into the home folder
 set -u
 cd "$(dirname "$0")/.." || exit 2
-BUILD=${BUILD:-build}
+. scripts/common.sh
 
 missing=()  # Debian and Ubuntu packages
 lacking=()  # what each is for
@@ -79,6 +79,10 @@ needs_test() {
     want cmocka libcmocka-dev 'cmocka, for the C tests'
     want pkgconfig pkg-config 'pkg-config, for the test of what is installed'
     want cxx g++ 'a C++ compiler, to see that the header is C++ too'
+}
+needs_sanitize() {
+    needs_run
+    want cmocka libcmocka-dev 'cmocka, for the C tests'
     want clang clang 'clang, for the fuzzers'
     want clang_runtime CLANG_RUNTIME 'the sanitizers and libFuzzer of clang'
     want clang_openmp libomp-dev 'the OpenMP of clang, to build what is fuzzed'
@@ -146,6 +150,7 @@ have_certificates() { [ -d /etc/ssl/certs ]; }
 have_libclang() { compgen -G '/usr/lib/*/libclang*.so*' >/dev/null || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null; }
 
 provide_rust() {
+    local start=$SECONDS
     echo "sparse_autotune: fetching Rust $rust_version into ${CARGO_HOME:-$HOME/.cargo} with rustup"
     mkdir -p "$BUILD"
     {
@@ -154,7 +159,7 @@ provide_rust() {
             curl --proto '=https' --tlsv1.2 -sSf --retry 3 https://sh.rustup.rs |
                 sh -s -- -y --no-modify-path --profile minimal -c clippy -c rustfmt --default-toolchain "$rust_version"
         fi
-    } >"$BUILD/rustup.log" 2>&1 && have_rust && return
+    } >"$BUILD/rustup.log" 2>&1 && have_rust && note_download Rust $((SECONDS - start)) && return
     tail -n 3 "$BUILD/rustup.log" >&2
     return 1
 }
@@ -188,11 +193,12 @@ fetch_wheels() {
 }
 
 provide_nvcc() {
+    local start=$SECONDS
     mkdir -p "$BUILD" && exec 9>"$BUILD/cuda.lock" || return 1
     if have flock; then flock 9; fi # another run may be fetching it now
     if have_wheels; then return 0; fi
     echo "sparse_autotune: fetching NVIDIA's CUDA compiler into $BUILD/cuda (300 MB)"
-    fetch_wheels >"$BUILD/cuda.log" 2>&1 && return
+    fetch_wheels >"$BUILD/cuda.log" 2>&1 && note_download "CUDA compiler" $((SECONDS - start)) && return
     rm -rf "$BUILD/cuda"
     tail -n 1 "$BUILD/cuda.log" >&2
     return 1
@@ -223,7 +229,7 @@ install_missing() {
         if have sudo && sudo -n true 2>/dev/null; then sudo=(sudo -n); else return 1; fi
     fi
     have apt-get || return 1
-    local package packages=() version
+    local package packages=() version start=$SECONDS
     log=$(mktemp)
     trap 'rm -f "$log"' EXIT
     apt update >"$log" 2>&1 || { sleep 5 && apt update >"$log" 2>&1; } || tail -n 5 "$log" >&2
@@ -242,6 +248,7 @@ install_missing() {
         tail -n 15 "$log" >&2
         return 1
     }
+    note_download "Debian packages" $((SECONDS - start))
     hash -r
 }
 
@@ -250,8 +257,8 @@ look() { # for everything that the words ask for
     local what
     for what in "$@"; do
         case $what in
-        run | test | lint | bench | python | cuda | gpu | rust) "needs_$what" ;;
-        *) echo "usage: setup.sh run|test|lint|bench|python|cuda|gpu|rust ..." >&2 && exit 2 ;;
+        run | test | sanitize | lint | bench | python | cuda | gpu | rust) "needs_$what" ;;
+        *) echo "usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust ..." >&2 && exit 2 ;;
         esac
     done
 }

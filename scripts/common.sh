@@ -1,0 +1,14 @@
+# What the scripts share. Sourced, from the root of the tree.
+# shellcheck shell=bash
+BUILD=${BUILD:-build} WERROR=${WERROR:-OFF} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+
+has_cuda() { grep -qs '^SAT_HAVE_CUDA:.*=ON' "$1/CMakeCache.txt"; } # a build folder
+
+# Where CUDA code is compiled: in the build folder where that has a CUDA compiler, otherwise in one of its own, so that
+# a first build without a GPU stays quick.
+cuda_folder() { if has_cuda "$BUILD" || [ -f "$BUILD/cuda/ready" ]; then echo "$BUILD"; else echo "$BUILD-cuda"; fi; }
+
+# Downloads are timed apart from the rest: a line each in a file that test.sh prints and empties.
+note_download() { # what, seconds, more words
+    mkdir -p "$BUILD" && printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$BUILD/downloads"
+}

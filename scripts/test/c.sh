@@ -1,0 +1,81 @@
+# The C library and the command line: built, tested, and checked on a GPU where there is one.
+# shellcheck shell=bash
+
+build() { # folder, compiler, what to build, more words for cmake
+    local folder=$1 compiler=$2 target=$3 generator=()
+    shift 3
+    [ -f "$folder/CMakeCache.txt" ] || ! command -v ninja >/dev/null || generator=(-G Ninja)
+    CC=$compiler cmake -S . -B "$folder" "${generator[@]}" --log-level=WARNING -DSAT_WERROR="$WERROR" "$@" >/dev/null ||
+        return 1
+    local start=$SECONDS
+    echo "building into $folder"
+    if cmake --build "$folder" -j "$JOBS" --target "$target" >"$folder/build.log" 2>&1; then
+        echo "built in $((SECONDS - start)) s"
+        return
+    fi
+    tail -n 60 "$folder/build.log"
+    return 1
+}
+
+run_ctest() { # folder, more words for ctest
+    local folder=$1 report tests bad idle name
+    shift
+    report=$(realpath -m "$folder")/junit.xml
+    rm -f "$report"
+    "${steady[@]}" ctest --test-dir "$folder" -j "$JOBS" --output-on-failure --output-junit "$report" --no-tests=error "$@" ||
+        echo "ctest returned $?"
+    attribute() { sed -n "/<testsuite/,/>\$/s/^[ \t]*$1=\"\([0-9]*\)\".*/\1/p" "$report" 2>/dev/null; }
+    named() { sed -n "s/.*<testcase name=\"\([^\"]*\)\".* status=\"$1\".*/\1/p" "$report"; }
+    tests=$(attribute tests)
+    [ -n "$tests" ] || { fail "no tests ran" && return; }
+    bad=$(attribute failures) idle=$(($(attribute skipped) + $(attribute disabled)))
+    pass $((tests - bad - idle))
+    while read -r name; do fail "$name"; done < <(named fail)
+    while read -r name; do skip "$name"; done < <(named notrun)
+}
+
+# Sanitizers want a memory layout that newer kernels' randomisation does not promise.
+steady=()
+without_randomisation() {
+    if setarch "$(uname -m)" -R true 2>/dev/null; then steady=(setarch "$(uname -m)" -R); fi
+}
+
+part_c() {
+    build "$BUILD" "${CC:-cc}" all || { fail "build" && return; }
+    pass
+    if has_cuda "$BUILD"; then echo "CUDA code: compiled for $(sed -n 's/^SAT_CUDA_ARCHITECTURES:.*=//p' "$BUILD/CMakeCache.txt")"
+    else echo "CUDA code: not compiled, since there is no CUDA compiler here"; fi
+    run_ctest "$BUILD" -LE 'gpu|long'
+    if ! grep -q 'CMOCKA_LIBRARY:.*=/' "$BUILD/CMakeCache.txt"; then skip "C tests: cmocka is not installed"; fi
+}
+
+# Everything again with CUDA in the library, and what only such a build has; where CI=true a CUDA compiler must work.
+part_cuda() {
+    local folder words=()
+    folder=$(cuda_folder)
+    [ "${CI:-}" != true ] || words=(-DSAT_CUDA=ON)
+    build "$folder" "${CC:-cc}" all "${words[@]}" || { fail "build" && return; }
+    if ! has_cuda "$folder"; then
+        skip "no CUDA compiler works here, so CUDA code was not compiled (scripts/setup.sh cuda)"
+        return
+    fi
+    pass
+    echo "compiled for $(sed -n 's/^SAT_CUDA_ARCHITECTURES:.*=//p' "$folder/CMakeCache.txt")"
+    run_ctest "$folder" -LE gpu
+    drop "$folder"/tests/test_* # each has all the device code in it
+}
+
+part_gpu() {
+    local reason folder
+    folder=$(cuda_folder)
+    if ! has_cuda "$folder"; then
+        skip "every test that needs a GPU: this build has no CUDA code"
+    elif ! build "$folder" "${CC:-cc}" all; then
+        fail "build"
+    elif ! reason=$("$folder/sparse_autotune" info --device cuda 2>&1 >/dev/null); then
+        skip "every test that needs a GPU: there is no device: ${reason#*: }"
+    else
+        if "$folder/sparse_autotune" check --device cuda --seconds "${GPU_SECONDS:-60}"; then pass; else fail "check"; fi
+        run_ctest "$folder" -L gpu
+    fi
+}

@@ -1,0 +1,73 @@
+# The Python package: its wheel in a fresh environment, on top of what its tests need.
+# shellcheck shell=bash
+
+have_python() { python3 -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+
+# What the tests need is installed once (torch is large); the wheel goes into a fresh environment on top of it.
+python_base() {
+    local base=$BUILD/python/base wanted=bindings/python/requirements.txt index=() start=$SECONDS
+    rm -rf "$base"
+    python3 -m venv "$base" || return 1
+    # CPU-only torch is a tenth of what PyPI has, where its index can be reached.
+    if python3 -c 'import urllib.request as u; u.urlopen("https://download.pytorch.org/whl/cpu/", timeout=10)' 2>/dev/null; then
+        index=(--extra-index-url https://download.pytorch.org/whl/cpu)
+    fi
+    # Wheels of two gigabytes: not into a /tmp that is memory, and not left there by a run that is killed.
+    mkdir "$base/tmp" &&
+        TMPDIR=$(realpath "$base/tmp") "$base/bin/python" -m pip install --quiet --disable-pip-version-check --retries 2 \
+            "${index[@]}" -r "$wanted" &&
+        rm -rf "$base/tmp" && cp "$wanted" "$base/ready" &&
+        note_download "Python packages" $((SECONDS - start)) " beside other parts"
+}
+
+# In the background, while C is compiled; part_python waits for it.
+base_job=
+start_python_base() {
+    have_python || return
+    cmp -s bindings/python/requirements.txt "$BUILD/python/base/ready" && return
+    echo "installing what the tests of the Python package need into $BUILD/python/base (torch is large)"
+    mkdir -p "$BUILD/python"
+    python_base >"$BUILD/python/base.log" 2>&1 &
+    base_job=$!
+}
+
+python_wheel() { # from the library that is built already: compiling it twice would show nothing new
+    rm -f "$BUILD"/python/*.whl
+    "$BUILD/python/base/bin/python" -m pip wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        -w "$BUILD/python" -C build-dir="$BUILD/python/wheel" -C cmake.define.SAT_CUDA=OFF \
+        -C cmake.define.SAT_WERROR="$WERROR" -C cmake.define.SAT_PYTHON_LIBRARY="$(realpath "$BUILD/libsparse_autotune.so")"
+}
+
+python_fresh() {
+    local venv=$BUILD/python/venv
+    rm -rf "$venv"
+    python3 -m venv "$venv" || return 1
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index "$BUILD"/python/*.whl || return 1
+    realpath "$BUILD"/python/base/lib/python*/site-packages >"$(echo "$venv"/lib/python*/site-packages)/beneath.pth"
+}
+
+part_python() {
+    have_python || { skip "needs Python 3.10 or newer with venv (python3-venv)" && return; }
+    build "$BUILD" "${CC:-cc}" sparse_autotune_shared || { fail "build" && return; }
+    if [ -n "$base_job" ] && ! wait "$base_job"; then
+        tail -n 20 "$BUILD/python/base.log"
+        fail "what the tests need could not be installed"
+        return
+    fi
+    python_wheel || { fail "wheel" && return; }
+    python_fresh || { fail "the wheel could not be installed" && return; }
+    local report=$BUILD/python/junit.xml log=$BUILD/python/pytest.log tests bad name
+    rm -f "$report"
+    TORCHINDUCTOR_CACHE_DIR=$(realpath -m "$BUILD/python/inductor") \
+        "$BUILD/python/venv/bin/python" -m pytest --timeout 300 -p no:cacheprovider -W ignore -n 2 --dist worksteal \
+        --junitxml "$report" bindings/python/tests 2>&1 | tee "$log"
+    attribute() { grep -o "<testsuite [^>]*" "$report" 2>/dev/null | sed -n "s/.* $1=\"\([0-9]*\)\".*/\1/p"; }
+    tests=$(attribute tests)
+    [ -n "$tests" ] || { fail "no tests ran" && return; }
+    bad=$(($(attribute failures) + $(attribute errors)))
+    pass $((tests - bad - $(attribute skipped)))
+    count_skips "$(attribute skipped)" "tests that need a GPU or JAX"
+    while read -r name; do fail "$name"; done < <(sed -n 's/^\(FAILED\|ERROR\) \([^ ]*\).*/\2/p' "$log" | sort -u)
+    [ "$bad" -eq 0 ] || [ "$failed" -gt 0 ] || fail "$bad tests"
+    drop "$BUILD/python"
+}
