@@ -81,6 +81,7 @@ summary() {
 
 # ---- parts ----
 
+# shellcheck source=/dev/null
 for file in scripts/test/*.sh; do . "$file"; done
 
 mode=parts

@@ -1,5 +1,5 @@
 # The Python package: its wheel in a fresh environment, on top of what its tests need.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034,SC2154 # test.sh has the rest
 
 have_python() { python3 -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 

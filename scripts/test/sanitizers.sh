@@ -1,5 +1,5 @@
 # The tests of the C library under sanitizers, and the fuzzers, which share a build with AddressSanitizer.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034,SC2154 # test.sh has the rest
 
 clang_can() { # flags
     command -v clang >/dev/null && echo 'int main(void) { return 0; }' | clang "$@" -x c - -o /dev/null 2>/dev/null
