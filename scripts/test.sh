@@ -68,7 +68,7 @@ summary() {
     done
     printf '%-12s%7d s%10d%9d%10d\n' total $((SECONDS - began)) $p $f $s
     if [ -s "$BUILD/downloads" ]; then
-        awk -F'\t' '{ printf "%s%s %s s%s", NR > 1 ? ", " : "downloads in that: ", $1, $2, $3 } END { print "" }' "$BUILD/downloads"
+        awk -F'\t' '{ printf "%s%s %s s%s", (NR > 1 ? ", " : "downloads in that: "), $1, $2, $3 } END { print "" }' "$BUILD/downloads"
         rm -f "$BUILD/downloads"
     fi
     [ ${#skips[@]} -eq 0 ] || printf 'skipped: %s\n' "${skips[@]}"
