@@ -49,27 +49,27 @@ static inline bool sat_takes_all(const sat_variant *v, const sat_problem *p, con
 
 SAT_BOTH static inline size_t sat_dtype_size(sat_dtype t) { return t == SAT_F64 ? 8 : t == SAT_F32 ? 4 : 2; }
 
-static inline float sat_bits_float(uint32_t bits) {
+SAT_BOTH static inline float sat_bits_float(uint32_t bits) {
     float f;
     memcpy(&f, &bits, sizeof f);
     return f;
 }
 
-static inline uint32_t sat_float_bits(float f) {
+SAT_BOTH static inline uint32_t sat_float_bits(float f) {
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
     return bits;
 }
 
-static inline float sat_from_bf16(uint16_t h) { return sat_bits_float((uint32_t)h << 16); }
+SAT_BOTH static inline float sat_from_bf16(uint16_t h) { return sat_bits_float((uint32_t)h << 16); }
 
-static inline uint16_t sat_to_bf16(float f) { /* nearest even; NaN stays NaN */
+SAT_BOTH static inline uint16_t sat_to_bf16(float f) { /* nearest even; NaN stays NaN */
     uint32_t x = sat_float_bits(f);
     if ((x & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((x >> 16) | 0x40u);
     return (uint16_t)((x + 0x7fffu + ((x >> 16) & 1u)) >> 16);
 }
 
-static inline float sat_from_f16(uint16_t h) {
+SAT_BOTH static inline float sat_from_f16(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = (h >> 10) & 0x1fu, man = h & 0x3ffu;
     if (exp == 31) return sat_bits_float(sign | 0x7f800000u | (man << 13));
     if (exp != 0) return sat_bits_float(sign | ((exp + 112) << 23) | (man << 13));
@@ -77,7 +77,7 @@ static inline float sat_from_f16(uint16_t h) {
     return sign ? -f : f;
 }
 
-static inline uint16_t sat_to_f16(float f) { /* nearest even; overflow gives infinity */
+SAT_BOTH static inline uint16_t sat_to_f16(float f) { /* nearest even; overflow gives infinity */
     uint32_t x = sat_float_bits(f), sign = (x >> 16) & 0x8000u;
     x &= 0x7fffffffu;
     if (x > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((x >> 13) & 0x1ffu)); /* as the hardware does */

@@ -43,7 +43,7 @@ static void right_results_pass_everywhere(void **state) {
         sat_pattern *pattern =
             random_pattern(ctx, &r, m, n, 1 + random_below(&r, 40), 1 + random_below(&r, 70), 0.6, i & 1);
         open_scene(&s, pattern, ctx, p, NULL);
-        assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(&r)));
+        assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("case %d, %s by %s: %s", i, s.q.exact, s.runner.variant->name, where);
         assert_ok(sat_stage_flip(&s.stage));
@@ -59,7 +59,7 @@ static void open_small(scene *s, uint64_t *r, sat_operation op, sat_dtype type) 
     sat_problem p = sat_attention_problem(type, 2, 1, 32);
     p.op = op, p.attention.lse = true;
     open_scene(s, random_pattern(ctx, r, 130, 200, 16, 16, 0.7, false), ctx, p, NULL);
-    assert_ok(sat_stage_fill(&s->stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(r)));
+    assert_ok(sat_stage_fill(&s->stage, SAT_PROBE_PRECISION, 0, next_random(r)));
     run(s);
     assert_true(passes(s, NULL));
 }
@@ -148,7 +148,7 @@ static void a_block_of_a_long_row_is_found(void **state) {
         if (i >= 3) p.op = SAT_ATTENTION_BACKWARD;
         open_scene(&s, random_pattern(ctx, &r, 2048, 8192, 128, 128, 0.9, false), ctx, p, NULL);
         char where[160];
-        assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(&r)));
+        assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
         run_without_a_block(&s, &r);
@@ -169,7 +169,7 @@ static void one_wrong_gradient_is_found(void **state) {
         p.op = SAT_ATTENTION_BACKWARD;
         int64_t length = i < 9 ? 256 : 1024;
         open_scene(&s, random_pattern(ctx, &r, length, length, length, length, 1, false), ctx, p, NULL);
-        assert_ok(sat_stage_fill(&s.stage, SAT_FILL_CENTRED, SAT_PROBE_PANELS, next_random(&r)));
+        assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
         char where[160];
         if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);

@@ -4,12 +4,6 @@
 
 #include "ops/op.h"
 
-/* How made-up operands look. */
-typedef enum sat_fill {
-    SAT_FILL_CENTRED = 0, /* random, finite, both signs: what races are timed on */
-    SAT_FILL_POSITIVE = 1 /* far enough above zero that every activation is the identity on the result */
-} sat_fill;
-
 /* What a device was seen to do: as in sat_device. */
 typedef struct sat_rates {
     double memory, l2, tf32, flop[5];
@@ -42,7 +36,9 @@ typedef struct sat_backend {
     /* Gives an operand random values (the same for the same seed): `base` is its first element's place. Elements of
      * the span that the layout does not reach, and the padding of blocks, become NaN. */
     sat_status (*make)(const sat_device *device, const sat_operand *o, const sat_pattern_view *a, void *base,
-                       uint64_t seed, sat_fill fill, double scale);
+                       uint64_t seed, const sat_fill *fill);
+    /* A digest of bytes: another one where any of them differs. */
+    sat_status (*digest)(const sat_device *device, const void *from, size_t bytes, uint64_t *digest);
     sat_status (*negate)(const sat_device *device, sat_dtype t, void *base, int64_t elements); /* flips every sign */
 
     /* After a run over poison (bytes of 0xFF): is all that the output's layout does not reach still poison, `guard`

@@ -176,20 +176,20 @@ static sat_status cpu_copy(const sat_device *d, void *to, const void *from, size
 }
 
 static sat_status cpu_set(const sat_device *d, void *to, int byte, size_t bytes) {
-    (void)d;
-    memset(to, byte, bytes);
+    const size_t piece = (size_t)1 << 20;
+    int64_t pieces = (int64_t)((bytes + piece - 1) / piece);
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (pieces > 8)
+    for (int64_t i = 0; i < pieces; i++) {
+        size_t at = (size_t)i * piece;
+        memset((char *)to + at, byte, bytes - at < piece ? bytes - at : piece);
+    }
     return SAT_OK;
 }
 
 /* ---- made-up operands ---- */
 
-static double made_up(uint64_t seed, int64_t i, sat_fill fill, double scale) {
-    double u = (double)(sat_mix(seed ^ ((uint64_t)i * 0x2545f4914f6cdd1du)) >> 11) * 0x1p-53; /* 0 to 1 */
-    return (fill == SAT_FILL_POSITIVE ? 1 + u : 2 * u - 1) * scale;
-}
-
 static void make_values(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed,
-                        sat_fill fill, double scale, int64_t z) {
+                        const sat_fill *fill, int64_t z) {
 #pragma omp parallel for num_threads(d->threads) schedule(dynamic, 16)
     for (int64_t g = 0; g < a->grid_rows; g++) {
         for (int64_t e = a->row_ptr[g] * a->block_rows; e < a->row_ptr[g + 1] * a->block_rows; e++) {
@@ -197,31 +197,47 @@ static void make_values(const sat_device *d, const sat_operand *o, const sat_pat
             for (int64_t j = 0; j < a->block_cols; j++) {
                 int64_t at = z * o->layout.batch_stride + e * a->block_cols + j;
                 bool inside = row < a->rows && a->col_idx[t] * a->block_cols + j < a->cols;
-                sat_store(o->dtype, base, at, inside ? made_up(seed, at, fill, scale) : (double)NAN);
+                sat_store(o->dtype, base, at, inside ? sat_made_up(fill, seed, at) : (double)NAN);
             }
         }
     }
 }
 
-static void make_dense(const sat_device *d, const sat_operand *o, void *base, uint64_t seed, sat_fill fill,
-                       double scale, int64_t z) {
+static void make_dense(const sat_device *d, const sat_operand *o, void *base, uint64_t seed, const sat_fill *fill,
+                       int64_t z) {
 #pragma omp parallel for num_threads(d->threads) schedule(static)
     for (int64_t i = 0; i < o->rows; i++) {
         for (int64_t j = 0; j < o->cols; j++) {
             int64_t at = sat_operand_at(o, z, i, j);
-            sat_store(o->dtype, base, at, made_up(seed, at, fill, scale));
+            sat_store(o->dtype, base, at, sat_made_up(fill, seed, at));
         }
     }
 }
 
 static sat_status cpu_make(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base,
-                           uint64_t seed, sat_fill fill, double scale) {
-    memset(base, 0xff, (size_t)o->span * sat_dtype_size(o->dtype)); /* NaN in every dtype */
+                           uint64_t seed, const sat_fill *fill) {
+    (void)cpu_set(d, base, 0xff, (size_t)o->span * sat_dtype_size(o->dtype)); /* NaN in every dtype */
     int64_t items = o->layout.batch_stride ? o->batch : 1;
     for (int64_t z = 0; z < items; z++) {
-        if (o->values) make_values(d, o, a, base, seed, fill, scale, z);
-        else make_dense(d, o, base, seed, fill, scale, z);
+        if (o->values) make_values(d, o, a, base, seed, fill, z);
+        else make_dense(d, o, base, seed, fill, z);
     }
+    return SAT_OK;
+}
+
+/* Sums of mixed words, which threads add up in any order; the last bytes are a word of their own. */
+static sat_status cpu_digest(const sat_device *d, const void *from, size_t bytes, uint64_t *digest) {
+    const unsigned char *p = from;
+    int64_t words = (int64_t)(bytes / 8);
+    uint64_t sum = 0, last = bytes;
+#pragma omp parallel for num_threads(d->threads) schedule(static) reduction(+ : sum)
+    for (int64_t i = 0; i < words; i++) {
+        uint64_t word;
+        memcpy(&word, p + i * 8, 8);
+        sum += (word ^ (word >> 29)) * (2 * (uint64_t)i + 0x9e3779b97f4a7c15u);
+    }
+    memcpy(&last, p + words * 8, bytes % 8);
+    *digest = sum + sat_mix(last);
     return SAT_OK;
 }
 
@@ -360,6 +376,7 @@ const sat_backend sat_backend_cpu = {
     .set = cpu_set,
     .copy = cpu_copy,
     .make = cpu_make,
+    .digest = cpu_digest,
     .negate = cpu_negate,
     .clean = cpu_clean,
     .stream = cpu_stream,

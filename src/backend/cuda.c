@@ -183,15 +183,24 @@ static sat_status cuda_copy(const sat_device *d, void *to, const void *from, siz
 }
 
 static sat_status cuda_make(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base,
-                            uint64_t seed, sat_fill fill, double scale) {
+                            uint64_t seed, const sat_fill *fill) {
     cudaStream_t stream;
     int before = sat_cuda_enter(d);
     size_t bytes = (size_t)o->span * sat_dtype_size(o->dtype);
     cudaError_t e = begin(d, &stream);
     if (e == cudaSuccess && bytes) e = cudaMemsetAsync(base, 0xff, bytes, stream); /* NaN in every dtype */
-    if (e == cudaSuccess && bytes) e = sat_cuda_fill(o, a, base, seed, fill, scale, stream);
+    if (e == cudaSuccess && bytes) e = sat_cuda_fill(o, a, base, seed, fill, stream);
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "making up operands");
+}
+
+static sat_status cuda_digest(const sat_device *d, const void *from, size_t bytes, uint64_t *digest) {
+    cudaStream_t stream;
+    int before = sat_cuda_enter(d);
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess) e = sat_cuda_digest(from, bytes, digest, stream);
+    sat_cuda_leave(d, before);
+    return sat_cuda_status(e, "looking at inputs");
 }
 
 static sat_status cuda_negate(const sat_device *d, sat_dtype t, void *base, int64_t elements) {
@@ -385,6 +394,7 @@ const sat_backend sat_backend_cuda = {
     .set = cuda_set,
     .copy = cuda_copy,
     .make = cuda_make,
+    .digest = cuda_digest,
     .negate = cuda_negate,
     .clean = cuda_clean,
     .stream = cuda_stream,

@@ -9,44 +9,100 @@
 #include "ops/check.h"
 #include "variant.cuh"
 
-enum { TILE = SAT_PANEL, PITCH = TILE + 1 };
+enum { TILE = 64, PITCH = TILE + 1 };
+
+SAT_BOTH static inline int64_t sat_tiles(int64_t n) { return (n + TILE - 1) / TILE; }
 
 /* What a comparison leaves. `error` only grows, as the bits of a double that is never negative; the first thread that
  * fails writes the rest. */
 struct outcome {
     unsigned long long error;
     int failed, kind;
-    long long line, from, to;
-    double off, bound;
+    long long line, column, head;
+    double got, want, bound;
+    sat_squares squares;
 };
 
-__device__ inline void note(outcome *o, int kind, int64_t line, int64_t from, int64_t to, double got, double want,
-                            double bound, double scale) {
+__device__ inline void grow_error(outcome *o, double off, double scale) {
+    if (!(scale > 0 && off / scale > 0)) return;
+    unsigned long long bits = (unsigned long long)__double_as_longlong(off / scale);
+    if (bits > o->error) atomicMax(&o->error, bits);
+}
+
+__device__ inline void note(outcome *o, int kind, int64_t line, int64_t column, double got, double want, double bound,
+                            double scale, int64_t head = 0) {
     double off = fabs(got - want);
-    if (scale > 0 && off / scale > 0) {
-        unsigned long long bits = (unsigned long long)__double_as_longlong(off / scale);
-        if (bits > o->error) atomicMax(&o->error, bits);
-    }
+    grow_error(o, off, scale);
     if (off <= bound) return; /* false for NaN */
     if (atomicExch(&o->failed, 1)) return;
-    o->kind = kind, o->line = line, o->from = from, o->to = to, o->off = off, o->bound = bound;
+    o->kind = kind, o->line = line, o->column = column, o->head = head, o->got = got, o->want = want, o->bound = bound;
+}
+
+/* ---- sums in twice the precision ---- */
+
+struct true_sum {
+    double sum, low, squares; /* low: what rounding took from `sum` */
+};
+
+__device__ inline void add_twice(true_sum *s, double x, double low) {
+    double sum = s->sum + x, part = sum - s->sum;
+    s->low += low + ((s->sum - (sum - part)) + (x - part));
+    s->sum = sum;
+}
+
+__device__ inline void add_product(true_sum *s, double a, double b) {
+    double x = a * b;
+    add_twice(s, x, fma(a, b, -x));
+    s->squares += x * x;
+}
+
+__device__ inline true_sum warp_true_sum(true_sum s) {
+    for (int d = 16; d > 0; d /= 2) {
+        double sum = __shfl_xor_sync(0xffffffffu, s.sum, d), low = __shfl_xor_sync(0xffffffffu, s.low, d);
+        add_twice(&s, sum, low);
+        s.squares += __shfl_xor_sync(0xffffffffu, s.squares, d);
+    }
+    return s;
+}
+
+/* One element against its true sum; `rest` is beta*before + bias. */
+__device__ inline void note_precisely(outcome *o, int kind, int64_t line, int64_t column, const sat_problem &p,
+                                      sat_loss loss, double got, true_sum s, double rest, double rest_squares,
+                                      sat_squares *squares) {
+    double x = p.alpha * s.sum + rest, low = p.alpha * s.low,
+           scale = sqrt(p.alpha * p.alpha * s.squares + rest_squares);
+    double want = sat_act_f64(p.activation, x + low), bound = sat_precision_bound(&p, loss.most, scale, x, want);
+    if (p.activation == SAT_ACT_NONE) got = (got - x) - low, want = 0; /* in f64 `want` has lost what is looked for */
+    note(o, kind, line, column, got, want, bound, scale);
+    squares->seen += (got - want) * (got - want), squares->count++;
+    squares->predicted += sat_predicted_square(&p, loss.rms, scale, x, p.activation == SAT_ACT_NONE ? x : want);
 }
 
 /* Elements (i0.., j0..) of a matrix into tile[row][column], zero beyond `rows` and `cols`; all threads of the CTA. */
 __device__ inline void load_tile(double (*tile)[PITCH], sat_dtype t, const void *base, const sat_layout &l, int64_t i0,
                                  int64_t j0, int64_t rows, int64_t cols) {
-    bool turned = l.row_stride == 1 && l.col_stride != 1;
+    bool columns = l.row_stride == 1 && l.col_stride != 1;
     for (int e = threadIdx.x; e < TILE * TILE; e += blockDim.x) {
-        int i = turned ? e % TILE : e / TILE, j = turned ? e / TILE : e % TILE;
+        int i = columns ? e % TILE : e / TILE, j = columns ? e / TILE : e % TILE;
         bool inside = i0 + i < rows && j0 + j < cols;
         tile[i][j] = inside ? sat_device_load(t, base, (i0 + i) * l.row_stride + (j0 + j) * l.col_stride) : 0;
     }
 }
 
 /* Sums over a warp. */
-__device__ inline double warp_sum(double x) {
+template <typename T> __device__ inline T warp_sum(T x) {
     for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
     return x;
+}
+
+/* All threads of the CTA, once. */
+__device__ inline void add_squares(outcome *o, sat_squares mine) {
+    double seen = warp_sum(mine.seen), predicted = warp_sum(mine.predicted);
+    unsigned long long count = warp_sum((unsigned long long)mine.count);
+    if (threadIdx.x % 32 != 0 || count == 0) return;
+    atomicAdd(&o->squares.seen, seen);
+    atomicAdd(&o->squares.predicted, predicted);
+    atomicAdd((unsigned long long *)&o->squares.count, count);
 }
 
 /* What every expectation begins with. Its device memory is not from the context's allocator: a checker knows no
@@ -54,6 +110,7 @@ __device__ inline double warp_sum(double x) {
 struct expectation_base {
     double *memory;
     outcome *result;
+    bool exact; /* nothing is worked out beside the sums */
 };
 
 static inline void free_expectation(void *expectation_) {
@@ -100,6 +157,7 @@ static inline sat_status fetch_outcome(const outcome *from, cudaStream_t stream,
     memcpy(&finding->error, &o.error, sizeof finding->error);
     finding->ok = !o.failed;
     if (o.failed) words(finding->where, sizeof finding->where, &o);
+    sat_judge_squares(&o.squares, finding);
     return SAT_OK;
 }
 

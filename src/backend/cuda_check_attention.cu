@@ -377,12 +377,12 @@ static __global__ void compare_lines(job w, int set, sat_heads place, const void
         for (int64_t at = threadIdx.x; at < rows * s.cols; at += blockDim.x) {
             int64_t i = first + at / s.cols, x = at % s.cols;
             double y = sat_device_load(dtype, got, sat_heads_at(&place, b, h, i) + x);
-            note(w.e.result, s.operand, i, bh, x, y, 0, most, 0);
+            note(w.e.result, s.operand, i, x, y, 0, most, 0, bh);
             if (i != mine) continue;
             double want = s.value[g * s.cols + x];
             if (flipped && s.odd) want = -want;
             if (isinf(want) && y == want) continue;
-            note(w.e.result, s.operand, i, bh, x, y, want, s.wide[g] + s.rel[g] * fabs(want), s.scale[g]);
+            note(w.e.result, s.operand, i, x, y, want, s.wide[g] + s.rel[g] * fabs(want), s.scale[g], bh);
         }
     }
 }
@@ -479,7 +479,7 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
 static void words(char *to, size_t size, const outcome *o) {
     static const char *const names[] = {"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv"};
     snprintf(to, size, "%s: head %lld (over the batch), row %lld, element %lld: off by %.3g where rounding allows %.3g",
-             names[o->kind], o->from, o->line, o->to, o->off, o->bound);
+             names[o->kind], o->head, o->line, o->column, fabs(o->got - o->want), o->bound);
 }
 
 static sat_heads place_of(const sat_problem *p, int operand) {

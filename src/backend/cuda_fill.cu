@@ -32,22 +32,20 @@ struct made_up {
     void *base;
     int64_t items;
     uint64_t seed;
-    bool positive;
-    double scale;
+    sat_fill fill;
 };
 
 __device__ static void make_one(const made_up &m, int64_t at) {
-    double u = (double)(sat_mix(m.seed ^ ((uint64_t)at * 0x2545f4914f6cdd1du)) >> 11) * 0x1p-53; /* 0 to 1 */
-    sat_device_store(m.o.dtype, m.base, at, (m.positive ? 1 + u : 2 * u - 1) * m.scale);
+    sat_device_store(m.o.dtype, m.base, at, sat_made_up(&m.fill, m.seed, at));
 }
 
 static __global__ void make_dense(made_up m) {
     int64_t all = m.o.rows * m.o.cols * m.items, step = (int64_t)gridDim.x * blockDim.x;
-    bool turned = m.o.layout.row_stride == 1; /* neighbouring threads write neighbouring elements */
+    bool columns = m.o.layout.row_stride == 1; /* neighbouring threads write neighbouring elements */
     for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < all; e += step) {
-        int64_t inner = turned ? m.o.rows : m.o.cols, outer = turned ? m.o.cols : m.o.rows;
+        int64_t inner = columns ? m.o.rows : m.o.cols, outer = columns ? m.o.cols : m.o.rows;
         int64_t fast = e % inner, slow = e / inner % outer, z = e / inner / outer;
-        int64_t i = turned ? fast : slow, j = turned ? slow : fast;
+        int64_t i = columns ? fast : slow, j = columns ? slow : fast;
         make_one(m, sat_operand_at(&m.o, z, i, j));
     }
 }
@@ -66,14 +64,43 @@ static __global__ void make_values(made_up m, sat_pattern_view a) {
     }
 }
 
-cudaError_t sat_cuda_fill(const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed, sat_fill fill,
-                          double scale, cudaStream_t stream) {
+cudaError_t sat_cuda_fill(const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed,
+                          const sat_fill *fill, cudaStream_t stream) {
     int64_t items = o->layout.batch_stride ? o->batch : 1;
-    made_up m = {*o, base, items, seed, fill == SAT_FILL_POSITIVE, scale};
+    made_up m = {*o, base, items, seed, *fill};
     if (o->rows * o->cols * items == 0) return cudaSuccess;
     if (o->values) make_values<<<sat_blocks(a->grid_rows, 1), 256, 0, stream>>>(m, *a);
     else make_dense<<<sat_blocks(sat_min(o->rows * o->cols * items, 1 << 24), 256), 256, 0, stream>>>(m);
     return cudaGetLastError();
+}
+
+/* Sums of mixed words, as the host's digest has them: integers, so that the order does not matter. */
+static __global__ void digest_words(const unsigned char *p, int64_t bytes, unsigned long long *to) {
+    int64_t words = (bytes + 7) / 8, step = (int64_t)gridDim.x * blockDim.x;
+    unsigned long long sum = 0;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) {
+        uint64_t word = 0;
+        if ((i + 1) * 8 <= bytes && ((uintptr_t)p & 7) == 0) word = ((const uint64_t *)p)[i];
+        else
+            for (int64_t b = i * 8; b < sat_min(bytes, (i + 1) * 8); b++) word |= (uint64_t)p[b] << (b % 8 * 8);
+        sum += (word ^ (word >> 29)) * (2 * (uint64_t)i + 0x9e3779b97f4a7c15u);
+    }
+    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    if (threadIdx.x % 32 == 0) atomicAdd(to, sum);
+}
+
+__device__ static unsigned long long digest_sum; /* one tuner a device at a time */
+
+cudaError_t sat_cuda_digest(const void *from, size_t bytes, uint64_t *digest, cudaStream_t stream) {
+    unsigned long long zero = 0, *to = NULL;
+    cudaError_t e = cudaGetSymbolAddress((void **)&to, digest_sum);
+    if (e == cudaSuccess) e = cudaMemcpyAsync(to, &zero, sizeof zero, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess && bytes > 0)
+        digest_words<<<sat_blocks(sat_min((int64_t)bytes / 8 + 1, 1 << 20), 256), 256, 0, stream>>>(
+            (const unsigned char *)from, (int64_t)bytes, to);
+    if (e == cudaSuccess) e = cudaGetLastError();
+    if (e == cudaSuccess) e = cudaMemcpyAsync(digest, to, sizeof *digest, cudaMemcpyDeviceToHost, stream);
+    return e == cudaSuccess ? cudaStreamSynchronize(stream) : e;
 }
 
 static __global__ void flip_signs(unsigned char *high, int64_t size, int64_t elements) {
@@ -117,7 +144,7 @@ cudaError_t sat_cuda_all_poison(const sat_operand *o, void *base, size_t guard, 
     look_at((const char *)base - guard, (int64_t)guard, stream);
     look_at((const char *)base + bytes, (int64_t)guard, stream);
     if (o->span != o->rows * o->cols * o->batch && o->rows * o->cols * o->batch > 0) { /* there are gaps */
-        made_up m = {*o, base, o->batch, 0, false, 0};
+        made_up m = {*o, base, o->batch, 0, {}};
         poison<<<sat_blocks(sat_min(o->rows * o->cols * o->batch, 1 << 24), 256), 256, 0, stream>>>(m, size);
         look_at(base, bytes, stream);
     }

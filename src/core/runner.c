@@ -85,6 +85,7 @@ void sat_runner_close(sat_runner *r) {
 
 static sat_launch make_launch(const sat_runner *r, void *const *operands, void *stream) {
     int threads = sat_threads_now(r->ctx);
+    if (r->most_threads > 0 && r->most_threads < threads) threads = r->most_threads;
     return (sat_launch){SAT_SIZED(sat_launch),
                         .variant = r->variant,
                         .device = &r->device,
@@ -95,6 +96,11 @@ static sat_launch make_launch(const sat_runner *r, void *const *operands, void *
                         .state = r->state,
                         .stream = stream,
                         .threads = threads < r->device.threads ? threads : r->device.threads};
+}
+
+sat_status sat_runner_scribble(sat_runner *r, int byte) {
+    if (r->workspace_bytes == 0 || !may_share(r->variant, &r->problem)) return SAT_OK;
+    return r->ctx->backend->set(&r->device, workspace_of(r), byte, r->workspace_bytes);
 }
 
 /* What is captured into a graph is not done yet: a run outside of it takes the values in once more. */

@@ -21,6 +21,7 @@ typedef struct sat_runner {
     size_t workspace_bytes;
     double prepare_seconds;
     bool refreshed;                      /* the fixed values have been taken in */
+    int most_threads;                    /* a run may use no more; 0: as many as there are */
     int64_t item_step[SAT_MAX_OPERANDS]; /* bytes from one batch item to the next */
 } sat_runner;
 
@@ -33,6 +34,8 @@ sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v
                            const sat_pattern_view *a, const sat_device *d, size_t limit, sat_scratch *scratch);
 void sat_runner_close(sat_runner *r); /* accepts a zeroed or failed one */
 sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream);
+/* Garbage into a workspace that holds nothing from one launch to the next. */
+sat_status sat_runner_scribble(sat_runner *r, int byte);
 sat_status sat_runner_refresh(sat_runner *r, const void *values, void *stream);
 
 #endif

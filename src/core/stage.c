@@ -34,6 +34,21 @@ static sat_status take_room(sat_stage *s, size_t bytes) {
     return s->ctx->backend->set(s->device, s->room, 0, bytes);
 }
 
+bool sat_stage_has_exact(const sat_stage *s) { return s->op->sums && s->op->exact && s->checker->prove; }
+
+/* The sums are one output more, and expectations come one at a time. */
+static size_t bytes_of_checks(sat_stage *s) {
+    size_t precision = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_PRECISION), exact = 0;
+    if (sat_stage_has_exact(s)) {
+        sat_operand o[SAT_MAX_OPERANDS];
+        sat_problem bare = s->op->sums(s->problem, s->pattern);
+        (void)s->op->operands(&bare, s->pattern, o);
+        s->sums_bytes = (size_t)o[s->op->output].span * sat_dtype_size(bare.c_dtype);
+        exact = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_EXACT);
+    }
+    return s->sums_bytes + (precision > exact ? precision : exact);
+}
+
 sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
                           const sat_device *d, size_t limit) {
     *s = (sat_stage){.ctx = ctx, .op = sat_op_find(p->op), .device = d, .problem = p, .pattern = a};
@@ -41,7 +56,7 @@ sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, 
     if (!s->checker) return sat_fail(SAT_UNSUPPORTED, "op %s has no check on %s", s->op->name, d->name);
     s->count = s->op->operands(p, a, s->operand);
     const sat_operand *out = &s->operand[s->op->output];
-    size_t need = s->checker->bytes(p, a, SAT_PROBE_PANELS) + (p->beta != 0 ? allocation(out) : 0);
+    size_t need = bytes_of_checks(s) + (p->beta != 0 ? allocation(out) : 0);
     for (int i = 0; i < s->count; i++) need += allocation(&s->operand[i]);
     size_t room = flush_bytes(ctx, d);
     if (need + room > limit)
@@ -65,6 +80,10 @@ sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, 
             return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for a second %s", allocation(out), out->name);
         s->before = place(s->before_memory, out->align);
     }
+    if (s->sums_bytes > 0) {
+        s->sums = sat_alloc(ctx, s->sums_bytes);
+        if (!s->sums) return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for exact sums", s->sums_bytes);
+    }
     return take_room(s, room);
 }
 
@@ -80,6 +99,7 @@ void sat_stage_close(sat_stage *s) {
     forget_expectation(s);
     for (int i = 0; i < s->count; i++) sat_free(s->ctx, s->memory[i]);
     sat_free(s->ctx, s->before_memory);
+    sat_free(s->ctx, s->sums);
     sat_free(s->ctx, s->room);
     *s = (sat_stage){0};
 }
@@ -89,61 +109,41 @@ static sat_trial trial(const sat_stage *s) {
                        .problem = s->problem,
                        .pattern = s->pattern,
                        .operands = s->pointer,
+                       .fills = s->fills,
                        .before = s->before,
+                       .sums = s->sums,
                        .flipped = s->flipped};
 }
 
-/* ---- how large made-up values are ---- */
+/* ---- operands ---- */
 
-/* Above this x, gelu(x) and silu(x) are x to the precision that the output shows. */
-static double identity_from(const sat_problem *p) {
-    return p->c_dtype == SAT_F64 ? 64 : p->c_dtype == SAT_F32 ? 24 : 12;
+/* Random reals, so that no sum overflows whatever the scalars are. */
+static sat_fill real_fill(const sat_stage *s, int i) {
+    double alpha = fabs(s->problem->alpha), beta = fabs(s->problem->beta);
+    double scale = i == s->op->output && beta > 1 ? 1 / beta : i == 0 && alpha > 1 ? 1 / alpha : 1;
+    return (sat_fill){.scale = scale};
 }
 
-static double largest_sum(const sat_stage *s) { /* products in the heaviest row */
-    const sat_pattern_view *a = s->pattern;
-    return s->problem->transpose == SAT_TRANSPOSE ? (double)a->max_col * (double)a->block_rows
-                                                  : (double)a->max_row * (double)a->block_cols;
-}
-
-bool sat_stage_can_be_positive(const sat_stage *s) {
-    if (s->problem->c_dtype != SAT_F16) return true;
-    return 4 * identity_from(s->problem) * (largest_sum(s) + 2) < 60000;
-}
-
-/* `positive`: alpha*a*b of each single product, beta*C0 and the bias are each at least identity_from(). */
-static double scale_of(const sat_stage *s, int i, sat_fill fill) {
-    const sat_problem *p = s->problem;
-    double alpha = fabs(p->alpha), beta = fabs(p->beta), least = identity_from(p);
-    bool positive = fill == SAT_FILL_POSITIVE;
-    if (i == s->op->output) {
-        double scale = positive ? least / beta : beta > 1 ? 1 / beta : 1;
-        return positive && p->beta < 0 ? -scale : scale;
-    }
-    if (i > s->op->output) return positive ? least : 1; /* bias */
-    if (!positive) return i == 0 && alpha > 1 ? 1 / alpha : 1;
-    double scale = alpha > 0 ? sqrt(least / alpha) : 1; /* both factors share it, so that neither overflows f16 */
-    return i == 0 && p->alpha < 0 ? -scale : scale;
-}
-
-/* Inputs that cannot be made up come from a run of another operation, by whichever variant the estimate prefers. */
-static sat_status make_inputs(sat_stage *s) {
-    sat_problem p = s->op->inputs(s->problem);
-    sat_question q = {.ctx = s->ctx, .view = s->pattern, .op = sat_op_find(p.op), .device = *s->device, .problem = p};
+/* Runs a variant on the made-up operands; NULL: the one that the estimate prefers. */
+static sat_status run_other(sat_stage *s, const sat_problem *p, const sat_variant *v, void *const *operands) {
+    sat_question q = {.ctx = s->ctx, .view = s->pattern, .op = sat_op_find(p->op), .device = *s->device, .problem = *p};
     q.memory_limit = sat_memory_limit(s->ctx);
     sat_exact_spell(q.exact, &q.problem, q.view);
-    sat_answer answer;
+    sat_answer answer = {.variant = v};
     sat_runner runner;
-    SAT_TRY(sat_answer_estimate(&q, &answer));
-    SAT_TRY(sat_runner_open(&runner, s->ctx, answer.variant, &p, s->pattern, s->device, q.memory_limit, NULL));
+    if (!v) SAT_TRY(sat_answer_estimate(&q, &answer));
+    SAT_TRY(sat_runner_open(&runner, s->ctx, answer.variant, p, s->pattern, s->device, q.memory_limit, NULL));
     void *stream = s->ctx->backend->stream(s->device);
-    sat_status status = sat_runner_launch(&runner, s->pointer, stream);
+    sat_status status = sat_runner_launch(&runner, operands, stream);
     if (status == SAT_OK) status = s->ctx->backend->sync(s->device, stream);
     sat_runner_close(&runner);
     return status;
 }
 
-sat_status sat_stage_fill(sat_stage *s, sat_fill fill, sat_probe probe, uint64_t seed) {
+static size_t around(const sat_stage *s, int i) { return s->bytes[i] + 2 * GUARD; }
+static char *begin_of(const sat_stage *s, int i) { return (char *)s->pointer[i] - GUARD; }
+
+static sat_status make_operands(sat_stage *s) {
     const sat_backend *b = s->ctx->backend;
     for (int i = 0; i < s->count; i++) {
         void *to = s->pointer[i];
@@ -151,13 +151,67 @@ sat_status sat_stage_fill(sat_stage *s, sat_fill fill, sat_probe probe, uint64_t
             if (!s->before || i != s->op->output) continue;
             SAT_TRY(b->set(s->device, s->before_memory, 0xff, allocation(&s->operand[i])));
             to = s->before;
+        } else {
+            SAT_TRY(b->set(s->device, begin_of(s, i), 0xff, around(s, i)));
         }
-        SAT_TRY(
-            b->make(s->device, &s->operand[i], s->pattern, to, seed + (uint64_t)i * 7919, fill, scale_of(s, i, fill)));
+        SAT_TRY(b->make(s->device, &s->operand[i], s->pattern, to, s->seed + (uint64_t)i * 7919, &s->fills[i]));
     }
-    if (s->op->inputs) SAT_TRY(make_inputs(s));
+    if (s->op->inputs) { /* those that cannot be made up come from a run of another operation */
+        sat_problem p = s->op->inputs(s->problem);
+        SAT_TRY(run_other(s, &p, NULL, s->pointer));
+    }
+    if (s->flipped) {
+        int i = s->op->flip(s->problem);
+        SAT_TRY(b->negate(s->device, s->operand[i].dtype, s->pointer[i], s->operand[i].span));
+    }
+    return SAT_OK;
+}
+
+static sat_status take_digests(sat_stage *s) {
+    for (int i = 0; i < s->count; i++)
+        if (!s->operand[i].output)
+            SAT_TRY(s->ctx->backend->digest(s->device, begin_of(s, i), around(s, i), &s->digest[i]));
+    return SAT_OK;
+}
+
+/* ---- the sums ---- */
+
+static sat_status prove_sums(sat_stage *s, const sat_problem *bare, const sat_variant *v, sat_finding *finding) {
+    void *operands[SAT_MAX_OPERANDS] = {0};
+    sat_trial t = trial(s);
+    for (int i = 0; i < s->count; i++) operands[i] = i == s->op->output ? s->sums : s->pointer[i];
+    SAT_TRY(s->ctx->backend->set(s->device, s->sums, 0xff, s->sums_bytes));
+    SAT_TRY(run_other(s, bare, v, operands));
+    return s->checker->prove(&t, ~s->seed, finding);
+}
+
+static const sat_variant *reference_of(const sat_stage *s, const sat_problem *p) {
+    const sat_registry *r = &s->ctx->registry;
+    for (size_t i = 0; i < atomic_load(&r->count); i++)
+        if ((r->list[i]->flags & SAT_V_REFERENCE) && sat_variant_fits(r->list[i], p, s->pattern, s->device))
+            return r->list[i];
+    return NULL;
+}
+
+/* By the variant that promises to be fast, and where its sums are wrong by the reference. */
+static sat_status work_out_sums(sat_stage *s) {
+    sat_problem bare = s->op->sums(s->problem, s->pattern);
+    sat_finding finding = {0};
+    if (s->sums_bytes == 0) return SAT_OK;
+    if (prove_sums(s, &bare, NULL, &finding) == SAT_OK && finding.ok) return SAT_OK;
+    SAT_TRY(prove_sums(s, &bare, reference_of(s, &bare), &finding));
+    if (finding.ok) return SAT_OK;
+    return sat_fail(SAT_DEVICE_ERROR, "check: the reference is wrong on %s: %s", s->device->name, finding.where);
+}
+
+sat_status sat_stage_fill(sat_stage *s, sat_probe probe, int round, uint64_t seed) {
+    s->probe = probe, s->seed = seed, s->flipped = false;
+    for (int i = 0; i < s->count; i++) s->fills[i] = real_fill(s, i);
+    if (probe == SAT_PROBE_EXACT) s->op->exact(s->problem, s->pattern, round, s->fills);
+    SAT_TRY(make_operands(s));
+    if (probe == SAT_PROBE_EXACT) SAT_TRY(work_out_sums(s));
+    SAT_TRY(take_digests(s));
     forget_expectation(s);
-    s->flipped = false;
     sat_trial t = trial(s);
     return s->checker->expect(&t, probe, seed, &s->expectation);
 }
@@ -165,7 +219,8 @@ sat_status sat_stage_fill(sat_stage *s, sat_fill fill, sat_probe probe, uint64_t
 sat_status sat_stage_flip(sat_stage *s) {
     int i = s->op->flip(s->problem);
     s->flipped = !s->flipped;
-    return s->ctx->backend->negate(s->device, s->operand[i].dtype, s->pointer[i], s->operand[i].span);
+    SAT_TRY(s->ctx->backend->negate(s->device, s->operand[i].dtype, s->pointer[i], s->operand[i].span));
+    return take_digests(s);
 }
 
 sat_status sat_stage_reset(sat_stage *s) {
@@ -182,6 +237,20 @@ sat_status sat_stage_reset(sat_stage *s) {
 
 void sat_stage_flush(sat_stage *s) { s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count, s->room); }
 
+/* An input that was written is made anew: whoever comes next has the right one. */
+static sat_status check_inputs(sat_stage *s, sat_finding *finding) {
+    for (int i = 0; i < s->count; i++) {
+        uint64_t now;
+        if (s->operand[i].output) continue;
+        SAT_TRY(s->ctx->backend->digest(s->device, begin_of(s, i), around(s, i), &now));
+        if (now == s->digest[i]) continue;
+        finding->ok = false;
+        snprintf(finding->where, sizeof finding->where, "wrote into its input %s, or beside it", s->operand[i].name);
+        return make_operands(s);
+    }
+    return SAT_OK;
+}
+
 sat_status sat_stage_check(sat_stage *s, sat_finding *finding) {
     sat_trial t = trial(s);
     SAT_TRY(s->checker->compare(&t, s->expectation, finding));
@@ -190,5 +259,5 @@ sat_status sat_stage_check(sat_stage *s, sat_finding *finding) {
         finding->ok = false;
         snprintf(finding->where, sizeof finding->where, "wrote outside of its output");
     }
-    return SAT_OK;
+    return check_inputs(s, finding);
 }

@@ -14,11 +14,17 @@ typedef struct sat_stage {
     const sat_checker *checker;
     int count;
     sat_operand operand[SAT_MAX_OPERANDS];
+    sat_fill fills[SAT_MAX_OPERANDS];
     void *memory[SAT_MAX_OPERANDS], *pointer[SAT_MAX_OPERANDS];
     size_t bytes[SAT_MAX_OPERANDS];
-    void *before_memory, *before; /* what the output holds before a run, where beta is not 0 */
-    void *room;                   /* what a flush reads; NULL: it needs nothing */
+    uint64_t digest[SAT_MAX_OPERANDS]; /* of an input, with all around it */
+    void *before_memory, *before;      /* what the output holds before a run, where beta is not 0 */
+    void *sums;                        /* exact: what the output is made of, in the compute type */
+    size_t sums_bytes;
+    void *room; /* what a flush reads; NULL: it needs nothing */
     void *expectation;
+    sat_probe probe;
+    uint64_t seed;
     bool flipped;
     size_t held; /* bytes of all of it, the expectation included */
 } sat_stage;
@@ -28,14 +34,13 @@ sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, 
                           const sat_device *d, size_t limit);
 void sat_stage_close(sat_stage *s);
 
-/* Fills the operands and works out what a right result must show. */
-sat_status sat_stage_fill(sat_stage *s, sat_fill fill, sat_probe probe, uint64_t seed);
-/* Can operands be made on which every activation is the identity, so that panels see all of the output? */
-bool sat_stage_can_be_positive(const sat_stage *s);
+bool sat_stage_has_exact(const sat_stage *s); /* the exact probe; otherwise there is only the one of precision */
+/* Fills the operands and works out what a right result must show. `round` is for the exact probe. */
+sat_status sat_stage_fill(sat_stage *s, sat_probe probe, int round, uint64_t seed);
 sat_status sat_stage_flip(sat_stage *s);  /* changes the sign of one operand, and of what is expected */
 sat_status sat_stage_reset(sat_stage *s); /* poison, or what stood there before, back into the output */
 void sat_stage_flush(sat_stage *s);       /* operands out of the cache */
-/* Checks the output and that nothing beside it was written. */
+/* Checks the output, that nothing beside it was written, and that the inputs are what they were. */
 sat_status sat_stage_check(sat_stage *s, sat_finding *finding);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/confirm.h"
 #include "core/runner.h"
 #include "core/stage.h"
 
@@ -19,7 +20,7 @@ typedef struct candidate {
     bool open;              /* the runner is */
     bool racing;            /* right so far, and may still be the fastest */
     double estimate, first; /* first: the run that was checked */
-    double times[MOST_ROUNDS + 1];
+    double times[MOST_ROUNDS];
     int runs;
 } candidate;
 
@@ -198,6 +199,13 @@ static bool run(race *r, candidate *c, int repeat, double *seconds) {
     return status == SAT_OK;
 }
 
+/* Garbage into the workspace. */
+static bool scribble(race *r, candidate *c) {
+    sat_status status = sat_runner_scribble(&c->runner, 0xff);
+    if (status != SAT_OK) judge_status(r, c, status);
+    return status == SAT_OK;
+}
+
 static bool check(race *r, candidate *c) {
     sat_finding finding;
     sat_status status = sat_stage_check(&r->stage, &finding);
@@ -212,10 +220,14 @@ static bool check(race *r, candidate *c) {
 
 /* ---- the three parts of a race ---- */
 
-static sat_status fill(race *r, sat_fill fill, sat_probe probe) {
-    for (size_t i = 0; i < r->count; i++) r->list[i].runner.refreshed = false; /* the operands are new */
+static uint64_t next_seed(race *r) {
     r->random = r->random * 6364136223846793005u + 1442695040888963407u;
-    return sat_stage_fill(&r->stage, fill, probe, r->random >> 7);
+    return r->random >> 7;
+}
+
+static sat_status fill(race *r, sat_probe probe, int round) {
+    for (size_t i = 0; i < r->count; i++) r->list[i].runner.refreshed = false; /* the operands are new */
+    return sat_stage_fill(&r->stage, probe, round, next_seed(r));
 }
 
 /* Whoever is estimated far slower than one who may win, or was seen to be, has run once and that is all; its workspace
@@ -243,33 +255,24 @@ static void drop_slow(race *r) {
     }
 }
 
-static void verify_all(race *r, bool last) {
+/* Everybody on one set of operands: exact ones where the operation has them, so that nothing but a right structure
+ * passes. */
+static sat_status verify(race *r) {
+    SAT_TRY(fill(r, sat_stage_has_exact(&r->stage) ? SAT_PROBE_EXACT : SAT_PROBE_PRECISION, 0));
     for (size_t i = 0; i < r->count && !over(r); i++) {
         candidate *c = &r->list[i];
         if (!c->racing || c->result.verdict == SAT_VERDICT_OK) continue;
-        if (last) report(r, c->result.variant);
+        report(r, c->result.variant);
         if (!c->open && !open_candidate(r, c)) continue;
         if (r->t->ctx->backend->loads_late && !run(r, c, 1, &c->first)) { /* not to be timed */
             close_candidate(r, c);
             continue;
         }
-        if (run(r, c, 1, &c->first) && check(r, c) && last) c->result.verdict = SAT_VERDICT_OK;
+        if (scribble(r, c) && run(r, c, 1, &c->first) && check(r, c)) c->result.verdict = SAT_VERDICT_OK;
         if (!c->racing) close_candidate(r, c);
-        if (last) drop_slow(r), r->done++;
+        drop_slow(r);
+        r->done++;
     }
-}
-
-/* An activation hides what panels look for, so such a problem is checked twice: on operands that it leaves alone, by
- * panels, and on ordinary ones, by samples. */
-static sat_status verify(race *r) {
-    bool activation = r->t->problem->activation != SAT_ACT_NONE;
-    if (activation && sat_stage_can_be_positive(&r->stage)) {
-        SAT_TRY(fill(r, SAT_FILL_POSITIVE, SAT_PROBE_PANELS));
-        verify_all(r, false);
-    }
-    SAT_TRY(ending(r));
-    SAT_TRY(fill(r, SAT_FILL_CENTRED, activation ? SAT_PROBE_SAMPLES : SAT_PROBE_PANELS));
-    verify_all(r, true);
     return ending(r);
 }
 
@@ -336,8 +339,7 @@ static void drop_losers(race *r) {
 
 static void shuffle(race *r, size_t *order) {
     for (size_t i = r->count; i > 1; i--) {
-        r->random = r->random * 6364136223846793005u + 1442695040888963407u;
-        size_t j = (size_t)((r->random >> 33) % i), keep = order[i - 1];
+        size_t j = (size_t)((next_seed(r) >> 26) % i), keep = order[i - 1];
         order[i - 1] = order[j], order[j] = keep;
     }
 }
@@ -362,7 +364,9 @@ static bool settled(race *r) {
     return noise + most < 0.005 * best;
 }
 
+/* Times are those of random reals: integers draw less power, and a chip that draws less is faster. */
 static sat_status measure(race *r) {
+    if (r->stage.probe != SAT_PROBE_PRECISION) SAT_TRY(fill(r, SAT_PROBE_PRECISION, 0));
     size_t *order = malloc((r->count + 1) * sizeof *order);
     if (!order) return sat_fail(SAT_OUT_OF_MEMORY, "race of %zu candidates", r->count);
     for (size_t i = 0; i < r->count; i++) order[i] = i;
@@ -390,21 +394,92 @@ static sat_status measure(race *r) {
     return ending(r);
 }
 
-/* All that were timed once more: another sign in one operand, poison in the output, and the whole check. What kept
- * anything of an earlier run shows here. */
-static sat_status check_again(race *r) {
-    SAT_TRY(sat_stage_flip(&r->stage));
+/* ---- after the timing ---- */
+
+/* A run that nobody times: garbage in the workspace, and nothing taken out of the cache. */
+static bool run_untimed(race *r, candidate *c) {
+    const sat_backend *b = r->t->ctx->backend;
+    void *stream = b->stream(&c->runner.device);
+    if (!scribble(r, c)) return false;
+    sat_status status = sat_stage_reset(&r->stage);
+    if (status == SAT_OK) status = sat_runner_launch(&c->runner, r->stage.pointer, stream);
+    if (status == SAT_OK) status = b->sync(&c->runner.device, stream);
+    if (status != SAT_OK) judge_status(r, c, status);
+    return status == SAT_OK;
+}
+
+static bool digest_output(race *r, candidate *c, uint64_t *digest) {
+    int out = r->stage.op->output;
+    sat_status status = r->t->ctx->backend->digest(r->t->device, r->stage.pointer[out], r->stage.bytes[out], digest);
+    if (status != SAT_OK) judge_status(r, c, status);
+    return status == SAT_OK;
+}
+
+/* Right on random reals, and the same bits twice from whoever calls itself deterministic. */
+static bool precise(race *r, candidate *c) {
+    uint64_t first, second;
+    if (!run_untimed(r, c) || !digest_output(r, c, &first) || !check(r, c)) return false;
+    if (c->runner.variant->flags & SAT_V_NONDETERMINISTIC) return true;
+    if (!run_untimed(r, c) || !digest_output(r, c, &second)) return false;
+    if (first != second) judge(c, SAT_VERDICT_WRONG, "calls itself deterministic, and two runs differ");
+    return first == second;
+}
+
+static bool right(race *r, candidate *c) { return run_untimed(r, c) && check(r, c); }
+
+static void check_each(race *r, bool only_racing, bool (*passes)(race *, candidate *)) {
     for (size_t i = 0; i < r->count && !r->breaker; i++) {
         candidate *c = &r->list[i];
-        double seconds;
-        if (!c->open || c->runs == 0) continue;
-        if (run(r, c, 1, &seconds) && check(r, c)) {
-            if (c->racing && r->t->ctx->options.measure == SAT_MEASURE_COLD) c->times[c->runs++] = seconds;
-        } else {
-            close_candidate(r, c);
-        }
+        if (!c->open || c->runs == 0 || (only_racing && !c->racing)) continue;
+        if (!passes(r, c)) close_candidate(r, c);
+    }
+}
+
+/* The precision of those that could still win, and the structure of all that were timed, on operands that are new
+ * throughout. What kept anything of an earlier run shows here. Where there is no exact probe, one operand has another
+ * sign. */
+static sat_status check_again(race *r) {
+    bool exact = sat_stage_has_exact(&r->stage);
+    if (!exact) SAT_TRY(sat_stage_flip(&r->stage));
+    check_each(r, exact, precise);
+    if (exact && !r->breaker) {
+        SAT_TRY(fill(r, SAT_PROBE_EXACT, 1));
+        check_each(r, false, right);
     }
     return r->breaker ? ending(r) : SAT_OK;
+}
+
+/* Whom the records would choose now: right so far, and not confirmed yet. */
+static candidate *leader(race *r) {
+    sat_result *results = malloc((r->count + 1) * sizeof *results);
+    candidate *found = NULL;
+    size_t count = 0;
+    for (size_t i = 0; results && i < r->count; i++) {
+        summarise(&r->list[i]);
+        results[count++] = r->list[i].result;
+    }
+    if (results) sat_choose_sort(results, count, &r->t->ctx->registry);
+    if (count && results[0].verdict == SAT_VERDICT_OK && results[0].may_win)
+        for (size_t i = 0; i < r->count; i++)
+            if (strcmp(r->list[i].result.variant, results[0].variant) == 0) found = &r->list[i];
+    free(results);
+    return found;
+}
+
+/* The winner goes through everything that may change between runs; where it fails the next one has its turn. */
+static sat_status confirm(race *r) {
+    for (candidate *c = leader(r); c && !over(r); c = leader(r)) {
+        sat_finding finding = {.ok = true};
+        if (!c->open && !open_candidate(r, c)) continue;
+        size_t held = r->held + r->scratch.bytes, left = r->limit > held ? r->limit - held : 0;
+        sat_status status = sat_confirm(&r->stage, &c->runner, left, next_seed(r), &finding);
+        if (status == SAT_OUT_OF_MEMORY) return SAT_OK; /* what was seen so far has to do */
+        if (status != SAT_OK) judge_status(r, c, status);
+        else if (finding.ok) break;
+        else judge(c, SAT_VERDICT_WRONG, finding.where);
+        close_candidate(r, c);
+    }
+    return ending(r);
 }
 
 static sat_status open_race(race *r, const sat_tuning *t) {
@@ -448,6 +523,8 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     if (status == SAT_OK) status = measure(&r);
     if (status == SAT_OK) status = check_again(&r);
     if (status == SAT_OK) status = rescue(&r);
+    if (status == SAT_OK) status = confirm(&r);
+    if (status == SAT_OK) status = rescue(&r);
     if (status == SAT_OK) status = collect(&r, outcome);
     else if (r.breaker) (void)collect(&r, outcome);
     close_race(&r);
@@ -470,6 +547,7 @@ sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_result
     if (status == SAT_OK) {
         r.list[0].racing = true;
         status = verify(&r);
+        if (status == SAT_OK && r.list[0].open) status = confirm(&r);
     }
     if (status == SAT_OK || r.breaker) *result = r.list[0].result;
     close_race(&r);

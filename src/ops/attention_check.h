@@ -32,8 +32,6 @@ typedef struct sat_lines {
     double most;                /* no element of any line may be larger; 0: any finite one */
 } sat_lines;
 
-SAT_BOTH static inline int64_t sat_line_groups(int64_t rows, int64_t step) { return (rows + step - 1) / step; }
-
 /* The row that group g, of all groups of an output, has worked out. */
 SAT_BOTH static inline int64_t sat_line_row(const sat_lines *l, uint64_t seed, int64_t g) {
     int64_t first = g % l->groups * l->step, count = sat_min(l->step, l->rows - first);

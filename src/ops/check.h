@@ -1,4 +1,12 @@
-/* What the host checks share: rounding units, the random signs of their probes, and loads in double precision. */
+/* The arithmetic of the checks, the same on the host and on a device. docs/check.md has the reasons and the
+ * measurements.
+ *
+ * Exact: operands are integers times a power of two, chosen so that every product and every partial sum is exact in the
+ * compute type, in any order. A right result is then known to the last bit.
+ *
+ * Precision: operands are random reals in [-1, 1]. A right result differs from the true one by half a unit of the
+ * output, and by what n additions lose: a walk, so it grows with sqrt(n) and is measured against N2 = sqrt(sum
+ * (a*b)^2). Tensor cores truncate, which adds up: h counts those additions. */
 #ifndef SAT_CHECK_H
 #define SAT_CHECK_H
 
@@ -7,7 +15,7 @@
 #include "ops/op.h"
 #include "variant.h"
 
-enum { SAT_PANEL = 64 }; /* columns or rows that one probe sums over */
+/* ---- units of a dtype ---- */
 
 /* Half the distance between neighbours, relative: what one rounding may lose. */
 SAT_BOTH static inline double sat_unit(sat_dtype t) {
@@ -29,13 +37,22 @@ SAT_BOTH static inline double sat_tiny(sat_dtype t) {
     }
 }
 
-/* What `depth` products summed in any order may lose, relative to the sum of their magnitudes. The four: alpha, beta
- * times C, bias, and the conversion of alpha to the compute type. TF32 rounds both inputs to 11 bits first. */
-SAT_BOTH static inline double sat_accumulated(const sat_problem *p, int64_t depth) {
-    double loss = (double)(depth + 4) * sat_unit(p->compute_dtype);
-    if ((p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32) loss += 2 * 0x1p-11;
-    return loss;
+/* x rounded once to a dtype: nearest, ties to even. x is a float where the dtype has 16 bits. */
+SAT_BOTH static inline double sat_rounded(sat_dtype t, double x) {
+    switch (t) {
+    case SAT_F64: return x;
+    case SAT_F32: return (double)(float)x;
+    case SAT_F16: return (double)sat_from_f16(sat_to_f16((float)x));
+    default: return (double)sat_from_bf16(sat_to_bf16((float)x));
+    }
 }
+
+/* Does this problem let f32 inputs be rounded to TF32? */
+SAT_BOTH static inline bool sat_rounds_to_tf32(const sat_problem *p) {
+    return (p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32;
+}
+
+/* ---- random numbers ---- */
 
 SAT_BOTH static inline uint64_t sat_mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
@@ -44,37 +61,162 @@ SAT_BOTH static inline uint64_t sat_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* One in four is negative, so that a probe over operands of one sign does not cancel what it looks for. */
-SAT_BOTH static inline double sat_sign(uint64_t seed, int64_t i) { return sat_mix(seed + (uint64_t)i) & 3 ? 1 : -1; }
-
-SAT_BOTH static inline int64_t sat_panels(int64_t n) { return (n + SAT_PANEL - 1) / SAT_PANEL; }
-
-/* What line i of n weighs in its panel: a sign, or where lines are sampled 1 for the one that is and 0 for others. */
-SAT_BOTH static inline double sat_weight(sat_probe probe, uint64_t seed, int64_t i, int64_t n) {
-    if (probe == SAT_PROBE_PANELS) return sat_sign(seed, i);
-    int64_t panel = i / SAT_PANEL, first = panel * SAT_PANEL, count = sat_min(SAT_PANEL, n - first);
-    return i - first == (int64_t)(sat_mix(seed + (uint64_t)panel) % (uint64_t)count) ? 1 : 0;
+/* Element number i of an operand that a fill makes. */
+SAT_BOTH static inline double sat_made_up(const sat_fill *f, uint64_t seed, int64_t i) {
+    uint64_t x = sat_mix(seed ^ ((uint64_t)i * 0x2545f4914f6cdd1du));
+    if (f->most == 0) return (2 * ((double)(x >> 11) * 0x1p-53) - 1) * f->scale;
+    if ((x & 0xffff) < f->zeros) return 0;
+    uint64_t most = (uint64_t)f->most, least = f->wide ? most / 2 : 1, range = f->wide ? most - most / 2 : most;
+    uint64_t magnitude_bits = least + (((x >> 32) * range) >> 32); /* range is below 2^32 */
+    double magnitude = (double)(f->wide ? magnitude_bits | 1 : magnitude_bits);
+    return (x & 0x10000 ? -magnitude : magnitude) * f->scale;
 }
 
-/* What rounding may do to sums of magnitude `scale`, `depth` products in each, of which `elements` show `shown`. */
-SAT_BOTH static inline double sat_allowance(const sat_problem *p, int64_t depth, double scale, double shown,
-                                            double elements) {
-    double loss = sat_accumulated(p, depth) * scale;
+/* ---- exact ---- */
+
+/* An element of an exact operand, or of exact sums, as the integer it is; false: it is none. */
+SAT_BOTH static inline bool sat_integer(double x, double scale, uint64_t *to) {
+    double units = x / scale; /* a power of two */
+    *to = 0;
+    if (!(fabs(units) < 0x1p53)) return false;
+    int64_t integer = (int64_t)units;
+    *to = (uint64_t)integer;
+    return (double)integer == units;
+}
+
+/* What an element of the output is, by its sum: act(alpha*sum + beta*before + bias), rounded once. */
+SAT_BOTH static inline double sat_exact_element(const sat_problem *p, double sum, double rest) {
+    return sat_rounded(p->c_dtype, sat_act_f64(p->activation, p->alpha * sum + rest));
+}
+
+/* How far from that a right element may be: nothing, but for activations that are computed and not exact. */
+SAT_BOTH static inline double sat_exact_slack(const sat_problem *p, double sum, double rest, double want) {
+    if (p->activation != SAT_ACT_GELU && p->activation != SAT_ACT_SILU) return 0;
+    double x = fabs(p->alpha * sum + rest), units = 16 * sat_unit(p->compute_dtype) * x;
+    return units + 2.002 * sat_unit(p->c_dtype) * fabs(want) + 2 * sat_tiny(p->c_dtype);
+}
+
+/* ---- precision ---- */
+
+/* What the sums of one problem lose, in units of N2; `depth` products each. */
+typedef struct sat_loss {
+    double most, rms; /* of an element; of many */
+} sat_loss;
+
+SAT_BOTH static inline sat_loss sat_loss_of_sum(const sat_problem *p, sat_backend_kind backend, int64_t depth) {
+    double u = sat_unit(p->compute_dtype), n = (double)depth + 8, h = 0; /* 8: scalars, bias, products rounded alone */
+    bool tf32 = sat_rounds_to_tf32(p);
+    if (backend == SAT_CUDA && p->compute_dtype == SAT_F32) h = p->a_dtype == SAT_F32 ? (tf32 ? n / 8 : 0) : n / 16;
+    sat_loss loss = {u * (6 * sqrt(n) + 2 * h), u * (0.3 * sqrt(n) + 0.42 * h)};
+    if (tf32) loss.most += 4 * 0x1p-10, loss.rms += 0.6 * 0x1p-10; /* both inputs of every product are rounded */
+    return loss;
+}
+
+/* How far an element may be from the true one. `scale` is sqrt((alpha*N2)^2 + (beta*before)^2 + bias^2); `x` what the
+ * activation gets, `want` what it gives. */
+SAT_BOTH static inline double sat_precision_bound(const sat_problem *p, double loss, double scale, double x,
+                                                  double want) {
+    double sums = loss * scale;
     /* An activation's slope stays below 1.13, and its own evaluation is good for a few units. */
-    if (p->activation != SAT_ACT_NONE) loss = 1.13 * loss + 16 * sat_unit(p->compute_dtype) * scale;
-    return loss + sat_unit(p->c_dtype) * shown * 1.001 + elements * sat_tiny(p->c_dtype);
+    if (p->activation != SAT_ACT_NONE) sums = 1.13 * sums + 16 * sat_unit(p->compute_dtype) * fabs(x);
+    return sums + sat_unit(p->c_dtype) * (fabs(want) + sums) * 1.001 + sat_tiny(p->c_dtype);
 }
 
-void sat_load_row(double *to, sat_dtype t, const void *from, int64_t start, int64_t stride, int64_t count);
-void sat_axpy(double *y, const double *x, double a, int64_t n);                       /* y += a*x */
-void sat_axpy2(double *y, double *z, const double *x, double a, double b, int64_t n); /* y += a*x, z += b*|x| */
-double sat_dot(const double *x, const double *y, int64_t n);
+/* The square that is predicted of such a difference. Rounding the output loses up to half a unit of the power of two
+ * below: a twelfth of its square. */
+SAT_BOTH static inline double sat_predicted_square(const sat_problem *p, double rms, double scale, double x,
+                                                   double want) {
+    int exponent;
+    (void)frexp(want, &exponent); /* the unit of the power of two below |want|, twice sat_unit of it */
+    double unit = want == 0 ? 0 : 2 * sat_unit(p->c_dtype) * ldexp(1, exponent - 1), sums = rms * scale;
+    if (p->activation != SAT_ACT_NONE) sums = 1.13 * sums + 4 * sat_unit(p->compute_dtype) * fabs(x);
+    double rounding = fmax(unit, 2 * sat_tiny(p->c_dtype));
+    return rounding * rounding / 12 + sums * sums;
+}
 
-/* Notes a probe's outcome: `got` against `want`, which may differ by `bound`; `scale` is what was summed. */
+/* What a check of precision gathers over the elements it looks at. */
+typedef struct sat_squares {
+    double seen, predicted;
+    int64_t count;
+} sat_squares;
+
+/* May squares that are predicted on average add up to those seen? A few elements may be off by chance: six standard
+ * deviations of their mean are allowed for, beside a quarter. */
+SAT_BOTH static inline bool sat_squares_fit(const sat_squares *s) {
+    double most = 1.25 + 6 / sqrt((double)s->count + 1);
+    return s->count == 0 || s->seen <= most * most * s->predicted;
+}
+
+/* Lines of an output that are worked out: one of `step`, which the seed chooses. */
+SAT_BOTH static inline int64_t sat_line_groups(int64_t lines, int64_t step) { return (lines + step - 1) / step; }
+SAT_BOTH static inline int64_t sat_line_of_group(int64_t lines, int64_t step, uint64_t seed, int64_t g) {
+    int64_t first = g * step, count = sat_min(step, lines - first);
+    return first + (int64_t)(sat_mix(seed + (uint64_t)g) % (uint64_t)count);
+}
+
+/* So many lines that working them out takes at most `work` multiply-adds, and a few in any case. */
+static inline int64_t sat_line_step(int64_t lines, double all_work, double work) {
+    int64_t step = 1;
+    while (all_work / (double)step > work && sat_line_groups(lines, 2 * step) >= 8) step *= 2;
+    return step;
+}
+
+/* ---- attention ---- */
+
+/* What `depth` products summed in any order may lose, relative to the sum of their magnitudes. The four: alpha, beta
+ * times C, bias, and the conversion of alpha to the compute type. TF32 rounds both inputs to 11 bits first. */
+SAT_BOTH static inline double sat_accumulated(const sat_problem *p, int64_t depth) {
+    double loss = (double)(depth + 4) * sat_unit(p->compute_dtype);
+    if (sat_rounds_to_tf32(p)) loss += 2 * 0x1p-11;
+    return loss;
+}
+
+/* Notes an element's outcome: `got` against `want`, which may differ by `bound`; `scale` is what was summed. */
 static inline bool sat_judge(sat_finding *f, double got, double want, double bound, double scale) {
     double difference = fabs(got - want);
     if (scale > 0 && difference / scale > f->error) f->error = difference / scale;
     return difference <= bound; /* false for NaN */
+}
+
+/* ---- the host's loops ---- */
+
+void sat_load_row(double *to, sat_dtype t, const void *from, int64_t start, int64_t stride, int64_t count);
+void sat_axpy(double *y, const double *x, double a, int64_t n); /* y += a*x */
+double sat_dot(const double *x, const double *y, int64_t n);
+
+/* Integers of a row of exact elements; false where one is none. */
+bool sat_integer_row(uint64_t *to, double *work, sat_dtype t, const void *from, int64_t start, int64_t stride,
+                     int64_t count, double scale);
+uint64_t sat_dot_modular(const uint64_t *x, const uint64_t *y, int64_t n); /* modulo 2^64 */
+
+/* One line of true sums: sum and sum of squares of a*b for each column, in twice the precision of the compute type. */
+typedef struct sat_true_line {
+    double *sum, *low, *squares; /* low: what `sum` lacks, where the compute type is f64; else NULL */
+} sat_true_line;
+void sat_true_add(const sat_true_line *line, double a, const double *b, int64_t n);
+
+/* Both compare elements of a line and return the column of the first that is wrong, or count. `rest` is beta*before +
+ * bias; NULL: there is none. */
+
+/* `want` holds the bare sums, and then what was wanted up to that column. */
+int64_t sat_compare_exact(const sat_problem *p, const double *got, double *want, const double *rest, int64_t count);
+
+typedef struct sat_precision {
+    const sat_problem *problem;
+    sat_loss loss;
+    const double *got, *rest, *rest_squares; /* (beta*before)^2 + bias^2 */
+    sat_true_line line;
+    int64_t count;
+    double *bound; /* [2]: of the last element, what was allowed, and how far off it was */
+} sat_precision;
+int64_t sat_compare_precisely(const sat_precision *c, sat_finding *finding, sat_squares *squares);
+
+/* Squares of a whole output against what is predicted of them. */
+static inline void sat_judge_squares(const sat_squares *s, sat_finding *f) {
+    if (!f->ok || sat_squares_fit(s)) return;
+    f->ok = false;
+    snprintf(f->where, sizeof f->where, "errors of %lld elements have %.3g times the rms that rounding has",
+             (long long)s->count, sqrt(s->seen / s->predicted));
 }
 
 #endif

@@ -48,6 +48,22 @@ static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand
     return count;
 }
 
+static sat_problem sums(const sat_problem *p, const sat_pattern_view *a) {
+    sat_problem q = *p;
+    (void)a;
+    q.c_dtype = p->compute_dtype, q.c_align = 64;
+    q.alpha = 1, q.beta = 0, q.bias = SAT_BIAS_NONE, q.activation = SAT_ACT_NONE, q.flags &= SAT_ALLOW_TF32;
+    q.c = (sat_layout){.row_stride = sat_max(p->n, 1), .col_stride = 1, .batch_stride = p->batch > 1 ? p->m * p->n : 0};
+    return q;
+}
+
+static void exact(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
+    bool t = p->transpose == SAT_TRANSPOSE; /* products in the heaviest row */
+    int64_t depth = t ? a->max_col * a->block_rows : a->max_row * a->block_cols;
+    sat_exact_fills(p, depth, round, &fills[0], &fills[1], &fills[2]);
+    fills[3] = fills[2];
+}
+
 static int flip(const sat_problem *p) { return p->flags & SAT_FIXED_VALUES ? 1 : 0; }
 
 const sat_op sat_op_matmul = {
@@ -61,5 +77,7 @@ const sat_op sat_op_matmul = {
     .flops = sat_flops,
     .bytes = sat_bytes,
     .flip = flip,
+    .sums = sums,
+    .exact = exact,
     .host_checker = &sat_matmul_check,
 };

@@ -25,36 +25,48 @@ SAT_BOTH static inline int64_t sat_operand_at(const sat_operand *o, int64_t z, i
     return at + i * o->layout.row_stride;
 }
 
+/* How a made-up operand looks. */
+typedef struct sat_fill {
+    double scale;   /* a power of two where the operand is exact */
+    double most;    /* exact: integers up to this, times scale; 0: random reals in [-scale, scale] */
+    bool wide;      /* exact: odd ones from most/2 on, so that a narrower type shows */
+    unsigned zeros; /* exact: so many of 65536 elements are zero */
+} sat_fill;
+
 /* A run on made-up operands, to be checked. */
 typedef struct sat_trial {
     const sat_device *device;
     const sat_problem *problem;
     const sat_pattern_view *pattern;
     void *const *operands;
-    const void *before; /* what the output held before the run; NULL where beta is 0 */
-    bool flipped;       /* the operand `flip` has changed its signs since expect() */
+    const sat_fill *fills; /* of the operands */
+    const void *before;    /* what the output held before the run; NULL where beta is 0 */
+    const void *sums;      /* exact: the bare sums, as op->sums() describes them; NULL until they are there */
+    bool flipped;          /* the operand `flip` has changed its signs since expect() */
 } sat_trial;
 
 typedef enum sat_probe {
-    SAT_PROBE_PANELS =
-        0, /* random vectors against panels: sees every element; wants no activation (or positive fill) */
-    SAT_PROBE_SAMPLES = 1 /* some whole rows and columns, element by element: sees what an activation does */
+    SAT_PROBE_EXACT = 0,    /* structure: every element of the output is known to the last bit */
+    SAT_PROBE_PRECISION = 1 /* random reals: some lines of the output, each element within what rounding does */
 } sat_probe;
 
 typedef struct sat_finding {
     bool ok;
-    double error;    /* largest |difference| over the magnitude of what was summed */
+    double error;    /* largest |difference| over the magnitude of what was summed; exact: 0 */
     char where[160]; /* where and how much, when not ok */
 } sat_finding;
 
 /* How a backend checks one operation's results, in higher precision than the variants compute. */
 typedef struct sat_checker {
     size_t (*bytes)(const sat_problem *p, const sat_pattern_view *a, sat_probe probe); /* memory an expectation takes */
-    /* Once per race: what any right result must show, and the rounding that it may. */
+    /* Once per fill: what any right result must show, and the rounding that it may. */
     sat_status (*expect)(const sat_trial *t, sat_probe probe, uint64_t seed, void **expectation);
     /* Per run: reads the output only. */
     sat_status (*compare)(const sat_trial *t, const void *expectation, sat_finding *finding);
     void (*free)(void *expectation);
+    /* Exact: are t->sums the sums? A random vector tells, in exact arithmetic modulo 2^64. NULL: there is no exact
+     * probe. */
+    sat_status (*prove)(const sat_trial *t, uint64_t seed, sat_finding *finding);
 } sat_checker;
 
 typedef struct sat_op {
@@ -70,6 +82,11 @@ typedef struct sat_op {
     double (*flops)(const sat_problem *p, const sat_pattern_view *a);
     double (*bytes)(const sat_problem *p, const sat_pattern_view *a);
     int (*flip)(const sat_problem *p); /* the operand to change the sign of for the last check: a linear one */
+    /* The same problem without scalars, bias, activation and gaps, its output in the compute type: the bare sums. NULL:
+     * there is no exact probe. */
+    sat_problem (*sums)(const sat_problem *p, const sat_pattern_view *a);
+    /* Exact operands; rounds differ in which factor is wide and in their scales. */
+    void (*exact)(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills);
     /* The rest may be NULL. What this operation adds to the key, or to the exact spelling, instead of strides: words,
      * each after a space. */
     void (*words)(const sat_problem *p, const sat_pattern_view *a, bool exact, char *to, size_t size);
@@ -83,6 +100,11 @@ typedef struct sat_op {
 extern const sat_op sat_op_matmul, sat_op_sampled, sat_op_attention, sat_op_attention_backward;
 
 const sat_op *sat_op_find(sat_operation id); /* NULL if unknown */
+
+/* Exact operands for sums of `depth` products. Rounds 0 and 1 differ in which factor is wide; 2 has large numbers, 3
+ * tiny ones. */
+enum { SAT_ROUND_LARGE = 2, SAT_ROUND_TINY = 3 };
+void sat_exact_fills(const sat_problem *p, int64_t depth, int round, sat_fill *a, sat_fill *b, sat_fill *rest);
 
 /* Shared by the operations. */
 sat_status sat_normalise_common(sat_problem *p); /* enums, dtypes, batch, alpha, beta */

@@ -1,270 +1,300 @@
-/* Checks a sampled product block by block without computing it: each stored block times a random +-1 vector, and from
- * the other side where blocks are wide enough for that to see more.
+/* Checks a sampled product's result on the host, as matmul_check.c does a matmul's; a line is one row of a stored
+ * block.
  *
- *   S_t r  = alpha*X_I*(Y_J r) + beta*S0_t r        t: the block in block row I and block column J
- *   l^T S_t = alpha*(l^T X_I)*Y_J + beta*l^T S0_t
+ *   exact       every element against its sum, which is proven block by block: l^T*S_t*r = (l^T*X_I)*(Y_J*r)
+ *   precision   every element of some lines against sums in twice the precision
  *
- * Bounds are those of the matmul's check. What a block holds beyond the matrix must be exactly zero. */
+ * What a block holds beyond the matrix must be exactly zero. */
 #include <stdlib.h>
 
 #include "ops/check.h"
 
-enum { CHUNK = 256, WIDE = 16 };
+enum { WORK = 150 * 1000 * 1000, CHUNK = 256 };
 
 typedef struct expectation {
     uint64_t seed;
-    bool both;                                /* the left side too */
-    double *right, *right_rest, *right_scale; /* [batch][stored_blocks][block_rows] */
-    double *left, *left_rest, *left_scale;    /* [batch][stored_blocks][block_cols] */
+    int64_t step, groups;        /* one line of `step` */
+    double *sum, *low, *squares; /* [batch][groups][block_cols]; low: where the compute type is f64 */
     double memory[];
 } expectation;
 
-typedef struct side {
-    const sat_trial *t;
-    const sat_pattern_view *a;
-    expectation *e;
-    int64_t z;
-    const void *x, *y;
-    double *folded, *magnitude; /* right: Y_J r, [grid_cols][k]; left: l^T X_I, [grid_rows][k] */
-} side;
+static int64_t line_count(const sat_pattern_view *a) { return a->stored_blocks * a->block_rows; }
+
+static int64_t step_of(const sat_problem *p, const sat_pattern_view *a) {
+    double dear = p->compute_dtype == SAT_F64 ? 4 : 1;
+    return sat_line_step(line_count(a), dear * (double)a->stored_elements * (double)p->k * (double)p->batch, WORK);
+}
+
+static int64_t expected_elements(const sat_problem *p, const sat_pattern_view *a) {
+    return p->batch * sat_line_groups(line_count(a), step_of(p, a)) * a->block_cols;
+}
 
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
-    (void)probe;
-    double per_block = 3 * (double)(a->block_rows + (a->block_cols > WIDE ? a->block_cols : 0));
-    double work = 2 * (double)p->k * (double)sat_max(a->grid_cols, a->grid_rows);
-    return (size_t)(((double)a->stored_blocks * per_block * (double)p->batch + work) * 8) + 4096;
+    double folded = 16.0 * (double)(a->grid_rows + a->grid_cols) * (double)p->k;
+    if (probe == SAT_PROBE_EXACT) return (size_t)folded + 4096;
+    return (size_t)(3 * expected_elements(p, a)) * sizeof(double) + 4096;
 }
 
 static void free_expectation(void *e) { free(e); }
 
 static expectation *allocate(const sat_problem *p, const sat_pattern_view *a, uint64_t seed) {
-    bool both = a->block_cols > WIDE;
-    int64_t right = p->batch * a->stored_blocks * a->block_rows;
-    int64_t left = both ? p->batch * a->stored_blocks * a->block_cols : 0;
-    expectation *e = calloc(1, sizeof *e + (size_t)(3 * (right + left)) * sizeof(double));
+    int64_t count = expected_elements(p, a);
+    expectation *e = calloc(1, sizeof *e + (size_t)(3 * count) * sizeof(double));
     if (!e) return NULL;
-    e->seed = seed, e->both = both;
-    e->right = e->memory, e->right_rest = e->right + right, e->right_scale = e->right_rest + right;
-    e->left = e->right_scale + right, e->left_rest = e->left + left, e->left_scale = e->left_rest + left;
+    e->seed = seed, e->step = step_of(p, a), e->groups = sat_line_groups(line_count(a), e->step);
+    e->sum = e->memory, e->squares = e->sum + count;
+    e->low = p->compute_dtype == SAT_F64 ? e->squares + count : NULL;
     return e;
 }
 
-/* Y_J r for every block column, or l^T X_I for every block row: sums over `width` lines of `lines`, [groups][k]. */
-static void fold(const side *s, bool right) {
-    const sat_problem *p = s->t->problem;
-    const sat_layout *l = right ? &p->b : &p->a;
-    const void *from = right ? s->y : s->x;
-    sat_dtype type = right ? p->b_dtype : p->a_dtype;
-    int64_t groups = right ? s->a->grid_cols : s->a->grid_rows, width = right ? s->a->block_cols : s->a->block_rows;
-    int64_t lines = right ? p->n : p->m, line_step = right ? l->col_stride : l->row_stride;
-    int64_t k_step = right ? l->row_stride : l->col_stride;
-    uint64_t seed = right ? s->e->seed : ~s->e->seed;
-#pragma omp parallel for num_threads(s->t->device->threads) schedule(dynamic, 1)
-    for (int64_t g = 0; g < groups; g++) {
-        double *to = s->folded + g * p->k, *magnitude = s->magnitude + g * p->k, row[CHUNK];
-        for (int64_t k0 = 0; k0 < p->k; k0 += CHUNK) {
-            int64_t depth = sat_min(CHUNK, p->k - k0);
-            for (int64_t i = g * width; i < sat_min((g + 1) * width, lines); i++) {
-                double sign = sat_sign(seed, i);
-                sat_load_row(row, type, from, i * line_step + k0 * k_step, k_step, depth);
-                for (int64_t k = 0; k < depth; k++) {
-                    to[k0 + k] += sign * row[k];
-                    magnitude[k0 + k] += fabs(row[k]);
-                }
-            }
-        }
-    }
+static sat_status no_memory(const sat_pattern_view *a) {
+    return sat_fail(SAT_OUT_OF_MEMORY, "check: lines of %lld stored blocks", (long long)a->stored_blocks);
 }
 
-/* right: one line is a row of X, met by every block of its block row; left: a column of Y, by every block of its
- * block column. Either way a line is converted once and then summed against what fold() made. */
-static bool project(const side *s, bool right) {
-    const sat_problem *p = s->t->problem;
-    const sat_pattern_view *a = s->a;
-    int64_t groups = right ? a->grid_rows : a->grid_cols, width = right ? a->block_rows : a->block_cols;
-    int64_t lines = right ? p->m : p->n, offset = s->z * a->stored_blocks * width;
-    const int64_t *ptr = right ? a->row_ptr : a->t_ptr;
-    const int32_t *other = right ? a->col_idx : a->t_row;
-    double *sum = (right ? s->e->right : s->e->left) + offset;
-    double *scale = (right ? s->e->right_scale : s->e->left_scale) + offset;
-    bool ok = true;
-#pragma omp parallel num_threads(s->t->device->threads)
-    {
-        double *line = malloc((size_t)(2 * p->k + 1) * sizeof *line), *line_abs = line + p->k;
-        if (!line) {
-#pragma omp atomic write
-            ok = false;
-        }
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t g = 0; g < groups; g++) {
-            for (int64_t i = 0; line && i < width && g * width + i < lines; i++) {
-                int64_t at = g * width + i;
-                if (right) sat_load_row(line, p->a_dtype, s->x, at * p->a.row_stride, p->a.col_stride, p->k);
-                else sat_load_row(line, p->b_dtype, s->y, at * p->b.col_stride, p->b.row_stride, p->k);
-                for (int64_t k = 0; k < p->k; k++) line_abs[k] = fabs(line[k]);
-                for (int64_t t = ptr[g]; t < ptr[g + 1]; t++) {
-                    int64_t block = right ? t : a->t_block[t];
-                    sum[block * width + i] = p->alpha * sat_dot(line, s->folded + other[t] * p->k, p->k);
-                    scale[block * width + i] = fabs(p->alpha) * sat_dot(line_abs, s->magnitude + other[t] * p->k, p->k);
-                }
-            }
-        }
-        free(line);
-    }
-    return ok;
+typedef struct item { /* one of the batch */
+    const sat_trial *t;
+    const sat_problem *p;
+    const sat_pattern_view *a;
+    int64_t z;
+    const void *x, *y, *s, *before;
+} item;
+
+static item make_item(const sat_trial *t, int64_t z) {
+    const sat_problem *p = t->problem;
+    item w = {.t = t, .p = p, .a = t->pattern, .z = z};
+    w.x = sat_at(p->a_dtype, t->operands[0], z * p->a.batch_stride);
+    w.y = sat_at(p->b_dtype, t->operands[1], z * p->b.batch_stride);
+    w.s = sat_at(p->c_dtype, t->operands[2], z * p->c.batch_stride);
+    w.before = t->before ? sat_at(p->c_dtype, t->before, z * p->c.batch_stride) : NULL;
+    return w;
 }
 
-/* One block of the output folded both ways: signed sums and magnitudes of rows and of columns, and its padding. */
-typedef struct folded_block {
-    double *row, *row_abs, *col, *col_abs;
-    bool padding_is_zero;
-} folded_block;
+/* Where a line is: row `row` of the matrix, columns from `col` on, of which `cols` are inside of it. */
+typedef struct place {
+    int64_t block, row, col, cols;
+} place;
 
-static void fold_block(const sat_pattern_view *a, sat_dtype type, const void *s, uint64_t seed, int64_t block_row,
-                       int64_t t, folded_block *f) {
-    memset(f->row, 0, (size_t)(2 * (a->block_rows + a->block_cols)) * sizeof(double));
-    f->padding_is_zero = true;
-    for (int64_t i = 0; i < a->block_rows; i++) {
-        for (int64_t j = 0; j < a->block_cols; j++) {
-            int64_t row = block_row * a->block_rows + i, col = a->col_idx[t] * a->block_cols + j;
-            double x = sat_load(type, s, (t * a->block_rows + i) * a->block_cols + j);
-            if (row >= a->rows || col >= a->cols) {
-                f->padding_is_zero = f->padding_is_zero && x == 0;
-                continue;
-            }
-            f->row[i] += sat_sign(seed, col) * x, f->row_abs[i] += fabs(x);
-            f->col[j] += sat_sign(~seed, row) * x, f->col_abs[j] += fabs(x);
-        }
+static int64_t block_row_of(const sat_pattern_view *a,
+                            int64_t block) { /* the last whose blocks begin at or before it */
+    int64_t low = 0, high = a->grid_rows - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (a->row_ptr[middle] <= block) low = middle;
+        else high = middle - 1;
     }
+    return low;
 }
 
-static bool open_block(const sat_pattern_view *a, folded_block *f) {
-    f->row = malloc((size_t)(2 * (a->block_rows + a->block_cols)) * sizeof(double));
-    if (!f->row) return false;
-    f->row_abs = f->row + a->block_rows, f->col = f->row_abs + a->block_rows, f->col_abs = f->col + a->block_cols;
-    return true;
+static place place_of(const sat_pattern_view *a, int64_t line) {
+    int64_t block = line / a->block_rows, col = a->col_idx[block] * a->block_cols;
+    place at = {.block = block, .row = block_row_of(a, block) * a->block_rows + line % a->block_rows, .col = col};
+    at.cols = at.row < a->rows ? sat_min(a->block_cols, a->cols - col) : 0;
+    return at;
 }
 
-static bool add_rest(const side *s, const void *before) {
-    const sat_problem *p = s->t->problem;
-    const sat_pattern_view *a = s->a;
-    folded_block f;
-    if (!open_block(a, &f)) return false;
-    for (int64_t g = 0; g < a->grid_rows; g++) {
-        for (int64_t t = a->row_ptr[g]; t < a->row_ptr[g + 1]; t++) {
-            fold_block(a, p->c_dtype, before, s->e->seed, g, t, &f);
-            int64_t right = (s->z * a->stored_blocks + t) * a->block_rows;
-            int64_t left = (s->z * a->stored_blocks + t) * a->block_cols;
-            for (int64_t i = 0; i < a->block_rows; i++) {
-                s->e->right_rest[right + i] = p->beta * f.row[i];
-                s->e->right_scale[right + i] += fabs(p->beta) * f.row_abs[i];
-            }
-            for (int64_t j = 0; s->e->both && j < a->block_cols; j++) {
-                s->e->left_rest[left + j] = p->beta * f.col[j];
-                s->e->left_scale[left + j] += fabs(p->beta) * f.col_abs[j];
-            }
-        }
+/* ---- precision: lines of true sums ---- */
+
+static sat_true_line line_of(const item *w, const expectation *e, int64_t g) {
+    int64_t at = (w->z * e->groups + g) * w->a->block_cols;
+    return (sat_true_line){e->sum + at, e->low ? e->low + at : NULL, e->squares + at};
+}
+
+static void true_line(const item *w, const expectation *e, int64_t g, double *row) {
+    const sat_problem *p = w->p;
+    place at = place_of(w->a, sat_line_of_group(line_count(w->a), e->step, e->seed, g));
+    sat_true_line to = line_of(w, e, g);
+    for (int64_t k = 0; k < p->k && at.cols > 0; k++) {
+        sat_load_row(row, p->b_dtype, w->y, k * p->b.row_stride + at.col * p->b.col_stride, p->b.col_stride, at.cols);
+        sat_true_add(&to, sat_load(p->a_dtype, w->x, at.row * p->a.row_stride + k * p->a.col_stride), row, at.cols);
     }
-    free(f.row);
-    return true;
 }
 
 static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, void **out) {
-    (void)probe; /* there is no activation here */
     const sat_problem *p = t->problem;
-    const sat_pattern_view *a = t->pattern;
-    expectation *e = allocate(p, a, seed);
-    int64_t groups = sat_max(a->grid_cols, a->grid_rows);
-    double *work = malloc((size_t)(2 * groups * p->k + 1) * sizeof *work);
-    bool ok = e && work;
-    for (int64_t z = 0; ok && z < p->batch; z++) {
-        side s = {.t = t, .a = a, .e = e, .z = z, .folded = work, .magnitude = work + groups * p->k};
-        s.x = sat_at(p->a_dtype, t->operands[0], z * p->a.batch_stride);
-        s.y = sat_at(p->b_dtype, t->operands[1], z * p->b.batch_stride);
-        for (int side_index = 0; ok && side_index < (e->both ? 2 : 1); side_index++) {
-            memset(work, 0, (size_t)(2 * groups * p->k) * sizeof *work);
-            fold(&s, side_index == 0);
-            ok = project(&s, side_index == 0);
+    *out = NULL;
+    if (probe == SAT_PROBE_EXACT) return SAT_OK;
+    expectation *e = allocate(p, t->pattern, seed);
+    if (!e) return no_memory(t->pattern);
+    bool memory = true;
+    for (int64_t z = 0; z < p->batch; z++) {
+        item w = make_item(t, z);
+#pragma omp parallel num_threads(t->device->threads)
+        {
+            double *row = malloc((size_t)(w.a->block_cols + 1) * sizeof *row);
+            if (!row) {
+#pragma omp atomic write
+                memory = false;
+            }
+#pragma omp for schedule(dynamic, 4)
+            for (int64_t g = 0; g < e->groups; g++)
+                if (row) true_line(&w, e, g, row);
+            free(row);
         }
-        if (ok && t->before) ok = add_rest(&s, sat_at(p->c_dtype, t->before, z * p->c.batch_stride));
     }
-    free(work);
-    if (!ok) {
+    if (!memory) {
         free(e);
-        return sat_fail(SAT_OUT_OF_MEMORY, "check: expectation of %lld stored blocks", (long long)a->stored_blocks);
+        return no_memory(t->pattern);
     }
     *out = e;
     return SAT_OK;
 }
 
-typedef struct comparison {
-    const sat_trial *t;
-    const expectation *e;
-    int64_t z;
-    const void *s;
-} comparison;
+/* ---- comparing ---- */
 
-static bool judge_line(const comparison *w, sat_finding *f, double got, double shown, int64_t at, bool right) {
-    const sat_pattern_view *a = w->t->pattern;
-    const expectation *e = w->e;
-    double product = right ? e->right[at] : e->left[at], rest = right ? e->right_rest[at] : e->left_rest[at];
-    double scale = right ? e->right_scale[at] : e->left_scale[at], want = (w->t->flipped ? -product : product) + rest;
-    double bound =
-        sat_allowance(w->t->problem, w->t->problem->k, scale, shown, (double)(right ? a->block_cols : a->block_rows));
-    if (sat_judge(f, got, want, bound, scale)) return true;
-    int64_t width = right ? a->block_rows : a->block_cols;
-    snprintf(f->where, sizeof f->where, "block %lld, %s %lld: off by %.3g where rounding allows %.3g",
-             (long long)(at / width % a->stored_blocks), right ? "row" : "column", (long long)(at % width),
-             fabs(got - want), bound);
-    return false;
+/* beta*before of a line, and its squares; false where beta is 0. */
+static bool rest_of(const item *w, int64_t line, int64_t cols, double *rest, double *squares) {
+    if (!w->before) return false;
+    sat_load_row(rest, w->p->c_dtype, w->before, line * w->a->block_cols, 1, cols);
+    for (int64_t j = 0; j < cols; j++) rest[j] *= w->p->beta, squares[j] = rest[j] * rest[j];
+    return true;
 }
 
-static void compare_block(const comparison *w, int64_t g, int64_t t, folded_block *b, sat_finding *f) {
-    const sat_pattern_view *a = w->t->pattern;
-    fold_block(a, w->t->problem->c_dtype, w->s, w->e->seed, g, t, b);
-    if (!b->padding_is_zero && f->ok) {
-        f->ok = false;
-        snprintf(f->where, sizeof f->where, "block %lld: not zero beyond the matrix", (long long)t);
-    }
-    int64_t block = w->z * a->stored_blocks + t;
-    for (int64_t i = 0; f->ok && i < a->block_rows; i++)
-        f->ok = judge_line(w, f, b->row[i], b->row_abs[i], block * a->block_rows + i, true);
-    for (int64_t j = 0; w->e->both && f->ok && j < a->block_cols; j++)
-        f->ok = judge_line(w, f, b->col[j], b->col_abs[j], block * a->block_cols + j, false);
+static void wrong(sat_finding *f, const place *at, int64_t j, double got, double want) {
+    f->ok = false;
+    snprintf(f->where, sizeof f->where, "block %lld, row %lld, column %lld: %.9g where %.9g is exact",
+             (long long)at->block, (long long)at->row, (long long)(at->col + j), got, want);
+}
+
+static void compare_line_exactly(const item *w, int64_t line, double *work, sat_finding *f) {
+    const sat_problem *p = w->p;
+    int64_t width = w->a->block_cols;
+    place at = place_of(w->a, line);
+    double *got = work, *want = got + width, *rest = want + width, *squares = rest + width;
+    sat_load_row(got, p->c_dtype, w->s, line * width, 1, width);
+    for (int64_t j = at.cols; j < width; j++)
+        if (got[j] != 0) {
+            wrong(f, &at, j, got[j], 0);
+            return;
+        }
+    sat_load_row(want, p->compute_dtype, w->t->sums, (w->z * line_count(w->a) + line) * width, 1, at.cols);
+    int64_t j = sat_compare_exact(p, got, want, rest_of(w, line, at.cols, rest, squares) ? rest : NULL, at.cols);
+    if (j < at.cols) wrong(f, &at, j, got[j], want[j]);
+}
+
+static void compare_line_precisely(const item *w, const expectation *e, int64_t g, double *work, sat_finding *f,
+                                   sat_squares *seen) {
+    const sat_problem *p = w->p;
+    int64_t line = sat_line_of_group(line_count(w->a), e->step, e->seed, g), width = w->a->block_cols;
+    place at = place_of(w->a, line);
+    double *got = work, *rest = got + width, *squares = rest + width, bound[2];
+    sat_precision c = {.problem = p, .got = got, .line = line_of(w, e, g), .count = at.cols, .bound = bound};
+    c.loss = sat_loss_of_sum(p, SAT_CPU, p->k);
+    if (rest_of(w, line, at.cols, rest, squares)) c.rest = rest, c.rest_squares = squares;
+    sat_load_row(got, p->c_dtype, w->s, line * width, 1, at.cols);
+    int64_t j = sat_compare_precisely(&c, f, seen);
+    if (j == at.cols || !f->ok) return;
+    f->ok = false;
+    snprintf(f->where, sizeof f->where, "block %lld, row %lld, column %lld: off by %.3g where rounding allows %.3g",
+             (long long)at.block, (long long)at.row, (long long)(at.col + j), bound[1], bound[0]);
 }
 
 static sat_status compare(const sat_trial *t, const void *expectation_, sat_finding *finding) {
-    const sat_problem *p = t->problem;
-    const sat_pattern_view *a = t->pattern;
+    const expectation *e = expectation_;
     bool memory = true;
+    sat_squares squares = {0};
     *finding = (sat_finding){.ok = true};
-    for (int64_t z = 0; z < p->batch; z++) {
-        comparison w = {.t = t, .e = expectation_, .z = z};
-        w.s = sat_at(p->c_dtype, t->operands[2], z * p->c.batch_stride);
+    for (int64_t z = 0; z < t->problem->batch; z++) {
+        item w = make_item(t, z);
 #pragma omp parallel num_threads(t->device->threads)
         {
-            folded_block b;
-            bool opened = open_block(a, &b);
+            double *work = malloc((size_t)(4 * w.a->block_cols + 1) * sizeof *work);
             sat_finding mine = {.ok = true};
-#pragma omp for schedule(dynamic, 1) nowait
-            for (int64_t g = 0; g < a->grid_rows; g++)
-                for (int64_t i = a->row_ptr[g]; opened && i < a->row_ptr[g + 1]; i++)
-                    compare_block(&w, g, i, &b, &mine);
+            sat_squares seen = {0};
+#pragma omp for schedule(dynamic, 64) nowait
+            for (int64_t i = 0; i < (e ? e->groups : line_count(w.a)); i++) {
+                if (!work || !mine.ok) continue;
+                if (e) compare_line_precisely(&w, e, i, work, &mine, &seen);
+                else compare_line_exactly(&w, i, work, &mine);
+            }
 #pragma omp critical(sat_sampled_check)
             {
-                memory = memory && opened;
+                memory = memory && work;
+                squares.seen += seen.seen, squares.predicted += seen.predicted, squares.count += seen.count;
                 if (mine.error > finding->error) finding->error = mine.error;
                 if (!mine.ok && finding->ok) {
                     finding->ok = false;
                     memcpy(finding->where, mine.where, sizeof mine.where);
                 }
             }
-            if (opened) free(b.row);
+            free(work);
         }
     }
-    return memory ? SAT_OK
-                  : sat_fail(SAT_OUT_OF_MEMORY, "check: a block of %lld x %lld", (long long)a->block_rows,
-                             (long long)a->block_cols);
+    sat_judge_squares(&squares, finding);
+    return memory ? SAT_OK : no_memory(t->pattern);
 }
 
-const sat_checker sat_sampled_check = {.bytes = bytes, .expect = expect, .compare = compare, .free = free_expectation};
+/* ---- proving the sums ---- */
+
+/* l^T*X_I of every block row, or Y_J*r of every block column: [groups][k], each line times its weight. */
+static void fold(const item *w, bool right, uint64_t seed, uint64_t *to) {
+    const sat_problem *p = w->p;
+    const sat_layout *l = right ? &p->b : &p->a;
+    const void *from = right ? w->y : w->x;
+    sat_dtype type = right ? p->b_dtype : p->a_dtype;
+    double scale = w->t->fills[right].scale;
+    int64_t groups = right ? w->a->grid_cols : w->a->grid_rows, width = right ? w->a->block_cols : w->a->block_rows;
+    int64_t lines = right ? p->n : p->m, line_step = right ? l->col_stride : l->row_stride;
+    int64_t k_step = right ? l->row_stride : l->col_stride;
+#pragma omp parallel for num_threads(w->t->device->threads) schedule(dynamic, 1)
+    for (int64_t g = 0; g < groups; g++) {
+        uint64_t *sum = to + g * p->k, row[CHUNK];
+        double work[CHUNK];
+        for (int64_t k = 0; k < p->k; k++) sum[k] = 0;
+        for (int64_t k0 = 0; k0 < p->k; k0 += CHUNK) {
+            int64_t depth = sat_min(CHUNK, p->k - k0);
+            for (int64_t i = g * width; i < sat_min((g + 1) * width, lines); i++) {
+                uint64_t weight = sat_mix(seed + (uint64_t)i);
+                sat_integer_row(row, work, type, from, i * line_step + k0 * k_step, k_step, depth, scale);
+                for (int64_t k = 0; k < depth; k++) sum[k0 + k] += weight * row[k];
+            }
+        }
+    }
+}
+
+static bool block_is_right(const item *w, int64_t g, int64_t t, const uint64_t *left, const uint64_t *right,
+                           uint64_t seed) {
+    const sat_problem *p = w->p;
+    const sat_pattern_view *a = w->a;
+    double scale = w->t->fills[0].scale * w->t->fills[1].scale;
+    int64_t column = a->col_idx[t] * a->block_cols, cols = sat_min(a->block_cols, a->cols - column);
+    uint64_t got = 0, value;
+    bool integer = true;
+    for (int64_t i = 0; i < sat_min(a->block_rows, a->rows - g * a->block_rows); i++) {
+        uint64_t row = 0;
+        for (int64_t j = 0; j < cols; j++) {
+            int64_t at = ((w->z * a->stored_blocks + t) * a->block_rows + i) * a->block_cols + j;
+            integer &= sat_integer(sat_load(p->compute_dtype, w->t->sums, at), scale, &value);
+            row += value * sat_mix(~seed + (uint64_t)(column + j));
+        }
+        got += row * sat_mix(seed + (uint64_t)(g * a->block_rows + i));
+    }
+    return integer && got == sat_dot_modular(left + g * p->k, right + a->col_idx[t] * p->k, p->k);
+}
+
+static sat_status prove(const sat_trial *t, uint64_t seed, sat_finding *finding) {
+    const sat_problem *p = t->problem;
+    const sat_pattern_view *a = t->pattern;
+    uint64_t *left = malloc((size_t)((a->grid_rows + a->grid_cols) * p->k + 1) * sizeof *left);
+    if (!left) return no_memory(a);
+    uint64_t *right = left + a->grid_rows * p->k;
+    int64_t first = a->stored_blocks;
+    *finding = (sat_finding){.ok = true};
+    for (int64_t z = 0; z < p->batch && finding->ok; z++) {
+        item w = make_item(t, z);
+        fold(&w, false, seed, left);
+        fold(&w, true, ~seed, right);
+#pragma omp parallel for num_threads(t->device->threads) schedule(dynamic, 4) reduction(min : first)
+        for (int64_t g = 0; g < a->grid_rows; g++)
+            for (int64_t b = a->row_ptr[g]; b < a->row_ptr[g + 1]; b++)
+                if (!block_is_right(&w, g, b, left, right, seed) && b < first) first = b;
+        if (first == a->stored_blocks) continue;
+        finding->ok = false;
+        snprintf(finding->where, sizeof finding->where, "the sums of block %lld are not those of X*Y",
+                 (long long)first);
+    }
+    free(left);
+    return SAT_OK;
+}
+
+const sat_checker sat_sampled_check = {
+    .bytes = bytes, .expect = expect, .compare = compare, .free = free_expectation, .prove = prove};

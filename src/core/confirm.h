@@ -1,0 +1,12 @@
+/* What a race's winner goes through before it may win: everything that may change between two runs of a plan does. */
+#ifndef SAT_CONFIRM_H
+#define SAT_CONFIRM_H
+
+#include "core/runner.h"
+#include "core/stage.h"
+
+/* `limit`: bytes for a second runner of the variant. A finding that is not ok says what went wrong; the status is that
+ * of the runs. The stage's operands are other ones afterwards. */
+sat_status sat_confirm(sat_stage *stage, sat_runner *runner, size_t limit, uint64_t seed, sat_finding *finding);
+
+#endif
