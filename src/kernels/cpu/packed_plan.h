@@ -148,10 +148,11 @@ static packed_shape packed_make_shape(const sat_variant *v, const packed_isa *is
     packed_shape s = {.rows = sat_op_rows(p, a), .direct = v->instance.option & PACKED_DIRECT};
     const sat_rows *r = &s.rows;
     int64_t in_step = isa->pairs ? 2 : 1, ragged = r->k % r->bc;
+    int64_t high = sat_min(r->br, sat_max(1, r->m)); /* a block may be higher than the matrix */
     s.element = p->compute_dtype == SAT_F64 ? 8 : 4;
     s.lanes = isa->bytes / s.element;
-    s.height = packed_ceil(r->br, packed_ceil(r->br, v->instance.tile_m));
-    s.strips = packed_ceil(r->br, s.height);
+    s.height = packed_ceil(high, packed_ceil(high, v->instance.tile_m));
+    s.strips = packed_ceil(high, s.height);
     s.steps = packed_ceil(r->bc, in_step);
     s.last_steps = packed_ceil(ragged ? ragged : r->bc, in_step);
     s.depth = packed_ceil(r->k, r->bc) * s.steps;
