@@ -45,6 +45,18 @@ static inline bool sat_takes_all(const sat_variant *v, const sat_problem *p, con
     return true;
 }
 
+/* ---- the process ---- */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+bool sat_forked(void); /* a child of a process that had other threads: neither theirs nor a library's work here */
+int sat_threads_startable(int wanted); /* so many of them could be started just now */
+size_t sat_address_space_left(void);   /* bytes; SIZE_MAX where nothing limits it */
+#ifdef __cplusplus
+}
+#endif
+
 /* ---- dtypes ---- */
 
 SAT_BOTH static inline size_t sat_dtype_size(sat_dtype t) { return t == SAT_F64 ? 8 : t == SAT_F32 ? 4 : 2; }

@@ -25,7 +25,7 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
     q->view = sat_pattern_plain(pattern);
     if (q->problem.transpose == SAT_TRANSPOSE || q->op->by_columns) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
     q->device = sat_device_now(ctx);
-    sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads() ? q->device.threads : 0);
+    sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads(1) ? q->device.threads : 0);
     sat_exact_spell(q->exact, &q->problem, q->view);
     q->trial = q->op->plain ? q->op->plain(&q->problem) : sat_plain_scalars(&q->problem);
     q->memory_limit = sat_memory_limit(ctx);
