@@ -80,7 +80,8 @@ static sat_matrix scores_from(const strip *w, int64_t j) {
 /* In every tile that it visits, what query i does not keep becomes -inf. Then weights, in place. */
 #define SOFTMAX(T, name, exponential)                                                                                  \
     static double name(const strip *w, int64_t i, double *largest_out) {                                               \
-        T *row = (T *)w->scores + i * w->l->problem->n, largest = -INFINITY, sum = 0;                                  \
+        T *row = (T *)w->scores + i * w->l->problem->n, largest = -INFINITY;                                           \
+        double sum = 0; /* in T it would be a long sum of one sign */                                                  \
         for (int64_t t = 0; t < w->steps; t++) {                                                                       \
             const sat_tile *k = &w->s->k[sat_step_tile(w->step[t])];                                                   \
             uint64_t bits = ~(uint64_t)0;                                                                              \
@@ -94,11 +95,11 @@ static sat_matrix scores_from(const strip *w, int64_t j) {
             const sat_tile *k = &w->s->k[sat_step_tile(w->step[t])];                                                   \
             for (int64_t j = k->first; j < k->first + k->count; j++) {                                                 \
                 row[j] = row[j] == -(T)INFINITY ? 0 : exponential(row[j] - largest);                                   \
-                sum += row[j];                                                                                         \
+                sum += (double)row[j];                                                                                 \
             }                                                                                                          \
         }                                                                                                              \
         *largest_out = (double)largest;                                                                                \
-        return (double)sum;                                                                                            \
+        return sum;                                                                                                    \
     }
 
 SOFTMAX(float, softmax_f32, expf)
