@@ -47,7 +47,7 @@ typedef enum sat_status {
     SAT_NULL_POINTER = 1,   /* a required pointer is NULL */
     SAT_MISALIGNED = 2,     /* a pointer is less aligned than its problem says, or than its dtype needs */
     SAT_BAD_SIZE = 3,       /* a size is negative or its products overflow */
-    SAT_BAD_STRIDE = 4,     /* a stride is negative, or makes elements of an output coincide */
+    SAT_BAD_STRIDE = 4,     /* a stride is negative, 0 unasked, or makes elements of an output coincide */
     SAT_OVERLAP = 5,        /* an output overlaps another operand */
     SAT_BAD_ENUM = 6,       /* a value that its enum does not list */
     SAT_BAD_STRUCT = 7,     /* a struct's size field belongs to no version of this library */
@@ -116,8 +116,9 @@ typedef enum sat_measure {
 enum {
     SAT_ALLOW_TF32 = 1u << 0,             /* f32 products may round their inputs to TF32 */
     SAT_ALLOW_NONDETERMINISTIC = 1u << 1, /* variants whose result depends on timing (atomics) may take part */
-    SAT_ALLOW_DENSE = 1u << 2, /* variants that multiply by the absent blocks may win: differs where B has Inf/NaN */
-    SAT_FIXED_VALUES = 1u << 3 /* values stay as they are between sat_plan_refresh calls (inference) */
+    SAT_ALLOW_DENSE = 1u << 2,    /* variants that multiply by the absent blocks may win: differs where B has Inf/NaN */
+    SAT_FIXED_VALUES = 1u << 3,   /* values stay as they are between sat_plan_refresh calls (inference) */
+    SAT_ALLOW_BROADCAST = 1u << 4 /* an input's stride of 0 is meant: one row, column or head stands for all */
 };
 
 /* Structs of options begin with their size, so that they can grow: {SAT_SIZED(sat_problem), .n = 128, ...} */
@@ -268,16 +269,19 @@ SAT_API sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view 
 /* ---- Problem ----------------------------------------------------------------------------------------------- */
 
 /* Distances in elements between neighbours in memory. row_stride 1 is column-major, col_stride 1 row-major; any
- * non-negative strides are right, those two are fast. An output's elements may not share a place: the larger stride
+ * positive strides are right, those two are fast. An output's elements may not share a place: the larger stride
  * must reach past all that the smaller one spans. batch_stride 0 means that all of a batch share the operand.
  * For the operand that holds block values (each block row-major, contiguous) only batch_stride counts.
- * row_stride = col_stride = 0 means row-major without gaps. */
+ * row_stride = col_stride = 0 means row-major without gaps. One of them 0 where there is more than one row or column
+ * is refused, since BLAS's habit of one leading dimension would otherwise repeat a column in silence: set it to 1, or
+ * set SAT_ALLOW_BROADCAST where one row or column of an input is meant to stand for all. */
 typedef struct sat_layout {
     int64_t row_stride, col_stride, batch_stride;
 } sat_layout;
 
 /* Where an operand's heads lie: element (b, h, i, x) is at b*batch_stride + h*head_stride + i*row_stride + x. All 0:
- * (batch, head, row, element) without gaps. BHSD, BSHD and packed QKV are views of this kind. */
+ * (batch, head, row, element) without gaps. BHSD, BSHD and packed QKV are views of this kind. batch_stride 0 beside
+ * others shares an input over the batch; head_stride or row_stride 0 wants SAT_ALLOW_BROADCAST, as above. */
 typedef struct sat_heads {
     int64_t batch_stride, head_stride, row_stride;
 } sat_heads;

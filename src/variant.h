@@ -45,6 +45,18 @@ static inline bool sat_takes_all(const sat_variant *v, const sat_problem *p, con
     return true;
 }
 
+/* ---- the process ---- */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+bool sat_forked(void); /* a child of a process that had other threads: neither theirs nor a library's work here */
+int sat_threads_startable(int wanted); /* so many of them could be started just now */
+size_t sat_address_space_left(void);   /* bytes; SIZE_MAX where nothing limits it */
+#ifdef __cplusplus
+}
+#endif
+
 /* ---- dtypes ---- */
 
 SAT_BOTH static inline size_t sat_dtype_size(sat_dtype t) { return t == SAT_F64 ? 8 : t == SAT_F32 ? 4 : 2; }
@@ -145,6 +157,33 @@ static inline sat_rows sat_op_rows(const sat_problem *p, const sat_pattern_view 
 SAT_BOTH static inline int64_t sat_block_of(const sat_rows *r, int64_t i) { return r->block ? r->block[i] : i; }
 SAT_BOTH static inline int64_t sat_min(int64_t x, int64_t y) { return x < y ? x : y; }
 SAT_BOTH static inline int64_t sat_max(int64_t x, int64_t y) { return x > y ? x : y; }
+
+/* ---- long sums ---- */
+
+/* A long f32 sum of one sign loses digits: the relative error of n terms grows with sqrt(n). So a sum of more terms
+ * than this is made of parts of so many, each summed from zero and then added. Where parts begin may depend on the
+ * pattern, never on threads. */
+enum { SAT_SUM_PART = 1024 };
+
+/* A part of a block row: of its stored blocks [t, t_end) the columns [k, k_end). */
+typedef struct sat_part {
+    int64_t t, t_end, k, k_end;
+} sat_part;
+
+/* Blocks that make a part where each is `depth` deep; a deeper one than SAT_SUM_PART is several parts. */
+static inline int64_t sat_part_blocks(int64_t depth) { return sat_max(1, SAT_SUM_PART / sat_max(1, depth)); }
+
+/* What the first sat_next_part() goes on from. */
+static inline sat_part sat_before_parts(int64_t first, int64_t depth) { return (sat_part){first, first, 0, depth}; }
+
+/* The next part among the stored blocks up to `end`; `blocks` is sat_part_blocks(depth). False: there is none. */
+static inline bool sat_next_part(sat_part *p, int64_t end, int64_t depth, int64_t blocks) {
+    if (p->k_end < depth) p->k = p->k_end;
+    else if (p->t_end < end) p->t = p->t_end, p->t_end = sat_min(end, p->t + blocks), p->k = 0;
+    else return false;
+    p->k_end = sat_min(depth, p->k + SAT_SUM_PART);
+    return true;
+}
 
 /* ---- epilogue: act(alpha*sum + beta*C + bias) ---- */
 

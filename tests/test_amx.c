@@ -40,8 +40,7 @@ static void race_one(sat_context *ctx, uint64_t *r) {
     sat_pattern_free(pattern);
 }
 
-static void the_amx_kernel_is_right_on_emulated_tiles(void **state) {
-    (void)state;
+static sat_context *open_emulated(void) {
     sat_context *ctx = NULL;
     sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = "", .budget_seconds = 1e-6};
     assert_ok(sat_context_create(&o, &ctx));
@@ -55,13 +54,61 @@ static void the_amx_kernel_is_right_on_emulated_tiles(void **state) {
     v.estimate = emulated_family.estimate, v.workspace = emulated_family.workspace, v.launch = emulated_family.launch;
     v.prepare = emulated_family.prepare, v.refresh = emulated_family.refresh, v.release = emulated_family.release;
     assert_ok(sat_register_variant(ctx, &v));
+    return ctx;
+}
+
+static void the_amx_kernel_is_right_on_emulated_tiles(void **state) {
+    (void)state;
+    sat_context *ctx = open_emulated();
     uint64_t r = 41;
     for (int i = 0; i < 150; i++) race_one(ctx, &r);
     sat_context_free(ctx);
 }
 
+/* As in test_long_sums.c: positive terms, all blocks stored. `high` rows, `wide` columns in each block. */
+static void expect_long(sat_context *ctx, int64_t high, int64_t wide, int64_t depth) {
+    enum { N = 5 };
+    uint64_t random = 8;
+    sat_pattern *pattern = random_pattern(ctx, &random, high, depth, high, wide, 2, false);
+    int64_t padded = (depth + wide - 1) / wide * wide;
+    uint16_t *values = malloc((size_t)(high * padded) * 2), *b = malloc((size_t)(depth * N) * 2);
+    float *c = malloc((size_t)(high * N) * sizeof *c);
+    for (int64_t i = 0; i < high * padded; i++) values[i] = (uint16_t)(0x3f00 + random_below(&random, 0xc0));
+    for (int64_t i = 0; i < depth * N; i++) b[i] = (uint16_t)(0x3f00 + random_below(&random, 0xc0)); /* 0.5 to 1.5 */
+    sat_problem p = sat_matmul_problem(SAT_BF16, N);
+    p.c_dtype = SAT_F32;
+    sat_plan *plan = NULL;
+    assert_ok(sat_plan_create_with(ctx, pattern, &p, "emulated", &plan));
+    assert_ok(sat_run(plan, (void *[]){values, b, c}, NULL));
+    double bound = 0x1p-24 * (2 * (sqrt(1024) + sqrt((double)depth / 1024)) + 16);
+    for (int64_t i = 0; i < high; i++)
+        for (int64_t j = 0; j < N; j++) {
+            double sum = 0;
+            for (int64_t k = 0; k < depth; k++)
+                sum += (double)sat_from_bf16(values[k / wide * high * wide + i * wide + k % wide]) *
+                       (double)sat_from_bf16(b[k * N + j]);
+            double error = fabs((double)c[i * N + j] - sum) / sum;
+            if (!(error <= bound))
+                fail_msg("%lldx%lld: the error is %g; expected at most %g", (long long)high, (long long)wide, error,
+                         bound);
+        }
+    sat_plan_free(plan);
+    sat_pattern_free(pattern);
+    free(values), free(b), free(c);
+}
+
+static void long_sums_are_made_of_parts(void **state) {
+    (void)state;
+    sat_context *ctx = open_emulated();
+    expect_long(ctx, 32, 64, 1 << 16);
+    expect_long(ctx, 7, 48, 1 << 16);
+    expect_long(ctx, 20, 3001, 1 << 16);
+    sat_context_free(ctx);
+}
+
 static __attribute__((noinline)) int run(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_amx_kernel_is_right_on_emulated_tiles)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_amx_kernel_is_right_on_emulated_tiles),
+                                       cmocka_unit_test(long_sums_are_made_of_parts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

@@ -66,6 +66,9 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     TRY(p.attention.o = ((sat_heads){.head_stride = 6400, .row_stride = 63}), SAT_BAD_STRIDE, "o:");
     TRY(p.batch = 2; p.attention.o = ((sat_heads){.head_stride = 6400, .row_stride = 64}), SAT_BAD_STRIDE, "o:");
     TRY(p.attention.v.row_stride = INT64_MAX / 8, SAT_BAD_SIZE, "v:");
+    TRY(p.attention.q.row_stride = 64, SAT_BAD_STRIDE, "q: head_stride is 0");
+    TRY(p.attention.v.head_stride = 6400, SAT_BAD_STRIDE, "v: row_stride is 0");
+    TRY(p.op = SAT_ATTENTION_BACKWARD; p.attention.do_.head_stride = 64, SAT_BAD_STRIDE, "do: row_stride is 0");
     TRY(p.a_align = 3, SAT_MISALIGNED, "a_align");
     TRY(p.op = SAT_ATTENTION_BACKWARD; p.attention.dk.row_stride = 1, SAT_BAD_STRIDE, "dk:");
     TRY(p.op = SAT_ATTENTION_BACKWARD; p.attention.do_.row_stride = -1, SAT_BAD_STRIDE, "do:");

@@ -116,6 +116,79 @@ static void empty_matrices_are_ordinary(void **state) {
     sat_context_free(ctx);
 }
 
+static sat_pattern *nothing_stored(sat_context *ctx, int64_t rows, int64_t cols, int64_t br, int64_t bc) {
+    static const int64_t zeros[8];
+    sat_bsr s = {SAT_SIZED(sat_bsr), .rows = rows,          .cols = cols,    .block_rows = br,
+                 .block_cols = bc,   .index_type = SAT_I64, .row_ptr = zeros};
+    sat_pattern *p = NULL;
+    assert_ok(sat_pattern_create(ctx, &s, &p));
+    return p;
+}
+
+static sat_problem some_problem(int which, int64_t n) {
+    sat_problem p = which == 0 ? sat_matmul_problem(SAT_F32, n) : sat_sampled_problem(SAT_F32, n);
+    if (which >= 2) p = sat_attention_problem(SAT_F32, 2, 1, 8);
+    if (which == 3) p.op = SAT_ATTENTION_BACKWARD;
+    return p;
+}
+
+/* A block's shape says nothing where none is stored. Every variant plans for it in no time and without overflow. */
+static void huge_blocks_of_which_none_is_stored_are_ordinary(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    const int64_t sides[][2] = {{(int64_t)1 << 40, 4}, {4, (int64_t)1 << 40}, {4, (int64_t)1 << 60},
+                                {(int64_t)1 << 60, 4}, {INT64_MAX, 1},        {1, INT64_MAX},
+                                {INT64_MAX, INT64_MAX}};
+    for (size_t i = 0; i < sizeof sides / sizeof *sides; i++)
+        for (int64_t rows = 0; rows <= 5; rows += 5) {
+            sat_pattern *pattern = nothing_stored(ctx, rows, 5, sides[i][0], sides[i][1]);
+            sat_pattern_view v = view_of(pattern);
+            assert_true(v.block_rows <= 5 && v.block_cols <= 5);
+            for (int which = 0; which < 5; which++) {
+                sat_problem p = some_problem(which % 4, 3);
+                p.transpose = which == 4 ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+                for (size_t j = 0; j < sat_variant_count(ctx); j++) {
+                    sat_plan *plan = NULL;
+                    sat_status status = sat_plan_create_with(ctx, pattern, &p, sat_variant_at(ctx, j)->name, &plan);
+                    assert_true(status == SAT_OK || status == SAT_UNSUPPORTED);
+                    float c[15], b[15] = {0}, zeros[15] = {0};
+                    memset(c, 0xff, sizeof c);
+                    if (plan && p.op == SAT_MATMUL) assert_ok(sat_run(plan, (void *[]){NULL, b, c}, NULL));
+                    if (plan && p.op == SAT_MATMUL && (rows || p.transpose)) assert_memory_equal(c, zeros, sizeof c);
+                    sat_plan_free(plan);
+                }
+            }
+            sat_pattern_free(pattern);
+        }
+    /* Blocks that are no larger than usual are what the caller said. */
+    sat_pattern *pattern = nothing_stored(ctx, 5, 5, 64, 4096);
+    assert_int_equal(view_of(pattern).block_rows, 64);
+    assert_int_equal(view_of(pattern).block_cols, 4096);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+static void a_product_without_an_element_is_planned_by_nobody(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    const int64_t large = (int64_t)1 << 40;
+    sat_pattern *pattern = nothing_stored(ctx, large, large, large, 1 << 20);
+    for (int t = 0; t < 2; t++) {
+        sat_problem p = sat_matmul_problem(SAT_F32, 0);
+        p.transpose = t ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+        sat_plan *plan = NULL;
+        assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+        sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+        assert_ok(sat_plan_get_info(plan, &info));
+        assert_string_equal(info.variant, "cpu_matmul_any_any_c_reference");
+        assert_false(info.tuned);
+        assert_ok(sat_run(plan, (void *[]){NULL, NULL, NULL}, NULL));
+        sat_plan_free(plan);
+    }
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
 static void the_transposed_index_lists_each_block_once_by_column(void **state) {
     (void)state;
     sat_context *ctx = open_context(SAT_EFFORT_OFF);
@@ -148,6 +221,8 @@ int main(void) {
         cmocka_unit_test(both_index_widths_give_the_same_copy),
         cmocka_unit_test(ragged_edges_are_counted_as_far_as_the_matrix_goes),
         cmocka_unit_test(empty_matrices_are_ordinary),
+        cmocka_unit_test(huge_blocks_of_which_none_is_stored_are_ordinary),
+        cmocka_unit_test(a_product_without_an_element_is_planned_by_nobody),
         cmocka_unit_test(the_transposed_index_lists_each_block_once_by_column),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -82,6 +82,59 @@ static void a_bad_problem_is_refused_by_name(void **state) {
                  SAT_UNSUPPORTED, "does not fit");
 }
 
+static void one_leading_dimension_is_not_read_as_a_broadcast(void **state) {
+    fixture *f = *state;
+    sat_plan *plan = NULL;
+    sat_problem p = sat_matmul_problem(SAT_F32, 10);
+    p.b.row_stride = 12;
+    assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRIDE, "b: col_stride is 0");
+    assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRIDE, "all 10 columns");
+    assert_null(plan);
+    p.b = (sat_layout){.col_stride = 31};
+    assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRIDE, "b: row_stride is 0");
+    p = sat_sampled_problem(SAT_F32, 5);
+    p.a.row_stride = 5;
+    assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRIDE, "a: col_stride is 0");
+    p.a.col_stride = 1, p.b.col_stride = 5;
+    assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRIDE, "b: row_stride is 0");
+    /* Where there is one column, or nothing at all, its stride says nothing. */
+    for (int64_t n = 0; n < 2; n++) {
+        p = sat_matmul_problem(SAT_F32, n);
+        p.b.row_stride = 12, p.c.row_stride = 12;
+        assert_ok(sat_plan_create(f->ctx, f->pattern, &p, &plan));
+        sat_plan_free(plan);
+    }
+}
+
+/* Every variant that fits: B's one row, then its one column, stand for all. */
+static void a_broadcast_that_is_asked_for_is_computed(void **state) {
+    fixture *f = *state;
+    enum { N = 6 };
+    uint64_t random = 41;
+    sat_pattern_view a = view_of(f->pattern);
+    float *values = random_floats(&random, a.stored_blocks * a.block_rows * a.block_cols),
+          *c = random_floats(&random, a.rows * N);
+    float *line = random_floats(&random, a.cols + N), *b = malloc((size_t)(a.cols * N) * sizeof *b);
+    for (int by_rows = 0; by_rows < 2; by_rows++) {
+        sat_problem p = sat_matmul_problem(SAT_F32, N);
+        p.b = (sat_layout){.row_stride = !by_rows, .col_stride = by_rows};
+        p.flags = SAT_ALLOW_BROADCAST;
+        for (int64_t i = 0; i < a.cols * N; i++) b[i] = line[by_rows ? i % N : i / N];
+        double *want = dense_product(&a, values, b, N);
+        for (size_t i = 0; i < sat_variant_count(f->ctx); i++) {
+            sat_plan *plan = NULL;
+            if (sat_plan_create_with(f->ctx, f->pattern, &p, sat_variant_at(f->ctx, i)->name, &plan) != SAT_OK)
+                continue;
+            memset(c, 0xff, (size_t)(a.rows * N) * sizeof *c);
+            assert_ok(sat_run(plan, (void *[]){values, line, c}, NULL));
+            assert_close(c, want, a.rows * N, (double)a.cols);
+            sat_plan_free(plan);
+        }
+        free(want);
+    }
+    free(values), free(c), free(line), free(b);
+}
+
 static void every_listed_mix_of_dtypes_has_a_plan(void **state) {
     fixture *f = *state;
     sat_dtype mixes[][2] = {{SAT_F32, SAT_F32}, {SAT_F64, SAT_F64},   {SAT_F16, SAT_F16},
@@ -231,6 +284,8 @@ static void every_status_has_a_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bad_problem_is_refused_by_name),
+        cmocka_unit_test(one_leading_dimension_is_not_read_as_a_broadcast),
+        cmocka_unit_test(a_broadcast_that_is_asked_for_is_computed),
         cmocka_unit_test(every_listed_mix_of_dtypes_has_a_plan),
         cmocka_unit_test(a_run_refuses_bad_pointers),
         cmocka_unit_test(views_side_by_side_in_one_buffer_do_not_overlap),

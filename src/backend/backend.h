@@ -60,7 +60,7 @@ typedef struct sat_backend {
     bool (*broken)(const sat_device *device); /* has a kernel left it unusable to this process? Waits for tuning. */
     bool (*per_thread)(const void *stream);   /* one handle, another stream in each thread; NULL: there are none such */
     bool (*capturing)(const sat_device *device, void *stream); /* into a CUDA graph: calls on it are not done yet */
-    int (*threads)(void);                                      /* threads a run would use now; CUDA: 0 */
+    int (*threads)(int wanted); /* threads that a run would use now, where so many are wanted (0: the usual); CUDA: 0 */
 
     const sat_checker *(*checker)(sat_operation op); /* where this backend checks results */
 } sat_backend;

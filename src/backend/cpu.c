@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "backend/limits.h"
+#include "backend/threads.h"
 #include "ops/check.h"
 #include "variant.h"
 
@@ -113,19 +115,20 @@ static void nominal_rates(sat_device *d) {
 }
 
 static int cpu_count(void) { return 1; }
-static int cpu_threads(void) { return omp_get_max_threads(); }
+static int cpu_threads(int wanted) { return sat_threads_usable(wanted > 0 ? wanted : omp_get_max_threads()); }
 
 static sat_status cpu_open(int index, int threads, sat_device *d) {
     if (index != 0) return sat_fail(SAT_NOT_FOUND, "device is cpu:%d; expected cpu", index);
     char model[64];
-    long cores = sysconf(_SC_NPROCESSORS_ONLN), pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    sat_threads_watch_forks();
     cpu_model(model, sizeof model);
     *d = (sat_device){SAT_SIZED(sat_device), .backend = SAT_CPU, .isa = cpu_isa()};
-    d->threads = threads > 0 ? threads : cpu_threads();
+    d->threads = cpu_threads(threads);
     d->l1_bytes = cache_size(1, _SC_LEVEL1_DCACHE_SIZE, 32 << 10);
     d->l2_bytes = cache_size(2, _SC_LEVEL2_CACHE_SIZE, 512 << 10);
     d->l3_bytes = cache_size(3, _SC_LEVEL3_CACHE_SIZE, 8 << 20);
-    d->memory_bytes = (int64_t)pages * page;
+    d->memory_bytes = (int64_t)sat_memory_now("").total;
     snprintf(d->name, sizeof d->name, "%s (%ld %s, %s)", model, cores, cores == 1 ? "core" : "cores", isa_name(d->isa));
     snprintf(d->identity, sizeof d->identity, "cpu %s, %s, %ld cores, L2 %lld KiB, L3 %lld KiB", model,
              isa_name(d->isa), cores, (long long)d->l2_bytes / 1024, (long long)d->l3_bytes / 1024);
@@ -154,15 +157,7 @@ static void cpu_free(void *device, void *pointer) {
     free(pointer);
 }
 
-static size_t cpu_available(const sat_device *d) {
-    size_t kib = 0;
-    FILE *f = fopen("/proc/meminfo", "r");
-    char line[128];
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) break;
-    if (f) fclose(f);
-    return kib ? kib * 1024 : (size_t)d->memory_bytes / 2;
-}
+static size_t cpu_available(const sat_device *d) { return (void)d, sat_memory_now("").left; }
 
 static bool cpu_usable(const sat_device *d, const void *p) {
     (void)d;

@@ -364,7 +364,7 @@ static int cuda_enter(const sat_device *d, bool own) { return sat_cuda_enter_as(
 
 static bool cuda_per_thread(const void *stream) { return stream == cudaStreamPerThread; }
 
-static int cuda_threads(void) { return 0; }
+static int cuda_threads(int wanted) { return (void)wanted, 0; }
 
 static const sat_checker *cuda_checker(sat_operation op) {
     switch (op) {

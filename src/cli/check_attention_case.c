@@ -139,6 +139,7 @@ static void choose_problem(draw *d, const sat_variant *v, sat_problem *p) {
     if (p->op == SAT_ATTENTION_BACKWARD && fabs(p->alpha) > 2) p->alpha /= 20; // else gradients are all 0
     uint32_t element = (uint32_t)number_size(p->a_dtype);
     p->a_align = d->even ? 16 : element, p->b_align = p->a_align, p->c_align = d->even ? 16 : element;
+    p->flags |= SAT_ALLOW_BROADCAST; // layout means its zeros
     if (v->flags & SAT_V_NONDETERMINISTIC) p->flags |= SAT_ALLOW_NONDETERMINISTIC;
     if (v->flags & SAT_V_DENSE) p->flags |= SAT_ALLOW_DENSE;
     if (p->a_dtype == SAT_F32 && rng_chance(d->r, 0.2)) p->flags |= SAT_ALLOW_TF32;

@@ -225,6 +225,7 @@ static void choose_scalars(draw *d, sat_problem *p) {
 }
 
 static void choose_flags(draw *d, sat_problem *p) {
+    p->flags |= SAT_ALLOW_BROADCAST; // dense_layout means its zeros
     if (d->v->flags & SAT_V_NONDETERMINISTIC) p->flags |= SAT_ALLOW_NONDETERMINISTIC;
     if (d->v->flags & SAT_V_DENSE) p->flags |= SAT_ALLOW_DENSE;
     if (p->a_dtype == SAT_F32 && rng_chance(&d->r, 0.3)) p->flags |= SAT_ALLOW_TF32;

@@ -149,7 +149,7 @@ static bool read_words(const char *text, spec *s) {
     if (spec_is_attention(s) && !read_attention(text, s)) return false;
     s->flags = (has_word(text, "tf32") ? SAT_ALLOW_TF32 : 0) | (has_word(text, "dense") ? SAT_ALLOW_DENSE : 0) |
                (has_word(text, "nondeterministic") ? SAT_ALLOW_NONDETERMINISTIC : 0) |
-               (has_word(text, "fixed") ? SAT_FIXED_VALUES : 0);
+               (has_word(text, "fixed") ? SAT_FIXED_VALUES : 0) | SAT_ALLOW_BROADCAST; // whoever asked had it
     return true;
 }
 

@@ -25,7 +25,7 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
     q->view = sat_pattern_plain(pattern);
     if (q->problem.transpose == SAT_TRANSPOSE || q->op->by_columns) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
     q->device = sat_device_now(ctx);
-    sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads() ? q->device.threads : 0);
+    sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads(1) ? q->device.threads : 0);
     sat_exact_spell(q->exact, &q->problem, q->view);
     q->trial = q->op->plain ? q->op->plain(&q->problem) : sat_plain_scalars(&q->problem);
     q->memory_limit = sat_memory_limit(ctx);
@@ -304,11 +304,25 @@ sat_status sat_answer_bare(const sat_question *q, sat_answer *answer) {
     return estimate(q, true, answer);
 }
 
+/* Where no output has an element nothing will run: the reference, which plans nothing, stands for all. */
+static bool writes_nothing(const sat_question *q, sat_answer *answer) {
+    sat_operand o[SAT_MAX_OPERANDS];
+    const sat_variant *list[SAT_MAX_VARIANTS];
+    int operands = q->op->operands(&q->problem, q->view, o);
+    for (int i = 0; i < operands; i++)
+        if (o[i].output && o[i].span) return false;
+    size_t count = sat_answer_candidates(q, NULL, list);
+    for (size_t i = 0; i < count && !answer->variant; i++)
+        if ((list[i]->flags & SAT_V_REFERENCE) && sat_registry_trusted(&q->ctx->registry, list[i]))
+            answer->variant = list[i];
+    return answer->variant != NULL;
+}
+
 sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
     sat_context *ctx = q->ctx;
     sat_effort effort = ctx->options.effort;
     *answer = (sat_answer){0};
-    if (forced(q, answer)) return SAT_OK;
+    if (forced(q, answer) || writes_nothing(q, answer)) return SAT_OK;
     if (effort == SAT_EFFORT_OFF) return sat_answer_estimate(q, answer);
     sat_entry entry;
     SAT_TRY(sat_memo_get(ctx->memo, q->key, false, &entry));

@@ -81,7 +81,7 @@ sat_status sat_background_open(sat_context *ctx, sat_background **background) {
 }
 
 void sat_background_close(sat_background *b) {
-    if (!b) return;
+    if (!b || sat_forked()) return; /* the thread is the parent's, and so may be the lock */
     atomic_store(&b->stop, true);
     pthread_mutex_lock(&b->lock);
     pthread_cond_broadcast(&b->changed);
@@ -104,6 +104,7 @@ static bool waits(const sat_background *b, const char *key) {
 }
 
 void sat_background_post(sat_background *b, const sat_pattern *pattern, const sat_problem *problem, const char *key) {
+    if (sat_forked()) return; /* nobody would take it */
     job *j = malloc(sizeof *j);
     if (!j) return;
     *j = (job){.problem = *problem};
@@ -122,6 +123,7 @@ void sat_background_post(sat_background *b, const sat_pattern *pattern, const sa
 }
 
 void sat_background_wait(sat_background *b) {
+    if (sat_forked()) return;
     pthread_mutex_lock(&b->lock);
     while (b->queue || b->running[0]) pthread_cond_wait(&b->changed, &b->lock);
     pthread_mutex_unlock(&b->lock);

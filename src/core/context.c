@@ -106,7 +106,8 @@ static sat_status open_device(sat_context *ctx) {
 }
 
 int sat_threads_now(const sat_context *ctx) {
-    return ctx->options.threads > 0 ? ctx->options.threads : ctx->backend->threads();
+    int threads = ctx->backend->threads(ctx->options.threads);
+    return threads > 0 ? threads : ctx->options.threads;
 }
 
 sat_device sat_device_now(const sat_context *ctx) {

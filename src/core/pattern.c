@@ -58,7 +58,13 @@ static int64_t index_at(const void *p, sat_index_type t, int64_t i) {
     return t == SAT_I32 ? ((const int32_t *)p)[i] : ((const int64_t *)p)[i];
 }
 
-static sat_status check_sizes(const sat_bsr *s, int64_t *grid_rows, int64_t *grid_cols) {
+/* Blocks that nobody stores and that reach far beyond the matrix are cut to it: else variants would plan for them. */
+static int64_t cut_side(int64_t side, int64_t extent) {
+    enum { LARGE = 1 << 20 };
+    return side <= LARGE || side <= extent ? side : extent > 0 ? extent : 1;
+}
+
+static sat_status check_sizes(sat_bsr *s, int64_t *grid_rows, int64_t *grid_cols) {
     if (s->rows < 0) return sat_fail(SAT_BAD_SIZE, "rows is %lld; expected 0 or more", (long long)s->rows);
     if (s->cols < 0) return sat_fail(SAT_BAD_SIZE, "cols is %lld; expected 0 or more", (long long)s->cols);
     if (s->block_rows < 1)
@@ -78,6 +84,8 @@ static sat_status check_sizes(const sat_bsr *s, int64_t *grid_rows, int64_t *gri
     if (s->stored_blocks > *grid_rows * *grid_cols)
         return sat_fail(SAT_BAD_SIZE, "stored_blocks is %lld; expected at most the %lld x %lld blocks of the matrix",
                         (long long)s->stored_blocks, (long long)*grid_rows, (long long)*grid_cols);
+    if (s->stored_blocks == 0)
+        s->block_rows = cut_side(s->block_rows, s->rows), s->block_cols = cut_side(s->block_cols, s->cols);
     int64_t area, elements;
     if (__builtin_mul_overflow(s->block_rows, s->block_cols, &area) ||
         __builtin_mul_overflow(area, s->stored_blocks, &elements) || elements > INT64_MAX / 64)

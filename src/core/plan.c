@@ -22,9 +22,24 @@ struct sat_plan {
     sat_plan_info info;
     int count;
     bool writes; /* some output has elements */
+    bool forked; /* made, or made anew, in a forked child */
     sat_operand operand[SAT_MAX_OPERANDS];
     seen seen[SAT_MAX_OPERANDS];
 };
+
+static void describe(sat_plan *p, const sat_question *q, const sat_answer *answer) {
+    p->info = (sat_plan_info){SAT_SIZED(sat_plan_info),
+                              .cached = answer->cached,
+                              .tuned = answer->tuned,
+                              .verified = answer->verified,
+                              .tuning_seconds = answer->tuning_seconds,
+                              .prepare_seconds = p->runner.prepare_seconds,
+                              .workspace_bytes = p->runner.workspace_bytes,
+                              .flops = q->op->flops(&q->problem, q->view),
+                              .bytes = q->op->bytes(&q->problem, q->view)};
+    strncpy(p->info.variant, answer->variant->name, sizeof p->info.variant - 1);
+    p->info.estimate_seconds = answer->variant->estimate(answer->variant, &q->problem, q->view, &q->device);
+}
 
 static sat_status make_plan(const sat_question *q, const sat_answer *answer, sat_plan **plan) {
     sat_plan *p = calloc(1, sizeof *p);
@@ -39,17 +54,8 @@ static sat_status make_plan(const sat_question *q, const sat_answer *answer, sat
         return status;
     }
     p->pattern = sat_pattern_ref(q->pattern);
-    p->info = (sat_plan_info){SAT_SIZED(sat_plan_info),
-                              .cached = answer->cached,
-                              .tuned = answer->tuned,
-                              .verified = answer->verified,
-                              .tuning_seconds = answer->tuning_seconds,
-                              .prepare_seconds = p->runner.prepare_seconds,
-                              .workspace_bytes = p->runner.workspace_bytes,
-                              .flops = q->op->flops(&q->problem, q->view),
-                              .bytes = q->op->bytes(&q->problem, q->view)};
-    strncpy(p->info.variant, answer->variant->name, sizeof p->info.variant - 1);
-    p->info.estimate_seconds = answer->variant->estimate(answer->variant, &q->problem, q->view, &q->device);
+    p->forked = sat_forked();
+    describe(p, q, answer);
     *plan = p;
     return SAT_OK;
 }
@@ -192,6 +198,24 @@ static sat_status check_overlap(const sat_plan *p, void *const *all, int j) {
     return SAT_OK;
 }
 
+/* A library's threads are not there in a forked child, and its locks may be held by nobody: a plan that was made before
+ * the fork then takes a variant of our own. What it held of the library is left alone. */
+static sat_status plan_after_fork(sat_plan *plan) {
+    sat_question q;
+    sat_answer answer;
+    sat_runner runner;
+    const sat_runner *r = &plan->runner;
+    if (!sat_variant_fits(r->variant, &r->problem, r->pattern, &r->device)) {
+        SAT_TRY(sat_question_make(&q, plan->ctx, plan->pattern, &r->problem));
+        SAT_TRY(sat_answer_estimate(&q, &answer));
+        SAT_TRY(sat_runner_open(&runner, q.ctx, answer.variant, &q.problem, q.view, &q.device, q.memory_limit, NULL));
+        plan->runner = runner;
+        describe(plan, &q, &answer);
+    }
+    plan->forked = true;
+    return SAT_OK;
+}
+
 sat_status sat_run(sat_plan *plan, void *const *operands, void *stream) {
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
     if (!operands) return sat_fail(SAT_NULL_POINTER, "operands is NULL");
@@ -202,6 +226,7 @@ sat_status sat_run(sat_plan *plan, void *const *operands, void *stream) {
     }
     for (int j = 0; j < plan->count; j++)
         if (plan->operand[j].output) SAT_TRY(check_overlap(plan, all, j));
+    if (plan->forked != sat_forked()) SAT_TRY(plan_after_fork(plan));
     if (!plan->writes) return SAT_OK; /* a batch of 2^40 empty products would take its time to do nothing */
     return sat_runner_launch(&plan->runner, all, stream);
 }
@@ -210,6 +235,7 @@ sat_status sat_plan_refresh(sat_plan *plan, const void *values, void *stream) {
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
     if (!(plan->runner.problem.flags & SAT_FIXED_VALUES)) return SAT_OK;
     SAT_TRY(check_pointer(plan, 0, (void *)(uintptr_t)values));
+    if (plan->forked != sat_forked()) SAT_TRY(plan_after_fork(plan));
     return sat_runner_refresh(&plan->runner, values, stream);
 }
 

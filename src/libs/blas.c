@@ -9,6 +9,7 @@
 #include "libs/blas.h"
 #include "libs/library.h"
 #include "libs/mkl.h"
+#include "libs/room.h"
 
 enum { ROW_MAJOR = 101, COL_MAJOR = 102, NO_TRANS = 111, TRANS = 112 }; /* as cblas.h numbers them */
 
@@ -68,6 +69,7 @@ static void openblas_load(void) {
                                           "cblas_sgemm",
                                           "cblas_dgemm"};
     void *f[6];
+    if (!sat_library_loaded(names) && !sat_room_to_load()) return;
     void *library = sat_library_open("SPARSE_AUTOTUNE_BLAS", names);
     if (!library || !sat_library_symbols(library, symbols, f, 6)) return;
     const char *config = ((char *(*)(void))f[0])();
@@ -110,12 +112,12 @@ const sat_blas *sat_blas_get(int which) {
 
 const char *sat_openblas_version(void) {
     const sat_blas *blas = sat_blas_get(SAT_BLAS_OPENBLAS);
-    return blas ? blas->version : NULL;
+    return blas && !sat_forked() ? blas->version : NULL;
 }
 
 const char *sat_mkl_blas_version(void) {
     const sat_blas *blas = sat_blas_get(SAT_BLAS_MKL);
-    return blas ? blas->version : NULL;
+    return blas && !sat_forked() ? blas->version : NULL;
 }
 
 /* ---- matrices ---- */

@@ -3,6 +3,7 @@
 
 #include "kernels/attention_schedule.h"
 #include "libs/blas.h"
+#include "libs/room.h"
 
 enum { STRIP = 128, KEYS = 64 };
 
@@ -12,7 +13,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     (void)a;
     const sat_blas *blas = blas_of(v);
     const sat_attention *t = &p->attention;
-    if (!blas || (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64)) return false;
+    if (!blas || !sat_room_to_run(d->threads) || (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64)) return false;
     double bytes = (double)d->threads * STRIP * (double)p->n * (double)sat_dtype_size(p->a_dtype);
     return bytes <= (double)d->memory_bytes / 4 && sat_blas_fits(blas, p->m, t->dim, t->q.row_stride, 1) &&
            sat_blas_fits(blas, p->n, t->dim, t->k.row_stride, 1) &&
@@ -79,7 +80,8 @@ static sat_matrix scores_from(const strip *w, int64_t j) {
 /* In every tile that it visits, what query i does not keep becomes -inf. Then weights, in place. */
 #define SOFTMAX(T, name, exponential)                                                                                  \
     static double name(const strip *w, int64_t i, double *largest_out) {                                               \
-        T *row = (T *)w->scores + i * w->l->problem->n, largest = -INFINITY, sum = 0;                                  \
+        T *row = (T *)w->scores + i * w->l->problem->n, largest = -INFINITY;                                           \
+        double sum = 0; /* in T it would be a long sum of one sign */                                                  \
         for (int64_t t = 0; t < w->steps; t++) {                                                                       \
             const sat_tile *k = &w->s->k[sat_step_tile(w->step[t])];                                                   \
             uint64_t bits = ~(uint64_t)0;                                                                              \
@@ -93,11 +95,11 @@ static sat_matrix scores_from(const strip *w, int64_t j) {
             const sat_tile *k = &w->s->k[sat_step_tile(w->step[t])];                                                   \
             for (int64_t j = k->first; j < k->first + k->count; j++) {                                                 \
                 row[j] = row[j] == -(T)INFINITY ? 0 : exponential(row[j] - largest);                                   \
-                sum += row[j];                                                                                         \
+                sum += (double)row[j];                                                                                 \
             }                                                                                                          \
         }                                                                                                              \
         *largest_out = (double)largest;                                                                                \
-        return (double)sum;                                                                                            \
+        return sum;                                                                                                    \
     }
 
 SOFTMAX(float, softmax_f32, expf)
@@ -149,6 +151,8 @@ static sat_status launch(const sat_launch *l) {
     int64_t count = p->batch * t->heads * s->q_tiles;
     size_t each = (size_t)STRIP * (size_t)p->n * sat_dtype_size(p->a_dtype);
     int next = 0;
+    sat_status room = sat_room_check(l);
+    if (room != SAT_OK) return room;
 #pragma omp parallel num_threads(l->threads)
     {
         strip w = {.l = l, .blas = blas_of(l->variant), .mask = sat_mask_of(p, l->pattern), .s = s};

@@ -2,12 +2,14 @@
 // a stored block. Rivals to show and, for dense matrices and large blocks, to use.
 
 #include "libs/blas.h"
+#include "libs/room.h"
 
 static const sat_blas *blas_of(const sat_variant *v) { return sat_blas_get(v->instance.option); }
 
-static bool fits(const sat_variant *v, const sat_problem *p) {
+static bool fits(const sat_variant *v, const sat_problem *p, const sat_device *d) {
     const sat_blas *blas = blas_of(v);
-    if (!blas || (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64)) return false;
+    if (!blas || !sat_room_to_run(d->threads)) return false;
+    if (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64) return false;
     if (p->b_dtype != p->a_dtype || p->c_dtype != p->a_dtype || p->compute_dtype != p->a_dtype) return false;
     return sat_blas_fits(blas, p->k, p->n, p->b.row_stride, p->b.col_stride) &&
            sat_blas_fits(blas, p->m, p->n, p->c.row_stride, p->c.col_stride);
@@ -38,7 +40,7 @@ static size_t dense_bytes(const sat_problem *p, const sat_pattern_view *a) {
 }
 
 static bool dense_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!fits(v, p) || !sat_blas_fits(blas_of(v), a->rows, a->cols, a->cols, 1)) return false;
+    if (!fits(v, p, d) || !sat_blas_fits(blas_of(v), a->rows, a->cols, a->cols, 1)) return false;
     double bytes = (double)a->rows * (double)a->cols * (double)sat_dtype_size(p->a_dtype);
     return bytes <= (double)d->memory_bytes / 4;
 }
@@ -96,6 +98,8 @@ static sat_status dense_refresh(const sat_launch *l) {
 static sat_status dense_launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_blas *blas = blas_of(l->variant);
+    sat_status room = sat_room_check(l);
+    if (room != SAT_OK) return room;
     if (!keeps(p)) spread(l);
     bool turned = p->transpose == SAT_TRANSPOSE;
     sat_matrix a = {l->workspace, turned ? 1 : l->pattern->cols, turned ? l->pattern->cols : 1};
@@ -125,7 +129,7 @@ enum { SLAB = 512 };
 
 static bool block_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
-    return fits(v, p) && sat_blas_fits(blas_of(v), a->block_rows, a->block_cols, a->block_cols, 1);
+    return fits(v, p, d) && sat_blas_fits(blas_of(v), a->block_rows, a->block_cols, a->block_cols, 1);
 }
 
 static double block_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
@@ -159,6 +163,8 @@ static void block_row(const sat_launch *l, const sat_rows *r, int64_t row, int64
 
 static sat_status block_launch(const sat_launch *l) {
     const sat_blas *blas = blas_of(l->variant);
+    sat_status room = sat_room_check(l);
+    if (room != SAT_OK) return room;
     sat_rows r = sat_op_rows(l->problem, l->pattern);
     int64_t slabs = (l->problem->n + SLAB - 1) / SLAB;
 #pragma omp parallel num_threads(l->threads)

@@ -2,12 +2,14 @@
 // one call a stored block, straight into its values.
 
 #include "libs/blas.h"
+#include "libs/room.h"
 
 static const sat_blas *blas_of(const sat_variant *v) { return sat_blas_get(v->instance.option); }
 
-static bool fits(const sat_variant *v, const sat_problem *p) {
+static bool fits(const sat_variant *v, const sat_problem *p, const sat_device *d) {
     const sat_blas *blas = blas_of(v);
-    if (!blas || (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64)) return false;
+    if (!blas || !sat_room_to_run(d->threads)) return false;
+    if (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64) return false;
     if (p->b_dtype != p->a_dtype || p->c_dtype != p->a_dtype || p->compute_dtype != p->a_dtype) return false;
     return sat_blas_fits(blas, p->m, p->k, p->a.row_stride, p->a.col_stride) &&
            sat_blas_fits(blas, p->k, p->n, p->b.row_stride, p->b.col_stride);
@@ -35,7 +37,7 @@ static void clear_padding(const sat_launch *l, int64_t t, int64_t rows, int64_t 
 
 static bool dense_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)a;
-    if (!fits(v, p) || !sat_blas_fits(blas_of(v), p->m, p->n, p->n, 1)) return false;
+    if (!fits(v, p, d) || !sat_blas_fits(blas_of(v), p->m, p->n, p->n, 1)) return false;
     double bytes = (double)p->m * (double)p->n * (double)sat_dtype_size(p->c_dtype);
     return bytes <= (double)d->memory_bytes / 4;
 }
@@ -88,6 +90,8 @@ static void pick_row(const sat_launch *l, int64_t row) {
 static sat_status dense_launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_blas *blas = blas_of(l->variant);
+    sat_status room = sat_room_check(l);
+    if (room != SAT_OK) return room;
     sat_matrix x = x_of(l), y = y_of(l), product = {l->workspace, p->n, 1};
     sat_tiles tiles = sat_blas_tiles(p->m, p->n);
     if (p->k == 0 && l->workspace) memset(l->workspace, 0, dense_workspace(l->variant, p, l->pattern, l->device));
@@ -113,7 +117,7 @@ static sat_status dense_launch(const sat_launch *l) {
 
 static bool block_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
-    return fits(v, p) && sat_blas_fits(blas_of(v), a->block_rows, a->block_cols, a->block_cols, 1) && p->k > 0;
+    return fits(v, p, d) && sat_blas_fits(blas_of(v), a->block_rows, a->block_cols, a->block_cols, 1) && p->k > 0;
 }
 
 static double block_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
@@ -149,6 +153,8 @@ static int64_t row_of(const sat_pattern_view *a, int64_t t) {
 
 static sat_status block_launch(const sat_launch *l) {
     const sat_blas *blas = blas_of(l->variant);
+    sat_status room = sat_room_check(l);
+    if (room != SAT_OK) return room;
     const sat_pattern_view *a = l->pattern;
     enum { SOME = 8 }; /* blocks handed out at a time, so that skewed rows are shared too */
 #pragma omp parallel num_threads(l->threads)

@@ -14,6 +14,7 @@
 
 #include "libs/library.h"
 #include "libs/mkl.h"
+#include "libs/room.h"
 
 enum { LP64 = 0, ILP64 = 1, SEQUENTIAL = 1, GNU = 3 }; /* as mkl_service.h numbers the layers */
 
@@ -52,7 +53,7 @@ static void load(void) {
                                           "MKL_Get_Version_String", "MKL_Set_Num_Threads_Local"};
     void *f[4];
     int layer = sat_library_loaded(gomp) ? GNU : SEQUENTIAL;
-    if (sat_library_loaded(names) || !user_agrees(layer)) return;
+    if (sat_library_loaded(names) || !user_agrees(layer) || !sat_room_to_load()) return;
     mkl.library = sat_library_open("SPARSE_AUTOTUNE_MKL", names);
     if (!mkl.library || !sat_library_symbols(mkl.library, symbols, f, 4)) return;
     if (!whole(mkl.library, layer == GNU ? "gnu_thread" : "sequential")) return;
@@ -75,5 +76,5 @@ const sat_mkl *sat_mkl_get(void) {
 
 const char *sat_mkl_version(void) {
     const sat_mkl *m = sat_mkl_get();
-    return m ? m->version : NULL;
+    return m && !sat_forked() ? m->version : NULL;
 }

@@ -8,6 +8,7 @@
 #include "libs/blas.h"
 #include "libs/library.h"
 #include "libs/mkl.h"
+#include "libs/room.h"
 
 /* As mkl_spblas.h numbers them. */
 enum { ROW_MAJOR = 101, COL_MAJOR = 102, BASE_ZERO = 0, NO_TRANSPOSE = 10, TRANSPOSE = 11, GENERAL = 20, SUCCESS = 0 };
@@ -38,7 +39,8 @@ enum { SLAB = 512 };
 static bool row_major(const sat_problem *p) { return p->b.col_stride == 1 && p->c.col_stride == 1; }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v, (void)d;
+    (void)v;
+    if (!sat_room_to_run(d->threads)) return false;
     if (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64) return false;
     if (p->b_dtype != p->a_dtype || p->c_dtype != p->a_dtype || p->compute_dtype != p->a_dtype) return false;
     if (a->block_rows != a->block_cols || a->rows % a->block_rows || a->cols % a->block_cols) return false;
@@ -138,6 +140,8 @@ static sat_status launch(const sat_launch *l) {
     const bsr_state *st = l->state;
     int64_t slabs = (p->n + SLAB - 1) / SLAB; /* of like width: never a single column of many */
     int failure = SUCCESS;
+    sat_status room = sat_room_check(l);
+    if (room != SAT_OK) return room;
 #pragma omp parallel num_threads(l->threads)
     {
         void *handle = NULL;

@@ -76,7 +76,9 @@ static sat_status normalise_heads(sat_heads *s, const sat_problem *p, int64_t he
         return sat_fail(SAT_BAD_STRIDE,
                         "%s: with strides %lld (batch), %lld (head), %lld (row) elements of the output share a place",
                         name, (long long)s->batch_stride, (long long)s->head_stride, (long long)s->row_stride);
-    return SAT_OK;
+    if (output) return SAT_OK;
+    SAT_TRY(sat_check_broadcast(p, s->head_stride, rows > 0 ? heads : 0, name, "head_stride", "heads"));
+    return sat_check_broadcast(p, s->row_stride, rows, name, "row_stride", "rows");
 }
 
 static sat_status normalise_layouts(sat_problem *p) {

@@ -10,7 +10,7 @@ static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
     SAT_TRY(sat_normalise_size(&p->k, t ? a->rows : a->cols, "k"));
     if (p->n < 0) return sat_fail(SAT_BAD_SIZE, "n is %lld; expected 0 or more", (long long)p->n);
     SAT_TRY(sat_normalise_values(&p->a, a, p->batch, false, "a"));
-    SAT_TRY(sat_normalise_layout(&p->b, p->k, p->n, p->batch, false, "b"));
+    SAT_TRY(sat_normalise_input(&p->b, p, p->k, p->n, "b"));
     SAT_TRY(sat_normalise_layout(&p->c, p->m, p->n, p->batch, true, "c"));
     SAT_TRY(sat_normalise_align(&p->a_align, p->a_dtype, "a_align"));
     SAT_TRY(sat_normalise_align(&p->b_align, p->b_dtype, "b_align"));

@@ -39,7 +39,8 @@ static sat_status normalise_dtypes(sat_problem *p) {
 }
 
 sat_status sat_normalise_common(sat_problem *p) {
-    const uint32_t flags = SAT_ALLOW_TF32 | SAT_ALLOW_NONDETERMINISTIC | SAT_ALLOW_DENSE | SAT_FIXED_VALUES;
+    const uint32_t flags =
+        SAT_ALLOW_TF32 | SAT_ALLOW_NONDETERMINISTIC | SAT_ALLOW_DENSE | SAT_FIXED_VALUES | SAT_ALLOW_BROADCAST;
     SAT_TRY(normalise_dtypes(p));
     if (p->transpose != SAT_NO_TRANSPOSE && p->transpose != SAT_TRANSPOSE)
         return sat_fail(SAT_BAD_ENUM, "transpose is %d; expected SAT_NO_TRANSPOSE or SAT_TRANSPOSE", (int)p->transpose);
@@ -118,6 +119,21 @@ sat_status sat_normalise_layout(sat_layout *l, int64_t rows, int64_t cols, int64
                         name, (long long)l->row_stride, (long long)l->col_stride, (long long)l->batch_stride,
                         (long long)rows, (long long)cols, (long long)batch);
     return SAT_OK;
+}
+
+sat_status sat_check_broadcast(const sat_problem *p, int64_t stride, int64_t count, const char *name, const char *which,
+                               const char *what) {
+    if (stride != 0 || count <= 1 || (p->flags & SAT_ALLOW_BROADCAST)) return SAT_OK;
+    return sat_fail(SAT_BAD_STRIDE,
+                    "%s: %s is 0, which would make all %lld %s the same; expected 1 or more, or SAT_ALLOW_BROADCAST "
+                    "among the flags",
+                    name, which, (long long)count, what);
+}
+
+sat_status sat_normalise_input(sat_layout *l, const sat_problem *p, int64_t rows, int64_t cols, const char *name) {
+    SAT_TRY(sat_normalise_layout(l, rows, cols, p->batch, false, name));
+    SAT_TRY(sat_check_broadcast(p, l->row_stride, rows, name, "row_stride", "rows"));
+    return sat_check_broadcast(p, l->col_stride, cols, name, "col_stride", "columns");
 }
 
 sat_status sat_normalise_values(sat_layout *l, const sat_pattern_view *a, int64_t batch, bool output,

@@ -110,6 +110,10 @@ void sat_exact_fills(const sat_problem *p, int64_t depth, int round, sat_fill *a
 sat_status sat_normalise_common(sat_problem *p); /* enums, dtypes, batch, alpha, beta */
 sat_status sat_normalise_layout(sat_layout *l, int64_t rows, int64_t cols, int64_t batch, bool output,
                                 const char *name);
+/* A dense input's layout. A stride of 0 that repeats a row or column is refused unless the problem asks for it. */
+sat_status sat_normalise_input(sat_layout *l, const sat_problem *p, int64_t rows, int64_t cols, const char *name);
+sat_status sat_check_broadcast(const sat_problem *p, int64_t stride, int64_t count, const char *name, const char *which,
+                               const char *what);
 sat_status sat_normalise_values(sat_layout *l, const sat_pattern_view *a, int64_t batch, bool output, const char *name);
 sat_status sat_normalise_align(uint32_t *align, sat_dtype t, const char *name);
 sat_status sat_normalise_size(int64_t *given, int64_t expected, const char *name); /* 0, or what the pattern gives */

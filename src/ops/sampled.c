@@ -14,8 +14,8 @@ static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
     SAT_TRY(sat_normalise_size(&p->n, a->cols, "n"));
     if (p->k < 0) return sat_fail(SAT_BAD_SIZE, "k is %lld; expected 0 or more", (long long)p->k);
     p->flags &= ~(uint32_t)SAT_FIXED_VALUES; /* the values are the output here */
-    SAT_TRY(sat_normalise_layout(&p->a, p->m, p->k, p->batch, false, "a"));
-    SAT_TRY(sat_normalise_layout(&p->b, p->k, p->n, p->batch, false, "b"));
+    SAT_TRY(sat_normalise_input(&p->a, p, p->m, p->k, "a"));
+    SAT_TRY(sat_normalise_input(&p->b, p, p->k, p->n, "b"));
     SAT_TRY(sat_normalise_values(&p->c, a, p->batch, true, "c"));
     SAT_TRY(sat_normalise_align(&p->a_align, p->a_dtype, "a_align"));
     SAT_TRY(sat_normalise_align(&p->b_align, p->b_dtype, "b_align"));

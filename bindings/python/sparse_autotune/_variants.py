@@ -195,7 +195,7 @@ def _facts(p: _abi.Problem, view: _abi.PatternView) -> dict[str, Any]:
         "op": "sampled" if p.op == _abi.SAMPLED else "matmul", "m": p.m, "n": p.n, "k": p.k, "batch": p.batch,
         "block": (view.block_rows, view.block_cols), "stored_blocks": view.stored_blocks, "density": view.density,
         "dtype": _abi.DTYPE_NAMES[p.a_dtype], "transpose": bool(p.transpose), "alpha": p.alpha, "beta": p.beta,
-        "bias": bool(p.bias), "activation": _ACTIVATION_NAMES[p.activation], "flags": p.flags,
+        "bias": bool(p.bias), "activation": _ACTIVATION_NAMES[p.activation], "flags": p.flags & ~_abi.ALLOW_BROADCAST,
         "a_strides": (p.a.row_stride, p.a.col_stride), "b_strides": (p.b.row_stride, p.b.col_stride),
         "out_strides": (p.c.row_stride, p.c.col_stride), "a_align": p.a_align, "b_align": p.b_align, "out_align": p.c_align,
     }  # fmt: skip

@@ -133,6 +133,9 @@ def test_expanded_tensors():
     q, k, v = operands((1,), 4, 1, 20, 24, 8)
     wanted = sa.attention(q.repeat(3, 1, 1, 1), k.repeat(3, 1, 1, 1), v.repeat(3, 1, 1, 1))
     close(sa.attention(q.expand(3, 4, 20, 8), k.expand(3, 1, 24, 8), v.expand(3, 1, 24, 8)), wanted)
+    q, k, v = operands((2,), 4, 4, 20, 24, 8)
+    k, v = k[:, :1].expand(2, 4, 24, 8), v[:, :, :1].expand(2, 4, 24, 8)  # one head, and one row, for all
+    close(sa.attention(q, k, v), sa.attention(q, k.contiguous(), v.contiguous()))
     ones = torch.ones(()).expand(2, 2, 8, 8)
     close(sa.attention(ones, ones, ones), ones)
 

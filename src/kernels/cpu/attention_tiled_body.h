@@ -29,8 +29,7 @@ INLINE void product_tile(const float *b, int64_t cs, int64_t ks, int64_t depth, 
 #pragma GCC unroll 8
     for (int c = 0; c < COLUMNS; c++)
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++)
-            sum[c][v] = keep ? VMUL(VLOAD(out + c * PANEL + v * LANES), keep[v]) : VZERO();
+        for (int v = 0; v < vectors; v++) sum[c][v] = VZERO();
     for (int64_t k = 0; k < depth; k++) {
         V x[2];
 #pragma GCC unroll 2
@@ -45,10 +44,14 @@ INLINE void product_tile(const float *b, int64_t cs, int64_t ks, int64_t depth, 
 #pragma GCC unroll 8
     for (int c = 0; c < COLUMNS; c++)
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) VSTORE(out + c * PANEL + v * LANES, sum[c][v]);
+        for (int v = 0; v < vectors; v++) {
+            float *to = out + c * PANEL + v * LANES;
+            VSTORE(to, keep ? VFMA(VLOAD(to), keep[v], sum[c][v]) : sum[c][v]);
+        }
 }
 
-/* keep: what out is multiplied by first, lane by lane; NULL: it is written over. `columns` is a multiple of COLUMNS. */
+/* keep: what out is multiplied by before the sums are added to it, lane by lane; NULL: it is written over. Each tile
+ * has sums of its own, since one long f32 sum would lose digits. `columns` is a multiple of COLUMNS. */
 INLINE void product_of(const float *b, int64_t cs, int64_t ks, int64_t columns, int64_t depth, const float *a,
                        float *out, const V *keep, const int vectors) {
     for (int64_t c = 0; c < columns; c += COLUMNS)

@@ -24,6 +24,7 @@ typedef struct tile_config {
 typedef struct cut {
     int64_t mr, tiles;                         /* rows of a tile of A, and tiles that make a block's rows */
     int64_t kk, steps;                         /* columns of a tile of A, and tiles that make a block's columns */
+    int64_t part_blocks, part_steps;           /* blocks, and such tiles of one, that are a part of a long sum */
     bool direct;                               /* tiles of A are loaded from the caller's blocks */
     int64_t a_block, a_tile, a_step, a_stride; /* to the next block, tile row, step and row of A */
     int64_t b_tile, b_step, b_col;             /* elements of a tile of B, of a step's tiles, of a block column's */
@@ -55,6 +56,7 @@ static cut make_cut(const sat_problem *p, const sat_pattern_view *a, const sat_d
     cut c = {.tiles = (r.br + 15) / 16, .steps = (r.bc + 31) / 32, .grid_k = (r.k + r.bc - 1) / r.bc};
     c.mr = (r.br + c.tiles - 1) / c.tiles;
     c.kk = up((r.bc + c.steps - 1) / c.steps, 2);
+    c.part_steps = SAT_SUM_PART / c.kk, c.part_blocks = sat_max(1, c.part_steps / c.steps);
     c.direct = p->transpose == SAT_NO_TRANSPOSE && c.mr * c.tiles == r.br && c.kk * c.steps == r.bc && r.k % r.bc == 0;
     c.a_block = c.tiles * c.mr * c.steps * c.kk;
     c.a_tile = c.mr * c.steps * c.kk;
@@ -137,12 +139,12 @@ static void configure(const cut *c) {
     _tile_loadconfig(&t);
 }
 
-typedef struct strip {  /* one or two tiles of rows of one block row, times one panel */
-    const uint16_t *a;  /* of the row's first block */
-    const uint16_t *b;  /* the panel, from the columns at hand */
-    const int32_t *col; /* block columns */
-    int64_t blocks;
-    int rows; /* 1 or 2 tiles */
+typedef struct strip {     /* one or two tiles of rows of one block row, times one panel */
+    const uint16_t *a;     /* of the row's first block */
+    const uint16_t *b;     /* the panel, from the columns at hand */
+    const int32_t *col;    /* block columns */
+    int64_t blocks, steps; /* tiles of each block's columns */
+    int rows;              /* 1 or 2 tiles */
 } strip;
 
 static inline __attribute__((always_inline)) void multiply_2x2(const strip *s, const cut *c, float *sums,
@@ -155,7 +157,7 @@ static inline __attribute__((always_inline)) void multiply_2x2(const strip *s, c
     for (int64_t t = 0; t < s->blocks; t++) {
         const uint16_t *a = s->a + t * c->a_block, *b = s->b + s->col[t] * c->b_col;
         const uint16_t *next = s->b + s->col[t + 1 < s->blocks ? t + 1 : t] * c->b_col;
-        for (int64_t k = 0; k < c->steps; k++, a += c->a_step, b += c->b_step, next += c->b_step) {
+        for (int64_t k = 0; k < s->steps; k++, a += c->a_step, b += c->b_step, next += c->b_step) {
             _tile_loadd(6, b, 64);
             _tile_loadd(4, a, a_stride);
             _tile_dpbf16ps(0, 4, 6);
@@ -180,7 +182,7 @@ static void multiply_1x2(const strip *s, const cut *c, float *sums) {
     _tile_zero(1);
     for (int64_t t = 0; t < s->blocks; t++) {
         const uint16_t *a = s->a + t * c->a_block, *b = s->b + s->col[t] * c->b_col;
-        for (int64_t k = 0; k < c->steps; k++, a += c->a_step, b += c->b_step) {
+        for (int64_t k = 0; k < s->steps; k++, a += c->a_step, b += c->b_step) {
             _tile_loadd(4, a, a_stride);
             _tile_loadd(6, b, 64);
             _tile_dpbf16ps(0, 4, 6);
@@ -190,6 +192,30 @@ static void multiply_1x2(const strip *s, const cut *c, float *sums) {
     }
     _tile_stored(0, sums, PAIR * 4);
     _tile_stored(1, sums + HALF, PAIR * 4);
+}
+
+static void multiply(const strip *s, const cut *c, float *sums, bool ahead) {
+    if (s->rows == 2 && ahead) multiply_2x2(s, c, sums, true);
+    else if (s->rows == 2) multiply_2x2(s, c, sums, false);
+    else multiply_1x2(s, c, sums);
+}
+
+/* A long sum is made of parts: see SAT_SUM_PART. */
+static void multiply_parts(const strip *all, const cut *c, float *sums, bool ahead) {
+    float part[2 * HALF * PAIR] __attribute__((aligned(64)));
+    if (all->blocks <= c->part_blocks && c->steps <= c->part_steps) {
+        multiply(all, c, sums, ahead);
+        return;
+    }
+    memset(sums, 0, sizeof part);
+    for (int64_t t = 0; t < all->blocks; t += c->part_blocks)
+        for (int64_t k = 0; k < c->steps; k += c->part_steps) {
+            strip s = *all;
+            s.a += t * c->a_block + k * c->a_step, s.b += k * c->b_step, s.col += t;
+            s.blocks = sat_min(c->part_blocks, all->blocks - t), s.steps = sat_min(c->part_steps, c->steps - k);
+            multiply(&s, c, part, ahead);
+            for (int64_t e = 0; e < s.rows * c->mr * PAIR; e++) sums[e] += part[e];
+        }
 }
 
 /* ---- writing C ---- */
@@ -245,16 +271,14 @@ static void block_row(const sat_launch *l, const sat_rows *r, const cut *c, int6
     const uint16_t *a = c->direct ? l->operands[0] : l->workspace;
     int64_t n0 = panel * c->width, width = sat_min(c->width, l->problem->n - n0), first = row * r->br;
     bool ahead = l->variant->instance.option == 1; /* asks for the next block's B early */
-    strip s = {.col = r->col + r->ptr[row], .blocks = r->ptr[row + 1] - r->ptr[row]};
+    strip s = {.col = r->col + r->ptr[row], .blocks = r->ptr[row + 1] - r->ptr[row], .steps = c->steps};
     for (int64_t tile = 0; tile < c->tiles && first + tile * c->mr < r->m; tile += 2) {
         int64_t i0 = tile * c->mr, rows = sat_min(sat_min(2 * c->mr, r->br - i0), r->m - first - i0);
         s.rows = tile + 1 < c->tiles && rows > c->mr ? 2 : 1;
         s.a = a + r->ptr[row] * c->a_block + tile * c->a_tile;
         for (int64_t j = 0; j < width; j += PAIR) {
             s.b = b + j / HALF * c->b_tile;
-            if (s.rows == 2 && ahead) multiply_2x2(&s, c, sums, true);
-            else if (s.rows == 2) multiply_2x2(&s, c, sums, false);
-            else multiply_1x2(&s, c, sums);
+            multiply_parts(&s, c, sums, ahead);
             for (int64_t i = 0; i < rows; i++)
                 write_row(l, sums + i * PAIR, first + i0 + i, n0 + j, sat_min(PAIR, width - j));
         }

@@ -4,7 +4,7 @@
  * of panels, packs B for it into a buffer that stays in its cache, and multiplies.
  *
  * To be defined before: NAME(x) gives x a suffix; T, V: element and vector of C; E, W: of packed A and B; VL: elements
- * in a vector; V_ZERO, V_LOAD, V_STORE, V_STREAM, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row;
+ * in a vector; V_ZERO, V_LOAD, V_STORE, V_STREAM, V_ADD, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row;
  * DIRECT_KERNELS(X): X(H, NV) for every tile whose values may be read where they lie, KERNELS(X) the others, of at most
  * MAX_H x MAX_NV; AHEAD: 1 to fetch small blocks' B ahead; HALVES: 1 where 16-bit sources become T, with V_LOAD_F16 and
  * V_LOAD_BF16; PAIRS: 1 where an element of A and B is two bf16; ACTIVATE(line, n, kind). All is undefined again at the
@@ -27,6 +27,7 @@ typedef struct NAME(packed_worker) {
     int64_t group;
     const E *buffer;
     T *kept; /* [kept_rows][group_columns] of C that wait to be finished */
+    T *open; /* the same, of parts of long sums that go on in the next chunk */
     T *turn; /* room to turn some round */
 } NAME(packed_worker);
 
@@ -103,8 +104,10 @@ static bool NAME(packed_take_portion)(packed_job *j, int64_t desk) {
 /* Everything about a strip that its panels share. */
 typedef struct NAME(packed_strip) {
     NAME(packed_tile) x;
-    int64_t i, rows; /* rows of C */
-    int from;        /* where values come from */
+    int64_t i, rows;           /* rows of C */
+    int from;                  /* where values come from */
+    int64_t first, begin, end; /* the block row's first stored block, the chunk's, and one past the block row's last */
+    bool parts;                /* the sum is long */
 } NAME(packed_strip);
 
 /* Chunk `chunk` of strip `u`. */
@@ -119,8 +122,9 @@ static NAME(packed_strip) NAME(packed_find_strip)(const packed_job *j, int64_t u
     strip.rows = sat_min(s->height, sat_min(r->br - top, r->m - strip.i));
     strip.x = (NAME(packed_tile)){.col = (j->state->place ? j->state->place : r->col) + from,
                                   .blocks = to - from,
-                                  .steps = {s->steps, ragged ? s->last_steps : s->steps},
-                                  .resume = chunk > 0};
+                                  .steps = {s->steps, ragged ? s->last_steps : s->steps}};
+    strip.first = first, strip.begin = from, strip.end = end;
+    strip.parts = to > from && (end - first > s->part_blocks || s->steps > s->part_steps);
     if (!s->direct) {
         strip.x.a = (const E *)j->launch->workspace + (first * r->br + (end - first) * top) * s->steps;
         strip.x.a += (from - first) * s->steps * strip.rows;
@@ -157,6 +161,39 @@ static bool NAME(packed_straight)(const packed_job *j, const NAME(packed_panel) 
     return j->plain && q->cols == q->width;
 }
 
+/* Some blocks of a strip, the chunk's `t`th to before its `stop`th, and of each the k-steps from k to end. */
+INLINE NAME(packed_tile) NAME(packed_some)(const NAME(packed_strip) * strip, int64_t t, int64_t stop, int64_t k,
+                                           int64_t end, int64_t width) {
+    NAME(packed_tile) x = strip->x;
+    bool last = stop == x.blocks;
+    if (strip->from == NAME(PACKED_STREAM)) x.a += (t * x.steps[0] + k) * strip->rows;
+    else if (strip->from == NAME(PACKED_ROWS)) x.a += t * x.a_block + k;
+    else x.a += k * x.a_k, x.block += t;
+    x.col += t, x.blocks = stop - t, x.b += k * width;
+    x.steps[0] = sat_min(end, x.steps[0]) - k, x.steps[1] = last ? sat_min(end, x.steps[1]) - k : x.steps[0];
+    return x;
+}
+
+/* A long sum, part by part: each begins with zero and is added to what c holds of those before. A part that goes on in
+ * the next chunk waits in `open`: so the result does not depend on the chunks. */
+static void NAME(packed_do_parts)(const packed_shape *s, const NAME(packed_strip) * strip, NAME(packed_kernel) kernel,
+                                  int64_t width, T *open) {
+    T *c = strip->x.c;
+    for (int64_t t = 0, stop; t < strip->x.blocks; t = stop) {
+        int64_t done = strip->begin + t - strip->first, in = done % s->part_blocks; /* blocks of the row, of the part */
+        stop = sat_min(strip->x.blocks, t - in + s->part_blocks);
+        bool last = strip->begin + stop == strip->end, closes = last || stop - t + in == s->part_blocks;
+        for (int64_t k = 0; k < s->steps; k += s->part_steps) {
+            NAME(packed_tile) x = NAME(packed_some)(strip, t, stop, k, k + s->part_steps, width);
+            x.from = in > 0 ? open : NULL;
+            x.plus = closes && (done > in || k > 0) ? c : NULL;
+            x.c = closes ? c : open;
+            x.around = x.around && last && k + s->part_steps >= s->steps;
+            kernel(&x);
+        }
+    }
+}
+
 /* One chunk of strip `u` with all panels of a group. Kept tiles begin with row `i`. */
 static void NAME(packed_do_strip)(const NAME(packed_worker) * w, int64_t u, int64_t chunk, int64_t i) {
     const packed_job *j = w->job;
@@ -179,7 +216,13 @@ static void NAME(packed_do_strip)(const NAME(packed_worker) * w, int64_t u, int6
             x->c_row = l->row_stride;
             x->around = j->around && (uintptr_t)x->c % 64 == 0 && x->c_row * (int64_t)sizeof(T) % 64 == 0;
         }
-        NAME(packed_kernels)[strip.from][strip.rows - 1][q.nv - 1](x);
+        NAME(packed_kernel) kernel = NAME(packed_kernels)[strip.from][strip.rows - 1][q.nv - 1];
+        if (strip.parts) {
+            NAME(packed_do_parts)(s, &strip, kernel, q.width, w->open + (strip.i - i) * s->group_columns + q.before);
+        } else {
+            x->from = chunk > 0 ? x->c : NULL;
+            kernel(x);
+        }
     }
 }
 
@@ -238,6 +281,7 @@ static void NAME(packed_take_part)(packed_job *j, int64_t desk, void *arena) {
     int64_t portions = packed_ceil(j->state->depth, PACKED_PORTION);
     NAME(packed_worker) w = {.job = j, .group = atomic_load(&d->group), .buffer = packed_buffer(j, desk)};
     w.turn = arena, w.kept = w.turn + PACKED_STORE * j->shape.group_columns;
+    w.open = w.kept + j->shape.kept_rows * j->shape.group_columns;
     while (NAME(packed_take_portion)(j, desk)) {}
     for (int tries = 0; atomic_load(&d->pack_done) < portions;) packed_relax(&tries);
     for (int64_t i; (i = atomic_fetch_add(&d->span_next, 1)) < j->state->spans;) NAME(packed_do_span)(&w, i);
@@ -332,6 +376,7 @@ static sat_status NAME(packed_refresh)(const sat_launch *l, const packed_isa *is
 #undef V_LOAD
 #undef V_STORE
 #undef V_STREAM
+#undef V_ADD
 #undef V_FMA
 #undef W_LOAD
 #undef W_BROADCAST

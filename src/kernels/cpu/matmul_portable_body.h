@@ -24,7 +24,9 @@ typedef struct FN(piece) {
     const REAL *a; /* block values as REAL, from the row of the piece: of the block row's first block, or of all */
     bool all;      /* a holds all blocks, so that places are those of the values */
     const REAL *panel;
-    int64_t begin, end; /* stored blocks of the block row */
+    int64_t first; /* stored block of the block row */
+    sat_part part; /* what is summed now */
+    bool more;     /* out holds the parts before */
 } FN(piece);
 
 PO_INLINE void FN(multiply)(const FN(piece) * x, REAL *out, int rows) {
@@ -35,11 +37,12 @@ PO_INLINE void FN(multiply)(const FN(piece) * x, REAL *out, int rows) {
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
         for (int v = 0; v < PO_VECTORS; v++) sums[i][v] = (FN(vec)){0};
-    for (int64_t t = x->begin; t < x->end; t++) {
-        const REAL *a = x->a + (x->all ? sat_block_of(r, t) : t - x->begin) * r->block_elements;
-        const REAL *b = x->panel + r->col[t] * r->bc * FN(width);
-        int64_t depth = sat_min(r->bc, r->k - r->col[t] * r->bc);
-        for (int64_t k = 0; k < depth; k++, a += col_step, b += FN(width)) {
+    const sat_part part = x->part;
+    for (int64_t t = part.t; t < part.t_end; t++) {
+        const REAL *a = x->a + (x->all ? sat_block_of(r, t) : t - x->first) * r->block_elements + part.k * col_step;
+        const REAL *b = x->panel + (r->col[t] * r->bc + part.k) * FN(width);
+        int64_t end = sat_min(part.k_end, r->k - r->col[t] * r->bc);
+        for (int64_t k = part.k; k < end; k++, a += col_step, b += FN(width)) {
             FN(vec) bv[PO_VECTORS];
 #pragma GCC unroll 16
             for (int v = 0; v < PO_VECTORS; v++) bv[v] = *(const FN(vec) *)(b + v * FN(lanes));
@@ -54,7 +57,24 @@ PO_INLINE void FN(multiply)(const FN(piece) * x, REAL *out, int rows) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int v = 0; v < PO_VECTORS; v++) *(FN(vec) *)(out + i * FN(width) + v * FN(lanes)) = sums[i][v];
+        for (int v = 0; v < PO_VECTORS; v++) {
+            FN(vec) *to = (FN(vec) *)(out + i * FN(width) + v * FN(lanes));
+            if (x->more) sums[i][v] += *to;
+            *to = sums[i][v];
+        }
+}
+
+/* A block row's stored blocks up to `end`, part by part. `blocks`: how many make one. */
+static void FN(multiply_parts)(FN(piece) * x, int64_t end, int64_t blocks, REAL *out, int64_t rows) {
+    const int64_t depth = x->r->bc;
+    x->part = sat_before_parts(x->first, depth);
+    for (x->more = false; sat_next_part(&x->part, end, depth, blocks); x->more = true) {
+        if (rows == 4) FN(multiply)(x, out, 4);
+        else if (rows == 3) FN(multiply)(x, out, 3);
+        else if (rows == 2) FN(multiply)(x, out, 2);
+        else FN(multiply)(x, out, 1);
+    }
+    if (!x->more) memset(out, 0, (size_t)(rows * FN(width)) * sizeof *out); /* nothing is stored */
 }
 
 static void FN(write)(const sat_launch *l, const REAL *sums, int64_t i, int64_t n0) {
@@ -75,11 +95,12 @@ static void FN(row)(const sat_launch *l, const sat_rows *r, int64_t row, int64_t
                     REAL *wide) {
     REAL sums[4 * FN(width)];
     const sat_problem *p = l->problem;
-    FN(piece) x = {.r = r, .begin = r->ptr[row], .end = r->ptr[row + 1], .all = wide == NULL};
+    int64_t end = r->ptr[row + 1], blocks = sat_part_blocks(r->bc);
+    FN(piece) x = {.r = r, .first = r->ptr[row], .all = wide == NULL};
     if (wide)
-        for (int64_t t = x.begin; t < x.end; t++)
+        for (int64_t t = x.first; t < end; t++)
             for (int64_t e = 0; e < r->block_elements; e++)
-                wide[(t - x.begin) * r->block_elements + e] =
+                wide[(t - x.first) * r->block_elements + e] =
                     FN(widen)(p->a_dtype, l->operands[0], sat_block_of(r, t) * r->block_elements + e);
     int64_t first = row * r->br, rows = sat_min(r->br, r->m - first);
     for (int64_t i = 0; i < rows; i += 4) {
@@ -87,10 +108,7 @@ static void FN(row)(const sat_launch *l, const sat_rows *r, int64_t row, int64_t
         for (int64_t s = 0; s < panels; s++) {
             int64_t n = n0 + s * FN(width), here = sat_min(4, rows - i);
             x.panel = b + s * r->k * FN(width);
-            if (here == 4) FN(multiply)(&x, sums, 4);
-            else if (here == 3) FN(multiply)(&x, sums, 3);
-            else if (here == 2) FN(multiply)(&x, sums, 2);
-            else FN(multiply)(&x, sums, 1);
+            FN(multiply_parts)(&x, end, blocks, sums, here);
             for (int64_t q = 0; q < here; q++) FN(write)(l, sums + q * FN(width), first + i + q, n);
         }
     }

@@ -43,14 +43,17 @@ typedef struct sk_plan {
     int64_t np, g;       /* columns after padding, and lanes of each */
     int64_t ga, gb, vs;  /* what the kernel repeats of A and of B, and vectors of B */
     sk_order by;
-    int64_t rows_a_vec;            /* rows of C that share a vector of sums */
-    int64_t rows, steps, b_step;   /* as in the kernel's run */
-    int64_t lane_i, lane_n, add;   /* the sum of (i, n): `add` lanes from (i % rows_a_vec)*lane_i + n*lane_n */
-    int64_t b_size;                /* elements of packed B, with room to read a vector past its end */
-    int64_t part, parts;           /* blocks of a part of a long row, see SK_PARTS; parts in all, 0 when none is cut */
-    bool far;                      /* values and B exceed L2, so that asking for them early pays */
-    int64_t edge, edge_k;          /* the block column that reaches beyond the matrix (-1: none), its columns inside */
-    int64_t sums, gather, scratch; /* elements of a block row's sums, and of both of a thread's buffers */
+    int64_t rows_a_vec;          /* rows of C that share a vector of sums */
+    int64_t rows, steps, b_step; /* as in the kernel's run */
+    int64_t lane_i, lane_n, add; /* the sum of (i, n): `add` lanes from (i % rows_a_vec)*lane_i + n*lane_n */
+    int64_t b_size;              /* elements of packed B, with room to read a vector past its end */
+    int64_t part, parts;         /* blocks of a part of a long row, see SK_PARTS; parts in all, 0 when none is cut */
+    int64_t sum_blocks;          /* blocks of a row that are summed together: see SAT_SUM_PART */
+    bool far;                    /* values and B exceed L2, so that asking for them early pays */
+    int64_t edge, edge_k;        /* the block column that reaches beyond the matrix (-1: none), its columns inside */
+    /* Elements of a block row's sums, and of a thread's buffers: rows that wait, a part of a long sum, widened values.
+     */
+    int64_t sums, gather, apart, scratch;
 } sk_plan;
 
 static inline int64_t sk_round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -90,6 +93,8 @@ static inline sk_plan sk_make_plan(const sat_problem *p, const sat_pattern_view 
     s.far = a->stored_blocks * r.block_elements + s.b_size > SK_NEAR;
     s.sums = s.rows * s.vs * s.lanes;
     s.gather = sat_max(SK_GATHER, s.sums);
+    s.sum_blocks = sat_part_blocks(s.steps);
+    if ((transposed ? a->max_col : a->max_row) > s.sum_blocks) s.apart = s.sums;
     s.scratch = sk_round_up(narrow ? sat_max(SK_BATCH, r.block_elements) : s.edge >= 0 ? r.block_elements : 0, 16);
     return s;
 }
@@ -112,7 +117,7 @@ static inline double sk_estimate(const sat_problem *p, const sat_pattern_view *a
 static inline size_t sk_workspace(const sat_problem *p, const sat_pattern_view *a, const sat_device *d, int64_t width) {
     if (p->n == 0) return 0;
     sk_plan s = sk_make_plan(p, a, width);
-    return (size_t)((s.b_size + s.parts * s.sums + d->threads * (s.gather + s.scratch)) * s.real);
+    return (size_t)((s.b_size + s.parts * s.sums + d->threads * (s.gather + s.apart + s.scratch)) * s.real);
 }
 
 /* Starting threads costs microseconds; a small product is done by fewer. */

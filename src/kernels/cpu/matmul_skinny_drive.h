@@ -19,7 +19,7 @@ typedef struct FN(job) {
 } FN(job);
 
 typedef struct FN(mine) { /* a thread's own buffers */
-    REAL *sums, *scratch;
+    REAL *sums, *apart, *scratch;
     int64_t first, rows; /* block rows that wait among the sums */
 } FN(mine);
 
@@ -67,8 +67,8 @@ static void FN(copy_edge)(const FN(job) * j, int64_t block, REAL *to) {
         }
 }
 
-/* Adds stored blocks [begin, end) of one block row to out. */
-static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int64_t end, REAL *out) {
+/* Adds stored blocks [begin, end) of one block row to out, which is one part of their sum. */
+static void FN(part)(const FN(job) * j, const FN(mine) * m, int64_t begin, int64_t end, REAL *out) {
     const sat_rows *r = &j->r;
     const sk_plan *s = &j->s;
     FN(run) run = {.b = j->b, .rows = s->rows, .steps = s->steps, .out = out};
@@ -95,6 +95,20 @@ static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int
     FN(copy_edge)(j, sat_block_of(r, whole), m->scratch);
     run.a = m->scratch, run.block = NULL, run.col = r->col + whole, run.count = 1, run.far = false;
     j->kernel(&run);
+}
+
+/* Adds stored blocks [begin, end) of one block row to out. A long sum is made of parts. */
+static void FN(blocks)(const FN(job) * j, const FN(mine) * m, int64_t begin, int64_t end, REAL *out) {
+    const int64_t some = j->s.sum_blocks, size = j->s.sums;
+    if (end - begin <= some) {
+        FN(part)(j, m, begin, end, out);
+        return;
+    }
+    for (int64_t t = begin; t < end; t += some) {
+        memset(m->apart, 0, (size_t)size * sizeof(REAL));
+        FN(part)(j, m, t, sat_min(end, t + some), m->apart);
+        for (int64_t e = 0; e < size; e++) out[e] += m->apart[e];
+    }
 }
 
 /* ---- writing C ---- */
@@ -236,8 +250,8 @@ static sat_status FN(launch)(const sat_launch *l) {
 #pragma omp parallel num_threads(wanted) if (wanted > 1)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        FN(mine) m = {.sums = own + thread * (j.s.gather + j.s.scratch)};
-        m.scratch = m.sums + j.s.gather;
+        FN(mine) m = {.sums = own + thread * (j.s.gather + j.s.apart + j.s.scratch)};
+        m.apart = m.sums + j.s.gather, m.scratch = m.apart + j.s.apart;
         sk_share s = sk_deal(&j.r, thread, threads);
         FN(pack)(&j, thread, threads);
 #pragma omp barrier

@@ -113,15 +113,21 @@ SK_INLINE void FN(narrow)(FN(split) x, const FN(run) * r, int rows, int64_t step
     }
 }
 
-/* `rows` rows of one block of a taller kind: sums live in memory between blocks. */
+/* `rows` rows of one block of a taller kind: sums live in memory between blocks. A block that is deeper than a part of
+ * a sum is several: each begins with zero and is added. */
 SK_INLINE void FN(tile)(FN(split) x, const REAL *a, int64_t a_row, int64_t a_step, const REAL *b, REAL *out, int rows,
                         int64_t steps) {
     VEC sums[16];
+    const bool whole = steps <= SAT_SUM_PART;
+    for (int64_t k = 0, end; k < steps; k = end) {
+        end = whole ? steps : sat_min(steps, k + SAT_SUM_PART);
 #pragma GCC unroll 16
-    for (int i = 0; i < rows * x.vs; i++) sums[i] = FN(load)(out + i * LANES);
-    for (int64_t k = 0; k < steps; k++, a += a_step, b += x.gb * x.vs) FN(step)(x, a, a_row, b, sums, rows);
+        for (int i = 0; i < rows * x.vs; i++) sums[i] = whole ? FN(load)(out + i * LANES) : FN(zero)();
+        for (int64_t e = k; e < end; e++, a += a_step, b += x.gb * x.vs) FN(step)(x, a, a_row, b, sums, rows);
 #pragma GCC unroll 16
-    for (int i = 0; i < rows * x.vs; i++) FN(store)(out + i * LANES, sums[i]);
+        for (int i = 0; i < rows * x.vs; i++)
+            FN(store)(out + i * LANES, whole ? sums[i] : FN(add)(FN(load)(out + i * LANES), sums[i]));
+    }
 }
 
 SK_INLINE void FN(tall)(FN(split) x, const FN(run) * r, int64_t steps) {
@@ -141,7 +147,8 @@ SK_INLINE void FN(tall)(FN(split) x, const FN(run) * r, int64_t steps) {
 SK_INLINE void FN(any)(FN(split) x, const FN(run) * r) {
     const int64_t rows = r->rows, steps = x.by == SK_FLAT ? 1 : r->steps;
     const int side = x.vs > 1 ? 1 : 2;
-    if (rows == 1 && steps == 1) FN(narrow)(x, r, 1, 1, 4);
+    if (steps > SAT_SUM_PART) FN(tall)(x, r, steps);
+    else if (rows == 1 && steps == 1) FN(narrow)(x, r, 1, 1, 4);
     else if (rows == 1) FN(narrow)(x, r, 1, steps, 4);
     else if (rows == 2 && steps == 1) FN(narrow)(x, r, 2, 1, 2 * side);
     else if (rows == 2 && steps == 2) FN(narrow)(x, r, 2, 2, 2 * side);

@@ -5,8 +5,9 @@
  *   rows of C      block rows -> strips of up to tile_m rows -> spans of strips of about equal work
  *   depth          packed rows of B (block columns that nobody stores are left out) -> chunks that fit the cache
  *
- * One strip times one panel is a tile: it stays in registers over all blocks of a chunk. None of this changes the order
- * in which a tile's products are summed, so the result depends neither on threads nor on the cuts. */
+ * One strip times one panel is a tile: it stays in registers over all blocks of a chunk, or of a part of a long sum.
+ * None of this changes the order in which a tile's products are summed, and parts are those of the block row, wherever
+ * chunks begin: so the result depends neither on threads nor on the cuts. */
 #ifndef SAT_PACKED_PLAN_H
 #define SAT_PACKED_PLAN_H
 
@@ -33,6 +34,8 @@ typedef struct packed_shape {
     int64_t lanes, element;       /* elements in a vector; bytes of a packed element */
     int64_t height, strips;       /* rows in a strip; strips in a block row */
     int64_t steps, last_steps;    /* k-steps in a block; in one of the last block column */
+    int64_t part_blocks;          /* blocks of a row that are summed together: see SAT_SUM_PART */
+    int64_t part_steps;           /* and k-steps of one of them */
     int64_t vectors, panels;      /* of columns; panels differ by one vector at most */
     int64_t group_panels, groups; /* panels packed together; groups in all */
     int64_t group_columns;        /* at most */
@@ -132,6 +135,7 @@ static void packed_choose_spans(packed_shape *s, const sat_device *d) {
 static void packed_size_workspace(packed_shape *s, const sat_pattern_view *a, const sat_device *d) {
     enum { MOST = 512 << 20 }; /* bytes of packed B beyond which threads share buffers */
     int64_t block_bytes = s->rows.br * s->steps * s->element, rows = s->kept_rows + PACKED_STORE;
+    if (s->chunks > 1) rows += s->kept_rows; /* parts of long sums that wait for the next chunk */
     s->buffer_bytes = packed_round((size_t)(s->depth * s->group_columns * s->element));
     s->desks = sat_min(sat_min(d->threads, s->groups * s->items), MOST / (int64_t)(s->buffer_bytes + 1));
     s->desks = sat_max(s->desks, 1);
@@ -148,12 +152,14 @@ static packed_shape packed_make_shape(const sat_variant *v, const packed_isa *is
     packed_shape s = {.rows = sat_op_rows(p, a), .direct = v->instance.option & PACKED_DIRECT};
     const sat_rows *r = &s.rows;
     int64_t in_step = isa->pairs ? 2 : 1, ragged = r->k % r->bc;
+    int64_t high = sat_min(r->br, sat_max(1, r->m)); /* a block may be higher than the matrix */
     s.element = p->compute_dtype == SAT_F64 ? 8 : 4;
     s.lanes = isa->bytes / s.element;
-    s.height = packed_ceil(r->br, packed_ceil(r->br, v->instance.tile_m));
-    s.strips = packed_ceil(r->br, s.height);
+    s.height = packed_ceil(high, packed_ceil(high, v->instance.tile_m));
+    s.strips = packed_ceil(high, s.height);
     s.steps = packed_ceil(r->bc, in_step);
     s.last_steps = packed_ceil(ragged ? ragged : r->bc, in_step);
+    s.part_steps = SAT_SUM_PART / in_step, s.part_blocks = sat_part_blocks(s.steps * in_step);
     s.depth = packed_ceil(r->k, r->bc) * s.steps;
     s.items = p->a.batch_stride ? 1 : p->batch;
     s.keeps = !s.direct && (p->flags & SAT_FIXED_VALUES) && (p->batch == 1 || p->a.batch_stride == 0);

@@ -262,7 +262,11 @@ fn described(sizes: &AttentionSizes, options: &AttentionOptions, [q, k, v]: [Hea
 }
 
 fn flagged(problem: Problem, sizes: &AttentionSizes, options: &AttentionOptions) -> Problem {
-    problem.batch(sizes.batch).allow_tf32(options.allow_tf32).allow_nondeterministic(options.allow_nondeterministic)
+    problem
+        .batch(sizes.batch)
+        .allow_tf32(options.allow_tf32)
+        .allow_nondeterministic(options.allow_nondeterministic)
+        .allow_broadcast(true) // a tensor's stride of 0 is meant
 }
 
 /// The library's problem of the forward pass; what it writes has no gaps.

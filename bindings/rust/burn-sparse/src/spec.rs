@@ -254,6 +254,7 @@ pub(crate) fn matmul_problem(dtype: Dtype, sizes: &Sizes, spec: &MatmulSpec, den
         Side::Right => (dense.swapped(), Strides::contiguous(batch, sizes.n, sizes.m).swapped()),
     };
     Problem::matmul_of(dtype, sizes.n)
+        .allow_broadcast(true) // a tensor's stride of 0 is meant
         .transpose(spec.transpose)
         .batch(batch)
         .alpha(spec.alpha)
@@ -283,6 +284,7 @@ pub(crate) fn sampled_problem(
 ) -> Problem {
     let single = |strides: Strides| Layout { batch_stride: 0, ..strides.layout() };
     Problem::sampled_of(from, n)
+        .allow_broadcast(true)
         .output(to)
         .alpha(alpha)
         .beta(if first { 0.0 } else { 1.0 })

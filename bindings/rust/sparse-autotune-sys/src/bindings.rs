@@ -423,6 +423,7 @@ pub const SAT_ALLOW_TF32: _bindgen_ty_1 = 1;
 pub const SAT_ALLOW_NONDETERMINISTIC: _bindgen_ty_1 = 2;
 pub const SAT_ALLOW_DENSE: _bindgen_ty_1 = 4;
 pub const SAT_FIXED_VALUES: _bindgen_ty_1 = 8;
+pub const SAT_ALLOW_BROADCAST: _bindgen_ty_1 = 16;
 pub const SAT_CPU: sat_backend_kind = 1;
 pub const SAT_CUDA: sat_backend_kind = 2;
 pub const SAT_ISA_AVX2: _bindgen_ty_2 = 1;

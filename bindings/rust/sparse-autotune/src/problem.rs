@@ -10,7 +10,8 @@ use crate::types::{Activation, Dtype, Element};
 /// Where a dense operand's elements are: distances between neighbours, in elements.
 ///
 /// Any strides are right; those with a stride of 1 are fast. An output's elements may not share a place. Both strides 0,
-/// which is what the default says, mean row-major without gaps.
+/// which is what the default says, mean row-major without gaps; one of them 0 is an error unless the problem
+/// [allows it](Problem::allow_broadcast).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Layout {
     /// From an element to the one below it.
@@ -221,6 +222,12 @@ impl Problem {
     /// Variants that multiply by the absent blocks may win: the result differs where B has Inf or NaN.
     pub fn allow_dense(self, allow: bool) -> Self {
         self.flag(sys::SAT_ALLOW_DENSE, allow)
+    }
+
+    /// An input's stride of 0 is meant: one row, column or head stands for all. Else such a stride is an error, since it is
+    /// more often one that was forgotten.
+    pub fn allow_broadcast(self, allow: bool) -> Self {
+        self.flag(sys::SAT_ALLOW_BROADCAST, allow)
     }
 
     /// The stored values stay as they are between calls of [`Plan::refresh`](crate::Plan::refresh).

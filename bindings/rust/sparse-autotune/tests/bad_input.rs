@@ -75,6 +75,9 @@ fn problems_that_make_no_sense_are_refused() {
     );
     refused(Plan::new(&c, &p, &problem.batch(2)), Error::BadStride, &["batch"]);
     refused(Plan::new(&c, &p, &problem.b_layout(Layout::row_major(usize::MAX))), Error::BadSize, &["b"]);
+    let leading = problem.b_layout(Layout { row_stride: 8, ..Layout::default() });
+    refused(Plan::new(&c, &p, &leading), Error::BadStride, &["b: col_stride is 0", "all 2 columns"]);
+    Plan::new(&c, &p, &leading.allow_broadcast(true)).unwrap();
     refused(Plan::with_variant(&c, &p, &problem, "no_such_variant"), Error::NotFound, &["no_such_variant"]);
     refused(Plan::with_variant(&c, &p, &problem, "zero\0byte"), Error::BadFormat, &["variant", "4"]);
     refused(Plan::new(&c, &p, &problem.alignment([3, 4, 4])), Error::Misaligned, &["align"]);
@@ -99,6 +102,7 @@ fn attention_that_makes_no_sense_is_refused() {
     Plan::new(&c, &mask, &Problem::attention::<f64>(&good.scale(1e39))).unwrap();
     let rows = |row_stride| HeadLayout { batch_stride: 100, head_stride: 50, row_stride };
     refused(plan(good.o_layout(rows(4))), Error::BadStride, &["o:", "4 (row)"]);
+    refused(plan(good.v_layout(rows(0))), Error::BadStride, &["v: row_stride is 0", "all 6 rows"]);
     refused(plan(good.k_layout(rows(usize::MAX))), Error::BadSize, &["k:"]);
     let problem = Problem::attention::<f32>(&good);
     refused(Plan::new(&c, &mask, &problem.beta(1.0)), Error::Unsupported, &["beta is 1"]);
