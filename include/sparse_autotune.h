@@ -432,7 +432,7 @@ typedef struct sat_result {
     double estimate_seconds, prepare_seconds;
     size_t workspace_bytes;
     int runs;
-    bool may_win;      /* false: a rival to show only (dense, without SAT_ALLOW_DENSE) */
+    bool may_win;      /* false: a rival to show only (dense, without SAT_ALLOW_DENSE; or not registered any more) */
     char message[192]; /* why it is not ok; else "" */
 } sat_result;
 

@@ -5,6 +5,7 @@
 #include "cache_helpers.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 
 #include "core/cache_private.h"
 
@@ -265,6 +266,105 @@ static void a_folder_that_stays_locked_delays_but_loses_nothing(void **state) {
     close(ends[1]);
 }
 
+/* ---- a holder that is stuck, and one that is not ---- */
+
+/* A process that takes the lock and then stops. */
+static pid_t stopped_holder(const char *path) {
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        sat_file_lock lock;
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody stays behind if the alarm ends this test */
+        if (sat_file_lock_take(&lock, path, false, 1) != SAT_LOCK_HELD) _exit(1);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+    assert_true(WIFSTOPPED(status));
+    return child;
+}
+
+static void end(pid_t child) {
+    int status;
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+}
+
+/* Where each key waited a second, or each context thirty, this would take more than five minutes. */
+static void a_stuck_writer_is_waited_for_once(void **state) {
+    char folder[4200], path[4200], k[64];
+    sat_record r = raced("one", 1, "v", 1);
+    sat_cache *cache = open_cache(*state);
+    assert_int_equal(sat_cache_add(cache, "key", &r, 1), SAT_OK);
+    device_folder(*state, folder);
+    pid_t child = stopped_holder(in(path, folder, "lock"));
+    alarm(120);
+    for (int context = 0; context < 4; context++) {
+        sat_cache *other = open_cache(*state);
+        for (int i = 0; i < 80; i++) {
+            name_key(k, i);
+            assert_int_equal(sat_cache_add(other, k, &r, 1), SAT_IO);
+            assert_int_equal(count_of(other, k), 1);
+        }
+        assert_int_equal(sat_cache_note_untuned(other, k, "exact"), SAT_IO);
+        sat_cache_close(other);
+    }
+    alarm(0);
+    end(child);
+    assert_int_equal(sat_cache_add(cache, "another key", &r, 1), SAT_OK);
+    sat_cache_close(cache);
+}
+
+static void a_stuck_tuner_is_waited_for_once(void **state) {
+    char folder[4200], path[4200];
+    sat_record r = raced("one", 1, "v", 1);
+    sat_cache *cache = open_cache(*state);
+    assert_int_equal(sat_cache_add(cache, "key", &r, 1), SAT_OK);
+    device_folder(*state, folder);
+    pid_t child = stopped_holder(in(path, folder, "tuning.lock"));
+    alarm(120);
+    for (int i = 0; i < 10; i++) {
+        sat_cache *other = open_cache(*state);
+        assert_false(sat_cache_tuning_lock(other, 34));
+        assert_false(sat_cache_tuning_lock(cache, 34));
+        sat_cache_close(other);
+    }
+    alarm(0);
+    end(child);
+    assert_true(sat_cache_tuning_lock(cache, 34));
+    sat_cache_tuning_unlock(cache);
+    sat_cache_close(cache);
+}
+
+/* Longer than a stuck one would be given. */
+static void a_tuner_that_works_is_waited_for(void **state) {
+    int ends[2], status;
+    char ready;
+    sat_cache *cache = open_cache(*state);
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (!sat_cache_tuning_lock(cache, 1)) _exit(1);
+        if (write(ends[1], "x", 1) != 1) _exit(2);
+        double start = seconds_now();
+        while (seconds_now() - start < 3) continue;
+        sat_cache_tuning_unlock(cache);
+        _exit(0);
+    }
+    assert_int_equal(read(ends[0], &ready, 1), 1);
+    assert_true(sat_cache_tuning_lock(cache, 120));
+    sat_cache_tuning_unlock(cache);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    sat_cache_close(cache);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 static void one_process_tunes_at_a_time(void **state) {
     pid_t children[8];
     char path[4200];
@@ -297,6 +397,9 @@ int main(void) {
         TEST_IN_FOLDER(a_killed_writer_harms_nothing),
         TEST_IN_FOLDER(a_process_waits_for_another_ones_tuning_and_gets_it_when_that_one_dies),
         TEST_IN_FOLDER(a_folder_that_stays_locked_delays_but_loses_nothing),
+        TEST_IN_FOLDER(a_stuck_writer_is_waited_for_once),
+        TEST_IN_FOLDER(a_stuck_tuner_is_waited_for_once),
+        TEST_IN_FOLDER(a_tuner_that_works_is_waited_for),
         TEST_IN_FOLDER(one_process_tunes_at_a_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

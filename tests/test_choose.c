@@ -104,7 +104,7 @@ static void times_of_different_races_are_never_compared(void **state) {
                       record("two", 200, "bee", 0.7)};
     sat_entry entry = {r, 4};
     const sat_variant *ranking[8];
-    assert_int_equal(sat_choose_ranking(&entry, &registry, ranking, 8), 3);
+    assert_int_equal(sat_choose_ranking(&entry, &registry, 0, ranking, 8), 3);
     assert_string_equal(ranking[0]->name, "ant");
     assert_string_equal(ranking[1]->name, "bee");
     assert_string_equal(ranking[2]->name, "dog");
@@ -118,7 +118,7 @@ static void wrong_unknown_and_revised_variants_are_not_ranked(void **state) {
     r[4].verdict = SAT_VERDICT_WRONG; /* once wrong is enough */
     sat_entry entry = {r, 5};
     const sat_variant *ranking[8];
-    assert_int_equal(sat_choose_ranking(&entry, &registry, ranking, 8), 1);
+    assert_int_equal(sat_choose_ranking(&entry, &registry, 0, ranking, 8), 1);
     assert_string_equal(ranking[0]->name, "dog");
     assert_false(sat_choose_knows(&entry, sat_registry_find(&registry, "bee")));
     assert_true(sat_choose_knows(&entry, sat_registry_find(&registry, "ant")));

@@ -97,7 +97,15 @@ static bool field_is(const char *line, const char *end, const char *name, const 
     return found && (size_t)length == strlen(value) && memcmp(found, value, (size_t)length) == 0;
 }
 
-static void summarise_line(const char *line, const char *end, summary *s) {
+// What may win comes from the variants that there are; a record's own word counts for those that are gone.
+static bool may_win(const sat_context *context, const char *key, const char *name, const char *line, const char *end) {
+    const sat_variant *v = variant_find(context, name);
+    if (!v) return field_is(line, end, "may_win", "1");
+    if ((v->flags & SAT_V_NONDETERMINISTIC) && !strstr(key, " nondeterministic")) return false;
+    return !(v->flags & SAT_V_DENSE) || strstr(key, " dense ");
+}
+
+static void summarise_line(const sat_context *context, const char *key, const char *line, const char *end, summary *s) {
     int race_length, length;
     const char *race = field(line, end, "race", &race_length);
     if (!race || !field_is(line, end, "kind", "raced")) return;
@@ -107,18 +115,20 @@ static void summarise_line(const char *line, const char *end, summary *s) {
     if (strcmp(name, s->race) != 0) snprintf(s->race, sizeof s->race, "%s", name), s->seconds = 0; // oldest come first
     const char *seconds = field(line, end, "seconds", &length);
     double t = seconds ? strtod(seconds, NULL) : 0;
-    if (t <= 0 || !field_is(line, end, "verdict", "ok") || !field_is(line, end, "may_win", "1")) return;
-    if (s->seconds > 0 && t >= s->seconds) return;
-    s->seconds = t;
     const char *variant = field(line, end, "variant", &length);
-    if (variant) snprintf(s->variant, sizeof s->variant, "%.*s", length, variant);
+    if (t <= 0 || !variant || !field_is(line, end, "verdict", "ok") || (s->seconds > 0 && t >= s->seconds)) return;
+    char found[sizeof s->variant];
+    snprintf(found, sizeof found, "%.*s", length, variant);
+    if (!may_win(context, key, found, line, end)) return;
+    s->seconds = t;
+    memcpy(s->variant, found, sizeof found);
 }
 
-static summary summarise(const char *text) {
+static summary summarise(const sat_context *context, const entry *e) {
     summary s = {0};
-    for (const char *line = text; *line;) {
+    for (const char *line = e->text; *line;) {
         const char *end = line + strcspn(line, "\n");
-        summarise_line(line, end, &s);
+        summarise_line(context, e->key, line, end, &s);
         line = end + (*end == '\n');
     }
     return s;
@@ -136,7 +146,7 @@ static int list_action(const cache_args *c, sat_context *context) {
         json_int(&j, "version", 1), json_text(&j, "cache", sat_cache_path(context)), json_array(&j, "entries");
     } else if (e.count) table_row(&t, (const char *[]){"id", "results", "fastest of the last race", "time", "key"});
     for (size_t i = 0; i < e.count; i++) {
-        summary s = summarise(e.list[i].text);
+        summary s = summarise(context, &e.list[i]);
         if (c->json) {
             json_object(&j, NULL);
             json_text(&j, "id", e.list[i].id), json_text(&j, "key", e.list[i].key);

@@ -68,7 +68,7 @@ static sat_status estimate(const sat_question *q, bool only_bare, sat_answer *an
     for (size_t i = 0; i < count; i++) {
         const sat_variant *v = list[i];
         if (!sat_registry_trusted(&q->ctx->registry, v) || !affordable(q, v)) continue;
-        if ((v->flags & SAT_V_DENSE) && !(q->problem.flags & SAT_ALLOW_DENSE)) continue;
+        if (!sat_choose_allowed(v, q->problem.flags)) continue;
         if (only_bare && !bare(q, v)) continue;
         double t = v->estimate(v, &q->problem, q->view, &q->device);
         if (!answer->variant || t < best) answer->variant = v, best = t;
@@ -224,7 +224,7 @@ static sat_status verify(const sat_question *q, const sat_variant *v, sat_answer
  * answer->variant NULL where there is none. */
 static sat_status from_entry(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
     const sat_variant *ranking[SAT_MAX_VARIANTS];
-    size_t count = sat_choose_ranking(entry, &q->ctx->registry, ranking, SAT_MAX_VARIANTS);
+    size_t count = sat_choose_ranking(entry, &q->ctx->registry, q->problem.flags, ranking, SAT_MAX_VARIANTS);
     for (size_t i = 0; i < count; i++) {
         const sat_variant *v = ranking[i];
         if (!sat_variant_fits(v, &q->problem, q->view, &q->device) || !affordable(q, v)) continue;

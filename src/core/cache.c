@@ -2,11 +2,15 @@
  * tuning lock. The files are in cache_slots.c. */
 #include "core/cache_private.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
+
+#include "variant.h"
 
 void sat_cache_trouble(sat_cache *cache, sat_trouble trouble, const char *format, ...) {
     if (atomic_fetch_or(&cache->logged, trouble) & trouble) return;
@@ -18,12 +22,32 @@ void sat_cache_trouble(sat_cache *cache, sat_trouble trouble, const char *format
     sat_logf(&cache->log, SAT_LOG_WARN, "cache: %s; more like this is not reported", message);
 }
 
+/* A folder that others may write is refused before anything is made in it. */
+bool sat_cache_make(sat_cache *cache, const char *folder) {
+    char why[256];
+    int error = sat_path_safe(folder, true, why, sizeof why) ? 0 : errno;
+    if (error == ENOENT) {
+        error = sat_disk_make(folder);
+        snprintf(why, sizeof why, "%s", strerror(error));
+        if (!error && !sat_path_safe(folder, true, why, sizeof why)) error = errno;
+    }
+    if (!error) return true;
+    sat_cache_trouble(cache, error == EPERM ? SAT_TROUBLE_OTHERS : SAT_TROUBLE_WRITE,
+                      "cannot use %s: %s; results are kept in memory", folder, why);
+    return false;
+}
+
+void sat_cache_unread(sat_cache *cache, const char *path, int error) {
+    char why[256];
+    if (error == EPERM && !sat_path_safe(path, true, why, sizeof why))
+        sat_cache_trouble(cache, SAT_TROUBLE_OTHERS, "%s is not read: %s", path, why);
+    else sat_cache_trouble(cache, SAT_TROUBLE_READ, "cannot read %s: %s", path, strerror(error));
+}
+
 sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char path[SAT_PATH_CAPACITY],
                                       sat_file_lock *lock) {
-    bool again = atomic_load(&cache->logged) & SAT_TROUBLE_LOCK;
-    double seconds = again && cache->merge_seconds > 1 ? 1 : cache->merge_seconds;
     if (!sat_path_join(path, folder, "lock")) return SAT_LOCK_BUSY;
-    sat_lock_result got = sat_file_lock_take(lock, path, false, seconds);
+    sat_lock_result got = sat_file_lock_take(lock, path, false, cache->merge_seconds);
     if (got == SAT_LOCK_BUSY)
         sat_cache_trouble(cache, SAT_TROUBLE_LOCK, "%s stays locked; results are kept in memory", path);
     return got;
@@ -60,10 +84,10 @@ static bool add_layers(sat_cache *cache, const char *dirs) {
 static bool add_default(sat_cache *cache) {
     static const char *const places[][2] = {{"XDG_CACHE_HOME", "/sparse_autotune"},
                                             {"HOME", "/.cache/sparse_autotune"}};
-    const char *dirs = getenv("SPARSE_AUTOTUNE_CACHE");
+    const char *dirs = sat_environment("SPARSE_AUTOTUNE_CACHE");
     if (dirs) return add_layers(cache, dirs);
     for (int i = 0; i < 2; i++) {
-        const char *base = getenv(places[i][0]);
+        const char *base = sat_environment(places[i][0]);
         if (!base || base[0] != '/') continue;
         size_t length = strlen(base) + strlen(places[i][1]);
         char *path = malloc(length + 1);
@@ -73,7 +97,8 @@ static bool add_default(sat_cache *cache) {
         free(path);
         return good;
     }
-    sat_logf(&cache->log, SAT_LOG_WARN, "cache: neither XDG_CACHE_HOME nor HOME is set; results are kept in memory");
+    sat_logf(&cache->log, SAT_LOG_WARN,
+             "cache: neither XDG_CACHE_HOME nor HOME is set, or this is a setuid program; results are kept in memory");
     return true;
 }
 
@@ -207,9 +232,12 @@ sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry) {
 
 sat_status sat_cache_put(sat_cache *cache, const char *identity, const char *key, const sat_record *records,
                          size_t count) {
-    sat_entry entry = {0};
-    if (!count) return SAT_OK;
-    sat_status status = sat_entry_merge(&entry, records, count);
+    sat_entry entry = {0}, dated = {.records = malloc(count * sizeof *records), .count = count};
+    if (!count || !dated.records) return free(dated.records), count ? SAT_OUT_OF_MEMORY : SAT_OK;
+    memcpy(dated.records, records, count * sizeof *records);
+    sat_entry_date(&dated, (int64_t)time(NULL));
+    sat_status status = sat_entry_merge(&entry, dated.records, dated.count);
+    sat_entry_free(&dated);
     if (status == SAT_OK && cache->layers) {
         status = held_merge(cache, identity, key, &entry); /* what the disk refused before has another chance */
         if (status == SAT_OK) status = sat_slots_put(cache, identity, key, &entry);
@@ -269,7 +297,7 @@ static int compare_entry_names(const void *x, const void *y) {
 sat_status sat_cache_names(sat_cache *cache, const char *identity, sat_names *names) {
     bool good = true;
     *names = (sat_names){0};
-    for (int i = 0; i < cache->layers && good; i++) good = sat_slots_names(cache->dirs[i], identity, names);
+    for (int i = 0; i < cache->layers && good; i++) good = sat_slots_names(cache, i, identity, names);
     sat_guard_lock();
     for (const sat_held *h = cache->held; h && good; h = h->next)
         if (!identity || !strcmp(identity, h->identity)) good = sat_names_add(names, h->identity, h->key);
@@ -324,7 +352,7 @@ bool sat_cache_tuning_lock(sat_cache *cache, double seconds) {
     char folder[SAT_PATH_CAPACITY];
     sat_file_lock *lock = malloc(sizeof *lock);
     if (!lock) return true; /* as a folder that cannot be locked */
-    bool placed = cache->layers && sat_cache_folder(cache, 0, cache->identity, folder) && !sat_disk_make(folder);
+    bool placed = cache->layers && sat_cache_folder(cache, 0, cache->identity, folder) && sat_cache_make(cache, folder);
     if (sat_file_lock_take(lock, cache->tuning_path, !placed, seconds) == SAT_LOCK_BUSY) return free(lock), false;
     sat_guard_lock();
     sat_file_lock *inherited = cache->tuning; /* from a parent process; one of ours would have made us wait */

@@ -15,8 +15,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "variant.h"
+
 static const char staged_prefix[] = ".tmp-";
-enum { STALE_SECONDS = 3600 };
+enum { STALE_SECONDS = 3600, FOLDER_MODE = 0755, FILE_MODE = 0644 };
 
 bool sat_path_join(char out[SAT_PATH_CAPACITY], const char *folder, const char *name) {
     int n = snprintf(out, SAT_PATH_CAPACITY, "%s/%s", folder, name);
@@ -36,17 +38,18 @@ bool sat_path_folder(char out[SAT_PATH_CAPACITY], const char *path) {
 int sat_disk_make(const char *folder) {
     char path[SAT_PATH_CAPACITY];
     size_t length = strlen(folder);
-    if (!mkdir(folder, 0777) || errno == EEXIST) return 0; /* a file of that name shows when something is put in it */
+    if (!mkdir(folder, FOLDER_MODE) || errno == EEXIST)
+        return 0; /* a file of that name shows when something is put in it */
     if (errno != ENOENT) return errno;
     if (length >= sizeof path) return ENAMETOOLONG;
     memcpy(path, folder, length + 1);
     for (char *s = path + 1; *s; s++) {
         if (*s != '/') continue;
         *s = 0;
-        if (mkdir(path, 0777) && errno != EEXIST && errno != EROFS && errno != EACCES) return errno;
+        if (mkdir(path, FOLDER_MODE) && errno != EEXIST && errno != EROFS && errno != EACCES) return errno;
         *s = '/';
     }
-    return mkdir(folder, 0777) && errno != EEXIST ? errno : 0;
+    return mkdir(folder, FOLDER_MODE) && errno != EEXIST ? errno : 0;
 }
 
 /* ---- reading ---- */
@@ -82,6 +85,11 @@ int sat_disk_read(const char *path, size_t limit, char **text, size_t *length) {
         if (error != ESTALE && error != EINTR) break;
     }
     return error;
+}
+
+int sat_disk_read_own(const char *path, size_t limit, char **text, size_t *length) {
+    char why[64];
+    return sat_path_safe(path, true, why, sizeof why) ? sat_disk_read(path, limit, text, length) : errno;
 }
 
 /* ---- writing ---- */
@@ -129,7 +137,7 @@ static int open_staged(const char *path, char staged[SAT_PATH_CAPACITY]) {
         int n = snprintf(staged, SAT_PATH_CAPACITY, "%s/%s%ld-%u-%09ld", folder, staged_prefix, (long)getpid(),
                          atomic_fetch_add(&counter, 1), t.tv_nsec);
         if (n >= SAT_PATH_CAPACITY) return errno = ENAMETOOLONG, -1;
-        int fd = open(staged, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        int fd = open(staged, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, FILE_MODE);
         if (fd >= 0 || (errno != EEXIST && errno != EINTR)) return fd;
     }
     return -1;

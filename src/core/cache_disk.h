@@ -14,10 +14,14 @@ enum { SAT_PATH_CAPACITY = 4096 };
 bool sat_path_join(char out[SAT_PATH_CAPACITY], const char *folder, const char *name);
 bool sat_path_folder(char out[SAT_PATH_CAPACITY], const char *path); /* what `path` stands in; "." if it does not say */
 
-int sat_disk_make(const char *folder); /* with its parents; 0 also where it is there already */
+/* With its parents; 0 also where it is there already. Whatever the umask, neither the group nor others may write to
+ * what is made here, nor to files. */
+int sat_disk_make(const char *folder);
 
-/* Reads up to limit + 1 bytes of a regular file, so that a length above the limit tells that it was longer. */
+/* Reads up to limit + 1 bytes of a regular file, so that a length above the limit tells that it was longer. Own gives
+ * EPERM for a file that anybody but root and this user can have changed (sat_path_safe). */
 int sat_disk_read(const char *path, size_t limit, char **text, size_t *length);
+int sat_disk_read_own(const char *path, size_t limit, char **text, size_t *length);
 
 /* Writes a temporary file beside `path`, synced; sat_disk_commit then puts it in place, or removes it. */
 int sat_disk_stage(const char *path, const char *text, size_t length, char staged[SAT_PATH_CAPACITY]);
@@ -46,6 +50,8 @@ typedef struct sat_file_lock {
     pid_t process;
 } sat_file_lock;
 
+/* Waits so long, but only a second for a process that holds the lock and does nothing (it was stopped, or hangs), and
+ * hardly at all for one that this process has met before. */
 sat_lock_result sat_file_lock_take(sat_file_lock *lock, const char *path, bool threads_only, double seconds);
 void sat_file_lock_give(sat_file_lock *lock); /* only after a take that was not BUSY */
 

@@ -77,6 +77,9 @@ sat_status sat_entry_read(const char *text, size_t length, sat_entry_head *head,
  * first and drops what is past the limits. The outcome does not depend on the order of merging. Only SAT_OK or
  * SAT_OUT_OF_MEMORY, which leaves `into` as it was. */
 sat_status sat_entry_merge(sat_entry *into, const sat_record *records, size_t count);
+/* Takes the dates off records that are later than now: some clock was wrong, and as the oldest they push nobody out.
+ * Does not sort. */
+void sat_entry_date(sat_entry *entry, int64_t now);
 bool sat_entry_same(const sat_entry *a, const sat_entry *b);
 
 /* Calls `take` for every entry of an exported file, in order, until it fails; NULL only checks. */

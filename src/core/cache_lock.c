@@ -8,10 +8,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+/* A holder that shows no sign of life for so long is stuck; whoever met a stuck one waits no longer than this again. */
+static const double QUIET_SECONDS = 1, AGAIN_SECONDS = 0.01;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t guard;
@@ -111,16 +115,10 @@ static void list_leave(sat_file_lock *lock) {
 
 /* ---- between processes ---- */
 
-/* Opens the file, or makes it: writable by whoever may write the folder, since a lock needs a writable descriptor. */
-static int open_lock(const char *path, mode_t folder_mode) {
-    const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+/* Opens the file, or makes it. Nobody but its maker needs it: a folder that others may write is not used. */
+static int open_lock(const char *path) {
     struct stat info;
-    int fd = open(path, flags);
-    if (fd < 0 && errno == ENOENT) {
-        fd = open(path, flags | O_CREAT, 0666);
-        /* Where this fails, others may do without the lock. */
-        if (fd >= 0 && fchmod(fd, 0600 | (folder_mode & 0022) * 3)) errno = 0;
-    }
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (fd >= 0 && (fstat(fd, &info) || !S_ISREG(info.st_mode))) close(fd), fd = -1;
     return fd;
 }
@@ -131,10 +129,81 @@ static bool still_there(int fd, const char *path) {
     return !fstat(fd, &ours) && !stat(path, &theirs) && ours.st_ino == theirs.st_ino && ours.st_dev == theirs.st_dev;
 }
 
-static sat_lock_result lock_file(sat_file_lock *lock, mode_t folder_mode, const struct timespec *deadline) {
+/* ---- stuck holders ---- */
+
+typedef struct holder {
+    long pid;
+    unsigned long times[2]; /* in user and in system mode */
+} holder;
+
+/* Does the process that holds the lock do anything? It runs, waits for a disk, has used time since the last look, or is
+ * another one now. One that cannot be looked at (another host's, another container's) counts as busy. */
+static bool holder_works(int fd, holder *last) {
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    char path[64], text[1024];
+    holder h = {0};
+    char state = 0;
+    if (fcntl(fd, F_GETLK, &whole) || whole.l_type == F_UNLCK || whole.l_pid <= 0) return true;
+    h.pid = (long)whole.l_pid;
+    snprintf(path, sizeof path, "/proc/%ld/stat", h.pid);
+    FILE *f = fopen(path, "re");
+    size_t length = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    if (f) fclose(f);
+    text[length] = 0;
+    const char *after_name = strrchr(text, ')'); /* proc(5): the name may hold anything */
+    if (!after_name || sscanf(after_name + 1, " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %lu %lu", &state,
+                              &h.times[0], &h.times[1]) != 3)
+        return true;
+    bool changed = h.pid != last->pid || h.times[0] != last->times[0] || h.times[1] != last->times[1];
+    *last = h;
+    return changed || state == 'R' || state == 'D';
+}
+
+/* The locks that this process met stuck and has not got since. Under guard. */
+enum { STUCK = 16 };
+static struct {
+    dev_t device;
+    ino_t inode; /* 0: no lock */
+    char name[32];
+} stuck[STUCK];
+static unsigned next_stuck;
+
+static int find_stuck(const sat_file_lock *lock) {
+    for (int i = 0; i < STUCK; i++)
+        if (stuck[i].inode && stuck[i].device == lock->device && stuck[i].inode == lock->inode &&
+            !strcmp(stuck[i].name, name_of(lock)))
+            return i;
+    return -1;
+}
+
+static bool was_stuck(const sat_file_lock *lock) {
+    sat_guard_lock();
+    bool found = find_stuck(lock) >= 0;
+    sat_guard_unlock();
+    return found;
+}
+
+static void mark(const sat_file_lock *lock, bool is_stuck) {
+    if (!lock->inode || strlen(name_of(lock)) >= sizeof stuck[0].name) return;
+    sat_guard_lock();
+    int at = find_stuck(lock);
+    if (at >= 0 && !is_stuck) stuck[at].inode = 0;
+    if (at < 0 && is_stuck) {
+        at = (int)(next_stuck++ % STUCK);
+        stuck[at].device = lock->device, stuck[at].inode = lock->inode;
+        strcpy(stuck[at].name, name_of(lock));
+    }
+    sat_guard_unlock();
+}
+
+/* ---- taking and giving ---- */
+
+static sat_lock_result lock_file(sat_file_lock *lock, const struct timespec *deadline, bool *idle) {
     long pause = 300000; /* ns; grows, so that a crowd of waiters does not eat the machine it waits for */
-    for (;;) {
-        if (lock->fd < 0) lock->fd = open_lock(lock->path, folder_mode);
+    holder seen = {0};
+    struct timespec look = now(), quiet = after(look, QUIET_SECONDS);
+    for (*idle = false;;) {
+        if (lock->fd < 0) lock->fd = open_lock(lock->path);
         if (lock->fd < 0) return SAT_LOCK_THREADS;
         struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
         if (!fcntl(lock->fd, F_SETLK, &whole)) {
@@ -145,8 +214,11 @@ static sat_lock_result lock_file(sat_file_lock *lock, mode_t folder_mode, const 
             close(lock->fd); /* ENOLCK and its kin: this file system knows no locks */
             lock->fd = -1;
             return SAT_LOCK_THREADS;
+        } else if (past(&look)) {
+            if (holder_works(lock->fd, &seen)) quiet = after(now(), QUIET_SECONDS);
+            look = after(now(), QUIET_SECONDS / 10);
         }
-        if (past(deadline)) break;
+        if ((*idle = past(&quiet)) || past(deadline)) break;
         nanosleep(&(struct timespec){.tv_nsec = pause}, NULL);
         if (pause < 2000000) pause += pause / 2 + (long)getpid() % 64 * 1000; /* not all in step */
     }
@@ -159,12 +231,17 @@ sat_lock_result sat_file_lock_take(sat_file_lock *lock, const char *path, bool t
     struct timespec deadline = after(now(), seconds);
     char folder[SAT_PATH_CAPACITY];
     struct stat info = {0};
+    bool idle = false;
     *lock = (sat_file_lock){.path = path, .fd = -1, .process = getpid()};
     if (!threads_only && sat_path_folder(folder, path) && !stat(folder, &info))
         lock->device = info.st_dev, lock->inode = info.st_ino;
     if (!list_enter(lock, &deadline)) return SAT_LOCK_BUSY;
-    sat_lock_result result = threads_only ? SAT_LOCK_THREADS : lock_file(lock, info.st_mode, &deadline);
-    if (result == SAT_LOCK_BUSY) list_leave(lock);
+    if (threads_only) return SAT_LOCK_THREADS;
+    if (was_stuck(lock) && seconds > AGAIN_SECONDS) deadline = after(now(), AGAIN_SECONDS);
+    sat_lock_result result = lock_file(lock, &deadline, &idle);
+    if (result != SAT_LOCK_BUSY) return mark(lock, false), result;
+    if (idle || seconds >= QUIET_SECONDS) mark(lock, true);
+    list_leave(lock);
     return result;
 }
 

@@ -56,6 +56,11 @@ bool sat_entry_same(const sat_entry *a, const sat_entry *b) {
     return true;
 }
 
+void sat_entry_date(sat_entry *entry, int64_t now) {
+    for (size_t i = 0; i < entry->count; i++)
+        if (entry->records[i].when > now) entry->records[i].when = 0;
+}
+
 /* Marks what is past the limits by NULL. `list` is oldest first, so this walks from the end: the races met first are
  * the latest ones. A race that does not fit whole is dropped whole, with all that are older. */
 static void drop_oldest(const sat_record **list, size_t count) {

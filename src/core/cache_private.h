@@ -32,7 +32,8 @@ typedef enum sat_trouble {
     SAT_TROUBLE_BAD = 4,
     SAT_TROUBLE_NEWER = 8,
     SAT_TROUBLE_LOCK = 16,
-    SAT_TROUBLE_RECORD = 32
+    SAT_TROUBLE_RECORD = 32,
+    SAT_TROUBLE_OTHERS = 64
 } sat_trouble;
 
 struct sat_cache {
@@ -58,6 +59,13 @@ void sat_cache_trouble(sat_cache *cache, sat_trouble trouble, const char *format
 /* The folder of a device in a layer; false where the path does not fit. */
 bool sat_cache_folder(const sat_cache *cache, int layer, const char *identity, char out[SAT_PATH_CAPACITY]);
 
+/* Makes a folder of the first layer where it is missing. False, and reported: it cannot be made, or others may write
+ * it.
+ */
+bool sat_cache_make(sat_cache *cache, const char *folder);
+/* Reports why a file was not read; `error` as sat_disk_read_own gives it. */
+void sat_cache_unread(sat_cache *cache, const char *path, int error);
+
 /* As sat_cache_load and sat_cache_add, for any device. */
 sat_status sat_cache_get(sat_cache *cache, const char *identity, const char *key, sat_entry *entry);
 sat_status sat_cache_put(sat_cache *cache, const char *identity, const char *key, const sat_record *records,
@@ -75,8 +83,8 @@ sat_status sat_cache_names(sat_cache *cache, const char *identity, sat_names *na
 void sat_names_free(sat_names *names);
 bool sat_names_add(sat_names *names, const char *identity, const char *key); /* false for want of memory */
 
-/* Takes a folder's own lock. BUSY only where another process does not move on: that is reported, and waited for in
- * full only once. `path` lives as long as the lock. */
+/* Takes a folder's own lock. BUSY only where another process does not move on: that is reported. `path` lives as long
+ * as the lock. */
 sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char path[SAT_PATH_CAPACITY],
                                       sat_file_lock *lock);
 
@@ -84,7 +92,7 @@ sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char
  * names adds those of a layer, false for want of memory. */
 sat_status sat_slots_get(sat_cache *cache, int layer, const char *identity, const char *key, sat_entry *entry);
 sat_status sat_slots_put(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry);
-bool sat_slots_names(const char *dir, const char *identity, sat_names *names);
+bool sat_slots_names(sat_cache *cache, int layer, const char *identity, sat_names *names);
 sat_status sat_slots_remove(sat_cache *cache, const char *identity, const char *key, int64_t *removed);
 
 bool sat_rates_named(const char *name); /* is a file of this name the rates of a device? */

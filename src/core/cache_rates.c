@@ -107,7 +107,7 @@ sat_status sat_rates_parse(const char *text, size_t length, const char *identity
 static sat_status read_rates(const char *path, const char *identity, sat_rates *rates) {
     char *text;
     size_t length;
-    int error = sat_disk_read(path, FILE_LIMIT, &text, &length);
+    int error = sat_disk_read_own(path, FILE_LIMIT, &text, &length);
     if (error == ENOENT || error == ENOTDIR) return SAT_NOT_FOUND;
     if (error) return errno = error, SAT_IO;
     sat_status status = length > FILE_LIMIT ? SAT_BAD_FORMAT : sat_rates_parse(text, length, identity, rates);
@@ -126,7 +126,7 @@ bool sat_cache_load_rates(sat_cache *cache, sat_rates *rates) {
         if (!rates_path(cache, i, folder, path)) continue;
         sat_status status = read_rates(path, cache->identity, rates);
         if (status == SAT_OK) return true;
-        if (status == SAT_IO) sat_cache_trouble(cache, SAT_TROUBLE_READ, "cannot read %s: %s", path, strerror(errno));
+        if (status == SAT_IO) sat_cache_unread(cache, path, errno);
         else if (status == SAT_UNSUPPORTED)
             sat_cache_trouble(cache, SAT_TROUBLE_NEWER, "%s is of a later version", path);
         else if (status == SAT_BAD_FORMAT) sat_cache_trouble(cache, SAT_TROUBLE_BAD, "%s is damaged", path);
@@ -156,12 +156,7 @@ sat_status sat_cache_keep_rates(sat_cache *cache, const sat_rates *rates) {
     if (!sat_rates_plausible(rates)) return sat_fail(SAT_BAD_FORMAT, "cache: rates that cannot be");
     if (!cache->layers) return SAT_OK; /* memory only: the context has them */
     if (!rates_path(cache, 0, folder, path)) return SAT_IO;
-    int error = sat_disk_make(folder);
-    if (error) {
-        sat_cache_trouble(cache, SAT_TROUBLE_WRITE, "cannot make %s: %s; rates are kept in memory", folder,
-                          strerror(error));
-        return SAT_IO;
-    }
+    if (!sat_cache_make(cache, folder)) return SAT_IO;
     if (sat_cache_lock_folder(cache, folder, lock_path, &lock) == SAT_LOCK_BUSY) return SAT_IO;
     sat_status status = replace(cache, path, rates);
     sat_file_lock_give(&lock);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -61,7 +62,7 @@ typedef enum slot_state { FREE, OURS, OTHER, BAD, NEWER, UNREADABLE, NO_MEMORY }
 static slot_state slot_read(const char *path, sat_entry_head *head, sat_entry *entry) {
     char *text;
     size_t length, used = 0;
-    int error = sat_disk_read(path, SAT_ENTRY_LIMIT, &text, &length);
+    int error = sat_disk_read_own(path, SAT_ENTRY_LIMIT, &text, &length);
     if (error == ENOENT || error == ENOTDIR) return FREE;
     if (error == ENOMEM) return NO_MEMORY;
     if (error) return errno = error, UNREADABLE;
@@ -85,6 +86,7 @@ static slot_state slot_find(const char *folder, const char *identity, const char
         sat_entry_free(entry);
         state = OTHER;
     }
+    if (state == OURS) sat_entry_date(entry, (int64_t)time(NULL));
     return state;
 }
 
@@ -144,7 +146,7 @@ sat_status sat_slots_get(sat_cache *cache, int layer, const char *identity, cons
         else sat_cache_trouble(cache, SAT_TROUBLE_BAD, "%s is damaged", path);
         break;
     case NEWER: sat_cache_trouble(cache, SAT_TROUBLE_NEWER, "%s is of a later version", path); break;
-    case UNREADABLE: sat_cache_trouble(cache, SAT_TROUBLE_READ, "cannot read %s: %s", path, strerror(errno)); break;
+    case UNREADABLE: sat_cache_unread(cache, path, errno); break;
     case NO_MEMORY: status = SAT_OUT_OF_MEMORY; break;
     case FREE:
     case OTHER: break;
@@ -225,12 +227,7 @@ sat_status sat_slots_put(sat_cache *cache, const char *identity, const char *key
     char folder[SAT_PATH_CAPACITY], lock_path[SAT_PATH_CAPACITY];
     sat_file_lock lock;
     if (!sat_cache_folder(cache, 0, identity, folder)) return SAT_IO;
-    int error = sat_disk_make(folder);
-    if (error) {
-        sat_cache_trouble(cache, SAT_TROUBLE_WRITE, "cannot make %s: %s; results are kept in memory", folder,
-                          strerror(error));
-        return SAT_IO;
-    }
+    if (!sat_cache_make(cache, folder)) return SAT_IO;
     sat_lock_result got = sat_cache_lock_folder(cache, folder, lock_path, &lock);
     if (got == SAT_LOCK_BUSY) return SAT_IO;
     if (!atomic_exchange(&cache->swept, true)) sat_disk_sweep(folder);
@@ -245,7 +242,8 @@ sat_status sat_slots_put(sat_cache *cache, const char *identity, const char *key
 /* ---- listing and removing ---- */
 
 /* Entries of one folder. Those of another identity than the folder's name tells are nowhere to be found again. */
-static bool names_of_folder(const char *folder, const char *name, const char *identity, sat_names *names) {
+static bool names_of_folder(sat_cache *cache, const char *folder, const char *name, const char *identity,
+                            sat_names *names) {
     DIR *d = opendir(folder);
     bool good = true;
     if (!d) return true;
@@ -257,6 +255,7 @@ static bool names_of_folder(const char *folder, const char *name, const char *id
         slot_state state = slot_read(path, &head, &entry);
         sat_entry_free(&entry);
         good = state != NO_MEMORY;
+        if (state == UNREADABLE) sat_cache_unread(cache, path, errno);
         if (state != OURS || (identity && strcmp(head.identity, identity))) continue;
         folder_name(head.identity, expected);
         if (!strcmp(expected, name)) good = sat_names_add(names, head.identity, head.key);
@@ -265,18 +264,19 @@ static bool names_of_folder(const char *folder, const char *name, const char *id
     return good;
 }
 
-bool sat_slots_names(const char *dir, const char *identity, sat_names *names) {
+bool sat_slots_names(sat_cache *cache, int layer, const char *identity, sat_names *names) {
+    const char *dir = cache->dirs[layer];
     char path[SAT_PATH_CAPACITY], name[SAT_FOLDER_NAME];
     if (identity) {
         folder_name(identity, name);
-        return !sat_path_join(path, dir, name) || names_of_folder(path, name, identity, names);
+        return !sat_path_join(path, dir, name) || names_of_folder(cache, path, name, identity, names);
     }
     DIR *d = opendir(dir);
     bool good = true;
     if (!d) return true;
     for (struct dirent *e; good && (e = readdir(d));)
         if (e->d_name[0] != '.' && sat_path_join(path, dir, e->d_name))
-            good = names_of_folder(path, e->d_name, NULL, names);
+            good = names_of_folder(cache, path, e->d_name, NULL, names);
     closedir(d);
     return good;
 }

@@ -86,11 +86,12 @@ sat_status sat_untuned_parse(const char *text, size_t length,
 static void take_pair(void *user, const char *key, const char *exact) { pair_add(user, key, exact); }
 
 /* SAT_UNSUPPORTED for a later version's; whatever else is wrong with the file, an empty list. */
-static sat_status pairs_read(const char *path, pairs *p) {
+static sat_status pairs_read(sat_cache *cache, const char *path, pairs *p) {
     char *text;
     size_t length;
-    int error = sat_disk_read(path, FILE_LIMIT, &text, &length);
-    if (error) return error == ENOENT || error == ENOTDIR ? SAT_OK : SAT_IO;
+    int error = sat_disk_read_own(path, FILE_LIMIT, &text, &length);
+    if (error == ENOENT || error == ENOTDIR) return SAT_OK;
+    if (error) return sat_cache_unread(cache, path, error), SAT_IO;
     sat_status status = sat_untuned_parse(text, length, take_pair, p);
     free(text);
     return status == SAT_BAD_FORMAT ? SAT_OK : status;
@@ -124,9 +125,9 @@ static sat_status update_file(sat_cache *cache, const char *key, const char *exa
     pairs p = {0};
     int error = 0;
     if (!untuned_path(cache, path, folder) || !sat_path_join(lock_path, folder, "lock")) return SAT_IO;
-    if (exact && sat_disk_make(folder)) return SAT_IO;
+    if (exact && !sat_cache_make(cache, folder)) return SAT_IO;
     if (sat_file_lock_take(&lock, lock_path, false, 1) == SAT_LOCK_BUSY) return SAT_IO;
-    sat_status status = pairs_read(path, &p);
+    sat_status status = pairs_read(cache, path, &p);
     if (status == SAT_OK) {
         bool changed = exact ? !pair_find(&p, key, exact) : pairs_forget(&p, key);
         if (exact && changed) pair_add(&p, key, exact);
@@ -181,14 +182,14 @@ void sat_cache_forget_untuned(sat_cache *cache, const char *key) {
     sat_guard_unlock();
     if (!untuned_path(cache, path, folder)) return;
     /* Every finished race comes here, and most find nothing to forget: look before locking. */
-    if (pairs_read(path, &on_disk) == SAT_OK && pairs_forget(&on_disk, key)) update_file(cache, key, NULL);
+    if (pairs_read(cache, path, &on_disk) == SAT_OK && pairs_forget(&on_disk, key)) update_file(cache, key, NULL);
     pairs_free(&on_disk);
 }
 
 sat_status sat_cache_each_untuned(sat_cache *cache, sat_cache_visit_fn visit, void *user) {
     char path[SAT_PATH_CAPACITY], folder[SAT_PATH_CAPACITY];
     pairs all = {0};
-    if (untuned_path(cache, path, folder)) pairs_read(path, &all);
+    if (untuned_path(cache, path, folder)) pairs_read(cache, path, &all);
     sat_guard_lock();
     for (size_t i = 0; i < cache->untuned_count; i++)
         if (!cache->untuned[i].on_disk) pair_add(&all, cache->untuned[i].key, cache->untuned[i].exact);

@@ -74,10 +74,22 @@ static bool ever_wrong(const sat_entry *entry, const sat_variant *v) {
     return false;
 }
 
-static sat_result from_record(const sat_record *r) {
+bool sat_choose_allowed(const sat_variant *v, uint32_t flags) {
+    if ((v->flags & SAT_V_NONDETERMINISTIC) && !(flags & SAT_ALLOW_NONDETERMINISTIC)) return false;
+    return !(v->flags & SAT_V_DENSE) || (flags & SAT_ALLOW_DENSE);
+}
+
+sat_result sat_choose_result(const sat_entry *entry, const sat_registry *registry, uint32_t flags,
+                             const sat_record *r) {
     sat_result x = {SAT_SIZED(sat_result), .verdict = r->verdict, .seconds = r->seconds, .spread = r->spread};
+    const sat_variant *v = sat_registry_find(registry, r->variant);
     memcpy(x.variant, r->variant, sizeof x.variant);
-    x.runs = r->runs, x.may_win = r->may_win;
+    memcpy(x.revision, r->revision, sizeof x.revision);
+    memcpy(x.message, r->message, sizeof x.message);
+    x.error = r->error, x.runs = r->runs;
+    x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
+    x.workspace_bytes = (size_t)r->workspace_bytes;
+    x.may_win = v && current(r, v) && sat_choose_allowed(v, flags) && !ever_wrong(entry, v);
     return x;
 }
 
@@ -93,7 +105,7 @@ static const sat_record *next_race(const sat_entry *entry, const sat_record *las
     return best;
 }
 
-size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, const sat_variant **out,
+size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,
                           size_t capacity) {
     sat_result *race = malloc((entry->count + 1) * sizeof *race);
     size_t found = 0;
@@ -102,8 +114,8 @@ size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, 
         for (size_t i = 0; i < entry->count; i++) {
             const sat_record *other = &entry->records[i];
             if (other->kind != SAT_RECORD_RACED || strcmp(other->race, r->race) != 0) continue;
-            const sat_variant *v = sat_registry_find(registry, other->variant);
-            if (v && current(other, v) && !ever_wrong(entry, v)) race[count++] = from_record(other);
+            race[count] = sat_choose_result(entry, registry, flags, other);
+            count += race[count].may_win;
         }
         sat_choose_sort(race, count, registry);
         for (size_t i = 0; i < count && group(&race[i]) == 0; i++) {

@@ -14,11 +14,20 @@ void sat_choose_sort(sat_result *results, size_t count, const sat_registry *regi
 /* Seconds by which a result's median may be off: its standard error, from the quartiles. */
 double sat_choose_noise(const sat_result *r);
 
+/* May this variant win a problem with these flags (SAT_ALLOW_*)? A record says what was so when it was written; what
+ * is allowed comes from the registry and the problem. */
+bool sat_choose_allowed(const sat_variant *variant, uint32_t flags);
+
 /* The variants of an entry, best first, each once: the newest race's order first, then what only older races knew.
- * Only variants that are registered with the recorded revision, were right in every record and may win. Returns how
- * many were written to `out`. */
-size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, const sat_variant **out,
+ * Only variants that are registered with the recorded revision, were right in every record and may win a problem with
+ * these flags. Returns how many were written to `out`. */
+size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,
                           size_t capacity);
+
+/* A record as a result, and whether it may win here and now: its variant is registered as it was then, allowed, and no
+ * record of the entry found it wrong. */
+sat_result sat_choose_result(const sat_entry *entry, const sat_registry *registry, uint32_t flags,
+                             const sat_record *record);
 
 /* Has this entry a result, of any kind, of this variant as it is now? */
 bool sat_choose_knows(const sat_entry *entry, const sat_variant *variant);

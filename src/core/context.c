@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/rates.h"
+#include "variant.h"
 
 double sat_now(void) {
     struct timespec t;
@@ -20,7 +21,7 @@ double sat_now(void) {
 /* ---- environment ---- */
 
 static const char *environment(const char *name) {
-    const char *value = getenv(name);
+    const char *value = sat_environment(name);
     return value && value[0] ? value : NULL;
 }
 
@@ -148,6 +149,12 @@ static sat_status open_allocator(sat_context *ctx) {
 
 /* ---- create and free ---- */
 
+/* Libraries are looked for once a process; every context's log tells which were left alone. */
+static void report_refusals(const sat_context *ctx) {
+    char text[512];
+    for (int i = 0; sat_refusal_at(i, text, sizeof text); i++) sat_logf(&ctx->log, SAT_LOG_WARN, "%s", text);
+}
+
 static sat_status fill(sat_context *ctx) {
     if (ctx->options.threads < 0 || ctx->options.threads > 4096)
         return sat_fail(SAT_BAD_SIZE, "threads is %d; expected 0 to 4096", ctx->options.threads);
@@ -160,6 +167,7 @@ static sat_status fill(sat_context *ctx) {
     SAT_TRY(open_device(ctx));
     SAT_TRY(open_allocator(ctx));
     SAT_TRY(sat_registry_open(&ctx->registry, ctx->backend->kind));
+    report_refusals(ctx);
     const char *force = environment("SPARSE_AUTOTUNE_FORCE");
     if (force) snprintf(ctx->force, sizeof ctx->force, "%s", force);
     SAT_TRY(sat_cache_open(ctx->options.cache_dir, ctx->device.identity, &ctx->log, &ctx->cache));

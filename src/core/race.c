@@ -11,14 +11,17 @@ struct sat_race {
     sat_race_info info;
 };
 
-/* The newest race of an entry that had a right result, as results. Null where a variant that fits has none yet. */
+static bool won(const sat_result *r) { return r->verdict == SAT_VERDICT_OK && r->may_win; }
+
+/* The newest race of an entry that had a right result, as results. Null where a variant that fits has none yet, or
+ * where nothing in it may win any more. */
 static sat_result *read_back(const sat_question *q, const sat_entry *entry, size_t *count) {
     const sat_record *newest = NULL;
     const sat_variant *all[SAT_MAX_VARIANTS], *ranking[SAT_MAX_VARIANTS];
     size_t fit = sat_answer_candidates(q, NULL, all);
     for (size_t i = 0; i < fit; i++)
         if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_knows(entry, all[i])) return NULL;
-    if (sat_choose_ranking(entry, &q->ctx->registry, ranking, SAT_MAX_VARIANTS) == 0) return NULL;
+    if (sat_choose_ranking(entry, &q->ctx->registry, q->problem.flags, ranking, SAT_MAX_VARIANTS) == 0) return NULL;
     for (size_t i = 0; i < entry->count; i++) {
         const sat_record *r = &entry->records[i];
         if (r->kind == SAT_RECORD_RACED && r->verdict == SAT_VERDICT_OK && (!newest || r->when > newest->when))
@@ -29,17 +32,14 @@ static sat_result *read_back(const sat_question *q, const sat_entry *entry, size
     for (size_t i = 0; results && i < entry->count; i++) {
         const sat_record *r = &entry->records[i];
         if (r->kind != SAT_RECORD_RACED || strcmp(r->race, newest->race) != 0) continue;
-        sat_result *x = &results[(*count)++];
-        *x = (sat_result){SAT_SIZED(sat_result), .verdict = r->verdict, .seconds = r->seconds, .spread = r->spread};
-        memcpy(x->variant, r->variant, sizeof x->variant);
-        memcpy(x->revision, r->revision, sizeof x->revision);
-        memcpy(x->message, r->message, sizeof x->message);
-        x->error = r->error, x->runs = r->runs, x->may_win = r->may_win;
-        x->estimate_seconds = r->estimate_seconds, x->prepare_seconds = r->prepare_seconds;
-        x->workspace_bytes = (size_t)r->workspace_bytes;
+        results[(*count)++] = sat_choose_result(entry, &q->ctx->registry, q->problem.flags, r);
     }
-    if (results) sat_choose_sort(results, *count, &q->ctx->registry);
-    return results;
+    if (!results) return NULL;
+    sat_choose_sort(results, *count, &q->ctx->registry);
+    if (won(&results[0])) return results;
+    free(results);
+    *count = 0;
+    return NULL;
 }
 
 /* Takes the results from the cache, where it has them all. `reload`: another process may have written since. */
@@ -103,7 +103,7 @@ const sat_result *sat_race_at(const sat_race *race, size_t i) {
 
 const sat_result *sat_race_best(const sat_race *race) {
     const sat_result *first = sat_race_at(race, 0);
-    return first && first->verdict == SAT_VERDICT_OK && first->may_win ? first : NULL;
+    return first && won(first) ? first : NULL;
 }
 
 sat_status sat_race_get_info(const sat_race *race, sat_race_info *info) {

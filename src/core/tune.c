@@ -124,7 +124,7 @@ static sat_status gather(race *r) {
             (sat_result){SAT_SIZED(sat_result), .verdict = SAT_VERDICT_SKIPPED, .estimate_seconds = c->estimate};
         snprintf(c->result.variant, sizeof c->result.variant, "%s", v->name);
         snprintf(c->result.revision, sizeof c->result.revision, "%s", v->revision);
-        c->result.may_win = !(v->flags & SAT_V_DENSE) || (t->problem->flags & SAT_ALLOW_DENSE);
+        c->result.may_win = sat_choose_allowed(v, t->problem->flags);
         contenders += c->result.may_win && !(v->flags & SAT_V_REFERENCE);
     }
     qsort(r->list, r->count, sizeof *r->list, by_estimate);

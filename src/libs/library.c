@@ -3,26 +3,37 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <limits.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "libs/library.h"
+#include "variant.h"
 
-/* Privileged programs take no advice from their environment. */
 static const char *environment(const char *name) {
-#if defined(__GLIBC__)
-    const char *value = secure_getenv(name);
-#else
-    const char *value = getenv(name);
-#endif
+    const char *value = sat_environment(name);
     return value && value[0] ? value : NULL;
 }
 
+/* ---- one file ---- */
+
+static void note(const char *path, const char *why) {
+    char text[512];
+    snprintf(text, sizeof text, "%.200s is not loaded: %.200s", path, why);
+    sat_refusal_note(text);
+}
+
 /* The loader must resolve all of it now, or a broken file would end the process when it is first called. */
-static void *open_file(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
+static void *open_file(const char *path) {
+    char why[256];
+    if (sat_path_safe(path, true, why, sizeof why)) return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (errno == EPERM) note(path, why);
+    return NULL;
+}
 
 /* `needs`: files beside a library to load first, where the loader does not find them by itself; may be NULL. */
 static void *open_in(const char *folder, const char *below, const char *const *names, const char *const *needs) {
@@ -39,50 +50,99 @@ static void *open_in(const char *folder, const char *below, const char *const *n
     return NULL;
 }
 
-/* pip puts shared libraries into lib/ of the prefix whose bin/ holds the interpreter. */
+/* ---- the loader's own search ---- */
+
+#if defined(__GLIBC__)
+/* Where the loader looks for a name is the user's and the administrator's to say (LD_LIBRARY_PATH, ld.so.conf), but
+ * not where everybody may put a file, and not the working directory, which an empty entry means. */
+static bool loader_is_safe(const char *name) {
+    static const char here = 0;
+    Dl_info info;
+    struct link_map *map = NULL;
+    Dl_serinfo head, *list;
+    bool safe = true;
+    if (!dladdr1(&here, &info, (void **)&map, RTLD_DL_LINKMAP) || dlinfo(map, RTLD_DI_SERINFOSIZE, &head)) return true;
+    if (!(list = malloc(head.dls_size))) return false;
+    if (!dlinfo(map, RTLD_DI_SERINFOSIZE, list) && !dlinfo(map, RTLD_DI_SERINFO, list))
+        for (unsigned i = 0; i < list->dls_cnt && safe; i++) {
+            char path[PATH_MAX], why[256];
+            const char *folder = list->dls_serpath[i].dls_name;
+            int length = snprintf(path, sizeof path, "%s/%s", folder[0] ? folder : ".", name);
+            if (length < 0 || (size_t)length >= sizeof path || access(path, F_OK) != 0) continue;
+            safe = sat_path_safe(path, false, why, sizeof why);
+            if (!safe) note(path, why);
+        }
+    free(list);
+    return safe;
+}
+#else
+static bool loader_is_safe(const char *name) { return (void)name, true; }
+#endif
+
+static void *open_by_name(const char *const *names) {
+    void *library = NULL;
+    for (; *names && !library; names++)
+        if (loader_is_safe(*names)) library = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
+/* ---- the wheel and the environment that this library belongs to ---- */
+
+/* Takes the last name off a path; NULL where nothing would be left. */
+static char *cut(char *path) {
+    char *slash = strrchr(path, '/');
+    if (!slash || slash == path) return NULL;
+    *slash = 0;
+    return slash + 1;
+}
+
+/* <prefix>/bin/program: an environment's interpreter, or a program installed with its libraries. */
 static bool program_prefix(char *path, size_t capacity) {
     ssize_t length = readlink("/proc/self/exe", path, capacity - 1);
     if (length <= 0) return false;
     path[length] = 0;
-    for (int up = 0; up < 2; up++) {
-        char *slash = strrchr(path, '/');
-        if (!slash || slash == path) return false;
-        *slash = 0;
-    }
-    return true;
+    const char *program = cut(path), *folder = program ? cut(path) : NULL;
+    return folder && strcmp(folder, "bin") == 0;
 }
 
-static bool this_file(char *path, size_t capacity) {
+/* The folder that this library's file lies in. */
+static bool this_folder(char *path, size_t capacity) {
     static const char here = 0;
     Dl_info info;
     if (!dladdr(&here, &info) || !info.dli_fname || info.dli_fname[0] != '/') return false;
     if (strlen(info.dli_fname) >= capacity) return false;
     strcpy(path, info.dli_fname);
-    return true;
+    return cut(path) != NULL;
 }
 
-/* Installed as part of a wheel this library lies below such a lib/ too: lib/python3.x/site-packages/... */
-static void *open_above_this(const char *const *names) {
+/* Installed as a wheel it lies in <packages>/sparse_autotune, beside other packages. */
+static bool packages_folder(char *path, size_t capacity) {
+    const char *package = this_folder(path, capacity) ? cut(path) : NULL;
+    return package && strcmp(package, "sparse_autotune") == 0;
+}
+
+/* <prefix>/lib/python3.x/site-packages; pip puts shared libraries into lib/ of the same prefix. */
+static bool packages_prefix(char *path, size_t capacity) {
+    const char *packages = packages_folder(path, capacity) ? cut(path) : NULL;
+    const char *python = packages ? cut(path) : NULL, *lib = python ? cut(path) : NULL;
+    return lib && strncmp(python, "python3", 7) == 0 && (strcmp(lib, "lib") == 0 || strcmp(lib, "lib64") == 0);
+}
+
+static void *open_beside_this(const char *const *names) {
     char path[PATH_MAX];
-    if (!this_file(path, sizeof path)) return NULL;
-    for (char *slash; (slash = strrchr(path, '/')) && slash != path;) {
-        *slash = 0;
-        char *last = strrchr(path, '/');
-        void *library = last && strcmp(last, "/lib") == 0 ? open_in(path, "", names, NULL) : NULL;
-        if (library) return library;
-    }
-    return NULL;
+    if (packages_prefix(path, sizeof path)) return open_in(path, "/lib", names, NULL);
+    const char *last = this_folder(path, sizeof path) ? strrchr(path, '/') : NULL; /* conda's <prefix>/lib */
+    return last && strcmp(last, "/lib") == 0 ? open_in(path, "", names, NULL) : NULL;
 }
 
 void *sat_library_open(const char *env, const char *const *names) {
     const char *forced = environment(env);
     if (forced) return forced[0] == '/' ? open_file(forced) : NULL;
-    void *library = NULL;
     char prefix[PATH_MAX];
-    for (const char *const *name = names; *name && !library; name++) library = open_file(*name);
+    void *library = open_by_name(names);
     if (!library) library = open_in(environment("CONDA_PREFIX"), "/lib", names, NULL);
     if (!library) library = open_in(environment("VIRTUAL_ENV"), "/lib", names, NULL);
-    if (!library) library = open_above_this(names);
+    if (!library) library = open_beside_this(names);
     if (!library && program_prefix(prefix, sizeof prefix)) library = open_in(prefix, "/lib", names, NULL);
     if (!library) library = open_in(environment("HOME"), "/.local/lib", names, NULL);
     return library;
@@ -126,11 +186,7 @@ static void *open_wheel(const sat_cuda_library *l) {
     char path[PATH_MAX];
     void *library = open_below_prefix(environment("VIRTUAL_ENV"), l);
     if (!library) library = open_below_prefix(environment("CONDA_PREFIX"), l);
-    if (!library && this_file(path, sizeof path))
-        for (char *slash; !library && (slash = strrchr(path, '/')) && slash != path;) {
-            *slash = 0;
-            library = open_package(path, l);
-        }
+    if (!library && packages_folder(path, sizeof path)) library = open_package(path, l);
     if (!library && program_prefix(path, sizeof path)) library = open_below_prefix(path, l);
     const char *home = environment("HOME");
     if (!library && home && (size_t)snprintf(path, sizeof path, "%s/.local", home) < sizeof path)
@@ -144,7 +200,7 @@ void *sat_library_open_cuda(const sat_cuda_library *l) {
     void *library = NULL;
     for (const char *const *name = l->names; *name && !library; name++)
         library = dlopen(*name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-    for (const char *const *name = l->names; *name && !library; name++) library = open_file(*name);
+    if (!library) library = open_by_name(l->names);
     if (!library) library = open_toolkit(environment("CUDA_HOME"), l);
     if (!library) library = open_toolkit(environment("CUDA_PATH"), l);
     if (!library) library = open_toolkit("/usr/local/cuda", l);

@@ -9,7 +9,9 @@
  *
  * The variable `env` decides alone where it is set: a full path is opened and nothing else; anything else ("off")
  * means to do without the library. Otherwise the loader's own search comes first, then the folders where pip, conda
- * and virtual environments put shared libraries. Never a relative path, never the working directory.
+ * and virtual environments put shared libraries: those that the environment names, the one that this library is
+ * installed in, the program's. Never a relative path, never the working directory, and never a file that anybody but
+ * root and this user can have put there or changed (sat_path_safe): that is noted (sat_refusal_note) and left alone.
  * What was opened stays open: libraries with threads of their own do not survive being closed. */
 void *sat_library_open(const char *env, const char *const *names);
 
@@ -22,7 +24,7 @@ typedef struct sat_cuda_library {
 } sat_cuda_library;
 
 /* One that the process has loaded already comes first: PyTorch's own serves us too. Then the loader's search, the
- * toolkit, and Python's packages: those of the environment, above this library, and beside the program. */
+ * toolkit, and Python's packages: those of the environment, beside this library's own, and of the program's. */
 void *sat_library_open_cuda(const sat_cuda_library *library);
 
 /* Whether the process has one of them loaded already, by itself or through another library. */
