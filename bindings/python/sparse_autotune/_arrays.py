@@ -166,6 +166,8 @@ def _from_dlpack(x: Any, name: str) -> Operand:
     if where is None:
         raise ValueError(f"{name} is on DLPack device {kind}; expected cpu or cuda")
     t = ctypes.cast(pointer, ctypes.POINTER(_DLTensor)).contents
+    if _DL_DEVICES.get(t.device_type) != where or (where == "cuda" and t.device_id != index):
+        raise ValueError(f"{name} is on DLPack device {kind}, {index} by its __dlpack_device__() and on {t.device_type}, {t.device_id} by its capsule; expected one device")
     dtype = _DL_DTYPES.get((t.code, t.bits)) if t.lanes == 1 else None
     if dtype is None:
         raise TypeError(f"{name} has a DLPack dtype of code {t.code} and {t.bits} bits; expected float32, float64, float16 or bfloat16")
