@@ -109,6 +109,9 @@ def _from_torch(x: Any, name: str) -> Operand:
         pointer = x.data_ptr()
     except RuntimeError as error:
         raise TypeError(f"{name} is a tensor without memory of its own ({type(x).__name__})") from error
+    if not pointer and x._is_zerotensor():  # autograd's zeros, which have no memory
+        x = torch.zeros_like(x)
+        pointer = x.data_ptr()
     return Operand("torch", x, pointer, tuple(x.shape), x.stride(), dtype, str(x.device), None)
 
 
@@ -231,7 +234,7 @@ def check_output(x: Any, name: str) -> Operand:
     if o.kind == "cupy" and o.array is not x:
         raise ValueError(f"{name} has strides {x.strides} bytes; expected whole elements, none negative")
     if o.kind == "torch" and o.array is not x:
-        raise ValueError(f"{name} is a view whose numbers torch negates (is_neg); expected a plain tensor")
+        raise ValueError(f"{name} is a view whose numbers torch negates (is_neg), or zeros without memory; expected a plain tensor")
     return o
 
 
