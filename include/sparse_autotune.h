@@ -192,6 +192,12 @@ SAT_API sat_status sat_context_create(const sat_context_options *options, sat_co
 SAT_API void sat_context_free(sat_context *context); /* after its plans; patterns may outlive it */
 /* Valid as long as the context. Rates that are measured later show in what a later call returns. */
 SAT_API const sat_device *sat_context_device(const sat_context *context);
+/* What the context may spend on a problem. SAT_EFFORT_DEFAULT has become what the environment says, or quick. */
+SAT_API sat_effort sat_context_effort(const sat_context *context);
+/* What the environment asks for and the context does not do, "" where there is nothing of the kind: an effort that is
+ * no effort ($SPARSE_AUTOTUNE), a variant of this backend that is not registered now ($SPARSE_AUTOTUNE_FORCE). A text
+ * that is longer than capacity is cut. The log gets the same. */
+SAT_API sat_status sat_context_ignored(const sat_context *context, char *text, size_t capacity);
 /* Measures the device's rates now, and keeps them in the cache for every later context on it. The first race on a
  * device does this by itself. SAT_UNSUPPORTED on a CPU, whose rates stay nominal. */
 SAT_API sat_status sat_context_measure(sat_context *context);

@@ -184,6 +184,40 @@ static void the_environment_sets_the_effort(void **state) {
     sat_context_free(ctx);
 }
 
+static void check_ignored(const char *effort, const char *force, sat_effort in_force, const char *want) {
+    setenv("SPARSE_AUTOTUNE", effort, 1);
+    setenv("SPARSE_AUTOTUNE_FORCE", force, 1);
+    sat_context *ctx = open_with((sat_context_options){0});
+    unsetenv("SPARSE_AUTOTUNE");
+    unsetenv("SPARSE_AUTOTUNE_FORCE");
+    char text[512], cut[12];
+    assert_ok(sat_context_ignored(ctx, text, sizeof text));
+    assert_string_equal(text, want);
+    assert_ok(sat_context_ignored(ctx, cut, sizeof cut));
+    assert_int_equal(strncmp(cut, want, sizeof cut - 1), 0);
+    assert_int_equal(sat_context_effort(ctx), in_force);
+    assert_int_equal(sat_context_ignored(ctx, NULL, 8), SAT_NULL_POINTER);
+    assert_int_equal(sat_context_ignored(ctx, text, 0), SAT_BAD_SIZE);
+    sat_context_free(ctx);
+}
+
+static void a_context_says_what_of_the_environment_it_ignores(void **state) {
+    (void)state;
+#define ON       "SPARSE_AUTOTUNE is 'on', which counts as quick; expected off, cached, quick or full"
+#define MISSPELT "SPARSE_AUTOTUNE_FORCE is 'cpu_matmul_any_any_c_referense'; no such variant"
+    check_ignored("", "", SAT_EFFORT_QUICK, "");
+    check_ignored("Full", "cpu_matmul_any_any_c_reference", SAT_EFFORT_FULL, "");
+    check_ignored("on", "", SAT_EFFORT_QUICK, ON);
+    check_ignored("off", "cpu_matmul_any_any_c_referense", SAT_EFFORT_OFF, MISSPELT);
+    check_ignored("on", "cpu_matmul_any_any_c_referense", SAT_EFFORT_QUICK, ON "; " MISSPELT);
+    sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_CACHED});
+    assert_int_equal(sat_context_effort(ctx), SAT_EFFORT_CACHED);
+    sat_context_free(ctx);
+    char text[8];
+    assert_int_equal(sat_context_effort(NULL), SAT_EFFORT_DEFAULT);
+    assert_int_equal(sat_context_ignored(NULL, text, sizeof text), SAT_NULL_POINTER);
+}
+
 static void one_call_computes_the_product_and_reuses_its_plan(void **state) {
     (void)state;
     sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK});
@@ -480,6 +514,7 @@ int main(void) {
         cmocka_unit_test(off_and_cached_tune_nothing_and_cached_notes_what_it_missed),
         cmocka_unit_test(the_environment_forces_a_variant_where_it_fits),
         cmocka_unit_test(the_environment_sets_the_effort),
+        cmocka_unit_test(a_context_says_what_of_the_environment_it_ignores),
         cmocka_unit_test(one_call_computes_the_product_and_reuses_its_plan),
         cmocka_unit_test(the_sampled_product_is_the_product_at_the_stored_blocks),
         cmocka_unit_test(a_batch_shares_or_steps_through_its_operands),

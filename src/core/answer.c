@@ -293,7 +293,7 @@ static sat_status tune_now(const sat_question *q, const sat_variant *best, sat_a
 static bool forced(const sat_question *q, sat_answer *answer) {
     if (!q->ctx->force[0]) return false;
     const sat_variant *v = sat_registry_find(&q->ctx->registry, q->ctx->force);
-    if (!v) sat_logf(&q->ctx->log, SAT_LOG_WARN, "SPARSE_AUTOTUNE_FORCE is '%s'; no such variant", q->ctx->force);
+    if (!v) sat_logf(&q->ctx->log, SAT_LOG_WARN, SAT_NO_FORCE, q->ctx->force);
     if (!v || !sat_variant_fits(v, &q->problem, q->view, &q->device)) return false;
     *answer = (sat_answer){.variant = v};
     return true;

@@ -51,6 +51,8 @@ static void open_log(sat_context *ctx) {
     }
 }
 
+#define NO_EFFORT "SPARSE_AUTOTUNE is '%s', which counts as quick; expected off, cached, quick or full"
+
 static sat_status read_effort(sat_context *ctx) {
     static const char *const efforts[] = {"off", "cached", "quick", "full"};
     sat_effort *effort = &ctx->options.effort;
@@ -61,8 +63,34 @@ static sat_status read_effort(sat_context *ctx) {
     const char *value = environment("SPARSE_AUTOTUNE");
     int found = value ? find_word(value, efforts, 4) : 0;
     if (found) *effort = (sat_effort)found;
-    else if (value)
-        sat_logf(&ctx->log, SAT_LOG_WARN, "SPARSE_AUTOTUNE is '%s'; expected off, cached, quick or full", value);
+    else if (value) {
+        snprintf(ctx->no_effort, sizeof ctx->no_effort, "%s", value);
+        sat_logf(&ctx->log, SAT_LOG_WARN, NO_EFFORT, value);
+    }
+    return SAT_OK;
+}
+
+/* Variants begin with the name of their backend: another one's is not expected here. */
+static bool other_backends(const sat_context *ctx, const char *variant) {
+    for (int i = 0; sat_backend_at(i); i++) {
+        const sat_backend *b = sat_backend_at(i);
+        size_t length = strlen(b->name);
+        if (b != ctx->backend && strncmp(variant, b->name, length) == 0 && variant[length] == '_') return true;
+    }
+    return false;
+}
+
+sat_effort sat_context_effort(const sat_context *ctx) { return ctx ? ctx->options.effort : SAT_EFFORT_DEFAULT; }
+
+sat_status sat_context_ignored(const sat_context *ctx, char *text, size_t capacity) {
+    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (!text) return sat_fail(SAT_NULL_POINTER, "text is NULL");
+    if (capacity == 0) return sat_fail(SAT_BAD_SIZE, "capacity is 0; expected at least 1");
+    char effort[160] = "", force[192] = "";
+    if (ctx->no_effort[0]) snprintf(effort, sizeof effort, NO_EFFORT, ctx->no_effort);
+    if (ctx->force[0] && !sat_registry_find(&ctx->registry, ctx->force) && !other_backends(ctx, ctx->force))
+        snprintf(force, sizeof force, SAT_NO_FORCE, ctx->force);
+    snprintf(text, capacity, "%s%s%s", effort, effort[0] && force[0] ? "; " : "", force);
     return SAT_OK;
 }
 

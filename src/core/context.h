@@ -21,7 +21,8 @@ struct sat_context {
     sat_context_options options; /* environment and defaults filled in; its pointers are not kept */
     sat_allocator allocator;
     sat_log log;
-    char force[128]; /* $SPARSE_AUTOTUNE_FORCE */
+    char force[128];    /* $SPARSE_AUTOTUNE_FORCE */
+    char no_effort[64]; /* $SPARSE_AUTOTUNE, where that is no effort */
     sat_registry registry;
     sat_cache *cache;
     sat_memo *memo;
@@ -30,6 +31,8 @@ struct sat_context {
     _Atomic(struct sat_rated *) rated; /* the device with measured rates; NULL: there are none */
     atomic_bool rates_tried;
 };
+
+#define SAT_NO_FORCE "SPARSE_AUTOTUNE_FORCE is '%s'; no such variant"
 
 double sat_now(void); /* seconds of a monotonic clock */
 

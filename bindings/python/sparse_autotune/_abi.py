@@ -274,6 +274,8 @@ _SIGNATURES = {
     "sat_version": (c_char_p, []),
     "sat_context_create": (c_int, [POINTER(ContextOptions), POINTER(c_void_p)]),
     "sat_context_device": (POINTER(Device), [c_void_p]),
+    "sat_context_effort": (c_int, [c_void_p]),
+    "sat_context_ignored": (c_int, [c_void_p, c_char_p, c_size_t]),
     "sat_pattern_create": (c_int, [c_void_p, POINTER(Bsr), POINTER(c_void_p)]),
     "sat_pattern_free": (None, [c_void_p]),
     "sat_pattern_get": (c_int, [c_void_p, POINTER(PatternView)]),

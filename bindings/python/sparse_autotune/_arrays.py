@@ -109,6 +109,9 @@ def _from_torch(x: Any, name: str) -> Operand:
         pointer = x.data_ptr()
     except RuntimeError as error:
         raise TypeError(f"{name} is a tensor without memory of its own ({type(x).__name__})") from error
+    if not pointer and x._is_zerotensor():  # autograd's zeros, which have no memory
+        x = torch.zeros_like(x)
+        pointer = x.data_ptr()
     return Operand("torch", x, pointer, tuple(x.shape), x.stride(), dtype, str(x.device), None)
 
 
@@ -166,6 +169,8 @@ def _from_dlpack(x: Any, name: str) -> Operand:
     if where is None:
         raise ValueError(f"{name} is on DLPack device {kind}; expected cpu or cuda")
     t = ctypes.cast(pointer, ctypes.POINTER(_DLTensor)).contents
+    if _DL_DEVICES.get(t.device_type) != where or (where == "cuda" and t.device_id != index):
+        raise ValueError(f"{name} is on DLPack device {kind}, {index} by its __dlpack_device__() and on {t.device_type}, {t.device_id} by its capsule; expected one device")
     dtype = _DL_DTYPES.get((t.code, t.bits)) if t.lanes == 1 else None
     if dtype is None:
         raise TypeError(f"{name} has a DLPack dtype of code {t.code} and {t.bits} bits; expected float32, float64, float16 or bfloat16")
@@ -229,7 +234,7 @@ def check_output(x: Any, name: str) -> Operand:
     if o.kind == "cupy" and o.array is not x:
         raise ValueError(f"{name} has strides {x.strides} bytes; expected whole elements, none negative")
     if o.kind == "torch" and o.array is not x:
-        raise ValueError(f"{name} is a view whose numbers torch negates (is_neg); expected a plain tensor")
+        raise ValueError(f"{name} is a view whose numbers torch negates (is_neg), or zeros without memory; expected a plain tensor")
     return o
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import threading
+import warnings
 from typing import Any
 
 from . import _abi
@@ -16,6 +16,7 @@ _contexts: dict[tuple[str, int], Context] = {}
 _registered: list[tuple[int, Any]] = []  # backend and variant, for contexts that are made later
 _effort = _abi.EFFORTS["default"]
 _watchers: list[Any] = []
+_warned: set[str] = set()  # once a process
 
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -40,6 +41,15 @@ class Context:
     @property
     def info(self) -> _abi.Device:
         return _abi.lib.sat_context_device(self.handle).contents
+
+    def warn_ignored(self) -> None:
+        """Of what the environment asks for and the library does not do."""
+        text = ctypes.create_string_buffer(512)
+        _abi.check(_abi.lib.sat_context_ignored(self.handle, text, len(text)))
+        message = text.value.decode(errors="replace")
+        if message and message not in _warned:
+            _warned.add(message)
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 @functools.cache
@@ -195,9 +205,13 @@ class set_effort:  # noqa: N801  a function to its users, and a context manager
 
 
 def get_effort() -> str:
-    """The effort as it is set now."""
-    word = next(name for name, value in _abi.EFFORTS.items() if value == _effort)
-    return (os.environ.get("SPARSE_AUTOTUNE") or "quick") if word == "default" else word
+    """The effort that is in force."""
+    effort = _effort
+    if effort == _abi.EFFORTS["default"]:
+        context = next((c for (_, e), c in list(_contexts.items()) if e == effort), None) or get("cpu")
+        context.warn_ignored()
+        effort = _abi.lib.sat_context_effort(context.handle)
+    return next(name for name, value in _abi.EFFORTS.items() if value == effort)
 
 
 def device_info(device: Any = "cpu") -> dict[str, Any]:

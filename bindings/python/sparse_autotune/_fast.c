@@ -62,7 +62,7 @@ static struct {
     PyObject *failed;                     /* raises what a status means, or returns where the long way will */
     PyObject *is_neg, *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *early_modes, *before_dispatch;
     PyObject *threads, *raw_stream, *tf32;
-    PyObject *dtypes; /* float32, float64, float16, bfloat16 */
+    PyObject *dtypes; /* float32, float64, float16, bfloat16, int32, int64 */
     const dl_exchange *exchange;
     int (*run)(void *plan, void *const *operands, void *stream);
     void (*set_threads)(int);
@@ -124,8 +124,8 @@ static bool view_attributes(PyObject *tensor, view *v) {
     PyObject *cuda = PyObject_GetAttr(tensor, names.is_cuda), *dtype = PyObject_GetAttr(tensor, names.dtype);
     v->device_type = cuda == Py_True ? CUDA : CPU, v->device_id = device < 0 ? 0 : (int)device, v->dtype = -1;
     v->data = (void *)(uintptr_t)pointer;
-    static const int codes[] = {2 << 8 | 32, 2 << 8 | 64, 2 << 8 | 16, 4 << 8 | 16}; /* as DLPack has them */
-    for (int i = 0; i < 4; i++)
+    static const int codes[] = {2 << 8 | 32, 2 << 8 | 64, 2 << 8 | 16, 4 << 8 | 16, 32, 64}; /* as DLPack has them */
+    for (int i = 0; i < 6; i++)
         if (dtype == PyTuple_GetItem(host.dtypes, i)) v->dtype = codes[i];
     bool plain = (cuda == Py_True) == (device >= 0); /* other kinds of devices have numbers too */
     Py_XDECREF(cuda), Py_XDECREF(dtype);
@@ -160,6 +160,32 @@ static bool look(PyObject *tensor, view *v) {
     if (host.exchange ? view_exchange(tensor, v) : view_attributes(tensor, v)) return true;
     PyErr_Clear();
     return false;
+}
+
+/* ---- index tensors ---- */
+
+/* Whether a tensor of one dimension in host memory has the very bytes of an array; -1 where that cannot be told. */
+static int holds_bytes(PyObject *tensor, PyObject *array) {
+    view v;
+    buffer b;
+    if (!look(tensor, &v) || v.device_type != CPU || v.ndim != 1 || (v.shape[0] > 1 && v.strides[0] != 1)) return -1;
+    if (PyObject_GetBuffer(array, &b, 0) != 0) return PyErr_Clear(), -1;
+    Py_ssize_t size = (v.dtype & 0xff) / 8;
+    bool same = size == b.item_size && v.shape[0] * size == b.bytes && memcmp(v.data, b.data, (size_t)b.bytes) == 0;
+    PyBuffer_Release(&b);
+    return same;
+}
+
+/* holds(tensor, ..., array, ...): as many arrays as tensors, each compared with its own. None where that cannot be
+ * told here. */
+static PyObject *holds(PyObject *module, PyObject *const *objects, Py_ssize_t count) {
+    (void)module;
+    for (Py_ssize_t i = 0; i < count / 2; i++) {
+        int same = holds_bytes(objects[i], objects[count / 2 + i]);
+        if (same < 0) Py_RETURN_NONE;
+        if (!same) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
 }
 
 /* ---- entries ---- */
@@ -475,6 +501,7 @@ static PyMethodDef functions[] = {
     {"numpy", numpy, METH_O, "numpy(type of arrays)"},
     {"torch", torch, METH_VARARGS, "torch(types, functions of torch, DLPack exchange or None)"},
     {"driver", driver, METH_O, "driver(address of cuStreamIsCapturing)"},
+    {"holds", (PyCFunction)(void (*)(void))holds, METH_FASTCALL, "holds(tensor, ..., array, ...): True, False or None"},
     {"set_epoch", set_epoch, METH_O, "set_epoch(n): plans that were added under another number do not serve"},
     {NULL, NULL, 0, NULL},
 };

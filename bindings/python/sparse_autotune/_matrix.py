@@ -407,26 +407,33 @@ def as_bsr(x: Any, name: str) -> BsrMatrix:
 
 def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
     """The indices are compared on the CPU, but for traces, which would see it; on a GPU, where that would wait for all that is queued, once torch
-    has counted that the tensor, its indices or its values, was written to."""
+    has counted that the tensor, its indices or its values, was written to. `Seen` finds what it does not count."""
     from . import _torch_modes, _torch_patterns
 
-    version, cpu = _torch_patterns.version_of(x), x.device.type == "cpu"
+    version, cpu = _torch_patterns.version_of(x), _torch_patterns.in_host_memory(x)
     trusted = not cpu or _torch_modes.watched()
 
+    def made_of(m: BsrMatrix, indices: tuple) -> BsrMatrix:
+        m._version, m._indices, m._seen = version, indices, _torch_patterns.Seen(indices, (m.row_ptr, m.col_idx))
+        return m
+
     def make(x: Any) -> BsrMatrix:
-        made = BsrMatrix(*_torch_parts(x, name))
-        made._version = version
-        return made
+        parts = _torch_parts(x, name)
+        return made_of(BsrMatrix(*parts), parts[:2])
 
     def unchanged(m: BsrMatrix) -> bool:
-        if m._version == version and trusted:
+        if trusted and m._version == version and (cpu or m._seen.still(m._indices)):
             return True
         if x.is_cuda and torch_module().cuda.is_current_stream_capturing():
             raise RuntimeError(f"{name} was written to after its last product, and a CUDA graph is being captured: run this product once before")
         indices = x.crow_indices(), x.col_indices()
-        same = m._values.data_ptr() == x.values().data_ptr() and m._pattern.same_indices(*(i.numpy() if cpu else i.cpu().numpy() for i in indices))
+        if m._values.data_ptr() != x.values().data_ptr():
+            return False
+        if cpu:
+            return m._seen.still(indices)
+        same = m._pattern.same_indices(*(i.cpu().numpy() for i in indices))
         if same:
-            m._version = version
+            made_of(m, indices)
         return same
 
     return _remembered(x, unchanged, make)

@@ -217,6 +217,7 @@ class Pattern:
     def plan(self, device: str, problem: Problem, effort: str | None = None) -> Plan:
         """A new plan; races the problem if that is what the effort allows and nobody did yet."""
         context = _context.get(device, _abi.EFFORTS[effort] if effort else None)
+        context.warn_ignored()
         pattern, handle = self.handle(device), ctypes.c_void_p()
         _abi.check(_abi.lib.sat_plan_create(context.handle, pattern, ctypes.byref(problem.struct), ctypes.byref(handle)), names_of(problem))
         return Plan(handle.value, pattern)

@@ -31,7 +31,7 @@ if _fast is not None:
         Tensor, torch.nn.Parameter, Tensor.is_neg, torch.is_grad_enabled, _C._is_any_autocast_enabled,
         _C._len_torch_dispatch_stack, _C._is_tracing, _torch_modes.early, _torch_modes.before_dispatch, torch.get_num_threads,
         getattr(_C, "_cuda_getCurrentRawStream", None), getattr(_C, "_get_cublas_allow_tf32", None),
-        (torch.float32, torch.float64, torch.float16, torch.bfloat16), getattr(Tensor, "__dlpack_c_exchange_api__", None),
+        (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64), getattr(Tensor, "__dlpack_c_exchange_api__", None),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def pattern_of(index: Tensor, shape: tuple) -> Pattern:
     pattern = make_pattern(row_ptr, col_idx, (rows, cols), (br, bc))
     if offsets:
         pattern = Pattern(row_ptr, col_idx, (rows, cols), (br, bc), "cpu", tuple(offsets))
-    _masks.add(_key(index, shape), (index,), pattern)
+    _masks.add(_key(index, shape), (index,), pattern, _torch_patterns.Seen((index,), (words,)))
     return pattern
 
 
@@ -65,7 +65,7 @@ def index_of(mask: AttentionMask, device: torch.device) -> Tensor:
     if key not in mask._tensors:
         made = _torch_modes.lasting(_copy_index, mask._pattern, device, aside=key >= 0)
         made._dynamo_static_input_type = "unguarded"  # its address never changes: CUDA graphs need not copy it
-        _masks.add(_key(made, mask._index_shape), (made,), mask._pattern)
+        _masks.add(_key(made, mask._index_shape), (made,), mask._pattern, _torch_patterns.Seen((made,), None))
         mask._tensors[key] = made
     return mask._tensors[key]
 

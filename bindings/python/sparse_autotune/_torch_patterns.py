@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
+import warnings
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -13,6 +16,82 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import _torch_modes
 from ._matrix import make_pattern
 from ._pattern import Pattern
+from ._quick import _fast
+
+CHECK_CALLS, CHECK_SECONDS = 16, 0.2  # a GPU's indices are looked at with every so many calls, and where the last look is older
+_LATE = (
+    "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, .data), and a product after that was computed with "
+    "what it held before; later ones take what it holds now. After such a write call torch.autograd.graph.increment_version(tensor)"
+)
+
+
+def version_of(t: Tensor) -> int:
+    """Torch's count of writes to a tensor; it counts none to those made in inference mode."""
+    return 0 if t.is_inference() else t._version
+
+
+def in_host_memory(t: Tensor) -> bool:
+    return t.is_cpu
+
+
+def _holds(tensors: tuple, arrays: tuple) -> bool:
+    """Whether tensors in host memory hold what these arrays do."""
+    same = None if _fast is None else _fast.holds(*tensors, *arrays)
+    return all(np.array_equal(t.numpy(), a) for t, a in zip(tensors, arrays)) if same is None else same
+
+
+def _warn_late(copies: tuple, arrays: tuple) -> None:
+    if not _holds(copies, arrays):
+        warnings.warn(_LATE, RuntimeWarning, stacklevel=2)
+
+
+class Seen:
+    """Index tensors as they were when a pattern was made of them: whether they still are is asked at each call.
+
+    On the CPU what they hold is compared. On a GPU that would wait for all that is queued there, so torch's count of writes is asked. It misses some:
+    now and then a copy into host memory is queued in front of a product, and later calls compare it once it is there. Whoever has read that
+    product's result can be told, by the next call or when the tensors go. A CUDA graph keeps the pattern that it was captured with.
+    """
+
+    def __init__(self, tensors: tuple, arrays: tuple | None) -> None:
+        """`arrays`: what they hold; None: nobody else has these tensors, and the count does."""
+        self._versions: tuple | None = tuple(map(version_of, tensors))
+        self._arrays = arrays if arrays is None else tuple(a.astype(str(t.dtype).removeprefix("torch."), copy=False) for t, a in zip(tensors, arrays))
+        self._near = all(map(in_host_memory, tensors))
+        self._calls, self._due = 0, time.monotonic() + CHECK_SECONDS
+        self._copies: tuple | None = None
+        self._last_look: weakref.finalize | None = None
+
+    def still(self, tensors: tuple) -> bool:
+        if self._arrays is not None and self._near:
+            return _holds(tensors, self._arrays)
+        if self._copies is not None and not _holds(self._copies, self._arrays):
+            self._versions = self._copies = None
+            self._last_look.detach()
+            raise RuntimeError(_LATE)
+        if self._versions != tuple(map(version_of, tensors)):
+            return False
+        if self._arrays is not None:
+            self._calls += 1
+            if self._calls >= CHECK_CALLS or time.monotonic() >= self._due:
+                self._queue_copies(tensors)
+        return True
+
+    def _queue_copies(self, tensors: tuple) -> None:
+        if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        if self._copies is None:
+            self._copies = _torch_modes.lasting(_host_copies, self._arrays, tensors[0].is_cuda)
+            self._last_look = weakref.finalize(self, _warn_late, self._copies, self._arrays)
+        for copy, t in zip(self._copies, tensors):
+            copy.copy_(t, non_blocking=True)
+        self._calls, self._due = 0, time.monotonic() + CHECK_SECONDS
+
+
+def _host_copies(arrays: tuple, pinned: bool) -> tuple:
+    with torch.inference_mode(False):
+        copies = (torch.from_numpy(np.array(a)) for a in arrays)
+        return tuple(t.pin_memory() if pinned else t for t in copies)
 
 
 class Known:
@@ -24,10 +103,10 @@ class Known:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, key: tuple, tensors: tuple, pattern: Pattern, own: bool = False) -> None:
+    def add(self, key: tuple, tensors: tuple, pattern: Pattern, seen: Seen, own: bool = False) -> None:
         """For as long as the tensors live and stay as they are. `own`: the pattern keeps these itself, and is not kept for them."""
         kept: Callable[[], Pattern | None] = weakref.ref(pattern) if own else lambda: pattern
-        entry = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors), tuple(map(version_of, tensors)), kept
+        entry = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors), seen, kept
         with self._lock:
             self._entries[key] = entry
             if len(self._entries) >= self._most:  # now and then: looking through all of them takes time
@@ -39,8 +118,8 @@ class Known:
             self._entries.pop(key, None)
 
     def get(self, key: tuple, tensors: tuple) -> Pattern | None:
-        storages, versions, kept = self._entries.get(key, ((), None, None))
-        if kept is None or versions != tuple(map(version_of, tensors)) or any(r.expired() for r in storages):
+        storages, seen, kept = self._entries.get(key, ((), None, None))
+        if kept is None or any(r.expired() for r in storages) or not seen.still(tensors):
             return None
         return kept()
 
@@ -48,33 +127,28 @@ class Known:
 _patterns = Known()
 
 
-def version_of(t: Tensor) -> int | bytes:
-    """What differs once an index tensor was written to. Torch counts no writes to tensors made in inference mode, so that what those hold
-    is compared; but for a GPU's, since reading them would wait for everything that is queued there."""
-    if not t.is_inference():
-        return t._version
-    if t.is_cpu and t.layout is torch.strided:
-        try:
-            return t.numpy().tobytes()
-        except RuntimeError:  # fakes and wrappers, while something is traced, hold nothing
-            pass
-    return 0
-
-
 class Unchanged:
     """Index tensors beside those that autograd saves, which looks at the versions of its own only."""
 
     def __init__(self, *tensors: Tensor | None) -> None:
-        self._tensors, self._versions = tensors, self._now(tensors)
-
-    @staticmethod
-    def _now(tensors: tuple) -> list[int | bytes]:
-        return [version_of(t) for t in tensors if t is not None]
+        self._tensors, self._given = tensors, [t for t in tensors if t is not None]
+        self._versions, self._held = list(map(version_of, self._given)), list(map(_held, self._given))
 
     def get(self) -> tuple:
-        if self._now(self._tensors) != self._versions:
+        written = list(map(version_of, self._given)) != self._versions
+        if written or any(None not in pair and pair[0] != pair[1] for pair in zip(self._held, map(_held, self._given))):
             raise RuntimeError("indices of a matrix or a mask were changed in place after the call whose gradients are asked for")
         return self._tensors
+
+
+def _held(t: Tensor) -> bytes | None:
+    """What a tensor in host memory holds; None where modes and traces would see that it is read."""
+    if t.is_cpu and t.layout is torch.strided and not _torch_modes.watched():
+        try:
+            return t.numpy().tobytes()
+        except RuntimeError:  # fakes and wrappers hold nothing
+            pass
+    return None
 
 
 def _place(t: Tensor) -> tuple:
@@ -85,13 +159,16 @@ def _index_key(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> 
     return _place(row_ptr), _place(col_idx), shape, block
 
 
-def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern, own: bool = False) -> None:
-    """Lets operators find the pattern of these index tensors."""
-    _patterns.add(_index_key(row_ptr, col_idx, pattern.shape, pattern.block), (row_ptr, col_idx), pattern, own)
+def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern, own: bool = False) -> Seen:
+    """Lets operators find the pattern of these index tensors. `own`: nobody else has them."""
+    tensors = row_ptr, col_idx
+    seen = Seen(tensors, None if own else (pattern.row_ptr, pattern.col_idx))
+    _patterns.add(_index_key(row_ptr, col_idx, pattern.shape, pattern.block), tensors, pattern, seen, own)
+    return seen
 
 
 def forget(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> None:
-    """After writes that `version_of` may not see."""
+    """After writes that nothing may have seen."""
     _patterns.drop(_index_key(row_ptr, col_idx, shape, block))
 
 

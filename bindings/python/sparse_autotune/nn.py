@@ -170,23 +170,18 @@ class SparseLinear(nn.Module):
         grid = math.prod(self._grid)
         return self.col_idx.shape[0] / grid if grid else 0.0
 
-    def _buffers_now(self) -> tuple:
-        row_ptr, col_idx = self.row_ptr, self.col_idx
-        return row_ptr, col_idx, _torch_patterns.version_of(row_ptr), _torch_patterns.version_of(col_idx)
-
     def pattern(self) -> Any:
         """The pattern of the buffers as they are; made again only when they have changed."""
-        seen, now = self._seen, self._buffers_now()
-        if seen is None or seen[0] is not now[0] or seen[1] is not now[1] or seen[2:] != now[2:]:
+        seen, now = self._seen, (self.row_ptr, self.col_idx)
+        if seen is None or seen[0] is not now[0] or seen[1] is not now[1] or not seen[2].still(now):
             shape, device = (self.out_features, self.in_features), str(self.values.device)
             if now[0].device.type == "meta":
                 raise RuntimeError("row_ptr is on the meta device: this layer has no pattern yet; load a state_dict")
             before = self._pattern
             if before is None or before.block != self.block or not before.same_indices(now[0].cpu().numpy(), now[1].cpu().numpy()):
-                before = make_pattern(now[0], now[1], shape, self.block, device)
-            self._pattern, self._seen = before, now
-            _torch_patterns.remember(now[0], now[1], before)
-            for t in now[:2]:
+                before = make_pattern(*now, shape, self.block, device)
+            self._pattern, self._seen = before, (*now, _torch_patterns.remember(*now, before))
+            for t in now:
                 t._dynamo_static_input_type = "unguarded"
         return self._pattern
 

@@ -1,9 +1,13 @@
 """What is wrong is told by an exception of the expected type that names the argument, and never by a crash."""
 
+import ctypes
+
 import numpy as np
 import pytest
+from conftest import close
 
 import sparse_autotune as sa
+from sparse_autotune import _arrays
 
 ONE = np.ones((1, 2, 2), np.float32)
 A = sa.BsrMatrix([0, 1, 2], [1, 0], np.ones((2, 2, 2), np.float32), (4, 4))
@@ -247,6 +251,13 @@ def test_broken_dlpack():
     for x in (Shared(None), Shared(used), Shared(3), Shared(KeyError("x")), Shared(B.__dlpack__(), None), Shared(B.__dlpack__(), (1,))):
         bad(TypeError, "B is a Shared", sa.matmul, A, x)
     bad(ValueError, "B is on DLPack device 7", sa.matmul, A, Shared(B.__dlpack__(), (7, 0)))
+    for says in ((2, 0), (13, 0)):
+        bad(ValueError, f"B is on DLPack device {says[0]}, 0 by its __dlpack_device__() and on 1, 0 by its capsule", sa.matmul, A, Shared(B.__dlpack__(), says))
+    close(sa.matmul(A, Shared(B.__dlpack__(), (3, 1))), A @ B)  # pinned memory is the host's
+    elsewhere = B.__dlpack__()
+    pointer = _arrays._capsule_pointer(elsewhere, b"dltensor")
+    ctypes.cast(pointer, ctypes.POINTER(_arrays._DLTensor)).contents.device_type = 2
+    bad(ValueError, "B is on DLPack device 1, 0 by its __dlpack_device__() and on 2, 0 by its capsule", sa.matmul, A, Shared(elsewhere))
     try:
         versioned = B.__dlpack__(max_version=(1, 0))
     except TypeError:

@@ -236,3 +236,36 @@ def test_a_python_variant_of_the_sampled_product():
 def test_what_a_device_is():
     info = sa.device_info()
     assert info["backend"] == "cpu" and info["threads"] >= 1 and info["flop_rate"]["f32"] > 0
+
+
+IGNORED = """
+import warnings
+import numpy as np
+import sparse_autotune as sa
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as caught:
+    efforts = [sa.get_effort()]
+    a = sa.BsrMatrix.from_dense(np.eye(8), 4)
+    for n in (1, 2):
+        a @ np.ones((8, n))
+    with sa.set_effort("cached"):
+        efforts.append(sa.get_effort())
+        a @ np.ones((8, 3))
+    efforts.append(sa.get_effort())
+print(efforts)
+print(*(f"{w.category.__name__} {w.message}" for w in caught), sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("effort, force, in_force, warned", [
+    ("", "", "quick", []),
+    ("OFF", "", "off", []),
+    ("on", "", "quick", ["RuntimeWarning SPARSE_AUTOTUNE is 'on', which counts as quick; expected off, cached, quick or full"]),
+    ("off", "cpu_matmul_none", "off", ["RuntimeWarning SPARSE_AUTOTUNE_FORCE is 'cpu_matmul_none'; no such variant"]),
+    ("off", "cpu_matmul_any_any_c_reference", "off", []),
+])  # fmt: skip
+def test_what_the_environment_asks_for_in_vain_is_warned_of(effort, force, in_force, warned):
+    run = run_program(IGNORED, SPARSE_AUTOTUNE=effort, SPARSE_AUTOTUNE_FORCE=force)
+    lines = run.stdout.strip().splitlines()
+    assert lines[0] == str([in_force, "cached", in_force]), run.stderr
+    assert [line for line in lines[1:] if line] == warned

@@ -123,6 +123,24 @@ def test_a_negated_view_of_any_strides_is_read_right():
             sa.matmul(a, plain, out=torch._neg_view(torch.empty(24, 5)))
 
 
+def test_zeros_without_memory_are_operands_and_gradients():
+    a, dense = matrix()
+    zeros = torch._efficientzerotensor
+    for _ in range(2):
+        for b in (zeros((16, 3)), zeros((2, 16, 3)), zeros(16)):
+            torch.testing.assert_close(a @ torch.ones(b.shape), dense @ torch.ones(b.shape))  # a plan that the quick way keeps
+            assert torch.equal(a @ b, dense @ b)
+        assert torch.equal(sa.sampled_matmul(zeros((16, 3)), torch.ones(3, 16), a).values, torch.zeros_like(a.values))
+    x = torch.randn(16, 3, requires_grad=True)
+    layer, heads = sa.SparseLinear(16, 8, 4), torch.randn(1, 2, 16, 8, requires_grad=True)
+    operator = torch.ops.sparse_autotune.matmul(a.values.requires_grad_(), *a._index, x, None, [16, 16])
+    for y, inputs in ((a @ x, (a.values, x)), (operator, (a.values, x)), (layer(x.t()), (x, *layer.parameters())), (sa.attention(heads, heads, heads), (heads,))):
+        for found, given in zip(torch.autograd.grad(y, inputs, zeros(y.shape)), inputs):
+            assert found.shape == given.shape and not found.any()
+    with pytest.raises(ValueError, match="out is .*zeros without memory"):
+        sa.matmul(a.detach(), x.detach(), out=zeros((16, 3)))
+
+
 def test_a_negated_out_is_refused():
     (a, _), b = matrix(), torch.randn(16, 3)
     with pytest.raises(ValueError, match="out is a view"):

@@ -1256,6 +1256,12 @@ unsafe extern "C" {
     ) -> sat_status;
     pub fn sat_context_free(context: *mut sat_context);
     pub fn sat_context_device(context: *const sat_context) -> *const sat_device;
+    pub fn sat_context_effort(context: *const sat_context) -> sat_effort;
+    pub fn sat_context_ignored(
+        context: *const sat_context,
+        text: *mut ::core::ffi::c_char,
+        capacity: usize,
+    ) -> sat_status;
     pub fn sat_context_measure(context: *mut sat_context) -> sat_status;
     pub fn sat_context_wait(context: *mut sat_context) -> sat_status;
     pub fn sat_memory_alloc(

@@ -246,6 +246,21 @@ impl Context {
         self.0.place.0
     }
 
+    /// What may be spent on a problem: never [`Effort::Default`], but what the environment made of it.
+    pub fn effort(&self) -> Effort {
+        // SAFETY: the context is open.
+        Effort::from_raw(unsafe { sys::sat_context_effort(self.raw()) })
+    }
+
+    /// What the environment asks for and the context does not do: a `$SPARSE_AUTOTUNE` that is no effort, a
+    /// `$SPARSE_AUTOTUNE_FORCE` that is no variant. The crate prints nothing: show it where you show warnings.
+    pub fn ignored(&self) -> Option<String> {
+        let mut words = [0; 512];
+        // SAFETY: the context is open; the text is cut to the room there is, and ends in zero.
+        check(unsafe { sys::sat_context_ignored(self.raw(), words.as_mut_ptr(), words.len()) }).ok()?;
+        Some(text(&words)).filter(|words| !words.is_empty())
+    }
+
     /// Measures a GPU's rates now, and keeps them in the cache. The first race on it does this by itself.
     pub fn measure(&self) -> Result<()> {
         // SAFETY: the context is open.

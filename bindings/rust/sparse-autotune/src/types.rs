@@ -96,6 +96,16 @@ impl Effort {
             Self::Full => sys::SAT_EFFORT_FULL,
         }
     }
+
+    pub(crate) const fn from_raw(raw: sys::sat_effort) -> Self {
+        match raw {
+            sys::SAT_EFFORT_OFF => Self::Off,
+            sys::SAT_EFFORT_CACHED => Self::Cached,
+            sys::SAT_EFFORT_QUICK => Self::Quick,
+            sys::SAT_EFFORT_FULL => Self::Full,
+            _ => Self::Default,
+        }
+    }
 }
 
 /// What is timed.
