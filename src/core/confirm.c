@@ -46,7 +46,7 @@ static sat_status other_inputs(trials *t) {
 }
 
 static sat_status other_threads(trials *t) {
-    if (t->stage->ctx->backend->threads() <= 1) return SAT_OK;
+    if (t->stage->ctx->backend->threads(0) <= 1) return SAT_OK;
     t->runner->most_threads = 1;
     sat_status status = check(t, t->runner, "on one thread");
     t->runner->most_threads = 0;
