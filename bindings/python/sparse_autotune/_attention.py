@@ -226,7 +226,7 @@ def check_shapes(q: tuple, k: tuple, v: tuple, mask_shape: tuple | None = None, 
         raise NotImplementedError(f"v has head size {v[-1]} and q {q[-1]}; expected the same")
     if q[-1] % 8 or not 8 <= q[-1] <= 512:
         raise NotImplementedError(f"q has head size {q[-1]}; expected a multiple of 8, from 8 to 512")
-    if len(q) > 2 and (k[-3] == 0 or q[-3] % k[-3]):
+    if len(q) > 2 and (q[-3] % k[-3] if k[-3] != 0 else q[-3] != 0):
         raise ValueError(f"k has {k[-3]} heads and q {q[-3]}; expected a number that divides those of q")
     if mask_shape is not None and (q[-2] != mask_shape[0] or k[-2] != mask_shape[1]):
         raise ValueError(f"mask is {mask_shape[0]}x{mask_shape[1]}; expected {q[-2]}x{k[-2]}, queries by keys")

@@ -139,15 +139,19 @@ def test_arrays_that_offer_nothing_but_dlpack():
     close(sa.attention(*map(OnlyDlpack, (q, k, v))), expected(q, k, v)[0], np.float32)
 
 
-@pytest.mark.parametrize("shape", [(0, 2, 4, 8), (1, 0, 4, 8), (1, 2, 0, 8)])
+@pytest.mark.parametrize("shape", [(0, 2, 4, 8), (1, 0, 4, 8), (1, 2, 0, 8), (0, 4, 8)])
 def test_nothing_to_do(shape):
     x = np.ones(shape, np.float32)
-    if shape[1]:
-        out, lse = sa.attention(x, x, x, return_lse=True)
-        assert out.shape == shape and lse.shape == shape[:3]
-    else:
-        with pytest.raises(ValueError, match="k has 0 heads"):
-            sa.attention(x, x, x)
+    for mask in (None, sa.AttentionMask.window(4, 2, block=2)) if shape[-2] else (None,):
+        out, lse = sa.attention(x, x, x, mask, return_lse=True)
+        assert out.shape == shape and lse.shape == shape[:-1]
+
+
+def test_queries_of_some_heads_need_keys_of_some():
+    q, none = np.ones((1, 2, 4, 8), np.float32), np.ones((1, 0, 4, 8), np.float32)
+    with pytest.raises(ValueError, match="k has 0 heads and q 2"):
+        sa.attention(q, none, none)
+    assert sa.attention(none, q, q).shape == none.shape
 
 
 def test_no_keys_give_zeros():
