@@ -229,6 +229,24 @@ def test_a_bsr_matrix_is_a_mask():
     close(sa.attention(q, k, v, flipped), wanted, np.float32)
 
 
+def test_booleans_are_a_mask_where_whole_blocks_are_true():
+    scipy = pytest.importorskip("scipy.sparse")
+    dense = np.kron(np.array([[1, 0, 1], [0, 1, 0]], bool), np.ones((16, 8), bool))
+    q, k, v = operands(3, (1,), 2, 2, 32, 24, 8)
+    wanted, matrix = expected(q, k, v, dense)[0], scipy.bsr_array(dense, blocksize=(16, 8))
+    for mask in (matrix, sa.AttentionMask.from_bsr(matrix)):
+        close(sa.attention(q, k, v, mask), wanted, np.float32)
+        close(sa.attention(q, k, v, attn_mask=mask), wanted, np.float32)
+    x, y = np.ones((32, 4), np.float32), np.ones((4, 24), np.float32)
+    np.testing.assert_array_equal(sa.sampled_matmul(x, y, matrix).to_dense(), np.where(dense, 4, 0))
+    with pytest.raises(TypeError, match="A has dtype bool"):
+        sa.matmul(matrix, np.ones((24, 2)))
+    matrix.data[1, 3, 2] = False
+    for call in (lambda: sa.attention(q, k, v, matrix), lambda: sa.AttentionMask.from_bsr(matrix)):
+        with pytest.raises(ValueError, match="stores booleans that are False"):
+            call()
+
+
 def test_a_mask_shows_itself():
     mask = sa.AttentionMask.global_window_random(512, heads=6, block=32)
     html = mask._repr_html_()
