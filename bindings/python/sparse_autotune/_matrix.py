@@ -337,6 +337,42 @@ class BsrMatrix:
     def __rmatmul__(self, other: Any) -> Any:
         raise NotImplementedError
 
+    # ---- an operator of scipy.sparse.linalg ----
+
+    def matvec(self, x: Any) -> Any:
+        """``A @ x`` of a vector, (columns,) or (columns, 1). With `rmatvec`, `matmat` and `rmatmat` it makes a matrix of NumPy values an operator
+        for `scipy.sparse.linalg`. Beside a wider dtype the values are widened at each call: use one dtype where speed counts.
+
+        >>> import numpy as np, scipy.sparse.linalg, sparse_autotune as sa
+        >>> A = sa.BsrMatrix.from_dense(np.diag([1.0, 2.0, 4.0, 8.0]), block=2)
+        >>> scipy.sparse.linalg.cg(A, np.ones(4))[0].round(6)
+        array([1.   , 0.5  , 0.25 , 0.125])
+        """
+        return self._apply(x, "vector")
+
+    def rmatvec(self, x: Any) -> Any:
+        """``A.T @ x`` of a vector."""
+        return self.T._apply(x, "vector")
+
+    def matmat(self, X: Any) -> Any:  # noqa: N803
+        """``A @ X`` of a matrix, (columns, any number)."""
+        return self._apply(X, "matrix")
+
+    def rmatmat(self, X: Any) -> Any:  # noqa: N803
+        """``A.T @ X`` of a matrix."""
+        return self.T._apply(X, "matrix")
+
+    def _apply(self, x: Any, kind: str) -> Any:
+        x = np.asarray(x) if isinstance(x, (list, tuple, np.ndarray)) else x
+        name, cols, shape = "x" if kind == "vector" else "X", self.shape[1], tuple(x.shape)
+        if not (shape in ((cols,), (cols, 1)) if kind == "vector" else len(shape) == 2 and shape[0] == cols):
+            raise ValueError(f"{name} has shape {shape}; expected " + (f"({cols},) or ({cols}, 1)" if kind == "vector" else f"({cols}, any number)"))
+        matrix = self
+        if isinstance(x, np.ndarray) and isinstance(self._values, np.ndarray) and x.dtype != self.dtype and x.dtype.kind in "biuf":
+            wide = np.result_type(self.dtype, x.dtype) if x.dtype.kind == "f" else self.dtype
+            matrix, x = self if wide == self.dtype else self.to(dtype=wide), x.astype(wide)
+        return matrix @ x
+
     # ---- shown ----
 
     def __repr__(self) -> str:
