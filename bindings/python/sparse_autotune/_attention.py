@@ -64,8 +64,9 @@ def attention(
     """
     if is_causal is not False or attn_mask is not None or dropout_p or enable_gqa is not True:
         mask, causal = _as_torch_means(q, k, mask, causal, attn_mask, is_causal, dropout_p, enable_gqa)
-    if mask is not None and type(mask) is not AttentionMask:
-        mask = as_mask(mask)
+    if mask is not None and not isinstance(mask, AttentionMask):  # again, with a mask that torch.compile can follow
+        made = as_mask(mask, "mask" if attn_mask is None else "attn_mask")
+        return attention(q, k, v, made, causal, window, scale, return_lse=return_lse, deterministic=deterministic, allow_tf32=allow_tf32)
     if return_lse is not False:
         return_lse = flag(return_lse, "return_lse")
     if _ops._compiling():
@@ -107,7 +108,7 @@ def _as_torch_means(q: Any, k: Any, mask: Any, causal: bool, attn_mask: Any, is_
         raise ValueError(f"enable_gqa is False, and q has {shapes[0][-3]} heads and k {shapes[1][-3]}; expected as many")
     if min(map(len, shapes)) > 1 and is_causal and shapes[0][-2] != shapes[1][-2]:
         raise ValueError(f"is_causal is given beside {shapes[0][-2]} queries and {shapes[1][-2]} keys: torch counts from the first of both there; causal=True counts from the last")
-    return (mask if attn_mask is None else as_mask(attn_mask, "attn_mask")), flag(causal, "causal") or is_causal
+    return (mask if attn_mask is None else attn_mask), flag(causal, "causal") or is_causal
 
 
 class Spec:
@@ -226,7 +227,7 @@ def check_shapes(q: tuple, k: tuple, v: tuple, mask_shape: tuple | None = None, 
         raise NotImplementedError(f"v has head size {v[-1]} and q {q[-1]}; expected the same")
     if q[-1] % 8 or not 8 <= q[-1] <= 512:
         raise NotImplementedError(f"q has head size {q[-1]}; expected a multiple of 8, from 8 to 512")
-    if len(q) > 2 and (k[-3] == 0 or q[-3] % k[-3]):
+    if len(q) > 2 and (q[-3] % k[-3] if k[-3] != 0 else q[-3] != 0):
         raise ValueError(f"k has {k[-3]} heads and q {q[-3]}; expected a number that divides those of q")
     if mask_shape is not None and (q[-2] != mask_shape[0] or k[-2] != mask_shape[1]):
         raise ValueError(f"mask is {mask_shape[0]}x{mask_shape[1]}; expected {q[-2]}x{k[-2]}, queries by keys")

@@ -11,7 +11,7 @@ import numpy as np
 from . import _ops, _picture
 from ._arrays import host, torch_module
 from ._indices import host_indices
-from ._matrix import BsrMatrix, as_bsr, check_block, is_sparse, make_pattern
+from ._matrix import BsrMatrix, as_bsr, check_block, is_sparse, make_pattern, uncompiled
 from ._pattern import Pattern
 
 early: weakref.WeakSet = weakref.WeakSet()  # masks that were made before torch was there
@@ -173,11 +173,12 @@ class AttentionMask:
 
     @classmethod
     def from_bsr(cls, matrix: Any, *, causal: bool = False, window: int | None = None) -> AttentionMask:
-        """From the stored blocks of a BsrMatrix, a torch.sparse_bsr tensor or a SciPy BSR matrix; the values do not matter."""
+        """From the stored blocks of a BsrMatrix, a torch.sparse_bsr or sparse_bsc tensor or a SciPy BSR matrix. The values do not matter, but for
+        booleans, which must be True: a block is kept or not."""
         if not is_sparse(matrix):
             raise TypeError(f"matrix is a {type(matrix).__name__}; expected a BsrMatrix, a torch.sparse_bsr tensor or a SciPy BSR matrix")
-        matrix = as_bsr(matrix, "matrix").contiguous()
-        return cls._of(matrix._pattern, matrix.shape, None, causal, window)
+        blocks = _whole_blocks(matrix, "matrix")
+        return cls._of(blocks._own_pattern(), blocks.shape, None, causal, window)
 
     @classmethod
     def from_block_mask(cls, block_mask: Any) -> AttentionMask:
@@ -415,17 +416,43 @@ def _kept_pairs(shape: tuple[int, int], causal: bool, window: int, offsets: tupl
 _known: dict[int, tuple[Any, AttentionMask]] = {}  # by object: what was made of a BlockMask
 
 
+@uncompiled
+def _whole_blocks(x: Any, name: str) -> BsrMatrix:
+    """Stored blocks, each of which is kept as a whole."""
+    blocks = as_bsr(x, name, blocks_only=True)
+    if not isinstance(x, BsrMatrix) and str(x.dtype).endswith("bool") and not _all_true(x, blocks._pattern.caches):
+        raise ValueError(f"{name} stores booleans that are False; expected True in all of each stored block. AttentionMask.from_dense takes what causal and a window explain")
+    return blocks
+
+
+def _all_true(x: Any, known: dict) -> bool:
+    """Whether booleans all are; those of a GPU, which must be waited for, are looked at again once torch has counted a write."""
+    if hasattr(x, "tocsr"):
+        return bool(x.data.all())
+    version = None if x.is_cpu or x.is_inference() else x._version
+    if version is None or known.get("all true") != version:
+        if not x.values().all():
+            return False
+        known["all true"] = version
+    return True
+
+
+@uncompiled
+def _sparse_as_mask(x: Any, name: str) -> AttentionMask:
+    blocks = _whole_blocks(x, name)
+    key = ("mask", blocks.is_transposed)
+    if key not in blocks._pattern.caches:
+        blocks._pattern.caches[key] = AttentionMask.from_bsr(blocks)
+    return blocks._pattern.caches[key]
+
+
 def as_mask(x: Any, name: str = "mask") -> AttentionMask:
     if isinstance(x, AttentionMask):
         return x
     if _ops._compiling():
         raise TypeError(f"{name}: inside torch.compile an AttentionMask is expected, made outside of it")
     if is_sparse(x):
-        matrix: BsrMatrix = as_bsr(x, name)
-        key = ("mask", matrix.is_transposed)
-        if key not in matrix._pattern.caches:
-            matrix._pattern.caches[key] = AttentionMask.from_bsr(matrix)
-        return matrix._pattern.caches[key]
+        return _sparse_as_mask(x, name)
     if hasattr(x, "kv_num_blocks") and hasattr(x, "mask_mod"):
         key = id(x)
         found = _known.get(key)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -145,14 +147,15 @@ class BsrMatrix:
 
     @classmethod
     def from_torch(cls, x: Any) -> BsrMatrix:
-        """From a `torch.sparse_bsr` tensor; the values are shared, the indices copied.
+        """From a `torch.sparse_bsr` tensor; the values are shared, the indices copied. Of a `torch.sparse_bsc` tensor, whose blocks stand in
+        another order, the values are copied too.
 
         Gradients reach the values of a BsrMatrix, not the sparse tensor that it came from.
         """
         torch = torch_module()
-        if torch is None or not isinstance(x, torch.Tensor) or x.layout is not torch.sparse_bsr:
-            raise TypeError(f"x is {_what(x)}; expected a torch.sparse_bsr tensor")
-        return cls(*_torch_parts(x, "x"))
+        if torch is None or not isinstance(x, torch.Tensor) or x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
+            raise TypeError(f"x is {_what(x)}; expected a torch.sparse_bsr or torch.sparse_bsc tensor")
+        return _tensor_as_bsr(x, "x")
 
     @classmethod
     def from_scipy(cls, x: Any, block: Any = None) -> BsrMatrix:
@@ -161,6 +164,7 @@ class BsrMatrix:
             raise TypeError(f"x is {_what(x)}; expected a scipy.sparse matrix or array")
         if x.format != "bsr" or (block is not None and check_block(block) != tuple(x.blocksize)):
             return cls.from_csr(x, "auto" if block is None else block)
+        _arrays.dtype_code(x.dtype, "x")
         return cls(*_scipy_parts(x, "x"))
 
     @classmethod
@@ -265,13 +269,7 @@ class BsrMatrix:
         >>> sa.BsrMatrix.from_dense(np.eye(4), block=2).stats["density"]
         0.5
         """
-        pattern = self._pattern
-        if self._transposed:
-            from . import _convert
-
-            row_ptr, col_idx, _ = _convert.transposed(pattern)
-            pattern = make_pattern(row_ptr, col_idx, self.shape, pattern.block[::-1])
-        v = pattern.view()
+        v = self._own_pattern().view()
         return {
             "stored_blocks": v.stored_blocks, "stored_elements": v.stored_elements, "density": v.density, "skew": v.skew,
             "column_skew": v.t_skew, "overlap": v.overlap, "most_in_a_row": v.max_row, "empty_rows": v.empty_rows,
@@ -322,6 +320,15 @@ class BsrMatrix:
 
         return _convert.contiguous(self) if self._transposed else self
 
+    def _own_pattern(self) -> Pattern:
+        """The pattern of this matrix, of a transpose too."""
+        if not self._transposed:
+            return self._pattern
+        from . import _convert
+
+        row_ptr, col_idx, _ = _convert.transposed(self._pattern)
+        return make_pattern(row_ptr, col_idx, self.shape, self.block)
+
     # ---- products ----
 
     def __matmul__(self, other: Any) -> Any:
@@ -329,6 +336,42 @@ class BsrMatrix:
 
     def __rmatmul__(self, other: Any) -> Any:
         raise NotImplementedError
+
+    # ---- an operator of scipy.sparse.linalg ----
+
+    def matvec(self, x: Any) -> Any:
+        """``A @ x`` of a vector, (columns,) or (columns, 1). With `rmatvec`, `matmat` and `rmatmat` it makes a matrix of NumPy values an operator
+        for `scipy.sparse.linalg`. Beside a wider dtype the values are widened at each call: use one dtype where speed counts.
+
+        >>> import numpy as np, scipy.sparse.linalg, sparse_autotune as sa
+        >>> A = sa.BsrMatrix.from_dense(np.diag([1.0, 2.0, 4.0, 8.0]), block=2)
+        >>> scipy.sparse.linalg.cg(A, np.ones(4))[0].round(6)
+        array([1.   , 0.5  , 0.25 , 0.125])
+        """
+        return self._apply(x, "vector")
+
+    def rmatvec(self, x: Any) -> Any:
+        """``A.T @ x`` of a vector."""
+        return self.T._apply(x, "vector")
+
+    def matmat(self, X: Any) -> Any:  # noqa: N803
+        """``A @ X`` of a matrix, (columns, any number)."""
+        return self._apply(X, "matrix")
+
+    def rmatmat(self, X: Any) -> Any:  # noqa: N803
+        """``A.T @ X`` of a matrix."""
+        return self.T._apply(X, "matrix")
+
+    def _apply(self, x: Any, kind: str) -> Any:
+        x = np.asarray(x) if isinstance(x, (list, tuple, np.ndarray)) else x
+        name, cols, shape = "x" if kind == "vector" else "X", self.shape[1], tuple(x.shape)
+        if not (shape in ((cols,), (cols, 1)) if kind == "vector" else len(shape) == 2 and shape[0] == cols):
+            raise ValueError(f"{name} has shape {shape}; expected " + (f"({cols},) or ({cols}, 1)" if kind == "vector" else f"({cols}, any number)"))
+        matrix = self
+        if isinstance(x, np.ndarray) and isinstance(self._values, np.ndarray) and x.dtype != self.dtype and x.dtype.kind in "biuf":
+            wide = np.result_type(self.dtype, x.dtype) if x.dtype.kind == "f" else self.dtype
+            matrix, x = self if wide == self.dtype else self.to(dtype=wide), x.astype(wide)
+        return matrix @ x
 
     # ---- shown ----
 
@@ -358,20 +401,63 @@ def _what(x: Any) -> str:
 _known: dict[int, tuple[Any, BsrMatrix]] = {}  # by object: what was made of a plain sparse matrix; goes when that goes
 
 
-def _torch_parts(x: Any, name: str) -> tuple:
+def uncompiled(call: Any) -> Any:
+    """Keeps torch.compile out of a function and all that it calls. It leaves a frame that holds a sparse tensor to Python, and would go on
+    with the frames that this one calls, in which it cannot follow what is done with the tensor's parts."""
+    kept: list[Any] = []
+
+    @functools.wraps(call)
+    def outside(*arguments: Any) -> Any:
+        if not kept:
+            disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+            if disable is None:  # nothing is compiled in this program yet
+                return call(*arguments)
+            kept.append(disable(call))
+        return kept[0](*arguments)
+
+    return outside
+
+
+def _by_rows(x: Any, name: str) -> Any:
+    """A BSR tensor itself, or of a BSC one the transpose, which is a BSR one."""
+    if x.layout is torch_module().sparse_bsr:
+        return x
+    _check_dimensions(x, name)
+    return x.transpose(0, 1)
+
+
+def _check_dimensions(x: Any, name: str) -> None:
     if x.dim() != 2 or x.values().dim() != 3:
         raise ValueError(f"{name} has {x.dim()} dimensions; expected 2, without batches or dense dimensions")
+
+
+def _torch_parts(x: Any, name: str) -> tuple:
+    """Detached: torch.compile cannot take in a view of a sparse tensor."""
+    _check_dimensions(x, name)
+    return *(t.detach() for t in (x.crow_indices(), x.col_indices(), x.values())), tuple(x.shape)
+
+
+@uncompiled
+def _tensor_as_bsr(x: Any, name: str) -> BsrMatrix:
+    stored = _by_rows(x, name)
     _arrays.dtype_code(x.dtype, name)
-    return x.crow_indices(), x.col_indices(), x.detach().values(), tuple(x.shape)
+    made = BsrMatrix(*_torch_parts(stored, name))
+    return made if stored is x else made.T
 
 
 def _scipy_parts(x: Any, name: str) -> tuple:
     check_scipy(x, name)
-    _arrays.dtype_code(x.dtype, name)
     if not x.has_canonical_format:
         x = x.copy()
         x.sum_duplicates()
     return x.indptr, x.indices, x.data, x.shape
+
+
+def _blocks_of(row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]) -> BsrMatrix:
+    """As BsrMatrix(...), whatever the values are: booleans only say where blocks are."""
+    if values.dtype in (np.bool_, getattr(torch_module(), "bool", np.bool_)):
+        return BsrMatrix._make(make_pattern(row_ptr, col_idx, shape, tuple(values.shape[1:])), values)
+    return BsrMatrix(row_ptr, col_idx, values, shape)
 
 
 def is_sparse(x: Any) -> bool:
@@ -383,33 +469,40 @@ def is_sparse(x: Any) -> bool:
     return hasattr(x, "tocsr") and hasattr(x, "format")
 
 
-def as_bsr(x: Any, name: str) -> BsrMatrix:
-    """A BsrMatrix for a torch.sparse_bsr tensor or a SciPy BSR matrix, made once an object."""
+def as_bsr(x: Any, name: str, blocks_only: bool = False) -> BsrMatrix:
+    """A BsrMatrix for a sparse tensor of torch or a SciPy BSR matrix, made once an object. `blocks_only`: the values do not matter, and may be booleans."""
     if type(x) is BsrMatrix or isinstance(x, BsrMatrix):
         return x
     torch = torch_module()
     if torch is not None and isinstance(x, torch.Tensor):
-        if x.layout is not torch.sparse_bsr:
-            raise TypeError(f"{name} is a tensor of layout {x.layout}; expected torch.sparse_bsr, a SciPy BSR matrix or a BsrMatrix")
+        if x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
+            raise TypeError(f"{name} is a tensor of layout {x.layout}; expected torch.sparse_bsr, torch.sparse_bsc, a SciPy BSR matrix or a BsrMatrix")
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use BsrMatrix.from_torch({name}).requires_grad_()")
-        return _remembered_tensor(x, name)
+        if not blocks_only or x.dtype != torch.bool:
+            _arrays.dtype_code(x.dtype, name)
+        return _remembered_tensor(x, name, blocks_only)
     if getattr(x, "format", None) == "bsr":
+        if not blocks_only or x.dtype != bool:
+            _arrays.dtype_code(x.dtype, name)
 
         def unchanged(m: BsrMatrix) -> bool:
             """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data with m."""
             return m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
 
-        return _remembered(x, unchanged, lambda x: BsrMatrix(*_scipy_parts(x, name)))
+        return _remembered(x, unchanged, lambda x: _blocks_of(*_scipy_parts(x, name)))
     kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
     raise TypeError(f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix")
 
 
-def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
+@uncompiled
+def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
     """The indices are compared on the CPU, but for traces, which would see it; on a GPU, where that would wait for all that is queued, once torch
-    has counted that the tensor, its indices or its values, was written to. `Seen` finds what it does not count."""
+    has counted that the tensor, its indices or its values, was written to. `Seen` finds what it does not count. Values that had to be copied, those
+    of a BSC tensor, are copied anew at each call."""
     from . import _torch_modes, _torch_patterns
 
+    stored = _by_rows(x, name)
     version, cpu = _torch_patterns.version_of(x), _torch_patterns.in_host_memory(x)
     trusted = not cpu or _torch_modes.watched()
 
@@ -417,18 +510,20 @@ def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
         m._version, m._indices, m._seen = version, indices, _torch_patterns.Seen(indices, (m.row_ptr, m.col_idx))
         return m
 
-    def make(x: Any) -> BsrMatrix:
-        parts = _torch_parts(x, name)
-        return made_of(BsrMatrix(*parts), parts[:2])
+    def make(_x: Any) -> BsrMatrix:
+        parts = _torch_parts(stored, name)
+        m = made_of(_blocks_of(*parts), parts[:2])
+        m._shared = m._values.data_ptr() == parts[2].data_ptr()
+        return m
 
     def unchanged(m: BsrMatrix) -> bool:
         if trusted and m._version == version and (cpu or m._seen.still(m._indices)):
             return True
         if x.is_cuda and torch_module().cuda.is_current_stream_capturing():
             raise RuntimeError(f"{name} was written to after its last product, and a CUDA graph is being captured: run this product once before")
-        indices = x.crow_indices(), x.col_indices()
-        if m._values.data_ptr() != x.values().data_ptr():
+        if m._shared and m._values.data_ptr() != stored.values().data_ptr():
             return False
+        indices = stored.crow_indices(), stored.col_indices()
         if cpu:
             return m._seen.still(indices)
         same = m._pattern.same_indices(*(i.cpu().numpy() for i in indices))
@@ -436,7 +531,10 @@ def _remembered_tensor(x: Any, name: str) -> BsrMatrix:
             made_of(m, indices)
         return same
 
-    return _remembered(x, unchanged, make)
+    m = _remembered(x, unchanged, make)
+    if m._shared and stored is x:
+        return m
+    return BsrMatrix._make(m._pattern, m._values if blocks_only else stored.values().detach().contiguous(), stored is not x)
 
 
 def _remembered(x: Any, unchanged: Any, make: Any) -> BsrMatrix:

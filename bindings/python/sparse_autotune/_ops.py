@@ -88,7 +88,13 @@ def matmul(
         raise TypeError(f"A is a {type(A).__name__} and B a {type(B).__name__}; expected one of them to be a BsrMatrix, a torch.sparse_bsr tensor or a SciPy BSR matrix")
     if not left and is_sparse(B):
         raise NotImplementedError("A and B are both sparse; expected one of them to be dense")
-    a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
+    if not isinstance(B if left else A, BsrMatrix):
+        pair = (A, as_bsr(B, "B")) if left else (as_bsr(A, "A"), B)
+        return matmul(
+            *pair, out=out, alpha=alpha, beta=beta, bias=bias, activation=activation, out_dtype=out_dtype, allow_tf32=allow_tf32,
+            allow_dense=allow_dense, deterministic=deterministic,
+        )  # fmt: skip
+    a, b = (B, A) if left else (A, B)
     options = Options(alpha, beta, bias, activation, out_dtype, allow_tf32, allow_dense, deterministic)
     torch = torch_module()
     for x, name in ((b, "A" if left else "B"), (bias, "bias"), (out, "out")):
@@ -138,8 +144,9 @@ def sampled_matmul(X: Any, Y: Any, pattern: Any, *, alpha: float = 1.0, beta: fl
         if allow_tf32 is not None:
             raise NotImplementedError("allow_tf32 is not offered inside torch.compile, which does as torch is set to")
         return _torch_sampled(X, Y, pattern, alpha, out, beta)
-    a = as_bsr(pattern, "pattern")
-    torch = torch_module()
+    if not isinstance(pattern, BsrMatrix):
+        return sampled_matmul(X, Y, as_bsr(pattern, "pattern", blocks_only=True), alpha=alpha, beta=beta, out=out, allow_tf32=allow_tf32)
+    a, torch = pattern, torch_module()
     refuse_nested(torch, X, "X")
     refuse_nested(torch, Y, "Y")
     _meet_torch(torch, X, out, Y)

@@ -139,15 +139,19 @@ def test_arrays_that_offer_nothing_but_dlpack():
     close(sa.attention(*map(OnlyDlpack, (q, k, v))), expected(q, k, v)[0], np.float32)
 
 
-@pytest.mark.parametrize("shape", [(0, 2, 4, 8), (1, 0, 4, 8), (1, 2, 0, 8)])
+@pytest.mark.parametrize("shape", [(0, 2, 4, 8), (1, 0, 4, 8), (1, 2, 0, 8), (0, 4, 8)])
 def test_nothing_to_do(shape):
     x = np.ones(shape, np.float32)
-    if shape[1]:
-        out, lse = sa.attention(x, x, x, return_lse=True)
-        assert out.shape == shape and lse.shape == shape[:3]
-    else:
-        with pytest.raises(ValueError, match="k has 0 heads"):
-            sa.attention(x, x, x)
+    for mask in (None, sa.AttentionMask.window(4, 2, block=2)) if shape[-2] else (None,):
+        out, lse = sa.attention(x, x, x, mask, return_lse=True)
+        assert out.shape == shape and lse.shape == shape[:-1]
+
+
+def test_queries_of_some_heads_need_keys_of_some():
+    q, none = np.ones((1, 2, 4, 8), np.float32), np.ones((1, 0, 4, 8), np.float32)
+    with pytest.raises(ValueError, match="k has 0 heads and q 2"):
+        sa.attention(q, none, none)
+    assert sa.attention(none, q, q).shape == none.shape
 
 
 def test_no_keys_give_zeros():
@@ -223,6 +227,24 @@ def test_a_bsr_matrix_is_a_mask():
     close(sa.attention(q, k, v, scipy.bsr_array(dense, blocksize=(16, 8))), wanted, np.float32)
     flipped = sa.BsrMatrix.from_dense(np.ascontiguousarray(dense.T), block=(8, 16)).T
     close(sa.attention(q, k, v, flipped), wanted, np.float32)
+
+
+def test_booleans_are_a_mask_where_whole_blocks_are_true():
+    scipy = pytest.importorskip("scipy.sparse")
+    dense = np.kron(np.array([[1, 0, 1], [0, 1, 0]], bool), np.ones((16, 8), bool))
+    q, k, v = operands(3, (1,), 2, 2, 32, 24, 8)
+    wanted, matrix = expected(q, k, v, dense)[0], scipy.bsr_array(dense, blocksize=(16, 8))
+    for mask in (matrix, sa.AttentionMask.from_bsr(matrix)):
+        close(sa.attention(q, k, v, mask), wanted, np.float32)
+        close(sa.attention(q, k, v, attn_mask=mask), wanted, np.float32)
+    x, y = np.ones((32, 4), np.float32), np.ones((4, 24), np.float32)
+    np.testing.assert_array_equal(sa.sampled_matmul(x, y, matrix).to_dense(), np.where(dense, 4, 0))
+    with pytest.raises(TypeError, match="A has dtype bool"):
+        sa.matmul(matrix, np.ones((24, 2)))
+    matrix.data[1, 3, 2] = False
+    for call in (lambda: sa.attention(q, k, v, matrix), lambda: sa.AttentionMask.from_bsr(matrix)):
+        with pytest.raises(ValueError, match="stores booleans that are False"):
+            call()
 
 
 def test_a_mask_shows_itself():

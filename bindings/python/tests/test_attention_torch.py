@@ -495,3 +495,33 @@ def test_operands_of_two_kinds_are_named():
     q = torch.randn(1, 2, 32, 16)
     with pytest.raises(TypeError, match="k is a ndarray; expected a torch tensor"):
         sa.attention(q, q.numpy(), q)
+
+
+@pytest.mark.parametrize("layout", ["bsr", "bsc"])
+def test_booleans_of_torch_are_a_mask_where_whole_blocks_are_true(layout, device):
+    dense = torch.kron(torch.tensor([[1, 0, 1], [0, 1, 0]]).bool(), torch.ones(16, 8, dtype=torch.bool)).to(device)
+    mask = getattr(dense, f"to_sparse_{layout}")((16, 8))
+    q, k, v = torch.randn(1, 2, 32, 8, device=device), *torch.randn(2, 1, 2, 24, 8, device=device)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, dense)
+    for given in (mask, mask, sa.AttentionMask.from_bsr(mask)):
+        torch.testing.assert_close(sa.attention(q, k, v, given), wanted)
+    x, y = torch.randn(32, 4, device=device), torch.randn(4, 24, device=device)
+    torch.testing.assert_close(sa.sampled_matmul(x, y, mask).to_dense(), torch.where(dense, x @ y, 0))
+    with pytest.raises(TypeError, match="A has dtype bool"):
+        sa.matmul(mask, torch.ones(24, 2, device=device))
+    mask.values()[1, 3, 2] = False
+    with pytest.raises(ValueError, match="mask stores booleans that are False"):
+        sa.attention(q, k, v, mask)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 16, 8), (0, 16, 8)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_heads_give_nothing_and_have_gradients(shape, compiled, device):
+    x = torch.randn(shape, device=device, requires_grad=True)
+    call = torch.compile(sa.attention, backend="aot_eager") if compiled else sa.attention
+    for mask in (None, sa.AttentionMask.window(16, 4, block=8)):
+        out = call(x, x, x, mask)
+        assert out.shape == shape and torch.autograd.grad(out.sum(), x)[0].shape == shape
+        with torch.no_grad():
+            assert call(x, x, x, mask).shape == shape
+    assert torch.vmap(sa.attention)(*[x.detach()[None]] * 3).shape == (1, *shape)

@@ -170,3 +170,55 @@ def test_whole_numbers_of_numpy():
     a = sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2)), (np.int64(2), np.int32(2)))
     assert a.shape == (2, 2) and len(sa.tune(a, columns=np.int64(4), effort="quick")) == 1
     assert len(sa.tune(a, columns=np.array([1, 2]), effort="quick")) == 2
+
+
+# ---- an operator of scipy.sparse.linalg ----
+
+
+def test_scipy_solves_with_a_matrix():
+    linalg = pytest.importorskip("scipy.sparse.linalg")
+    rng = np.random.default_rng(0)
+    square = rng.standard_normal((24, 24))
+    dense = np.kron(np.eye(3), np.ones((8, 8))) * (square + square.T) + 30 * np.eye(24)
+    a, b = sa.BsrMatrix.from_dense(dense, block=8), rng.standard_normal(24)
+    for solve in (linalg.cg, linalg.gmres, linalg.bicg, linalg.bicgstab, linalg.minres):
+        x, failed = solve(a, b, rtol=1e-10)
+        assert not failed
+        np.testing.assert_allclose(dense @ x, b, rtol=1e-6, atol=1e-6)
+    tall = sa.BsrMatrix.from_dense(rng.standard_normal((40, 24)), block=8)
+    for m in (tall, tall.T):
+        d, y = m.to_dense(), rng.standard_normal(m.shape[0])
+        np.testing.assert_allclose(linalg.lsqr(m, y, atol=1e-12, btol=1e-12)[0], np.linalg.lstsq(d, y, rcond=None)[0], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(linalg.svds(m, 3, return_singular_vectors=False), np.sort(np.linalg.svd(d)[1])[-3:], rtol=1e-6)
+    single = sa.BsrMatrix.from_dense(dense.astype(np.float32), block=8)  # beside a vector of doubles
+    x, failed = linalg.cg(single, b, rtol=1e-10)
+    assert not failed
+    np.testing.assert_allclose(dense.astype(np.float32).astype(np.float64) @ x, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_it_is_what_scipy_calls_an_operator(dtype, transposed):
+    linalg = pytest.importorskip("scipy.sparse.linalg")
+    *parts, dense = random_bsr(3, 20, 12, (8, 4), 0.5, dtype)
+    a = sa.BsrMatrix(*parts, (20, 12))
+    a, dense = (a.T, dense.T) if transposed else (a, dense)
+    rows, cols = dense.shape
+    operator = linalg.aslinearoperator(a)
+    assert operator.shape == dense.shape and operator.dtype == dtype
+    for m in (a, operator):
+        for n, call, d in ((cols, m.matvec, dense), (rows, m.rmatvec, dense.T)):
+            for x in (np.ones(n, dtype), np.ones((n, 1), dtype), np.arange(n), np.ones(n, np.float64)):
+                got = call(x)
+                assert got.shape == (len(d), *x.shape[1:])
+                close(got, d @ x, np.dtype(dtype).name)
+        for n, call, d in ((cols, m.matmat, dense), (rows, m.rmatmat, dense.T)):
+            close(call(np.ones((n, 3), dtype)), d @ np.ones((n, 3)), np.dtype(dtype).name)
+    close(a @ np.ones(cols, dtype), dense @ np.ones(cols), np.dtype(dtype).name)
+    assert a.matvec(np.ones(cols, np.float64)).dtype == np.result_type(dtype, np.float64) and a.matvec(np.arange(cols)).dtype == dtype
+    for call, words in ((a.matvec, f"x has shape (3,); expected ({cols},) or ({cols}, 1)"), (a.matmat, f"X has shape (3,); expected ({cols}, any number)")):
+        with pytest.raises(ValueError) as caught:
+            call(np.ones(3, dtype))
+        assert words in str(caught.value)
+    with pytest.raises(TypeError, match="complex128"):
+        a.matvec(np.ones(cols, complex))

@@ -489,3 +489,38 @@ print(BsrMatrix is sa.BsrMatrix)
 """
     run = run_program(program)
     assert run.stdout.split("\n")[:3] == ["4.0", "no torch", "True"], run.stderr
+
+
+def test_bsc_tensors_are_taken_where_bsr_tensors_are(device):
+    torch.manual_seed(0)
+    dense = torch.randn(24, 16, device=device)
+    dense[:8, :4] = 0
+    sparse, b = dense.to_sparse_bsc((8, 4)), torch.randn(16, 3, device=device)
+    for _ in range(2):
+        close(sa.matmul(sparse, b), dense @ b)
+        close(sa.matmul(b.new_ones(2, 24), sparse), b.new_ones(2, 24) @ dense)
+        sparse.values().mul_(2)  # the blocks stand in another order, and are taken anew at each call
+        dense *= 2
+    with torch.no_grad():
+        sparse.values().data.mul_(0.5)
+        dense *= 0.5
+    close(sa.matmul(sparse, b), dense @ b)
+    turned = sparse.t()  # a BSR tensor whose blocks do not lie row by row
+    assert turned.layout is torch.sparse_bsr and not turned.values().is_contiguous()
+    for _ in range(2):
+        close(sa.matmul(turned, dense), dense.T @ dense)
+        turned.values().data.mul_(2)
+        dense *= 2
+    matrix = sa.BsrMatrix.from_torch(sparse)
+    assert matrix.shape == (24, 16) and matrix.block == (8, 4)
+    close(matrix.to_dense(), dense)
+    values = matrix.values.requires_grad_()
+    (matrix @ b).sum().backward()
+    assert values.grad is not None
+    x = torch.randn(24, 5, device=device)
+    sampled = sa.sampled_matmul(x, x.new_ones(5, 16), sparse)
+    close(sampled.to_dense(), torch.where(dense != 0, x @ x.new_ones(5, 16), 0))
+    with pytest.raises(ValueError, match="A has 3 dimensions"):
+        sa.matmul(torch.stack([dense, dense]).to_sparse_bsc((8, 4)), b)
+    with pytest.raises(TypeError, match="A has dtype torch.int64|A has dtype int64"):
+        sa.matmul(dense.long().to_sparse_bsc((8, 4)), b)

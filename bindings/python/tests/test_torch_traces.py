@@ -187,3 +187,37 @@ def test_jit_traces_an_activation():
     for f, y in ((lambda x: sa.matmul(a, x, activation="gelu"), x), (sa.SparseLinear(3, 16, block=8, density=0.5, activation="gelu"), x)):
         traced = torch.jit.trace(f, y)  # compares traces with and without gradients
         torch.testing.assert_close(traced(2 * y), f(2 * y))
+
+
+# ---- sparse tensors in compiled code ----
+
+
+@pytest.mark.parametrize("layout", ["bsr", "bsc"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_tensors_serve_in_compiled_code(backend, layout, device):
+    """torch.compile leaves the frames that hold them to Python, and must not stumble over what those call."""
+    dense = torch.randn(16, 16, device=device)
+    dense[:4, 4:12] = 0
+    sparse, b = getattr(dense, f"to_sparse_{layout}")((4, 4)), torch.randn(16, 3, device=device)
+    q = torch.randn(1, 2, 16, 8, device=device)
+    keeps = torch.kron(torch.ones(4, 4, device=device).index_put((torch.tensor(0, device=device), torch.tensor([1, 2], device=device)), torch.zeros(2, device=device)), torch.ones(4, 4, device=device)) > 0
+    for call, arguments, expected in (
+        (lambda s, x: sa.matmul(s, x + 1) * 2, (b,), dense @ (b + 1) * 2),
+        (lambda s, x: sa.matmul(x.t(), s, activation="relu"), (b,), (b.t() @ dense).relu()),
+        (lambda s, x: sa.sampled_matmul(x, x.t(), s).to_dense(), (b,), torch.where(keeps, b @ b.t(), 0)),
+        (lambda s, x: sa.matmul(sa.BsrMatrix.from_torch(s), x), (b,), dense @ b),
+        (lambda s, x: sa.attention(x, x, x, attn_mask=s), (q,), torch.nn.functional.scaled_dot_product_attention(q, q, q, keeps)),
+        (lambda s, x: sa.attention(x, x, x, s), (q,), torch.nn.functional.scaled_dot_product_attention(q, q, q, keeps)),
+    ):
+        for grad in (False, True):
+            torch._dynamo.reset()
+            compiled, given = torch.compile(call, backend=backend), [x.clone().requires_grad_(grad) for x in arguments]
+            for _ in range(2):
+                got = compiled(sparse, *given)
+                torch.testing.assert_close(got.detach(), expected, rtol=1e-4, atol=1e-4)
+            assert got.requires_grad == grad
+    matrix = sa.BsrMatrix.from_torch(sparse)
+    torch._dynamo.reset()
+    whole = torch.compile(lambda m, x: sa.matmul(m, x), backend=backend, fullgraph=True)
+    torch.testing.assert_close(whole(matrix, b), dense @ b, rtol=1e-4, atol=1e-4)
