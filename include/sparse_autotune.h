@@ -176,7 +176,8 @@ typedef struct sat_context_options {
     size_t size;
     const char *device;    /* "cpu", "cuda", "cuda:1"; NULL: $SPARSE_AUTOTUNE_DEVICE, else the best found */
     const char *cache_dir; /* NULL: $SPARSE_AUTOTUNE_CACHE, else the user's cache folder; "": memory only.
-                              Several folders, separated by ':', are layers: the first is written, all are read */
+                              Several folders, separated by ':', are layers: the first is written, all are read.
+                              One that another user may write is neither */
     sat_effort effort;
     sat_measure measure;
     int threads;             /* CPU threads; 0: OpenMP's at each call. CUDA: multiprocessors to plan for; 0: all */
@@ -438,8 +439,9 @@ typedef struct sat_result {
     double estimate_seconds, prepare_seconds;
     size_t workspace_bytes;
     int runs;
-    bool may_win;      /* false: a rival to show only (dense, without SAT_ALLOW_DENSE; or not registered any more) */
-    char message[192]; /* why it is not ok; else "" */
+    bool may_win;         /* false: a rival to show only (dense, without SAT_ALLOW_DENSE; or not registered any more) */
+    char message[192];    /* why it is not ok; else "" */
+    double least_seconds; /* the fastest run; 0 where it was not timed, or by an earlier version */
 } sat_result;
 
 typedef struct sat_race sat_race;
@@ -469,6 +471,8 @@ typedef struct sat_race_info {
     double flops, bytes; /* arithmetic on stored blocks; bytes that must move at least once */
     size_t peak_bytes;   /* the most memory that tuning held */
     char key[512];
+    bool
+        busy; /* other work disturbed this race, so its times are too long; when the machine is quiet it is run again */
 } sat_race_info;
 
 SAT_API sat_status sat_race_get_info(const sat_race *race, sat_race_info *info); /* set info->size first */

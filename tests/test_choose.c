@@ -110,6 +110,23 @@ static void times_of_different_races_are_never_compared(void **state) {
     assert_string_equal(ranking[2]->name, "dog");
 }
 
+static void a_race_on_a_quiet_machine_says_more_than_a_newer_one_on_a_busy_machine(void **state) {
+    (void)state;
+    sat_record r[] = {record("one", 100, "bee", 0.2), record("one", 100, "dog", 0.3), record("two", 200, "ant", 0.5),
+                      record("two", 200, "dog", 0.4)};
+    r[2].busy = r[3].busy = true;
+    sat_entry entry = {r, 4};
+    const sat_variant *ranking[8];
+    assert_int_equal(sat_choose_ranking(&entry, &registry, 0, ranking, 8), 3);
+    assert_string_equal(ranking[0]->name, "bee");
+    assert_string_equal(ranking[1]->name, "dog");
+    assert_string_equal(ranking[2]->name, "ant"); /* known from the disturbed one alone */
+    assert_true(sat_choose_provisional(&entry, 1000));
+    assert_false(sat_choose_provisional(&entry, 210)); /* not at once */
+    r[0].when = r[1].when = 300;
+    assert_false(sat_choose_provisional(&entry, 1000)); /* a quiet one came after it */
+}
+
 static void wrong_unknown_and_revised_variants_are_not_ranked(void **state) {
     (void)state;
     sat_record r[] = {record("one", 100, "ant", 0.1), record("one", 100, "bee", 0.2), record("one", 100, "elk", 0.3),
@@ -190,6 +207,7 @@ int main(void) {
         cmocka_unit_test(within_the_tolerance_priority_decides_and_then_the_name),
         cmocka_unit_test(noise_widens_the_tolerance_to_three_percent_at_most),
         cmocka_unit_test(times_of_different_races_are_never_compared),
+        cmocka_unit_test(a_race_on_a_quiet_machine_says_more_than_a_newer_one_on_a_busy_machine),
         cmocka_unit_test(wrong_unknown_and_revised_variants_are_not_ranked),
         cmocka_unit_test(buckets_keep_small_sizes_exact_and_are_idempotent),
         cmocka_unit_test(the_key_tells_apart_what_decides_and_nothing_else),

@@ -55,6 +55,10 @@ typedef struct sat_backend {
     /* Measures rates, in some tens of milliseconds, with so much memory of the device to use. NULL: they stay nominal.
      */
     sat_status (*measure)(const sat_device *device, void *scratch, size_t bytes, sat_rates *rates);
+    /* How often, so far, threads of this process had to leave a processor to somebody else; NULL: no matter here. */
+    int64_t (*preempted)(void);
+    /* Does every thread of a run get a processor to itself now? Takes some tens of milliseconds. NULL: cannot tell. */
+    bool (*quiet)(const sat_device *device);
     sat_status (*sync)(const sat_device *device, void *stream);
     void (*settle)(const sat_device *device); /* waits for all that is queued on the device, whatever the stream */
     bool (*broken)(const sat_device *device); /* has a kernel left it unusable to this process? Waits for tuning. */

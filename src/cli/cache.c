@@ -89,6 +89,8 @@ typedef struct summary {
     int results;
     char race[64], variant[128];
     double seconds; // the fastest right one of the newest race; 0: none
+    double spread;  // its
+    bool busy;      // the machine was, during that race
 } summary;
 
 static bool field_is(const char *line, const char *end, const char *name, const char *value) {
@@ -113,6 +115,7 @@ static void summarise_line(const sat_context *context, const char *key, const ch
     char name[64];
     snprintf(name, sizeof name, "%.*s", race_length, race);
     if (strcmp(name, s->race) != 0) snprintf(s->race, sizeof s->race, "%s", name), s->seconds = 0; // oldest come first
+    s->busy = field_is(line, end, "busy", "1");
     const char *seconds = field(line, end, "seconds", &length);
     double t = seconds ? strtod(seconds, NULL) : 0;
     const char *variant = field(line, end, "variant", &length);
@@ -120,7 +123,8 @@ static void summarise_line(const sat_context *context, const char *key, const ch
     char found[sizeof s->variant];
     snprintf(found, sizeof found, "%.*s", length, variant);
     if (!may_win(context, key, found, line, end)) return;
-    s->seconds = t;
+    const char *spread = field(line, end, "spread", &length);
+    s->seconds = t, s->spread = spread ? strtod(spread, NULL) : 0;
     memcpy(s->variant, found, sizeof found);
 }
 
@@ -140,25 +144,30 @@ static int list_action(const cache_args *c, sat_context *context) {
     entries e = {0};
     int code = read_entries(context, &e);
     json j = {.file = stdout};
-    table t = {.columns = 5};
+    table t = {.columns = 6};
     if (c->json) {
         json_object(&j, NULL);
         json_int(&j, "version", 1), json_text(&j, "cache", sat_cache_path(context)), json_array(&j, "entries");
-    } else if (e.count) table_row(&t, (const char *[]){"id", "results", "fastest of the last race", "time", "key"});
+    } else if (e.count)
+        table_row(&t, (const char *[]){"id", "results", "fastest of the last race", "time", "spread", "key"});
     for (size_t i = 0; i < e.count; i++) {
         summary s = summarise(context, &e.list[i]);
         if (c->json) {
             json_object(&j, NULL);
             json_text(&j, "id", e.list[i].id), json_text(&j, "key", e.list[i].key);
             json_int(&j, "results", s.results), json_text(&j, "fastest", s.seconds > 0 ? s.variant : NULL);
-            json_real(&j, "seconds", s.seconds);
+            json_real(&j, "seconds", s.seconds), json_real(&j, "spread", s.spread), json_bool(&j, "busy", s.busy);
             json_end(&j);
             continue;
         }
-        char count[24], time[32] = "-";
+        char count[24], time[32] = "-", spread[48] = "-";
         snprintf(count, sizeof count, "%d", s.results);
-        if (s.seconds > 0) text_seconds(time, sizeof time, s.seconds);
-        table_row(&t, (const char *[]){e.list[i].id, count, s.seconds > 0 ? s.variant : "-", time, e.list[i].key});
+        if (s.seconds > 0) {
+            text_seconds(time, sizeof time, s.seconds);
+            snprintf(spread, sizeof spread, "+-%.1f %%%s", 100 * s.spread / s.seconds, s.busy ? ", busy" : "");
+        }
+        table_row(&t,
+                  (const char *[]){e.list[i].id, count, s.seconds > 0 ? s.variant : "-", time, spread, e.list[i].key});
     }
     if (c->json) json_end(&j), json_end(&j);
     else {

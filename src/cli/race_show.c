@@ -55,22 +55,30 @@ static void describe(const outcome *o, const sat_result *r, char *name, size_t n
     else snprintf(check, size, "%s   %s", r->verdict == SAT_VERDICT_WRONG ? "WRONG" : "ERROR", r->message);
 }
 
+// How far the quartiles are from each other, half of it, beside the median.
+static const char *text_spread(char *out, size_t size, double spread, double seconds, int runs) {
+    if (runs < 2) snprintf(out, size, "one run");
+    else snprintf(out, size, "+-%.*f %%", spread < 0.0995 * seconds ? 1 : 0, 100 * spread / seconds);
+    return out;
+}
+
 static void add_results(const outcome *o, table *t) {
     for (size_t i = 0; i < result_count(o); i++) {
         const sat_result *r = sat_race_at(o->race, i);
-        char name[192], time[32] = "-", rate[32] = "-", check[256];
+        char name[192], time[32] = "-", spread[32] = "-", rate[32] = "-", check[256];
         describe(o, r, name, sizeof name, check, sizeof check);
         if (r->seconds > 0 && r->verdict == SAT_VERDICT_OK) {
             text_seconds(time, sizeof time, r->seconds);
+            text_spread(spread, sizeof spread, r->spread, r->seconds, r->runs);
             text_rate(rate, sizeof rate, o->info.flops / r->seconds);
         }
-        table_row(t, (const char *[]){name, time, rate, check});
+        table_row(t, (const char *[]){name, time, spread, rate, check});
     }
     for (int i = 0; i < o->out_count; i++) {
         char check[256];
         snprintf(check, sizeof check, "%s   %s", o->out[i].verdict == SAT_VERDICT_WRONG ? "WRONG" : "ERROR",
                  o->out[i].message);
-        table_row(t, (const char *[]){o->out[i].variant, "-", "-", check});
+        table_row(t, (const char *[]){o->out[i].variant, "-", "-", "-", check});
     }
 }
 
@@ -106,14 +114,17 @@ static void print_best(const outcome *o) {
     else
         printf(" in %s, %s\n", text_seconds(t, sizeof t, o->info.seconds),
                o->remembered ? "remembered" : "not remembered");
+    if (o->info.busy)
+        printf("  the machine was busy: these times are too long%s\n",
+               o->remembered ? "; this is raced again, at most twice, when it is needed and the machine is quiet" : "");
 }
 
 void race_print(const outcome *o) {
     char title[512];
     spec_title(o->spec, o->blocks, title, sizeof title);
     printf("%s, on %s\n", title, sat_context_device(o->context)->name);
-    table t = {.columns = 4};
-    table_row(&t, (const char *[]){"variant", "time", "rate on stored blocks", "check"});
+    table t = {.columns = 5};
+    table_row(&t, (const char *[]){"variant", "time", "spread", "rate on stored blocks", "check"});
     add_results(o, &t);
     table_print(&t, stdout, "  ");
     table_free(&t);
@@ -200,6 +211,8 @@ static void result_json(json *j, const outcome *o, const sat_result *r) {
     json_bool(j, "dense", flags_of(o, r->variant) & SAT_V_DENSE);
     json_bool(j, "library", flags_of(o, r->variant) & SAT_V_LIBRARY);
     json_real(j, "spread", r->spread);
+    if (r->least_seconds > 0) json_real(j, "least_seconds", r->least_seconds);
+    else json_text(j, "least_seconds", NULL);
     json_int(j, "runs", r->runs);
     json_real(j, "estimate_seconds", r->estimate_seconds);
     json_real(j, "prepare_seconds", r->prepare_seconds);
@@ -232,6 +245,7 @@ void race_json(json *j, const char *key, const outcome *o) {
     json_real(j, "tuning_seconds", o->info.seconds);
     json_int(j, "peak_bytes", (int64_t)o->info.peak_bytes);
     json_bool(j, "remembered", o->remembered);
+    json_bool(j, "busy", o->info.busy);
     json_text(j, "best", best ? best->variant : NULL);
     json_array(j, "results");
     for (size_t i = 0; i < result_count(o); i++) result_json(j, o, sat_race_at(o->race, i));

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/noise.h"
 #include "core/rates.h"
 #include "core/runner.h"
 
@@ -88,6 +89,7 @@ static sat_record as_record(const sat_result *r, const char *race, int64_t when,
     memcpy(x.message, r->message, sizeof x.message);
     snprintf(x.exact, sizeof x.exact, "%s", exact);
     x.spread = r->spread, x.error = r->error, x.runs = r->runs, x.may_win = r->may_win;
+    x.least_seconds = r->least_seconds;
     x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
     x.workspace_bytes = (int64_t)r->workspace_bytes;
     for (char *c = x.message; *c; c++)
@@ -106,7 +108,7 @@ static void name_race(char *name, size_t size, int64_t when) {
     snprintf(name, size, "%s-%d-%u", date, (int)getpid(), atomic_fetch_add(&counter, 1));
 }
 
-static void remember(const sat_question *q, const sat_result *results, size_t count, sat_record_kind kind) {
+static void remember(const sat_question *q, const sat_result *results, size_t count, sat_record_kind kind, bool busy) {
     sat_record *records = malloc((count + 1) * sizeof *records);
     if (!records) return;
     char race[40];
@@ -116,6 +118,7 @@ static void remember(const sat_question *q, const sat_result *results, size_t co
     for (size_t i = 0; i < count; i++) {
         if (results[i].verdict == SAT_VERDICT_MEMORY) continue; /* there may be more of it next time */
         records[kept] = as_record(&results[i], race, when, q->exact);
+        records[kept].busy = busy;
         records[kept++].kind = kind;
     }
     sat_status status = sat_memo_add(q->ctx->memo, q->key, records, kept);
@@ -130,7 +133,7 @@ static sat_status remember_breaker(const sat_question *q, const sat_result *resu
     char message[512];
     if (count == 0) return status;
     snprintf(message, sizeof message, "%s", sat_last_error());
-    remember(q, results, count, kind);
+    remember(q, results, count, kind, false);
     return sat_fail(status, "%s", message);
 }
 
@@ -169,7 +172,7 @@ static sat_status race_these(const sat_question *q, const sat_variant **list, si
     sat_status status = sat_tune_race(&t, outcome);
     if (!how->keep) return status;
     if (status != SAT_OK) return remember_breaker(q, outcome->results, outcome->count, SAT_RECORD_RACED, status);
-    remember(q, outcome->results, outcome->count, SAT_RECORD_RACED);
+    remember(q, outcome->results, outcome->count, SAT_RECORD_RACED, outcome->busy);
     sat_cache_forget_untuned(q->ctx->cache, q->key);
     return SAT_OK;
 }
@@ -214,7 +217,7 @@ static sat_status verify(const sat_question *q, const sat_variant *v, sat_answer
     answer->tuning_seconds += sat_now() - start;
     *verdict = result.verdict;
     if (status != SAT_OK) return result.verdict ? remember_breaker(q, &result, 1, SAT_RECORD_VERIFIED, status) : SAT_OK;
-    remember(q, &result, 1, SAT_RECORD_VERIFIED);
+    remember(q, &result, 1, SAT_RECORD_VERIFIED, false);
     if (result.verdict != SAT_VERDICT_OK)
         sat_logf(&q->ctx->log, SAT_LOG_WARN, "%s failed its check and is not used: %s", v->name, result.message);
     return SAT_OK;
@@ -262,7 +265,13 @@ static void take_winner(const sat_question *q, const sat_outcome *outcome, sat_a
     answer->tuning_seconds += outcome->seconds;
 }
 
-static sat_status tune_now(const sat_question *q, const sat_variant *best, sat_answer *answer) {
+bool sat_answer_again(const sat_question *q, const sat_entry *entry) {
+    return sat_choose_provisional(entry, (int64_t)time(NULL)) && sat_memo_once(q->ctx->memo, q->key) &&
+           sat_noise_quiet(q->ctx, &q->device);
+}
+
+/* `again`: the best one is known from a disturbed race alone. */
+static sat_status tune_now(const sat_question *q, const sat_variant *best, bool again, sat_answer *answer) {
     const sat_variant *list[SAT_MAX_VARIANTS + 1];
     sat_entry entry = {0};
     sat_outcome outcome = {0};
@@ -270,7 +279,8 @@ static sat_status tune_now(const sat_question *q, const sat_variant *best, sat_a
         return sat_fail(SAT_IO, "another process has been tuning this device for too long");
     sat_status status = sat_memo_get(q->ctx->memo, q->key, true, &entry); /* it may have tuned this meanwhile */
     bool served = false;
-    if (status == SAT_OK && entry.count > 0) {
+    again = again && sat_choose_provisional(&entry, (int64_t)time(NULL));
+    if (status == SAT_OK && entry.count > 0 && !again) {
         size_t fresh = newcomers(q, &entry, list);
         if (fresh == 0) {
             answer->variant = NULL;
@@ -328,7 +338,9 @@ sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
     SAT_TRY(sat_memo_get(ctx->memo, q->key, false, &entry));
     sat_status looked = from_entry(q, &entry, answer);
     const sat_variant *fresh[SAT_MAX_VARIANTS];
-    bool found = answer->variant != NULL, news = !found || newcomers(q, &entry, fresh) > 0;
+    bool tunes = effort != SAT_EFFORT_CACHED, found = answer->variant != NULL;
+    bool again = found && tunes && sat_answer_again(q, &entry);
+    bool news = !found || again || newcomers(q, &entry, fresh) > 0;
     sat_entry_free(&entry);
     SAT_TRY(looked);
     if (!news) return SAT_OK;
@@ -339,7 +351,7 @@ sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
     } else {
         sat_answer raced = *answer;
         raced.cached = false;
-        sat_status status = tune_now(q, answer->variant, &raced);
+        sat_status status = tune_now(q, answer->variant, again, &raced);
         if (status == SAT_OK && raced.variant) {
             *answer = raced;
             return SAT_OK;

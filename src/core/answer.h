@@ -44,6 +44,9 @@ typedef struct sat_race_how {
 
 /* Races everything that fits, and remembers it if `keep`. The caller holds the tuning lock. */
 sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_outcome *outcome);
+/* Was what the entry knows of this key timed on a busy machine, and is it quiet now? True once a context and key, so
+ * that nobody looks, or races, again and again. */
+bool sat_answer_again(const sat_question *q, const sat_entry *entry);
 /* The variants that fit; returns how many. */
 size_t sat_answer_candidates(const sat_question *q, const char *only, const sat_variant **out);
 double sat_tuning_patience(const sat_context *ctx); /* seconds to wait for another tuner on this device */

@@ -26,7 +26,9 @@ typedef struct sat_record {
     int64_t workspace_bytes;
     int runs;
     bool may_win;
-    char exact[512]; /* the problem without buckets */
+    double least_seconds; /* the fastest run */
+    bool busy;            /* the machine was, during this race */
+    char exact[512];      /* the problem without buckets */
     char message[192];
 } sat_record;
 

@@ -169,6 +169,8 @@ static const field fields[] = {
     FIELD(workspace_bytes, COUNT),
     FIELD(runs, INTEGER),
     FIELD(may_win, BOOLEAN),
+    FIELD(least_seconds, REAL),
+    FIELD(busy, BOOLEAN),
     FIELD(exact, TEXT),
     FIELD(message, TEXT),
 };
@@ -219,6 +221,7 @@ bool sat_record_tidy(const sat_record *from, sat_record *to) {
     }
     to->seconds = tidy_number(to->seconds), to->spread = tidy_number(to->spread), to->error = tidy_number(to->error);
     to->estimate_seconds = tidy_number(to->estimate_seconds), to->prepare_seconds = tidy_number(to->prepare_seconds);
+    to->least_seconds = tidy_number(to->least_seconds);
     for (char *s = to->message; *s; s++) /* free text, maybe from a library: worth keeping, not worth a refusal */
         if (*s < 0x20 || *s > 0x7e) *s = '?';
     return record_complete(to) && to->when >= 0 && to->runs >= 0 && to->workspace_bytes >= 0 &&

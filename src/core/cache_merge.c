@@ -26,6 +26,8 @@ static int compare_rest(const sat_record *a, const sat_record *b) {
     if (!c) c = (a->workspace_bytes > b->workspace_bytes) - (a->workspace_bytes < b->workspace_bytes);
     if (!c) c = (a->runs > b->runs) - (a->runs < b->runs);
     if (!c) c = (int)a->may_win - (int)b->may_win;
+    if (!c) c = compare_numbers(a->least_seconds, b->least_seconds);
+    if (!c) c = (int)a->busy - (int)b->busy;
     return c ? c : strcmp(a->message, b->message);
 }
 

@@ -86,30 +86,48 @@ sat_result sat_choose_result(const sat_entry *entry, const sat_registry *registr
     memcpy(x.variant, r->variant, sizeof x.variant);
     memcpy(x.revision, r->revision, sizeof x.revision);
     memcpy(x.message, r->message, sizeof x.message);
-    x.error = r->error, x.runs = r->runs;
+    x.error = r->error, x.runs = r->runs, x.least_seconds = r->least_seconds;
     x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
     x.workspace_bytes = (size_t)r->workspace_bytes;
     x.may_win = v && current(r, v) && sat_choose_allowed(v, flags) && !ever_wrong(entry, v);
     return x;
 }
 
-/* The next race to look at: the newest that is older than `when`, ties by name, so that the walk is total. */
-static const sat_record *next_race(const sat_entry *entry, const sat_record *last) {
+/* Does the race of `a` come before that of `b`? By name in the end, so that the order is total. */
+static bool race_before(const sat_record *a, const sat_record *b) {
+    if (a->busy != b->busy) return b->busy;
+    if (a->when != b->when) return a->when > b->when;
+    return strcmp(a->race, b->race) > 0;
+}
+
+const sat_record *sat_choose_race(const sat_entry *entry, const sat_record *last) {
     const sat_record *best = NULL;
     for (size_t i = 0; i < entry->count; i++) {
         const sat_record *r = &entry->records[i];
-        if (r->kind != SAT_RECORD_RACED) continue;
-        if (last && (r->when > last->when || (r->when == last->when && strcmp(r->race, last->race) >= 0))) continue;
-        if (!best || r->when > best->when || (r->when == best->when && strcmp(r->race, best->race) > 0)) best = r;
+        if (r->kind != SAT_RECORD_RACED || (last && !race_before(last, r))) continue;
+        if (!best || race_before(r, best)) best = r;
     }
     return best;
+}
+
+enum { BUSY_TRIES = 3, BUSY_SECONDS = 60 };
+
+bool sat_choose_provisional(const sat_entry *entry, int64_t now) {
+    int tries = 0;
+    int64_t quiet = -1, busy = -1; /* when the newest of each was */
+    for (const sat_record *r = sat_choose_race(entry, NULL); r; r = sat_choose_race(entry, r)) {
+        int64_t *newest = r->busy ? &busy : &quiet;
+        if (r->when > *newest) *newest = r->when;
+        tries += r->busy;
+    }
+    return tries > 0 && tries < BUSY_TRIES && busy > quiet && now - busy > BUSY_SECONDS;
 }
 
 size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,
                           size_t capacity) {
     sat_result *race = malloc((entry->count + 1) * sizeof *race);
     size_t found = 0;
-    for (const sat_record *r = race ? next_race(entry, NULL) : NULL; r; r = next_race(entry, r)) {
+    for (const sat_record *r = race ? sat_choose_race(entry, NULL) : NULL; r; r = sat_choose_race(entry, r)) {
         size_t count = 0;
         for (size_t i = 0; i < entry->count; i++) {
             const sat_record *other = &entry->records[i];

@@ -18,7 +18,15 @@ double sat_choose_noise(const sat_result *r);
  * is allowed comes from the registry and the problem. */
 bool sat_choose_allowed(const sat_variant *variant, uint32_t flags);
 
-/* The variants of an entry, best first, each once: the newest race's order first, then what only older races knew.
+/* The races of an entry, one record of each: those on a quiet machine first, then by age, newest first. `last` is the
+ * one before, NULL at first; NULL past the end. */
+const sat_record *sat_choose_race(const sat_entry *entry, const sat_record *last);
+
+/* Should this key be raced again when the machine is quiet? Its newest race was disturbed, more than a minute ago, and
+ * that has not happened to three races yet. */
+bool sat_choose_provisional(const sat_entry *entry, int64_t now);
+
+/* The variants of an entry, best first, each once: the first race's order (sat_choose_race), then what others knew.
  * Only variants that are registered with the recorded revision, were right in every record and may win a problem with
  * these flags. Returns how many were written to `out`. */
 size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,

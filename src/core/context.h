@@ -51,6 +51,7 @@ void sat_memo_close(sat_memo *memo);
 sat_status sat_memo_get(sat_memo *memo, const char *key, bool reload, sat_entry *entry);
 sat_status sat_memo_add(sat_memo *memo, const char *key, const sat_record *records, size_t count);
 void sat_memo_drop(sat_memo *memo, const char *key); /* NULL: all */
+bool sat_memo_once(sat_memo *memo, const char *key); /* true when first asked for this key, then false */
 
 sat_status sat_pool_open(sat_pool **pool);
 void sat_pool_close(sat_pool *pool);

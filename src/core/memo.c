@@ -17,13 +17,17 @@ struct sat_memo {
     sat_cache *cache;
     size_t count;
     node *slots[SLOTS];
+    uint64_t asked[MOST]; /* hashes of the keys that sat_memo_once was asked for */
+    size_t asked_count;
 };
 
-static size_t slot_of(const char *key) {
+static uint64_t hash_of(const char *key) {
     uint64_t h = 1469598103934665603u; /* FNV-1a */
     for (; *key; key++) h = (h ^ (unsigned char)*key) * 1099511628211u;
-    return (size_t)(h % SLOTS);
+    return h;
 }
+
+static size_t slot_of(const char *key) { return (size_t)(hash_of(key) % SLOTS); }
 
 sat_status sat_memo_open(sat_cache *cache, sat_memo **memo) {
     *memo = calloc(1, sizeof **memo);
@@ -119,4 +123,15 @@ void sat_memo_drop(sat_memo *m, const char *key) {
         if (*at) remove_at(m, at);
     }
     pthread_mutex_unlock(&m->lock);
+}
+
+bool sat_memo_once(sat_memo *m, const char *key) {
+    uint64_t h = hash_of(key);
+    size_t i = 0;
+    pthread_mutex_lock(&m->lock);
+    while (i < m->asked_count && m->asked[i] != h) i++;
+    bool first = i == m->asked_count && i < MOST;
+    if (first) m->asked[m->asked_count++] = h;
+    pthread_mutex_unlock(&m->lock);
+    return first;
 }

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/answer.h"
 
@@ -13,46 +14,49 @@ struct sat_race {
 
 static bool won(const sat_result *r) { return r->verdict == SAT_VERDICT_OK && r->may_win; }
 
-/* The newest race of an entry that had a right result, as results. Null where a variant that fits has none yet, or
- * where nothing in it may win any more. */
-static sat_result *read_back(const sat_question *q, const sat_entry *entry, size_t *count) {
-    const sat_record *newest = NULL;
-    const sat_variant *all[SAT_MAX_VARIANTS], *ranking[SAT_MAX_VARIANTS];
-    size_t fit = sat_answer_candidates(q, NULL, all);
-    for (size_t i = 0; i < fit; i++)
-        if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_knows(entry, all[i])) return NULL;
-    if (sat_choose_ranking(entry, &q->ctx->registry, q->problem.flags, ranking, SAT_MAX_VARIANTS) == 0) return NULL;
-    for (size_t i = 0; i < entry->count; i++) {
-        const sat_record *r = &entry->records[i];
-        if (r->kind == SAT_RECORD_RACED && r->verdict == SAT_VERDICT_OK && (!newest || r->when > newest->when))
-            newest = r;
-    }
-    sat_result *results = newest ? malloc(entry->count * sizeof *results) : NULL;
+/* All results of the race that `one` is of, in order. */
+static sat_result *results_of(const sat_question *q, const sat_entry *entry, const sat_record *one, size_t *count) {
+    sat_result *results = malloc(entry->count * sizeof *results);
     *count = 0;
     for (size_t i = 0; results && i < entry->count; i++) {
         const sat_record *r = &entry->records[i];
-        if (r->kind != SAT_RECORD_RACED || strcmp(r->race, newest->race) != 0) continue;
+        if (r->kind != SAT_RECORD_RACED || strcmp(r->race, one->race) != 0) continue;
         results[(*count)++] = sat_choose_result(entry, &q->ctx->registry, q->problem.flags, r);
     }
-    if (!results) return NULL;
-    sat_choose_sort(results, *count, &q->ctx->registry);
-    if (won(&results[0])) return results;
-    free(results);
-    *count = 0;
-    return NULL;
+    if (results) sat_choose_sort(results, *count, &q->ctx->registry);
+    return results;
 }
 
-/* Takes the results from the cache, where it has them all. `reload`: another process may have written since. */
-static sat_status look_up(const sat_question *q, bool reload, sat_race *race) {
+/* The first race of an entry in which somebody won who may win now. None where a variant that fits has no result yet.
+ */
+static void read_back(const sat_question *q, const sat_entry *entry, sat_race *race) {
+    const sat_variant *all[SAT_MAX_VARIANTS];
+    size_t fit = sat_answer_candidates(q, NULL, all);
+    for (size_t i = 0; i < fit; i++)
+        if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_knows(entry, all[i])) return;
+    for (const sat_record *r = sat_choose_race(entry, NULL); r; r = sat_choose_race(entry, r)) {
+        race->results = results_of(q, entry, r, &race->count);
+        race->info.busy = r->busy;
+        if (!race->results || won(&race->results[0])) return;
+        free(race->results);
+        race->results = NULL, race->count = 0;
+    }
+}
+
+/* Takes the results from the cache, where it has them all and they need not be measured again. `reload`: another
+ * process may have written since; `again` tells whether they had to be measured again before. */
+static sat_status look_up(const sat_question *q, bool reload, bool *again, sat_race *race) {
     sat_entry entry = {0};
     sat_status status = sat_memo_get(q->ctx->memo, q->key, reload, &entry);
-    if (status == SAT_OK && entry.count) race->results = read_back(q, &entry, &race->count);
+    if (reload) *again = *again && sat_choose_provisional(&entry, (int64_t)time(NULL));
+    else *again = *again && status == SAT_OK && sat_answer_again(q, &entry);
+    if (status == SAT_OK && entry.count && !*again) read_back(q, &entry, race);
     race->info.cached = race->results != NULL;
     sat_entry_free(&entry);
     return status;
 }
 
-static sat_status race_now(const sat_question *q, const sat_race_options *o, sat_race *race) {
+static sat_status race_now(const sat_question *q, const sat_race_options *o, bool again, sat_race *race) {
     /* A race of a few is not the answer for all. */
     sat_race_how how = {
         .only = o->only, .keep = o->keep && !o->only, .progress = o->progress, .progress_user = o->progress_user};
@@ -60,12 +64,13 @@ static sat_status race_now(const sat_question *q, const sat_race_options *o, sat
     if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
         return sat_fail(SAT_IO, "another process has been tuning this device for too long");
     sat_status status = SAT_OK;
-    if (!o->fresh && !o->only) (void)look_up(q, true, race); /* another process may have raced this meanwhile */
+    if (!o->fresh && !o->only) (void)look_up(q, true, &again, race); /* another process may have raced this meanwhile */
     if (!race->results) status = sat_answer_race(q, &how, &outcome);
     sat_cache_tuning_unlock(q->ctx->cache);
     if (race->results) return SAT_OK;
     race->results = outcome.results, race->count = outcome.count;
     race->info.seconds = outcome.seconds, race->info.peak_bytes = outcome.peak_bytes;
+    race->info.busy = outcome.busy;
     return status;
 }
 
@@ -83,8 +88,9 @@ sat_status sat_race_run(sat_context *ctx, const sat_pattern *pattern, const sat_
     race->info = (sat_race_info){SAT_SIZED(sat_race_info), .flops = q.op->flops(&q.problem, q.view),
                                  .bytes = q.op->bytes(&q.problem, q.view)};
     snprintf(race->info.key, sizeof race->info.key, "%s", q.key);
-    sat_status status = o.fresh || o.only ? SAT_OK : look_up(&q, false, race);
-    if (status == SAT_OK && !race->results) status = race_now(&q, &o, race);
+    bool again = o.keep;
+    sat_status status = o.fresh || o.only ? SAT_OK : look_up(&q, false, &again, race);
+    if (status == SAT_OK && !race->results) status = race_now(&q, &o, again, race);
     if (status != SAT_OK) sat_race_free(race);
     else *out = race;
     return status;
@@ -109,5 +115,5 @@ const sat_result *sat_race_best(const sat_race *race) {
 sat_status sat_race_get_info(const sat_race *race, sat_race_info *info) {
     if (!race) return sat_fail(SAT_NULL_POINTER, "race is NULL");
     if (!info) return sat_fail(SAT_NULL_POINTER, "info is NULL");
-    return sat_struct_out(info, &race->info, sizeof race->info, sizeof race->info, "sat_race_info");
+    return sat_struct_out(info, &race->info, sizeof race->info, SAT_RACE_LEAST, "sat_race_info");
 }

@@ -28,6 +28,7 @@ sat_status sat_struct_out(void *to, const void *from, size_t from_size, size_t l
 #define SAT_PROBLEM_LEAST offsetof(sat_problem, attention)
 #define SAT_BSR_LEAST     offsetof(sat_bsr, sequences)
 #define SAT_VIEW_LEAST    offsetof(sat_pattern_view, sequences)
+#define SAT_RACE_LEAST    offsetof(sat_race_info, busy)
 
 const char *sat_dtype_name(sat_dtype t); /* "f32"; "?" if unknown */
 const char *sat_activation_name(sat_activation a);

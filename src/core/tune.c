@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/confirm.h"
+#include "core/noise.h"
 #include "core/runner.h"
 #include "core/stage.h"
 
@@ -33,6 +34,7 @@ typedef struct race {
     sat_scratch scratch;
     size_t limit, held, peak; /* held: without the scratch */
     double start;
+    sat_noise noise; /* while runs were timed */
     uint64_t random;
     int done, total;
 } race;
@@ -68,11 +70,12 @@ static double quantile(candidate *c, double q) {
 
 static void summarise(candidate *c) {
     if (c->runs == 0) {
-        c->result.seconds = c->first;
+        c->result.seconds = c->result.least_seconds = c->first;
         c->result.runs = c->first > 0;
         return;
     }
     c->result.seconds = quantile(c, 0.5);
+    c->result.least_seconds = c->times[0]; /* sorted now */
     c->result.spread = (quantile(c, 0.75) - quantile(c, 0.25)) / 2;
     c->result.runs = c->runs;
 }
@@ -372,6 +375,7 @@ static sat_status measure(race *r) {
     for (size_t i = 0; i < r->count; i++) order[i] = i;
     double begun = sat_now(), budget = r->t->budget_seconds - (begun - r->start), last = 0;
     int enough = r->t->exhaustive ? 100 : 30;
+    r->noise = sat_noise_begin(r->t->ctx);
     for (int round = 0; round < MOST_ROUNDS && !over(r); round++) {
         double now = sat_now(), spent = now - begun;
         if (round > 0 && spent + last > budget) break;
@@ -390,6 +394,7 @@ static sat_status measure(race *r) {
         report(r, "timing in turns");
         last = sat_now() - now;
     }
+    sat_noise_end(&r->noise, r->t->ctx);
     free(order);
     return ending(r);
 }
@@ -508,6 +513,7 @@ static sat_status collect(race *r, sat_outcome *outcome) {
         if (!r->breaker || r->breaker == c) outcome->results[outcome->count++] = c->result;
     }
     sat_choose_sort(outcome->results, outcome->count, &r->t->ctx->registry);
+    if (outcome->count) outcome->busy = sat_noise_busy(&r->noise, r->t->ctx, r->t->device, &outcome->results[0]);
     outcome->peak_bytes = r->peak;
     outcome->seconds = sat_now() - r->start;
     return SAT_OK;
@@ -527,6 +533,8 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     if (status == SAT_OK) status = rescue(&r);
     if (status == SAT_OK) status = collect(&r, outcome);
     else if (r.breaker) (void)collect(&r, outcome);
+    sat_logf(&t->ctx->log, SAT_LOG_DEBUG, "timed in %.3g s, preempted %lld times%s", r.noise.seconds,
+             (long long)r.noise.preempted, outcome->busy ? ": the machine was busy" : "");
     close_race(&r);
     for (size_t i = 0; i < outcome->count; i++) {
         const sat_result *x = &outcome->results[i];

@@ -24,6 +24,7 @@ typedef struct sat_outcome {
     size_t count;
     double seconds;
     size_t peak_bytes;
+    bool busy; /* the machine was, while runs were timed */
 } sat_outcome;
 
 /* Fails only where no race could take place at all (memory, cancelled): a candidate's failure is a result. But where a

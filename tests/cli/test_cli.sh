@@ -164,7 +164,7 @@ expect_error 'a pattern beyond the memory is refused at once' 1 'more than this 
 
 run race $small
 expect 'a race names the best and remembers it' 0 'matmul f32 64x48x96, block 16x16, 3 of 24 blocks (87.5 % sparse), on ' \
-    'rate on stored blocks' 'best: ' ', remembered' 'ok   '
+    'rate on stored blocks' 'spread' 'best: ' ', remembered' 'ok   '
 expect_quiet 'no progress in a pipe'
 expect_not 'the first run tunes' 'from the cache'
 run race $small
@@ -182,6 +182,8 @@ expect_json 'JSON has the fields that stay' 'o["version"] == 1 and o["cached"] a
     o["problem"]["flops"] == 2 * 3 * 256 * 48 and o["device"]["backend"] == "cpu" and o["device"]["name"] and
     o["tuning_seconds"] == 0 and o["best"] == o["results"][0]["variant"] and
     all(r["verdict"] in ("ok", "wrong", "error", "skipped") for r in o["results"]) and
+    o["busy"] in (True, False) and
+    all(0 < r["least_seconds"] <= r["seconds"] for r in o["results"] if r["seconds"]) and
     all(abs(r["flops_per_second"] * r["seconds"] / o["problem"]["flops"] - 1) < 1e-6
         for r in o["results"] if r["seconds"])'
 run race --size 64x32x64 --block 8,16x32,32 --json
@@ -277,7 +279,8 @@ expect_error 'the rates of a CPU stay nominal' 1 '--measure' 'stay nominal'
 run cache list
 expect 'the cache is listed' 0 'op=matmul' 'op=sampled' "entries in $folder/cache"
 run cache list --json
-expect_json 'the list as JSON' 'len(o["entries"]) > 10 and all(e["key"] and e["results"] > 0 for e in o["entries"])'
+expect_json 'the list as JSON' 'len(o["entries"]) > 10 and all(e["key"] and e["results"] > 0 and
+    e["spread"] >= 0 and e["busy"] in (True, False) for e in o["entries"])'
 count=$(grep -o '"id"' "$folder/out" | wc -l)
 id=$(sed 's/.*"id": "\([0-9a-f]*\)".*/\1/' "$folder/out")
 run cache show "$id"

@@ -209,6 +209,7 @@ class Result(Sized):
         ("size", c_size_t), ("variant", c_char * 128), ("revision", c_char * 48), ("verdict", c_int), ("seconds", c_double),
         ("spread", c_double), ("error", c_double), ("estimate_seconds", c_double), ("prepare_seconds", c_double),
         ("workspace_bytes", c_size_t), ("runs", c_int), ("may_win", c_bool), ("message", c_char * 192),
+        ("least_seconds", c_double),
     ]  # fmt: skip
 
 
@@ -225,7 +226,7 @@ class RaceOptions(Sized):
 class RaceInfo(Sized):
     _fields_ = [
         ("size", c_size_t), ("cached", c_bool), ("seconds", c_double), ("flops", c_double), ("bytes", c_double),
-        ("peak_bytes", c_size_t), ("key", c_char * 512),
+        ("peak_bytes", c_size_t), ("key", c_char * 512), ("busy", c_bool),
     ]  # fmt: skip
 
 

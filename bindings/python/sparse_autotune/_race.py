@@ -34,15 +34,17 @@ class Record:
     estimate_seconds: float
     prepare_seconds: float
     workspace_bytes: int
+    least_seconds: float | None = None  # the fastest run
 
 
 class Race(list):
     """The records of one race, the winner first. Prints as a table; `frame()` is for pandas, `as_dict()` for JSON."""
 
-    def __init__(self, records: Iterable[Record], problem: dict, device: dict, cached: bool, tuning_seconds: float, peak_bytes: int, best: str | None):
+    def __init__(self, records: Iterable[Record], problem: dict, device: dict, cached: bool, tuning_seconds: float, peak_bytes: int, best: str | None, busy: bool = False):
         super().__init__(records)
         self.problem, self.device, self.cached = problem, device, cached
         self.tuning_seconds, self.peak_bytes, self._best = tuning_seconds, peak_bytes, best
+        self.busy = busy  # other work disturbed this race, so its times are too long
 
     @property
     def best(self) -> Record | None:
@@ -58,7 +60,7 @@ class Race(list):
         """As `sparse_autotune race --json` prints it."""
         return {
             "version": 1, "problem": self.problem, "device": self.device, "cached": self.cached,
-            "tuning_seconds": self.tuning_seconds, "peak_bytes": self.peak_bytes, "best": self._best,
+            "tuning_seconds": self.tuning_seconds, "peak_bytes": self.peak_bytes, "best": self._best, "busy": self.busy,
             "results": [dataclasses.asdict(r) for r in self],
         }  # fmt: skip
 
@@ -83,18 +85,30 @@ class Race(list):
         for name, r in zip(names, self):
             rate = f"{r.flops_per_second / 1e9:10.1f} GFLOPS" if r.flops_per_second else " " * 10 + "-" + " " * 6
             note = "" if r.may_win or r.verdict != "ok" else "a rival to show, cannot win"
-            lines.append(f"  {name:<{width}}  {_duration(r.seconds):>10}  {rate}  {r.verdict:<7}  {r.message or note}".rstrip())
-        return "\n".join([*lines, f"  best: {self._best or 'none'}"])
+            lines.append(f"  {name:<{width}}  {_duration(r.seconds):>10}  {_spread(r):>8}  {rate}  {r.verdict:<7}  {r.message or note}".rstrip())
+        return "\n".join([*lines, f"  best: {self._best or 'none'}", *([f"  {BUSY}"] if self.busy else [])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{html.escape(r.variant)}</td><td style='text-align:right'>{_duration(r.seconds)}</td><td style='text-align:right'>"
+            f"{_spread(r)}</td><td style='text-align:right'>"
             f"{r.flops_per_second / 1e9 if r.flops_per_second else 0:.1f}</td><td>{r.verdict}</td><td>{html.escape(r.message)}</td></tr>"
             for r in self
         )
-        return f"<p>{html.escape(self.title())}</p><table><tr><th>variant</th><th>time</th><th>GFLOPS</th><th>check</th><th></th></tr>{rows}</table>"
+        busy = f"<p>{BUSY}</p>" if self.busy else ""
+        return f"<p>{html.escape(self.title())}</p>{busy}<table><tr><th>variant</th><th>time</th><th>spread</th><th>GFLOPS</th><th>check</th><th></th></tr>{rows}</table>"
+
+
+BUSY = "the machine was busy: these times are too long"
+
+
+def _spread(r: Record) -> str:
+    """Half of the distance between the quartiles, beside the median."""
+    if not r.seconds:
+        return "-"
+    return f"±{100 * r.spread / r.seconds:.1f} %" if r.runs > 1 else "one run"
 
 
 def _duration(seconds: float | None) -> str:
@@ -153,14 +167,14 @@ def _read(handle: ctypes.c_void_p, context: _context.Context, pattern: Pattern, 
                 name, _abi.VERDICTS.get(r.verdict, "error"), r.seconds or None, info.flops / r.seconds if r.seconds else None,
                 r.error if ok else None, r.message.decode(errors="replace"), r.revision.decode(), bool(r.may_win),
                 bool(f & _abi.V_DENSE), bool(f & _abi.V_LIBRARY), r.spread, r.runs, r.estimate_seconds, r.prepare_seconds,
-                r.workspace_bytes,
+                r.workspace_bytes, r.least_seconds or None,
             )  # fmt: skip
         )
     best = _abi.lib.sat_race_best(handle)
     d = context.info
     device = {"backend": "cuda" if d.backend == _abi.CUDA else "cpu", "name": d.name.decode(), "threads": d.threads, "measured": bool(d.measured)}
     winner = best.contents.variant.decode() if best else None
-    return Race(records, _describe(pattern, problem.struct, info, context), device, bool(info.cached), info.seconds, info.peak_bytes, winner)
+    return Race(records, _describe(pattern, problem.struct, info, context), device, bool(info.cached), info.seconds, info.peak_bytes, winner, bool(info.busy))
 
 
 def _describe(pattern: Pattern, p: _abi.Problem, info: _abi.RaceInfo, context: _context.Context) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _checked(race: dict) -> dict:
     for result in _typed(race["results"], list, "results"):
         for name in ("variant", "verdict"):
             _typed(_typed(result, dict, "a result").get(name), str, name)
-        for name in ("seconds", "flops_per_second"):
+        for name in ("seconds", "flops_per_second", "spread"):
             _number(result.get(name) or 0, name)
     return race
 
@@ -188,6 +188,10 @@ def _e(text: Any) -> str:
 # ---- drawings ----
 
 
+def _spread(r: dict) -> str:
+    return f"half of the runs within {100 * r['spread'] / r['seconds']:.1f} % of the median" if r.get("spread") else ""
+
+
 def _bars(race: dict) -> str:
     shown = sorted((r for r in race["results"] if r.get("seconds") and r["verdict"] == "ok"), key=lambda r: r["seconds"])
     if not shown:
@@ -201,10 +205,11 @@ def _bars(race: dict) -> str:
         rows.append(
             f'<div class="name{" best" if best else ""}" title="{_e(name)}">{_e(name)}</div>'
             f'<div class="track"><div class="bar {"winner" if best else _kind(r)}" style="width:{width:.2f}%"></div></div>'
-            f'<div class="number">{_time(r["seconds"])}</div><div class="number soft">{_rate(r.get("flops_per_second"))}</div>'
+            f'<div class="number" title="{_spread(r)}">{_time(r["seconds"])}</div><div class="number soft">{_rate(r.get("flops_per_second"))}</div>'
         )
     others = [r for r in race["results"] if r["verdict"] in ("wrong", "error", "memory")]
-    note = "".join(f'<p class="note bad">{_e(r["variant"])}: {_e(r["verdict"])} {_e(r.get("message", ""))}</p>' for r in others)
+    busy = '<p class="note bad">The machine was busy: these times are too long.</p>' if race.get("busy") else ""
+    note = busy + "".join(f'<p class="note bad">{_e(r["variant"])}: {_e(r["verdict"])} {_e(r.get("message", ""))}</p>' for r in others)
     return f'<div class="bars">{"".join(rows)}</div>{note}'
 
 

@@ -26,6 +26,15 @@ def test_a_race_names_a_winner_and_prints():
     assert {r["verdict"] for r in again["results"]} <= {"ok", "wrong", "error", "skipped", "memory"}
 
 
+def test_a_race_shows_its_spread_and_says_when_the_machine_was_busy():
+    race = sa.benchmark(matrix()[0], np.ones((64, 8), np.float32))
+    assert 0 < race.best.least_seconds <= race.best.seconds and race.as_dict()["busy"] == race.busy
+    assert " %" in str(race) or "one run" in str(race)
+    for busy in (False, True):
+        race.busy = busy
+        assert ("the machine was busy" in str(race)) == ("the machine was busy" in race._repr_html_()) == busy
+
+
 def test_a_race_becomes_a_frame():
     pandas = pytest.importorskip("pandas")
     frame = sa.benchmark(matrix()[0], np.ones((64, 8), np.float32), fresh=False).frame()

@@ -51,6 +51,10 @@ def test_a_race_prints_json(capsys):
     race = json.loads(capsys.readouterr().out)
     assert race["problem"]["op"] == "sampled" and race["problem"]["dtype"] == "f64" and race["best"]
     check_page(report.page([race]))
+    for busy in (False, True):
+        text = report.page([race | {"busy": busy}])
+        check_page(text)
+        assert ("The machine was busy" in text) == busy
 
 
 @pytest.mark.parametrize("record", ["h200.json", "epyc-zen4-2-cores.json"])

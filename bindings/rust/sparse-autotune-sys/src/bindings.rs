@@ -245,6 +245,7 @@ pub struct sat_result {
     pub runs: ::core::ffi::c_int,
     pub may_win: bool,
     pub message: [::core::ffi::c_char; 192usize],
+    pub least_seconds: f64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -278,6 +279,7 @@ pub struct sat_race_info {
     pub bytes: f64,
     pub peak_bytes: usize,
     pub key: [::core::ffi::c_char; 512usize],
+    pub busy: bool,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -884,7 +886,7 @@ pub const SAT_VERDICT_SKIPPED: sat_verdict = 4;
 pub const SAT_VERDICT_MEMORY: sat_verdict = 5;
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_result"][::core::mem::size_of::<sat_result>() - 440usize];
+    ["Size of sat_result"][::core::mem::size_of::<sat_result>() - 448usize];
     ["Alignment of sat_result"][::core::mem::align_of::<sat_result>() - 8usize];
     [
         "Offset of field: sat_result::size",
@@ -925,6 +927,9 @@ const _: () = {
     [
         "Offset of field: sat_result::message",
     ][::core::mem::offset_of!(sat_result, message) - 245usize];
+    [
+        "Offset of field: sat_result::least_seconds",
+    ][::core::mem::offset_of!(sat_result, least_seconds) - 440usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -953,7 +958,7 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_race_info"][::core::mem::size_of::<sat_race_info>() - 560usize];
+    ["Size of sat_race_info"][::core::mem::size_of::<sat_race_info>() - 568usize];
     ["Alignment of sat_race_info"][::core::mem::align_of::<sat_race_info>() - 8usize];
     [
         "Offset of field: sat_race_info::size",
@@ -976,6 +981,9 @@ const _: () = {
     [
         "Offset of field: sat_race_info::key",
     ][::core::mem::offset_of!(sat_race_info, key) - 48usize];
+    [
+        "Offset of field: sat_race_info::busy",
+    ][::core::mem::offset_of!(sat_race_info, busy) - 560usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {

@@ -41,6 +41,8 @@ pub struct RaceResult {
     pub seconds: f64,
     /// Half of the distance between the quartiles.
     pub spread: f64,
+    /// The fastest of its times; 0 where it was not timed.
+    pub least_seconds: f64,
     /// The largest error of the check, over the magnitude of what was summed.
     pub error: f64,
     /// What its own estimate says.
@@ -71,6 +73,7 @@ impl RaceResult {
             },
             seconds: r.seconds,
             spread: r.spread,
+            least_seconds: r.least_seconds,
             error: r.error,
             estimate_seconds: r.estimate_seconds,
             prepare_seconds: r.prepare_seconds,
@@ -92,6 +95,8 @@ pub struct Race {
     pub best: Option<RaceResult>,
     /// The results came from the cache.
     pub cached: bool,
+    /// Other work disturbed this race, so its times are too long; it is run again when the machine is quiet.
+    pub busy: bool,
     /// Spent tuning in this call.
     pub seconds: f64,
     /// Arithmetic on stored blocks.
@@ -182,6 +187,7 @@ impl<'a> RaceOptions<'a> {
                     .collect(),
                 best: sys::sat_race_best(race.0).as_ref().map(RaceResult::new),
                 cached: info.cached,
+                busy: info.busy,
                 seconds: info.seconds,
                 flops: info.flops,
                 bytes: info.bytes,
