@@ -163,7 +163,7 @@ SAT_BOTH static inline int64_t sat_max(int64_t x, int64_t y) { return x > y ? x 
 /* A long f32 sum of one sign loses digits: the relative error of n terms grows with sqrt(n). So a sum of more terms
  * than this is made of parts of so many, each summed from zero and then added. Where parts begin may depend on the
  * pattern, never on threads. */
-enum { SAT_SUM_PART = 1024 };
+enum { SAT_SUM_PART = 2048 };
 
 /* A part of a block row: of its stored blocks [t, t_end) the columns [k, k_end). */
 typedef struct sat_part {

@@ -7,6 +7,8 @@
 
 #include <math.h>
 
+#include "variant.h"
+
 static const double U = 0x1p-24; /* of f32 */
 
 /* Beside the sum there are the products, the epilogue and, in attention, weights: `besides`, in units of u. */
@@ -150,7 +152,7 @@ static void expect_product(sat_context *ctx, const shape *s) {
         const sat_variant *v = sat_variant_at(ctx, i);
         if (!run_product(&x, ctx, pattern, v)) continue;
         bool library = v->flags & SAT_V_LIBRARY; /* which may be called for each block */
-        double part = library && s->wide < 1024 ? (double)s->wide : 1024;
+        double part = library && s->wide < SAT_SUM_PART ? (double)s->wide : SAT_SUM_PART;
         expect_error(largest_error(x.c, x.want, s->m * s->n), bound((double)s->depth, part, 16), v->name, x.words);
     }
     sat_pattern_free(pattern);
@@ -247,7 +249,7 @@ static void long_sampled_products_are_summed_in_parts(void **state) {
             if (v->op != SAT_SAMPLED || sat_plan_create_with(ctx, pattern, &p, v->name, &plan) != SAT_OK) continue;
             memset(s, 0xff, sizeof s);
             assert_ok(sat_run(plan, (void *[]){x.data, y.data, s}, NULL));
-            expect_error(largest_error(s, want, SIDE * SIDE), bound((double)deep, 1024, 16), v->name,
+            expect_error(largest_error(s, want, SIDE * SIDE), bound((double)deep, SAT_SUM_PART, 16), v->name,
                          order ? "Y by columns" : "Y by rows");
             sat_plan_free(plan);
         }

@@ -4,7 +4,7 @@
  * of panels, packs B for it into a buffer that stays in its cache, and multiplies.
  *
  * To be defined before: NAME(x) gives x a suffix; T, V: element and vector of C; E, W: of packed A and B; VL: elements
- * in a vector; V_ZERO, V_LOAD, V_STORE, V_STREAM, V_ADD, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row;
+ * in a vector; V_ZERO, V_LOAD, V_STORE, V_STREAM, V_FMA(V, W, W), W_LOAD, W_BROADCAST; STEPS: k-steps in a row;
  * DIRECT_KERNELS(X): X(H, NV) for every tile whose values may be read where they lie, KERNELS(X) the others, of at most
  * MAX_H x MAX_NV; AHEAD: 1 to fetch small blocks' B ahead; HALVES: 1 where 16-bit sources become T, with V_LOAD_F16 and
  * V_LOAD_BF16; PAIRS: 1 where an element of A and B is two bf16; ACTIVATE(line, n, kind). All is undefined again at the
@@ -27,7 +27,7 @@ typedef struct NAME(packed_worker) {
     int64_t group;
     const E *buffer;
     T *kept; /* [kept_rows][group_columns] of C that wait to be finished */
-    T *open; /* the same, of parts of long sums that go on in the next chunk */
+    T *open; /* as many, of parts of long sums */
     T *turn; /* room to turn some round */
 } NAME(packed_worker);
 
@@ -122,7 +122,8 @@ static NAME(packed_strip) NAME(packed_find_strip)(const packed_job *j, int64_t u
     strip.rows = sat_min(s->height, sat_min(r->br - top, r->m - strip.i));
     strip.x = (NAME(packed_tile)){.col = (j->state->place ? j->state->place : r->col) + from,
                                   .blocks = to - from,
-                                  .steps = {s->steps, ragged ? s->last_steps : s->steps}};
+                                  .steps = {s->steps, ragged ? s->last_steps : s->steps},
+                                  .resume = chunk > 0};
     strip.first = first, strip.begin = from, strip.end = end;
     strip.parts = to > from && (end - first > s->part_blocks || s->steps > s->part_steps);
     if (!s->direct) {
@@ -174,22 +175,29 @@ INLINE NAME(packed_tile) NAME(packed_some)(const NAME(packed_strip) * strip, int
     return x;
 }
 
-/* A long sum, part by part: each begins with zero and is added to what c holds of those before. A part that goes on in
- * the next chunk waits in `open`: so the result does not depend on the chunks. */
+/* c = c + open, or open alone. */
+static void NAME(packed_add_part)(const NAME(packed_strip) * strip, int64_t width, const T *open, bool more) {
+    int64_t step = strip->x.c_row;
+    for (int64_t i = 0; i < strip->rows; i++) {
+        T *restrict to = strip->x.c + i * step;
+        const T *restrict from = open + i * width;
+        for (int64_t j = 0; j < width; j++) to[j] = more ? to[j] + from[j] : from[j];
+    }
+}
+
+/* A long sum, part by part: each begins with zero in `open`, a tile of its own, and is added to what c holds of those
+ * before. One that goes on in the next chunk waits there: so the result does not depend on the chunks. */
 static void NAME(packed_do_parts)(const packed_shape *s, const NAME(packed_strip) * strip, NAME(packed_kernel) kernel,
                                   int64_t width, T *open) {
-    T *c = strip->x.c;
     for (int64_t t = 0, stop; t < strip->x.blocks; t = stop) {
         int64_t done = strip->begin + t - strip->first, in = done % s->part_blocks; /* blocks of the row, of the part */
         stop = sat_min(strip->x.blocks, t - in + s->part_blocks);
-        bool last = strip->begin + stop == strip->end, closes = last || stop - t + in == s->part_blocks;
+        bool closes = strip->begin + stop == strip->end || stop - t + in == s->part_blocks;
         for (int64_t k = 0; k < s->steps; k += s->part_steps) {
             NAME(packed_tile) x = NAME(packed_some)(strip, t, stop, k, k + s->part_steps, width);
-            x.from = in > 0 ? open : NULL;
-            x.plus = closes && (done > in || k > 0) ? c : NULL;
-            x.c = closes ? c : open;
-            x.around = x.around && last && k + s->part_steps >= s->steps;
+            x.c = open, x.c_row = width, x.resume = in > 0, x.around = false;
             kernel(&x);
+            if (closes) NAME(packed_add_part)(strip, width, open, done > in || k > 0);
         }
     }
 }
@@ -218,9 +226,10 @@ static void NAME(packed_do_strip)(const NAME(packed_worker) * w, int64_t u, int6
         }
         NAME(packed_kernel) kernel = NAME(packed_kernels)[strip.from][strip.rows - 1][q.nv - 1];
         if (strip.parts) {
-            NAME(packed_do_parts)(s, &strip, kernel, q.width, w->open + (strip.i - i) * s->group_columns + q.before);
+            T *open =
+                w->open + (strip.i - i) * s->group_columns + q.before * strip.rows; /* its rows are q.width apart */
+            NAME(packed_do_parts)(s, &strip, kernel, q.width, open);
         } else {
-            x->from = chunk > 0 ? x->c : NULL;
             kernel(x);
         }
     }
@@ -376,7 +385,6 @@ static sat_status NAME(packed_refresh)(const sat_launch *l, const packed_isa *is
 #undef V_LOAD
 #undef V_STORE
 #undef V_STREAM
-#undef V_ADD
 #undef V_FMA
 #undef W_LOAD
 #undef W_BROADCAST

@@ -18,7 +18,6 @@
 #define V_LOAD         _mm256_loadu_ps
 #define V_STORE        _mm256_storeu_ps
 #define V_STREAM       _mm256_stream_ps
-#define V_ADD          _mm256_add_ps
 #define V_FMA(c, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b))
 #define W_LOAD         _mm256_loadu_ps
 #define W_BROADCAST    _mm256_broadcast_ss
@@ -46,7 +45,6 @@
 #define V_LOAD         _mm256_loadu_pd
 #define V_STORE        _mm256_storeu_pd
 #define V_STREAM       _mm256_stream_pd
-#define V_ADD          _mm256_add_pd
 #define V_FMA(c, a, b) __asm__("vfmadd231pd %2, %1, %0" : "+x"(c) : "x"(a), "x"(b))
 #define W_LOAD         _mm256_loadu_pd
 #define W_BROADCAST    _mm256_broadcast_sd

@@ -23,7 +23,6 @@
 #define V_LOAD         _mm512_loadu_ps
 #define V_STORE        _mm512_storeu_ps
 #define V_STREAM       _mm512_stream_ps
-#define V_ADD          _mm512_add_ps
 #define V_FMA(c, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 #define W_LOAD         _mm512_loadu_ps
 #define W_BROADCAST(p) _mm512_set1_ps(*(p))
@@ -51,7 +50,6 @@
 #define V_LOAD         _mm512_loadu_pd
 #define V_STORE        _mm512_storeu_pd
 #define V_STREAM       _mm512_stream_pd
-#define V_ADD          _mm512_add_pd
 #define V_FMA(c, a, b) __asm__("vfmadd231pd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 #define W_LOAD         _mm512_loadu_pd
 #define W_BROADCAST(p) _mm512_set1_pd(*(p))

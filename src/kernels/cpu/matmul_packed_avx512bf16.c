@@ -23,7 +23,6 @@
 #define V_LOAD         _mm512_loadu_ps
 #define V_STORE        _mm512_storeu_ps
 #define V_STREAM       _mm512_stream_ps
-#define V_ADD          _mm512_add_ps
 #define V_FMA(c, a, b) __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 #define W_LOAD(p)      _mm512_loadu_si512(p)
 #define W_BROADCAST(p) _mm512_set1_epi32((int)*(p))

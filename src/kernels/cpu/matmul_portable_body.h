@@ -21,15 +21,14 @@ static void FN(pack_b)(const sat_problem *p, const void *b, int64_t n0, int64_t 
 
 typedef struct FN(piece) {
     const sat_rows *r;
-    const REAL *a; /* block values as REAL, from the row of the piece: of the block row's first block, or of all */
+    const REAL *a; /* block values as REAL, from the row of the piece: of the first block, or of all */
     bool all;      /* a holds all blocks, so that places are those of the values */
     const REAL *panel;
-    int64_t first; /* stored block of the block row */
-    sat_part part; /* what is summed now */
-    bool more;     /* out holds the parts before */
+    int64_t begin, end; /* stored blocks */
+    int64_t k, k_end;   /* and of each the columns, where they are not all */
 } FN(piece);
 
-PO_INLINE void FN(multiply)(const FN(piece) * x, REAL *out, int rows) {
+PO_INLINE void FN(multiply)(const FN(piece) * x, REAL *out, int rows, bool some) {
     const sat_rows *r = x->r;
     const int64_t row_step = r->row_step, col_step = r->col_step;
     FN(vec) sums[4][PO_VECTORS];
@@ -37,12 +36,12 @@ PO_INLINE void FN(multiply)(const FN(piece) * x, REAL *out, int rows) {
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
         for (int v = 0; v < PO_VECTORS; v++) sums[i][v] = (FN(vec)){0};
-    const sat_part part = x->part;
-    for (int64_t t = part.t; t < part.t_end; t++) {
-        const REAL *a = x->a + (x->all ? sat_block_of(r, t) : t - x->first) * r->block_elements + part.k * col_step;
-        const REAL *b = x->panel + (r->col[t] * r->bc + part.k) * FN(width);
-        int64_t end = sat_min(part.k_end, r->k - r->col[t] * r->bc);
-        for (int64_t k = part.k; k < end; k++, a += col_step, b += FN(width)) {
+    for (int64_t t = x->begin; t < x->end; t++) {
+        const REAL *a = x->a + (x->all ? sat_block_of(r, t) : t - x->begin) * r->block_elements;
+        const REAL *b = x->panel + r->col[t] * r->bc * FN(width);
+        int64_t depth = sat_min(r->bc, r->k - r->col[t] * r->bc);
+        if (some) a += x->k * col_step, b += x->k * FN(width), depth = sat_min(depth, x->k_end) - x->k;
+        for (int64_t k = 0; k < depth; k++, a += col_step, b += FN(width)) {
             FN(vec) bv[PO_VECTORS];
 #pragma GCC unroll 16
             for (int v = 0; v < PO_VECTORS; v++) bv[v] = *(const FN(vec) *)(b + v * FN(lanes));
@@ -57,24 +56,38 @@ PO_INLINE void FN(multiply)(const FN(piece) * x, REAL *out, int rows) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int v = 0; v < PO_VECTORS; v++) {
-            FN(vec) *to = (FN(vec) *)(out + i * FN(width) + v * FN(lanes));
-            if (x->more) sums[i][v] += *to;
-            *to = sums[i][v];
-        }
+        for (int v = 0; v < PO_VECTORS; v++) *(FN(vec) *)(out + i * FN(width) + v * FN(lanes)) = sums[i][v];
 }
 
-/* A block row's stored blocks up to `end`, part by part. `blocks`: how many make one. */
-static void FN(multiply_parts)(FN(piece) * x, int64_t end, int64_t blocks, REAL *out, int64_t rows) {
-    const int64_t depth = x->r->bc;
-    x->part = sat_before_parts(x->first, depth);
-    for (x->more = false; sat_next_part(&x->part, end, depth, blocks); x->more = true) {
-        if (rows == 4) FN(multiply)(x, out, 4);
-        else if (rows == 3) FN(multiply)(x, out, 3);
-        else if (rows == 2) FN(multiply)(x, out, 2);
-        else FN(multiply)(x, out, 1);
+/* Apart from what calls them, so that the loops above have all registers. */
+static __attribute__((noinline)) void FN(multiply_whole)(const FN(piece) * x, REAL *out, int64_t rows) {
+    if (rows == 4) FN(multiply)(x, out, 4, false);
+    else if (rows == 3) FN(multiply)(x, out, 3, false);
+    else if (rows == 2) FN(multiply)(x, out, 2, false);
+    else FN(multiply)(x, out, 1, false);
+}
+
+static __attribute__((noinline)) void FN(multiply_some)(const FN(piece) * x, REAL *out, int64_t rows) {
+    if (rows == 4) FN(multiply)(x, out, 4, true);
+    else if (rows == 3) FN(multiply)(x, out, 3, true);
+    else if (rows == 2) FN(multiply)(x, out, 2, true);
+    else FN(multiply)(x, out, 1, true);
+}
+
+/* A long sum, part by part. */
+static void FN(multiply_parts)(const FN(piece) * all, REAL *out, int64_t rows) {
+    const int64_t depth = all->r->bc, blocks = sat_part_blocks(depth);
+    REAL sums[4 * FN(width)];
+    memset(out, 0, sizeof sums);
+    sat_part p = sat_before_parts(all->begin, depth);
+    while (sat_next_part(&p, all->end, depth, blocks)) {
+        FN(piece) x = *all;
+        x.begin = p.t, x.end = p.t_end, x.k = p.k, x.k_end = p.k_end;
+        if (!x.all) x.a += (p.t - all->begin) * x.r->block_elements;
+        if (depth > SAT_SUM_PART) FN(multiply_some)(&x, sums, rows);
+        else FN(multiply_whole)(&x, sums, rows);
+        for (int64_t e = 0; e < rows * FN(width); e++) out[e] += sums[e];
     }
-    if (!x->more) memset(out, 0, (size_t)(rows * FN(width)) * sizeof *out); /* nothing is stored */
 }
 
 static void FN(write)(const sat_launch *l, const REAL *sums, int64_t i, int64_t n0) {
@@ -95,12 +108,12 @@ static void FN(row)(const sat_launch *l, const sat_rows *r, int64_t row, int64_t
                     REAL *wide) {
     REAL sums[4 * FN(width)];
     const sat_problem *p = l->problem;
-    int64_t end = r->ptr[row + 1], blocks = sat_part_blocks(r->bc);
-    FN(piece) x = {.r = r, .first = r->ptr[row], .all = wide == NULL};
+    FN(piece) x = {.r = r, .begin = r->ptr[row], .end = r->ptr[row + 1], .all = wide == NULL};
+    bool parts = (x.end - x.begin) * r->bc > SAT_SUM_PART;
     if (wide)
-        for (int64_t t = x.first; t < end; t++)
+        for (int64_t t = x.begin; t < x.end; t++)
             for (int64_t e = 0; e < r->block_elements; e++)
-                wide[(t - x.first) * r->block_elements + e] =
+                wide[(t - x.begin) * r->block_elements + e] =
                     FN(widen)(p->a_dtype, l->operands[0], sat_block_of(r, t) * r->block_elements + e);
     int64_t first = row * r->br, rows = sat_min(r->br, r->m - first);
     for (int64_t i = 0; i < rows; i += 4) {
@@ -108,7 +121,8 @@ static void FN(row)(const sat_launch *l, const sat_rows *r, int64_t row, int64_t
         for (int64_t s = 0; s < panels; s++) {
             int64_t n = n0 + s * FN(width), here = sat_min(4, rows - i);
             x.panel = b + s * r->k * FN(width);
-            FN(multiply_parts)(&x, end, blocks, sums, here);
+            if (parts) FN(multiply_parts)(&x, sums, here);
+            else FN(multiply_whole)(&x, sums, here);
             for (int64_t q = 0; q < here; q++) FN(write)(l, sums + q * FN(width), first + i + q, n);
         }
     }

@@ -18,10 +18,10 @@ typedef struct NAME(packed_tile) {
     T *c;                        /* H x NV*VL */
     int64_t c_row;               /* distance between its rows */
     bool around;                 /* write c around the cache: its lines are whole and aligned */
-    const T *from, *plus; /* like c: what the sums begin with, and what is added to them at the end; NULL: nothing */
-    int64_t soon;         /* fetch values so many blocks before their turn, where they are not a stream */
-    int64_t ahead;        /* fetch B so many blocks before its turn: the hardware does not see small ones
-                             coming; 0: not at all */
+    bool resume;                 /* c holds what earlier blocks gave */
+    int64_t soon;                /* fetch values so many blocks before their turn, where they are not a stream */
+    int64_t ahead;               /* fetch B so many blocks before its turn: the hardware does not see small ones
+                                    coming; 0: not at all */
 } NAME(packed_tile);
 
 typedef void (*NAME(packed_kernel))(const NAME(packed_tile) * x);
@@ -47,7 +47,7 @@ INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, con
     const int ROWS = FROM == NAME(PACKED_ROWS), COLS = FROM == NAME(PACKED_COLS), bases = ROWS ? (H + 2) / 3 : 1;
     V acc[MAX_H][MAX_NV];
     UNROLL for (int i = 0; i < H; i++) {
-        UNROLL for (int j = 0; j < NV; j++) acc[i][j] = x->from ? V_LOAD(x->from + i * x->c_row + j * VL) : V_ZERO();
+        UNROLL for (int j = 0; j < NV; j++) acc[i][j] = x->resume ? V_LOAD(x->c + i * x->c_row + j * VL) : V_ZERO();
     }
     const int64_t end = x->blocks - 1, next = COLS ? x->a_k : ROWS ? 1 : H, row = ROWS ? x->a_row : 0;
     const E *a[(MAX_H + 2) / 3];
@@ -90,9 +90,6 @@ INLINE void NAME(packed_run_tile)(const int H, const int NV, const int FROM, con
     }
     UNROLL for (int i = 0; i < H; i++) {
         T *c = x->c + i * x->c_row;
-        if (x->plus) {
-            UNROLL for (int j = 0; j < NV; j++) acc[i][j] = V_ADD(acc[i][j], V_LOAD(x->plus + i * x->c_row + j * VL));
-        }
         if (x->around) {
             UNROLL for (int j = 0; j < NV; j++) V_STREAM(c + j * VL, acc[i][j]);
         } else {

@@ -36,6 +36,7 @@ typedef struct packed_shape {
     int64_t steps, last_steps;    /* k-steps in a block; in one of the last block column */
     int64_t part_blocks;          /* blocks of a row that are summed together: see SAT_SUM_PART */
     int64_t part_steps;           /* and k-steps of one of them */
+    bool long_sums;               /* some row has more */
     int64_t vectors, panels;      /* of columns; panels differ by one vector at most */
     int64_t group_panels, groups; /* panels packed together; groups in all */
     int64_t group_columns;        /* at most */
@@ -135,7 +136,7 @@ static void packed_choose_spans(packed_shape *s, const sat_device *d) {
 static void packed_size_workspace(packed_shape *s, const sat_pattern_view *a, const sat_device *d) {
     enum { MOST = 512 << 20 }; /* bytes of packed B beyond which threads share buffers */
     int64_t block_bytes = s->rows.br * s->steps * s->element, rows = s->kept_rows + PACKED_STORE;
-    if (s->chunks > 1) rows += s->kept_rows; /* parts of long sums that wait for the next chunk */
+    if (s->long_sums) rows += s->kept_rows; /* for parts of them */
     s->buffer_bytes = packed_round((size_t)(s->depth * s->group_columns * s->element));
     s->desks = sat_min(sat_min(d->threads, s->groups * s->items), MOST / (int64_t)(s->buffer_bytes + 1));
     s->desks = sat_max(s->desks, 1);
@@ -160,6 +161,7 @@ static packed_shape packed_make_shape(const sat_variant *v, const packed_isa *is
     s.steps = packed_ceil(r->bc, in_step);
     s.last_steps = packed_ceil(ragged ? ragged : r->bc, in_step);
     s.part_steps = SAT_SUM_PART / in_step, s.part_blocks = sat_part_blocks(s.steps * in_step);
+    s.long_sums = s.steps > s.part_steps || (p->transpose ? a->max_col : a->max_row) > s.part_blocks;
     s.depth = packed_ceil(r->k, r->bc) * s.steps;
     s.items = p->a.batch_stride ? 1 : p->batch;
     s.keeps = !s.direct && (p->flags & SAT_FIXED_VALUES) && (p->batch == 1 || p->a.batch_stride == 0);
