@@ -76,11 +76,14 @@ interrupts: list[tuple[int, BaseException]] = []  # thread and what ended a call
 
 
 def raise_interrupt() -> None:
-    """Passes on what ended a callback of this thread's last call."""
-    for entry in list(interrupts) if interrupts else ():
-        if entry[0] == threading.get_ident():
-            interrupts.remove(entry)
-            raise entry[1]
+    """Passes on what ended a callback of this thread's last call: the first, where several ended so."""
+    if not interrupts:
+        return
+    mine = [entry for entry in list(interrupts) if entry[0] == threading.get_ident()]
+    for entry in mine:
+        interrupts.remove(entry)
+    if mine:
+        raise mine[0][1]
 
 
 def check(status: int, names: dict[str, str] | None = None) -> None:
