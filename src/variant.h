@@ -50,7 +50,7 @@ static inline bool sat_takes_all(const sat_variant *v, const sat_problem *p, con
 #ifdef __cplusplus
 extern "C" {
 #endif
-bool sat_forked(void); /* a child of a process that had other threads: neither theirs nor a library's work here */
+bool sat_forked(void);                 /* a child of a process that had other threads, which are not here */
 int sat_threads_startable(int wanted); /* so many of them could be started just now */
 size_t sat_address_space_left(void);   /* bytes; SIZE_MAX where nothing limits it */
 #ifdef __cplusplus

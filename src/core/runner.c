@@ -7,6 +7,7 @@
 
 bool sat_variant_fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     if (v->op != p->op || v->backend != d->backend) return false;
+    if ((v->flags & SAT_V_LIBRARY) && sat_forked()) return false; /* its threads are the parent's */
     if ((v->flags & SAT_V_NONDETERMINISTIC) && !(p->flags & SAT_ALLOW_NONDETERMINISTIC)) return false;
     return v->supports(v, p, a, d);
 }

@@ -112,12 +112,12 @@ const sat_blas *sat_blas_get(int which) {
 
 const char *sat_openblas_version(void) {
     const sat_blas *blas = sat_blas_get(SAT_BLAS_OPENBLAS);
-    return blas && !sat_forked() ? blas->version : NULL;
+    return blas ? blas->version : NULL;
 }
 
 const char *sat_mkl_blas_version(void) {
     const sat_blas *blas = sat_blas_get(SAT_BLAS_MKL);
-    return blas && !sat_forked() ? blas->version : NULL;
+    return blas ? blas->version : NULL;
 }
 
 /* ---- matrices ---- */

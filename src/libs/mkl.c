@@ -76,5 +76,5 @@ const sat_mkl *sat_mkl_get(void) {
 
 const char *sat_mkl_version(void) {
     const sat_mkl *m = sat_mkl_get();
-    return m && !sat_forked() ? m->version : NULL;
+    return m ? m->version : NULL;
 }

@@ -10,21 +10,17 @@ static const size_t EACH = 144; /* MiB: OpenBLAS maps 128 for a thread, its own 
 bool sat_room_to_load(void) {
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     int cores = online > 1 ? (int)online : 1;
-    if (!sat_room_to_run(2 * cores)) return false; /* its threads, and as many that call it */
+    if (sat_forked() || !sat_room_to_run(2 * cores)) return false; /* its threads, and as many that call it */
     return sat_threads_startable(cores - 1) == cores - 1;
 }
 
 bool sat_room_to_run(int threads) {
-    if (sat_forked()) return false;
     size_t left = sat_address_space_left();
     return left == SIZE_MAX || left / MIB >= 64 + (size_t)threads * EACH;
 }
 
 sat_status sat_room_check(const sat_launch *l) {
     if (sat_room_to_run(l->threads)) return SAT_OK;
-    if (sat_forked())
-        return sat_fail(SAT_LIBRARY_ERROR, "%s: %s does not work in a forked child", l->variant->name,
-                        l->variant->revision);
     return sat_fail(SAT_OUT_OF_MEMORY, "%s: %s may take %zu MiB of address space, and RLIMIT_AS leaves %zu",
                     l->variant->name, l->variant->revision, 64 + (size_t)l->threads * EACH,
                     sat_address_space_left() / MIB);

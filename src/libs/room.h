@@ -6,7 +6,7 @@
 #include "variant.h"
 
 bool sat_room_to_load(void);                    /* one that starts as many threads as there are cores */
-bool sat_room_to_run(int threads);              /* so many of ours will call it at once; never true after a fork */
+bool sat_room_to_run(int threads);              /* so many of ours will call it at once */
 sat_status sat_room_check(const sat_launch *l); /* the same at a launch, with a message */
 
 #endif

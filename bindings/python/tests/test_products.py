@@ -1,5 +1,9 @@
 """matmul, transposes and sampled_matmul against dense NumPy, over shapes, blocks, dtypes, strides and patterns."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from conftest import OnlyDlpack, close, random_bsr
@@ -312,3 +316,27 @@ def test_threads_may_share_a_matrix():
     with ThreadPoolExecutor(8) as pool:
         for b, c in zip(bs, pool.map(lambda b: a @ b, bs)):
             close(c, dense @ b)
+
+
+FORKS = """
+import os, signal
+import numpy as np
+import sparse_autotune as sa
+rng = np.random.default_rng(0)
+dense, b = rng.standard_normal((64, 64)).astype("f4"), rng.standard_normal((64, 40)).astype("f4")
+a = sa.BsrMatrix.from_dense(dense, (8, 8))
+assert np.allclose(a @ b, dense @ b, atol=1e-4)
+child = os.fork()
+if child == 0:
+    signal.alarm(100)  # one that hangs is ended
+    other = sa.BsrMatrix.from_dense(2 * dense, (8, 8))
+    right = np.allclose(a @ b, dense @ b, atol=1e-4) and np.allclose(other @ b[:, :7], 2 * dense @ b[:, :7], atol=1e-4)
+    os._exit(0 if right else 1)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_computes():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], timeout=250)
+    assert done.returncode == 0
