@@ -74,8 +74,10 @@ cudaError_t sat_cuda_fill(const sat_operand *o, const sat_pattern_view *a, void 
     return cudaGetLastError();
 }
 
+__device__ static unsigned long long digest_sum; /* one tuner a device at a time */
+
 /* Sums of mixed words, as the host's digest has them: integers, so that the order does not matter. */
-static __global__ void digest_words(const unsigned char *p, int64_t bytes, unsigned long long *to) {
+static __global__ void digest_words(const unsigned char *p, int64_t bytes) {
     int64_t words = (bytes + 7) / 8, step = (int64_t)gridDim.x * blockDim.x;
     unsigned long long sum = 0;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) {
@@ -86,21 +88,21 @@ static __global__ void digest_words(const unsigned char *p, int64_t bytes, unsig
         sum += (word ^ (word >> 29)) * (2 * (uint64_t)i + 0x9e3779b97f4a7c15u);
     }
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    if (threadIdx.x % 32 == 0) atomicAdd(to, sum);
+    if (threadIdx.x % 32 == 0) atomicAdd(&digest_sum, sum);
 }
 
-__device__ static unsigned long long digest_sum; /* one tuner a device at a time */
-
 cudaError_t sat_cuda_digest(const void *from, size_t bytes, uint64_t *digest, cudaStream_t stream) {
-    unsigned long long zero = 0, *to = NULL;
-    cudaError_t e = cudaGetSymbolAddress((void **)&to, digest_sum);
-    if (e == cudaSuccess) e = cudaMemcpyAsync(to, &zero, sizeof zero, cudaMemcpyHostToDevice, stream);
+    unsigned long long sum = 0;
+    cudaError_t e = cudaMemcpyToSymbolAsync(digest_sum, &sum, sizeof sum, 0, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess && bytes > 0)
         digest_words<<<sat_blocks(sat_min((int64_t)bytes / 8 + 1, 1 << 20), 256), 256, 0, stream>>>(
-            (const unsigned char *)from, (int64_t)bytes, to);
+            (const unsigned char *)from, (int64_t)bytes);
     if (e == cudaSuccess) e = cudaGetLastError();
-    if (e == cudaSuccess) e = cudaMemcpyAsync(digest, to, sizeof *digest, cudaMemcpyDeviceToHost, stream);
-    return e == cudaSuccess ? cudaStreamSynchronize(stream) : e;
+    if (e == cudaSuccess)
+        e = cudaMemcpyFromSymbolAsync(&sum, digest_sum, sizeof sum, 0, cudaMemcpyDeviceToHost, stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    *digest = sum;
+    return e;
 }
 
 static __global__ void flip_signs(unsigned char *high, int64_t size, int64_t elements) {
