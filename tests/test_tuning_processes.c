@@ -107,17 +107,34 @@ static void child(const char *dir, int first, int count, bool again, int pipe_en
     _exit(0);
 }
 
-static void assert_all_present(const char *dir, const bool *finished) {
+/* How many that are finished are not remembered. */
+static int count_lost(const char *dir, const bool *finished) {
     sat_context *ctx = open_small(dir);
-    assert_non_null(ctx);
+    int lost = 0;
+    if (!ctx) return -1;
     for (int i = 0; i < KEYS; i++) {
         char key[512];
         bool cached = false;
         if (!finished[i]) continue;
-        assert_ok(make_plan(ctx, i, false, key, sizeof key, &cached));
-        if (!cached) fail_msg("key %d was finished and is lost: %s", i, key);
+        if (make_plan(ctx, i, false, key, sizeof key, &cached) == SAT_OK && cached) continue;
+        fprintf(stderr, "key %d was finished and is lost: %s\n", i, key);
+        lost++;
     }
     sat_context_free(ctx);
+    return lost;
+}
+
+/* In a child as those that tuned were: a forked process may have fewer libraries than its parent, and a parent would
+ * race what is new to it. */
+static void assert_all_present(const char *dir, const bool *finished) {
+    int status;
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) _exit(count_lost(dir, finished) != 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
 }
 
 static void thirty_two_processes_tune_two_hundred_keys_into_one_cache(void **state) {
