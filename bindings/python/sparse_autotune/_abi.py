@@ -202,6 +202,7 @@ class Problem(Sized):
 class PlanInfo(Sized):
     _fields_ = [
         ("size", c_size_t), ("variant", c_char * 128), ("cached", c_bool), ("tuned", c_bool), ("verified", c_bool),
+        ("pattern_verified", c_bool),
         ("tuning_seconds", c_double), ("prepare_seconds", c_double), ("workspace_bytes", c_size_t), ("flops", c_double),
         ("bytes", c_double), ("estimate_seconds", c_double),
     ]  # fmt: skip

@@ -507,7 +507,7 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
     trusted = not cpu or _torch_modes.watched()
 
     def made_of(m: BsrMatrix, indices: tuple) -> BsrMatrix:
-        m._version, m._indices, m._seen = version, indices, _torch_patterns.Seen(indices, (m.row_ptr, m.col_idx))
+        m._version, m._seen = version, _torch_patterns.Owned(indices, _torch_patterns.Seen(indices, (m.row_ptr, m.col_idx)))
         return m
 
     def make(_x: Any) -> BsrMatrix:
@@ -517,7 +517,7 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
         return m
 
     def unchanged(m: BsrMatrix) -> bool:
-        if trusted and m._version == version and (cpu or m._seen.still(m._indices)):
+        if trusted and m._version == version and (cpu or m._seen.still()):
             return True
         if x.is_cuda and torch_module().cuda.is_current_stream_capturing():
             raise RuntimeError(f"{name} was written to after its last product, and a CUDA graph is being captured: run this product once before")
@@ -525,7 +525,7 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
             return False
         indices = stored.crow_indices(), stored.col_indices()
         if cpu:
-            return m._seen.still(indices)
+            return m._seen.seen.still(indices)
         same = m._pattern.same_indices(*(i.cpu().numpy() for i in indices))
         if same:
             made_of(m, indices)

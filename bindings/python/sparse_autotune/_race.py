@@ -323,5 +323,6 @@ def _plan_facts(plan: Any) -> dict[str, Any]:
     info = plan.info()
     return {
         "variant": info.variant.decode(), "cached": bool(info.cached), "tuned": bool(info.tuned), "verified": bool(info.verified),
+        "pattern_verified": bool(info.pattern_verified),
         "tuning_seconds": info.tuning_seconds, "workspace_bytes": info.workspace_bytes, "flops": info.flops, "bytes": info.bytes,
     }  # fmt: skip

@@ -28,6 +28,11 @@ def watched() -> bool:
     return _C._len_torch_dispatch_stack() > 0 or _C._is_tracing() or (early.count(None) < len(early) and before_dispatch())
 
 
+def transformed() -> bool:
+    """Whether a transform of torch.func has a part in what is called."""
+    return _C._functorch.peek_interpreter_stack() is not None
+
+
 def makes_fakes(known: Any) -> bool:
     """Whether a FakeTensorMode has to make a tensor of its own: there is no known one, or it takes no real ones."""
     if torch.compiler.is_dynamo_compiling():
@@ -38,6 +43,6 @@ def makes_fakes(known: Any) -> bool:
 
 def lasting(make: Callable, *arguments: Any, aside: bool = False) -> Any:
     """make(*arguments), to stay: in a thread of its own where modes and transforms would have a part in it."""
-    aside = aside or watched() or _C._functorch.peek_interpreter_stack() is not None
+    aside = aside or watched() or transformed()
     made = _context._aside(make, *arguments) if aside else None
     return make(*arguments) if made is None else made

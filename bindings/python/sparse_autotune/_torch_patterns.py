@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import threading
 import time
 import warnings
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import _torch_modes
+from . import _abi, _torch_modes
 from ._matrix import make_pattern
 from ._pattern import Pattern
 from ._quick import _fast
@@ -22,6 +24,11 @@ CHECK_CALLS, CHECK_SECONDS = 16, 0.2  # a GPU's indices are looked at with every
 _LATE = (
     "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, .data), and a product after that was computed with "
     "what it held before; later ones take what it holds now. After such a write call torch.autograd.graph.increment_version(tensor)"
+)
+_LAST = (
+    "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, .data), which no call has found yet: products after "
+    "that write, if there were any, and replays of CUDA graphs were computed with what it held before. After such a write call "
+    "torch.autograd.graph.increment_version(tensor), and capture graphs again"
 )
 
 
@@ -40,17 +47,78 @@ def _holds(tensors: tuple, arrays: tuple) -> bool:
     return all(np.array_equal(t.numpy(), a) for t, a in zip(tensors, arrays)) if same is None else same
 
 
-def _warn_late(copies: tuple, arrays: tuple) -> None:
-    if not _holds(copies, arrays):
-        warnings.warn(_LATE, RuntimeWarning, stacklevel=2)
+class Look:
+    """Copies of a device's index tensors in host memory, which come when the stream gets there, and what they should hold."""
+
+    def __init__(self, arrays: tuple, pinned: bool) -> None:
+        *copies, came = _torch_modes.lasting(_host_copies, (*arrays, np.zeros(1, np.int64)), pinned)
+        self.arrays, self.copies, self.told = arrays, tuple(copies), False
+        # A count that follows the copies tells whether they are there. An event would tell, too, but asking one ends a capture that is under way.
+        self._queued, self._came, self._device = 0, came if pinned else None, None
+
+    def queue(self, tensors: tuple) -> None:
+        for copy, t in zip(self.copies, tensors):
+            copy.copy_(t, non_blocking=True)
+        self._queued, self._device = self._queued + 1, tensors[0].device
+        if self._came is not None:
+            self._came.copy_(torch.full((1,), self._queued, dtype=torch.int64, device=self._device), non_blocking=True)
+
+    def wrong(self) -> bool:
+        return not self.told and not _holds(self.copies, self.arrays)
+
+    def there(self, wait: bool) -> bool:
+        if self._came is None or int(self._came.numpy()[0]) >= self._queued:
+            return True
+        if wait:
+            torch.cuda.synchronize(self._device)
+        return wait
+
+
+_pending: list[Look] = []  # last looks, that nobody but _settle will compare
+_parked: list[tuple] = []  # last looks that could not be queued yet, of a Seen at tensors
+_seen: weakref.WeakSet[Seen] = weakref.WeakSet()  # those of a device
+
+
+def _pend(look: Look) -> None:
+    if not look.told and look not in _pending:
+        _pending.append(look)
+
+
+def _settle(wait: bool = False) -> None:
+    """Queues the last looks that had to wait, and tells what those found that are there."""
+    global _pending, _parked
+    parked, _parked = _parked, []
+    for seen, tensors in parked:
+        seen.look_last(tensors)
+    there = [look for look in _pending if look.there(wait)]
+    _pending = [look for look in _pending if look not in there]
+    wrong = [look for look in there if look.wrong()]
+    for look in wrong:
+        look.told = True
+    if wrong:  # once, and last: a filter may turn it into an exception
+        warnings.warn(_LAST, RuntimeWarning, stacklevel=2)
+
+
+def _look_at_all() -> None:
+    """As the program ends: what was written and no call has found yet is told."""
+    with contextlib.suppress(RuntimeError):  # a device that answers no more, or a child after a fork
+        for seen in list(_seen):
+            tensors = tuple(t() for t in seen.tensors)
+            if None not in tensors:
+                seen.look_last(tensors)
+        _settle(wait=True)
+
+
+atexit.register(_look_at_all)
 
 
 class Seen:
     """Index tensors as they were when a pattern was made of them: whether they still are is asked at each call.
 
     On the CPU what they hold is compared. On a GPU that would wait for all that is queued there, so torch's count of writes is asked. It misses some:
-    now and then a copy into host memory is queued in front of a product, and later calls compare it once it is there. Whoever has read that
-    product's result can be told, by the next call or when the tensors go. A CUDA graph keeps the pattern that it was captured with.
+    now and then a copy into host memory is queued in front of a product, and later calls compare it once it is there. A last copy is made when
+    the owner of the tensors goes, or the program ends: so whoever has read a wrong product's result is told, by the next call or then. A CUDA graph keeps
+    the pattern that it was captured with; the last copy tells of that, too.
     """
 
     def __init__(self, tensors: tuple, arrays: tuple | None) -> None:
@@ -59,33 +127,64 @@ class Seen:
         self._arrays = arrays if arrays is None else tuple(a.astype(str(t.dtype).removeprefix("torch."), copy=False) for t, a in zip(tensors, arrays))
         self._near = all(map(in_host_memory, tensors))
         self._calls, self._due = 0, time.monotonic() + CHECK_SECONDS
-        self._copies: tuple | None = None
-        self._last_look: weakref.finalize | None = None
+        self._look: Look | None = None
+        if self._arrays is not None and not self._near:
+            self.tensors = tuple(map(weakref.ref, tensors))
+            _seen.add(self)
 
     def still(self, tensors: tuple) -> bool:
         if self._arrays is not None and self._near:
             return _holds(tensors, self._arrays)
-        if self._copies is not None and not _holds(self._copies, self._arrays):
-            self._versions = self._copies = None
-            self._last_look.detach()
+        if _pending or _parked:
+            _settle()
+        if self._look is not None and self._look.wrong():
+            self._look.told, self._versions = True, None
             raise RuntimeError(_LATE)
         if self._versions != tuple(map(version_of, tensors)):
             return False
         if self._arrays is not None:
             self._calls += 1
             if self._calls >= CHECK_CALLS or time.monotonic() >= self._due:
-                self._queue_copies(tensors)
+                self._queue_look(tensors)
         return True
 
-    def _queue_copies(self, tensors: tuple) -> None:
+    def _queue_look(self, tensors: tuple) -> bool:
+        """False where a graph is being captured, which it would become a part of."""
         if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
-            return
-        if self._copies is None:
-            self._copies = _torch_modes.lasting(_host_copies, self._arrays, tensors[0].is_cuda)
-            self._last_look = weakref.finalize(self, _warn_late, self._copies, self._arrays)
-        for copy, t in zip(self._copies, tensors):
-            copy.copy_(t, non_blocking=True)
+            return False
+        if self._look is None:
+            self._look = Look(self._arrays, tensors[0].is_cuda)
+            weakref.finalize(self, _pend, self._look).atexit = False
+        self._look.queue(tensors)
         self._calls, self._due = 0, time.monotonic() + CHECK_SECONDS
+        return True
+
+    def look_last(self, tensors: tuple) -> None:
+        """Of a device's tensors, before their owner lets them go: a later call of anybody's, or the program's end, tells what it found."""
+        if self._arrays is None or self._near or self._versions != tuple(map(version_of, tensors)):
+            return
+        if _torch_modes.watched() or _torch_modes.transformed() or not self._queue_look(tensors):
+            _parked.append((self, tensors))
+        else:
+            _pend(self._look)
+
+
+class Owned:
+    """What was seen of index tensors, with the tensors, for whoever owns both: they are looked at once more before they go."""
+
+    __slots__ = ("seen", "tensors")
+
+    def __init__(self, tensors: tuple, seen: Seen) -> None:
+        self.tensors, self.seen = tensors, seen
+
+    def still(self) -> bool:
+        return self.seen.still(self.tensors)
+
+    def __del__(self, ending=_abi.ending) -> None:
+        if not ending:  # then _look_at_all has been here
+            with contextlib.suppress(RuntimeError):  # a device that answers no more, or a child after a fork
+                self.seen.look_last(self.tensors)
+                _settle()
 
 
 def _host_copies(arrays: tuple, pinned: bool) -> tuple:

@@ -173,14 +173,14 @@ class SparseLinear(nn.Module):
     def pattern(self) -> Any:
         """The pattern of the buffers as they are; made again only when they have changed."""
         seen, now = self._seen, (self.row_ptr, self.col_idx)
-        if seen is None or seen[0] is not now[0] or seen[1] is not now[1] or not seen[2].still(now):
+        if seen is None or seen.tensors[0] is not now[0] or seen.tensors[1] is not now[1] or not seen.still():
             shape, device = (self.out_features, self.in_features), str(self.values.device)
             if now[0].device.type == "meta":
                 raise RuntimeError("row_ptr is on the meta device: this layer has no pattern yet; load a state_dict")
             before = self._pattern
             if before is None or before.block != self.block or not before.same_indices(now[0].cpu().numpy(), now[1].cpu().numpy()):
                 before = make_pattern(*now, shape, self.block, device)
-            self._pattern, self._seen = before, (*now, _torch_patterns.remember(*now, before))
+            self._pattern, self._seen = before, _torch_patterns.Owned(now, _torch_patterns.remember(*now, before))
             for t in now:
                 t._dynamo_static_input_type = "unguarded"
         return self._pattern
@@ -209,8 +209,8 @@ class SparseLinear(nn.Module):
             count = parts[1].shape[0]
             self.values = nn.Parameter(self.values.new_empty((count, *self.block)), self.values.requires_grad)
             self.row_ptr, self.col_idx = self.row_ptr.clone(), self.col_idx.new_zeros(count)  # another layer may have the old ones
+        self._seen = None  # before the write, since a last look may follow
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        self._seen = None
         if self.row_ptr.is_inference() or self.col_idx.is_inference():
             _torch_patterns.forget(self.row_ptr, self.col_idx, (self.out_features, self.in_features), self.block)
 

@@ -248,7 +248,7 @@ def test_a_function_of_torch_may_race():
         full.view(full.shape[0] // br, br, full.shape[1] // bc, bc).permute(0, 2, 1, 3)[rows, call.col_idx.long()] = call.values
         call.out.copy_(full @ call.b)
 
-    sa.register_variant(dense, name="cuda_matmul_f32_any_python_dense", backend="cuda", supports=lambda p: p["plain"] and p["m"] % p["block"][0] == 0 and p["k"] % p["block"][1] == 0)
+    sa.register_variant(dense, name="cuda_matmul_f32_any_python_dense", backend="cuda", dense=True, supports=lambda p: p["plain"] and p["m"] % p["block"][0] == 0 and p["k"] % p["block"][1] == 0)
     a, _, b = problem(256, 64, 64, torch.float32)
     race = sa.benchmark(a, b, only="cuda_matmul_f32_any_python_dense")
     assert race[0].verdict == "ok", race[0].message

@@ -51,7 +51,7 @@ def test_tuning_is_remembered():
     with sa.set_effort("quick"):
         sa.cache.clear()
         first = sa.tune(a, [4, 8], gradients=True, effort="quick")
-        assert len(first) == 6 and all(p["verified"] for p in first)
+        assert len(first) == 6 and all(p["verified"] and p["pattern_verified"] for p in first)
         assert sa.cache.entries()
         assert not any(p["tuned"] for p in sa.tune(a, [4, 8], gradients=True, effort="quick"))
         a @ np.ones((64, 8), np.float32)

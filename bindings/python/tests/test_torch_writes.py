@@ -272,6 +272,148 @@ def test_far_away_what_no_later_call_found_is_told_when_the_layer_goes(far, monk
         _torch_patterns._patterns.drop(key)
 
 
+@pytest.mark.parametrize("owner", ["layer", "sparse tensor"])
+@pytest.mark.parametrize("calls", [1, 3])
+def test_far_away_few_calls_after_a_write_are_told_of_when_the_owner_goes(owner, calls, far):
+    layer, other = two_layers()
+    x = torch.randn(3, 64)
+    one = layer if owner == "layer" else layer.matrix().detach().to_torch()
+    call = one if owner == "layer" else lambda x: sa.matmul(x, one)
+    x = x if owner == "layer" else torch.randn(5, 48)
+    indices = layer.col_idx if owner == "layer" else one.col_indices()
+    call(x)
+    WRITES["dlpack"](indices, other.col_idx)
+    for _ in range(calls):
+        call(x)
+    with pytest.warns(RuntimeWarning, match="torch does not count.*no call has found") as told:
+        del layer, one, call, indices
+        gc.collect()
+    assert len([w for w in told if w.category is RuntimeWarning]) == 1
+    assert not _torch_patterns._pending and not _torch_patterns._parked
+
+
+def test_far_away_writes_that_torch_counts_are_nobody_s_business_at_the_end(far):
+    x = torch.randn(3, 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for inference in (False, True):
+            layer, other = two_layers()
+            with torch.inference_mode(inference):
+                layer(x)
+                if inference:
+                    layer.row_ptr, layer.col_idx = layer.row_ptr.clone(), layer.col_idx.clone()  # torch counts nothing for these
+                    layer(x)
+                    layer.load_state_dict(other.state_dict())
+                else:
+                    layer.col_idx.copy_(other.col_idx)
+            del layer
+            gc.collect()
+        layer, other = two_layers()
+        layer(x)
+        WRITES["dlpack"](layer.col_idx, other.col_idx)
+        torch.autograd.graph.increment_version(layer.col_idx)
+        del layer
+        gc.collect()
+
+
+def test_far_away_a_last_look_waits_for_a_mode_to_end(far):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        seen = ()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen = (*self.seen, func)
+            return func(*args, **(kwargs or {}))
+
+    layer, other = two_layers()
+    x = torch.randn(3, 64)
+    layer(x)
+    other(x)
+    WRITES["dlpack"](layer.col_idx, other.col_idx)
+    with Mode() as mode, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del layer
+        gc.collect()
+    assert mode.seen == () and len(_torch_patterns._parked) == 1
+    with pytest.warns(RuntimeWarning, match="torch does not count"):
+        other(x)  # anybody's call
+    assert not _torch_patterns._parked
+
+
+class Count:
+    """What a device writes behind its copies, which are not there yet."""
+
+    def __init__(self):
+        self.value, self.waited = np.zeros(1, np.int64), False
+
+    def copy_(self, _count, non_blocking):
+        assert non_blocking
+
+    def numpy(self):
+        return self.value
+
+    def wait(self, _device):
+        self.waited, self.value[0] = True, 1 << 40
+
+
+def test_far_away_nobody_waits_for_a_last_look_before_the_program_ends(far, monkeypatch):
+    count, init = Count(), _torch_patterns.Look.__init__
+
+    def on_a_device(look, *arguments):
+        init(look, *arguments)
+        look._came = count
+
+    monkeypatch.setattr(_torch_patterns.Look, "__init__", on_a_device)
+    monkeypatch.setattr(torch.cuda, "synchronize", count.wait)
+    layer, other = two_layers()
+    x = torch.randn(3, 64)
+    layer(x)
+    other(x)
+    WRITES["dlpack"](layer.col_idx, other.col_idx)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del layer
+        gc.collect()
+        other(x)
+    assert len(_torch_patterns._pending) == 1 and not count.waited
+    with pytest.warns(RuntimeWarning, match="torch does not count"):
+        _torch_patterns._look_at_all()
+    assert count.waited and not _torch_patterns._pending
+
+
+ENDS = """
+import sys, torch
+import sparse_autotune as sa
+from sparse_autotune import _torch_patterns
+_torch_patterns.in_host_memory = lambda t: False
+sa.set_effort("off")
+
+def main(write):
+    torch.manual_seed(0)
+    layer, other = (sa.SparseLinear(64, 48, block=8, density=0.5) for _ in range(2))
+    x = torch.randn(3, 64)
+    layer(x)
+    if write:
+        layer.col_idx.numpy()[:] = other.col_idx.numpy()
+    layer(x)
+    result = torch.ops.sparse_autotune.matmul(layer.values, layer.row_ptr, layer.col_idx, x, layer.bias, [48, 64], True, True)
+    return layer, result
+
+kept = main("write" in sys.argv[1])
+if "function" in sys.argv[1]:
+    del kept
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("how", ["write, kept", "write in a function", "nothing"])
+def test_far_away_a_program_does_not_end_in_silence(how):
+    run = run_program(ENDS, how)
+    assert run.stdout.strip() == "fine", run.stderr
+    assert run.stderr.count("RuntimeWarning") == ("write" in how), run.stderr
+
+
 def test_far_away_inference_mode_changes_nothing(far):
     layer, other = two_layers()
     x = torch.randn(3, 64)
@@ -329,7 +471,7 @@ def test_on_a_gpu_looking_does_not_wait():
             results = [layer(x) for _ in range(3 * _torch_patterns.CHECK_CALLS)]
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert all(t.is_pinned() for t in layer._seen[2]._copies)
+    assert all(t.is_pinned() for t in layer._seen.seen._look.copies)
     assert all(torch.equal(r, expected) for r in results)
 
 
@@ -362,3 +504,60 @@ def test_on_a_gpu_a_graph_keeps_its_pattern_and_captures_no_look(monkeypatch):
         graph.replay()
         torch.cuda.synchronize()
         torch.testing.assert_close(y, expected)
+    with pytest.warns(RuntimeWarning, match="replays of CUDA graphs"):  # no call has seen the write
+        del layer
+        gc.collect()
+        _torch_patterns._settle(wait=True)
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_few_calls_after_a_write_are_told_of_when_the_layer_goes():
+    layer, other = two_layers(device="cuda")
+    x = torch.randn(3, 64, device="cuda")
+    with torch.no_grad():
+        layer(x)
+        WRITES["torch by dlpack"](layer.col_idx, other.col_idx)
+        layer(x)
+    with pytest.warns(RuntimeWarning, match="torch does not count"):
+        torch.cuda.set_sync_debug_mode("error")  # it goes without a wait
+        try:
+            del layer
+            gc.collect()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        _torch_patterns._settle(wait=True)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("how", ["write, kept", "write in a function", "nothing"])
+def test_on_a_gpu_a_program_does_not_end_in_silence(how):
+    there = ENDS.replace("_torch_patterns.in_host_memory = lambda t: False", "torch.set_default_device('cuda')")
+    there = there.replace("layer.col_idx.numpy()[:] = other.col_idx.numpy()", "torch.from_dlpack(torch.utils.dlpack.to_dlpack(layer.col_idx)).copy_(other.col_idx)")
+    run = run_program(there, how)
+    assert run.stdout.strip() == "fine", run.stderr
+    assert run.stderr.count("RuntimeWarning") == ("write" in how), run.stderr
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_a_layer_that_goes_during_a_capture_does_not_end_it():
+    layer, other = two_layers(device="cuda")
+    gone, _ = two_layers(device="cuda")
+    x = torch.randn(3, 64, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.no_grad():
+        gone(x)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            expected = layer(x)
+        torch.cuda.current_stream().wait_stream(side)
+        WRITES["torch by dlpack"](gone.col_idx, other.col_idx)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)
+            del gone
+            gc.collect()
+        graph.replay()
+        torch.testing.assert_close(y, expected)
+        with pytest.warns(RuntimeWarning, match="torch does not count"):
+            layer(x)
+            _torch_patterns._settle(wait=True)

@@ -222,6 +222,7 @@ pub struct sat_plan_info {
     pub cached: bool,
     pub tuned: bool,
     pub verified: bool,
+    pub pattern_verified: bool,
     pub tuning_seconds: f64,
     pub prepare_seconds: f64,
     pub workspace_bytes: usize,
@@ -860,6 +861,9 @@ const _: () = {
     [
         "Offset of field: sat_plan_info::verified",
     ][::core::mem::offset_of!(sat_plan_info, verified) - 138usize];
+    [
+        "Offset of field: sat_plan_info::pattern_verified",
+    ][::core::mem::offset_of!(sat_plan_info, pattern_verified) - 139usize];
     [
         "Offset of field: sat_plan_info::tuning_seconds",
     ][::core::mem::offset_of!(sat_plan_info, tuning_seconds) - 144usize];

@@ -146,6 +146,7 @@ impl Plan {
             cached: info.cached,
             tuned: info.tuned,
             verified: info.verified,
+            pattern_verified: info.pattern_verified,
             tuning_seconds: info.tuning_seconds,
             prepare_seconds: info.prepare_seconds,
             workspace_bytes: info.workspace_bytes,
@@ -291,8 +292,10 @@ pub struct PlanInfo {
     pub cached: bool,
     /// Making the plan raced it.
     pub tuned: bool,
-    /// Its result was checked on this machine.
+    /// Its result was checked by this build of the library, on this machine and this exact problem.
     pub verified: bool,
+    /// And on this very pattern. Where not, it serves all the same, and a context that tunes in the background checks it there.
+    pub pattern_verified: bool,
     /// Spent tuning, when the plan was made.
     pub tuning_seconds: f64,
     /// Schedules and conversions, once.

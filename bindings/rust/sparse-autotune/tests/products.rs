@@ -184,7 +184,7 @@ fn a_race_is_remembered() {
     let again = open(); // another process would see the same
     let plan = Plan::new(&again, &pattern, &problem).unwrap();
     let info = plan.info().unwrap();
-    assert!(info.cached && !info.tuned && info.verified, "{info:?}");
+    assert!(info.cached && !info.tuned && info.verified && info.pattern_verified, "{info:?}");
     assert_eq!(again.race(&pattern, &problem).unwrap().best.unwrap().variant, best.variant);
     assert_eq!(again.cache_path(), Some(folder.clone()));
     assert!(again.cache_entries().unwrap().iter().any(|entry| entry.key == race.key));
