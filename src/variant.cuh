@@ -92,16 +92,21 @@ __device__ __forceinline__ void sat_store_from(double x, sat_dtype t, void *p, i
 __device__ __forceinline__ float sat_act(sat_activation act, float x) { return sat_act_f32(act, x); }
 __device__ __forceinline__ double sat_act(sat_activation act, double x) { return sat_act_f64(act, x); }
 
-/* What element (i, j) of C becomes, T the type of the sum. */
-template <typename T> __device__ __forceinline__ T sat_finish(const sat_out &o, int64_t i, int64_t j, T sum) {
-    T y = (T)o.alpha * sum;
-    if (o.beta != 0) y += (T)o.beta * sat_load_as(T(), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
-    if (o.bias) y += sat_load_as(T(), o.dtype, o.bias, i);
-    return sat_act(o.activation, y);
+/* What element (i, j) of C becomes, T the type of the sum. Of a long sum in parts the first one brings beta*C and the
+ * bias, the others are added to what is in C then, and the activation is for the last. */
+template <typename T>
+__device__ __forceinline__ T sat_finish(const sat_out &o, int64_t i, int64_t j, T sum, bool first = true,
+                                        bool last = true) {
+    T y = (T)o.alpha * sum, beta = first ? (T)o.beta : T(1);
+    if (beta != 0) y += beta * sat_load_as(T(), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
+    if (o.bias && first) y += sat_load_as(T(), o.dtype, o.bias, i);
+    return last ? sat_act(o.activation, y) : y;
 }
 
-template <typename T> __device__ __forceinline__ void sat_put(const sat_out &o, int64_t i, int64_t j, T sum) {
-    sat_store_from(sat_finish(o, i, j, sum), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
+template <typename T>
+__device__ __forceinline__ void sat_put(const sat_out &o, int64_t i, int64_t j, T sum, bool first = true,
+                                        bool last = true) {
+    sat_store_from(sat_finish(o, i, j, sum, first, last), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
 }
 
 /* ---- estimates ---- */

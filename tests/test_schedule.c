@@ -325,6 +325,49 @@ static void groups_of_panels_are_alike(void **unused) {
     assert_int_equal(sat_tiles_together(false, 32, 16, 2.0 * 256 * 4096, 3 * WORKERS, L2), 16);
 }
 
+/* Of a piece of so many blocks, as launches for pieces of up to `longest` take it: each column of each block once and
+ * in order, no lane's share longer than a part, a first launch and a last one. */
+static void check_parts(const sat_problem *p, int64_t count, int64_t longest, int64_t depth, int64_t lanes) {
+    sat_parts parts = sat_parts_in_c(p, depth, lanes);
+    sat_row_part part = sat_row_part_at(0, 0, parts, depth);
+    int64_t block = 0, column = 0;
+    bool ended = false;
+    int launches = 0;
+    do {
+        sat_piece piece = {.first = 1000, .row = 7, .count = (int32_t)count, .slot = -1};
+        bool last = false;
+        assert_int_equal(part.first, launches == 0);
+        launches++;
+        if (!sat_take_part(&part, &piece, &last)) continue;
+        assert_false(ended);
+        ended = last;
+        if (piece.count == 0) continue;
+        assert_int_equal(piece.first, 1000 + block);
+        assert_int_equal(part.column, column);
+        assert_true(piece.count * part.deep <= lanes * SAT_SUM_PART || parts.blocks > count);
+        column += part.deep;
+        if (column == depth) column = 0, block += piece.count;
+    } while (sat_next_row_part(&part, parts, depth, longest));
+    assert_true(ended);
+    assert_int_equal(block, count);
+    assert_int_equal(column, 0);
+    int64_t terms = longest * depth;
+    if (terms <= lanes * SAT_SUM_PART || parts.blocks > longest) assert_int_equal(launches, 1);
+}
+
+static void launches_of_parts_take_every_column_of_every_block_once(void **state) {
+    (void)state;
+    uint64_t random = 3;
+    sat_problem p = {.compute_dtype = SAT_F32, .c_dtype = SAT_F32},
+                halves = {.compute_dtype = SAT_F32, .c_dtype = SAT_F16};
+    for (int i = 0; i < 3000; i++) {
+        int64_t depth = 1 + random_below(&random, i % 3 ? 300 : 20000), lanes = 1 << random_below(&random, 8);
+        int64_t longest = random_below(&random, i % 3 ? 5000 : 40), count = random_below(&random, longest + 1);
+        check_parts(&p, i % 2 ? longest : count, longest, depth, lanes);
+        check_parts(&halves, count, longest, depth, lanes);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_is_in_exactly_one_piece),
@@ -338,6 +381,7 @@ int main(void) {
         cmocka_unit_test(panels_of_a_group_leave_a_quarter_of_L2_to_what_is_written),
         cmocka_unit_test(a_group_of_panels_gives_each_CTA_some_tiles_and_no_more),
         cmocka_unit_test(groups_of_panels_are_alike),
+        cmocka_unit_test(launches_of_parts_take_every_column_of_every_block_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

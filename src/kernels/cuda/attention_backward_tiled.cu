@@ -1,7 +1,7 @@
 // cuda_attention_backward_tiled: the gradients in tiles on plain f32 units: for f32, and for 16-bit operands that the
 // tensor-core kernels do not take. Two passes as in attention_backward_mma.cuh, read there for why: a CTA has 64
 // queries and sums up dQ over keys, or 64 keys and sums up dK and dV over queries. Any head size up to 256, any
-// strides.
+// strides. Registers are full of sums: each part of a long f32 sum is a launch of its own, added to the gradients.
 
 #include "attention_tiled.cuh"
 
@@ -15,6 +15,8 @@ struct back_job {
     int m, dim;
     float c, alpha;
     bool wide;
+    int first_head, heads, first_step, end_step; // of a CTA's heads, and of the steps of each: this part
+    bool first;
 };
 
 /* Head size D at most; sums over N columns of it, the others are another CTA's. */
@@ -73,6 +75,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) tiled_backward(con
     float *weights = other + 2 * S::TILE + row * S::WEIGHTS, row_lse[S::ROWS], row_delta[S::ROWS];
     const attention_item item = attention_item_of(w.w, blockIdx.x / S::PARTS);
     int64_t heads = (int64_t)w.w.heads * (S::BY_KEY ? w.w.share : 1);
+    constexpr bool PARTS = sizeof(T) == 4;
+    int first_head = S::BY_KEY ? item.head * w.w.share + (PARTS ? w.first_head : 0) : item.head;
+    int stop = first_head + (S::BY_KEY ? (PARTS ? w.heads : w.w.share) : 1);
+    if (PARTS && !w.first) {
+        int most = 0;
+        for (int head = first_head; head < stop; head++) most = max(most, attention_steps_of(w.w, item, head).count);
+        if (most <= w.first_step) return; // nothing to add
+    }
 #pragma unroll
     for (int k = 0; k < 2; k++)
         tiled_load<T, S::BM, S::D, S::THREADS>(
@@ -84,12 +94,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) tiled_backward(con
         row_lse[i] = w.lse[at], row_delta[i] = w.delta[at];
     }
     float sums[S::SUMS][S::ROWS][S::GROUPS * 4] = {};
-    int first_head = S::BY_KEY ? item.head * w.w.share : item.head, stop = first_head + (S::BY_KEY ? w.w.share : 1);
     for (int head = first_head; head < stop; head++) {
         attention_steps steps = attention_steps_of(w.w, item, head);
         int other_head = S::BY_KEY ? head : head / w.w.share;
+        if (PARTS) steps.count = min(steps.count, w.end_step);
 #pragma unroll 1
-        for (int step = 0; step < steps.count; step++) {
+        for (int step = PARTS ? w.first_step : 0; step < steps.count; step++) {
             attention_step t = attention_step_at(w.w, steps, step);
             __syncthreads(); // nobody reads the tiles before any more
 #pragma unroll
@@ -138,7 +148,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) tiled_backward(con
 #pragma unroll
             for (int e = 0; e < S::GROUPS * 4; e++) {
                 int at = part + e / 4 * 64 + 4 * x + e % 4;
-                if (at < w.dim) to[at] = T(sums[k][i][e] * (k == 0 ? w.alpha : 1));
+                float y = sums[k][i][e] * (k == 0 ? w.alpha : 1);
+                if (at < w.dim) to[at] = T(!PARTS || w.first ? y : (float)to[at] + y);
             }
         }
 }
@@ -258,6 +269,20 @@ static bool wide(const sat_problem *p) { // f32 in steps of 16 bytes
            attention_in_steps(&t->do_);
 }
 
+/* A launch for each part: some steps of one head, or all steps of some heads. Gradients of 16 bits have one. */
+template <typename RUN> static void each_part(back_job x, sat_dtype t, bool by_key, RUN run) {
+    int heads = by_key ? x.w.share : 1, most = (int)sat_max(1, x.w.longest);
+    int part = t == SAT_F32 ? SAT_SUM_PART / x.w.width : INT32_MAX / 2;
+    x.heads = (int)sat_max(1, sat_min(heads, part / most));
+    for (x.first_head = 0; x.first_head < heads; x.first_head += x.heads) {
+        x.heads = (int)sat_min(x.heads, heads - x.first_head);
+        for (x.first_step = 0; x.first_step == 0 || x.first_step < most; x.first_step += part) {
+            x.end_step = x.first_step + part, x.first = x.first_head == 0 && x.first_step == 0;
+            run(x);
+        }
+    }
+}
+
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
@@ -276,19 +301,23 @@ static sat_status launch(const sat_launch *l) {
         back_job x = {s->by_query,    {o[0], o[5]}, {o[1], o[2]}, {t->q, t->do_}, {t->k, t->v}, {o[6], NULL},
                       {t->dq, t->dq}, s->lse,       s->delta,     (int)p->m,      (int)t->dim,  c,
                       alpha,          wide(p)};
-        k->queries.run[type]<<<queries *(unsigned)k->queries.parts, threads, k->queries.bytes, stream>>>(x);
+        each_part(x, p->a_dtype, false, [&](const back_job &part) {
+            k->queries.run[type]<<<queries *(unsigned)k->queries.parts, threads, k->queries.bytes, stream>>>(part);
+        });
     }
     if (keys > 0) {
         back_job x = {s->by_key,      {o[1], o[2]}, {o[0], o[5]}, {t->k, t->v}, {t->q, t->do_}, {o[7], o[8]},
                       {t->dk, t->dv}, s->lse,       s->delta,     (int)p->m,    (int)t->dim,    c,
                       alpha,          wide(p)};
-        k->keys.run[type]<<<keys *(unsigned)k->keys.parts, threads, k->keys.bytes, stream>>>(x);
+        each_part(x, p->a_dtype, true, [&](const back_job &part) {
+            k->keys.run[type]<<<keys *(unsigned)k->keys.parts, threads, k->keys.bytes, stream>>>(part);
+        });
     }
     return sat_launched(l);
 }
 
 SAT_FAMILY(cuda_attention_backward_tiled) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_ATTENTION_BACKWARD,
     .backend = SAT_CUDA,
     .flags = SAT_V_BATCHED,

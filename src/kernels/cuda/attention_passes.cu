@@ -85,7 +85,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) softmax(
         int64_t head = at / k.m, i = at % k.m, row = i / k.block_rows, block = k.block_rows * k.block_cols;
         int64_t first = k.row_ptr[row], end = k.row_ptr[row + 1], within = i % k.block_rows * k.block_cols;
         sat_range keys = sat_keys_of(&k, i);
-        float largest = -INFINITY, sum = 0;
+        float largest = -INFINITY, sum = 0, part = 0;
         for (int64_t t = first; t < end; t++) {
             int64_t key = k.col_idx[t] * k.block_cols;
             const float *from = x.scores + head * x.each + t * block + within;
@@ -94,14 +94,17 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) softmax(
         }
         for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
         float base = largest == -INFINITY ? 0 : largest; // nothing kept, or nothing but -inf
+        int terms = 0;                                   // of a part of this lane's sum
         for (int64_t t = first; t < end; t++) {
             int64_t key = k.col_idx[t] * k.block_cols, place = head * x.each + t * block + within;
             for (int64_t j = lane; j < k.block_cols; j += 32) {
                 bool keep = key + j >= keys.begin && key + j < keys.end;
                 float w = keep ? expf(x.scores[place + j] - base) : 0;
-                ((T *)x.weights)[place + j] = weight_of<T>(w), sum += w;
+                ((T *)x.weights)[place + j] = weight_of<T>(w), part += w;
+                if (++terms == SAT_SUM_PART) sum += part, part = 0, terms = 0;
             }
         }
+        sum += part;
         for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
         if (lane == 0) x.largest[at] = base, x.sum[at] = sum;
     }
@@ -340,7 +343,7 @@ static sat_status launch(const sat_launch *l) {
 }
 
 SAT_FAMILY(cuda_attention_passes) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_ATTENTION,
     .backend = SAT_CUDA,
     .flags = SAT_V_BATCHED | SAT_V_SCRATCH,

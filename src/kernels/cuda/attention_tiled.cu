@@ -1,7 +1,8 @@
 // cuda_attention_tiled: online softmax in tiles on plain f32 units. For f32, and for 16-bit operands that the
 // tensor-core kernels do not take (rows that do not begin on 16 bytes). A thread has 8 queries by 4 keys of the scores,
 // then 8 queries by D/16 columns of O; weights pass through the warp's own rows of shared memory in between. Any head
-// size up to 256, any strides, dense and block-sparse.
+// size up to 256, any strides, dense and block-sparse. Of f32 a long sum over keys is added to O in parts: what lies
+// there is of the largest score of its time, which a row keeps beside its weights.
 
 #include "attention_tiled.cuh"
 
@@ -10,6 +11,7 @@ template <int D_, int BM_, int BN_, int CTAS_> struct tiled_shape {
     static constexpr int D = D_, BM = BM_, BN = BN_, CTAS = CTAS_, THREADS = BM * 2, ROWS = 8;
     static constexpr int KEYS = BN / 16, GROUPS = D / 64;   /* of a thread: keys, and groups of four columns */
     static constexpr int PITCH = D + 4, WEIGHTS = BN + 4;   /* floats */
+    static constexpr int PART = SAT_SUM_PART / BN;          /* steps */
     static constexpr int Q = BM * PITCH, TILE = BN * PITCH; /* floats */
     static constexpr int BYTES = 4 * (Q + 2 * TILE + BM * WEIGHTS);
     static_assert(D % 64 == 0 && BN % 16 == 0 && BN <= ATTENTION_KEYS, "");
@@ -42,6 +44,22 @@ __device__ __forceinline__ void softmax(float (&s)[S::ROWS][S::KEYS], tiled_rows
         }
         r.sum[i] = r.sum[i] * scale + part;
     }
+}
+
+/* A row's sums of a part to O, where those of earlier parts are; `then` points to the largest score that these had. The
+ * whole warp calls it, with `to` NULL for rows that do not exist. */
+template <typename T, typename S>
+__device__ __forceinline__ void add_part(const attention_job &x, T *to, float (&o)[S::GROUPS * 4], float m, float *then,
+                                         int column, bool first) {
+    float scale = first ? 0 : attention_factor(*then, m, x.c);
+#pragma unroll
+    for (int e = 0; e < S::GROUPS * 4; e++) {
+        int at = e / 4 * 64 + 4 * column + e % 4;
+        if (to && at < x.dim) to[at] = T(first ? o[e] : (float)to[at] * scale + o[e]);
+        o[e] = 0;
+    }
+    __syncwarp(); // all have read it
+    *then = m;
 }
 
 template <typename T, typename S>
@@ -104,8 +122,18 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         __syncthreads(); // values are there, weights too, and nobody reads the keys any more
         if (step + 1 < count) bring(place, step + 1, false);
         tiled_values<S>(o, weights + row * S::WEIGHTS, v, column);
+        if (sizeof(T) == 4 && (step + 1) % S::PART == 0 && step + 1 < count)
+#pragma unroll
+            for (int i = 0; i < S::ROWS; i++) {
+                const attention_item &item = place.item;
+                int query = item.t.first + row + i;
+                T *to = (T *)x.o + sat_heads_at(&x.o_at, item.batch, item.head, query);
+                add_part<T, S>(x, query < item.t.end ? to : NULL, o[i], r.m[i],
+                               weights + (row + i) * S::WEIGHTS + S::BN, column, step + 1 == S::PART);
+            }
     }
     const attention_item &item = place.item;
+    const bool parts = sizeof(T) == 4 && count > S::PART;
 #pragma unroll
     for (int i = 0; i < S::ROWS; i++) {
         float sum = r.sum[i];
@@ -117,11 +145,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
             x.lse[((int64_t)item.batch * x.w.heads + item.head) * x.m + query] =
                 sum > 0 ? (__fmul_rn(r.m[i], x.c) + log2f(sum)) * 0.69314718056f : -INFINITY;
         float factor = sum > 0 ? 1 / sum : sum == 0 ? 0 : sum; // NaN stays
+        float before = parts ? attention_factor(weights[(row + i) * S::WEIGHTS + S::BN], r.m[i], x.c) : 0;
         T *to = (T *)x.o + sat_heads_at(&x.o_at, item.batch, item.head, query);
 #pragma unroll
         for (int e = 0; e < S::GROUPS * 4; e++) {
             int at = e / 4 * 64 + 4 * column + e % 4;
-            if (at < x.dim) to[at] = T(o[i][e] * factor);
+            if (at < x.dim) to[at] = T((parts ? (float)to[at] * before + o[i][e] : o[i][e]) * factor);
         }
     }
 }
@@ -199,7 +228,7 @@ static sat_status launch(const sat_launch *l) {
 }
 
 SAT_FAMILY(cuda_attention_tiled) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_ATTENTION,
     .backend = SAT_CUDA,
     .flags = SAT_V_BATCHED,

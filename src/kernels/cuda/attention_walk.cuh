@@ -37,6 +37,7 @@ struct attention_walk {
     int length, other; /* of this side, and of the other */
     int ahead, behind; /* query i keeps keys of i + diagonal - behind to before i + diagonal + ahead */
     bool head_masks;
+    int longest; /* no CTA has more steps of a head */
 };
 
 /* A CTA's work: a tile of one head. */
@@ -217,6 +218,8 @@ static inline attention_walk attention_walk_plain(const sat_problem *p, const sa
     w.ahead = k.causal ? 1 : k.window ? (int)k.window : ATTENTION_ALL;
     w.behind = k.window ? (int)k.window - 1 : ATTENTION_ALL;
     w.tiles = w.units = (w.length + w.height - 1) / w.height;
+    int64_t reach = sat_min(w.other, (int64_t)w.ahead + w.behind + w.height);
+    w.longest = (int)((reach + w.width - 1) / w.width);
     w.backwards = k.causal && !s.by_key;
     w.head_masks = k.head_rows && !k.full;
     /* as many heads at once as half of the cache holds what all their CTAs read */
@@ -268,6 +271,7 @@ typedef struct attention_lists {
     int *order, *start;
     int2 *entry;
     int64_t tiles, units, places, steps;
+    int64_t longest; /* steps of a tile and a mask */
 } attention_lists;
 
 static inline void attention_lists_free(attention_lists *l) {
@@ -301,13 +305,16 @@ static inline bool attention_sort(attention_lists *l, const int64_t *length) {
 static inline bool attention_order(attention_lists *l, const attention_walk *w) {
     int64_t *length = (int64_t *)calloc((size_t)l->units + 1, sizeof *length), share = w->by_key ? w->share : 1;
     if (!length) return false;
-    for (int64_t i = 0; i < l->places && l->start; i++)
+    for (int64_t i = 0; i < l->places && l->start; i++) {
         length[w->head_masks ? i / l->tiles / share * l->tiles + i % l->tiles : i] += l->start[i + 1] - l->start[i];
+        l->longest = sat_max(l->longest, l->start[i + 1] - l->start[i]);
+    }
     for (int64_t i = 0; i < l->units && !l->start; i++) {
         const attention_tile *t = &l->tile[i];
         int64_t low = w->by_key ? t->first - t->diagonal - w->ahead + 1 : t->first + t->diagonal - w->behind;
         int64_t high = w->by_key ? t->end - t->diagonal + w->behind : t->end - 1 + t->diagonal + w->ahead;
         length[i] = sat_max(0, (sat_min(high, t->stop) - sat_max(low, t->begin) + w->width - 1) / w->width);
+        l->longest = sat_max(l->longest, length[i]);
     }
     bool ok = attention_sort(l, length);
     free(length);
@@ -373,7 +380,7 @@ static inline sat_status attention_walk_make(const sat_prepare *q, attention_sha
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule", q->variant->name);
     }
     cudaStream_t stream = (cudaStream_t)q->stream;
-    w->tiles = (int)l.tiles, w->units = (int)l.units;
+    w->tiles = (int)l.tiles, w->units = (int)l.units, w->longest = (int)l.longest;
     cudaError_t e = attention_send(&at, l.tile, (size_t)l.tiles * sizeof *l.tile, &w->tile, stream);
     if (e == cudaSuccess) e = attention_send(&at, l.order, (size_t)l.units * sizeof *l.order, &w->order, stream);
     if (l.start) {

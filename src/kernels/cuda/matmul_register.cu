@@ -26,7 +26,7 @@ static sat_status launch(const sat_launch *l) {
 }
 
 SAT_FAMILY(cuda_matmul_register) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .about = "a thread keeps elements of C in registers over a block row; any dtype, block and strides",

@@ -1,7 +1,7 @@
 // cuda_matmul_simt: f32 and f64 without tensor cores, for blocks of 8 and more: the main loop of a dense product
 // (simt.cuh) that walks a block row. Bound by multiply-adds where a tile has 32 rows or more, by L2 at 16.
-// An instance is a tile: tile_m x tile_n of C a CTA. Option 1: heavy rows are cut and joined again in order
-// (schedule.h), and the longest pieces begin first.
+// Long f32 sums are made of parts, a launch each (parts.cuh). An instance is a tile: tile_m x tile_n of C a CTA. Option
+// 1: heavy rows are cut and joined again in order (schedule.h), and the longest pieces begin first.
 
 #include "simt.cuh"
 #include "simt_rates.h"
@@ -12,14 +12,21 @@ struct kernel {
     sat_dtype dtype;
     int m, n; // an instance's tile_m, tile_n
     int step, threads, ctas;
-    void (*wide)(simt_job);   // B's rows in steps of 16 bytes
-    void (*single)(simt_job); // B through any strides
+    void (*run[2][2])(simt_job); // [B's rows in steps of 16 bytes, else through any strides][rows in parts]
 };
 
 template <typename T, int TM, int TN, int WM, int WN, int KT> static constexpr kernel make(sat_dtype dtype) {
-    typedef simt_tile<T, TM, TN, WM, WN, KT, true> tile;
-    return {dtype,         tile::BM,   tile::BN,        KT,
-            tile::THREADS, tile::CTAS, simt_rows<tile>, simt_rows<simt_tile<T, TM, TN, WM, WN, KT, false>>};
+    typedef simt_tile<T, TM, TN, WM, WN, KT, true, false> tile;
+    constexpr bool parts = sizeof(T) == 4; // sums in f64 are long enough
+    return {dtype,
+            tile::BM,
+            tile::BN,
+            KT,
+            tile::THREADS,
+            tile::CTAS,
+            {{simt_rows<simt_tile<T, TM, TN, WM, WN, KT, false, false>>,
+              simt_rows<simt_tile<T, TM, TN, WM, WN, KT, false, parts>>},
+             {simt_rows<tile>, simt_rows<simt_tile<T, TM, TN, WM, WN, KT, true, parts>>}}};
 }
 
 static const kernel kernels[] = {
@@ -116,13 +123,18 @@ static sat_status launch(const sat_launch *l) {
     x.values = l->operands[0], x.b = l->operands[1], x.b_row = p->b.row_stride, x.b_col = p->b.col_stride;
     x.row_tiles = (int)tiles(x.r.br, k->m), x.order = order_of(p, &x.r);
     unsigned ctas = (unsigned)(x.w.pieces * x.row_tiles * tiles(p->n, k->n));
-    (wide(p) ? k->wide : k->single)<<<ctas, k->threads, 0, (cudaStream_t)l->stream>>>(x);
-    sat_status status = sat_launched(l);
+    sat_rows host = sat_op_rows(p, l->pattern);
+    int64_t longest = sat_longest_piece(l, l->state ? share_of(k, &host, p->n, l->device) : 0);
+    sat_parts parts = sat_parts_in_c(p, x.r.bc, 1);
+    bool several = longest > parts.blocks || x.r.bc > parts.deep;
+    sat_status status = sat_each_part(l, x, parts, longest, [&](const simt_job &part) {
+        k->run[wide(p)][several]<<<ctas, k->threads, 0, (cudaStream_t)l->stream>>>(part);
+    });
     return status == SAT_OK ? sat_launch_join(l, x.r, x.out, x.w) : status;
 }
 
 SAT_FAMILY(cuda_matmul_simt) = {
-    .revision = "2",
+    .revision = "3",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .about = "f32 and f64 by plain multiply-adds: tiles in shared memory, registers blocked, any strides",

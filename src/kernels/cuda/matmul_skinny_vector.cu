@@ -3,9 +3,10 @@
 // A lane has 4 rows of C and walks along k in chunks of 16 bytes (or elements, where nothing is aligned), asking for
 // the next chunks of its rows before it multiplies these. The lanes of a warp are RL groups of rows times 32/RL chunks
 // of k, so that rows share what they need of B; R warps cover a tile of 4*RL*R rows, XW warps share out its k. Short
-// rows come several to a CTA of 4 warps. Sums are added across lanes and then across warps in a fixed order.
+// rows come several to a CTA of 4 warps. Sums are added across lanes and then across warps in a fixed order. Long f32
+// sums are made of parts, a launch each (parts.cuh).
 
-#include "join.cuh"
+#include "parts.cuh"
 
 enum { WARPS = 4, WARPS_LOG = 2, ROWS = 4 }; // ROWS: a lane's
 enum access { ALONG, ACROSS, ELEMENTS };     // chunks along k, chunks along rows (op(A) is the transpose), neither
@@ -24,6 +25,7 @@ struct job {
     int rl_log, r_log, xw_log;
     order b_order;
     bool keep; // chunks of A that L1 should keep: neighbours in a sector are not read at once
+    sat_row_part part;
 };
 
 // ---- chunks of 16 bytes, or one element of one
@@ -199,12 +201,17 @@ static __global__ void __launch_bounds__(WARPS * 32, room<T, NV>::ctas) multiply
     typedef typename element<T>::sum S;
     constexpr int COUNT = ROWS * NV;
     __shared__ S sums[WARPS][8 * COUNT]; // of each group of rows
-    __shared__ int2 owner[WARPS];        // row and slot of a team's piece
+    __shared__ int2 owner[WARPS];        // row, -1: none, and slot of a team's piece
+    __shared__ bool ends[WARPS];         // no part comes after this one
     int warp = threadIdx.x / 32, kl = 32 >> x.rl_log, lane = threadIdx.x % kl, rl = threadIdx.x % 32 / kl;
     int team_log = x.r_log + x.xw_log, groups_log = x.r_log + x.rl_log; // groups of 4 rows that a tile has
     int64_t at = ((int64_t)blockIdx.x << (WARPS_LOG - team_log)) + (warp >> team_log);
     sat_piece piece = {0, -1, 0, -1, 0};
+    bool last = true;
     if (at < x.w.pieces) piece = sat_piece_at(x.r, x.w.piece, at);
+    if (!sat_take_part(&x.part, &piece, &last)) piece.row = -1, piece.count = 0;
+    if (threadIdx.x % 32 == 0)
+        owner[warp >> team_log] = make_int2(piece.row, piece.slot), ends[warp >> team_log] = last;
     int top = ((int)blockIdx.y << groups_log) * ROWS, row[ROWS]; // the tile's first row
     int mine = top + (((warp >> x.xw_log & ((1 << x.r_log) - 1)) << x.rl_log) + rl) * ROWS;
 #pragma unroll
@@ -218,7 +225,6 @@ static __global__ void __launch_bounds__(WARPS * 32, room<T, NV>::ctas) multiply
 #pragma unroll
     for (int e = 0; e < COUNT; e++)
         if (lane == (e & (kl - 1))) sums[warp][rl * COUNT + e] = sum[e];
-    if (threadIdx.x % 32 == 0) owner[warp >> team_log] = make_int2(piece.row, piece.slot);
     __syncthreads();
     for (int o = threadIdx.x; o < COUNT << (WARPS_LOG - x.xw_log + x.rl_log); o += WARPS * 32) {
         int group = o / COUNT, e = o % COUNT, j = e % NV; // group: counted over all teams
@@ -231,8 +237,12 @@ static __global__ void __launch_bounds__(WARPS * 32, room<T, NV>::ctas) multiply
         int64_t i = (int64_t)own.x * x.br + in_block;
         sat_out out = x.out;
         out.c = (char *)out.c + blockIdx.z * x.c_batch;
-        if (own.y >= 0) ((S *)x.w.partial)[((int64_t)own.y * x.br + in_block) * out.n + j] = total;
-        else if (i < out.m) sat_put(out, i, j, total);
+        if (own.y >= 0) {
+            S *to = (S *)x.w.partial + ((int64_t)own.y * x.br + in_block) * out.n + j;
+            *to = x.part.first ? total : *to + total;
+        } else if (i < out.m) {
+            sat_put(out, i, j, total, x.part.first, ends[group >> groups_log]);
+        }
     }
 }
 
@@ -345,6 +355,13 @@ static order order_of(const sat_variant *v, const sat_problem *p) {
     return full && p->b.col_stride == 1 && p->b.row_stride * size % 16 == 0 ? N_CHUNKS : ANY;
 }
 
+// How lanes walk along the k of a block that has so many chunks.
+static void set_chunks(job *x, int64_t chunks) {
+    int step = (32 >> x->rl_log) << x->xw_log;
+    x->chunks = (int)chunks, x->inverse = (unsigned)((65536 + chunks - 1) / chunks);
+    x->step_blocks = step / x->chunks, x->step_chunks = step % x->chunks;
+}
+
 static job job_of(const sat_launch *l) {
     const sat_problem *p = l->problem;
     sat_rows host = sat_op_rows(p, l->pattern);
@@ -357,9 +374,7 @@ static job job_of(const sat_launch *l) {
     x.a_batch = p->a.batch_stride, x.b_batch = p->b.batch_stride;
     x.c_batch = p->c.batch_stride * (int64_t)sat_dtype_size(p->c_dtype);
     x.br = (int)x.r.br, x.bc = (int)x.r.bc, x.rl_log = t.rl_log, x.r_log = t.r_log, x.xw_log = t.xw_log;
-    x.chunks = (int)t.chunks, x.inverse = (unsigned)((65536 + t.chunks - 1) / t.chunks);
-    int step = (32 >> t.rl_log) << t.xw_log;
-    x.step_blocks = step / x.chunks, x.step_chunks = step % x.chunks, x.b_order = order_of(l->variant, p);
+    set_chunks(&x, t.chunks), x.b_order = order_of(l->variant, p);
     x.keep = p->transpose == SAT_TRANSPOSE || x.bc * (int)sat_dtype_size(p->a_dtype) < 32;
     return x;
 }
@@ -371,14 +386,20 @@ static sat_status launch(const sat_launch *l) {
     job x = job_of(l);
     unsigned teams = WARPS >> (x.r_log + x.xw_log), rows = ROWS << (x.rl_log + x.r_log);
     dim3 grid((unsigned)((x.w.pieces + teams - 1) / teams), (x.br + rows - 1) / rows, 1);
+    sat_rows host = sat_op_rows(p, l->pattern);
+    int64_t longest = sat_longest_piece(l, l->state ? share_of(l->variant, p, &host, l->device) : 0);
+    int64_t each = x.bc / x.chunks, lanes = (32 >> x.rl_log) << x.xw_log; // of k in a chunk; that share it out
+    sat_parts parts = sat_parts_in_c(p, x.bc, lanes);
+    auto start = [&](job y) {
+        set_chunks(&y, y.part.deep / each);
+        run<<<grid, WARPS * 32, 0, (cudaStream_t)l->stream>>>(y);
+    };
     if (x.w.joins == 0) { // the whole batch at once; partial sums have room for one item only
         grid.z = (unsigned)p->batch;
-        run<<<grid, WARPS * 32, 0, (cudaStream_t)l->stream>>>(x);
-        return sat_launched(l);
+        return sat_each_part(l, x, parts, longest, start);
     }
     for (int64_t z = 0; z < p->batch; z++) {
-        run<<<grid, WARPS * 32, 0, (cudaStream_t)l->stream>>>(x);
-        sat_status status = sat_launched(l);
+        sat_status status = sat_each_part(l, x, parts, longest, start);
         if (status == SAT_OK) status = sat_launch_join(l, x.r, x.out, x.w);
         if (status != SAT_OK) return status;
         x.values = sat_at(p->a_dtype, x.values, x.a_batch), x.b = sat_at(p->b_dtype, x.b, x.b_batch);
@@ -388,7 +409,7 @@ static sat_status launch(const sat_launch *l) {
 }
 
 SAT_FAMILY(cuda_matmul_skinny_vector) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .flags = SAT_V_BATCHED,

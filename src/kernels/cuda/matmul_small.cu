@@ -1,7 +1,8 @@
 // cuda_matmul_small: f32 and f64 for small and odd blocks, and for few columns. No shared memory: a block's values are
 // read by all lanes that need them in one broadcast, rows of B side by side, sums stay in registers (small.cuh).
 // Bound by fetching, for each stored block, its rows of B from L2. Square blocks of 1, 2, 3, 4, 6 and 8 have kernels
-// of their own; any other shape goes through in bands of 4 or 8 rows. Option 1: heavy rows are cut (schedule.h).
+// of their own; any other shape goes through in bands of 4 or 8 rows. Long f32 sums are made of parts, a launch each
+// (parts.cuh). Option 1: heavy rows are cut (schedule.h).
 
 #include "simt_rates.h"
 #include "small.cuh"
@@ -136,15 +137,19 @@ static sat_status launch(const sat_launch *l) {
     x.b_block = x.r.bc * x.b_row, x.whole = (int32_t)(x.r.k / x.r.bc);
     x.bands_of_piece = s.bands, x.bands = x.w.pieces * s.bands;
     x.lane_bits = s.lane_bits, x.group_bits = s.group_bits;
-    x.units = (unsigned)s.units, x.tiles = (unsigned)s.tiles;
-    if (p->a_dtype == SAT_F64) run<double>(l, x, &s);
-    else run<float>(l, x, &s);
-    sat_status status = sat_launched(l);
+    x.tiles = (unsigned)s.tiles;
+    sat_rows host = sat_op_rows(p, l->pattern);
+    int64_t longest = sat_longest_piece(l, l->state ? share_of(&s, &host, l->device) : 0);
+    sat_status status = sat_each_part(l, x, sat_parts_in_c(p, x.r.bc, s.groups), longest, [&](small_job y) {
+        y.units = (unsigned)((y.part.deep + s.unit - 1) / s.unit);
+        if (p->a_dtype == SAT_F64) run<double>(l, y, &s);
+        else run<float>(l, y, &s);
+    });
     return status == SAT_OK ? sat_launch_join(l, x.r, x.out, x.w) : status;
 }
 
 SAT_FAMILY(cuda_matmul_small) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .about = "small and odd blocks, any strides; sums in registers, values by broadcast, lanes along columns and units",

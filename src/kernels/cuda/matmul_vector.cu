@@ -46,7 +46,7 @@ static sat_status launch(const sat_launch *l) {
 }
 
 SAT_FAMILY(cuda_matmul_vector) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
     .about = "as register, with loads of 16 bytes; row-major B with aligned rows",

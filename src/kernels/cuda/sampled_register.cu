@@ -1,6 +1,6 @@
 // cuda_sampled_register: any dtype, any block, any strides. A thread keeps a few sums of a tile; X and Y pass through
 // registers into shared memory, widened on the way, read along whichever step is smaller. For small and odd blocks, and
-// for what the other families cannot read.
+// for what the other families cannot read. A long f32 sum is added to S in parts.
 
 #include "sampled_strip.cuh"
 
@@ -38,6 +38,18 @@ template <typename S, typename E, typename T, int LINES> struct part {
     }
 };
 
+/* By way of shared memory, which nobody else may be using. */
+template <typename S, typename T>
+__device__ __forceinline__ void leave(const sampled_job &w, const sampled_place &t, T *tiles,
+                                      const T (&sum)[S::TM][S::TN], bool first) {
+    int down = threadIdx.x / S::OVER, over = threadIdx.x % S::OVER;
+    for (int i = 0; i < S::TM; i++)
+        for (int j = 0; j < S::TN; j++)
+            tiles[(down + i * S::DOWN) * sampled_sums<S::BN>::PITCH + over + j * S::OVER] = sum[i][j];
+    __syncthreads();
+    sampled_store<T, S::BM, S::BN>(w, t, tiles, first);
+}
+
 template <typename S, typename E, typename T>
 static __global__ void __launch_bounds__(S::THREADS) multiply(sampled_job w) {
     typedef part<S, E, T, S::BM> x_part;
@@ -51,6 +63,8 @@ static __global__ void __launch_bounds__(S::THREADS) multiply(sampled_job w) {
     __syncthreads();
 
     const char *x = w.x.base + blockIdx.y * w.x.batch_step, *y = w.y.base + blockIdx.y * w.y.batch_step;
+    static_assert(SAT_SUM_PART % S::BK == 0, "parts of whole steps");
+    const bool parts = sizeof(T) == 4 && w.s_dtype == SAT_F32; // S has the type of the sums
     T *xs = tiles, *ys = tiles + S::BK * x_part::PITCH, sum[S::TM][S::TN] = {};
     int down = threadIdx.x / S::OVER, over = threadIdx.x % S::OVER;
     x_part x_next;
@@ -69,14 +83,16 @@ static __global__ void __launch_bounds__(S::THREADS) multiply(sampled_job w) {
             __syncthreads();
         }
         if (next >= w.k) break;
+        if (next > 0 && next % SAT_SUM_PART == 0 && parts) {
+            leave<S, T>(w, t, tiles, sum, next == SAT_SUM_PART);
+            __syncthreads();
+            for (int i = 0; i < S::TM; i++)
+                for (int j = 0; j < S::TN; j++) sum[i][j] = 0;
+        }
         x_next.put(xs, w.x), y_next.put(ys, w.y);
         __syncthreads();
     }
-    for (int i = 0; i < S::TM; i++)
-        for (int j = 0; j < S::TN; j++)
-            tiles[(down + i * S::DOWN) * sampled_sums<S::BN>::PITCH + over + j * S::OVER] = sum[i][j];
-    __syncthreads();
-    sampled_store<T, S::BM, S::BN>(w, t, tiles);
+    leave<S, T>(w, t, tiles, sum, w.k <= SAT_SUM_PART || !parts);
 }
 
 /* ---- instances ---- */
@@ -132,7 +148,7 @@ static sat_status launch(const sat_launch *l) {
 }
 
 SAT_FAMILY(cuda_sampled_register) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_SAMPLED,
     .backend = SAT_CUDA,
     .flags = SAT_V_BATCHED,

@@ -1,5 +1,6 @@
 // cuda_sampled_simt: f32 and f64 without tensor cores. A thread keeps 8x8 sums; tiles of X and Y lie in shared memory
 // with k outermost, put there element by element by asynchronous copies, so that any strides and any alignment will do.
+// A long f32 sum is added to S in parts: there are no registers for a second set of sums.
 
 #include "ptx.cuh"
 #include "sampled_strip.cuh"
@@ -47,11 +48,12 @@ template <typename S> static __global__ void __launch_bounds__(S::THREADS, S::CT
     __syncthreads();
 
     const char *x = w.x.base + blockIdx.y * w.x.batch_step, *y = w.y.base + blockIdx.y * w.y.batch_step;
-    int stages = (int)((w.k + S::BK - 1) / S::BK);
+    constexpr int PART = S::SIZE == 4 ? SAT_SUM_PART / S::BK : INT32_MAX / 2;
+    int end; // one past a part's last stage
     auto fill = [&](int stage) {
         uint32_t to = sat_shared(ring) + stage % S::STAGES * S::STAGE;
         int64_t k0 = (int64_t)stage * S::BK;
-        if (stage < stages) {
+        if (stage < end) {
             x_part::fill(to, x, x_at, t.x_lines, w.x, k0, w.k);
             y_part::fill(to + S::X_BYTES, y, y_at, t.y_lines, w.y, k0, w.k);
         }
@@ -62,38 +64,43 @@ template <typename S> static __global__ void __launch_bounds__(S::THREADS, S::CT
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int row = warp / WARPS_OVER * 8 * S::DOWN + lane / S::OVER * WIDE;
     int col = warp % WARPS_OVER * 8 * S::OVER + lane % S::OVER * WIDE;
-    T sum[8][8] = {};
+    for (int begin = 0;; begin = end) {
+        T sum[8][8] = {};
+        end = (int)sat_min((w.k + S::BK - 1) / S::BK, begin + PART);
 #pragma unroll 1
-    for (int stage = 0; stage < S::STAGES - 1; stage++) fill(stage);
-    for (int stage = 0; stage < stages; stage++) {
-        sat_copy_wait<S::STAGES - 2>();
-        __syncthreads(); // this stage is there, and nobody reads the one before any more
-        fill(stage + S::STAGES - 1);
-        const T *xs = (const T *)(ring + stage % S::STAGES * S::STAGE) + row;
-        const T *ys = (const T *)(ring + stage % S::STAGES * S::STAGE + S::X_BYTES) + col;
+        for (int stage = begin; stage < begin + S::STAGES - 1; stage++) fill(stage);
+        for (int stage = begin; stage < end; stage++) {
+            sat_copy_wait<S::STAGES - 2>();
+            __syncthreads(); // this stage is there, and nobody reads the one before any more
+            fill(stage + S::STAGES - 1);
+            const T *xs = (const T *)(ring + stage % S::STAGES * S::STAGE) + row;
+            const T *ys = (const T *)(ring + stage % S::STAGES * S::STAGE + S::X_BYTES) + col;
 #pragma unroll
-        for (int k = 0; k < S::BK; k++) {
-            T a[8], b[8];
-            read8<T, S::DOWN>(a, xs + k * x_part::PITCH);
-            read8<T, S::OVER>(b, ys + k * y_part::PITCH);
+            for (int k = 0; k < S::BK; k++) {
+                T a[8], b[8];
+                read8<T, S::DOWN>(a, xs + k * x_part::PITCH);
+                read8<T, S::OVER>(b, ys + k * y_part::PITCH);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
+                for (int i = 0; i < 8; i++)
 #pragma unroll
-                for (int j = 0; j < 8; j++) sum[i][j] += a[i] * b[j];
+                    for (int j = 0; j < 8; j++) sum[i][j] += a[i] * b[j];
+            }
         }
-    }
-    sat_copy_wait<0>();
-    __syncthreads();
+        sat_copy_wait<0>();
+        __syncthreads();
 
-    T *sums = (T *)ring;
+        T *sums = (T *)ring;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
+        for (int i = 0; i < 8; i++)
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            sums[(row + i / WIDE * WIDE * S::DOWN + i % WIDE) * sampled_sums<S::BN>::PITCH + col +
-                 j / WIDE * WIDE * S::OVER + j % WIDE] = sum[i][j];
-    __syncthreads();
-    sampled_store<T, S::BM, S::BN>(w, t, sums);
+            for (int j = 0; j < 8; j++)
+                sums[(row + i / WIDE * WIDE * S::DOWN + i % WIDE) * sampled_sums<S::BN>::PITCH + col +
+                     j / WIDE * WIDE * S::OVER + j % WIDE] = sum[i][j];
+        __syncthreads();
+        sampled_store<T, S::BM, S::BN>(w, t, sums, begin == 0);
+        if ((int64_t)end * S::BK >= w.k) return;
+        __syncthreads();
+    }
 }
 
 /* ---- instances ---- */
@@ -154,7 +161,7 @@ static sat_status launch(const sat_launch *l) {
 }
 
 SAT_FAMILY(cuda_sampled_simt) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_SAMPLED,
     .backend = SAT_CUDA,
     .flags = SAT_V_BATCHED,

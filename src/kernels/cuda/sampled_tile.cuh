@@ -155,16 +155,18 @@ __device__ __forceinline__ int64_t sampled_to(const sampled_job &w, const sample
     return ((t.block + b) * w.br + t.in_row + i) * w.bc + t.in_col + j - b * w.bc;
 }
 
-/* Element by element, any dtype and alignment. */
+/* Element by element, any dtype and alignment. Of a long sum in parts all but the first are added to what is there. */
 template <typename T, int BM, int BN>
-__device__ __forceinline__ void sampled_store(const sampled_job &w, const sampled_place &t, const T *sums) {
+__device__ __forceinline__ void sampled_store(const sampled_job &w, const sampled_place &t, const T *sums,
+                                              bool first = true) {
     char *s = w.s + blockIdx.y * w.s_batch_step;
+    const T beta = first ? (T)w.beta : T(1);
     for (int e = threadIdx.x; e < BM * BN; e += blockDim.x) {
         int i = e / BN, j = e % BN;
         if (i >= t.rows || j >= t.cols) continue;
         int64_t to = sampled_to(w, t, i, j);
         T y = (T)w.alpha * sums[i * sampled_sums<BN>::PITCH + j];
-        if (w.beta != 0) y += (T)w.beta * sat_load_as(T(), w.s_dtype, s, to);
+        if (beta != 0) y += beta * sat_load_as(T(), w.s_dtype, s, to);
         sat_store_from(i < t.x_lines && j < t.y_lines ? y : (T)0, w.s_dtype, s, to);
     }
 }

@@ -97,6 +97,40 @@ static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_sched
     return true;
 }
 
+/* ---- parts of long sums ---- */
+
+/* What a launch takes of every piece: some blocks, and of each some columns. */
+typedef struct sat_row_part {
+    int32_t first_block, blocks;
+    int64_t column;
+    int32_t deep;      /* columns from there on */
+    bool first, whole; /* whole: it reaches the end of its blocks */
+} sat_row_part;
+
+static inline sat_row_part sat_row_part_at(int64_t block, int64_t column, sat_parts parts, int64_t depth) {
+    sat_row_part p = {(int32_t)block, (int32_t)sat_min(parts.blocks, INT32_MAX), column, 0, false, false};
+    p.deep = (int32_t)sat_min(parts.deep, depth - column);
+    p.first = block == 0 && column == 0, p.whole = column + parts.deep >= depth;
+    return p;
+}
+
+/* The next one, where blocks are `depth` deep and no piece has more than `longest`; false: there is none. */
+static inline bool sat_next_row_part(sat_row_part *p, sat_parts parts, int64_t depth, int64_t longest) {
+    int64_t block = p->first_block, column = p->column + parts.deep;
+    if (column >= depth) column = 0, block += parts.blocks;
+    if (block >= longest) return false;
+    *p = sat_row_part_at(block, column, parts, depth);
+    return true;
+}
+
+/* What a part has of a piece; false: nothing. `last`: no part comes after it. */
+SAT_BOTH static inline bool sat_take_part(const sat_row_part *part, sat_piece *piece, bool *last) {
+    *last = (part->whole && piece->count - part->first_block <= part->blocks) || piece->count == 0;
+    if (!part->first && piece->count <= part->first_block) return false;
+    piece->first += part->first_block, piece->count = (int32_t)sat_min(piece->count - part->first_block, part->blocks);
+    return true;
+}
+
 /* The sampled product's pieces, `each` neighbours of a block row, where there is room for them; returns how many. */
 static inline int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each, sat_piece *piece) {
     int64_t count = 0;

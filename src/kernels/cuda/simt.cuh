@@ -5,6 +5,7 @@
 #ifndef SAT_SIMT_CUH
 #define SAT_SIMT_CUH
 
+#include "parts.cuh"
 #include "ptx.cuh"
 #include "sink.cuh"
 
@@ -23,13 +24,16 @@ struct simt_job {
     int64_t b_row, b_col;
     int row_tiles; /* of a block row */
     simt_values order;
+    sat_row_part part;
 };
 
-/* WIDE: B's rows are read 16 bytes at a time; otherwise single elements, through any strides. */
-template <typename ELEMENT, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STEP, bool B_WIDE> struct simt_tile {
+/* WIDE: B's rows are read 16 bytes at a time; otherwise single elements, through any strides. PARTS: a launch takes a
+ * part of every row (parts.cuh); a kernel of its own, since even a test at its end costs the other one some percent. */
+template <typename ELEMENT, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STEP, bool B_WIDE, bool IN_PARTS>
+struct simt_tile {
     typedef ELEMENT T;
     static constexpr int TM = ROWS, TN = COLUMNS, WM = WARPS_M, WN = WARPS_N, KT = STEP;
-    static constexpr bool WIDE = B_WIDE;
+    static constexpr bool WIDE = B_WIDE, PARTS = IN_PARTS;
     static constexpr int V = 16 / sizeof(T), THREADS = 32 * WM * WN, BM = 4 * TM * WM, BN = 8 * TN * WN;
     static constexpr int A_PITCH = BM + V, B_PITCH = WIDE ? BN : BN + V; /* keep writes of columns off one bank */
     static constexpr int A_LOADS = BM * KT / V / THREADS;
@@ -84,7 +88,7 @@ template <typename X> struct simt_feed {
         if (t == end) return false;
         int64_t k0 = column * x.r.bc;
         a = values + number * x.r.block_elements, b = dense + k0 * x.b_row;
-        deep = (int)sat_min(x.r.bc, x.r.k - k0);
+        deep = (int)sat_min(X::PARTS ? x.part.deep : x.r.bc, x.r.k - k0);
         t++;
         look_ahead();
         return true;
@@ -306,11 +310,18 @@ static __global__ void __launch_bounds__(X::THREADS, X::CTAS) simt_rows(const __
     int first_row = (int)(strip % (unsigned)x.row_tiles) * X::BM;
     int64_t j = (int64_t)(strip / (unsigned)x.row_tiles) * X::BN;
     sat_piece piece = sat_piece_at(x.r, x.w.piece, index);
+    bool last = true;
+    if constexpr (X::PARTS)
+        if (!sat_take_part(&x.part, &piece, &last)) return;
     simt_seat<X> seat;
     T sum[X::TM][X::TN] = {};
     simt_feed<X> feed(x, piece, first_row, j);
     simt_walk<X>(sum, stage, feed, seat);
-    const sink<T> to = sink_of<T>(x.out, x.r, x.w, piece, x.ways);
+    if constexpr (X::PARTS) { /* again: meanwhile it would have taken registers from the sums */
+        piece = sat_piece_at(x.r, x.w.piece, index);
+        (void)sat_take_part(&x.part, &piece, &last);
+    }
+    const sink<T> to = sink_of<T>(x.out, x.r, x.w, piece, x.ways, !X::PARTS || x.part.first, last);
     if (!simt_write_plain<X>(sum, to, first_row, j, seat)) simt_write<X>(sum, stage, to, first_row, j, seat);
 }
 

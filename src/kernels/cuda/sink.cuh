@@ -28,22 +28,27 @@ template <typename T> struct sink {
     bool along_n, along_m;
 };
 
+/* Of a long sum in parts the first one brings beta*C and the bias, the others are added to what is in C then (or among
+ * the partial sums), and the activation is for the last. */
 template <typename T>
 __device__ __forceinline__ sink<T> sink_of(const sat_out &o, const sat_rows &r, const sat_plan_work &w,
-                                           const sat_piece &piece, const sink_ways &ways) {
-    int64_t first = piece.row * r.br;
+                                           const sat_piece &piece, const sink_ways &ways, bool first = true,
+                                           bool last = true) {
+    int64_t top = piece.row * r.br;
     sink<T> s;
-    s.n = o.n, s.rows = (int)sat_min(r.br, o.m - first);
+    s.n = o.n, s.rows = (int)sat_min(r.br, o.m - top);
     if (piece.slot >= 0) {
         s.c = (T *)w.partial + piece.slot * r.br * o.n;
         s.bias = NULL, s.row_stride = o.n, s.col_stride = 1, s.alpha = 1, s.beta = 0;
         s.activation = SAT_ACT_NONE, s.along_n = ways.partial, s.along_m = false;
     } else {
-        s.c = (T *)o.c + first * o.row_stride;
-        s.bias = o.bias ? (const T *)o.bias + first : NULL;
+        s.c = (T *)o.c + top * o.row_stride;
+        s.bias = o.bias ? (const T *)o.bias + top : NULL;
         s.row_stride = o.row_stride, s.col_stride = o.col_stride, s.alpha = (T)o.alpha, s.beta = (T)o.beta;
         s.activation = o.activation, s.along_n = ways.along_n, s.along_m = ways.along_m;
     }
+    if (!first) s.beta = 1, s.bias = NULL;
+    if (!last) s.activation = SAT_ACT_NONE;
     return s;
 }
 

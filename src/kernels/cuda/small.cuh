@@ -5,6 +5,7 @@
 #ifndef SAT_SMALL_CUH
 #define SAT_SMALL_CUH
 
+#include "parts.cuh"
 #include "sink.cuh"
 
 enum { SMALL_THREADS = 128, SMALL_WARPS = SMALL_THREADS / 32 };
@@ -22,6 +23,7 @@ struct small_job {
     int32_t whole; /* block columns before this one lie inside the matrix */
     int lane_bits, group_bits;
     unsigned units, tiles; /* of a block's columns, of the columns of C */
+    sat_row_part part;
 };
 
 /* Elements that one load brings: as many of KU as 16 bytes hold, where that divides it. */
@@ -119,7 +121,11 @@ static __global__ void __launch_bounds__(SMALL_THREADS, (small_ctas<R, V>))
             bool live = band < x.bands && j < x.out.n;
             if (!C && x.bands_of_piece > 1) first = band % x.bands_of_piece * R, band /= x.bands_of_piece;
             sat_piece p = {};
+            bool last = true;
             if (live) p = sat_piece_at(x.r, x.w.piece, band);
+            live = sat_take_part(&x.part, &p, &last) && live;
+            if (!live) p.count = 0;
+            if (!last) p.row = ~p.row; /* so that it takes no register of its own */
             T sum[R][V] = {};
             small_walk<T, R, C, KU, V>(sum, x, p, first, j, group);
             for (unsigned other = lanes; other < lanes << x.group_bits; other *= 2)
@@ -128,7 +134,9 @@ static __global__ void __launch_bounds__(SMALL_THREADS, (small_ctas<R, V>))
 #pragma unroll
                     for (int v = 0; v < V; v++) sum[i][v] += __shfl_xor_sync(~0u, sum[i][v], (int)other);
             if (!live || group) continue;
-            sink<T> s = sink_of<T>(x.out, x.r, x.w, p, x.ways);
+            last = p.row >= 0;
+            if (!last) p.row = ~p.row;
+            sink<T> s = sink_of<T>(x.out, x.r, x.w, p, x.ways, x.part.first, last);
 #pragma unroll
             for (int i = 0; i < R; i++) sink_row<T, V>(s, (int)first + i, j, sum[i], false);
             if (s.activation != SAT_ACT_NONE)

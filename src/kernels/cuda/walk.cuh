@@ -1,6 +1,7 @@
 /* What cuda_matmul_register and cuda_matmul_vector share: a thread keeps 4 rows x V columns of C in registers while it
  * walks a block row, so nothing is added in memory and each element of C is written once. V = 1 fetches element by
- * element, through any strides; otherwise 16 bytes of B at a time, and of A where its blocks allow. */
+ * element, through any strides; otherwise 16 bytes of B at a time, and of A where its blocks allow. A long f32 sum is
+ * added to C in parts. */
 #ifndef SAT_WALK_CUH
 #define SAT_WALK_CUH
 
@@ -26,6 +27,7 @@ struct walk_job {
     int bands_of_row;
     int lanes;     /* threads side by side along the columns, a power of two */
     bool a_vector; /* the blocks' rows can be read 16 bytes at a time */
+    sat_parts parts;
 };
 
 template <typename T> struct alignas(16) walk_vector { T x[16 / sizeof(T)]; };
@@ -78,8 +80,9 @@ __device__ __forceinline__ void walk_steps(S (&sum)[WALK_ROWS][V], const walk_jo
 }
 
 /* Not inlined: its activations are long, and each thread calls it many times. */
-template <typename S> static __device__ __noinline__ void walk_put(const sat_out &out, int64_t i, int64_t j, S sum) {
-    sat_put(out, i, j, sum);
+template <typename S>
+static __device__ __noinline__ void walk_put(const sat_out &out, int64_t i, int64_t j, S sum, bool first, bool last) {
+    sat_put(out, i, j, sum, first, last);
 }
 
 template <typename T, int V> static __global__ void walk_rows(const __grid_constant__ walk_job x) {
@@ -91,23 +94,32 @@ template <typename T, int V> static __global__ void walk_rows(const __grid_const
         if (band >= x.bands || left <= 0) continue;
         int64_t row = band / x.bands_of_row, first = band % x.bands_of_row * WALK_ROWS;
         int rows = (int)sat_min(WALK_ROWS, x.r.br - first);
-        S sum[WALK_ROWS][V] = {};
-        for (int64_t t = x.r.ptr[row]; t < x.r.ptr[row + 1]; t++) {
-            int64_t k0 = x.r.col[t] * x.r.bc, depth = sat_min(x.r.bc, x.r.k - k0), k = 0;
-            const T *a = (const T *)x.values + sat_block_of(&x.r, t) * x.r.block_elements + first * x.r.row_step;
-            const T *b = (const T *)x.b + k0 * x.b_row + j * x.b_col;
-            if (V > 1 && x.a_vector)
-                for (const int steps = 16 / sizeof(T); k + steps <= depth; k += steps)
-                    walk_steps<T, V>(sum, x, a + k, b + k * x.b_row, rows, left);
-            for (; k < depth; k++) walk_step<T, V>(sum, x, a + k * x.r.col_step, b + k * x.b_row, rows, left);
-        }
-#pragma unroll
-        for (int i = 0; i < WALK_ROWS; i++)
-#pragma unroll
-            for (int v = 0; v < V; v++) {
-                int64_t at = row * x.r.br + first + i;
-                if (i < rows && at < x.out.m && v < left) walk_put(x.out, at, j + v, sum[i][v]);
+        int64_t end = x.r.ptr[row + 1], from = x.r.ptr[row], before = 0; /* columns of a block in earlier parts */
+        bool begun = false;
+        do {
+            S sum[WALK_ROWS][V] = {};
+            int64_t stop = sat_min(end, from + x.parts.blocks), deep = sat_min(x.r.bc, before + x.parts.deep);
+            for (int64_t t = from; t < stop; t++) {
+                int64_t k0 = x.r.col[t] * x.r.bc, depth = sat_min(deep, x.r.k - k0), k = before;
+                const T *a = (const T *)x.values + sat_block_of(&x.r, t) * x.r.block_elements + first * x.r.row_step;
+                const T *b = (const T *)x.b + k0 * x.b_row + j * x.b_col;
+                if (V > 1 && x.a_vector)
+                    for (const int steps = 16 / sizeof(T); k + steps <= depth; k += steps)
+                        walk_steps<T, V>(sum, x, a + k, b + k * x.b_row, rows, left);
+                for (; k < depth; k++) walk_step<T, V>(sum, x, a + k * x.r.col_step, b + k * x.b_row, rows, left);
             }
+            if (deep < x.r.bc && from < end) before = deep;
+            else before = 0, from = stop;
+#pragma unroll
+            for (int i = 0; i < WALK_ROWS; i++)
+#pragma unroll
+                for (int v = 0; v < V; v++) {
+                    int64_t at = row * x.r.br + first + i;
+                    if (i < rows && at < x.out.m && v < left)
+                        walk_put(x.out, at, j + v, sum[i][v], !begun, from >= end);
+                }
+            begun = true;
+        } while (from < end);
     }
 }
 
@@ -121,6 +133,7 @@ static inline walk_job walk_job_of(const sat_launch *l, int columns) { /* column
                   p->b.col_stride};
     x.bands_of_row = (int)((x.r.br + WALK_ROWS - 1) / WALK_ROWS);
     x.bands = x.r.count * x.bands_of_row;
+    x.parts = sat_parts_in_c(p, x.r.bc, 1);
     for (x.lanes = 1; x.lanes < 32 && x.lanes * columns < p->n;) x.lanes *= 2;
     int64_t sides = WALK_THREADS / x.lanes, width = x.lanes * (int64_t)columns;
     x.work = (x.bands + sides - 1) / sides * ((p->n + width - 1) / width);
