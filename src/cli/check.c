@@ -14,6 +14,7 @@
 #include "cli.h"
 #include "isolate.h"
 #include "json.h"
+#include "power.h"
 #include "progress.h"
 #include "table.h"
 
@@ -33,7 +34,7 @@ typedef struct check_args {
     const char *only, *first;
     double seconds, timeout;
     int64_t cases, number, seed, sides, from, report_fd;
-    bool json, isolate, no_isolate, worker, list_only, given_seed, tune;
+    bool json, isolate, no_isolate, worker, list_only, given_seed, tune, by_race, power;
     int argc;
     char **argv;
     // What came of it.
@@ -60,6 +61,7 @@ static void print_failure(const check_args *c, const tally *t, int64_t number, c
     if (c->setup.threads) printf(" --threads %" PRId64, c->setup.threads);
     if (c->sides) printf(" --sides %" PRId64, c->sides);
     if (c->tune) printf(" --tune");
+    if (c->by_race) printf(" --by-race");
     putchar('\n');
     fflush(stdout);
 }
@@ -95,7 +97,7 @@ static int broken(const check_args *c, checker *k, const char *name) {
 
 static int run_loop(check_args *c) {
     checker k;
-    if (!checker_open(&k, &c->setup, c->tune)) return checker_close(&k), EXIT_FAILED;
+    if (!checker_open(&k, &c->setup, c->tune, c->by_race)) return checker_close(&k), EXIT_FAILED;
     if (c->worker) k.report_fd = (int)c->report_fd;
     k.sides = c->sides;
     bool skipping = c->first != NULL; // a worker that follows one that died begins in the middle of a round
@@ -372,6 +374,9 @@ static args_outcome parse_check(check_args *c, int argc, char **argv) {
         ARG_TEXT_("only", &c->only, "NAMES", "only these variants, separated by ','"),
         ARG_INT_("sides", &c->sides, "N", 1, 1 << 16, "sizes up to about N (mostly small ones)"),
         ARG_FLAG_("tune", &c->tune, "tunes each variant's problems, and verifies what the library chooses for them"),
+        ARG_FLAG_("by-race", &c->by_race,
+                  "verifies by the check of races alone: a right variant that it finds wrong shows"),
+        ARG_FLAG_("power", &c->power, "plants faults and says who finds them; `check --power --help` has its options"),
         SETUP_PLUGIN_ARG(c->setup),
         ARG_REAL_("timeout", &c->timeout, "SECONDS", 0.01, 1e6, "a case that takes longer has hung (30)"),
         ARG_FLAG_("no-isolate", &c->no_isolate, "runs the cases in this process, for a debugger or a sanitizer"),
@@ -397,6 +402,8 @@ static args_outcome parse_check(check_args *c, int argc, char **argv) {
 }
 
 int check_main(int argc, char **argv) {
+    for (int i = 0; i < argc; i++)
+        if (strcmp(argv[i], "--power") == 0) return power_main(argc, argv);
     check_args c = {.setup = {.command = "check"}, .timeout = 30, .number = -1, .argc = argc, .argv = argv};
     args_outcome parsed = parse_check(&c, argc, argv);
     if (parsed != ARGS_OK) return (int)parsed;

@@ -73,30 +73,35 @@ static operand dense_operand(const char *name, sat_dtype t, int64_t rows, int64_
     return (operand){.name = name, .dtype = t, .rows = rows, .cols = cols, .layout = l, .align = align};
 }
 
-bool data_open(check_data *d, const check_case *c) {
-    const sat_problem *p = &c->problem;
-    const blocks *b = &c->blocks;
-    d->count = 3;
-    if (is_attention(p)) d->count = attention_operands(p, d->list);
+int data_operands(const sat_problem *p, const blocks *b, operand *list) {
+    int count = 3;
+    if (is_attention(p)) count = attention_operands(p, list);
     else if (p->op == SAT_SAMPLED) {
-        d->list[0] = dense_operand("X", p->a_dtype, p->m, p->k, p->a, p->a_align);
-        d->list[1] = dense_operand("Y", p->b_dtype, p->k, p->n, p->b, p->b_align);
-        d->list[2] = values_operand(b, p->c_dtype, p->c, p->c_align);
+        list[0] = dense_operand("X", p->a_dtype, p->m, p->k, p->a, p->a_align);
+        list[1] = dense_operand("Y", p->b_dtype, p->k, p->n, p->b, p->b_align);
+        list[2] = values_operand(b, p->c_dtype, p->c, p->c_align);
     } else {
-        d->list[0] = values_operand(b, p->a_dtype, p->a, p->a_align);
-        d->list[1] = dense_operand("B", p->b_dtype, p->k, p->n, p->b, p->b_align);
-        d->list[2] = dense_operand("C", p->c_dtype, p->m, p->n, p->c, p->c_align);
+        list[0] = values_operand(b, p->a_dtype, p->a, p->a_align);
+        list[1] = dense_operand("B", p->b_dtype, p->k, p->n, p->b, p->b_align);
+        list[2] = dense_operand("C", p->c_dtype, p->m, p->n, p->c, p->c_align);
     }
     if (p->bias) {
         sat_layout l = {.row_stride = 1, .col_stride = 1};
-        d->list[d->count++] = dense_operand("bias", p->c_dtype, p->m, 1, l, (uint32_t)number_size(p->c_dtype));
+        list[count++] = dense_operand("bias", p->c_dtype, p->m, 1, l, (uint32_t)number_size(p->c_dtype));
     }
-    if (!is_attention(p)) d->list[2].output = true;
+    if (!is_attention(p)) list[2].output = true;
+    for (int i = 0; i < count; i++) {
+        list[i].batch = p->batch;
+        list[i].span = span_of(&list[i]);
+    }
+    return count;
+}
+
+bool data_open(check_data *d, const check_case *c) {
+    d->count = data_operands(&c->problem, &c->blocks, d->list);
     memset(d->pointers, 0, sizeof d->pointers);
     for (int i = 0; i < d->count; i++) {
         operand *o = &d->list[i];
-        o->batch = p->batch;
-        o->span = span_of(o);
         if (!lay_out(&d->arenas[i], o, c->place)) return false;
         d->pointers[i] = o->data;
         size_t elements = o->output ? (size_t)(o->rows * o->cols * o->batch) + 1 : 1;

@@ -28,7 +28,7 @@ static double *load_item(const operand *o, int64_t z) { // rows x cols, row-majo
     return out;
 }
 
-static double activate(sat_activation f, double x) {
+double reference_activate(sat_activation f, double x) {
     switch (f) {
     case SAT_ACT_RELU: return x < 0 ? 0 : x;
     case SAT_ACT_GELU: return 0.5 * x * erfc(-x * 0.70710678118654752440);
@@ -47,7 +47,7 @@ static void finish(const sat_problem *p, double sum, double magnitude, double de
     if (p->bias) x += bias, scale += fabs(bias);
     double error = steps / (1 - steps) * scale;
     if (p->activation) error = steepest * error + activation_roundings * u * fabs(x);
-    *expected = activate(p->activation, x);
+    *expected = reference_activate(p->activation, x);
     *bound = error + number_roundoff(p->c_dtype) * (fabs(*expected) + error) + number_tiny(p->c_dtype);
 }
 

@@ -7,4 +7,6 @@
 /* Fills `expected` and `bound` of the output from the operands as they are now. False without memory. */
 bool reference_compute(check_data *d, const check_case *c);
 
+double reference_activate(sat_activation f, double x);
+
 #endif

@@ -10,11 +10,12 @@
 #include "check_find.h"
 #include "isolate.h"
 
-bool checker_open(checker *k, const setup *s, bool tuned) {
-    *k = (checker){.report_fd = -1, .tuned = tuned};
+bool checker_open(checker *k, const setup *s, bool tuned, bool by_race) {
+    *k = (checker){.report_fd = -1, .tuned = tuned, .by_race = by_race};
     setup many = *s, one = *s;
     many.cache = one.cache = "", many.effort = one.effort = SAT_EFFORT_OFF;
-    if (tuned) many.effort = SAT_EFFORT_QUICK;
+    if (tuned || by_race) many.effort = SAT_EFFORT_QUICK;
+    if (by_race) many.budget = 1e-3; // it is to be verified, not timed
     one.threads = 1;
     k->many = setup_open(&many);
     if (k->many && !s->threads && sat_context_device(k->many)->threads < 2) { // a single core shows nothing else
@@ -43,6 +44,7 @@ typedef struct trial {
     const check_case *c;
     char *message;
     size_t capacity;
+    bool *declined; // by_race: the variant does not take the problem on this device
 } trial;
 
 static bool wrong(const trial *t, const char *what) {
@@ -71,9 +73,11 @@ static bool failed(const sat_result *r) {
     return r->verdict == SAT_VERDICT_WRONG || (r->verdict == SAT_VERDICT_ERROR && !declined);
 }
 
-// The race that the plan's choice comes from. A variant that it found wrong is a failure, though it cannot win.
+// The race that the plan's choice comes from, or of one variant alone. A variant that it found wrong is a failure,
+// though it cannot win.
 static bool tune(const trial *t) {
-    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .keep = true};
+    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .keep = t->k->tuned};
+    if (t->k->by_race) o.only = t->v->name;
     sat_pattern *pattern = NULL;
     sat_race *race = NULL;
     sat_status status = case_pattern(t->k->many, t->c, &pattern);
@@ -84,6 +88,7 @@ static bool tune(const trial *t) {
         const sat_result *r = sat_race_at(race, i);
         if (failed(r)) bad = r;
     }
+    if (status == SAT_NOT_FOUND && t->k->by_race) *t->declined = true;
     if (bad) snprintf(t->message, t->capacity, "in its race %s was wrong: %s", bad->variant, bad->message);
     else if (status != SAT_OK) wrong_status(t, "race", status);
     sat_race_free(race);
@@ -108,21 +113,6 @@ static bool run_and_compare(const trial *t, sat_plan *plan, const char *which) {
     return false;
 }
 
-// The second run has other data, and the plan either takes the new values in or is a copy of the first.
-static bool second_run(const trial *t, sat_plan *plan) {
-    check_data *d = &t->k->data;
-    if (!data_fill(d, t->c, t->c->seed + 1)) return wrong(t, "not enough memory for the reference");
-    sat_plan *copy = NULL;
-    sat_status status = data_push(d, t->k->many);
-    if (status != SAT_OK) return wrong_status(t, "operands", status);
-    if (t->c->duplicate) status = sat_plan_dup(plan, &copy);
-    else if (t->c->problem.flags & SAT_FIXED_VALUES) status = sat_plan_refresh(plan, d->pointers[0], NULL);
-    if (status != SAT_OK) return wrong_status(t, t->c->duplicate ? "sat_plan_dup" : "sat_plan_refresh", status);
-    bool ok = run_and_compare(t, copy ? copy : plan, copy ? "second run, on a copy of the plan" : "second run");
-    sat_plan_free(copy);
-    return ok;
-}
-
 // The outputs' zones, one after the other.
 static char *copy_outputs(const check_data *d) {
     size_t bytes = 1;
@@ -139,6 +129,36 @@ static bool same_outputs(const check_data *d, const char *at) {
         if (d->list[i].output)
             same = same && memcmp(at, d->list[i].zone, d->list[i].zone_bytes) == 0, at += d->list[i].zone_bytes;
     return same;
+}
+
+// On a GPU a plan for fewer multiprocessors may cut rows elsewhere, so there the same plan runs once more.
+static bool run_again(const trial *t, sat_plan *plan) {
+    check_data *d = &t->k->data;
+    if (t->v->backend != SAT_CUDA || t->k->tuned || t->v->flags & SAT_V_NONDETERMINISTIC) return true;
+    char *first = copy_outputs(d);
+    if (!first) return wrong(t, "not enough memory to compare");
+    data_restore(d);
+    sat_status status = run(d, t->k->many, plan);
+    bool same = status == SAT_OK && same_outputs(d, first);
+    free(first);
+    if (status != SAT_OK) return wrong_status(t, "third run", status);
+    return same || wrong(t, "two runs on the same operands differ");
+}
+
+// The second run has other data, and the plan either takes the new values in or is a copy of the first.
+static bool second_run(const trial *t, sat_plan *plan) {
+    check_data *d = &t->k->data;
+    if (!data_fill(d, t->c, t->c->seed + 1)) return wrong(t, "not enough memory for the reference");
+    sat_plan *copy = NULL;
+    sat_status status = data_push(d, t->k->many);
+    if (status != SAT_OK) return wrong_status(t, "operands", status);
+    if (t->c->duplicate) status = sat_plan_dup(plan, &copy);
+    else if (t->c->problem.flags & SAT_FIXED_VALUES) status = sat_plan_refresh(plan, d->pointers[0], NULL);
+    if (status != SAT_OK) return wrong_status(t, t->c->duplicate ? "sat_plan_dup" : "sat_plan_refresh", status);
+    bool ok = run_and_compare(t, copy ? copy : plan, copy ? "second run, on a copy of the plan" : "second run") &&
+              run_again(t, copy ? copy : plan);
+    sat_plan_free(copy);
+    return ok;
 }
 
 static bool run_on_one_thread(const trial *t) {
@@ -179,15 +199,17 @@ case_end checker_run(checker *k, const sat_variant *v, uint64_t seed, int64_t nu
     check_case c;
     for (int attempt = 0; case_find(v, d, k->host, seed, number, k->sides, &attempt, &c); attempt++) {
         char what[512] = "";
-        trial t = {.k = k, .v = v, .c = &c, .message = what, .capacity = sizeof what};
+        bool declined = false;
+        trial t = {.k = k, .v = v, .c = &c, .message = what, .capacity = sizeof what, .declined = &declined};
         char problem[512];
         case_text(&c, problem, sizeof problem);
         if (k->report_fd >= 0) isolate_report(k->report_fd, "problem %s", problem);
         sat_plan *plan = NULL;
-        bool raced = !k->tuned || tune(&t);
-        sat_status status = raced ? make_plan(&t, k->many, &plan) : SAT_OK;
+        bool raced = !(k->tuned || k->by_race) || tune(&t);
+        sat_status status = raced && !k->by_race ? make_plan(&t, k->many, &plan) : SAT_OK;
         case_end end = CASE_NOT_TAKEN;
-        if (!raced) end = CASE_WRONG;
+        if (!raced) end = declined ? CASE_NOT_TAKEN : CASE_WRONG;
+        else if (k->by_race) end = CASE_RIGHT;
         else if (status == SAT_OK) end = run_all(&t, plan) ? CASE_RIGHT : CASE_WRONG;
         else if (status != SAT_UNSUPPORTED) end = CASE_WRONG, wrong_status(&t, "plan", status);
         sat_plan_free(plan);

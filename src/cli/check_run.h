@@ -12,11 +12,12 @@ typedef struct checker {
     sat_context *many, *one, *host;
     check_data data;
     bool tuned;    /* the library tunes each case and its choice is run, whatever variant the case was drawn for */
+    bool by_race;  /* a case is a race of its variant alone: the library's own check is what verifies */
     int64_t sides; /* of the cases; 0: mostly small ones */
     int report_fd; /* the worker's: tells what it is about to run, in case it does not come back; -1: none */
 } checker;
 
-bool checker_open(checker *k, const setup *s, bool tuned); /* prints what went wrong */
+bool checker_open(checker *k, const setup *s, bool tuned, bool by_race); /* prints what went wrong */
 void checker_close(checker *k);
 
 typedef enum case_end { CASE_RIGHT = 0, CASE_WRONG = 1, CASE_NOT_TAKEN = 2 } case_end;

@@ -148,6 +148,8 @@ wrong "--window '0'" race --op attention --window 0
 wrong "--cases '0'" check --cases 0
 wrong "--seconds '-1'" check --seconds -1
 wrong "--only 'nobody'" check --only nobody
+wrong "--depth '3'" check --power --depth 3
+wrong "--dtype 'f16:f32'" check --power --dtype f16:f32
 wrong "unknown action 'lost'" cache lost
 wrong 'expected one key' cache show
 wrong '-o with a file' cache merge x
@@ -336,6 +338,16 @@ expect_json 'check as JSON, in this process' 'o["failed"] == 0 and o["cases"] > 
     all(v["ok"] for v in o["variants"])'
 run check --cases 2 --seed 5 --sides 200 --tune --json --only cpu_matmul_any_any_c_reference
 expect_json 'check tunes problems of a given size' 'o["failed"] == 0 and o["cases"] == 2'
+run check --power --only 'drops a block' --dtype f32 --depth 16
+expect 'a planted fault is found' 0 'drops a block' 'the race' '0 not as expected'
+expect_quiet 'check --power shows no progress in a pipe'
+run check --power --only 'from the 256th run on' --op matmul --dtype f64 --depth 16 --json
+expect_json 'one that no race sees is for check' 'len(o["rows"]) == 1 and o["not_as_expected"] == 0 and
+    o["rows"][0]["found_by"] == "check" and not o["rows"][0]["race"][0]["found"] and o["rows"][0]["check"]["cases"] > 80'
+run check --power --only 'nothing is wrong' --op attention --dtype bf16 --depth 16 --cases 2 --json
+expect_json 'a right kernel is found right' 'all(r["ok"] and not r["is_fault"] for r in o["rows"]) and len(o["rows"]) > 5'
+run check --power --only 'no such fault'
+expect 'a fault that is not there is an error' 1
 run check --seconds 0.3 --only cpu_matmul_any_any_c_reference
 expect 'a check by time ends' 0 'all right' seed
 

@@ -1,0 +1,228 @@
+// The planted faults: what each does, where it shows, and who is expected to find it.
+//
+// Columns: name, operations and dtypes in which it is a fault at all (none: it must be found right), what its race's
+// problem needs, dtypes in which the race and `check` are expected to find it, and why one of them does not.
+
+#include "power_bends.h"
+
+static const char SAME_PLACE[] = "`check` runs a plan on one set of addresses";
+static const char NO_GARBAGE[] = "`check` puts no garbage into workspaces";
+static const char BOUND[] = "below the worst case of rounding that `check` allows";
+static const char SMALL[] = "`check` has small problems";
+static const char ORDINARY[] = "`check` draws numbers below 1 in size, and no zeros";
+static const char NO_OVERFLOW[] = "no operands of either overflow f16";
+static const char EVERY_PLACE[] = "the race's pointers are no better aligned than the problem says";
+static const char OTHER_PATTERN[] = "no two plans of `check` with different patterns stand side by side";
+static const char FEW_KEYS[] = "among so many keys it weighs less than rounding";
+static const char LONG_SUMS[] = "long sums of f32 may lose as much";
+static const char F32_LSE[] = "the LSE that gradients get is f32";
+static const char LARGE_SCORES[] = "exp of f64 overflows only above 709";
+static const char ROUNDING[] = "within what rounding the weights to the inputs' dtype does";
+
+const fault fault_table[] = {
+    /* right: these must pass */
+    {"nothing is wrong", OP_ALL, 0, 0, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: scalars", OP_PRODUCTS, 0, SCENE_SCALARS, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: bias, scalars", OP_MATMUL, 0, SCENE_BIAS | SCENE_SCALARS, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: bias, relu", OP_MATMUL, 0, SCENE_BIAS | SCENE_RELU, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: gelu", OP_MATMUL, 0, SCENE_GELU, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: batch", OP_ALL, 0, SCENE_BATCH, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: transposed", OP_MATMUL, 0, SCENE_TRANSPOSE, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: column-major", OP_PRODUCTS, 0, SCENE_COLUMNS, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: wide", OP_MATMUL, 0, SCENE_WIDE, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: tall", OP_MATMUL, 0, SCENE_TALL, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: tall", OP_SAMPLED, 0, SCENE_TALL, 0, 0, NULL, .to = 256, .how = {0}},
+    {"nothing is wrong: few blocks", OP_MATMUL, 0, SCENE_SPARSE, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: empty rows", OP_MATMUL | OP_ATTENTION, 0, SCENE_EMPTY, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: causal", OP_ATTENTION, 0, SCENE_CAUSAL, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: window", OP_ATTENTION, 0, SCENE_WINDOW, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: LSE", OP_FORWARD, 0, SCENE_LSE | SCENE_EMPTY, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: grouped heads", OP_ATTENTION, 0, SCENE_GROUPS, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: a mask a head", OP_ATTENTION, 0, SCENE_MASKS, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: sequences", OP_ATTENTION, 0, SCENE_PACKED, 0, 0, NULL, .how = {0}},
+    {"loses the sign of zeros", OP_ALL, 0, 0, 0, 0, NULL, .how = {.element = minus_zero}},
+
+    /* structure of products */
+    {"drops a block", OP_MATMUL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.skip = stored_block}},
+    {"drops a part of one block's depth", OP_SAMPLED, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.skip = a_block}},
+    {"drops the last, ragged block column", OP_MATMUL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.skip = ragged_column}},
+    {"stops after 4096 products", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, SMALL, .from = 4100, .how = {.skip = beyond_4096}},
+    {"one block at the wrong column", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.column = wrong_column}},
+    {"one element by a tenth", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = a_tenth_more}},
+    {"one element by a quarter", OP_PRODUCTS, T_WIDE, 0, T_WIDE, T_WIDE, NULL, .how = {.element = a_quarter_more}},
+    {"last bit of one element", OP_PRODUCTS, T_ALL, 0, T_ALL, T_SHORT, BOUND, .how = {.element = last_bit}},
+    {"last column of a panel", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = last_of_panel}},
+    {"last 3 of every 64 columns", OP_MATMUL, T_ALL, SCENE_WIDE, T_ALL, T_ALL, NULL, .how = {.element = last_3_of_64}},
+    {"one row of 4096", OP_MATMUL, T_ALL, SCENE_TALL, T_ALL, 0, SMALL, .how = {.element = one_row}},
+    {"one row of 4096", OP_SAMPLED, T_ALL, SCENE_TALL, T_ALL, 0, SMALL, .to = 256, .how = {.element = one_row}},
+    {"forgets the last row", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.row = all_but_last}},
+    {"swaps two rows", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.row = swapped}},
+    {"skips empty rows", OP_MATMUL, T_ALL, SCENE_EMPTY, T_ALL, T_ALL, NULL, .how = {.row = filled_rows}},
+    {"skips empty rows, tuned without any", OP_MATMUL, T_ALL, SCENE_SPARSE, T_ALL, T_ALL, NULL,
+     .how = {.row = filled_rows}},
+    {"does not transpose square blocks", OP_MATMUL, T_ALL, SCENE_TRANSPOSE, T_ALL, T_ALL, NULL,
+     .how = {.start = untransposed}},
+    {"takes the second operand for row-major", OP_PRODUCTS, T_ALL, SCENE_COLUMNS, T_ALL, T_ALL, NULL,
+     .how = {.start = row_major}},
+    {"reads the padding of blocks", OP_MATMUL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.reads_padding = true}},
+    {"does not write the padding of blocks", OP_SAMPLED, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.unwritten = true}},
+    {"a stride between items too short", OP_PRODUCTS, T_ALL, SCENE_BATCH, T_ALL, T_ALL, NULL,
+     .how = {.start = short_stride, .operand = 1}},
+    {"items after the first", OP_PRODUCTS, T_ALL, SCENE_BATCH, T_ALL, T_ALL, NULL, .how = {.element = later_items}},
+
+    /* epilogues */
+    {"alpha of -1 taken for 1", OP_PRODUCTS, T_ALL, SCENE_SCALARS, T_ALL, T_ALL, NULL,
+     .how = {.start = alpha_of_minus_1}},
+    {"beta below 0 without its sign", OP_PRODUCTS, T_ALL, SCENE_SCALARS, T_ALL, T_ALL, NULL,
+     .how = {.start = beta_below_0}},
+    {"the first plan's scalars for all", OP_PRODUCTS, T_ALL, SCENE_SCALARS, T_ALL, T_ALL, NULL,
+     .how = {.start = keeps_scalars}},
+    {"reads C although beta is 0", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.epilogue = reads_before}},
+    {"adds the bias twice", OP_MATMUL, T_ALL, SCENE_BIAS, T_ALL, T_ALL, NULL, .how = {.epilogue = bias_twice}},
+    {"activates before the bias", OP_MATMUL, T_ALL, SCENE_BIAS | SCENE_RELU, T_ALL, T_ALL, NULL,
+     .how = {.epilogue = bias_after}},
+    {"alpha times the bias too", OP_MATMUL, T_ALL, SCENE_BIAS | SCENE_SCALARS, T_ALL, T_ALL, NULL,
+     .how = {.epilogue = bias_scaled}},
+    {"forgets the activation", OP_MATMUL, T_ALL, SCENE_RELU, T_ALL, T_ALL, NULL, .how = {.epilogue = no_activation}},
+    {"gelu by tanh", OP_MATMUL, T_WIDE, SCENE_GELU, T_WIDE, T_WIDE, NULL, .how = {.epilogue = gelu_by_tanh}},
+
+    /* precision of products */
+    {"inputs as TF32", OP_PRODUCTS, T_WIDE, 0, T_WIDE, T_WIDE, NULL, .how = {.input = as_tf32}},
+    {"inputs as bf16", OP_PRODUCTS, T_WIDE | T_F16, 0, T_WIDE | T_F16, T_WIDE | T_F16, NULL, .how = {.input = as_bf16}},
+    {"sums in f16", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.sum = as_f16}},
+    {"sums in bf16", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.sum = as_bf16}},
+    {"sums in f32", OP_PRODUCTS, T_F64, 0, T_F64, T_F64, NULL, .how = {.sum = as_f32}},
+    {"partial sums in 16 bits", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.part = partly_16}},
+    {"the output through f32", OP_PRODUCTS, T_F64, 0, T_F64, T_F64, NULL, .how = {.element = through_f32}},
+    {"ties rounded away from even", OP_PRODUCTS, T_SHORT, 0, T_SHORT, 0, BOUND, .how = {.store = ties_away}},
+    {"truncates the output", OP_PRODUCTS, T_SHORT, 0, T_SHORT, T_SHORT, NULL, .how = {.store = truncates}},
+    {"rounds before beta*C is added", OP_MATMUL, T_SHORT, SCENE_SCALARS, T_SHORT, T_SHORT, NULL,
+     .how = {.epilogue = rounded_twice}},
+    {"overflow to the largest number", OP_PRODUCTS, T_F16, 0, 0, 0, NO_OVERFLOW, .how = {.store = saturates}},
+    {"clamps inputs at 65504", OP_PRODUCTS, T_WIDE | T_BF16, 0, T_WIDE | T_BF16, 0, ORDINARY,
+     .how = {.input = clamped}},
+    {"clamps inputs at 5000", OP_FORWARD, T_WIDE | T_BF16, 0, T_WIDE | T_BF16, 0, ORDINARY,
+     .how = {.input = clamped_at_5000}},
+    {"scalars in bf16", OP_PRODUCTS, T_WIDE, SCENE_SCALARS, T_WIDE, 0, ORDINARY, .how = {.start = scalars_as_bf16}},
+    {"flushes inputs below 0.001", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.input = flushed}},
+    {"0 times Inf is 0", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, ORDINARY, .how = {.skips_zeros = true}},
+    {"loses Inf in inputs", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, ORDINARY, .how = {.input = without_inf}},
+    {"loses NaN in inputs", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.input = without_nan}},
+
+    /* what a plan keeps */
+    {"keeps the first left operand", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = keeps_first}},
+    {"keeps the first right operand", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL,
+     .how = {.start = keeps_first, .operand = 1}},
+    {"keeps the first left address", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, SAME_PLACE, .how = {.start = keeps_address}},
+    {"keeps the first right address", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, SAME_PLACE,
+     .how = {.start = keeps_address, .operand = 1}},
+    {"leaves a tile out in later runs", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.row = stale_tile}},
+
+    /* attention: who is kept */
+    {"drops a key block for one query", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, FEW_KEYS, .deepest = {[SAT_BF16] = 256},
+     .how = {.skip = first_query_first_block}},
+    {"drops a tile", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, FEW_KEYS, .deepest = {[SAT_BF16] = 4096},
+     .how = {.skip = first_block}},
+    {"drops one key for one query", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, FEW_KEYS,
+     .deepest = {[SAT_F16] = 4096, [SAT_BF16] = 16}, .how = {.skip = one_key}},
+    {"drops the last, ragged key block", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, FEW_KEYS, .deepest = {[SAT_BF16] = 4096},
+     .how = {.skip = ragged_keys}},
+    {"stops after 4096 keys", OP_ATTENTION, T_ALL, 0, T_ALL, 0, SMALL, .from = 4100, .how = {.skip = keys_beyond_4096}},
+    {"a key too many at the causal edge", OP_ATTENTION, T_ALL, SCENE_CAUSAL, T_ALL, T_ALL, FEW_KEYS,
+     .deepest = {[SAT_F16] = 4096, [SAT_BF16] = 256}, .how = {.keep = causal_more}},
+    {"a key too few at the causal edge", OP_ATTENTION, T_ALL, SCENE_CAUSAL, T_ALL, T_ALL, FEW_KEYS,
+     .deepest = {[SAT_F16] = 4096, [SAT_BF16] = 256}, .how = {.keep = causal_less}},
+    {"a window one key too wide", OP_ATTENTION, T_ALL, SCENE_WINDOW, T_ALL, T_ALL, NULL, .how = {.keep = window_more}},
+    {"a window one key too narrow", OP_ATTENTION, T_ALL, SCENE_WINDOW, T_ALL, T_ALL, NULL,
+     .how = {.keep = window_less}},
+    {"ignores the sequences", OP_ATTENTION, T_ALL, SCENE_PACKED, T_ALL, T_ALL, NULL, .how = {.start = no_sequences}},
+    {"the first head's mask for all", OP_ATTENTION, T_ALL, SCENE_MASKS, T_ALL, T_ALL, NULL,
+     .how = {.start = first_mask}},
+    {"the wrong head of keys", OP_ATTENTION, T_ALL, SCENE_GROUPS, T_ALL, T_ALL, NULL, .how = {.kv_head = head_by_rest}},
+    {"keys beyond the last count as zeros", OP_FORWARD, T_ALL, 0, T_ALL, T_ALL, FEW_KEYS,
+     .deepest = {[SAT_F16] = 256, [SAT_BF16] = 16}, .how = {.zero_keys = 3}},
+    {"queries without keys are not written", OP_ATTENTION, T_ALL, SCENE_EMPTY, T_ALL, T_ALL, NULL,
+     .how = {.unwritten = true}},
+    {"queries without keys are NaN", OP_ATTENTION, T_ALL, SCENE_EMPTY, T_ALL, T_ALL, NULL, .how = {.nothing = NAN}},
+
+    /* attention: scores and weights */
+    {"forgets the scale", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = no_scale}},
+    {"scales twice", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = scale_twice}},
+    {"never rescales", OP_FORWARD, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.never_rescales = true}},
+    {"does not take the largest score off", OP_FORWARD, T_ALL, 0, T_F32 | T_SHORT, T_ALL, LARGE_SCORES,
+     .how = {.without_largest = true}},
+    {"scores in bf16", OP_ATTENTION, T_WIDE | T_F16, 0, T_WIDE, T_WIDE | T_F16, LONG_SUMS, .deepest = {[SAT_F32] = 256},
+     .how = {.score = as_bf16}},
+    {"weights in bf16", OP_ATTENTION, T_WIDE | T_F16, 0, T_WIDE, T_WIDE | T_F16, LONG_SUMS,
+     .deepest = {[SAT_F32] = 256}, .how = {.weight = as_bf16}},
+    {"weights in f16", OP_ATTENTION, T_WIDE, 0, T_WIDE, T_WIDE, LONG_SUMS, .deepest = {[SAT_F32] = 256},
+     .how = {.weight = as_f16}},
+    {"inputs as TF32", OP_ATTENTION, T_WIDE, 0, T_WIDE, T_WIDE, LONG_SUMS, .deepest = {[SAT_F32] = 256},
+     .how = {.input = as_tf32}},
+    {"inputs as bf16", OP_ATTENTION, T_WIDE | T_F16, 0, T_WIDE, T_WIDE | T_F16, LONG_SUMS, .deepest = {[SAT_F32] = 256},
+     .how = {.input = as_bf16}},
+    {"sums in f16", OP_ATTENTION, T_WIDE | T_F16, 0, T_WIDE, T_WIDE | T_F16, ROUNDING, .how = {.sum = as_f16}},
+    {"sums in bf16", OP_ATTENTION, T_ALL, 0, T_WIDE, T_ALL, ROUNDING, .how = {.sum = as_bf16}},
+    {"sums in f32", OP_FORWARD, T_F64, 0, T_F64, T_F64, NULL, .how = {.sum = as_f32}},
+    {"sums in f32", OP_BACKWARD, T_F64, 0, 0, T_F64, F32_LSE, .how = {.sum = as_f32}},
+    {"LSE to the base 2", OP_FORWARD, T_ALL, SCENE_LSE, T_ALL, T_ALL, NULL, .how = {.lse = lse_base_2}},
+    {"LSE without the largest score", OP_FORWARD, T_ALL, SCENE_LSE, T_ALL, T_ALL, NULL,
+     .how = {.lse = lse_without_largest}},
+    {"LSE in bf16", OP_FORWARD, T_ALL, SCENE_LSE, T_ALL, T_ALL, NULL, .how = {.lse = lse_in_bf16}},
+    {"LSE of a query without keys is 0", OP_FORWARD, T_ALL, SCENE_LSE | SCENE_EMPTY, T_ALL, T_ALL, NULL,
+     .how = {.lse = lse_of_nothing}},
+
+    /* gradients */
+    {"dQ lacks a tile", OP_BACKWARD, T_ALL, 0, T_ALL, T_ALL, FEW_KEYS,
+     .deepest = {[SAT_F32] = 4096, [SAT_F16] = 4096, [SAT_BF16] = 256}, .how = {.skip = dq_tile}},
+    {"dK lacks the last query", OP_BACKWARD, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.skip = dk_query}},
+    {"dV lacks a tile", OP_BACKWARD, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.skip = dv_tile}},
+    {"dK and dV of one head in a group", OP_BACKWARD, T_ALL, SCENE_GROUPS, T_ALL, T_ALL, NULL,
+     .how = {.skip = other_heads}},
+    {"forgets dO*O", OP_BACKWARD, T_ALL, 0, T_ALL, T_ALL, FEW_KEYS, .deepest = {[SAT_BF16] = 256},
+     .how = {.delta = no_delta}},
+    {"dO*O in bf16", OP_BACKWARD, T_WIDE, 0, T_F64, T_WIDE, ROUNDING, .how = {.delta = delta_16}},
+    {"dS in bf16", OP_BACKWARD, T_WIDE | T_F16, 0, T_WIDE, T_WIDE | T_F16, ROUNDING, .how = {.ds = as_bf16}},
+    {"dQ without the scale", OP_BACKWARD, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = unscaled, .operand = 6}},
+    {"dK without the scale", OP_BACKWARD, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = unscaled, .operand = 7}},
+    {"adds to what dQ held", OP_BACKWARD, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = adds_on, .operand = 6}},
+    {"adds to what dK held", OP_BACKWARD, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = adds_on, .operand = 7}},
+
+    /* attention: the rest */
+    {"one element by a tenth", OP_ATTENTION, T_ALL, 0, T_F64, T_ALL, ROUNDING, .how = {.element = a_tenth_more}},
+    {"one element by a quarter", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = a_quarter_more}},
+    {"last bit of one element", OP_ATTENTION, T_ALL, 0, 0, 0, ROUNDING, .how = {.element = last_bit}},
+    {"last 3 elements of a head", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = last_3}},
+    {"one row", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = one_row_of_few}},
+    {"forgets the last row", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.row = all_but_last}},
+    {"swaps two rows", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.row = swapped}},
+    {"items after the first", OP_ATTENTION, T_ALL, SCENE_BATCH, T_ALL, T_ALL, NULL, .how = {.element = later_items}},
+    {"the first item's keys for all", OP_ATTENTION, T_ALL, SCENE_BATCH, T_ALL, T_ALL, NULL,
+     .how = {.start = first_item, .operand = 1}},
+    {"keeps the first Q", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = keeps_first}},
+    {"keeps the first K", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = keeps_first, .operand = 1}},
+    {"keeps the first V", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = keeps_first, .operand = 2}},
+    {"keeps the first dO", OP_BACKWARD, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = keeps_first, .operand = 5}},
+    {"keeps the first address of K", OP_ATTENTION, T_ALL, 0, T_ALL, 0, SAME_PLACE,
+     .how = {.start = keeps_address, .operand = 1}},
+    {"leaves a tile out in later runs", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.row = stale_tile}},
+
+    /* all operations: memory, runs, places */
+    {"writes into its second operand", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL,
+     .how = {.after = writes_input, .operand = 1}},
+    {"writes into the padding of A", OP_MATMUL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.after = writes_padding}},
+    {"writes before its output", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.after = writes_before}},
+    {"writes past its output", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.after = writes_past}},
+    {"random last bits", OP_ALL, T_F64, 0, T_F64, T_F64, NULL, .how = {.element = random_bits}},
+    {"random last bits of dV", OP_BACKWARD, T_F64, 0, T_F64, T_F64, NULL, .how = {.element = random_bits_of_dv}},
+    {"sums in an order that changes", OP_ALL, T_WIDE, 0, T_WIDE, T_WIDE, NULL, .how = {.start = any_order}},
+    {"needs a clean workspace", OP_ALL, T_ALL, 0, T_ALL, 0, NO_GARBAGE, .how = {.start = clean_workspace}},
+    {"keeps something in its workspace", OP_ALL, T_ALL, 0, T_ALL, 0, NO_GARBAGE, .how = {.start = own_workspace}},
+    {"two plans share a schedule", OP_ALL, T_ALL, 0, T_ALL, 0, OTHER_PATTERN, .how = {.start = last_schedule}},
+    {"on one thread", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL, .threads = true, .how = {.start = one_thread}},
+    {"from the 256th run on", OP_ALL, T_ALL, 0, 0, T_ALL, "no race is that long", .how = {.start = run_256}},
+    {"where an operand is not aligned to 16", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = unaligned}},
+    {"where an operand is aligned to 64", OP_ALL, T_ALL, 0, 0, T_ALL, EVERY_PLACE, .how = {.start = aligned}},
+};
+
+const int fault_count = (int)(sizeof fault_table / sizeof *fault_table);
