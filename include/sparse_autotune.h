@@ -181,7 +181,8 @@ typedef struct sat_context_options {
     sat_effort effort;
     sat_measure measure;
     int threads;             /* CPU threads; 0: OpenMP's at each call. CUDA: multiprocessors to plan for; 0: all */
-    bool background;         /* a miss is served by the estimate while a thread of the library tunes it */
+    bool background;         /* a miss is served by the estimate while a thread of the library tunes it, and a new
+                                pattern of a verified problem while that thread checks it */
     double budget_seconds;   /* a race's time limit; 0: the effort's own */
     size_t memory_limit;     /* bytes for workspace and tuning together; 0: half of what the device has free */
     sat_allocator allocator; /* all NULL: the backend's own */
@@ -203,7 +204,7 @@ SAT_API sat_status sat_context_ignored(const sat_context *context, char *text, s
  * device does this by itself. SAT_UNSUPPORTED on a CPU, whose rates stay nominal. */
 SAT_API sat_status sat_context_measure(sat_context *context);
 
-/* Blocks until background tuning has nothing left to do. */
+/* Blocks until the background thread has nothing left to tune or to check. */
 SAT_API sat_status sat_context_wait(sat_context *context);
 
 /* Memory of the context's device, for callers who have no other way to it. What a run wrote is there to read after
@@ -366,12 +367,17 @@ SAT_API sat_status sat_run(sat_plan *plan, void *const *operands, void *stream);
 /* With SAT_FIXED_VALUES: takes in new block values. The first sat_run does it by itself. */
 SAT_API sat_status sat_plan_refresh(sat_plan *plan, const void *values, void *stream);
 
+/* `verified`: this build of the library checked the variant's result, on this machine, for this exact problem: sizes,
+ * strides, dtypes, options, and the pattern's number of blocks, skew and overlap. `pattern_verified`: and on this very
+ * pattern. A new pattern of a verified problem is served at once; a context with a background thread then checks it
+ * there, one without does not. Both tell what is so now: a variant that is found wrong later is verified no more. */
 typedef struct sat_plan_info {
     size_t size;
     char variant[128];
-    bool cached;            /* the answer came from the cache */
-    bool tuned;             /* this call raced it */
-    bool verified;          /* its result was checked on this machine */
+    bool cached; /* the answer came from the cache */
+    bool tuned;  /* this call raced it */
+    bool verified;
+    bool pattern_verified;
     double tuning_seconds;  /* spent in this call */
     double prepare_seconds; /* schedules and conversions, once */
     size_t workspace_bytes;
@@ -571,7 +577,8 @@ typedef bool (*sat_cache_visit_fn)(void *user, const char *key, const char *text
 
 SAT_API const char *sat_cache_path(const sat_context *context); /* the folder written to; "" if there is none */
 SAT_API sat_status sat_cache_visit(sat_context *context, sat_cache_visit_fn visit, void *user);
-/* All devices' entries as one file, and back. Import keeps what is there and adds what is not. */
+/* All devices' entries as one file, and back. Import keeps what is there and adds what is not. Times are taken from the
+ * file; that a variant is right is not, and it is checked here before it serves. */
 SAT_API sat_status sat_cache_export(sat_context *context, const char *file);
 SAT_API sat_status sat_cache_import(sat_context *context, const char *file, int64_t *entries);
 /* Removes the entry of this key, or every entry of this device (NULL). */

@@ -185,6 +185,18 @@ static inline bool sat_next_part(sat_part *p, int64_t end, int64_t depth, int64_
     return true;
 }
 
+/* What a part is at most where it is added to C in memory, which then has to have the type of the sums: stored blocks,
+ * and columns of each. `lanes` share out a sum, and each has as many terms as a part may. */
+typedef struct sat_parts {
+    int64_t blocks, deep;
+} sat_parts;
+
+static inline sat_parts sat_parts_in_c(const sat_problem *p, int64_t depth, int64_t lanes) {
+    depth = sat_max(1, depth);
+    if (p->compute_dtype != SAT_F32 || p->c_dtype != SAT_F32) return (sat_parts){INT64_MAX / 2, depth};
+    return (sat_parts){sat_max(1, lanes * SAT_SUM_PART / depth), sat_min(lanes * SAT_SUM_PART, depth)};
+}
+
 /* ---- epilogue: act(alpha*sum + beta*C + bias) ---- */
 
 SAT_BOTH static inline float sat_act_f32(sat_activation act, float x) {

@@ -16,6 +16,8 @@ typedef struct sat_backend {
     bool loads_late;    /* a kernel's code is brought to the device when it is first launched */
     int (*count)(void); /* devices; 0 where there is no driver */
     sat_status (*open)(int index, int threads, sat_device *device); /* threads 0: as many as a run would use now */
+    /* What tells this device from others of its kind, in words; NULL: nothing but the machine that it is in. */
+    void (*unique)(const sat_device *device, char *text, size_t size);
 
     /* Brackets calls on a device: makes it the thread's own, and leave() puts back what was; `before` is what enter()
      * gave. For a caller's run that is all. The library's own work (`own`) moreover has the tuning stream to itself,
@@ -39,7 +41,6 @@ typedef struct sat_backend {
                        uint64_t seed, const sat_fill *fill);
     /* A digest of bytes: another one where any of them differs. */
     sat_status (*digest)(const sat_device *device, const void *from, size_t bytes, uint64_t *digest);
-    sat_status (*negate)(const sat_device *device, sat_dtype t, void *base, int64_t elements); /* flips every sign */
 
     /* After a run over poison (bytes of 0xFF): is all that the output's layout does not reach still poison, `guard`
      * bytes on both sides included? Poisons the output itself on the way. */
@@ -59,6 +60,9 @@ typedef struct sat_backend {
     int64_t (*preempted)(void);
     /* Does every thread of a run get a processor to itself now? Takes some tens of milliseconds. NULL: cannot tell. */
     bool (*quiet)(const sat_device *device);
+    /* Starts other work that takes part of the device for less than a millisecond, and does not wait for it. NULL: what
+     * runs beside a run cannot change the order of its work. */
+    void (*crowd)(const sat_device *device);
     sat_status (*sync)(const sat_device *device, void *stream);
     void (*settle)(const sat_device *device); /* waits for all that is queued on the device, whatever the stream */
     bool (*broken)(const sat_device *device); /* has a kernel left it unusable to this process? Waits for tuning. */

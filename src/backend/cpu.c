@@ -205,7 +205,7 @@ static void make_dense(const sat_device *d, const sat_operand *o, void *base, ui
     for (int64_t i = 0; i < o->rows; i++) {
         for (int64_t j = 0; j < o->cols; j++) {
             int64_t at = sat_operand_at(o, z, i, j);
-            sat_store(o->dtype, base, at, sat_made_up(fill, seed, at));
+            sat_store(o->dtype, base, at, sat_made_up_at(fill, o, seed, at, i, j));
         }
     }
 }
@@ -234,14 +234,6 @@ static sat_status cpu_digest(const sat_device *d, const void *from, size_t bytes
     }
     memcpy(&last, p + words * 8, bytes % 8);
     *digest = sum + sat_mix(last);
-    return SAT_OK;
-}
-
-static sat_status cpu_negate(const sat_device *d, sat_dtype t, void *base, int64_t elements) {
-    size_t size = sat_dtype_size(t);
-    unsigned char *high = (unsigned char *)base + size - 1; /* little-endian: the sign is in the last byte */
-#pragma omp parallel for num_threads(d->threads) schedule(static)
-    for (int64_t i = 0; i < elements; i++) high[(size_t)i * size] ^= 0x80;
     return SAT_OK;
 }
 
@@ -394,7 +386,6 @@ const sat_backend sat_backend_cpu = {
     .copy = cpu_copy,
     .make = cpu_make,
     .digest = cpu_digest,
-    .negate = cpu_negate,
     .clean = cpu_clean,
     .stream = cpu_stream,
     .flush = cpu_flush,

@@ -14,6 +14,7 @@
 
 static struct {
     _Atomic(cudaStream_t) stream; /* NULL until first used */
+    cudaStream_t beside;          /* likewise */
     cudaEvent_t begin, end;
     double empty_seconds; /* what an event pair shows around a kernel that does nothing; 0 until `ready` */
     bool ready;
@@ -80,6 +81,17 @@ static sat_status cuda_open(int index, int threads, sat_device *d) {
     nominal_rates(d, index);
     if (threads > 0 && threads < d->threads) d->threads = threads; /* CTAs that stay are so many */
     return SAT_OK;
+}
+
+static void cuda_unique(const sat_device *d, char *text, size_t size) {
+    struct cudaDeviceProp p;
+    text[0] = 0;
+    if (cudaGetDeviceProperties(&p, d->index) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return;
+    }
+    for (size_t i = 0; i < sizeof p.uuid.bytes && 2 * i + 3 <= size; i++)
+        snprintf(text + 2 * i, 3, "%02x", (unsigned)(unsigned char)p.uuid.bytes[i]);
 }
 
 /* ---- memory ---- */
@@ -203,15 +215,6 @@ static sat_status cuda_digest(const sat_device *d, const void *from, size_t byte
     return sat_cuda_status(e, "looking at inputs");
 }
 
-static sat_status cuda_negate(const sat_device *d, sat_dtype t, void *base, int64_t elements) {
-    cudaStream_t stream;
-    int before = sat_cuda_enter(d);
-    cudaError_t e = begin(d, &stream);
-    if (e == cudaSuccess && elements) e = sat_cuda_flip_signs(t, base, elements, stream);
-    sat_cuda_leave(d, before);
-    return sat_cuda_status(e, "changing signs");
-}
-
 static bool cuda_clean(const sat_device *d, const sat_operand *o, void *base, size_t guard) {
     cudaStream_t stream;
     int before = sat_cuda_enter(d);
@@ -220,6 +223,18 @@ static bool cuda_clean(const sat_device *d, const sat_operand *o, void *base, si
     if (e == cudaSuccess) e = sat_cuda_all_poison(o, base, guard, &clean, stream);
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "looking at guard zones") == SAT_OK && clean;
+}
+
+/* CTAs of 1024 threads on half of the multiprocessors: whoever runs meanwhile gets the others, and half of each. */
+static void cuda_crowd(const sat_device *d) {
+    cudaStream_t stream, *beside = &devices[d->index].beside;
+    int before = sat_cuda_enter(d);
+    cudaError_t e = begin(d, &stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    if (e == cudaSuccess && !*beside) e = cudaStreamCreateWithFlags(beside, cudaStreamNonBlocking);
+    if (e == cudaSuccess) e = sat_cuda_spin((d->threads + 1) / 2, *beside);
+    if (e != cudaSuccess) (void)cudaGetLastError(); /* then the run has the device to itself */
+    sat_cuda_leave(d, before);
 }
 
 /* ---- timing ---- */
@@ -383,6 +398,7 @@ const sat_backend sat_backend_cuda = {
     .loads_late = true,
     .count = cuda_count,
     .open = cuda_open,
+    .unique = cuda_unique,
     .enter = cuda_enter,
     .leave = sat_cuda_leave,
     .alloc = cuda_alloc,
@@ -395,13 +411,13 @@ const sat_backend sat_backend_cuda = {
     .copy = cuda_copy,
     .make = cuda_make,
     .digest = cuda_digest,
-    .negate = cuda_negate,
     .clean = cuda_clean,
     .stream = cuda_stream,
     .flush = cuda_flush,
     .flush_bytes = cuda_flush_bytes,
     .time = cuda_time,
     .measure = cuda_measure,
+    .crowd = cuda_crowd,
     .sync = cuda_sync,
     .settle = sat_cuda_settle,
     .broken = cuda_broken,

@@ -33,10 +33,10 @@ bool sat_cuda_capturing(const sat_device *d, void *stream);
 /* cuda_fill.cu; all of it is queued on `stream`, and all_poison waits for it. */
 cudaError_t sat_cuda_nothing(cudaStream_t stream);                         /* a kernel that does nothing */
 cudaError_t sat_cuda_sweep(void *from, size_t bytes, cudaStream_t stream); /* reads all of it, through L2 */
+cudaError_t sat_cuda_spin(int blocks, cudaStream_t stream);                /* so many CTAs for half a millisecond */
 cudaError_t sat_cuda_fill(const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed,
                           const sat_fill *fill, cudaStream_t stream);
 cudaError_t sat_cuda_digest(const void *from, size_t bytes, uint64_t *digest, cudaStream_t stream);
-cudaError_t sat_cuda_flip_signs(sat_dtype t, void *base, int64_t elements, cudaStream_t stream);
 cudaError_t sat_cuda_all_poison(const sat_operand *o, void *base, size_t guard, bool *clean, cudaStream_t stream);
 
 /* cuda_rates.cu; waits for all of it. */

@@ -13,29 +13,43 @@ enum { TILE = 64, PITCH = TILE + 1 };
 
 SAT_BOTH static inline int64_t sat_tiles(int64_t n) { return (n + TILE - 1) / TILE; }
 
-/* What a comparison leaves. `error` only grows, as the bits of a double that is never negative; the first thread that
- * fails writes the rest. */
+/* What a comparison leaves. `error` and `share` only grow, as the bits of doubles that are never negative; the first
+ * thread that fails writes the rest. */
 struct outcome {
-    unsigned long long error;
+    unsigned long long error, share;
     int failed, kind;
     long long line, column, head;
     double got, want, bound;
     sat_squares squares;
 };
 
-__device__ inline void grow_error(outcome *o, double off, double scale) {
+__device__ inline void grow(unsigned long long *to, double off, double scale) {
     if (!(scale > 0 && off / scale > 0)) return;
     unsigned long long bits = (unsigned long long)__double_as_longlong(off / scale);
-    if (bits > o->error) atomicMax(&o->error, bits);
+    if (bits > *to) atomicMax(to, bits);
 }
 
 __device__ inline void note(outcome *o, int kind, int64_t line, int64_t column, double got, double want, double bound,
                             double scale, int64_t head = 0) {
     double off = fabs(got - want);
-    grow_error(o, off, scale);
+    grow(&o->error, off, scale);
+    grow(&o->share, off, bound);
     if (off <= bound) return; /* false for NaN */
     if (atomicExch(&o->failed, 1)) return;
     o->kind = kind, o->line = line, o->column = column, o->head = head, o->got = got, o->want = want, o->bound = bound;
+}
+
+/* What a trial has planted, as kernels get it. */
+struct planted_specials {
+    sat_special list[SAT_MAX_SPECIALS];
+    int count;
+};
+
+static inline planted_specials specials_of(const sat_trial *t) {
+    planted_specials s = {};
+    s.count = t->special_count;
+    for (int i = 0; i < t->special_count; i++) s.list[i] = t->specials[i];
+    return s;
 }
 
 /* ---- sums in twice the precision ---- */
@@ -74,8 +88,9 @@ __device__ inline void note_precisely(outcome *o, int kind, int64_t line, int64_
     double want = sat_act_f64(p.activation, x + low), bound = sat_precision_bound(&p, loss.most, scale, x, want);
     if (p.activation == SAT_ACT_NONE) got = (got - x) - low, want = 0; /* in f64 `want` has lost what is looked for */
     note(o, kind, line, column, got, want, bound, scale);
-    squares->seen += (got - want) * (got - want), squares->count++;
-    squares->predicted += sat_predicted_square(&p, loss.rms, scale, x, p.activation == SAT_ACT_NONE ? x : want);
+    if (!sat_repeats(&p))
+        sat_squares_add(squares, got - want,
+                        sat_predicted_square(&p, loss.rms, scale, x, p.activation == SAT_ACT_NONE ? x : want));
 }
 
 /* Elements (i0.., j0..) of a matrix into tile[row][column], zero beyond `rows` and `cols`; all threads of the CTA. */
@@ -155,6 +170,7 @@ static inline sat_status fetch_outcome(const outcome *from, cudaStream_t stream,
     if (e != cudaSuccess) return sat_cuda_status(e, "checking a result");
     memset(finding, 0, sizeof *finding);
     memcpy(&finding->error, &o.error, sizeof finding->error);
+    memcpy(&finding->share, &o.share, sizeof finding->share);
     finding->ok = !o.failed;
     if (o.failed) words(finding->where, sizeof finding->where, &o);
     sat_judge_squares(&o.squares, finding);

@@ -1,9 +1,9 @@
 /* Attention's check on the device: what src/ops/attention_check.c does, read there and in its header for why, without
  * moving an operand to the host. */
-#include "backend/cuda_check.cuh"
+#include "backend/cuda_check_uniform.cuh"
 #include "ops/attention_check.h"
 
-#define DEVICE_WORK 2e10 /* multiply-adds in double precision that an expectation may take */
+#define DEVICE_WORK 1e10 /* multiply-adds in double precision that an expectation may take */
 
 enum { SETS = 3, WARPS = 8, LARGEST_DIM = 512 };
 
@@ -20,6 +20,7 @@ struct expectation : expectation_base {
 struct job {
     sat_problem p;
     sat_mask mask;
+    bool far;                      /* scores are far apart */
     const void *q, *k, *v, *o, *d; /* d: dO */
     const float *lse;
     expectation e;
@@ -30,22 +31,22 @@ struct job {
 
 /* ---- the expectation's size ---- */
 
-static int describe(const sat_problem *p, const sat_pattern_view *a, sat_lines set[SETS]) {
+static int describe(const sat_problem *p, const sat_pattern_view *a, int round, sat_lines set[SETS]) {
     const sat_attention *t = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
     double work = sat_pairs(p, a) * (double)t->dim * (back ? 7 : 2);
     int64_t step = 1;
-    while (step < SAT_LINE_STEP && work / (double)step > DEVICE_WORK) step *= 2;
+    while (step < SAT_LINE_STEP && work / (double)step > (round ? DEVICE_WORK / 8 : DEVICE_WORK)) step *= 2;
     sat_lines queries = {}, keys = {};
-    queries.odd = true, queries.heads = t->heads, queries.rows = p->m, queries.cols = t->dim, queries.step = step;
-    keys.odd = true, keys.heads = t->kv_heads, keys.rows = p->n, keys.cols = t->dim, keys.step = step;
+    queries.heads = t->heads, queries.rows = p->m, queries.cols = t->dim, queries.step = step;
+    keys.heads = t->kv_heads, keys.rows = p->n, keys.cols = t->dim, keys.step = step;
     queries.groups = sat_line_groups(p->m, step), keys.groups = sat_line_groups(p->n, step);
     set[0] = queries, set[0].operand = back ? 6 : 3;
     if (back) {
         set[1] = keys, set[1].operand = 7, set[2] = keys, set[2].operand = 8;
         return 3;
     }
-    set[1] = queries, set[1].operand = 4, set[1].cols = 1, set[1].odd = false;
+    set[1] = queries, set[1].operand = 4, set[1].cols = 1;
     return t->lse ? 2 : 1;
 }
 
@@ -60,9 +61,9 @@ static int64_t doubles_of(const sat_problem *p, const sat_lines *set, int sets) 
 }
 
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
-    (void)probe;
+    if (probe == SAT_PROBE_EXACT) return sat_cuda_uniform_bytes(p, a);
     sat_lines set[SETS];
-    int sets = describe(p, a, set);
+    int sets = describe(p, a, 0, set);
     return (size_t)doubles_of(p, set, sets) * sizeof(double) + 4096;
 }
 
@@ -229,14 +230,19 @@ template <int PER> __device__ static void forward_line(const job &w, int64_t g, 
     int64_t kv_at = b * t.kv_heads + kv, pitch = w.p.batch * t.heads;
     double v_largest = w.top[V_LARGEST * pitch + kv_at];
     double magnitude = fabs(w.p.alpha) * q_norm * w.top[K_NORM * pitch + kv_at];
-    sat_row_loss loss = sat_loss_of(&w.p, magnitude, 0, depth);
-    o.wide[g] = depth > 0 ? sat_walk_bound(&w.p, loss, sqrt(squares) / total * v_largest, depth, v_largest) : 0;
+    sat_row_loss loss = sat_loss_of(&w.p, w.far, magnitude, 0, depth);
+    o.wide[g] = sat_walk_bound(&w.p, loss, sqrt(squares) / total * v_largest, depth, v_largest);
     o.rel[g] = sat_rel_bound(&w.p, loss), o.scale[g] = v_largest;
+    if (w.far) o.wide[g] = sat_far_bound(&w.p, largest, total, v_largest);
+    if (w.far) o.rel[g] = 1.001 * sat_unit(w.p.c_dtype) + sat_low_unit(&w.p);
+    if (depth == 0) o.wide[g] = 0;
     if (w.e.sets < 2) return;
     const sat_lines &l = w.e.set[1];
     double log_sum = depth > 0 ? largest + log(total) : -INFINITY;
     l.value[g] = log_sum, l.scale[g] = 1 + fabs(log_sum), l.rel[g] = 0;
-    l.wide[g] = depth > 0 ? loss.weight + loss.sum + 0x1p-23 * (1 + fabs(log_sum)) : 0;
+    l.wide[g] = loss.weight + loss.sum + 0x1p-23 * (1 + fabs(log_sum));
+    if (w.far) l.wide[g] = sat_far_lse_bound(&w.p, largest, total);
+    if (depth == 0) l.wide[g] = 0;
 }
 
 template <int PER> static __global__ void __launch_bounds__(WARPS * 32) forward_lines(job w) {
@@ -253,22 +259,23 @@ struct pair {
 };
 
 /* One pair: its weight, and dS/alpha, and what either may be off by. */
-__device__ static pair pair_of(const sat_problem &p, double score, double dp, double lse, double delta,
+__device__ static pair pair_of(const sat_problem &p, bool far, double score, double dp, double lse, double delta,
                                double delta_loss, double magnitude, double d_norm, double v_norm) {
-    double eps = sat_loss_of(&p, magnitude, fabs(lse), 0).weight;
+    double eps = sat_loss_of(&p, far, magnitude, fabs(lse), 0).weight;
     pair x;
-    x.weight = exp(score - lse), x.ds = x.weight * (dp - delta), x.weight_error = x.weight * eps;
+    x.weight = exp(score - lse), x.ds = x.weight * (dp - delta);
+    x.weight_error = x.weight * eps + sat_lost_weight(far);
     x.size = x.weight * (fabs(dp) + fabs(delta));
     double dp_error = d_norm * sat_dot_loss(&p) * v_norm + delta_loss;
-    x.ds_error = fabs(x.ds) * 2 * eps + x.weight * dp_error;
+    x.ds_error = fabs(x.ds) * 2 * eps + x.weight * dp_error + sat_lost_weight(far) * fabs(dp - delta);
     return x;
 }
 
 /* A gradient's bounds, from the walks of its terms and of their errors; its line is multiplied by alpha. */
-__device__ static void bound_gradient(const sat_problem &p, const sat_lines &s, int64_t line, double alpha,
+__device__ static void bound_gradient(const sat_problem &p, bool far, const sat_lines &s, int64_t line, double alpha,
                                       double squares, double errors, double sizes, double depth, double largest,
                                       double magnitude) {
-    sat_row_loss loss = sat_loss_of(&p, magnitude, 0, depth);
+    sat_row_loss loss = sat_loss_of(&p, far, magnitude, 0, depth);
     double wide = SAT_SURE * largest * (sqrt(errors) + loss.sum * sqrt(squares) + sqrt(depth) * sat_tiny(p.a_dtype));
     s.wide[line] = depth > 0 ? fabs(alpha) * wide + sat_tiny(p.c_dtype) : 0;
     s.rel[line] = sat_rel_bound(&p, loss) + loss.weight;
@@ -290,10 +297,11 @@ template <int PER> __device__ static void query_line(const job &w, int64_t g, do
             load_row(k, w.p.a_dtype, w.k, sat_heads_at(&t.k, b, kv, j), t.dim);
             load_row(v, w.p.a_dtype, w.v, sat_heads_at(&t.v, b, kv, j), t.dim);
             double magnitude = fabs(w.p.alpha) * q_norm * w.k_norm[kv_at * w.p.n + j];
-            pair x = pair_of(w.p, w.p.alpha * dot(q, k), dot(d, v), w.lse[at], w.delta[at], w.delta_loss[at], magnitude,
-                             d_norm, v_norm);
+            pair x = pair_of(w.p, w.far, w.p.alpha * dot(q, k), dot(d, v), w.lse[at], w.delta[at], w.delta_loss[at],
+                             magnitude, d_norm, v_norm);
             add(sum, k, x.ds * w.p.alpha);
-            squares += x.ds * x.ds, errors += x.ds_error * x.ds_error, weights += x.weight, count++;
+            squares += x.ds * x.ds, errors += x.ds_error * x.ds_error, weights += x.weight,
+                count += sat_counts(w.far, x.weight);
             sizes += x.size * x.size;
         }
     });
@@ -302,7 +310,7 @@ template <int PER> __device__ static void query_line(const job &w, int64_t g, do
     sizes = join_one(sizes);
     if (threadIdx.x) return;
     double k_largest = w.top[K_LARGEST * pitch + kv_at];
-    bound_gradient(w.p, s, g, w.p.alpha, squares, errors, sizes, count, k_largest,
+    bound_gradient(w.p, w.far, s, g, w.p.alpha, squares, errors, sizes, count, k_largest,
                    fabs(w.p.alpha) * q_norm * w.top[K_NORM * pitch + kv_at]);
     /* dO*O is one number for the whole row: what it is off by is no walk */
     s.wide[g] += fabs(w.p.alpha) * w.delta_loss[at] * weights * k_largest;
@@ -328,10 +336,10 @@ template <int PER> __device__ static void key_line(const job &w, int64_t g, doub
                 load_row(q, w.p.a_dtype, w.q, sat_heads_at(&t.q, b, h, i), t.dim);
                 load_row(d, w.p.a_dtype, w.d, sat_heads_at(&t.do_, b, h, i), t.dim);
                 double magnitude = fabs(w.p.alpha) * w.q_norm[at] * k_norm;
-                pair x = pair_of(w.p, w.p.alpha * dot(q, k), dot(d, v), w.lse[at], w.delta[at], w.delta_loss[at],
+                pair x = pair_of(w.p, w.far, w.p.alpha * dot(q, k), dot(d, v), w.lse[at], w.delta[at], w.delta_loss[at],
                                  magnitude, w.d_norm[at], v_norm);
                 add(dk, q, x.ds * w.p.alpha), add(dv, d, x.weight);
-                dk_squares += x.ds * x.ds, dk_errors += x.ds_error * x.ds_error, count++;
+                dk_squares += x.ds * x.ds, dk_errors += x.ds_error * x.ds_error, count += sat_counts(w.far, x.weight);
                 dk_sizes += x.size * x.size;
                 dv_squares += x.weight * x.weight, dv_errors += x.weight_error * x.weight_error;
             }
@@ -348,8 +356,8 @@ template <int PER> __device__ static void key_line(const job &w, int64_t g, doub
         d_largest = fmax(d_largest, w.top[D_LARGEST * pitch + h]);
     }
     double magnitude = fabs(w.p.alpha) * q_norm * w.top[K_NORM * pitch + bh];
-    bound_gradient(w.p, s, g, w.p.alpha, dk_squares, dk_errors, dk_sizes, count, q_largest, magnitude);
-    bound_gradient(w.p, w.e.set[2], g, 1, dv_squares, dv_errors, dv_squares, count, d_largest, magnitude);
+    bound_gradient(w.p, w.far, s, g, w.p.alpha, dk_squares, dk_errors, dk_sizes, count, q_largest, magnitude);
+    bound_gradient(w.p, w.far, w.e.set[2], g, 1, dv_squares, dv_errors, dv_squares, count, d_largest, magnitude);
 }
 
 template <int PER> static __global__ void __launch_bounds__(WARPS * 32) query_lines(job w) {
@@ -366,7 +374,7 @@ template <int PER> static __global__ void __launch_bounds__(WARPS * 32) key_line
 
 /* ---- comparing: a CTA has a group of lines ---- */
 
-static __global__ void compare_lines(job w, int set, sat_heads place, const void *got, bool flipped) {
+static __global__ void compare_lines(job w, int set, sat_heads place, const void *got) {
     const sat_lines &s = w.e.set[set];
     sat_dtype dtype = s.operand == 4 ? SAT_F32 : w.p.c_dtype;
     int64_t all = line_count(&w.p, &s);
@@ -380,7 +388,6 @@ static __global__ void compare_lines(job w, int set, sat_heads place, const void
             note(w.e.result, s.operand, i, x, y, 0, most, 0, bh);
             if (i != mine) continue;
             double want = s.value[g * s.cols + x];
-            if (flipped && s.odd) want = -want;
             if (isinf(want) && y == want) continue;
             note(w.e.result, s.operand, i, x, y, want, s.wide[g] + s.rel[g] * fabs(want), s.scale[g], bh);
         }
@@ -391,6 +398,7 @@ static __global__ void compare_lines(job w, int set, sat_heads place, const void
 
 static job make_job(const sat_trial *t, const expectation *e) {
     job w = {};
+    w.far = t->round == SAT_ROUND_FAR;
     w.p = *t->problem, w.mask = sat_device_mask_of(t->problem, t->pattern), w.e = *e;
     w.q = t->operands[0], w.k = t->operands[1], w.v = t->operands[2];
     if (t->problem->op == SAT_ATTENTION_BACKWARD)
@@ -429,7 +437,7 @@ template <int PER> static void work_out(const job &w, cudaStream_t stream) {
 static expectation *allocate(const sat_trial *t, uint64_t seed, job *w) {
     const sat_problem *p = t->problem;
     sat_lines set[SETS];
-    int sets = describe(p, t->pattern, set);
+    int sets = describe(p, t->pattern, t->round, set);
     expectation *e = make_expectation<expectation>((size_t)doubles_of(p, set, sets));
     if (!e) return NULL;
     double *at = e->memory;
@@ -451,7 +459,7 @@ static expectation *allocate(const sat_trial *t, uint64_t seed, job *w) {
 }
 
 static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, void **out) {
-    (void)probe;
+    if (probe == SAT_PROBE_EXACT) return sat_cuda_uniform_expect(t, out);
     const sat_problem *p = t->problem;
     int before = sat_cuda_enter(t->device);
     cudaStream_t stream = (cudaStream_t)sat_backend_cuda.stream(t->device);
@@ -496,6 +504,7 @@ static sat_heads place_of(const sat_problem *p, int operand) {
 
 static sat_status compare(const sat_trial *t, const void *expectation_, sat_finding *finding) {
     const expectation *e = (const expectation *)expectation_;
+    if (e->exact) return sat_cuda_uniform_compare(t, e, finding);
     int before = sat_cuda_enter(t->device);
     cudaStream_t stream = (cudaStream_t)sat_backend_cuda.stream(t->device);
     (void)cudaMemsetAsync(e->result, 0, sizeof *e->result, stream);
@@ -504,7 +513,7 @@ static sat_status compare(const sat_trial *t, const void *expectation_, sat_find
         int64_t lines = line_count(t->problem, &e->set[i]);
         if (lines > 0)
             compare_lines<<<sat_blocks(lines, 1), 256, 0, stream>>>(w, i, place_of(t->problem, e->set[i].operand),
-                                                                    t->operands[e->set[i].operand], t->flipped);
+                                                                    t->operands[e->set[i].operand]);
     }
     sat_status status = fetch_outcome(e->result, stream, words, finding);
     sat_cuda_leave(t->device, before);

@@ -17,6 +17,7 @@ struct item {
     sat_problem p;
     const void *values, *b, *c, *before, *bias, *sums;
     sat_fill fills[2];
+    planted_specials specials;
     expectation e;
     outcome *result;
     int64_t z;
@@ -33,6 +34,7 @@ static item make_item(const sat_trial *t, int64_t z) {
     x.bias = p->bias == SAT_BIAS_ROW ? t->operands[3] : NULL;
     x.sums = t->sums ? sat_at(p->compute_dtype, t->sums, z * p->m * p->n) : NULL;
     x.fills[0] = t->fills[0], x.fills[1] = t->fills[1];
+    x.specials = specials_of(t);
     return x;
 }
 
@@ -111,15 +113,26 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
 
 enum { WRONG_SUM = 1, EXACT = 2, PRECISION = 3 };
 
+/* What is planted in column j of B reaches row i through its stored blocks. */
+__device__ static double with_specials(const item &x, int64_t i, int64_t j, double sum) {
+    for (int s = 0; s < x.specials.count; s++) {
+        const sat_special &at = x.specials.list[s];
+        if (at.col != j || (at.item != x.z && x.p.b.batch_stride != 0)) continue;
+        int64_t t = sat_find_block(&x.r, i / x.r.br, at.row / x.r.bc);
+        if (t >= 0) sum += value_at(x, t, i, at.row % x.r.bc) * at.value;
+    }
+    return sum;
+}
+
 static __global__ void compare_exactly(item x) {
     int64_t all = x.p.m * x.p.n, step = (int64_t)gridDim.x * blockDim.x;
     bool columns = x.p.c.row_stride == 1; /* neighbouring threads read neighbouring elements */
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < all; at += step) {
         int64_t i = columns ? at % x.p.m : at / x.p.n, j = columns ? at / x.p.m : at % x.p.n;
         double got = sat_device_load(x.p.c_dtype, x.c, i * x.p.c.row_stride + j * x.p.c.col_stride), squares;
-        double sum = sat_device_load(x.p.compute_dtype, x.sums, i * x.p.n + j), rest = rest_at(x, i, j, &squares);
-        double want = sat_exact_element(&x.p, sum, rest);
-        if (got != want) note(x.result, EXACT, i, j, got, want, sat_exact_slack(&x.p, sum, rest, want), 0);
+        double sum = with_specials(x, i, j, sat_device_load(x.p.compute_dtype, x.sums, i * x.p.n + j));
+        double rest = rest_at(x, i, j, &squares), want = sat_exact_element(&x.p, sum, rest);
+        if (!sat_equal(got, want)) note(x.result, EXACT, i, j, got, want, sat_exact_slack(&x.p, sum, rest, want), 0);
     }
 }
 
@@ -132,7 +145,7 @@ static __global__ void compare_precisely(item x) {
         double got = sat_device_load(x.p.c_dtype, x.c, i * x.p.c.row_stride + j * x.p.c.col_stride), squares;
         true_sum sum = {x.e.sum[from], x.e.low[from], x.e.squares[from]};
         double rest = rest_at(x, i, j, &squares);
-        sat_loss loss = sat_loss_of_sum(&x.p, SAT_CUDA, x.e.depth[g]);
+        sat_loss loss = sat_loss_of_sum(&x.p, SAT_CUDA, x.e.depth[g], x.p.batch * all);
         note_precisely(x.result, PRECISION, i, j, x.p, loss, got, sum, rest, squares, &mine);
     }
     add_squares(x.result, mine);

@@ -14,6 +14,7 @@ struct item {
     sat_problem p;
     const void *x, *y, *s, *before, *sums;
     sat_fill fills[2];
+    planted_specials specials;
     expectation e;
     outcome *result;
     int64_t z;
@@ -30,6 +31,7 @@ static item make_item(const sat_trial *t, int64_t z) {
     w.before = t->before ? sat_at(p->c_dtype, t->before, z * p->c.batch_stride) : NULL;
     w.sums = t->sums ? sat_at(p->compute_dtype, t->sums, z * stored) : NULL;
     w.fills[0] = t->fills[0], w.fills[1] = t->fills[1];
+    w.specials = specials_of(t);
     return w;
 }
 
@@ -54,13 +56,8 @@ __device__ static double y_at(const item &w, int64_t k, int64_t j) {
 
 /* Row `row` and column `col` of the matrix where element `in` of a line is; false: beyond it. */
 __device__ static bool place_of(const item &w, int64_t line, int64_t in, int64_t *row, int64_t *col) {
-    int64_t block = line / w.a.block_rows, low = 0, high = w.a.grid_rows - 1;
-    while (low < high) { /* the last block row whose blocks begin at or before it */
-        int64_t middle = (low + high + 1) / 2;
-        if (w.a.device_row_ptr[middle] <= block) low = middle;
-        else high = middle - 1;
-    }
-    *row = low * w.a.block_rows + line % w.a.block_rows;
+    int64_t block = line / w.a.block_rows, g = sat_block_row(w.a.device_row_ptr, w.a.grid_rows, block);
+    *row = g * w.a.block_rows + line % w.a.block_rows;
     *col = w.a.device_col_idx[block] * w.a.block_cols + in;
     return *row < w.a.rows && *col < w.a.cols;
 }
@@ -115,6 +112,19 @@ __device__ static double rest_at(const item &w, int64_t at) {
     return w.before ? w.p.beta * sat_device_load(w.p.c_dtype, w.before, at) : 0;
 }
 
+/* What is planted in row i of X or in column j of Y reaches element (i, j). */
+__device__ static double with_specials(const item &w, int64_t i, int64_t j, double sum) {
+    for (int s = 0; s < w.specials.count; s++) {
+        const sat_special &at = w.specials.list[s];
+        bool left = at.operand == 0;
+        if (at.item != w.z && (left ? w.p.a.batch_stride : w.p.b.batch_stride) != 0) continue;
+        if (left ? at.row != i : at.col != j) continue;
+        int64_t k = left ? at.col : at.row;
+        sum += x_at(w, i, k) * y_at(w, k, j);
+    }
+    return sum;
+}
+
 static __global__ void compare_exactly(item w) {
     int64_t width = w.a.block_cols, all = w.a.stored_blocks * w.a.block_rows * width;
     int64_t step = (int64_t)gridDim.x * blockDim.x, row, col;
@@ -122,10 +132,10 @@ static __global__ void compare_exactly(item w) {
         bool inside = place_of(w, at / width, at % width, &row, &col);
         double got = sat_device_load(w.p.c_dtype, w.s, at), sum = 0, rest = 0, want = 0, slack = 0;
         if (inside) { /* what is beyond the matrix is zero */
-            sum = sat_device_load(w.p.compute_dtype, w.sums, at), rest = rest_at(w, at);
+            sum = with_specials(w, row, col, sat_device_load(w.p.compute_dtype, w.sums, at)), rest = rest_at(w, at);
             want = sat_exact_element(&w.p, sum, rest), slack = sat_exact_slack(&w.p, sum, rest, want);
         }
-        if (got != want) note(w.result, EXACT, at / width, at % width, got, want, slack, 0);
+        if (!sat_equal(got, want)) note(w.result, EXACT, at / width, at % width, got, want, slack, 0);
     }
 }
 
@@ -138,7 +148,7 @@ static __global__ void compare_precisely(item w) {
         if (!place_of(w, line, at % width, &row, &col)) continue;
         true_sum sum = {w.e.sum[from], w.e.low[from], w.e.squares[from]};
         double rest = rest_at(w, here), got = sat_device_load(w.p.c_dtype, w.s, here);
-        sat_loss loss = sat_loss_of_sum(&w.p, SAT_CUDA, w.p.k);
+        sat_loss loss = sat_loss_of_sum(&w.p, SAT_CUDA, w.p.k, w.p.batch * all);
         note_precisely(w.result, PRECISION, line, at % width, w.p, loss, got, sum, rest, rest * rest, &mine);
     }
     add_squares(w.result, mine);

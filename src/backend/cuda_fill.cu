@@ -25,6 +25,17 @@ cudaError_t sat_cuda_sweep(void *from, size_t bytes, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
+/* Keeps its multiprocessors busy for so many cycles. */
+static __global__ void spin(long long cycles) {
+    long long start = clock64();
+    while (clock64() - start < cycles) continue;
+}
+
+cudaError_t sat_cuda_spin(int blocks, cudaStream_t stream) {
+    spin<<<blocks, 1024, 0, stream>>>(1000000); /* about half a millisecond */
+    return cudaGetLastError();
+}
+
 /* ---- made-up operands ---- */
 
 struct made_up {
@@ -46,7 +57,8 @@ static __global__ void make_dense(made_up m) {
         int64_t inner = columns ? m.o.rows : m.o.cols, outer = columns ? m.o.cols : m.o.rows;
         int64_t fast = e % inner, slow = e / inner % outer, z = e / inner / outer;
         int64_t i = columns ? fast : slow, j = columns ? slow : fast;
-        make_one(m, sat_operand_at(&m.o, z, i, j));
+        int64_t at = sat_operand_at(&m.o, z, i, j);
+        sat_device_store(m.o.dtype, m.base, at, sat_made_up_at(&m.fill, &m.o, m.seed, at, i, j));
     }
 }
 
@@ -103,18 +115,6 @@ cudaError_t sat_cuda_digest(const void *from, size_t bytes, uint64_t *digest, cu
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
     *digest = sum;
     return e;
-}
-
-static __global__ void flip_signs(unsigned char *high, int64_t size, int64_t elements) {
-    int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += step) high[i * size] ^= 0x80;
-}
-
-cudaError_t sat_cuda_flip_signs(sat_dtype t, void *base, int64_t elements, cudaStream_t stream) {
-    int64_t size = (int64_t)sat_dtype_size(t); /* little-endian: the sign is in the last byte */
-    flip_signs<<<sat_blocks(sat_min(elements, 1 << 24), 256), 256, 0, stream>>>((unsigned char *)base + size - 1, size,
-                                                                                elements);
-    return cudaGetLastError();
 }
 
 /* ---- guard zones ---- */

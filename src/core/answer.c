@@ -1,6 +1,7 @@
 /* From a problem to a variant. */
 #include "core/answer.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,7 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
     sat_exact_spell(q->exact, &q->problem, q->view);
     q->trial = q->op->plain ? q->op->plain(&q->problem) : sat_plain_scalars(&q->problem);
     q->memory_limit = sat_memory_limit(ctx);
+    q->found_wrong = atomic_load(&ctx->found_wrong);
     return SAT_OK;
 }
 
@@ -108,6 +110,15 @@ static void name_race(char *name, size_t size, int64_t when) {
     snprintf(name, size, "%s-%d-%u", date, (int)getpid(), atomic_fetch_add(&counter, 1));
 }
 
+/* Who answers for a verdict. Nobody for a race's losers: a result that is right beside the winner's was not put through
+ * all that the winner's was, and is checked before it serves. */
+static void sign(const sat_question *q, sat_record *r, bool winner) {
+    if (r->verdict == SAT_VERDICT_SKIPPED || (r->verdict == SAT_VERDICT_OK && !winner)) return;
+    memcpy(r->by, sat_cache_mark(q->ctx->cache), sizeof r->by);
+    snprintf(r->pattern, sizeof r->pattern, "%016" PRIx64, sat_pattern_digest(q->pattern));
+}
+
+/* Of a race the winner is the first. */
 static void remember(const sat_question *q, const sat_result *results, size_t count, sat_record_kind kind, bool busy) {
     sat_record *records = malloc((count + 1) * sizeof *records);
     if (!records) return;
@@ -115,13 +126,17 @@ static void remember(const sat_question *q, const sat_result *results, size_t co
     int64_t when = (int64_t)time(NULL);
     name_race(race, sizeof race, when);
     size_t kept = 0;
+    bool wrong = false;
     for (size_t i = 0; i < count; i++) {
         if (results[i].verdict == SAT_VERDICT_MEMORY) continue; /* there may be more of it next time */
         records[kept] = as_record(&results[i], race, when, q->exact);
+        sign(q, &records[kept], kind == SAT_RECORD_VERIFIED || (i == 0 && results[i].may_win));
+        wrong = wrong || results[i].verdict == SAT_VERDICT_WRONG;
         records[kept].busy = busy;
         records[kept++].kind = kind;
     }
     sat_status status = sat_memo_add(q->ctx->memo, q->key, records, kept);
+    if (wrong) atomic_fetch_add(&q->ctx->found_wrong, 1); /* now that whoever looks again will see it */
     if (status != SAT_OK) sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
     free(records);
 }
@@ -203,28 +218,62 @@ sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_o
 
 /* ---- the answer ---- */
 
-/* Checks a remembered variant on this exact problem. SAT_DEVICE_ERROR where that left the device unusable; any other
- * failure only leaves it unchecked. */
-static sat_status verify(const sat_question *q, const sat_variant *v, sat_answer *answer, sat_verdict *verdict) {
+/* Checks a remembered variant on this exact problem and pattern. SAT_DEVICE_ERROR where that left the device unusable;
+ * any other failure only leaves it unchecked. With how->keep a good result is remembered, and a bad one always is. */
+static sat_status verify(const sat_question *q, const sat_variant *v, const sat_race_how *how, sat_verdict *verdict) {
     const sat_pattern_view *full = NULL;
     sat_result result = {0};
-    double start = sat_now();
     sat_status status = sat_pattern_transposed(q->pattern, &full);
     if (status == SAT_OK) {
-        sat_tuning t = make_tuning(q, full, NULL);
+        sat_tuning t = make_tuning(q, full, how);
         status = sat_tune_verify(&t, v, &result);
     }
-    answer->tuning_seconds += sat_now() - start;
     *verdict = result.verdict;
     if (status != SAT_OK) return result.verdict ? remember_breaker(q, &result, 1, SAT_RECORD_VERIFIED, status) : SAT_OK;
-    remember(q, &result, 1, SAT_RECORD_VERIFIED, false);
+    if (how->keep || result.verdict != SAT_VERDICT_OK) remember(q, &result, 1, SAT_RECORD_VERIFIED, false);
     if (result.verdict != SAT_VERDICT_OK)
         sat_logf(&q->ctx->log, SAT_LOG_WARN, "%s failed its check and is not used: %s", v->name, result.message);
     return SAT_OK;
 }
 
-/* Takes the best remembered variant that fits this very call, after checking it once on this exact problem; leaves
- * answer->variant NULL where there is none. */
+/* New patterns of a known problem may come every second: each has a place in this process, and none in the file, where
+ * they would push the checks of other problems out. */
+sat_status sat_answer_check(const sat_question *q, const sat_variant *v, uint64_t check, const sat_race_how *how) {
+    sat_verdict verdict = 0;
+    sat_race_how unkept = *how;
+    unkept.keep = false;
+    SAT_TRY(verify(q, v, &unkept, &verdict));
+    if (verdict == SAT_VERDICT_OK) sat_memo_note_checked(q->ctx->memo, check);
+    return SAT_OK;
+}
+
+/* What a variant's check on this pattern is known by. */
+static uint64_t check_name(const sat_question *q, const sat_variant *v) {
+    const char *const parts[] = {v->name, v->revision, q->exact};
+    uint64_t h = sat_pattern_digest(q->pattern);
+    for (int i = 0; i < 3; i++) {
+        for (const char *c = parts[i]; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001b3u; /* FNV-1a */
+        h = (h ^ '\t') * 0x100000001b3u;
+    }
+    return h ? h : 1;
+}
+
+/* A variant was found right on this exact problem. On this pattern, too? If not, it serves all the same, and is checked
+ * in the background where there is a thread for that. */
+static void look_at_pattern(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
+    char digest[SAT_MARK_SIZE];
+    const sat_variant *v = answer->variant;
+    snprintf(digest, sizeof digest, "%016" PRIx64, sat_pattern_digest(q->pattern));
+    answer->pattern_verified = sat_choose_verified(entry, v, q->exact, digest);
+    if (answer->pattern_verified) return;
+    answer->check = check_name(q, v);
+    answer->pattern_verified = sat_memo_checked(q->ctx->memo, answer->check);
+    if (!answer->pattern_verified && q->ctx->background)
+        sat_background_check(q->ctx->background, q->pattern, &q->problem, v, answer->check);
+}
+
+/* Takes the best remembered variant that fits this very call, after checking it on this exact problem, unless this
+ * build did so before on this machine; leaves answer->variant NULL where there is none. */
 static sat_status from_entry(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
     const sat_variant *ranking[SAT_MAX_VARIANTS];
     size_t count = sat_choose_ranking(entry, &q->ctx->registry, q->problem.flags, ranking, SAT_MAX_VARIANTS);
@@ -232,15 +281,19 @@ static sat_status from_entry(const sat_question *q, const sat_entry *entry, sat_
         const sat_variant *v = ranking[i];
         if (!sat_variant_fits(v, &q->problem, q->view, &q->device) || !affordable(q, v)) continue;
         if (sat_choose_failed(entry, v, q->exact)) continue;
-        bool verified = sat_choose_verified(entry, v, q->exact);
-        if (!verified) {
+        bool known = sat_choose_verified(entry, v, q->exact, NULL), verified = known;
+        if (!known) {
             sat_verdict verdict = 0;
-            SAT_TRY(verify(q, v, answer, &verdict));
+            double start = sat_now();
+            sat_status status = verify(q, v, &(sat_race_how){.keep = true}, &verdict);
+            answer->tuning_seconds += sat_now() - start;
+            SAT_TRY(status);
             verified = verdict == SAT_VERDICT_OK;
             if (verdict && !verified) continue;
         }
         if (!verified && !sat_registry_trusted(&q->ctx->registry, v)) continue;
-        answer->variant = v, answer->cached = true, answer->verified = verified;
+        answer->variant = v, answer->cached = true, answer->verified = answer->pattern_verified = verified;
+        if (known) look_at_pattern(q, entry, answer);
         return SAT_OK;
     }
     return SAT_OK;
@@ -259,7 +312,7 @@ static void take_winner(const sat_question *q, const sat_outcome *outcome, sat_a
     const sat_result *best = outcome->count ? &outcome->results[0] : NULL;
     if (best && best->verdict == SAT_VERDICT_OK && best->may_win) {
         answer->variant = sat_registry_find(&q->ctx->registry, best->variant);
-        answer->verified = true;
+        answer->verified = answer->pattern_verified = true;
     }
     answer->tuned = true;
     answer->tuning_seconds += outcome->seconds;

@@ -13,8 +13,9 @@ typedef struct sat_question {
     const sat_op *op;
     sat_device device;
     sat_problem problem;
-    sat_problem trial;   /* what races and checks run: the same, with alpha and beta that no operand overflows from */
-    size_t memory_limit; /* for workspace */
+    sat_problem trial;    /* what races and checks run: the same, with alpha and beta that no operand overflows from */
+    size_t memory_limit;  /* for workspace */
+    unsigned found_wrong; /* the context's, when this was made */
     char key[SAT_KEY_SIZE], exact[SAT_KEY_SIZE];
 } sat_question;
 
@@ -24,6 +25,8 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
 typedef struct sat_answer {
     const sat_variant *variant;
     bool cached, tuned, verified;
+    bool pattern_verified; /* on this very pattern */
+    uint64_t check;        /* where not: what sat_memo_checked knows it by, once it was checked */
     double tuning_seconds;
 } sat_answer;
 
@@ -44,6 +47,9 @@ typedef struct sat_race_how {
 
 /* Races everything that fits, and remembers it if `keep`. The caller holds the tuning lock. */
 sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_outcome *outcome);
+/* Checks a variant that serves this pattern already. What is right is known to this process from then on; what is not
+ * is remembered, and never serves the key again. The caller holds the tuning lock. */
+sat_status sat_answer_check(const sat_question *q, const sat_variant *variant, uint64_t check, const sat_race_how *how);
 /* Was what the entry knows of this key timed on a busy machine, and is it quiet now? True once a context and key, so
  * that nobody looks, or races, again and again. */
 bool sat_answer_again(const sat_question *q, const sat_entry *entry);

@@ -1,4 +1,7 @@
-/* Background tuning: one thread that races what plans had to answer by estimate. */
+/* Background tuning: one thread that races what plans had to answer by estimate, and checks variants on patterns that
+ * they serve already. */
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +14,9 @@ typedef struct job {
     struct job *next;
     sat_pattern *pattern; /* a reference */
     sat_problem problem;
-    char key[SAT_KEY_SIZE];
+    const sat_variant *variant; /* to check; NULL: a race */
+    uint64_t check;
+    char key[SAT_KEY_SIZE]; /* the same job is not queued twice */
 } job;
 
 struct sat_background {
@@ -31,13 +36,14 @@ static void free_job(job *j) {
     free(j);
 }
 
-static void tune(sat_background *b, const job *j) {
+static void do_job(sat_background *b, const job *j) {
     sat_question q;
     sat_outcome outcome = {0};
     if (sat_question_make(&q, b->ctx, j->pattern, &j->problem) != SAT_OK) return;
     if (!sat_cache_tuning_lock(b->ctx->cache, sat_tuning_patience(b->ctx))) return;
     sat_race_how how = {.keep = true, .wary = true, .cancel = &b->stop};
-    sat_status status = sat_answer_race(&q, &how, &outcome);
+    sat_status status =
+        j->variant ? sat_answer_check(&q, j->variant, j->check, &how) : sat_answer_race(&q, &how, &outcome);
     sat_cache_tuning_unlock(b->ctx->cache);
     if (status != SAT_OK) sat_logf(&b->ctx->log, SAT_LOG_WARN, "not tuned in the background: %s", sat_last_error());
     free(outcome.results);
@@ -55,7 +61,7 @@ static void *work(void *user) {
         b->queue = j->next, b->queued--;
         memcpy(b->running, j->key, sizeof b->running);
         pthread_mutex_unlock(&b->lock);
-        tune(b, j);
+        do_job(b, j);
         free_job(j);
         pthread_mutex_lock(&b->lock);
         b->running[0] = 0;
@@ -103,14 +109,13 @@ static bool waits(const sat_background *b, const char *key) {
     return false;
 }
 
-void sat_background_post(sat_background *b, const sat_pattern *pattern, const sat_problem *problem, const char *key) {
+static void post(sat_background *b, const sat_pattern *pattern, const job *wanted) {
     if (sat_forked()) return; /* nobody would take it */
     job *j = malloc(sizeof *j);
     if (!j) return;
-    *j = (job){.problem = *problem};
-    memcpy(j->key, key, sizeof j->key);
+    *j = *wanted;
     pthread_mutex_lock(&b->lock);
-    bool take = b->queued < LONGEST_QUEUE && !waits(b, key);
+    bool take = b->queued < LONGEST_QUEUE && !waits(b, j->key);
     if (take) {
         j->pattern = sat_pattern_ref(pattern);
         job **end = &b->queue;
@@ -120,6 +125,19 @@ void sat_background_post(sat_background *b, const sat_pattern *pattern, const sa
     }
     pthread_mutex_unlock(&b->lock);
     if (!take) free(j);
+}
+
+void sat_background_post(sat_background *b, const sat_pattern *pattern, const sat_problem *problem, const char *key) {
+    job j = {.problem = *problem};
+    memcpy(j.key, key, sizeof j.key);
+    post(b, pattern, &j);
+}
+
+void sat_background_check(sat_background *b, const sat_pattern *pattern, const sat_problem *problem,
+                          const sat_variant *variant, uint64_t check) {
+    job j = {.problem = *problem, .variant = variant, .check = check};
+    snprintf(j.key, sizeof j.key, "check %016" PRIx64, check);
+    post(b, pattern, &j);
 }
 
 void sat_background_wait(sat_background *b) {

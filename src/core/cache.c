@@ -134,6 +134,10 @@ no_memory:
     return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
 }
 
+void sat_cache_set_mark(sat_cache *cache, const char *mark) { snprintf(cache->mark, sizeof cache->mark, "%s", mark); }
+
+const char *sat_cache_mark(const sat_cache *cache) { return cache->mark; }
+
 const char *sat_cache_dir(const sat_cache *cache) { return cache->layers ? cache->dirs[0] : ""; }
 
 /* ---- memory ---- */
@@ -227,7 +231,10 @@ sat_status sat_cache_get(sat_cache *cache, const char *identity, const char *key
 
 sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry) {
     *entry = (sat_entry){0};
-    return sat_key_plain(key) ? sat_cache_get(cache, cache->identity, key, entry) : SAT_OK;
+    if (!sat_key_plain(key)) return SAT_OK;
+    SAT_TRY(sat_cache_get(cache, cache->identity, key, entry));
+    sat_entry_unmark(entry, cache->mark);
+    return SAT_OK;
 }
 
 sat_status sat_cache_put(sat_cache *cache, const char *identity, const char *key, const sat_record *records,

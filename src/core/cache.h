@@ -13,6 +13,8 @@ typedef enum sat_record_kind {
     SAT_RECORD_VERIFIED = 2 /* a variant's result was checked on an exact problem; verdict tells how it went */
 } sat_record_kind;
 
+enum { SAT_MARK_SIZE = 17 }; /* 16 hexadecimal digits and the closing zero */
+
 /* One line of an entry. Strings hold printable ASCII; the cache refuses others, but in a message it replaces what is
  * not. A number that is not finite is stored as the largest that is, a negative one as 0. */
 typedef struct sat_record {
@@ -30,6 +32,8 @@ typedef struct sat_record {
     bool busy;            /* the machine was, during this race */
     char exact[512];      /* the problem without buckets */
     char message[192];
+    char by[SAT_MARK_SIZE];      /* the build and machine that answer for the verdict; "": nobody does any more */
+    char pattern[SAT_MARK_SIZE]; /* a digest of the pattern that it was checked on */
 } sat_record;
 
 typedef struct sat_entry {
@@ -46,9 +50,13 @@ typedef struct sat_cache sat_cache;
  * read. `identity` is the device's. Folders are made when first written to. Fails only for want of memory. */
 sat_status sat_cache_open(const char *dirs, const char *identity, const sat_log *log, sat_cache **cache);
 void sat_cache_close(sat_cache *cache);
+/* What marks records of this build and machine (identity.h); "" at first: then nobody's mark counts. */
+void sat_cache_set_mark(sat_cache *cache, const char *mark);
+const char *sat_cache_mark(const sat_cache *cache);
 const char *sat_cache_dir(const sat_cache *cache); /* the folder written to; "" for memory only */
 
-/* Reads the entry from all layers, merged; a miss gives count 0. Never fails but for memory. */
+/* Reads the entry from all layers, merged; a miss gives count 0. Never fails but for memory. `by` is left on those
+ * records alone that have the cache's own mark, and are in the first layer or in memory. */
 sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry);
 /* Adds records to what is on disk now (another process may have added too), atomically. SAT_IO when the disk refuses,
  * SAT_UNSUPPORTED when a later version's file is in the way: the records are then kept in memory for this process.
@@ -63,7 +71,8 @@ sat_status sat_entry_parse(const char *text, size_t length, char *key, size_t ke
 
 /* Entries of this device, merged over the layers, by key. `text` is what a file with all of it would hold. */
 sat_status sat_cache_each(sat_cache *cache, sat_cache_visit_fn visit, void *user);
-/* All devices' entries. Import checks the whole file before it changes anything; `entries` counts those taken in. */
+/* All devices' entries, without marks. Import checks the whole file before it changes anything, and takes all marks
+ * off; `entries` counts those taken in. */
 sat_status sat_cache_export_file(sat_cache *cache, const char *file);
 sat_status sat_cache_import_file(sat_cache *cache, const char *file, int64_t *entries);
 /* Removes a key of this device, or all (NULL), from the first layer and from memory; other layers still serve it. */

@@ -173,6 +173,8 @@ static const field fields[] = {
     FIELD(busy, BOOLEAN),
     FIELD(exact, TEXT),
     FIELD(message, TEXT),
+    FIELD(by, TEXT),
+    FIELD(pattern, TEXT),
 };
 #undef FIELD
 enum { FIELDS = sizeof fields / sizeof fields[0] };
@@ -226,7 +228,8 @@ bool sat_record_tidy(const sat_record *from, sat_record *to) {
         if (*s < 0x20 || *s > 0x7e) *s = '?';
     return record_complete(to) && to->when >= 0 && to->runs >= 0 && to->workspace_bytes >= 0 &&
            sat_plain(from->race, sizeof from->race) && sat_plain(from->variant, sizeof from->variant) &&
-           sat_plain(from->revision, sizeof from->revision) && sat_plain(from->exact, sizeof from->exact);
+           sat_plain(from->revision, sizeof from->revision) && sat_plain(from->exact, sizeof from->exact) &&
+           sat_plain(from->by, sizeof from->by) && sat_plain(from->pattern, sizeof from->pattern);
 }
 
 /* The field's value as text; "" where it is zero. */

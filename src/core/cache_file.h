@@ -7,7 +7,7 @@
 
 enum {
     SAT_CACHE_MAJOR = 1, /* a reader refuses a higher one */
-    SAT_CACHE_MINOR = 0, /* a higher one has fields or lines that a reader may skip */
+    SAT_CACHE_MINOR = 1, /* a higher one has fields or lines that a reader may skip */
 
     SAT_KEY_CAPACITY = 1024, /* with the closing zero, as all capacities here */
     SAT_IDENTITY_CAPACITY = 256,
@@ -80,10 +80,13 @@ sat_status sat_entry_merge(sat_entry *into, const sat_record *records, size_t co
 /* Takes the dates off records that are later than now: some clock was wrong, and as the oldest they push nobody out.
  * Does not sort. */
 void sat_entry_date(sat_entry *entry, int64_t now);
+/* Takes marks off: all but those that are `mark`; all where it is "". */
+void sat_entry_unmark(sat_entry *entry, const char *mark);
 bool sat_entry_same(const sat_entry *a, const sat_entry *b);
 
-/* Calls `take` for every entry of an exported file, in order, until it fails; NULL only checks. */
-typedef sat_status (*sat_pack_fn)(void *user, const sat_entry_head *head, const sat_entry *entry);
+/* Calls `take` for every entry of an exported file, in order, until it fails; NULL only checks. It may change the
+ * entry, which is freed afterwards. */
+typedef sat_status (*sat_pack_fn)(void *user, const sat_entry_head *head, sat_entry *entry);
 sat_status sat_pack_parse(const char *text, size_t length, sat_pack_fn take, void *user);
 
 /* The list of untuned problems: calls `take` for each good line, skips the others. */

@@ -28,7 +28,9 @@ static int compare_rest(const sat_record *a, const sat_record *b) {
     if (!c) c = (int)a->may_win - (int)b->may_win;
     if (!c) c = compare_numbers(a->least_seconds, b->least_seconds);
     if (!c) c = (int)a->busy - (int)b->busy;
-    return c ? c : strcmp(a->message, b->message);
+    if (!c) c = strcmp(a->message, b->message);
+    if (!c) c = strcmp(a->by, b->by); /* of two that differ in nothing else, the one that has a mark stays */
+    return c ? c : strcmp(a->pattern, b->pattern);
 }
 
 static int compare_when(const sat_record *a, const sat_record *b) { return (a->when > b->when) - (a->when < b->when); }
@@ -45,6 +47,7 @@ static int by_age(const void *x, const void *y) {
 static int by_name(const void *x, const void *y) {
     const sat_record *a = *(const sat_record *const *)x, *b = *(const sat_record *const *)y;
     int c = compare_names(a, b);
+    if (!c) c = (b->by[0] != 0) - (a->by[0] != 0); /* what a build answers for is not replaced by what nobody does */
     if (!c) c = compare_when(b, a);
     return c ? c : compare_rest(b, a);
 }
@@ -61,6 +64,11 @@ bool sat_entry_same(const sat_entry *a, const sat_entry *b) {
 void sat_entry_date(sat_entry *entry, int64_t now) {
     for (size_t i = 0; i < entry->count; i++)
         if (entry->records[i].when > now) entry->records[i].when = 0;
+}
+
+void sat_entry_unmark(sat_entry *entry, const char *mark) {
+    for (size_t i = 0; i < entry->count; i++)
+        if (strcmp(entry->records[i].by, mark) != 0) entry->records[i].by[0] = 0;
 }
 
 /* Marks what is past the limits by NULL. `list` is oldest first, so this walks from the end: the races met first are

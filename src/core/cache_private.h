@@ -39,7 +39,8 @@ typedef enum sat_trouble {
 struct sat_cache {
     sat_log log;
     char *identity;
-    int layers; /* 0: memory only */
+    char mark[SAT_MARK_SIZE]; /* of records that this process makes */
+    int layers;               /* 0: memory only */
     char *dirs[SAT_LAYERS];
     atomic_uint logged; /* sat_trouble bits */
     atomic_bool swept;

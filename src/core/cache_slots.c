@@ -140,7 +140,10 @@ sat_status sat_slots_get(sat_cache *cache, int layer, const char *identity, cons
     if (!sat_cache_folder(cache, layer, identity, folder)) return SAT_OK;
     sat_status status = SAT_OK;
     switch (slot_find(folder, identity, key, path, &found)) {
-    case OURS: status = sat_entry_merge(entry, found.records, found.count); break;
+    case OURS:
+        if (layer > 0) sat_entry_unmark(&found, ""); /* somebody ships it: it brings times */
+        status = sat_entry_merge(entry, found.records, found.count);
+        break;
     case BAD:
         if (layer == 0) set_aside_locked(cache, folder, path);
         else sat_cache_trouble(cache, SAT_TROUBLE_BAD, "%s is damaged", path);

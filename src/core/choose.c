@@ -52,10 +52,14 @@ bool sat_choose_knows(const sat_entry *entry, const sat_variant *v) {
     return false;
 }
 
-bool sat_choose_verified(const sat_entry *entry, const sat_variant *v, const char *exact) {
+/* Did this build give the verdict, on this machine? Reading left no other mark on a record. */
+static bool ours(const sat_record *r) { return r->by[0] != 0; }
+
+bool sat_choose_verified(const sat_entry *entry, const sat_variant *v, const char *exact, const char *pattern) {
     for (size_t i = 0; i < entry->count; i++) {
         const sat_record *r = &entry->records[i];
-        if (r->verdict == SAT_VERDICT_OK && current(r, v) && strcmp(r->exact, exact) == 0) return true;
+        if (r->verdict != SAT_VERDICT_OK || !ours(r) || !current(r, v) || strcmp(r->exact, exact) != 0) continue;
+        if (!pattern || strcmp(r->pattern, pattern) == 0) return true;
     }
     return false;
 }
@@ -68,9 +72,11 @@ bool sat_choose_failed(const sat_entry *entry, const sat_variant *v, const char 
     return false;
 }
 
-static bool ever_wrong(const sat_entry *entry, const sat_variant *v) {
-    for (size_t i = 0; i < entry->count; i++)
-        if (entry->records[i].verdict == SAT_VERDICT_WRONG && current(&entry->records[i], v)) return true;
+bool sat_choose_wrong(const sat_entry *entry, const sat_variant *v) {
+    for (size_t i = 0; i < entry->count; i++) {
+        const sat_record *r = &entry->records[i];
+        if (r->verdict == SAT_VERDICT_WRONG && ours(r) && current(r, v)) return true;
+    }
     return false;
 }
 
@@ -89,7 +95,7 @@ sat_result sat_choose_result(const sat_entry *entry, const sat_registry *registr
     x.error = r->error, x.runs = r->runs, x.least_seconds = r->least_seconds;
     x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
     x.workspace_bytes = (size_t)r->workspace_bytes;
-    x.may_win = v && current(r, v) && sat_choose_allowed(v, flags) && !ever_wrong(entry, v);
+    x.may_win = v && current(r, v) && sat_choose_allowed(v, flags) && !sat_choose_wrong(entry, v);
     return x;
 }
 

@@ -27,21 +27,27 @@ const sat_record *sat_choose_race(const sat_entry *entry, const sat_record *last
 bool sat_choose_provisional(const sat_entry *entry, int64_t now);
 
 /* The variants of an entry, best first, each once: the first race's order (sat_choose_race), then what others knew.
- * Only variants that are registered with the recorded revision, were right in every record and may win a problem with
- * these flags. Returns how many were written to `out`. */
+ * Only variants that are registered with the recorded revision, that this build never found wrong on this machine, and
+ * that may win a problem with these flags. Their times may be anybody's; that they are right is another question.
+ * Returns how many were written to `out`. */
 size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,
                           size_t capacity);
 
 /* A record as a result, and whether it may win here and now: its variant is registered as it was then, allowed, and no
- * record of the entry found it wrong. */
+ * record of this build and machine found it wrong. */
 sat_result sat_choose_result(const sat_entry *entry, const sat_registry *registry, uint32_t flags,
                              const sat_record *record);
 
 /* Has this entry a result, of any kind, of this variant as it is now? */
 bool sat_choose_knows(const sat_entry *entry, const sat_variant *variant);
-/* Was this variant, as it is now, found right on this exact problem? */
-bool sat_choose_verified(const sat_entry *entry, const sat_variant *variant, const char *exact);
-/* Did this variant, as it is now, end in an error, on this exact problem (NULL: any of the key)? */
+/* Was this variant, as it is now, found right on this exact problem, by this build on this machine (sat_record.by)?
+ * `pattern`: a pattern's digest, and on no other; NULL: on any. */
+bool sat_choose_verified(const sat_entry *entry, const sat_variant *variant, const char *exact, const char *pattern);
+/* Was it found wrong, by this build on this machine, on any problem of the key? What another one found wrong has to be
+ * found right here before it serves, as everything else. */
+bool sat_choose_wrong(const sat_entry *entry, const sat_variant *variant);
+/* Did this variant, as it is now, end in an error, on this exact problem (NULL: any of the key)? Whoever saw
+ * that is believed: to try again may cost a process, to leave it alone costs some speed. */
 bool sat_choose_failed(const sat_entry *entry, const sat_variant *variant, const char *exact);
 
 #endif

@@ -39,10 +39,18 @@ static sat_status check(trials *t, sat_runner *runner, const char *what) {
 
 /* ---- one change each ---- */
 
+static const sat_round large_and_tiny[] = {{SAT_PROBE_EXACT, SAT_ROUND_LARGE, "with large and tiny inputs"}, {0}};
+static const sat_round tiny = {SAT_PROBE_EXACT, SAT_ROUND_TINY, "on a pattern with empty and full rows"};
+
 static sat_status other_inputs(trials *t) {
-    t->runner->refreshed = false;
-    SAT_TRY(sat_stage_fill(t->stage, SAT_PROBE_EXACT, 2, t->seed));
-    return check(t, t->runner, "with large and tiny inputs");
+    const sat_round *rounds = t->stage->op->winner ? t->stage->op->winner : large_and_tiny;
+    sat_stage_move(t->stage); /* other places, too */
+    for (const sat_round *r = rounds; r->words && t->finding->ok; r++) {
+        t->runner->refreshed = false;
+        SAT_TRY(sat_stage_fill(t->stage, r->probe, r->round, t->seed + (uint64_t)r->round));
+        SAT_TRY(check(t, t->runner, r->words));
+    }
+    return SAT_OK;
 }
 
 static sat_status other_threads(trials *t) {
@@ -53,41 +61,79 @@ static sat_status other_threads(trials *t) {
     return status;
 }
 
-/* A key has scalars as 0, 1 or another; the race ran with one of those others. */
-static sat_status other_scalars(trials *t) {
+/* The same with other scalars, by a plan of its own; `round` says on which operands, NULL: on those that are there. */
+static sat_status with_scalars(trials *t, double alpha, double beta, const sat_round *round) {
     const sat_problem *raced = t->stage->problem;
     sat_problem changed = *raced;
     sat_runner second;
-    if (raced->alpha != 0 && raced->alpha != 1) changed.alpha = raced->alpha == -1 ? 2.5 : -1;
-    if (raced->beta != 0 && raced->beta != 1) changed.beta = -0.5;
-    if (changed.alpha == raced->alpha && changed.beta == raced->beta) return SAT_OK;
+    changed.alpha = alpha, changed.beta = beta;
     if (!sat_variant_fits(t->runner->variant, &changed, t->stage->pattern, t->stage->device)) return SAT_OK;
-    SAT_TRY(sat_runner_open(&second, t->stage->ctx, t->runner->variant, &changed, t->stage->pattern, t->stage->device,
-                            t->limit, NULL));
+    sat_status status = sat_runner_open(&second, t->stage->ctx, t->runner->variant, &changed, t->stage->pattern,
+                                        t->stage->device, t->limit, NULL);
+    if (status != SAT_OK) return status == SAT_OUT_OF_MEMORY ? SAT_OK : status;
     t->stage->problem = &changed;
-    sat_status status = check(t, &second, "with other scalars");
+    status = round ? sat_stage_fill(t->stage, round->probe, round->round, t->seed + 7) : SAT_OK;
+    if (status == SAT_OK) status = check(t, &second, round ? round->words : "with other scalars");
     t->stage->problem = raced;
     sat_runner_close(&second);
     return status;
 }
 
-/* As many blocks in the same grid, but in full rows with empty ones between: NULL where there is no such pattern. */
+/* A key has scalars as 0, 1 or another; the race ran with one of those others, of few bits so that sums stay exact. */
+static sat_status other_scalars(trials *t) {
+    static const sat_round reals = {SAT_PROBE_PRECISION, 0, "with scalars of many bits"};
+    const sat_problem *raced = t->stage->problem;
+    const sat_round *scaled = t->stage->op->other_scale;
+    bool alpha = raced->alpha != 0 && raced->alpha != 1, beta = raced->beta != 0 && raced->beta != 1;
+    if (scaled) return with_scalars(t, 1.5 * raced->alpha, raced->beta, scaled);
+    if (!alpha && !beta) return SAT_OK;
+    SAT_TRY(with_scalars(t, !alpha ? raced->alpha : raced->alpha == -1 ? 2.5 : -1, beta ? -0.5 : raced->beta, NULL));
+    if (!t->finding->ok) return SAT_OK;
+    return with_scalars(t, alpha ? -1.2343 : raced->alpha, beta ? 0.7071 : raced->beta, &reals);
+}
+
+/* What a dense product makes of them differs, and may: it wins only where the problem allows that. */
+static sat_status not_finite(trials *t) {
+    if (t->runner->variant->flags & SAT_V_DENSE) return SAT_OK;
+    SAT_TRY(sat_stage_plant(t->stage));
+    return t->stage->special_count > 0 ? check(t, t->runner, "with NaN and infinities in an input") : SAT_OK;
+}
+
+/* As many blocks in the same grid, but in full rows with empty ones between. `first`: the parity of the full ones; the
+ * last row that has blocks has its first columns, or its last. */
+static void lay_blocks(const sat_pattern_view *a, int64_t first, int64_t *row_ptr, int64_t *col_idx) {
+    int64_t left = a->stored_blocks;
+    row_ptr[0] = 0;
+    for (int64_t pass = 0; pass < 2; pass++)
+        for (int64_t i = (first + pass) % 2; i < a->grid_rows; i += 2) {
+            row_ptr[i + 1] = sat_min(left, a->grid_cols);
+            left -= row_ptr[i + 1];
+        }
+    for (int64_t i = 0; i < a->grid_rows; i++) {
+        int64_t count = row_ptr[i + 1], start = first ? 0 : a->grid_cols - count;
+        row_ptr[i + 1] += row_ptr[i];
+        for (int64_t j = 0; j < count; j++) col_idx[row_ptr[i] + j] = start + j;
+    }
+}
+
+static bool same_blocks(const sat_pattern_view *a, const int64_t *row_ptr, const int64_t *col_idx) {
+    bool same = true;
+    for (int64_t i = 0; i <= a->grid_rows; i++) same = same && a->row_ptr[i] == row_ptr[i];
+    for (int64_t i = 0; i < a->stored_blocks; i++) same = same && a->col_idx[i] == col_idx[i];
+    return same;
+}
+
+/* NULL where there is no such pattern but the raced one, or it would want sequences. */
 static sat_status skewed(const sat_stage *s, sat_pattern **pattern) {
     const sat_pattern_view *a = s->pattern;
-    int64_t *row_ptr = calloc((size_t)a->grid_rows + 1, sizeof *row_ptr), left = a->stored_blocks;
-    int32_t *col_idx = malloc((size_t)(a->stored_blocks + 1) * sizeof *col_idx);
+    int64_t *row_ptr = malloc((size_t)(a->grid_rows + 1) * sizeof *row_ptr);
+    int64_t *col_idx = malloc((size_t)(a->stored_blocks + 1) * sizeof *col_idx);
+    sat_status status = row_ptr && col_idx ? SAT_OK : sat_fail(SAT_OUT_OF_MEMORY, "check: a second pattern");
+    bool other = false;
     *pattern = NULL;
-    if (a->sequences == 0 && row_ptr && col_idx) {
-        for (int64_t pass = 0; pass < 2; pass++) /* even rows, then odd ones */
-            for (int64_t i = pass; i < a->grid_rows; i += 2) {
-                row_ptr[i + 1] = left < a->grid_cols ? left : a->grid_cols;
-                left -= row_ptr[i + 1];
-            }
-        for (int64_t i = 0; i < a->grid_rows; i++) {
-            int64_t count = row_ptr[i + 1];
-            row_ptr[i + 1] += row_ptr[i];
-            for (int64_t j = 0; j < count; j++) col_idx[row_ptr[i] + j] = (int32_t)(a->grid_cols - count + j);
-        }
+    for (int64_t first = 0; first < 2 && status == SAT_OK && !other; first++) {
+        lay_blocks(a, first, row_ptr, col_idx);
+        other = !same_blocks(a, row_ptr, col_idx);
     }
     sat_bsr indices = {SAT_SIZED(sat_bsr),
                        .rows = a->rows,
@@ -96,21 +142,19 @@ static sat_status skewed(const sat_stage *s, sat_pattern **pattern) {
                        .block_cols = a->block_cols,
                        .stored_blocks = a->stored_blocks,
                        .index_type = SAT_I64,
-                       .row_ptr = row_ptr};
-    int64_t *wide = malloc((size_t)(a->stored_blocks + 1) * sizeof *wide);
-    for (int64_t i = 0; wide && col_idx && i < a->stored_blocks; i++) wide[i] = col_idx[i];
-    indices.col_idx = wide;
-    sat_status status = row_ptr && col_idx && wide ? SAT_OK : sat_fail(SAT_OUT_OF_MEMORY, "check: a second pattern");
-    if (status == SAT_OK && a->sequences == 0) status = sat_pattern_create(s->ctx, &indices, pattern);
-    free(wide), free(col_idx), free(row_ptr);
+                       .row_ptr = row_ptr,
+                       .col_idx = col_idx};
+    if (other && a->sequences == 0) status = sat_pattern_create(s->ctx, &indices, pattern);
+    free(col_idx), free(row_ptr);
     return status;
 }
 
 static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_view *other) {
     const sat_pattern_view *raced = t->stage->pattern;
     t->stage->pattern = other;
-    sat_status status = sat_stage_fill(t->stage, SAT_PROBE_EXACT, 3, t->seed + 1);
-    if (status == SAT_OK) status = check(t, second, "on a pattern with empty and full rows");
+    const sat_round *round = t->stage->op->other_pattern ? t->stage->op->other_pattern : &tiny;
+    sat_status status = sat_stage_fill(t->stage, round->probe, round->round, t->seed + 1);
+    if (status == SAT_OK) status = check(t, second, other == raced ? "by a second plan" : round->words);
     t->stage->pattern = raced;
     return status;
 }
@@ -120,20 +164,21 @@ static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_vi
 static sat_status on_same_pattern(trials *t) {
     SAT_TRY(other_inputs(t));
     if (t->finding->ok) SAT_TRY(other_threads(t));
+    if (t->finding->ok) SAT_TRY(not_finite(t));
     return t->finding->ok ? other_scalars(t) : SAT_OK;
 }
 
-/* A view of a second pattern for the variant; NULL where there is none, or it does not fit. */
+/* A view of a second pattern for the variant; where there is none, or it does not fit, the raced one. */
 static sat_status second_pattern(const trials *t, sat_pattern **pattern, const sat_pattern_view **view) {
     const sat_stage *s = t->stage;
-    *pattern = NULL, *view = NULL;
+    *pattern = NULL, *view = s->pattern;
     if (s->pattern->stored_blocks == 0 || s->pattern->stored_blocks == s->pattern->grid_rows * s->pattern->grid_cols)
         return SAT_OK;
     SAT_TRY(skewed(s, pattern));
     if (!*pattern) return SAT_OK;
-    *view = sat_pattern_plain(*pattern);
-    if (s->pattern->t_ptr) SAT_TRY(sat_pattern_transposed(*pattern, view));
-    if (!sat_variant_fits(t->runner->variant, s->problem, *view, s->device)) *view = NULL;
+    const sat_pattern_view *other = sat_pattern_plain(*pattern);
+    if (s->pattern->t_ptr) SAT_TRY(sat_pattern_transposed(*pattern, &other));
+    if (sat_variant_fits(t->runner->variant, s->problem, other, s->device)) *view = other;
     return SAT_OK;
 }
 
@@ -143,13 +188,14 @@ sat_status sat_confirm(sat_stage *stage, sat_runner *runner, size_t limit, uint6
     const sat_pattern_view *other;
     sat_runner second = {0};
     *finding = (sat_finding){.ok = true};
-    if (!sat_stage_has_exact(stage)) return SAT_OK;
     sat_status status = second_pattern(&t, &pattern, &other);
-    if (status == SAT_OK && other) /* ready before the first runs: what two plans share shows */
+    if (status == SAT_OK) /* ready before the first runs: what two plans share shows */
         status =
             sat_runner_open(&second, stage->ctx, runner->variant, stage->problem, other, stage->device, limit, NULL);
+    bool room = status != SAT_OUT_OF_MEMORY; /* without it the other trials have to do */
+    if (!room) status = SAT_OK;
     if (status == SAT_OK) status = on_same_pattern(&t);
-    if (status == SAT_OK && finding->ok && other) status = on_pattern(&t, &second, other);
+    if (status == SAT_OK && finding->ok && room) status = on_pattern(&t, &second, other);
     sat_runner_close(&second);
     sat_pattern_free(pattern);
     return status;

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/identity.h"
 #include "core/rates.h"
 #include "variant.h"
 
@@ -199,6 +200,9 @@ static sat_status fill(sat_context *ctx) {
     const char *force = environment("SPARSE_AUTOTUNE_FORCE");
     if (force) snprintf(ctx->force, sizeof ctx->force, "%s", force);
     SAT_TRY(sat_cache_open(ctx->options.cache_dir, ctx->device.identity, &ctx->log, &ctx->cache));
+    char mark[SAT_MARK_SIZE];
+    sat_identity_mark(ctx->backend, &ctx->device, mark);
+    sat_cache_set_mark(ctx->cache, mark);
     sat_rates_open(ctx);
     SAT_TRY(sat_memo_open(ctx->cache, &ctx->memo));
     SAT_TRY(sat_pool_open(&ctx->pool));

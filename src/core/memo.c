@@ -4,7 +4,7 @@
 
 #include "core/context.h"
 
-enum { SLOTS = 256, MOST = 4096 };
+enum { SLOTS = 256, MOST = 4096, CHECKS = 1024 };
 
 typedef struct node {
     struct node *next;
@@ -19,6 +19,8 @@ struct sat_memo {
     node *slots[SLOTS];
     uint64_t asked[MOST]; /* hashes of the keys that sat_memo_once was asked for */
     size_t asked_count;
+    uint64_t checks[CHECKS]; /* 0: none */
+    size_t next_check;
 };
 
 static uint64_t hash_of(const char *key) {
@@ -134,4 +136,26 @@ bool sat_memo_once(sat_memo *m, const char *key) {
     if (first) m->asked[m->asked_count++] = h;
     pthread_mutex_unlock(&m->lock);
     return first;
+}
+
+/* With the lock held. */
+static bool has_check(const sat_memo *m, uint64_t check) {
+    for (size_t i = 0; i < CHECKS; i++)
+        if (m->checks[i] == check) return true;
+    return false;
+}
+
+bool sat_memo_checked(sat_memo *m, uint64_t check) {
+    if (!check) return false;
+    pthread_mutex_lock(&m->lock);
+    bool found = has_check(m, check);
+    pthread_mutex_unlock(&m->lock);
+    return found;
+}
+
+void sat_memo_note_checked(sat_memo *m, uint64_t check) {
+    if (!check) return;
+    pthread_mutex_lock(&m->lock);
+    if (!has_check(m, check)) m->checks[m->next_check++ % CHECKS] = check;
+    pthread_mutex_unlock(&m->lock);
 }

@@ -13,6 +13,7 @@ struct sat_pattern {
     atomic_int references;
     pthread_mutex_t lock; /* guards the making of the transposed index */
     bool has_transposed;
+    uint64_t digest;
     sat_pattern_view plain, full;
     int64_t *row_ptr;
     int32_t *col_idx;
@@ -144,9 +145,38 @@ static int64_t shared_columns(const sat_pattern_view *v, int64_t r) {
     return shared;
 }
 
-static sat_status fill_statistics(sat_pattern_view *v) {
+static int by_number(const void *x, const void *y) {
+    int32_t a = *(const int32_t *)x, b = *(const int32_t *)y;
+    return a < b ? -1 : a > b;
+}
+
+/* The most blocks of a column, by sorting their columns: memory for what is stored, however wide the matrix is. */
+static sat_status sort_for_heaviest(sat_pattern_view *v) {
+    size_t count = (size_t)v->stored_blocks;
+    int32_t *sorted = malloc((count + 1) * sizeof *sorted);
+    if (!sorted) return sat_fail(SAT_OUT_OF_MEMORY, "pattern: the columns of %lld blocks", (long long)count);
+    memcpy(sorted, v->col_idx, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, by_number);
+    for (size_t i = 0, first = 0; i < count; i++) {
+        if (sorted[i] != sorted[first]) first = i;
+        if ((int64_t)(i - first + 1) > v->max_col) v->max_col = (int64_t)(i - first + 1);
+    }
+    free(sorted);
+    return SAT_OK;
+}
+
+static sat_status find_heaviest_column(sat_pattern_view *v) {
+    if (v->grid_cols > 4 * v->stored_blocks + 4096) return sort_for_heaviest(v);
     int64_t *column = calloc((size_t)v->grid_cols + 1, sizeof *column);
     if (!column) return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %lld column counts", (long long)v->grid_cols);
+    for (int64_t t = 0; t < v->stored_blocks; t++)
+        if (++column[v->col_idx[t]] > v->max_col) v->max_col = column[v->col_idx[t]];
+    free(column);
+    return SAT_OK;
+}
+
+static sat_status fill_statistics(sat_pattern_view *v) {
+    SAT_TRY(find_heaviest_column(v));
     int64_t last_row_height = v->rows - (v->grid_rows - 1) * v->block_rows, shared = 0, first_blocks = 0;
     int64_t last_col_width = v->cols - (v->grid_cols - 1) * v->block_cols;
     for (int64_t r = 0; r < v->grid_rows; r++) {
@@ -155,7 +185,6 @@ static sat_status fill_statistics(sat_pattern_view *v) {
         if (blocks > v->max_row) v->max_row = blocks;
         v->empty_rows += blocks == 0;
         for (int64_t t = v->row_ptr[r]; t < v->row_ptr[r + 1]; t++) {
-            column[v->col_idx[t]]++;
             v->stored_elements += height * (v->col_idx[t] == v->grid_cols - 1 ? last_col_width : v->block_cols);
         }
         if (r + 1 < v->grid_rows) {
@@ -163,9 +192,6 @@ static sat_status fill_statistics(sat_pattern_view *v) {
             first_blocks += blocks;
         }
     }
-    for (int64_t c = 0; c < v->grid_cols; c++)
-        if (column[c] > v->max_col) v->max_col = column[c];
-    free(column);
     double stored = (double)v->stored_blocks, rows = (double)v->grid_rows, cols = (double)v->grid_cols;
     if (v->stored_blocks > 0) {
         v->density = stored / (rows * cols);
@@ -174,6 +200,31 @@ static sat_status fill_statistics(sat_pattern_view *v) {
     }
     v->overlap = first_blocks ? (double)shared / (double)first_blocks : 0;
     return SAT_OK;
+}
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93u;
+    return x ^ (x >> 29);
+}
+
+/* A sum over words, each mixed with its place, so that no step waits for the one before. */
+static uint64_t digest_of(const void *from, size_t bytes, uint64_t seed) {
+    const char *p = from, *end = p + bytes / 8 * 8;
+    uint64_t sum = 0, place = seed, x = 0;
+    for (; p < end; p += 8, place += 0x9e3779b97f4a7c15u) {
+        memcpy(&x, p, 8);
+        sum += mix(x ^ place);
+    }
+    x = 0;
+    memcpy(&x, p, bytes % 8);
+    return sum + mix(x ^ place);
+}
+
+static void fill_digest(sat_pattern *p) {
+    const sat_pattern_view *v = &p->plain;
+    p->digest = digest_of(p->row_ptr, ((size_t)v->grid_rows + 1) * sizeof *p->row_ptr, 1) +
+                digest_of(p->col_idx, (size_t)v->stored_blocks * sizeof *p->col_idx, 2);
+    if (v->sequences) p->digest += digest_of(p->offsets, 2 * ((size_t)v->sequences + 1) * sizeof *p->offsets, 3);
 }
 
 static sat_status show_index(sat_pattern *p) {
@@ -288,6 +339,7 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
         status = host_copy(context, s.col_idx, "col_idx", (size_t)s.stored_blocks * width, &col_idx, &owned_cols);
     if (status == SAT_OK) status = copy_indices(p, &s, row_ptr, col_idx);
     if (status == SAT_OK) status = copy_offsets(context, p, &s);
+    if (status == SAT_OK) fill_digest(p);
     if (status == SAT_OK) status = fill_statistics(&p->plain);
     if (status == SAT_OK) status = show_index(p);
     free(owned_rows), free(owned_cols);
@@ -310,6 +362,8 @@ sat_pattern *sat_pattern_ref(const sat_pattern *pattern) {
 }
 
 const sat_pattern_view *sat_pattern_plain(const sat_pattern *pattern) { return &pattern->plain; }
+
+uint64_t sat_pattern_digest(const sat_pattern *pattern) { return pattern->digest; }
 
 static sat_status sort_by_column(sat_pattern *p) {
     const sat_pattern_view *v = &p->plain;

@@ -21,8 +21,10 @@ struct sat_plan {
     sat_runner runner;
     sat_plan_info info;
     int count;
-    bool writes; /* some output has elements */
-    bool forked; /* made, or made anew, in a forked child */
+    bool writes;          /* some output has elements */
+    bool forked;          /* made, or made anew, in a forked child */
+    uint64_t check;       /* as in sat_answer */
+    unsigned found_wrong; /* the context's, before the variant was chosen */
     sat_operand operand[SAT_MAX_OPERANDS];
     seen seen[SAT_MAX_OPERANDS];
 };
@@ -32,11 +34,13 @@ static void describe(sat_plan *p, const sat_question *q, const sat_answer *answe
                               .cached = answer->cached,
                               .tuned = answer->tuned,
                               .verified = answer->verified,
+                              .pattern_verified = answer->pattern_verified,
                               .tuning_seconds = answer->tuning_seconds,
                               .prepare_seconds = p->runner.prepare_seconds,
                               .workspace_bytes = p->runner.workspace_bytes,
                               .flops = q->op->flops(&q->problem, q->view),
                               .bytes = q->op->bytes(&q->problem, q->view)};
+    p->check = answer->check, p->found_wrong = q->found_wrong;
     strncpy(p->info.variant, answer->variant->name, sizeof p->info.variant - 1);
     p->info.estimate_seconds = answer->variant->estimate(answer->variant, &q->problem, q->view, &q->device);
 }
@@ -131,10 +135,25 @@ void sat_plan_free(sat_plan *plan) {
     free(plan);
 }
 
+/* Was the plan's variant found wrong, on any problem of its key, after the plan was made? */
+static bool found_wrong_since(const sat_plan *plan) {
+    sat_question q;
+    sat_entry entry;
+    if (atomic_load(&plan->ctx->found_wrong) == plan->found_wrong) return false;
+    if (sat_question_make(&q, plan->ctx, plan->pattern, &plan->runner.problem) != SAT_OK) return false;
+    if (sat_memo_get(plan->ctx->memo, q.key, false, &entry) != SAT_OK) return false;
+    bool wrong = sat_choose_wrong(&entry, plan->runner.variant);
+    sat_entry_free(&entry);
+    return wrong;
+}
+
 sat_status sat_plan_get_info(const sat_plan *plan, sat_plan_info *info) {
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
     if (!info) return sat_fail(SAT_NULL_POINTER, "info is NULL");
-    return sat_struct_out(info, &plan->info, sizeof plan->info, sizeof plan->info, "sat_plan_info");
+    sat_plan_info now = plan->info;
+    if (now.verified && !now.pattern_verified) now.pattern_verified = sat_memo_checked(plan->ctx->memo, plan->check);
+    if (now.verified && found_wrong_since(plan)) now.verified = now.pattern_verified = false;
+    return sat_struct_out(info, &now, sizeof now, sizeof now, "sat_plan_info");
 }
 
 /* ---- running ---- */

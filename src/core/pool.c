@@ -25,6 +25,7 @@ typedef struct place {
     bool captured;       /* a graph may hold its workspace */
     bool bare;           /* made under capture, by estimate: good for nothing but captures, and holds no memory */
     unsigned tuned_then; /* background races finished when it was made; an estimate is looked up again later */
+    unsigned wrong_then; /* the context's found_wrong, likewise; after another one everything is */
     bool settled;
     uint64_t used;
 } place;
@@ -99,8 +100,9 @@ static place *borrow(sat_pool *pool, const place *call, bool capture) {
         if (p->pattern != call->pattern || p->busy || !p->plan) continue;
         if (p->stream != call->stream || p->thread != call->thread || p->threads != call->threads) continue;
         if (!same_problem(&p->problem, &call->problem)) continue;
-        if (!capture && !p->captured && !p->settled && p->tuned_then != call->tuned_then) {
-            empty(p); /* the background has finished something since: ask again */
+        bool stale = p->wrong_then != call->wrong_then || (!p->settled && p->tuned_then != call->tuned_then);
+        if (!capture && !p->captured && stale) {
+            empty(p); /* something was found wrong, or finished in the background, since: ask again */
             continue;
         }
         if (suits(p, capture) > (best ? suits(best, capture) : 0)) best = p;
@@ -206,6 +208,7 @@ static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_p
     made.problem.b_align = common_alignment(&made.problem, operands, 'b', most);
     made.problem.c_align = common_alignment(&made.problem, operands, 'c', most);
     made.tuned_then = ctx->background ? sat_background_done(ctx->background) : 0;
+    made.wrong_then = atomic_load(&ctx->found_wrong);
     bool capture = ctx->backend->capturing(&ctx->device, stream);
     pthread_mutex_lock(&ctx->pool->lock);
     place *p = borrow(ctx->pool, &made, capture);

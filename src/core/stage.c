@@ -11,14 +11,15 @@
 
 enum { GUARD = 4096 }; /* poisoned bytes on each side of every operand */
 
-/* Exactly as aligned as the problem says and no more: what runs here runs on the caller's pointers too. */
-static void *place(void *memory, uint32_t align) {
+/* Exactly as aligned as the problem says and no more: what runs here runs on the caller's pointers too. Odd multiples
+ * of the alignment, of which there are two. */
+static void *place(void *memory, uint32_t align, bool moved) {
     uintptr_t start = ((uintptr_t)memory + GUARD + 4095) & ~(uintptr_t)4095;
-    return (void *)(start + (align < 4096 ? align : 0));
+    return (void *)(start + (align >= 4096 ? 0 : moved ? 3 * align : align));
 }
 
 static size_t allocation(const sat_operand *o) {
-    return (size_t)o->span * sat_dtype_size(o->dtype) + 2 * GUARD + 2 * 4096 + (o->align < 4096 ? o->align : 0);
+    return (size_t)o->span * sat_dtype_size(o->dtype) + 2 * GUARD + 2 * 4096 + (o->align < 4096 ? 3 * o->align : 0);
 }
 
 /* Only cold runs flush. */
@@ -34,17 +35,15 @@ static sat_status take_room(sat_stage *s, size_t bytes) {
     return s->ctx->backend->set(s->device, s->room, 0, bytes);
 }
 
-bool sat_stage_has_exact(const sat_stage *s) { return s->op->sums && s->op->exact && s->checker->prove; }
-
 /* The sums are one output more, and expectations come one at a time. */
 static size_t bytes_of_checks(sat_stage *s) {
-    size_t precision = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_PRECISION), exact = 0;
-    if (sat_stage_has_exact(s)) {
+    size_t precision = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_PRECISION);
+    size_t exact = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_EXACT);
+    if (s->op->sums) {
         sat_operand o[SAT_MAX_OPERANDS];
         sat_problem bare = s->op->sums(s->problem, s->pattern);
         (void)s->op->operands(&bare, s->pattern, o);
         s->sums_bytes = (size_t)o[s->op->output].span * sat_dtype_size(bare.c_dtype);
-        exact = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_EXACT);
     }
     return s->sums_bytes + (precision > exact ? precision : exact);
 }
@@ -71,14 +70,14 @@ sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, 
         if (!s->memory[i])
             return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for %s", allocation(&s->operand[i]),
                             s->operand[i].name);
-        s->pointer[i] = place(s->memory[i], s->operand[i].align);
+        s->pointer[i] = place(s->memory[i], s->operand[i].align, false);
         SAT_TRY(ctx->backend->set(d, s->memory[i], 0xff, allocation(&s->operand[i])));
     }
     if (p->beta != 0) {
         s->before_memory = sat_alloc(ctx, allocation(out));
         if (!s->before_memory)
             return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for a second %s", allocation(out), out->name);
-        s->before = place(s->before_memory, out->align);
+        s->before = place(s->before_memory, out->align, false);
     }
     if (s->sums_bytes > 0) {
         s->sums = sat_alloc(ctx, s->sums_bytes);
@@ -112,7 +111,9 @@ static sat_trial trial(const sat_stage *s) {
                        .fills = s->fills,
                        .before = s->before,
                        .sums = s->sums,
-                       .flipped = s->flipped};
+                       .specials = s->specials,
+                       .special_count = s->special_count,
+                       .round = s->round};
 }
 
 /* ---- operands ---- */
@@ -143,6 +144,18 @@ static sat_status run_other(sat_stage *s, const sat_problem *p, const sat_varian
 static size_t around(const sat_stage *s, int i) { return s->bytes[i] + 2 * GUARD; }
 static char *begin_of(const sat_stage *s, int i) { return (char *)s->pointer[i] - GUARD; }
 
+static sat_status write_specials(const sat_stage *s) {
+    for (int i = 0; i < s->special_count; i++) {
+        const sat_special *x = &s->specials[i];
+        const sat_operand *o = &s->operand[x->operand];
+        uint64_t bits = 0;
+        sat_store(o->dtype, &bits, 0, x->value);
+        void *to = sat_at(o->dtype, s->pointer[x->operand], sat_operand_at(o, x->item, x->row, x->col));
+        SAT_TRY(s->ctx->backend->write(s->device, to, &bits, sat_dtype_size(o->dtype)));
+    }
+    return SAT_OK;
+}
+
 static sat_status make_operands(sat_stage *s) {
     const sat_backend *b = s->ctx->backend;
     for (int i = 0; i < s->count; i++) {
@@ -154,17 +167,13 @@ static sat_status make_operands(sat_stage *s) {
         } else {
             SAT_TRY(b->set(s->device, begin_of(s, i), 0xff, around(s, i)));
         }
-        SAT_TRY(b->make(s->device, &s->operand[i], s->pattern, to, s->seed + (uint64_t)i * 7919, &s->fills[i]));
+        SAT_TRY(b->make(s->device, &s->operand[i], s->pattern, to, sat_operand_seed(s->seed, i), &s->fills[i]));
     }
     if (s->op->inputs) { /* those that cannot be made up come from a run of another operation */
         sat_problem p = s->op->inputs(s->problem);
         SAT_TRY(run_other(s, &p, NULL, s->pointer));
     }
-    if (s->flipped) {
-        int i = s->op->flip(s->problem);
-        SAT_TRY(b->negate(s->device, s->operand[i].dtype, s->pointer[i], s->operand[i].span));
-    }
-    return SAT_OK;
+    return write_specials(s);
 }
 
 static sat_status take_digests(sat_stage *s) {
@@ -195,9 +204,9 @@ static const sat_variant *reference_of(const sat_stage *s, const sat_problem *p)
 
 /* By the variant that promises to be fast, and where its sums are wrong by the reference. */
 static sat_status work_out_sums(sat_stage *s) {
-    sat_problem bare = s->op->sums(s->problem, s->pattern);
     sat_finding finding = {0};
     if (s->sums_bytes == 0) return SAT_OK;
+    sat_problem bare = s->op->sums(s->problem, s->pattern);
     if (prove_sums(s, &bare, NULL, &finding) == SAT_OK && finding.ok) return SAT_OK;
     SAT_TRY(prove_sums(s, &bare, reference_of(s, &bare), &finding));
     if (finding.ok) return SAT_OK;
@@ -205,9 +214,9 @@ static sat_status work_out_sums(sat_stage *s) {
 }
 
 sat_status sat_stage_fill(sat_stage *s, sat_probe probe, int round, uint64_t seed) {
-    s->probe = probe, s->seed = seed, s->flipped = false;
+    s->probe = probe, s->round = round, s->seed = seed, s->special_count = 0;
     for (int i = 0; i < s->count; i++) s->fills[i] = real_fill(s, i);
-    if (probe == SAT_PROBE_EXACT) s->op->exact(s->problem, s->pattern, round, s->fills);
+    if (probe == SAT_PROBE_EXACT || round > 0) s->op->exact(s->problem, s->pattern, round, s->fills);
     SAT_TRY(make_operands(s));
     if (probe == SAT_PROBE_EXACT) SAT_TRY(work_out_sums(s));
     SAT_TRY(take_digests(s));
@@ -216,10 +225,14 @@ sat_status sat_stage_fill(sat_stage *s, sat_probe probe, int round, uint64_t see
     return s->checker->expect(&t, probe, seed, &s->expectation);
 }
 
-sat_status sat_stage_flip(sat_stage *s) {
-    int i = s->op->flip(s->problem);
-    s->flipped = !s->flipped;
-    SAT_TRY(s->ctx->backend->negate(s->device, s->operand[i].dtype, s->pointer[i], s->operand[i].span));
+/* The new places overlap the old ones, so whoever still reads there reads shifted operands. */
+void sat_stage_move(sat_stage *s) {
+    for (int i = 0; i < s->count; i++) s->pointer[i] = place(s->memory[i], s->operand[i].align, true);
+}
+
+sat_status sat_stage_plant(sat_stage *s) {
+    s->special_count = s->op->specials ? s->op->specials(s->problem, s->pattern, s->fills, s->seed, s->specials) : 0;
+    SAT_TRY(write_specials(s));
     return take_digests(s);
 }
 

@@ -24,8 +24,10 @@ typedef struct sat_stage {
     void *room; /* what a flush reads; NULL: it needs nothing */
     void *expectation;
     sat_probe probe;
+    int round;
     uint64_t seed;
-    bool flipped;
+    sat_special specials[SAT_MAX_SPECIALS]; /* planted in the inputs */
+    int special_count;
     size_t held; /* bytes of all of it, the expectation included */
 } sat_stage;
 
@@ -34,10 +36,13 @@ sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, 
                           const sat_device *d, size_t limit);
 void sat_stage_close(sat_stage *s);
 
-bool sat_stage_has_exact(const sat_stage *s); /* the exact probe; otherwise there is only the one of precision */
-/* Fills the operands and works out what a right result must show. `round` is for the exact probe. */
+/* Fills the operands and works out what a right result must show. Round 0 of precision is random reals; the operation
+ * says what all others are. */
 sat_status sat_stage_fill(sat_stage *s, sat_probe probe, int round, uint64_t seed);
-sat_status sat_stage_flip(sat_stage *s);  /* changes the sign of one operand, and of what is expected */
+/* The operands' next places are others, as much aligned as the problem says; fill afterwards. */
+void sat_stage_move(sat_stage *s);
+/* NaN and infinities into inputs of the exact probe; `special_count` of the stage says how many found a place. */
+sat_status sat_stage_plant(sat_stage *s);
 sat_status sat_stage_reset(sat_stage *s); /* poison, or what stood there before, back into the output */
 void sat_stage_flush(sat_stage *s);       /* operands out of the cache */
 /* Checks the output, that nothing beside it was written, and that the inputs are what they were. */

@@ -1,5 +1,6 @@
-/* A race: every candidate is checked first, then all that may still win are timed in turns, and whoever was timed
- * is checked once more on operands that have changed since. */
+/* A race. Every candidate's structure is checked first, then all that may still win are timed in turns and their
+ * precision is checked. The winner goes through everything else, on operands that have changed since; where it fails,
+ * the next one has its turn. */
 #include "core/tune.h"
 
 #include <math.h>
@@ -12,7 +13,7 @@
 #include "core/runner.h"
 #include "core/stage.h"
 
-enum { MOST_ROUNDS = 400, SLOW = 3, HOPELESS = 40 };
+enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 400, SLOW = 3, HOPELESS = 40 };
 static const double NEXT_TO_NOTHING = 0.02; /* seconds */
 
 typedef struct candidate {
@@ -44,7 +45,7 @@ typedef struct race {
 static void judge(candidate *c, sat_verdict verdict, const char *message) {
     c->result.verdict = verdict;
     c->racing = false;
-    snprintf(c->result.message, sizeof c->result.message, "%s", message);
+    snprintf(c->result.message, sizeof c->result.message, "%.190s", message);
 }
 
 /* Whatever runs on a device that a candidate has broken fails, and would be blamed for it: nobody does. */
@@ -217,6 +218,9 @@ static bool check(race *r, candidate *c) {
         return false;
     }
     if (finding.error > c->result.error) c->result.error = finding.error;
+    if (r->stage.probe == SAT_PROBE_PRECISION)
+        sat_logf(&r->t->ctx->log, SAT_LOG_DEBUG, "%s: errors up to %.3g of what rounding allows, rms %.3g of predicted",
+                 c->result.variant, finding.share, finding.rms);
     if (!finding.ok) judge(c, SAT_VERDICT_WRONG, finding.where);
     return finding.ok;
 }
@@ -228,9 +232,19 @@ static uint64_t next_seed(race *r) {
     return r->random >> 7;
 }
 
+/* The operands are new: fixed values that anybody has taken in are not theirs. */
+static void forget_values(race *r) {
+    for (size_t i = 0; i < r->count; i++) r->list[i].runner.refreshed = false;
+}
+
 static sat_status fill(race *r, sat_probe probe, int round) {
-    for (size_t i = 0; i < r->count; i++) r->list[i].runner.refreshed = false; /* the operands are new */
+    forget_values(r);
     return sat_stage_fill(&r->stage, probe, round, next_seed(r));
+}
+
+static sat_status fill_reals(race *r) {
+    bool reals = r->stage.probe == SAT_PROBE_PRECISION && r->stage.round == 0;
+    return reals ? SAT_OK : fill(r, SAT_PROBE_PRECISION, 0);
 }
 
 /* Whoever is estimated far slower than one who may win, or was seen to be, has run once and that is all; its workspace
@@ -258,10 +272,9 @@ static void drop_slow(race *r) {
     }
 }
 
-/* Everybody on one set of operands: exact ones where the operation has them, so that nothing but a right structure
- * passes. */
+/* Everybody on one set of exact operands, so that nothing but a right structure passes. */
 static sat_status verify(race *r) {
-    SAT_TRY(fill(r, sat_stage_has_exact(&r->stage) ? SAT_PROBE_EXACT : SAT_PROBE_PRECISION, 0));
+    SAT_TRY(fill(r, SAT_PROBE_EXACT, 0));
     for (size_t i = 0; i < r->count && !over(r); i++) {
         candidate *c = &r->list[i];
         if (!c->racing || c->result.verdict == SAT_VERDICT_OK) continue;
@@ -328,12 +341,13 @@ static double best_time(race *r) {
     return best;
 }
 
-/* Whoever cannot win any more stays open for the last check: its timed runs were not looked at. */
+/* Whoever cannot win any more is right so far; it stays open, since the winner may yet fail. */
 static void drop_losers(race *r) {
     double best = best_time(r);
     for (size_t i = 0; i < r->count; i++) {
         candidate *c = &r->list[i];
-        if (!c->racing || r->t->exhaustive || c->runs < 2) continue;
+        if (!c->racing || r->t->exhaustive || c->runs < 1) continue;
+        if (c->runs == 1 && c->times[0] < NEXT_TO_NOTHING) continue; /* a short run may be slow by accident */
         double margin = c->runs < 4 ? 1.5 : c->runs < 10 ? 1.2 : 1.08;
         if (quantile(c, 0) <= margin * best) continue;
         c->racing = false;
@@ -367,9 +381,34 @@ static bool settled(race *r) {
     return noise + most < 0.005 * best;
 }
 
+/* A run that nobody times: garbage in the workspace, and nothing taken out of the cache. */
+static bool run_untimed(race *r, candidate *c) {
+    const sat_backend *b = r->t->ctx->backend;
+    void *stream = b->stream(&c->runner.device);
+    if (!scribble(r, c)) return false;
+    sat_status status = sat_stage_reset(&r->stage);
+    if (status == SAT_OK) status = sat_runner_launch(&c->runner, r->stage.pointer, stream);
+    if (status == SAT_OK) status = b->sync(&c->runner.device, stream);
+    if (status != SAT_OK) judge_status(r, c, status);
+    return status == SAT_OK;
+}
+
+/* The first timed run is checked, since its operands are those of the precision probe. Where several are timed together
+ * the output has been added to several times, and a run of its own is checked. */
+static bool time_one(race *r, candidate *c) {
+    double seconds;
+    int repeat = repeats(r, c);
+    bool first = c->runs == 0;
+    if (first && repeat > 1 && !(run_untimed(r, c) && check(r, c))) return false;
+    if (first && repeat == 1 && !scribble(r, c)) return false;
+    if (!run(r, c, repeat, &seconds)) return false;
+    c->times[c->runs++] = seconds;
+    return !first || repeat > 1 || check(r, c);
+}
+
 /* Times are those of random reals: integers draw less power, and a chip that draws less is faster. */
 static sat_status measure(race *r) {
-    if (r->stage.probe != SAT_PROBE_PRECISION) SAT_TRY(fill(r, SAT_PROBE_PRECISION, 0));
+    SAT_TRY(fill_reals(r));
     size_t *order = malloc((r->count + 1) * sizeof *order);
     if (!order) return sat_fail(SAT_OUT_OF_MEMORY, "race of %zu candidates", r->count);
     for (size_t i = 0; i < r->count; i++) order[i] = i;
@@ -378,16 +417,16 @@ static sat_status measure(race *r) {
     r->noise = sat_noise_begin(r->t->ctx);
     for (int round = 0; round < MOST_ROUNDS && !over(r); round++) {
         double now = sat_now(), spent = now - begun;
-        if (round > 0 && spent + last > budget) break;
+        bool long_round = last > r->t->budget_seconds;
+        if (round >= (long_round ? 1 : LEAST_ROUNDS) && spent + last > budget) break;
         if (round >= enough && spent > 0.2 && settled(r)) break;
         if (round >= 5 && racing(r) <= 1) break;
         shuffle(r, order);
         for (size_t i = 0; i < r->count && !over(r); i++) {
             candidate *c = &r->list[order[i]];
-            double seconds;
             if (!c->racing) continue;
-            if (run(r, c, repeats(r, c), &seconds)) c->times[c->runs++] = seconds;
-            else close_candidate(r, c);
+            if (time_one(r, c)) continue;
+            close_candidate(r, c);
         }
         drop_losers(r);
         r->done++;
@@ -401,57 +440,31 @@ static sat_status measure(race *r) {
 
 /* ---- after the timing ---- */
 
-/* A run that nobody times: garbage in the workspace, and nothing taken out of the cache. */
-static bool run_untimed(race *r, candidate *c) {
-    const sat_backend *b = r->t->ctx->backend;
-    void *stream = b->stream(&c->runner.device);
-    if (!scribble(r, c)) return false;
-    sat_status status = sat_stage_reset(&r->stage);
-    if (status == SAT_OK) status = sat_runner_launch(&c->runner, r->stage.pointer, stream);
-    if (status == SAT_OK) status = b->sync(&c->runner.device, stream);
+static bool digest_outputs(race *r, candidate *c, uint64_t *digest) {
+    const sat_stage *s = &r->stage;
+    sat_status status = SAT_OK;
+    *digest = 0;
+    for (int i = 0; i < s->count && status == SAT_OK; i++) {
+        uint64_t one = 0;
+        if (!s->operand[i].output) continue;
+        status = r->t->ctx->backend->digest(r->t->device, s->pointer[i], s->bytes[i], &one);
+        *digest = *digest * 0x9e3779b97f4a7c15u + one;
+    }
     if (status != SAT_OK) judge_status(r, c, status);
     return status == SAT_OK;
 }
 
-static bool digest_output(race *r, candidate *c, uint64_t *digest) {
-    int out = r->stage.op->output;
-    sat_status status = r->t->ctx->backend->digest(r->t->device, r->stage.pointer[out], r->stage.bytes[out], digest);
-    if (status != SAT_OK) judge_status(r, c, status);
-    return status == SAT_OK;
-}
-
-/* Right on random reals, and the same bits twice from whoever calls itself deterministic. */
+/* Right on random reals, and the same bits twice from whoever calls itself deterministic; the second time other work
+ * takes part of the device, so that what depends on timing shows. */
 static bool precise(race *r, candidate *c) {
+    const sat_backend *b = r->t->ctx->backend;
     uint64_t first, second;
-    if (!run_untimed(r, c) || !digest_output(r, c, &first) || !check(r, c)) return false;
+    if (!run_untimed(r, c) || !digest_outputs(r, c, &first) || !check(r, c)) return false;
     if (c->runner.variant->flags & SAT_V_NONDETERMINISTIC) return true;
-    if (!run_untimed(r, c) || !digest_output(r, c, &second)) return false;
+    if (b->crowd) b->crowd(r->t->device);
+    if (!run_untimed(r, c) || !digest_outputs(r, c, &second)) return false;
     if (first != second) judge(c, SAT_VERDICT_WRONG, "calls itself deterministic, and two runs differ");
     return first == second;
-}
-
-static bool right(race *r, candidate *c) { return run_untimed(r, c) && check(r, c); }
-
-static void check_each(race *r, bool only_racing, bool (*passes)(race *, candidate *)) {
-    for (size_t i = 0; i < r->count && !r->breaker; i++) {
-        candidate *c = &r->list[i];
-        if (!c->open || c->runs == 0 || (only_racing && !c->racing)) continue;
-        if (!passes(r, c)) close_candidate(r, c);
-    }
-}
-
-/* The precision of those that could still win, and the structure of all that were timed, on operands that are new
- * throughout. What kept anything of an earlier run shows here. Where there is no exact probe, one operand has another
- * sign. */
-static sat_status check_again(race *r) {
-    bool exact = sat_stage_has_exact(&r->stage);
-    if (!exact) SAT_TRY(sat_stage_flip(&r->stage));
-    check_each(r, exact, precise);
-    if (exact && !r->breaker) {
-        SAT_TRY(fill(r, SAT_PROBE_EXACT, 1));
-        check_each(r, false, right);
-    }
-    return r->breaker ? ending(r) : SAT_OK;
 }
 
 /* Whom the records would choose now: right so far, and not confirmed yet. */
@@ -471,17 +484,23 @@ static candidate *leader(race *r) {
     return found;
 }
 
+static void try_everything(race *r, candidate *c) {
+    sat_finding finding = {.ok = true};
+    size_t held = r->held + r->scratch.bytes, left = r->limit > held ? r->limit - held : 0;
+    sat_status status = sat_confirm(&r->stage, &c->runner, left, next_seed(r), &finding);
+    forget_values(r);
+    if (status == SAT_OUT_OF_MEMORY) return; /* what was seen so far has to do */
+    if (status != SAT_OK) judge_status(r, c, status);
+    else if (!finding.ok) judge(c, SAT_VERDICT_WRONG, finding.where);
+}
+
 /* The winner goes through everything that may change between runs; where it fails the next one has its turn. */
 static sat_status confirm(race *r) {
     for (candidate *c = leader(r); c && !over(r); c = leader(r)) {
-        sat_finding finding = {.ok = true};
         if (!c->open && !open_candidate(r, c)) continue;
-        size_t held = r->held + r->scratch.bytes, left = r->limit > held ? r->limit - held : 0;
-        sat_status status = sat_confirm(&r->stage, &c->runner, left, next_seed(r), &finding);
-        if (status == SAT_OUT_OF_MEMORY) return SAT_OK; /* what was seen so far has to do */
-        if (status != SAT_OK) judge_status(r, c, status);
-        else if (finding.ok) break;
-        else judge(c, SAT_VERDICT_WRONG, finding.where);
+        SAT_TRY(fill_reals(r));
+        if (precise(r, c)) try_everything(r, c);
+        if (c->result.verdict == SAT_VERDICT_OK) break;
         close_candidate(r, c);
     }
     return ending(r);
@@ -527,7 +546,6 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     if (status == SAT_OK) status = rescue(&r);
     if (status == SAT_OK) status = recall(&r);
     if (status == SAT_OK) status = measure(&r);
-    if (status == SAT_OK) status = check_again(&r);
     if (status == SAT_OK) status = rescue(&r);
     if (status == SAT_OK) status = confirm(&r);
     if (status == SAT_OK) status = rescue(&r);

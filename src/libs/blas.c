@@ -60,6 +60,15 @@ static int openmp_enter(void) {
 
 static void openmp_leave(int token) { omp_set_num_threads(token); }
 
+/* One file has kernels for many CPUs, and the environment may choose among them: each is a version of its own. */
+static void openblas_name(void *library, const char *config) {
+    static const char *const symbol[] = {"openblas_get_corename"};
+    void *f[1];
+    const char *core = sat_library_symbols(library, symbol, f, 1) ? ((char *(*)(void))f[0])() : NULL;
+    snprintf(openblas.version, sizeof openblas.version, "OpenBLAS %.*s%s%.20s", (int)strcspn(config, " "), config,
+             core ? " " : "", core ? core : "");
+}
+
 static void openblas_load(void) {
     static const char *const names[] = {"libopenblas.so.0", "libopenblasp.so.0", "libopenblas.so", NULL};
     static const char *const symbols[] = {"openblas_get_config",
@@ -74,7 +83,7 @@ static void openblas_load(void) {
     if (!library || !sat_library_symbols(library, symbols, f, 6)) return;
     const char *config = ((char *(*)(void))f[0])();
     if (!config || strncmp(config, "OpenBLAS ", 9) != 0) return;
-    snprintf(openblas.version, sizeof openblas.version, "OpenBLAS %.*s", (int)strcspn(config + 9, " "), config + 9);
+    openblas_name(library, config + 9);
     openblas.wide = strstr(config, "USE64BITINT") != NULL;
     openblas_get_threads = (int (*)(void))f[1];
     openblas_set_threads = (void (*)(int))f[2];

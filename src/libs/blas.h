@@ -11,7 +11,7 @@
 enum { SAT_BLAS_OPENBLAS = 0, SAT_BLAS_MKL = 1 }; /* sat_instance.option */
 
 typedef struct sat_blas {
-    char version[48]; /* "OpenBLAS 0.3.21" */
+    char version[48]; /* "OpenBLAS 0.3.21 Haswell": with the CPU that its kernels are for */
     bool wide;        /* its integers have 64 bits */
     void *sgemm, *dgemm;
     /* Make the calling thread's calls single-threaded; leave takes what enter gave. */

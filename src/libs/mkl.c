@@ -48,6 +48,21 @@ static bool user_agrees(int layer) {
     return !wish || !wish[0] || strcmp(wish, layer == GNU ? "GNU" : "SEQUENTIAL") == 0;
 }
 
+/* MKL takes kernels for the CPU at hand, unless these say otherwise: then it is a version of its own. */
+static void name(const char *version) {
+    static const char *const choices[] = {"MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE"};
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    bool chosen = false;
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        const char *value = getenv(choices[i]);
+        chosen = chosen || (value && value[0]);
+        for (const char *c = value ? value : ""; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
+        hash = (hash ^ '\n') * 16777619u;
+    }
+    int length = snprintf(mkl.version, sizeof mkl.version - 12, "MKL %.*s", (int)strcspn(version, "- "), version);
+    if (chosen && length > 0) snprintf(mkl.version + strlen(mkl.version), 12, " %08x", (unsigned)hash);
+}
+
 static void load(void) {
     static const char *const symbols[] = {"MKL_Set_Interface_Layer", "MKL_Set_Threading_Layer",
                                           "MKL_Get_Version_String", "MKL_Set_Num_Threads_Local"};
@@ -63,7 +78,7 @@ static void load(void) {
     ((void (*)(char *, int))f[2])(words, sizeof words - 1);
     const char *version = strstr(words, "Version ");
     version = version ? version + strlen("Version ") : "";
-    snprintf(mkl.version, sizeof mkl.version, "MKL %.*s", (int)strcspn(version, "- "), version);
+    name(version);
     mkl.wide = interface == ILP64;
     mkl.set_threads = (int (*)(int))f[3];
     usable = true;

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "ops/op.h"
+#include "ops/attention_check.h"
 
 extern const sat_checker sat_attention_check, sat_attention_backward_check;
 
@@ -192,8 +192,68 @@ static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand
     return 9;
 }
 
-static int flip_v(const sat_problem *p) { return (void)p, 2; }
-static int flip_do(const sat_problem *p) { return (void)p, 5; }
+/* ---- operands of a race, see attention_check.h ---- */
+
+/* Odd integers up to the widest that their dtype shows, or that keep eight standard deviations of a sum of `terms`
+ * exact in the compute type. All of one row: they add up as they are. */
+static double most_of(const sat_problem *p, double terms, bool one_row) {
+    double room = p->compute_dtype == SAT_F64                       ? 0x1p46
+                  : p->a_dtype == SAT_F32 && !sat_rounds_to_tf32(p) ? 0x1p22
+                                                                    : 0x1p20;
+    double sum = one_row ? terms : 8 * 0.77 * sqrt(fmax(1, terms));
+    return fmax(3, fmin(sat_exact_widest(p), floor(room / sum)));
+}
+
+static double power_above(double x) { return exp2(ceil(log2(x))); }
+
+/* The gradients' V has rank one, and neither it nor dO is above 1, so that f16 holds what they add up to. */
+static void fill_uniform(const sat_problem *p, int round, sat_fill *fills) {
+    const sat_attention *t = &p->attention;
+    fills[round == SAT_ROUND_NO_KEYS ? 1 : 0] = (sat_fill){.scale = 0};
+    if (p->op == SAT_ATTENTION) {
+        fills[2] = (sat_fill){.scale = 1, .most = most_of(p, (double)p->n, t->v.row_stride == 0), .wide = true};
+        return;
+    }
+    fills[2] = (sat_fill){.scale = 0.125, .most = 7, .wide = true, .rank_one = true};
+    double most = most_of(p, 49 * (double)t->dim, false);
+    fills[5] = (sat_fill){.scale = 1 / power_above(most + 1), .most = most, .wide = true};
+}
+
+/* The smallest step between scores, 2*alpha times both scales, is worth 40. */
+static void fill_far(const sat_problem *p, sat_fill *fills) {
+    double both = ceil(log2(20 / fabs(p->alpha)));
+    fills[0] = (sat_fill){.scale = exp2(ceil(both / 2)), .most = 1};
+    fills[1] = (sat_fill){.scale = exp2(floor(both / 2)), .most = 1};
+    if (p->op == SAT_ATTENTION) fills[2].scale = p->a_dtype == SAT_F16 ? 0x1p5 : 0x1p20; /* who clamps V shows */
+}
+
+/* Queries are around 1, so that keys which rise make scores that do: by 6 in 64 keys, which is more than the 8 powers
+ * of two that some kernels let a maximum grow by before they scale what they have summed. */
+static void fill_ladder(const sat_problem *p, bool falls, sat_fill *fills) {
+    double rise = 6.0 / 64 / (p->alpha * (double)p->attention.dim), most = 16384 / fmax(1, (double)p->n);
+    if (fabs(rise) > most) rise = rise < 0 ? -most : most; /* f16 has to hold them */
+    fills[0] = (sat_fill){.scale = 0.5, .offset = 1};
+    fills[1] = (sat_fill){.scale = 1, .slope = falls ? -rise : rise};
+}
+
+static void exact(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
+    (void)a;
+    if (round <= SAT_ROUND_NO_QUERIES) fill_uniform(p, round, fills);
+    else if (round == SAT_ROUND_FAR) fill_far(p, fills);
+    else if (round != SAT_ROUND_REALS) fill_ladder(p, round == SAT_ROUND_FALLING, fills);
+}
+
+static const sat_round forward_rounds[] = {{SAT_PROBE_EXACT, SAT_ROUND_NO_QUERIES, "with queries that are zero"},
+                                           {SAT_PROBE_PRECISION, SAT_ROUND_FAR, "with scores far apart"},
+                                           {SAT_PROBE_PRECISION, SAT_ROUND_RISING, "with scores that rise"},
+                                           {SAT_PROBE_PRECISION, SAT_ROUND_FALLING, "with scores that fall"},
+                                           {0}};
+/* The gradients have no running maximum: their weights come from LSE. */
+static const sat_round backward_rounds[] = {{SAT_PROBE_EXACT, SAT_ROUND_NO_QUERIES, "with queries that are zero"},
+                                            {SAT_PROBE_PRECISION, SAT_ROUND_FAR, "with scores far apart"},
+                                            {0}};
+static const sat_round other_scale = {SAT_PROBE_PRECISION, SAT_ROUND_REALS, "with another scale"};
+static const sat_round other_mask = {SAT_PROBE_EXACT, SAT_ROUND_NO_QUERIES, "on a pattern with empty and full rows"};
 
 /* ---- spelling ---- */
 
@@ -259,10 +319,13 @@ const sat_op sat_op_attention = {
     .operands = operands,
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
-    .flip = flip_v,
     .words = words,
     .plain = plain,
+    .exact = exact,
     .host_checker = &sat_attention_check,
+    .winner = forward_rounds,
+    .other_scale = &other_scale,
+    .other_pattern = &other_mask,
 };
 
 const sat_op sat_op_attention_backward = {
@@ -276,9 +339,12 @@ const sat_op sat_op_attention_backward = {
     .operands = operands,
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
-    .flip = flip_do,
     .words = words,
     .plain = plain,
+    .exact = exact,
     .inputs = forward_of,
     .host_checker = &sat_attention_backward_check,
+    .winner = backward_rounds,
+    .other_scale = &other_scale,
+    .other_pattern = &other_mask,
 };

@@ -3,9 +3,12 @@
 
 #include <stdlib.h>
 
+#include "ops/attention_probe.h"
+
 enum { SETS = 3 };
 
 typedef struct expectation {
+    sat_attention_probe probe;
     uint64_t seed;
     int sets;
     sat_lines set[SETS];
@@ -14,23 +17,23 @@ typedef struct expectation {
 
 /* ---- the expectation's size ---- */
 
-static int64_t step_of(const sat_problem *p, const sat_pattern_view *a) {
+static int64_t step_of(const sat_problem *p, const sat_pattern_view *a, int round) {
     double work = sat_pairs(p, a) * (double)p->attention.dim * (p->op == SAT_ATTENTION ? 2 : 7);
     int64_t step = 1;
-    while (step < SAT_LINE_STEP && work / (double)step > SAT_WORK) step *= 2;
+    while (step < SAT_LINE_STEP && work / (double)step > (round ? SAT_WORK / 8 : SAT_WORK)) step *= 2;
     return step;
 }
 
-static int describe(const sat_problem *p, const sat_pattern_view *a, sat_lines set[SETS]) {
+static int describe(const sat_problem *p, const sat_pattern_view *a, int round, sat_lines set[SETS]) {
     const sat_attention *t = &p->attention;
-    int64_t step = step_of(p, a);
-    sat_lines queries = {.odd = true, .heads = t->heads, .rows = p->m, .cols = t->dim, .step = step};
-    sat_lines keys = {.odd = true, .heads = t->kv_heads, .rows = p->n, .cols = t->dim, .step = step};
+    int64_t step = step_of(p, a, round);
+    sat_lines queries = {.heads = t->heads, .rows = p->m, .cols = t->dim, .step = step};
+    sat_lines keys = {.heads = t->kv_heads, .rows = p->n, .cols = t->dim, .step = step};
     queries.groups = sat_line_groups(p->m, step), keys.groups = sat_line_groups(p->n, step);
     set[0] = queries;
     if (p->op == SAT_ATTENTION) {
         set[0].operand = 3;
-        set[1] = queries, set[1].operand = 4, set[1].cols = 1, set[1].odd = false;
+        set[1] = queries, set[1].operand = 4, set[1].cols = 1;
         return t->lse ? 2 : 1;
     }
     set[0].operand = 6;
@@ -42,17 +45,17 @@ static int describe(const sat_problem *p, const sat_pattern_view *a, sat_lines s
 static int64_t line_count(const sat_problem *p, const sat_lines *s) { return p->batch * s->heads * s->groups; }
 
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
-    (void)probe;
+    if (probe == SAT_PROBE_EXACT) return sat_uniform_bytes(p, a);
     sat_lines set[SETS];
-    int sets = describe(p, a, set);
+    int sets = describe(p, a, 0, set);
     double all = (double)(p->m + p->n) * (double)(2 * p->attention.dim + 2);
     for (int i = 0; i < sets; i++) all += (double)line_count(p, &set[i]) * (double)(set[i].cols + 3);
     return (size_t)(8 * all) + 4096;
 }
 
-static expectation *allocate(const sat_problem *p, const sat_pattern_view *a, uint64_t seed) {
+static expectation *allocate(const sat_problem *p, const sat_pattern_view *a, int round, uint64_t seed) {
     sat_lines set[SETS];
-    int sets = describe(p, a, set);
+    int sets = describe(p, a, round, set);
     int64_t doubles = 0;
     for (int i = 0; i < sets; i++) doubles += line_count(p, &set[i]) * (set[i].cols + 3);
     expectation *e = calloc(1, sizeof *e + (size_t)doubles * sizeof(double));
@@ -94,6 +97,7 @@ static void load_rows(rows *r, const sat_trial *t, int operand, const sat_heads 
 typedef struct head {
     const sat_trial *t;
     expectation *e;
+    bool far; /* scores are far apart */
     sat_mask mask;
     int64_t b, h, kv;
     rows k, v, q, d;            /* d: dO; q and d only where lines of keys are worked out */
@@ -162,15 +166,18 @@ static void forward_row(const head *w, int64_t line, int64_t i, double *work) {
     f.count = 0, f.weigh = true;
     if (depth > 0) each_run(&w->mask, w->h, i, forward_run, &f), total = f.total;
     for (int64_t x = 0; x < dim; x++) f.sum[x] /= total;
-    sat_row_loss loss = sat_loss_of(p, magnitude, 0, depth);
+    sat_row_loss loss = sat_loss_of(p, w->far, magnitude, 0, depth);
     o->wide[line] = sat_walk_bound(p, loss, sqrt(f.squares) / total * w->v.largest, depth, w->v.largest);
-    if (depth == 0) o->wide[line] = 0;
     o->rel[line] = sat_rel_bound(p, loss), o->scale[line] = w->v.largest;
+    if (w->far) o->wide[line] = sat_far_bound(p, f.largest, total, w->v.largest);
+    if (w->far) o->rel[line] = 1.001 * sat_unit(p->c_dtype) + sat_low_unit(p);
+    if (depth == 0) o->wide[line] = 0;
     if (!lse) return;
     double log_sum = depth > 0 ? f.largest + log(total) : -INFINITY;
-    lse->value[line] = log_sum, lse->scale[line] = 1 + fabs(log_sum);
-    lse->wide[line] = depth > 0 ? loss.weight + loss.sum + 0x1p-23 * (1 + fabs(log_sum)) : 0;
-    lse->rel[line] = 0;
+    lse->value[line] = log_sum, lse->scale[line] = 1 + fabs(log_sum), lse->rel[line] = 0;
+    lse->wide[line] = loss.weight + loss.sum + 0x1p-23 * (1 + fabs(log_sum));
+    if (w->far) lse->wide[line] = sat_far_lse_bound(p, f.largest, total);
+    if (depth == 0) lse->wide[line] = 0;
 }
 
 /* ---- lines of the gradients ---- */
@@ -185,14 +192,14 @@ static pair pair_of(const head *w, const double *q, const double *d, double q_no
     const sat_problem *p = w->t->problem;
     int64_t dim = p->attention.dim;
     double magnitude = fabs(p->alpha) * q_norm * w->k.norm[j], lse = lse_of(w)[i], delta = w->delta[i];
-    double eps = sat_loss_of(p, magnitude, fabs(lse), 0).weight;
+    double eps = sat_loss_of(p, w->far, magnitude, fabs(lse), 0).weight;
     pair x = {.weight = exp(p->alpha * sat_dot(q, w->k.value + j * dim, dim) - lse)};
     double dp = sat_dot(d, w->v.value + j * dim, dim);
     x.ds = x.weight * (dp - delta), x.size = x.weight * (fabs(dp) + fabs(delta));
-    x.weight_error = x.weight * eps;
+    x.weight_error = x.weight * eps + sat_lost_weight(w->far);
     /* weights and dS may each be rounded to 16 bits */
     double dp_error = d_norm * sat_dot_loss(p) * w->v.norm[j] + w->delta_loss[i];
-    x.ds_error = fabs(x.ds) * 2 * eps + x.weight * dp_error;
+    x.ds_error = fabs(x.ds) * 2 * eps + x.weight * dp_error + sat_lost_weight(w->far) * fabs(dp - delta);
     return x;
 }
 
@@ -202,8 +209,7 @@ typedef struct gradient_line {
     double q_norm, d_norm;
     int64_t i;
     double *sum;
-    double squares, errors, sizes, weights;
-    int64_t count;
+    double squares, errors, sizes, weights, depth;
 } gradient_line;
 
 static void query_run(void *user, int64_t begin, int64_t end) {
@@ -213,14 +219,14 @@ static void query_run(void *user, int64_t begin, int64_t end) {
         pair x = pair_of(g->w, g->q, g->d, g->q_norm, g->d_norm, g->i, j);
         sat_axpy(g->sum, g->w->k.value + j * dim, x.ds, dim);
         g->squares += x.ds * x.ds, g->errors += x.ds_error * x.ds_error, g->weights += x.weight;
-        g->sizes += x.size * x.size, g->count++;
+        g->sizes += x.size * x.size, g->depth += sat_counts(g->w->far, x.weight);
     }
 }
 
 /* A gradient's bounds, from the walks of its terms and of their errors. */
-static void bound_gradient(const sat_problem *p, sat_lines *s, int64_t line, double alpha, double squares,
+static void bound_gradient(const sat_problem *p, bool far, sat_lines *s, int64_t line, double alpha, double squares,
                            double errors, double sizes, double depth, double largest, double magnitude) {
-    sat_row_loss loss = sat_loss_of(p, magnitude, 0, depth);
+    sat_row_loss loss = sat_loss_of(p, far, magnitude, 0, depth);
     double wide = SAT_SURE * largest * (sqrt(errors) + loss.sum * sqrt(squares) + sqrt(depth) * sat_tiny(p->a_dtype));
     s->wide[line] = depth > 0 ? fabs(alpha) * wide + sat_tiny(p->c_dtype) : 0;
     s->rel[line] = sat_rel_bound(p, loss) + loss.weight;
@@ -240,7 +246,7 @@ static void query_row(const head *w, int64_t line, int64_t i) {
                        .i = i,
                        .sum = s->value + line * dim};
     each_run(&w->mask, w->h, i, query_run, &g);
-    bound_gradient(p, s, line, p->alpha, g.squares, g.errors, g.sizes, (double)g.count, w->k.largest,
+    bound_gradient(p, w->far, s, line, p->alpha, g.squares, g.errors, g.sizes, g.depth, w->k.largest,
                    fabs(p->alpha) * g.q_norm * w->k.largest_norm);
     /* dO*O is one number for the whole row: what it is off by is no walk */
     s->wide[line] += fabs(p->alpha) * w->delta_loss[i] * g.weights * w->k.largest;
@@ -259,7 +265,7 @@ static void add_query(const head *w, int64_t i, int64_t j, int64_t line, key_sum
     sat_axpy(w->e->set[2].value + line * dim, d, x.weight, dim);
     k->dk_squares += x.ds * x.ds, k->dk_errors += x.ds_error * x.ds_error, k->dk_sizes += x.size * x.size;
     k->dv_squares += x.weight * x.weight, k->dv_errors += x.weight_error * x.weight_error;
-    k->depth++;
+    k->depth += sat_counts(w->far, x.weight);
 }
 
 static void key_row(const head *w, int64_t line, int64_t j, key_sums *k) {
@@ -337,10 +343,10 @@ static void backward_keys(head *w, key_sums *sums) {
     for (int64_t g = 0; g < key_groups; g++) {
         double magnitude = fabs(p->alpha) * q_norm * w->k.largest_norm;
         const key_sums *k = &sums[g];
-        bound_gradient(p, &e->set[1], first_key + g, p->alpha, k->dk_squares, k->dk_errors, k->dk_sizes, k->depth,
-                       q_largest, magnitude);
-        bound_gradient(p, &e->set[2], first_key + g, 1, k->dv_squares, k->dv_errors, k->dv_squares, k->depth, d_largest,
-                       magnitude);
+        bound_gradient(p, w->far, &e->set[1], first_key + g, p->alpha, k->dk_squares, k->dk_errors, k->dk_sizes,
+                       k->depth, q_largest, magnitude);
+        bound_gradient(p, w->far, &e->set[2], first_key + g, 1, k->dv_squares, k->dv_errors, k->dv_squares, k->depth,
+                       d_largest, magnitude);
     }
 }
 
@@ -352,7 +358,7 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
     double *memory = malloc((size_t)(2 * each * (p->n + queries) + 2 * queries + 1) * sizeof *memory);
     key_sums *sums = malloc((size_t)(key_groups + 1) * sizeof *sums);
     bool ok = memory && sums;
-    head w = {.t = t, .e = e, .mask = sat_mask_of(p, t->pattern)};
+    head w = {.t = t, .e = e, .far = t->round == SAT_ROUND_FAR, .mask = sat_mask_of(p, t->pattern)};
     w.k.value = memory, w.v.value = memory + p->n * s->dim, w.k.norm = w.v.value + p->n * s->dim;
     w.v.norm = w.k.norm + p->n, w.q.value = w.v.norm + p->n, w.d.value = w.q.value + queries * s->dim;
     w.q.norm = w.d.value + queries * s->dim, w.d.norm = w.q.norm + queries, w.delta = w.d.norm + queries;
@@ -372,8 +378,8 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
 }
 
 static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, void **out) {
-    (void)probe;
-    expectation *e = allocate(t->problem, t->pattern, seed);
+    if (probe == SAT_PROBE_EXACT) return sat_uniform_expect(t, out);
+    expectation *e = allocate(t->problem, t->pattern, t->round, seed);
     if (!e || !expect_heads(t, e)) {
         free(e);
         return sat_fail(SAT_OUT_OF_MEMORY, "check: expectation of %lld x %lld scores", (long long)t->problem->m,
@@ -391,7 +397,6 @@ static void compare_line(const sat_trial *t, const sat_lines *s, const sat_opera
     for (int64_t x = 0; x < s->cols; x++) {
         double got = sat_load(o->dtype, t->operands[s->operand], sat_operand_at(o, b, h * s->rows + i, x));
         double want = s->value[g * s->cols + x];
-        if (t->flipped && s->odd) want = -want;
         if (isinf(want) && got == want) continue;
         double bound = s->wide[g] + s->rel[g] * fabs(want);
         if (sat_judge(f, got, want, bound, s->scale[g]) || !f->ok) continue;
@@ -417,6 +422,7 @@ static void scan_lines(const sat_trial *t, const sat_lines *s, const sat_operand
 
 static sat_status compare(const sat_trial *t, const void *expectation_, sat_finding *finding) {
     const expectation *e = expectation_;
+    if (e->probe.uniform) return sat_uniform_compare(t, e, finding);
     sat_operand o[SAT_MAX_OPERANDS];
     sat_op_find(t->problem->op)->operands(t->problem, t->pattern, o);
     *finding = (sat_finding){.ok = true};

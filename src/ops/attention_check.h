@@ -20,12 +20,22 @@
 
 #define SAT_LINE_STEP 64  /* at most so many lines, of one head, for one that is worked out */
 #define SAT_SURE      8.0 /* standard deviations */
-#define SAT_WORK      2e9 /* multiply-adds that a host spends on an expectation */
+#define SAT_WORK      1e9 /* multiply-adds that a host spends on an expectation */
+
+/* Operands of a race. The first two are of the uniform probe, see attention_uniform.h; the others have lines worked
+ * out, an eighth as many as random reals have, and are for the winner. */
+enum {
+    SAT_ROUND_NO_KEYS = 0,    /* K is zero */
+    SAT_ROUND_NO_QUERIES = 1, /* Q is zero */
+    SAT_ROUND_FAR = 2,        /* scores are so far apart that only the largest counts, and those that are equal to it */
+    SAT_ROUND_RISING = 3,     /* the largest score grows in every tile, beyond what a kernel may leave unscaled */
+    SAT_ROUND_FALLING = 4,    /* from the last tile to the first */
+    SAT_ROUND_REALS = 5       /* random ones */
+};
 
 /* The lines of one output. Line (b, h, i) is number (b*heads + h)*groups + i/step, where it is worked out. */
 typedef struct sat_lines {
     int operand;
-    bool odd; /* changes its sign with the operand that is flipped */
     int64_t heads, rows, cols, step, groups;
     double *value;              /* cols of each line */
     double *wide, *rel, *scale; /* of each line: a right element is within wide + rel*|value|; scale is for reports */
@@ -60,12 +70,38 @@ SAT_BOTH static inline double sat_delta_loss(const sat_problem *p, double d_norm
     return d_norm * (o_norm * (sat_unit(p->c_dtype) + sat_dot_loss(p)) + walk);
 }
 
-SAT_BOTH static inline sat_row_loss sat_loss_of(const sat_problem *p, double magnitude, double lse, double depth) {
-    double u = sat_unit(p->compute_dtype);
+/* Scores that are far apart are sums of +-1 times a power of two, and exact but for alpha. */
+SAT_BOTH static inline sat_row_loss sat_loss_of(const sat_problem *p, bool far, double magnitude, double lse,
+                                                double depth) {
+    double u = sat_unit(p->compute_dtype), dots = far ? 0 : magnitude * sat_dot_loss(p);
     sat_row_loss e = {.sum = 2 * (depth + 8) * u}; /* twice: what is rescaled is rounded again */
-    e.weight = sat_low_unit(p) + magnitude * sat_dot_loss(p) + (magnitude + lse + 8) * u + lse * 0x1p-24;
+    e.weight = sat_low_unit(p) + dots + (magnitude + lse + 8) * u + lse * 0x1p-24;
     return e;
 }
+
+/* Where only the largest score of a row counts, O is a row of V, or the mean of `ties` of them; all others weigh
+ * e^-40. The weight of that score is whatever exp gives, divided by itself: it loses one unit where it was rounded to
+ * 16 bits, and its row of V nothing. Ties may be weighed apart, by LSEs that were rounded as numbers of the size of the
+ * score are: 8 such roundings. Their sum is one of random reals, whose partial sums stay below 8*sqrt(ties)*max|V|; an
+ * addition loses 2u of one where it is truncated. */
+SAT_BOTH static inline double sat_far_bound(const sat_problem *p, double largest, double ties, double v_largest) {
+    double several = ties > 1.5 ? 4 * log(ties) + 16 * sqrt(ties) + 8 * fabs(largest) : 0;
+    return sat_unit(p->compute_dtype) * (16 + several) * v_largest + sat_tiny(p->c_dtype);
+}
+
+/* Where weights are rounded to 16 bits afterwards, an exp that is good for an eighth of their unit is good enough. */
+SAT_BOTH static inline double sat_exp_loss(const sat_problem *p) { return sat_low_unit(p) / 8; }
+
+SAT_BOTH static inline double sat_far_lse_bound(const sat_problem *p, double largest, double ties) {
+    return 0x1p-24 * (16 + 8 * log(ties) + 8 * fabs(largest)) + sat_exp_loss(p);
+}
+
+/* By how much a pair adds to the depth of a sum. Beside the largest score the others are nothing, and nothing is lost
+ * in adding them; but they are kept. */
+SAT_BOTH static inline double sat_counts(bool far, double weight) { return far && weight < 1e-12 ? 1e-9 : 1; }
+
+/* What exp may make of a weight that is next to nothing: 0. Only scores that are far apart have such. */
+SAT_BOTH static inline double sat_lost_weight(bool far) { return far ? 1e-30 : 0; }
 
 /* From a walk of length `walk` (the root of the sum of squares of what was summed, times the largest of the other
  * factor) to `wide`. `depth` terms of f16 may each have lost `least` where they were too small for it. */

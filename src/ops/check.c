@@ -3,8 +3,7 @@
 
 /* ---- exact operands ---- */
 
-/* The widest integer to use: exact in this dtype, and in no narrower one. */
-static double widest(const sat_problem *p) {
+double sat_exact_widest(const sat_problem *p) {
     switch (p->a_dtype) {
     case SAT_F64: return 0x1p26 - 1;                          /* 26 bits: f32 has 24 */
     case SAT_F32: return sat_rounds_to_tf32(p) ? 2047 : 4095; /* 12 bits: TF32 has 11 */
@@ -34,19 +33,41 @@ static void scales(const sat_problem *p, int round, double *a, double *b) {
 }
 
 void sat_exact_fills(const sat_problem *p, int64_t depth, int round, sat_fill *a, sat_fill *b, sat_fill *rest) {
-    double limit = room(p, round) / 8, walk = sqrt(fmax((double)depth, 1)), zeros = 1.0 / 16, most = widest(p),
-           other = 1;
+    double limit = room(p, round) / 8, walk = sqrt(fmax((double)depth, 1)), zeros = 1.0 / 16,
+           most = sat_exact_widest(p), other = 1;
     bool must_be_wide = p->a_dtype == SAT_F64 || (p->a_dtype == SAT_F32 && !sat_rounds_to_tf32(p));
     if (p->activation != SAT_ACT_NONE && round % 2 == 1) must_be_wide = false;
     if (!must_be_wide) most = fmin(most, fmax(3, floor(limit / (WIDE_RMS * walk))));
     double unit = WIDE_RMS * most, kept = limit / (unit * walk); /* kept^2: the share of products that may be there */
     if (kept < 1) zeros = fmax(zeros, 1 - kept * kept);
-    while (other < widest(p) && rms_up_to(other + 1) < kept) other++;
+    while (other < sat_exact_widest(p) && rms_up_to(other + 1) < kept) other++;
     sat_fill wide = {.most = most, .wide = true, .zeros = 4096}, narrow = {.most = other};
     narrow.zeros = (unsigned)fmin(65472, 65536 * zeros);
     *a = round % 2 ? narrow : wide, *b = round % 2 ? wide : narrow;
     scales(p, round, &a->scale, &b->scale);
     *rest = (sat_fill){.most = 255, .scale = 4 * a->scale * b->scale}; /* 4: times 0.75 it is an integer */
+}
+
+/* ---- numbers that are not finite ---- */
+
+int sat_special_add(sat_special *list, int count, int operand, int64_t row, int64_t col) {
+    const double values[3] = {(double)INFINITY, -(double)INFINITY, (double)NAN};
+    for (int i = 0; i < count; i++) /* two in one place would overwrite each other */
+        if (list[i].operand == operand && list[i].row == row && list[i].col == col) return count;
+    if (count == SAT_MAX_SPECIALS) return count;
+    list[count] = (sat_special){.operand = operand, .row = row, .col = col, .value = values[count % 3]};
+    return count + 1;
+}
+
+static bool repeats(const sat_operand *o) {
+    return (o->rows > 1 && o->layout.row_stride == 0) || (o->cols > 1 && o->layout.col_stride == 0);
+}
+
+bool sat_specials_show(const sat_problem *p, const sat_operand *inputs, int count) {
+    if (p->activation != SAT_ACT_NONE || p->alpha == 0) return false;
+    for (int i = 0; i < count; i++)
+        if (!inputs[i].values && (repeats(&inputs[i]) || inputs[i].span == 0)) return false;
+    return true;
 }
 
 /* ---- rows ---- */
@@ -134,7 +155,7 @@ static int64_t first_difference(const double *got, const double *want, int64_t c
     bool same = true;
     for (int64_t j = 0; j < count; j++) same &= got[j] == want[j];
     for (int64_t j = 0; j < count && !same; j++)
-        if (!(got[j] == want[j])) return j;
+        if (!sat_equal(got[j], want[j])) return j;
     return count;
 }
 
@@ -145,7 +166,7 @@ int64_t sat_compare_exact(const sat_problem *p, const double *got, double *want,
         double sum = want[j], other = rest ? rest[j] : 0;
         want[j] = sat_exact_element(p, sum, other);
         double slack = sat_exact_slack(p, sum, other, want[j]);
-        if (!(got[j] == want[j] || fabs(got[j] - want[j]) <= slack)) return j;
+        if (!(sat_equal(got[j], want[j]) || fabs(got[j] - want[j]) <= slack)) return j;
     }
     return count;
 }
@@ -160,9 +181,9 @@ int64_t sat_compare_precisely(const sat_precision *c, sat_finding *f, sat_square
                off = p->activation == SAT_ACT_NONE ? fabs((c->got[j] - x) - low) : fabs(c->got[j] - want);
         if (scale > 0 && off / scale > f->error) f->error = off / scale;
         c->bound[0] = sat_precision_bound(p, c->loss.most, scale, x, want), c->bound[1] = off;
+        f->share = fmax(f->share, off / c->bound[0]);
         if (!(off <= c->bound[0])) return j;
-        squares->seen += off * off, squares->count++;
-        squares->predicted += sat_predicted_square(p, c->loss.rms, scale, x, want);
+        if (!sat_repeats(p)) sat_squares_add(squares, off, sat_predicted_square(p, c->loss.rms, scale, x, want));
     }
     return c->count;
 }

@@ -72,6 +72,18 @@ SAT_BOTH static inline double sat_made_up(const sat_fill *f, uint64_t seed, int6
     return (x & 0x10000 ? -magnitude : magnitude) * f->scale;
 }
 
+/* Element `at` of an operand, in row i and column j. Rows that share a place are alike. */
+SAT_BOTH static inline double sat_made_up_at(const sat_fill *f, const sat_operand *o, uint64_t seed, int64_t at,
+                                             int64_t i, int64_t j) {
+    int64_t row = o->group ? i % o->group : i;
+    if (f->rank_one) {
+        double sign = sat_mix(seed ^ ~(uint64_t)j) & 1 ? -1 : 1;
+        return sign * sat_made_up(f, seed, at - j * o->layout.col_stride);
+    }
+    double rise = o->layout.row_stride ? f->slope * (double)row : 0;
+    return sat_made_up(f, seed, at) + (f->offset + rise);
+}
+
 /* ---- exact ---- */
 
 /* An element of an exact operand, or of exact sums, as the integer it is; false: it is none. */
@@ -89,6 +101,9 @@ SAT_BOTH static inline double sat_exact_element(const sat_problem *p, double sum
     return sat_rounded(p->c_dtype, sat_act_f64(p->activation, p->alpha * sum + rest));
 }
 
+/* NaN is NaN; zeros of either sign are equal. */
+SAT_BOTH static inline bool sat_equal(double x, double y) { return x == y || (x != x && y != y); }
+
 /* How far from that a right element may be: nothing, but for activations that are computed and not exact. */
 SAT_BOTH static inline double sat_exact_slack(const sat_problem *p, double sum, double rest, double want) {
     if (p->activation != SAT_ACT_GELU && p->activation != SAT_ACT_SILU) return 0;
@@ -96,18 +111,54 @@ SAT_BOTH static inline double sat_exact_slack(const sat_problem *p, double sum, 
     return units + 2.002 * sat_unit(p->c_dtype) * fabs(want) + 2 * sat_tiny(p->c_dtype);
 }
 
+/* The block row of a stored block: the last whose blocks begin at or before it. */
+SAT_BOTH static inline int64_t sat_block_row(const int64_t *row_ptr, int64_t rows, int64_t block) {
+    int64_t low = 0, high = rows - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (row_ptr[middle] <= block) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+/* Where the block of block column `col` stands in a block row of op(A); -1: it is not stored. */
+SAT_BOTH static inline int64_t sat_find_block(const sat_rows *r, int64_t row, int64_t col) {
+    for (int64_t t = r->ptr[row]; t < r->ptr[row + 1]; t++)
+        if (r->col[t] == col) return t;
+    return -1;
+}
+
 /* ---- precision ---- */
 
-/* What the sums of one problem lose, in units of N2; `depth` products each. */
+/* Statistics want sums that are independent of each other. They are not where an input repeats its elements, or where
+ * the items of a batch have both inputs in common. */
+SAT_BOTH static inline bool sat_repeats(const sat_problem *p) {
+    bool a = p->op == SAT_SAMPLED && ((p->m > 1 && p->a.row_stride == 0) || (p->k > 1 && p->a.col_stride == 0));
+    bool b = (p->k > 1 && p->b.row_stride == 0) || (p->n > 1 && p->b.col_stride == 0);
+    return a || b || (p->batch > 1 && p->a.batch_stride == 0 && p->b.batch_stride == 0);
+}
+
+/* All products of a sum are one number where both inputs repeat theirs along the depth. */
+SAT_BOTH static inline bool sat_products_equal(const sat_problem *p) {
+    return p->op == SAT_SAMPLED && p->k > 1 && p->a.col_stride == 0 && p->b.row_stride == 0;
+}
+
+/* What the sums of one problem lose, in units of N2: `depth` products each, so many `elements` looked at. An error
+ * beyond c*u*sqrt(n)*N2 has a probability below exp(-3.78*c) where all products make one chain, the worst of orders; so
+ * the logarithm leaves all elements together what c = 6 leaves one. docs/check.md derives it. */
 typedef struct sat_loss {
     double most, rms; /* of an element; of many */
 } sat_loss;
 
-SAT_BOTH static inline sat_loss sat_loss_of_sum(const sat_problem *p, sat_backend_kind backend, int64_t depth) {
+SAT_BOTH static inline sat_loss sat_loss_of_sum(const sat_problem *p, sat_backend_kind backend, int64_t depth,
+                                                int64_t elements) {
     double u = sat_unit(p->compute_dtype), n = (double)depth + 8, h = 0; /* 8: scalars, bias, products rounded alone */
+    double c = 6 + 0.3 * log((double)sat_max(elements, 1));
     bool tf32 = sat_rounds_to_tf32(p);
     if (backend == SAT_CUDA && p->compute_dtype == SAT_F32) h = p->a_dtype == SAT_F32 ? (tf32 ? n / 8 : 0) : n / 16;
-    sat_loss loss = {u * (6 * sqrt(n) + 2 * h), u * (0.3 * sqrt(n) + 0.42 * h)};
+    sat_loss loss = {u * (c * sqrt(n) + 2 * h), u * (0.3 * sqrt(n) + 0.42 * h)};
+    if (sat_products_equal(p)) loss.most = u * n * sqrt(n);        /* no walk: n*u of the sum of n equal terms */
     if (tf32) loss.most += 4 * 0x1p-10, loss.rms += 0.6 * 0x1p-10; /* both inputs of every product are rounded */
     return loss;
 }
@@ -128,7 +179,7 @@ SAT_BOTH static inline double sat_predicted_square(const sat_problem *p, double 
                                                    double want) {
     int exponent;
     (void)frexp(want, &exponent); /* the unit of the power of two below |want|, twice sat_unit of it */
-    double unit = want == 0 ? 0 : 2 * sat_unit(p->c_dtype) * ldexp(1, exponent - 1), sums = rms * scale;
+    double unit = want == 0 ? 0 : 2 * sat_unit(p->c_dtype) * ldexp(1.0, exponent - 1), sums = rms * scale;
     if (p->activation != SAT_ACT_NONE) sums = 1.13 * sums + 4 * sat_unit(p->compute_dtype) * fabs(x);
     double rounding = fmax(unit, 2 * sat_tiny(p->c_dtype));
     return rounding * rounding / 12 + sums * sums;
@@ -136,15 +187,25 @@ SAT_BOTH static inline double sat_predicted_square(const sat_problem *p, double 
 
 /* What a check of precision gathers over the elements it looks at. */
 typedef struct sat_squares {
-    double seen, predicted;
+    double seen, predicted; /* by sat_squares_add */
     int64_t count;
 } sat_squares;
 
+/* An element counts for at most three times what is predicted of it: the error of one long chain of additions has an
+ * exponential tail, and a few such elements, which have their own bound, say nothing of the others. */
+SAT_BOTH static inline void sat_squares_add(sat_squares *s, double off, double predicted) {
+    s->seen += fmin(off * off, 9 * predicted), s->predicted += predicted, s->count++;
+}
+
 /* May squares that are predicted on average add up to those seen? A few elements may be off by chance: six standard
  * deviations of their mean are allowed for, beside a quarter. */
+SAT_BOTH static inline double sat_squares_most(int64_t count) {
+    double most = 1.25 + 6 / sqrt((double)count + 1);
+    return most * most;
+}
+
 SAT_BOTH static inline bool sat_squares_fit(const sat_squares *s) {
-    double most = 1.25 + 6 / sqrt((double)s->count + 1);
-    return s->count == 0 || s->seen <= most * most * s->predicted;
+    return s->count == 0 || s->seen <= sat_squares_most(s->count) * s->predicted;
 }
 
 /* Lines of an output that are worked out: one of `step`, which the seed chooses. */
@@ -175,6 +236,7 @@ SAT_BOTH static inline double sat_accumulated(const sat_problem *p, int64_t dept
 static inline bool sat_judge(sat_finding *f, double got, double want, double bound, double scale) {
     double difference = fabs(got - want);
     if (scale > 0 && difference / scale > f->error) f->error = difference / scale;
+    if (bound > 0 && difference / bound > f->share) f->share = difference / bound;
     return difference <= bound; /* false for NaN */
 }
 
@@ -213,10 +275,11 @@ int64_t sat_compare_precisely(const sat_precision *c, sat_finding *finding, sat_
 
 /* Squares of a whole output against what is predicted of them. */
 static inline void sat_judge_squares(const sat_squares *s, sat_finding *f) {
+    if (s->count > 0 && s->predicted > 0) f->rms = sqrt(s->seen / s->predicted);
     if (!f->ok || sat_squares_fit(s)) return;
     f->ok = false;
     snprintf(f->where, sizeof f->where, "errors of %lld elements have %.3g times the rms that rounding has",
-             (long long)s->count, sqrt(s->seen / s->predicted));
+             (long long)s->count, f->rms);
 }
 
 #endif

@@ -1,5 +1,5 @@
 /* The matmul C = act(alpha*op(A)*B + beta*C + bias), A block-sparse: its operands and counts. Its check is beside. */
-#include "ops/op.h"
+#include "ops/check.h"
 
 extern const sat_checker sat_matmul_check;
 
@@ -64,7 +64,35 @@ static void exact(const sat_problem *p, const sat_pattern_view *a, int round, sa
     fills[3] = fills[2];
 }
 
-static int flip(const sat_problem *p) { return p->flags & SAT_FIXED_VALUES ? 1 : 0; }
+/* A random element of the stored blocks: its place among the values, and the row of B that it multiplies. */
+static int64_t draw_element(const sat_rows *r, int64_t stored, uint64_t x, int64_t *k) {
+    int64_t t = (int64_t)(x % (uint64_t)stored), k0 = r->col[t] * r->bc;
+    int64_t i0 = sat_block_row(r->ptr, r->count, t) * r->br;
+    int64_t i = (int64_t)(sat_mix(x + 1) % (uint64_t)sat_min(r->br, r->m - i0));
+    int64_t j = (int64_t)(sat_mix(x + 2) % (uint64_t)sat_min(r->bc, r->k - k0));
+    *k = k0 + j;
+    return sat_block_of(r, t) * r->block_elements + i * r->row_step + j * r->col_step;
+}
+
+/* In B, in rows that stored blocks multiply; the first, an infinity, by a stored zero if there is one. */
+static int specials(const sat_problem *p, const sat_pattern_view *a, const sat_fill *fills, uint64_t seed,
+                    sat_special *out) {
+    enum { TRIES = 4096 };
+    sat_operand o[SAT_MAX_OPERANDS];
+    sat_rows r = sat_op_rows(p, a);
+    int64_t k;
+    int count = 0;
+    (void)operands(p, a, o);
+    if (a->stored_blocks == 0 || !sat_specials_show(p, o, 2)) return 0;
+    for (uint64_t i = 0; i < TRIES && count < SAT_MAX_SPECIALS; i++) {
+        uint64_t x = sat_mix(seed + i);
+        int64_t at = draw_element(&r, a->stored_blocks, x, &k), j = (int64_t)(sat_mix(x + 3) % (uint64_t)p->n);
+        bool zero = sat_made_up(&fills[0], sat_operand_seed(seed, 0), at) == 0, late = i >= TRIES / 2;
+        /* The others stay out of its column, where they would hide it, if there are more columns. */
+        if (late || (count == 0 ? zero : j != out[0].col)) count = sat_special_add(out, count, 1, k, j);
+    }
+    return count;
+}
 
 const sat_op sat_op_matmul = {
     .id = SAT_MATMUL,
@@ -76,8 +104,8 @@ const sat_op sat_op_matmul = {
     .operands = operands,
     .flops = sat_flops,
     .bytes = sat_bytes,
-    .flip = flip,
     .sums = sums,
     .exact = exact,
+    .specials = specials,
     .host_checker = &sat_matmul_check,
 };

@@ -144,11 +144,23 @@ static bool rest_of(const item *x, int64_t i, double *rest, double *squares) {
     return true;
 }
 
+/* What is planted in column j of B reaches row i through its stored blocks, and zeros in them: 0*Inf is NaN. */
+static void add_specials(const item *x, int64_t i, double *sums) {
+    const sat_rows *r = &x->r;
+    for (int s = 0; s < x->t->special_count; s++) {
+        const sat_special *at = &x->t->specials[s];
+        int64_t t = sat_find_block(r, i / r->br, at->row / r->bc);
+        if (t < 0 || (at->item != x->z && x->p->b.batch_stride != 0)) continue;
+        sums[at->col] += sat_load(x->p->a_dtype, x->values, value_at(r, t, i, at->row % r->bc)) * at->value;
+    }
+}
+
 static void compare_row_exactly(const item *x, int64_t i, double *work, sat_finding *f) {
     const sat_problem *p = x->p;
     double *got = work, *want = got + p->n, *rest = want + p->n, *squares = rest + p->n;
     sat_load_row(got, p->c_dtype, x->c, i * p->c.row_stride, p->c.col_stride, p->n);
     sat_load_row(want, p->compute_dtype, x->t->sums, (x->z * p->m + i) * p->n, 1, p->n);
+    add_specials(x, i, want);
     int64_t j = sat_compare_exact(p, got, want, rest_of(x, i, rest, squares) ? rest : NULL, p->n);
     if (j == p->n) return;
     f->ok = false;
@@ -162,7 +174,7 @@ static void compare_row_precisely(const item *x, const expectation *e, int64_t g
     int64_t i = row_of(e, p->m, g);
     double *got = work, *rest = got + p->n, *squares = rest + p->n, bound[2];
     sat_precision c = {.problem = p, .got = got, .line = line_of(p, e, x->z, g), .count = p->n, .bound = bound};
-    c.loss = sat_loss_of_sum(p, SAT_CPU, e->depth[g]);
+    c.loss = sat_loss_of_sum(p, SAT_CPU, e->depth[g], p->batch * e->groups * p->n);
     if (rest_of(x, i, rest, squares)) c.rest = rest, c.rest_squares = squares;
     sat_load_row(got, p->c_dtype, x->c, i * p->c.row_stride, p->c.col_stride, p->n);
     int64_t j = sat_compare_precisely(&c, f, seen);
@@ -195,7 +207,7 @@ static sat_status compare(const sat_trial *t, const void *expectation_, sat_find
             {
                 memory = memory && work;
                 squares.seen += seen.seen, squares.predicted += seen.predicted, squares.count += seen.count;
-                if (mine.error > finding->error) finding->error = mine.error;
+                finding->error = fmax(finding->error, mine.error), finding->share = fmax(finding->share, mine.share);
                 if (!mine.ok && finding->ok) {
                     finding->ok = false;
                     memcpy(finding->where, mine.where, sizeof mine.where);

@@ -31,7 +31,19 @@ typedef struct sat_fill {
     double most;    /* exact: integers up to this, times scale; 0: random reals in [-scale, scale] */
     bool wide;      /* exact: odd ones from most/2 on, so that a narrower type shows */
     unsigned zeros; /* exact: so many of 65536 elements are zero */
+    /* By place: offset + slope*row is added, with rows counted from the start of their group. */
+    double offset, slope;
+    bool rank_one; /* one number a row, times a sign that belongs to the column */
 } sat_fill;
+
+/* A number that is not finite, planted at (row, col) of one batch item of an input. */
+typedef struct sat_special {
+    int operand;
+    int64_t item, row, col;
+    double value;
+} sat_special;
+
+enum { SAT_MAX_SPECIALS = 6 };
 
 /* A run on made-up operands, to be checked. */
 typedef struct sat_trial {
@@ -39,10 +51,12 @@ typedef struct sat_trial {
     const sat_problem *problem;
     const sat_pattern_view *pattern;
     void *const *operands;
-    const sat_fill *fills; /* of the operands */
-    const void *before;    /* what the output held before the run; NULL where beta is 0 */
-    const void *sums;      /* exact: the bare sums, as op->sums() describes them; NULL until they are there */
-    bool flipped;          /* the operand `flip` has changed its signs since expect() */
+    const sat_fill *fills;       /* of the operands */
+    int round;                   /* of the fill */
+    const void *before;          /* what the output held before the run; NULL where beta is 0 */
+    const void *sums;            /* exact: the bare sums, as op->sums() describes them; NULL until they are there */
+    const sat_special *specials; /* exact: planted in the inputs after the sums were worked out */
+    int special_count;
 } sat_trial;
 
 typedef enum sat_probe {
@@ -53,7 +67,9 @@ typedef enum sat_probe {
 typedef struct sat_finding {
     bool ok;
     double error;    /* largest |difference| over the magnitude of what was summed; exact: 0 */
-    char where[160]; /* where and how much, when not ok */
+    char where[224]; /* where and how much, when not ok */
+    double share;    /* precision: the largest |difference| over what rounding allows it */
+    double rms;      /* precision: of the differences, over what is predicted; 0: not looked at */
 } sat_finding;
 
 /* How a backend checks one operation's results, in higher precision than the variants compute. */
@@ -64,10 +80,16 @@ typedef struct sat_checker {
     /* Per run: reads the output only. */
     sat_status (*compare)(const sat_trial *t, const void *expectation, sat_finding *finding);
     void (*free)(void *expectation);
-    /* Exact: are t->sums the sums? A random vector tells, in exact arithmetic modulo 2^64. NULL: there is no exact
-     * probe. */
+    /* Exact: are t->sums the sums? A random vector tells, in exact arithmetic modulo 2^64. NULL: there are none. */
     sat_status (*prove)(const sat_trial *t, uint64_t seed, sat_finding *finding);
 } sat_checker;
+
+/* Operands of another kind, which a winner is checked on. */
+typedef struct sat_round {
+    sat_probe probe;
+    int round;
+    const char *words; /* what is different about them, for messages; NULL ends a list */
+} sat_round;
 
 typedef struct sat_op {
     sat_operation id;
@@ -81,11 +103,11 @@ typedef struct sat_op {
     int (*operands)(const sat_problem *p, const sat_pattern_view *a, sat_operand *out); /* how many */
     double (*flops)(const sat_problem *p, const sat_pattern_view *a);
     double (*bytes)(const sat_problem *p, const sat_pattern_view *a);
-    int (*flip)(const sat_problem *p); /* the operand to change the sign of for the last check: a linear one */
     /* The same problem without scalars, bias, activation and gaps, its output in the compute type: the bare sums. NULL:
-     * there is no exact probe. */
+     * the exact probe needs none. */
     sat_problem (*sums)(const sat_problem *p, const sat_pattern_view *a);
-    /* Exact operands; rounds differ in which factor is wide and in their scales. */
+    /* Exact operands, and those of every round but the first of the other probe; rounds differ in which factor is wide
+     * and in their scales. NULL: there is no exact probe. */
     void (*exact)(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills);
     /* The rest may be NULL. What this operation adds to the key, or to the exact spelling, instead of strides: words,
      * each after a space. */
@@ -94,7 +116,15 @@ typedef struct sat_op {
     /* Another problem whose operands are the first ones of this, and whose outputs are inputs here: its run makes those
      * that cannot be made up. */
     sat_problem (*inputs)(const sat_problem *p);
+    /* Where to plant numbers that are not finite, at most SAT_MAX_SPECIALS; how many. The fills and the seed are those
+     * of the operands, so that a place can be found where an infinity meets a zero. */
+    int (*specials)(const sat_problem *p, const sat_pattern_view *a, const sat_fill *fills, uint64_t seed,
+                    sat_special *out);
     const sat_checker *host_checker;
+    /* What a winner is checked on; NULL: large and tiny exact operands, and those again with other scalars. */
+    const sat_round *winner;
+    const sat_round *other_scale;   /* with another alpha, where results are not made of sums that stay the same */
+    const sat_round *other_pattern; /* on another pattern; NULL: tiny exact ones */
 } sat_op;
 
 extern const sat_op sat_op_matmul, sat_op_sampled, sat_op_attention, sat_op_attention_backward;
@@ -104,7 +134,17 @@ const sat_op *sat_op_find(sat_operation id); /* NULL if unknown */
 /* Exact operands for sums of `depth` products. Rounds 0 and 1 differ in which factor is wide; 2 has large numbers, 3
  * tiny ones. */
 enum { SAT_ROUND_LARGE = 2, SAT_ROUND_TINY = 3 };
+double sat_exact_widest(const sat_problem *p); /* integers: exact in this dtype, and in no narrower one */
 void sat_exact_fills(const sat_problem *p, int64_t depth, int round, sat_fill *a, sat_fill *b, sat_fill *rest);
+
+/* Adds one to the list, +Inf, -Inf and NaN in turn, unless something is planted there already; returns how many there
+ * are then. */
+int sat_special_add(sat_special *list, int count, int operand, int64_t row, int64_t col);
+/* The seed of operand i, of those that a stage makes from one. */
+static inline uint64_t sat_operand_seed(uint64_t seed, int i) { return seed + (uint64_t)i * 7919; }
+/* May a problem's results be told from its inputs where those are not finite? Not where an activation follows (what it
+ * makes of them is not promised), alpha is 0, or an input repeats its elements. */
+bool sat_specials_show(const sat_problem *p, const sat_operand *inputs, int count);
 
 /* Shared by the operations. */
 sat_status sat_normalise_common(sat_problem *p); /* enums, dtypes, batch, alpha, beta */

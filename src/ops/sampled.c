@@ -1,5 +1,5 @@
 /* The sampled product S = alpha*(X*Y at the stored blocks) + beta*S: its operands and counts. Its check is beside. */
-#include "ops/op.h"
+#include "ops/check.h"
 
 extern const sat_checker sat_sampled_check;
 
@@ -54,9 +54,38 @@ static void exact(const sat_problem *p, const sat_pattern_view *a, int round, sa
     sat_exact_fills(p, p->k, round, &fills[0], &fills[1], &fills[2]);
 }
 
-static int flip(const sat_problem *p) {
-    (void)p;
-    return 0;
+/* A random element of the stored blocks, by its row and column. */
+static void draw_element(const sat_pattern_view *a, uint64_t x, int64_t *row, int64_t *col) {
+    int64_t t = (int64_t)(x % (uint64_t)a->stored_blocks);
+    int64_t i0 = sat_block_row(a->row_ptr, a->grid_rows, t) * a->block_rows, j0 = a->col_idx[t] * a->block_cols;
+    *row = i0 + (int64_t)(sat_mix(x + 1) % (uint64_t)sat_min(a->block_rows, a->rows - i0));
+    *col = j0 + (int64_t)(sat_mix(x + 2) % (uint64_t)sat_min(a->block_cols, a->cols - j0));
+}
+
+/* In rows of X and columns of Y that stored blocks have. The first, an infinity of X, meets a zero of Y, and the second
+ * one of Y a zero of X, if there are such. The others stay out of their rows and columns, where they would hide them,
+ * if there are more. */
+static int specials(const sat_problem *p, const sat_pattern_view *a, const sat_fill *fills, uint64_t seed,
+                    sat_special *out) {
+    enum { TRIES = 4096 };
+    sat_operand o[SAT_MAX_OPERANDS];
+    int64_t row, col, rows[SAT_MAX_SPECIALS] = {0}, cols[SAT_MAX_SPECIALS] = {0};
+    int count = 0;
+    (void)operands(p, a, o);
+    if (a->stored_blocks == 0 || !sat_specials_show(p, o, 2)) return 0;
+    for (uint64_t i = 0; i < TRIES && count < SAT_MAX_SPECIALS; i++) {
+        uint64_t x = sat_mix(seed + i);
+        int64_t k = (int64_t)(sat_mix(x + 3) % (uint64_t)p->k);
+        int into = count % 2, other = 1 - into; /* the operand that it goes into, and the one that it meets */
+        draw_element(a, x, &row, &col);
+        int64_t met = other ? sat_operand_at(&o[1], 0, k, col) : sat_operand_at(&o[0], 0, row, k);
+        bool zero = sat_made_up(&fills[other], sat_operand_seed(seed, other), met) == 0, apart = true;
+        for (int j = 0; j < count && j < 2; j++) apart = apart && row != rows[j] && col != cols[j];
+        if (i < TRIES / 2 && (!apart || (count < 2 && !zero))) continue;
+        rows[count] = row, cols[count] = col;
+        count = sat_special_add(out, count, into, into ? k : row, into ? col : k);
+    }
+    return count;
 }
 
 const sat_op sat_op_sampled = {
@@ -69,8 +98,8 @@ const sat_op sat_op_sampled = {
     .operands = operands,
     .flops = sat_flops,
     .bytes = sat_bytes,
-    .flip = flip,
     .sums = sums,
     .exact = exact,
+    .specials = specials,
     .host_checker = &sat_sampled_check,
 };

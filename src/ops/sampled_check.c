@@ -74,20 +74,11 @@ typedef struct place {
     int64_t block, row, col, cols;
 } place;
 
-static int64_t block_row_of(const sat_pattern_view *a,
-                            int64_t block) { /* the last whose blocks begin at or before it */
-    int64_t low = 0, high = a->grid_rows - 1;
-    while (low < high) {
-        int64_t middle = (low + high + 1) / 2;
-        if (a->row_ptr[middle] <= block) low = middle;
-        else high = middle - 1;
-    }
-    return low;
-}
-
 static place place_of(const sat_pattern_view *a, int64_t line) {
     int64_t block = line / a->block_rows, col = a->col_idx[block] * a->block_cols;
-    place at = {.block = block, .row = block_row_of(a, block) * a->block_rows + line % a->block_rows, .col = col};
+    place at = {.block = block,
+                .row = sat_block_row(a->row_ptr, a->grid_rows, block) * a->block_rows + line % a->block_rows,
+                .col = col};
     at.cols = at.row < a->rows ? sat_min(a->block_cols, a->cols - col) : 0;
     return at;
 }
@@ -155,6 +146,22 @@ static void wrong(sat_finding *f, const place *at, int64_t j, double got, double
              (long long)at->block, (long long)at->row, (long long)(at->col + j), got, want);
 }
 
+/* What is planted in row i of X reaches all of its elements, what is in column j of Y one of each line. */
+static void add_specials(const item *w, const place *at, double *sums) {
+    const sat_problem *p = w->p;
+    for (int i = 0; i < w->t->special_count; i++) {
+        const sat_special *s = &w->t->specials[i];
+        bool left = s->operand == 0;
+        if (s->item != w->z && (left ? p->a.batch_stride : p->b.batch_stride) != 0) continue;
+        if (left ? s->row != at->row : s->col < at->col || s->col >= at->col + at->cols) continue;
+        int64_t k = left ? s->col : s->row, first = left ? at->col : s->col,
+                end = left ? at->col + at->cols : first + 1;
+        double x = sat_load(p->a_dtype, w->x, at->row * p->a.row_stride + k * p->a.col_stride);
+        for (int64_t j = first; j < end; j++)
+            sums[j - at->col] += x * sat_load(p->b_dtype, w->y, k * p->b.row_stride + j * p->b.col_stride);
+    }
+}
+
 static void compare_line_exactly(const item *w, int64_t line, double *work, sat_finding *f) {
     const sat_problem *p = w->p;
     int64_t width = w->a->block_cols;
@@ -167,6 +174,7 @@ static void compare_line_exactly(const item *w, int64_t line, double *work, sat_
             return;
         }
     sat_load_row(want, p->compute_dtype, w->t->sums, (w->z * line_count(w->a) + line) * width, 1, at.cols);
+    add_specials(w, &at, want);
     int64_t j = sat_compare_exact(p, got, want, rest_of(w, line, at.cols, rest, squares) ? rest : NULL, at.cols);
     if (j < at.cols) wrong(f, &at, j, got[j], want[j]);
 }
@@ -178,7 +186,7 @@ static void compare_line_precisely(const item *w, const expectation *e, int64_t 
     place at = place_of(w->a, line);
     double *got = work, *rest = got + width, *squares = rest + width, bound[2];
     sat_precision c = {.problem = p, .got = got, .line = line_of(w, e, g), .count = at.cols, .bound = bound};
-    c.loss = sat_loss_of_sum(p, SAT_CPU, p->k);
+    c.loss = sat_loss_of_sum(p, SAT_CPU, p->k, p->batch * e->groups * width);
     if (rest_of(w, line, at.cols, rest, squares)) c.rest = rest, c.rest_squares = squares;
     sat_load_row(got, p->c_dtype, w->s, line * width, 1, at.cols);
     int64_t j = sat_compare_precisely(&c, f, seen);
@@ -210,7 +218,7 @@ static sat_status compare(const sat_trial *t, const void *expectation_, sat_find
             {
                 memory = memory && work;
                 squares.seen += seen.seen, squares.predicted += seen.predicted, squares.count += seen.count;
-                if (mine.error > finding->error) finding->error = mine.error;
+                finding->error = fmax(finding->error, mine.error), finding->share = fmax(finding->share, mine.share);
                 if (!mine.ok && finding->ok) {
                     finding->ok = false;
                     memcpy(finding->where, mine.where, sizeof mine.where);
