@@ -11,7 +11,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,74 +20,18 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "folder.h"
+
 #include "core/cache.h"
 #include "core/cache_file.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNDER_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define UNDER_SANITIZER 1
-#endif
-#endif
-#ifndef UNDER_SANITIZER
-#define UNDER_SANITIZER 0
-#endif
+#include "sanitized.h"
 
 static const char key[] = "matmul f32 m=512 n=512 k=512 block=16x16 density=0.125 skew=1";
+static const char mark[] = "0123456789abcdef"; /* of whoever opens a cache here */
 static const char device[] = "cpu Some Model 9/64 (2 cores, AVX2) ../threads 2";
 
-/* ---- folders ---- */
-
-static inline int remove_entry(const char *path, const struct stat *info, int flag, struct FTW *ftw) {
-    (void)info, (void)flag, (void)ftw;
-    return remove(path);
-}
-
-static inline void remove_tree(const char *path) { nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
-
-static inline int make_folder(void **state) {
-    const char *base = getenv("TMPDIR");
-    char *path = malloc(4096);
-    if (!path) return -1;
-    snprintf(path, 4096, "%s/sat_cache_XXXXXX", base && base[0] == '/' ? base : "/tmp");
-    if (!mkdtemp(path)) return -1;
-    chmod(path, 0755);
-    *state = path;
-    return 0;
-}
-
-static inline int drop_folder(void **state) {
-    remove_tree(*state);
-    free(*state);
-    return 0;
-}
-
-#define TEST_IN_FOLDER(name) cmocka_unit_test_setup_teardown(name, make_folder, drop_folder)
-
-static inline const char *in(char out[4200], const char *folder, const char *name) {
-    assert_true(strlen(folder) + strlen(name) + 2 <= 4200);
-    strcpy(out, folder);
-    strcat(out, "/");
-    return strcat(out, name);
-}
-
-static inline void write_file(const char *path, const char *text, size_t length) {
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, length, f), length);
-    assert_int_equal(fclose(f), 0);
-}
-
-static inline char *read_file(const char *path, size_t *length) {
-    FILE *f = fopen(path, "rb");
-    assert_non_null(f);
-    char *text = calloc(1, 16 << 20);
-    assert_non_null(text);
-    *length = fread(text, 1, (16 << 20) - 1, f);
-    fclose(f);
-    return text;
-}
+/* ---- the cache's folders ---- */
 
 /* The first (and in these tests only) device folder below a cache folder. */
 static inline void device_folder(const char *dir, char out[4200]) {
@@ -178,6 +121,7 @@ static inline sat_record full_record(void) {
     r.least_seconds = 0.001 / 3, r.busy = true;
     strcpy(r.revision, "OpenBLAS 0.3.21 (a=b)");
     strcpy(r.message, "element (3, 7) is 1.5 = not 2 | bound 1e-6");
+    strcpy(r.by, mark), strcpy(r.pattern, "fedcba9876543210");
     return r;
 }
 
@@ -190,6 +134,7 @@ static inline bool has(const sat_entry *entry, const sat_record *record) {
 static inline sat_cache *open_cache(const char *dirs) {
     sat_cache *cache;
     assert_int_equal(sat_cache_open(dirs, device, NULL, &cache), SAT_OK);
+    sat_cache_set_mark(cache, mark);
     return cache;
 }
 
@@ -227,6 +172,7 @@ static inline sat_cache *open_logged(const char *dirs, messages *m) {
     sat_cache *cache;
     memset(m, 0, sizeof *m);
     assert_int_equal(sat_cache_open(dirs, device, &log, &cache), SAT_OK);
+    sat_cache_set_mark(cache, mark);
     return cache;
 }
 

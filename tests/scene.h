@@ -33,7 +33,7 @@ static inline void run(scene *s) {
 static inline bool passes(scene *s, char *where) {
     sat_finding f;
     assert_ok(sat_stage_check(&s->stage, &f));
-    if (where) snprintf(where, 160, "%s", f.where);
+    if (where) snprintf(where, 224, "%s", f.where);
     return f.ok;
 }
 

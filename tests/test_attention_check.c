@@ -2,7 +2,10 @@
  * does not, in any dtype. */
 #include "scene.h"
 
+#include <time.h>
+
 #include "attention.h"
+#include "ops/attention_check.h"
 
 /* `name` NULL: whichever the estimate prefers. */
 static void open_scene(scene *s, sat_pattern *pattern, sat_context *ctx, sat_problem p, const char *name) {
@@ -36,7 +39,7 @@ static void right_results_pass_everywhere(void **state) {
     uint64_t r = 5;
     for (int i = 0; i < 80; i++) {
         scene s;
-        char where[160];
+        char where[224];
         sat_context *ctx = open_context(SAT_EFFORT_OFF);
         sat_problem p = random_problem(&r);
         int64_t m = 1 + random_below(&r, 70), n = 1 + random_below(&r, 150);
@@ -46,11 +49,96 @@ static void right_results_pass_everywhere(void **state) {
         assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("case %d, %s by %s: %s", i, s.q.exact, s.runner.variant->name, where);
-        assert_ok(sat_stage_flip(&s.stage));
+        assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_EXACT, 0, next_random(&r)));
         run(&s);
-        if (!passes(&s, where)) fail_msg("case %d flipped, %s: %s", i, s.q.exact, where);
+        if (!passes(&s, where)) fail_msg("case %d exact, %s: %s", i, s.q.exact, where);
         close_scene(&s);
     }
+}
+
+/* Every kind of operands that a race has. */
+static const sat_round rounds[] = {{SAT_PROBE_EXACT, SAT_ROUND_NO_KEYS, "K is zero"},
+                                   {SAT_PROBE_EXACT, SAT_ROUND_NO_QUERIES, "Q is zero"},
+                                   {SAT_PROBE_PRECISION, 0, "reals"},
+                                   {SAT_PROBE_PRECISION, SAT_ROUND_FAR, "far apart"},
+                                   {SAT_PROBE_PRECISION, SAT_ROUND_RISING, "rising"},
+                                   {SAT_PROBE_PRECISION, SAT_ROUND_FALLING, "falling"},
+                                   {0}};
+
+/* Each of them, on each variant that fits. Gives how many were checked. */
+static int check_variants(scene *s, uint64_t *r, int number) {
+    int checked = 0;
+    for (const sat_round *round = rounds; round->words; round++) {
+        bool ladder = round->round == SAT_ROUND_RISING || round->round == SAT_ROUND_FALLING;
+        if (ladder && s->q.problem.op == SAT_ATTENTION_BACKWARD) continue; /* no race has that */
+        assert_ok(sat_stage_fill(&s->stage, round->probe, round->round, next_random(r)));
+        for (size_t i = 0; i < atomic_load(&s->ctx->registry.count); i++) {
+            const sat_variant *v = s->ctx->registry.list[i];
+            char where[224];
+            if (!sat_variant_fits(v, &s->q.problem, s->view, &s->q.device)) continue;
+            sat_runner_close(&s->runner);
+            assert_ok(
+                sat_runner_open(&s->runner, s->ctx, v, &s->q.problem, s->view, &s->q.device, (size_t)1 << 30, NULL));
+            run(s);
+            if (!passes(s, where))
+                fail_msg("case %d, %s, %s by %s: %s", number, round->words, s->q.exact, v->name, where);
+            checked++;
+        }
+    }
+    return checked;
+}
+
+/* The same blocks over packed sequences, some of them empty. */
+static sat_pattern *packed(sat_context *ctx, sat_pattern *pattern, uint64_t *r) {
+    enum { MOST = 5 };
+    sat_pattern_view v = view_of(pattern);
+    int64_t q[MOST + 1] = {0}, kv[MOST + 1] = {0}, count = 1 + random_below(r, MOST);
+    int64_t *columns = malloc((size_t)(v.stored_blocks + 1) * sizeof *columns);
+    for (int64_t i = 0; i < v.stored_blocks; i++) columns[i] = v.col_idx[i];
+    for (int64_t i = 1; i <= count; i++) {
+        q[i] = i == count ? v.rows : q[i - 1] + random_below(r, v.rows - q[i - 1] + 1);
+        kv[i] = i == count ? v.cols : kv[i - 1] + random_below(r, v.cols - kv[i - 1] + 1);
+    }
+    sat_bsr b = {SAT_SIZED(sat_bsr), v.rows, v.cols, v.block_rows, v.block_cols, v.stored_blocks};
+    b.index_type = SAT_I64, b.row_ptr = v.row_ptr, b.col_idx = columns;
+    b.sequences = count, b.q_offsets = q, b.kv_offsets = kv;
+    sat_pattern *made = NULL;
+    assert_ok(sat_pattern_create(ctx, &b, &made));
+    sat_pattern_free(pattern);
+    free(columns);
+    return made;
+}
+
+/* One row, or one head, for all. */
+static void broadcast(sat_problem *p, uint64_t *r) {
+    sat_attention *t = &p->attention;
+    sat_heads *const list[] = {&t->q, &t->k, &t->v, &t->do_}, *s = list[random_below(r, 4)];
+    *s = random_below(r, 2) ? (sat_heads){.head_stride = t->dim} : (sat_heads){.row_stride = t->dim};
+    p->batch = 1, p->flags |= SAT_ALLOW_BROADCAST;
+}
+
+static void every_variant_passes_every_round(void **state) {
+    (void)state;
+    const char *more = getenv("SAT_TEST_CASES"); /* a soak has more */
+    uint64_t r = more ? (uint64_t)time(NULL) : 15;
+    int checked = 0;
+    for (int i = 0; i < (more ? atoi(more) : 60); i++) {
+        scene s;
+        sat_context *ctx = open_context(SAT_EFFORT_OFF);
+        sat_problem p = random_problem(&r);
+        bool stacked = random_below(&r, 5) == 0, longer = random_below(&r, 6) == 0;
+        int64_t m = 1 + random_below(&r, longer ? 300 : 150), n = 1 + random_below(&r, longer ? 1200 : 200);
+        int64_t br = 1 + random_below(&r, 140), bc = 1 + random_below(&r, 140), each = (m + br - 1) / br * br;
+        if (stacked) p.m = m;
+        if (random_below(&r, 4) == 0) broadcast(&p, &r);
+        sat_pattern *pattern = random_pattern(ctx, &r, stacked ? each * p.attention.heads : m, n, br, bc,
+                                              random_below(&r, 3) ? 0.6 : 1, i & 1);
+        if (!stacked && p.batch == 1 && random_below(&r, 2)) pattern = packed(ctx, pattern, &r);
+        open_scene(&s, pattern, ctx, p, NULL);
+        checked += check_variants(&s, &r, i);
+        close_scene(&s);
+    }
+    if (more) print_message("%d results were right\n", checked);
 }
 
 /* 2 heads, 130 x 200, blocks of 16: small enough that every line is worked out. */
@@ -147,11 +235,38 @@ static void a_block_of_a_long_row_is_found(void **state) {
         sat_problem p = sat_attention_problem(types[i % 3], 1, 1, 64);
         if (i >= 3) p.op = SAT_ATTENTION_BACKWARD;
         open_scene(&s, random_pattern(ctx, &r, 2048, 8192, 128, 128, 0.9, false), ctx, p, NULL);
-        char where[160];
+        char where[224];
         assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
         run_without_a_block(&s, &r);
+        if (passes(&s, NULL)) fail_msg("nobody saw it, %s", s.q.exact);
+        close_scene(&s);
+    }
+}
+
+/* Equal weights have every row checked: one of 2048 is the mean without one of its 4096 keys. */
+static void one_key_of_one_row_of_a_large_problem_is_found(void **state) {
+    (void)state;
+    const sat_dtype types[] = {SAT_F32, SAT_F16, SAT_BF16};
+    uint64_t r = 11;
+    for (int i = 0; i < 12; i++) {
+        scene s;
+        char where[224];
+        sat_context *ctx = open_context(SAT_EFFORT_OFF);
+        const int64_t n = 4096, dim = 64;
+        sat_problem p = sat_attention_problem(types[i % 3], 2, 1, dim);
+        open_scene(&s, random_pattern(ctx, &r, 1024, n, 1024, n, 1, false), ctx, p, NULL);
+        assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_EXACT, i & 1, next_random(&r)));
+        run(&s);
+        if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
+        int64_t row = random_below(&r, 2048) * dim, key = random_below(&r, n) * dim;
+        for (int64_t x = 0; x < dim; x++) {
+            double sum = 0;
+            for (int64_t j = 0; j < n; j++) sum += sat_load(types[i % 3], s.stage.pointer[2], j * dim + x);
+            sum -= sat_load(types[i % 3], s.stage.pointer[2], key + x);
+            sat_store(types[i % 3], s.stage.pointer[3], row + x, sum / (double)(n - 1));
+        }
         if (passes(&s, NULL)) fail_msg("nobody saw it, %s", s.q.exact);
         close_scene(&s);
     }
@@ -171,7 +286,7 @@ static void one_wrong_gradient_is_found(void **state) {
         open_scene(&s, random_pattern(ctx, &r, length, length, length, length, 1, false), ctx, p, NULL);
         assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
-        char where[160];
+        char where[224];
         if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
         int operand = 6 + i / 3 % 3; // all of it half as large
         for (int64_t x = 0; x < length * 128; x++) {
@@ -185,9 +300,14 @@ static void one_wrong_gradient_is_found(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(right_results_pass_everywhere),       cmocka_unit_test(one_wrong_element_is_found),
-        cmocka_unit_test(a_row_that_was_not_written_is_found), cmocka_unit_test(a_dropped_block_is_found),
-        cmocka_unit_test(a_block_of_a_long_row_is_found),      cmocka_unit_test(one_wrong_gradient_is_found),
+        cmocka_unit_test(every_variant_passes_every_round),
+        cmocka_unit_test(right_results_pass_everywhere),
+        cmocka_unit_test(one_wrong_element_is_found),
+        cmocka_unit_test(a_row_that_was_not_written_is_found),
+        cmocka_unit_test(a_dropped_block_is_found),
+        cmocka_unit_test(a_block_of_a_long_row_is_found),
+        cmocka_unit_test(one_wrong_gradient_is_found),
+        cmocka_unit_test(one_key_of_one_row_of_a_large_problem_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

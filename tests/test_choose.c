@@ -1,6 +1,7 @@
 /* Keys, buckets, and the rule that turns records into a winner. */
 #include "support.h"
 
+#include "core/cache_file.h"
 #include "core/choose.h"
 #include "core/key.h"
 
@@ -58,6 +59,8 @@ static sat_record record(const char *race, int64_t when, const char *name, doubl
     snprintf(r.variant, sizeof r.variant, "%s", name);
     snprintf(r.revision, sizeof r.revision, "1");
     snprintf(r.exact, sizeof r.exact, "this one");
+    snprintf(r.by, sizeof r.by, "us");
+    snprintf(r.pattern, sizeof r.pattern, "diagonal");
     return r;
 }
 
@@ -139,9 +142,31 @@ static void wrong_unknown_and_revised_variants_are_not_ranked(void **state) {
     assert_string_equal(ranking[0]->name, "dog");
     assert_false(sat_choose_knows(&entry, sat_registry_find(&registry, "bee")));
     assert_true(sat_choose_knows(&entry, sat_registry_find(&registry, "ant")));
-    assert_true(sat_choose_verified(&entry, sat_registry_find(&registry, "dog"), "this one"));
-    assert_false(sat_choose_verified(&entry, sat_registry_find(&registry, "dog"), "another"));
-    assert_false(sat_choose_verified(&entry, sat_registry_find(&registry, "bee"), "this one"));
+    assert_true(sat_choose_verified(&entry, sat_registry_find(&registry, "dog"), "this one", NULL));
+    assert_false(sat_choose_verified(&entry, sat_registry_find(&registry, "dog"), "another", NULL));
+    assert_false(sat_choose_verified(&entry, sat_registry_find(&registry, "bee"), "this one", NULL));
+}
+
+/* Reading takes every mark off that is not this build's and machine's own. */
+static void what_others_found_is_neither_right_nor_wrong_here(void **state) {
+    (void)state;
+    sat_record r[] = {record("one", 100, "ant", 0.1), record("one", 100, "bee", 0.2), record("two", 200, "bee", 0.1)};
+    r[2].verdict = SAT_VERDICT_WRONG;
+    sat_entry entry = {r, 3};
+    const sat_variant *ranking[8], *ant = sat_registry_find(&registry, "ant"),
+                                   *bee = sat_registry_find(&registry, "bee");
+    assert_true(sat_choose_verified(&entry, ant, "this one", "diagonal"));
+    assert_false(sat_choose_verified(&entry, ant, "this one", "another pattern"));
+    assert_true(sat_choose_wrong(&entry, bee));
+    assert_int_equal(sat_choose_ranking(&entry, &registry, 0, ranking, 8), 1);
+    sat_entry_unmark(&entry, "us");
+    assert_true(sat_choose_verified(&entry, ant, "this one", NULL));
+    sat_entry_unmark(&entry, "them");
+    assert_false(sat_choose_verified(&entry, ant, "this one", NULL));
+    assert_false(sat_choose_wrong(&entry, bee));
+    assert_int_equal(sat_choose_ranking(&entry, &registry, 0, ranking, 8), 2); /* by time, to be checked */
+    r[2].verdict = SAT_VERDICT_ERROR;
+    assert_true(sat_choose_failed(&entry, bee, "this one"));
 }
 
 static void buckets_keep_small_sizes_exact_and_are_idempotent(void **state) {
@@ -209,6 +234,7 @@ int main(void) {
         cmocka_unit_test(times_of_different_races_are_never_compared),
         cmocka_unit_test(a_race_on_a_quiet_machine_says_more_than_a_newer_one_on_a_busy_machine),
         cmocka_unit_test(wrong_unknown_and_revised_variants_are_not_ranked),
+        cmocka_unit_test(what_others_found_is_neither_right_nor_wrong_here),
         cmocka_unit_test(buckets_keep_small_sizes_exact_and_are_idempotent),
         cmocka_unit_test(the_key_tells_apart_what_decides_and_nothing_else),
     };

@@ -15,17 +15,7 @@
 #include "backend/threads.h"
 #include "variant.h"
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0 /* sanitizers take terabytes of address space, and threads of their own */
-#endif
+#include "sanitized.h" /* SANITIZED: sanitizers take terabytes of address space, and threads of their own */
 
 /* ---- processes ---- */
 

@@ -1,6 +1,12 @@
 /* Patterns: what is refused and how it is named, the owned copy, statistics, the transposed index. */
 #include "support.h"
 
+#include <sys/resource.h>
+
+#include "core/pattern.h"
+
+#include "sanitized.h" /* SANITIZED: sanitizers take terabytes of address space */
+
 static sat_bsr good(const int32_t *row_ptr, const int32_t *col_idx) {
     return (sat_bsr){SAT_SIZED(sat_bsr),    .rows = 6,          .cols = 8,
                      .block_rows = 2,       .block_cols = 2,    .stored_blocks = 4,
@@ -215,6 +221,30 @@ static void the_transposed_index_lists_each_block_once_by_column(void **state) {
     sat_context_free(ctx);
 }
 
+/* Two billion block columns and six blocks: memory is for what is stored. */
+static void a_wide_matrix_takes_memory_for_its_blocks_only(void **state) {
+    (void)state;
+    static const int32_t row_ptr[] = {0, 2, 3, 6}, col_idx[] = {7, 2147483645, 7, 0, 7, 2147483645};
+    struct rlimit before, little = {.rlim_cur = (rlim_t)2 << 30};
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    sat_bsr s = {SAT_SIZED(sat_bsr), .rows = 3,       .cols = 2147483646,
+                 .block_rows = 1,    .block_cols = 1, .stored_blocks = 6};
+    s.index_type = SAT_I32, s.row_ptr = row_ptr, s.col_idx = col_idx;
+    sat_pattern *pattern = NULL;
+    assert_int_equal(getrlimit(RLIMIT_DATA, &before), 0);
+    little.rlim_max = before.rlim_max;
+    if (!SANITIZED) assert_int_equal(setrlimit(RLIMIT_DATA, &little), 0);
+    sat_status status = sat_pattern_create(ctx, &s, &pattern);
+    if (!SANITIZED) assert_int_equal(setrlimit(RLIMIT_DATA, &before), 0);
+    assert_ok(status);
+    const sat_pattern_view *v = sat_pattern_plain(pattern);
+    assert_int_equal(v->max_col, 3);
+    assert_int_equal(v->max_row, 3);
+    assert_int_equal(v->stored_elements, 6);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_bad_argument_has_its_status_and_is_named),
@@ -224,6 +254,7 @@ int main(void) {
         cmocka_unit_test(huge_blocks_of_which_none_is_stored_are_ordinary),
         cmocka_unit_test(a_product_without_an_element_is_planned_by_nobody),
         cmocka_unit_test(the_transposed_index_lists_each_block_once_by_column),
+        cmocka_unit_test(a_wide_matrix_takes_memory_for_its_blocks_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

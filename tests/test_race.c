@@ -310,6 +310,31 @@ static void extreme_scalars_fail_nobody(void **state) {
     sat_context_free(ctx);
 }
 
+/* Warm runs of a short product are timed many at once, each adding to what the one before left. */
+static void warm_runs_that_add_to_c_are_right(void **state) {
+    (void)state;
+    uint64_t random = 12;
+    sat_context *ctx = NULL;
+    sat_context_options o = {
+        SAT_SIZED(sat_context_options), .device = "cpu",       .cache_dir = "", .effort = SAT_EFFORT_QUICK,
+        .measure = SAT_MEASURE_WARM,    .budget_seconds = 0.05};
+    assert_ok(sat_context_create(&o, &ctx));
+    sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 16, 16, 0.5, false);
+    for (int sampled = 0; sampled < 2; sampled++) {
+        sat_problem p = sampled ? sat_sampled_problem(SAT_F32, 32) : sat_matmul_problem(SAT_F32, 32);
+        sat_race *race = NULL;
+        p.beta = 0.75;
+        assert_ok(sat_race_run(ctx, pattern, &p, NULL, &race));
+        for (size_t i = 0; i < sat_race_count(race); i++) {
+            const sat_result *r = sat_race_at(race, i);
+            if (r->verdict == SAT_VERDICT_WRONG) fail_msg("%s: %s", r->variant, r->message);
+        }
+        sat_race_free(race);
+    }
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
 static void only_named_variants_take_part(void **state) {
     (void)state;
     sat_context *ctx = open_context(SAT_EFFORT_QUICK);
@@ -383,6 +408,7 @@ int main(void) {
         cmocka_unit_test(a_library_that_takes_little_is_in_the_race),
         cmocka_unit_test(what_was_checked_with_one_alpha_is_checked_again_with_another),
         cmocka_unit_test(extreme_scalars_fail_nobody),
+        cmocka_unit_test(warm_runs_that_add_to_c_are_right),
         cmocka_unit_test(only_named_variants_take_part),
         cmocka_unit_test(tuning_beyond_the_memory_limit_is_refused_and_a_plan_is_made_all_the_same),
         cmocka_unit_test(empty_problems_race_too),

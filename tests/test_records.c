@@ -35,6 +35,7 @@ static sat_record record_of(const sat_question *q, const char *race, const char 
     snprintf(r.variant, sizeof r.variant, "%s", name);
     snprintf(r.revision, sizeof r.revision, "%s", revision);
     snprintf(r.exact, sizeof r.exact, "%s", q->exact);
+    snprintf(r.by, sizeof r.by, "%s", sat_cache_mark(q->ctx->cache)); /* its verdict counts */
     return r;
 }
 

@@ -255,6 +255,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     p->major = fake.capability[device] / 10, p->minor = fake.capability[device] % 10;
     p->multiProcessorCount = 4, p->sharedMemPerMultiprocessor = 228 << 10, p->l2CacheSize = FAKE_L2;
     p->totalGlobalMem = fake.memory;
+    p->uuid.bytes[0] = (char)0xa0, p->uuid.bytes[15] = (char)device;
     return cudaSuccess;
 }
 

@@ -4,8 +4,26 @@
 #include "fake_support.h"
 
 #include "cli/why.h"
+#include "core/identity.h"
 
 /* ---- pointers and devices ---- */
+
+static void two_devices_of_one_kind_are_told_apart(void **state) {
+    (void)state;
+    char mark[2][SAT_MARK_SIZE], text[64], small[4];
+    fake.devices = 2;
+    for (int i = 0; i < 2; i++) {
+        sat_device d;
+        assert_ok(sat_backend_cuda.open(i, 0, &d));
+        snprintf(d.identity, sizeof d.identity, "one kind");
+        sat_identity_mark(&sat_backend_cuda, &d, mark[i]);
+        sat_backend_cuda.unique(&d, text, sizeof text);
+        assert_string_equal(text, i ? "a0000000000000000000000000000001" : "a0000000000000000000000000000000");
+        sat_backend_cuda.unique(&d, small, sizeof small);
+        assert_string_equal(small, "a0");
+    }
+    assert_string_not_equal(mark[0], mark[1]);
+}
 
 static void pointers_that_the_device_cannot_use_are_named(void **state) {
     (void)state;
@@ -329,6 +347,7 @@ static void one_that_breaks_it_when_checked_is_passed_over_next_time(void **stat
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        TEST(two_devices_of_one_kind_are_told_apart),
         TEST(pointers_that_the_device_cannot_use_are_named),
         TEST(buffers_that_take_turns_are_asked_about_once),
         TEST(everything_runs_on_the_contexts_device_and_leaves_the_callers),

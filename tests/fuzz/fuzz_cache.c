@@ -59,7 +59,7 @@ static void check_rates(const char *text, size_t length) {
 }
 
 static void check_with_checksum(const char *text, size_t length) {
-    static const char title[] = "sparse_autotune cache 1.0\ndevice=d\nkey=k\n";
+    static const char title[] = "sparse_autotune cache 1.1\ndevice=d\nkey=k\n";
     for (int whole = 0; whole < 2; whole++) {
         char line[64];
         sat_text body = {0};
@@ -74,8 +74,8 @@ static void check_with_checksum(const char *text, size_t length) {
     }
 }
 
-static sat_status count_entry(void *user, const sat_entry_head *head, const sat_entry *entry) {
-    (void)entry;
+static sat_status count_entry(void *user, const sat_entry_head *head, sat_entry *entry) {
+    sat_entry_unmark(entry, "");
     demand(sat_key_plain(head->key) && sat_plain(head->identity, sizeof head->identity));
     ++*(size_t *)user;
     return SAT_OK;
