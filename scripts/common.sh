@@ -2,6 +2,11 @@
 # shellcheck shell=bash
 BUILD=${BUILD:-build} WERROR=${WERROR:-OFF} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 
+have_driver() { # NVIDIA's, and so perhaps a GPU
+    [ -e /dev/nvidia0 ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ] ||
+        PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'
+}
+
 has_cuda() { grep -qs '^SAT_HAVE_CUDA:.*=ON' "$1/CMakeCache.txt"; } # a build folder
 
 # Where CUDA code is compiled: in the build folder where that has a CUDA compiler, otherwise in one of its own, so that

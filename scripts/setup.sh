@@ -92,6 +92,7 @@ needs_lint() {
     want cmocka libcmocka-dev 'cmocka, so that the tests can be read'
     want clang_format clang-format-14 'clang-format 14, which decides the layout'
     want clang_tidy clang-tidy 'clang-tidy'
+    want clang clang 'clang, which tells whether its OpenMP header is there'
     want clang_openmp libomp-dev 'the OpenMP header of clang'
     want cppcheck cppcheck 'cppcheck'
     want shellcheck shellcheck 'shellcheck'
@@ -126,11 +127,6 @@ needs_rust() {
     want curl curl 'curl, to fetch Rust with'
     want certificates ca-certificates 'the certificates that curl trusts'
     fetch_rust=yes
-}
-
-have_driver() {
-    [ -e /dev/nvidia0 ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ] ||
-        PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'
 }
 
 # ---- Rust ----

@@ -21,7 +21,7 @@ later=(
     "make test-all|CUDA code for every architecture, its host tests, the long grid, the guide that adds a variant"
     "make test-all|AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer, fuzzers"
     "make test-all|Rust: the crate's own build of C, clippy, the types of the CUDA and WGPU features, rustdoc, AddressSanitizer"
-    "make soak|hours of fuzzing, random cases and kill loops (SECONDS=3600)"
+    "make soak|hours of fuzzing, random cases, right results through the check, kill loops (SECONDS=3600)"
     "make lint|layout, cppcheck, clang-tidy, shellcheck"
 )
 
@@ -40,6 +40,7 @@ run_part() { # name of a function part_*
     part=$1 passed=0 failed=0 skipped=0
     printf '\n== %s\n' "$part"
     "part_$1"
+    [ $((passed + failed + skipped)) -gt 0 ] || fail "nothing was tested"
     table+=("$part|$((SECONDS - start))|$passed|$failed|$skipped")
     echo "$part: $passed passed, $failed failed, $skipped skipped in $((SECONDS - start)) s"
 }
@@ -91,7 +92,7 @@ all) mode=all && set -- "${all[@]}" && look_at_disk 9 ;;
 esac
 words=()
 for name in "$@"; do
-    declare -F "part_$name" >/dev/null || { echo "usage: test.sh quick|all|soak|${quick[*]}|${all[*]}" | tr ' ' '|' >&2 && exit 2; }
+    declare -F "part_$name" >/dev/null || { echo "usage: test.sh quick|all|$(IFS='|' && echo "${quick[*]}|${all[*]}|soak") ..." >&2 && exit 2; }
     read -ra more <<<"${wants[$name]}" && words+=("${more[@]}")
 done
 scripts/setup.sh "${words[@]}" || exit 1

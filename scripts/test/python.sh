@@ -56,18 +56,20 @@ part_python() {
     fi
     python_wheel || { fail "wheel" && return; }
     python_fresh || { fail "the wheel could not be installed" && return; }
-    local report=$BUILD/python/junit.xml log=$BUILD/python/pytest.log tests bad name
+    local report=$BUILD/python/junit.xml log=$BUILD/python/pytest.log tests bad name status
     rm -f "$report"
     TORCHINDUCTOR_CACHE_DIR=$(realpath -m "$BUILD/python/inductor") \
         "$BUILD/python/venv/bin/python" -m pytest --timeout 300 -p no:cacheprovider -W ignore -n 2 --dist worksteal \
         --junitxml "$report" bindings/python/tests 2>&1 | tee "$log"
+    status=${PIPESTATUS[0]}
     attribute() { grep -o "<testsuite [^>]*" "$report" 2>/dev/null | sed -n "s/.* $1=\"\([0-9]*\)\".*/\1/p"; }
     tests=$(attribute tests)
-    [ -n "$tests" ] || { fail "no tests ran" && return; }
+    [ "${tests:-0}" -gt 0 ] || { fail "no tests ran" && return; }
     bad=$(($(attribute failures) + $(attribute errors)))
     pass $((tests - bad - $(attribute skipped)))
-    count_skips "$(attribute skipped)" "tests that need a GPU or JAX"
+    count_skips "$(attribute skipped)" "tests that need a GPU or JAX (bench/python_check)"
     while read -r name; do fail "$name"; done < <(sed -n 's/^\(FAILED\|ERROR\) \([^ ]*\).*/\2/p' "$log" | sort -u)
     [ "$bad" -eq 0 ] || [ "$failed" -gt 0 ] || fail "$bad tests"
+    [ "$status" -eq 0 ] || [ "$failed" -gt 0 ] || fail "pytest returned $status"
     drop "$BUILD/python"
 }

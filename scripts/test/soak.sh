@@ -1,9 +1,42 @@
-# What takes hours: fuzzing, random cases of every variant, and the tests that kill, fill disks and race, over and over.
-# SOAK_SECONDS is shared by the three in equal parts.
+# What takes hours: fuzzing, random cases of every variant, right results through the check of a race, a crowd of processes
+# that is killed, and the tests that let calls fail, fill disks and race, over and over. SOAK_SECONDS is shared by the
+# five in equal parts.
 # shellcheck shell=bash
 
+# Rounds of a hundred thousand races' worth, each with a seed of its own; every round prints how near to the bounds it came.
+soak_alarms() { # seconds
+    local end=$((SECONDS + $1)) seed=$RANDOM round=0
+    while [ $SECONDS -lt $end ] || [ $round -eq 0 ]; do
+        round=$((round + 1))
+        "$BUILD/tests/alarms" 100000 $((seed + round)) >"$BUILD/soak.log" 2>&1 && continue
+        cat "$BUILD/soak.log"
+        fail "a right result was called wrong (seed $((seed + round)))"
+        return
+    done
+    cat "$BUILD/soak.log"
+    echo "$((round * 100000)) races' worth, no alarm"
+    pass
+}
+
+# Each test once in its long form, then all that race, kill and fail, as often as time allows.
+soak_rounds() { # seconds
+    local end=$((SECONDS + $1)) round=0 words=(-L soak)
+    while [ $SECONDS -lt $end ] || [ $round -lt 2 ]; do
+        round=$((round + 1))
+        if ctest --test-dir "$BUILD" "${words[@]}" -LE gpu --output-on-failure --no-tests=error >"$BUILD/soak.log" 2>&1; then
+            words=(-R 'faults|calls|hostile|allocations|trust|limits|processes|threads')
+            continue
+        fi
+        cat "$BUILD/soak.log"
+        fail "round $round of faults, kills and concurrency: $(sed -n 's/.*- \([a-z_]*\) (.*/\1/p' "$BUILD/soak.log" | paste -sd' ')"
+        return
+    done
+    echo "$round rounds"
+    pass
+}
+
 part_soak() {
-    local share=$((${SOAK_SECONDS:-3600} / 3)) end round=0
+    local share=$((${SOAK_SECONDS:-3600} / 5))
     build "$BUILD" "${CC:-cc}" all || { fail "build" && return; }
     echo "fuzz targets for $share s"
     build_fuzzers && fuzz_for "$share"
@@ -13,15 +46,14 @@ part_soak() {
     "$BUILD/sparse_autotune" info --device cuda >/dev/null 2>&1 && device=cuda
     if "$BUILD/sparse_autotune" check --device $device --cases 1000000000 --seconds "$share"; then pass; else fail "check"; fi
 
+    echo "right results through the check of a race for $share s"
+    soak_alarms "$share"
+
+    if [ -x "$BUILD/tests/test_cache_crowd_processes" ]; then
+        echo "36 processes on one cache for $share s"
+        if SAT_TEST_SECONDS=$share "$BUILD/tests/test_cache_crowd_processes"; then pass; else fail "a crowd on one cache"; fi
+    fi
+
     echo "faults, kills and concurrency for $share s"
-    end=$((SECONDS + share))
-    while [ $SECONDS -lt $end ] || [ $round -eq 0 ]; do
-        round=$((round + 1))
-        ctest --test-dir "$BUILD" -R 'faults|processes|threads' -LE gpu --output-on-failure --no-tests=error >"$BUILD/soak.log" 2>&1 && continue
-        cat "$BUILD/soak.log"
-        fail "round $round of faults, kills and concurrency: $(sed -n 's/.*- \([a-z_]*\) (.*/\1/p' "$BUILD/soak.log" | paste -sd' ')"
-        return
-    done
-    echo "$round rounds"
-    pass
+    soak_rounds "$share"
 }
