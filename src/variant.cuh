@@ -41,7 +41,7 @@ static inline sat_rows sat_device_rows(const sat_problem *p, const sat_pattern_v
 
 /* ---- output: act(alpha*sum + beta*C + bias) ---- */
 
-struct sat_out {
+struct sat_epilogue {
     void *c;
     const void *bias; /* NULL: none */
     int64_t row_stride, col_stride, m, n;
@@ -50,9 +50,9 @@ struct sat_out {
     sat_activation activation;
 };
 
-static inline sat_out sat_out_of(const sat_launch *l) { /* a matmul's */
+static inline sat_epilogue sat_epilogue_of(const sat_launch *l) { /* a matmul's */
     const sat_problem *p = l->problem;
-    sat_out o = {l->operands[2],
+    sat_epilogue o = {l->operands[2],
                  p->bias == SAT_BIAS_ROW ? l->operands[3] : NULL,
                  p->c.row_stride,
                  p->c.col_stride,
@@ -95,7 +95,7 @@ __device__ __forceinline__ double sat_act(sat_activation act, double x) { return
 /* What element (i, j) of C becomes, T the type of the sum. Of a long sum in parts the first one brings beta*C and the
  * bias, the others are added to what is in C then, and the activation is for the last. */
 template <typename T>
-__device__ __forceinline__ T sat_finish(const sat_out &o, int64_t i, int64_t j, T sum, bool first = true,
+__device__ __forceinline__ T sat_epilogue_apply(const sat_epilogue &o, int64_t i, int64_t j, T sum, bool first = true,
                                         bool last = true) {
     T y = (T)o.alpha * sum, beta = first ? (T)o.beta : T(1);
     if (beta != 0) y += beta * sat_load_as(T(), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
@@ -104,9 +104,9 @@ __device__ __forceinline__ T sat_finish(const sat_out &o, int64_t i, int64_t j, 
 }
 
 template <typename T>
-__device__ __forceinline__ void sat_put(const sat_out &o, int64_t i, int64_t j, T sum, bool first = true,
+__device__ __forceinline__ void sat_epilogue_store(const sat_epilogue &o, int64_t i, int64_t j, T sum, bool first = true,
                                         bool last = true) {
-    sat_store_from(sat_finish(o, i, j, sum, first, last), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
+    sat_store_from(sat_epilogue_apply(o, i, j, sum, first, last), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
 }
 
 /* ---- estimates ---- */
@@ -137,12 +137,12 @@ static inline sat_status sat_launched(const sat_launch *l) { /* after <<<...>>> 
 /* A kernel that sat_start launches begins while the one before it on the stream still ends, on Hopper and later. It
  * calls both of these, first at its very start, the other before it touches what any other kernel may write or read:
  * operands, partial sums, counters. What a plan alone has written it may read before. */
-__device__ __forceinline__ void sat_next_may_begin() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void sat_wait_for_previous() {
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

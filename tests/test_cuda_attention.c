@@ -2,7 +2,7 @@
  * as few tiles as there can be, and the longest pieces first. */
 #include "support.h"
 
-#include "kernels/cuda/attention_pieces.h"
+#include "kernels/cuda/attention/attention_pieces.h"
 
 typedef struct visit {
     const sat_mask *k;

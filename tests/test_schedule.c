@@ -2,7 +2,7 @@
  * which CTAs end together and panels stay in L2. No GPU needed. */
 #include "support.h"
 
-#include "kernels/cuda/schedule.h"
+#include "kernels/cuda/common/long_sums.h"
 
 typedef enum style { SOME_EMPTY, ONE_GIANT, ONE_ROW, EQUAL, ALL_EMPTY, NO_ROWS, STYLES } style;
 
@@ -28,14 +28,14 @@ static sat_rows make_rows(uint64_t *state, style s) {
 
 /* The pieces in the order of the blocks, as they were before the longest came first. */
 static int by_place(const void *a, const void *b) {
-    const sat_piece *x = a, *y = b;
+    const sat_work_item *x = a, *y = b;
     if (x->row != y->row) return x->row < y->row ? -1 : 1;
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
 static void check_order(const sat_schedule *s) {
     for (int64_t i = 1; i < s->pieces; i++) {
-        const sat_piece *x = &s->piece[i - 1], *y = &s->piece[i];
+        const sat_work_item *x = &s->piece[i - 1], *y = &s->piece[i];
         assert_true(x->count > y->count || (x->count == y->count && x->first <= y->first));
     }
 }
@@ -55,14 +55,14 @@ static void check_heavy(const sat_rows *r, const sat_schedule *s) {
 static void check_tiles(uint64_t *random, const sat_schedule *s) {
     unsigned slices = 1 + (unsigned)random_below(random, 3), panels = 1 + (unsigned)random_below(random, 9);
     unsigned pieces = (unsigned)s->pieces, heavy = (unsigned)s->heavy, tiles = pieces * slices * panels;
-    sat_tiles all = {pieces, heavy, slices, panels, 0};
+    sat_tile_order all = {pieces, heavy, slices, panels, 0};
     double panel_bytes = (double)random_below(random, 1 << 24);
-    all.together = sat_tiles_together(s->even, s->pieces * slices, panels, panel_bytes, 3 * 132, 60e6);
+    all.together = sat_panels_in_flight(s->even, s->pieces * slices, panels, panel_bytes, 3 * 132, 60e6);
     assert_true(all.together >= 1 && all.together <= panels);
     assert_true(!s->even || all.together == 1);
     char *seen = calloc((size_t)tiles + 1, 1);
     for (unsigned i = 0; i < tiles; i++) {
-        sat_tile_place t = sat_tile_at(&all, i);
+        sat_tile_coordinates t = sat_tile_at(&all, i);
         assert_true(t.piece < pieces && t.slice < slices && t.panel < panels);
         assert_int_equal(t.piece < heavy, i < heavy * slices * panels);
         char *one = &seen[(t.piece * slices + t.slice) * panels + t.panel];
@@ -81,7 +81,7 @@ static void check_cover(const sat_rows *r, const sat_schedule *s, int64_t share)
         for (; at < s->pieces && s->piece[at].row == row; at++, parts++) {
             assert_int_equal(s->piece[at].first, block);
             assert_true(s->piece[at].count <= share + share / 4);
-            for (int64_t t = 0; t < s->piece[at].count && t < SAT_PIECE_COLUMNS; t++)
+            for (int64_t t = 0; t < s->piece[at].count && t < SAT_ITEM_COLUMNS; t++)
                 assert_int_equal(s->piece[at].col[t], r->col[block + t]);
             block += s->piece[at].count;
         }
@@ -148,10 +148,10 @@ static void every_block_is_in_exactly_one_run(void **unused) {
                               .stored_blocks = r.ptr[r.count]};
         int64_t each = 1 + random_below(&random, 16), block = 0;
         int64_t count = sat_schedule_runs(&a, each, NULL);
-        sat_piece *piece = malloc((size_t)(count + 1) * sizeof *piece);
+        sat_work_item *piece = malloc((size_t)(count + 1) * sizeof *piece);
         assert_int_equal(sat_schedule_runs(&a, each, piece), count);
         for (int64_t i = 0; i < count; i++) {
-            const sat_piece *p = &piece[i];
+            const sat_work_item *p = &piece[i];
             assert_int_equal(p->first, block);
             assert_true(p->count >= 1 && p->count <= each);
             assert_true(p->first >= r.ptr[p->row] && p->first + p->count <= r.ptr[p->row + 1]);
@@ -222,12 +222,12 @@ static void heavy_rows_come_first_then_groups_of_panels_each_from_its_longest_ro
     (void)unused;
     uint64_t random = 3;
     for (int round = 0; round < 300; round++) {
-        sat_tiles all = {.pieces = 1 + (unsigned)random_below(&random, 20), .slices = 1 + (unsigned)(round % 3)};
+        sat_tile_order all = {.pieces = 1 + (unsigned)random_below(&random, 20), .slices = 1 + (unsigned)(round % 3)};
         all.heavy = (unsigned)random_below(&random, all.pieces), all.panels = 1 + (unsigned)random_below(&random, 12);
         all.together = 1 + (unsigned)random_below(&random, all.panels);
         unsigned turn = 0, piece = 0;
         for (unsigned i = 0; i < all.pieces * all.slices * all.panels; i++) {
-            sat_tile_place t = sat_tile_at(&all, i);
+            sat_tile_coordinates t = sat_tile_at(&all, i);
             unsigned now = t.piece < all.heavy ? 0 : 1 + t.panel / all.together;
             assert_true(now > turn || (now == turn && t.piece >= piece));
             turn = now, piece = t.piece;
@@ -239,7 +239,7 @@ enum { WORKERS = 132 };
 static const double L2 = 60e6;
 
 /* Whoever is free takes the next tile, as the kernels' counter deals them out: when the last one ends. */
-static int64_t deal(const sat_schedule *s, const sat_tiles *all) {
+static int64_t deal(const sat_schedule *s, const sat_tile_order *all) {
     int64_t done[WORKERS] = {0}, most = 0;
     for (unsigned i = 0; i < all->pieces * all->panels; i++) {
         int next = 0;
@@ -267,8 +267,8 @@ static void skewed_rows_end_within_a_mean_tile_of_the_best(void **unused) {
         sat_rows r = {.count = rows, .ptr = ptr};
         sat_schedule s;
         assert_true(sat_schedule_make(&r, sat_schedule_share(&r, panels, WORKERS, 4), &s));
-        sat_tiles all = {(unsigned)s.pieces, (unsigned)s.heavy, 1, (unsigned)panels, 0};
-        all.together = sat_tiles_together(s.even, s.pieces, panels, 2e6, 3 * WORKERS, L2);
+        sat_tile_order all = {(unsigned)s.pieces, (unsigned)s.heavy, 1, (unsigned)panels, 0};
+        all.together = sat_panels_in_flight(s.even, s.pieces, panels, 2e6, 3 * WORKERS, L2);
         double work = (double)(ptr[rows] * panels), best = fmax(work / WORKERS, s.piece[0].count);
         assert_true((double)deal(&s, &all) < best + (double)ptr[rows] / (double)s.pieces);
         sat_schedule_free(&s);
@@ -284,9 +284,9 @@ typedef struct grouping {
 static grouping random_grouping(uint64_t *random) {
     grouping g = {1 + random_below(random, 400), 1 + random_below(random, 64), 0, 0};
     g.bytes = (double)random_below(random, 1 << (14 + random_below(random, 12)));
-    g.together = sat_tiles_together(false, g.tiles, g.panels, g.bytes, 3 * WORKERS, L2);
+    g.together = sat_panels_in_flight(false, g.tiles, g.panels, g.bytes, 3 * WORKERS, L2);
     assert_in_range(g.together, 1, g.panels);
-    assert_int_equal(sat_tiles_together(true, g.tiles, g.panels, g.bytes, 3 * WORKERS, L2), 1);
+    assert_int_equal(sat_panels_in_flight(true, g.tiles, g.panels, g.bytes, 3 * WORKERS, L2), 1);
     return g;
 }
 
@@ -322,7 +322,7 @@ static void groups_of_panels_are_alike(void **unused) {
         assert_true(groups * g.together - g.panels < groups);
     }
     /* 4096^3, block 128, transposed: all 16 panels are faster than 10 and then 6 (docs/hopper.md) */
-    assert_int_equal(sat_tiles_together(false, 32, 16, 2.0 * 256 * 4096, 3 * WORKERS, L2), 16);
+    assert_int_equal(sat_panels_in_flight(false, 32, 16, 2.0 * 256 * 4096, 3 * WORKERS, L2), 16);
 }
 
 /* Of a piece of so many blocks, as launches for pieces of up to `longest` take it: each column of each block once and
@@ -334,7 +334,7 @@ static void check_parts(const sat_problem *p, int64_t count, int64_t longest, in
     bool ended = false;
     int launches = 0;
     do {
-        sat_piece piece = {.first = 1000, .row = 7, .count = (int32_t)count, .slot = -1};
+        sat_work_item piece = {.first = 1000, .row = 7, .count = (int32_t)count, .slot = -1};
         bool last = false;
         assert_int_equal(part.first, launches == 0);
         launches++;

@@ -2,7 +2,7 @@
  * columns are put together. No GPU needed. */
 #include "support.h"
 
-#include "kernels/cuda/union.h"
+#include "kernels/cuda/matmul/row_groups.h"
 
 static sat_rows make_rows(uint64_t *state, int64_t count, int64_t cols, int64_t percent) {
     int64_t *ptr = malloc((size_t)(count + 1) * sizeof *ptr);

@@ -1,0 +1,192 @@
+/* Groups of block rows along the union of their columns: where rows share a column, what they multiply it
+ * by is fetched once. Plain C, so that the host's tests see every block met exactly once. */
+#ifndef SAT_ROW_GROUPS_H
+#define SAT_ROW_GROUPS_H
+
+#include <stdlib.h>
+
+#include "kernels/cuda/common/scheduler.h"
+
+/* `each` neighbouring block columns: one, or as many as are fetched together. */
+typedef struct sat_union_step {
+    int32_t col;   /* the first block column over `each` */
+    uint32_t rows; /* bit size*e + i: row i of the group has a block in column e of these */
+} sat_union_step;
+
+typedef struct sat_union {
+    int64_t groups, steps;
+    int64_t *ptr; /* of the steps of each group, and one more */
+    sat_union_step *step;
+} sat_union;
+
+static inline void sat_union_free(sat_union *u) {
+    free(u->ptr);
+    free(u->step);
+    u->ptr = NULL, u->step = NULL;
+}
+
+/* Merges `size` rows, -1 for none; their columns ascend; size*each is up to 32. Returns the steps written to `to`. */
+static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int size, int each, sat_union_step *to) {
+    int64_t at[32], end[32], count = 0;
+    for (int i = 0; i < size; i++)
+        at[i] = row[i] < 0 ? 0 : r->ptr[row[i]], end[i] = row[i] < 0 ? 0 : r->ptr[row[i] + 1];
+    for (;; count++) {
+        int32_t col = INT32_MAX;
+        for (int i = 0; i < size; i++)
+            if (at[i] < end[i] && r->col[at[i]] < col) col = r->col[at[i]];
+        if (col == INT32_MAX) return count;
+        sat_union_step step = {col / each, 0};
+        for (int i = 0; i < size; i++)
+            for (; at[i] < end[i] && r->col[at[i]] / each == step.col; at[i]++)
+                step.rows |= 1u << (r->col[at[i]] % each * size + i);
+        to[count] = step;
+    }
+}
+
+enum { SAT_UNION_BAND = 2048 }; /* rows that are looked through for company */
+
+/* What a search needs of a band of rows: who has a column, and how much of each row the group has already. */
+typedef struct sat_union_band {
+    int64_t first, count;
+    int64_t *ptr;    /* by column, of the rows that have it */
+    int32_t *row;    /* from the band's first on */
+    int32_t *common; /* columns that row shares with the group; -1: it has a group */
+    int32_t *seen;   /* the last group that took in the column */
+} sat_union_band;
+
+static inline void sat_union_index(const sat_rows *r, int64_t cols, sat_union_band *b) {
+    int64_t from = r->ptr[b->first], to = r->ptr[b->first + b->count];
+    memset(b->ptr, 0, (size_t)(cols + 2) * sizeof *b->ptr);
+    for (int64_t i = from; i < to; i++) b->ptr[r->col[i] + 2]++;
+    for (int64_t c = 0; c < cols; c++) b->ptr[c + 2] += b->ptr[c + 1];
+    for (int64_t x = 0; x < b->count; x++)
+        for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++)
+            b->row[b->ptr[r->col[i] + 1]++] = (int32_t)x;
+}
+
+/* Row x joins group number `group`: whoever has one of its columns has that in common with the group now. */
+static inline void sat_union_join(const sat_rows *r, sat_union_band *b, int64_t x, int32_t group) {
+    b->common[x] = -1;
+    for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++) {
+        int32_t c = r->col[i];
+        if (b->seen[c] == group) continue;
+        b->seen[c] = group;
+        for (int64_t y = b->ptr[c]; y < b->ptr[c + 1]; y++)
+            if (b->common[b->row[y]] >= 0) b->common[b->row[y]]++;
+    }
+}
+
+/* The first row without a group, then whoever has most in common with those that are in it, and so on. */
+static inline void sat_union_search(const sat_rows *r, sat_union_band *b, int size, int32_t *group, int32_t *to) {
+    int64_t first = 0;
+    for (int64_t left = b->count; left > 0;) {
+        (*group)++;
+        while (b->common[first] < 0) first++;
+        for (int64_t x = first; x < b->count; x++)
+            if (b->common[x] > 0) b->common[x] = 0;
+        for (int i = 0; i < size; i++) {
+            int64_t best = i == 0 ? first : -1;
+            for (int64_t x = first; i > 0 && x < b->count; x++)
+                if (b->common[x] >= 0 && (best < 0 || b->common[x] > b->common[best])) best = x;
+            *to++ = best < 0 ? -1 : (int32_t)(b->first + best);
+            if (best >= 0) sat_union_join(r, b, best, *group), left--;
+        }
+    }
+}
+
+/* Groups of rows that share columns, each row once; `row` has room for whole groups. False: no memory. */
+static inline bool sat_union_groups(const sat_rows *r, int64_t cols, int size, int32_t *row) {
+    int64_t most = 0, band = SAT_UNION_BAND / size * size, end = (r->count + size - 1) / size * size;
+    for (int64_t x = 0; x < r->count; x += band) most = sat_max(most, r->ptr[sat_min(x + band, r->count)] - r->ptr[x]);
+    sat_union_band b = {0};
+    b.ptr = (int64_t *)malloc((size_t)(cols + 2) * sizeof *b.ptr);
+    b.row = (int32_t *)malloc((size_t)(most + 1) * sizeof *b.row);
+    b.common = (int32_t *)malloc((size_t)band * sizeof *b.common);
+    b.seen = (int32_t *)calloc((size_t)cols + 1, sizeof *b.seen);
+    bool enough = b.ptr && b.row && b.common && b.seen;
+    int32_t group = 0;
+    for (int64_t x = 0; enough && x < end; x += band) {
+        b.first = x, b.count = sat_min(band, r->count - x);
+        memset(b.common, 0, (size_t)b.count * sizeof *b.common);
+        sat_union_index(r, cols, &b);
+        sat_union_search(r, &b, size, &group, row + x);
+    }
+    free(b.ptr), free(b.row), free(b.common), free(b.seen);
+    return enough;
+}
+
+/* `row`: groups of `size`, one after the other, each row once. */
+static inline bool sat_union_make(const sat_rows *r, const int32_t *row, int size, int each, sat_union *u) {
+    u->groups = (r->count + size - 1) / size, u->steps = 0;
+    u->ptr = (int64_t *)malloc(((size_t)u->groups + 1) * sizeof *u->ptr);
+    u->step = (sat_union_step *)malloc(((size_t)r->ptr[r->count] + 1) * sizeof *u->step);
+    if (!u->ptr || !u->step) {
+        sat_union_free(u);
+        return false;
+    }
+    u->ptr[0] = 0;
+    for (int64_t g = 0; g < u->groups; g++) {
+        u->steps += sat_union_merge(r, row + g * size, size, each, u->step + u->steps);
+        u->ptr[g + 1] = u->steps;
+    }
+    return true;
+}
+
+/* Bytes that hold the steps of any such union, and about how many there are where columns are drawn by chance: of the
+ * columns that rows share, a search finds a few more. */
+static inline size_t sat_union_bytes(int64_t blocks) {
+    return ((size_t)blocks * sizeof(sat_union_step) + 511) / 256 * 256;
+}
+static inline double sat_union_expected(int64_t rows, int64_t cols, int64_t blocks, int size) {
+    double density = fmin(1, (double)blocks / ((double)rows * (double)cols + 1e-9));
+    int64_t groups = (rows + size - 1) / size;
+    double all = (double)groups * (double)cols * (1 - pow(1 - density, size));
+    return fmax((double)blocks / size, fmax(all - 0.25 * ((double)blocks - all), all * 0.85));
+}
+
+#ifdef __CUDACC__
+/* Groups of block rows on the device: the steps of each, its rows, and the groups as a schedule of whole rows. */
+
+/* The workspace: steps, rows, schedule, counter. */
+static inline size_t sat_row_groups_rows_from(const sat_rows *r) { return sat_union_bytes(r->ptr[r->count]); }
+static inline size_t sat_row_groups_items_from(const sat_rows *r, int size) {
+    return sat_row_groups_rows_from(r) + (size_t)(r->count + size) * sizeof(int32_t) / 256 * 256 + 256;
+}
+static inline size_t sat_row_groups_bytes(const sat_rows *r, int size) {
+    size_t pieces = (size_t)(r->count / size + 2) * sizeof(sat_work_item);
+    return sat_row_groups_items_from(r, size) + pieces / 256 * 256 + 512 + SAT_COUNTER_BYTES;
+}
+
+static inline sat_status sat_upload_row_groups(const sat_prepare *q, const sat_rows *r, const int32_t *row, int size,
+                                               const sat_union *u, sat_device_schedule *work) {
+    char *to = (char *)q->workspace;
+    cudaStream_t stream = (cudaStream_t)q->stream;
+    cudaError_t e = cudaMemcpyAsync(to, u->step, (size_t)u->steps * sizeof *u->step, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(to + sat_row_groups_rows_from(r), row, (size_t)(u->groups * size) * sizeof *row,
+                            cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    if (e != cudaSuccess) return sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
+    sat_rows groups = {.count = u->groups, .ptr = u->ptr};
+    return sat_upload_schedule(q, &groups, INT32_MAX, to + sat_row_groups_items_from(r, size), work);
+}
+
+/* Looks for groups of `size` rows that share columns; a step has `each` columns. */
+static inline sat_status sat_prepare_row_groups(const sat_prepare *q, const sat_rows *r, int size, int each,
+                                                sat_device_schedule *work, const sat_union_step **steps,
+                                                const int32_t **rows, unsigned **counter) {
+    sat_union u = {};
+    int32_t *row = (int32_t *)malloc((size_t)(r->count + size) * sizeof *row);
+    sat_status status =
+        row && sat_union_groups(r, (r->k + r->bc - 1) / r->bc, size, row) && sat_union_make(r, row, size, each, &u)
+            ? sat_upload_row_groups(q, r, row, size, &u, work)
+            : sat_fail(SAT_OUT_OF_MEMORY, "%s: groups of %lld rows", q->variant->name, (long long)r->count);
+    *steps = (const sat_union_step *)q->workspace;
+    *rows = (const int32_t *)((char *)q->workspace + sat_row_groups_rows_from(r));
+    sat_union_free(&u);
+    free(row);
+    return status == SAT_OK ? sat_tile_counter_init(q, sat_row_groups_bytes(r, size), counter) : status;
+}
+
+#endif
+#endif
