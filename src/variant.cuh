@@ -157,23 +157,27 @@ static inline cudaError_t sat_make_ready(const void *kernel, int shared, const s
     return e;
 }
 
+/* Launches KERNEL. `shared` is the same in every call for one kernel. */
 template <auto KERNEL, typename... ARGUMENTS>
 static sat_status sat_start(const sat_launch *l, unsigned grid, int threads, int shared,
                             const ARGUMENTS &...arguments) {
-    static int allowed[64]; // by device: bytes of shared memory, and one more once it has been asked for
-    static bool early[64];
-    int at = l->device->index % 64;
-    if (allowed[at] <= shared) {
-        cudaError_t e = sat_make_ready((const void *)KERNEL, shared, l->device, &early[at]);
+    enum { UNKNOWN, READY, READY_EARLY, DEVICES = 64 };
+    static unsigned char known[DEVICES]; // threads that come at the same time find and store the same value
+    int device = l->device->index, state = UNKNOWN;
+    if (device < DEVICES) state = __atomic_load_n(&known[device], __ATOMIC_ACQUIRE);
+    if (state == UNKNOWN) {
+        bool early;
+        cudaError_t e = sat_make_ready((const void *)KERNEL, shared, l->device, &early);
         if (e != cudaSuccess) return (void)cudaGetLastError(), sat_cuda_status(l, e);
-        allowed[at] = shared + 1;
+        state = early ? READY_EARLY : READY;
+        if (device < DEVICES) __atomic_store_n(&known[device], (unsigned char)state, __ATOMIC_RELEASE);
     }
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t how = {};
     how.gridDim = dim3(grid), how.blockDim = dim3((unsigned)threads), how.dynamicSmemBytes = (size_t)shared;
-    how.stream = (cudaStream_t)l->stream, how.attrs = &attribute, how.numAttrs = early[at];
+    how.stream = (cudaStream_t)l->stream, how.attrs = &attribute, how.numAttrs = state == READY_EARLY;
     void *all[] = {(void *)&arguments...};
     cudaError_t e = cudaLaunchKernelExC(&how, (const void *)KERNEL, all);
     if (e != cudaSuccess) (void)cudaGetLastError();
