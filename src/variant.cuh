@@ -53,15 +53,15 @@ struct sat_epilogue {
 static inline sat_epilogue sat_epilogue_of(const sat_launch *l) { /* a matmul's */
     const sat_problem *p = l->problem;
     sat_epilogue o = {l->operands[2],
-                 p->bias == SAT_BIAS_ROW ? l->operands[3] : NULL,
-                 p->c.row_stride,
-                 p->c.col_stride,
-                 p->m,
-                 p->n,
-                 p->alpha,
-                 p->beta,
-                 p->c_dtype,
-                 p->activation};
+                      p->bias == SAT_BIAS_ROW ? l->operands[3] : NULL,
+                      p->c.row_stride,
+                      p->c.col_stride,
+                      p->m,
+                      p->n,
+                      p->alpha,
+                      p->beta,
+                      p->c_dtype,
+                      p->activation};
     return o;
 }
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ double sat_act(sat_activation act, double x) { return
  * bias, the others are added to what is in C then, and the activation is for the last. */
 template <typename T>
 __device__ __forceinline__ T sat_epilogue_apply(const sat_epilogue &o, int64_t i, int64_t j, T sum, bool first = true,
-                                        bool last = true) {
+                                                bool last = true) {
     T y = (T)o.alpha * sum, beta = first ? (T)o.beta : T(1);
     if (beta != 0) y += beta * sat_load_as(T(), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
     if (o.bias && first) y += sat_load_as(T(), o.dtype, o.bias, i);
@@ -104,8 +104,8 @@ __device__ __forceinline__ T sat_epilogue_apply(const sat_epilogue &o, int64_t i
 }
 
 template <typename T>
-__device__ __forceinline__ void sat_epilogue_store(const sat_epilogue &o, int64_t i, int64_t j, T sum, bool first = true,
-                                        bool last = true) {
+__device__ __forceinline__ void sat_epilogue_store(const sat_epilogue &o, int64_t i, int64_t j, T sum,
+                                                   bool first = true, bool last = true) {
     sat_store_from(sat_epilogue_apply(o, i, j, sum, first, last), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
 }
 
