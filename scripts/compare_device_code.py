@@ -28,13 +28,12 @@ def sources(tree):
 def cubin(nvcc, tree, path, folder):
     """Compiles a file; its preprocessed text is the key under which the result is kept."""
     relative = str(path.relative_to(tree))
-    text = subprocess.run(
-        [nvcc, "-E", "-P", *FLAGS[1:], relative], cwd=tree, check=True, capture_output=True
-    ).stdout
-    out = folder / (hashlib.sha256(text).hexdigest()[:24] + ".cubin")
+    text = subprocess.run([nvcc, "-E", *FLAGS[1:], relative], cwd=tree, check=True, capture_output=True).stdout
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(b"#")]
+    out = folder / (hashlib.sha256(ARCH.encode() + b"\n".join(lines)).hexdigest()[:24] + ".cubin")
     if not out.exists():
         part = out.with_suffix(f".{os.getpid()}")
-        subprocess.run([nvcc, *FLAGS, relative, "-o", str(part)], cwd=tree, check=True)
+        subprocess.run([nvcc, *FLAGS, relative, "-o", str(part)], cwd=tree, check=True, capture_output=True)
         part.rename(out)
     return out
 
