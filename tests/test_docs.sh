@@ -98,7 +98,7 @@ END
 
 links() {
     local failed=0 document target
-    for document in "$root"/*.md "$root"/docs/*.md "$root"/src/*.md; do
+    for document in "$root"/*.md "$root"/docs/*.md "$root"/docs/*/*.md "$root"/src/*.md; do
         while read -r target; do
             case $target in http*://* | mailto:* | '#'*) continue ;; esac
             [ -e "$(dirname "$document")/${target%%#*}" ] || { echo "FAILED: $document: no $target" && failed=1; }
