@@ -105,6 +105,42 @@ check_includes() { # folder, extended pattern of what it may include
     done
 }
 
+# Every project header that a file includes, directly or not; variant.*, what those include and the public header left out.
+headers_of() { # file
+    local queue=("$1") seen=" " file header path
+    while [ ${#queue[@]} -gt 0 ]; do
+        file=${queue[0]}
+        queue=("${queue[@]:1}")
+        while read -r header; do
+            for path in "${file%/*}/$header" "src/$header"; do [ -f "$path" ] && break; done
+            case $path in src/variant.h | src/variant.cuh | src/base/*) continue ;; esac
+            [ -f "$path" ] && [[ $seen != *" $path "* ]] || continue
+            seen+="$path "
+            queue+=("$path")
+            echo "$path"
+        done < <(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$file")
+    done
+}
+
+# A reader of one kernel holds few files open.
+check_headers() { # file, how many headers are too many
+    local headers
+    headers=$(headers_of "$1")
+    if [ "$(grep -c . <<<"$headers")" -gt "$2" ]; then
+        complain "$1 needs $(grep -c . <<<"$headers") headers, at most $2 are allowed:" $headers
+    fi
+}
+
+# Private words that the field has plain ones for (docs/naming.md has the glossary)
+gone='sat_deal|sat_dealt|sat_coming|sat_some_[a-z]+|sat_registers_[a-z]+|sat_piece|sat_join|sink_[a-z]+|desk|dealt|company|what it taught'
+gone+="|a warpgroup's life|looked through|are told|is told of|cut rows?"
+check_words() {
+    local hit
+    while read -r hit; do
+        complain "$hit (docs/naming.md has the plain word)"
+    done < <(grep -rnoiwE "$gone" src include bindings/python/sparse_autotune docs/*.md 2>/dev/null)
+}
+
 for folder in src/kernels/* src/libs; do
     [ -d "$folder" ] || continue
     check_variants "$folder"
@@ -117,6 +153,8 @@ check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|cor
 check_includes src/core \
     'sparse_autotune\.h|variant\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes include ''
+for file in src/kernels/cuda/*/*_sm90.cu; do [ ! -f "$file" ] || check_headers "$file" 5; done
+check_words
 
 for file in $(sources_of include '*.h') $(sources_of src '*.[ch]' '*.cu' '*.cuh' '*.def'); do
     lines=$(wc -l <"$file")
