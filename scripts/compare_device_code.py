@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 ARCH = os.environ.get("ARCH", "sm_90a")
-FLAGS = ["-cubin", "-arch=" + ARCH, "-O3", "-std=c++20", "--expt-relaxed-constexpr", "-Iinclude", "-Isrc"]
+FLAGS = ["-cubin", "-arch=" + ARCH, "-O3", "-std=c++20", "--expt-relaxed-constexpr", "-DSAT_HAVE_CUDA", "-Iinclude", "-Isrc"]
 
 
 def sources(tree):
