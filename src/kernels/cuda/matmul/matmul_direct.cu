@@ -25,7 +25,7 @@ struct kernel_args {
     vector_access c_access;
     const double *values, *b;
     int64_t b_row_stride, b_block_stride; // between rows of B, and between the first rows of block columns
-    int32_t whole;                        // block columns before this one are inside the matrix
+    int32_t inside_columns;               // block columns before this one are inside the matrix
 };
 
 __device__ __forceinline__ int column_pair(int g) { return g / 2 + g % 2 * 4; }
@@ -200,7 +200,7 @@ __device__ __forceinline__ void main_loop(accumulators<S> &acc, const kernel_arg
         if (lane < count) all.column = args.r.col[first + lane];
         if constexpr (S::TRANSPOSED) all.number = lane < count ? sat_block_of(&args.r, first + lane) : 0;
         const loader<S> load(args, lane, j);
-        if (j + 16 * S::WIDTH <= args.out.n && __all_sync(~0u, all.column < args.whole))
+        if (j + 16 * S::WIDTH <= args.out.n && __all_sync(~0u, all.column < args.inside_columns))
             multiply_blocks<S, false>(acc, load, all);
         else multiply_blocks<S, true>(acc, load, all);
     }
@@ -333,7 +333,7 @@ static sat_status launch(const sat_launch *l) {
     args.c_access = vector_access_of(p, args.r.br);
     args.values = (const double *)l->operands[0], args.b = (const double *)l->operands[1];
     args.b_row_stride = p->b.row_stride, args.b_block_stride = args.r.bc * args.b_row_stride;
-    args.whole = (int32_t)(args.r.k / args.r.bc);
+    args.inside_columns = (int32_t)(args.r.k / args.r.bc);
     const int64_t items = WARPS * k->columns / COLUMNS; // of a CTA
     dim3 grid(sat_blocks(args.work.pieces, items), (unsigned)tiles(p));
     k->run[args.r.col_step != 1]<<<grid, 32 * WARPS, 0, (cudaStream_t)l->stream>>>(args);

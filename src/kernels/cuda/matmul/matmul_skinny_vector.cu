@@ -58,14 +58,14 @@ template <> struct element<double> {
 };
 struct element16 {
     typedef float sum;
-    static __device__ __forceinline__ void put(chunk &c, int v, uint32_t bits) { // in ascending order of v
+    static __device__ __forceinline__ void set_bits(chunk &c, int v, uint32_t bits) { // in ascending order of v
         c.w[v / 2] = v % 2 ? c.w[v / 2] | bits << 16 : bits;
     }
     static __device__ __forceinline__ void set(chunk &c, int v, const void *p) {
-        put(c, v, __ldg((const unsigned short *)p));
+        set_bits(c, v, __ldg((const unsigned short *)p));
     }
     static __device__ __forceinline__ void copy(chunk &c, int v, const chunk &from, int at) {
-        put(c, v, from.w[at / 2] >> at % 2 * 16 & 0xffffu);
+        set_bits(c, v, from.w[at / 2] >> at % 2 * 16 & 0xffffu);
     }
 };
 template <> struct element<__half> : element16 {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void load_chunk(chunk &c, const void *p, int keep) {
 }
 
 // Zeros the bytes from `valid` on, which is even.
-__device__ __forceinline__ void cut_chunk(chunk &c, int valid) {
+__device__ __forceinline__ void zero_tail(chunk &c, int valid) {
 #pragma unroll
     for (int i = 0; i < 4; i++) c.w[i] = valid >= 4 * i + 4 ? c.w[i] : valid > 4 * i ? c.w[i] & 0xffffu : 0;
 }
@@ -116,15 +116,15 @@ template <typename T, a_access A> struct tile {
     __device__ __forceinline__ typename element<T>::sum get(int s, int v) const {
         return A == A_ROW_CHUNKS ? element<T>::get(c[v * SPLIT + s / V], s % V) : element<T>::get(c[s], v);
     }
-    __device__ __forceinline__ void cut(int left) { // zeros what is past the matrix: it may be NaN
+    __device__ __forceinline__ void zero_past(int left) { // zeros what is past the matrix: it may be NaN
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            cut_chunk(c[i], A == A_ROW_CHUNKS ? (i / SPLIT < left ? 16 : 0) : left * (int)sizeof(T));
+            zero_tail(c[i], A == A_ROW_CHUNKS ? (i / SPLIT < left ? 16 : 0) : left * (int)sizeof(T));
     }
 };
 
-// ---- B
-// V of k by NV columns of B, one chunk a column.
+// ---- B: a lane's V of k by NV columns, one chunk a column
+
 template <typename T, int NV, int V> struct columns {
     chunk c[NV];
 
@@ -183,7 +183,7 @@ __device__ __forceinline__ void multiply_row(typename element<T>::sum (&sum)[ROW
         if (left > 0) {
             columns<T, NV, V> bs;
             bs.load(args, b, k, left);
-            if (V > 1 && left < V) now.cut(left);
+            if (V > 1 && left < V) now.zero_past(left);
 #pragma unroll
             for (int j = 0; j < NV; j++)
 #pragma unroll
@@ -265,8 +265,8 @@ template <typename T, int NV> static constexpr instance instance_of(sat_dtype dt
     return {dtype, NV, {multiply<T, NV, A_K_CHUNKS>, multiply<T, NV, A_ROW_CHUNKS>, multiply<T, NV, A_ELEMENTS>}};
 }
 
-template <typename T, int NV> static constexpr instance instance16_of(sat_dtype dtype) { // without A_ROW_CHUNKS
-    return {dtype, NV, {multiply<T, NV, A_K_CHUNKS>, NULL, multiply<T, NV, A_ELEMENTS>}};
+template <typename T, int NV> static constexpr instance instance16_of(sat_dtype dtype) { // row chunks are elements
+    return {dtype, NV, {multiply<T, NV, A_K_CHUNKS>, multiply<T, NV, A_ELEMENTS>, multiply<T, NV, A_ELEMENTS>}};
 }
 
 static const instance instances[] = {

@@ -25,7 +25,7 @@ struct kernel_args {
     int64_t b_block_stride; // from a block column's first row of B to the next one's
     int64_t bands;          // a band is R rows of a work item
     int bands_of_item;
-    int32_t whole; // block columns before this one are inside the matrix
+    int32_t inside_columns; // block columns before this one are inside the matrix
     int lane_bits, group_bits;
     unsigned units, tiles; // of a block's columns, of the columns of C
     sat_row_part part;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void multiply_band(T (&sum)[R][V], const kernel_args 
         if (t < count) next = columns[t]; // loaded early, since the next unit waits for it
         const T *a = values + block * (C ? R * C : args.r.block_elements) + k * (C ? 1 : args.r.col_step);
         const T *b = dense + column * args.b_block_stride + k * args.b_row_stride;
-        if (left == V && column < args.whole) multiply_unit<T, R, C, KU, V>(sum, args, a, b, rows);
+        if (left == V && column < args.inside_columns) multiply_unit<T, R, C, KU, V>(sum, args, a, b, rows);
         else {
             int64_t deep = sat_min(KU, args.r.k - column * (C ? C : args.r.bc) - k);
             multiply_edge<T, R, C, V>(sum, args, a, b, rows, (int)deep, left);
@@ -287,7 +287,7 @@ static sat_status launch(const sat_launch *l) {
     args.c_access = vector_access_of(p, args.r.br);
     args.values = l->operands[0], args.b = l->operands[1];
     args.b_row_stride = p->b.row_stride, args.b_col_stride = p->b.col_stride;
-    args.b_block_stride = args.r.bc * args.b_row_stride, args.whole = (int32_t)(args.r.k / args.r.bc);
+    args.b_block_stride = args.r.bc * args.b_row_stride, args.inside_columns = (int32_t)(args.r.k / args.r.bc);
     args.bands_of_item = s.bands, args.bands = args.work.pieces * s.bands;
     args.lane_bits = s.lane_bits, args.group_bits = s.group_bits;
     args.tiles = (unsigned)s.tiles;
