@@ -433,19 +433,12 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!is_split(v)) return 0;
-    sat_rows r = sat_op_rows(p, a);
-    sat_schedule s = sat_schedule_count(&r, skinny_share(v, &r, d));
-    return sat_schedule_bytes(&s, r.br, p->n, sizeof(float));
+    return skinny_workspace(v, p, a, d, is_split(v));
 }
 
 static sat_status prepare(const sat_prepare *l, void **state) {
-    cudaError_t e = cudaFuncSetAttribute(kernel_of(l->variant, l->problem), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         find(l->variant)->shared);
-    if (e != cudaSuccess) return sat_fail(SAT_DEVICE_ERROR, "%s: %s", l->variant->name, cudaGetErrorString(e));
-    if (!is_split(l->variant)) return SAT_OK;
-    sat_rows r = sat_op_rows(l->problem, l->pattern);
-    return sat_prepare_schedule(l, skinny_share(l->variant, &r, l->device), state);
+    const sat_variant *v = l->variant;
+    return skinny_prepare(l, kernel_of(v, l->problem), find(v)->shared, is_split(v), state);
 }
 
 static bool vector_store(const sat_variant *v, const sat_problem *p) {

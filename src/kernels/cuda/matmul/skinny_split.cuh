@@ -1,5 +1,5 @@
-/* What the skinny kernels share on the host: split-K of long block rows, the estimate of those that use tensor cores,
- * and launches over a batch. */
+/* What the skinny kernels share on the host: split-K of long block rows, and launches over a batch. skinny_share,
+ * _estimate, _workspace and _prepare are for the two that use tensor cores. */
 #ifndef SAT_SKINNY_SPLIT_CUH
 #define SAT_SKINNY_SPLIT_CUH
 
@@ -29,6 +29,23 @@ static inline double skinny_estimate(const sat_variant *v, const sat_problem *p,
     double l2 = (double)a->stored_blocks * (double)p->batch * tiles * tile / l2_rate;
     double alone = longest * tile / (l2_rate / d->threads), memory = sat_bytes(p, a) / (0.9 * d->memory_rate);
     return fmax(fmax(memory, l2), alone) + (split ? 4e-6 : 2.5e-6);
+}
+
+static inline size_t skinny_workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                                      const sat_device *d, bool split) {
+    if (!split) return 0;
+    sat_rows r = sat_op_rows(p, a);
+    sat_schedule s = sat_schedule_count(&r, skinny_share(v, &r, d));
+    return sat_schedule_bytes(&s, r.br, p->n, sizeof(float));
+}
+
+template <typename KERNEL>
+static sat_status skinny_prepare(const sat_prepare *l, KERNEL kernel, int shared, bool split, void **state) {
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    if (e != cudaSuccess) return sat_fail(SAT_DEVICE_ERROR, "%s: %s", l->variant->name, cudaGetErrorString(e));
+    if (!split) return SAT_OK;
+    sat_rows r = sat_op_rows(l->problem, l->pattern);
+    return sat_prepare_schedule(l, skinny_share(l->variant, &r, l->device), state);
 }
 
 /* run(args, batch) launches the kernel for `batch` matrices. Where rows are split, the partial sums have room for one
