@@ -1,11 +1,10 @@
-/* What the plain arithmetic units and the L2 cache of a device do, for the estimates of kernels without tensor cores.
- */
+/* Rates of a device's FMA units and L2 cache, for the estimates of kernels without tensor cores. */
 #ifndef SAT_SIMT_RATES_H
 #define SAT_SIMT_RATES_H
 
 #include "variant.h"
 
-/* Cycles a second of all multiprocessors together, read back from the nominal f32 rate. */
+/* Cycles a second of all multiprocessors together, derived from the nominal f32 rate. */
 static inline double sat_simt_cycles(const sat_device *d) {
     return d->flop_rate[SAT_F32] / (0.8 * (d->capability == 80 ? 128 : 256));
 }
@@ -25,12 +24,12 @@ static inline double sat_worst(double x, double y, double z) {
     return most > z ? most : z;
 }
 
-/* The most blocks of one row of op(A): where rows are not cut, it may end last. */
+/* The most blocks of one row of op(A): where rows are not split, it may end last. */
 static inline double sat_heaviest(const sat_problem *p, const sat_pattern_view *a) {
     return (double)(p->transpose ? a->max_col : a->max_row);
 }
 
-/* From asking for an operand in L2 or memory to having used it, when nothing else runs. */
+/* Seconds from the request of an operand in L2 or memory to its use, when nothing else runs. */
 #define SAT_SIMT_LATENCY 0.4e-6
 
 #endif

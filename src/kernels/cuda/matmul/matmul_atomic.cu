@@ -1,24 +1,24 @@
-// cuda_matmul_atomic: the first rung of the ladder. A CTA takes one stored block and a tile of columns, and adds its
-// product to C by atomics: in a workspace of the type summed in, which is cleared before and goes through the epilogue
-// afterwards. What it taught: every block row's sum passes through memory once a stored block, and the order of the
-// additions, so the last bits, changes from run to run. Skewed rows do not matter to it. Where rows are deep, C is
-// summed in double: so many f32 additions of one sign would lose digits.
+// cuda_matmul_atomic: the simplest kernel after the reference. A CTA has one stored block and a tile of columns, and
+// adds its product to C by atomics, in a workspace of the accumulators' type. The workspace is cleared before, and goes
+// through the epilogue afterwards. A block row's sum passes through memory once for each stored block, and the order of
+// the additions, so the last bits, changes from run to run. Skewed rows cost nothing. Where rows are long, the
+// workspace is f64: so many f32 additions of one sign would lose digits.
 
 #include "kernels/cuda/common/simt_rates.h"
 #include "variant.cuh"
 
 enum { THREADS = 128, WIDTH = 64 };
 
-struct job {
+struct kernel_args {
     sat_rows r;
     sat_epilogue out;
     const void *values, *b;
-    int64_t b_row, b_col, stored;
+    int64_t b_row_stride, b_col_stride, stored;
     sat_dtype dtype;
     void *sums; // out.m x out.n
 };
 
-static __device__ int64_t row_of(const sat_rows &r, int64_t t) { // the block row that position t is in
+static __device__ int64_t row_of(const sat_rows &r, int64_t t) { // the block row of position t
     int64_t low = 0, high = r.count;
     while (high - low > 1) {
         int64_t middle = (low + high) / 2;
@@ -28,41 +28,42 @@ static __device__ int64_t row_of(const sat_rows &r, int64_t t) { // the block ro
     return low;
 }
 
-// S: the type of a block's sum, which is made of parts where the block is deep. SUM: that of the whole.
-template <typename S, typename SUM> static __global__ void multiply(const __grid_constant__ job x) {
-    int64_t tiles = (x.out.n + WIDTH - 1) / WIDTH;
-    for (int64_t w = blockIdx.x; w < x.stored * tiles; w += gridDim.x) {
-        int64_t t = w / tiles, j0 = w % tiles * WIDTH, width = sat_min(WIDTH, x.out.n - j0);
-        int64_t i0 = row_of(x.r, t) * x.r.br, rows = sat_min(x.r.br, x.r.m - i0);
-        int64_t k0 = x.r.col[t] * x.r.bc, depth = sat_min(x.r.bc, x.r.k - k0);
-        int64_t base = sat_block_of(&x.r, t) * x.r.block_elements;
+// S: the type of the sum of a part of a block, at most SAT_SUM_PART columns. SUM: the type of the whole sum.
+template <typename S, typename SUM> static __global__ void multiply(const __grid_constant__ kernel_args args) {
+    int64_t tiles = (args.out.n + WIDTH - 1) / WIDTH;
+    for (int64_t w = blockIdx.x; w < args.stored * tiles; w += gridDim.x) {
+        int64_t t = w / tiles, j0 = w % tiles * WIDTH, width = sat_min(WIDTH, args.out.n - j0);
+        int64_t i0 = row_of(args.r, t) * args.r.br, rows = sat_min(args.r.br, args.r.m - i0);
+        int64_t k0 = args.r.col[t] * args.r.bc, depth = sat_min(args.r.bc, args.r.k - k0);
+        int64_t base = sat_block_of(&args.r, t) * args.r.block_elements;
         for (int64_t e = threadIdx.x; e < rows * width; e += THREADS) {
             int64_t i = e / width, j = j0 + e % width;
             SUM sum = 0;
             for (int64_t k = 0; k < depth;) {
                 S part = 0;
                 for (int64_t end = sat_min(depth, k + SAT_SUM_PART); k < end; k++)
-                    part += sat_load_as(S(), x.dtype, x.values, base + i * x.r.row_step + k * x.r.col_step) *
-                            sat_load_as(S(), x.dtype, x.b, (k0 + k) * x.b_row + j * x.b_col);
+                    part +=
+                        sat_load_as(S(), args.dtype, args.values, base + i * args.r.row_step + k * args.r.col_step) *
+                        sat_load_as(S(), args.dtype, args.b, (k0 + k) * args.b_row_stride + j * args.b_col_stride);
                 sum += part;
             }
-            atomicAdd((SUM *)x.sums + (i0 + i) * x.out.n + j, sum);
+            atomicAdd((SUM *)args.sums + (i0 + i) * args.out.n + j, sum);
         }
     }
 }
 
-template <typename S, typename SUM> static __global__ void finish(const __grid_constant__ job x) {
-    int64_t all = x.out.m * x.out.n, step = (int64_t)gridDim.x * blockDim.x;
+template <typename S, typename SUM> static __global__ void finish(const __grid_constant__ kernel_args args) {
+    int64_t all = args.out.m * args.out.n, step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < all; e += step)
-        sat_epilogue_store(x.out, e / x.out.n, e % x.out.n, (S)((const SUM *)x.sums)[e]);
+        sat_epilogue_store(args.out, e / args.out.n, e % args.out.n, (S)((const SUM *)args.sums)[e]);
 }
 
-static bool deep(const sat_problem *p, const sat_pattern_view *a) {
+static bool is_long(const sat_problem *p, const sat_pattern_view *a) {
     return sat_heaviest(p, a) * (double)sat_op_rows(p, a).bc > (double)SAT_SUM_PART;
 }
 
 static sat_dtype summed_in(const sat_problem *p, const sat_pattern_view *a) {
-    return deep(p, a) ? SAT_F64 : p->compute_dtype;
+    return is_long(p, a) ? SAT_F64 : p->compute_dtype;
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -79,29 +80,29 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     return sat_worst(sat_flops(p, a) / rate, 4 * added / sat_l2_rate(d), memory) + 8e-6 * batch;
 }
 
-template <typename S, typename SUM> static sat_status run(const sat_launch *l, const job &x) {
+template <typename S, typename SUM> static sat_status run(const sat_launch *l, const kernel_args &args) {
     cudaStream_t stream = (cudaStream_t)l->stream;
-    (void)cudaMemsetAsync(x.sums, 0, workspace(l->variant, l->problem, l->pattern, l->device), stream);
-    int64_t tiles = (x.out.n + WIDTH - 1) / WIDTH;
-    if (x.stored) multiply<S, SUM><<<sat_blocks(x.stored * tiles, 1), THREADS, 0, stream>>>(x);
-    finish<S, SUM><<<sat_blocks(x.out.m * x.out.n, 256), 256, 0, stream>>>(x);
+    (void)cudaMemsetAsync(args.sums, 0, workspace(l->variant, l->problem, l->pattern, l->device), stream);
+    int64_t tiles = (args.out.n + WIDTH - 1) / WIDTH;
+    if (args.stored) multiply<S, SUM><<<sat_blocks(args.stored * tiles, 1), THREADS, 0, stream>>>(args);
+    finish<S, SUM><<<sat_blocks(args.out.m * args.out.n, 256), 256, 0, stream>>>(args);
     return sat_launched(l);
 }
 
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     if (p->m == 0 || p->n == 0) return SAT_OK;
-    job x = {sat_device_rows(p, l->pattern),
-             sat_epilogue_of(l),
-             l->operands[0],
-             l->operands[1],
-             p->b.row_stride,
-             p->b.col_stride,
-             l->pattern->stored_blocks,
-             p->a_dtype,
-             l->workspace};
-    if (p->compute_dtype == SAT_F64) return run<double, double>(l, x);
-    return summed_in(p, l->pattern) == SAT_F64 ? run<float, double>(l, x) : run<float, float>(l, x);
+    kernel_args args = {sat_device_rows(p, l->pattern),
+                        sat_epilogue_of(l),
+                        l->operands[0],
+                        l->operands[1],
+                        p->b.row_stride,
+                        p->b.col_stride,
+                        l->pattern->stored_blocks,
+                        p->a_dtype,
+                        l->workspace};
+    if (p->compute_dtype == SAT_F64) return run<double, double>(l, args);
+    return summed_in(p, l->pattern) == SAT_F64 ? run<float, double>(l, args) : run<float, float>(l, args);
 }
 
 SAT_FAMILY(cuda_matmul_atomic) = {

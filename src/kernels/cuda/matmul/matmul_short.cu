@@ -1,73 +1,77 @@
-// cuda_matmul_short: rows of few blocks by few columns, where the time is the chain from launch to store. f16, bf16.
+// cuda_matmul_short: rows of few blocks by few columns, where the time is the latency from launch to store. f16, bf16.
 //
-// A CTA has 64 rows of a block row and BN columns, four warps of 16 rows or twice as many side by side. It asks for the
-// first STAGES steps, 64 k each, at once, which is mostly all of the row, and multiplies them as they come; there is no
-// schedule to read, no loop over tiles, and values are under way before the columns are known that B is read by.
+// A CTA has 64 rows of a block row and BN columns, with four warps of 16 rows, or twice as many side by side. It
+// requests its first STAGES stages, 64 k each, at once: mostly the whole row. It multiplies them as they arrive. There
+// is no schedule to read and no loop over tiles, and the blocks' values are requested before the column indices, by
+// which B is read, have arrived.
 
-#include "kernels/cuda/common/scheduler.h"
 #include "kernels/cuda/common/epilogue.cuh"
-#include "kernels/cuda/matmul/mma_tile.cuh"
+#include "kernels/cuda/matmul/mma_fragments.cuh"
 
-enum { ROWS = 64, DEEP = 64 };
+enum { BM = 64, BK = 64 };
 
-struct job {
+struct kernel_args {
     sat_tile_epilogue out;
     const int64_t *ptr;
     const int32_t *col;
     const char *a, *b;
-    int64_t b_line;            // bytes from a row of B to the next; of a column, where those are lines
-    unsigned slices, panels;   // of a block row; of C
-    unsigned units, a_line;    // steps in a block; bytes from a row of a block to the next
-    unsigned a_block, a_slice; // bytes
+    int64_t b_line_stride;                      // bytes between B's rows; between its columns, if it is column-major
+    unsigned row_tiles, column_tiles;           // in a block row; in C
+    unsigned block_stages, a_row_stride;        // stages in a block; bytes between rows of a block
+    unsigned a_block_stride, a_row_tile_stride; // bytes
     int n, br, bc;
 };
 
-template <class MATH_, int BN_, int STAGES_, bool B_DEEP_> struct shape {
-    typedef sat_mma_16bit<MATH_> math;
+// ---- shared memory: STAGES stages, each an A tile [BM x BK], K-major, and a B tile [BN x BK]; reused by the epilogue
+
+template <class MATH_, int BN_, int STAGES_, bool B_K_MAJOR_> struct shape {
+    typedef mma_16bit<MATH_> math;
     typedef typename math::element element;
     static constexpr int BN = BN_, STAGES = STAGES_, WN = BN < 128 ? BN : BN / 2, NT = WN / 8;
-    static constexpr bool B_DEEP = B_DEEP_;
-    static constexpr int A_BYTES = ROWS * DEEP * 2, STAGE = A_BYTES + BN * DEEP * 2;
-    static constexpr int THREADS = 128 * (BN / WN), PASS = THREADS / 8; // lines of A that the threads copy at once
+    static constexpr bool B_K_MAJOR = B_K_MAJOR_;
+    static constexpr int A_BYTES = BM * BK * 2, STAGE = A_BYTES + BN * BK * 2;
+    static constexpr int THREADS = 128 * (BN / WN), PASS = THREADS / 8; // rows of A that the threads copy at once
     static constexpr int SHARED = STAGES * STAGE, CTAS = SHARED <= 75000 ? 3 : 2;
     static constexpr int SQUARE = sat_square_bytes<float>();
-    static_assert(SQUARE * 8 <= SHARED, "output passes through what the steps leave");
+    static_assert(SQUARE * 8 <= SHARED, "the epilogue reuses the stages");
 };
 
-// The row's blocks as a CTA walks them.
-template <class S> struct walk {
-    const job &x;
+// ---- producer: all threads copy
+
+template <class S> struct loader {
+    const kernel_args &args;
     const char *a;
-    uint32_t to;
-    int first, steps, n0;
-    int32_t col; // of block number `lane` of the 32 that are known
+    uint32_t shared;
+    int first, stages, n0; // the row's first block, its stages, the tile's first column
+    int32_t col;           // lane i has the column of block i of the 32 that are cached
 
-    __device__ __forceinline__ void know(int block) {
+    __device__ __forceinline__ void cache_columns(int block) {
         int mine = block + (int)threadIdx.x % 32;
-        if (mine * (int)x.units < steps) col = __ldg(x.col + first + mine);
+        if (mine * (int)args.block_stages < stages) col = __ldg(args.col + first + mine);
     }
 
-    __device__ __forceinline__ void copy_a(int step) const {
+    __device__ __forceinline__ void copy_a(int stage) const {
         int line = threadIdx.x / 8, chunk = threadIdx.x % 8;
-        unsigned block = (unsigned)step / x.units, in = (unsigned)step % x.units;
-        const char *from = a + (int64_t)block * x.a_block + in * (DEEP * 2) + line * x.a_line + chunk * 16;
-        uint32_t place = to + step % S::STAGES * S::STAGE + sat_mma_place<DEEP / 8, 0>(line, chunk);
+        unsigned block = (unsigned)stage / args.block_stages, in = (unsigned)stage % args.block_stages;
+        const char *from =
+            a + (int64_t)block * args.a_block_stride + in * (BK * 2) + line * args.a_row_stride + chunk * 16;
+        uint32_t to = shared + stage % S::STAGES * S::STAGE + mma_chunk_offset<BK / 8, 0>(line, chunk);
 #pragma unroll
-        for (int p = 0; p < ROWS; p += S::PASS) cp_async_16(place + p * 128, from + p * x.a_line);
+        for (int p = 0; p < BM; p += S::PASS) cp_async_16(to + p * 128, from + p * args.a_row_stride);
     }
 
-    __device__ __forceinline__ void copy_b(int step) const {
-        constexpr int CHUNKS = S::B_DEEP ? DEEP / 8 : S::BN / 8, LINES = S::B_DEEP ? S::BN : DEEP;
-        unsigned block = (unsigned)step / x.units, in = (unsigned)step % x.units;
-        int k = __shfl_sync(0xffffffffu, col, block % 32) * x.bc + (int)in * DEEP;
-        uint32_t base = to + step % S::STAGES * S::STAGE + S::A_BYTES;
+    __device__ __forceinline__ void copy_b(int stage) const {
+        constexpr int CHUNKS = S::B_K_MAJOR ? BK / 8 : S::BN / 8, LINES = S::B_K_MAJOR ? S::BN : BK;
+        unsigned block = (unsigned)stage / args.block_stages, in = (unsigned)stage % args.block_stages;
+        int k = __shfl_sync(0xffffffffu, col, block % 32) * args.bc + (int)in * BK;
+        uint32_t to = shared + stage % S::STAGES * S::STAGE + S::A_BYTES;
 #pragma unroll
         for (int p = 0; p < LINES * CHUNKS; p += S::THREADS) {
             int line = (p + (int)threadIdx.x) / CHUNKS, chunk = (p + (int)threadIdx.x) % CHUNKS;
-            int left = S::B_DEEP ? (n0 + line < x.n ? 16 : 0) : (x.n - n0 - chunk * 8) * 2;
-            int64_t at =
-                S::B_DEEP ? (n0 + line) * x.b_line + (k + chunk * 8) * 2 : (k + line) * x.b_line + (n0 + chunk * 8) * 2;
-            cp_async_16(base + sat_mma_place<CHUNKS, 0>(line, chunk), x.b + (left > 0 ? at : 0),
+            int left = S::B_K_MAJOR ? (n0 + line < args.n ? 16 : 0) : (args.n - n0 - chunk * 8) * 2; // bytes that exist
+            int64_t at = S::B_K_MAJOR ? (n0 + line) * args.b_line_stride + (k + chunk * 8) * 2
+                                      : (k + line) * args.b_line_stride + (n0 + chunk * 8) * 2;
+            cp_async_16(to + mma_chunk_offset<CHUNKS, 0>(line, chunk), args.b + (left > 0 ? at : 0),
                         left < 0    ? 0
                         : left > 16 ? 16
                                     : left);
@@ -75,151 +79,156 @@ template <class S> struct walk {
     }
 };
 
-template <class S> __device__ __forceinline__ void multiply_step(float (&sum)[1][S::NT][4], uint32_t a, uint32_t b) {
+// ---- consumer
+
+template <class S> __device__ __forceinline__ void multiply_stage(float (&acc)[1][S::NT][4], uint32_t a, uint32_t b) {
 #pragma unroll
-    for (int kk = 0; kk < DEEP / 16; kk++) {
-        typename S::math::a part_a[1];
-        typename S::math::b part_b[S::NT];
-        S::math::template load_a<ROWS, DEEP, true>(part_a, a, kk);
-        S::math::template load_b<S::BN, DEEP, S::B_DEEP>(part_b, b, kk);
+    for (int kk = 0; kk < BK / 16; kk++) {
+        typename S::math::a fragment_a[1];
+        typename S::math::b fragment_b[S::NT];
+        S::math::template load_a<BM, BK, true>(fragment_a, a, kk);
+        S::math::template load_b<S::BN, BK, S::B_K_MAJOR>(fragment_b, b, kk);
 #pragma unroll
-        for (int j = 0; j < S::NT; j++) S::math::multiply(sum[0][j], part_a[0], part_b[j]);
+        for (int j = 0; j < S::NT; j++) S::math::multiply(acc[0][j], fragment_a[0], fragment_b[j]);
     }
 }
 
+// ---- kernel: one CTA a tile
+
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(const __grid_constant__ job x) {
+static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(const __grid_constant__ kernel_args args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     griddepcontrol_launch_dependents();
-    unsigned tile = blockIdx.x / x.slices, slice = blockIdx.x % x.slices, row = tile / x.panels;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, down = warp % 4 * 16, right = warp / 4 * S::WN;
-    int64_t from = __ldg(x.ptr + row), to = __ldg(x.ptr + row + 1);
-    walk<S> w = {x,
-                 x.a + from * x.a_block + slice * x.a_slice,
-                 smem_address(shared),
-                 (int)from,
-                 (int)(to - from) * (int)x.units,
-                 (int)(tile % x.panels) * S::BN};
-    constexpr int EARLY = S::STAGES < 4 ? S::STAGES : 4; // steps of A that do not wait for the columns
-    w.know(0);
+    unsigned tile = blockIdx.x / args.row_tiles, row_tile = blockIdx.x % args.row_tiles, row = tile / args.column_tiles;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_row = warp % 4 * 16, warp_column = warp / 4 * S::WN;
+    int64_t from = __ldg(args.ptr + row), to = __ldg(args.ptr + row + 1);
+    loader<S> load = {args,
+                      args.a + from * args.a_block_stride + row_tile * args.a_row_tile_stride,
+                      smem_address(shared),
+                      (int)from,
+                      (int)(to - from) * (int)args.block_stages,
+                      (int)(tile % args.column_tiles) * S::BN};
+    constexpr int EARLY = S::STAGES < 4 ? S::STAGES : 4; // stages of A that do not wait for the column indices
+    load.cache_columns(0);
     griddepcontrol_wait();
 #pragma unroll
     for (int s = 0; s < EARLY; s++)
-        if (s < w.steps) w.copy_a(s);
+        if (s < load.stages) load.copy_a(s);
 #pragma unroll
     for (int s = 0; s < S::STAGES; s++) {
-        if (s >= EARLY && s < w.steps) w.copy_a(s);
-        if (s < w.steps) w.copy_b(s);
+        if (s >= EARLY && s < load.stages) load.copy_a(s);
+        if (s < load.stages) load.copy_b(s);
         cp_async_commit_group();
     }
-    const uint32_t a = w.to + S::math::template find_a<ROWS, DEEP, true>(lane, down);
-    const uint32_t b = w.to + S::A_BYTES + S::math::template find_b<S::BN, DEEP, S::B_DEEP>(lane, right);
-    float sum[1][S::NT][4] = {};
-    for (int s = 0; s < w.steps; s++) {
+    const uint32_t a = load.shared + S::math::template lane_offset_a<BM, BK, true>(lane, warp_row);
+    const uint32_t b =
+        load.shared + S::A_BYTES + S::math::template lane_offset_b<S::BN, BK, S::B_K_MAJOR>(lane, warp_column);
+    float acc[1][S::NT][4] = {};
+    for (int s = 0; s < load.stages; s++) {
         cp_async_wait_group<S::STAGES - 1>();
         __syncthreads();
-        multiply_step<S>(sum, a + s % S::STAGES * S::STAGE, b + s % S::STAGES * S::STAGE);
+        multiply_stage<S>(acc, a + s % S::STAGES * S::STAGE, b + s % S::STAGES * S::STAGE);
         int next = s + S::STAGES;
-        if (next < w.steps) {
-            if (next % (32 * (int)x.units) == 0) w.know(next / (int)x.units);
+        if (next < load.stages) {
+            if (next % (32 * (int)args.block_stages) == 0) load.cache_columns(next / (int)args.block_stages);
             __syncthreads();
-            w.copy_a(next), w.copy_b(next);
+            load.copy_a(next), load.copy_b(next);
         }
         cp_async_commit_group();
     }
     __syncthreads();
-    sat_warp_store<typename S::element>(x.out, sum, (int64_t)row * x.br + slice * ROWS + down, w.n0 + right, lane,
-                                        (float *)(shared + warp * S::SQUARE));
+    sat_warp_store<typename S::element>(args.out, acc, (int64_t)row * args.br + row_tile * BM + warp_row,
+                                        load.n0 + warp_column, lane, (float *)(shared + warp * S::SQUARE));
 }
 
 // ---- host
 
 struct instance {
-    sat_status (*start)(const sat_launch *, unsigned, int, int, const job &);
-    int threads, shared, ctas;
+    sat_dtype dtype;
+    int tile_n, threads, shared, ctas;
+    sat_status (*start[2])(const sat_launch *, unsigned, int, int, const kernel_args &); // [B is K-major]
 };
 
-template <class MATH, int BN, int STAGES> static instance instance_of(bool deep) {
-    typedef shape<MATH, BN, STAGES, true> D;
-    typedef shape<MATH, BN, STAGES, false> W;
-    return {deep ? sat_start<multiply<D>, job> : sat_start<multiply<W>, job>, D::THREADS, D::SHARED, D::CTAS};
+template <class MATH, int BN, int STAGES> static constexpr instance instance_of() {
+    typedef shape<MATH, BN, STAGES, true> K;
+    typedef shape<MATH, BN, STAGES, false> N;
+    return {MATH::dtype, BN,      K::THREADS,
+            K::SHARED,   K::CTAS, {sat_start<multiply<N>, kernel_args>, sat_start<multiply<K>, kernel_args>}};
 }
 
-template <class MATH> static instance with_math(int columns, bool deep) {
-    switch (columns) {
-    case 16: return instance_of<MATH, 16, 7>(deep);
-    case 32: return instance_of<MATH, 32, 7>(deep);
-    case 64: return instance_of<MATH, 64, 7>(deep);
-    default: return instance_of<MATH, 128, 4>(deep);
-    }
+static const instance instances[] = {
+    instance_of<sat_f16_math, 16, 7>(),  instance_of<sat_f16_math, 32, 7>(),   instance_of<sat_f16_math, 64, 7>(),
+    instance_of<sat_f16_math, 128, 4>(), instance_of<sat_bf16_math, 16, 7>(),  instance_of<sat_bf16_math, 32, 7>(),
+    instance_of<sat_bf16_math, 64, 7>(), instance_of<sat_bf16_math, 128, 4>(),
+};
+
+static const instance *find(const sat_variant *v) {
+    for (const instance &i : instances)
+        if (i.dtype == v->instance.dtype && i.tile_n == v->instance.tile_n) return &i;
+    return NULL;
 }
 
-// B's columns in chunks of 16 bytes, rather than its rows.
-static bool deep_b(const sat_problem *p) { return p->b.row_stride == 1 && p->b.col_stride % 8 == 0; }
-
-static instance choose(const sat_variant *v, const sat_problem *p) {
-    return v->instance.dtype == SAT_F16 ? with_math<sat_f16_math>(v->instance.tile_n, deep_b(p))
-                                        : with_math<sat_bf16_math>(v->instance.tile_n, deep_b(p));
-}
+// B is column-major, in chunks of 16 bytes.
+static bool b_k_major(const sat_problem *p) { return p->b.row_stride == 1 && p->b.col_stride % 8 == 0; }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     int64_t tile_n = v->instance.tile_n, br = a->block_rows, bc = a->block_cols;
     if (p->a_dtype != v->instance.dtype || d->capability < 80 || p->transpose == SAT_TRANSPOSE) return false;
-    if (choose(v, p).shared + 1024 > d->shared_bytes) return false;
-    if (br % ROWS || bc % DEEP || p->k % bc || br * bc > 1 << 24 || p->k > INT32_MAX || p->n > INT32_MAX) return false;
-    if (tile_n > 16 && p->n <= tile_n / 2) return false; // a narrower sister's
-    if (a->stored_blocks * (bc / DEEP) > INT32_MAX || p->a_align < 16 || p->b_align < 16) return false;
-    if (!deep_b(p) && (p->b.col_stride != 1 || p->b.row_stride % 8 != 0)) return false;
-    double tiles = (double)a->grid_rows * (double)(br / ROWS) * ((double)p->n / (double)tile_n + 1);
+    if (find(v)->shared + 1024 > d->shared_bytes) return false;
+    if (br % BM || bc % BK || p->k % bc || br * bc > 1 << 24 || p->k > INT32_MAX || p->n > INT32_MAX) return false;
+    if (tile_n > 16 && p->n <= tile_n / 2) return false; // a narrower tile serves
+    if (a->stored_blocks * (bc / BK) > INT32_MAX || p->a_align < 16 || p->b_align < 16) return false;
+    if (!b_k_major(p) && (p->b.col_stride != 1 || p->b.row_stride % 8 != 0)) return false;
+    double tiles = (double)a->grid_rows * (double)(br / BM) * ((double)p->n / (double)tile_n + 1);
     if (p->batch > 1 && (p->a.batch_stride % 8 || p->b.batch_stride % 8)) return false;
     return tiles <= INT32_MAX;
 }
 
-// From L2 each tile takes its part of A and of B; the longest row is one CTA's.
+// Each tile reads its part of A and of B from L2; one CTA has the longest row.
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    instance i = choose(v, p);
-    double slices = (double)(a->block_rows / ROWS), panels = ceil((double)p->n / v->instance.tile_n);
-    double step = 2 * (double)DEEP * (ROWS + v->instance.tile_n), units = (double)(a->block_cols / DEEP);
-    double tiles = fmax(1, (double)a->grid_rows * slices * panels), places = (double)d->threads * i.ctas;
-    double l2_rate = 2 * d->memory_rate, bytes = (double)a->stored_blocks * units * slices * panels * step;
+    const instance *i = find(v);
+    double row_tiles = (double)(a->block_rows / BM), column_tiles = ceil((double)p->n / v->instance.tile_n);
+    double stage = 2 * (double)BK * (BM + v->instance.tile_n), stages = (double)(a->block_cols / BK);
+    double tiles = fmax(1, (double)a->grid_rows * row_tiles * column_tiles), at_once = (double)d->threads * i->ctas;
+    double l2_rate = 2 * d->memory_rate, bytes = (double)a->stored_blocks * stages * row_tiles * column_tiles * stage;
     double uneven = ceil(tiles / d->threads) / (tiles / d->threads);
-    double alone = (double)a->max_row * units * step / (l2_rate / d->threads);
-    double rounds = ceil(tiles / places), items = (double)p->batch;
-    double time = fmax(bytes / l2_rate * fmin(uneven, 2), alone) + 1e-6 * fmin(rounds, 8) + 2e-6;
-    return fmax(items * time, sat_bytes(p, a) / (0.9 * d->memory_rate));
+    double alone = (double)a->max_row * stages * stage / (l2_rate / d->threads);
+    double waves = ceil(tiles / at_once), batch = (double)p->batch;
+    double time = fmax(bytes / l2_rate * fmin(uneven, 2), alone) + 1e-6 * fmin(waves, 8) + 2e-6;
+    return fmax(batch * time, sat_bytes(p, a) / (0.9 * d->memory_rate));
 }
 
-// Shared memory such that no multiprocessor has room for more than its share of one round of tiles: CTAs that begin
-// while the kernel before still ends would else crowd where that ended first.
-static int spread(const instance &i, unsigned tiles, const sat_device *d) {
+// Dynamic shared memory, so large that no multiprocessor has room for more than its share of the tiles. The kernel
+// starts while the one before it ends; its CTAs would else all go to the multiprocessors that are free first.
+static int shared_bytes(const instance *i, unsigned tiles, const sat_device *d) {
     unsigned each = (tiles + (unsigned)d->threads - 1) / (unsigned)d->threads;
-    return each > 2 ? i.shared : (int)sat_max(i.shared, d->shared_bytes / (each + 1) + 1024);
+    return each > 2 ? i->shared : (int)sat_max(i->shared, d->shared_bytes / (each + 1) + 1024);
 }
 
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
     if (p->m == 0 || p->n == 0) return SAT_OK;
-    instance i = choose(l->variant, p);
+    const instance *i = find(l->variant);
     sat_rows r = sat_device_rows(p, a);
-    job x = {};
-    x.out = sat_tile_epilogue_of(l);
-    x.ptr = r.ptr, x.col = r.col, x.a = (const char *)l->operands[0], x.b = (const char *)l->operands[1];
-    x.b_line = (deep_b(p) ? p->b.col_stride : p->b.row_stride) * 2;
-    x.br = (int)r.br, x.bc = (int)r.bc, x.n = (int)p->n;
-    x.slices = (unsigned)(r.br / ROWS),
-    x.panels = (unsigned)((p->n + l->variant->instance.tile_n - 1) / l->variant->instance.tile_n);
-    x.units = (unsigned)(r.bc / DEEP), x.a_line = (unsigned)r.bc * 2;
-    x.a_block = (unsigned)(r.br * r.bc * 2), x.a_slice = ROWS * x.a_line;
-    unsigned tiles = (unsigned)r.count * x.slices * x.panels;
-    return i.start(l, tiles, i.threads, spread(i, tiles, l->device), x);
+    kernel_args args = {};
+    args.out = sat_tile_epilogue_of(l);
+    args.ptr = r.ptr, args.col = r.col, args.a = (const char *)l->operands[0], args.b = (const char *)l->operands[1];
+    args.b_line_stride = (b_k_major(p) ? p->b.col_stride : p->b.row_stride) * 2;
+    args.br = (int)r.br, args.bc = (int)r.bc, args.n = (int)p->n;
+    args.row_tiles = (unsigned)(r.br / BM),
+    args.column_tiles = (unsigned)((p->n + l->variant->instance.tile_n - 1) / l->variant->instance.tile_n);
+    args.block_stages = (unsigned)(r.bc / BK), args.a_row_stride = (unsigned)r.bc * 2;
+    args.a_block_stride = (unsigned)(r.br * r.bc * 2), args.a_row_tile_stride = BM * args.a_row_stride;
+    unsigned tiles = (unsigned)r.count * args.row_tiles * args.column_tiles;
+    return i->start[b_k_major(p)](l, tiles, i->threads, shared_bytes(i, tiles, l->device), args);
 }
 
 SAT_FAMILY(cuda_matmul_short) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .about = "all of a row under way at once: short rows, few columns (f16, bf16; block sides multiples of 64)",
+    .about = "a whole row in flight at once: short rows, few columns (f16, bf16; block sides multiples of 64)",
     .supports = supports,
     .estimate = estimate,
     .launch = launch,

@@ -1,8 +1,15 @@
-// cuda_matmul_vector: four rows by 16 bytes of columns of C a thread, B (and A, where its blocks allow) read 16 bytes
-// at a time. For row-major B whose rows are multiples of 16 bytes. What it taught: one wide load does what four or
-// eight narrow ones did, and each value of A now serves several products; still every thread fetches its own.
+// cuda_matmul_vector: four rows by 16 bytes of columns of C a thread. B, and A where its blocks allow it, are read 16
+// bytes at a time. For row-major B whose rows are multiples of 16 bytes. One vector load replaces two to eight loads,
+// and each value of A serves several products; but every thread still loads its own operands.
 
-#include "kernels/cuda/matmul/walk.cuh"
+#include "kernels/cuda/matmul/register_tile.cuh"
+
+static const register_tile_instance instances[] = {
+    {SAT_F32, 4, register_tile_matmul<float, 4>},
+    {SAT_F64, 2, register_tile_matmul<double, 2>},
+    {SAT_F16, 8, register_tile_matmul<__half, 8>},
+    {SAT_BF16, 8, register_tile_matmul<__nv_bfloat16, 8>},
+};
 
 static bool aligned(const sat_problem *p) {
     int64_t size = (int64_t)sat_dtype_size(p->b_dtype);
@@ -15,7 +22,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return aligned(p);
 }
 
-static bool values_aligned(const sat_problem *p, const sat_rows &r) { // each row of each block
+static bool values_aligned(const sat_problem *p, const sat_rows &r) { // every row of every block
     int64_t size = (int64_t)sat_dtype_size(p->a_dtype);
     return p->a_align >= 16 && r.col_step == 1 && r.bc * size % 16 == 0 &&
            (p->batch == 1 || p->a.batch_stride * size % 16 == 0);
@@ -25,24 +32,17 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     (void)v;
     sat_rows r = sat_op_rows(p, a);
     int64_t vector = 16 / (int64_t)sat_dtype_size(p->b_dtype);
-    bool wide = values_aligned(p, r);
-    double busy = sat_flops(p, a) / (sat_simt_rate(d, p->compute_dtype) * (wide ? 0.25 : 0.15));
-    double l2 = walk_traffic(p, a, 32 * vector) / sat_l2_rate(d), memory = sat_bytes(p, a) / d->memory_rate;
-    double alone = walk_alone(p, a, 1 + (double)r.bc / (double)(wide ? vector : 4));
-    return sat_worst(sat_worst(busy, l2, memory), alone, 0) + 3e-6 * (double)p->batch;
+    bool a_vectors = values_aligned(p, r);
+    double busy = sat_flops(p, a) / (sat_simt_rate(d, p->compute_dtype) * (a_vectors ? 0.25 : 0.15));
+    double l2 = register_tile_traffic(p, a, 32 * vector) / sat_l2_rate(d), memory = sat_bytes(p, a) / d->memory_rate;
+    double longest = register_tile_longest(p, a, 1 + (double)r.bc / (double)(a_vectors ? vector : 4));
+    return sat_worst(sat_worst(busy, l2, memory), longest, 0) + 3e-6 * (double)p->batch;
 }
 
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
-    if (p->m == 0 || p->n == 0) return SAT_OK;
-    walk_job x = walk_job_of(l, 16 / (int)sat_dtype_size(p->b_dtype));
-    x.a_vector = values_aligned(p, x.r);
-    switch (p->a_dtype) {
-    case SAT_F64: return walk_launch<double, 2>(l, x);
-    case SAT_F32: return walk_launch<float, 4>(l, x);
-    case SAT_F16: return walk_launch<__half, 8>(l, x);
-    default: return walk_launch<__nv_bfloat16, 8>(l, x);
-    }
+    return register_tile_launch(l, register_tile_find(instances, p->a_dtype),
+                                values_aligned(p, sat_op_rows(p, l->pattern)));
 }
 
 SAT_FAMILY(cuda_matmul_vector) = {

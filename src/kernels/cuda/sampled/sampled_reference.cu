@@ -2,40 +2,40 @@
 
 #include "variant.cuh"
 
-struct job {
+struct kernel_args {
     sat_pattern_view a;
     sat_problem p;
     const void *x, *y;
     void *s;
 };
 
-/* A CTA takes block rows; what a block holds beyond the matrix is written as zero. */
-static __global__ void multiply(job w) {
-    int64_t area = w.a.block_rows * w.a.block_cols;
-    for (int64_t g = blockIdx.x; g < w.a.grid_rows; g += gridDim.x) {
-        int64_t first = w.a.device_row_ptr[g], count = w.a.device_row_ptr[g + 1] - first;
+// A CTA has block rows. What is past the matrix in a block becomes zero.
+static __global__ void multiply(kernel_args args) {
+    int64_t area = args.a.block_rows * args.a.block_cols;
+    for (int64_t g = blockIdx.x; g < args.a.grid_rows; g += gridDim.x) {
+        int64_t first = args.a.device_row_ptr[g], count = args.a.device_row_ptr[g + 1] - first;
         for (int64_t e = threadIdx.x; e < count * area; e += blockDim.x) {
-            int64_t at = first * area + e, i = g * w.a.block_rows + e % area / w.a.block_cols;
-            int64_t j = (int64_t)w.a.device_col_idx[first + e / area] * w.a.block_cols + e % w.a.block_cols;
-            if (i >= w.p.m || j >= w.p.n) {
-                sat_device_store(w.p.c_dtype, w.s, at, 0);
+            int64_t at = first * area + e, i = g * args.a.block_rows + e % area / args.a.block_cols;
+            int64_t j = (int64_t)args.a.device_col_idx[first + e / area] * args.a.block_cols + e % args.a.block_cols;
+            if (i >= args.p.m || j >= args.p.n) {
+                sat_device_store(args.p.c_dtype, args.s, at, 0);
                 continue;
             }
             double sum = 0;
-            for (int64_t k = 0; k < w.p.k; k++)
-                sum += sat_device_load(w.p.a_dtype, w.x, i * w.p.a.row_stride + k * w.p.a.col_stride) *
-                       sat_device_load(w.p.b_dtype, w.y, k * w.p.b.row_stride + j * w.p.b.col_stride);
-            double y = w.p.alpha * sum;
-            if (w.p.beta != 0) y += w.p.beta * sat_device_load(w.p.c_dtype, w.s, at);
-            sat_device_store(w.p.c_dtype, w.s, at, y);
+            for (int64_t k = 0; k < args.p.k; k++)
+                sum += sat_device_load(args.p.a_dtype, args.x, i * args.p.a.row_stride + k * args.p.a.col_stride) *
+                       sat_device_load(args.p.b_dtype, args.y, k * args.p.b.row_stride + j * args.p.b.col_stride);
+            double y = args.p.alpha * sum;
+            if (args.p.beta != 0) y += args.p.beta * sat_device_load(args.p.c_dtype, args.s, at);
+            sat_device_store(args.p.c_dtype, args.s, at, y);
         }
     }
 }
 
 static sat_status launch(const sat_launch *l) {
     if (l->pattern->stored_blocks == 0) return SAT_OK;
-    job w = {*l->pattern, *l->problem, l->operands[0], l->operands[1], l->operands[2]};
-    multiply<<<sat_blocks(l->pattern->grid_rows, 1), 256, 0, (cudaStream_t)l->stream>>>(w);
+    kernel_args args = {*l->pattern, *l->problem, l->operands[0], l->operands[1], l->operands[2]};
+    multiply<<<sat_blocks(l->pattern->grid_rows, 1), 256, 0, (cudaStream_t)l->stream>>>(args);
     return sat_launched(l);
 }
 
