@@ -1,5 +1,5 @@
-/* Attention: which pairs of query and key are kept, how many, and where heads lie. What its check, its schedules and
- * its kernels share. */
+/* Attention: which pairs of query and key are kept, how many, and where heads are stored. What its check, its schedules
+ * and its kernels share. */
 #ifndef SAT_ATTENTION_H
 #define SAT_ATTENTION_H
 
@@ -187,5 +187,21 @@ static inline double sat_attention_bytes(const sat_problem *p, const sat_pattern
 SAT_BOTH static inline int64_t sat_heads_at(const sat_heads *s, int64_t b, int64_t h, int64_t i) {
     return b * s->batch_stride + h * s->head_stride + i * s->row_stride;
 }
+
+#ifdef __CUDACC__
+/* ---- the online softmax on the device: weights are powers of two ---- */
+
+__device__ __forceinline__ float attention_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* The factor by which sums relative to the row maximum `from` become relative to `to`; c is scale*log2(e). Each product
+ * is rounded as it is beside scores, so that the two cancel however large they are. */
+__device__ __forceinline__ float attention_rescale(float from, float to, float c) {
+    return to == -INFINITY ? 1 : from == -INFINITY ? 0 : attention_exp2(__fmul_rn(from, c) - __fmul_rn(to, c));
+}
+#endif
 
 #endif

@@ -1,25 +1,25 @@
-/* What the Hopper attention kernel visits, piece by piece, against the definition: every kept pair once, no other, with
- * as few tiles as there can be, and the longest pieces first. */
+/* What the Hopper attention kernel visits, work item by work item, against the definition: every kept pair once, no
+ * other, with as few tiles as there can be, and the longest items first. */
 #include "support.h"
 
-#include "kernels/cuda/attention/attention_pieces.h"
+#include "kernels/cuda/attention/attention_work.h"
 
 typedef struct visit {
     const sat_mask *k;
-    int groups;
+    int warpgroups;
     int32_t keys; /* of a tile */
-    sat_att_reach reach;
+    sat_band band;
     unsigned char *seen; /* of a mask: m x n */
 } visit;
 
 /* What a warpgroup does with a half that begins at `key`; `tested`: the kernel would test every pair of the tile. Gives
  * the pairs that are kept. */
-static int64_t visit_half(visit *x, const sat_att_piece *p, int32_t row, int32_t key, bool tested) {
+static int64_t visit_half(visit *x, const sat_cta_work *p, int32_t row, int32_t key, bool tested) {
     int64_t kept = 0;
-    if (key == SAT_ATT_NONE) return 0;
-    assert_int_equal(key % SAT_ATT_STEP, 0);
-    for (int32_t i = row; i < row + SAT_ATT_ROWS && i < p->row_end; i++) {
-        int32_t left = sat_att_left(p, i, x->reach), right = sat_att_right(p, i, x->reach);
+    if (key == SAT_NO_CHUNK) return 0;
+    assert_int_equal(key % SAT_KEY_ALIGN, 0);
+    for (int32_t i = row; i < row + SAT_WARPGROUP_ROWS && i < p->row_end; i++) {
+        int32_t left = sat_row_begin(p, i, x->band), right = sat_row_end(p, i, x->band);
         for (int32_t j = key; j < key + x->keys / 2; j++) {
             bool inside = j >= left && j < right;
             if (!tested) assert_true(inside);
@@ -32,15 +32,15 @@ static int64_t visit_half(visit *x, const sat_att_piece *p, int32_t row, int32_t
 }
 
 /* No tile is fetched in vain, and no half of a list's. */
-static void visit_tile(visit *x, const sat_att_piece *p, int32_t a, int32_t b, int who) {
+static void visit_tile(visit *x, const sat_cta_work *p, int32_t a, int32_t b, int who) {
     int64_t kept = 0;
-    for (int g = 0; g < x->groups; g++) {
+    for (int g = 0; g < x->warpgroups; g++) {
         if (!(who >> g & 1)) continue;
-        int32_t row = p->row[g], low = sat_att_left(p, row + SAT_ATT_ROWS - 1, x->reach);
-        int32_t high = sat_att_right(p, row, x->reach) - x->keys / 2;
+        int32_t row = p->row[g], low = sat_row_begin(p, row + SAT_WARPGROUP_ROWS - 1, x->band);
+        int32_t high = sat_row_end(p, row, x->band) - x->keys / 2;
         bool tested = a > high || b > high || a < low || b < low;
         int64_t first = visit_half(x, p, row, a, tested), second = visit_half(x, p, row, b, tested);
-        if (p->first >= 0) assert_true(first > 0 && (second > 0 || b == SAT_ATT_NONE));
+        if (p->list >= 0) assert_true(first > 0 && (second > 0 || b == SAT_NO_CHUNK));
         kept += first + second;
     }
     assert_true(kept > 0);
@@ -48,85 +48,85 @@ static void visit_tile(visit *x, const sat_att_piece *p, int32_t a, int32_t b, i
 
 /* What all warpgroups want comes once for all of them, and chunks come by twos. Where an odd one is left of what all
  * want and of each one's own, everybody takes it along with its own. Turns are taken where all visit all. */
-static void check_list(const visit *x, const sat_att_lists *l, const sat_att_piece *p) {
-    int all = (1 << x->groups) - 1;
-    int64_t half = x->keys / 2, shared = 0, own[SAT_ATT_GROUPS] = {0}, apart = 0, along = 0, others = 0;
+static void check_list(const visit *x, const sat_work *l, const sat_cta_work *p) {
+    int all = (1 << x->warpgroups) - 1;
+    int64_t half = x->keys / 2, shared = 0, own[SAT_MAX_WARPGROUPS] = {0}, apart = 0, along = 0, others = 0;
     char *who = calloc((size_t)(x->k->n / half) + 1, 1);
-    for (int32_t i = p->first; i < p->first + p->count; i++) {
-        const sat_att_entry *e = &l->entry[i];
-        who[e->a / half] |= (char)(e->a & all);
-        if (e->b != SAT_ATT_NONE) who[e->b / half] |= (char)(e->a & all);
-        others += (e->a & all) != all;
+    for (int32_t i = p->list; i < p->list + p->tiles; i++) {
+        const sat_key_tile *e = &l->tile[i];
+        who[e->first / half] |= (char)(e->first & all);
+        if (e->second != SAT_NO_CHUNK) who[e->second / half] |= (char)(e->first & all);
+        others += (e->first & all) != all;
     }
     for (int64_t c = 0; c <= x->k->n / half; c++)
-        for (int g = 0; g < x->groups; g++)
+        for (int g = 0; g < x->warpgroups; g++)
             if (who[c] == all) shared += g == 0;
             else own[g] += who[c] >> g & 1;
-    for (int g = 0; g < x->groups; g++) apart += (own[g] + 1) / 2, along += (own[g] + 2) / 2;
+    for (int g = 0; g < x->warpgroups; g++) apart += (own[g] + 1) / 2, along += (own[g] + 2) / 2;
     apart += (shared + 1) / 2, along += shared / 2;
-    assert_int_equal(p->count, shared ? sat_min(apart, along) : apart);
-    assert_int_equal(p->order, others == 0);
+    assert_int_equal(p->tiles, shared ? sat_min(apart, along) : apart);
+    assert_int_equal(p->pingpong, others == 0);
     free(who);
 }
 
 /* Gives its tiles. */
-static int32_t visit_piece(visit *x, const sat_att_lists *l, sat_att_piece p) {
-    int all = (1 << x->groups) - 1;
-    if (p.first < 0) {
-        sat_att_narrow(&p, SAT_ATT_ROWS * x->groups, x->keys, x->reach);
-        for (int32_t i = 0; i < p.count; i++) {
-            int32_t key = sat_att_tile_at(&p, i, x->keys);
+static int32_t visit_item(visit *x, const sat_work *l, sat_cta_work p) {
+    int all = (1 << x->warpgroups) - 1;
+    if (p.list < 0) {
+        sat_clip_keys(&p, SAT_WARPGROUP_ROWS * x->warpgroups, x->keys, x->band);
+        for (int32_t i = 0; i < p.tiles; i++) {
+            int32_t key = sat_range_tile(&p, i, x->keys);
             if (i == 0) assert_true(key + x->keys >= p.key_end); /* what causality cuts comes first */
             visit_tile(x, &p, key, key + x->keys / 2, all);
         }
-        return p.count;
+        return p.tiles;
     }
     check_list(x, l, &p);
-    int32_t before[SAT_ATT_GROUPS] = {0};
-    for (int32_t i = p.first; i < p.first + p.count; i++) {
-        int who = l->entry[i].a & (SAT_ATT_STEP - 1);
-        assert_in_range(i, 0, l->entries - 1);
+    int32_t before[SAT_MAX_WARPGROUPS] = {0};
+    for (int32_t i = p.list; i < p.list + p.tiles; i++) {
+        int who = l->tile[i].first & (SAT_KEY_ALIGN - 1);
+        assert_in_range(i, 0, l->listed - 1);
         assert_in_range(who, 1, all);
-        if (p.order) assert_int_equal(who, all);
-        for (int g = 0; g < x->groups; g++) { /* a warpgroup that waited for longer would stop the others */
+        if (p.pingpong) assert_int_equal(who, all);
+        for (int g = 0; g < x->warpgroups; g++) { /* a warpgroup that waited for longer would stop the others */
             if (!(who >> g & 1)) continue;
-            if (before[g]) assert_true(i + 1 - before[g] <= x->groups);
+            if (before[g]) assert_true(i + 1 - before[g] <= x->warpgroups);
             before[g] = i + 1;
         }
-        visit_tile(x, &p, l->entry[i].a & -SAT_ATT_STEP, l->entry[i].b, who);
+        visit_tile(x, &p, l->tile[i].first & -SAT_KEY_ALIGN, l->tile[i].second, who);
     }
-    return p.count;
+    return p.tiles;
 }
 
-/* The pieces of a problem without lists, as the kernel makes them up. */
-static void plain_pieces(const sat_mask *k, int groups, sat_att_lists *l) {
-    l->pieces = (k->m + SAT_ATT_ROWS * groups - 1) / (SAT_ATT_ROWS * groups);
-    l->piece = calloc((size_t)l->pieces + 1, sizeof *l->piece);
-    for (int64_t i = 0; i < l->pieces; i++) {
-        sat_att_piece *p = &l->piece[i];
-        for (int g = 0; g < SAT_ATT_GROUPS; g++) p->row[g] = (int32_t)(i * groups + g) * SAT_ATT_ROWS;
+/* The items of a problem without lists, as the kernel computes them. */
+static void computed_items(const sat_mask *k, int warpgroups, sat_work *l) {
+    l->items = (k->m + SAT_WARPGROUP_ROWS * warpgroups - 1) / (SAT_WARPGROUP_ROWS * warpgroups);
+    l->item = calloc((size_t)l->items + 1, sizeof *l->item);
+    for (int64_t i = 0; i < l->items; i++) {
+        sat_cta_work *p = &l->item[i];
+        for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) p->row[g] = (int32_t)(i * warpgroups + g) * SAT_WARPGROUP_ROWS;
         p->row_end = (int32_t)k->m, p->diagonal = (int32_t)(k->n - k->m), p->key_end = (int32_t)k->n;
-        p->first = -1, p->order = 1;
+        p->list = -1, p->pingpong = 1;
     }
 }
 
-static void compare(const sat_problem *p, const sat_pattern_view *a, int groups, int32_t keys) {
+static void compare(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int32_t keys) {
     sat_mask k = sat_mask_of(p, a);
     int64_t masks = k.full ? 1 : sat_mask_count(&k, p);
-    if (!k.full && !sat_att_lists_fit(&k, keys / 2)) return;
-    sat_att_lists l = {0};
+    if (!k.full && !sat_lists_fit(&k, keys / 2)) return;
+    sat_work l = {0};
     bool plain = k.full && !k.sequences;
-    if (plain) plain_pieces(&k, groups, &l);
-    else assert_true(sat_att_lists_make(&k, masks, a->stored_blocks, groups, keys / 2, &l));
-    assert_true(l.pieces <= sat_att_most_pieces(&k, groups));
-    if (!k.full) assert_true((double)l.entries <= sat_att_most_entries(&k, a->stored_blocks, keys / 2));
-    visit x = {&k, groups, keys, sat_att_reach_of(&k), malloc((size_t)(k.m * k.n) + 1)};
+    if (plain) computed_items(&k, warpgroups, &l);
+    else assert_true(sat_work_make(&k, masks, a->stored_blocks, warpgroups, keys / 2, &l));
+    assert_true(l.items <= sat_max_items(&k, warpgroups));
+    if (!k.full) assert_true((double)l.listed <= sat_max_listed(&k, a->stored_blocks, keys / 2));
+    visit x = {&k, warpgroups, keys, sat_band_of(&k), malloc((size_t)(k.m * k.n) + 1)};
     for (int64_t h = 0; h < masks; h++) {
         memset(x.seen, 0, (size_t)(k.m * k.n));
         int32_t tiles = 0;
-        for (int64_t i = 0; i < l.pieces; i++) {
+        for (int64_t i = 0; i < l.items; i++) {
             int32_t before = tiles;
-            tiles = visit_piece(&x, &l, l.piece[h * l.pieces + i]);
+            tiles = visit_item(&x, &l, l.item[h * l.items + i]);
             if (i > 0 && !plain) assert_true(before >= tiles); /* the longest first */
         }
         for (int64_t i = 0; i < k.m; i++) {
@@ -138,7 +138,7 @@ static void compare(const sat_problem *p, const sat_pattern_view *a, int groups,
         }
     }
     free(x.seen);
-    sat_att_lists_free(&l);
+    sat_work_free(&l);
 }
 
 static void offsets_of(uint64_t *r, int64_t length, int64_t step, int64_t *offsets) {
@@ -170,7 +170,8 @@ static void every_kept_pair_is_visited_once(void **state) {
         int64_t q_offsets[5], kv_offsets[5];
         offsets_of(&r, m, density < 1 ? 64 : 1, q_offsets), offsets_of(&r, n, 1, kv_offsets);
         if (random_below(&r, 3) == 0) v.sequences = 4, v.q_offsets = q_offsets, v.kv_offsets = kv_offsets;
-        for (int groups = 1; groups <= SAT_ATT_GROUPS; groups++) compare(&p, &v, groups, widths[random_below(&r, 3)]);
+        for (int warpgroups = 1; warpgroups <= SAT_MAX_WARPGROUPS; warpgroups++)
+            compare(&p, &v, warpgroups, widths[random_below(&r, 3)]);
         sat_pattern_free(pattern);
     }
     sat_context_free(ctx);
@@ -186,12 +187,12 @@ static int32_t partner_of_first(int units, const int32_t *from, const int32_t *l
         for (int j = 0; j < length[i]; j++) col[ptr[i] + j] = from[i] + j;
     }
     sat_mask k = {.m = units * 64, .n = 64 * 64, .block_rows = 64, .block_cols = 64, .row_ptr = ptr, .col_idx = col};
-    sat_att_lists l = {0};
+    sat_work l = {0};
     int32_t partner = -1;
-    assert_true(sat_att_lists_make(&k, 1, ptr[units], 2, 64, &l));
-    for (int64_t i = 0; i < l.pieces; i++)
-        if (l.piece[i].row[0] == 0) partner = l.piece[i].row[1] / 64;
-    sat_att_lists_free(&l);
+    assert_true(sat_work_make(&k, 1, ptr[units], 2, 64, &l));
+    for (int64_t i = 0; i < l.items; i++)
+        if (l.item[i].row[0] == 0) partner = l.item[i].row[1] / 64;
+    sat_work_free(&l);
     return partner;
 }
 

@@ -1,14 +1,48 @@
-/* Which tiles of the score matrix a kernel visits. Queries are cut into tiles of `q_rows`, keys into tiles of `k_rows`;
- * tiles begin anew with every packed sequence, so that no tile has two. For each mask (one, or one a head) and query
- * tile the schedule lists the key tiles that keep a pair, in rising order, each marked *whole* (a full tile of which
- * every pair is kept: there is nothing to test) or *edge*. The same by key tiles, for what sums over queries. Made on
- * the host, once a pattern. */
+/* Which tiles of the score matrix a kernel visits. Queries are split into tiles of `q_rows`, keys into tiles of
+ * `k_rows`; a tile never holds two packed sequences. For each mask (one, or one a head) and query tile the schedule
+ * lists the key tiles with at least one kept pair, in rising order. Each is marked *whole* (a full tile whose pairs are
+ * all kept, so that nothing is masked) or *edge*. The same lists exist by key tile, for what sums over queries. Made on
+ * the host, once a pattern, for both backends. */
 #ifndef SAT_ATTENTION_SCHEDULE_H
 #define SAT_ATTENTION_SCHEDULE_H
 
 #include <stdlib.h>
 
 #include "attention.h"
+
+enum {
+    SAT_ATTENTION_UNLIMITED = 1 << 29, /* a band without a limit */
+    SAT_ATTENTION_MAX_LENGTH = 1 << 28 /* lengths stay below it on the GPU, so that sums with the above fit an int */
+};
+
+/* The band of causal and windowed masks: row i keeps keys of i + diagonal - behind to before i + diagonal + ahead,
+ * where `diagonal` is the last key of the sequence minus its last query. */
+typedef struct sat_band {
+    int32_t ahead, behind;
+} sat_band;
+
+static inline sat_band sat_band_of(const sat_mask *k) {
+    sat_band b = {SAT_ATTENTION_UNLIMITED, SAT_ATTENTION_UNLIMITED};
+    if (k->window) b.ahead = (int32_t)k->window, b.behind = (int32_t)k->window - 1;
+    if (k->causal) b.ahead = 1;
+    return b;
+}
+
+/* Queries and keys of a packed sequence, or all of them where nothing is packed. */
+typedef struct sat_sequence {
+    sat_range q, k;
+} sat_sequence;
+
+static inline sat_sequence sat_sequence_at(const sat_mask *k, int64_t s) {
+    sat_sequence x = {{0, k->m}, {0, k->n}};
+    if (k->sequences)
+        x.q.begin = k->q_offsets[s], x.q.end = k->q_offsets[s + 1], x.k.begin = k->kv_offsets[s],
+        x.k.end = k->kv_offsets[s + 1];
+    return x;
+}
+
+/* Every block is stored and nothing is packed: what a tile visits follows from its number, and needs no list. */
+static inline bool sat_mask_is_regular(const sat_mask *k) { return k->full && !k->sequences; }
 
 typedef struct sat_tile {
     int64_t first;
@@ -31,7 +65,7 @@ typedef struct sat_step_lists {
 typedef struct sat_schedule {
     int64_t masks, q_tiles, k_tiles;
     sat_tile *q, *k;
-    sat_step_lists by_query, by_key; /* of by_key, steps are query tiles */
+    sat_step_lists by_query, by_key; /* the steps of by_key are query tiles */
 } sat_schedule;
 
 static inline void sat_schedule_free(sat_schedule *s) {
@@ -42,100 +76,122 @@ static inline void sat_schedule_free(sat_schedule *s) {
     free(s);
 }
 
-/* Cuts `length` rows, or each sequence of them, into tiles. False without memory. */
-static inline bool sat_schedule_cut(const int64_t *offsets, int64_t sequences, int64_t length, int64_t rows,
-                                    sat_tile **tiles, int64_t *count) {
+/* Splits `length` rows, or each sequence of them, into tiles of `rows`. Tiles begin with the sequence, or, `aligned`,
+ * at multiples of `rows`. False: out of memory. */
+static inline bool sat_schedule_tiles(const int64_t *offsets, int64_t sequences, int64_t length, int64_t rows,
+                                      bool aligned, sat_tile **tiles, int64_t *count) {
     const int64_t whole[] = {0, length}, *o = sequences ? offsets : whole;
-    int64_t pieces = sequences ? sequences : 1, n = 0;
-    for (int64_t s = 0; s < pieces; s++) n += (o[s + 1] - o[s] + rows - 1) / rows;
+    int64_t parts = sequences ? sequences : 1, n = 0;
+    for (int64_t s = 0; s < parts; s++)
+        if (o[s + 1] > o[s]) n += (o[s + 1] - (aligned ? o[s] / rows * rows : o[s]) + rows - 1) / rows;
     *tiles = (sat_tile *)malloc(((size_t)n + 1) * sizeof **tiles);
     *count = n;
     if (!*tiles || n > INT32_MAX / 2) return false;
     n = 0;
-    for (int64_t s = 0; s < pieces; s++)
-        for (int64_t i = o[s]; i < o[s + 1]; i += rows) {
-            sat_tile t = {i, (int32_t)sat_min(rows, o[s + 1] - i), (int32_t)s};
+    for (int64_t s = 0; s < parts; s++)
+        for (int64_t i = o[s], next; i < o[s + 1]; i = next) {
+            next = sat_min(aligned ? (i / rows + 1) * rows : i + rows, o[s + 1]);
+            sat_tile t = {i, (int32_t)(next - i), (int32_t)s};
             (*tiles)[n++] = t;
         }
     return true;
 }
 
-/* The key tiles of one sequence, and how many blocks of a query tile's rows each has seen stored. */
-typedef struct sat_schedule_row {
+/* What the lists of query tiles are made from. */
+typedef struct sat_schedule_builder {
     const sat_mask *mask;
     const sat_schedule *s;
     int64_t k_rows;
+    bool aligned;         /* key tiles begin at multiples of k_rows */
     const int64_t *first; /* of each sequence, its first key tile; sequences + 1 */
-    int64_t *seen;        /* stored blocks, by key tile; all 0 between calls */
-} sat_schedule_row;
+    int64_t *seen;        /* by key tile: stored blocks of a query tile's rows; all 0 between calls */
+} sat_schedule_builder;
 
-/* Counts the stored blocks of the tile's block rows in each key tile they reach, between two of these. */
-static inline void sat_schedule_count(const sat_schedule_row *r, int64_t mask, const sat_tile *q, int64_t from,
+/* The key that tile `tile` and the tiles after it are counted from, `k_rows` each. */
+static inline int64_t sat_schedule_base(const sat_schedule_builder *b, int64_t tile) {
+    int64_t first = b->s->k[tile].first;
+    return b->aligned ? first / b->k_rows * b->k_rows : first;
+}
+
+/* Counts, for key tiles `from` to before `to`, the stored blocks of the query tile's block rows. */
+static inline void sat_schedule_count(const sat_schedule_builder *b, int64_t mask, const sat_tile *q, int64_t from,
                                       int64_t to) {
-    const sat_mask *k = r->mask;
-    int64_t base = r->s->k[from].first, end = r->s->k[to - 1].first + r->s->k[to - 1].count;
+    const sat_mask *k = b->mask;
+    int64_t base = sat_schedule_base(b, from), first = b->s->k[from].first;
+    int64_t end = b->s->k[to - 1].first + b->s->k[to - 1].count;
     for (int64_t row = sat_mask_row(k, mask, q->first); row <= sat_mask_row(k, mask, q->first + q->count - 1); row++)
-        for (int64_t t = sat_mask_find(k, row, base / k->block_cols); t < k->row_ptr[row + 1]; t++) {
+        for (int64_t t = sat_mask_find(k, row, first / k->block_cols); t < k->row_ptr[row + 1]; t++) {
             int64_t begin = k->col_idx[t] * k->block_cols, stop = sat_min(begin + k->block_cols, end);
             if (begin >= end) break;
-            begin = sat_max(begin, base);
-            for (int64_t x = (begin - base) / r->k_rows; x <= (stop - 1 - base) / r->k_rows; x++) r->seen[from + x]++;
+            begin = sat_max(begin, first);
+            for (int64_t x = (begin - base) / b->k_rows; x <= (stop - 1 - base) / b->k_rows; x++) b->seen[from + x]++;
         }
 }
 
-/* Writes the list of one query tile, where `step` is not NULL; gives its length. */
-static inline int64_t sat_schedule_list(const sat_schedule_row *r, int64_t mask, const sat_tile *q, int32_t *step) {
-    const sat_mask *k = r->mask;
-    int64_t sequence = k->sequences ? q->sequence : 0, from = r->first[sequence], to = r->first[sequence + 1], n = 0;
+/* Writes the list of one query tile, where `step` is not NULL; returns its length. */
+static inline int64_t sat_schedule_list(const sat_schedule_builder *b, int64_t mask, const sat_tile *q, int32_t *step) {
+    const sat_mask *k = b->mask;
+    int64_t sequence = k->sequences ? q->sequence : 0, from = b->first[sequence], to = b->first[sequence + 1], n = 0;
     sat_range top = sat_keys_of(k, q->first), bottom = sat_keys_of(k, q->first + q->count - 1);
     if (from == to || bottom.end <= top.begin) return 0;
-    int64_t base = r->s->k[from].first; /* only tiles between the outermost keys that any row may keep */
-    int64_t low = from + sat_max(0, top.begin - base) / r->k_rows;
-    int64_t high = sat_min(to, from + (sat_max(0, bottom.end - base) + r->k_rows - 1) / r->k_rows);
+    int64_t base = sat_schedule_base(b, from); /* only tiles between the outermost keys that any row may keep */
+    int64_t low = from + sat_max(0, top.begin - base) / b->k_rows;
+    int64_t high = sat_min(to, from + (sat_max(0, bottom.end - base) + b->k_rows - 1) / b->k_rows);
     if (low >= high) return 0;
-    if (!k->full) sat_schedule_count(r, mask, q, low, high);
+    if (!k->full) sat_schedule_count(b, mask, q, low, high);
     int64_t rows = (q->first + q->count - 1) / k->block_rows - q->first / k->block_rows + 1;
     for (int64_t x = low; x < high; x++) {
-        const sat_tile *t = &r->s->k[x];
+        const sat_tile *t = &b->s->k[x];
         int64_t end = t->first + t->count, columns = (end - 1) / k->block_cols - t->first / k->block_cols + 1;
-        int64_t seen = k->full ? rows * columns : r->seen[x];
-        r->seen[x] = 0;
+        int64_t seen = k->full ? rows * columns : b->seen[x];
+        b->seen[x] = 0;
         if (seen == 0) continue;
-        bool whole = seen == rows * columns && t->count == r->k_rows && t->first >= bottom.begin && end <= top.end;
+        bool whole = seen == rows * columns && t->count == b->k_rows && t->first >= bottom.begin && end <= top.end;
         if (step) step[n] = sat_step(x, !whole);
         n++;
     }
     return n;
 }
 
-/* Places by length, the longest first; of equals the first. A counting sort: lengths are below `most`. */
-static inline bool sat_schedule_sort(sat_step_lists *l, int64_t most) {
+/* Numbers 0 to before `count` by their length, the longest first, of equals the lowest: a counting sort. No length is
+ * above `most`. False: out of memory. */
+static inline bool sat_longest_first(const int64_t *length, int64_t count, int64_t most, int32_t *order) {
     int64_t *at = (int64_t *)calloc((size_t)most + 2, sizeof *at);
-    l->order = (int32_t *)malloc(((size_t)l->places + 1) * sizeof *l->order);
-    if (!at || !l->order) return free(at), false;
-    for (int64_t i = 0; i < l->places; i++) at[most - (l->start[i + 1] - l->start[i]) + 1]++;
+    if (!at) return false;
+    for (int64_t i = 0; i < count; i++) at[most - length[i] + 1]++;
     for (int64_t i = 0; i < most + 1; i++) at[i + 1] += at[i];
-    for (int64_t i = 0; i < l->places; i++) l->order[at[most - (l->start[i + 1] - l->start[i])]++] = (int32_t)i;
+    for (int64_t i = 0; i < count; i++) order[at[most - length[i]]++] = (int32_t)i;
     free(at);
     return true;
 }
 
-static inline bool sat_schedule_rows(sat_schedule *s, sat_schedule_row *r) {
+/* Fills `order`; no list is longer than `most`. */
+static inline bool sat_schedule_order(sat_step_lists *l, int64_t most) {
+    int64_t *length = (int64_t *)malloc(((size_t)l->places + 1) * sizeof *length);
+    l->order = (int32_t *)malloc(((size_t)l->places + 1) * sizeof *l->order);
+    bool ok = length && l->order;
+    for (int64_t i = 0; ok && i < l->places; i++) length[i] = l->start[i + 1] - l->start[i];
+    ok = ok && sat_longest_first(length, l->places, most, l->order);
+    free(length);
+    return ok;
+}
+
+static inline bool sat_schedule_by_query(sat_schedule *s, const sat_schedule_builder *b) {
     sat_step_lists *l = &s->by_query;
     l->places = s->masks * s->q_tiles;
     l->start = (int64_t *)calloc((size_t)l->places + 1, sizeof *l->start);
     if (!l->start || l->places > INT32_MAX) return false;
     for (int64_t i = 0; i < l->places; i++)
-        l->start[i + 1] = l->start[i] + sat_schedule_list(r, i / s->q_tiles, &s->q[i % s->q_tiles], NULL);
+        l->start[i + 1] = l->start[i] + sat_schedule_list(b, i / s->q_tiles, &s->q[i % s->q_tiles], NULL);
     l->steps = l->start[l->places];
     l->step = (int32_t *)malloc(((size_t)l->steps + 1) * sizeof *l->step);
     if (!l->step) return false;
     for (int64_t i = 0; i < l->places; i++)
-        sat_schedule_list(r, i / s->q_tiles, &s->q[i % s->q_tiles], l->step + l->start[i]);
-    return sat_schedule_sort(l, s->k_tiles);
+        sat_schedule_list(b, i / s->q_tiles, &s->q[i % s->q_tiles], l->step + l->start[i]);
+    return sat_schedule_order(l, s->k_tiles);
 }
 
-static inline bool sat_schedule_columns(sat_schedule *s) {
+static inline bool sat_schedule_by_key(sat_schedule *s) {
     const sat_step_lists *q = &s->by_query;
     sat_step_lists *l = &s->by_key;
     l->places = s->masks * s->k_tiles, l->steps = q->steps;
@@ -152,30 +208,36 @@ static inline bool sat_schedule_columns(sat_schedule *s) {
             int64_t to = l->start[i / s->q_tiles * s->k_tiles + sat_step_tile(q->step[t]) + 1]++;
             l->step[to] = sat_step(i % s->q_tiles, sat_step_edge(q->step[t]));
         }
-    return sat_schedule_sort(l, s->q_tiles);
+    return sat_schedule_order(l, s->q_tiles);
 }
 
-/* NULL without memory, or with more than 2^30 tiles. `by_key`: the lists of key tiles too. */
-static inline sat_schedule *sat_schedule_make(const sat_problem *p, const sat_pattern_view *a, int64_t q_rows,
-                                              int64_t k_rows, bool by_key) {
-    sat_mask mask = sat_mask_of(p, a);
-    int64_t sequences = mask.sequences ? mask.sequences : 1;
+/* NULL: out of memory, or more than 2^30 tiles. `aligned`: key tiles begin at multiples of k_rows. `by_key`: the lists
+ * of key tiles too. */
+static inline sat_schedule *sat_schedule_of_mask(const sat_mask *mask, int64_t masks, int64_t q_rows, int64_t k_rows,
+                                                 bool aligned, bool by_key) {
+    int64_t sequences = mask->sequences ? mask->sequences : 1;
     sat_schedule *s = (sat_schedule *)calloc(1, sizeof *s);
     if (!s) return NULL;
-    s->masks = sat_mask_count(&mask, p);
-    bool ok = sat_schedule_cut(mask.q_offsets, mask.sequences, mask.m, q_rows, &s->q, &s->q_tiles) &&
-              sat_schedule_cut(mask.kv_offsets, mask.sequences, mask.n, k_rows, &s->k, &s->k_tiles);
+    s->masks = masks;
+    bool ok = sat_schedule_tiles(mask->q_offsets, mask->sequences, mask->m, q_rows, false, &s->q, &s->q_tiles) &&
+              sat_schedule_tiles(mask->kv_offsets, mask->sequences, mask->n, k_rows, aligned, &s->k, &s->k_tiles);
     int64_t *first = (int64_t *)calloc((size_t)sequences + 1, sizeof *first);
     int64_t *seen = (int64_t *)calloc((size_t)s->k_tiles + 1, sizeof *seen);
     ok = ok && first && seen;
     for (int64_t i = 0; ok && i < s->k_tiles; i++) first[s->k[i].sequence + 1]++;
     for (int64_t i = 0; ok && i < sequences; i++) first[i + 1] += first[i];
-    sat_schedule_row r = {&mask, s, k_rows, first, seen};
-    ok = ok && sat_schedule_rows(s, &r) && (!by_key || sat_schedule_columns(s));
+    sat_schedule_builder b = {mask, s, k_rows, aligned, first, seen};
+    ok = ok && sat_schedule_by_query(s, &b) && (!by_key || sat_schedule_by_key(s));
     free(first), free(seen);
     if (ok) return s;
     sat_schedule_free(s);
     return NULL;
+}
+
+static inline sat_schedule *sat_schedule_make(const sat_problem *p, const sat_pattern_view *a, int64_t q_rows,
+                                              int64_t k_rows, bool by_key) {
+    sat_mask mask = sat_mask_of(p, a);
+    return sat_schedule_of_mask(&mask, sat_mask_count(&mask, p), q_rows, k_rows, false, by_key);
 }
 
 #endif

@@ -1,16 +1,17 @@
-// cuda_attention_passes: scores through memory, three passes of what this library has anyway: the sampled product makes
-// the scores of stored blocks, a softmax turns them into weights, and the block-sparse product multiplies those by V.
-// Every score is written twice and read three times: the rung before the fused kernels, and a check on them that shares
-// nothing with them. Any stride, block and head size, grouped heads, packed sequences; one mask for all heads.
+// cuda_attention_passes: attention in three passes through memory, made of other families' kernels: a sampled product
+// computes the scores of stored blocks, a softmax turns them into weights, and a block-sparse product multiplies those
+// by V. Every score is written twice and read three times. It is the step of the ladder before the fused kernels, and a
+// check on them that shares no code with them. Any stride, block and head size, grouped heads, packed sequences; one
+// mask for all heads.
 
 #include "attention.h"
 #include "variant.cuh"
 
 #include <stdlib.h>
 
-enum { THREADS = 128, WARPS = THREADS / 32, PADDED = 64 /* elements: the scores of each head begin aligned */ };
+enum { THREADS = 128, WARPS = THREADS / 32, HEAD_ALIGN = 64 /* elements: the scores of a head begin at multiples */ };
 
-// Families that need no workspace and keep no state. By what they estimate the best that fits is taken.
+// Families that need no workspace and keep no state. Of those that support a product, the best by estimate is used.
 extern "C" const sat_family sat_family_cuda_sampled_mma, sat_family_cuda_sampled_simt, sat_family_cuda_sampled_register;
 extern "C" const sat_family sat_family_cuda_matmul_mma_f16, sat_family_cuda_matmul_mma_bf16;
 extern "C" const sat_family sat_family_cuda_matmul_simt, sat_family_cuda_matmul_register;
@@ -49,7 +50,7 @@ static const candidate products[] = {
     {&sat_family_cuda_matmul_register, {(sat_dtype)0, 0, 0, 0, 0}},
 };
 
-// A product of all heads of keys with as many heads of queries, one of each group.
+// A product of all key heads with one query head each.
 struct pass {
     sat_variant variant;
     sat_problem problem;
@@ -61,12 +62,12 @@ struct passes {
 
 /* ---- softmax ---- */
 
-struct softmax_job {
+struct softmax_args {
     sat_mask mask;
-    const float *scores;  // of each head: stored blocks, one after the other
+    const float *scores;  // of each head: the stored blocks in their order
     void *weights;        // the same; of f32 in place
     float *largest, *sum; // (head, query)
-    int64_t heads, each;  // each: elements from head to head
+    int64_t heads, head_stride;
 };
 
 template <typename T> __device__ __forceinline__ T weight_of(float x);
@@ -76,9 +77,9 @@ template <> __device__ __forceinline__ __nv_bfloat16 weight_of<__nv_bfloat16>(fl
     return __float2bfloat16_rn(x);
 }
 
-// A warp has a query: its row lies in the stored blocks of its block row. Weights are not divided by their sum yet:
-// between 0 and 1 they keep their digits in 16 bits.
-template <typename T> static __global__ void __launch_bounds__(THREADS) softmax(softmax_job x) {
+// A warp has a query, whose scores are in the stored blocks of its block row. Weights are not divided by their sum yet,
+// so that they use the precision of 16 bits well.
+template <typename T> static __global__ void __launch_bounds__(THREADS) softmax(softmax_args x) {
     const sat_mask &k = x.mask;
     int64_t lane = threadIdx.x % 32, step = (int64_t)gridDim.x * WARPS;
     for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < x.heads * k.m; at += step) {
@@ -88,15 +89,15 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) softmax(
         float largest = -INFINITY, sum = 0, part = 0;
         for (int64_t t = first; t < end; t++) {
             int64_t key = k.col_idx[t] * k.block_cols;
-            const float *from = x.scores + head * x.each + t * block + within;
+            const float *from = x.scores + head * x.head_stride + t * block + within;
             for (int64_t j = lane; j < k.block_cols; j += 32)
                 if (key + j >= keys.begin && key + j < keys.end) largest = fmaxf(largest, from[j]);
         }
         for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
         float base = largest == -INFINITY ? 0 : largest; // nothing kept, or nothing but -inf
-        int terms = 0;                                   // of a part of this lane's sum
+        int terms = 0;                                   // of this part of the lane's sum
         for (int64_t t = first; t < end; t++) {
-            int64_t key = k.col_idx[t] * k.block_cols, place = head * x.each + t * block + within;
+            int64_t key = k.col_idx[t] * k.block_cols, place = head * x.head_stride + t * block + within;
             for (int64_t j = lane; j < k.block_cols; j += 32) {
                 bool keep = key + j >= keys.begin && key + j < keys.end;
                 float w = keep ? expf(x.scores[place + j] - base) : 0;
@@ -110,7 +111,8 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) softmax(
     }
 }
 
-struct finish_job {
+// O = product/sum, and LSE.
+struct finish_args {
     const float *product, *largest, *sum; // product: (head, query, element)
     void *o;                              // of the first head
     float *lse;                           // of the first head, or NULL
@@ -118,7 +120,7 @@ struct finish_job {
     sat_dtype type;
 };
 
-static __global__ void __launch_bounds__(THREADS) finish(finish_job x) {
+static __global__ void __launch_bounds__(THREADS) finish(finish_args x) {
     int64_t step = (int64_t)gridDim.x * THREADS, all = x.heads * x.m * x.dim;
     for (int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x; at < all; at += step) {
         int64_t row = at / x.dim, column = at % x.dim, head = row / x.m, i = row % x.m;
@@ -128,10 +130,10 @@ static __global__ void __launch_bounds__(THREADS) finish(finish_job x) {
     }
 }
 
-/* ---- the host's side ---- */
+/* ---- host: plan ---- */
 
 static int64_t elements_of(const sat_pattern_view *a) {
-    return (a->stored_blocks * a->block_rows * a->block_cols + PADDED - 1) / PADDED * PADDED;
+    return (a->stored_blocks * a->block_rows * a->block_cols + HEAD_ALIGN - 1) / HEAD_ALIGN * HEAD_ALIGN;
 }
 
 static sat_variant variant_of(const candidate *c, const char *name) {
@@ -182,7 +184,7 @@ static sat_problem values_problem(const sat_problem *p, const sat_pattern_view *
     return s;
 }
 
-/* A head or a batch item begins where the pointer's alignment and its stride say. */
+/* What the pointers of all heads and batch items are aligned to. */
 static uint32_t item_align(const sat_problem *p) {
     const sat_attention *t = &p->attention;
     int64_t all = t->q.head_stride | t->k.head_stride | t->v.head_stride;
@@ -198,24 +200,24 @@ static bool plan(passes *to, const sat_variant *v, const sat_problem *p, const s
     return choose(sampled, v->name, &to->scores, a, d) && choose(products, v->name, &to->values, a, d);
 }
 
-struct places { // of the workspace
+struct layout { // offsets in the workspace
     size_t scores, weights, largest, sum, product, bytes;
 };
 
-static size_t carve(size_t *used, double bytes) {
+static size_t reserve(size_t *used, double bytes) {
     size_t at = *used;
     *used += ((size_t)bytes + 255) / 256 * 256;
     return at;
 }
 
-static places places_of(const sat_problem *p, const sat_pattern_view *a) {
+static layout layout_of(const sat_problem *p, const sat_pattern_view *a) {
     const sat_attention *t = &p->attention;
     double heads = (double)t->kv_heads, all = heads * (double)elements_of(a), rows = heads * (double)p->m;
-    places x = {};
-    x.scores = carve(&x.bytes, 4 * all);
-    x.weights = p->a_dtype == SAT_F32 ? x.scores : carve(&x.bytes, 2 * all);
-    x.largest = carve(&x.bytes, 4 * rows), x.sum = carve(&x.bytes, 4 * rows);
-    x.product = carve(&x.bytes, 4 * rows * (double)t->dim);
+    layout x = {};
+    x.scores = reserve(&x.bytes, 4 * all);
+    x.weights = p->a_dtype == SAT_F32 ? x.scores : reserve(&x.bytes, 2 * all);
+    x.largest = reserve(&x.bytes, 4 * rows), x.sum = reserve(&x.bytes, 4 * rows);
+    x.product = reserve(&x.bytes, 4 * rows * (double)t->dim);
     return x;
 }
 
@@ -223,7 +225,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     const sat_attention *t = &p->attention;
     double bytes = 6.0 * (double)t->kv_heads * (double)a->stored_blocks * (double)a->block_rows * (double)a->block_cols;
     if (p->a_dtype == SAT_F64 || a->rows != p->m || p->m == 0 || p->n == 0 || a->stored_blocks == 0) return false;
-    if (bytes > (double)d->memory_bytes / 8 || p->batch * t->heads > 4096) return false; // a launch for each group
+    if (bytes > (double)d->memory_bytes / 8 || p->batch * t->heads > 4096) return false; // each has its own launches
     passes x;
     return plan(&x, v, p, a, d);
 }
@@ -242,7 +244,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)d;
-    return places_of(p, a).bytes;
+    return layout_of(p, a).bytes;
 }
 
 static void release(const sat_variant *v, void *state) {
@@ -250,7 +252,7 @@ static void release(const sat_variant *v, void *state) {
     free(state);
 }
 
-static sat_status ready(const sat_prepare *q, const pass *x) {
+static sat_status prepare_pass(const sat_prepare *q, const pass *x) {
     sat_prepare own = *q;
     void *state = NULL;
     own.variant = &x->variant, own.problem = &x->problem, own.workspace = NULL;
@@ -264,14 +266,14 @@ static sat_status prepare(const sat_prepare *q, void **state) {
     sat_status status = plan(x, q->variant, q->problem, q->pattern, q->device)
                             ? SAT_OK
                             : sat_fail(SAT_UNSUPPORTED, "%s: strides or sizes", q->variant->name);
-    if (status == SAT_OK) status = ready(q, &x->scores);
-    if (status == SAT_OK) status = ready(q, &x->values);
+    if (status == SAT_OK) status = prepare_pass(q, &x->scores);
+    if (status == SAT_OK) status = prepare_pass(q, &x->values);
     if (status == SAT_OK) *state = x;
     else free(x);
     return status;
 }
 
-/* a, b and c in the order of the operation; item by item where the family has it so. */
+/* Operands a, b and c in the order of the operation. A family that is not batched has a launch for each item. */
 static sat_status multiply(const sat_launch *l, const pass *x, const void *a, const void *b, void *c) {
     const sat_problem *p = &x->problem;
     bool whole = (x->variant.flags & SAT_V_BATCHED) != 0;
@@ -287,37 +289,37 @@ static sat_status multiply(const sat_launch *l, const pass *x, const void *a, co
     return SAT_OK;
 }
 
-template <typename T> static sat_status run_softmax(const sat_launch *l, const softmax_job &x) {
+template <typename T> static sat_status run_softmax(const sat_launch *l, const softmax_args &x) {
     softmax<T><<<sat_blocks(x.heads * x.mask.m, WARPS), THREADS, 0, (cudaStream_t)l->stream>>>(x);
     return sat_launched(l);
 }
 
-// Every `share`-th head of queries from `head` on, which is one for each head of keys.
+// Query heads `head`, `head + per_kv`, ...: one for each key head.
 static sat_status run_heads(const sat_launch *l, const passes *x, int64_t b, int64_t head) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
-    int64_t share = t->heads / t->kv_heads;
-    places at = places_of(p, l->pattern);
+    int64_t per_kv = t->heads / t->kv_heads;
+    layout at = layout_of(p, l->pattern);
     char *w = (char *)l->workspace;
-    softmax_job s = {sat_device_mask_of(p, l->pattern),
-                     (const float *)(w + at.scores),
-                     w + at.weights,
-                     (float *)(w + at.largest),
-                     (float *)(w + at.sum),
+    softmax_args s = {sat_device_mask_of(p, l->pattern),
+                      (const float *)(w + at.scores),
+                      w + at.weights,
+                      (float *)(w + at.largest),
+                      (float *)(w + at.sum),
+                      t->kv_heads,
+                      elements_of(l->pattern)};
+    finish_args f = {(const float *)(w + at.product),
+                     s.largest,
+                     s.sum,
+                     sat_at(p->c_dtype, l->operands[3], sat_heads_at(&t->o, b, head, 0)),
+                     t->lse ? (float *)l->operands[4] + (b * t->heads + head) * p->m : NULL,
                      t->kv_heads,
-                     elements_of(l->pattern)};
-    finish_job f = {(const float *)(w + at.product),
-                    s.largest,
-                    s.sum,
-                    sat_at(p->c_dtype, l->operands[3], sat_heads_at(&t->o, b, head, 0)),
-                    t->lse ? (float *)l->operands[4] + (b * t->heads + head) * p->m : NULL,
-                    t->kv_heads,
-                    p->m,
-                    t->dim,
-                    share * t->o.head_stride,
-                    t->o.row_stride,
-                    share * p->m,
-                    p->c_dtype};
+                     p->m,
+                     t->dim,
+                     per_kv * t->o.head_stride,
+                     t->o.row_stride,
+                     per_kv * p->m,
+                     p->c_dtype};
     sat_status status = multiply(l, &x->scores, sat_at(p->a_dtype, l->operands[0], sat_heads_at(&t->q, b, head, 0)),
                                  sat_at(p->a_dtype, l->operands[1], sat_heads_at(&t->k, b, 0, 0)), w + at.scores);
     if (status == SAT_OK)

@@ -1,75 +1,75 @@
-// cuda_attention_reference, cuda_attention_backward_reference: from the definition, in double precision, a warp a row
-// of an output. Right for every dtype, mask, stride and head size that the header lists; slow, and takes no memory.
+// cuda_attention_reference, cuda_attention_backward_reference: from the definition, in double precision. A warp has a
+// row of an output. Right for every dtype, mask, stride and head size that the header lists; slow, needs no workspace.
 
 #include "attention.h"
 #include "variant.cuh"
 
-enum { WARPS = 4, PER = 16 }; // head sizes up to 32 * PER
+enum { WARPS = 4, LANE_ELEMENTS = 16 }; // head sizes up to 32 * LANE_ELEMENTS
 
-struct job {
+struct kernel_args {
     sat_problem p;
     sat_mask mask;
     void *operand[9]; // Q, K, V, O, LSE, dO, dQ, dK, dV
 };
 
 // A row of an operand: lane l has elements l, l + 32, ...
-__device__ static void load(double (&r)[PER], const job &x, int operand, const sat_heads &s, int64_t b, int64_t h,
-                            int64_t i) {
+__device__ static void load(double (&r)[LANE_ELEMENTS], const kernel_args &x, int operand, const sat_heads &s,
+                            int64_t b, int64_t h, int64_t i) {
     int64_t at = sat_heads_at(&s, b, h, i);
-    for (int e = 0; e < PER; e++) {
+    for (int e = 0; e < LANE_ELEMENTS; e++) {
         int64_t column = threadIdx.x % 32 + 32 * e;
         r[e] = column < x.p.attention.dim ? sat_device_load(x.p.a_dtype, x.operand[operand], at + column) : 0;
     }
 }
 
-__device__ static void store(const double (&r)[PER], double factor, const job &x, int operand, const sat_heads &s,
-                             int64_t b, int64_t h, int64_t i) {
+__device__ static void store(const double (&r)[LANE_ELEMENTS], double factor, const kernel_args &x, int operand,
+                             const sat_heads &s, int64_t b, int64_t h, int64_t i) {
     int64_t at = sat_heads_at(&s, b, h, i);
-    for (int e = 0; e < PER; e++) {
+    for (int e = 0; e < LANE_ELEMENTS; e++) {
         int64_t column = threadIdx.x % 32 + 32 * e;
         if (column < x.p.attention.dim) sat_device_store(x.p.c_dtype, x.operand[operand], at + column, r[e] * factor);
     }
 }
 
-__device__ static double dot(const double (&x)[PER], const double (&y)[PER]) {
+__device__ static double dot(const double (&x)[LANE_ELEMENTS], const double (&y)[LANE_ELEMENTS]) {
     double sum = 0;
-    for (int e = 0; e < PER; e++) sum += x[e] * y[e];
+    for (int e = 0; e < LANE_ELEMENTS; e++) sum += x[e] * y[e];
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     return sum;
 }
 
-__device__ static void add(double (&sum)[PER], const double (&x)[PER], double factor) {
-    for (int e = 0; e < PER; e++) sum[e] += factor * x[e];
+__device__ static void add(double (&sum)[LANE_ELEMENTS], const double (&x)[LANE_ELEMENTS], double factor) {
+    for (int e = 0; e < LANE_ELEMENTS; e++) sum[e] += factor * x[e];
 }
 
-__device__ static float *lse_at(const job &x, int64_t b, int64_t h, int64_t i) {
+__device__ static float *lse_at(const kernel_args &x, int64_t b, int64_t h, int64_t i) {
     return (float *)x.operand[4] + (b * x.p.attention.heads + h) * x.p.m + i;
 }
 
 // The next key from j on that query i keeps, and the next query that keeps key j; r.end if there is none.
-__device__ static int64_t next_key(const job &x, int64_t h, int64_t i, int64_t j, sat_range r) {
+__device__ static int64_t next_key(const kernel_args &x, int64_t h, int64_t i, int64_t j, sat_range r) {
     while (j < r.end && !sat_mask_stores(&x.mask, h, i, j)) j = (j / x.mask.block_cols + 1) * x.mask.block_cols;
     return sat_min(j, r.end);
 }
 
-__device__ static int64_t next_query(const job &x, int64_t h, int64_t i, int64_t j, sat_range r) {
+__device__ static int64_t next_query(const kernel_args &x, int64_t h, int64_t i, int64_t j, sat_range r) {
     while (i < r.end && !sat_mask_stores(&x.mask, h, i, j)) i = (i / x.mask.block_rows + 1) * x.mask.block_rows;
     return sat_min(i, r.end);
 }
 
-static __global__ void forward_rows(job x) {
+static __global__ void forward_rows(kernel_args x) {
     const sat_attention &t = x.p.attention;
     int64_t all = x.p.batch * t.heads * x.p.m, step = (int64_t)gridDim.x * WARPS;
     for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < all; at += step) {
         int64_t b = at / x.p.m / t.heads, h = at / x.p.m % t.heads, i = at % x.p.m, kv = h / (t.heads / t.kv_heads);
         sat_range r = sat_keys_of(&x.mask, i);
-        double q[PER], row[PER], sum[PER] = {}, largest = -INFINITY, total = 0;
+        double q[LANE_ELEMENTS], row[LANE_ELEMENTS], sum[LANE_ELEMENTS] = {}, largest = -INFINITY, total = 0;
         load(q, x, 0, t.q, b, h, i);
         for (int64_t j = next_key(x, h, i, r.begin, r); j < r.end; j = next_key(x, h, i, j + 1, r)) {
             load(row, x, 1, t.k, b, kv, j);
             double score = x.p.alpha * dot(q, row), more = fmax(largest, score), less = exp(largest - more);
             double weight = exp(score - more);
-            for (int e = 0; e < PER; e++) sum[e] *= less;
+            for (int e = 0; e < LANE_ELEMENTS; e++) sum[e] *= less;
             total = total * less + weight, largest = more;
             load(row, x, 2, t.v, b, kv, j);
             add(sum, row, weight);
@@ -80,13 +80,14 @@ static __global__ void forward_rows(job x) {
     }
 }
 
-static __global__ void query_rows(job x) {
+static __global__ void query_rows(kernel_args x) {
     const sat_attention &t = x.p.attention;
     int64_t all = x.p.batch * t.heads * x.p.m, step = (int64_t)gridDim.x * WARPS;
     for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < all; at += step) {
         int64_t b = at / x.p.m / t.heads, h = at / x.p.m % t.heads, i = at % x.p.m, kv = h / (t.heads / t.kv_heads);
         sat_range r = sat_keys_of(&x.mask, i);
-        double q[PER], d[PER], row[PER], sum[PER] = {}, lse = *lse_at(x, b, h, i);
+        double q[LANE_ELEMENTS], d[LANE_ELEMENTS], row[LANE_ELEMENTS], sum[LANE_ELEMENTS] = {},
+                                                                       lse = *lse_at(x, b, h, i);
         load(q, x, 0, t.q, b, h, i), load(d, x, 5, t.do_, b, h, i), load(row, x, 3, t.o, b, h, i);
         double delta = dot(d, row);
         for (int64_t j = next_key(x, h, i, r.begin, r); j < r.end; j = next_key(x, h, i, j + 1, r)) {
@@ -99,15 +100,16 @@ static __global__ void query_rows(job x) {
     }
 }
 
-static __global__ void key_rows(job x) {
+static __global__ void key_rows(kernel_args x) {
     const sat_attention &t = x.p.attention;
-    int64_t all = x.p.batch * t.kv_heads * x.p.n, step = (int64_t)gridDim.x * WARPS, share = t.heads / t.kv_heads;
+    int64_t all = x.p.batch * t.kv_heads * x.p.n, step = (int64_t)gridDim.x * WARPS, per_kv = t.heads / t.kv_heads;
     for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < all; at += step) {
         int64_t b = at / x.p.n / t.kv_heads, kv = at / x.p.n % t.kv_heads, j = at % x.p.n;
         sat_range r = sat_queries_of(&x.mask, j);
-        double k[PER], v[PER], q[PER], d[PER], dk[PER] = {}, dv[PER] = {};
+        double k[LANE_ELEMENTS], v[LANE_ELEMENTS], q[LANE_ELEMENTS], d[LANE_ELEMENTS], dk[LANE_ELEMENTS] = {},
+                                                                                       dv[LANE_ELEMENTS] = {};
         load(k, x, 1, t.k, b, kv, j), load(v, x, 2, t.v, b, kv, j);
-        for (int64_t h = kv * share; h < (kv + 1) * share; h++)
+        for (int64_t h = kv * per_kv; h < (kv + 1) * per_kv; h++)
             for (int64_t i = next_query(x, h, r.begin, j, r); i < r.end; i = next_query(x, h, i + 1, j, r)) {
                 load(d, x, 5, t.do_, b, h, i), load(q, x, 3, t.o, b, h, i);
                 double delta = dot(d, q), dp = dot(d, v);
@@ -127,7 +129,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
-    job x = {*p, sat_device_mask_of(p, l->pattern), {}};
+    kernel_args x = {*p, sat_device_mask_of(p, l->pattern), {}};
     for (int i = 0; i < 9; i++) x.operand[i] = l->operands[i];
     cudaStream_t stream = (cudaStream_t)l->stream;
     int64_t queries = p->batch * t->heads * p->m, keys = p->batch * t->kv_heads * p->n;

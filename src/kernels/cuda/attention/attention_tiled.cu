@@ -1,28 +1,35 @@
-// cuda_attention_tiled: online softmax in tiles on plain f32 units. For f32, and for 16-bit operands that the
-// tensor-core kernels do not take (rows that do not begin on 16 bytes). A thread has 8 queries by 4 keys of the scores,
-// then 8 queries by D/16 columns of O; weights pass through the warp's own rows of shared memory in between. Any head
-// size up to 256, any strides, dense and block-sparse. Of f32 a long sum over keys is added to O in parts: what lies
-// there is of the largest score of its time, which a row keeps beside its weights.
+// cuda_attention_tiled: fused attention in tiles without tensor cores, dense and block-sparse. For f32, and for 16-bit
+// operands whose rows do not begin on 16 bytes. Any head size up to 256, any strides.
+//
+// A thread has 8 queries by BN/16 keys of the scores, then 8 queries by D/16 columns of O. Weights pass through the
+// half warp's own rows of shared memory in between. A long f32 sum over keys is made of parts (SAT_SUM_PART): the parts
+// are added up in O, relative to the row maximum at the time, which is kept beside the row's weights.
 
 #include "kernels/cuda/attention/attention_tiled.cuh"
 
-/* Head size D at most. A warp has two times 16 threads, of which each 16 have 8 rows. */
-template <int D_, int BM_, int BN_, int CTAS_> struct tiled_shape {
+// ---- shared memory: Q, a tile of K, a tile of V, weights ----
+
+// Head sizes up to D. A half warp has 8 rows. Sizes in floats, but for BYTES.
+template <int D_, int BM_, int BN_, int CTAS_> struct tile_shape {
     static constexpr int D = D_, BM = BM_, BN = BN_, CTAS = CTAS_, THREADS = BM * 2, ROWS = 8;
-    static constexpr int KEYS = BN / 16, GROUPS = D / 64;   /* of a thread: keys, and groups of four columns */
-    static constexpr int PITCH = D + 4, WEIGHTS = BN + 4;   /* floats */
-    static constexpr int PART = SAT_SUM_PART / BN;          /* steps */
-    static constexpr int Q = BM * PITCH, TILE = BN * PITCH; /* floats */
+    static constexpr int KEYS = BN / 16, VECTORS = D / 64; // of a thread
+    static constexpr int PITCH = D + 4, WEIGHTS = BN + 4;
+    static constexpr int PART_STEPS = SAT_SUM_PART / BN; // steps of a part of a long sum
+    static constexpr int Q = BM * PITCH, TILE = BN * PITCH;
     static constexpr int BYTES = 4 * (Q + 2 * TILE + BM * WEIGHTS);
-    static_assert(D % 64 == 0 && BN % 16 == 0 && BN <= ATTENTION_KEYS, "");
+    static_assert(D % 64 == 0 && BN % 16 == 0 && BN <= ATTENTION_WORD_KEYS, "");
 };
 
-template <typename S> struct tiled_rows { float m[S::ROWS], sum[S::ROWS]; };
+// ---- softmax ----
 
-/* Scores to weights, which go to `weights`; O is multiplied by what its rows' largest score has grown. */
+// A thread's rows: their maximum, and this thread's part of the sum of weights.
+template <typename S> struct row_state { float m[S::ROWS], sum[S::ROWS]; };
+
+// One step of the online softmax: scores become weights, which go to shared memory. O is rescaled where a row's maximum
+// has grown.
 template <typename S>
-__device__ __forceinline__ void softmax(float (&s)[S::ROWS][S::KEYS], tiled_rows<S> &r,
-                                        float (&o)[S::ROWS][S::GROUPS * 4], float c, float *weights, int x) {
+__device__ __forceinline__ void softmax(float (&s)[S::ROWS][S::KEYS], row_state<S> &r,
+                                        float (&o)[S::ROWS][S::VECTORS * 4], float c, float *weights, int x) {
 #pragma unroll
     for (int i = 0; i < S::ROWS; i++) {
         float top = s[i][0];
@@ -30,11 +37,11 @@ __device__ __forceinline__ void softmax(float (&s)[S::ROWS][S::KEYS], tiled_rows
         for (int j = 1; j < S::KEYS; j++) top = fmaxf(top, s[i][j]);
 #pragma unroll
         for (int d = 8; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-        float more = fmaxf(r.m[i], top), scale = 1, minus = more == -INFINITY ? 0 : -__fmul_rn(more, c);
-        if (more > r.m[i]) {
-            scale = attention_factor(r.m[i], more, c), r.m[i] = more;
+        float grown = fmaxf(r.m[i], top), scale = 1, minus = grown == -INFINITY ? 0 : -__fmul_rn(grown, c);
+        if (grown > r.m[i]) {
+            scale = attention_rescale(r.m[i], grown, c), r.m[i] = grown;
 #pragma unroll
-            for (int e = 0; e < S::GROUPS * 4; e++) o[i][e] *= scale;
+            for (int e = 0; e < S::VECTORS * 4; e++) o[i][e] *= scale;
         }
         float part = 0;
 #pragma unroll
@@ -46,184 +53,201 @@ __device__ __forceinline__ void softmax(float (&s)[S::ROWS][S::KEYS], tiled_rows
     }
 }
 
-/* A row's sums of a part to O, where those of earlier parts are; `then` points to the largest score that these had. The
- * whole warp calls it, with `to` NULL for rows that do not exist. */
+// ---- epilogue ----
+
+// Adds a row's part of a long sum to O, where those before it are, and starts the next part from zero. `part_m` is the
+// row maximum that O is relative to. The whole warp calls it, with `to` NULL for rows that do not exist.
 template <typename T, typename S>
-__device__ __forceinline__ void add_part(const attention_job &x, T *to, float (&o)[S::GROUPS * 4], float m, float *then,
-                                         int column, bool first) {
-    float scale = first ? 0 : attention_factor(*then, m, x.c);
+__device__ __forceinline__ void add_part(const attention_args &x, T *to, float (&o)[S::VECTORS * 4], float m,
+                                         float *part_m, int column, bool first) {
+    float scale = first ? 0 : attention_rescale(*part_m, m, x.scale_log2);
 #pragma unroll
-    for (int e = 0; e < S::GROUPS * 4; e++) {
+    for (int e = 0; e < S::VECTORS * 4; e++) {
         int at = e / 4 * 64 + 4 * column + e % 4;
         if (to && at < x.dim) to[at] = T(first ? o[e] : (float)to[at] * scale + o[e]);
         o[e] = 0;
     }
-    __syncwarp(); // all have read it
-    *then = m;
+    __syncwarp(); // all have read part_m
+    *part_m = m;
 }
 
+// LSE and O = o/sum, with the parts before added.
 template <typename T, typename S>
-static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
-    tiled_forward(const __grid_constant__ attention_job x, bool wide) {
-    extern __shared__ __align__(16) float shared[];
-    __shared__ attention_place place;
-    float *q = shared, *k = q + S::Q, *v = k + S::TILE, *weights = v + S::TILE;
-    int thread = threadIdx.x, column = thread % 16, row = thread / 16 * S::ROWS, count;
-    auto bring = [&](const attention_place &p, int step, bool of_values) {
-        attention_step t = attention_step_at(x.w, p.steps, step);
-        const sat_heads &at = of_values ? x.v_at : x.k_at;
-        const T *from = (const T *)(of_values ? p.values : p.keys) + t.first * at.row_stride;
-        tiled_load<T, S::BN, S::D, S::THREADS>(of_values ? v : k, from, at.row_stride, t.count, x.dim, wide);
-        cp_async_commit_group();
-    };
-    {
-        attention_place p;
-        p.item = attention_item_of(x.w, blockIdx.x), p.steps = attention_steps_of(x.w, p.item, p.item.head);
-        int kv = p.item.head / x.w.share;
-        p.keys = (const char *)((const T *)x.k + sat_heads_at(&x.k_at, p.item.batch, kv, 0));
-        p.values = (const char *)((const T *)x.v + sat_heads_at(&x.v_at, p.item.batch, kv, 0));
-        count = p.steps.count;
-        const T *from = (const T *)x.q + sat_heads_at(&x.q_at, p.item.batch, p.item.head, p.item.t.first);
-        tiled_load<T, S::BM, S::D, S::THREADS>(q, from, x.q_at.row_stride, p.item.t.end - p.item.t.first, x.dim, wide);
-        if (thread == 0) place = p;
-        if (count > 0) bring(p, 0, false);
-        cp_async_wait_group<0>();
-        __syncthreads();
-    }
-    if (x.negative)
-        for (int at = thread; at < S::Q; at += S::THREADS) q[at] = -q[at];
-    float o[S::ROWS][S::GROUPS * 4] = {};
-    tiled_rows<S> r;
-#pragma unroll
-    for (int i = 0; i < S::ROWS; i++) r.m[i] = -INFINITY, r.sum[i] = 0;
-#pragma unroll 1
-    for (int step = 0; step < count; step++) {
-        cp_async_wait_group<0>();
-        __syncthreads(); // keys are there, and nobody reads the values before any more
-        bring(place, step, true);
-        float s[S::ROWS][S::KEYS];
-        tiled_scores<S>(s, q + row * S::PITCH, k, column);
-        attention_step t = attention_step_at(x.w, place.steps, step);
-        if (t.edge) {
-            const attention_tile &tile = place.item.t;
-#pragma unroll
-            for (int i = 0; i < S::ROWS; i++) {
-                uint64_t keep =
-                    attention_keep(x.w, min(tile.first + row + i, tile.end - 1), tile.first, tile.diagonal, t.first,
-                                   t.count, tile.begin, tile.stop, (int64_t)(place.steps.list + step) * x.w.words) >>
-                    column;
-#pragma unroll
-                for (int j = 0; j < S::KEYS; j++)
-                    if (!(keep >> (16 * j) & 1)) s[i][j] = -INFINITY;
-            }
-        }
-        softmax<S>(s, r, o, x.c, weights + row * S::WEIGHTS, column);
-        cp_async_wait_group<0>();
-        __syncthreads(); // values are there, weights too, and nobody reads the keys any more
-        if (step + 1 < count) bring(place, step + 1, false);
-        tiled_values<S>(o, weights + row * S::WEIGHTS, v, column);
-        if (sizeof(T) == 4 && (step + 1) % S::PART == 0 && step + 1 < count)
-#pragma unroll
-            for (int i = 0; i < S::ROWS; i++) {
-                const attention_item &item = place.item;
-                int query = item.t.first + row + i;
-                T *to = (T *)x.o + sat_heads_at(&x.o_at, item.batch, item.head, query);
-                add_part<T, S>(x, query < item.t.end ? to : NULL, o[i], r.m[i],
-                               weights + (row + i) * S::WEIGHTS + S::BN, column, step + 1 == S::PART);
-            }
-    }
-    const attention_item &item = place.item;
-    const bool parts = sizeof(T) == 4 && count > S::PART;
+__device__ __forceinline__ void epilogue(const attention_args &x, const attention_work &work,
+                                         const float (&o)[S::ROWS][S::VECTORS * 4], const row_state<S> &r,
+                                         const float *weights, int row, int column, bool parts) {
 #pragma unroll
     for (int i = 0; i < S::ROWS; i++) {
         float sum = r.sum[i];
 #pragma unroll
         for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-        int query = item.t.first + row + i;
-        if (query >= item.t.end) continue;
+        int query = work.t.first + row + i;
+        if (query >= work.t.end) continue;
         if (x.lse && column == 0)
-            x.lse[((int64_t)item.batch * x.w.heads + item.head) * x.m + query] =
-                sum > 0 ? (__fmul_rn(r.m[i], x.c) + log2f(sum)) * 0.69314718056f : -INFINITY;
+            x.lse[((int64_t)work.batch * x.schedule.heads + work.head) * x.m + query] =
+                sum > 0 ? (__fmul_rn(r.m[i], x.scale_log2) + log2f(sum)) * 0.69314718056f : -INFINITY;
         float factor = sum > 0 ? 1 / sum : sum == 0 ? 0 : sum; // NaN stays
-        float before = parts ? attention_factor(weights[(row + i) * S::WEIGHTS + S::BN], r.m[i], x.c) : 0;
-        T *to = (T *)x.o + sat_heads_at(&x.o_at, item.batch, item.head, query);
+        float before = parts ? attention_rescale(weights[(row + i) * S::WEIGHTS + S::BN], r.m[i], x.scale_log2) : 0;
+        T *to = (T *)x.o + sat_heads_at(&x.o_at, work.batch, work.head, query);
 #pragma unroll
-        for (int e = 0; e < S::GROUPS * 4; e++) {
+        for (int e = 0; e < S::VECTORS * 4; e++) {
             int at = e / 4 * 64 + 4 * column + e % 4;
             if (at < x.dim) to[at] = T((parts ? (float)to[at] * before + o[i][e] : o[i][e]) * factor);
         }
     }
 }
 
-/* ---- the host's side ---- */
+// ---- kernel ----
 
-struct kernel {
-    int tile, dim, bm, bn, threads, ctas, bytes;
-    void (*forward[3])(attention_job, bool); // f32, f16, bf16
-};
-
-template <typename S> static constexpr kernel kernel_of(int tile) {
-    return {tile,       S::D,
-            S::BM,      S::BN,
-            S::THREADS, S::CTAS,
-            S::BYTES,   {tiled_forward<float, S>, tiled_forward<__half, S>, tiled_forward<__nv_bfloat16, S>}};
+template <typename T, typename S>
+static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
+    attention_forward(const __grid_constant__ attention_args x, bool aligned) {
+    extern __shared__ __align__(16) float shared[];
+    __shared__ attention_cta cta;
+    float *q = shared, *k = q + S::Q, *v = k + S::TILE, *weights = v + S::TILE;
+    int thread = threadIdx.x, column = thread % 16, row = thread / 16 * S::ROWS, count;
+    auto load = [&](const attention_cta &c, int step, bool of_values) {
+        attention_step t = attention_step_at(x.schedule, c.steps, step);
+        const sat_heads &at = of_values ? x.v_at : x.k_at;
+        const T *from = (const T *)(of_values ? c.values : c.keys) + t.first * at.row_stride;
+        tiled_load<T, S::BN, S::D, S::THREADS>(of_values ? v : k, from, at.row_stride, t.count, x.dim, aligned);
+        cp_async_commit_group();
+    };
+    {
+        attention_cta c;
+        c.work = attention_work_at(x.schedule, blockIdx.x);
+        c.steps = attention_steps_of(x.schedule, c.work, c.work.head);
+        int kv_head = c.work.head / x.schedule.heads_per_kv;
+        c.keys = (const char *)((const T *)x.k + sat_heads_at(&x.k_at, c.work.batch, kv_head, 0));
+        c.values = (const char *)((const T *)x.v + sat_heads_at(&x.v_at, c.work.batch, kv_head, 0));
+        count = c.steps.count;
+        const T *from = (const T *)x.q + sat_heads_at(&x.q_at, c.work.batch, c.work.head, c.work.t.first);
+        tiled_load<T, S::BM, S::D, S::THREADS>(q, from, x.q_at.row_stride, c.work.t.end - c.work.t.first, x.dim,
+                                               aligned);
+        if (thread == 0) cta = c;
+        if (count > 0) load(c, 0, false);
+        cp_async_wait_group<0>();
+        __syncthreads();
+    }
+    if (x.negative) // the softmax takes a positive scale
+        for (int at = thread; at < S::Q; at += S::THREADS) q[at] = -q[at];
+    float o[S::ROWS][S::VECTORS * 4] = {};
+    row_state<S> r;
+#pragma unroll
+    for (int i = 0; i < S::ROWS; i++) r.m[i] = -INFINITY, r.sum[i] = 0;
+#pragma unroll 1
+    for (int step = 0; step < count; step++) {
+        cp_async_wait_group<0>();
+        __syncthreads(); // K is there, and every warp has read the V before
+        load(cta, step, true);
+        float s[S::ROWS][S::KEYS];
+        tiled_product<S>(s, q + row * S::PITCH, k, column);
+        attention_step t = attention_step_at(x.schedule, cta.steps, step);
+        if (t.edge) {
+            const attention_tile &own = cta.work.t;
+#pragma unroll
+            for (int i = 0; i < S::ROWS; i++) {
+                uint64_t keep = attention_kept_keys(x.schedule, min(own.first + row + i, own.end - 1), own.first,
+                                                    own.diagonal, t.first, t.count, own.other_begin, own.other_end,
+                                                    (int64_t)(cta.steps.list + step) * x.schedule.words) >>
+                                column;
+#pragma unroll
+                for (int j = 0; j < S::KEYS; j++)
+                    if (!(keep >> (16 * j) & 1)) s[i][j] = -INFINITY;
+            }
+        }
+        softmax<S>(s, r, o, x.scale_log2, weights + row * S::WEIGHTS, column);
+        cp_async_wait_group<0>();
+        __syncthreads(); // V and the weights are there, and every warp has read K
+        if (step + 1 < count) load(cta, step + 1, false);
+        tiled_accumulate<S>(o, weights + row * S::WEIGHTS, v, column);
+        if (sizeof(T) == 4 && (step + 1) % S::PART_STEPS == 0 && step + 1 < count)
+#pragma unroll
+            for (int i = 0; i < S::ROWS; i++) {
+                const attention_work &work = cta.work;
+                int query = work.t.first + row + i;
+                T *to = (T *)x.o + sat_heads_at(&x.o_at, work.batch, work.head, query);
+                add_part<T, S>(x, query < work.t.end ? to : NULL, o[i], r.m[i],
+                               weights + (row + i) * S::WEIGHTS + S::BN, column, step + 1 == S::PART_STEPS);
+            }
+    }
+    epilogue<T, S>(x, cta.work, o, r, weights, row, column, sizeof(T) == 4 && count > S::PART_STEPS);
 }
 
-/* D, BM, BN, CTAs a multiprocessor; of each tile the head sizes in rising order */
-static const kernel kernels[] = {
-    kernel_of<tiled_shape<64, 128, 64, 1>>(128), kernel_of<tiled_shape<128, 128, 64, 1>>(128),
-    kernel_of<tiled_shape<64, 64, 64, 3>>(64),   kernel_of<tiled_shape<128, 64, 32, 2>>(64),
-    kernel_of<tiled_shape<256, 64, 32, 1>>(64),
+// ---- instances ----
+
+struct instance {
+    int tile_m, max_dim; // tile_m of a variant; head sizes up to max_dim
+    int bm, bn, threads, ctas, bytes;
+    void (*forward[3])(attention_args, bool); // f32, f16, bf16
 };
 
-static const kernel *kernel_for(const sat_variant *v, const sat_problem *p) {
-    for (const kernel &k : kernels)
-        if (k.tile == v->instance.tile_m && p->attention.dim <= k.dim) return &k;
+template <typename S> static constexpr instance instance_of(int tile_m) {
+    return {
+        tile_m,     S::D,
+        S::BM,      S::BN,
+        S::THREADS, S::CTAS,
+        S::BYTES,   {attention_forward<float, S>, attention_forward<__half, S>, attention_forward<__nv_bfloat16, S>}};
+}
+
+// D, BM, BN, CTAs a multiprocessor; of each tile the head sizes in rising order.
+static const instance instances[] = {
+    instance_of<tile_shape<64, 128, 64, 1>>(128), instance_of<tile_shape<128, 128, 64, 1>>(128),
+    instance_of<tile_shape<64, 64, 64, 3>>(64),   instance_of<tile_shape<128, 64, 32, 2>>(64),
+    instance_of<tile_shape<256, 64, 32, 1>>(64),
+};
+
+static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
+    for (const instance &k : instances)
+        if (k.tile_m == v->instance.tile_m && p->attention.dim <= k.max_dim) return &k;
     return NULL;
 }
 
-static attention_shape shape_of(const kernel *k) { return {k->bm, k->bn, false}; }
+static attention_tiling tiling_of(const instance *k) { return {k->bm, k->bn, false}; }
+
+// ---- host ----
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    const kernel *k = kernel_for(v, p);
-    return k && p->a_dtype != SAT_F64 && k->bytes <= d->shared_bytes && attention_walks(p, a, shape_of(k));
+    const instance *k = instance_for(v, p);
+    return k && p->a_dtype != SAT_F64 && k->bytes <= d->shared_bytes && attention_schedule_fits(p, a, tiling_of(k));
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    const kernel *k = kernel_for(v, p);
-    double pairs = attention_visited(p, a, shape_of(k)), ctas = (double)d->threads * k->ctas;
+    const instance *k = instance_for(v, p);
+    double pairs = attention_visited_pairs(p, a, tiling_of(k)), ctas = (double)d->threads * k->ctas;
     double tiles = ceil((double)p->m / k->bm) * (double)(p->batch * p->attention.heads);
     double rate = d->flop_rate[SAT_F32] * (k->bn == 64 ? 0.5 : 0.35);
     double waves = fmax(tiles / ctas, 1e-3), idle = waves < 4 ? ceil(waves) / waves : 1;
     if (waves < 1) idle = fmax(1, idle / k->ctas);
-    double busy = 4 * pairs * k->dim / rate * idle * (p->a_dtype == SAT_F32 ? 1 : 1.2);
+    double busy = 4 * pairs * k->max_dim / rate * idle * (p->a_dtype == SAT_F32 ? 1 : 1.2);
     return fmax(busy, sat_attention_bytes(p, a) / d->memory_rate) + 6e-6;
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
-    return (size_t)attention_walk_bytes(p, a, shape_of(kernel_for(v, p)));
+    return (size_t)attention_schedule_bytes(p, a, tiling_of(instance_for(v, p)));
 }
 
 static sat_status prepare(const sat_prepare *q, void **state) {
-    const kernel *k = kernel_for(q->variant, q->problem);
-    return attention_prepare(q, (const void *)k->forward[tiled_type(q->problem->a_dtype)], k->bytes, shape_of(k),
+    const instance *k = instance_for(q->variant, q->problem);
+    return attention_prepare(q, (const void *)k->forward[tiled_type(q->problem->a_dtype)], k->bytes, tiling_of(k),
                              state);
 }
 
-static bool wide(const sat_problem *p) { // f32 in steps of 16 bytes
+static bool rows_aligned(const sat_problem *p) {
     const sat_attention *t = &p->attention;
-    return p->a_align >= 16 && attention_in_steps(&t->q) && attention_in_steps(&t->k) && attention_in_steps(&t->v);
+    return p->a_align >= 16 && attention_rows_aligned(&t->q) && attention_rows_aligned(&t->k) &&
+           attention_rows_aligned(&t->v);
 }
 
 static sat_status launch(const sat_launch *l) {
-    const kernel *k = kernel_for(l->variant, l->problem);
-    attention_job x = {*(const attention_walk *)l->state};
-    unsigned items = attention_items(&x.w);
-    if (items == 0) return SAT_OK;
-    attention_job_fill(&x, l);
-    k->forward[tiled_type(l->problem->a_dtype)]<<<items, k->threads, k->bytes, (cudaStream_t)l->stream>>>(
-        x, wide(l->problem));
+    const instance *k = instance_for(l->variant, l->problem);
+    attention_args x = {*(const attention_schedule *)l->state};
+    unsigned ctas = attention_work_count(&x.schedule);
+    if (ctas == 0) return SAT_OK;
+    attention_fill_args(&x, l);
+    k->forward[tiled_type(l->problem->a_dtype)]<<<ctas, k->threads, k->bytes, (cudaStream_t)l->stream>>>(
+        x, rows_aligned(l->problem));
     return sat_launched(l);
 }
 

@@ -1,13 +1,16 @@
-/* Attention on plain f32 units, what forward and backward share: tiles as floats in shared memory, of which a thread
- * has 8 rows by every 16th of the other side, then 8 rows by groups of four columns. */
+/* Attention without tensor cores, what forward and backward share. Tiles are in shared memory as f32, with rows of
+ * PITCH floats. A half warp has ROWS rows of its own, and its 16 threads share the columns: of scores, thread x has
+ * columns x, x + 16, ... (KEYS of them); of sums, columns 4*x to 4*x + 3 of every 64 (VECTORS times four). */
 #ifndef SAT_ATTENTION_TILED_CUH
 #define SAT_ATTENTION_TILED_CUH
 
-#include "kernels/cuda/attention/attention_mma.cuh"
+#include "kernels/cuda/attention/attention_device.cuh"
+#include "kernels/cuda/common/ptx.cuh"
 
-/* `count` rows as floats, zero beyond them and beyond `dim`; asynchronous where `wide`: f32 in steps of 16 bytes. */
+/* Copies `count` rows as floats; zero beyond them and beyond `dim`. f32 is copied by cp.async, 16 bytes at a time where
+ * `aligned` says that rows begin on 16 bytes. */
 template <typename T, int ROWS, int D, int THREADS>
-__device__ __forceinline__ void tiled_load(float *to, const T *from, int64_t stride, int count, int dim, bool wide) {
+__device__ __forceinline__ void tiled_load(float *to, const T *from, int64_t stride, int count, int dim, bool aligned) {
     constexpr int QUADS = D / 4, PITCH = D + 4;
 #pragma unroll 4
     for (int at = threadIdx.x; at < ROWS * QUADS; at += THREADS) {
@@ -15,7 +18,7 @@ __device__ __forceinline__ void tiled_load(float *to, const T *from, int64_t str
         bool inside = row < count && column < dim;
         const T *source = inside ? from + row * stride + column : from;
         float *place = to + row * PITCH + column;
-        if (sizeof(T) == 4 && wide) {
+        if (sizeof(T) == 4 && aligned) {
             cp_async_16(smem_address(place), source, inside ? 16 : 0);
         } else if (sizeof(T) == 4) {
             for (int e = 0; e < 4; e++)
@@ -28,33 +31,32 @@ __device__ __forceinline__ void tiled_load(float *to, const T *from, int64_t str
     }
 }
 
-/* s = Q*K^T: rows of this thread by keys x, x + 16, ... S: D elements of rows that are PITCH floats; ROWS and KEYS of a
- * thread. */
+/* s = A*B^T over D elements: this thread's ROWS rows, from `a` on, by columns x, x + 16, ..., which are rows of B. */
 template <typename S>
-__device__ __forceinline__ void tiled_scores(float (&s)[S::ROWS][S::KEYS], const float *q, const float *k, int x) {
+__device__ __forceinline__ void tiled_product(float (&s)[S::ROWS][S::KEYS], const float *a, const float *b, int x) {
 #pragma unroll
     for (int i = 0; i < S::ROWS; i++)
 #pragma unroll
         for (int j = 0; j < S::KEYS; j++) s[i][j] = 0;
 #pragma unroll 2
     for (int d = 0; d < S::D; d += 4) {
-        float4 b[S::KEYS];
+        float4 v[S::KEYS];
 #pragma unroll
-        for (int j = 0; j < S::KEYS; j++) b[j] = *(const float4 *)(k + (x + 16 * j) * S::PITCH + d);
+        for (int j = 0; j < S::KEYS; j++) v[j] = *(const float4 *)(b + (x + 16 * j) * S::PITCH + d);
 #pragma unroll
         for (int i = 0; i < S::ROWS; i++) {
-            float4 a = *(const float4 *)(q + i * S::PITCH + d);
+            float4 u = *(const float4 *)(a + i * S::PITCH + d);
 #pragma unroll
             for (int j = 0; j < S::KEYS; j++)
-                s[i][j] = fmaf(a.w, b[j].w, fmaf(a.z, b[j].z, fmaf(a.y, b[j].y, fmaf(a.x, b[j].x, s[i][j]))));
+                s[i][j] = fmaf(u.w, v[j].w, fmaf(u.z, v[j].z, fmaf(u.y, v[j].y, fmaf(u.x, v[j].x, s[i][j]))));
         }
     }
 }
 
-/* o += P*V: columns 4*x and the next three of every 64, GROUPS of them; BN keys, rows of weights WEIGHTS floats. */
+/* o += P*B: this thread's ROWS rows of weights, from `weights` on with a pitch of WEIGHTS floats, by BN rows of B. */
 template <typename S>
-__device__ __forceinline__ void tiled_values(float (&o)[S::ROWS][S::GROUPS * 4], const float *weights, const float *v,
-                                             int x) {
+__device__ __forceinline__ void tiled_accumulate(float (&o)[S::ROWS][S::VECTORS * 4], const float *weights,
+                                                 const float *b, int x) {
 #pragma unroll 1
     for (int k = 0; k < S::BN; k += 4) {
         float4 p[S::ROWS];
@@ -63,19 +65,19 @@ __device__ __forceinline__ void tiled_values(float (&o)[S::ROWS][S::GROUPS * 4],
 #pragma unroll
         for (int e = 0; e < 4; e++)
 #pragma unroll
-            for (int g = 0; g < S::GROUPS; g++) {
-                float4 b = *(const float4 *)(v + (k + e) * S::PITCH + g * 64 + 4 * x);
+            for (int g = 0; g < S::VECTORS; g++) {
+                float4 v = *(const float4 *)(b + (k + e) * S::PITCH + g * 64 + 4 * x);
 #pragma unroll
                 for (int i = 0; i < S::ROWS; i++) {
                     float w = e == 0 ? p[i].x : e == 1 ? p[i].y : e == 2 ? p[i].z : p[i].w;
-                    o[i][g * 4] = fmaf(w, b.x, o[i][g * 4]), o[i][g * 4 + 1] = fmaf(w, b.y, o[i][g * 4 + 1]);
-                    o[i][g * 4 + 2] = fmaf(w, b.z, o[i][g * 4 + 2]), o[i][g * 4 + 3] = fmaf(w, b.w, o[i][g * 4 + 3]);
+                    o[i][g * 4] = fmaf(w, v.x, o[i][g * 4]), o[i][g * 4 + 1] = fmaf(w, v.y, o[i][g * 4 + 1]);
+                    o[i][g * 4 + 2] = fmaf(w, v.z, o[i][g * 4 + 2]), o[i][g * 4 + 3] = fmaf(w, v.w, o[i][g * 4 + 3]);
                 }
             }
     }
 }
 
-/* Which of the three element types there are kernels for. */
+/* The index of an element type in a table of kernels: f32, f16, bf16. */
 static inline int tiled_type(sat_dtype t) { return t == SAT_F32 ? 0 : t == SAT_F16 ? 1 : 2; }
 
 #endif

@@ -1,147 +1,674 @@
-// cuda_attention_wgmma: attention by warpgroup products on Hopper (attention_wgmma.cuh), f16 and bf16, head sizes up to
-// 256. Dense, causal, windows and packed sequences by ranges of keys; masks of blocks, whose sides are multiples of 64,
-// by lists. Needs rows that begin on 16 bytes, and a positive scale.
+// cuda_attention_wgmma: fused attention on Hopper, O = softmax(scale*Q*K^T where kept)*V, dense and block-sparse.
+//
+// f16 and bf16, head sizes up to 256. Causal masks, windows and packed sequences visit ranges of keys; masks of blocks,
+// whose sides are multiples of 64, visit lists of tiles. Rows must begin on 16 bytes and the scale must be positive.
+//
+// A persistent CTA has one to three consumer warpgroups with 64 query rows each, and a producer thread that loads Q and
+// tiles of BN keys and values by TMA. A consumer issues S = Q*K^T of the next tile together with O += P*V of this one,
+// and computes the next tile's softmax while the tensor cores still work on O. Where all warpgroups visit all tiles
+// they take turns at issuing (ping-pong), so that one's softmax overlaps another's products.
+//
+// Shapes: Q is (m, dim), K and V are (n, dim), for every head of every batch item. Work items: attention_work.h.
 
-#include "kernels/cuda/attention/attention_map.cuh"
-#include "kernels/cuda/attention/attention_wgmma.cuh"
+#include "kernels/cuda/attention/attention_work.h"
+#include "kernels/cuda/common/tma.cuh"
 
-typedef sat_status (*start_fn)(const sat_launch *l, const sat_att_job &x, const sat_att_maps &m);
-
-struct kernel {
-    sat_dtype dtype;
-    int dim, above; // head sizes up to the one, and above the other
-    int keys, groups;
-    double speed; // of a full device, as a part of the rate of its matrix units
-    start_fn start;
+enum {
+    QUEUE_TILES = 2, // work tiles that the producer may be ahead
+    MAX_STAGES = 4,  // of K and of V
+    MAX_Q_STAGES = 2,
+    PINGPONG_BARRIER = 2,  // named barriers from here on: a warpgroup's turn to issue products
+    WARPGROUP_BARRIER = 6, // named barriers from here on: the threads of a warpgroup
+    Q_PANEL = 64 * 128,    // bytes of 64 rows by 64 columns
 };
 
-static int64_t rows_of(const kernel *k) { return (int64_t)k->groups * SAT_ATT_ROWS; }
+// What a CTA computes next: a work item of one head.
+struct work_tile {
+    sat_cta_work w; // tiles -1: there are no more
+    int head, batch;
+};
 
-template <auto KERNEL, typename S>
-static sat_status start(const sat_launch *l, const sat_att_job &x, const sat_att_maps &m) {
-    unsigned grid = (unsigned)sat_min(x.items, l->device->threads);
-    return sat_start<KERNEL>(l, grid, S::THREADS, S::BYTES, x, m);
+struct kernel_args {
+    unsigned *counter;                     // two, 0 between launches: work tiles handed out, CTAs that are done
+    unsigned work_tiles;                   // items * all_heads
+    int items, all_heads, heads_in_flight; // items of a head; heads of all batch items; heads whose keys fit into L2
+    const sat_cta_work *item;              // NULL: computed, neighbouring rows and ranges of keys
+    const int2 *listed;                    // tiles of lists: sat_key_tile
+    bool mask_per_head;                    // each head has its own items
+    bool half_boxes;                       // TMA loads K and V by half a tile
+    int heads, heads_per_kv, m, n, dim;
+    sat_band band;
+    float scale_log2;    // scale*log2(e)
+    float rescale_above; // sums are rescaled once a row's maximum has grown by more
+    void *o;
+    int64_t o_batch_stride, o_head_stride, o_row_stride;
+    float *lse; // NULL: not wanted
+};
+
+struct tensor_maps {
+    CUtensorMap q, k, v; // (dim, row, head, batch), boxes of 64 columns
+};
+
+// ---- shared memory ----
+
+// Q, K and V are stored in panels of 64 columns, so that a row of a panel is the 128 bytes of the swizzle.
+
+struct shared_barriers {
+    uint64_t k_full[MAX_STAGES], k_empty[MAX_STAGES], v_full[MAX_STAGES], v_empty[MAX_STAGES];
+    uint64_t q_full[MAX_Q_STAGES], q_empty[MAX_Q_STAGES], tile_full[QUEUE_TILES], tile_empty[QUEUE_TILES];
+    work_tile tile[QUEUE_TILES];
+    uint32_t k_issued, v_issued; // tiles whose stage the producer has claimed so far
+};
+
+// Head sizes up to D, BN keys a tile, STAGES tiles of K and of V, Q_STAGES tiles of Q. Offsets and sizes in bytes.
+template <int D_, int BN_, int WARPGROUPS_, int STAGES_, int Q_STAGES_> struct tile_shape {
+    static constexpr int D = D_, BN = BN_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_;
+    static constexpr int PANELS = (D + 63) / 64, PANEL = BN * 128, TILE = PANELS * PANEL;
+    static constexpr int Q = WARPGROUPS * PANELS * Q_PANEL;
+    static constexpr int K_OFFSET = Q_STAGES * Q, V_OFFSET = K_OFFSET + STAGES * TILE;
+    static constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * TILE;
+    static constexpr int BYTES = BARRIER_OFFSET + (int)sizeof(shared_barriers);
+    static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + (WARPGROUPS == 1 ? 32 : 128);
+    static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 1 ? 0 : WARPGROUPS == 2 ? 40 : 32; // 0: all have the same
+    static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 160;
+    // A warpgroup keeps a tile of V until its next tile of K has arrived, which in a list is up to WARPGROUPS tiles on.
+    static_assert(WARPGROUPS <= STAGES + 1, "the producer would wait for a stage that is never freed");
+    static_assert(BN % 16 == 0 && D % 16 == 0 && STAGES <= MAX_STAGES && Q_STAGES <= MAX_Q_STAGES, "");
+    static_assert(BYTES + 1024 <= 228 * 1024, "shared memory of a multiprocessor");
+};
+
+// ---- barriers ----
+
+// By one thread. A stage is full once its copies have arrived, and empty once the first lane of each consumer warp says
+// so.
+template <typename S> __device__ __forceinline__ void init_barriers(shared_barriers *s) {
+    s->k_issued = 0, s->v_issued = 0;
+    for (int i = 0; i < S::STAGES; i++) {
+        mbarrier_init(smem_address(&s->k_full[i]), 1), mbarrier_init(smem_address(&s->v_full[i]), 1);
+        mbarrier_init(smem_address(&s->k_empty[i]), S::WARPGROUPS * 4);
+        mbarrier_init(smem_address(&s->v_empty[i]), S::WARPGROUPS * 4);
+    }
+    for (int i = 0; i < S::Q_STAGES; i++) {
+        mbarrier_init(smem_address(&s->q_full[i]), 1);
+        mbarrier_init(smem_address(&s->q_empty[i]), S::WARPGROUPS * 4);
+    }
+    for (int i = 0; i < QUEUE_TILES; i++) {
+        mbarrier_init(smem_address(&s->tile_full[i]), 1);
+        mbarrier_init(smem_address(&s->tile_empty[i]), S::WARPGROUPS * 4);
+    }
+    fence_mbarrier_init();
 }
 
-template <typename T, typename S> static constexpr kernel kernel_of(double speed) {
-    constexpr int above = S::D == 64 ? 0 : S::D == 256 ? 128 : 64;
-    return {T::dtype, S::D, above, S::BN, S::GROUPS, speed, start<sat_att_forward<T, S>, S>};
+// The counts of issued tiles: who sees a count sees what the producer did before it. They are atomics because racecheck
+// reports an acquiring load of a released value as a race.
+__device__ __forceinline__ void store_issued(uint32_t *issued, uint32_t tiles) {
+    asm volatile("{ .reg .b32 o; atom.release.cta.shared::cta.exch.b32 o, [%0], %1; }" ::"r"(smem_address(issued)),
+                 "r"(tiles)
+                 : "memory");
+}
+__device__ __forceinline__ uint32_t load_issued(uint32_t *issued) {
+    uint32_t tiles;
+    asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;"
+                 : "=r"(tiles)
+                 : "r"(smem_address(issued))
+                 : "memory");
+    return tiles;
 }
 
-/* Head size, keys, warpgroups, stages, tiles of Q; and the speed on an H200. Of those with the same tile the one for
- * the smaller heads comes first. */
-#define KERNELS(MATH)                                                                                                  \
-    kernel_of<MATH, sat_att_shape<64, 128, 2, 2, 2>>(0.52), kernel_of<MATH, sat_att_shape<96, 128, 2, 2, 2>>(0.68),    \
-        kernel_of<MATH, sat_att_shape<128, 128, 2, 2, 2>>(0.81),                                                       \
-        kernel_of<MATH, sat_att_shape<64, 128, 3, 2, 2>>(0.63),                                                        \
-        kernel_of<MATH, sat_att_shape<128, 80, 3, 2, 2>>(0.83),                                                        \
-        kernel_of<MATH, sat_att_shape<64, 128, 1, 4, 1>>(0.34),                                                        \
-        kernel_of<MATH, sat_att_shape<128, 128, 1, 3, 1>>(0.5), kernel_of<MATH, sat_att_shape<256, 64, 2, 2, 1>>(0.93)
+// A consumer waits for a tile. The barrier's parity tells only one phase of a stage from the next. A warpgroup that
+// skipped the stage's last tiles (`list`) could take an older phase for its own, so it first waits until the producer
+// has claimed the stage for this tile.
+template <typename S>
+__device__ __forceinline__ void wait_full(uint64_t *full, uint32_t *issued, uint32_t &seen, uint32_t tile, bool list) {
+    if (S::WARPGROUPS > 1 && list)
+        while ((int)(seen - tile) <= 0) seen = __shfl_sync(~0u, threadIdx.x % 32 == 0 ? load_issued(issued) : 0, 0);
+    mbarrier_wait(smem_address(&full[tile % S::STAGES]), tile / S::STAGES & 1);
+}
 
-static const kernel kernels[] = {KERNELS(sat_f16_math), KERNELS(sat_bf16_math)};
+// ---- producer ----
 
-static const kernel *kernel_for(const sat_variant *v, const sat_problem *p) {
-    for (const kernel &k : kernels)
-        if (k.dtype == v->instance.dtype && rows_of(&k) == v->instance.tile_m && k.keys == v->instance.tile_n &&
-            p->attention.dim <= k.dim && p->attention.dim > k.above)
+// The work tile of a number. Heads whose keys fit into L2 together come together, and of these the longest items first.
+template <typename S> __device__ __forceinline__ work_tile schedule_tile(const kernel_args &x, unsigned number) {
+    work_tile t;
+    int in_flight = x.heads_in_flight * x.items, round = (int)number / in_flight, rest = (int)number % in_flight;
+    int first = round * x.heads_in_flight, heads = min(x.heads_in_flight, x.all_heads - first);
+    int item = rest / heads, head = first + rest % heads;
+    t.batch = head / x.heads, t.head = head % x.heads;
+    if (x.item) {
+        t.w = x.item[(x.mask_per_head ? t.head * x.items : 0) + item];
+    } else {
+        if (x.band.ahead < SAT_ATTENTION_UNLIMITED) item = x.items - 1 - item; // the last rows keep the most keys
+#pragma unroll
+        for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) t.w.row[g] = (item * S::WARPGROUPS + g) * SAT_WARPGROUP_ROWS;
+        t.w.row_end = x.m, t.w.diagonal = x.n - x.m, t.w.key_begin = 0, t.w.key_end = x.n;
+        t.w.list = -1, t.w.pingpong = 1;
+    }
+    if (t.w.list < 0) sat_clip_keys(&t.w, S::WARPGROUPS * SAT_WARPGROUP_ROWS, S::BN, x.band);
+    return t;
+}
+
+// The first keys of both halves of key tile i, in a range or in a list. In a list, the low bits of the first say which
+// warpgroups visit the tile.
+template <typename S> __device__ __forceinline__ int2 range_tile(const sat_cta_work &w, int i) {
+    int key = sat_range_tile(&w, i, S::BN);
+    return make_int2(key, key + S::BN / 2);
+}
+__device__ __forceinline__ int2 listed_tile(const kernel_args &x, int list, int tiles, int i) {
+    return i < tiles ? __ldg(x.listed + list + i) : make_int2(0, 0);
+}
+
+// Loads a tile of K or V.
+template <typename S>
+__device__ __forceinline__ void load_tile(const kernel_args &x, const CUtensorMap *map, uint32_t to, uint32_t full,
+                                          int2 tile, int head, int batch) {
+    mbarrier_arrive_expect_tx(full, S::TILE);
+    int first = tile.x & ~(SAT_KEY_ALIGN - 1);
+    for (int panel = 0; panel < S::PANELS; panel++) {
+        uint32_t at = to + panel * S::PANEL;
+        tma_load(at, map, full, panel * 64, first, head, batch);
+        if (x.half_boxes) tma_load(at + S::PANEL / 2, map, full, panel * 64, tile.y, head, batch);
+    }
+}
+
+// A stage is empty once every warpgroup has arrived. The producer arrives for those that do not visit the tile.
+template <typename S> __device__ __forceinline__ void arrive_for_absent(uint32_t empty, int list, int2 tile) {
+    if (list < 0) return;
+    int absent = S::WARPGROUPS - __popc(tile.x & (SAT_KEY_ALIGN - 1));
+    if (absent) mbarrier_arrive_count(empty, absent * 4);
+}
+
+// One thread: publishes work tiles and loads their Q, K and V. V of a tile follows K of the next.
+template <typename S>
+__device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps &m, shared_barriers *s,
+                                         uint32_t smem) {
+    unsigned number = blockIdx.x;
+    uint32_t work = 0, base = 0; // work tiles before this one, and their key tiles
+    for (;; work++) {
+        work_tile *to = &s->tile[work % QUEUE_TILES];
+        mbarrier_wait(smem_address(&s->tile_empty[work % QUEUE_TILES]), work / QUEUE_TILES & 1 ^ 1);
+        if (number < x.work_tiles) *to = schedule_tile<S>(x, number);
+        else to->w.tiles = -1;
+        mbarrier_arrive(smem_address(&s->tile_full[work % QUEUE_TILES]));
+        if (number >= x.work_tiles) return;
+        number = x.work_tiles;
+        if (gridDim.x < x.work_tiles) number = gridDim.x + atomicAdd(x.counter, 1u);
+        const volatile work_tile *t = to; // read again where it is needed: registers are few here
+        int tiles = t->w.tiles, list = t->w.list, kv_head = t->head / x.heads_per_kv, batch = t->batch;
+        int2 tile, before, next;
+        if (list >= 0) next = listed_tile(x, list, tiles, 0);
+        for (int i = 0; i <= tiles; i++) {
+            tile = list < 0 ? range_tile<S>(to->w, i) : next;
+            if (list >= 0) next = listed_tile(x, list, tiles, i + 1);
+            if (i < tiles) {
+                uint32_t at = base + i, stage = at % S::STAGES;
+                mbarrier_wait(smem_address(&s->k_empty[stage]), at / S::STAGES & 1 ^ 1);
+                store_issued(&s->k_issued, at + 1);
+                arrive_for_absent<S>(smem_address(&s->k_empty[stage]), list, tile);
+                load_tile<S>(x, &m.k, smem + S::K_OFFSET + stage * S::TILE, smem_address(&s->k_full[stage]), tile,
+                             kv_head, batch);
+            }
+            if (i == 0) {
+                uint32_t stage = work % S::Q_STAGES, full = smem_address(&s->q_full[stage]);
+                mbarrier_wait(smem_address(&s->q_empty[stage]), work / S::Q_STAGES & 1 ^ 1);
+                mbarrier_arrive_expect_tx(full, S::Q);
+                for (int g = 0; g < S::WARPGROUPS; g++)
+                    for (int panel = 0; panel < S::PANELS; panel++)
+                        tma_load(smem + stage * S::Q + (g * S::PANELS + panel) * Q_PANEL, &m.q, full, panel * 64,
+                                 t->w.row[g], t->head, batch);
+            } else {
+                uint32_t at = base + i - 1, stage = at % S::STAGES;
+                mbarrier_wait(smem_address(&s->v_empty[stage]), at / S::STAGES & 1 ^ 1);
+                store_issued(&s->v_issued, at + 1);
+                arrive_for_absent<S>(smem_address(&s->v_empty[stage]), list, before);
+                load_tile<S>(x, &m.v, smem + S::V_OFFSET + stage * S::TILE, smem_address(&s->v_full[stage]), before,
+                             kv_head, batch);
+            }
+            before = tile;
+        }
+        base += tiles;
+    }
+}
+
+// ---- consumer ----
+
+// Accumulators of a warpgroup: 64 rows, 16 a warp. Element e of a lane is row lane/4 + e/2%2*8 of its warp and column
+// e/4*8 + lane%4*2 + e%2, so that a lane has two rows.
+
+// Iterates over the key tiles that a warpgroup visits. Of a list, each lane has one of 32 tiles.
+template <typename S> struct key_tiles {
+    int i, block;
+    int2 tile, mine;
+    unsigned visits;
+
+    __device__ __forceinline__ void begin() { i = -1, block = -32, visits = 0; }
+    // Moves to the next tile; false: there is none.
+    __device__ __forceinline__ bool next(const kernel_args &x, const sat_cta_work &w, int warpgroup) {
+        if (w.list < 0) {
+            if (++i >= w.tiles) return false;
+            tile = range_tile<S>(w, i);
+            return true;
+        }
+        while (visits == 0) {
+            block += 32;
+            if (block >= w.tiles) return false;
+            mine = listed_tile(x, w.list, w.tiles, block + threadIdx.x % 32);
+            visits = __ballot_sync(~0u, mine.x >> warpgroup & 1);
+        }
+        int lane = __ffs(visits) - 1;
+        visits &= visits - 1, i = block + lane;
+        tile.x = __shfl_sync(~0u, mine.x, lane), tile.y = __shfl_sync(~0u, mine.y, lane);
+        return true;
+    }
+};
+
+// Issues S = Q*K^T, (64, BN).
+template <typename T, typename S>
+__device__ __forceinline__ void issue_scores(float (&s)[S::BN / 2], uint32_t q, uint32_t k) {
+    uint64_t a = wgmma_descriptor(q, 1, 16, 1024), b = wgmma_descriptor(k, 1, 16, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < S::D / 16; step++) // descriptors count in 16 bytes
+        wgmma_ss<T, S::BN, 0, 0>::run(s, a + (step / 4 * Q_PANEL + step % 4 * 32) / 16,
+                                      b + (step / 4 * S::PANEL + step % 4 * 32) / 16, step > 0);
+    wgmma_commit_group();
+}
+
+// Issues O += P*V, (64, D). P comes from registers.
+template <typename T, typename S>
+__device__ __forceinline__ void issue_values(float (&o)[S::D / 2], const uint32_t (&p)[S::BN / 4], uint32_t v) {
+    uint64_t b = wgmma_descriptor(v, 1, S::PANEL, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < S::BN / 16; step++) wgmma_rs<T, S::D>::run(o, &p[step * 4], b + step * 2048 / 16);
+    wgmma_commit_group();
+}
+
+// The keys that a lane's two rows keep: from `begin` to before `end`.
+struct kept_keys {
+    int begin[2], end[2];
+};
+
+// Scores that are not kept become -inf.
+template <typename S>
+__device__ __forceinline__ void mask_scores(float (&s)[S::BN / 2], const kept_keys &r, int2 tile) {
+    int a = (tile.x & ~(SAT_KEY_ALIGN - 1)) + (int)(threadIdx.x % 4) * 2,
+        b = a - (tile.x & ~(SAT_KEY_ALIGN - 1)) + tile.y;
+#pragma unroll
+    for (int e = 0; e < S::BN / 2; e++) {
+        int column = e / 4 * 8 + e % 2, key = column < S::BN / 2 ? a + column : b + column - S::BN / 2;
+        if (key < r.begin[e / 2 % 2] || key >= r.end[e / 2 % 2]) s[e] = -INFINITY;
+    }
+}
+
+// One step of the online softmax: scores become weights exp2(c*(score - m)), and `sum` grows by this lane's part. m is
+// the row maximum, or an earlier one as long as the difference stays small. True: O must be multiplied by `scale`.
+template <typename S>
+__device__ __forceinline__ bool softmax(float (&s)[S::BN / 2], float (&m)[2], float (&sum)[2], float (&scale)[2],
+                                        float c, float rescale_above) {
+    float top[4] = {s[0], s[1], s[2], s[3]}, part[4] = {0, 0, 0, 0}, minus[2];
+#pragma unroll
+    for (int e = 4; e < S::BN / 2; e++) top[e % 4] = fmaxf(top[e % 4], s[e]);
+    top[0] = fmaxf(top[0], top[1]), top[1] = fmaxf(top[2], top[3]);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
+        top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+    }
+    bool rescale = __any_sync(~0u, top[0] > m[0] + rescale_above || top[1] > m[1] + rescale_above);
+    if (rescale) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float grown = fmaxf(m[r], top[r]);
+            scale[r] = attention_rescale(m[r], grown, c);
+            sum[r] *= scale[r], m[r] = grown;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) minus[r] = m[r] == -INFINITY ? 0 : -__fmul_rn(m[r], c);
+#pragma unroll
+    for (int e = 0; e < S::BN / 2; e++) {
+        s[e] = attention_exp2(fmaf(s[e], c, minus[e / 2 % 2]));
+        part[e % 4] += s[e];
+    }
+    sum[0] += part[0] + part[1], sum[1] += part[2] + part[3];
+    return rescale;
+}
+
+// Two elements in a word.
+__device__ __forceinline__ uint32_t pack_2(__half, float x, float y) {
+    __half2 h = __floats2half2_rn(x, y);
+    return *(uint32_t *)&h;
+}
+__device__ __forceinline__ uint32_t pack_2(__nv_bfloat16, float x, float y) {
+    __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
+    return *(uint32_t *)&h;
+}
+
+// Accumulators as the A operand of the next product: the fragments have the same layout.
+template <typename T, typename S>
+__device__ __forceinline__ void pack_weights(uint32_t (&p)[S::BN / 4], const float (&s)[S::BN / 2]) {
+#pragma unroll
+    for (int e = 0; e < S::BN / 4; e++) p[e] = pack_2(typename T::element(), s[2 * e], s[2 * e + 1]);
+}
+
+template <typename T, typename S>
+__device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &t, float (&o)[S::D / 2],
+                                         const float (&m)[2], float (&sum)[2], uint32_t q, int warpgroup, int row);
+
+template <typename T, typename S>
+__device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *s, uint32_t smem) {
+    int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), lane = threadIdx.x % 32, work = 0, q_stage = 0;
+    uint32_t work_parity = 0, q_parity = 0, base = 0; // base: key tiles of the work tiles before
+    uint32_t k_seen = 0, v_seen = 0;                  // issued tiles, as last seen
+    if (S::WARPGROUPS > 1 && warpgroup == S::WARPGROUPS - 1) named_barrier_arrive(PINGPONG_BARRIER, 256);
+    for (;;) {
+        mbarrier_wait(smem_address(&s->tile_full[work]), work_parity);
+        work_tile t = read_shared_broadcast(&s->tile[work]);
+        if (lane == 0) mbarrier_arrive(smem_address(&s->tile_empty[work]));
+        if (++work == QUEUE_TILES) work = 0, work_parity ^= 1;
+        if (t.w.tiles < 0) break;
+        const sat_cta_work &w = t.w;
+        int row = warpgroup == 0   ? w.row[0]
+                  : warpgroup == 1 ? w.row[1]
+                                   : w.row[2],
+            mine = row + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
+        kept_keys keep;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            keep.begin[r] = sat_row_begin(&w, mine + r * 8, x.band);
+            keep.end[r] = sat_row_end(&w, mine + r * 8, x.band);
+        }
+        // Every row of the warpgroup keeps all keys of a half that begins from `low` to `high`.
+        int low = sat_row_begin(&w, row + SAT_WARPGROUP_ROWS - 1, x.band);
+        int high = sat_row_end(&w, row, x.band) - S::BN / 2;
+        uint32_t q = smem + q_stage * S::Q + warpgroup * S::PANELS * Q_PANEL;
+        float o[S::D / 2], m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, scale[2];
+#pragma unroll
+        for (int e = 0; e < S::D / 2; e++) o[e] = 0;
+        mbarrier_wait(smem_address(&s->q_full[q_stage]), q_parity);
+        key_tiles<S> at;
+        at.begin();
+        auto needs_mask = [&](int2 tile) {
+            int first = tile.x & ~(SAT_KEY_ALIGN - 1);
+            return first > high || tile.y > high || first < low || tile.y < low;
+        };
+        bool pingpong = S::WARPGROUPS > 1 && w.pingpong;
+        if (at.next(x, w, warpgroup)) {
+            float sc[S::BN / 2];
+            uint32_t p[S::BN / 4];
+            uint32_t now = base + at.i, stage = now % S::STAGES, before = 0;
+            wait_full<S>(s->k_full, &s->k_issued, k_seen, now, w.list >= 0);
+            issue_scores<T, S>(sc, q, smem + S::K_OFFSET + stage * S::TILE);
+            wgmma_wait_group<0>();
+            wgmma_fence_accumulators(sc);
+            if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[stage]));
+            if (needs_mask(at.tile)) mask_scores<S>(sc, keep, at.tile);
+            bool rescale = false, issued = false; // O is still zero, and no product with V has been issued
+            softmax<S>(sc, m, sum, scale, x.scale_log2, x.rescale_above);
+            for (;;) {
+                // These branches keep the softmax before the wait for the product with V, which it overlaps.
+                bool more = at.next(x, w, warpgroup);
+                uint32_t then = base + at.i, ks = then % S::STAGES, vs = now % S::STAGES;
+                wgmma_wait_group<0>();
+                wgmma_fence_accumulators(o);
+                if (issued && lane == 0) mbarrier_arrive(smem_address(&s->v_empty[before % S::STAGES]));
+                if (rescale) {
+#pragma unroll
+                    for (int e = 0; e < S::D / 2; e++) o[e] *= scale[e / 2 % 2];
+                }
+                pack_weights<T, S>(p, sc);
+                if (!more) break;
+                wait_full<S>(s->k_full, &s->k_issued, k_seen, then, w.list >= 0);
+                if (pingpong) named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256);
+                issue_scores<T, S>(sc, q, smem + S::K_OFFSET + ks * S::TILE);
+                wait_full<S>(s->v_full, &s->v_issued, v_seen, now, w.list >= 0);
+                issue_values<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE);
+                if (pingpong) named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % S::WARPGROUPS, 256);
+                wgmma_wait_group<1>();
+                wgmma_fence_accumulators(sc);
+                if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[ks]));
+                if (needs_mask(at.tile)) mask_scores<S>(sc, keep, at.tile);
+                rescale = softmax<S>(sc, m, sum, scale, x.scale_log2, x.rescale_above), issued = true;
+                wgmma_fence_accumulators(sc);
+                before = now, now = then;
+            }
+            uint32_t vs = now % S::STAGES;
+            wait_full<S>(s->v_full, &s->v_issued, v_seen, now, w.list >= 0);
+            issue_values<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE);
+            wgmma_wait_group<0>();
+            wgmma_fence_accumulators(o);
+            if (lane == 0) mbarrier_arrive(smem_address(&s->v_empty[vs]));
+        }
+        base += w.tiles;
+        epilogue<T, S>(x, t, o, m, sum, q, warpgroup, row);
+        if (lane == 0) mbarrier_arrive(smem_address(&s->q_empty[q_stage]));
+        if (++q_stage == S::Q_STAGES) q_stage = 0, q_parity ^= 1;
+    }
+}
+
+// ---- epilogue ----
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
+// Offset of 16-byte chunk `chunk` of row `row` in a swizzled panel.
+__device__ __forceinline__ uint32_t swizzled(int row, int chunk) { return row * 128 + (chunk ^ (row & 7)) * 16; }
+
+// LSE and O = o/sum of the warpgroup's rows from `row` on. A warp stages its 16 rows of O over its rows of Q, and
+// stores them 16 bytes a lane.
+template <typename T, typename S>
+__device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &t, float (&o)[S::D / 2],
+                                         const float (&m)[2], float (&sum)[2], uint32_t q, int warpgroup, int row) {
+    typedef typename T::element E;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    row += warp * 16;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        int i = row + lane / 4 + r * 8;
+        if (x.lse && lane % 4 == 0 && i < t.w.row_end)
+            x.lse[((int64_t)t.batch * x.heads + t.head) * x.m + i] =
+                sum[r] > 0 ? (__fmul_rn(m[r], x.scale_log2) + log2f(sum[r])) * 0.69314718056f : -INFINITY;
+        sum[r] = sum[r] > 0 ? 1 / sum[r] : sum[r] == 0 ? 0 : sum[r]; // NaN stays
+    }
+#pragma unroll
+    for (int e = 0; e < S::D / 2; e++) o[e] *= sum[e / 2 % 2];
+    named_barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); // the warpgroup's products have read Q
+    uint32_t at = q + warp * 2048;
+#pragma unroll
+    for (int j = 0; j < S::D / 16; j++) {
+        uint32_t p[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) p[e] = pack_2(E(), o[j * 8 + 2 * e], o[j * 8 + 2 * e + 1]);
+        stmatrix_x4(at + j / 4 * Q_PANEL + swizzled(lane % 16, j % 4 * 2 + lane / 16), p[0], p[1], p[2], p[3]);
+    }
+    __syncwarp();
+    E *to = (E *)x.o + t.batch * x.o_batch_stride + t.head * x.o_head_stride + lane % 8 * 8;
+#pragma unroll
+    for (int j = 0; j < S::PANELS * 4; j++) {
+        int i = j % 4 * 4 + lane / 8, column = j / 4 * 64;
+        uint4 v = load_shared_16(at + j / 4 * Q_PANEL + swizzled(i, lane % 8));
+        if (row + i < t.w.row_end && column + lane % 8 * 8 < x.dim)
+            __stcg((uint4 *)(to + (row + i) * x.o_row_stride + column), v);
+    }
+    fence_proxy_async(); // before TMA writes the next Q there
+    __syncwarp();
+}
+
+// ---- kernel ----
+
+template <typename T, typename S>
+static __global__ void __launch_bounds__(S::THREADS, 1)
+    attention_forward(const __grid_constant__ kernel_args x, const __grid_constant__ tensor_maps m) {
+    extern __shared__ __align__(1024) char memory[];
+    shared_barriers *s = (shared_barriers *)(memory + S::BARRIER_OFFSET);
+    griddepcontrol_launch_dependents();
+    if (threadIdx.x == 0) init_barriers<S>(s);
+    if (threadIdx.x == S::CONSUMERS) prefetch_tensormap(&m.q), prefetch_tensormap(&m.k), prefetch_tensormap(&m.v);
+    __syncthreads();
+    griddepcontrol_wait();
+    if (threadIdx.x >= S::CONSUMERS) {
+        if (S::PRODUCER_REGISTERS) setmaxnreg_dec<S::PRODUCER_REGISTERS ? S::PRODUCER_REGISTERS : 24>();
+        if (threadIdx.x == S::CONSUMERS) producer<S>(x, m, s, smem_address(memory));
+        __syncwarp();
+    } else {
+        if (S::PRODUCER_REGISTERS) setmaxnreg_inc<S::CONSUMER_REGISTERS>();
+        consumer<T, S>(x, s, smem_address(memory));
+    }
+    if (gridDim.x >= x.work_tiles) return;
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(x.counter + 1, 1u) == gridDim.x - 1) x.counter[0] = x.counter[1] = 0;
+}
+
+// ---- instances ----
+
+struct instance {
+    int max_dim, above_dim; // head sizes up to the one, and above the other
+    int tile_keys, warpgroups;
+    double speed; // of a full device, as a part of the rate of its tensor cores
+    sat_status (*start)(const sat_launch *l, const kernel_args &x, const tensor_maps &m);
+};
+
+static int64_t tile_rows(const instance *k) { return (int64_t)k->warpgroups * SAT_WARPGROUP_ROWS; }
+
+template <typename T, typename S>
+static sat_status start(const sat_launch *l, const kernel_args &x, const tensor_maps &m) {
+    unsigned grid = (unsigned)sat_min(x.work_tiles, l->device->threads);
+    return sat_start<attention_forward<T, S>>(l, grid, S::THREADS, S::BYTES, x, m);
+}
+
+template <typename T, typename S> static constexpr instance instance_of(double speed) {
+    constexpr int above_dim = S::D == 64 ? 0 : S::D == 256 ? 128 : 64;
+    return {S::D, above_dim, S::BN, S::WARPGROUPS, speed, start<T, S>};
+}
+
+// Of instances with the same tile, the one for the smaller heads comes first. Speeds on an H200.
+template <typename T>
+static constexpr instance instances[] = {
+    instance_of<T, tile_shape<64, 128, 2, 2, 2>>(0.52),  instance_of<T, tile_shape<96, 128, 2, 2, 2>>(0.68),
+    instance_of<T, tile_shape<128, 128, 2, 2, 2>>(0.81), instance_of<T, tile_shape<64, 128, 3, 2, 2>>(0.63),
+    instance_of<T, tile_shape<128, 80, 3, 2, 2>>(0.83),  instance_of<T, tile_shape<64, 128, 1, 4, 1>>(0.34),
+    instance_of<T, tile_shape<128, 128, 1, 3, 1>>(0.5),  instance_of<T, tile_shape<256, 64, 2, 2, 1>>(0.93),
+};
+
+static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
+    const sat_instance *i = &v->instance;
+    for (const instance &k : i->dtype == SAT_F16 ? instances<sat_f16_math> : instances<sat_bf16_math>)
+        if (tile_rows(&k) == i->tile_m && k.tile_keys == i->tile_n && p->attention.dim <= k.max_dim &&
+            p->attention.dim > k.above_dim)
             return &k;
     return NULL;
 }
 
-/* ---- what it takes ---- */
+// ---- supports, estimate ----
 
-static bool plain(const sat_mask *k) { return k->full && !k->sequences; }
+// What a tensor map can stride over, in elements: a single row, head or batch item needs no stride.
+static bool stride_fits(int64_t stride, int64_t count) {
+    return count <= 1 || (stride > 0 && stride % 8 == 0 && stride < (int64_t)1 << 39);
+}
+
+static bool map_fits(const sat_problem *p, const sat_heads &s, int64_t heads, int64_t rows) {
+    return stride_fits(s.batch_stride, p->batch) && stride_fits(s.head_stride, heads) &&
+           stride_fits(s.row_stride, rows);
+}
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const sat_attention *t = &p->attention;
-    const kernel *k = kernel_for(v, p);
-    if (d->capability != 90 || !k || p->a_dtype != k->dtype || p->a_align % 16 || p->c_align % 16) return false;
-    if (p->m <= 0 || p->n <= 0 || p->batch <= 0 || p->m >= SAT_ATT_LARGEST || p->n >= SAT_ATT_LARGEST) return false;
-    if (!(p->alpha > 1e-30 && p->alpha < 1e30)) return false; // what is not kept is -inf before it is scaled
-    if (!attention_map_fits(p, t->q, t->heads, p->m) || !attention_map_fits(p, t->o, t->heads, p->m) ||
-        !attention_map_fits(p, t->k, t->kv_heads, p->n) || !attention_map_fits(p, t->v, t->kv_heads, p->n))
+    const instance *k = instance_for(v, p);
+    if (d->capability != 90 || !k || p->a_dtype != v->instance.dtype || p->a_align % 16 || p->c_align % 16)
+        return false;
+    if (p->m <= 0 || p->n <= 0 || p->batch <= 0) return false;
+    if (p->m >= SAT_ATTENTION_MAX_LENGTH || p->n >= SAT_ATTENTION_MAX_LENGTH) return false;
+    if (!(p->alpha > 1e-30 && p->alpha < 1e30)) return false; // masked scores are -inf before they are scaled
+    if (!map_fits(p, t->q, t->heads, p->m) || !map_fits(p, t->o, t->heads, p->m) ||
+        !map_fits(p, t->k, t->kv_heads, p->n) || !map_fits(p, t->v, t->kv_heads, p->n))
         return false;
     sat_mask mask = sat_mask_of(p, a);
-    double pieces = (double)sat_att_most_pieces(&mask, k->groups);
-    if (pieces * (double)p->batch * (double)t->heads >= 1 << 30) return false;
+    double items = (double)sat_max_items(&mask, k->warpgroups);
+    if (items * (double)p->batch * (double)t->heads >= 1 << 30) return false;
     if (mask.full) return true;
-    int chunk = k->keys / 2;
-    return 64 % chunk == 0 && sat_att_lists_fit(&mask, chunk) &&
-           sat_att_most_entries(&mask, a->stored_blocks, chunk) < 1 << 30;
+    int chunk = k->tile_keys / 2;
+    return 64 % chunk == 0 && sat_lists_fit(&mask, chunk) && sat_max_listed(&mask, a->stored_blocks, chunk) < 1 << 30;
 }
 
-/* Each piece's tiles on one multiprocessor. */
+// The time of a work tile's key tiles on one multiprocessor, times the work tiles that each has.
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    const kernel *k = kernel_for(v, p);
+    const instance *k = instance_for(v, p);
     sat_mask mask = sat_mask_of(p, a);
-    double heads = (double)(p->batch * p->attention.heads), rows = (double)rows_of(k), keys = k->keys;
-    double items = ((double)((p->m + rows_of(k) - 1) / rows_of(k)) + (double)mask.sequences / 2) * heads;
+    double heads = (double)(p->batch * p->attention.heads), rows = (double)tile_rows(k), keys = k->tile_keys;
+    double items = ((double)((p->m + tile_rows(k) - 1) / tile_rows(k)) + (double)mask.sequences / 2) * heads;
     double kept = sat_pairs(p, a) / fmax(1, heads * (double)p->m), most = ceil((double)p->n / keys), tiles, longest;
     bool uneven = mask.causal || mask.sequences || !mask.full;
     if (mask.full) tiles = fmin(most, kept / keys + (mask.causal || mask.window ? rows / keys / 2 + 0.5 : 0.5));
-    else tiles = kept / keys * (k->groups > 1 && mask.block_rows < rows_of(k) ? 1.6 : 1.1);
+    else tiles = kept / keys * (k->warpgroups > 1 && mask.block_rows < tile_rows(k) ? 1.6 : 1.1);
     longest = fmin(most, uneven ? 2 * tiles : tiles);
-    double each = 4 * k->dim * rows * keys / (k->speed * d->flop_rate[p->a_dtype] / d->threads);
+    double each = 4 * k->max_dim * rows * keys / (k->speed * d->flop_rate[p->a_dtype] / d->threads);
     double waves = items / d->threads, busy = waves * tiles;
     if (!uneven && waves < 8) busy = ceil(waves) * tiles;
     return fmax(fmax(busy, longest) * each, sat_attention_bytes(p, a) / d->memory_rate) + 4e-6;
 }
 
-/* ---- the schedule ---- */
+// ---- workspace, prepare: the counter, the work items and the lists ----
 
 struct state {
-    const sat_att_piece *piece; // in the workspace
-    const int2 *entry;
-    int pieces;
+    const sat_cta_work *item; // in the workspace
+    const int2 *listed;
+    int items;
     unsigned *counter;
-    sat_att_maps maps;
-    const void *of[3]; // what the maps were made for
+    tensor_maps maps;
+    const void *mapped[3]; // the operands that the maps were encoded for
 };
 
 enum { COUNTER_BYTES = 256 };
 
-static size_t rounded(double bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }
+static size_t round_up(double bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }
 
-/* The counter, pieces, entries. */
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
-    const kernel *k = kernel_for(v, p);
+    const instance *k = instance_for(v, p);
     sat_mask mask = sat_mask_of(p, a);
-    if (plain(&mask)) return COUNTER_BYTES;
-    double pieces = (double)(sat_att_most_pieces(&mask, k->groups) * sat_mask_count(&mask, p));
-    double entries = mask.full ? 0 : sat_att_most_entries(&mask, a->stored_blocks, k->keys / 2);
-    return COUNTER_BYTES + rounded(pieces * sizeof(sat_att_piece)) + rounded(entries * sizeof(sat_att_entry));
+    if (sat_mask_is_regular(&mask)) return COUNTER_BYTES;
+    double items = (double)(sat_max_items(&mask, k->warpgroups) * sat_mask_count(&mask, p));
+    double listed = mask.full ? 0 : sat_max_listed(&mask, a->stored_blocks, k->tile_keys / 2);
+    return COUNTER_BYTES + round_up(items * sizeof(sat_cta_work)) + round_up(listed * sizeof(sat_key_tile));
 }
 
-static cudaError_t send_lists(const sat_prepare *q, const sat_att_lists *l, int64_t masks, state *st) {
+static cudaError_t upload_work(const sat_prepare *q, const sat_work *w, int64_t masks, state *st) {
     cudaStream_t stream = (cudaStream_t)q->stream;
     char *to = (char *)q->workspace + COUNTER_BYTES;
-    size_t bytes = (size_t)(l->pieces * masks) * sizeof *l->piece;
-    st->piece = (const sat_att_piece *)to, st->pieces = (int)l->pieces;
-    st->entry = (const int2 *)(to + rounded((double)bytes));
-    cudaError_t e = cudaMemcpyAsync(to, l->piece, bytes, cudaMemcpyHostToDevice, stream);
-    if (e == cudaSuccess && l->entries > 0)
-        e = cudaMemcpyAsync((void *)st->entry, l->entry, (size_t)l->entries * sizeof *l->entry, cudaMemcpyHostToDevice,
+    size_t bytes = (size_t)(w->items * masks) * sizeof *w->item;
+    st->item = (const sat_cta_work *)to, st->items = (int)w->items;
+    st->listed = (const int2 *)(to + round_up((double)bytes));
+    cudaError_t e = cudaMemcpyAsync(to, w->item, bytes, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess && w->listed > 0)
+        e = cudaMemcpyAsync((void *)st->listed, w->tile, (size_t)w->listed * sizeof *w->tile, cudaMemcpyHostToDevice,
                             stream);
     return e;
 }
 
-static sat_status prepare_state(const sat_prepare *q, const kernel *k, state *st) {
+static sat_status prepare_state(const sat_prepare *q, const instance *k, state *st) {
     sat_mask mask = sat_mask_of(q->problem, q->pattern);
     int64_t masks = mask.full ? 1 : sat_mask_count(&mask, q->problem);
-    sat_att_lists lists = {};
-    st->pieces = (int)((q->problem->m + rows_of(k) - 1) / rows_of(k));
+    sat_work work = {};
+    st->items = (int)((q->problem->m + tile_rows(k) - 1) / tile_rows(k));
     st->counter = (unsigned *)q->workspace;
     cudaError_t e = cudaMemsetAsync(st->counter, 0, COUNTER_BYTES, (cudaStream_t)q->stream);
-    if (!plain(&mask)) {
-        if (!sat_att_lists_make(&mask, masks, q->pattern->stored_blocks, k->groups, k->keys / 2, &lists)) {
-            sat_att_lists_free(&lists);
+    if (!sat_mask_is_regular(&mask)) {
+        if (!sat_work_make(&mask, masks, q->pattern->stored_blocks, k->warpgroups, k->tile_keys / 2, &work)) {
+            sat_work_free(&work);
             return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule", q->variant->name);
         }
-        if (e == cudaSuccess) e = send_lists(q, &lists, masks, st);
+        if (e == cudaSuccess) e = upload_work(q, &work, masks, st);
     }
     if (e == cudaSuccess) e = cudaStreamSynchronize((cudaStream_t)q->stream);
-    sat_att_lists_free(&lists);
+    sat_work_free(&work);
     if (e == cudaSuccess) return SAT_OK;
     return sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
 }
@@ -151,54 +678,72 @@ static sat_status prepare(const sat_prepare *q, void **out) {
         return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
     state *st = (state *)calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    sat_status status = prepare_state(q, kernel_for(q->variant, q->problem), st);
+    sat_status status = prepare_state(q, instance_for(q->variant, q->problem), st);
     if (status == SAT_OK) *out = st;
     else free(st);
     return status;
 }
 
-/* ---- a launch ---- */
+// ---- launch ----
 
-static sat_status make_maps(const sat_launch *l, int box, state *st) {
+static cuuint64_t stride_bytes(int64_t stride, int64_t count) {
+    return count > 1 ? (cuuint64_t)stride * 2 : 16; // an unused stride must still be a legal one
+}
+
+// (dim, row, head, batch) in boxes of 64 columns by `box_rows`.
+static bool encode_map(const sat_problem *p, const void *base, const sat_heads &s, int64_t heads, int64_t rows,
+                       int box_rows, CUtensorMap *map) {
+    sat_tensor_box t = {
+        p->a_dtype,
+        base,
+        4,
+        {(cuuint64_t)p->attention.dim, (cuuint64_t)rows, (cuuint64_t)heads, (cuuint64_t)p->batch},
+        {stride_bytes(s.row_stride, rows), stride_bytes(s.head_stride, heads), stride_bytes(s.batch_stride, p->batch)},
+        {64, (cuuint32_t)box_rows, 1, 1},
+        128};
+    return tensormap_encode(map, t);
+}
+
+static sat_status encode_maps(const sat_launch *l, int key_box, state *st) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
     void *const *o = l->operands;
-    if (tensormaps_current(st->of, o)) return SAT_OK;
-    if (!attention_map(p, o[0], t->q, t->heads, p->m, SAT_ATT_ROWS, &st->maps.q) ||
-        !attention_map(p, o[1], t->k, t->kv_heads, p->n, box, &st->maps.k) ||
-        !attention_map(p, o[2], t->v, t->kv_heads, p->n, box, &st->maps.v))
-        return tensormap_failed(l, st->of);
+    if (tensormaps_current(st->mapped, o)) return SAT_OK;
+    if (!encode_map(p, o[0], t->q, t->heads, p->m, SAT_WARPGROUP_ROWS, &st->maps.q) ||
+        !encode_map(p, o[1], t->k, t->kv_heads, p->n, key_box, &st->maps.k) ||
+        !encode_map(p, o[2], t->v, t->kv_heads, p->n, key_box, &st->maps.v))
+        return tensormap_failed(l, st->mapped);
     return SAT_OK;
 }
 
-/* Heads that are worked on together: where pieces differ in length, all whose keys fit into L2, so that the longest
- * come first; in groups of about the same size. Otherwise one after the other. */
-static int together(const sat_problem *p, const sat_device *d, bool uneven) {
+// Heads that are computed together. Where items differ in length: all whose keys fit into L2, so that the longest items
+// of many heads come first, in rounds of about the same size. Otherwise only the query heads of one key head.
+static int heads_in_flight(const sat_problem *p, const sat_device *d, bool uneven) {
     const sat_attention *t = &p->attention;
-    int64_t share = t->heads / t->kv_heads, all = p->batch * t->heads;
-    if (!uneven) return (int)share;
+    int64_t per_kv = t->heads / t->kv_heads, all = p->batch * t->heads;
+    if (!uneven) return (int)per_kv;
     double fit = 0.8 * (double)d->l2_bytes / (4.0 * (double)p->n * (double)t->dim);
-    int64_t most = sat_max(1, (int64_t)fmin(fit, 1 << 20)) * share, groups = (all + most - 1) / most;
-    return (int)(((all + groups - 1) / groups + share - 1) / share * share);
+    int64_t most = sat_max(1, (int64_t)fmin(fit, 1 << 20)) * per_kv, rounds = (all + most - 1) / most;
+    return (int)(((all + rounds - 1) / rounds + per_kv - 1) / per_kv * per_kv);
 }
 
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
-    const kernel *k = kernel_for(l->variant, p);
+    const instance *k = instance_for(l->variant, p);
     state *st = (state *)l->state;
     sat_mask mask = sat_mask_of(p, l->pattern);
-    sat_att_job x = {};
-    x.counter = st->counter, x.piece = st->piece, x.entry = st->entry, x.pieces = st->pieces;
-    x.all_heads = (int)(p->batch * t->heads), x.items = (unsigned)(x.pieces * x.all_heads);
-    x.heads_together = together(p, l->device, mask.causal || mask.sequences || !mask.full);
-    x.halves = !mask.full, x.head_masks = x.halves && mask.head_rows;
-    x.heads = (int)t->heads, x.share = (int)(t->heads / t->kv_heads);
-    x.m = (int)p->m, x.n = (int)p->n, x.dim = (int)t->dim, x.reach = sat_att_reach_of(&mask);
-    x.c = (float)(p->alpha * 1.4426950408889634), x.slack = 8 / x.c;
+    kernel_args x = {};
+    x.counter = st->counter, x.item = st->item, x.listed = st->listed, x.items = st->items;
+    x.all_heads = (int)(p->batch * t->heads), x.work_tiles = (unsigned)(x.items * x.all_heads);
+    x.heads_in_flight = heads_in_flight(p, l->device, mask.causal || mask.sequences || !mask.full);
+    x.half_boxes = !mask.full, x.mask_per_head = x.half_boxes && mask.head_rows;
+    x.heads = (int)t->heads, x.heads_per_kv = (int)(t->heads / t->kv_heads);
+    x.m = (int)p->m, x.n = (int)p->n, x.dim = (int)t->dim, x.band = sat_band_of(&mask);
+    x.scale_log2 = (float)(p->alpha * 1.4426950408889634), x.rescale_above = 8 / x.scale_log2;
     x.o = l->operands[3], x.lse = t->lse ? (float *)l->operands[4] : NULL;
-    x.o_batch = t->o.batch_stride, x.o_head = t->o.head_stride, x.o_row = t->o.row_stride;
-    sat_status status = make_maps(l, x.halves ? k->keys / 2 : k->keys, st);
+    x.o_batch_stride = t->o.batch_stride, x.o_head_stride = t->o.head_stride, x.o_row_stride = t->o.row_stride;
+    sat_status status = encode_maps(l, x.half_boxes ? k->tile_keys / 2 : k->tile_keys, st);
     return status == SAT_OK ? k->start(l, x, st->maps) : status;
 }
 
