@@ -1,5 +1,5 @@
-/* The schedules that CUDA kernels walk: every stored block in exactly one piece, cut rows joined once, and an order in
- * which CTAs end together and panels stay in L2. No GPU needed. */
+/* The schedules of CUDA kernels: every stored block is in exactly one work item, split rows are reduced once, and tiles
+ * come in an order in which CTAs end together and panels stay in L2. No GPU needed. */
 #include "support.h"
 
 #include "kernels/cuda/common/long_sums.h"
@@ -26,7 +26,7 @@ static sat_rows make_rows(uint64_t *state, style s) {
         .count = count, .ptr = ptr, .col = col, .br = 1 + random_below(state, 64), .bc = 1 + random_below(state, 64)};
 }
 
-/* The pieces in the order of the blocks, as they were before the longest came first. */
+/* The work items in the order of the blocks, as they were before they were sorted by length. */
 static int by_place(const void *a, const void *b) {
     const sat_work_item *x = a, *y = b;
     if (x->row != y->row) return x->row < y->row ? -1 : 1;
@@ -40,7 +40,7 @@ static void check_order(const sat_schedule *s) {
     }
 }
 
-/* Heavy pieces are a first part, over twice the mean of what has blocks; whatever is after it is not. */
+/* Heavy items come first and have over twice the mean of the items with blocks; the others have not. */
 static void check_heavy(const sat_rows *r, const sat_schedule *s) {
     int64_t busy = 0;
     for (int64_t i = 0; i < s->pieces; i++) busy += s->piece[i].count > 0;
@@ -51,21 +51,21 @@ static void check_heavy(const sat_rows *r, const sat_schedule *s) {
     }
 }
 
-/* Every slice and panel of every piece has one number. */
+/* Every slice and panel of every work item has one number. */
 static void check_tiles(uint64_t *random, const sat_schedule *s) {
     unsigned slices = 1 + (unsigned)random_below(random, 3), panels = 1 + (unsigned)random_below(random, 9);
     unsigned pieces = (unsigned)s->pieces, heavy = (unsigned)s->heavy, tiles = pieces * slices * panels;
     sat_tile_order all = {pieces, heavy, slices, panels, 0};
     double panel_bytes = (double)random_below(random, 1 << 24);
-    all.together = sat_panels_in_flight(s->even, s->pieces * slices, panels, panel_bytes, 3 * 132, 60e6);
-    assert_true(all.together >= 1 && all.together <= panels);
-    assert_true(!s->even || all.together == 1);
+    all.panels_in_flight = sat_panels_in_flight(s->even, s->pieces * slices, panels, panel_bytes, 3 * 132, 60e6);
+    assert_true(all.panels_in_flight >= 1 && all.panels_in_flight <= panels);
+    assert_true(!s->even || all.panels_in_flight == 1);
     char *seen = calloc((size_t)tiles + 1, 1);
     for (unsigned i = 0; i < tiles; i++) {
         sat_tile_coordinates t = sat_tile_at(&all, i);
-        assert_true(t.piece < pieces && t.slice < slices && t.panel < panels);
-        assert_int_equal(t.piece < heavy, i < heavy * slices * panels);
-        char *one = &seen[(t.piece * slices + t.slice) * panels + t.panel];
+        assert_true(t.item < pieces && t.slice < slices && t.panel < panels);
+        assert_int_equal(t.item < heavy, i < heavy * slices * panels);
+        char *one = &seen[(t.item * slices + t.slice) * panels + t.panel];
         assert_int_equal(*one, 0);
         *one = 1;
     }
@@ -107,14 +107,14 @@ static void check_cover(const sat_rows *r, const sat_schedule *s, int64_t share)
     assert_int_equal(slots, s->slots);
 }
 
-/* As join.cuh lays it out: pieces, joins, then partial sums from a multiple of 256 bytes on. */
+/* As sat_upload_schedule lays it out: work items, split rows, then partial sums at a multiple of 256 bytes. */
 static void check_bytes(const sat_rows *r, const sat_schedule *s, int64_t n, size_t element) {
     size_t head = (size_t)s->pieces * sizeof *s->piece + (size_t)s->joins * sizeof *s->join;
     size_t sums = (size_t)s->slots * (size_t)r->br * (size_t)n * element;
     assert_true(sat_schedule_bytes(s, r->br, n, element) >= (head + 255) / 256 * 256 + sums);
 }
 
-static void every_block_is_in_exactly_one_piece(void **unused) {
+static void every_block_is_in_exactly_one_work_item(void **unused) {
     (void)unused;
     uint64_t random = 1;
     for (int round = 0; round < 600; round++) {
@@ -222,15 +222,15 @@ static void heavy_rows_come_first_then_groups_of_panels_each_from_its_longest_ro
     (void)unused;
     uint64_t random = 3;
     for (int round = 0; round < 300; round++) {
-        sat_tile_order all = {.pieces = 1 + (unsigned)random_below(&random, 20), .slices = 1 + (unsigned)(round % 3)};
-        all.heavy = (unsigned)random_below(&random, all.pieces), all.panels = 1 + (unsigned)random_below(&random, 12);
-        all.together = 1 + (unsigned)random_below(&random, all.panels);
-        unsigned turn = 0, piece = 0;
-        for (unsigned i = 0; i < all.pieces * all.slices * all.panels; i++) {
+        sat_tile_order all = {.items = 1 + (unsigned)random_below(&random, 20), .slices = 1 + (unsigned)(round % 3)};
+        all.heavy = (unsigned)random_below(&random, all.items), all.panels = 1 + (unsigned)random_below(&random, 12);
+        all.panels_in_flight = 1 + (unsigned)random_below(&random, all.panels);
+        unsigned turn = 0, item = 0;
+        for (unsigned i = 0; i < all.items * all.slices * all.panels; i++) {
             sat_tile_coordinates t = sat_tile_at(&all, i);
-            unsigned now = t.piece < all.heavy ? 0 : 1 + t.panel / all.together;
-            assert_true(now > turn || (now == turn && t.piece >= piece));
-            turn = now, piece = t.piece;
+            unsigned now = t.item < all.heavy ? 0 : 1 + t.panel / all.panels_in_flight;
+            assert_true(now > turn || (now == turn && t.item >= item));
+            turn = now, item = t.item;
         }
     }
 }
@@ -238,22 +238,22 @@ static void heavy_rows_come_first_then_groups_of_panels_each_from_its_longest_ro
 enum { WORKERS = 132 };
 static const double L2 = 60e6;
 
-/* Whoever is free takes the next tile, as the kernels' counter deals them out: when the last one ends. */
-static int64_t deal(const sat_schedule *s, const sat_tile_order *all) {
+/* A CTA that is free takes the next tile, as from the kernels' counter. Returns when the last one ends. */
+static int64_t makespan(const sat_schedule *s, const sat_tile_order *all) {
     int64_t done[WORKERS] = {0}, most = 0;
-    for (unsigned i = 0; i < all->pieces * all->panels; i++) {
+    for (unsigned i = 0; i < all->items * all->panels; i++) {
         int next = 0;
         for (int w = 1; w < WORKERS; w++)
             if (done[w] < done[next]) next = w;
-        done[next] += s->piece[sat_tile_at(all, i).piece].count;
+        done[next] += s->piece[sat_tile_at(all, i).item].count;
         most = sat_max(most, done[next]);
     }
     return most;
 }
 
-/* Nothing can end before a fair share of the work and the longest piece are done. No long row begins late: then what
- * is left over at the end is less than a row of mean length. Rows and panels are powers of two, for which no group of
- * panels is a small one. */
+/* Nothing can end before a fair share of the work and the longest work item are done. No long row begins late: then
+ * what is left over at the end is less than a row of mean length. Rows and panels are powers of two, for which no group
+ * of panels is a small one. */
 static void skewed_rows_end_within_a_mean_tile_of_the_best(void **unused) {
     (void)unused;
     uint64_t random = 9;
@@ -268,9 +268,9 @@ static void skewed_rows_end_within_a_mean_tile_of_the_best(void **unused) {
         sat_schedule s;
         assert_true(sat_schedule_make(&r, sat_schedule_share(&r, panels, WORKERS, 4), &s));
         sat_tile_order all = {(unsigned)s.pieces, (unsigned)s.heavy, 1, (unsigned)panels, 0};
-        all.together = sat_panels_in_flight(s.even, s.pieces, panels, 2e6, 3 * WORKERS, L2);
+        all.panels_in_flight = sat_panels_in_flight(s.even, s.pieces, panels, 2e6, 3 * WORKERS, L2);
         double work = (double)(ptr[rows] * panels), best = fmax(work / WORKERS, s.piece[0].count);
-        assert_true((double)deal(&s, &all) < best + (double)ptr[rows] / (double)s.pieces);
+        assert_true((double)makespan(&s, &all) < best + (double)ptr[rows] / (double)s.pieces);
         sat_schedule_free(&s);
     }
 }
@@ -325,8 +325,8 @@ static void groups_of_panels_are_alike(void **unused) {
     assert_int_equal(sat_panels_in_flight(false, 32, 16, 2.0 * 256 * 4096, 3 * WORKERS, L2), 16);
 }
 
-/* Of a piece of so many blocks, as launches for pieces of up to `longest` take it: each column of each block once and
- * in order, no lane's share longer than a part, a first launch and a last one. */
+/* Of a work item of so many blocks, as launches for items of up to `longest` take it: each column of each block once
+ * and in order, no lane's share longer than a part, a first launch and a last one. */
 static void check_parts(const sat_problem *p, int64_t count, int64_t longest, int64_t depth, int64_t lanes) {
     sat_parts parts = sat_parts_in_c(p, depth, lanes);
     sat_row_part part = sat_row_part_at(0, 0, parts, depth);
@@ -370,7 +370,7 @@ static void launches_of_parts_take_every_column_of_every_block_once(void **state
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_block_is_in_exactly_one_piece),
+        cmocka_unit_test(every_block_is_in_exactly_one_work_item),
         cmocka_unit_test(every_block_is_in_exactly_one_run),
         cmocka_unit_test(a_share_is_fair_and_never_below_the_least),
         cmocka_unit_test(a_row_slightly_above_the_share_stays_whole),

@@ -17,7 +17,7 @@ static sat_rows make_rows(uint64_t *state, int64_t count, int64_t cols, int64_t 
     return (sat_rows){.count = count, .ptr = ptr, .col = col};
 }
 
-/* Walks a group as a kernel does: rows that a step names take their next block, column by column. */
+/* Goes through a group as a kernel does: rows that a step names take their next block, column by column. */
 static void check_group(const sat_rows *r, const int32_t *row, const sat_union *u, int64_t group, int size, int each) {
     int64_t at[32];
     for (int i = 0; i < size; i++) at[i] = row[i] < 0 ? 0 : r->ptr[row[i]];
@@ -92,8 +92,8 @@ static void rows_that_share_columns_find_each_other(void **unused) {
     sat_union_free(&u);
 }
 
-/* Twins a thousand rows apart: company is looked for among 2048 rows. */
-static void rows_find_company_far_away(void **unused) {
+/* Equal rows a thousand rows apart: the search window has 2048 rows. */
+static void rows_that_share_columns_far_apart_find_each_other(void **unused) {
     (void)unused;
     enum { HALF = 1024, COLS = 4 * HALF, EACH = 4 };
     static int64_t ptr[2 * HALF + 1];
@@ -161,10 +161,10 @@ static void the_expected_union_is_about_what_a_search_finds(void **unused) {
     free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
 }
 
-/* Rows in several bands: each is looked through alone, and all have their groups. */
-static void many_rows_are_searched_in_bands(void **unused) {
+/* Rows of several windows: each window is searched alone, and all rows get a group. */
+static void many_rows_are_searched_in_windows(void **unused) {
     (void)unused;
-    enum { ROWS = 2 * SAT_UNION_BAND + 37, SIZE = 6 };
+    enum { ROWS = 2 * SAT_SEARCH_WINDOW + 37, SIZE = 6 };
     uint64_t random = 5;
     sat_rows r = make_rows(&random, ROWS, 40, 10);
     int32_t *row = malloc((ROWS + SIZE) * sizeof *row);
@@ -181,10 +181,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_is_met_once),
         cmocka_unit_test(rows_that_share_columns_find_each_other),
-        cmocka_unit_test(rows_find_company_far_away),
+        cmocka_unit_test(rows_that_share_columns_far_apart_find_each_other),
         cmocka_unit_test(whoever_shares_most_with_the_whole_group_joins_it),
         cmocka_unit_test(the_expected_union_is_about_what_a_search_finds),
-        cmocka_unit_test(many_rows_are_searched_in_bands),
+        cmocka_unit_test(many_rows_are_searched_in_windows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,15 @@
-/* Sums of matrix products, from the fragments of a warp to C.
+/* The epilogue: from accumulators in registers to act(alpha*sum + beta*C + bias) in C.
  *
- * A lane has pairs of neighbouring columns, row lane/4 of every 8 x 8 square. Plain sums leave from there: 16-bit ones
- * after the four lanes of a line have exchanged words until each has 16 bytes in a row, others as they are. What needs
- * more (beta, an activation, odd strides) goes through shared memory, 16 columns at a time, where a lane has eight
- * elements of a line. */
+ * mma.sync and wgmma leave sums in the same fragments. In an 8 x 8 fragment lane l has row l/4 and the neighbouring
+ * columns 2*(l%4) and 2*(l%4) + 1. A fragment of 16 x 8 is two of those, one below the other: sums 0 and 1 are of row
+ * l/4, sums 2 and 3 of row l/4 + 8. A warp's tile is sum[MT][NT][4], 16*MT rows by 8*NT columns.
+ *
+ * A "line" is a row of C where C is row-major, and a column where C is column-major: its elements are contiguous. There
+ * are three ways to store a warp's tile (sat_store_path), which the host chooses once a launch:
+ *   words    16-bit C with alpha and bias only: lanes exchange registers until each has 16 bytes of a line.
+ *   pairs    f32 and f64 C with alpha and bias only: each lane stores its pairs.
+ *   staged   everything else (beta, activations, any strides): through shared memory, a square of 16 x 16 at a time.
+ * Warpgroups (wgmma) store 16-bit C through shared memory in lines of 128 bytes; see the second half of this file. */
 #ifndef SAT_EPILOGUE_CUH
 #define SAT_EPILOGUE_CUH
 
@@ -13,27 +19,28 @@ enum sat_store_path { SAT_STORE_WORDS, SAT_STORE_PAIRS, SAT_STORE_STAGED };
 
 struct sat_tile_epilogue {
     sat_epilogue to;
-    sat_store_path way;
-    bool columns; /* lines are columns of C */
-    bool vectors; /* every 8 elements of a line that start at a multiple of 8 are 16-byte aligned */
+    sat_store_path path;
+    bool column_major; /* lines are columns of C */
+    bool aligned;      /* in a line, element 8*i is 16-byte aligned for every i, and elements are contiguous */
 };
 
 static inline sat_tile_epilogue sat_tile_epilogue_of(const sat_launch *l) {
     const sat_problem *p = l->problem;
     sat_tile_epilogue o = {sat_epilogue_of(l), SAT_STORE_STAGED, false, false};
     int64_t size = (int64_t)sat_dtype_size(p->c_dtype);
-    o.columns = p->c.row_stride == 1 && p->c.col_stride != 1;
-    int64_t step = o.columns ? p->c.row_stride : p->c.col_stride;
-    int64_t line = o.columns ? p->c.col_stride : p->c.row_stride;
-    o.vectors =
+    o.column_major = p->c.row_stride == 1 && p->c.col_stride != 1;
+    int64_t step = o.column_major ? p->c.row_stride : p->c.col_stride;
+    int64_t line = o.column_major ? p->c.col_stride : p->c.row_stride;
+    o.aligned =
         step == 1 && line * size % 16 == 0 && p->c_align >= 16 && (p->batch == 1 || p->c.batch_stride * size % 16 == 0);
     if (p->beta != 0 || p->activation != SAT_ACT_NONE) return o;
-    if (size > 2) o.way = SAT_STORE_PAIRS;
-    else if (o.vectors && (o.columns ? p->m : p->n) % 8 == 0) o.way = SAT_STORE_WORDS;
+    if (size > 2) o.path = SAT_STORE_PAIRS;
+    else if (o.aligned && (o.column_major ? p->m : p->n) % 8 == 0) o.path = SAT_STORE_WORDS;
     return o;
 }
 
-/* Where the sums of a piece of a row go until sat_reduce_partials adds them. */
+/* The epilogue of a split-K work item: the bare sums to its partial sum, (rows of a block) x n. The split-K reduction
+ * adds them later. */
 template <typename SUM> __device__ __forceinline__ sat_tile_epilogue sat_partial_epilogue(void *partial, int64_t n) {
     sat_tile_epilogue o = {
         {partial, NULL, n, 1, INT64_MAX, n, 1, 0, sizeof(SUM) == 8 ? SAT_F64 : SAT_F32, SAT_ACT_NONE},
@@ -43,12 +50,12 @@ template <typename SUM> __device__ __forceinline__ sat_tile_epilogue sat_partial
     return o;
 }
 
-enum { SAT_SQUARE_PITCH = 20 }; /* elements from line to line of a square in shared memory */
+enum { SAT_SQUARE_PITCH = 20 }; /* elements from line to line of a 16 x 16 square in shared memory */
 
-/* Bytes that a warp stages its sums in. */
+/* Bytes of shared memory that a warp needs for the staged path. */
 template <typename SUM> constexpr int sat_square_bytes() { return 16 * SAT_SQUARE_PITCH * (int)sizeof(SUM); }
 
-/* ---- 16-bit, as words ---- */
+/* ---- the words path: 16-bit C ---- */
 
 __device__ __forceinline__ uint32_t sat_pack_2(__half, float x, float y) {
     __half2 h = __floats2half2_rn(x, y);
@@ -59,7 +66,7 @@ __device__ __forceinline__ uint32_t sat_pack_2(__nv_bfloat16, float x, float y) 
     return *(uint32_t *)&h;
 }
 
-/* w[i] of lane q of four becomes w[q] of lane i. */
+/* Transposes a 4 x 4 matrix of words that four neighbouring lanes hold: w[i] of lane q becomes w[q] of lane i. */
 __device__ __forceinline__ void sat_transpose_quad(uint32_t (&w)[4], int q) {
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2) {
@@ -74,7 +81,7 @@ __device__ __forceinline__ void sat_transpose_quad(uint32_t (&w)[4], int q) {
     }
 }
 
-/* Rows and columns from (i, j) on that are inside, as far as a warp's tile reaches. */
+/* How many rows and columns of C there are from (i, j) on, at most 1024. */
 struct sat_room {
     int rows, columns;
 };
@@ -83,11 +90,12 @@ __device__ __forceinline__ sat_room sat_room_from(const sat_epilogue &o, int64_t
     return room;
 }
 
-/* Rows as lines: each lane ends with 8 columns of the n-th square of four. Of two squares it stores its own words. */
+/* C row-major. Of four fragments side by side each lane gets the 8 columns of one and stores 16 bytes. Where there are
+ * only two fragments it stores its own words. */
 template <typename E, int HALVES, int NT>
 __device__ __forceinline__ void sat_store_word_rows(const sat_epilogue &o, uint32_t (&word)[HALVES][NT], int64_t i,
                                                     int64_t j, int q) {
-    constexpr int EACH = NT % 4 ? 2 : 8; /* elements a lane stores at once */
+    constexpr int EACH = NT % 4 ? 2 : 8; /* elements that a lane stores at once */
     sat_room room = sat_room_from(o, i, j + EACH * q);
     E *to = (E *)o.c + i * o.row_stride + j + EACH * q;
 #pragma unroll
@@ -105,11 +113,12 @@ __device__ __forceinline__ void sat_store_word_rows(const sat_epilogue &o, uint3
         }
 }
 
-/* Columns as lines, once the squares are turned; where there are only two squares in a column, by words. */
+/* C column-major: fragments are transposed first. Of four fragments one below the other each lane gets the 8 rows of
+ * one; where there are only two, it stores its own words. */
 template <typename E, int HALVES, int NT>
 __device__ __forceinline__ void sat_store_word_columns(const sat_epilogue &o, uint32_t (&word)[HALVES][NT], int64_t i,
                                                        int64_t j, int q) {
-    constexpr int EACH = HALVES >= 4 ? 8 : 2; /* elements a lane stores at once */
+    constexpr int EACH = HALVES >= 4 ? 8 : 2; /* elements that a lane stores at once */
     sat_room room = sat_room_from(o, i + EACH * q, j);
     E *to = (E *)o.c + j * o.col_stride + i + EACH * q;
 #pragma unroll
@@ -142,17 +151,18 @@ __device__ __forceinline__ void sat_store_words(const sat_tile_epilogue &o, cons
             word[h][n] =
                 sat_pack_2(E(), alpha * sum[h / 2][n][h % 2 * 2] + more, alpha * sum[h / 2][n][h % 2 * 2 + 1] + more);
     }
-    if (o.columns) sat_store_word_columns<E>(o.to, word, i0, j0 + g, q);
+    if (o.column_major) sat_store_word_columns<E>(o.to, word, i0, j0 + g, q);
     else sat_store_word_rows<E>(o.to, word, i0 + g, j0, q);
 }
 
-/* ---- f32 and f64, as they lie ---- */
+/* ---- the pairs path: f32 and f64 C ---- */
 
 __device__ __forceinline__ void sat_store_pair(float *to, float x, float y) { __stcg((float2 *)to, make_float2(x, y)); }
 __device__ __forceinline__ void sat_store_pair(double *to, double x, double y) {
     __stcg((double2 *)to, make_double2(x, y));
 }
 
+/* PAIRS: a pair is contiguous and aligned. */
 template <bool PAIRS, typename SUM, int MT, int NT, int SUMS>
 __device__ __forceinline__ void sat_store_pairs(const sat_epilogue &o, const SUM (&sum)[MT][NT][SUMS], int64_t i,
                                                 int64_t j) {
@@ -175,14 +185,14 @@ __device__ __forceinline__ void sat_store_pairs(const sat_epilogue &o, const SUM
     }
 }
 
-/* ---- anything, through shared memory ---- */
+/* ---- the staged path: any C ---- */
 
 template <typename E> __device__ __forceinline__ void sat_store_8(E *to, const float *y) {
     __stcg((uint4 *)to, make_uint4(sat_pack_2(E(), y[0], y[1]), sat_pack_2(E(), y[2], y[3]),
                                    sat_pack_2(E(), y[4], y[5]), sat_pack_2(E(), y[6], y[7])));
 }
 
-/* A line's eight elements, finished, from shared memory to C at `at`, neighbours there. */
+/* Eight finished elements of a line to C, `at` elements from its start. */
 __device__ __forceinline__ void sat_store_line(const sat_epilogue &o, int64_t at, const float *y) {
     if (o.dtype == SAT_F16) return sat_store_8((__half *)o.c + at, y);
     if (o.dtype == SAT_BF16) return sat_store_8((__nv_bfloat16 *)o.c + at, y);
@@ -195,37 +205,37 @@ __device__ __forceinline__ void sat_store_line(const sat_epilogue &o, int64_t at
     for (int e = 0; e < 8; e += 2) sat_store_pair((double *)o.c + at + e, y[e], y[e + 1]);
 }
 
-/* A lane's eight elements of a square whose first element is (i, j) of C, a line in LINES. */
+/* The square's first element is (i, j) of C. A lane finishes and stores eight elements of one of its LINES lines. */
 template <typename SUM, int LINES>
 __device__ __forceinline__ void sat_store_square(const sat_tile_epilogue &o, SUM *square, int64_t i, int64_t j,
                                                  int lane) {
     const sat_epilogue &to = o.to;
     int line = lane % LINES, part = lane / LINES * 8;
-    int64_t across = (o.columns ? j : i) + line, along = (o.columns ? i : j) + part;
-    int64_t room = (o.columns ? to.m : to.n) - along;
-    if (across >= (o.columns ? to.n : to.m) || room <= 0) return;
-    int64_t step = o.columns ? to.row_stride : to.col_stride;
-    int64_t at = across * (o.columns ? to.col_stride : to.row_stride) + along * step;
+    int64_t across = (o.column_major ? j : i) + line, along = (o.column_major ? i : j) + part;
+    int64_t room = (o.column_major ? to.m : to.n) - along;
+    if (across >= (o.column_major ? to.n : to.m) || room <= 0) return;
+    int64_t step = o.column_major ? to.row_stride : to.col_stride;
+    int64_t at = across * (o.column_major ? to.col_stride : to.row_stride) + along * step;
     SUM *y = square + line * SAT_SQUARE_PITCH + part;
-    bool together = o.vectors && room >= 8;
+    bool together = o.aligned && room >= 8;
 #pragma unroll 2
     for (int e = 0; e < 8 && e < room; e++) {
-        SUM x = o.columns ? sat_epilogue_apply(to, along + e, across, y[e])
-                          : sat_epilogue_apply(to, across, along + e, y[e]);
+        SUM x = o.column_major ? sat_epilogue_apply(to, along + e, across, y[e])
+                               : sat_epilogue_apply(to, across, along + e, y[e]);
         if (together) y[e] = x;
         else sat_store_from(x, to.dtype, to.c, at + e * step);
     }
     if (together) sat_store_line(to, at, y);
 }
 
-/* One square after another: the loop is one in the code too, so that the epilogue is there once. A square is two
- * fragments side by side; where columns are lines, it lies turned in shared memory. */
+/* One square after another, two fragments side by side, which is transposed in shared memory where C is column-major.
+ * The loop is not unrolled, so that the code of the activations is there only once. */
 template <typename SUM, int MT, int NT, int SUMS>
 __device__ __forceinline__ void sat_store_staged(const sat_tile_epilogue &o, const SUM (&sum)[MT][NT][SUMS], int64_t i0,
                                                  int64_t j0, int lane, SUM *square) {
     constexpr int M = SUMS * 4;
-    const int down = o.columns ? 1 : SAT_SQUARE_PITCH, right = o.columns ? SAT_SQUARE_PITCH : 1;
-    SUM *mine = square + lane / 4 * down + lane % 4 * 2 * right;
+    const int down = o.column_major ? 1 : SAT_SQUARE_PITCH, across = o.column_major ? SAT_SQUARE_PITCH : 1;
+    SUM *mine = square + lane / 4 * down + lane % 4 * 2 * across;
 #pragma unroll 1
     for (int s = 0; s < MT * NT / 2; s++) {
         __syncwarp();
@@ -234,57 +244,58 @@ __device__ __forceinline__ void sat_store_staged(const sat_tile_epilogue &o, con
             if (t != s) continue;
 #pragma unroll
             for (int e = 0; e < 2 * SUMS; e++)
-                mine[e % SUMS / 2 * 8 * down + (e / SUMS * 8 + e % 2) * right] =
+                mine[e % SUMS / 2 * 8 * down + (e / SUMS * 8 + e % 2) * across] =
                     sum[t / (NT / 2)][t % (NT / 2) * 2 + e / SUMS][e % SUMS];
         }
         __syncwarp();
         int64_t i = i0 + s / (NT / 2) * M, j = j0 + s % (NT / 2) * 16;
-        if (M == 16 || o.columns) { /* 16 lines of M; as rows, M lines of 16 */
+        if (M == 16 || o.column_major) { /* 16 lines of M; as rows, M lines of 16 */
             if (lane < 16 * (M / 8)) sat_store_square<SUM, 16>(o, square, i, j, lane);
         } else if (lane < 16) sat_store_square<SUM, M>(o, square, i, j, lane);
     }
     __syncwarp();
 }
 
-/* A warp's sums to rows i0.. and columns j0.. */
+/* Stores a warp's tile whose first element is (i0, j0) of C. `square`: the warp's sat_square_bytes. */
 template <typename E, typename SUM, int MT, int NT, int SUMS>
 __device__ __forceinline__ void sat_warp_store(const sat_tile_epilogue &o, const SUM (&sum)[MT][NT][SUMS], int64_t i0,
                                                int64_t j0, int lane, SUM *square) {
     if constexpr (sizeof(E) == 2) {
-        if (o.way == SAT_STORE_WORDS) return sat_store_words<E>(o, sum, i0, j0, lane);
+        if (o.path == SAT_STORE_WORDS) return sat_store_words<E>(o, sum, i0, j0, lane);
     }
-    if (o.way == SAT_STORE_PAIRS && o.vectors && !o.columns && o.to.n % 2 == 0)
+    if (o.path == SAT_STORE_PAIRS && o.aligned && !o.column_major && o.to.n % 2 == 0)
         sat_store_pairs<true>(o.to, sum, i0 + lane / 4, j0 + lane % 4 * 2);
-    else if (o.way == SAT_STORE_PAIRS) sat_store_pairs<false>(o.to, sum, i0 + lane / 4, j0 + lane % 4 * 2);
+    else if (o.path == SAT_STORE_PAIRS) sat_store_pairs<false>(o.to, sum, i0 + lane / 4, j0 + lane % 4 * 2);
     else sat_store_staged(o, sum, i0, j0, lane, square);
 }
 
-/* Sums of warpgroup products, from registers to C. A warp has 16 rows, in the fragments that mma.sync has too.
+/* ==== warpgroups ====
  *
- * 16-bit C with nothing but alpha, bias and relu leaves by lines of 128 bytes: through shared memory, then 16 bytes a
- * thread. Everything else takes the ways of mma_out.cuh. */
+ * After wgmma a warpgroup has 64 rows, 16 a warp, by WN columns. 16-bit C with alpha, bias and relu only goes through a
+ * staging buffer in shared memory, 64 columns at a time, so that it leaves in lines of 128 bytes: by a TMA store where
+ * a tensor map can describe C, otherwise by 16 bytes a thread. Everything else takes the pairs or the staged path. */
 
 enum {
-    SAT_SLICE_BYTES = 16 * 128,       // bytes of a warp's part of a slice of output: 16 rows of 128 bytes
-    SAT_SLICES = 2,                   // that there is room for
-    SAT_STAGING = 8 * SAT_SLICE_BYTES // of a warpgroup
+    SAT_STAGING_WARP = 16 * 128, // bytes of a warp's part of a staging buffer: 16 rows by 64 columns
+    SAT_STAGING_BUFFERS = 2,     // one is filled while the other is stored
+    SAT_STAGING = SAT_STAGING_BUFFERS * 4 * SAT_STAGING_WARP // bytes of a warpgroup
 };
 
 static inline sat_tile_epilogue sat_warpgroup_epilogue_of(const sat_launch *l) {
     const sat_problem *p = l->problem;
     sat_tile_epilogue o = sat_tile_epilogue_of(l);
     bool relu = p->beta == 0 && p->activation == SAT_ACT_RELU;
-    if (relu && sat_dtype_size(p->c_dtype) == 2 && o.vectors && (o.columns ? p->m : p->n) % 8 == 0)
-        o.way = SAT_STORE_WORDS;
+    if (relu && sat_dtype_size(p->c_dtype) == 2 && o.aligned && (o.column_major ? p->m : p->n) % 8 == 0)
+        o.path = SAT_STORE_WORDS;
     return o;
 }
 
-/* Whether C is the sums as they are. */
+/* Whether C is the sums without change. */
 __host__ __device__ __forceinline__ bool sat_epilogue_is_identity(const sat_epilogue &o) {
     return o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE;
 }
 
-/* alpha*sum + bias and relu, in place. */
+/* alpha*sum + bias and relu, in place. `i`: the row of this thread's first sum. */
 template <int COUNT>
 __device__ __forceinline__ void sat_warpgroup_scale(const sat_epilogue &o, float (&d)[COUNT], int64_t i) {
     if (sat_epilogue_is_identity(o)) return;
@@ -294,7 +305,7 @@ __device__ __forceinline__ void sat_warpgroup_scale(const sat_epilogue &o, float
 #pragma unroll
     for (int e = 0; e < COUNT; e++) {
         float y = alpha * d[e] + (e % 4 < 2 ? low : high);
-        d[e] = y < least ? least : y; // NaN stays
+        d[e] = y < least ? least : y; // keeps NaN
     }
 }
 
@@ -307,7 +318,7 @@ __device__ __forceinline__ uint4 ld_shared_v4(uint32_t from) {
     return v;
 }
 
-/* Where chunk `chunk` of 16 bytes of a line of 128 lies. */
+/* Offset of a chunk of 16 bytes in lines of 128 bytes with the 128-byte swizzle, which avoids bank conflicts. */
 __device__ __forceinline__ uint32_t sat_slice_at(int line, int chunk) { return line * 128 + (chunk ^ (line & 7)) * 16; }
 
 template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4], const float *v) {
@@ -315,8 +326,8 @@ template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4
     for (int e = 0; e < 4; e++) w[e] = sat_pack_2(E(), v[2 * e], v[2 * e + 1]);
 }
 
-/* A warp's 16 rows by W columns, into lines. */
-template <typename E, int W> __device__ __forceinline__ void sat_slice_stage(const float *d, uint32_t staging) {
+/* A warp's 16 rows by W columns to a staging buffer; a line is a row. */
+template <typename E, int W> __device__ __forceinline__ void sat_write_staging(const float *d, uint32_t staging) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int q = 0; q < W / 16; q++) {
@@ -326,9 +337,9 @@ template <typename E, int W> __device__ __forceinline__ void sat_slice_stage(con
     }
 }
 
-/* A warpgroup's 64 rows by W columns, turned: each line of the slice is a column of C. */
+/* A warpgroup's 64 rows by W columns to a staging buffer, transposed; a line is a column. */
 template <typename E, int W>
-__device__ __forceinline__ void sat_slice_stage_transposed(const float *d, uint32_t staging) {
+__device__ __forceinline__ void sat_write_staging_transposed(const float *d, uint32_t staging) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int q = 0; q < W / 16; q++) {
@@ -339,25 +350,25 @@ __device__ __forceinline__ void sat_slice_stage_transposed(const float *d, uint3
     }
 }
 
-/* A warp's 16 rows by W columns, of which `rows` and `columns` exist, to lines `pitch` apart. The next call may follow
- * with another `staging`, and the one after that with this one. */
+/* Stores a warp's 16 rows by W columns, of which `rows` and `columns` exist, to rows that are `pitch` elements apart.
+ * Calls alternate between two staging buffers, so that no second barrier is needed. */
 template <typename E, int W>
-__device__ __forceinline__ void sat_slice_rows(const float (&d)[W / 2], uint32_t staging, E *to, int64_t pitch,
-                                               int rows, int columns) {
+__device__ __forceinline__ void sat_store_rows_staged(const float (&d)[W / 2], uint32_t staging, E *to, int64_t pitch,
+                                                      int rows, int columns) {
     constexpr int CHUNKS = W / 8;
     int lane = threadIdx.x % 32, row = lane / CHUNKS, chunk = lane % CHUNKS;
-    sat_slice_stage<E, W>(d, staging);
+    sat_write_staging<E, W>(d, staging);
     __syncwarp();
     to += row * pitch + chunk * 8;
 #pragma unroll
-    for (int e = 0; e < CHUNKS / 2; e++) { // 32 / CHUNKS rows each
+    for (int e = 0; e < CHUNKS / 2; e++) { // 32 / CHUNKS rows at a time
         const int down = e * (32 / CHUNKS);
         uint4 v = ld_shared_v4(staging + sat_slice_at(row + down, chunk));
         if (row + down < rows && chunk * 8 < columns) __stcg((uint4 *)(to + down * pitch), v);
     }
 }
 
-/* C by rows: a warp alone. */
+/* C row-major: each warp on its own. */
 template <typename E, int WN>
 __device__ __forceinline__ void sat_warpgroup_store_rows(const sat_epilogue &o, const float (&d)[WN / 2],
                                                          uint32_t staging, int64_t i0, int64_t n0) {
@@ -366,12 +377,13 @@ __device__ __forceinline__ void sat_warpgroup_store_rows(const sat_epilogue &o, 
     E *to = (E *)o.c + i0 * o.row_stride + n0;
 #pragma unroll
     for (int j = 0; j < WN; j += W)
-        sat_slice_rows<E, W>(reinterpret_cast<const float(&)[W / 2]>(d[j / 2]), staging + j / W % 2 * SAT_SLICE_BYTES,
-                             to + j, o.row_stride, rows, columns - j);
+        sat_store_rows_staged<E, W>(reinterpret_cast<const float(&)[W / 2]>(d[j / 2]),
+                                    staging + j / W % 2 * SAT_STAGING_WARP, to + j, o.row_stride, rows, columns - j);
     __syncwarp();
 }
 
-/* C by columns: the warpgroup together, 64 rows by W columns at a time, turned. `rows`: of these 64 that exist. */
+/* C column-major: the warpgroup together, 64 rows by W columns at a time. `rows`: how many of the 64 exist. `group`:
+ * the warpgroup, whose named barrier is 1 + group. */
 template <typename E, int WN>
 __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &o, const float (&d)[WN / 2],
                                                             uint32_t staging, int64_t i0, int64_t n0, int64_t rows,
@@ -383,8 +395,8 @@ __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &
     int columns = (int)min((int64_t)WN, o.n - n0) - column;
 #pragma unroll
     for (int j = 0; j < WN; j += W) {
-        uint32_t at = staging + j / W % 2 * (4 * SAT_SLICE_BYTES);
-        sat_slice_stage_transposed<E, W>(&d[j / 2], at);
+        uint32_t at = staging + j / W % 2 * (4 * SAT_STAGING_WARP);
+        sat_write_staging_transposed<E, W>(&d[j / 2], at);
         named_barrier_sync(1 + group, 128);
 #pragma unroll
         for (int down = 0; down < W; down += 16) {
@@ -395,63 +407,64 @@ __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &
     named_barrier_sync(1 + group, 128);
 }
 
-/* Both again, stored by the copy engine while the warpgroup goes on. C by rows: a warp alone; by columns: the warpgroup
- * together. */
+/* The same by TMA stores, which run while the warpgroup goes on. C row-major: each warp on its own; column-major: the
+ * warpgroup together. */
 template <typename E, int WN>
 __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, const float (&d)[WN / 2],
-                                                        uint32_t staging, int i0, int n0, int n, bool columns,
+                                                        uint32_t staging, int i0, int n0, int n, bool column_major,
                                                         int group) {
     int warp = threadIdx.x / 32 % 4;
-    bool one = threadIdx.x % (columns ? 128 : 32) == 0;
-    if (!columns) staging += warp * SAT_SLICE_BYTES, i0 += warp * 16;
+    bool one = threadIdx.x % (column_major ? 128 : 32) == 0;
+    if (!column_major) staging += warp * SAT_STAGING_WARP, i0 += warp * 16;
 #pragma unroll
     for (int j = 0; j < WN; j += 64) {
-        uint32_t at = staging + j / 64 % SAT_SLICES * (4 * SAT_SLICE_BYTES);
+        uint32_t at = staging + j / 64 % SAT_STAGING_BUFFERS * (4 * SAT_STAGING_WARP);
         if (n0 + j >= n) break;
         if (one && j == 0) tma_store_wait_read<0>();
-        if (one && j > 0) tma_store_wait_read<SAT_SLICES - 1>();
-        if (columns) {
+        if (one && j > 0) tma_store_wait_read<SAT_STAGING_BUFFERS - 1>();
+        if (column_major) {
             named_barrier_sync(1 + group, 128);
-            sat_slice_stage_transposed<E, 64>(&d[j / 2], at);
+            sat_write_staging_transposed<E, 64>(&d[j / 2], at);
         } else {
             __syncwarp();
-            sat_slice_stage<E, 64>(&d[j / 2], at);
+            sat_write_staging<E, 64>(&d[j / 2], at);
         }
         fence_proxy_async();
-        if (columns) named_barrier_sync(1 + group, 128);
+        if (column_major) named_barrier_sync(1 + group, 128);
         else __syncwarp();
-        if (one) tma_store(c, at, columns ? i0 : n0 + j, columns ? n0 + j : i0);
+        if (one) tma_store(c, at, column_major ? i0 : n0 + j, column_major ? n0 + j : i0);
     }
 }
 
-/* C for that: false where it cannot be. By columns, whole warpgroups have rows of one block row. */
+/* The tensor map of C for those stores; false where there cannot be one. Where C is column-major a TMA store has 64
+ * rows, which must belong to one block row. */
 static inline bool sat_output_tensormap(const sat_launch *l, const sat_tile_epilogue &o, int64_t block_rows,
                                         CUtensorMap *map) {
     const sat_problem *p = l->problem;
-    if (o.way != SAT_STORE_WORDS || block_rows % (o.columns ? 64 : 16) ||
+    if (o.path != SAT_STORE_WORDS || block_rows % (o.column_major ? 64 : 16) ||
         !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2))
         return false;
     cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
     sat_tensor_box t = {p->c_dtype, o.to.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, 16}, 128};
-    if (o.columns) t = {p->c_dtype, o.to.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {64, 64}, 128};
+    if (o.column_major) t = {p->c_dtype, o.to.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {64, 64}, 128};
     return tensormap_encode(map, t);
 }
 
-/* Any other way: a warpgroup's 64 rows from i0 on, of which `rows` exist, by WN columns from n0 on. `staging` is the
- * warpgroup's, and free for the copy engine afterwards. */
+/* Stores a warpgroup's 64 rows from i0 on, of which `rows` exist, by WN columns from n0 on, without TMA. Afterwards TMA
+ * may use `staging`. */
 template <typename E, int WN>
 __device__ __forceinline__ void sat_warpgroup_store(const sat_tile_epilogue &o, float (&d)[WN / 2], uint32_t staging,
                                                     int64_t i0, int64_t n0, int64_t rows, int group) {
     int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
-    bool words = o.way == SAT_STORE_WORDS;
+    bool words = o.path == SAT_STORE_WORDS;
     if (words) sat_warpgroup_scale(o.to, d, i0 + down + lane / 4);
-    if (words && o.columns) {
+    if (words && o.column_major) {
         sat_warpgroup_store_columns<E, WN>(o.to, d, staging, i0, n0, rows, group);
     } else if (down < rows) {
-        staging += down / 16 * 2 * SAT_SLICE_BYTES;
+        staging += down / 16 * 2 * SAT_STAGING_WARP;
         const float(&sum)[1][WN / 8][4] = reinterpret_cast<const float(&)[1][WN / 8][4]>(d);
         if (words) sat_warpgroup_store_rows<E, WN>(o.to, d, staging, i0 + down, n0);
-        else if (o.way == SAT_STORE_STAGED || o.to.dtype != SAT_F32 || o.columns || !o.vectors || o.to.n % 2)
+        else if (o.path == SAT_STORE_STAGED || o.to.dtype != SAT_F32 || o.column_major || !o.aligned || o.to.n % 2)
             sat_store_staged(o, sum, i0 + down, n0, lane, (float *)__cvta_shared_to_generic(staging));
         else sat_store_pairs<true>(o.to, sum, i0 + down + lane / 4, n0 + lane % 4 * 2);
     }

@@ -1,4 +1,6 @@
-/* The machine's instructions by name: asynchronous copies, matrix loads and matrix products, from sm_80 on. */
+/* PTX instructions as functions, under PTX's names. First what sm_80 has (cp.async, ldmatrix, mma.sync), then what only
+ * sm_90a has (mbarrier, setmaxnreg, stmatrix, wgmma). TMA's instructions are in tma.cuh. Addresses of shared memory are
+ * 32-bit, as smem_address gives them. */
 #ifndef SAT_PTX_CUH
 #define SAT_PTX_CUH
 
@@ -6,16 +8,16 @@
 
 __device__ __forceinline__ uint32_t smem_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* The thread's number, read where it is asked for: what is made of it is not kept in registers from before a loop. */
+/* threadIdx.x, read again: what is computed from it is not kept in registers across a loop. */
 __device__ __forceinline__ int reread_thread_index() {
     int t;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
     return t;
 }
 
-/* ---- global to shared memory, without passing through registers ---- */
+/* ---- cp.async: global to shared memory ---- */
 
-/* 16 bytes, past L1; what lies beyond the first `valid` bytes becomes zero. Both addresses multiples of 16. */
+/* 16 bytes, past L1; those beyond the first `valid` are set to zero. Both addresses are multiples of 16. */
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, int valid = 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
 }
@@ -29,12 +31,12 @@ template <int BYTES> __device__ __forceinline__ void cp_async_small(uint32_t to,
 
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-/* Until at most PENDING of the groups committed last are still under way. */
+/* Waits until at most the last PENDING committed groups are still in flight. */
 template <int PENDING> __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* ---- shared memory to the fragments of a matrix product ---- */
+/* ---- shared memory to fragments ---- */
 
 /* Four 8x8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8. */
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t from) {
@@ -44,7 +46,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t from) {
                  : "memory");
 }
 
-/* The same, each 8x8 matrix transposed on the way. */
+/* The same, each 8x8 matrix transposed. */
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -52,7 +54,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t fro
                  : "memory");
 }
 
-/* One element, where a matrix load has no form for it. */
+/* One element, for types that ldmatrix does not have. */
 __device__ __forceinline__ uint32_t ld_shared_b32(uint32_t from) {
     uint32_t x;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
@@ -64,14 +66,14 @@ __device__ __forceinline__ double ld_shared_f64(uint32_t from) {
     return x;
 }
 
-/* An 8x8 matrix of 16-bit elements in registers, transposed: lane l has elements 2*(l%4) and the next of row l/4. */
+/* Transposes an 8x8 matrix of 16-bit elements in registers: lane l has elements 2*(l%4) and 2*(l%4) + 1 of row l/4. */
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
     uint32_t y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
 
-/* ---- products of fragments: c += a*b, a 16 x K row by row, b K x 8 column by column ---- */
+/* ---- mma.sync: c += a*b with a 16 x K row-major and b K x 8 column-major ---- */
 
 struct sat_f16_math {
     typedef __half element;
@@ -112,7 +114,7 @@ struct sat_tf32_math {
     }
 };
 
-/* f64: m8n8k4, one element of a and of b a lane, two of c. */
+/* f64: m8n8k4; a lane has one element of a, one of b, two of c. */
 struct sat_f64_math {
     typedef double element;
     static constexpr sat_dtype dtype = SAT_F64;
@@ -123,21 +125,21 @@ struct sat_f64_math {
     }
 };
 
-/* Hopper's own instructions by name: barriers in shared memory, bulk tensor copies, warpgroup matrix products (sm_90a).
- */
+/* ==== sm_90a ==== */
 
-/* ---- barriers that count arrivals and bytes ---- */
+/* ---- mbarrier: a barrier in shared memory that counts arrivals and bytes; `bar` is its address ---- */
 
 __device__ __forceinline__ void mbarrier_init(uint32_t bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 
-/* Makes what was initialised visible to the copy engine. */
+/* Makes initialised mbarriers visible to TMA. */
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) { /* arrives, too */
+/* Arrives, and announces bytes that copies will bring before the phase can complete. */
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 
@@ -149,6 +151,7 @@ __device__ __forceinline__ void mbarrier_arrive_count(uint32_t bar, int times) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times) : "memory");
 }
 
+/* Waits until the phase of this parity is complete. */
 __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -162,7 +165,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
                  : "memory");
 }
 
-/* Whether a wait would end at once; the same for all lanes. */
+/* Whether mbarrier_wait would return at once; the same answer for all lanes. */
 __device__ __forceinline__ bool mbarrier_test_wait(uint32_t bar, uint32_t parity) {
     uint32_t yes;
     asm volatile("{\n"
@@ -176,7 +179,8 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint32_t bar, uint32_t parity
     return __all_sync(~0u, yes);
 }
 
-/* What lane 0 reads of shared memory, for the whole warp: the lane that then says it was read is the one that did. */
+/* Lane 0 reads shared memory for the whole warp. So the lane that then arrives at an `empty` barrier is the one that
+ * has read. */
 template <typename T> __device__ __forceinline__ T read_shared_broadcast(const T *from) {
     static_assert(sizeof(T) % 4 == 0, "words");
     uint32_t word[sizeof(T) / 4];
@@ -188,11 +192,11 @@ template <typename T> __device__ __forceinline__ T read_shared_broadcast(const T
     return read;
 }
 
-/* What this thread did to shared memory comes before what the copy engine does there next. */
+/* Orders this thread's accesses to shared memory before later ones by TMA and wgmma. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/* True for one lane of a warp that is together. What only that lane does takes its numbers from uniform registers
- * without a loop over lanes, which is how `lane == 0` is compiled. */
+/* True for one lane of a converged warp. Unlike `lane == 0` it lets the compiler use uniform registers, without a loop
+ * over lanes, for the operands of what only that lane does. */
 __device__ __forceinline__ bool elect_one() {
     uint32_t yes = 0;
     asm volatile("{\n"
@@ -204,13 +208,13 @@ __device__ __forceinline__ bool elect_one() {
     return yes;
 }
 
-/* Keeps a number in its register: what it was made from is not computed again where it is used. */
+/* Keeps a value in its register: the compiler does not compute it again where it is used. */
 __device__ __forceinline__ uint32_t keep_in_register(uint32_t x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* ---- registers between warpgroups, barriers of some warps ---- */
+/* ---- setmaxnreg: registers move between warpgroups; bar: named barriers of some warps ---- */
 
 template <int COUNT> __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -221,7 +225,8 @@ template <int COUNT> __device__ __forceinline__ void setmaxnreg_inc() {
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) { // is counted, and does not wait
+/* Is counted and does not wait. */
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
@@ -237,13 +242,13 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32_t to, uint32_t a, uint3
                  : "memory");
 }
 
-/* ---- warpgroup products ---- */
+/* ---- wgmma: matrix products of a warpgroup ---- */
 
-/* How lines of so many bytes, 128, 64 or 32, are exchanged in shared memory, by the number that descriptors have. */
+/* The descriptor's swizzle mode for lines of 128, 64 or 32 bytes. */
 __host__ __device__ constexpr int swizzle_mode_of(int line) { return line == 128 ? 1 : line == 64 ? 2 : 3; }
 
-/* A matrix in shared memory as wgmma reads it. `swizzle` 1, 2, 3: rows of 128, 64, 32 bytes; `leading` and `stride` in
- * bytes. */
+/* Describes an operand in shared memory. `swizzle`: swizzle_mode_of its lines. `leading` and `stride`: the leading
+ * dimension and stride dimension byte offsets of PTX's matrix descriptor, in bytes. */
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t from, int swizzle, uint32_t leading, uint32_t stride) {
     return (uint64_t)((from & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
            (uint64_t)swizzle << 62;
@@ -255,8 +260,8 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* d = a*b, or d += a*b with `add`; 64 x N x 16, both from shared memory. TA, TB: that operand lies with its outer size
- * contiguous. */
+/* d = a*b, or d += a*b with `add`; m64nNk16, both operands from shared memory. TA: M is contiguous in a, otherwise K.
+ * TB: N is contiguous in b, otherwise K. (PTX calls that transposed.) */
 template <typename T, int N, int TA, int TB> struct wgmma_ss;
 
 // clang-format off
@@ -278,7 +283,8 @@ template <typename T, int N, int TA, int TB> struct wgmma_ss;
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-/* The sums come first among an instruction's operands, so the numbers of the others depend on how many they are. */
+/* The accumulators come first among the operands of the asm, so the numbers of the others depend on how many there
+ * are. */
 #define SAT_WGMMA_SS(math, name, N, SUMS, LIST, OUT, a_, b_, ta_, tb_, add_) \
     template <int TA, int TB> struct wgmma_ss<math, N, TA, TB> { \
         __device__ static __forceinline__ void run(float (&d)[SUMS], uint64_t a, uint64_t b, int add) { \
@@ -297,8 +303,8 @@ template <typename T, int N, int TA, int TB> struct wgmma_ss;
 SAT_WGMMA_SS_ALL(sat_f16_math, "f16")
 SAT_WGMMA_SS_ALL(sat_bf16_math, "bf16")
 
-/* TF32: 64 x N x 8, N twice the count of d. Depth is contiguous in what comes from shared memory; the left operand may
- * come from registers, which then stay as they are until the product is done. */
+/* TF32: m64nNk8, N twice the size of d. K is contiguous in what comes from shared memory. `a` may come from registers,
+ * which must not change until the product is complete. */
 #define SAT_WGMMA_TF32_RS(N, SUMS, LIST, OUT, a_, b_, c_, d_, right_, add_) \
     __device__ __forceinline__ void wgmma_tf32(float (&d)[SUMS], const uint32_t (&a)[4], uint64_t b, int add) { \
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_ ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
@@ -320,8 +326,7 @@ SAT_WGMMA_TF32_SS(128, 64, SAT_D64, SAT_SUMS64, 64, 65, 66)
 SAT_WGMMA_TF32_SS(256, 128, SAT_D128, SAT_SUMS128, 128, 129, 130)
 // clang-format on
 
-/* Warpgroup products that attention needs: scores of one more width, and products whose left operand is in registers
- * (sm_90a). */
+/* ---- wgmma for attention: N = 80, and `a` from registers ---- */
 
 // clang-format off
 #define SAT_D40 SAT_D32 ", %32, %33, %34, %35, %36, %37, %38, %39"
@@ -332,8 +337,7 @@ SAT_WGMMA_TF32_SS(256, 128, SAT_D128, SAT_SUMS128, 128, 129, 130)
 SAT_WGMMA_SS(sat_f16_math, "f16", 80, 40, SAT_D40, SAT_SUMS40, 40, 41, 42, 43, 44)
 SAT_WGMMA_SS(sat_bf16_math, "bf16", 80, 40, SAT_D40, SAT_SUMS40, 40, 41, 42, 43, 44)
 
-/* d += a*b, 64 x N x 16: a from registers, in the fragments of mma.sync; b from shared memory with its columns
- * contiguous. */
+/* d += a*b, m64nNk16: a from registers, in the fragments of mma.sync; b from shared memory, N contiguous. */
 template <typename T, int N> struct wgmma_rs;
 
 #define SAT_WGMMA_RS(math, name, N, SUMS, LIST, OUT, a0_, a1_, a2_, a3_, b_) \
@@ -354,7 +358,7 @@ SAT_WGMMA_RS_ALL(sat_f16_math, "f16")
 SAT_WGMMA_RS_ALL(sat_bf16_math, "bf16")
 // clang-format on
 
-/* Sums are the compiler's again: nothing that reads or writes them moves before this point. */
+/* Tells the compiler that the accumulators change here: nothing that reads or writes them moves before this point. */
 template <int COUNT> __device__ __forceinline__ void wgmma_fence_accumulators(float (&d)[COUNT]) {
 #pragma unroll
     for (int e = 0; e < COUNT; e++) asm volatile("" : "+f"(d[e])::"memory");

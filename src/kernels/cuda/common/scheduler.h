@@ -1,6 +1,24 @@
-/* The rows of a product cut into pieces of work: longest first, and a row that is more than a fair share in several.
- * The pieces of a cut row leave partial sums, which join.cuh adds in their order: the result does not depend on who
- * was done first. Plain C, so that the host's tests see every block covered exactly once. */
+/* The persistent tile scheduler with split-K rows.
+ *
+ * A product C = op(A)*B with sparse A is cut into tiles of C. What a tile costs depends on its block row: the number of
+ * stored blocks. Rows may differ by orders of magnitude, so neither "one CTA a tile" nor "the same number of tiles a
+ * CTA" keeps a GPU busy to the end. The schedule deals with that in four steps:
+ *
+ * 1. Work items. A block row is one work item. A row with more blocks than a fair share of the work is split along K.
+ *    It becomes several work items, each a range of the row's blocks. The items of a split row write partial sums to
+ *    the workspace. A second kernel, the split-K reduction, adds them in a fixed order and applies the epilogue. There
+ *    are no atomics on sums, so the result does not depend on timing.
+ * 2. Longest first. Work items are sorted by their number of blocks, so that no long one begins late.
+ * 3. Tiles. A tile is one slice of a work item's rows by one panel of C's columns. sat_tile_at maps a tile's number to
+ *    (item, slice, panel), in an order that keeps a few panels of B in L2.
+ * 4. Persistent CTAs. There are as many CTAs as multiprocessors. Each begins with the tile of its own number and takes
+ *    further numbers from a counter in global memory. A producer warp prefetches the description of the next tile
+ *    while it loads the operands of the current one.
+ *
+ * The first part of this file is plain C and runs on the host; tests include it. The second part is CUDA: the schedule
+ * on the device, the split-K reduction, and the scheduler as a producer warp uses it.
+ *
+ * In struct fields `piece` is a work item, `slot` the number of its partial sum, and `join` a split row. */
 #ifndef SAT_SCHEDULER_H
 #define SAT_SCHEDULER_H
 
@@ -8,36 +26,41 @@
 
 #include "variant.h"
 
+/* ==== host: work items ==== */
+
 enum { SAT_ITEM_COLUMNS = 11 };
 
+/* A block row, or a range of its blocks where it is split. */
 typedef struct sat_work_item {
-    int64_t first; /* its first block, as a position in the rows' order */
-    int32_t row;
-    int32_t count;                 /* blocks; 0 for an empty row, which has its output to write all the same */
-    int32_t slot;                  /* where its partial sum goes; -1: it is the whole row */
-    int32_t col[SAT_ITEM_COLUMNS]; /* of its first blocks: known with the piece, not one load later */
+    int64_t first;                 /* its first block, a position in the order of op(A)'s rows */
+    int32_t row;                   /* block row */
+    int32_t count;                 /* blocks; an empty row has 0 and is an item too, since its output must be written */
+    int32_t slot;                  /* which partial sum it writes; -1: it is a whole row and writes C */
+    int32_t col[SAT_ITEM_COLUMNS]; /* block columns of its first blocks: here they need no second load */
 } sat_work_item;
 
-typedef struct sat_split_row { /* a row that was cut: slots slot .. slot + parts - 1 */
+/* A row that was split: its partial sums are `slot` to `slot + parts - 1`. */
+typedef struct sat_split_row {
     int32_t row, slot, parts, unused;
 } sat_split_row;
 
 typedef struct sat_schedule {
-    int64_t pieces, joins, slots;
-    int64_t heavy;        /* the first so many have over twice as many blocks as the mean of those that have any */
-    bool even;            /* none has a quarter more than that mean */
-    sat_work_item *piece; /* NULL where only counted */
-    sat_split_row *join;
+    int64_t pieces, joins, slots; /* work items, split rows, partial sums */
+    int64_t heavy;        /* the first `heavy` items have over twice the mean number of blocks of the items with any */
+    bool even;            /* no item has over 5/4 of that mean */
+    sat_work_item *piece; /* the work items, longest first; NULL where they were only counted */
+    sat_split_row *join;  /* the split rows */
 } sat_schedule;
 
-/* The most blocks that a piece should have, so that `workers` CTAs have like shares of all rows, each row walked
- * `times` (once a tile of columns). Never fewer than `least`: below that a partial sum costs more than it evens out. */
+/* The largest number of blocks that a work item should have for `workers` CTAs to get even shares, where each row is
+ * read `times` times (once per tile of its output). At least `least`: for fewer blocks a partial sum costs more than
+ * the balance gains. */
 static inline int64_t sat_schedule_share(const sat_rows *r, int64_t times, int64_t workers, int64_t least) {
     double fair = (double)r->ptr[r->count] * (double)times / (double)sat_max(1, workers);
     return sat_max(least, fair < 1e15 ? (int64_t)fair + 1 : INT64_MAX);
 }
 
-/* A row slightly above the share stays whole. */
+/* Into how many items a row is split. A row slightly above the share stays whole. */
 static inline int64_t sat_schedule_parts(int64_t blocks, int64_t share) {
     return blocks - share <= share / 4 ? 1 : (blocks + share - 1) / share;
 }
@@ -52,7 +75,7 @@ static inline sat_schedule sat_schedule_count(const sat_rows *r, int64_t share) 
     return s;
 }
 
-/* Longest first; among equals the order of the rows, which neighbours in memory like. */
+/* Longest first. Items of the same length stay in the order of rows, for locality. */
 static inline int sat_work_item_order(const void *a, const void *b) {
     const sat_work_item *x = (const sat_work_item *)a, *y = (const sat_work_item *)b;
     if (x->count != y->count) return x->count < y->count ? 1 : -1;
@@ -65,6 +88,7 @@ static inline void sat_schedule_free(sat_schedule *s) {
     s->piece = NULL, s->join = NULL;
 }
 
+/* Makes the schedule of the rows `r`; false: out of memory. Free it with sat_schedule_free. */
 static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_schedule *s) {
     *s = sat_schedule_count(r, share);
     s->piece = (sat_work_item *)malloc(((size_t)s->pieces + 1) * sizeof *s->piece);
@@ -78,15 +102,15 @@ static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_sched
     for (int64_t i = 0; i < r->count; i++) {
         int64_t first = r->ptr[i], blocks = r->ptr[i + 1] - first, parts = sat_schedule_parts(blocks, share);
         if (parts > 1) {
-            sat_split_row join = {(int32_t)i, slot, (int32_t)parts, 0};
-            s->join[joins++] = join;
+            sat_split_row split = {(int32_t)i, slot, (int32_t)parts, 0};
+            s->join[joins++] = split;
         }
         for (int64_t part = 0; part < parts; part++) {
             int64_t from = blocks * part / parts, to = blocks * (part + 1) / parts;
-            sat_work_item piece = {first + from, (int32_t)i, (int32_t)(to - from), parts > 1 ? slot++ : -1, {0}};
+            sat_work_item item = {first + from, (int32_t)i, (int32_t)(to - from), parts > 1 ? slot++ : -1, {0}};
             for (int64_t t = 0; r->col && t < to - from && t < SAT_ITEM_COLUMNS; t++)
-                piece.col[t] = r->col[first + from + t];
-            s->piece[at++] = piece;
+                item.col[t] = r->col[first + from + t];
+            s->piece[at++] = item;
         }
     }
     qsort(s->piece, (size_t)s->pieces, sizeof *s->piece, sat_work_item_order);
@@ -97,59 +121,63 @@ static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_sched
     return true;
 }
 
-/* The sampled product's pieces, `each` neighbours of a block row, where there is room for them; returns how many. */
-static inline int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each, sat_work_item *piece) {
+/* The work items of the sampled product: runs of up to `each` neighbouring blocks of a block row. Returns how many
+ * there are, and writes them unless `items` is NULL. */
+static inline int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each, sat_work_item *items) {
     int64_t count = 0;
     for (int64_t row = 0; row < a->grid_rows; row++)
         for (int64_t first = a->row_ptr[row], end = a->row_ptr[row + 1]; first < end; first += each) {
             sat_work_item one = {first, (int32_t)row, (int32_t)sat_min(each, end - first), -1, {0}};
-            if (piece) piece[count] = one;
+            if (items) items[count] = one;
             count++;
         }
     return count;
 }
 
-/* Bytes of a workspace that holds the pieces, the joins and the partial sums, [slot][row in block][column]. */
+/* Bytes of a workspace that holds the work items, the split rows and the partial sums, [slot][row in block][column]. */
 static inline size_t sat_schedule_bytes(const sat_schedule *s, int64_t block_rows, int64_t n, size_t element) {
     return (size_t)s->pieces * sizeof(sat_work_item) + (size_t)s->joins * sizeof(sat_split_row) + 256 +
            (size_t)s->slots * (size_t)block_rows * (size_t)n * element;
 }
 
-/* ---- tiles ---- */
+/* ==== host and device: the order of tiles ==== */
 
-/* A piece's rows in `slices`, its columns in `panels`. Heavy pieces come first, with all their panels; the others by
- * `together` panels at a time, which stay in the cache, and the longest of those first: no long one is begun late. */
+/* A tile is a work item's slice (tile_m of its rows) by a panel (tile_n columns of C). Heavy items come first, each
+ * with all its panels. The other items follow panel group by panel group: `panels_in_flight` panels are worked on at a
+ * time, so that B's columns stay in L2, and within a group the longest items come first. */
 typedef struct sat_tile_order {
-    unsigned pieces, heavy, slices, panels, together;
+    unsigned items, heavy, slices, panels, panels_in_flight;
 } sat_tile_order;
 
 typedef struct sat_tile_coordinates {
-    unsigned piece, slice, panel;
+    unsigned item, slice, panel;
 } sat_tile_coordinates;
 
-/* As many panels of `panel_bytes` as have the tiles that are wanted at a time, but no more than L2 holds beside what is
- * written; one where all pieces are alike. The last ones are hardly fewer: what they begin late takes long. */
+/* How many panels of `panel_bytes` are worked on at a time: enough for `tiles` tiles, but no more than L2 holds beside
+ * what is written. One where all items have the same length. All groups get nearly the same number of panels, since a
+ * small last group would begin long tiles late. */
 static inline unsigned sat_panels_in_flight(bool even, int64_t tiles_of_panel, int64_t panels, double panel_bytes,
                                             double tiles, double l2_bytes) {
     double wanted = ceil(tiles / (double)sat_max(1, tiles_of_panel));
     double most = fmax(1, floor(0.7 * l2_bytes / fmax(1, panel_bytes)));
-    double times = fmax(1, fmax(ceil((double)panels / most), floor((double)panels / wanted)));
-    return even ? 1 : (unsigned)fmax(1, ceil((double)panels / times));
+    double groups = fmax(1, fmax(ceil((double)panels / most), floor((double)panels / wanted)));
+    return even ? 1 : (unsigned)fmax(1, ceil((double)panels / groups));
 }
 
+/* Where tile `number` is. */
 SAT_BOTH static inline sat_tile_coordinates sat_tile_at(const sat_tile_order *d, unsigned number) {
-    unsigned first = d->heavy * d->slices * d->panels, rest = number / d->slices;
+    unsigned heavy_tiles = d->heavy * d->slices * d->panels, rest = number / d->slices;
     sat_tile_coordinates t;
     t.slice = number % d->slices;
-    if (number < first) {
-        t.piece = rest / d->panels, t.panel = rest % d->panels;
+    if (number < heavy_tiles) {
+        t.item = rest / d->panels, t.panel = rest % d->panels;
     } else {
-        unsigned each = d->pieces - d->heavy, from, wide;
+        unsigned light = d->items - d->heavy, from, wide; /* items; the group's first panel; its number of panels */
         rest -= d->heavy * d->panels;
-        from = rest / (each * d->together) * d->together;
-        wide = d->panels - from < d->together ? d->panels - from : d->together;
-        rest -= from * each;
-        t.piece = d->heavy + rest / wide, t.panel = from + rest % wide;
+        from = rest / (light * d->panels_in_flight) * d->panels_in_flight;
+        wide = d->panels - from < d->panels_in_flight ? d->panels - from : d->panels_in_flight;
+        rest -= from * light;
+        t.item = d->heavy + rest / wide, t.panel = from + rest % wide;
     }
     return t;
 }
@@ -157,16 +185,16 @@ SAT_BOTH static inline sat_tile_coordinates sat_tile_at(const sat_tile_order *d,
 #ifdef __CUDACC__
 #include "variant.cuh"
 
-/* A schedule on the device: its arrays at the head of a variant's workspace, the partial sums behind them, and the
- * kernel that joins those into rows. */
+/* ==== device: the schedule and the split-K reduction ==== */
 
-/* What prepare keeps, and launch hands to a kernel. */
+/* The workspace of a family begins with the work items and the split rows; the partial sums follow. `prepare` keeps
+ * this, and `launch` passes it to a kernel. */
 struct sat_device_schedule {
-    int64_t pieces, joins, heavy;
+    int64_t pieces, joins, heavy; /* work items, split rows, heavy items */
     bool even;
-    const sat_work_item *piece; /* on the device; NULL: piece i is row i, whole */
-    const sat_split_row *join;
-    void *partial;
+    const sat_work_item *piece; /* in device memory; NULL: work item i is row i, whole */
+    const sat_split_row *join;  /* in device memory */
+    void *partial;              /* the partial sums, [slot][row in block][column] */
 };
 
 static inline void sat_release_schedule(const sat_variant *v, void *state) {
@@ -174,33 +202,34 @@ static inline void sat_release_schedule(const sat_variant *v, void *state) {
     free(state);
 }
 
-/* Without a schedule: one piece a row. */
+/* Where nothing is scheduled: one work item a row. */
 static inline sat_device_schedule sat_whole_rows_schedule(const sat_rows *r) {
     sat_device_schedule w = {};
     w.pieces = r->count;
     return w;
 }
 
-/* Makes the schedule of `r`, whose arrays are the host's, and sends it to `to`, where sat_schedule_bytes fit. */
+/* Makes the schedule of `r`, whose arrays are in host memory, and copies it to `to`, which has room for
+ * sat_schedule_bytes. */
 static inline sat_status sat_upload_schedule(const sat_prepare *prepare, const sat_rows *r, int64_t share, char *to,
                                              sat_device_schedule *w) {
     sat_schedule s;
     if (!sat_schedule_make(r, share, &s))
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld rows", prepare->variant->name, (long long)r->count);
-    size_t pieces = (size_t)s.pieces * sizeof *s.piece, joins = (size_t)s.joins * sizeof *s.join;
+    size_t items = (size_t)s.pieces * sizeof *s.piece, splits = (size_t)s.joins * sizeof *s.join;
     cudaStream_t stream = (cudaStream_t)prepare->stream;
-    cudaError_t e = cudaMemcpyAsync(to, s.piece, pieces, cudaMemcpyHostToDevice, stream);
-    if (e == cudaSuccess && joins) e = cudaMemcpyAsync(to + pieces, s.join, joins, cudaMemcpyHostToDevice, stream);
+    cudaError_t e = cudaMemcpyAsync(to, s.piece, items, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess && splits) e = cudaMemcpyAsync(to + items, s.join, splits, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
     w->pieces = s.pieces, w->joins = s.joins, w->heavy = s.heavy, w->even = s.even;
-    w->piece = (const sat_work_item *)to, w->join = (const sat_split_row *)(to + pieces);
-    w->partial = to + (pieces + joins + 255) / 256 * 256;
+    w->piece = (const sat_work_item *)to, w->join = (const sat_split_row *)(to + items);
+    w->partial = to + (items + splits + 255) / 256 * 256;
     sat_schedule_free(&s);
     if (e == cudaSuccess) return SAT_OK;
     return sat_fail(SAT_DEVICE_ERROR, "%s: %s", prepare->variant->name, cudaGetErrorString(e));
 }
 
-/* The problem's own rows, to the head of the workspace; what launch reads is a family's whole state. */
+/* `prepare` of a family whose state is the schedule of the problem's own rows. */
 static inline sat_status sat_prepare_schedule(const sat_prepare *prepare, int64_t share, void **state) {
     sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
     sat_device_schedule *w = (sat_device_schedule *)calloc(1, sizeof *w);
@@ -211,22 +240,24 @@ static inline sat_status sat_prepare_schedule(const sat_prepare *prepare, int64_
     return status;
 }
 
-__device__ __forceinline__ sat_work_item sat_work_item_at(const sat_rows &r, const sat_work_item *piece, int64_t i) {
-    if (piece) return piece[i];
+/* Work item i of a schedule, or row i where `items` is NULL. */
+__device__ __forceinline__ sat_work_item sat_work_item_at(const sat_rows &r, const sat_work_item *items, int64_t i) {
+    if (items) return items[i];
     sat_work_item whole = {r.ptr[i], (int32_t)i, (int32_t)(r.ptr[i + 1] - r.ptr[i]), -1, {}};
     return whole;
 }
 
-/* Adds the partial sums of cut rows, in the order of their slots; a thread has an element of a row. */
+/* The split-K reduction: adds the partial sums of each split row, in the order of their slots, and applies the
+ * epilogue. One thread an element of C. T: the type of the sums. */
 template <typename T> static __global__ void sat_reduce_partials(sat_rows r, sat_epilogue out, sat_device_schedule w) {
     const T *partial = (const T *)w.partial;
     int64_t n = out.n, area = r.br * n, step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < w.joins * area; at += step) {
-        sat_split_row join = w.join[at / area];
-        int64_t in_row = at % area / n, j = at % n, i = join.row * r.br + in_row;
+        sat_split_row split = w.join[at / area];
+        int64_t in_row = at % area / n, j = at % n, i = split.row * r.br + in_row;
         if (i >= r.m) continue;
         T sum = 0;
-        for (int part = 0; part < join.parts; part++) sum += partial[((join.slot + part) * r.br + in_row) * n + j];
+        for (int part = 0; part < split.parts; part++) sum += partial[((split.slot + part) * r.br + in_row) * n + j];
         sat_epilogue_store(out, i, j, sum);
     }
 }
@@ -242,35 +273,35 @@ static inline sat_status sat_launch_split_reduction(const sat_launch *l, const s
     return sat_launched(l);
 }
 
-/* Tiles dealt out to CTAs that stay: each begins with the one of its own number and takes the others from a counter.
- * What a tile is made of is fetched step by step while the one before is worked on. */
+/* ==== device: the persistent tile scheduler ==== */
 
+/* A parameter of the kernel. */
 struct sat_tile_scheduler {
-    unsigned *counter; /* tiles handed out beyond each CTA's first; then CTAs that are done */
-    const sat_work_item *piece;
-    sat_tile_order all;
-    unsigned tiles;
+    unsigned *counter; /* [0]: tiles taken beyond each CTA's first; [1]: CTAs that have finished */
+    const sat_work_item *items;
+    sat_tile_order order;
+    unsigned tiles; /* how many there are */
 };
 
 enum { SAT_COUNTER_BYTES = 256 };
 
-/* Tiles a CTA that are worked on together: to choose from, so that all end at the same time; or few, where the way from
- * L2 limits and a panel that stays there counts for more. Measured with transposed products at 4096. */
+/* How many tiles a CTA should find among the panels in flight. Several let the counter balance the load; less than one
+ * keeps fewer panels in L2, for kernels that are bound by reads from L2. */
 static constexpr double SAT_TILES_EACH = 3, SAT_TILES_FEW = 0.75;
 
-/* `panel_bytes`: what all pieces read of a panel. */
+/* `panel_bytes`: what all work items together read of one panel. `each`: tiles a CTA, as above. */
 static inline sat_tile_scheduler sat_tile_scheduler_of(const sat_device_schedule &work, unsigned *counter,
                                                        int64_t slices, int64_t panels, double panel_bytes,
                                                        const sat_device *d, double each = SAT_TILES_EACH) {
-    sat_tile_scheduler deal = {counter, work.piece, {(unsigned)work.pieces, (unsigned)work.heavy}, 0};
-    deal.all.slices = (unsigned)slices, deal.all.panels = (unsigned)panels;
-    deal.all.together = sat_panels_in_flight(work.even, work.pieces * slices, panels, panel_bytes, each * d->threads,
-                                             (double)d->l2_bytes);
-    deal.tiles = deal.all.pieces * deal.all.slices * deal.all.panels;
-    return deal;
+    sat_tile_scheduler s = {counter, work.piece, {(unsigned)work.pieces, (unsigned)work.heavy}, 0};
+    s.order.slices = (unsigned)slices, s.order.panels = (unsigned)panels;
+    s.order.panels_in_flight = sat_panels_in_flight(work.even, work.pieces * slices, panels, panel_bytes,
+                                                    each * d->threads, (double)d->l2_bytes);
+    s.tiles = s.order.items * s.order.slices * s.order.panels;
+    return s;
 }
 
-/* The schedule to the workspace, and behind it, in its last bytes of `bytes`, a counter at zero. */
+/* Sets the counter, the last SAT_COUNTER_BYTES of a workspace of `bytes`, to zero. Kernels leave it at zero. */
 static inline sat_status sat_tile_counter_init(const sat_prepare *q, size_t bytes, unsigned **counter) {
     *counter = (unsigned *)((char *)q->workspace + bytes - SAT_COUNTER_BYTES);
     cudaError_t e = cudaMemsetAsync(*counter, 0, SAT_COUNTER_BYTES, (cudaStream_t)q->stream);
@@ -278,29 +309,32 @@ static inline sat_status sat_tile_counter_init(const sat_prepare *q, size_t byte
     return e == cudaSuccess ? SAT_OK : sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
 }
 
-/* The next tile of a warp. Each step waits for what the one before asked for. */
+/* A tile's description as a warp fetches it, in steps: take a number from the counter, then load the work item. Each
+ * call of fetch() takes one step and does not wait for its load, so a producer calls it between the stages of the
+ * current tile. */
 struct sat_fetched_tile {
     unsigned number;
-    int step;
+    int step; /* 0: take a number; 1: load the work item; 2: done */
     sat_tile_coordinates at;
-    sat_work_item piece;
-    int col; /* of this lane's block, in the first SAT_ITEM_COLUMNS */
+    sat_work_item item;
+    int col; /* lane i < SAT_ITEM_COLUMNS: block column of the item's block i */
 
     __device__ __forceinline__ void first() { number = blockIdx.x, step = 1; }
     __device__ __forceinline__ void request_next() { step = 0; }
+    /* No tile is left. */
     __device__ __forceinline__ bool none(const sat_tile_scheduler &d) const { return number >= d.tiles; }
 
-    /* Takes one step. False: there was none left to take, and the piece is there, unless `none`. */
+    /* Takes one step. False: no step was left, so the item is there, unless none(). */
     __device__ __forceinline__ bool fetch(const sat_tile_scheduler &d) {
         if (step == 0) {
-            number = d.tiles; /* where every tile has a CTA, there are no others */
+            number = d.tiles; /* if there is a CTA for every tile, there is no next one */
             if (gridDim.x < d.tiles && threadIdx.x % 32 == 0) number = gridDim.x + atomicAdd(d.counter, 1u);
         } else if (step == 1) {
             number = __shfl_sync(~0u, number, 0);
             if (!none(d)) {
-                at = sat_tile_at(&d.all, number);
-                piece = d.piece[at.piece];
-                if (threadIdx.x % 32 < SAT_ITEM_COLUMNS) col = d.piece[at.piece].col[threadIdx.x % 32];
+                at = sat_tile_at(&d.order, number);
+                item = d.items[at.item];
+                if (threadIdx.x % 32 < SAT_ITEM_COLUMNS) col = d.items[at.item].col[threadIdx.x % 32];
             }
         } else {
             return false;
@@ -310,23 +344,25 @@ struct sat_fetched_tile {
     }
 };
 
-/* This lane's block of 32 of a piece: where its values are, and its first row of B. */
+/* 32 neighbouring blocks of a work item, one a lane. */
 struct sat_lane_blocks {
-    int place, k;
+    int place, k; /* where the block's values are stored, counted in blocks; its first row of B */
 
+    /* The item's first blocks. */
     __device__ __forceinline__ void begin(const sat_rows &r, const sat_fetched_tile &t) {
         int lane = threadIdx.x % 32;
-        if (lane >= SAT_ITEM_COLUMNS || r.block) return fetch(r, t.piece, 0);
-        place = (int)t.piece.first + lane, k = t.col * (int)r.bc;
+        if (lane >= SAT_ITEM_COLUMNS || r.block) return fetch(r, t.item, 0);
+        place = (int)t.item.first + lane, k = t.col * (int)r.bc;
     }
-    __device__ __forceinline__ void fetch(const sat_rows &r, const sat_work_item &piece, int first) {
+    /* The blocks from `first` on. */
+    __device__ __forceinline__ void fetch(const sat_rows &r, const sat_work_item &item, int first) {
         int mine = first + (int)(threadIdx.x % 32);
-        if (mine >= piece.count) return;
-        place = (int)sat_block_of(&r, piece.first + mine), k = r.col[piece.first + mine] * (int)r.bc;
+        if (mine >= item.count) return;
+        place = (int)sat_block_of(&r, item.first + mine), k = r.col[item.first + mine] * (int)r.bc;
     }
 };
 
-/* The next tile, with its first blocks, is fetched while this one's are on their way. */
+/* The next tile and its first blocks, fetched while the current tile's operands are loaded. */
 struct sat_prefetched_tile {
     sat_fetched_tile tile;
     sat_lane_blocks blocks;
@@ -339,7 +375,7 @@ struct sat_prefetched_tile {
     }
 };
 
-/* At a kernel's end, all threads: the last CTA sets the counter back for the next launch. */
+/* By all threads at the end of a kernel: the last CTA sets the counter back to zero for the next launch. */
 __device__ __forceinline__ void sat_tile_scheduler_end(const sat_tile_scheduler &d) {
     if (gridDim.x >= d.tiles) return;
     __syncthreads();

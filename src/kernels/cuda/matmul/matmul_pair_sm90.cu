@@ -1,203 +1,339 @@
-// cuda_matmul_pair: two block rows of 64 at a time, along the union of their columns (sm_90a). f16 and bf16.
+// cuda_matmul_pair: C = op(A)*B for blocks of 64 rows, two block rows at a time (sm_90a). f16 and bf16.
 //
-// Where two rows have the same column, B comes once for both, and the way from L2 is what limits blocks of 64. prepare
-// looks for rows that share columns, which need not be neighbours; C is written in place. The pipeline is
-// wgmma_pipe.cuh's: a warpgroup has a row, and passes over stages that are not its own.
+// Products with blocks of 64 rows are bound by reads of B from L2. Here a tile is a pair of block rows by 256 columns
+// of C. It runs along the union of their columns, and where both rows have a block, B's rows are loaded once for both.
+// prepare() searches for rows that share columns (row_groups.h); they need not be neighbours, and C is written in
+// place.
+//
+// One producer warp loads A and B. Two consumer warpgroups have a row of the pair each, and skip the stages in which
+// their row has no block.
 
 #include "kernels/cuda/matmul/row_groups.h"
 #include "kernels/cuda/common/tma.cuh"
-#include "kernels/cuda/common/ring.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 
-enum { HALF = 64 }; // rows of a block
+/* ---- parameters ---- */
 
-typedef sat_tile_shape<128, 256, 64, 4, 2> S;
-typedef sat_b_loader<S::KS, S::BN> right; // a stage of B
-
-struct maps {
+struct tensor_maps {
     CUtensorMap a, b, c;
 };
 
-struct job {
-    sat_rows r;
-    sat_tile_epilogue out;
-    sat_tile_scheduler deal;
+struct params {
+    sat_rows rows; // the stored blocks of op(A)
+    sat_tile_epilogue epilogue;
+    sat_tile_scheduler scheduler; // its work items are pairs; `first` and `count` are steps of the union
     const sat_union_step *steps;
-    const int32_t *row;   // two a pair
-    bool whole_b, copied; // as in matmul_wgmma_sm90.cu
+    const int32_t *pair_rows; // two block rows a pair, -1 for none
+    bool b_whole_chunks;      // one copy brings a stage of B
+    bool tma_output;          // C is stored by TMA
 };
 
+/* What prepare and the first launch keep. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;
     const sat_union_step *steps;
-    const int32_t *row;
-    maps m; // of these operands: made anew only where a pointer has changed
-    const void *of[3];
-    bool copied;
+    const int32_t *pair_rows;
+    tensor_maps maps; // for these pointers; made again when one changes
+    const void *made_for[3];
+    bool tma_output;
 };
 
-/* ---- the producer ---- */
+/* ---- shared memory and barriers ---- */
 
-struct coming {
+static constexpr int ROWS = 64, BN = 256, BK = 64, STAGES = 4; // rows of a block; columns and depth of a stage
+static constexpr int CONSUMERS = 256, THREADS = CONSUMERS + 128;
+static constexpr int MAX_STAGES = 16, QUEUE_TILES = 4;
+
+typedef sat_b_loader<BK, BN> b_loader; // a stage of B
+
+/* What the producer tells the consumers of a tile. */
+struct tile {
+    int row0; // block row of warpgroup 0, -1 for none
+    int unused;
+    int panel;
+    int steps;      // stages; -1: there are no more tiles
+    int row1;       // block row of warpgroup 1, -1 for none
+    int unused2[2]; // without these three the machine code changes, which has not been measured
+};
+
+/* A ring of stages and a queue of tiles. `full` completes a phase when the bytes that the producer announced have
+ * arrived, `empty` when all consumer warps have read the stage; entries of the queue have the same two. Consumers begin
+ * with phase 0, the producer with 1: at first everything is empty. */
+struct ring_shared {
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES], tile_full[QUEUE_TILES], tile_empty[QUEUE_TILES];
+    tile tiles[QUEUE_TILES];
+    uint32_t has_block[MAX_STAGES]; // of a stage: bit g if row g of the pair has a block there
+};
+
+/* The map of shared memory: [A of all stages][B of all stages][staging for C][barriers, queue]. A stage of A has BK
+ * columns of a block of each row. */
+static constexpr int BLOCK_BYTES = ROWS * BK * 2, A_BYTES = 2 * BLOCK_BYTES, B_BYTES = BK * BN * 2;
+static constexpr int B_OFFSET = STAGES * A_BYTES, STAGING_OFFSET = B_OFFSET + STAGES * B_BYTES;
+static constexpr int RING_OFFSET = STAGING_OFFSET + 2 * SAT_STAGING, BYTES = RING_OFFSET + (int)sizeof(ring_shared);
+static_assert(BYTES <= 227 * 1024, "what a multiprocessor has");
+
+/* By the first warp. */
+__device__ __forceinline__ void init_barriers(ring_shared *s) {
+    int i = threadIdx.x;
+    if (i < STAGES) {
+        mbarrier_init(smem_address(&s->full[i]), 1);
+        mbarrier_init(smem_address(&s->empty[i]), CONSUMERS / 32);
+    } else if (i < STAGES + QUEUE_TILES) {
+        mbarrier_init(smem_address(&s->tile_full[i - STAGES]), 1);
+        mbarrier_init(smem_address(&s->tile_empty[i - STAGES]), CONSUMERS / 32);
+    }
+    fence_mbarrier_init();
+}
+
+/* A warp's position in a ring of COUNT stages, or of COUNT tiles. `unused` has no effect but on how far the compiler
+ * unrolls the producer's loop; without it the machine code changes, which has not been measured. */
+template <int COUNT> struct position {
+    int at = 0, unused = 0;
+    uint32_t phase;
+
+    __device__ __forceinline__ void advance() {
+        if (++at == COUNT) at = 0, phase ^= 1;
+        if (++unused == COUNT) unused = 0;
+    }
+};
+
+/* ---- producer ---- */
+
+/* The next tile, fetched in steps while the current tile's operands are loaded. */
+struct prefetched_tile {
     sat_fetched_tile tile;
-    sat_union_step step; // this lane's of the first 32
-    int row, first;      // lanes 0 and 1: the pair's rows, and their first blocks
-    int got;
+    sat_union_step step; // lane i: step i of 32
+    int row, first;      // lanes 0 and 1: a block row of the pair, and its first block
+    int got;             // loads issued since the work item came
     bool ready;
 
-    __device__ __forceinline__ void look(const job &x, int from) {
+    /* Loads the steps from `from` on. */
+    __device__ __forceinline__ void fetch_steps(const params &x, int from) {
         int mine = from + (int)threadIdx.x % 32;
-        if (mine < tile.piece.count) step = x.steps[tile.piece.first + mine];
+        if (mine < tile.item.count) step = x.steps[tile.item.first + mine];
     }
-    __device__ __forceinline__ void fetch(const job &x) {
-        if (ready || tile.fetch(x.deal)) return;
+    __device__ __forceinline__ void fetch(const params &x) {
+        if (ready || tile.fetch(x.scheduler)) return;
         int lane = threadIdx.x % 32;
-        bool some = !tile.none(x.deal);
+        bool some = !tile.none(x.scheduler);
         if (got++ == 0) {
-            if (some && lane < 2) row = x.row[2 * tile.piece.row + lane];
-            if (some) look(x, 0);
+            if (some && lane < 2) row = x.pair_rows[2 * tile.item.row + lane];
+            if (some) fetch_steps(x, 0);
             return;
         }
-        if (some && lane < 2 && row >= 0) first = (int)x.r.ptr[row];
+        if (some && lane < 2 && row >= 0) first = (int)x.rows.ptr[row];
         ready = true;
     }
     __device__ __forceinline__ void request_next() { tile.request_next(), got = 0, ready = false; }
 };
 
-/* One row's part of A. */
+/* By one lane: BK columns of a block, from `in_block` on. `position`: of the block in the order of op(A)'s rows. TA:
+ * blocks are stored transposed. */
 template <bool TA>
-__device__ static void load_a(const job &x, const maps &m, uint32_t to, uint32_t bar, int position, int in_block) {
-    int block = (int)sat_block_of(&x.r, position);
-    if (TA) tma_load(to, &m.a, bar, 0, block * (int)x.r.bc + in_block);
-    else tma_load(to, &m.a, bar, in_block, block * HALF);
+__device__ static void load_a(const params &x, const tensor_maps &m, uint32_t to, uint32_t bar, int position,
+                              int in_block) {
+    int block = (int)sat_block_of(&x.rows, position);
+    if (TA) tma_load(to, &m.a, bar, 0, block * (int)x.rows.bc + in_block);
+    else tma_load(to, &m.a, bar, in_block, block * ROWS);
 }
 
+/* Takes tiles from the scheduler, publishes them, and loads A and B. TB: B is column-major. */
 template <bool TA, bool TB>
-__device__ static void produce(const job &x, const maps &m, coming &next, sat_ring_shared *s, uint32_t memory) {
-    int bc = (int)x.r.bc;
+__device__ static void producer(const params &x, const tensor_maps &m, prefetched_tile &next, ring_shared *s,
+                                uint32_t smem) {
+    int bc = (int)x.rows.bc;
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    sat_ring<S> at = {.parity = 1};
-    sat_tile_queue tiles = {.parity = 1};
+    position<STAGES> stage = {.phase = 1};
+    position<QUEUE_TILES> entry = {.phase = 1};
     for (;;) {
         while (!next.ready) next.fetch(x);
-        coming now = next;
-        bool last = now.tile.none(x.deal);
-        int count = now.tile.piece.count, n0 = (int)now.tile.at.panel * S::BN;
-        int row[2], position[2];
+        prefetched_tile now = next;
+        bool last = now.tile.none(x.scheduler);
+        int count = now.tile.item.count, n0 = (int)now.tile.at.panel * BN;
+        int row[2], block[2]; // of the pair: block rows, and the positions of their next blocks
 #pragma unroll
-        for (int g = 0; g < 2; g++) row[g] = __shfl_sync(~0u, now.row, g), position[g] = __shfl_sync(~0u, now.first, g);
-        if (one) tiles.publish(s, {row[0], 0, (int)now.tile.at.panel, last ? -1 : count * (bc / S::KS), row[1], 0});
-        tiles.advance();
+        for (int g = 0; g < 2; g++) row[g] = __shfl_sync(~0u, now.row, g), block[g] = __shfl_sync(~0u, now.first, g);
+        if (one) {
+            tile t = {row[0], 0, (int)now.tile.at.panel, last ? -1 : count * (bc / BK), row[1]};
+            mbarrier_wait(smem_address(&s->tile_empty[entry.at]), entry.phase);
+            s->tiles[entry.at] = t;
+            mbarrier_arrive(smem_address(&s->tile_full[entry.at]));
+        }
+        entry.advance();
         if (last) return;
         next.request_next();
         for (int t = 0; t < count; t++) {
-            if (t % 32 == 0 && t > 0) now.look(x, t);
-            uint32_t rows = __shfl_sync(~0u, now.step.rows, t % 32);
+            if (t % 32 == 0 && t > 0) now.fetch_steps(x, t);
+            uint32_t has_block = __shfl_sync(~0u, now.step.rows, t % 32);
             int k = __shfl_sync(~0u, now.step.col, t % 32) * bc;
-            for (int in_block = 0; in_block < bc; in_block += S::KS) {
+            for (int in_block = 0; in_block < bc; in_block += BK) {
                 if (one) {
-                    uint32_t bar = full + at.stage * 8;
-                    mbarrier_wait(empty + at.stage * 8, at.parity);
-                    s->groups[at.stage] = rows;
-                    mbarrier_arrive_expect_tx(bar, S::B + __popc(rows) * (S::A / 2));
-                    right::load<TB>(&m.b, x.whole_b, memory + at.b(), bar, k + in_block, n0);
+                    uint32_t bar = full + stage.at * 8;
+                    mbarrier_wait(empty + stage.at * 8, stage.phase);
+                    s->has_block[stage.at] = has_block;
+                    mbarrier_arrive_expect_tx(bar, B_BYTES + __popc(has_block) * BLOCK_BYTES);
+                    b_loader::load<TB>(&m.b, x.b_whole_chunks, smem + B_OFFSET + stage.at * B_BYTES, bar, k + in_block,
+                                       n0);
 #pragma unroll
                     for (int g = 0; g < 2; g++)
-                        if (rows >> g & 1)
-                            load_a<TA>(x, m, memory + at.a(false) + g * (S::A / 2), bar, position[g], in_block);
+                        if (has_block >> g & 1)
+                            load_a<TA>(x, m, smem + stage.at * A_BYTES + g * BLOCK_BYTES, bar, block[g], in_block);
                 }
-                at.advance(true);
+                stage.advance();
             }
-            position[0] += rows & 1, position[1] += rows >> 1 & 1;
+            block[0] += has_block & 1, block[1] += has_block >> 1 & 1;
             next.fetch(x);
         }
     }
 }
 
+/* ---- consumer ---- */
+
+/* Issues the wgmma of one stage, d += a*b. TA: M is contiguous in A; TB: K is contiguous in B. */
 template <typename T, bool TA, bool TB>
-static __global__ void __launch_bounds__(S::THREADS, 1)
-    multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
+__device__ __forceinline__ void multiply_stage(float (&d)[BN / 2], uint32_t a, uint32_t b) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BK / 16; k++) {
+        uint64_t da =
+            TA ? wgmma_descriptor(a + k * 2048, 1, BK * 128, 1024) : wgmma_descriptor(a + k * 32, 1, 16, 1024);
+        uint64_t db =
+            TB ? wgmma_descriptor(b + k * 32, 1, 16, 1024) : wgmma_descriptor(b + k * 2048, 1, BK * 128, 1024);
+        wgmma_ss<T, BN, TA, !TB>::run(d, da, db, 1);
+    }
+    wgmma_commit_group();
+}
+
+template <typename E>
+__device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, const tile &t, float (&d)[BN / 2],
+                                         uint32_t staging, int wg);
+
+/* By a whole warp. */
+__device__ __forceinline__ tile receive(ring_shared *s, const position<QUEUE_TILES> &entry) {
+    mbarrier_wait(smem_address(&s->tile_full[entry.at]), entry.phase);
+    tile t = read_shared_broadcast(&s->tiles[entry.at]);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_address(&s->tile_empty[entry.at]));
+    return t;
+}
+
+/* Main loop of a warpgroup, which has one row of the pair. The wgmma of a stage runs while the next stage is waited
+ * for, so a stage is released one step late: when the next one's wgmma has been issued and its own is complete. */
+template <typename T, bool TA, bool TB>
+__device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
+    int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
+    position<STAGES> stage = {.phase = 0};
+    position<QUEUE_TILES> entry = {.phase = 0};
+    int multiplied = -1; // the last stage multiplied, which is to be released
+    auto release = [&](int &which) {
+        if (which >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[which]));
+        which = -1;
+    };
+    tile t = receive(s, entry);
+    while (t.steps >= 0) {
+        float d[BN / 2];
+#pragma unroll
+        for (int e = 0; e < BN / 2; e++) d[e] = 0;
+        for (int step = 0; step < t.steps; step++) {
+            uint32_t bar = smem_address(&s->full[stage.at]);
+            if (multiplied >= 0 && !mbarrier_test_wait(bar, stage.phase)) {
+                wgmma_wait_group<0>(); // the producer is behind: give it the stage now
+                release(multiplied);
+            }
+            mbarrier_wait(bar, stage.phase);
+            bool mine = read_shared_broadcast(&s->has_block[stage.at]) >> wg & 1;
+            if (!mine) { // release both stages at once: many more of the other row may follow
+                wgmma_wait_group<0>();
+                release(multiplied);
+                multiplied = stage.at;
+                release(multiplied);
+                stage.advance();
+                continue;
+            }
+            multiply_stage<T, TA, TB>(d, smem + stage.at * A_BYTES + wg * BLOCK_BYTES,
+                                      smem + B_OFFSET + stage.at * B_BYTES);
+            wgmma_wait_group<1>();
+            release(multiplied);
+            multiplied = stage.at;
+            stage.advance();
+        }
+        entry.advance();
+        tile next = receive(s, entry);
+        wgmma_wait_group<0>();
+        release(multiplied);
+        epilogue<typename T::element>(x, m, t, d, smem + STAGING_OFFSET + wg * SAT_STAGING, wg);
+        t = next;
+    }
+    tma_store_wait_all();
+}
+
+/* ---- epilogue ---- */
+
+/* A warpgroup's sums to its block row of C. */
+template <typename E>
+__device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, const tile &t, float (&d)[BN / 2],
+                                         uint32_t staging, int wg) {
+    int row = wg ? t.row1 : t.row0, n0 = t.panel * BN, i0 = row * ROWS;
+    if (row < 0) return;
+    if (!x.tma_output) return sat_warpgroup_store<E, BN>(x.epilogue, d, staging, (int64_t)row * ROWS, n0, ROWS, wg);
+    sat_warpgroup_scale(x.epilogue.to, d, i0 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
+    sat_warpgroup_tma_store<E, BN>(&m.c, d, staging, i0, n0, (int)x.epilogue.to.n, x.epilogue.column_major, wg);
+}
+
+/* ---- kernel ---- */
+
+template <typename T, bool TA, bool TB>
+static __global__ void __launch_bounds__(THREADS, 1)
+    matmul_pair(const __grid_constant__ params x, const __grid_constant__ tensor_maps m) {
     extern __shared__ __align__(1024) char memory[];
-    sat_ring_shared *s = (sat_ring_shared *)(memory + S::BYTES - sizeof *s);
-    coming next = {};
+    ring_shared *s = (ring_shared *)(memory + RING_OFFSET);
+    prefetched_tile next = {};
     griddepcontrol_launch_dependents();
-    if (threadIdx.x < 32) sat_ring_init<S>(s);
-    if (threadIdx.x / 32 == S::CONSUMERS / 32) {
+    if (threadIdx.x < 32) init_barriers(s);
+    if (threadIdx.x / 32 == CONSUMERS / 32) {
         prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
         next.tile.first();
         while (!next.ready) next.fetch(x);
     }
     __syncthreads();
     griddepcontrol_wait();
-    if (threadIdx.x >= S::CONSUMERS) {
+    if (threadIdx.x >= CONSUMERS) {
         setmaxnreg_dec<72>();
-        if (threadIdx.x < S::CONSUMERS + 32) produce<TA, TB>(x, m, next, s, keep_in_register(smem_address(memory)));
+        if (threadIdx.x < CONSUMERS + 32) producer<TA, TB>(x, m, next, s, keep_in_register(smem_address(memory)));
     } else {
         setmaxnreg_inc<216>();
-        sat_consume<T, S, TA, TB, true>(
-            s, smem_address(memory), false,
-            [&](const sat_ring_tile &t, float(&d)[S::WN / 2], uint32_t staging, int group) {
-                typedef typename T::element E;
-                int row = group ? t.first : t.row, n0 = t.panel * S::BN, i0 = row * HALF;
-                if (row < 0) return;
-                if (!x.copied)
-                    return sat_warpgroup_store<E, S::WN>(x.out, d, staging, (int64_t)row * HALF, n0, HALF, group);
-                sat_warpgroup_scale(x.out.to, d, i0 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
-                sat_warpgroup_tma_store<E, S::WN>(&m.c, d, staging, i0, n0, (int)x.out.to.n, x.out.columns, group);
-            });
+        consumer<T, TA, TB>(x, m, s, smem_address(memory));
     }
-    sat_tile_scheduler_end(x.deal);
+    sat_tile_scheduler_end(x.scheduler);
 }
 
-/* ---- the host's side ---- */
-
-static bool make_maps(const sat_launch *l, maps *m) {
-    const sat_problem *p = l->problem;
-    const sat_pattern_view *a = l->pattern;
-    cuuint64_t bc = (cuuint64_t)a->block_cols, rows = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    sat_tensor_box ta = {p->a_dtype, l->operands[0], 2, {bc, rows}, {bc * 2}, {64, 64}, 128};
-    return tensormap_encode(&m->a, ta) && right::map(p, l->operands[1], &m->b);
-}
-
-template <typename T, bool TA, bool TB> static sat_status start(const sat_launch *l, const job &x, const maps &m) {
-    unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
-    return sat_start<multiply<T, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
-}
-
-template <typename T> static sat_status start_any(const sat_launch *l, const job &x, const maps &m) {
-    bool ta = l->problem->transpose == SAT_TRANSPOSE, tb = l->problem->b.col_stride != 1;
-    return ta ? (tb ? start<T, true, true>(l, x, m) : start<T, true, false>(l, x, m))
-              : (tb ? start<T, false, true>(l, x, m) : start<T, false, false>(l, x, m));
-}
-
-static sat_status launch(const sat_launch *l) {
-    const sat_problem *p = l->problem;
-    if (p->m == 0 || p->n == 0) return SAT_OK;
-    state *st = (state *)l->state;
-    job x = {};
-    x.r = sat_device_rows(p, l->pattern), x.out = sat_warpgroup_epilogue_of(l);
-    x.deal = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + S::BN - 1) / S::BN, 2.0 * S::BN * (double)p->k,
-                                   l->device, SAT_TILES_FEW);
-    x.steps = st->steps, x.row = st->row, x.whole_b = sat_b_whole_chunks(p);
-    if (!tensormaps_current(st->of, l->operands)) {
-        if (!make_maps(l, &st->m)) return tensormap_failed(l, st->of);
-        st->copied = sat_output_tensormap(l, x.out, HALF, &st->m.c);
-    }
-    x.copied = st->copied;
-    return l->variant->instance.dtype == SAT_F16 ? start_any<sat_f16_math>(l, x, st->m)
-                                                 : start_any<sat_bf16_math>(l, x, st->m);
-}
+/* ---- host ---- */
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
-    if (r.br != HALF || r.bc % 64 || r.k % r.bc || p->a_align % 16) return false;
+    if (r.br != ROWS || r.bc % 64 || r.k % r.bc || p->a_align % 16) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
     if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
-    if ((double)r.count * ceil((double)p->n / S::BN) > 0x7fff0000) return false;
+    if ((double)r.count * ceil((double)p->n / BN) > 0x7fff0000) return false;
     if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
+}
+
+/* Loads from L2 (B for each step, blocks for each panel) and products overlap; the longer counts. How many columns rows
+ * share is estimated from neighbouring rows. */
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v;
+    sat_rows r = sat_op_rows(p, a);
+    double panels = ceil((double)p->n / BN), blocks = (double)a->stored_blocks, items = (double)p->batch;
+    double shared = p->transpose == SAT_TRANSPOSE ? 0 : a->overlap;
+    double steps =
+        fmin(sat_union_expected(r.count, (r.k + r.bc - 1) / r.bc, a->stored_blocks, 2), blocks * (1 - shared / 2));
+    double loads = panels * (double)r.bc * 2 * (steps * BN + blocks * (double)ROWS), rate = 9e12 * d->threads / 132;
+    double work = 2 * blocks * panels * (double)(r.bc * ROWS * BN), tiles = ceil((double)r.count / 2) * panels;
+    double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / fmin(1, tiles / d->threads);
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1e-6 + 3e-6);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -212,24 +348,62 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     state *st = (state *)calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
     sat_rows r = sat_op_rows(q->problem, q->pattern);
-    sat_status status = sat_prepare_row_groups(q, &r, 2, 1, &st->work, &st->steps, &st->row, &st->counter);
+    sat_status status = sat_prepare_row_groups(q, &r, 2, 1, &st->work, &st->steps, &st->pair_rows, &st->counter);
     if (status == SAT_OK) *out = st;
     else free(st);
     return status;
 }
 
-/* What comes from L2: B for each step, values for each panel. Neighbours tell how much rows share. */
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v;
-    sat_rows r = sat_op_rows(p, a);
-    double panels = ceil((double)p->n / S::BN), blocks = (double)a->stored_blocks, items = (double)p->batch;
-    double shared = p->transpose == SAT_TRANSPOSE ? 0 : a->overlap;
-    double steps =
-        fmin(sat_union_expected(r.count, (r.k + r.bc - 1) / r.bc, a->stored_blocks, 2), blocks * (1 - shared / 2));
-    double loads = panels * (double)r.bc * 2 * (steps * S::BN + blocks * (double)HALF), rate = 9e12 * d->threads / 132;
-    double work = 2 * blocks * panels * (double)(r.bc * HALF * S::BN), tiles = ceil((double)r.count / 2) * panels;
-    double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / fmin(1, tiles / d->threads);
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1e-6 + 3e-6);
+static bool make_maps(const sat_launch *l, tensor_maps *m) {
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    cuuint64_t bc = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
+    sat_tensor_box ta = {p->a_dtype, l->operands[0], 2, {bc, lines}, {bc * 2}, {64, 64}, 128};
+    return tensormap_encode(&m->a, ta) && b_loader::map(p, l->operands[1], &m->b);
+}
+
+template <typename T, bool TA, bool TB>
+static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
+    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->threads);
+    return sat_start<matmul_pair<T, TA, TB>>(l, grid, THREADS, BYTES, x, m);
+}
+
+struct instance {
+    bool transposed, b_column_major;
+    sat_dtype dtype;
+    sat_status (*start)(const sat_launch *l, const params &x, const tensor_maps &m);
+};
+
+static constexpr instance instances[] = {
+    {false, false, SAT_F16, start<sat_f16_math, false, false>},
+    {false, true, SAT_F16, start<sat_f16_math, false, true>},
+    {true, false, SAT_F16, start<sat_f16_math, true, false>},
+    {true, true, SAT_F16, start<sat_f16_math, true, true>},
+    {false, false, SAT_BF16, start<sat_bf16_math, false, false>},
+    {false, true, SAT_BF16, start<sat_bf16_math, false, true>},
+    {true, false, SAT_BF16, start<sat_bf16_math, true, false>},
+    {true, true, SAT_BF16, start<sat_bf16_math, true, true>},
+};
+
+static sat_status launch(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    if (p->m == 0 || p->n == 0) return SAT_OK;
+    state *st = (state *)l->state;
+    params x = {};
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
+    x.scheduler = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + BN - 1) / BN, 2.0 * BN * (double)p->k,
+                                        l->device, SAT_TILES_FEW);
+    x.steps = st->steps, x.pair_rows = st->pair_rows, x.b_whole_chunks = sat_b_whole_chunks(p);
+    if (!tensormaps_current(st->made_for, l->operands)) {
+        if (!make_maps(l, &st->maps)) return tensormap_failed(l, st->made_for);
+        st->tma_output = sat_output_tensormap(l, x.epilogue, ROWS, &st->maps.c);
+    }
+    x.tma_output = st->tma_output;
+    bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
+    for (const instance &i : instances)
+        if (i.transposed == ta && i.b_column_major == tb && i.dtype == l->variant->instance.dtype)
+            return i.start(l, x, st->maps);
+    return sat_fail(SAT_INTERNAL, "%s: no such instance", l->variant->name);
 }
 
 SAT_FAMILY(cuda_matmul_pair) = {

@@ -1,87 +1,109 @@
-// cuda_matmul_union: block rows in groups of 128 rows, along the union of their columns (sm_90a). f16 and bf16.
+// cuda_matmul_union: C = op(A)*B for blocks of 16 and 32, in row groups along the union of their columns (sm_90a). f16
+// and bf16.
 //
-// Low blocks are bound by B's way from L2: it comes once for all rows of a group that have the column. prepare puts
-// rows together that share columns; they need not be neighbours, and C is written in place. The sides are exchanged,
-// C^T = B^T * A^T: B's columns are the 64 rows that a warpgroup product has, and a block's rows its columns, 16 or 32.
-// So nothing is multiplied that is not there: zero times what is not finite is not zero. One warp brings B, another the
-// blocks; a warpgroup has half of the group's rows, by all 256 columns.
+// Products with small blocks are bound by reads of B from L2. Here a tile is a group of block rows, 128 rows in all, by
+// 256 columns of C, and B's rows are loaded once for all rows of the group that have a block there. prepare() searches
+// for rows that share columns (row_groups.h); they need not be neighbours, and C is written in place.
+//
+// The product is computed transposed, C^T = B^T * A^T: B's columns are the 64 rows of a wgmma and a block's rows are
+// its 16 or 32 columns. So a block is multiplied as it is, without padding, and absent blocks are not multiplied at
+// all: zero times Inf or NaN would not be zero. One producer warp loads B, another one the blocks. Two consumer
+// warpgroups have half of the group's rows each.
 
 #include "kernels/cuda/matmul/row_groups.h"
 #include "kernels/cuda/common/tma.cuh"
 #include "kernels/cuda/common/epilogue.cuh"
 
-static constexpr int ROWS = 128, COLUMNS = 256, WARPS = 8, DEEP = 64, STAGES = 4, AHEAD = 4;
-static constexpr int STAGE_A = ROWS * DEEP * 2, STAGE_B = DEEP * COLUMNS * 2, STAGE = STAGE_A + STAGE_B;
-static constexpr int SIZES = ROWS / 16; // block rows of a group, at most
-static constexpr int SHARED = STAGES * STAGE + 2 * SAT_STAGING + 1024, THREADS = WARPS * 32 + 128;
+/* ---- shapes ---- */
 
-/* BR x BC: the block. A stage has EACH block columns; of each, B and a place for each row's block. */
+static constexpr int BM = 128, BN = 256, BK = 64, STAGES = 4, QUEUE_TILES = 4;
+static constexpr int CONSUMER_WARPS = 8, THREADS = CONSUMER_WARPS * 32 + 128;
+static constexpr int GROUP_ROWS = BM / 16; // block rows of a group, at most
+
+/* Blocks of op(A) are BR x BC. A stage is BK deep: it has EACH block columns, and for each of them its rows of B and a
+ * place for one block of each of the group's SIZE rows. */
 template <int BR_, int BC_> struct shape {
-    static constexpr int BR = BR_, BC = BC_, EACH = DEEP / BC, SIZE = ROWS / BR, OWN = SIZE / 2; // block rows
-    static constexpr int A = BR * BC * 2, B = BC * COLUMNS * 2;                                  // bytes
-    static constexpr int SUMS = BR / 2; // of a thread, in 64 columns of a block row
+    static constexpr int BR = BR_, BC = BC_, EACH = BK / BC;
+    static constexpr int SIZE = BM / BR, OWN = SIZE / 2;                   // block rows of a group, of a warpgroup
+    static constexpr int BLOCK_BYTES = BR * BC * 2, B_BYTES = BC * BN * 2; // of a block; of B for a block column
+    static constexpr int SUMS = BR / 2; // sums of a thread for 64 columns of a block row
 };
 
-/* Block columns in a step of the union. Where B lies by columns its lines are as long as a step is deep, and a copy
- * takes its time by lines: with blocks of 16 four neighbours come together, whoever has them. */
-constexpr int each_of(bool turned_b, int bc) { return turned_b && bc == 16 ? 4 : 1; }
-template <typename S, bool TB> constexpr int steps_of = S::EACH / each_of(TB, S::BC);       // in a stage
-template <typename S, bool TB> using right = sat_b_loader<DEEP / steps_of<S, TB>, COLUMNS>; // a step's part of B
+/* Block columns of a step of the union. Where B is column-major its lines in shared memory are as long as a step is
+ * deep, and short lines are copied slowly. So with blocks 16 wide a step has four neighbouring columns. */
+constexpr int columns_of_step(bool b_column_major, int bc) { return b_column_major && bc == 16 ? 4 : 1; }
+template <typename S, bool TB> constexpr int steps_of = S::EACH / columns_of_step(TB, S::BC); // in a stage
+template <typename S, bool TB> using b_loader = sat_b_loader<BK / steps_of<S, TB>, BN>;       // a step's part of B
 
-struct maps {
+/* ---- parameters ---- */
+
+struct tensor_maps {
     CUtensorMap a, b, c;
 };
 
-struct job {
-    sat_rows r;
-    sat_tile_epilogue out;
-    sat_tile_scheduler deal;
+struct params {
+    sat_rows rows; // the stored blocks of op(A)
+    sat_tile_epilogue epilogue;
+    sat_tile_scheduler scheduler; // its work items are groups; `first` and `count` are steps
     const sat_union_step *steps;
-    const int32_t *row;   // the groups' rows
-    bool whole_b, copied; // as in matmul_wgmma_sm90.cu
+    const int32_t *group_rows; // block rows of all groups, -1 for none
+    bool b_whole_chunks;       // one copy brings a step's part of B
+    bool tma_output;           // C is stored by TMA
 };
 
-struct tile {
-    int panel, first, count;      // steps from `first` on; count -1: there are no more tiles
-    int row[SIZES], block[SIZES]; // of the group: its rows, -1 where there is none, and their first blocks
-    uint32_t rows[32];            // of its first steps
-};
-
-struct barriers {
-    uint64_t full[STAGES], empty[STAGES], tile_full[AHEAD], tile_empty[AHEAD];
-    uint32_t blocks[STAGES]; // that the stage has: bit SIZE*column + row
-    tile tiles[AHEAD];
-};
-
-static_assert(SHARED + sizeof(barriers) <= 227 * 1024, "");
-
+/* What prepare and the first launch keep. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;
     const sat_union_step *steps;
-    const int32_t *row;
-    maps m; // of these operands: made anew only where a pointer has changed
-    const void *of[3];
-    bool copied;
+    const int32_t *group_rows;
+    tensor_maps maps; // for these pointers; made again when one changes
+    const void *made_for[3];
+    bool tma_output;
 };
 
-/* ---- the producers ---- */
+/* ---- shared memory and barriers ---- */
 
-/* The steps of a tile, each lane's of 32; the next 32 are on their way. */
-struct some_steps {
+/* [stages, each A then B][staging for C], aligned to 1024 bytes. */
+static constexpr int A_BYTES = BM * BK * 2, B_BYTES = BK * BN * 2, STAGE_BYTES = A_BYTES + B_BYTES;
+static constexpr int SHARED = STAGES * STAGE_BYTES + 2 * SAT_STAGING + 1024;
+
+/* What the producer of B tells the other warps of a tile. */
+struct tile {
+    int panel, first, count;                // its steps; count -1: there are no more tiles
+    int row[GROUP_ROWS], block[GROUP_ROWS]; // of the group: block rows, -1 for none, and their first blocks
+    uint32_t rows[32];                      // sat_union_step::rows of the first steps
+};
+
+/* A ring of stages and a queue of tiles, as ring.cuh describes them. `full` completes a phase when B and the blocks of
+ * the stage have arrived, `empty` when all consumer warps have read it. A tile is large, so all 32 lanes of a producer
+ * write or read an entry of the queue and arrive at its barriers. */
+struct ring_shared {
+    uint64_t full[STAGES], empty[STAGES], tile_full[QUEUE_TILES], tile_empty[QUEUE_TILES];
+    uint32_t blocks[STAGES]; // which blocks a stage has: bit SIZE*column + row
+    tile tiles[QUEUE_TILES];
+};
+
+static_assert(SHARED + sizeof(ring_shared) <= 227 * 1024, "what a multiprocessor has");
+
+/* ---- producers ---- */
+
+/* 32 steps of a tile, one a lane, and the 32 after them, which are loaded ahead. */
+struct lane_steps {
     sat_union_step now, later;
 
-    __device__ __forceinline__ static sat_union_step at(const job &x, int first, int count, int from) {
+    __device__ __forceinline__ static sat_union_step at(const params &x, int first, int count, int from) {
         int mine = from + (int)threadIdx.x % 32;
         return mine < count ? x.steps[first + mine] : sat_union_step{0, 0};
     }
-    __device__ __forceinline__ void begin(const job &x, int first, int count) {
+    __device__ __forceinline__ void begin(const params &x, int first, int count) {
         now = at(x, first, count, 0), later = at(x, first, count, 32);
     }
-    __device__ __forceinline__ void go_on(const job &x, int first, int count, int from) {
+    /* To the steps from `from` on. */
+    __device__ __forceinline__ void advance(const params &x, int first, int count, int from) {
         if (from % 32 == 0 && from > 0) now = later, later = at(x, first, count, from + 32);
     }
-    /* The blocks of the steps from `from` on that a stage has, as its bits. */
+    /* Which blocks the stage of the steps from `from` on has, as in ring_shared::blocks. */
     template <typename S, bool TB> __device__ __forceinline__ uint32_t blocks(int from) const {
         constexpr int STEPS = steps_of<S, TB>;
         int step = (int)threadIdx.x % 32 - from % 32;
@@ -89,195 +111,251 @@ struct some_steps {
     }
 };
 
-/* The next tile is fetched while this one's operands are on their way. */
-struct coming {
+/* The next tile, fetched in steps while the current tile's operands are loaded. */
+struct prefetched_tile {
     sat_fetched_tile tile;
-    some_steps steps;
-    int row, block; // of this lane's row: its number, and its first block
-    int got;
+    lane_steps steps;
+    int row, block; // lane i: row i of the group, -1 for none, and its first block
+    int got;        // loads issued since the work item came
     bool ready;
 
-    template <int SIZE> __device__ __forceinline__ void fetch(const job &x) {
-        if (ready || tile.fetch(x.deal)) return;
+    template <int SIZE> __device__ __forceinline__ void fetch(const params &x) {
+        if (ready || tile.fetch(x.scheduler)) return;
         int lane = (int)threadIdx.x % 32;
-        bool some = !tile.none(x.deal);
+        bool some = !tile.none(x.scheduler);
         if (got++ == 0) {
-            row = some && lane < SIZE ? x.row[tile.piece.row * SIZE + lane] : -1;
-            if (some) steps.begin(x, (int)tile.piece.first, tile.piece.count);
+            row = some && lane < SIZE ? x.group_rows[tile.item.row * SIZE + lane] : -1;
+            if (some) steps.begin(x, (int)tile.item.first, tile.item.count);
             return;
         }
-        block = row < 0 ? 0 : (int)x.r.ptr[row];
+        block = row < 0 ? 0 : (int)x.rows.ptr[row];
         ready = true;
     }
     __device__ __forceinline__ void request_next() { tile.request_next(), got = 0, ready = false; }
 };
 
-/* Takes tiles, tells everybody, and brings B. */
+/* Takes tiles from the scheduler, publishes them, and loads B. Announces the bytes of both operands. */
 template <typename S, bool TB>
-__device__ static void produce_b(const job &x, const maps &m, coming &next, barriers *s, uint32_t memory) {
-    constexpr int STEPS = steps_of<S, TB>, DEPTH = DEEP / STEPS, BYTES = STAGE_B / STEPS; // a step's
-    int lane = threadIdx.x % 32, stage = 0, turn = 0;
-    uint32_t parity = 1, tile_parity = 1, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
+__device__ static void producer_of_b(const params &x, const tensor_maps &m, prefetched_tile &next, ring_shared *s,
+                                     uint32_t smem) {
+    constexpr int STEPS = steps_of<S, TB>, DEPTH = BK / STEPS, BYTES = B_BYTES / STEPS; // of a step
+    int lane = threadIdx.x % 32, stage = 0, entry = 0;
+    uint32_t phase = 1, tile_phase = 1, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
     for (;;) {
         while (!next.ready) next.fetch<S::SIZE>(x);
-        some_steps steps = next.steps;
-        bool last = next.tile.none(x.deal);
-        int first = (int)next.tile.piece.first, count = next.tile.piece.count, panel = (int)next.tile.at.panel;
-        mbarrier_wait(smem_address(&s->tile_empty[turn]), tile_parity); // every lane, for what it writes
-        tile *t = &s->tiles[turn];
+        lane_steps steps = next.steps;
+        bool last = next.tile.none(x.scheduler);
+        int first = (int)next.tile.item.first, count = next.tile.item.count, panel = (int)next.tile.at.panel;
+        mbarrier_wait(smem_address(&s->tile_empty[entry]), tile_phase); // every lane waits, since every lane writes
+        tile *t = &s->tiles[entry];
         if (lane < S::SIZE) t->row[lane] = next.row, t->block[lane] = next.block;
         t->rows[lane] = steps.now.rows;
         if (lane == 0) t->panel = panel, t->first = first, t->count = last ? -1 : count;
-        mbarrier_arrive(smem_address(&s->tile_full[turn])); // every lane, for what it wrote
-        if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
+        mbarrier_arrive(smem_address(&s->tile_full[entry])); // every lane arrives for what it wrote
+        if (++entry == QUEUE_TILES) entry = 0, tile_phase ^= 1;
         if (last) return;
         next.request_next();
         for (int from = 0; from < count; from += STEPS) {
-            steps.go_on(x, first, count, from);
+            steps.advance(x, first, count, from);
             uint32_t blocks = steps.blocks<S, TB>(from);
             int k[STEPS], here = min(STEPS, count - from);
 #pragma unroll
             for (int e = 0; e < STEPS; e++) k[e] = __shfl_sync(~0u, steps.now.col, from % 32 + e) * DEPTH;
             if (one) {
-                uint32_t bar = full + stage * 8, to = memory + stage * STAGE + STAGE_A;
-                mbarrier_wait(empty + stage * 8, parity);
+                uint32_t bar = full + stage * 8, to = smem + stage * STAGE_BYTES + A_BYTES;
+                mbarrier_wait(empty + stage * 8, phase);
                 s->blocks[stage] = blocks;
-                mbarrier_arrive_expect_tx(bar, here * BYTES + __popc(blocks) * S::A);
+                mbarrier_arrive_expect_tx(bar, here * BYTES + __popc(blocks) * S::BLOCK_BYTES);
 #pragma unroll
                 for (int e = 0; e < STEPS; e++)
                     if (e < here)
-                        right<S, TB>::template load<TB>(&m.b, x.whole_b, to + e * BYTES, bar, k[e], panel * COLUMNS);
+                        b_loader<S, TB>::template load<TB>(&m.b, x.b_whole_chunks, to + e * BYTES, bar, k[e],
+                                                           panel * BN);
             }
-            if (++stage == STAGES) stage = 0, parity ^= 1;
+            if (++stage == STAGES) stage = 0, phase ^= 1;
             next.fetch<S::SIZE>(x);
         }
     }
 }
 
-/* A lane has a place of each stage: what comes there, and which block of its row is next. */
-template <typename S, bool TA> struct some_block {
-    uint32_t row; // bits of the stage's blocks that belong to this lane's row
-    int next, line;
-    bool there;
+/* A stage has 32 places for blocks, or fewer. Lane i loads place i: column i / SIZE of the stage, row i % SIZE of the
+ * group. */
+template <typename S, bool TA> struct lane_block {
+    uint32_t row; // bits of all places of this lane's row
+    int next;     // position of the row's next block
+    int line;     // where this lane's block begins in A's tensor map
+    bool there;   // the stage has a block at this lane's place
 
-    __device__ __forceinline__ void look(const job &x, uint32_t blocks) {
+    /* For the next stage, which has these blocks. */
+    __device__ __forceinline__ void find(const params &x, uint32_t blocks) {
         uint32_t lane = threadIdx.x % 32, own = blocks & row;
         int place = next + __popc(own & ((1u << lane) - 1));
         there = blocks >> lane & 1, next += __popc(own);
-        if (TA && there) place = (int)x.r.block[place];
+        if (TA && there) place = (int)x.rows.block[place];
         line = place * (TA ? S::BC : S::BR);
     }
 };
 
-/* Brings the blocks. What comes next is looked up while this stage is waited for. */
+/* Loads the blocks of A. Those of the next stage are found before the current stage is waited for. */
 template <typename S, bool TA, bool TB>
-__device__ static void produce_a(const job &x, const maps &m, barriers *s, uint32_t memory) {
-    int lane = threadIdx.x % 32, mine = lane % S::SIZE, stage = 0, turn = 0;
-    uint32_t parity = 1, tile_parity = 0, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
-    some_block<S, TA> block = {};
+__device__ static void producer_of_a(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
+    int lane = threadIdx.x % 32, mine = lane % S::SIZE, stage = 0, entry = 0;
+    uint32_t phase = 1, tile_phase = 0, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
+    lane_block<S, TA> block = {};
     for (int e = 0; e < S::EACH; e++) block.row |= 1u << (e * S::SIZE + mine);
-    memory += lane * S::A;
+    smem += lane * S::BLOCK_BYTES;
     for (;;) {
-        mbarrier_wait(smem_address(&s->tile_full[turn]), tile_parity);
-        const tile *t = &s->tiles[turn];
+        mbarrier_wait(smem_address(&s->tile_full[entry]), tile_phase);
+        const tile *t = &s->tiles[entry];
         int first = t->first, count = t->count;
-        some_steps steps;
+        lane_steps steps;
         steps.now.rows = t->rows[lane], block.next = t->block[mine];
-        mbarrier_arrive(smem_address(&s->tile_empty[turn])); // every lane, for what it read
-        if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
+        mbarrier_arrive(smem_address(&s->tile_empty[entry])); // every lane arrives for what it read
+        if (++entry == QUEUE_TILES) entry = 0, tile_phase ^= 1;
         if (count < 0) return;
-        steps.later = some_steps::at(x, first, count, 32);
-        block.look(x, steps.blocks<S, TB>(0));
+        steps.later = lane_steps::at(x, first, count, 32);
+        block.find(x, steps.blocks<S, TB>(0));
         for (int next = steps_of<S, TB>; next < count + steps_of<S, TB>; next += steps_of<S, TB>) {
-            some_block<S, TA> now = block;
+            lane_block<S, TA> now = block;
             if (next < count) {
-                steps.go_on(x, first, count, next);
-                block.look(x, steps.blocks<S, TB>(next));
+                steps.advance(x, first, count, next);
+                block.find(x, steps.blocks<S, TB>(next));
             }
-            mbarrier_wait(empty + stage * 8, parity);
-            if (now.there) tma_load(memory + stage * STAGE, &m.a, full + stage * 8, 0, now.line);
-            if (++stage == STAGES) stage = 0, parity ^= 1;
+            mbarrier_wait(empty + stage * 8, phase);
+            if (now.there) tma_load(smem + stage * STAGE_BYTES, &m.a, full + stage * 8, 0, now.line);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
         }
     }
 }
 
-/* ---- the consumers ---- */
+/* ---- consumer ---- */
 
-/* Descriptors of B and of the block. TA: the block lies turned; TB: B by columns. */
-template <typename S, bool TB> __device__ __forceinline__ uint64_t left_of(uint32_t b) {
-    constexpr int line = TB ? DEEP / steps_of<S, TB> * 2 : 128;
+/* C^T = B^T * A^T: wgmma's M is B's columns, its N the block's rows. These are the descriptors of B as wgmma's first
+ * operand and of a block as its second. TB: B is column-major; TA: blocks are stored transposed. */
+template <typename S, bool TB> __device__ __forceinline__ uint64_t descriptor_of_b(uint32_t b) {
+    constexpr int line = TB ? BK / steps_of<S, TB> * 2 : 128;
     return wgmma_descriptor(b, swizzle_mode_of(line), TB ? 16 : S::BC * 128, 8 * line);
 }
-template <typename S, bool TA> __device__ __forceinline__ uint64_t right_of(uint32_t a) {
+template <typename S, bool TA> __device__ __forceinline__ uint64_t descriptor_of_block(uint32_t a) {
     constexpr int line = TA ? S::BR * 2 : S::BC * 2;
-    return wgmma_descriptor(a, swizzle_mode_of(line), TA ? S::A : 16, 8 * line);
+    return wgmma_descriptor(a, swizzle_mode_of(line), TA ? S::BLOCK_BYTES : 16, 8 * line);
 }
-/* The same, some bytes on: their upper words are known when this is compiled. */
-__device__ __forceinline__ uint64_t further(uint64_t descriptor, int bytes) {
+/* The same descriptor, `bytes` further on. Only its lower word changes; the upper one is a constant. */
+__device__ __forceinline__ uint64_t descriptor_plus(uint64_t descriptor, int bytes) {
     return (descriptor & ~(uint64_t)0xffffffff) | ((uint32_t)descriptor + bytes / 16);
 }
 
-/* A block's rows by the warpgroup's 256 columns, begun. */
+/* Issues the wgmma of one block by all BN columns. */
 template <typename T, typename S, bool TA, bool TB>
-__device__ __forceinline__ void multiply_block(float *d, uint64_t left, uint64_t right) {
+__device__ __forceinline__ void multiply_block(float *d, uint64_t b, uint64_t block) {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < S::BC / 16; k++)
 #pragma unroll
-        for (int c = 0; c < COLUMNS / 64; c++) {
+        for (int c = 0; c < BN / 64; c++) {
             float(&sums)[S::SUMS] = reinterpret_cast<float(&)[S::SUMS]>(d[c * S::SUMS]);
-            wgmma_ss<T, S::BR, !TB, TA>::run(sums,
-                                             further(left, c * (DEEP / steps_of<S, TB> * 128) + k * (TB ? 32 : 2048)),
-                                             further(right, k * (TA ? 32 * S::BR : 32)), 1);
+            wgmma_ss<T, S::BR, !TB, TA>::run(
+                sums, descriptor_plus(b, c * (BK / steps_of<S, TB> * 128) + k * (TB ? 32 : 2048)),
+                descriptor_plus(block, k * (TA ? 32 * S::BR : 32)), 1);
         }
     wgmma_commit_group();
 }
 
-/* alpha*sum + bias and relu, in place: a block row's sums. `i0`: its first row. */
-template <typename S> __device__ __forceinline__ void finish(const sat_epilogue &o, float *d, int64_t i0) {
+template <typename E, typename S>
+__device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, float (&d)[BN / 2],
+                                         const int (&row)[S::OWN], uint32_t staging, int n0, int wg);
+
+/* Main loop of a warpgroup. It has half of the group's block rows and all BN columns. */
+template <typename T, typename S, bool TA, bool TB>
+__device__ static void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
+    typedef typename T::element E;
+    int lane = threadIdx.x % 32, wg = threadIdx.x / 128, stage = 0, entry = 0;
+    uint32_t phase = 0, tile_phase = 0, staging = smem + STAGES * STAGE_BYTES + wg * SAT_STAGING;
+    for (;;) {
+        mbarrier_wait(smem_address(&s->tile_full[entry]), tile_phase);
+        const tile *t = &s->tiles[entry];
+        int count = read_shared_broadcast(&t->count), n0 = read_shared_broadcast(&t->panel) * BN, row[S::OWN];
+#pragma unroll
+        for (int r = 0; r < S::OWN; r++) row[r] = read_shared_broadcast(&t->row[wg * S::OWN + r]);
+        if (lane == 0) mbarrier_arrive(smem_address(&s->tile_empty[entry]));
+        if (++entry == QUEUE_TILES) entry = 0, tile_phase ^= 1;
+        if (count < 0) break;
+        float d[BN / 2];
+#pragma unroll
+        for (int e = 0; e < BN / 2; e++) d[e] = 0;
+        for (int from = 0; from < count; from += steps_of<S, TB>) {
+            mbarrier_wait(smem_address(&s->full[stage]), phase);
+            uint32_t blocks = read_shared_broadcast(&s->blocks[stage]) >> wg * S::OWN;
+            uint32_t a = smem + stage * STAGE_BYTES + wg * S::OWN * S::BLOCK_BYTES;
+            uint32_t b = smem + stage * STAGE_BYTES + A_BYTES;
+#pragma unroll 1
+            for (int e = 0; e < S::EACH; e++, blocks >>= S::SIZE, a += S::SIZE * S::BLOCK_BYTES) {
+                constexpr int STEP_COLUMNS = S::EACH / steps_of<S, TB>;
+                uint32_t from_b = b + e / STEP_COLUMNS * (STEP_COLUMNS * S::B_BYTES) + e % STEP_COLUMNS * (S::BC * 2);
+#pragma unroll
+                for (int r = 0; r < S::OWN; r++)
+                    if (blocks >> r & 1)
+                        multiply_block<T, S, TA, TB>(
+                            &d[r * 4 * S::SUMS], descriptor_of_b<S, TB>(from_b),
+                            descriptor_plus(descriptor_of_block<S, TA>(a), r * S::BLOCK_BYTES));
+            }
+            wgmma_wait_group<0>();
+            if (lane == 0) mbarrier_arrive(smem_address(&s->empty[stage]));
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+        epilogue<E, S>(x, m, d, row, staging, n0, wg);
+    }
+    tma_store_wait_all();
+}
+
+/* ---- epilogue ---- */
+
+/* alpha*sum + bias and relu, in place, for the sums of one block row. `i0`: its first row. */
+template <typename S> __device__ __forceinline__ void scale(const sat_epilogue &o, float *d, int64_t i0) {
     if (sat_epilogue_is_identity(o)) return;
     float alpha = (float)o.alpha, least = o.activation == SAT_ACT_RELU ? 0 : -INFINITY;
 #pragma unroll
     for (int e = 0; e < S::SUMS; e++) {
         int64_t i = i0 + e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2;
-        float more = o.bias && i >= 0 && i < o.m ? sat_load_as(0.f, o.dtype, o.bias, i) : 0;
+        float bias = o.bias && i >= 0 && i < o.m ? sat_load_as(0.f, o.dtype, o.bias, i) : 0;
 #pragma unroll
-        for (int c = 0; c < COLUMNS / 64; c++) {
-            float y = alpha * d[c * S::SUMS + e] + more;
-            d[c * S::SUMS + e] = y < least ? least : y; // NaN stays
+        for (int c = 0; c < BN / 64; c++) {
+            float y = alpha * d[c * S::SUMS + e] + bias;
+            d[c * S::SUMS + e] = y < least ? least : y; // keeps NaN
         }
     }
 }
 
-/* By rows: 8 KB at a time, 64 columns of a block row after the other, put in order by the warpgroup together. */
+/* C row-major: the warpgroup together, in four rounds of 8 KB through two staging buffers. A TMA store has 64 columns
+ * of a block row. */
 template <typename E, typename S>
-__device__ __forceinline__ void put_rows(const job &x, const maps &m, const float (&d)[COLUMNS / 2],
-                                         const int (&row)[S::OWN], uint32_t staging, int n0, int group) {
+__device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_maps &m, const float (&d)[BN / 2],
+                                                  const int (&row)[S::OWN], uint32_t staging, int n0, int wg) {
     bool one = threadIdx.x % 128 == 0;
 #pragma unroll
     for (int round = 0; round < 4; round++) {
         uint32_t at = staging + round % 2 * (SAT_STAGING / 2);
         if (one) tma_store_wait_read<S::OWN>();
-        named_barrier_sync(1 + group, 128);
+        named_barrier_sync(1 + wg, 128);
 #pragma unroll
         for (int i = 0; i < S::OWN; i++)
-            sat_slice_stage_transposed<E, S::BR>(&d[(round * S::OWN + i) * S::SUMS], at + i * (S::BR * 128));
+            sat_write_staging_transposed<E, S::BR>(&d[(round * S::OWN + i) * S::SUMS], at + i * (S::BR * 128));
         fence_proxy_async();
-        named_barrier_sync(1 + group, 128);
+        named_barrier_sync(1 + wg, 128);
 #pragma unroll
         for (int i = 0; i < S::OWN; i++) {
             int part = round * S::OWN + i, r = part / 4, j = n0 + part % 4 * 64;
-            if (one && row[r] >= 0 && j < x.out.to.n) tma_store(&m.c, at + i * (S::BR * 128), j, row[r] * S::BR);
+            if (one && row[r] >= 0 && j < x.epilogue.to.n) tma_store(&m.c, at + i * (S::BR * 128), j, row[r] * S::BR);
             else if (one) tma_store_commit_empty_group();
         }
     }
 }
 
-/* By columns: lines of a block's rows, a warp alone. */
+/* C column-major: each warp on its own. A TMA store has 16 columns; their lines are a block's rows. */
 template <typename E, typename S>
-__device__ __forceinline__ void put_columns(const job &x, const maps &m, const float (&d)[COLUMNS / 2],
-                                            const int (&row)[S::OWN], uint32_t staging, int n0) {
+__device__ __forceinline__ void store_columns_by_tma(const params &x, const tensor_maps &m, const float (&d)[BN / 2],
+                                                     const int (&row)[S::OWN], uint32_t staging, int n0) {
     constexpr int LINE = S::BR * 2;
     int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
     staging += down / 16 * (SAT_STAGING / 4);
@@ -286,7 +364,7 @@ __device__ __forceinline__ void put_columns(const job &x, const maps &m, const f
         if (lane == 0) tma_store_wait_read<0>();
         __syncwarp();
 #pragma unroll
-        for (int c = 0; c < COLUMNS / 64; c++)
+        for (int c = 0; c < BN / 64; c++)
 #pragma unroll
             for (int q = 0; q < S::BR / 16; q++) {
                 uint32_t w[4], to = lane % 16 * LINE + (q * 2 + lane / 16) * 16;
@@ -295,178 +373,88 @@ __device__ __forceinline__ void put_columns(const job &x, const maps &m, const f
             }
         fence_proxy_async();
         __syncwarp();
-        for (int c = 0; lane == 0 && c < COLUMNS / 64; c++)
-            if (row[r] >= 0 && n0 + c * 64 + down < x.out.to.n)
+        for (int c = 0; lane == 0 && c < BN / 64; c++)
+            if (row[r] >= 0 && n0 + c * 64 + down < x.epilogue.to.n)
                 tma_store(&m.c, staging + c * (16 * LINE), row[r] * S::BR, n0 + c * 64 + down);
     }
 }
 
-/* Any other way: squares of 16 columns by 16 rows, a warp alone. */
+/* Any other C: the staged path of epilogue.cuh, each warp on its own, in squares of 16 x 16. */
 template <typename S>
-__device__ __forceinline__ void put_squares(const job &x, const float (&d)[COLUMNS / 2], const int (&row)[S::OWN],
-                                            uint32_t staging, int64_t n0) {
+__device__ __forceinline__ void store_squares(const params &x, const float (&d)[BN / 2], const int (&row)[S::OWN],
+                                              uint32_t staging, int64_t n0) {
     int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
     float *square = (float *)__cvta_shared_to_generic(staging + down / 16 * (SAT_STAGING / 4));
-    const int right = x.out.columns ? 1 : SAT_SQUARE_PITCH, along = x.out.columns ? SAT_SQUARE_PITCH : 1;
-    float *mine = square + lane / 4 * along + lane % 4 * 2 * right;
+    const int across = x.epilogue.column_major ? 1 : SAT_SQUARE_PITCH,
+              along = x.epilogue.column_major ? SAT_SQUARE_PITCH : 1;
+    float *mine = square + lane / 4 * along + lane % 4 * 2 * across;
 #pragma unroll 1
-    for (int s = 0; s < COLUMNS / 16; s++) {
+    for (int s = 0; s < BN / 16; s++) {
         __syncwarp();
 #pragma unroll
-        for (int t = 0; t < COLUMNS / 16; t++)
+        for (int t = 0; t < BN / 16; t++)
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                if (t == s) mine[e / 2 % 2 * 8 * along + (e / 4 * 8 + e % 2) * right] = d[t * 8 + e];
+                if (t == s) mine[e / 2 % 2 * 8 * along + (e / 4 * 8 + e % 2) * across] = d[t * 8 + e];
         __syncwarp();
         int part = s / (S::BR / 16), r = part / 4, i = s % (S::BR / 16) * 16, in = -1;
 #pragma unroll
         for (int g = 0; g < S::OWN; g++)
             if (g == r) in = row[g];
         if (in >= 0)
-            sat_store_square<float, 16>(x.out, square, (int64_t)in * S::BR + i, n0 + part % 4 * 64 + down, lane);
+            sat_store_square<float, 16>(x.epilogue, square, (int64_t)in * S::BR + i, n0 + part % 4 * 64 + down, lane);
     }
     __syncwarp();
 }
 
-template <typename T, typename S, bool TA, bool TB>
-__device__ static void consume(const job &x, const maps &m, barriers *s, uint32_t memory) {
-    typedef typename T::element E;
-    int lane = threadIdx.x % 32, group = threadIdx.x / 128, stage = 0, turn = 0;
-    uint32_t parity = 0, tile_parity = 0, staging = memory + STAGES * STAGE + group * SAT_STAGING;
-    for (;;) {
-        mbarrier_wait(smem_address(&s->tile_full[turn]), tile_parity);
-        const tile *t = &s->tiles[turn];
-        int count = read_shared_broadcast(&t->count), n0 = read_shared_broadcast(&t->panel) * COLUMNS, row[S::OWN];
+/* A warpgroup's sums to C. `row`: its block rows, -1 for none. */
+template <typename E, typename S>
+__device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, float (&d)[BN / 2],
+                                         const int (&row)[S::OWN], uint32_t staging, int n0, int wg) {
+    if (!x.tma_output) return store_squares<S>(x, d, row, staging, n0);
 #pragma unroll
-        for (int r = 0; r < S::OWN; r++) row[r] = read_shared_broadcast(&t->row[group * S::OWN + r]);
-        if (lane == 0) mbarrier_arrive(smem_address(&s->tile_empty[turn]));
-        if (++turn == AHEAD) turn = 0, tile_parity ^= 1;
-        if (count < 0) break;
-        float d[COLUMNS / 2];
-#pragma unroll
-        for (int e = 0; e < COLUMNS / 2; e++) d[e] = 0;
-        for (int from = 0; from < count; from += steps_of<S, TB>) {
-            mbarrier_wait(smem_address(&s->full[stage]), parity);
-            uint32_t blocks = read_shared_broadcast(&s->blocks[stage]) >> group * S::OWN;
-            uint32_t a = memory + stage * STAGE + group * S::OWN * S::A, b = memory + stage * STAGE + STAGE_A;
-#pragma unroll 1
-            for (int e = 0; e < S::EACH; e++, blocks >>= S::SIZE, a += S::SIZE * S::A) {
-                constexpr int TOGETHER = S::EACH / steps_of<S, TB>;
-                uint32_t left = b + e / TOGETHER * (TOGETHER * S::B) + e % TOGETHER * (S::BC * 2);
-#pragma unroll
-                for (int r = 0; r < S::OWN; r++)
-                    if (blocks >> r & 1)
-                        multiply_block<T, S, TA, TB>(&d[r * 4 * S::SUMS], left_of<S, TB>(left),
-                                                     further(right_of<S, TA>(a), r * S::A));
-            }
-            wgmma_wait_group<0>();
-            if (lane == 0) mbarrier_arrive(smem_address(&s->empty[stage]));
-            if (++stage == STAGES) stage = 0, parity ^= 1;
-        }
-        if (!x.copied) {
-            put_squares<S>(x, d, row, staging, n0);
-            continue;
-        }
-#pragma unroll
-        for (int r = 0; r < S::OWN; r++) finish<S>(x.out.to, &d[r * 4 * S::SUMS], (int64_t)row[r] * S::BR);
-        if (x.out.columns) put_columns<E, S>(x, m, d, row, staging, n0);
-        else put_rows<E, S>(x, m, d, row, staging, n0, group);
-    }
-    tma_store_wait_all();
+    for (int r = 0; r < S::OWN; r++) scale<S>(x.epilogue.to, &d[r * 4 * S::SUMS], (int64_t)row[r] * S::BR);
+    if (x.epilogue.column_major) store_columns_by_tma<E, S>(x, m, d, row, staging, n0);
+    else store_rows_by_tma<E, S>(x, m, d, row, staging, n0, wg);
 }
+
+/* ---- kernel ---- */
 
 template <typename T, typename S, bool TA, bool TB>
 static __global__ void __launch_bounds__(THREADS, 1)
-    multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
+    matmul_union(const __grid_constant__ params x, const __grid_constant__ tensor_maps m) {
     extern __shared__ char memory[];
-    __shared__ barriers s;
-    uint32_t start = (smem_address(memory) + 1023) & ~1023u;
-    coming next = {};
+    __shared__ ring_shared s;
+    uint32_t smem = (smem_address(memory) + 1023) & ~1023u;
+    prefetched_tile next = {};
     griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++)
-            mbarrier_init(smem_address(&s.full[i]), 1), mbarrier_init(smem_address(&s.empty[i]), WARPS);
-        for (int i = 0; i < AHEAD; i++)
-            mbarrier_init(smem_address(&s.tile_full[i]), 32), mbarrier_init(smem_address(&s.tile_empty[i]), WARPS + 32);
+            mbarrier_init(smem_address(&s.full[i]), 1), mbarrier_init(smem_address(&s.empty[i]), CONSUMER_WARPS);
+        for (int i = 0; i < QUEUE_TILES; i++)
+            mbarrier_init(smem_address(&s.tile_full[i]), 32),
+                mbarrier_init(smem_address(&s.tile_empty[i]), CONSUMER_WARPS + 32);
         fence_mbarrier_init();
     }
-    if (threadIdx.x / 32 == WARPS) {
+    if (threadIdx.x / 32 == CONSUMER_WARPS) {
         prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
         next.tile.first();
         while (!next.ready) next.fetch<S::SIZE>(x);
     }
     __syncthreads();
     griddepcontrol_wait();
-    if (threadIdx.x >= WARPS * 32) {
+    if (threadIdx.x >= CONSUMER_WARPS * 32) {
         setmaxnreg_dec<72>();
-        if (threadIdx.x / 32 == WARPS) produce_b<S, TB>(x, m, next, &s, keep_in_register(start));
-        else if (threadIdx.x / 32 == WARPS + 1) produce_a<S, TA, TB>(x, m, &s, keep_in_register(start));
+        if (threadIdx.x / 32 == CONSUMER_WARPS) producer_of_b<S, TB>(x, m, next, &s, keep_in_register(smem));
+        else if (threadIdx.x / 32 == CONSUMER_WARPS + 1) producer_of_a<S, TA, TB>(x, m, &s, keep_in_register(smem));
     } else {
         setmaxnreg_inc<216>();
-        consume<T, S, TA, TB>(x, m, &s, start);
+        consumer<T, S, TA, TB>(x, m, &s, smem);
     }
-    sat_tile_scheduler_end(x.deal);
+    sat_tile_scheduler_end(x.scheduler);
 }
 
-/* ---- the host's side ---- */
-
-template <typename S> static bool make_maps(const sat_launch *l, maps *m) {
-    const sat_problem *p = l->problem;
-    const sat_pattern_view *a = l->pattern;
-    cuuint64_t width = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    cuuint32_t br = S::BR, bc = S::BC;
-    sat_tensor_box ta = {p->a_dtype, l->operands[0], 2, {width, lines}, {width * 2}, {bc, br}, S::BC * 2};
-    if (p->transpose == SAT_TRANSPOSE) ta.box[0] = br, ta.box[1] = bc, ta.row_bytes = S::BR * 2;
-    bool made = p->b.col_stride != 1 ? right<S, true>::map(p, l->operands[1], &m->b)
-                                     : right<S, false>::map(p, l->operands[1], &m->b);
-    return made && tensormap_encode(&m->a, ta);
-}
-
-/* C for the copy engine; false where it cannot be. */
-template <typename S> static bool map_c(const sat_launch *l, const sat_tile_epilogue &o, CUtensorMap *map) {
-    const sat_problem *p = l->problem;
-    if (o.way != SAT_STORE_WORDS || !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2)) return false;
-    cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
-    sat_tensor_box t = {p->c_dtype, o.to.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, S::BR}, 128};
-    if (o.columns) t = {p->c_dtype, o.to.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {S::BR, 16}, S::BR * 2};
-    return tensormap_encode(map, t);
-}
-
-template <typename T, typename S, bool TA, bool TB>
-static sat_status start(const sat_launch *l, const job &x, const maps &m) {
-    unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
-    return sat_start<multiply<T, S, TA, TB>>(l, grid, THREADS, SHARED, x, m);
-}
-
-template <typename T, typename S> static sat_status launch_shape(const sat_launch *l) {
-    const sat_problem *p = l->problem;
-    state *st = (state *)l->state;
-    job x = {};
-    x.r = sat_device_rows(p, l->pattern), x.out = sat_warpgroup_epilogue_of(l);
-    x.deal = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + COLUMNS - 1) / COLUMNS,
-                                   2.0 * COLUMNS * (double)p->k, l->device, SAT_TILES_FEW);
-    x.steps = st->steps, x.row = st->row, x.whole_b = sat_b_whole_chunks(p);
-    if (!tensormaps_current(st->of, l->operands)) {
-        if (!make_maps<S>(l, &st->m)) return tensormap_failed(l, st->of);
-        st->copied = map_c<S>(l, x.out, &st->m.c);
-    }
-    x.copied = st->copied;
-    const maps &m = st->m;
-    bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
-    return ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
-              : (tb ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
-}
-
-template <typename T> static sat_status launch_math(const sat_launch *l) {
-    sat_rows r = sat_op_rows(l->problem, l->pattern);
-    if (r.br == 16) return r.bc == 16 ? launch_shape<T, shape<16, 16>>(l) : launch_shape<T, shape<16, 32>>(l);
-    return r.bc == 16 ? launch_shape<T, shape<32, 16>>(l) : launch_shape<T, shape<32, 32>>(l);
-}
-
-static sat_status launch(const sat_launch *l) {
-    if (l->problem->m == 0 || l->problem->n == 0) return SAT_OK;
-    return l->variant->instance.dtype == SAT_F16 ? launch_math<sat_f16_math>(l) : launch_math<sat_bf16_math>(l);
-}
+/* ---- host ---- */
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
@@ -474,15 +462,32 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if ((r.br != 16 && r.br != 32) || (r.bc != 16 && r.bc != 32) || r.k % r.bc || p->a_align % 16) return false;
     if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
-    if ((double)r.count * ceil((double)p->n / (double)COLUMNS) > 0x7fff0000) return false;
+    if ((double)r.count * ceil((double)p->n / (double)BN) > 0x7fff0000) return false;
     if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
+}
+
+/* Loads from L2 (B for each step, blocks for each panel) and products overlap; the longer counts. A wgmma this narrow
+ * takes as long as shared memory needs to deliver its 64 columns of B. */
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v;
+    sat_rows r = sat_op_rows(p, a);
+    double panels = ceil((double)p->n / (double)BN), groups = ceil((double)r.count * (double)r.br / (double)BM);
+    double cols = ceil((double)r.k / (double)r.bc), each = columns_of_step(p->b.col_stride != 1, (int)r.bc);
+    double steps = sat_union_expected(r.count, (int64_t)cols, a->stored_blocks, (int)(BM / r.br));
+    steps = groups * cols / each * (1 - pow(1 - fmin(1, steps / (groups * cols)), each)); // the same for each == 1
+    double loads = steps * panels * each * (double)(r.bc * BN * 2) + (double)a->stored_elements * 2 * panels;
+    double rate = 8.5e12 * d->threads / 132, busy = fmin(1, groups * panels / d->threads), items = (double)p->batch;
+    double products = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
+    double time =
+        fmax(loads / rate, products / (1.7e9 * d->threads)) / busy + ceil(groups * panels / d->threads) * 1e-6 + 3e-6;
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)d;
     sat_rows r = sat_op_rows(p, a);
-    return sat_row_groups_bytes(&r, (int)(ROWS / r.br));
+    return sat_row_groups_bytes(&r, (int)(BM / r.br));
 }
 
 static sat_status prepare(const sat_prepare *q, void **out) {
@@ -492,28 +497,82 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
     sat_rows r = sat_op_rows(q->problem, q->pattern);
     sat_status status =
-        sat_prepare_row_groups(q, &r, (int)(ROWS / r.br), each_of(q->problem->b.col_stride != 1, (int)r.bc), &st->work,
-                               &st->steps, &st->row, &st->counter);
+        sat_prepare_row_groups(q, &r, (int)(BM / r.br), columns_of_step(q->problem->b.col_stride != 1, (int)r.bc),
+                               &st->work, &st->steps, &st->group_rows, &st->counter);
     if (status == SAT_OK) *out = st;
     else free(st);
     return status;
 }
 
-/* What comes from L2: B for each step, values for each panel. Products of so few columns take the time in which shared
- * memory gives them 64 of B's. */
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v;
-    sat_rows r = sat_op_rows(p, a);
-    double panels = ceil((double)p->n / (double)COLUMNS), groups = ceil((double)r.count * (double)r.br / (double)ROWS);
-    double cols = ceil((double)r.k / (double)r.bc), each = each_of(p->b.col_stride != 1, (int)r.bc);
-    double steps = sat_union_expected(r.count, (int64_t)cols, a->stored_blocks, (int)(ROWS / r.br));
-    steps = groups * cols / each * (1 - pow(1 - fmin(1, steps / (groups * cols)), each)); // the same for each == 1
-    double loads = steps * panels * each * (double)(r.bc * COLUMNS * 2) + (double)a->stored_elements * 2 * panels;
-    double rate = 8.5e12 * d->threads / 132, busy = fmin(1, groups * panels / d->threads), items = (double)p->batch;
-    double products = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
-    double time =
-        fmax(loads / rate, products / (1.7e9 * d->threads)) / busy + ceil(groups * panels / d->threads) * 1e-6 + 3e-6;
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate);
+template <typename S> static bool make_maps(const sat_launch *l, tensor_maps *m) {
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    cuuint64_t width = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
+    cuuint32_t br = S::BR, bc = S::BC;
+    sat_tensor_box ta = {p->a_dtype, l->operands[0], 2, {width, lines}, {width * 2}, {bc, br}, S::BC * 2};
+    if (p->transpose == SAT_TRANSPOSE) ta.box[0] = br, ta.box[1] = bc, ta.row_bytes = S::BR * 2;
+    bool made = p->b.col_stride != 1 ? b_loader<S, true>::map(p, l->operands[1], &m->b)
+                                     : b_loader<S, false>::map(p, l->operands[1], &m->b);
+    return made && tensormap_encode(&m->a, ta);
+}
+
+/* C's tensor map; false where there cannot be one. */
+template <typename S> static bool map_c(const sat_launch *l, const sat_tile_epilogue &o, CUtensorMap *map) {
+    const sat_problem *p = l->problem;
+    if (o.path != SAT_STORE_WORDS || !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2)) return false;
+    cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
+    sat_tensor_box t = {p->c_dtype, o.to.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, S::BR}, 128};
+    if (o.column_major) t = {p->c_dtype, o.to.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {S::BR, 16}, S::BR * 2};
+    return tensormap_encode(map, t);
+}
+
+template <typename T, typename S, bool TA, bool TB>
+static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
+    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->threads);
+    return sat_start<matmul_union<T, S, TA, TB>>(l, grid, THREADS, SHARED, x, m);
+}
+
+template <typename T, typename S> static sat_status launch_shape(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    state *st = (state *)l->state;
+    params x = {};
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
+    x.scheduler = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + BN - 1) / BN, 2.0 * BN * (double)p->k,
+                                        l->device, SAT_TILES_FEW);
+    x.steps = st->steps, x.group_rows = st->group_rows, x.b_whole_chunks = sat_b_whole_chunks(p);
+    if (!tensormaps_current(st->made_for, l->operands)) {
+        if (!make_maps<S>(l, &st->maps)) return tensormap_failed(l, st->made_for);
+        st->tma_output = map_c<S>(l, x.epilogue, &st->maps.c);
+    }
+    x.tma_output = st->tma_output;
+    const tensor_maps &m = st->maps;
+    bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
+    return ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
+              : (tb ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
+}
+
+struct instance {
+    int block_rows, block_cols; // of op(A)
+    sat_dtype dtype;
+    sat_status (*launch)(const sat_launch *l);
+};
+
+template <typename T, int BR, int BC> constexpr instance instance_of() {
+    return {BR, BC, T::dtype, launch_shape<T, shape<BR, BC>>};
+}
+
+static constexpr instance instances[] = {
+    instance_of<sat_f16_math, 16, 16>(),  instance_of<sat_bf16_math, 16, 16>(), instance_of<sat_f16_math, 16, 32>(),
+    instance_of<sat_bf16_math, 16, 32>(), instance_of<sat_f16_math, 32, 16>(),  instance_of<sat_bf16_math, 32, 16>(),
+    instance_of<sat_f16_math, 32, 32>(),  instance_of<sat_bf16_math, 32, 32>(),
+};
+
+static sat_status launch(const sat_launch *l) {
+    if (l->problem->m == 0 || l->problem->n == 0) return SAT_OK;
+    sat_rows r = sat_op_rows(l->problem, l->pattern);
+    for (const instance &x : instances)
+        if (x.block_rows == r.br && x.block_cols == r.bc && x.dtype == l->variant->instance.dtype) return x.launch(l);
+    return sat_fail(SAT_INTERNAL, "%s: no such block", l->variant->name);
 }
 
 SAT_FAMILY(cuda_matmul_union) = {

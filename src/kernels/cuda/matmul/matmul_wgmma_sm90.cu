@@ -1,263 +1,395 @@
-// cuda_matmul_wgmma: tensor maps bring the tiles, warpgroups multiply them (sm_90a). f16 and bf16.
+// cuda_matmul_wgmma: C = op(A)*B with TMA loads and wgmma (sm_90a). f16 and bf16.
 //
-// The pipeline is wgmma_pipe.cuh's; this producer walks the blocks of a row. Large tiles are dealt out by a counter,
-// small ones, for few columns, have a CTA each: there the time is the chain from launch to store, not the rate. Blocks
-// lower than 64 rows run as 64, whose upper rows nobody stores: what limits such blocks is the way from L2, not the
-// tensor cores.
+// A tile is BM rows of a block row by BN columns of C. Its K loop runs over the stored blocks of the row, BK at a time.
+// Producer warps load A and B into a ring of stages; one or two consumer warpgroups multiply and store.
+//
+// Large tiles have two consumer warpgroups and a persistent CTA on each multiprocessor, which takes tiles from the
+// scheduler. Small tiles, for few columns, have one warpgroup and a CTA a tile: what counts there is the latency from
+// launch to store. Blocks with fewer than 64 rows are multiplied as 64; the other rows are not stored. Such blocks are
+// bound by reads of B from L2, not by tensor cores.
 
 #include "kernels/cuda/common/scheduler.h"
 #include "kernels/cuda/common/tma.cuh"
 #include "kernels/cuda/common/ring.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 
-struct maps {
+/* ---- parameters ---- */
+
+struct tensor_maps {
     CUtensorMap a, b, c;
 };
 
-struct job {
-    sat_rows r;
-    sat_tile_epilogue out;
-    sat_tile_scheduler deal;
-    float *partial;
-    int a_rows;  // what one copy brings of A, and a slice has
-    bool deep_a; // A comes 64 deep where a stage is 32: rows of 128 bytes, since a copy takes its time by lines of that
-    bool copied; // C is stored by the copy engine
-    bool plain;  // and is the sums
-    bool whole_b;
+struct params {
+    sat_rows rows; // the stored blocks of op(A)
+    sat_tile_epilogue epilogue;
+    sat_tile_scheduler scheduler;
+    float *partials;     // of split rows
+    int a_rows;          // rows of A that a copy brings: BM, or a block's where those are fewer
+    bool a_two_stages;   // a copy of A is 64 deep and fills two stages of 32: lines of 128 bytes are copied faster
+    bool tma_output;     // C is stored by TMA
+    bool identity;       // C is the sums without change
+    bool b_whole_chunks; // one copy brings a stage of B
 };
 
+/* What prepare and the first launch keep. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;
-    maps m; // of these operands: made anew only where a pointer has changed
-    const void *of[3];
-    bool copied;
+    tensor_maps maps; // for these pointers; made again when one changes
+    const void *made_for[3];
+    bool tma_output;
 };
 
-/* ---- the producer ---- */
+/* ---- shared memory ---- */
 
-template <typename S> using right = sat_b_loader<S::KS, S::BN>; // a stage of B
+/* What the producer tells the consumers, and the warp that loads A, of a tile. */
+struct tile {
+    int row, slice, panel;
+    int steps;       // stages of BK along K; -1: there are no more tiles
+    int partial;     // which partial sum it writes; -1: it writes C
+    int unused;      // without it the machine code changes, which has not been measured
+    int first_block; // position of the work item's first block
+};
 
-/* One lane asks for a stage of A: of the block that begins in this line of A's map, from `in_block` on, the rows from
- * `row` on. */
-template <typename S, bool TA>
-__device__ __forceinline__ void load_a(const maps &m, uint32_t to, uint32_t bar, int line, int in_block, int row) {
-    if (!TA) tma_load(to, &m.a, bar, in_block, line + row);
-    else
-        for (int i = 0; i < S::BM; i += 64) tma_load(to + i * S::KS * 2, &m.a, bar, row + i, line + in_block);
+/* The tile's shape and the map of shared memory: [A of all stages][B of all stages][staging for C][barriers, queue].
+ *
+ * A stage has A, BM x BK, and B, BK x BN. Where a stage is 32 deep a copy of A may be 64 deep and serve two stages.
+ * Then A has slots of its own, one for two stages and one more: when a stage is empty, so is the A slot that ended with
+ * it.
+ *
+ * The sums are written to the staging area before they are stored. It is memory of its own, except where
+ * - a CTA has one tile only: then it is A's memory;
+ * - warpgroups split the columns of B (BM is 64), and a warpgroup's half of B in a stage has the right size: then it is
+ *   that half of the tile's last stage. This saves the memory of another stage. */
+template <int BM_, int BN_, int BK_, int STAGES_, int WARPGROUPS_> struct shape {
+    static constexpr int BM = BM_, BN = BN_, BK = BK_, STAGES = STAGES_, WARPGROUPS = WARPGROUPS_;
+    static constexpr int LINE = BN < 64 ? BN * 2 : 128;         // bytes of a line of B in shared memory, B row-major
+    static constexpr int WN = BM == 128 ? BN : BN / WARPGROUPS; // columns of a warpgroup; 128 rows are split by rows
+    static constexpr bool ONE_TILE = WARPGROUPS == 1;           // a CTA has one tile
+    static constexpr int A_BYTES = BM * BK * 2, B_BYTES = BK * BN * 2; // of a stage
+
+    static constexpr bool HALF_STAGES = BK == 32; // a copy of A may serve two stages
+    static constexpr int A_SLOTS = HALF_STAGES ? STAGES / 2 + 1 : STAGES;
+    static constexpr int A_SLOT_BYTES = HALF_STAGES ? BM * 128 : A_BYTES;
+
+    static constexpr bool STAGING_IN_B = WARPGROUPS == 2 && BM == 64 && B_BYTES == WARPGROUPS * SAT_STAGING;
+    static constexpr int STAGING_BYTES = ONE_TILE || STAGING_IN_B ? 0 : WARPGROUPS * SAT_STAGING;
+
+    static constexpr int B_OFFSET = A_SLOTS * A_SLOT_BYTES;
+    static constexpr int STAGING_OFFSET = ONE_TILE ? 0 : B_OFFSET + STAGES * B_BYTES;
+    static constexpr int RING_OFFSET = B_OFFSET + STAGES * B_BYTES + STAGING_BYTES;
+    static constexpr int BYTES = RING_OFFSET + (int)sizeof(sat_ring_shared<tile>);
+
+    static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + (ONE_TILE ? 32 : 128);
+    static_assert(BK == 64 || BK == 32 || BK == 16, "depths that have a swizzle mode");
+    static_assert(BYTES <= 227 * 1024 && STAGES <= SAT_MAX_STAGES, "what a multiprocessor has");
+    static_assert(!ONE_TILE || 2 * (BYTES + 1024) <= 228 * 1024, "two CTAs a multiprocessor");
+};
+
+/* ---- barriers ---- */
+
+typedef sat_ring_shared<tile> ring_shared;
+
+/* A warp's position in the ring: the next stage, the next slot of A where those differ, and the phase to wait for. */
+template <typename S> struct position {
+    int stage = 0, a_slot = 0;
+    uint32_t phase;
+
+    __device__ __forceinline__ void advance(bool next_a_slot) {
+        if (++stage == S::STAGES) stage = 0, phase ^= 1;
+        if (next_a_slot && ++a_slot == S::A_SLOTS) a_slot = 0;
+    }
+    /* Offsets of the stage's operands in shared memory. */
+    __device__ __forceinline__ uint32_t a(bool two_stages) const {
+        return two_stages ? a_slot * S::A_SLOT_BYTES : stage * S::A_BYTES;
+    }
+    __device__ __forceinline__ uint32_t b() const { return S::B_OFFSET + stage * S::B_BYTES; }
+};
+
+/* Whether A is in slots of its own. Most instances know at compile time that it is not, and pay nothing for it. */
+template <typename S, bool TA> __device__ __forceinline__ bool a_has_slots(bool a_two_stages) {
+    return S::HALF_STAGES && !TA && a_two_stages;
 }
 
-/* Where A lies as it is multiplied, and a CTA stays, A has a warp of its own to bring it: one warp takes so long for
- * a stage that both together begin late. */
-template <typename S, bool TA> constexpr bool a_apart = S::GROUPS == 2 && !TA;
+/* ---- producers ---- */
 
-/* Takes tiles, tells everybody, and brings B, and A where that is not apart. */
+template <typename S> using b_loader = sat_b_loader<S::BK, S::BN>; // a stage of B
+
+/* Whether a warp of its own loads A. One warp that issues the copies of both operands is too slow for large tiles. A
+ * transposed keeps one warp, since that needs the blocks' places. */
+template <typename S, bool TA> constexpr bool a_has_a_warp = S::WARPGROUPS == 2 && !TA;
+
+/* By one lane: a stage of A. The block begins at line `line` of A's tensor map; of it come the rows from `row` on and
+ * the columns from `in_block` on. TA: stored transposed, so a line of the map is a column of op(A). */
+template <typename S, bool TA>
+__device__ __forceinline__ void load_a(const tensor_maps &m, uint32_t to, uint32_t bar, int line, int in_block,
+                                       int row) {
+    if (!TA) tma_load(to, &m.a, bar, in_block, line + row);
+    else
+        for (int i = 0; i < S::BM; i += 64) tma_load(to + i * S::BK * 2, &m.a, bar, row + i, line + in_block);
+}
+
+/* Takes tiles from the scheduler, publishes them, and loads B, and A where that has no warp of its own. */
 template <typename S, bool TA, bool TB>
-__device__ static void produce(const job &x, const maps &m, sat_prefetched_tile &next, sat_ring_shared *s,
-                               uint32_t memory) {
-    int bc = (int)x.r.bc, lines = (int)(TA ? x.r.bc : x.r.br); // of a block, in A's map
-    bool deep_a = sat_deep_a<S, TA>(x.deep_a);
-    int bytes = (TA ? S::BM : x.a_rows) * (deep_a ? 64 : S::KS) * 2;
+__device__ static void producer(const params &x, const tensor_maps &m, sat_prefetched_tile &next, ring_shared *s,
+                                uint32_t smem) {
+    int bc = (int)x.rows.bc, lines = (int)(TA ? x.rows.bc : x.rows.br); // lines of a block in A's tensor map
+    bool two_stages = a_has_slots<S, TA>(x.a_two_stages);
+    int a_bytes = (TA ? S::BM : x.a_rows) * (two_stages ? 64 : S::BK) * 2;
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    sat_ring<S> at = {.parity = 1};
-    sat_tile_queue tiles = {.parity = 1};
+    position<S> at = {.phase = 1};
+    sat_tile_queue<tile> queue = {.phase = 1};
     for (;;) {
-        while (!next.ready) next.fetch(x.deal, x.r);
+        while (!next.ready) next.fetch(x.scheduler, x.rows);
         sat_fetched_tile now = next.tile;
         sat_lane_blocks blocks = next.blocks;
-        const sat_work_item &piece = now.piece;
-        bool last = now.none(x.deal);
-        int steps = last ? -1 : piece.count * (bc / S::KS), n0 = (int)now.at.panel * S::BN, slice = (int)now.at.slice;
-        if (one) tiles.publish(s, {piece.row, slice, (int)now.at.panel, steps, piece.slot, 0, (int)piece.first});
-        tiles.advance();
+        const sat_work_item &item = now.item;
+        bool last = now.none(x.scheduler);
+        int steps = last ? -1 : item.count * (bc / S::BK), n0 = (int)now.at.panel * S::BN, slice = (int)now.at.slice;
+        if (one) queue.publish(s, {item.row, slice, (int)now.at.panel, steps, item.slot, 0, (int)item.first});
+        queue.advance();
         if (last) return;
         next.tile.request_next(), next.ready = false;
-        if (S::OVER_B && steps == 0) { // zeros, too, leave from a stage
+        if (S::STAGING_IN_B && steps == 0) { // an empty row: its zeros need a stage to be staged in
             if (one) {
-                mbarrier_wait(empty + at.stage * 8, at.parity);
+                mbarrier_wait(empty + at.stage * 8, at.phase);
                 mbarrier_arrive(full + at.stage * 8);
             }
             at.advance(false);
         }
         for (int step = 0, t = 0, in_block = 0, line = 0, k = 0; step < steps; step++) {
-            if (in_block == 0) {
-                if (t % 32 == 0 && t > 0) blocks.fetch(x.r, piece, t);
+            if (in_block == 0) { // the item's block t begins
+                if (t % 32 == 0 && t > 0) blocks.fetch(x.rows, item, t);
                 k = __shfl_sync(~0u, blocks.k, t % 32);
-                if (!a_apart<S, TA>) line = __shfl_sync(~0u, blocks.place, t % 32) * lines;
+                if (!a_has_a_warp<S, TA>) line = __shfl_sync(~0u, blocks.place, t % 32) * lines;
             }
             if (one) {
                 uint32_t bar = full + at.stage * 8;
-                bool again = deep_a && in_block % 64; // A came with the stage before
-                mbarrier_wait(empty + at.stage * 8, at.parity);
-                mbarrier_arrive_expect_tx(bar, S::B + (again ? 0 : bytes));
-                right<S>::template load<TB>(&m.b, x.whole_b, memory + at.b(), bar, k + in_block, n0);
-                if (!a_apart<S, TA> && !again)
-                    load_a<S, TA>(m, memory + at.a(deep_a), bar, line, in_block, slice * S::BM);
+                bool has_a = two_stages && in_block % 64; // A came with the stage before
+                mbarrier_wait(empty + at.stage * 8, at.phase);
+                mbarrier_arrive_expect_tx(bar, S::B_BYTES + (has_a ? 0 : a_bytes));
+                b_loader<S>::template load<TB>(&m.b, x.b_whole_chunks, smem + at.b(), bar, k + in_block, n0);
+                if (!a_has_a_warp<S, TA> && !has_a)
+                    load_a<S, TA>(m, smem + at.a(two_stages), bar, line, in_block, slice * S::BM);
             }
-            at.advance(!S::DEEP || in_block % 64);
-            in_block += S::KS;
+            at.advance(!S::HALF_STAGES || in_block % 64);
+            in_block += S::BK;
             if (in_block < bc) continue;
             in_block = 0, t++;
-            next.fetch(x.deal, x.r);
+            next.fetch(x.scheduler, x.rows);
         }
     }
 }
 
-/* Brings A: blocks one after the other, as they lie. */
+/* Loads A: the blocks of a work item are stored one after the other. The bytes are announced by the other producer. */
 template <typename S>
-__device__ static void produce_a(const job &x, const maps &m, sat_ring_shared *s, uint32_t memory) {
-    int bc = (int)x.r.bc, br = (int)x.r.br;
-    bool deep_a = sat_deep_a<S, false>(x.deep_a);
+__device__ static void producer_of_a(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
+    int bc = (int)x.rows.bc, br = (int)x.rows.br;
+    bool two_stages = a_has_slots<S, false>(x.a_two_stages);
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    sat_ring<S> at = {.parity = 1};
-    sat_tile_queue tiles = {.parity = 0};
+    position<S> at = {.phase = 1};
+    sat_tile_queue<tile> queue = {.phase = 0};
     for (;;) {
-        sat_ring_tile t = tiles.receive(s);
-        tiles.advance();
+        tile t = queue.receive(s);
+        queue.advance();
         if (t.steps < 0) return;
-        if (S::OVER_B && t.steps == 0) at.advance(false);
-        int line = t.block * br + t.slice * S::BM;
+        if (S::STAGING_IN_B && t.steps == 0) at.advance(false);
+        int line = t.first_block * br + t.slice * S::BM;
         for (int step = 0, in_block = 0; step < t.steps; step++) {
-            if (one && !(deep_a && in_block % 64)) {
-                mbarrier_wait(empty + at.stage * 8, at.parity);
-                tma_load(memory + at.a(deep_a), &m.a, full + at.stage * 8, in_block, line);
+            if (one && !(two_stages && in_block % 64)) {
+                mbarrier_wait(empty + at.stage * 8, at.phase);
+                tma_load(smem + at.a(two_stages), &m.a, full + at.stage * 8, in_block, line);
             }
-            at.advance(!S::DEEP || in_block % 64);
-            in_block += S::KS;
+            at.advance(!S::HALF_STAGES || in_block % 64);
+            in_block += S::BK;
             if (in_block == bc) in_block = 0, line += br;
         }
     }
 }
 
-/* A warpgroup's sums to C, or to the partial sums of a cut row, whose slot the tile has for its `first`. */
-template <typename T, typename S>
-__device__ __forceinline__ void put(const job &x, const maps &m, const sat_ring_tile &t, float (&d)[S::WN / 2],
-                                    uint32_t staging, int group) {
-    typedef typename T::element E;
-    int in_row = t.slice * S::BM + (S::BM == 128 ? group * 64 : 0), rows = (int)x.r.br - in_row;
-    int n0 = t.panel * S::BN + (S::BM == 128 ? 0 : group * S::WN), n = (int)x.out.to.n;
-    if (rows <= 0 || n0 >= n) return;
-    if constexpr (S::GROUPS == 2)
-        if (x.copied && t.first < 0) {
-            int i0 = t.row * (int)x.r.br + in_row, down = threadIdx.x / 32 % 4 * 16;
-            if (!x.plain) sat_warpgroup_scale(x.out.to, d, i0 + down + threadIdx.x % 32 / 4);
-            if (x.out.columns || down < rows)
-                sat_warpgroup_tma_store<E, S::WN>(&m.c, d, staging, i0, n0, n, x.out.columns, group);
-            return;
-        }
-    sat_tile_epilogue to = x.out;
-    int64_t i0 = t.row * x.r.br + in_row;
-    if (x.copied) tma_store_wait_read<0>(), named_barrier_sync(1 + group, 128); // others left from there
-    if (t.first >= 0) to = sat_partial_epilogue<float>(x.partial + t.first * x.r.br * n, n), i0 = in_row;
-    sat_warpgroup_store<E, S::WN>(to, d, staging, i0, n0, rows, group);
+/* ---- consumer ---- */
+
+/* Issues the wgmma of one stage. TA: M is contiguous in A; TB: K is contiguous in B. */
+template <typename T, typename S, bool TA, bool TB>
+__device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t a, uint32_t b, bool two_stages, int wg,
+                                               int add) {
+    constexpr int BK = S::BK, k_swizzle = swizzle_mode_of(BK * 2), k_stride = BK * 2 * 8; // K contiguous
+    constexpr int n_swizzle = swizzle_mode_of(S::LINE), chunk = BK * S::LINE;             // N contiguous
+    if (S::BM == 128) a += wg * 64 * BK * 2;
+    else b += TB ? wg * S::WN * BK * 2 : wg * (S::WN * 2 / S::LINE) * chunk;
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BK / 16; k++) {
+        uint64_t da = TA           ? wgmma_descriptor(a + k * 2048, 1, BK * 128, 1024)
+                      : two_stages ? wgmma_descriptor(a + k * 32, 1, 16, 1024)
+                                   : wgmma_descriptor(a + k * 32, k_swizzle, 16, k_stride);
+        uint64_t db = TB ? wgmma_descriptor(b + k * 32, k_swizzle, 16, k_stride)
+                         : wgmma_descriptor(b + k * 16 * S::LINE, n_swizzle, chunk, 8 * S::LINE);
+        wgmma_ss<T, S::WN, TA, !TB>::run(d, da, db, add || k);
+    }
+    wgmma_commit_group();
 }
 
+template <typename T, typename S>
+__device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, const tile &t, float (&d)[S::WN / 2],
+                                         uint32_t staging, int wg);
+
+/* Main loop of a warpgroup. The wgmma of a stage runs while the next stage is waited for, so a stage is released one
+ * step late: when the next one's wgmma has been issued and its own is complete. */
 template <typename T, typename S, bool TA, bool TB>
-static __global__ void __launch_bounds__(S::THREADS, S::ONCE ? 2 : 1)
-    multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
+__device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
+    int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
+    bool two_stages = a_has_slots<S, TA>(x.a_two_stages);
+    position<S> at = {.phase = 0};
+    sat_tile_queue<tile> queue = {.phase = 0};
+    int multiplied = -1, staged = -1; // stages to be released: the last one multiplied, and the one C is staged in
+    auto release = [&](int &stage) {
+        if (stage >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[stage]));
+        stage = -1;
+    };
+    auto release_staged = [&] {
+        if (S::STAGING_IN_B && staged >= 0 && lane == 0) tma_store_wait_read<0>();
+        if (S::STAGING_IN_B) release(staged);
+    };
+    tile t = queue.receive(s);
+    while (t.steps >= 0) {
+        int add = 0;
+        float d[S::WN / 2];
+        if (t.steps == 0)
+#pragma unroll
+            for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
+        for (int step = 0; step < t.steps; step++) {
+            bool second_half = S::HALF_STAGES && step % 2; // of a copy of A that serves two stages
+            uint32_t bar = smem_address(&s->full[at.stage]);
+            if (!S::ONE_TILE && multiplied >= 0 && !mbarrier_test_wait(bar, at.phase)) {
+                wgmma_wait_group<0>(); // the producer is behind: give it the stage now
+                release(multiplied);
+            }
+            mbarrier_wait(bar, at.phase);
+            multiply_stage<T, S, TA, TB>(d, smem + at.a(two_stages) + (two_stages && second_half ? 64 : 0),
+                                         smem + at.b(), two_stages, wg, add);
+            add = 1;
+            release_staged();
+            wgmma_wait_group<1>();
+            release(multiplied);
+            multiplied = at.stage;
+            at.advance(!S::HALF_STAGES || second_half);
+        }
+        queue.advance();
+        tile next = queue.receive(s);
+        wgmma_wait_group<0>();
+        uint32_t staging = smem + S::STAGING_OFFSET + wg * SAT_STAGING;
+        if (S::STAGING_IN_B) {
+            if (t.steps == 0) { // the stage that the producer set aside
+                release_staged();
+                mbarrier_wait(smem_address(&s->full[at.stage]), at.phase);
+                multiplied = at.stage;
+                at.advance(false);
+            }
+            staging = smem + S::B_OFFSET + multiplied * S::B_BYTES + wg * SAT_STAGING;
+            staged = multiplied, multiplied = -1;
+        }
+        release(multiplied);
+        if (S::ONE_TILE || S::STAGING_IN_B) named_barrier_sync(1 + wg, 128); // all have read what C is staged over
+        epilogue<T, S>(x, m, t, d, staging, wg);
+        t = next;
+    }
+    tma_store_wait_all();
+}
+
+/* ---- epilogue ---- */
+
+/* A warpgroup's sums to C, or to the partial sum of a split row. `wg`: the warpgroup. */
+template <typename T, typename S>
+__device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, const tile &t, float (&d)[S::WN / 2],
+                                         uint32_t staging, int wg) {
+    typedef typename T::element E;
+    int in_row = t.slice * S::BM + (S::BM == 128 ? wg * 64 : 0), rows = (int)x.rows.br - in_row;
+    int n0 = t.panel * S::BN + (S::BM == 128 ? 0 : wg * S::WN), n = (int)x.epilogue.to.n;
+    if (rows <= 0 || n0 >= n) return;
+    if constexpr (S::WARPGROUPS == 2)
+        if (x.tma_output && t.partial < 0) {
+            int i0 = t.row * (int)x.rows.br + in_row, down = threadIdx.x / 32 % 4 * 16;
+            if (!x.identity) sat_warpgroup_scale(x.epilogue.to, d, i0 + down + threadIdx.x % 32 / 4);
+            if (x.epilogue.column_major || down < rows)
+                sat_warpgroup_tma_store<E, S::WN>(&m.c, d, staging, i0, n0, n, x.epilogue.column_major, wg);
+            return;
+        }
+    sat_tile_epilogue to = x.epilogue;
+    int64_t i0 = t.row * x.rows.br + in_row;
+    if (x.tma_output) tma_store_wait_read<0>(), named_barrier_sync(1 + wg, 128); // TMA may still read the staging area
+    if (t.partial >= 0) to = sat_partial_epilogue<float>(x.partials + t.partial * x.rows.br * n, n), i0 = in_row;
+    sat_warpgroup_store<E, S::WN>(to, d, staging, i0, n0, rows, wg);
+}
+
+/* ---- kernel ---- */
+
+template <typename T, typename S, bool TA, bool TB>
+static __global__ void __launch_bounds__(S::THREADS, S::ONE_TILE ? 2 : 1)
+    matmul_wgmma(const __grid_constant__ params x, const __grid_constant__ tensor_maps m) {
     extern __shared__ __align__(1024) char memory[];
-    sat_ring_shared *s = (sat_ring_shared *)(memory + S::BYTES - sizeof *s);
+    ring_shared *s = (ring_shared *)(memory + S::RING_OFFSET);
     sat_prefetched_tile next = {};
     griddepcontrol_launch_dependents();
-    if (!TA && x.a_rows < S::BM) sat_ring_clear<S>(memory);
-    if (threadIdx.x < 32) sat_ring_init<S>(s, a_apart<S, TA>);
+    if (!TA && x.a_rows < S::BM) sat_clear_shared<S::B_OFFSET, S::THREADS>(memory);
+    if (threadIdx.x < 32) sat_ring_init<S::STAGES>(s, S::WARPGROUPS * 4, a_has_a_warp<S, TA>);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
         next.tile.first();
-        while (!next.ready) next.fetch(x.deal, x.r);
+        while (!next.ready) next.fetch(x.scheduler, x.rows);
     }
     __syncthreads();
     griddepcontrol_wait();
     if (threadIdx.x >= S::CONSUMERS) {
-        if (!S::ONCE) setmaxnreg_dec<72>();
+        if (!S::ONE_TILE) setmaxnreg_dec<72>();
         int warp = (threadIdx.x - S::CONSUMERS) / 32;
-        if (warp == 0) produce<S, TA, TB>(x, m, next, s, keep_in_register(smem_address(memory)));
-        if (a_apart<S, TA> && warp == 1) produce_a<S>(x, m, s, keep_in_register(smem_address(memory)));
+        if (warp == 0) producer<S, TA, TB>(x, m, next, s, keep_in_register(smem_address(memory)));
+        if (a_has_a_warp<S, TA> && warp == 1) producer_of_a<S>(x, m, s, keep_in_register(smem_address(memory)));
     } else {
-        if (!S::ONCE) setmaxnreg_inc<216>();
-        sat_consume<T, S, TA, TB, false>(s, smem_address(memory), x.deep_a,
-                                         [&](const sat_ring_tile &t, float(&d)[S::WN / 2], uint32_t staging,
-                                             int group) { put<T, S>(x, m, t, d, staging, group); });
+        if (!S::ONE_TILE) setmaxnreg_inc<216>();
+        consumer<T, S, TA, TB>(x, m, s, smem_address(memory));
     }
-    sat_tile_scheduler_end(x.deal);
+    sat_tile_scheduler_end(x.scheduler);
 }
 
-/* ---- the host's side ---- */
+/* ---- host ---- */
 
-template <typename S> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
-    constexpr int KS = S::KS;
-    const sat_problem *p = l->problem;
-    const sat_pattern_view *a = l->pattern;
-    cuuint64_t bc = (cuuint64_t)a->block_cols, rows = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    sat_tensor_box ta = {p->a_dtype,
-                         l->operands[0],
-                         2,
-                         {bc, rows},
-                         {bc * 2},
-                         {x.deep_a ? 64u : (cuuint32_t)KS, (cuuint32_t)x.a_rows},
-                         x.deep_a ? 128 : KS * 2};
-    if (p->transpose == SAT_TRANSPOSE) ta.box[0] = 64, ta.box[1] = KS, ta.row_bytes = 128;
-    return tensormap_encode(&m->a, ta) && right<S>::map(p, l->operands[1], &m->b);
-}
-
-template <typename T, typename S, bool TA, bool TB>
-static sat_status start(const sat_launch *l, const job &x, const maps &m) {
-    unsigned grid = S::ONCE ? x.deal.tiles : (unsigned)sat_min(x.deal.tiles, l->device->threads);
-    return sat_start<multiply<T, S, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
-}
-
-template <typename T, typename S> static sat_status launch_tile(const sat_launch *l) {
-    const sat_problem *p = l->problem;
-    if (p->m == 0 || p->n == 0) return SAT_OK;
-    state *st = (state *)l->state;
-    job x = {};
-    x.r = sat_device_rows(p, l->pattern), x.out = sat_warpgroup_epilogue_of(l);
-    x.deal =
-        sat_tile_scheduler_of(st->work, st->counter, (x.r.br + S::BM - 1) / S::BM, (p->n + S::BN - 1) / S::BN,
-                              2.0 * S::BN * (double)p->k, l->device, S::BM == 128 ? SAT_TILES_EACH : SAT_TILES_FEW);
-    x.partial = (float *)st->work.partial;
-    x.a_rows = (int)sat_min(S::BM, x.r.br);
-    x.whole_b = sat_b_whole_chunks(p), x.deep_a = S::DEEP && p->transpose != SAT_TRANSPOSE && x.r.bc % 64 == 0;
-    if (!tensormaps_current(st->of, l->operands)) {
-        if (!make_maps<S>(l, x, &st->m)) return tensormap_failed(l, st->of);
-        st->copied = S::GROUPS > 1 && sat_output_tensormap(l, x.out, x.r.br, &st->m.c);
-    }
-    x.copied = st->copied, x.plain = sat_epilogue_is_identity(x.out.to);
-    const maps &m = st->m;
-    bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
-    sat_status status = ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
-                           : (tb ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
-    return status == SAT_OK ? sat_launch_split_reduction(l, x.r, x.out.to, st->work) : status;
-}
-
-// rows, columns, depth, stages, warpgroups
-#define TILES(X)                                                                                                       \
-    X(64, 512, 32, 6, 2)                                                                                               \
-    X(64, 256, 64, 5, 2)                                                                                               \
-    X(64, 256, 16, 16, 2)                                                                                              \
-    X(128, 256, 64, 4, 2)                                                                                              \
-    X(128, 128, 64, 6, 2) X(64, 128, 64, 4, 1) X(64, 64, 64, 7, 1) X(64, 32, 64, 8, 1) X(64, 16, 64, 8, 1)
-
-/* Stages of 64x256 are 16 deep where blocks' columns want it. */
-static int64_t deep_of(const sat_instance *i, const sat_rows *r) {
+/* The stages of 64x256 are 16 deep where a block is not a multiple of 64 wide. */
+static int64_t depth_of(const sat_instance *i, const sat_rows *r) {
     return i->tile_m == 64 && i->tile_n == 256 && r->bc % 64 ? 16 : i->tile_k;
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
-    int64_t deep = deep_of(&v->instance, &r);
+    int64_t depth = depth_of(&v->instance, &r);
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
-    if (r.br % 16 || r.bc % deep || r.k % r.bc || p->a_align % 16) return false;
+    if (r.br % 16 || r.bc % depth || r.k % r.bc || p->a_align % 16) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
     if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
     double tiles = ((double)r.count + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
                    ceil((double)r.br / v->instance.tile_m);
-    if (tiles > 0x7fff0000) return false; // more than the counter counts
+    if (tiles > 0x7fff0000) return false; // the tile counter is 32-bit
     if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
+/* Loads from L2 and products overlap; the longer counts. A multiprocessor has 1/132 of either rate. */
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    sat_rows r = sat_op_rows(p, a);
+    double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
+    double slices = ceil((double)r.br / bm), tiles = (double)r.count * slices * panels, items = (double)p->batch;
+    double loads = (double)a->stored_blocks * panels * slices * (double)r.bc * (fmin(bm, (double)r.br) + bn) * 2;
+    double work = 2 * (double)a->stored_blocks * panels * slices * (double)r.bc * bm * bn;
+    double busy = fmin(1, tiles / d->threads), rate = 9e12 * d->threads / 132;
+    double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / busy;
+    if (depth_of(&v->instance, &r) == 16) // a stage takes at least 0.3 us, however little it brings
+        time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->threads / busy);
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1e-6 + 3e-6);
+}
+
+/* Blocks of a work item, at most: see sat_schedule_share. */
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;
@@ -265,6 +397,7 @@ static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pa
     return sat_schedule_share(&r, panels * slices, d->threads, sat_max(1, 512 / r.bc));
 }
 
+/* The schedule with its partial sums, then the tile counter. */
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     sat_schedule s = sat_schedule_count(&r, share_of(v, p, a, d));
@@ -286,30 +419,85 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     return status;
 }
 
+/* A's map has the stored blocks one below the other: (blocks * rows of a block) lines, as wide as a block. */
+template <typename S> static bool make_maps(const sat_launch *l, const params &x, tensor_maps *m) {
+    constexpr int BK = S::BK;
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    cuuint64_t bc = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
+    sat_tensor_box ta = {p->a_dtype,
+                         l->operands[0],
+                         2,
+                         {bc, lines},
+                         {bc * 2},
+                         {x.a_two_stages ? 64u : (cuuint32_t)BK, (cuuint32_t)x.a_rows},
+                         x.a_two_stages ? 128 : BK * 2};
+    if (p->transpose == SAT_TRANSPOSE) ta.box[0] = 64, ta.box[1] = BK, ta.row_bytes = 128;
+    return tensormap_encode(&m->a, ta) && b_loader<S>::map(p, l->operands[1], &m->b);
+}
+
+template <typename T, typename S, bool TA, bool TB>
+static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
+    unsigned grid = S::ONE_TILE ? x.scheduler.tiles : (unsigned)sat_min(x.scheduler.tiles, l->device->threads);
+    return sat_start<matmul_wgmma<T, S, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
+}
+
+template <typename T, typename S> static sat_status launch_tile(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    if (p->m == 0 || p->n == 0) return SAT_OK;
+    state *st = (state *)l->state;
+    params x = {};
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
+    x.scheduler =
+        sat_tile_scheduler_of(st->work, st->counter, (x.rows.br + S::BM - 1) / S::BM, (p->n + S::BN - 1) / S::BN,
+                              2.0 * S::BN * (double)p->k, l->device, S::BM == 128 ? SAT_TILES_EACH : SAT_TILES_FEW);
+    x.partials = (float *)st->work.partial;
+    x.a_rows = (int)sat_min(S::BM, x.rows.br);
+    x.b_whole_chunks = sat_b_whole_chunks(p);
+    x.a_two_stages = S::HALF_STAGES && p->transpose != SAT_TRANSPOSE && x.rows.bc % 64 == 0;
+    if (!tensormaps_current(st->made_for, l->operands)) {
+        if (!make_maps<S>(l, x, &st->maps)) return tensormap_failed(l, st->made_for);
+        st->tma_output = S::WARPGROUPS > 1 && sat_output_tensormap(l, x.epilogue, x.rows.br, &st->maps.c);
+    }
+    x.tma_output = st->tma_output, x.identity = sat_epilogue_is_identity(x.epilogue.to);
+    const tensor_maps &m = st->maps;
+    bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
+    sat_status status = ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
+                           : (tb ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
+    return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.to, st->work) : status;
+}
+
+struct instance {
+    int tile_m, tile_n, depth;
+    sat_dtype dtype;
+    sat_status (*launch)(const sat_launch *l);
+};
+
+template <typename T, int BM, int BN, int BK, int STAGES, int WARPGROUPS> constexpr instance instance_of() {
+    return {BM, BN, BK, T::dtype, launch_tile<T, shape<BM, BN, BK, STAGES, WARPGROUPS>>};
+}
+
+// dtype; rows, columns and depth of the tile; stages; consumer warpgroups
+static constexpr instance instances[] = {
+    instance_of<sat_f16_math, 64, 512, 32, 6, 2>(),  instance_of<sat_bf16_math, 64, 512, 32, 6, 2>(),
+    instance_of<sat_f16_math, 64, 256, 64, 5, 2>(),  instance_of<sat_bf16_math, 64, 256, 64, 5, 2>(),
+    instance_of<sat_f16_math, 64, 256, 16, 16, 2>(), instance_of<sat_bf16_math, 64, 256, 16, 16, 2>(),
+    instance_of<sat_f16_math, 128, 256, 64, 4, 2>(), instance_of<sat_bf16_math, 128, 256, 64, 4, 2>(),
+    instance_of<sat_f16_math, 128, 128, 64, 6, 2>(), instance_of<sat_bf16_math, 128, 128, 64, 6, 2>(),
+    instance_of<sat_f16_math, 64, 128, 64, 4, 1>(),  instance_of<sat_bf16_math, 64, 128, 64, 4, 1>(),
+    instance_of<sat_f16_math, 64, 64, 64, 7, 1>(),   instance_of<sat_bf16_math, 64, 64, 64, 7, 1>(),
+    instance_of<sat_f16_math, 64, 32, 64, 8, 1>(),   instance_of<sat_bf16_math, 64, 32, 64, 8, 1>(),
+    instance_of<sat_f16_math, 64, 16, 64, 8, 1>(),   instance_of<sat_bf16_math, 64, 16, 64, 8, 1>(),
+};
+
 static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;
     sat_rows r = sat_op_rows(l->problem, l->pattern);
-    int64_t deep = deep_of(i, &r);
-#define PICK(bm, bn, ks, stages, groups)                                                                               \
-    if (i->tile_m == bm && i->tile_n == bn && deep == ks)                                                              \
-        return i->dtype == SAT_F16 ? launch_tile<sat_f16_math, sat_tile_shape<bm, bn, ks, stages, groups>>(l)          \
-                                   : launch_tile<sat_bf16_math, sat_tile_shape<bm, bn, ks, stages, groups>>(l);
-    TILES(PICK)
+    int64_t depth = depth_of(i, &r);
+    for (const instance &x : instances)
+        if (x.tile_m == i->tile_m && x.tile_n == i->tile_n && x.depth == depth && x.dtype == i->dtype)
+            return x.launch(l);
     return sat_fail(SAT_INTERNAL, "%s: no such tile", l->variant->name);
-}
-
-/* Copies from L2 and products overlap; the longer counts. A multiprocessor has 1/132 of either. */
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sat_rows r = sat_op_rows(p, a);
-    double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
-    double slices = ceil((double)r.br / bm), tiles = (double)r.count * slices * panels, items = (double)p->batch;
-    double loads = (double)a->stored_blocks * panels * slices * (double)r.bc * (fmin(bm, (double)r.br) + bn) * 2;
-    double work = 2 * (double)a->stored_blocks * panels * slices * (double)r.bc * bm * bn;
-    double busy = fmin(1, tiles / d->threads), rate = 9e12 * d->threads / 132;
-    double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / busy;
-    if (deep_of(&v->instance, &r) == 16) // a stage takes so long, however little it brings
-        time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->threads / busy);
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1e-6 + 3e-6);
 }
 
 SAT_FAMILY(cuda_matmul_wgmma) = {

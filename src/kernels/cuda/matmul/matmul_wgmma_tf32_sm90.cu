@@ -1,309 +1,459 @@
-// cuda_matmul_wgmma_tf32: f32 rounded to TF32 by warpgroup products (sm_90a).
+// cuda_matmul_wgmma_tf32: C = op(A)*B in f32, rounded to TF32, with TMA loads and wgmma (sm_90a).
 //
-// Such products take operands from shared memory only with the depth contiguous. The stored blocks are like that, and a
-// B by columns too: it is multiplied as 16-bit operands are. B by rows is not. There the sides are exchanged, C^T = B^T
-// * A^T: the stored block is the right operand as it is, and B's columns are the rows of the left one, which registers
-// may hold: each lane fetches its elements from shared memory, 8 deep, while the 8 before are multiplied. Which column
-// is which row of a product does not matter until it is stored, so they are numbered for lanes to meet no bank twice,
-// and for a lane to end with four neighbours of a row of C. A transposed has its rows contiguous: it comes through
-// registers, too, where B lies by columns. Transposed, with B by rows, neither side lies as the right operand must:
-// that is left to mma.sync. Tensor maps round both operands to TF32.
+// For TF32, wgmma reads operands from shared memory only where K is contiguous. Its first operand may also come from
+// registers. That leaves three kernels, by the layouts of A and B:
+//
+//   A as stored, B column-major   K is contiguous in both: both from shared memory.
+//   A transposed, B column-major  A's fragments are loaded from shared memory to registers.
+//   A as stored, B row-major      the product is computed transposed, C^T = B^T * A^T: a stored block is the second
+//                                 operand, and B^T is the first, whose fragments are loaded to registers.
+//
+// Fragments of 8 along K are loaded while the 8 before are multiplied. With A transposed and B row-major neither
+// operand can be the second one; mma.sync does that case. The tensor maps round both operands to TF32.
+//
+// Where the product is transposed, the columns of B can be assigned to the rows of wgmma in any order. The order used
+// here (b_columns) avoids bank conflicts, and leaves each lane four neighbouring columns of C.
+//
+// The rest is as in matmul_wgmma_sm90.cu: a tile is BM rows of a block row by BN columns of C, a persistent CTA has one
+// producer warp, two consumer warpgroups, and a ring of stages between them.
 
 #include "kernels/cuda/common/scheduler.h"
 #include "kernels/cuda/common/tma.cuh"
-#include "kernels/cuda/matmul/tf32_out.cuh"
 #include "kernels/cuda/common/ring.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 
-enum { DEEP = 32 }; // what a copy brings of A: lines of 128 bytes
+/* ---- parameters ---- */
 
-/* BM rows, BN columns and KS of depth a stage; TA: A transposed; TB: B by columns. A comes in slots of its own where KS
- * is less than it is deep: a stage that is free frees the slots before the last but STAGES / 2. */
-template <int BM_, int BN_, int KS_, int STAGES_, bool TA_, bool TB_> struct shape {
-    static constexpr int BM = BM_, BN = BN_, KS = KS_, STAGES = STAGES_, GROUPS = 2, CONSUMERS = 256;
-    static constexpr bool TA = TA_, TB = TB_;
-    static constexpr int SLOTS = KS == DEEP ? STAGES : STAGES / 2 + 1, SLOT = BM * DEEP * 4, A = SLOT, B = KS * BN * 4;
-    static constexpr int B_FROM = SLOTS * SLOT, BYTES = B_FROM + STAGES * B + (int)sizeof(sat_ring_shared);
-    static constexpr int THREADS = CONSUMERS + 128;
-    // A warpgroup has PARTS products of HAS sums a thread. Exchanged, each is of 64 columns and all rows.
-    static constexpr int WN = TB && BM == 128 ? BN : BN / 2, PARTS = TB ? 1 : WN / 64, HAS = TB ? WN / 2 : BM / 2;
-    static_assert(TB || !TA, "no product takes these");
-    static_assert(KS == DEEP || (!TB && STAGES % 2 == 0), "a slot of A belongs to a stage, or to two from an even one");
-    static_assert(BYTES <= 232448 && STAGES <= SAT_MAX_STAGES && PARTS * HAS <= 128, "what a multiprocessor has");
-};
-
-struct maps {
+struct tensor_maps {
     CUtensorMap a, b;
 };
 
-struct job {
-    sat_tile_scheduler deal;
-    sat_rows r;
-    sat_tile_epilogue out;
-    float *partial;
-    bool wide_b; // B row-major in chunks of 32 columns that fill it: one copy brings them all
+struct params {
+    sat_tile_scheduler scheduler;
+    sat_rows rows; // the stored blocks of op(A)
+    sat_tile_epilogue epilogue;
+    float *partials;     // of split rows
+    bool b_whole_chunks; // B is row-major and n a multiple of 32: one copy brings all chunks of 32 columns
 };
 
+/* What prepare and the first launch keep. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;
-    maps m; // of these operands: made anew only where a pointer has changed
-    const void *of[2];
+    tensor_maps maps; // for these pointers; made again when one changes
+    const void *made_for[2];
 };
 
-/* ---- the producer ---- */
+/* ---- shared memory ---- */
 
-/* Whether the stage's part of A came with the one before. */
-template <typename S> __device__ static bool came_before(int in_block) { return S::KS < DEEP && in_block % DEEP; }
+/* What the producer tells the consumers of a tile. */
+struct tile {
+    int row, slice, panel;
+    int steps;     // stages of BK along K; -1: there are no more tiles
+    int partial;   // which partial sum it writes; -1: it writes C
+    int unused[2]; // without them the machine code changes, which has not been measured
+};
 
-/* Of the block that begins in this line of A's map, from `in_block` on, the rows from `row` on; and B. */
+enum { A_DEPTH = 32 }; // a copy of A: lines of 128 bytes
+
+/* The tile's shape and the map of shared memory: [A][B of all stages][barriers, queue]. TA: A is transposed; TB: B is
+ * column-major.
+ *
+ * A stage has B, BK x BN, and A, BM x BK. Where BK is 16 a copy of A, 32 deep, serves two stages. Then A has slots of
+ * its own, one for two stages and one more: when a stage is empty, so is the A slot that ended with it.
+ *
+ * A warpgroup's sums are PRODUCTS wgmma tiles of SUMS sums a thread. Transposed, each is 64 columns by all BM rows. */
+template <int BM_, int BN_, int BK_, int STAGES_, bool TA_, bool TB_> struct shape {
+    static constexpr int BM = BM_, BN = BN_, BK = BK_, STAGES = STAGES_, CONSUMERS = 256, THREADS = CONSUMERS + 128;
+    static constexpr bool TA = TA_, TB = TB_;
+    static constexpr int A_SLOTS = BK == A_DEPTH ? STAGES : STAGES / 2 + 1;
+    static constexpr int A_BYTES = BM * A_DEPTH * 4, B_BYTES = BK * BN * 4; // of a slot; of a stage
+    static constexpr int B_OFFSET = A_SLOTS * A_BYTES, RING_OFFSET = B_OFFSET + STAGES * B_BYTES;
+    static constexpr int BYTES = RING_OFFSET + (int)sizeof(sat_ring_shared<tile>);
+    static constexpr int WN = TB && BM == 128 ? BN : BN / 2; // columns of a warpgroup
+    static constexpr int PRODUCTS = TB ? 1 : WN / 64, SUMS = TB ? WN / 2 : BM / 2;
+    static_assert(TB || !TA, "no wgmma takes these");
+    static_assert(BK == A_DEPTH || (!TB && STAGES % 2 == 0),
+                  "a slot of A serves one stage, or two from an even one on");
+    static_assert(BYTES <= 232448 && STAGES <= SAT_MAX_STAGES && PRODUCTS * SUMS <= 128, "what a multiprocessor has");
+};
+
+/* ---- barriers ---- */
+
+typedef sat_ring_shared<tile> ring_shared;
+
+/* A warp's position in the ring: the next stage, the next slot of A, and the phase to wait for. */
+template <typename S> struct position {
+    int stage = 0, a_slot = 0;
+    uint32_t phase;
+
+    __device__ __forceinline__ void advance(bool next_a_slot) {
+        if (++stage == S::STAGES) stage = 0, phase ^= 1;
+        if (next_a_slot && ++a_slot == S::A_SLOTS) a_slot = 0;
+    }
+    /* Offsets of the operands in shared memory. */
+    __device__ __forceinline__ uint32_t a() const { return a_slot * S::A_BYTES; }
+    __device__ __forceinline__ uint32_t b() const { return S::B_OFFSET + stage * S::B_BYTES; }
+};
+
+/* ---- producer ---- */
+
+/* Whether the stage's A came with the stage before. */
+template <typename S> __device__ static bool has_a(int in_block) { return S::BK < A_DEPTH && in_block % A_DEPTH; }
+
+/* By one lane: a stage. The block begins at line `line` of A's tensor map; of it come the rows from `row` on and the
+ * columns from `in_block` on. B comes from element (k, n0) on. */
 template <typename S>
-__device__ static void load(const job &x, const maps &m, uint32_t a, uint32_t b, uint32_t bar, int line, int row,
-                            int in_block, int k, int n0) {
-    bool again = came_before<S>(in_block);
-    mbarrier_arrive_expect_tx(bar, again ? S::B : S::A + S::B);
+__device__ static void load(const params &x, const tensor_maps &m, uint32_t a, uint32_t b, uint32_t bar, int line,
+                            int row, int in_block, int k, int n0) {
+    bool again = has_a<S>(in_block);
+    mbarrier_arrive_expect_tx(bar, again ? S::B_BYTES : S::A_BYTES + S::B_BYTES);
     if (S::TA)
-        for (int i = 0; i < S::BM; i += 32) tma_load(a + i * (DEEP * 4), &m.a, bar, row + i, line + in_block);
+        for (int i = 0; i < S::BM; i += 32) tma_load(a + i * (A_DEPTH * 4), &m.a, bar, row + i, line + in_block);
     else if (!again) tma_load(a, &m.a, bar, in_block, line + row);
     if (S::TB) {
-        for (int i = 0; i < S::BN; i += 256) tma_load(b + i * S::KS * 4, &m.b, bar, k, n0 + i);
-    } else if (x.wide_b) {
+        for (int i = 0; i < S::BN; i += 256) tma_load(b + i * S::BK * 4, &m.b, bar, k, n0 + i);
+    } else if (x.b_whole_chunks) {
         tma_load(b, &m.b, bar, 0, k, n0 / 32);
     } else {
 #pragma unroll 1
-        for (int i = 0; i < S::BN; i += 32) tma_load(b + i * S::KS * 4, &m.b, bar, n0 + i, k);
+        for (int i = 0; i < S::BN; i += 32) tma_load(b + i * S::BK * 4, &m.b, bar, n0 + i, k);
     }
 }
 
+/* Takes tiles from the scheduler, publishes them, and loads A and B. */
 template <typename S>
-__device__ static void produce(const job &x, const maps &m, sat_prefetched_tile &next, sat_ring_shared *s,
-                               uint32_t memory) {
-    int bc = (int)x.r.bc, lines = (int)(S::TA ? x.r.bc : x.r.br); // of a block, in A's map
+__device__ static void producer(const params &x, const tensor_maps &m, sat_prefetched_tile &next, ring_shared *s,
+                                uint32_t smem) {
+    int bc = (int)x.rows.bc, lines = (int)(S::TA ? x.rows.bc : x.rows.br); // lines of a block in A's tensor map
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    sat_ring<S> at = {.parity = 1};
-    sat_tile_queue tiles = {.parity = 1};
+    position<S> at = {.phase = 1};
+    sat_tile_queue<tile> queue = {.phase = 1};
     for (;;) {
-        while (!next.ready) next.fetch(x.deal, x.r);
+        while (!next.ready) next.fetch(x.scheduler, x.rows);
         sat_fetched_tile now = next.tile;
         sat_lane_blocks blocks = next.blocks;
-        const sat_work_item &piece = now.piece;
-        bool last = now.none(x.deal);
+        const sat_work_item &item = now.item;
+        bool last = now.none(x.scheduler);
         if (one)
-            tiles.publish(s, {piece.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : piece.count * (bc / S::KS),
-                              piece.slot, 0});
-        tiles.advance();
+            queue.publish(
+                s, {item.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : item.count * (bc / S::BK), item.slot});
+        queue.advance();
         if (last) return;
         next.tile.request_next(), next.ready = false;
-        for (int t = 0; t < piece.count; t++) {
-            if (t % 32 == 0 && t > 0) blocks.fetch(x.r, piece, t);
-            int place = S::TA ? __shfl_sync(~0u, blocks.place, t % 32) : (int)piece.first + t;
+        for (int t = 0; t < item.count; t++) {
+            if (t % 32 == 0 && t > 0) blocks.fetch(x.rows, item, t);
+            int place = S::TA ? __shfl_sync(~0u, blocks.place, t % 32) : (int)item.first + t;
             int line = place * lines, k = __shfl_sync(~0u, blocks.k, t % 32);
-            for (int in_block = 0; in_block < bc; in_block += S::KS) {
+            for (int in_block = 0; in_block < bc; in_block += S::BK) {
                 if (one) {
-                    mbarrier_wait(empty + at.stage * 8, at.parity);
-                    load<S>(x, m, memory + at.a(true), memory + at.b(), full + at.stage * 8, line,
-                            (int)now.at.slice * S::BM, in_block, k + in_block, (int)now.at.panel * S::BN);
+                    mbarrier_wait(empty + at.stage * 8, at.phase);
+                    load<S>(x, m, smem + at.a(), smem + at.b(), full + at.stage * 8, line, (int)now.at.slice * S::BM,
+                            in_block, k + in_block, (int)now.at.panel * S::BN);
                 }
-                at.advance(S::KS == DEEP || came_before<S>(in_block));
+                at.advance(S::BK == A_DEPTH || has_a<S>(in_block));
             }
-            next.fetch(x.deal, x.r);
+            next.fetch(x.scheduler, x.rows);
         }
     }
 }
 
-/* ---- the consumers: products ---- */
+/* ---- consumer: the three products ---- */
 
-/* Where this lane's elements begin in a stage of B by rows: line of a group of 32 columns, row lane % 4 of it. */
-template <typename S> __device__ __forceinline__ uint32_t first_of_b(int group) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, q = lane % 4;
-    sat_tf32_columns c = sat_tf32_columns_of(lane);
-    return (group * (S::WN / 32) + warp) * (S::KS * 128) + q * 128 + (c.chunk ^ q) * 16 + c.upper * 8;
-}
+/* In all three, `release` is called when the stage before is not read any more: its wgmma is complete. */
 
-__device__ __forceinline__ void fetch_two(uint32_t &x, uint32_t &y, uint32_t from) {
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(from) : "memory");
-}
-
-/* All parts as left operands, 8 deep. */
-template <typename S> __device__ __forceinline__ void fetch_parts(uint32_t (&a)[S::PARTS][4], uint32_t from, int step) {
-#pragma unroll
-    for (int p = 0; p < S::PARTS; p++) {
-        uint32_t to = p / 2 * 4 * (S::KS * 128) + step * 1024, other = p % 2 * 8;
-        fetch_two(a[p][0], a[p][1], (from ^ other) + to);
-        fetch_two(a[p][2], a[p][3], (from ^ other ^ 64) + to + 512);
-    }
-}
-
-/* One stage, exchanged: while 8 of depth are multiplied, the next are fetched. `a`: two sets, of which one product may
- * still be reading the other at the end. `freed` is called when the stage before is not read any more. */
-template <typename S, typename FREED>
-__device__ __forceinline__ void multiply_exchanged(float (&d)[S::PARTS][S::HAS], uint32_t (&a)[2][S::PARTS][4],
-                                                   uint32_t block, uint32_t b, int add, FREED freed) {
-#pragma unroll
-    for (int step = 0; step < S::KS / 8; step++) {
-        fetch_parts<S>(a[step % 2], b, step);
-        uint64_t right = wgmma_descriptor(block + step * 32, 1, 16, 1024);
-        wgmma_fence();
-#pragma unroll
-        for (int p = 0; p < S::PARTS; p++) wgmma_tf32(d[p], a[step % 2][p], right, add || step);
-        wgmma_commit_group();
-        wgmma_wait_group<1>();
-        if (step == 0) freed();
-    }
-}
-
-/* One stage, B by columns. */
-template <typename S, typename FREED>
-__device__ __forceinline__ void multiply_plain(float (&d)[S::HAS], uint32_t block, uint32_t b, int group, int add,
-                                               FREED freed) {
-    if (S::BM == 128) block += group * 64 * DEEP * 4;
-    else b += group * S::WN * S::KS * 4;
+/* A as stored, B column-major: both from shared memory. */
+template <typename S, typename RELEASE>
+__device__ __forceinline__ void multiply_from_shared(float (&d)[S::SUMS], uint32_t block, uint32_t b, int wg, int add,
+                                                     RELEASE release) {
+    if (S::BM == 128) block += wg * 64 * A_DEPTH * 4;
+    else b += wg * S::WN * S::BK * 4;
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < S::KS / 8; step++)
+    for (int step = 0; step < S::BK / 8; step++)
         wgmma_tf32(d, wgmma_descriptor(block + step * 32, 1, 16, 1024), wgmma_descriptor(b + step * 32, 1, 16, 1024),
                    add || step);
     wgmma_commit_group();
     wgmma_wait_group<1>();
-    freed();
+    release();
 }
 
-/* Where this lane's first element is in a stage of A transposed: lines of 32 rows, a line each of depth. */
-template <typename S> __device__ __forceinline__ uint32_t first_of_a(int group) {
+/* Offset of this lane's first element in a stage of A transposed: chunks of 32 rows, in each a line for every k. */
+template <typename S> __device__ __forceinline__ uint32_t a_fragment_offset(int wg) {
     int lane = threadIdx.x % 32, q = lane % 4;
-    int row = (S::BM == 128 ? group * 64 : 0) + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
-    return row / 32 * (DEEP * 128) + q * 128 + (row % 32 / 4 ^ q) * 16 + row % 4 * 4;
+    int row = (S::BM == 128 ? wg * 64 : 0) + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
+    return row / 32 * (A_DEPTH * 128) + q * 128 + (row % 32 / 4 ^ q) * 16 + row % 4 * 4;
 }
 
-__device__ __forceinline__ uint32_t fetch_one(uint32_t from) {
-    uint32_t x;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
-    return x;
-}
-
-/* One stage, B by columns and A transposed, `a` as above: rows 8 on are two chunks of 16 bytes on, depth 4 on four. */
-template <typename S, typename FREED>
-__device__ __forceinline__ void multiply_turned(float (&d)[S::HAS], uint32_t (&a)[2][S::PARTS][4], uint32_t mine,
-                                                uint32_t b, int group, int add, FREED freed) {
-    if (S::BM == 64) b += group * S::WN * S::KS * 4;
+/* A transposed, B column-major: A from registers. `a`: two sets of fragments, since one may still be read by wgmma. Row
+ * +8 is two chunks of 16 bytes on, k + 4 four lines on; with the swizzle both are an exclusive or. */
+template <typename S, typename RELEASE>
+__device__ __forceinline__ void multiply_a_from_registers(float (&d)[S::SUMS], uint32_t (&a)[2][S::PRODUCTS][4],
+                                                          uint32_t mine, uint32_t b, int wg, int add, RELEASE release) {
+    if (S::BM == 64) b += wg * S::WN * S::BK * 4;
 #pragma unroll
-    for (int step = 0; step < S::KS / 8; step++) {
+    for (int step = 0; step < S::BK / 8; step++) {
         uint32_t(&now)[4] = a[step % 2][0];
-        now[0] = fetch_one(mine + step * 1024), now[1] = fetch_one((mine ^ 32) + step * 1024);
-        now[2] = fetch_one((mine ^ 64) + step * 1024 + 512), now[3] = fetch_one((mine ^ 96) + step * 1024 + 512);
+        now[0] = ld_shared_b32(mine + step * 1024), now[1] = ld_shared_b32((mine ^ 32) + step * 1024);
+        now[2] = ld_shared_b32((mine ^ 64) + step * 1024 + 512),
+        now[3] = ld_shared_b32((mine ^ 96) + step * 1024 + 512);
         wgmma_fence();
         wgmma_tf32(d, now, wgmma_descriptor(b + step * 32, 1, 16, 1024), add || step);
         wgmma_commit_group();
         wgmma_wait_group<1>();
-        if (step == 0) freed();
+        if (step == 0) release();
     }
 }
 
-/* A warpgroup's sums to C, or to the partial sums of a cut row, whose slot the tile has for its `first`. */
-template <typename S>
-__device__ __forceinline__ void put(const job &x, const sat_ring_tile &t, const float (&d)[S::PARTS][S::HAS],
-                                    int group) {
-    int64_t in_row = t.slice * S::BM + (S::TB && S::BM == 128 ? group * 64 : 0), n = x.out.to.n;
-    int64_t i0 = t.row * x.r.br + in_row, n0 = (int64_t)t.panel * S::BN + (S::WN < S::BN ? group * S::WN : 0);
-    if (n0 >= n) return;
-    sat_tile_epilogue to = x.out;
-    if (t.first >= 0) to = sat_partial_epilogue<float>(x.partial + t.first * x.r.br * n, n), i0 = in_row;
-    sat_tf32_put<S>(to, d, i0, n0);
+/* The columns of B that a lane has, of the 32 of a warp, where the product is transposed: the four of one chunk of 16
+ * bytes. The first of two products has two of them, the upper two where `upper`; the second product has the other two.
+ * So half a warp that loads two columns a lane from four swizzled lines meets every bank once. */
+struct b_columns {
+    int chunk;
+    bool upper;
+};
+__device__ __forceinline__ b_columns b_columns_of(int lane) {
+    int g = lane / 4;
+    return {g / 2 + g % 2 * 4, g / 2 % 2 == 1};
 }
 
-template <typename S> __device__ static void consume(const job &x, sat_ring_shared *s, uint32_t memory) {
-    int group = threadIdx.x / 128, lane = threadIdx.x % 32;
-    sat_ring<S> at = {.parity = 0};
-    sat_tile_queue tiles = {.parity = 0};
-    uint32_t mine = S::TA ? first_of_a<S>(group) : S::TB ? 0 : first_of_b<S>(group);
+/* Offset of this lane's first element in a stage of B row-major: chunks of 32 columns, in each a line for every k. */
+template <typename S> __device__ __forceinline__ uint32_t b_fragment_offset(int wg) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, q = lane % 4;
+    b_columns c = b_columns_of(lane);
+    return (wg * (S::WN / 32) + warp) * (S::BK * 128) + q * 128 + (c.chunk ^ q) * 16 + c.upper * 8;
+}
+
+__device__ __forceinline__ void ld_shared_v2_b32(uint32_t &x, uint32_t &y, uint32_t from) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(from) : "memory");
+}
+
+/* B's fragments of all products, 8 along K. */
+template <typename S>
+__device__ __forceinline__ void load_b_fragments(uint32_t (&a)[S::PRODUCTS][4], uint32_t from, int step) {
+#pragma unroll
+    for (int p = 0; p < S::PRODUCTS; p++) {
+        uint32_t to = p / 2 * 4 * (S::BK * 128) + step * 1024, other = p % 2 * 8;
+        ld_shared_v2_b32(a[p][0], a[p][1], (from ^ other) + to);
+        ld_shared_v2_b32(a[p][2], a[p][3], (from ^ other ^ 64) + to + 512);
+    }
+}
+
+/* A as stored, B row-major: transposed, B from registers. `a`: two sets of fragments, since one may still be read. */
+template <typename S, typename RELEASE>
+__device__ __forceinline__ void multiply_b_from_registers(float (&d)[S::PRODUCTS][S::SUMS],
+                                                          uint32_t (&a)[2][S::PRODUCTS][4], uint32_t block, uint32_t b,
+                                                          int add, RELEASE release) {
+#pragma unroll
+    for (int step = 0; step < S::BK / 8; step++) {
+        load_b_fragments<S>(a[step % 2], b, step);
+        uint64_t second = wgmma_descriptor(block + step * 32, 1, 16, 1024);
+        wgmma_fence();
+#pragma unroll
+        for (int p = 0; p < S::PRODUCTS; p++) wgmma_tf32(d[p], a[step % 2][p], second, add || step);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        if (step == 0) release();
+    }
+}
+
+/* ---- consumer: the main loop ---- */
+
+template <typename S>
+__device__ __forceinline__ void epilogue(const params &x, const tile &t, const float (&d)[S::PRODUCTS][S::SUMS],
+                                         int wg);
+
+/* Of a warpgroup. The last wgmma of a stage still runs when the next stage is waited for, so a stage is released one
+ * step late. */
+template <typename S> __device__ static void consumer(const params &x, ring_shared *s, uint32_t smem) {
+    int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
+    position<S> at = {.phase = 0};
+    sat_tile_queue<tile> queue = {.phase = 0};
+    uint32_t mine = S::TA ? a_fragment_offset<S>(wg) : S::TB ? 0 : b_fragment_offset<S>(wg);
     for (;;) {
-        sat_ring_tile t = tiles.receive(s);
-        tiles.advance();
+        tile t = queue.receive(s);
+        queue.advance();
         if (t.steps < 0) return;
-        int before = -1;
-        float d[S::PARTS][S::HAS];
-        uint32_t a[2][S::PARTS][4];
-        auto freed = [&] {
-            if (before >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[before]));
+        int multiplied = -1; // the last stage, to be released
+        float d[S::PRODUCTS][S::SUMS];
+        uint32_t a[2][S::PRODUCTS][4];
+        auto release = [&] {
+            if (multiplied >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[multiplied]));
         };
         if (t.steps == 0)
 #pragma unroll
-            for (int e = 0; e < S::PARTS * S::HAS; e++) d[e / S::HAS][e % S::HAS] = 0;
+            for (int e = 0; e < S::PRODUCTS * S::SUMS; e++) d[e / S::SUMS][e % S::SUMS] = 0;
         for (int step = 0; step < t.steps; step++) {
-            bool odd = S::KS < DEEP && step % 2; // the second half of what came of A
-            uint32_t block = memory + at.a(true) + (odd ? S::KS * 4 : 0), b = memory + at.b();
-            mbarrier_wait(smem_address(&s->full[at.stage]), at.parity);
-            if constexpr (S::TA) multiply_turned<S>(d[0], a, block + mine, b, group, step, freed);
-            else if constexpr (S::TB) multiply_plain<S>(d[0], block, b, group, step, freed);
-            else multiply_exchanged<S>(d, a, block, b + mine, step, freed);
-            before = at.stage;
-            at.advance(S::KS == DEEP || odd);
+            bool second_half = S::BK < A_DEPTH && step % 2; // of a copy of A that serves two stages
+            uint32_t block = smem + at.a() + (second_half ? S::BK * 4 : 0), b = smem + at.b();
+            mbarrier_wait(smem_address(&s->full[at.stage]), at.phase);
+            if constexpr (S::TA) multiply_a_from_registers<S>(d[0], a, block + mine, b, wg, step, release);
+            else if constexpr (S::TB) multiply_from_shared<S>(d[0], block, b, wg, step, release);
+            else multiply_b_from_registers<S>(d, a, block, b + mine, step, release);
+            multiplied = at.stage;
+            at.advance(S::BK == A_DEPTH || second_half);
         }
         wgmma_wait_group<0>();
-        freed();
-        put<S>(x, t, d, group);
+        release();
+        epilogue<S>(x, t, d, wg);
     }
 }
 
+/* ---- epilogue ---- */
+
+/* Row and column of a thread's sum e within its warpgroup's part of the tile. */
+struct sum_position {
+    int row, column;
+};
+template <typename S> __device__ __forceinline__ sum_position sum_position_of(int e) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, q = lane % 4, product = e / S::SUMS;
+    int outer = e % 4 / 2, inner = e % S::SUMS / 4 * 8 + q * 2 + e % 2;
+    if (S::TB) return {warp * 16 + g + outer * 8, inner};
+    b_columns c = b_columns_of(lane);
+    return {inner, product / 2 * 128 + warp * 32 + c.chunk * 4 + (c.upper ^ product % 2) * 2 + outer};
+}
+
+/* Any C, element by element. The loop is not unrolled, so that the code of the activations is there only once. */
+template <typename S>
+__device__ __forceinline__ void store_any(const sat_epilogue &to, const float (&d)[S::PRODUCTS][S::SUMS], int64_t i0,
+                                          int64_t n0) {
+    constexpr int COUNT = S::PRODUCTS * S::SUMS;
+#pragma unroll 1
+    for (int s = 0; s < COUNT; s += 4) {
+        float y[4];
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            if (e / 4 * 4 == s) y[e % 4] = d[e / S::SUMS][e % S::SUMS];
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            sum_position p = sum_position_of<S>(s + v);
+            if (i0 + p.row < to.m && n0 + p.column < to.n) sat_epilogue_store(to, i0 + p.row, n0 + p.column, y[v]);
+        }
+    }
+}
+
+/* alpha*sum + bias, and relu. */
+struct scaling {
+    float alpha, least;
+    const float *bias;
+    __device__ explicit scaling(const sat_epilogue &o)
+        : alpha((float)o.alpha), least(o.activation == SAT_ACT_RELU ? 0 : -INFINITY), bias((const float *)o.bias) {}
+    __device__ __forceinline__ float bias_of(int64_t i) const { return bias ? bias[i] : 0; }
+    __device__ __forceinline__ float of(float sum, float bias_of_row) const {
+        float y = alpha * sum + bias_of_row;
+        return y < least ? least : y; // keeps NaN
+    }
+};
+
+/* From a transposed product to C row-major: 16 bytes a lane, 128 bytes of a row together. */
+template <typename S>
+__device__ __forceinline__ void store_rows(const sat_epilogue &o, const float (&d)[S::PRODUCTS][S::SUMS], int64_t i0,
+                                           int64_t n0) {
+    scaling scale(o);
+    sum_position mine = sum_position_of<S>(0);
+    bool upper = b_columns_of(threadIdx.x % 32).upper;
+    int64_t i = i0 + mine.row, j = n0 + mine.column - upper * 2;
+    int rows = (int)min((int64_t)1024, o.m - i), columns = (int)min((int64_t)1024, o.n - j);
+    float *to = (float *)o.c + i * o.row_stride + j;
+#pragma unroll
+    for (int r = 0; r < S::BM / 4; r++) {
+        const int down = r / 2 * 8 + r % 2, e = r / 2 * 4 + r % 2;
+        if (down >= rows) continue;
+        float bias = scale.bias_of(i + down);
+        float *line = to + down * o.row_stride;
+#pragma unroll
+        for (int p = 0; p < S::PRODUCTS; p += 2) {
+            float x[4] = {d[p][e], d[p][e + 2], d[p + 1][e], d[p + 1][e + 2]}, y[4];
+#pragma unroll
+            for (int v = 0; v < 4; v++) y[v] = scale.of(upper ? x[v ^ 2] : x[v], bias);
+            if (p * 64 < columns) __stcg((float4 *)(line + p * 64), make_float4(y[0], y[1], y[2], y[3]));
+        }
+    }
+}
+
+/* From a transposed product to C column-major: 8 bytes a lane, 32 bytes of a column together. */
+template <typename S>
+__device__ __forceinline__ void store_columns(const sat_epilogue &o, const float (&d)[S::PRODUCTS][S::SUMS], int64_t i0,
+                                              int64_t n0) {
+    scaling scale(o);
+    int rows = (int)min((int64_t)1024, o.m - i0), columns = (int)min((int64_t)1024, o.n - n0);
+#pragma unroll
+    for (int x = 0; x < S::SUMS; x += 4) {
+        int row = sum_position_of<S>(x).row;
+        if (row >= rows) continue;
+        float first = scale.bias_of(i0 + row), second = scale.bias_of(i0 + row + 1);
+#pragma unroll
+        for (int e = 0; e < S::PRODUCTS * 2; e++) {
+            const int p = e / 2, h = e % 2 * 2;
+            int column = sum_position_of<S>(p * S::SUMS + h).column;
+            float *to = (float *)o.c + (n0 + column) * o.col_stride + i0 + row;
+            if (column < columns)
+                __stcg((float2 *)to, make_float2(scale.of(d[p][x + h], first), scale.of(d[p][x + h + 1], second)));
+        }
+    }
+}
+
+/* A warpgroup's sums, whose first is (i0, n0), to C or to a partial sum. */
+template <typename S>
+__device__ __forceinline__ void store(const sat_tile_epilogue &to, const float (&d)[S::PRODUCTS][S::SUMS], int64_t i0,
+                                      int64_t n0) {
+    const sat_epilogue &o = to.to;
+    bool simple = o.beta == 0 && (o.activation == SAT_ACT_NONE || o.activation == SAT_ACT_RELU);
+    if constexpr (S::TB) {
+        sum_position mine = sum_position_of<S>(0);
+        const float(&sum)[1][S::WN / 8][4] = reinterpret_cast<const float(&)[1][S::WN / 8][4]>(d);
+        if (to.path != SAT_STORE_PAIRS) store_any<S>(o, d, i0, n0);
+        else if (to.column_major || !to.aligned || o.n % 2)
+            sat_store_pairs<false>(o, sum, i0 + mine.row, n0 + mine.column);
+        else sat_store_pairs<true>(o, sum, i0 + mine.row, n0 + mine.column);
+    } else {
+        if (simple && to.aligned && !to.column_major && o.n % 4 == 0) store_rows<S>(o, d, i0, n0);
+        else if (simple && to.aligned && to.column_major && o.m % 2 == 0) store_columns<S>(o, d, i0, n0);
+        else store_any<S>(o, d, i0, n0);
+    }
+}
+
+/* A warpgroup's sums to C, or to the partial sum of a split row. */
+template <typename S>
+__device__ __forceinline__ void epilogue(const params &x, const tile &t, const float (&d)[S::PRODUCTS][S::SUMS],
+                                         int wg) {
+    int64_t in_row = t.slice * S::BM + (S::TB && S::BM == 128 ? wg * 64 : 0), n = x.epilogue.to.n;
+    int64_t i0 = t.row * x.rows.br + in_row, n0 = (int64_t)t.panel * S::BN + (S::WN < S::BN ? wg * S::WN : 0);
+    if (n0 >= n) return;
+    sat_tile_epilogue to = x.epilogue;
+    if (t.partial >= 0) to = sat_partial_epilogue<float>(x.partials + t.partial * x.rows.br * n, n), i0 = in_row;
+    store<S>(to, d, i0, n0);
+}
+
+/* ---- kernel ---- */
+
 template <typename S>
 static __global__ void __launch_bounds__(S::THREADS, 1)
-    multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
+    matmul_wgmma_tf32(const __grid_constant__ params x, const __grid_constant__ tensor_maps m) {
     extern __shared__ __align__(1024) char memory[];
-    sat_ring_shared *s = (sat_ring_shared *)(memory + S::BYTES - sizeof *s);
+    ring_shared *s = (ring_shared *)(memory + S::RING_OFFSET);
     sat_prefetched_tile next = {};
     griddepcontrol_launch_dependents();
-    if (threadIdx.x < 32) sat_ring_init<S>(s);
+    if (threadIdx.x < 32) sat_ring_init<S::STAGES>(s, S::CONSUMERS / 32);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
         next.tile.first();
-        while (!next.ready) next.fetch(x.deal, x.r);
+        while (!next.ready) next.fetch(x.scheduler, x.rows);
     }
     __syncthreads();
     griddepcontrol_wait();
     if (threadIdx.x >= S::CONSUMERS) {
         setmaxnreg_dec<72>();
-        if (threadIdx.x < S::CONSUMERS + 32) produce<S>(x, m, next, s, smem_address(memory));
+        if (threadIdx.x < S::CONSUMERS + 32) producer<S>(x, m, next, s, smem_address(memory));
     } else {
         setmaxnreg_inc<216>();
-        consume<S>(x, s, smem_address(memory));
+        consumer<S>(x, s, smem_address(memory));
     }
-    sat_tile_scheduler_end(x.deal);
+    sat_tile_scheduler_end(x.scheduler);
 }
 
-/* ---- the host's side ---- */
-
-template <typename S> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
-    const sat_problem *p = l->problem;
-    const sat_pattern_view *a = l->pattern;
-    cuuint64_t bc = (cuuint64_t)a->block_cols, rows = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
-    cuuint64_t lead = (cuuint64_t)(S::TB ? p->b.col_stride : p->b.row_stride) * 4;
-    sat_tensor_box ta = {SAT_F32, l->operands[0], 2, {bc, rows}, {bc * 4}, {DEEP, S::TA ? DEEP : S::BM}, 128, true};
-    sat_tensor_box tb = {SAT_F32, l->operands[1], 2, {n, k}, {lead}, {32, S::KS}, 128, true};
-    if (S::TB) tb = {SAT_F32, l->operands[1], 2, {k, n}, {lead}, {S::KS, 256}, S::KS * 4, true};
-    else if (x.wide_b)
-        tb = {SAT_F32, l->operands[1], 3, {32, k, n / 32}, {lead, 128}, {32, S::KS, S::BN / 32}, 128, true};
-    return tensormap_encode(&m->a, ta) && tensormap_encode(&m->b, tb);
-}
-
-template <typename S> static sat_status start(const sat_launch *l, const job &x, const maps &m) {
-    unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
-    return sat_start<multiply<S>>(l, grid, S::THREADS, S::BYTES, x, m);
-}
-
-template <typename S> static sat_status launch_tile(const sat_launch *l) {
-    const sat_problem *p = l->problem;
-    if (p->m == 0 || p->n == 0) return SAT_OK;
-    state *st = (state *)l->state;
-    job x = {};
-    x.r = sat_device_rows(p, l->pattern), x.out = sat_tile_epilogue_of(l);
-    x.deal = sat_tile_scheduler_of(st->work, st->counter, x.r.br / S::BM, (p->n + S::BN - 1) / S::BN,
-                                   4.0 * S::BN * (double)p->k, l->device);
-    x.partial = (float *)st->work.partial, x.wide_b = p->n % 32 == 0;
-    if (!tensormaps_current(st->of, l->operands) && !make_maps<S>(l, x, &st->m)) return tensormap_failed(l, st->of);
-    sat_status status = start<S>(l, x, st->m);
-    return status == SAT_OK ? sat_launch_split_reduction(l, x.r, x.out.to, st->work) : status;
-}
+/* ---- host ---- */
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     if (d->capability != 90 || p->a_dtype != SAT_F32 || !(p->flags & SAT_ALLOW_TF32)) return false;
@@ -319,12 +469,26 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 4);
 }
 
+/* Loads from L2 and products overlap; the longer counts. */
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    sat_rows r = sat_op_rows(p, a);
+    double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
+    double slices = (double)r.br / bm;
+    double depth = (double)a->stored_blocks * (double)r.bc * slices * panels, items = (double)p->batch;
+    double tiles = (double)r.count * slices * panels, busy = fmin(1, tiles / d->threads);
+    double loads = depth * (bm + bn) * 4 / (9e12 * d->threads / 132), work = 2 * depth * bm * bn / d->tf32_rate;
+    double time = fmax(loads, work) / busy;
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1.5e-6 + 3e-6);
+}
+
+/* Blocks of a work item, at most: see sat_schedule_share. */
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;
     return sat_schedule_share(&r, panels * (r.br / v->instance.tile_m), d->threads, sat_max(1, 256 / r.bc));
 }
 
+/* The schedule with its partial sums, then the tile counter. */
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     sat_schedule s = sat_schedule_count(&r, share_of(v, p, a, d));
@@ -346,29 +510,67 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     return status;
 }
 
-/* By columns, with as many stages of 32; exchanged, of KS. */
-template <int BM, int BN, int DEEP_STAGES, int KS, int STAGES> static sat_status launch_layout(const sat_launch *l) {
-    if (l->problem->b.col_stride == 1) return launch_tile<shape<BM, BN, KS, STAGES, false, false>>(l);
-    if (l->problem->transpose == SAT_TRANSPOSE) return launch_tile<shape<BM, BN, DEEP, DEEP_STAGES, true, true>>(l);
-    return launch_tile<shape<BM, BN, DEEP, DEEP_STAGES, false, true>>(l);
+template <typename S> static bool make_maps(const sat_launch *l, const params &x, tensor_maps *m) {
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    cuuint64_t bc = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
+    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
+    cuuint64_t lead = (cuuint64_t)(S::TB ? p->b.col_stride : p->b.row_stride) * 4;
+    sat_tensor_box ta = {SAT_F32, l->operands[0], 2, {bc, lines}, {bc * 4}, {A_DEPTH, S::TA ? A_DEPTH : S::BM}, 128,
+                         true};
+    sat_tensor_box tb = {SAT_F32, l->operands[1], 2, {n, k}, {lead}, {32, S::BK}, 128, true};
+    if (S::TB) tb = {SAT_F32, l->operands[1], 2, {k, n}, {lead}, {S::BK, 256}, S::BK * 4, true};
+    else if (x.b_whole_chunks)
+        tb = {SAT_F32, l->operands[1], 3, {32, k, n / 32}, {lead, 128}, {32, S::BK, S::BN / 32}, 128, true};
+    return tensormap_encode(&m->a, ta) && tensormap_encode(&m->b, tb);
 }
+
+template <typename S> static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
+    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->threads);
+    return sat_start<matmul_wgmma_tf32<S>>(l, grid, S::THREADS, S::BYTES, x, m);
+}
+
+template <typename S> static sat_status launch_tile(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    if (p->m == 0 || p->n == 0) return SAT_OK;
+    state *st = (state *)l->state;
+    params x = {};
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l);
+    x.scheduler = sat_tile_scheduler_of(st->work, st->counter, x.rows.br / S::BM, (p->n + S::BN - 1) / S::BN,
+                                        4.0 * S::BN * (double)p->k, l->device);
+    x.partials = (float *)st->work.partial, x.b_whole_chunks = p->n % 32 == 0;
+    if (!tensormaps_current(st->made_for, l->operands) && !make_maps<S>(l, x, &st->maps))
+        return tensormap_failed(l, st->made_for);
+    sat_status status = start<S>(l, x, st->maps);
+    return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.to, st->work) : status;
+}
+
+struct instance {
+    int tile_m, tile_n;
+    bool transposed, b_column_major;
+    sat_status (*launch)(const sat_launch *l);
+};
+
+template <int BM, int BN, int BK, int STAGES, bool TA, bool TB> constexpr instance instance_of() {
+    return {BM, BN, TA, TB, launch_tile<shape<BM, BN, BK, STAGES, TA, TB>>};
+}
+
+// rows, columns and depth of the tile; stages; A transposed; B column-major
+static constexpr instance instances[] = {
+    instance_of<128, 256, 32, 4, false, false>(), instance_of<128, 256, 32, 4, false, true>(),
+    instance_of<128, 256, 32, 4, true, true>(),   instance_of<64, 512, 16, 6, false, false>(),
+    instance_of<64, 512, 32, 3, false, true>(),   instance_of<64, 512, 32, 3, true, true>(),
+    instance_of<64, 256, 32, 5, false, false>(),  instance_of<64, 256, 32, 5, false, true>(),
+    instance_of<64, 256, 32, 5, true, true>(),
+};
 
 static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;
-    if (i->tile_m == 128) return launch_layout<128, 256, 4, 32, 4>(l);
-    return i->tile_n == 512 ? launch_layout<64, 512, 3, 16, 6>(l) : launch_layout<64, 256, 5, 32, 5>(l);
-}
-
-/* Copies from L2 and products overlap; the longer counts. */
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sat_rows r = sat_op_rows(p, a);
-    double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
-    double slices = (double)r.br / bm;
-    double depth = (double)a->stored_blocks * (double)r.bc * slices * panels, items = (double)p->batch;
-    double tiles = (double)r.count * slices * panels, busy = fmin(1, tiles / d->threads);
-    double loads = depth * (bm + bn) * 4 / (9e12 * d->threads / 132), work = 2 * depth * bm * bn / d->tf32_rate;
-    double time = fmax(loads, work) / busy;
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1.5e-6 + 3e-6);
+    bool ta = l->problem->transpose == SAT_TRANSPOSE, tb = l->problem->b.col_stride != 1;
+    for (const instance &x : instances)
+        if (x.tile_m == i->tile_m && x.tile_n == i->tile_n && x.transposed == ta && x.b_column_major == tb)
+            return x.launch(l);
+    return sat_fail(SAT_INTERNAL, "%s: no such tile", l->variant->name);
 }
 
 SAT_FAMILY(cuda_matmul_wgmma_tf32) = {

@@ -1,5 +1,11 @@
-/* Groups of block rows along the union of their columns: where rows share a column, what they multiply it
- * by is fetched once. Plain C, so that the host's tests see every block met exactly once. */
+/* Row groups: several block rows of op(A) that are multiplied together, along the union of their block columns.
+ *
+ * Where rows of a group have a block in the same column, they need the same rows of B, which are then loaded once for
+ * all of them. The host searches for rows that share many columns; they need not be neighbours. A group's K loop is a
+ * list of steps: a block column (or a few neighbouring ones), and which rows of the group have a block there.
+ *
+ * The first part is plain C; tests include it. The second part brings the groups to the device, where each is a work
+ * item of the tile scheduler. */
 #ifndef SAT_ROW_GROUPS_H
 #define SAT_ROW_GROUPS_H
 
@@ -7,15 +13,18 @@
 
 #include "kernels/cuda/common/scheduler.h"
 
-/* `each` neighbouring block columns: one, or as many as are fetched together. */
+/* ==== host: steps ==== */
+
+/* A step covers `each` neighbouring block columns: col*each to col*each + each - 1. */
 typedef struct sat_union_step {
-    int32_t col;   /* the first block column over `each` */
-    uint32_t rows; /* bit size*e + i: row i of the group has a block in column e of these */
+    int32_t col;
+    uint32_t rows; /* bit size*e + i: row i of the group has a block in column col*each + e */
 } sat_union_step;
 
+/* The steps of all groups. */
 typedef struct sat_union {
     int64_t groups, steps;
-    int64_t *ptr; /* of the steps of each group, and one more */
+    int64_t *ptr; /* group g has the steps ptr[g] to ptr[g + 1] - 1 */
     sat_union_step *step;
 } sat_union;
 
@@ -25,7 +34,8 @@ static inline void sat_union_free(sat_union *u) {
     u->ptr = NULL, u->step = NULL;
 }
 
-/* Merges `size` rows, -1 for none; their columns ascend; size*each is up to 32. Returns the steps written to `to`. */
+/* The steps of one group: merges the ascending columns of its `size` rows, of which -1 is none. size*each is at
+ * most 32. Returns how many steps were written to `to`. */
 static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int size, int each, sat_union_step *to) {
     int64_t at[32], end[32], count = 0;
     for (int i = 0; i < size; i++)
@@ -43,18 +53,22 @@ static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int
     }
 }
 
-enum { SAT_UNION_BAND = 2048 }; /* rows that are looked through for company */
+/* ==== host: the search for groups ==== */
 
-/* What a search needs of a band of rows: who has a column, and how much of each row the group has already. */
-typedef struct sat_union_band {
+enum { SAT_SEARCH_WINDOW = 2048 }; /* rows among which a group is searched */
+
+/* A window of rows: which rows have a column, and how many columns each row shares with the group that is being
+ * formed. Rows are counted from the window's first. */
+typedef struct sat_search_window {
     int64_t first, count;
-    int64_t *ptr;    /* by column, of the rows that have it */
-    int32_t *row;    /* from the band's first on */
-    int32_t *common; /* columns that row shares with the group; -1: it has a group */
-    int32_t *seen;   /* the last group that took in the column */
-} sat_union_band;
+    int64_t *ptr; /* column c is in the rows row[ptr[c]] to row[ptr[c + 1] - 1] */
+    int32_t *row;
+    int32_t *common; /* by row: columns that it shares with the group; -1: it is in a group */
+    int32_t *seen;   /* by column: the last group that has it */
+} sat_search_window;
 
-static inline void sat_union_index(const sat_rows *r, int64_t cols, sat_union_band *b) {
+/* Fills `ptr` and `row`. */
+static inline void sat_union_index(const sat_rows *r, int64_t cols, sat_search_window *b) {
     int64_t from = r->ptr[b->first], to = r->ptr[b->first + b->count];
     memset(b->ptr, 0, (size_t)(cols + 2) * sizeof *b->ptr);
     for (int64_t i = from; i < to; i++) b->ptr[r->col[i] + 2]++;
@@ -64,8 +78,8 @@ static inline void sat_union_index(const sat_rows *r, int64_t cols, sat_union_ba
             b->row[b->ptr[r->col[i] + 1]++] = (int32_t)x;
 }
 
-/* Row x joins group number `group`: whoever has one of its columns has that in common with the group now. */
-static inline void sat_union_join(const sat_rows *r, sat_union_band *b, int64_t x, int32_t group) {
+/* Adds row x to group number `group`: rows that have a column new to the group share one more column with it. */
+static inline void sat_union_add(const sat_rows *r, sat_search_window *b, int64_t x, int32_t group) {
     b->common[x] = -1;
     for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++) {
         int32_t c = r->col[i];
@@ -76,8 +90,9 @@ static inline void sat_union_join(const sat_rows *r, sat_union_band *b, int64_t 
     }
 }
 
-/* The first row without a group, then whoever has most in common with those that are in it, and so on. */
-static inline void sat_union_search(const sat_rows *r, sat_union_band *b, int size, int32_t *group, int32_t *to) {
+/* Forms the groups of a window. A group begins with the first row that is in none; then the row that shares most
+ * columns with the group is added, until the group is full. Writes the rows of the groups, -1 for none, to `to`. */
+static inline void sat_union_search(const sat_rows *r, sat_search_window *b, int size, int32_t *group, int32_t *to) {
     int64_t first = 0;
     for (int64_t left = b->count; left > 0;) {
         (*group)++;
@@ -89,24 +104,26 @@ static inline void sat_union_search(const sat_rows *r, sat_union_band *b, int si
             for (int64_t x = first; i > 0 && x < b->count; x++)
                 if (b->common[x] >= 0 && (best < 0 || b->common[x] > b->common[best])) best = x;
             *to++ = best < 0 ? -1 : (int32_t)(b->first + best);
-            if (best >= 0) sat_union_join(r, b, best, *group), left--;
+            if (best >= 0) sat_union_add(r, b, best, *group), left--;
         }
     }
 }
 
-/* Groups of rows that share columns, each row once; `row` has room for whole groups. False: no memory. */
+/* Puts every row into a group of `size` rows. `row`: the rows of the groups, -1 for none; it has room for whole groups.
+ * False: out of memory. */
 static inline bool sat_union_groups(const sat_rows *r, int64_t cols, int size, int32_t *row) {
-    int64_t most = 0, band = SAT_UNION_BAND / size * size, end = (r->count + size - 1) / size * size;
-    for (int64_t x = 0; x < r->count; x += band) most = sat_max(most, r->ptr[sat_min(x + band, r->count)] - r->ptr[x]);
-    sat_union_band b = {0};
+    int64_t most = 0, window = SAT_SEARCH_WINDOW / size * size, end = (r->count + size - 1) / size * size;
+    for (int64_t x = 0; x < r->count; x += window)
+        most = sat_max(most, r->ptr[sat_min(x + window, r->count)] - r->ptr[x]);
+    sat_search_window b = {0};
     b.ptr = (int64_t *)malloc((size_t)(cols + 2) * sizeof *b.ptr);
     b.row = (int32_t *)malloc((size_t)(most + 1) * sizeof *b.row);
-    b.common = (int32_t *)malloc((size_t)band * sizeof *b.common);
+    b.common = (int32_t *)malloc((size_t)window * sizeof *b.common);
     b.seen = (int32_t *)calloc((size_t)cols + 1, sizeof *b.seen);
     bool enough = b.ptr && b.row && b.common && b.seen;
     int32_t group = 0;
-    for (int64_t x = 0; enough && x < end; x += band) {
-        b.first = x, b.count = sat_min(band, r->count - x);
+    for (int64_t x = 0; enough && x < end; x += window) {
+        b.first = x, b.count = sat_min(window, r->count - x);
         memset(b.common, 0, (size_t)b.count * sizeof *b.common);
         sat_union_index(r, cols, &b);
         sat_union_search(r, &b, size, &group, row + x);
@@ -115,7 +132,7 @@ static inline bool sat_union_groups(const sat_rows *r, int64_t cols, int size, i
     return enough;
 }
 
-/* `row`: groups of `size`, one after the other, each row once. */
+/* Makes the steps of all groups. `row`: as from sat_union_groups. False: out of memory. */
 static inline bool sat_union_make(const sat_rows *r, const int32_t *row, int size, int each, sat_union *u) {
     u->groups = (r->count + size - 1) / size, u->steps = 0;
     u->ptr = (int64_t *)malloc(((size_t)u->groups + 1) * sizeof *u->ptr);
@@ -132,11 +149,11 @@ static inline bool sat_union_make(const sat_rows *r, const int32_t *row, int siz
     return true;
 }
 
-/* Bytes that hold the steps of any such union, and about how many there are where columns are drawn by chance: of the
- * columns that rows share, a search finds a few more. */
+/* Bytes for the steps of any groups of rows with so many blocks. */
 static inline size_t sat_union_bytes(int64_t blocks) {
     return ((size_t)blocks * sizeof(sat_union_step) + 511) / 256 * 256;
 }
+/* About how many steps the groups have where columns are random. The search finds a little more sharing than chance. */
 static inline double sat_union_expected(int64_t rows, int64_t cols, int64_t blocks, int size) {
     double density = fmin(1, (double)blocks / ((double)rows * (double)cols + 1e-9));
     int64_t groups = (rows + size - 1) / size;
@@ -145,16 +162,16 @@ static inline double sat_union_expected(int64_t rows, int64_t cols, int64_t bloc
 }
 
 #ifdef __CUDACC__
-/* Groups of block rows on the device: the steps of each, its rows, and the groups as a schedule of whole rows. */
+/* ==== device ==== */
 
-/* The workspace: steps, rows, schedule, counter. */
+/* The workspace holds the steps, the groups' rows, the schedule with one work item a group, and the tile counter. */
 static inline size_t sat_row_groups_rows_from(const sat_rows *r) { return sat_union_bytes(r->ptr[r->count]); }
 static inline size_t sat_row_groups_items_from(const sat_rows *r, int size) {
     return sat_row_groups_rows_from(r) + (size_t)(r->count + size) * sizeof(int32_t) / 256 * 256 + 256;
 }
 static inline size_t sat_row_groups_bytes(const sat_rows *r, int size) {
-    size_t pieces = (size_t)(r->count / size + 2) * sizeof(sat_work_item);
-    return sat_row_groups_items_from(r, size) + pieces / 256 * 256 + 512 + SAT_COUNTER_BYTES;
+    size_t items = (size_t)(r->count / size + 2) * sizeof(sat_work_item);
+    return sat_row_groups_items_from(r, size) + items / 256 * 256 + 512 + SAT_COUNTER_BYTES;
 }
 
 static inline sat_status sat_upload_row_groups(const sat_prepare *q, const sat_rows *r, const int32_t *row, int size,
@@ -171,7 +188,8 @@ static inline sat_status sat_upload_row_groups(const sat_prepare *q, const sat_r
     return sat_upload_schedule(q, &groups, INT32_MAX, to + sat_row_groups_items_from(r, size), work);
 }
 
-/* Looks for groups of `size` rows that share columns; a step has `each` columns. */
+/* `prepare` of the kernels: groups of `size` rows whose steps have `each` block columns. A work item's `first` and
+ * `count` are its steps, its `row` is the group. */
 static inline sat_status sat_prepare_row_groups(const sat_prepare *q, const sat_rows *r, int size, int each,
                                                 sat_device_schedule *work, const sat_union_step **steps,
                                                 const int32_t **rows, unsigned **counter) {

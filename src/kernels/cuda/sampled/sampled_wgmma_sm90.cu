@@ -1,163 +1,298 @@
-// cuda_sampled_wgmma: the sampled product by warpgroup products (sm_90a). f16 and bf16.
+// cuda_sampled_wgmma: the sampled product S = alpha*(X*Y at the stored blocks of S) with TMA loads and wgmma (sm_90a).
+// f16 and bf16.
 //
-// A tile is BM rows of a block row by the columns of as many of its stored blocks as BN holds, side by side: X's rows
-// are read once for all of them. The pipeline is wgmma_pipe.cuh's; these producers walk along k: one warp brings X,
-// three Y, each lane for a block of its own, since asking for many small copies takes one warp longer than bringing
-// them. Blocks lower than 64 rows run as 64, whose upper rows nobody stores: what limits such blocks is the way of Y's
-// columns from L2, not the tensor cores.
+// A tile is BM rows of a block row of S by the columns of several of its stored blocks, side by side: as many as BN
+// holds. So X's rows are read once for all of those blocks. Blocks wider than BN are cut into panels of BN columns.
+// The K loop runs along X's columns and Y's rows, 64 at a time.
+//
+// Four producer warps load a ring of stages: one loads X, three load Y. Each lane of those three has blocks of its own,
+// since a single lane takes longer to issue many small copies than the copies take. Two consumer warpgroups multiply
+// and store. Blocks with fewer than 64 rows are multiplied as 64; the other rows are not stored. Such blocks are bound
+// by reads of Y from L2, not by tensor cores.
 
 #include <numeric>
 
 #include "kernels/cuda/common/scheduler.h"
 #include "kernels/cuda/common/tma.cuh"
 #include "kernels/cuda/common/ring.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 
-struct maps {
+/* ---- parameters ---- */
+
+struct tensor_maps {
     CUtensorMap x, y;
 };
 
-struct job {
-    sat_tile_scheduler deal;
-    const int32_t *col;
-    char *s;
-    int m, n, k, br, bc;
-    int x_rows;  // rows of X that a copy brings, where k is contiguous
-    int y_box;   // columns of Y that a copy brings
-    bool whole;  // Y row-major in chunks of 64 columns that fill it: one copy brings several
-    bool ragged; // the last block column reaches beyond the matrix
+struct params {
+    sat_tile_scheduler scheduler; // its work items are runs of blocks of a block row
+    const int32_t *col;           // block column of each stored block
+    char *s;                      // the stored blocks
+    int m, n, k, br, bc;          // sizes of S and depth; a block is br x bc
+    int x_rows;                   // rows of X that a copy brings, where k is contiguous
+    int y_box;                    // columns of Y that a copy brings
+    bool whole;                   // Y is row-major and n a multiple of 64: a copy brings several chunks of 64 columns
+    bool ragged;                  // the last block column reaches beyond the matrix
     float alpha;
 };
 
+/* What prepare and the first launch keep. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;
-    maps m; // of these operands: made anew only where a pointer has changed
-    const void *of[2];
+    tensor_maps maps; // for these pointers; made again when one changes
+    const void *made_for[2];
 };
 
-/* ---- the producer ---- */
+/* ---- shared memory ---- */
+
+/* What the producer of X tells the other warps of a tile. */
+struct tile {
+    int row, slice, panel;
+    int steps;        // stages of BK along K; -1: there are no more tiles
+    int first, count; // its stored blocks: the position of the first, and how many
+    int unused;       // without it the machine code changes, which has not been measured
+};
+
+/* The tile's shape and the map of shared memory: [X of all stages][Y of all stages][staging for S][barriers, queue].
+ * A stage has X, BM x BK, and Y, BK x BN. LINE: bytes of a line of Y in shared memory where Y is row-major. A block's
+ * columns must fill lines.
+ *
+ * The sums are written to the staging area before they are stored. Where warpgroups split the columns of Y (BM is 64),
+ * a warpgroup stages in its own half of Y of the tile's last stage. This saves the memory of another stage. */
+template <int BM_, int BN_, int STAGES_, int LINE_> struct shape {
+    static constexpr int BM = BM_, BN = BN_, BK = 64, STAGES = STAGES_, LINE = LINE_, WARPGROUPS = 2;
+    static constexpr int WN = BM == 128 ? BN : BN / WARPGROUPS; // columns of a warpgroup; 128 rows are split by rows
+    static constexpr int X_BYTES = BM * BK * 2, Y_BYTES = BK * BN * 2; // of a stage
+    static constexpr bool STAGING_IN_Y = BM == 64 && Y_BYTES == WARPGROUPS * SAT_STAGING;
+    static constexpr int Y_OFFSET = STAGES * X_BYTES, STAGING_OFFSET = Y_OFFSET + STAGES * Y_BYTES;
+    static constexpr int RING_OFFSET = STAGING_OFFSET + (STAGING_IN_Y ? 0 : WARPGROUPS * SAT_STAGING);
+    static constexpr int BYTES = RING_OFFSET + (int)sizeof(sat_ring_shared<tile>);
+    static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + 128;
+    static_assert(BYTES <= 227 * 1024 && STAGES <= SAT_MAX_STAGES, "what a multiprocessor has");
+};
+
+/* ---- barriers ---- */
+
+typedef sat_ring_shared<tile> ring_shared;
+
+template <typename S> using ring = sat_ring<S::STAGES>;
+
+/* Offsets of a stage's operands in shared memory. */
+template <typename S> __device__ __forceinline__ uint32_t x_of(int stage) { return stage * S::X_BYTES; }
+template <typename S> __device__ __forceinline__ uint32_t y_of(int stage) { return S::Y_OFFSET + stage * S::Y_BYTES; }
+
+/* ---- producers ---- */
 
 enum { Y_WARPS = 3 };
 
-/* This lane's block of a tile that the warp, one of Y_WARPS, brings Y for. */
+/* The block of a tile for which this lane of the Y warps loads Y. */
 __device__ __forceinline__ int own_block() { return threadIdx.x % 32 * Y_WARPS + threadIdx.x / 32 % 4 - 1; }
 
-struct coming {
+/* The next tile, fetched while the current tile's operands are loaded. */
+struct prefetched_tile {
     sat_fetched_tile tile;
     bool ready;
 
-    __device__ void fetch(const job &x) { ready = ready || !tile.fetch(x.deal); }
-    /* The column of this lane's block in the tile that is there. */
-    __device__ int own_column(const job &x) const {
+    __device__ void fetch(const params &x) { ready = ready || !tile.fetch(x.scheduler); }
+    /* The block column of this lane's block. */
+    __device__ int own_column(const params &x) const {
         int mine = own_block();
-        return mine < tile.piece.count ? x.col[tile.piece.first + mine] : 0;
+        return mine < tile.item.count ? x.col[tile.item.first + mine] : 0;
     }
 };
 
-template <typename S, bool TA> __device__ static void load_x(const maps &m, uint32_t to, uint32_t bar, int row, int k) {
+/* By one lane: a stage of X. TA: X is column-major. */
+template <typename S, bool TA>
+__device__ static void load_x(const tensor_maps &m, uint32_t to, uint32_t bar, int row, int k) {
     if constexpr (TA) {
-        for (int i = 0; i < S::BM; i += 64) tma_load(to + i * S::KS * 2, &m.x, bar, row + i, k);
+        for (int i = 0; i < S::BM; i += 64) tma_load(to + i * S::BK * 2, &m.x, bar, row + i, k);
     } else {
         tma_load(to, &m.x, bar, k, row);
     }
 }
 
-/* `at`: where the block's columns begin in the tile. */
+/* Each lane: one block's columns of a stage of Y, from Y's column `column` to column `at` of the tile. TB: Y is
+ * column-major. */
 template <typename S, bool TB>
-__device__ static void load_y(const job &x, const maps &m, uint32_t to, uint32_t bar, int at, int column, int k,
-                              int columns) {
+__device__ static void load_y(const params &x, const tensor_maps &m, uint32_t to, uint32_t bar, int at, int column,
+                              int k, int columns) {
     for (int i = 0; i < columns; i += x.y_box) {
-        uint32_t place = to + (at + i) * S::KS * 2; // the same either way: 64 columns of KS, or KS of a column
+        uint32_t place = to + (at + i) * S::BK * 2; // in both layouts: BK elements a column, or chunks of 64 columns
         if (TB) tma_load(place, &m.y, bar, k, column + i);
         else if (S::LINE == 128 && x.whole) tma_load(place, &m.y, bar, 0, k, (column + i) / 64);
         else tma_load(place, &m.y, bar, column + i, k);
     }
 }
 
-/* Where Y has the columns of a tile's first block, and how many of each block the tile has. */
-template <typename S> struct y_part {
+/* Which columns of each of its blocks a tile has. */
+template <typename S> struct block_columns {
     int from, columns;
-    __device__ y_part(const job &x, int panel) : from(panel * S::BN), columns(min(x.bc - from, S::BN)) {}
+    __device__ block_columns(const params &x, int panel) : from(panel * S::BN), columns(min(x.bc - from, S::BN)) {}
 };
 
-/* Takes tiles, tells everybody, and brings X. */
+/* Takes tiles from the scheduler, publishes them, and loads X. Announces the bytes of both operands. */
 template <typename S, bool TA>
-__device__ static void produce_x(const job &x, const maps &m, coming &next, sat_ring_shared *s, uint32_t memory) {
-    int steps = (x.k + S::KS - 1) / S::KS, x_bytes = (TA ? S::BM : x.x_rows) * S::KS * 2;
+__device__ static void producer_of_x(const params &x, const tensor_maps &m, prefetched_tile &next, ring_shared *s,
+                                     uint32_t smem) {
+    int steps = (x.k + S::BK - 1) / S::BK, x_bytes = (TA ? S::BM : x.x_rows) * S::BK * 2;
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    sat_ring<S> at = {.parity = 1};
-    sat_tile_queue tiles = {.parity = 1};
+    ring<S> at = {.phase = 1};
+    sat_tile_queue<tile> queue = {.phase = 1};
     for (;;) {
         while (!next.ready) next.fetch(x);
         sat_fetched_tile now = next.tile;
-        bool last = now.none(x.deal);
-        int slice = (int)now.at.slice, panel = (int)now.at.panel, row = now.piece.row * x.br + slice * S::BM;
-        int count = now.piece.count, bytes = x_bytes + count * y_part<S>(x, panel).columns * S::KS * 2;
-        if (one) tiles.publish(s, {now.piece.row, slice, panel, last ? -1 : steps, (int)now.piece.first, count});
-        tiles.advance();
+        bool last = now.none(x.scheduler);
+        int slice = (int)now.at.slice, panel = (int)now.at.panel, row = now.item.row * x.br + slice * S::BM;
+        int count = now.item.count, bytes = x_bytes + count * block_columns<S>(x, panel).columns * S::BK * 2;
+        if (one) queue.publish(s, {now.item.row, slice, panel, last ? -1 : steps, (int)now.item.first, count});
+        queue.advance();
         if (last) return;
         next.tile.request_next(), next.ready = false;
         for (int step = 0; step < steps; step++) {
             if (one) {
                 uint32_t bar = full + at.stage * 8;
-                mbarrier_wait(empty + at.stage * 8, at.parity);
+                mbarrier_wait(empty + at.stage * 8, at.phase);
                 mbarrier_arrive_expect_tx(bar, bytes);
-                load_x<S, TA>(m, memory + at.a(false), bar, row, step * S::KS);
+                load_x<S, TA>(m, smem + x_of<S>(at.stage), bar, row, step * S::BK);
             }
-            at.advance(true);
+            at.advance();
             next.fetch(x);
         }
     }
 }
 
-/* Brings Y. `col`: of this lane's block in the first tile. */
+/* One of the warps that load Y. `col`: the block column of this lane's block in the CTA's first tile. */
 template <typename S, bool TB>
-__device__ static void produce_y(const job &x, const maps &m, sat_ring_shared *s, uint32_t memory, int col) {
+__device__ static void producer_of_y(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem, int col) {
     int mine = own_block();
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
-    sat_ring<S> at = {.parity = 1};
-    sat_tile_queue tiles = {.parity = 0};
+    ring<S> at = {.phase = 1};
+    sat_tile_queue<tile> queue = {.phase = 0};
     for (bool first = true;; first = false) {
-        sat_ring_tile t = tiles.receive(s);
-        tiles.advance();
+        tile t = queue.receive(s);
+        queue.advance();
         if (t.steps < 0) return;
-        y_part<S> part(x, t.panel);
+        block_columns<S> part(x, t.panel);
         if (!first && mine < t.count) col = x.col[t.first + mine];
         int column = col * x.bc + part.from;
-        bool some = mine - (int)threadIdx.x % 32 * Y_WARPS < t.count;
+        bool warp_has_blocks = mine - (int)threadIdx.x % 32 * Y_WARPS < t.count;
         for (int step = 0; step < t.steps; step++) {
-            if (some) { // a warp that brings nothing is not waited for, and must not wait
-                mbarrier_wait(empty + at.stage * 8, at.parity);
-                __syncwarp(); // what one lane brings may end the phase that others wait for
+            if (warp_has_blocks) { // a warp without blocks must not wait: no phase waits for it, so it could miss one
+                mbarrier_wait(empty + at.stage * 8, at.phase);
+                __syncwarp(); // the copies of one lane may complete the phase before another lane has seen it
                 if (mine < t.count)
-                    load_y<S, TB>(x, m, memory + at.b(), full + at.stage * 8, mine * x.bc, column, step * S::KS,
-                                  part.columns);
+                    load_y<S, TB>(x, m, smem + y_of<S>(at.stage), full + at.stage * 8, mine * x.bc, column,
+                                  step * S::BK, part.columns);
             }
-            at.advance(true);
+            at.advance();
         }
     }
 }
 
-/* ---- the consumers ---- */
+/* ---- consumer ---- */
 
-/* What stands beyond the matrix is zero, whatever was multiplied. */
-template <int WN>
-__device__ static void clear_beyond(float (&d)[WN / 2], int rows, int columns) { // from this lane's first of each on
+/* Issues the wgmma of one stage. TA: M is contiguous in X; TB: K is contiguous in Y. */
+template <typename T, typename S, bool TA, bool TB>
+__device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t x, uint32_t y, int wg, int add) {
+    constexpr int BK = S::BK, k_swizzle = swizzle_mode_of(BK * 2), k_stride = BK * 2 * 8; // K contiguous
+    constexpr int n_swizzle = swizzle_mode_of(S::LINE), chunk = BK * S::LINE;             // N contiguous
+    if (S::BM == 128) x += wg * 64 * BK * 2;
+    else y += TB ? wg * S::WN * BK * 2 : wg * (S::WN * 2 / S::LINE) * chunk;
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BK / 16; k++) {
+        uint64_t dx = TA ? wgmma_descriptor(x + k * 2048, 1, BK * 128, 1024)
+                         : wgmma_descriptor(x + k * 32, k_swizzle, 16, k_stride);
+        uint64_t dy = TB ? wgmma_descriptor(y + k * 32, k_swizzle, 16, k_stride)
+                         : wgmma_descriptor(y + k * 16 * S::LINE, n_swizzle, chunk, 8 * S::LINE);
+        wgmma_ss<T, S::WN, TA, !TB>::run(d, dx, dy, add || k);
+    }
+    wgmma_commit_group();
+}
+
+template <typename T, typename S>
+__device__ static void epilogue(const params &x, const tile &t, float (&d)[S::WN / 2], uint32_t staging, int wg);
+
+/* Main loop of a warpgroup. The wgmma of a stage runs while the next stage is waited for, so a stage is released one
+ * step late: when the next one's wgmma has been issued and its own is complete. */
+template <typename T, typename S, bool TA, bool TB>
+__device__ __forceinline__ void consumer(const params &x, ring_shared *s, uint32_t smem) {
+    int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
+    ring<S> at = {.phase = 0};
+    sat_tile_queue<tile> queue = {.phase = 0};
+    int multiplied = -1, staged = -1; // stages to be released: the last one multiplied, and the one S is staged in
+    auto release = [&](int &stage) {
+        if (stage >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[stage]));
+        stage = -1;
+    };
+    auto release_staged = [&] {
+        if (S::STAGING_IN_Y && staged >= 0 && lane == 0) tma_store_wait_read<0>();
+        if (S::STAGING_IN_Y) release(staged);
+    };
+    tile t = queue.receive(s);
+    while (t.steps >= 0) {
+        int add = 0;
+        float d[S::WN / 2];
+        if (t.steps == 0)
+#pragma unroll
+            for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
+        for (int step = 0; step < t.steps; step++) {
+            uint32_t bar = smem_address(&s->full[at.stage]);
+            if (multiplied >= 0 && !mbarrier_test_wait(bar, at.phase)) {
+                wgmma_wait_group<0>(); // the producers are behind: give them the stage now
+                release(multiplied);
+            }
+            mbarrier_wait(bar, at.phase);
+            multiply_stage<T, S, TA, TB>(d, smem + x_of<S>(at.stage), smem + y_of<S>(at.stage), wg, add);
+            add = 1;
+            release_staged();
+            wgmma_wait_group<1>();
+            release(multiplied);
+            multiplied = at.stage;
+            at.advance();
+        }
+        queue.advance();
+        tile next = queue.receive(s);
+        wgmma_wait_group<0>();
+        uint32_t staging = smem + S::STAGING_OFFSET + wg * SAT_STAGING;
+        if (S::STAGING_IN_Y) {
+            if (t.steps == 0) { // never: supports() asks for k > 0
+                release_staged();
+                mbarrier_wait(smem_address(&s->full[at.stage]), at.phase);
+                multiplied = at.stage;
+                at.advance();
+            }
+            staging = smem + S::Y_OFFSET + multiplied * S::Y_BYTES + wg * SAT_STAGING;
+            staged = multiplied, multiplied = -1;
+        }
+        release(multiplied);
+        if (S::STAGING_IN_Y) named_barrier_sync(1 + wg, 128); // all have read the half of Y that S is staged in
+        epilogue<T, S>(x, t, d, staging, wg);
+        t = next;
+    }
+    tma_store_wait_all();
+}
+
+/* ---- epilogue ---- */
+
+/* Sets sums beyond the matrix to zero. `rows`, `columns`: how many there are from this lane's first element on. */
+template <int WN> __device__ static void clear_beyond(float (&d)[WN / 2], int rows, int columns) {
 #pragma unroll
     for (int e = 0; e < WN / 2; e++)
         if ((e % 4 < 2 ? 0 : 8) >= rows || e / 4 * 8 + e % 2 >= columns) d[e] = 0;
 }
 
-/* A line's columns of a warp's 16 rows lie in one block: through shared memory and out in such lines. */
+/* A warpgroup's sums to the stored blocks, each warp on its own: 16 rows by W columns at a time, which belong to one
+ * block. */
 template <typename T, typename S>
-__device__ static void put(const job &x, const sat_ring_tile &t, float (&d)[S::WN / 2], uint32_t staging, int group) {
+__device__ static void epilogue(const params &x, const tile &t, float (&d)[S::WN / 2], uint32_t staging, int wg) {
     typedef typename T::element E;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     constexpr int W = S::LINE / 2;
-    int in_row = t.slice * S::BM + (S::BM == 128 ? group * 64 : 0) + warp * 16;
-    int from = t.panel * S::BN + (S::BM == 128 ? 0 : group * S::WN);
-    staging += warp * 2 * SAT_SLICE_BYTES;
+    int in_row = t.slice * S::BM + (S::BM == 128 ? wg * 64 : 0) + warp * 16;
+    int from = t.panel * S::BN + (S::BM == 128 ? 0 : wg * S::WN);
+    staging += warp * 2 * SAT_STAGING_WARP;
 #pragma unroll
     for (int e = 0; e < S::WN / 2; e++) d[e] *= x.alpha;
 #pragma unroll
@@ -169,21 +304,23 @@ __device__ static void put(const job &x, const sat_ring_tile &t, float (&d)[S::W
         if (x.ragged) columns = x.n - (x.col[t.first + block] * x.bc + in_col);
         if (rows < 16 || columns < W) clear_beyond<W>(part, rows - lane / 4, columns - lane % 4 * 2);
         E *to = (E *)x.s + ((int64_t)(t.first + block) * x.br + in_row) * x.bc + in_col;
-        sat_slice_rows<E, W>(part, staging + j / W % 2 * SAT_SLICE_BYTES, to, x.bc, 16, W);
+        sat_store_rows_staged<E, W>(part, staging + j / W % 2 * SAT_STAGING_WARP, to, x.bc, 16, W);
     }
     __syncwarp();
-    if (S::OVER_B) fence_proxy_async(); // copies come there next
+    if (S::STAGING_IN_Y) fence_proxy_async(); // TMA writes there next
 }
+
+/* ---- kernel ---- */
 
 template <typename T, typename S, bool TA, bool TB>
 static __global__ void __launch_bounds__(S::THREADS, 1)
-    multiply(const __grid_constant__ job x, const __grid_constant__ maps m) {
+    sampled_wgmma(const __grid_constant__ params x, const __grid_constant__ tensor_maps m) {
     extern __shared__ __align__(1024) char memory[];
-    sat_ring_shared *s = (sat_ring_shared *)(memory + S::BYTES - sizeof *s);
-    coming next = {};
+    ring_shared *s = (ring_shared *)(memory + S::RING_OFFSET);
+    prefetched_tile next = {};
     griddepcontrol_launch_dependents();
-    if (!TA && x.x_rows < S::BM) sat_ring_clear<S>(memory);
-    if (threadIdx.x < 32) sat_ring_init<S>(s, Y_WARPS);
+    if (!TA && x.x_rows < S::BM) sat_clear_shared<S::Y_OFFSET, S::THREADS>(memory);
+    if (threadIdx.x < 32) sat_ring_init<S::STAGES>(s, S::WARPGROUPS * 4, Y_WARPS);
     int col = 0;
     if (threadIdx.x >= S::CONSUMERS) {
         prefetch_tensormap(&m.x), prefetch_tensormap(&m.y);
@@ -195,81 +332,28 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     griddepcontrol_wait();
     if (threadIdx.x >= S::CONSUMERS) {
         setmaxnreg_dec<72>();
-        if (threadIdx.x < S::CONSUMERS + 32) produce_x<S, TA>(x, m, next, s, keep_in_register(smem_address(memory)));
-        else produce_y<S, TB>(x, m, s, keep_in_register(smem_address(memory)), col);
+        if (threadIdx.x < S::CONSUMERS + 32)
+            producer_of_x<S, TA>(x, m, next, s, keep_in_register(smem_address(memory)));
+        else producer_of_y<S, TB>(x, m, s, keep_in_register(smem_address(memory)), col);
     } else {
         setmaxnreg_inc<216>();
-        sat_consume<T, S, TA, TB, false>(s, smem_address(memory), false,
-                                         [&](const sat_ring_tile &t, float(&d)[S::WN / 2], uint32_t staging,
-                                             int group) { put<T, S>(x, t, d, staging, group); });
+        consumer<T, S, TA, TB>(x, s, smem_address(memory));
     }
-    sat_tile_scheduler_end(x.deal);
+    sat_tile_scheduler_end(x.scheduler);
 }
 
-/* ---- the host's side ---- */
-
-template <typename S> static bool make_maps(const sat_launch *l, const job &x, maps *m) {
-    const sat_problem *p = l->problem;
-    cuuint64_t rows = (cuuint64_t)p->m, n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
-    cuuint32_t deep = S::KS, box = (cuuint32_t)x.y_box;
-    bool turned_x = p->a.col_stride != 1, turned_y = p->b.col_stride != 1;
-    cuuint64_t lead_x = (cuuint64_t)(turned_x ? p->a.col_stride : p->a.row_stride) * 2;
-    cuuint64_t lead_y = (cuuint64_t)(turned_y ? p->b.col_stride : p->b.row_stride) * 2;
-    sat_tensor_box tx = {p->a_dtype, l->operands[0], 2, {k, rows}, {lead_x}, {deep, (cuuint32_t)x.x_rows}, 128};
-    if (turned_x) tx = {p->a_dtype, l->operands[0], 2, {rows, k}, {lead_x}, {64, deep}, 128};
-    sat_tensor_box ty = {p->b_dtype, l->operands[1], 2, {n, k}, {lead_y}, {box, deep}, S::LINE};
-    if (turned_y) ty = {p->b_dtype, l->operands[1], 2, {k, n}, {lead_y}, {deep, box}, 128};
-    else if (x.whole) ty = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead_y, 128}, {64, deep, box / 64}, 128};
-    return tensormap_encode(&m->x, tx) && tensormap_encode(&m->y, ty);
-}
-
-template <typename T, typename S, bool TA, bool TB>
-static sat_status start(const sat_launch *l, const job &x, const maps &m) {
-    unsigned grid = (unsigned)sat_min(x.deal.tiles, l->device->threads);
-    return sat_start<multiply<T, S, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
-}
-
-static int64_t each_of(const sat_variant *v, const sat_pattern_view *a) {
-    return sat_max(1, v->instance.tile_n / a->block_cols);
-}
+/* ---- host ---- */
 
 static int64_t ceil_of(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-template <typename T, typename S> static sat_status launch_tile(const sat_launch *l) {
-    const sat_problem *p = l->problem;
-    const sat_pattern_view *a = l->pattern;
-    state *st = (state *)l->state;
-    bool ta = p->a.col_stride != 1, tb = p->b.col_stride != 1;
-    job x = {};
-    x.deal = sat_tile_scheduler_of(st->work, st->counter, ceil_of(a->block_rows, S::BM), ceil_of(a->block_cols, S::BN),
-                                   INFINITY, l->device);
-    x.col = a->device_col_idx, x.s = (char *)l->operands[2], x.alpha = (float)p->alpha;
-    x.m = (int)p->m, x.n = (int)p->n, x.k = (int)p->k, x.br = (int)a->block_rows, x.bc = (int)a->block_cols;
-    x.ragged = p->n % x.bc != 0;
-    x.x_rows = (int)sat_min(S::BM, x.br);
-    x.whole = S::LINE == 128 && p->n % 64 == 0;
-    x.y_box = !tb && !x.whole ? S::LINE / 2 : x.bc <= S::BN ? x.bc : std::gcd(x.bc, S::BN);
-    if (!tensormaps_current(st->of, l->operands) && !make_maps<S>(l, x, &st->m)) return tensormap_failed(l, st->of);
-    return ta ? (tb ? start<T, S, true, true>(l, x, st->m) : start<T, S, true, false>(l, x, st->m))
-              : (tb ? start<T, S, false, true>(l, x, st->m) : start<T, S, false, false>(l, x, st->m));
+/* Blocks of a block row that a tile holds, at most. */
+static int64_t blocks_of_tile(const sat_variant *v, const sat_pattern_view *a) {
+    return sat_max(1, v->instance.tile_n / a->block_cols);
 }
 
-// rows, columns, stages, bytes of a line of Y in shared memory
-#define TILES(X) X(128, 256, 4, 128) X(128, 128, 6, 128) X(64, 256, 5, 128) X(64, 256, 5, 64) X(64, 256, 5, 32)
-
+/* Bytes of a line of Y in shared memory, Y row-major: the longest that a block's columns fill. */
 static int line_of(const sat_pattern_view *a) {
     return a->block_cols % 64 == 0 ? 128 : a->block_cols % 32 == 0 ? 64 : 32;
-}
-
-static sat_status launch(const sat_launch *l) {
-    const sat_instance *i = &l->variant->instance;
-    if (l->pattern->stored_blocks == 0) return SAT_OK;
-#define PICK(bm, bn, stages, line)                                                                                     \
-    if (i->tile_m == bm && i->tile_n == bn && line_of(l->pattern) == line)                                             \
-        return i->dtype == SAT_F16 ? launch_tile<sat_f16_math, sat_tile_shape<bm, bn, 64, stages, 2, line>>(l)         \
-                                   : launch_tile<sat_bf16_math, sat_tile_shape<bm, bn, 64, stages, 2, line>>(l);
-    TILES(PICK)
-    return sat_fail(SAT_INTERNAL, "%s: no such tile", l->variant->name);
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -286,23 +370,39 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return tensormap_fits(p, p->a, p->m, p->k, p->a_align, 2) && tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
-/* A piece is as many neighbours of a block row as a tile holds. */
-static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)p, (void)d;
-    size_t pieces = (size_t)sat_schedule_runs(a, each_of(v, a), NULL) * sizeof(sat_work_item);
-    return (pieces + 255) / 256 * 256 + SAT_COUNTER_BYTES;
+/* Whole waves of tiles over the multiprocessors. In a tile loads from L2 and products overlap; the longer counts. Loads
+ * are bound by bytes or by the number of lines. */
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    double bm = v->instance.tile_m, bn = v->instance.tile_n, each = (double)blocks_of_tile(v, a);
+    double rows = (double)sat_max(1, a->grid_rows - a->empty_rows), blocks = (double)a->stored_blocks / rows;
+    double tiles = rows * ceil(blocks / each) * (double)ceil_of(a->block_rows, (int64_t)bm) *
+                   (double)ceil_of(a->block_cols, (int64_t)bn) * (double)p->batch;
+    double waves = fmax(1, ceil(tiles / d->threads)), depth = (double)ceil_of(p->k, 64) * 64;
+    double wide = fmin(bn, each * (double)a->block_cols), rate = 9e12 / 132;
+    double lines = depth * wide / (p->b.col_stride != 1 ? 64 : line_of(a) / 2);
+    double near = fmax(depth * (fmin(bm, (double)a->block_rows) + wide) * 2 / rate, lines * 1.1e-9);
+    double compute = 2 * bm * bn * depth / (d->flop_rate[p->a_dtype] / d->threads);
+    return fmax(waves * fmax(near, compute) + (3 + waves) * 1e-6, sat_bytes(p, a) / d->memory_rate);
 }
 
-static sat_status send_pieces(const sat_prepare *q, state *st) {
+/* The work items, then the tile counter. */
+static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)p, (void)d;
+    size_t items = (size_t)sat_schedule_runs(a, blocks_of_tile(v, a), NULL) * sizeof(sat_work_item);
+    return (items + 255) / 256 * 256 + SAT_COUNTER_BYTES;
+}
+
+/* A work item is as many neighbouring blocks of a block row as a tile holds. */
+static sat_status upload_items(const sat_prepare *q, state *st) {
     const sat_pattern_view *a = q->pattern;
-    int64_t each = each_of(q->variant, a), count = sat_schedule_runs(a, each, NULL);
-    sat_work_item *piece = (sat_work_item *)malloc((size_t)count * sizeof *piece);
-    if (!piece) return sat_fail(SAT_OUT_OF_MEMORY, "%s: %lld pieces", q->variant->name, (long long)count);
-    sat_schedule_runs(a, each, piece);
+    int64_t each = blocks_of_tile(q->variant, a), count = sat_schedule_runs(a, each, NULL);
+    sat_work_item *items = (sat_work_item *)malloc((size_t)count * sizeof *items);
+    if (!items) return sat_fail(SAT_OUT_OF_MEMORY, "%s: %lld work items", q->variant->name, (long long)count);
+    sat_schedule_runs(a, each, items);
     cudaStream_t stream = (cudaStream_t)q->stream;
-    cudaError_t e = cudaMemcpyAsync(q->workspace, piece, (size_t)count * sizeof *piece, cudaMemcpyHostToDevice, stream);
+    cudaError_t e = cudaMemcpyAsync(q->workspace, items, (size_t)count * sizeof *items, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-    free(piece);
+    free(items);
     st->work.pieces = count, st->work.piece = (const sat_work_item *)q->workspace;
     return e == cudaSuccess ? SAT_OK : sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
 }
@@ -312,7 +412,7 @@ static sat_status prepare(const sat_prepare *q, void **out) {
         return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
     state *st = (state *)calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    sat_status status = send_pieces(q, st);
+    sat_status status = upload_items(q, st);
     if (status == SAT_OK)
         status = sat_tile_counter_init(q, workspace(q->variant, q->problem, q->pattern, q->device), &st->counter);
     if (status == SAT_OK) *out = st;
@@ -320,19 +420,73 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     return status;
 }
 
-/* Whole rounds of tiles over the multiprocessors; copies from L2 and products overlap, the longer counts. Copies take
- * their time by bytes or by lines. */
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    double bm = v->instance.tile_m, bn = v->instance.tile_n, each = (double)each_of(v, a);
-    double rows = (double)sat_max(1, a->grid_rows - a->empty_rows), blocks = (double)a->stored_blocks / rows;
-    double tiles = rows * ceil(blocks / each) * (double)ceil_of(a->block_rows, (int64_t)bm) *
-                   (double)ceil_of(a->block_cols, (int64_t)bn) * (double)p->batch;
-    double rounds = fmax(1, ceil(tiles / d->threads)), depth = (double)ceil_of(p->k, 64) * 64;
-    double wide = fmin(bn, each * (double)a->block_cols), rate = 9e12 / 132;
-    double lines = depth * wide / (p->b.col_stride != 1 ? 64 : line_of(a) / 2);
-    double near = fmax(depth * (fmin(bm, (double)a->block_rows) + wide) * 2 / rate, lines * 1.1e-9);
-    double compute = 2 * bm * bn * depth / (d->flop_rate[p->a_dtype] / d->threads);
-    return fmax(rounds * fmax(near, compute) + (3 + rounds) * 1e-6, sat_bytes(p, a) / d->memory_rate);
+template <typename S> static bool make_maps(const sat_launch *l, const params &x, tensor_maps *m) {
+    const sat_problem *p = l->problem;
+    cuuint64_t rows = (cuuint64_t)p->m, n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
+    cuuint32_t depth = S::BK, box = (cuuint32_t)x.y_box;
+    bool x_column_major = p->a.col_stride != 1, y_column_major = p->b.col_stride != 1;
+    cuuint64_t lead_x = (cuuint64_t)(x_column_major ? p->a.col_stride : p->a.row_stride) * 2;
+    cuuint64_t lead_y = (cuuint64_t)(y_column_major ? p->b.col_stride : p->b.row_stride) * 2;
+    sat_tensor_box tx = {p->a_dtype, l->operands[0], 2, {k, rows}, {lead_x}, {depth, (cuuint32_t)x.x_rows}, 128};
+    if (x_column_major) tx = {p->a_dtype, l->operands[0], 2, {rows, k}, {lead_x}, {64, depth}, 128};
+    sat_tensor_box ty = {p->b_dtype, l->operands[1], 2, {n, k}, {lead_y}, {box, depth}, S::LINE};
+    if (y_column_major) ty = {p->b_dtype, l->operands[1], 2, {k, n}, {lead_y}, {depth, box}, 128};
+    else if (x.whole) ty = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead_y, 128}, {64, depth, box / 64}, 128};
+    return tensormap_encode(&m->x, tx) && tensormap_encode(&m->y, ty);
+}
+
+template <typename T, typename S, bool TA, bool TB>
+static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
+    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->threads);
+    return sat_start<sampled_wgmma<T, S, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
+}
+
+template <typename T, typename S> static sat_status launch_tile(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    state *st = (state *)l->state;
+    bool ta = p->a.col_stride != 1, tb = p->b.col_stride != 1;
+    params x = {};
+    x.scheduler = sat_tile_scheduler_of(st->work, st->counter, ceil_of(a->block_rows, S::BM),
+                                        ceil_of(a->block_cols, S::BN), INFINITY, l->device);
+    x.col = a->device_col_idx, x.s = (char *)l->operands[2], x.alpha = (float)p->alpha;
+    x.m = (int)p->m, x.n = (int)p->n, x.k = (int)p->k, x.br = (int)a->block_rows, x.bc = (int)a->block_cols;
+    x.ragged = p->n % x.bc != 0;
+    x.x_rows = (int)sat_min(S::BM, x.br);
+    x.whole = S::LINE == 128 && p->n % 64 == 0;
+    x.y_box = !tb && !x.whole ? S::LINE / 2 : x.bc <= S::BN ? x.bc : std::gcd(x.bc, S::BN);
+    if (!tensormaps_current(st->made_for, l->operands) && !make_maps<S>(l, x, &st->maps))
+        return tensormap_failed(l, st->made_for);
+    return ta ? (tb ? start<T, S, true, true>(l, x, st->maps) : start<T, S, true, false>(l, x, st->maps))
+              : (tb ? start<T, S, false, true>(l, x, st->maps) : start<T, S, false, false>(l, x, st->maps));
+}
+
+struct instance {
+    int tile_m, tile_n, line;
+    sat_dtype dtype;
+    sat_status (*launch)(const sat_launch *l);
+};
+
+template <typename T, int BM, int BN, int STAGES, int LINE> constexpr instance instance_of() {
+    return {BM, BN, LINE, T::dtype, launch_tile<T, shape<BM, BN, STAGES, LINE>>};
+}
+
+// dtype; rows and columns of the tile; stages; bytes of a line of Y
+static constexpr instance instances[] = {
+    instance_of<sat_f16_math, 128, 256, 4, 128>(), instance_of<sat_bf16_math, 128, 256, 4, 128>(),
+    instance_of<sat_f16_math, 128, 128, 6, 128>(), instance_of<sat_bf16_math, 128, 128, 6, 128>(),
+    instance_of<sat_f16_math, 64, 256, 5, 128>(),  instance_of<sat_bf16_math, 64, 256, 5, 128>(),
+    instance_of<sat_f16_math, 64, 256, 5, 64>(),   instance_of<sat_bf16_math, 64, 256, 5, 64>(),
+    instance_of<sat_f16_math, 64, 256, 5, 32>(),   instance_of<sat_bf16_math, 64, 256, 5, 32>(),
+};
+
+static sat_status launch(const sat_launch *l) {
+    const sat_instance *i = &l->variant->instance;
+    if (l->pattern->stored_blocks == 0) return SAT_OK;
+    for (const instance &x : instances)
+        if (x.tile_m == i->tile_m && x.tile_n == i->tile_n && x.line == line_of(l->pattern) && x.dtype == i->dtype)
+            return x.launch(l);
+    return sat_fail(SAT_INTERNAL, "%s: no such tile", l->variant->name);
 }
 
 SAT_FAMILY(cuda_sampled_wgmma) = {
