@@ -96,14 +96,18 @@ for folder in src/kernels/* src/libs; do
     check_includes "$folder" 'variant\.(h|cuh)|attention\.h|kernels/attention_schedule\.h|sparse_autotune\.h'
 done
 check_names
+check_includes src/base 'sparse_autotune\.h'
+check_includes src/cache 'sparse_autotune\.h|base/[a-z_]+\.h'
 check_includes src/cli 'sparse_autotune\.h'
-check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|core/status\.h'
-check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|core/status\.h|ops/[a-z_]+\.h'
+check_includes src/cli/check 'sparse_autotune\.h|\.\./[a-z_]+\.h'
+check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|base/[a-z_]+\.h'
+check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|base/[a-z_]+\.h|ops/[a-z_]+\.h'
 check_includes src/core \
-    'sparse_autotune\.h|variant\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
+    'sparse_autotune\.h|variant\.h|(base|cache)/[a-z_]+\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
+check_includes src/api 'sparse_autotune\.h|(base|core)/[a-z_]+\.h'
 check_includes include ''
 
-for file in include/*.h src/*.h src/*.cuh src/*/*.[ch] src/*/*.cu src/*/*.cuh src/kernels/*/*; do
+for file in include/*.h src/*.h src/*.cuh src/*/*.[ch] src/*/*.cu src/*/*.cuh src/kernels/*/* src/cli/check/*; do
     [ -f "$file" ] || continue
     lines=$(wc -l <"$file")
     [ "$lines" -le 700 ] || echo "layout: note: $file has $lines lines; past about 600 a file holds two ideas"

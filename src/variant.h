@@ -7,6 +7,9 @@
 #include <string.h>
 
 #include "sparse_autotune.h"
+#ifndef __CUDACC__
+#include "base/trust.h"
+#endif
 
 #ifdef __CUDACC__
 #define SAT_BOTH __host__ __device__ /* compiled for the host and for the device */
@@ -248,23 +251,5 @@ static inline double sat_bytes(const sat_problem *p, const sat_pattern_view *a) 
                (double)p->m * (double)p->n * sc * batch;
     return index + (double)p->m * (double)p->k * sa * ba + (double)p->k * (double)p->n * sb * bb + values * sc * batch;
 }
-
-/* ---- what may be believed (core/trust.c) ---- */
-
-#ifndef __CUDACC__
-/* getenv; NULL in a program that has rights which its caller has not (setuid): the caller wrote that environment. */
-const char *sat_environment(const char *name);
-
-/* Can nobody but root and this user have changed what lies at this full path? Looks at owner and mode of it and of
- * every folder and link on the way, so what is true stays true. A folder like /tmp may be on the way and may not be
- * what holds the file. Not `strict`: only what everybody may write counts. False: errno (EPERM: not safe), and `why`
- * in words. */
-bool sat_path_safe(const char *path, bool strict, char *why, size_t size);
-
-/* What a loader left alone because it is not safe, for contexts to report; kept for the process, without repeats. At
- * gives the i-th, false past the end. */
-void sat_refusal_note(const char *text);
-bool sat_refusal_at(int i, char *text, size_t size);
-#endif
 
 #endif

@@ -1,7 +1,7 @@
 /* Keys, buckets, and the rule that turns records into a winner. */
 #include "support.h"
 
-#include "core/cache_file.h"
+#include "cache/cache_file.h"
 #include "core/choose.h"
 #include "core/key.h"
 

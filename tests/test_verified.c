@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 
 #include "core/answer.h"
-#include "core/cache_file.h"
+#include "cache/cache_file.h"
 #include "core/identity.h"
 
 /* ---- a planted variant, which counts its runs and may lie ---- */

@@ -2,12 +2,8 @@
 #ifndef SAT_BACKEND_H
 #define SAT_BACKEND_H
 
+#include "base/rates.h"
 #include "ops/op.h"
-
-/* What a device was seen to do: as in sat_device. */
-typedef struct sat_rates {
-    double memory, l2, tf32, flop[5];
-} sat_rates;
 
 typedef struct sat_backend {
     sat_backend_kind kind;

@@ -2,7 +2,7 @@
 #ifndef SAT_CHOOSE_H
 #define SAT_CHOOSE_H
 
-#include "core/cache.h"
+#include "cache/cache.h"
 #include "core/registry.h"
 
 /* Orders results of one race: those that may win and are right by time, then rivals by time, then the rest. Within the

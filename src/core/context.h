@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "backend/backend.h"
-#include "core/cache.h"
+#include "cache/cache.h"
 #include "core/key.h"
 #include "core/registry.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/cache_file.h"
+#include "cache/cache_file.h"
 
 /* The first line of a file, if it is a number: systemd writes "uninitialized" before it has one. */
 static bool read_number(const char *path, char *to, size_t size) {

@@ -3,7 +3,7 @@
 #ifndef SAT_KEY_H
 #define SAT_KEY_H
 
-#include "core/status.h"
+#include "base/status.h"
 
 enum { SAT_KEY_SIZE = 512 };
 

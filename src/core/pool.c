@@ -2,6 +2,8 @@
  *
  * A call that is captured into a graph may not make a plan that takes memory, and what it used the graph uses again at
  * any later time: such a plan is from then on the graphs' own, and stays until the context closes. */
+#include "core/pool.h"
+
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -187,8 +189,8 @@ static uint64_t thread_of(const sat_context *ctx, const void *stream) {
     return mine;
 }
 
-static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, sat_operation op,
-                       void *const *operands, void *stream) {
+sat_status sat_pool_call(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, sat_operation op,
+                         void *const *operands, void *stream) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
@@ -219,37 +221,4 @@ static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_p
     p->busy = false;
     pthread_mutex_unlock(&ctx->pool->lock);
     return status;
-}
-
-sat_status sat_bsr_matmul(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, const void *values,
-                          const void *b, void *c, const void *bias, void *stream) {
-    void *operands[] = {(void *)(uintptr_t)values, (void *)(uintptr_t)b, c, (void *)(uintptr_t)bias};
-    return call(ctx, pattern, problem, SAT_MATMUL, operands, stream);
-}
-
-sat_status sat_bsr_sampled_matmul(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
-                                  const void *x, const void *y, void *values, void *stream) {
-    void *operands[] = {(void *)(uintptr_t)x, (void *)(uintptr_t)y, values};
-    return call(ctx, pattern, problem, SAT_SAMPLED, operands, stream);
-}
-
-sat_status sat_attention_forward(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
-                                 const void *q, const void *k, const void *v, void *o, float *lse, void *stream) {
-    void *operands[] = {(void *)(uintptr_t)q, (void *)(uintptr_t)k, (void *)(uintptr_t)v, o, lse};
-    return call(ctx, pattern, problem, SAT_ATTENTION, operands, stream);
-}
-
-sat_status sat_attention_backward(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
-                                  const void *q, const void *k, const void *v, const void *o, const float *lse,
-                                  const void *d_o, void *dq, void *dk, void *dv, void *stream) {
-    void *operands[] = {(void *)(uintptr_t)q,
-                        (void *)(uintptr_t)k,
-                        (void *)(uintptr_t)v,
-                        (void *)(uintptr_t)o,
-                        (void *)(uintptr_t)lse,
-                        (void *)(uintptr_t)d_o,
-                        dq,
-                        dk,
-                        dv};
-    return call(ctx, pattern, problem, SAT_ATTENTION_BACKWARD, operands, stream);
 }

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "cache/cache_rates.h"
+
 /* From now on the context's device has these rates. Whoever reads the device meanwhile sees it before or after. */
 static sat_status take_on(sat_context *ctx, const sat_rates *rates) {
     sat_rated *now = malloc(sizeof *now);

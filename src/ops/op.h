@@ -2,7 +2,7 @@
 #ifndef SAT_OP_H
 #define SAT_OP_H
 
-#include "core/status.h"
+#include "base/status.h"
 #include "variant.h"
 
 /* One operand of a normalised problem. Element (i, j) of batch item z is base[z*batch + i*row + j*col]; where rows come
