@@ -109,8 +109,7 @@ static char *copy_identity(const char *identity) {
     if (!copy) return NULL;
     memcpy(copy, length ? identity : "?", length ? length : 1);
     copy[length ? length : 1] = 0;
-    for (char *s = copy; *s; s++)
-        if (*s < 0x20 || *s > 0x7e) *s = '?';
+    sat_make_printable(copy);
     return copy;
 }
 

@@ -12,38 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
+
 static const char entry_title[] = "sparse_autotune cache";
 static const char checksum_name[] = "checksum=";
 
 /* ---- text ---- */
-
-static bool text_reserve(sat_text *t, size_t more) {
-    if (t->failed) return false;
-    if (more < t->capacity - t->length) return true; /* strictly: room for the closing zero */
-    size_t capacity = t->capacity ? t->capacity : 1024;
-    while (capacity - t->length <= more) {
-        if (capacity > SIZE_MAX / 2) return t->failed = true, false;
-        capacity *= 2;
-    }
-    char *data = realloc(t->data, capacity);
-    if (!data) return t->failed = true, false;
-    t->data = data, t->capacity = capacity;
-    return true;
-}
-
-void sat_text_add(sat_text *t, const char *data, size_t length) {
-    if (!text_reserve(t, length)) return;
-    memcpy(t->data + t->length, data, length);
-    t->length += length;
-    t->data[t->length] = 0;
-}
-
-void sat_text_adds(sat_text *t, const char *string) { sat_text_add(t, string, strlen(string)); }
-
-void sat_text_free(sat_text *t) {
-    free(t->data);
-    *t = (sat_text){0};
-}
 
 bool sat_text_line(const char **text, size_t *left, const char **line, size_t *length) {
     size_t window = *left < SAT_LINE_LIMIT ? *left : SAT_LINE_LIMIT;
@@ -56,24 +30,14 @@ bool sat_text_line(const char **text, size_t *left, const char **line, size_t *l
     return true;
 }
 
-static bool printable(const char *s, size_t length) {
-    for (size_t i = 0; i < length; i++)
-        if (s[i] < 0x20 || s[i] > 0x7e) return false;
-    return true;
-}
-
 bool sat_plain(const char *s, size_t capacity) {
     size_t length = strnlen(s, capacity);
-    return length < capacity && printable(s, length);
+    return length < capacity && sat_printable(s, length);
 }
 
 bool sat_key_plain(const char *key) { return sat_plain(key, SAT_KEY_CAPACITY) && key[0]; }
 
-uint64_t sat_checksum(const char *data, size_t length) {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < length; i++) h = (h ^ (unsigned char)data[i]) * 0x100000001b3u;
-    return h;
-}
+uint64_t sat_checksum(const char *data, size_t length) { return sat_hash_bytes(SAT_HASH_START, data, length); }
 
 void sat_text_seal(sat_text *t, size_t start) {
     char line[64];
@@ -224,8 +188,7 @@ bool sat_record_tidy(const sat_record *from, sat_record *to) {
     to->seconds = tidy_number(to->seconds), to->spread = tidy_number(to->spread), to->error = tidy_number(to->error);
     to->estimate_seconds = tidy_number(to->estimate_seconds), to->prepare_seconds = tidy_number(to->prepare_seconds);
     to->least_seconds = tidy_number(to->least_seconds);
-    for (char *s = to->message; *s; s++) /* free text, maybe from a library: worth keeping, not worth a refusal */
-        if (*s < 0x20 || *s > 0x7e) *s = '?';
+    sat_make_printable(to->message); /* free text, maybe from a library: worth keeping, not worth a refusal */
     return record_complete(to) && to->when >= 0 && to->runs >= 0 && to->workspace_bytes >= 0 &&
            sat_plain(from->race, sizeof from->race) && sat_plain(from->variant, sizeof from->variant) &&
            sat_plain(from->revision, sizeof from->revision) && sat_plain(from->exact, sizeof from->exact) &&
@@ -275,7 +238,7 @@ static bool field_parse(const field *f, const char *s, size_t length, sat_record
     uint64_t x = 0;
     switch (f->type) {
     case TEXT:
-        if (length >= f->capacity || !printable(s, length)) return false;
+        if (length >= f->capacity || !sat_printable(s, length)) return false;
         memcpy(at, s, length);
         return true;
     case REAL: return sat_number_parse(s, length, at);
@@ -298,7 +261,7 @@ static bool field_parse(const field *f, const char *s, size_t length, sat_record
 /* Takes one "name=value" in. `seen` has a bit a field, since a repeated one leaves open which counts. */
 static bool record_take(const char *s, size_t length, sat_record *r, uint32_t *seen) {
     const char *equals = memchr(s, '=', length);
-    if (!equals || equals == s || !printable(s, length)) return false;
+    if (!equals || equals == s || !sat_printable(s, length)) return false;
     size_t name = (size_t)(equals - s), size = length - name - 1;
     int i = 0;
     while (i < FIELDS && (fields[i].length != name || memcmp(fields[i].name, s, name))) i++;
@@ -366,7 +329,7 @@ sat_status sat_title_parse(const char *line, size_t length, const char *title, i
 bool sat_head_parse(const char *line, size_t length, const char *name, char *out, size_t capacity) {
     size_t n = strlen(name);
     if (!begins(line, length, name) || length == n || length - n >= capacity) return false;
-    if (!printable(line + n, length - n)) return false;
+    if (!sat_printable(line + n, length - n)) return false;
     memcpy(out, line + n, length - n);
     out[length - n] = 0;
     return true;
@@ -391,7 +354,7 @@ bool sat_text_sealed(const char *text, size_t length, size_t *body, size_t *used
 static bool line_foreign(const char *line, size_t length) {
     sat_record_kind kind;
     for (size_t i = 0; i < length; i++)
-        if (line[i] != '\t' && !printable(line + i, 1)) return false;
+        if (line[i] != '\t' && !sat_printable(line + i, 1)) return false;
     if (!begins(line, length, "kind=")) return true;
     const char *tab = memchr(line, '\t', length);
     return !kind_parse(line + 5, (tab ? (size_t)(tab - line) : length) - 5, &kind);

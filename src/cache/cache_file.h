@@ -3,6 +3,7 @@
 #ifndef SAT_CACHE_FILE_H
 #define SAT_CACHE_FILE_H
 
+#include "base/text.h"
 #include "cache/cache.h"
 
 enum {
@@ -20,17 +21,6 @@ enum {
     SAT_PACK_LIMIT = 256 << 20, /* bytes of an exported file */
     SAT_UNTUNED_KEPT = 1000
 };
-
-/* Text that grows. Once memory ran out, `failed` is set and stays set, so that callers check once, at the end. */
-typedef struct sat_text {
-    char *data; /* closed by a zero, where not NULL */
-    size_t length, capacity;
-    bool failed;
-} sat_text;
-
-void sat_text_add(sat_text *t, const char *data, size_t length);
-void sat_text_adds(sat_text *t, const char *string);
-void sat_text_free(sat_text *t);
 
 /* A text's last line is the checksum of what stands before it. Sealed finds that line and compares: `body` is the
  * length before it, `used` goes past it, `lines` counts those before it. */

@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/hash.h"
+#include "base/text.h"
 #include "core/noise.h"
 #include "core/rates.h"
 #include "core/runner.h"
@@ -94,8 +96,7 @@ static sat_record as_record(const sat_result *r, const char *race, int64_t when,
     x.least_seconds = r->least_seconds;
     x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
     x.workspace_bytes = (int64_t)r->workspace_bytes;
-    for (char *c = x.message; *c; c++)
-        if (*c < 0x20 || *c > 0x7e) *c = '?'; /* the cache's lines are plain text */
+    sat_make_printable(x.message); /* the cache's lines are plain text */
     return x;
 }
 
@@ -252,8 +253,8 @@ static uint64_t check_name(const sat_question *q, const sat_variant *v) {
     const char *const parts[] = {v->name, v->revision, q->exact};
     uint64_t h = sat_pattern_digest(q->pattern);
     for (int i = 0; i < 3; i++) {
-        for (const char *c = parts[i]; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001b3u; /* FNV-1a */
-        h = (h ^ '\t') * 0x100000001b3u;
+        h = sat_hash_bytes(h, parts[i], strlen(parts[i]));
+        h = sat_hash_number(h, '\t');
     }
     return h ? h : 1;
 }

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "core/context.h"
 
 enum { SLOTS = 256, MOST = 4096, CHECKS = 1024 };
@@ -23,11 +24,7 @@ struct sat_memo {
     size_t next_check;
 };
 
-static uint64_t hash_of(const char *key) {
-    uint64_t h = 1469598103934665603u; /* FNV-1a */
-    for (; *key; key++) h = (h ^ (unsigned char)*key) * 1099511628211u;
-    return h;
-}
+static uint64_t hash_of(const char *key) { return sat_hash_bytes(SAT_HASH_START, key, strlen(key)); }
 
 static size_t slot_of(const char *key) { return (size_t)(hash_of(key) % SLOTS); }
 

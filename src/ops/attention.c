@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "base/hash.h"
 #include "ops/attention_check.h"
 
 extern const sat_checker sat_attention_check, sat_attention_backward_check;
@@ -269,12 +270,12 @@ static void spell_strides(const sat_problem *p, char *to, size_t size) {
     const sat_heads *const list[] = {&t->q, &t->k, &t->v, &t->o, &t->do_, &t->dq, &t->dk, &t->dv};
     static const char *const names[] = {"q", "k", "v", "o", "do", "dq", "dk", "dv"};
     static const bool of_keys[] = {false, true, true, false, false, false, true, true};
-    uint64_t all = 0xcbf29ce484222325u;
+    uint64_t all = SAT_HASH_START;
     size_t at = 0;
     to[0] = 0;
     for (int i = 0; i < (p->op == SAT_ATTENTION ? 4 : 8); i++) {
         const int64_t x[] = {list[i]->batch_stride, list[i]->head_stride, list[i]->row_stride};
-        for (int j = 0; j < 3; j++) all = (all ^ (uint64_t)x[j]) * 0x100000001b3u;
+        for (int j = 0; j < 3; j++) all = sat_hash_number(all, (uint64_t)x[j]);
         if (gapless(p, list[i], of_keys[i]) || at >= size) continue;
         at += (size_t)snprintf(to + at, size - at, " %s_at=%lld,%lld,%lld", names[i], (long long)x[0], (long long)x[1],
                                (long long)x[2]);

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "../hash.h"
 #include "../number.h"
 #include "../rng.h"
 #include "check_attention.h"
@@ -259,12 +260,6 @@ static void choose_problem(draw *d, check_case *c) {
     choose_flags(d, p);
 }
 
-static uint64_t hash_name(const char *name) {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (; *name; name++) h = (h ^ (unsigned char)*name) * 0x100000001b3u;
-    return h;
-}
-
 // A few larger ones cross the edges of what kernels keep in a cache.
 static void choose_limits(draw *d, int attempt) {
     double size = rng_unit(&d->r), sides = (double)d->sides;
@@ -275,7 +270,7 @@ static void choose_limits(draw *d, int attempt) {
 }
 
 bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt, int64_t sides, check_case *c) {
-    uint64_t state = rng_mix(seed ^ 0x5851f42d4c957f2du) ^ rng_mix(hash_name(v->name) + (uint64_t)number);
+    uint64_t state = rng_mix(seed ^ 0x5851f42d4c957f2du) ^ rng_mix(hash_text(v->name) + (uint64_t)number);
     double wild = attempt < 8 ? 1 : attempt < 24 ? 0.5 : attempt < 56 ? 0.15 : 0.02;
     double lean = attempt < 2 ? 0.3 : attempt < 8 ? 0.6 : 0.85;
     draw d = {
