@@ -93,14 +93,15 @@ check_includes() { # folder, extended pattern of what it may include
 
 for folder in src/kernels/* src/libs; do
     check_variants "$folder"
-    check_includes "$folder" 'variant\.(h|cuh)|attention\.h|kernels/attention_schedule\.h|sparse_autotune\.h'
+    check_includes "$folder" \
+        'variant\.(h|cuh)|base/dtypes\.def|attention\.h|kernels/attention_schedule\.h|sparse_autotune\.h'
 done
 check_names
-check_includes src/base 'sparse_autotune\.h'
-check_includes src/cache 'sparse_autotune\.h|base/[a-z_]+\.h'
+check_includes src/base 'sparse_autotune\.h|base/dtypes\.def'
+check_includes src/cache 'sparse_autotune\.h|base/[a-z_]+\.(h|def)'
 check_includes src/cli 'sparse_autotune\.h'
 check_includes src/cli/check 'sparse_autotune\.h|\.\./[a-z_]+\.h'
-check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|base/[a-z_]+\.h'
+check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|base/[a-z_]+\.(h|def)'
 check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|base/[a-z_]+\.h|ops/[a-z_]+\.h'
 check_includes src/core \
     'sparse_autotune\.h|variant\.h|(base|cache)/[a-z_]+\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'

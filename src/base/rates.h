@@ -2,10 +2,10 @@
 #ifndef SAT_BASE_RATES_H
 #define SAT_BASE_RATES_H
 
-#include "sparse_autotune.h"
+#include "base/dtype.h"
 
 typedef struct sat_rates {
-    double memory, l2, tf32, flop[5]; /* flop: by sat_dtype */
+    double memory, l2, tf32, flop[SAT_DTYPE_SLOTS]; /* flop: by sat_dtype */
 } sat_rates;
 
 #endif

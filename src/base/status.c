@@ -97,16 +97,6 @@ sat_status sat_struct_out(void *to, const void *from, size_t from_size, size_t l
     return SAT_OK;
 }
 
-const char *sat_dtype_name(sat_dtype t) {
-    switch (t) {
-    case SAT_F32: return "f32";
-    case SAT_F64: return "f64";
-    case SAT_F16: return "f16";
-    case SAT_BF16: return "bf16";
-    }
-    return "?";
-}
-
 const char *sat_activation_name(sat_activation a) {
     switch (a) {
     case SAT_ACT_NONE: return "none";

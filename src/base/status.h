@@ -2,6 +2,7 @@
 #ifndef SAT_STATUS_H
 #define SAT_STATUS_H
 
+#include "base/dtype.h"
 #include "sparse_autotune.h"
 
 #define SAT_TRY(call)                                                                                                  \
@@ -30,7 +31,6 @@ sat_status sat_struct_out(void *to, const void *from, size_t from_size, size_t l
 #define SAT_VIEW_LEAST    offsetof(sat_pattern_view, sequences)
 #define SAT_RACE_LEAST    offsetof(sat_race_info, busy)
 
-const char *sat_dtype_name(sat_dtype t); /* "f32"; "?" if unknown */
 const char *sat_activation_name(sat_activation a);
 const char *sat_verdict_name(sat_verdict v); /* "ok", "wrong", "error", "skipped" */
 

@@ -22,9 +22,12 @@ static const struct {
     const char *name;
     size_t offset;
 } fields[] = {
-    {"memory=", offsetof(sat_rates, memory)},     {"l2=", offsetof(sat_rates, l2)},
-    {"f32=", offsetof(sat_rates, flop[SAT_F32])}, {"f64=", offsetof(sat_rates, flop[SAT_F64])},
-    {"f16=", offsetof(sat_rates, flop[SAT_F16])}, {"bf16=", offsetof(sat_rates, flop[SAT_BF16])},
+    {"memory=", offsetof(sat_rates, memory)},
+    {"l2=", offsetof(sat_rates, l2)},
+#define SAT_DTYPE(id, name, stored, on_device, library, compute, bits, unit, tiny)                                     \
+    {#name "=", offsetof(sat_rates, flop[id])},
+#include "base/dtypes.def"
+#undef SAT_DTYPE
     {"tf32=", offsetof(sat_rates, tf32)},
 };
 enum { FIELDS = sizeof fields / sizeof fields[0] };

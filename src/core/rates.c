@@ -2,6 +2,7 @@
 #include "core/rates.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "cache/cache_rates.h"
 
@@ -12,7 +13,7 @@ static sat_status take_on(sat_context *ctx, const sat_rates *rates) {
     now->device = ctx->device;
     now->device.measured = true;
     now->device.memory_rate = rates->memory, now->device.l2_rate = rates->l2, now->device.tf32_rate = rates->tf32;
-    for (int t = SAT_F32; t <= SAT_BF16; t++) now->device.flop_rate[t] = rates->flop[t];
+    memcpy(now->device.flop_rate, rates->flop, sizeof rates->flop);
     now->before = atomic_load(&ctx->rated);
     while (!atomic_compare_exchange_weak(&ctx->rated, &now->before, now)) continue;
     return SAT_OK;

@@ -12,26 +12,24 @@ const sat_op *sat_op_find(sat_operation id) {
     return NULL;
 }
 
-static bool known(sat_dtype t) { return t == SAT_F32 || t == SAT_F64 || t == SAT_F16 || t == SAT_BF16; }
-
 static sat_status normalise_dtypes(sat_problem *p) {
     if (!p->b_dtype) p->b_dtype = p->a_dtype;
     if (!p->c_dtype) p->c_dtype = p->a_dtype;
-    if (!p->compute_dtype) p->compute_dtype = p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32;
+    if (!p->compute_dtype && sat_dtype_known(p->a_dtype)) p->compute_dtype = sat_dtype_compute(p->a_dtype);
     const char *names[] = {"a_dtype", "b_dtype", "c_dtype", "compute_dtype"};
     sat_dtype types[] = {p->a_dtype, p->b_dtype, p->c_dtype, p->compute_dtype};
     for (int i = 0; i < 4; i++)
-        if (!known(types[i]))
+        if (!sat_dtype_known(types[i]))
             return sat_fail(SAT_BAD_ENUM, "%s is %d; expected SAT_F32, SAT_F64, SAT_F16 or SAT_BF16", names[i],
                             (int)types[i]);
-    bool half = p->a_dtype == SAT_F16 || p->a_dtype == SAT_BF16;
+    sat_dtype compute = sat_dtype_compute(p->a_dtype);
     if (p->b_dtype != p->a_dtype)
         return sat_fail(SAT_UNSUPPORTED, "b_dtype is %s beside a_dtype %s; expected the same",
                         sat_dtype_name(p->b_dtype), sat_dtype_name(p->a_dtype));
-    if (p->c_dtype != p->a_dtype && !(half && p->c_dtype == SAT_F32))
-        return sat_fail(SAT_UNSUPPORTED, "c_dtype is %s beside a_dtype %s; expected %s%s", sat_dtype_name(p->c_dtype),
-                        sat_dtype_name(p->a_dtype), sat_dtype_name(p->a_dtype), half ? " or f32" : "");
-    sat_dtype compute = p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32;
+    if (p->c_dtype != p->a_dtype && p->c_dtype != compute)
+        return sat_fail(SAT_UNSUPPORTED, "c_dtype is %s beside a_dtype %s; expected %s%s%s", sat_dtype_name(p->c_dtype),
+                        sat_dtype_name(p->a_dtype), sat_dtype_name(p->a_dtype), compute != p->a_dtype ? " or " : "",
+                        compute != p->a_dtype ? sat_dtype_name(compute) : "");
     if (p->compute_dtype != compute)
         return sat_fail(SAT_UNSUPPORTED, "compute_dtype is %s beside a_dtype %s; expected %s",
                         sat_dtype_name(p->compute_dtype), sat_dtype_name(p->a_dtype), sat_dtype_name(compute));
