@@ -84,11 +84,28 @@ check_includes() { # folder, extended pattern of what it may include
         [ -f "$file" ] || continue
         while read -r header; do
             [[ $header =~ ^($allowed)$ ]] && continue
-            [ -f "$folder/$header" ] && continue
-            case src/$header in "$folder"/*.h | "$folder"/*.cuh | "$folder"/*.inc) [[ $header != *..* ]] && continue ;; esac
+            if [[ $header != *..* ]]; then
+                [ -f "$folder/$header" ] && continue
+                case src/$header in "$folder"/*.h | "$folder"/*.cuh | "$folder"/*.inc) continue ;; esac
+            fi
             complain "$file includes \"$header\": $folder may include ${allowed//|/, } and its own headers"
         done < <(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$file")
     done
+}
+
+# The names that an enum of the public header has, each with a bar after it: "SAT_CPU|SAT_CUDA|"
+enumerators() { # name
+    tr '\n' ' ' <include/sparse_autotune.h | grep -oE "typedef enum $1 \{[^}]*\}" | grep -oE '\bSAT_[A-Z0-9_]+' | tr '\n' '|'
+}
+
+# What differs from one operation or backend to another is asked of their tables: a file of these folders names none of
+# them, and no field of a problem that is an operation's own.
+check_names_none() { # folders
+    local words line fields='attention|transpose|bias|activation'
+    words="$(enumerators sat_operation)$(enumerators sat_backend_kind)SAT_(NO_)?TRANSPOSE|SAT_(BIAS|ACT)_[A-Z]+"
+    while IFS= read -r line; do
+        complain "$line: this folder names no operation, no backend and none of their fields"
+    done < <(grep -nE "(^|[^A-Za-z0-9_])($words)([^A-Za-z0-9_]|$)|(->|\.)($fields)([^A-Za-z0-9_(]|$)" "$@" /dev/null)
 }
 
 for folder in src/kernels/* src/libs; do
@@ -107,6 +124,7 @@ check_includes src/core \
     'sparse_autotune\.h|variant\.h|(base|cache)/[a-z_]+\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes src/api 'sparse_autotune\.h|(base|core)/[a-z_]+\.h'
 check_includes include ''
+check_names_none src/base/*.c src/cache/*.[ch] src/core/*.[ch]
 
 for file in include/*.h src/*.h src/*.cuh src/*/*.[ch] src/*/*.cu src/*/*.cuh src/kernels/*/* src/cli/check/*; do
     [ -f "$file" ] || continue

@@ -48,6 +48,15 @@ fault 'a kernel that includes core' 'matmul_reference.c includes "core/plan.h"'
 echo '#include "kernels/cpu/tile.h"' >>"$copy/src/core/plan.h"
 fault 'core that includes a kernel header' 'plan.h includes "kernels/cpu/tile.h"'
 
+echo 'int first(const sat_problem *p) { return p->op == SAT_SAMPLED; }' >>"$copy/src/core/key.c"
+fault 'core that names an operation' 'p->op == SAT_SAMPLED; }: this folder names no operation'
+
+echo 'int second(const sat_device *d) { return d->backend == SAT_CUDA; }' >>"$copy/src/core/pattern.c"
+fault 'core that names a backend' 'd->backend == SAT_CUDA; }: this folder names no operation'
+
+echo 'int third(const sat_problem *p) { return p->attention.causal; }' >>"$copy/src/core/plan.c"
+fault 'core that looks into an operation' 'p->attention.causal; }: this folder names no operation'
+
 echo '#include "core/context.h"' >>"$copy/src/cache/cache.h"
 fault 'a cache that includes core' 'cache.h includes "core/context.h"'
 

@@ -7,8 +7,12 @@
 
 typedef struct sat_backend {
     sat_backend_kind kind;
-    const char *name;   /* "cpu", "cuda": also what $SPARSE_AUTOTUNE_DEVICE calls it */
-    size_t alignment;   /* of workspaces and made-up operands */
+    const char *name; /* "cpu", "cuda": also what $SPARSE_AUTOTUNE_DEVICE calls it */
+    size_t alignment; /* of workspaces and made-up operands */
+    /* Of the operands of a call without a plan, so much alignment is read off the pointers and told apart. More than
+     * every allocator gives is chance where no variant asks for it: each would be another key, and another race. */
+    uint32_t call_alignment;
+    bool shares_memory; /* the device reads and writes the host's memory */
     bool loads_late;    /* a kernel's code is brought to the device when it is first launched */
     int (*count)(void); /* devices; 0 where there is no driver */
     sat_status (*open)(int index, int threads, sat_device *device); /* threads 0: as many as a run would use now */

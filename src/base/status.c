@@ -97,16 +97,6 @@ sat_status sat_struct_out(void *to, const void *from, size_t from_size, size_t l
     return SAT_OK;
 }
 
-const char *sat_activation_name(sat_activation a) {
-    switch (a) {
-    case SAT_ACT_NONE: return "none";
-    case SAT_ACT_RELU: return "relu";
-    case SAT_ACT_GELU: return "gelu";
-    case SAT_ACT_SILU: return "silu";
-    }
-    return "?";
-}
-
 const char *sat_verdict_name(sat_verdict v) {
     switch (v) {
     case SAT_VERDICT_OK: return "ok";

@@ -31,7 +31,6 @@ sat_status sat_struct_out(void *to, const void *from, size_t from_size, size_t l
 #define SAT_VIEW_LEAST    offsetof(sat_pattern_view, sequences)
 #define SAT_RACE_LEAST    offsetof(sat_race_info, busy)
 
-const char *sat_activation_name(sat_activation a);
 const char *sat_verdict_name(sat_verdict v); /* "ok", "wrong", "error", "skipped" */
 
 #endif

@@ -142,9 +142,10 @@ int sat_threads_now(const sat_context *ctx) {
 
 sat_device sat_device_now(const sat_context *ctx) {
     sat_device d = *sat_context_device(ctx);
-    if (ctx->backend->kind == SAT_CPU && d.threads != sat_threads_now(ctx)) {
+    int threads = ctx->backend->threads(ctx->options.threads); /* 0: runs have none of the host's */
+    if (threads > 0 && d.threads != threads) {
         /* Rates scale with threads; opening again keeps that in one place and cannot fail for a device that opened. */
-        ctx->backend->open(d.index, sat_threads_now(ctx), &d);
+        ctx->backend->open(d.index, threads, &d);
     }
     return d;
 }

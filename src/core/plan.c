@@ -84,7 +84,7 @@ sat_status sat_plan_create_bare(sat_context *ctx, const sat_pattern *pattern, co
     sat_question q;
     sat_answer answer;
     const sat_op *op = sat_op_find(problem->op);
-    bool by_columns = problem->transpose == SAT_TRANSPOSE || (op && op->by_columns);
+    bool by_columns = op && op->by_columns && op->by_columns(problem);
     if (by_columns && !sat_pattern_has_transposed(pattern))
         return sat_fail(SAT_UNSUPPORTED, "the pattern's transposed index takes memory");
     SAT_TRY(sat_question_make(&q, ctx, pattern, problem));

@@ -283,8 +283,11 @@ static void spell_strides(const sat_problem *p, char *to, size_t size) {
     if (at >= size) snprintf(to, size, " strides=%016llx", (unsigned long long)all);
 }
 
-static void words(const sat_problem *p, const sat_pattern_view *a, bool exact, char *to, size_t size) {
+static void spell(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words) {
     const sat_attention *t = &p->attention;
+    char *to = words->more;
+    size_t size = sizeof words->more;
+    sat_spell_common(p, a, words);
     sat_mask k = sat_mask_of(p, a);
     int at =
         snprintf(to, size, " heads=%lld kv_heads=%lld dim=%lld%s window=%lld%s masks=%lld sequences=%lld",
@@ -310,6 +313,11 @@ static sat_problem forward_of(const sat_problem *p) {
     return q;
 }
 
+/* LSE is written where there is a place for it. */
+static void called(sat_problem *p, void *const *operands) { p->attention.lse = operands[4] != NULL; }
+
+static bool always(const sat_problem *p) { return (void)p, true; }
+
 const sat_op sat_op_attention = {
     .id = SAT_ATTENTION,
     .name = "attention",
@@ -320,7 +328,8 @@ const sat_op sat_op_attention = {
     .operands = operands,
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
-    .words = words,
+    .spell = spell,
+    .called = called,
     .plain = plain,
     .exact = exact,
     .host_checker = &sat_attention_check,
@@ -335,15 +344,15 @@ const sat_op sat_op_attention_backward = {
     .output = 6,
     .names = (const char *const[]){"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", NULL},
     .aligns = "aaaa-accc",
-    .by_columns = true,
     .normalise = normalise,
     .operands = operands,
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
-    .words = words,
+    .spell = spell,
     .plain = plain,
     .exact = exact,
     .inputs = forward_of,
+    .by_columns = always,
     .host_checker = &sat_attention_backward_check,
     .winner = backward_rounds,
     .other_scale = &other_scale,

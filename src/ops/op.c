@@ -2,6 +2,7 @@
 #include "ops/op.h"
 
 #include <math.h>
+#include <stdio.h>
 
 static const sat_op *const operations[] = {&sat_op_matmul, &sat_op_sampled, &sat_op_attention,
                                            &sat_op_attention_backward};
@@ -147,4 +148,60 @@ sat_status sat_normalise_align(uint32_t *align, sat_dtype t, const char *name) {
         return sat_fail(SAT_MISALIGNED, "%s is %u; expected a power of two, at least the element's %u bytes", name,
                         *align, size);
     return SAT_OK;
+}
+
+/* ---- equal problems ---- */
+
+static bool same_layout(const sat_layout *x, const sat_layout *y) {
+    return x->row_stride == y->row_stride && x->col_stride == y->col_stride && x->batch_stride == y->batch_stride;
+}
+
+static bool same_heads(const sat_heads *x, const sat_heads *y) {
+    return x->batch_stride == y->batch_stride && x->head_stride == y->head_stride && x->row_stride == y->row_stride;
+}
+
+static bool same_attention(const sat_attention *x, const sat_attention *y) {
+    return x->heads == y->heads && x->kv_heads == y->kv_heads && x->dim == y->dim && x->causal == y->causal &&
+           x->window == y->window && x->lse == y->lse && same_heads(&x->q, &y->q) && same_heads(&x->k, &y->k) &&
+           same_heads(&x->v, &y->v) && same_heads(&x->o, &y->o) && same_heads(&x->dq, &y->dq) &&
+           same_heads(&x->dk, &y->dk) && same_heads(&x->dv, &y->dv) && same_heads(&x->do_, &y->do_);
+}
+
+bool sat_problem_same(const sat_problem *x, const sat_problem *y) {
+    return x->op == y->op && x->transpose == y->transpose && x->m == y->m && x->n == y->n && x->k == y->k &&
+           x->batch == y->batch && x->a_dtype == y->a_dtype && x->b_dtype == y->b_dtype && x->c_dtype == y->c_dtype &&
+           x->compute_dtype == y->compute_dtype && same_layout(&x->a, &y->a) && same_layout(&x->b, &y->b) &&
+           same_layout(&x->c, &y->c) && x->a_align == y->a_align && x->b_align == y->b_align &&
+           x->c_align == y->c_align && x->alpha == y->alpha && x->beta == y->beta && x->bias == y->bias &&
+           x->activation == y->activation && x->flags == y->flags && same_attention(&x->attention, &y->attention);
+}
+
+/* ---- keys ---- */
+
+static const char *activation_name(sat_activation a) {
+    switch (a) {
+    case SAT_ACT_NONE: return "none";
+    case SAT_ACT_RELU: return "relu";
+    case SAT_ACT_GELU: return "gelu";
+    case SAT_ACT_SILU: return "silu";
+    }
+    return "?";
+}
+
+void sat_spell_common(const sat_problem *p, const sat_pattern_view *a, sat_words *words) {
+    bool transposed = p->transpose == SAT_TRANSPOSE;
+    *words = (sat_words){.skew = transposed ? a->t_skew : a->skew};
+    snprintf(words->form, sizeof words->form, "t=%d", transposed);
+    snprintf(words->epilogue, sizeof words->epilogue, "bias=%d act=%s", p->bias != SAT_BIAS_NONE,
+             activation_name(p->activation));
+}
+
+void sat_spell_product(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words) {
+    sat_spell_common(p, a, words);
+    if (!exact) return;
+    snprintf(words->more, sizeof words->more,
+             " a_strides=%lld,%lld,%lld b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld", (long long)p->a.row_stride,
+             (long long)p->a.col_stride, (long long)p->a.batch_stride, (long long)p->b.row_stride,
+             (long long)p->b.col_stride, (long long)p->b.batch_stride, (long long)p->c.row_stride,
+             (long long)p->c.col_stride, (long long)p->c.batch_stride);
 }

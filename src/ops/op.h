@@ -91,13 +91,20 @@ typedef struct sat_round {
     const char *words; /* what is different about them, for messages; NULL ends a list */
 } sat_round;
 
+/* An operation's own part of a key, in three places of the line. */
+typedef struct sat_words {
+    char form[8];      /* "t=0" or "t=1": the transposed matrix, or not */
+    char epilogue[32]; /* what follows the sums: "bias=0 act=none" */
+    char more[200];    /* words of its own, each after a space; may be "" */
+    double skew;       /* of the pattern's rows, as the operation goes through them */
+} sat_words;
+
 typedef struct sat_op {
     sat_operation id;
     const char *name;
     int output;               /* which operand is written; where there are several, the first */
     const char *const *names; /* of the operands, as messages call them; NULL at the end */
     const char *aligns;       /* of each operand: 'a', 'b' or 'c', whose alignment it has; '-': its element's size */
-    bool by_columns;          /* variants need the transposed index of the pattern */
     /* Checks a caller's problem against the pattern and fills in every size, stride, dtype and alignment. */
     sat_status (*normalise)(sat_problem *p, const sat_pattern_view *a);
     int (*operands)(const sat_problem *p, const sat_pattern_view *a, sat_operand *out); /* how many */
@@ -109,9 +116,13 @@ typedef struct sat_op {
     /* Exact operands, and those of every round but the first of the other probe; rounds differ in which factor is wide
      * and in their scales. NULL: there is no exact probe. */
     void (*exact)(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills);
-    /* The rest may be NULL. What this operation adds to the key, or to the exact spelling, instead of strides: words,
-     * each after a space. */
-    void (*words)(const sat_problem *p, const sat_pattern_view *a, bool exact, char *to, size_t size);
+    /* What a key, or the exact spelling of a problem, says of the fields that are this operation's own. */
+    void (*spell)(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words);
+    /* The rest may be NULL. Do variants need the transposed index of the pattern? Asked before normalising, too. NULL:
+     * none does. */
+    bool (*by_columns)(const sat_problem *p);
+    /* What the operands of a call without a plan say of the problem: which optional ones are given. */
+    void (*called)(sat_problem *p, void *const *operands);
     sat_problem (*plain)(const sat_problem *p); /* instead of sat_plain_scalars */
     /* Another problem whose operands are the first ones of this, and whose outputs are inputs here: its run makes those
      * that cannot be made up. */
@@ -130,6 +141,12 @@ typedef struct sat_op {
 extern const sat_op sat_op_matmul, sat_op_sampled, sat_op_attention, sat_op_attention_backward;
 
 const sat_op *sat_op_find(sat_operation id); /* NULL if unknown */
+
+/* Do two problems agree in every field, those of all operations included? */
+bool sat_problem_same(const sat_problem *x, const sat_problem *y);
+/* `spell` for what all operations share: everything but `more`; and all of it for a product of matrices. */
+void sat_spell_common(const sat_problem *p, const sat_pattern_view *a, sat_words *words);
+void sat_spell_product(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words);
 
 /* Exact operands for sums of `depth` products. Rounds 0 and 1 differ in which factor is wide; 2 has large numbers, 3
  * tiny ones. */
