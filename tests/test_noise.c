@@ -177,7 +177,7 @@ static void a_disturbed_race_is_recorded_and_shown_as_one(void **state) {
 /* Records of all that fit, as a race so long ago would have left them. */
 static void remember_race(scene *s, const char *name, int64_t seconds_ago, bool busy) {
     const sat_variant *fit[SAT_MAX_VARIANTS];
-    size_t count = sat_answer_candidates(&s->q, NULL, fit);
+    size_t count = sat_question_candidates(&s->q, NULL, fit);
     for (size_t i = 0; i < count; i++) {
         sat_record r = {.kind = SAT_RECORD_RACED, .verdict = SAT_VERDICT_OK, .seconds = 1, .runs = 9, .busy = busy};
         r.when = (int64_t)time(NULL) - seconds_ago;

@@ -54,7 +54,7 @@ static scene open_scene(uint32_t variant_flags, uint32_t problem_flags, bool may
     s.problem = sat_matmul_problem(SAT_F32, 32);
     s.problem.flags = problem_flags;
     assert_ok(sat_question_make(&s.q, s.ctx, s.pattern, &s.problem));
-    size_t count = sat_answer_candidates(&s.q, NULL, fit);
+    size_t count = sat_question_candidates(&s.q, NULL, fit);
     for (size_t i = 0; i < count; i++) {
         sat_record r = record_of(&s.q, "one", fit[i]->name, fit[i]->revision, 1);
         if (strcmp(fit[i]->name, "planted") == 0) continue;

@@ -154,7 +154,7 @@ static void plant(sat_context *ctx, const char *by) {
     const sat_variant *fit[SAT_MAX_VARIANTS];
     sat_pattern *pattern = make_pattern(ctx, false, NULL);
     sat_question q = question(ctx, pattern);
-    size_t count = sat_answer_candidates(&q, NULL, fit);
+    size_t count = sat_question_candidates(&q, NULL, fit);
     for (size_t i = 0; i < count; i++) {
         sat_record r = record_of(&q, fit[i], strcmp(fit[i]->name, "planted") == 0 ? 0.1 : 1, by);
         assert_ok(sat_memo_add(ctx->memo, q.key, &r, 1));

@@ -14,74 +14,12 @@
 #include "core/rates.h"
 #include "core/runner.h"
 
-sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_pattern *pattern,
-                             const sat_problem *problem) {
-    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
-    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
-    if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
-    q->ctx = ctx, q->pattern = pattern;
-    SAT_TRY(sat_struct_in(&q->problem, sizeof q->problem, problem, SAT_PROBLEM_LEAST, "sat_problem"));
-    q->op = sat_op_find(q->problem.op);
-    if (!q->op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected one of sat_operation", (int)q->problem.op);
-    SAT_TRY(q->op->normalise(&q->problem, sat_pattern_plain(pattern)));
-    /* Values that differ over the batch cannot be converted once for all. */
-    if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
-    q->view = sat_pattern_plain(pattern);
-    if (q->op->by_columns && q->op->by_columns(&q->problem)) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
-    q->device = sat_device_now(ctx);
-    sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads(1) ? q->device.threads : 0);
-    sat_exact_spell(q->exact, &q->problem, q->view);
-    q->trial = q->op->plain ? q->op->plain(&q->problem) : sat_plain_scalars(&q->problem);
-    q->memory_limit = sat_memory_limit(ctx);
-    q->found_wrong = atomic_load(&ctx->found_wrong);
-    return SAT_OK;
-}
-
-/* ---- candidates ---- */
-
-static bool named(const char *only, const char *name) {
-    size_t length = strlen(name);
-    for (const char *at = only; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
-        if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == 0)) return true;
-    return false;
-}
-
-size_t sat_answer_candidates(const sat_question *q, const char *only, const sat_variant **out) {
-    const sat_registry *r = &q->ctx->registry;
-    size_t count = atomic_load(&r->count), found = 0;
-    for (size_t i = 0; i < count; i++)
-        if ((!only || named(only, r->list[i]->name)) && sat_variant_fits(r->list[i], &q->problem, q->view, &q->device))
-            out[found++] = r->list[i];
-    return found;
-}
-
-static bool affordable(const sat_question *q, const sat_variant *v) {
-    return !v->workspace || v->workspace(v, &q->problem, q->view, &q->device) <= q->memory_limit;
-}
-
-/* Neither memory of the device nor work on it before the first run. */
-static bool bare(const sat_question *q, const sat_variant *v) {
-    return !v->prepare && (!v->workspace || v->workspace(v, &q->problem, q->view, &q->device) == 0);
-}
-
-/* Nothing may be checked here, so only our own code serves. The reference fits everything, so there is an answer. */
-static sat_status estimate(const sat_question *q, bool only_bare, sat_answer *answer) {
-    const sat_variant *list[SAT_MAX_VARIANTS];
-    size_t count = sat_answer_candidates(q, NULL, list);
-    double best = 0;
+static sat_status estimate(sat_question *q, bool bare, sat_answer *answer) {
     *answer = (sat_answer){0};
-    for (size_t i = 0; i < count; i++) {
-        const sat_variant *v = list[i];
-        if (!sat_registry_trusted(&q->ctx->registry, v) || !affordable(q, v)) continue;
-        if (!sat_choose_allowed(v, q->problem.flags)) continue;
-        if (only_bare && !bare(q, v)) continue;
-        double t = v->estimate(v, &q->problem, q->view, &q->device);
-        if (!answer->variant || t < best) answer->variant = v, best = t;
-    }
-    return answer->variant ? SAT_OK : sat_fail(SAT_UNSUPPORTED, "no variant fits %s", q->exact);
+    return sat_question_estimate(q, bare, &answer->variant);
 }
 
-sat_status sat_answer_estimate(const sat_question *q, sat_answer *answer) { return estimate(q, false, answer); }
+sat_status sat_answer_estimate(sat_question *q, sat_answer *answer) { return estimate(q, false, answer); }
 
 /* ---- remembering ---- */
 
@@ -207,7 +145,7 @@ static size_t drop_failed(const sat_question *q, const sat_variant **list, size_
 
 sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_outcome *outcome) {
     const sat_variant *list[SAT_MAX_VARIANTS];
-    size_t count = sat_answer_candidates(q, how->only, list);
+    size_t count = sat_question_candidates(q, how->only, list);
     if (count == 0) {
         if (how->only)
             return sat_fail(SAT_NOT_FOUND, "only is '%s'; no variant of that name fits the problem", how->only);
@@ -275,12 +213,12 @@ static void look_at_pattern(const sat_question *q, const sat_entry *entry, sat_a
 
 /* Takes the best remembered variant that fits this very call, after checking it on this exact problem, unless this
  * build did so before on this machine; leaves answer->variant NULL where there is none. */
-static sat_status from_entry(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
+static sat_status from_entry(sat_question *q, const sat_entry *entry, sat_answer *answer) {
     const sat_variant *ranking[SAT_MAX_VARIANTS];
     size_t count = sat_choose_ranking(entry, &q->ctx->registry, q->problem.flags, ranking, SAT_MAX_VARIANTS);
     for (size_t i = 0; i < count; i++) {
         const sat_variant *v = ranking[i];
-        if (!sat_variant_fits(v, &q->problem, q->view, &q->device) || !affordable(q, v)) continue;
+        if (!sat_variant_fits(v, &q->problem, q->view, &q->device) || !sat_question_affords(q, v)) continue;
         if (sat_choose_failed(entry, v, q->exact)) continue;
         bool known = sat_choose_verified(entry, v, q->exact, NULL), verified = known;
         if (!known) {
@@ -303,7 +241,7 @@ static sat_status from_entry(const sat_question *q, const sat_entry *entry, sat_
 /* Variants that fit and that the entry has never seen as they are now. A known winner makes the reference no news. */
 static size_t newcomers(const sat_question *q, const sat_entry *entry, const sat_variant **out) {
     const sat_variant *all[SAT_MAX_VARIANTS];
-    size_t count = sat_answer_candidates(q, NULL, all), found = 0;
+    size_t count = sat_question_candidates(q, NULL, all), found = 0;
     for (size_t i = 0; i < count; i++)
         if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_knows(entry, all[i])) out[found++] = all[i];
     return found;
@@ -325,7 +263,7 @@ bool sat_answer_again(const sat_question *q, const sat_entry *entry) {
 }
 
 /* `again`: the best one is known from a disturbed race alone. */
-static sat_status tune_now(const sat_question *q, const sat_variant *best, bool again, sat_answer *answer) {
+static sat_status tune_now(sat_question *q, const sat_variant *best, bool again, sat_answer *answer) {
     const sat_variant *list[SAT_MAX_VARIANTS + 1];
     sat_entry entry = {0};
     sat_outcome outcome = {0};
@@ -363,8 +301,8 @@ static bool forced(const sat_question *q, sat_answer *answer) {
     return true;
 }
 
-sat_status sat_answer_bare(const sat_question *q, sat_answer *answer) {
-    if (forced(q, answer) && bare(q, answer->variant)) return SAT_OK;
+sat_status sat_answer_bare(sat_question *q, sat_answer *answer) {
+    if (forced(q, answer) && sat_question_bare(q, answer->variant)) return SAT_OK;
     return estimate(q, true, answer);
 }
 
@@ -375,14 +313,14 @@ static bool writes_nothing(const sat_question *q, sat_answer *answer) {
     int operands = q->op->operands(&q->problem, q->view, o);
     for (int i = 0; i < operands; i++)
         if (o[i].output && o[i].span) return false;
-    size_t count = sat_answer_candidates(q, NULL, list);
+    size_t count = sat_question_candidates(q, NULL, list);
     for (size_t i = 0; i < count && !answer->variant; i++)
         if ((list[i]->flags & SAT_V_REFERENCE) && sat_registry_trusted(&q->ctx->registry, list[i]))
             answer->variant = list[i];
     return answer->variant != NULL;
 }
 
-sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
+sat_status sat_answer_find(sat_question *q, sat_answer *answer) {
     sat_context *ctx = q->ctx;
     sat_effort effort = ctx->options.effort;
     *answer = (sat_answer){0};

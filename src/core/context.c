@@ -168,6 +168,18 @@ size_t sat_memory_limit(const sat_context *ctx) {
     return ctx->options.memory_limit ? ctx->options.memory_limit : ctx->backend->available(&ctx->device) / 2;
 }
 
+/* To touch this much takes longer than to ask what is free. */
+enum { SMALL_WORKSPACE = 1 << 20 };
+
+bool sat_within_limit(const sat_context *ctx, size_t bytes, size_t *limit) {
+    if (bytes == 0) return true;
+    if (*limit == SAT_USUAL_LIMIT) {
+        if (!ctx->options.memory_limit && bytes <= SMALL_WORKSPACE) return true;
+        *limit = sat_memory_limit(ctx);
+    }
+    return bytes <= *limit;
+}
+
 static sat_status open_allocator(sat_context *ctx) {
     ctx->allocator = ctx->options.allocator;
     if (!ctx->allocator.alloc != !ctx->allocator.free)

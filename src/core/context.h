@@ -40,7 +40,13 @@ double sat_now(void); /* seconds of a monotonic clock */
 /* Device memory through the context's allocator; NULL when out. */
 void *sat_alloc(sat_context *ctx, size_t bytes);
 void sat_free(sat_context *ctx, void *pointer);
+/* Bytes that workspace and tuning may take: an option, or half of what is free now, which takes the reading of files.
+ * SAT_USUAL_LIMIT stands for that until somebody needs to know. */
 size_t sat_memory_limit(const sat_context *ctx);
+#define SAT_USUAL_LIMIT ((size_t)-1)
+/* Is a workspace of so many bytes within the limit? Finds out what SAT_USUAL_LIMIT is where it matters, and leaves that
+ * in `limit`: a small workspace is taken without asking what is free. */
+bool sat_within_limit(const sat_context *ctx, size_t bytes, size_t *limit);
 
 /* The device as a plan made now would see it: with the threads a run would use now. */
 sat_device sat_device_now(const sat_context *ctx);

@@ -114,8 +114,8 @@ sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
     if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "plan");
     *p = *plan;
     const sat_runner *r = &plan->runner;
-    sat_status status = sat_runner_open(&p->runner, p->ctx, r->variant, &r->problem, r->pattern, &r->device,
-                                        sat_memory_limit(p->ctx), NULL);
+    sat_status status =
+        sat_runner_open(&p->runner, p->ctx, r->variant, &r->problem, r->pattern, &r->device, SAT_USUAL_LIMIT, NULL);
     if (status != SAT_OK) {
         free(p);
         return status;

@@ -31,7 +31,7 @@ static sat_result *results_of(const sat_question *q, const sat_entry *entry, con
  */
 static void read_back(const sat_question *q, const sat_entry *entry, sat_race *race) {
     const sat_variant *all[SAT_MAX_VARIANTS];
-    size_t fit = sat_answer_candidates(q, NULL, all);
+    size_t fit = sat_question_candidates(q, NULL, all);
     for (size_t i = 0; i < fit; i++)
         if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_knows(entry, all[i])) return;
     for (const sat_record *r = sat_choose_race(entry, NULL); r; r = sat_choose_race(entry, r)) {

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/answer.h"
+#include "core/question.h"
 #include "core/runner.h"
 #include "variant.h"
 
@@ -128,12 +128,11 @@ static sat_fill real_fill(const sat_stage *s, int i) {
 /* Runs a variant on the made-up operands; NULL: the one that the estimate prefers. */
 static sat_status run_other(sat_stage *s, const sat_problem *p, const sat_variant *v, void *const *operands) {
     sat_question q = {.ctx = s->ctx, .view = s->pattern, .op = sat_op_find(p->op), .device = *s->device, .problem = *p};
-    q.memory_limit = sat_memory_limit(s->ctx);
+    q.memory_limit = SAT_USUAL_LIMIT;
     sat_exact_spell(q.exact, &q.problem, q.view);
-    sat_answer answer = {.variant = v};
     sat_runner runner;
-    if (!v) SAT_TRY(sat_answer_estimate(&q, &answer));
-    SAT_TRY(sat_runner_open(&runner, s->ctx, answer.variant, p, s->pattern, s->device, q.memory_limit, NULL));
+    if (!v) SAT_TRY(sat_question_estimate(&q, false, &v));
+    SAT_TRY(sat_runner_open(&runner, s->ctx, v, p, s->pattern, s->device, q.memory_limit, NULL));
     void *stream = s->ctx->backend->stream(s->device);
     sat_status status = sat_runner_launch(&runner, operands, stream);
     if (status == SAT_OK) status = s->ctx->backend->sync(s->device, stream);
