@@ -154,7 +154,7 @@ static void a_disturbed_race_is_recorded_and_shown_as_one(void **state) {
     assert_true(info.busy && info.cached);
     assert_true(again == seconds && least_again == least);
     sat_entry entry;
-    assert_ok(sat_memo_get(s.ctx->memo, s.q.key, false, &entry));
+    assert_ok(sat_cache_find(s.ctx->cache, s.q.key, false, &entry));
     for (size_t i = 0; i < entry.count; i++) assert_true(entry.records[i].busy);
     sat_entry_free(&entry);
     struct old_info { /* what a program that was built with the first version has */
@@ -185,7 +185,7 @@ static void remember_race(scene *s, const char *name, int64_t seconds_ago, bool 
         snprintf(r.variant, sizeof r.variant, "%s", fit[i]->name);
         snprintf(r.revision, sizeof r.revision, "%s", fit[i]->revision);
         snprintf(r.exact, sizeof r.exact, "%s", s->q.exact);
-        assert_ok(sat_memo_add(s->ctx->memo, s->q.key, &r, 1));
+        assert_ok(sat_cache_add(s->ctx->cache, s->q.key, &r, 1));
     }
 }
 

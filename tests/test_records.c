@@ -39,7 +39,7 @@ static sat_record record_of(const sat_question *q, const char *race, const char 
     return r;
 }
 
-static void add(scene *s, const sat_record *r) { assert_ok(sat_memo_add(s->ctx->memo, s->q.key, r, 1)); }
+static void add(scene *s, const sat_record *r) { assert_ok(sat_cache_add(s->ctx->cache, s->q.key, r, 1)); }
 
 /* Records of all that fit, as a race would write them, the planted one the fastest. */
 static scene open_scene(uint32_t variant_flags, uint32_t problem_flags, bool may_win) {

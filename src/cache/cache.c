@@ -1,5 +1,5 @@
-/* The cache as others see it: opening, layers, memory for what has no folder or was refused by the disk, and the
- * tuning lock. The files are in cache_slots.c. */
+/* The cache as others see it: opening, layers, finding and adding, and the tuning lock. The files are in
+ * cache_slots.c, what is kept in memory in cache_memory.c. */
 #include "cache/cache_private.h"
 
 #include <errno.h>
@@ -139,77 +139,10 @@ const char *sat_cache_mark(const sat_cache *cache) { return cache->mark; }
 
 const char *sat_cache_dir(const sat_cache *cache) { return cache->layers ? cache->dirs[0] : ""; }
 
-/* ---- memory ---- */
-
-static sat_held *held_find(const sat_cache *cache, const char *identity, const char *key) {
-    sat_held *h = cache->held;
-    while (h && (strcmp(h->key, key) || strcmp(h->identity, identity))) h = h->next;
-    return h;
-}
-
-static void held_free(sat_held *h) {
-    free(h->identity);
-    free(h->key);
-    sat_entry_free(&h->entry);
-    free(h);
-}
-
-/* Removes entries of a device (all, or one key's); gives how many. */
-static int64_t held_remove(sat_cache *cache, const char *identity, const char *key) {
-    int64_t removed = 0;
-    for (sat_held **at = &cache->held; *at;) {
-        sat_held *h = *at;
-        if (strcmp(h->identity, identity) || (key && strcmp(h->key, key))) {
-            at = &h->next;
-            continue;
-        }
-        *at = h->next;
-        held_free(h);
-        cache->held_count--, removed++;
-    }
-    return removed;
-}
-
-static sat_held *held_make(sat_cache *cache, const char *identity, const char *key) {
-    sat_held *h = calloc(1, sizeof *h);
-    if (!h) return NULL;
-    h->identity = strdup(identity), h->key = strdup(key);
-    if (!h->identity || !h->key) return held_free(h), NULL;
-    h->next = cache->held, cache->held = h;
-    if (++cache->held_count > SAT_HELD_KEYS) { /* the last is the oldest */
-        sat_held **at = &cache->held;
-        while ((*at)->next) at = &(*at)->next;
-        held_free(*at);
-        *at = NULL, cache->held_count--;
-    }
-    return h;
-}
-
-static sat_status hold(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry) {
-    sat_guard_lock();
-    sat_held *h = held_find(cache, identity, key);
-    if (!h) h = held_make(cache, identity, key);
-    sat_status status = h ? sat_entry_merge(&h->entry, entry->records, entry->count) : SAT_OUT_OF_MEMORY;
-    sat_guard_unlock();
-    return status;
-}
-
-static sat_status held_merge(sat_cache *cache, const char *identity, const char *key, sat_entry *entry) {
-    sat_guard_lock();
-    const sat_held *h = held_find(cache, identity, key);
-    sat_status status = h ? sat_entry_merge(entry, h->entry.records, h->entry.count) : SAT_OK;
-    sat_guard_unlock();
-    return status;
-}
-
 void sat_cache_close(sat_cache *cache) {
     if (!cache) return;
     if (cache->tuning) sat_cache_tuning_unlock(cache);
-    while (cache->held) {
-        sat_held *h = cache->held;
-        cache->held = h->next;
-        held_free(h);
-    }
+    sat_known_free(cache);
     sat_untuned_free(cache);
     for (int i = 0; i < cache->layers; i++) free(cache->dirs[i]);
     free(cache->identity);
@@ -223,7 +156,7 @@ sat_status sat_cache_get(sat_cache *cache, const char *identity, const char *key
     *entry = (sat_entry){0};
     sat_status status = SAT_OK;
     for (int i = 0; i < cache->layers && status == SAT_OK; i++) status = sat_slots_get(cache, i, identity, key, entry);
-    if (status == SAT_OK) status = held_merge(cache, identity, key, entry);
+    if (status == SAT_OK) status = sat_known_merge(cache, identity, key, entry);
     if (status != SAT_OK) sat_entry_free(entry);
     return status;
 }
@@ -236,8 +169,24 @@ sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry) {
     return SAT_OK;
 }
 
-sat_status sat_cache_put(sat_cache *cache, const char *identity, const char *key, const sat_record *records,
-                         size_t count) {
+sat_status sat_cache_find(sat_cache *cache, const char *key, bool current, sat_entry *entry) {
+    sat_seen seen;
+    *entry = (sat_entry){0};
+    if (!sat_key_plain(key)) return SAT_OK;
+    bool known = sat_known_get(cache, key, entry, &seen);
+    /* An empty one may have been filled since: another process has raced. */
+    if (known && entry->count > 0 && !current) return SAT_OK;
+    uint64_t stamp = sat_slots_stamp(cache, cache->identity, key); /* before reading: what changes meanwhile shows */
+    if (known && stamp == seen.stamp) return SAT_OK;
+    sat_entry_free(entry);
+    SAT_TRY(sat_cache_load(cache, key, entry));
+    seen.stamp = stamp;
+    sat_known_set(cache, key, entry, &seen);
+    return SAT_OK;
+}
+
+static sat_status put(sat_cache *cache, const char *identity, const char *key, const sat_record *records,
+                      size_t count) {
     sat_entry entry = {0}, dated = {.records = malloc(count * sizeof *records), .count = count};
     if (!count || !dated.records) return free(dated.records), count ? SAT_OUT_OF_MEMORY : SAT_OK;
     memcpy(dated.records, records, count * sizeof *records);
@@ -245,15 +194,22 @@ sat_status sat_cache_put(sat_cache *cache, const char *identity, const char *key
     sat_status status = sat_entry_merge(&entry, dated.records, dated.count);
     sat_entry_free(&dated);
     if (status == SAT_OK && cache->layers) {
-        status = held_merge(cache, identity, key, &entry); /* what the disk refused before has another chance */
+        status = sat_known_merge(cache, identity, key, &entry); /* what the disk refused before has another chance */
         if (status == SAT_OK) status = sat_slots_put(cache, identity, key, &entry);
         if (status == SAT_OK) return sat_entry_free(&entry), SAT_OK;
     }
     if (entry.count) {
-        sat_status memory = hold(cache, identity, key, &entry);
+        sat_status memory = sat_known_hold(cache, identity, key, &entry);
         if (memory != SAT_OK) status = memory;
     }
     sat_entry_free(&entry);
+    return status;
+}
+
+sat_status sat_cache_put(sat_cache *cache, const char *identity, const char *key, const sat_record *records,
+                         size_t count) {
+    sat_status status = put(cache, identity, key, records, count);
+    sat_known_forget(cache, identity, key); /* whatever came of it */
     return status;
 }
 
@@ -304,10 +260,7 @@ sat_status sat_cache_names(sat_cache *cache, const char *identity, sat_names *na
     bool good = true;
     *names = (sat_names){0};
     for (int i = 0; i < cache->layers && good; i++) good = sat_slots_names(cache, i, identity, names);
-    sat_guard_lock();
-    for (const sat_held *h = cache->held; h && good; h = h->next)
-        if (!identity || !strcmp(identity, h->identity)) good = sat_names_add(names, h->identity, h->key);
-    sat_guard_unlock();
+    good = good && sat_known_names(cache, identity, names);
     if (!good) return sat_names_free(names), SAT_OUT_OF_MEMORY;
     size_t unique = 0;
     if (names->count) qsort(names->list, names->count, sizeof *names->list, compare_entry_names);
@@ -344,11 +297,9 @@ sat_status sat_cache_each(sat_cache *cache, sat_cache_visit_fn visit, void *user
 /* Layers below the first are not ours to change: what they hold of the key is served again. */
 sat_status sat_cache_remove(sat_cache *cache, const char *key, int64_t *entries) {
     int64_t removed = 0;
-    sat_guard_lock();
-    int64_t held = held_remove(cache, cache->identity, key);
-    sat_guard_unlock();
     sat_status status = cache->layers ? sat_slots_remove(cache, cache->identity, key, &removed) : SAT_OK;
-    if (entries) *entries = cache->layers ? removed : held;
+    int64_t unsaved = sat_known_remove(cache, cache->identity, key);
+    if (entries) *entries = cache->layers ? removed : unsaved;
     return status;
 }
 

@@ -9,16 +9,21 @@
 
 enum {
     SAT_LAYERS = 16,
-    SAT_HELD_KEYS = 4096, /* entries kept in memory */
-    SAT_FOLDER_NAME = 80  /* a device folder's name */
+    SAT_UNSAVED_KEYS = 4096, /* whose records are in memory only */
+    SAT_KNOWN_CHAINS = 256,  /* of the table of what is known */
+    SAT_FOLDER_NAME = 80     /* a device folder's name */
 };
 
-/* Records of one key that are in memory only: there is no folder, or the disk refused them. */
-typedef struct sat_held {
-    struct sat_held *next;
+/* What this process knows of one key. */
+typedef struct sat_known {
+    struct sat_known *next;
     char *identity, *key;
+    bool read;      /* the entry was read: as sat_cache_load gives it */
+    uint64_t stamp; /* of its files then */
     sat_entry entry;
-} sat_held;
+    sat_entry unsaved; /* records that are in memory only: there is no folder, or the disk refused them */
+    uint64_t age;      /* of the first of those; larger is younger */
+} sat_known;
 
 typedef struct sat_untuned {
     char *key, *exact;
@@ -45,9 +50,10 @@ struct sat_cache {
     atomic_uint logged; /* sat_trouble bits */
     atomic_bool swept;
     double merge_seconds; /* how long a writer waits for a folder's lock */
-    /* Under the guard, newest first. */
-    sat_held *held;
-    size_t held_count;
+    /* Under the guard. */
+    sat_known *known[SAT_KNOWN_CHAINS];
+    size_t read_count, unsaved_count; /* keys with an entry, and with unsaved records */
+    uint64_t clock, changes;
     sat_untuned *untuned; /* oldest first */
     size_t untuned_count;
     sat_file_lock *tuning;
@@ -89,8 +95,26 @@ bool sat_names_add(sat_names *names, const char *identity, const char *key); /* 
 sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char path[SAT_PATH_CAPACITY],
                                       sat_file_lock *lock);
 
+/* What is known (cache_memory.c). Get copies what was read of a key of this device, false where nothing was; set keeps
+ * a copy, forget drops it. Hold keeps records that could not be written, merge adds those to an entry. Remove drops
+ * both of a key, or of all (NULL), and tells how many had unsaved records; names adds the keys of those. */
+typedef struct sat_seen {
+    uint64_t stamp;   /* of the key's files, when they were read */
+    uint64_t changes; /* that this process has made to the cache; what was read before the last one is not kept */
+} sat_seen;
+bool sat_known_get(sat_cache *cache, const char *key, sat_entry *entry, sat_seen *seen);
+void sat_known_set(sat_cache *cache, const char *key, const sat_entry *entry, const sat_seen *seen);
+void sat_known_forget(sat_cache *cache, const char *identity, const char *key);
+sat_status sat_known_hold(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry);
+sat_status sat_known_merge(sat_cache *cache, const char *identity, const char *key, sat_entry *entry);
+int64_t sat_known_remove(sat_cache *cache, const char *identity, const char *key);
+bool sat_known_names(sat_cache *cache, const char *identity, sat_names *names);
+void sat_known_free(sat_cache *cache);
+
 /* The files (cache_slots.c). Get merges a layer's entry into `entry`; put merges `entry` into the first layer's file;
- * names adds those of a layer, false for want of memory. */
+ * names adds those of a layer, false for want of memory. A stamp stays the same as long as the key's files do, in all
+ * layers; no file is opened for it. */
+uint64_t sat_slots_stamp(const sat_cache *cache, const char *identity, const char *key);
 sat_status sat_slots_get(sat_cache *cache, int layer, const char *identity, const char *key, sat_entry *entry);
 sat_status sat_slots_put(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry);
 bool sat_slots_names(sat_cache *cache, int layer, const char *identity, sat_names *names);

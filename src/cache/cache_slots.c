@@ -11,8 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "base/hash.h"
 
 enum {
     SLOTS = 8,
@@ -133,6 +136,29 @@ static void set_aside_locked(sat_cache *cache, const char *folder, const char *p
 }
 
 /* ---- reading and writing ---- */
+
+#ifdef __APPLE__
+#define CHANGED st_mtimespec
+#else
+#define CHANGED st_mtim
+#endif
+
+/* The slots of one hash have no gaps, so those up to the first free one are all. */
+uint64_t sat_slots_stamp(const sat_cache *cache, const char *identity, const char *key) {
+    uint64_t stamp = SAT_HASH_START;
+    for (int layer = 0; layer < cache->layers; layer++) {
+        char folder[SAT_PATH_CAPACITY], path[SAT_PATH_CAPACITY];
+        struct stat info;
+        if (!sat_cache_folder(cache, layer, identity, folder)) continue;
+        for (int slot = 0; slot < SLOTS && slot_path(path, folder, key, slot) && !stat(path, &info); slot++) {
+            const uint64_t parts[] = {(uint64_t)info.st_dev, (uint64_t)info.st_ino, (uint64_t)info.st_size,
+                                      (uint64_t)info.CHANGED.tv_sec, (uint64_t)info.CHANGED.tv_nsec};
+            for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) stamp = sat_hash_number(stamp, parts[i]);
+        }
+        stamp = sat_hash_number(stamp, (uint64_t)layer);
+    }
+    return stamp;
+}
 
 sat_status sat_slots_get(sat_cache *cache, int layer, const char *identity, const char *key, sat_entry *entry) {
     char folder[SAT_PATH_CAPACITY], path[SAT_PATH_CAPACITY];

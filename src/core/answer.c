@@ -74,7 +74,7 @@ static void remember(const sat_question *q, const sat_result *results, size_t co
         records[kept].busy = busy;
         records[kept++].kind = kind;
     }
-    sat_status status = sat_memo_add(q->ctx->memo, q->key, records, kept);
+    sat_status status = sat_cache_add(q->ctx->cache, q->key, records, kept);
     if (wrong) atomic_fetch_add(&q->ctx->found_wrong, 1); /* now that whoever looks again will see it */
     if (status != SAT_OK) sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
     free(records);
@@ -134,7 +134,7 @@ static sat_status race_these(const sat_question *q, const sat_variant **list, si
 /* Drops those that an earlier race of this key saw fail, unless that is everybody. */
 static size_t drop_failed(const sat_question *q, const sat_variant **list, size_t count) {
     sat_entry entry;
-    if (sat_memo_get(q->ctx->memo, q->key, false, &entry) != SAT_OK) return count;
+    if (sat_cache_find(q->ctx->cache, q->key, false, &entry) != SAT_OK) return count;
     size_t kept = 0, failed = 0;
     for (size_t i = 0; i < count; i++) failed += sat_choose_failed(&entry, list[i], NULL);
     for (size_t i = 0; i < count; i++)
@@ -269,7 +269,7 @@ static sat_status tune_now(sat_question *q, const sat_variant *best, bool again,
     sat_outcome outcome = {0};
     if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
         return sat_fail(SAT_IO, "another process has been tuning this device for too long");
-    sat_status status = sat_memo_get(q->ctx->memo, q->key, true, &entry); /* it may have tuned this meanwhile */
+    sat_status status = sat_cache_find(q->ctx->cache, q->key, true, &entry); /* it may have tuned this meanwhile */
     bool served = false;
     again = again && sat_choose_provisional(&entry, (int64_t)time(NULL));
     if (status == SAT_OK && entry.count > 0 && !again) {
@@ -327,7 +327,7 @@ sat_status sat_answer_find(sat_question *q, sat_answer *answer) {
     if (forced(q, answer) || writes_nothing(q, answer)) return SAT_OK;
     if (effort == SAT_EFFORT_OFF) return sat_answer_estimate(q, answer);
     sat_entry entry;
-    SAT_TRY(sat_memo_get(ctx->memo, q->key, false, &entry));
+    SAT_TRY(sat_cache_find(ctx->cache, q->key, false, &entry));
     sat_status looked = from_entry(q, &entry, answer);
     const sat_variant *fresh[SAT_MAX_VARIANTS];
     bool tunes = effort != SAT_EFFORT_CACHED, found = answer->variant != NULL;

@@ -217,7 +217,7 @@ static sat_status fill(sat_context *ctx) {
     sat_identity_mark(ctx->backend, &ctx->device, mark);
     sat_cache_set_mark(ctx->cache, mark);
     sat_rates_open(ctx);
-    SAT_TRY(sat_memo_open(ctx->cache, &ctx->memo));
+    SAT_TRY(sat_memo_open(&ctx->memo));
     SAT_TRY(sat_pool_open(&ctx->pool));
     if (ctx->options.background) SAT_TRY(sat_background_open(ctx, &ctx->background));
     sat_logf(&ctx->log, SAT_LOG_INFO, "device %s, %zu variants, cache %s", ctx->device.name,
@@ -350,7 +350,6 @@ sat_status sat_cache_import(sat_context *ctx, const char *file, int64_t *entries
     int64_t count = 0;
     SAT_TRY(with_cache(ctx, file, "file"));
     sat_status status = sat_cache_import_file(ctx->cache, file, &count);
-    sat_memo_drop(ctx->memo, NULL);
     if (entries) *entries = count;
     return status;
 }
@@ -359,7 +358,6 @@ sat_status sat_cache_clear(sat_context *ctx, const char *key, int64_t *entries) 
     int64_t count = 0;
     SAT_TRY(with_cache(ctx, ctx, "context"));
     sat_status status = sat_cache_remove(ctx->cache, key, &count);
-    sat_memo_drop(ctx->memo, key);
     if (entries) *entries = count;
     return status;
 }

@@ -10,7 +10,7 @@
 #include "core/key.h"
 #include "core/registry.h"
 
-typedef struct sat_memo sat_memo;             /* memo.c: entries this process has read or made */
+typedef struct sat_memo sat_memo;             /* memo.c: what this process need not do again */
 typedef struct sat_pool sat_pool;             /* pool.c: plans of the one-call form */
 typedef struct sat_background sat_background; /* background.c: the tuning thread */
 struct sat_rated;                             /* rates.h */
@@ -52,12 +52,9 @@ bool sat_within_limit(const sat_context *ctx, size_t bytes, size_t *limit);
 sat_device sat_device_now(const sat_context *ctx);
 int sat_threads_now(const sat_context *ctx);
 
-/* memo.c. Get copies the entry: read from the cache on first use. Add also writes it to the cache. */
-sat_status sat_memo_open(sat_cache *cache, sat_memo **memo);
+/* memo.c */
+sat_status sat_memo_open(sat_memo **memo);
 void sat_memo_close(sat_memo *memo);
-sat_status sat_memo_get(sat_memo *memo, const char *key, bool reload, sat_entry *entry);
-sat_status sat_memo_add(sat_memo *memo, const char *key, const sat_record *records, size_t count);
-void sat_memo_drop(sat_memo *memo, const char *key); /* NULL: all */
 bool sat_memo_once(sat_memo *memo, const char *key); /* true when first asked for this key, then false */
 /* Patterns that this process found right beside those in the cache: `check` is a hash of variant, exact problem and
  * pattern. The last 1024. */

@@ -141,7 +141,7 @@ static bool found_wrong_since(const sat_plan *plan) {
     sat_entry entry;
     if (atomic_load(&plan->ctx->found_wrong) == plan->found_wrong) return false;
     if (sat_question_make(&q, plan->ctx, plan->pattern, &plan->runner.problem) != SAT_OK) return false;
-    if (sat_memo_get(plan->ctx->memo, q.key, false, &entry) != SAT_OK) return false;
+    if (sat_cache_find(plan->ctx->cache, q.key, false, &entry) != SAT_OK) return false;
     bool wrong = sat_choose_wrong(&entry, plan->runner.variant);
     sat_entry_free(&entry);
     return wrong;
