@@ -41,16 +41,16 @@ static sat_context *open_on(sat_effort effort, int64_t more, bool now_quiet) {
 
 /* ---- the signs ---- */
 
-static sat_result timed(double seconds, double least, int runs) {
-    return (sat_result){SAT_SIZED(sat_result), .verdict = SAT_VERDICT_OK, .seconds = seconds,
-                        .runs = runs,          .least_seconds = least,    .may_win = true};
+static sat_record timed(double seconds, double least, int runs) {
+    return (sat_record){
+        .verdict = SAT_VERDICT_OK, .seconds = seconds, .runs = runs, .least_seconds = least, .may_win = true};
 }
 
 static void threads_that_are_preempted_often_make_a_race_a_disturbed_one(void **state) {
     (void)state;
     sat_context *ctx = open_on(SAT_EFFORT_QUICK, 0, true);
     sat_device d = ctx->device;
-    sat_result r = timed(1e-3, 1e-3, 1); /* one run tells nothing by itself */
+    sat_record r = timed(1e-3, 1e-3, 1); /* one run tells nothing by itself */
     d.threads = 2;
     assert_false(sat_noise_busy(&(sat_noise){0.5, 0}, ctx, &d, &r));
     assert_false(sat_noise_busy(&(sat_noise){0.5, 3}, ctx, &d, &r));
@@ -68,8 +68,8 @@ static void runs_that_differ_far_more_than_usual_make_a_race_a_disturbed_one(voi
     (void)state;
     sat_context *ctx = open_on(SAT_EFFORT_QUICK, 0, true);
     sat_noise none = {0.5, 0};
-    sat_result far = timed(14e-3, 1e-3, 30), near = timed(1.2e-3, 1e-3, 30), few = timed(14e-3, 1e-3, 2);
-    sat_result tiny = timed(8e-6, 5e-6, 30), old = timed(14e-3, 0, 30);
+    sat_record far = timed(14e-3, 1e-3, 30), near = timed(1.2e-3, 1e-3, 30), few = timed(14e-3, 1e-3, 2);
+    sat_record tiny = timed(8e-6, 5e-6, 30), old = timed(14e-3, 0, 30);
     assert_true(sat_noise_busy(&none, ctx, &ctx->device, &far));
     assert_false(sat_noise_busy(&none, ctx, &ctx->device, &near));
     assert_false(sat_noise_busy(&none, ctx, &ctx->device, &few));

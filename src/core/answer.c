@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "base/hash.h"
-#include "base/text.h"
 #include "core/noise.h"
 #include "core/rates.h"
 #include "core/runner.h"
@@ -22,21 +21,6 @@ static sat_status estimate(sat_question *q, bool bare, sat_answer *answer) {
 sat_status sat_answer_estimate(sat_question *q, sat_answer *answer) { return estimate(q, false, answer); }
 
 /* ---- remembering ---- */
-
-static sat_record as_record(const sat_result *r, const char *race, int64_t when, const char *exact) {
-    sat_record x = {.kind = SAT_RECORD_RACED, .when = when, .verdict = r->verdict, .seconds = r->seconds};
-    snprintf(x.race, sizeof x.race, "%s", race);
-    memcpy(x.variant, r->variant, sizeof x.variant);
-    memcpy(x.revision, r->revision, sizeof x.revision);
-    memcpy(x.message, r->message, sizeof x.message);
-    snprintf(x.exact, sizeof x.exact, "%s", exact);
-    x.spread = r->spread, x.error = r->error, x.runs = r->runs, x.may_win = r->may_win;
-    x.least_seconds = r->least_seconds;
-    x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
-    x.workspace_bytes = (int64_t)r->workspace_bytes;
-    sat_make_printable(x.message); /* the cache's lines are plain text */
-    return x;
-}
 
 /* Unique among processes and threads; says when, for people. */
 static void name_race(char *name, size_t size, int64_t when) {
@@ -58,21 +42,24 @@ static void sign(const sat_question *q, sat_record *r, bool winner) {
 }
 
 /* Of a race the winner is the first. */
-static void remember(const sat_question *q, const sat_result *results, size_t count, sat_record_kind kind, bool busy) {
+static void remember(const sat_question *q, const sat_record *results, size_t count, sat_record_kind kind, bool busy) {
     sat_record *records = malloc((count + 1) * sizeof *records);
     if (!records) return;
-    char race[40];
+    char race[sizeof records->race] = "";
     int64_t when = (int64_t)time(NULL);
     name_race(race, sizeof race, when);
     size_t kept = 0;
     bool wrong = false;
     for (size_t i = 0; i < count; i++) {
+        sat_record *r = &records[kept];
         if (results[i].verdict == SAT_VERDICT_MEMORY) continue; /* there may be more of it next time */
-        records[kept] = as_record(&results[i], race, when, q->exact);
-        sign(q, &records[kept], kind == SAT_RECORD_VERIFIED || (i == 0 && results[i].may_win));
-        wrong = wrong || results[i].verdict == SAT_VERDICT_WRONG;
-        records[kept].busy = busy;
-        records[kept++].kind = kind;
+        *r = results[i];
+        r->kind = kind, r->when = when, r->busy = busy;
+        memcpy(r->race, race, sizeof r->race);
+        snprintf(r->exact, sizeof r->exact, "%s", q->exact);
+        sign(q, r, kind == SAT_RECORD_VERIFIED || (i == 0 && results[i].may_win));
+        wrong = wrong || r->verdict == SAT_VERDICT_WRONG;
+        kept++;
     }
     sat_status status = sat_cache_add(q->ctx->cache, q->key, records, kept);
     if (wrong) atomic_fetch_add(&q->ctx->found_wrong, 1); /* now that whoever looks again will see it */
@@ -82,7 +69,7 @@ static void remember(const sat_question *q, const sat_result *results, size_t co
 
 /* What left the device unusable is remembered before the failure goes on its way, or the next process would do it all
  * again. The message stays the failure's own. */
-static sat_status remember_breaker(const sat_question *q, const sat_result *results, size_t count, sat_record_kind kind,
+static sat_status remember_breaker(const sat_question *q, const sat_record *results, size_t count, sat_record_kind kind,
                                    sat_status status) {
     char message[512];
     if (count == 0) return status;
@@ -161,7 +148,7 @@ sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_o
  * any other failure only leaves it unchecked. With how->keep a good result is remembered, and a bad one always is. */
 static sat_status verify(const sat_question *q, const sat_variant *v, const sat_race_how *how, sat_verdict *verdict) {
     const sat_pattern_view *full = NULL;
-    sat_result result = {0};
+    sat_record result = {0};
     sat_status status = sat_pattern_transposed(q->pattern, &full);
     if (status == SAT_OK) {
         sat_tuning t = make_tuning(q, full, how);
@@ -248,7 +235,7 @@ static size_t newcomers(const sat_question *q, const sat_entry *entry, const sat
 }
 
 static void take_winner(const sat_question *q, const sat_outcome *outcome, sat_answer *answer) {
-    const sat_result *best = outcome->count ? &outcome->results[0] : NULL;
+    const sat_record *best = outcome->count ? &outcome->results[0] : NULL;
     if (best && best->verdict == SAT_VERDICT_OK && best->may_win) {
         answer->variant = sat_registry_find(&q->ctx->registry, best->variant);
         answer->verified = answer->pattern_verified = true;

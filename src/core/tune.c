@@ -17,7 +17,7 @@ enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 400, SLOW = 3, HOPELESS = 40 };
 static const double NEXT_TO_NOTHING = 0.02; /* seconds */
 
 typedef struct candidate {
-    sat_result result;
+    sat_record result;
     sat_runner runner;
     bool open;              /* the runner is */
     bool racing;            /* right so far, and may still be the fastest */
@@ -124,8 +124,7 @@ static sat_status gather(race *r) {
         c->runner.variant = v;
         c->estimate = v->estimate(v, t->problem, t->pattern, t->device);
         if (!(c->estimate > 0)) c->estimate = 1e-9;
-        c->result =
-            (sat_result){SAT_SIZED(sat_result), .verdict = SAT_VERDICT_SKIPPED, .estimate_seconds = c->estimate};
+        c->result = (sat_record){.verdict = SAT_VERDICT_SKIPPED, .estimate_seconds = c->estimate};
         snprintf(c->result.variant, sizeof c->result.variant, "%s", v->name);
         snprintf(c->result.revision, sizeof c->result.revision, "%s", v->revision);
         c->result.may_win = sat_choose_allowed(v, t->problem->flags);
@@ -162,7 +161,7 @@ static bool open_candidate(race *r, candidate *c) {
     }
     c->open = true;
     c->result.prepare_seconds = c->runner.prepare_seconds;
-    c->result.workspace_bytes = c->runner.workspace_bytes;
+    c->result.workspace_bytes = (int64_t)c->runner.workspace_bytes;
     if (!c->runner.scratch) r->held += c->runner.workspace_bytes;
     if (r->held + r->scratch.bytes > r->peak) r->peak = r->held + r->scratch.bytes;
     return true;
@@ -469,7 +468,7 @@ static bool precise(race *r, candidate *c) {
 
 /* Whom the records would choose now: right so far, and not confirmed yet. */
 static candidate *leader(race *r) {
-    sat_result *results = malloc((r->count + 1) * sizeof *results);
+    sat_record *results = malloc((r->count + 1) * sizeof *results);
     candidate *found = NULL;
     size_t count = 0;
     for (size_t i = 0; results && i < r->count; i++) {
@@ -555,7 +554,7 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
              (long long)r.noise.preempted, outcome->busy ? ": the machine was busy" : "");
     close_race(&r);
     for (size_t i = 0; i < outcome->count; i++) {
-        const sat_result *x = &outcome->results[i];
+        const sat_record *x = &outcome->results[i];
         if (x->verdict == SAT_VERDICT_WRONG)
             sat_logf(&t->ctx->log, SAT_LOG_WARN, "%s gave a wrong result and can not win: %s", x->variant, x->message);
         sat_logf(&t->ctx->log, SAT_LOG_DEBUG, "%s: %s, %.3g s over %d runs", x->variant, sat_verdict_name(x->verdict),
@@ -564,10 +563,10 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     return status;
 }
 
-sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_result *result) {
+sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_record *result) {
     race r;
     sat_tuning one = *t;
-    *result = (sat_result){0};
+    *result = (sat_record){0};
     one.candidates = &v, one.count = 1, one.exhaustive = true;
     sat_status status = open_race(&r, &one);
     if (status == SAT_OK) {
