@@ -17,7 +17,7 @@
 
 #include "base/trust.h"
 
-static const char staged_prefix[] = ".tmp-";
+static const char temporary_prefix[] = ".tmp-";
 enum { STALE_SECONDS = 3600, FOLDER_MODE = 0755, FILE_MODE = 0644 };
 
 bool sat_path_join(char out[SAT_PATH_CAPACITY], const char *folder, const char *name) {
@@ -127,37 +127,37 @@ static int sync_file(int fd) { /* some file systems know no fsync; that is no fa
     return 0;
 }
 
-static int open_staged(const char *path, char staged[SAT_PATH_CAPACITY]) {
+static int open_temporary(const char *path, char temporary[SAT_PATH_CAPACITY]) {
     static atomic_uint counter;
     char folder[SAT_PATH_CAPACITY];
     if (!sat_path_folder(folder, path)) return errno = ENAMETOOLONG, -1;
     for (int attempt = 0; attempt < 64; attempt++) { /* another host's process may have our number: O_EXCL tells */
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
-        int n = snprintf(staged, SAT_PATH_CAPACITY, "%s/%s%ld-%u-%09ld", folder, staged_prefix, (long)getpid(),
+        int n = snprintf(temporary, SAT_PATH_CAPACITY, "%s/%s%ld-%u-%09ld", folder, temporary_prefix, (long)getpid(),
                          atomic_fetch_add(&counter, 1), t.tv_nsec);
         if (n >= SAT_PATH_CAPACITY) return errno = ENAMETOOLONG, -1;
-        int fd = open(staged, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, FILE_MODE);
+        int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, FILE_MODE);
         if (fd >= 0 || (errno != EEXIST && errno != EINTR)) return fd;
     }
     return -1;
 }
 
-int sat_disk_stage(const char *path, const char *text, size_t length, char staged[SAT_PATH_CAPACITY]) {
-    int fd = open_staged(path, staged);
+int sat_disk_write_temporary(const char *path, const char *text, size_t length, char temporary[SAT_PATH_CAPACITY]) {
+    int fd = open_temporary(path, temporary);
     if (fd < 0) return errno;
     int error = write_all(fd, text, length);
     if (!error) error = sync_file(fd);
     if (close(fd) && !error && errno != EINTR) error = errno; /* NFS tells of a full disk here */
-    if (error) unlink(staged);
+    if (error) unlink(temporary);
     return error;
 }
 
-int sat_disk_commit(const char *staged, const char *path) {
+int sat_disk_commit(const char *temporary, const char *path) {
     char folder[SAT_PATH_CAPACITY];
-    if (rename(staged, path)) {
+    if (rename(temporary, path)) {
         int error = errno;
-        unlink(staged);
+        unlink(temporary);
         return error;
     }
     if (sat_path_folder(folder, path)) {
@@ -170,7 +170,7 @@ int sat_disk_commit(const char *staged, const char *path) {
     return 0;
 }
 
-void sat_disk_discard(const char *staged) { unlink(staged); }
+void sat_disk_discard(const char *temporary) { unlink(temporary); }
 
 static int write_through(const char *path, const char *text, size_t length) {
     int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
@@ -180,15 +180,15 @@ static int write_through(const char *path, const char *text, size_t length) {
 }
 
 int sat_disk_write(const char *path, const char *text, size_t length) {
-    char staged[SAT_PATH_CAPACITY];
+    char temporary[SAT_PATH_CAPACITY];
     struct stat info;
     bool there = !stat(path, &info);
     if (there && S_ISDIR(info.st_mode)) return EISDIR;
     if (there && !S_ISREG(info.st_mode)) return write_through(path, text, length); /* never replace /dev/stdout */
     char *target = there ? realpath(path, NULL) : NULL;                            /* a link stays a link */
     const char *to = target ? target : path;
-    int error = sat_disk_stage(to, text, length, staged);
-    if (!error) error = sat_disk_commit(staged, to);
+    int error = sat_disk_write_temporary(to, text, length, temporary);
+    if (!error) error = sat_disk_commit(temporary, to);
     free(target);
     return error;
 }
@@ -199,7 +199,7 @@ void sat_disk_sweep(const char *folder) {
     time_t now = time(NULL);
     for (struct dirent *e; (e = readdir(d));) {
         struct stat info;
-        if (strncmp(e->d_name, staged_prefix, sizeof staged_prefix - 1)) continue;
+        if (strncmp(e->d_name, temporary_prefix, sizeof temporary_prefix - 1)) continue;
         if (fstatat(dirfd(d), e->d_name, &info, AT_SYMLINK_NOFOLLOW) || !S_ISREG(info.st_mode)) continue;
         if (now - info.st_mtime > STALE_SECONDS) unlinkat(dirfd(d), e->d_name, 0);
     }

@@ -24,9 +24,9 @@ int sat_disk_read(const char *path, size_t limit, char **text, size_t *length);
 int sat_disk_read_own(const char *path, size_t limit, char **text, size_t *length);
 
 /* Writes a temporary file beside `path`, synced; sat_disk_commit then puts it in place, or removes it. */
-int sat_disk_stage(const char *path, const char *text, size_t length, char staged[SAT_PATH_CAPACITY]);
-int sat_disk_commit(const char *staged, const char *path);
-void sat_disk_discard(const char *staged);
+int sat_disk_write_temporary(const char *path, const char *text, size_t length, char temporary[SAT_PATH_CAPACITY]);
+int sat_disk_commit(const char *temporary, const char *path);
+void sat_disk_discard(const char *temporary);
 /* Both at once. A `path` that is there and is no regular file (a terminal, a pipe) is written to as it is. */
 int sat_disk_write(const char *path, const char *text, size_t length);
 

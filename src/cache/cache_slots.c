@@ -203,17 +203,17 @@ static bool slot_unchanged(const put_job *job, const char *path, const sat_entry
 
 static sat_status write_entry(const put_job *job, const char *path, const sat_entry *before, const sat_entry *merged,
                               bool *written) {
-    char staged[SAT_PATH_CAPACITY];
+    char temporary[SAT_PATH_CAPACITY];
     sat_text text = {0};
     sat_entry_format(&text, job->identity, job->key, merged);
     if (text.failed) return sat_text_free(&text), SAT_OUT_OF_MEMORY;
-    int error = sat_disk_stage(path, text.data, text.length, staged);
+    int error = sat_disk_write_temporary(path, text.data, text.length, temporary);
     sat_text_free(&text);
     if (!error && !job->locked && !slot_unchanged(job, path, before)) {
-        sat_disk_discard(staged);
+        sat_disk_discard(temporary);
         return SAT_OK;
     }
-    if (!error) error = sat_disk_commit(staged, path);
+    if (!error) error = sat_disk_commit(temporary, path);
     if (error) {
         sat_cache_trouble(job->cache, SAT_TROUBLE_WRITE, "cannot write %s: %s; results are kept in memory", path,
                           strerror(error));

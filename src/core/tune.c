@@ -11,7 +11,7 @@
 #include "core/confirm.h"
 #include "core/noise.h"
 #include "core/runner.h"
-#include "core/stage.h"
+#include "core/bench.h"
 
 enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 400, SLOW = 3, HOPELESS = 40 };
 static const double NEXT_TO_NOTHING = 0.02; /* seconds */
@@ -28,7 +28,7 @@ typedef struct candidate {
 
 typedef struct race {
     const sat_tuning *t;
-    sat_stage stage;
+    sat_bench bench;
     candidate *list;
     size_t count;
     const candidate *breaker; /* left the device unusable */
@@ -183,7 +183,7 @@ static sat_status run_call(void *user) {
 static sat_status refresh(race *r, candidate *c, void *stream) {
     const sat_backend *b = r->t->ctx->backend;
     int before = b->enter(&c->runner.device, true);
-    sat_status status = sat_runner_refresh(&c->runner, r->stage.pointer[0], stream);
+    sat_status status = sat_runner_refresh(&c->runner, r->bench.pointer[0], stream);
     b->leave(&c->runner.device, before);
     return status;
 }
@@ -192,10 +192,10 @@ static sat_status refresh(race *r, candidate *c, void *stream) {
 static bool run(race *r, candidate *c, int repeat, double *seconds) {
     sat_context *ctx = r->t->ctx;
     void *stream = ctx->backend->stream(&c->runner.device);
-    call call = {&c->runner, r->stage.pointer, stream};
-    sat_status status = sat_stage_reset(&r->stage);
+    call call = {&c->runner, r->bench.pointer, stream};
+    sat_status status = sat_bench_reset(&r->bench);
     if (status == SAT_OK && !c->runner.refreshed) status = refresh(r, c, stream);
-    if (status == SAT_OK && ctx->options.measure == SAT_MEASURE_COLD) sat_stage_flush(&r->stage);
+    if (status == SAT_OK && ctx->options.measure == SAT_MEASURE_COLD) sat_bench_flush(&r->bench);
     if (status == SAT_OK) status = ctx->backend->time(&c->runner.device, run_call, &call, repeat, seconds);
     if (status == SAT_OK) status = ctx->backend->sync(&c->runner.device, stream);
     if (status != SAT_OK) judge_status(r, c, status);
@@ -211,13 +211,13 @@ static bool scribble(race *r, candidate *c) {
 
 static bool check(race *r, candidate *c) {
     sat_finding finding;
-    sat_status status = sat_stage_check(&r->stage, &finding);
+    sat_status status = sat_bench_check(&r->bench, &finding);
     if (status != SAT_OK) {
         judge_status(r, c, status);
         return false;
     }
     if (finding.error > c->result.error) c->result.error = finding.error;
-    if (r->stage.probe == SAT_PROBE_PRECISION)
+    if (r->bench.probe == SAT_PROBE_PRECISION)
         sat_logf(&r->t->ctx->log, SAT_LOG_DEBUG, "%s: errors up to %.3g of what rounding allows, rms %.3g of predicted",
                  c->result.variant, finding.share, finding.rms);
     if (!finding.ok) judge(c, SAT_VERDICT_WRONG, finding.where);
@@ -238,11 +238,11 @@ static void forget_values(race *r) {
 
 static sat_status fill(race *r, sat_probe probe, int round) {
     forget_values(r);
-    return sat_stage_fill(&r->stage, probe, round, next_seed(r));
+    return sat_bench_fill(&r->bench, probe, round, next_seed(r));
 }
 
 static sat_status fill_reals(race *r) {
-    bool reals = r->stage.probe == SAT_PROBE_PRECISION && r->stage.round == 0;
+    bool reals = r->bench.probe == SAT_PROBE_PRECISION && r->bench.round == 0;
     return reals ? SAT_OK : fill(r, SAT_PROBE_PRECISION, 0);
 }
 
@@ -385,8 +385,8 @@ static bool run_untimed(race *r, candidate *c) {
     const sat_backend *b = r->t->ctx->backend;
     void *stream = b->stream(&c->runner.device);
     if (!scribble(r, c)) return false;
-    sat_status status = sat_stage_reset(&r->stage);
-    if (status == SAT_OK) status = sat_runner_launch(&c->runner, r->stage.pointer, stream);
+    sat_status status = sat_bench_reset(&r->bench);
+    if (status == SAT_OK) status = sat_runner_launch(&c->runner, r->bench.pointer, stream);
     if (status == SAT_OK) status = b->sync(&c->runner.device, stream);
     if (status != SAT_OK) judge_status(r, c, status);
     return status == SAT_OK;
@@ -440,7 +440,7 @@ static sat_status measure(race *r) {
 /* ---- after the timing ---- */
 
 static bool digest_outputs(race *r, candidate *c, uint64_t *digest) {
-    const sat_stage *s = &r->stage;
+    const sat_bench *s = &r->bench;
     sat_status status = SAT_OK;
     *digest = 0;
     for (int i = 0; i < s->count && status == SAT_OK; i++) {
@@ -486,7 +486,7 @@ static candidate *leader(race *r) {
 static void try_everything(race *r, candidate *c) {
     sat_finding finding = {.ok = true};
     size_t held = r->held + r->scratch.bytes, left = r->limit > held ? r->limit - held : 0;
-    sat_status status = sat_confirm(&r->stage, &c->runner, left, next_seed(r), &finding);
+    sat_status status = sat_confirm(&r->bench, &c->runner, left, next_seed(r), &finding);
     forget_values(r);
     if (status == SAT_OUT_OF_MEMORY) return; /* what was seen so far has to do */
     if (status != SAT_OK) judge_status(r, c, status);
@@ -508,8 +508,8 @@ static sat_status confirm(race *r) {
 static sat_status open_race(race *r, const sat_tuning *t) {
     *r = (race){.t = t, .start = sat_now(), .limit = sat_memory_limit(t->ctx)};
     r->random = (uint64_t)(uintptr_t)r ^ (uint64_t)(r->start * 1e9);
-    SAT_TRY(sat_stage_open(&r->stage, t->ctx, t->problem, t->pattern, t->device, r->limit));
-    r->held = r->peak = r->stage.held;
+    SAT_TRY(sat_bench_open(&r->bench, t->ctx, t->problem, t->pattern, t->device, r->limit));
+    r->held = r->peak = r->bench.held;
     SAT_TRY(gather(r));
     r->total = (int)racing(r) + (t->exhaustive ? 100 : 30);
     return SAT_OK;
@@ -519,7 +519,7 @@ static void close_race(race *r) {
     for (size_t i = 0; r->list && i < r->count; i++) close_candidate(r, &r->list[i]);
     free(r->list);
     if (r->scratch.memory) sat_free(r->t->ctx, r->scratch.memory);
-    sat_stage_close(&r->stage);
+    sat_bench_close(&r->bench);
 }
 
 static sat_status collect(race *r, sat_outcome *outcome) {

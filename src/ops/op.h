@@ -157,7 +157,7 @@ void sat_exact_fills(const sat_problem *p, int64_t depth, int round, sat_fill *a
 /* Adds one to the list, +Inf, -Inf and NaN in turn, unless something is planted there already; returns how many there
  * are then. */
 int sat_special_add(sat_special *list, int count, int operand, int64_t row, int64_t col);
-/* The seed of operand i, of those that a stage makes from one. */
+/* The seed of operand i, of those that a trial bench makes from one. */
 static inline uint64_t sat_operand_seed(uint64_t seed, int i) { return seed + (uint64_t)i * 7919; }
 /* May a problem's results be told from its inputs where those are not finite? Not where an activation follows (what it
  * makes of them is not promised), alpha is 0, or an input repeats its elements. */

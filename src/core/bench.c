@@ -1,5 +1,5 @@
 /* Made-up operands and their check. */
-#include "core/stage.h"
+#include "core/bench.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -28,7 +28,7 @@ static size_t flush_bytes(const sat_context *ctx, const sat_device *d) {
     return cold && ctx->backend->flush_bytes ? ctx->backend->flush_bytes(d) : 0;
 }
 
-static sat_status take_room(sat_stage *s, size_t bytes) {
+static sat_status take_room(sat_bench *s, size_t bytes) {
     if (bytes == 0) return SAT_OK;
     s->room = sat_alloc(s->ctx, bytes);
     if (!s->room) return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes to flush the cache", bytes);
@@ -36,7 +36,7 @@ static sat_status take_room(sat_stage *s, size_t bytes) {
 }
 
 /* The sums are one output more, and expectations come one at a time. */
-static size_t bytes_of_checks(sat_stage *s) {
+static size_t bytes_of_checks(sat_bench *s) {
     size_t precision = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_PRECISION);
     size_t exact = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_EXACT);
     if (s->op->sums) {
@@ -48,9 +48,9 @@ static size_t bytes_of_checks(sat_stage *s) {
     return s->sums_bytes + (precision > exact ? precision : exact);
 }
 
-sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
+sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
                           const sat_device *d, size_t limit) {
-    *s = (sat_stage){.ctx = ctx, .op = sat_op_find(p->op), .device = d, .problem = p, .pattern = a};
+    *s = (sat_bench){.ctx = ctx, .op = sat_op_find(p->op), .device = d, .problem = p, .pattern = a};
     s->checker = ctx->backend->checker(p->op);
     if (!s->checker) return sat_fail(SAT_UNSUPPORTED, "op %s has no check on %s", s->op->name, d->name);
     s->count = s->op->operands(p, a, s->operand);
@@ -86,7 +86,7 @@ sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, 
     return take_room(s, room);
 }
 
-static void forget_expectation(sat_stage *s) {
+static void forget_expectation(sat_bench *s) {
     if (!s->expectation) return;
     int before = s->ctx->backend->enter(s->device, true);
     s->checker->free(s->expectation);
@@ -94,16 +94,16 @@ static void forget_expectation(sat_stage *s) {
     s->expectation = NULL;
 }
 
-void sat_stage_close(sat_stage *s) {
+void sat_bench_close(sat_bench *s) {
     forget_expectation(s);
     for (int i = 0; i < s->count; i++) sat_free(s->ctx, s->memory[i]);
     sat_free(s->ctx, s->before_memory);
     sat_free(s->ctx, s->sums);
     sat_free(s->ctx, s->room);
-    *s = (sat_stage){0};
+    *s = (sat_bench){0};
 }
 
-static sat_trial trial(const sat_stage *s) {
+static sat_trial trial(const sat_bench *s) {
     return (sat_trial){.device = s->device,
                        .problem = s->problem,
                        .pattern = s->pattern,
@@ -119,14 +119,14 @@ static sat_trial trial(const sat_stage *s) {
 /* ---- operands ---- */
 
 /* Random reals, so that no sum overflows whatever the scalars are. */
-static sat_fill real_fill(const sat_stage *s, int i) {
+static sat_fill real_fill(const sat_bench *s, int i) {
     double alpha = fabs(s->problem->alpha), beta = fabs(s->problem->beta);
     double scale = i == s->op->output && beta > 1 ? 1 / beta : i == 0 && alpha > 1 ? 1 / alpha : 1;
     return (sat_fill){.scale = scale};
 }
 
 /* Runs a variant on the made-up operands; NULL: the one that the estimate prefers. */
-static sat_status run_other(sat_stage *s, const sat_problem *p, const sat_variant *v, void *const *operands) {
+static sat_status run_other(sat_bench *s, const sat_problem *p, const sat_variant *v, void *const *operands) {
     sat_question q = {.ctx = s->ctx, .view = s->pattern, .op = sat_op_find(p->op), .device = *s->device, .problem = *p};
     q.memory_limit = SAT_USUAL_LIMIT;
     sat_exact_spell(q.exact, &q.problem, q.view);
@@ -140,10 +140,10 @@ static sat_status run_other(sat_stage *s, const sat_problem *p, const sat_varian
     return status;
 }
 
-static size_t around(const sat_stage *s, int i) { return s->bytes[i] + 2 * GUARD; }
-static char *begin_of(const sat_stage *s, int i) { return (char *)s->pointer[i] - GUARD; }
+static size_t around(const sat_bench *s, int i) { return s->bytes[i] + 2 * GUARD; }
+static char *begin_of(const sat_bench *s, int i) { return (char *)s->pointer[i] - GUARD; }
 
-static sat_status write_specials(const sat_stage *s) {
+static sat_status write_specials(const sat_bench *s) {
     for (int i = 0; i < s->special_count; i++) {
         const sat_special *x = &s->specials[i];
         const sat_operand *o = &s->operand[x->operand];
@@ -155,7 +155,7 @@ static sat_status write_specials(const sat_stage *s) {
     return SAT_OK;
 }
 
-static sat_status make_operands(sat_stage *s) {
+static sat_status make_operands(sat_bench *s) {
     const sat_backend *b = s->ctx->backend;
     for (int i = 0; i < s->count; i++) {
         void *to = s->pointer[i];
@@ -175,7 +175,7 @@ static sat_status make_operands(sat_stage *s) {
     return write_specials(s);
 }
 
-static sat_status take_digests(sat_stage *s) {
+static sat_status take_digests(sat_bench *s) {
     for (int i = 0; i < s->count; i++)
         if (!s->operand[i].output)
             SAT_TRY(s->ctx->backend->digest(s->device, begin_of(s, i), around(s, i), &s->digest[i]));
@@ -184,7 +184,7 @@ static sat_status take_digests(sat_stage *s) {
 
 /* ---- the sums ---- */
 
-static sat_status prove_sums(sat_stage *s, const sat_problem *bare, const sat_variant *v, sat_finding *finding) {
+static sat_status prove_sums(sat_bench *s, const sat_problem *bare, const sat_variant *v, sat_finding *finding) {
     void *operands[SAT_MAX_OPERANDS] = {0};
     sat_trial t = trial(s);
     for (int i = 0; i < s->count; i++) operands[i] = i == s->op->output ? s->sums : s->pointer[i];
@@ -193,7 +193,7 @@ static sat_status prove_sums(sat_stage *s, const sat_problem *bare, const sat_va
     return s->checker->prove(&t, ~s->seed, finding);
 }
 
-static const sat_variant *reference_of(const sat_stage *s, const sat_problem *p) {
+static const sat_variant *reference_of(const sat_bench *s, const sat_problem *p) {
     const sat_registry *r = &s->ctx->registry;
     for (size_t i = 0; i < atomic_load(&r->count); i++)
         if ((r->list[i]->flags & SAT_V_REFERENCE) && sat_variant_fits(r->list[i], p, s->pattern, s->device))
@@ -202,7 +202,7 @@ static const sat_variant *reference_of(const sat_stage *s, const sat_problem *p)
 }
 
 /* By the variant that promises to be fast, and where its sums are wrong by the reference. */
-static sat_status work_out_sums(sat_stage *s) {
+static sat_status work_out_sums(sat_bench *s) {
     sat_finding finding = {0};
     if (s->sums_bytes == 0) return SAT_OK;
     sat_problem bare = s->op->sums(s->problem, s->pattern);
@@ -212,7 +212,7 @@ static sat_status work_out_sums(sat_stage *s) {
     return sat_fail(SAT_DEVICE_ERROR, "check: the reference is wrong on %s: %s", s->device->name, finding.where);
 }
 
-sat_status sat_stage_fill(sat_stage *s, sat_probe probe, int round, uint64_t seed) {
+sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int round, uint64_t seed) {
     s->probe = probe, s->round = round, s->seed = seed, s->special_count = 0;
     for (int i = 0; i < s->count; i++) s->fills[i] = real_fill(s, i);
     if (probe == SAT_PROBE_EXACT || round > 0) s->op->exact(s->problem, s->pattern, round, s->fills);
@@ -225,17 +225,17 @@ sat_status sat_stage_fill(sat_stage *s, sat_probe probe, int round, uint64_t see
 }
 
 /* The new places overlap the old ones, so whoever still reads there reads shifted operands. */
-void sat_stage_move(sat_stage *s) {
+void sat_bench_move(sat_bench *s) {
     for (int i = 0; i < s->count; i++) s->pointer[i] = place(s->memory[i], s->operand[i].align, true);
 }
 
-sat_status sat_stage_plant(sat_stage *s) {
+sat_status sat_bench_plant(sat_bench *s) {
     s->special_count = s->op->specials ? s->op->specials(s->problem, s->pattern, s->fills, s->seed, s->specials) : 0;
     SAT_TRY(write_specials(s));
     return take_digests(s);
 }
 
-sat_status sat_stage_reset(sat_stage *s) {
+sat_status sat_bench_reset(sat_bench *s) {
     for (int i = 0; i < s->count; i++) {
         if (!s->operand[i].output) continue;
         char *to = (char *)s->pointer[i] - GUARD;
@@ -247,10 +247,10 @@ sat_status sat_stage_reset(sat_stage *s) {
     return SAT_OK;
 }
 
-void sat_stage_flush(sat_stage *s) { s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count, s->room); }
+void sat_bench_flush(sat_bench *s) { s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count, s->room); }
 
 /* An input that was written is made anew: whoever comes next has the right one. */
-static sat_status check_inputs(sat_stage *s, sat_finding *finding) {
+static sat_status check_inputs(sat_bench *s, sat_finding *finding) {
     for (int i = 0; i < s->count; i++) {
         uint64_t now;
         if (s->operand[i].output) continue;
@@ -263,7 +263,7 @@ static sat_status check_inputs(sat_stage *s, sat_finding *finding) {
     return SAT_OK;
 }
 
-sat_status sat_stage_check(sat_stage *s, sat_finding *finding) {
+sat_status sat_bench_check(sat_bench *s, sat_finding *finding) {
     sat_trial t = trial(s);
     SAT_TRY(s->checker->compare(&t, s->expectation, finding));
     for (int i = 0; i < s->count && finding->ok; i++) {

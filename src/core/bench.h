@@ -1,11 +1,11 @@
 /* Where a race takes place: operands made up for it, with the caller's dtypes, strides and alignment, and the check of
  * what a run leaves in the output. The caller's buffers are never touched. */
-#ifndef SAT_STAGE_H
-#define SAT_STAGE_H
+#ifndef SAT_BENCH_H
+#define SAT_BENCH_H
 
 #include "core/context.h"
 
-typedef struct sat_stage {
+typedef struct sat_bench {
     sat_context *ctx;
     const sat_op *op;
     const sat_device *device;
@@ -29,23 +29,23 @@ typedef struct sat_stage {
     sat_special specials[SAT_MAX_SPECIALS]; /* planted in the inputs */
     int special_count;
     size_t held; /* bytes of all of it, the expectation included */
-} sat_stage;
+} sat_bench;
 
 /* SAT_OUT_OF_MEMORY when it would not fit into `limit`. Close accepts a failed one. */
-sat_status sat_stage_open(sat_stage *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
+sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
                           const sat_device *d, size_t limit);
-void sat_stage_close(sat_stage *s);
+void sat_bench_close(sat_bench *s);
 
 /* Fills the operands and works out what a right result must show. Round 0 of precision is random reals; the operation
  * says what all others are. */
-sat_status sat_stage_fill(sat_stage *s, sat_probe probe, int round, uint64_t seed);
+sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int round, uint64_t seed);
 /* The operands' next places are others, as much aligned as the problem says; fill afterwards. */
-void sat_stage_move(sat_stage *s);
-/* NaN and infinities into inputs of the exact probe; `special_count` of the stage says how many found a place. */
-sat_status sat_stage_plant(sat_stage *s);
-sat_status sat_stage_reset(sat_stage *s); /* poison, or what stood there before, back into the output */
-void sat_stage_flush(sat_stage *s);       /* operands out of the cache */
+void sat_bench_move(sat_bench *s);
+/* NaN and infinities into inputs of the exact probe; `special_count` of the bench says how many found a place. */
+sat_status sat_bench_plant(sat_bench *s);
+sat_status sat_bench_reset(sat_bench *s); /* poison, or what stood there before, back into the output */
+void sat_bench_flush(sat_bench *s);       /* operands out of the cache */
 /* Checks the output, that nothing beside it was written, and that the inputs are what they were. */
-sat_status sat_stage_check(sat_stage *s, sat_finding *finding);
+sat_status sat_bench_check(sat_bench *s, sat_finding *finding);
 
 #endif
