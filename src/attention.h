@@ -1,5 +1,5 @@
-/* Attention: which pairs of query and key are kept, how many, and where heads lie. What its check, its schedules and
- * its kernels share. */
+/* Attention: which pairs of query and key are kept, how many, and where heads are stored. What its check, its schedules
+ * and its kernels share. */
 #ifndef SAT_ATTENTION_H
 #define SAT_ATTENTION_H
 

@@ -81,7 +81,7 @@ static const char *isa_name(uint32_t isa) {
     return isa & SAT_ISA_AVX2 ? "AVX2" : "portable";
 }
 
-/* Linux tells in sysfs; sysconf is wrong for some virtual machines' L3. */
+/* Linux has it in sysfs; sysconf is wrong for some virtual machines' L3. */
 static int64_t cache_size(int level, int name, int64_t otherwise) {
     for (int i = 0; i < 8; i++) {
         char path[96], type[16] = "";

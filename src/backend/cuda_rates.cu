@@ -26,7 +26,7 @@ static __global__ void copy(const uint4 *from, uint4 *to, int64_t count, int loo
 }
 
 /* A ring of `mask` + 1 elements, past L1; who reads what changes from loop to loop. */
-static __global__ void read_l2(const uint4 *ring, int64_t mask, int loops, unsigned *sink) {
+static __global__ void read_l2(const uint4 *ring, int64_t mask, int loops, unsigned *out) {
     int64_t step = (int64_t)gridDim.x * blockDim.x, at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     unsigned sum = 0;
     for (int l = 0; l < loops; l++, at += 8 * step) {
@@ -36,7 +36,7 @@ static __global__ void read_l2(const uint4 *ring, int64_t mask, int loops, unsig
 #pragma unroll
         for (int j = 0; j < 8; j++) sum += x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
     }
-    if (sum == 0x9e3779b9u) *sink = sum; /* so that the compiler cannot leave anything out */
+    if (sum == 0x9e3779b9u) *out = sum; /* so that the compiler cannot leave anything out */
 }
 
 /* ---- arithmetic ---- */
@@ -123,42 +123,42 @@ template <class T> struct plain {
     }
 };
 
-template <class Kind> static __global__ void __launch_bounds__(THREADS) spin(int loops, double *sink) {
+template <class Kind> static __global__ void __launch_bounds__(THREADS) spin(int loops, double *out) {
     Kind k;
     k.start(threadIdx.x);
     for (int l = 0; l < loops; l++)
 #pragma unroll 4
         for (int i = 0; i < STEPS; i++) k.step();
     double sum = k.sum();
-    if (sum == 0.123456789) *sink = sum; /* so that the compiler cannot leave anything out */
+    if (sum == 0.123456789) *out = sum; /* so that the compiler cannot leave anything out */
 }
 
 /* ---- timing ---- */
 
-typedef struct desk {
+typedef struct setup {
     char *scratch;
     int ctas;
     int64_t copied, ring; /* elements of 16 bytes: of a copy, and of what L2 surely holds, a power of two */
     cudaStream_t stream;
     cudaEvent_t begin, end;
-} desk;
+} setup;
 
-typedef void (*job)(const desk &d, int loops);
+typedef void (*job)(const setup &d, int loops);
 
-static void run_copy(const desk &d, int loops) {
+static void run_copy(const setup &d, int loops) {
     const uint4 *from = (const uint4 *)d.scratch;
     copy<<<d.ctas * 4, THREADS, 0, d.stream>>>(from, (uint4 *)d.scratch + d.copied, d.copied, loops);
 }
 
-static void run_l2(const desk &d, int loops) {
+static void run_l2(const setup &d, int loops) {
     read_l2<<<d.ctas * 2, THREADS, 0, d.stream>>>((const uint4 *)d.scratch, d.ring - 1, loops, (unsigned *)d.scratch);
 }
 
-template <class Kind> static void run_spin(const desk &d, int loops) {
+template <class Kind> static void run_spin(const setup &d, int loops) {
     spin<Kind><<<d.ctas, THREADS, 0, d.stream>>>(loops, (double *)d.scratch);
 }
 
-static cudaError_t time_once(const desk &d, job run, int loops, double *seconds) {
+static cudaError_t time_once(const setup &d, job run, int loops, double *seconds) {
     float ms = 0;
     cudaError_t e = cudaEventRecord(d.begin, d.stream);
     if (e == cudaSuccess) run(d, loops), e = cudaGetLastError();
@@ -170,7 +170,7 @@ static cudaError_t time_once(const desk &d, job run, int loops, double *seconds)
 }
 
 /* Seconds of one loop, at best: runs of about 0.6 ms, against which a launch does not count. */
-static cudaError_t best_of_loop(const desk &d, job run, double *seconds) {
+static cudaError_t best_of_loop(const setup &d, job run, double *seconds) {
     double once = 1, best = 1;
     cudaError_t e = time_once(d, run, 1, &once); /* not counted: its code may have to be loaded */
     if (e == cudaSuccess) e = time_once(d, run, 1, &once);
@@ -183,7 +183,7 @@ static cudaError_t best_of_loop(const desk &d, job run, double *seconds) {
     return e;
 }
 
-template <class Kind> static cudaError_t arithmetic(const desk &d, double *rate) {
+template <class Kind> static cudaError_t arithmetic(const setup &d, double *rate) {
     double seconds;
     cudaError_t e = best_of_loop(d, run_spin<Kind>, &seconds);
     *rate = d.ctas * (THREADS / 32) * STEPS * Kind::work / seconds;
@@ -191,7 +191,7 @@ template <class Kind> static cudaError_t arithmetic(const desk &d, double *rate)
 }
 
 /* A device that was idle takes a while to reach its clock. */
-static cudaError_t wake(const desk &d) {
+static cudaError_t wake(const setup &d) {
     double seconds, spent = 0;
     cudaError_t e = cudaSuccess;
     for (int i = 0; i < 100 && spent < 5e-3 && e == cudaSuccess; i++, spent += seconds)
@@ -199,7 +199,7 @@ static cudaError_t wake(const desk &d) {
     return e;
 }
 
-static cudaError_t measure(const desk &d, sat_rates *r) {
+static cudaError_t measure(const setup &d, sat_rates *r) {
     double seconds = 1, vector_f64 = 0;
     cudaError_t e = wake(d);
     if (e == cudaSuccess) e = best_of_loop(d, run_copy, &seconds);
@@ -218,7 +218,7 @@ static cudaError_t measure(const desk &d, sat_rates *r) {
 
 cudaError_t sat_cuda_measure(const sat_device *device, void *scratch, size_t bytes, sat_rates *rates,
                              cudaStream_t stream) {
-    desk d = {(char *)scratch, device->threads * CTAS, 0, 1, stream, NULL, NULL};
+    setup d = {(char *)scratch, device->threads * CTAS, 0, 1, stream, NULL, NULL};
     int64_t turn = (int64_t)d.ctas * 4 * THREADS * 4, most = sat_min((int64_t)bytes, device->l2_bytes / 3) / 16;
     d.copied = (int64_t)bytes / 32 / turn * turn;
     while (d.ring * 2 <= most) d.ring *= 2;

@@ -9,7 +9,7 @@
 /* getenv; NULL in a program that has rights which its caller has not (setuid): the caller wrote that environment. */
 const char *sat_environment(const char *name);
 
-/* Can nobody but root and this user have changed what lies at this full path? Looks at owner and mode of it and of
+/* Can nobody but root and this user have changed the file at this full path? Looks at owner and mode of it and of
  * every folder and link on the way, so what is true stays true. A folder like /tmp may be on the way and may not be
  * what holds the file. Not `strict`: only what everybody may write counts. False: errno (EPERM: not safe), and `why`
  * in words. */

@@ -10,7 +10,7 @@
 
 typedef enum sat_record_kind {
     SAT_RECORD_RACED = 1,   /* one candidate's result in one race */
-    SAT_RECORD_VERIFIED = 2 /* a variant's result was checked on an exact problem; verdict tells how it went */
+    SAT_RECORD_VERIFIED = 2 /* a variant's result was checked on an exact problem; see verdict */
 } sat_record_kind;
 
 enum { SAT_MARK_SIZE = 17 }; /* 16 hexadecimal digits and the closing zero */

@@ -131,7 +131,7 @@ static int open_temporary(const char *path, char temporary[SAT_PATH_CAPACITY]) {
     static atomic_uint counter;
     char folder[SAT_PATH_CAPACITY];
     if (!sat_path_folder(folder, path)) return errno = ENAMETOOLONG, -1;
-    for (int attempt = 0; attempt < 64; attempt++) { /* another host's process may have our number: O_EXCL tells */
+    for (int attempt = 0; attempt < 64; attempt++) { /* another host's process may have our number: O_EXCL fails then */
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
         int n = snprintf(temporary, SAT_PATH_CAPACITY, "%s/%s%ld-%u-%09ld", folder, temporary_prefix, (long)getpid(),
@@ -148,7 +148,7 @@ int sat_disk_write_temporary(const char *path, const char *text, size_t length, 
     if (fd < 0) return errno;
     int error = write_all(fd, text, length);
     if (!error) error = sync_file(fd);
-    if (close(fd) && !error && errno != EINTR) error = errno; /* NFS tells of a full disk here */
+    if (close(fd) && !error && errno != EINTR) error = errno; /* NFS reports a full disk here */
     if (error) unlink(temporary);
     return error;
 }

@@ -18,7 +18,7 @@ bool sat_path_folder(char out[SAT_PATH_CAPACITY], const char *path); /* what `pa
  * what is made here, nor to files. */
 int sat_disk_make(const char *folder);
 
-/* Reads up to limit + 1 bytes of a regular file, so that a length above the limit tells that it was longer. Own gives
+/* Reads up to limit + 1 bytes of a regular file, so that a length above the limit shows that it was longer. Own gives
  * EPERM for a file that anybody but root and this user can have changed (sat_path_safe). */
 int sat_disk_read(const char *path, size_t limit, char **text, size_t *length);
 int sat_disk_read_own(const char *path, size_t limit, char **text, size_t *length);

@@ -97,7 +97,7 @@ sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char
 
 /* What is known (cache_memory.c). Get copies what was read of a key of this device, false where nothing was; set keeps
  * a copy, forget drops it. Hold keeps records that could not be written, merge adds those to an entry. Remove drops
- * both of a key, or of all (NULL), and tells how many had unsaved records; names adds the keys of those. */
+ * both of a key, or of all (NULL), and returns how many had unsaved records; names adds the keys of those. */
 typedef struct sat_seen {
     uint64_t stamp;   /* of the key's files, when they were read */
     uint64_t changes; /* that this process has made to the cache; what was read before the last one is not kept */

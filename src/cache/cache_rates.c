@@ -156,7 +156,7 @@ static sat_status replace(sat_cache *cache, const char *path, const sat_rates *r
 sat_status sat_cache_keep_rates(sat_cache *cache, const sat_rates *rates) {
     char folder[SAT_PATH_CAPACITY], path[SAT_PATH_CAPACITY], lock_path[SAT_PATH_CAPACITY];
     sat_file_lock lock;
-    if (!sat_rates_plausible(rates)) return sat_fail(SAT_BAD_FORMAT, "cache: rates that cannot be");
+    if (!sat_rates_plausible(rates)) return sat_fail(SAT_BAD_FORMAT, "cache: implausible rates");
     if (!cache->layers) return SAT_OK; /* memory only: the context has them */
     if (!rates_path(cache, 0, folder, path)) return SAT_IO;
     if (!sat_cache_make(cache, folder)) return SAT_IO;

@@ -9,7 +9,7 @@
  * with SAT_IO where the disk refuses, SAT_UNSUPPORTED where a later version's file is. */
 bool sat_cache_load_rates(sat_cache *cache, sat_rates *rates);
 sat_status sat_cache_keep_rates(sat_cache *cache, const sat_rates *rates);
-bool sat_rates_plausible(const sat_rates *rates); /* all there, and no number that cannot be */
+bool sat_rates_plausible(const sat_rates *rates); /* every rate is there, and plausible */
 /* Its text. Parse gives SAT_NOT_FOUND for another device's or another way of measuring, SAT_BAD_FORMAT, or
  * SAT_UNSUPPORTED for a later version's. */
 void sat_rates_format(sat_text *out, const char *identity, const sat_rates *rates);

@@ -270,7 +270,7 @@ sat_status sat_slots_put(sat_cache *cache, const char *identity, const char *key
 
 /* ---- listing and removing ---- */
 
-/* Entries of one folder. Those of another identity than the folder's name tells are nowhere to be found again. */
+/* Entries of one folder. Those whose identity does not give the folder's name would never be found by a key. */
 static bool names_of_folder(sat_cache *cache, const char *folder, const char *name, const char *identity,
                             sat_names *names) {
     DIR *d = opendir(folder);

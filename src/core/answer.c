@@ -22,7 +22,7 @@ sat_status sat_answer_estimate(sat_question *q, sat_answer *answer) { return est
 
 /* ---- remembering ---- */
 
-/* Unique among processes and threads; says when, for people. */
+/* A name that no other process or thread gives. It begins with the date, for readers of the file. */
 static void name_race(char *name, size_t size, int64_t when) {
     static atomic_uint counter;
     char date[32];
@@ -62,15 +62,15 @@ static void remember(const sat_question *q, const sat_record *results, size_t co
         kept++;
     }
     sat_status status = sat_cache_add(q->ctx->cache, q->key, records, kept);
-    if (wrong) atomic_fetch_add(&q->ctx->found_wrong, 1); /* now that whoever looks again will see it */
+    if (wrong) atomic_fetch_add(&q->ctx->found_wrong, 1); /* after adding: plans that look again find it */
     if (status != SAT_OK) sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
     free(records);
 }
 
-/* What left the device unusable is remembered before the failure goes on its way, or the next process would do it all
- * again. The message stays the failure's own. */
-static sat_status remember_breaker(const sat_question *q, const sat_record *results, size_t count, sat_record_kind kind,
-                                   sat_status status) {
+/* A variant that left the device unusable is recorded before the failure is returned, so that the next process does not
+ * run it. The message stays that of the failure. */
+static sat_status remember_broken(const sat_question *q, const sat_record *results, size_t count, sat_record_kind kind,
+                                  sat_status status) {
     char message[512];
     if (count == 0) return status;
     snprintf(message, sizeof message, "%s", sat_last_error());
@@ -112,13 +112,13 @@ static sat_status race_these(const sat_question *q, const sat_variant **list, si
     t.candidates = list, t.count = count;
     sat_status status = sat_tune_race(&t, outcome);
     if (!how->keep) return status;
-    if (status != SAT_OK) return remember_breaker(q, outcome->results, outcome->count, SAT_RECORD_RACED, status);
+    if (status != SAT_OK) return remember_broken(q, outcome->results, outcome->count, SAT_RECORD_RACED, status);
     remember(q, outcome->results, outcome->count, SAT_RECORD_RACED, outcome->busy);
     sat_cache_forget_untuned(q->ctx->cache, q->key);
     return SAT_OK;
 }
 
-/* Drops those that an earlier race of this key saw fail, unless that is everybody. */
+/* Drops variants that ended in an error in an earlier race of this key, unless all did. */
 static size_t drop_failed(const sat_question *q, const sat_variant **list, size_t count) {
     sat_entry entry;
     if (sat_cache_find(q->ctx->cache, q->key, false, &entry) != SAT_OK) return count;
@@ -155,7 +155,7 @@ static sat_status verify(const sat_question *q, const sat_variant *v, const sat_
         status = sat_tune_verify(&t, v, &result);
     }
     *verdict = result.verdict;
-    if (status != SAT_OK) return result.verdict ? remember_breaker(q, &result, 1, SAT_RECORD_VERIFIED, status) : SAT_OK;
+    if (status != SAT_OK) return result.verdict ? remember_broken(q, &result, 1, SAT_RECORD_VERIFIED, status) : SAT_OK;
     if (how->keep || result.verdict != SAT_VERDICT_OK) remember(q, &result, 1, SAT_RECORD_VERIFIED, false);
     if (result.verdict != SAT_VERDICT_OK)
         sat_logf(&q->ctx->log, SAT_LOG_WARN, "%s failed its check and is not used: %s", v->name, result.message);
@@ -173,7 +173,7 @@ sat_status sat_answer_check(const sat_question *q, const sat_variant *v, uint64_
     return SAT_OK;
 }
 
-/* What a variant's check on this pattern is known by. */
+/* The number under which the memo keeps a variant's check on this pattern. */
 static uint64_t check_name(const sat_question *q, const sat_variant *v) {
     const char *const parts[] = {v->name, v->revision, q->exact};
     uint64_t h = sat_pattern_digest(q->pattern);
@@ -186,7 +186,7 @@ static uint64_t check_name(const sat_question *q, const sat_variant *v) {
 
 /* A variant was found right on this exact problem. On this pattern, too? If not, it serves all the same, and is checked
  * in the background where there is a thread for that. */
-static void look_at_pattern(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
+static void find_pattern_check(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
     char digest[SAT_MARK_SIZE];
     const sat_variant *v = answer->variant;
     snprintf(digest, sizeof digest, "%016" PRIx64, sat_pattern_digest(q->pattern));
@@ -219,13 +219,13 @@ static sat_status from_entry(sat_question *q, const sat_entry *entry, sat_answer
         }
         if (!verified && !sat_registry_trusted(&q->ctx->registry, v)) continue;
         answer->variant = v, answer->cached = true, answer->verified = answer->pattern_verified = verified;
-        if (known) look_at_pattern(q, entry, answer);
+        if (known) find_pattern_check(q, entry, answer);
         return SAT_OK;
     }
     return SAT_OK;
 }
 
-/* Variants that fit and that the entry has never seen as they are now. A known winner makes the reference no news. */
+/* Variants that fit and of which the entry has no result at their present revision. The reference does not count. */
 static size_t newcomers(const sat_question *q, const sat_entry *entry, const sat_variant **out) {
     const sat_variant *all[SAT_MAX_VARIANTS];
     size_t count = sat_question_candidates(q, NULL, all), found = 0;
@@ -319,10 +319,10 @@ sat_status sat_answer_find(sat_question *q, sat_answer *answer) {
     const sat_variant *fresh[SAT_MAX_VARIANTS];
     bool tunes = effort != SAT_EFFORT_CACHED, found = answer->variant != NULL;
     bool again = found && tunes && sat_answer_again(q, &entry);
-    bool news = !found || again || newcomers(q, &entry, fresh) > 0;
+    bool race_needed = !found || again || newcomers(q, &entry, fresh) > 0;
     sat_entry_free(&entry);
     SAT_TRY(looked);
-    if (!news) return SAT_OK;
+    if (!race_needed) return SAT_OK;
     if (effort == SAT_EFFORT_CACHED) {
         if (!found) sat_cache_note_untuned(ctx->cache, q->key, q->exact);
     } else if (ctx->background) {

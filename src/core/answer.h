@@ -9,7 +9,7 @@ typedef struct sat_answer {
     const sat_variant *variant;
     bool cached, tuned, verified;
     bool pattern_verified; /* on this very pattern */
-    uint64_t check;        /* where not: what sat_memo_checked knows it by, once it was checked */
+    uint64_t check;        /* where not: the number of that check, for sat_memo_checked */
     double tuning_seconds;
 } sat_answer;
 
@@ -22,7 +22,7 @@ sat_status sat_answer_bare(sat_question *q, sat_answer *answer);
 typedef struct sat_race_how {
     const char *only; /* NULL: all that fit */
     bool keep;
-    bool wary; /* whoever ended in an error before stays out: it may end this process */
+    bool wary; /* leaves out variants that ended in an error before: they may end this process */
     void (*progress)(void *user, int done, int total, const char *what);
     void *progress_user;
     const atomic_bool *cancel;

@@ -201,7 +201,7 @@ static const sat_variant *reference_of(const sat_bench *s, const sat_problem *p)
     return NULL;
 }
 
-/* By the variant that promises to be fast, and where its sums are wrong by the reference. */
+/* Runs the variant with the best estimate for the sums, and the reference where those are wrong. */
 static sat_status work_out_sums(sat_bench *s) {
     sat_finding finding = {0};
     if (s->sums_bytes == 0) return SAT_OK;
@@ -224,7 +224,7 @@ sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int round, uint64_t see
     return s->checker->expect(&t, probe, seed, &s->expectation);
 }
 
-/* The new places overlap the old ones, so whoever still reads there reads shifted operands. */
+/* The new places overlap the old ones: a variant that keeps old pointers reads shifted operands. */
 void sat_bench_move(sat_bench *s) {
     for (int i = 0; i < s->count; i++) s->pointer[i] = place(s->memory[i], s->operand[i].align, true);
 }
@@ -249,7 +249,7 @@ sat_status sat_bench_reset(sat_bench *s) {
 
 void sat_bench_flush(sat_bench *s) { s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count, s->room); }
 
-/* An input that was written is made anew: whoever comes next has the right one. */
+/* An input that was overwritten is made again, so that the next run has the right one. */
 static sat_status check_inputs(sat_bench *s, sat_finding *finding) {
     for (int i = 0; i < s->count; i++) {
         uint64_t now;

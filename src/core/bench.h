@@ -1,4 +1,4 @@
-/* Where a race takes place: operands made up for it, with the caller's dtypes, strides and alignment, and the check of
+/* The trial bench of a race: operands made up for it, with the caller's dtypes, strides and alignment, and the check of
  * what a run leaves in the output. The caller's buffers are never touched. */
 #ifndef SAT_BENCH_H
 #define SAT_BENCH_H
@@ -43,7 +43,7 @@ sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int round, uint64_t see
 void sat_bench_move(sat_bench *s);
 /* NaN and infinities into inputs of the exact probe; `special_count` of the bench says how many found a place. */
 sat_status sat_bench_plant(sat_bench *s);
-sat_status sat_bench_reset(sat_bench *s); /* poison, or what stood there before, back into the output */
+sat_status sat_bench_reset(sat_bench *s); /* poison, or the values before a run, back into the output */
 void sat_bench_flush(sat_bench *s);       /* operands out of the cache */
 /* Checks the output, that nothing beside it was written, and that the inputs are what they were. */
 sat_status sat_bench_check(sat_bench *s, sat_finding *finding);

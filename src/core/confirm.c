@@ -21,7 +21,7 @@ static sat_status run(trials *t, sat_runner *runner) {
     const sat_backend *b = t->bench->ctx->backend;
     void *stream = b->stream(&runner->device);
     SAT_TRY(sat_bench_reset(t->bench));
-    SAT_TRY(sat_runner_scribble(runner, 0xa5));
+    SAT_TRY(sat_runner_spoil_workspace(runner, 0xa5));
     SAT_TRY(sat_runner_launch(runner, t->bench->pointer, stream));
     return b->sync(&runner->device, stream);
 }
@@ -189,10 +189,10 @@ sat_status sat_confirm(sat_bench *bench, sat_runner *runner, size_t limit, uint6
     sat_runner second = {0};
     *finding = (sat_finding){.ok = true};
     sat_status status = second_pattern(&t, &pattern, &other);
-    if (status == SAT_OK) /* ready before the first runs: what two plans share shows */
+    if (status == SAT_OK) /* opened before the first runs, so that state which two plans share is found */
         status =
             sat_runner_open(&second, bench->ctx, runner->variant, bench->problem, other, bench->device, limit, NULL);
-    bool room = status != SAT_OUT_OF_MEMORY; /* without it the other trials have to do */
+    bool room = status != SAT_OUT_OF_MEMORY; /* without it the other trials have to suffice */
     if (!room) status = SAT_OK;
     if (status == SAT_OK) status = on_same_pattern(&t);
     if (status == SAT_OK && finding->ok && room) status = on_pattern(&t, &second, other);

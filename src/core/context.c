@@ -97,7 +97,7 @@ sat_status sat_context_ignored(const sat_context *ctx, char *text, size_t capaci
 
 /* ---- device ---- */
 
-/* The first device of a backend that works. One that is there and cannot be used is worth a word. */
+/* Opens the first device of a backend that works. One that is there and cannot be used is logged. */
 static bool open_any(sat_context *ctx, const sat_backend *b) {
     int count = b->count();
     ctx->backend = b;
@@ -191,7 +191,7 @@ static sat_status open_allocator(sat_context *ctx) {
 
 /* ---- create and free ---- */
 
-/* Libraries are looked for once a process; every context's log tells which were left alone. */
+/* Libraries are searched once a process; every context logs those that were refused. */
 static void report_refusals(const sat_context *ctx) {
     char text[512];
     for (int i = 0; sat_refusal_at(i, text, sizeof text); i++) sat_logf(&ctx->log, SAT_LOG_WARN, "%s", text);

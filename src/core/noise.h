@@ -19,7 +19,7 @@ void sat_noise_end(sat_noise *noise, const sat_context *ctx);
  * that is busy enough a race has time for a run or two. */
 bool sat_noise_busy(const sat_noise *noise, const sat_context *ctx, const sat_device *device, const sat_record *winner);
 
-/* Is there nothing now that would disturb a race? True where a backend cannot tell. Takes some tens of milliseconds. */
+/* Is there nothing now that would disturb a race? True where a backend cannot say. Takes some tens of milliseconds. */
 bool sat_noise_quiet(const sat_context *ctx, const sat_device *device);
 
 #endif

@@ -73,7 +73,7 @@ sat_status sat_plan_create(sat_context *ctx, const sat_pattern *pattern, const s
     SAT_TRY(sat_answer_find(&q, &answer));
     sat_status status = make_plan(&q, &answer, plan);
     if (status != SAT_OUT_OF_MEMORY) return status;
-    q.memory_limit = 0; /* less was to be had than it seemed: what takes no workspace still serves */
+    q.memory_limit = 0; /* the allocation failed: again without workspace */
     SAT_TRY(sat_answer_estimate(&q, &answer));
     return make_plan(&q, &answer, plan);
 }
@@ -84,8 +84,8 @@ sat_status sat_plan_create_bare(sat_context *ctx, const sat_pattern *pattern, co
     sat_question q;
     sat_answer answer;
     const sat_op *op = sat_op_find(problem->op);
-    bool by_columns = op && op->by_columns && op->by_columns(problem);
-    if (by_columns && !sat_pattern_has_transposed(pattern))
+    bool needs_columns = op && op->needs_columns && op->needs_columns(problem);
+    if (needs_columns && !sat_pattern_has_transposed(pattern))
         return sat_fail(SAT_UNSUPPORTED, "the pattern's transposed index takes memory");
     SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
     SAT_TRY(sat_answer_bare(&q, &answer));
@@ -172,7 +172,8 @@ static int64_t reach_in_line(const sat_operand *o, int64_t line) {
     return reach;
 }
 
-/* Two views of one row-major buffer may lie side by side in its lines: their spans cross, their elements do not. */
+/* Two views of one row-major buffer may be stored side by side in its lines: their spans overlap, their elements do
+ * not. */
 static bool side_by_side_in(const sat_operand *x, uintptr_t px, const sat_operand *y, uintptr_t py, int64_t line) {
     size_t size = sat_dtype_size(x->dtype);
     if (line <= 0) return false;

@@ -17,7 +17,7 @@
 enum { PLACES = 64 };
 
 typedef struct place {
-    const sat_pattern *pattern; /* a reference, so its address is not given to another while it stands here */
+    const sat_pattern *pattern; /* a reference, so that no other pattern gets its address meanwhile */
     sat_problem problem;        /* as called, alignment filled in */
     const void *stream;
     uint64_t thread; /* where one handle means another stream in each thread: which one; else 0 */

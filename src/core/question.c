@@ -19,7 +19,7 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
     /* Values that differ over the batch cannot be converted once for all. */
     if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
     q->view = sat_pattern_plain(pattern);
-    if (q->op->by_columns && q->op->by_columns(&q->problem)) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
+    if (q->op->needs_columns && q->op->needs_columns(&q->problem)) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
     q->device = sat_device_now(ctx);
     sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads(1) ? q->device.threads : 0);
     sat_exact_spell(q->exact, &q->problem, q->view);

@@ -67,7 +67,7 @@ static void read_back(const sat_question *q, const sat_entry *entry, sat_race *r
 }
 
 /* Takes the results from the cache, where it has them all and they need not be measured again. `reload`: another
- * process may have written since; `again` tells whether they had to be measured again before. */
+ * process may have written since; `again`: did they have to be measured again before? */
 static sat_status look_up(const sat_question *q, bool reload, bool *again, sat_race *race) {
     sat_entry entry = {0};
     sat_status status = sat_cache_find(q->ctx->cache, q->key, reload, &entry);

@@ -42,7 +42,7 @@ static sat_status measure(sat_context *ctx) {
     sat_rates rates = {0};
     sat_status status = ctx->backend->measure(&ctx->device, scratch, bytes, &rates);
     sat_free(ctx, scratch);
-    if (status == SAT_OK && !sat_rates_plausible(&rates)) status = sat_fail(SAT_DEVICE_ERROR, "rates that cannot be");
+    if (status == SAT_OK && !sat_rates_plausible(&rates)) status = sat_fail(SAT_DEVICE_ERROR, "implausible rates");
     if (status == SAT_OK) status = take_on(ctx, &rates);
     bool keep = ctx->options.effort != SAT_EFFORT_OFF;
     if (status == SAT_OK && keep && sat_cache_keep_rates(ctx->cache, &rates) != SAT_OK)

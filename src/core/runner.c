@@ -99,7 +99,7 @@ static sat_launch make_launch(const sat_runner *r, void *const *operands, void *
                         .threads = threads < r->device.threads ? threads : r->device.threads};
 }
 
-sat_status sat_runner_scribble(sat_runner *r, int byte) {
+sat_status sat_runner_spoil_workspace(sat_runner *r, int byte) {
     if (r->workspace_bytes == 0 || !may_share(r->variant, &r->problem)) return SAT_OK;
     return r->ctx->backend->set(&r->device, workspace_of(r), byte, r->workspace_bytes);
 }

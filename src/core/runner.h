@@ -35,7 +35,7 @@ sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v
 void sat_runner_close(sat_runner *r); /* accepts a zeroed or failed one */
 sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream);
 /* Garbage into a workspace that holds nothing from one launch to the next. */
-sat_status sat_runner_scribble(sat_runner *r, int byte);
+sat_status sat_runner_spoil_workspace(sat_runner *r, int byte);
 sat_status sat_runner_refresh(sat_runner *r, const void *values, void *stream);
 
 #endif

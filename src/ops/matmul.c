@@ -94,7 +94,7 @@ static int specials(const sat_problem *p, const sat_pattern_view *a, const sat_f
     return count;
 }
 
-static bool by_columns(const sat_problem *p) { return p->transpose == SAT_TRANSPOSE; }
+static bool needs_columns(const sat_problem *p) { return p->transpose == SAT_TRANSPOSE; }
 
 const sat_op sat_op_matmul = {
     .id = SAT_MATMUL,
@@ -107,7 +107,7 @@ const sat_op sat_op_matmul = {
     .flops = sat_flops,
     .bytes = sat_bytes,
     .spell = sat_spell_product,
-    .by_columns = by_columns,
+    .needs_columns = needs_columns,
     .sums = sums,
     .exact = exact,
     .specials = specials,

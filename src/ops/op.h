@@ -80,7 +80,8 @@ typedef struct sat_checker {
     /* Per run: reads the output only. */
     sat_status (*compare)(const sat_trial *t, const void *expectation, sat_finding *finding);
     void (*free)(void *expectation);
-    /* Exact: are t->sums the sums? A random vector tells, in exact arithmetic modulo 2^64. NULL: there are none. */
+    /* Exact: are t->sums the sums? Tested with a random vector, in exact arithmetic modulo 2^64. NULL: there are none.
+     */
     sat_status (*prove)(const sat_trial *t, uint64_t seed, sat_finding *finding);
 } sat_checker;
 
@@ -120,7 +121,7 @@ typedef struct sat_op {
     void (*spell)(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words);
     /* The rest may be NULL. Do variants need the transposed index of the pattern? Asked before normalising, too. NULL:
      * none does. */
-    bool (*by_columns)(const sat_problem *p);
+    bool (*needs_columns)(const sat_problem *p);
     /* What the operands of a call without a plan say of the problem: which optional ones are given. */
     void (*called)(sat_problem *p, void *const *operands);
     sat_problem (*plain)(const sat_problem *p); /* instead of sat_plain_scalars */
@@ -159,7 +160,7 @@ void sat_exact_fills(const sat_problem *p, int64_t depth, int round, sat_fill *a
 int sat_special_add(sat_special *list, int count, int operand, int64_t row, int64_t col);
 /* The seed of operand i, of those that a trial bench makes from one. */
 static inline uint64_t sat_operand_seed(uint64_t seed, int i) { return seed + (uint64_t)i * 7919; }
-/* May a problem's results be told from its inputs where those are not finite? Not where an activation follows (what it
+/* Are a problem's results known where its inputs are not finite? Not where an activation follows (what it
  * makes of them is not promised), alpha is 0, or an input repeats its elements. */
 bool sat_specials_show(const sat_problem *p, const sat_operand *inputs, int count);
 
