@@ -124,7 +124,7 @@ check_includes src/core \
     'sparse_autotune\.h|variant\.h|(base|cache)/[a-z_]+\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes src/api 'sparse_autotune\.h|(base|core)/[a-z_]+\.h'
 check_includes include ''
-check_names_none src/base/*.c src/cache/*.[ch] src/core/*.[ch]
+check_names_none src/base/*.[ch] src/cache/*.[ch] src/core/*.[ch]
 
 for file in include/*.h src/*.h src/*.cuh src/*/*.[ch] src/*/*.cu src/*/*.cuh src/kernels/*/* src/cli/check/*; do
     [ -f "$file" ] || continue
