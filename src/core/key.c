@@ -35,7 +35,7 @@ static void spell_options(char *to, size_t size, const sat_problem *p, const sat
 void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m,
                    int threads) {
     const sat_op *op = sat_op_find(p->op);
-    char options[72];
+    char options[96];
     sat_words words;
     sat_operand o[SAT_MAX_OPERANDS];
     /* Up to a line of any cache of a device. With threads of the host none of ours asks, and where an allocator puts
@@ -68,7 +68,7 @@ sat_problem sat_plain_scalars(const sat_problem *p) {
 
 void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a) {
     const sat_op *op = sat_op_find(p->op);
-    char options[72];
+    char options[96];
     sat_words words;
     op->spell(p, a, true, &words);
     spell_options(options, sizeof options, p, &words);
