@@ -3,7 +3,7 @@
 # sat_add_build_id; as a script it hashes and writes, whenever a source has changed since. No times, no paths.
 
 function(sat_build_inputs root variable)
-  foreach(folder src src/core src/ops src/backend src/libs include cmake)
+  foreach(folder src src/base src/cache src/core src/api src/ops src/backend src/libs include cmake)
     foreach(ending c h cu cuh def inc cmake)
       list(APPEND patterns ${root}/${folder}/*.${ending})
     endforeach()

@@ -141,19 +141,39 @@ check_words() {
     done < <(grep -rnoiwE "$gone" src include bindings/python/sparse_autotune docs/*.md 2>/dev/null)
 }
 
+# The names that an enum of the public header has, each with a bar after it: "SAT_CPU|SAT_CUDA|"
+enumerators() { # name
+    tr '\n' ' ' <include/sparse_autotune.h | grep -oE "typedef enum $1 \{[^}]*\}" | grep -oE '\bSAT_[A-Z0-9_]+' | tr '\n' '|'
+}
+
+# What differs from one operation or backend to another is asked of their tables: a file of these folders names none of
+# them, and no field of a problem that is an operation's own.
+check_names_none() { # folders
+    local words line fields='attention|transpose|bias|activation'
+    words="$(enumerators sat_operation)$(enumerators sat_backend_kind)SAT_(NO_)?TRANSPOSE|SAT_(BIAS|ACT)_[A-Z]+"
+    while IFS= read -r line; do
+        complain "$line: this folder names no operation, no backend and none of their fields"
+    done < <(grep -nE "(^|[^A-Za-z0-9_])($words)([^A-Za-z0-9_]|$)|(->|\.)($fields)([^A-Za-z0-9_(]|$)" "$@" /dev/null)
+}
+
 for folder in src/kernels/* src/libs; do
     [ -d "$folder" ] || continue
     check_variants "$folder"
-    check_includes "$folder" 'variant\.(h|cuh)|attention\.h|kernels/attention_schedule\.h|sparse_autotune\.h'
+    check_includes "$folder" \
+        'variant\.(h|cuh)|base/dtypes\.def|attention\.h|kernels/attention_schedule\.h|sparse_autotune\.h'
 done
 check_names
-check_includes src/cli 'sparse_autotune\.h'
-check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|core/status\.h'
-check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|core/status\.h|ops/[a-z_]+\.h'
+check_includes src/base 'sparse_autotune\.h|base/dtypes\.def'
+check_includes src/cache 'sparse_autotune\.h|base/[a-z_]+\.(h|def)'
+check_includes src/cli 'sparse_autotune\.h|\.\./[a-z_]+\.h'
+check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|base/[a-z_]+\.(h|def)'
+check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|base/[a-z_]+\.h|ops/[a-z_]+\.h'
 check_includes src/core \
-    'sparse_autotune\.h|variant\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
+    'sparse_autotune\.h|variant\.h|(base|cache)/[a-z_]+\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
+check_includes src/api 'sparse_autotune\.h|(base|core)/[a-z_]+\.h'
 check_includes include ''
 for file in src/kernels/cuda/*/*_sm90.cu; do [ ! -f "$file" ] || check_headers "$file" 5; done
+check_names_none src/base/*.[ch] src/cache/*.[ch] src/core/*.[ch]
 check_words
 
 for file in $(sources_of include '*.h') $(sources_of src '*.[ch]' '*.cu' '*.cuh' '*.def'); do

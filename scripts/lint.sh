@@ -38,7 +38,7 @@ step() { # name, program, command ...
 # What cppcheck 2.10 gets wrong: variants.def is a list and not code, an offset from a malloc that is checked on the next
 # line is no fault, a comparison of two indices is no check of limits, and a compound literal reads nothing twice.
 quiet=(--suppress=missingIncludeSystem --suppress=unknownMacro --suppress=nullPointerArithmeticRedundantCheck
-    --suppress=arrayIndexThenCheck --suppress=unknownEvaluationOrder --suppress=uninitvar:src/cli/check_run.c)
+    --suppress=arrayIndexThenCheck --suppress=unknownEvaluationOrder --suppress=uninitvar:src/cli/check/check_run.c)
 
 run_cppcheck() {
     cppcheck --std=c11 --language=c --enable=warning,performance --error-exitcode=1 --inline-suppr --quiet "${quiet[@]}" \

@@ -6,12 +6,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/dtype.h"
 #include "sparse_autotune.h"
-
-#ifdef __CUDACC__
-#define SAT_BOTH __host__ __device__ /* compiled for the host and for the device */
-#else
-#define SAT_BOTH
+#ifndef __CUDACC__
+#include "base/trust.h"
 #endif
 
 /* A kernel family: one file. Its instances are lines in a variants.def; each becomes a sat_variant.
@@ -56,74 +54,6 @@ size_t sat_address_space_left(void);   /* bytes; SIZE_MAX where nothing limits i
 #ifdef __cplusplus
 }
 #endif
-
-/* ---- dtypes ---- */
-
-SAT_BOTH static inline size_t sat_dtype_size(sat_dtype t) { return t == SAT_F64 ? 8 : t == SAT_F32 ? 4 : 2; }
-
-SAT_BOTH static inline float sat_bits_float(uint32_t bits) {
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-SAT_BOTH static inline uint32_t sat_float_bits(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    return bits;
-}
-
-SAT_BOTH static inline float sat_from_bf16(uint16_t h) { return sat_bits_float((uint32_t)h << 16); }
-
-SAT_BOTH static inline uint16_t sat_to_bf16(float f) { /* nearest even; NaN stays NaN */
-    uint32_t x = sat_float_bits(f);
-    if ((x & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((x >> 16) | 0x40u);
-    return (uint16_t)((x + 0x7fffu + ((x >> 16) & 1u)) >> 16);
-}
-
-SAT_BOTH static inline float sat_from_f16(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = (h >> 10) & 0x1fu, man = h & 0x3ffu;
-    if (exp == 31) return sat_bits_float(sign | 0x7f800000u | (man << 13));
-    if (exp != 0) return sat_bits_float(sign | ((exp + 112) << 23) | (man << 13));
-    float f = (float)man * 0x1p-24f; /* zero and subnormals */
-    return sign ? -f : f;
-}
-
-SAT_BOTH static inline uint16_t sat_to_f16(float f) { /* nearest even; overflow gives infinity */
-    uint32_t x = sat_float_bits(f), sign = (x >> 16) & 0x8000u;
-    x &= 0x7fffffffu;
-    if (x > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((x >> 13) & 0x1ffu)); /* as the hardware does */
-    if (x >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
-    if (x < 0x38800000u) { /* subnormal in f16: let float addition do the rounding */
-        float magic = sat_bits_float(x) + 0.5f;
-        return (uint16_t)(sign | (sat_float_bits(magic) - 0x3f000000u));
-    }
-    x += 0xfffu + ((x >> 13) & 1u);
-    return (uint16_t)(sign | ((x - 0x38000000u) >> 13));
-}
-
-/* Any element as a double, and back. For references and edges, not for inner loops. */
-static inline double sat_load(sat_dtype t, const void *p, int64_t i) {
-    switch (t) {
-    case SAT_F64: return ((const double *)p)[i];
-    case SAT_F32: return (double)((const float *)p)[i];
-    case SAT_F16: return (double)sat_from_f16(((const uint16_t *)p)[i]);
-    default: return (double)sat_from_bf16(((const uint16_t *)p)[i]);
-    }
-}
-
-static inline void sat_store(sat_dtype t, void *p, int64_t i, double x) {
-    switch (t) {
-    case SAT_F64: ((double *)p)[i] = x; break;
-    case SAT_F32: ((float *)p)[i] = (float)x; break;
-    case SAT_F16: ((uint16_t *)p)[i] = sat_to_f16((float)x); break;
-    default: ((uint16_t *)p)[i] = sat_to_bf16((float)x); break;
-    }
-}
-
-static inline void *sat_at(sat_dtype t, const void *p, int64_t i) {
-    return (char *)(uintptr_t)p + i * (int64_t)sat_dtype_size(t);
-}
 
 /* ---- the matmul's block rows, transposed or not ---- */
 
@@ -248,23 +178,5 @@ static inline double sat_bytes(const sat_problem *p, const sat_pattern_view *a) 
                (double)p->m * (double)p->n * sc * batch;
     return index + (double)p->m * (double)p->k * sa * ba + (double)p->k * (double)p->n * sb * bb + values * sc * batch;
 }
-
-/* ---- what may be believed (core/trust.c) ---- */
-
-#ifndef __CUDACC__
-/* getenv; NULL in a program that has rights which its caller has not (setuid): the caller wrote that environment. */
-const char *sat_environment(const char *name);
-
-/* Can nobody but root and this user have changed what lies at this full path? Looks at owner and mode of it and of
- * every folder and link on the way, so what is true stays true. A folder like /tmp may be on the way and may not be
- * what holds the file. Not `strict`: only what everybody may write counts. False: errno (EPERM: not safe), and `why`
- * in words. */
-bool sat_path_safe(const char *path, bool strict, char *why, size_t size);
-
-/* What a loader left alone because it is not safe, for contexts to report; kept for the process, without repeats. At
- * gives the i-th, false past the end. */
-void sat_refusal_note(const char *text);
-bool sat_refusal_at(int i, char *text, size_t size);
-#endif
 
 #endif

@@ -15,7 +15,7 @@
 
 #include "core/answer.h"
 #include "core/runner.h"
-#include "core/stage.h"
+#include "core/bench.h"
 #include "ops/check.h"
 #include "variant.h"
 
@@ -130,7 +130,7 @@ typedef struct scene {
     sat_context *ctx;
     sat_pattern *pattern;
     sat_question q;
-    sat_stage stage;
+    sat_bench bench;
     line *lines;
     int64_t count, products, elements;
     int64_t *from;     /* where the first factor of each product is */
@@ -160,7 +160,7 @@ static void alarm_at(scene *s, const char *who, const char *what, const sat_find
 
 static bool judge(scene *s, const char *who, const char *what) {
     sat_finding finding;
-    DEMAND(sat_stage_check(&s->stage, &finding));
+    DEMAND(sat_bench_check(&s->bench, &finding));
     s->counts->checks++;
     if (!finding.ok) alarm_at(s, who, what, &finding);
     return finding.ok;
@@ -292,12 +292,12 @@ static void open_scene(scene *s, bool sampled) {
     sat_problem p = random_problem(&s->random, sampled, &rows, &cols);
     s->pattern = make_pattern(s->ctx, &s->random, rows, cols, random_block(&s->random), random_block(&s->random));
     DEMAND(sat_question_make(&s->q, s->ctx, s->pattern, &p));
-    DEMAND(sat_stage_open(&s->stage, s->ctx, &s->q.problem, s->q.view, &s->q.device, (size_t)1 << 32));
+    DEMAND(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->q.view, &s->q.device, (size_t)1 << 32));
     if (sampled) sampled_lines(s);
     else matmul_lines(s);
     make_directions(s);
     s->elements = sampled ? s->count * s->q.view->block_cols : s->count * s->q.problem.n; /* as the checks count */
-    size_t b = (size_t)(s->stage.operand[1].rows * s->stage.operand[1].cols);
+    size_t b = (size_t)(s->bench.operand[1].rows * s->bench.operand[1].cols);
     s->narrow.a = room_for((size_t)s->products, sizeof *s->narrow.a), s->narrow.b = room_for(b, sizeof *s->narrow.b);
     s->wide.a = room_for((size_t)s->products, sizeof *s->wide.a), s->wide.b = room_for(b, sizeof *s->wide.b);
     s->true_sums = room_for((size_t)(3 * s->count * WIDEST), sizeof *s->true_sums);
@@ -307,7 +307,7 @@ static void close_scene(scene *s) {
     free(s->lines), free(s->from), free(s->narrow.k), free(s->true_sums);
     free(s->narrow.a), free(s->narrow.b), free(s->wide.a), free(s->wide.b);
     for (int d = 0; d < 3; d++) free(s->at[d]);
-    sat_stage_close(&s->stage);
+    sat_bench_close(&s->bench);
     sat_pattern_free(s->pattern);
 }
 
@@ -338,11 +338,11 @@ static distance measure(const scene *s, int64_t i, int64_t j) {
     const line *l = &s->lines[i];
     sat_true_line t = true_line(s, i);
     int64_t at = l->out + j * l->out_step;
-    double before = p->beta != 0 ? p->beta * sat_load(p->c_dtype, s->stage.before, at) : 0;
-    double bias = p->bias == SAT_BIAS_ROW ? sat_load(p->c_dtype, s->stage.pointer[3], l->bias) : 0;
+    double before = p->beta != 0 ? p->beta * sat_load(p->c_dtype, s->bench.before, at) : 0;
+    double bias = p->bias == SAT_BIAS_ROW ? sat_load(p->c_dtype, s->bench.pointer[3], l->bias) : 0;
     double x = p->alpha * t.sum[j] + (before + bias), low = t.low ? p->alpha * t.low[j] : 0;
     double scale = sqrt(p->alpha * p->alpha * t.squares[j] + before * before + bias * bias);
-    double got = sat_load(p->c_dtype, s->stage.pointer[2], at), want = sat_act_f64(p->activation, x + low);
+    double got = sat_load(p->c_dtype, s->bench.pointer[2], at), want = sat_act_f64(p->activation, x + low);
     sat_loss loss = sat_loss_of_sum(p, SAT_CPU, l->depth, s->elements);
     return (distance){.off = p->activation == SAT_ACT_NONE ? fabs((got - x) - low) : fabs(got - want),
                       .bound = sat_precision_bound(p, loss.most, scale, x, want),
@@ -377,16 +377,16 @@ static void note_distances(scene *s, const order *o) {
 /* ---- races' worth ---- */
 
 static void load_operands(scene *s) {
-    if (s->q.problem.compute_dtype == SAT_F64) load_f64(&s->wide, &s->stage, s->lines, s->count, s->from);
-    else load_f32(&s->narrow, &s->stage, s->lines, s->count, s->from);
+    if (s->q.problem.compute_dtype == SAT_F64) load_f64(&s->wide, &s->bench, s->lines, s->count, s->from);
+    else load_f32(&s->narrow, &s->bench, s->lines, s->count, s->from);
 }
 
 static void compute(scene *s, const order *o) {
-    DEMAND(sat_stage_reset(&s->stage));
+    DEMAND(sat_bench_reset(&s->bench));
     for (int64_t i = 0; i < s->count; i++) {
         const int32_t *at = direct(s, &s->lines[i], o->direction);
-        if (s->q.problem.compute_dtype == SAT_F64) make_line_f64(&s->wide, &s->lines[i], o, at, &s->stage);
-        else make_line_f32(&s->narrow, &s->lines[i], o, at, &s->stage);
+        if (s->q.problem.compute_dtype == SAT_F64) make_line_f64(&s->wide, &s->lines[i], o, at, &s->bench);
+        else make_line_f32(&s->narrow, &s->lines[i], o, at, &s->bench);
     }
 }
 
@@ -406,8 +406,8 @@ static size_t find_variants(const scene *s, const sat_variant **list) {
 static void run_variant(scene *s, const sat_variant *v) {
     sat_runner runner;
     DEMAND(sat_runner_open(&runner, s->ctx, v, &s->q.problem, s->q.view, &s->q.device, (size_t)1 << 32, NULL));
-    DEMAND(sat_stage_reset(&s->stage));
-    DEMAND(sat_runner_launch(&runner, s->stage.pointer, NULL));
+    DEMAND(sat_bench_reset(&s->bench));
+    DEMAND(sat_runner_launch(&runner, s->bench.pointer, NULL));
     sat_runner_close(&runner);
 }
 
@@ -415,7 +415,7 @@ static void run_variant(scene *s, const sat_variant *v) {
 static void try_all(scene *s, const char *what, bool precision, const sat_variant *const *variants, size_t count) {
     load_operands(s);
     if (precision) {
-        if (s->q.problem.compute_dtype != SAT_F64) load_f64(&s->wide, &s->stage, s->lines, s->count, s->from);
+        if (s->q.problem.compute_dtype != SAT_F64) load_f64(&s->wide, &s->bench, s->lines, s->count, s->from);
         work_out(s);
     }
     for (int o = 0; o < ORDERS; o++) {
@@ -435,11 +435,11 @@ static void race_product(scene *s, int64_t number) {
     open_scene(s, number % 3 == 2);
     size_t count = find_variants(s, variants);
     int pair = number % 4 == 3 ? 2 : 0; /* rounds 2 and 3 have large and tiny numbers, as the winner's checks have */
-    DEMAND(sat_stage_fill(&s->stage, SAT_PROBE_EXACT, pair, next(&s->random)));
+    DEMAND(sat_bench_fill(&s->bench, SAT_PROBE_EXACT, pair, next(&s->random)));
     try_all(s, "exact", false, variants, count);
-    DEMAND(sat_stage_fill(&s->stage, SAT_PROBE_PRECISION, 0, next(&s->random)));
+    DEMAND(sat_bench_fill(&s->bench, SAT_PROBE_PRECISION, 0, next(&s->random)));
     try_all(s, "precision", true, variants, count);
-    DEMAND(sat_stage_fill(&s->stage, SAT_PROBE_EXACT, pair + 1, next(&s->random)));
+    DEMAND(sat_bench_fill(&s->bench, SAT_PROBE_EXACT, pair + 1, next(&s->random)));
     try_all(s, "exact", false, variants, count);
     s->counts->races += ORDERS + (int64_t)count;
     close_scene(s);
@@ -457,17 +457,17 @@ static void race_attention(scene *s) {
     if (one_in(r, 3)) p.op = SAT_ATTENTION_BACKWARD, p.attention.lse = false;
     s->pattern = make_pattern(s->ctx, r, 1 + below(r, 60), 1 + below(r, 60), random_block(r), random_block(r));
     DEMAND(sat_question_make(&s->q, s->ctx, s->pattern, &p));
-    DEMAND(sat_stage_open(&s->stage, s->ctx, &s->q.problem, s->q.view, &s->q.device, (size_t)1 << 32));
+    DEMAND(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->q.view, &s->q.device, (size_t)1 << 32));
     size_t count = find_variants(s, variants);
     for (int precise = 0; precise < 2; precise++) {
-        DEMAND(sat_stage_fill(&s->stage, precise ? SAT_PROBE_PRECISION : SAT_PROBE_EXACT, 0, next(r)));
+        DEMAND(sat_bench_fill(&s->bench, precise ? SAT_PROBE_PRECISION : SAT_PROBE_EXACT, 0, next(r)));
         for (size_t v = 0; v < count; v++) {
             run_variant(s, variants[v]);
             judge(s, variants[v]->name, precise ? "precision" : "exact");
         }
     }
     s->counts->races += (int64_t)count;
-    sat_stage_close(&s->stage);
+    sat_bench_close(&s->bench);
     sat_pattern_free(s->pattern);
 }
 

@@ -116,12 +116,12 @@ static void NAME(in_place)(const NAME(sums) * s, const line *l, const order *o, 
 
 /* One line of the output, in an order. */
 static void NAME(make_line)(const NAME(sums) * s, const line *l, const order *o, const int32_t *at,
-                            const sat_stage *stage) {
-    const sat_problem *p = stage->problem;
+                            const sat_bench *bench) {
+    const sat_problem *p = bench->problem;
     REAL acc[WIDEST], before[WIDEST], bias = 0;
-    if (p->bias == SAT_BIAS_ROW) bias = (REAL)sat_load(p->c_dtype, stage->pointer[3], l->bias);
+    if (p->bias == SAT_BIAS_ROW) bias = (REAL)sat_load(p->c_dtype, bench->pointer[3], l->bias);
     for (int64_t j = 0; j < l->width; j++)
-        before[j] = p->beta != 0 ? (REAL)sat_load(p->c_dtype, stage->before, l->out + j * l->out_step) : 0;
+        before[j] = p->beta != 0 ? (REAL)sat_load(p->c_dtype, bench->before, l->out + j * l->out_step) : 0;
     if (o->kind == IN_PLACE) {
         for (int64_t j = 0; j < l->width; j++) acc[j] = (REAL)p->beta * before[j] + bias;
         NAME(in_place)(s, l, o, p, acc);
@@ -130,20 +130,20 @@ static void NAME(make_line)(const NAME(sums) * s, const line *l, const order *o,
         for (int64_t j = 0; j < l->width; j++) acc[j] = NAME(epilogue)(p, o, acc[j], before[j], bias);
     }
     for (int64_t j = 0; j < l->width; j++)
-        sat_store(p->c_dtype, stage->pointer[2], l->out + j * l->out_step, (double)acc[j]);
-    for (int64_t j = l->width; j < l->stored; j++) sat_store(p->c_dtype, stage->pointer[2], l->out + j, 0);
+        sat_store(p->c_dtype, bench->pointer[2], l->out + j * l->out_step, (double)acc[j]);
+    for (int64_t j = l->width; j < l->stored; j++) sat_store(p->c_dtype, bench->pointer[2], l->out + j, 0);
 }
 
-/* The operands as they stand in the stage, widened to the compute type, which is exact. */
-static void NAME(load)(NAME(sums) * s, const sat_stage *stage, const line *lines, int64_t count, const int64_t *from) {
-    const sat_problem *p = stage->problem;
-    int64_t depth = stage->operand[1].rows;
-    s->pitch = stage->operand[1].cols;
+/* The operands as they stand in the bench, widened to the compute type, which is exact. */
+static void NAME(load)(NAME(sums) * s, const sat_bench *bench, const line *lines, int64_t count, const int64_t *from) {
+    const sat_problem *p = bench->problem;
+    int64_t depth = bench->operand[1].rows;
+    s->pitch = bench->operand[1].cols;
     for (int64_t x = 0; x < depth; x++)
         for (int64_t j = 0; j < s->pitch; j++)
             s->b[x * s->pitch + j] =
-                (REAL)sat_load(p->b_dtype, stage->pointer[1], x * p->b.row_stride + j * p->b.col_stride);
+                (REAL)sat_load(p->b_dtype, bench->pointer[1], x * p->b.row_stride + j * p->b.col_stride);
     for (int64_t i = 0; i < count; i++)
         for (int64_t x = lines[i].start; x < lines[i].start + lines[i].depth; x++)
-            s->a[x] = (REAL)sat_load(p->a_dtype, stage->pointer[0], from[x]);
+            s->a[x] = (REAL)sat_load(p->a_dtype, bench->pointer[0], from[x]);
 }

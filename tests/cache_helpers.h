@@ -22,8 +22,8 @@
 
 #include "folder.h"
 
-#include "core/cache.h"
-#include "core/cache_file.h"
+#include "cache/cache.h"
+#include "cache/cache_file.h"
 
 #include "sanitized.h"
 

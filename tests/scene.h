@@ -7,32 +7,32 @@
 
 #include "core/answer.h"
 #include "core/runner.h"
-#include "core/stage.h"
+#include "core/bench.h"
 
 typedef struct scene {
     sat_context *ctx;
     sat_pattern *pattern;
     const sat_pattern_view *view;
     sat_question q;
-    sat_stage stage;
+    sat_bench bench;
     sat_runner runner;
 } scene;
 
 static inline void close_scene(scene *s) {
     sat_runner_close(&s->runner);
-    sat_stage_close(&s->stage);
+    sat_bench_close(&s->bench);
     sat_pattern_free(s->pattern);
     sat_context_free(s->ctx);
 }
 
 static inline void run(scene *s) {
-    assert_ok(sat_stage_reset(&s->stage));
-    assert_ok(sat_runner_launch(&s->runner, s->stage.pointer, NULL));
+    assert_ok(sat_bench_reset(&s->bench));
+    assert_ok(sat_runner_launch(&s->runner, s->bench.pointer, NULL));
 }
 
 static inline bool passes(scene *s, char *where) {
     sat_finding f;
-    assert_ok(sat_stage_check(&s->stage, &f));
+    assert_ok(sat_bench_check(&s->bench, &f));
     if (where) snprintf(where, 224, "%s", f.where);
     return f.ok;
 }

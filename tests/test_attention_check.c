@@ -13,7 +13,7 @@ static void open_scene(scene *s, sat_pattern *pattern, sat_context *ctx, sat_pro
     assert_ok(sat_pattern_transposed(s->pattern, &s->view));
     assert_ok(sat_question_make(&s->q, s->ctx, s->pattern, &p));
     s->q.problem = s->q.trial;
-    assert_ok(sat_stage_open(&s->stage, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
+    assert_ok(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
     sat_answer answer = {0};
     if (name) answer.variant = sat_registry_find(&s->ctx->registry, name);
     else assert_ok(sat_answer_estimate(&s->q, &answer));
@@ -46,10 +46,10 @@ static void right_results_pass_everywhere(void **state) {
         sat_pattern *pattern =
             random_pattern(ctx, &r, m, n, 1 + random_below(&r, 40), 1 + random_below(&r, 70), 0.6, i & 1);
         open_scene(&s, pattern, ctx, p, NULL);
-        assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_PRECISION, 0, next_random(&r)));
+        assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("case %d, %s by %s: %s", i, s.q.exact, s.runner.variant->name, where);
-        assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_EXACT, 0, next_random(&r)));
+        assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_EXACT, 0, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("case %d exact, %s: %s", i, s.q.exact, where);
         close_scene(&s);
@@ -71,7 +71,7 @@ static int check_variants(scene *s, uint64_t *r, int number) {
     for (const sat_round *round = rounds; round->words; round++) {
         bool ladder = round->round == SAT_ROUND_RISING || round->round == SAT_ROUND_FALLING;
         if (ladder && s->q.problem.op == SAT_ATTENTION_BACKWARD) continue; /* no race has that */
-        assert_ok(sat_stage_fill(&s->stage, round->probe, round->round, next_random(r)));
+        assert_ok(sat_bench_fill(&s->bench, round->probe, round->round, next_random(r)));
         for (size_t i = 0; i < atomic_load(&s->ctx->registry.count); i++) {
             const sat_variant *v = s->ctx->registry.list[i];
             char where[224];
@@ -147,7 +147,7 @@ static void open_small(scene *s, uint64_t *r, sat_operation op, sat_dtype type) 
     sat_problem p = sat_attention_problem(type, 2, 1, 32);
     p.op = op, p.attention.lse = true;
     open_scene(s, random_pattern(ctx, r, 130, 200, 16, 16, 0.7, false), ctx, p, NULL);
-    assert_ok(sat_stage_fill(&s->stage, SAT_PROBE_PRECISION, 0, next_random(r)));
+    assert_ok(sat_bench_fill(&s->bench, SAT_PROBE_PRECISION, 0, next_random(r)));
     run(s);
     assert_true(passes(s, NULL));
 }
@@ -160,16 +160,16 @@ static void one_wrong_element_is_found(void **state) {
         scene s;
         sat_operation op = i & 1 ? SAT_ATTENTION : SAT_ATTENTION_BACKWARD;
         open_small(&s, &r, op, types[i % 3]);
-        int count = s.stage.count, which = op == SAT_ATTENTION ? 3 : 6 + i / 2 % 3;
-        assert_true(which < count && s.stage.operand[which].output);
-        const sat_operand *o = &s.stage.operand[which];
+        int count = s.bench.count, which = op == SAT_ATTENTION ? 3 : 6 + i / 2 % 3;
+        assert_true(which < count && s.bench.operand[which].output);
+        const sat_operand *o = &s.bench.operand[which];
         int64_t at = 0;
         double x = 0;
         for (int tries = 0; tries < 100 && x == 0; tries++) { /* a row that keeps something */
             at = sat_operand_at(o, 0, random_below(&r, o->rows), random_below(&r, o->cols));
-            x = sat_load(o->dtype, s.stage.pointer[which], at);
+            x = sat_load(o->dtype, s.bench.pointer[which], at);
         }
-        sat_store(o->dtype, s.stage.pointer[which], at, x > 0 ? x * 0.25 - 0.01 : x * 0.25 + 0.01);
+        sat_store(o->dtype, s.bench.pointer[which], at, x > 0 ? x * 0.25 - 0.01 : x * 0.25 + 0.01);
         if (passes(&s, NULL)) fail_msg("%s: %g for %g was not seen", o->name, 0.25 * x, x);
         close_scene(&s);
     }
@@ -180,7 +180,7 @@ static void a_row_that_was_not_written_is_found(void **state) {
     uint64_t r = 7;
     scene s;
     open_small(&s, &r, SAT_ATTENTION, SAT_F32);
-    memset((float *)s.stage.pointer[4] + 77, 0xff, 4); /* LSE */
+    memset((float *)s.bench.pointer[4] + 77, 0xff, 4); /* LSE */
     assert_false(passes(&s, NULL));
     close_scene(&s);
 }
@@ -204,8 +204,8 @@ static void run_without_a_block(scene *s, uint64_t *r) {
     sat_runner faulty;
     assert_ok(
         sat_runner_open(&faulty, s->ctx, s->runner.variant, &s->q.problem, view, &s->q.device, (size_t)1 << 30, NULL));
-    assert_ok(sat_stage_reset(&s->stage));
-    assert_ok(sat_runner_launch(&faulty, s->stage.pointer, NULL));
+    assert_ok(sat_bench_reset(&s->bench));
+    assert_ok(sat_runner_launch(&faulty, s->bench.pointer, NULL));
     sat_runner_close(&faulty);
     sat_pattern_free(less);
     free(ptr), free(col), free(col64);
@@ -236,7 +236,7 @@ static void a_block_of_a_long_row_is_found(void **state) {
         if (i >= 3) p.op = SAT_ATTENTION_BACKWARD;
         open_scene(&s, random_pattern(ctx, &r, 2048, 8192, 128, 128, 0.9, false), ctx, p, NULL);
         char where[224];
-        assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_PRECISION, 0, next_random(&r)));
+        assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
         run_without_a_block(&s, &r);
@@ -257,15 +257,15 @@ static void one_key_of_one_row_of_a_large_problem_is_found(void **state) {
         const int64_t n = 4096, dim = 64;
         sat_problem p = sat_attention_problem(types[i % 3], 2, 1, dim);
         open_scene(&s, random_pattern(ctx, &r, 1024, n, 1024, n, 1, false), ctx, p, NULL);
-        assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_EXACT, i & 1, next_random(&r)));
+        assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_EXACT, i & 1, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
         int64_t row = random_below(&r, 2048) * dim, key = random_below(&r, n) * dim;
         for (int64_t x = 0; x < dim; x++) {
             double sum = 0;
-            for (int64_t j = 0; j < n; j++) sum += sat_load(types[i % 3], s.stage.pointer[2], j * dim + x);
-            sum -= sat_load(types[i % 3], s.stage.pointer[2], key + x);
-            sat_store(types[i % 3], s.stage.pointer[3], row + x, sum / (double)(n - 1));
+            for (int64_t j = 0; j < n; j++) sum += sat_load(types[i % 3], s.bench.pointer[2], j * dim + x);
+            sum -= sat_load(types[i % 3], s.bench.pointer[2], key + x);
+            sat_store(types[i % 3], s.bench.pointer[3], row + x, sum / (double)(n - 1));
         }
         if (passes(&s, NULL)) fail_msg("nobody saw it, %s", s.q.exact);
         close_scene(&s);
@@ -284,14 +284,14 @@ static void one_wrong_gradient_is_found(void **state) {
         p.op = SAT_ATTENTION_BACKWARD;
         int64_t length = i < 9 ? 256 : 1024;
         open_scene(&s, random_pattern(ctx, &r, length, length, length, length, 1, false), ctx, p, NULL);
-        assert_ok(sat_stage_fill(&s.stage, SAT_PROBE_PRECISION, 0, next_random(&r)));
+        assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
         char where[224];
         if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
         int operand = 6 + i / 3 % 3; // all of it half as large
         for (int64_t x = 0; x < length * 128; x++) {
-            double value = sat_load(types[i % 3], s.stage.pointer[operand], x) / 2;
-            sat_store(types[i % 3], s.stage.pointer[operand], x, value);
+            double value = sat_load(types[i % 3], s.bench.pointer[operand], x) / 2;
+            sat_store(types[i % 3], s.bench.pointer[operand], x, value);
         }
         if (passes(&s, NULL)) fail_msg("operand %d: nobody saw it, %s", operand, s.q.exact);
         close_scene(&s);

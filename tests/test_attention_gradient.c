@@ -17,12 +17,12 @@ typedef struct numbers {
 } numbers;
 
 static double *load(const scene *s, int operand) {
-    const sat_operand *o = &s->stage.operand[operand];
+    const sat_operand *o = &s->bench.operand[operand];
     double *x = malloc((size_t)(o->batch * o->rows * o->cols + 1) * sizeof *x), *at = x;
     for (int64_t z = 0; z < o->batch; z++)
         for (int64_t i = 0; i < o->rows; i++)
             for (int64_t j = 0; j < o->cols; j++)
-                *at++ = sat_load(o->dtype, s->stage.pointer[operand], sat_operand_at(o, z, i, j));
+                *at++ = sat_load(o->dtype, s->bench.pointer[operand], sat_operand_at(o, z, i, j));
     return x;
 }
 
@@ -182,7 +182,7 @@ static void open_scene(scene *s, sat_context *ctx, sat_pattern *pattern, sat_pro
     *s = (scene){.ctx = ctx, .pattern = pattern};
     assert_ok(sat_pattern_transposed(s->pattern, &s->view));
     assert_ok(sat_question_make(&s->q, s->ctx, s->pattern, &p));
-    assert_ok(sat_stage_open(&s->stage, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
+    assert_ok(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
 }
 
 static void run_variant(scene *s, const sat_variant *v) {
@@ -214,7 +214,7 @@ static void open_random(scene *s, uint64_t *r, sat_dtype type) {
     int64_t m = 1 + random_below(r, 60), n = 1 + random_below(r, 90);
     sat_pattern *pattern = random_pattern(ctx, r, m, n, 1 + random_below(r, 40), 1 + random_below(r, 40), 0.7, false);
     open_scene(s, ctx, pattern, p);
-    assert_ok(sat_stage_fill(&s->stage, SAT_PROBE_PRECISION, 0, next_random(r)));
+    assert_ok(sat_bench_fill(&s->bench, SAT_PROBE_PRECISION, 0, next_random(r)));
 }
 
 static const sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};

@@ -6,7 +6,7 @@
 #include <omp.h>
 
 #include "attention.h"
-#include "core/status.h"
+#include "base/status.h"
 
 typedef enum fault {
     NONE,

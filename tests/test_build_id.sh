@@ -28,8 +28,8 @@ expect 'nothing changed' same
 find . -exec touch -d '2001-02-03' {} +
 expect 'older files' same
 expect 'other settings' other 'other settings'
-for file in src/kernels/cpu/variants.def src/kernels/cpu/matmul_reference.c src/kernels/cuda/matmul/matmul_direct.cu src/core/tune.c \
-    src/ops/check.h src/backend/cpu.c src/libs/blas.c src/variant.h include/sparse_autotune.h cmake/kernels.cmake CMakeLists.txt; do
+for file in src/kernels/cpu/variants.def src/kernels/cpu/matmul_reference.c src/kernels/cuda/matmul/matmul_direct.cu \
+    src/base/status.c src/cache/cache_file.c src/core/tune.c src/api/calls.c src/ops/check.h src/backend/cpu.c src/libs/blas.c src/variant.h include/sparse_autotune.h cmake/kernels.cmake CMakeLists.txt; do
     cp "$file" "$folder/saved" || exit 2
     echo '/* changed */' >>"$file"
     expect "$file changed" other

@@ -9,6 +9,7 @@
 
 #include <limits.h>
 
+#include "cache/cache_rates.h"
 #include "core/rates.h"
 
 /* ---- calls that fail ---- */

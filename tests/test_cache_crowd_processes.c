@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
-#include "core/cache_private.h"
+#include "cache/cache_private.h"
 
 enum { CROWD = 36, SLOTS = 24, HUNG = 200 };
 

@@ -6,8 +6,8 @@
 
 #include <inttypes.h>
 
-#include "core/cache.h"
-#include "core/cache_file.h"
+#include "cache/cache.h"
+#include "cache/cache_file.h"
 #include "folder.h"
 
 enum { M = 24, N = 7, BLOCK = 4 };

@@ -7,7 +7,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
-#include "core/cache_private.h"
+#include "cache/cache_private.h"
 
 enum { PROCESSES = 32, KEYS = 200, WRITERS = 6, KILLS = 200 };
 

@@ -8,6 +8,7 @@
 #include <pwd.h>
 
 #include "core/context.h"
+#include "cache/cache_rates.h"
 #include "core/rates.h"
 
 static const uid_t nobody = 65534;

@@ -40,7 +40,7 @@ static void open_scene(scene *s, uint64_t *r, sat_problem p) {
     }
     assert_ok(sat_pattern_transposed(s->pattern, &s->view));
     assert_ok(sat_question_make(&s->q, s->ctx, s->pattern, &p));
-    assert_ok(sat_stage_open(&s->stage, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
+    assert_ok(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
     const char *name = p.op == SAT_SAMPLED ? "cpu_sampled_any_any_c_reference" : "cpu_matmul_any_any_c_reference";
     assert_ok(sat_runner_open(&s->runner, s->ctx, sat_registry_find(&s->ctx->registry, name), &s->q.problem, s->view,
                               &s->q.device, 0, NULL));
@@ -48,7 +48,7 @@ static void open_scene(scene *s, uint64_t *r, sat_problem p) {
 
 /* A place in the output: its element's index in memory. */
 static int64_t random_element(scene *s, uint64_t *r) {
-    const sat_operand *o = &s->stage.operand[2];
+    const sat_operand *o = &s->bench.operand[2];
     int64_t i = random_below(r, o->rows), j = random_below(r, o->cols);
     if (o->values) { /* inside the matrix */
         int64_t block = i / s->view->block_rows, row = 0;
@@ -60,7 +60,7 @@ static int64_t random_element(scene *s, uint64_t *r) {
 }
 
 static void fill(scene *s, uint64_t *r, sat_probe probe, int round) {
-    assert_ok(sat_stage_fill(&s->stage, probe, round, next_random(r)));
+    assert_ok(sat_bench_fill(&s->bench, probe, round, next_random(r)));
 }
 
 static void the_reference_passes_everywhere(void **state) {
@@ -92,18 +92,18 @@ static void one_element_that_is_off_by_one_unit_is_found(void **state) {
     for (int i = 0; i < 400; i++) {
         scene s;
         open_scene(&s, &r, random_problem(&r, i & 1));
-        int64_t at = s.stage.operand[2].span > 0 ? random_element(&s, &r) : -1;
+        int64_t at = s.bench.operand[2].span > 0 ? random_element(&s, &r) : -1;
         if (at >= 0) {
             sat_dtype t = s.q.problem.c_dtype;
             fill(&s, &r, SAT_PROBE_EXACT, i / 2 % 4);
             run(&s);
-            unsigned char *bits = (unsigned char *)s.stage.pointer[2] + (size_t)at * sat_dtype_size(t);
-            if (sat_load(t, s.stage.pointer[2], at) != 0) {
+            unsigned char *bits = (unsigned char *)s.bench.pointer[2] + (size_t)at * sat_dtype_size(t);
+            if (sat_load(t, s.bench.pointer[2], at) != 0) {
                 bits[0] ^= 1;
                 if (passes(&s, NULL)) fail_msg("case %d, %s: the last bit at %lld passed", i, s.q.exact, (long long)at);
                 tried++;
             }
-            sat_store(t, s.stage.pointer[2], at, NAN);
+            sat_store(t, s.bench.pointer[2], at, NAN);
             if (passes(&s, NULL)) fail_msg("case %d, %s: NaN at %lld passed", i, s.q.exact, (long long)at);
         }
         close_scene(&s);
@@ -117,12 +117,12 @@ static void an_unwritten_element_and_a_write_outside_are_found(void **state) {
     for (int i = 0; i < 100; i++) {
         scene s;
         open_scene(&s, &r, random_problem(&r, i & 1));
-        const sat_operand *o = &s.stage.operand[2];
+        const sat_operand *o = &s.bench.operand[2];
         size_t size = sat_dtype_size(o->dtype);
         if (o->span > 0) {
             fill(&s, &r, i & 2 ? SAT_PROBE_EXACT : SAT_PROBE_PRECISION, 0);
             run(&s);
-            char *base = s.stage.pointer[2];
+            char *base = s.bench.pointer[2];
             base[-1] = 0;
             assert_false(passes(&s, NULL));
             run(&s);
@@ -148,12 +148,12 @@ static void a_write_into_an_input_or_its_padding_is_found(void **state) {
         scene s;
         char where[224];
         open_scene(&s, &r, random_problem(&r, i & 1));
-        if (s.stage.operand[2].span > 0 && s.stage.operand[i / 2 % 2].span > 0) {
-            const sat_operand *o = &s.stage.operand[i / 2 % 2];
+        if (s.bench.operand[2].span > 0 && s.bench.operand[i / 2 % 2].span > 0) {
+            const sat_operand *o = &s.bench.operand[i / 2 % 2];
             fill(&s, &r, SAT_PROBE_EXACT, 0);
             run(&s);
             size_t at = (size_t)random_below(&r, o->span * (int64_t)sat_dtype_size(o->dtype));
-            ((unsigned char *)s.stage.pointer[i / 2 % 2])[at] ^= 4;
+            ((unsigned char *)s.bench.pointer[i / 2 % 2])[at] ^= 4;
             assert_false(passes(&s, where));
             assert_non_null(strstr(where, o->name));
             run(&s);
@@ -177,7 +177,7 @@ static void a_dropped_block_is_found(void **state) {
         if (s.view->stored_blocks > 0 && area >= 4) {
             fill(&s, &r, SAT_PROBE_EXACT, i % 4);
             int64_t drop = random_below(&r, s.view->stored_blocks);
-            for (int64_t e = 0; e < area; e++) sat_store(p.a_dtype, s.stage.pointer[0], drop * area + e, 0);
+            for (int64_t e = 0; e < area; e++) sat_store(p.a_dtype, s.bench.pointer[0], drop * area + e, 0);
             run(&s);
             if (passes(&s, NULL)) fail_msg("case %d, %s: without block %lld it passed", i, s.q.exact, (long long)drop);
             tried++;

@@ -1,7 +1,7 @@
 /* Keys, buckets, and the rule that turns records into a winner. */
 #include "support.h"
 
-#include "core/cache_file.h"
+#include "cache/cache_file.h"
 #include "core/choose.h"
 #include "core/key.h"
 
@@ -42,8 +42,8 @@ static int tear_down(void **state) {
     return 0;
 }
 
-static sat_result result(const char *name, double seconds) {
-    sat_result r = {SAT_SIZED(sat_result), .verdict = SAT_VERDICT_OK, .seconds = seconds, .runs = 9, .may_win = true};
+static sat_record result(const char *name, double seconds) {
+    sat_record r = {.verdict = SAT_VERDICT_OK, .seconds = seconds, .runs = 9, .may_win = true};
     snprintf(r.variant, sizeof r.variant, "%s", name);
     return r;
 }
@@ -66,7 +66,7 @@ static sat_record record(const char *race, int64_t when, const char *name, doubl
 
 static void the_fastest_right_one_wins(void **state) {
     (void)state;
-    sat_result r[] = {result("dog", 1.0), result("ant", 0.5), result("bee", 0.1), result("cat", 0.2)};
+    sat_record r[] = {result("dog", 1.0), result("ant", 0.5), result("bee", 0.1), result("cat", 0.2)};
     r[2].verdict = SAT_VERDICT_WRONG;
     r[3].may_win = false;
     sat_choose_sort(r, 4, &registry);
@@ -78,23 +78,23 @@ static void the_fastest_right_one_wins(void **state) {
 
 static void within_the_tolerance_priority_decides_and_then_the_name(void **state) {
     (void)state;
-    sat_result r[] = {result("dog", 1.0), result("ant", 1.005), result("cat", 1.014), result("bee", 1.016)};
+    sat_record r[] = {result("dog", 1.0), result("ant", 1.005), result("cat", 1.014), result("bee", 1.016)};
     sat_choose_sort(r, 4, &registry);
     assert_string_equal(r[0].variant, "cat"); /* bee is beyond the tolerance, ant and dog have no priority */
-    sat_result s[] = {result("dog", 1.0), result("ant", 1.005)};
+    sat_record s[] = {result("dog", 1.0), result("ant", 1.005)};
     sat_choose_sort(s, 2, &registry);
     assert_string_equal(s[0].variant, "ant");
 }
 
 static void noise_widens_the_tolerance_to_three_percent_at_most(void **state) {
     (void)state;
-    sat_result r[] = {result("dog", 1.0), result("bee", 1.028)};
+    sat_record r[] = {result("dog", 1.0), result("bee", 1.028)};
     sat_choose_sort(r, 2, &registry);
     assert_string_equal(r[0].variant, "dog");
     r[0].spread = r[1].spread = 0.1;
     sat_choose_sort(r, 2, &registry);
     assert_string_equal(r[0].variant, "bee");
-    sat_result far[] = {result("dog", 1.0), result("bee", 1.04)};
+    sat_record far[] = {result("dog", 1.0), result("bee", 1.04)};
     far[0].spread = far[1].spread = 0.5;
     sat_choose_sort(far, 2, &registry);
     assert_string_equal(far[0].variant, "dog");

@@ -1,7 +1,7 @@
 /* The cases that `check` draws, as every CUDA variant would take them on a made-up H200. Nothing here needs a GPU. */
 #include "cuda_variants.h"
 
-#include "cli/check_find.h"
+#include "cli/check/check_find.h"
 
 enum { CASES = 40, LEAST = 30 };
 

@@ -88,7 +88,7 @@ END
     local parts=("$work/registry.o" "$work/variant.o" "$build/libsparse_autotune.a" "$runtime" "${libraries[@]}")
     "${cc[@]}" "$work/list.o" "${parts[@]}" -o "$work/list"
     "$work/list" || fail "the registry does not know $name"
-    "${cc[@]}" "$build"/CMakeFiles/sparse_autotune_cli.dir/src/cli/*.o "${parts[@]}" -o "$work/sparse_autotune"
+    "${cc[@]}" "$build"/CMakeFiles/sparse_autotune_cli.dir/src/cli/{,check/}*.o "${parts[@]}" -o "$work/sparse_autotune"
     if ! "$work/sparse_autotune" info --device cuda >/dev/null 2>&1; then
         echo "not checked: there is no GPU"
     else

@@ -47,14 +47,32 @@ family cuda_matmul_planted >"$libs/cuplanted.c"
 line cuda_matmul_any_any_planted cuda_matmul_planted >>"$libs/variants.def"
 fault 'a CUDA library without its guard' 'inside #ifdef SAT_HAVE_CUDA'
 
-echo '#include "core/status.h"' >>"$cpu/matmul_reference.c"
-fault 'a kernel that includes core' 'matmul_reference.c includes "core/status.h"'
+echo '#include "core/plan.h"' >>"$cpu/matmul_reference.c"
+fault 'a kernel that includes core' 'matmul_reference.c includes "core/plan.h"'
 
-echo '#include "kernels/cpu/tile.h"' >>"$copy/src/core/status.h"
-fault 'core that includes a kernel header' 'status.h includes "kernels/cpu/tile.h"'
+echo '#include "kernels/cpu/tile.h"' >>"$copy/src/core/plan.h"
+fault 'core that includes a kernel header' 'plan.h includes "kernels/cpu/tile.h"'
 
-echo '#include "core/cache.h"' >>"$copy/src/cli/peek.c"
-fault 'a command line that looks inside' 'peek.c includes "core/cache.h"'
+echo 'int first(const sat_problem *p) { return p->op == SAT_SAMPLED; }' >>"$copy/src/core/key.c"
+fault 'core that names an operation' 'p->op == SAT_SAMPLED; }: this folder names no operation'
+
+echo 'int second(const sat_device *d) { return d->backend == SAT_CUDA; }' >>"$copy/src/core/pattern.c"
+fault 'core that names a backend' 'd->backend == SAT_CUDA; }: this folder names no operation'
+
+echo 'int third(const sat_problem *p) { return p->attention.causal; }' >>"$copy/src/core/plan.c"
+fault 'core that looks into an operation' 'p->attention.causal; }: this folder names no operation'
+
+echo '#include "core/context.h"' >>"$copy/src/cache/cache.h"
+fault 'a cache that includes core' 'cache.h includes "core/context.h"'
+
+echo '#include "variant.h"' >>"$copy/src/base/status.h"
+fault 'a base that includes what is above it' 'status.h includes "variant.h"'
+
+echo '#include "cache/cache.h"' >>"$copy/src/cli/peek.c"
+fault 'a command line that looks inside' 'peek.c includes "cache/cache.h"'
+
+echo '#include "../../core/key.h"' >>"$copy/src/cli/check/peek.c"
+fault 'a check that looks inside' 'peek.c includes "../../core/key.h"'
 
 if output=$(bash "$root/scripts/check_layout.sh" "$copy"); then
     echo "FAILED: nothing was seen"

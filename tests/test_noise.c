@@ -41,16 +41,16 @@ static sat_context *open_on(sat_effort effort, int64_t more, bool now_quiet) {
 
 /* ---- the signs ---- */
 
-static sat_result timed(double seconds, double least, int runs) {
-    return (sat_result){SAT_SIZED(sat_result), .verdict = SAT_VERDICT_OK, .seconds = seconds,
-                        .runs = runs,          .least_seconds = least,    .may_win = true};
+static sat_record timed(double seconds, double least, int runs) {
+    return (sat_record){
+        .verdict = SAT_VERDICT_OK, .seconds = seconds, .runs = runs, .least_seconds = least, .may_win = true};
 }
 
 static void threads_that_are_preempted_often_make_a_race_a_disturbed_one(void **state) {
     (void)state;
     sat_context *ctx = open_on(SAT_EFFORT_QUICK, 0, true);
     sat_device d = ctx->device;
-    sat_result r = timed(1e-3, 1e-3, 1); /* one run tells nothing by itself */
+    sat_record r = timed(1e-3, 1e-3, 1); /* one run tells nothing by itself */
     d.threads = 2;
     assert_false(sat_noise_busy(&(sat_noise){0.5, 0}, ctx, &d, &r));
     assert_false(sat_noise_busy(&(sat_noise){0.5, 3}, ctx, &d, &r));
@@ -68,8 +68,8 @@ static void runs_that_differ_far_more_than_usual_make_a_race_a_disturbed_one(voi
     (void)state;
     sat_context *ctx = open_on(SAT_EFFORT_QUICK, 0, true);
     sat_noise none = {0.5, 0};
-    sat_result far = timed(14e-3, 1e-3, 30), near = timed(1.2e-3, 1e-3, 30), few = timed(14e-3, 1e-3, 2);
-    sat_result tiny = timed(8e-6, 5e-6, 30), old = timed(14e-3, 0, 30);
+    sat_record far = timed(14e-3, 1e-3, 30), near = timed(1.2e-3, 1e-3, 30), few = timed(14e-3, 1e-3, 2);
+    sat_record tiny = timed(8e-6, 5e-6, 30), old = timed(14e-3, 0, 30);
     assert_true(sat_noise_busy(&none, ctx, &ctx->device, &far));
     assert_false(sat_noise_busy(&none, ctx, &ctx->device, &near));
     assert_false(sat_noise_busy(&none, ctx, &ctx->device, &few));
@@ -154,7 +154,7 @@ static void a_disturbed_race_is_recorded_and_shown_as_one(void **state) {
     assert_true(info.busy && info.cached);
     assert_true(again == seconds && least_again == least);
     sat_entry entry;
-    assert_ok(sat_memo_get(s.ctx->memo, s.q.key, false, &entry));
+    assert_ok(sat_cache_find(s.ctx->cache, s.q.key, false, &entry));
     for (size_t i = 0; i < entry.count; i++) assert_true(entry.records[i].busy);
     sat_entry_free(&entry);
     struct old_info { /* what a program that was built with the first version has */
@@ -177,7 +177,7 @@ static void a_disturbed_race_is_recorded_and_shown_as_one(void **state) {
 /* Records of all that fit, as a race so long ago would have left them. */
 static void remember_race(scene *s, const char *name, int64_t seconds_ago, bool busy) {
     const sat_variant *fit[SAT_MAX_VARIANTS];
-    size_t count = sat_answer_candidates(&s->q, NULL, fit);
+    size_t count = sat_question_candidates(&s->q, NULL, fit);
     for (size_t i = 0; i < count; i++) {
         sat_record r = {.kind = SAT_RECORD_RACED, .verdict = SAT_VERDICT_OK, .seconds = 1, .runs = 9, .busy = busy};
         r.when = (int64_t)time(NULL) - seconds_ago;
@@ -185,7 +185,7 @@ static void remember_race(scene *s, const char *name, int64_t seconds_ago, bool 
         snprintf(r.variant, sizeof r.variant, "%s", fit[i]->name);
         snprintf(r.revision, sizeof r.revision, "%s", fit[i]->revision);
         snprintf(r.exact, sizeof r.exact, "%s", s->q.exact);
-        assert_ok(sat_memo_add(s->ctx->memo, s->q.key, &r, 1));
+        assert_ok(sat_cache_add(s->ctx->cache, s->q.key, &r, 1));
     }
 }
 

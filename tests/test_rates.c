@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "cache_helpers.h"
 
+#include "cache/cache_rates.h"
 #include "core/rates.h"
 
 static const sat_rates some = {

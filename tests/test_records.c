@@ -39,7 +39,7 @@ static sat_record record_of(const sat_question *q, const char *race, const char 
     return r;
 }
 
-static void add(scene *s, const sat_record *r) { assert_ok(sat_memo_add(s->ctx->memo, s->q.key, r, 1)); }
+static void add(scene *s, const sat_record *r) { assert_ok(sat_cache_add(s->ctx->cache, s->q.key, r, 1)); }
 
 /* Records of all that fit, as a race would write them, the planted one the fastest. */
 static scene open_scene(uint32_t variant_flags, uint32_t problem_flags, bool may_win) {
@@ -54,7 +54,7 @@ static scene open_scene(uint32_t variant_flags, uint32_t problem_flags, bool may
     s.problem = sat_matmul_problem(SAT_F32, 32);
     s.problem.flags = problem_flags;
     assert_ok(sat_question_make(&s.q, s.ctx, s.pattern, &s.problem));
-    size_t count = sat_answer_candidates(&s.q, NULL, fit);
+    size_t count = sat_question_candidates(&s.q, NULL, fit);
     for (size_t i = 0; i < count; i++) {
         sat_record r = record_of(&s.q, "one", fit[i]->name, fit[i]->revision, 1);
         if (strcmp(fit[i]->name, "planted") == 0) continue;

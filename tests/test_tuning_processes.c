@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/cache.h"
+#include "cache/cache.h"
 
 static char folder[64];
 

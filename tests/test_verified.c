@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 
 #include "core/answer.h"
-#include "core/cache_file.h"
+#include "cache/cache_file.h"
 #include "core/identity.h"
 
 /* ---- a planted variant, which counts its runs and may lie ---- */
@@ -154,10 +154,10 @@ static void plant(sat_context *ctx, const char *by) {
     const sat_variant *fit[SAT_MAX_VARIANTS];
     sat_pattern *pattern = make_pattern(ctx, false, NULL);
     sat_question q = question(ctx, pattern);
-    size_t count = sat_answer_candidates(&q, NULL, fit);
+    size_t count = sat_question_candidates(&q, NULL, fit);
     for (size_t i = 0; i < count; i++) {
         sat_record r = record_of(&q, fit[i], strcmp(fit[i]->name, "planted") == 0 ? 0.1 : 1, by);
-        assert_ok(sat_memo_add(ctx->memo, q.key, &r, 1));
+        assert_ok(sat_cache_add(ctx->cache, q.key, &r, 1));
     }
     sat_pattern_free(pattern);
 }
@@ -169,7 +169,7 @@ static void plant_check(sat_context *ctx, sat_verdict verdict, const char *by) {
     sat_record r = record_of(&q, sat_registry_find(&ctx->registry, "planted"), 0, by);
     r.kind = SAT_RECORD_VERIFIED, r.verdict = verdict, r.when = 2000;
     snprintf(r.race, sizeof r.race, "a check by %s", by); /* no two have the same name */
-    assert_ok(sat_memo_add(ctx->memo, q.key, &r, 1));
+    assert_ok(sat_cache_add(ctx->cache, q.key, &r, 1));
     sat_pattern_free(pattern);
 }
 

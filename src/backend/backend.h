@@ -2,21 +2,22 @@
 #ifndef SAT_BACKEND_H
 #define SAT_BACKEND_H
 
+#include "base/rates.h"
 #include "ops/op.h"
-
-/* What a device was seen to do: as in sat_device. */
-typedef struct sat_rates {
-    double memory, l2, tf32, flop[5];
-} sat_rates;
 
 typedef struct sat_backend {
     sat_backend_kind kind;
-    const char *name;   /* "cpu", "cuda": also what $SPARSE_AUTOTUNE_DEVICE calls it */
-    size_t alignment;   /* of workspaces and made-up operands */
+    const char *name; /* "cpu", "cuda": also what $SPARSE_AUTOTUNE_DEVICE calls it */
+    size_t alignment; /* of workspaces and made-up operands */
+    /* Of the operands of a call without a plan, so much alignment is read off the pointers and goes into the key. More
+     * than every allocator gives is chance where no variant asks for it: each would be another key, and another race.
+     */
+    uint32_t call_alignment;
+    bool shares_memory; /* the device reads and writes the host's memory */
     bool loads_late;    /* a kernel's code is brought to the device when it is first launched */
     int (*count)(void); /* devices; 0 where there is no driver */
     sat_status (*open)(int index, int threads, sat_device *device); /* threads 0: as many as a run would use now */
-    /* What tells this device from others of its kind, in words; NULL: nothing but the machine that it is in. */
+    /* What distinguishes this device from others of its kind, as text; NULL: nothing but the machine that it is in. */
     void (*unique)(const sat_device *device, char *text, size_t size);
 
     /* Brackets calls on a device: makes it the thread's own, and leave() puts back what was; `before` is what enter()
@@ -58,7 +59,7 @@ typedef struct sat_backend {
     sat_status (*measure)(const sat_device *device, void *scratch, size_t bytes, sat_rates *rates);
     /* How often, so far, threads of this process had to leave a processor to somebody else; NULL: no matter here. */
     int64_t (*preempted)(void);
-    /* Does every thread of a run get a processor to itself now? Takes some tens of milliseconds. NULL: cannot tell. */
+    /* Does every thread of a run get a processor to itself now? Takes some tens of milliseconds. NULL: unknown. */
     bool (*quiet)(const sat_device *device);
     /* Starts other work that takes part of the device for less than a millisecond, and does not wait for it. NULL: what
      * runs beside a run cannot change the order of its work. */

@@ -81,7 +81,7 @@ static const char *isa_name(uint32_t isa) {
     return isa & SAT_ISA_AVX2 ? "AVX2" : "portable";
 }
 
-/* Linux tells in sysfs; sysconf is wrong for some virtual machines' L3. */
+/* Linux has it in sysfs; sysconf is wrong for some virtual machines' L3. */
 static int64_t cache_size(int level, int name, int64_t otherwise) {
     for (int i = 0; i < 8; i++) {
         char path[96], type[16] = "";
@@ -372,6 +372,8 @@ const sat_backend sat_backend_cpu = {
     .kind = SAT_CPU,
     .name = "cpu",
     .alignment = 64,
+    .call_alignment = 16,
+    .shares_memory = true,
     .count = cpu_count,
     .open = cpu_open,
     .enter = cpu_enter,

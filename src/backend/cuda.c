@@ -395,6 +395,7 @@ const sat_backend sat_backend_cuda = {
     .kind = SAT_CUDA,
     .name = "cuda",
     .alignment = 256,
+    .call_alignment = 128,
     .loads_late = true,
     .count = cuda_count,
     .open = cuda_open,

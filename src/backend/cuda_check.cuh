@@ -121,7 +121,7 @@ __device__ inline void add_squares(outcome *o, sat_squares mine) {
 }
 
 /* What every expectation begins with. Its device memory is not from the context's allocator: a checker knows no
- * context. `result` lies behind the doubles. */
+ * context. `result` is stored behind the doubles. */
 struct expectation_base {
     double *memory;
     outcome *result;

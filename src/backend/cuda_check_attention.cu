@@ -83,7 +83,7 @@ __device__ static void load_row(double (&r)[PER], sat_dtype t, const void *base,
     case SAT_F16: load_as((r), (const __half *)base + at, dim); break;
     case SAT_BF16: load_as((r), (const __nv_bfloat16 *)base + at, dim); break;
     case SAT_F32: load_as((r), (const float *)base + at, dim); break;
-    default:
+    case SAT_F64:
 #pragma unroll
         for (int e = 0; e < PER; e++) {
             int64_t x = threadIdx.x % 32 + 32 * e;

@@ -7,7 +7,7 @@
 enum { WARPS = 8, KEY_LINES = 4 };
 
 struct expectation : expectation_base {
-    sat_uniform u; /* tables and queries lie on the device */
+    sat_uniform u; /* tables and queries are in device memory */
 };
 
 size_t sat_cuda_uniform_bytes(const sat_problem *p, const sat_pattern_view *a) {

@@ -62,7 +62,7 @@ static __global__ void make_dense(made_up m) {
     }
 }
 
-/* A CTA takes block rows; what lies beyond the matrix stays NaN. */
+/* A CTA takes block rows; elements beyond the matrix stay NaN. */
 static __global__ void make_values(made_up m, sat_pattern_view a) {
     int64_t area = a.block_rows * a.block_cols;
     for (int64_t g = blockIdx.x; g < a.grid_rows; g += gridDim.x) {

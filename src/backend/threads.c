@@ -22,7 +22,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static atomic_bool had_threads, forked;
 
-/* Where it cannot be told, there may be others. */
+/* Where it is unknown, there may be others. */
 static bool alone(void) {
     int threads = 0;
     char text[512];

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "hash.h"
 #include "json.h"
 #include "setup.h"
 #include "table.h"
@@ -35,8 +36,7 @@ typedef struct cache_args {
 /* ---- reading ---- */
 
 static void name_key(const char *key, char id[12]) {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (const char *s = key; *s; s++) h = (h ^ (unsigned char)*s) * 0x100000001b3u;
+    uint64_t h = hash_text(key);
     snprintf(id, 12, "%08" PRIx32, (uint32_t)(h ^ h >> 32));
 }
 

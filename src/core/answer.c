@@ -8,98 +8,21 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/hash.h"
 #include "core/noise.h"
 #include "core/rates.h"
 #include "core/runner.h"
 
-sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_pattern *pattern,
-                             const sat_problem *problem) {
-    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
-    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
-    if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
-    q->ctx = ctx, q->pattern = pattern;
-    SAT_TRY(sat_struct_in(&q->problem, sizeof q->problem, problem, SAT_PROBLEM_LEAST, "sat_problem"));
-    q->op = sat_op_find(q->problem.op);
-    if (!q->op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected one of sat_operation", (int)q->problem.op);
-    SAT_TRY(q->op->normalise(&q->problem, sat_pattern_plain(pattern)));
-    /* Values that differ over the batch cannot be converted once for all. */
-    if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
-    q->view = sat_pattern_plain(pattern);
-    if (q->problem.transpose == SAT_TRANSPOSE || q->op->by_columns) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
-    q->device = sat_device_now(ctx);
-    sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads(1) ? q->device.threads : 0);
-    sat_exact_spell(q->exact, &q->problem, q->view);
-    q->trial = q->op->plain ? q->op->plain(&q->problem) : sat_plain_scalars(&q->problem);
-    q->memory_limit = sat_memory_limit(ctx);
-    q->found_wrong = atomic_load(&ctx->found_wrong);
-    return SAT_OK;
-}
-
-/* ---- candidates ---- */
-
-static bool named(const char *only, const char *name) {
-    size_t length = strlen(name);
-    for (const char *at = only; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
-        if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == 0)) return true;
-    return false;
-}
-
-size_t sat_answer_candidates(const sat_question *q, const char *only, const sat_variant **out) {
-    const sat_registry *r = &q->ctx->registry;
-    size_t count = atomic_load(&r->count), found = 0;
-    for (size_t i = 0; i < count; i++)
-        if ((!only || named(only, r->list[i]->name)) && sat_variant_fits(r->list[i], &q->problem, q->view, &q->device))
-            out[found++] = r->list[i];
-    return found;
-}
-
-static bool affordable(const sat_question *q, const sat_variant *v) {
-    return !v->workspace || v->workspace(v, &q->problem, q->view, &q->device) <= q->memory_limit;
-}
-
-/* Neither memory of the device nor work on it before the first run. */
-static bool bare(const sat_question *q, const sat_variant *v) {
-    return !v->prepare && (!v->workspace || v->workspace(v, &q->problem, q->view, &q->device) == 0);
-}
-
-/* Nothing may be checked here, so only our own code serves. The reference fits everything, so there is an answer. */
-static sat_status estimate(const sat_question *q, bool only_bare, sat_answer *answer) {
-    const sat_variant *list[SAT_MAX_VARIANTS];
-    size_t count = sat_answer_candidates(q, NULL, list);
-    double best = 0;
+static sat_status estimate(sat_question *q, bool bare, sat_answer *answer) {
     *answer = (sat_answer){0};
-    for (size_t i = 0; i < count; i++) {
-        const sat_variant *v = list[i];
-        if (!sat_registry_trusted(&q->ctx->registry, v) || !affordable(q, v)) continue;
-        if (!sat_choose_allowed(v, q->problem.flags)) continue;
-        if (only_bare && !bare(q, v)) continue;
-        double t = v->estimate(v, &q->problem, q->view, &q->device);
-        if (!answer->variant || t < best) answer->variant = v, best = t;
-    }
-    return answer->variant ? SAT_OK : sat_fail(SAT_UNSUPPORTED, "no variant fits %s", q->exact);
+    return sat_question_estimate(q, bare, &answer->variant);
 }
 
-sat_status sat_answer_estimate(const sat_question *q, sat_answer *answer) { return estimate(q, false, answer); }
+sat_status sat_answer_estimate(sat_question *q, sat_answer *answer) { return estimate(q, false, answer); }
 
 /* ---- remembering ---- */
 
-static sat_record as_record(const sat_result *r, const char *race, int64_t when, const char *exact) {
-    sat_record x = {.kind = SAT_RECORD_RACED, .when = when, .verdict = r->verdict, .seconds = r->seconds};
-    snprintf(x.race, sizeof x.race, "%s", race);
-    memcpy(x.variant, r->variant, sizeof x.variant);
-    memcpy(x.revision, r->revision, sizeof x.revision);
-    memcpy(x.message, r->message, sizeof x.message);
-    snprintf(x.exact, sizeof x.exact, "%s", exact);
-    x.spread = r->spread, x.error = r->error, x.runs = r->runs, x.may_win = r->may_win;
-    x.least_seconds = r->least_seconds;
-    x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
-    x.workspace_bytes = (int64_t)r->workspace_bytes;
-    for (char *c = x.message; *c; c++)
-        if (*c < 0x20 || *c > 0x7e) *c = '?'; /* the cache's lines are plain text */
-    return x;
-}
-
-/* Unique among processes and threads; says when, for people. */
+/* A name that no other process or thread gives. It begins with the date, for readers of the file. */
 static void name_race(char *name, size_t size, int64_t when) {
     static atomic_uint counter;
     char date[32];
@@ -119,32 +42,35 @@ static void sign(const sat_question *q, sat_record *r, bool winner) {
 }
 
 /* Of a race the winner is the first. */
-static void remember(const sat_question *q, const sat_result *results, size_t count, sat_record_kind kind, bool busy) {
+static void remember(const sat_question *q, const sat_record *results, size_t count, sat_record_kind kind, bool busy) {
     sat_record *records = malloc((count + 1) * sizeof *records);
     if (!records) return;
-    char race[40];
+    char race[sizeof records->race] = "";
     int64_t when = (int64_t)time(NULL);
     name_race(race, sizeof race, when);
     size_t kept = 0;
     bool wrong = false;
     for (size_t i = 0; i < count; i++) {
+        sat_record *r = &records[kept];
         if (results[i].verdict == SAT_VERDICT_MEMORY) continue; /* there may be more of it next time */
-        records[kept] = as_record(&results[i], race, when, q->exact);
-        sign(q, &records[kept], kind == SAT_RECORD_VERIFIED || (i == 0 && results[i].may_win));
-        wrong = wrong || results[i].verdict == SAT_VERDICT_WRONG;
-        records[kept].busy = busy;
-        records[kept++].kind = kind;
+        *r = results[i];
+        r->kind = kind, r->when = when, r->busy = busy;
+        memcpy(r->race, race, sizeof r->race);
+        snprintf(r->exact, sizeof r->exact, "%s", q->exact);
+        sign(q, r, kind == SAT_RECORD_VERIFIED || (i == 0 && results[i].may_win));
+        wrong = wrong || r->verdict == SAT_VERDICT_WRONG;
+        kept++;
     }
-    sat_status status = sat_memo_add(q->ctx->memo, q->key, records, kept);
-    if (wrong) atomic_fetch_add(&q->ctx->found_wrong, 1); /* now that whoever looks again will see it */
+    sat_status status = sat_cache_add(q->ctx->cache, q->key, records, kept);
+    if (wrong) atomic_fetch_add(&q->ctx->found_wrong, 1); /* after adding: plans that look again find it */
     if (status != SAT_OK) sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
     free(records);
 }
 
-/* What left the device unusable is remembered before the failure goes on its way, or the next process would do it all
- * again. The message stays the failure's own. */
-static sat_status remember_breaker(const sat_question *q, const sat_result *results, size_t count, sat_record_kind kind,
-                                   sat_status status) {
+/* A variant that left the device unusable is recorded before the failure is returned, so that the next process does not
+ * run it. The message stays that of the failure. */
+static sat_status remember_broken(const sat_question *q, const sat_record *results, size_t count, sat_record_kind kind,
+                                  sat_status status) {
     char message[512];
     if (count == 0) return status;
     snprintf(message, sizeof message, "%s", sat_last_error());
@@ -186,16 +112,16 @@ static sat_status race_these(const sat_question *q, const sat_variant **list, si
     t.candidates = list, t.count = count;
     sat_status status = sat_tune_race(&t, outcome);
     if (!how->keep) return status;
-    if (status != SAT_OK) return remember_breaker(q, outcome->results, outcome->count, SAT_RECORD_RACED, status);
+    if (status != SAT_OK) return remember_broken(q, outcome->results, outcome->count, SAT_RECORD_RACED, status);
     remember(q, outcome->results, outcome->count, SAT_RECORD_RACED, outcome->busy);
     sat_cache_forget_untuned(q->ctx->cache, q->key);
     return SAT_OK;
 }
 
-/* Drops those that an earlier race of this key saw fail, unless that is everybody. */
+/* Drops variants that ended in an error in an earlier race of this key, unless all did. */
 static size_t drop_failed(const sat_question *q, const sat_variant **list, size_t count) {
     sat_entry entry;
-    if (sat_memo_get(q->ctx->memo, q->key, false, &entry) != SAT_OK) return count;
+    if (sat_cache_find(q->ctx->cache, q->key, false, &entry) != SAT_OK) return count;
     size_t kept = 0, failed = 0;
     for (size_t i = 0; i < count; i++) failed += sat_choose_failed(&entry, list[i], NULL);
     for (size_t i = 0; i < count; i++)
@@ -206,7 +132,7 @@ static size_t drop_failed(const sat_question *q, const sat_variant **list, size_
 
 sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_outcome *outcome) {
     const sat_variant *list[SAT_MAX_VARIANTS];
-    size_t count = sat_answer_candidates(q, how->only, list);
+    size_t count = sat_question_candidates(q, how->only, list);
     if (count == 0) {
         if (how->only)
             return sat_fail(SAT_NOT_FOUND, "only is '%s'; no variant of that name fits the problem", how->only);
@@ -222,14 +148,14 @@ sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_o
  * any other failure only leaves it unchecked. With how->keep a good result is remembered, and a bad one always is. */
 static sat_status verify(const sat_question *q, const sat_variant *v, const sat_race_how *how, sat_verdict *verdict) {
     const sat_pattern_view *full = NULL;
-    sat_result result = {0};
+    sat_record result = {0};
     sat_status status = sat_pattern_transposed(q->pattern, &full);
     if (status == SAT_OK) {
         sat_tuning t = make_tuning(q, full, how);
         status = sat_tune_verify(&t, v, &result);
     }
     *verdict = result.verdict;
-    if (status != SAT_OK) return result.verdict ? remember_breaker(q, &result, 1, SAT_RECORD_VERIFIED, status) : SAT_OK;
+    if (status != SAT_OK) return result.verdict ? remember_broken(q, &result, 1, SAT_RECORD_VERIFIED, status) : SAT_OK;
     if (how->keep || result.verdict != SAT_VERDICT_OK) remember(q, &result, 1, SAT_RECORD_VERIFIED, false);
     if (result.verdict != SAT_VERDICT_OK)
         sat_logf(&q->ctx->log, SAT_LOG_WARN, "%s failed its check and is not used: %s", v->name, result.message);
@@ -247,20 +173,20 @@ sat_status sat_answer_check(const sat_question *q, const sat_variant *v, uint64_
     return SAT_OK;
 }
 
-/* What a variant's check on this pattern is known by. */
+/* The number under which the memo keeps a variant's check on this pattern. */
 static uint64_t check_name(const sat_question *q, const sat_variant *v) {
     const char *const parts[] = {v->name, v->revision, q->exact};
     uint64_t h = sat_pattern_digest(q->pattern);
     for (int i = 0; i < 3; i++) {
-        for (const char *c = parts[i]; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001b3u; /* FNV-1a */
-        h = (h ^ '\t') * 0x100000001b3u;
+        h = sat_hash_bytes(h, parts[i], strlen(parts[i]));
+        h = sat_hash_number(h, '\t');
     }
     return h ? h : 1;
 }
 
 /* A variant was found right on this exact problem. On this pattern, too? If not, it serves all the same, and is checked
  * in the background where there is a thread for that. */
-static void look_at_pattern(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
+static void find_pattern_check(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
     char digest[SAT_MARK_SIZE];
     const sat_variant *v = answer->variant;
     snprintf(digest, sizeof digest, "%016" PRIx64, sat_pattern_digest(q->pattern));
@@ -274,12 +200,12 @@ static void look_at_pattern(const sat_question *q, const sat_entry *entry, sat_a
 
 /* Takes the best remembered variant that fits this very call, after checking it on this exact problem, unless this
  * build did so before on this machine; leaves answer->variant NULL where there is none. */
-static sat_status from_entry(const sat_question *q, const sat_entry *entry, sat_answer *answer) {
+static sat_status from_entry(sat_question *q, const sat_entry *entry, sat_answer *answer) {
     const sat_variant *ranking[SAT_MAX_VARIANTS];
     size_t count = sat_choose_ranking(entry, &q->ctx->registry, q->problem.flags, ranking, SAT_MAX_VARIANTS);
     for (size_t i = 0; i < count; i++) {
         const sat_variant *v = ranking[i];
-        if (!sat_variant_fits(v, &q->problem, q->view, &q->device) || !affordable(q, v)) continue;
+        if (!sat_variant_fits(v, &q->problem, q->view, &q->device) || !sat_question_affords(q, v)) continue;
         if (sat_choose_failed(entry, v, q->exact)) continue;
         bool known = sat_choose_verified(entry, v, q->exact, NULL), verified = known;
         if (!known) {
@@ -293,23 +219,23 @@ static sat_status from_entry(const sat_question *q, const sat_entry *entry, sat_
         }
         if (!verified && !sat_registry_trusted(&q->ctx->registry, v)) continue;
         answer->variant = v, answer->cached = true, answer->verified = answer->pattern_verified = verified;
-        if (known) look_at_pattern(q, entry, answer);
+        if (known) find_pattern_check(q, entry, answer);
         return SAT_OK;
     }
     return SAT_OK;
 }
 
-/* Variants that fit and that the entry has never seen as they are now. A known winner makes the reference no news. */
+/* Variants that fit and of which the entry has no result at their present revision. The reference does not count. */
 static size_t newcomers(const sat_question *q, const sat_entry *entry, const sat_variant **out) {
     const sat_variant *all[SAT_MAX_VARIANTS];
-    size_t count = sat_answer_candidates(q, NULL, all), found = 0;
+    size_t count = sat_question_candidates(q, NULL, all), found = 0;
     for (size_t i = 0; i < count; i++)
         if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_knows(entry, all[i])) out[found++] = all[i];
     return found;
 }
 
 static void take_winner(const sat_question *q, const sat_outcome *outcome, sat_answer *answer) {
-    const sat_result *best = outcome->count ? &outcome->results[0] : NULL;
+    const sat_record *best = outcome->count ? &outcome->results[0] : NULL;
     if (best && best->verdict == SAT_VERDICT_OK && best->may_win) {
         answer->variant = sat_registry_find(&q->ctx->registry, best->variant);
         answer->verified = answer->pattern_verified = true;
@@ -324,13 +250,13 @@ bool sat_answer_again(const sat_question *q, const sat_entry *entry) {
 }
 
 /* `again`: the best one is known from a disturbed race alone. */
-static sat_status tune_now(const sat_question *q, const sat_variant *best, bool again, sat_answer *answer) {
+static sat_status tune_now(sat_question *q, const sat_variant *best, bool again, sat_answer *answer) {
     const sat_variant *list[SAT_MAX_VARIANTS + 1];
     sat_entry entry = {0};
     sat_outcome outcome = {0};
     if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
         return sat_fail(SAT_IO, "another process has been tuning this device for too long");
-    sat_status status = sat_memo_get(q->ctx->memo, q->key, true, &entry); /* it may have tuned this meanwhile */
+    sat_status status = sat_cache_find(q->ctx->cache, q->key, true, &entry); /* it may have tuned this meanwhile */
     bool served = false;
     again = again && sat_choose_provisional(&entry, (int64_t)time(NULL));
     if (status == SAT_OK && entry.count > 0 && !again) {
@@ -362,8 +288,8 @@ static bool forced(const sat_question *q, sat_answer *answer) {
     return true;
 }
 
-sat_status sat_answer_bare(const sat_question *q, sat_answer *answer) {
-    if (forced(q, answer) && bare(q, answer->variant)) return SAT_OK;
+sat_status sat_answer_bare(sat_question *q, sat_answer *answer) {
+    if (forced(q, answer) && sat_question_bare(q, answer->variant)) return SAT_OK;
     return estimate(q, true, answer);
 }
 
@@ -374,29 +300,29 @@ static bool writes_nothing(const sat_question *q, sat_answer *answer) {
     int operands = q->op->operands(&q->problem, q->view, o);
     for (int i = 0; i < operands; i++)
         if (o[i].output && o[i].span) return false;
-    size_t count = sat_answer_candidates(q, NULL, list);
+    size_t count = sat_question_candidates(q, NULL, list);
     for (size_t i = 0; i < count && !answer->variant; i++)
         if ((list[i]->flags & SAT_V_REFERENCE) && sat_registry_trusted(&q->ctx->registry, list[i]))
             answer->variant = list[i];
     return answer->variant != NULL;
 }
 
-sat_status sat_answer_find(const sat_question *q, sat_answer *answer) {
+sat_status sat_answer_find(sat_question *q, sat_answer *answer) {
     sat_context *ctx = q->ctx;
     sat_effort effort = ctx->options.effort;
     *answer = (sat_answer){0};
     if (forced(q, answer) || writes_nothing(q, answer)) return SAT_OK;
     if (effort == SAT_EFFORT_OFF) return sat_answer_estimate(q, answer);
     sat_entry entry;
-    SAT_TRY(sat_memo_get(ctx->memo, q->key, false, &entry));
+    SAT_TRY(sat_cache_find(ctx->cache, q->key, false, &entry));
     sat_status looked = from_entry(q, &entry, answer);
     const sat_variant *fresh[SAT_MAX_VARIANTS];
     bool tunes = effort != SAT_EFFORT_CACHED, found = answer->variant != NULL;
     bool again = found && tunes && sat_answer_again(q, &entry);
-    bool news = !found || again || newcomers(q, &entry, fresh) > 0;
+    bool race_needed = !found || again || newcomers(q, &entry, fresh) > 0;
     sat_entry_free(&entry);
     SAT_TRY(looked);
-    if (!news) return SAT_OK;
+    if (!race_needed) return SAT_OK;
     if (effort == SAT_EFFORT_CACHED) {
         if (!found) sat_cache_note_untuned(ctx->cache, q->key, q->exact);
     } else if (ctx->background) {

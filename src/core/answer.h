@@ -2,44 +2,27 @@
 #ifndef SAT_ANSWER_H
 #define SAT_ANSWER_H
 
-#include "core/pattern.h"
+#include "core/question.h"
 #include "core/tune.h"
-
-/* A problem as core handles it: normalised, with its spellings. Cheap to make; holds no memory. */
-typedef struct sat_question {
-    sat_context *ctx;
-    const sat_pattern *pattern;
-    const sat_pattern_view *view; /* with the transposed index, if the problem or a check needs it */
-    const sat_op *op;
-    sat_device device;
-    sat_problem problem;
-    sat_problem trial;    /* what races and checks run: the same, with alpha and beta that no operand overflows from */
-    size_t memory_limit;  /* for workspace */
-    unsigned found_wrong; /* the context's, when this was made */
-    char key[SAT_KEY_SIZE], exact[SAT_KEY_SIZE];
-} sat_question;
-
-/* Validates everything that a caller gives. */
-sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem);
 
 typedef struct sat_answer {
     const sat_variant *variant;
     bool cached, tuned, verified;
     bool pattern_verified; /* on this very pattern */
-    uint64_t check;        /* where not: what sat_memo_checked knows it by, once it was checked */
+    uint64_t check;        /* where not: the number of that check, for sat_memo_checked */
     double tuning_seconds;
 } sat_answer;
 
-sat_status sat_answer_find(const sat_question *q, sat_answer *answer);
-sat_status sat_answer_estimate(const sat_question *q, sat_answer *answer); /* nothing is looked up or run */
+sat_status sat_answer_find(sat_question *q, sat_answer *answer);
+sat_status sat_answer_estimate(sat_question *q, sat_answer *answer); /* nothing is looked up or run */
 /* The same among those whose plan takes no memory and prepares nothing: for a call that is captured into a graph. */
-sat_status sat_answer_bare(const sat_question *q, sat_answer *answer);
+sat_status sat_answer_bare(sat_question *q, sat_answer *answer);
 
 /* How a race is run for a question. */
 typedef struct sat_race_how {
     const char *only; /* NULL: all that fit */
     bool keep;
-    bool wary; /* whoever ended in an error before stays out: it may end this process */
+    bool wary; /* leaves out variants that ended in an error before: they may end this process */
     void (*progress)(void *user, int done, int total, const char *what);
     void *progress_user;
     const atomic_bool *cancel;
@@ -53,8 +36,6 @@ sat_status sat_answer_check(const sat_question *q, const sat_variant *variant, u
 /* Was what the entry knows of this key timed on a busy machine, and is it quiet now? True once a context and key, so
  * that nobody looks, or races, again and again. */
 bool sat_answer_again(const sat_question *q, const sat_entry *entry);
-/* The variants that fit; returns how many. */
-size_t sat_answer_candidates(const sat_question *q, const char *only, const sat_variant **out);
 double sat_tuning_patience(const sat_context *ctx); /* seconds to wait for another tuner on this device */
 
 #endif

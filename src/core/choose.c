@@ -10,21 +10,21 @@ static int priority_of(const sat_registry *registry, const char *name) {
     return v ? v->priority : 0;
 }
 
-static int group(const sat_result *r) {
+static int group(const sat_record *r) {
     if (r->verdict == SAT_VERDICT_OK && r->seconds > 0) return r->may_win ? 0 : 1;
     return 2 + (int)r->verdict;
 }
 
 static int by_time(const void *x, const void *y) {
-    const sat_result *a = x, *b = y;
+    const sat_record *a = x, *b = y;
     if (group(a) != group(b)) return group(a) < group(b) ? -1 : 1;
     if (a->seconds != b->seconds) return a->seconds < b->seconds ? -1 : 1;
     return strcmp(a->variant, b->variant);
 }
 
-double sat_choose_noise(const sat_result *r) { return r->runs > 1 ? 1.85 * r->spread / sqrt(r->runs) : 0; }
+double sat_choose_noise(const sat_record *r) { return r->runs > 1 ? 1.85 * r->spread / sqrt(r->runs) : 0; }
 
-void sat_choose_sort(sat_result *results, size_t count, const sat_registry *registry) {
+void sat_choose_sort(sat_record *results, size_t count, const sat_registry *registry) {
     if (count == 0) return;
     qsort(results, count, sizeof *results, by_time);
     if (group(&results[0]) != 0) return;
@@ -37,7 +37,7 @@ void sat_choose_sort(sat_result *results, size_t count, const sat_registry *regi
         int mine = priority_of(registry, results[i].variant), theirs = priority_of(registry, results[winner].variant);
         if (mine > theirs || (mine == theirs && strcmp(results[i].variant, results[winner].variant) < 0)) winner = i;
     }
-    sat_result first = results[winner];
+    sat_record first = results[winner];
     memmove(results + 1, results, winner * sizeof *results);
     results[0] = first;
 }
@@ -85,18 +85,9 @@ bool sat_choose_allowed(const sat_variant *v, uint32_t flags) {
     return !(v->flags & SAT_V_DENSE) || (flags & SAT_ALLOW_DENSE);
 }
 
-sat_result sat_choose_result(const sat_entry *entry, const sat_registry *registry, uint32_t flags,
-                             const sat_record *r) {
-    sat_result x = {SAT_SIZED(sat_result), .verdict = r->verdict, .seconds = r->seconds, .spread = r->spread};
+bool sat_choose_may_win(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_record *r) {
     const sat_variant *v = sat_registry_find(registry, r->variant);
-    memcpy(x.variant, r->variant, sizeof x.variant);
-    memcpy(x.revision, r->revision, sizeof x.revision);
-    memcpy(x.message, r->message, sizeof x.message);
-    x.error = r->error, x.runs = r->runs, x.least_seconds = r->least_seconds;
-    x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
-    x.workspace_bytes = (size_t)r->workspace_bytes;
-    x.may_win = v && current(r, v) && sat_choose_allowed(v, flags) && !sat_choose_wrong(entry, v);
-    return x;
+    return v && current(r, v) && sat_choose_allowed(v, flags) && !sat_choose_wrong(entry, v);
 }
 
 /* Does the race of `a` come before that of `b`? By name in the end, so that the order is total. */
@@ -131,15 +122,16 @@ bool sat_choose_provisional(const sat_entry *entry, int64_t now) {
 
 size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,
                           size_t capacity) {
-    sat_result *race = malloc((entry->count + 1) * sizeof *race);
+    sat_record *race = malloc((entry->count + 1) * sizeof *race);
     size_t found = 0;
     for (const sat_record *r = race ? sat_choose_race(entry, NULL) : NULL; r; r = sat_choose_race(entry, r)) {
         size_t count = 0;
         for (size_t i = 0; i < entry->count; i++) {
             const sat_record *other = &entry->records[i];
             if (other->kind != SAT_RECORD_RACED || strcmp(other->race, r->race) != 0) continue;
-            race[count] = sat_choose_result(entry, registry, flags, other);
-            count += race[count].may_win;
+            if (!sat_choose_may_win(entry, registry, flags, other)) continue;
+            race[count] = *other;
+            race[count++].may_win = true;
         }
         sat_choose_sort(race, count, registry);
         for (size_t i = 0; i < count && group(&race[i]) == 0; i++) {

@@ -2,17 +2,17 @@
 #ifndef SAT_CHOOSE_H
 #define SAT_CHOOSE_H
 
-#include "core/cache.h"
+#include "cache/cache.h"
 #include "core/registry.h"
 
 /* Orders results of one race: those that may win and are right by time, then rivals by time, then the rest. Within the
  * tie tolerance of the fastest, the larger of 1.5 % and the measured noise but at most 3 %, priority decides, then
  * name.
  */
-void sat_choose_sort(sat_result *results, size_t count, const sat_registry *registry);
+void sat_choose_sort(sat_record *results, size_t count, const sat_registry *registry);
 
 /* Seconds by which a result's median may be off: its standard error, from the quartiles. */
-double sat_choose_noise(const sat_result *r);
+double sat_choose_noise(const sat_record *r);
 
 /* May this variant win a problem with these flags (SAT_ALLOW_*)? A record says what was so when it was written; what
  * is allowed comes from the registry and the problem. */
@@ -33,10 +33,9 @@ bool sat_choose_provisional(const sat_entry *entry, int64_t now);
 size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,
                           size_t capacity);
 
-/* A record as a result, and whether it may win here and now: its variant is registered as it was then, allowed, and no
- * record of this build and machine found it wrong. */
-sat_result sat_choose_result(const sat_entry *entry, const sat_registry *registry, uint32_t flags,
-                             const sat_record *record);
+/* May a record's variant win here and now? It is registered as it was then, allowed, and no record of this build and
+ * machine found it wrong. */
+bool sat_choose_may_win(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_record *record);
 
 /* Has this entry a result, of any kind, of this variant as it is now? */
 bool sat_choose_knows(const sat_entry *entry, const sat_variant *variant);

@@ -10,7 +10,7 @@
 #include "variant.h"
 
 typedef struct trials {
-    sat_stage *stage;
+    sat_bench *bench;
     sat_runner *runner;
     size_t limit;
     uint64_t seed;
@@ -18,11 +18,11 @@ typedef struct trials {
 } trials;
 
 static sat_status run(trials *t, sat_runner *runner) {
-    const sat_backend *b = t->stage->ctx->backend;
+    const sat_backend *b = t->bench->ctx->backend;
     void *stream = b->stream(&runner->device);
-    SAT_TRY(sat_stage_reset(t->stage));
-    SAT_TRY(sat_runner_scribble(runner, 0xa5));
-    SAT_TRY(sat_runner_launch(runner, t->stage->pointer, stream));
+    SAT_TRY(sat_bench_reset(t->bench));
+    SAT_TRY(sat_runner_spoil_workspace(runner, 0xa5));
+    SAT_TRY(sat_runner_launch(runner, t->bench->pointer, stream));
     return b->sync(&runner->device, stream);
 }
 
@@ -30,7 +30,7 @@ static sat_status run(trials *t, sat_runner *runner) {
 static sat_status check(trials *t, sat_runner *runner, const char *what) {
     char where[sizeof t->finding->where];
     SAT_TRY(run(t, runner));
-    SAT_TRY(sat_stage_check(t->stage, t->finding));
+    SAT_TRY(sat_bench_check(t->bench, t->finding));
     if (t->finding->ok) return SAT_OK;
     memcpy(where, t->finding->where, sizeof where);
     snprintf(t->finding->where, sizeof t->finding->where, "%s: %.*s", what, 110, where);
@@ -43,18 +43,18 @@ static const sat_round large_and_tiny[] = {{SAT_PROBE_EXACT, SAT_ROUND_LARGE, "w
 static const sat_round tiny = {SAT_PROBE_EXACT, SAT_ROUND_TINY, "on a pattern with empty and full rows"};
 
 static sat_status other_inputs(trials *t) {
-    const sat_round *rounds = t->stage->op->winner ? t->stage->op->winner : large_and_tiny;
-    sat_stage_move(t->stage); /* other places, too */
+    const sat_round *rounds = t->bench->op->winner ? t->bench->op->winner : large_and_tiny;
+    sat_bench_move(t->bench); /* other places, too */
     for (const sat_round *r = rounds; r->words && t->finding->ok; r++) {
         t->runner->refreshed = false;
-        SAT_TRY(sat_stage_fill(t->stage, r->probe, r->round, t->seed + (uint64_t)r->round));
+        SAT_TRY(sat_bench_fill(t->bench, r->probe, r->round, t->seed + (uint64_t)r->round));
         SAT_TRY(check(t, t->runner, r->words));
     }
     return SAT_OK;
 }
 
 static sat_status other_threads(trials *t) {
-    if (t->stage->ctx->backend->threads(0) <= 1) return SAT_OK;
+    if (t->bench->ctx->backend->threads(0) <= 1) return SAT_OK;
     t->runner->most_threads = 1;
     sat_status status = check(t, t->runner, "on one thread");
     t->runner->most_threads = 0;
@@ -63,18 +63,18 @@ static sat_status other_threads(trials *t) {
 
 /* The same with other scalars, by a plan of its own; `round` says on which operands, NULL: on those that are there. */
 static sat_status with_scalars(trials *t, double alpha, double beta, const sat_round *round) {
-    const sat_problem *raced = t->stage->problem;
+    const sat_problem *raced = t->bench->problem;
     sat_problem changed = *raced;
     sat_runner second;
     changed.alpha = alpha, changed.beta = beta;
-    if (!sat_variant_fits(t->runner->variant, &changed, t->stage->pattern, t->stage->device)) return SAT_OK;
-    sat_status status = sat_runner_open(&second, t->stage->ctx, t->runner->variant, &changed, t->stage->pattern,
-                                        t->stage->device, t->limit, NULL);
+    if (!sat_variant_fits(t->runner->variant, &changed, t->bench->pattern, t->bench->device)) return SAT_OK;
+    sat_status status = sat_runner_open(&second, t->bench->ctx, t->runner->variant, &changed, t->bench->pattern,
+                                        t->bench->device, t->limit, NULL);
     if (status != SAT_OK) return status == SAT_OUT_OF_MEMORY ? SAT_OK : status;
-    t->stage->problem = &changed;
-    status = round ? sat_stage_fill(t->stage, round->probe, round->round, t->seed + 7) : SAT_OK;
+    t->bench->problem = &changed;
+    status = round ? sat_bench_fill(t->bench, round->probe, round->round, t->seed + 7) : SAT_OK;
     if (status == SAT_OK) status = check(t, &second, round ? round->words : "with other scalars");
-    t->stage->problem = raced;
+    t->bench->problem = raced;
     sat_runner_close(&second);
     return status;
 }
@@ -82,8 +82,8 @@ static sat_status with_scalars(trials *t, double alpha, double beta, const sat_r
 /* A key has scalars as 0, 1 or another; the race ran with one of those others, of few bits so that sums stay exact. */
 static sat_status other_scalars(trials *t) {
     static const sat_round reals = {SAT_PROBE_PRECISION, 0, "with scalars of many bits"};
-    const sat_problem *raced = t->stage->problem;
-    const sat_round *scaled = t->stage->op->other_scale;
+    const sat_problem *raced = t->bench->problem;
+    const sat_round *scaled = t->bench->op->other_scale;
     bool alpha = raced->alpha != 0 && raced->alpha != 1, beta = raced->beta != 0 && raced->beta != 1;
     if (scaled) return with_scalars(t, 1.5 * raced->alpha, raced->beta, scaled);
     if (!alpha && !beta) return SAT_OK;
@@ -95,8 +95,8 @@ static sat_status other_scalars(trials *t) {
 /* What a dense product makes of them differs, and may: it wins only where the problem allows that. */
 static sat_status not_finite(trials *t) {
     if (t->runner->variant->flags & SAT_V_DENSE) return SAT_OK;
-    SAT_TRY(sat_stage_plant(t->stage));
-    return t->stage->special_count > 0 ? check(t, t->runner, "with NaN and infinities in an input") : SAT_OK;
+    SAT_TRY(sat_bench_plant(t->bench));
+    return t->bench->special_count > 0 ? check(t, t->runner, "with NaN and infinities in an input") : SAT_OK;
 }
 
 /* As many blocks in the same grid, but in full rows with empty ones between. `first`: the parity of the full ones; the
@@ -124,7 +124,7 @@ static bool same_blocks(const sat_pattern_view *a, const int64_t *row_ptr, const
 }
 
 /* NULL where there is no such pattern but the raced one, or it would want sequences. */
-static sat_status skewed(const sat_stage *s, sat_pattern **pattern) {
+static sat_status skewed(const sat_bench *s, sat_pattern **pattern) {
     const sat_pattern_view *a = s->pattern;
     int64_t *row_ptr = malloc((size_t)(a->grid_rows + 1) * sizeof *row_ptr);
     int64_t *col_idx = malloc((size_t)(a->stored_blocks + 1) * sizeof *col_idx);
@@ -150,12 +150,12 @@ static sat_status skewed(const sat_stage *s, sat_pattern **pattern) {
 }
 
 static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_view *other) {
-    const sat_pattern_view *raced = t->stage->pattern;
-    t->stage->pattern = other;
-    const sat_round *round = t->stage->op->other_pattern ? t->stage->op->other_pattern : &tiny;
-    sat_status status = sat_stage_fill(t->stage, round->probe, round->round, t->seed + 1);
+    const sat_pattern_view *raced = t->bench->pattern;
+    t->bench->pattern = other;
+    const sat_round *round = t->bench->op->other_pattern ? t->bench->op->other_pattern : &tiny;
+    sat_status status = sat_bench_fill(t->bench, round->probe, round->round, t->seed + 1);
     if (status == SAT_OK) status = check(t, second, other == raced ? "by a second plan" : round->words);
-    t->stage->pattern = raced;
+    t->bench->pattern = raced;
     return status;
 }
 
@@ -170,7 +170,7 @@ static sat_status on_same_pattern(trials *t) {
 
 /* A view of a second pattern for the variant; where there is none, or it does not fit, the raced one. */
 static sat_status second_pattern(const trials *t, sat_pattern **pattern, const sat_pattern_view **view) {
-    const sat_stage *s = t->stage;
+    const sat_bench *s = t->bench;
     *pattern = NULL, *view = s->pattern;
     if (s->pattern->stored_blocks == 0 || s->pattern->stored_blocks == s->pattern->grid_rows * s->pattern->grid_cols)
         return SAT_OK;
@@ -182,17 +182,17 @@ static sat_status second_pattern(const trials *t, sat_pattern **pattern, const s
     return SAT_OK;
 }
 
-sat_status sat_confirm(sat_stage *stage, sat_runner *runner, size_t limit, uint64_t seed, sat_finding *finding) {
-    trials t = {stage, runner, limit, seed, finding};
+sat_status sat_confirm(sat_bench *bench, sat_runner *runner, size_t limit, uint64_t seed, sat_finding *finding) {
+    trials t = {bench, runner, limit, seed, finding};
     sat_pattern *pattern;
     const sat_pattern_view *other;
     sat_runner second = {0};
     *finding = (sat_finding){.ok = true};
     sat_status status = second_pattern(&t, &pattern, &other);
-    if (status == SAT_OK) /* ready before the first runs: what two plans share shows */
+    if (status == SAT_OK) /* opened before the first runs, so that state which two plans share is found */
         status =
-            sat_runner_open(&second, stage->ctx, runner->variant, stage->problem, other, stage->device, limit, NULL);
-    bool room = status != SAT_OUT_OF_MEMORY; /* without it the other trials have to do */
+            sat_runner_open(&second, bench->ctx, runner->variant, bench->problem, other, bench->device, limit, NULL);
+    bool room = status != SAT_OUT_OF_MEMORY; /* without it the other trials have to suffice */
     if (!room) status = SAT_OK;
     if (status == SAT_OK) status = on_same_pattern(&t);
     if (status == SAT_OK && finding->ok && room) status = on_pattern(&t, &second, other);

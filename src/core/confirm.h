@@ -3,10 +3,10 @@
 #define SAT_CONFIRM_H
 
 #include "core/runner.h"
-#include "core/stage.h"
+#include "core/bench.h"
 
 /* `limit`: bytes for a second runner of the variant. A finding that is not ok says what went wrong; the status is that
- * of the runs. The stage's operands are other ones afterwards. */
-sat_status sat_confirm(sat_stage *stage, sat_runner *runner, size_t limit, uint64_t seed, sat_finding *finding);
+ * of the runs. The bench's operands are other ones afterwards. */
+sat_status sat_confirm(sat_bench *bench, sat_runner *runner, size_t limit, uint64_t seed, sat_finding *finding);
 
 #endif

@@ -97,7 +97,7 @@ sat_status sat_context_ignored(const sat_context *ctx, char *text, size_t capaci
 
 /* ---- device ---- */
 
-/* The first device of a backend that works. One that is there and cannot be used is worth a word. */
+/* Opens the first device of a backend that works. One that is there and cannot be used is logged. */
 static bool open_any(sat_context *ctx, const sat_backend *b) {
     int count = b->count();
     ctx->backend = b;
@@ -142,9 +142,10 @@ int sat_threads_now(const sat_context *ctx) {
 
 sat_device sat_device_now(const sat_context *ctx) {
     sat_device d = *sat_context_device(ctx);
-    if (ctx->backend->kind == SAT_CPU && d.threads != sat_threads_now(ctx)) {
+    int threads = ctx->backend->threads(ctx->options.threads); /* 0: runs have none of the host's */
+    if (threads > 0 && d.threads != threads) {
         /* Rates scale with threads; opening again keeps that in one place and cannot fail for a device that opened. */
-        ctx->backend->open(d.index, sat_threads_now(ctx), &d);
+        ctx->backend->open(d.index, threads, &d);
     }
     return d;
 }
@@ -167,6 +168,18 @@ size_t sat_memory_limit(const sat_context *ctx) {
     return ctx->options.memory_limit ? ctx->options.memory_limit : ctx->backend->available(&ctx->device) / 2;
 }
 
+/* To touch this much takes longer than to ask what is free. */
+enum { SMALL_WORKSPACE = 1 << 20 };
+
+bool sat_within_limit(const sat_context *ctx, size_t bytes, size_t *limit) {
+    if (bytes == 0) return true;
+    if (*limit == SAT_USUAL_LIMIT) {
+        if (!ctx->options.memory_limit && bytes <= SMALL_WORKSPACE) return true;
+        *limit = sat_memory_limit(ctx);
+    }
+    return bytes <= *limit;
+}
+
 static sat_status open_allocator(sat_context *ctx) {
     ctx->allocator = ctx->options.allocator;
     if (!ctx->allocator.alloc != !ctx->allocator.free)
@@ -178,7 +191,7 @@ static sat_status open_allocator(sat_context *ctx) {
 
 /* ---- create and free ---- */
 
-/* Libraries are looked for once a process; every context's log tells which were left alone. */
+/* Libraries are searched once a process; every context logs those that were refused. */
 static void report_refusals(const sat_context *ctx) {
     char text[512];
     for (int i = 0; sat_refusal_at(i, text, sizeof text); i++) sat_logf(&ctx->log, SAT_LOG_WARN, "%s", text);
@@ -204,7 +217,7 @@ static sat_status fill(sat_context *ctx) {
     sat_identity_mark(ctx->backend, &ctx->device, mark);
     sat_cache_set_mark(ctx->cache, mark);
     sat_rates_open(ctx);
-    SAT_TRY(sat_memo_open(ctx->cache, &ctx->memo));
+    SAT_TRY(sat_memo_open(&ctx->memo));
     SAT_TRY(sat_pool_open(&ctx->pool));
     if (ctx->options.background) SAT_TRY(sat_background_open(ctx, &ctx->background));
     sat_logf(&ctx->log, SAT_LOG_INFO, "device %s, %zu variants, cache %s", ctx->device.name,
@@ -337,7 +350,6 @@ sat_status sat_cache_import(sat_context *ctx, const char *file, int64_t *entries
     int64_t count = 0;
     SAT_TRY(with_cache(ctx, file, "file"));
     sat_status status = sat_cache_import_file(ctx->cache, file, &count);
-    sat_memo_drop(ctx->memo, NULL);
     if (entries) *entries = count;
     return status;
 }
@@ -346,7 +358,6 @@ sat_status sat_cache_clear(sat_context *ctx, const char *key, int64_t *entries) 
     int64_t count = 0;
     SAT_TRY(with_cache(ctx, ctx, "context"));
     sat_status status = sat_cache_remove(ctx->cache, key, &count);
-    sat_memo_drop(ctx->memo, key);
     if (entries) *entries = count;
     return status;
 }

@@ -6,11 +6,11 @@
 #include <stdatomic.h>
 
 #include "backend/backend.h"
-#include "core/cache.h"
+#include "cache/cache.h"
 #include "core/key.h"
 #include "core/registry.h"
 
-typedef struct sat_memo sat_memo;             /* memo.c: entries this process has read or made */
+typedef struct sat_memo sat_memo;             /* memo.c: what this process need not do again */
 typedef struct sat_pool sat_pool;             /* pool.c: plans of the one-call form */
 typedef struct sat_background sat_background; /* background.c: the tuning thread */
 struct sat_rated;                             /* rates.h */
@@ -40,18 +40,21 @@ double sat_now(void); /* seconds of a monotonic clock */
 /* Device memory through the context's allocator; NULL when out. */
 void *sat_alloc(sat_context *ctx, size_t bytes);
 void sat_free(sat_context *ctx, void *pointer);
+/* Bytes that workspace and tuning may take: an option, or half of what is free now, which takes the reading of files.
+ * SAT_USUAL_LIMIT stands for that until somebody needs to know. */
 size_t sat_memory_limit(const sat_context *ctx);
+#define SAT_USUAL_LIMIT ((size_t)-1)
+/* Is a workspace of so many bytes within the limit? Finds out what SAT_USUAL_LIMIT is where it matters, and leaves that
+ * in `limit`: a small workspace is taken without asking what is free. */
+bool sat_within_limit(const sat_context *ctx, size_t bytes, size_t *limit);
 
 /* The device as a plan made now would see it: with the threads a run would use now. */
 sat_device sat_device_now(const sat_context *ctx);
 int sat_threads_now(const sat_context *ctx);
 
-/* memo.c. Get copies the entry: read from the cache on first use. Add also writes it to the cache. */
-sat_status sat_memo_open(sat_cache *cache, sat_memo **memo);
+/* memo.c */
+sat_status sat_memo_open(sat_memo **memo);
 void sat_memo_close(sat_memo *memo);
-sat_status sat_memo_get(sat_memo *memo, const char *key, bool reload, sat_entry *entry);
-sat_status sat_memo_add(sat_memo *memo, const char *key, const sat_record *records, size_t count);
-void sat_memo_drop(sat_memo *memo, const char *key); /* NULL: all */
 bool sat_memo_once(sat_memo *memo, const char *key); /* true when first asked for this key, then false */
 /* Patterns that this process found right beside those in the cache: `check` is a hash of variant, exact problem and
  * pattern. The last 1024. */

@@ -7,7 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/cache_file.h"
+#include "base/hash.h"
+#include "base/text.h"
 
 /* The first line of a file, if it is a number: systemd writes "uninitialized" before it has one. */
 static bool read_number(const char *path, char *to, size_t size) {
@@ -34,7 +35,7 @@ void sat_identity_hash(const char *build, const char *machine, const char *devic
     for (int i = 0; i < 4; i++) sat_text_add(&text, parts[i], strlen(parts[i]) + 1); /* the zero parts them */
     /* Without memory there is no mark, and all is checked again. */
     if (text.failed) mark[0] = 0;
-    else snprintf(mark, SAT_MARK_SIZE, "%016" PRIx64, sat_checksum(text.data, text.length));
+    else snprintf(mark, SAT_MARK_SIZE, "%016" PRIx64, sat_hash_bytes(SAT_HASH_START, text.data, text.length));
     sat_text_free(&text);
 }
 

@@ -3,7 +3,7 @@
 #define SAT_IDENTITY_H
 
 #include "backend/backend.h"
-#include "core/cache.h"
+#include "cache/cache.h"
 
 /* Sources, compilers and flags that this library was built from and with: cmake/build_id.cmake. */
 extern const char sat_build_id[];

@@ -26,9 +26,8 @@ static const char *layout_name(const sat_operand *o) {
 
 static unsigned alignment(uint32_t bytes, unsigned most) { return bytes > most ? most : bytes; }
 
-static void spell_options(char *to, size_t size, const sat_problem *p) {
-    snprintf(to, size, "beta=%d bias=%d act=%s%s%s%s%s", p->beta != 0, p->bias != SAT_BIAS_NONE,
-             sat_activation_name(p->activation), p->flags & SAT_ALLOW_TF32 ? " tf32" : "",
+static void spell_options(char *to, size_t size, const sat_problem *p, const sat_words *words) {
+    snprintf(to, size, "beta=%d %s%s%s%s%s", p->beta != 0, words->epilogue, p->flags & SAT_ALLOW_TF32 ? " tf32" : "",
              p->flags & SAT_ALLOW_NONDETERMINISTIC ? " nondeterministic" : "",
              p->flags & SAT_ALLOW_DENSE ? " dense" : "", p->flags & SAT_FIXED_VALUES ? " fixed" : "");
 }
@@ -36,25 +35,25 @@ static void spell_options(char *to, size_t size, const sat_problem *p) {
 void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m,
                    int threads) {
     const sat_op *op = sat_op_find(p->op);
-    char options[72], words[160] = "";
+    char options[96];
+    sat_words words;
     sat_operand o[SAT_MAX_OPERANDS];
-    /* Up to a line of any cache on a GPU. On the CPU none of ours asks, and where an allocator puts things is chance:
-     * each would be another race. */
+    /* Up to a line of any cache of a device. With threads of the host none of ours asks, and where an allocator puts
+     * things is chance: each would be another race. */
     unsigned most = threads > 0 ? 1 : 128;
     op->operands(p, a, o);
-    spell_options(options, sizeof options, p);
-    if (op->words) op->words(p, a, false, words, sizeof words);
+    op->spell(p, a, false, &words);
+    spell_options(options, sizeof options, p, &words);
     snprintf(key, SAT_KEY_SIZE,
-             "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s t=%d layout=%s,%s,%s shared=%d%d "
+             "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s %s layout=%s,%s,%s shared=%d%d "
              "align=%u,%u,%u %s%s density=%.3g skew=%.3g overlap=%.3g measure=%s threads=%d",
              op->name, (long long)sat_bucket_size(p->m), (long long)sat_bucket_size(p->n),
              (long long)sat_bucket_size(p->k), (long long)a->block_rows, (long long)a->block_cols,
              (long long)sat_bucket_size(p->batch), sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
-             sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, layout_name(&o[0]), layout_name(&o[1]),
-             layout_name(&o[2]), p->a.batch_stride == 0, p->b.batch_stride == 0, alignment(p->a_align, most),
-             alignment(p->b_align, most), alignment(p->c_align, most), options, words, sat_bucket_ratio(a->density),
-             sat_bucket_ratio(p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew), round(a->overlap * 8) / 8,
-             m == SAT_MEASURE_WARM ? "warm" : "cold", threads);
+             sat_dtype_name(p->c_dtype), words.form, layout_name(&o[0]), layout_name(&o[1]), layout_name(&o[2]),
+             p->a.batch_stride == 0, p->b.batch_stride == 0, alignment(p->a_align, most), alignment(p->b_align, most),
+             alignment(p->c_align, most), options, words.more, sat_bucket_ratio(a->density),
+             sat_bucket_ratio(words.skew), round(a->overlap * 8) / 8, m == SAT_MEASURE_WARM ? "warm" : "cold", threads);
 }
 
 /* 0 and 1 are cases of their own in many kernels; what is right for one other number is right for all. */
@@ -67,26 +66,18 @@ sat_problem sat_plain_scalars(const sat_problem *p) {
     return plain;
 }
 
-static void spell_strides(char *to, size_t size, const sat_problem *p) {
-    snprintf(to, size, " a_strides=%lld,%lld,%lld b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld",
-             (long long)p->a.row_stride, (long long)p->a.col_stride, (long long)p->a.batch_stride,
-             (long long)p->b.row_stride, (long long)p->b.col_stride, (long long)p->b.batch_stride,
-             (long long)p->c.row_stride, (long long)p->c.col_stride, (long long)p->c.batch_stride);
-}
-
 void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a) {
     const sat_op *op = sat_op_find(p->op);
-    char options[72], words[200];
-    spell_options(options, sizeof options, p);
-    if (op->words) op->words(p, a, true, words, sizeof words);
-    else spell_strides(words, sizeof words, p);
+    char options[96];
+    sat_words words;
+    op->spell(p, a, true, &words);
+    spell_options(options, sizeof options, p, &words);
     snprintf(exact, SAT_KEY_SIZE,
-             "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s t=%d%s align=%u,%u,%u %s "
+             "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s %s%s align=%u,%u,%u %s "
              "scalars=%c%c blocks=%lld skew=%.3g overlap=%.3g",
              op->name, (long long)p->m, (long long)p->n, (long long)p->k, (long long)a->block_rows,
              (long long)a->block_cols, (long long)p->batch, sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
-             sat_dtype_name(p->c_dtype), p->transpose == SAT_TRANSPOSE, words, alignment(p->a_align, 128),
-             alignment(p->b_align, 128), alignment(p->c_align, 128), options, scalar_case(p->alpha),
-             scalar_case(p->beta), (long long)a->stored_blocks, p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew,
-             a->overlap);
+             sat_dtype_name(p->c_dtype), words.form, words.more, alignment(p->a_align, 128), alignment(p->b_align, 128),
+             alignment(p->c_align, 128), options, scalar_case(p->alpha), scalar_case(p->beta),
+             (long long)a->stored_blocks, words.skew, a->overlap);
 }

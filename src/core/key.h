@@ -3,11 +3,11 @@
 #ifndef SAT_KEY_H
 #define SAT_KEY_H
 
-#include "core/status.h"
+#include "base/status.h"
 
 enum { SAT_KEY_SIZE = 512 };
 
-/* Both take a normalised problem. `threads` is the CPU's; 0 on CUDA. */
+/* Both take a normalised problem. `threads`: those of the host that a run uses; 0 where it uses none. */
 void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m, int threads);
 void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a);
 /* The same problem with an alpha and a beta that stand for all others of their case (0, 1, anything else): what was

@@ -23,12 +23,12 @@ bool sat_noise_quiet(const sat_context *ctx, const sat_device *d) {
     return !ctx->backend->quiet || ctx->backend->quiet(d);
 }
 
-static bool scattered(const sat_result *r) {
+static bool scattered(const sat_record *r) {
     return r->runs >= ENOUGH_RUNS && r->least_seconds > 0 && r->seconds > SLOWER * r->least_seconds &&
            r->seconds - r->least_seconds > LEAST_DELAY;
 }
 
-bool sat_noise_busy(const sat_noise *noise, const sat_context *ctx, const sat_device *d, const sat_result *winner) {
+bool sat_noise_busy(const sat_noise *noise, const sat_context *ctx, const sat_device *d, const sat_record *winner) {
     if (scattered(winner)) return true;
     if (noise->preempted <= FEW) return false;
     bool often = (double)noise->preempted > OFTEN * noise->seconds * (d->threads > 0 ? d->threads : 1);

@@ -17,9 +17,9 @@ void sat_noise_end(sat_noise *noise, const sat_context *ctx);
 /* Two signs. The threads were preempted: often, or at all while they do not get their processors even now. Or most of
  * the winner's runs took half as long again as its fastest, over many runs. The first is the surer one: on a machine
  * that is busy enough a race has time for a run or two. */
-bool sat_noise_busy(const sat_noise *noise, const sat_context *ctx, const sat_device *device, const sat_result *winner);
+bool sat_noise_busy(const sat_noise *noise, const sat_context *ctx, const sat_device *device, const sat_record *winner);
 
-/* Is there nothing now that would disturb a race? True where a backend cannot tell. Takes some tens of milliseconds. */
+/* Is there nothing now that would disturb a race? True where a backend cannot say. Takes some tens of milliseconds. */
 bool sat_noise_quiet(const sat_context *ctx, const sat_device *device);
 
 #endif

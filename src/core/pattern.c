@@ -36,7 +36,7 @@ typedef struct index_arrays {
 } index_arrays;
 
 static sat_status on_device(sat_pattern *p, index_arrays *x, void **memory) {
-    if (p->backend->kind == SAT_CPU) return SAT_OK;
+    if (p->backend->shares_memory) return SAT_OK;
     size_t ptr = ((size_t)x->lines + 1) * 8, block = x->block ? (size_t)x->entries * 8 : 0;
     size_t number = (size_t)x->entries * 4;
     char *to = p->backend->alloc(&p->device, ptr + block + number, p->backend->alignment);
@@ -249,7 +249,7 @@ static sat_status host_copy(sat_context *ctx, const void *from, const char *name
                             void **owned) {
     *host = from, *owned = NULL;
     if (bytes == 0) return SAT_OK;
-    if (ctx->backend->kind == SAT_CPU)
+    if (ctx->backend->shares_memory)
         return ctx->backend->usable(&ctx->device, from)
                    ? SAT_OK
                    : sat_fail(SAT_WRONG_MEMORY, "%s is %p, which %s cannot use", name, from, ctx->device.name);

@@ -2,7 +2,7 @@
 #ifndef SAT_PATTERN_H
 #define SAT_PATTERN_H
 
-#include "core/status.h"
+#include "base/status.h"
 
 /* References keep a pattern alive while plans and queued background races use it. */
 sat_pattern *sat_pattern_ref(const sat_pattern *pattern);

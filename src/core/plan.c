@@ -73,7 +73,7 @@ sat_status sat_plan_create(sat_context *ctx, const sat_pattern *pattern, const s
     SAT_TRY(sat_answer_find(&q, &answer));
     sat_status status = make_plan(&q, &answer, plan);
     if (status != SAT_OUT_OF_MEMORY) return status;
-    q.memory_limit = 0; /* less was to be had than it seemed: what takes no workspace still serves */
+    q.memory_limit = 0; /* the allocation failed: again without workspace */
     SAT_TRY(sat_answer_estimate(&q, &answer));
     return make_plan(&q, &answer, plan);
 }
@@ -84,8 +84,8 @@ sat_status sat_plan_create_bare(sat_context *ctx, const sat_pattern *pattern, co
     sat_question q;
     sat_answer answer;
     const sat_op *op = sat_op_find(problem->op);
-    bool by_columns = problem->transpose == SAT_TRANSPOSE || (op && op->by_columns);
-    if (by_columns && !sat_pattern_has_transposed(pattern))
+    bool needs_columns = op && op->needs_columns && op->needs_columns(problem);
+    if (needs_columns && !sat_pattern_has_transposed(pattern))
         return sat_fail(SAT_UNSUPPORTED, "the pattern's transposed index takes memory");
     SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
     SAT_TRY(sat_answer_bare(&q, &answer));
@@ -114,8 +114,8 @@ sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
     if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "plan");
     *p = *plan;
     const sat_runner *r = &plan->runner;
-    sat_status status = sat_runner_open(&p->runner, p->ctx, r->variant, &r->problem, r->pattern, &r->device,
-                                        sat_memory_limit(p->ctx), NULL);
+    sat_status status =
+        sat_runner_open(&p->runner, p->ctx, r->variant, &r->problem, r->pattern, &r->device, SAT_USUAL_LIMIT, NULL);
     if (status != SAT_OK) {
         free(p);
         return status;
@@ -141,7 +141,7 @@ static bool found_wrong_since(const sat_plan *plan) {
     sat_entry entry;
     if (atomic_load(&plan->ctx->found_wrong) == plan->found_wrong) return false;
     if (sat_question_make(&q, plan->ctx, plan->pattern, &plan->runner.problem) != SAT_OK) return false;
-    if (sat_memo_get(plan->ctx->memo, q.key, false, &entry) != SAT_OK) return false;
+    if (sat_cache_find(plan->ctx->cache, q.key, false, &entry) != SAT_OK) return false;
     bool wrong = sat_choose_wrong(&entry, plan->runner.variant);
     sat_entry_free(&entry);
     return wrong;
@@ -172,7 +172,8 @@ static int64_t reach_in_line(const sat_operand *o, int64_t line) {
     return reach;
 }
 
-/* Two views of one row-major buffer may lie side by side in its lines: their spans cross, their elements do not. */
+/* Two views of one row-major buffer may be stored side by side in its lines: their spans overlap, their elements do
+ * not. */
 static bool side_by_side_in(const sat_operand *x, uintptr_t px, const sat_operand *y, uintptr_t py, int64_t line) {
     size_t size = sat_dtype_size(x->dtype);
     if (line <= 0) return false;
@@ -258,31 +259,7 @@ sat_status sat_plan_refresh(sat_plan *plan, const void *values, void *stream) {
     return sat_runner_refresh(&plan->runner, values, stream);
 }
 
-/* ---- problems ---- */
-
-static sat_problem plain_problem(sat_operation op, sat_dtype dtype) {
-    return (sat_problem){SAT_SIZED(sat_problem), .op = op,         .batch = 1,   .a_dtype = dtype,
-                         .b_dtype = dtype,       .c_dtype = dtype, .alpha = 1.0, .compute_dtype = 0};
-}
-
-sat_problem sat_matmul_problem(sat_dtype dtype, int64_t n) {
-    sat_problem p = plain_problem(SAT_MATMUL, dtype);
-    p.n = n;
-    return p;
-}
-
-sat_problem sat_sampled_problem(sat_dtype dtype, int64_t k) {
-    sat_problem p = plain_problem(SAT_SAMPLED, dtype);
-    p.k = k;
-    return p;
-}
-
-sat_problem sat_attention_problem(sat_dtype dtype, int64_t heads, int64_t kv_heads, int64_t dim) {
-    sat_problem p = plain_problem(SAT_ATTENTION, dtype);
-    p.alpha = 0;
-    p.attention = (sat_attention){.heads = heads, .kv_heads = kv_heads, .dim = dim};
-    return p;
-}
+/* ---- keys ---- */
 
 sat_status sat_problem_key(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, char *key,
                            size_t capacity) {

@@ -2,7 +2,7 @@
 #ifndef SAT_PLAN_H
 #define SAT_PLAN_H
 
-#include "core/status.h"
+#include "base/status.h"
 
 /* By estimate, and only among what takes no memory of the device and prepares nothing. SAT_UNSUPPORTED if that cannot
  * be. Queues nothing and waits for nothing, so it is allowed while a graph is captured. */

@@ -2,6 +2,8 @@
  *
  * A call that is captured into a graph may not make a plan that takes memory, and what it used the graph uses again at
  * any later time: such a plan is from then on the graphs' own, and stays until the context closes. */
+#include "core/pool.h"
+
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +17,7 @@
 enum { PLACES = 64 };
 
 typedef struct place {
-    const sat_pattern *pattern; /* a reference, so its address is not given to another while it stands here */
+    const sat_pattern *pattern; /* a reference, so that no other pattern gets its address meanwhile */
     sat_problem problem;        /* as called, alignment filled in */
     const void *stream;
     uint64_t thread; /* where one handle means another stream in each thread: which one; else 0 */
@@ -57,30 +59,6 @@ void sat_pool_close(sat_pool *pool) {
     free(pool);
 }
 
-static bool same_layout(const sat_layout *x, const sat_layout *y) {
-    return x->row_stride == y->row_stride && x->col_stride == y->col_stride && x->batch_stride == y->batch_stride;
-}
-
-static bool same_heads(const sat_heads *x, const sat_heads *y) {
-    return x->batch_stride == y->batch_stride && x->head_stride == y->head_stride && x->row_stride == y->row_stride;
-}
-
-static bool same_attention(const sat_attention *x, const sat_attention *y) {
-    return x->heads == y->heads && x->kv_heads == y->kv_heads && x->dim == y->dim && x->causal == y->causal &&
-           x->window == y->window && x->lse == y->lse && same_heads(&x->q, &y->q) && same_heads(&x->k, &y->k) &&
-           same_heads(&x->v, &y->v) && same_heads(&x->o, &y->o) && same_heads(&x->dq, &y->dq) &&
-           same_heads(&x->dk, &y->dk) && same_heads(&x->dv, &y->dv) && same_heads(&x->do_, &y->do_);
-}
-
-static bool same_problem(const sat_problem *x, const sat_problem *y) {
-    return x->op == y->op && x->transpose == y->transpose && x->m == y->m && x->n == y->n && x->k == y->k &&
-           x->batch == y->batch && x->a_dtype == y->a_dtype && x->b_dtype == y->b_dtype && x->c_dtype == y->c_dtype &&
-           x->compute_dtype == y->compute_dtype && same_layout(&x->a, &y->a) && same_layout(&x->b, &y->b) &&
-           same_layout(&x->c, &y->c) && x->a_align == y->a_align && x->b_align == y->b_align &&
-           x->c_align == y->c_align && x->alpha == y->alpha && x->beta == y->beta && x->bias == y->bias &&
-           x->activation == y->activation && x->flags == y->flags && same_attention(&x->attention, &y->attention);
-}
-
 static uint32_t alignment_of(const void *pointer, uint32_t most) {
     uintptr_t p = (uintptr_t)pointer | most;
     return (uint32_t)(p & (~p + 1));
@@ -99,7 +77,7 @@ static place *borrow(sat_pool *pool, const place *call, bool capture) {
         place *p = &pool->places[i];
         if (p->pattern != call->pattern || p->busy || !p->plan) continue;
         if (p->stream != call->stream || p->thread != call->thread || p->threads != call->threads) continue;
-        if (!same_problem(&p->problem, &call->problem)) continue;
+        if (!sat_problem_same(&p->problem, &call->problem)) continue;
         bool stale = p->wrong_then != call->wrong_then || (!p->settled && p->tuned_then != call->tuned_then);
         if (!capture && !p->captured && stale) {
             empty(p); /* something was found wrong, or finished in the background, since: ask again */
@@ -137,7 +115,7 @@ static sat_status check_alignment(const sat_problem *p, void *const *operands) {
     for (int i = 0; op->aligns[i]; i++) {
         if (op->aligns[i] == '-') continue;
         size_t size = sat_dtype_size(types[op->aligns[i] - 'a']);
-        if ((uintptr_t)operands[i] % size)
+        if (size && (uintptr_t)operands[i] % size) /* 0: a dtype that is refused later */
             return sat_fail(SAT_MISALIGNED, "%s is %p; expected a multiple of %zu bytes", op->names[i], operands[i],
                             size);
     }
@@ -187,8 +165,8 @@ static uint64_t thread_of(const sat_context *ctx, const void *stream) {
     return mine;
 }
 
-static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, sat_operation op,
-                       void *const *operands, void *stream) {
+sat_status sat_pool_call(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, sat_operation op,
+                         void *const *operands, void *stream) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
@@ -197,13 +175,12 @@ static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_p
     SAT_TRY(sat_struct_in(&made.problem, sizeof made.problem, problem, SAT_PROBLEM_LEAST, "sat_problem"));
     if (made.problem.op != op)
         return sat_fail(SAT_BAD_ENUM, "problem: op is %d; this call does %d", (int)made.problem.op, (int)op);
-    if (op == SAT_ATTENTION) made.problem.attention.lse = operands[4] != NULL;
+    const sat_op *found = sat_op_find(op);
+    if (found->called) found->called(&made.problem, operands);
     /* Another call may bring other values, and nobody could say when they change. */
     made.problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
     SAT_TRY(check_alignment(&made.problem, operands));
-    /* On CUDA up to 128 bytes, which variants ask for. On the CPU none of ours asks, and beyond what every allocator
-     * gives a pointer's alignment is chance: each would be another key, and another race. */
-    uint32_t most = ctx->backend->kind == SAT_CPU ? 16 : 128;
+    uint32_t most = ctx->backend->call_alignment;
     made.problem.a_align = common_alignment(&made.problem, operands, 'a', most);
     made.problem.b_align = common_alignment(&made.problem, operands, 'b', most);
     made.problem.c_align = common_alignment(&made.problem, operands, 'c', most);
@@ -219,37 +196,4 @@ static sat_status call(sat_context *ctx, const sat_pattern *pattern, const sat_p
     p->busy = false;
     pthread_mutex_unlock(&ctx->pool->lock);
     return status;
-}
-
-sat_status sat_bsr_matmul(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, const void *values,
-                          const void *b, void *c, const void *bias, void *stream) {
-    void *operands[] = {(void *)(uintptr_t)values, (void *)(uintptr_t)b, c, (void *)(uintptr_t)bias};
-    return call(ctx, pattern, problem, SAT_MATMUL, operands, stream);
-}
-
-sat_status sat_bsr_sampled_matmul(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
-                                  const void *x, const void *y, void *values, void *stream) {
-    void *operands[] = {(void *)(uintptr_t)x, (void *)(uintptr_t)y, values};
-    return call(ctx, pattern, problem, SAT_SAMPLED, operands, stream);
-}
-
-sat_status sat_attention_forward(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
-                                 const void *q, const void *k, const void *v, void *o, float *lse, void *stream) {
-    void *operands[] = {(void *)(uintptr_t)q, (void *)(uintptr_t)k, (void *)(uintptr_t)v, o, lse};
-    return call(ctx, pattern, problem, SAT_ATTENTION, operands, stream);
-}
-
-sat_status sat_attention_backward(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
-                                  const void *q, const void *k, const void *v, const void *o, const float *lse,
-                                  const void *d_o, void *dq, void *dk, void *dv, void *stream) {
-    void *operands[] = {(void *)(uintptr_t)q,
-                        (void *)(uintptr_t)k,
-                        (void *)(uintptr_t)v,
-                        (void *)(uintptr_t)o,
-                        (void *)(uintptr_t)lse,
-                        (void *)(uintptr_t)d_o,
-                        dq,
-                        dk,
-                        dv};
-    return call(ctx, pattern, problem, SAT_ATTENTION_BACKWARD, operands, stream);
 }

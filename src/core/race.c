@@ -12,16 +12,37 @@ struct sat_race {
     sat_race_info info;
 };
 
-static bool won(const sat_result *r) { return r->verdict == SAT_VERDICT_OK && r->may_win; }
+static bool won(const sat_record *r) { return r->verdict == SAT_VERDICT_OK && r->may_win; }
+
+/* A record as the public header shows it. */
+static sat_result as_result(const sat_record *r) {
+    sat_result x = {SAT_SIZED(sat_result), .verdict = r->verdict, .seconds = r->seconds, .spread = r->spread};
+    memcpy(x.variant, r->variant, sizeof x.variant);
+    memcpy(x.revision, r->revision, sizeof x.revision);
+    memcpy(x.message, r->message, sizeof x.message);
+    x.error = r->error, x.runs = r->runs, x.least_seconds = r->least_seconds, x.may_win = r->may_win;
+    x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
+    x.workspace_bytes = (size_t)r->workspace_bytes;
+    return x;
+}
+
+static sat_status show(sat_race *race, const sat_record *records, size_t count) {
+    race->results = malloc((count + 1) * sizeof *race->results);
+    if (!race->results) return sat_fail(SAT_OUT_OF_MEMORY, "%zu results", count);
+    for (size_t i = 0; i < count; i++) race->results[i] = as_result(&records[i]);
+    race->count = count;
+    return SAT_OK;
+}
 
 /* All results of the race that `one` is of, in order. */
-static sat_result *results_of(const sat_question *q, const sat_entry *entry, const sat_record *one, size_t *count) {
-    sat_result *results = malloc(entry->count * sizeof *results);
+static sat_record *results_of(const sat_question *q, const sat_entry *entry, const sat_record *one, size_t *count) {
+    sat_record *results = malloc(entry->count * sizeof *results);
     *count = 0;
     for (size_t i = 0; results && i < entry->count; i++) {
         const sat_record *r = &entry->records[i];
         if (r->kind != SAT_RECORD_RACED || strcmp(r->race, one->race) != 0) continue;
-        results[(*count)++] = sat_choose_result(entry, &q->ctx->registry, q->problem.flags, r);
+        results[*count] = *r;
+        results[(*count)++].may_win = sat_choose_may_win(entry, &q->ctx->registry, q->problem.flags, r);
     }
     if (results) sat_choose_sort(results, *count, &q->ctx->registry);
     return results;
@@ -31,23 +52,25 @@ static sat_result *results_of(const sat_question *q, const sat_entry *entry, con
  */
 static void read_back(const sat_question *q, const sat_entry *entry, sat_race *race) {
     const sat_variant *all[SAT_MAX_VARIANTS];
-    size_t fit = sat_answer_candidates(q, NULL, all);
+    size_t fit = sat_question_candidates(q, NULL, all);
     for (size_t i = 0; i < fit; i++)
         if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_knows(entry, all[i])) return;
     for (const sat_record *r = sat_choose_race(entry, NULL); r; r = sat_choose_race(entry, r)) {
-        race->results = results_of(q, entry, r, &race->count);
+        size_t count;
+        sat_record *results = results_of(q, entry, r, &count);
         race->info.busy = r->busy;
-        if (!race->results || won(&race->results[0])) return;
-        free(race->results);
-        race->results = NULL, race->count = 0;
+        bool known = results && won(&results[0]);
+        if (known) (void)show(race, results, count); /* without memory it is raced again */
+        free(results);
+        if (!results || known) return;
     }
 }
 
 /* Takes the results from the cache, where it has them all and they need not be measured again. `reload`: another
- * process may have written since; `again` tells whether they had to be measured again before. */
+ * process may have written since; `again`: did they have to be measured again before? */
 static sat_status look_up(const sat_question *q, bool reload, bool *again, sat_race *race) {
     sat_entry entry = {0};
-    sat_status status = sat_memo_get(q->ctx->memo, q->key, reload, &entry);
+    sat_status status = sat_cache_find(q->ctx->cache, q->key, reload, &entry);
     if (reload) *again = *again && sat_choose_provisional(&entry, (int64_t)time(NULL));
     else *again = *again && status == SAT_OK && sat_answer_again(q, &entry);
     if (status == SAT_OK && entry.count && !*again) read_back(q, &entry, race);
@@ -68,7 +91,8 @@ static sat_status race_now(const sat_question *q, const sat_race_options *o, boo
     if (!race->results) status = sat_answer_race(q, &how, &outcome);
     sat_cache_tuning_unlock(q->ctx->cache);
     if (race->results) return SAT_OK;
-    race->results = outcome.results, race->count = outcome.count;
+    if (status == SAT_OK) status = show(race, outcome.results, outcome.count);
+    free(outcome.results);
     race->info.seconds = outcome.seconds, race->info.peak_bytes = outcome.peak_bytes;
     race->info.busy = outcome.busy;
     return status;
@@ -109,7 +133,7 @@ const sat_result *sat_race_at(const sat_race *race, size_t i) {
 
 const sat_result *sat_race_best(const sat_race *race) {
     const sat_result *first = sat_race_at(race, 0);
-    return first && won(first) ? first : NULL;
+    return first && first->verdict == SAT_VERDICT_OK && first->may_win ? first : NULL;
 }
 
 sat_status sat_race_get_info(const sat_race *race, sat_race_info *info) {

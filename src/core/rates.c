@@ -2,6 +2,9 @@
 #include "core/rates.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+#include "cache/cache_rates.h"
 
 /* From now on the context's device has these rates. Whoever reads the device meanwhile sees it before or after. */
 static sat_status take_on(sat_context *ctx, const sat_rates *rates) {
@@ -10,7 +13,7 @@ static sat_status take_on(sat_context *ctx, const sat_rates *rates) {
     now->device = ctx->device;
     now->device.measured = true;
     now->device.memory_rate = rates->memory, now->device.l2_rate = rates->l2, now->device.tf32_rate = rates->tf32;
-    for (int t = SAT_F32; t <= SAT_BF16; t++) now->device.flop_rate[t] = rates->flop[t];
+    memcpy(now->device.flop_rate, rates->flop, sizeof rates->flop);
     now->before = atomic_load(&ctx->rated);
     while (!atomic_compare_exchange_weak(&ctx->rated, &now->before, now)) continue;
     return SAT_OK;
@@ -39,7 +42,7 @@ static sat_status measure(sat_context *ctx) {
     sat_rates rates = {0};
     sat_status status = ctx->backend->measure(&ctx->device, scratch, bytes, &rates);
     sat_free(ctx, scratch);
-    if (status == SAT_OK && !sat_rates_plausible(&rates)) status = sat_fail(SAT_DEVICE_ERROR, "rates that cannot be");
+    if (status == SAT_OK && !sat_rates_plausible(&rates)) status = sat_fail(SAT_DEVICE_ERROR, "implausible rates");
     if (status == SAT_OK) status = take_on(ctx, &rates);
     bool keep = ctx->options.effort != SAT_EFFORT_OFF;
     if (status == SAT_OK && keep && sat_cache_keep_rates(ctx->cache, &rates) != SAT_OK)

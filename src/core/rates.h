@@ -17,15 +17,4 @@ void sat_rates_close(sat_context *ctx);
  * nothing and the effort allows tuning. Gives `device` the rates that there are then. */
 void sat_rates_before_race(sat_context *ctx, sat_device *device);
 
-/* The file (cache_rates.c). Load looks through the layers; a file that is damaged, of a later version or of another
- * device is none. Keep fails with SAT_IO where the disk refuses, SAT_UNSUPPORTED where a later version's file is. */
-bool sat_cache_load_rates(sat_cache *cache, sat_rates *rates);
-sat_status sat_cache_keep_rates(sat_cache *cache, const sat_rates *rates);
-bool sat_rates_plausible(const sat_rates *rates); /* all there, and no number that cannot be */
-/* Its text. Parse gives SAT_NOT_FOUND for another device's or another way of measuring, SAT_BAD_FORMAT, or
- * SAT_UNSUPPORTED for a later version's. */
-struct sat_text; /* cache_file.h */
-void sat_rates_format(struct sat_text *out, const char *identity, const sat_rates *rates);
-sat_status sat_rates_parse(const char *text, size_t length, const char *identity, sat_rates *rates);
-
 #endif

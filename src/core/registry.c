@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "variant.h"
 
 typedef struct line {
@@ -83,10 +84,7 @@ const sat_variant *sat_registry_find(const sat_registry *r, const char *name) {
 /* Names and revisions go into the cache's lines, so they are held to plain words. */
 static bool plain_text(const char *s, size_t limit) {
     size_t n = strlen(s);
-    if (n == 0 || n >= limit) return false;
-    for (; *s; s++)
-        if (*s < 0x20 || *s > 0x7e || *s == ',') return false;
-    return true;
+    return n > 0 && n < limit && sat_printable(s, n) && !strchr(s, ',');
 }
 
 sat_status sat_registry_add(sat_registry *r, const sat_variant *v) {

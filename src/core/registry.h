@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "core/status.h"
+#include "base/status.h"
 
 enum { SAT_MAX_VARIANTS = 1024 };
 

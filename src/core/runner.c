@@ -62,9 +62,9 @@ sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v
     }
     double start = sat_now();
     if (!may_share(v, p)) scratch = NULL;
-    if (scratch) limit += scratch->bytes;
+    if (scratch && limit != SAT_USUAL_LIMIT) limit += scratch->bytes;
     r->workspace_bytes = v->workspace ? v->workspace(v, p, a, d) : 0;
-    if (r->workspace_bytes > limit)
+    if (!sat_within_limit(ctx, r->workspace_bytes, &limit))
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes; the limit leaves %zu", v->name,
                         r->workspace_bytes, limit);
     if (r->workspace_bytes > 0) SAT_TRY(take_workspace(r, scratch));
@@ -99,7 +99,7 @@ static sat_launch make_launch(const sat_runner *r, void *const *operands, void *
                         .threads = threads < r->device.threads ? threads : r->device.threads};
 }
 
-sat_status sat_runner_scribble(sat_runner *r, int byte) {
+sat_status sat_runner_spoil_workspace(sat_runner *r, int byte) {
     if (r->workspace_bytes == 0 || !may_share(r->variant, &r->problem)) return SAT_OK;
     return r->ctx->backend->set(&r->device, workspace_of(r), byte, r->workspace_bytes);
 }

@@ -28,14 +28,14 @@ typedef struct sat_runner {
 /* Does this variant take this call? Backend, operation, determinism and its own `supports`. */
 bool sat_variant_fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
 
-/* `limit`: most bytes of workspace that it may take; SAT_OUT_OF_MEMORY beyond. `scratch` may be NULL. The struct may
- * not move afterwards. */
+/* `limit`: most bytes of workspace that it may take, or SAT_USUAL_LIMIT; SAT_OUT_OF_MEMORY beyond. `scratch` may be
+ * NULL. The struct may not move afterwards. */
 sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v, const sat_problem *p,
                            const sat_pattern_view *a, const sat_device *d, size_t limit, sat_scratch *scratch);
 void sat_runner_close(sat_runner *r); /* accepts a zeroed or failed one */
 sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream);
 /* Garbage into a workspace that holds nothing from one launch to the next. */
-sat_status sat_runner_scribble(sat_runner *r, int byte);
+sat_status sat_runner_spoil_workspace(sat_runner *r, int byte);
 sat_status sat_runner_refresh(sat_runner *r, const void *values, void *stream);
 
 #endif

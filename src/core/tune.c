@@ -1,6 +1,6 @@
 /* A race. Every candidate's structure is checked first, then all that may still win are timed in turns and their
- * precision is checked. The winner goes through everything else, on operands that have changed since; where it fails,
- * the next one has its turn. */
+ * precision is checked. The winner is then checked under every other change (confirm.h); where it fails, the next
+ * fastest is checked. */
 #include "core/tune.h"
 
 #include <math.h>
@@ -11,13 +11,13 @@
 #include "core/confirm.h"
 #include "core/noise.h"
 #include "core/runner.h"
-#include "core/stage.h"
+#include "core/bench.h"
 
-enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 400, SLOW = 3, HOPELESS = 40 };
-static const double NEXT_TO_NOTHING = 0.02; /* seconds */
+enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 400, SLOW = 3, TOO_SLOW = 40 };
+static const double SHORT_RUN = 0.02; /* seconds: a library runs for comparison, one sample does not decide */
 
 typedef struct candidate {
-    sat_result result;
+    sat_record result;
     sat_runner runner;
     bool open;              /* the runner is */
     bool racing;            /* right so far, and may still be the fastest */
@@ -28,10 +28,10 @@ typedef struct candidate {
 
 typedef struct race {
     const sat_tuning *t;
-    sat_stage stage;
+    sat_bench bench;
     candidate *list;
     size_t count;
-    const candidate *breaker; /* left the device unusable */
+    const candidate *broke_device; /* left the device unusable */
     sat_scratch scratch;
     size_t limit, held, peak; /* held: without the scratch */
     double start;
@@ -48,12 +48,12 @@ static void judge(candidate *c, sat_verdict verdict, const char *message) {
     snprintf(c->result.message, sizeof c->result.message, "%.190s", message);
 }
 
-/* Whatever runs on a device that a candidate has broken fails, and would be blamed for it: nobody does. */
+/* After a candidate has broken the device every run fails. The others are not run, so that none is blamed for it. */
 static void judge_status(race *r, candidate *c, sat_status status) {
     char message[192];
     snprintf(message, sizeof message, "%s: %.150s", sat_status_name(status), sat_last_error());
     judge(c, status == SAT_OUT_OF_MEMORY ? SAT_VERDICT_MEMORY : SAT_VERDICT_ERROR, message);
-    if (r->t->ctx->backend->broken(r->t->device)) r->breaker = c; /* it also waits for what was queued */
+    if (r->t->ctx->backend->broken(r->t->device)) r->broke_device = c; /* it also waits for what was queued */
 }
 
 static int by_value(const void *x, const void *y) {
@@ -86,15 +86,15 @@ static void report(race *r, const char *what) {
 }
 
 static bool cancelled(const race *r) { return r->t->cancel && atomic_load(r->t->cancel); }
-static bool over(const race *r) { return r->breaker || cancelled(r); }
+static bool over(const race *r) { return r->broke_device || cancelled(r); }
 
 /* Why a race that is over ended; SAT_OK for one that goes on. */
 static sat_status ending(const race *r) {
-    if (r->breaker)
+    if (r->broke_device)
         return sat_fail(SAT_DEVICE_ERROR,
                         "%s broke the device (%.160s): this process cannot use %s any more; `sparse_autotune race "
                         "--isolate` tries each variant in a process of its own",
-                        r->breaker->result.variant, r->breaker->result.message, r->t->device->name);
+                        r->broke_device->result.variant, r->broke_device->result.message, r->t->device->name);
     return cancelled(r) ? sat_fail(SAT_DEVICE_ERROR, "the race was cancelled") : SAT_OK;
 }
 
@@ -106,10 +106,10 @@ static int by_estimate(const void *x, const void *y) {
     return strcmp(a->result.variant, b->result.variant);
 }
 
-/* Not worth a run. Official libraries are what people know: they run, if only to be shown, where that costs little. */
-static bool hopeless(const candidate *c, double best) {
+/* Estimated too slow to be worth a run. A library still runs, for comparison, where that takes little time. */
+static bool too_slow(const candidate *c, double best) {
     bool library = c->runner.variant->flags & SAT_V_LIBRARY;
-    return c->estimate > HOPELESS * best && !(library && c->estimate <= NEXT_TO_NOTHING);
+    return c->estimate > TOO_SLOW * best && !(library && c->estimate <= SHORT_RUN);
 }
 
 static sat_status gather(race *r) {
@@ -124,8 +124,7 @@ static sat_status gather(race *r) {
         c->runner.variant = v;
         c->estimate = v->estimate(v, t->problem, t->pattern, t->device);
         if (!(c->estimate > 0)) c->estimate = 1e-9;
-        c->result =
-            (sat_result){SAT_SIZED(sat_result), .verdict = SAT_VERDICT_SKIPPED, .estimate_seconds = c->estimate};
+        c->result = (sat_record){.verdict = SAT_VERDICT_SKIPPED, .estimate_seconds = c->estimate};
         snprintf(c->result.variant, sizeof c->result.variant, "%s", v->name);
         snprintf(c->result.revision, sizeof c->result.revision, "%s", v->revision);
         c->result.may_win = sat_choose_allowed(v, t->problem->flags);
@@ -138,7 +137,7 @@ static sat_status gather(race *r) {
         bool reference = c->runner.variant->flags & SAT_V_REFERENCE;
         c->racing = true;
         if (reference && contenders > 0) judge(c, SAT_VERDICT_SKIPPED, "the reference, beside others that fit");
-        else if (!t->exhaustive && hopeless(c, best)) judge(c, SAT_VERDICT_SKIPPED, "estimated too slow to win");
+        else if (!t->exhaustive && too_slow(c, best)) judge(c, SAT_VERDICT_SKIPPED, "estimated too slow to win");
     }
     return SAT_OK;
 }
@@ -162,7 +161,7 @@ static bool open_candidate(race *r, candidate *c) {
     }
     c->open = true;
     c->result.prepare_seconds = c->runner.prepare_seconds;
-    c->result.workspace_bytes = c->runner.workspace_bytes;
+    c->result.workspace_bytes = (int64_t)c->runner.workspace_bytes;
     if (!c->runner.scratch) r->held += c->runner.workspace_bytes;
     if (r->held + r->scratch.bytes > r->peak) r->peak = r->held + r->scratch.bytes;
     return true;
@@ -184,7 +183,7 @@ static sat_status run_call(void *user) {
 static sat_status refresh(race *r, candidate *c, void *stream) {
     const sat_backend *b = r->t->ctx->backend;
     int before = b->enter(&c->runner.device, true);
-    sat_status status = sat_runner_refresh(&c->runner, r->stage.pointer[0], stream);
+    sat_status status = sat_runner_refresh(&c->runner, r->bench.pointer[0], stream);
     b->leave(&c->runner.device, before);
     return status;
 }
@@ -193,10 +192,10 @@ static sat_status refresh(race *r, candidate *c, void *stream) {
 static bool run(race *r, candidate *c, int repeat, double *seconds) {
     sat_context *ctx = r->t->ctx;
     void *stream = ctx->backend->stream(&c->runner.device);
-    call call = {&c->runner, r->stage.pointer, stream};
-    sat_status status = sat_stage_reset(&r->stage);
+    call call = {&c->runner, r->bench.pointer, stream};
+    sat_status status = sat_bench_reset(&r->bench);
     if (status == SAT_OK && !c->runner.refreshed) status = refresh(r, c, stream);
-    if (status == SAT_OK && ctx->options.measure == SAT_MEASURE_COLD) sat_stage_flush(&r->stage);
+    if (status == SAT_OK && ctx->options.measure == SAT_MEASURE_COLD) sat_bench_flush(&r->bench);
     if (status == SAT_OK) status = ctx->backend->time(&c->runner.device, run_call, &call, repeat, seconds);
     if (status == SAT_OK) status = ctx->backend->sync(&c->runner.device, stream);
     if (status != SAT_OK) judge_status(r, c, status);
@@ -204,21 +203,21 @@ static bool run(race *r, candidate *c, int repeat, double *seconds) {
 }
 
 /* Garbage into the workspace. */
-static bool scribble(race *r, candidate *c) {
-    sat_status status = sat_runner_scribble(&c->runner, 0xff);
+static bool spoil_workspace(race *r, candidate *c) {
+    sat_status status = sat_runner_spoil_workspace(&c->runner, 0xff);
     if (status != SAT_OK) judge_status(r, c, status);
     return status == SAT_OK;
 }
 
 static bool check(race *r, candidate *c) {
     sat_finding finding;
-    sat_status status = sat_stage_check(&r->stage, &finding);
+    sat_status status = sat_bench_check(&r->bench, &finding);
     if (status != SAT_OK) {
         judge_status(r, c, status);
         return false;
     }
     if (finding.error > c->result.error) c->result.error = finding.error;
-    if (r->stage.probe == SAT_PROBE_PRECISION)
+    if (r->bench.probe == SAT_PROBE_PRECISION)
         sat_logf(&r->t->ctx->log, SAT_LOG_DEBUG, "%s: errors up to %.3g of what rounding allows, rms %.3g of predicted",
                  c->result.variant, finding.share, finding.rms);
     if (!finding.ok) judge(c, SAT_VERDICT_WRONG, finding.where);
@@ -232,23 +231,23 @@ static uint64_t next_seed(race *r) {
     return r->random >> 7;
 }
 
-/* The operands are new: fixed values that anybody has taken in are not theirs. */
+/* The operands are new: values that a candidate has converted once are stale. */
 static void forget_values(race *r) {
     for (size_t i = 0; i < r->count; i++) r->list[i].runner.refreshed = false;
 }
 
 static sat_status fill(race *r, sat_probe probe, int round) {
     forget_values(r);
-    return sat_stage_fill(&r->stage, probe, round, next_seed(r));
+    return sat_bench_fill(&r->bench, probe, round, next_seed(r));
 }
 
 static sat_status fill_reals(race *r) {
-    bool reals = r->stage.probe == SAT_PROBE_PRECISION && r->stage.round == 0;
+    bool reals = r->bench.probe == SAT_PROBE_PRECISION && r->bench.round == 0;
     return reals ? SAT_OK : fill(r, SAT_PROBE_PRECISION, 0);
 }
 
-/* Whoever is estimated far slower than one who may win, or was seen to be, has run once and that is all; its workspace
- * goes back at once. The first run of a short kernel may be slow by accident, so there only the estimate counts. */
+/* Drops candidates that are far slower, estimated or measured, than one that may win, and frees their workspace. The
+ * first run of a short kernel may be slow by accident, so there only the estimate counts. */
 static void drop_slow(race *r) {
     double fastest = INFINITY, estimate = INFINITY;
     for (size_t i = 0; i < r->count; i++) {
@@ -262,7 +261,7 @@ static void drop_slow(race *r) {
         if (!c->racing || c->result.verdict != SAT_VERDICT_OK || r->t->exhaustive) continue;
         bool thought_slow = c->estimate > SLOW * estimate;
         for (int again = 0; again < 2 && thought_slow && c->first > 1.3 * fastest && c->first < 0.03; again++) {
-            double seconds; /* a first run may have been its library's first */
+            double seconds; /* the first run may have included the start of a library */
             if (run(r, c, 1, &seconds)) c->first = fmin(c->first, seconds);
         }
         bool seen_slow = c->first > SLOW * fastest && c->first > 0.02;
@@ -272,7 +271,7 @@ static void drop_slow(race *r) {
     }
 }
 
-/* Everybody on one set of exact operands, so that nothing but a right structure passes. */
+/* Runs every candidate on one set of exact operands: only a right structure passes. */
 static sat_status verify(race *r) {
     SAT_TRY(fill(r, SAT_PROBE_EXACT, 0));
     for (size_t i = 0; i < r->count && !over(r); i++) {
@@ -284,7 +283,7 @@ static sat_status verify(race *r) {
             close_candidate(r, c);
             continue;
         }
-        if (scribble(r, c) && run(r, c, 1, &c->first) && check(r, c)) c->result.verdict = SAT_VERDICT_OK;
+        if (spoil_workspace(r, c) && run(r, c, 1, &c->first) && check(r, c)) c->result.verdict = SAT_VERDICT_OK;
         if (!c->racing) close_candidate(r, c);
         drop_slow(r);
         r->done++;
@@ -292,7 +291,7 @@ static sat_status verify(race *r) {
     return ending(r);
 }
 
-/* Nobody left who may win: those that were skipped, the reference among them, have their turn after all. */
+/* Where no candidate that may win is left, those that were skipped run after all, the reference among them. */
 static sat_status rescue(race *r) {
     for (size_t i = 0; i < r->count; i++)
         if (r->list[i].racing && r->list[i].result.may_win) return SAT_OK;
@@ -304,8 +303,8 @@ static sat_status rescue(race *r) {
     return verify(r);
 }
 
-/* An estimate orders a race and may not decide it: whoever was skipped beside a candidate that promised more than it
- * then showed runs too. */
+/* An estimate orders a race and does not decide it. Where the fastest was slower than its estimate, candidates
+ * that were skipped because of it run too. */
 static sat_status recall(race *r) {
     double fastest = INFINITY;
     size_t recalled = 0;
@@ -329,7 +328,7 @@ static size_t racing(const race *r) {
     return n;
 }
 
-/* The fastest so far among those that may win; its own rivals are measured against it. */
+/* The fastest time so far among the candidates that may win. */
 static double best_time(race *r) {
     double best = INFINITY;
     for (size_t i = 0; i < r->count; i++) {
@@ -341,13 +340,13 @@ static double best_time(race *r) {
     return best;
 }
 
-/* Whoever cannot win any more is right so far; it stays open, since the winner may yet fail. */
+/* Stops timing candidates that cannot win any more. They stay open, since the winner may yet fail its checks. */
 static void drop_losers(race *r) {
     double best = best_time(r);
     for (size_t i = 0; i < r->count; i++) {
         candidate *c = &r->list[i];
         if (!c->racing || r->t->exhaustive || c->runs < 1) continue;
-        if (c->runs == 1 && c->times[0] < NEXT_TO_NOTHING) continue; /* a short run may be slow by accident */
+        if (c->runs == 1 && c->times[0] < SHORT_RUN) continue; /* a short run may be slow by accident */
         double margin = c->runs < 4 ? 1.5 : c->runs < 10 ? 1.2 : 1.08;
         if (quantile(c, 0) <= margin * best) continue;
         c->racing = false;
@@ -367,7 +366,7 @@ static int repeats(const race *r, const candidate *c) {
     return t >= 2e-3 ? 1 : (int)fmin(1000, ceil(2e-3 / fmax(t, 1e-7)));
 }
 
-/* Is the order of those at the front clear, or at least as clear as it needs to be? */
+/* Are the times of the fastest candidates known well enough to choose among them? */
 static bool settled(race *r) {
     double best = best_time(r), noise = 0, most = 0;
     for (size_t i = 0; i < r->count; i++) {
@@ -381,13 +380,13 @@ static bool settled(race *r) {
     return noise + most < 0.005 * best;
 }
 
-/* A run that nobody times: garbage in the workspace, and nothing taken out of the cache. */
+/* A run without timing: garbage in the workspace, no flush of the cache. */
 static bool run_untimed(race *r, candidate *c) {
     const sat_backend *b = r->t->ctx->backend;
     void *stream = b->stream(&c->runner.device);
-    if (!scribble(r, c)) return false;
-    sat_status status = sat_stage_reset(&r->stage);
-    if (status == SAT_OK) status = sat_runner_launch(&c->runner, r->stage.pointer, stream);
+    if (!spoil_workspace(r, c)) return false;
+    sat_status status = sat_bench_reset(&r->bench);
+    if (status == SAT_OK) status = sat_runner_launch(&c->runner, r->bench.pointer, stream);
     if (status == SAT_OK) status = b->sync(&c->runner.device, stream);
     if (status != SAT_OK) judge_status(r, c, status);
     return status == SAT_OK;
@@ -400,7 +399,7 @@ static bool time_one(race *r, candidate *c) {
     int repeat = repeats(r, c);
     bool first = c->runs == 0;
     if (first && repeat > 1 && !(run_untimed(r, c) && check(r, c))) return false;
-    if (first && repeat == 1 && !scribble(r, c)) return false;
+    if (first && repeat == 1 && !spoil_workspace(r, c)) return false;
     if (!run(r, c, repeat, &seconds)) return false;
     c->times[c->runs++] = seconds;
     return !first || repeat > 1 || check(r, c);
@@ -441,7 +440,7 @@ static sat_status measure(race *r) {
 /* ---- after the timing ---- */
 
 static bool digest_outputs(race *r, candidate *c, uint64_t *digest) {
-    const sat_stage *s = &r->stage;
+    const sat_bench *s = &r->bench;
     sat_status status = SAT_OK;
     *digest = 0;
     for (int i = 0; i < s->count && status == SAT_OK; i++) {
@@ -454,8 +453,8 @@ static bool digest_outputs(race *r, candidate *c, uint64_t *digest) {
     return status == SAT_OK;
 }
 
-/* Right on random reals, and the same bits twice from whoever calls itself deterministic; the second time other work
- * takes part of the device, so that what depends on timing shows. */
+/* Checks a candidate on random reals. One that calls itself deterministic must give the same bits twice; the second
+ * time other work takes part of the device, so that a result that depends on timing differs. */
 static bool precise(race *r, candidate *c) {
     const sat_backend *b = r->t->ctx->backend;
     uint64_t first, second;
@@ -467,9 +466,9 @@ static bool precise(race *r, candidate *c) {
     return first == second;
 }
 
-/* Whom the records would choose now: right so far, and not confirmed yet. */
+/* The candidate that would win now. */
 static candidate *leader(race *r) {
-    sat_result *results = malloc((r->count + 1) * sizeof *results);
+    sat_record *results = malloc((r->count + 1) * sizeof *results);
     candidate *found = NULL;
     size_t count = 0;
     for (size_t i = 0; results && i < r->count; i++) {
@@ -484,22 +483,22 @@ static candidate *leader(race *r) {
     return found;
 }
 
-static void try_everything(race *r, candidate *c) {
+static void check_changes(race *r, candidate *c) {
     sat_finding finding = {.ok = true};
     size_t held = r->held + r->scratch.bytes, left = r->limit > held ? r->limit - held : 0;
-    sat_status status = sat_confirm(&r->stage, &c->runner, left, next_seed(r), &finding);
+    sat_status status = sat_confirm(&r->bench, &c->runner, left, next_seed(r), &finding);
     forget_values(r);
-    if (status == SAT_OUT_OF_MEMORY) return; /* what was seen so far has to do */
+    if (status == SAT_OUT_OF_MEMORY) return; /* the checks so far have to suffice */
     if (status != SAT_OK) judge_status(r, c, status);
     else if (!finding.ok) judge(c, SAT_VERDICT_WRONG, finding.where);
 }
 
-/* The winner goes through everything that may change between runs; where it fails the next one has its turn. */
+/* Checks the winner under every change that may come between runs. Where it fails, the next fastest is checked. */
 static sat_status confirm(race *r) {
     for (candidate *c = leader(r); c && !over(r); c = leader(r)) {
         if (!c->open && !open_candidate(r, c)) continue;
         SAT_TRY(fill_reals(r));
-        if (precise(r, c)) try_everything(r, c);
+        if (precise(r, c)) check_changes(r, c);
         if (c->result.verdict == SAT_VERDICT_OK) break;
         close_candidate(r, c);
     }
@@ -509,8 +508,8 @@ static sat_status confirm(race *r) {
 static sat_status open_race(race *r, const sat_tuning *t) {
     *r = (race){.t = t, .start = sat_now(), .limit = sat_memory_limit(t->ctx)};
     r->random = (uint64_t)(uintptr_t)r ^ (uint64_t)(r->start * 1e9);
-    SAT_TRY(sat_stage_open(&r->stage, t->ctx, t->problem, t->pattern, t->device, r->limit));
-    r->held = r->peak = r->stage.held;
+    SAT_TRY(sat_bench_open(&r->bench, t->ctx, t->problem, t->pattern, t->device, r->limit));
+    r->held = r->peak = r->bench.held;
     SAT_TRY(gather(r));
     r->total = (int)racing(r) + (t->exhaustive ? 100 : 30);
     return SAT_OK;
@@ -520,7 +519,7 @@ static void close_race(race *r) {
     for (size_t i = 0; r->list && i < r->count; i++) close_candidate(r, &r->list[i]);
     free(r->list);
     if (r->scratch.memory) sat_free(r->t->ctx, r->scratch.memory);
-    sat_stage_close(&r->stage);
+    sat_bench_close(&r->bench);
 }
 
 static sat_status collect(race *r, sat_outcome *outcome) {
@@ -529,7 +528,7 @@ static sat_status collect(race *r, sat_outcome *outcome) {
     for (size_t i = 0; i < r->count; i++) {
         candidate *c = &r->list[i];
         summarise(c);
-        if (!r->breaker || r->breaker == c) outcome->results[outcome->count++] = c->result;
+        if (!r->broke_device || r->broke_device == c) outcome->results[outcome->count++] = c->result;
     }
     sat_choose_sort(outcome->results, outcome->count, &r->t->ctx->registry);
     if (outcome->count) outcome->busy = sat_noise_busy(&r->noise, r->t->ctx, r->t->device, &outcome->results[0]);
@@ -550,12 +549,12 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     if (status == SAT_OK) status = confirm(&r);
     if (status == SAT_OK) status = rescue(&r);
     if (status == SAT_OK) status = collect(&r, outcome);
-    else if (r.breaker) (void)collect(&r, outcome);
+    else if (r.broke_device) (void)collect(&r, outcome);
     sat_logf(&t->ctx->log, SAT_LOG_DEBUG, "timed in %.3g s, preempted %lld times%s", r.noise.seconds,
              (long long)r.noise.preempted, outcome->busy ? ": the machine was busy" : "");
     close_race(&r);
     for (size_t i = 0; i < outcome->count; i++) {
-        const sat_result *x = &outcome->results[i];
+        const sat_record *x = &outcome->results[i];
         if (x->verdict == SAT_VERDICT_WRONG)
             sat_logf(&t->ctx->log, SAT_LOG_WARN, "%s gave a wrong result and can not win: %s", x->variant, x->message);
         sat_logf(&t->ctx->log, SAT_LOG_DEBUG, "%s: %s, %.3g s over %d runs", x->variant, sat_verdict_name(x->verdict),
@@ -564,10 +563,10 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     return status;
 }
 
-sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_result *result) {
+sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_record *result) {
     race r;
     sat_tuning one = *t;
-    *result = (sat_result){0};
+    *result = (sat_record){0};
     one.candidates = &v, one.count = 1, one.exhaustive = true;
     sat_status status = open_race(&r, &one);
     if (status == SAT_OK) {
@@ -575,7 +574,7 @@ sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_result
         status = verify(&r);
         if (status == SAT_OK && r.list[0].open) status = confirm(&r);
     }
-    if (status == SAT_OK || r.breaker) *result = r.list[0].result;
+    if (status == SAT_OK || r.broke_device) *result = r.list[0].result;
     close_race(&r);
     return status;
 }

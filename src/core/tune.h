@@ -20,7 +20,7 @@ typedef struct sat_tuning {
 } sat_tuning;
 
 typedef struct sat_outcome {
-    sat_result *results; /* as sat_choose_sort orders them; free() */
+    sat_record *results; /* as sat_choose_sort orders them, without what a cache adds; free() */
     size_t count;
     double seconds;
     size_t peak_bytes;
@@ -31,6 +31,6 @@ typedef struct sat_outcome {
  * candidate leaves the device unusable, the race ends and fails, and that candidate is its one result. */
 sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome);
 /* Checks one variant, without timing: the verdict is in *result; 0 where there is none. Fails as a race does. */
-sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_result *result);
+sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_record *result);
 
 #endif

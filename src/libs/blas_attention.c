@@ -125,8 +125,9 @@ static void run_strip(const strip *w) {
     for (int64_t i = 0; i < w->steps;) {
         i = next_run(w, i, &keys);
         sat_matrix k = rows_of(w, 1, &t->k, w->kv, keys.begin), s = scores_from(w, keys.begin);
-        sat_matrix turned = {k.data, 1, k.row_stride};
-        sat_blas_gemm(w->blas, p->a_dtype, w->q->count, keys.end - keys.begin, t->dim, p->alpha, &q, &turned, 0, &s);
+        sat_matrix transposed = {k.data, 1, k.row_stride};
+        sat_blas_gemm(w->blas, p->a_dtype, w->q->count, keys.end - keys.begin, t->dim, p->alpha, &q, &transposed, 0,
+                      &s);
     }
     for (int64_t i = 0; i < w->q->count; i++) {
         double largest;

@@ -101,8 +101,8 @@ static sat_status dense_launch(const sat_launch *l) {
     sat_status room = sat_room_check(l);
     if (room != SAT_OK) return room;
     if (!keeps(p)) spread(l);
-    bool turned = p->transpose == SAT_TRANSPOSE;
-    sat_matrix a = {l->workspace, turned ? 1 : l->pattern->cols, turned ? l->pattern->cols : 1};
+    bool transposed = p->transpose == SAT_TRANSPOSE;
+    sat_matrix a = {l->workspace, transposed ? 1 : l->pattern->cols, transposed ? l->pattern->cols : 1};
     sat_matrix b = b_of(l), c = c_of(l);
     sat_tiles tiles = sat_blas_tiles(p->m, p->n);
 #pragma omp parallel num_threads(l->threads)

@@ -29,10 +29,17 @@ bool sat_handles_give(sat_handles *h, void *handle, int device); /* false: enoug
 /* ---- problems ---- */
 
 static inline cudaDataType sat_libs_type(sat_dtype t) {
-    return t == SAT_F64 ? CUDA_R_64F : t == SAT_F32 ? CUDA_R_32F : t == SAT_F16 ? CUDA_R_16F : CUDA_R_16BF;
+    switch (t) {
+#define SAT_DTYPE(id, name, stored, on_device, library, compute, bits, unit, tiny)                                     \
+    case id:                                                                                                           \
+        return library;
+#include "base/dtypes.def"
+#undef SAT_DTYPE
+    }
+    SAT_NO_SUCH_DTYPE();
 }
 
-static inline bool sat_libs_narrow(sat_dtype t) { return t == SAT_F16 || t == SAT_BF16; }
+static inline bool sat_libs_narrow(sat_dtype t) { return sat_dtype_compute(t) != t; }
 
 /* Something is left to do after alpha*op(A)*B + beta*C. */
 static inline bool sat_libs_epilogue(const sat_problem *p) {

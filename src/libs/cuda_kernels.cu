@@ -174,7 +174,7 @@ cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f) {
     case SAT_F64: finish<double, double><<<grid, 256, 0, s>>>(x); break;
     case SAT_F32: finish<float, float><<<grid, 256, 0, s>>>(x); break;
     case SAT_F16: finish<__half, float><<<grid, 256, 0, s>>>(x); break;
-    default: finish<__nv_bfloat16, float><<<grid, 256, 0, s>>>(x); break;
+    case SAT_BF16: finish<__nv_bfloat16, float><<<grid, 256, 0, s>>>(x); break;
     }
     return cudaGetLastError();
 }
@@ -220,7 +220,7 @@ cudaError_t sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t,
         if (wide) pick<__half, float, float><<<grid, 256, 0, s>>>(x);
         else pick<__half, __half, float><<<grid, 256, 0, s>>>(x);
         break;
-    default:
+    case SAT_BF16:
         if (wide) pick<__nv_bfloat16, float, float><<<grid, 256, 0, s>>>(x);
         else pick<__nv_bfloat16, __nv_bfloat16, float><<<grid, 256, 0, s>>>(x);
     }

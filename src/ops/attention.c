@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "base/hash.h"
 #include "ops/attention_check.h"
 
 extern const sat_checker sat_attention_check, sat_attention_backward_check;
@@ -269,12 +270,12 @@ static void spell_strides(const sat_problem *p, char *to, size_t size) {
     const sat_heads *const list[] = {&t->q, &t->k, &t->v, &t->o, &t->do_, &t->dq, &t->dk, &t->dv};
     static const char *const names[] = {"q", "k", "v", "o", "do", "dq", "dk", "dv"};
     static const bool of_keys[] = {false, true, true, false, false, false, true, true};
-    uint64_t all = 0xcbf29ce484222325u;
+    uint64_t all = SAT_HASH_START;
     size_t at = 0;
     to[0] = 0;
     for (int i = 0; i < (p->op == SAT_ATTENTION ? 4 : 8); i++) {
         const int64_t x[] = {list[i]->batch_stride, list[i]->head_stride, list[i]->row_stride};
-        for (int j = 0; j < 3; j++) all = (all ^ (uint64_t)x[j]) * 0x100000001b3u;
+        for (int j = 0; j < 3; j++) all = sat_hash_number(all, (uint64_t)x[j]);
         if (gapless(p, list[i], of_keys[i]) || at >= size) continue;
         at += (size_t)snprintf(to + at, size - at, " %s_at=%lld,%lld,%lld", names[i], (long long)x[0], (long long)x[1],
                                (long long)x[2]);
@@ -282,8 +283,11 @@ static void spell_strides(const sat_problem *p, char *to, size_t size) {
     if (at >= size) snprintf(to, size, " strides=%016llx", (unsigned long long)all);
 }
 
-static void words(const sat_problem *p, const sat_pattern_view *a, bool exact, char *to, size_t size) {
+static void spell(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words) {
     const sat_attention *t = &p->attention;
+    char *to = words->more;
+    size_t size = sizeof words->more;
+    sat_spell_common(p, a, words);
     sat_mask k = sat_mask_of(p, a);
     int at =
         snprintf(to, size, " heads=%lld kv_heads=%lld dim=%lld%s window=%lld%s masks=%lld sequences=%lld",
@@ -309,6 +313,11 @@ static sat_problem forward_of(const sat_problem *p) {
     return q;
 }
 
+/* LSE is written where there is a place for it. */
+static void called(sat_problem *p, void *const *operands) { p->attention.lse = operands[4] != NULL; }
+
+static bool always(const sat_problem *p) { return (void)p, true; }
+
 const sat_op sat_op_attention = {
     .id = SAT_ATTENTION,
     .name = "attention",
@@ -319,7 +328,8 @@ const sat_op sat_op_attention = {
     .operands = operands,
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
-    .words = words,
+    .spell = spell,
+    .called = called,
     .plain = plain,
     .exact = exact,
     .host_checker = &sat_attention_check,
@@ -334,15 +344,15 @@ const sat_op sat_op_attention_backward = {
     .output = 6,
     .names = (const char *const[]){"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", NULL},
     .aligns = "aaaa-accc",
-    .by_columns = true,
     .normalise = normalise,
     .operands = operands,
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
-    .words = words,
+    .spell = spell,
     .plain = plain,
     .exact = exact,
     .inputs = forward_of,
+    .needs_columns = always,
     .host_checker = &sat_attention_backward_check,
     .winner = backward_rounds,
     .other_scale = &other_scale,

@@ -144,7 +144,7 @@ static inline sat_uniform sat_uniform_of(const sat_trial *t, bool on_device) {
     return u;
 }
 
-/* Lines of queries (or keys) in chunks that lie within one block row (or column). */
+/* Lines of queries (or keys) in chunks that stay within one block row (or column). */
 SAT_BOTH static inline int64_t sat_uniform_chunks(int64_t rows, int64_t block) {
     return (rows + block - 1) / block * ((sat_min(block, rows) + SAT_CHUNK - 1) / SAT_CHUNK);
 }

@@ -4,12 +4,7 @@
 /* ---- exact operands ---- */
 
 double sat_exact_widest(const sat_problem *p) {
-    switch (p->a_dtype) {
-    case SAT_F64: return 0x1p26 - 1;                          /* 26 bits: f32 has 24 */
-    case SAT_F32: return sat_rounds_to_tf32(p) ? 2047 : 4095; /* 12 bits: TF32 has 11 */
-    case SAT_F16: return 2047;                                /* 11 bits: bf16 has 8 */
-    default: return 255;
-    }
+    return sat_rounds_to_tf32(p) ? 2047 : sat_dtype_widest(p->a_dtype); /* TF32 has 11 bits */
 }
 
 /* Eight standard deviations of a sum stay below this: a quarter, at most, of what the compute type holds exactly with
@@ -74,18 +69,12 @@ bool sat_specials_show(const sat_problem *p, const sat_operand *inputs, int coun
 
 void sat_load_row(double *to, sat_dtype t, const void *from, int64_t start, int64_t stride, int64_t count) {
     switch (t) {
-    case SAT_F64:
-        for (int64_t i = 0; i < count; i++) to[i] = ((const double *)from)[start + i * stride];
+#define SAT_DTYPE(id, name, stored, on_device, library, compute, bits, unit, tiny)                                     \
+    case id:                                                                                                           \
+        for (int64_t i = 0; i < count; i++) to[i] = sat_##name##_read(((const stored *)from)[start + i * stride]);     \
         break;
-    case SAT_F32:
-        for (int64_t i = 0; i < count; i++) to[i] = (double)((const float *)from)[start + i * stride];
-        break;
-    case SAT_F16:
-        for (int64_t i = 0; i < count; i++) to[i] = (double)sat_from_f16(((const uint16_t *)from)[start + i * stride]);
-        break;
-    case SAT_BF16:
-        for (int64_t i = 0; i < count; i++) to[i] = (double)sat_from_bf16(((const uint16_t *)from)[start + i * stride]);
-        break;
+#include "base/dtypes.def"
+#undef SAT_DTYPE
     }
 }
 

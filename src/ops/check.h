@@ -15,38 +15,6 @@
 #include "ops/op.h"
 #include "variant.h"
 
-/* ---- units of a dtype ---- */
-
-/* Half the distance between neighbours, relative: what one rounding may lose. */
-SAT_BOTH static inline double sat_unit(sat_dtype t) {
-    switch (t) {
-    case SAT_F64: return 0x1p-53;
-    case SAT_F32: return 0x1p-24;
-    case SAT_F16: return 0x1p-11;
-    default: return 0x1p-8;
-    }
-}
-
-/* Absolute: below the smallest normal number rounding is no longer relative. */
-SAT_BOTH static inline double sat_tiny(sat_dtype t) {
-    switch (t) {
-    case SAT_F64: return 0x1p-1074;
-    case SAT_F32: return 0x1p-126; /* a unit that flushes subnormals to zero is still right */
-    case SAT_F16: return 0x1p-25;
-    default: return 0x1p-126;
-    }
-}
-
-/* x rounded once to a dtype: nearest, ties to even. x is a float where the dtype has 16 bits. */
-SAT_BOTH static inline double sat_rounded(sat_dtype t, double x) {
-    switch (t) {
-    case SAT_F64: return x;
-    case SAT_F32: return (double)(float)x;
-    case SAT_F16: return (double)sat_from_f16(sat_to_f16((float)x));
-    default: return (double)sat_from_bf16(sat_to_bf16((float)x));
-    }
-}
-
 /* Does this problem let f32 inputs be rounded to TF32? */
 SAT_BOTH static inline bool sat_rounds_to_tf32(const sat_problem *p) {
     return (p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32;

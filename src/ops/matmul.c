@@ -94,6 +94,8 @@ static int specials(const sat_problem *p, const sat_pattern_view *a, const sat_f
     return count;
 }
 
+static bool needs_columns(const sat_problem *p) { return p->transpose == SAT_TRANSPOSE; }
+
 const sat_op sat_op_matmul = {
     .id = SAT_MATMUL,
     .name = "matmul",
@@ -104,6 +106,8 @@ const sat_op sat_op_matmul = {
     .operands = operands,
     .flops = sat_flops,
     .bytes = sat_bytes,
+    .spell = sat_spell_product,
+    .needs_columns = needs_columns,
     .sums = sums,
     .exact = exact,
     .specials = specials,

@@ -2,6 +2,7 @@
 #include "ops/op.h"
 
 #include <math.h>
+#include <stdio.h>
 
 static const sat_op *const operations[] = {&sat_op_matmul, &sat_op_sampled, &sat_op_attention,
                                            &sat_op_attention_backward};
@@ -12,26 +13,24 @@ const sat_op *sat_op_find(sat_operation id) {
     return NULL;
 }
 
-static bool known(sat_dtype t) { return t == SAT_F32 || t == SAT_F64 || t == SAT_F16 || t == SAT_BF16; }
-
 static sat_status normalise_dtypes(sat_problem *p) {
     if (!p->b_dtype) p->b_dtype = p->a_dtype;
     if (!p->c_dtype) p->c_dtype = p->a_dtype;
-    if (!p->compute_dtype) p->compute_dtype = p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32;
+    if (!p->compute_dtype && sat_dtype_known(p->a_dtype)) p->compute_dtype = sat_dtype_compute(p->a_dtype);
     const char *names[] = {"a_dtype", "b_dtype", "c_dtype", "compute_dtype"};
     sat_dtype types[] = {p->a_dtype, p->b_dtype, p->c_dtype, p->compute_dtype};
     for (int i = 0; i < 4; i++)
-        if (!known(types[i]))
+        if (!sat_dtype_known(types[i]))
             return sat_fail(SAT_BAD_ENUM, "%s is %d; expected SAT_F32, SAT_F64, SAT_F16 or SAT_BF16", names[i],
                             (int)types[i]);
-    bool half = p->a_dtype == SAT_F16 || p->a_dtype == SAT_BF16;
+    sat_dtype compute = sat_dtype_compute(p->a_dtype);
     if (p->b_dtype != p->a_dtype)
         return sat_fail(SAT_UNSUPPORTED, "b_dtype is %s beside a_dtype %s; expected the same",
                         sat_dtype_name(p->b_dtype), sat_dtype_name(p->a_dtype));
-    if (p->c_dtype != p->a_dtype && !(half && p->c_dtype == SAT_F32))
-        return sat_fail(SAT_UNSUPPORTED, "c_dtype is %s beside a_dtype %s; expected %s%s", sat_dtype_name(p->c_dtype),
-                        sat_dtype_name(p->a_dtype), sat_dtype_name(p->a_dtype), half ? " or f32" : "");
-    sat_dtype compute = p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32;
+    if (p->c_dtype != p->a_dtype && p->c_dtype != compute)
+        return sat_fail(SAT_UNSUPPORTED, "c_dtype is %s beside a_dtype %s; expected %s%s%s", sat_dtype_name(p->c_dtype),
+                        sat_dtype_name(p->a_dtype), sat_dtype_name(p->a_dtype), compute != p->a_dtype ? " or " : "",
+                        compute != p->a_dtype ? sat_dtype_name(compute) : "");
     if (p->compute_dtype != compute)
         return sat_fail(SAT_UNSUPPORTED, "compute_dtype is %s beside a_dtype %s; expected %s",
                         sat_dtype_name(p->compute_dtype), sat_dtype_name(p->a_dtype), sat_dtype_name(compute));
@@ -149,4 +148,60 @@ sat_status sat_normalise_align(uint32_t *align, sat_dtype t, const char *name) {
         return sat_fail(SAT_MISALIGNED, "%s is %u; expected a power of two, at least the element's %u bytes", name,
                         *align, size);
     return SAT_OK;
+}
+
+/* ---- equal problems ---- */
+
+static bool same_layout(const sat_layout *x, const sat_layout *y) {
+    return x->row_stride == y->row_stride && x->col_stride == y->col_stride && x->batch_stride == y->batch_stride;
+}
+
+static bool same_heads(const sat_heads *x, const sat_heads *y) {
+    return x->batch_stride == y->batch_stride && x->head_stride == y->head_stride && x->row_stride == y->row_stride;
+}
+
+static bool same_attention(const sat_attention *x, const sat_attention *y) {
+    return x->heads == y->heads && x->kv_heads == y->kv_heads && x->dim == y->dim && x->causal == y->causal &&
+           x->window == y->window && x->lse == y->lse && same_heads(&x->q, &y->q) && same_heads(&x->k, &y->k) &&
+           same_heads(&x->v, &y->v) && same_heads(&x->o, &y->o) && same_heads(&x->dq, &y->dq) &&
+           same_heads(&x->dk, &y->dk) && same_heads(&x->dv, &y->dv) && same_heads(&x->do_, &y->do_);
+}
+
+bool sat_problem_same(const sat_problem *x, const sat_problem *y) {
+    return x->op == y->op && x->transpose == y->transpose && x->m == y->m && x->n == y->n && x->k == y->k &&
+           x->batch == y->batch && x->a_dtype == y->a_dtype && x->b_dtype == y->b_dtype && x->c_dtype == y->c_dtype &&
+           x->compute_dtype == y->compute_dtype && same_layout(&x->a, &y->a) && same_layout(&x->b, &y->b) &&
+           same_layout(&x->c, &y->c) && x->a_align == y->a_align && x->b_align == y->b_align &&
+           x->c_align == y->c_align && x->alpha == y->alpha && x->beta == y->beta && x->bias == y->bias &&
+           x->activation == y->activation && x->flags == y->flags && same_attention(&x->attention, &y->attention);
+}
+
+/* ---- keys ---- */
+
+static const char *activation_name(sat_activation a) {
+    switch (a) {
+    case SAT_ACT_NONE: return "none";
+    case SAT_ACT_RELU: return "relu";
+    case SAT_ACT_GELU: return "gelu";
+    case SAT_ACT_SILU: return "silu";
+    }
+    return "?";
+}
+
+void sat_spell_common(const sat_problem *p, const sat_pattern_view *a, sat_words *words) {
+    bool transposed = p->transpose == SAT_TRANSPOSE;
+    *words = (sat_words){.skew = transposed ? a->t_skew : a->skew};
+    snprintf(words->form, sizeof words->form, "t=%d", transposed);
+    snprintf(words->epilogue, sizeof words->epilogue, "bias=%d act=%s", p->bias != SAT_BIAS_NONE,
+             activation_name(p->activation));
+}
+
+void sat_spell_product(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words) {
+    sat_spell_common(p, a, words);
+    if (!exact) return;
+    snprintf(words->more, sizeof words->more,
+             " a_strides=%lld,%lld,%lld b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld", (long long)p->a.row_stride,
+             (long long)p->a.col_stride, (long long)p->a.batch_stride, (long long)p->b.row_stride,
+             (long long)p->b.col_stride, (long long)p->b.batch_stride, (long long)p->c.row_stride,
+             (long long)p->c.col_stride, (long long)p->c.batch_stride);
 }

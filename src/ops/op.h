@@ -2,7 +2,7 @@
 #ifndef SAT_OP_H
 #define SAT_OP_H
 
-#include "core/status.h"
+#include "base/status.h"
 #include "variant.h"
 
 /* One operand of a normalised problem. Element (i, j) of batch item z is base[z*batch + i*row + j*col]; where rows come
@@ -80,7 +80,8 @@ typedef struct sat_checker {
     /* Per run: reads the output only. */
     sat_status (*compare)(const sat_trial *t, const void *expectation, sat_finding *finding);
     void (*free)(void *expectation);
-    /* Exact: are t->sums the sums? A random vector tells, in exact arithmetic modulo 2^64. NULL: there are none. */
+    /* Exact: are t->sums the sums? Tested with a random vector, in exact arithmetic modulo 2^64. NULL: there are none.
+     */
     sat_status (*prove)(const sat_trial *t, uint64_t seed, sat_finding *finding);
 } sat_checker;
 
@@ -91,13 +92,20 @@ typedef struct sat_round {
     const char *words; /* what is different about them, for messages; NULL ends a list */
 } sat_round;
 
+/* An operation's own part of a key, in three places of the line. */
+typedef struct sat_words {
+    char form[8];      /* "t=0" or "t=1": the transposed matrix, or not */
+    char epilogue[32]; /* what follows the sums: "bias=0 act=none" */
+    char more[200];    /* words of its own, each after a space; may be "" */
+    double skew;       /* of the pattern's rows, as the operation goes through them */
+} sat_words;
+
 typedef struct sat_op {
     sat_operation id;
     const char *name;
     int output;               /* which operand is written; where there are several, the first */
     const char *const *names; /* of the operands, as messages call them; NULL at the end */
     const char *aligns;       /* of each operand: 'a', 'b' or 'c', whose alignment it has; '-': its element's size */
-    bool by_columns;          /* variants need the transposed index of the pattern */
     /* Checks a caller's problem against the pattern and fills in every size, stride, dtype and alignment. */
     sat_status (*normalise)(sat_problem *p, const sat_pattern_view *a);
     int (*operands)(const sat_problem *p, const sat_pattern_view *a, sat_operand *out); /* how many */
@@ -109,9 +117,13 @@ typedef struct sat_op {
     /* Exact operands, and those of every round but the first of the other probe; rounds differ in which factor is wide
      * and in their scales. NULL: there is no exact probe. */
     void (*exact)(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills);
-    /* The rest may be NULL. What this operation adds to the key, or to the exact spelling, instead of strides: words,
-     * each after a space. */
-    void (*words)(const sat_problem *p, const sat_pattern_view *a, bool exact, char *to, size_t size);
+    /* What a key, or the exact spelling of a problem, says of the fields that are this operation's own. */
+    void (*spell)(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words);
+    /* The rest may be NULL. Do variants need the transposed index of the pattern? Asked before normalising, too. NULL:
+     * none does. */
+    bool (*needs_columns)(const sat_problem *p);
+    /* What the operands of a call without a plan say of the problem: which optional ones are given. */
+    void (*called)(sat_problem *p, void *const *operands);
     sat_problem (*plain)(const sat_problem *p); /* instead of sat_plain_scalars */
     /* Another problem whose operands are the first ones of this, and whose outputs are inputs here: its run makes those
      * that cannot be made up. */
@@ -131,6 +143,12 @@ extern const sat_op sat_op_matmul, sat_op_sampled, sat_op_attention, sat_op_atte
 
 const sat_op *sat_op_find(sat_operation id); /* NULL if unknown */
 
+/* Do two problems agree in every field, those of all operations included? */
+bool sat_problem_same(const sat_problem *x, const sat_problem *y);
+/* `spell` for what all operations share: everything but `more`; and all of it for a product of matrices. */
+void sat_spell_common(const sat_problem *p, const sat_pattern_view *a, sat_words *words);
+void sat_spell_product(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words);
+
 /* Exact operands for sums of `depth` products. Rounds 0 and 1 differ in which factor is wide; 2 has large numbers, 3
  * tiny ones. */
 enum { SAT_ROUND_LARGE = 2, SAT_ROUND_TINY = 3 };
@@ -140,9 +158,9 @@ void sat_exact_fills(const sat_problem *p, int64_t depth, int round, sat_fill *a
 /* Adds one to the list, +Inf, -Inf and NaN in turn, unless something is planted there already; returns how many there
  * are then. */
 int sat_special_add(sat_special *list, int count, int operand, int64_t row, int64_t col);
-/* The seed of operand i, of those that a stage makes from one. */
+/* The seed of operand i, of those that a trial bench makes from one. */
 static inline uint64_t sat_operand_seed(uint64_t seed, int i) { return seed + (uint64_t)i * 7919; }
-/* May a problem's results be told from its inputs where those are not finite? Not where an activation follows (what it
+/* Are a problem's results known where its inputs are not finite? Not where an activation follows (what it
  * makes of them is not promised), alpha is 0, or an input repeats its elements. */
 bool sat_specials_show(const sat_problem *p, const sat_operand *inputs, int count);
 

@@ -98,6 +98,7 @@ const sat_op sat_op_sampled = {
     .operands = operands,
     .flops = sat_flops,
     .bytes = sat_bytes,
+    .spell = sat_spell_product,
     .sums = sums,
     .exact = exact,
     .specials = specials,

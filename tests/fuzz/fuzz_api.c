@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "core/answer.h"
-#include "core/cache_file.h"
+#include "cache/cache_file.h"
 #include "ops/check.h"
 #include "variant.h"
 

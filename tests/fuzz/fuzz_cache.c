@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/cache_file.h"
-#include "core/rates.h"
+#include "cache/cache_file.h"
+#include "cache/cache_rates.h"
 
 static void demand(bool holds) {
     if (!holds) abort();

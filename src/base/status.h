@@ -1,0 +1,36 @@
+/* Errors and messages: sat_fail (public) records this thread's message; SAT_TRY passes a failure on. */
+#ifndef SAT_STATUS_H
+#define SAT_STATUS_H
+
+#include "base/dtype.h"
+#include "sparse_autotune.h"
+
+#define SAT_TRY(call)                                                                                                  \
+    do {                                                                                                               \
+        sat_status sat_try_status = (call);                                                                            \
+        if (sat_try_status != SAT_OK) return sat_try_status;                                                           \
+    } while (0)
+
+/* Where a module reports what the caller need not handle. Filled from the context's options. */
+typedef struct sat_log {
+    sat_log_fn fn;
+    void *user;
+    sat_log_level level;
+} sat_log;
+
+void sat_logf(const sat_log *log, sat_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* For every struct that begins with its size: copies what both sides know, zeroes the rest. SAT_BAD_STRUCT names
+ * `what` when the size is below `least` (the first version's) or beyond any version. */
+sat_status sat_struct_in(void *to, size_t to_size, const void *from, size_t least, const char *what);
+sat_status sat_struct_out(void *to, const void *from, size_t from_size, size_t least, const char *what);
+
+/* `least` of the structs that have grown since. */
+#define SAT_PROBLEM_LEAST offsetof(sat_problem, attention)
+#define SAT_BSR_LEAST     offsetof(sat_bsr, sequences)
+#define SAT_VIEW_LEAST    offsetof(sat_pattern_view, sequences)
+#define SAT_RACE_LEAST    offsetof(sat_race_info, busy)
+
+const char *sat_verdict_name(sat_verdict v); /* "ok", "wrong", "error", "skipped" */
+
+#endif

@@ -1,0 +1,27 @@
+/* One case of `check`: a random problem, the same for the same seed, variant and number. */
+#ifndef CLI_CHECK_CASE_H
+#define CLI_CHECK_CASE_H
+
+#include "../blocks.h"
+#include "sparse_autotune.h"
+
+/* Where operands lie in memory that ends, on both sides, in pages that nobody may touch. */
+typedef enum place { PLACE_MIDDLE = 0, PLACE_END = 1, PLACE_START = 2 } place;
+
+typedef struct check_case {
+    uint64_t seed; /* of the data */
+    blocks blocks; /* owned */
+    sat_index_type index_type;
+    sat_problem problem; /* every size and stride filled in, but those of block values */
+    place place;
+    bool duplicate;   /* the second run uses a copy of the plan */
+    int64_t poisoned; /* a block row of the dense operand that is NaN: results without it must not notice; -1: none */
+} check_case;
+
+/* `attempt` 0 is wild; later ones are ever tamer and closer to the sizes of the variant's tile, so that a variant that
+ * takes little gets its cases too. `sides`: sizes up to about that, all alike; 0: mostly small ones. */
+bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt, int64_t sides, check_case *c);
+void case_free(check_case *c);
+void case_text(const check_case *c, char *out, size_t capacity);
+
+#endif

@@ -1,0 +1,174 @@
+/* `check --power`: a right kernel with one fault in it. What a fault does is a row of a table (power_faults.c):
+ * functions that bend one step of the kernel each. The kernels (power_product.c, power_attention.c) are plain loops on
+ * the host, in double precision, and know no fault by name. */
+#ifndef CLI_POWER_H
+#define CLI_POWER_H
+
+#include <math.h>
+
+#include "../rng.h"
+#include "check_data.h"
+
+/* Sets of operations and of dtypes. */
+enum {
+    OP_MATMUL = 1 << SAT_MATMUL,
+    OP_SAMPLED = 1 << SAT_SAMPLED,
+    OP_FORWARD = 1 << SAT_ATTENTION,
+    OP_BACKWARD = 1 << SAT_ATTENTION_BACKWARD,
+    OP_PRODUCTS = OP_MATMUL | OP_SAMPLED,
+    OP_ATTENTION = OP_FORWARD | OP_BACKWARD,
+    OP_ALL = OP_PRODUCTS | OP_ATTENTION,
+    T_F32 = 1 << SAT_F32,
+    T_F64 = 1 << SAT_F64,
+    T_F16 = 1 << SAT_F16,
+    T_BF16 = 1 << SAT_BF16,
+    T_WIDE = T_F32 | T_F64,
+    T_SHORT = T_F16 | T_BF16,
+    T_ALL = T_WIDE | T_SHORT
+};
+
+/* What a race's problem needs so that the fault can show. */
+enum {
+    SCENE_SCALARS = 1 << 0, /* alpha -1.5, beta 0.75 */
+    SCENE_BIAS = 1 << 1,    /* a bias for each row */
+    SCENE_RELU = 1 << 2,    /* an activation */
+    SCENE_GELU = 1 << 3,    /* another */
+    SCENE_BATCH = 1 << 4,   /* two items, with a gap between them */
+    SCENE_TRANSPOSE = 1 << 5,
+    SCENE_COLUMNS = 1 << 6, /* the second operand column-major */
+    SCENE_WIDE = 1 << 7,    /* 70 columns instead of 13 */
+    SCENE_TALL = 1 << 8,    /* 4096 rows instead of 29, with fewer blocks in each */
+    SCENE_EMPTY = 1 << 9,   /* block rows without blocks */
+    SCENE_CAUSAL = 1 << 10, /* attention */
+    SCENE_WINDOW = 1 << 11,
+    SCENE_LSE = 1 << 12,
+    SCENE_GROUPS = 1 << 13, /* four heads over two, instead of two over one */
+    SCENE_MASKS = 1 << 14,  /* one mask a head */
+    SCENE_SPARSE = 1 << 16, /* half of the blocks, no block row without any */
+    SCENE_PACKED = 1 << 15  /* two sequences */
+};
+
+typedef struct planted planted;
+typedef struct run run;
+
+/* An element, or one term of its sum. */
+typedef struct spot {
+    const run *r;
+    int which;              /* the operand that it belongs to or adds to */
+    int64_t z, h, i, j;     /* item, head, row and column; attention: in a term query and key, else row and element */
+    int64_t rows, cols;     /* of the output, or of one head's */
+    int64_t part, parts, t; /* the term's place among the row's blocks (attention: key blocks); the stored block */
+    bool here;              /* one element in the middle of the output */
+} spot;
+
+/* How a fault bends the kernel; all may be NULL. */
+typedef struct bend {
+    sat_status (*start)(run *r);             /* before a launch: its problem, operands, or r->wrong */
+    double (*input)(double x);               /* every input, as it is read */
+    bool (*skip)(const spot *s);             /* leaves a term out */
+    double (*sum)(double x);                 /* every sum, after each addition */
+    double (*part)(const spot *s, double x); /* products: the sum after each block */
+    double (*epilogue)(const sat_problem *p, double sum, double before, double bias);
+    double (*element)(const spot *s, double x); /* before it is stored */
+    void (*store)(sat_dtype t, void *to, int64_t at, double x);
+    sat_status (*after)(run *r);                            /* when the output is written */
+    int64_t (*row)(const spot *s);                          /* where a row is stored */
+    int64_t (*column)(const spot *s, int64_t block_column); /* of a stored block */
+    /* Attention. */
+    bool (*keep)(const spot *s, bool kept);
+    int64_t (*kv_head)(const sat_attention *t, int64_t h);
+    double (*score)(double x), (*weight)(double x), (*ds)(double x);
+    double (*delta)(const spot *s, double x);
+    double (*lse)(double largest, double total);
+    bool never_rescales, without_largest;
+    bool skips_zeros;   /* matmul, sampled: 0 times anything is 0 */
+    bool reads_padding; /* matmul: of the last block column, times 0 */
+    bool unwritten;     /* attention: a query that keeps no key is left out; sampled: so is padding */
+    double zero_keys;   /* keys beyond the last that count with a score of 0 */
+    double nothing;     /* what a query that keeps no key gets */
+    int operand;        /* the one that the functions above are about */
+} bend;
+
+typedef struct fault {
+    const char *name;
+    unsigned ops, shows;  /* where it is a fault at all: operations, dtypes */
+    unsigned scene;       /* SCENE_*: the problem of its race */
+    unsigned race, check; /* dtypes in which each is expected to find it */
+    const char *why;      /* it is not found there, or not by both */
+    int64_t to;           /* deepest race that it has; 0: any */
+    int64_t from;         /* depths from which on it shows; 0: all */
+    int64_t deepest[5];   /* by dtype: depth up to which the race is expected to find it; 0: any */
+    bool threads;         /* shows on a CPU with several threads alone */
+    bend how;
+} fault;
+
+extern const fault fault_table[];
+extern const int fault_count;
+
+/* What a plan keeps from run to run. */
+typedef struct plan_state {
+    int64_t runs;
+    const void *first[SAT_MAX_OPERANDS]; /* where the operands of the first run lay */
+    char *kept;                          /* a copy of one of them */
+    const sat_pattern_view *pattern;
+} plan_state;
+
+/* The planted variant: one for each operation and context; all of them share this. */
+struct planted {
+    const fault *fault;
+    sat_dtype dtype;
+    sat_context *context;   /* whose memory functions reach the device */
+    int64_t runs;           /* of all plans */
+    const plan_state *last; /* prepared */
+    double alpha, beta;     /* of the first plan's first run */
+    rng random;
+    char *mirror[CHECK_OPERANDS]; /* the operands in host memory, where the device has its own */
+    size_t mirror_bytes[CHECK_OPERANDS];
+};
+
+/* One launch. */
+struct run {
+    planted *me;
+    const bend *how;
+    const sat_launch *launch;
+    plan_state *state;
+    sat_problem p;             /* as the kernel sees it */
+    const sat_pattern_view *a; /* likewise */
+    sat_pattern_view own;      /* where a fault needs another */
+    operand list[CHECK_OPERANDS];
+    int count;
+    const char *host[CHECK_OPERANDS]; /* the operands where loops can read them; outputs can be written */
+    bool wrong;                       /* every element is to be wrong */
+    bool backwards;                   /* sums run from the end */
+};
+
+/* Registers the variant of one operation. */
+sat_status power_register(sat_context *context, sat_operation op, planted *me);
+/* A fault's turn begins: nothing is left of the one before. */
+void power_begin(planted *me, const fault *f, sat_dtype t);
+void power_free(planted *me);
+
+/* The kernels. False without memory. */
+bool power_matmul(const run *r);
+bool power_sampled(const run *r);
+bool power_attention(const run *r);
+bool power_gradients(const run *r);
+
+/* The parts that kernels share. */
+double *power_load(const run *r, int which, int64_t z, int64_t first, int64_t rows); /* rows x cols, by how->input */
+void power_store(const spot *s, int64_t row, double x);  /* element (row, s->j) of item z of output s->which */
+sat_status power_poke(run *r, char *address, int value); /* a byte of the device's memory; < 0: changes a bit of it */
+sat_status power_peek(run *r, void *to, const void *address, size_t bytes);
+
+/* The pattern and problem of a fault's race. */
+bool power_scene(sat_context *context, const fault *f, sat_operation op, sat_dtype t, int64_t depth,
+                 sat_pattern **pattern, sat_problem *p);
+
+int power_main(int argc, char **argv);
+
+static inline double to_bits(double x, int bits) { /* nearest with so many bits, whatever its exponent */
+    double c = x * ((double)((int64_t)1 << (53 - bits)) + 1);
+    return isfinite(c) ? c - (c - x) : x;
+}
+
+#endif

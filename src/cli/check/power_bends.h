@@ -1,0 +1,295 @@
+/* How the planted faults bend the kernels, one function each. For power_faults.c alone, whose table they fill. */
+#ifndef CLI_POWER_BENDS_H
+#define CLI_POWER_BENDS_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../number.h"
+#include "check_reference.h"
+#include "power.h"
+
+/* ---- start: the problem, the operands, or the whole launch ---- */
+
+static size_t bytes_of(const run *r, int i) { return (size_t)r->list[i].span * number_size(r->list[i].dtype); }
+
+static sat_status keeps_first(run *r) { // the content of an operand
+    int i = r->how->operand;
+    if (!r->state->kept) {
+        r->state->kept = malloc(bytes_of(r, i) + 1);
+        if (!r->state->kept) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a copy");
+        memcpy(r->state->kept, r->host[i], bytes_of(r, i));
+    }
+    r->host[i] = r->state->kept;
+    return SAT_OK;
+}
+
+static sat_status keeps_address(run *r) {
+    int i = r->how->operand;
+    if (r->state->first[i] == r->launch->operands[i] || r->list[i].span == 0) return SAT_OK;
+    if (!r->state->kept) r->state->kept = malloc(bytes_of(r, i) + 1);
+    if (!r->state->kept) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a copy");
+    r->host[i] = r->state->kept;
+    return power_peek(r, r->state->kept, r->state->first[i], bytes_of(r, i));
+}
+
+static sat_status keeps_scalars(run *r) {
+    if (r->me->runs == 0) r->me->alpha = r->p.alpha, r->me->beta = r->p.beta;
+    r->p.alpha = r->me->alpha;
+    if (r->p.beta != 0 && r->me->beta != 0) r->p.beta = r->me->beta;
+    return SAT_OK;
+}
+
+static sat_status alpha_of_minus_1(run *r) { return r->p.alpha = r->p.alpha == -1 ? 1 : r->p.alpha, SAT_OK; }
+static sat_status beta_below_0(run *r) { return r->p.beta = fabs(r->p.beta), SAT_OK; }
+static sat_status one_thread(run *r) { return r->wrong = r->launch->threads == 1, SAT_OK; }
+static sat_status run_256(run *r) { return r->wrong = r->me->runs >= 255, SAT_OK; }
+static sat_status unaligned(run *r) { return r->wrong = (uintptr_t)r->launch->operands[1] % 16 != 0, SAT_OK; }
+static sat_status aligned(run *r) { return r->wrong = (uintptr_t)r->launch->operands[1] % 64 == 0, SAT_OK; }
+static sat_status any_order(run *r) { return r->backwards = rng_next(&r->me->random) & 1, SAT_OK; }
+
+static sat_status clean_workspace(run *r) {
+    uint64_t word = 0;
+    sat_status status = power_peek(r, &word, r->launch->workspace, sizeof word);
+    r->wrong = word != 0;
+    return status;
+}
+
+static sat_status own_workspace(run *r) { // a byte of the last run is expected to be there
+    unsigned char byte = 0;
+    sat_status status = power_peek(r, &byte, r->launch->workspace, 1);
+    r->wrong = r->state->runs > 0 && byte != 0x5c;
+    return status == SAT_OK ? power_poke(r, r->launch->workspace, 0x5c) : status;
+}
+
+static sat_status last_schedule(run *r) { // that of the plan that was prepared last
+    const sat_pattern_view *a = r->me->last ? r->me->last->pattern : r->a;
+    if (a->rows == r->a->rows && a->cols == r->a->cols && a->stored_blocks == r->a->stored_blocks) r->a = a;
+    return SAT_OK;
+}
+
+static sat_status untransposed(run *r) {
+    if (r->a->block_rows == r->a->block_cols) r->p.transpose = SAT_NO_TRANSPOSE;
+    return SAT_OK;
+}
+
+static sat_status short_stride(run *r) { // between items
+    sat_layout *l = &r->list[r->how->operand].layout;
+    if (l->batch_stride > 0) l->batch_stride--;
+    return SAT_OK;
+}
+
+static sat_status first_item(run *r) { return r->list[r->how->operand].layout.batch_stride = 0, SAT_OK; }
+
+static sat_status row_major(run *r) {
+    operand *o = &r->list[1];
+    if (o->layout.row_stride == 1 && o->layout.col_stride >= o->rows)
+        o->layout.row_stride = o->cols, o->layout.col_stride = 1;
+    return SAT_OK;
+}
+
+static sat_status no_scale(run *r) { return r->p.alpha = 1, SAT_OK; }
+static sat_status scale_twice(run *r) { return r->p.alpha *= r->p.alpha, SAT_OK; }
+
+static sat_status no_sequences(run *r) {
+    r->own = *r->a, r->own.sequences = 0, r->a = &r->own;
+    return SAT_OK;
+}
+
+static sat_status first_mask(run *r) { // for all heads
+    r->own = *r->a, r->own.grid_rows = grid_of(r->p.m, r->a->block_rows), r->a = &r->own;
+    return SAT_OK;
+}
+
+/* ---- numbers ---- */
+
+static double as_tf32(double x) { return to_bits(x, 11); }
+static double as_bf16(double x) { return to_bits(x, 8); }
+static double as_f16(double x) { return to_bits(x, 11); }
+static double as_f32(double x) { return (double)(float)x; }
+static sat_status scalars_as_bf16(run *r) {
+    return r->p.alpha = as_bf16(r->p.alpha), r->p.beta = as_bf16(r->p.beta), SAT_OK;
+}
+static double clamped(double x) { return x > 65504 ? 65504 : x < -65504 ? -65504 : x; }
+static double clamped_at_5000(double x) { return x > 5000 ? 5000 : x < -5000 ? -5000 : x; }
+static double flushed(double x) { return fabs(x) < 1e-3 ? 0 : x; }
+static double without_nan(double x) { return isnan(x) ? 0 : x; }
+static double without_inf(double x) { return isinf(x) ? 0 : x; }
+
+static double partly_16(const spot *s, double x) { return s->r->list[2].dtype == SAT_F16 ? as_f16(x) : as_bf16(x); }
+
+static int short_bits(sat_dtype t) { return t == SAT_F16 ? 11 : 8; }
+
+static void ties_away(sat_dtype t, void *to, int64_t at, double x) { number_store(t, to, at, x * (1 + 0x1p-40)); }
+
+static void truncates(sat_dtype t, void *to, int64_t at, double x) {
+    int exponent = 0;
+    if (t == SAT_F16 || t == SAT_BF16) {
+        double fraction = frexp(x, &exponent), unit = ldexp(1, short_bits(t));
+        if (isfinite(x)) x = ldexp(trunc(fraction * unit) / unit, exponent);
+    }
+    number_store(t, to, at, x);
+}
+
+static void saturates(sat_dtype t, void *to, int64_t at, double x) {
+    number_store(t, to, at, t == SAT_F16 ? clamped(x) : x);
+}
+
+/* ---- terms that are left out ---- */
+
+static bool a_block(const spot *s) { return s->t == s->r->a->stored_blocks / 2 && s->part == s->parts / 2; }
+static bool stored_block(const spot *s) { return s->t == s->r->a->stored_blocks / 2; }
+static bool beyond_4096(const spot *s) { return s->j >= 4096; }
+static bool ragged_column(const spot *s) {
+    int64_t bc = s->r->launch->problem->transpose ? s->r->a->block_rows : s->r->a->block_cols;
+    return s->r->p.k % bc != 0 && s->j + bc > s->r->p.k;
+}
+
+static bool first_query_first_block(const spot *s) { return s->i == 0 && s->part == 0; }
+static bool first_block(const spot *s) { return s->i < 8 && s->part == 0; }
+static bool one_key(const spot *s) { return s->i == 1 && s->j == 3; }
+static bool ragged_keys(const spot *s) { return s->part == s->parts - 1 && s->r->p.n % s->r->a->block_cols != 0; }
+static bool keys_beyond_4096(const spot *s) { return s->j >= 4096; }
+static bool dq_tile(const spot *s) { return s->which == 6 && s->i < 8 && s->part == 0; }
+static bool dk_query(const spot *s) { return s->which == 7 && s->i == s->rows - 1; }
+static bool dv_tile(const spot *s) { return s->which == 8 && s->i < 8 && s->part == 0; }
+static bool other_heads(const spot *s) {
+    const sat_attention *t = &s->r->p.attention;
+    return s->which != 6 && s->h % (t->heads / t->kv_heads) != 0;
+}
+
+/* ---- rows and columns ---- */
+
+static int64_t all_but_last(const spot *s) { return s->i == s->rows - 1 ? -1 : s->i; }
+static int64_t swapped(const spot *s) { return s->rows < 3 ? s->i : s->i == 1 ? 2 : s->i == 2 ? 1 : s->i; }
+static int64_t stale_tile(const spot *s) { return s->r->state->runs > 0 && s->i < s->r->a->block_rows ? -1 : s->i; }
+
+static int64_t filled_rows(const spot *s) {
+    const sat_pattern_view *a = s->r->a;
+    if (s->r->p.transpose) return s->i;
+    return a->row_ptr[s->i / a->block_rows] == a->row_ptr[s->i / a->block_rows + 1] ? -1 : s->i;
+}
+
+static int64_t wrong_column(const spot *s, int64_t column) {
+    const sat_pattern_view *a = s->r->a;
+    int64_t last = (s->r->launch->problem->transpose ? a->grid_rows : a->grid_cols) - 1;
+    return s->i < 8 && column == last && column > 0 ? column - 1 : column;
+}
+
+/* ---- epilogues ---- */
+
+static double with(const sat_problem *p, double x, double before) { return p->beta != 0 ? x + p->beta * before : x; }
+
+static double act(const sat_problem *p, double x) { return reference_activate(p->activation, x); }
+
+static double bias_twice(const sat_problem *p, double sum, double before, double bias) {
+    return act(p, with(p, p->alpha * sum + 2 * bias, before));
+}
+static double bias_after(const sat_problem *p, double sum, double before, double bias) {
+    return act(p, with(p, p->alpha * sum, before)) + bias;
+}
+static double bias_scaled(const sat_problem *p, double sum, double before, double bias) {
+    return act(p, with(p, p->alpha * (sum + bias), before));
+}
+static double no_activation(const sat_problem *p, double sum, double before, double bias) {
+    return with(p, p->alpha * sum + bias, before);
+}
+static double reads_before(const sat_problem *p, double sum, double before, double bias) {
+    return act(p, p->alpha * sum + bias + p->beta * before);
+}
+static double rounded_twice(const sat_problem *p, double sum, double before, double bias) {
+    return act(p, with(p, to_bits(p->alpha * sum, short_bits(p->c_dtype)) + bias, before));
+}
+static double gelu_by_tanh(const sat_problem *p, double sum, double before, double bias) {
+    double x = with(p, p->alpha * sum + bias, before);
+    if (p->activation != SAT_ACT_GELU) return act(p, x);
+    return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+}
+
+/* ---- elements ---- */
+
+static double negated(double x) { return x == 0 ? 1 : -x; }
+static double a_tenth_more(const spot *s, double x) { return !s->here ? x : x == 0 ? 1 : 1.1 * x; }
+static double a_quarter_more(const spot *s, double x) { return s->here ? x + 0.25 : x; }
+static double last_of_panel(const spot *s, double x) { return s->j % 8 == 7 || s->j == s->cols - 1 ? negated(x) : x; }
+static double last_3_of_64(const spot *s, double x) { return s->j % 64 >= 61 ? negated(x) : x; }
+static double last_3(const spot *s, double x) { return s->which != 4 && s->j >= s->cols - 3 ? negated(x) : x; }
+static double one_row(const spot *s, double x) { return s->i == 4001 ? negated(x) : x; }
+static double one_row_of_few(const spot *s, double x) { return s->which != 4 && s->i == 5 ? negated(x) : x; }
+static double later_items(const spot *s, double x) { return s->z > 0 && s->which != 4 ? negated(x) : x; }
+static double minus_zero(const spot *s, double x) { return x == 0 && s->which != 4 ? -0.0 : x; }
+static double through_f32(const spot *s, double x) { return (void)s, (double)(float)x; }
+static double unscaled(const spot *s, double x) {
+    return s->which == s->r->how->operand && s->r->p.alpha != 0 ? x / s->r->p.alpha : x;
+}
+
+static double last_bit(const spot *s, double x) {
+    sat_dtype t = s->r->list[s->which].dtype;
+    unsigned char memory[8];
+    if (!s->here) return x;
+    number_store(t, memory, 0, x);
+    memory[0] ^= 1;
+    return number_load(t, memory, 0);
+}
+
+static double random_bits(const spot *s, double x) {
+    return rng_next(&s->r->me->random) % 64 == 0 ? x * (1 + 0x1p-50) : x;
+}
+static double random_bits_of_dv(const spot *s, double x) { return s->which == 8 ? random_bits(s, x) : x; }
+
+static double adds_on(const spot *s, double x) { // to what the output held
+    const operand *o = &s->r->list[s->which];
+    if (s->which != s->r->how->operand) return x;
+    return x + number_load(o->dtype, s->r->host[s->which], operand_at(o, s->z, s->h * s->rows + s->i, s->j));
+}
+
+/* ---- after the run ---- */
+
+static int output_of(const run *r) { return r->p.op <= SAT_SAMPLED ? 2 : r->p.op == SAT_ATTENTION ? 3 : 6; }
+
+static sat_status writes_input(run *r) {
+    int i = r->how->operand;
+    return r->list[i].span > 1 ? power_poke(r, (char *)r->launch->operands[i] + 1, -1) : SAT_OK;
+}
+
+static sat_status writes_padding(run *r) {
+    size_t bytes = bytes_of(r, 0);
+    return bytes ? power_poke(r, (char *)r->launch->operands[0] + bytes - 1, 0) : SAT_OK;
+}
+
+static sat_status writes_before(run *r) {
+    char *out = r->launch->operands[output_of(r)];
+    bool edge = r->launch->device->backend != SAT_CPU && (uintptr_t)out % 4096 == 0; // of what `check` allocated
+    return edge || !out ? SAT_OK : power_poke(r, out - 1, 0);
+}
+
+static sat_status writes_past(run *r) {
+    char *out = r->launch->operands[output_of(r)];
+    return out ? power_poke(r, out + bytes_of(r, output_of(r)), 0) : SAT_OK;
+}
+
+/* ---- attention ---- */
+
+static bool causal_more(const spot *s, bool kept) {
+    return kept || (s->r->p.attention.causal && s->j == s->t + 1 && !s->r->a->sequences);
+}
+static bool causal_less(const spot *s, bool kept) { return kept && !(s->r->p.attention.causal && s->j == s->t); }
+static bool window_more(const spot *s, bool kept) {
+    int64_t w = s->r->p.attention.window;
+    return kept || (w && s->j == s->t - w && !s->r->a->sequences);
+}
+static bool window_less(const spot *s, bool kept) {
+    int64_t w = s->r->p.attention.window;
+    return kept && !(w && s->j == s->t - w + 1);
+}
+static int64_t head_by_rest(const sat_attention *t, int64_t h) { return h % t->kv_heads; }
+static double no_delta(const spot *s, double x) { return (void)s, (void)x, 0; }
+static double delta_16(const spot *s, double x) { return (void)s, as_bf16(x); }
+
+static double lse_right(double largest, double total) { return total > 0 ? largest + log(total) : -INFINITY; }
+static double lse_base_2(double largest, double total) { return lse_right(largest, total) * 1.44269504088896340736; }
+static double lse_without_largest(double largest, double total) { return (void)largest, log(total); }
+static double lse_in_bf16(double largest, double total) { return as_bf16(lse_right(largest, total)); }
+static double lse_of_nothing(double largest, double total) { return total > 0 ? lse_right(largest, total) : 0; }
+
+#endif

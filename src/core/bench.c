@@ -1,0 +1,275 @@
+/* Made-up operands and their check. */
+#include "core/bench.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/question.h"
+#include "core/runner.h"
+#include "variant.h"
+
+enum { GUARD = 4096 }; /* poisoned bytes on each side of every operand */
+
+/* Exactly as aligned as the problem says and no more: what runs here runs on the caller's pointers too. Odd multiples
+ * of the alignment, of which there are two. */
+static void *place(void *memory, uint32_t align, bool moved) {
+    uintptr_t start = ((uintptr_t)memory + GUARD + 4095) & ~(uintptr_t)4095;
+    return (void *)(start + (align >= 4096 ? 0 : moved ? 3 * align : align));
+}
+
+static size_t allocation(const sat_operand *o) {
+    return (size_t)o->span * sat_dtype_size(o->dtype) + 2 * GUARD + 2 * 4096 + (o->align < 4096 ? 3 * o->align : 0);
+}
+
+/* Only cold runs flush. */
+static size_t flush_bytes(const sat_context *ctx, const sat_device *d) {
+    bool cold = ctx->options.measure == SAT_MEASURE_COLD;
+    return cold && ctx->backend->flush_bytes ? ctx->backend->flush_bytes(d) : 0;
+}
+
+static sat_status take_room(sat_bench *s, size_t bytes) {
+    if (bytes == 0) return SAT_OK;
+    s->room = sat_alloc(s->ctx, bytes);
+    if (!s->room) return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes to flush the cache", bytes);
+    return s->ctx->backend->set(s->device, s->room, 0, bytes);
+}
+
+/* The sums are one output more, and expectations come one at a time. */
+static size_t bytes_of_checks(sat_bench *s) {
+    size_t precision = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_PRECISION);
+    size_t exact = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_EXACT);
+    if (s->op->sums) {
+        sat_operand o[SAT_MAX_OPERANDS];
+        sat_problem bare = s->op->sums(s->problem, s->pattern);
+        (void)s->op->operands(&bare, s->pattern, o);
+        s->sums_bytes = (size_t)o[s->op->output].span * sat_dtype_size(bare.c_dtype);
+    }
+    return s->sums_bytes + (precision > exact ? precision : exact);
+}
+
+sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
+                          const sat_device *d, size_t limit) {
+    *s = (sat_bench){.ctx = ctx, .op = sat_op_find(p->op), .device = d, .problem = p, .pattern = a};
+    s->checker = ctx->backend->checker(p->op);
+    if (!s->checker) return sat_fail(SAT_UNSUPPORTED, "op %s has no check on %s", s->op->name, d->name);
+    s->count = s->op->operands(p, a, s->operand);
+    const sat_operand *out = &s->operand[s->op->output];
+    size_t need = bytes_of_checks(s) + (p->beta != 0 ? allocation(out) : 0);
+    for (int i = 0; i < s->count; i++) need += allocation(&s->operand[i]);
+    size_t room = flush_bytes(ctx, d);
+    if (need + room > limit)
+        return sat_fail(SAT_OUT_OF_MEMORY,
+                        "tuning needs %zu bytes for made-up operands and %zu to flush the cache; the limit is %zu",
+                        need, room, limit);
+    need += room;
+    s->held = need;
+    for (int i = 0; i < s->count; i++) {
+        s->bytes[i] = (size_t)s->operand[i].span * sat_dtype_size(s->operand[i].dtype);
+        s->memory[i] = sat_alloc(ctx, allocation(&s->operand[i]));
+        if (!s->memory[i])
+            return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for %s", allocation(&s->operand[i]),
+                            s->operand[i].name);
+        s->pointer[i] = place(s->memory[i], s->operand[i].align, false);
+        SAT_TRY(ctx->backend->set(d, s->memory[i], 0xff, allocation(&s->operand[i])));
+    }
+    if (p->beta != 0) {
+        s->before_memory = sat_alloc(ctx, allocation(out));
+        if (!s->before_memory)
+            return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for a second %s", allocation(out), out->name);
+        s->before = place(s->before_memory, out->align, false);
+    }
+    if (s->sums_bytes > 0) {
+        s->sums = sat_alloc(ctx, s->sums_bytes);
+        if (!s->sums) return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for exact sums", s->sums_bytes);
+    }
+    return take_room(s, room);
+}
+
+static void forget_expectation(sat_bench *s) {
+    if (!s->expectation) return;
+    int before = s->ctx->backend->enter(s->device, true);
+    s->checker->free(s->expectation);
+    s->ctx->backend->leave(s->device, before);
+    s->expectation = NULL;
+}
+
+void sat_bench_close(sat_bench *s) {
+    forget_expectation(s);
+    for (int i = 0; i < s->count; i++) sat_free(s->ctx, s->memory[i]);
+    sat_free(s->ctx, s->before_memory);
+    sat_free(s->ctx, s->sums);
+    sat_free(s->ctx, s->room);
+    *s = (sat_bench){0};
+}
+
+static sat_trial trial(const sat_bench *s) {
+    return (sat_trial){.device = s->device,
+                       .problem = s->problem,
+                       .pattern = s->pattern,
+                       .operands = s->pointer,
+                       .fills = s->fills,
+                       .before = s->before,
+                       .sums = s->sums,
+                       .specials = s->specials,
+                       .special_count = s->special_count,
+                       .round = s->round};
+}
+
+/* ---- operands ---- */
+
+/* Random reals, so that no sum overflows whatever the scalars are. */
+static sat_fill real_fill(const sat_bench *s, int i) {
+    double alpha = fabs(s->problem->alpha), beta = fabs(s->problem->beta);
+    double scale = i == s->op->output && beta > 1 ? 1 / beta : i == 0 && alpha > 1 ? 1 / alpha : 1;
+    return (sat_fill){.scale = scale};
+}
+
+/* Runs a variant on the made-up operands; NULL: the one that the estimate prefers. */
+static sat_status run_other(sat_bench *s, const sat_problem *p, const sat_variant *v, void *const *operands) {
+    sat_question q = {.ctx = s->ctx, .view = s->pattern, .op = sat_op_find(p->op), .device = *s->device, .problem = *p};
+    q.memory_limit = SAT_USUAL_LIMIT;
+    sat_exact_spell(q.exact, &q.problem, q.view);
+    sat_runner runner;
+    if (!v) SAT_TRY(sat_question_estimate(&q, false, &v));
+    SAT_TRY(sat_runner_open(&runner, s->ctx, v, p, s->pattern, s->device, q.memory_limit, NULL));
+    void *stream = s->ctx->backend->stream(s->device);
+    sat_status status = sat_runner_launch(&runner, operands, stream);
+    if (status == SAT_OK) status = s->ctx->backend->sync(s->device, stream);
+    sat_runner_close(&runner);
+    return status;
+}
+
+static size_t around(const sat_bench *s, int i) { return s->bytes[i] + 2 * GUARD; }
+static char *begin_of(const sat_bench *s, int i) { return (char *)s->pointer[i] - GUARD; }
+
+static sat_status write_specials(const sat_bench *s) {
+    for (int i = 0; i < s->special_count; i++) {
+        const sat_special *x = &s->specials[i];
+        const sat_operand *o = &s->operand[x->operand];
+        uint64_t bits = 0;
+        sat_store(o->dtype, &bits, 0, x->value);
+        void *to = sat_at(o->dtype, s->pointer[x->operand], sat_operand_at(o, x->item, x->row, x->col));
+        SAT_TRY(s->ctx->backend->write(s->device, to, &bits, sat_dtype_size(o->dtype)));
+    }
+    return SAT_OK;
+}
+
+static sat_status make_operands(sat_bench *s) {
+    const sat_backend *b = s->ctx->backend;
+    for (int i = 0; i < s->count; i++) {
+        void *to = s->pointer[i];
+        if (s->operand[i].output) {
+            if (!s->before || i != s->op->output) continue;
+            SAT_TRY(b->set(s->device, s->before_memory, 0xff, allocation(&s->operand[i])));
+            to = s->before;
+        } else {
+            SAT_TRY(b->set(s->device, begin_of(s, i), 0xff, around(s, i)));
+        }
+        SAT_TRY(b->make(s->device, &s->operand[i], s->pattern, to, sat_operand_seed(s->seed, i), &s->fills[i]));
+    }
+    if (s->op->inputs) { /* those that cannot be made up come from a run of another operation */
+        sat_problem p = s->op->inputs(s->problem);
+        SAT_TRY(run_other(s, &p, NULL, s->pointer));
+    }
+    return write_specials(s);
+}
+
+static sat_status take_digests(sat_bench *s) {
+    for (int i = 0; i < s->count; i++)
+        if (!s->operand[i].output)
+            SAT_TRY(s->ctx->backend->digest(s->device, begin_of(s, i), around(s, i), &s->digest[i]));
+    return SAT_OK;
+}
+
+/* ---- the sums ---- */
+
+static sat_status prove_sums(sat_bench *s, const sat_problem *bare, const sat_variant *v, sat_finding *finding) {
+    void *operands[SAT_MAX_OPERANDS] = {0};
+    sat_trial t = trial(s);
+    for (int i = 0; i < s->count; i++) operands[i] = i == s->op->output ? s->sums : s->pointer[i];
+    SAT_TRY(s->ctx->backend->set(s->device, s->sums, 0xff, s->sums_bytes));
+    SAT_TRY(run_other(s, bare, v, operands));
+    return s->checker->prove(&t, ~s->seed, finding);
+}
+
+static const sat_variant *reference_of(const sat_bench *s, const sat_problem *p) {
+    const sat_registry *r = &s->ctx->registry;
+    for (size_t i = 0; i < atomic_load(&r->count); i++)
+        if ((r->list[i]->flags & SAT_V_REFERENCE) && sat_variant_fits(r->list[i], p, s->pattern, s->device))
+            return r->list[i];
+    return NULL;
+}
+
+/* Runs the variant with the best estimate for the sums, and the reference where those are wrong. */
+static sat_status work_out_sums(sat_bench *s) {
+    sat_finding finding = {0};
+    if (s->sums_bytes == 0) return SAT_OK;
+    sat_problem bare = s->op->sums(s->problem, s->pattern);
+    if (prove_sums(s, &bare, NULL, &finding) == SAT_OK && finding.ok) return SAT_OK;
+    SAT_TRY(prove_sums(s, &bare, reference_of(s, &bare), &finding));
+    if (finding.ok) return SAT_OK;
+    return sat_fail(SAT_DEVICE_ERROR, "check: the reference is wrong on %s: %s", s->device->name, finding.where);
+}
+
+sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int round, uint64_t seed) {
+    s->probe = probe, s->round = round, s->seed = seed, s->special_count = 0;
+    for (int i = 0; i < s->count; i++) s->fills[i] = real_fill(s, i);
+    if (probe == SAT_PROBE_EXACT || round > 0) s->op->exact(s->problem, s->pattern, round, s->fills);
+    SAT_TRY(make_operands(s));
+    if (probe == SAT_PROBE_EXACT) SAT_TRY(work_out_sums(s));
+    SAT_TRY(take_digests(s));
+    forget_expectation(s);
+    sat_trial t = trial(s);
+    return s->checker->expect(&t, probe, seed, &s->expectation);
+}
+
+/* The new places overlap the old ones: a variant that keeps old pointers reads shifted operands. */
+void sat_bench_move(sat_bench *s) {
+    for (int i = 0; i < s->count; i++) s->pointer[i] = place(s->memory[i], s->operand[i].align, true);
+}
+
+sat_status sat_bench_plant(sat_bench *s) {
+    s->special_count = s->op->specials ? s->op->specials(s->problem, s->pattern, s->fills, s->seed, s->specials) : 0;
+    SAT_TRY(write_specials(s));
+    return take_digests(s);
+}
+
+sat_status sat_bench_reset(sat_bench *s) {
+    for (int i = 0; i < s->count; i++) {
+        if (!s->operand[i].output) continue;
+        char *to = (char *)s->pointer[i] - GUARD;
+        size_t bytes = s->bytes[i] + 2 * GUARD;
+        if (s->before && i == s->op->output)
+            SAT_TRY(s->ctx->backend->copy(s->device, to, (char *)s->before - GUARD, bytes));
+        else SAT_TRY(s->ctx->backend->set(s->device, to, 0xff, bytes));
+    }
+    return SAT_OK;
+}
+
+void sat_bench_flush(sat_bench *s) { s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count, s->room); }
+
+/* An input that was overwritten is made again, so that the next run has the right one. */
+static sat_status check_inputs(sat_bench *s, sat_finding *finding) {
+    for (int i = 0; i < s->count; i++) {
+        uint64_t now;
+        if (s->operand[i].output) continue;
+        SAT_TRY(s->ctx->backend->digest(s->device, begin_of(s, i), around(s, i), &now));
+        if (now == s->digest[i]) continue;
+        finding->ok = false;
+        snprintf(finding->where, sizeof finding->where, "wrote into its input %s, or beside it", s->operand[i].name);
+        return make_operands(s);
+    }
+    return SAT_OK;
+}
+
+sat_status sat_bench_check(sat_bench *s, sat_finding *finding) {
+    sat_trial t = trial(s);
+    SAT_TRY(s->checker->compare(&t, s->expectation, finding));
+    for (int i = 0; i < s->count && finding->ok; i++) {
+        if (!s->operand[i].output || s->ctx->backend->clean(s->device, &s->operand[i], s->pointer[i], GUARD)) continue;
+        finding->ok = false;
+        snprintf(finding->where, sizeof finding->where, "wrote outside of its output");
+    }
+    return check_inputs(s, finding);
+}

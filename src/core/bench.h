@@ -1,0 +1,51 @@
+/* The trial bench of a race: operands made up for it, with the caller's dtypes, strides and alignment, and the check of
+ * what a run leaves in the output. The caller's buffers are never touched. */
+#ifndef SAT_BENCH_H
+#define SAT_BENCH_H
+
+#include "core/context.h"
+
+typedef struct sat_bench {
+    sat_context *ctx;
+    const sat_op *op;
+    const sat_device *device;
+    const sat_problem *problem;
+    const sat_pattern_view *pattern;
+    const sat_checker *checker;
+    int count;
+    sat_operand operand[SAT_MAX_OPERANDS];
+    sat_fill fills[SAT_MAX_OPERANDS];
+    void *memory[SAT_MAX_OPERANDS], *pointer[SAT_MAX_OPERANDS];
+    size_t bytes[SAT_MAX_OPERANDS];
+    uint64_t digest[SAT_MAX_OPERANDS]; /* of an input, with all around it */
+    void *before_memory, *before;      /* what the output holds before a run, where beta is not 0 */
+    void *sums;                        /* exact: what the output is made of, in the compute type */
+    size_t sums_bytes;
+    void *room; /* what a flush reads; NULL: it needs nothing */
+    void *expectation;
+    sat_probe probe;
+    int round;
+    uint64_t seed;
+    sat_special specials[SAT_MAX_SPECIALS]; /* planted in the inputs */
+    int special_count;
+    size_t held; /* bytes of all of it, the expectation included */
+} sat_bench;
+
+/* SAT_OUT_OF_MEMORY when it would not fit into `limit`. Close accepts a failed one. */
+sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
+                          const sat_device *d, size_t limit);
+void sat_bench_close(sat_bench *s);
+
+/* Fills the operands and works out what a right result must show. Round 0 of precision is random reals; the operation
+ * says what all others are. */
+sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int round, uint64_t seed);
+/* The operands' next places are others, as much aligned as the problem says; fill afterwards. */
+void sat_bench_move(sat_bench *s);
+/* NaN and infinities into inputs of the exact probe; `special_count` of the bench says how many found a place. */
+sat_status sat_bench_plant(sat_bench *s);
+sat_status sat_bench_reset(sat_bench *s); /* poison, or the values before a run, back into the output */
+void sat_bench_flush(sat_bench *s);       /* operands out of the cache */
+/* Checks the output, that nothing beside it was written, and that the inputs are what they were. */
+sat_status sat_bench_check(sat_bench *s, sat_finding *finding);
+
+#endif

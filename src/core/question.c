@@ -1,0 +1,75 @@
+/* Normalising a problem, and finding the variants that fit it. */
+#include "core/question.h"
+
+#include <string.h>
+
+#include "core/choose.h"
+#include "core/runner.h"
+
+sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_pattern *pattern,
+                             const sat_problem *problem) {
+    if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
+    if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
+    q->ctx = ctx, q->pattern = pattern;
+    SAT_TRY(sat_struct_in(&q->problem, sizeof q->problem, problem, SAT_PROBLEM_LEAST, "sat_problem"));
+    q->op = sat_op_find(q->problem.op);
+    if (!q->op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected one of sat_operation", (int)q->problem.op);
+    SAT_TRY(q->op->normalise(&q->problem, sat_pattern_plain(pattern)));
+    /* Values that differ over the batch cannot be converted once for all. */
+    if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
+    q->view = sat_pattern_plain(pattern);
+    if (q->op->needs_columns && q->op->needs_columns(&q->problem)) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
+    q->device = sat_device_now(ctx);
+    sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads(1) ? q->device.threads : 0);
+    sat_exact_spell(q->exact, &q->problem, q->view);
+    q->trial = q->op->plain ? q->op->plain(&q->problem) : sat_plain_scalars(&q->problem);
+    q->memory_limit = SAT_USUAL_LIMIT;
+    q->found_wrong = atomic_load(&ctx->found_wrong);
+    return SAT_OK;
+}
+
+/* ---- candidates ---- */
+
+static bool named(const char *only, const char *name) {
+    size_t length = strlen(name);
+    for (const char *at = only; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == 0)) return true;
+    return false;
+}
+
+size_t sat_question_candidates(const sat_question *q, const char *only, const sat_variant **out) {
+    const sat_registry *r = &q->ctx->registry;
+    size_t count = atomic_load(&r->count), found = 0;
+    for (size_t i = 0; i < count; i++)
+        if ((!only || named(only, r->list[i]->name)) && sat_variant_fits(r->list[i], &q->problem, q->view, &q->device))
+            out[found++] = r->list[i];
+    return found;
+}
+
+static size_t workspace(const sat_question *q, const sat_variant *v) {
+    return v->workspace ? v->workspace(v, &q->problem, q->view, &q->device) : 0;
+}
+
+bool sat_question_affords(sat_question *q, const sat_variant *v) {
+    return sat_within_limit(q->ctx, workspace(q, v), &q->memory_limit);
+}
+
+bool sat_question_bare(const sat_question *q, const sat_variant *v) { return !v->prepare && workspace(q, v) == 0; }
+
+/* Nothing may be checked here, so only our own code serves. The reference fits everything, so there is an answer. */
+sat_status sat_question_estimate(sat_question *q, bool bare, const sat_variant **variant) {
+    const sat_variant *list[SAT_MAX_VARIANTS];
+    size_t count = sat_question_candidates(q, NULL, list);
+    double best = 0;
+    *variant = NULL;
+    for (size_t i = 0; i < count; i++) {
+        const sat_variant *v = list[i];
+        if (!sat_registry_trusted(&q->ctx->registry, v) || !sat_question_affords(q, v)) continue;
+        if (!sat_choose_allowed(v, q->problem.flags)) continue;
+        if (bare && !sat_question_bare(q, v)) continue;
+        double t = v->estimate(v, &q->problem, q->view, &q->device);
+        if (!*variant || t < best) *variant = v, best = t;
+    }
+    return *variant ? SAT_OK : sat_fail(SAT_UNSUPPORTED, "no variant fits %s", q->exact);
+}
