@@ -20,7 +20,13 @@ MOST = 2**63 - 1  # sizes are int64 in the library
 
 
 def check_block(block: Any, name: str = "block") -> tuple[int, int]:
-    sides = (block, block) if isinstance(block, (int, np.integer)) else tuple(block) if isinstance(block, Sequence) else ()
+    sides = (
+        (block, block)
+        if isinstance(block, (int, np.integer))
+        else tuple(block)
+        if isinstance(block, Sequence)
+        else ()
+    )
     if len(sides) != 2 or not all(isinstance(s, (int, np.integer)) for s in sides):
         raise TypeError(f"{name} is {block!r}; expected a whole number or two")
     if min(sides) < 1 or max(sides) > MOST:
@@ -38,20 +44,32 @@ def check_shape(shape: Any, name: str = "shape") -> tuple[int, int]:
     return rows, cols
 
 
-def make_pattern(row_ptr: Any, col_idx: Any, shape: tuple[int, int], block: tuple[int, int], device: str = "cpu") -> Pattern:
+def make_pattern(
+    row_ptr: Any,
+    col_idx: Any,
+    shape: tuple[int, int],
+    block: tuple[int, int],
+    device: str = "cpu",
+) -> Pattern:
     """Validates the indices: the lengths here, all else in the library."""
     rows, cols = host_indices(row_ptr, "row_ptr"), host_indices(col_idx, "col_idx")
     if rows.dtype != cols.dtype:
         rows, cols = rows.astype(np.int64), cols.astype(np.int64)
     grid_rows = -(-shape[0] // block[0])
     if len(rows) != grid_rows + 1:
-        raise ValueError(f"row_ptr has {len(rows)} entries; expected {grid_rows + 1} for {shape[0]} rows in blocks of {block[0]}")
+        raise ValueError(
+            f"row_ptr has {len(rows)} entries; expected {grid_rows + 1} for {shape[0]} rows in blocks of "
+            f"{block[0]}"
+        )
     return Pattern(rows, cols, shape, block, device)
 
 
 def _contiguous(values: Any, operand: _arrays.Operand, name: str) -> Any:
     if len(operand.shape) != 3:
-        raise ValueError(f"{name} has {len(operand.shape)} dimensions; expected 3: stored blocks, block rows, block columns")
+        raise ValueError(
+            f"{name} has {len(operand.shape)} dimensions; expected 3: stored blocks, block rows, block "
+            "columns"
+        )
     if operand.kind == "torch":
         return values.contiguous()
     if operand.kind == "numpy":
@@ -67,7 +85,9 @@ def check_values(values: Any, pattern: Pattern) -> Any:
     """Values that fit a pattern, without gaps."""
     torch, expected = torch_module(), (pattern.stored_blocks, *pattern.block)
     _arrays.refuse_nested(torch, values, "values")
-    plain = torch is not None and isinstance(values, torch.Tensor)  # may have no memory: functorch, fake tensors
+    plain = torch is not None and isinstance(
+        values, torch.Tensor
+    )  # may have no memory: functorch, fake tensors
     operand = None if plain else _arrays.describe(values, "values")
     shape = tuple(values.shape) if operand is None else operand.shape
     if shape != expected:
@@ -85,11 +105,13 @@ def _no_runner(*_arrays: Any) -> None:
 
 
 class BsrMatrix:
-    """A block-sparse matrix: `values[i]` is the i-th stored block, row by row; `row_ptr` and `col_idx` say where it is.
+    """A block-sparse matrix: `values[i]` is the i-th stored block, row by row; `row_ptr` and `col_idx` say
+    where it is.
 
-    Rows and columns need not be multiples of the block: the last blocks are stored whole, and what stands beyond the matrix
-    is ignored. The values may be a NumPy, torch, CuPy or DLPack array and are not copied unless they have gaps; the indices
-    are validated and copied once, and shared by everything that is made from this matrix.
+    Rows and columns need not be multiples of the block: the last blocks are stored whole, and what stands
+    beyond the matrix is ignored. The values may be a NumPy, torch, CuPy or DLPack array and are not copied
+    unless they have gaps; the indices are validated and copied once, and shared by everything that is made
+    from this matrix.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix([0, 2, 3], [0, 2, 1], np.arange(1, 13, dtype=np.float32).reshape(3, 2, 2), (4, 6))
@@ -126,7 +148,9 @@ class BsrMatrix:
 
     @classmethod
     def _make(cls, pattern: Pattern, values: Any, transposed: bool = False) -> BsrMatrix:
-        return cls(pattern, values, transposed, (0, 0))  # not by __new__, which torch.compile of 2.6 cannot follow
+        return cls(
+            pattern, values, transposed, (0, 0)
+        )  # not by __new__, which torch.compile of 2.6 cannot follow
 
     def _set(self, pattern: Pattern, values: Any, transposed: bool) -> None:
         self._pattern, self._values, self._transposed = pattern, values, transposed
@@ -147,13 +171,17 @@ class BsrMatrix:
 
     @classmethod
     def from_torch(cls, x: Any) -> BsrMatrix:
-        """From a `torch.sparse_bsr` tensor; the values are shared, the indices copied. Of a `torch.sparse_bsc` tensor, whose blocks stand in
-        another order, the values are copied too.
+        """From a `torch.sparse_bsr` tensor; the values are shared, the indices copied. Of a
+        `torch.sparse_bsc` tensor, whose blocks stand in another order, the values are copied too.
 
         Gradients reach the values of a BsrMatrix, not the sparse tensor that it came from.
         """
         torch = torch_module()
-        if torch is None or not isinstance(x, torch.Tensor) or x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
+        if (
+            torch is None
+            or not isinstance(x, torch.Tensor)
+            or x.layout not in (torch.sparse_bsr, torch.sparse_bsc)
+        ):
             raise TypeError(f"x is {_what(x)}; expected a torch.sparse_bsr or torch.sparse_bsc tensor")
         return _tensor_as_bsr(x, "x")
 
@@ -168,9 +196,16 @@ class BsrMatrix:
         return cls(*_scipy_parts(x, "x"))
 
     @classmethod
-    def from_dense(cls, x: Any, block: Any = (64, 64), *, keep: float | None = None, threshold: float | None = None) -> BsrMatrix:
-        """Blocks of a dense matrix: the share `keep` of them that has the largest norms, or those in which an element is
-        larger than `threshold`; by default all that are not zero.
+    def from_dense(
+        cls,
+        x: Any,
+        block: Any = (64, 64),
+        *,
+        keep: float | None = None,
+        threshold: float | None = None,
+    ) -> BsrMatrix:
+        """Blocks of a dense matrix: the share `keep` of them that has the largest norms, or those in which an
+        element is larger than `threshold`; by default all that are not zero.
 
         >>> import numpy as np, sparse_autotune as sa
         >>> sa.BsrMatrix.from_dense(np.diag(np.arange(1.0, 9.0)), block=2, keep=0.125)
@@ -182,10 +217,11 @@ class BsrMatrix:
 
     @classmethod
     def from_csr(cls, x: Any, block: Any = "auto", *, columns: int = 128) -> BsrMatrix:
-        """From a SciPy sparse matrix or a torch CSR tensor, whose values are copied: gradients do not reach it.
+        """From a SciPy sparse matrix or a torch CSR tensor, whose values are copied: gradients do not reach
+        it.
 
-        `block="auto"` tries several block sizes on the machine at hand and keeps the one whose product with `columns`
-        columns is fastest: larger blocks run at a higher rate and store more zeros.
+        `block="auto"` tries several block sizes on the machine at hand and keeps the one whose product with
+        `columns` columns is fastest: larger blocks run at a higher rate and store more zeros.
 
         >>> import scipy.sparse, sparse_autotune as sa
         >>> sa.BsrMatrix.from_csr(scipy.sparse.eye_array(8, format="csr"), block=4)
@@ -193,7 +229,11 @@ class BsrMatrix:
         """
         from . import _convert
 
-        return cls(*_convert.from_csr(x, block if isinstance(block, str) and block == "auto" else check_block(block), columns))
+        return cls(
+            *_convert.from_csr(
+                x, block if isinstance(block, str) and block == "auto" else check_block(block), columns
+            )
+        )
 
     # ---- what it is ----
 
@@ -214,7 +254,8 @@ class BsrMatrix:
 
     @property
     def row_ptr(self) -> np.ndarray:
-        """Of the matrix as it is stored: a transposed one (`is_transposed`) shares its parts with the other."""
+        """Of the matrix as it is stored: a transposed one (`is_transposed`) shares its parts with the
+        other."""
         return self._pattern.row_ptr
 
     @property
@@ -271,9 +312,15 @@ class BsrMatrix:
         """
         v = self._own_pattern().view()
         return {
-            "stored_blocks": v.stored_blocks, "stored_elements": v.stored_elements, "density": v.density, "skew": v.skew,
-            "column_skew": v.t_skew, "overlap": v.overlap, "most_in_a_row": v.max_row, "empty_rows": v.empty_rows,
-        }  # fmt: skip
+            "stored_blocks": v.stored_blocks,
+            "stored_elements": v.stored_elements,
+            "density": v.density,
+            "skew": v.skew,
+            "column_skew": v.t_skew,
+            "overlap": v.overlap,
+            "most_in_a_row": v.max_row,
+            "empty_rows": v.empty_rows,
+        }
 
     # ---- made into others ----
 
@@ -282,7 +329,9 @@ class BsrMatrix:
         return BsrMatrix._make(self._pattern, check_values(values, self._pattern), self._transposed)
 
     def detach(self) -> BsrMatrix:
-        return BsrMatrix._make(self._pattern, self._values.detach(), self._transposed) if self._torch else self
+        return (
+            BsrMatrix._make(self._pattern, self._values.detach(), self._transposed) if self._torch else self
+        )
 
     def requires_grad_(self, requires_grad: bool = True) -> BsrMatrix:
         if not self._torch:
@@ -297,7 +346,8 @@ class BsrMatrix:
         return _convert.to_dense(self)
 
     def to(self, device: Any = None, dtype: Any = None) -> BsrMatrix:
-        """On another device ("cpu", "cuda:0") or with another dtype. NumPy values that go to a GPU become torch's (or CuPy's)."""
+        """On another device ("cpu", "cuda:0") or with another dtype. NumPy values that go to a GPU become
+        torch's (or CuPy's)."""
         from . import _convert
 
         return BsrMatrix._make(self._pattern, _convert.move(self._values, device, dtype), self._transposed)
@@ -340,8 +390,9 @@ class BsrMatrix:
     # ---- an operator of scipy.sparse.linalg ----
 
     def matvec(self, x: Any) -> Any:
-        """``A @ x`` of a vector, (columns,) or (columns, 1). With `rmatvec`, `matmat` and `rmatmat` it makes a matrix of NumPy values an operator
-        for `scipy.sparse.linalg`. Beside a wider dtype the values are widened at each call: use one dtype where speed counts.
+        """``A @ x`` of a vector, (columns,) or (columns, 1). With `rmatvec`, `matmat` and `rmatmat` it makes
+        a matrix of NumPy values an operator for `scipy.sparse.linalg`. Beside a wider dtype the values are
+        widened at each call: use one dtype where speed counts.
 
         >>> import numpy as np, scipy.sparse.linalg, sparse_autotune as sa
         >>> A = sa.BsrMatrix.from_dense(np.diag([1.0, 2.0, 4.0, 8.0]), block=2)
@@ -366,9 +417,17 @@ class BsrMatrix:
         x = np.asarray(x) if isinstance(x, (list, tuple, np.ndarray)) else x
         name, cols, shape = "x" if kind == "vector" else "X", self.shape[1], tuple(x.shape)
         if not (shape in ((cols,), (cols, 1)) if kind == "vector" else len(shape) == 2 and shape[0] == cols):
-            raise ValueError(f"{name} has shape {shape}; expected " + (f"({cols},) or ({cols}, 1)" if kind == "vector" else f"({cols}, any number)"))
+            raise ValueError(
+                f"{name} has shape {shape}; expected "
+                + (f"({cols},) or ({cols}, 1)" if kind == "vector" else f"({cols}, any number)")
+            )
         matrix = self
-        if isinstance(x, np.ndarray) and isinstance(self._values, np.ndarray) and x.dtype != self.dtype and x.dtype.kind in "biuf":
+        if (
+            isinstance(x, np.ndarray)
+            and isinstance(self._values, np.ndarray)
+            and x.dtype != self.dtype
+            and x.dtype.kind in "biuf"
+        ):
             wide = np.result_type(self.dtype, x.dtype) if x.dtype.kind == "f" else self.dtype
             matrix, x = self if wide == self.dtype else self.to(dtype=wide), x.astype(wide)
         return matrix @ x
@@ -380,7 +439,8 @@ class BsrMatrix:
         operand = _arrays.describe(self._values, "values")
         rows, cols = self.shape
         return (
-            f"BsrMatrix({rows}x{cols}, {_abi.DTYPE_NAMES[operand.dtype]}, block {self.block[0]}x{self.block[1]}, "
+            f"BsrMatrix({rows}x{cols}, {_abi.DTYPE_NAMES[operand.dtype]}, block "
+            f"{self.block[0]}x{self.block[1]}, "
             f"{self.stored_blocks} of {grid[0] * grid[1]} blocks ({percent_sparse(self.density)}), "
             f"{operand.kind} on {operand.device}{', transposed' if self._transposed else ''})"
         )
@@ -398,12 +458,15 @@ def _what(x: Any) -> str:
 
 # ---- any sparse matrix as a BsrMatrix ----
 
-_known: dict[int, tuple[Any, BsrMatrix]] = {}  # by object: what was made of a plain sparse matrix; goes when that goes
+_known: dict[
+    int, tuple[Any, BsrMatrix]
+] = {}  # by object: what was made of a plain sparse matrix; goes when that goes
 
 
 def uncompiled(call: Any) -> Any:
-    """Keeps torch.compile out of a function and all that it calls. It leaves a frame that holds a sparse tensor to Python, and would go on
-    with the frames that this one calls, in which it cannot follow what is done with the tensor's parts."""
+    """Keeps torch.compile out of a function and all that it calls. It leaves a frame that holds a sparse
+    tensor to Python, and would go on with the frames that this one calls, in which it cannot follow what is
+    done with the tensor's parts."""
     kept: list[Any] = []
 
     @functools.wraps(call)
@@ -470,15 +533,22 @@ def is_sparse(x: Any) -> bool:
 
 
 def as_bsr(x: Any, name: str, blocks_only: bool = False) -> BsrMatrix:
-    """A BsrMatrix for a sparse tensor of torch or a SciPy BSR matrix, made once an object. `blocks_only`: the values do not matter, and may be booleans."""
+    """A BsrMatrix for a sparse tensor of torch or a SciPy BSR matrix, made once an object. `blocks_only`: the
+    values do not matter, and may be booleans."""
     if type(x) is BsrMatrix or isinstance(x, BsrMatrix):
         return x
     torch = torch_module()
     if torch is not None and isinstance(x, torch.Tensor):
         if x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
-            raise TypeError(f"{name} is a tensor of layout {x.layout}; expected torch.sparse_bsr, torch.sparse_bsc, a SciPy BSR matrix or a BsrMatrix")
+            raise TypeError(
+                f"{name} is a tensor of layout {x.layout}; expected torch.sparse_bsr, torch.sparse_bsc, a "
+                "SciPy BSR matrix or a BsrMatrix"
+            )
         if x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use BsrMatrix.from_torch({name}).requires_grad_()")
+            raise RuntimeError(
+                f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use "
+                f"BsrMatrix.from_torch({name}).requires_grad_()"
+            )
         if not blocks_only or x.dtype != torch.bool:
             _arrays.dtype_code(x.dtype, name)
         return _remembered_tensor(x, name, blocks_only)
@@ -487,19 +557,23 @@ def as_bsr(x: Any, name: str, blocks_only: bool = False) -> BsrMatrix:
             _arrays.dtype_code(x.dtype, name)
 
         def unchanged(m: BsrMatrix) -> bool:
-            """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data with m."""
+            """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data
+            with m."""
             return m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
 
         return _remembered(x, unchanged, lambda x: _blocks_of(*_scipy_parts(x, name)))
     kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
-    raise TypeError(f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix")
+    raise TypeError(
+        f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix"
+    )
 
 
 @uncompiled
 def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
-    """The indices are compared on the CPU, but for traces, which would see it; on a GPU, where that would wait for all that is queued, once torch
-    has counted that the tensor, its indices or its values, was written to. `Seen` finds what it does not count. Values that had to be copied, those
-    of a BSC tensor, are copied anew at each call."""
+    """The indices are compared on the CPU, but for traces, which would see it; on a GPU, where that would
+    wait for all that is queued, once torch has counted that the tensor, its indices or its values, was
+    written to. `Seen` finds what it does not count. Values that had to be copied, those of a BSC tensor, are
+    copied anew at each call."""
     from . import _torch_modes, _torch_patterns
 
     stored = _by_rows(x, name)
@@ -507,7 +581,10 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
     trusted = not cpu or _torch_modes.watched()
 
     def made_of(m: BsrMatrix, indices: tuple) -> BsrMatrix:
-        m._version, m._seen = version, _torch_patterns.Owned(indices, _torch_patterns.Seen(indices, (m.row_ptr, m.col_idx)))
+        m._version, m._seen = (
+            version,
+            _torch_patterns.Owned(indices, _torch_patterns.Seen(indices, (m.row_ptr, m.col_idx))),
+        )
         return m
 
     def make(_x: Any) -> BsrMatrix:
@@ -520,7 +597,10 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
         if trusted and m._version == version and (cpu or m._seen.still()):
             return True
         if x.is_cuda and torch_module().cuda.is_current_stream_capturing():
-            raise RuntimeError(f"{name} was written to after its last product, and a CUDA graph is being captured: run this product once before")
+            raise RuntimeError(
+                f"{name} was written to after its last product, and a CUDA graph is being captured: run this "
+                "product once before"
+            )
         if m._shared and m._values.data_ptr() != stored.values().data_ptr():
             return False
         indices = stored.crow_indices(), stored.col_indices()
@@ -534,7 +614,9 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
     m = _remembered(x, unchanged, make)
     if m._shared and stored is x:
         return m
-    return BsrMatrix._make(m._pattern, m._values if blocks_only else stored.values().detach().contiguous(), stored is not x)
+    return BsrMatrix._make(
+        m._pattern, m._values if blocks_only else stored.values().detach().contiguous(), stored is not x
+    )
 
 
 def _remembered(x: Any, unchanged: Any, make: Any) -> BsrMatrix:
@@ -545,5 +627,3 @@ def _remembered(x: Any, unchanged: Any, make: Any) -> BsrMatrix:
     made = make(x)
     _known[key] = (weakref.ref(x, lambda _: _known.pop(key, None)), made)
     return made
-
-

@@ -1,4 +1,5 @@
-"""Gradients that are not offered: forward-mode ones, which torch asks for by tangents, are refused rather than lost; torch.func's by name."""
+"""Gradients that are not offered: forward-mode ones, which torch asks for by tangents, are refused rather
+than lost; torch.func's by name."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 _NO_TANGENTS = "an operand takes part in forward-mode AD (jvp, jacfwd, dual tensors), which is not offered"
-_NO_TRANSFORMS = "an operand takes part in torch.func's grad, vjp or jacrev, which are not offered: use torch.autograd.grad"
+_NO_TRANSFORMS = (
+    "an operand takes part in torch.func's grad, vjp or jacrev, which are not offered: use "
+    "torch.autograd.grad"
+)
 
 
 def _has_tangent(t: Tensor) -> bool:
@@ -21,7 +25,8 @@ def _has_tangent(t: Tensor) -> bool:
 
 
 def refuse_tangents(*tensors: Any) -> None:
-    """Tangents would be lost here. Those of torch.func cannot always be seen, so nothing is done inside its jvp."""
+    """Tangents would be lost here. Those of torch.func cannot always be seen, so nothing is done inside its
+    jvp."""
     from torch._functorch import eager_transforms
 
     operands = [t for t in tensors if isinstance(t, Tensor)]
@@ -30,7 +35,8 @@ def refuse_tangents(*tensors: Any) -> None:
 
 
 def refuse_transforms(*tensors: Any) -> None:
-    """For use inside a torch.func transform. What torch says itself of an operator there is about autograd.Function."""
+    """For use inside a torch.func transform. What torch says itself of an operator there is about
+    autograd.Function."""
     for t in tensors if torch.is_grad_enabled() else ():
         while isinstance(t, Tensor) and _functorch.is_functorch_wrapped_tensor(t):
             if _functorch.is_gradtrackingtensor(t) and t.requires_grad:

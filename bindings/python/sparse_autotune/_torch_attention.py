@@ -1,4 +1,5 @@
-"""Attention in PyTorch: operators, gradients, autocast and tracing, as in _torch, which says what each way is for."""
+"""Attention in PyTorch: operators, gradients, autocast and tracing, as in _torch, which says what each way is
+for."""
 
 from __future__ import annotations
 
@@ -29,14 +30,18 @@ def _key(index: Tensor, shape: tuple) -> tuple:
 
 
 def pattern_of(index: Tensor, shape: tuple) -> Pattern:
-    """The pattern of a mask's tensor; (rows, columns, block rows, block columns, stored blocks, sequences) is its shape."""
+    """The pattern of a mask's tensor; (rows, columns, block rows, block columns, stored blocks, sequences) is
+    its shape."""
     found = _masks.get(_key(index, shape), (index,))
     if found is not None:
         return found
     if index.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("mask is not known yet, and a CUDA graph is being captured: run this once before")
     if len(shape) != 6 or shape[2] < 1 or shape[3] < 1:
-        raise ValueError(f"mask_shape is {shape}; expected rows, columns, block rows, block columns, stored blocks, sequences")
+        raise ValueError(
+            f"mask_shape is {shape}; expected rows, columns, block rows, block columns, stored blocks, "
+            "sequences"
+        )
     rows, cols, br, bc, stored, sequences = shape
     words = index.detach().cpu().numpy().astype(np.int64)
     sizes = [-(-rows // br) + 1, stored, *((sequences + 1, sequences + 1) if sequences else ())]
@@ -52,7 +57,10 @@ def pattern_of(index: Tensor, shape: tuple) -> Pattern:
 
 def _copy_index(pattern: Pattern, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return torch.tensor(np.concatenate([pattern.row_ptr, pattern.col_idx, *pattern.offsets]).astype(np.int64), device=device)
+        return torch.tensor(
+            np.concatenate([pattern.row_ptr, pattern.col_idx, *pattern.offsets]).astype(np.int64),
+            device=device,
+        )
 
 
 def _where(device: torch.device) -> int:
@@ -64,7 +72,9 @@ def index_of(mask: AttentionMask, device: torch.device) -> Tensor:
     key = _where(device)
     if key not in mask._tensors:
         made = _torch_modes.lasting(_copy_index, mask._pattern, device, aside=key >= 0)
-        made._dynamo_static_input_type = "unguarded"  # its address never changes: CUDA graphs need not copy it
+        made._dynamo_static_input_type = (
+            "unguarded"  # its address never changes: CUDA graphs need not copy it
+        )
         _masks.add(_key(made, mask._index_shape), (made,), mask._pattern, _torch_patterns.Seen((made,), None))
         mask._tensors[key] = made
     return mask._tensors[key]
@@ -92,7 +102,14 @@ def _plain(q: Any, k: Any, v: Any, mask: AttentionMask | None, spec: Spec) -> Te
     return None if quick is None else quick.attend(q, k, v)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | Pattern | None, spec: Spec, lse: bool) -> tuple[Tensor, Tensor | None]:
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask | Pattern | None,
+    spec: Spec,
+    lse: bool,
+) -> tuple[Tensor, Tensor | None]:
     """Of plain tensors, without gradients; gives the runner its plan."""
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v)
@@ -101,7 +118,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | Pattern | Non
     out, sums, made = _attention.forward(q, k, v, mask, spec, lse, keep=not lse and interop._fast is not None)
     if made is not None:
         pattern = _attention.pattern_for(mask, q.shape[-2], k.shape[-2])
-        interop.install(interop.runner(pattern, ("attention", *spec.key), spec.scale or 1.0), (q, k, v), out, made)
+        interop.install(
+            interop.runner(pattern, ("attention", *spec.key), spec.scale or 1.0), (q, k, v), out, made
+        )
     return out, sums
 
 
@@ -122,7 +141,11 @@ class _Attention(ReverseOnly):
         (mask, spec), tensors = ctx.facts, (grad, *ctx.saved_tensors)
         if interop._plain(*tensors):
             return *_Gradients.of_plain(*tensors, mask, spec), None, None
-        return *torch.ops.sparse_autotune.attention_backward(*tensors, *_words(grad.device, mask, *_told(spec))), None, None
+        return (
+            *torch.ops.sparse_autotune.attention_backward(*tensors, *_words(grad.device, mask, *_told(spec))),
+            None,
+            None,
+        )
 
 
 class _Gradients(ReverseOnly):
@@ -137,27 +160,76 @@ class _Gradients(ReverseOnly):
 
 # ---- operators ----
 
-_OPTIONS = "Tensor? mask=None, int[] mask_shape=[], bool causal=False, int? window=None, float? scale=None, bool deterministic=True, bool? allow_tf32=None"
+_OPTIONS = (
+    "Tensor? mask=None, int[] mask_shape=[], bool causal=False, int? window=None, float? scale=None, "
+    "bool deterministic=True, bool? allow_tf32=None"
+)
 _library = interop._library
-_library.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool lse=False) -> (Tensor, Tensor)", tags=interop._tags)
-_library.define(f"attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", tags=interop._tags)
+_library.define(
+    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool lse=False) -> (Tensor, Tensor)",
+    tags=interop._tags,
+)
+_library.define(
+    f"attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}) -> "
+    "(Tensor, Tensor, Tensor)",
+    tags=interop._tags,
+)
 
 
 def _known(mask: Tensor | None, mask_shape: Any) -> Pattern | None:
     return None if mask is None else pattern_of(mask, tuple(mask_shape))
 
 
-def _attention_impl(q, k, v, mask=None, mask_shape=(), causal=False, window=None, scale=None, deterministic=True, allow_tf32=None, lse=False):
+def _attention_impl(
+    q,
+    k,
+    v,
+    mask=None,
+    mask_shape=(),
+    causal=False,
+    window=None,
+    scale=None,
+    deterministic=True,
+    allow_tf32=None,
+    lse=False,
+):
     with torch.no_grad():
-        out, sums = forward(q, k, v, _known(mask, mask_shape), Spec(causal, window, scale, deterministic, allow_tf32), lse)
-    if out.stride() != (wanted := _like(q)).stride():  # torch's own lies as it likes, and what is traced must be what comes
+        out, sums = forward(
+            q, k, v, _known(mask, mask_shape), Spec(causal, window, scale, deterministic, allow_tf32), lse
+        )
+    if (
+        out.stride() != (wanted := _like(q)).stride()
+    ):  # torch's own lies as it likes, and what is traced must be what comes
         out = wanted.copy_(out)
     return out, q.new_empty((0,), dtype=torch.float32) if sums is None else sums
 
 
-def _backward_impl(grad, q, k, v, out, lse, mask=None, mask_shape=(), causal=False, window=None, scale=None, deterministic=True, allow_tf32=None):
+def _backward_impl(
+    grad,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    mask=None,
+    mask_shape=(),
+    causal=False,
+    window=None,
+    scale=None,
+    deterministic=True,
+    allow_tf32=None,
+):
     with torch.no_grad():
-        return _attention.backward(q, k, v, out, lse, grad, _known(mask, mask_shape), Spec(causal, window, scale, deterministic, allow_tf32))
+        return _attention.backward(
+            q,
+            k,
+            v,
+            out,
+            lse,
+            grad,
+            _known(mask, mask_shape),
+            Spec(causal, window, scale, deterministic, allow_tf32),
+        )
 
 
 for _device in ("CPU", "CUDA"):
@@ -172,14 +244,43 @@ def _like(x: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("sparse_autotune::attention", lib=_library)
-def _attention_fake(q, k, v, mask=None, mask_shape=(), causal=False, window=None, scale=None, deterministic=True, allow_tf32=None, lse=False):
-    torch._check(q.dtype == k.dtype and q.dtype == v.dtype, lambda: f"q, k and v have dtypes {q.dtype}, {k.dtype}, {v.dtype}; expected one")
+def _attention_fake(
+    q,
+    k,
+    v,
+    mask=None,
+    mask_shape=(),
+    causal=False,
+    window=None,
+    scale=None,
+    deterministic=True,
+    allow_tf32=None,
+    lse=False,
+):
+    torch._check(
+        q.dtype == k.dtype and q.dtype == v.dtype,
+        lambda: f"q, k and v have dtypes {q.dtype}, {k.dtype}, {v.dtype}; expected one",
+    )
     _attention.check_shapes(q.shape, k.shape, v.shape)
     return _like(q), q.new_empty(q.shape[:-1] if lse else (0,), dtype=torch.float32)
 
 
 @torch.library.register_fake("sparse_autotune::attention_backward", lib=_library)
-def _backward_fake(grad, q, k, v, out, lse, mask=None, mask_shape=(), causal=False, window=None, scale=None, deterministic=True, allow_tf32=None):
+def _backward_fake(
+    grad,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    mask=None,
+    mask_shape=(),
+    causal=False,
+    window=None,
+    scale=None,
+    deterministic=True,
+    allow_tf32=None,
+):
     return _like(q), _like(k), _like(v)
 
 
@@ -211,24 +312,35 @@ def _no_grads(ctx, *grads):
 
 
 torch.library.register_autograd("sparse_autotune::attention", _grads, setup_context=_setup, lib=_library)
-torch.library.register_autograd("sparse_autotune::attention_backward", _no_grads, setup_context=_no_setup, lib=_library)
+torch.library.register_autograd(
+    "sparse_autotune::attention_backward", _no_grads, setup_context=_no_setup, lib=_library
+)
 
 
 def _vmap(name: str, count: int) -> Any:
-    """A batch of batches is a larger batch; where the mask is batched too, or there are no heads or sequences, one by one."""
+    """A batch of batches is a larger batch; where the mask is batched too, or there are no heads or
+    sequences, one by one."""
 
     def rule(info, in_dims, *inputs):
         operator, size = getattr(torch.ops.sparse_autotune, name), info.batch_size
-        left_out = [x.default_value for x in operator.default._schema.arguments[len(inputs) :]]  # by torch: arguments that are what they are by default
+        left_out = [
+            x.default_value for x in operator.default._schema.arguments[len(inputs) :]
+        ]  # by torch: arguments that are what they are by default
         inputs, in_dims = (*inputs, *left_out), (*in_dims, *(None for _ in left_out))
         tensors, rest, dims = inputs[: count + 1], inputs[count + 1 :], in_dims[: count + 1]
         q, at = (tensors[0], dims[0]) if count == 3 else (tensors[1], dims[1])
         packed = inputs[count] is not None and rest[0][5] > 0
         if dims[count] is None and not packed and q.dim() - (at is not None) >= 3:
-            batched = [x.unsqueeze(0).expand(size, *x.shape) if d is None else x.movedim(d, 0) for x, d in zip(tensors[:count], dims)]
+            batched = [
+                x.unsqueeze(0).expand(size, *x.shape) if d is None else x.movedim(d, 0)
+                for x, d in zip(tensors[:count], dims)
+            ]
             found = operator(*batched, inputs[count], *rest)
         else:
-            items = [operator(*(x if d is None else x.select(d, i) for x, d in zip(tensors, dims)), *rest) for i in range(size)]
+            items = [
+                operator(*(x if d is None else x.select(d, i) for x, d in zip(tensors, dims)), *rest)
+                for i in range(size)
+            ]
             found = tuple(torch.stack(x) for x in zip(*items))
         if count == 3 and not rest[-1]:
             return (found[0], found[0].new_empty((0,), dtype=torch.float32)), (0, None)
@@ -238,7 +350,9 @@ def _vmap(name: str, count: int) -> Any:
 
 
 torch.library.register_vmap("sparse_autotune::attention", _vmap("attention", 3), lib=_library)
-torch.library.register_vmap("sparse_autotune::attention_backward", _vmap("attention_backward", 6), lib=_library)
+torch.library.register_vmap(
+    "sparse_autotune::attention_backward", _vmap("attention_backward", 6), lib=_library
+)
 
 
 def _register_autocast(device: str, key: str) -> None:
@@ -289,7 +403,9 @@ def _words(device, mask, causal, window, scale, deterministic, allow_tf32):
     index, shape = None, ()
     if mask is not None:
         at = _where(device)
-        index = mask._tensors[at] if at in mask._tensors else mask._tensors[-1]  # the CPU's serves too, but for CUDA graphs
+        index = (
+            mask._tensors[at] if at in mask._tensors else mask._tensors[-1]
+        )  # the CPU's serves too, but for CUDA graphs
         if _torch_modes.makes_fakes(index):
             index = _copy_index(mask._pattern, device)
         shape, causal = mask._index_shape, causal or mask._causal
@@ -301,7 +417,9 @@ def _words(device, mask, causal, window, scale, deterministic, allow_tf32):
 def _through_operator(q, k, v, mask, return_lse, *facts):
     if mask is not None:
         _attention.check_shapes(q.shape, k.shape, v.shape, mask._shape, mask._heads)
-    needs = return_lse or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+    needs = return_lse or (
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    )
     out, lse = torch.ops.sparse_autotune.attention(q, k, v, *_words(q.device, mask, *facts), needs)
     return (out, lse) if return_lse else out
 

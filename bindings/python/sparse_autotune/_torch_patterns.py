@@ -1,4 +1,5 @@
-"""Patterns of plain index tensors: torch's operators have no other way to a matrix's pattern than the tensors they are given."""
+"""Patterns of plain index tensors: torch's operators have no other way to a matrix's pattern than the tensors
+they are given."""
 
 from __future__ import annotations
 
@@ -20,14 +21,21 @@ from ._matrix import make_pattern
 from ._pattern import Pattern
 from ._quick import _fast
 
-CHECK_CALLS, CHECK_SECONDS = 16, 0.2  # a GPU's indices are looked at with every so many calls, and where the last look is older
+CHECK_CALLS, CHECK_SECONDS = (
+    16,
+    0.2,
+)  # a GPU's indices are looked at with every so many calls, and where the last look is older
 _LATE = (
-    "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, .data), and a product after that was computed with "
-    "what it held before; later ones take what it holds now. After such a write call torch.autograd.graph.increment_version(tensor)"
+    "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, "
+    ".data), and a product after that was computed with "
+    "what it held before; later ones take what it holds now. After such a write call "
+    "torch.autograd.graph.increment_version(tensor)"
 )
 _LAST = (
-    "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, .data), which no call has found yet: products after "
-    "that write, if there were any, and replays of CUDA graphs were computed with what it held before. After such a write call "
+    "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, "
+    ".data), which no call has found yet: products after "
+    "that write, if there were any, and replays of CUDA graphs were computed with what it held before. After "
+    "such a write call "
     "torch.autograd.graph.increment_version(tensor), and capture graphs again"
 )
 
@@ -48,12 +56,14 @@ def _holds(tensors: tuple, arrays: tuple) -> bool:
 
 
 class Look:
-    """Copies of a device's index tensors in host memory, which come when the stream gets there, and what they should hold."""
+    """Copies of a device's index tensors in host memory, which come when the stream gets there, and what they
+    should hold."""
 
     def __init__(self, arrays: tuple, pinned: bool) -> None:
         *copies, came = _torch_modes.lasting(_host_copies, (*arrays, np.zeros(1, np.int64)), pinned)
         self.arrays, self.copies, self.told = arrays, tuple(copies), False
-        # A count that follows the copies tells whether they are there. An event would tell, too, but asking one ends a capture that is under way.
+        # A count that follows the copies tells whether they are there. An event would tell, too, but asking
+        # one ends a capture that is under way.
         self._queued, self._came, self._device = 0, came if pinned else None, None
 
     def queue(self, tensors: tuple) -> None:
@@ -61,7 +71,9 @@ class Look:
             copy.copy_(t, non_blocking=True)
         self._queued, self._device = self._queued + 1, tensors[0].device
         if self._came is not None:
-            self._came.copy_(torch.full((1,), self._queued, dtype=torch.int64, device=self._device), non_blocking=True)
+            self._came.copy_(
+                torch.full((1,), self._queued, dtype=torch.int64, device=self._device), non_blocking=True
+            )
 
     def wrong(self) -> bool:
         return not self.told and not _holds(self.copies, self.arrays)
@@ -113,18 +125,26 @@ atexit.register(_look_at_all)
 
 
 class Seen:
-    """Index tensors as they were when a pattern was made of them: whether they still are is asked at each call.
+    """Index tensors as they were when a pattern was made of them: whether they still are is asked at each
+    call.
 
-    On the CPU what they hold is compared. On a GPU that would wait for all that is queued there, so torch's count of writes is asked. It misses some:
-    now and then a copy into host memory is queued in front of a product, and later calls compare it once it is there. A last copy is made when
-    the owner of the tensors goes, or the program ends: so whoever has read a wrong product's result is told, by the next call or then. A CUDA graph keeps
-    the pattern that it was captured with; the last copy tells of that, too.
+    On the CPU what they hold is compared. On a GPU that would wait for all that is queued there, so torch's
+    count of writes is asked. It misses some: now and then a copy into host memory is queued in front of a
+    product, and later calls compare it once it is there. A last copy is made when the owner of the tensors
+    goes, or the program ends: so whoever has read a wrong product's result is told, by the next call or then.
+    A CUDA graph keeps the pattern that it was captured with; the last copy tells of that, too.
     """
 
     def __init__(self, tensors: tuple, arrays: tuple | None) -> None:
         """`arrays`: what they hold; None: nobody else has these tensors, and the count does."""
         self._versions: tuple | None = tuple(map(version_of, tensors))
-        self._arrays = arrays if arrays is None else tuple(a.astype(str(t.dtype).removeprefix("torch."), copy=False) for t, a in zip(tensors, arrays))
+        self._arrays = (
+            arrays
+            if arrays is None
+            else tuple(
+                a.astype(str(t.dtype).removeprefix("torch."), copy=False) for t, a in zip(tensors, arrays)
+            )
+        )
         self._near = all(map(in_host_memory, tensors))
         self._calls, self._due = 0, time.monotonic() + CHECK_SECONDS
         self._look: Look | None = None
@@ -160,7 +180,8 @@ class Seen:
         return True
 
     def look_last(self, tensors: tuple) -> None:
-        """Of a device's tensors, before their owner lets them go: a later call of anybody's, or the program's end, tells what it found."""
+        """Of a device's tensors, before their owner lets them go: a later call of anybody's, or the program's
+        end, tells what it found."""
         if self._arrays is None or self._near or self._versions != tuple(map(version_of, tensors)):
             return
         if _torch_modes.watched() or _torch_modes.transformed() or not self._queue_look(tensors):
@@ -170,7 +191,8 @@ class Seen:
 
 
 class Owned:
-    """What was seen of index tensors, with the tensors, for whoever owns both: they are looked at once more before they go."""
+    """What was seen of index tensors, with the tensors, for whoever owns both: they are looked at once more
+    before they go."""
 
     __slots__ = ("seen", "tensors")
 
@@ -194,7 +216,8 @@ def _host_copies(arrays: tuple, pinned: bool) -> tuple:
 
 
 class Known:
-    """Patterns by their index tensors, whose storages are held weakly: an address cannot be used again while it stands here."""
+    """Patterns by their index tensors, whose storages are held weakly: an address cannot be used again while
+    it stands here."""
 
     def __init__(self) -> None:
         self._lock, self._entries, self._most = threading.Lock(), dict[tuple, tuple](), 64
@@ -203,13 +226,18 @@ class Known:
         return len(self._entries)
 
     def add(self, key: tuple, tensors: tuple, pattern: Pattern, seen: Seen, own: bool = False) -> None:
-        """For as long as the tensors live and stay as they are. `own`: the pattern keeps these itself, and is not kept for them."""
+        """For as long as the tensors live and stay as they are. `own`: the pattern keeps these itself, and is
+        not kept for them."""
         kept: Callable[[], Pattern | None] = weakref.ref(pattern) if own else lambda: pattern
         entry = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors), seen, kept
         with self._lock:
             self._entries[key] = entry
             if len(self._entries) >= self._most:  # now and then: looking through all of them takes time
-                self._entries = {k: e for k, e in self._entries.items() if e[2]() is not None and not any(r.expired() for r in e[0])}
+                self._entries = {
+                    k: e
+                    for k, e in self._entries.items()
+                    if e[2]() is not None and not any(r.expired() for r in e[0])
+                }
                 self._most = max(64, 2 * len(self._entries))
 
     def drop(self, key: tuple) -> None:
@@ -235,8 +263,13 @@ class Unchanged:
 
     def get(self) -> tuple:
         written = list(map(version_of, self._given)) != self._versions
-        if written or any(None not in pair and pair[0] != pair[1] for pair in zip(self._held, map(_held, self._given))):
-            raise RuntimeError("indices of a matrix or a mask were changed in place after the call whose gradients are asked for")
+        if written or any(
+            None not in pair and pair[0] != pair[1] for pair in zip(self._held, map(_held, self._given))
+        ):
+            raise RuntimeError(
+                "indices of a matrix or a mask were changed in place after the call whose gradients are "
+                "asked for"
+            )
         return self._tensors
 
 
@@ -279,7 +312,10 @@ def pattern_of(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> 
     if found is not None:
         return found
     if row_ptr.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("row_ptr and col_idx are not known yet, and a CUDA graph is being captured: run this product once before")
+        raise RuntimeError(
+            "row_ptr and col_idx are not known yet, and a CUDA graph is being captured: run this product "
+            "once before"
+        )
     pattern = make_pattern(row_ptr, col_idx, shape, block, str(row_ptr.device))
     remember(row_ptr, col_idx, pattern)
     return pattern
@@ -291,7 +327,8 @@ def _copy_indices(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tenso
 
 
 def index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The indices as tensors on a device, one pair a pattern. They stay, but for fakes; a GPU's are made aside."""
+    """The indices as tensors on a device, one pair a pattern. They stay, but for fakes; a GPU's are made
+    aside."""
     key = ("index", str(device))
     known = pattern.caches.get(key)
     if _torch_modes.makes_fakes(known):
@@ -299,8 +336,14 @@ def index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tenso
     if known is None:
         known = _torch_modes.lasting(_copy_indices, pattern, device, aside=device.type == "cuda")
         for t in known:
-            t._dynamo_static_input_type = "unguarded"  # its address never changes: CUDA graphs need not copy it
-        known[0]._sparse_autotune_pattern = pattern  # a graph of autograd may have the tensors when nobody has the matrix any more
+            t._dynamo_static_input_type = (
+                "unguarded"  # its address never changes: CUDA graphs need not copy it
+            )
+        known[
+            0
+        ]._sparse_autotune_pattern = (
+            pattern  # a graph of autograd may have the tensors when nobody has the matrix any more
+        )
         remember(*known, pattern, own=True)
         pattern.caches[key] = known
     return known

@@ -1,4 +1,5 @@
-"""Index tensors that are written to in ways that torch does not count: by collectives, through DLPack and NumPy, by .data."""
+"""Index tensors that are written to in ways that torch does not count: by collectives, through DLPack and
+NumPy, by .data."""
 
 import gc
 import warnings
@@ -33,7 +34,9 @@ def two_layers(**words):
 
 
 def operator(layer):
-    return lambda x: torch.ops.sparse_autotune.matmul(layer.values, layer.row_ptr, layer.col_idx, x, layer.bias, [48, 64], True, True)
+    return lambda x: torch.ops.sparse_autotune.matmul(
+        layer.values, layer.row_ptr, layer.col_idx, x, layer.bias, [48, 64], True, True
+    )
 
 
 CALLS = {
@@ -75,7 +78,10 @@ def test_operators_see_it_in_a_sampled_product_and_in_a_mask():
     masks = [sa.AttentionMask([0, 1, 2], [first, 1 - first], (32, 32), 16) for first in (0, 1)]
     index, new = (torch.tensor(np.concatenate([m.row_ptr, m.col_idx])) for m in masks)
     for mask in masks:
-        torch.testing.assert_close(torch.ops.sparse_autotune.attention(q, k, v, index, [32, 32, 16, 16, 2, 0])[0], sa.attention(q, k, v, mask))
+        torch.testing.assert_close(
+            torch.ops.sparse_autotune.attention(q, k, v, index, [32, 32, 16, 16, 2, 0])[0],
+            sa.attention(q, k, v, mask),
+        )
         WRITES["numpy"](index, new)
 
 
@@ -84,11 +90,19 @@ def test_indices_of_any_whole_dtype_and_with_gaps_are_compared():
     x = torch.randn(3, 64)
     for dtypes in ((torch.int32, torch.int64), (torch.int16, torch.uint8), (torch.int64, torch.int64)):
         for step in (1, 2):
-            rows, cols = (torch.zeros(step * len(t), dtype=d)[::step].copy_(t) for t, d in zip((layer.row_ptr, layer.col_idx), dtypes))
+            rows, cols = (
+                torch.zeros(step * len(t), dtype=d)[::step].copy_(t)
+                for t, d in zip((layer.row_ptr, layer.col_idx), dtypes)
+            )
             for one in (layer, other, layer):
                 WRITES["data"](cols, one.col_idx)
                 for _ in range(2):
-                    torch.testing.assert_close(torch.ops.sparse_autotune.matmul(layer.values, rows, cols, x, layer.bias, [48, 64], True, True), one(x))
+                    torch.testing.assert_close(
+                        torch.ops.sparse_autotune.matmul(
+                            layer.values, rows, cols, x, layer.bias, [48, 64], True, True
+                        ),
+                        one(x),
+                    )
 
 
 def test_a_backward_pass_does_not_take_other_indices_than_its_forward_pass():
@@ -100,7 +114,9 @@ def test_a_backward_pass_does_not_take_other_indices_than_its_forward_pass():
     WRITES["dlpack"](layer.col_idx, other.col_idx)
     with pytest.raises(RuntimeError, match="changed in place after the call"):
         result.sum().backward()
-    torch.testing.assert_close(torch.autograd.grad(kept.sum(), x)[0], expected)  # a layer's keeps the pattern itself
+    torch.testing.assert_close(
+        torch.autograd.grad(kept.sum(), x)[0], expected
+    )  # a layer's keeps the pattern itself
 
 
 OTHERWISE = """
@@ -121,7 +137,8 @@ assert not torch.equal(before, other(x))
 for _ in range(2):
     torch.testing.assert_close(layer(x), other(x))
 pattern = layer.pattern()
-assert layer.pattern() is pattern and (sys.argv[1] == "no extension" or sa._torch._fast.holds(layer.col_idx, pattern.col_idx) is True)
+assert layer.pattern() is pattern
+assert sys.argv[1] == "no extension" or sa._torch._fast.holds(layer.col_idx, pattern.col_idx) is True
 print("fine")
 """
 
@@ -176,12 +193,22 @@ print("fine")
 """
 
 
-@pytest.mark.skipif(not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="torch without gloo")
+@pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="torch without gloo",
+)
 def test_what_a_collective_brings_is_the_pattern(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lambda rank: run_program(COLLECTIVES, str(rank), str(tmp_path / "store"), GLOO_SOCKET_IFNAME="lo"), range(2)))
+        runs = list(
+            pool.map(
+                lambda rank: run_program(
+                    COLLECTIVES, str(rank), str(tmp_path / "store"), GLOO_SOCKET_IFNAME="lo"
+                ),
+                range(2),
+            )
+        )
     assert [r.stdout.strip() for r in runs] == ["fine", "fine"], "\n".join(r.stderr for r in runs)
 
 
@@ -301,7 +328,10 @@ def test_far_away_writes_that_torch_counts_are_nobody_s_business_at_the_end(far)
             with torch.inference_mode(inference):
                 layer(x)
                 if inference:
-                    layer.row_ptr, layer.col_idx = layer.row_ptr.clone(), layer.col_idx.clone()  # torch counts nothing for these
+                    layer.row_ptr, layer.col_idx = (
+                        layer.row_ptr.clone(),
+                        layer.col_idx.clone(),
+                    )  # torch counts nothing for these
                     layer(x)
                     layer.load_state_dict(other.state_dict())
                 else:
@@ -397,7 +427,8 @@ def main(write):
     if write:
         layer.col_idx.numpy()[:] = other.col_idx.numpy()
     layer(x)
-    result = torch.ops.sparse_autotune.matmul(layer.values, layer.row_ptr, layer.col_idx, x, layer.bias, [48, 64], True, True)
+    parts = layer.values, layer.row_ptr, layer.col_idx
+    result = torch.ops.sparse_autotune.matmul(*parts, x, layer.bias, [48, 64], True, True)
     return layer, result
 
 kept = main("write" in sys.argv[1])
@@ -531,8 +562,13 @@ def test_on_a_gpu_few_calls_after_a_write_are_told_of_when_the_layer_goes():
 @pytest.mark.cuda
 @pytest.mark.parametrize("how", ["write, kept", "write in a function", "nothing"])
 def test_on_a_gpu_a_program_does_not_end_in_silence(how):
-    there = ENDS.replace("_torch_patterns.in_host_memory = lambda t: False", "torch.set_default_device('cuda')")
-    there = there.replace("layer.col_idx.numpy()[:] = other.col_idx.numpy()", "torch.from_dlpack(torch.utils.dlpack.to_dlpack(layer.col_idx)).copy_(other.col_idx)")
+    there = ENDS.replace(
+        "_torch_patterns.in_host_memory = lambda t: False", "torch.set_default_device('cuda')"
+    )
+    there = there.replace(
+        "layer.col_idx.numpy()[:] = other.col_idx.numpy()",
+        "torch.from_dlpack(torch.utils.dlpack.to_dlpack(layer.col_idx)).copy_(other.col_idx)",
+    )
     run = run_program(there, how)
     assert run.stdout.strip() == "fine", run.stderr
     assert run.stderr.count("RuntimeWarning") == ("write" in how), run.stderr
