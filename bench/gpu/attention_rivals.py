@@ -93,7 +93,8 @@ class Bench(rivals.Bench):
         if back:
             return {
                 "seconds": self.timed(
-                    lambda: torch.autograd.grad(out, (q, k, v), d, retain_graph=True), stream
+                    lambda: torch.autograd.grad(out, (q, k, v), d, retain_graph=True),  # noqa: F821
+                    stream,
                 ),
                 "error": error,
             }

@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.dont_write_bytecode = True
 
-import roofline  # noqa: E402
-from roofline import row_of  # noqa: E402
+import roofline
+from roofline import row_of
 
 BEGIN, END = "<!-- measured: begin; bench/gpu/pages.py writes this -->", "<!-- measured: end -->"
 

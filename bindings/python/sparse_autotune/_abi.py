@@ -514,7 +514,7 @@ get_threads = lib.omp_get_max_threads
 get_threads.restype, get_threads.argtypes = c_int, []
 
 
-class openmp_threads:  # noqa: N801
+class openmp_threads:
     """Sets OpenMP's threads for what is inside; 0 leaves them alone."""
 
     __slots__ = ("before", "wanted")

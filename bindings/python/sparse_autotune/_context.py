@@ -173,7 +173,7 @@ def _changed() -> None:
         watcher(epoch())
 
 
-class set_effort:  # noqa: N801  a function to its users, and a context manager
+class set_effort:  # a function to its users, and a context manager
     """How much may be spent on a problem that is not in the cache yet, for the whole process.
 
     ``"off"``: the estimate decides; ``"cached"``: the cache, else the estimate; ``"quick"`` (the default): a

@@ -289,7 +289,7 @@ class BsrMatrix:
         return self._torch and self._values.requires_grad
 
     @property
-    def T(self) -> BsrMatrix:  # noqa: N802
+    def T(self) -> BsrMatrix:
         """The transpose: shares values and pattern, and costs nothing."""
         return BsrMatrix._make(self._pattern, self._values, not self._transposed)
 
@@ -405,11 +405,11 @@ class BsrMatrix:
         """``A.T @ x`` of a vector."""
         return self.T._apply(x, "vector")
 
-    def matmat(self, X: Any) -> Any:  # noqa: N803
+    def matmat(self, X: Any) -> Any:
         """``A @ X`` of a matrix, (columns, any number)."""
         return self._apply(X, "matrix")
 
-    def rmatmat(self, X: Any) -> Any:  # noqa: N803
+    def rmatmat(self, X: Any) -> Any:
         """``A.T @ X`` of a matrix."""
         return self.T._apply(X, "matrix")
 

@@ -24,8 +24,8 @@ _forward_ad: Any = SimpleNamespace(
 
 
 def matmul(
-    A: Any,  # noqa: N803
-    B: Any,  # noqa: N803
+    A: Any,
+    B: Any,
     *,
     out: Any = None,
     alpha: float = 1.0,
@@ -156,7 +156,7 @@ def matmul(
     return product(a, b, left, out, options)
 
 
-def _run_into(A: Any, B: Any, out: Any) -> Any:  # noqa: N803
+def _run_into(A: Any, B: Any, out: Any) -> Any:
     if type(A) is BsrMatrix:
         result = A._into(A._values, B, out)
     else:
@@ -178,7 +178,7 @@ def sampled_matmul(
     beta: float = 0.0,
     out: Any = None,
     allow_tf32: bool | None = None,
-) -> BsrMatrix:  # noqa: N803
+) -> BsrMatrix:
     """``X @ Y``, computed only at the stored blocks of `pattern`: a BsrMatrix with that pattern and values of
     X's kind.
 

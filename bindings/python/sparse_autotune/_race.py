@@ -325,7 +325,7 @@ def benchmark(
     allow_dense: bool = False,
     deterministic: bool = True,
     **words: Any,
-) -> Race:  # noqa: N803
+) -> Race:
     """Races every variant for ``A @ B`` and returns all results, each verified on made-up operands of the
     same kind.
 
@@ -424,7 +424,7 @@ def tune(
     effort: str = "full",
     allow_tf32: bool | None = None,
     **words: Any,
-) -> list[dict[str, Any]]:  # noqa: N803
+) -> list[dict[str, Any]]:
     """Races ahead of time what ``A @ B`` will need for B of so many columns, and remembers it; one dict a
     problem.
 

@@ -402,7 +402,7 @@ def _check_meta(first, name, **others):
         same = t is None or (t.device.type == "meta") == (first.device.type == "meta")
         torch._check(
             same, lambda: f"{other} is on {t.device} and {name} on {first.device}; expected one device"
-        )  # noqa: B023
+        )
 
 
 def _check_product(values, row_ptr, col_idx, b, bias, shape, transpose, left):
@@ -700,7 +700,7 @@ def _into(
     return out.copy_(result)
 
 
-def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):  # noqa: N803
+def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):
     """matmul as torch.compile traces it: no Python that it cannot follow."""
     left = not isinstance(A, BsrMatrix)
     a, b = (B, A) if left else (A, B)
@@ -746,7 +746,7 @@ def _with_torch_values(a: BsrMatrix) -> BsrMatrix:
     )
 
 
-def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None):  # noqa: N803
+def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None):
     if options is None:
         return _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype)
     left = not is_sparse(A)
@@ -801,7 +801,7 @@ def eager(a: BsrMatrix, b: Tensor, left: bool, options: _ops.Options) -> Tensor:
     )
 
 
-def _gradient(A, B):  # noqa: N803
+def _gradient(A, B):
     """matmul's plain torch case where a gradient is wanted, without all the questions above; None: it is
     another case."""
     left = type(A) is not BsrMatrix
@@ -823,7 +823,7 @@ def _gradient(A, B):  # noqa: N803
     )
 
 
-def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):  # noqa: N803
+def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):
     compiling = torch.compiler.is_compiling()
     if compiling and not (isinstance(pattern, BsrMatrix) and pattern._torch):
         raise TypeError("pattern: inside torch.compile a BsrMatrix with torch values is expected")

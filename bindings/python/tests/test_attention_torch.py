@@ -13,9 +13,9 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from test_attention import masks  # noqa: E402
+from test_attention import masks
 
-from sparse_autotune import _attention, _torch_attention  # noqa: E402
+from sparse_autotune import _attention, _torch_attention
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -583,8 +583,8 @@ def test_booleans_of_torch_are_a_mask_where_whole_blocks_are_true(layout, device
     mask = getattr(dense, f"to_sparse_{layout}")((16, 8))
     q, k, v = torch.randn(1, 2, 32, 8, device=device), *torch.randn(2, 1, 2, 24, 8, device=device)
     wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, dense)
-    for given in (mask, mask, sa.AttentionMask.from_bsr(mask)):
-        torch.testing.assert_close(sa.attention(q, k, v, given), wanted)
+    for kept in (mask, mask, sa.AttentionMask.from_bsr(mask)):
+        torch.testing.assert_close(sa.attention(q, k, v, kept), wanted)
     x, y = torch.randn(32, 4, device=device), torch.randn(4, 24, device=device)
     torch.testing.assert_close(sa.sampled_matmul(x, y, mask).to_dense(), torch.where(dense, x @ y, 0))
     with pytest.raises(TypeError, match="A has dtype bool"):

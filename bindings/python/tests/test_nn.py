@@ -14,7 +14,7 @@ import sparse_autotune as sa
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def same(x, y, tolerance=1e-4):

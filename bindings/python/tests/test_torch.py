@@ -15,7 +15,7 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from sparse_autotune import _context, _torch_patterns  # noqa: E402
+from sparse_autotune import _context, _torch_patterns
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

@@ -9,7 +9,7 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from sparse_autotune import _torch as interop  # noqa: E402
+from sparse_autotune import _torch as interop
 
 
 @pytest.mark.parametrize("torch_has", ["its function", "none", "another"])

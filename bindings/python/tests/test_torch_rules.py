@@ -14,7 +14,7 @@ from sparse_autotune import _ops
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from torch.autograd import forward_ad  # noqa: E402
+from torch.autograd import forward_ad
 
 WAYS = ["eager", "autocast", "vmap", "compile"]
 

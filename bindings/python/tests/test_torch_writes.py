@@ -12,7 +12,7 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from sparse_autotune import _torch_patterns  # noqa: E402
+from sparse_autotune import _torch_patterns
 
 WRITES = {
     "numpy": lambda t, new: np.copyto(t.numpy(), new.numpy()),
@@ -305,7 +305,7 @@ def test_far_away_few_calls_after_a_write_are_told_of_when_the_owner_goes(owner,
     layer, other = two_layers()
     x = torch.randn(3, 64)
     one = layer if owner == "layer" else layer.matrix().detach().to_torch()
-    call = one if owner == "layer" else lambda x: sa.matmul(x, one)
+    call = one if owner == "layer" else lambda x: sa.matmul(x, one)  # noqa: F821
     x = x if owner == "layer" else torch.randn(5, 48)
     indices = layer.col_idx if owner == "layer" else one.col_indices()
     call(x)
