@@ -15,9 +15,8 @@ import os
 import time
 from pathlib import Path
 
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "passive"
-)  # torch has an OpenMP of its own, and two that spin are slow on few cores
+# torch has an OpenMP of its own, and two that spin are slow on few cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from torch import nn
@@ -46,9 +45,8 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x, attend):
-        q, k, v = (
-            self.qkv(self.norm1(x)).unflatten(-1, (3, -1, self.size)).permute(2, 0, 3, 1, 4)
-        )  # views, of one product
+        # views, of one product
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, -1, self.size)).permute(2, 0, 3, 1, 4)
         x = x + self.out(attend(q, k, v).transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
 
@@ -85,9 +83,8 @@ def windowed(q, k, v):
 # %% The same results, forward and backward
 model = Transformer(options.width, options.layers).to(device, dtype)
 x = torch.randint(tokens, (1, length), device=device)
-scale = (
-    4096 if dtype == torch.float16 else 1
-)  # as torch.amp.GradScaler does it: gradients as small as these are lost in half precision
+# as torch.amp.GradScaler does it: gradients as small as these are lost in half precision
+scale = 4096 if dtype == torch.float16 else 1
 found = {}
 for name, attend in (("dense", dense), ("windowed", windowed)):
     model.zero_grad()

@@ -19,11 +19,8 @@ BACKENDS = {
     "sdpa_flash": "FLASH_ATTENTION",
     "sdpa_efficient": "EFFICIENT_ATTENTION",
 }
-SAID_OF = {
-    "sdpa_cudnn": "cudnn",
-    "sdpa_flash": "flash",
-    "sdpa_efficient": "memory efficient",
-}  # how a warning about one begins
+# how a warning about one begins
+SAID_OF = {"sdpa_cudnn": "cudnn", "sdpa_flash": "flash", "sdpa_efficient": "memory efficient"}
 LOOKED_AT = 256  # query rows of a head that are compared with plain arithmetic
 
 
@@ -249,9 +246,8 @@ def main():
     say(copy_rate=bench.copy_rate())
     say(dense_rate=bench.dense_rate())
     tasks = [(job, name) for job in jobs if "sdpa" in job["rivals"] for name in BACKENDS]
-    tasks += [
-        (job, "flex_attention") for job in jobs if "flex" in job["rivals"]
-    ]  # last: each shape is compiled for seconds
+    # last: each shape is compiled for seconds
+    tasks += [(job, "flex_attention") for job in jobs if "flex" in job["rivals"]]
     for job, name in tasks:
         if time.time() > deadline:
             say(id=job["id"], rival=name, seconds=None, message="no time left")

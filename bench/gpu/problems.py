@@ -170,10 +170,8 @@ SQUARES = {
     (8192, 64): (6.0, 1.2, 6.4),
     (8192, 128): (7.4, 1.3, 8.0),
 }
-NEAR = {
-    "must": {"row_major": 1 / 1.08},
-    "aim": {"row_major": 1},
-}  # of the f16 row-major time: at most 8 % longer
+# of the f16 row-major time: at most 8 % longer
+NEAR = {"must": {"row_major": 1 / 1.08}, "aim": {"row_major": 1}}
 
 
 def all_problems():

@@ -15,20 +15,15 @@ def rival_name(result):
         return "densified"  # spreading the blocks out is part of its time
     if not result["library"]:
         return None
-    name = (
-        result["variant"].replace("_backward", "").split("_", 4)[-1]
-    )  # <backend>_<op>_<dtype>_<block>_<library and what of it>
-    return (
-        "cusparse_bsr" if name == "cusparse_bsrmm" else name
-    )  # its two ways with BSR; the faster one counts
+    # <backend>_<op>_<dtype>_<block>_<library and what of it>
+    name = result["variant"].replace("_backward", "").split("_", 4)[-1]
+    # its two ways with BSR; the faster one counts
+    return "cusparse_bsr" if name == "cusparse_bsrmm" else name
 
 
 class Row:
-    columns = (
-        ("triton_bsr", "triton"),
-        ("dense_cublas", "dense"),
-        ("cusparse_bsr", "cusparse"),
-    )  # ratios of the table
+    # ratios of the table
+    columns = (("triton_bsr", "triton"), ("dense_cublas", "dense"), ("cusparse_bsr", "cusparse"))
 
     def __init__(self, problem, race):
         self.problem, self.race = problem, race
@@ -81,9 +76,8 @@ class Row:
                 self.rivals[name] = min(line["seconds"], before or 1e9)
                 self.details[name] = "graph"
                 if r["verdict"] == "skipped":
-                    self.details["not raced"] = self.details.get("not raced", []) + [
-                        r["variant"]
-                    ]  # as too slow; `check` has verified it
+                    # as too slow; `check` has verified it
+                    self.details["not raced"] = self.details.get("not raced", []) + [r["variant"]]
 
     @property
     def best(self):
@@ -416,9 +410,8 @@ def added(old, new):
         )
     )
     again = tuple(f"{section}:" for section in new["checks"].get("section_seconds", {}))
-    checks["failures"] = [
-        what for what in checks.get("failures", []) if not what.startswith(again)
-    ]  # of parts that ran again
+    # of parts that ran again
+    checks["failures"] = [what for what in checks.get("failures", []) if not what.startswith(again)]
     rows = {row["problem"]["name"]: row for row in old["rows"] + new["rows"]}
     return dict(old, rows=list(rows.values()), checks=checks)
 

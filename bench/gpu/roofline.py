@@ -137,13 +137,8 @@ def measured(record, found):
 
 # ---- the picture: a panel for each block, both axes logarithmic ----
 
-WIDTH, HEIGHT, LEFT, TOP, ROOM = (
-    460,
-    400,
-    56,
-    34,
-    44,
-)  # of a panel; of what is left of and above the axes, and below them
+# of a panel; of what is left of and above the axes, and below them
+WIDTH, HEIGHT, LEFT, TOP, ROOM = (460, 400, 56, 34, 44)
 X, Y = (8, 256), (30e12, 1000e12)  # operations a byte; operations a second
 
 

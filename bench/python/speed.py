@@ -111,9 +111,8 @@ def describe(m, n, k, block, dtype, density):
 
 def timed(call, times):
     def job():
-        time.sleep(
-            0.2
-        )  # thread pools spin for a while after their last job, with sixteen threads for more than 60 ms
+        # thread pools spin for a while after their last job, with sixteen threads for more than 60 ms
+        time.sleep(0.2)
         call()
         begin = time.perf_counter()
         for _ in range(times):
@@ -604,6 +603,7 @@ def cuda_linear():
 
             return call
 
+        # rounds over 2 s: the host's time counts, and it comes in bursts
         found = in_turns(
             {
                 "ours": device_time(step(layer), 20),
@@ -612,7 +612,7 @@ def cuda_linear():
                 "dense forward": device_time(forward(dense), 20),
             },
             41,
-        )  # rounds over 2 s: the host's time counts, and it comes in bursts
+        )
         host = host_cost(
             {"ours": step(layer), "dense": step(dense)}, batch=20, batches=15, sync=torch.cuda.synchronize
         )

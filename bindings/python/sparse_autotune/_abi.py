@@ -99,9 +99,8 @@ def failure(status: int, names: dict[str, str] | None = None) -> Error:
     return error
 
 
-interrupts: list[
-    tuple[int, BaseException]
-] = []  # thread and what ended a callback there, KeyboardInterrupt say: C cannot pass it on
+# thread and what ended a callback there, KeyboardInterrupt say: C cannot pass it on
+interrupts: list[tuple[int, BaseException]] = []
 
 
 def raise_interrupt() -> None:

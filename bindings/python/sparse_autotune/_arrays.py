@@ -44,11 +44,8 @@ def host(x: Any, name: str) -> np.ndarray:
         x = x.get()
     try:
         return x.numpy() if tensor else np.asarray(x)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # ragged lists, layouts and dtypes that NumPy has not, fake tensors
+    # ragged lists, layouts and dtypes that NumPy has not, fake tensors
+    except (RuntimeError, TypeError, ValueError) as error:
         what = f"a {type(x).__name__} of {x.dtype}, {x.layout}" if tensor else reprlib.repr(x)
         kind = ValueError if isinstance(error, ValueError) else TypeError
         raise kind(f"{name} is {what}; expected what NumPy can make an array of: {error}") from error
@@ -178,12 +175,8 @@ class _DLTensor(ctypes.Structure):
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 _DL_DTYPES = {(2, 32): _abi.F32, (2, 64): _abi.F64, (2, 16): _abi.F16, (4, 16): _abi.BF16}
-_DL_DEVICES = {
-    1: "cpu",
-    2: "cuda",
-    3: "cpu",
-    13: "cuda",
-}  # pinned memory is the host's, managed memory the device's
+# pinned memory is the host's, managed memory the device's
+_DL_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
 def _from_dlpack(x: Any, name: str) -> Operand:
@@ -192,9 +185,8 @@ def _from_dlpack(x: Any, name: str) -> Operand:
         where = _DL_DEVICES.get(kind)
         if where is not None:
             capsule = x.__dlpack__(stream=1) if where == "cuda" else x.__dlpack__()
-            pointer = _capsule_pointer(
-                capsule, b"dltensor"
-            )  # not one that was used, nor a versioned one, which nobody asked for
+            # not one that was used, nor a versioned one, which nobody asked for
+            pointer = _capsule_pointer(capsule, b"dltensor")
     except Exception as error:  # whatever the maker's code raises
         raise TypeError(
             f"{name} is a {type(x).__name__} whose memory DLPack cannot share: {error}"

@@ -68,9 +68,8 @@ def attention(
     """
     if is_causal is not False or attn_mask is not None or dropout_p or enable_gqa is not True:
         mask, causal = _as_torch_means(q, k, mask, causal, attn_mask, is_causal, dropout_p, enable_gqa)
-    if mask is not None and not isinstance(
-        mask, AttentionMask
-    ):  # again, with a mask that torch.compile can follow
+    # again, with a mask that torch.compile can follow
+    if mask is not None and not isinstance(mask, AttentionMask):
         made = as_mask(mask, "mask" if attn_mask is None else "attn_mask")
         return attention(
             q,
@@ -141,9 +140,8 @@ def _as_torch_means(
         raise NotImplementedError(f"dropout_p is {dropout_p}; expected 0: there is no dropout")
     if attn_mask is not None and mask is not None:
         raise ValueError("mask and attn_mask are both given; expected one of them")
-    shapes = [
-        () if getattr(x, "is_nested", False) else tuple(getattr(x, "shape", ())) for x in (q, k)
-    ]  # what else is wrong is told later
+    # what else is wrong is told later
+    shapes = [() if getattr(x, "is_nested", False) else tuple(getattr(x, "shape", ())) for x in (q, k)]
     if min(map(len, shapes)) > 2 and not enable_gqa and shapes[0][-3] != shapes[1][-3]:
         raise ValueError(
             f"enable_gqa is False, and q has {shapes[0][-3]} heads and k {shapes[1][-3]}; expected as many"
@@ -426,9 +424,8 @@ def forward(
             out.pointer,
             sums.pointer if sums is not None else None,
         )
-        keep = keep and all(
-            h.operand.array is x for h, x in ((hq, q_array), (hk, k_array), (hv, v_array))
-        )  # a copy's address is nobody's
+        # a copy's address is nobody's
+        keep = keep and all(h.operand.array is x for h, x in ((hq, q_array), (hk, k_array), (hv, v_array)))
         own, plan = _run(pattern, problem, pointers, q, tuple(x.operand.array for x in (hq, hk, hv)), keep)
         if own is not None:
             return *own, None

@@ -75,11 +75,8 @@ def _explain(
 ) -> tuple[bool, int]:
     """Causal and window that keep exactly what the blocks keep; ValueError where there are none."""
     step, shift = max(1, _CHUNK // (block[0] * block[1])), shape[1] - shape[0]
-    most, least, holes = (
-        -(2**62),
-        2**62,
-        [],
-    )  # distances k - (where q stands) that are kept, and those that are not
+    # distances k - (where q stands) that are kept, and those that are not
+    most, least, holes = (-(2**62), 2**62, [])
     if len(full):
         q, k = full[:, 1] * block[0], full[:, 2] * block[1]
         most = int((np.minimum(k + block[1], shape[1]) - 1 - q).max()) - shift

@@ -501,10 +501,8 @@ def _reach(
     """Blocks in which causal and window keep anything, of all or of one sequence (q0, q1, k0, k1)."""
     q0, q1, k0, k1 = part or (0, shape[0], 0, shape[1])
     rows, cols = np.arange(-(-shape[0] // block[0])), np.arange(-(-shape[1] // block[1]))
-    first, last = (
-        np.maximum(rows * block[0], q0),
-        np.minimum((rows + 1) * block[0], q1) - 1,
-    )  # queries of a block row
+    # queries of a block row
+    first, last = (np.maximum(rows * block[0], q0), np.minimum((rows + 1) * block[0], q1) - 1)
     left, right = np.maximum(cols * block[1], k0), np.minimum((cols + 1) * block[1], k1) - 1
     shift = k1 - q1  # a query stands at this key
     high = last + shift if causal else np.where(window > 0, last + shift + window - 1, k1)

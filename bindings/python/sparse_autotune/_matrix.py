@@ -85,9 +85,8 @@ def check_values(values: Any, pattern: Pattern) -> Any:
     """Values that fit a pattern, without gaps."""
     torch, expected = torch_module(), (pattern.stored_blocks, *pattern.block)
     _arrays.refuse_nested(torch, values, "values")
-    plain = torch is not None and isinstance(
-        values, torch.Tensor
-    )  # may have no memory: functorch, fake tensors
+    # may have no memory: functorch, fake tensors
+    plain = torch is not None and isinstance(values, torch.Tensor)
     operand = None if plain else _arrays.describe(values, "values")
     shape = tuple(values.shape) if operand is None else operand.shape
     if shape != expected:
@@ -148,9 +147,8 @@ class BsrMatrix:
 
     @classmethod
     def _make(cls, pattern: Pattern, values: Any, transposed: bool = False) -> BsrMatrix:
-        return cls(
-            pattern, values, transposed, (0, 0)
-        )  # not by __new__, which torch.compile of 2.6 cannot follow
+        # not by __new__, which torch.compile of 2.6 cannot follow
+        return cls(pattern, values, transposed, (0, 0))
 
     def _set(self, pattern: Pattern, values: Any, transposed: bool) -> None:
         self._pattern, self._values, self._transposed = pattern, values, transposed
@@ -458,9 +456,8 @@ def _what(x: Any) -> str:
 
 # ---- any sparse matrix as a BsrMatrix ----
 
-_known: dict[
-    int, tuple[Any, BsrMatrix]
-] = {}  # by object: what was made of a plain sparse matrix; goes when that goes
+# by object: what was made of a plain sparse matrix; goes when that goes
+_known: dict[int, tuple[Any, BsrMatrix]] = {}
 
 
 def uncompiled(call: Any) -> Any:

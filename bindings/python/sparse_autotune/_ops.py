@@ -18,9 +18,8 @@ _torch_sampled: Any = None
 _torch_eager: Any = None
 _torch_gradient: Any = None
 _refuse_tangents: Any = None
-_forward_ad: Any = SimpleNamespace(
-    _current_level=-1
-)  # torch.autograd.forward_ad: -1 where no dual tensor can exist
+# torch.autograd.forward_ad: -1 where no dual tensor can exist
+_forward_ad: Any = SimpleNamespace(_current_level=-1)
 
 
 def matmul(
@@ -363,9 +362,8 @@ def _uniform(sizes: tuple, strides: tuple) -> tuple[int, int] | None:
 
 def _dense_copy(x: Operand, name: str) -> Operand:
     if x.kind == "torch":
-        return _arrays.describe(
-            x.array.clone(memory_format=torch_module().contiguous_format), name
-        )  # contiguous() leaves an empty one as it lies
+        # contiguous() leaves an empty one as it lies
+        return _arrays.describe(x.array.clone(memory_format=torch_module().contiguous_format), name)
     if x.kind == "dlpack":
         raise ValueError(f"{name} has strides {x.strides}; expected evenly spaced batches")
     module = _arrays.cupy_module() if x.kind == "cupy" else _arrays.np
@@ -635,9 +633,10 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
         activation=options.activation,
         flags=options.flags_for(x),
     )
+    # a copy's address is nobody's
     keep = (
         keep and values.array is a._values and b.operand is x and (bias is None or bias.array is options.bias)
-    )  # a copy's address is nobody's
+    )
     pointers = (values.pointer, b.operand.pointer, target.pointer, bias.pointer if bias is not None else None)
     sparse_name = "B" if left else "A"
     return run(

@@ -103,9 +103,8 @@ class Problem:
         self.struct = s = _abi.Problem(batch=1, alpha=1.0)
         for name, value in fields.items():
             setattr(s, name, _STRUCTS[name](value) if name in _STRUCTS else value)
-        s.flags |= (
-            _abi.ALLOW_BROADCAST
-        )  # an array's stride of 0 is meant: expand() and broadcast_to() make such
+        # an array's stride of 0 is meant: expand() and broadcast_to() make such
+        s.flags |= _abi.ALLOW_BROADCAST
         self._key = tuple(sorted(fields.items()))
         self._hash = hash(self._key)
 

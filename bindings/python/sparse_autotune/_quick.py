@@ -12,9 +12,8 @@ from ._pattern import Kept, Pattern, alignment
 
 try:
     from . import _fast
-except (
-    ImportError
-):  # built without Python's headers, or a Python without the stable ABI: everything works, calls cost more
+except ImportError:
+    # Built without Python's headers, or a Python without the stable ABI: everything works, calls cost more.
     _fast = None
 
 

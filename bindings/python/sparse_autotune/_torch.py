@@ -232,9 +232,8 @@ class _Product(ReverseOnly):
     def backward(ctx, grad):
         values, b = ctx.saved_tensors
         pattern, transposed, left, alpha, bias_dtype, tf32 = ctx.facts
-        if not torch.is_grad_enabled() and _plain(
-            values, b, grad
-        ):  # the usual backward pass: asked once for all of it
+        # the usual backward pass: asked once for all of it
+        if not torch.is_grad_enabled() and _plain(values, b, grad):
 
             def product(v, x, t, side, s):
                 return forward(pattern, v, t, x, side, None, 0, s, tf32)
@@ -851,9 +850,8 @@ def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):
 
 
 _ops._watched = watched
-_ops._compiling = (
-    torch.compiler.is_dynamo_compiling
-)  # cheaper than is_compiling; torch.export without dynamo brings fake tensors
+# cheaper than is_compiling; torch.export without dynamo brings fake tensors
+_ops._compiling = torch.compiler.is_dynamo_compiling
 _ops._torch_matmul = _matmul
 _ops._torch_sampled = _sampled
 _ops._torch_eager = eager

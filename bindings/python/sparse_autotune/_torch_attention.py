@@ -197,9 +197,8 @@ def _attention_impl(
         out, sums = forward(
             q, k, v, _known(mask, mask_shape), Spec(causal, window, scale, deterministic, allow_tf32), lse
         )
-    if (
-        out.stride() != (wanted := _like(q)).stride()
-    ):  # torch's own lies as it likes, and what is traced must be what comes
+    # torch's own lies as it likes, and what is traced must be what comes
+    if out.stride() != (wanted := _like(q)).stride():
         out = wanted.copy_(out)
     return out, q.new_empty((0,), dtype=torch.float32) if sums is None else sums
 
@@ -323,9 +322,8 @@ def _vmap(name: str, count: int) -> Any:
 
     def rule(info, in_dims, *inputs):
         operator, size = getattr(torch.ops.sparse_autotune, name), info.batch_size
-        left_out = [
-            x.default_value for x in operator.default._schema.arguments[len(inputs) :]
-        ]  # by torch: arguments that are what they are by default
+        # by torch: arguments that are what they are by default
+        left_out = [x.default_value for x in operator.default._schema.arguments[len(inputs) :]]
         inputs, in_dims = (*inputs, *left_out), (*in_dims, *(None for _ in left_out))
         tensors, rest, dims = inputs[: count + 1], inputs[count + 1 :], in_dims[: count + 1]
         q, at = (tensors[0], dims[0]) if count == 3 else (tensors[1], dims[1])
@@ -403,9 +401,8 @@ def _words(device, mask, causal, window, scale, deterministic, allow_tf32):
     index, shape = None, ()
     if mask is not None:
         at = _where(device)
-        index = (
-            mask._tensors[at] if at in mask._tensors else mask._tensors[-1]
-        )  # the CPU's serves too, but for CUDA graphs
+        # the CPU's serves too, but for CUDA graphs
+        index = mask._tensors[at] if at in mask._tensors else mask._tensors[-1]
         if _torch_modes.makes_fakes(index):
             index = _copy_index(mask._pattern, device)
         shape, causal = mask._index_shape, causal or mask._causal

@@ -21,10 +21,8 @@ from ._matrix import make_pattern
 from ._pattern import Pattern
 from ._quick import _fast
 
-CHECK_CALLS, CHECK_SECONDS = (
-    16,
-    0.2,
-)  # a GPU's indices are looked at with every so many calls, and where the last look is older
+# a GPU's indices are looked at with every so many calls, and where the last look is older
+CHECK_CALLS, CHECK_SECONDS = (16, 0.2)
 _LATE = (
     "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, "
     ".data), and a product after that was computed with "

@@ -263,17 +263,14 @@ class SparseLinear(nn.Module):
         parts = [state_dict.get(prefix + name) for name in ("row_ptr", "col_idx", "values")]
         wrong = self._misfit(*parts)
         if wrong:
-            rest[-1].append(
-                f"{prefix.rstrip('.') or 'SparseLinear'} is left as it was: {wrong}"
-            )  # error_msgs
+            # error_msgs
+            rest[-1].append(f"{prefix.rstrip('.') or 'SparseLinear'} is left as it was: {wrong}")
             return
         if parts[1] is not None and parts[1].shape != self.col_idx.shape:
             count = parts[1].shape[0]
             self.values = nn.Parameter(self.values.new_empty((count, *self.block)), self.values.requires_grad)
-            self.row_ptr, self.col_idx = (
-                self.row_ptr.clone(),
-                self.col_idx.new_zeros(count),
-            )  # another layer may have the old ones
+            # another layer may have the old ones
+            self.row_ptr, self.col_idx = (self.row_ptr.clone(), self.col_idx.new_zeros(count))
         self._seen = None  # before the write, since a last look may follow
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.row_ptr.is_inference() or self.col_idx.is_inference():
@@ -385,9 +382,8 @@ def _matrix(layer: SparseLinear) -> BsrMatrix:
     return BsrMatrix._make(pattern, check_values(layer.values, pattern))
 
 
-_matrix_outside = torch._disable_dynamo(
-    _matrix
-)  # torch.compiler.disable would import the compiler here and now
+# torch.compiler.disable would import the compiler here and now
+_matrix_outside = torch._disable_dynamo(_matrix)
 
 
 def _chooser(include: Any) -> Callable[[str, nn.Linear], bool]:

@@ -476,9 +476,8 @@ def _roofline(races: list[dict]) -> str | None:
     the floors of its races imply."""
     points: list[tuple[float, float, str, dict]] = []
     seen = _seen_rates(races)
-    roofs: dict[
-        str, list[tuple[float, float]]
-    ] = {}  # ceilings and slopes; none for what was not seen where something was
+    # ceilings and slopes; none for what was not seen where something was
+    roofs: dict[str, list[tuple[float, float]]] = {}
     for race in races:
         p, best = race["problem"], _winner(race)
         if best and p.get("bytes") and p.get("flops") and p.get("floor_seconds"):

@@ -13,12 +13,10 @@ import threading
 os.environ["SPARSE_AUTOTUNE_CACHE"] = tempfile.mkdtemp(prefix="sparse_autotune_test_")
 atexit.register(shutil.rmtree, os.environ["SPARSE_AUTOTUNE_CACHE"], ignore_errors=True)
 os.environ.pop("SPARSE_AUTOTUNE", None)
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "passive"
-)  # torch has an OpenMP of its own, and two that spin are slow on few cores
-os.environ.setdefault(
-    "TORCHINDUCTOR_VEC_ISA_OK", "0"
-)  # else inductor compiles half a minute of probes for vector instructions
+# torch has an OpenMP of its own, and two that spin are slow on few cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# else inductor compiles half a minute of probes for vector instructions
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of a GPU's memory
 
 import numpy as np

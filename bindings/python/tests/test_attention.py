@@ -148,9 +148,8 @@ def test_attention_is_what_it_is_defined_to_be(problem, causal, window, scale):
     close(out, wanted, q.dtype)
     assert np.array_equal(np.isinf(lse), np.isinf(wanted_lse))
     np.testing.assert_allclose(lse, wanted_lse, rtol=2e-3, atol=2e-3)
-    close(
-        sa.attention(q, k, v, mask, causal=causal, window=window, scale=scale), wanted, q.dtype
-    )  # another problem, maybe another kernel
+    # another problem, maybe another kernel
+    close(sa.attention(q, k, v, mask, causal=causal, window=window, scale=scale), wanted, q.dtype)
 
 
 def test_rows_and_heads_lie_in_the_result_as_in_q():

@@ -169,9 +169,8 @@ def test_what_stays_is_not_in_the_caller_s_memory_pool():
     with torch.cuda.use_mem_pool(pool), sa.set_effort("quick"):
         c = a @ b
         sa.sampled_matmul(b, b.T, a)
-        torch.ops.sparse_autotune.sampled(
-            b, b.T, *index, fresh.shape, fresh.block
-        )  # its pattern is new, as in a compiled backward pass
+        # its pattern is new, as in a compiled backward pass
+        torch.ops.sparse_autotune.sampled(b, b.T, *index, fresh.shape, fresh.block)
         sa.sampled_matmul(b, b.T, there)
     close(c, expected)
     del c

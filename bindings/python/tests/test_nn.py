@@ -156,9 +156,10 @@ def test_compile(backend, device):
 def tensors_with_memory():
     gc.collect()
     found = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)]
+    # pinned memory is the host's
     return [
         t for t in found if t.device.type != "meta" and not t.is_pinned() and t.untyped_storage().nbytes()
-    ]  # pinned memory is the host's
+    ]
 
 
 @pytest.mark.parametrize("effort", ["off", "quick"])
@@ -441,9 +442,8 @@ def test_who_resets_parameters_and_where():
 
     same(torch.compile(again, backend="eager")(), layer(torch.ones(1, 16)))
     layer = sa.SparseLinear(16, 16, block=4, density=0.5, device="meta")
-    layer.values = nn.Parameter(
-        torch.zeros(layer.values.shape)
-    )  # a loader that has not come to the buffers yet
+    # a loader that has not come to the buffers yet
+    layer.values = nn.Parameter(torch.zeros(layer.values.shape))
     layer.reset_parameters()
     assert layer.values.abs().max() > 0 and layer.row_ptr.is_meta
 
@@ -576,9 +576,8 @@ def test_shared_weights_stay_shared(device):
     assert one.values is other.values
     same(one(x) - one.bias, other(x) - other.bias)
     before = other(x)
-    one.load_state_dict(
-        sa.SparseLinear(8, 8, 4, 0.75).state_dict()
-    )  # another number of blocks is of this layer alone
+    # another number of blocks is of this layer alone
+    one.load_state_dict(sa.SparseLinear(8, 8, 4, 0.75).state_dict())
     assert one.values is not other.values
     same(other(x), before)
 

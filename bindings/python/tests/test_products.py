@@ -178,9 +178,8 @@ def test_the_quick_way_is_taken_and_gives_way():
         and quick.flags.c_contiguous
         and np.array_equal(quick, c)
     )
-    odd = (
-        np.concatenate([[0], b.ravel()]).astype(np.float32)[1:].reshape(24, 5)
-    )  # less aligned than the plan wants
+    # less aligned than the plan wants
+    odd = np.concatenate([[0], b.ravel()]).astype(np.float32)[1:].reshape(24, 5)
     unaligned = np.frombuffer(b"0" + b.tobytes(), np.uint8)[1:].view(np.float32).reshape(24, 5)
     masked = np.ma.masked_array(b, b > 0)
     others = [

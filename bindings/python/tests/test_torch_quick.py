@@ -86,9 +86,8 @@ def test_the_quick_way_into_memory_that_is_given(device):
         version = out._version
         assert interop._fast is None or (a._into(a.values, b, out) is not None) == quick
         out.fill_(torch.nan)
-        assert (
-            sa.matmul(a, b, out=out) is out and out._version > version + 1
-        )  # fill_ counts, and so does the product
+        # fill_ counts, and so does the product
+        assert sa.matmul(a, b, out=out) is out and out._version > version + 1
         close(out, dense @ b)
     left = torch.full((5, 32), torch.nan, device=device)
     for _ in range(2):

@@ -146,9 +146,8 @@ def test_zeros_without_memory_are_operands_and_gradients():
     zeros = torch._efficientzerotensor
     for _ in range(2):
         for b in (zeros((16, 3)), zeros((2, 16, 3)), zeros(16)):
-            torch.testing.assert_close(
-                a @ torch.ones(b.shape), dense @ torch.ones(b.shape)
-            )  # a plan that the quick way keeps
+            # a plan that the quick way keeps
+            torch.testing.assert_close(a @ torch.ones(b.shape), dense @ torch.ones(b.shape))
             assert torch.equal(a @ b, dense @ b)
         assert torch.equal(
             sa.sampled_matmul(zeros((16, 3)), torch.ones(3, 16), a).values, torch.zeros_like(a.values)

@@ -110,9 +110,8 @@ def test_a_trace_in_another_thread_is_not_ours():
     traced, found = threading.Event(), []
 
     def other(x):
-        thread = threading.Thread(
-            target=lambda: found.append(sa.matmul(a, b, out_dtype="float32"))
-        )  # refused where somebody traces
+        # refused where somebody traces
+        thread = threading.Thread(target=lambda: found.append(sa.matmul(a, b, out_dtype="float32")))
         thread.start()
         thread.join()
         traced.set()

@@ -114,9 +114,8 @@ def test_a_backward_pass_does_not_take_other_indices_than_its_forward_pass():
     WRITES["dlpack"](layer.col_idx, other.col_idx)
     with pytest.raises(RuntimeError, match="changed in place after the call"):
         result.sum().backward()
-    torch.testing.assert_close(
-        torch.autograd.grad(kept.sum(), x)[0], expected
-    )  # a layer's keeps the pattern itself
+    # a layer's keeps the pattern itself
+    torch.testing.assert_close(torch.autograd.grad(kept.sum(), x)[0], expected)
 
 
 OTHERWISE = """
@@ -328,10 +327,8 @@ def test_far_away_writes_that_torch_counts_are_nobody_s_business_at_the_end(far)
             with torch.inference_mode(inference):
                 layer(x)
                 if inference:
-                    layer.row_ptr, layer.col_idx = (
-                        layer.row_ptr.clone(),
-                        layer.col_idx.clone(),
-                    )  # torch counts nothing for these
+                    # torch counts nothing for these
+                    layer.row_ptr, layer.col_idx = (layer.row_ptr.clone(), layer.col_idx.clone())
                     layer(x)
                     layer.load_state_dict(other.state_dict())
                 else:
