@@ -869,7 +869,7 @@ def main():
     a = parser.parse_args()
     sa.set_effort(a.effort)
     info = sa.device_info("cuda:0" if HAVE_CUDA else "cpu")
-    quick = torch is not None and sa._torch._fast is not None
+    quick = torch is not None and sa._quick._fast is not None
     machine = {
         "name": info["name"],
         "identity": info["identity"],

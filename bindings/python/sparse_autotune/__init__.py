@@ -56,7 +56,7 @@ if importlib.util.find_spec("torch") is not None:
     __all__ += ["SparseLinear", "sparsify"]
 
 if sys.modules.get("torch") is not None:
-    from . import _torch, _torch_attention  # noqa: F401  the operators
+    from . import _torch  # noqa: F401  the operators
 
 
 def __getattr__(name: str) -> Any:

@@ -334,7 +334,9 @@ def stream_of(o: Operand) -> int:
     if o.device == "cpu":
         return 0
     if o.kind == "torch":
-        return torch_module()._C._cuda_getCurrentRawStream(o.array.device.index)
+        from ._torch import private
+
+        return private.current_stream(o.array.device.index)
     if o.kind == "cupy":
         return cupy_module().cuda.get_current_stream(int(o.device.split(":")[1])).ptr
     return 0

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from . import _abi, _arrays, _ops, _torch_own
+from . import _abi, _arrays, _ops
 from ._arrays import Operand, torch_module
 from ._mask import AttentionMask, as_mask, flag, whole
 from ._pattern import ATTENTION_NAMES, Kept, Pattern, alignment, launch, problem_of
 
-# Set by _torch_attention once torch is there.
+# Set by _torch.attention once torch is there.
 _torch_attention: Any = None
-_torch_plain: Any = None
+_torch_quick: Any = None
 _torch_forward: Any = None
 
 MOST_DENSE = 256  # patterns that store everything, by lengths
@@ -95,10 +95,10 @@ def attention(
             if not isinstance(x, torch.Tensor):
                 raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor, as q is")
         if _torch_attention is None:  # torch was imported later than this package
-            from . import _torch_attention as _
+            from . import _torch as _
         spec = Spec(causal, window, scale, deterministic, allow_tf32, mask)
         if not return_lse:
-            result = _torch_plain(q, k, v, mask, spec)
+            result = _torch_quick(q, k, v, mask, spec)
             if result is not None:
                 return result
         if any(_ops.wants_torch(torch, None, x, None, None) for x in (q, k, v)):
@@ -441,7 +441,9 @@ def _run(pattern: Pattern, problem: Any, pointers: tuple, q: Operand, arrays: tu
     key, plan = pattern.take(q.device, problem, stream, threads, capturing)
     try:
         if plan.direct is ...:
-            plan.direct = _torch_own.direct(plan, problem.struct, pattern.view(), q.device)
+            from ._torch import own_attention
+
+            plan.direct = own_attention.direct(plan, problem.struct, pattern.view(), q.device)
         if plan.direct is not None:
             keep = False
             with torch_module().no_grad():

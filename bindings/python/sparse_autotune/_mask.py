@@ -141,9 +141,9 @@ class AttentionMask:
         if torch_module() is None:
             early.add(self)
         else:
-            from . import _torch_attention
+            from ._torch import masks
 
-            _torch_attention.adopt(self)
+            masks.adopt(self)
 
     @classmethod
     def _of(
@@ -574,11 +574,13 @@ def _whole_blocks(x: Any, name: str) -> BsrMatrix:
 
 
 def _all_true(x: Any, known: dict) -> bool:
-    """Whether booleans all are; those of a GPU, which must be waited for, are looked at again once torch has
-    counted a write."""
+    """Whether all booleans are true. Those of a GPU, which must be waited for, are read again only once torch
+    has counted a write."""
     if hasattr(x, "tocsr"):
         return bool(x.data.all())
-    version = None if x.is_cpu or x.is_inference() else x._version
+    from ._torch import private
+
+    version = None if x.is_cpu or x.is_inference() else private.version_of(x)
     if version is None or known.get("all true") != version:
         if not x.values().all():
             return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -156,9 +155,9 @@ class BsrMatrix:
         self._torch = torch is not None and isinstance(values, torch.Tensor)
         self._runner = self._left_runner = self._into = self._left_into = _no_runner
         if self._torch:
-            from . import _torch
+            from ._torch import quick
 
-            _torch.adopt(self)
+            quick.adopt(self)
         elif isinstance(values, np.ndarray):
             _quick.adopt(self)
 
@@ -461,18 +460,21 @@ _known: dict[int, tuple[Any, BsrMatrix]] = {}
 
 
 def uncompiled(call: Any) -> Any:
-    """Keeps torch.compile out of a function and all that it calls. It leaves a frame that holds a sparse
-    tensor to Python, and would go on with the frames that this one calls, in which it cannot follow what is
-    done with the tensor's parts."""
+    """Keeps torch.compile out of a function and all that it calls.
+
+    torch.compile leaves a frame that holds a sparse tensor to Python. But it would go on with the frames that
+    this one calls, where it cannot follow what is done with the tensor's parts.
+    """
     kept: list[Any] = []
 
     @functools.wraps(call)
     def outside(*arguments: Any) -> Any:
         if not kept:
-            disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-            if disable is None:  # nothing is compiled in this program yet
+            from ._torch import private
+
+            if not private.compiler_is_loaded():
                 return call(*arguments)
-            kept.append(disable(call))
+            kept.append(torch_module().compiler.disable(call))
         return kept[0](*arguments)
 
     return outside
@@ -525,7 +527,7 @@ def is_sparse(x: Any) -> bool:
     if isinstance(x, BsrMatrix):
         return True
     if torch is not None and isinstance(x, torch.Tensor):
-        return x.layout not in (torch.strided, torch._mkldnn) and not x.is_nested
+        return x.layout is not torch.strided and not x.is_mkldnn and not x.is_nested
     return hasattr(x, "tocsr") and hasattr(x, "format")
 
 
@@ -571,16 +573,16 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
     wait for all that is queued, once torch has counted that the tensor, its indices or its values, was
     written to. `Seen` finds what it does not count. Values that had to be copied, those of a BSC tensor, are
     copied anew at each call."""
-    from . import _torch_modes, _torch_patterns
+    from ._torch import modes, patterns, private
 
     stored = _by_rows(x, name)
-    version, cpu = _torch_patterns.version_of(x), _torch_patterns.in_host_memory(x)
-    trusted = not cpu or _torch_modes.watched()
+    version, cpu = private.version_of(x), patterns.in_host_memory(x)
+    trusted = not cpu or modes.watched()
 
     def made_of(m: BsrMatrix, indices: tuple) -> BsrMatrix:
         m._version, m._seen = (
             version,
-            _torch_patterns.Owned(indices, _torch_patterns.Seen(indices, (m.row_ptr, m.col_idx))),
+            patterns.Owned(indices, patterns.Seen(indices, (m.row_ptr, m.col_idx))),
         )
         return m
 

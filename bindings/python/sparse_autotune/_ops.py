@@ -10,15 +10,15 @@ from ._arrays import Operand, refuse_nested, torch_module
 from ._matrix import BsrMatrix, as_bsr, is_sparse
 from ._pattern import Kept, Pattern, Problem, alignment, launch, problem_of
 
-# Set by _torch once torch is there.
+# Set by _torch.calls once torch is there.
 _compiling = bool  # torch.compiler.is_dynamo_compiling; bool() is False
-_watched = bool  # _torch_modes.watched: whether a mode or a trace wants to see operators
+_surrounded = bool  # _torch.modes.surrounded: whether autocast, a mode, a trace or a transform is active
 _torch_matmul: Any = None
 _torch_sampled: Any = None
 _torch_eager: Any = None
 _torch_gradient: Any = None
 _refuse_tangents: Any = None
-# torch.autograd.forward_ad: -1 where no dual tensor can exist
+# Becomes torch.autograd.forward_ad. The level is -1 where no dual tensor can exist.
 _forward_ad: Any = SimpleNamespace(_current_level=-1)
 
 
@@ -257,8 +257,11 @@ def tf32_flag(allowed: bool | None, b: Operand) -> int:
 
 
 def torch_allows_tf32() -> bool:
+    """What torch is set to."""
+    from ._torch import private
+
     try:
-        return bool(torch_module()._C._get_cublas_allow_tf32())
+        return bool(private.allows_tf32())
     except (AttributeError, RuntimeError):  # the old and the new way to say so were mixed
         return False
 
@@ -325,12 +328,7 @@ def wants_torch(torch: Any, a: BsrMatrix | None, b: Any, out: Any, other: Any, o
     )
     if grad and out is not None:
         raise RuntimeError("out is given, and A, B or bias requires grad: gradients do not flow through out")
-    return (
-        grad
-        or torch._C._is_any_autocast_enabled()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or _watched()
-    )
+    return grad or _surrounded()
 
 
 # ---- layouts ----

@@ -14,20 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _ops, _torch, _torch_attention, _torch_patterns  # noqa: F401
+from . import _ops
 from ._matrix import BsrMatrix, check_block, check_values, make_pattern
+from ._torch import calls, patterns, private
+from ._torch.eager import ACTIVATIONS, Product, forward
+from ._torch.modes import plain
 
 __all__ = ["SparseLinear", "sparsify"]
-
-_PRE_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_is_full_backward_hook",
-)
 
 
 def _blocks_of(density: float, blocks: int) -> int:
@@ -235,10 +228,10 @@ class SparseLinear(nn.Module):
                 before = make_pattern(*now, shape, self.block, device)
             self._pattern, self._seen = (
                 before,
-                _torch_patterns.Owned(now, _torch_patterns.remember(*now, before)),
+                patterns.Owned(now, patterns.remember(*now, before)),
             )
             for t in now:
-                t._dynamo_static_input_type = "unguarded"
+                private.mark_static(t)
         return self._pattern
 
     def matrix(self) -> BsrMatrix:
@@ -274,9 +267,7 @@ class SparseLinear(nn.Module):
         self._seen = None  # before the write, since a last look may follow
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.row_ptr.is_inference() or self.col_idx.is_inference():
-            _torch_patterns.forget(
-                self.row_ptr, self.col_idx, (self.out_features, self.in_features), self.block
-            )
+            patterns.forget(self.row_ptr, self.col_idx, (self.out_features, self.in_features), self.block)
 
     def _misfit(self, row_ptr: Tensor | None, col_idx: Tensor | None, values: Tensor | None) -> str:
         """Why these parts, of a state_dict say, cannot be this layer's; "" where they can, or where nobody
@@ -294,7 +285,7 @@ class SparseLinear(nn.Module):
             return f"values has shape {tuple(values.shape)}; expected {expected}"
         if (
             not torch.compiler.is_dynamo_compiling()
-            and _torch._plain(row_ptr, col_idx)
+            and plain(row_ptr, col_idx)
             and "meta" not in (row_ptr.device.type, col_idx.device.type)
         ):
             try:
@@ -320,10 +311,10 @@ class SparseLinear(nn.Module):
         shape = x.shape
         if not shape or shape[-1] != self.in_features:
             raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")
-        if torch.compiler.is_compiling() or not _torch._plain(x, values, bias) or x.is_meta:
+        if torch.compiler.is_compiling() or not plain(x, values, bias) or x.is_meta:
             return self._traced(x)
         pattern = self.pattern()
-        if torch._C._is_any_autocast_enabled():
+        if private.any_autocast():
             return self._traced(x)
         if x.dtype != values.dtype:
             raise TypeError(f"x has dtype {x.dtype} and values {values.dtype}; expected one dtype")
@@ -331,11 +322,9 @@ class SparseLinear(nn.Module):
         if torch.is_grad_enabled() and (
             x.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
         ):
-            result = _torch._Product.of_plain(values, x, bias, pattern, True, True, 1.0)
-            return result if self.activation is None else _torch._ACTIVATIONS[self.activation](result)
-        return _torch.forward(
-            pattern, values, True, x, True, bias, _ops.activation_code(self.activation), 1.0
-        )
+            result = Product.of_plain(values, x, bias, pattern, True, True, 1.0)
+            return result if self.activation is None else ACTIVATIONS[self.activation](result)
+        return forward(pattern, values, True, x, True, bias, _ops.activation_code(self.activation), 1.0)
 
     def _traced(self, x: Tensor) -> Tensor:
         if tuple(self.values.shape[1:]) != self.block:  # the operator takes the block from its values
@@ -343,7 +332,7 @@ class SparseLinear(nn.Module):
                 f"values has shape {tuple(self.values.shape)}; expected "
                 f"{(self.col_idx.shape[0], *self.block)}"
             )
-        fused = self.activation is not None and _torch.may_fuse()
+        fused = self.activation is not None and calls.may_fuse()
         result = torch.ops.sparse_autotune.matmul(
             self.values,
             self.row_ptr,
@@ -356,7 +345,7 @@ class SparseLinear(nn.Module):
             1.0,
             self.activation if fused else "none",
         )
-        return result if fused or self.activation is None else _torch._ACTIVATIONS[self.activation](result)
+        return result if fused or self.activation is None else ACTIVATIONS[self.activation](result)
 
     def to_dense(self) -> nn.Linear:
         """An nn.Linear with the same weight, zeros included."""
@@ -383,7 +372,7 @@ def _matrix(layer: SparseLinear) -> BsrMatrix:
 
 
 # torch.compiler.disable would import the compiler here and now
-_matrix_outside = torch._disable_dynamo(_matrix)
+_matrix_outside = private.outside_compiler(_matrix)
 
 
 def _chooser(include: Any) -> Callable[[str, nn.Linear], bool]:
@@ -402,8 +391,8 @@ def _chooser(include: Any) -> Callable[[str, nn.Linear], bool]:
 def _take_hooks(layer: SparseLinear, linear: nn.Linear) -> None:
     """The dicts themselves, which the hooks' handles know. Pre-hooks that compute the weight (pruning, norms)
     would find none here."""
-    plain = {"weight", "bias"} <= linear._parameters.keys()
-    for name in (*_HOOKS, *_PRE_HOOKS) if plain else _HOOKS:
+    own = {"weight", "bias"} <= private.parameters(linear).keys()
+    for name in private.hook_names(pre_hooks=own):
         layer.__dict__[name], linear.__dict__[name] = linear.__dict__[name], copy.copy(linear.__dict__[name])
 
 
@@ -467,11 +456,11 @@ def sparsify(
     places = [
         (f"{path}.{name}" if path else name, module, name)
         for path, module in open_ones
-        for name in module._modules
+        for name in private.submodules(module)
     ]
     found: dict[nn.Linear, None] = {}  # a layer that stands in several places stays one layer
     for full, module, name in places:
-        child = module._modules[name]
+        child = private.submodules(module)[name]
         if type(child) is nn.Linear and child not in found and chosen(full, child):
             found[child] = None
     replaced = _replacements(
@@ -480,8 +469,9 @@ def sparsify(
     for linear, layer in replaced.items():
         _take_hooks(layer, linear)
     for _, module, name in places:
-        if module._modules[name] in replaced:
-            setattr(module, name, replaced[module._modules[name]])
+        child = private.submodules(module)[name]
+        if child in replaced:
+            setattr(module, name, replaced[child])
     if replaced:
         _leave_fast_path(model)
     return model
@@ -493,7 +483,8 @@ def _replacements(
     make: Callable[[nn.Linear], SparseLinear],
 ) -> dict[nn.Module, SparseLinear]:
     """A layer for each that shares its weight with none but these; what they share, their layers share."""
-    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    owned = (private.parameters(module).values() for module in model.modules())
+    uses = Counter(id(p) for group in owned for p in group if p is not None)
     ours = Counter(id(linear.weight) for linear in found)
     replaced: dict[nn.Module, SparseLinear] = {}
     first: dict[int, SparseLinear] = {}

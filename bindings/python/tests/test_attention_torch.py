@@ -15,7 +15,9 @@ torch = pytest.importorskip("torch")
 
 from test_attention import masks
 
-from sparse_autotune import _attention, _torch_attention
+from sparse_autotune import _attention
+from sparse_autotune._torch import attention
+from sparse_autotune._torch import masks as mask_tensors
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -157,10 +159,10 @@ def test_the_quick_way_serves_the_same_result():
     q, k, v = operands((1,), 2, 2, 64, 64, 16)
     first = sa.attention(q, k, v, causal=True)
     spec = _attention.Spec(True, None, None, True, None)
-    if _torch_attention.interop._fast is not None:
-        quick = _torch_attention._plain(q, k, v, None, spec)
+    if sa._quick._fast is not None:
+        quick = attention.run_quick(q, k, v, None, spec)
         assert quick is not None and torch.equal(quick, first)
-        assert _torch_attention._plain(q[:, :, :60], k, v, None, spec) is None
+        assert attention.run_quick(q[:, :, :60], k, v, None, spec) is None
     assert torch.equal(first, sa.attention(q, k, v, causal=True))
     assert not torch.equal(first, sa.attention(q, k, v))
     odd = torch.cat([q.new_zeros(1), q.flatten()])[1:].view(q.shape)
@@ -205,11 +207,11 @@ def test_an_operator_finds_the_mask_of_its_tensor():
     attention = torch.ops.sparse_autotune.attention
     index, shape = mask._tensors[-1], mask._index_shape
     assert torch.equal(attention(q, k, v, index, shape, True)[0], wanted)
-    assert _torch_attention.pattern_of(index, shape) is mask._pattern
+    assert mask_tensors.pattern_of(index, shape) is mask._pattern
     other = index.clone()  # another tensor with the same words is read
     assert torch.equal(attention(q, k, v, other, shape, True)[0], wanted)
-    known = _torch_attention.pattern_of(other, shape)
-    assert known is not mask._pattern and known is _torch_attention.pattern_of(other, shape)
+    known = mask_tensors.pattern_of(other, shape)
+    assert known is not mask._pattern and known is mask_tensors.pattern_of(other, shape)
     other[-2:] = torch.tensor([12, 20])  # and read again when it changes
     other[-5:-3] = torch.tensor([12, 20])
     del known

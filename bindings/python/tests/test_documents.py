@@ -14,14 +14,17 @@ import pytest
 import sparse_autotune as sa
 
 ROOT = Path(__file__).resolve().parents[3]
+HOME = Path(sa.__file__).parent
 MODULES = sorted(
-    path.stem for path in Path(sa.__file__).parent.glob("*.py") if not path.stem.startswith("__")
+    ".".join(path.relative_to(HOME).with_suffix("").parts)
+    for path in HOME.rglob("*.py")
+    if not path.stem.startswith("__")
 )
 
 
 @pytest.mark.parametrize("name", ["", *MODULES])
 def test_docstrings(name):
-    if name in ("nn", "_torch", "_torch_attention"):
+    if name == "nn" or name.startswith("_torch"):
         pytest.importorskip("torch")
     if name == "_matrix":
         pytest.importorskip("scipy")

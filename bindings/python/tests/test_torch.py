@@ -15,7 +15,8 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from sparse_autotune import _context, _torch_patterns
+from sparse_autotune import _context
+from sparse_autotune._torch import patterns
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -531,13 +532,13 @@ except RuntimeError as error:
 
 def test_patterns_go_with_their_matrices():
     gc.collect()
-    before = len(_torch_patterns._patterns)
+    before = len(patterns._patterns)
     for _ in range(200):
         sa.BsrMatrix.from_dense(torch.eye(16), block=4)
         sa.matmul(torch.eye(8).to_sparse_bsr((4, 4)), torch.ones(8, 2))
     gc.collect()
-    assert len(_torch_patterns._patterns) < before + 150
-    alive = [entry for entry in _torch_patterns._patterns._entries.values() if entry[2]() is not None]
+    assert len(patterns._patterns) < before + 150
+    alive = [entry for entry in patterns._patterns._entries.values() if entry[2]() is not None]
     assert len(alive) <= before
 
 

@@ -9,7 +9,8 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from sparse_autotune import _torch as interop
+from sparse_autotune._torch import private
+from sparse_autotune._torch import quick as fast_path
 
 
 @pytest.mark.parametrize("torch_has", ["its function", "none", "another"])
@@ -21,7 +22,7 @@ def test_what_makes_results(torch_has, monkeypatch):
         monkeypatch.setattr(
             torch._C._dynamo.guards, "_empty_strided_cpu", lambda *shape: torch.empty(shape[0])
         )
-    interop._quick_maker.cache_clear()
+    private.quick_maker.cache_clear()
     try:
         for like in (
             torch.empty(3, 5),
@@ -29,7 +30,7 @@ def test_what_makes_results(torch_has, monkeypatch):
             torch.empty(2, 0, 3),
             torch.empty(4).double(),
         ):
-            make, arguments = interop._maker(like)
+            make, arguments = fast_path._maker(like)
             made = make(*arguments)
             assert (made.shape, made.stride(), made.dtype, made.device) == (
                 like.shape,
@@ -44,11 +45,11 @@ def test_what_makes_results(torch_has, monkeypatch):
         with torch.inference_mode():
             assert sa.matmul(a, b).is_inference()
     finally:
-        interop._quick_maker.cache_clear()
+        private.quick_maker.cache_clear()
 
 
 def test_the_quick_way_is_taken_and_gives_way():
-    if interop._fast is None:
+    if sa._quick._fast is None:
         pytest.skip("built without the extension")
     a, dense = tensors(6, 32, 24, (8, 8), 0.5, torch.float32)
     b = torch.randn(24, 5)
@@ -84,7 +85,7 @@ def test_the_quick_way_into_memory_that_is_given(device):
     for quick in (False, True, True):
         out.fill_(torch.nan)
         version = out._version
-        assert interop._fast is None or (a._into(a.values, b, out) is not None) == quick
+        assert sa._quick._fast is None or (a._into(a.values, b, out) is not None) == quick
         out.fill_(torch.nan)
         # fill_ counts, and so does the product
         assert sa.matmul(a, b, out=out) is out and out._version > version + 1
@@ -128,7 +129,7 @@ print("fine")
 
 
 def test_torch_without_exchange_functions():
-    if interop._fast is None:
+    if sa._quick._fast is None:
         pytest.skip("built without the extension")
     run = run_program(OLD_TORCH)
     assert run.stdout.strip() == "fine", run.stderr
@@ -139,7 +140,7 @@ def test_without_the_extension_everything_works():
 import sys, torch, numpy as np
 sys.modules["sparse_autotune._fast"] = None
 import sparse_autotune as sa
-assert sa._torch._fast is None
+assert sa._quick._fast is None
 sa.set_effort("off")
 n = sa.BsrMatrix.from_dense(np.eye(8), 4)
 for _ in range(2):

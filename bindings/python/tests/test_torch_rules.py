@@ -359,7 +359,7 @@ def test_every_alpha_does_not_stay():
         torch.testing.assert_close(sa.matmul(a, b, alpha=i / 8), i / 8 * (dense @ b), rtol=1e-4, atol=1e-4)
         sa.sampled_matmul(b, b.t(), a, alpha=i / 8)
     assert len(a._pattern.caches) < 40
-    assert sa._torch._fast is None or a._runner(a.values, b) is not None
+    assert sa._quick._fast is None or a._runner(a.values, b) is not None
 
 
 @pytest.mark.parametrize(
