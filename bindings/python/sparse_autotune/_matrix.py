@@ -580,7 +580,7 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
     trusted = not cpu or modes.watched()
 
     def made_of(m: BsrMatrix, indices: tuple) -> BsrMatrix:
-        m._version, m._seen = (
+        m._counted, m._seen = (
             version,
             patterns.Owned(indices, patterns.Seen(indices, (m.row_ptr, m.col_idx))),
         )
@@ -593,7 +593,7 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
         return m
 
     def unchanged(m: BsrMatrix) -> bool:
-        if trusted and m._version == version and (cpu or m._seen.still()):
+        if trusted and m._counted == version and (cpu or m._seen.still()):
             return True
         if x.is_cuda and torch_module().cuda.is_current_stream_capturing():
             raise RuntimeError(
