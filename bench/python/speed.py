@@ -21,7 +21,7 @@ except ImportError:
     torch = None
 
 import sparse_autotune as sa
-from sparse_autotune import _abi, _ops, _pattern, _race
+from sparse_autotune import _abi, _pattern, _products, _race
 from sparse_autotune.__main__ import random_pattern
 
 HAVE_CUDA = torch is not None and torch.cuda.is_available()
@@ -145,7 +145,7 @@ def cpu_scipy():
         1,
     )
     ratio = found["scipy"] / found["ours"]
-    plan = a._pattern.plan("cpu", _ops.plain_problem(_abi.F32, size))
+    plan = a._pattern.plan("cpu", _products.plain_problem(_abi.F32, size))
     show(
         rows_of(cpu_scipy)[0],
         found["ours"],

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from . import _abi, _arrays, _ops
-from ._arrays import Operand, torch_module
+from . import _abi, _arrays, _ops, _products
+from ._arrays import Operand, refuse_nested, torch_module
 from ._mask import AttentionMask, as_mask, flag, whole
 from ._pattern import ATTENTION_NAMES, Kept, Pattern, alignment, launch, problem_of
 
@@ -89,7 +89,7 @@ def attention(
         return _torch_attention(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
     torch = torch_module()
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
-        _ops.refuse_nested(torch, x, name)
+        refuse_nested(torch, x, name)
     if torch is not None and isinstance(q, torch.Tensor):
         for x, name in ((k, "k"), (v, "v")):
             if not isinstance(x, torch.Tensor):
@@ -172,7 +172,7 @@ class Spec:
         self.window = 0 if window is None else whole(window, "window")
         if mask is not None and mask._window:
             self.window = min(self.window, mask._window) if self.window else mask._window
-        self.scale = 0.0 if scale is None else _ops._number(scale, "scale")
+        self.scale = 0.0 if scale is None else _products.number(scale, "scale")
         if not math.isfinite(self.scale):
             raise ValueError(f"scale is {self.scale}; expected a finite number")
         if scale is not None and self.scale == 0.0:
@@ -186,7 +186,7 @@ class Spec:
         self.key = (self.causal, self.window, self.scale, self.flags, self.tf32)
 
     def flags_for(self, q: Operand) -> int:
-        return self.flags | _ops.tf32_flag(self.tf32, q)
+        return self.flags | _products.tf32_flag(self.tf32, q)
 
 
 # ---- masks that keep everything ----
@@ -246,7 +246,7 @@ class Heads:
             raise ValueError(f"{name} has {len(x.shape)} dimensions; expected (..., heads, length, size)")
         strides = self._lay_out(x)
         if strides is None:
-            x = _ops._dense_copy(x, name)
+            x = _products.dense_copy(x, name)
             strides = self._lay_out(x)
         self.operand, self.strides = x, strides
         self.rows, self.dim = x.shape[-2:]
@@ -258,7 +258,7 @@ class Heads:
         if 0 in x.shape:
             return heads * rows * dim, rows * dim, dim
         *lead_strides, head, row, last = x.strides if len(x.shape) > 2 else (0, *x.strides)
-        batch = _ops._uniform(tuple(lead), tuple(lead_strides))
+        batch = _products.uniform(tuple(lead), tuple(lead_strides))
         if batch is None or (last != 1 and dim > 1):
             return None
         row = row if rows > 1 else dim
@@ -436,8 +436,8 @@ def _run(pattern: Pattern, problem: Any, pointers: tuple, q: Operand, arrays: tu
     """Runs a plan; where that would call torch's own and copy its result, gives that result itself. What is
     kept is for a runner."""
     if q.kind != "torch":
-        return None, _ops.run(pattern, problem, pointers, q, ATTENTION_NAMES, keep)
-    stream, threads, capturing = _arrays.stream_of(q), _arrays.threads_for(q), _ops.is_capturing(q)
+        return None, _products.run(pattern, problem, pointers, q, ATTENTION_NAMES, keep)
+    stream, threads, capturing = _arrays.stream_of(q), _arrays.threads_for(q), _products.is_capturing(q)
     key, plan = pattern.take(q.device, problem, stream, threads, capturing)
     try:
         if plan.direct is ...:
@@ -488,12 +488,14 @@ def backward(
         if sums.dtype != _abi.F32:
             raise TypeError(f"lse has dtype {lse_array.dtype}; expected float32")
         if sums.strides != _arrays._dense_strides(sums.shape):
-            sums = _ops._dense_copy(sums, "lse")
+            sums = _products.dense_copy(sums, "lse")
         strides = (*(x.strides for x in inputs[:4]), *(x.strides for x in outputs), inputs[4].strides)
         problem = _problem(_abi.ATTENTION_BACKWARD, spec, False, inputs, outputs, strides)
         p = [x.operand.pointer for x in inputs]
         pointers = (*p[:4], sums.pointer, p[4], *(x.operand.pointer for x in outputs))
-        _ops.run(pattern_for(mask, inputs[0].rows, inputs[1].rows), problem, pointers, q, ATTENTION_NAMES)
+        _products.run(
+            pattern_for(mask, inputs[0].rows, inputs[1].rows), problem, pointers, q, ATTENTION_NAMES
+        )
     return dq.array, dk.array, dv.array
 
 

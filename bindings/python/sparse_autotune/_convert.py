@@ -214,10 +214,10 @@ def from_csr(x: Any, block: Any, columns: int) -> tuple:
 
 def _time(a: BsrMatrix, columns: int) -> float:
     """Seconds that the best variant takes, by a race or from the cache."""
-    from . import _ops, _race
+    from . import _pattern, _products, _race
 
     operand = _arrays.describe(a._values, "values")
-    problem = _ops.plain_problem(operand.dtype, columns, align=_ops.alignment(0, operand.device))
+    problem = _products.plain_problem(operand.dtype, columns, align=_pattern.alignment(0, operand.device))
     race = _race.run(a._pattern, operand.device, problem, fresh=False)
     return race.best.seconds if race.best else float("inf")
 

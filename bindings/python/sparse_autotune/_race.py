@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from . import _abi, _arrays, _attention, _context, _mask, _ops
+from . import _abi, _arrays, _attention, _context, _mask, _pattern, _products
 from ._convert import check_columns
 from ._matrix import BsrMatrix, as_bsr, is_sparse
 from ._pattern import Pattern, Problem, names_of, percent_sparse
@@ -359,13 +359,13 @@ def benchmark(
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
     x, n = _dense_columns(a, b, left)
     values = _arrays.describe(a._values, "values")
-    _ops._check_pair(values, x, "B" if left else "A", "A" if left else "B")
+    _products.check_pair(values, x, "B" if left else "A", "A" if left else "B")
     if n == 0 or 0 in a.shape:
         raise ValueError(f"{'A' if left else 'B'} has shape {x.shape}; expected something to multiply")
-    options = _ops.Options(allow_tf32=allow_tf32, allow_dense=allow_dense, deterministic=deterministic)
-    view = _ops.View(x, left, "B")
+    options = _products.Options(allow_tf32=allow_tf32, allow_dense=allow_dense, deterministic=deterministic)
+    view = _products.View(x, left, "B")
     features = a.shape[1] if left else a.shape[0]
-    c = _ops._canonical(features, n, 1, features) if left else _ops._canonical(features, n, n, 1)
+    c = _products.canonical(features, n, 1, features) if left else _products.canonical(features, n, n, 1)
     problem = Problem(
         op=_abi.MATMUL,
         transpose=int(a.is_transposed != left),
@@ -375,9 +375,9 @@ def benchmark(
         c_dtype=x.dtype,
         b=view.layout,
         c=(*c, 0),
-        a_align=_ops.alignment(values.pointer, x.device),
-        b_align=_ops.alignment(x.pointer, x.device),
-        c_align=_ops.alignment(0, x.device),
+        a_align=_pattern.alignment(values.pointer, x.device),
+        b_align=_pattern.alignment(x.pointer, x.device),
+        c_align=_pattern.alignment(0, x.device),
         flags=options.flags_for(x),
     )
     with _abi.openmp_threads(_arrays.threads_for(x)):
@@ -451,11 +451,13 @@ def tune(
     a = as_bsr(A, "A")
     sizes = [check_columns(n) for n in (columns if isinstance(columns, Iterable) else [columns])]
     values = _arrays.describe(a._values, "values")
-    flags, device = _ops.tf32_flag(allow_tf32, values), values.device
+    flags, device = _products.tf32_flag(allow_tf32, values), values.device
     found = []
     with _abi.openmp_threads(_arrays.threads_for(values)):
         for n in sizes:
-            for problem in _problems(a, n, values.dtype, left, gradients, flags, _ops.alignment(0, device)):
+            for problem in _problems(
+                a, n, values.dtype, left, gradients, flags, _pattern.alignment(0, device)
+            ):
                 found.append(_plan_facts(a._pattern.plan(device, problem, effort)))
     return found
 
@@ -482,7 +484,7 @@ def _problems(
     inner, features = (rows, cols) if left else (cols, rows)
 
     def layout(size: int) -> tuple:
-        return (*_ops._canonical(size, n, 1 if left else n, size if left else 1), 0)
+        return (*_products.canonical(size, n, 1 if left else n, size if left else 1), 0)
 
     flipped = a.is_transposed != left
     problems = [
@@ -495,8 +497,8 @@ def _problems(
             )
         )
         x, y = (inner, features) if flipped else (features, inner)
-        x_layout = (*_ops._canonical(x, n, 1 if left else n, x if left else 1), 0)
-        y_layout = (*_ops._canonical(n, y, y if left else 1, 1 if left else n), 0)
+        x_layout = (*_products.canonical(x, n, 1 if left else n, x if left else 1), 0)
+        y_layout = (*_products.canonical(n, y, y if left else 1, 1 if left else n), 0)
         problems.append(Problem(op=_abi.SAMPLED, k=n, a=x_layout, b=y_layout, **same))
     return problems
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _ops
+from . import _products
+from ._arrays import refuse_nested
 from ._matrix import BsrMatrix, check_block, check_values, make_pattern
 from ._torch import calls, patterns, private
 from ._torch.eager import ACTIVATIONS, Product, forward
@@ -106,7 +107,7 @@ class SparseLinear(nn.Module):
         )
         if dtype not in (None, torch.float32, torch.float64, torch.float16, torch.bfloat16):
             raise TypeError(f"dtype is {dtype!r}; expected torch.float32, float64, float16 or bfloat16")
-        _ops.activation_code(activation)
+        _products.activation_code(activation)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.block = check_block(block)
         row_ptr, col_idx = random_pattern(self._grid, _check_density(density))
@@ -179,7 +180,7 @@ class SparseLinear(nn.Module):
             raise TypeError(f"matrix is a {type(matrix).__name__}; expected a BsrMatrix")
         if bias is not None and not isinstance(bias, Tensor):
             raise TypeError(f"bias is a {type(bias).__name__}; expected a torch.Tensor")
-        _ops.refuse_nested(torch, bias, "bias")
+        refuse_nested(torch, bias, "bias")
         if bias is not None and tuple(bias.shape) != matrix.shape[:1]:
             raise ValueError(f"bias has shape {tuple(bias.shape)}; expected {matrix.shape[:1]}")
         if matrix.is_transposed:
@@ -299,7 +300,7 @@ class SparseLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}; expected a torch.Tensor")
-        _ops.refuse_nested(torch, x, "x")
+        refuse_nested(torch, x, "x")
         if x.layout is not torch.strided or not x.dtype.is_floating_point:
             raise TypeError(
                 f"x is a tensor of layout {x.layout} and dtype {x.dtype}; expected a strided one of "
@@ -324,7 +325,7 @@ class SparseLinear(nn.Module):
         ):
             result = Product.of_plain(values, x, bias, pattern, True, True, 1.0)
             return result if self.activation is None else ACTIVATIONS[self.activation](result)
-        return forward(pattern, values, True, x, True, bias, _ops.activation_code(self.activation), 1.0)
+        return forward(pattern, values, True, x, True, bias, _products.activation_code(self.activation), 1.0)
 
     def _traced(self, x: Tensor) -> Tensor:
         if tuple(self.values.shape[1:]) != self.block:  # the operator takes the block from its values

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _abi, _ops
+from .. import _abi, _ops, _products
 from .._matrix import BsrMatrix, as_bsr, is_sparse
 from . import modes
 from .eager import ACTIVATIONS, Product, differentiable, differentiable_sampled, forward, refuse_tf32
@@ -60,7 +60,7 @@ def _into(
     beta: float,
 ) -> Tensor:
     """The product through the operator, into out where there is one; the activation waits for beta * out."""
-    _ops.check_beta(beta, out)
+    _products.check_beta(beta, out)
     if out is None:
         return _through_operator(a, b, left, bias, activation, alpha)
     if not isinstance(out, Tensor):
@@ -113,7 +113,7 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None):
         return _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype)
     left = not is_sparse(A)
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
-    _ops.check_beta(options.beta, out)
+    _products.check_beta(options.beta, out)
     a = _with_torch_values(a)
     kind = b.device.type
     if autocasts(b):
@@ -153,10 +153,10 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None):
         raise RuntimeError(
             "out_dtype is given, and A, B or bias requires grad: gradients do not flow through it"
         )
-    return _ops.product(a, b, left, out, options)
+    return _products.product(a, b, left, out, options)
 
 
-def eager(a: BsrMatrix, b: Tensor, left: bool, options: _ops.Options) -> Tensor:
+def eager(a: BsrMatrix, b: Tensor, left: bool, options: _products.Options) -> Tensor:
     """matmul's plain torch case: exact tensors, no gradient, a new result."""
     return forward(
         a._pattern, a._values, a._transposed, b, left, options.bias, options.activation, options.alpha
@@ -196,8 +196,8 @@ def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor, as the other one is")
     if not compiling:
-        alpha, beta = _ops._number(alpha, "alpha"), _ops._number(beta, "beta")
-    _ops.check_beta(beta, out)
+        alpha, beta = _products.number(alpha, "alpha"), _products.number(beta, "beta")
+    _products.check_beta(beta, out)
     x, y = (Y.t(), X.t()) if a._transposed else (X, Y)
     if compiling or not plain(x, y) or autocasts(x):
         if not autocasts(x):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _ops
+from .. import _products
 from .._matrix import BsrMatrix
 from .._pattern import Pattern
 from .._quick import runner
@@ -56,7 +56,7 @@ def forward(
     result = None if quick is None else quick.run(*inputs)
     if result is not None:
         return result
-    result, made = _ops.product_with_plan(
+    result, made = _products.product_with_plan(
         _bare(pattern, values, transposed),
         b,
         left,
@@ -69,8 +69,8 @@ def forward(
     return result
 
 
-def _options(alpha: float, bias: Any, activation: int, tf32: bool | None = None) -> _ops.Options:
-    options = _ops.Options(alpha, 0.0, bias, allow_tf32=tf32)
+def _options(alpha: float, bias: Any, activation: int, tf32: bool | None = None) -> _products.Options:
+    options = _products.Options(alpha, 0.0, bias, allow_tf32=tf32)
     options.activation = activation
     return options
 
@@ -78,7 +78,7 @@ def _options(alpha: float, bias: Any, activation: int, tf32: bool | None = None)
 def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float, tf32: bool | None = None) -> Tensor:
     if forward_ad._current_level >= 0:
         refuse_tangents(x, y)
-    return _ops.sampled_values(x, y, pattern, alpha, tf32)
+    return _products.sampled_values(x, y, pattern, alpha, tf32)
 
 
 def _bare(pattern: Pattern, values: Tensor, transposed: bool) -> BsrMatrix:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _ops
+from .. import _products
 from . import private
 from .eager import forward, forward_sampled, product_grads
 from .patterns import Unchanged, pattern_of
@@ -52,7 +52,14 @@ def _matmul_impl(
         raise ValueError(f"values has {values.shape[0]} blocks; col_idx has {pattern.stored_blocks}")
     with torch.no_grad():
         return forward(
-            pattern, values.contiguous(), transpose, b, left, bias, _ops.activation_code(activation), alpha
+            pattern,
+            values.contiguous(),
+            transpose,
+            b,
+            left,
+            bias,
+            _products.activation_code(activation),
+            alpha,
         )
 
 

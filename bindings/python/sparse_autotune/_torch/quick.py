@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _abi, _context, _ops, _quick
+from .. import _abi, _context, _products, _quick
 from .._matrix import BsrMatrix
 from .._pattern import Kept, alignment
 from .._quick import _fast
@@ -68,7 +68,7 @@ def install(quick: Any, inputs: tuple, result: Tensor | None, made: Kept | None)
     first = inputs[0]
     if first.is_cuda:
         _watch_captures()
-    tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _ops.torch_allows_tf32()))
+    tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _products.torch_allows_tf32()))
     aligned = [alignment(t.data_ptr(), str(t.device)) for t in inputs]
     if result is None:
         aligned, make, like = [*aligned, 1], None, ()
