@@ -12,8 +12,9 @@ import numpy as np
 from . import _ops, _picture
 from ._arrays import host, torch_module
 from ._indices import host_indices
-from ._matrix import BsrMatrix, as_bsr, check_block, is_sparse, make_pattern, uncompiled
+from ._matrix import BsrMatrix, check_block, make_pattern
 from ._pattern import Pattern
+from ._sparse import as_bsr, is_sparse, uncompiled
 
 early: weakref.WeakSet = weakref.WeakSet()  # masks that were made before torch was there
 _MOST_DRAWN = 1 << 24  # elements of a mask that is drawn pair by pair; larger ones by their blocks

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _abi, _arrays, _quick
 from ._arrays import refuse_nested, torch_module
-from ._matrix import BsrMatrix, as_bsr, is_sparse
+from ._matrix import BsrMatrix
 from ._pattern import Pattern
 from ._products import (
     Options,
@@ -20,6 +20,7 @@ from ._products import (
     sampled_values,
     sampled_with_plan,
 )
+from ._sparse import as_bsr, is_sparse
 
 # Set by _torch.calls once torch is there.
 _compiling = bool  # torch.compiler.is_dynamo_compiling; bool() is False

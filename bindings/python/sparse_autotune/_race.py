@@ -11,8 +11,9 @@ from typing import Any
 
 from . import _abi, _arrays, _attention, _context, _mask, _pattern, _products
 from ._convert import check_columns
-from ._matrix import BsrMatrix, as_bsr, is_sparse
+from ._matrix import BsrMatrix
 from ._pattern import Pattern, Problem, names_of, percent_sparse
+from ._sparse import as_bsr, is_sparse
 
 
 @dataclasses.dataclass

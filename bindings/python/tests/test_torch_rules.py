@@ -236,10 +236,10 @@ def test_a_sparse_tensor_changed_in_place_is_read_again():
     first, second = (torch.kron(x, torch.ones(4, 4)) for x in (torch.eye(3), torch.eye(3).flip(0)))
     x, b = first.to_sparse_bsr((4, 4)), torch.randn(12, 3)
     torch.testing.assert_close(sa.matmul(x, b), first @ b)
-    made = sa._matrix.as_bsr(x, "A")
+    made = sa._sparse.as_bsr(x, "A")
     x.values().mul_(2)
     torch.testing.assert_close(sa.matmul(x, b), 2 * first @ b)
-    assert sa._matrix.as_bsr(x, "A") is made  # the values are shared, and the indices are what they were
+    assert sa._sparse.as_bsr(x, "A") is made  # the values are shared, and the indices are what they were
     x.col_indices().copy_(torch.tensor([2, 1, 0]))
     torch.testing.assert_close(sa.matmul(x, b), 2 * second @ b)
     x.copy_(first.to_sparse_bsr((4, 4)))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import _abi, _ops, _products
-from .._matrix import BsrMatrix, as_bsr, is_sparse
+from .._matrix import BsrMatrix
+from .._sparse import as_bsr, is_sparse
 from . import modes
 from .eager import ACTIVATIONS, Product, differentiable, differentiable_sampled, forward, refuse_tf32
 from .modes import plain
