@@ -112,7 +112,7 @@ needs_python() {
     needs_run
     want python python3 'Python 3.10 or newer, for its package'
     want venv python3-venv 'a Python environment for the package and its tests'
-    want python_header python3-dev 'Python.h, for the quick way from torch'
+    want python_header python3-dev 'Python.h, for the fast path from torch'
 }
 
 needs_cuda() {

@@ -97,7 +97,7 @@ def check_values(values: Any, pattern: Pattern) -> Any:
 
 
 def _no_runner(*_arrays: Any) -> None:
-    """The quick way of a matrix that has none."""
+    """The fast path of a matrix that has none."""
 
 
 class BsrMatrix:

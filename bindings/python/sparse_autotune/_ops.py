@@ -87,7 +87,7 @@ def matmul(
                 "allow_tf32 is not offered inside torch.compile, which does as torch is set to"
             )
         return _torch_matmul(A, B, bias, activation, alpha, out, beta, out_dtype)
-    # The quick way, where nothing is asked for but the product of torch tensors; all else is seen to below.
+    # The fast path, where only the product of torch tensors is asked for. The rest comes below.
     usual = (
         type(alpha) is float
         and alpha == 1.0
@@ -268,7 +268,7 @@ def wants_torch(torch: Any, a: BsrMatrix | None, b: Any, out: Any, other: Any, o
 
 
 def _numpy_product(a: BsrMatrix, b: Any, left: bool, options: Options) -> Any:
-    """matmul's plain NumPy case: by a runner, or the long way, which gives the runner its plan."""
+    """matmul's plain NumPy case: by a runner, or by the full path, which gives the runner its plan."""
     bias = options.bias
     quick = _quick.runner(
         a._pattern, (a._transposed, left, options.activation, options.alpha, bias is not None), options.alpha

@@ -391,7 +391,7 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
 
 
 def sampled_values(x: Any, y: Any, pattern: Pattern, alpha: float, allow_tf32: bool | None) -> Any:
-    """New values: by a runner, or the long way, which gives the runner its plan."""
+    """New values: by a runner, or by the full path, which gives the runner its plan."""
     quick = (
         _quick.runner(pattern, ("sampled", alpha), alpha)
         if allow_tf32 is None and _quick.serves(x, y)

@@ -1,5 +1,7 @@
-"""The quick way: `_fast.Runner` goes from arrays to a product that is planned already, with no Python code in
-between."""
+"""The fast path: `_fast.Runner` goes from arrays to a product that has a plan, with no Python code in between.
+
+NumPy arrays and torch tensors use it. `_torch/quick.py` has what only tensors need.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,7 @@ except ImportError:
 
 
 def _failed(status: int) -> None:
-    """Of a run: raises what it failed with, but for an argument that is not as it must be, which the long way
-    names."""
+    """Raises what a run failed with. A wrong argument is left to the full path, which names it."""
     _abi.raise_interrupt()
     error = _abi.failure(status)
     if not isinstance(error, _abi.ArgumentError):
@@ -57,21 +58,16 @@ def runner(pattern: Pattern, kind: tuple, alpha: float = 1.0) -> Any:
 
 
 def adopt(matrix: Any) -> None:
-    """Gives a matrix the quick ways of its plain products."""
+    """Gives a matrix the runners of its plain products."""
     if _fast is not None:
         pattern, transposed = matrix._pattern, matrix._transposed
         right, left = (runner(pattern, (transposed, left, 0, 1.0, False)) for left in (False, True))
-        matrix._runner, matrix._into, matrix._left_runner, matrix._left_into = (
-            right.run,
-            right.into,
-            left.run,
-            left.into,
-        )
+        matrix._runner, matrix._into = right.run, right.into
+        matrix._left_runner, matrix._left_into = left.run, left.into
 
 
 def serves(*arrays: Any) -> bool:
-    """Whether these may have a quick way: plain arrays of NumPy, or plain tensors, of dtypes that it
-    knows."""
+    """Whether a runner may serve these: plain arrays of NumPy, or plain tensors, of dtypes that it knows."""
     if _fast is None:
         return False
     if type(arrays[0]) is np.ndarray:

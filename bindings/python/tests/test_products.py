@@ -52,7 +52,7 @@ LAYOUTS = st.sampled_from(["plain", "fortran", "gaps", "reversed", "offset"])
 @given(problems(), st.integers(0, 9), st.sampled_from([(), (3,), (2, 2), (0,)]), LAYOUTS)
 def test_sparse_times_dense(problem, n, batch, how):
     a, dense = problem
-    for seed in (1, 2):  # the second time goes the quick way
+    for seed in (1, 2):  # the second time takes the fast path
         b = laid_out(
             np.random.default_rng(seed).standard_normal((*batch, dense.shape[1], n)).astype(dense.dtype), how
         )
@@ -117,7 +117,7 @@ def test_epilogue(problem, alpha, beta, activation, with_bias, left):
         "gelu": gelu,
     }[activation](expected)
     operands = (np.ascontiguousarray(b.T), a) if left else (a, b)
-    for _ in range(2 if beta == 0 else 0):  # a new result, the second time the quick way
+    for _ in range(2 if beta == 0 else 0):  # a new result, the second time by the fast path
         got = sa.matmul(*operands, alpha=alpha, bias=bias, activation=activation)
         close(got.T if left else got, expected, dense.dtype)
     for _ in range(2):

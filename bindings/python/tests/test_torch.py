@@ -52,7 +52,7 @@ def test_products(problem, rest, how, left):
     shape = (*rest, inner) if left or not rest else (*rest[:-1], inner, rest[-1])
     b = laid_out(torch.randn(shape).to(dense.dtype), how)
     expected = b.double() @ dense.double() if left else dense.double() @ b.double()
-    for _ in range(3):  # the long way, then the quick one
+    for _ in range(3):  # the full path, then the fast one
         got = b @ a if left else a @ b
         assert got.dtype == b.dtype and got.device == b.device and got.shape == expected.shape
         close(got, expected)

@@ -1,4 +1,4 @@
-"""The quick way past torch's dispatcher: when it is taken, when it gives way, and torch or a package without
+"""The fast path past torch's dispatcher: when it is taken, when it gives way, and torch or a package without
 what it uses."""
 
 import pytest

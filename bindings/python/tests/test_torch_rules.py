@@ -88,7 +88,7 @@ def test_negated_views_are_operands():
         lambda: negated(16).unsqueeze(-1),
         lambda: negated(2, 16, 3),
     ):
-        for _ in range(2):  # a plan that the quick way keeps for a plain tensor must not serve
+        for _ in range(2):  # a plan that the fast path keeps for a plain tensor must not serve
             c = make()
             plain = torch.empty_strided(c.shape, c.stride()).copy_(c)
             torch.testing.assert_close(a @ plain, dense @ c)
@@ -146,7 +146,7 @@ def test_zeros_without_memory_are_operands_and_gradients():
     zeros = torch._efficientzerotensor
     for _ in range(2):
         for b in (zeros((16, 3)), zeros((2, 16, 3)), zeros(16)):
-            # a plan that the quick way keeps
+            # a plan that the fast path keeps
             torch.testing.assert_close(a @ torch.ones(b.shape), dense @ torch.ones(b.shape))
             assert torch.equal(a @ b, dense @ b)
         assert torch.equal(
@@ -275,7 +275,7 @@ def test_forward_mode_is_refused():
     for call, x in calls:
         for grad in (True, False):
             with torch.set_grad_enabled(grad):
-                call(x), call(x)  # the quick way has its plan
+                call(x), call(x)  # the fast path has its plan
                 with pytest.raises(NotImplementedError, match="forward-mode"):
                     torch.func.jvp(call, (x,), (x,))
                 with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
@@ -321,7 +321,7 @@ def test_gradients_of_torch_func_are_refused():
         (lambda q: torch.func.vmap(lambda x: sa.attention(x, x, x))(q), q),
     ]
     for call, x in calls:
-        call(x), call(x)  # the quick way has its plan
+        call(x), call(x)  # the fast path has its plan
         for transform in (torch.func.grad, torch.func.jacrev, lambda f: lambda t: torch.func.vjp(f, t)):
             with pytest.raises(NotImplementedError, match="grad, vjp or jacrev"):
                 transform(lambda x, call=call: call(x).sum())(x)
@@ -624,7 +624,7 @@ def test_allow_tf32_reaches_every_product(monkeypatch):
 def test_what_is_allowed_is_computed_once():
     a, b = sa.BsrMatrix.from_dense(torch.randn(16, 16), block=8), torch.randn(16, 3)
     expected = sa.matmul(a, b)
-    a._runner = pytest.fail  # the quick way is for what asks for nothing
+    a._runner = pytest.fail  # the fast path is for what asks for nothing
     for words in ({"allow_dense": True}, {"deterministic": False}, {"allow_tf32": True}):
         assert torch.allclose(sa.matmul(a, b, **words), expected, atol=1e-5)
 

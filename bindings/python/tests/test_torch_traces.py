@@ -51,7 +51,7 @@ def test_traces_hold_the_operator(trace, grad):
     with torch.set_grad_enabled(grad):
         for f in functions:
             for _ in range(2):
-                f(zeros)  # so that there is a quick way
+                f(zeros)  # so that there is a fast path
             traced, graph = trace(f, zeros)
             assert re.search(r"sparse_autotune(::|\.)(matmul|sampled)", graph)
             torch.testing.assert_close(traced(x), f(x))
