@@ -1,4 +1,4 @@
-"""The fast path: `_fast.Runner` goes from arrays to a product that has a plan, with no Python code in between.
+"""The fast path: `_fast.Runner` goes from arrays to a product that has a plan. No Python code is in between.
 
 NumPy arrays and torch tensors use it. `_torch/quick.py` has what only tensors need.
 """

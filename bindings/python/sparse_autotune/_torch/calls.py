@@ -18,10 +18,12 @@ from .patterns import index_tensors
 from .private import any_autocast, forward_ad, is_tracing
 from .refusals import refuse_tangents
 
+# ---- through the operators ----
+
 
 def may_fuse() -> bool:
-    """Whether an operator may do the activation, too: without gradients, and not where torch.jit.trace
-    compares traces with and without."""
+    """Whether an operator may compute the activation, too: not where gradients are wanted, and not where
+    torch.jit.trace compares traces with and without them."""
     return not torch.is_grad_enabled() and (torch.compiler.is_compiling() or not is_tracing())
 
 
@@ -99,6 +101,9 @@ def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):
     return _into(a, b, left, bias, activation or "none", alpha, out, beta)
 
 
+# ---- matmul ----
+
+
 def _with_torch_values(a: BsrMatrix) -> BsrMatrix:
     if a._torch:
         return a
@@ -165,8 +170,8 @@ def eager(a: BsrMatrix, b: Tensor, left: bool, options: _products.Options) -> Te
 
 
 def _gradient(A, B):
-    """matmul's plain torch case where a gradient is wanted, without all the questions above; None: it is
-    another case."""
+    """matmul's plain torch case where a gradient is wanted, without the checks above. None: it is another
+    case."""
     left = type(A) is not BsrMatrix
     a, b = (B, A) if left else (A, B)
     if type(a) is not BsrMatrix or not a._torch or not torch.is_grad_enabled() or not isinstance(b, Tensor):
@@ -179,9 +184,12 @@ def _gradient(A, B):
         or any_autocast()
     ):
         return None
-    return (
-        Product.of_plain(values, b, None, a._pattern, a._transposed, left, 1.0) if plain(values, b) else None
-    )
+    if not plain(values, b):
+        return None
+    return Product.of_plain(values, b, None, a._pattern, a._transposed, left, 1.0)
+
+
+# ---- sampled_matmul ----
 
 
 def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):
@@ -212,7 +220,7 @@ def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):
 
 
 _ops._surrounded = modes.surrounded
-# cheaper than is_compiling; torch.export without dynamo brings fake tensors
+# Cheaper than is_compiling. torch.export without dynamo brings fake tensors, which are not plain.
 _ops._compiling = torch.compiler.is_dynamo_compiling
 _ops._torch_matmul = _matmul
 _ops._torch_sampled = _sampled
