@@ -129,8 +129,7 @@ class Table:
             )
             + self.ceiling(p["threads"]),
             f"  {'problem':50} {'variant':44} {'time':>9} {'rate':>12} {'floor':>9} {'x floor':>8} "
-            f"{'ratio':>6} "
-            f"{'fastest':>8} {'target':>7}",
+            f"{'ratio':>6} {'fastest':>8} {'target':>7}",
         )
         self.print_rate(row, rate(row["rate"]))
 
@@ -147,8 +146,7 @@ class Table:
             "few columns, 500 MB of values: bytes that must move over a streaming read, in turns"
             + self.ceiling(row["problem"]["threads"]),
             f"  {'problem':50} {'variant':44} {'time':>9} {'moved':>12} {'floor':>9} {'x floor':>8} "
-            f"{'ratio':>6} "
-            f"{'fastest':>8} {'target':>7}",
+            f"{'ratio':>6} {'fastest':>8} {'target':>7}",
         )
         self.print_rate(row, bandwidth(row["bandwidth"]))
 
@@ -168,9 +166,8 @@ class Table:
             result = row["note"]
         print(
             f"  {name:50} {row['variant']:44} {seconds(row['seconds']):>9} {shown:>12} "
-            f"{seconds(row['floor_seconds']):>9} "
-            f"{row['seconds'] / row['floor_seconds']:8.2f} {row['ratio']:6.3f} {row['ratio_fastest']:8.3f} "
-            f"{target:>7} {result}"
+            f"{seconds(row['floor_seconds']):>9} {row['seconds'] / row['floor_seconds']:8.2f} "
+            f"{row['ratio']:6.3f} {row['ratio_fastest']:8.3f} {target:>7} {result}"
         )
         rival = "stream_read" if row["section"] == "skinny" else "dense_" + row["rival"].split()[0].lower()
         self.rows.append(
@@ -231,8 +228,7 @@ class Table:
                 + (
                     (
                         "; these cores moved apart and together meanwhile: timings of several threads moved "
-                        "with "
-                        "them"
+                        "with them"
                     )
                     if far > 3 * near
                     else ""
@@ -277,8 +273,7 @@ class Table:
         )
         print(
             f"  {f'{dtype} {size}x{size}x{size} block 64 over dense':50} {name:44} {seconds(took):>9} "
-            f"{rate(2.0 * size**3 / took):>12} "
-            f"{f'rate ratio {ratio:.3f}':>18} {target or '-'} {result}"
+            f"{rate(2.0 * size**3 / took):>12} {f'rate ratio {ratio:.3f}':>18} {target or '-'} {result}"
         )
         self.checks.setdefault("dense_peers", {})[f"{dtype} {size} {name}"] = ratio
 

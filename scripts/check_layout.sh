@@ -103,7 +103,8 @@ check_includes src/core \
     'sparse_autotune\.h|variant\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes include ''
 
-for file in include/*.h src/*.h src/*.cuh src/*/*.[ch] src/*/*.cu src/*/*.cuh src/kernels/*/*; do
+for file in include/*.h src/*.h src/*.cuh src/*/*.[ch] src/*/*.cu src/*/*.cuh src/kernels/*/* \
+    bindings/python/sparse_autotune/*.py bindings/python/sparse_autotune/*/*.py; do
     [ -f "$file" ] || continue
     lines=$(wc -l <"$file")
     [ "$lines" -le 700 ] || echo "layout: note: $file has $lines lines; past about 600 a file holds two ideas"

@@ -115,8 +115,7 @@ def table(found):
     lines = [
         (
             "| problem | variant | us under ncu | clock, GHz | tensor cores busy | L2 | L2 hits | read from "
-            "L2, "
-            "MB | memory |"
+            "L2, MB | memory |"
         ),
         "|---" * 9 + "|",
     ]
@@ -126,7 +125,6 @@ def table(found):
         ]
         lines.append(
             f"| {c['problem']} | `{c['variant']}` | {c['seconds'] * 1e6:.1f} | {c['clock_hertz'] / 1e9:.2f} "
-            f"| {shares[0]} | {shares[1]} | {shares[2]} "
-            f"| {c['l2_read_bytes'] / 1e6:.0f} | {shares[3]} |"
+            f"| {shares[0]} | {shares[1]} | {shares[2]} | {c['l2_read_bytes'] / 1e6:.0f} | {shares[3]} |"
         )
     return lines

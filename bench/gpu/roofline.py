@@ -79,8 +79,7 @@ def table(points):
     lines = [
         (
             "| | problem | variant | us | floor | limit | x floor | arithmetic | memory | L2 | cold us | x "
-            "dense "
-            "| x Triton |"
+            "dense | x Triton |"
         ),
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -108,10 +107,9 @@ def measured(record, found):
     c, machine = record["machine"]["ceilings"], record["machine"]
     lines = [
         f"{machine['name'].split(' (')[0]}, commit {record['commit'][:7]}, `{record['command']}`, "
-        f"{record['date'][:10]}. Ceilings of that run: "
-        f"f16 {c['f16'] / 1e12:.0f} TFLOPS, bf16 {c['bf16'] / 1e12:.0f}, TF32 {c['tf32'] / 1e12:.0f}, L2 "
-        f"{c['l2'] / 1e12:.2f} TB/s, "
-        f"memory {c['memory'] / 1e12:.2f} TB/s."
+        f"{record['date'][:10]}. Ceilings of that run: f16 {c['f16'] / 1e12:.0f} TFLOPS, bf16 "
+        f"{c['bf16'] / 1e12:.0f}, TF32 {c['tf32'] / 1e12:.0f}, L2 {c['l2'] / 1e12:.2f} TB/s, memory "
+        f"{c['memory'] / 1e12:.2f} TB/s."
     ]
     if any(p.row["timed_by"] != "graph" for points in found.values() for p in points):
         lines += ["Times with a `*` are the race's and not from a graph."]
@@ -200,8 +198,8 @@ def mark(point):
     x = min(max(point.intensity, X[0]), X[1])
     at, top = place(x, point.rate), place(x, point.flops / max(point.floors.values()))
     title = (
-        f"<title>{point.problem.name}: {micro(point.seconds)} us, floor "
-        f"{micro(max(point.floors.values()))} us</title>"
+        f"<title>{point.problem.name}: {micro(point.seconds)} us, floor {micro(max(point.floors.values()))} "
+        "us</title>"
     )
     return [
         line(at, top, 'stroke="#c33" stroke-dasharray="2,2"'),

@@ -323,8 +323,7 @@ def cpu_attention():
         found["ours"],
         (
             f"{found['ours'] * 1e3:.2f} ms, torch {found['torch'] * 1e3:.2f} ms: {ratio:.2f}x; the best "
-            "kernel "
-            f"of ours {dense.seconds * 1e3:.2f} ms in its race"
+            f"kernel of ours {dense.seconds * 1e3:.2f} ms in its race"
         ),
         "no slower than torch's SDPA",
         ratio >= 1,
@@ -624,8 +623,7 @@ def cuda_linear():
             found["ours"],
             f"{found['ours'] * 1e6:.0f} us, nn.Linear {found['dense'] * 1e6:.0f} us: {ratio:.2f}x (forward "
             f"{ahead:.2f}x); the host queues it in {host['ours'] * 1e6:.0f} us, nn.Linear's in "
-            f"{host['dense'] * 1e6:.0f}; "
-            f"the products took {raced * 1e6:.0f} us in their races",
+            f"{host['dense'] * 1e6:.0f}; the products took {raced * 1e6:.0f} us in their races",
             "at least 3x nn.Linear",
             ratio >= 3,
             {"nn_linear": ratio, "nn_linear_forward": ahead},
@@ -698,8 +696,7 @@ def show_attention(row, found, races, least, target, refused=None):
         ours,
         (
             f"{ours * 1e6:.1f} us, the best of torch's {rivals[best] * 1e6:.1f} us ({best}): {ratio:.2f}x; "
-            "the "
-            f"best kernel{'s' * (len(own) > 1)} of ours {own_seconds * 1e6:.1f} us in "
+            f"the best kernel{'s' * (len(own) > 1)} of ours {own_seconds * 1e6:.1f} us in "
             f"{'their races' if len(own) > 1 else 'its race'}"
         ),
         target,

@@ -439,9 +439,9 @@ class BsrMatrix:
         rows, cols = self.shape
         return (
             f"BsrMatrix({rows}x{cols}, {_abi.DTYPE_NAMES[operand.dtype]}, block "
-            f"{self.block[0]}x{self.block[1]}, "
-            f"{self.stored_blocks} of {grid[0] * grid[1]} blocks ({percent_sparse(self.density)}), "
-            f"{operand.kind} on {operand.device}{', transposed' if self._transposed else ''})"
+            f"{self.block[0]}x{self.block[1]}, {self.stored_blocks} of {grid[0] * grid[1]} blocks "
+            f"({percent_sparse(self.density)}), {operand.kind} on "
+            f"{operand.device}{', transposed' if self._transposed else ''})"
         )
 
     def _repr_html_(self) -> str:

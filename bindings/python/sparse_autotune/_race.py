@@ -93,8 +93,7 @@ class Race(list):
             heads = f"{p['heads']} heads" + (f" over {p['kv_heads']}" if p["kv_heads"] != p["heads"] else "")
             return (
                 f"{p['op']} {p['dtype']} batch {p['batch']}, {heads}, {p['m']} queries, {p['n']} keys, size "
-                f"{p['dim']}{rest}, "
-                f"{100 * p['density']:.1f} % of the blocks, on {self.device['name']}"
+                f"{p['dim']}{rest}, {100 * p['density']:.1f} % of the blocks, on {self.device['name']}"
             )
         return (
             f"{p['op']} {p['dtype']} {p['m']}x{p['n']}x{p['k']}, block {p['block'][0]}x{p['block'][1]}, "
@@ -111,8 +110,8 @@ class Race(list):
             )
             note = "" if r.may_win or r.verdict != "ok" else "a rival to show, cannot win"
             lines.append(
-                f"  {name:<{width}}  {_duration(r.seconds):>10}  {_spread(r):>8}  {rate}"
-                f"  {r.verdict:<7}  {r.message or note}".rstrip()
+                f"  {name:<{width}}  {_duration(r.seconds):>10}  {_spread(r):>8}  {rate}  {r.verdict:<7}  "
+                f"{r.message or note}".rstrip()
             )
         return "\n".join([*lines, f"  best: {self._best or 'none'}", *([f"  {BUSY}"] if self.busy else [])])
 

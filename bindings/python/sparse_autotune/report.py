@@ -262,10 +262,10 @@ def _bars(race: dict) -> str:
         best = r["variant"] == race.get("best")
         name = r["variant"] + (f" ({r['revision']})" if r.get("library") and r.get("revision") else "")
         rows.append(
-            f'<div class="name{" best" if best else ""}" title="{_e(name)}">{_e(name)}</div>'
-            f'<div class="track"><div class="bar {"winner" if best else _kind(r)}" '
-            f'style="width:{width:.2f}%"></div></div>'
-            f'<div class="number" title="{_spread(r)}">{_time(r["seconds"])}</div><div class="number '
+            f'<div class="name{" best" if best else ""}" title="{_e(name)}">{_e(name)}</div><div '
+            f'class="track"><div class="bar {"winner" if best else _kind(r)}" '
+            f'style="width:{width:.2f}%"></div></div><div class="number" '
+            f'title="{_spread(r)}">{_time(r["seconds"])}</div><div class="number '
             f'soft">{_rate(r.get("flops_per_second"))}</div>'
         )
     others = [r for r in race["results"] if r["verdict"] in ("wrong", "error", "memory")]
@@ -603,8 +603,7 @@ def page(races: list[dict[str, Any]], title: str = "Block-sparse products") -> s
                 "Roofline",
                 (
                     f"{where}each dot is a race's winner; dashed: {roofs}; what stays in a cache may lie "
-                    "above "
-                    "the slope"
+                    "above the slope"
                 ),
                 _roofline(mine),
             )
@@ -628,10 +627,10 @@ def page(races: list[dict[str, Any]], title: str = "Block-sparse products") -> s
     )
     drawn = "".join(p for p in plots if p)
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        'content="width=device-width, '
-        f'initial-scale=1"><title>{_e(title)}</title><style>{_STYLE}</style></head>'
-        f'<body><main><h1>{_e(title)}</h1><p class="lead">{_e(", ".join(devices))}</p>{_tiles(races)}'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_e(title)}</title><style>{_STYLE}</style></head><body><main><h1>{_e(title)}</h1>"
+        f'<p class="lead">{_e(", ".join(devices))}</p>{_tiles(races)}'
         + (f'<h2>At a glance</h2><div class="plots">{drawn}</div>' if drawn else "")
         + (
             f'<h2>Race by race</h2>{legend}{"".join(cards)}<p class="note">Times are medians; rates count '

@@ -20,8 +20,7 @@ library = torch.library.Library("sparse_autotune", "DEF")
 tags = (torch.Tag.pt2_compliant_tag,)
 library.define(
     "matmul(Tensor values, Tensor row_ptr, Tensor col_idx, Tensor b, Tensor? bias, int[] shape, bool "
-    "transpose=False, "
-    "bool left=False, float alpha=1.0, str activation='none') -> Tensor",
+    "transpose=False, bool left=False, float alpha=1.0, str activation='none') -> Tensor",
     tags=tags,
 )
 library.define(
