@@ -262,11 +262,11 @@ def _bars(race: dict) -> str:
         best = r["variant"] == race.get("best")
         name = r["variant"] + (f" ({r['revision']})" if r.get("library") and r.get("revision") else "")
         rows.append(
-            f'<div class="name{" best" if best else ""}" title="{_e(name)}">{_e(name)}</div><div '
-            f'class="track"><div class="bar {"winner" if best else _kind(r)}" '
-            f'style="width:{width:.2f}%"></div></div><div class="number" '
-            f'title="{_spread(r)}">{_time(r["seconds"])}</div><div class="number '
-            f'soft">{_rate(r.get("flops_per_second"))}</div>'
+            f'<div class="name{" best" if best else ""}" title="{_e(name)}">{_e(name)}</div>'
+            f'<div class="track"><div class="bar {"winner" if best else _kind(r)}" '
+            f'style="width:{width:.2f}%"></div></div>'
+            f'<div class="number" title="{_spread(r)}">{_time(r["seconds"])}</div>'
+            f'<div class="number soft">{_rate(r.get("flops_per_second"))}</div>'
         )
     others = [r for r in race["results"] if r["verdict"] in ("wrong", "error", "memory")]
     busy = (
