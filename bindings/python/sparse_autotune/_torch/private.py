@@ -39,7 +39,6 @@ def _find(path: str) -> Any:
 
 # ---- what may surround a call: modes, traces, transforms, autocast ----
 
-
 _MODE_STACK = "torch.utils._python_dispatch._get_current_dispatch_mode_stack"
 
 
@@ -114,13 +113,11 @@ def unwrapped(t: Tensor) -> Tensor | None:
         return None
 
 
-# Whether every call counts as one that modes or transforms surround, because nobody can tell.
-always_watched = not (
-    (names["torch._C._len_torch_dispatch_stack"] or names[_MODE_STACK])
-    and (
-        names["torch._C._functorch.peek_interpreter_stack"]
-        or names["torch._C._functorch.maybe_current_level"]
-    )
+# Whether every call counts as surrounded by a mode or a transform, because nobody can tell.
+always_watched = (
+    not (names["torch._C._len_torch_dispatch_stack"] or names[_MODE_STACK])
+    or interpreter() is ...
+    or (early_modes == [...] and (_includes_key is None or _pre_dispatch is None))
 )
 
 # Whether autocast is on, for any device.
