@@ -42,11 +42,10 @@ bench: ## the speed table: every row against its rival in the same run (ARGS="--
 	@cmake --build $(BUILD) -j $(JOBS) --target sparse_autotune_cli bench_cpu
 	@scripts/bench.sh $(BUILD) $(ARGS)
 
-format: ## lay out every C file by clang-format 14
-	@scripts/setup.sh lint
+format: ## lay out every C file by clang-format 14, every Python file by ruff
 	@scripts/lint.sh --fix
 
-lint: ## layout, cppcheck, clang-tidy, shellcheck
+lint: ## layout, cppcheck, clang-tidy, shellcheck, ruff
 	@scripts/lint.sh
 
 setup: ## install what is missing for all of the above, a CUDA compiler too

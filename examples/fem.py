@@ -1,7 +1,7 @@
 """A matrix as finite elements make it, with SciPy: conjugate gradients for several right-hand sides at once.
 
-Linear elasticity on a grid has three unknowns a node, so its matrix is made of small dense blocks: BSR. The block size that
-is fastest on this machine may be a multiple of three, and is found by trying.
+Linear elasticity on a grid has three unknowns a node, so its matrix is made of small dense blocks: BSR. The
+block size that is fastest on this machine may be a multiple of three, and is found by trying.
 
     python examples/fem.py
 """
@@ -25,7 +25,11 @@ def stiffness(n):
     """Symmetric and positive definite; 3x3 blocks."""
     line = sparse.diags_array([-np.ones(n - 1), 2 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1])
     eye = sparse.eye_array(n)
-    grid = sparse.kron(sparse.kron(line, eye), eye) + sparse.kron(sparse.kron(eye, line), eye) + sparse.kron(sparse.kron(eye, eye), line)
+    grid = (
+        sparse.kron(sparse.kron(line, eye), eye)
+        + sparse.kron(sparse.kron(eye, line), eye)
+        + sparse.kron(sparse.kron(eye, eye), line)
+    )
     material = np.array([[2.0, 0.4, 0.4], [0.4, 2.0, 0.4], [0.4, 0.4, 2.0]])
     return sparse.csr_array(sparse.kron(grid + 0.05 * sparse.eye_array(n**3), material)).astype(np.float64)
 
@@ -58,7 +62,12 @@ def solve(product, b, steps=60):
 loads = np.random.default_rng(0).standard_normal((csr.shape[0], options.loads))
 theirs = csr.tobsr(blocksize=(3, 3))
 results = {}
-for name, matrix in (("SciPy CSR", csr), ("SciPy BSR", theirs), ("sparse_autotune, block 3", a), (f"sparse_autotune, block {best.block[0]}", best)):
+for name, matrix in (
+    ("SciPy CSR", csr),
+    ("SciPy BSR", theirs),
+    ("sparse_autotune, block 3", a),
+    (f"sparse_autotune, block {best.block[0]}", best),
+):
     matrix @ loads  # the first product finds the best variant
     begin = time.perf_counter()
     results[name] = solve(lambda p, m=matrix: m @ p, loads)

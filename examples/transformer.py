@@ -1,8 +1,8 @@
 """Prune a small transformer block to 87.5 % sparse, fine-tune it, and see what that costs and gains.
 
-A block of a transformer learns to copy: at every position it names the token that stood eight places before. Then its
-linear layers are swapped for block-sparse ones, which keep half, a quarter and at last an eighth of their blocks, and it learns
-on for a while after each step.
+A block of a transformer learns to copy: at every position it names the token that stood eight places before.
+Then its linear layers are swapped for block-sparse ones, which keep half, a quarter and at last an eighth of
+their blocks, and it learns on for a while after each step.
 
     python examples/transformer.py                            # about a minute on two cores
     python examples/transformer.py --width 1024 --block 64    # on a GPU
@@ -94,7 +94,10 @@ def prune(model, density):
     return model
 
 
-show("pruned at once, not tuned", sa.sparsify(copy.deepcopy(model), block=options.block, density=0.125, include=CHOSEN))
+show(
+    "pruned at once, not tuned",
+    sa.sparsify(copy.deepcopy(model), block=options.block, density=0.125, include=CHOSEN),
+)
 sparse = model
 for density in (0.5, 0.25, 0.125):
     sparse = prune(sparse, density)
@@ -123,7 +126,13 @@ dtype = torch.float16 if device == "cuda" else torch.float32
 dense = nn.Linear(large, large, device=device, dtype=dtype)
 pruned = sa.SparseLinear.from_dense(dense, block=64, density=0.125)
 x = torch.randn(rows, large, device=device, dtype=dtype, requires_grad=True)
-for name, run in (("forward", lambda layer: layer(x)), ("forward and backward", lambda layer: layer(x).sum().backward())):
+for name, run in (
+    ("forward", lambda layer: layer(x)),
+    ("forward and backward", lambda layer: layer(x).sum().backward()),
+):
     with torch.set_grad_enabled(name != "forward"):
         slow, fast = seconds(lambda: run(dense)), seconds(lambda: run(pruned))
-    print(f"{large} to {large}, {rows} rows, {name}: dense {slow * 1e3:.2f} ms, sparse {fast * 1e3:.2f} ms, {slow / fast:.1f}x faster")
+    print(
+        f"{large} to {large}, {rows} rows, {name}: dense {slow * 1e3:.2f} ms, sparse {fast * 1e3:.2f} ms, "
+        f"{slow / fast:.1f}x faster"
+    )

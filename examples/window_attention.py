@@ -1,7 +1,9 @@
-"""Swap the attention of a small transformer for a windowed one, see that nothing else changes, and what it gains.
+"""Swap the attention of a small transformer for a windowed one, see that nothing else changes, and what it
+gains.
 
-Every layer of the transformer looks back over a window. Written the usual way that is a dense mask: all scores are computed, and
-most are thrown away. Here the mask is a pattern of blocks, and what it leaves out is never computed.
+Every layer of the transformer looks back over a window. Written the usual way that is a dense mask: all
+scores are computed, and most are thrown away. Here the mask is a pattern of blocks, and what it leaves out is
+never computed.
 
     python examples/window_attention.py                                    # half a minute on two cores
     python examples/window_attention.py --length 16384 --window 1024       # on a GPU
@@ -13,7 +15,8 @@ import os
 import time
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch has an OpenMP of its own, and two that spin are slow on few cores
+# torch has an OpenMP of its own, and two that spin are slow on few cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from torch import nn
@@ -42,7 +45,8 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x, attend):
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, -1, self.size)).permute(2, 0, 3, 1, 4)  # views, of one product
+        # views, of one product
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, -1, self.size)).permute(2, 0, 3, 1, 4)
         x = x + self.out(attend(q, k, v).transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
 
@@ -79,7 +83,8 @@ def windowed(q, k, v):
 # %% The same results, forward and backward
 model = Transformer(options.width, options.layers).to(device, dtype)
 x = torch.randint(tokens, (1, length), device=device)
-scale = 4096 if dtype == torch.float16 else 1  # as torch.amp.GradScaler does it: gradients as small as these are lost in half precision
+# as torch.amp.GradScaler does it: gradients as small as these are lost in half precision
+scale = 4096 if dtype == torch.float16 else 1
 found = {}
 for name, attend in (("dense", dense), ("windowed", windowed)):
     model.zero_grad()
@@ -107,11 +112,20 @@ def seconds(call, times=5):
     return best
 
 
-q, k, v = torch.randn(1, length, 3, options.width // 64, 64, device=device, dtype=dtype).permute(2, 0, 3, 1, 4)
+q, k, v = torch.randn(1, length, 3, options.width // 64, 64, device=device, dtype=dtype).permute(
+    2, 0, 3, 1, 4
+)
 with torch.no_grad():
     slow, fast = seconds(lambda: dense(q, k, v)), seconds(lambda: windowed(q, k, v))
-    print(f"attention alone: dense {slow * 1e3:.2f} ms, windowed {fast * 1e3:.2f} ms, {slow / fast:.1f}x faster")
+    print(
+        f"attention alone: dense {slow * 1e3:.2f} ms, windowed {fast * 1e3:.2f} ms, {slow / fast:.1f}x faster"
+    )
     slow, fast = seconds(lambda: model(x, dense)), seconds(lambda: model(x, windowed))
-    print(f"the transformer: dense {slow * 1e3:.2f} ms, windowed {fast * 1e3:.2f} ms, {slow / fast:.1f}x faster")
+    print(
+        f"the transformer: dense {slow * 1e3:.2f} ms, windowed {fast * 1e3:.2f} ms, {slow / fast:.1f}x faster"
+    )
 slow, fast = (seconds(lambda a=a: model(x, a).float().sum().backward()) for a in (dense, windowed))
-print(f"forward and backward: dense {slow * 1e3:.2f} ms, windowed {fast * 1e3:.2f} ms, {slow / fast:.1f}x faster")
+print(
+    f"forward and backward: dense {slow * 1e3:.2f} ms, windowed {fast * 1e3:.2f} ms, {slow / fast:.1f}x "
+    "faster"
+)

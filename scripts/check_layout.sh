@@ -176,7 +176,8 @@ for file in src/kernels/cuda/*/*_sm90.cu; do [ ! -f "$file" ] || check_headers "
 check_names_none src/base/*.[ch] src/cache/*.[ch] src/core/*.[ch]
 check_words
 
-for file in $(sources_of include '*.h') $(sources_of src '*.[ch]' '*.cu' '*.cuh' '*.def'); do
+for file in $(sources_of include '*.h') $(sources_of src '*.[ch]' '*.cu' '*.cuh' '*.def') \
+    $(sources_of bindings/python/sparse_autotune '*.py'); do
     lines=$(wc -l <"$file")
     [ "$lines" -le 700 ] || echo "layout: note: $file has $lines lines; past about 600 a file holds two ideas"
 done

@@ -7,6 +7,16 @@ have_driver() { # NVIDIA's, and so perhaps a GPU
         PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'
 }
 
+# The version of ruff that decides how Python is laid out: this machine's, or the one that setup.sh fetches.
+ruff_version=0.17.5
+ruff_command() {
+    local found
+    for found in "$BUILD/ruff/bin/ruff" ruff; do
+        if [ "$("$found" --version 2>/dev/null)" = "ruff $ruff_version" ]; then echo "$found" && return; fi
+    done
+    return 1
+}
+
 has_cuda() { grep -qs '^SAT_HAVE_CUDA:.*=ON' "$1/CMakeCache.txt"; } # a build folder
 
 # Where CUDA code is compiled: in the build folder where that has a CUDA compiler, otherwise in one of its own, so that

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Looks at the sources without running them: clang-format, cppcheck, clang-tidy, shellcheck, and the order of the house.
-# usage: lint.sh [--fix]         --fix only lays the C files out again
+# Looks at the sources without running them: clang-format, cppcheck, clang-tidy, shellcheck, ruff, and the order
+# of the house.
+# usage: lint.sh [--fix]         --fix only lays the C and Python files out again
 set -u
 cd "$(dirname "$0")/.." || exit 2
 . scripts/common.sh
@@ -11,12 +12,23 @@ passed=0 failed=0 skipped=0
 mapfile -t sources < <(find cmake include src tests bench bindings -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build' | sort)
 mapfile -t scripts < <(find scripts tests bench -name '*.sh' | sort && echo .ci/run)
 
+# Every Python file, the programs in bench/ that have no ending too.
+mapfile -t python < <({
+    find bench bindings/python examples scripts tests -name '*.py'
+    find bench scripts tests -maxdepth 1 -type f ! -name '*.*' -exec grep -lE '^#!.*python' {} +
+} | grep -v '/build' | sort)
+
+if [ "${1:-}" = --fix ]; then needs=(lint); else needs=(lint cuda); fi
+scripts/setup.sh "${needs[@]}" || exit 1
 clang_format=$(command -v clang-format-14 || true)
 [ -n "$clang_format" ] || ! clang-format --version 2>/dev/null | grep -q 'version 14\.' || clang_format=clang-format
+ruff=$(ruff_command || true)
 
 if [ "${1:-}" = --fix ]; then
     [ -n "$clang_format" ] || { echo "clang-format 14 is not installed (package clang-format-14)" && exit 1; }
+    [ -n "$ruff" ] || { echo "ruff $ruff_version is not installed" && exit 1; }
     "$clang_format" -i "${sources[@]}"
+    "$ruff" format --no-cache --quiet "${python[@]}"
     exit
 fi
 
@@ -54,11 +66,15 @@ run_tidy() {
         xargs -P "$JOBS" -n 4 clang-tidy --quiet -p "$BUILD" --warnings-as-errors='*' 2>"$BUILD/tidy.log"
 }
 
-scripts/setup.sh lint cuda || exit 1
+run_ruff() {
+    "$ruff" format --no-cache --quiet --check --diff "${python[@]}" && "$ruff" check --no-cache --quiet "${python[@]}"
+}
+
 step clang-format "$clang_format" "$clang_format" --dry-run -Werror "${sources[@]}"
 step layout bash bash scripts/check_layout.sh
 step cppcheck cppcheck run_cppcheck
 step clang-tidy clang-tidy run_tidy
+step ruff "$ruff" run_ruff
 step shellcheck shellcheck shellcheck -x -S warning "${scripts[@]}"
 
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -2,6 +2,7 @@
 # Sets this machine up: looks for what is needed, installs what is missing with apt where that is possible, and
 # otherwise says what is missing and how to get it. Quick, quiet and offline where nothing is missing.
 # usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust ...
+#   lint   also ruff, which decides how Python is laid out: where its version is not here, PyPI's goes into $BUILD/ruff
 #   cuda   a CUDA compiler: where none works, NVIDIA's wheels go into $BUILD/cuda (300 MB)
 #   gpu    the same, but only on a machine with NVIDIA's driver
 #   rust   cargo, clippy and rustfmt of 1.92 or newer: where they are missing or older, rustup puts them into the home folder
@@ -96,6 +97,10 @@ needs_lint() {
     want clang_openmp libomp-dev 'the OpenMP header of clang'
     want cppcheck cppcheck 'cppcheck'
     want shellcheck shellcheck 'shellcheck'
+    have_ruff && return
+    want python python3 'Python, to fetch ruff with'
+    want venv python3-venv 'a Python environment for ruff'
+    fetch_ruff=yes
 }
 needs_bench() {
     needs_run
@@ -107,7 +112,7 @@ needs_python() {
     needs_run
     want python python3 'Python 3.10 or newer, for its package'
     want venv python3-venv 'a Python environment for the package and its tests'
-    want python_header python3-dev 'Python.h, for the quick way from torch'
+    want python_header python3-dev 'Python.h, for the fast path from torch'
 }
 
 needs_cuda() {
@@ -127,6 +132,25 @@ needs_rust() {
     want curl curl 'curl, to fetch Rust with'
     want certificates ca-certificates 'the certificates that curl trusts'
     fetch_rust=yes
+}
+
+# ---- ruff ----
+
+fetch_ruff=no
+have_ruff() { ruff_command >/dev/null; }
+
+provide_ruff() {
+    local start=$SECONDS
+    mkdir -p "$BUILD" && rm -rf "$BUILD/ruff"
+    echo "sparse_autotune: fetching ruff $ruff_version into $BUILD/ruff (10 MB)"
+    {
+        python3 -m venv "$BUILD/ruff" &&
+            "$BUILD/ruff/bin/python3" -m pip install --quiet --disable-pip-version-check --retries 2 --no-deps \
+                --only-binary :all: "ruff==$ruff_version"
+    } >"$BUILD/ruff.log" 2>&1 && have_ruff && note_download ruff $((SECONDS - start)) && return
+    rm -rf "$BUILD/ruff"
+    tail -n 1 "$BUILD/ruff.log" >&2
+    return 1
 }
 
 # ---- Rust ----
@@ -249,7 +273,7 @@ install_missing() {
 }
 
 look() { # for everything that the words ask for
-    missing=() lacking=() required=0 fetch_nvcc=no fetch_rust=no
+    missing=() lacking=() required=0 fetch_nvcc=no fetch_rust=no fetch_ruff=no
     local what
     for what in "$@"; do
         case $what in
@@ -266,6 +290,10 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 if [ "$fetch_nvcc" = yes ] && ! provide_nvcc; then
     echo "sparse_autotune: no CUDA compiler works here, and NVIDIA's could not be fetched from PyPI: no CUDA backend" >&2
+    leave_out
+fi
+if [ "$fetch_ruff" = yes ] && ! provide_ruff; then
+    echo "sparse_autotune: ruff $ruff_version is not here, and could not be fetched from PyPI: Python is not looked at" >&2
     leave_out
 fi
 if [ "$fetch_rust" = yes ] && ! provide_rust; then

@@ -1,14 +1,17 @@
-"""What no kernel of a given tile can go below: a row's floor, from its pattern and the rates that this GPU was seen to reach.
+"""What no kernel of a given tile can go below: a row's floor, from its pattern and the rates that this GPU
+was seen to reach.
 
 Three times, of which the largest is the floor:
 - operations: arithmetic on stored blocks.
-- hbm: bytes that must move between memory and the chip. Cold all of them; back to back only those that L2 does not hold.
-- l2: bytes that multiprocessors must read through L2 with the tile of the variant, TM x TN. Of a product: a stored block once
-  for each panel of TN columns, and its rows of B, all columns, once for each slice of TM of its rows. Where a kernel takes
-  several block rows along the union of their columns (`union`: TM rows; `pair`: two block rows) B's rows count once a column
-  of the union; with blocks of 16, where B lies by columns, `union` takes four neighbouring
-  columns together. Of a sampled product: X's rows once for each tile, which holds as many blocks of a block row
-  as fit TN, and Y's columns once a block and slice. C is written and not counted.
+- hbm: bytes that must move between memory and the chip. Cold all of them; back to back only those that L2
+  does not hold.
+- l2: bytes that multiprocessors must read through L2 with the tile of the variant, TM x TN. Of a product: a
+  stored block once for each panel of TN columns, and its rows of B, all columns, once for each slice of TM of
+  its rows. Where a kernel takes several block rows along the union of their columns (`union`: TM rows;
+  `pair`: two block rows) B's rows count once a column of the union; with blocks of 16, where B lies by
+  columns, `union` takes four neighbouring columns together. Of a sampled product: X's rows once for each
+  tile, which holds as many blocks of a block row as fit TN, and Y's columns once a block and slice. C is
+  written and not counted.
 """
 
 import re
@@ -40,7 +43,8 @@ def rows_of(problem):
 
 
 def together(rows, size):
-    """As sat_union_groups does it: the first row that is left, then who has most in common with those that are in."""
+    """As sat_union_groups does it: the first row that is left, then who has most in common with those that
+    are in."""
     found = []
     for start in range(0, len(rows), BAND // size * size):
         left = {i: set(rows[i]) for i in range(start, min(start + BAND // size * size, len(rows)))}
@@ -81,5 +85,8 @@ def l2_bytes(problem, variant):
 def floors(problem, flops, total, l2, ceilings, cold):
     """Seconds by what limits. `total`: bytes of all operands; `l2`: l2_bytes, or None."""
     beyond = total if cold else max(0, total - ceilings["l2_bytes"])
-    return {"operations": flops / ceilings[ceiling_of(problem)], "hbm": beyond / ceilings["memory"],
-            "l2": (l2 or total) / ceilings["l2"]}
+    return {
+        "operations": flops / ceilings[ceiling_of(problem)],
+        "hbm": beyond / ceilings["memory"],
+        "l2": (l2 or total) / ceilings["l2"],
+    }

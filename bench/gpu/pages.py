@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes what the pages under docs/ say of a record of bench/gpu_check: tables between two marks, and docs/roofline.svg.
+"""Writes what the pages under docs/ say of a record of bench/gpu_check: tables between two marks, and
+docs/roofline.svg.
 
 usage: bench/gpu/pages.py [RECORD]       bench/results/h200.json, unless told
        bench/gpu/pages.py --check        fails where the pages are not what that record says
@@ -12,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.dont_write_bytecode = True
 
-import roofline  # noqa: E402
-from roofline import row_of  # noqa: E402
+import roofline
+from roofline import row_of
 
 BEGIN, END = "<!-- measured: begin; bench/gpu/pages.py writes this -->", "<!-- measured: end -->"
 
@@ -21,14 +22,37 @@ BEGIN, END = "<!-- measured: begin; bench/gpu/pages.py writes this -->", "<!-- m
 def products(record):
     """The f16 squares at density 0.125: ours beside everybody's."""
     rows = {row["problem"]["name"]: row for row in record["rows"]}
-    lines = [f"On an H200, f16, 4096x4096x4096, density 0.125, back to back from CUDA graphs, from `bench/results/h200.json` (commit {record['commit'][:7]});",
-             "PyTorch's Triton kernel was tuned by search in the same run. Times in us.", "",
-             row_of("block", "best of ours", "", "best of the portable ones", "Triton", "cuSPARSE Blocked-ELL", "cuSPARSE BSR", "dense cuBLAS"), "|---" * 8 + "|"]
+    lines = [
+        (
+            "On an H200, f16, 4096x4096x4096, density 0.125, back to back from CUDA graphs, from "
+            f"`bench/results/h200.json` (commit {record['commit'][:7]});"
+        ),
+        "PyTorch's Triton kernel was tuned by search in the same run. Times in us.",
+        "",
+        row_of(
+            "block",
+            "best of ours",
+            "",
+            "best of the portable ones",
+            "Triton",
+            "cuSPARSE Blocked-ELL",
+            "cuSPARSE BSR",
+            "dense cuBLAS",
+        ),
+        "|---" * 8 + "|",
+    ]
     for block in roofline.BLOCKS:
         row = rows[f"f16 4096^3 block {block}"]
         rivals = row["rival_seconds"]
         portable = rivals["triton_bsr"] / row["ratios"]["triton_bsr_portable"]
-        times = [roofline.micro(t) for t in (row["seconds"], portable, *(rivals[name] for name in ("triton_bsr", "cusparse_ell", "cusparse_bsr", "dense_cublas")))]
+        times = [
+            roofline.micro(t)
+            for t in (
+                row["seconds"],
+                portable,
+                *(rivals[name] for name in ("triton_bsr", "cusparse_ell", "cusparse_bsr", "dense_cublas")),
+            )
+        ]
         lines.append(row_of(str(block), times[0], f"`{family_of(row['variant'])}`", *times[1:]))
     return lines
 
@@ -38,19 +62,35 @@ def family_of(variant):
 
 
 def attention(record):
-    lines = [row_of("batch, heads, length, head size", "us", "TFLOPS on kept pairs", "x cuDNN", "x FlashAttention-2", "x FlexAttention"), "|---" * 6 + "|"]
+    lines = [
+        row_of(
+            "batch, heads, length, head size",
+            "us",
+            "TFLOPS on kept pairs",
+            "x cuDNN",
+            "x FlashAttention-2",
+            "x FlexAttention",
+        ),
+        "|---" * 6 + "|",
+    ]
     for row in record["rows"]:
         if row["problem"]["op"].startswith("attention"):
             ratios = row["ratios"]
-            lines.append(row_of(row["problem"]["name"].removeprefix("attention "), roofline.micro(row["seconds"]), f"{ratios['tflops']:.0f}",
-                                *(roofline.ratio(ratios.get(name)) for name in ("cudnn", "sdpa_flash", "flex_attention"))))
+            lines.append(
+                row_of(
+                    row["problem"]["name"].removeprefix("attention "),
+                    roofline.micro(row["seconds"]),
+                    f"{ratios['tflops']:.0f}",
+                    *(roofline.ratio(ratios.get(name)) for name in ("cudnn", "sdpa_flash", "flex_attention")),
+                )
+            )
     return lines
 
 
 def page_with(path, lines):
     """The page, with these lines between its two marks."""
     page = path.read_text()
-    before, after = page[:page.index(BEGIN) + len(BEGIN)], page[page.index(END):]
+    before, after = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
     return before + "\n\n" + "\n".join(lines) + "\n\n" + after
 
 
@@ -58,7 +98,11 @@ def main():
     words = [w for w in sys.argv[1:] if w != "--check"]
     record = json.loads(Path(words[0] if words else ROOT / "bench" / "results" / "h200.json").read_text())
     docs, points = ROOT / "docs", roofline.points_of(record)
-    pages = {"hopper.md": roofline.measured(record, points), "kernels-cuda.md": products(record), "attention.md": attention(record)}
+    pages = {
+        "hopper.md": roofline.measured(record, points),
+        "kernels-cuda.md": products(record),
+        "attention.md": attention(record),
+    }
     files = {docs / name: page_with(docs / name, lines) for name, lines in pages.items()}
     files[docs / "roofline.svg"] = roofline.picture(record, points)
     if "--check" not in sys.argv:

@@ -15,12 +15,15 @@ def rival_name(result):
         return "densified"  # spreading the blocks out is part of its time
     if not result["library"]:
         return None
-    name = result["variant"].replace("_backward", "").split("_", 4)[-1]  # <backend>_<op>_<dtype>_<block>_<library and what of it>
-    return "cusparse_bsr" if name == "cusparse_bsrmm" else name  # its two ways with BSR; the faster one counts
+    # <backend>_<op>_<dtype>_<block>_<library and what of it>
+    name = result["variant"].replace("_backward", "").split("_", 4)[-1]
+    # its two ways with BSR; the faster one counts
+    return "cusparse_bsr" if name == "cusparse_bsrmm" else name
 
 
 class Row:
-    columns = (("triton_bsr", "triton"), ("dense_cublas", "dense"), ("cusparse_bsr", "cusparse"))  # ratios of the table
+    # ratios of the table
+    columns = (("triton_bsr", "triton"), ("dense_cublas", "dense"), ("cusparse_bsr", "cusparse"))
 
     def __init__(self, problem, race):
         self.problem, self.race = problem, race
@@ -40,7 +43,11 @@ class Row:
 
     def own(self):
         """Our own kernels that gave a right result, fastest first by the best time known."""
-        found = [r for r in self.results() if r["verdict"] == "ok" and r["seconds"] and not r["library"] and not r["dense"]]
+        found = [
+            r
+            for r in self.results()
+            if r["verdict"] == "ok" and r["seconds"] and not r["library"] and not r["dense"]
+        ]
         return sorted(found, key=lambda r: self.seconds_of(r))
 
     def seconds_of(self, result):
@@ -48,8 +55,13 @@ class Row:
         return by_graph if by_graph and self.problem.measure == "warm" else result["seconds"]
 
     def contenders(self, most=4):
-        """Whom bench_gpu times: the first few of ours, and where asked for every library, even one that the race left out as too slow."""
-        libraries = [r["variant"] for r in self.results() if self.problem.libraries and rival_name(r) and r["verdict"] in ("ok", "skipped")]
+        """Whom bench_gpu times: the first few of ours, and where asked for every library, even one that the
+        race left out as too slow."""
+        libraries = [
+            r["variant"]
+            for r in self.results()
+            if self.problem.libraries and rival_name(r) and r["verdict"] in ("ok", "skipped")
+        ]
         portable = [r["variant"] for r in self.own() if is_portable(r)][:2]
         return list(dict.fromkeys([r["variant"] for r in self.own()[:most]] + portable)) + libraries
 
@@ -64,17 +76,27 @@ class Row:
                 self.rivals[name] = min(line["seconds"], before or 1e9)
                 self.details[name] = "graph"
                 if r["verdict"] == "skipped":
-                    self.details["not raced"] = self.details.get("not raced", []) + [r["variant"]]  # as too slow; `check` has verified it
+                    # as too slow; `check` has verified it
+                    self.details["not raced"] = self.details.get("not raced", []) + [r["variant"]]
 
     @property
     def best(self):
-        """What a tuned call runs: whoever won the race, or where a library did the first of ours, whatever was measured afterwards."""
+        """What a tuned call runs: whoever won the race, or where a library did the first of ours, whatever
+        was measured afterwards."""
         own = self.own()
-        return next((r for r in own if r["variant"] == self.race.get("best")), min(own, key=lambda r: r["seconds"])) if own else None
+        return (
+            next(
+                (r for r in own if r["variant"] == self.race.get("best")),
+                min(own, key=lambda r: r["seconds"]),
+            )
+            if own
+            else None
+        )
 
     @property
     def fastest(self):
-        """By the best time known: where that is another one than the race's, the race was wrong by so much."""
+        """By the best time known: where that is another one than the race's, the race was wrong by so
+        much."""
         return self.own()[0] if self.own() else None
 
     @property
@@ -95,13 +117,15 @@ class Row:
         return self.race["problem"]["bytes"] if self.race else 0
 
     def set_floor(self, ceilings):
-        """By what this GPU was seen to reach in this run, whoever reached it, and with the tile of our best."""
+        """By what this GPU was seen to reach in this run, whoever reached it, and with the tile of our
+        best."""
         p, best = self.problem, self.best["variant"] if self.best else ""
         if best not in self.l2:
             self.l2[best] = floor.l2_bytes(p, best)
 
         def floors(cold):
             return floor.floors(p, self.flops, self.bytes, self.l2[best], ceilings, cold)
+
         self.floors, self.cold_floor = floors(p.measure == "cold"), max(floors(True).values())
 
     @property
@@ -138,7 +162,11 @@ class Row:
 
     def problem_record(self):
         p = self.problem
-        problem = dict(self.race["problem"]) if self.race else {"op": p.op, "m": p.m, "n": p.n, "k": p.k, "block": [p.block] * 2, "dtype": p.dtype}
+        problem = (
+            dict(self.race["problem"])
+            if self.race
+            else {"op": p.op, "m": p.m, "n": p.n, "k": p.k, "block": [p.block] * 2, "dtype": p.dtype}
+        )
         problem.update(name=p.name, rows=p.rows, layout=p.layout, tf32=p.tf32, measure=p.measure)
         if p.overlap >= 0:
             problem["overlap"] = p.overlap
@@ -149,28 +177,66 @@ class Row:
         problem = self.problem_record()
         best, ratios = self.best, self.ratios(rows, ceilings)
         timed = self.times.get(best["variant"], {}) if best else {}
-        row = {"problem": problem, "variant": best["variant"] if best else None, "seconds": self.seconds, "floor_seconds": self.floor,
-               "over_floor": over(self.seconds, self.floor), "floor": self.floor_record(),
-               "cold_seconds": self.cold_seconds, "cold_floor_seconds": self.cold_floor, "cold_over_floor": over(self.cold_seconds, self.cold_floor),
-               "portable": self.portable["variant"] if self.portable else None,
-               "timed_by": "graph" if p.measure == "warm" and timed.get("graph") else "race",
-               "ratios": ratios, "rival_seconds": self.rivals,
-               "targets": [{"ratio": name, "must": least, "aim": p.aim.get(name), "met": met(ratios.get(name), least)}
-                           for name, least in p.must.items()],
-               "aims": [{"ratio": name, "aim": least, "met": met(ratios.get(name), least)} for name, least in p.aim.items()],
-               "winner": self.race["best"] if self.race else None,
-               "fastest": {"variant": self.fastest["variant"], "seconds": self.seconds_of(self.fastest)} if best else None}
+        row = {
+            "problem": problem,
+            "variant": best["variant"] if best else None,
+            "seconds": self.seconds,
+            "floor_seconds": self.floor,
+            "over_floor": over(self.seconds, self.floor),
+            "floor": self.floor_record(),
+            "cold_seconds": self.cold_seconds,
+            "cold_floor_seconds": self.cold_floor,
+            "cold_over_floor": over(self.cold_seconds, self.cold_floor),
+            "portable": self.portable["variant"] if self.portable else None,
+            "timed_by": "graph" if p.measure == "warm" and timed.get("graph") else "race",
+            "ratios": ratios,
+            "rival_seconds": self.rivals,
+            "targets": [
+                {"ratio": name, "must": least, "aim": p.aim.get(name), "met": met(ratios.get(name), least)}
+                for name, least in p.must.items()
+            ],
+            "aims": [
+                {"ratio": name, "aim": least, "met": met(ratios.get(name), least)}
+                for name, least in p.aim.items()
+            ],
+            "winner": self.race["best"] if self.race else None,
+            "fastest": {"variant": self.fastest["variant"], "seconds": self.seconds_of(self.fastest)}
+            if best
+            else None,
+        }
         if self.details:
             row["details"] = self.details
-        row["results"] = [dict({k: r[k] for k in ("variant", "verdict", "seconds", "error", "estimate_seconds", "prepare_seconds", "workspace_bytes")},
-                               message=r["message"], graph_seconds=self.times.get(r["variant"], {}).get("seconds"))
-                          for r in self.results() if r["verdict"] != "skipped" or r["variant"] in self.times]
+        row["results"] = [
+            dict(
+                {
+                    k: r[k]
+                    for k in (
+                        "variant",
+                        "verdict",
+                        "seconds",
+                        "error",
+                        "estimate_seconds",
+                        "prepare_seconds",
+                        "workspace_bytes",
+                    )
+                },
+                message=r["message"],
+                graph_seconds=self.times.get(r["variant"], {}).get("seconds"),
+            )
+            for r in self.results()
+            if r["verdict"] != "skipped" or r["variant"] in self.times
+        ]
         return row
 
     def floor_record(self):
         best = self.best["variant"] if self.best else ""
         tile = floor.tile_of(best)
-        return {"limit": self.limit, "seconds": self.floors, "l2_bytes": self.l2.get(best), "tile": list(tile) if tile else None}
+        return {
+            "limit": self.limit,
+            "seconds": self.floors,
+            "l2_bytes": self.l2.get(best),
+            "tile": list(tile) if tile else None,
+        }
 
 
 def over(seconds, least):
@@ -192,13 +258,28 @@ def print_table(rows, ceilings):
     counts = {True: 0, False: 0, None: 0}
     for columns in dict.fromkeys(row.columns for row in rows.values()):
         print_rows([row for row in rows.values() if row.columns == columns], columns, rows, ceilings, counts)
-    print(f"targets: {counts[True]} met, {counts[False]} missed, {counts[None]} not measured "
-          "(a ratio above 1 means that we are faster)")
+    print(
+        f"targets: {counts[True]} met, {counts[False]} missed, {counts[None]} not measured "
+        "(a ratio above 1 means that we are faster)"
+    )
 
 
 def print_rows(some, columns, rows, ceilings, counts):
     """Those that have the same rivals; `rows` are all, to compare with."""
-    lines = [["problem", "best of ours", "us", "cold us", "TFLOPS", "x floor", "limit", *(title for _, title in columns), "target", ""]]
+    lines = [
+        [
+            "problem",
+            "best of ours",
+            "us",
+            "cold us",
+            "TFLOPS",
+            "x floor",
+            "limit",
+            *(title for _, title in columns),
+            "target",
+            "",
+        ]
+    ]
     for row in some:
         ratios, p = row.ratios(rows, ceilings), row.problem
         target, verdict = [], []
@@ -208,10 +289,20 @@ def print_rows(some, columns, rows, ceilings, counts):
             target.append(f"{name} {number(value)} of {least:.3g}")
             verdict.append({True: "met", False: "MISSED", None: "not measured"}[met(value, least)])
         seconds = row.seconds
-        lines.append([p.name, row.best["variant"] if row.best else "nothing right", micro(seconds), micro(row.cold_seconds),
-                      f"{row.flops / seconds * 1e-12:.1f}" if seconds else "-",
-                      number(over(seconds, row.floor)), row.limit or "-", *(number(ratios.get(name)) for name, _ in columns),
-                      ", ".join(target) or "-", ", ".join(verdict)])
+        lines.append(
+            [
+                p.name,
+                row.best["variant"] if row.best else "nothing right",
+                micro(seconds),
+                micro(row.cold_seconds),
+                f"{row.flops / seconds * 1e-12:.1f}" if seconds else "-",
+                number(over(seconds, row.floor)),
+                row.limit or "-",
+                *(number(ratios.get(name)) for name, _ in columns),
+                ", ".join(target) or "-",
+                ", ".join(verdict),
+            ]
+        )
     print_columns(lines)
 
 
@@ -233,7 +324,8 @@ def print_columns(lines):
 
 
 def choice_row(name, chosen, lines):
-    """Of one problem, from bench_gpu's lines; None where the choice was not timed. Ratios are medians over rounds."""
+    """Of one problem, from bench_gpu's lines; None where the choice was not timed. Ratios are medians over
+    rounds."""
     timed = {line["variant"]: line for line in lines if line.get("seconds")}
     if chosen not in timed:
         return None
@@ -241,16 +333,37 @@ def choice_row(name, chosen, lines):
     estimated = next((v for v in timed if timed[v]["estimated"]), None)
 
     def ratio(variant):
-        return statistics.median(x / y for x, y in zip(timed[variant]["times"], timed[best]["times"])) if variant else None
-    return {"problem": name, "best": best, "seconds": timed[best]["seconds"], "chosen": chosen, "chosen_ratio": ratio(chosen),
-            "estimated": estimated, "estimated_ratio": ratio(estimated), "candidates": len(lines), "timed": len(timed)}
+        return (
+            statistics.median(x / y for x, y in zip(timed[variant]["times"], timed[best]["times"]))
+            if variant
+            else None
+        )
+
+    return {
+        "problem": name,
+        "best": best,
+        "seconds": timed[best]["seconds"],
+        "chosen": chosen,
+        "chosen_ratio": ratio(chosen),
+        "estimated": estimated,
+        "estimated_ratio": ratio(estimated),
+        "candidates": len(lines),
+        "timed": len(timed),
+    }
 
 
 def choice_record(rows, least):
     chosen = [r["chosen_ratio"] for r in rows]
     estimated = [r["estimated_ratio"] for r in rows if r["estimated_ratio"]]
-    counts = [sum(x <= 1.03 for x in chosen), sum(x <= 1.06 for x in chosen), sum(x <= 1.25 for x in estimated)]
-    figures = {name: {"count": count, "must": must, "met": count >= must} for (name, must), count in zip(least.items(), counts)}
+    counts = [
+        sum(x <= 1.03 for x in chosen),
+        sum(x <= 1.06 for x in chosen),
+        sum(x <= 1.25 for x in estimated),
+    ]
+    figures = {
+        name: {"count": count, "must": must, "met": count >= must}
+        for (name, must), count in zip(least.items(), counts)
+    }
     return {"problems": len(rows), "figures": figures, "rows": rows}
 
 
@@ -264,34 +377,65 @@ def commit(root):
 
     def git(*words):
         try:
-            return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout.strip()
+            return subprocess.run(
+                ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+            ).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
             return ""
-    return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+    return git("rev-parse", "HEAD") + (
+        "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
+    )
 
 
 def added(old, new):
     """The old record with what the new one measured. Who measured it, when and how is said beside it."""
     source = {name: new[name] for name in ("date", "commit", "command")}
-    measured = {name: what for name, what in new["checks"].items() if name not in ("left_out", "failures", "seconds", "section_seconds")}
+    measured = {
+        name: what
+        for name, what in new["checks"].items()
+        if name not in ("left_out", "failures", "seconds", "section_seconds")
+    }
     checks = {**old["checks"], **measured}
-    checks["added"] = [a for a in checks.get("added", []) if a["sections"] != list(new["checks"].get("section_seconds", {}))]
-    checks["added"].append(dict(source, sections=list(new["checks"].get("section_seconds", {})), seconds=new["checks"]["seconds"],
-                                left_out=new["checks"]["left_out"], failures=new["checks"]["failures"]))
+    checks["added"] = [
+        a for a in checks.get("added", []) if a["sections"] != list(new["checks"].get("section_seconds", {}))
+    ]
+    checks["added"].append(
+        dict(
+            source,
+            sections=list(new["checks"].get("section_seconds", {})),
+            seconds=new["checks"]["seconds"],
+            left_out=new["checks"]["left_out"],
+            failures=new["checks"]["failures"],
+        )
+    )
     again = tuple(f"{section}:" for section in new["checks"].get("section_seconds", {}))
-    checks["failures"] = [what for what in checks.get("failures", []) if not what.startswith(again)]  # of parts that ran again
+    # of parts that ran again
+    checks["failures"] = [what for what in checks.get("failures", []) if not what.startswith(again)]
     rows = {row["problem"]["name"]: row for row in old["rows"] + new["rows"]}
     return dict(old, rows=list(rows.values()), checks=checks)
 
 
 def write(path, root, command, machine, rows, checks, onto=None):
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    record = {"version": 1, "date": now, "commit": commit(root), "command": command, "machine": machine, "rows": rows, "checks": checks}
+    record = {
+        "version": 1,
+        "date": now,
+        "commit": commit(root),
+        "command": command,
+        "machine": machine,
+        "rows": rows,
+        "checks": checks,
+    }
     if onto:
         record = added(json.loads(onto.read_text()), record)
     met_or_not = [t["met"] for row in record["rows"] for t in row.get("targets", ())]
     if met_or_not:
-        record["checks"]["targets"] = {"met": met_or_not.count(True), "missed": met_or_not.count(False), "not_measured": met_or_not.count(None)}
+        record["checks"]["targets"] = {
+            "met": met_or_not.count(True),
+            "missed": met_or_not.count(False),
+            "not_measured": met_or_not.count(None),
+        }
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What PyTorch does with the same problems on the same GPU: its Triton BSR kernel, tuned by search, and dense products.
+"""What PyTorch does with the same problems on the same GPU: its Triton BSR kernel, tuned by search, and dense
+products.
 
-usage: rivals.py compile JOBS.json DONE SECONDS    fills Triton's cache, many processes at once; DONE gets a line for each
+usage: rivals.py compile JOBS.json DONE SECONDS    fills Triton's cache, many processes at once; DONE gets a
+line for each
        rivals.py measure JOBS.json DONE SECONDS    prints one JSON object a line
-Times are of kernels alone: CUDA graphs of ten or more calls, medians of replays, with pauses between them, just as bench_gpu
-takes ours.
+Times are of kernels alone: CUDA graphs of ten or more calls, medians of replays, with pauses between them,
+just as bench_gpu takes ours.
 """
 
 import json
@@ -19,7 +21,8 @@ PAUSE_SECONDS = 0.003
 
 
 def configurations(job):
-    """Meta parameters to search, the likeliest first: tile widths, warps, stages, and rows that share a group."""
+    """Meta parameters to search, the likeliest first: tile widths, warps, stages, and rows that share a
+    group."""
     n, block = job["n"], job["block"]
     widths = [w for w in (128, 256, 64, 512) if n % w == 0] if n > 64 else [w for w in (n, n // 2) if w >= 16]
     found = []
@@ -31,15 +34,26 @@ def configurations(job):
                 if width == 64 and n > 64 and (warps != 4 or stages not in (3, 4)):
                     continue
                 if (stages - 1) * (block * block + block * width) * 2 <= SHARED_BYTES:
-                    found.append({"SPLIT_N": n // width, "GROUP_SIZE_ROW": 4, "num_warps": warps, "num_stages": stages})
+                    found.append(
+                        {"SPLIT_N": n // width, "GROUP_SIZE_ROW": 4, "num_warps": warps, "num_stages": stages}
+                    )
     for group in (1, 8):
-        found += [dict(c, GROUP_SIZE_ROW=group) for c in found if c["GROUP_SIZE_ROW"] == 4 and c["num_stages"] == 3 and c["num_warps"] == 4][:2]
-    return found[:job["search"]]
+        found += [
+            dict(c, GROUP_SIZE_ROW=group)
+            for c in found
+            if c["GROUP_SIZE_ROW"] == 4 and c["num_stages"] == 3 and c["num_warps"] == 4
+        ][:2]
+    return found[: job["search"]]
 
 
 def kernel_key(job, meta):
     """What a compiled kernel depends on."""
-    return [job["dtype"], job["block"], job["n"], *(meta[k] for k in ("SPLIT_N", "GROUP_SIZE_ROW", "num_warps", "num_stages"))]
+    return [
+        job["dtype"],
+        job["block"],
+        job["n"],
+        *(meta[k] for k in ("SPLIT_N", "GROUP_SIZE_ROW", "num_warps", "num_stages")),
+    ]
 
 
 def read_pattern(path, block):
@@ -59,23 +73,34 @@ def read_pattern(path, block):
 class Bench:
     def __init__(self):
         import torch
+
         self.torch = torch
-        self.kinds = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
+        self.kinds = {
+            "f16": torch.float16,
+            "bf16": torch.bfloat16,
+            "f32": torch.float32,
+            "f64": torch.float64,
+        }
         torch.manual_seed(1)
         self.products = {}
 
     def dense(self, rows, cols, dtype):
-        return (self.torch.rand(rows, cols, device="cuda", dtype=self.torch.float32) * 2 - 1).to(self.kinds[dtype])
+        return (self.torch.rand(rows, cols, device="cuda", dtype=self.torch.float32) * 2 - 1).to(
+            self.kinds[dtype]
+        )
 
     def bsr(self, job):
         torch, block = self.torch, job["block"]
         rows, cols, pointers, columns = read_pattern(job["matrix"], block)
         values = self.dense(len(columns) * block, block, job["dtype"]).view(len(columns), block, block)
         index = {"device": "cuda", "dtype": torch.int32}
-        return torch.sparse_bsr_tensor(torch.tensor(pointers, **index), torch.tensor(columns, **index), values, (rows, cols))
+        return torch.sparse_bsr_tensor(
+            torch.tensor(pointers, **index), torch.tensor(columns, **index), values, (rows, cols)
+        )
 
     def triton_call(self, bsr, b, out, meta):
         from torch.sparse._triton_ops import bsr_dense_addmm
+
         return lambda: bsr_dense_addmm(out, bsr, b, beta=0, alpha=1, out=out, meta=dict(meta))
 
     # ---- timing ----
@@ -136,15 +161,26 @@ class Bench:
         if not timed:
             return {"seconds": None, "message": failed[0] if failed else "no configuration"}
         timed.sort(key=lambda x: x[0])
-        timed = sorted(((self.seconds(self.triton_call(bsr, b, out, meta), 15), meta) for _, meta in timed[:3]), key=lambda x: x[0])
+        timed = sorted(
+            ((self.seconds(self.triton_call(bsr, b, out, meta), 15), meta) for _, meta in timed[:3]),
+            key=lambda x: x[0],
+        )
         seconds, meta = timed[0]
         self.triton_call(bsr, b, out, meta)()
         expected = bsr.to_dense().float() @ b.float()
         error = ((out.float() - expected).abs().max() / expected.abs().max()).item()
-        return {"seconds": seconds, "configuration": meta, "tried": len(ready), "of": len(every), "failed": len(failed), "error": error}
+        return {
+            "seconds": seconds,
+            "configuration": meta,
+            "tried": len(ready),
+            "of": len(every),
+            "failed": len(failed),
+            "error": error,
+        }
 
     def product(self, job):
-        """One time for all rows that have the same dense product: else each would have its own share of luck."""
+        """One time for all rows that have the same dense product: else each would have its own share of
+        luck."""
         key = tuple(job[name] for name in ("m", "n", "k", "dtype", "tf32", "transpose", "layout"))
         if key not in self.products:
             self.products[key] = self.measure_product(job)
@@ -157,7 +193,11 @@ class Bench:
         columns = [order == "col" for order in job["layout"].split(",")]
         a = self.dense(k, m, dtype).t() if job["transpose"] else self.dense(m, k, dtype)
         b = self.dense(n, k, dtype).t() if columns[0] else self.dense(k, n, dtype)
-        out = torch.empty(n, m, device="cuda", dtype=a.dtype).t() if columns[1] else torch.empty(m, n, device="cuda", dtype=a.dtype)
+        out = (
+            torch.empty(n, m, device="cuda", dtype=a.dtype).t()
+            if columns[1]
+            else torch.empty(m, n, device="cuda", dtype=a.dtype)
+        )
         return {"seconds": self.seconds(lambda: torch.mm(a, b, out=out), 15)}
 
     def copy_rate(self):
@@ -180,7 +220,11 @@ def compile_some(task):
         if job["id"] not in kept:
             kept.clear()
             b = bench.dense(job["k"], job["n"], job["dtype"])
-            kept[job["id"]] = bench.bsr(job), b, bench.torch.empty(job["m"], job["n"], device="cuda", dtype=b.dtype)
+            kept[job["id"]] = (
+                bench.bsr(job),
+                b,
+                bench.torch.empty(job["m"], job["n"], device="cuda", dtype=b.dtype),
+            )
         try:
             bench.triton_call(*kept[job["id"]], meta)()
             bench.torch.cuda.synchronize()
@@ -219,8 +263,15 @@ def measure_all(jobs, done, seconds):
         print(json.dumps(words), flush=True)
 
     import triton
-    say(versions={"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda,
-                  "cudnn": torch.backends.cudnn.version()})
+
+    say(
+        versions={
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    )
     say(copy_rate=bench.copy_rate())
     for job in jobs:
         for rival in job["rivals"]:

@@ -26,16 +26,37 @@ from ._race import Race, Record, benchmark, tune
 from ._variants import VariantCall, register_variant
 
 __all__ = [
-    "ArgumentError", "AttentionCall", "AttentionMask", "BsrMatrix", "DeviceError", "Error", "FileError", "OutOfMemoryError", "Race", "Record",
-    "UnsupportedError", "VariantCall", "__version__", "attention", "benchmark", "bsr_gemm", "cache", "device_info", "get_effort", "matmul",
-    "register_variant", "sampled_matmul", "set_effort", "tune",
-]  # fmt: skip
+    "ArgumentError",
+    "AttentionCall",
+    "AttentionMask",
+    "BsrMatrix",
+    "DeviceError",
+    "Error",
+    "FileError",
+    "OutOfMemoryError",
+    "Race",
+    "Record",
+    "UnsupportedError",
+    "VariantCall",
+    "__version__",
+    "attention",
+    "benchmark",
+    "bsr_gemm",
+    "cache",
+    "device_info",
+    "get_effort",
+    "matmul",
+    "register_variant",
+    "sampled_matmul",
+    "set_effort",
+    "tune",
+]
 
 if importlib.util.find_spec("torch") is not None:
     __all__ += ["SparseLinear", "sparsify"]
 
 if sys.modules.get("torch") is not None:
-    from . import _torch, _torch_attention  # noqa: F401  the operators
+    from . import _torch  # noqa: F401  the operators
 
 
 def __getattr__(name: str) -> Any:

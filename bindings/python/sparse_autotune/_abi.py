@@ -10,7 +10,20 @@ import ctypes
 import os
 import re
 import threading
-from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_bool,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_void_p,
+)
 from pathlib import Path
 
 # ---- errors ----
@@ -51,20 +64,34 @@ class OutOfMemoryError(Error, MemoryError):
 
 
 _ARGUMENT = {
-    "SAT_NULL_POINTER", "SAT_MISALIGNED", "SAT_BAD_SIZE", "SAT_BAD_STRIDE", "SAT_OVERLAP", "SAT_BAD_ENUM", "SAT_BAD_ROW_PTR",
-    "SAT_COLUMN_RANGE", "SAT_COLUMN_ORDER", "SAT_BAD_BLOCK", "SAT_BAD_FORMAT", "SAT_WRONG_MEMORY", "SAT_DUPLICATE",
-}  # fmt: skip
+    "SAT_NULL_POINTER",
+    "SAT_MISALIGNED",
+    "SAT_BAD_SIZE",
+    "SAT_BAD_STRIDE",
+    "SAT_OVERLAP",
+    "SAT_BAD_ENUM",
+    "SAT_BAD_ROW_PTR",
+    "SAT_COLUMN_RANGE",
+    "SAT_COLUMN_ORDER",
+    "SAT_BAD_BLOCK",
+    "SAT_BAD_FORMAT",
+    "SAT_WRONG_MEMORY",
+    "SAT_DUPLICATE",
+}
 _OTHERS = {"SAT_UNSUPPORTED": UnsupportedError, "SAT_OUT_OF_MEMORY": OutOfMemoryError, "SAT_IO": FileError}
 
 OK, UNSUPPORTED, LIBRARY_ERROR, MISALIGNED = 0, 12, 18, 2
 
 
 def failure(status: int, names: dict[str, str] | None = None) -> Error:
-    """The exception for a status, with this thread's message; `names` says what the caller calls the operands."""
+    """The exception for a status, with this thread's message; `names` says what the caller calls the
+    operands."""
     name = lib.sat_status_name(status).decode()
     message = lib.sat_last_error().decode(errors="replace")
     for c_name, python_name in (names or {}).items():
-        message = re.sub(rf"\b{c_name}\b(?=(:| is| at| overlaps))|(?<=overlaps ){c_name}\b", python_name, message)
+        message = re.sub(
+            rf"\b{c_name}\b(?=(:| is| at| overlaps))|(?<=overlaps ){c_name}\b", python_name, message
+        )
     asked = message.startswith("only is ")  # what else is not found is a device
     kind = ArgumentError if asked or name in _ARGUMENT else _OTHERS.get(name, DeviceError)
     error = kind(f"{message or 'the call failed'} ({name})")
@@ -72,7 +99,8 @@ def failure(status: int, names: dict[str, str] | None = None) -> Error:
     return error
 
 
-interrupts: list[tuple[int, BaseException]] = []  # thread and what ended a callback there, KeyboardInterrupt say: C cannot pass it on
+# thread and what ended a callback there, KeyboardInterrupt say: C cannot pass it on
+interrupts: list[tuple[int, BaseException]] = []
 
 
 def raise_interrupt() -> None:
@@ -110,7 +138,12 @@ DTYPE_SIZE = {F32: 4, F64: 8, F16: 2, BF16: 2}
 DTYPES = {name: code for code, name in DTYPE_NAMES.items()}
 I32, I64 = 1, 2
 MATMUL, SAMPLED, ATTENTION, ATTENTION_BACKWARD = 1, 2, 3, 4
-OP_NAMES = {MATMUL: "matmul", SAMPLED: "sampled", ATTENTION: "attention", ATTENTION_BACKWARD: "attention-backward"}
+OP_NAMES = {
+    MATMUL: "matmul",
+    SAMPLED: "sampled",
+    ATTENTION: "attention",
+    ATTENTION_BACKWARD: "attention-backward",
+}
 MOST_OPERANDS = 12
 CPU, CUDA = 1, 2
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
@@ -130,11 +163,26 @@ class Sized(Structure):
 
 class Device(Sized):
     _fields_ = [
-        ("size", c_size_t), ("backend", c_int), ("index", c_int), ("name", c_char * 128), ("identity", c_char * 192),
-        ("isa", c_uint32), ("threads", c_int), ("capability", c_int), ("l1_bytes", c_int64), ("l2_bytes", c_int64),
-        ("l3_bytes", c_int64), ("memory_bytes", c_int64), ("memory_rate", c_double), ("flop_rate", c_double * 5),
-        ("l2_rate", c_double), ("tf32_rate", c_double), ("measured", c_bool), ("shared_bytes", c_int64), ("driver", c_int),
-    ]  # fmt: skip
+        ("size", c_size_t),
+        ("backend", c_int),
+        ("index", c_int),
+        ("name", c_char * 128),
+        ("identity", c_char * 192),
+        ("isa", c_uint32),
+        ("threads", c_int),
+        ("capability", c_int),
+        ("l1_bytes", c_int64),
+        ("l2_bytes", c_int64),
+        ("l3_bytes", c_int64),
+        ("memory_bytes", c_int64),
+        ("memory_rate", c_double),
+        ("flop_rate", c_double * 5),
+        ("l2_rate", c_double),
+        ("tf32_rate", c_double),
+        ("measured", c_bool),
+        ("shared_bytes", c_int64),
+        ("driver", c_int),
+    ]
 
 
 ALLOC_FN = CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_size_t)
@@ -147,31 +195,72 @@ class Allocator(Structure):
 
 class ContextOptions(Sized):
     _fields_ = [
-        ("size", c_size_t), ("device", c_char_p), ("cache_dir", c_char_p), ("effort", c_int), ("measure", c_int),
-        ("threads", c_int), ("background", c_bool), ("budget_seconds", c_double), ("memory_limit", c_size_t),
-        ("allocator", Allocator), ("log", c_void_p), ("log_user", c_void_p),
-    ]  # fmt: skip
+        ("size", c_size_t),
+        ("device", c_char_p),
+        ("cache_dir", c_char_p),
+        ("effort", c_int),
+        ("measure", c_int),
+        ("threads", c_int),
+        ("background", c_bool),
+        ("budget_seconds", c_double),
+        ("memory_limit", c_size_t),
+        ("allocator", Allocator),
+        ("log", c_void_p),
+        ("log_user", c_void_p),
+    ]
 
 
 class Bsr(Sized):
     _fields_ = [
-        ("size", c_size_t), ("rows", c_int64), ("cols", c_int64), ("block_rows", c_int64), ("block_cols", c_int64),
-        ("stored_blocks", c_int64), ("index_type", c_int), ("row_ptr", c_void_p), ("col_idx", c_void_p),
-        ("sequences", c_int64), ("q_offsets", c_void_p), ("kv_offsets", c_void_p),
-    ]  # fmt: skip
+        ("size", c_size_t),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("block_rows", c_int64),
+        ("block_cols", c_int64),
+        ("stored_blocks", c_int64),
+        ("index_type", c_int),
+        ("row_ptr", c_void_p),
+        ("col_idx", c_void_p),
+        ("sequences", c_int64),
+        ("q_offsets", c_void_p),
+        ("kv_offsets", c_void_p),
+    ]
 
 
 class PatternView(Sized):
     _fields_ = [
-        ("size", c_size_t), ("rows", c_int64), ("cols", c_int64), ("block_rows", c_int64), ("block_cols", c_int64),
-        ("grid_rows", c_int64), ("grid_cols", c_int64), ("stored_blocks", c_int64), ("stored_elements", c_int64),
-        ("row_ptr", c_void_p), ("col_idx", c_void_p), ("t_ptr", c_void_p), ("t_row", c_void_p), ("t_block", c_void_p),
-        ("device_row_ptr", c_void_p), ("device_col_idx", c_void_p), ("device_t_ptr", c_void_p),
-        ("device_t_row", c_void_p), ("device_t_block", c_void_p), ("density", c_double), ("skew", c_double),
-        ("t_skew", c_double), ("overlap", c_double), ("max_row", c_int64), ("max_col", c_int64), ("empty_rows", c_int64),
-        ("sequences", c_int64), ("q_offsets", c_void_p), ("kv_offsets", c_void_p), ("device_q_offsets", c_void_p),
+        ("size", c_size_t),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("block_rows", c_int64),
+        ("block_cols", c_int64),
+        ("grid_rows", c_int64),
+        ("grid_cols", c_int64),
+        ("stored_blocks", c_int64),
+        ("stored_elements", c_int64),
+        ("row_ptr", c_void_p),
+        ("col_idx", c_void_p),
+        ("t_ptr", c_void_p),
+        ("t_row", c_void_p),
+        ("t_block", c_void_p),
+        ("device_row_ptr", c_void_p),
+        ("device_col_idx", c_void_p),
+        ("device_t_ptr", c_void_p),
+        ("device_t_row", c_void_p),
+        ("device_t_block", c_void_p),
+        ("density", c_double),
+        ("skew", c_double),
+        ("t_skew", c_double),
+        ("overlap", c_double),
+        ("max_row", c_int64),
+        ("max_col", c_int64),
+        ("empty_rows", c_int64),
+        ("sequences", c_int64),
+        ("q_offsets", c_void_p),
+        ("kv_offsets", c_void_p),
+        ("device_q_offsets", c_void_p),
         ("device_kv_offsets", c_void_p),
-    ]  # fmt: skip
+    ]
 
 
 class Layout(Structure):
@@ -184,37 +273,85 @@ class Heads(Structure):
 
 class Attention(Structure):
     _fields_ = [
-        ("heads", c_int64), ("kv_heads", c_int64), ("dim", c_int64), ("causal", c_bool), ("window", c_int64), ("lse", c_bool),
-        ("q", Heads), ("k", Heads), ("v", Heads), ("o", Heads), ("dq", Heads), ("dk", Heads), ("dv", Heads), ("do_", Heads),
-    ]  # fmt: skip
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("dim", c_int64),
+        ("causal", c_bool),
+        ("window", c_int64),
+        ("lse", c_bool),
+        ("q", Heads),
+        ("k", Heads),
+        ("v", Heads),
+        ("o", Heads),
+        ("dq", Heads),
+        ("dk", Heads),
+        ("dv", Heads),
+        ("do_", Heads),
+    ]
 
 
 class Problem(Sized):
     _fields_ = [
-        ("size", c_size_t), ("op", c_int), ("transpose", c_int), ("m", c_int64), ("n", c_int64), ("k", c_int64),
-        ("batch", c_int64), ("a_dtype", c_int), ("b_dtype", c_int), ("c_dtype", c_int), ("compute_dtype", c_int),
-        ("a", Layout), ("b", Layout), ("c", Layout), ("a_align", c_uint32), ("b_align", c_uint32), ("c_align", c_uint32),
-        ("alpha", c_double), ("beta", c_double), ("bias", c_int), ("activation", c_int), ("flags", c_uint32),
+        ("size", c_size_t),
+        ("op", c_int),
+        ("transpose", c_int),
+        ("m", c_int64),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("batch", c_int64),
+        ("a_dtype", c_int),
+        ("b_dtype", c_int),
+        ("c_dtype", c_int),
+        ("compute_dtype", c_int),
+        ("a", Layout),
+        ("b", Layout),
+        ("c", Layout),
+        ("a_align", c_uint32),
+        ("b_align", c_uint32),
+        ("c_align", c_uint32),
+        ("alpha", c_double),
+        ("beta", c_double),
+        ("bias", c_int),
+        ("activation", c_int),
+        ("flags", c_uint32),
         ("attention", Attention),
-    ]  # fmt: skip
+    ]
 
 
 class PlanInfo(Sized):
     _fields_ = [
-        ("size", c_size_t), ("variant", c_char * 128), ("cached", c_bool), ("tuned", c_bool), ("verified", c_bool),
+        ("size", c_size_t),
+        ("variant", c_char * 128),
+        ("cached", c_bool),
+        ("tuned", c_bool),
+        ("verified", c_bool),
         ("pattern_verified", c_bool),
-        ("tuning_seconds", c_double), ("prepare_seconds", c_double), ("workspace_bytes", c_size_t), ("flops", c_double),
-        ("bytes", c_double), ("estimate_seconds", c_double),
-    ]  # fmt: skip
+        ("tuning_seconds", c_double),
+        ("prepare_seconds", c_double),
+        ("workspace_bytes", c_size_t),
+        ("flops", c_double),
+        ("bytes", c_double),
+        ("estimate_seconds", c_double),
+    ]
 
 
 class Result(Sized):
     _fields_ = [
-        ("size", c_size_t), ("variant", c_char * 128), ("revision", c_char * 48), ("verdict", c_int), ("seconds", c_double),
-        ("spread", c_double), ("error", c_double), ("estimate_seconds", c_double), ("prepare_seconds", c_double),
-        ("workspace_bytes", c_size_t), ("runs", c_int), ("may_win", c_bool), ("message", c_char * 192),
+        ("size", c_size_t),
+        ("variant", c_char * 128),
+        ("revision", c_char * 48),
+        ("verdict", c_int),
+        ("seconds", c_double),
+        ("spread", c_double),
+        ("error", c_double),
+        ("estimate_seconds", c_double),
+        ("prepare_seconds", c_double),
+        ("workspace_bytes", c_size_t),
+        ("runs", c_int),
+        ("may_win", c_bool),
+        ("message", c_char * 192),
         ("least_seconds", c_double),
-    ]  # fmt: skip
+    ]
 
 
 PROGRESS_FN = CFUNCTYPE(None, c_void_p, c_int, c_int, c_char_p)
@@ -222,31 +359,53 @@ PROGRESS_FN = CFUNCTYPE(None, c_void_p, c_int, c_int, c_char_p)
 
 class RaceOptions(Sized):
     _fields_ = [
-        ("size", c_size_t), ("fresh", c_bool), ("keep", c_bool), ("only", c_char_p), ("progress", PROGRESS_FN),
+        ("size", c_size_t),
+        ("fresh", c_bool),
+        ("keep", c_bool),
+        ("only", c_char_p),
+        ("progress", PROGRESS_FN),
         ("progress_user", c_void_p),
-    ]  # fmt: skip
+    ]
 
 
 class RaceInfo(Sized):
     _fields_ = [
-        ("size", c_size_t), ("cached", c_bool), ("seconds", c_double), ("flops", c_double), ("bytes", c_double),
-        ("peak_bytes", c_size_t), ("key", c_char * 512), ("busy", c_bool),
-    ]  # fmt: skip
+        ("size", c_size_t),
+        ("cached", c_bool),
+        ("seconds", c_double),
+        ("flops", c_double),
+        ("bytes", c_double),
+        ("peak_bytes", c_size_t),
+        ("key", c_char * 512),
+        ("busy", c_bool),
+    ]
 
 
 class Launch(Sized):
     _fields_ = [
-        ("size", c_size_t), ("variant", c_void_p), ("device", POINTER(Device)), ("problem", POINTER(Problem)),
-        ("pattern", POINTER(PatternView)), ("operands", POINTER(c_void_p)), ("workspace", c_void_p), ("state", c_void_p),
-        ("stream", c_void_p), ("threads", c_int),
-    ]  # fmt: skip
+        ("size", c_size_t),
+        ("variant", c_void_p),
+        ("device", POINTER(Device)),
+        ("problem", POINTER(Problem)),
+        ("pattern", POINTER(PatternView)),
+        ("operands", POINTER(c_void_p)),
+        ("workspace", c_void_p),
+        ("state", c_void_p),
+        ("stream", c_void_p),
+        ("threads", c_int),
+    ]
 
 
 class Prepare(Sized):
     _fields_ = [
-        ("size", c_size_t), ("variant", c_void_p), ("device", POINTER(Device)), ("problem", POINTER(Problem)),
-        ("pattern", POINTER(PatternView)), ("workspace", c_void_p), ("stream", c_void_p),
-    ]  # fmt: skip
+        ("size", c_size_t),
+        ("variant", c_void_p),
+        ("device", POINTER(Device)),
+        ("problem", POINTER(Problem)),
+        ("pattern", POINTER(PatternView)),
+        ("workspace", c_void_p),
+        ("stream", c_void_p),
+    ]
 
 
 class Instance(Structure):
@@ -262,11 +421,24 @@ RELEASE_FN = CFUNCTYPE(None, c_void_p, c_void_p)
 
 class Variant(Sized):
     _fields_ = [
-        ("size", c_size_t), ("name", c_char_p), ("revision", c_char_p), ("op", c_int), ("backend", c_int),
-        ("flags", c_uint32), ("priority", c_int), ("instance", Instance), ("about", c_char_p), ("user", c_void_p),
-        ("supports", SUPPORTS_FN), ("estimate", ESTIMATE_FN), ("workspace", c_void_p), ("prepare", PREPARE_FN),
-        ("refresh", c_void_p), ("launch", LAUNCH_FN), ("release", RELEASE_FN),
-    ]  # fmt: skip
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("revision", c_char_p),
+        ("op", c_int),
+        ("backend", c_int),
+        ("flags", c_uint32),
+        ("priority", c_int),
+        ("instance", Instance),
+        ("about", c_char_p),
+        ("user", c_void_p),
+        ("supports", SUPPORTS_FN),
+        ("estimate", ESTIMATE_FN),
+        ("workspace", c_void_p),
+        ("prepare", PREPARE_FN),
+        ("refresh", c_void_p),
+        ("launch", LAUNCH_FN),
+        ("release", RELEASE_FN),
+    ]
 
 
 VISIT_FN = CFUNCTYPE(c_bool, c_void_p, c_char_p, c_char_p)
@@ -321,7 +493,9 @@ def _open() -> ctypes.CDLL:
         try:
             function = getattr(library, name)
         except AttributeError:
-            raise ImportError(f"sparse_autotune: {path} has no {name}: it belongs to another version") from None
+            raise ImportError(
+                f"sparse_autotune: {path} has no {name}: it belongs to another version"
+            ) from None
         function.restype, function.argtypes = result, arguments
     return library
 
@@ -339,7 +513,7 @@ get_threads = lib.omp_get_max_threads
 get_threads.restype, get_threads.argtypes = c_int, []
 
 
-class openmp_threads:  # noqa: N801
+class openmp_threads:
     """Sets OpenMP's threads for what is inside; 0 leaves them alone."""
 
     __slots__ = ("before", "wanted")

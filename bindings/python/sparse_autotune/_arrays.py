@@ -1,7 +1,7 @@
 """Dense arrays of any maker, seen as pointer, shape, strides, dtype and device, without a copy.
 
-torch and CuPy are only ever looked up among the modules that the program has imported already: an array of theirs cannot
-exist otherwise, and importing this package stays cheap.
+torch and CuPy are only ever looked up among the modules that the program has imported already: an array of
+theirs cannot exist otherwise, and importing this package stays cheap.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def host(x: Any, name: str) -> np.ndarray:
         x = x.get()
     try:
         return x.numpy() if tensor else np.asarray(x)
-    except (RuntimeError, TypeError, ValueError) as error:  # ragged lists, layouts and dtypes that NumPy has not, fake tensors
+    # ragged lists, layouts and dtypes that NumPy has not, fake tensors
+    except (RuntimeError, TypeError, ValueError) as error:
         what = f"a {type(x).__name__} of {x.dtype}, {x.layout}" if tensor else reprlib.repr(x)
         kind = ValueError if isinstance(error, ValueError) else TypeError
         raise kind(f"{name} is {what}; expected what NumPy can make an array of: {error}") from error
@@ -55,7 +56,17 @@ class Operand:
 
     __slots__ = ("array", "device", "dtype", "kind", "maker", "pointer", "shape", "strides")
 
-    def __init__(self, kind: str, array: Any, pointer: int, shape: tuple, strides: tuple, dtype: int, device: str, maker: Any):
+    def __init__(
+        self,
+        kind: str,
+        array: Any,
+        pointer: int,
+        shape: tuple,
+        strides: tuple,
+        dtype: int,
+        device: str,
+        maker: Any,
+    ):
         self.kind, self.array, self.pointer, self.shape, self.strides = kind, array, pointer, shape, strides
         self.dtype, self.device, self.maker = dtype, device, maker
 
@@ -78,7 +89,9 @@ def dtype_code(dtype: Any, name: str) -> int:
             try:
                 found = np.dtype(dtype)
             except TypeError:
-                raise TypeError(f"{name} has dtype {dtype!r}; expected float32, float64, float16 or bfloat16") from None
+                raise TypeError(
+                    f"{name} has dtype {dtype!r}; expected float32, float64, float16 or bfloat16"
+                ) from None
             text = found.name if found.isnative else f"{found.name} in foreign byte order"
     code = _abi.DTYPES.get(text)
     if code is None:
@@ -116,7 +129,8 @@ def _from_torch(x: Any, name: str) -> Operand:
 
 
 def _in_elements(x: Any) -> tuple | None:
-    """Strides in elements; None where there are none (negative, or between elements). Those of one element, or of none, mean nothing."""
+    """Strides in elements; None where there are none (negative, or between elements). Those of one element,
+    or of none, mean nothing."""
     size, steps = x.itemsize, [s if n > 1 else x.itemsize for n, s in zip(x.shape, x.strides)]
     if any(s < 0 or s % size for s in steps):
         return None
@@ -145,16 +159,24 @@ def _from_cupy(x: Any, name: str) -> Operand:
 
 class _DLTensor(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
-    ]  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
 
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 _DL_DTYPES = {(2, 32): _abi.F32, (2, 64): _abi.F64, (2, 16): _abi.F16, (4, 16): _abi.BF16}
-_DL_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}  # pinned memory is the host's, managed memory the device's
+# pinned memory is the host's, managed memory the device's
+_DL_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
 def _from_dlpack(x: Any, name: str) -> Operand:
@@ -163,23 +185,34 @@ def _from_dlpack(x: Any, name: str) -> Operand:
         where = _DL_DEVICES.get(kind)
         if where is not None:
             capsule = x.__dlpack__(stream=1) if where == "cuda" else x.__dlpack__()
-            pointer = _capsule_pointer(capsule, b"dltensor")  # not one that was used, nor a versioned one, which nobody asked for
+            # not one that was used, nor a versioned one, which nobody asked for
+            pointer = _capsule_pointer(capsule, b"dltensor")
     except Exception as error:  # whatever the maker's code raises
-        raise TypeError(f"{name} is a {type(x).__name__} whose memory DLPack cannot share: {error}") from error
+        raise TypeError(
+            f"{name} is a {type(x).__name__} whose memory DLPack cannot share: {error}"
+        ) from error
     if where is None:
         raise ValueError(f"{name} is on DLPack device {kind}; expected cpu or cuda")
     t = ctypes.cast(pointer, ctypes.POINTER(_DLTensor)).contents
     if _DL_DEVICES.get(t.device_type) != where or (where == "cuda" and t.device_id != index):
-        raise ValueError(f"{name} is on DLPack device {kind}, {index} by its __dlpack_device__() and on {t.device_type}, {t.device_id} by its capsule; expected one device")
+        raise ValueError(
+            f"{name} is on DLPack device {kind}, {index} by its __dlpack_device__() and on {t.device_type}, "
+            f"{t.device_id} by its capsule; expected one device"
+        )
     dtype = _DL_DTYPES.get((t.code, t.bits)) if t.lanes == 1 else None
     if dtype is None:
-        raise TypeError(f"{name} has a DLPack dtype of code {t.code} and {t.bits} bits; expected float32, float64, float16 or bfloat16")
+        raise TypeError(
+            f"{name} has a DLPack dtype of code {t.code} and {t.bits} bits; expected float32, float64, "
+            "float16 or bfloat16"
+        )
     shape = tuple(t.shape[i] for i in range(t.ndim))
     strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else _dense_strides(shape)
     if any(s < 0 for s in strides):
         raise ValueError(f"{name} has negative strides {strides}; expected none")
     device = "cpu" if where == "cpu" else f"cuda:{index}"
-    return Operand("dlpack", (capsule, x), (t.data or 0) + t.byte_offset, shape, strides, dtype, device, _importer(x))
+    return Operand(
+        "dlpack", (capsule, x), (t.data or 0) + t.byte_offset, shape, strides, dtype, device, _importer(x)
+    )
 
 
 def _importer(x: Any) -> Any:
@@ -198,8 +231,11 @@ def _dense_strides(shape: tuple) -> tuple:
 
 
 def is_dense(x: Operand) -> bool:
-    """Whether its elements lie row-major and without gaps; of one element, or of none, it says nothing where the next would be."""
-    return 0 in x.shape or all(n == 1 or s == step for n, s, step in zip(x.shape, x.strides, _dense_strides(x.shape)))
+    """Whether its elements lie row-major and without gaps; of one element, or of none, it says nothing where
+    the next would be."""
+    return 0 in x.shape or all(
+        n == 1 or s == step for n, s, step in zip(x.shape, x.strides, _dense_strides(x.shape))
+    )
 
 
 def describe(x: Any, name: str) -> Operand:
@@ -227,25 +263,35 @@ def check_output(x: Any, name: str) -> Operand:
         if _in_elements(x) is None:
             raise ValueError(f"{name} has strides {x.strides} bytes; expected whole elements, none negative")
         if not x.flags.aligned:
-            raise ValueError(f"{name} begins at an address that is no multiple of {x.itemsize}; expected an aligned array")
+            raise ValueError(
+                f"{name} begins at an address that is no multiple of {x.itemsize}; expected an aligned array"
+            )
     o = describe(x, name)
     if o.kind == "dlpack":
         raise TypeError(f"{name} is a {type(x).__name__}; an output must be a torch, NumPy or CuPy array")
     if o.kind == "cupy" and o.array is not x:
         raise ValueError(f"{name} has strides {x.strides} bytes; expected whole elements, none negative")
     if o.kind == "torch" and o.array is not x:
-        raise ValueError(f"{name} is a view whose numbers torch negates (is_neg), or zeros without memory; expected a plain tensor")
+        raise ValueError(
+            f"{name} is a view whose numbers torch negates (is_neg), or zeros without memory; expected a "
+            "plain tensor"
+        )
     return o
 
 
 def empty(like: Operand, shape: tuple, dtype: int) -> Operand:
-    """A new row-major array of the maker and on the device of `like`; finish() turns it into what the user gets."""
+    """A new row-major array of the maker and on the device of `like`; finish() turns it into what the user
+    gets."""
     if like.kind == "torch":
         torch = torch_module()
         made = torch.empty(shape, dtype=getattr(torch, _abi.DTYPE_NAMES[dtype]), device=like.array.device)
         return Operand("torch", made, made.data_ptr(), shape, made.stride(), dtype, like.device, None)
     if like.device == "cpu" and (dtype != _abi.BF16 or like.kind == "numpy"):
-        kind = like.array.dtype if like.kind == "numpy" and dtype == _abi.BF16 else np.dtype(_abi.DTYPE_NAMES[dtype])
+        kind = (
+            like.array.dtype
+            if like.kind == "numpy" and dtype == _abi.BF16
+            else np.dtype(_abi.DTYPE_NAMES[dtype])
+        )
         return _from_numpy(np.empty(shape, kind), "out")
     return _empty_elsewhere(like, shape, dtype)
 
@@ -260,8 +306,13 @@ def _empty_elsewhere(like: Operand, shape: tuple, dtype: int) -> Operand:
             return _from_cupy(cupy.empty(shape, _abi.DTYPE_NAMES[dtype]), "out")
     torch = torch or _import_or_none("torch")
     if torch is None:
-        raise NotImplementedError(f"B is a {_abi.DTYPE_NAMES[dtype]} array on {like.device}: its result needs torch or CuPy for its memory")
-    return _from_torch(torch.empty(shape, dtype=getattr(torch, _abi.DTYPE_NAMES[dtype]), device=like.device), "out")
+        raise NotImplementedError(
+            f"B is a {_abi.DTYPE_NAMES[dtype]} array on {like.device}: its result needs torch or CuPy for "
+            "its memory"
+        )
+    return _from_torch(
+        torch.empty(shape, dtype=getattr(torch, _abi.DTYPE_NAMES[dtype]), device=like.device), "out"
+    )
 
 
 def _import_or_none(name: str) -> Any:
@@ -283,14 +334,17 @@ def stream_of(o: Operand) -> int:
     if o.device == "cpu":
         return 0
     if o.kind == "torch":
-        return torch_module()._C._cuda_getCurrentRawStream(o.array.device.index)
+        from ._torch import private
+
+        return private.current_stream(o.array.device.index)
     if o.kind == "cupy":
         return cupy_module().cuda.get_current_stream(int(o.device.split(":")[1])).ptr
     return 0
 
 
 def threads_for(o: Operand) -> int:
-    """CPU threads to set for a call: torch's own number where torch is what the program computes with; 0 leaves OpenMP's."""
+    """CPU threads to set for a call: torch's own number where torch is what the program computes with; 0
+    leaves OpenMP's."""
     if o.kind == "torch" and o.device == "cpu":
         return torch_module().get_num_threads()
     return 0

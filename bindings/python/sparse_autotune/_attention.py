@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from . import _abi, _arrays, _ops, _torch_own
-from ._arrays import Operand, torch_module
+from . import _abi, _arrays, _ops, _products
+from ._arrays import Operand, refuse_nested, torch_module
 from ._mask import AttentionMask, as_mask, flag, whole
 from ._pattern import ATTENTION_NAMES, Kept, Pattern, alignment, launch, problem_of
 
-# Set by _torch_attention once torch is there.
+# Set by _torch.attention once torch is there.
 _torch_attention: Any = None
-_torch_plain: Any = None
+_torch_quick: Any = None
 _torch_forward: Any = None
 
 MOST_DENSE = 256  # patterns that store everything, by lengths
@@ -40,17 +40,21 @@ def attention(
 ) -> Any:
     """``softmax(scale * q @ k.T where kept) @ v``, dense or over the blocks of a mask.
 
-    q is (..., heads, queries, size), k and v are (..., kv heads, keys, size), as in torch's `scaled_dot_product_attention`; heads may
-    be a multiple of the kv heads. Any strides do as long as an element's neighbour is its neighbour in memory, so views of
-    (batch, length, heads, size) and of packed QKV are not copied. The result is of q's kind and lies as q does.
+    q is (..., heads, queries, size), k and v are (..., kv heads, keys, size), as in torch's
+    `scaled_dot_product_attention`; heads may be a multiple of the kv heads. Any strides do as long as an
+    element's neighbour is its neighbour in memory, so views of (batch, length, heads, size) and of packed QKV
+    are not copied. The result is of q's kind and lies as q does.
 
     - ``mask``: an AttentionMask, the blocks of a BsrMatrix, or a BlockMask of FlexAttention.
     - ``causal``: keys up to the one that a query stands at; the last query stands at the last key.
     - ``window``: keys at a distance below this from there.
     - ``scale``: by default ``size ** -0.5``.
-    - ``return_lse``: also the logarithm of the sum of the exponentials, float32, (..., heads, queries); it has no gradient.
-    - ``deterministic=False`` lets variants take part whose rounding depends on timing; ``allow_tf32`` as in `matmul`.
-    - ``attn_mask``, ``is_causal``, ``dropout_p`` and ``enable_gqa`` are for calls that were written for torch.
+    - ``return_lse``: also the logarithm of the sum of the exponentials, float32, (..., heads, queries); it
+      has no gradient.
+    - ``deterministic=False`` lets variants take part whose rounding depends on timing; ``allow_tf32`` as in
+      `matmul`.
+    - ``attn_mask``, ``is_causal``, ``dropout_p`` and ``enable_gqa`` are for calls that were written for
+      torch.
 
     A query that sees nothing gets zeros. Gradients flow to q, k and v and are deterministic too.
 
@@ -64,50 +68,89 @@ def attention(
     """
     if is_causal is not False or attn_mask is not None or dropout_p or enable_gqa is not True:
         mask, causal = _as_torch_means(q, k, mask, causal, attn_mask, is_causal, dropout_p, enable_gqa)
-    if mask is not None and not isinstance(mask, AttentionMask):  # again, with a mask that torch.compile can follow
+    # again, with a mask that torch.compile can follow
+    if mask is not None and not isinstance(mask, AttentionMask):
         made = as_mask(mask, "mask" if attn_mask is None else "attn_mask")
-        return attention(q, k, v, made, causal, window, scale, return_lse=return_lse, deterministic=deterministic, allow_tf32=allow_tf32)
+        return attention(
+            q,
+            k,
+            v,
+            made,
+            causal,
+            window,
+            scale,
+            return_lse=return_lse,
+            deterministic=deterministic,
+            allow_tf32=allow_tf32,
+        )
     if return_lse is not False:
         return_lse = flag(return_lse, "return_lse")
     if _ops._compiling():
         return _torch_attention(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
     torch = torch_module()
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
-        _ops.refuse_nested(torch, x, name)
+        refuse_nested(torch, x, name)
     if torch is not None and isinstance(q, torch.Tensor):
         for x, name in ((k, "k"), (v, "v")):
             if not isinstance(x, torch.Tensor):
                 raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor, as q is")
         if _torch_attention is None:  # torch was imported later than this package
-            from . import _torch_attention as _
+            from . import _torch as _
         spec = Spec(causal, window, scale, deterministic, allow_tf32, mask)
         if not return_lse:
-            result = _torch_plain(q, k, v, mask, spec)
+            result = _torch_quick(q, k, v, mask, spec)
             if result is not None:
                 return result
         if any(_ops.wants_torch(torch, None, x, None, None) for x in (q, k, v)):
-            return _torch_attention(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32, spec)
+            return _torch_attention(
+                q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32, spec
+            )
         out, lse = _torch_forward(q, k, v, mask, spec, return_lse)
     else:
         for x, name in ((k, "k"), (v, "v")):
-            if torch is not None and isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
-                raise RuntimeError(f"{name} requires grad, and q is a {type(q).__name__}, whose result could not: use torch tensors")
-        out, lse, _ = forward(q, k, v, mask, Spec(causal, window, scale, deterministic, allow_tf32, mask), return_lse)
+            if (
+                torch is not None
+                and isinstance(x, torch.Tensor)
+                and x.requires_grad
+                and torch.is_grad_enabled()
+            ):
+                raise RuntimeError(
+                    f"{name} requires grad, and q is a {type(q).__name__}, whose result could not: use torch "
+                    "tensors"
+                )
+        out, lse, _ = forward(
+            q, k, v, mask, Spec(causal, window, scale, deterministic, allow_tf32, mask), return_lse
+        )
     return (out, lse) if return_lse else out
 
 
-def _as_torch_means(q: Any, k: Any, mask: Any, causal: bool, attn_mask: Any, is_causal: bool, dropout_p: float, enable_gqa: bool) -> tuple:
+def _as_torch_means(
+    q: Any,
+    k: Any,
+    mask: Any,
+    causal: bool,
+    attn_mask: Any,
+    is_causal: bool,
+    dropout_p: float,
+    enable_gqa: bool,
+) -> tuple:
     """What scaled_dot_product_attention's words mean here."""
     is_causal, enable_gqa = flag(is_causal, "is_causal"), flag(enable_gqa, "enable_gqa")
     if dropout_p:
         raise NotImplementedError(f"dropout_p is {dropout_p}; expected 0: there is no dropout")
     if attn_mask is not None and mask is not None:
         raise ValueError("mask and attn_mask are both given; expected one of them")
-    shapes = [() if getattr(x, "is_nested", False) else tuple(getattr(x, "shape", ())) for x in (q, k)]  # what else is wrong is told later
+    # what else is wrong is told later
+    shapes = [() if getattr(x, "is_nested", False) else tuple(getattr(x, "shape", ())) for x in (q, k)]
     if min(map(len, shapes)) > 2 and not enable_gqa and shapes[0][-3] != shapes[1][-3]:
-        raise ValueError(f"enable_gqa is False, and q has {shapes[0][-3]} heads and k {shapes[1][-3]}; expected as many")
+        raise ValueError(
+            f"enable_gqa is False, and q has {shapes[0][-3]} heads and k {shapes[1][-3]}; expected as many"
+        )
     if min(map(len, shapes)) > 1 and is_causal and shapes[0][-2] != shapes[1][-2]:
-        raise ValueError(f"is_causal is given beside {shapes[0][-2]} queries and {shapes[1][-2]} keys: torch counts from the first of both there; causal=True counts from the last")
+        raise ValueError(
+            f"is_causal is given beside {shapes[0][-2]} queries and {shapes[1][-2]} keys: torch counts from "
+            "the first of both there; causal=True counts from the last"
+        )
     return (mask if attn_mask is None else attn_mask), flag(causal, "causal") or is_causal
 
 
@@ -116,22 +159,34 @@ class Spec:
 
     __slots__ = ("causal", "flags", "key", "scale", "tf32", "window")
 
-    def __init__(self, causal: Any, window: Any, scale: Any, deterministic: bool, allow_tf32: bool | None, mask: AttentionMask | None = None):
+    def __init__(
+        self,
+        causal: Any,
+        window: Any,
+        scale: Any,
+        deterministic: bool,
+        allow_tf32: bool | None,
+        mask: AttentionMask | None = None,
+    ):
         self.causal = flag(causal, "causal") or (mask is not None and mask._causal)
         self.window = 0 if window is None else whole(window, "window")
         if mask is not None and mask._window:
             self.window = min(self.window, mask._window) if self.window else mask._window
-        self.scale = 0.0 if scale is None else _ops._number(scale, "scale")
+        self.scale = 0.0 if scale is None else _products.number(scale, "scale")
         if not math.isfinite(self.scale):
             raise ValueError(f"scale is {self.scale}; expected a finite number")
         if scale is not None and self.scale == 0.0:
             self.scale = 1e-300  # 0 is the library's word for the usual one
-        self.flags = 0 if deterministic is True or flag(deterministic, "deterministic") else _abi.ALLOW_NONDETERMINISTIC
+        self.flags = (
+            0
+            if deterministic is True or flag(deterministic, "deterministic")
+            else _abi.ALLOW_NONDETERMINISTIC
+        )
         self.tf32 = None if allow_tf32 is None else flag(allow_tf32, "allow_tf32")
         self.key = (self.causal, self.window, self.scale, self.flags, self.tf32)
 
     def flags_for(self, q: Operand) -> int:
-        return self.flags | _ops.tf32_flag(self.tf32, q)
+        return self.flags | _products.tf32_flag(self.tf32, q)
 
 
 # ---- masks that keep everything ----
@@ -141,8 +196,8 @@ _dense_lock = threading.Lock()
 
 
 def dense_pattern(queries: int, keys: int) -> Pattern:
-    """One stored block of all scores. Its sides are powers of two, for blocks stand in the key under which timings are kept, and
-    lengths that differ little, as from token to token, are to share them."""
+    """One stored block of all scores. Its sides are powers of two, for blocks stand in the key under which
+    timings are kept, and lengths that differ little, as from token to token, are to share them."""
     found = _dense.get((queries, keys))
     if found is None:
         block = (1 << (queries - 1).bit_length(), 1 << (keys - 1).bit_length())
@@ -169,7 +224,16 @@ def empty_like(like: Operand, shape: tuple, x: Operand) -> Operand:
     made = _arrays.empty(like, (*shape[:-3], shape[-2], shape[-3], shape[-1]), like.dtype)
     array = made.array.transpose(-3, -2) if made.kind == "torch" else made.array.swapaxes(-3, -2)
     s = made.strides
-    return Operand(made.kind, array, made.pointer, shape, (*s[:-3], s[-2], s[-3], s[-1]), made.dtype, made.device, made.maker)
+    return Operand(
+        made.kind,
+        array,
+        made.pointer,
+        shape,
+        (*s[:-3], s[-2], s[-3], s[-1]),
+        made.dtype,
+        made.device,
+        made.maker,
+    )
 
 
 class Heads:
@@ -182,7 +246,7 @@ class Heads:
             raise ValueError(f"{name} has {len(x.shape)} dimensions; expected (..., heads, length, size)")
         strides = self._lay_out(x)
         if strides is None:
-            x = _ops._dense_copy(x, name)
+            x = _products.dense_copy(x, name)
             strides = self._lay_out(x)
         self.operand, self.strides = x, strides
         self.rows, self.dim = x.shape[-2:]
@@ -194,7 +258,7 @@ class Heads:
         if 0 in x.shape:
             return heads * rows * dim, rows * dim, dim
         *lead_strides, head, row, last = x.strides if len(x.shape) > 2 else (0, *x.strides)
-        batch = _ops._uniform(tuple(lead), tuple(lead_strides))
+        batch = _products.uniform(tuple(lead), tuple(lead_strides))
         if batch is None or (last != 1 and dim > 1):
             return None
         row = row if rows > 1 else dim
@@ -205,12 +269,21 @@ class Heads:
 
 def _same(x: Operand, y: Operand, x_name: str, y_name: str) -> None:
     if x.dtype != y.dtype:
-        raise TypeError(f"{y_name} has dtype {_abi.DTYPE_NAMES[y.dtype]} and {x_name} {_abi.DTYPE_NAMES[x.dtype]}; expected one dtype")
+        raise TypeError(
+            f"{y_name} has dtype {_abi.DTYPE_NAMES[y.dtype]} and {x_name} {_abi.DTYPE_NAMES[x.dtype]}; "
+            "expected one dtype"
+        )
     if x.device != y.device:
         raise ValueError(f"{y_name} is on {y.device} and {x_name} on {x.device}; expected one device")
 
 
-def check_shapes(q: tuple, k: tuple, v: tuple, mask_shape: tuple | None = None, mask_heads: int | None = None) -> None:
+def check_shapes(
+    q: tuple,
+    k: tuple,
+    v: tuple,
+    mask_shape: tuple | None = None,
+    mask_heads: int | None = None,
+) -> None:
     """ValueError, or NotImplementedError, that names the argument; for real and for traced tensors."""
     for shape, name in ((q, "q"), (k, "k"), (v, "v")):
         if len(shape) < 2:
@@ -220,7 +293,9 @@ def check_shapes(q: tuple, k: tuple, v: tuple, mask_shape: tuple | None = None, 
     if k[:-3] != q[:-3]:
         raise ValueError(f"k has shape {tuple(k)} and q {tuple(q)}; expected the same batch")
     if v[:-1] != k[:-1]:
-        raise ValueError(f"v has shape {tuple(v)} and k {tuple(k)}; expected the same batch, heads and length")
+        raise ValueError(
+            f"v has shape {tuple(v)} and k {tuple(k)}; expected the same batch, heads and length"
+        )
     if k[-1] != q[-1]:
         raise ValueError(f"k has head size {k[-1]} and q {q[-1]}; expected the same")
     if v[-1] != q[-1]:
@@ -230,7 +305,9 @@ def check_shapes(q: tuple, k: tuple, v: tuple, mask_shape: tuple | None = None, 
     if len(q) > 2 and (q[-3] % k[-3] if k[-3] != 0 else q[-3] != 0):
         raise ValueError(f"k has {k[-3]} heads and q {q[-3]}; expected a number that divides those of q")
     if mask_shape is not None and (q[-2] != mask_shape[0] or k[-2] != mask_shape[1]):
-        raise ValueError(f"mask is {mask_shape[0]}x{mask_shape[1]}; expected {q[-2]}x{k[-2]}, queries by keys")
+        raise ValueError(
+            f"mask is {mask_shape[0]}x{mask_shape[1]}; expected {q[-2]}x{k[-2]}, queries by keys"
+        )
     if mask_heads is not None and mask_heads != (q[-3] if len(q) > 2 else 1):
         raise ValueError(f"mask has {mask_heads} heads and q {q[-3] if len(q) > 2 else 1}; expected as many")
 
@@ -238,9 +315,13 @@ def check_shapes(q: tuple, k: tuple, v: tuple, mask_shape: tuple | None = None, 
 def _check_operands(q: Operand, k: Operand, v: Operand, mask: AttentionMask | Pattern | None) -> None:
     _same(q, k, "q", "k")
     _same(q, v, "q", "v")
-    check_shapes(q.shape, k.shape, v.shape, *((mask._shape, mask._heads) if isinstance(mask, AttentionMask) else ()))
+    check_shapes(
+        q.shape, k.shape, v.shape, *((mask._shape, mask._heads) if isinstance(mask, AttentionMask) else ())
+    )
     if mask is not None and mask.offsets and math.prod(q.shape[:-3]) != 1:
-        raise ValueError(f"q has a batch of {math.prod(q.shape[:-3])} beside a mask of packed sequences; expected 1")
+        raise ValueError(
+            f"q has a batch of {math.prod(q.shape[:-3])} beside a mask of packed sequences; expected 1"
+        )
 
 
 # ---- running ----
@@ -251,13 +332,30 @@ def _problem(op: int, spec: Spec, lse: bool, inputs: tuple, outputs: tuple, head
     q, k = inputs[0], inputs[1]
     x = q.operand
     return problem_of(
-        op=op, m=q.rows, n=k.rows, batch=q.batch, a_dtype=x.dtype, b_dtype=x.dtype, c_dtype=x.dtype,
-        a_align=min(alignment(i.operand.pointer, x.device) for i in inputs), c_align=min(alignment(o.operand.pointer, x.device) for o in outputs),
-        alpha=spec.scale, flags=spec.flags_for(x), attention=(q.heads, k.heads, q.dim, spec.causal, spec.window, lse, *heads),
-    )  # fmt: skip
+        op=op,
+        m=q.rows,
+        n=k.rows,
+        batch=q.batch,
+        a_dtype=x.dtype,
+        b_dtype=x.dtype,
+        c_dtype=x.dtype,
+        a_align=min(alignment(i.operand.pointer, x.device) for i in inputs),
+        c_align=min(alignment(o.operand.pointer, x.device) for o in outputs),
+        alpha=spec.scale,
+        flags=spec.flags_for(x),
+        attention=(q.heads, k.heads, q.dim, spec.causal, spec.window, lse, *heads),
+    )
 
 
-def problems(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | None, spec: Spec, lse: bool, gradients: bool) -> tuple:
+def problems(
+    q_array: Any,
+    k_array: Any,
+    v_array: Any,
+    mask: AttentionMask | None,
+    spec: Spec,
+    lse: bool,
+    gradients: bool,
+) -> tuple:
     """Pattern, q, and the problems that a call with such operands makes, for races and tuning ahead."""
     q, k, v = (_arrays.describe(x, name) for x, name in ((q_array, "q"), (k_array, "k"), (v_array, "v")))
     _check_operands(q, k, v, mask)
@@ -265,12 +363,26 @@ def problems(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | Non
         if 0 in x.shape:
             raise ValueError(f"{name} has shape {x.shape}; expected something to compute")
     hq, hk, hv = Heads(q, "q"), Heads(k, "k"), Heads(v, "v")
-    made = {name: Heads(empty_like(q, x.shape, x), name) for name, x in (("out", q), ("dq", q), ("dk", k), ("dv", v))}
+    made = {
+        name: Heads(empty_like(q, x.shape, x), name)
+        for name, x in (("out", q), ("dq", q), ("dk", k), ("dv", v))
+    }
     o, dq, dk, dv = made.values()
-    found = [_problem(_abi.ATTENTION, spec, lse or gradients, (hq, hk, hv), (o,), (hq.strides, hk.strides, hv.strides, o.strides))]
+    found = [
+        _problem(
+            _abi.ATTENTION,
+            spec,
+            lse or gradients,
+            (hq, hk, hv),
+            (o,),
+            (hq.strides, hk.strides, hv.strides, o.strides),
+        )
+    ]
     if gradients:
         strides = (*(x.strides for x in (hq, hk, hv, o, dq, dk, dv)), o.strides)
-        found.append(_problem(_abi.ATTENTION_BACKWARD, spec, False, (hq, hk, hv, o, o), (dq, dk, dv), strides))
+        found.append(
+            _problem(_abi.ATTENTION_BACKWARD, spec, False, (hq, hk, hv, o, o), (dq, dk, dv), strides)
+        )
     return pattern_for(mask, hq.rows, hk.rows), q, found
 
 
@@ -281,7 +393,15 @@ def _fill(x: Operand, value: float) -> None:
         x.array[...] = value
 
 
-def forward(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | Pattern | None, spec: Spec, lse: bool, keep: bool = False) -> tuple:
+def forward(
+    q_array: Any,
+    k_array: Any,
+    v_array: Any,
+    mask: AttentionMask | Pattern | None,
+    spec: Spec,
+    lse: bool,
+    keep: bool = False,
+) -> tuple:
     """Result, LSE or None, and the plan if it is to be kept; no gradients."""
     q, k, v = (_arrays.describe(x, name) for x, name in ((q_array, "q"), (k_array, "k"), (v_array, "v")))
     _check_operands(q, k, v, mask)
@@ -297,8 +417,15 @@ def forward(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | Patt
         strides = (hq.strides, hk.strides, hv.strides, ho.strides)
         problem = _problem(_abi.ATTENTION, spec, lse, (hq, hk, hv), (ho,), strides)
         pattern = pattern_for(mask, hq.rows, hk.rows)
-        pointers = (hq.operand.pointer, hk.operand.pointer, hv.operand.pointer, out.pointer, sums.pointer if sums is not None else None)
-        keep = keep and all(h.operand.array is x for h, x in ((hq, q_array), (hk, k_array), (hv, v_array)))  # a copy's address is nobody's
+        pointers = (
+            hq.operand.pointer,
+            hk.operand.pointer,
+            hv.operand.pointer,
+            out.pointer,
+            sums.pointer if sums is not None else None,
+        )
+        # a copy's address is nobody's
+        keep = keep and all(h.operand.array is x for h, x in ((hq, q_array), (hk, k_array), (hv, v_array)))
         own, plan = _run(pattern, problem, pointers, q, tuple(x.operand.array for x in (hq, hk, hv)), keep)
         if own is not None:
             return *own, None
@@ -306,14 +433,17 @@ def forward(q_array: Any, k_array: Any, v_array: Any, mask: AttentionMask | Patt
 
 
 def _run(pattern: Pattern, problem: Any, pointers: tuple, q: Operand, arrays: tuple, keep: bool) -> tuple:
-    """Runs a plan; where that would call torch's own and copy its result, gives that result itself. What is kept is for a runner."""
+    """Runs a plan; where that would call torch's own and copy its result, gives that result itself. What is
+    kept is for a runner."""
     if q.kind != "torch":
-        return None, _ops.run(pattern, problem, pointers, q, ATTENTION_NAMES, keep)
-    stream, threads, capturing = _arrays.stream_of(q), _arrays.threads_for(q), _ops.is_capturing(q)
+        return None, _products.run(pattern, problem, pointers, q, ATTENTION_NAMES, keep)
+    stream, threads, capturing = _arrays.stream_of(q), _arrays.threads_for(q), _products.is_capturing(q)
     key, plan = pattern.take(q.device, problem, stream, threads, capturing)
     try:
         if plan.direct is ...:
-            plan.direct = _torch_own.direct(plan, problem.struct, pattern.view(), q.device)
+            from ._torch import own_attention
+
+            plan.direct = own_attention.direct(plan, problem.struct, pattern.view(), q.device)
         if plan.direct is not None:
             keep = False
             with torch_module().no_grad():
@@ -328,9 +458,25 @@ def _run(pattern: Pattern, problem: Any, pointers: tuple, q: Operand, arrays: tu
     return None, None if not keep or capturing else Kept(pattern, key, plan, stream, threads)
 
 
-def backward(q_array: Any, k_array: Any, v_array: Any, out_array: Any, lse_array: Any, grad_array: Any, mask: AttentionMask | Pattern | None, spec: Spec) -> tuple:
+def backward(
+    q_array: Any,
+    k_array: Any,
+    v_array: Any,
+    out_array: Any,
+    lse_array: Any,
+    grad_array: Any,
+    mask: AttentionMask | Pattern | None,
+    spec: Spec,
+) -> tuple:
     """Gradients of q, k and v."""
-    arrays = ((q_array, "q"), (k_array, "k"), (v_array, "v"), (out_array, "out"), (grad_array, "grad"), (lse_array, "lse"))
+    arrays = (
+        (q_array, "q"),
+        (k_array, "k"),
+        (v_array, "v"),
+        (out_array, "out"),
+        (grad_array, "grad"),
+        (lse_array, "lse"),
+    )
     q, k, v, o, g, sums = (_arrays.describe(x, name) for x, name in arrays)
     dq, dk, dv = empty_like(q, q.shape, q), empty_like(q, k.shape, k), empty_like(q, v.shape, v)
     if 0 in q.shape or 0 in k.shape:
@@ -342,14 +488,18 @@ def backward(q_array: Any, k_array: Any, v_array: Any, out_array: Any, lse_array
         if sums.dtype != _abi.F32:
             raise TypeError(f"lse has dtype {lse_array.dtype}; expected float32")
         if sums.strides != _arrays._dense_strides(sums.shape):
-            sums = _ops._dense_copy(sums, "lse")
+            sums = _products.dense_copy(sums, "lse")
         strides = (*(x.strides for x in inputs[:4]), *(x.strides for x in outputs), inputs[4].strides)
         problem = _problem(_abi.ATTENTION_BACKWARD, spec, False, inputs, outputs, strides)
         p = [x.operand.pointer for x in inputs]
         pointers = (*p[:4], sums.pointer, p[4], *(x.operand.pointer for x in outputs))
-        _ops.run(pattern_for(mask, inputs[0].rows, inputs[1].rows), problem, pointers, q, ATTENTION_NAMES)
+        _products.run(
+            pattern_for(mask, inputs[0].rows, inputs[1].rows), problem, pointers, q, ATTENTION_NAMES
+        )
     return dq.array, dk.array, dv.array
 
 
 def pattern_for(mask: AttentionMask | Pattern | None, queries: int, keys: int) -> Pattern:
-    return dense_pattern(queries, keys) if mask is None else mask if isinstance(mask, Pattern) else mask._pattern
+    return (
+        dense_pattern(queries, keys) if mask is None else mask if isinstance(mask, Pattern) else mask._pattern
+    )

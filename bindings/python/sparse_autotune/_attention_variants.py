@@ -18,10 +18,12 @@ from ._arrays import torch_module
 
 @dataclasses.dataclass
 class AttentionCall:
-    """What a variant of attention gets. q, k, v, out, grad (of out) and dq, dk, dv are views (batch, heads, length, size) of the
-    operands' memory, NumPy's on the CPU and torch's on CUDA; lse is (batch, heads, length).
+    """What a variant of attention gets. q, k, v, out, grad (of out) and dq, dk, dv are views (batch, heads,
+    length, size) of the operands' memory, NumPy's on the CPU and torch's on CUDA; lse is (batch, heads,
+    length).
 
-    op "attention": writes `out`, and `lse` unless that is None. "attention_backward": reads `out` and `lse`, writes dq, dk, dv.
+    op "attention": writes `out`, and `lse` unless that is None. "attention_backward": reads `out` and `lse`,
+    writes dq, dk, dv.
     """
 
     op: str
@@ -56,7 +58,16 @@ class AttentionCall:
 
     def dense(self) -> np.ndarray:
         """Booleans (masks, queries, keys), True where a key is kept."""
-        return _mask.dense_mask(self.row_ptr, self.col_idx, self.shape, self.block, self.masks, self.causal, self.window, self.offsets)
+        return _mask.dense_mask(
+            self.row_ptr,
+            self.col_idx,
+            self.shape,
+            self.block,
+            self.masks,
+            self.causal,
+            self.window,
+            self.offsets,
+        )
 
 
 def _host(pointer: Any, count: int, kind: Any) -> np.ndarray:
@@ -71,13 +82,25 @@ def call_of(p: _abi.Problem, view: _abi.PatternView, device: _abi.Device | None)
     if view.sequences:
         offsets = tuple(_host(x, view.sequences + 1, np.int64) for x in (view.q_offsets, view.kv_offsets))
     return AttentionCall(
-        op=_abi.OP_NAMES[p.op].replace("-", "_"), shape=(p.m, p.n), heads=t.heads, kv_heads=t.kv_heads, size=t.dim, batch=p.batch,
-        dtype=_abi.DTYPE_NAMES[p.a_dtype], scale=p.alpha, causal=bool(t.causal), window=t.window, wants_lse=bool(t.lse),
-        full=view.stored_blocks == view.grid_rows * view.grid_cols, masks=1 if view.rows == p.m else t.heads,
-        block=(view.block_rows, view.block_cols), row_ptr=_host(view.row_ptr, view.grid_rows + 1, np.int64),
-        col_idx=_host(view.col_idx, view.stored_blocks, np.int32), offsets=offsets,
+        op=_abi.OP_NAMES[p.op].replace("-", "_"),
+        shape=(p.m, p.n),
+        heads=t.heads,
+        kv_heads=t.kv_heads,
+        size=t.dim,
+        batch=p.batch,
+        dtype=_abi.DTYPE_NAMES[p.a_dtype],
+        scale=p.alpha,
+        causal=bool(t.causal),
+        window=t.window,
+        wants_lse=bool(t.lse),
+        full=view.stored_blocks == view.grid_rows * view.grid_cols,
+        masks=1 if view.rows == p.m else t.heads,
+        block=(view.block_rows, view.block_cols),
+        row_ptr=_host(view.row_ptr, view.grid_rows + 1, np.int64),
+        col_idx=_host(view.col_idx, view.stored_blocks, np.int32),
+        offsets=offsets,
         device="cpu" if device is None or device.backend == _abi.CPU else f"cuda:{device.index}",
-    )  # fmt: skip
+    )
 
 
 def _fill_operands(call: AttentionCall, p: _abi.Problem, operands: Any) -> None:
@@ -102,7 +125,11 @@ def _fill_operands(call: AttentionCall, p: _abi.Problem, operands: Any) -> None:
         call.lse = array(4, queries[:3], (t.heads * p.m, p.m, 1), "float32", not back)
     if back:
         call.grad = heads(5, queries, t.do_)
-        call.dq, call.dk, call.dv = heads(6, queries, t.dq, True), heads(7, keys, t.dk, True), heads(8, keys, t.dv, True)
+        call.dq, call.dk, call.dv = (
+            heads(6, queries, t.dq, True),
+            heads(7, keys, t.dk, True),
+            heads(8, keys, t.dv, True),
+        )
 
 
 _states: dict[int, Any] = {}
@@ -115,7 +142,8 @@ _kept_lock = threading.Lock()
 
 
 def prepared(name: str, prepare: Callable[[AttentionCall], Any] | None, call: AttentionCall) -> Any:
-    """What prepare makes of a call, once for all plans of the same problem: a plan for a CUDA graph is made while it is captured."""
+    """What prepare makes of a call, once for all plans of the same problem: a plan for a CUDA graph is made
+    while it is captured."""
     if prepare is None:
         return None
     if call.device == "cpu":
@@ -123,7 +151,20 @@ def prepared(name: str, prepare: Callable[[AttentionCall], Any] | None, call: At
     marks = hashlib.blake2b(digest_size=16)
     for array in (call.row_ptr, call.col_idx, *call.offsets):
         marks.update(array.tobytes())
-    facts = (call.op, call.shape, call.heads, call.kv_heads, call.size, call.batch, call.dtype, call.scale, call.causal, call.window, call.block, call.device)
+    facts = (
+        call.op,
+        call.shape,
+        call.heads,
+        call.kv_heads,
+        call.size,
+        call.batch,
+        call.dtype,
+        call.scale,
+        call.causal,
+        call.window,
+        call.block,
+        call.device,
+    )
     key = (name, prepare, facts, marks.digest())
     found = _kept.get(key)
     if found is None:
@@ -155,14 +196,20 @@ def register(
     def c_supports(_variant, problem, pattern, device):
         try:
             p = problem.contents
-            return p.a_dtype in dtypes and (supports is None or bool(supports(call_of(p, pattern.contents, device.contents))))
+            return p.a_dtype in dtypes and (
+                supports is None or bool(supports(call_of(p, pattern.contents, device.contents)))
+            )
         except BaseException as error:
             unsure(name, "supports", error)
             return False  # what cannot say so does not
 
     def c_estimate(_variant, problem, pattern, device):
         try:
-            return float(estimate(call_of(problem.contents, pattern.contents, device.contents))) if estimate else 1e-9
+            return (
+                float(estimate(call_of(problem.contents, pattern.contents, device.contents)))
+                if estimate
+                else 1e-9
+            )
         except BaseException as error:
             unsure(name, "estimate", error)
             return 1e-9
@@ -193,11 +240,18 @@ def register(
             return failed(name, error)
 
     variant = _abi.Variant(
-        name=name.encode(), revision=revision.encode(), op=_abi.ATTENTION if op == "attention" else _abi.ATTENTION_BACKWARD,
-        backend=backend, flags=flags | _abi.V_BATCHED, about=about.encode(), supports=_abi.SUPPORTS_FN(c_supports),
-        estimate=_abi.ESTIMATE_FN(c_estimate), prepare=_abi.PREPARE_FN(c_prepare), launch=_abi.LAUNCH_FN(c_launch),
+        name=name.encode(),
+        revision=revision.encode(),
+        op=_abi.ATTENTION if op == "attention" else _abi.ATTENTION_BACKWARD,
+        backend=backend,
+        flags=flags | _abi.V_BATCHED,
+        about=about.encode(),
+        supports=_abi.SUPPORTS_FN(c_supports),
+        estimate=_abi.ESTIMATE_FN(c_estimate),
+        prepare=_abi.PREPARE_FN(c_prepare),
+        launch=_abi.LAUNCH_FN(c_launch),
         release=_abi.RELEASE_FN(c_release),
-    )  # fmt: skip
+    )
     _context.register(backend, variant)
 
 

@@ -64,9 +64,9 @@ def driver_function(name: str) -> Any:
 def _aside(call: Any, *arguments: Any) -> Any:
     """What call(*arguments) returns in a thread of its own; None where it raises.
 
-    While torch warms up a CUDA graph (torch.compile, "reduce-overhead") it puts all that the thread allocates, on whatever
-    stream, into the graph's memory, and takes that back afterwards. What outlives the call is allocated by another thread,
-    and in a mode that a capture of the caller's does not mind.
+    While torch warms up a CUDA graph (torch.compile, "reduce-overhead") it puts all that the thread
+    allocates, on whatever stream, into the graph's memory, and takes that back afterwards. What outlives the
+    call is allocated by another thread, and in a mode that a capture of the caller's does not mind.
     """
     found: list[Any] = []
 
@@ -89,7 +89,8 @@ def _aside(call: Any, *arguments: Any) -> Any:
 
 
 def _own_stream(torch: Any, index: int) -> int:
-    """A stream that nothing else uses. torch's own come from a pool of 32 and are handed out again and again."""
+    """A stream that nothing else uses. torch's own come from a pool of 32 and are handed out again and
+    again."""
     stream = ctypes.c_void_p()
     with torch.cuda.device(index):
         torch.cuda.check_error(torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(stream)))
@@ -99,8 +100,8 @@ def _own_stream(torch: Any, index: int) -> int:
 def _torch_allocator(device: str) -> _abi.Allocator | None:
     """Device memory from torch's caching allocator, where torch uses that device.
 
-    Blocks are asked for on a stream that nothing else uses, so a block that is given back and asked for again was never
-    in the hands of work that is still queued.
+    Blocks are asked for on a stream that nothing else uses, so a block that is given back and asked for again
+    was never in the hands of work that is still queued.
     """
     torch = torch_module()
     if not device.startswith("cuda") or torch is None or not torch.cuda.is_initialized():
@@ -172,12 +173,12 @@ def _changed() -> None:
         watcher(epoch())
 
 
-class set_effort:  # noqa: N801  a function to its users, and a context manager
+class set_effort:  # a function to its users, and a context manager
     """How much may be spent on a problem that is not in the cache yet, for the whole process.
 
-    ``"off"``: the estimate decides; ``"cached"``: the cache, else the estimate; ``"quick"`` (the default): a race of about a
-    second; ``"full"``: about ten seconds, and nobody is skipped; ``"default"``: what ``$SPARSE_AUTOTUNE`` says, else quick.
-    As a context manager it puts back what was set before.
+    ``"off"``: the estimate decides; ``"cached"``: the cache, else the estimate; ``"quick"`` (the default): a
+    race of about a second; ``"full"``: about ten seconds, and nobody is skipped; ``"default"``: what
+    ``$SPARSE_AUTOTUNE`` says, else quick. As a context manager it puts back what was set before.
 
     >>> import sparse_autotune as sa
     >>> with sa.set_effort("off"):
@@ -224,8 +225,17 @@ def device_info(device: Any = "cpu") -> dict[str, Any]:
     d = get(normalise(device)).info
     rates = {short: d.flop_rate[code] for code, short in _abi.DTYPE_SHORT.items()}
     return {
-        "backend": "cuda" if d.backend == _abi.CUDA else "cpu", "index": d.index, "name": d.name.decode(),
-        "identity": d.identity.decode(), "threads": d.threads, "capability": d.capability, "memory_bytes": d.memory_bytes,
-        "memory_rate": d.memory_rate, "flop_rate": rates, "tf32_rate": d.tf32_rate, "l2_bytes": d.l2_bytes,
-        "l2_rate": d.l2_rate, "measured": bool(d.measured),
-    }  # fmt: skip
+        "backend": "cuda" if d.backend == _abi.CUDA else "cpu",
+        "index": d.index,
+        "name": d.name.decode(),
+        "identity": d.identity.decode(),
+        "threads": d.threads,
+        "capability": d.capability,
+        "memory_bytes": d.memory_bytes,
+        "memory_rate": d.memory_rate,
+        "flop_rate": rates,
+        "tf32_rate": d.tf32_rate,
+        "l2_bytes": d.l2_bytes,
+        "l2_rate": d.l2_rate,
+        "measured": bool(d.measured),
+    }

@@ -55,7 +55,10 @@ def from_dense(x: Any, block: tuple[int, int], keep: float | None, threshold: fl
 def _check_room(blocks: int, block: tuple[int, int]) -> None:
     elements = max(blocks, 1) * block[0] * block[1]
     if elements > 2**47:  # more than a process can address
-        raise ValueError(f"block is {block[0]}x{block[1]}, in which x takes {elements} elements; expected blocks that fit into memory")
+        raise ValueError(
+            f"block is {block[0]}x{block[1]}, in which x takes {elements} elements; expected blocks that fit "
+            "into memory"
+        )
 
 
 def _tiles(x: Any, operand: _arrays.Operand, block: tuple[int, int]) -> Any:
@@ -73,7 +76,8 @@ def _tiles(x: Any, operand: _arrays.Operand, block: tuple[int, int]) -> Any:
 
 
 def _scores(tiles: Any, operand: _arrays.Operand) -> tuple[np.ndarray, np.ndarray]:
-    """Of each tile the sum of squares, in float64, and the largest element, for sums beyond that too. NaN counts as infinite."""
+    """Of each tile the sum of squares, in float64, and the largest element, for sums beyond that too. NaN
+    counts as infinite."""
     wide = tiles.detach().double() if operand.kind == "torch" else tiles.astype("float64")
     with np.errstate(over="ignore"):
         norms = _host(wide**2, operand, "sum")
@@ -136,7 +140,13 @@ def _csr_parts(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, i
             raise ValueError(f"x has {x.dim()} dimensions; expected 2")
         _arrays.dtype_code(x.dtype, "x")
         values = _arrays.host(x.values().float() if x.dtype == torch.bfloat16 else x.values(), "x.values()")
-        row_ptr, col_idx = check_indices(x.crow_indices(), x.col_indices(), tuple(x.shape), len(values), ("x.crow_indices()", "x.col_indices()"))
+        row_ptr, col_idx = check_indices(
+            x.crow_indices(),
+            x.col_indices(),
+            tuple(x.shape),
+            len(values),
+            ("x.crow_indices()", "x.col_indices()"),
+        )
         return row_ptr, col_idx, values[: len(col_idx)], tuple(x.shape), x
     if not hasattr(x, "tocsr") or not hasattr(x, "format"):
         raise TypeError(f"x is {_what(x)}; expected a SciPy sparse matrix or a torch.sparse_csr tensor")
@@ -187,8 +197,12 @@ def from_csr(x: Any, block: Any, columns: int) -> tuple:
     if block != "auto":
         return _build(parts, block)
     columns = check_columns(columns)
-    # Small blocks run at a lower rate, roughly in proportion to their side up to 16; the race decides among the likely ones.
-    likely = sorted(AUTO_BLOCKS, key=lambda side: len(_gather_blocks(parts, (side, side))[1]) * side * side / min(side, 16))
+    # Small blocks run at a lower rate, roughly in proportion to their side up to 16; the race decides among
+    # the likely ones.
+    likely = sorted(
+        AUTO_BLOCKS,
+        key=lambda side: len(_gather_blocks(parts, (side, side))[1]) * side * side / min(side, 16),
+    )
     best, least = None, float("inf")
     for side in sorted(likely[:AUTO_RACES]):
         built = _build(parts, (side, side))
@@ -200,10 +214,10 @@ def from_csr(x: Any, block: Any, columns: int) -> tuple:
 
 def _time(a: BsrMatrix, columns: int) -> float:
     """Seconds that the best variant takes, by a race or from the cache."""
-    from . import _ops, _race
+    from . import _pattern, _products, _race
 
     operand = _arrays.describe(a._values, "values")
-    problem = _ops.plain_problem(operand.dtype, columns, align=_ops.alignment(0, operand.device))
+    problem = _products.plain_problem(operand.dtype, columns, align=_pattern.alignment(0, operand.device))
     race = _race.run(a._pattern, operand.device, problem, fresh=False)
     return race.best.seconds if race.best else float("inf")
 
@@ -240,7 +254,10 @@ def _to_framework(values: Any, where: str, dtype: str) -> Any:
         return _on_device(torch.as_tensor(values), where, dtype)
     cupy = _arrays._import_or_none("cupy")
     if cupy is None or dtype == "bfloat16":
-        raise RuntimeError(f"device is {where!r} and dtype {dtype}: moving NumPy values there needs torch{'' if dtype == 'bfloat16' else ' or CuPy'}")
+        raise RuntimeError(
+            f"device is {where!r} and dtype {dtype}: moving NumPy values there needs "
+            f"torch{'' if dtype == 'bfloat16' else ' or CuPy'}"
+        )
     with cupy.cuda.Device(int(where.split(":")[1])):
         return cupy.asarray(values, dtype)
 
@@ -249,7 +266,10 @@ def _whole(a: BsrMatrix, whose: str) -> BsrMatrix:
     """The matrix as others store it: not by a view of its transpose, and in blocks that divide it."""
     a = contiguous(a) if a.is_transposed else a
     if any(s % b for s, b in zip(a._pattern.shape, a._pattern.block)):
-        raise ValueError(f"{whose} wants blocks that divide the shape; this matrix is {a.shape[0]}x{a.shape[1]} in blocks of {a.block[0]}x{a.block[1]}")
+        raise ValueError(
+            f"{whose} wants blocks that divide the shape; this matrix is {a.shape[0]}x{a.shape[1]} in blocks "
+            f"of {a.block[0]}x{a.block[1]}"
+        )
     return a
 
 

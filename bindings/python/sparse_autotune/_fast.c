@@ -1,9 +1,9 @@
-/* The quick way from torch tensors or NumPy arrays to a product: no dispatcher, no Python code, one allocation by their
+/* The fast path from torch tensors or NumPy arrays to a product: no dispatcher, no Python code, one allocation by their
  * maker.
  *
  * A Runner belongs to one pattern and one kind of product. It remembers for which shapes, strides, dtypes, stream and
- * thread count which plan serves. A call that finds its plan runs it; any other gives None, and Python takes the long
- * way, which then adds a plan here. Nothing is decided here that the long way would decide otherwise.
+ * thread count which plan serves. A call that finds its plan runs it. Any other gives None, and Python takes the full
+ * path, which then adds a plan here. Nothing is decided here that the full path would decide otherwise.
  *
  * Stable ABI of Python 3.10. Tensors are read by torch's DLPack exchange functions where it has them (2.10 and newer),
  * else by their attributes; arrays by the buffer protocol. Nothing of torch, NumPy or sparse_autotune is linked: their
@@ -59,7 +59,7 @@ extern void PyBuffer_Release(buffer *b);
 
 static struct {
     PyObject *tensor, *parameter, *array; /* types; NULL until there are any */
-    PyObject *failed;                     /* raises what a status means, or returns where the long way will */
+    PyObject *failed;                     /* raises what a status means, or returns where the full path will */
     PyObject *is_neg, *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *early_modes, *before_dispatch;
     PyObject *threads, *raw_stream, *tf32;
     PyObject *dtypes; /* float32, float64, float16, bfloat16, int32, int64 */
@@ -508,7 +508,7 @@ static PyMethodDef functions[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         "_fast",
-                                        "The quick way for torch tensors and NumPy arrays.",
+                                        "The fast path for torch tensors and NumPy arrays.",
                                         -1,
                                         functions,
                                         NULL,

@@ -1,4 +1,5 @@
-"""AttentionMask: which keys a query sees, as blocks of the score matrix, causal, a window, and packed sequences together."""
+"""AttentionMask: which keys a query sees, as blocks of the score matrix, causal, a window, and packed
+sequences together."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ import numpy as np
 from . import _ops, _picture
 from ._arrays import host, torch_module
 from ._indices import host_indices
-from ._matrix import BsrMatrix, as_bsr, check_block, is_sparse, make_pattern, uncompiled
+from ._matrix import BsrMatrix, check_block, make_pattern
 from ._pattern import Pattern
+from ._sparse import as_bsr, is_sparse, uncompiled
 
 early: weakref.WeakSet = weakref.WeakSet()  # masks that were made before torch was there
 _MOST_DRAWN = 1 << 24  # elements of a mask that is drawn pair by pair; larger ones by their blocks
@@ -44,7 +46,9 @@ def _check_offsets(x: Any, name: str, last: int) -> np.ndarray:
     if (np.diff(offsets) < 0).any():
         raise ValueError(f"{name} is {_short(offsets)}; expected offsets that never decrease")
     if offsets[-1] != last:
-        raise ValueError(f"{name} ends with {offsets[-1]}; expected {last}, the length of all sequences together")
+        raise ValueError(
+            f"{name} ends with {offsets[-1]}; expected {last}, the length of all sequences together"
+        )
     return offsets
 
 
@@ -61,12 +65,14 @@ def _two(shape: Any) -> tuple[int, int]:
 
 
 class AttentionMask:
-    """Which keys each query sees: stored blocks of the score matrix, less what `causal`, `window` and sequences take away.
+    """Which keys each query sees: stored blocks of the score matrix, less what `causal`, `window` and
+    sequences take away.
 
-    `row_ptr` and `col_idx` are those of a BSR matrix of `shape` (queries, keys). With `heads` every head has a mask of its own:
-    its block rows stand after those of the head before. `causal` keeps keys up to the one that the query stands at (the last
-    query at the last key), `window` those at a distance below it. `q_offsets` and `kv_offsets` begin packed sequences, each of
-    which sees itself alone. A mask never changes, and is validated and analysed once: keep it.
+    `row_ptr` and `col_idx` are those of a BSR matrix of `shape` (queries, keys). With `heads` every head has
+    a mask of its own: its block rows stand after those of the head before. `causal` keeps keys up to the one
+    that the query stands at (the last query at the last key), `window` those at a distance below it.
+    `q_offsets` and `kv_offsets` begin packed sequences, each of which sees itself alone. A mask never
+    changes, and is validated and analysed once: keep it.
 
     >>> import sparse_autotune as sa
     >>> sa.AttentionMask([0, 1, 2], [0, 1], (4, 4), (2, 2), causal=True).to_dense().astype(int)
@@ -97,29 +103,58 @@ class AttentionMask:
             q = _check_offsets(q_offsets, "q_offsets", queries)
             kv = q if kv_offsets is None else _check_offsets(kv_offsets, "kv_offsets", keys)
             if kv_offsets is None and queries != keys:
-                raise ValueError(f"kv_offsets is None beside {queries} queries and {keys} keys; expected offsets, for the lengths differ")
+                raise ValueError(
+                    f"kv_offsets is None beside {queries} queries and {keys} keys; expected offsets, for the "
+                    "lengths differ"
+                )
             if len(q) != len(kv):
                 raise ValueError(f"kv_offsets has {len(kv)} entries and q_offsets {len(q)}; expected as many")
-            pattern = Pattern(np.array(pattern.row_ptr), np.array(pattern.col_idx), pattern.shape, block, "cpu", (q, np.array(kv)))
+            pattern = Pattern(
+                np.array(pattern.row_ptr),
+                np.array(pattern.col_idx),
+                pattern.shape,
+                block,
+                "cpu",
+                (q, np.array(kv)),
+            )
         elif kv_offsets is not None:
             raise ValueError("kv_offsets is given without q_offsets; expected both")
         self._set(pattern, (queries, keys), heads, causal, window)
 
-    def _set(self, pattern: Pattern, shape: tuple[int, int], heads: int | None, causal: bool, window: int | None) -> None:
+    def _set(
+        self,
+        pattern: Pattern,
+        shape: tuple[int, int],
+        heads: int | None,
+        causal: bool,
+        window: int | None,
+    ) -> None:
         self._pattern, self._shape, self._heads, self._causal = pattern, shape, heads, flag(causal, "causal")
         self._window = 0 if window is None else whole(window, "window")
         offsets = pattern.offsets
-        self._index_shape = (*pattern.shape, *pattern.block, pattern.stored_blocks, len(offsets[0]) - 1 if offsets else 0)
+        self._index_shape = (
+            *pattern.shape,
+            *pattern.block,
+            pattern.stored_blocks,
+            len(offsets[0]) - 1 if offsets else 0,
+        )
         self._tensors: dict[int, Any] = {}  # torch's: all indices as one tensor, by device; -1 is the CPU
         if torch_module() is None:
             early.add(self)
         else:
-            from . import _torch_attention
+            from ._torch import masks
 
-            _torch_attention.adopt(self)
+            masks.adopt(self)
 
     @classmethod
-    def _of(cls, pattern: Pattern, shape: tuple[int, int], heads: int | None = None, causal: bool = False, window: int | None = None) -> AttentionMask:
+    def _of(
+        cls,
+        pattern: Pattern,
+        shape: tuple[int, int],
+        heads: int | None = None,
+        causal: bool = False,
+        window: int | None = None,
+    ) -> AttentionMask:
         mask = cls.__new__(cls)
         mask._set(pattern, shape, heads, causal, window)
         return mask
@@ -128,12 +163,26 @@ class AttentionMask:
         return self
 
     def __reduce__(self) -> tuple:
-        return AttentionMask._of, (self._pattern, self._shape, self._heads, self._causal, self._window or None)
+        return AttentionMask._of, (
+            self._pattern,
+            self._shape,
+            self._heads,
+            self._causal,
+            self._window or None,
+        )
 
     # ---- made from others ----
 
     @classmethod
-    def from_blocks(cls, stored: Any, shape: tuple[int, int], block: Any, *, heads: int | None = None, **words: Any) -> AttentionMask:
+    def from_blocks(
+        cls,
+        stored: Any,
+        shape: tuple[int, int],
+        block: Any,
+        *,
+        heads: int | None = None,
+        **words: Any,
+    ) -> AttentionMask:
         """From booleans, one a block: (block rows, block columns), or (heads, block rows, block columns).
 
         >>> import sparse_autotune as sa
@@ -145,16 +194,25 @@ class AttentionMask:
             raise TypeError("heads is given; expected it as the first dimension of stored")
         grid = -(-shape[0] // br), -(-shape[1] // bc)
         if stored.ndim not in (2, 3) or stored.shape[-2:] != grid:
-            raise ValueError(f"stored has shape {stored.shape}; expected {grid}, with or without heads before it")
+            raise ValueError(
+                f"stored has shape {stored.shape}; expected {grid}, with or without heads before it"
+            )
         heads = stored.shape[0] if stored.ndim == 3 else None
         flat = stored.reshape(math.prod(stored.shape[:-1]), grid[1])
         row_ptr = np.concatenate(([0], np.cumsum(flat.sum(1)))).astype(np.int64)
         return cls(row_ptr, np.nonzero(flat)[1].astype(np.int64), shape, (br, bc), heads=heads, **words)
 
     @classmethod
-    def from_dense(cls, keep: Any, block: Any = 64, *, causal: bool = False, window: int | None = None) -> AttentionMask:
-        """From booleans, one a pair: (queries, keys) or (heads, queries, keys), True where a key is kept. What causal and window
-        keep of each block must be all of it or nothing, for a block is stored or not.
+    def from_dense(
+        cls,
+        keep: Any,
+        block: Any = 64,
+        *,
+        causal: bool = False,
+        window: int | None = None,
+    ) -> AttentionMask:
+        """From booleans, one a pair: (queries, keys) or (heads, queries, keys), True where a key is kept.
+        What causal and window keep of each block must be all of it or nothing, for a block is stored or not.
 
         >>> import numpy as np, sparse_autotune as sa
         >>> sa.AttentionMask.from_dense(np.tril(np.ones((64, 64), bool)), block=16, causal=True)
@@ -162,28 +220,38 @@ class AttentionMask:
         """
         keep, (br, bc) = _booleans(keep, "keep"), check_block(block)
         if keep.ndim not in (2, 3):
-            raise ValueError(f"keep has {keep.ndim} dimensions; expected (queries, keys) or (heads, queries, keys)")
+            raise ValueError(
+                f"keep has {keep.ndim} dimensions; expected (queries, keys) or (heads, queries, keys)"
+            )
         shape = keep.shape[-2:]
         wide = np.pad(keep, [(0, 0)] * (keep.ndim - 2) + [(0, -shape[0] % br), (0, -shape[1] % bc)])
-        stored = wide.reshape(*wide.shape[:-2], wide.shape[-2] // br, br, wide.shape[-1] // bc, bc).any((-3, -1))
+        stored = wide.reshape(*wide.shape[:-2], wide.shape[-2] // br, br, wide.shape[-1] // bc, bc).any(
+            (-3, -1)
+        )
         mask = cls.from_blocks(stored, shape, (br, bc), causal=causal, window=window)
         if not np.array_equal(mask.to_dense(), keep):
-            raise ValueError(f"keep holds blocks of {br}x{bc} that are kept in part; expected whole blocks, less what causal and window take away")
+            raise ValueError(
+                f"keep holds blocks of {br}x{bc} that are kept in part; expected whole blocks, less what "
+                "causal and window take away"
+            )
         return mask
 
     @classmethod
     def from_bsr(cls, matrix: Any, *, causal: bool = False, window: int | None = None) -> AttentionMask:
-        """From the stored blocks of a BsrMatrix, a torch.sparse_bsr or sparse_bsc tensor or a SciPy BSR matrix. The values do not matter, but for
-        booleans, which must be True: a block is kept or not."""
+        """From the stored blocks of a BsrMatrix, a torch.sparse_bsr or sparse_bsc tensor or a SciPy BSR
+        matrix. The values do not matter, but for booleans, which must be True: a block is kept or not."""
         if not is_sparse(matrix):
-            raise TypeError(f"matrix is a {type(matrix).__name__}; expected a BsrMatrix, a torch.sparse_bsr tensor or a SciPy BSR matrix")
+            raise TypeError(
+                f"matrix is a {type(matrix).__name__}; expected a BsrMatrix, a torch.sparse_bsr tensor or a "
+                "SciPy BSR matrix"
+            )
         blocks = _whole_blocks(matrix, "matrix")
         return cls._of(blocks._own_pattern(), blocks.shape, None, causal, window)
 
     @classmethod
     def from_block_mask(cls, block_mask: Any) -> AttentionMask:
-        """From a BlockMask of FlexAttention. Blocks that it keeps in part must be explained by causal, a window or both, which is
-        found out; anything else raises ValueError."""
+        """From a BlockMask of FlexAttention. Blocks that it keeps in part must be explained by causal, a
+        window or both, which is found out; anything else raises ValueError."""
         from . import _block_mask
 
         return _block_mask.convert(cls, block_mask)
@@ -191,8 +259,17 @@ class AttentionMask:
     # ---- makers ----
 
     @classmethod
-    def window(cls, queries: int, window: int, *, keys: int | None = None, block: Any = 64, causal: bool = True) -> AttentionMask:
-        """Each query sees the `window` keys up to its own; without causal also those after it, at a distance below `window`.
+    def window(
+        cls,
+        queries: int,
+        window: int,
+        *,
+        keys: int | None = None,
+        block: Any = 64,
+        causal: bool = True,
+    ) -> AttentionMask:
+        """Each query sees the `window` keys up to its own; without causal also those after it, at a distance
+        below `window`.
 
         >>> import sparse_autotune as sa
         >>> sa.AttentionMask.window(4096, 512)
@@ -203,7 +280,16 @@ class AttentionMask:
         return cls.from_blocks(stored, shape, block, causal=causal, window=window)
 
     @classmethod
-    def strided(cls, queries: int, stride: int, *, local: int = 1, keys: int | None = None, block: Any = 64, causal: bool = True) -> AttentionMask:
+    def strided(
+        cls,
+        queries: int,
+        stride: int,
+        *,
+        local: int = 1,
+        keys: int | None = None,
+        block: Any = 64,
+        causal: bool = True,
+    ) -> AttentionMask:
         """Each query sees the `local` nearest blocks of keys, and every `stride`-th block.
 
         >>> import sparse_autotune as sa
@@ -218,17 +304,32 @@ class AttentionMask:
 
     @classmethod
     def global_window_random(
-        cls, queries: int, *, first: int = 1, window: int = 3, random: int = 2, keys: int | None = None, block: Any = 64, heads: int | None = None, causal: bool = False, seed: int = 0
+        cls,
+        queries: int,
+        *,
+        first: int = 1,
+        window: int = 3,
+        random: int = 2,
+        keys: int | None = None,
+        block: Any = 64,
+        heads: int | None = None,
+        causal: bool = False,
+        seed: int = 0,
     ) -> AttentionMask:
-        """In blocks: every query sees the `first` blocks of keys, and those queries see everything; beside that the blocks nearer
-        than `window`, and `random` others, which with `heads` differ from head to head.
+        """In blocks: every query sees the `first` blocks of keys, and those queries see everything; beside
+        that the blocks nearer than `window`, and `random` others, which with `heads` differ from head to
+        head.
 
         >>> import sparse_autotune as sa
         >>> sa.AttentionMask.global_window_random(1024, heads=2)
         AttentionMask(1024x1024, block 64x64, 2 heads, 260 of 512 blocks)
         """
         shape, block = _lengths(queries, keys), check_block(block)
-        first, window, random = whole(first, "first", 0), whole(window, "window", 0), whole(random, "random", 0)
+        first, window, random = (
+            whole(first, "first", 0),
+            whole(window, "window", 0),
+            whole(random, "random", 0),
+        )
         at, cols = _stands_at(shape, block)
         near = (np.abs(at[:, None] - cols) < window) | (cols < first) | (np.arange(len(at)) < first)[:, None]
         reach, rng = _reach(shape, block, causal, 0), np.random.default_rng(seed)
@@ -242,8 +343,17 @@ class AttentionMask:
         return cls.from_blocks(stored, shape, block, causal=causal)
 
     @classmethod
-    def document(cls, offsets: Any, *, kv_offsets: Any = None, block: Any = 64, causal: bool = False, window: int | None = None) -> AttentionMask:
-        """Packed sequences: each sees itself alone. `offsets` begin with 0 and end with the number of tokens. The batch is 1.
+    def document(
+        cls,
+        offsets: Any,
+        *,
+        kv_offsets: Any = None,
+        block: Any = 64,
+        causal: bool = False,
+        window: int | None = None,
+    ) -> AttentionMask:
+        """Packed sequences: each sees itself alone. `offsets` begin with 0 and end with the number of tokens.
+        The batch is 1.
 
         >>> import sparse_autotune as sa
         >>> sa.AttentionMask.document([0, 100, 300, 512], causal=True)
@@ -310,8 +420,18 @@ class AttentionMask:
         return self.stored_blocks / (rows * cols) if rows * cols else 0.0
 
     def to_dense(self) -> np.ndarray:
-        """Booleans, True where a key is kept: (queries, keys), or (heads, queries, keys) where heads have masks of their own."""
-        keep = dense_mask(self.row_ptr, self.col_idx, self._shape, self.block, self._heads or 1, self._causal, self._window, self.offsets)
+        """Booleans, True where a key is kept: (queries, keys), or (heads, queries, keys) where heads have
+        masks of their own."""
+        keep = dense_mask(
+            self.row_ptr,
+            self.col_idx,
+            self._shape,
+            self.block,
+            self._heads or 1,
+            self._causal,
+            self._window,
+            self.offsets,
+        )
         return keep[0] if self._heads is None else keep
 
     # ---- shown ----
@@ -327,10 +447,14 @@ class AttentionMask:
             words.append(f"window {self._window}")
         if self.offsets:
             words.append(f"{len(self.offsets[0]) - 1} sequences")
-        return f"AttentionMask({self._shape[0]}x{self._shape[1]}, block {self.block[0]}x{self.block[1]}, {', '.join(words)})"
+        return (
+            f"AttentionMask({self._shape[0]}x{self._shape[1]}, block {self.block[0]}x{self.block[1]}, "
+            f"{', '.join(words)})"
+        )
 
     def picture(self) -> str:
-        """An SVG: keys from left to right, queries downwards, darker where more is kept; with many heads the first four.
+        """An SVG: keys from left to right, queries downwards, darker where more is kept; with many heads the
+        first four.
 
         >>> import sparse_autotune as sa
         >>> sa.AttentionMask.window(256, 64).picture()[:4]
@@ -346,7 +470,9 @@ class AttentionMask:
         if heads * m * n <= _MOST_DRAWN:
             keep = self.to_dense()
             return keep[None] if keep.ndim == 2 else keep[:4]
-        return stored_blocks(self.row_ptr, self.col_idx, self._pattern.grid[1]).reshape(self._heads or 1, -1, self._pattern.grid[1])[:4]
+        return stored_blocks(self.row_ptr, self.col_idx, self._pattern.grid[1]).reshape(
+            self._heads or 1, -1, self._pattern.grid[1]
+        )[:4]
 
 
 def _booleans(x: Any, name: str) -> np.ndarray:
@@ -366,11 +492,18 @@ def _stands_at(shape: tuple[int, int], block: tuple[int, int]) -> tuple[np.ndarr
     return np.maximum(last, 0) // block[1], np.arange(-(-shape[1] // block[1]))
 
 
-def _reach(shape: tuple[int, int], block: tuple[int, int], causal: bool, window: int, part: tuple | None = None) -> np.ndarray:
+def _reach(
+    shape: tuple[int, int],
+    block: tuple[int, int],
+    causal: bool,
+    window: int,
+    part: tuple | None = None,
+) -> np.ndarray:
     """Blocks in which causal and window keep anything, of all or of one sequence (q0, q1, k0, k1)."""
     q0, q1, k0, k1 = part or (0, shape[0], 0, shape[1])
     rows, cols = np.arange(-(-shape[0] // block[0])), np.arange(-(-shape[1] // block[1]))
-    first, last = np.maximum(rows * block[0], q0), np.minimum((rows + 1) * block[0], q1) - 1  # queries of a block row
+    # queries of a block row
+    first, last = (np.maximum(rows * block[0], q0), np.minimum((rows + 1) * block[0], q1) - 1)
     left, right = np.maximum(cols * block[1], k0), np.minimum((cols + 1) * block[1], k1) - 1
     shift = k1 - q1  # a query stands at this key
     high = last + shift if causal else np.where(window > 0, last + shift + window - 1, k1)
@@ -386,7 +519,16 @@ def stored_blocks(row_ptr: np.ndarray, col_idx: np.ndarray, cols: int) -> np.nda
     return blocks
 
 
-def dense_mask(row_ptr: np.ndarray, col_idx: np.ndarray, shape: tuple, block: tuple, heads: int, causal: bool, window: int, offsets: tuple) -> np.ndarray:
+def dense_mask(
+    row_ptr: np.ndarray,
+    col_idx: np.ndarray,
+    shape: tuple,
+    block: tuple,
+    heads: int,
+    causal: bool,
+    window: int,
+    offsets: tuple,
+) -> np.ndarray:
     """Booleans, one a pair: (heads, queries, keys)."""
     (m, n), (br, bc) = shape, block
     blocks = stored_blocks(row_ptr, col_idx, -(-n // bc)).reshape(heads, -(-m // br), -(-n // bc))
@@ -420,16 +562,26 @@ _known: dict[int, tuple[Any, AttentionMask]] = {}  # by object: what was made of
 def _whole_blocks(x: Any, name: str) -> BsrMatrix:
     """Stored blocks, each of which is kept as a whole."""
     blocks = as_bsr(x, name, blocks_only=True)
-    if not isinstance(x, BsrMatrix) and str(x.dtype).endswith("bool") and not _all_true(x, blocks._pattern.caches):
-        raise ValueError(f"{name} stores booleans that are False; expected True in all of each stored block. AttentionMask.from_dense takes what causal and a window explain")
+    if (
+        not isinstance(x, BsrMatrix)
+        and str(x.dtype).endswith("bool")
+        and not _all_true(x, blocks._pattern.caches)
+    ):
+        raise ValueError(
+            f"{name} stores booleans that are False; expected True in all of each stored block. "
+            "AttentionMask.from_dense takes what causal and a window explain"
+        )
     return blocks
 
 
 def _all_true(x: Any, known: dict) -> bool:
-    """Whether booleans all are; those of a GPU, which must be waited for, are looked at again once torch has counted a write."""
+    """Whether all booleans are true. Those of a GPU, which must be waited for, are read again only once torch
+    has counted a write."""
     if hasattr(x, "tocsr"):
         return bool(x.data.all())
-    version = None if x.is_cpu or x.is_inference() else x._version
+    from ._torch import private
+
+    version = None if x.is_cpu or x.is_inference() else private.version_of(x)
     if version is None or known.get("all true") != version:
         if not x.values().all():
             return False
@@ -457,7 +609,12 @@ def as_mask(x: Any, name: str = "mask") -> AttentionMask:
         key = id(x)
         found = _known.get(key)
         if found is None or found[0]() is not x:
-            found = _known[key] = (weakref.ref(x, lambda _: _known.pop(key, None)), AttentionMask.from_block_mask(x))
+            found = _known[key] = (
+                weakref.ref(x, lambda _: _known.pop(key, None)),
+                AttentionMask.from_block_mask(x),
+            )
         return found[1]
     hint = "; AttentionMask.from_dense takes booleans" if hasattr(x, "dtype") else ""
-    raise TypeError(f"{name} is a {type(x).__name__}; expected an AttentionMask, a BsrMatrix or a BlockMask{hint}")
+    raise TypeError(
+        f"{name} is a {type(x).__name__}; expected an AttentionMask, a BsrMatrix or a BlockMask{hint}"
+    )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-import sys
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,14 +10,20 @@ import numpy as np
 
 from . import _abi, _arrays, _quick
 from ._arrays import torch_module
-from ._indices import check_scipy, host_indices
+from ._indices import host_indices
 from ._pattern import Pattern, percent_sparse
 
 MOST = 2**63 - 1  # sizes are int64 in the library
 
 
 def check_block(block: Any, name: str = "block") -> tuple[int, int]:
-    sides = (block, block) if isinstance(block, (int, np.integer)) else tuple(block) if isinstance(block, Sequence) else ()
+    sides = (
+        (block, block)
+        if isinstance(block, (int, np.integer))
+        else tuple(block)
+        if isinstance(block, Sequence)
+        else ()
+    )
     if len(sides) != 2 or not all(isinstance(s, (int, np.integer)) for s in sides):
         raise TypeError(f"{name} is {block!r}; expected a whole number or two")
     if min(sides) < 1 or max(sides) > MOST:
@@ -38,20 +41,32 @@ def check_shape(shape: Any, name: str = "shape") -> tuple[int, int]:
     return rows, cols
 
 
-def make_pattern(row_ptr: Any, col_idx: Any, shape: tuple[int, int], block: tuple[int, int], device: str = "cpu") -> Pattern:
+def make_pattern(
+    row_ptr: Any,
+    col_idx: Any,
+    shape: tuple[int, int],
+    block: tuple[int, int],
+    device: str = "cpu",
+) -> Pattern:
     """Validates the indices: the lengths here, all else in the library."""
     rows, cols = host_indices(row_ptr, "row_ptr"), host_indices(col_idx, "col_idx")
     if rows.dtype != cols.dtype:
         rows, cols = rows.astype(np.int64), cols.astype(np.int64)
     grid_rows = -(-shape[0] // block[0])
     if len(rows) != grid_rows + 1:
-        raise ValueError(f"row_ptr has {len(rows)} entries; expected {grid_rows + 1} for {shape[0]} rows in blocks of {block[0]}")
+        raise ValueError(
+            f"row_ptr has {len(rows)} entries; expected {grid_rows + 1} for {shape[0]} rows in blocks of "
+            f"{block[0]}"
+        )
     return Pattern(rows, cols, shape, block, device)
 
 
 def _contiguous(values: Any, operand: _arrays.Operand, name: str) -> Any:
     if len(operand.shape) != 3:
-        raise ValueError(f"{name} has {len(operand.shape)} dimensions; expected 3: stored blocks, block rows, block columns")
+        raise ValueError(
+            f"{name} has {len(operand.shape)} dimensions; expected 3: stored blocks, block rows, block "
+            "columns"
+        )
     if operand.kind == "torch":
         return values.contiguous()
     if operand.kind == "numpy":
@@ -67,7 +82,8 @@ def check_values(values: Any, pattern: Pattern) -> Any:
     """Values that fit a pattern, without gaps."""
     torch, expected = torch_module(), (pattern.stored_blocks, *pattern.block)
     _arrays.refuse_nested(torch, values, "values")
-    plain = torch is not None and isinstance(values, torch.Tensor)  # may have no memory: functorch, fake tensors
+    # may have no memory: functorch, fake tensors
+    plain = torch is not None and isinstance(values, torch.Tensor)
     operand = None if plain else _arrays.describe(values, "values")
     shape = tuple(values.shape) if operand is None else operand.shape
     if shape != expected:
@@ -81,15 +97,17 @@ def check_values(values: Any, pattern: Pattern) -> Any:
 
 
 def _no_runner(*_arrays: Any) -> None:
-    """The quick way of a matrix that has none."""
+    """The fast path of a matrix that has none."""
 
 
 class BsrMatrix:
-    """A block-sparse matrix: `values[i]` is the i-th stored block, row by row; `row_ptr` and `col_idx` say where it is.
+    """A block-sparse matrix: `values[i]` is the i-th stored block, row by row; `row_ptr` and `col_idx` say
+    where it is.
 
-    Rows and columns need not be multiples of the block: the last blocks are stored whole, and what stands beyond the matrix
-    is ignored. The values may be a NumPy, torch, CuPy or DLPack array and are not copied unless they have gaps; the indices
-    are validated and copied once, and shared by everything that is made from this matrix.
+    Rows and columns need not be multiples of the block: the last blocks are stored whole, and what stands
+    beyond the matrix is ignored. The values may be a NumPy, torch, CuPy or DLPack array and are not copied
+    unless they have gaps; the indices are validated and copied once, and shared by everything that is made
+    from this matrix.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix([0, 2, 3], [0, 2, 1], np.arange(1, 13, dtype=np.float32).reshape(3, 2, 2), (4, 6))
@@ -126,7 +144,8 @@ class BsrMatrix:
 
     @classmethod
     def _make(cls, pattern: Pattern, values: Any, transposed: bool = False) -> BsrMatrix:
-        return cls(pattern, values, transposed, (0, 0))  # not by __new__, which torch.compile of 2.6 cannot follow
+        # not by __new__, which torch.compile of 2.6 cannot follow
+        return cls(pattern, values, transposed, (0, 0))
 
     def _set(self, pattern: Pattern, values: Any, transposed: bool) -> None:
         self._pattern, self._values, self._transposed = pattern, values, transposed
@@ -134,9 +153,9 @@ class BsrMatrix:
         self._torch = torch is not None and isinstance(values, torch.Tensor)
         self._runner = self._left_runner = self._into = self._left_into = _no_runner
         if self._torch:
-            from . import _torch
+            from ._torch import quick
 
-            _torch.adopt(self)
+            quick.adopt(self)
         elif isinstance(values, np.ndarray):
             _quick.adopt(self)
 
@@ -147,15 +166,21 @@ class BsrMatrix:
 
     @classmethod
     def from_torch(cls, x: Any) -> BsrMatrix:
-        """From a `torch.sparse_bsr` tensor; the values are shared, the indices copied. Of a `torch.sparse_bsc` tensor, whose blocks stand in
-        another order, the values are copied too.
+        """From a `torch.sparse_bsr` tensor; the values are shared, the indices copied. Of a
+        `torch.sparse_bsc` tensor, whose blocks stand in another order, the values are copied too.
 
         Gradients reach the values of a BsrMatrix, not the sparse tensor that it came from.
         """
         torch = torch_module()
-        if torch is None or not isinstance(x, torch.Tensor) or x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
+        if (
+            torch is None
+            or not isinstance(x, torch.Tensor)
+            or x.layout not in (torch.sparse_bsr, torch.sparse_bsc)
+        ):
             raise TypeError(f"x is {_what(x)}; expected a torch.sparse_bsr or torch.sparse_bsc tensor")
-        return _tensor_as_bsr(x, "x")
+        from . import _sparse
+
+        return _sparse.tensor_as_bsr(x, "x")
 
     @classmethod
     def from_scipy(cls, x: Any, block: Any = None) -> BsrMatrix:
@@ -165,12 +190,21 @@ class BsrMatrix:
         if x.format != "bsr" or (block is not None and check_block(block) != tuple(x.blocksize)):
             return cls.from_csr(x, "auto" if block is None else block)
         _arrays.dtype_code(x.dtype, "x")
-        return cls(*_scipy_parts(x, "x"))
+        from . import _sparse
+
+        return cls(*_sparse.scipy_parts(x, "x"))
 
     @classmethod
-    def from_dense(cls, x: Any, block: Any = (64, 64), *, keep: float | None = None, threshold: float | None = None) -> BsrMatrix:
-        """Blocks of a dense matrix: the share `keep` of them that has the largest norms, or those in which an element is
-        larger than `threshold`; by default all that are not zero.
+    def from_dense(
+        cls,
+        x: Any,
+        block: Any = (64, 64),
+        *,
+        keep: float | None = None,
+        threshold: float | None = None,
+    ) -> BsrMatrix:
+        """Blocks of a dense matrix: the share `keep` of them that has the largest norms, or those in which an
+        element is larger than `threshold`; by default all that are not zero.
 
         >>> import numpy as np, sparse_autotune as sa
         >>> sa.BsrMatrix.from_dense(np.diag(np.arange(1.0, 9.0)), block=2, keep=0.125)
@@ -182,10 +216,11 @@ class BsrMatrix:
 
     @classmethod
     def from_csr(cls, x: Any, block: Any = "auto", *, columns: int = 128) -> BsrMatrix:
-        """From a SciPy sparse matrix or a torch CSR tensor, whose values are copied: gradients do not reach it.
+        """From a SciPy sparse matrix or a torch CSR tensor, whose values are copied: gradients do not reach
+        it.
 
-        `block="auto"` tries several block sizes on the machine at hand and keeps the one whose product with `columns`
-        columns is fastest: larger blocks run at a higher rate and store more zeros.
+        `block="auto"` tries several block sizes on the machine at hand and keeps the one whose product with
+        `columns` columns is fastest: larger blocks run at a higher rate and store more zeros.
 
         >>> import scipy.sparse, sparse_autotune as sa
         >>> sa.BsrMatrix.from_csr(scipy.sparse.eye_array(8, format="csr"), block=4)
@@ -193,7 +228,11 @@ class BsrMatrix:
         """
         from . import _convert
 
-        return cls(*_convert.from_csr(x, block if isinstance(block, str) and block == "auto" else check_block(block), columns))
+        return cls(
+            *_convert.from_csr(
+                x, block if isinstance(block, str) and block == "auto" else check_block(block), columns
+            )
+        )
 
     # ---- what it is ----
 
@@ -214,7 +253,8 @@ class BsrMatrix:
 
     @property
     def row_ptr(self) -> np.ndarray:
-        """Of the matrix as it is stored: a transposed one (`is_transposed`) shares its parts with the other."""
+        """Of the matrix as it is stored: a transposed one (`is_transposed`) shares its parts with the
+        other."""
         return self._pattern.row_ptr
 
     @property
@@ -248,7 +288,7 @@ class BsrMatrix:
         return self._torch and self._values.requires_grad
 
     @property
-    def T(self) -> BsrMatrix:  # noqa: N802
+    def T(self) -> BsrMatrix:
         """The transpose: shares values and pattern, and costs nothing."""
         return BsrMatrix._make(self._pattern, self._values, not self._transposed)
 
@@ -271,9 +311,15 @@ class BsrMatrix:
         """
         v = self._own_pattern().view()
         return {
-            "stored_blocks": v.stored_blocks, "stored_elements": v.stored_elements, "density": v.density, "skew": v.skew,
-            "column_skew": v.t_skew, "overlap": v.overlap, "most_in_a_row": v.max_row, "empty_rows": v.empty_rows,
-        }  # fmt: skip
+            "stored_blocks": v.stored_blocks,
+            "stored_elements": v.stored_elements,
+            "density": v.density,
+            "skew": v.skew,
+            "column_skew": v.t_skew,
+            "overlap": v.overlap,
+            "most_in_a_row": v.max_row,
+            "empty_rows": v.empty_rows,
+        }
 
     # ---- made into others ----
 
@@ -282,7 +328,9 @@ class BsrMatrix:
         return BsrMatrix._make(self._pattern, check_values(values, self._pattern), self._transposed)
 
     def detach(self) -> BsrMatrix:
-        return BsrMatrix._make(self._pattern, self._values.detach(), self._transposed) if self._torch else self
+        return (
+            BsrMatrix._make(self._pattern, self._values.detach(), self._transposed) if self._torch else self
+        )
 
     def requires_grad_(self, requires_grad: bool = True) -> BsrMatrix:
         if not self._torch:
@@ -297,7 +345,8 @@ class BsrMatrix:
         return _convert.to_dense(self)
 
     def to(self, device: Any = None, dtype: Any = None) -> BsrMatrix:
-        """On another device ("cpu", "cuda:0") or with another dtype. NumPy values that go to a GPU become torch's (or CuPy's)."""
+        """On another device ("cpu", "cuda:0") or with another dtype. NumPy values that go to a GPU become
+        torch's (or CuPy's)."""
         from . import _convert
 
         return BsrMatrix._make(self._pattern, _convert.move(self._values, device, dtype), self._transposed)
@@ -340,8 +389,9 @@ class BsrMatrix:
     # ---- an operator of scipy.sparse.linalg ----
 
     def matvec(self, x: Any) -> Any:
-        """``A @ x`` of a vector, (columns,) or (columns, 1). With `rmatvec`, `matmat` and `rmatmat` it makes a matrix of NumPy values an operator
-        for `scipy.sparse.linalg`. Beside a wider dtype the values are widened at each call: use one dtype where speed counts.
+        """``A @ x`` of a vector, (columns,) or (columns, 1). With `rmatvec`, `matmat` and `rmatmat` it makes
+        a matrix of NumPy values an operator for `scipy.sparse.linalg`. Beside a wider dtype the values are
+        widened at each call: use one dtype where speed counts.
 
         >>> import numpy as np, scipy.sparse.linalg, sparse_autotune as sa
         >>> A = sa.BsrMatrix.from_dense(np.diag([1.0, 2.0, 4.0, 8.0]), block=2)
@@ -354,11 +404,11 @@ class BsrMatrix:
         """``A.T @ x`` of a vector."""
         return self.T._apply(x, "vector")
 
-    def matmat(self, X: Any) -> Any:  # noqa: N803
+    def matmat(self, X: Any) -> Any:
         """``A @ X`` of a matrix, (columns, any number)."""
         return self._apply(X, "matrix")
 
-    def rmatmat(self, X: Any) -> Any:  # noqa: N803
+    def rmatmat(self, X: Any) -> Any:
         """``A.T @ X`` of a matrix."""
         return self.T._apply(X, "matrix")
 
@@ -366,9 +416,17 @@ class BsrMatrix:
         x = np.asarray(x) if isinstance(x, (list, tuple, np.ndarray)) else x
         name, cols, shape = "x" if kind == "vector" else "X", self.shape[1], tuple(x.shape)
         if not (shape in ((cols,), (cols, 1)) if kind == "vector" else len(shape) == 2 and shape[0] == cols):
-            raise ValueError(f"{name} has shape {shape}; expected " + (f"({cols},) or ({cols}, 1)" if kind == "vector" else f"({cols}, any number)"))
+            raise ValueError(
+                f"{name} has shape {shape}; expected "
+                + (f"({cols},) or ({cols}, 1)" if kind == "vector" else f"({cols}, any number)")
+            )
         matrix = self
-        if isinstance(x, np.ndarray) and isinstance(self._values, np.ndarray) and x.dtype != self.dtype and x.dtype.kind in "biuf":
+        if (
+            isinstance(x, np.ndarray)
+            and isinstance(self._values, np.ndarray)
+            and x.dtype != self.dtype
+            and x.dtype.kind in "biuf"
+        ):
             wide = np.result_type(self.dtype, x.dtype) if x.dtype.kind == "f" else self.dtype
             matrix, x = self if wide == self.dtype else self.to(dtype=wide), x.astype(wide)
         return matrix @ x
@@ -380,9 +438,10 @@ class BsrMatrix:
         operand = _arrays.describe(self._values, "values")
         rows, cols = self.shape
         return (
-            f"BsrMatrix({rows}x{cols}, {_abi.DTYPE_NAMES[operand.dtype]}, block {self.block[0]}x{self.block[1]}, "
-            f"{self.stored_blocks} of {grid[0] * grid[1]} blocks ({percent_sparse(self.density)}), "
-            f"{operand.kind} on {operand.device}{', transposed' if self._transposed else ''})"
+            f"BsrMatrix({rows}x{cols}, {_abi.DTYPE_NAMES[operand.dtype]}, block "
+            f"{self.block[0]}x{self.block[1]}, {self.stored_blocks} of {grid[0] * grid[1]} blocks "
+            f"({percent_sparse(self.density)}), {operand.kind} on "
+            f"{operand.device}{', transposed' if self._transposed else ''})"
         )
 
     def _repr_html_(self) -> str:
@@ -394,156 +453,3 @@ class BsrMatrix:
 def _what(x: Any) -> str:
     layout = getattr(x, "layout", None)
     return f"a {type(x).__name__}" + (f" of layout {layout}" if layout is not None else "")
-
-
-# ---- any sparse matrix as a BsrMatrix ----
-
-_known: dict[int, tuple[Any, BsrMatrix]] = {}  # by object: what was made of a plain sparse matrix; goes when that goes
-
-
-def uncompiled(call: Any) -> Any:
-    """Keeps torch.compile out of a function and all that it calls. It leaves a frame that holds a sparse tensor to Python, and would go on
-    with the frames that this one calls, in which it cannot follow what is done with the tensor's parts."""
-    kept: list[Any] = []
-
-    @functools.wraps(call)
-    def outside(*arguments: Any) -> Any:
-        if not kept:
-            disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-            if disable is None:  # nothing is compiled in this program yet
-                return call(*arguments)
-            kept.append(disable(call))
-        return kept[0](*arguments)
-
-    return outside
-
-
-def _by_rows(x: Any, name: str) -> Any:
-    """A BSR tensor itself, or of a BSC one the transpose, which is a BSR one."""
-    if x.layout is torch_module().sparse_bsr:
-        return x
-    _check_dimensions(x, name)
-    return x.transpose(0, 1)
-
-
-def _check_dimensions(x: Any, name: str) -> None:
-    if x.dim() != 2 or x.values().dim() != 3:
-        raise ValueError(f"{name} has {x.dim()} dimensions; expected 2, without batches or dense dimensions")
-
-
-def _torch_parts(x: Any, name: str) -> tuple:
-    """Detached: torch.compile cannot take in a view of a sparse tensor."""
-    _check_dimensions(x, name)
-    return *(t.detach() for t in (x.crow_indices(), x.col_indices(), x.values())), tuple(x.shape)
-
-
-@uncompiled
-def _tensor_as_bsr(x: Any, name: str) -> BsrMatrix:
-    stored = _by_rows(x, name)
-    _arrays.dtype_code(x.dtype, name)
-    made = BsrMatrix(*_torch_parts(stored, name))
-    return made if stored is x else made.T
-
-
-def _scipy_parts(x: Any, name: str) -> tuple:
-    check_scipy(x, name)
-    if not x.has_canonical_format:
-        x = x.copy()
-        x.sum_duplicates()
-    return x.indptr, x.indices, x.data, x.shape
-
-
-def _blocks_of(row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]) -> BsrMatrix:
-    """As BsrMatrix(...), whatever the values are: booleans only say where blocks are."""
-    if values.dtype in (np.bool_, getattr(torch_module(), "bool", np.bool_)):
-        return BsrMatrix._make(make_pattern(row_ptr, col_idx, shape, tuple(values.shape[1:])), values)
-    return BsrMatrix(row_ptr, col_idx, values, shape)
-
-
-def is_sparse(x: Any) -> bool:
-    torch = torch_module()
-    if isinstance(x, BsrMatrix):
-        return True
-    if torch is not None and isinstance(x, torch.Tensor):
-        return x.layout not in (torch.strided, torch._mkldnn) and not x.is_nested
-    return hasattr(x, "tocsr") and hasattr(x, "format")
-
-
-def as_bsr(x: Any, name: str, blocks_only: bool = False) -> BsrMatrix:
-    """A BsrMatrix for a sparse tensor of torch or a SciPy BSR matrix, made once an object. `blocks_only`: the values do not matter, and may be booleans."""
-    if type(x) is BsrMatrix or isinstance(x, BsrMatrix):
-        return x
-    torch = torch_module()
-    if torch is not None and isinstance(x, torch.Tensor):
-        if x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
-            raise TypeError(f"{name} is a tensor of layout {x.layout}; expected torch.sparse_bsr, torch.sparse_bsc, a SciPy BSR matrix or a BsrMatrix")
-        if x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use BsrMatrix.from_torch({name}).requires_grad_()")
-        if not blocks_only or x.dtype != torch.bool:
-            _arrays.dtype_code(x.dtype, name)
-        return _remembered_tensor(x, name, blocks_only)
-    if getattr(x, "format", None) == "bsr":
-        if not blocks_only or x.dtype != bool:
-            _arrays.dtype_code(x.dtype, name)
-
-        def unchanged(m: BsrMatrix) -> bool:
-            """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data with m."""
-            return m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
-
-        return _remembered(x, unchanged, lambda x: _blocks_of(*_scipy_parts(x, name)))
-    kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
-    raise TypeError(f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix")
-
-
-@uncompiled
-def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
-    """The indices are compared on the CPU, but for traces, which would see it; on a GPU, where that would wait for all that is queued, once torch
-    has counted that the tensor, its indices or its values, was written to. `Seen` finds what it does not count. Values that had to be copied, those
-    of a BSC tensor, are copied anew at each call."""
-    from . import _torch_modes, _torch_patterns
-
-    stored = _by_rows(x, name)
-    version, cpu = _torch_patterns.version_of(x), _torch_patterns.in_host_memory(x)
-    trusted = not cpu or _torch_modes.watched()
-
-    def made_of(m: BsrMatrix, indices: tuple) -> BsrMatrix:
-        m._version, m._seen = version, _torch_patterns.Owned(indices, _torch_patterns.Seen(indices, (m.row_ptr, m.col_idx)))
-        return m
-
-    def make(_x: Any) -> BsrMatrix:
-        parts = _torch_parts(stored, name)
-        m = made_of(_blocks_of(*parts), parts[:2])
-        m._shared = m._values.data_ptr() == parts[2].data_ptr()
-        return m
-
-    def unchanged(m: BsrMatrix) -> bool:
-        if trusted and m._version == version and (cpu or m._seen.still()):
-            return True
-        if x.is_cuda and torch_module().cuda.is_current_stream_capturing():
-            raise RuntimeError(f"{name} was written to after its last product, and a CUDA graph is being captured: run this product once before")
-        if m._shared and m._values.data_ptr() != stored.values().data_ptr():
-            return False
-        indices = stored.crow_indices(), stored.col_indices()
-        if cpu:
-            return m._seen.seen.still(indices)
-        same = m._pattern.same_indices(*(i.cpu().numpy() for i in indices))
-        if same:
-            made_of(m, indices)
-        return same
-
-    m = _remembered(x, unchanged, make)
-    if m._shared and stored is x:
-        return m
-    return BsrMatrix._make(m._pattern, m._values if blocks_only else stored.values().detach().contiguous(), stored is not x)
-
-
-def _remembered(x: Any, unchanged: Any, make: Any) -> BsrMatrix:
-    key = id(x)
-    found = _known.get(key)
-    if found is not None and found[0]() is x and unchanged(found[1]):
-        return found[1]
-    made = make(x)
-    _known[key] = (weakref.ref(x, lambda _: _known.pop(key, None)), made)
-    return made
-
-

@@ -1,6 +1,7 @@
 """Patterns and plans: where the blocks are, and everything that was made ready for them.
 
-A pattern is validated once and shared by a matrix, its transpose, its gradients and its copies on other devices.
+A pattern is validated once and shared by a matrix, its transpose, its gradients and its copies on other
+devices.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _kept_for_graphs: list[Plan] = []  # a CUDA graph may replay at any later time, 
 
 
 class Plan:
-    """A sat_plan. It serves one caller and one stream at a time: who runs it has taken it out of its pattern's list."""
+    """A sat_plan. It serves one caller and one stream at a time: who runs it has taken it out of its
+    pattern's list."""
 
     __slots__ = ("direct", "handle", "pattern")
 
@@ -43,12 +45,19 @@ class Plan:
 
 
 class Kept:
-    """A plan that whoever holds this may run, on that stream with so many threads. It goes back to its pattern once nobody does."""
+    """A plan that whoever holds this may run, on that stream with so many threads. It goes back to its
+    pattern once nobody does."""
 
     __slots__ = ("key", "pattern", "plan", "stream", "threads")
 
     def __init__(self, pattern: Pattern, key: tuple, plan: Plan, stream: int, threads: int):
-        self.pattern, self.key, self.plan, self.stream, self.threads = weakref.ref(pattern), key, plan, stream, threads
+        self.pattern, self.key, self.plan, self.stream, self.threads = (
+            weakref.ref(pattern),
+            key,
+            plan,
+            stream,
+            threads,
+        )
 
     def __del__(self) -> None:
         pattern = self.pattern()
@@ -57,7 +66,8 @@ class Kept:
 
 
 def alignment(pointer: int, device: str) -> int:
-    """Bytes that a pointer is a multiple of, up to the most that any variant asks for, or on the CPU that every allocator gives."""
+    """Bytes that a pointer is a multiple of, up to the most that any variant asks for, or on the CPU that
+    every allocator gives."""
     bits = pointer | (16 if device == "cpu" else 128)
     return bits & -bits
 
@@ -76,7 +86,12 @@ def percent_sparse(density: float) -> str:
     return f"{text} % sparse"
 
 
-_STRUCTS = {"a": lambda x: _abi.Layout(*x), "b": lambda x: _abi.Layout(*x), "c": lambda x: _abi.Layout(*x), "attention": _attention_struct}
+_STRUCTS = {
+    "a": lambda x: _abi.Layout(*x),
+    "b": lambda x: _abi.Layout(*x),
+    "c": lambda x: _abi.Layout(*x),
+    "attention": _attention_struct,
+}
 
 
 class Problem:
@@ -88,7 +103,8 @@ class Problem:
         self.struct = s = _abi.Problem(batch=1, alpha=1.0)
         for name, value in fields.items():
             setattr(s, name, _STRUCTS[name](value) if name in _STRUCTS else value)
-        s.flags |= _abi.ALLOW_BROADCAST  # an array's stride of 0 is meant: expand() and broadcast_to() make such
+        # an array's stride of 0 is meant: expand() and broadcast_to() make such
+        s.flags |= _abi.ALLOW_BROADCAST
         self._key = tuple(sorted(fields.items()))
         self._hash = hash(self._key)
 
@@ -119,10 +135,25 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 class Pattern:
-    """The indices of a block-sparse matrix. Immutable. A mask of attention may have offsets of packed queries and keys."""
+    """The indices of a block-sparse matrix. Immutable. A mask of attention may have offsets of packed queries
+    and keys."""
 
-    def __init__(self, row_ptr: np.ndarray, col_idx: np.ndarray, shape: tuple[int, int], block: tuple[int, int], device: str = "cpu", offsets: tuple = ()):
-        self.row_ptr, self.col_idx, self.shape, self.block, self.offsets = row_ptr, col_idx, shape, block, offsets
+    def __init__(
+        self,
+        row_ptr: np.ndarray,
+        col_idx: np.ndarray,
+        shape: tuple[int, int],
+        block: tuple[int, int],
+        device: str = "cpu",
+        offsets: tuple = (),
+    ):
+        self.row_ptr, self.col_idx, self.shape, self.block, self.offsets = (
+            row_ptr,
+            col_idx,
+            shape,
+            block,
+            offsets,
+        )
         for array in (row_ptr, col_idx, *offsets):
             array.setflags(write=False)
         self._lock = threading.Lock()
@@ -137,7 +168,14 @@ class Pattern:
         return self
 
     def __reduce__(self) -> tuple:
-        return Pattern, (np.array(self.row_ptr), np.array(self.col_idx), self.shape, self.block, "cpu", tuple(map(np.array, self.offsets)))
+        return Pattern, (
+            np.array(self.row_ptr),
+            np.array(self.col_idx),
+            self.shape,
+            self.block,
+            "cpu",
+            tuple(map(np.array, self.offsets)),
+        )
 
     @property
     def stored_blocks(self) -> int:
@@ -163,15 +201,22 @@ class Pattern:
 
     def _make(self, device: str) -> int:
         bsr = _abi.Bsr(
-            rows=self.shape[0], cols=self.shape[1], block_rows=self.block[0], block_cols=self.block[1],
-            stored_blocks=len(self.col_idx), index_type=_abi.I32 if self.row_ptr.dtype.itemsize == 4 else _abi.I64,
-            row_ptr=self.row_ptr.ctypes.data, col_idx=self.col_idx.ctypes.data if len(self.col_idx) else None,
-        )  # fmt: skip
+            rows=self.shape[0],
+            cols=self.shape[1],
+            block_rows=self.block[0],
+            block_cols=self.block[1],
+            stored_blocks=len(self.col_idx),
+            index_type=_abi.I32 if self.row_ptr.dtype.itemsize == 4 else _abi.I64,
+            row_ptr=self.row_ptr.ctypes.data,
+            col_idx=self.col_idx.ctypes.data if len(self.col_idx) else None,
+        )
         if self.offsets:
             bsr.sequences = len(self.offsets[0]) - 1
             bsr.q_offsets, bsr.kv_offsets = (x.ctypes.data for x in self.offsets)
         handle = ctypes.c_void_p()
-        _abi.check(_abi.lib.sat_pattern_create(_context.get(device).handle, ctypes.byref(bsr), ctypes.byref(handle)))
+        _abi.check(
+            _abi.lib.sat_pattern_create(_context.get(device).handle, ctypes.byref(bsr), ctypes.byref(handle))
+        )
         return handle.value
 
     def __del__(self, free=_abi.lib.sat_pattern_free, ending=_abi.ending):
@@ -186,7 +231,14 @@ class Pattern:
 
     # ---- plans ----
 
-    def take(self, device: str, problem: Problem, stream: int, threads: int, capturing: bool) -> tuple[tuple, Plan]:
+    def take(
+        self,
+        device: str,
+        problem: Problem,
+        stream: int,
+        threads: int,
+        capturing: bool,
+    ) -> tuple[tuple, Plan]:
         """A plan for this call, that nobody else holds, and the key under which it is given back."""
         first = (device, _context.epoch(), problem, threads or (_abi.get_threads() if device == "cpu" else 0))
         key = (*first, stream, capturing)
@@ -198,7 +250,11 @@ class Pattern:
                 pass
         model = self._first.get(first)
         with _abi.openmp_threads(threads):
-            plan = model.dup() if model is not None else self.plan(device, problem, "cached" if capturing else None)
+            plan = (
+                model.dup()
+                if model is not None
+                else self.plan(device, problem, "cached" if capturing else None)
+            )
         with self._lock:
             self._first.setdefault(first, plan)
             if capturing:
@@ -219,23 +275,39 @@ class Pattern:
         context = _context.get(device, _abi.EFFORTS[effort] if effort else None)
         context.warn_ignored()
         pattern, handle = self.handle(device), ctypes.c_void_p()
-        _abi.check(_abi.lib.sat_plan_create(context.handle, pattern, ctypes.byref(problem.struct), ctypes.byref(handle)), names_of(problem))
+        _abi.check(
+            _abi.lib.sat_plan_create(
+                context.handle, pattern, ctypes.byref(problem.struct), ctypes.byref(handle)
+            ),
+            names_of(problem),
+        )
         return Plan(handle.value, pattern)
 
 
 # What Python calls what the library's messages name.
 _NAMES = {"b": "B", "c": "out", "values": "A", "n": "B"}
 ATTENTION_NAMES = {
-    "do": "the gradient", "o": "the result", "dim": "q's head size", "heads": "q's number of heads", "kv_heads": "k's number of heads",
-    "batch": "q's batch", "alpha": "scale",
-}  # fmt: skip
+    "do": "the gradient",
+    "o": "the result",
+    "dim": "q's head size",
+    "heads": "q's number of heads",
+    "kv_heads": "k's number of heads",
+    "batch": "q's batch",
+    "alpha": "scale",
+}
 
 
 def names_of(problem: Problem) -> dict[str, str]:
     return ATTENTION_NAMES if problem.struct.op in (_abi.ATTENTION, _abi.ATTENTION_BACKWARD) else _NAMES
 
 
-def launch(plan: Plan, pointers: tuple, stream: int, threads: int, names: dict[str, str] | None = None) -> None:
+def launch(
+    plan: Plan,
+    pointers: tuple,
+    stream: int,
+    threads: int,
+    names: dict[str, str] | None = None,
+) -> None:
     """Runs a plan that the caller has taken, with so many OpenMP threads (0: as they are set)."""
     operands = (ctypes.c_void_p * _abi.MOST_OPERANDS)(*pointers)
     with _abi.openmp_threads(threads):

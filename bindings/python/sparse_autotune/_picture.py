@@ -48,21 +48,33 @@ def grids_svg(shares: list[np.ndarray]) -> str:
     """Grids side by side, darker where the share is larger."""
     rows, cols = shares[0].shape
     if rows == 0 or cols == 0:
-        return f'<svg xmlns="http://www.w3.org/2000/svg" width="{SIDE}" height="24"><text x="4" y="16">empty</text></svg>'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{SIDE}" height="24"><text x="4" '
+            'y="16">empty</text></svg>'
+        )
     cell = SIDE / max(rows, cols)
     width, height, gap = cols * cell, rows * cell, SIDE / 16
     all_wide = len(shares) * (width + gap) - gap
     parts = []
     for number, share in enumerate(shares):
         tiles = "".join(
-            f'<rect x="{j * cell:.2f}" y="{i * cell:.2f}" width="{count * cell:.2f}" height="{cell:.2f}" fill-opacity="{0.15 + 0.85 * value:.2f}"/>'
+            (
+                f'<rect x="{j * cell:.2f}" y="{i * cell:.2f}" width="{count * cell:.2f}" height="{cell:.2f}" '
+                f'fill-opacity="{0.15 + 0.85 * value:.2f}"/>'
+            )
             for i, row in enumerate(share)
             for j, count, value in _runs(row)
         )
-        ground = f'<rect width="{width:.2f}" height="{height:.2f}" fill="#f4f5f7" stroke="#c4c9d1"/><g fill="#2463a8">{tiles}</g>'
-        parts.append(f'<g transform="translate({number * (width + gap):.2f},0)">{ground}</g>' if number else ground)
+        ground = (
+            f'<rect width="{width:.2f}" height="{height:.2f}" fill="#f4f5f7" stroke="#c4c9d1"/><g '
+            f'fill="#2463a8">{tiles}</g>'
+        )
+        parts.append(
+            f'<g transform="translate({number * (width + gap):.2f},0)">{ground}</g>' if number else ground
+        )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{all_wide:.0f}" height="{height:.0f}" viewBox="0 0 {all_wide:.2f} {height:.2f}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{all_wide:.0f}" height="{height:.0f}" viewBox="0 0 '
+        f'{all_wide:.2f} {height:.2f}">'
         f"{''.join(parts)}</svg>"
     )
 

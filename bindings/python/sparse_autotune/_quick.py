@@ -1,4 +1,7 @@
-"""The quick way: `_fast.Runner` goes from arrays to a product that is planned already, with no Python code in between."""
+"""The fast path: `_fast.Runner` goes from arrays to a product that has a plan. No Python code is in between.
+
+NumPy arrays and torch tensors use it. `_torch/quick.py` has what only tensors need.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from ._pattern import Kept, Pattern, alignment
 
 try:
     from . import _fast
-except ImportError:  # built without Python's headers, or a Python without the stable ABI: everything works, calls cost more
+except ImportError:
+    # Built without Python's headers, or a Python without the stable ABI: everything works, calls cost more.
     _fast = None
 
 
 def _failed(status: int) -> None:
-    """Of a run: raises what it failed with, but for an argument that is not as it must be, which the long way names."""
+    """Raises what a run failed with. A wrong argument is left to the full path, which names it."""
     _abi.raise_interrupt()
     error = _abi.failure(status)
     if not isinstance(error, _abi.ArgumentError):
@@ -24,11 +28,18 @@ def _failed(status: int) -> None:
 
 
 if _fast is not None:
-    _fast.library(_failed, _abi.address(_abi.lib.sat_run), _abi.address(_abi.set_threads), _abi.address(_abi.get_threads))
+    _fast.library(
+        _failed,
+        _abi.address(_abi.lib.sat_run),
+        _abi.address(_abi.set_threads),
+        _abi.address(_abi.get_threads),
+    )
     _fast.numpy(np.ndarray)
     _context.on_change(_fast.set_epoch)
 
-_MOST_SCALED = 16  # runners of one pattern with an alpha, or a scale, that is not the usual one; the oldest goes first
+_MOST_SCALED = (
+    16  # runners of one pattern with an alpha, or a scale, that is not the usual one; the oldest goes first
+)
 _NUMPY_DTYPES = frozenset(map(np.dtype, ("float32", "float64", "float16")))  # native byte order
 
 
@@ -47,15 +58,16 @@ def runner(pattern: Pattern, kind: tuple, alpha: float = 1.0) -> Any:
 
 
 def adopt(matrix: Any) -> None:
-    """Gives a matrix the quick ways of its plain products."""
+    """Gives a matrix the runners of its plain products."""
     if _fast is not None:
         pattern, transposed = matrix._pattern, matrix._transposed
         right, left = (runner(pattern, (transposed, left, 0, 1.0, False)) for left in (False, True))
-        matrix._runner, matrix._into, matrix._left_runner, matrix._left_into = right.run, right.into, left.run, left.into
+        matrix._runner, matrix._into = right.run, right.into
+        matrix._left_runner, matrix._left_into = left.run, left.into
 
 
 def serves(*arrays: Any) -> bool:
-    """Whether these may have a quick way: plain arrays of NumPy, or plain tensors, of dtypes that it knows."""
+    """Whether a runner may serve these: plain arrays of NumPy, or plain tensors, of dtypes that it knows."""
     if _fast is None:
         return False
     if type(arrays[0]) is np.ndarray:
@@ -68,8 +80,8 @@ install_torch: Any = None
 
 
 def install(quick: Any, inputs: tuple, result: Any, made: Kept | None) -> None:
-    """Adds what a product ran by, so that the next one like it is quick. `result`: None where the last input is it. What cannot be added
-    goes back to its pattern with the last reference to it."""
+    """Adds what a product ran by, so that the next one like it is quick. `result`: None where the last input
+    is it. What cannot be added goes back to its pattern with the last reference to it."""
     if made is None:
         return
     if type(inputs[0]) is not np.ndarray:
@@ -79,7 +91,11 @@ def install(quick: Any, inputs: tuple, result: Any, made: Kept | None) -> None:
     if result is None:
         aligned, make, like = [*aligned, 1], None, ()
     else:
-        aligned, make, like = [*aligned, alignment(result.__array_interface__["data"][0], "cpu")], np.empty, (result.shape, result.dtype)
+        aligned, make, like = (
+            [*aligned, alignment(result.__array_interface__["data"][0], "cpu")],
+            np.empty,
+            (result.shape, result.dtype),
+        )
         if len(inputs) == 3:  # a bias, of which a plan asks nothing
             aligned[2] = result.itemsize
     quick.add(inputs, tuple(aligned), make, like, made.stream, _abi.get_threads(), 0, made.plan.handle, made)

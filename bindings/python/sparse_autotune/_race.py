@@ -9,10 +9,11 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from . import _abi, _arrays, _attention, _context, _mask, _ops
+from . import _abi, _arrays, _attention, _context, _mask, _pattern, _products
 from ._convert import check_columns
-from ._matrix import BsrMatrix, as_bsr, is_sparse
+from ._matrix import BsrMatrix
 from ._pattern import Pattern, Problem, names_of, percent_sparse
+from ._sparse import as_bsr, is_sparse
 
 
 @dataclasses.dataclass
@@ -38,9 +39,20 @@ class Record:
 
 
 class Race(list):
-    """The records of one race, the winner first. Prints as a table; `frame()` is for pandas, `as_dict()` for JSON."""
+    """The records of one race, the winner first. Prints as a table; `frame()` is for pandas, `as_dict()` for
+    JSON."""
 
-    def __init__(self, records: Iterable[Record], problem: dict, device: dict, cached: bool, tuning_seconds: float, peak_bytes: int, best: str | None, busy: bool = False):
+    def __init__(
+        self,
+        records: Iterable[Record],
+        problem: dict,
+        device: dict,
+        cached: bool,
+        tuning_seconds: float,
+        peak_bytes: int,
+        best: str | None,
+        busy: bool = False,
+    ):
         super().__init__(records)
         self.problem, self.device, self.cached = problem, device, cached
         self.tuning_seconds, self.peak_bytes, self._best = tuning_seconds, peak_bytes, best
@@ -59,19 +71,29 @@ class Race(list):
     def as_dict(self) -> dict[str, Any]:
         """As `sparse_autotune race --json` prints it."""
         return {
-            "version": 1, "problem": self.problem, "device": self.device, "cached": self.cached,
-            "tuning_seconds": self.tuning_seconds, "peak_bytes": self.peak_bytes, "best": self._best, "busy": self.busy,
+            "version": 1,
+            "problem": self.problem,
+            "device": self.device,
+            "cached": self.cached,
+            "tuning_seconds": self.tuning_seconds,
+            "peak_bytes": self.peak_bytes,
+            "best": self._best,
+            "busy": self.busy,
             "results": [dataclasses.asdict(r) for r in self],
-        }  # fmt: skip
+        }
 
     def title(self) -> str:
         p = self.problem
         if "heads" in p:
-            rest = ", causal" * p["causal"] + (f", window {p['window']}" if p["window"] else "") + (f", {p['sequences']} sequences" if p["sequences"] else "")
+            rest = (
+                ", causal" * p["causal"]
+                + (f", window {p['window']}" if p["window"] else "")
+                + (f", {p['sequences']} sequences" if p["sequences"] else "")
+            )
             heads = f"{p['heads']} heads" + (f" over {p['kv_heads']}" if p["kv_heads"] != p["heads"] else "")
             return (
-                f"{p['op']} {p['dtype']} batch {p['batch']}, {heads}, {p['m']} queries, {p['n']} keys, size {p['dim']}{rest}, "
-                f"{100 * p['density']:.1f} % of the blocks, on {self.device['name']}"
+                f"{p['op']} {p['dtype']} batch {p['batch']}, {heads}, {p['m']} queries, {p['n']} keys, size "
+                f"{p['dim']}{rest}, {100 * p['density']:.1f} % of the blocks, on {self.device['name']}"
             )
         return (
             f"{p['op']} {p['dtype']} {p['m']}x{p['n']}x{p['k']}, block {p['block'][0]}x{p['block'][1]}, "
@@ -83,22 +105,32 @@ class Race(list):
         width = max(map(len, names), default=0)
         lines = [self.title()]
         for name, r in zip(names, self):
-            rate = f"{r.flops_per_second / 1e9:10.1f} GFLOPS" if r.flops_per_second else " " * 10 + "-" + " " * 6
+            rate = (
+                f"{r.flops_per_second / 1e9:10.1f} GFLOPS" if r.flops_per_second else " " * 10 + "-" + " " * 6
+            )
             note = "" if r.may_win or r.verdict != "ok" else "a rival to show, cannot win"
-            lines.append(f"  {name:<{width}}  {_duration(r.seconds):>10}  {_spread(r):>8}  {rate}  {r.verdict:<7}  {r.message or note}".rstrip())
+            lines.append(
+                f"  {name:<{width}}  {_duration(r.seconds):>10}  {_spread(r):>8}  {rate}  {r.verdict:<7}  "
+                f"{r.message or note}".rstrip()
+            )
         return "\n".join([*lines, f"  best: {self._best or 'none'}", *([f"  {BUSY}"] if self.busy else [])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{html.escape(r.variant)}</td><td style='text-align:right'>{_duration(r.seconds)}</td><td style='text-align:right'>"
-            f"{_spread(r)}</td><td style='text-align:right'>"
-            f"{r.flops_per_second / 1e9 if r.flops_per_second else 0:.1f}</td><td>{r.verdict}</td><td>{html.escape(r.message)}</td></tr>"
+            f"<tr><td>{html.escape(r.variant)}</td>"
+            f"<td style='text-align:right'>{_duration(r.seconds)}</td>"
+            f"<td style='text-align:right'>{_spread(r)}</td>"
+            f"<td style='text-align:right'>{r.flops_per_second / 1e9 if r.flops_per_second else 0:.1f}</td>"
+            f"<td>{r.verdict}</td><td>{html.escape(r.message)}</td></tr>"
             for r in self
         )
         busy = f"<p>{BUSY}</p>" if self.busy else ""
-        return f"<p>{html.escape(self.title())}</p>{busy}<table><tr><th>variant</th><th>time</th><th>spread</th><th>GFLOPS</th><th>check</th><th></th></tr>{rows}</table>"
+        return (
+            f"<p>{html.escape(self.title())}</p>{busy}<table><tr><th>variant</th><th>time</th><th>spread</th>"
+            f"<th>GFLOPS</th><th>check</th><th></th></tr>{rows}</table>"
+        )
 
 
 BUSY = "the machine was busy: these times are too long"
@@ -132,14 +164,34 @@ def _check_names(only: Any, context: _context.Context) -> bytes | None:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         held = "" if len(unknown) == len(names) else f", which has {unknown[0]!r}"
-        raise ValueError(f"only is {only!r}{held}; expected variants of {context.device}: benchmark without only shows those that fit")
+        raise ValueError(
+            f"only is {only!r}{held}; expected variants of {context.device}: benchmark without only shows "
+            "those that fit"
+        )
     return ",".join(names).encode()
 
 
-def run(pattern: Pattern, device: str, problem: Problem, *, fresh: bool, only: Iterable[str] | str | None = None, keep: bool = True) -> Race:
+def run(
+    pattern: Pattern,
+    device: str,
+    problem: Problem,
+    *,
+    fresh: bool,
+    only: Iterable[str] | str | None = None,
+    keep: bool = True,
+) -> Race:
     context, handle = _context.get(device), ctypes.c_void_p()
     options = _abi.RaceOptions(fresh=fresh, keep=keep, only=_check_names(only, context))
-    _abi.check(_abi.lib.sat_race_run(context.handle, pattern.handle(device), ctypes.byref(problem.struct), ctypes.byref(options), ctypes.byref(handle)), names_of(problem))
+    _abi.check(
+        _abi.lib.sat_race_run(
+            context.handle,
+            pattern.handle(device),
+            ctypes.byref(problem.struct),
+            ctypes.byref(options),
+            ctypes.byref(handle),
+        ),
+        names_of(problem),
+    )
     try:
         return _read(handle, context, pattern, problem)
     finally:
@@ -164,20 +216,51 @@ def _read(handle: ctypes.c_void_p, context: _context.Context, pattern: Pattern, 
         f = flags.get(name, 0)
         records.append(
             Record(
-                name, _abi.VERDICTS.get(r.verdict, "error"), r.seconds or None, info.flops / r.seconds if r.seconds else None,
-                r.error if ok else None, r.message.decode(errors="replace"), r.revision.decode(), bool(r.may_win),
-                bool(f & _abi.V_DENSE), bool(f & _abi.V_LIBRARY), r.spread, r.runs, r.estimate_seconds, r.prepare_seconds,
-                r.workspace_bytes, r.least_seconds or None,
-            )  # fmt: skip
+                name,
+                _abi.VERDICTS.get(r.verdict, "error"),
+                r.seconds or None,
+                info.flops / r.seconds if r.seconds else None,
+                r.error if ok else None,
+                r.message.decode(errors="replace"),
+                r.revision.decode(),
+                bool(r.may_win),
+                bool(f & _abi.V_DENSE),
+                bool(f & _abi.V_LIBRARY),
+                r.spread,
+                r.runs,
+                r.estimate_seconds,
+                r.prepare_seconds,
+                r.workspace_bytes,
+                r.least_seconds or None,
+            )
         )
     best = _abi.lib.sat_race_best(handle)
     d = context.info
-    device = {"backend": "cuda" if d.backend == _abi.CUDA else "cpu", "name": d.name.decode(), "threads": d.threads, "measured": bool(d.measured)}
+    device = {
+        "backend": "cuda" if d.backend == _abi.CUDA else "cpu",
+        "name": d.name.decode(),
+        "threads": d.threads,
+        "measured": bool(d.measured),
+    }
     winner = best.contents.variant.decode() if best else None
-    return Race(records, _describe(pattern, problem.struct, info, context), device, bool(info.cached), info.seconds, info.peak_bytes, winner, bool(info.busy))
+    return Race(
+        records,
+        _describe(pattern, problem.struct, info, context),
+        device,
+        bool(info.cached),
+        info.seconds,
+        info.peak_bytes,
+        winner,
+        bool(info.busy),
+    )
 
 
-def _describe(pattern: Pattern, p: _abi.Problem, info: _abi.RaceInfo, context: _context.Context) -> dict[str, Any]:
+def _describe(
+    pattern: Pattern,
+    p: _abi.Problem,
+    info: _abi.RaceInfo,
+    context: _context.Context,
+) -> dict[str, Any]:
     view, sampled = pattern.view(), p.op == _abi.SAMPLED
     rows, cols = pattern.shape[::-1] if p.transpose else pattern.shape
     m, n, k = (rows, cols, p.k) if sampled else (rows, p.n, cols)
@@ -186,16 +269,36 @@ def _describe(pattern: Pattern, p: _abi.Problem, info: _abi.RaceInfo, context: _
     rate = d.tf32_rate if p.flags & _abi.ALLOW_TF32 and p.a_dtype == _abi.F32 else d.flop_rate[p.a_dtype]
     floor = max(info.flops / rate if rate else 0, info.bytes / d.memory_rate if d.memory_rate else 0)
     found = {
-        "op": _abi.OP_NAMES[p.op], "m": m, "n": n, "k": k, "block": list(pattern.block), "dtype": dtype,
-        "stored_blocks": pattern.stored_blocks, "density": view.density, "flops": info.flops, "bytes": info.bytes,
-        "batch": p.batch, "transpose": bool(p.transpose), "floor_seconds": floor, "key": info.key.decode(),
-    }  # fmt: skip
+        "op": _abi.OP_NAMES[p.op],
+        "m": m,
+        "n": n,
+        "k": k,
+        "block": list(pattern.block),
+        "dtype": dtype,
+        "stored_blocks": pattern.stored_blocks,
+        "density": view.density,
+        "flops": info.flops,
+        "bytes": info.bytes,
+        "batch": p.batch,
+        "transpose": bool(p.transpose),
+        "floor_seconds": floor,
+        "key": info.key.decode(),
+    }
     if p.op in (_abi.ATTENTION, _abi.ATTENTION_BACKWARD):
         t = p.attention
         found |= {
-            "m": p.m, "n": p.n, "k": t.dim, "heads": t.heads, "kv_heads": t.kv_heads, "dim": t.dim, "causal": bool(t.causal), "window": t.window,
-            "sequences": view.sequences, "head_masks": view.rows != p.m, "lse": bool(t.lse),
-        }  # fmt: skip
+            "m": p.m,
+            "n": p.n,
+            "k": t.dim,
+            "heads": t.heads,
+            "kv_heads": t.kv_heads,
+            "dim": t.dim,
+            "causal": bool(t.causal),
+            "window": t.window,
+            "sequences": view.sequences,
+            "head_masks": view.rows != p.m,
+            "lse": bool(t.lse),
+        }
     return found
 
 
@@ -206,16 +309,29 @@ def _dense_columns(a: BsrMatrix, b: Any, left: bool) -> tuple[_arrays.Operand, i
         raise ValueError(f"{'A' if left else 'B'} has {len(x.shape)} dimensions; expected 1 or 2")
     have = x.shape[-1] if left else x.shape[0]
     if have != inner:
-        raise ValueError(f"{'A' if left else 'B'} has shape {x.shape}; expected {inner} {'columns' if left else 'rows'}")
+        raise ValueError(
+            f"{'A' if left else 'B'} has shape {x.shape}; expected {inner} {'columns' if left else 'rows'}"
+        )
     return x, 1 if len(x.shape) == 1 else x.shape[0] if left else x.shape[1]
 
 
-def benchmark(A: Any, B: Any, *operands: Any, fresh: bool = True, only: Iterable[str] | str | None = None, allow_tf32: bool | None = None, allow_dense: bool = False, deterministic: bool = True, **words: Any) -> Race:  # noqa: N803
-    """Races every variant for ``A @ B`` and returns all results, each verified on made-up operands of the same kind.
+def benchmark(
+    A: Any,
+    B: Any,
+    *operands: Any,
+    fresh: bool = True,
+    only: Iterable[str] | str | None = None,
+    allow_tf32: bool | None = None,
+    allow_dense: bool = False,
+    deterministic: bool = True,
+    **words: Any,
+) -> Race:
+    """Races every variant for ``A @ B`` and returns all results, each verified on made-up operands of the
+    same kind.
 
-    A and B are as in `matmul`; their values are not read. `fresh=False` takes a race from the cache if there is one;
-    `only` names the variants that take part. ``benchmark(attention, q, k, v, mask, causal=True)`` races attention with the words that
-    it takes itself, and with ``backward=True`` its gradients.
+    A and B are as in `matmul`; their values are not read. `fresh=False` takes a race from the cache if there
+    is one; `only` names the variants that take part. ``benchmark(attention, q, k, v, mask, causal=True)``
+    races attention with the words that it takes itself, and with ``backward=True`` its gradients.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=16)
@@ -229,38 +345,67 @@ def benchmark(A: Any, B: Any, *operands: Any, fresh: bool = True, only: Iterable
     'ok'
     """
     if A is _attention.attention:
-        pattern, x, problems = _attention_problems(B, *operands, allow_tf32=allow_tf32, deterministic=deterministic, **words)
+        pattern, x, problems = _attention_problems(
+            B, *operands, allow_tf32=allow_tf32, deterministic=deterministic, **words
+        )
         with _abi.openmp_threads(_arrays.threads_for(x)):
             return run(pattern, x.device, problems[-1], fresh=fresh, only=only)
     if operands or words:
-        raise TypeError(f"benchmark of a product got {', '.join(words) or 'more than two operands'}; expected none, which are for attention")
+        raise TypeError(
+            f"benchmark of a product got {', '.join(words) or 'more than two operands'}; expected none, "
+            "which are for attention"
+        )
     left = not is_sparse(A)
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
     x, n = _dense_columns(a, b, left)
     values = _arrays.describe(a._values, "values")
-    _ops._check_pair(values, x, "B" if left else "A", "A" if left else "B")
+    _products.check_pair(values, x, "B" if left else "A", "A" if left else "B")
     if n == 0 or 0 in a.shape:
         raise ValueError(f"{'A' if left else 'B'} has shape {x.shape}; expected something to multiply")
-    options = _ops.Options(allow_tf32=allow_tf32, allow_dense=allow_dense, deterministic=deterministic)
-    view = _ops.View(x, left, "B")
+    options = _products.Options(allow_tf32=allow_tf32, allow_dense=allow_dense, deterministic=deterministic)
+    view = _products.View(x, left, "B")
     features = a.shape[1] if left else a.shape[0]
-    c = _ops._canonical(features, n, 1, features) if left else _ops._canonical(features, n, n, 1)
+    c = _products.canonical(features, n, 1, features) if left else _products.canonical(features, n, n, 1)
     problem = Problem(
-        op=_abi.MATMUL, transpose=int(a.is_transposed != left), n=n, a_dtype=x.dtype, b_dtype=x.dtype, c_dtype=x.dtype,
-        b=view.layout, c=(*c, 0), a_align=_ops.alignment(values.pointer, x.device), b_align=_ops.alignment(x.pointer, x.device), c_align=_ops.alignment(0, x.device),
+        op=_abi.MATMUL,
+        transpose=int(a.is_transposed != left),
+        n=n,
+        a_dtype=x.dtype,
+        b_dtype=x.dtype,
+        c_dtype=x.dtype,
+        b=view.layout,
+        c=(*c, 0),
+        a_align=_pattern.alignment(values.pointer, x.device),
+        b_align=_pattern.alignment(x.pointer, x.device),
+        c_align=_pattern.alignment(0, x.device),
         flags=options.flags_for(x),
-    )  # fmt: skip
+    )
     with _abi.openmp_threads(_arrays.threads_for(x)):
         return run(a._pattern, x.device, problem, fresh=fresh, only=only)
 
 
 def _attention_problems(*operands: Any, **words: Any) -> tuple:
-    """The pattern, q, and the problems that attention of such operands is: forward, and with `backward` the gradients after it."""
-    given = _attention_words.bind(*operands, **words)  # what is missing, or too much, is told by its own name alone
+    """The pattern, q, and the problems that attention of such operands is: forward, and with `backward` the
+    gradients after it."""
+    # what is missing, or too much, is told by its own name alone
+    given = _attention_words.bind(*operands, **words)
     return _bound_problems(*given.args, **given.kwargs)
 
 
-def _bound_problems(q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, window: int | None = None, scale: float | None = None, return_lse: bool = False, backward: bool = False, deterministic: bool = True, allow_tf32: bool | None = None) -> tuple:
+def _bound_problems(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    backward: bool = False,
+    deterministic: bool = True,
+    allow_tf32: bool | None = None,
+) -> tuple:
     mask = None if mask is None else _mask.as_mask(mask)
     spec = _attention.Spec(causal, window, scale, deterministic, allow_tf32, mask)
     return _attention.problems(q, k, v, mask, spec, _mask.flag(return_lse, "return_lse"), backward)
@@ -269,11 +414,21 @@ def _bound_problems(q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = 
 _attention_words = inspect.signature(_bound_problems)
 
 
-def tune(A: Any, columns: Any, *operands: Any, gradients: bool = False, left: bool = False, effort: str = "full", allow_tf32: bool | None = None, **words: Any) -> list[dict[str, Any]]:  # noqa: N803
-    """Races ahead of time what ``A @ B`` will need for B of so many columns, and remembers it; one dict a problem.
+def tune(
+    A: Any,
+    columns: Any,
+    *operands: Any,
+    gradients: bool = False,
+    left: bool = False,
+    effort: str = "full",
+    allow_tf32: bool | None = None,
+    **words: Any,
+) -> list[dict[str, Any]]:
+    """Races ahead of time what ``A @ B`` will need for B of so many columns, and remembers it; one dict a
+    problem.
 
-    `left` is for ``B @ A`` with B of so many rows, as in a linear layer; `gradients` adds the products of the backward pass.
-    ``tune(attention, q, k, v, mask, ...)`` does it for attention of operands like these.
+    `left` is for ``B @ A`` with B of so many rows, as in a linear layer; `gradients` adds the products of the
+    backward pass. ``tune(attention, q, k, v, mask, ...)`` does it for attention of operands like these.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=16)
@@ -283,38 +438,67 @@ def tune(A: Any, columns: Any, *operands: Any, gradients: bool = False, left: bo
     if effort not in ("quick", "full"):
         raise ValueError(f"effort is {effort!r}; expected 'quick' or 'full'")
     if A is _attention.attention:
-        pattern, x, problems = _attention_problems(columns, *operands, allow_tf32=allow_tf32, backward=gradients, **words)
+        pattern, x, problems = _attention_problems(
+            columns, *operands, allow_tf32=allow_tf32, backward=gradients, **words
+        )
         with _abi.openmp_threads(_arrays.threads_for(x)):
             return [_plan_facts(pattern.plan(x.device, problem, effort)) for problem in problems]
     if operands or words:
-        raise TypeError(f"tune of a product got {', '.join(words) or 'more than two operands'}; expected none, which are for attention")
+        raise TypeError(
+            f"tune of a product got {', '.join(words) or 'more than two operands'}; expected none, which are "
+            "for attention"
+        )
     a = as_bsr(A, "A")
     sizes = [check_columns(n) for n in (columns if isinstance(columns, Iterable) else [columns])]
     values = _arrays.describe(a._values, "values")
-    flags, device = _ops.tf32_flag(allow_tf32, values), values.device
+    flags, device = _products.tf32_flag(allow_tf32, values), values.device
     found = []
     with _abi.openmp_threads(_arrays.threads_for(values)):
         for n in sizes:
-            for problem in _problems(a, n, values.dtype, left, gradients, flags, _ops.alignment(0, device)):
+            for problem in _problems(
+                a, n, values.dtype, left, gradients, flags, _pattern.alignment(0, device)
+            ):
                 found.append(_plan_facts(a._pattern.plan(device, problem, effort)))
     return found
 
 
-def _problems(a: BsrMatrix, n: int, dtype: int, left: bool, gradients: bool, flags: int, align: int) -> list[Problem]:
-    same = {"a_dtype": dtype, "b_dtype": dtype, "c_dtype": dtype, "a_align": align, "b_align": align, "c_align": align, "flags": flags}
+def _problems(
+    a: BsrMatrix,
+    n: int,
+    dtype: int,
+    left: bool,
+    gradients: bool,
+    flags: int,
+    align: int,
+) -> list[Problem]:
+    same = {
+        "a_dtype": dtype,
+        "b_dtype": dtype,
+        "c_dtype": dtype,
+        "a_align": align,
+        "b_align": align,
+        "c_align": align,
+        "flags": flags,
+    }
     rows, cols = a.shape
     inner, features = (rows, cols) if left else (cols, rows)
 
     def layout(size: int) -> tuple:
-        return (*_ops._canonical(size, n, 1 if left else n, size if left else 1), 0)
+        return (*_products.canonical(size, n, 1 if left else n, size if left else 1), 0)
 
     flipped = a.is_transposed != left
-    problems = [Problem(op=_abi.MATMUL, transpose=int(flipped), n=n, b=layout(inner), c=layout(features), **same)]
+    problems = [
+        Problem(op=_abi.MATMUL, transpose=int(flipped), n=n, b=layout(inner), c=layout(features), **same)
+    ]
     if gradients:
-        problems.append(Problem(op=_abi.MATMUL, transpose=int(not flipped), n=n, b=layout(features), c=layout(inner), **same))
+        problems.append(
+            Problem(
+                op=_abi.MATMUL, transpose=int(not flipped), n=n, b=layout(features), c=layout(inner), **same
+            )
+        )
         x, y = (inner, features) if flipped else (features, inner)
-        x_layout = (*_ops._canonical(x, n, 1 if left else n, x if left else 1), 0)
-        y_layout = (*_ops._canonical(n, y, y if left else 1, 1 if left else n), 0)
+        x_layout = (*_products.canonical(x, n, 1 if left else n, x if left else 1), 0)
+        y_layout = (*_products.canonical(n, y, y if left else 1, 1 if left else n), 0)
         problems.append(Problem(op=_abi.SAMPLED, k=n, a=x_layout, b=y_layout, **same))
     return problems
 
@@ -322,7 +506,13 @@ def _problems(a: BsrMatrix, n: int, dtype: int, left: bool, gradients: bool, fla
 def _plan_facts(plan: Any) -> dict[str, Any]:
     info = plan.info()
     return {
-        "variant": info.variant.decode(), "cached": bool(info.cached), "tuned": bool(info.tuned), "verified": bool(info.verified),
+        "variant": info.variant.decode(),
+        "cached": bool(info.cached),
+        "tuned": bool(info.tuned),
+        "verified": bool(info.verified),
         "pattern_verified": bool(info.pattern_verified),
-        "tuning_seconds": info.tuning_seconds, "workspace_bytes": info.workspace_bytes, "flops": info.flops, "bytes": info.bytes,
-    }  # fmt: skip
+        "tuning_seconds": info.tuning_seconds,
+        "workspace_bytes": info.workspace_bytes,
+        "flops": info.flops,
+        "bytes": info.bytes,
+    }

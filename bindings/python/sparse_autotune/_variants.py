@@ -16,16 +16,23 @@ import numpy as np
 from . import _abi, _attention_variants, _context, _mask
 from ._arrays import torch_module
 
-_OPS = {"matmul": _abi.MATMUL, "sampled": _abi.SAMPLED, "attention": _abi.ATTENTION, "attention_backward": _abi.ATTENTION_BACKWARD}
+_OPS = {
+    "matmul": _abi.MATMUL,
+    "sampled": _abi.SAMPLED,
+    "attention": _abi.ATTENTION,
+    "attention_backward": _abi.ATTENTION_BACKWARD,
+}
 _BACKENDS = {"cpu": _abi.CPU, "cuda": _abi.CUDA}
 _ACTIVATION_NAMES = {code: name for name, code in _abi.ACTIVATIONS.items()}
 
 
 @dataclasses.dataclass
 class VariantCall:
-    """What a registered callable gets. Arrays are views of the operands' memory: NumPy's on the CPU, torch's on CUDA.
+    """What a registered callable gets. Arrays are views of the operands' memory: NumPy's on the CPU, torch's
+    on CUDA.
 
-    matmul: ``out[...] = activation(alpha * op(A) @ b + beta * out + bias)``; sampled: `a` is X, `b` is Y, `out` the values.
+    matmul: ``out[...] = activation(alpha * op(A) @ b + beta * out + bias)``; sampled: `a` is X, `b` is Y,
+    `out` the values.
     """
 
     op: str
@@ -46,7 +53,8 @@ class VariantCall:
 
 
 def interrupted(error: BaseException) -> None:
-    """Keeps what is no failure of the callback's own, such as KeyboardInterrupt, for when the library has returned."""
+    """Keeps what is no failure of the callback's own, such as KeyboardInterrupt, for when the library has
+    returned."""
     if not isinstance(error, Exception):
         _abi.interrupts.append((threading.get_ident(), error))
 
@@ -56,7 +64,9 @@ def unsure(name: str, question: str, error: BaseException) -> None:
     interrupted(error)
     if isinstance(error, Exception):
         with contextlib.suppress(RuntimeWarning):  # which may be set to raise
-            warnings.warn(f"{name}: {question} raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{name}: {question} raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2
+            )
 
 
 def failed(name: str, error: BaseException) -> int:
@@ -69,7 +79,13 @@ def failed(name: str, error: BaseException) -> int:
 
 
 def _supports_plain(call: dict[str, Any]) -> bool:
-    return call["alpha"] == 1.0 and call["beta"] == 0.0 and not call["bias"] and call["activation"] == "none" and not call["transpose"]
+    return (
+        call["alpha"] == 1.0
+        and call["beta"] == 0.0
+        and not call["bias"]
+        and call["activation"] == "none"
+        and not call["transpose"]
+    )
 
 
 def _check_word(x: Any, name: str, most: int) -> None:
@@ -108,16 +124,17 @@ def register_variant(
 ) -> None:
     """Lets a Python callable, a Triton kernel say, take part in every race from now on.
 
-    It runs in this process, so it is trusted not to crash it; its results are not: it is verified like any other, and
-    serves only after that. It writes into `call.out` and returns nothing; on CUDA it queues on torch's current stream,
-    which is `call.stream` while it runs.
+    It runs in this process, so it is trusted not to crash it; its results are not: it is verified like any
+    other, and serves only after that. It writes into `call.out` and returns nothing; on CUDA it queues on
+    torch's current stream, which is `call.stream` while it runs.
 
-    `supports(problem)` and `estimate(problem)` get a dict with the sizes, dtypes, layouts and scalars of the call. Without
-    `supports` it is asked for plain products only: alpha 1, beta 0, no bias, activation or transpose. `estimate` gives
-    seconds; without it the variant is tried in every race. Raise `revision` when old timings no longer hold.
+    `supports(problem)` and `estimate(problem)` get a dict with the sizes, dtypes, layouts and scalars of the
+    call. Without `supports` it is asked for plain products only: alpha 1, beta 0, no bias, activation or
+    transpose. `estimate` gives seconds; without it the variant is tried in every race. Raise `revision` when
+    old timings no longer hold.
 
-    With `op` "attention" or "attention_backward" all of them get an AttentionCall, and `prepare(call)`, whose operands are None,
-    is called once before a plan first runs; what it returns is `call.state` from then on.
+    With `op` "attention" or "attention_backward" all of them get an AttentionCall, and `prepare(call)`, whose
+    operands are None, is called once before a plan first runs; what it returns is `call.state` from then on.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> def by_rows(call):
@@ -128,14 +145,20 @@ def register_variant(
     ...             j = call.col_idx[t]
     ...             call.out[i * br:(i + 1) * br] += call.values[t] @ call.b[j * bc:(j + 1) * bc]
     >>> def divides(problem):
-    ...     return problem["plain"] and problem["m"] % problem["block"][0] == 0 and problem["k"] % problem["block"][1] == 0
+    ...     rows, cols = problem["block"]
+    ...     return problem["plain"] and problem["m"] % rows == 0 and problem["k"] % cols == 0
     >>> sa.register_variant(by_rows, name="cpu_matmul_f32_any_python_rows", supports=divides)
     >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=32)
     >>> race = sa.benchmark(A, np.ones((64, 64), np.float32), only="cpu_matmul_f32_any_python_rows")
     >>> race[0].verdict
     'ok'
     """
-    for what, value in (("function", function), ("supports", supports), ("estimate", estimate), ("prepare", prepare)):
+    for what, value in (
+        ("function", function),
+        ("supports", supports),
+        ("estimate", estimate),
+        ("prepare", prepare),
+    ):
         if not callable(value) and (value is not None or what == "function"):
             raise TypeError(f"{what} is {value!r}; expected a callable")
     _check_word(name, "name", 127)
@@ -147,14 +170,25 @@ def register_variant(
     codes = _dtype_codes(dtypes)
     if backend == "cuda" and torch_module() is None:
         raise RuntimeError("backend is 'cuda': its arrays are torch's, and torch is not imported")
-    flags = (0 if _mask.flag(deterministic, "deterministic") else _abi.V_NONDETERMINISTIC) | (_abi.V_DENSE if _mask.flag(dense, "dense") else 0)
+    flags = (0 if _mask.flag(deterministic, "deterministic") else _abi.V_NONDETERMINISTIC) | (
+        _abi.V_DENSE if _mask.flag(dense, "dense") else 0
+    )
     if not _context._contexts:  # so that a name that is taken is seen now
         _context.get("cpu")
     if op.startswith("attention"):
         _attention_variants.register(
-            function, name=name, op=op, backend=_BACKENDS[backend], dtypes=codes, supports=supports, estimate=estimate, prepare=prepare,
-            revision=revision, flags=flags, about=about,
-        )  # fmt: skip
+            function,
+            name=name,
+            op=op,
+            backend=_BACKENDS[backend],
+            dtypes=codes,
+            supports=supports,
+            estimate=estimate,
+            prepare=prepare,
+            revision=revision,
+            flags=flags,
+            about=about,
+        )
         return
     if prepare is not None:
         raise ValueError(f"prepare is given beside op {op!r}; expected it with attention only")
@@ -163,7 +197,9 @@ def register_variant(
     def c_supports(_variant, problem, pattern, _device):
         try:
             p = problem.contents
-            return p.a_dtype in codes and p.c_dtype == p.a_dtype and bool(accepts(_facts(p, pattern.contents)))
+            return (
+                p.a_dtype in codes and p.c_dtype == p.a_dtype and bool(accepts(_facts(p, pattern.contents)))
+            )
         except BaseException as error:
             unsure(name, "supports", error)
             return False  # what cannot say so does not
@@ -183,22 +219,43 @@ def register_variant(
             return failed(name, error)
 
     variant = _abi.Variant(
-        name=name.encode(), revision=revision.encode(), op=_OPS[op], backend=_BACKENDS[backend],
-        flags=flags, about=about.encode(),
-        supports=_abi.SUPPORTS_FN(c_supports), estimate=_abi.ESTIMATE_FN(c_estimate), launch=_abi.LAUNCH_FN(c_launch),
-    )  # fmt: skip
+        name=name.encode(),
+        revision=revision.encode(),
+        op=_OPS[op],
+        backend=_BACKENDS[backend],
+        flags=flags,
+        about=about.encode(),
+        supports=_abi.SUPPORTS_FN(c_supports),
+        estimate=_abi.ESTIMATE_FN(c_estimate),
+        launch=_abi.LAUNCH_FN(c_launch),
+    )
     _context.register(_BACKENDS[backend], variant)
 
 
 def _facts(p: _abi.Problem, view: _abi.PatternView) -> dict[str, Any]:
     facts = {
-        "op": "sampled" if p.op == _abi.SAMPLED else "matmul", "m": p.m, "n": p.n, "k": p.k, "batch": p.batch,
-        "block": (view.block_rows, view.block_cols), "stored_blocks": view.stored_blocks, "density": view.density,
-        "dtype": _abi.DTYPE_NAMES[p.a_dtype], "transpose": bool(p.transpose), "alpha": p.alpha, "beta": p.beta,
-        "bias": bool(p.bias), "activation": _ACTIVATION_NAMES[p.activation], "flags": p.flags & ~_abi.ALLOW_BROADCAST,
-        "a_strides": (p.a.row_stride, p.a.col_stride), "b_strides": (p.b.row_stride, p.b.col_stride),
-        "out_strides": (p.c.row_stride, p.c.col_stride), "a_align": p.a_align, "b_align": p.b_align, "out_align": p.c_align,
-    }  # fmt: skip
+        "op": "sampled" if p.op == _abi.SAMPLED else "matmul",
+        "m": p.m,
+        "n": p.n,
+        "k": p.k,
+        "batch": p.batch,
+        "block": (view.block_rows, view.block_cols),
+        "stored_blocks": view.stored_blocks,
+        "density": view.density,
+        "dtype": _abi.DTYPE_NAMES[p.a_dtype],
+        "transpose": bool(p.transpose),
+        "alpha": p.alpha,
+        "beta": p.beta,
+        "bias": bool(p.bias),
+        "activation": _ACTIVATION_NAMES[p.activation],
+        "flags": p.flags & ~_abi.ALLOW_BROADCAST,
+        "a_strides": (p.a.row_stride, p.a.col_stride),
+        "b_strides": (p.b.row_stride, p.b.col_stride),
+        "out_strides": (p.c.row_stride, p.c.col_stride),
+        "a_align": p.a_align,
+        "b_align": p.b_align,
+        "out_align": p.c_align,
+    }
     facts["plain"] = _supports_plain(facts)
     return facts
 
@@ -213,7 +270,11 @@ def _numpy_view(pointer: int, shape: tuple, strides: tuple | None, dtype: str, w
     span = 1 + sum((n - 1) * s for n, s in zip(shape, strides)) if strides else int(np.prod(shape))
     buffer = (ctypes.c_char * (span * kind.itemsize)).from_address(pointer)
     flat = np.frombuffer(buffer, kind)
-    view = np.lib.stride_tricks.as_strided(flat, shape, [s * kind.itemsize for s in strides]) if strides else flat.reshape(shape)
+    view = (
+        np.lib.stride_tricks.as_strided(flat, shape, [s * kind.itemsize for s in strides])
+        if strides
+        else flat.reshape(shape)
+    )
     if not writable:
         view.flags.writeable = False
     return view
@@ -221,12 +282,24 @@ def _numpy_view(pointer: int, shape: tuple, strides: tuple | None, dtype: str, w
 
 class _CudaMemory:
     def __init__(self, pointer: int, count: int, kind: str):
-        self.__cuda_array_interface__ = {"data": (pointer, False), "shape": (count,), "typestr": kind, "version": 3}
+        self.__cuda_array_interface__ = {
+            "data": (pointer, False),
+            "shape": (count,),
+            "typestr": kind,
+            "version": 3,
+        }
 
 
 def _torch_view(pointer: int, shape: tuple, strides: tuple | None, dtype: str, device: str) -> Any:
     torch = torch_module()
-    kind = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": "<i2", "int32": "<i4", "int64": "<i8"}[dtype]
+    kind = {
+        "float32": "<f4",
+        "float64": "<f8",
+        "float16": "<f2",
+        "bfloat16": "<i2",
+        "int32": "<i4",
+        "int64": "<i8",
+    }[dtype]
     if 0 in shape or not pointer:
         return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
     span = 1 + sum((n - 1) * s for n, s in zip(shape, strides)) if strides else int(np.prod(shape))
@@ -245,21 +318,35 @@ def _launch(function: Callable[[VariantCall], None], launch: _abi.Launch) -> Non
         return _numpy_view(pointer or 0, shape, strides, dtype, writable)
 
     def dense(i: int, shape: tuple, layout: _abi.Layout, dtype: int, writable: bool = False) -> Any:
-        return array(launch.operands[i], shape, (layout.row_stride, layout.col_stride), _abi.DTYPE_NAMES[dtype], writable)
+        return array(
+            launch.operands[i],
+            shape,
+            (layout.row_stride, layout.col_stride),
+            _abi.DTYPE_NAMES[dtype],
+            writable,
+        )
 
     blocks = (view.stored_blocks, view.block_rows, view.block_cols)
     sampled = p.op == _abi.SAMPLED
     call = VariantCall(
-        op="sampled" if sampled else "matmul", shape=(view.rows, view.cols), block=blocks[1:],
+        op="sampled" if sampled else "matmul",
+        shape=(view.rows, view.cols),
+        block=blocks[1:],
         row_ptr=array(view.device_row_ptr, (view.grid_rows + 1,), None, "int64"),
         col_idx=array(view.device_col_idx, (view.stored_blocks,), None, "int32"),
         values=None if sampled else array(launch.operands[0], blocks, None, _abi.DTYPE_NAMES[p.a_dtype]),
         a=dense(0, (p.m, p.k), p.a, p.a_dtype) if sampled else None,
         b=dense(1, (p.k, p.n), p.b, p.b_dtype),
-        out=array(launch.operands[2], blocks, None, _abi.DTYPE_NAMES[p.c_dtype], True) if sampled else dense(2, (p.m, p.n), p.c, p.c_dtype, True),
+        out=array(launch.operands[2], blocks, None, _abi.DTYPE_NAMES[p.c_dtype], True)
+        if sampled
+        else dense(2, (p.m, p.n), p.c, p.c_dtype, True),
         bias=array(launch.operands[3], (p.m,), None, _abi.DTYPE_NAMES[p.c_dtype]) if p.bias else None,
-        alpha=p.alpha, beta=p.beta, activation=_ACTIVATION_NAMES[p.activation], transpose=bool(p.transpose), stream=launch.stream or 0,
-    )  # fmt: skip
+        alpha=p.alpha,
+        beta=p.beta,
+        activation=_ACTIVATION_NAMES[p.activation],
+        transpose=bool(p.transpose),
+        stream=launch.stream or 0,
+    )
     if not cuda:
         function(call)
         return

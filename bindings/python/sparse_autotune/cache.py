@@ -35,7 +35,8 @@ def _file(file: Any) -> bytes:
 
 
 def path(device: Any = "cpu") -> str:
-    """The folder that is written to; "" if there is none. `$SPARSE_AUTOTUNE_CACHE` chooses it, before the first product."""
+    """The folder that is written to; "" if there is none. `$SPARSE_AUTOTUNE_CACHE` chooses it, before the
+    first product."""
     return _abi.lib.sat_cache_path(_handle(device)).decode()
 
 
@@ -68,7 +69,8 @@ def export(file: str | os.PathLike, device: Any = "cpu") -> None:
 def load(file: str | os.PathLike, device: Any = "cpu") -> int:
     """Adds what an exported file has and the cache has not; how many entries the file has.
 
-    A file that is not there raises FileNotFoundError, which is also a `sparse_autotune.FileError`; one of another kind ValueError.
+    A file that is not there raises FileNotFoundError, which is also a `sparse_autotune.FileError`; one of
+    another kind ValueError.
     """
     count = ctypes.c_int64()
     try:
@@ -83,7 +85,8 @@ def load(file: str | os.PathLike, device: Any = "cpu") -> int:
 
 
 def clear(key: str | None = None, device: Any = "cpu") -> int:
-    """Removes one entry, or all of a device; how many that were. Matrices that have run keep what was chosen for them."""
+    """Removes one entry, or all of a device; how many that were. Matrices that have run keep what was chosen
+    for them."""
     name = None if key is None else _abi.text(key, "key")
     count = ctypes.c_int64()
     _abi.check(_abi.lib.sat_cache_clear(_handle(device), name, ctypes.byref(count)))

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _ops, _torch, _torch_attention, _torch_patterns  # noqa: F401
+from . import _products
+from ._arrays import refuse_nested
 from ._matrix import BsrMatrix, check_block, check_values, make_pattern
+from ._torch import calls, patterns, private
+from ._torch.eager import ACTIVATIONS, Product, forward
+from ._torch.modes import plain
 
 __all__ = ["SparseLinear", "sparsify"]
-
-_PRE_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
-_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook")
 
 
 def _blocks_of(density: float, blocks: int) -> int:
@@ -28,7 +29,11 @@ def _blocks_of(density: float, blocks: int) -> int:
     return max(round(density * blocks), 1 if density > 0 and blocks else 0)
 
 
-def random_pattern(grid: tuple[int, int], density: float, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+def random_pattern(
+    grid: tuple[int, int],
+    density: float,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
     """Row pointers and columns with as many blocks in each block row as in every other, give or take one."""
     rows, cols = grid
     total = _blocks_of(density, rows * cols)
@@ -66,11 +71,12 @@ def _keep_grad(made: nn.Parameter | None, origin: Tensor | None) -> None:
 class SparseLinear(nn.Module):
     """``activation(x @ W.T + bias)`` with a block-sparse W of shape (out_features, in_features).
 
-    `values` are the stored blocks, a parameter of shape (stored blocks, block rows, block columns); `row_ptr` and `col_idx` are
-    buffers and say where they are. The pattern is random with equally filled rows; `from_dense` takes it from a layer.
+    `values` are the stored blocks, a parameter of shape (stored blocks, block rows, block columns); `row_ptr`
+    and `col_idx` are buffers and say where they are. The pattern is random with equally filled rows;
+    `from_dense` takes it from a layer.
 
-    `load_state_dict` takes another number of blocks too, and then makes `values` a new parameter: an optimizer of before has
-    the old one, so make optimizers after loading.
+    `load_state_dict` takes another number of blocks too, and then makes `values` a new parameter: an
+    optimizer of before has the old one, so make optimizers after loading.
 
     >>> import torch, sparse_autotune as sa
     >>> layer = sa.SparseLinear(128, 64, block=16, density=0.25)
@@ -83,12 +89,25 @@ class SparseLinear(nn.Module):
     row_ptr: Tensor
     col_idx: Tensor
 
-    def __init__(self, in_features: int, out_features: int, block: Any = (64, 64), density: float = 0.125, bias: bool = True, activation: str | None = None, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        block: Any = (64, 64),
+        density: float = 0.125,
+        bias: bool = True,
+        activation: str | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         super().__init__()
-        in_features, out_features = _check_features(in_features, "in_features"), _check_features(out_features, "out_features")
+        in_features, out_features = (
+            _check_features(in_features, "in_features"),
+            _check_features(out_features, "out_features"),
+        )
         if dtype not in (None, torch.float32, torch.float64, torch.float16, torch.bfloat16):
             raise TypeError(f"dtype is {dtype!r}; expected torch.float32, float64, float16 or bfloat16")
-        _ops.activation_code(activation)
+        _products.activation_code(activation)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.block = check_block(block)
         row_ptr, col_idx = random_pattern(self._grid, _check_density(density))
@@ -101,7 +120,8 @@ class SparseLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As nn.Linear does it, for as many inputs as a row really has. A layer that lost its pattern (`to_empty()`) gets a new one."""
+        """As nn.Linear does it, for as many inputs as a row really has. A layer that lost its pattern
+        (`to_empty()`) gets a new one."""
         if self._misfit(self.row_ptr, self.col_idx, self.values):
             for buffer, drawn in zip((self.row_ptr, self.col_idx), random_pattern(self._grid, self.density)):
                 buffer.copy_(drawn)
@@ -112,9 +132,16 @@ class SparseLinear(nn.Module):
                 nn.init.uniform_(t, -bound, bound)
 
     @classmethod
-    def from_dense(cls, linear: nn.Linear, block: Any = (64, 64), density: float | None = None, threshold: float | None = None, activation: str | None = None) -> SparseLinear:
-        """Keeps the share `density` (0.125) of a layer's blocks that has the largest norms, or those above `threshold`. A share above 0
-        is at least one block.
+    def from_dense(
+        cls,
+        linear: nn.Linear,
+        block: Any = (64, 64),
+        density: float | None = None,
+        threshold: float | None = None,
+        activation: str | None = None,
+    ) -> SparseLinear:
+        """Keeps the share `density` (0.125) of a layer's blocks that has the largest norms, or those above
+        `threshold`. A share above 0 is at least one block.
 
         >>> import torch, sparse_autotune as sa
         >>> sparse = sa.SparseLinear.from_dense(torch.nn.Linear(64, 64), block=16, density=0.5)
@@ -124,7 +151,10 @@ class SparseLinear(nn.Module):
         if not isinstance(linear, nn.Linear):
             raise TypeError(f"linear is a {type(linear).__name__}; expected a torch.nn.Linear")
         if nn.parameter.is_lazy(linear.weight):
-            raise ValueError(f"linear is a {type(linear).__name__} that has no weight yet; expected one that has seen its first input")
+            raise ValueError(
+                f"linear is a {type(linear).__name__} that has no weight yet; expected one that has seen its "
+                "first input"
+            )
         if linear.weight.device.type not in ("cpu", "cuda"):
             raise ValueError(f"linear is on {linear.weight.device}; expected cpu or cuda")
         share = None if threshold is not None else _check_density(0.125 if density is None else density)
@@ -139,24 +169,35 @@ class SparseLinear(nn.Module):
         return layer
 
     @classmethod
-    def from_matrix(cls, matrix: BsrMatrix, bias: Tensor | None = None, activation: str | None = None) -> SparseLinear:
+    def from_matrix(
+        cls,
+        matrix: BsrMatrix,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+    ) -> SparseLinear:
         """A layer whose weight is this matrix, of shape (out_features, in_features)."""
         if not isinstance(matrix, BsrMatrix):
             raise TypeError(f"matrix is a {type(matrix).__name__}; expected a BsrMatrix")
         if bias is not None and not isinstance(bias, Tensor):
             raise TypeError(f"bias is a {type(bias).__name__}; expected a torch.Tensor")
-        _ops.refuse_nested(torch, bias, "bias")
+        refuse_nested(torch, bias, "bias")
         if bias is not None and tuple(bias.shape) != matrix.shape[:1]:
             raise ValueError(f"bias has shape {tuple(bias.shape)}; expected {matrix.shape[:1]}")
         if matrix.is_transposed:
             matrix = matrix.contiguous()
-        values = (matrix.values if isinstance(matrix.values, Tensor) else torch.as_tensor(matrix.values)).detach()
+        values = (
+            matrix.values if isinstance(matrix.values, Tensor) else torch.as_tensor(matrix.values)
+        ).detach()
         out_features, in_features = matrix.shape
-        layer = cls(in_features, out_features, matrix.block, 0.0, bias is not None, activation, "meta", values.dtype)
+        layer = cls(
+            in_features, out_features, matrix.block, 0.0, bias is not None, activation, "meta", values.dtype
+        )
         layer.values = nn.Parameter(values.clone())
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach().clone())
-        layer.row_ptr, layer.col_idx = (torch.tensor(i, dtype=torch.int32, device=values.device) for i in (matrix.row_ptr, matrix.col_idx))
+        layer.row_ptr, layer.col_idx = (
+            torch.tensor(i, dtype=torch.int32, device=values.device) for i in (matrix.row_ptr, matrix.col_idx)
+        )
         return layer
 
     # ---- the pattern, which follows the buffers ----
@@ -176,13 +217,22 @@ class SparseLinear(nn.Module):
         if seen is None or seen.tensors[0] is not now[0] or seen.tensors[1] is not now[1] or not seen.still():
             shape, device = (self.out_features, self.in_features), str(self.values.device)
             if now[0].device.type == "meta":
-                raise RuntimeError("row_ptr is on the meta device: this layer has no pattern yet; load a state_dict")
+                raise RuntimeError(
+                    "row_ptr is on the meta device: this layer has no pattern yet; load a state_dict"
+                )
             before = self._pattern
-            if before is None or before.block != self.block or not before.same_indices(now[0].cpu().numpy(), now[1].cpu().numpy()):
+            if (
+                before is None
+                or before.block != self.block
+                or not before.same_indices(now[0].cpu().numpy(), now[1].cpu().numpy())
+            ):
                 before = make_pattern(*now, shape, self.block, device)
-            self._pattern, self._seen = before, _torch_patterns.Owned(now, _torch_patterns.remember(*now, before))
+            self._pattern, self._seen = (
+                before,
+                patterns.Owned(now, patterns.remember(*now, before)),
+            )
             for t in now:
-                t._dynamo_static_input_type = "unguarded"
+                private.mark_static(t)
         return self._pattern
 
     def matrix(self) -> BsrMatrix:
@@ -192,30 +242,37 @@ class SparseLinear(nn.Module):
     def __deepcopy__(self, memo: dict) -> SparseLinear:
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
-        twin.__dict__ = {k: (v if k in ("_pattern",) else None if k == "_seen" else copy.deepcopy(v, memo)) for k, v in self.__dict__.items()}
+        twin.__dict__ = {
+            k: (v if k in ("_pattern",) else None if k == "_seen" else copy.deepcopy(v, memo))
+            for k, v in self.__dict__.items()
+        }
         return twin
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_pattern": None, "_seen": None}
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *rest: Any) -> None:
-        """A pattern with another number of blocks makes the layer's own follow; one that does not fit changes nothing."""
+        """A pattern with another number of blocks makes the layer's own follow; one that does not fit changes
+        nothing."""
         parts = [state_dict.get(prefix + name) for name in ("row_ptr", "col_idx", "values")]
         wrong = self._misfit(*parts)
         if wrong:
-            rest[-1].append(f"{prefix.rstrip('.') or 'SparseLinear'} is left as it was: {wrong}")  # error_msgs
+            # error_msgs
+            rest[-1].append(f"{prefix.rstrip('.') or 'SparseLinear'} is left as it was: {wrong}")
             return
         if parts[1] is not None and parts[1].shape != self.col_idx.shape:
             count = parts[1].shape[0]
             self.values = nn.Parameter(self.values.new_empty((count, *self.block)), self.values.requires_grad)
-            self.row_ptr, self.col_idx = self.row_ptr.clone(), self.col_idx.new_zeros(count)  # another layer may have the old ones
+            # another layer may have the old ones
+            self.row_ptr, self.col_idx = (self.row_ptr.clone(), self.col_idx.new_zeros(count))
         self._seen = None  # before the write, since a last look may follow
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.row_ptr.is_inference() or self.col_idx.is_inference():
-            _torch_patterns.forget(self.row_ptr, self.col_idx, (self.out_features, self.in_features), self.block)
+            patterns.forget(self.row_ptr, self.col_idx, (self.out_features, self.in_features), self.block)
 
     def _misfit(self, row_ptr: Tensor | None, col_idx: Tensor | None, values: Tensor | None) -> str:
-        """Why these parts, of a state_dict say, cannot be this layer's; "" where they can, or where nobody can tell."""
+        """Why these parts, of a state_dict say, cannot be this layer's; "" where they can, or where nobody
+        can tell."""
         if row_ptr is None and col_idx is None:
             return ""  # values alone fit as any parameter does
         if row_ptr is None or col_idx is None or (values is None and col_idx.shape != self.col_idx.shape):
@@ -227,7 +284,11 @@ class SparseLinear(nn.Module):
         expected = (col_idx.shape[0], *self.block)
         if values is not None and tuple(values.shape) != expected:
             return f"values has shape {tuple(values.shape)}; expected {expected}"
-        if not torch.compiler.is_dynamo_compiling() and _torch._plain(row_ptr, col_idx) and "meta" not in (row_ptr.device.type, col_idx.device.type):
+        if (
+            not torch.compiler.is_dynamo_compiling()
+            and plain(row_ptr, col_idx)
+            and "meta" not in (row_ptr.device.type, col_idx.device.type)
+        ):
             try:
                 make_pattern(row_ptr, col_idx, (self.out_features, self.in_features), self.block)
             except (TypeError, ValueError) as error:
@@ -239,37 +300,53 @@ class SparseLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}; expected a torch.Tensor")
-        _ops.refuse_nested(torch, x, "x")
+        refuse_nested(torch, x, "x")
         if x.layout is not torch.strided or not x.dtype.is_floating_point:
-            raise TypeError(f"x is a tensor of layout {x.layout} and dtype {x.dtype}; expected a strided one of floating-point numbers")
+            raise TypeError(
+                f"x is a tensor of layout {x.layout} and dtype {x.dtype}; expected a strided one of "
+                "floating-point numbers"
+            )
         values, bias = self.values, self.bias
         if x.device != values.device:
             raise ValueError(f"x is on {x.device} and values on {values.device}; expected one device")
         shape = x.shape
         if not shape or shape[-1] != self.in_features:
             raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")
-        if torch.compiler.is_compiling() or not _torch._plain(x, values, bias) or x.is_meta:
+        if torch.compiler.is_compiling() or not plain(x, values, bias) or x.is_meta:
             return self._traced(x)
         pattern = self.pattern()
-        if torch._C._is_any_autocast_enabled():
+        if private.any_autocast():
             return self._traced(x)
         if x.dtype != values.dtype:
             raise TypeError(f"x has dtype {x.dtype} and values {values.dtype}; expected one dtype")
         # W is stored as (out, in): x @ W.T is the transposed product seen from the left.
-        if torch.is_grad_enabled() and (x.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)):
-            result = _torch._Product.of_plain(values, x, bias, pattern, True, True, 1.0)
-            return result if self.activation is None else _torch._ACTIVATIONS[self.activation](result)
-        return _torch.forward(pattern, values, True, x, True, bias, _ops.activation_code(self.activation), 1.0)
+        if torch.is_grad_enabled() and (
+            x.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            result = Product.of_plain(values, x, bias, pattern, True, True, 1.0)
+            return result if self.activation is None else ACTIVATIONS[self.activation](result)
+        return forward(pattern, values, True, x, True, bias, _products.activation_code(self.activation), 1.0)
 
     def _traced(self, x: Tensor) -> Tensor:
         if tuple(self.values.shape[1:]) != self.block:  # the operator takes the block from its values
-            raise ValueError(f"values has shape {tuple(self.values.shape)}; expected {(self.col_idx.shape[0], *self.block)}")
-        fused = self.activation is not None and _torch.may_fuse()
+            raise ValueError(
+                f"values has shape {tuple(self.values.shape)}; expected "
+                f"{(self.col_idx.shape[0], *self.block)}"
+            )
+        fused = self.activation is not None and calls.may_fuse()
         result = torch.ops.sparse_autotune.matmul(
-            self.values, self.row_ptr, self.col_idx, x, self.bias, (self.out_features, self.in_features), True, True, 1.0,
+            self.values,
+            self.row_ptr,
+            self.col_idx,
+            x,
+            self.bias,
+            (self.out_features, self.in_features),
+            True,
+            True,
+            1.0,
             self.activation if fused else "none",
-        )  # fmt: skip
-        return result if fused or self.activation is None else _torch._ACTIVATIONS[self.activation](result)
+        )
+        return result if fused or self.activation is None else ACTIVATIONS[self.activation](result)
 
     def to_dense(self) -> nn.Linear:
         """An nn.Linear with the same weight, zeros included."""
@@ -283,7 +360,10 @@ class SparseLinear(nn.Module):
         return linear
 
     def extra_repr(self) -> str:
-        parts = f"in_features={self.in_features}, out_features={self.out_features}, block={self.block}, stored_blocks={self.col_idx.shape[0]}, density={self.density:.4g}, bias={self.bias is not None}"
+        parts = (
+            f"in_features={self.in_features}, out_features={self.out_features}, block={self.block}, "
+            f"stored_blocks={self.col_idx.shape[0]}, density={self.density:.4g}, bias={self.bias is not None}"
+        )
         return parts + (f", activation={self.activation!r}" if self.activation else "")
 
 
@@ -292,7 +372,8 @@ def _matrix(layer: SparseLinear) -> BsrMatrix:
     return BsrMatrix._make(pattern, check_values(layer.values, pattern))
 
 
-_matrix_outside = torch._disable_dynamo(_matrix)  # torch.compiler.disable would import the compiler here and now
+# torch.compiler.disable would import the compiler here and now
+_matrix_outside = private.outside_compiler(_matrix)
 
 
 def _chooser(include: Any) -> Callable[[str, nn.Linear], bool]:
@@ -300,31 +381,45 @@ def _chooser(include: Any) -> Callable[[str, nn.Linear], bool]:
         return lambda name, layer: True
     if callable(include):
         return include
-    names = [include] if isinstance(include, str) else list(include) if isinstance(include, Iterable) else [None]
+    names = (
+        [include] if isinstance(include, str) else list(include) if isinstance(include, Iterable) else [None]
+    )
     if not all(isinstance(n, str) for n in names):
         raise TypeError(f"include is {include!r}; expected a name, names, or a function of name and layer")
     return lambda name, layer: any(fnmatch.fnmatchcase(name, n) for n in names)
 
 
 def _take_hooks(layer: SparseLinear, linear: nn.Linear) -> None:
-    """The dicts themselves, which the hooks' handles know. Pre-hooks that compute the weight (pruning, norms) would find none here."""
-    plain = {"weight", "bias"} <= linear._parameters.keys()
-    for name in (*_HOOKS, *_PRE_HOOKS) if plain else _HOOKS:
+    """The dicts themselves, which the hooks' handles know. Pre-hooks that compute the weight (pruning, norms)
+    would find none here."""
+    own = {"weight", "bias"} <= private.parameters(linear).keys()
+    for name in private.hook_names(pre_hooks=own):
         layer.__dict__[name], linear.__dict__[name] = linear.__dict__[name], copy.copy(linear.__dict__[name])
 
 
-def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *, threshold: float | None = None, include: Callable[[str, nn.Linear], bool] | Iterable[str] | str | None = None, smallest: int = 1) -> nn.Module:
-    """Replaces `nn.Linear` layers of a model by block-sparse ones that keep their largest blocks, in place; returns the model.
+def sparsify(
+    model: nn.Module,
+    block: Any = (64, 64),
+    density: float = 0.125,
+    *,
+    threshold: float | None = None,
+    include: Callable[[str, nn.Linear], bool] | Iterable[str] | str | None = None,
+    smallest: int = 1,
+) -> nn.Module:
+    """Replaces `nn.Linear` layers of a model by block-sparse ones that keep their largest blocks, in place;
+    returns the model.
 
-    `include` chooses: a function of name and layer, or names, which may hold ``*``; by default all. Layers with a side below
-    `smallest` blocks are left as they are. A layer that stands in several places, one of them chosen, is replaced in all. Frozen layers
-    stay frozen. `nn.TransformerEncoderLayer` no longer takes torch's fused way, which knows dense weights only. Subclasses of `nn.Linear`
-    compute in a way of their own and stay dense, torch's included: parametrized layers, and the `out_proj` of `nn.MultiheadAttention`.
+    `include` chooses: a function of name and layer, or names, which may hold ``*``; by default all. Layers
+    with a side below `smallest` blocks are left as they are. A layer that stands in several places, one of
+    them chosen, is replaced in all. Frozen layers stay frozen. `nn.TransformerEncoderLayer` no longer takes
+    torch's fused way, which knows dense weights only. Subclasses of `nn.Linear` compute in a way of their own
+    and stay dense, torch's included: parametrized layers, and the `out_proj` of `nn.MultiheadAttention`.
 
-    Each keeps at least one block, unless `density` is 0 or a `threshold` is given. A model that is an `nn.Linear` itself has the
-    name "", stays as it is, and the new layer is returned. Layers that share a weight share `values` then; one that shares it with
-    anything that is not replaced, as an `nn.Embedding`, is left as it is. Forward and backward hooks go along, but for pre-hooks where
-    the weight or bias is no parameter (pruning, weight norm): these are taken as they stand.
+    Each keeps at least one block, unless `density` is 0 or a `threshold` is given. A model that is an
+    `nn.Linear` itself has the name "", stays as it is, and the new layer is returned. Layers that share a
+    weight share `values` then; one that shares it with anything that is not replaced, as an `nn.Embedding`,
+    is left as it is. Forward and backward hooks go along, but for pre-hooks where the weight or bias is no
+    parameter (pruning, weight norm): these are taken as they stand.
 
     >>> import torch, sparse_autotune as sa
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
@@ -337,10 +432,16 @@ def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *,
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module that is not compiled by torch.jit")
+        raise TypeError(
+            f"model is a {type(model).__name__}; expected a torch.nn.Module that is not compiled by torch.jit"
+        )
 
     def chosen(name: str, layer: nn.Linear) -> bool:
-        return layer.out_features >= smallest * sides[0] and layer.in_features >= smallest * sides[1] and included(name, layer)
+        return (
+            layer.out_features >= smallest * sides[0]
+            and layer.in_features >= smallest * sides[1]
+            and included(name, layer)
+        )
 
     if type(model) is nn.Linear:
         if not chosen("", model):
@@ -348,27 +449,43 @@ def sparsify(model: nn.Module, block: Any = (64, 64), density: float = 0.125, *,
         layer = SparseLinear.from_dense(model, sides, share, threshold)
         _take_hooks(layer, model)
         return layer
-    open_ones = [(path, module) for path, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)]
-    places = [(f"{path}.{name}" if path else name, module, name) for path, module in open_ones for name in module._modules]
+    open_ones = [
+        (path, module)
+        for path, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    places = [
+        (f"{path}.{name}" if path else name, module, name)
+        for path, module in open_ones
+        for name in private.submodules(module)
+    ]
     found: dict[nn.Linear, None] = {}  # a layer that stands in several places stays one layer
     for full, module, name in places:
-        child = module._modules[name]
+        child = private.submodules(module)[name]
         if type(child) is nn.Linear and child not in found and chosen(full, child):
             found[child] = None
-    replaced = _replacements(model, list(found), lambda linear: SparseLinear.from_dense(linear, sides, share, threshold))
+    replaced = _replacements(
+        model, list(found), lambda linear: SparseLinear.from_dense(linear, sides, share, threshold)
+    )
     for linear, layer in replaced.items():
         _take_hooks(layer, linear)
     for _, module, name in places:
-        if module._modules[name] in replaced:
-            setattr(module, name, replaced[module._modules[name]])
+        child = private.submodules(module)[name]
+        if child in replaced:
+            setattr(module, name, replaced[child])
     if replaced:
         _leave_fast_path(model)
     return model
 
 
-def _replacements(model: nn.Module, found: list[nn.Linear], make: Callable[[nn.Linear], SparseLinear]) -> dict[nn.Module, SparseLinear]:
+def _replacements(
+    model: nn.Module,
+    found: list[nn.Linear],
+    make: Callable[[nn.Linear], SparseLinear],
+) -> dict[nn.Module, SparseLinear]:
     """A layer for each that shares its weight with none but these; what they share, their layers share."""
-    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    owned = (private.parameters(module).values() for module in model.modules())
+    uses = Counter(id(p) for group in owned for p in group if p is not None)
     ours = Counter(id(linear.weight) for linear in found)
     replaced: dict[nn.Module, SparseLinear] = {}
     first: dict[int, SparseLinear] = {}
@@ -378,16 +495,26 @@ def _replacements(model: nn.Module, found: list[nn.Linear], make: Callable[[nn.L
         layer = replaced[linear] = make(linear)
         twin = first.setdefault(id(linear.weight), layer)
         if twin is not layer:
-            layer.values, layer.row_ptr, layer.col_idx, layer._pattern = twin.values, twin.row_ptr, twin.col_idx, twin.pattern()
+            layer.values, layer.row_ptr, layer.col_idx, layer._pattern = (
+                twin.values,
+                twin.row_ptr,
+                twin.col_idx,
+                twin.pattern(),
+            )
         if uses[id(linear.bias)] > 1:
             layer.bias = linear.bias
     return replaced
 
 
 def _leave_fast_path(model: nn.Module) -> None:
-    """torch's encoders hand dense weights to one fused kernel when they do not train. These call their layers, as in training."""
+    """torch's encoders hand dense weights to one fused kernel when they do not train. These call their
+    layers, as in training."""
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and any(isinstance(m, SparseLinear) for m in module.modules()):
+        if isinstance(module, nn.TransformerEncoderLayer) and any(
+            isinstance(m, SparseLinear) for m in module.modules()
+        ):
             module.activation_relu_or_gelu = 0  # read for nothing but this
-        if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, SparseLinear) for m in module.modules()):
+        if isinstance(module, nn.TransformerEncoder) and any(
+            isinstance(m, SparseLinear) for m in module.modules()
+        ):
             module.use_nested_tensor = False

@@ -1,4 +1,5 @@
-"""What the tests share: a cache of their own, effort off unless a test asks for more, and makers of random problems."""
+"""What the tests share: a cache of their own, effort off unless a test asks for more, and makers of random
+problems."""
 
 import atexit
 import os
@@ -12,8 +13,10 @@ import threading
 os.environ["SPARSE_AUTOTUNE_CACHE"] = tempfile.mkdtemp(prefix="sparse_autotune_test_")
 atexit.register(shutil.rmtree, os.environ["SPARSE_AUTOTUNE_CACHE"], ignore_errors=True)
 os.environ.pop("SPARSE_AUTOTUNE", None)
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch has an OpenMP of its own, and two that spin are slow on few cores
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")  # else inductor compiles half a minute of probes for vector instructions
+# torch has an OpenMP of its own, and two that spin are slow on few cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# else inductor compiles half a minute of probes for vector instructions
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of a GPU's memory
 
 import numpy as np
@@ -23,7 +26,13 @@ from hypothesis import HealthCheck, settings
 import sparse_autotune as sa
 
 EXAMPLES = int(os.environ.get("SAT_EXAMPLES", "60"))
-settings.register_profile("here", max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=os.environ.get("CI") == "true")
+settings.register_profile(
+    "here",
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=os.environ.get("CI") == "true",
+)
 settings.load_profile("here")
 
 try:
@@ -48,7 +57,8 @@ def effort_off():
 
 @pytest.fixture(autouse=True)
 def forget_compiled():
-    """torch.compile keeps a few graphs for each code object, and nn.Sequential has one for all tests together."""
+    """torch.compile keeps a few graphs for each code object, and nn.Sequential has one for all tests
+    together."""
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
@@ -61,7 +71,12 @@ def device(request):
 
 def run_program(text, *words, **environment):
     """In a process of its own."""
-    return subprocess.run([sys.executable, "-c", text, *words], capture_output=True, text=True, env={**os.environ, **environment})
+    return subprocess.run(
+        [sys.executable, "-c", text, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
 
 
 def in_threads(count, work):
@@ -108,7 +123,9 @@ class OnlyDlpack:
 
 def close(got, expected, dtype="float32"):
     tolerance = TOLERANCE[str(dtype).removeprefix("torch.")]
-    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance
+    )
 
 
 def tensors(seed, rows, cols, block, density, dtype, device="cpu"):

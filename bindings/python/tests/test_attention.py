@@ -1,4 +1,5 @@
-"""Attention without torch: results, masks, layouts, wrong input, races; against the definition in double precision."""
+"""Attention without torch: results, masks, layouts, wrong input, races; against the definition in double
+precision."""
 
 import copy
 import pickle
@@ -58,22 +59,37 @@ LAYOUTS = st.sampled_from(["plain", "by rows", "gaps", "odd", "backwards"])
 
 @st.composite
 def masks(draw, queries, keys, heads):
-    kind = draw(st.sampled_from(["none", "window", "strided", "mixed", "document", "blocks", "heads", "nothing"]))
+    kind = draw(
+        st.sampled_from(["none", "window", "strided", "mixed", "document", "blocks", "heads", "nothing"])
+    )
     block, causal = (draw(st.integers(1, 20)), draw(st.integers(1, 20))), draw(st.booleans())
     seed = draw(st.integers(0, 99))
     if kind == "none":
         return None
     if kind == "window":
-        return sa.AttentionMask.window(queries, draw(st.integers(1, 40)), keys=keys, block=block, causal=causal)
+        return sa.AttentionMask.window(
+            queries, draw(st.integers(1, 40)), keys=keys, block=block, causal=causal
+        )
     if kind == "strided":
-        return sa.AttentionMask.strided(queries, draw(st.integers(1, 5)), local=2, keys=keys, block=block, causal=causal)
+        return sa.AttentionMask.strided(
+            queries, draw(st.integers(1, 5)), local=2, keys=keys, block=block, causal=causal
+        )
     if kind == "mixed":
-        return sa.AttentionMask.global_window_random(queries, keys=keys, block=block, heads=draw(st.sampled_from([None, heads])), causal=causal, seed=seed)
+        return sa.AttentionMask.global_window_random(
+            queries,
+            keys=keys,
+            block=block,
+            heads=draw(st.sampled_from([None, heads])),
+            causal=causal,
+            seed=seed,
+        )
     rng = np.random.default_rng(seed)
     if kind == "document":
         cuts = [np.sort(rng.integers(0, n + 1, 3)) for n in (queries, keys)]
         q, kv = ([0, *cut, n] for cut, n in zip(cuts, (queries, keys)))
-        return sa.AttentionMask.document(q, kv_offsets=kv, block=block, causal=causal, window=draw(st.sampled_from([None, 7])))
+        return sa.AttentionMask.document(
+            q, kv_offsets=kv, block=block, causal=causal, window=draw(st.sampled_from([None, 7]))
+        )
     grid = -(-queries // block[0]), -(-keys // block[1])
     stored = rng.random((heads, *grid) if kind == "heads" else grid) < (0.0 if kind == "nothing" else 0.5)
     return sa.AttentionMask.from_blocks(stored, (queries, keys), block, causal=causal)
@@ -88,16 +104,36 @@ def problems(draw):
     packed = mask is not None and bool(mask.offsets)
     batch = draw(st.sampled_from([(), (1,)] if packed else [(), (1,), (2,), (2, 3)]))
     dtype = draw(st.sampled_from([np.float32, np.float64, np.float16]))
-    q, k, v = operands(draw(st.integers(0, 99)), batch, heads, kv_heads, queries, keys, draw(st.sampled_from([8, 16, 24, 64])), dtype)
+    q, k, v = operands(
+        draw(st.integers(0, 99)),
+        batch,
+        heads,
+        kv_heads,
+        queries,
+        keys,
+        draw(st.sampled_from([8, 16, 24, 64])),
+        dtype,
+    )
     return laid_out(q, draw(LAYOUTS)), laid_out(k, draw(LAYOUTS)), laid_out(v, draw(LAYOUTS)), mask
 
 
 def kept(mask, queries, keys, causal=False, window=None):
-    everything = sa.AttentionMask([0, 1], [0], (queries, keys), (queries, keys), causal=causal, window=window).to_dense()
+    everything = sa.AttentionMask(
+        [0, 1], [0], (queries, keys), (queries, keys), causal=causal, window=window
+    ).to_dense()
     if mask is None:
         return everything
     if mask.offsets:  # causal and window count within a sequence
-        again = sa.AttentionMask(mask.row_ptr, mask.col_idx, mask.shape, mask.block, causal=causal, window=window, q_offsets=mask.offsets[0], kv_offsets=mask.offsets[1])
+        again = sa.AttentionMask(
+            mask.row_ptr,
+            mask.col_idx,
+            mask.shape,
+            mask.block,
+            causal=causal,
+            window=window,
+            q_offsets=mask.offsets[0],
+            kv_offsets=mask.offsets[1],
+        )
         return mask.to_dense() & again.to_dense()
     return mask.to_dense() & everything
 
@@ -112,7 +148,8 @@ def test_attention_is_what_it_is_defined_to_be(problem, causal, window, scale):
     close(out, wanted, q.dtype)
     assert np.array_equal(np.isinf(lse), np.isinf(wanted_lse))
     np.testing.assert_allclose(lse, wanted_lse, rtol=2e-3, atol=2e-3)
-    close(sa.attention(q, k, v, mask, causal=causal, window=window, scale=scale), wanted, q.dtype)  # another problem, maybe another kernel
+    # another problem, maybe another kernel
+    close(sa.attention(q, k, v, mask, causal=causal, window=window, scale=scale), wanted, q.dtype)
 
 
 def test_rows_and_heads_lie_in_the_result_as_in_q():
@@ -177,14 +214,26 @@ def test_masks_are_made_again_from_what_they_keep(data):
     keep = mask.to_dense()
     assert np.array_equal(sa.AttentionMask.from_dense(keep, block=1).to_dense(), keep)
     again = pickle.loads(pickle.dumps(mask))
-    assert np.array_equal(again.to_dense(), keep) and repr(again) == repr(mask) and copy.deepcopy(mask) is mask
+    assert (
+        np.array_equal(again.to_dense(), keep) and repr(again) == repr(mask) and copy.deepcopy(mask) is mask
+    )
 
 
-@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 20), st.integers(1, 20), st.integers(1, 50), st.booleans(), st.booleans())
+@given(
+    st.integers(1, 90),
+    st.integers(1, 90),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.integers(1, 50),
+    st.booleans(),
+    st.booleans(),
+)
 def test_every_stored_block_of_a_window_keeps_something(queries, keys, br, bc, window, causal, packed):
     if packed:
         offsets = [0, queries // 3, queries], [0, keys // 2, keys]
-        mask = sa.AttentionMask.document(offsets[0], kv_offsets=offsets[1], block=(br, bc), causal=causal, window=window)
+        mask = sa.AttentionMask.document(
+            offsets[0], kv_offsets=offsets[1], block=(br, bc), causal=causal, window=window
+        )
     else:
         mask = sa.AttentionMask.window(queries, window, keys=keys, block=(br, bc), causal=causal)
     wide = np.pad(mask.to_dense(), [(0, -queries % br), (0, -keys % bc)])
@@ -210,7 +259,9 @@ def test_documents_see_themselves():
 
 
 def test_global_blocks_are_seen_by_all_and_see_all():
-    keep = sa.AttentionMask.global_window_random(256, block=16, first=2, window=1, random=3, seed=1).to_dense()
+    keep = sa.AttentionMask.global_window_random(
+        256, block=16, first=2, window=1, random=3, seed=1
+    ).to_dense()
     assert keep[:, :32].all() and keep[:32].all()
     blocks = keep[::16, ::16]
     assert (blocks[2:].sum(1) == 2 + 1 + 3).all()
@@ -254,7 +305,9 @@ def test_a_mask_shows_itself():
     large = sa.AttentionMask.window(1 << 20, 4096, block=4096)
     assert "<rect" in large.picture() and len(large.picture()) < 200_000
     triangle = sa.AttentionMask.window(64, 64, block=32).picture()
-    assert re.findall(r'width="([\d.]+)" height="3.75" fill-opacity="1.00"', triangle) == [f"{3.75 * n:.2f}" for n in range(1, 65)]
+    assert re.findall(r'width="([\d.]+)" height="3.75" fill-opacity="1.00"', triangle) == [
+        f"{3.75 * n:.2f}" for n in range(1, 65)
+    ]
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (3, 0, 0), (3, 4, 0)])
@@ -287,7 +340,11 @@ BAD = [
     (dict(k=np.ones((2, 4, 16, 16), np.float32)), ValueError, "k has shape .* expected the same batch"),
     (dict(k=OK[..., :8]), ValueError, "k has head size 8 and q 16"),
     (dict(v=OK[..., :8]), NotImplementedError, "v has head size 8"),
-    (dict(q=OK[..., :12], k=OK[..., :12], v=OK[..., :12]), NotImplementedError, "q has head size 12; expected a multiple of 8"),
+    (
+        dict(q=OK[..., :12], k=OK[..., :12], v=OK[..., :12]),
+        NotImplementedError,
+        "q has head size 12; expected a multiple of 8",
+    ),
     (dict(window=0), ValueError, "window is 0"),
     (dict(window=2.5), TypeError, "window is 2.5"),
     (dict(scale="x"), TypeError, "scale is a str"),
@@ -304,7 +361,11 @@ BAD = [
     (dict(mask=OK > 0), TypeError, "^mask is a ndarray.*from_dense"),
     (dict(attn_mask=OK > 0), TypeError, "^attn_mask is a ndarray.*from_dense"),
     (dict(mask=sa.AttentionMask.window(32, 4)), ValueError, "mask is 32x32; expected 16x16"),
-    (dict(mask=sa.AttentionMask.global_window_random(16, heads=3, block=4)), ValueError, "mask has 3 heads and q 4"),
+    (
+        dict(mask=sa.AttentionMask.global_window_random(16, heads=3, block=4)),
+        ValueError,
+        "mask has 3 heads and q 4",
+    ),
     (dict(dropout_p=0.1), NotImplementedError, "dropout_p is 0.1"),
     (dict(is_causal=True, q=OK[:, :, :8]), ValueError, "is_causal"),
     (dict(enable_gqa=False, k=OK[:, :2], v=OK[:, :2]), ValueError, "enable_gqa"),
@@ -312,7 +373,11 @@ BAD = [
     (dict(is_causal=True, q=[[1.0]]), TypeError, "q is a list"),
     (dict(is_causal=True, k=OK[0, 0, 0]), ValueError, "k has 1 dimensions"),
     (dict(enable_gqa=False, k=OK[0, 0], v=OK[0, 0]), ValueError, "k has 2 dimensions"),
-    (dict(mask=sa.AttentionMask.window(16, 4), attn_mask=sa.AttentionMask.window(16, 4)), ValueError, "mask and attn_mask"),
+    (
+        dict(mask=sa.AttentionMask.window(16, 4), attn_mask=sa.AttentionMask.window(16, 4)),
+        ValueError,
+        "mask and attn_mask",
+    ),
 ]
 
 
@@ -323,7 +388,14 @@ def test_wrong_input_is_named(words, kind, message):
 
 
 def test_bools_of_numpy_are_bools():
-    words = {"causal": np.True_, "return_lse": np.False_, "deterministic": np.True_, "allow_tf32": np.False_, "is_causal": np.False_, "enable_gqa": np.True_}
+    words = {
+        "causal": np.True_,
+        "return_lse": np.False_,
+        "deterministic": np.True_,
+        "allow_tf32": np.False_,
+        "is_causal": np.False_,
+        "enable_gqa": np.True_,
+    }
     np.testing.assert_array_equal(sa.attention(OK, OK, OK, **words), sa.attention(OK, OK, OK, causal=True))
     assert sa.AttentionMask.window(4, 4, causal=np.False_).causal is False
 
@@ -339,13 +411,37 @@ def test_packed_sequences_are_one_batch():
     [
         (lambda: sa.AttentionMask([0, 1], [0], (4,), 4), TypeError, "shape is"),
         (lambda: sa.AttentionMask([0, 1], [1], (4, 4), 4), ValueError, "col_idx"),
-        (lambda: sa.AttentionMask([0, 1], [0], (4, 4), 4, heads=2), ValueError, "row_ptr has 2 entries; expected 3"),
-        (lambda: sa.AttentionMask([0, 1], [0], (4, 4), 4, q_offsets=[0, 3, 2, 4]), ValueError, "q_offsets is .* never decrease"),
-        (lambda: sa.AttentionMask([0, 1], [0], (4, 4), 4, q_offsets=[0, 5]), ValueError, "q_offsets ends with 5; expected 4"),
+        (
+            lambda: sa.AttentionMask([0, 1], [0], (4, 4), 4, heads=2),
+            ValueError,
+            "row_ptr has 2 entries; expected 3",
+        ),
+        (
+            lambda: sa.AttentionMask([0, 1], [0], (4, 4), 4, q_offsets=[0, 3, 2, 4]),
+            ValueError,
+            "q_offsets is .* never decrease",
+        ),
+        (
+            lambda: sa.AttentionMask([0, 1], [0], (4, 4), 4, q_offsets=[0, 5]),
+            ValueError,
+            "q_offsets ends with 5; expected 4",
+        ),
         (lambda: sa.AttentionMask([0, 1], [0], (4, 4), 4, q_offsets=[1, 4]), ValueError, "q_offsets is"),
-        (lambda: sa.AttentionMask([0, 1], [0], (4, 4), 4, kv_offsets=[0, 4]), ValueError, "kv_offsets is given without"),
-        (lambda: sa.AttentionMask([0, 1], [0], (4, 8), 8, q_offsets=[0, 4]), ValueError, "kv_offsets is None"),
-        (lambda: sa.AttentionMask.document([0, 4], kv_offsets=[0, 2, 4]), ValueError, "kv_offsets has 3 entries"),
+        (
+            lambda: sa.AttentionMask([0, 1], [0], (4, 4), 4, kv_offsets=[0, 4]),
+            ValueError,
+            "kv_offsets is given without",
+        ),
+        (
+            lambda: sa.AttentionMask([0, 1], [0], (4, 8), 8, q_offsets=[0, 4]),
+            ValueError,
+            "kv_offsets is None",
+        ),
+        (
+            lambda: sa.AttentionMask.document([0, 4], kv_offsets=[0, 2, 4]),
+            ValueError,
+            "kv_offsets has 3 entries",
+        ),
         (lambda: sa.AttentionMask.document([]), ValueError, "offsets is"),
         (lambda: sa.AttentionMask.window(0, 4), ValueError, "queries is 0"),
         (lambda: sa.AttentionMask.window(4, 0), ValueError, "window is 0"),
@@ -355,12 +451,20 @@ def test_packed_sequences_are_one_batch():
         (lambda: sa.AttentionMask.from_blocks([[True, False]], (4, 4), 4), ValueError, "stored has shape"),
         (lambda: sa.AttentionMask.from_blocks([[True]], (4,), 4), TypeError, "shape is"),
         (lambda: sa.AttentionMask.from_blocks([[True]], "ab", 4), TypeError, "shape\\[0\\] is"),
-        (lambda: sa.AttentionMask.from_dense(np.tril(np.ones((8, 8), bool)), block=4), ValueError, "keep holds blocks of 4x4"),
+        (
+            lambda: sa.AttentionMask.from_dense(np.tril(np.ones((8, 8), bool)), block=4),
+            ValueError,
+            "keep holds blocks of 4x4",
+        ),
         (lambda: sa.AttentionMask.from_dense(np.ones(8, bool)), ValueError, "keep has 1 dimensions"),
         (lambda: sa.AttentionMask.from_bsr(np.eye(4)), TypeError, "matrix is a ndarray"),
         (lambda: sa.AttentionMask.from_dense(np.ones((0, 4, 4), bool)), ValueError, "heads is 0"),
         (lambda: sa.AttentionMask.window(4, 4, block=0), ValueError, "block is 0"),
-        (lambda: sa.AttentionMask.window(4, 4, causal=0.5), TypeError, "causal is 0.5; expected True or False"),
+        (
+            lambda: sa.AttentionMask.window(4, 4, causal=0.5),
+            TypeError,
+            "causal is 0.5; expected True or False",
+        ),
     ],
 )
 def test_wrong_masks_are_named(make, kind, message):
@@ -428,7 +532,13 @@ def by_numpy(call):
 
 def test_a_callable_is_a_variant_of_attention():
     name = "cpu_attention_f32_any_python_numpy"
-    sa.register_variant(by_numpy, name=name, op="attention", prepare=lambda call: call.shape, supports=lambda call: call.size < 64)
+    sa.register_variant(
+        by_numpy,
+        name=name,
+        op="attention",
+        prepare=lambda call: call.shape,
+        supports=lambda call: call.size < 64,
+    )
     q, k, v = operands(6, (2,), 4, 2, 40, 50, 16)
     mask = sa.AttentionMask.global_window_random(40, keys=50, heads=4, block=8, causal=True)
     for words in ({}, {"mask": mask}, {"mask": mask, "return_lse": True}, {"causal": True, "window": 5}):
@@ -444,7 +554,13 @@ def test_a_wrong_callable_is_found_out():
         call.out[0, 0, 0] += 1
 
     name = "cpu_attention_f32_any_python_wrong"
-    sa.register_variant(wrong, name=name, op="attention", prepare=lambda call: call.shape, supports=lambda call: call.size == 24)
+    sa.register_variant(
+        wrong,
+        name=name,
+        op="attention",
+        prepare=lambda call: call.shape,
+        supports=lambda call: call.size == 24,
+    )
     q, k, v = operands(7, (1,), 2, 2, 32, 32, 24)
     race = sa.benchmark(sa.attention, q, k, v, only=name)
     assert race[0].verdict == "wrong" and race.best is None

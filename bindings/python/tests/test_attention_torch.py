@@ -1,4 +1,5 @@
-"""Attention in PyTorch: gradients, operators, autocast, torch.compile, BlockMask, torch's own attention in races."""
+"""Attention in PyTorch: gradients, operators, autocast, torch.compile, BlockMask, torch's own attention in
+races."""
 
 import gc
 
@@ -12,9 +13,11 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from test_attention import masks  # noqa: E402
+from test_attention import masks
 
-from sparse_autotune import _attention, _torch_attention  # noqa: E402
+from sparse_autotune import _attention
+from sparse_autotune._torch import attention
+from sparse_autotune._torch import masks as mask_tensors
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -55,7 +58,12 @@ def test_results_and_gradients(data, dtype, layout):
     mask = data.draw(masks(queries, keys, heads))
     torch.manual_seed(data.draw(st.integers(0, 99)))
     batch = (1,) if mask is not None and mask.offsets else (2,)
-    leaves = [x.requires_grad_() for x in operands(batch, heads, kv_heads, queries, keys, data.draw(st.sampled_from([8, 32])), dtype, layout=layout)]
+    leaves = [
+        x.requires_grad_()
+        for x in operands(
+            batch, heads, kv_heads, queries, keys, data.draw(st.sampled_from([8, 32])), dtype, layout=layout
+        )
+    ]
     out = sa.attention(*leaves, mask)
     wanted = expected(*leaves, None if mask is None else mask.to_dense())
     assert out.dtype == dtype and out.requires_grad
@@ -65,7 +73,9 @@ def test_results_and_gradients(data, dtype, layout):
         assert torch.equal(again, sa.attention(*leaves, mask)) and not again.requires_grad
         close(again, wanted)
     grad = torch.randn_like(out)
-    for got, want in zip(torch.autograd.grad(out, leaves, grad), torch.autograd.grad(wanted, leaves, grad.double())):
+    for got, want in zip(
+        torch.autograd.grad(out, leaves, grad), torch.autograd.grad(wanted, leaves, grad.double())
+    ):
         assert got.dtype == dtype
         close(got, want, 2e5 if dtype == torch.float64 else 2)  # LSE is float32
 
@@ -98,7 +108,9 @@ def test_only_what_asks_gets_a_gradient_and_no_second_one():
     for _ in range(2):
         with pytest.raises(NotImplementedError, match="first gradients only"):
             grad.sum().backward(retain_graph=True)
-        (grad,) = torch.autograd.grad(torch.ops.sparse_autotune.attention(q, k, v)[0].sum(), v, create_graph=True)
+        (grad,) = torch.autograd.grad(
+            torch.ops.sparse_autotune.attention(q, k, v)[0].sum(), v, create_graph=True
+        )
 
 
 def test_nested_tensors_are_named():
@@ -123,7 +135,10 @@ def test_it_is_called_as_torchs_own():
     q, k, v = operands((2,), 4, 4, 33, 33, 16)
     own = torch.nn.functional.scaled_dot_product_attention
     close(sa.attention(q, k, v, is_causal=True), own(q, k, v, is_causal=True))
-    close(sa.attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=0.2), own(q, k, v, scale=0.2))
+    close(
+        sa.attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=0.2),
+        own(q, k, v, scale=0.2),
+    )
     close(sa.attention(q, k[:, :2], v[:, :2], enable_gqa=True), own(q, k[:, :2], v[:, :2], enable_gqa=True))
     close(sa.attention(q[0], k[0], v[0]), own(q[0], k[0], v[0]))
     close(sa.attention(q[0, 0], k[0, 0], v[0, 0]), own(q[0, 0], k[0, 0], v[0, 0]))
@@ -144,10 +159,10 @@ def test_the_quick_way_serves_the_same_result():
     q, k, v = operands((1,), 2, 2, 64, 64, 16)
     first = sa.attention(q, k, v, causal=True)
     spec = _attention.Spec(True, None, None, True, None)
-    if _torch_attention.interop._fast is not None:
-        quick = _torch_attention._plain(q, k, v, None, spec)
+    if sa._quick._fast is not None:
+        quick = attention.run_quick(q, k, v, None, spec)
         assert quick is not None and torch.equal(quick, first)
-        assert _torch_attention._plain(q[:, :, :60], k, v, None, spec) is None
+        assert attention.run_quick(q[:, :, :60], k, v, None, spec) is None
     assert torch.equal(first, sa.attention(q, k, v, causal=True))
     assert not torch.equal(first, sa.attention(q, k, v))
     odd = torch.cat([q.new_zeros(1), q.flatten()])[1:].view(q.shape)
@@ -165,14 +180,24 @@ def arguments(mask, *more):
 @pytest.mark.parametrize("grad", [False, True])
 def test_operators_keep_torchs_rules(packed, grad):
     torch.manual_seed(0)
-    mask = sa.AttentionMask.document([0, 10, 24], block=8, causal=True) if packed else sa.AttentionMask.window(24, 5, block=8)
+    mask = (
+        sa.AttentionMask.document([0, 10, 24], block=8, causal=True)
+        if packed
+        else sa.AttentionMask.window(24, 5, block=8)
+    )
     q, k, v = (x.requires_grad_(grad) for x in operands((1,), 4, 2, 24, 24, 8, layout="rows"))
     for lse in (False, True):
-        torch.library.opcheck(torch.ops.sparse_autotune.attention.default, (q, k, v, *arguments(mask, True, 5), None, True, None, lse))
+        torch.library.opcheck(
+            torch.ops.sparse_autotune.attention.default,
+            (q, k, v, *arguments(mask, True, 5), None, True, None, lse),
+        )
     torch.library.opcheck(torch.ops.sparse_autotune.attention.default, (q, k, v))
     q, k, v = q.detach(), k.detach(), v.detach()
     out, lse = torch.ops.sparse_autotune.attention(q, k, v, *arguments(mask, True), lse=True)
-    torch.library.opcheck(torch.ops.sparse_autotune.attention_backward.default, (torch.randn_like(out), q, k, v, out, lse, *arguments(mask, True)))
+    torch.library.opcheck(
+        torch.ops.sparse_autotune.attention_backward.default,
+        (torch.randn_like(out), q, k, v, out, lse, *arguments(mask, True)),
+    )
 
 
 def test_an_operator_finds_the_mask_of_its_tensor():
@@ -182,11 +207,11 @@ def test_an_operator_finds_the_mask_of_its_tensor():
     attention = torch.ops.sparse_autotune.attention
     index, shape = mask._tensors[-1], mask._index_shape
     assert torch.equal(attention(q, k, v, index, shape, True)[0], wanted)
-    assert _torch_attention.pattern_of(index, shape) is mask._pattern
+    assert mask_tensors.pattern_of(index, shape) is mask._pattern
     other = index.clone()  # another tensor with the same words is read
     assert torch.equal(attention(q, k, v, other, shape, True)[0], wanted)
-    known = _torch_attention.pattern_of(other, shape)
-    assert known is not mask._pattern and known is _torch_attention.pattern_of(other, shape)
+    known = mask_tensors.pattern_of(other, shape)
+    assert known is not mask._pattern and known is mask_tensors.pattern_of(other, shape)
     other[-2:] = torch.tensor([12, 20])  # and read again when it changes
     other[-5:-3] = torch.tensor([12, 20])
     del known
@@ -222,10 +247,15 @@ def test_vmap(in_dims):
     q, k, v = torch.randn(3, 2, 2, 12, 8), torch.randn(3, 2, 2, 12, 8), torch.randn(3, 2, 2, 12, 8)
     inputs = [x.movedim(0, d) if d is not None else x[0] for x, d in zip((q, k, v), in_dims)]
     mask = sa.AttentionMask.window(12, 3, block=4)
-    got = torch.vmap(lambda *x: sa.attention(*x, mask, causal=np.True_, window=np.int64(3)), in_dims=in_dims)(*inputs)
+    got = torch.vmap(lambda *x: sa.attention(*x, mask, causal=np.True_, window=np.int64(3)), in_dims=in_dims)(
+        *inputs
+    )
     items = [[x.select(d, i) if d is not None else x for x, d in zip(inputs, in_dims)] for i in range(3)]
     close(got, torch.stack([sa.attention(*x, mask) for x in items]))
-    close(torch.vmap(lambda *x: sa.attention(*x), in_dims=in_dims)(*inputs), torch.stack([sa.attention(*x) for x in items]))
+    close(
+        torch.vmap(lambda *x: sa.attention(*x), in_dims=in_dims)(*inputs),
+        torch.stack([sa.attention(*x) for x in items]),
+    )
     pairs = torch.vmap(lambda *x: sa.attention(*x, return_lse=True)[1])(q[:, 0, 0], k[:, 0, 0], v[:, 0, 0])
     assert pairs.shape == (3, 12)
 
@@ -251,7 +281,12 @@ def test_compile_without_a_break(backend):
 
 
 def test_compile_with_other_lengths():
-    compiled = torch.compile(lambda q, k, v: sa.attention(q, k, v, causal=True, return_lse=True), fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(
+        lambda q, k, v: sa.attention(q, k, v, causal=True, return_lse=True),
+        fullgraph=True,
+        backend="aot_eager",
+        dynamic=True,
+    )
     for n in (17, 40, 64):
         q, k, v = operands((1,), 2, 2, n, n, 16)
         out, lse = compiled(q, k, v)
@@ -262,7 +297,9 @@ def test_compile_with_other_lengths():
 
 def test_compile_names_a_wrong_argument():
     q, k, v = operands((1,), 2, 2, 16, 16, 8)
-    compiled = torch.compile(lambda q, k, v: sa.attention(q, k, v, sa_mask), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda q, k, v: sa.attention(q, k, v, sa_mask), backend="aot_eager", fullgraph=True
+    )
     sa_mask = sa.AttentionMask.window(32, 4)
     with pytest.raises(Exception, match="mask is 32x32; expected 16x16"):
         compiled(q, k, v)
@@ -272,13 +309,25 @@ def test_compile_names_a_wrong_argument():
     "words, kind, message",
     [
         ({"window": 0}, ValueError, "^window is 0; expected at least 1$"),
-        ({"window": 0, "mask": sa.AttentionMask.window(16, 4)}, ValueError, "^window is 0; expected at least 1$"),
+        (
+            {"window": 0, "mask": sa.AttentionMask.window(16, 4)},
+            ValueError,
+            "^window is 0; expected at least 1$",
+        ),
         ({"window": True}, TypeError, "^window is True; expected a whole number$"),
         ({"causal": 0.1}, TypeError, "^causal is 0.1; expected True or False$"),
         ({"allow_tf32": "no"}, TypeError, "^allow_tf32 is 'no'; expected True or False$"),
         ({"scale": 1e39}, NotImplementedError, r"^scale is 1e\+39"),
-        ({"attn_mask": torch.ones(16, 16, dtype=torch.bool)}, TypeError, "^attn_mask is a Tensor; .*from_dense takes booleans$"),
-        ({"mask": sa.AttentionMask.document([0, 4, 16])}, ValueError, "^q has a batch of 2 beside a mask of packed sequences; expected 1$"),
+        (
+            {"attn_mask": torch.ones(16, 16, dtype=torch.bool)},
+            TypeError,
+            "^attn_mask is a Tensor; .*from_dense takes booleans$",
+        ),
+        (
+            {"mask": sa.AttentionMask.document([0, 4, 16])},
+            ValueError,
+            "^q has a batch of 2 beside a mask of packed sequences; expected 1$",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_the_same_words_compiled_or_not(words, kind, message):
@@ -311,7 +360,11 @@ def test_a_block_mask_is_understood(name, length):
     block_mask = flex.create_block_mask(MODS[name], None, heads, length, length, device="cpu", BLOCK_SIZE=32)
     mask = sa.AttentionMask.from_block_mask(block_mask)
     i = torch.arange(length)
-    keep = MODS[name](0, torch.arange(heads or 1)[:, None, None], i[:, None], i).expand(heads or 1, length, length).numpy()
+    keep = (
+        MODS[name](0, torch.arange(heads or 1)[:, None, None], i[:, None], i)
+        .expand(heads or 1, length, length)
+        .numpy()
+    )
     assert np.array_equal(mask.to_dense(), keep if heads else keep[0])
     q, k, v = operands((2,), 4, 2, length, length, 16)
     close(sa.attention(q, k, v, block_mask), expected(q, k, v, keep))
@@ -319,9 +372,15 @@ def test_a_block_mask_is_understood(name, length):
 
 def test_a_block_mask_that_blocks_cannot_say():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
-    for mod in (lambda b, h, i, j: i // 50 == j // 50, lambda b, h, i, j: i < j, lambda b, h, i, j: (i + j) % 2 == 0):
+    for mod in (
+        lambda b, h, i, j: i // 50 == j // 50,
+        lambda b, h, i, j: i < j,
+        lambda b, h, i, j: (i + j) % 2 == 0,
+    ):
         with pytest.raises(ValueError, match="block_mask keeps blocks in part"):
-            sa.AttentionMask.from_block_mask(flex.create_block_mask(mod, None, None, 128, 128, device="cpu", BLOCK_SIZE=32))
+            sa.AttentionMask.from_block_mask(
+                flex.create_block_mask(mod, None, None, 128, 128, device="cpu", BLOCK_SIZE=32)
+            )
     with pytest.raises(TypeError, match="block_mask is a int"):
         sa.AttentionMask.from_block_mask(3)
 
@@ -348,7 +407,9 @@ def test_torchs_attention_is_verified(dtype, name):
 
 def test_torchs_gradients_are_verified():
     q, k, v = operands((2,), 4, 4, 64, 64, 32)
-    race = sa.benchmark(sa.attention, q, k, v, causal=True, backward=True, only="cpu_attention_backward_any_any_torch_sdpa")
+    race = sa.benchmark(
+        sa.attention, q, k, v, causal=True, backward=True, only="cpu_attention_backward_any_any_torch_sdpa"
+    )
     assert [r.verdict for r in race] == ["ok"], race
 
 
@@ -384,8 +445,10 @@ def wanted(q, k, v, keep, scale):
     s = (scale * (q.double() @ k.double().mT)).masked_fill(~keep, -torch.inf)
     return s.softmax(-1).nan_to_num(0) @ v.double(), s.logsumexp(-1)
 q, k, v = (torch.randn(2, 16, 48).mT for _ in range(3))  # the size is not contiguous
-some = sa.AttentionMask.from_dense((torch.arange(48) >= 16).numpy()[:, None].repeat(48, 1), block=16)  # the first 16 queries see nothing
-cases = [dict(causal=True), dict(causal=True, scale=0.0), dict(causal=True, scale=1e-60), dict(causal=True, scale=-1.0), dict(mask=some)]
+# the first 16 queries see nothing
+some = sa.AttentionMask.from_dense((torch.arange(48) >= 16).numpy()[:, None].repeat(48, 1), block=16)
+cases = [dict(causal=True, **more) for more in (dict(), dict(scale=0.0), dict(scale=1e-60), dict(scale=-1.0))]
+cases.append(dict(mask=some))
 for words in cases:
     for x in ((q, k, v), (q.contiguous(), k, v), (q, k.contiguous(), v.contiguous())):
         kept = torch.from_numpy(some.to_dense()) if "mask" in words else keep
@@ -416,19 +479,30 @@ def test_torchs_attention_serves_without_a_copy(program, says):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_on_a_gpu(dtype):
     torch.manual_seed(0)
-    for mask, words in ((None, {}), (None, {"causal": True}), (sa.AttentionMask.window(300, 64), {}), (sa.AttentionMask.document([0, 100, 300], causal=True), {})):
+    for mask, words in (
+        (None, {}),
+        (None, {"causal": True}),
+        (sa.AttentionMask.window(300, 64), {}),
+        (sa.AttentionMask.document([0, 100, 300], causal=True), {}),
+    ):
         leaves = [x.requires_grad_() for x in operands((1,), 4, 2, 300, 300, 64, dtype, "cuda", "rows")]
         out = sa.attention(*leaves, mask, **words)
         keep = np.tri(300, dtype=bool) if words else None if mask is None else mask.to_dense()
         wanted = expected(*leaves, keep)
         close(out, wanted)
-        for got, want in zip(torch.autograd.grad(out.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves)):
+        for got, want in zip(
+            torch.autograd.grad(out.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves)
+        ):
             close(got, want, 2)
 
 
 @pytest.mark.cuda
 def test_torchs_attention_races_on_a_gpu():
-    for mask, words in ((None, {}), (None, {"causal": True}), (sa.AttentionMask.window(1024, 256, block=128), {})):
+    for mask, words in (
+        (None, {}),
+        (None, {"causal": True}),
+        (sa.AttentionMask.window(1024, 256, block=128), {}),
+    ):
         for lse in (False, True):
             q, k, v = operands((1,), 8, 8, 1024, 1024, 64, torch.float16, "cuda")
             race = sa.benchmark(sa.attention, q, k, v, mask, return_lse=lse, **words)
@@ -460,7 +534,9 @@ def test_compiled_with_cuda_graphs():
     mask = sa.AttentionMask.window(256, 64)
     q, k, v = operands((1,), 4, 4, 256, 256, 64, torch.float16, "cuda")
     sa.attention(q, k, v, mask)
-    compiled = torch.compile(lambda q, k, v: sa.attention(q, k, v, mask) * 2, mode="reduce-overhead", fullgraph=True)
+    compiled = torch.compile(
+        lambda q, k, v: sa.attention(q, k, v, mask) * 2, mode="reduce-overhead", fullgraph=True
+    )
     for _ in range(4):
         close(compiled(q, k, v).clone(), 2 * expected(q, k, v, mask.to_dense()))
 
@@ -473,7 +549,9 @@ def test_doubles_through_torchs_own_kernel():
         assert lse.dtype == torch.float32
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         weights = torch.randn_like(out)
-        for ours, theirs in zip(torch.autograd.grad(out, (q, k, v), weights), torch.autograd.grad(expected, (q, k, v), weights)):
+        for ours, theirs in zip(
+            torch.autograd.grad(out, (q, k, v), weights), torch.autograd.grad(expected, (q, k, v), weights)
+        ):
             assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -486,7 +564,9 @@ def test_torchs_own_kernel_takes_part_with_doubles():
 
 def test_words_after_the_mask_go_by_their_place():
     q, k, v = (torch.randn(1, 2, 32, 16) for _ in range(3))
-    assert torch.equal(sa.attention(q, k, v, None, True, 8, 0.5), sa.attention(q, k, v, causal=True, window=8, scale=0.5))
+    assert torch.equal(
+        sa.attention(q, k, v, None, True, 8, 0.5), sa.attention(q, k, v, causal=True, window=8, scale=0.5)
+    )
     with pytest.raises(TypeError, match=r"causal is 0\.1; expected True or False"):
         sa.attention(q, k, v, None, 0.1)  # torch's own has dropout_p there
 
@@ -499,12 +579,14 @@ def test_operands_of_two_kinds_are_named():
 
 @pytest.mark.parametrize("layout", ["bsr", "bsc"])
 def test_booleans_of_torch_are_a_mask_where_whole_blocks_are_true(layout, device):
-    dense = torch.kron(torch.tensor([[1, 0, 1], [0, 1, 0]]).bool(), torch.ones(16, 8, dtype=torch.bool)).to(device)
+    dense = torch.kron(torch.tensor([[1, 0, 1], [0, 1, 0]]).bool(), torch.ones(16, 8, dtype=torch.bool)).to(
+        device
+    )
     mask = getattr(dense, f"to_sparse_{layout}")((16, 8))
     q, k, v = torch.randn(1, 2, 32, 8, device=device), *torch.randn(2, 1, 2, 24, 8, device=device)
     wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, dense)
-    for given in (mask, mask, sa.AttentionMask.from_bsr(mask)):
-        torch.testing.assert_close(sa.attention(q, k, v, given), wanted)
+    for kept in (mask, mask, sa.AttentionMask.from_bsr(mask)):
+        torch.testing.assert_close(sa.attention(q, k, v, kept), wanted)
     x, y = torch.randn(32, 4, device=device), torch.randn(4, 24, device=device)
     torch.testing.assert_close(sa.sampled_matmul(x, y, mask).to_dense(), torch.where(dense, x @ y, 0))
     with pytest.raises(TypeError, match="A has dtype bool"):

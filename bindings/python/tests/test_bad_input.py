@@ -1,4 +1,5 @@
-"""What is wrong is told by an exception of the expected type that names the argument, and never by a crash."""
+"""What is wrong is told by an exception of the expected type that names the argument, and never by a
+crash."""
 
 import ctypes
 
@@ -21,7 +22,9 @@ def bad(kind, words, call, *arguments, **options):
 
 
 def bsr(row_ptr=(0, 1, 2), col_idx=(1, 0), values=None, shape=(4, 4)):
-    return sa.BsrMatrix(list(row_ptr), list(col_idx), np.ones((2, 2, 2), np.float32) if values is None else values, shape)
+    return sa.BsrMatrix(
+        list(row_ptr), list(col_idx), np.ones((2, 2, 2), np.float32) if values is None else values, shape
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,22 +70,58 @@ def test_indices_of_another_shape_or_kind():
     bad(ValueError, "col_idx", sa.BsrMatrix, [0, 1], np.array([2**64 - 1], np.uint64), ONE, (2, 2))
     bad(ValueError, "row_ptr is [[0], [1, 2]]", sa.BsrMatrix, [[0], [1, 2]], [0], ONE, (2, 2))
     bad(ValueError, "row_ptr is a NoneType of 0 dim", sa.BsrMatrix, None, [0], ONE, (2, 2))
-    bad(TypeError, "col_idx is a masked array", sa.BsrMatrix, [0, 1], np.ma.masked_array([0], [True]), ONE, (2, 2))
+    bad(
+        TypeError,
+        "col_idx is a masked array",
+        sa.BsrMatrix,
+        [0, 1],
+        np.ma.masked_array([0], [True]),
+        ONE,
+        (2, 2),
+    )
     bad(ValueError, "values is [[[1.0], ", sa.BsrMatrix, [0, 1], [0], [[[1.0], [1.0, 2.0]]], (2, 2))
     bad(ValueError, "x is [[1.0], ", sa.BsrMatrix.from_dense, [[1.0], [1.0, 2.0]], 1)
     bad(ValueError, "stored is [[True], ", sa.AttentionMask.from_blocks, [[True], [True, False]], (2, 2), 1)
-    bad(TypeError, "stored is a masked array", sa.AttentionMask.from_blocks, np.ma.masked_array([[True]], [[True]]), (2, 2), 2)
+    bad(
+        TypeError,
+        "stored is a masked array",
+        sa.AttentionMask.from_blocks,
+        np.ma.masked_array([[True]], [[True]]),
+        (2, 2),
+        2,
+    )
 
 
 def test_tensors_of_indices_that_cannot_be_read():
     torch = pytest.importorskip("torch")
     rows = torch.tensor([0, 1])
     bad(ValueError, "row_ptr is on meta", sa.BsrMatrix, rows.to("meta"), [0], ONE, (2, 2))
-    bad(ValueError, "stored is on meta", sa.AttentionMask.from_blocks, torch.ones(1, 1, dtype=torch.bool, device="meta"), (2, 2), 2)
+    bad(
+        ValueError,
+        "stored is on meta",
+        sa.AttentionMask.from_blocks,
+        torch.ones(1, 1, dtype=torch.bool, device="meta"),
+        (2, 2),
+        2,
+    )
     bad(TypeError, "row_ptr is a Tensor of torch.bfloat16", sa.BsrMatrix, rows.bfloat16(), [0], ONE, (2, 2))
-    bad(TypeError, "row_ptr is a Tensor of torch.int64, torch.sparse_coo", sa.BsrMatrix, rows.to_sparse(), [0], ONE, (2, 2))
+    bad(
+        TypeError,
+        "row_ptr is a Tensor of torch.int64, torch.sparse_coo",
+        sa.BsrMatrix,
+        rows.to_sparse(),
+        [0],
+        ONE,
+        (2, 2),
+    )
     parts = [x.to("meta") for x in (rows, rows[:1], torch.ones(1))]
-    bad(ValueError, "x.values() is on meta", sa.BsrMatrix.from_csr, torch.sparse_csr_tensor(*parts, size=(1, 1)), 1)
+    bad(
+        ValueError,
+        "x.values() is on meta",
+        sa.BsrMatrix.from_csr,
+        torch.sparse_csr_tensor(*parts, size=(1, 1)),
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +154,11 @@ def test_the_other_side():
         (TypeError, "out", {"out": np.empty((4, 3), np.float64)}),
         (TypeError, "out", {"out": "text"}),
         (ValueError, "out", {"out": np.empty((4, 6), np.float32)[:, ::-2]}),
-        (ValueError, "out", {"out": np.lib.stride_tricks.as_strided(np.empty(16, np.float32), (4, 3), (4, 4))}),
+        (
+            ValueError,
+            "out",
+            {"out": np.lib.stride_tricks.as_strided(np.empty(16, np.float32), (4, 3), (4, 4))},
+        ),
         (ValueError, "out", {"out": np.broadcast_to(np.float32(0), (4, 3))}),
         (ValueError, "out", {"out": B}),
         (ValueError, "beta", {"beta": 1.0}),
@@ -189,14 +232,28 @@ def sparse_with(maker, attribute, place, value):
 @pytest.mark.parametrize(
     "form, attribute, place, value",
     [
-        ("bsr", "indptr", 1, 10**9), ("bsr", "indptr", 0, 1), ("bsr", "indptr", 1, -1), ("bsr", "indptr", -1, 3), ("bsr", "indices", 0, 10**9),
-        ("csr", "indptr", 4, 10**9), ("csr", "indices", 3, 10**9), ("csr", "indices", 3, -1), ("csc", "indptr", 4, 10**9), ("csc", "indices", 3, 8),
-        ("coo", "row", 3, 10**9), ("coo", "col", 3, -(10**9)),
+        ("bsr", "indptr", 1, 10**9),
+        ("bsr", "indptr", 0, 1),
+        ("bsr", "indptr", 1, -1),
+        ("bsr", "indptr", -1, 3),
+        ("bsr", "indices", 0, 10**9),
+        ("csr", "indptr", 4, 10**9),
+        ("csr", "indices", 3, 10**9),
+        ("csr", "indices", 3, -1),
+        ("csc", "indptr", 4, 10**9),
+        ("csc", "indices", 3, 8),
+        ("coo", "row", 3, 10**9),
+        ("coo", "col", 3, -(10**9)),
     ],
-)  # fmt: skip
+)
 def test_indices_that_scipy_would_follow_anywhere(form, attribute, place, value):
     sparse = pytest.importorskip("scipy.sparse")
-    maker = {"bsr": lambda x: sparse.bsr_array(x, blocksize=(4, 4)), "csr": sparse.csr_array, "csc": sparse.csc_array, "coo": sparse.coo_array}[form]
+    maker = {
+        "bsr": lambda x: sparse.bsr_array(x, blocksize=(4, 4)),
+        "csr": sparse.csr_array,
+        "csc": sparse.csc_array,
+        "coo": sparse.coo_array,
+    }[form]
     m = sparse_with(maker, attribute, place, value)
     bad(ValueError, f"x.{attribute}", sa.BsrMatrix.from_csr, m, 2)
     bad(ValueError, f"x.{attribute}", sa.BsrMatrix.from_scipy, m)
@@ -248,16 +305,35 @@ class Shared:
 def test_broken_dlpack():
     used = B.__dlpack__()
     np.from_dlpack(Shared(used))
-    for x in (Shared(None), Shared(used), Shared(3), Shared(KeyError("x")), Shared(B.__dlpack__(), None), Shared(B.__dlpack__(), (1,))):
+    for x in (
+        Shared(None),
+        Shared(used),
+        Shared(3),
+        Shared(KeyError("x")),
+        Shared(B.__dlpack__(), None),
+        Shared(B.__dlpack__(), (1,)),
+    ):
         bad(TypeError, "B is a Shared", sa.matmul, A, x)
     bad(ValueError, "B is on DLPack device 7", sa.matmul, A, Shared(B.__dlpack__(), (7, 0)))
     for says in ((2, 0), (13, 0)):
-        bad(ValueError, f"B is on DLPack device {says[0]}, 0 by its __dlpack_device__() and on 1, 0 by its capsule", sa.matmul, A, Shared(B.__dlpack__(), says))
+        bad(
+            ValueError,
+            f"B is on DLPack device {says[0]}, 0 by its __dlpack_device__() and on 1, 0 by its capsule",
+            sa.matmul,
+            A,
+            Shared(B.__dlpack__(), says),
+        )
     close(sa.matmul(A, Shared(B.__dlpack__(), (3, 1))), A @ B)  # pinned memory is the host's
     elsewhere = B.__dlpack__()
     pointer = _arrays._capsule_pointer(elsewhere, b"dltensor")
     ctypes.cast(pointer, ctypes.POINTER(_arrays._DLTensor)).contents.device_type = 2
-    bad(ValueError, "B is on DLPack device 1, 0 by its __dlpack_device__() and on 2, 0 by its capsule", sa.matmul, A, Shared(elsewhere))
+    bad(
+        ValueError,
+        "B is on DLPack device 1, 0 by its __dlpack_device__() and on 2, 0 by its capsule",
+        sa.matmul,
+        A,
+        Shared(elsewhere),
+    )
     try:
         versioned = B.__dlpack__(max_version=(1, 0))
     except TypeError:
@@ -269,7 +345,15 @@ def test_values_resized_in_place():
     a = bsr()
     a.values.resize((1, 2, 2), refcheck=False)
     bad(ValueError, "values has shape (1, 2, 2); expected (2, 2, 2)", sa.matmul, a, B)
-    bad(ValueError, "values has shape (1, 2, 2); expected (2, 2, 2)", sa.sampled_matmul, B, B.T.copy(), A, out=a)
+    bad(
+        ValueError,
+        "values has shape (1, 2, 2); expected (2, 2, 2)",
+        sa.sampled_matmul,
+        B,
+        B.T.copy(),
+        A,
+        out=a,
+    )
     a = bsr()
     a.values.shape = (2, 4, 1)
     bad(ValueError, "values has shape (2, 4, 1)", sa.matmul, B.T, a)
@@ -330,7 +414,11 @@ PORTABLE = "cpu_matmul_any_any_c_portable"
         (ValueError, "only is 'nope'; expected variants of cpu", "nope"),
         (ValueError, "which has 'nope'", [PORTABLE, "nope"]),
         (ValueError, "\\x00", PORTABLE + "\0"),
-        (ValueError, "only is 'cpu_attention_any_any_c_reference'; no variant of that name fits", "cpu_attention_any_any_c_reference"),
+        (
+            ValueError,
+            "only is 'cpu_attention_any_any_c_reference'; no variant of that name fits",
+            "cpu_attention_any_any_c_reference",
+        ),
         (ValueError, "only is ''", ""),
         (ValueError, "only is []", []),
         (TypeError, "only is 3", 3),
@@ -383,13 +471,27 @@ def test_a_missing_library_is_an_import_error(tmp_path):
     import sys
 
     words = [sys.executable, "-c", "import sparse_autotune"]
-    run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SPARSE_AUTOTUNE_LIBRARY": str(tmp_path / "absent.so")})
-    assert run.returncode == 1 and "ImportError: sparse_autotune: its library could not be loaded" in run.stderr
+    run = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SPARSE_AUTOTUNE_LIBRARY": str(tmp_path / "absent.so")},
+    )
+    assert (
+        run.returncode == 1 and "ImportError: sparse_autotune: its library could not be loaded" in run.stderr
+    )
 
 
 def test_an_out_that_lies_between_addresses_is_named():
     room = np.zeros(4 * 3 * 4 + 1, np.uint8)
-    bad(ValueError, "out begins at an address that is no multiple of 4", sa.matmul, A, B, out=room[1:].view(np.float32).reshape(4, 3))
+    bad(
+        ValueError,
+        "out begins at an address that is no multiple of 4",
+        sa.matmul,
+        A,
+        B,
+        out=room[1:].view(np.float32).reshape(4, 3),
+    )
 
 
 def test_absurd_blocks_and_unknown_words_are_named():

@@ -126,9 +126,15 @@ def test_a_training_step_is_captured_into_a_graph():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("effort", ["off", "quick"])  # a race in the warm-up allocates, and its plan keeps what it needs
+@pytest.mark.parametrize(
+    "effort", ["off", "quick"]
+)  # a race in the warm-up allocates, and its plan keeps what it needs
 def test_compile_with_cuda_graphs(effort):
-    model = torch.nn.Sequential(sa.SparseLinear(256, 256, 64, 0.5, device="cuda"), torch.nn.ReLU(), sa.SparseLinear(256, 128, 64, 0.5, device="cuda")).half()
+    model = torch.nn.Sequential(
+        sa.SparseLinear(256, 256, 64, 0.5, device="cuda"),
+        torch.nn.ReLU(),
+        sa.SparseLinear(256, 128, 64, 0.5, device="cuda"),
+    ).half()
     compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
     with torch.no_grad(), sa.set_effort(effort):
         for _ in range(4):
@@ -163,13 +169,16 @@ def test_what_stays_is_not_in_the_caller_s_memory_pool():
     with torch.cuda.use_mem_pool(pool), sa.set_effort("quick"):
         c = a @ b
         sa.sampled_matmul(b, b.T, a)
-        torch.ops.sparse_autotune.sampled(b, b.T, *index, fresh.shape, fresh.block)  # its pattern is new, as in a compiled backward pass
+        # its pattern is new, as in a compiled backward pass
+        torch.ops.sparse_autotune.sampled(b, b.T, *index, fresh.shape, fresh.block)
         sa.sampled_matmul(b, b.T, there)
     close(c, expected)
     del c
     gc.collect()
     torch.cuda.synchronize()
-    assert pool.snapshot() and not [x for segment in pool.snapshot() for x in segment["blocks"] if x["state"].startswith("active")]
+    assert pool.snapshot() and not [
+        x for segment in pool.snapshot() for x in segment["blocks"] if x["state"].startswith("active")
+    ]
 
 
 def test_workspace_comes_from_torch():
@@ -234,7 +243,12 @@ def test_cupy_arrays_give_cupy_arrays():
         d = a @ (b * 2)
         stream.synchronize()
     np.testing.assert_allclose(d.get(), 2 * dense @ b.get(), rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(cupy.asnumpy(sa.matmul(cupy.ones((3, 96), cupy.float32), a)), np.ones((3, 96)) @ dense, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        cupy.asnumpy(sa.matmul(cupy.ones((3, 96), cupy.float32), a)),
+        np.ones((3, 96)) @ dense,
+        rtol=1e-3,
+        atol=1e-3,
+    )
     np.testing.assert_allclose(a.to_dense().get(), dense)
     out = cupy.empty((96, 8), cupy.float32)
     assert sa.matmul(a, b, out=out) is out
@@ -244,11 +258,23 @@ def test_a_function_of_torch_may_race():
     def dense(call):
         br, bc = call.block
         full = torch.zeros(call.shape, dtype=call.values.dtype, device=call.values.device)
-        rows = torch.repeat_interleave(torch.arange(len(call.row_ptr) - 1, device=full.device), call.row_ptr.diff(), output_size=len(call.col_idx))
-        full.view(full.shape[0] // br, br, full.shape[1] // bc, bc).permute(0, 2, 1, 3)[rows, call.col_idx.long()] = call.values
+        rows = torch.repeat_interleave(
+            torch.arange(len(call.row_ptr) - 1, device=full.device),
+            call.row_ptr.diff(),
+            output_size=len(call.col_idx),
+        )
+        full.view(full.shape[0] // br, br, full.shape[1] // bc, bc).permute(0, 2, 1, 3)[
+            rows, call.col_idx.long()
+        ] = call.values
         call.out.copy_(full @ call.b)
 
-    sa.register_variant(dense, name="cuda_matmul_f32_any_python_dense", backend="cuda", dense=True, supports=lambda p: p["plain"] and p["m"] % p["block"][0] == 0 and p["k"] % p["block"][1] == 0)
+    sa.register_variant(
+        dense,
+        name="cuda_matmul_f32_any_python_dense",
+        backend="cuda",
+        dense=True,
+        supports=lambda p: p["plain"] and p["m"] % p["block"][0] == 0 and p["k"] % p["block"][1] == 0,
+    )
     a, _, b = problem(256, 64, 64, torch.float32)
     race = sa.benchmark(a, b, only="cuda_matmul_f32_any_python_dense")
     assert race[0].verdict == "ok", race[0].message

@@ -14,12 +14,17 @@ import pytest
 import sparse_autotune as sa
 
 ROOT = Path(__file__).resolve().parents[3]
-MODULES = sorted(path.stem for path in Path(sa.__file__).parent.glob("*.py") if not path.stem.startswith("__"))
+HOME = Path(sa.__file__).parent
+MODULES = sorted(
+    ".".join(path.relative_to(HOME).with_suffix("").parts)
+    for path in HOME.rglob("*.py")
+    if not path.stem.startswith("__")
+)
 
 
 @pytest.mark.parametrize("name", ["", *MODULES])
 def test_docstrings(name):
-    if name in ("nn", "_torch", "_torch_attention"):
+    if name == "nn" or name.startswith("_torch"):
         pytest.importorskip("torch")
     if name == "_matrix":
         pytest.importorskip("scipy")
@@ -64,7 +69,13 @@ def test_examples_run(name, needs, words, tmp_path):
     path = ROOT / "examples" / f"{name}.py"
     if not path.exists():
         pytest.skip("the examples are not beside the tests")
-    run = subprocess.run([sys.executable, str(path), *words], cwd=tmp_path, env={**os.environ, "SPARSE_AUTOTUNE": "off"}, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, str(path), *words],
+        cwd=tmp_path,
+        env={**os.environ, "SPARSE_AUTOTUNE": "off"},
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     if name == "window_attention":  # with the length and window that it has by itself
         assert (tmp_path / "window.svg").read_text() == (ROOT / "docs/window.svg").read_text()

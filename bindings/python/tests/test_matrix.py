@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 import sparse_autotune as sa
 
 
-@given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 8), st.integers(1, 8), st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
+@given(
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.booleans(),
+)
 def test_dense_and_back(rows, cols, br, bc, density, transposed):
     dense = random_bsr(0, rows, cols, (br, bc), density, np.float64)[3]
     a = sa.BsrMatrix.from_dense(dense, (br, bc))
@@ -23,7 +30,9 @@ def test_dense_and_back(rows, cols, br, bc, density, transposed):
     assert a.shape == dense.shape
 
 
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 8), st.integers(1, 8), st.sampled_from([0.02, 0.2]))
+@given(
+    st.integers(1, 40), st.integers(1, 40), st.integers(1, 8), st.integers(1, 8), st.sampled_from([0.02, 0.2])
+)
 def test_csr_of_any_block(rows, cols, br, bc, density):
     sparse = pytest.importorskip("scipy.sparse")
     x = sparse.random_array((rows, cols), density=density, format="csr", rng=np.random.default_rng(0))
@@ -51,7 +60,9 @@ def test_csr_with_an_element_twice_has_the_sum():
 def test_a_csr_tensor_with_an_element_twice_has_the_sum(dtype):
     torch = pytest.importorskip("torch")
     indptr, indices, data = (torch.from_numpy(x) for x in TWICE)
-    x = torch.sparse_csr_tensor(indptr, indices[:3], data[:3].to(getattr(torch, dtype)), size=(2, 2), check_invariants=False)
+    x = torch.sparse_csr_tensor(
+        indptr, indices[:3], data[:3].to(getattr(torch, dtype)), size=(2, 2), check_invariants=False
+    )
     for block in (1, 2):
         assert sa.BsrMatrix.from_csr(x, block).to_dense().tolist() == [[0, 3], [4, 0]]
 
@@ -76,7 +87,12 @@ def test_keep_takes_the_blocks_with_the_largest_norms():
     x = np.zeros((8, 8))
     x[0, 0], x[4, 4], x[0, 4] = 1, 3, 2
     a = sa.BsrMatrix.from_dense(x, 4, keep=0.5)
-    assert a.stored_blocks == 2 and a.to_dense()[4, 4] == 3 and a.to_dense()[0, 4] == 2 and a.to_dense()[0, 0] == 0
+    assert (
+        a.stored_blocks == 2
+        and a.to_dense()[4, 4] == 3
+        and a.to_dense()[0, 4] == 2
+        and a.to_dense()[0, 0] == 0
+    )
     assert sa.BsrMatrix.from_dense(x, 4, threshold=2.5).stored_blocks == 1
     assert sa.BsrMatrix.from_dense(x, 4).stored_blocks == 3
 
@@ -93,7 +109,9 @@ def test_scipy_and_back():
 def test_indices_may_come_in_any_whole_number_type():
     values = np.ones((2, 2, 2))
     for kind in (list, np.int32, np.int64, np.uint8, np.uint64):
-        row_ptr, col_idx = ([0, 1, 2], [1, 0]) if kind is list else (np.array([0, 1, 2], kind), np.array([1, 0], kind))
+        row_ptr, col_idx = (
+            ([0, 1, 2], [1, 0]) if kind is list else (np.array([0, 1, 2], kind), np.array([1, 0], kind))
+        )
         assert sa.BsrMatrix(row_ptr, col_idx, values, (4, 4)).to_dense()[0, 2] == 1
 
 
@@ -151,7 +169,12 @@ def test_a_large_picture_stays_small():
 
 def test_statistics():
     a = sa.BsrMatrix([0, 2, 2], [0, 1], np.ones((2, 2, 2)), (4, 4))
-    assert a.stats["density"] == 0.5 and a.stats["empty_rows"] == 1 and a.stats["skew"] == 2 and a.T.stats["skew"] == 1
+    assert (
+        a.stats["density"] == 0.5
+        and a.stats["empty_rows"] == 1
+        and a.stats["skew"] == 2
+        and a.T.stats["skew"] == 1
+    )
     assert a.density == 0.5 and a.stored_blocks == 2
 
 
@@ -188,8 +211,15 @@ def test_scipy_solves_with_a_matrix():
     tall = sa.BsrMatrix.from_dense(rng.standard_normal((40, 24)), block=8)
     for m in (tall, tall.T):
         d, y = m.to_dense(), rng.standard_normal(m.shape[0])
-        np.testing.assert_allclose(linalg.lsqr(m, y, atol=1e-12, btol=1e-12)[0], np.linalg.lstsq(d, y, rcond=None)[0], rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(linalg.svds(m, 3, return_singular_vectors=False), np.sort(np.linalg.svd(d)[1])[-3:], rtol=1e-6)
+        np.testing.assert_allclose(
+            linalg.lsqr(m, y, atol=1e-12, btol=1e-12)[0],
+            np.linalg.lstsq(d, y, rcond=None)[0],
+            rtol=1e-6,
+            atol=1e-6,
+        )
+        np.testing.assert_allclose(
+            linalg.svds(m, 3, return_singular_vectors=False), np.sort(np.linalg.svd(d)[1])[-3:], rtol=1e-6
+        )
     single = sa.BsrMatrix.from_dense(dense.astype(np.float32), block=8)  # beside a vector of doubles
     x, failed = linalg.cg(single, b, rtol=1e-10)
     assert not failed
@@ -215,8 +245,14 @@ def test_it_is_what_scipy_calls_an_operator(dtype, transposed):
         for n, call, d in ((cols, m.matmat, dense), (rows, m.rmatmat, dense.T)):
             close(call(np.ones((n, 3), dtype)), d @ np.ones((n, 3)), np.dtype(dtype).name)
     close(a @ np.ones(cols, dtype), dense @ np.ones(cols), np.dtype(dtype).name)
-    assert a.matvec(np.ones(cols, np.float64)).dtype == np.result_type(dtype, np.float64) and a.matvec(np.arange(cols)).dtype == dtype
-    for call, words in ((a.matvec, f"x has shape (3,); expected ({cols},) or ({cols}, 1)"), (a.matmat, f"X has shape (3,); expected ({cols}, any number)")):
+    assert (
+        a.matvec(np.ones(cols, np.float64)).dtype == np.result_type(dtype, np.float64)
+        and a.matvec(np.arange(cols)).dtype == dtype
+    )
+    for call, words in (
+        (a.matvec, f"x has shape (3,); expected ({cols},) or ({cols}, 1)"),
+        (a.matmat, f"X has shape (3,); expected ({cols}, any number)"),
+    ):
         with pytest.raises(ValueError) as caught:
             call(np.ones(3, dtype))
         assert words in str(caught.value)

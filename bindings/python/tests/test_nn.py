@@ -14,7 +14,7 @@ import sparse_autotune as sa
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def same(x, y, tolerance=1e-4):
@@ -24,9 +24,16 @@ def same(x, y, tolerance=1e-4):
 @pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_it_is_a_linear_layer(activation, bias, device):
-    layer = sa.SparseLinear(40, 24, block=(8, 5), density=0.4, bias=bias, activation=activation, device=device)
+    layer = sa.SparseLinear(
+        40, 24, block=(8, 5), density=0.4, bias=bias, activation=activation, device=device
+    )
     dense = layer.to_dense()
-    act = {None: lambda z: z, "relu": nn.functional.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}[activation]
+    act = {
+        None: lambda z: z,
+        "relu": nn.functional.relu,
+        "gelu": nn.functional.gelu,
+        "silu": nn.functional.silu,
+    }[activation]
     x = torch.randn(3, 7, 40, device=device)
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     same(layer(mine), act(dense(theirs)))
@@ -57,7 +64,9 @@ def test_state_dict_goes_over_to_a_layer_with_another_pattern(device):
     file.seek(0)
     other.load_state_dict(torch.load(file))
     same(other(x), one(x))
-    assert other.stored_blocks if hasattr(other, "stored_blocks") else other.col_idx.shape == one.col_idx.shape
+    assert (
+        other.stored_blocks if hasattr(other, "stored_blocks") else other.col_idx.shape == one.col_idx.shape
+    )
 
 
 def test_copies_pickles_and_dtypes(device):
@@ -88,7 +97,9 @@ def test_autocast(device):
 def test_it_learns(device):
     torch.manual_seed(0)
     layer = sa.SparseLinear(32, 16, block=8, density=0.5, device=device)
-    target = sa.SparseLinear.from_matrix(layer.matrix().with_values(torch.randn_like(layer.values)), torch.zeros(16, device=device))
+    target = sa.SparseLinear.from_matrix(
+        layer.matrix().with_values(torch.randn_like(layer.values)), torch.zeros(16, device=device)
+    )
     x = torch.randn(256, 32, device=device)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     for _ in range(150):
@@ -120,13 +131,18 @@ def test_sparsify_swaps_what_is_chosen():
     assert kinds == ["SparseLinear", "ReLU", "SparseLinear", "Linear"]
     assert model[2] is model[3][0] and type(model[3][1]) is nn.Linear
     assert model(torch.randn(2, 32)).shape == (2, 4)
-    chosen = sa.sparsify(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 4, 0.5, include=lambda name, layer: name == "1")
+    chosen = sa.sparsify(
+        nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 4, 0.5, include=lambda name, layer: name == "1"
+    )
     assert type(chosen[0]) is nn.Linear and type(chosen[1]) is sa.SparseLinear
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compile(backend, device):
-    model = nn.Sequential(sa.SparseLinear(32, 64, 8, 0.5, activation="relu", device=device), sa.SparseLinear(64, 16, 8, 0.5, device=device))
+    model = nn.Sequential(
+        sa.SparseLinear(32, 64, 8, 0.5, activation="relu", device=device),
+        sa.SparseLinear(64, 16, 8, 0.5, device=device),
+    )
     x = torch.randn(6, 32, device=device, requires_grad=True)
     expected = model(x)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
@@ -140,13 +156,20 @@ def test_compile(backend, device):
 def tensors_with_memory():
     gc.collect()
     found = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)]
-    return [t for t in found if t.device.type != "meta" and not t.is_pinned() and t.untyped_storage().nbytes()]  # pinned memory is the host's
+    # pinned memory is the host's
+    return [
+        t for t in found if t.device.type != "meta" and not t.is_pinned() and t.untyped_storage().nbytes()
+    ]
 
 
 @pytest.mark.parametrize("effort", ["off", "quick"])
 def test_a_compiled_step_leaves_nothing_but_gradients(effort, device):
-    """What a first step keeps beside its gradients would lie in memory that torch thinks free after warming up a CUDA graph."""
-    model = nn.Sequential(sa.SparseLinear(32, 64, 8, 0.5, device=device), sa.SparseLinear(64, 16, 8, 0.5, bias=False, device=device))
+    """What a first step keeps beside its gradients would lie in memory that torch thinks free after warming
+    up a CUDA graph."""
+    model = nn.Sequential(
+        sa.SparseLinear(32, 64, 8, 0.5, device=device),
+        sa.SparseLinear(64, 16, 8, 0.5, bias=False, device=device),
+    )
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     x = torch.randn(6, 32, device=device, requires_grad=True)
     with sa.set_effort(effort):
@@ -168,7 +191,12 @@ class Counted:
 
 def test_twelve_layers_are_one_graph(device):
     sizes = [32, 16, 40, 24, 8, 48, 32, 64, 16, 8, 24, 40, 32]
-    model = nn.Sequential(*[sa.SparseLinear(n, m, 8, 0.3 + 0.05 * i, device=device) for i, (n, m) in enumerate(zip(sizes, sizes[1:]))])
+    model = nn.Sequential(
+        *[
+            sa.SparseLinear(n, m, 8, 0.3 + 0.05 * i, device=device)
+            for i, (n, m) in enumerate(zip(sizes, sizes[1:]))
+        ]
+    )
     x, counted = torch.randn(4, 32, device=device), Counted()
     compiled = torch.compile(model, fullgraph=True, backend=counted)
     for _ in range(3):
@@ -177,7 +205,11 @@ def test_twelve_layers_are_one_graph(device):
 
 
 def test_layers_alike_share_one_graph(device):
-    layers, x, counted = [sa.SparseLinear(32, 32, 8, 0.5, device=device) for _ in range(20)], torch.randn(4, 32, device=device), Counted()
+    layers, x, counted = (
+        [sa.SparseLinear(32, 32, 8, 0.5, device=device) for _ in range(20)],
+        torch.randn(4, 32, device=device),
+        Counted(),
+    )
     for layer in layers:
         same(torch.compile(layer, fullgraph=True, backend=counted)(x), layer(x))
     assert counted.graphs == 1
@@ -229,9 +261,21 @@ def test_a_state_dict_that_does_not_fit_changes_nothing():
     before, parts = layer(x), (layer.values, layer.row_ptr, layer.col_idx)
     other = sa.SparseLinear(64, 64, block=8, density=0.5).state_dict()
     broken = [sa.SparseLinear(64, 64, block=b, density=0.25).state_dict() for b in (16, (8, 16), (16, 8))]
-    broken += [sa.SparseLinear(64, 128, block=8, density=0.5).state_dict(), {k: v for k, v in other.items() if k != "values"}]
-    broken += [{k: v for k, v in other.items() if k != "row_ptr"}, {**other, "col_idx": other["col_idx"][:, None]}]
-    for name, place, value in (("col_idx", 0, 99), ("col_idx", 1, 0), ("row_ptr", 0, 1), ("row_ptr", 3, 99), ("row_ptr", -1, 3)):
+    broken += [
+        sa.SparseLinear(64, 128, block=8, density=0.5).state_dict(),
+        {k: v for k, v in other.items() if k != "values"},
+    ]
+    broken += [
+        {k: v for k, v in other.items() if k != "row_ptr"},
+        {**other, "col_idx": other["col_idx"][:, None]},
+    ]
+    for name, place, value in (
+        ("col_idx", 0, 99),
+        ("col_idx", 1, 0),
+        ("row_ptr", 0, 1),
+        ("row_ptr", 3, 99),
+        ("row_ptr", -1, 3),
+    ):
         state = copy.deepcopy(other)
         state[name][place] = value
         broken.append(state)
@@ -265,7 +309,10 @@ def test_the_matrix_of_a_layer_in_compiled_code(device):
     model.layer.load_state_dict(sa.SparseLinear(32, 16, 8, 0.5).state_dict())
     same(compiled(x), model(x))
     layer = sa.SparseLinear(32, 16, 8, 0.5, device=device)
-    same(torch.compile(lambda x: sa.matmul(x, layer.matrix().T), backend="eager")(x), sa.matmul(x, layer.matrix().T))
+    same(
+        torch.compile(lambda x: sa.matmul(x, layer.matrix().T), backend="eager")(x),
+        sa.matmul(x, layer.matrix().T),
+    )
 
 
 def test_bad_input():
@@ -283,7 +330,11 @@ def test_bad_input():
             layer(x)
     for autocast in (False, True):
         with torch.autocast("cpu", enabled=autocast):
-            for x in (torch.ones(3, 32).to_sparse(), torch.ones(3, 32).to_mkldnn(), torch.ones(3, 32, dtype=torch.int64)):
+            for x in (
+                torch.ones(3, 32).to_sparse(),
+                torch.ones(3, 32).to_mkldnn(),
+                torch.ones(3, 32, dtype=torch.int64),
+            ):
                 with pytest.raises(TypeError, match="x is a tensor of layout .* and dtype"):
                     layer(x)
             with pytest.raises(ValueError, match="x is on meta and values on cpu"):
@@ -318,14 +369,19 @@ def test_bad_input():
             sa.SparseLinear.from_matrix(layer.matrix(), bias)
     for model in (nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8))):
         for include in (5, ["0", 3], b"0"):
-            with pytest.raises(TypeError, match=f"include is {re.escape(repr(include))}; expected a name, names, or a function"):
+            with pytest.raises(
+                TypeError,
+                match=f"include is {re.escape(repr(include))}; expected a name, names, or a function",
+            ):
                 sa.sparsify(model, 4, include=include)
         for smallest in ("a", 1.5, None):
             with pytest.raises(TypeError, match=f"smallest is {smallest!r}; expected a whole number"):
                 sa.sparsify(model, 4, smallest=smallest)
         with pytest.raises(ValueError, match="smallest is -1"):
             sa.sparsify(model, 4, smallest=-1)
-    with pytest.raises(ValueError, match="linear is a LazyLinear that has no weight yet; expected one that has seen"):
+    with pytest.raises(
+        ValueError, match="linear is a LazyLinear that has no weight yet; expected one that has seen"
+    ):
         sa.SparseLinear.from_dense(nn.LazyLinear(8))
     with pytest.raises(ValueError, match="linear is on meta; expected cpu or cuda"):
         sa.SparseLinear.from_dense(nn.Linear(8, 8, device="meta"))
@@ -350,7 +406,11 @@ def test_shapes_without_memory(kind, activation):
         result = layer(x)
         assert result.shape == (2, 5, 24) and result.device == x.device
         result.sum().backward()
-        assert x.grad.shape == x.shape and layer.values.grad.shape == layer.values.shape and layer.bias.grad.shape == (24,)
+        assert (
+            x.grad.shape == x.shape
+            and layer.values.grad.shape == layer.values.shape
+            and layer.bias.grad.shape == (24,)
+        )
 
 
 def test_parameters_are_reset_where_the_pattern_is_lost():
@@ -382,7 +442,8 @@ def test_who_resets_parameters_and_where():
 
     same(torch.compile(again, backend="eager")(), layer(torch.ones(1, 16)))
     layer = sa.SparseLinear(16, 16, block=4, density=0.5, device="meta")
-    layer.values = nn.Parameter(torch.zeros(layer.values.shape))  # a loader that has not come to the buffers yet
+    # a loader that has not come to the buffers yet
+    layer.values = nn.Parameter(torch.zeros(layer.values.shape))
     layer.reset_parameters()
     assert layer.values.abs().max() > 0 and layer.row_ptr.is_meta
 
@@ -391,10 +452,20 @@ def test_who_resets_parameters_and_where():
 def test_inside_a_device(around):
     linear, tied = nn.Linear(8, 8), tied_layers()
     with torch.device(around):
-        plain, given, far = (sa.SparseLinear(8, 8, block=4, density=0.5, device=d) for d in (None, "cpu", "meta"))
+        plain, given, far = (
+            sa.SparseLinear(8, 8, block=4, density=0.5, device=d) for d in (None, "cpu", "meta")
+        )
         made, swapped = sa.SparseLinear.from_dense(linear, 4), sa.sparsify(nn.Sequential(linear), 4)[0]
         sa.sparsify(tied, 4)
-    for layer, where in ((plain, around), (given, "cpu"), (far, "meta"), (made, "cpu"), (swapped, "cpu"), (tied[0], "cpu"), (tied[2], "cpu")):
+    for layer, where in (
+        (plain, around),
+        (given, "cpu"),
+        (far, "meta"),
+        (made, "cpu"),
+        (swapped, "cpu"),
+        (tied[0], "cpu"),
+        (tied[2], "cpu"),
+    ):
         assert {t.device.type for t in (layer.values, layer.bias, layer.row_ptr, layer.col_idx)} == {where}
         assert layer.col_idx.shape[0] == (2 if layer in (plain, given, far) else 1)
         if where == "cpu":
@@ -403,12 +474,25 @@ def test_inside_a_device(around):
 
 @pytest.mark.parametrize("sizes", [(128, 128), (64, 64), (8, 8)])
 def test_a_small_layer_keeps_a_block(sizes):
-    layers = sa.SparseLinear(*sizes), sa.SparseLinear.from_dense(nn.Linear(*sizes)), sa.sparsify(nn.Linear(*sizes), smallest=0), sa.sparsify(nn.Sequential(nn.Linear(*sizes)), smallest=0)[0]
+    layers = (
+        sa.SparseLinear(*sizes),
+        sa.SparseLinear.from_dense(nn.Linear(*sizes)),
+        sa.sparsify(nn.Linear(*sizes), smallest=0),
+        sa.sparsify(nn.Sequential(nn.Linear(*sizes)), smallest=0)[0],
+    )
     assert [layer.col_idx.shape[0] for layer in layers] == [1] * 4
-    none = sa.SparseLinear(*sizes, density=0), sa.SparseLinear.from_dense(nn.Linear(*sizes), density=0), sa.sparsify(nn.Linear(*sizes), density=0, smallest=0)
+    none = (
+        sa.SparseLinear(*sizes, density=0),
+        sa.SparseLinear.from_dense(nn.Linear(*sizes), density=0),
+        sa.sparsify(nn.Linear(*sizes), density=0, smallest=0),
+    )
     assert [layer.col_idx.shape[0] for layer in none] == [0] * 3
     assert sa.SparseLinear.from_dense(nn.Linear(*sizes), threshold=1e9).col_idx.shape[0] == 0
-    assert sa.SparseLinear.from_dense(nn.Linear(8, 24), 8, 0.34).col_idx.shape[0] == sa.SparseLinear(8, 24, 8, 0.34).col_idx.shape[0] == 1
+    assert (
+        sa.SparseLinear.from_dense(nn.Linear(8, 24), 8, 0.34).col_idx.shape[0]
+        == sa.SparseLinear(8, 24, 8, 0.34).col_idx.shape[0]
+        == 1
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
@@ -418,10 +502,21 @@ def test_a_layer_without_blocks():
 
 def test_sparsify_of_a_bare_layer():
     linear, seen = nn.Linear(8, 8), []
-    for options in ({}, {"include": "*"}, {"include": ""}, {"include": lambda name, layer: seen.append((name, layer)) or True}, {"smallest": 2}):
+    for options in (
+        {},
+        {"include": "*"},
+        {"include": ""},
+        {"include": lambda name, layer: seen.append((name, layer)) or True},
+        {"smallest": 2},
+    ):
         assert type(sa.sparsify(linear, 4, **options)) is sa.SparseLinear
     assert seen == [("", linear)]
-    for options in ({"include": "0"}, {"include": []}, {"include": lambda name, layer: False}, {"smallest": 3}):
+    for options in (
+        {"include": "0"},
+        {"include": []},
+        {"include": lambda name, layer: False},
+        {"smallest": 3},
+    ):
         assert sa.sparsify(linear, 4, **options) is linear
 
 
@@ -432,14 +527,20 @@ def test_subclasses_of_linear_stay_dense():
         def forward(self, x):
             return 100 * super().forward(x)
 
-    for layer in (Scaled(16, 16), nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)), nn.LazyLinear(16)):
+    for layer in (
+        Scaled(16, 16),
+        nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)),
+        nn.LazyLinear(16),
+    ):
         assert sa.sparsify(layer, 8) is layer and sa.sparsify(nn.Sequential(layer), 8)[0] is layer
     attention = nn.MultiheadAttention(16, 2)
     assert not any(isinstance(m, sa.SparseLinear) for m in sa.sparsify(attention, 8).modules())
 
 
 def test_names_may_come_from_a_generator():
-    model = sa.sparsify(nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]), 4, include=(n for n in ("2", "0")))
+    model = sa.sparsify(
+        nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]), 4, include=(n for n in ("2", "0"))
+    )
     assert [type(m) for m in model] == [sa.SparseLinear, nn.Linear, sa.SparseLinear]
 
 
@@ -453,7 +554,10 @@ def test_shared_weights_stay_shared(device):
     model = tied_layers().to(device)
     sa.sparsify(model, 4, 0.5)
     one, _, other, third = model
-    assert type(one) is type(other) is type(third) is sa.SparseLinear and one.values is other.values is third.values
+    assert (
+        type(one) is type(other) is type(third) is sa.SparseLinear
+        and one.values is other.values is third.values
+    )
     assert one.pattern() is other.pattern() is third.pattern() and one.bias is not other.bias
     x = torch.randn(3, 8, device=device)
     dense = nn.Sequential(*[m.to_dense() if type(m) is sa.SparseLinear else m for m in model])
@@ -461,7 +565,10 @@ def test_shared_weights_stay_shared(device):
     model(x).square().sum().backward()
     dense(x).square().sum().backward()
     kept = one.matrix().with_values(torch.ones_like(one.values)).to_dense()
-    same(one.matrix().with_values(one.values.grad).to_dense(), (dense[0].weight.grad + dense[2].weight.grad + dense[3].weight.grad) * kept)
+    same(
+        one.matrix().with_values(one.values.grad).to_dense(),
+        (dense[0].weight.grad + dense[2].weight.grad + dense[3].weight.grad) * kept,
+    )
     twin = copy.deepcopy(model).double()
     assert twin[0].values is twin[2].values is not one.values and len(list(twin.parameters())) == 3
     same(twin(x.double()).float(), model(x))
@@ -469,18 +576,27 @@ def test_shared_weights_stay_shared(device):
     assert one.values is other.values
     same(one(x) - one.bias, other(x) - other.bias)
     before = other(x)
-    one.load_state_dict(sa.SparseLinear(8, 8, 4, 0.75).state_dict())  # another number of blocks is of this layer alone
+    # another number of blocks is of this layer alone
+    one.load_state_dict(sa.SparseLinear(8, 8, 4, 0.75).state_dict())
     assert one.values is not other.values
     same(other(x), before)
 
 
 def test_a_weight_shared_with_something_else_is_left():
-    model = nn.ModuleDict({"emb": nn.Embedding(16, 8), "mid": nn.Linear(8, 8), "head": nn.Linear(8, 16, bias=False)})
+    model = nn.ModuleDict(
+        {"emb": nn.Embedding(16, 8), "mid": nn.Linear(8, 8), "head": nn.Linear(8, 16, bias=False)}
+    )
     model["head"].weight = model["emb"].weight
     sa.sparsify(model, 4)
-    assert type(model["mid"]) is sa.SparseLinear and type(model["head"]) is nn.Linear and model["head"].weight is model["emb"].weight
+    assert (
+        type(model["mid"]) is sa.SparseLinear
+        and type(model["head"]) is nn.Linear
+        and model["head"].weight is model["emb"].weight
+    )
     model = sa.sparsify(tied_layers(), 4, include=["0", "2"])
-    assert type(model[0]) is type(model[2]) is type(model[3]) is nn.Linear and model[0].weight is model[3].weight
+    assert (
+        type(model[0]) is type(model[2]) is type(model[3]) is nn.Linear and model[0].weight is model[3].weight
+    )
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
     model[0].bias = model[1].bias
     assert type(sa.sparsify(model, 4)[0]) is sa.SparseLinear and model[0].bias is model[1].bias
@@ -491,7 +607,9 @@ def test_hooks_go_along(bare):
     linear, calls = nn.Linear(8, 8), []
     handles = [
         linear.register_forward_hook(lambda *_: calls.append("forward")),
-        linear.register_forward_hook(lambda m, a, k, y: y + k.get("more", 1), with_kwargs=True, always_call=True),
+        linear.register_forward_hook(
+            lambda m, a, k, y: y + k.get("more", 1), with_kwargs=True, always_call=True
+        ),
         linear.register_forward_pre_hook(lambda m, a: (2 * a[0],)),
         linear.register_forward_pre_hook(lambda m, a, k: calls.append("pre"), with_kwargs=True),
         linear.register_full_backward_hook(lambda *_: calls.append("backward")),
@@ -524,15 +642,23 @@ def test_hooks_that_make_a_weight_stay_behind():
 def test_models_of_torch_jit():
     model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(8, 8))), nn.Linear(8, 8))
     for scripted in (model[0], torch.jit.trace(nn.Linear(8, 8), torch.ones(1, 8))):
-        with pytest.raises(TypeError, match=r"model is a \w*Module; expected a torch.nn.Module that is not compiled by torch.jit"):
+        with pytest.raises(
+            TypeError,
+            match=r"model is a \w*Module; expected a torch.nn.Module that is not compiled by torch.jit",
+        ):
             sa.sparsify(scripted, 4)
     sa.sparsify(model, 4)
-    assert isinstance(model[0], torch.jit.ScriptModule) and type(model[1]) is sa.SparseLinear and model(torch.ones(2, 8)).shape == (2, 8)
+    assert (
+        isinstance(model[0], torch.jit.ScriptModule)
+        and type(model[1]) is sa.SparseLinear
+        and model(torch.ones(2, 8)).shape == (2, 8)
+    )
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_state_dict_is_seen_in_inference_mode(compiled):
-    """Torch does not count writes to tensors that were made there, and operators know patterns by their index tensors."""
+    """Torch does not count writes to tensors that were made there, and operators know patterns by their index
+    tensors."""
     with torch.inference_mode():
         layer, other = (sa.SparseLinear(96, 80, block=16, density=0.4) for _ in range(2))
         assert layer.col_idx.is_inference() and not torch.equal(layer.col_idx, other.col_idx)

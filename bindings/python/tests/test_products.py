@@ -1,4 +1,5 @@
-"""matmul, transposes and sampled_matmul against dense NumPy, over shapes, blocks, dtypes, strides and patterns."""
+"""matmul, transposes and sampled_matmul against dense NumPy, over shapes, blocks, dtypes, strides and
+patterns."""
 
 import os
 import subprocess
@@ -20,7 +21,9 @@ def problems(draw):
     rows, cols = draw(st.integers(0, 40)), draw(st.integers(0, 40))
     block = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     dtype = draw(st.sampled_from(DTYPES))
-    parts = random_bsr(draw(st.integers(0, 1000)), rows, cols, block, draw(st.sampled_from([0.0, 0.2, 0.6, 1.0])), dtype)
+    parts = random_bsr(
+        draw(st.integers(0, 1000)), rows, cols, block, draw(st.sampled_from([0.0, 0.2, 0.6, 1.0])), dtype
+    )
     matrix = sa.BsrMatrix(*parts[:3], (rows, cols))
     dense = parts[3]
     return (matrix.T, dense.T) if draw(st.booleans()) else (matrix, dense)
@@ -49,8 +52,10 @@ LAYOUTS = st.sampled_from(["plain", "fortran", "gaps", "reversed", "offset"])
 @given(problems(), st.integers(0, 9), st.sampled_from([(), (3,), (2, 2), (0,)]), LAYOUTS)
 def test_sparse_times_dense(problem, n, batch, how):
     a, dense = problem
-    for seed in (1, 2):  # the second time goes the quick way
-        b = laid_out(np.random.default_rng(seed).standard_normal((*batch, dense.shape[1], n)).astype(dense.dtype), how)
+    for seed in (1, 2):  # the second time takes the fast path
+        b = laid_out(
+            np.random.default_rng(seed).standard_normal((*batch, dense.shape[1], n)).astype(dense.dtype), how
+        )
         got = a @ b
         assert type(got) is np.ndarray and got.dtype == b.dtype and got.shape == (*batch, dense.shape[0], n)
         close(got, dense.astype(np.float64) @ b.astype(np.float64), dense.dtype)
@@ -60,7 +65,9 @@ def test_sparse_times_dense(problem, n, batch, how):
 def test_dense_times_sparse(problem, lead, how):
     a, dense = problem
     for seed in (2, 3):
-        x = laid_out(np.random.default_rng(seed).standard_normal((*lead, dense.shape[0])).astype(dense.dtype), how)
+        x = laid_out(
+            np.random.default_rng(seed).standard_normal((*lead, dense.shape[0])).astype(dense.dtype), how
+        )
         got = x @ a
         assert got.shape == (*lead, dense.shape[1]) and got.dtype == x.dtype
         close(got, x.astype(np.float64) @ dense.astype(np.float64), dense.dtype)
@@ -82,7 +89,14 @@ def test_sampled_product(problem, k, how_x, how_y, alpha):
         close(into.to_dense(), got.to_dense(), dense.dtype)
 
 
-@given(problems(), st.sampled_from([0.0, 1.0, -2.0]), st.sampled_from([0.0, 1.0, 0.5]), st.sampled_from([None, "relu", "gelu", "silu"]), st.booleans(), st.booleans())
+@given(
+    problems(),
+    st.sampled_from([0.0, 1.0, -2.0]),
+    st.sampled_from([0.0, 1.0, 0.5]),
+    st.sampled_from([None, "relu", "gelu", "silu"]),
+    st.booleans(),
+    st.booleans(),
+)
 def test_epilogue(problem, alpha, beta, activation, with_bias, left):
     a, dense = problem
     rng = np.random.default_rng(4)
@@ -91,10 +105,19 @@ def test_epilogue(problem, alpha, beta, activation, with_bias, left):
     shape = (dense.shape[0], 5)
     out = np.full(shape, np.nan, dense.dtype) if beta == 0 else rng.standard_normal(shape).astype(dense.dtype)
     bias = rng.standard_normal(shape[0]).astype(dense.dtype) if with_bias else None
-    expected = alpha * (dense.astype(np.float64) @ b.astype(np.float64)) + (beta * out if beta else 0) + (bias[:, None] if with_bias else 0)
-    expected = {None: lambda z: z, "relu": lambda z: np.maximum(z, 0), "silu": lambda z: z / (1 + np.exp(-z)), "gelu": gelu}[activation](expected)
+    expected = (
+        alpha * (dense.astype(np.float64) @ b.astype(np.float64))
+        + (beta * out if beta else 0)
+        + (bias[:, None] if with_bias else 0)
+    )
+    expected = {
+        None: lambda z: z,
+        "relu": lambda z: np.maximum(z, 0),
+        "silu": lambda z: z / (1 + np.exp(-z)),
+        "gelu": gelu,
+    }[activation](expected)
     operands = (np.ascontiguousarray(b.T), a) if left else (a, b)
-    for _ in range(2 if beta == 0 else 0):  # a new result, the second time the quick way
+    for _ in range(2 if beta == 0 else 0):  # a new result, the second time by the fast path
         got = sa.matmul(*operands, alpha=alpha, bias=bias, activation=activation)
         close(got.T if left else got, expected, dense.dtype)
     for _ in range(2):
@@ -104,12 +127,20 @@ def test_epilogue(problem, alpha, beta, activation, with_bias, left):
         close(got.T if left else got, expected, dense.dtype)
 
 
-@given(problems(), st.sampled_from([(), (3,)]), LAYOUTS, LAYOUTS.filter(lambda how: how != "reversed"), st.booleans())
+@given(
+    problems(),
+    st.sampled_from([(), (3,)]),
+    LAYOUTS,
+    LAYOUTS.filter(lambda how: how != "reversed"),
+    st.booleans(),
+)
 def test_into_memory_that_is_given(problem, batch, how, how_out, left):
     a, dense = problem
     rng = np.random.default_rng(5)
     for _ in range(3):
-        b = rng.standard_normal((*batch, 6, dense.shape[0]) if left else (*batch, dense.shape[1], 6)).astype(dense.dtype)
+        b = rng.standard_normal((*batch, 6, dense.shape[0]) if left else (*batch, dense.shape[1], 6)).astype(
+            dense.dtype
+        )
         expected = b.astype(np.float64) @ dense if left else dense.astype(np.float64) @ b
         out = laid_out(np.full(expected.shape, np.nan, dense.dtype), how_out)
         b = laid_out(b, how)
@@ -141,14 +172,40 @@ def test_the_quick_way_is_taken_and_gives_way():
     assert run(a.values, b) is None
     c = a @ b
     quick = run(a.values, b)
-    assert type(quick) is np.ndarray and quick.dtype == b.dtype and quick.flags.c_contiguous and np.array_equal(quick, c)
-    odd = np.concatenate([[0], b.ravel()]).astype(np.float32)[1:].reshape(24, 5)  # less aligned than the plan wants
+    assert (
+        type(quick) is np.ndarray
+        and quick.dtype == b.dtype
+        and quick.flags.c_contiguous
+        and np.array_equal(quick, c)
+    )
+    # less aligned than the plan wants
+    odd = np.concatenate([[0], b.ravel()]).astype(np.float32)[1:].reshape(24, 5)
     unaligned = np.frombuffer(b"0" + b.tobytes(), np.uint8)[1:].view(np.float32).reshape(24, 5)
     masked = np.ma.masked_array(b, b > 0)
     others = [
-        b.astype(np.float64), b.astype(np.float16), b[:, :4], np.asfortranarray(b), b[::-1], b[:, ::-1], b.astype(">f4"), b.astype(np.int32), b.view(np.int32),
-        b.astype(complex), b.astype(object), b.astype("f4,f4"), b.view(np.matrix), masked, odd, unaligned, b[0], b[None], np.float32(3), memoryview(b), b.tolist(), None,
-    ]  # fmt: skip
+        b.astype(np.float64),
+        b.astype(np.float16),
+        b[:, :4],
+        np.asfortranarray(b),
+        b[::-1],
+        b[:, ::-1],
+        b.astype(">f4"),
+        b.astype(np.int32),
+        b.view(np.int32),
+        b.astype(complex),
+        b.astype(object),
+        b.astype("f4,f4"),
+        b.view(np.matrix),
+        masked,
+        odd,
+        unaligned,
+        b[0],
+        b[None],
+        np.float32(3),
+        memoryview(b),
+        b.tolist(),
+        None,
+    ]
     for other in others:
         assert run(a.values, other) is None
     for other in (odd, unaligned, b[::-1], np.asfortranarray(b), b.view(np.matrix)):
@@ -163,7 +220,12 @@ def test_the_quick_way_is_taken_and_gives_way():
     assert np.array_equal(run(a.values, frozen), c)
     with sa.set_effort("cached"):
         assert run(a.values, b) is None
-    assert run(a.values, b) is not None and run(a.values) is None and run(a.values, b, b, b) is None and run(b, a.values) is None
+    assert (
+        run(a.values, b) is not None
+        and run(a.values) is None
+        and run(a.values, b, b, b) is None
+        and run(b, a.values) is None
+    )
     before = sa._abi.get_threads()
     sa._abi.set_threads(before + 1)  # plans are for a number of threads
     try:
@@ -187,7 +249,16 @@ def test_the_quick_way_into_memory_that_is_given_gives_way():
     close(out, dense @ b)
     frozen = out.copy()
     frozen.setflags(write=False)
-    for other in (frozen, out.astype(np.float64), out.astype(">f4"), out[:, :4], np.asfortranarray(out), b, out.view(np.matrix), None):
+    for other in (
+        frozen,
+        out.astype(np.float64),
+        out.astype(">f4"),
+        out[:, :4],
+        np.asfortranarray(out),
+        b,
+        out.view(np.matrix),
+        None,
+    ):
         assert into(a.values, b, other) is None
     assert into(a.values, b) is None and into(a.values) is None
     with pytest.raises(ValueError, match="out is read-only"):
@@ -203,7 +274,9 @@ def test_plans_that_runners_drop_are_used_again(shapes, monkeypatch):
     """More shapes in turn than a runner remembers, or more dimensions: no plan is made twice."""
     *parts, dense = random_bsr(8, 32, 24, (8, 8), 0.5)
     a = sa.BsrMatrix(*parts, (32, 24))
-    operands = [np.random.default_rng(n).standard_normal((24, n)).astype(np.float32) for n in range(1, shapes + 1)]
+    operands = [
+        np.random.default_rng(n).standard_normal((24, n)).astype(np.float32) for n in range(1, shapes + 1)
+    ]
     operands.append(np.ones((1, 1, 1, 1, 1, 24, 5), np.float32))
 
     def all_of_them():
@@ -258,7 +331,10 @@ def test_a_float32_result_of_16_bits():
 
 def test_out_may_be_a_view_beside_its_operand():
     *parts, dense = random_bsr(0, 16, 16, (4, 4), 0.5)
-    a, both = sa.BsrMatrix(*parts, (16, 16)), np.random.default_rng(0).standard_normal((16, 12)).astype(np.float32)
+    a, both = (
+        sa.BsrMatrix(*parts, (16, 16)),
+        np.random.default_rng(0).standard_normal((16, 12)).astype(np.float32),
+    )
     expected = dense @ both[:, :6]
     sa.matmul(a, both[:, :6], out=both[:, 6:])
     close(both[:, 6:], expected)
@@ -268,7 +344,10 @@ def test_scipy_matrices_are_taken_as_they_are():
     sparse = pytest.importorskip("scipy.sparse")
     dense = np.kron(np.array([[1, 0, 2], [0, 3, 0]], np.float32), np.ones((4, 4), np.float32))
     for make in (sparse.bsr_array, sparse.bsr_matrix):
-        a, b = make(dense, blocksize=(4, 4)), np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
+        a, b = (
+            make(dense, blocksize=(4, 4)),
+            np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32),
+        )
         close(sa.matmul(a, b), dense @ b)
         close(sa.bsr_gemm(b.T, make(dense.T, blocksize=(4, 4))), b.T @ dense.T)
         a.data *= 2  # in place: the next product sees it
@@ -330,7 +409,8 @@ child = os.fork()
 if child == 0:
     signal.alarm(100)  # one that hangs is ended
     other = sa.BsrMatrix.from_dense(2 * dense, (8, 8))
-    right = np.allclose(a @ b, dense @ b, atol=1e-4) and np.allclose(other @ b[:, :7], 2 * dense @ b[:, :7], atol=1e-4)
+    right = np.allclose(a @ b, dense @ b, atol=1e-4)
+    right = right and np.allclose(other @ b[:, :7], 2 * dense @ b[:, :7], atol=1e-4)
     os._exit(0 if right else 1)
 raise SystemExit(os.waitpid(child, 0)[1])
 """

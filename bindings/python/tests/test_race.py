@@ -17,7 +17,12 @@ def matrix(seed=0, size=64, block=16, dtype=np.float32):
 def test_a_race_names_a_winner_and_prints():
     a, _ = matrix()
     race = sa.benchmark(a, np.ones((64, 8), np.float32))
-    assert race.best.verdict == "ok" and race[0] is race.best and race.best.seconds > 0 and race.best.error < 1e-5
+    assert (
+        race.best.verdict == "ok"
+        and race[0] is race.best
+        and race.best.seconds > 0
+        and race.best.error < 1e-5
+    )
     text = str(race)
     assert race.best.variant in text and "best:" in text and "64x8x64" in text
     assert "<table>" in race._repr_html_()
@@ -90,7 +95,11 @@ def simple(call):
 
 
 def whole_blocks(problem):
-    return problem["plain"] and problem["m"] % problem["block"][0] == 0 and problem["k"] % problem["block"][1] == 0
+    return (
+        problem["plain"]
+        and problem["m"] % problem["block"][0] == 0
+        and problem["k"] % problem["block"][1] == 0
+    )
 
 
 def test_a_python_variant_races():
@@ -113,7 +122,8 @@ import numpy as np, sparse_autotune as sa
 def double(call):
     call.out[...] = 7
 sa.register_variant(double, name="cpu_matmul_f32_any_python_seven")
-print((sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2), np.float32), (2, 2)) @ np.ones((2, 1), np.float32)).ravel())
+a = sa.BsrMatrix([0, 1], [0], np.ones((1, 2, 2), np.float32), (2, 2))
+print((a @ np.ones((2, 1), np.float32)).ravel())
 """
 
 
@@ -167,7 +177,10 @@ def test_a_wrong_variant_never_wins():
     sa.register_variant(wrong, name="cpu_matmul_f32_any_python_wrong", supports=whole_blocks)
     sa.register_variant(failing, name="cpu_matmul_f32_any_python_failing", supports=whole_blocks)
     sa.register_variant(simple, name="cpu_matmul_f32_any_python_unsure", supports=lambda p: 1 / 0)
-    with pytest.warns(RuntimeWarning, match="cpu_matmul_f32_any_python_unsure: supports raised ZeroDivisionError: division by zero"):
+    with pytest.warns(
+        RuntimeWarning,
+        match="cpu_matmul_f32_any_python_unsure: supports raised ZeroDivisionError: division by zero",
+    ):
         race = sa.benchmark(matrix(7)[0], np.ones((64, 6), np.float32))
     verdicts = {r.variant: r for r in race}
     assert verdicts["cpu_matmul_f32_any_python_wrong"].verdict == "wrong"
@@ -235,7 +248,15 @@ def test_a_python_variant_of_the_sampled_product():
             for t in range(call.row_ptr[i], call.row_ptr[i + 1]):
                 call.out[t] = full[i * br : (i + 1) * br, call.col_idx[t] * bc : (call.col_idx[t] + 1) * bc]
 
-    sa.register_variant(sampled, name="cpu_sampled_f64_any_python_full", op="sampled", dtypes=("float64",), supports=lambda p: p["alpha"] == 1 and p["beta"] == 0 and p["m"] % p["block"][0] == 0 and p["n"] % p["block"][1] == 0)
+    sa.register_variant(
+        sampled,
+        name="cpu_sampled_f64_any_python_full",
+        op="sampled",
+        dtypes=("float64",),
+        supports=lambda p: (
+            p["alpha"] == 1 and p["beta"] == 0 and p["m"] % p["block"][0] == 0 and p["n"] % p["block"][1] == 0
+        ),
+    )
     a, _ = matrix(8, dtype=np.float64)
     with sa.set_effort("quick"):
         got = sa.sampled_matmul(np.ones((64, 5)), np.ones((5, 64)), a)
@@ -266,13 +287,31 @@ print(*(f"{w.category.__name__} {w.message}" for w in caught), sep="\\n")
 """
 
 
-@pytest.mark.parametrize("effort, force, in_force, warned", [
-    ("", "", "quick", []),
-    ("OFF", "", "off", []),
-    ("on", "", "quick", ["RuntimeWarning SPARSE_AUTOTUNE is 'on', which counts as quick; expected off, cached, quick or full"]),
-    ("off", "cpu_matmul_none", "off", ["RuntimeWarning SPARSE_AUTOTUNE_FORCE is 'cpu_matmul_none'; no such variant"]),
-    ("off", "cpu_matmul_any_any_c_reference", "off", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "effort, force, in_force, warned",
+    [
+        ("", "", "quick", []),
+        ("OFF", "", "off", []),
+        (
+            "on",
+            "",
+            "quick",
+            [
+                (
+                    "RuntimeWarning SPARSE_AUTOTUNE is 'on', which counts as quick; expected off, cached, "
+                    "quick or full"
+                )
+            ],
+        ),
+        (
+            "off",
+            "cpu_matmul_none",
+            "off",
+            ["RuntimeWarning SPARSE_AUTOTUNE_FORCE is 'cpu_matmul_none'; no such variant"],
+        ),
+        ("off", "cpu_matmul_any_any_c_reference", "off", []),
+    ],
+)
 def test_what_the_environment_asks_for_in_vain_is_warned_of(effort, force, in_force, warned):
     run = run_program(IGNORED, SPARSE_AUTOTUNE=effort, SPARSE_AUTOTUNE_FORCE=force)
     lines = run.stdout.strip().splitlines()

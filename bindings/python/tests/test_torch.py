@@ -1,4 +1,5 @@
-"""PyTorch: products, gradients, operators, autocast, torch.compile, on the CPU and, where there is one, on a GPU."""
+"""PyTorch: products, gradients, operators, autocast, torch.compile, on the CPU and, where there is one, on a
+GPU."""
 
 import gc
 import threading
@@ -14,7 +15,8 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from sparse_autotune import _context, _torch_patterns  # noqa: E402
+from sparse_autotune import _context
+from sparse_autotune._torch import patterns
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -24,7 +26,9 @@ def problems(draw):
     rows, cols = draw(st.integers(0, 40)), draw(st.integers(0, 40))
     block = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     dtype = draw(st.sampled_from(DTYPES))
-    a, dense = tensors(draw(st.integers(0, 99)), rows, cols, block, draw(st.sampled_from([0.0, 0.3, 1.0])), dtype)
+    a, dense = tensors(
+        draw(st.integers(0, 99)), rows, cols, block, draw(st.sampled_from([0.0, 0.3, 1.0])), dtype
+    )
     return (a.T, dense.T) if draw(st.booleans()) else (a, dense)
 
 
@@ -48,7 +52,7 @@ def test_products(problem, rest, how, left):
     shape = (*rest, inner) if left or not rest else (*rest[:-1], inner, rest[-1])
     b = laid_out(torch.randn(shape).to(dense.dtype), how)
     expected = b.double() @ dense.double() if left else dense.double() @ b.double()
-    for _ in range(3):  # the long way, then the quick one
+    for _ in range(3):  # the full path, then the fast one
         got = b @ a if left else a @ b
         assert got.dtype == b.dtype and got.device == b.device and got.shape == expected.shape
         close(got, expected)
@@ -57,13 +61,25 @@ def test_products(problem, rest, how, left):
 @given(problems(), st.integers(0, 6), LAYOUTS, LAYOUTS)
 def test_sampled_products(problem, k, how_x, how_y):
     a, dense = problem
-    x, y = (laid_out(torch.randn(s).to(dense.dtype), h) for s, h in (((dense.shape[0], k), how_x), ((k, dense.shape[1]), how_y)))
+    x, y = (
+        laid_out(torch.randn(s).to(dense.dtype), h)
+        for s, h in (((dense.shape[0], k), how_x), ((k, dense.shape[1]), how_y))
+    )
     kept = a.with_values(torch.ones_like(a.values)).to_dense().double()
     for _ in range(2):
         close(sa.sampled_matmul(x, y, a).to_dense(), (x.double() @ y.double()) * kept)
 
 
-@given(st.integers(0, 14), st.integers(0, 14), st.integers(1, 5), st.integers(1, 5), st.sampled_from([(), (3,), (2, 3), (2, 2, 2)]), st.booleans(), st.booleans(), st.booleans())
+@given(
+    st.integers(0, 14),
+    st.integers(0, 14),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.sampled_from([(), (3,), (2, 3), (2, 2, 2)]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_gradients_are_those_of_the_dense_product(rows, cols, br, bc, rest, left, transposed, with_bias):
     a, _ = tensors(1, rows, cols, (br, bc), 0.6, torch.float64)
     values = a.values.nan_to_num(0.0).requires_grad_()
@@ -81,7 +97,9 @@ def test_gradients_are_those_of_the_dense_product(rows, cols, br, bc, rest, left
         theirs = theirs + (bias if left or b.dim() == 1 else bias[:, None])
     close(ours, theirs)
     weights = torch.randn_like(theirs)
-    for got, expected in zip(torch.autograd.grad(ours, inputs, weights), torch.autograd.grad(theirs, inputs, weights)):
+    for got, expected in zip(
+        torch.autograd.grad(ours, inputs, weights), torch.autograd.grad(theirs, inputs, weights)
+    ):
         close(got, expected)
 
 
@@ -99,7 +117,11 @@ def test_gradcheck(left, activation, device):
 
     def product(values, b, bias):
         m = a.with_values(values)
-        return sa.matmul(b, m, bias=bias, activation=activation) if left else sa.matmul(m, b, bias=bias, activation=activation)
+        return (
+            sa.matmul(b, m, bias=bias, activation=activation)
+            if left
+            else sa.matmul(m, b, bias=bias, activation=activation)
+        )
 
     assert torch.autograd.gradcheck(product, (values, b, bias))
     assert torch.autograd.gradgradcheck(product, (values, b, bias))
@@ -111,17 +133,34 @@ def test_gradcheck_of_the_sampled_product(device):
     y = torch.randn(3, 7, dtype=torch.float64, device=device, requires_grad=True)
     for m, first, second in ((a, x, y), (a.T, y.mT, x.mT)):
         assert torch.autograd.gradcheck(lambda x, y, m=m: sa.sampled_matmul(x, y, m).values, (first, second))
-        assert torch.autograd.gradgradcheck(lambda x, y, m=m: sa.sampled_matmul(x, y, m).values, (first, second))
+        assert torch.autograd.gradgradcheck(
+            lambda x, y, m=m: sa.sampled_matmul(x, y, m).values, (first, second)
+        )
 
 
-@pytest.mark.parametrize("transpose, left, activation, shape", [(False, False, "none", (7, 5)), (True, False, "none", (10,)), (False, True, "silu", (2, 3, 10)), (True, True, "gelu", (4, 7)), (False, False, "relu", (2, 7, 5))])
+@pytest.mark.parametrize(
+    "transpose, left, activation, shape",
+    [
+        (False, False, "none", (7, 5)),
+        (True, False, "none", (10,)),
+        (False, True, "silu", (2, 3, 10)),
+        (True, True, "gelu", (4, 7)),
+        (False, False, "relu", (2, 7, 5)),
+    ],
+)
 def test_opcheck_of_matmul(transpose, left, activation, shape, device):
     a, values = gradient_problem(device)
     b = torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True)
     features = {(False, False): 10, (True, False): 7, (False, True): 7, (True, True): 10}[transpose, left]
     bias = torch.randn(features, dtype=torch.float64, device=device, requires_grad=True)
-    torch.library.opcheck(torch.ops.sparse_autotune.matmul, (values, *a._index, b, bias, [10, 7], transpose, left, 1.5, activation))
-    torch.library.opcheck(torch.ops.sparse_autotune.matmul, (values.detach(), *a._index, b.detach(), None, [10, 7], transpose, left))
+    torch.library.opcheck(
+        torch.ops.sparse_autotune.matmul,
+        (values, *a._index, b, bias, [10, 7], transpose, left, 1.5, activation),
+    )
+    torch.library.opcheck(
+        torch.ops.sparse_autotune.matmul,
+        (values.detach(), *a._index, b.detach(), None, [10, 7], transpose, left),
+    )
 
 
 def test_opcheck_of_sampled(device):
@@ -137,7 +176,9 @@ def test_operators_differentiate_activations():
     for activation in ("gelu", "silu"):
 
         def product(values, b, activation=activation):
-            return torch.ops.sparse_autotune.matmul(values, *a._index, b, None, [10, 7], False, False, 1.0, activation)
+            return torch.ops.sparse_autotune.matmul(
+                values, *a._index, b, None, [10, 7], False, False, 1.0, activation
+            )
 
         assert torch.autograd.gradcheck(product, (values, b))
         assert torch.autograd.gradgradcheck(product, (values, b))
@@ -153,7 +194,9 @@ def test_operators_find_patterns_by_the_tensors_and_see_changes():
     close(product(values, row_ptr, col_idx, b, None, [4, 4]), first[[2, 3, 0, 1]])
     for make in range(8):  # addresses are used again, patterns are not
         index = torch.tensor([make % 2, 1 - make % 2])
-        close(product(values, row_ptr, index, b, None, [4, 4]), first if make % 2 == 0 else first[[2, 3, 0, 1]])
+        close(
+            product(values, row_ptr, index, b, None, [4, 4]), first if make % 2 == 0 else first[[2, 3, 0, 1]]
+        )
         del index
         gc.collect()
 
@@ -296,7 +339,8 @@ def test_export(strict):
 
 
 def test_persistent_memory_is_asked_for_by_another_thread():
-    """torch gives what a thread allocates to the CUDA graph that it warms up; tests/test_cuda.py has the rest."""
+    """torch gives what a thread allocates to the CUDA graph that it warms up; tests/test_cuda.py has the
+    rest."""
     here = threading.get_ident()
     assert _context._aside(lambda x: (threading.get_ident() != here, x), 7) == (True, 7)
     assert _context._aside(lambda: 1 / 0) is None
@@ -322,7 +366,10 @@ def test_vmap():
     a, dense = tensors(5, 16, 12, (4, 4), 0.5, torch.float32)
     vectors, batch, rows = torch.randn(5, 12), torch.randn(12, 3, 5), torch.randn(5, 2, 16)
     close(torch.func.vmap(lambda b: sa.matmul(a, b))(vectors), vectors @ dense.T)
-    close(torch.func.vmap(lambda b: sa.matmul(a, b), in_dims=2)(batch), torch.einsum("mk,knb->bmn", dense, batch))
+    close(
+        torch.func.vmap(lambda b: sa.matmul(a, b), in_dims=2)(batch),
+        torch.einsum("mk,knb->bmn", dense, batch),
+    )
     close(torch.func.vmap(lambda x: sa.matmul(x, a))(rows), rows @ dense)
     values = torch.randn(3, *a.values.shape)
     got = torch.func.vmap(lambda v: sa.matmul(a.with_values(v), vectors[0]))(values)
@@ -362,23 +409,97 @@ def test_a_parameter_changed_in_place_is_read_again():
         (ValueError, "meta", lambda a: a @ torch.ones(24, 2, device="meta")),
         (NotImplementedError, "both sparse", lambda a: a @ torch.eye(24).to_sparse_csr()),
         (TypeError, "A", lambda a: sa.matmul(torch.eye(24).to_sparse_csr(), torch.ones(24, 2))),
-        (RuntimeError, "out", lambda a: sa.matmul(a, torch.ones(24, 2, requires_grad=True), out=torch.empty(32, 2))),
-        (RuntimeError, "out", lambda a: sa.matmul(a, torch.ones(24, 2), out=torch.empty(32, 2, requires_grad=True))),
-        (RuntimeError, "requires grad", lambda a: a.with_values(a.values.clone().requires_grad_()) @ np.ones((24, 2), np.float32)),
-        (RuntimeError, "A", lambda a: sa.matmul(torch.eye(8).to_sparse_bsr((4, 4)).requires_grad_(), torch.ones(8, 2))),
-        (RuntimeError, "out_dtype", lambda a: sa.matmul(a.to(dtype="float16"), torch.ones(24, 2).half().requires_grad_(), out_dtype="float32")),
+        (
+            RuntimeError,
+            "out",
+            lambda a: sa.matmul(a, torch.ones(24, 2, requires_grad=True), out=torch.empty(32, 2)),
+        ),
+        (
+            RuntimeError,
+            "out",
+            lambda a: sa.matmul(a, torch.ones(24, 2), out=torch.empty(32, 2, requires_grad=True)),
+        ),
+        (
+            RuntimeError,
+            "requires grad",
+            lambda a: a.with_values(a.values.clone().requires_grad_()) @ np.ones((24, 2), np.float32),
+        ),
+        (
+            RuntimeError,
+            "A",
+            lambda a: sa.matmul(torch.eye(8).to_sparse_bsr((4, 4)).requires_grad_(), torch.ones(8, 2)),
+        ),
+        (
+            RuntimeError,
+            "out_dtype",
+            lambda a: sa.matmul(
+                a.to(dtype="float16"), torch.ones(24, 2).half().requires_grad_(), out_dtype="float32"
+            ),
+        ),
         (TypeError, "x", lambda a: sa.BsrMatrix.from_torch(torch.eye(4))),
-        (TypeError, "A has dtype int64", lambda a: sa.matmul(torch.eye(8).long().to_sparse_bsr((4, 4)), torch.ones(8, 2))),
-        (ValueError, "A has 3 dim", lambda a: sa.matmul(torch.ones(2, 8, 8).to_sparse_bsr((4, 4)), torch.ones(8, 2))),
-        (TypeError, "B is a nested tensor", lambda a: a @ torch.nested.nested_tensor([torch.ones(24, 2), torch.ones(24, 3)])),
-        (TypeError, "B is a nested tensor", lambda a: a @ torch.nested.nested_tensor([torch.ones(24, 2), torch.ones(23, 2)], layout=torch.jagged)),
-        (TypeError, "A is a nested tensor", lambda a: sa.matmul(torch.nested.nested_tensor([torch.ones(2, 32), torch.ones(3, 32)]), a)),
+        (
+            TypeError,
+            "A has dtype int64",
+            lambda a: sa.matmul(torch.eye(8).long().to_sparse_bsr((4, 4)), torch.ones(8, 2)),
+        ),
+        (
+            ValueError,
+            "A has 3 dim",
+            lambda a: sa.matmul(torch.ones(2, 8, 8).to_sparse_bsr((4, 4)), torch.ones(8, 2)),
+        ),
+        (
+            TypeError,
+            "B is a nested tensor",
+            lambda a: a @ torch.nested.nested_tensor([torch.ones(24, 2), torch.ones(24, 3)]),
+        ),
+        (
+            TypeError,
+            "B is a nested tensor",
+            lambda a: (
+                a @ torch.nested.nested_tensor([torch.ones(24, 2), torch.ones(23, 2)], layout=torch.jagged)
+            ),
+        ),
+        (
+            TypeError,
+            "A is a nested tensor",
+            lambda a: sa.matmul(torch.nested.nested_tensor([torch.ones(2, 32), torch.ones(3, 32)]), a),
+        ),
         (TypeError, "B is a tensor of layout torch._mkldnn", lambda a: a @ torch.ones(24, 2).to_mkldnn()),
-        (TypeError, "Y is a nested tensor", lambda a: sa.sampled_matmul(torch.ones(32, 2), torch.nested.nested_tensor([torch.ones(2, 24)]), a)),
-        (ValueError, "shape is (32, 24, 3)", lambda a: torch.ops.sparse_autotune.matmul(a.values, *a._index, torch.ones(24, 2), None, [32, 24, 3])),
-        (ValueError, "block is (8,)", lambda a: torch.ops.sparse_autotune.sampled(torch.ones(32, 2), torch.ones(2, 24), *a._index, [32, 24], [8])),
-        (ValueError, "values", lambda a: torch.ops.sparse_autotune.matmul(a.values[0], *a._index, torch.ones(24, 2), None, [32, 24])),
-        (ValueError, "row_ptr", lambda a: torch.ops.sparse_autotune.matmul(a.values, a._index[1], a._index[0], torch.ones(24, 2), None, [32, 24])),
+        (
+            TypeError,
+            "Y is a nested tensor",
+            lambda a: sa.sampled_matmul(
+                torch.ones(32, 2), torch.nested.nested_tensor([torch.ones(2, 24)]), a
+            ),
+        ),
+        (
+            ValueError,
+            "shape is (32, 24, 3)",
+            lambda a: torch.ops.sparse_autotune.matmul(
+                a.values, *a._index, torch.ones(24, 2), None, [32, 24, 3]
+            ),
+        ),
+        (
+            ValueError,
+            "block is (8,)",
+            lambda a: torch.ops.sparse_autotune.sampled(
+                torch.ones(32, 2), torch.ones(2, 24), *a._index, [32, 24], [8]
+            ),
+        ),
+        (
+            ValueError,
+            "values",
+            lambda a: torch.ops.sparse_autotune.matmul(
+                a.values[0], *a._index, torch.ones(24, 2), None, [32, 24]
+            ),
+        ),
+        (
+            ValueError,
+            "row_ptr",
+            lambda a: torch.ops.sparse_autotune.matmul(
+                a.values, a._index[1], a._index[0], torch.ones(24, 2), None, [32, 24]
+            ),
+        ),
     ],
 )
 def test_bad_input(kind, words, call):
@@ -404,18 +525,20 @@ except RuntimeError as error:
     print(error)
 """
     run = run_program(program)
-    assert run.stdout.split("\n")[:2] == ["[5.0]", "out requires grad: gradients do not flow through out"], run.stdout + run.stderr
+    assert run.stdout.split("\n")[:2] == ["[5.0]", "out requires grad: gradients do not flow through out"], (
+        run.stdout + run.stderr
+    )
 
 
 def test_patterns_go_with_their_matrices():
     gc.collect()
-    before = len(_torch_patterns._patterns)
+    before = len(patterns._patterns)
     for _ in range(200):
         sa.BsrMatrix.from_dense(torch.eye(16), block=4)
         sa.matmul(torch.eye(8).to_sparse_bsr((4, 4)), torch.ones(8, 2))
     gc.collect()
-    assert len(_torch_patterns._patterns) < before + 150
-    alive = [entry for entry in _torch_patterns._patterns._entries.values() if entry[2]() is not None]
+    assert len(patterns._patterns) < before + 150
+    alive = [entry for entry in patterns._patterns._entries.values() if entry[2]() is not None]
     assert len(alive) <= before
 
 
@@ -451,7 +574,12 @@ def test_an_operand_on_meta_beside_others_is_named():
         (lambda: operators.matmul(a.values, r.to("meta"), c, b, None, [8, 8]), "row_ptr"),
         (lambda: operators.matmul(a.values, r, c, b, torch.zeros(8, device="meta"), [8, 8]), "bias"),
         (lambda: operators.sampled(b, torch.randn(2, 8, device="meta"), r, c, [8, 8], [4, 4]), "y"),
-        (lambda: torch.vmap(lambda x: sa.matmul(a, x, bias=torch.zeros(8, device="meta")))(torch.randn(3, 8, 2)), "bias"),
+        (
+            lambda: torch.vmap(lambda x: sa.matmul(a, x, bias=torch.zeros(8, device="meta")))(
+                torch.randn(3, 8, 2)
+            ),
+            "bias",
+        ),
     ):
         with pytest.raises(RuntimeError, match=f"{name} is on meta"):
             call()
@@ -463,12 +591,21 @@ def test_many_gradients_at_once():
         x = torch.randn(shape, dtype=torch.float64)
         jacobian = torch.autograd.functional.jacobian
         torch.testing.assert_close(jacobian(layer, x, vectorize=True), jacobian(layer, x))
-    a, b = sa.BsrMatrix.from_dense(torch.randn(8, 8, dtype=torch.float64), block=4), torch.randn(8, 3, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda v, x: sa.matmul(a.with_values(v), x), (a.values.requires_grad_(), b.requires_grad_()), check_batched_grad=True)
+    a, b = (
+        sa.BsrMatrix.from_dense(torch.randn(8, 8, dtype=torch.float64), block=4),
+        torch.randn(8, 3, dtype=torch.float64),
+    )
+    assert torch.autograd.gradcheck(
+        lambda v, x: sa.matmul(a.with_values(v), x),
+        (a.values.requires_grad_(), b.requires_grad_()),
+        check_batched_grad=True,
+    )
 
 
 def test_a_transpose_has_its_own_statistics():
-    a = sa.BsrMatrix.from_dense(np.kron([[1, 0, 1, 0, 0], [1, 0, 1, 0, 0], [1, 0, 0, 0, 0]], np.ones((2, 3))), block=(2, 3))
+    a = sa.BsrMatrix.from_dense(
+        np.kron([[1, 0, 1, 0, 0], [1, 0, 1, 0, 0], [1, 0, 0, 0, 0]], np.ones((2, 3))), block=(2, 3)
+    )
     assert a.T.stats == a.T.contiguous().stats != a.stats
 
 

@@ -1,4 +1,5 @@
-"""The quick way past torch's dispatcher: when it is taken, when it gives way, and torch or a package without what it uses."""
+"""The fast path past torch's dispatcher: when it is taken, when it gives way, and torch or a package without
+what it uses."""
 
 import pytest
 from conftest import run_program, tensors
@@ -8,7 +9,8 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from sparse_autotune import _torch as interop  # noqa: E402
+from sparse_autotune._torch import private
+from sparse_autotune._torch import quick as fast_path
 
 
 @pytest.mark.parametrize("torch_has", ["its function", "none", "another"])
@@ -17,13 +19,25 @@ def test_what_makes_results(torch_has, monkeypatch):
     if torch_has == "none":
         monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_cpu")
     elif torch_has == "another":
-        monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cpu", lambda *shape: torch.empty(shape[0]))
-    interop._quick_maker.cache_clear()
+        monkeypatch.setattr(
+            torch._C._dynamo.guards, "_empty_strided_cpu", lambda *shape: torch.empty(shape[0])
+        )
+    private.quick_maker.cache_clear()
     try:
-        for like in (torch.empty(3, 5), torch.empty(5, 3, dtype=torch.bfloat16).T, torch.empty(2, 0, 3), torch.empty(4).double()):
-            make, arguments = interop._maker(like)
+        for like in (
+            torch.empty(3, 5),
+            torch.empty(5, 3, dtype=torch.bfloat16).T,
+            torch.empty(2, 0, 3),
+            torch.empty(4).double(),
+        ):
+            make, arguments = fast_path._maker(like)
             made = make(*arguments)
-            assert (made.shape, made.stride(), made.dtype, made.device) == (like.shape, like.stride(), like.dtype, like.device)
+            assert (made.shape, made.stride(), made.dtype, made.device) == (
+                like.shape,
+                like.stride(),
+                like.dtype,
+                like.device,
+            )
         a, dense = tensors(0, 12, 8, (4, 4), 0.6, torch.float32)
         b = torch.randn(8, 3)
         for _ in range(3):
@@ -31,11 +45,11 @@ def test_what_makes_results(torch_has, monkeypatch):
         with torch.inference_mode():
             assert sa.matmul(a, b).is_inference()
     finally:
-        interop._quick_maker.cache_clear()
+        private.quick_maker.cache_clear()
 
 
 def test_the_quick_way_is_taken_and_gives_way():
-    if interop._fast is None:
+    if sa._quick._fast is None:
         pytest.skip("built without the extension")
     a, dense = tensors(6, 32, 24, (8, 8), 0.5, torch.float32)
     b = torch.randn(24, 5)
@@ -45,7 +59,16 @@ def test_the_quick_way_is_taken_and_gives_way():
     quick = run(a.values, b)
     assert torch.equal(quick, c) and quick.is_contiguous() and quick.untyped_storage().resizable()
     odd = torch.cat([torch.zeros(1), b.flatten()])[1:].view(24, 5)  # less aligned than the plan wants
-    for other in (b.double(), b[:, :4], b.T.contiguous().T, b.numpy(), b.clone().requires_grad_(), torch.nn.Parameter(b), None, odd):
+    for other in (
+        b.double(),
+        b[:, :4],
+        b.T.contiguous().T,
+        b.numpy(),
+        b.clone().requires_grad_(),
+        torch.nn.Parameter(b),
+        None,
+        odd,
+    ):
         assert run(a.values, other) is None
     with torch.no_grad():
         assert run(a.values, torch.nn.Parameter(b)) is not None
@@ -62,9 +85,10 @@ def test_the_quick_way_into_memory_that_is_given(device):
     for quick in (False, True, True):
         out.fill_(torch.nan)
         version = out._version
-        assert interop._fast is None or (a._into(a.values, b, out) is not None) == quick
+        assert sa._quick._fast is None or (a._into(a.values, b, out) is not None) == quick
         out.fill_(torch.nan)
-        assert sa.matmul(a, b, out=out) is out and out._version > version + 1  # fill_ counts, and so does the product
+        # fill_ counts, and so does the product
+        assert sa.matmul(a, b, out=out) is out and out._version > version + 1
         close(out, dense @ b)
     left = torch.full((5, 32), torch.nan, device=device)
     for _ in range(2):
@@ -105,7 +129,7 @@ print("fine")
 
 
 def test_torch_without_exchange_functions():
-    if interop._fast is None:
+    if sa._quick._fast is None:
         pytest.skip("built without the extension")
     run = run_program(OLD_TORCH)
     assert run.stdout.strip() == "fine", run.stderr
@@ -116,7 +140,7 @@ def test_without_the_extension_everything_works():
 import sys, torch, numpy as np
 sys.modules["sparse_autotune._fast"] = None
 import sparse_autotune as sa
-assert sa._torch._fast is None
+assert sa._quick._fast is None
 sa.set_effort("off")
 n = sa.BsrMatrix.from_dense(np.eye(8), 4)
 for _ in range(2):

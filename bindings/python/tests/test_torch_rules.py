@@ -1,5 +1,5 @@
-"""PyTorch: torch's own rules hold on every way that a product takes: out and beta, negated views, versions, tangents, numbers, values
-that were replaced. Traces and modes have a file of their own."""
+"""PyTorch: torch's own rules hold on every way that a product takes: out and beta, negated views, versions,
+tangents, numbers, values that were replaced. Traces and modes have a file of their own."""
 
 import copy
 import re
@@ -14,7 +14,7 @@ from sparse_autotune import _ops
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from torch.autograd import forward_ad  # noqa: E402
+from torch.autograd import forward_ad
 
 WAYS = ["eager", "autocast", "vmap", "compile"]
 
@@ -26,7 +26,9 @@ def by_way(way, call, *tensors):
             return call(*tensors)
     if way == "vmap":
         return torch.func.vmap(call)(*(t.unsqueeze(0) for t in tensors)).squeeze(0)
-    return torch.compile(call, backend="eager", fullgraph=True)(*tensors) if way == "compile" else call(*tensors)
+    return (
+        torch.compile(call, backend="eager", fullgraph=True)(*tensors) if way == "compile" else call(*tensors)
+    )
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
@@ -35,14 +37,20 @@ def test_the_activation_waits_for_beta(way, activation):
     (a, dense), (b, out), bias = matrix(), torch.randn(2, 16, 3), torch.randn(16)
     inner = dense @ b + 2 * out + bias[:, None]
     expected = inner if activation is None else getattr(torch.nn.functional, activation)(inner)
-    got = by_way(way, lambda b, o: sa.matmul(a, b, out=o, beta=2.0, bias=bias, activation=activation), b, out.clone())
+    got = by_way(
+        way, lambda b, o: sa.matmul(a, b, out=o, beta=2.0, bias=bias, activation=activation), b, out.clone()
+    )
     torch.testing.assert_close(got, expected, rtol=5e-2, atol=1e-1 if way == "autocast" else 1e-4)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_out_that_does_not_fit(way):
     (a, _), b = matrix(), torch.randn(16, 3)
-    wrong = [(ValueError, torch.zeros(5, 16, 3)), (ValueError, torch.zeros(16, 1)), (TypeError, torch.zeros(16, 3, dtype=torch.float64))]
+    wrong = [
+        (ValueError, torch.zeros(5, 16, 3)),
+        (ValueError, torch.zeros(16, 1)),
+        (TypeError, torch.zeros(16, 3, dtype=torch.float64)),
+    ]
     for kind, out in wrong:
         with pytest.raises(kind if way != "compile" else Exception, match="out has"):
             by_way(way, lambda b, o: sa.matmul(a, b, out=o), b, out)
@@ -74,13 +82,20 @@ def negated(*shape):
 
 def test_negated_views_are_operands():
     a, dense = matrix()
-    for make in (lambda: negated(16, 3), lambda: negated(16), lambda: negated(16).unsqueeze(-1), lambda: negated(2, 16, 3)):
-        for _ in range(2):  # a plan that the quick way keeps for a plain tensor must not serve
+    for make in (
+        lambda: negated(16, 3),
+        lambda: negated(16),
+        lambda: negated(16).unsqueeze(-1),
+        lambda: negated(2, 16, 3),
+    ):
+        for _ in range(2):  # a plan that the fast path keeps for a plain tensor must not serve
             c = make()
             plain = torch.empty_strided(c.shape, c.stride()).copy_(c)
             torch.testing.assert_close(a @ plain, dense @ c)
             torch.testing.assert_close(a @ c, dense @ c)
-            torch.testing.assert_close(sa.matmul(c.mT if c.dim() > 1 else c, a), (c.mT if c.dim() > 1 else c) @ dense)
+            torch.testing.assert_close(
+                sa.matmul(c.mT if c.dim() > 1 else c, a), (c.mT if c.dim() > 1 else c) @ dense
+            )
     b, bias = torch.randn(16, 3), negated(16)
     for _ in range(2):
         torch.testing.assert_close(sa.matmul(a, b, bias=bias), dense @ b + bias[:, None])
@@ -103,7 +118,10 @@ def test_negated_views_of_attention():
     for _ in range(2):
         torch.testing.assert_close(sa.attention(q, k, v), expected)
     grad = negated(1, 2, 16, 8)
-    got, wanted = torch.autograd.grad(sa.attention(*plain), plain, grad), torch.autograd.grad(expected, plain, grad.resolve_neg())
+    got, wanted = (
+        torch.autograd.grad(sa.attention(*plain), plain, grad),
+        torch.autograd.grad(expected, plain, grad.resolve_neg()),
+    )
     for x, y in zip(got, wanted):
         torch.testing.assert_close(x, y)
 
@@ -128,13 +146,21 @@ def test_zeros_without_memory_are_operands_and_gradients():
     zeros = torch._efficientzerotensor
     for _ in range(2):
         for b in (zeros((16, 3)), zeros((2, 16, 3)), zeros(16)):
-            torch.testing.assert_close(a @ torch.ones(b.shape), dense @ torch.ones(b.shape))  # a plan that the quick way keeps
+            # a plan that the fast path keeps
+            torch.testing.assert_close(a @ torch.ones(b.shape), dense @ torch.ones(b.shape))
             assert torch.equal(a @ b, dense @ b)
-        assert torch.equal(sa.sampled_matmul(zeros((16, 3)), torch.ones(3, 16), a).values, torch.zeros_like(a.values))
+        assert torch.equal(
+            sa.sampled_matmul(zeros((16, 3)), torch.ones(3, 16), a).values, torch.zeros_like(a.values)
+        )
     x = torch.randn(16, 3, requires_grad=True)
     layer, heads = sa.SparseLinear(16, 8, 4), torch.randn(1, 2, 16, 8, requires_grad=True)
     operator = torch.ops.sparse_autotune.matmul(a.values.requires_grad_(), *a._index, x, None, [16, 16])
-    for y, inputs in ((a @ x, (a.values, x)), (operator, (a.values, x)), (layer(x.t()), (x, *layer.parameters())), (sa.attention(heads, heads, heads), (heads,))):
+    for y, inputs in (
+        (a @ x, (a.values, x)),
+        (operator, (a.values, x)),
+        (layer(x.t()), (x, *layer.parameters())),
+        (sa.attention(heads, heads, heads), (heads,)),
+    ):
         for found, given in zip(torch.autograd.grad(y, inputs, zeros(y.shape)), inputs):
             assert found.shape == given.shape and not found.any()
     with pytest.raises(ValueError, match="out is .*zeros without memory"):
@@ -163,7 +189,9 @@ def test_indices_rewritten_in_inference_mode_are_read_again():
             mask[2] = column
             expected = torch.zeros(8, 16)
             expected[:4, 4 * column : 4 * column + 4], expected[4:, 4:8] = values
-            torch.testing.assert_close(torch.ops.sparse_autotune.matmul(values, row_ptr, col_idx, b, None, [8, 16]), expected @ b)
+            torch.testing.assert_close(
+                torch.ops.sparse_autotune.matmul(values, row_ptr, col_idx, b, None, [8, 16]), expected @ b
+            )
             torch.testing.assert_close(sa.matmul(sparse, b), expected @ b)
             torch.testing.assert_close(layer(b.T.contiguous()), b.T @ expected.T)
             seen = q[..., 4 * column : 4 * column + 4, :]
@@ -180,13 +208,23 @@ def test_indices_of_inference_mode_are_traced():
     torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), expected)
     make_fx, b = torch.fx.experimental.proxy_tensor.make_fx, torch.randn(16, 3)
     with torch.inference_mode():
-        sparse = torch.sparse_bsr_tensor(torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.randn(2, 4, 4), (8, 16))
+        sparse = torch.sparse_bsr_tensor(
+            torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.randn(2, 4, 4), (8, 16)
+        )
     expected = sa.matmul(sparse, b)
-    for traced in (make_fx(lambda b: sa.matmul(sparse, b))(b), torch.jit.trace(lambda b: sa.matmul(sparse, b), (b,))):
+    for traced in (
+        make_fx(lambda b: sa.matmul(sparse, b))(b),
+        torch.jit.trace(lambda b: sa.matmul(sparse, b), (b,)),
+    ):
         torch.testing.assert_close(traced(b), expected)
 
     def gradient(values, x):
-        return torch.autograd.grad(torch.ops.sparse_autotune.matmul(values, layer.row_ptr, layer.col_idx, x, None, [48, 32], True, True).sum(), values)[0]
+        return torch.autograd.grad(
+            torch.ops.sparse_autotune.matmul(
+                values, layer.row_ptr, layer.col_idx, x, None, [48, 32], True, True
+            ).sum(),
+            values,
+        )[0]
 
     values = layer.values.detach().requires_grad_()
     for mode in ("real", "fake", "symbolic"):
@@ -198,10 +236,10 @@ def test_a_sparse_tensor_changed_in_place_is_read_again():
     first, second = (torch.kron(x, torch.ones(4, 4)) for x in (torch.eye(3), torch.eye(3).flip(0)))
     x, b = first.to_sparse_bsr((4, 4)), torch.randn(12, 3)
     torch.testing.assert_close(sa.matmul(x, b), first @ b)
-    made = sa._matrix.as_bsr(x, "A")
+    made = sa._sparse.as_bsr(x, "A")
     x.values().mul_(2)
     torch.testing.assert_close(sa.matmul(x, b), 2 * first @ b)
-    assert sa._matrix.as_bsr(x, "A") is made  # the values are shared, and the indices are what they were
+    assert sa._sparse.as_bsr(x, "A") is made  # the values are shared, and the indices are what they were
     x.col_indices().copy_(torch.tensor([2, 1, 0]))
     torch.testing.assert_close(sa.matmul(x, b), 2 * second @ b)
     x.copy_(first.to_sparse_bsr((4, 4)))
@@ -224,14 +262,20 @@ def test_forward_mode_is_refused():
     layer = sa.SparseLinear(16, 16, 4, 1.0)
     q = torch.randn(1, 2, 16, 8)
     calls = [
-        (lambda b: a @ b, b), (lambda b: b.t() @ a, b), (lambda b: sa.matmul(a, b), b), (lambda b: sa.matmul(a, b, bias=b[:, 0]), b),
-        (lambda b: sa.sampled_matmul(b, b.t(), a).values, b), (lambda v: a.with_values(v) @ b, a.values), (lambda b: layer(b.t()), b),
-        (lambda q: sa.attention(q, q, q), q), (lambda b: torch.func.vmap(lambda c: sa.matmul(a, c), in_dims=1)(b), b),
-    ]  # fmt: skip
+        (lambda b: a @ b, b),
+        (lambda b: b.t() @ a, b),
+        (lambda b: sa.matmul(a, b), b),
+        (lambda b: sa.matmul(a, b, bias=b[:, 0]), b),
+        (lambda b: sa.sampled_matmul(b, b.t(), a).values, b),
+        (lambda v: a.with_values(v) @ b, a.values),
+        (lambda b: layer(b.t()), b),
+        (lambda q: sa.attention(q, q, q), q),
+        (lambda b: torch.func.vmap(lambda c: sa.matmul(a, c), in_dims=1)(b), b),
+    ]
     for call, x in calls:
         for grad in (True, False):
             with torch.set_grad_enabled(grad):
-                call(x), call(x)  # the quick way has its plan
+                call(x), call(x)  # the fast path has its plan
                 with pytest.raises(NotImplementedError, match="forward-mode"):
                     torch.func.jvp(call, (x,), (x,))
                 with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
@@ -244,33 +288,49 @@ def test_forward_mode_is_refused():
 def test_grad_of_torch_func_is_refused():
     a, dense = matrix()
     layer, b = sa.SparseLinear(16, 16, 4, 0.5), torch.randn(3, 16, 16)
-    functions = [lambda x: sa.matmul(a, x), lambda x: x @ a, layer, lambda x: sa.sampled_matmul(x, x, a).values]
+    functions = [
+        lambda x: sa.matmul(a, x),
+        lambda x: x @ a,
+        layer,
+        lambda x: sa.sampled_matmul(x, x, a).values,
+    ]
     for f in functions:
-        for call in (torch.func.grad(lambda x, f=f: f(x).sum()), torch.func.jacrev(f), lambda x, f=f: torch.func.vjp(f, x)):
+        for call in (
+            torch.func.grad(lambda x, f=f: f(x).sum()),
+            torch.func.jacrev(f),
+            lambda x, f=f: torch.func.vjp(f, x),
+        ):
             with pytest.raises(NotImplementedError, match=r"torch\.func"):
                 call(b[0])
         with pytest.raises(NotImplementedError, match=r"torch\.func"):
             torch.func.vmap(torch.func.grad(lambda x, f=f: f(x).sum()))(b)
-    torch.testing.assert_close(torch.func.grad(lambda x: (x * sa.matmul(a, b[1])).sum())(b[0]), dense @ b[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.func.grad(lambda x: (x * sa.matmul(a, b[1])).sum())(b[0]), dense @ b[1], rtol=1e-4, atol=1e-4
+    )
 
 
 def test_gradients_of_torch_func_are_refused():
     (a, _), b = matrix(), torch.randn(16, 3)
     q, other = torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8)
     calls = [
-        (lambda b: sa.matmul(a, b), b), (lambda b: a @ b, b), (lambda v: sa.matmul(a.with_values(v), b), a.values),
-        (lambda b: sa.sampled_matmul(b, b.t(), a).values, b), (lambda q: sa.attention(q, other, other), q),
+        (lambda b: sa.matmul(a, b), b),
+        (lambda b: a @ b, b),
+        (lambda v: sa.matmul(a.with_values(v), b), a.values),
+        (lambda b: sa.sampled_matmul(b, b.t(), a).values, b),
+        (lambda q: sa.attention(q, other, other), q),
         (lambda q: torch.func.vmap(lambda x: sa.attention(x, x, x))(q), q),
-    ]  # fmt: skip
+    ]
     for call, x in calls:
-        call(x), call(x)  # the quick way has its plan
+        call(x), call(x)  # the fast path has its plan
         for transform in (torch.func.grad, torch.func.jacrev, lambda f: lambda t: torch.func.vjp(f, t)):
             with pytest.raises(NotImplementedError, match="grad, vjp or jacrev"):
                 transform(lambda x, call=call: call(x).sum())(x)
     with pytest.raises(NotImplementedError, match="grad, vjp or jacrev"):
         torch.func.vmap(torch.func.grad(lambda q: sa.attention(q, q, q).sum()))(q)
     scale = torch.ones(())  # what is not differentiated goes on
-    torch.testing.assert_close(torch.func.grad(lambda s: (s * sa.attention(q, q, q)).sum())(scale), sa.attention(q, q, q).sum())
+    torch.testing.assert_close(
+        torch.func.grad(lambda s: (s * sa.attention(q, q, q)).sum())(scale), sa.attention(q, q, q).sum()
+    )
 
 
 def test_out_counts_as_written():
@@ -299,28 +359,64 @@ def test_every_alpha_does_not_stay():
         torch.testing.assert_close(sa.matmul(a, b, alpha=i / 8), i / 8 * (dense @ b), rtol=1e-4, atol=1e-4)
         sa.sampled_matmul(b, b.t(), a, alpha=i / 8)
     assert len(a._pattern.caches) < 40
-    assert sa._torch._fast is None or a._runner(a.values, b) is not None
+    assert sa._quick._fast is None or a._runner(a.values, b) is not None
 
 
 @pytest.mark.parametrize(
     "kind, words, call",
     [
         (TypeError, "bias is a ndarray", lambda a, b: sa.matmul(a, b, bias=np.zeros(16, "f4"))),
-        (TypeError, "bias is a ndarray", lambda a, b: sa.matmul(a, b.requires_grad_(), bias=np.zeros(16, "f4"))),
-        (RuntimeError, "alpha requires grad", lambda a, b: sa.matmul(a, b, alpha=torch.tensor(1.0, requires_grad=True))),
-        (RuntimeError, "beta requires grad", lambda a, b: sa.matmul(a, b, out=b.clone(), beta=torch.tensor(1.0, requires_grad=True))),
-        (RuntimeError, "alpha requires grad", lambda a, b: sa.sampled_matmul(b, b.t(), a, alpha=torch.tensor(1.0, requires_grad=True))),
+        (
+            TypeError,
+            "bias is a ndarray",
+            lambda a, b: sa.matmul(a, b.requires_grad_(), bias=np.zeros(16, "f4")),
+        ),
+        (
+            RuntimeError,
+            "alpha requires grad",
+            lambda a, b: sa.matmul(a, b, alpha=torch.tensor(1.0, requires_grad=True)),
+        ),
+        (
+            RuntimeError,
+            "beta requires grad",
+            lambda a, b: sa.matmul(a, b, out=b.clone(), beta=torch.tensor(1.0, requires_grad=True)),
+        ),
+        (
+            RuntimeError,
+            "alpha requires grad",
+            lambda a, b: sa.sampled_matmul(b, b.t(), a, alpha=torch.tensor(1.0, requires_grad=True)),
+        ),
         (ValueError, "alpha", lambda a, b: sa.matmul(a, b, alpha=10**400)),
         (TypeError, "alpha is a ndarray", lambda a, b: sa.matmul(a, b, alpha=np.ones(3))),
         (TypeError, "alpha is a ndarray", lambda a, b: sa.matmul(a, b, alpha=np.ones(1))),
         (TypeError, "alpha is a Tensor", lambda a, b: sa.matmul(a, b, alpha=torch.ones(3))),
         (TypeError, "beta is a ndarray", lambda a, b: sa.matmul(a, b, beta=np.zeros(3))),
         (TypeError, "alpha is a str", lambda a, b: sa.matmul(a, b, alpha="2")),
-        (RuntimeError, "bias requires grad", lambda a, b: sa.matmul(in_numpy(a), b.numpy(), bias=torch.zeros(16, requires_grad=True))),
-        (RuntimeError, "Y requires grad", lambda a, b: sa.sampled_matmul(b.numpy(), b.t().clone().requires_grad_(), a)),
-        (TypeError, "Y is a ndarray", lambda a, b: sa.sampled_matmul(b.clone().requires_grad_(), b.t().numpy(), a)),
-        (RuntimeError, "out requires grad", lambda a, b: sa.sampled_matmul(b, b.t(), a, out=a.with_values(a.values.clone().requires_grad_()))),
-        (RuntimeError, "out requires grad", lambda a, b: sa.matmul(in_numpy(a), b.numpy(), out=torch.zeros(16, 3, requires_grad=True))),
+        (
+            RuntimeError,
+            "bias requires grad",
+            lambda a, b: sa.matmul(in_numpy(a), b.numpy(), bias=torch.zeros(16, requires_grad=True)),
+        ),
+        (
+            RuntimeError,
+            "Y requires grad",
+            lambda a, b: sa.sampled_matmul(b.numpy(), b.t().clone().requires_grad_(), a),
+        ),
+        (
+            TypeError,
+            "Y is a ndarray",
+            lambda a, b: sa.sampled_matmul(b.clone().requires_grad_(), b.t().numpy(), a),
+        ),
+        (
+            RuntimeError,
+            "out requires grad",
+            lambda a, b: sa.sampled_matmul(b, b.t(), a, out=a.with_values(a.values.clone().requires_grad_())),
+        ),
+        (
+            RuntimeError,
+            "out requires grad",
+            lambda a, b: sa.matmul(in_numpy(a), b.numpy(), out=torch.zeros(16, 3, requires_grad=True)),
+        ),
     ],
 )
 def test_what_would_be_lost_is_refused(kind, words, call):
@@ -380,7 +476,9 @@ def test_values_of_another_shape_are_refused(how, grad):
             for _ in range(2):
                 twin(x)
             call = replaced(twin, torch.ones(shape), how)
-            with pytest.raises(ValueError, match=re.escape(f"values has shape {shape}; expected ({stored}, 8, 8)")):
+            with pytest.raises(
+                ValueError, match=re.escape(f"values has shape {shape}; expected ({stored}, 8, 8)")
+            ):
                 call(x)
 
 
@@ -409,7 +507,9 @@ def test_values_with_gaps_are_copied(how, grad):
     if grad:
         got.sum().backward()
         expected.sum().backward()
-        torch.testing.assert_close(values.grad if how == "functional" else layer.values.grad, plain.values.grad)
+        torch.testing.assert_close(
+            values.grad if how == "functional" else layer.values.grad, plain.values.grad
+        )
 
 
 def test_values_resized_in_place_are_refused():
@@ -419,7 +519,12 @@ def test_values_resized_in_place_are_refused():
         a @ b
     a.values.resize_(1, 8, 8)
     p.values.resize_(1, 8, 8)
-    for call in (lambda: a @ b, lambda: sa.matmul(a, b), lambda: torch.ones(32) @ a, lambda: sa.sampled_matmul(torch.ones(32, 2), torch.ones(2, 24), a, out=p)):
+    for call in (
+        lambda: a @ b,
+        lambda: sa.matmul(a, b),
+        lambda: torch.ones(32) @ a,
+        lambda: sa.sampled_matmul(torch.ones(32, 2), torch.ones(2, 24), a, out=p),
+    ):
         with pytest.raises(ValueError, match="values has shape"):
             call()
 
@@ -428,7 +533,12 @@ def test_values_resized_in_place_are_refused():
 
 
 def test_indices_that_change_before_the_backward_pass_are_named():
-    values, rows, cols, x = torch.ones(2, 2, 2, requires_grad=True), torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.randn(4, 4)
+    values, rows, cols, x = (
+        torch.ones(2, 2, 2, requires_grad=True),
+        torch.tensor([0, 1, 2]),
+        torch.tensor([0, 1]),
+        torch.randn(4, 4),
+    )
     for call in (
         lambda: torch.ops.sparse_autotune.matmul(values, rows, cols, x, None, [4, 4]),
         lambda: torch.ops.sparse_autotune.sampled(x.requires_grad_(), x, rows, cols, [4, 4], [2, 2]),
@@ -443,7 +553,13 @@ def test_index_tensors_of_one_storage_are_told_apart():
     product = torch.ops.sparse_autotune.matmul
     values, rows, x = torch.ones(2, 2, 2), torch.tensor([0, 1, 2]), torch.tensor([[1.0], [1.0], [0.0], [0.0]])
     buffer = torch.tensor([0, 1, 0, 0])
-    for col_idx in (buffer[:2], buffer[::2], buffer.view(torch.int32)[:2], buffer.view(torch.int32)[1:3], buffer[1:3]):
+    for col_idx in (
+        buffer[:2],
+        buffer[::2],
+        buffer.view(torch.int32)[:2],
+        buffer.view(torch.int32)[1:3],
+        buffer[1:3],
+    ):
         expected = product(values, rows, col_idx.clone(), x, None, [4, 4])
         torch.testing.assert_close(product(values, rows, col_idx, x, None, [4, 4]), expected)
     product(values, rows, buffer[:2], x, None, [4, 4])
@@ -471,7 +587,8 @@ def test_an_empty_inner_dimension_may_lie_anyhow():
 
 
 def test_allow_tf32_reaches_every_product(monkeypatch):
-    """With gradients too, and in the backward pass: what torch is set to is asked for only where nothing was said."""
+    """With gradients too, and in the backward pass: what torch is set to is asked for only where nothing was
+    said."""
     seen = []
 
     def spy(allowed, _operand):
@@ -489,7 +606,10 @@ def test_allow_tf32_reaches_every_product(monkeypatch):
         x, y = torch.randn(32, 6, requires_grad=True), torch.randn(6, 24, requires_grad=True)
         sa.sampled_matmul(x, y, a, allow_tf32=allowed).values.square().sum().backward()
         assert seen and set(seen) == {allowed}
-    for call in (lambda b: sa.matmul(a, b, allow_tf32=False), lambda b: sa.sampled_matmul(torch.ones(32, 24) @ b, torch.ones(5, 24), a, allow_tf32=False).values):
+    for call in (
+        lambda b: sa.matmul(a, b, allow_tf32=False),
+        lambda b: sa.sampled_matmul(torch.ones(32, 24) @ b, torch.ones(5, 24), a, allow_tf32=False).values,
+    ):
         with pytest.raises(NotImplementedError, match="allow_tf32 is False"):
             torch.func.vmap(call)(torch.randn(2, 24, 5))
         seen.clear()
@@ -504,7 +624,7 @@ def test_allow_tf32_reaches_every_product(monkeypatch):
 def test_what_is_allowed_is_computed_once():
     a, b = sa.BsrMatrix.from_dense(torch.randn(16, 16), block=8), torch.randn(16, 3)
     expected = sa.matmul(a, b)
-    a._runner = pytest.fail  # the quick way is for what asks for nothing
+    a._runner = pytest.fail  # the fast path is for what asks for nothing
     for words in ({"allow_dense": True}, {"deterministic": False}, {"allow_tf32": True}):
         assert torch.allclose(sa.matmul(a, b, **words), expected, atol=1e-5)
 
@@ -513,9 +633,12 @@ def test_nested_operands_are_named():
     dense = torch.eye(4)
     a, n = sa.BsrMatrix.from_dense(dense, block=2), torch.nested.nested_tensor([torch.ones(2, 2)])
     for name, call in {
-        "values": lambda: sa.BsrMatrix([0, 1], [0], n, (2, 2)), "bias": lambda: sa.matmul(a, dense, bias=n), "out": lambda: sa.matmul(a, dense, out=n),
-        "x": lambda: sa.BsrMatrix.from_dense(n, 2), "B": lambda: sa.benchmark(a, n),
-    }.items():  # fmt: skip
+        "values": lambda: sa.BsrMatrix([0, 1], [0], n, (2, 2)),
+        "bias": lambda: sa.matmul(a, dense, bias=n),
+        "out": lambda: sa.matmul(a, dense, out=n),
+        "x": lambda: sa.BsrMatrix.from_dense(n, 2),
+        "B": lambda: sa.benchmark(a, n),
+    }.items():
         with pytest.raises(TypeError, match=f"^{name} is a nested tensor"):
             call()
     with pytest.raises(TypeError, match="^values is a nested tensor"):

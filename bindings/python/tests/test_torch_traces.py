@@ -13,10 +13,10 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 # ---- traces ----
 
@@ -40,12 +40,18 @@ FX_TRACES = [fx_trace, pytest.param(partial(fx_trace, pre_dispatch=True), id="fx
 def test_traces_hold_the_operator(trace, grad):
     layer = sa.SparseLinear(64, 48, block=16, density=0.5, activation="gelu")
     a, pattern = sa.BsrMatrix.from_dense(torch.randn(48, 64), 16), sa.BsrMatrix.from_dense(torch.eye(3), 2)
-    functions = [layer, lambda x: sa.matmul(a, x.T), lambda x: a @ x.T, lambda x: x @ a.T, lambda x: sa.sampled_matmul(x, x.T, pattern).values]
+    functions = [
+        layer,
+        lambda x: sa.matmul(a, x.T),
+        lambda x: a @ x.T,
+        lambda x: x @ a.T,
+        lambda x: sa.sampled_matmul(x, x.T, pattern).values,
+    ]
     x, zeros = torch.randn(3, 64), torch.zeros(3, 64)
     with torch.set_grad_enabled(grad):
         for f in functions:
             for _ in range(2):
-                f(zeros)  # so that there is a quick way
+                f(zeros)  # so that there is a fast path
             traced, graph = trace(f, zeros)
             assert re.search(r"sparse_autotune(::|\.)(matmul|sampled)", graph)
             torch.testing.assert_close(traced(x), f(x))
@@ -54,7 +60,12 @@ def test_traces_hold_the_operator(trace, grad):
 def traced_calls():
     """Functions of a square x of 8."""
     a, mask = sa.BsrMatrix.from_dense(torch.randn(8, 8), 2, keep=0.5), sa.AttentionMask.window(8, 3, block=2)
-    return [sa.SparseLinear(8, 8, block=2, density=0.5), lambda x: a @ x, lambda x: sa.sampled_matmul(x, x.T, a).values, lambda x: sa.attention(x, x, x, mask)]
+    return [
+        sa.SparseLinear(8, 8, block=2, density=0.5),
+        lambda x: a @ x,
+        lambda x: sa.sampled_matmul(x, x.T, a).values,
+        lambda x: sa.attention(x, x, x, mask),
+    ]
 
 
 @pytest.mark.parametrize("trace", FX_TRACES)
@@ -99,7 +110,8 @@ def test_a_trace_in_another_thread_is_not_ours():
     traced, found = threading.Event(), []
 
     def other(x):
-        thread = threading.Thread(target=lambda: found.append(sa.matmul(a, b, out_dtype="float32")))  # refused where somebody traces
+        # refused where somebody traces
+        thread = threading.Thread(target=lambda: found.append(sa.matmul(a, b, out_dtype="float32")))
         thread.start()
         thread.join()
         traced.set()
@@ -115,13 +127,22 @@ def test_gradients_of_attention_for_many_at_once():
     q = torch.randn(1, 1, 8, 8, requires_grad=True)
     y, gs = sa.attention(q, q, q, mask), torch.randn(3, 1, 1, 8, 8)
     many = torch.autograd.grad(y, q, gs, retain_graph=True, is_grads_batched=True)[0]
-    torch.testing.assert_close(many, torch.stack([torch.autograd.grad(y, q, g, retain_graph=True)[0] for g in gs]))
+    torch.testing.assert_close(
+        many, torch.stack([torch.autograd.grad(y, q, g, retain_graph=True)[0] for g in gs])
+    )
 
 
 # ---- what is kept is made outside of modes ----
 
 
-@pytest.mark.parametrize("around", [partial(FakeTensorMode, allow_non_fake_inputs=True), FakeTensorMode, partial(FlopCounterMode, display=False)])
+@pytest.mark.parametrize(
+    "around",
+    [
+        partial(FakeTensorMode, allow_non_fake_inputs=True),
+        FakeTensorMode,
+        partial(FlopCounterMode, display=False),
+    ],
+)
 def test_indices_made_in_a_mode_serve_outside(around):
     parts = [0, 1, 2], [0, 1], np.ones((2, 4, 4), np.float32)
     with around():
@@ -132,12 +153,18 @@ def test_indices_made_in_a_mode_serve_outside(around):
     x = torch.randn(3, 8, 8)
     for f, wanted in (
         (lambda x: sa.attention(x, x, x, mask), torch.stack([sa.attention(y, y, y, mask) for y in x])),
-        (lambda x: sa.sampled_matmul(x, x, a).values, torch.stack([sa.sampled_matmul(y, y, a).values for y in x])),
+        (
+            lambda x: sa.sampled_matmul(x, x, a).values,
+            torch.stack([sa.sampled_matmul(y, y, a).values for y in x]),
+        ),
     ):
         found = torch.vmap(f)(x)
         assert type(found) is torch.Tensor
         torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(torch.compile(lambda x: sa.attention(x, x, x, mask), backend="eager")(x[0]), sa.attention(x[0], x[0], x[0], mask))
+    torch.testing.assert_close(
+        torch.compile(lambda x: sa.attention(x, x, x, mask), backend="eager")(x[0]),
+        sa.attention(x[0], x[0], x[0], mask),
+    )
 
 
 def test_a_pattern_from_outside_serves_in_a_fake_mode():
@@ -175,7 +202,11 @@ def test_a_mode_may_see_half_of_a_checkpoint(number, seen):
 
 def test_gradients_on_meta_are_refused_by_name():
     a, x = matrix(8, 4)[0], torch.randn(8, 8, device="meta", requires_grad=True)
-    for call, name in ((lambda: sa.attention(x, x, x), "q"), (lambda: sa.sampled_matmul(x, x, a), "X"), (lambda: sa.matmul(a, x), "B")):
+    for call, name in (
+        (lambda: sa.attention(x, x, x), "q"),
+        (lambda: sa.sampled_matmul(x, x, a), "X"),
+        (lambda: sa.matmul(a, x), "B"),
+    ):
         with pytest.raises(ValueError, match=f"{name} is on meta"):
             call()
 
@@ -184,7 +215,10 @@ def test_gradients_on_meta_are_refused_by_name():
 def test_jit_traces_an_activation():
     a = sa.BsrMatrix.from_dense(torch.randn(16, 16), block=8)
     x = torch.randn(16, 3)
-    for f, y in ((lambda x: sa.matmul(a, x, activation="gelu"), x), (sa.SparseLinear(3, 16, block=8, density=0.5, activation="gelu"), x)):
+    for f, y in (
+        (lambda x: sa.matmul(a, x, activation="gelu"), x),
+        (sa.SparseLinear(3, 16, block=8, density=0.5, activation="gelu"), x),
+    ):
         traced = torch.jit.trace(f, y)  # compares traces with and without gradients
         torch.testing.assert_close(traced(2 * y), f(2 * y))
 
@@ -201,18 +235,38 @@ def test_sparse_tensors_serve_in_compiled_code(backend, layout, device):
     dense[:4, 4:12] = 0
     sparse, b = getattr(dense, f"to_sparse_{layout}")((4, 4)), torch.randn(16, 3, device=device)
     q = torch.randn(1, 2, 16, 8, device=device)
-    keeps = torch.kron(torch.ones(4, 4, device=device).index_put((torch.tensor(0, device=device), torch.tensor([1, 2], device=device)), torch.zeros(2, device=device)), torch.ones(4, 4, device=device)) > 0
+    keeps = (
+        torch.kron(
+            torch.ones(4, 4, device=device).index_put(
+                (torch.tensor(0, device=device), torch.tensor([1, 2], device=device)),
+                torch.zeros(2, device=device),
+            ),
+            torch.ones(4, 4, device=device),
+        )
+        > 0
+    )
     for call, arguments, expected in (
         (lambda s, x: sa.matmul(s, x + 1) * 2, (b,), dense @ (b + 1) * 2),
         (lambda s, x: sa.matmul(x.t(), s, activation="relu"), (b,), (b.t() @ dense).relu()),
         (lambda s, x: sa.sampled_matmul(x, x.t(), s).to_dense(), (b,), torch.where(keeps, b @ b.t(), 0)),
         (lambda s, x: sa.matmul(sa.BsrMatrix.from_torch(s), x), (b,), dense @ b),
-        (lambda s, x: sa.attention(x, x, x, attn_mask=s), (q,), torch.nn.functional.scaled_dot_product_attention(q, q, q, keeps)),
-        (lambda s, x: sa.attention(x, x, x, s), (q,), torch.nn.functional.scaled_dot_product_attention(q, q, q, keeps)),
+        (
+            lambda s, x: sa.attention(x, x, x, attn_mask=s),
+            (q,),
+            torch.nn.functional.scaled_dot_product_attention(q, q, q, keeps),
+        ),
+        (
+            lambda s, x: sa.attention(x, x, x, s),
+            (q,),
+            torch.nn.functional.scaled_dot_product_attention(q, q, q, keeps),
+        ),
     ):
         for grad in (False, True):
             torch._dynamo.reset()
-            compiled, given = torch.compile(call, backend=backend), [x.clone().requires_grad_(grad) for x in arguments]
+            compiled, given = (
+                torch.compile(call, backend=backend),
+                [x.clone().requires_grad_(grad) for x in arguments],
+            )
             for _ in range(2):
                 got = compiled(sparse, *given)
                 torch.testing.assert_close(got.detach(), expected, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,5 @@
-"""Index tensors that are written to in ways that torch does not count: by collectives, through DLPack and NumPy, by .data."""
+"""Index tensors that are written to in ways that torch does not count: by collectives, through DLPack and
+NumPy, by .data."""
 
 import gc
 import warnings
@@ -11,7 +12,7 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from sparse_autotune import _torch_patterns  # noqa: E402
+from sparse_autotune._torch import patterns
 
 WRITES = {
     "numpy": lambda t, new: np.copyto(t.numpy(), new.numpy()),
@@ -33,7 +34,9 @@ def two_layers(**words):
 
 
 def operator(layer):
-    return lambda x: torch.ops.sparse_autotune.matmul(layer.values, layer.row_ptr, layer.col_idx, x, layer.bias, [48, 64], True, True)
+    return lambda x: torch.ops.sparse_autotune.matmul(
+        layer.values, layer.row_ptr, layer.col_idx, x, layer.bias, [48, 64], True, True
+    )
 
 
 CALLS = {
@@ -75,7 +78,10 @@ def test_operators_see_it_in_a_sampled_product_and_in_a_mask():
     masks = [sa.AttentionMask([0, 1, 2], [first, 1 - first], (32, 32), 16) for first in (0, 1)]
     index, new = (torch.tensor(np.concatenate([m.row_ptr, m.col_idx])) for m in masks)
     for mask in masks:
-        torch.testing.assert_close(torch.ops.sparse_autotune.attention(q, k, v, index, [32, 32, 16, 16, 2, 0])[0], sa.attention(q, k, v, mask))
+        torch.testing.assert_close(
+            torch.ops.sparse_autotune.attention(q, k, v, index, [32, 32, 16, 16, 2, 0])[0],
+            sa.attention(q, k, v, mask),
+        )
         WRITES["numpy"](index, new)
 
 
@@ -84,11 +90,19 @@ def test_indices_of_any_whole_dtype_and_with_gaps_are_compared():
     x = torch.randn(3, 64)
     for dtypes in ((torch.int32, torch.int64), (torch.int16, torch.uint8), (torch.int64, torch.int64)):
         for step in (1, 2):
-            rows, cols = (torch.zeros(step * len(t), dtype=d)[::step].copy_(t) for t, d in zip((layer.row_ptr, layer.col_idx), dtypes))
+            rows, cols = (
+                torch.zeros(step * len(t), dtype=d)[::step].copy_(t)
+                for t, d in zip((layer.row_ptr, layer.col_idx), dtypes)
+            )
             for one in (layer, other, layer):
                 WRITES["data"](cols, one.col_idx)
                 for _ in range(2):
-                    torch.testing.assert_close(torch.ops.sparse_autotune.matmul(layer.values, rows, cols, x, layer.bias, [48, 64], True, True), one(x))
+                    torch.testing.assert_close(
+                        torch.ops.sparse_autotune.matmul(
+                            layer.values, rows, cols, x, layer.bias, [48, 64], True, True
+                        ),
+                        one(x),
+                    )
 
 
 def test_a_backward_pass_does_not_take_other_indices_than_its_forward_pass():
@@ -100,7 +114,8 @@ def test_a_backward_pass_does_not_take_other_indices_than_its_forward_pass():
     WRITES["dlpack"](layer.col_idx, other.col_idx)
     with pytest.raises(RuntimeError, match="changed in place after the call"):
         result.sum().backward()
-    torch.testing.assert_close(torch.autograd.grad(kept.sum(), x)[0], expected)  # a layer's keeps the pattern itself
+    # a layer's keeps the pattern itself
+    torch.testing.assert_close(torch.autograd.grad(kept.sum(), x)[0], expected)
 
 
 OTHERWISE = """
@@ -121,7 +136,8 @@ assert not torch.equal(before, other(x))
 for _ in range(2):
     torch.testing.assert_close(layer(x), other(x))
 pattern = layer.pattern()
-assert layer.pattern() is pattern and (sys.argv[1] == "no extension" or sa._torch._fast.holds(layer.col_idx, pattern.col_idx) is True)
+assert layer.pattern() is pattern
+assert sys.argv[1] == "no extension" or sa._quick._fast.holds(layer.col_idx, pattern.col_idx) is True
 print("fine")
 """
 
@@ -176,12 +192,22 @@ print("fine")
 """
 
 
-@pytest.mark.skipif(not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="torch without gloo")
+@pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="torch without gloo",
+)
 def test_what_a_collective_brings_is_the_pattern(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lambda rank: run_program(COLLECTIVES, str(rank), str(tmp_path / "store"), GLOO_SOCKET_IFNAME="lo"), range(2)))
+        runs = list(
+            pool.map(
+                lambda rank: run_program(
+                    COLLECTIVES, str(rank), str(tmp_path / "store"), GLOO_SOCKET_IFNAME="lo"
+                ),
+                range(2),
+            )
+        )
     assert [r.stdout.strip() for r in runs] == ["fine", "fine"], "\n".join(r.stderr for r in runs)
 
 
@@ -190,7 +216,7 @@ def test_what_a_collective_brings_is_the_pattern(tmp_path):
 
 @pytest.fixture
 def far(monkeypatch):
-    monkeypatch.setattr(_torch_patterns, "in_host_memory", lambda t: False)
+    monkeypatch.setattr(patterns, "in_host_memory", lambda t: False)
 
 
 @pytest.mark.parametrize("way", ["layer", "without gradients", "operator", "matrix"])
@@ -201,9 +227,9 @@ def test_far_away_a_late_finding_raises_once_and_then_the_new_indices_serve(way,
     call(x)
     WRITES["dlpack"](layer.col_idx, other.col_idx)
     with pytest.raises(RuntimeError, match="torch does not count.*increment_version"):
-        for _ in range(_torch_patterns.CHECK_CALLS + 1):
+        for _ in range(patterns.CHECK_CALLS + 1):
             call(x)
-    for _ in range(2 * _torch_patterns.CHECK_CALLS):
+    for _ in range(2 * patterns.CHECK_CALLS):
         torch.testing.assert_close(call(x), expected)
 
 
@@ -214,14 +240,14 @@ def test_far_away_a_sparse_tensor_s_indices_are_watched_too(far):
     sa.matmul(matrix, x)
     WRITES["dlpack"](matrix.col_indices(), other.col_idx)
     with pytest.raises(RuntimeError, match="torch does not count"):
-        for _ in range(_torch_patterns.CHECK_CALLS + 1):
+        for _ in range(patterns.CHECK_CALLS + 1):
             sa.matmul(matrix, x)
     for _ in range(2):
         torch.testing.assert_close(sa.matmul(matrix, x), expected)
 
 
 def test_far_away_a_call_after_a_pause_is_looked_at(far, monkeypatch):
-    monkeypatch.setattr(_torch_patterns, "CHECK_SECONDS", -1.0)
+    monkeypatch.setattr(patterns, "CHECK_SECONDS", -1.0)
     layer, other = two_layers()
     x = torch.randn(3, 64)
     layer(x)
@@ -234,12 +260,12 @@ def test_far_away_a_call_after_a_pause_is_looked_at(far, monkeypatch):
 def test_far_away_a_write_that_is_told_is_followed_at_once(far):
     layer, other = two_layers()
     x = torch.randn(3, 64)
-    for _ in range(_torch_patterns.CHECK_CALLS + 1):
+    for _ in range(patterns.CHECK_CALLS + 1):
         layer(x)
     expected = other(x)
     WRITES["dlpack"](layer.col_idx, other.col_idx)
     torch.autograd.graph.increment_version(layer.col_idx)
-    for _ in range(2 * _torch_patterns.CHECK_CALLS):
+    for _ in range(2 * patterns.CHECK_CALLS):
         torch.testing.assert_close(layer(x), expected)
 
 
@@ -247,13 +273,13 @@ def test_far_away_writing_the_same_again_is_nobody_s_business(far):
     layer, _ = two_layers()
     x = torch.randn(3, 64)
     expected = layer(x)
-    for _ in range(3 * _torch_patterns.CHECK_CALLS):
+    for _ in range(3 * patterns.CHECK_CALLS):
         WRITES["dlpack"](layer.col_idx, layer.col_idx.clone())
         torch.testing.assert_close(layer(x), expected)
 
 
 def test_far_away_what_no_later_call_found_is_told_when_the_layer_goes(far, monkeypatch):
-    monkeypatch.setattr(_torch_patterns, "CHECK_SECONDS", -1.0)
+    monkeypatch.setattr(patterns, "CHECK_SECONDS", -1.0)
     layer, other = two_layers()
     x = torch.randn(3, 64)
     layer(x)
@@ -266,10 +292,10 @@ def test_far_away_what_no_later_call_found_is_told_when_the_layer_goes(far, monk
     WRITES["dlpack"](layer.col_idx, other.col_idx)
     layer(x)
     with pytest.warns(RuntimeWarning, match="torch does not count"):
-        key = _torch_patterns._index_key(layer.row_ptr, layer.col_idx, (48, 64), (8, 8))
+        key = patterns._index_key(layer.row_ptr, layer.col_idx, (48, 64), (8, 8))
         del layer
         gc.collect()
-        _torch_patterns._patterns.drop(key)
+        patterns._patterns.drop(key)
 
 
 @pytest.mark.parametrize("owner", ["layer", "sparse tensor"])
@@ -278,7 +304,7 @@ def test_far_away_few_calls_after_a_write_are_told_of_when_the_owner_goes(owner,
     layer, other = two_layers()
     x = torch.randn(3, 64)
     one = layer if owner == "layer" else layer.matrix().detach().to_torch()
-    call = one if owner == "layer" else lambda x: sa.matmul(x, one)
+    call = one if owner == "layer" else lambda x: sa.matmul(x, one)  # noqa: F821
     x = x if owner == "layer" else torch.randn(5, 48)
     indices = layer.col_idx if owner == "layer" else one.col_indices()
     call(x)
@@ -289,7 +315,7 @@ def test_far_away_few_calls_after_a_write_are_told_of_when_the_owner_goes(owner,
         del layer, one, call, indices
         gc.collect()
     assert len([w for w in told if w.category is RuntimeWarning]) == 1
-    assert not _torch_patterns._pending and not _torch_patterns._parked
+    assert not patterns._pending and not patterns._parked
 
 
 def test_far_away_writes_that_torch_counts_are_nobody_s_business_at_the_end(far):
@@ -301,7 +327,8 @@ def test_far_away_writes_that_torch_counts_are_nobody_s_business_at_the_end(far)
             with torch.inference_mode(inference):
                 layer(x)
                 if inference:
-                    layer.row_ptr, layer.col_idx = layer.row_ptr.clone(), layer.col_idx.clone()  # torch counts nothing for these
+                    # torch counts nothing for these
+                    layer.row_ptr, layer.col_idx = (layer.row_ptr.clone(), layer.col_idx.clone())
                     layer(x)
                     layer.load_state_dict(other.state_dict())
                 else:
@@ -335,10 +362,10 @@ def test_far_away_a_last_look_waits_for_a_mode_to_end(far):
         warnings.simplefilter("error")
         del layer
         gc.collect()
-    assert mode.seen == () and len(_torch_patterns._parked) == 1
+    assert mode.seen == () and len(patterns._parked) == 1
     with pytest.warns(RuntimeWarning, match="torch does not count"):
         other(x)  # anybody's call
-    assert not _torch_patterns._parked
+    assert not patterns._parked
 
 
 class Count:
@@ -358,13 +385,13 @@ class Count:
 
 
 def test_far_away_nobody_waits_for_a_last_look_before_the_program_ends(far, monkeypatch):
-    count, init = Count(), _torch_patterns.Look.__init__
+    count, init = Count(), patterns.Look.__init__
 
     def on_a_device(look, *arguments):
         init(look, *arguments)
         look._came = count
 
-    monkeypatch.setattr(_torch_patterns.Look, "__init__", on_a_device)
+    monkeypatch.setattr(patterns.Look, "__init__", on_a_device)
     monkeypatch.setattr(torch.cuda, "synchronize", count.wait)
     layer, other = two_layers()
     x = torch.randn(3, 64)
@@ -376,17 +403,17 @@ def test_far_away_nobody_waits_for_a_last_look_before_the_program_ends(far, monk
         del layer
         gc.collect()
         other(x)
-    assert len(_torch_patterns._pending) == 1 and not count.waited
+    assert len(patterns._pending) == 1 and not count.waited
     with pytest.warns(RuntimeWarning, match="torch does not count"):
-        _torch_patterns._look_at_all()
-    assert count.waited and not _torch_patterns._pending
+        patterns._look_at_all()
+    assert count.waited and not patterns._pending
 
 
 ENDS = """
 import sys, torch
 import sparse_autotune as sa
-from sparse_autotune import _torch_patterns
-_torch_patterns.in_host_memory = lambda t: False
+from sparse_autotune._torch import patterns
+patterns.in_host_memory = lambda t: False
 sa.set_effort("off")
 
 def main(write):
@@ -397,7 +424,8 @@ def main(write):
     if write:
         layer.col_idx.numpy()[:] = other.col_idx.numpy()
     layer(x)
-    result = torch.ops.sparse_autotune.matmul(layer.values, layer.row_ptr, layer.col_idx, x, layer.bias, [48, 64], True, True)
+    parts = layer.values, layer.row_ptr, layer.col_idx
+    result = torch.ops.sparse_autotune.matmul(*parts, x, layer.bias, [48, 64], True, True)
     return layer, result
 
 kept = main("write" in sys.argv[1])
@@ -419,11 +447,11 @@ def test_far_away_inference_mode_changes_nothing(far):
     x = torch.randn(3, 64)
     for inference in (False, True, False):
         with torch.inference_mode(inference):
-            for _ in range(_torch_patterns.CHECK_CALLS + 1):
+            for _ in range(patterns.CHECK_CALLS + 1):
                 layer(x)
     WRITES["dlpack"](layer.col_idx, other.col_idx)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="torch does not count"):
-        for _ in range(_torch_patterns.CHECK_CALLS + 1):
+        for _ in range(patterns.CHECK_CALLS + 1):
             layer(x)
 
 
@@ -439,10 +467,10 @@ def test_on_a_gpu_a_write_that_torch_does_not_count_raises_at_a_later_call(way):
     call(x)
     WRITES["torch by dlpack"](layer.col_idx, other.col_idx)
     with pytest.raises(RuntimeError, match="torch does not count"):
-        for _ in range(_torch_patterns.CHECK_CALLS + 1):
+        for _ in range(patterns.CHECK_CALLS + 1):
             call(x)
             torch.cuda.synchronize()
-    for _ in range(2 * _torch_patterns.CHECK_CALLS):
+    for _ in range(2 * patterns.CHECK_CALLS):
         torch.testing.assert_close(call(x), expected)
 
 
@@ -454,7 +482,7 @@ def test_on_a_gpu_a_sparse_tensor_s_indices_are_watched_too():
     sa.matmul(matrix, x)
     WRITES["torch by dlpack"](matrix.col_indices(), other.col_idx)
     with pytest.raises(RuntimeError, match="torch does not count"):
-        for _ in range(_torch_patterns.CHECK_CALLS + 1):
+        for _ in range(patterns.CHECK_CALLS + 1):
             sa.matmul(matrix, x)
             torch.cuda.synchronize()
     torch.testing.assert_close(sa.matmul(matrix, x), expected)
@@ -468,7 +496,7 @@ def test_on_a_gpu_looking_does_not_wait():
         expected = layer(x)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            results = [layer(x) for _ in range(3 * _torch_patterns.CHECK_CALLS)]
+            results = [layer(x) for _ in range(3 * patterns.CHECK_CALLS)]
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert all(t.is_pinned() for t in layer._seen.seen._look.copies)
@@ -477,7 +505,7 @@ def test_on_a_gpu_looking_does_not_wait():
 
 @pytest.mark.cuda
 def test_on_a_gpu_a_graph_keeps_its_pattern_and_captures_no_look(monkeypatch):
-    monkeypatch.setattr(_torch_patterns, "CHECK_CALLS", 1)
+    monkeypatch.setattr(patterns, "CHECK_CALLS", 1)
     layer, other = two_layers(device="cuda")
     x = torch.randn(3, 64, device="cuda")
     side = torch.cuda.Stream()
@@ -490,7 +518,7 @@ def test_on_a_gpu_a_graph_keeps_its_pattern_and_captures_no_look(monkeypatch):
         for first in (True, False):  # with copies that are there, and with none yet
             if not first:
                 layer._seen = None
-                _torch_patterns._patterns._entries.clear()
+                patterns._patterns._entries.clear()
                 layer.pattern()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -507,7 +535,7 @@ def test_on_a_gpu_a_graph_keeps_its_pattern_and_captures_no_look(monkeypatch):
     with pytest.warns(RuntimeWarning, match="replays of CUDA graphs"):  # no call has seen the write
         del layer
         gc.collect()
-        _torch_patterns._settle(wait=True)
+        patterns._settle(wait=True)
 
 
 @pytest.mark.cuda
@@ -525,14 +553,17 @@ def test_on_a_gpu_few_calls_after_a_write_are_told_of_when_the_layer_goes():
             gc.collect()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        _torch_patterns._settle(wait=True)
+        patterns._settle(wait=True)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("how", ["write, kept", "write in a function", "nothing"])
 def test_on_a_gpu_a_program_does_not_end_in_silence(how):
-    there = ENDS.replace("_torch_patterns.in_host_memory = lambda t: False", "torch.set_default_device('cuda')")
-    there = there.replace("layer.col_idx.numpy()[:] = other.col_idx.numpy()", "torch.from_dlpack(torch.utils.dlpack.to_dlpack(layer.col_idx)).copy_(other.col_idx)")
+    there = ENDS.replace("patterns.in_host_memory = lambda t: False", "torch.set_default_device('cuda')")
+    there = there.replace(
+        "layer.col_idx.numpy()[:] = other.col_idx.numpy()",
+        "torch.from_dlpack(torch.utils.dlpack.to_dlpack(layer.col_idx)).copy_(other.col_idx)",
+    )
     run = run_program(there, how)
     assert run.stdout.strip() == "fine", run.stderr
     assert run.stderr.count("RuntimeWarning") == ("write" in how), run.stderr
@@ -560,4 +591,4 @@ def test_on_a_gpu_a_layer_that_goes_during_a_capture_does_not_end_it():
         torch.testing.assert_close(y, expected)
         with pytest.warns(RuntimeWarning, match="torch does not count"):
             layer(x)
-            _torch_patterns._settle(wait=True)
+            patterns._settle(wait=True)

@@ -1,4 +1,7 @@
-"""torch's own attention as variants: SDPA's backends and FlexAttention race, and serve without a copy where they win."""
+"""torch's own attention as variants: SDPA's backends and FlexAttention race beside the library's kernels.
+
+Where one of them wins, its result is returned as it is, without a copy.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
-from . import _abi, _attention_variants, _mask
-from ._arrays import torch_module
-from ._attention_variants import AttentionCall
+from .. import _abi, _attention_variants, _mask
+from .._attention_variants import AttentionCall
+from . import private
 
 
 def _tensor(x: Any) -> Any:
     """A torch tensor over the same memory."""
-    torch = torch_module()
     if isinstance(x, torch.Tensor):
         return x
     with warnings.catch_warnings():
@@ -46,7 +49,8 @@ def _written(compute: Callable[[AttentionCall], tuple]) -> Callable[[AttentionCa
 
 
 def direct(plan: Any, problem: _abi.Problem, view: _abi.PatternView, device: str) -> Callable | None:
-    """For a plan whose variant is torch's own: a function of q, k and v that calls it without the copy; else None."""
+    """For a plan whose variant is torch's own: a function of q, k and v that calls it without the copy; else
+    None."""
     name = plan.info().variant.decode()
     if name not in _own:
         return None
@@ -58,9 +62,12 @@ def direct(plan: Any, problem: _abi.Problem, view: _abi.PatternView, device: str
 
     def function(q: Any, k: Any, v: Any) -> tuple:
         mine = copy.copy(call)
-        mine.q, mine.k, mine.v = (x if x.dim() == 4 else x.reshape(-1, *((1,) * (3 - x.dim())), *x.shape[-3:]) for x in (q, k, v))
+        mine.q, mine.k, mine.v = (
+            x if x.dim() == 4 else x.reshape(-1, *((1,) * (3 - x.dim())), *x.shape[-3:]) for x in (q, k, v)
+        )
         out, lse = compute(mine)
-        return out.view(q.shape) if q.dim() == 4 else out.reshape(q.shape), lse if lse is None else lse.reshape(q.shape[:-1]).float().contiguous()
+        out = out.view(q.shape) if q.dim() == 4 else out.reshape(q.shape)
+        return out, lse if lse is None else lse.reshape(q.shape[:-1]).float().contiguous()
 
     return function
 
@@ -96,7 +103,11 @@ def _scale_fits(call: AttentionCall) -> bool:
 
 
 def _cpu_supports(call: AttentionCall) -> bool:
-    if call.heads != call.kv_heads or not np.diff(call.row_ptr).all() or (call.causal and call.shape[0] > call.shape[1]):
+    if (
+        call.heads != call.kv_heads
+        or not np.diff(call.row_ptr).all()
+        or (call.causal and call.shape[0] > call.shape[1])
+    ):
         return False  # the latter two: queries that see nothing
     plain = _all_kept(call) and not call.window and _square_causal(call)
     return plain or (call.op == "attention" and call.masks * call.shape[0] * call.shape[1] <= _MOST_MASK)
@@ -105,7 +116,6 @@ def _cpu_supports(call: AttentionCall) -> bool:
 def _cpu_prepare(call: AttentionCall) -> Any:
     if _all_kept(call) and not call.window and _square_causal(call):
         return None
-    torch = torch_module()
     keep = call.dense()
     if not keep.any(-1).all():
         raise ValueError("a query sees nothing, which torch makes NaN of")
@@ -114,31 +124,33 @@ def _cpu_prepare(call: AttentionCall) -> Any:
 
 
 def _cpu(call: AttentionCall) -> tuple:
-    torch = torch_module()
     q, k, v = _tensors(call, "q", "k", "v")
     causal = call.causal and call.state is None
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=call.state, scale=call.scale)
+    out, lse = private.flash_cpu(q, k, v, 0.0, causal, attn_mask=call.state, scale=call.scale)
     return out, lse
 
 
 def _cpu_backward(call: AttentionCall) -> None:
-    torch = torch_module()
     g, q, k, v, out, lse = _tensors(call, "grad", "q", "k", "v", "out", "lse")
     lse = lse.double() if q.dtype == torch.float64 else lse  # torch sums up in double there
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    for x, found in zip(_tensors(call, "dq", "dk", "dv"), backward(g, q, k, v, out, lse, 0.0, call.causal, scale=call.scale)):
+    backward = private.flash_cpu_backward
+    for x, found in zip(
+        _tensors(call, "dq", "dk", "dv"), backward(g, q, k, v, out, lse, 0.0, call.causal, scale=call.scale)
+    ):
         x.copy_(found)
 
 
 def _flash_words(call: AttentionCall) -> dict:
     words = {"scale": call.scale}
     if call.window:
-        words["window_size_left"], words["window_size_right"] = call.window - 1, 0 if call.causal else call.window - 1
+        words["window_size_left"], words["window_size_right"] = (
+            call.window - 1,
+            0 if call.causal else call.window - 1,
+        )
     return words
 
 
 def _flash_prepare(call: AttentionCall) -> Any:
-    torch = torch_module()
     if not call.offsets:
         return None, None, call.shape[0], call.shape[1]
     return (
@@ -153,19 +165,28 @@ def _flash_layout(call: AttentionCall, *names: str) -> list:
 
 
 def _flash(call: AttentionCall) -> tuple:
-    torch = torch_module()
     q, k, v = _flash_layout(call, "q", "k", "v")
-    found = torch.ops.aten._flash_attention_forward(q, k, v, *call.state, 0.0, call.causal, False, **_flash_words(call))
+    found = private.flash(q, k, v, *call.state, 0.0, call.causal, False, **_flash_words(call))
     out, lse = found[0], found[1]
     return (out[None] if call.offsets else out).transpose(1, 2), lse[None] if call.offsets else lse
 
 
 def _flash_backward(call: AttentionCall) -> None:
-    torch = torch_module()
     g, q, k, v, out = _flash_layout(call, "grad", "q", "k", "v", "out")
     seed = torch.zeros(2, dtype=torch.uint64, device=call.device)
-    found = torch.ops.aten._flash_attention_backward(
-        g, q, k, v, out, call.lse[0] if call.offsets else call.lse, *call.state, 0.0, call.causal, seed, seed.new_empty(()), **_flash_words(call)
+    found = private.flash_backward(
+        g,
+        q,
+        k,
+        v,
+        out,
+        call.lse[0] if call.offsets else call.lse,
+        *call.state,
+        0.0,
+        call.causal,
+        seed,
+        seed.new_empty(()),
+        **_flash_words(call),
     )
     for x, y in zip((call.dq, call.dk, call.dv), found):
         x.copy_((y[None] if call.offsets else y).transpose(1, 2))
@@ -176,27 +197,40 @@ def _flash_supports(call: AttentionCall) -> bool:
 
 
 def _cudnn(call: AttentionCall) -> tuple:
-    torch = torch_module()
-    found = torch.ops.aten._scaled_dot_product_cudnn_attention(call.q, call.k, call.v, None, call.wants_lse, 0.0, call.causal, False, scale=call.scale)
+    found = private.cudnn(
+        call.q, call.k, call.v, None, call.wants_lse, 0.0, call.causal, False, scale=call.scale
+    )
     return found[0], found[1].reshape(call.q.shape[:3]) if call.wants_lse else None
 
 
 def _efficient(call: AttentionCall) -> tuple:
-    torch = torch_module()
-    found = torch.ops.aten._scaled_dot_product_efficient_attention(call.q, call.k, call.v, None, call.wants_lse, 0.0, call.causal, scale=call.scale)
+    found = private.efficient(
+        call.q, call.k, call.v, None, call.wants_lse, 0.0, call.causal, scale=call.scale
+    )
     return found[0], found[1][..., : call.shape[0]] if call.wants_lse else None
 
 
 def _plain_supports(call: AttentionCall) -> bool:
-    return _all_kept(call) and not call.window and _square_causal(call) and call.heads == call.kv_heads and call.size <= 128
+    return (
+        _all_kept(call)
+        and not call.window
+        and _square_causal(call)
+        and call.heads == call.kv_heads
+        and call.size <= 128
+    )
 
 
 def _flex_supports(call: AttentionCall) -> bool:
-    return not (call.full and not call.window) and call.size in (64, 128) and min(call.shape) >= 128 and not call.offsets and not any(b % 128 for b in call.block)
+    return (
+        not (call.full and not call.window)
+        and call.size in (64, 128)
+        and min(call.shape) >= 128
+        and not call.offsets
+        and not any(b % 128 for b in call.block)
+    )
 
 
 def _flex_prepare(call: AttentionCall) -> Any:
-    torch = torch_module()
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
     (m, n), shift = call.shape, call.shape[1] - call.shape[0]
@@ -211,7 +245,9 @@ def _flex_prepare(call: AttentionCall) -> Any:
             keep = keep & (j - at < window) & (at - j < window)
         return keep
 
-    stored = _mask.stored_blocks(call.row_ptr, call.col_idx, -(-n // call.block[1])).reshape(1, call.masks, -1, -(-n // call.block[1]))
+    stored = _mask.stored_blocks(call.row_ptr, call.col_idx, -(-n // call.block[1])).reshape(
+        1, call.masks, -1, -(-n // call.block[1])
+    )
     blocks = torch.from_numpy(stored).to(call.device)
     count = blocks.sum(-1, dtype=torch.int32)
     index = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
@@ -223,7 +259,7 @@ def _flex_prepare(call: AttentionCall) -> Any:
 
 @functools.cache
 def _compiled_flex(flex_attention: Any) -> Any:
-    return torch_module().compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention, dynamic=False)
 
 
 def _flex(call: AttentionCall) -> tuple:
@@ -235,45 +271,110 @@ def _flex(call: AttentionCall) -> tuple:
 
 
 def register_torch() -> None:
-    """Puts torch's own attention into every race from now on."""
-    torch = torch_module()
+    """Puts torch's own attention into every race from now on, as far as this torch has its operators."""
     half = {_abi.F16, _abi.BF16}
+    every = {_abi.F32, _abi.F64, *half}
     version = str(torch.__version__)[:40]
 
-    def add(function, name, backend, dtypes, fits, estimate, prepare=None, op="attention", flags=0, about=""):
+    def add(operator, function, name, dtypes, fits, estimate, prepare=None, *, flags=0, about):
         def supports(call):
             return _scale_fits(call) and fits(call)
 
+        if operator is None:
+            return
+        op = "attention_backward" if "_backward_" in name else "attention"
         if op == "attention":
             _own[name] = (function, prepare)
             function = _written(function)
         _attention_variants.register(
-            function, name=name, op=op, backend=backend, dtypes=dtypes, supports=supports, estimate=estimate, prepare=prepare,
-            revision=version, flags=flags | _abi.V_LIBRARY, about=about,
-        )  # fmt: skip
+            function,
+            name=name,
+            op=op,
+            backend=_abi.CPU if name.startswith("cpu_") else _abi.CUDA,
+            dtypes=dtypes,
+            supports=supports,
+            estimate=estimate,
+            prepare=prepare,
+            revision=version,
+            flags=flags | _abi.V_LIBRARY,
+            about=about,
+        )
 
     def at(rate):
         return lambda call: _seconds(call, rate, _pairs(call))
 
-    every = {_abi.F32, _abi.F64, *half}
-    if hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
-        add(_cpu, "cpu_attention_any_any_torch_sdpa", _abi.CPU, every, _cpu_supports, at(5e10), _cpu_prepare, about="torch's attention")
-        add(
-            _cpu_backward, "cpu_attention_backward_any_any_torch_sdpa", _abi.CPU, every, _cpu_supports, at(5e10), op="attention_backward",
-            about="torch's attention",
-        )  # fmt: skip
+    add(
+        private.flash_cpu,
+        _cpu,
+        "cpu_attention_any_any_torch_sdpa",
+        every,
+        _cpu_supports,
+        at(5e10),
+        _cpu_prepare,
+        about="torch's attention",
+    )
+    add(
+        private.flash_cpu_backward,
+        _cpu_backward,
+        "cpu_attention_backward_any_any_torch_sdpa",
+        every,
+        _cpu_supports,
+        at(5e10),
+        about="torch's attention",
+    )
     if not torch.backends.cuda.is_built():
         return
-    add(_flash, "cuda_attention_any_any_torch_flash", _abi.CUDA, half, _flash_supports, at(3e14), _flash_prepare, about="torch's FlashAttention")
     add(
-        _flash_backward, "cuda_attention_backward_any_any_torch_flash", _abi.CUDA, half, _flash_supports, at(2.5e14), _flash_prepare,
-        op="attention_backward", flags=_abi.V_NONDETERMINISTIC, about="torch's FlashAttention; adds in any order",
-    )  # fmt: skip
-    add(_cudnn, "cuda_attention_any_any_torch_cudnn", _abi.CUDA, half, _plain_supports, at(5e14), about="cuDNN's attention, by torch")
-    add(_efficient, "cuda_attention_any_any_torch_efficient", _abi.CUDA, {_abi.F32, *half}, _plain_supports, at(1.5e14), about="torch's memory-efficient attention")
+        private.flash,
+        _flash,
+        "cuda_attention_any_any_torch_flash",
+        half,
+        _flash_supports,
+        at(3e14),
+        _flash_prepare,
+        about="torch's FlashAttention",
+    )
+    add(
+        private.flash_backward,
+        _flash_backward,
+        "cuda_attention_backward_any_any_torch_flash",
+        half,
+        _flash_supports,
+        at(2.5e14),
+        _flash_prepare,
+        flags=_abi.V_NONDETERMINISTIC,
+        about="torch's FlashAttention; adds in any order",
+    )
+    add(
+        private.cudnn,
+        _cudnn,
+        "cuda_attention_any_any_torch_cudnn",
+        half,
+        _plain_supports,
+        at(5e14),
+        about="cuDNN's attention, by torch",
+    )
+    add(
+        private.efficient,
+        _efficient,
+        "cuda_attention_any_any_torch_efficient",
+        {_abi.F32, *half},
+        _plain_supports,
+        at(1.5e14),
+        about="torch's memory-efficient attention",
+    )
 
     def flex_seconds(call):
         stored = len(call.col_idx) * call.block[0] * call.block[1] / call.masks
         return _seconds(call, 3e14, min(stored, _pairs(call)))
 
-    add(_flex, "cuda_attention_any_any_torch_flex", _abi.CUDA, half, _flex_supports, flex_seconds, _flex_prepare, about="FlexAttention, compiled")
+    add(
+        torch.compile,
+        _flex,
+        "cuda_attention_any_any_torch_flex",
+        half,
+        _flex_supports,
+        flex_seconds,
+        _flex_prepare,
+        about="FlexAttention, compiled",
+    )

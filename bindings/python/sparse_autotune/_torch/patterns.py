@@ -1,4 +1,8 @@
-"""Patterns of plain index tensors: torch's operators have no other way to a matrix's pattern than the tensors they are given."""
+"""Patterns by their index tensors.
+
+torch's operators get nothing of a matrix but tensors. They find its pattern by the storages of row_ptr and
+col_idx, and see whether those were written to since the pattern was made.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +19,26 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import _abi, _torch_modes
-from ._matrix import make_pattern
-from ._pattern import Pattern
-from ._quick import _fast
+from .. import _abi
+from .._matrix import make_pattern
+from .._pattern import Pattern
+from .._quick import _fast
+from . import modes, private
+from .private import storage_id, version_of
 
-CHECK_CALLS, CHECK_SECONDS = 16, 0.2  # a GPU's indices are looked at with every so many calls, and where the last look is older
+CHECK_CALLS = 16  # a GPU's indices are compared with every so many calls,
+CHECK_SECONDS = 0.2  # and where the last comparison is older than this
 _LATE = (
-    "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, .data), and a product after that was computed with "
-    "what it held before; later ones take what it holds now. After such a write call torch.autograd.graph.increment_version(tensor)"
+    "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, "
+    ".data), and a product after that was computed with what it held before; later ones take what it holds "
+    "now. After such a write call torch.autograd.graph.increment_version(tensor)"
 )
 _LAST = (
-    "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, .data), which no call has found yet: products after "
-    "that write, if there were any, and replays of CUDA graphs were computed with what it held before. After such a write call "
+    "row_ptr, col_idx or a mask was written to in a way that torch does not count (a collective, DLPack, "
+    ".data), which no call has found yet: products after that write, if there were any, and replays of CUDA "
+    "graphs were computed with what it held before. After such a write call "
     "torch.autograd.graph.increment_version(tensor), and capture graphs again"
 )
-
-
-def version_of(t: Tensor) -> int:
-    """Torch's count of writes to a tensor; it counts none to those made in inference mode."""
-    return 0 if t.is_inference() else t._version
 
 
 def in_host_memory(t: Tensor) -> bool:
@@ -48,12 +52,14 @@ def _holds(tensors: tuple, arrays: tuple) -> bool:
 
 
 class Look:
-    """Copies of a device's index tensors in host memory, which come when the stream gets there, and what they should hold."""
+    """Copies of a device's index tensors in host memory, and what they should hold. The copies arrive when
+    the stream gets there."""
 
     def __init__(self, arrays: tuple, pinned: bool) -> None:
-        *copies, came = _torch_modes.lasting(_host_copies, (*arrays, np.zeros(1, np.int64)), pinned)
+        *copies, came = modes.lasting(_host_copies, (*arrays, np.zeros(1, np.int64)), pinned)
         self.arrays, self.copies, self.told = arrays, tuple(copies), False
-        # A count that follows the copies tells whether they are there. An event would tell, too, but asking one ends a capture that is under way.
+        # A count that follows the copies tells whether they are there. An event would tell, too, but asking
+        # one ends a capture that is under way.
         self._queued, self._came, self._device = 0, came if pinned else None, None
 
     def queue(self, tensors: tuple) -> None:
@@ -61,7 +67,9 @@ class Look:
             copy.copy_(t, non_blocking=True)
         self._queued, self._device = self._queued + 1, tensors[0].device
         if self._came is not None:
-            self._came.copy_(torch.full((1,), self._queued, dtype=torch.int64, device=self._device), non_blocking=True)
+            self._came.copy_(
+                torch.full((1,), self._queued, dtype=torch.int64, device=self._device), non_blocking=True
+            )
 
     def wrong(self) -> bool:
         return not self.told and not _holds(self.copies, self.arrays)
@@ -74,9 +82,9 @@ class Look:
         return wait
 
 
-_pending: list[Look] = []  # last looks, that nobody but _settle will compare
-_parked: list[tuple] = []  # last looks that could not be queued yet, of a Seen at tensors
-_seen: weakref.WeakSet[Seen] = weakref.WeakSet()  # those of a device
+_pending: list[Look] = []  # last copies, which only _settle will compare
+_parked: list[tuple] = []  # (a Seen, its tensors) whose last copies could not be queued yet
+_seen: weakref.WeakSet[Seen] = weakref.WeakSet()  # those of a device's tensors
 
 
 def _pend(look: Look) -> None:
@@ -85,7 +93,7 @@ def _pend(look: Look) -> None:
 
 
 def _settle(wait: bool = False) -> None:
-    """Queues the last looks that had to wait, and tells what those found that are there."""
+    """Queues the last copies that had to wait, and warns of what those show that have arrived."""
     global _pending, _parked
     parked, _parked = _parked, []
     for seen, tensors in parked:
@@ -100,7 +108,7 @@ def _settle(wait: bool = False) -> None:
 
 
 def _look_at_all() -> None:
-    """As the program ends: what was written and no call has found yet is told."""
+    """As the program ends: warns of writes that no call has found."""
     with contextlib.suppress(RuntimeError):  # a device that answers no more, or a child after a fork
         for seen in list(_seen):
             tensors = tuple(t() for t in seen.tensors)
@@ -113,18 +121,23 @@ atexit.register(_look_at_all)
 
 
 class Seen:
-    """Index tensors as they were when a pattern was made of them: whether they still are is asked at each call.
+    """Index tensors as they were when a pattern was made of them. Each call asks whether they still are.
 
-    On the CPU what they hold is compared. On a GPU that would wait for all that is queued there, so torch's count of writes is asked. It misses some:
-    now and then a copy into host memory is queued in front of a product, and later calls compare it once it is there. A last copy is made when
-    the owner of the tensors goes, or the program ends: so whoever has read a wrong product's result is told, by the next call or then. A CUDA graph keeps
-    the pattern that it was captured with; the last copy tells of that, too.
+    On the CPU, their contents are compared. On a GPU that would wait for all that is queued there, so torch's
+    count of writes is compared instead. The count misses some writes. Therefore a copy into host memory is
+    queued in front of a product now and then, and later calls compare it once it has arrived. A last copy is
+    made when the owner of the tensors goes, or the program ends. So a program that has read the result of a
+    wrong product is told, by the next call or at its end. A CUDA graph keeps the pattern that it was captured
+    with; the last copy covers that, too.
     """
 
     def __init__(self, tensors: tuple, arrays: tuple | None) -> None:
-        """`arrays`: what they hold; None: nobody else has these tensors, and the count does."""
+        """`arrays`: what they hold. None: nobody else has these tensors, and the count is enough."""
         self._versions: tuple | None = tuple(map(version_of, tensors))
-        self._arrays = arrays if arrays is None else tuple(a.astype(str(t.dtype).removeprefix("torch."), copy=False) for t, a in zip(tensors, arrays))
+        self._arrays = None
+        if arrays is not None:
+            kinds = [str(t.dtype).removeprefix("torch.") for t in tensors]
+            self._arrays = tuple(a.astype(kind, copy=False) for a, kind in zip(arrays, kinds))
         self._near = all(map(in_host_memory, tensors))
         self._calls, self._due = 0, time.monotonic() + CHECK_SECONDS
         self._look: Look | None = None
@@ -149,7 +162,7 @@ class Seen:
         return True
 
     def _queue_look(self, tensors: tuple) -> bool:
-        """False where a graph is being captured, which it would become a part of."""
+        """Queues a copy. False where a graph is being captured, which the copy would become a part of."""
         if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return False
         if self._look is None:
@@ -160,17 +173,21 @@ class Seen:
         return True
 
     def look_last(self, tensors: tuple) -> None:
-        """Of a device's tensors, before their owner lets them go: a later call of anybody's, or the program's end, tells what it found."""
-        if self._arrays is None or self._near or self._versions != tuple(map(version_of, tensors)):
+        """Queues a last copy of a device's tensors, before their owner lets them go. A later call of any
+        product, or the end of the program, warns of what it shows."""
+        if self._arrays is None or self._near or private.always_watched:
             return
-        if _torch_modes.watched() or _torch_modes.transformed() or not self._queue_look(tensors):
+        if self._versions != tuple(map(version_of, tensors)):
+            return
+        if modes.watched() or modes.transformed() or not self._queue_look(tensors):
             _parked.append((self, tensors))
         else:
             _pend(self._look)
 
 
 class Owned:
-    """What was seen of index tensors, with the tensors, for whoever owns both: they are looked at once more before they go."""
+    """Index tensors with what was seen of them, for the owner of both. They are compared once more before
+    they go."""
 
     __slots__ = ("seen", "tensors")
 
@@ -194,7 +211,8 @@ def _host_copies(arrays: tuple, pinned: bool) -> tuple:
 
 
 class Known:
-    """Patterns by their index tensors, whose storages are held weakly: an address cannot be used again while it stands here."""
+    """Patterns by their index tensors. The storages are held weakly: torch cannot use the address of one
+    again while it stands here."""
 
     def __init__(self) -> None:
         self._lock, self._entries, self._most = threading.Lock(), dict[tuple, tuple](), 64
@@ -203,13 +221,18 @@ class Known:
         return len(self._entries)
 
     def add(self, key: tuple, tensors: tuple, pattern: Pattern, seen: Seen, own: bool = False) -> None:
-        """For as long as the tensors live and stay as they are. `own`: the pattern keeps these itself, and is not kept for them."""
+        """For as long as the tensors live and stay as they are. `own`: the pattern holds these tensors, so
+        they do not hold the pattern."""
         kept: Callable[[], Pattern | None] = weakref.ref(pattern) if own else lambda: pattern
         entry = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors), seen, kept
         with self._lock:
             self._entries[key] = entry
             if len(self._entries) >= self._most:  # now and then: looking through all of them takes time
-                self._entries = {k: e for k, e in self._entries.items() if e[2]() is not None and not any(r.expired() for r in e[0])}
+                self._entries = {
+                    k: e
+                    for k, e in self._entries.items()
+                    if e[2]() is not None and not any(r.expired() for r in e[0])
+                }
                 self._most = max(64, 2 * len(self._entries))
 
     def drop(self, key: tuple) -> None:
@@ -227,31 +250,36 @@ _patterns = Known()
 
 
 class Unchanged:
-    """Index tensors beside those that autograd saves, which looks at the versions of its own only."""
+    """Index tensors that a backward pass needs. autograd sees writes only to the tensors that it saves."""
 
     def __init__(self, *tensors: Tensor | None) -> None:
         self._tensors, self._given = tensors, [t for t in tensors if t is not None]
         self._versions, self._held = list(map(version_of, self._given)), list(map(_held, self._given))
 
     def get(self) -> tuple:
-        written = list(map(version_of, self._given)) != self._versions
-        if written or any(None not in pair and pair[0] != pair[1] for pair in zip(self._held, map(_held, self._given))):
-            raise RuntimeError("indices of a matrix or a mask were changed in place after the call whose gradients are asked for")
+        written = private.counts_writes and list(map(version_of, self._given)) != self._versions
+        if written or any(
+            None not in pair and pair[0] != pair[1] for pair in zip(self._held, map(_held, self._given))
+        ):
+            raise RuntimeError(
+                "indices of a matrix or a mask were changed in place after the call whose gradients are "
+                "asked for"
+            )
         return self._tensors
 
 
 def _held(t: Tensor) -> bytes | None:
     """What a tensor in host memory holds; None where modes and traces would see that it is read."""
-    if t.is_cpu and t.layout is torch.strided and not _torch_modes.watched():
+    if (t.is_cpu or not private.counts_writes) and t.layout is torch.strided and not modes.watched():
         try:
-            return t.numpy().tobytes()
+            return (t if t.is_cpu else t.cpu()).numpy().tobytes()
         except RuntimeError:  # fakes and wrappers hold nothing
             pass
     return None
 
 
 def _place(t: Tensor) -> tuple:
-    return t.untyped_storage()._cdata, t.storage_offset(), t.dtype, tuple(t.shape), t.stride()
+    return storage_id(t), t.storage_offset(), t.dtype, tuple(t.shape), t.stride()
 
 
 def _index_key(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> tuple:
@@ -267,7 +295,7 @@ def remember(row_ptr: Tensor, col_idx: Tensor, pattern: Pattern, own: bool = Fal
 
 
 def forget(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> None:
-    """After writes that nothing may have seen."""
+    """For use after writes that torch may not have counted."""
     _patterns.drop(_index_key(row_ptr, col_idx, shape, block))
 
 
@@ -279,7 +307,10 @@ def pattern_of(row_ptr: Tensor, col_idx: Tensor, shape: tuple, block: tuple) -> 
     if found is not None:
         return found
     if row_ptr.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("row_ptr and col_idx are not known yet, and a CUDA graph is being captured: run this product once before")
+        raise RuntimeError(
+            "row_ptr and col_idx are not known yet, and a CUDA graph is being captured: run this product "
+            "once before"
+        )
     pattern = make_pattern(row_ptr, col_idx, shape, block, str(row_ptr.device))
     remember(row_ptr, col_idx, pattern)
     return pattern
@@ -291,16 +322,18 @@ def _copy_indices(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tenso
 
 
 def index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The indices as tensors on a device, one pair a pattern. They stay, but for fakes; a GPU's are made aside."""
+    """The indices as tensors on a device, one pair a pattern. They stay, but for fakes. Another thread makes
+    a GPU's."""
     key = ("index", str(device))
     known = pattern.caches.get(key)
-    if _torch_modes.makes_fakes(known):
+    if modes.makes_fakes(known):
         return _copy_indices(pattern, device)
     if known is None:
-        known = _torch_modes.lasting(_copy_indices, pattern, device, aside=device.type == "cuda")
+        known = modes.lasting(_copy_indices, pattern, device, aside=device.type == "cuda")
         for t in known:
-            t._dynamo_static_input_type = "unguarded"  # its address never changes: CUDA graphs need not copy it
-        known[0]._sparse_autotune_pattern = pattern  # a graph of autograd may have the tensors when nobody has the matrix any more
+            private.mark_static(t)
+        # A graph of autograd may have the tensors when nobody has the matrix any more.
+        known[0]._sparse_autotune_pattern = pattern
         remember(*known, pattern, own=True)
         pattern.caches[key] = known
     return known

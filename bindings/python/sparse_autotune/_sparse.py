@@ -1,0 +1,186 @@
+"""Sparse matrices of torch and SciPy as BsrMatrix. Each is converted once, and remembered while it lives."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import numpy as np
+
+from . import _arrays
+from ._arrays import torch_module
+from ._indices import check_scipy
+from ._matrix import BsrMatrix, make_pattern
+
+# by object: what was made of a plain sparse matrix; goes when that goes
+_known: dict[int, tuple[Any, BsrMatrix]] = {}
+
+
+def uncompiled(call: Any) -> Any:
+    """Keeps torch.compile out of a function and all that it calls.
+
+    torch.compile leaves a frame that holds a sparse tensor to Python. But it would go on with the frames that
+    this one calls, where it cannot follow what is done with the tensor's parts.
+    """
+    kept: list[Any] = []
+
+    @functools.wraps(call)
+    def outside(*arguments: Any) -> Any:
+        if not kept:
+            from ._torch import private
+
+            if not private.compiler_is_loaded():
+                return call(*arguments)
+            kept.append(torch_module().compiler.disable(call))
+        return kept[0](*arguments)
+
+    return outside
+
+
+def _by_rows(x: Any, name: str) -> Any:
+    """A BSR tensor itself, or of a BSC one the transpose, which is a BSR one."""
+    if x.layout is torch_module().sparse_bsr:
+        return x
+    _check_dimensions(x, name)
+    return x.transpose(0, 1)
+
+
+def _check_dimensions(x: Any, name: str) -> None:
+    if x.dim() != 2 or x.values().dim() != 3:
+        raise ValueError(f"{name} has {x.dim()} dimensions; expected 2, without batches or dense dimensions")
+
+
+def _torch_parts(x: Any, name: str) -> tuple:
+    """Detached: torch.compile cannot take in a view of a sparse tensor."""
+    _check_dimensions(x, name)
+    return *(t.detach() for t in (x.crow_indices(), x.col_indices(), x.values())), tuple(x.shape)
+
+
+@uncompiled
+def tensor_as_bsr(x: Any, name: str) -> BsrMatrix:
+    stored = _by_rows(x, name)
+    _arrays.dtype_code(x.dtype, name)
+    made = BsrMatrix(*_torch_parts(stored, name))
+    return made if stored is x else made.T
+
+
+def scipy_parts(x: Any, name: str) -> tuple:
+    check_scipy(x, name)
+    if not x.has_canonical_format:
+        x = x.copy()
+        x.sum_duplicates()
+    return x.indptr, x.indices, x.data, x.shape
+
+
+def _blocks_of(row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]) -> BsrMatrix:
+    """As BsrMatrix(...), whatever the values are: booleans only say where blocks are."""
+    if values.dtype in (np.bool_, getattr(torch_module(), "bool", np.bool_)):
+        return BsrMatrix._make(make_pattern(row_ptr, col_idx, shape, tuple(values.shape[1:])), values)
+    return BsrMatrix(row_ptr, col_idx, values, shape)
+
+
+def is_sparse(x: Any) -> bool:
+    torch = torch_module()
+    if isinstance(x, BsrMatrix):
+        return True
+    if torch is not None and isinstance(x, torch.Tensor):
+        return x.layout is not torch.strided and not x.is_mkldnn and not x.is_nested
+    return hasattr(x, "tocsr") and hasattr(x, "format")
+
+
+def as_bsr(x: Any, name: str, blocks_only: bool = False) -> BsrMatrix:
+    """A BsrMatrix for a sparse tensor of torch or a SciPy BSR matrix, made once an object. `blocks_only`: the
+    values do not matter, and may be booleans."""
+    if type(x) is BsrMatrix or isinstance(x, BsrMatrix):
+        return x
+    torch = torch_module()
+    if torch is not None and isinstance(x, torch.Tensor):
+        if x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
+            raise TypeError(
+                f"{name} is a tensor of layout {x.layout}; expected torch.sparse_bsr, torch.sparse_bsc, a "
+                "SciPy BSR matrix or a BsrMatrix"
+            )
+        if x.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use "
+                f"BsrMatrix.from_torch({name}).requires_grad_()"
+            )
+        if not blocks_only or x.dtype != torch.bool:
+            _arrays.dtype_code(x.dtype, name)
+        return _remembered_tensor(x, name, blocks_only)
+    if getattr(x, "format", None) == "bsr":
+        if not blocks_only or x.dtype != bool:
+            _arrays.dtype_code(x.dtype, name)
+
+        def unchanged(m: BsrMatrix) -> bool:
+            """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data
+            with m."""
+            return m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
+
+        return _remembered(x, unchanged, lambda x: _blocks_of(*scipy_parts(x, name)))
+    kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
+    raise TypeError(
+        f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix"
+    )
+
+
+@uncompiled
+def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
+    """The indices are compared on the CPU, but for traces, which would see it; on a GPU, where that would
+    wait for all that is queued, once torch has counted that the tensor, its indices or its values, was
+    written to. `Seen` finds what it does not count. Values that had to be copied, those of a BSC tensor, are
+    copied anew at each call."""
+    from ._torch import modes, patterns, private
+
+    stored = _by_rows(x, name)
+    version, cpu = private.version_of(x), patterns.in_host_memory(x)
+    trusted = not cpu or modes.watched()
+
+    def made_of(m: BsrMatrix, indices: tuple) -> BsrMatrix:
+        m._counted, m._seen = (
+            version,
+            patterns.Owned(indices, patterns.Seen(indices, (m.row_ptr, m.col_idx))),
+        )
+        return m
+
+    def make(_x: Any) -> BsrMatrix:
+        parts = _torch_parts(stored, name)
+        m = made_of(_blocks_of(*parts), parts[:2])
+        m._shared = m._values.data_ptr() == parts[2].data_ptr()
+        return m
+
+    def unchanged(m: BsrMatrix) -> bool:
+        if trusted and m._counted == version and (cpu or m._seen.still()):
+            return True
+        if x.is_cuda and torch_module().cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{name} was written to after its last product, and a CUDA graph is being captured: run this "
+                "product once before"
+            )
+        if m._shared and m._values.data_ptr() != stored.values().data_ptr():
+            return False
+        indices = stored.crow_indices(), stored.col_indices()
+        if cpu:
+            return m._seen.seen.still(indices)
+        same = m._pattern.same_indices(*(i.cpu().numpy() for i in indices))
+        if same:
+            made_of(m, indices)
+        return same
+
+    m = _remembered(x, unchanged, make)
+    if m._shared and stored is x:
+        return m
+    return BsrMatrix._make(
+        m._pattern, m._values if blocks_only else stored.values().detach().contiguous(), stored is not x
+    )
+
+
+def _remembered(x: Any, unchanged: Any, make: Any) -> BsrMatrix:
+    key = id(x)
+    found = _known.get(key)
+    if found is not None and found[0]() is x and unchanged(found[1]):
+        return found[1]
+    made = make(x)
+    _known[key] = (weakref.ref(x, lambda _: _known.pop(key, None)), made)
+    return made

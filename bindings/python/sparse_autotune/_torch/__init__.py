@@ -1,0 +1,52 @@
+"""PyTorch: the same products and attention by three routes.
+
+=====================  ===============================================  ====================================
+route                  taken when                                       why it exists
+=====================  ===============================================  ====================================
+fast path              tensors are plain, and nothing but the result    A call costs a few microseconds: C
+(`quick`)              is wanted: no gradient, no autocast, no mode     code reads the tensors, finds the
+                                                                        plan and runs it. torch's dispatcher
+                                                                        and Python are passed by.
+eager path             tensors are plain, and a gradient is wanted,     One autograd function around the
+(`eager`,              or the fast path has no plan for them yet        product. It costs less than an
+`attention`)                                                            operator, and knows the pattern
+                                                                        itself instead of its indices.
+operators              everything else: torch.compile, torch.export,    torch sees one operator, with fake
+(`operators`,          make_fx, jit.trace, dispatch modes, fake         kernel, gradients, vmap and autocast
+`attention_operators`) tensors, vmap, tensor subclasses                 rules, and can record or replace it.
+=====================  ===============================================  ====================================
+
+All three end in the same plan of the library. A route gives way to the next one: `_fast.Runner` returns None
+for tensors that it does not know, and the eager path asks `modes.plain` before it passes the dispatcher by. A
+product that ran by the eager path leaves its plan with a runner.
+
+The files, each knowing only those above it:
+
+- `private`: every private name of torch that is used, with a fallback for each
+- `refusals`: gradients that are not offered
+- `modes`: whether modes, traces or transforms surround a call
+- `patterns`, `masks`: patterns by their index tensors, as operators find them
+- `quick`: what the fast path needs of torch
+- `eager`: products past the dispatcher, and their gradients
+- `operators`: matmul and sampled as operators
+- `calls`: which route matmul and sampled_matmul take
+- `own_attention`: torch's own attention kernels as variants
+- `attention`, `attention_operators`: the routes of attention
+
+The package is imported when torch is: by `import sparse_autotune`, or by the first call that meets a tensor.
+"""
+
+from . import (
+    attention,  # noqa: F401
+    attention_operators,  # noqa: F401
+    calls,  # noqa: F401
+    eager,  # noqa: F401
+    masks,  # noqa: F401
+    modes,  # noqa: F401
+    operators,  # noqa: F401
+    own_attention,  # noqa: F401
+    patterns,  # noqa: F401
+    private,  # noqa: F401
+    quick,  # noqa: F401
+    refusals,  # noqa: F401
+)

@@ -1,0 +1,82 @@
+"""The fast path of torch tensors: what `_fast.Runner` needs of torch, and how it gets its plans.
+
+`_quick.py` has the half that does not depend on torch. NumPy arrays use it, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _abi, _context, _products, _quick
+from .._matrix import BsrMatrix
+from .._pattern import Kept, alignment
+from .._quick import _fast
+from . import private
+from .patterns import index_tensors
+
+if _fast is not None:
+    _fast.torch(
+        Tensor,
+        torch.nn.Parameter,
+        Tensor.is_neg,
+        torch.is_grad_enabled,
+        private.any_autocast,
+        private.mode_count,
+        private.is_tracing,
+        private.early_modes,
+        private.before_dispatch,
+        torch.get_num_threads,
+        private.current_stream,
+        private.allows_tf32,
+        (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64),
+        private.dlpack_exchange,
+    )
+
+
+def adopt(matrix: BsrMatrix) -> None:
+    """Makes a matrix with torch values ready: its runners, and its indices as tensors."""
+    matrix._index = index_tensors(matrix._pattern, matrix._values.device)
+    _quick.adopt(matrix)
+
+
+def _maker(result: Tensor) -> tuple[Any, tuple]:
+    """What makes tensors like this one, and with what arguments."""
+    shape, strides, device = tuple(result.shape), result.stride(), result.device
+    quick = private.quick_maker(device.type)
+    if quick is not None and (device.type == "cpu" or device.index == torch.cuda.current_device()):
+        return quick, (shape, strides, result.dtype)
+    return functools.partial(torch.empty_strided, dtype=result.dtype, device=device), (shape, strides)
+
+
+@functools.cache
+def _watch_captures() -> None:
+    """Gives runners the driver's function that tells whether a stream is being captured. For use once a GPU
+    is in use."""
+    question = _context.driver_function("cuStreamIsCapturing")
+    if question is not None:
+        _fast.driver(_abi.address(question))
+
+
+def install(quick: Any, inputs: tuple, result: Tensor | None, made: Kept | None) -> None:
+    """As _quick.install, for tensors."""
+    if made is None:
+        return
+    first = inputs[0]
+    if first.is_cuda:
+        _watch_captures()
+    tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _products.torch_allows_tf32()))
+    aligned = [alignment(t.data_ptr(), str(t.device)) for t in inputs]
+    if result is None:
+        aligned, make, like = [*aligned, 1], None, ()
+    else:
+        aligned, (make, like) = [*aligned, alignment(result.data_ptr(), str(result.device))], _maker(result)
+        if len(inputs) == 3 and inputs[2].dim() == 1:  # a bias
+            aligned[2] = first.element_size()
+    quick.add(inputs, tuple(aligned), make, like, made.stream, made.threads, tf32, made.plan.handle, made)
+
+
+_quick.torch_types, _quick.install_torch = (Tensor, torch.nn.Parameter), install
