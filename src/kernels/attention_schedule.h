@@ -141,12 +141,13 @@ static inline int64_t sat_schedule_list(const sat_schedule_builder *b, int64_t m
     if (!k->full) sat_schedule_count(b, mask, q, low, high);
     int64_t rows = (q->first + q->count - 1) / k->block_rows - q->first / k->block_rows + 1;
     for (int64_t x = low; x < high; x++) {
+        int64_t seen = b->seen[x];
+        if (!k->full && seen == 0) continue;
+        b->seen[x] = 0;
         const sat_tile *t = &b->s->k[x];
         int64_t end = t->first + t->count, columns = (end - 1) / k->block_cols - t->first / k->block_cols + 1;
-        int64_t seen = k->full ? rows * columns : b->seen[x];
-        b->seen[x] = 0;
-        if (seen == 0) continue;
-        bool whole = seen == rows * columns && t->count == b->k_rows && t->first >= bottom.begin && end <= top.end;
+        bool stored = k->full || seen == rows * columns;
+        bool whole = stored && t->count == b->k_rows && t->first >= bottom.begin && end <= top.end;
         if (step) step[n] = sat_step(x, !whole);
         n++;
     }

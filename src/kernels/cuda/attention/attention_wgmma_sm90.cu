@@ -236,11 +236,11 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
 
 // Iterates over the key tiles that a warpgroup visits. Of a list, each lane has one of 32 tiles.
 template <typename S> struct key_tiles {
-    int i, block;
+    int i, loaded; // this tile; the first of the 32
     int2 tile, mine;
     unsigned visits;
 
-    __device__ __forceinline__ void begin() { i = -1, block = -32, visits = 0; }
+    __device__ __forceinline__ void begin() { i = -1, loaded = -32, visits = 0; }
     // Moves to the next tile; false: there is none.
     __device__ __forceinline__ bool next(const kernel_args &x, const sat_cta_work &w, int warpgroup) {
         if (w.list < 0) {
@@ -249,13 +249,13 @@ template <typename S> struct key_tiles {
             return true;
         }
         while (visits == 0) {
-            block += 32;
-            if (block >= w.tiles) return false;
-            mine = listed_tile(x, w.list, w.tiles, block + threadIdx.x % 32);
+            loaded += 32;
+            if (loaded >= w.tiles) return false;
+            mine = listed_tile(x, w.list, w.tiles, loaded + threadIdx.x % 32);
             visits = __ballot_sync(~0u, mine.x >> warpgroup & 1);
         }
         int lane = __ffs(visits) - 1;
-        visits &= visits - 1, i = block + lane;
+        visits &= visits - 1, i = loaded + lane;
         tile.x = __shfl_sync(~0u, mine.x, lane), tile.y = __shfl_sync(~0u, mine.y, lane);
         return true;
     }
