@@ -131,7 +131,7 @@ static bool same_outputs(const check_data *d, const char *at) {
     return same;
 }
 
-// On a GPU a plan for fewer multiprocessors may cut rows elsewhere, so there the same plan runs once more.
+// On a GPU a plan for fewer multiprocessors may split rows elsewhere, so there the same plan runs once more.
 static bool run_again(const trial *t, sat_plan *plan) {
     check_data *d = &t->k->data;
     if (t->v->backend != SAT_CUDA || t->k->tuned || t->v->flags & SAT_V_NONDETERMINISTIC) return true;
