@@ -32,14 +32,20 @@ static bool drop_idle(sat_known **at) {
     return true;
 }
 
-static sat_known *find_or_make(sat_cache *cache, const char *identity, const char *key) {
-    sat_known **at = find(cache, identity, key);
-    if (*at) return *at;
+static sat_known *make_known(const char *identity, const char *key) {
     sat_known *k = calloc(1, sizeof *k);
     if (!k) return NULL;
     k->identity = strdup(identity), k->key = strdup(key);
-    if (!k->identity || !k->key) return free_known(k), NULL;
-    return *at = k;
+    if (k->identity && k->key) return k;
+    free_known(k);
+    return NULL;
+}
+
+/* NULL for want of memory. */
+static sat_known *find_or_make(sat_cache *cache, const char *identity, const char *key) {
+    sat_known **at = find(cache, identity, key);
+    if (!*at) *at = make_known(identity, key);
+    return *at;
 }
 
 static void forget_entry(sat_cache *cache, sat_known *k) {
