@@ -24,6 +24,14 @@ list_variants() {
         text !~ /SAT_VARIANT/ { text = "" }'
 }
 
+# Source files of a folder and of the folders below it
+sources_of() { # folder, find's -name patterns
+    local folder=$1 names=() name
+    shift
+    for name in "$@"; do names+=(-o -name "$name"); done
+    find "$folder" -type f \( "${names[@]:1}" \) | sort
+}
+
 families_of() { sed -n 's/^SAT_FAMILY(\([A-Za-z0-9_]*\)).*/\1/p' "$1"; }
 
 # What must stand around the lines of a file that not every build has
@@ -32,18 +40,24 @@ guard_of() {
         -e 's,^src/libs/\(cu.*\.c\|.*\.cu\)$,ifdef SAT_HAVE_CUDA,p' <<<"$1"
 }
 
+# How a family's name begins, by the folder that its file is in: src/kernels/cpu/matmul/ has families cpu_matmul_*.
+prefix_of() { sed -n 's,^src/kernels/\([a-z]*\)/\([a-z]*\)/.*,\1_\2_,p' <<<"$1"; }
+
 # A file of kernels has a line, a line has a file, and the line goes where the compiler cannot build the file.
 check_variants() { # folder
-    local folder=$1 def=$1/variants.def lines file family families guard
+    local folder=$1 def=$1/variants.def lines file files family families guard
     [ -f "$def" ] || return 0
     lines=$(list_variants "$def")
-    for file in "$folder"/*.c "$folder"/*.cu; do
-        [ -f "$file" ] || continue
+    mapfile -t files < <(sources_of "$folder" '*.c' '*.cu')
+    for file in "${files[@]}"; do
         families=$(families_of "$file")
         if [ -z "$families" ] && [ ! -f "${file%.*}.h" ] && [ ! -f "${file%.*}.cuh" ]; then
             complain "$file defines no SAT_FAMILY and has no header of its own: nothing can use it"
         fi
         for family in $families; do
+            if [[ $family != "$(prefix_of "$file")"* ]]; then
+                complain "$file defines SAT_FAMILY($family): its folder is for $(prefix_of "$file")*"
+            fi
             if ! grep -q "^$family " <<<"$lines"; then
                 complain "$file defines SAT_FAMILY($family), but $def has no line for it"
             fi
@@ -54,7 +68,7 @@ check_variants() { # folder
         done
     done
     while read -r family; do
-        if [ -n "$family" ] && ! grep -hq "^SAT_FAMILY($family)" "$folder"/*.c "$folder"/*.cu 2>/dev/null; then
+        if [ -n "$family" ] && ! grep -hq "^SAT_FAMILY($family)" "${files[@]}" /dev/null; then
             complain "$def names the family $family, but no file of $folder defines SAT_FAMILY($family)"
         fi
     done < <(cut -d' ' -f1 <<<"$lines" | sort -u)
@@ -77,14 +91,14 @@ check_names() {
     done
 }
 
-# Every "quoted" include of a folder matches one of the patterns, or is a header of that folder itself.
+# Every "quoted" include of a folder, and of those below it, matches one of the patterns, or is a header of that folder:
+# one beside the file, or one named from src/ on.
 check_includes() { # folder, extended pattern of what it may include
     local folder=$1 allowed=$2 file header
-    for file in "$folder"/*.[ch] "$folder"/*.cu "$folder"/*.cuh; do
-        [ -f "$file" ] || continue
+    for file in $(sources_of "$folder" '*.[ch]' '*.cu' '*.cuh'); do
         while read -r header; do
             [[ $header =~ ^($allowed)$ ]] && continue
-            [ -f "$folder/$header" ] && continue
+            [[ $header != *..* && -f ${file%/*}/$header ]] && continue
             case src/$header in "$folder"/*.h | "$folder"/*.cuh | "$folder"/*.inc) [[ $header != *..* ]] && continue ;; esac
             complain "$file includes \"$header\": $folder may include ${allowed//|/, } and its own headers"
         done < <(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$file")
@@ -92,6 +106,7 @@ check_includes() { # folder, extended pattern of what it may include
 }
 
 for folder in src/kernels/* src/libs; do
+    [ -d "$folder" ] || continue
     check_variants "$folder"
     check_includes "$folder" 'variant\.(h|cuh)|attention\.h|kernels/attention_schedule\.h|sparse_autotune\.h'
 done
@@ -103,8 +118,7 @@ check_includes src/core \
     'sparse_autotune\.h|variant\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes include ''
 
-for file in include/*.h src/*.h src/*.cuh src/*/*.[ch] src/*/*.cu src/*/*.cuh src/kernels/*/*; do
-    [ -f "$file" ] || continue
+for file in $(sources_of include '*.h') $(sources_of src '*.[ch]' '*.cu' '*.cuh' '*.def'); do
     lines=$(wc -l <"$file")
     [ "$lines" -le 700 ] || echo "layout: note: $file has $lines lines; past about 600 a file holds two ideas"
 done

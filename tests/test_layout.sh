@@ -15,11 +15,16 @@ line() { echo "SAT_VARIANT($1, $2, 0, 0, 0, 0, 0, 0)"; }
 faults=() messages=()
 fault() { faults+=("$1") messages+=("$2"); } # what is planted, words that the message must hold
 
-family cpu_matmul_orphan >"$cpu/matmul_orphan.c"
+mkdir -p "$cpu/matmul" "$cpu/attention" "$cuda/matmul"
+family cpu_matmul_orphan >"$cpu/matmul/matmul_orphan.c"
 fault 'a kernel file without a line' 'matmul_orphan.c defines SAT_FAMILY(cpu_matmul_orphan)'
 
 printf 'int sat_nobody_calls_this;\n' >"$cpu/unused.c"
 fault 'a file that defines no family' 'unused.c defines no SAT_FAMILY'
+
+family cpu_matmul_stray >"$cpu/attention/matmul_stray.c"
+line cpu_matmul_f32_any_c_stray cpu_matmul_stray >>"$cpu/variants.def"
+fault "a family in another operation's folder" 'its folder is for cpu_attention_'
 
 line cpu_matmul_f32_any_c_ghost cpu_matmul_ghost >>"$cpu/variants.def"
 fault 'a line without a file' 'names the family cpu_matmul_ghost'
@@ -30,11 +35,11 @@ fault 'a name outside the grammar' 'fastest_ever is not'
 for i in 1 2; do line cpu_matmul_f32_any_c_twin cpu_matmul_reference >>"$cpu/variants.def"; done
 fault 'two variants of one name' 'two variants are called cpu_matmul_f32_any_c_twin'
 
-family cpu_matmul_tiles_amx >"$cpu/matmul_tiles_amx.c"
+family cpu_matmul_tiles_amx >"$cpu/matmul/matmul_tiles_amx.c"
 line cpu_matmul_bf16_any_amx_tiles cpu_matmul_tiles_amx >>"$cpu/variants.def"
 fault 'an instruction set without its guard' 'inside #ifndef SAT_NO_AMX'
 
-family cuda_matmul_tiles >"$cuda/matmul_tiles_sm90.cu"
+family cuda_matmul_tiles >"$cuda/matmul/matmul_tiles_sm90.cu"
 line cuda_matmul_f16_any_sm90_tiles cuda_matmul_tiles >>"$cuda/variants.def"
 fault 'a Hopper file without its guard' 'inside #ifndef SAT_NO_SM90'
 
