@@ -3,17 +3,21 @@
 # sat_add_build_id; as a script it hashes and writes, whenever a source has changed since. No times, no paths.
 
 function(sat_build_inputs root variable)
-  foreach(folder src src/core src/ops src/backend src/libs src/kernels src/kernels/cpu src/kernels/cuda include cmake)
+  foreach(folder src src/core src/ops src/backend src/libs include cmake)
     foreach(ending c h cu cuh def inc cmake)
       list(APPEND patterns ${root}/${folder}/*.${ending})
     endforeach()
+  endforeach()
+  foreach(ending c h cu cuh def inc)
+    list(APPEND kernels ${root}/src/kernels/*.${ending}) # and in the folders below
   endforeach()
   set(again CONFIGURE_DEPENDS)
   if(CMAKE_SCRIPT_MODE_FILE)
     set(again)
   endif()
   file(GLOB files LIST_DIRECTORIES false RELATIVE ${root} ${again} ${patterns})
-  list(APPEND files CMakeLists.txt)
+  file(GLOB_RECURSE below LIST_DIRECTORIES false RELATIVE ${root} ${again} ${kernels})
+  list(APPEND files ${below} CMakeLists.txt)
   list(SORT files)
   set(${variable} ${files} PARENT_SCOPE)
 endfunction()
