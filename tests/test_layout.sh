@@ -19,7 +19,7 @@ mkdir -p "$cpu/matmul" "$cpu/attention" "$cuda/matmul"
 family cpu_matmul_orphan >"$cpu/matmul/matmul_orphan.c"
 fault 'a kernel file without a line' 'matmul_orphan.c defines SAT_FAMILY(cpu_matmul_orphan)'
 
-printf 'int sat_nobody_calls_this;\n' >"$cpu/unused.c"
+printf 'int sat_nobody_calls_this;\n' >"$cpu/matmul/unused.c"
 fault 'a file that defines no family' 'unused.c defines no SAT_FAMILY'
 
 family cpu_matmul_stray >"$cpu/attention/matmul_stray.c"
@@ -47,7 +47,7 @@ family cuda_matmul_planted >"$libs/cuplanted.c"
 line cuda_matmul_any_any_planted cuda_matmul_planted >>"$libs/variants.def"
 fault 'a CUDA library without its guard' 'inside #ifdef SAT_HAVE_CUDA'
 
-echo '#include "core/status.h"' >>"$cpu/matmul_reference.c"
+echo '#include "core/status.h"' >>"$cpu/matmul/matmul_reference.c"
 fault 'a kernel that includes core' 'matmul_reference.c includes "core/status.h"'
 
 echo '#include "kernels/cpu/tile.h"' >>"$copy/src/core/status.h"
