@@ -1,22 +1,13 @@
-// cpu_attention_tiled_avx2, cpu_attention_backward_tiled_avx2: panels of 16 rows. See attention_tiled.h.
+// cpu_attention_tiled_avx2, cpu_attention_backward_tiled_avx2: tiles of 64 queries by 64 keys with online softmax, in
+// panels of 16 rows. Good for head sizes up to 256.
 
-#include "attention_tiled.h"
+#define VECTOR_BYTES 32
+#include "kernels/cpu/common/vector.h"
+#include "kernels/cpu/common/convert_x86.h"
 
-#define ISA           SAT_ISA_AVX2
-#define V             __m256
-#define LANES         8
-#define COLUMNS       4
-#define VLOAD(p)      _mm256_loadu_ps(p)
-#define VSTORE(p, v)  _mm256_storeu_ps(p, v)
-#define VSET(x)       _mm256_set1_ps(x)
-#define VZERO()       _mm256_setzero_ps()
-#define VFMA(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define VADD(a, b)    _mm256_add_ps(a, b)
-#define VSUB(a, b)    _mm256_sub_ps(a, b)
-#define VMUL(a, b)    _mm256_mul_ps(a, b)
-#define VMAX(a, b)    _mm256_max_ps(a, b)
+#define COLUMNS 4
 
-static inline __attribute__((always_inline)) __m256 keep_lanes(__m256 v, uint64_t bits, __m256 other) {
+static inline __attribute__((always_inline)) __m256 select_lanes(__m256 v, uint64_t bits, __m256 other) {
     const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     __m256i set = _mm256_and_si256(_mm256_set1_epi32((int)(bits & 0xff)), lane);
     return _mm256_blendv_ps(other, v, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lane)));
@@ -29,7 +20,7 @@ static inline __attribute__((always_inline)) __m256 exp2_join(__m256 p, __m256 n
     return _mm256_andnot_ps(low, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
 }
 
-#define VKEEP(v, b, o) keep_lanes(v, b, o)
+#define VSELECT(v, b, o) select_lanes(v, b, o)
 #define VEXP2_SPLIT(x, n, f)                                                                                           \
     do {                                                                                                               \
         __m256 split_x = (x);                                                                                          \
@@ -40,7 +31,7 @@ static inline __attribute__((always_inline)) __m256 exp2_join(__m256 p, __m256 n
 
 static double rate_on(const sat_device *d) { return d->isa & SAT_ISA_AVX512 ? 0.5 : 0.6; }
 
-#include "attention_tiled_body.h"
+#include "attention_tiled.h"
 
 SAT_FAMILY(cpu_attention_tiled_avx2) =
     TILED_FAMILY(SAT_ATTENTION, forward, "AVX2, tiles of 64 x 64 with online softmax, absent ones passed over");
