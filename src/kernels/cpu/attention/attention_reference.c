@@ -25,13 +25,13 @@ static double score(const call *c, int64_t i, int64_t j) {
                              sat_heads_at(&c->t->k, c->b, c->kv, j), c->t->dim);
 }
 
-static void add(const call *c, double *sum, int operand, const sat_heads *s, int64_t h, int64_t i, double factor) {
+static void add_row(const call *c, double *sum, int operand, const sat_heads *s, int64_t h, int64_t i, double factor) {
     int64_t at = sat_heads_at(s, c->b, h, i);
     for (int64_t e = 0; e < c->t->dim; e++) sum[e] += factor * sat_load(c->p->a_dtype, c->l->operands[operand], at + e);
 }
 
-static void put(const call *c, const double *sum, int operand, const sat_heads *s, int64_t h, int64_t i,
-                double factor) {
+static void store(const call *c, const double *sum, int operand, const sat_heads *s, int64_t h, int64_t i,
+                  double factor) {
     int64_t at = sat_heads_at(s, c->b, h, i);
     for (int64_t e = 0; e < c->t->dim; e++) sat_store(c->p->c_dtype, c->l->operands[operand], at + e, sum[e] * factor);
 }
@@ -55,9 +55,9 @@ static void forward_row(const call *c, int64_t i) {
     for (int64_t j = next_key(c, i, r.begin, r); j < r.end; j = next_key(c, i, j + 1, r)) {
         double weight = exp(score(c, i, j) - largest);
         total += weight;
-        add(c, sum, 2, &c->t->v, c->kv, j, weight);
+        add_row(c, sum, 2, &c->t->v, c->kv, j, weight);
     }
-    put(c, sum, 3, &c->t->o, c->h, i, total == 0 ? 0 : 1 / total);
+    store(c, sum, 3, &c->t->o, c->h, i, total == 0 ? 0 : 1 / total);
     if (c->t->lse)
         ((float *)c->l->operands[4])[(c->b * c->t->heads + c->h) * c->p->m + i] =
             total == 0 ? -INFINITY : (float)(largest + log(total));
@@ -81,8 +81,8 @@ static void query_row(const call *c, int64_t i) {
     sat_range r = sat_keys_of(&c->mask, i);
     double sum[LARGEST_DIM] = {0}, delta = delta_of(c, i), weight;
     for (int64_t j = next_key(c, i, r.begin, r); j < r.end; j = next_key(c, i, j + 1, r))
-        add(c, sum, 1, &c->t->k, c->kv, j, gradient(c, i, j, delta, &weight));
-    put(c, sum, 6, &c->t->dq, c->h, i, c->p->alpha);
+        add_row(c, sum, 1, &c->t->k, c->kv, j, gradient(c, i, j, delta, &weight));
+    store(c, sum, 6, &c->t->dq, c->h, i, c->p->alpha);
 }
 
 static void key_row(call *c, int64_t j) {
@@ -92,11 +92,11 @@ static void key_row(call *c, int64_t j) {
     for (c->h = c->kv * share; c->h < (c->kv + 1) * share; c->h++)
         for (int64_t i = next_query(c, r.begin, j, r); i < r.end; i = next_query(c, i + 1, j, r)) {
             double weight, ds = gradient(c, i, j, delta_of(c, i), &weight);
-            add(c, dk, 0, &c->t->q, c->h, i, ds);
-            add(c, dv, 5, &c->t->do_, c->h, i, weight);
+            add_row(c, dk, 0, &c->t->q, c->h, i, ds);
+            add_row(c, dv, 5, &c->t->do_, c->h, i, weight);
         }
-    put(c, dk, 7, &c->t->dk, c->kv, j, c->p->alpha);
-    put(c, dv, 8, &c->t->dv, c->kv, j, 1);
+    store(c, dk, 7, &c->t->dk, c->kv, j, c->p->alpha);
+    store(c, dv, 8, &c->t->dv, c->kv, j, 1);
 }
 
 static call call_of(const sat_launch *l) {

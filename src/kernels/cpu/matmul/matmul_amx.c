@@ -1,10 +1,11 @@
 // cpu_matmul_amx: bf16 in, f32 sums in AMX tiles, bf16 or f32 out. For Sapphire Rapids and later.
 //
-// Four tiles hold a 32x32 piece of C over all blocks of a block row; a step loads two tiles of A and two of B and does
-// four products. A tile of A is 16 rows by 32 columns straight from the block where its shape allows; otherwise all
-// blocks are first copied into tiles with zeros around them (transposed ones turned on the way). B is packed by panels
-// of 32 to 128 columns that fit the L2 cache, pairs of rows interleaved as the product wants them. Blocks whose sides
-// are no multiples of 16 and 32 get smaller tiles of equal size, so that little is spent on zeros.
+// Four tile registers hold 32x32 of C over all blocks of a block row; a step loads two tiles of A and two of B and does
+// four products. A tile of A is 16 rows by 32 columns, loaded from the block in place where its shape allows; otherwise
+// all blocks are first packed into tiles, padded with zeros (and transposed, where op(A) is). B is packed into panels
+// of 32 to 128 columns that fit the L2 cache, pairs of rows interleaved as the instruction reads them. Blocks whose
+// sides are not multiples of 16 and 32 get smaller tiles of equal size, so that little is spent on zeros. Good for bf16
+// where block sides are such multiples.
 
 #include <immintrin.h>
 #include <omp.h>
@@ -21,7 +22,7 @@ typedef struct tile_config {
 } tile_config;
 
 /* How one problem is cut. bf16 elements unless said otherwise. */
-typedef struct cut {
+typedef struct shape {
     int64_t mr, tiles;                         /* rows of a tile of A, and tiles that make a block's rows */
     int64_t kk, steps;                         /* columns of a tile of A, and tiles that make a block's columns */
     int64_t part_blocks, part_steps;           /* blocks, and such tiles of one, that are a part of a long sum */
@@ -32,13 +33,13 @@ typedef struct cut {
     int64_t grid_k;
     bool own; /* each thread packs panels of its own; else all share all */
     size_t a_bytes, b_bytes;
-} cut;
+} shape;
 
-static int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+static int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 /* Panels as wide as half of L2 allows. With enough of them, each thread takes whole panels; with few, threads share
  * them and split the rows. */
-static void cut_panels(cut *c, int64_t n, const sat_device *d) {
+static void choose_panels(shape *c, int64_t n, const sat_device *d) {
     int64_t k_bytes = c->grid_k * c->steps * c->kk * 2, room = d->l2_bytes / 2;
     for (c->width = 128; c->width >= PAIR; c->width /= 2) {
         c->panels = (n + c->width - 1) / c->width;
@@ -51,19 +52,19 @@ static void cut_panels(cut *c, int64_t n, const sat_device *d) {
     c->own = d->threads == 1;
 }
 
-static cut make_cut(const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+static shape make_shape(const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
-    cut c = {.tiles = (r.br + 15) / 16, .steps = (r.bc + 31) / 32, .grid_k = (r.k + r.bc - 1) / r.bc};
+    shape c = {.tiles = (r.br + 15) / 16, .steps = (r.bc + 31) / 32, .grid_k = (r.k + r.bc - 1) / r.bc};
     c.mr = (r.br + c.tiles - 1) / c.tiles;
-    c.kk = up((r.bc + c.steps - 1) / c.steps, 2);
+    c.kk = round_up((r.bc + c.steps - 1) / c.steps, 2);
     c.part_steps = SAT_SUM_PART / c.kk, c.part_blocks = sat_max(1, c.part_steps / c.steps);
     c.direct = p->transpose == SAT_NO_TRANSPOSE && c.mr * c.tiles == r.br && c.kk * c.steps == r.bc && r.k % r.bc == 0;
     c.a_block = c.tiles * c.mr * c.steps * c.kk;
     c.a_tile = c.mr * c.steps * c.kk;
     c.a_step = c.direct ? c.kk : c.mr * c.kk;
     c.a_stride = c.direct ? r.bc : c.kk;
-    c.a_bytes = c.direct ? 0 : (size_t)up(a->stored_blocks * c.a_block * 2, 64);
-    cut_panels(&c, p->n, d);
+    c.a_bytes = c.direct ? 0 : (size_t)round_up(a->stored_blocks * c.a_block * 2, 64);
+    choose_panels(&c, p->n, d);
     c.b_tile = c.kk * HALF;
     c.b_step = c.width / HALF * c.b_tile;
     c.b_col = c.steps * c.b_step;
@@ -74,8 +75,8 @@ static cut make_cut(const sat_problem *p, const sat_pattern_view *a, const sat_d
 
 /* ---- packing ---- */
 
-/* Blocks [from, to) of A into tiles, in the order of op(A)'s rows. What lies beyond the block or the matrix is zero. */
-static void pack_a(const sat_launch *l, const sat_rows *r, const cut *c, int64_t from, int64_t to) {
+/* Blocks [from, to) of A into tiles, in the order of op(A)'s rows. What is beyond the block or the matrix is zero. */
+static void pack_a(const sat_launch *l, const sat_rows *r, const shape *c, int64_t from, int64_t to) {
     uint16_t *out = (uint16_t *)l->workspace + from * c->a_block;
     for (int64_t t = from; t < to; t++, out += c->a_block) {
         const uint16_t *block = (const uint16_t *)l->operands[0] + sat_block_of(r, t) * r->block_elements;
@@ -111,7 +112,7 @@ static void pack_b_tile(const sat_layout *b, const uint16_t *from, int64_t rows,
 }
 
 /* Block columns [from, to) of a panel. */
-static void pack_b(const sat_launch *l, const sat_rows *r, const cut *c, int64_t panel, int64_t from, int64_t to,
+static void pack_b(const sat_launch *l, const sat_rows *r, const shape *c, int64_t panel, int64_t from, int64_t to,
                    uint16_t *out) {
     const sat_layout *b = &l->problem->b;
     for (int64_t g = from; g < to; g++)
@@ -127,9 +128,9 @@ static void pack_b(const sat_launch *l, const sat_rows *r, const cut *c, int64_t
         }
 }
 
-/* ---- the product ---- */
+/* ---- the micro-kernel ---- */
 
-static void configure(const cut *c) {
+static void configure(const shape *c) {
     tile_config t = {.palette = 1};
     for (int i = 0; i < 8; i++) {
         t.rows[i] = (uint8_t)(i < 6 ? c->mr : c->kk / 2);
@@ -147,7 +148,7 @@ typedef struct strip {     /* one or two tiles of rows of one block row, times o
     int rows;              /* 1 or 2 tiles */
 } strip;
 
-static inline __attribute__((always_inline)) void multiply_2x2(const strip *s, const cut *c, float *sums,
+static inline __attribute__((always_inline)) void multiply_2x2(const strip *s, const shape *c, float *sums,
                                                                bool prefetch) {
     int64_t a_stride = c->a_stride * 2;
     _tile_zero(0);
@@ -176,7 +177,7 @@ static inline __attribute__((always_inline)) void multiply_2x2(const strip *s, c
     _tile_stored(3, sums + c->mr * PAIR + HALF, PAIR * 4);
 }
 
-static void multiply_1x2(const strip *s, const cut *c, float *sums) {
+static void multiply_1x2(const strip *s, const shape *c, float *sums) {
     int64_t a_stride = c->a_stride * 2;
     _tile_zero(0);
     _tile_zero(1);
@@ -194,14 +195,14 @@ static void multiply_1x2(const strip *s, const cut *c, float *sums) {
     _tile_stored(1, sums + HALF, PAIR * 4);
 }
 
-static void multiply(const strip *s, const cut *c, float *sums, bool ahead) {
+static void multiply(const strip *s, const shape *c, float *sums, bool ahead) {
     if (s->rows == 2 && ahead) multiply_2x2(s, c, sums, true);
     else if (s->rows == 2) multiply_2x2(s, c, sums, false);
     else multiply_1x2(s, c, sums);
 }
 
 /* A long sum is made of parts: see SAT_SUM_PART. */
-static void multiply_parts(const strip *all, const cut *c, float *sums, bool ahead) {
+static void multiply_parts(const strip *all, const shape *c, float *sums, bool ahead) {
     float part[2 * HALF * PAIR] __attribute__((aligned(64)));
     if (all->blocks <= c->part_blocks && c->steps <= c->part_steps) {
         multiply(all, c, sums, ahead);
@@ -218,7 +219,7 @@ static void multiply_parts(const strip *all, const cut *c, float *sums, bool ahe
         }
 }
 
-/* ---- writing C ---- */
+/* ---- the epilogue ---- */
 
 static __m512 load_c(sat_dtype t, const void *c, int64_t at, __mmask16 m) {
     if (t == SAT_F32) return _mm512_maskz_loadu_ps(m, (const float *)c + at);
@@ -240,7 +241,7 @@ static void store_c(sat_dtype t, void *c, int64_t at, __mmask16 m, __m512 x) {
     _mm256_mask_storeu_epi16((uint16_t *)c + at, m, _mm512_cvtepi32_epi16(rounded));
 }
 
-static void write_row(const sat_launch *l, const float *sums, int64_t i, int64_t n, int64_t columns) {
+static void store_row(const sat_launch *l, const float *sums, int64_t i, int64_t n, int64_t columns) {
     const sat_problem *p = l->problem;
     void *c = l->operands[2];
     float alpha = (float)p->alpha, beta = (float)p->beta;
@@ -264,13 +265,15 @@ static void write_row(const sat_launch *l, const float *sums, int64_t i, int64_t
     }
 }
 
+/* ---- the loop over a block row ---- */
+
 /* One block row times one panel. */
-static void block_row(const sat_launch *l, const sat_rows *r, const cut *c, int64_t row, int64_t panel,
+static void block_row(const sat_launch *l, const sat_rows *r, const shape *c, int64_t row, int64_t panel,
                       const uint16_t *b) {
     float sums[2 * HALF * PAIR] __attribute__((aligned(64)));
     const uint16_t *a = c->direct ? l->operands[0] : l->workspace;
     int64_t n0 = panel * c->width, width = sat_min(c->width, l->problem->n - n0), first = row * r->br;
-    bool ahead = l->variant->instance.option == 1; /* asks for the next block's B early */
+    bool ahead = l->variant->instance.option == 1; /* prefetches the next block's B */
     strip s = {.col = r->col + r->ptr[row], .blocks = r->ptr[row + 1] - r->ptr[row], .steps = c->steps};
     for (int64_t tile = 0; tile < c->tiles && first + tile * c->mr < r->m; tile += 2) {
         int64_t i0 = tile * c->mr, rows = sat_min(sat_min(2 * c->mr, r->br - i0), r->m - first - i0);
@@ -280,12 +283,12 @@ static void block_row(const sat_launch *l, const sat_rows *r, const cut *c, int6
             s.b = b + j / HALF * c->b_tile;
             multiply_parts(&s, c, sums, ahead);
             for (int64_t i = 0; i < rows; i++)
-                write_row(l, sums + i * PAIR, first + i0 + i, n0 + j, sat_min(PAIR, width - j));
+                store_row(l, sums + i * PAIR, first + i0 + i, n0 + j, sat_min(PAIR, width - j));
         }
     }
 }
 
-static void whole_panels(const sat_launch *l, const sat_rows *r, const cut *c, uint16_t *b) {
+static void whole_panels(const sat_launch *l, const sat_rows *r, const shape *c, uint16_t *b) {
     uint16_t *mine = b + omp_get_thread_num() * c->panel;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t panel = 0; panel < c->panels; panel++) {
@@ -294,15 +297,15 @@ static void whole_panels(const sat_launch *l, const sat_rows *r, const cut *c, u
     }
 }
 
-static void shared_panels(const sat_launch *l, const sat_rows *r, const cut *c, uint16_t *b) {
+static void shared_panels(const sat_launch *l, const sat_rows *r, const shape *c, uint16_t *b) {
 #pragma omp for schedule(static) collapse(2)
     for (int64_t panel = 0; panel < c->panels; panel++)
         for (int64_t g = 0; g < c->grid_k; g++) pack_b(l, r, c, panel, g, g + 1, b + panel * c->panel);
-    int64_t together = sat_max(1, 64 / r->br), groups = (r->count + together - 1) / together;
+    int64_t item_rows = sat_max(1, 64 / r->br), items = (r->count + item_rows - 1) / item_rows;
 #pragma omp for schedule(dynamic, 1) collapse(2)
     for (int64_t panel = 0; panel < c->panels; panel++)
-        for (int64_t group = 0; group < groups; group++)
-            for (int64_t row = group * together; row < sat_min(r->count, (group + 1) * together); row++)
+        for (int64_t item = 0; item < items; item++)
+            for (int64_t row = item * item_rows; row < sat_min(r->count, (item + 1) * item_rows); row++)
                 block_row(l, r, c, row, panel, b + panel * c->panel);
 }
 
@@ -313,13 +316,13 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return (d->isa & SAT_ISA_AMX_BF16) && (d->isa & SAT_ISA_AVX512) && p->a_dtype == SAT_BF16;
 }
 
-/* A product costs the same however small its tiles; a third of the peak is what the caches feed. */
+/* A tile product costs the same however small its tiles; the caches feed a third of the peak. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     if (p->n == 0) return 1e-6;
-    cut c = make_cut(p, a, d);
+    shape c = make_shape(p, a, d);
     double padded =
-        (double)(up(p->n, PAIR) * c.tiles * 16 * c.steps * 32) / (double)(p->n * a->block_rows * a->block_cols);
+        (double)(round_up(p->n, PAIR) * c.tiles * 16 * c.steps * 32) / (double)(p->n * a->block_rows * a->block_cols);
     double packing = 4.0 * (double)(c.panel * c.panels) + 2.0 * (double)c.a_bytes;
     return sat_roofline(d, SAT_BF16, sat_flops(p, a), 0.3 / padded, sat_bytes(p, a) + packing * (double)p->batch);
 }
@@ -327,7 +330,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     if (p->n == 0) return 0;
-    cut c = make_cut(p, a, d);
+    shape c = make_shape(p, a, d);
     return c.a_bytes + c.b_bytes;
 }
 
@@ -335,7 +338,7 @@ static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     if (p->n == 0 || p->m == 0) return SAT_OK;
     sat_rows r = sat_op_rows(p, l->pattern);
-    cut c = make_cut(p, l->pattern, l->device);
+    shape c = make_shape(p, l->pattern, l->device);
     uint16_t *b = (uint16_t *)((char *)l->workspace + c.a_bytes);
     double useful =
         sat_flops(p, l->pattern) / 2e7 + sat_bytes(p, l->pattern) / 2e5 + 1; /* starting one costs microseconds */

@@ -1,20 +1,21 @@
-// cpu_sampled_reference: plain loops, every listed dtype, shape and stride. The yardstick, not a contender.
+// cpu_sampled_reference: loops from the definition, for every listed dtype, shape and stride. What others are checked
+// against; slow.
 
 #include "variant.h"
 
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v;
-    return sat_roofline(d, p->compute_dtype, sat_flops(p, a), 0.004, sat_bytes(p, a)) + 1e-5;
-}
-
 static double dot(const sat_problem *p, const void *x, const void *y, int64_t i, int64_t j) {
-    double sum = 0; /* of every dtype: the yardstick's own error is none */
+    double sum = 0; /* in f64 for every dtype: the reference itself makes no error */
     for (int64_t k = 0; k < p->k; k++) {
         double u = sat_load(p->a_dtype, x, i * p->a.row_stride + k * p->a.col_stride);
         double w = sat_load(p->b_dtype, y, k * p->b.row_stride + j * p->b.col_stride);
         sum += u * w;
     }
     return sum;
+}
+
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v;
+    return sat_roofline(d, p->compute_dtype, sat_flops(p, a), 0.004, sat_bytes(p, a)) + 1e-5;
 }
 
 static sat_status launch(const sat_launch *l) {

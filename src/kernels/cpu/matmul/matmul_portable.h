@@ -1,7 +1,7 @@
-/* cpu_matmul_portable's loops; a template, included for f32 and f64. The includer defines REAL, FN(name) and
+/* The portable matmul's loops; a template, included for f32 and f64. matmul_portable.c defines REAL, FN(name) and
  * FN(widen), FN(act). */
 
-enum { FN(lanes) = 16 / (int)sizeof(REAL), FN(width) = PO_VECTORS * FN(lanes) };
+enum { FN(lanes) = 16 / (int)sizeof(REAL), FN(width) = PORTABLE_VECTORS * FN(lanes) };
 typedef REAL FN(vec) __attribute__((vector_size(16), aligned(sizeof(REAL)), may_alias));
 
 /* ---- packing ---- */
@@ -17,57 +17,57 @@ static void FN(pack_b)(const sat_problem *p, const void *b, int64_t n0, int64_t 
     }
 }
 
-/* ---- a piece of C: up to four rows by the width of a panel ---- */
+/* ---- a register tile of C: up to four rows by the width of a panel ---- */
 
-typedef struct FN(piece) {
+typedef struct FN(tile) {
     const sat_rows *r;
-    const REAL *a; /* block values as REAL, from the row of the piece: of the first block, or of all */
-    bool all;      /* a holds all blocks, so that places are those of the values */
+    const REAL *a; /* block values as REAL, from the first row of the tile: of its first block, or of all */
+    bool all;      /* a has all blocks, at the same positions as the values */
     const REAL *panel;
     int64_t begin, end; /* stored blocks */
-    int64_t k, k_end;   /* and of each the columns, where they are not all */
-} FN(piece);
+    int64_t k, k_end;   /* the columns of each, where it is a part of a deep block */
+} FN(tile);
 
-PO_INLINE void FN(multiply)(const FN(piece) * x, REAL *out, int rows, bool some) {
+PORTABLE_INLINE void FN(multiply)(const FN(tile) * x, REAL *out, int rows, bool some) {
     const sat_rows *r = x->r;
     const int64_t row_step = r->row_step, col_step = r->col_step;
-    FN(vec) sums[4][PO_VECTORS];
+    FN(vec) sums[4][PORTABLE_VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int v = 0; v < PO_VECTORS; v++) sums[i][v] = (FN(vec)){0};
+        for (int v = 0; v < PORTABLE_VECTORS; v++) sums[i][v] = (FN(vec)){0};
     for (int64_t t = x->begin; t < x->end; t++) {
         const REAL *a = x->a + (x->all ? sat_block_of(r, t) : t - x->begin) * r->block_elements;
         const REAL *b = x->panel + r->col[t] * r->bc * FN(width);
         int64_t depth = sat_min(r->bc, r->k - r->col[t] * r->bc);
         if (some) a += x->k * col_step, b += x->k * FN(width), depth = sat_min(depth, x->k_end) - x->k;
         for (int64_t k = 0; k < depth; k++, a += col_step, b += FN(width)) {
-            FN(vec) bv[PO_VECTORS];
+            FN(vec) bv[PORTABLE_VECTORS];
 #pragma GCC unroll 16
-            for (int v = 0; v < PO_VECTORS; v++) bv[v] = *(const FN(vec) *)(b + v * FN(lanes));
+            for (int v = 0; v < PORTABLE_VECTORS; v++) bv[v] = *(const FN(vec) *)(b + v * FN(lanes));
 #pragma GCC unroll 16
             for (int i = 0; i < rows; i++) {
                 FN(vec) av = a[i * row_step] - (FN(vec)){0};
 #pragma GCC unroll 16
-                for (int v = 0; v < PO_VECTORS; v++) sums[i][v] += av * bv[v];
+                for (int v = 0; v < PORTABLE_VECTORS; v++) sums[i][v] += av * bv[v];
             }
         }
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int v = 0; v < PO_VECTORS; v++) *(FN(vec) *)(out + i * FN(width) + v * FN(lanes)) = sums[i][v];
+        for (int v = 0; v < PORTABLE_VECTORS; v++) *(FN(vec) *)(out + i * FN(width) + v * FN(lanes)) = sums[i][v];
 }
 
-/* Apart from what calls them, so that the loops above have all registers. */
-static __attribute__((noinline)) void FN(multiply_whole)(const FN(piece) * x, REAL *out, int64_t rows) {
+/* Not inlined into what calls them, so that the loops above have all registers. */
+static __attribute__((noinline)) void FN(multiply_whole)(const FN(tile) * x, REAL *out, int64_t rows) {
     if (rows == 4) FN(multiply)(x, out, 4, false);
     else if (rows == 3) FN(multiply)(x, out, 3, false);
     else if (rows == 2) FN(multiply)(x, out, 2, false);
     else FN(multiply)(x, out, 1, false);
 }
 
-static __attribute__((noinline)) void FN(multiply_some)(const FN(piece) * x, REAL *out, int64_t rows) {
+static __attribute__((noinline)) void FN(multiply_some)(const FN(tile) * x, REAL *out, int64_t rows) {
     if (rows == 4) FN(multiply)(x, out, 4, true);
     else if (rows == 3) FN(multiply)(x, out, 3, true);
     else if (rows == 2) FN(multiply)(x, out, 2, true);
@@ -75,13 +75,13 @@ static __attribute__((noinline)) void FN(multiply_some)(const FN(piece) * x, REA
 }
 
 /* A long sum, part by part. */
-static void FN(multiply_parts)(const FN(piece) * all, REAL *out, int64_t rows) {
+static void FN(multiply_parts)(const FN(tile) * all, REAL *out, int64_t rows) {
     const int64_t depth = all->r->bc, blocks = sat_part_blocks(depth);
     REAL sums[4 * FN(width)];
     memset(out, 0, sizeof sums);
     sat_part p = sat_before_parts(all->begin, depth);
     while (sat_next_part(&p, all->end, depth, blocks)) {
-        FN(piece) x = *all;
+        FN(tile) x = *all;
         x.begin = p.t, x.end = p.t_end, x.k = p.k, x.k_end = p.k_end;
         if (!x.all) x.a += (p.t - all->begin) * x.r->block_elements;
         if (depth > SAT_SUM_PART) FN(multiply_some)(&x, sums, rows);
@@ -90,7 +90,7 @@ static void FN(multiply_parts)(const FN(piece) * all, REAL *out, int64_t rows) {
     }
 }
 
-static void FN(write)(const sat_launch *l, const REAL *sums, int64_t i, int64_t n0) {
+static void FN(store)(const sat_launch *l, const REAL *sums, int64_t i, int64_t n0) {
     const sat_problem *p = l->problem;
     void *c = l->operands[2];
     REAL alpha = (REAL)p->alpha, beta = (REAL)p->beta;
@@ -104,11 +104,11 @@ static void FN(write)(const sat_launch *l, const REAL *sums, int64_t i, int64_t 
 }
 
 /* One block row times panels [from, to), which begin at column n0. */
-static void FN(row)(const sat_launch *l, const sat_rows *r, int64_t row, int64_t n0, int64_t panels, const REAL *b,
-                    REAL *wide) {
+static void FN(block_row)(const sat_launch *l, const sat_rows *r, int64_t row, int64_t n0, int64_t panels,
+                          const REAL *b, REAL *wide) {
     REAL sums[4 * FN(width)];
     const sat_problem *p = l->problem;
-    FN(piece) x = {.r = r, .begin = r->ptr[row], .end = r->ptr[row + 1], .all = wide == NULL};
+    FN(tile) x = {.r = r, .begin = r->ptr[row], .end = r->ptr[row + 1], .all = wide == NULL};
     bool parts = (x.end - x.begin) * r->bc > SAT_SUM_PART;
     if (wide)
         for (int64_t t = x.begin; t < x.end; t++)
@@ -123,7 +123,7 @@ static void FN(row)(const sat_launch *l, const sat_rows *r, int64_t row, int64_t
             x.panel = b + s * r->k * FN(width);
             if (parts) FN(multiply_parts)(&x, sums, here);
             else FN(multiply_whole)(&x, sums, here);
-            for (int64_t q = 0; q < here; q++) FN(write)(l, sums + q * FN(width), first + i + q, n);
+            for (int64_t q = 0; q < here; q++) FN(store)(l, sums + q * FN(width), first + i + q, n);
         }
     }
 }
@@ -131,25 +131,27 @@ static void FN(row)(const sat_launch *l, const sat_rows *r, int64_t row, int64_t
 static sat_status FN(launch)(const sat_launch *l) {
     const sat_problem *p = l->problem;
     sat_rows r = sat_op_rows(p, l->pattern);
-    po_shape s = po_make_shape(p, l->pattern);
+    portable_shape s = portable_make_shape(p, l->pattern);
     REAL *b = l->workspace, *wide = b + s.b_elements;
 #pragma omp parallel num_threads(l->threads)
     {
         REAL *mine = s.wide_elements ? wide + omp_get_thread_num() * s.wide_elements : NULL;
-        for (int64_t g = 0; g < s.panels; g += s.together) {
-            int64_t here = sat_min(s.together, s.panels - g), n0 = g * FN(width), slices = here * s.slices;
+        for (int64_t first = 0; first < s.panels; first += s.packed_panels) {
+            int64_t here = sat_min(s.packed_panels, s.panels - first), n0 = first * FN(width),
+                    tasks = here * s.pack_tasks;
 #pragma omp for schedule(static)
-            for (int64_t i = 0; i < slices; i++) {
-                int64_t panel = i / s.slices, from = i % s.slices * s.slice;
+            for (int64_t i = 0; i < tasks; i++) {
+                int64_t panel = i / s.pack_tasks, from = i % s.pack_tasks * s.pack_rows;
                 FN(pack_b)
-                (p, l->operands[1], n0 + panel * FN(width), from, sat_min(r.k, from + s.slice),
+                (p, l->operands[1], n0 + panel * FN(width), from, sat_min(r.k, from + s.pack_rows),
                  b + panel * r.k * FN(width));
             }
 #pragma omp for schedule(dynamic, 1) collapse(2)
-            for (int64_t q = 0; q < s.groups; q++)
-                for (int64_t u = 0; u < here; u += s.at_once)
-                    for (int64_t row = q * s.rows; row < sat_min(r.count, (q + 1) * s.rows); row++) FN(row)
-            (l, &r, row, n0 + u * FN(width), sat_min(s.at_once, here - u), b + u * r.k * FN(width), mine);
+            for (int64_t q = 0; q < s.items; q++)
+                for (int64_t u = 0; u < here; u += s.panels_at_once)
+                    for (int64_t row = q * s.item_rows; row < sat_min(r.count, (q + 1) * s.item_rows); row++)
+                        FN(block_row)
+            (l, &r, row, n0 + u * FN(width), sat_min(s.panels_at_once, here - u), b + u * r.k * FN(width), mine);
         }
     }
     return SAT_OK;
