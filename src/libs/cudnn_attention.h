@@ -66,16 +66,16 @@ typedef struct maker {
 
 /* A dimension of size 1 has any stride; the library wants one that looks right. */
 static inline sat_dnn_shape shape_of(const sat_problem *p, const sat_heads *s, int64_t heads, int64_t rows,
-                                     bool turned) {
+                                     bool transposed) {
     int64_t row = rows > 1 ? s->row_stride : p->attention.dim, head = heads > 1 ? s->head_stride : row * rows;
     int64_t batch = p->batch > 1 ? s->batch_stride : sat_max(head * heads, row * rows);
     sat_dnn_shape x = {{p->batch, heads, rows, p->attention.dim}, {batch, head, row, 1}};
     sat_dnn_shape y = {{p->batch, heads, p->attention.dim, rows}, {batch, head, 1, row}};
-    return turned ? y : x;
+    return transposed ? y : x;
 }
 
-static inline int operand(const maker *x, const sat_heads *s, int64_t heads, int64_t rows, bool turned) {
-    sat_dnn_shape shape = shape_of(x->p, s, heads, rows, turned);
+static inline int operand(const maker *x, const sat_heads *s, int64_t heads, int64_t rows, bool transposed) {
+    sat_dnn_shape shape = shape_of(x->p, s, heads, rows, transposed);
     return sat_dnn_operand(x->g, x->type, &shape, 16);
 }
 

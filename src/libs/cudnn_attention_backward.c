@@ -53,11 +53,11 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 /* ---- the graph ---- */
 
 /* x, (query, key), as (key, query) in the operands' type. */
-static int turned(const maker *x, int from) {
+static int transposed(const maker *x, int from) {
     const int64_t *n = x->all;
     sat_dnn_shape s = {{n[0], n[1], n[3], n[2]}, {n[1] * n[2] * n[3], n[2] * n[3], 1, n[3]}};
     int to = sat_dnn_inner_of(x->g, x->type, &s);
-    sat_dnn_turn(x->g, from, to);
+    sat_dnn_transpose(x->g, from, to);
     return to;
 }
 
@@ -91,7 +91,7 @@ static void product_of_queries(const maker *x, int option, int ds, int k, int dq
     const sat_attention *t = &p->attention;
     sat_dnn_shape shape = shape_of(p, &t->k, t->kv_heads, p->n, false);
     int keys = sat_dnn_inner_of(x->g, x->type, &shape);
-    sat_dnn_turn(x->g, k, keys);
+    sat_dnn_transpose(x->g, k, keys);
     if (option == ORDERED) {
         sat_dnn_matmul(x->g, ds, keys, dq);
         return;
@@ -117,14 +117,14 @@ static void describe(const maker *x, int option) {
     row_sums(x, go, o, delta);
     int s = pointwise(x, SAT_DNN_SUB, SAT_DNN_F32, scaled_scores(x, q, k, scale), lse);
     int weights = pointwise(x, SAT_DNN_EXP, SAT_DNN_F32, masked(x, s), 0);
-    product_of_keys(x, turned(x, weights), go, dv);
+    product_of_keys(x, transposed(x, weights), go, dv);
     int dp = scores(x, SAT_DNN_F32);
     sat_dnn_matmul(x->g, go, v, dp);
     dp = pointwise(x, SAT_DNN_SUB, SAT_DNN_F32, dp, delta);
     int ds = scores(x, SAT_DNN_F32), scaled = scores(x, SAT_DNN_F32);
     sat_dnn_pointwise(x->g, SAT_DNN_MUL, SAT_DNN_F32, 3, dp, weights, 0, ds);
     sat_dnn_pointwise(x->g, SAT_DNN_MUL, SAT_DNN_F32, 3, ds, scale, 0, scaled);
-    product_of_keys(x, turned(x, scaled), q, dk);
+    product_of_keys(x, transposed(x, scaled), q, dk);
     product_of_queries(x, option, scaled, k, dq);
 }
 

@@ -41,8 +41,8 @@ static places plan_places(const sat_variant *v, const sat_problem *p, const sat_
 
 /* Blocks of a row of op(A); 0: they differ. */
 static int64_t width_of(const sat_problem *p, const sat_pattern_view *a) {
-    bool turned = p->transpose == SAT_TRANSPOSE;
-    int64_t width = turned ? a->max_col : a->max_row, rows = turned ? a->grid_cols : a->grid_rows;
+    bool transposed = p->transpose == SAT_TRANSPOSE;
+    int64_t width = transposed ? a->max_col : a->max_row, rows = transposed ? a->grid_cols : a->grid_rows;
     return width * rows == a->stored_blocks ? width : 0;
 }
 
