@@ -105,12 +105,45 @@ check_includes() { # folder, extended pattern of what it may include
     done
 }
 
+# Headers of this project that a file includes, also through others; variant.* and the public header do not count.
+headers_of() { # file
+    local queue=("$1") seen=" " file line header
+    while [ ${#queue[@]} -gt 0 ]; do
+        file=${queue[0]} queue=("${queue[@]:1}")
+        while read -r line; do
+            [[ $line =~ ^#[[:space:]]*include[[:space:]]*\"([^\"]+)\" ]] || continue
+            header=${file%/*}/${BASH_REMATCH[1]}
+            [ -f "$header" ] || header=src/${BASH_REMATCH[1]}
+            [[ $header == */variant.* || ! -f $header || $seen == *" $header "* ]] && continue
+            seen+="$header " queue+=("$header")
+        done <"$file"
+    done
+    echo "$seen"
+}
+
+# One kernel can be read with few files open.
+check_headers() { # folder, how many headers a kernel may need
+    local file headers
+    for file in $(sources_of "$1" '*.c' '*.cu'); do
+        headers=$(headers_of "$file")
+        if [ "$(wc -w <<<"$headers")" -gt "$2" ]; then complain "$file needs more than $2 headers:$headers"; fi
+    done
+}
+
+# Words that gave way to those of docs/naming.md
+check_words() { # folder, extended pattern
+    local place
+    while read -r place; do complain "$place: docs/naming.md has another word"; done < <(grep -rnowE "$2" "$1")
+}
+
 for folder in src/kernels/* src/libs; do
     [ -d "$folder" ] || continue
     check_variants "$folder"
     check_includes "$folder" 'variant\.(h|cuh)|attention\.h|kernels/attention_schedule\.h|sparse_autotune\.h'
 done
 check_names
+check_headers src/kernels/cpu 5
+check_words src/kernels/cpu 'desks?|walks?|pieces?|puts?|turned|lies?|deals?|dealt'
 check_includes src/cli 'sparse_autotune\.h'
 check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|core/status\.h'
 check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|core/status\.h|ops/[a-z_]+\.h'

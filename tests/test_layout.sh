@@ -50,6 +50,16 @@ fault 'a CUDA library without its guard' 'inside #ifdef SAT_HAVE_CUDA'
 echo '#include "core/status.h"' >>"$cpu/matmul/matmul_reference.c"
 fault 'a kernel that includes core' 'matmul_reference.c includes "core/status.h"'
 
+for i in 1 2 3 4 5 6; do
+    echo "#include \"planted_$((i + 1)).h\"" >"$cpu/matmul/planted_$i.h"
+done
+echo >"$cpu/matmul/planted_7.h"
+echo '#include "planted_1.h"' >>"$cpu/matmul/matmul_orphan.c"
+fault 'a kernel that needs many headers' 'matmul_orphan.c needs more than 5 headers'
+
+echo '/* a desk */' >>"$cpu/matmul/planted_7.h"
+fault 'a word that is gone' 'planted_7.h:2:desk: docs/naming.md has another word'
+
 echo '#include "kernels/cpu/tile.h"' >>"$copy/src/core/status.h"
 fault 'core that includes a kernel header' 'status.h includes "kernels/cpu/tile.h"'
 
