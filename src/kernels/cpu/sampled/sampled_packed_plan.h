@@ -33,9 +33,11 @@ typedef struct sampled_vectors {
 } sampled_vectors;
 
 static sampled_vectors sampled_vectors_of(const sat_problem *p, const sat_device *d) {
-    int size = p->compute_dtype == SAT_F64 ? 8 : 4;
-    (void)d;
-    return (sampled_vectors){VECTOR_BYTES / size, SAMPLED_BF16 ? 2 : size, SAMPLED_PEAK(d)};
+    double peak = SAMPLED_PEAK(d);
+    (void)p, (void)d;
+    if (SAMPLED_BF16) return (sampled_vectors){VECTOR_BYTES / 4, 2, peak};
+    return p->compute_dtype == SAT_F64 ? (sampled_vectors){VECTOR_BYTES / 8, 8, peak}
+                                       : (sampled_vectors){VECTOR_BYTES / 4, 4, peak};
 }
 
 typedef struct sampled_run {
@@ -67,8 +69,7 @@ static inline int64_t sampled_ceil(int64_t x, int64_t y) { return (x + y - 1) / 
 static inline int64_t sampled_round(int64_t x, int64_t y) { return sampled_ceil(x, y) * y; }
 
 static sampled_shape sampled_shape_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
-                                      const sat_device *d) {
-    sampled_vectors w = sampled_vectors_of(p, d);
+                                      const sat_device *d, sampled_vectors w) {
     sampled_shape s = {.dot = (v->instance.option & SAMPLED_DOT) != 0};
     s.x_in_place = (v->instance.option & SAMPLED_X_IN_PLACE) != 0;
     s.y_in_place = (v->instance.option & SAMPLED_Y_IN_PLACE) != 0;
@@ -154,11 +155,11 @@ static bool sampled_make_tasks(sampled_state *st, const sat_pattern_view *a) {
     return true;
 }
 
-static sat_status sampled_prepare(const sat_prepare *prepare, void **state) {
+static sat_status sampled_make_state(const sat_prepare *prepare, sampled_vectors w, void **state) {
     const sat_pattern_view *a = prepare->pattern;
     sampled_state *st = calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "no memory for a schedule");
-    st->shape = sampled_shape_of(prepare->variant, prepare->problem, a, prepare->device);
+    st->shape = sampled_shape_of(prepare->variant, prepare->problem, a, prepare->device, w);
     st->columns = calloc((size_t)sat_max(1, a->grid_cols), 1);
     if (!st->columns || !sampled_make_runs(st, a) || !sampled_make_tasks(st, a)) {
         sampled_release(prepare->variant, st);
@@ -241,11 +242,8 @@ static inline int sampled_threads(const sat_launch *l) {
 
 /* ---- what the tuner asks ---- */
 
-static bool sampled_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
-                             const sat_device *d) {
-    sampled_vectors w = sampled_vectors_of(p, d);
-    if ((d->isa & VECTOR_ISA) != VECTOR_ISA) return false;
-    if (SAMPLED_BF16 && (p->a_dtype != SAT_BF16 || p->b_dtype != SAT_BF16)) return false;
+static inline bool sampled_fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                                sampled_vectors w) {
     bool as_is = (int64_t)sat_dtype_size(p->a_dtype) == w.size;
     if (v->instance.dtype && v->instance.dtype != p->a_dtype) return false;
     if ((v->instance.option & SAMPLED_X_IN_PLACE) && !(as_is && p->a.col_stride == 1)) return false;
@@ -256,10 +254,9 @@ static bool sampled_supports(const sat_variant *v, const sat_problem *p, const s
 
 /* Packing moves what it copies twice; short chunks pay more for the end of a tile; panels wider than the block compute
  * padding; blocks lower than a tile leave it half empty. */
-static double sampled_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
-                               const sat_device *d) {
-    sampled_vectors w = sampled_vectors_of(p, d);
-    sampled_shape s = sampled_shape_of(v, p, a, d);
+static double sampled_seconds(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                              const sat_device *d, sampled_vectors w) {
+    sampled_shape s = sampled_shape_of(v, p, a, d, w);
     double used = s.dot ? (double)s.kc / (double)(s.kc + 8 * w.lanes)
                         : (double)s.kc / (double)(s.kc + 16) * (double)a->block_cols / (double)(s.panels * w.lanes);
     double rows = (double)sat_min(a->block_rows, v->instance.tile_m) / (double)v->instance.tile_m;
@@ -271,10 +268,29 @@ static double sampled_estimate(const sat_variant *v, const sat_problem *p, const
     return compute + bytes / d->memory_rate + 2e-6;
 }
 
+static inline bool sampled_runs_on(const sat_problem *p, const sat_device *d) {
+    if (SAMPLED_BF16 && (p->a_dtype != SAT_BF16 || p->b_dtype != SAT_BF16)) return false;
+    return (d->isa & VECTOR_ISA) == VECTOR_ISA;
+}
+
+static bool sampled_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                             const sat_device *d) {
+    return sampled_runs_on(p, d) && sampled_fits(v, p, a, sampled_vectors_of(p, d));
+}
+
+static double sampled_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                               const sat_device *d) {
+    return sampled_seconds(v, p, a, d, sampled_vectors_of(p, d));
+}
+
 static size_t sampled_workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                                 const sat_device *d) {
-    sampled_shape s = sampled_shape_of(v, p, a, d);
+    sampled_shape s = sampled_shape_of(v, p, a, d, sampled_vectors_of(p, d));
     return sampled_bytes(&s);
+}
+
+static sat_status sampled_prepare(const sat_prepare *prepare, void **state) {
+    return sampled_make_state(prepare, sampled_vectors_of(prepare->problem, prepare->device), state);
 }
 
 #define SAMPLED_FAMILY(words)                                                                                          \
