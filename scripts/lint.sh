@@ -54,7 +54,7 @@ quiet=(--suppress=missingIncludeSystem --suppress=unknownMacro --suppress=nullPo
 
 run_cppcheck() {
     cppcheck --std=c11 --language=c --enable=warning,performance --error-exitcode=1 --inline-suppr --quiet "${quiet[@]}" \
-        -I include -I src -I src/kernels/cpu -j "$JOBS" src bench
+        -I include -I src -j "$JOBS" src bench
 }
 
 run_tidy() {

@@ -8,7 +8,7 @@
 
 #include "amx_emulate.h"
 #define sat_family_cpu_matmul_amx emulated_family
-#include "kernels/cpu/matmul_amx.c" // NOLINT(bugprone-suspicious-include)
+#include "kernels/cpu/matmul/matmul_amx.c" // NOLINT(bugprone-suspicious-include)
 
 static bool emulated_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                               const sat_device *d) {

@@ -28,7 +28,7 @@ expect 'nothing changed' same
 find . -exec touch -d '2001-02-03' {} +
 expect 'older files' same
 expect 'other settings' other 'other settings'
-for file in src/kernels/cpu/variants.def src/kernels/cpu/matmul_reference.c src/kernels/cuda/matmul/matmul_direct.cu \
+for file in src/kernels/cpu/variants.def src/kernels/cpu/matmul/matmul_reference.c src/kernels/cuda/matmul/matmul_direct.cu \
     src/base/status.c src/cache/cache_file.c src/core/tune.c src/api/calls.c src/ops/check.h src/backend/cpu.c src/libs/blas.c src/variant.h include/sparse_autotune.h cmake/kernels.cmake CMakeLists.txt; do
     cp "$file" "$folder/saved" || exit 2
     echo '/* changed */' >>"$file"
@@ -36,9 +36,9 @@ for file in src/kernels/cpu/variants.def src/kernels/cpu/matmul_reference.c src/
     cp "$folder/saved" "$file"
     expect "$file as it was" same
 done
-echo >src/kernels/cpu/another.c
+echo >src/kernels/cpu/matmul/another.c
 expect 'a file more' other
-rm src/kernels/cpu/another.c
+rm src/kernels/cpu/matmul/another.c
 echo '/* changed */' >>src/cli/main.c
 echo 'changed' >>src/README.md
 expect 'the command line and a page' same

@@ -19,7 +19,7 @@ mkdir -p "$cpu/matmul" "$cpu/attention" "$cuda/matmul"
 family cpu_matmul_orphan >"$cpu/matmul/matmul_orphan.c"
 fault 'a kernel file without a line' 'matmul_orphan.c defines SAT_FAMILY(cpu_matmul_orphan)'
 
-printf 'int sat_nobody_calls_this;\n' >"$cpu/unused.c"
+printf 'int sat_nobody_calls_this;\n' >"$cpu/matmul/unused.c"
 fault 'a file that defines no family' 'unused.c defines no SAT_FAMILY'
 
 family cpu_matmul_stray >"$cpu/attention/matmul_stray.c"
@@ -47,8 +47,18 @@ family cuda_matmul_planted >"$libs/cuplanted.c"
 line cuda_matmul_any_any_planted cuda_matmul_planted >>"$libs/variants.def"
 fault 'a CUDA library without its guard' 'inside #ifdef SAT_HAVE_CUDA'
 
-echo '#include "core/plan.h"' >>"$cpu/matmul_reference.c"
+echo '#include "core/plan.h"' >>"$cpu/matmul/matmul_reference.c"
 fault 'a kernel that includes core' 'matmul_reference.c includes "core/plan.h"'
+
+for i in 1 2 3 4 5 6; do
+    echo "#include \"planted_$((i + 1)).h\"" >"$cpu/matmul/planted_$i.h"
+done
+echo >"$cpu/matmul/planted_7.h"
+echo '#include "planted_1.h"' >>"$cpu/matmul/matmul_orphan.c"
+fault 'a kernel that needs many headers' 'matmul_orphan.c needs more than 5 headers'
+
+echo '/* a desk */' >>"$cpu/matmul/planted_7.h"
+fault 'a word that is gone' 'planted_7.h:2:desk: docs/naming.md has another word'
 
 echo '#include "kernels/cpu/tile.h"' >>"$copy/src/core/plan.h"
 fault 'core that includes a kernel header' 'plan.h includes "kernels/cpu/tile.h"'

@@ -30,8 +30,8 @@ static bool openblas_usable, mkl_usable;
 static int (*openblas_get_threads)(void);
 static void (*openblas_set_threads)(int);
 
-/* OpenBLAS with its own threads has one setting for the process: the first to enter makes it 1, the last to leave puts
- * back what was there. A build on OpenMP follows the calling thread's OpenMP setting instead. */
+/* OpenBLAS with its own threads has one setting for the process: the first to enter makes it 1, the last to leave
+ * restores what was there. A build on OpenMP follows the calling thread's OpenMP setting instead. */
 static pthread_mutex_t openblas_lock = PTHREAD_MUTEX_INITIALIZER;
 static int openblas_users, openblas_before;
 
@@ -117,6 +117,14 @@ const sat_blas *sat_blas_get(int which) {
     }
     pthread_once(&openblas_once, openblas_load);
     return openblas_usable ? &openblas : NULL;
+}
+
+const sat_blas *sat_blas_of(const sat_variant *v) { return sat_blas_get(v->instance.option); }
+
+bool sat_blas_takes(const sat_variant *v, const sat_problem *p, const sat_device *d) {
+    if (!sat_blas_of(v) || !sat_room_to_run(d->threads)) return false;
+    if (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64) return false;
+    return p->b_dtype == p->a_dtype && p->c_dtype == p->a_dtype && p->compute_dtype == p->a_dtype;
 }
 
 const char *sat_openblas_version(void) {

@@ -1,8 +1,8 @@
-/* OpenBLAS and MKL as plain single-threaded GEMMs on strided matrices.
+/* OpenBLAS and MKL as single-threaded GEMMs on strided matrices.
  *
- * Threads are ours: callers split the work into pieces that do not depend on their number and call BLAS from each of
- * their own threads, between enter and leave. So results are the same for any number of threads, and nobody has to
- * agree on a process-wide setting. */
+ * Threads are ours: callers cut the product into tiles that do not depend on the number of threads, and call BLAS from
+ * each of their own threads, between enter and leave. So results are the same for any number of threads, and nobody has
+ * to agree on a process-wide setting. */
 #ifndef SAT_BLAS_H
 #define SAT_BLAS_H
 
@@ -19,10 +19,14 @@ typedef struct sat_blas {
     void (*leave)(int token);
 } sat_blas;
 
-const sat_blas *sat_blas_get(int which); /* NULL: not on this machine */
+const sat_blas *sat_blas_get(int which);           /* NULL: not on this machine */
+const sat_blas *sat_blas_of(const sat_variant *v); /* the one that its option names */
 
 const char *sat_openblas_version(void); /* for sat_family.version */
 const char *sat_mkl_blas_version(void);
+
+/* Is the library of this variant there, with room to run, and is the problem all in f32 or all in f64? */
+bool sat_blas_takes(const sat_variant *v, const sat_problem *p, const sat_device *d);
 
 /* Can BLAS be told of such a matrix? */
 bool sat_blas_fits(const sat_blas *blas, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride);

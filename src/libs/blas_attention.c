@@ -1,5 +1,5 @@
 // Attention in three passes by BLAS: a strip of scores, 128 queries by the keys that any of them may keep, its softmax,
-// and its product with the values. Absent tiles are passed over.
+// and its product with the values. Absent tiles are skipped. Good for large head sizes and f64.
 
 #include "kernels/attention_schedule.h"
 #include "libs/blas.h"
@@ -7,11 +7,9 @@
 
 enum { STRIP = 128, KEYS = 64 };
 
-static const sat_blas *blas_of(const sat_variant *v) { return sat_blas_get(v->instance.option); }
-
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)a;
-    const sat_blas *blas = blas_of(v);
+    const sat_blas *blas = sat_blas_of(v);
     const sat_attention *t = &p->attention;
     if (!blas || !sat_room_to_run(d->threads) || (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64)) return false;
     double bytes = (double)d->threads * STRIP * (double)p->n * (double)sat_dtype_size(p->a_dtype);
@@ -56,7 +54,7 @@ typedef struct strip {
     void *scores; /* STRIP x n */
 } strip;
 
-/* From step `i` on, keys that lie side by side; gives the step after them. */
+/* From step `i` on, keys that are neighbours; gives the step after them. */
 static int64_t next_run(const strip *w, int64_t i, sat_range *keys) {
     const sat_tile *k = &w->s->k[sat_step_tile(w->step[i])];
     *keys = (sat_range){k->first, k->first + k->count};
@@ -125,8 +123,8 @@ static void run_strip(const strip *w) {
     for (int64_t i = 0; i < w->steps;) {
         i = next_run(w, i, &keys);
         sat_matrix k = rows_of(w, 1, &t->k, w->kv, keys.begin), s = scores_from(w, keys.begin);
-        sat_matrix transposed = {k.data, 1, k.row_stride};
-        sat_blas_gemm(w->blas, p->a_dtype, w->q->count, keys.end - keys.begin, t->dim, p->alpha, &q, &transposed, 0,
+        sat_matrix k_transposed = {k.data, 1, k.row_stride};
+        sat_blas_gemm(w->blas, p->a_dtype, w->q->count, keys.end - keys.begin, t->dim, p->alpha, &q, &k_transposed, 0,
                       &s);
     }
     for (int64_t i = 0; i < w->q->count; i++) {
@@ -156,7 +154,7 @@ static sat_status launch(const sat_launch *l) {
     if (room != SAT_OK) return room;
 #pragma omp parallel num_threads(l->threads)
     {
-        strip w = {.l = l, .blas = blas_of(l->variant), .mask = sat_mask_of(p, l->pattern), .s = s};
+        strip w = {.l = l, .blas = sat_blas_of(l->variant), .mask = sat_mask_of(p, l->pattern), .s = s};
         int mine;
 #pragma omp atomic capture
         mine = next++;

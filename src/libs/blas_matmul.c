@@ -1,17 +1,12 @@
-// The matmul by BLAS: `dense` spreads A out into workspace, zeros and all, and multiplies that; `block` makes one call
-// a stored block. Rivals to show and, for dense matrices and large blocks, to use.
+// The matmul by BLAS: `dense` writes all of A, zeros too, into workspace and multiplies that; `block` makes one call a
+// stored block. Good for dense matrices and for large blocks; elsewhere rivals to compare with.
 
 #include "libs/blas.h"
 #include "libs/room.h"
 
-static const sat_blas *blas_of(const sat_variant *v) { return sat_blas_get(v->instance.option); }
-
 static bool fits(const sat_variant *v, const sat_problem *p, const sat_device *d) {
-    const sat_blas *blas = blas_of(v);
-    if (!blas || !sat_room_to_run(d->threads)) return false;
-    if (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64) return false;
-    if (p->b_dtype != p->a_dtype || p->c_dtype != p->a_dtype || p->compute_dtype != p->a_dtype) return false;
-    return sat_blas_fits(blas, p->k, p->n, p->b.row_stride, p->b.col_stride) &&
+    const sat_blas *blas = sat_blas_of(v);
+    return sat_blas_takes(v, p, d) && sat_blas_fits(blas, p->k, p->n, p->b.row_stride, p->b.col_stride) &&
            sat_blas_fits(blas, p->m, p->n, p->c.row_stride, p->c.col_stride);
 }
 
@@ -25,22 +20,14 @@ static void scale(const sat_problem *p, const sat_matrix *c, int64_t rows, int64
         }
 }
 
-static sat_matrix b_of(const sat_launch *l) {
-    return (sat_matrix){l->operands[1], l->problem->b.row_stride, l->problem->b.col_stride};
-}
-
-static sat_matrix c_of(const sat_launch *l) {
-    return (sat_matrix){l->operands[2], l->problem->c.row_stride, l->problem->c.col_stride};
-}
-
-/* ---- dense: A as stored, row-major, in workspace; the transpose is BLAS's affair ---- */
+/* ---- dense: A row-major in workspace; BLAS transposes it where op(A) is the transpose ---- */
 
 static size_t dense_bytes(const sat_problem *p, const sat_pattern_view *a) {
     return (size_t)a->rows * (size_t)a->cols * sat_dtype_size(p->a_dtype);
 }
 
 static bool dense_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!fits(v, p, d) || !sat_blas_fits(blas_of(v), a->rows, a->cols, a->cols, 1)) return false;
+    if (!fits(v, p, d) || !sat_blas_fits(sat_blas_of(v), a->rows, a->cols, a->cols, 1)) return false;
     double bytes = (double)a->rows * (double)a->cols * (double)sat_dtype_size(p->a_dtype);
     return bytes <= (double)d->memory_bytes / 4;
 }
@@ -69,7 +56,7 @@ static sat_status dense_prepare(const sat_prepare *prepare, void **state) {
     return SAT_OK;
 }
 
-static void spread(const sat_launch *l) {
+static void densify(const sat_launch *l) {
     const sat_pattern_view *a = l->pattern;
     int64_t size = (int64_t)sat_dtype_size(l->problem->a_dtype), br = a->block_rows, bc = a->block_cols;
 #pragma omp parallel for num_threads(l->threads) schedule(dynamic, 1)
@@ -85,25 +72,25 @@ static void spread(const sat_launch *l) {
     }
 }
 
-/* One copy of A is kept: values that differ from one batch item to the next are spread at every launch. */
-static bool keeps(const sat_problem *p) {
+/* There is one dense A: values that differ from one batch item to the next are written at every launch. */
+static bool densified_once(const sat_problem *p) {
     return (p->flags & SAT_FIXED_VALUES) && (p->batch <= 1 || p->a.batch_stride == 0);
 }
 
 static sat_status dense_refresh(const sat_launch *l) {
-    if (keeps(l->problem)) spread(l);
+    if (densified_once(l->problem)) densify(l);
     return SAT_OK;
 }
 
 static sat_status dense_launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
-    const sat_blas *blas = blas_of(l->variant);
+    const sat_blas *blas = sat_blas_of(l->variant);
     sat_status room = sat_room_check(l);
     if (room != SAT_OK) return room;
-    if (!keeps(p)) spread(l);
+    if (!densified_once(p)) densify(l);
     bool transposed = p->transpose == SAT_TRANSPOSE;
     sat_matrix a = {l->workspace, transposed ? 1 : l->pattern->cols, transposed ? l->pattern->cols : 1};
-    sat_matrix b = b_of(l), c = c_of(l);
+    sat_matrix b = sat_matrix_of(l->operands[1], &p->b), c = sat_matrix_of(l->operands[2], &p->c);
     sat_tiles tiles = sat_blas_tiles(p->m, p->n);
 #pragma omp parallel num_threads(l->threads)
     {
@@ -129,7 +116,7 @@ enum { SLAB = 512 };
 
 static bool block_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
-    return fits(v, p, d) && sat_blas_fits(blas_of(v), a->block_rows, a->block_cols, a->block_cols, 1);
+    return fits(v, p, d) && sat_blas_fits(sat_blas_of(v), a->block_rows, a->block_cols, a->block_cols, 1);
 }
 
 static double block_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
@@ -141,13 +128,14 @@ static double block_estimate(const sat_variant *v, const sat_problem *p, const s
     double rate =
         d->flop_rate[p->compute_dtype] * (0.3 + 0.5 * side / (side + 24)) * (double)(p->n + 1) / (double)(p->n + 16);
     double moved = 2 * size * (double)a->stored_blocks * (double)a->block_rows * (double)p->n * batch;
-    double memory = (sat_bytes(p, a) + 0.25 * moved) / d->memory_rate; /* C passes by once a block, mostly in cache */
+    double memory =
+        (sat_bytes(p, a) + 0.25 * moved) / d->memory_rate; /* C is read and written once a block, mostly in cache */
     return calls * 1.5e-7 + sat_flops(p, a) / rate + memory + 5e-6;
 }
 
 static void block_row(const sat_launch *l, const sat_rows *r, int64_t row, int64_t j) {
     const sat_problem *p = l->problem;
-    sat_matrix b = b_of(l), c = c_of(l);
+    sat_matrix b = sat_matrix_of(l->operands[1], &p->b), c = sat_matrix_of(l->operands[2], &p->c);
     int64_t i = row * r->br, rows = sat_min(r->br, r->m - i), cols = sat_min(SLAB, p->n - j);
     sat_matrix ct = sat_matrix_at(p->c_dtype, &c, i, j);
     double beta = p->beta;
@@ -155,14 +143,14 @@ static void block_row(const sat_launch *l, const sat_rows *r, int64_t row, int64
         int64_t k = r->col[t] * r->bc, deep = sat_min(r->bc, r->k - k);
         void *values = sat_at(p->a_dtype, l->operands[0], sat_block_of(r, t) * r->block_elements);
         sat_matrix block = {values, r->row_step, r->col_step}, bt = sat_matrix_at(p->b_dtype, &b, k, j);
-        sat_blas_gemm(blas_of(l->variant), p->a_dtype, rows, cols, deep, p->alpha, &block, &bt, beta, &ct);
+        sat_blas_gemm(sat_blas_of(l->variant), p->a_dtype, rows, cols, deep, p->alpha, &block, &bt, beta, &ct);
     }
     if (r->ptr[row] == r->ptr[row + 1]) scale(p, &ct, rows, cols);
     sat_blas_finish(l, &ct, i, rows, cols);
 }
 
 static sat_status block_launch(const sat_launch *l) {
-    const sat_blas *blas = blas_of(l->variant);
+    const sat_blas *blas = sat_blas_of(l->variant);
     sat_status room = sat_room_check(l);
     if (room != SAT_OK) return room;
     sat_rows r = sat_op_rows(l->problem, l->pattern);
@@ -171,7 +159,7 @@ static sat_status block_launch(const sat_launch *l) {
     {
         int token = blas->enter();
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t unit = 0; unit < r.count * slabs; unit++) block_row(l, &r, unit / slabs, unit % slabs * SLAB);
+        for (int64_t item = 0; item < r.count * slabs; item++) block_row(l, &r, item / slabs, item % slabs * SLAB);
         blas->leave(token);
     }
     return SAT_OK;

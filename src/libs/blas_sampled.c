@@ -1,26 +1,13 @@
-// The sampled product by BLAS: `dense` computes all of X*Y into workspace and picks the stored blocks; `block` makes
-// one call a stored block, straight into its values.
+// The sampled product by BLAS: `dense` computes all of X*Y into workspace and gathers the stored blocks; `block` makes
+// one call a stored block, into its values. Good for dense patterns and for large blocks.
 
 #include "libs/blas.h"
 #include "libs/room.h"
 
-static const sat_blas *blas_of(const sat_variant *v) { return sat_blas_get(v->instance.option); }
-
 static bool fits(const sat_variant *v, const sat_problem *p, const sat_device *d) {
-    const sat_blas *blas = blas_of(v);
-    if (!blas || !sat_room_to_run(d->threads)) return false;
-    if (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64) return false;
-    if (p->b_dtype != p->a_dtype || p->c_dtype != p->a_dtype || p->compute_dtype != p->a_dtype) return false;
-    return sat_blas_fits(blas, p->m, p->k, p->a.row_stride, p->a.col_stride) &&
+    const sat_blas *blas = sat_blas_of(v);
+    return sat_blas_takes(v, p, d) && sat_blas_fits(blas, p->m, p->k, p->a.row_stride, p->a.col_stride) &&
            sat_blas_fits(blas, p->k, p->n, p->b.row_stride, p->b.col_stride);
-}
-
-static sat_matrix x_of(const sat_launch *l) {
-    return (sat_matrix){l->operands[0], l->problem->a.row_stride, l->problem->a.col_stride};
-}
-
-static sat_matrix y_of(const sat_launch *l) {
-    return (sat_matrix){l->operands[1], l->problem->b.row_stride, l->problem->b.col_stride};
 }
 
 /* Zero in what block t holds beyond its rows and cols inside the matrix. */
@@ -37,7 +24,7 @@ static void clear_padding(const sat_launch *l, int64_t t, int64_t rows, int64_t 
 
 static bool dense_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)a;
-    if (!fits(v, p, d) || !sat_blas_fits(blas_of(v), p->m, p->n, p->n, 1)) return false;
+    if (!fits(v, p, d) || !sat_blas_fits(sat_blas_of(v), p->m, p->n, p->n, 1)) return false;
     double bytes = (double)p->m * (double)p->n * (double)sat_dtype_size(p->c_dtype);
     return bytes <= (double)d->memory_bytes / 4;
 }
@@ -57,8 +44,8 @@ static size_t dense_workspace(const sat_variant *v, const sat_problem *p, const 
     return (size_t)p->m * (size_t)p->n * sat_dtype_size(p->c_dtype);
 }
 
-static inline __attribute__((always_inline)) void pick_line(sat_dtype t, double beta, void *to, const void *from,
-                                                            int64_t count) {
+static inline __attribute__((always_inline)) void gather_line(sat_dtype t, double beta, void *to, const void *from,
+                                                              int64_t count) {
     if (t == SAT_F32) {
         float *restrict s = to;
         const float *v = from;
@@ -74,25 +61,26 @@ static inline __attribute__((always_inline)) void pick_line(sat_dtype t, double 
     }
 }
 
-static void pick_row(const sat_launch *l, int64_t row) {
+static void gather_row(const sat_launch *l, int64_t row) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
     int64_t br = a->block_rows, bc = a->block_cols, i = row * br, rows = sat_min(br, a->rows - i);
     for (int64_t t = a->row_ptr[row]; t < a->row_ptr[row + 1]; t++) {
         int64_t j = a->col_idx[t] * bc, cols = sat_min(bc, a->cols - j);
         for (int64_t r = 0; r < rows; r++)
-            pick_line(p->c_dtype, p->beta, sat_at(p->c_dtype, l->operands[2], (t * br + r) * bc),
-                      sat_at(p->c_dtype, l->workspace, (i + r) * p->n + j), cols);
+            gather_line(p->c_dtype, p->beta, sat_at(p->c_dtype, l->operands[2], (t * br + r) * bc),
+                        sat_at(p->c_dtype, l->workspace, (i + r) * p->n + j), cols);
         clear_padding(l, t, rows, cols);
     }
 }
 
 static sat_status dense_launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
-    const sat_blas *blas = blas_of(l->variant);
+    const sat_blas *blas = sat_blas_of(l->variant);
     sat_status room = sat_room_check(l);
     if (room != SAT_OK) return room;
-    sat_matrix x = x_of(l), y = y_of(l), product = {l->workspace, p->n, 1};
+    sat_matrix x = sat_matrix_of(l->operands[0], &p->a), y = sat_matrix_of(l->operands[1], &p->b);
+    sat_matrix product = {l->workspace, p->n, 1};
     sat_tiles tiles = sat_blas_tiles(p->m, p->n);
     if (p->k == 0 && l->workspace) memset(l->workspace, 0, dense_workspace(l->variant, p, l->pattern, l->device));
 #pragma omp parallel num_threads(l->threads)
@@ -108,7 +96,7 @@ static sat_status dense_launch(const sat_launch *l) {
         }
         blas->leave(token);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t row = 0; row < l->pattern->grid_rows; row++) pick_row(l, row);
+        for (int64_t row = 0; row < l->pattern->grid_rows; row++) gather_row(l, row);
     }
     return SAT_OK;
 }
@@ -117,7 +105,7 @@ static sat_status dense_launch(const sat_launch *l) {
 
 static bool block_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
-    return fits(v, p, d) && sat_blas_fits(blas_of(v), a->block_rows, a->block_cols, a->block_cols, 1) && p->k > 0;
+    return fits(v, p, d) && sat_blas_fits(sat_blas_of(v), a->block_rows, a->block_cols, a->block_cols, 1) && p->k > 0;
 }
 
 static double block_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
@@ -134,9 +122,10 @@ static void block_one(const sat_launch *l, int64_t row, int64_t t) {
     const sat_pattern_view *a = l->pattern;
     int64_t br = a->block_rows, bc = a->block_cols, i = row * br, j = a->col_idx[t] * bc;
     int64_t rows = sat_min(br, a->rows - i), cols = sat_min(bc, a->cols - j);
-    sat_matrix x = x_of(l), y = y_of(l), s = {sat_at(p->c_dtype, l->operands[2], t * br * bc), bc, 1};
+    sat_matrix x = sat_matrix_of(l->operands[0], &p->a), y = sat_matrix_of(l->operands[1], &p->b);
+    sat_matrix s = {sat_at(p->c_dtype, l->operands[2], t * br * bc), bc, 1};
     sat_matrix xt = sat_matrix_at(p->a_dtype, &x, i, 0), yt = sat_matrix_at(p->b_dtype, &y, 0, j);
-    sat_blas_gemm(blas_of(l->variant), p->a_dtype, rows, cols, p->k, p->alpha, &xt, &yt, p->beta, &s);
+    sat_blas_gemm(sat_blas_of(l->variant), p->a_dtype, rows, cols, p->k, p->alpha, &xt, &yt, p->beta, &s);
     clear_padding(l, t, rows, cols);
 }
 
@@ -152,11 +141,11 @@ static int64_t row_of(const sat_pattern_view *a, int64_t t) {
 }
 
 static sat_status block_launch(const sat_launch *l) {
-    const sat_blas *blas = blas_of(l->variant);
+    const sat_blas *blas = sat_blas_of(l->variant);
     sat_status room = sat_room_check(l);
     if (room != SAT_OK) return room;
     const sat_pattern_view *a = l->pattern;
-    enum { SOME = 8 }; /* blocks handed out at a time, so that skewed rows are shared too */
+    enum { SOME = 8 }; /* blocks of a work item: so that skewed rows are shared among threads too */
 #pragma omp parallel num_threads(l->threads)
     {
         int token = blas->enter();

@@ -56,12 +56,15 @@ const char *sat_cublas_version(void) {
     return version[0] ? version : NULL;
 }
 
-static sat_status judge(int status, const sat_variant *v) {
-    if (status == SUCCESS) return SAT_OK;
+sat_status sat_cublas_failure(int status, const sat_variant *v, const char *library, const char *words) {
     return sat_fail(status == ALLOC_FAILED    ? SAT_OUT_OF_MEMORY
                     : status == NOT_SUPPORTED ? SAT_UNSUPPORTED
                                               : SAT_LIBRARY_ERROR,
-                    "%s: cuBLAS: %s", v->name, cublas.words(status));
+                    "%s: %s: %s", v->name, library, words);
+}
+
+static sat_status status_of(int status, const sat_variant *v) {
+    return status == SUCCESS ? SAT_OK : sat_cublas_failure(status, v, "cuBLAS", cublas.words(status));
 }
 
 sat_status sat_cublas_open(const sat_prepare *p, void **handle) {
@@ -75,7 +78,7 @@ sat_status sat_cublas_open(const sat_prepare *p, void **handle) {
     if (status == SUCCESS) return SAT_OK;
     if (*handle) cublas.destroy(*handle);
     *handle = NULL;
-    return judge(status, p->variant);
+    return status_of(status, p->variant);
 }
 
 void sat_cublas_close(void *handle, int device) {
@@ -85,7 +88,7 @@ void sat_cublas_close(void *handle, int device) {
 sat_status sat_cublas_bind(const sat_launch *l, void *handle, void *workspace) {
     int status = cublas.set_stream(handle, l->stream); /* takes back the workspace, so that comes after it */
     if (status == SUCCESS) status = cublas.set_workspace(handle, workspace, SAT_CUBLAS_WORKSPACE);
-    return judge(status, l->variant);
+    return status_of(status, l->variant);
 }
 
 /* ---- products ---- */
@@ -126,7 +129,7 @@ sat_status sat_cublas_gemm(const sat_launch *l, void *handle, const sat_gemm *g,
     int status =
         cublas.gemm(handle, g->ta, g->tb, g->m, g->n, g->k, &x, g->swapped ? b : a, ab, g->lda, g->swapped ? a : b, ab,
                     g->ldb, &y, c, sat_libs_type(g->c), g->ldc, sat_gemm_compute(g), DEFAULT_ALGORITHM);
-    return judge(status, l->variant);
+    return status_of(status, l->variant);
 }
 
 sat_status sat_cublas_gemm_batched(const sat_launch *l, void *handle, const sat_gemm *g, double alpha, const void **a,
@@ -138,5 +141,5 @@ sat_status sat_cublas_gemm_batched(const sat_launch *l, void *handle, const sat_
         status = cublas.gemm_batched(handle, g->ta, g->tb, g->m, g->n, g->k, &x, (g->swapped ? b : a) + at, ab, g->lda,
                                      (g->swapped ? a : b) + at, ab, g->ldb, &y, c + at, sat_libs_type(g->c), g->ldc,
                                      (int)sat_min(MOST_BATCH, count - at), sat_gemm_compute(g), DEFAULT_ALGORITHM);
-    return judge(status, l->variant);
+    return status_of(status, l->variant);
 }

@@ -22,6 +22,9 @@ bool sat_gemm_make(sat_gemm *g, const sat_problem *p, sat_dtype c, int64_t m, in
 
 int sat_gemm_compute(const sat_gemm *g); /* a cublasComputeType_t */
 
+/* A call of cuBLAS or cuBLASLt, which number their statuses alike, has failed; `words` are the library's own. */
+sat_status sat_cublas_failure(int status, const sat_variant *v, const char *library, const char *words);
+
 /* ---- products ---- */
 
 /* A handle for the device that is current; it goes back with sat_cublas_close, which accepts NULL. */

@@ -1,12 +1,11 @@
-// The matmul by a dense product: A is spread out into workspace, zeros and all, and cuBLAS or cuBLASLt multiplies that.
-// The rival to show, and where the problem allows it, to use. cuBLASLt has a line in variants.def for each of the
+// The matmul by a dense product: all of A, zeros too, is written into workspace, and cuBLAS or cuBLASLt multiplies
+// that. The rival to show, and where the problem allows it, to use. cuBLASLt has a line in variants.def for each of the
 // two algorithms that its heuristic ranks first: the race chooses between them, and each stays the same from run to
 // run.
 
 #include <limits.h>
 #include <stdlib.h>
 
-#include "libs/convert.h"
 #include "libs/cublaslt.h"
 #include "libs/cuda_kernels.h"
 
@@ -78,19 +77,9 @@ static void release(const sat_variant *v, void *state) {
 
 /* The absent blocks are zero from here on: only stored ones are ever written again. */
 static sat_status clear(const sat_prepare *p, const dense_state *st) {
-    sat_problem as_stored = *p->problem;
-    as_stored.transpose = SAT_NO_TRANSPOSE;
-    sat_rows r = sat_op_rows(&as_stored, p->pattern);
-    int32_t *rows = malloc((size_t)p->pattern->stored_blocks * sizeof *rows);
-    if (!rows) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
-    sat_convert_rows(&r, rows);
     cudaError_t error = cudaMemsetAsync(p->workspace, 0, st->at.rows, p->stream);
     sat_status status = sat_libs_status(error, p->variant, "clearing the workspace");
-    if (status == SAT_OK)
-        status = sat_libs_upload(p, sat_libs_place(p->workspace, st->at.rows), rows,
-                                 (size_t)p->pattern->stored_blocks * sizeof *rows);
-    free(rows);
-    return status;
+    return status == SAT_OK ? sat_libs_upload_rows(p, sat_libs_place(p->workspace, st->at.rows)) : status;
 }
 
 static sat_status open_library(const sat_prepare *p, dense_state *st) {
@@ -117,7 +106,7 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     return status;
 }
 
-static sat_status spread(const sat_launch *l, const dense_state *st) {
+static sat_status densify(const sat_launch *l, const dense_state *st) {
     sat_unpack u = {.rows = sat_libs_place(l->workspace, st->at.rows),
                     .values = l->operands[0],
                     .to = sat_libs_place(l->workspace, st->at.dense),
@@ -125,7 +114,7 @@ static sat_status spread(const sat_launch *l, const dense_state *st) {
     return sat_libs_status(sat_libs_spread(l->problem, l->pattern, &u, l->stream), l->variant, "spreading A");
 }
 
-static sat_status refresh(const sat_launch *l) { return sat_libs_keeps(l->problem) ? spread(l, l->state) : SAT_OK; }
+static sat_status refresh(const sat_launch *l) { return sat_libs_keeps(l->problem) ? densify(l, l->state) : SAT_OK; }
 
 static sat_status multiply(const sat_launch *l, const dense_state *st, double beta, void *to) {
     const sat_problem *p = l->problem;
@@ -141,7 +130,7 @@ static sat_status launch(const sat_launch *l) {
     const dense_state *st = l->state;
     bool wide = sat_libs_wide(p);
     void *sum = wide ? sat_libs_place(l->workspace, st->at.sum) : NULL;
-    sat_status status = sat_libs_keeps(p) ? SAT_OK : spread(l, st);
+    sat_status status = sat_libs_keeps(p) ? SAT_OK : densify(l, st);
     if (status == SAT_OK) status = multiply(l, st, wide ? 0 : p->beta, wide ? sum : l->operands[2]);
     if (status != SAT_OK || (!wide && !sat_libs_epilogue(p))) return status;
     sat_matrix to = sat_libs_target(p, wide);

@@ -1,8 +1,7 @@
-// The sampled product by cuBLAS: all of X*Y into workspace, and the stored blocks picked out of it.
+// The sampled product by cuBLAS: all of X*Y into workspace, from which the stored blocks are gathered.
 
 #include <stdlib.h>
 
-#include "libs/convert.h"
 #include "libs/cublas.h"
 #include "libs/cuda_kernels.h"
 
@@ -66,19 +65,6 @@ static void release(const sat_variant *v, void *state) {
     free(st);
 }
 
-static sat_status schedule(const sat_prepare *p, const sampled_state *st) {
-    sat_problem as_stored = *p->problem;
-    as_stored.transpose = SAT_NO_TRANSPOSE;
-    sat_rows r = sat_op_rows(&as_stored, p->pattern);
-    size_t bytes = (size_t)p->pattern->stored_blocks * sizeof(int32_t);
-    int32_t *rows = malloc(bytes);
-    if (!rows) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
-    sat_convert_rows(&r, rows);
-    sat_status status = sat_libs_upload(p, sat_libs_place(p->workspace, st->at.rows), rows, bytes);
-    free(rows);
-    return status;
-}
-
 static sat_status prepare(const sat_prepare *p, void **state) {
     sampled_state *st = calloc(1, sizeof *st);
     *state = NULL;
@@ -89,7 +75,7 @@ static sat_status prepare(const sat_prepare *p, void **state) {
                             ? SAT_OK
                             : sat_fail(SAT_UNSUPPORTED, "%s: strides or sizes", p->variant->name);
     if (status == SAT_OK) status = sat_cublas_open(p, &st->handle);
-    if (status == SAT_OK) status = schedule(p, st);
+    if (status == SAT_OK) status = sat_libs_upload_rows(p, sat_libs_place(p->workspace, st->at.rows));
     if (status == SAT_OK) *state = st;
     else release(p->variant, st);
     return status;

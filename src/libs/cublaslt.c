@@ -7,7 +7,7 @@
 #include "libs/library.h"
 
 /* As cublas_api.h and cublasLt.h number them; the same in CUDA 12 and 13. */
-enum { SUCCESS = 0, ALLOC_FAILED = 3, NOT_SUPPORTED = 15 };
+enum { SUCCESS = 0, NOT_SUPPORTED = 15 };
 enum { TRANSPOSE_A = 3, TRANSPOSE_B = 4 };                                  /* cublasLtMatmulDescAttributes_t */
 enum { MOST_WORKSPACE = 1, REDUCTION = 3, ALIGN_A = 5, REDUCE_IN_F32 = 2 }; /* cublasLtMatmulPreferenceAttributes_t */
 enum { MOST_RANKS = 8, MOST_DEVICES = 64 };
@@ -84,12 +84,8 @@ const char *sat_cublaslt_version(void) {
     return version[0] ? version : NULL;
 }
 
-static sat_status judge(int status, const sat_variant *v) {
-    if (status == SUCCESS) return SAT_OK;
-    return sat_fail(status == ALLOC_FAILED    ? SAT_OUT_OF_MEMORY
-                    : status == NOT_SUPPORTED ? SAT_UNSUPPORTED
-                                              : SAT_LIBRARY_ERROR,
-                    "%s: cuBLASLt: %s", v->name, lt.words(status));
+static sat_status status_of(int status, const sat_variant *v) {
+    return status == SUCCESS ? SAT_OK : sat_cublas_failure(status, v, "cuBLASLt", lt.words(status));
 }
 
 static int handle_of(const sat_device *d, void **handle) {
@@ -154,7 +150,7 @@ sat_status sat_lt_open(const sat_prepare *p, const sat_gemm *g, const uint32_t a
     if (preference) lt.preference_destroy(preference);
     if (status == SUCCESS) *result = x;
     else sat_lt_close(x);
-    return judge(status, p->variant);
+    return status_of(status, p->variant);
 }
 
 void sat_lt_close(sat_lt *x) {
@@ -171,5 +167,5 @@ sat_status sat_lt_gemm(const sat_launch *l, const sat_lt *x, double alpha, const
     int status = lt.matmul(handles[l->device->index], x->operation, &u, x->swapped ? b : a, x->layout[0],
                            x->swapped ? a : b, x->layout[1], &v, c, x->layout[2], c, x->layout[2], &x->algo, workspace,
                            SAT_CUBLAS_WORKSPACE, l->stream);
-    return judge(status, l->variant);
+    return status_of(status, l->variant);
 }

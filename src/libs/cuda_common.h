@@ -13,6 +13,9 @@ sat_status sat_libs_status(cudaError_t error, const sat_variant *v, const char *
 /* Copies from the host and waits for it, so that the host's memory may go. For `prepare`. */
 sat_status sat_libs_upload(const sat_prepare *p, void *to, const void *from, size_t bytes);
 
+/* The block row of each stored block, as 32-bit integers. */
+sat_status sat_libs_upload_rows(const sat_prepare *p, int32_t *to);
+
 /* Handles take milliseconds to make and serve one thread at a time: those given back wait here for the next. */
 typedef struct sat_handles {
     pthread_mutex_t lock;
@@ -80,7 +83,7 @@ static inline bool sat_libs_some(const sat_problem *p, const sat_pattern_view *a
     return p->m > 0 && p->n > 0 && p->k > 0 && a->stored_blocks > 0 && a->stored_blocks < INT32_MAX;
 }
 
-/* Every block lies whole inside the matrix. */
+/* Every block is whole inside the matrix. */
 static inline bool sat_libs_whole(const sat_pattern_view *a) {
     return a->rows % a->block_rows == 0 && a->cols % a->block_cols == 0;
 }
@@ -98,7 +101,7 @@ static inline sat_scalar sat_libs_scalar(const sat_problem *p, double x) {
     return s;
 }
 
-/* Takes a piece off a workspace that is handed out from the front; returns where it begins. */
+/* Takes some bytes of a workspace that is handed out from the front; returns where they begin. */
 static inline size_t sat_libs_carve(size_t *used, double bytes) {
     size_t at = *used;
     *used += ((size_t)bytes + 255) / 256 * 256;

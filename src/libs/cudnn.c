@@ -352,7 +352,7 @@ void sat_dnn_pointwise(sat_dnn *g, sat_dnn_mode mode, sat_dnn_type in, int axis,
     finish(g, to);
 }
 
-void sat_dnn_turn(sat_dnn *g, int x, int y) {
+void sat_dnn_transpose(sat_dnn *g, int x, int y) {
     if (!add(g, -1, OPERATION_RESHAPE, "a transpose")) return;
     void *to = g->operation[g->operations - 1];
     set_tensor(g, to, RESHAPE_X, x), set_tensor(g, to, RESHAPE_Y, y);

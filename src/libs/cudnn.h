@@ -62,7 +62,7 @@ void sat_dnn_matmul(sat_dnn *g, int x, int b, int y);
 /* y = mode(x, b, t), computed as `in`. b and t may be 0 where the mode has none; `axis` is read by SAT_DNN_INDEX. */
 void sat_dnn_pointwise(sat_dnn *g, sat_dnn_mode mode, sat_dnn_type in, int axis, int x, int b, int t, int y);
 /* y = x with its last two dimensions swapped; the shape of y says so. */
-void sat_dnn_turn(sat_dnn *g, int x, int y);
+void sat_dnn_transpose(sat_dnn *g, int x, int y);
 /* y = all of x along the dimensions in which y has size 1, in f32. */
 void sat_dnn_reduce(sat_dnn *g, sat_dnn_fold fold, int x, int y);
 

@@ -57,7 +57,7 @@ static int transposed(const maker *x, int from) {
     const int64_t *n = x->all;
     sat_dnn_shape s = {{n[0], n[1], n[3], n[2]}, {n[1] * n[2] * n[3], n[2] * n[3], 1, n[3]}};
     int to = sat_dnn_inner_of(x->g, x->type, &s);
-    sat_dnn_turn(x->g, from, to);
+    sat_dnn_transpose(x->g, from, to);
     return to;
 }
 
@@ -91,7 +91,7 @@ static void product_of_queries(const maker *x, int option, int ds, int k, int dq
     const sat_attention *t = &p->attention;
     sat_dnn_shape shape = shape_of(p, &t->k, t->kv_heads, p->n, false);
     int keys = sat_dnn_inner_of(x->g, x->type, &shape);
-    sat_dnn_turn(x->g, k, keys);
+    sat_dnn_transpose(x->g, k, keys);
     if (option == ORDERED) {
         sat_dnn_matmul(x->g, ds, keys, dq);
         return;

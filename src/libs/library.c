@@ -105,7 +105,7 @@ static bool program_prefix(char *path, size_t capacity) {
     return folder && strcmp(folder, "bin") == 0;
 }
 
-/* The folder that this library's file lies in. */
+/* The folder of this library's file. */
 static bool this_folder(char *path, size_t capacity) {
     static const char here = 0;
     Dl_info info;
@@ -115,7 +115,7 @@ static bool this_folder(char *path, size_t capacity) {
     return cut(path) != NULL;
 }
 
-/* Installed as a wheel it lies in <packages>/sparse_autotune, beside other packages. */
+/* Installed as a wheel it is in <packages>/sparse_autotune, beside other packages. */
 static bool packages_folder(char *path, size_t capacity) {
     const char *package = this_folder(path, capacity) ? cut(path) : NULL;
     return package && strcmp(package, "sparse_autotune") == 0;

@@ -10,6 +10,10 @@ typedef struct sat_matrix {
     int64_t row_stride, col_stride;
 } sat_matrix;
 
+static inline sat_matrix sat_matrix_of(void *data, const sat_layout *l) {
+    return (sat_matrix){data, l->row_stride, l->col_stride};
+}
+
 static inline sat_matrix sat_matrix_at(sat_dtype t, const sat_matrix *m, int64_t i, int64_t j) {
     return (sat_matrix){sat_at(t, m->data, i * m->row_stride + j * m->col_stride), m->row_stride, m->col_stride};
 }

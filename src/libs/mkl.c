@@ -25,8 +25,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static sat_mkl mkl;
 static bool usable;
 
-/* The other files carry the runtime library's own suffix and lie beside it. */
-static bool whole(void *library, const char *threading) {
+/* The other files have the runtime library's own suffix and are in the same folder. */
+static bool is_complete(void *library, const char *threading) {
     const char *parts[] = {"core", "intel_lp64", "def", threading};
     char path[PATH_MAX], part[PATH_MAX];
     if (!sat_library_path(library, "MKL_Get_Version_String", path, sizeof path)) return false;
@@ -71,7 +71,7 @@ static void load(void) {
     if (sat_library_loaded(names) || !user_agrees(layer) || !sat_room_to_load()) return;
     mkl.library = sat_library_open("SPARSE_AUTOTUNE_MKL", names);
     if (!mkl.library || !sat_library_symbols(mkl.library, symbols, f, 4)) return;
-    if (!whole(mkl.library, layer == GNU ? "gnu_thread" : "sequential")) return;
+    if (!is_complete(mkl.library, layer == GNU ? "gnu_thread" : "sequential")) return;
     int interface = ((int (*)(int))f[0])(LP64);
     if ((interface != LP64 && interface != ILP64) || ((int (*)(int))f[1])(layer) != layer) return;
     char words[256] = "";

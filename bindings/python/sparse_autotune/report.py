@@ -147,7 +147,7 @@ def _from_record(row: dict, machine: dict) -> dict | None:
 
 
 def _rates(ceilings: Any, threads: Any) -> dict:
-    """The rates that a record's machine was seen to reach, by dtype, and its memory's; a CPU's are told by
+    """The rates that a record's machine was seen to reach, by dtype, and its memory's; a CPU's depend on
     the number of threads."""
     if not isinstance(ceilings, list):
         return ceilings or {}

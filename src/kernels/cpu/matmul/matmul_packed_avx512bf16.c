@@ -1,0 +1,32 @@
+// cpu_matmul_packed_avx512bf16: as cpu_matmul_packed_avx512, with the instruction that multiplies pairs of bf16 and
+// adds them up in f32: two k in each step. It takes subnormal values as zero. Good for bf16 with many columns.
+
+#define VECTOR_BYTES 64
+#define VECTOR_BF16
+#include "kernels/cpu/common/vector.h"
+
+#define PACKED_EFFICIENCY 1.2
+#define PACKED_K_STEP     2
+#include "matmul_packed_plan.h"
+
+// clang-format off
+#define MAX_ROWS    8
+#define MAX_VECTORS 4
+#define TILES(X)                                                                                                       \
+    X(1, 1) X(1, 2) X(1, 3) X(1, 4) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2)    \
+    X(4, 3) X(4, 4) X(5, 1) X(5, 2) X(5, 3) X(6, 1) X(6, 2) X(6, 3) X(7, 1) X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
+#define DIRECT_TILES(X)
+#define K_UNROLL    2
+#define PREFETCH_B  0
+// clang-format on
+
+#define packed_activate_line_bf16x2 packed_activate_line_f32
+#define FN(x)                       x##_bf16x2
+#include "matmul_packed.h"
+
+static sat_status refresh(const sat_launch *l) { return packed_refresh_bf16x2(l); }
+
+static sat_status launch(const sat_launch *l) { return packed_launch_bf16x2(l); }
+
+SAT_FAMILY(cpu_matmul_packed_avx512bf16) =
+    PACKED_FAMILY("AVX-512 tiles of bf16 pairs over packed panels of B: many columns, any block shape");
