@@ -10,40 +10,6 @@
 
 #include "attention.h"
 
-enum {
-    SAT_ATTENTION_UNLIMITED = 1 << 29, /* a band without a limit */
-    SAT_ATTENTION_MAX_LENGTH = 1 << 28 /* lengths stay below it on the GPU, so that sums with the above fit an int */
-};
-
-/* The band of causal and windowed masks: row i keeps keys of i + diagonal - behind to before i + diagonal + ahead,
- * where `diagonal` is the last key of the sequence minus its last query. */
-typedef struct sat_band {
-    int32_t ahead, behind;
-} sat_band;
-
-static inline sat_band sat_band_of(const sat_mask *k) {
-    sat_band b = {SAT_ATTENTION_UNLIMITED, SAT_ATTENTION_UNLIMITED};
-    if (k->window) b.ahead = (int32_t)k->window, b.behind = (int32_t)k->window - 1;
-    if (k->causal) b.ahead = 1;
-    return b;
-}
-
-/* Queries and keys of a packed sequence, or all of them where nothing is packed. */
-typedef struct sat_sequence {
-    sat_range q, k;
-} sat_sequence;
-
-static inline sat_sequence sat_sequence_at(const sat_mask *k, int64_t s) {
-    sat_sequence x = {{0, k->m}, {0, k->n}};
-    if (k->sequences)
-        x.q.begin = k->q_offsets[s], x.q.end = k->q_offsets[s + 1], x.k.begin = k->kv_offsets[s],
-        x.k.end = k->kv_offsets[s + 1];
-    return x;
-}
-
-/* Every block is stored and nothing is packed: what a tile visits follows from its number, and needs no list. */
-static inline bool sat_mask_is_regular(const sat_mask *k) { return k->full && !k->sequences; }
-
 typedef struct sat_tile {
     int64_t first;
     int32_t count, sequence;

@@ -25,7 +25,7 @@ struct kernel_args {
     const float *lse, *delta; // attention_backward_state has what they are
     int64_t head_stride;
     int dim;
-    float scale_log2, scale; // scale*log2(e)
+    float scale_log2, scale; // scale_log2: scale*log2(e)
 };
 
 // ---- shared memory: two operands of own rows, two stages of two operands and statistics, kept bits ----

@@ -16,13 +16,12 @@
 // take turns at issuing (ping-pong), so that one's exponentials overlap the other's products.
 
 #include "kernels/cuda/attention/attention_device.cuh"
-#include "kernels/cuda/common/tma.cuh"
+#include "kernels/cuda/attention/attention_wgmma.cuh"
 
 enum {
     QUEUE_TILES = 2,      // work tiles that the scheduler may be ahead
     MAX_STAGES = 4,       // of a ring
     CTA_ROWS = 128,       // own rows of a CTA
-    OWN_PANEL = 64 * 128, // bytes of 64 rows by 64 columns
     PINGPONG_BARRIER = 2, // named barriers from here on: a warpgroup's turn to issue products
     S_RING = 0,           // K or Q
     DP_RING = 1,          // V or dO
@@ -37,7 +36,7 @@ struct kernel_args {
     void *out[2]; // dQ; or dK and dV
     sat_heads out_at[2];
     int dim;
-    float scale_log2, scale; // scale*log2(e)
+    float scale_log2, scale; // scale_log2: scale*log2(e)
 };
 
 struct tensor_maps {
@@ -60,12 +59,12 @@ struct shared_barriers {
     attention_steps steps; // the producer's own, whose registers are few
 };
 
-// Head sizes up to D, tiles of BN rows, stages of both rings. Offsets and sizes in bytes. Operands are stored in panels
-// of 64 columns, so that a row of a panel is the 128 bytes of the swizzle.
+// Head sizes up to D, tiles of BN rows, stages of both rings. Offsets and sizes in bytes.
 template <bool BY_KEY_, int D_, int BN_, int S_STAGES_, int DP_STAGES_, bool PINGPONG_> struct tile_shape {
     static constexpr bool BY_KEY = BY_KEY_, PINGPONG = PINGPONG_;
     static constexpr int D = D_, BN = BN_, S_STAGES = S_STAGES_, DP_STAGES = DP_STAGES_;
-    static constexpr int PANELS = (D + 63) / 64, PANEL = BN * 128, TILE = PANELS * PANEL, OWN = PANELS * OWN_PANEL;
+    static constexpr int PANELS = (D + 63) / 64, PANEL = BN * 128, TILE = PANELS * PANEL,
+                         OWN = PANELS * ATTENTION_PANEL;
     // lse and delta of the queries of a step. A copy begins on 16 bytes, so that up to 3 queries come before.
     static constexpr int STATISTIC = 4 * (BN + 4), STATISTICS = BY_KEY ? 2 * STATISTIC : 0;
     static constexpr int STATISTICS_PITCH = (STATISTICS + 127) / 128 * 128;
@@ -182,7 +181,7 @@ __device__ __forceinline__ void load_own(const tensor_maps &m, const attention_w
     for (int warpgroup = 0; warpgroup < 2; warpgroup++)
         for (int k = 0; k < 2; k++)
             for (int panel = 0; panel < S::PANELS; panel++)
-                tma_load(S::own(smem, k, warpgroup) + panel * OWN_PANEL, &m.own[k], full, panel * 64,
+                tma_load(S::own(smem, k, warpgroup) + panel * ATTENTION_PANEL, &m.own[k], full, panel * 64,
                          work.t.first + warpgroup * 64, work.head, work.batch);
 }
 
@@ -226,9 +225,6 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
 
 // ---- what both consumers do ----
 
-// Accumulators of a warpgroup: 64 rows, 16 a warp. Element e of a lane is row lane/4 + e/2%2*8 of its warp and column
-// e/4*8 + lane%4*2 + e%2, so that a lane has two rows.
-
 // The thread's warpgroup, which the compiler sees to be the same for the warp.
 __device__ __forceinline__ int warpgroup_index() { return __shfl_sync(~0u, reread_thread_index() / 128, 0); }
 
@@ -237,51 +233,14 @@ __device__ __forceinline__ int lane_row(const attention_work &work) {
     return work.t.first + reread_thread_index() / 32 * 16 + reread_thread_index() % 32 / 4;
 }
 
-// Issues a*b^T over the head size, (64, BN).
-template <typename T, typename S>
-__device__ __forceinline__ void issue_product(float (&s)[S::BN / 2], uint32_t own, uint32_t other) {
-    uint64_t a = wgmma_descriptor(own, 1, 16, 1024), b = wgmma_descriptor(other, 1, 16, 1024);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < S::D / 16; step++) // descriptors count in 16 bytes
-        wgmma_ss<T, S::BN, 0, 0>::run(s, a + (step / 4 * OWN_PANEL + step % 4 * 32) / 16,
-                                      b + (step / 4 * S::PANEL + step % 4 * 32) / 16, step > 0);
-    wgmma_commit_group();
-}
+// Issues S and dP of step `at`, (64, BN).
 template <typename T, typename S>
 __device__ __forceinline__ void issue_s(float (&sc)[S::BN / 2], uint32_t smem, uint32_t at) {
-    issue_product<T, S>(sc, S::own(smem, 0, warpgroup_index()), S::s_tile(smem, at));
+    attention_wgmma_abt<T, S>(sc, S::own(smem, 0, warpgroup_index()), S::s_tile(smem, at));
 }
 template <typename T, typename S>
 __device__ __forceinline__ void issue_dp(float (&d)[S::BN / 2], uint32_t smem, uint32_t at) {
-    issue_product<T, S>(d, S::own(smem, 1, warpgroup_index()), S::dp_tile(smem, at));
-}
-
-// Issues sum += p*other, (64, D). p comes from registers.
-template <typename T, typename S>
-__device__ __forceinline__ void issue_sum(float (&sum)[S::D / 2], const uint32_t (&p)[S::BN / 4], uint32_t other) {
-    uint64_t b = wgmma_descriptor(other, 1, S::PANEL, 1024);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < S::BN / 16; step++) wgmma_rs<T, S::D>::run(sum, &p[step * 4], b + step * 2048 / 16);
-    wgmma_commit_group();
-}
-
-// Two elements in a word.
-__device__ __forceinline__ uint32_t pack_2(__half, float x, float y) {
-    __half2 h = __floats2half2_rn(x, y);
-    return *(uint32_t *)&h;
-}
-__device__ __forceinline__ uint32_t pack_2(__nv_bfloat16, float x, float y) {
-    __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
-    return *(uint32_t *)&h;
-}
-
-// Accumulators as the A operand of the next product: the fragments have the same layout.
-template <typename T, typename S>
-__device__ __forceinline__ void pack_operand(uint32_t (&p)[S::BN / 4], const float (&s)[S::BN / 2]) {
-#pragma unroll
-    for (int e = 0; e < S::BN / 4; e++) p[e] = pack_2(typename T::element(), s[2 * e], s[2 * e + 1]);
+    attention_wgmma_abt<T, S>(d, S::own(smem, 1, warpgroup_index()), S::dp_tile(smem, at));
 }
 
 // Ping-pong: waits for this warpgroup's turn to issue; gives the turn to the other.
@@ -361,11 +320,11 @@ __device__ __forceinline__ void consumer_dq(const kernel_args &x, shared_barrier
                 arrive_warp(&s->empty[DP_RING][at % S::DP_STAGES]);
 #pragma unroll
                 for (int e = 0; e < S::BN / 2; e++) p[e] *= d[e] - delta[e / 2 % 2];
-                pack_operand<T, S>(ds, p);
+                attention_pack_operand<T, S>(ds, p);
                 if (--left == 0) break;
                 wait_s_tile<S>(s, at + 1);
                 wait_turn<S>();
-                issue_sum<T, S>(dq, ds, S::s_tile(smem, at));
+                attention_wgmma_pb<T, S>(dq, ds, S::s_tile(smem, at));
                 issue_s<T, S>(sc, smem, at + 1);
                 pass_turn<S>();
                 wait_dp_tile<S>(s, at + 1);
@@ -374,7 +333,7 @@ __device__ __forceinline__ void consumer_dq(const kernel_args &x, shared_barrier
                 issue_dp<T, S>(d, smem, at + 1);
             }
             arrive_warp(&s->own_empty);
-            issue_sum<T, S>(dq, ds, S::s_tile(smem, at));
+            attention_wgmma_pb<T, S>(dq, ds, S::s_tile(smem, at));
             wgmma_wait_group<0>();
             wgmma_fence_accumulators(dq);
             arrive_warp(&s->empty[S_RING][at++ % S::S_STAGES]);
@@ -463,8 +422,8 @@ __device__ __forceinline__ void consumer_dkv(const kernel_args &x, shared_barrie
                         p[j * 4 + e] = attention_exp2(fmaf(sc[j * 4 + e], x.scale_log2, e % 2 ? -lse.y : -lse.x));
                 }
                 if (step.edge()) mask_keys<S>(p, x, t->work, step);
-                pack_operand<T, S>(weights, p);
-                issue_sum<T, S>(dv, weights, S::dp_tile(smem, at));
+                attention_pack_operand<T, S>(weights, p);
+                attention_wgmma_pb<T, S>(dv, weights, S::dp_tile(smem, at));
                 wgmma_wait_group<1>(); // dP
                 wgmma_fence_accumulators(d);
 #pragma unroll
@@ -473,9 +432,9 @@ __device__ __forceinline__ void consumer_dkv(const kernel_args &x, shared_barrie
 #pragma unroll
                     for (int e = 0; e < 4; e++) p[j * 4 + e] *= d[j * 4 + e] - (e % 2 ? delta.y : delta.x);
                 }
-                pack_operand<T, S>(ds, p);
+                attention_pack_operand<T, S>(ds, p);
                 if (--left == 0) break;
-                issue_sum<T, S>(dk, ds, S::s_tile(smem, at));
+                attention_wgmma_pb<T, S>(dk, ds, S::s_tile(smem, at));
                 wait_s_tile<S>(s, at + 1);
                 wgmma_wait_group<1>(); // dV: its A registers are needed before another product begins
                 wait_turn<S>();
@@ -486,7 +445,7 @@ __device__ __forceinline__ void consumer_dkv(const kernel_args &x, shared_barrie
                 sums_issued = true;
             }
             arrive_warp(&s->own_empty);
-            issue_sum<T, S>(dk, ds, S::s_tile(smem, at));
+            attention_wgmma_pb<T, S>(dk, ds, S::s_tile(smem, at));
             wgmma_wait_group<0>();
             wgmma_fence_accumulators(dk), wgmma_fence_accumulators(dv);
             arrive_warp(&s->empty[S_RING][at % S::S_STAGES]);
@@ -524,7 +483,7 @@ __device__ __forceinline__ void epilogue(const float (&d)[S::D / 2], float facto
             uint32_t w[4];
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                w[k] = pack_2(E(), d[(j + k) * 4 + h * 2] * factor, d[(j + k) * 4 + h * 2 + 1] * factor);
+                w[k] = attention_pack_2(E(), d[(j + k) * 4 + h * 2] * factor, d[(j + k) * 4 + h * 2 + 1] * factor);
             uint4 v = transpose_words(w);
             if (row + h * 8 < work.t.end && j * 8 + column < dim) __stcg((uint4 *)(line + j * 8), v);
         }
@@ -614,16 +573,6 @@ static attention_tiling by_key() { return {STEP_QUERIES, CTA_ROWS, true}; }
 
 // ---- supports, estimate ----
 
-// What a tensor map can stride over, in elements: a single row, head or batch item needs no stride.
-static bool stride_fits(int64_t stride, int64_t count) {
-    return count <= 1 || (stride > 0 && stride % 8 == 0 && stride < (int64_t)1 << 39);
-}
-
-static bool map_fits(const sat_problem *p, const sat_heads &s, int64_t heads, int64_t rows) {
-    return stride_fits(s.batch_stride, p->batch) && stride_fits(s.head_stride, heads) &&
-           stride_fits(s.row_stride, rows);
-}
-
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const sat_attention *t = &p->attention;
     const instance *k = instance_for(v, p);
@@ -633,7 +582,9 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     const sat_heads *const of_queries[] = {&t->q, &t->o, &t->do_, &t->dq};
     const sat_heads *const of_keys[] = {&t->k, &t->v, &t->dk, &t->dv};
     for (int i = 0; i < 4; i++)
-        if (!map_fits(p, *of_queries[i], t->heads, p->m) || !map_fits(p, *of_keys[i], t->kv_heads, p->n)) return false;
+        if (!attention_map_fits(p, *of_queries[i], t->heads, p->m) ||
+            !attention_map_fits(p, *of_keys[i], t->kv_heads, p->n))
+            return false;
     return attention_schedule_fits(p, a, by_query(k)) && attention_schedule_fits(p, a, by_key());
 }
 
@@ -683,24 +634,6 @@ static sat_status prepare(const sat_prepare *q, void **out) {
 
 // ---- launch ----
 
-static cuuint64_t stride_bytes(int64_t stride, int64_t count) {
-    return count > 1 ? (cuuint64_t)stride * 2 : 16; // an unused stride must still be a legal one
-}
-
-// (dim, row, head, batch) in boxes of 64 columns by `box_rows`.
-static bool encode_map(const sat_problem *p, const void *base, const sat_heads &s, int64_t heads, int64_t rows,
-                       int box_rows, CUtensorMap *map) {
-    sat_tensor_box t = {
-        p->a_dtype,
-        base,
-        4,
-        {(cuuint64_t)p->attention.dim, (cuuint64_t)rows, (cuuint64_t)heads, (cuuint64_t)p->batch},
-        {stride_bytes(s.row_stride, rows), stride_bytes(s.head_stride, heads), stride_bytes(s.batch_stride, p->batch)},
-        {64, (cuuint32_t)box_rows, 1, 1},
-        128};
-    return tensormap_encode(map, t);
-}
-
 // (query, lse or delta, head).
 static bool encode_statistics(const sat_problem *p, const attention_backward_state *s, CUtensorMap *map) {
     cuuint64_t m = (cuuint64_t)p->m, heads = (cuuint64_t)(p->batch * p->attention.heads);
@@ -721,10 +654,10 @@ static sat_status encode_maps(const sat_launch *l, int step_keys, state *st) {
     if (tensormaps_current(st->mapped, of)) return SAT_OK;
     bool ok = encode_statistics(p, &st->base, &st->by_key.statistics);
     for (int i = 0; i < 2 && ok; i++)
-        ok = encode_map(p, of[i], *at[i], t->heads, p->m, 64, &st->by_query.own[i]) &&
-             encode_map(p, of[i], *at[i], t->heads, p->m, STEP_QUERIES, &st->by_key.other[i]) &&
-             encode_map(p, of[2 + i], *at[2 + i], t->kv_heads, p->n, 64, &st->by_key.own[i]) &&
-             encode_map(p, of[2 + i], *at[2 + i], t->kv_heads, p->n, step_keys, &st->by_query.other[i]);
+        ok = attention_encode_map(p, of[i], *at[i], t->heads, p->m, 64, &st->by_query.own[i]) &&
+             attention_encode_map(p, of[i], *at[i], t->heads, p->m, STEP_QUERIES, &st->by_key.other[i]) &&
+             attention_encode_map(p, of[2 + i], *at[2 + i], t->kv_heads, p->n, 64, &st->by_key.own[i]) &&
+             attention_encode_map(p, of[2 + i], *at[2 + i], t->kv_heads, p->n, step_keys, &st->by_query.other[i]);
     return ok ? SAT_OK : tensormap_failed(l, st->mapped);
 }
 

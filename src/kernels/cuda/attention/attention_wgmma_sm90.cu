@@ -10,8 +10,10 @@
 //
 // Shapes: Q is (m, dim), K and V are (n, dim), for every head of every batch item. Work items: attention_work.h.
 
+#include "kernels/cuda/attention/attention_wgmma.cuh"
 #include "kernels/cuda/attention/attention_work.h"
-#include "kernels/cuda/common/tma.cuh"
+
+#include <stdlib.h>
 
 enum {
     QUEUE_TILES = 2, // work tiles that the producer may be ahead
@@ -19,7 +21,6 @@ enum {
     MAX_Q_STAGES = 2,
     PINGPONG_BARRIER = 2,  // named barriers from here on: a warpgroup's turn to issue products
     WARPGROUP_BARRIER = 6, // named barriers from here on: the threads of a warpgroup
-    Q_PANEL = 64 * 128,    // bytes of 64 rows by 64 columns
 };
 
 // What a CTA computes next: a work item of one head.
@@ -51,8 +52,6 @@ struct tensor_maps {
 
 // ---- shared memory ----
 
-// Q, K and V are stored in panels of 64 columns, so that a row of a panel is the 128 bytes of the swizzle.
-
 struct shared_barriers {
     uint64_t k_full[MAX_STAGES], k_empty[MAX_STAGES], v_full[MAX_STAGES], v_empty[MAX_STAGES];
     uint64_t q_full[MAX_Q_STAGES], q_empty[MAX_Q_STAGES], tile_full[QUEUE_TILES], tile_empty[QUEUE_TILES];
@@ -64,7 +63,7 @@ struct shared_barriers {
 template <int D_, int BN_, int WARPGROUPS_, int STAGES_, int Q_STAGES_> struct tile_shape {
     static constexpr int D = D_, BN = BN_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_;
     static constexpr int PANELS = (D + 63) / 64, PANEL = BN * 128, TILE = PANELS * PANEL;
-    static constexpr int Q = WARPGROUPS * PANELS * Q_PANEL;
+    static constexpr int Q = WARPGROUPS * PANELS * ATTENTION_PANEL;
     static constexpr int K_OFFSET = Q_STAGES * Q, V_OFFSET = K_OFFSET + STAGES * TILE;
     static constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * TILE;
     static constexpr int BYTES = BARRIER_OFFSET + (int)sizeof(shared_barriers);
@@ -213,8 +212,8 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
                 mbarrier_arrive_expect_tx(full, S::Q);
                 for (int g = 0; g < S::WARPGROUPS; g++)
                     for (int panel = 0; panel < S::PANELS; panel++)
-                        tma_load(smem + stage * S::Q + (g * S::PANELS + panel) * Q_PANEL, &m.q, full, panel * 64,
-                                 t->w.row[g], t->head, batch);
+                        tma_load(smem + stage * S::Q + (g * S::PANELS + panel) * ATTENTION_PANEL, &m.q, full,
+                                 panel * 64, t->w.row[g], t->head, batch);
             } else {
                 uint32_t at = base + i - 1, stage = at % S::STAGES;
                 mbarrier_wait(smem_address(&s->v_empty[stage]), at / S::STAGES & 1 ^ 1);
@@ -230,9 +229,6 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
 }
 
 // ---- consumer ----
-
-// Accumulators of a warpgroup: 64 rows, 16 a warp. Element e of a lane is row lane/4 + e/2%2*8 of its warp and column
-// e/4*8 + lane%4*2 + e%2, so that a lane has two rows.
 
 // Iterates over the key tiles that a warpgroup visits. Of a list, each lane has one of 32 tiles.
 template <typename S> struct key_tiles {
@@ -260,28 +256,6 @@ template <typename S> struct key_tiles {
         return true;
     }
 };
-
-// Issues S = Q*K^T, (64, BN).
-template <typename T, typename S>
-__device__ __forceinline__ void issue_scores(float (&s)[S::BN / 2], uint32_t q, uint32_t k) {
-    uint64_t a = wgmma_descriptor(q, 1, 16, 1024), b = wgmma_descriptor(k, 1, 16, 1024);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < S::D / 16; step++) // descriptors count in 16 bytes
-        wgmma_ss<T, S::BN, 0, 0>::run(s, a + (step / 4 * Q_PANEL + step % 4 * 32) / 16,
-                                      b + (step / 4 * S::PANEL + step % 4 * 32) / 16, step > 0);
-    wgmma_commit_group();
-}
-
-// Issues O += P*V, (64, D). P comes from registers.
-template <typename T, typename S>
-__device__ __forceinline__ void issue_values(float (&o)[S::D / 2], const uint32_t (&p)[S::BN / 4], uint32_t v) {
-    uint64_t b = wgmma_descriptor(v, 1, S::PANEL, 1024);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < S::BN / 16; step++) wgmma_rs<T, S::D>::run(o, &p[step * 4], b + step * 2048 / 16);
-    wgmma_commit_group();
-}
 
 // The keys that a lane's two rows keep: from `begin` to before `end`.
 struct kept_keys {
@@ -334,23 +308,6 @@ __device__ __forceinline__ bool softmax(float (&s)[S::BN / 2], float (&m)[2], fl
     return rescale;
 }
 
-// Two elements in a word.
-__device__ __forceinline__ uint32_t pack_2(__half, float x, float y) {
-    __half2 h = __floats2half2_rn(x, y);
-    return *(uint32_t *)&h;
-}
-__device__ __forceinline__ uint32_t pack_2(__nv_bfloat16, float x, float y) {
-    __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
-    return *(uint32_t *)&h;
-}
-
-// Accumulators as the A operand of the next product: the fragments have the same layout.
-template <typename T, typename S>
-__device__ __forceinline__ void pack_weights(uint32_t (&p)[S::BN / 4], const float (&s)[S::BN / 2]) {
-#pragma unroll
-    for (int e = 0; e < S::BN / 4; e++) p[e] = pack_2(typename T::element(), s[2 * e], s[2 * e + 1]);
-}
-
 template <typename T, typename S>
 __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &t, float (&o)[S::D / 2],
                                          const float (&m)[2], float (&sum)[2], uint32_t q, int warpgroup, int row);
@@ -381,7 +338,7 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
         // Every row of the warpgroup keeps all keys of a half that begins from `low` to `high`.
         int low = sat_row_begin(&w, row + SAT_WARPGROUP_ROWS - 1, x.band);
         int high = sat_row_end(&w, row, x.band) - S::BN / 2;
-        uint32_t q = smem + q_stage * S::Q + warpgroup * S::PANELS * Q_PANEL;
+        uint32_t q = smem + q_stage * S::Q + warpgroup * S::PANELS * ATTENTION_PANEL;
         float o[S::D / 2], m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, scale[2];
 #pragma unroll
         for (int e = 0; e < S::D / 2; e++) o[e] = 0;
@@ -398,7 +355,7 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
             uint32_t p[S::BN / 4];
             uint32_t now = base + at.i, stage = now % S::STAGES, before = 0;
             wait_full<S>(s->k_full, &s->k_issued, k_seen, now, w.list >= 0);
-            issue_scores<T, S>(sc, q, smem + S::K_OFFSET + stage * S::TILE);
+            attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + stage * S::TILE);
             wgmma_wait_group<0>();
             wgmma_fence_accumulators(sc);
             if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[stage]));
@@ -416,13 +373,13 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
 #pragma unroll
                     for (int e = 0; e < S::D / 2; e++) o[e] *= scale[e / 2 % 2];
                 }
-                pack_weights<T, S>(p, sc);
+                attention_pack_operand<T, S>(p, sc);
                 if (!more) break;
                 wait_full<S>(s->k_full, &s->k_issued, k_seen, then, w.list >= 0);
                 if (pingpong) named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256);
-                issue_scores<T, S>(sc, q, smem + S::K_OFFSET + ks * S::TILE);
+                attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + ks * S::TILE);
                 wait_full<S>(s->v_full, &s->v_issued, v_seen, now, w.list >= 0);
-                issue_values<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE);
+                attention_wgmma_pb<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE);
                 if (pingpong) named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % S::WARPGROUPS, 256);
                 wgmma_wait_group<1>();
                 wgmma_fence_accumulators(sc);
@@ -434,7 +391,7 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
             }
             uint32_t vs = now % S::STAGES;
             wait_full<S>(s->v_full, &s->v_issued, v_seen, now, w.list >= 0);
-            issue_values<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE);
+            attention_wgmma_pb<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE);
             wgmma_wait_group<0>();
             wgmma_fence_accumulators(o);
             if (lane == 0) mbarrier_arrive(smem_address(&s->v_empty[vs]));
@@ -486,15 +443,15 @@ __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &
     for (int j = 0; j < S::D / 16; j++) {
         uint32_t p[4];
 #pragma unroll
-        for (int e = 0; e < 4; e++) p[e] = pack_2(E(), o[j * 8 + 2 * e], o[j * 8 + 2 * e + 1]);
-        stmatrix_x4(at + j / 4 * Q_PANEL + swizzled(lane % 16, j % 4 * 2 + lane / 16), p[0], p[1], p[2], p[3]);
+        for (int e = 0; e < 4; e++) p[e] = attention_pack_2(E(), o[j * 8 + 2 * e], o[j * 8 + 2 * e + 1]);
+        stmatrix_x4(at + j / 4 * ATTENTION_PANEL + swizzled(lane % 16, j % 4 * 2 + lane / 16), p[0], p[1], p[2], p[3]);
     }
     __syncwarp();
     E *to = (E *)x.o + t.batch * x.o_batch_stride + t.head * x.o_head_stride + lane % 8 * 8;
 #pragma unroll
     for (int j = 0; j < S::PANELS * 4; j++) {
         int i = j % 4 * 4 + lane / 8, column = j / 4 * 64;
-        uint4 v = load_shared_16(at + j / 4 * Q_PANEL + swizzled(i, lane % 8));
+        uint4 v = load_shared_16(at + j / 4 * ATTENTION_PANEL + swizzled(i, lane % 8));
         if (row + i < t.w.row_end && column + lane % 8 * 8 < x.dim)
             __stcg((uint4 *)(to + (row + i) * x.o_row_stride + column), v);
     }
@@ -569,16 +526,6 @@ static const instance *instance_for(const sat_variant *v, const sat_problem *p) 
 
 // ---- supports, estimate ----
 
-// What a tensor map can stride over, in elements: a single row, head or batch item needs no stride.
-static bool stride_fits(int64_t stride, int64_t count) {
-    return count <= 1 || (stride > 0 && stride % 8 == 0 && stride < (int64_t)1 << 39);
-}
-
-static bool map_fits(const sat_problem *p, const sat_heads &s, int64_t heads, int64_t rows) {
-    return stride_fits(s.batch_stride, p->batch) && stride_fits(s.head_stride, heads) &&
-           stride_fits(s.row_stride, rows);
-}
-
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const sat_attention *t = &p->attention;
     const instance *k = instance_for(v, p);
@@ -587,8 +534,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (p->m <= 0 || p->n <= 0 || p->batch <= 0) return false;
     if (p->m >= SAT_ATTENTION_MAX_LENGTH || p->n >= SAT_ATTENTION_MAX_LENGTH) return false;
     if (!(p->alpha > 1e-30 && p->alpha < 1e30)) return false; // masked scores are -inf before they are scaled
-    if (!map_fits(p, t->q, t->heads, p->m) || !map_fits(p, t->o, t->heads, p->m) ||
-        !map_fits(p, t->k, t->kv_heads, p->n) || !map_fits(p, t->v, t->kv_heads, p->n))
+    if (!attention_map_fits(p, t->q, t->heads, p->m) || !attention_map_fits(p, t->o, t->heads, p->m) ||
+        !attention_map_fits(p, t->k, t->kv_heads, p->n) || !attention_map_fits(p, t->v, t->kv_heads, p->n))
         return false;
     sat_mask mask = sat_mask_of(p, a);
     double items = (double)sat_max_items(&mask, k->warpgroups);
@@ -686,32 +633,14 @@ static sat_status prepare(const sat_prepare *q, void **out) {
 
 // ---- launch ----
 
-static cuuint64_t stride_bytes(int64_t stride, int64_t count) {
-    return count > 1 ? (cuuint64_t)stride * 2 : 16; // an unused stride must still be a legal one
-}
-
-// (dim, row, head, batch) in boxes of 64 columns by `box_rows`.
-static bool encode_map(const sat_problem *p, const void *base, const sat_heads &s, int64_t heads, int64_t rows,
-                       int box_rows, CUtensorMap *map) {
-    sat_tensor_box t = {
-        p->a_dtype,
-        base,
-        4,
-        {(cuuint64_t)p->attention.dim, (cuuint64_t)rows, (cuuint64_t)heads, (cuuint64_t)p->batch},
-        {stride_bytes(s.row_stride, rows), stride_bytes(s.head_stride, heads), stride_bytes(s.batch_stride, p->batch)},
-        {64, (cuuint32_t)box_rows, 1, 1},
-        128};
-    return tensormap_encode(map, t);
-}
-
 static sat_status encode_maps(const sat_launch *l, int key_box, state *st) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
     void *const *o = l->operands;
     if (tensormaps_current(st->mapped, o)) return SAT_OK;
-    if (!encode_map(p, o[0], t->q, t->heads, p->m, SAT_WARPGROUP_ROWS, &st->maps.q) ||
-        !encode_map(p, o[1], t->k, t->kv_heads, p->n, key_box, &st->maps.k) ||
-        !encode_map(p, o[2], t->v, t->kv_heads, p->n, key_box, &st->maps.v))
+    if (!attention_encode_map(p, o[0], t->q, t->heads, p->m, SAT_WARPGROUP_ROWS, &st->maps.q) ||
+        !attention_encode_map(p, o[1], t->k, t->kv_heads, p->n, key_box, &st->maps.k) ||
+        !attention_encode_map(p, o[2], t->v, t->kv_heads, p->n, key_box, &st->maps.v))
         return tensormap_failed(l, st->mapped);
     return SAT_OK;
 }

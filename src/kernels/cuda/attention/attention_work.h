@@ -1,14 +1,11 @@
 /* Work items of the Hopper attention kernel. An item is what a CTA computes for one head: 64 query rows for each of its
  * warpgroups, and the key tiles that they visit. Where every block is stored the tiles are a range of keys. Otherwise
- * they are a list, made on the host once a pattern.
- *
- * The lists are built on kernels/attention_schedule.h, which says which chunks of keys, half a tile each, every 64 rows
- * keep. The kernel needs more than that: which rows share a CTA, which two chunks make a tile (they need not be
- * neighbours), and which warpgroups visit it. Plain C: the kernel and the host's tests share it. */
+ * they are a list, made on the host once a pattern (attention_work.c). A tile of a list has two halves, *chunks* of
+ * keys, which need not be neighbours; it says which warpgroups visit it. */
 #ifndef SAT_ATTENTION_WORK_H
 #define SAT_ATTENTION_WORK_H
 
-#include "kernels/attention_schedule.h"
+#include "attention.h"
 
 enum {
     SAT_WARPGROUP_ROWS = 64,
@@ -55,28 +52,7 @@ SAT_BOTH static inline int32_t sat_row_end(const sat_cta_work *w, int32_t i, sat
     return sat_min_i32(w->key_end, i + w->diagonal + b.ahead);
 }
 
-/* ---- the host: items of all masks, and the lists ---- */
-
-/* Whether a mask with absent blocks can be made of 64 rows by chunks of `chunk` keys. */
-static inline bool sat_lists_fit(const sat_mask *k, int64_t chunk) {
-    if (k->block_rows % SAT_WARPGROUP_ROWS != 0 && k->block_rows < k->m) return false;
-    if (k->block_cols % chunk != 0 && k->block_cols < k->n) return false;
-    if (chunk % SAT_KEY_ALIGN != 0) return false;
-    for (int64_t s = 0; s < k->sequences; s++) /* a warpgroup's rows are of one sequence and of one block row */
-        if (k->q_offsets[s] < k->q_offsets[s + 1] && k->q_offsets[s] % SAT_WARPGROUP_ROWS != 0) return false;
-    return true;
-}
-
-/* Upper bounds: items of a mask, and listed tiles of all masks. */
-static inline int64_t sat_max_items(const sat_mask *k, int warpgroups) {
-    int64_t rows = (int64_t)SAT_WARPGROUP_ROWS * warpgroups;
-    return (k->m + rows - 1) / rows + k->sequences;
-}
-static inline double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t chunk) {
-    int64_t down = (sat_min(k->block_rows, k->m) + SAT_WARPGROUP_ROWS - 1) / SAT_WARPGROUP_ROWS;
-    int64_t across = (sat_min(k->block_cols, k->n) + chunk - 1) / chunk;
-    return (double)stored_blocks * (double)down * (double)across;
-}
+/* ---- the host ---- */
 
 typedef struct sat_work {
     int64_t items; /* of each mask: mask h has item[h * items] and on, the longest first */
@@ -85,208 +61,24 @@ typedef struct sat_work {
     sat_key_tile *tile;
 } sat_work;
 
-static inline void sat_work_free(sat_work *w) {
-    free(w->item), free(w->tile);
-    w->item = NULL, w->tile = NULL;
-}
+#ifdef __cplusplus
+extern "C" {
+#endif
 
-/* 64 rows of a mask, and the list of chunks that they visit. */
-typedef struct sat_row_list {
-    int64_t first;       /* row */
-    const int32_t *step; /* of the schedule */
-    int32_t count;
-} sat_row_list;
+/* Whether a mask with absent blocks can be made of 64 rows by chunks of `chunk` keys. */
+bool sat_lists_fit(const sat_mask *k, int64_t chunk);
 
-typedef struct sat_work_builder {
-    const sat_schedule *s; /* 64 rows by a chunk */
-    int warpgroups;
-    int64_t chunk;                           /* keys of a chunk */
-    sat_row_list *rows;                      /* of a sequence */
-    int32_t *chunks[SAT_MAX_WARPGROUPS + 1]; /* of an item: visited by one warpgroup; last: visited by all */
-    int64_t count[SAT_MAX_WARPGROUPS + 1];
-    sat_work *to;
-} sat_work_builder;
-
-static inline int32_t sat_listed_chunk(const sat_work_builder *b, const sat_row_list *r, int32_t i) {
-    return (int32_t)(b->s->k[sat_step_tile(r->step[i])].first / b->chunk);
-}
-
-/* Sorts the chunks of `lists` row lists, one a warpgroup, by who visits them. A chunk that some warpgroups visit, but
- * not all, is listed for each alone. */
-static inline void sat_sort_chunks(sat_work_builder *b, const sat_row_list *const *r, int lists) {
-    int32_t at[SAT_MAX_WARPGROUPS] = {0};
-    int all = b->warpgroups;
-    for (int g = 0; g <= all; g++) b->count[g] = 0;
-    for (;;) {
-        int32_t least = INT32_MAX;
-        int visitors = 0;
-        for (int g = 0; g < lists; g++)
-            if (at[g] < r[g]->count) least = sat_min_i32(least, sat_listed_chunk(b, r[g], at[g]));
-        if (least == INT32_MAX) break;
-        for (int g = 0; g < lists; g++) {
-            if (at[g] >= r[g]->count || sat_listed_chunk(b, r[g], at[g]) != least) continue;
-            at[g]++, visitors++;
-            b->chunks[g][b->count[g]++] = least;
-        }
-        if (visitors < all) continue;
-        for (int g = 0; g < all; g++) b->count[g]--;
-        b->chunks[all][b->count[all]++] = least;
-    }
-    /* If every list is odd, the last shared chunk pairs with each warpgroup's last one, which saves a half-empty tile.
-     */
-    bool odd = b->count[all] % 2 != 0 && all > 1;
-    for (int g = 0; g < all; g++) odd = odd && b->count[g] % 2 != 0;
-    if (!odd) return;
-    int32_t last = b->chunks[all][--b->count[all]];
-    for (int g = 0; g < all; g++) b->chunks[g][b->count[g]++] = last;
-}
-
-/* A tile of chunks `at` and the next of list g. */
-static inline void sat_add_tile(sat_work_builder *b, int g, int64_t at) {
-    const int32_t *from = b->chunks[g];
-    int32_t visitors = g == b->warpgroups ? (1 << b->warpgroups) - 1 : 1 << g, chunk = (int32_t)b->chunk;
-    sat_key_tile t = {from[at] * chunk | visitors, at + 1 < b->count[g] ? from[at + 1] * chunk : SAT_NO_CHUNK};
-    b->to->tile[b->to->listed++] = t;
-}
-
-/* The tiles of sorted chunks: the shared ones first, then those of each warpgroup in turn, so that a warpgroup's next
- * tile is never more than `warpgroups` tiles away. */
-static inline void sat_add_tiles(sat_work_builder *b, sat_cta_work *w) {
-    w->list = (int32_t)b->to->listed, w->pingpong = 1;
-    for (int64_t at = 0; at < b->count[b->warpgroups]; at += 2) sat_add_tile(b, b->warpgroups, at);
-    for (int64_t at = 0, more = 1; more; at += 2) {
-        more = 0;
-        for (int g = 0; g < b->warpgroups; g++)
-            if (at < b->count[g]) sat_add_tile(b, g, at), more = 1, w->pingpong = 0;
-    }
-    w->tiles = (int32_t)(b->to->listed - w->list);
-}
-
-/* Items of the first `lists` row lists in their order. Returns the cost: products, and tiles that are loaded. */
-static inline int64_t sat_add_listed_items(sat_work_builder *b, const sat_cta_work *like, int64_t lists) {
-    int64_t cost = 0;
-    for (int64_t u = 0; u < lists; u += b->warpgroups) {
-        const sat_row_list *some[SAT_MAX_WARPGROUPS];
-        int count = (int)sat_min(b->warpgroups, lists - u);
-        int64_t longest = 0;
-        sat_cta_work w = *like;
-        for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) {
-            w.row[g] = g < count ? (int32_t)b->rows[u + g].first : w.row_end;
-            if (g < count) some[g] = &b->rows[u + g], longest = sat_max(longest, some[g]->count);
-        }
-        sat_sort_chunks(b, some, count);
-        sat_add_tiles(b, &w);
-        b->to->item[b->to->items++] = w;
-        cost += longest * b->warpgroups + 2 * w.tiles;
-    }
-    return cost;
-}
-
-static inline int sat_row_list_by_place(const void *a, const void *b) {
-    const sat_row_list *x = (const sat_row_list *)a, *y = (const sat_row_list *)b;
-    return (x->first > y->first) - (x->first < y->first);
-}
-
-static inline int sat_row_list_by_length(const void *a, const void *b) { /* the longest first */
-    const sat_row_list *x = (const sat_row_list *)a, *y = (const sat_row_list *)b;
-    if (x->count != y->count) return x->count < y->count ? 1 : -1;
-    return sat_row_list_by_place(a, b);
-}
-
-static inline int sat_cta_work_by_length(const void *a, const void *b) { /* the longest first */
-    const sat_cta_work *x = (const sat_cta_work *)a, *y = (const sat_cta_work *)b;
-    if (x->tiles != y->tiles) return x->tiles < y->tiles ? 1 : -1;
-    return (x->row[0] > y->row[0]) - (x->row[0] < y->row[0]);
-}
-
-/* Query tiles `begin` to before `end` of one mask, which are a sequence: neighbours share a CTA, or rows with lists of
- * like length, whichever costs less. */
-static inline void sat_add_sequence(sat_work_builder *b, int64_t mask, const sat_cta_work *like, int64_t begin,
-                                    int64_t end) {
-    const sat_step_lists *l = &b->s->by_query;
-    int64_t lists = 0, items = b->to->items, listed = b->to->listed, cost[2];
-    for (int64_t i = begin; i < end; i++) {
-        int64_t place = mask * b->s->q_tiles + i;
-        sat_row_list r = {b->s->q[i].first, l->step + l->start[place],
-                          (int32_t)(l->start[place + 1] - l->start[place])};
-        b->rows[lists++] = r;
-    }
-    cost[0] = sat_add_listed_items(b, like, lists);
-    if (b->warpgroups == 1) return;
-    qsort(b->rows, (size_t)lists, sizeof *b->rows, sat_row_list_by_length);
-    b->to->items = items, b->to->listed = listed;
-    cost[1] = sat_add_listed_items(b, like, lists);
-    if (cost[1] < cost[0]) return;
-    qsort(b->rows, (size_t)lists, sizeof *b->rows, sat_row_list_by_place);
-    b->to->items = items, b->to->listed = listed;
-    sat_add_listed_items(b, like, lists);
-}
-
-/* What all items of a sequence have in common. */
-static inline sat_cta_work sat_cta_work_of(const sat_mask *k, int64_t sequence) {
-    sat_sequence s = sat_sequence_at(k, sequence);
-    sat_cta_work w = {.row_end = (int32_t)s.q.end,
-                      .diagonal = (int32_t)(s.k.end - s.q.end),
-                      .key_begin = (int32_t)s.k.begin,
-                      .key_end = (int32_t)s.k.end,
-                      .list = -1,
-                      .pingpong = 1};
-    return w;
-}
-
-/* Every block is stored: items are neighbouring rows and ranges of keys, the same for every mask. */
-static inline bool sat_work_of_ranges(const sat_mask *k, int warpgroups, int32_t tile_keys, sat_work *to) {
-    int32_t rows = SAT_WARPGROUP_ROWS * warpgroups;
-    sat_tile *tile = NULL;
-    bool ok = sat_schedule_tiles(k->q_offsets, k->sequences, k->m, rows, false, &tile, &to->items);
-    for (int64_t i = 0; ok && i < to->items; i++) {
-        sat_cta_work w = sat_cta_work_of(k, tile[i].sequence);
-        for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) w.row[g] = (int32_t)tile[i].first + g * SAT_WARPGROUP_ROWS;
-        sat_cta_work clipped = w;
-        sat_clip_keys(&clipped, rows, tile_keys, sat_band_of(k));
-        w.tiles = clipped.tiles; /* to sort by; the kernel clips for itself */
-        to->item[i] = w;
-    }
-    free(tile);
-    if (ok) qsort(to->item, (size_t)to->items, sizeof *to->item, sat_cta_work_by_length);
-    return ok;
-}
-
-/* Blocks are absent: items with lists of tiles. */
-static inline void sat_work_of_lists(sat_work_builder *b, const sat_mask *k) {
-    const sat_tile *q = b->s->q;
-    for (int64_t mask = 0; mask < b->s->masks; mask++) {
-        int64_t before = b->to->items;
-        for (int64_t begin = 0, end; begin < b->s->q_tiles; begin = end) {
-            for (end = begin; end < b->s->q_tiles && q[end].sequence == q[begin].sequence; end++) {}
-            sat_cta_work like = sat_cta_work_of(k, q[begin].sequence);
-            sat_add_sequence(b, mask, &like, begin, end);
-        }
-        qsort(b->to->item + before, (size_t)(b->to->items - before), sizeof *b->to->item, sat_cta_work_by_length);
-    }
-    b->to->items /= b->s->masks;
-}
+/* Upper bounds: items of a mask, and listed tiles of all masks. */
+int64_t sat_max_items(const sat_mask *k, int warpgroups);
+double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t chunk);
 
 /* The work of CTAs of `warpgroups` and tiles of two chunks. False: out of memory; free `to` in any case. */
-static inline bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t chunk,
-                                 sat_work *to) {
-    double listed = k->full ? 0 : sat_max_listed(k, stored_blocks, chunk);
-    to->items = to->listed = 0;
-    to->item = (sat_cta_work *)malloc(((size_t)(sat_max_items(k, warpgroups) * masks) + 1) * sizeof *to->item);
-    to->tile = (sat_key_tile *)malloc(((size_t)listed + 1) * sizeof *to->tile);
-    if (!to->item || !to->tile) return false;
-    if (k->full) return sat_work_of_ranges(k, warpgroups, (int32_t)(2 * chunk), to);
-    sat_work_builder b = {.warpgroups = warpgroups, .chunk = chunk, .to = to};
-    sat_schedule *s = sat_schedule_of_mask(k, masks, SAT_WARPGROUP_ROWS, chunk, true, false);
-    bool ok = s != NULL;
-    b.s = s, b.rows = (sat_row_list *)malloc(((size_t)(k->m / SAT_WARPGROUP_ROWS) + 1) * sizeof *b.rows);
-    for (int g = 0; g <= warpgroups; g++)
-        b.chunks[g] = (int32_t *)malloc((size_t)(k->n / chunk + 2) * sizeof *b.chunks[g]), ok = ok && b.chunks[g];
-    ok = ok && b.rows;
-    if (ok) sat_work_of_lists(&b, k);
-    for (int g = 0; g <= warpgroups; g++) free(b.chunks[g]);
-    free(b.rows), sat_schedule_free(s);
-    return ok;
+bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t chunk,
+                   sat_work *to);
+void sat_work_free(sat_work *w);
+
+#ifdef __cplusplus
 }
+#endif
 
 #endif

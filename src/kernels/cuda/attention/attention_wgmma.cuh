@@ -1,0 +1,85 @@
+/* What the Hopper attention kernels share: warpgroup products of tiles that TMA has loaded, and the tensor maps that it
+ * loads them by (sm_90a).
+ *
+ * Operands have 16 bits and are stored in panels of 64 columns, so that a row of a panel is the 128 bytes of the
+ * swizzle. Accumulators of a warpgroup have 64 rows, 16 a warp. Element e of a lane is row lane/4 + e/2%2*8 of its warp
+ * and column e/4*8 + lane%4*2 + e%2, so that a lane has two rows. A kernel's S has its shape: head sizes up to D, tiles
+ * of BN rows, PANEL bytes from one panel of a tile to the next. */
+#ifndef SAT_ATTENTION_WGMMA_CUH
+#define SAT_ATTENTION_WGMMA_CUH
+
+#include "attention.h"
+#include "kernels/cuda/common/tma.cuh"
+
+enum { ATTENTION_PANEL = 64 * 128 }; /* bytes of a panel of 64 rows */
+
+/* Issues s = A*B^T, (64, BN), over D elements; A is (64, D) and B is (BN, D). */
+template <typename T, typename S>
+__device__ __forceinline__ void attention_wgmma_abt(float (&s)[S::BN / 2], uint32_t a, uint32_t b) {
+    uint64_t da = wgmma_descriptor(a, 1, 16, 1024), db = wgmma_descriptor(b, 1, 16, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < S::D / 16; step++) // descriptors count in 16 bytes
+        wgmma_ss<T, S::BN, 0, 0>::run(s, da + (step / 4 * ATTENTION_PANEL + step % 4 * 32) / 16,
+                                      db + (step / 4 * S::PANEL + step % 4 * 32) / 16, step > 0);
+    wgmma_commit_group();
+}
+
+/* Issues o += P*B, (64, D); P is (64, BN) in registers, B is (BN, D). */
+template <typename T, typename S>
+__device__ __forceinline__ void attention_wgmma_pb(float (&o)[S::D / 2], const uint32_t (&p)[S::BN / 4], uint32_t b) {
+    uint64_t db = wgmma_descriptor(b, 1, S::PANEL, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < S::BN / 16; step++) wgmma_rs<T, S::D>::run(o, &p[step * 4], db + step * 2048 / 16);
+    wgmma_commit_group();
+}
+
+/* Two elements in a word. */
+__device__ __forceinline__ uint32_t attention_pack_2(__half, float x, float y) {
+    __half2 h = __floats2half2_rn(x, y);
+    return *(uint32_t *)&h;
+}
+__device__ __forceinline__ uint32_t attention_pack_2(__nv_bfloat16, float x, float y) {
+    __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
+    return *(uint32_t *)&h;
+}
+
+/* Accumulators as the A operand of the next product: the fragments have the same layout. */
+template <typename T, typename S>
+__device__ __forceinline__ void attention_pack_operand(uint32_t (&p)[S::BN / 4], const float (&s)[S::BN / 2]) {
+#pragma unroll
+    for (int e = 0; e < S::BN / 4; e++) p[e] = attention_pack_2(typename T::element(), s[2 * e], s[2 * e + 1]);
+}
+
+/* ---- tensor maps ---- */
+
+/* What a tensor map can stride over, in elements: a single row, head or batch item needs no stride. */
+static inline bool attention_stride_fits(int64_t stride, int64_t count) {
+    return count <= 1 || (stride > 0 && stride % 8 == 0 && stride < (int64_t)1 << 39);
+}
+
+static inline bool attention_map_fits(const sat_problem *p, const sat_heads &s, int64_t heads, int64_t rows) {
+    return attention_stride_fits(s.batch_stride, p->batch) && attention_stride_fits(s.head_stride, heads) &&
+           attention_stride_fits(s.row_stride, rows);
+}
+
+static inline cuuint64_t attention_stride_bytes(int64_t stride, int64_t count) {
+    return count > 1 ? (cuuint64_t)stride * 2 : 16; // an unused stride must still be a legal one
+}
+
+/* (dim, row, head, batch) in boxes of 64 columns by `box_rows`. */
+static inline bool attention_encode_map(const sat_problem *p, const void *base, const sat_heads &s, int64_t heads,
+                                        int64_t rows, int box_rows, CUtensorMap *map) {
+    sat_tensor_box t = {p->a_dtype,
+                        base,
+                        4,
+                        {(cuuint64_t)p->attention.dim, (cuuint64_t)rows, (cuuint64_t)heads, (cuuint64_t)p->batch},
+                        {attention_stride_bytes(s.row_stride, rows), attention_stride_bytes(s.head_stride, heads),
+                         attention_stride_bytes(s.batch_stride, p->batch)},
+                        {64, (cuuint32_t)box_rows, 1, 1},
+                        128};
+    return tensormap_encode(map, t);
+}
+
+#endif
