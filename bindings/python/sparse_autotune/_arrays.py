@@ -329,14 +329,17 @@ def finish(out: Operand, like: Operand) -> Any:
     return like.maker(out.array) if like.maker is not None else out.array
 
 
+torch_stream: Any = None  # set by _torch: the current stream of a device, by its index
+
+
 def stream_of(o: Operand) -> int:
     """The stream that work on this array belongs on."""
     if o.device == "cpu":
         return 0
     if o.kind == "torch":
-        from ._torch import private
-
-        return private.current_stream(o.array.device.index)
+        if torch_stream is None:  # torch was imported later than this package
+            from . import _torch  # noqa: F401
+        return torch_stream(o.array.device.index)
     if o.kind == "cupy":
         return cupy_module().cuda.get_current_stream(int(o.device.split(":")[1])).ptr
     return 0

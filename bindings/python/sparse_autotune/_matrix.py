@@ -153,9 +153,9 @@ class BsrMatrix:
         self._torch = torch is not None and isinstance(values, torch.Tensor)
         self._runner = self._left_runner = self._into = self._left_into = _no_runner
         if self._torch:
-            from ._torch import quick
+            from . import _torch
 
-            quick.adopt(self)
+            _torch.quick.adopt(self)
         elif isinstance(values, np.ndarray):
             _quick.adopt(self)
 

@@ -52,10 +52,10 @@ def tf32_flag(allowed: bool | None, b: Operand) -> int:
 
 def torch_allows_tf32() -> bool:
     """What torch is set to."""
-    from ._torch import private
+    from . import _torch
 
     try:
-        return bool(private.allows_tf32())
+        return bool(_torch.private.allows_tf32())
     except (AttributeError, RuntimeError):  # the old and the new way to say so were mixed
         return False
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import matrix
 
 import sparse_autotune as sa
-from sparse_autotune import _ops
+from sparse_autotune import _products
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -595,7 +595,7 @@ def test_allow_tf32_reaches_every_product(monkeypatch):
         seen.append(allowed)
         return 0
 
-    monkeypatch.setattr(_ops, "tf32_flag", spy)
+    monkeypatch.setattr(_products, "tf32_flag", spy)
     matrix = sa.BsrMatrix.from_dense(torch.randn(32, 24), block=8)
     values = matrix.values.clone().requires_grad_()
     a, b = matrix.with_values(values), torch.randn(24, 5, requires_grad=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _abi, _context, _products, _quick
+from .. import _abi, _arrays, _context, _products, _quick
 from .._matrix import BsrMatrix
 from .._pattern import Kept, alignment
 from .._quick import _fast
@@ -80,3 +80,4 @@ def install(quick: Any, inputs: tuple, result: Tensor | None, made: Kept | None)
 
 
 _quick.torch_types, _quick.install_torch = (Tensor, torch.nn.Parameter), install
+_arrays.torch_stream = private.current_stream
