@@ -17,7 +17,7 @@ Three times, of which the largest is the floor:
 import re
 
 SIZES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
-BAND = 2048  # rows that are looked through for company: SAT_UNION_BAND
+BAND = 2048  # rows that are searched for a group: SAT_SEARCH_WINDOW of row_groups.h
 
 
 def tile_of(variant):
