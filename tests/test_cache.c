@@ -522,8 +522,34 @@ static void the_untuned_list_is_bounded_and_survives_nonsense(void **state) {
     sat_cache_close(cache);
 }
 
+/* Another cache on the folder stands for another process. */
+static void what_another_process_adds_is_found_when_it_matters(void **state) {
+    sat_entry entry;
+    sat_record one = raced("one", 1, "v", 1), two = raced("two", 2, "v", 1);
+    sat_cache *ours = open_cache(*state), *theirs = open_cache(*state);
+    assert_int_equal(sat_cache_find(ours, key, false, &entry), SAT_OK);
+    assert_int_equal(entry.count, 0);
+    assert_int_equal(sat_cache_add(theirs, key, &one, 1), SAT_OK);
+    assert_int_equal(sat_cache_find(ours, key, false, &entry), SAT_OK); /* what was empty is looked at again */
+    assert_true(has(&entry, &one));
+    sat_entry_free(&entry);
+    assert_int_equal(sat_cache_add(theirs, key, &two, 1), SAT_OK);
+    assert_int_equal(sat_cache_find(ours, key, false, &entry), SAT_OK);
+    assert_int_equal(entry.count, 1); /* as this process knows it */
+    sat_entry_free(&entry);
+    assert_int_equal(sat_cache_find(ours, key, true, &entry), SAT_OK);
+    assert_true(has(&entry, &one) && has(&entry, &two));
+    sat_entry_free(&entry);
+    assert_int_equal(sat_cache_remove(ours, key, NULL), SAT_OK);
+    assert_int_equal(sat_cache_find(ours, key, false, &entry), SAT_OK);
+    assert_int_equal(entry.count, 0);
+    sat_cache_close(ours);
+    sat_cache_close(theirs);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        TEST_IN_FOLDER(what_another_process_adds_is_found_when_it_matters),
         TEST_IN_FOLDER(only_the_last_races_are_kept_and_those_whole),
         TEST_IN_FOLDER(the_number_of_records_is_bounded),
         TEST_IN_FOLDER(what_was_added_is_loaded_by_another_cache),

@@ -64,6 +64,34 @@ static void expect_all(sat_cache *cache) {
         }
 }
 
+/* Others read and add the same keys meanwhile: what they have read may not hide what was added since. */
+static void *add_and_find(void *arg) {
+    worker *w = arg;
+    for (int round = 0; round < ROUNDS; round++) {
+        char k[64];
+        sat_entry entry;
+        sat_record r = made_by(w->number, round);
+        name_key(k, round % 2);
+        if (sat_cache_add(w->cache, k, &r, 1) != SAT_OK) atomic_fetch_add(w->failures, 1);
+        for (int again = 0; again < 5; again++) {
+            if (sat_cache_find(w->cache, k, again == 4, &entry) != SAT_OK || !has(&entry, &r))
+                atomic_fetch_add(w->failures, 1);
+            sat_entry_free(&entry);
+        }
+    }
+    return NULL;
+}
+
+static void what_a_thread_adds_is_found_at_once(void **state) {
+    worker workers[THREADS];
+    const char *dirs[] = {*state, ""};
+    for (int i = 0; i < 2; i++) {
+        sat_cache *cache = open_cache(dirs[i]);
+        run_all(workers, add_and_find, dirs[i], cache);
+        sat_cache_close(cache);
+    }
+}
+
 static void eight_threads_share_a_cache(void **state) {
     worker workers[THREADS];
     char folder[4200];
@@ -223,6 +251,7 @@ int main(void) {
         TEST_IN_FOLDER(eight_threads_share_a_cache),
         TEST_IN_FOLDER(eight_threads_with_a_cache_each_share_a_folder),
         cmocka_unit_test(eight_threads_share_memory),
+        TEST_IN_FOLDER(what_a_thread_adds_is_found_at_once),
         TEST_IN_FOLDER(one_thread_tunes_at_a_time),
         TEST_IN_FOLDER(the_tuning_lock_gives_up_in_time),
         TEST_IN_FOLDER(a_child_does_not_inherit_the_tuning_lock),
