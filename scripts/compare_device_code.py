@@ -7,6 +7,7 @@ Every .cu file is compiled for one architecture (ARCH, sm_90a unless set) in bot
 by their machine code alone, since their symbols carry names that may have changed. Needs no GPU. Results are kept by
 content in the folder CUBINS (a temporary one unless set), so that a second run compiles only what has changed.
 """
+
 import collections
 import concurrent.futures
 import hashlib
@@ -18,7 +19,16 @@ import sys
 import tempfile
 
 ARCH = os.environ.get("ARCH", "sm_90a")
-FLAGS = ["-cubin", "-arch=" + ARCH, "-O3", "-std=c++20", "--expt-relaxed-constexpr", "-DSAT_HAVE_CUDA", "-Iinclude", "-Isrc"]
+FLAGS = [
+    "-cubin",
+    "-arch=" + ARCH,
+    "-O3",
+    "-std=c++20",
+    "--expt-relaxed-constexpr",
+    "-DSAT_HAVE_CUDA",
+    "-Iinclude",
+    "-Isrc",
+]
 
 
 def sources(tree):
@@ -28,7 +38,9 @@ def sources(tree):
 def cubin(nvcc, tree, path, folder):
     """Compiles a file; its preprocessed text is the key under which the result is kept."""
     relative = str(path.relative_to(tree))
-    text = subprocess.run([nvcc, "-E", *FLAGS[1:], relative], cwd=tree, check=True, capture_output=True).stdout
+    text = subprocess.run(
+        [nvcc, "-E", *FLAGS[1:], relative], cwd=tree, check=True, capture_output=True
+    ).stdout
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(b"#")]
     out = folder / (hashlib.sha256(ARCH.encode() + b"\n".join(lines)).hexdigest()[:24] + ".cubin")
     if not out.exists():
@@ -41,7 +53,7 @@ def cubin(nvcc, tree, path, folder):
 def kernels(path):
     """The code of each function of a cubin, a 64-bit ELF file: hash of the instructions -> how many have them."""
     data = path.read_bytes()
-    offset, = struct.unpack_from("<Q", data, 0x28)
+    (offset,) = struct.unpack_from("<Q", data, 0x28)
     size, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, offset + i * size) for i in range(count)]
     names = headers[names_index][4]
@@ -67,7 +79,10 @@ def main():
     different = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = {
-            name: [pool.submit(cubin, nvcc, t, f[name], folder) if name in f else None for t, f in zip(trees, files)]
+            name: [
+                pool.submit(cubin, nvcc, t, f[name], folder) if name in f else None
+                for t, f in zip(trees, files)
+            ]
             for name in wanted
         }
         for name, pair in jobs.items():
