@@ -3,9 +3,10 @@
 
 usage: compare_device_code.py NVCC OLD_TREE NEW_TREE [name.cu ...]
 
-Every .cu file is compiled for one architecture (ARCH, sm_90a unless set) in both trees. Files are matched by name, kernels
-by their machine code alone, since their symbols carry names that may have changed. Needs no GPU. Results are kept by
-content in the folder CUBINS (a temporary one unless set), so that a second run compiles only what has changed.
+Every .cu file is compiled for one architecture (ARCH, sm_90a unless set) in both trees. Files are matched
+by name, kernels by their machine code alone, since their symbols carry names that may have changed. Needs no
+GPU. Results are kept by content in the folder CUBINS (a temporary one unless set), so that a second run
+compiles only what has changed.
 """
 
 import collections
@@ -51,7 +52,7 @@ def cubin(nvcc, tree, path, folder):
 
 
 def kernels(path):
-    """The code of each function of a cubin, a 64-bit ELF file: hash of the instructions -> how many have them."""
+    """Hash of the instructions of each function of a cubin, a 64-bit ELF file -> how many have them."""
     data = path.read_bytes()
     (offset,) = struct.unpack_from("<Q", data, 0x28)
     size, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
