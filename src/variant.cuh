@@ -135,8 +135,8 @@ static inline sat_status sat_launched(const sat_launch *l) { /* after <<<...>>> 
 }
 
 /* A kernel that sat_start launches begins while the one before it on the stream still ends, on Hopper and later. It
- * calls both of these, first at its very start, the other before it touches what any other kernel may write or read:
- * operands, partial sums, counters. What a plan alone has written it may read before. */
+ * calls both of these, the first at its very start, the other before it touches what any other kernel may write or
+ * read: operands, partial sums, counters. What a plan alone has written it may read before. */
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -237,7 +237,7 @@ static void a_wide_matrix_takes_memory_for_its_blocks_only(void **state) {
     sat_status status = sat_pattern_create(ctx, &s, &pattern);
     if (!SANITIZED) assert_int_equal(setrlimit(RLIMIT_DATA, &before), 0);
     assert_ok(status);
-    const sat_pattern_view *v = sat_pattern_plain(pattern);
+    const sat_pattern_view *v = sat_pattern_by_rows(pattern);
     assert_int_equal(v->max_col, 3);
     assert_int_equal(v->max_row, 3);
     assert_int_equal(v->stored_elements, 6);

@@ -34,8 +34,8 @@ static int by_place(const void *a, const void *b) {
 }
 
 static void check_order(const sat_schedule *s) {
-    for (int64_t i = 1; i < s->pieces; i++) {
-        const sat_work_item *x = &s->piece[i - 1], *y = &s->piece[i];
+    for (int64_t i = 1; i < s->items; i++) {
+        const sat_work_item *x = &s->item[i - 1], *y = &s->item[i];
         assert_true(x->count > y->count || (x->count == y->count && x->first <= y->first));
     }
 }
@@ -43,10 +43,10 @@ static void check_order(const sat_schedule *s) {
 /* Heavy items come first and have over twice the mean of the items with blocks; the others have not. */
 static void check_heavy(const sat_rows *r, const sat_schedule *s) {
     int64_t busy = 0;
-    for (int64_t i = 0; i < s->pieces; i++) busy += s->piece[i].count > 0;
+    for (int64_t i = 0; i < s->items; i++) busy += s->item[i].count > 0;
     assert_true(s->heavy >= 0 && s->heavy <= busy / 2);
-    for (int64_t i = 0; i < s->pieces; i++) {
-        bool over = busy && (double)s->piece[i].count > 2.0 * (double)r->ptr[r->count] / (double)busy;
+    for (int64_t i = 0; i < s->items; i++) {
+        bool over = busy && (double)s->item[i].count > 2.0 * (double)r->ptr[r->count] / (double)busy;
         assert_int_equal(over, i < s->heavy);
     }
 }
@@ -54,16 +54,16 @@ static void check_heavy(const sat_rows *r, const sat_schedule *s) {
 /* Every slice and panel of every work item has one number. */
 static void check_tiles(uint64_t *random, const sat_schedule *s) {
     unsigned slices = 1 + (unsigned)random_below(random, 3), panels = 1 + (unsigned)random_below(random, 9);
-    unsigned pieces = (unsigned)s->pieces, heavy = (unsigned)s->heavy, tiles = pieces * slices * panels;
-    sat_tile_order all = {pieces, heavy, slices, panels, 0};
+    unsigned items = (unsigned)s->items, heavy = (unsigned)s->heavy, tiles = items * slices * panels;
+    sat_tile_order all = {items, heavy, slices, panels, 0};
     double panel_bytes = (double)random_below(random, 1 << 24);
-    all.panels_in_flight = sat_panels_in_flight(s->even, s->pieces * slices, panels, panel_bytes, 3 * 132, 60e6);
+    all.panels_in_flight = sat_panels_in_flight(s->even, s->items * slices, panels, panel_bytes, 3 * 132, 60e6);
     assert_true(all.panels_in_flight >= 1 && all.panels_in_flight <= panels);
     assert_true(!s->even || all.panels_in_flight == 1);
     char *seen = calloc((size_t)tiles + 1, 1);
     for (unsigned i = 0; i < tiles; i++) {
         sat_tile_coordinates t = sat_tile_at(&all, i);
-        assert_true(t.item < pieces && t.slice < slices && t.panel < panels);
+        assert_true(t.item < items && t.slice < slices && t.panel < panels);
         assert_int_equal(t.item < heavy, i < heavy * slices * panels);
         char *one = &seen[(t.item * slices + t.slice) * panels + t.panel];
         assert_int_equal(*one, 0);
@@ -72,45 +72,45 @@ static void check_tiles(uint64_t *random, const sat_schedule *s) {
     free(seen);
 }
 
-/* Every row from its first block to its last, without gaps, and slots one after the other. */
+/* Every row from its first block to its last, without gaps, and partials one after the other. */
 static void check_cover(const sat_rows *r, const sat_schedule *s, int64_t share) {
-    int64_t at = 0, joins = 0, slots = 0;
-    qsort(s->piece, (size_t)s->pieces, sizeof *s->piece, by_place);
+    int64_t at = 0, splits = 0, partials = 0;
+    qsort(s->item, (size_t)s->items, sizeof *s->item, by_place);
     for (int64_t row = 0; row < r->count; row++) {
         int64_t block = r->ptr[row], length = r->ptr[row + 1] - block, parts = 0, begin = at;
-        for (; at < s->pieces && s->piece[at].row == row; at++, parts++) {
-            assert_int_equal(s->piece[at].first, block);
-            assert_true(s->piece[at].count <= share + share / 4);
-            for (int64_t t = 0; t < s->piece[at].count && t < SAT_ITEM_COLUMNS; t++)
-                assert_int_equal(s->piece[at].col[t], r->col[block + t]);
-            block += s->piece[at].count;
+        for (; at < s->items && s->item[at].row == row; at++, parts++) {
+            assert_int_equal(s->item[at].first, block);
+            assert_true(s->item[at].count <= share + share / 4);
+            for (int64_t t = 0; t < s->item[at].count && t < SAT_ITEM_COLUMNS; t++)
+                assert_int_equal(s->item[at].col[t], r->col[block + t]);
+            block += s->item[at].count;
         }
         assert_int_equal(block, r->ptr[row + 1]);
         assert_true(parts >= 1); /* an empty row has its output to write */
         if (parts == 1) {
-            assert_int_equal(s->piece[begin].slot, -1);
+            assert_int_equal(s->item[begin].partial, -1);
             continue;
         }
-        assert_true(joins < s->joins);
-        assert_int_equal(s->join[joins].row, row);
-        assert_int_equal(s->join[joins].slot, slots);
-        assert_int_equal(s->join[joins].parts, parts);
+        assert_true(splits < s->splits);
+        assert_int_equal(s->split[splits].row, row);
+        assert_int_equal(s->split[splits].partial, partials);
+        assert_int_equal(s->split[splits].parts, parts);
         for (int64_t i = 0; i < parts; i++) {
-            assert_int_equal(s->piece[begin + i].slot, slots + i);
-            assert_true(s->piece[begin + i].count > 0);
-            assert_in_range(s->piece[begin + i].count, length / parts, (length + parts - 1) / parts); /* alike */
+            assert_int_equal(s->item[begin + i].partial, partials + i);
+            assert_true(s->item[begin + i].count > 0);
+            assert_in_range(s->item[begin + i].count, length / parts, (length + parts - 1) / parts); /* alike */
         }
-        joins++, slots += parts;
+        splits++, partials += parts;
     }
-    assert_int_equal(at, s->pieces);
-    assert_int_equal(joins, s->joins);
-    assert_int_equal(slots, s->slots);
+    assert_int_equal(at, s->items);
+    assert_int_equal(splits, s->splits);
+    assert_int_equal(partials, s->partials);
 }
 
 /* As sat_upload_schedule lays it out: work items, split rows, then partial sums at a multiple of 256 bytes. */
 static void check_bytes(const sat_rows *r, const sat_schedule *s, int64_t n, size_t element) {
-    size_t head = (size_t)s->pieces * sizeof *s->piece + (size_t)s->joins * sizeof *s->join;
-    size_t sums = (size_t)s->slots * (size_t)r->br * (size_t)n * element;
+    size_t head = (size_t)s->items * sizeof *s->item + (size_t)s->splits * sizeof *s->split;
+    size_t sums = (size_t)s->partials * (size_t)r->br * (size_t)n * element;
     assert_true(sat_schedule_bytes(s, r->br, n, element) >= (head + 255) / 256 * 256 + sums);
 }
 
@@ -124,16 +124,16 @@ static void every_block_is_in_exactly_one_work_item(void **unused) {
         if (round % 3 == 0) share = 1 + random_below(&random, 8);
         sat_schedule counted = sat_schedule_count(&r, share), s;
         assert_true(sat_schedule_make(&r, share, &s));
-        assert_int_equal(s.pieces, counted.pieces);
-        assert_int_equal(s.joins, counted.joins);
-        assert_int_equal(s.slots, counted.slots);
+        assert_int_equal(s.items, counted.items);
+        assert_int_equal(s.splits, counted.splits);
+        assert_int_equal(s.partials, counted.partials);
         check_order(&s);
         check_heavy(&r, &s);
         check_tiles(&random, &s);
         check_cover(&r, &s, share);
         check_bytes(&r, &s, random_below(&random, 300), round & 1 ? 4 : 8);
         sat_schedule_free(&s);
-        assert_null(s.piece);
+        assert_null(s.item);
         free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
     }
 }
@@ -148,10 +148,10 @@ static void every_block_is_in_exactly_one_run(void **unused) {
                               .stored_blocks = r.ptr[r.count]};
         int64_t each = 1 + random_below(&random, 16), block = 0;
         int64_t count = sat_schedule_runs(&a, each, NULL);
-        sat_work_item *piece = malloc((size_t)(count + 1) * sizeof *piece);
-        assert_int_equal(sat_schedule_runs(&a, each, piece), count);
+        sat_work_item *item = malloc((size_t)(count + 1) * sizeof *item);
+        assert_int_equal(sat_schedule_runs(&a, each, item), count);
         for (int64_t i = 0; i < count; i++) {
-            const sat_work_item *p = &piece[i];
+            const sat_work_item *p = &item[i];
             assert_int_equal(p->first, block);
             assert_true(p->count >= 1 && p->count <= each);
             assert_true(p->first >= r.ptr[p->row] && p->first + p->count <= r.ptr[p->row + 1]);
@@ -159,7 +159,7 @@ static void every_block_is_in_exactly_one_run(void **unused) {
             block += p->count;
         }
         assert_int_equal(block, a.stored_blocks);
-        free(piece), free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
+        free(item), free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
     }
 }
 
@@ -191,8 +191,8 @@ static void equal_rows_are_not_cut_by_a_fair_share(void **unused) {
     for (int round = 0; round < 50; round++) {
         sat_rows r = make_rows(&random, EQUAL);
         sat_schedule s = sat_schedule_count(&r, sat_schedule_share(&r, 1, r.count, 1));
-        assert_int_equal(s.pieces, r.count);
-        assert_int_equal(s.slots, 0);
+        assert_int_equal(s.items, r.count);
+        assert_int_equal(s.partials, 0);
         free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
     }
 }
@@ -245,7 +245,7 @@ static int64_t makespan(const sat_schedule *s, const sat_tile_order *all) {
         int next = 0;
         for (int w = 1; w < WORKERS; w++)
             if (done[w] < done[next]) next = w;
-        done[next] += s->piece[sat_tile_at(all, i).item].count;
+        done[next] += s->item[sat_tile_at(all, i).item].count;
         most = sat_max(most, done[next]);
     }
     return most;
@@ -267,10 +267,10 @@ static void skewed_rows_end_within_a_mean_tile_of_the_best(void **unused) {
         sat_rows r = {.count = rows, .ptr = ptr};
         sat_schedule s;
         assert_true(sat_schedule_make(&r, sat_schedule_share(&r, panels, WORKERS, 4), &s));
-        sat_tile_order all = {(unsigned)s.pieces, (unsigned)s.heavy, 1, (unsigned)panels, 0};
-        all.panels_in_flight = sat_panels_in_flight(s.even, s.pieces, panels, 2e6, 3 * WORKERS, L2);
-        double work = (double)(ptr[rows] * panels), best = fmax(work / WORKERS, s.piece[0].count);
-        assert_true((double)makespan(&s, &all) < best + (double)ptr[rows] / (double)s.pieces);
+        sat_tile_order all = {(unsigned)s.items, (unsigned)s.heavy, 1, (unsigned)panels, 0};
+        all.panels_in_flight = sat_panels_in_flight(s.even, s.items, panels, 2e6, 3 * WORKERS, L2);
+        double work = (double)(ptr[rows] * panels), best = fmax(work / WORKERS, s.item[0].count);
+        assert_true((double)makespan(&s, &all) < best + (double)ptr[rows] / (double)s.items);
         sat_schedule_free(&s);
     }
 }
@@ -334,19 +334,19 @@ static void check_parts(const sat_problem *p, int64_t count, int64_t longest, in
     bool ended = false;
     int launches = 0;
     do {
-        sat_work_item piece = {.first = 1000, .row = 7, .count = (int32_t)count, .slot = -1};
+        sat_work_item item = {.first = 1000, .row = 7, .count = (int32_t)count, .partial = -1};
         bool last = false;
         assert_int_equal(part.first, launches == 0);
         launches++;
-        if (!sat_take_part(&part, &piece, &last)) continue;
+        if (!sat_take_part(&part, &item, &last)) continue;
         assert_false(ended);
         ended = last;
-        if (piece.count == 0) continue;
-        assert_int_equal(piece.first, 1000 + block);
+        if (item.count == 0) continue;
+        assert_int_equal(item.first, 1000 + block);
         assert_int_equal(part.column, column);
-        assert_true(piece.count * part.deep <= lanes * SAT_SUM_PART || parts.blocks > count);
+        assert_true(item.count * part.deep <= lanes * SAT_SUM_PART || parts.blocks > count);
         column += part.deep;
-        if (column == depth) column = 0, block += piece.count;
+        if (column == depth) column = 0, block += item.count;
     } while (sat_next_row_part(&part, parts, depth, longest));
     assert_true(ended);
     assert_int_equal(block, count);

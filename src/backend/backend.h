@@ -9,19 +9,18 @@ typedef struct sat_backend {
     sat_backend_kind kind;
     const char *name; /* "cpu", "cuda": also what $SPARSE_AUTOTUNE_DEVICE calls it */
     size_t alignment; /* of workspaces and made-up operands */
-    /* Of the operands of a call without a plan, so much alignment is read off the pointers and goes into the key. More
-     * than every allocator gives is chance where no variant asks for it: each would be another key, and another race.
-     */
+    /* One-call forms read the alignment off the pointers, up to this. The limit keeps accidental alignment, which no
+     * variant asks for, from making more keys and more races. */
     uint32_t call_alignment;
     bool shares_memory; /* the device reads and writes the host's memory */
-    bool loads_late;    /* a kernel's code is brought to the device when it is first launched */
+    bool lazy_loading;  /* a kernel's code is brought to the device when it is first launched */
     int (*count)(void); /* devices; 0 where there is no driver */
     sat_status (*open)(int index, int threads, sat_device *device); /* threads 0: as many as a run would use now */
     /* What distinguishes this device from others of its kind, as text; NULL: nothing but the machine that it is in. */
     void (*unique)(const sat_device *device, char *text, size_t size);
 
-    /* Brackets calls on a device: makes it the thread's own, and leave() puts back what was; `before` is what enter()
-     * gave. For a caller's run that is all. The library's own work (`own`) moreover has the tuning stream to itself,
+    /* Brackets calls on a device: enter() makes it the current device, leave() restores `before`, which enter() gave.
+     * For a caller's run that is all. The library's own work (`own`) moreover has the tuning stream to itself,
      * and may allocate and wait while some stream is being captured into a graph. May be nested; calls nothing back. */
     int (*enter)(const sat_device *device, bool own);
     void (*leave)(const sat_device *device, int before);
@@ -29,7 +28,7 @@ typedef struct sat_backend {
     void *(*alloc)(void *device, size_t bytes, size_t alignment); /* `device` is the sat_device; NULL when out */
     void (*free)(void *device, void *pointer);
     size_t (*available)(const sat_device *device); /* bytes free now */
-    /* May this device read and write there? Not in another device's memory, nor on CUDA in plain host memory. */
+    /* May this device read and write there? Not in another device's memory, nor on CUDA in pageable host memory. */
     bool (*usable)(const sat_device *device, const void *pointer);
 
     sat_status (*read)(const sat_device *device, void *host, const void *from, size_t bytes); /* device to host */
@@ -47,7 +46,7 @@ typedef struct sat_backend {
      * bytes on both sides included? Poisons the output itself on the way. */
     bool (*clean)(const sat_device *device, const sat_operand *o, void *base, size_t guard);
 
-    void *(*stream)(const sat_device *device); /* what tuning runs on; all of the above are in its order */
+    void *(*stream)(const sat_device *device); /* the tuning stream; the functions above run on it */
     /* Takes operands out of the cache. `room` is memory of the device to read instead, flush_bytes() of zeros. */
     void (*flush)(const sat_device *device, void *const *pointers, const size_t *bytes, int count, void *room);
     size_t (*flush_bytes)(const sat_device *device); /* NULL: none */
@@ -57,7 +56,7 @@ typedef struct sat_backend {
     /* Measures rates, in some tens of milliseconds, with so much memory of the device to use. NULL: they stay nominal.
      */
     sat_status (*measure)(const sat_device *device, void *scratch, size_t bytes, sat_rates *rates);
-    /* How often, so far, threads of this process had to leave a processor to somebody else; NULL: no matter here. */
+    /* How often, so far, threads of this process had to leave a processor to somebody else; NULL: not relevant. */
     int64_t (*preempted)(void);
     /* Does every thread of a run get a processor to itself now? Takes some tens of milliseconds. NULL: unknown. */
     bool (*quiet)(const sat_device *device);
@@ -66,8 +65,9 @@ typedef struct sat_backend {
     void (*crowd)(const sat_device *device);
     sat_status (*sync)(const sat_device *device, void *stream);
     void (*settle)(const sat_device *device); /* waits for all that is queued on the device, whatever the stream */
-    bool (*broken)(const sat_device *device); /* has a kernel left it unusable to this process? Waits for tuning. */
-    bool (*per_thread)(const void *stream);   /* one handle, another stream in each thread; NULL: there are none such */
+    bool (*broken)(
+        const sat_device *device); /* has a kernel left it unusable to this process? Waits for the tuning stream. */
+    bool (*per_thread)(const void *stream); /* one handle, another stream in each thread; NULL: never */
     bool (*capturing)(const sat_device *device, void *stream); /* into a CUDA graph: calls on it are not done yet */
     int (*threads)(int wanted); /* threads that a run would use now, where so many are wanted (0: the usual); CUDA: 0 */
 

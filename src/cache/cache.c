@@ -163,7 +163,7 @@ sat_status sat_cache_get(sat_cache *cache, const char *identity, const char *key
 
 sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry) {
     *entry = (sat_entry){0};
-    if (!sat_key_plain(key)) return SAT_OK;
+    if (!sat_key_valid(key)) return SAT_OK;
     SAT_TRY(sat_cache_get(cache, cache->identity, key, entry));
     sat_entry_unmark(entry, cache->mark);
     return SAT_OK;
@@ -172,7 +172,7 @@ sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry) {
 sat_status sat_cache_find(sat_cache *cache, const char *key, bool current, sat_entry *entry) {
     sat_seen seen;
     *entry = (sat_entry){0};
-    if (!sat_key_plain(key)) return SAT_OK;
+    if (!sat_key_valid(key)) return SAT_OK;
     bool known = sat_known_get(cache, key, entry, &seen);
     /* An empty one may have been filled since: another process has raced. */
     if (known && entry->count > 0 && !current) return SAT_OK;
@@ -214,7 +214,7 @@ sat_status sat_cache_put(sat_cache *cache, const char *identity, const char *key
 }
 
 sat_status sat_cache_add(sat_cache *cache, const char *key, const sat_record *records, size_t count) {
-    if (!sat_key_plain(key)) return sat_fail(SAT_BAD_FORMAT, "cache: a key is empty, too long or not printable");
+    if (!sat_key_valid(key)) return sat_fail(SAT_BAD_FORMAT, "cache: a key is empty, too long or not printable");
     if (!count) return SAT_OK;
     sat_record *tidy = malloc(count * sizeof *tidy);
     if (!tidy) return SAT_OUT_OF_MEMORY;

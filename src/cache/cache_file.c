@@ -30,12 +30,12 @@ bool sat_text_line(const char **text, size_t *left, const char **line, size_t *l
     return true;
 }
 
-bool sat_plain(const char *s, size_t capacity) {
+bool sat_text_valid(const char *s, size_t capacity) {
     size_t length = strnlen(s, capacity);
     return length < capacity && sat_printable(s, length);
 }
 
-bool sat_key_plain(const char *key) { return sat_plain(key, SAT_KEY_CAPACITY) && key[0]; }
+bool sat_key_valid(const char *key) { return sat_text_valid(key, SAT_KEY_CAPACITY) && key[0]; }
 
 uint64_t sat_checksum(const char *data, size_t length) { return sat_hash_bytes(SAT_HASH_START, data, length); }
 
@@ -190,9 +190,9 @@ bool sat_record_tidy(const sat_record *from, sat_record *to) {
     to->least_seconds = tidy_number(to->least_seconds);
     sat_make_printable(to->message); /* free text, maybe from a library: worth keeping, not worth a refusal */
     return record_complete(to) && to->when >= 0 && to->runs >= 0 && to->workspace_bytes >= 0 &&
-           sat_plain(from->race, sizeof from->race) && sat_plain(from->variant, sizeof from->variant) &&
-           sat_plain(from->revision, sizeof from->revision) && sat_plain(from->exact, sizeof from->exact) &&
-           sat_plain(from->by, sizeof from->by) && sat_plain(from->pattern, sizeof from->pattern);
+           sat_text_valid(from->race, sizeof from->race) && sat_text_valid(from->variant, sizeof from->variant) &&
+           sat_text_valid(from->revision, sizeof from->revision) && sat_text_valid(from->exact, sizeof from->exact) &&
+           sat_text_valid(from->by, sizeof from->by) && sat_text_valid(from->pattern, sizeof from->pattern);
 }
 
 /* The field's value as text; "" where it is zero. */

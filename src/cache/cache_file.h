@@ -31,8 +31,8 @@ bool sat_text_sealed(const char *text, size_t length, size_t *body, size_t *used
 bool sat_text_line(const char **text, size_t *left, const char **line, size_t *length);
 
 /* Printable ASCII, closed by a zero within `capacity`: what every string of the cache must be. */
-bool sat_plain(const char *s, size_t capacity);
-bool sat_key_plain(const char *key); /* that, within SAT_KEY_CAPACITY, and not empty */
+bool sat_text_valid(const char *s, size_t capacity);
+bool sat_key_valid(const char *key); /* that, within SAT_KEY_CAPACITY, and not empty */
 
 uint64_t sat_checksum(const char *data, size_t length); /* FNV-1a, 64 bits; also names files */
 

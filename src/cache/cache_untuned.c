@@ -77,7 +77,8 @@ sat_status sat_untuned_parse(const char *text, size_t length,
         key[before] = 0;
         if (after) memcpy(exact, tab + 1, after);
         exact[after] = 0;
-        if (strlen(key) == before && strlen(exact) == after && sat_key_plain(key) && sat_plain(exact, sizeof exact))
+        if (strlen(key) == before && strlen(exact) == after && sat_key_valid(key) &&
+            sat_text_valid(exact, sizeof exact))
             take(user, key, exact);
     }
     return SAT_OK;
@@ -152,7 +153,7 @@ void sat_untuned_free(sat_cache *cache) {
 }
 
 sat_status sat_cache_note_untuned(sat_cache *cache, const char *key, const char *exact) {
-    if (!sat_key_plain(key) || !sat_plain(exact, EXACT_CAPACITY))
+    if (!sat_key_valid(key) || !sat_text_valid(exact, EXACT_CAPACITY))
         return sat_fail(SAT_BAD_FORMAT, "cache: an untuned problem is too long or not printable");
     sat_guard_lock();
     pairs p = borrow(cache);

@@ -33,8 +33,8 @@ static void name_race(char *name, size_t size, int64_t when) {
     snprintf(name, size, "%s-%d-%u", date, (int)getpid(), atomic_fetch_add(&counter, 1));
 }
 
-/* Who answers for a verdict. Nobody for a race's losers: a result that is right beside the winner's was not put through
- * all that the winner's was, and is checked before it serves. */
+/* Signs a verdict with this build's mark. Of right results only the winner's is signed: losers passed fewer checks, and
+ * are verified before they serve. */
 static void sign(const sat_question *q, sat_record *r, bool winner) {
     if (r->verdict == SAT_VERDICT_SKIPPED || (r->verdict == SAT_VERDICT_OK && !winner)) return;
     memcpy(r->by, sat_cache_mark(q->ctx->cache), sizeof r->by);

@@ -5,9 +5,9 @@
 #include "cache/cache.h"
 #include "core/registry.h"
 
-/* Orders results of one race: those that may win and are right by time, then rivals by time, then the rest. Within the
- * tie tolerance of the fastest, the larger of 1.5 % and the measured noise but at most 3 %, priority decides, then
- * name.
+/* Orders results of one race: those that may win and are right by time, then variants that may not win by time, then
+ * the rest. Within the tie tolerance of the fastest, the larger of 1.5 % and the measured noise but at most 3 %,
+ * priority decides, then name.
  */
 void sat_choose_sort(sat_record *results, size_t count, const sat_registry *registry);
 
@@ -26,10 +26,10 @@ const sat_record *sat_choose_race(const sat_entry *entry, const sat_record *last
  * that has not happened to three races yet. */
 bool sat_choose_provisional(const sat_entry *entry, int64_t now);
 
-/* The variants of an entry, best first, each once: the first race's order (sat_choose_race), then what others knew.
- * Only variants that are registered with the recorded revision, that this build never found wrong on this machine, and
- * that may win a problem with these flags. Their times may be anybody's; that they are right is another question.
- * Returns how many were written to `out`. */
+/* The variants of an entry, best first, each once: the first race's order (sat_choose_race), then variants of other
+ * races. Only variants that are registered with the recorded revision, that this build never found wrong on this
+ * machine, and that may win a problem with these flags. Timings of other machines count; that a variant is right must
+ * be checked here. Returns how many were written to `out`. */
 size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,
                           size_t capacity);
 
@@ -37,7 +37,7 @@ size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, 
  * machine found it wrong. */
 bool sat_choose_may_win(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_record *record);
 
-/* Has this entry a result, of any kind, of this variant as it is now? */
+/* Has this entry a result of a race, of any verdict, of this variant as it is now? */
 bool sat_choose_knows(const sat_entry *entry, const sat_variant *variant);
 /* Was this variant, as it is now, found right on this exact problem, by this build on this machine (sat_record.by)?
  * `pattern`: a pattern's digest, and on no other; NULL: on any. */
@@ -45,8 +45,8 @@ bool sat_choose_verified(const sat_entry *entry, const sat_variant *variant, con
 /* Was it found wrong, by this build on this machine, on any problem of the key? What another one found wrong has to be
  * found right here before it serves, as everything else. */
 bool sat_choose_wrong(const sat_entry *entry, const sat_variant *variant);
-/* Did this variant, as it is now, end in an error, on this exact problem (NULL: any of the key)? Whoever saw
- * that is believed: to try again may cost a process, to leave it alone costs some speed. */
+/* Did this variant, as it is now, end in an error, on this exact problem (NULL: any of the key)? Errors
+ * that were recorded elsewhere count: to try again may cost a process, to leave it alone costs some speed. */
 bool sat_choose_failed(const sat_entry *entry, const sat_variant *variant, const char *exact);
 
 #endif

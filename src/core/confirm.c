@@ -176,7 +176,7 @@ static sat_status second_pattern(const trials *t, sat_pattern **pattern, const s
         return SAT_OK;
     SAT_TRY(skewed(s, pattern));
     if (!*pattern) return SAT_OK;
-    const sat_pattern_view *other = sat_pattern_plain(*pattern);
+    const sat_pattern_view *other = sat_pattern_by_rows(*pattern);
     if (s->pattern->t_ptr) SAT_TRY(sat_pattern_transposed(*pattern, &other));
     if (sat_variant_fits(t->runner->variant, s->problem, other, s->device)) *view = other;
     return SAT_OK;

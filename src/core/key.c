@@ -59,11 +59,11 @@ void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_patte
 /* 0 and 1 are cases of their own in many kernels; what is right for one other number is right for all. */
 static char scalar_case(double x) { return x == 0 ? '0' : x == 1 ? '1' : 'x'; }
 
-sat_problem sat_plain_scalars(const sat_problem *p) {
-    sat_problem plain = *p;
-    if (scalar_case(p->alpha) == 'x') plain.alpha = -1.5;
-    if (scalar_case(p->beta) == 'x') plain.beta = 0.75;
-    return plain;
+sat_problem sat_representative_scalars(const sat_problem *p) {
+    sat_problem other = *p;
+    if (scalar_case(p->alpha) == 'x') other.alpha = -1.5;
+    if (scalar_case(p->beta) == 'x') other.beta = 0.75;
+    return other;
 }
 
 void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a) {

@@ -12,7 +12,7 @@ void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_patte
 void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a);
 /* The same problem with an alpha and a beta that stand for all others of their case (0, 1, anything else): what was
  * right with these is right with any. */
-sat_problem sat_plain_scalars(const sat_problem *p);
+sat_problem sat_representative_scalars(const sat_problem *p);
 
 int64_t sat_bucket_size(int64_t x); /* exact up to 8, then four steps an octave */
 double sat_bucket_ratio(double x);  /* two steps an octave; 0 stays 0 */

@@ -14,7 +14,7 @@ struct sat_pattern {
     pthread_mutex_t lock; /* guards the making of the transposed index */
     bool has_transposed;
     uint64_t digest;
-    sat_pattern_view plain, full;
+    sat_pattern_view by_rows, full;
     int64_t *row_ptr;
     int32_t *col_idx;
     int64_t *t_ptr, *t_block;
@@ -102,7 +102,7 @@ static sat_status check_sizes(sat_bsr *s, int64_t *grid_rows, int64_t *grid_cols
 }
 
 static sat_status copy_indices(sat_pattern *p, const sat_bsr *s, const void *row_ptr, const void *col_idx) {
-    int64_t grid_rows = p->plain.grid_rows, grid_cols = p->plain.grid_cols;
+    int64_t grid_rows = p->by_rows.grid_rows, grid_cols = p->by_rows.grid_cols;
     for (int64_t i = 0; i <= grid_rows; i++) {
         int64_t at = index_at(row_ptr, s->index_type, i), before = i ? p->row_ptr[i - 1] : 0;
         if (i == 0 && at != 0) return sat_fail(SAT_BAD_ROW_PTR, "row_ptr[0] is %lld; expected 0", (long long)at);
@@ -221,14 +221,14 @@ static uint64_t digest_of(const void *from, size_t bytes, uint64_t seed) {
 }
 
 static void fill_digest(sat_pattern *p) {
-    const sat_pattern_view *v = &p->plain;
+    const sat_pattern_view *v = &p->by_rows;
     p->digest = digest_of(p->row_ptr, ((size_t)v->grid_rows + 1) * sizeof *p->row_ptr, 1) +
                 digest_of(p->col_idx, (size_t)v->stored_blocks * sizeof *p->col_idx, 2);
     if (v->sequences) p->digest += digest_of(p->offsets, 2 * ((size_t)v->sequences + 1) * sizeof *p->offsets, 3);
 }
 
 static sat_status show_index(sat_pattern *p) {
-    sat_pattern_view *v = &p->plain;
+    sat_pattern_view *v = &p->by_rows;
     index_arrays x = {v->row_ptr, v->col_idx, NULL, v->grid_rows, v->stored_blocks};
     SAT_TRY(on_device(p, &x, &p->device_index));
     v->device_row_ptr = x.ptr, v->device_col_idx = x.number;
@@ -276,7 +276,7 @@ static sat_status check_offsets(const int64_t *offsets, int64_t sequences, int64
 }
 
 static sat_status copy_offsets(sat_context *ctx, sat_pattern *p, const sat_bsr *s) {
-    sat_pattern_view *v = &p->plain;
+    sat_pattern_view *v = &p->by_rows;
     const int64_t *from[2] = {s->q_offsets, s->kv_offsets ? s->kv_offsets : s->q_offsets};
     const char *const names[] = {"q_offsets", "kv_offsets"};
     const int64_t most[] = {v->rows, v->cols};
@@ -326,7 +326,7 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
         return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %lld block rows, %lld stored blocks", (long long)grid_rows,
                         (long long)s.stored_blocks);
     }
-    p->plain = (sat_pattern_view){
+    p->by_rows = (sat_pattern_view){
         SAT_SIZED(sat_pattern_view), .rows = s.rows,         .cols = s.cols,         .block_rows = s.block_rows,
         .block_cols = s.block_cols,  .grid_rows = grid_rows, .grid_cols = grid_cols, .stored_blocks = s.stored_blocks,
         .row_ptr = p->row_ptr,       .col_idx = p->col_idx};
@@ -340,7 +340,7 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
     if (status == SAT_OK) status = copy_indices(p, &s, row_ptr, col_idx);
     if (status == SAT_OK) status = copy_offsets(context, p, &s);
     if (status == SAT_OK) fill_digest(p);
-    if (status == SAT_OK) status = fill_statistics(&p->plain);
+    if (status == SAT_OK) status = fill_statistics(&p->by_rows);
     if (status == SAT_OK) status = show_index(p);
     free(owned_rows), free(owned_cols);
     if (status != SAT_OK) {
@@ -361,12 +361,12 @@ sat_pattern *sat_pattern_ref(const sat_pattern *pattern) {
     return p;
 }
 
-const sat_pattern_view *sat_pattern_plain(const sat_pattern *pattern) { return &pattern->plain; }
+const sat_pattern_view *sat_pattern_by_rows(const sat_pattern *pattern) { return &pattern->by_rows; }
 
 uint64_t sat_pattern_digest(const sat_pattern *pattern) { return pattern->digest; }
 
 static sat_status sort_by_column(sat_pattern *p) {
-    const sat_pattern_view *v = &p->plain;
+    const sat_pattern_view *v = &p->by_rows;
     size_t blocks = (size_t)v->stored_blocks + 1;
     int64_t *ptr = calloc((size_t)v->grid_cols + 2, sizeof *ptr);
     int32_t *row = malloc(blocks * sizeof *row);
@@ -391,9 +391,9 @@ static sat_status sort_by_column(sat_pattern *p) {
 
 static sat_status make_transposed(sat_pattern *p) {
     if (!p->t_ptr) SAT_TRY(sort_by_column(p));
-    index_arrays x = {p->t_ptr, p->t_row, p->t_block, p->plain.grid_cols, p->plain.stored_blocks};
+    index_arrays x = {p->t_ptr, p->t_row, p->t_block, p->by_rows.grid_cols, p->by_rows.stored_blocks};
     SAT_TRY(on_device(p, &x, &p->device_t_index));
-    p->full = p->plain;
+    p->full = p->by_rows;
     p->full.t_ptr = p->t_ptr, p->full.t_row = p->t_row, p->full.t_block = p->t_block;
     p->full.device_t_ptr = x.ptr, p->full.device_t_row = x.number, p->full.device_t_block = x.block;
     p->has_transposed = true;

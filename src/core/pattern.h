@@ -8,7 +8,7 @@
 sat_pattern *sat_pattern_ref(const sat_pattern *pattern);
 
 /* The view without the transposed index, or with it, which is then made once and kept. */
-const sat_pattern_view *sat_pattern_plain(const sat_pattern *pattern);
+const sat_pattern_view *sat_pattern_by_rows(const sat_pattern *pattern);
 sat_status sat_pattern_transposed(const sat_pattern *pattern, const sat_pattern_view **view);
 /* A hash of all indices: another one for another pattern of the same shape. */
 uint64_t sat_pattern_digest(const sat_pattern *pattern);

@@ -15,15 +15,15 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
     SAT_TRY(sat_struct_in(&q->problem, sizeof q->problem, problem, SAT_PROBLEM_LEAST, "sat_problem"));
     q->op = sat_op_find(q->problem.op);
     if (!q->op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected one of sat_operation", (int)q->problem.op);
-    SAT_TRY(q->op->normalise(&q->problem, sat_pattern_plain(pattern)));
+    SAT_TRY(q->op->normalise(&q->problem, sat_pattern_by_rows(pattern)));
     /* Values that differ over the batch cannot be converted once for all. */
     if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
-    q->view = sat_pattern_plain(pattern);
+    q->view = sat_pattern_by_rows(pattern);
     if (q->op->needs_columns && q->op->needs_columns(&q->problem)) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
     q->device = sat_device_now(ctx);
     sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads(1) ? q->device.threads : 0);
     sat_exact_spell(q->exact, &q->problem, q->view);
-    q->trial = q->op->plain ? q->op->plain(&q->problem) : sat_plain_scalars(&q->problem);
+    q->trial = q->op->representative ? q->op->representative(&q->problem) : sat_representative_scalars(&q->problem);
     q->memory_limit = SAT_USUAL_LIMIT;
     q->found_wrong = atomic_load(&ctx->found_wrong);
     return SAT_OK;

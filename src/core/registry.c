@@ -81,18 +81,18 @@ const sat_variant *sat_registry_find(const sat_registry *r, const char *name) {
     return NULL;
 }
 
-/* Names and revisions go into the cache's lines, so they are held to plain words. */
-static bool plain_text(const char *s, size_t limit) {
+/* Names and revisions go into the cache's lines, so they are printable. */
+static bool printable_name(const char *s, size_t limit) {
     size_t n = strlen(s);
     return n > 0 && n < limit && sat_printable(s, n) && !strchr(s, ',');
 }
 
 sat_status sat_registry_add(sat_registry *r, const sat_variant *v) {
     if (!v->name) return sat_fail(SAT_NULL_POINTER, "variant: name is NULL");
-    if (!plain_text(v->name, 128))
+    if (!printable_name(v->name, 128))
         return sat_fail(SAT_UNSUPPORTED, "variant: name '%s'; expected 1 to 127 printable characters, no ','", v->name);
     if (!v->revision) return sat_fail(SAT_NULL_POINTER, "variant %s: revision is NULL", v->name);
-    if (!plain_text(v->revision, 48))
+    if (!printable_name(v->revision, 48))
         return sat_fail(SAT_UNSUPPORTED, "variant %s: revision '%s'; expected 1 to 47 printable characters, no ','",
                         v->name, v->revision);
     if (!v->supports) return sat_fail(SAT_NULL_POINTER, "variant %s: supports is NULL", v->name);

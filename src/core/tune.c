@@ -279,7 +279,7 @@ static sat_status verify(race *r) {
         if (!c->racing || c->result.verdict == SAT_VERDICT_OK) continue;
         report(r, c->result.variant);
         if (!c->open && !open_candidate(r, c)) continue;
-        if (r->t->ctx->backend->loads_late && !run(r, c, 1, &c->first)) { /* not to be timed */
+        if (r->t->ctx->backend->lazy_loading && !run(r, c, 1, &c->first)) { /* not to be timed */
             close_candidate(r, c);
             continue;
         }

@@ -60,10 +60,10 @@ static sat_status normalise_heads(sat_heads *s, const sat_problem *p, int64_t he
     if (s->batch_stride < 0 || s->head_stride < 0 || s->row_stride < 0)
         return sat_fail(SAT_BAD_STRIDE, "%s: strides are %lld (batch), %lld (head), %lld (row); expected 0 or more",
                         name, (long long)s->batch_stride, (long long)s->head_stride, (long long)s->row_stride);
-    bool plain = s->batch_stride == 0 && s->head_stride == 0 && s->row_stride == 0;
+    bool default_strides = s->batch_stride == 0 && s->head_stride == 0 && s->row_stride == 0;
     const int64_t extent[] = {p->batch, heads, rows, t->dim};
     bool overflows = false;
-    if (plain || rows == 0) {
+    if (default_strides || rows == 0) {
         s->row_stride = t->dim;
         overflows = __builtin_mul_overflow(rows, t->dim, &s->head_stride) ||
                     __builtin_mul_overflow(heads, s->head_stride, &s->batch_stride);
@@ -300,7 +300,7 @@ static void spell(const sat_problem *p, const sat_pattern_view *a, bool exact, s
 
 /* Scores of every scale are the same work, but for their sign; those of the trial are of the size that scales are made
  * for. */
-static sat_problem plain(const sat_problem *p) {
+static sat_problem representative(const sat_problem *p) {
     sat_problem q = *p;
     q.alpha = (p->alpha < 0 ? -1 : 1) / sqrt((double)p->attention.dim);
     return q;
@@ -314,7 +314,7 @@ static sat_problem forward_of(const sat_problem *p) {
 }
 
 /* LSE is written where there is a place for it. */
-static void called(sat_problem *p, void *const *operands) { p->attention.lse = operands[4] != NULL; }
+static void from_call(sat_problem *p, void *const *operands) { p->attention.lse = operands[4] != NULL; }
 
 static bool always(const sat_problem *p) { return (void)p, true; }
 
@@ -329,8 +329,8 @@ const sat_op sat_op_attention = {
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
     .spell = spell,
-    .called = called,
-    .plain = plain,
+    .from_call = from_call,
+    .representative = representative,
     .exact = exact,
     .host_checker = &sat_attention_check,
     .winner = forward_rounds,
@@ -349,7 +349,7 @@ const sat_op sat_op_attention_backward = {
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
     .spell = spell,
-    .plain = plain,
+    .representative = representative,
     .exact = exact,
     .inputs = forward_of,
     .needs_columns = always,

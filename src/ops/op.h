@@ -33,7 +33,7 @@ typedef struct sat_fill {
     unsigned zeros; /* exact: so many of 65536 elements are zero */
     /* By place: offset + slope*row is added, with rows counted from the start of their group. */
     double offset, slope;
-    bool rank_one; /* one number a row, times a sign that belongs to the column */
+    bool rank_one; /* one number per row, times +1 or -1 per column */
 } sat_fill;
 
 /* A number that is not finite, planted at (row, col) of one batch item of an input. */
@@ -60,7 +60,7 @@ typedef struct sat_trial {
 } sat_trial;
 
 typedef enum sat_probe {
-    SAT_PROBE_EXACT = 0,    /* structure: every element of the output is known to the last bit */
+    SAT_PROBE_EXACT = 0,    /* structure: every element is known to the last bit; attention: within a tolerance */
     SAT_PROBE_PRECISION = 1 /* random reals: some lines of the output, each element within what rounding does */
 } sat_probe;
 
@@ -80,8 +80,7 @@ typedef struct sat_checker {
     /* Per run: reads the output only. */
     sat_status (*compare)(const sat_trial *t, const void *expectation, sat_finding *finding);
     void (*free)(void *expectation);
-    /* Exact: are t->sums the sums? Tested with a random vector, in exact arithmetic modulo 2^64. NULL: there are none.
-     */
+    /* Exact: checks t->sums with a random vector, in exact arithmetic modulo 2^64. NULL: there are no sums. */
     sat_status (*prove)(const sat_trial *t, uint64_t seed, sat_finding *finding);
 } sat_checker;
 
@@ -97,7 +96,7 @@ typedef struct sat_words {
     char form[8];      /* "t=0" or "t=1": the transposed matrix, or not */
     char epilogue[32]; /* what follows the sums: "bias=0 act=none" */
     char more[200];    /* words of its own, each after a space; may be "" */
-    double skew;       /* of the pattern's rows, as the operation goes through them */
+    double skew;       /* of the pattern's rows, or of its columns where the operation is transposed */
 } sat_words;
 
 typedef struct sat_op {
@@ -105,7 +104,8 @@ typedef struct sat_op {
     const char *name;
     int output;               /* which operand is written; where there are several, the first */
     const char *const *names; /* of the operands, as messages call them; NULL at the end */
-    const char *aligns;       /* of each operand: 'a', 'b' or 'c', whose alignment it has; '-': its element's size */
+    const char
+        *aligns; /* of each operand: 'a', 'b', 'c': the problem's a_align, b_align, c_align; '-': the element's size */
     /* Checks a caller's problem against the pattern and fills in every size, stride, dtype and alignment. */
     sat_status (*normalise)(sat_problem *p, const sat_pattern_view *a);
     int (*operands)(const sat_problem *p, const sat_pattern_view *a, sat_operand *out); /* how many */
@@ -114,19 +114,19 @@ typedef struct sat_op {
     /* The same problem without scalars, bias, activation and gaps, its output in the compute type: the bare sums. NULL:
      * the exact probe needs none. */
     sat_problem (*sums)(const sat_problem *p, const sat_pattern_view *a);
-    /* Exact operands, and those of every round but the first of the other probe; rounds differ in which factor is wide
-     * and in their scales. NULL: there is no exact probe. */
+    /* Fills for the exact probe, all rounds, and for the precision probe from round 1 on. Rounds differ in which factor
+     * is wide and in their scales. */
     void (*exact)(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills);
     /* What a key, or the exact spelling of a problem, says of the fields that are this operation's own. */
     void (*spell)(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words);
-    /* The rest may be NULL. Do variants need the transposed index of the pattern? Asked before normalising, too. NULL:
-     * none does. */
+    /* The rest may be NULL, as `sums` may. Do variants need the transposed index of the pattern? Asked before
+     * normalising, too. NULL: none does. */
     bool (*needs_columns)(const sat_problem *p);
-    /* What the operands of a call without a plan say of the problem: which optional ones are given. */
-    void (*called)(sat_problem *p, void *const *operands);
-    sat_problem (*plain)(const sat_problem *p); /* instead of sat_plain_scalars */
-    /* Another problem whose operands are the first ones of this, and whose outputs are inputs here: its run makes those
-     * that cannot be made up. */
+    /* One-call forms: sets the optional operands of the problem by which pointers are given. */
+    void (*from_call)(sat_problem *p, void *const *operands);
+    sat_problem (*representative)(const sat_problem *p); /* instead of sat_representative_scalars */
+    /* Gradients: the forward problem, whose operands are the first ones of this. It is run first, since its outputs are
+     * inputs here and cannot be made up. */
     sat_problem (*inputs)(const sat_problem *p);
     /* Where to plant numbers that are not finite, at most SAT_MAX_SPECIALS; how many. The fills and the seed are those
      * of the operands, so that a place can be found where an infinity meets a zero. */
@@ -135,7 +135,7 @@ typedef struct sat_op {
     const sat_checker *host_checker;
     /* What a winner is checked on; NULL: large and tiny exact operands, and those again with other scalars. */
     const sat_round *winner;
-    const sat_round *other_scale;   /* with another alpha, where results are not made of sums that stay the same */
+    const sat_round *other_scale;   /* with another alpha, where the sums depend on it (attention) */
     const sat_round *other_pattern; /* on another pattern; NULL: tiny exact ones */
 } sat_op;
 

@@ -34,7 +34,7 @@ static void check_entry(const char *text, size_t length) {
         demand(!entry.records && !entry.count);
         return;
     }
-    demand(used <= length && entry.count <= SAT_RECORD_LIMIT && sat_key_plain(head.key));
+    demand(used <= length && entry.count <= SAT_RECORD_LIMIT && sat_key_valid(head.key));
     sat_entry_format(&again, head.identity, head.key, &entry);
     sat_status status = sat_entry_parse(again.data, again.length, key, sizeof key, &back);
     /* Written out, the defaults of the fields are left out, so it never becomes too long to read. */
@@ -76,14 +76,14 @@ static void check_with_checksum(const char *text, size_t length) {
 
 static sat_status count_entry(void *user, const sat_entry_head *head, sat_entry *entry) {
     sat_entry_unmark(entry, "");
-    demand(sat_key_plain(head->key) && sat_plain(head->identity, sizeof head->identity));
+    demand(sat_key_valid(head->key) && sat_text_valid(head->identity, sizeof head->identity));
     ++*(size_t *)user;
     return SAT_OK;
 }
 
 static void check_pair(void *user, const char *key, const char *exact) {
     (void)user;
-    demand(sat_key_plain(key) && sat_plain(exact, 512));
+    demand(sat_key_valid(key) && sat_text_valid(exact, 512));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -1,12 +1,16 @@
 // cuda_attention_wgmma: fused attention on Hopper, O = softmax(scale*Q*K^T where kept)*V, dense and block-sparse.
 //
-// f16 and bf16, head sizes up to 256. Causal masks, windows and packed sequences visit ranges of keys; masks of blocks,
-// whose sides are multiples of 64, visit lists of tiles. Rows must begin on 16 bytes and the scale must be positive.
+// f16 and bf16, head sizes up to 256. Causal masks, windows and packed sequences visit ranges of keys; masks of blocks
+// visit lists of tiles (rows of a block: a multiple of 64; its keys: of half a tile). Rows of operands must begin on 16
+// bytes and the scale must be positive.
 //
 // A persistent CTA has one to three consumer warpgroups with 64 query rows each, and a producer thread that loads Q and
 // tiles of BN keys and values by TMA. A consumer issues S = Q*K^T of the next tile together with O += P*V of this one,
 // and computes the next tile's softmax while the tensor cores still work on O. Where all warpgroups visit all tiles
 // they take turns at issuing (ping-pong), so that one's softmax overlaps another's products.
+//
+// A work item is 64 rows for each warpgroup and the key tiles that they visit; a work tile is a work item of one head;
+// a key tile is BN keys.
 //
 // Shapes: Q is (m, dim), K and V are (n, dim), for every head of every batch item. Work items: attention_work.h.
 
@@ -32,11 +36,11 @@ struct work_tile {
 struct kernel_args {
     unsigned *counter;                     // two, 0 between launches: work tiles handed out, CTAs that are done
     unsigned work_tiles;                   // items * all_heads
-    int items, all_heads, heads_in_flight; // items of a head; heads of all batch items; heads whose keys fit into L2
+    int items, all_heads, heads_in_flight; // items of a head; heads of all batch items; heads computed together
     const sat_cta_work *item;              // NULL: computed, neighbouring rows and ranges of keys
     const int2 *listed;                    // tiles of lists: sat_key_tile
     bool mask_per_head;                    // each head has its own items
-    bool half_boxes;                       // TMA loads K and V by half a tile
+    bool half_boxes;                       // lists: the halves of a tile need not be neighbours, each is a copy
     int heads, heads_per_kv, m, n, dim;
     sat_band band;
     float scale_log2;    // scale*log2(e)
@@ -59,7 +63,8 @@ struct shared_barriers {
     uint32_t k_issued, v_issued; // tiles whose stage the producer has claimed so far
 };
 
-// Head sizes up to D, BN keys a tile, STAGES tiles of K and of V, Q_STAGES tiles of Q. Offsets and sizes in bytes.
+// Head sizes up to D, BN keys a tile, STAGES tiles of K and of V, Q_STAGES tiles of Q. Offsets and sizes in bytes. A
+// panel is 64 columns of an operand.
 template <int D_, int BN_, int WARPGROUPS_, int STAGES_, int Q_STAGES_> struct tile_shape {
     static constexpr int D = D_, BN = BN_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_;
     static constexpr int PANELS = (D + 63) / 64, PANEL = BN * 128, TILE = PANELS * PANEL;
@@ -71,6 +76,7 @@ template <int D_, int BN_, int WARPGROUPS_, int STAGES_, int Q_STAGES_> struct t
     static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 1 ? 0 : WARPGROUPS == 2 ? 40 : 32; // 0: all have the same
     static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 160;
     // A warpgroup keeps a tile of V until its next tile of K has arrived, which in a list is up to WARPGROUPS tiles on.
+    // V is loaded one tile behind K, hence + 1.
     static_assert(WARPGROUPS <= STAGES + 1, "the producer would wait for a stage that is never freed");
     static_assert(BN % 16 == 0 && D % 16 == 0 && STAGES <= MAX_STAGES && Q_STAGES <= MAX_Q_STAGES, "");
     static_assert(BYTES + 1024 <= 228 * 1024, "shared memory of a multiprocessor");
@@ -78,8 +84,8 @@ template <int D_, int BN_, int WARPGROUPS_, int STAGES_, int Q_STAGES_> struct t
 
 // ---- barriers ----
 
-// By one thread. A stage is full once its copies have arrived, and empty once the first lane of each consumer warp says
-// so.
+// By one thread. A stage is full once its copies have arrived, and empty once the first lane of each consumer warp has
+// arrived; for warpgroups that do not visit a tile the producer arrives.
 template <typename S> __device__ __forceinline__ void init_barriers(shared_barriers *s) {
     s->k_issued = 0, s->v_issued = 0;
     for (int i = 0; i < S::STAGES; i++) {
@@ -335,7 +341,7 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
             keep.begin[r] = sat_row_begin(&w, mine + r * 8, x.band);
             keep.end[r] = sat_row_end(&w, mine + r * 8, x.band);
         }
-        // Every row of the warpgroup keeps all keys of a half that begins from `low` to `high`.
+        // A half tile whose first key is in [low, high] needs no mask: every row of the warpgroup keeps all its keys.
         int low = sat_row_begin(&w, row + SAT_WARPGROUP_ROWS - 1, x.band);
         int high = sat_row_end(&w, row, x.band) - S::BN / 2;
         uint32_t q = smem + q_stage * S::Q + warpgroup * S::PANELS * ATTENTION_PANEL;
@@ -360,10 +366,12 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
             wgmma_fence_accumulators(sc);
             if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[stage]));
             if (needs_mask(at.tile)) mask_scores<S>(sc, keep, at.tile);
-            bool rescale = false, issued = false; // O is still zero, and no product with V has been issued
+            bool rescale = false,
+                 issued = false; // O is still zero, so the first rescale is ignored; nothing issued with V
             softmax<S>(sc, m, sum, scale, x.scale_log2, x.rescale_above);
             for (;;) {
-                // These branches keep the softmax before the wait for the product with V, which it overlaps.
+                // The softmax at the end of the last iteration overlaps O += P*V. The branches in at.next() keep it
+                // before the wait for that product.
                 bool more = at.next(x, w, warpgroup);
                 uint32_t then = base + at.i, ks = then % S::STAGES, vs = now % S::STAGES;
                 wgmma_wait_group<0>();

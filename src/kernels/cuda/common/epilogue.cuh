@@ -5,11 +5,12 @@
  * l/4, sums 2 and 3 of row l/4 + 8. A warp's tile is sum[MT][NT][4], 16*MT rows by 8*NT columns.
  *
  * A "line" is a row of C where C is row-major, and a column where C is column-major: its elements are contiguous. There
- * are three ways to store a warp's tile (sat_store_path), which the host chooses once a launch:
- *   words    16-bit C with alpha and bias only: lanes exchange registers until each has 16 bytes of a line.
- *   pairs    f32 and f64 C with alpha and bias only: each lane stores its pairs.
- *   staged   everything else (beta, activations, any strides): through shared memory, a square of 16 x 16 at a time.
- * Warpgroups (wgmma) store 16-bit C through shared memory in lines of 128 bytes; see the second half of this file. */
+ * are three ways to store a warp's tile (sat_store_path), which the host chooses once per launch:
+ *   words    16-bit C with alpha and bias only (warpgroups: relu too), aligned, lines of 8n elements: lanes exchange
+ * registers until each has 16 bytes of a line. pairs    f32 and f64 C with alpha and bias only: each lane stores its
+ * pairs. staged   everything else (beta, activations, any strides): through shared memory, a square of 16 x 16 at a
+ * time. Warpgroups (wgmma) store 16-bit C through shared memory in lines of 128 bytes; see the second half of this
+ * file. */
 #ifndef SAT_EPILOGUE_CUH
 #define SAT_EPILOGUE_CUH
 
@@ -205,7 +206,8 @@ __device__ __forceinline__ void sat_store_line(const sat_epilogue &o, int64_t at
     for (int e = 0; e < 8; e += 2) sat_store_pair((double *)o.c + at + e, y[e], y[e + 1]);
 }
 
-/* The square's first element is (i, j) of C. A lane finishes and stores eight elements of one of its LINES lines. */
+/* The square's first element is (i, j) of C. A lane finishes and stores eight elements of one of the square's LINES
+ * lines. */
 template <typename SUM, int LINES>
 __device__ __forceinline__ void sat_store_square(const sat_tile_epilogue &o, SUM *square, int64_t i, int64_t j,
                                                  int lane) {
@@ -228,7 +230,7 @@ __device__ __forceinline__ void sat_store_square(const sat_tile_epilogue &o, SUM
     if (together) sat_store_line(to, at, y);
 }
 
-/* One square after another, two fragments side by side, which is transposed in shared memory where C is column-major.
+/* One square after another; a square is two fragments side by side, written transposed where C is column-major.
  * The loop is not unrolled, so that the code of the activations is there only once. */
 template <typename SUM, int MT, int NT, int SUMS>
 __device__ __forceinline__ void sat_store_staged(const sat_tile_epilogue &o, const SUM (&sum)[MT][NT][SUMS], int64_t i0,
@@ -249,7 +251,7 @@ __device__ __forceinline__ void sat_store_staged(const sat_tile_epilogue &o, con
         }
         __syncwarp();
         int64_t i = i0 + s / (NT / 2) * M, j = j0 + s % (NT / 2) * 16;
-        if (M == 16 || o.column_major) { /* 16 lines of M; as rows, M lines of 16 */
+        if (M == 16 || o.column_major) { /* column-major: 16 lines of M; row-major: M lines of 16; M is 8 for f64 */
             if (lane < 16 * (M / 8)) sat_store_square<SUM, 16>(o, square, i, j, lane);
         } else if (lane < 16) sat_store_square<SUM, M>(o, square, i, j, lane);
     }
@@ -273,7 +275,8 @@ __device__ __forceinline__ void sat_warp_store(const sat_tile_epilogue &o, const
  *
  * After wgmma a warpgroup has 64 rows, 16 a warp, by WN columns. 16-bit C with alpha, bias and relu only goes through a
  * staging buffer in shared memory, 64 columns at a time, so that it leaves in lines of 128 bytes: by a TMA store where
- * a tensor map can describe C, otherwise by 16 bytes a thread. Everything else takes the pairs or the staged path. */
+ * a tensor map can describe C, otherwise by 16 bytes per thread. Everything else takes the pairs or the staged path:
+ * here "words" means this staging buffer, "staged" the squares above. */
 
 enum {
     SAT_STAGING_WARP = 16 * 128, // bytes of a warp's part of a staging buffer: 16 rows by 64 columns

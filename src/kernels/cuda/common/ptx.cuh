@@ -1,6 +1,6 @@
-/* PTX instructions as functions, under PTX's names. First what sm_80 has (cp.async, ldmatrix, mma.sync), then what only
- * sm_90a has (mbarrier, setmaxnreg, stmatrix, wgmma). TMA's instructions are in tma.cuh. Addresses of shared memory are
- * 32-bit, as smem_address gives them. */
+/* PTX instructions as functions, under PTX's names. First what sm_80 has (cp.async, ldmatrix, mma.sync), then what
+ * needs sm_90 or sm_90a (mbarrier with bytes, setmaxnreg, stmatrix, wgmma). TMA's instructions are in tma.cuh.
+ * Addresses of shared memory are 32-bit, as smem_address gives them. */
 #ifndef SAT_PTX_CUH
 #define SAT_PTX_CUH
 
@@ -125,7 +125,7 @@ struct sat_f64_math {
     }
 };
 
-/* ==== sm_90a ==== */
+/* ==== sm_90 and sm_90a ==== */
 
 /* ---- mbarrier: a barrier in shared memory that counts arrivals and bytes; `bar` is its address ---- */
 
@@ -305,10 +305,10 @@ SAT_WGMMA_SS_ALL(sat_bf16_math, "bf16")
 
 /* TF32: m64nNk8, N twice the size of d. K is contiguous in what comes from shared memory. `a` may come from registers,
  * which must not change until the product is complete. */
-#define SAT_WGMMA_TF32_RS(N, SUMS, LIST, OUT, a_, b_, c_, d_, right_, add_) \
+#define SAT_WGMMA_TF32_RS(N, SUMS, LIST, OUT, a0_, a1_, a2_, a3_, b_, add_) \
     __device__ __forceinline__ void wgmma_tf32(float (&d)[SUMS], const uint32_t (&a)[4], uint64_t b, int add) { \
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_ ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
-                     "k8.f32.tf32.tf32 {" LIST "}, {%" #a_ ", %" #b_ ", %" #c_ ", %" #d_ "}, %" #right_ ", p, 1, 1; }" \
+                     "k8.f32.tf32.tf32 {" LIST "}, {%" #a0_ ", %" #a1_ ", %" #a2_ ", %" #a3_ "}, %" #b_ ", p, 1, 1; }" \
                      : OUT \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
     }

@@ -15,7 +15,7 @@
 
 enum { SAT_MAX_STAGES = 16, SAT_QUEUE_TILES = 4 };
 
-/* The part of shared memory that is not operands. TILE: what a kernel's producer tells its consumers of a tile. */
+/* The barriers and the queue of tiles. TILE: a tile as a kernel's producer publishes it to its consumers. */
 template <typename TILE> struct sat_ring_shared {
     uint64_t full[SAT_MAX_STAGES], empty[SAT_MAX_STAGES], tile_full[SAT_QUEUE_TILES], tile_empty[SAT_QUEUE_TILES];
     TILE tiles[SAT_QUEUE_TILES];

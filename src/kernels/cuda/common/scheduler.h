@@ -1,8 +1,8 @@
 /* The persistent tile scheduler with split-K rows.
  *
  * A product C = op(A)*B with sparse A is cut into tiles of C. What a tile costs depends on its block row: the number of
- * stored blocks. Rows may differ by orders of magnitude, so neither "one CTA a tile" nor "the same number of tiles a
- * CTA" keeps a GPU busy to the end. The schedule deals with that in four steps:
+ * stored blocks. Rows may differ by orders of magnitude, so neither one CTA per tile nor the same number of tiles
+ * per CTA keeps a GPU busy to the end. The schedule deals with that in four steps:
  *
  * 1. Work items. A block row is one work item. A row with more blocks than a fair share of the work is split along K.
  *    It becomes several work items, each a range of the row's blocks. The items of a split row write partial sums to
@@ -11,14 +11,12 @@
  * 2. Longest first. Work items are sorted by their number of blocks, so that no long one begins late.
  * 3. Tiles. A tile is one slice of a work item's rows by one panel of C's columns. sat_tile_at maps a tile's number to
  *    (item, slice, panel), in an order that keeps a few panels of B in L2.
- * 4. Persistent CTAs. There are as many CTAs as multiprocessors. Each begins with the tile of its own number and takes
- *    further numbers from a counter in global memory. A producer warp prefetches the description of the next tile
- *    while it loads the operands of the current one.
+ * 4. Persistent CTAs. There are at most as many CTAs as multiprocessors. Each begins with the tile of its own number
+ *    and takes further numbers from a counter in global memory. A producer warp prefetches the description of the next
+ *    tile while it loads the operands of the current one.
  *
  * The first part of this file is plain C and runs on the host; tests include it. The second part is CUDA: the schedule
- * on the device, the split-K reduction, and the scheduler as a producer warp uses it.
- *
- * In struct fields `piece` is a work item, `slot` the number of its partial sum, and `join` a split row. */
+ * on the device, the split-K reduction, and the scheduler as a producer warp uses it. */
 #ifndef SAT_SCHEDULER_H
 #define SAT_SCHEDULER_H
 
@@ -28,28 +26,28 @@
 
 /* ==== host: work items ==== */
 
-enum { SAT_ITEM_COLUMNS = 11 };
+enum { SAT_ITEM_COLUMNS = 11 }; /* makes a work item 64 bytes */
 
 /* A block row, or a range of its blocks where it is split. */
 typedef struct sat_work_item {
     int64_t first;                 /* its first block, a position in the order of op(A)'s rows */
     int32_t row;                   /* block row */
     int32_t count;                 /* blocks; an empty row has 0 and is an item too, since its output must be written */
-    int32_t slot;                  /* which partial sum it writes; -1: it is a whole row and writes C */
+    int32_t partial;               /* which partial sum it writes; -1: it is a whole row and writes C */
     int32_t col[SAT_ITEM_COLUMNS]; /* block columns of its first blocks: here they need no second load */
 } sat_work_item;
 
-/* A row that was split: its partial sums are `slot` to `slot + parts - 1`. */
+/* A row that was split: its partial sums are `partial` to `partial + parts - 1`. */
 typedef struct sat_split_row {
-    int32_t row, slot, parts, unused;
+    int32_t row, partial, parts, unused;
 } sat_split_row;
 
 typedef struct sat_schedule {
-    int64_t pieces, joins, slots; /* work items, split rows, partial sums */
+    int64_t items, splits, partials; /* work items, split rows, partial sums */
     int64_t heavy;        /* the first `heavy` items have over twice the mean number of blocks of the items with any */
     bool even;            /* no item has over 5/4 of that mean */
-    sat_work_item *piece; /* the work items, longest first; NULL where they were only counted */
-    sat_split_row *join;  /* the split rows */
+    sat_work_item *item;  /* the work items, longest first; NULL where they were only counted */
+    sat_split_row *split; /* the split rows */
 } sat_schedule;
 
 /* The largest number of blocks that a work item should have for `workers` CTAs to get even shares, where each row is
@@ -69,8 +67,8 @@ static inline sat_schedule sat_schedule_count(const sat_rows *r, int64_t share) 
     sat_schedule s = {0};
     for (int64_t i = 0; i < r->count; i++) {
         int64_t parts = sat_schedule_parts(r->ptr[i + 1] - r->ptr[i], share);
-        s.pieces += parts;
-        if (parts > 1) s.joins++, s.slots += parts;
+        s.items += parts;
+        if (parts > 1) s.splits++, s.partials += parts;
     }
     return s;
 }
@@ -83,41 +81,41 @@ static inline int sat_work_item_order(const void *a, const void *b) {
 }
 
 static inline void sat_schedule_free(sat_schedule *s) {
-    free(s->piece);
-    free(s->join);
-    s->piece = NULL, s->join = NULL;
+    free(s->item);
+    free(s->split);
+    s->item = NULL, s->split = NULL;
 }
 
 /* Makes the schedule of the rows `r`; false: out of memory. Free it with sat_schedule_free. */
 static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_schedule *s) {
     *s = sat_schedule_count(r, share);
-    s->piece = (sat_work_item *)malloc(((size_t)s->pieces + 1) * sizeof *s->piece);
-    s->join = (sat_split_row *)malloc(((size_t)s->joins + 1) * sizeof *s->join);
-    if (!s->piece || !s->join) {
+    s->item = (sat_work_item *)malloc(((size_t)s->items + 1) * sizeof *s->item);
+    s->split = (sat_split_row *)malloc(((size_t)s->splits + 1) * sizeof *s->split);
+    if (!s->item || !s->split) {
         sat_schedule_free(s);
         return false;
     }
-    int64_t at = 0, joins = 0;
-    int32_t slot = 0;
+    int64_t at = 0, splits = 0;
+    int32_t partial = 0;
     for (int64_t i = 0; i < r->count; i++) {
         int64_t first = r->ptr[i], blocks = r->ptr[i + 1] - first, parts = sat_schedule_parts(blocks, share);
         if (parts > 1) {
-            sat_split_row split = {(int32_t)i, slot, (int32_t)parts, 0};
-            s->join[joins++] = split;
+            sat_split_row split = {(int32_t)i, partial, (int32_t)parts, 0};
+            s->split[splits++] = split;
         }
         for (int64_t part = 0; part < parts; part++) {
             int64_t from = blocks * part / parts, to = blocks * (part + 1) / parts;
-            sat_work_item item = {first + from, (int32_t)i, (int32_t)(to - from), parts > 1 ? slot++ : -1, {0}};
+            sat_work_item item = {first + from, (int32_t)i, (int32_t)(to - from), parts > 1 ? partial++ : -1, {0}};
             for (int64_t t = 0; r->col && t < to - from && t < SAT_ITEM_COLUMNS; t++)
                 item.col[t] = r->col[first + from + t];
-            s->piece[at++] = item;
+            s->item[at++] = item;
         }
     }
-    qsort(s->piece, (size_t)s->pieces, sizeof *s->piece, sat_work_item_order);
-    int64_t busy = s->pieces;
-    while (busy > 0 && s->piece[busy - 1].count == 0) busy--;
-    while (s->heavy < busy && s->piece[s->heavy].count * busy > 2 * r->ptr[r->count]) s->heavy++;
-    s->even = busy == 0 || s->piece[0].count * busy * 4 <= 5 * r->ptr[r->count];
+    qsort(s->item, (size_t)s->items, sizeof *s->item, sat_work_item_order);
+    int64_t busy = s->items;
+    while (busy > 0 && s->item[busy - 1].count == 0) busy--;
+    while (s->heavy < busy && s->item[s->heavy].count * busy > 2 * r->ptr[r->count]) s->heavy++;
+    s->even = busy == 0 || s->item[0].count * busy * 4 <= 5 * r->ptr[r->count];
     return true;
 }
 
@@ -134,10 +132,11 @@ static inline int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each,
     return count;
 }
 
-/* Bytes of a workspace that holds the work items, the split rows and the partial sums, [slot][row in block][column]. */
+/* Bytes of a workspace that holds the work items, the split rows and the partial sums, [partial][row in block][column].
+ */
 static inline size_t sat_schedule_bytes(const sat_schedule *s, int64_t block_rows, int64_t n, size_t element) {
-    return (size_t)s->pieces * sizeof(sat_work_item) + (size_t)s->joins * sizeof(sat_split_row) + 256 +
-           (size_t)s->slots * (size_t)block_rows * (size_t)n * element;
+    return (size_t)s->items * sizeof(sat_work_item) + (size_t)s->splits * sizeof(sat_split_row) + 256 +
+           (size_t)s->partials * (size_t)block_rows * (size_t)n * element;
 }
 
 /* ==== host and device: the order of tiles ==== */
@@ -154,8 +153,8 @@ typedef struct sat_tile_coordinates {
 } sat_tile_coordinates;
 
 /* How many panels of `panel_bytes` are worked on at a time: enough for `tiles` tiles, but no more than L2 holds beside
- * what is written. One where all items have the same length. All groups get nearly the same number of panels, since a
- * small last group would begin long tiles late. */
+ * what is written. One where no item is a quarter longer than the mean. All groups get nearly the same number of
+ * panels, since a small last group would begin long tiles late. */
 static inline unsigned sat_panels_in_flight(bool even, int64_t tiles_of_panel, int64_t panels, double panel_bytes,
                                             double tiles, double l2_bytes) {
     double wanted = ceil(tiles / (double)sat_max(1, tiles_of_panel));
@@ -187,14 +186,14 @@ SAT_BOTH static inline sat_tile_coordinates sat_tile_at(const sat_tile_order *d,
 
 /* ==== device: the schedule and the split-K reduction ==== */
 
-/* The workspace of a family begins with the work items and the split rows; the partial sums follow. `prepare` keeps
+/* In the workspace of a family the split rows follow the work items, and the partial sums follow those. `prepare` keeps
  * this, and `launch` passes it to a kernel. */
 struct sat_device_schedule {
-    int64_t pieces, joins, heavy; /* work items, split rows, heavy items */
+    int64_t items, splits, heavy; /* work items, split rows, heavy items */
     bool even;
-    const sat_work_item *piece; /* in device memory; NULL: work item i is row i, whole */
-    const sat_split_row *join;  /* in device memory */
-    void *partial;              /* the partial sums, [slot][row in block][column] */
+    const sat_work_item *item;  /* in device memory; NULL: work item i is row i, whole */
+    const sat_split_row *split; /* in device memory */
+    void *partial;              /* the partial sums, [partial][row in block][column] */
 };
 
 static inline void sat_release_schedule(const sat_variant *v, void *state) {
@@ -205,7 +204,7 @@ static inline void sat_release_schedule(const sat_variant *v, void *state) {
 /* Where nothing is scheduled: one work item a row. */
 static inline sat_device_schedule sat_whole_rows_schedule(const sat_rows *r) {
     sat_device_schedule w = {};
-    w.pieces = r->count;
+    w.items = r->count;
     return w;
 }
 
@@ -216,13 +215,13 @@ static inline sat_status sat_upload_schedule(const sat_prepare *prepare, const s
     sat_schedule s;
     if (!sat_schedule_make(r, share, &s))
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld rows", prepare->variant->name, (long long)r->count);
-    size_t items = (size_t)s.pieces * sizeof *s.piece, splits = (size_t)s.joins * sizeof *s.join;
+    size_t items = (size_t)s.items * sizeof *s.item, splits = (size_t)s.splits * sizeof *s.split;
     cudaStream_t stream = (cudaStream_t)prepare->stream;
-    cudaError_t e = cudaMemcpyAsync(to, s.piece, items, cudaMemcpyHostToDevice, stream);
-    if (e == cudaSuccess && splits) e = cudaMemcpyAsync(to + items, s.join, splits, cudaMemcpyHostToDevice, stream);
+    cudaError_t e = cudaMemcpyAsync(to, s.item, items, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess && splits) e = cudaMemcpyAsync(to + items, s.split, splits, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-    w->pieces = s.pieces, w->joins = s.joins, w->heavy = s.heavy, w->even = s.even;
-    w->piece = (const sat_work_item *)to, w->join = (const sat_split_row *)(to + items);
+    w->items = s.items, w->splits = s.splits, w->heavy = s.heavy, w->even = s.even;
+    w->item = (const sat_work_item *)to, w->split = (const sat_split_row *)(to + items);
     w->partial = to + (items + splits + 255) / 256 * 256;
     sat_schedule_free(&s);
     if (e == cudaSuccess) return SAT_OK;
@@ -247,17 +246,17 @@ __device__ __forceinline__ sat_work_item sat_work_item_at(const sat_rows &r, con
     return whole;
 }
 
-/* The split-K reduction: adds the partial sums of each split row, in the order of their slots, and applies the
+/* The split-K reduction: adds the partial sums of each split row, in their order, and applies the
  * epilogue. One thread an element of C. T: the type of the sums. */
 template <typename T> static __global__ void sat_reduce_partials(sat_rows r, sat_epilogue out, sat_device_schedule w) {
     const T *partial = (const T *)w.partial;
     int64_t n = out.n, area = r.br * n, step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < w.joins * area; at += step) {
-        sat_split_row split = w.join[at / area];
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < w.splits * area; at += step) {
+        sat_split_row split = w.split[at / area];
         int64_t in_row = at % area / n, j = at % n, i = split.row * r.br + in_row;
         if (i >= r.m) continue;
         T sum = 0;
-        for (int part = 0; part < split.parts; part++) sum += partial[((split.slot + part) * r.br + in_row) * n + j];
+        for (int part = 0; part < split.parts; part++) sum += partial[((split.partial + part) * r.br + in_row) * n + j];
         sat_epilogue_store(out, i, j, sum);
     }
 }
@@ -265,8 +264,8 @@ template <typename T> static __global__ void sat_reduce_partials(sat_rows r, sat
 /* Sums are doubles where the values are. */
 static inline sat_status sat_launch_split_reduction(const sat_launch *l, const sat_rows &r, const sat_epilogue &out,
                                                     const sat_device_schedule &w) {
-    if (w.joins == 0) return SAT_OK;
-    unsigned blocks = sat_blocks(w.joins * r.br * out.n, 256);
+    if (w.splits == 0) return SAT_OK;
+    unsigned blocks = sat_blocks(w.splits * r.br * out.n, 256);
     cudaStream_t stream = (cudaStream_t)l->stream;
     if (l->problem->a_dtype == SAT_F64) sat_reduce_partials<double><<<blocks, 256, 0, stream>>>(r, out, w);
     else sat_reduce_partials<float><<<blocks, 256, 0, stream>>>(r, out, w);
@@ -293,9 +292,9 @@ static constexpr double SAT_TILES_EACH = 3, SAT_TILES_FEW = 0.75;
 static inline sat_tile_scheduler sat_tile_scheduler_of(const sat_device_schedule &work, unsigned *counter,
                                                        int64_t slices, int64_t panels, double panel_bytes,
                                                        const sat_device *d, double each = SAT_TILES_EACH) {
-    sat_tile_scheduler s = {counter, work.piece, {(unsigned)work.pieces, (unsigned)work.heavy}, 0};
+    sat_tile_scheduler s = {counter, work.item, {(unsigned)work.items, (unsigned)work.heavy}, 0};
     s.order.slices = (unsigned)slices, s.order.panels = (unsigned)panels;
-    s.order.panels_in_flight = sat_panels_in_flight(work.even, work.pieces * slices, panels, panel_bytes,
+    s.order.panels_in_flight = sat_panels_in_flight(work.even, work.items * slices, panels, panel_bytes,
                                                     each * d->threads, (double)d->l2_bytes);
     s.tiles = s.order.items * s.order.slices * s.order.panels;
     return s;
@@ -310,8 +309,8 @@ static inline sat_status sat_tile_counter_init(const sat_prepare *q, size_t byte
 }
 
 /* A tile's description as a warp fetches it, in steps: take a number from the counter, then load the work item. Each
- * call of fetch() takes one step and does not wait for its load, so a producer calls it between the stages of the
- * current tile. */
+ * call of fetch() takes one step and does not wait for its load, so a producer calls it between the blocks or stages
+ * of the current tile. */
 struct sat_fetched_tile {
     unsigned number;
     int step; /* 0: take a number; 1: load the work item; 2: done */
@@ -344,7 +343,7 @@ struct sat_fetched_tile {
     }
 };
 
-/* 32 neighbouring blocks of a work item, one a lane. */
+/* 32 neighbouring blocks of a work item, one per lane. */
 struct sat_lane_blocks {
     int place, k; /* where the block's values are stored, counted in blocks; its first row of B */
 

@@ -39,8 +39,8 @@ simt_epilogue_of(const sat_epilogue &o, const sat_rows &r, const sat_device_sche
     int64_t top = item.row * r.br;
     simt_epilogue<T> s;
     s.n = o.n, s.rows = (int)sat_min(r.br, o.m - top);
-    if (item.slot >= 0) {
-        s.c = (T *)work.partial + item.slot * r.br * o.n;
+    if (item.partial >= 0) {
+        s.c = (T *)work.partial + item.partial * r.br * o.n;
         s.bias = NULL, s.row_stride = o.n, s.col_stride = 1, s.alpha = 1, s.beta = 0;
         s.activation = SAT_ACT_NONE, s.along_n = access.partial, s.along_m = false;
     } else {

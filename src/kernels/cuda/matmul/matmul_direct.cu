@@ -240,14 +240,14 @@ static __global__ void __launch_bounds__(32 * WARPS, CTAS) multiply(const __grid
     accumulators<S> acc = {};
     {
         const warp_position<S> warp(threadIdx.x);
-        if (warp.item >= args.work.pieces || warp.j >= args.out.n) return;
-        const sat_work_item item = sat_work_item_at(args.r, args.work.piece, warp.item);
+        if (warp.item >= args.work.items || warp.j >= args.out.n) return;
+        const sat_work_item item = sat_work_item_at(args.r, args.work.item, warp.item);
         main_loop<S>(acc, args, item.first, item.count);
     }
     const int thread = reread_thread_index();
     const warp_position<S> warp(thread);
     sat_work_item item = {0, (int32_t)warp.item, 0, -1, 0};
-    if (args.work.piece) item = args.work.piece[warp.item];
+    if (args.work.item) item = args.work.item[warp.item];
     store<S>(acc, simt_epilogue_of<double>(args.out, args.r, args.work, item, args.c_access), thread % 32, warp.j);
 }
 
@@ -335,7 +335,7 @@ static sat_status launch(const sat_launch *l) {
     args.b_row_stride = p->b.row_stride, args.b_block_stride = args.r.bc * args.b_row_stride;
     args.inside_columns = (int32_t)(args.r.k / args.r.bc);
     const int64_t items = WARPS * k->columns / COLUMNS; // of a CTA
-    dim3 grid(sat_blocks(args.work.pieces, items), (unsigned)tiles(p));
+    dim3 grid(sat_blocks(args.work.items, items), (unsigned)tiles(p));
     k->run[args.r.col_step != 1]<<<grid, 32 * WARPS, 0, (cudaStream_t)l->stream>>>(args);
     sat_status status = sat_launched(l);
     return status == SAT_OK ? sat_launch_split_reduction(l, args.r, args.out, args.work) : status;

@@ -35,7 +35,7 @@ struct mma_tile {
 /* The row tiles of a work item come first, then the work items, then the column tiles: so CTAs that run at the same
  * time read the same columns of B from L2. */
 __device__ __forceinline__ mma_tile mma_tile_at(const mma_args &args, unsigned tile) {
-    unsigned items = (unsigned)args.work.pieces, rest = tile / args.row_tiles;
+    unsigned items = (unsigned)args.work.items, rest = tile / args.row_tiles;
     mma_tile t = {tile % args.row_tiles, rest % items, rest / items, 0};
     if (t.column_tile >= args.column_tiles)
         t.batch = t.column_tile / args.column_tiles, t.column_tile %= args.column_tiles;
@@ -141,7 +141,7 @@ template <class S> struct mma_loader {
     __device__ __forceinline__ void prefetch_range(const mma_args &args, unsigned number) {
         if (number >= args.tiles) return;
         unsigned i = mma_tile_at(args, number).item + zero;
-        const sat_work_item *item = args.work.piece;
+        const sat_work_item *item = args.work.item;
         next_first = (unsigned)(item ? item[i].first : args.r.ptr[i]);
         next_last = (unsigned)(item ? item[i].count : args.r.ptr[i + 1]);
     }
@@ -149,7 +149,7 @@ template <class S> struct mma_loader {
     __device__ __forceinline__ void begin_tile(const mma_args &args) {
         if (tile >= args.tiles) return;
         mma_tile t = mma_tile_at(args, tile);
-        first = next_first, unit = 0, units = (next_last - (args.work.piece ? 0 : first)) * args.block_units;
+        first = next_first, unit = 0, units = (next_last - (args.work.item ? 0 : first)) * args.block_units;
         a = args.a + t.batch * args.a_batch_stride + t.row_tile * args.a_row_tile_stride +
             a_copy(args.a_k_major).global_offset(args.a_k_major, args.a_line_stride);
         b = args.b + t.batch * args.b_batch_stride + t.column_tile * args.b_column_tile_stride +
@@ -283,16 +283,16 @@ template <class S> __device__ __forceinline__ int mma_warp_row(int warp) { retur
 template <class S> __device__ __forceinline__ int mma_warp_column(int warp) { return warp % (S::BN / S::WN) * S::WN; }
 
 template <class S> __device__ __forceinline__ int mma_stages_of(const mma_args &args, unsigned tile) {
-    int count = sat_work_item_at(args.r, args.work.piece, mma_tile_at(args, tile).item).count;
+    int count = sat_work_item_at(args.r, args.work.item, mma_tile_at(args, tile).item).count;
     return max(1, (count * (int)args.block_units + S::UNITS - 1) / S::UNITS);
 }
 
 /* ---- epilogue ---- */
 
-/* Where a tile is stored: in C, or for a split-K slice (slot >= 0) among the partial sums. */
+/* Where a tile is stored: in C, or for a split-K slice (partial >= 0) among the partial sums. */
 template <class S>
-__device__ __forceinline__ sat_tile_epilogue mma_epilogue_of(const mma_args &args, int slot, unsigned batch) {
-    if (slot >= 0) return sat_partial_epilogue<typename S::accumulator>(args.work.partial, args.out.to.n);
+__device__ __forceinline__ sat_tile_epilogue mma_epilogue_of(const mma_args &args, int partial, unsigned batch) {
+    if (partial >= 0) return sat_partial_epilogue<typename S::accumulator>(args.work.partial, args.out.to.n);
     sat_tile_epilogue out = args.out;
     out.to.c = (char *)out.to.c + batch * args.c_batch_stride;
     return out;
@@ -304,11 +304,11 @@ __device__ __forceinline__ void mma_store(const mma_args &args, unsigned tile,
                                           unsigned char *squares) {
     int thread = reread_thread_index(), lane = thread % 32, warp = thread / 32;
     mma_tile t = mma_tile_at(args, tile);
-    sat_work_item item = sat_work_item_at(args.r, args.work.piece, t.item);
-    int64_t i = (item.slot < 0 ? item.row : item.slot) * args.r.br + t.row_tile * S::BM + mma_warp_row<S>(warp);
+    sat_work_item item = sat_work_item_at(args.r, args.work.item, t.item);
+    int64_t i = (item.partial < 0 ? item.row : item.partial) * args.r.br + t.row_tile * S::BM + mma_warp_row<S>(warp);
     int64_t j = t.column_tile * (int64_t)S::BN + mma_warp_column<S>(warp);
     typedef typename S::accumulator accumulator;
-    sat_warp_store<typename S::element>(mma_epilogue_of<S>(args, item.slot, t.batch), acc, i, j, lane,
+    sat_warp_store<typename S::element>(mma_epilogue_of<S>(args, item.partial, t.batch), acc, i, j, lane,
                                         (accumulator *)(squares + warp * sat_square_bytes<accumulator>()));
 }
 
@@ -519,7 +519,7 @@ static inline mma_args mma_args_of(const mma_instance *k, const sat_launch *l, c
     args.a = (const char *)l->operands[0], args.b = (const char *)l->operands[1];
     args.a_k_major = args.r.col_step == 1, args.b_k_major = !mma_b_row_major(p);
     args.row_tiles = (unsigned)(args.r.br / k->bm), args.column_tiles = (unsigned)((p->n + k->bn - 1) / k->bn);
-    args.tiles = (unsigned)(mma_tiles(k, p, &args.r) * args.work.pieces * (work ? 1 : p->batch));
+    args.tiles = (unsigned)(mma_tiles(k, p, &args.r) * args.work.items * (work ? 1 : p->batch));
     args.block_units = (unsigned)(args.r.bc / k->ku),
     args.units_inverse = (unsigned)((((uint64_t)1 << 32) + args.block_units - 1) / args.block_units);
     args.whole_k_end = (unsigned)sat_max(0, args.r.k - k->ku + 1);
@@ -603,8 +603,9 @@ template <const auto &INSTANCES> struct mma_split_rows {
         sat_rows r = sat_op_rows(p, a);
         int64_t most = share(k, p, a, d), longest = p->transpose == SAT_TRANSPOSE ? a->max_col : a->max_row;
         sat_schedule s = sat_schedule_count(&r, most);
-        double reduction = (double)s.slots * (double)r.br * (double)p->n * 8 / d->memory_rate + (s.joins ? 2e-6 : 0);
-        return 1.02 * mma_seconds(k, p, a, d, (double)sat_min(longest, most), (double)s.pieces) + reduction;
+        double reduction =
+            (double)s.partials * (double)r.br * (double)p->n * 8 / d->memory_rate + (s.splits ? 2e-6 : 0);
+        return 1.02 * mma_seconds(k, p, a, d, (double)sat_min(longest, most), (double)s.items) + reduction;
     }
     static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                             const sat_device *d) {

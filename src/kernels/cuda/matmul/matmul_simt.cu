@@ -319,12 +319,12 @@ template <typename S>
 static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(const __grid_constant__ kernel_args args) {
     typedef typename S::T T;
     __shared__ stage_memory<S> stage[2];
-    unsigned items = (unsigned)args.work.pieces, tiles = gridDim.x / items; // tiles of an item
-    unsigned tile = args.work.piece ? blockIdx.x % tiles : blockIdx.x / items;
-    unsigned index = args.work.piece ? blockIdx.x / tiles : blockIdx.x % items;
+    unsigned items = (unsigned)args.work.items, tiles = gridDim.x / items; // tiles of an item
+    unsigned tile = args.work.item ? blockIdx.x % tiles : blockIdx.x / items;
+    unsigned index = args.work.item ? blockIdx.x / tiles : blockIdx.x % items;
     int first_row = (int)(tile % (unsigned)args.row_tiles) * S::BM;
     int64_t j = (int64_t)(tile / (unsigned)args.row_tiles) * S::BN;
-    sat_work_item item = sat_work_item_at(args.r, args.work.piece, index);
+    sat_work_item item = sat_work_item_at(args.r, args.work.item, index);
     bool last = true;
     if constexpr (S::PARTS)
         if (!sat_take_part(&args.part, &item, &last)) return;
@@ -333,7 +333,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(const __g
     loader<S> load(args, item, first_row, j);
     main_loop<S>(acc, stage, load, thread);
     if constexpr (S::PARTS) { // loaded again: kept, it would take registers from the accumulators
-        item = sat_work_item_at(args.r, args.work.piece, index);
+        item = sat_work_item_at(args.r, args.work.item, index);
         (void)sat_take_part(&args.part, &item, &last);
     }
     const simt_epilogue<T> out =
@@ -464,7 +464,7 @@ static sat_status launch(const sat_launch *l) {
     args.values = l->operands[0], args.b = l->operands[1];
     args.b_row_stride = p->b.row_stride, args.b_col_stride = p->b.col_stride;
     args.row_tiles = (int)tiles(args.r.br, k->tile_m), args.order = order_of(p, &args.r);
-    unsigned ctas = (unsigned)(args.work.pieces * args.row_tiles * tiles(p->n, k->tile_n));
+    unsigned ctas = (unsigned)(args.work.items * args.row_tiles * tiles(p->n, k->tile_n));
     sat_rows host = sat_op_rows(p, l->pattern);
     int64_t longest = sat_longest_work_item(l, l->state ? share_of(k, &host, p->n, l->device) : 0);
     sat_parts parts = sat_parts_in_c(p, args.r.bc, 1);

@@ -300,8 +300,8 @@ template <bool DOWN>
 __device__ __forceinline__ void store4(const kernel_args &args, const sat_epilogue &out, const sat_work_item &item,
                                        int i, int j, float (&y)[4]) {
     constexpr int ROW = DOWN ? 1 : 0, COL = 1 - ROW;
-    if (item.slot >= 0) {
-        float *partial = (float *)args.work.partial + ((int64_t)item.slot * args.r.br + i) * out.n + j;
+    if (item.partial >= 0) {
+        float *partial = (float *)args.work.partial + ((int64_t)item.partial * args.r.br + i) * out.n + j;
 #pragma unroll
         for (int e = 0; e < 4; e++)
             if (j + e * COL < out.n) partial[e * ROW * out.n + e * COL] = y[e];
@@ -348,7 +348,7 @@ static __global__ void __launch_bounds__(WARPS * 32, shape<MT, NT>::ctas)
     typedef shape<MT, NT> S;
     typedef typename MATH::element T;
     extern __shared__ __align__(128) char shared[];
-    sat_work_item item = sat_work_item_at(args.r, args.work.piece, blockIdx.x);
+    sat_work_item item = sat_work_item_at(args.r, args.work.item, blockIdx.x);
     loader<MATH, MT, NT> load = {args, args.r.col + item.first, item.first, item.count};
     load.values = (const T *)args.values + blockIdx.z * args.a_batch_stride + blockIdx.y * S::rows * args.r.row_step;
     load.b = (const T *)args.b + blockIdx.z * args.b_batch_stride;
@@ -457,7 +457,7 @@ static sat_status launch(const sat_launch *l) {
     if (l->problem->m == 0 || l->problem->n == 0) return SAT_OK;
     const instance *i = find(l->variant);
     return skinny_launch_batch(l, args_of(l, i), [&](const kernel_args &args, unsigned batch) {
-        dim3 grid((unsigned)args.work.pieces, (unsigned)(args.r.br / i->tile_m), batch);
+        dim3 grid((unsigned)args.work.items, (unsigned)(args.r.br / i->tile_m), batch);
         i->run<<<grid, WARPS * 32, i->shared, (cudaStream_t)l->stream>>>(args);
         return sat_launched(l);
     });

@@ -312,8 +312,8 @@ __device__ __forceinline__ void store_vector(sat_dtype t, void *c, int64_t at, c
 template <int COUNT>
 __device__ __forceinline__ void store(const kernel_args &args, const sat_epilogue &out, const sat_work_item &item,
                                       int i, int j, float (&y)[COUNT]) {
-    if (item.slot >= 0) {
-        float *partial = (float *)args.work.partial + ((int64_t)item.slot * args.r.br + i) * out.n + j;
+    if (item.partial >= 0) {
+        float *partial = (float *)args.work.partial + ((int64_t)item.partial * args.r.br + i) * out.n + j;
 #pragma unroll
         for (int e = 0; e < COUNT; e++)
             if (j + e < out.n) partial[e] = y[e];
@@ -356,7 +356,7 @@ __device__ __forceinline__ void reduce_warps(const kernel_args &args, const sat_
 template <typename MATH, typename S, bool TRANSPOSED, bool ROW_MAJOR>
 static __global__ void __launch_bounds__(S::warps * 32, S::on_sm) multiply(const __grid_constant__ kernel_args args) {
     extern __shared__ __align__(16) float sums[];
-    sat_work_item item = sat_work_item_at(args.r, args.work.piece, blockIdx.x);
+    sat_work_item item = sat_work_item_at(args.r, args.work.item, blockIdx.x);
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     float acc[S::MT][S::NT][4] = {};
     if (args.general) multiply_item<MATH, S, TRANSPOSED, ROW_MAJOR, true>(acc, args, item, warp);
@@ -472,7 +472,7 @@ static sat_status launch(const sat_launch *l) {
     const instance *i = find(l->variant);
     auto run = kernel_of(l->variant, p);
     return skinny_launch_batch(l, args_of(l), [&](const kernel_args &args, unsigned batch) {
-        dim3 grid((unsigned)args.work.pieces, (unsigned)(args.r.br / l->variant->instance.tile_m), batch);
+        dim3 grid((unsigned)args.work.items, (unsigned)(args.r.br / l->variant->instance.tile_m), batch);
         run<<<grid, i->threads, i->shared, (cudaStream_t)l->stream>>>(args);
         return sat_launched(l);
     });

@@ -208,16 +208,17 @@ static __global__ void __launch_bounds__(WARPS * 32, occupancy<T, NV>::ctas)
     typedef typename element<T>::sum S;
     constexpr int COUNT = ROWS * NV;
     __shared__ S sums[WARPS][8 * COUNT]; // of each group of 4 rows
-    __shared__ int2 owner[WARPS];        // row (-1: none) and slot of a team's work item
+    __shared__ int2 owner[WARPS];        // row (-1: none) and partial of a team's work item
     __shared__ bool ends[WARPS];         // whether this is its last part
     int warp = threadIdx.x / 32, kl = 32 >> args.rl_log, lane = threadIdx.x % kl, rl = threadIdx.x % 32 / kl;
     int team_log = args.rw_log + args.kw_log, groups_log = args.rw_log + args.rl_log; // groups of 4 rows in a tile
     int64_t at = ((int64_t)blockIdx.x << (WARPS_LOG - team_log)) + (warp >> team_log);
     sat_work_item item = {0, -1, 0, -1, 0};
     bool last = true;
-    if (at < args.work.pieces) item = sat_work_item_at(args.r, args.work.piece, at);
+    if (at < args.work.items) item = sat_work_item_at(args.r, args.work.item, at);
     if (!sat_take_part(&args.part, &item, &last)) item.row = -1, item.count = 0;
-    if (threadIdx.x % 32 == 0) owner[warp >> team_log] = make_int2(item.row, item.slot), ends[warp >> team_log] = last;
+    if (threadIdx.x % 32 == 0)
+        owner[warp >> team_log] = make_int2(item.row, item.partial), ends[warp >> team_log] = last;
     int top = ((int)blockIdx.y << groups_log) * ROWS, row[ROWS]; // the tile's first row
     int mine = top + (((warp >> args.kw_log & ((1 << args.rw_log) - 1)) << args.rl_log) + rl) * ROWS;
 #pragma unroll
@@ -416,7 +417,7 @@ static sat_status launch(const sat_launch *l) {
                                                   << args.kw_log; // k of a chunk; lanes that divide a sum
     sat_parts parts = sat_parts_in_c(p, args.bc, lanes);
     return skinny_launch_batch(l, args, [&](const kernel_args &all, unsigned batch) {
-        dim3 grid((unsigned)((all.work.pieces + teams - 1) / teams), (all.br + rows - 1) / rows, batch);
+        dim3 grid((unsigned)((all.work.items + teams - 1) / teams), (all.br + rows - 1) / rows, batch);
         return sat_each_part(l, all, parts, longest, [&](kernel_args part) {
             set_chunks(&part, part.part.deep / each);
             run<<<grid, WARPS * 32, 0, (cudaStream_t)l->stream>>>(part);

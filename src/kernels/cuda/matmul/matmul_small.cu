@@ -132,7 +132,7 @@ static __global__ void __launch_bounds__(THREADS, (ctas<R, V>)) multiply(const _
             if (!C && args.bands_of_item > 1) first = band % args.bands_of_item * R, band /= args.bands_of_item;
             sat_work_item item = {};
             bool last = true;
-            if (live) item = sat_work_item_at(args.r, args.work.piece, band);
+            if (live) item = sat_work_item_at(args.r, args.work.item, band);
             live = sat_take_part(&args.part, &item, &last) && live;
             if (!live) item.count = 0;
             if (!last) item.row = ~item.row; // `last` is kept in the sign, which saves a register
@@ -288,7 +288,7 @@ static sat_status launch(const sat_launch *l) {
     args.values = l->operands[0], args.b = l->operands[1];
     args.b_row_stride = p->b.row_stride, args.b_col_stride = p->b.col_stride;
     args.b_block_stride = args.r.bc * args.b_row_stride, args.inside_columns = (int32_t)(args.r.k / args.r.bc);
-    args.bands_of_item = s.bands, args.bands = args.work.pieces * s.bands;
+    args.bands_of_item = s.bands, args.bands = args.work.items * s.bands;
     args.lane_bits = s.lane_bits, args.group_bits = s.group_bits;
     args.tiles = (unsigned)s.tiles;
     sat_rows host = sat_op_rows(p, l->pattern);

@@ -20,10 +20,10 @@ static constexpr int BM = 128, BN = 256, BK = 64, STAGES = 4, QUEUE_TILES = 4;
 static constexpr int CONSUMER_WARPS = 8, THREADS = CONSUMER_WARPS * 32 + 128;
 static constexpr int GROUP_ROWS = BM / 16; // block rows of a group, at most
 
-/* Blocks of op(A) are BR x BC. A stage is BK deep: it has EACH block columns, and for each of them its rows of B and a
- * place for one block of each of the group's SIZE rows. */
+/* Blocks of op(A) are BR x BC. A stage is BK deep: it has STAGE_COLUMNS block columns, and for each of them its rows of
+ * B and a place for one block of each of the group's SIZE rows. */
 template <int BR_, int BC_> struct shape {
-    static constexpr int BR = BR_, BC = BC_, EACH = BK / BC;
+    static constexpr int BR = BR_, BC = BC_, STAGE_COLUMNS = BK / BC;
     static constexpr int SIZE = BM / BR, OWN = SIZE / 2;                   // block rows of a group, of a warpgroup
     static constexpr int BLOCK_BYTES = BR * BC * 2, B_BYTES = BC * BN * 2; // of a block; of B for a block column
     static constexpr int SUMS = BR / 2; // sums of a thread for 64 columns of a block row
@@ -32,8 +32,9 @@ template <int BR_, int BC_> struct shape {
 /* Block columns of a step of the union. Where B is column-major its lines in shared memory are as long as a step is
  * deep, and short lines are copied slowly. So with blocks 16 wide a step has four neighbouring columns. */
 constexpr int columns_of_step(bool b_column_major, int bc) { return b_column_major && bc == 16 ? 4 : 1; }
-template <typename S, bool TB> constexpr int steps_of = S::EACH / columns_of_step(TB, S::BC); // in a stage
-template <typename S, bool TB> using b_loader = sat_b_loader<BK / steps_of<S, TB>, BN>;       // a step's part of B
+template <typename S, bool TB>
+constexpr int steps_per_stage = S::STAGE_COLUMNS / columns_of_step(TB, S::BC);                 // in a stage
+template <typename S, bool TB> using b_loader = sat_b_loader<BK / steps_per_stage<S, TB>, BN>; // a step's part of B
 
 /* ---- parameters ---- */
 
@@ -47,7 +48,7 @@ struct params {
     sat_tile_scheduler scheduler; // its work items are groups; `first` and `count` are steps
     const sat_union_step *steps;
     const int32_t *group_rows; // block rows of all groups, -1 for none
-    bool b_whole_chunks;       // one copy brings a step's part of B
+    bool b_whole_chunks;       // n is a multiple of 64: of a row-major B one copy brings a step's part
     bool tma_output;           // C is stored by TMA
 };
 
@@ -68,9 +69,9 @@ struct state {
 static constexpr int A_BYTES = BM * BK * 2, B_BYTES = BK * BN * 2, STAGE_BYTES = A_BYTES + B_BYTES;
 static constexpr int SHARED = STAGES * STAGE_BYTES + 2 * SAT_STAGING + 1024;
 
-/* What the producer of B tells the other warps of a tile. */
+/* A tile, as the producer of B publishes it to the other warps. */
 struct tile {
-    int panel, first, count;                // its steps; count -1: there are no more tiles
+    int panel, first, count;                // panel; first step and number of steps, -1: there are no more tiles
     int row[GROUP_ROWS], block[GROUP_ROWS]; // of the group: block rows, -1 for none, and their first blocks
     uint32_t rows[32];                      // sat_union_step::rows of the first steps
 };
@@ -84,7 +85,7 @@ struct ring_shared {
     tile tiles[QUEUE_TILES];
 };
 
-static_assert(SHARED + sizeof(ring_shared) <= 227 * 1024, "what a multiprocessor has");
+static_assert(SHARED + sizeof(ring_shared) <= 227 * 1024, "more shared memory than a multiprocessor has");
 
 /* ---- producers ---- */
 
@@ -99,15 +100,16 @@ struct lane_steps {
     __device__ __forceinline__ void begin(const params &x, int first, int count) {
         now = at(x, first, count, 0), later = at(x, first, count, 32);
     }
-    /* To the steps from `from` on. */
+    /* Called with the first step of every stage; loads 32 more where `from` reaches them. */
     __device__ __forceinline__ void advance(const params &x, int first, int count, int from) {
         if (from % 32 == 0 && from > 0) now = later, later = at(x, first, count, from + 32);
     }
     /* Which blocks the stage of the steps from `from` on has, as in ring_shared::blocks. */
     template <typename S, bool TB> __device__ __forceinline__ uint32_t blocks(int from) const {
-        constexpr int STEPS = steps_of<S, TB>;
+        constexpr int STEPS = steps_per_stage<S, TB>;
         int step = (int)threadIdx.x % 32 - from % 32;
-        return __reduce_or_sync(~0u, step >= 0 && step < STEPS ? now.rows << step * (S::EACH / STEPS * S::SIZE) : 0);
+        return __reduce_or_sync(~0u, step >= 0 && step < STEPS ? now.rows << step * (S::STAGE_COLUMNS / STEPS * S::SIZE)
+                                                               : 0);
     }
 };
 
@@ -116,7 +118,7 @@ struct prefetched_tile {
     sat_fetched_tile tile;
     lane_steps steps;
     int row, block; // lane i: row i of the group, -1 for none, and its first block
-    int got;        // loads issued since the work item came
+    int got;        // rounds of loads since the work item came: rows and steps, then first blocks
     bool ready;
 
     template <int SIZE> __device__ __forceinline__ void fetch(const params &x) {
@@ -138,7 +140,7 @@ struct prefetched_tile {
 template <typename S, bool TB>
 __device__ static void producer_of_b(const params &x, const tensor_maps &m, prefetched_tile &next, ring_shared *s,
                                      uint32_t smem) {
-    constexpr int STEPS = steps_of<S, TB>, DEPTH = BK / STEPS, BYTES = B_BYTES / STEPS; // of a step
+    constexpr int STEPS = steps_per_stage<S, TB>, DEPTH = BK / STEPS, BYTES = B_BYTES / STEPS; // of a step
     int lane = threadIdx.x % 32, stage = 0, entry = 0;
     uint32_t phase = 1, tile_phase = 1, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
@@ -187,7 +189,7 @@ template <typename S, bool TA> struct lane_block {
     int line;     // where this lane's block begins in A's tensor map
     bool there;   // the stage has a block at this lane's place
 
-    /* For the next stage, which has these blocks. */
+    /* Finds this lane's block in the next stage, whose blocks are `blocks`, and moves past the row's blocks there. */
     __device__ __forceinline__ void find(const params &x, uint32_t blocks) {
         uint32_t lane = threadIdx.x % 32, own = blocks & row;
         int place = next + __popc(own & ((1u << lane) - 1));
@@ -197,13 +199,14 @@ template <typename S, bool TA> struct lane_block {
     }
 };
 
-/* Loads the blocks of A. Those of the next stage are found before the current stage is waited for. */
+/* Loads the blocks of A. Those of the next stage are found before the current stage is waited for; in the loop
+ * `next` is the first step of that stage. */
 template <typename S, bool TA, bool TB>
 __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     int lane = threadIdx.x % 32, mine = lane % S::SIZE, stage = 0, entry = 0;
     uint32_t phase = 1, tile_phase = 0, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     lane_block<S, TA> block = {};
-    for (int e = 0; e < S::EACH; e++) block.row |= 1u << (e * S::SIZE + mine);
+    for (int e = 0; e < S::STAGE_COLUMNS; e++) block.row |= 1u << (e * S::SIZE + mine);
     smem += lane * S::BLOCK_BYTES;
     for (;;) {
         mbarrier_wait(smem_address(&s->tile_full[entry]), tile_phase);
@@ -216,7 +219,7 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
         if (count < 0) return;
         steps.later = lane_steps::at(x, first, count, 32);
         block.find(x, steps.blocks<S, TB>(0));
-        for (int next = steps_of<S, TB>; next < count + steps_of<S, TB>; next += steps_of<S, TB>) {
+        for (int next = steps_per_stage<S, TB>; next < count + steps_per_stage<S, TB>; next += steps_per_stage<S, TB>) {
             lane_block<S, TA> now = block;
             if (next < count) {
                 steps.advance(x, first, count, next);
@@ -234,7 +237,7 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
 /* C^T = B^T * A^T: wgmma's M is B's columns, its N the block's rows. These are the descriptors of B as wgmma's first
  * operand and of a block as its second. TB: B is column-major; TA: blocks are stored transposed. */
 template <typename S, bool TB> __device__ __forceinline__ uint64_t descriptor_of_b(uint32_t b) {
-    constexpr int line = TB ? BK / steps_of<S, TB> * 2 : 128;
+    constexpr int line = TB ? BK / steps_per_stage<S, TB> * 2 : 128;
     return wgmma_descriptor(b, swizzle_mode_of(line), TB ? 16 : S::BC * 128, 8 * line);
 }
 template <typename S, bool TA> __device__ __forceinline__ uint64_t descriptor_of_block(uint32_t a) {
@@ -256,7 +259,7 @@ __device__ __forceinline__ void multiply_block(float *d, uint64_t b, uint64_t bl
         for (int c = 0; c < BN / 64; c++) {
             float(&sums)[S::SUMS] = reinterpret_cast<float(&)[S::SUMS]>(d[c * S::SUMS]);
             wgmma_ss<T, S::BR, !TB, TA>::run(
-                sums, descriptor_plus(b, c * (BK / steps_of<S, TB> * 128) + k * (TB ? 32 : 2048)),
+                sums, descriptor_plus(b, c * (BK / steps_per_stage<S, TB> * 128) + k * (TB ? 32 : 2048)),
                 descriptor_plus(block, k * (TA ? 32 * S::BR : 32)), 1);
         }
     wgmma_commit_group();
@@ -281,17 +284,17 @@ __device__ static void consumer(const params &x, const tensor_maps &m, ring_shar
         if (lane == 0) mbarrier_arrive(smem_address(&s->tile_empty[entry]));
         if (++entry == QUEUE_TILES) entry = 0, tile_phase ^= 1;
         if (count < 0) break;
-        float d[BN / 2];
+        float d[BN / 2]; // [own block row][64 columns of BN][SUMS]
 #pragma unroll
         for (int e = 0; e < BN / 2; e++) d[e] = 0;
-        for (int from = 0; from < count; from += steps_of<S, TB>) {
+        for (int from = 0; from < count; from += steps_per_stage<S, TB>) {
             mbarrier_wait(smem_address(&s->full[stage]), phase);
             uint32_t blocks = read_shared_broadcast(&s->blocks[stage]) >> wg * S::OWN;
             uint32_t a = smem + stage * STAGE_BYTES + wg * S::OWN * S::BLOCK_BYTES;
             uint32_t b = smem + stage * STAGE_BYTES + A_BYTES;
 #pragma unroll 1
-            for (int e = 0; e < S::EACH; e++, blocks >>= S::SIZE, a += S::SIZE * S::BLOCK_BYTES) {
-                constexpr int STEP_COLUMNS = S::EACH / steps_of<S, TB>;
+            for (int e = 0; e < S::STAGE_COLUMNS; e++, blocks >>= S::SIZE, a += S::SIZE * S::BLOCK_BYTES) {
+                constexpr int STEP_COLUMNS = S::STAGE_COLUMNS / steps_per_stage<S, TB>;
                 uint32_t from_b = b + e / STEP_COLUMNS * (STEP_COLUMNS * S::B_BYTES) + e % STEP_COLUMNS * (S::BC * 2);
 #pragma unroll
                 for (int r = 0; r < S::OWN; r++)

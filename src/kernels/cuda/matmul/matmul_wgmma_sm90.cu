@@ -28,7 +28,7 @@ struct params {
     bool a_two_stages;   // a copy of A is 64 deep and fills two stages of 32: lines of 128 bytes are copied faster
     bool tma_output;     // C is stored by TMA
     bool identity;       // C is the sums without change
-    bool b_whole_chunks; // one copy brings a stage of B
+    bool b_whole_chunks; // n is a multiple of 64: of a row-major B one copy brings a stage
 };
 
 /* What prepare and the first launch keep. */
@@ -42,22 +42,23 @@ struct state {
 
 /* ---- shared memory ---- */
 
-/* What the producer tells the consumers, and the warp that loads A, of a tile. */
+/* A tile, as the producer publishes it to the consumers and to the warp that loads A. */
 struct tile {
     int row, slice, panel;
     int steps;       // stages of BK along K; -1: there are no more tiles
     int partial;     // which partial sum it writes; -1: it writes C
-    int unused;      // without it the machine code changes, which has not been measured
+    int unused;      // padding: the generated code stays the one that was measured
     int first_block; // position of the work item's first block
 };
 
 /* The tile's shape and the map of shared memory: [A of all stages][B of all stages][staging for C][barriers, queue].
  *
  * A stage has A, BM x BK, and B, BK x BN. Where a stage is 32 deep a copy of A may be 64 deep and serve two stages.
- * Then A has slots of its own, one for two stages and one more: when a stage is empty, so is the A slot that ended with
- * it.
+ * Then A has STAGES/2 + 1 slots of its own. A producer waits only for the first of a slot's two stages to be empty. The
+ * stage before that one is empty then too, so the slot that ended there is free; the slot that began with this stage
+ * may still be read in its second half.
  *
- * The sums are written to the staging area before they are stored. It is memory of its own, except where
+ * 16-bit sums are written to the staging area before they are stored. It is memory of its own, except where
  * - a CTA has one tile only: then it is A's memory;
  * - warpgroups split the columns of B (BM is 64), and a warpgroup's half of B in a stage has the right size: then it is
  *   that half of the tile's last stage. This saves the memory of another stage. */
@@ -82,8 +83,8 @@ template <int BM_, int BN_, int BK_, int STAGES_, int WARPGROUPS_> struct shape 
 
     static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + (ONE_TILE ? 32 : 128);
     static_assert(BK == 64 || BK == 32 || BK == 16, "depths that have a swizzle mode");
-    static_assert(BYTES <= 227 * 1024 && STAGES <= SAT_MAX_STAGES, "what a multiprocessor has");
-    static_assert(!ONE_TILE || 2 * (BYTES + 1024) <= 228 * 1024, "two CTAs a multiprocessor");
+    static_assert(BYTES <= 227 * 1024 && STAGES <= SAT_MAX_STAGES, "more shared memory than a multiprocessor has");
+    static_assert(!ONE_TILE || 2 * (BYTES + 1024) <= 228 * 1024, "two CTAs of a multiprocessor must fit");
 };
 
 /* ---- barriers ---- */
@@ -107,7 +108,7 @@ template <typename S> struct position {
 };
 
 /* Whether A is in slots of its own. Most instances know at compile time that it is not, and pay nothing for it. */
-template <typename S, bool TA> __device__ __forceinline__ bool a_has_slots(bool a_two_stages) {
+template <typename S, bool TA> __device__ __forceinline__ bool a_copy_fills_two_stages(bool a_two_stages) {
     return S::HALF_STAGES && !TA && a_two_stages;
 }
 
@@ -115,12 +116,13 @@ template <typename S, bool TA> __device__ __forceinline__ bool a_has_slots(bool 
 
 template <typename S> using b_loader = sat_b_loader<S::BK, S::BN>; // a stage of B
 
-/* Whether a warp of its own loads A. One warp that issues the copies of both operands is too slow for large tiles. A
- * transposed keeps one warp, since that needs the blocks' places. */
-template <typename S, bool TA> constexpr bool a_has_a_warp = S::WARPGROUPS == 2 && !TA;
+/* Whether a warp of its own loads A. One warp that issues the copies of both operands is too slow for large tiles.
+ * Transposed A stays with the first warp: its blocks are not consecutive in storage, and that warp looks up where they
+ * are. */
+template <typename S, bool TA> constexpr bool separate_a_producer = S::WARPGROUPS == 2 && !TA;
 
-/* By one lane: a stage of A. The block begins at line `line` of A's tensor map; of it come the rows from `row` on and
- * the columns from `in_block` on. TA: stored transposed, so a line of the map is a column of op(A). */
+/* By one lane: a stage of A. Loads the rows from `row` on and the columns from `in_block` on of the block that begins
+ * at line `line` of A's tensor map. TA: blocks are stored transposed, so a line of the map is a column of op(A). */
 template <typename S, bool TA>
 __device__ __forceinline__ void load_a(const tensor_maps &m, uint32_t to, uint32_t bar, int line, int in_block,
                                        int row) {
@@ -134,7 +136,7 @@ template <typename S, bool TA, bool TB>
 __device__ static void producer(const params &x, const tensor_maps &m, sat_prefetched_tile &next, ring_shared *s,
                                 uint32_t smem) {
     int bc = (int)x.rows.bc, lines = (int)(TA ? x.rows.bc : x.rows.br); // lines of a block in A's tensor map
-    bool two_stages = a_has_slots<S, TA>(x.a_two_stages);
+    bool two_stages = a_copy_fills_two_stages<S, TA>(x.a_two_stages);
     int a_bytes = (TA ? S::BM : x.a_rows) * (two_stages ? 64 : S::BK) * 2;
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
@@ -147,7 +149,7 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
         const sat_work_item &item = now.item;
         bool last = now.none(x.scheduler);
         int steps = last ? -1 : item.count * (bc / S::BK), n0 = (int)now.at.panel * S::BN, slice = (int)now.at.slice;
-        if (one) queue.publish(s, {item.row, slice, (int)now.at.panel, steps, item.slot, 0, (int)item.first});
+        if (one) queue.publish(s, {item.row, slice, (int)now.at.panel, steps, item.partial, 0, (int)item.first});
         queue.advance();
         if (last) return;
         next.tile.request_next(), next.ready = false;
@@ -162,15 +164,15 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
             if (in_block == 0) { // the item's block t begins
                 if (t % 32 == 0 && t > 0) blocks.fetch(x.rows, item, t);
                 k = __shfl_sync(~0u, blocks.k, t % 32);
-                if (!a_has_a_warp<S, TA>) line = __shfl_sync(~0u, blocks.place, t % 32) * lines;
+                if (!separate_a_producer<S, TA>) line = __shfl_sync(~0u, blocks.place, t % 32) * lines;
             }
             if (one) {
                 uint32_t bar = full + at.stage * 8;
-                bool has_a = two_stages && in_block % 64; // A came with the stage before
+                bool a_loaded = two_stages && in_block % 64; // with the stage before
                 mbarrier_wait(empty + at.stage * 8, at.phase);
-                mbarrier_arrive_expect_tx(bar, S::B_BYTES + (has_a ? 0 : a_bytes));
+                mbarrier_arrive_expect_tx(bar, S::B_BYTES + (a_loaded ? 0 : a_bytes));
                 b_loader<S>::template load<TB>(&m.b, x.b_whole_chunks, smem + at.b(), bar, k + in_block, n0);
-                if (!a_has_a_warp<S, TA> && !has_a)
+                if (!separate_a_producer<S, TA> && !a_loaded)
                     load_a<S, TA>(m, smem + at.a(two_stages), bar, line, in_block, slice * S::BM);
             }
             at.advance(!S::HALF_STAGES || in_block % 64);
@@ -182,11 +184,12 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
     }
 }
 
-/* Loads A: the blocks of a work item are stored one after the other. The bytes are announced by the other producer. */
+/* Loads A: the blocks of a work item are stored one after the other. The other producer announces the bytes. They may
+ * arrive before that: the phase cannot complete before its arrival. */
 template <typename S>
 __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     int bc = (int)x.rows.bc, br = (int)x.rows.br;
-    bool two_stages = a_has_slots<S, false>(x.a_two_stages);
+    bool two_stages = a_copy_fills_two_stages<S, false>(x.a_two_stages);
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
     position<S> at = {.phase = 1};
@@ -211,7 +214,8 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
 
 /* ---- consumer ---- */
 
-/* Issues the wgmma of one stage. TA: M is contiguous in A; TB: K is contiguous in B. */
+/* Issues the wgmma of one stage. TA: A is transposed, so M is contiguous; TB: B is column-major, so K is contiguous.
+ * Of the descriptors' numbers, 1 is the swizzle of 128 bytes, 1024 is 8 lines of 128 bytes, 2048 is 16 of them. */
 template <typename T, typename S, bool TA, bool TB>
 __device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t a, uint32_t b, bool two_stages, int wg,
                                                int add) {
@@ -241,7 +245,7 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
 template <typename T, typename S, bool TA, bool TB>
 __device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
-    bool two_stages = a_has_slots<S, TA>(x.a_two_stages);
+    bool two_stages = a_copy_fills_two_stages<S, TA>(x.a_two_stages);
     position<S> at = {.phase = 0};
     sat_tile_queue<tile> queue = {.phase = 0};
     int multiplied = -1, staged = -1; // stages to be released: the last one multiplied, and the one C is staged in
@@ -334,7 +338,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONE_TILE ? 2 : 1)
     sat_prefetched_tile next = {};
     griddepcontrol_launch_dependents();
     if (!TA && x.a_rows < S::BM) sat_clear_shared<S::B_OFFSET, S::THREADS>(memory);
-    if (threadIdx.x < 32) sat_ring_init<S::STAGES>(s, S::WARPGROUPS * 4, a_has_a_warp<S, TA>);
+    if (threadIdx.x < 32) sat_ring_init<S::STAGES>(s, S::WARPGROUPS * 4, separate_a_producer<S, TA>);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
         next.tile.first();
@@ -346,7 +350,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONE_TILE ? 2 : 1)
         if (!S::ONE_TILE) setmaxnreg_dec<72>();
         int warp = (threadIdx.x - S::CONSUMERS) / 32;
         if (warp == 0) producer<S, TA, TB>(x, m, next, s, keep_in_register(smem_address(memory)));
-        if (a_has_a_warp<S, TA> && warp == 1) producer_of_a<S>(x, m, s, keep_in_register(smem_address(memory)));
+        if (separate_a_producer<S, TA> && warp == 1) producer_of_a<S>(x, m, s, keep_in_register(smem_address(memory)));
     } else {
         if (!S::ONE_TILE) setmaxnreg_inc<216>();
         consumer<T, S, TA, TB>(x, m, s, smem_address(memory));
@@ -375,7 +379,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
-/* Loads from L2 and products overlap; the longer counts. A multiprocessor has 1/132 of either rate. */
+/* Loads from L2 and products overlap; the longer counts. 9e12 bytes/s: L2 with 132 multiprocessors, d->threads here. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
@@ -389,7 +393,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1e-6 + 3e-6);
 }
 
-/* Blocks of a work item, at most: see sat_schedule_share. */
+/* Blocks of a fair share; a row up to a quarter above it stays whole: see sat_schedule_parts. */
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;

@@ -60,7 +60,7 @@ enum { A_DEPTH = 32 }; // a copy of A: lines of 128 bytes
  * column-major.
  *
  * A stage has B, BK x BN, and A, BM x BK. Where BK is 16 a copy of A, 32 deep, serves two stages. Then A has slots of
- * its own, one for two stages and one more: when a stage is empty, so is the A slot that ended with it.
+ * its own, one for two stages and one more, as in matmul_wgmma_sm90.cu.
  *
  * A warpgroup's sums are PRODUCTS wgmma tiles of SUMS sums a thread. Transposed, each is 64 columns by all BM rows. */
 template <int BM_, int BN_, int BK_, int STAGES_, bool TA_, bool TB_> struct shape {
@@ -137,8 +137,8 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
         const sat_work_item &item = now.item;
         bool last = now.none(x.scheduler);
         if (one)
-            queue.publish(
-                s, {item.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : item.count * (bc / S::BK), item.slot});
+            queue.publish(s, {item.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : item.count * (bc / S::BK),
+                              item.partial});
         queue.advance();
         if (last) return;
         next.tile.request_next(), next.ready = false;

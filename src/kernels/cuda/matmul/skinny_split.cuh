@@ -52,7 +52,7 @@ static sat_status skinny_prepare(const sat_prepare *l, KERNEL kernel, int shared
  * matrix, so each has a launch and a reduction of its own. */
 template <typename ARGS, typename RUN> static sat_status skinny_launch_batch(const sat_launch *l, ARGS args, RUN run) {
     const sat_problem *p = l->problem;
-    if (args.work.joins == 0) return run(args, (unsigned)p->batch);
+    if (args.work.splits == 0) return run(args, (unsigned)p->batch);
     for (int64_t z = 0; z < p->batch; z++) {
         sat_status status = run(args, 1u);
         if (status == SAT_OK) status = sat_launch_split_reduction(l, args.r, args.out, args.work);

@@ -403,7 +403,7 @@ static sat_status upload_items(const sat_prepare *q, state *st) {
     cudaError_t e = cudaMemcpyAsync(q->workspace, items, (size_t)count * sizeof *items, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
     free(items);
-    st->work.pieces = count, st->work.piece = (const sat_work_item *)q->workspace;
+    st->work.items = count, st->work.item = (const sat_work_item *)q->workspace;
     return e == cudaSuccess ? SAT_OK : sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
 }
 
