@@ -274,6 +274,8 @@ for hidden in json.loads(sys.argv[1]):
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
+        # After a fork torch makes its thread pool anew at the first use, which several threads may not share.
+        torch.set_num_threads(1)
         try:
             check(hidden)
         except BaseException:
