@@ -39,7 +39,8 @@ static sat_race *run_race(const bench_options *o, sat_effort effort, double budg
     sat_context *context = NULL;
     sat_pattern *pattern = NULL;
     sat_race *race = NULL;
-    sat_problem problem = sat_matmul_problem(p->dtype, p->n);
+    sat_problem problem = {SAT_SIZED(sat_problem)};
+    bench_must(sat_problem_matmul(&problem, p->dtype, p->n), "problem");
     sat_race_options race_options = {SAT_SIZED(sat_race_options), .fresh = true};
     bench_must(sat_context_create(&options, &context), "context");
     bench_must(bench_pattern(context, p, &pattern), "pattern");

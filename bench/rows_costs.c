@@ -60,19 +60,21 @@ static void cost_of_a_run(const bench_options *o) {
     bench_problem_make(&p, 7);
     sat_pattern *pattern = NULL;
     sat_plan *plan = NULL, *empty = NULL;
-    sat_problem problem = sat_matmul_problem(SAT_F32, p.n);
+    sat_problem problem = {SAT_SIZED(sat_problem)};
+    bench_must(sat_problem_matmul(&problem, SAT_F32, p.n), "problem");
     bench_must(bench_pattern(context, &p, &pattern), "pattern");
     // The problem is tuned before the empty variant is there, which would only be found wrong.
     bench_must(sat_plan_create(context, pattern, &problem, &plan), "plan");
     bench_must(sat_bsr_matmul(context, pattern, &problem, p.values, p.b, p.c, NULL, NULL), "one call");
     double run = 0, one_call = 0, nothing = 0;
-    void *operands[] = {p.values, p.b, p.c};
-    PER_CALL(run, 20000, (void)sat_run(plan, operands, NULL)); // the first only warms up
-    PER_CALL(run, 20000, (void)sat_run(plan, operands, NULL));
+    const void *inputs[] = {p.values, p.b};
+    void *outputs[] = {p.c};
+    PER_CALL(run, 20000, (void)sat_run(plan, inputs, 2, outputs, 1, NULL)); // the first only warms up
+    PER_CALL(run, 20000, (void)sat_run(plan, inputs, 2, outputs, 1, NULL));
     PER_CALL(one_call, 20000, (void)sat_bsr_matmul(context, pattern, &problem, p.values, p.b, p.c, NULL, NULL));
-    bench_must(sat_register_variant(context, &noop), "register");
+    bench_must(sat_variant_register(context, &noop), "register");
     bench_must(sat_plan_create_with(context, pattern, &problem, "bench_noop", &empty), "plan of the empty variant");
-    PER_CALL(nothing, 20000, (void)sat_run(empty, operands, NULL));
+    PER_CALL(nothing, 20000, (void)sat_run(empty, inputs, 2, outputs, 1, NULL));
     print_cost("a plan's run, above its kernel", nothing * 1e9, 200, "ns", "a variant that does nothing, one thread");
     print_cost("one call on a hit, above its kernel", (one_call - run + nothing) * 1e9, 1000, "ns",
                "4x4 times one column");
@@ -96,7 +98,8 @@ static void cost_of_a_key(const bench_options *o) {
         double opened = bench_now() - begin;
         sat_pattern *pattern = NULL;
         sat_plan *plan = NULL;
-        sat_problem problem = sat_matmul_problem(SAT_F32, p.n);
+        sat_problem problem = {SAT_SIZED(sat_problem)};
+        bench_must(sat_problem_matmul(&problem, SAT_F32, p.n), "problem");
         bench_must(bench_pattern(context, &p, &pattern), "pattern");
         begin = bench_now();
         bench_must(sat_plan_create(context, pattern, &problem, &plan), "plan");
@@ -141,7 +144,8 @@ static void cost_of_a_race(const bench_options *o, bench_problem p, const char *
     sat_context *context = bench_context(&quick, "", o->threads);
     sat_pattern *pattern = NULL;
     sat_race *race = NULL;
-    sat_problem problem = sat_matmul_problem(p.dtype, p.n);
+    sat_problem problem = {SAT_SIZED(sat_problem)};
+    bench_must(sat_problem_matmul(&problem, p.dtype, p.n), "problem");
     sat_race_options options = {SAT_SIZED(sat_race_options), .fresh = true};
     bench_must(bench_pattern(context, &p, &pattern), "pattern");
     size_t before = bench_peak_rss();

@@ -17,7 +17,7 @@ typedef struct job {
 
 static void run_ours(void *arg) {
     job *j = arg;
-    sat_status status = sat_run(j->plan, (void *[]){j->p->values, j->p->b, j->p->c}, NULL);
+    sat_status status = sat_run(j->plan, (const void *[]){j->p->values, j->p->b}, 2, (void *[]){j->p->c}, 1, NULL);
     if (status != SAT_OK) j->status = status;
 }
 
@@ -86,7 +86,8 @@ static void measure(const bench_options *o, const bench_rival *rival, ceiling *t
     sat_context *context = bench_context(o, bench_cache_dir(o, "rows", cache, sizeof cache), w.threads);
     sat_pattern *pattern = NULL;
     sat_plan *plan = NULL;
-    sat_problem problem = sat_matmul_problem(p.dtype, p.n);
+    sat_problem problem = {SAT_SIZED(sat_problem)};
+    bench_must(sat_problem_matmul(&problem, p.dtype, p.n), "problem");
     problem.a_align = problem.b_align = problem.c_align = 64;
     bench_must(bench_pattern(context, &p, &pattern), "pattern");
     bench_must(sat_plan_create(context, pattern, &problem, &plan), "plan");

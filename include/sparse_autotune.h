@@ -9,14 +9,20 @@
  *
  *     sat_context *ctx;   sat_context_create(NULL, &ctx);
  *     sat_pattern *pat;   sat_pattern_create(ctx, &(sat_bsr){SAT_SIZED(sat_bsr), .rows = 4096, ...}, &pat);
- *     sat_problem  p = sat_matmul_problem(SAT_F32, 4096);           // C = A*B, 4096 columns, row-major
+ *     sat_problem  p = {SAT_SIZED(sat_problem)};
+ *     sat_problem_matmul(&p, SAT_F32, 4096);                        // C = A*B, 4096 columns, row-major
  *     sat_plan    *plan;  sat_plan_create(ctx, pat, &p, &plan);     // tunes once; later runs find the answer
- *     sat_run(plan, (void *[]){values, B, C}, NULL);
+ *     sat_run(plan, (const void *[]){values, B}, 2, (void *[]){C}, 1, NULL);
  *
  * Every function that can fail returns a sat_status; sat_last_error() gives the calling thread's message, which
  * names the argument, its value and what was expected. Nothing here prints, exits, throws or forks.
  * Contexts and patterns may be shared between threads; a plan serves one caller at a time (sat_plan_dup is cheap).
  * Every ..._free accepts NULL.
+ *
+ * How it grows. A caller that was built with an older header runs with a newer library: values of enums are never
+ * changed, structs begin with their size and grow at their end, a problem's parts within the room that is left for
+ * them. Every struct is zeroed first, then its size set, then what differs from 0: {SAT_SIZED(sat_bsr), .rows = ...}.
+ * A field that this library does not know and that is not 0 is refused, never ignored.
  */
 #ifndef SPARSE_AUTOTUNE_H
 #define SPARSE_AUTOTUNE_H
@@ -65,6 +71,8 @@ typedef enum sat_status {
     SAT_WRONG_RESULT = 19,  /* a variant's result failed its check */
     SAT_WRONG_MEMORY = 20,  /* a pointer to memory that this context's device cannot use */
     SAT_DUPLICATE = 21,     /* a variant of that name is registered already */
+    SAT_CANCELLED = 22,     /* the caller, or the end of the context, stopped it */
+    SAT_BUSY = 23,          /* somebody else uses it now: another thread this plan, another process the cache */
     SAT_INTERNAL = 99       /* a defect of this library */
 } sat_status;
 
@@ -77,11 +85,18 @@ SAT_API const char *sat_version(void);                  /* "0.1.0" */
 typedef enum sat_dtype { SAT_F32 = 1, SAT_F64 = 2, SAT_F16 = 3, SAT_BF16 = 4 } sat_dtype;
 typedef enum sat_index_type { SAT_I32 = 1, SAT_I64 = 2 } sat_index_type;
 
+/*
+ *                                                                   inputs               outputs
+ *   matmul         C = act(alpha*op(A)*B + beta*C + bias)           values, B[, bias]    C             A block-sparse
+ *   sampled        S = alpha*(X*Y at the stored blocks) + beta*S    X, Y                 values of S
+ *   attention      O = softmax(alpha*Q*K^T where kept)*V            Q, K, V              O[, LSE]
+ *   its gradients                                                   Q, K, V, O, LSE, dO  dQ, dK, dV
+ */
 typedef enum sat_operation {
-    SAT_MATMUL = 1,    /* C = act(alpha*op(A)*B + beta*C + bias); A block-sparse. Operands: values, B, C, bias */
-    SAT_SAMPLED = 2,   /* S = alpha*(X*Y at the stored blocks) + beta*S.          Operands: X, Y, values of S   */
-    SAT_ATTENTION = 3, /* O = softmax(alpha*Q*K^T where kept)*V.                  Operands: Q, K, V, O[, LSE]   */
-    SAT_ATTENTION_BACKWARD = 4 /* its gradients.            Operands: Q, K, V, O, LSE, dO, dQ, dK, dV            */
+    SAT_MATMUL = 1,
+    SAT_SAMPLED = 2,
+    SAT_ATTENTION = 3,
+    SAT_ATTENTION_BACKWARD = 4
 } sat_operation;
 
 typedef enum sat_transpose { SAT_NO_TRANSPOSE = 0, SAT_TRANSPOSE = 1 } sat_transpose;
@@ -121,7 +136,7 @@ enum {
     SAT_ALLOW_BROADCAST = 1u << 4 /* an input's stride of 0 is meant: one row, column or head stands for all */
 };
 
-/* Structs of options begin with their size, so that they can grow: {SAT_SIZED(sat_problem), .n = 128, ...} */
+/* The first field of a struct that can grow. */
 #define SAT_SIZED(type) .size = sizeof(type)
 
 /* ---- Device ------------------------------------------------------------------------------------------------ */
@@ -143,14 +158,15 @@ typedef struct sat_device {
     char name[128];                       /* "AMD EPYC (2 cores, AVX-512)" */
     char identity[192];                   /* what timings depend on: model, ISA or SMs, driver; the cache's folder */
     uint32_t isa;                         /* CPU: SAT_ISA_* */
-    int threads;                          /* CPU: threads a run uses; CUDA: multiprocessors */
+    int threads;                          /* CPU: threads a run uses; 0 on CUDA */
+    int multiprocessors;                  /* CUDA: those that a run is planned for; 0 on a CPU */
     int capability;                       /* CUDA: 90 for sm_90 */
     int64_t l1_bytes, l2_bytes, l3_bytes; /* CPU: L1 and L2 of a core, L3 in all */
     int64_t memory_bytes;
     /* Rates, for estimates: bytes a second, and operations a second with a multiply-add counted as two, by all threads
      * or multiprocessors. Nominal, until `measured`. */
     double memory_rate;
-    double flop_rate[5];  /* by sat_dtype; that of f32 is without TF32 */
+    double flop_rate[32]; /* by sat_dtype; 0 where there is no such dtype; that of f32 is without TF32 */
     double l2_rate;       /* CUDA: bytes a second that multiprocessors read from L2; 0 on a CPU */
     double tf32_rate;     /* f32 with inputs rounded to TF32; on a CPU that of f32 */
     bool measured;        /* the rates were measured on this machine, now or once before (sat_context_measure) */
@@ -167,6 +183,7 @@ typedef void (*sat_log_fn)(void *user, sat_log_level level, const char *message)
 
 /* Where the library takes device memory from. `alignment` is a power of two. */
 typedef struct sat_allocator {
+    size_t size;
     void *(*alloc)(void *user, size_t bytes, size_t alignment);
     void (*free)(void *user, void *pointer);
     void *user;
@@ -180,12 +197,13 @@ typedef struct sat_context_options {
                               One that another user may write is neither */
     sat_effort effort;
     sat_measure measure;
-    int threads;             /* CPU threads; 0: OpenMP's at each call. CUDA: multiprocessors to plan for; 0: all */
+    int threads;             /* CPU: threads; 0: OpenMP's at each call */
+    int multiprocessors;     /* CUDA: those to plan for; 0: all */
     bool background;         /* a miss is served by the estimate while a thread of the library tunes it, and a new
                                 pattern of a verified problem while that thread checks it */
     double budget_seconds;   /* a race's time limit; 0: the effort's own */
     size_t memory_limit;     /* bytes for workspace and tuning together; 0: half of what the device has free */
-    sat_allocator allocator; /* all NULL: the backend's own */
+    const sat_allocator *allocator; /* NULL: the backend's own; else copied */
     sat_log_fn log; /* NULL: silent, unless $SPARSE_AUTOTUNE_LOG (error, warn, info, debug) sends it to stderr */
     void *log_user;
 } sat_context_options;
@@ -323,33 +341,46 @@ typedef struct sat_attention {
  *   attention   layouts are those of sat_attention; a_align is of all inputs, c_align of all outputs; m, n from the
  *               pattern; alpha is the scale, 0 for 1/sqrt(dim); beta is 0
  */
+/* What a matmul has beside its sizes and layouts. */
+typedef struct sat_matmul {
+    sat_transpose transpose; /* op(A) */
+    sat_bias bias;
+    sat_activation activation;
+} sat_matmul;
+
+/* What all operations have, and a part of its own for each. */
 typedef struct sat_problem {
     size_t size;
     sat_operation op;
-    sat_transpose transpose; /* matmul: op(A) */
-    int64_t m, n, k;         /* the one that the pattern does not give; the others 0 or right */
-    int64_t batch;           /* 0 means 1 */
+    uint32_t flags;  /* SAT_ALLOW_..., SAT_FIXED_VALUES */
+    int64_t m, n, k; /* the one that the pattern does not give; the others 0 or right */
+    int64_t batch;   /* 0 means 1 */
     sat_dtype a_dtype, b_dtype, c_dtype, compute_dtype;
     sat_layout a, b, c;
     uint32_t a_align, b_align, c_align; /* bytes that the pointers are multiples of; 0: the element's size */
+    uint32_t reserved_align;            /* 0 */
     double alpha, beta;                 /* beta 0: the output is never read */
-    sat_bias bias;
-    sat_activation activation;
-    uint32_t flags;
-    sat_attention attention; /* all 0 for other operations */
+    uint64_t reserved[8];               /* 0 */
+    union {
+        sat_matmul matmul;       /* SAT_MATMUL */
+        sat_attention attention; /* SAT_ATTENTION, SAT_ATTENTION_BACKWARD */
+        uint64_t room[48];       /* what an operation does not use is 0 */
+    };
 } sat_problem;
 
-/* These give a row-major, gapless problem with alpha 1, beta 0, one dtype throughout; change what differs. */
-SAT_API sat_problem sat_matmul_problem(sat_dtype dtype, int64_t n);
-SAT_API sat_problem sat_sampled_problem(sat_dtype dtype, int64_t k);
-/* Forward, scaled by 1/sqrt(dim); for the gradients set op to SAT_ATTENTION_BACKWARD. */
-SAT_API sat_problem sat_attention_problem(sat_dtype dtype, int64_t heads, int64_t kv_heads, int64_t dim);
+/* These write a row-major, gapless problem with alpha 1, beta 0, one dtype throughout; change what differs. Set
+ * problem->size first: no more is written. */
+SAT_API sat_status sat_problem_matmul(sat_problem *problem, sat_dtype dtype, int64_t n);
+SAT_API sat_status sat_problem_sampled(sat_problem *problem, sat_dtype dtype, int64_t k);
+/* Scaled by 1/sqrt(dim). The gradients' problem differs from the forward one in its operation alone. */
+SAT_API sat_status sat_problem_attention(sat_problem *problem, sat_dtype dtype, int64_t heads, int64_t kv_heads,
+                                         int64_t dim);
+SAT_API sat_status sat_problem_attention_backward(sat_problem *problem, sat_dtype dtype, int64_t heads,
+                                                  int64_t kv_heads, int64_t dim);
 
 /* ---- Plan -------------------------------------------------------------------------------------------------- */
 
 typedef struct sat_plan sat_plan;
-
-#define SAT_MAX_OPERANDS 12
 
 SAT_API sat_status sat_plan_create(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                    sat_plan **plan);
@@ -360,9 +391,11 @@ SAT_API sat_status sat_plan_create_with(sat_context *context, const sat_pattern 
 SAT_API sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy);
 SAT_API void sat_plan_free(sat_plan *plan);
 
-/* Runs. Operands stand in the order that sat_operation gives; a bias only where the problem has one. `stream` is a
- * cudaStream_t on CUDA and ignored on the CPU. Looks nothing up, allocates nothing, waits for nothing. */
-SAT_API sat_status sat_run(sat_plan *plan, void *const *operands, void *stream);
+/* Runs. Inputs and outputs stand in the order that sat_operation gives, a bias or an LSE only where the problem has
+ * one; other counts are refused. `stream` is a cudaStream_t on CUDA and ignored on the CPU. Looks nothing up, allocates
+ * nothing (but OpenMP its threads, the first time that a thread runs on a CPU), waits for nothing. */
+SAT_API sat_status sat_run(sat_plan *plan, const void *const *inputs, size_t input_count, void *const *outputs,
+                           size_t output_count, void *stream);
 
 /* With SAT_FIXED_VALUES: takes in new block values. The first sat_run does it by itself. */
 SAT_API sat_status sat_plan_refresh(sat_plan *plan, const void *values, void *stream);
@@ -457,7 +490,7 @@ typedef struct sat_race_options {
     bool fresh;       /* race even when the cache has the answer */
     bool keep;        /* true: results go into the cache */
     const char *only; /* NULL, or variant names separated by ',': only these take part, and nothing is kept */
-    void (*progress)(void *user, int done, int total, const char *what); /* NULL: none */
+    bool (*progress)(void *user, int done, int total, const char *what); /* false: stop, SAT_CANCELLED; NULL: none */
     void *progress_user;
 } sat_race_options;
 
@@ -487,6 +520,8 @@ SAT_API sat_status sat_race_get_info(const sat_race *race, sat_race_info *info);
 
 typedef struct sat_variant sat_variant;
 
+#define SAT_MAX_OPERANDS 12
+
 /* What a variant gets in prepare. On CUDA its device is current there, and in refresh, launch and release. */
 typedef struct sat_prepare {
     size_t size;
@@ -506,7 +541,11 @@ typedef struct sat_launch {
     const sat_device *device;
     const sat_problem *problem;
     const sat_pattern_view *pattern;
-    void *const *operands; /* SAT_MAX_OPERANDS entries; NULL where the problem has none */
+    void *const *operands; /* SAT_MAX_OPERANDS entries; NULL where the problem has none:
+                              matmul              values, B, C, bias
+                              sampled             X, Y, values of S
+                              attention           Q, K, V, O, LSE
+                              its gradients       Q, K, V, O, LSE, dO, dQ, dK, dV */
     void *workspace;
     void *state; /* what prepare made */
     void *stream;
@@ -540,6 +579,7 @@ struct sat_variant {
     uint32_t flags;
     int priority; /* breaks ties: larger first, then the name */
     sat_instance instance;
+    int reserved[7];   /* 0: where the instance grows */
     const char *about; /* one line for people: what it is good at */
     void *user;
 
@@ -556,7 +596,7 @@ struct sat_variant {
 };
 
 /* Copies the struct; the strings, functions and `user` must outlive the context. */
-SAT_API sat_status sat_register_variant(sat_context *context, const sat_variant *variant);
+SAT_API sat_status sat_variant_register(sat_context *context, const sat_variant *variant);
 SAT_API size_t sat_variant_count(const sat_context *context);
 SAT_API const sat_variant *sat_variant_at(const sat_context *context, size_t i); /* NULL past the end */
 /* For use inside a variant: sets this thread's message. */

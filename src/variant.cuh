@@ -34,7 +34,7 @@ __device__ __forceinline__ void sat_device_store(sat_dtype t, void *p, int64_t i
 
 static inline sat_rows sat_device_rows(const sat_problem *p, const sat_pattern_view *a) {
     sat_rows r = sat_op_rows(p, a);
-    if (p->transpose == SAT_TRANSPOSE) r.ptr = a->device_t_ptr, r.col = a->device_t_row, r.block = a->device_t_block;
+    if (sat_transposed(p)) r.ptr = a->device_t_ptr, r.col = a->device_t_row, r.block = a->device_t_block;
     else r.ptr = a->device_row_ptr, r.col = a->device_col_idx;
     return r;
 }
@@ -53,7 +53,7 @@ struct sat_epilogue {
 static inline sat_epilogue sat_epilogue_of(const sat_launch *l) { /* a matmul's */
     const sat_problem *p = l->problem;
     sat_epilogue o = {l->operands[2],
-                      p->bias == SAT_BIAS_ROW ? l->operands[3] : NULL,
+                      sat_has_bias(p) ? l->operands[3] : NULL,
                       p->c.row_stride,
                       p->c.col_stride,
                       p->m,
@@ -61,7 +61,7 @@ static inline sat_epilogue sat_epilogue_of(const sat_launch *l) { /* a matmul's 
                       p->alpha,
                       p->beta,
                       p->c_dtype,
-                      p->activation};
+                      sat_activation_of(p)};
     return o;
 }
 

@@ -55,6 +55,18 @@ size_t sat_address_space_left(void);   /* bytes; SIZE_MAX where nothing limits i
 }
 #endif
 
+/* ---- what only a matmul has; other operations, which share much of its code, do without ---- */
+
+SAT_BOTH static inline bool sat_transposed(const sat_problem *p) {
+    return p->op == SAT_MATMUL && p->matmul.transpose == SAT_TRANSPOSE;
+}
+SAT_BOTH static inline bool sat_has_bias(const sat_problem *p) {
+    return p->op == SAT_MATMUL && p->matmul.bias == SAT_BIAS_ROW;
+}
+SAT_BOTH static inline sat_activation sat_activation_of(const sat_problem *p) {
+    return p->op == SAT_MATMUL ? p->matmul.activation : SAT_ACT_NONE;
+}
+
 /* ---- the matmul's block rows, transposed or not ---- */
 
 /* The stored blocks of op(A), by rows of op(A). Element (i, j) of block b of op(A) is
@@ -72,7 +84,7 @@ typedef struct sat_rows {
 
 static inline sat_rows sat_op_rows(const sat_problem *p, const sat_pattern_view *a) {
     sat_rows r = {.block_elements = a->block_rows * a->block_cols};
-    if (p->transpose == SAT_TRANSPOSE) {
+    if (sat_transposed(p)) {
         r.count = a->grid_cols, r.ptr = a->t_ptr, r.col = a->t_row, r.block = a->t_block;
         r.br = a->block_cols, r.bc = a->block_rows, r.row_step = 1, r.col_step = a->block_cols;
         r.m = a->cols, r.k = a->rows;

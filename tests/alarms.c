@@ -93,6 +93,7 @@ typedef struct line {     /* of the output */
 #define fma_f64 __builtin_fma
 #define act_f64 sat_act_f64
 #include "alarms_sums.h"
+#include "problems.h"
 #undef REAL
 #undef NAME
 
@@ -197,14 +198,14 @@ static sat_problem random_problem(uint64_t *r, bool sampled, int64_t *rows, int6
     int64_t depth = random_depth(r), m = random_side(r), n = random_side(r);
     while (m * n * depth > WORK && (m > 1 || n > 1)) *(m > n ? &m : &n) /= 2;
     sat_dtype type = types[below(r, 4)];
-    sat_problem p = sampled ? sat_sampled_problem(type, depth) : sat_matmul_problem(type, n);
+    sat_problem p = sampled ? sampled_problem(type, depth) : matmul_problem(type, n);
     if ((type == SAT_F16 || type == SAT_BF16) && one_in(r, 2)) p.c_dtype = SAT_F32;
     if (one_in(r, 3)) p.alpha = alphas[below(r, 3)];
     if (one_in(r, 3)) p.beta = betas[below(r, 3)];
-    if (!sampled && one_in(r, 2)) p.transpose = SAT_TRANSPOSE;
-    if (!sampled && one_in(r, 3)) p.bias = SAT_BIAS_ROW;
-    if (!sampled && one_in(r, 3)) p.activation = (sat_activation)(1 + below(r, 3));
-    bool t = p.transpose == SAT_TRANSPOSE;
+    if (!sampled && one_in(r, 2)) p.matmul.transpose = SAT_TRANSPOSE;
+    if (!sampled && one_in(r, 3)) p.matmul.bias = SAT_BIAS_ROW;
+    if (!sampled && one_in(r, 3)) p.matmul.activation = (sat_activation)(1 + below(r, 3));
+    bool t = p.matmul.transpose == SAT_TRANSPOSE;
     *rows = sampled ? m : t ? depth : m, *cols = sampled ? n : t ? m : depth;
     if (one_in(r, 4)) p.b = (sat_layout){.row_stride = 1, .col_stride = (sampled ? depth : t ? *rows : *cols) + 3};
     if (!sampled && one_in(r, 4)) p.c = (sat_layout){.row_stride = 1, .col_stride = m + 5};
@@ -339,12 +340,12 @@ static distance measure(const scene *s, int64_t i, int64_t j) {
     sat_true_line t = true_line(s, i);
     int64_t at = l->out + j * l->out_step;
     double before = p->beta != 0 ? p->beta * sat_load(p->c_dtype, s->bench.before, at) : 0;
-    double bias = p->bias == SAT_BIAS_ROW ? sat_load(p->c_dtype, s->bench.pointer[3], l->bias) : 0;
+    double bias = p->matmul.bias == SAT_BIAS_ROW ? sat_load(p->c_dtype, s->bench.pointer[3], l->bias) : 0;
     double x = p->alpha * t.sum[j] + (before + bias), low = t.low ? p->alpha * t.low[j] : 0;
     double scale = sqrt(p->alpha * p->alpha * t.squares[j] + before * before + bias * bias);
-    double got = sat_load(p->c_dtype, s->bench.pointer[2], at), want = sat_act_f64(p->activation, x + low);
+    double got = sat_load(p->c_dtype, s->bench.pointer[2], at), want = sat_act_f64(p->matmul.activation, x + low);
     sat_loss loss = sat_loss_of_sum(p, SAT_CPU, l->depth, s->elements);
-    return (distance){.off = p->activation == SAT_ACT_NONE ? fabs((got - x) - low) : fabs(got - want),
+    return (distance){.off = p->matmul.activation == SAT_ACT_NONE ? fabs((got - x) - low) : fabs(got - want),
                       .bound = sat_precision_bound(p, loss.most, scale, x, want),
                       .predicted = sat_predicted_square(p, loss.rms, scale, x, want),
                       .walk =
@@ -355,7 +356,7 @@ static void note_distances(scene *s, const order *o) {
     const sat_problem *p = &s->q.problem;
     int k = kind_of(p);
     bool serial = o && o->kind == CHAIN && p->c_dtype == p->compute_dtype && p->alpha == 1 && p->beta == 0 &&
-                  p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE;
+                  p->matmul.bias == SAT_BIAS_NONE && p->matmul.activation == SAT_ACT_NONE;
     sat_squares squares = {0};
     for (int64_t i = 0; i < s->count; i++)
         for (int64_t j = 0; j < s->lines[i].width; j++) {
@@ -451,7 +452,7 @@ static void race_attention(scene *s) {
     const sat_variant *variants[VARIANTS];
     uint64_t *r = &s->random;
     int64_t kv = 1 + below(r, 2);
-    sat_problem p = sat_attention_problem(types[below(r, 4)], kv * (1 + below(r, 2)), kv, 8 * (1 + below(r, 8)));
+    sat_problem p = attention_problem(types[below(r, 4)], kv * (1 + below(r, 2)), kv, 8 * (1 + below(r, 8)));
     p.attention.causal = one_in(r, 2), p.attention.lse = one_in(r, 2);
     if (one_in(r, 4)) p.attention.window = 1 + below(r, 30);
     if (one_in(r, 3)) p.op = SAT_ATTENTION_BACKWARD, p.attention.lse = false;

@@ -99,8 +99,8 @@ static REAL NAME(epilogue)(const sat_problem *p, const order *o, REAL sum, REAL 
     REAL x = (REAL)p->alpha * sum;
     if (p->beta != 0 && o->fused) x = NAME(fma)((REAL)p->beta, before, x);
     else if (p->beta != 0) x += (REAL)p->beta * before;
-    if (p->bias == SAT_BIAS_ROW) x += bias;
-    return NAME(act)(p->activation, x);
+    if (p->matmul.bias == SAT_BIAS_ROW) x += bias;
+    return NAME(act)(p->matmul.activation, x);
 }
 
 /* As a BLAS does that adds every panel of the depth into C: C = beta*C + bias, then C += alpha*panel. */
@@ -111,7 +111,7 @@ static void NAME(in_place)(const NAME(sums) * s, const line *l, const order *o, 
         NAME(chain)(s, l, NULL, x, sat_min(x + o->size, l->depth), 1, o->fused, panel);
         NAME(accumulate)(acc, (REAL)p->alpha, panel, l->width, o->fused);
     }
-    for (int64_t j = 0; j < l->width; j++) acc[j] = NAME(act)(p->activation, acc[j]);
+    for (int64_t j = 0; j < l->width; j++) acc[j] = NAME(act)(p->matmul.activation, acc[j]);
 }
 
 /* One line of the output, in an order. */
@@ -119,7 +119,7 @@ static void NAME(make_line)(const NAME(sums) * s, const line *l, const order *o,
                             const sat_bench *bench) {
     const sat_problem *p = bench->problem;
     REAL acc[WIDEST], before[WIDEST], bias = 0;
-    if (p->bias == SAT_BIAS_ROW) bias = (REAL)sat_load(p->c_dtype, bench->pointer[3], l->bias);
+    if (p->matmul.bias == SAT_BIAS_ROW) bias = (REAL)sat_load(p->c_dtype, bench->pointer[3], l->bias);
     for (int64_t j = 0; j < l->width; j++)
         before[j] = p->beta != 0 ? (REAL)sat_load(p->c_dtype, bench->before, l->out + j * l->out_step) : 0;
     if (o->kind == IN_PLACE) {

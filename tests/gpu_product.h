@@ -88,7 +88,7 @@ static inline void work_out(product *x) {
             int64_t i = g * a->block_rows + in_block / a->block_cols;
             int64_t j = a->col_idx[t] * a->block_cols + in_block % a->block_cols;
             if (i >= a->rows || j >= a->cols) continue;
-            int64_t to = p->transpose ? j : i, from = p->transpose ? i : j;
+            int64_t to = p->matmul.transpose ? j : i, from = p->matmul.transpose ? i : j;
             if (p->op == SAT_MATMUL)
                 for (int64_t n = 0; n < p->n; n++) x->want[to * p->n + n] += in[0][e] * in[1][from * p->n + n];
             else
@@ -119,8 +119,8 @@ static inline product make_product(sat_context *ctx, sat_problem p, int64_t rows
     int64_t stored = x.a.stored_blocks * block * block;
     if (p.op == SAT_MATMUL) {
         x.count[0] = stored;
-        x.count[1] = (p.transpose ? rows : cols) * p.n;
-        x.count[2] = (p.transpose ? cols : rows) * p.n;
+        x.count[1] = (p.matmul.transpose ? rows : cols) * p.n;
+        x.count[2] = (p.matmul.transpose ? cols : rows) * p.n;
     } else x.count[0] = rows * p.k, x.count[1] = p.k * cols, x.count[2] = stored;
     for (int i = 0; i < 3; i++) {
         size_t bytes = (size_t)(x.count[i] * number_bytes(i < 2 ? p.a_dtype : p.c_dtype)) + 16;

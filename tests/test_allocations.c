@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "folder.h"
+#include "problems.h"
 
 /* ---- allocations that fail, and what is alive ---- */
 
@@ -129,7 +130,8 @@ static sat_status make_context(life *l) {
     sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = l->folder, .threads = 1};
     o.effort = l->quiet ? SAT_EFFORT_CACHED : SAT_EFFORT_QUICK, o.budget_seconds = 1e-4;
     o.measure = SAT_MEASURE_WARM;
-    if (l->own_allocator) o.allocator = (sat_allocator){callers_alloc, callers_free, NULL};
+    sat_allocator own = {SAT_SIZED(sat_allocator), callers_alloc, callers_free, NULL};
+    if (l->own_allocator) o.allocator = &own;
     return sat_context_create(&o, &l->ctx);
 }
 
@@ -149,7 +151,7 @@ static sat_status make_mask(life *l) {
 }
 
 static sat_status make_plan(life *l) {
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     return sat_plan_create(l->ctx, l->pattern, &p, &l->plan);
 }
 
@@ -167,42 +169,42 @@ static sat_status check_product(const life *l, sat_status status) {
 }
 
 static sat_status run_plan(life *l) {
-    return check_product(l, sat_run(l->plan, (void *[]){l->values, l->b, l->c}, NULL));
+    return check_product(l, sat_run(l->plan, (const void *[]){l->values, l->b}, 2, (void *[]){l->c}, 1, NULL));
 }
 
 static sat_status copy_plan(life *l) {
     sat_status status = sat_plan_dup(l->plan, &l->copy);
-    if (status == SAT_OK) status = check_product(l, sat_run(l->copy, (void *[]){l->values, l->b, l->c}, NULL));
+    if (status == SAT_OK) status = check_product(l, sat_run(l->copy, (const void *[]){l->values, l->b}, 2, (void *[]){l->c}, 1, NULL));
     sat_plan_free(l->copy);
     l->copy = NULL;
     return status;
 }
 
 static sat_status call_matmul(life *l) {
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     p.beta = 0.5;
     for (int64_t i = 0; i < M * N; i++) l->c[i] = 0;
     return check_product(l, sat_bsr_matmul(l->ctx, l->pattern, &p, l->values, l->b, l->c, NULL, NULL));
 }
 
 static sat_status call_transposed(life *l) { /* needs the transposed index */
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
-    p.transpose = SAT_TRANSPOSE;
+    sat_problem p = matmul_problem(SAT_F32, N);
+    p.matmul.transpose = SAT_TRANSPOSE;
     return sat_bsr_matmul(l->ctx, l->pattern, &p, l->values, l->b, l->x, NULL, NULL);
 }
 
 static sat_status call_sampled(life *l) {
-    sat_problem p = sat_sampled_problem(SAT_F32, N);
+    sat_problem p = sampled_problem(SAT_F32, N);
     return sat_bsr_sampled_matmul(l->ctx, l->pattern, &p, l->b, l->b, l->s, NULL);
 }
 
 static sat_status call_attention(life *l) {
-    sat_problem p = sat_attention_problem(SAT_F32, 2, 1, DIM);
+    sat_problem p = attention_problem(SAT_F32, 2, 1, DIM);
     return sat_attention_forward(l->ctx, l->mask, &p, l->q, l->q, l->q, l->o, NULL, NULL);
 }
 
 static sat_status call_backward(life *l) {
-    sat_problem p = sat_attention_problem(SAT_F32, 1, 1, DIM);
+    sat_problem p = attention_problem(SAT_F32, 1, 1, DIM);
     p.op = SAT_ATTENTION_BACKWARD;
     float *o = l->o, *lse = l->o + 64;
     return sat_attention_backward(l->ctx, l->mask, &p, l->q, l->q, l->q, o, lse, l->q, l->x, l->s, l->c, NULL);
@@ -218,23 +220,23 @@ static sat_status race_of(life *l, const sat_pattern *pattern, const sat_problem
 }
 
 static sat_status race_matmul(life *l) {
-    sat_problem p = sat_matmul_problem(SAT_BF16, 3);
-    p.beta = 0.75, p.transpose = SAT_TRANSPOSE;
+    sat_problem p = matmul_problem(SAT_BF16, 3);
+    p.beta = 0.75, p.matmul.transpose = SAT_TRANSPOSE;
     return race_of(l, l->pattern, &p, "cpu_matmul_any_any_c_portable,cpu_matmul_bf16_any_avx2_4x24");
 }
 
 static sat_status race_sampled(life *l) {
-    sat_problem p = sat_sampled_problem(SAT_F64, 3);
+    sat_problem p = sampled_problem(SAT_F64, 3);
     return race_of(l, l->pattern, &p, "cpu_sampled_any_any_c_6x2v,cpu_sampled_any_any_avx2_4x3_dot");
 }
 
 static sat_status race_attention(life *l) {
-    sat_problem p = sat_attention_problem(SAT_F32, 1, 1, DIM);
+    sat_problem p = attention_problem(SAT_F32, 1, 1, DIM);
     return race_of(l, l->mask, &p, "cpu_attention_any_any_c_reference,cpu_attention_f32_any_avx2_64x64");
 }
 
 static sat_status race_backward(life *l) {
-    sat_problem p = sat_attention_problem(SAT_F32, 1, 1, DIM);
+    sat_problem p = attention_problem(SAT_F32, 1, 1, DIM);
     p.op = SAT_ATTENTION_BACKWARD;
     return race_of(l, l->mask, &p, "cpu_attention_backward_any_any_c_reference");
 }

@@ -9,6 +9,7 @@
 #include "amx_emulate.h"
 #define sat_family_cpu_matmul_amx emulated_family
 #include "kernels/cpu/matmul/matmul_amx.c" // NOLINT(bugprone-suspicious-include)
+#include "problems.h"
 
 static bool emulated_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                               const sat_device *d) {
@@ -18,16 +19,16 @@ static bool emulated_supports(const sat_variant *v, const sat_problem *p, const 
 }
 
 static void race_one(sat_context *ctx, uint64_t *r) {
-    sat_problem p = sat_matmul_problem(SAT_BF16, 1 + random_below(r, 120));
+    sat_problem p = matmul_problem(SAT_BF16, 1 + random_below(r, 120));
     int64_t sides[] = {1, 7, 16, 32, 33, 48, 64};
     int64_t br = sides[random_below(r, 7)], bc = sides[random_below(r, 7)];
     sat_pattern *pattern =
         random_pattern(ctx, r, 1 + random_below(r, 200), 1 + random_below(r, 200), br, bc, 0.5, false);
     if (random_below(r, 2)) p.c_dtype = SAT_F32;
-    if (random_below(r, 2)) p.transpose = SAT_TRANSPOSE;
+    if (random_below(r, 2)) p.matmul.transpose = SAT_TRANSPOSE;
     if (random_below(r, 3) == 0) p.beta = -0.5;
-    if (random_below(r, 3) == 0) p.bias = SAT_BIAS_ROW;
-    if (random_below(r, 3) == 0) p.activation = SAT_ACT_GELU;
+    if (random_below(r, 3) == 0) p.matmul.bias = SAT_BIAS_ROW;
+    if (random_below(r, 3) == 0) p.matmul.activation = SAT_ACT_GELU;
     if (random_below(r, 4) == 0) p.flags = SAT_FIXED_VALUES;
     if (random_below(r, 3) == 0) p.b = (sat_layout){.row_stride = 1, .col_stride = 211};
     if (random_below(r, 3) == 0) p.c = (sat_layout){.row_stride = 1, .col_stride = 205};
@@ -53,7 +54,7 @@ static sat_context *open_emulated(void) {
                      .supports = emulated_supports};
     v.estimate = emulated_family.estimate, v.workspace = emulated_family.workspace, v.launch = emulated_family.launch;
     v.prepare = emulated_family.prepare, v.refresh = emulated_family.refresh, v.release = emulated_family.release;
-    assert_ok(sat_register_variant(ctx, &v));
+    assert_ok(sat_variant_register(ctx, &v));
     return ctx;
 }
 
@@ -75,11 +76,11 @@ static void expect_long(sat_context *ctx, int64_t high, int64_t wide, int64_t de
     float *c = malloc((size_t)(high * N) * sizeof *c);
     for (int64_t i = 0; i < high * padded; i++) values[i] = (uint16_t)(0x3f00 + random_below(&random, 0xc0));
     for (int64_t i = 0; i < depth * N; i++) b[i] = (uint16_t)(0x3f00 + random_below(&random, 0xc0)); /* 0.5 to 1.5 */
-    sat_problem p = sat_matmul_problem(SAT_BF16, N);
+    sat_problem p = matmul_problem(SAT_BF16, N);
     p.c_dtype = SAT_F32;
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create_with(ctx, pattern, &p, "emulated", &plan));
-    assert_ok(sat_run(plan, (void *[]){values, b, c}, NULL));
+    assert_ok(sat_run(plan, (const void *[]){values, b}, 2, (void *[]){c}, 1, NULL));
     double bound = 0x1p-24 * (2 * (sqrt(SAT_SUM_PART) + sqrt((double)depth / SAT_SUM_PART)) + 16);
     for (int64_t i = 0; i < high; i++)
         for (int64_t j = 0; j < N; j++) {

@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <math.h>
+#include "problems.h"
 
 typedef struct fixture {
     sat_context *ctx;
@@ -40,7 +41,7 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     sat_plan *plan = NULL;
     sat_problem p;
 #define TRY(change, status, word)                                                                                      \
-    p = sat_attention_problem(SAT_F32, 6, 2, 64);                                                                      \
+    p = attention_problem(SAT_F32, 6, 2, 64);                                                                      \
     change;                                                                                                            \
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), status, word);                                        \
     assert_null(plan)
@@ -59,8 +60,8 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     TRY(p.k = 32, SAT_BAD_SIZE, "k is 32");
     TRY(p.beta = 1, SAT_UNSUPPORTED, "beta");
     TRY(p.alpha = NAN, SAT_UNSUPPORTED, "alpha");
-    TRY(p.transpose = SAT_TRANSPOSE, SAT_UNSUPPORTED, "transpose");
-    TRY(p.bias = SAT_BIAS_ROW, SAT_UNSUPPORTED, "bias");
+    TRY(p.matmul.transpose = SAT_TRANSPOSE, SAT_UNSUPPORTED, "transpose");
+    TRY(p.matmul.bias = SAT_BIAS_ROW, SAT_UNSUPPORTED, "bias");
     TRY(p.a_dtype = p.b_dtype = SAT_F16; p.c_dtype = SAT_F32, SAT_UNSUPPORTED, "c_dtype");
     TRY(p.attention.q.row_stride = -1, SAT_BAD_STRIDE, "q:");
     TRY(p.attention.o = ((sat_heads){.head_stride = 6400, .row_stride = 63}), SAT_BAD_STRIDE, "o:");
@@ -99,7 +100,7 @@ static void bad_offsets_are_refused_by_name(void **state) {
     assert_int_equal(v.q_offsets[1], 40);
     assert_int_equal(v.kv_offsets[1], 50);
     assert_ptr_equal(v.q_offsets, v.device_q_offsets);
-    sat_problem p = sat_attention_problem(SAT_F32, 2, 2, 64);
+    sat_problem p = attention_problem(SAT_F32, 2, 2, 64);
     sat_plan *plan = NULL;
     p.batch = 2;
     assert_fails(sat_plan_create(f->ctx, pattern, &p, &plan), SAT_BAD_SIZE, "batch is 2");
@@ -113,7 +114,7 @@ static void bad_offsets_are_refused_by_name(void **state) {
 
 static void structs_of_the_first_version_are_taken(void **state) {
     fixture *f = *state;
-    sat_problem p = sat_matmul_problem(SAT_F32, 8);
+    sat_problem p = matmul_problem(SAT_F32, 8);
     sat_plan *plan = NULL;
     p.size = offsetof(sat_problem, attention);
     assert_ok(sat_plan_create(f->ctx, f->pattern, &p, &plan));
@@ -164,7 +165,7 @@ static void the_one_call_form_is_right_and_writes_lse_where_it_is_wanted(void **
     fixture *f = *state;
     uint64_t r = 2;
     sat_pattern_view a = view_of(f->pattern);
-    sat_problem p = sat_attention_problem(SAT_F32, 4, 2, 40);
+    sat_problem p = attention_problem(SAT_F32, 4, 2, 40);
     p.attention.causal = true;
     int64_t qs = 4 * 100 * 40, ks = 2 * 130 * 40;
     float *q = random_floats(&r, qs), *k = random_floats(&r, ks), *v = random_floats(&r, ks);
@@ -186,7 +187,8 @@ static void run_variant(fixture *f, const sat_pattern *pattern, const sat_proble
                         void **operands) {
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create_with(f->ctx, pattern, p, name, &plan));
-    assert_ok(sat_run(plan, operands, NULL));
+    const void *inputs[] = {operands[0], operands[1], operands[2]};
+    assert_ok(sat_run(plan, inputs, 3, operands + 3, p->attention.lse ? 2 : 1, NULL));
     sat_plan_free(plan);
 }
 
@@ -196,7 +198,7 @@ static void gradients_are_slopes(void **state) {
     uint64_t r = 3;
     enum { M = 30, N = 40, D = 16, H = 4, KV = 2 };
     sat_pattern *pattern = random_pattern(f->ctx, &r, M, N, 8, 8, 0.6, false);
-    sat_problem p = sat_attention_problem(SAT_F64, H, KV, D);
+    sat_problem p = attention_problem(SAT_F64, H, KV, D);
     p.attention.causal = true, p.attention.lse = true;
     sat_problem back = p;
     back.op = SAT_ATTENTION_BACKWARD;
@@ -249,7 +251,8 @@ static void each_forward(fixture *f, const sat_bsr *mask, const sat_problem *p, 
         if (status == SAT_UNSUPPORTED || status == SAT_NOT_FOUND) continue;
         assert_ok(status);
         memset(operands[3], 0xff, 1 << 12), memset(operands[4], 0xff, 1 << 8);
-        assert_ok(sat_run(plan, operands, NULL));
+        const void *inputs[] = {operands[0], operands[1], operands[2]};
+        assert_ok(sat_run(plan, inputs, 3, operands + 3, p->attention.lse ? 2 : 1, NULL));
         look(operands[3], operands[4]);
         sat_plan_free(plan);
     }
@@ -266,7 +269,7 @@ static void large_scores_do_not_overflow(void **state) {
     float q[16], k[32], v[32], o[1 << 10], lse[1 << 6];
     for (int i = 0; i < 16; i++) q[i] = 1e15f, k[i] = -1e15f, k[16 + i] = 1e15f, v[i] = 1, v[16 + i] = 2;
     for (int i = 0; i < 8; i++) k[8 + i] = 1e15f, v[8 + i] = 2;
-    sat_problem p = sat_attention_problem(SAT_F32, 1, 1, 8);
+    sat_problem p = attention_problem(SAT_F32, 1, 1, 8);
     p.attention.lse = true, p.alpha = 1;
     sat_bsr mask = dense_mask(1, 2);
     each_forward(f, &mask, &p, (void *[]){q, k, v, o, lse}, is_the_second_value);
@@ -281,7 +284,7 @@ static void a_row_that_keeps_nothing_is_zero(void **state) {
     fixture *f = *state;
     float q[16], k[64], v[64], o[1 << 10], lse[1 << 6];
     for (int i = 0; i < 64; i++) q[i & 15] = 1, k[i] = 1, v[i] = 1;
-    sat_problem p = sat_attention_problem(SAT_F32, 1, 1, 8);
+    sat_problem p = attention_problem(SAT_F32, 1, 1, 8);
     p.attention.lse = true;
     sat_bsr mask = dense_mask(2, 8);
     mask.stored_blocks = 0, mask.row_ptr = (const int64_t[]){0, 0};
@@ -297,7 +300,7 @@ static void lengths_of_zero_are_ordinary(void **state) {
     sat_bsr mask = dense_mask(0, 4);
     sat_pattern *pattern = NULL;
     assert_ok(sat_pattern_create(f->ctx, &mask, &pattern));
-    sat_problem p = sat_attention_problem(SAT_F32, 1, 1, 8);
+    sat_problem p = attention_problem(SAT_F32, 1, 1, 8);
     assert_ok(sat_attention_forward(f->ctx, pattern, &p, NULL, k, v, NULL, NULL, NULL));
     p.op = SAT_ATTENTION_BACKWARD;
     assert_ok(sat_attention_backward(f->ctx, pattern, &p, NULL, k, v, NULL, NULL, NULL, NULL, dk, dv, NULL));
@@ -314,7 +317,7 @@ static void gradients_may_share_a_packed_buffer(void **state) {
     sat_bsr mask = dense_mask(S, S);
     sat_pattern *pattern = NULL;
     assert_ok(sat_pattern_create(f->ctx, &mask, &pattern));
-    sat_problem p = sat_attention_problem(SAT_F32, H, H, D);
+    sat_problem p = attention_problem(SAT_F32, H, H, D);
     p.op = SAT_ATTENTION_BACKWARD;
     sat_heads packed = {.head_stride = D, .row_stride = ROW};
     p.attention.q = p.attention.k = p.attention.v = p.attention.dq = p.attention.dk = p.attention.dv = packed;
@@ -342,7 +345,7 @@ static void a_race_checks_and_remembers_it(void **state) {
     sat_context *ctx = open_context(SAT_EFFORT_QUICK);
     sat_pattern *pattern = random_pattern(ctx, &r, 200, 200, 32, 32, 0.5, false);
     for (int op = SAT_ATTENTION; op <= SAT_ATTENTION_BACKWARD; op++) {
-        sat_problem p = sat_attention_problem(SAT_BF16, 4, 2, 64);
+        sat_problem p = attention_problem(SAT_BF16, 4, 2, 64);
         p.op = op, p.attention.causal = true;
         sat_race *race = NULL;
         assert_ok(sat_race_run(ctx, pattern, &p, NULL, &race));

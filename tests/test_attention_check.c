@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "ops/attention_check.h"
+#include "problems.h"
 
 /* `name` NULL: whichever the estimate prefers. */
 static void open_scene(scene *s, sat_pattern *pattern, sat_context *ctx, sat_problem p, const char *name) {
@@ -24,7 +25,7 @@ static void open_scene(scene *s, sat_pattern *pattern, sat_context *ctx, sat_pro
 static sat_problem random_problem(uint64_t *r) {
     const sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
     int64_t kv = 1 + random_below(r, 2), heads = kv * (1 + random_below(r, 2));
-    sat_problem p = sat_attention_problem(types[random_below(r, 4)], heads, kv, 8 + 8 * random_below(r, 12));
+    sat_problem p = attention_problem(types[random_below(r, 4)], heads, kv, 8 + 8 * random_below(r, 12));
     if (random_below(r, 2)) p.op = SAT_ATTENTION_BACKWARD;
     p.batch = 1 + random_below(r, 2);
     p.attention.causal = random_below(r, 2), p.attention.lse = random_below(r, 2);
@@ -144,7 +145,7 @@ static void every_variant_passes_every_round(void **state) {
 /* 2 heads, 130 x 200, blocks of 16: small enough that every line is worked out. */
 static void open_small(scene *s, uint64_t *r, sat_operation op, sat_dtype type) {
     sat_context *ctx = open_context(SAT_EFFORT_OFF);
-    sat_problem p = sat_attention_problem(type, 2, 1, 32);
+    sat_problem p = attention_problem(type, 2, 1, 32);
     p.op = op, p.attention.lse = true;
     open_scene(s, random_pattern(ctx, r, 130, 200, 16, 16, 0.7, false), ctx, p, NULL);
     assert_ok(sat_bench_fill(&s->bench, SAT_PROBE_PRECISION, 0, next_random(r)));
@@ -232,7 +233,7 @@ static void a_block_of_a_long_row_is_found(void **state) {
     for (int i = 0; i < 6; i++) {
         scene s;
         sat_context *ctx = open_context(SAT_EFFORT_OFF);
-        sat_problem p = sat_attention_problem(types[i % 3], 1, 1, 64);
+        sat_problem p = attention_problem(types[i % 3], 1, 1, 64);
         if (i >= 3) p.op = SAT_ATTENTION_BACKWARD;
         open_scene(&s, random_pattern(ctx, &r, 2048, 8192, 128, 128, 0.9, false), ctx, p, NULL);
         char where[224];
@@ -255,7 +256,7 @@ static void one_key_of_one_row_of_a_large_problem_is_found(void **state) {
         char where[224];
         sat_context *ctx = open_context(SAT_EFFORT_OFF);
         const int64_t n = 4096, dim = 64;
-        sat_problem p = sat_attention_problem(types[i % 3], 2, 1, dim);
+        sat_problem p = attention_problem(types[i % 3], 2, 1, dim);
         open_scene(&s, random_pattern(ctx, &r, 1024, n, 1024, n, 1, false), ctx, p, NULL);
         assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_EXACT, i & 1, next_random(&r)));
         run(&s);
@@ -280,7 +281,7 @@ static void one_wrong_gradient_is_found(void **state) {
     for (int i = 0; i < 18; i++) {
         scene s;
         sat_context *ctx = open_context(SAT_EFFORT_OFF);
-        sat_problem p = sat_attention_problem(types[i % 3], 1, 1, 128);
+        sat_problem p = attention_problem(types[i % 3], 1, 1, 128);
         p.op = SAT_ATTENTION_BACKWARD;
         int64_t length = i < 9 ? 256 : 1024;
         open_scene(&s, random_pattern(ctx, &r, length, length, length, length, 1, false), ctx, p, NULL);

@@ -6,6 +6,7 @@
 
 #include "core/pattern.h"
 #include "variant.h"
+#include "problems.h"
 
 /* One problem with all its numbers as doubles, (batch, head, row, dim) without gaps. */
 typedef struct numbers {
@@ -193,7 +194,7 @@ static void run_variant(scene *s, const sat_variant *v) {
 
 static sat_problem random_problem(uint64_t *r, sat_dtype type) {
     int64_t kv = 1 + random_below(r, 2), heads = kv * (1 + random_below(r, 2));
-    sat_problem p = sat_attention_problem(type, heads, kv, 8 + 8 * random_below(r, 5));
+    sat_problem p = attention_problem(type, heads, kv, 8 + 8 * random_below(r, 5));
     p.op = SAT_ATTENTION_BACKWARD, p.batch = 1 + random_below(r, 2), p.attention.causal = random_below(r, 2);
     if (random_below(r, 3) == 0) p.attention.window = 1 + random_below(r, 30);
     if (random_below(r, 3) == 0) p.alpha = 0.4;

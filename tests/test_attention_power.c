@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "base/status.h"
+#include "problems.h"
 
 typedef enum fault {
     NONE,
@@ -332,8 +333,8 @@ static sat_result race_of(fault f, sat_operation op, sat_dtype dtype, const size
     sat_variant v = {SAT_SIZED(sat_variant), .name = "planted",     .revision = "1",      .op = op,
                      .backend = SAT_CPU,     .user = &me,           .supports = supports, .estimate = estimate,
                      .launch = launch,       .flags = SAT_V_BATCHED};
-    assert_ok(sat_register_variant(ctx, &v));
-    sat_problem p = sat_attention_problem(dtype, s->heads, s->kv_heads, s->dim);
+    assert_ok(sat_variant_register(ctx, &v));
+    sat_problem p = attention_problem(dtype, s->heads, s->kv_heads, s->dim);
     p.op = op, p.attention.lse = op == SAT_ATTENTION;
     p.attention.causal = f == ONE_KEY_TOO_MANY;
     p.attention.window = f == WINDOW_TOO_WIDE ? 20 : 0;

@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include "kernels/attention_schedule.h"
+#include "problems.h"
 
 static bool kept(const sat_mask *k, int64_t h, int64_t i, int64_t j) {
     sat_range r = sat_keys_of(k, i), q = sat_queries_of(k, j);
@@ -76,7 +77,7 @@ static void it_visits_what_is_kept(void **state) {
         int64_t heads = 1 + random_below(&r, 3), m = random_below(&r, 100), n = random_below(&r, 140);
         int64_t br = 1 + random_below(&r, 40), bc = 1 + random_below(&r, 40);
         bool own = random_below(&r, 3) == 0 && m > 0;
-        sat_problem p = sat_attention_problem(SAT_F32, heads, heads, 8);
+        sat_problem p = attention_problem(SAT_F32, heads, heads, 8);
         p.m = m, p.n = n, p.batch = 1;
         p.attention.causal = random_below(&r, 2), p.attention.window = random_below(&r, 2) * random_below(&r, 50);
         int64_t rows = own ? heads * ((m + br - 1) / br) * br : m;

@@ -9,6 +9,7 @@
 #include "cache/cache.h"
 #include "cache/cache_file.h"
 #include "folder.h"
+#include "problems.h"
 
 enum { M = 24, N = 7, BLOCK = 4 };
 
@@ -42,7 +43,7 @@ static void expect_right(const char *folder, sat_effort effort) {
     sat_context *ctx = open_in(folder, effort);
     sat_pattern *pattern = pattern_in(ctx);
     sat_pattern_view a = view_of(pattern);
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     sat_plan *plan = NULL;
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     float *values = random_floats(&random, a.stored_blocks * BLOCK * BLOCK), *b = random_floats(&random, M * N),
@@ -54,7 +55,7 @@ static void expect_right(const char *folder, sat_effort effort) {
     for (size_t i = 0; i < sat_variant_count(ctx); i++)
         if (!strcmp(sat_variant_at(ctx, i)->name, info.variant))
             assert_false(sat_variant_at(ctx, i)->flags & (SAT_V_DENSE | SAT_V_NONDETERMINISTIC));
-    assert_ok(sat_run(plan, (void *[]){values, b, c}, NULL));
+    assert_ok(sat_run(plan, (const void *[]){values, b}, 2, (void *[]){c}, 1, NULL));
     assert_close(c, want, M * N, M);
     sat_plan_free(plan), sat_pattern_free(pattern), sat_context_free(ctx);
     free(values), free(b), free(c), free(want);
@@ -209,7 +210,7 @@ static target find_target(const char *folder) {
     target t = {.folder = folder};
     sat_context *ctx = open_in(folder, SAT_EFFORT_OFF);
     sat_pattern *pattern = pattern_in(ctx);
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     sat_plan *plan = NULL;
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     assert_ok(sat_problem_key(ctx, pattern, &p, t.key, sizeof t.key));

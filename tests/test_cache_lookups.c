@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "folder.h"
+#include "problems.h"
 
 /* ---- counting ---- */
 
@@ -55,7 +56,7 @@ static sat_context *open_on(const char *dir) {
 }
 
 static sat_plan_info plan(sat_context *ctx, const sat_pattern *pattern) {
-    sat_problem p = sat_matmul_problem(SAT_F32, 16);
+    sat_problem p = matmul_problem(SAT_F32, 16);
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     sat_plan *made = NULL;
     memset(&seen, 0, sizeof seen);

@@ -3,17 +3,18 @@
 
 #include "ops/check.h"
 #include "variant.h"
+#include "problems.h"
 
 static sat_problem random_problem(uint64_t *r, bool sampled) {
     sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
     sat_dtype type = types[random_below(r, 4)];
-    sat_problem p = sampled ? sat_sampled_problem(type, 1 + random_below(r, 150))
-                            : sat_matmul_problem(type, 1 + random_below(r, 150));
+    sat_problem p = sampled ? sampled_problem(type, 1 + random_below(r, 150))
+                            : matmul_problem(type, 1 + random_below(r, 150));
     if (type != SAT_F64 && random_below(r, 3) == 0) p.c_dtype = SAT_F32;
     if (random_below(r, 3) == 0) p.beta = 0.75;
     if (random_below(r, 3) == 0) p.alpha = -1.5;
-    if (!sampled && random_below(r, 2)) p.transpose = SAT_TRANSPOSE;
-    if (!sampled && random_below(r, 3) == 0) p.bias = SAT_BIAS_ROW;
+    if (!sampled && random_below(r, 2)) p.matmul.transpose = SAT_TRANSPOSE;
+    if (!sampled && random_below(r, 3) == 0) p.matmul.bias = SAT_BIAS_ROW;
     return p;
 }
 
@@ -30,7 +31,7 @@ static void open_scene(scene *s, uint64_t *r, sat_problem p) {
     s->ctx = open_context(SAT_EFFORT_OFF);
     int64_t rows = 1 + random_below(r, 200), cols = 1 + random_below(r, 200);
     s->pattern = random_pattern(s->ctx, r, rows, cols, 1 + random_below(r, 20), 1 + random_below(r, 40), 0.3, false);
-    bool t = p.transpose == SAT_TRANSPOSE;
+    bool t = p.matmul.transpose == SAT_TRANSPOSE;
     if (p.op == SAT_SAMPLED) {
         strides(r, &p.a, rows, p.k);
         strides(r, &p.b, p.k, cols);
@@ -70,7 +71,7 @@ static void the_reference_passes_everywhere(void **state) {
         scene s;
         char where[224];
         sat_problem p = random_problem(&r, i & 1);
-        if (!(i & 1) && random_below(&r, 3) == 0) p.activation = (sat_activation)(1 + random_below(&r, 3));
+        if (!(i & 1) && random_below(&r, 3) == 0) p.matmul.activation = (sat_activation)(1 + random_below(&r, 3));
         open_scene(&s, &r, p);
         for (int round = 0; round < 4; round++) {
             fill(&s, &r, SAT_PROBE_EXACT, round);
@@ -193,11 +194,11 @@ static void a_forgotten_activation_is_found(void **state) {
     for (int i = 0; i < 150; i++) {
         scene s;
         sat_problem p = random_problem(&r, false);
-        p.activation = (sat_activation)(1 + i % 3);
+        p.matmul.activation = (sat_activation)(1 + i % 3);
         open_scene(&s, &r, p);
         bool enough = s.view->stored_blocks > 8 && s.q.problem.m * s.q.problem.n > 400;
         fill(&s, &r, i & 1 ? SAT_PROBE_EXACT : SAT_PROBE_PRECISION, i / 2 % 4);
-        s.runner.problem.activation = SAT_ACT_NONE;
+        s.runner.problem.matmul.activation = SAT_ACT_NONE;
         run(&s);
         if (enough && passes(&s, NULL)) fail_msg("case %d, %s: a forgotten activation passed", i, s.q.exact);
         close_scene(&s);

@@ -4,6 +4,7 @@
 #include "cache/cache_file.h"
 #include "core/choose.h"
 #include "core/key.h"
+#include "problems.h"
 
 static sat_registry registry;
 
@@ -193,28 +194,28 @@ static void the_key_tells_apart_what_decides_and_nothing_else(void **state) {
     sat_pattern *x = random_pattern(ctx, &random, 512, 512, 16, 16, 1, false);
     sat_pattern *y = random_pattern(ctx, &random, 520, 515, 16, 16, 1, true);
     char base[512], other[512];
-    sat_problem p = sat_matmul_problem(SAT_F32, 512);
+    sat_problem p = matmul_problem(SAT_F32, 512);
     assert_ok(sat_problem_key(ctx, x, &p, base, sizeof base));
     assert_ok(sat_problem_key(ctx, y, &p, other, sizeof other));
     assert_string_equal(base, other);
     p.alpha = 3; /* scalars but a zero beta cost nothing */
     assert_ok(sat_problem_key(ctx, x, &p, other, sizeof other));
     assert_string_equal(base, other);
-    p = sat_matmul_problem(SAT_F32, 512), p.b_align = 64; /* on the CPU chance */
+    p = matmul_problem(SAT_F32, 512), p.b_align = 64; /* on the CPU chance */
     assert_ok(sat_problem_key(ctx, x, &p, other, sizeof other));
     assert_string_equal(base, other);
 #define DIFFERS(change)                                                                                                \
-    p = sat_matmul_problem(SAT_F32, 512);                                                                              \
+    p = matmul_problem(SAT_F32, 512);                                                                              \
     change;                                                                                                            \
     assert_ok(sat_problem_key(ctx, x, &p, other, sizeof other));                                                       \
     assert_string_not_equal(base, other)
     DIFFERS(p.n = 1024);
-    DIFFERS(p = sat_matmul_problem(SAT_F16, 512));
-    DIFFERS(p = sat_sampled_problem(SAT_F32, 512));
-    DIFFERS(p.transpose = SAT_TRANSPOSE);
+    DIFFERS(p = matmul_problem(SAT_F16, 512));
+    DIFFERS(p = sampled_problem(SAT_F32, 512));
+    DIFFERS(p.matmul.transpose = SAT_TRANSPOSE);
     DIFFERS(p.beta = 1);
-    DIFFERS(p.bias = SAT_BIAS_ROW);
-    DIFFERS(p.activation = SAT_ACT_RELU);
+    DIFFERS(p.matmul.bias = SAT_BIAS_ROW);
+    DIFFERS(p.matmul.activation = SAT_ACT_RELU);
     DIFFERS(p.flags = SAT_FIXED_VALUES);
     DIFFERS(p.flags = SAT_ALLOW_DENSE);
     DIFFERS((p.b.row_stride = 1, p.b.col_stride = 512));

@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <pthread.h>
+#include "problems.h"
 
 enum { THREADS = 6, ROUNDS = 12 };
 
@@ -46,18 +47,17 @@ static void *work(void *user) {
                      .revision = "1",        .op = SAT_MATMUL,
                      .backend = SAT_CPU,     .supports = yes,
                      .estimate = one,        .launch = nothing};
-    if (sat_register_variant(w->ctx, &v) != SAT_OK) w->problem = "register";
+    if (sat_variant_register(w->ctx, &v) != SAT_OK) w->problem = "register";
     for (int i = 0; i < ROUNDS && !w->problem; i++) {
-        sat_problem p = sat_matmul_problem(SAT_F32, w->n);
+        sat_problem p = matmul_problem(SAT_F32, w->n);
         memset(c, 0xff, (size_t)(w->rows * w->n) * sizeof *c);
         if (i % 2) {
             if (sat_bsr_matmul(w->ctx, w->pattern, &p, w->values, w->b, c, NULL, NULL) != SAT_OK)
                 w->problem = "one call";
         } else {
             sat_plan *plan = NULL;
-            void *operands[] = {(void *)(uintptr_t)w->values, (void *)(uintptr_t)w->b, c};
             if (sat_plan_create(w->ctx, w->pattern, &p, &plan) != SAT_OK) w->problem = "plan";
-            else if (sat_run(plan, operands, NULL) != SAT_OK) w->problem = "run";
+            else if (sat_run(plan, (const void *[]){w->values, w->b}, 2, (void *[]){c}, 1, NULL) != SAT_OK) w->problem = "run";
             sat_plan_free(plan);
         }
         if (!w->problem && !close_enough(c, w->want, w->rows * w->n)) w->problem = "wrong product";
@@ -89,7 +89,7 @@ static void run_threads(bool background) {
         if (workers[i].problem) fail_msg("thread %d: %s: %s", i, workers[i].problem, sat_last_error());
     }
     assert_ok(sat_context_wait(ctx));
-    sat_problem p = sat_matmul_problem(SAT_F32, n);
+    sat_problem p = matmul_problem(SAT_F32, n);
     sat_plan *plan = NULL;
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
@@ -121,7 +121,7 @@ static void a_context_may_close_while_the_background_has_work(void **state) {
         uint64_t random = 5;
         for (int64_t n = 1; n < 30; n++) {
             sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 8, 8, 0.5, false);
-            sat_problem p = sat_matmul_problem(SAT_F32, n);
+            sat_problem p = matmul_problem(SAT_F32, n);
             sat_plan *plan = NULL;
             assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
             sat_plan_free(plan);

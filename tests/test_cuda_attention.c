@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include "kernels/cuda/attention/attention_work.h"
+#include "problems.h"
 
 typedef struct visit {
     const sat_mask *k;
@@ -160,7 +161,7 @@ static void every_kept_pair_is_visited_once(void **state) {
         int64_t heads = 1 + random_below(&r, 2), m = 1 + random_below(&r, 700), n = 1 + random_below(&r, 700);
         int64_t br = sides[random_below(&r, 6)], bc = sides[random_below(&r, 6)];
         bool own = random_below(&r, 3) == 0;
-        sat_problem p = sat_attention_problem(SAT_F16, heads, heads, 64);
+        sat_problem p = attention_problem(SAT_F16, heads, heads, 64);
         p.m = m, p.n = n, p.batch = 1;
         p.attention.causal = random_below(&r, 2), p.attention.window = random_below(&r, 2) * random_below(&r, 300);
         int64_t rows = own ? heads * ((m + br - 1) / br) * br : m;

@@ -4,6 +4,7 @@
 #include "gpu_product.h"
 
 #include <pthread.h>
+#include "problems.h"
 
 static void begin_capture(cudaStream_t s) { assert_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); }
 
@@ -85,8 +86,8 @@ static void every_variant_is_captured_and_replayed_with_new_values(void **state)
         for (int b = 0; b < 4; b++)
             for (int kind = 0; kind < 5; kind++) { /* matmul, one column, transposed, fixed values, sampled */
                 sat_problem p =
-                    kind == 4 ? sat_sampled_problem(dtypes[d], 64) : sat_matmul_problem(dtypes[d], kind == 1 ? 1 : 64);
-                p.transpose = kind == 2 ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+                    kind == 4 ? sampled_problem(dtypes[d], 64) : matmul_problem(dtypes[d], kind == 1 ? 1 : 64);
+                p.matmul.transpose = kind == 2 ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
                 p.flags = SAT_ALLOW_DENSE | SAT_ALLOW_NONDETERMINISTIC | SAT_ALLOW_TF32;
                 if (kind == 3) p.flags |= SAT_FIXED_VALUES;
                 p.a_align = p.b_align = p.c_align = 128;
@@ -111,7 +112,7 @@ static void one_call_is_captured_with_and_without_a_plan(void **state) {
     (void)state;
     sat_context *ctx = open_gpu((sat_context_options){.effort = SAT_EFFORT_QUICK, .budget_seconds = 0.1});
     cudaStream_t s = new_stream(), other = new_stream();
-    product x = make_product(ctx, sat_matmul_problem(SAT_F16, 64), 256, 128, 16, 5);
+    product x = make_product(ctx, matmul_problem(SAT_F16, 64), 256, 128, 16, 5);
     cudaGraphExec_t exec[2];
     for (int i = 0; i < 2; i++) {
         if (i) assert_ok(one_call(ctx, &x, s)); /* tunes; the graph then has the winner */
@@ -157,7 +158,7 @@ static void *work(void *user) {
     worker *w = user;
     cudaStream_t s = new_stream();
     for (int round = 0; round < w->rounds; round++) {
-        sat_problem p = sat_matmul_problem(round % 2 ? SAT_F32 : SAT_F16, 32 + 8 * (int64_t)(w->seed % 7) + round);
+        sat_problem p = matmul_problem(round % 2 ? SAT_F32 : SAT_F16, 32 + 8 * (int64_t)(w->seed % 7) + round);
         product x = make_product(w->ctx, p, 192, 160, 16, w->seed + (uint64_t)round);
         sat_plan *plan = NULL, *copy = NULL;
         assert_ok(sat_plan_create(w->ctx, x.pattern, &p, &plan));
@@ -196,7 +197,7 @@ static void two_threads_tune_and_run_on_streams_of_their_own(void **state) {
 /* As `work`, through the library alone: what the program's own thread does beside a capture is its own affair. */
 static void *work_beside_a_capture(void *user) {
     worker *w = user;
-    sat_problem p = sat_matmul_problem(SAT_F32, 40);
+    sat_problem p = matmul_problem(SAT_F32, 40);
     uint64_t random = w->seed;
     sat_pattern *pattern = random_pattern(w->ctx, &random, 96, 96, 16, 16, 0.5, false);
     sat_plan *plan = NULL;
@@ -220,7 +221,7 @@ static void the_library_works_while_a_graph_is_captured(void **state) {
         sat_context *ctx = open_gpu(
             (sat_context_options){.effort = SAT_EFFORT_QUICK, .budget_seconds = 0.05, .measure = (sat_measure)warm});
         cudaStream_t s = new_stream();
-        product x = make_product(ctx, sat_matmul_problem(SAT_F32, 64), 256, 128, 16, 9);
+        product x = make_product(ctx, matmul_problem(SAT_F32, 64), 256, 128, 16, 9);
         sat_plan *plan = NULL;
         pthread_t thread;
         worker w = {.ctx = ctx, .seed = 31};

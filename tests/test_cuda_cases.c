@@ -56,7 +56,7 @@ static bool has_several_tiles(const sat_variant *v, const check_case *c) { // to
 static bool leaves_by_copies(const sat_variant *v, const check_case *c) {
     const sat_problem *p = &c->problem;
     (void)v;
-    return p->c_dtype != SAT_F32 && p->beta == 0 && p->activation <= SAT_ACT_RELU && p->n % 64 == 0 && p->m % 8 == 0;
+    return p->c_dtype != SAT_F32 && p->beta == 0 && p->matmul.activation <= SAT_ACT_RELU && p->n % 64 == 0 && p->m % 8 == 0;
 }
 
 static void large_tiles_come_several_to_a_CTA_and_leave_by_copies(void **state) {
@@ -78,7 +78,7 @@ static int wanted_rows, wanted_cols, wanted_layout;
 
 static bool is_wanted(const sat_variant *v, const check_case *c) {
     const sat_problem *p = &c->problem;
-    bool transposed = p->transpose == SAT_TRANSPOSE, columns = p->b.col_stride != 1;
+    bool transposed = p->matmul.transpose == SAT_TRANSPOSE, columns = p->b.col_stride != 1;
     int64_t rows = transposed ? c->blocks.block_cols : c->blocks.block_rows;
     int64_t cols = transposed ? c->blocks.block_rows : c->blocks.block_cols;
     (void)v;

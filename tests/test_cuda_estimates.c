@@ -1,6 +1,7 @@
 /* What every CUDA variant expects of large problems: a batch takes as much longer as it is larger, and what rounds to
  * TF32 goes by the device's rate of that. Nothing here needs a GPU. */
 #include "cuda_variants.h"
+#include "problems.h"
 
 static const int64_t sides[] = {1, 2, 4, 8, 16, 32, 64, 128};
 static const int64_t widths[] = {1, 4, 8, 16, 32, 64, 256, 512, 4096};
@@ -52,7 +53,7 @@ enum { SKEWED = 1, BY_COLUMNS = 2, KINDS = 4 };
 /* Each item of a batch with operands of its own. False where the variant does not take it. */
 static bool make_problem(const sat_variant *v, const sat_pattern_view *a, sat_dtype t, int64_t width, int64_t batch,
                          int kind, sat_problem *p) {
-    *p = v->op == SAT_MATMUL ? sat_matmul_problem(t, width) : sat_sampled_problem(t, width);
+    *p = v->op == SAT_MATMUL ? matmul_problem(t, width) : sampled_problem(t, width);
     p->batch = batch;
     p->flags = SAT_ALLOW_TF32 | SAT_ALLOW_NONDETERMINISTIC | SAT_ALLOW_DENSE;
     p->a_align = p->b_align = p->c_align = strstr(v->name, "_elements") ? 0 : 128;

@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 #include <unistd.h>
+#include "problems.h"
 
 /* ---- a variant of the program's own, from its side of the API ---- */
 
@@ -40,7 +41,7 @@ static void plant(sat_context *ctx) {
     sat_variant v = {SAT_SIZED(sat_variant), .name = "planted", .revision = "1",      .op = SAT_MATMUL,
                      .backend = SAT_CUDA,    .priority = 1000,  .supports = supports, .estimate = estimate,
                      .workspace = workspace, .launch = launch};
-    assert_ok(sat_register_variant(ctx, &v));
+    assert_ok(sat_variant_register(ctx, &v));
 }
 
 static size_t free_bytes(void) {
@@ -59,20 +60,20 @@ static void pointers_of_the_wrong_memory_are_refused_by_name(void **state) {
     (void)state;
     int devices = 0;
     sat_context *ctx = open_gpu((sat_context_options){.effort = SAT_EFFORT_OFF}), *cpu = open_context(SAT_EFFORT_OFF);
-    product x = make_product(ctx, sat_matmul_problem(SAT_F32, 32), 128, 96, 16, 3);
+    product x = make_product(ctx, matmul_problem(SAT_F32, 32), 128, 96, 16, 3);
     sat_plan *plan = NULL, *cpu_plan = NULL;
     void *managed, *pinned, *foreign;
     size_t bytes = (size_t)x.count[1] * 4;
     assert_ok(sat_plan_create(ctx, x.pattern, &x.problem, &plan));
-    assert_fails(sat_run(plan, (void *[]){x.host[0], x.device[1], x.device[2]}, NULL), SAT_WRONG_MEMORY, "values is");
-    assert_fails(sat_run(plan, (void *[]){x.device[0], x.host[1], x.device[2]}, NULL), SAT_WRONG_MEMORY, "b is");
-    assert_fails(sat_run(plan, (void *[]){x.device[0], x.device[1], x.host[2]}, NULL), SAT_WRONG_MEMORY, "c is");
+    assert_fails(sat_run(plan, (const void *[]){x.host[0], x.device[1]}, 2, (void *[]){x.device[2]}, 1, NULL), SAT_WRONG_MEMORY, "values is");
+    assert_fails(sat_run(plan, (const void *[]){x.device[0], x.host[1]}, 2, (void *[]){x.device[2]}, 1, NULL), SAT_WRONG_MEMORY, "b is");
+    assert_fails(sat_run(plan, (const void *[]){x.device[0], x.device[1]}, 2, (void *[]){x.host[2]}, 1, NULL), SAT_WRONG_MEMORY, "c is");
     assert_fails(sat_memory_read(ctx, x.host[0], x.host[1], 4), SAT_WRONG_MEMORY, "is not memory of");
     assert_cuda(cudaMallocManaged(&managed, bytes, cudaMemAttachGlobal));
     assert_cuda(cudaMallocHost(&pinned, bytes));
     for (int i = 0; i < 2; i++) { /* both sides can use these */
         void *b = memcpy(i ? pinned : managed, x.host[1], bytes);
-        assert_ok(sat_run(plan, (void *[]){x.device[0], b, x.device[2]}, NULL));
+        assert_ok(sat_run(plan, (const void *[]){x.device[0], b}, 2, (void *[]){x.device[2]}, 1, NULL));
         assert_int_equal(differs(&x, NULL), -1);
     }
     assert_cuda(cudaGetDeviceCount(&devices));
@@ -80,7 +81,7 @@ static void pointers_of_the_wrong_memory_are_refused_by_name(void **state) {
         assert_cuda(cudaSetDevice(1));
         assert_cuda(cudaMalloc(&foreign, bytes));
         assert_cuda(cudaSetDevice(0));
-        assert_fails(sat_run(plan, (void *[]){x.device[0], foreign, x.device[2]}, NULL), SAT_WRONG_MEMORY, "b is");
+        assert_fails(sat_run(plan, (const void *[]){x.device[0], foreign}, 2, (void *[]){x.device[2]}, 1, NULL), SAT_WRONG_MEMORY, "b is");
         cudaFree(foreign);
     } else print_message("another device's pointers: not tried, since there is one device\n");
     sat_pattern *pattern = NULL;
@@ -90,7 +91,7 @@ static void pointers_of_the_wrong_memory_are_refused_by_name(void **state) {
     uint64_t random = 3;
     pattern = random_pattern(cpu, &random, 128, 96, 16, 16, 0.4, true);
     assert_ok(sat_plan_create(cpu, pattern, &x.problem, &cpu_plan));
-    assert_fails(sat_run(cpu_plan, (void *[]){x.host[0], x.device[1], x.host[2]}, NULL), SAT_WRONG_MEMORY, "b is");
+    assert_fails(sat_run(cpu_plan, (const void *[]){x.host[0], x.device[1]}, 2, (void *[]){x.host[2]}, 1, NULL), SAT_WRONG_MEMORY, "b is");
     assert_fails(sat_memory_write(cpu, x.device[0], x.host[0], 4), SAT_WRONG_MEMORY, "is not memory of");
     sat_plan_free(plan), sat_plan_free(cpu_plan), sat_pattern_free(pattern);
     cudaFree(managed), cudaFreeHost(pinned);
@@ -102,7 +103,7 @@ static void buffers_may_take_turns_and_move(void **state) {
     (void)state;
     enum { BUFFERS = 12 }; /* more than a plan remembers */
     sat_context *ctx = open_gpu((sat_context_options){.effort = SAT_EFFORT_OFF});
-    product x = make_product(ctx, sat_matmul_problem(SAT_F32, 32), 128, 96, 16, 4);
+    product x = make_product(ctx, matmul_problem(SAT_F32, 32), 128, 96, 16, 4);
     sat_plan *plan = NULL;
     void *out[BUFFERS], *first = x.device[2];
     assert_ok(sat_plan_create(ctx, x.pattern, &x.problem, &plan));
@@ -172,7 +173,7 @@ static void objects_are_freed_while_their_work_is_queued(void **state) {
         assert_cuda(cudaEventCreate(&done));
         planted_workspace = 1 << 20;
         plant(ctx);
-        product x = make_product(ctx, sat_matmul_problem(SAT_F32, 32), 128, 96, 16, 6);
+        product x = make_product(ctx, matmul_problem(SAT_F32, 32), 128, 96, 16, 6);
         sat_plan *plan = NULL, *owner = NULL;
         unsigned char got[64];
         assert_ok(sat_plan_create_with(ctx, x.pattern, &x.problem, "planted", &owner)); /* with memory of its own */
@@ -195,7 +196,7 @@ static void objects_are_freed_while_their_work_is_queued(void **state) {
         assert_int_equal(differs(&x, s), -1);
         free_product(&x);
 
-        x = make_product(ctx, sat_matmul_problem(SAT_F32, 48), 128, 96, 16, 7);
+        x = make_product(ctx, matmul_problem(SAT_F32, 48), 128, 96, 16, 7);
         hold(s, 0.1);
         assert_ok(one_call(ctx, &x, s));
         assert_cuda(cudaEventRecord(done, s));
@@ -220,7 +221,7 @@ static void freeing_leaves_a_capture_alone(void **state) {
     cudaGraph_t graph = NULL;
     planted_workspace = 1 << 20;
     plant(ctx);
-    product x = make_product(ctx, sat_matmul_problem(SAT_F32, 32), 128, 96, 16, 8);
+    product x = make_product(ctx, matmul_problem(SAT_F32, 32), 128, 96, 16, 8);
     sat_plan *plan = NULL, *other = NULL;
     assert_ok(sat_plan_create(ctx, x.pattern, &x.problem, &plan));
     assert_ok(sat_plan_create_with(ctx, x.pattern, &x.problem, "planted", &other));
@@ -255,7 +256,7 @@ static void a_full_device_is_an_error_and_nothing_leaks(void **state) {
     sat_context *ctx = open_gpu((sat_context_options){.effort = SAT_EFFORT_QUICK, .budget_seconds = 0.05});
     planted_workspace = 64 << 20;
     plant(ctx);
-    product x = make_product(ctx, sat_matmul_problem(SAT_F32, 32), 128, 96, 16, 9);
+    product x = make_product(ctx, matmul_problem(SAT_F32, 32), 128, 96, 16, 9);
     int32_t *row_ptr = malloc(((size_t)ROWS + 1) * 4), *col_idx = calloc(ROWS, 4);
     for (int i = 0; i <= ROWS; i++) row_ptr[i] = i;
     sat_bsr large = {SAT_SIZED(sat_bsr), .rows = ROWS, .cols = 1, .block_rows = 1, .block_cols = 1};
@@ -293,7 +294,7 @@ static void a_candidate_without_memory_loses_and_nothing_leaks(void **state) {
     sat_context *ctx = open_gpu((sat_context_options){
         .effort = SAT_EFFORT_QUICK, .budget_seconds = 0.05, .allocator = {user_alloc, user_free, &most}});
     plant(ctx);
-    product x = make_product(ctx, sat_matmul_problem(SAT_F32, 32), 128, 96, 16, 10);
+    product x = make_product(ctx, matmul_problem(SAT_F32, 32), 128, 96, 16, 10);
     for (int round = 0; round < 3; round++) {
         sat_race *race = NULL;
         bool seen = false;
@@ -326,7 +327,7 @@ static void a_candidate_that_breaks_the_device_is_named_and_kept_out_next_time(v
     sat_context *ctx = open_gpu((sat_context_options){.effort = SAT_EFFORT_QUICK, .cache_dir = folder});
     planted_breaks = true;
     plant(ctx);
-    product x = make_product(ctx, sat_matmul_problem(SAT_F32, 32), 128, 96, 16, 11);
+    product x = make_product(ctx, matmul_problem(SAT_F32, 32), 128, 96, 16, 11);
     sat_plan *plan = NULL;
     assert_fails(sat_plan_create(ctx, x.pattern, &x.problem, &plan), SAT_DEVICE_ERROR, "planted broke the device");
     assert_non_null(strstr(sat_last_error(), "race --isolate"));

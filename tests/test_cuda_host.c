@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "core/registry.h"
+#include "problems.h"
 
 static sat_status open_named(const char *device, sat_context **ctx) {
     sat_context_options o = {SAT_SIZED(sat_context_options), .device = device, .cache_dir = ""};
@@ -85,11 +86,11 @@ static void every_estimate_is_a_time_even_of_nothing(void **state) {
                                                   s % 2 ? 1.0 : 0.3, false);
             for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
                 for (int t = SAT_F32; t <= SAT_BF16; t++) {
-                    sat_problem p = sat_matmul_problem((sat_dtype)t, widths[w]);
+                    sat_problem p = matmul_problem((sat_dtype)t, widths[w]);
                     assert_true(look_at_estimates(&registry, pattern, p) > 0);
-                    p.transpose = SAT_TRANSPOSE, p.flags = SAT_ALLOW_TF32;
+                    p.matmul.transpose = SAT_TRANSPOSE, p.flags = SAT_ALLOW_TF32;
                     assert_true(look_at_estimates(&registry, pattern, p) > 0);
-                    p = sat_sampled_problem((sat_dtype)t, widths[w]);
+                    p = sampled_problem((sat_dtype)t, widths[w]);
                     assert_true(look_at_estimates(&registry, pattern, p) > 0);
                 }
             sat_pattern_free(pattern);

@@ -26,7 +26,7 @@ static sample make_sample(uint64_t *r) {
     s.pattern = random_pattern(s.ctx, r, 1 + random_below(r, 60), 1 + random_below(r, 60), 1 + random_below(r, 5),
                                1 + random_below(r, 5), densities[random_below(r, 4)], false);
     s.view = view_of(s.pattern);
-    sat_problem p = {.transpose = random_below(r, 2) ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE};
+    sat_problem p = {.matmul.transpose = random_below(r, 2) ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE};
     s.rows = sat_op_rows(&p, &s.view);
     return s;
 }
@@ -169,6 +169,7 @@ static void the_variable_decides_alone(void **state) {
 #include "libs/cublaslt.h"
 #include "libs/cudnn.h"
 #include "libs/cusparse.h"
+#include "problems.h"
 
 static void a_library_that_is_absent_has_no_version(void **state) {
     (void)state;
@@ -215,7 +216,7 @@ static void any_order_of_the_operands_is_the_same_product(void **state) {
         double *memory[3];
         sat_matrix a = random_matrix(&r, m, k, &memory[0]), b = random_matrix(&r, k, n, &memory[1]);
         sat_matrix c = random_matrix(&r, m, n, &memory[2]);
-        sat_problem p = sat_matmul_problem(SAT_F64, n);
+        sat_problem p = matmul_problem(SAT_F64, n);
         sat_gemm g;
         assert_true(sat_gemm_make(&g, &p, SAT_F64, m, n, k, &a, &b, &c));
         const double *x = g.swapped ? b.data : a.data, *y = g.swapped ? a.data : b.data;
@@ -233,7 +234,7 @@ static void any_order_of_the_operands_is_the_same_product(void **state) {
 
 static void strides_that_no_leading_dimension_describes_are_refused(void **state) {
     (void)state;
-    sat_problem p = sat_matmul_problem(SAT_F32, 8);
+    sat_problem p = matmul_problem(SAT_F32, 8);
     sat_matrix good = {NULL, 8, 1}, both = {NULL, 16, 2}, none = {NULL, 0, 1}, far = {NULL, (int64_t)INT_MAX + 1, 1};
     sat_gemm g;
     assert_true(sat_gemm_make(&g, &p, SAT_F32, 8, 8, 8, &good, &good, &good));
@@ -267,7 +268,7 @@ static bool takes(const sat_family *f, int option, const sat_problem *p, const s
 }
 
 static sat_problem aligned_problem(sat_dtype t, const sat_pattern_view *a) {
-    sat_problem p = sat_matmul_problem(t, 64);
+    sat_problem p = matmul_problem(t, 64);
     p.m = a->rows, p.k = a->cols, p.compute_dtype = t == SAT_F64 ? SAT_F64 : SAT_F32;
     p.b = p.c = (sat_layout){64, 1, 0};
     p.a_align = p.b_align = p.c_align = 256;
@@ -286,7 +287,7 @@ static void each_refuses_what_its_library_cannot_do(void **state) {
     sat_pattern_view a = view_of(full), b = view_of(ragged), c = view_of(flat);
     sat_problem p = aligned_problem(SAT_F16, &a);
     assert_true(takes(bsr, 0, &p, &a) && takes(ell, 1, &p, &a) && takes(block, 0, &p, &a) && takes(dense, -1, &p, &a));
-    p.transpose = SAT_TRANSPOSE; /* only where the values are copied anyway, or by cuBLAS */
+    p.matmul.transpose = SAT_TRANSPOSE; /* only where the values are copied anyway, or by cuBLAS */
     assert_true(!takes(bsr, 0, &p, &a) && takes(ell, 1, &p, &a) && takes(block, 0, &p, &a) && takes(dense, -1, &p, &a));
     p = aligned_problem(SAT_F16, &b);
     assert_true(!takes(bsr, 0, &p, &b) && !takes(ell, 1, &p, &b) && !takes(block, 0, &p, &b));
@@ -320,7 +321,7 @@ static void blocked_ell_refuses_rows_that_differ_and_odd_columns(void **state) {
     sat_pattern_view a = view_of(pattern);
     sat_problem p = aligned_problem(SAT_F16, &a);
     assert_false(takes(ell, 1, &p, &a)); /* an empty row, and two blocks in one */
-    p.transpose = SAT_TRANSPOSE;
+    p.matmul.transpose = SAT_TRANSPOSE;
     assert_true(takes(ell, 1, &p, &a)); /* one block in each column */
     for (p.n = 2; p.n <= 64; p.n++) assert_true(takes(ell, 1, &p, &a) == (p.n % 16 == 0));
     sat_pattern_free(pattern);
@@ -331,15 +332,15 @@ static void blocked_ell_refuses_rows_that_differ_and_odd_columns(void **state) {
 
 static void sixteen_bit_results_are_rounded_once(void **state) {
     (void)state;
-    sat_problem p = sat_matmul_problem(SAT_BF16, 8);
+    sat_problem p = matmul_problem(SAT_BF16, 8);
     assert_false(sat_libs_wide(&p));
     p.beta = 1;
     assert_true(sat_libs_wide(&p));
-    p.beta = 0, p.activation = SAT_ACT_RELU;
+    p.beta = 0, p.matmul.activation = SAT_ACT_RELU;
     assert_true(sat_libs_wide(&p));
     p.beta = 1, p.c_dtype = SAT_F32;
     assert_false(sat_libs_wide(&p));
-    p = sat_sampled_problem(SAT_F16, 8);
+    p = sampled_problem(SAT_F16, 8);
     assert_false(sat_libs_wide(&p));
     p.beta = 0.5;
     assert_true(sat_libs_wide(&p));

@@ -4,6 +4,7 @@
  */
 #include "cuda_support.h"
 #include "long_sums.h"
+#include "problems.h"
 
 static bool ours(const sat_variant *v, sat_operation op) {
     return v->op == op && !(v->flags & SAT_V_LIBRARY) && (!v->instance.dtype || v->instance.dtype == SAT_F32) &&
@@ -95,18 +96,18 @@ static void finish(product *x) {
 
 static product make_product(sat_context *ctx, const shape *s, bool turned) {
     uint64_t random = 11;
-    product x = {.s = *s, .turned = turned, .problem = sat_matmul_problem(SAT_F32, s->n)};
+    product x = {.s = *s, .turned = turned, .problem = matmul_problem(SAT_F32, s->n)};
     x.pattern = turned ? random_pattern(ctx, &random, s->depth, s->m, s->wide, s->high, s->density, false)
                        : random_pattern(ctx, &random, s->m, s->depth, s->high, s->wide, s->density, false);
     sat_pattern_view a = view_of(x.pattern);
     int64_t stored = a.stored_blocks * s->high * s->wide, size = s->m * s->n;
-    x.problem.transpose = turned ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+    x.problem.matmul.transpose = turned ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
     x.problem.flags = SAT_ALLOW_DENSE | SAT_ALLOW_NONDETERMINISTIC;
     align(&x.problem);
     if (s->by_columns) x.problem.c = (sat_layout){.row_stride = 1, .col_stride = s->m};
     if (s->epilogue) {
-        x.problem.alpha = 0.5, x.problem.beta = -1, x.problem.bias = SAT_BIAS_ROW;
-        x.problem.activation = SAT_ACT_RELU;
+        x.problem.alpha = 0.5, x.problem.beta = -1, x.problem.matmul.bias = SAT_BIAS_ROW;
+        x.problem.matmul.activation = SAT_ACT_RELU;
     }
     x.values = make_numbers(&random, stored, SAT_F32), x.b = make_numbers(&random, s->depth * s->n, SAT_F32);
     x.bias = make_numbers(&random, s->m, SAT_F32);
@@ -199,7 +200,7 @@ static void expect_sampled(sat_context *ctx, int64_t side, int64_t high, int64_t
     numbers x = make_numbers(&random, side * deep, SAT_F32), y = make_numbers(&random, side * deep, SAT_F32);
     double *want = calloc((size_t)size, sizeof *want), *scale = malloc((size_t)size * sizeof *scale);
     float *before = malloc((size_t)size * sizeof *before), *s = malloc((size_t)size * sizeof *s);
-    sat_problem p = sat_sampled_problem(SAT_F32, deep);
+    sat_problem p = sampled_problem(SAT_F32, deep);
     align(&p);
     p.alpha = 0.5, p.beta = -1, p.flags = SAT_ALLOW_DENSE | SAT_ALLOW_NONDETERMINISTIC;
     p.b = by_columns ? (sat_layout){.row_stride = 1, .col_stride = deep}
@@ -242,7 +243,7 @@ static void long_rows_of_attention_are_summed_in_parts(void **state) {
     sat_context *ctx = open_cuda(SAT_EFFORT_OFF);
     attention x = make_attention(70, 1 << 16);
     sat_pattern *pattern = full_pattern(ctx, x.queries, x.keys, 16, 64);
-    sat_problem p = sat_attention_problem(SAT_F32, 1, 1, DIM);
+    sat_problem p = attention_problem(SAT_F32, 1, 1, DIM);
     align(&p);
     size_t size = (size_t)(x.queries * DIM), rows = (size_t)(x.keys * DIM);
     float *o = malloc(size * sizeof *o);
@@ -265,7 +266,7 @@ static void parts_of_attention_follow_the_largest_score(void **state) {
     enum { KEYS = 3 * SAT_SUM_PART + 100, QUERIES = 17 };
     sat_context *ctx = open_cuda(SAT_EFFORT_OFF);
     sat_pattern *pattern = full_pattern(ctx, QUERIES, KEYS, QUERIES, 4);
-    sat_problem p = sat_attention_problem(SAT_F32, 1, 1, DIM);
+    sat_problem p = attention_problem(SAT_F32, 1, 1, DIM);
     size_t size = QUERIES * DIM, rows = (size_t)KEYS * DIM;
     float *q = calloc(size, 4), *k = calloc(rows, 4), *v = malloc(rows * 4), *o = malloc(size * 4);
     double *want = calloc(size, sizeof *want);
@@ -298,7 +299,7 @@ static void parts_of_attention_follow_the_largest_score(void **state) {
 static void expect_gradient(sat_context *ctx, int64_t queries, int64_t keys, int heads) {
     attention x = make_attention(queries * heads, keys);
     sat_pattern *pattern = full_pattern(ctx, queries, keys, 64, 8);
-    sat_problem p = sat_attention_problem(SAT_F32, heads, 1, DIM);
+    sat_problem p = attention_problem(SAT_F32, heads, 1, DIM);
     size_t size = (size_t)(x.queries * DIM) * 4, rows = (size_t)(keys * DIM), bytes = rows * 4;
     double *want = calloc(rows, sizeof *want);
     float *dv = malloc(bytes);

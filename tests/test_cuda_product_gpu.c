@@ -2,6 +2,7 @@
 #include "cuda_support.h"
 
 #include <cuda_runtime_api.h>
+#include "problems.h"
 
 enum { ROWS = 100, COLS = 70, N = 33 };
 
@@ -38,7 +39,7 @@ static void a_product_on_the_device_is_right(void **state) {
     product x = open_product();
     void *values = to_device(x.ctx, x.values, (size_t)x.value_count * 4), *b = to_device(x.ctx, x.b, COLS * N * 4);
     void *c = to_device(x.ctx, x.c, ROWS * N * 4);
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     assert_ok(sat_bsr_matmul(x.ctx, x.pattern, &p, values, b, c, NULL, NULL));
     assert_ok(sat_stream_wait(x.ctx, NULL));
     assert_ok(sat_memory_read(x.ctx, x.c, c, ROWS * N * 4));
@@ -59,10 +60,10 @@ static void memory_and_streams_of_the_programs_own_runtime_serve(void **state) {
     assert_int_equal(cudaMemcpyAsync(values, x.values, (size_t)x.value_count * 4, cudaMemcpyHostToDevice, stream),
                      cudaSuccess);
     assert_int_equal(cudaMemcpyAsync(b, x.b, COLS * N * 4, cudaMemcpyHostToDevice, stream), cudaSuccess);
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create(x.ctx, x.pattern, &p, &plan));
-    assert_ok(sat_run(plan, (void *[]){values, b, c}, stream));
+    assert_ok(sat_run(plan, (const void *[]){values, b}, 2, (void *[]){c}, 1, stream));
     assert_int_equal(cudaMemcpyAsync(x.c, c, ROWS * N * 4, cudaMemcpyDeviceToHost, stream), cudaSuccess);
     assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
     assert_close(x.c, x.want, ROWS * N, COLS);

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include "fake_driver.h"
+#include "problems.h"
 
 enum { N = 8, SIDE = 16 };
 
@@ -24,7 +25,7 @@ static void a_device_s_memory_is_refused_on_the_cpu(void **state) {
     uint64_t random = 3;
     sat_context *ctx = open_context(SAT_EFFORT_OFF);
     sat_pattern *pattern = random_pattern(ctx, &random, SIDE, SIDE, 4, 4, 1.1, false), *none = NULL;
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     sat_plan *plan = NULL;
     int32_t row_ptr[] = {0, 0};
     sat_bsr empty = {SAT_SIZED(sat_bsr),    .rows = 4,         .cols = 4, .block_rows = 4, .block_cols = 4,
@@ -35,9 +36,9 @@ static void a_device_s_memory_is_refused_on_the_cpu(void **state) {
 
     fake_driver_memory *range = load_driver();
     range->from = (uintptr_t)b, range->to = (uintptr_t)(b + SIDE * N);
-    assert_fails(sat_run(plan, (void *[]){values, b, c}, NULL), SAT_WRONG_MEMORY, "b is");
+    assert_fails(sat_run(plan, (const void *[]){values, b}, 2, (void *[]){c}, 1, NULL), SAT_WRONG_MEMORY, "b is");
     range->managed = 1; /* both sides can use that */
-    assert_ok(sat_run(plan, (void *[]){values, b, c}, NULL));
+    assert_ok(sat_run(plan, (const void *[]){values, b}, 2, (void *[]){c}, 1, NULL));
     *range = (fake_driver_memory){(uintptr_t)row_ptr, (uintptr_t)(row_ptr + 2), 0};
     assert_fails(sat_pattern_create(ctx, &empty, &none), SAT_WRONG_MEMORY, "row_ptr is");
     assert_fails(sat_memory_write(ctx, row_ptr, values, 4), SAT_WRONG_MEMORY, "not memory of");

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "sanitized.h" /* SANITIZED: a sanitizer has an allocator of its own, and looks for leaks itself */
+#include "problems.h"
 
 enum { M = 16, N = 5, BLOCK = 4, SLACK = 16384 }; /* SLACK: what a C library may hold back or round up */
 
@@ -36,7 +37,7 @@ static int open_world(void **state) {
     uint64_t random = 9;
     world *w = calloc(1, sizeof *w);
     sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = "", .threads = 1};
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     o.effort = SAT_EFFORT_OFF;
     assert_ok(sat_context_create(&o, &w->ctx));
     w->pattern = random_pattern(w->ctx, &random, M, M, BLOCK, BLOCK, 0.5, false);
@@ -73,19 +74,19 @@ static void repeat(world *w, int64_t calls, void (*call)(world *w, int64_t i)) {
 
 static void run_once(world *w, int64_t i) {
     (void)i;
-    assert_ok(sat_run(w->plan, (void *[]){w->values, w->b, w->c}, NULL));
+    assert_ok(sat_run(w->plan, (const void *[]){w->values, w->b}, 2, (void *[]){w->c}, 1, NULL));
 }
 
 /* There are more kinds of problem than the pool has places, so that plans come and go. */
 static void call_once(world *w, int64_t i) {
-    sat_problem p = sat_matmul_problem(SAT_F32, 1 + i % 3);
+    sat_problem p = matmul_problem(SAT_F32, 1 + i % 3);
     p.alpha = (double)(1 + (i % 10 ? 0 : i / 10 % 100)); /* a new plan for one call of ten */
-    p.transpose = i % 2 ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+    p.matmul.transpose = i % 2 ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
     assert_ok(sat_bsr_matmul(w->ctx, w->pattern, &p, w->values, w->b, w->c, NULL, NULL));
 }
 
 static void plan_once(world *w, int64_t i) {
-    sat_problem p = i % 2 ? sat_sampled_problem(SAT_F32, 1 + i % 7) : sat_matmul_problem(SAT_F32, 1 + i % 7);
+    sat_problem p = i % 2 ? sampled_problem(SAT_F32, 1 + i % 7) : matmul_problem(SAT_F32, 1 + i % 7);
     sat_plan *plan = NULL, *copy = NULL;
     assert_ok(sat_plan_create(w->ctx, w->pattern, &p, &plan));
     assert_ok(sat_plan_dup(plan, &copy));
@@ -105,7 +106,7 @@ static void fail_once(world *w, int64_t i) {
     static const int32_t ptr[] = {0, 1, 1, 1, 2}, col[] = {3, 9};
     sat_bsr b = {SAT_SIZED(sat_bsr),  .rows = M,           .cols = M,
                  .block_rows = BLOCK, .block_cols = BLOCK, .stored_blocks = 2};
-    sat_problem p = sat_matmul_problem((sat_dtype)(1 + i % 9), i % 3 - 1);
+    sat_problem p = matmul_problem((sat_dtype)(1 + i % 9), i % 3 - 1);
     sat_pattern *pattern = NULL;
     sat_plan *plan = NULL;
     b.index_type = SAT_I32, b.row_ptr = ptr, b.col_idx = col;

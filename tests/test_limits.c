@@ -16,6 +16,7 @@
 #include "variant.h"
 
 #include "sanitized.h" /* SANITIZED: sanitizers take terabytes of address space, and threads of their own */
+#include "problems.h"
 
 /* ---- processes ---- */
 
@@ -74,12 +75,12 @@ static product make_product(sat_effort effort, int threads, bool background) {
 
 static void run_plan(product *x, sat_plan *plan) {
     memset(x->c, 0xff, sizeof *x->c * M * N);
-    CHECK(sat_run(plan, (void *[]){x->values, x->b, x->c}, NULL) == SAT_OK);
+    CHECK(sat_run(plan, (const void *[]){x->values, x->b}, 2, (void *[]){x->c}, 1, NULL) == SAT_OK);
     for (int i = 0; i < M * N; i++) CHECK(fabs((double)x->c[i] - x->want[i]) < 1e-4);
 }
 
 static sat_plan *plan_of(product *x, const char *variant) {
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     sat_plan *plan = NULL;
     if (variant) CHECK(sat_plan_create_with(x->ctx, x->pattern, &p, variant, &plan) == SAT_OK);
     else CHECK(sat_plan_create(x->ctx, x->pattern, &p, &plan) == SAT_OK);
@@ -95,7 +96,7 @@ static const char *library_variant(const sat_context *ctx) {
 
 /* Races a product, runs it, and runs every built-in variant that fits. */
 static void compute(product *x) {
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     sat_plan *plan = plan_of(x, NULL);
     run_plan(x, plan);
     sat_plan_free(plan);
@@ -211,10 +212,10 @@ static void in_address_space_that_shrinks(void) {
     const char *library = library_variant(x.ctx);
     if (!library) return;
     sat_plan *plan = plan_of(&x, library), *again = NULL;
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     size_t limit = address_space() + 30 MB;
     CHECK(setrlimit(RLIMIT_AS, &(struct rlimit){limit, limit}) == 0);
-    CHECK(sat_run(plan, (void *[]){x.values, x.b, x.c}, NULL) == SAT_OUT_OF_MEMORY);
+    CHECK(sat_run(plan, (const void *[]){x.values, x.b}, 2, (void *[]){x.c}, 1, NULL) == SAT_OUT_OF_MEMORY);
     CHECK(strstr(sat_last_error(), "RLIMIT_AS") != NULL);
     CHECK(sat_plan_create_with(x.ctx, x.pattern, &p, library, &again) == SAT_UNSUPPORTED);
     sat_plan_free(plan);
@@ -308,7 +309,7 @@ static void fork_after_computing(void) {
         close_product(&x);
         product y = make_product(SAT_EFFORT_QUICK, 2, false);
         CHECK(sat_context_device(y.ctx)->threads == 1);
-        sat_problem p = sat_matmul_problem(SAT_F32, N);
+        sat_problem p = matmul_problem(SAT_F32, N);
         sat_plan *none = NULL;
         if (library) CHECK(sat_plan_create_with(y.ctx, y.pattern, &p, library, &none) == SAT_UNSUPPORTED);
         compute(&y);

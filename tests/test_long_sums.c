@@ -1,5 +1,6 @@
 /* Long sums of one sign: every variant is as exact as sums in parts allow, at depths where one long f32 sum is not. */
 #include "long_sums.h"
+#include "problems.h"
 
 /* ---- products ---- */
 
@@ -34,9 +35,9 @@ static int64_t place(const shape *s, int64_t i, int64_t k) {
 
 static product make_product(const shape *s) {
     uint64_t random = 11;
-    product x = {.s = *s, .problem = sat_matmul_problem(s->dtype, s->n)};
+    product x = {.s = *s, .problem = matmul_problem(s->dtype, s->n)};
     x.problem.c_dtype = SAT_F32, x.problem.flags = SAT_ALLOW_DENSE;
-    x.problem.transpose = s->turned ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+    x.problem.matmul.transpose = s->turned ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
     x.values = make_numbers(&random, s->m * ((s->depth + s->wide - 1) / s->wide * s->wide), s->dtype);
     x.b = make_numbers(&random, s->depth * s->n, s->dtype);
     x.want = calloc((size_t)(s->m * s->n), sizeof *x.want), x.c = malloc((size_t)(s->m * s->n) * sizeof *x.c);
@@ -56,7 +57,7 @@ static bool run_product(product *x, sat_context *ctx, const sat_pattern *pattern
     sat_plan *plan = NULL;
     if (v->op != SAT_MATMUL || sat_plan_create_with(ctx, pattern, &x->problem, v->name, &plan) != SAT_OK) return false;
     memset(x->c, 0xff, (size_t)(x->s.m * x->s.n) * sizeof *x->c);
-    assert_ok(sat_run(plan, (void *[]){x->values.data, x->b.data, x->c}, NULL));
+    assert_ok(sat_run(plan, (const void *[]){x->values.data, x->b.data}, 2, (void *[]){x->c}, 1, NULL));
     sat_plan_free(plan);
     return true;
 }
@@ -151,7 +152,7 @@ static void long_sampled_products_are_summed_in_parts(void **state) {
     for (int order = 0; order < 2; order++) { /* Y by rows, then by columns */
         double want[SIDE * SIDE] = {0};
         float s[SIDE * SIDE];
-        sat_problem p = sat_sampled_problem(SAT_F32, deep);
+        sat_problem p = sampled_problem(SAT_F32, deep);
         p.b = order ? (sat_layout){.row_stride = 1, .col_stride = deep}
                     : (sat_layout){.row_stride = SIDE, .col_stride = 1};
         for (int64_t k = 0; k < deep; k++)
@@ -164,7 +165,7 @@ static void long_sampled_products_are_summed_in_parts(void **state) {
             sat_plan *plan = NULL;
             if (v->op != SAT_SAMPLED || sat_plan_create_with(ctx, pattern, &p, v->name, &plan) != SAT_OK) continue;
             memset(s, 0xff, sizeof s);
-            assert_ok(sat_run(plan, (void *[]){x.data, y.data, s}, NULL));
+            assert_ok(sat_run(plan, (const void *[]){x.data, y.data}, 2, (void *[]){s}, 1, NULL));
             expect_error(largest_error(s, want, SIDE * SIDE), bound((double)deep, SAT_SUM_PART, 16), v->name,
                          order ? "Y by columns" : "Y by rows");
             sat_plan_free(plan);
@@ -182,14 +183,14 @@ static void long_rows_of_attention_are_summed_in_parts(void **state) {
     sat_context *ctx = open_context(SAT_EFFORT_OFF);
     attention x = make_attention(20, 1 << 16);
     sat_pattern *pattern = full_pattern(ctx, x.queries, x.keys, x.queries, x.keys);
-    sat_problem p = sat_attention_problem(SAT_F32, 1, 1, DIM);
+    sat_problem p = attention_problem(SAT_F32, 1, 1, DIM);
     float *o = malloc((size_t)(x.queries * DIM) * sizeof *o);
     for (size_t i = 0; i < sat_variant_count(ctx); i++) {
         const sat_variant *v = sat_variant_at(ctx, i);
         sat_plan *plan = NULL;
         if (v->op != SAT_ATTENTION || sat_plan_create_with(ctx, pattern, &p, v->name, &plan) != SAT_OK) continue;
         memset(o, 0xff, (size_t)(x.queries * DIM) * sizeof *o);
-        assert_ok(sat_run(plan, (void *[]){x.q.data, x.k.data, x.v.data, o}, NULL));
+        assert_ok(sat_run(plan, (const void *[]){x.q.data, x.k.data, x.v.data}, 3, (void *[]){o}, 1, NULL));
         expect_error(largest_error(o, x.o, x.queries * DIM), bound((double)x.keys, 64, 16), v->name, "O");
         sat_plan_free(plan);
     }
@@ -204,7 +205,7 @@ static void long_columns_of_its_gradients_are_summed_in_parts(void **state) {
     sat_context *ctx = open_context(SAT_EFFORT_OFF);
     attention x = make_attention(1 << 15, 24);
     sat_pattern *pattern = full_pattern(ctx, x.queries, x.keys, x.queries, x.keys);
-    sat_problem p = sat_attention_problem(SAT_F32, 1, 1, DIM);
+    sat_problem p = attention_problem(SAT_F32, 1, 1, DIM);
     p.op = SAT_ATTENTION_BACKWARD;
     double *want = calloc((size_t)(x.keys * DIM), sizeof *want);
     for (int64_t i = 0; i < x.queries; i++)
@@ -219,7 +220,7 @@ static void long_columns_of_its_gradients_are_summed_in_parts(void **state) {
         if (v->op != SAT_ATTENTION_BACKWARD || sat_plan_create_with(ctx, pattern, &p, v->name, &plan) != SAT_OK)
             continue;
         memset(dv, 0xff, (size_t)(x.keys * DIM) * sizeof *dv);
-        assert_ok(sat_run(plan, (void *[]){x.q.data, x.k.data, x.v.data, x.o32, x.lse, x.dout.data, dq, dk, dv}, NULL));
+        assert_ok(sat_run(plan, (const void *[]){x.q.data, x.k.data, x.v.data, x.o32, x.lse, x.dout.data}, 6, (void *[]){dq, dk, dv}, 3, NULL));
         expect_error(largest_error(dv, want, x.keys * DIM), bound((double)x.queries, 64, 16), v->name, "dV");
         sat_plan_free(plan);
     }

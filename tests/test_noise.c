@@ -11,6 +11,7 @@
 
 #include "core/answer.h"
 #include "core/noise.h"
+#include "problems.h"
 
 /* ---- a machine as it is told to be ---- */
 
@@ -121,7 +122,7 @@ static scene open_scene(sat_effort effort, int64_t more, bool now_quiet) {
     scene s = {.ctx = open_on(effort, more, now_quiet)};
     uint64_t random = 5;
     s.pattern = random_pattern(s.ctx, &random, 64, 64, 8, 8, 0.3, false);
-    s.problem = sat_matmul_problem(SAT_F32, 32);
+    s.problem = matmul_problem(SAT_F32, 32);
     assert_ok(sat_question_make(&s.q, s.ctx, s.pattern, &s.problem));
     return s;
 }

@@ -6,6 +6,7 @@
 #include "core/pattern.h"
 
 #include "sanitized.h" /* SANITIZED: sanitizers take terabytes of address space */
+#include "problems.h"
 
 static sat_bsr good(const int32_t *row_ptr, const int32_t *col_idx) {
     return (sat_bsr){SAT_SIZED(sat_bsr),    .rows = 6,          .cols = 8,
@@ -132,8 +133,8 @@ static sat_pattern *nothing_stored(sat_context *ctx, int64_t rows, int64_t cols,
 }
 
 static sat_problem some_problem(int which, int64_t n) {
-    sat_problem p = which == 0 ? sat_matmul_problem(SAT_F32, n) : sat_sampled_problem(SAT_F32, n);
-    if (which >= 2) p = sat_attention_problem(SAT_F32, 2, 1, 8);
+    sat_problem p = which == 0 ? matmul_problem(SAT_F32, n) : sampled_problem(SAT_F32, n);
+    if (which >= 2) p = attention_problem(SAT_F32, 2, 1, 8);
     if (which == 3) p.op = SAT_ATTENTION_BACKWARD;
     return p;
 }
@@ -152,15 +153,15 @@ static void huge_blocks_of_which_none_is_stored_are_ordinary(void **state) {
             assert_true(v.block_rows <= 5 && v.block_cols <= 5);
             for (int which = 0; which < 5; which++) {
                 sat_problem p = some_problem(which % 4, 3);
-                p.transpose = which == 4 ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+                p.matmul.transpose = which == 4 ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
                 for (size_t j = 0; j < sat_variant_count(ctx); j++) {
                     sat_plan *plan = NULL;
                     sat_status status = sat_plan_create_with(ctx, pattern, &p, sat_variant_at(ctx, j)->name, &plan);
                     assert_true(status == SAT_OK || status == SAT_UNSUPPORTED);
                     float c[15], b[15] = {0}, zeros[15] = {0};
                     memset(c, 0xff, sizeof c);
-                    if (plan && p.op == SAT_MATMUL) assert_ok(sat_run(plan, (void *[]){NULL, b, c}, NULL));
-                    if (plan && p.op == SAT_MATMUL && (rows || p.transpose)) assert_memory_equal(c, zeros, sizeof c);
+                    if (plan && p.op == SAT_MATMUL) assert_ok(sat_run(plan, (const void *[]){NULL, b}, 2, (void *[]){c}, 1, NULL));
+                    if (plan && p.op == SAT_MATMUL && (rows || p.matmul.transpose)) assert_memory_equal(c, zeros, sizeof c);
                     sat_plan_free(plan);
                 }
             }
@@ -180,15 +181,15 @@ static void a_product_without_an_element_is_planned_by_nobody(void **state) {
     const int64_t large = (int64_t)1 << 40;
     sat_pattern *pattern = nothing_stored(ctx, large, large, large, 1 << 20);
     for (int t = 0; t < 2; t++) {
-        sat_problem p = sat_matmul_problem(SAT_F32, 0);
-        p.transpose = t ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+        sat_problem p = matmul_problem(SAT_F32, 0);
+        p.matmul.transpose = t ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
         sat_plan *plan = NULL;
         assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
         sat_plan_info info = {SAT_SIZED(sat_plan_info)};
         assert_ok(sat_plan_get_info(plan, &info));
         assert_string_equal(info.variant, "cpu_matmul_any_any_c_reference");
         assert_false(info.tuned);
-        assert_ok(sat_run(plan, (void *[]){NULL, NULL, NULL}, NULL));
+        assert_ok(sat_run(plan, (const void *[]){NULL, NULL}, 2, (void *[]){NULL}, 1, NULL));
         sat_plan_free(plan);
     }
     sat_pattern_free(pattern);

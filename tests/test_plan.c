@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <unistd.h>
+#include "problems.h"
 
 static char folder[64];
 
@@ -66,12 +67,12 @@ static void a_plan_computes_the_product_and_tells_what_it_did(void **state) {
     (void)state;
     sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK});
     product x = make_product(ctx, 1, 61, 43, 37);
-    sat_problem p = sat_matmul_problem(SAT_F32, 37);
+    sat_problem p = matmul_problem(SAT_F32, 37);
     sat_plan *plan = NULL, *copy = NULL;
     assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
     assert_true(info_of(plan).tuned && info_of(plan).verified && !info_of(plan).cached);
     assert_true(info_of(plan).flops == 2.0 * (double)x.view.stored_elements * 37);
-    assert_ok(sat_run(plan, (void *[]){x.values, x.b, x.c}, NULL));
+    assert_ok(sat_run(plan, (const void *[]){x.values, x.b}, 2, (void *[]){x.c}, 1, NULL));
     check_product(&x);
     sat_pattern_free(x.pattern); /* the plan holds on to it */
     assert_ok(sat_plan_dup(plan, &copy));
@@ -79,7 +80,7 @@ static void a_plan_computes_the_product_and_tells_what_it_did(void **state) {
     assert_true(info_of(copy).tuning_seconds == 0);
     sat_plan_free(plan);
     memset(x.c, 0xff, (size_t)(61 * 37) * sizeof(float));
-    assert_ok(sat_run(copy, (void *[]){x.values, x.b, x.c}, NULL));
+    assert_ok(sat_run(copy, (const void *[]){x.values, x.b}, 2, (void *[]){x.c}, 1, NULL));
     check_product(&x);
     sat_plan_free(copy), sat_plan_free(NULL);
     x.pattern = NULL;
@@ -92,7 +93,7 @@ static void a_second_process_would_find_the_answer_in_the_cache(void **state) {
     for (int round = 0; round < 2; round++) {
         sat_context *ctx = open_with((sat_context_options){.cache_dir = folder});
         product x = make_product(ctx, 2, 64, 64, 32);
-        sat_problem p = sat_matmul_problem(SAT_F32, 32);
+        sat_problem p = matmul_problem(SAT_F32, 32);
         sat_plan *plan = NULL;
         assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
         assert_int_equal(info_of(plan).cached, round == 1);
@@ -123,11 +124,11 @@ static void off_and_cached_tune_nothing_and_cached_notes_what_it_missed(void **s
         sat_effort effort = i ? SAT_EFFORT_CACHED : SAT_EFFORT_OFF;
         sat_context *ctx = open_with((sat_context_options){.cache_dir = mine, .effort = effort});
         product x = make_product(ctx, 3, 64, 64, 16);
-        sat_problem p = sat_matmul_problem(SAT_F32, 16);
+        sat_problem p = matmul_problem(SAT_F32, 16);
         sat_plan *plan = NULL;
         assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
         assert_false(info_of(plan).tuned || info_of(plan).cached || info_of(plan).verified);
-        assert_ok(sat_run(plan, (void *[]){x.values, x.b, x.c}, NULL));
+        assert_ok(sat_run(plan, (const void *[]){x.values, x.b}, 2, (void *[]){x.c}, 1, NULL));
         check_product(&x);
         int entries = 0, untuned = 0;
         assert_ok(sat_cache_visit(ctx, count_entry, &entries));
@@ -140,7 +141,7 @@ static void off_and_cached_tune_nothing_and_cached_notes_what_it_missed(void **s
     }
     sat_context *ctx = open_with((sat_context_options){.cache_dir = mine, .effort = SAT_EFFORT_QUICK});
     product x = make_product(ctx, 3, 64, 64, 16);
-    sat_problem p = sat_matmul_problem(SAT_F32, 16);
+    sat_problem p = matmul_problem(SAT_F32, 16);
     sat_plan *plan = NULL;
     int untuned = 0;
     assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan)); /* tuned now, so no longer wanted */
@@ -157,12 +158,12 @@ static void the_environment_forces_a_variant_where_it_fits(void **state) {
     sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK});
     unsetenv("SPARSE_AUTOTUNE_FORCE");
     product x = make_product(ctx, 4, 32, 32, 8);
-    sat_problem p = sat_matmul_problem(SAT_F32, 8);
+    sat_problem p = matmul_problem(SAT_F32, 8);
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
     assert_string_equal(info_of(plan).variant, "cpu_matmul_any_any_c_reference");
     sat_plan_free(plan);
-    p = sat_sampled_problem(SAT_F32, 8); /* another operation: the forced one does not fit */
+    p = sampled_problem(SAT_F32, 8); /* another operation: the forced one does not fit */
     assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
     sat_plan_free(plan);
     free_product(&x);
@@ -175,7 +176,7 @@ static void the_environment_sets_the_effort(void **state) {
     sat_context *ctx = open_with((sat_context_options){0});
     unsetenv("SPARSE_AUTOTUNE");
     product x = make_product(ctx, 4, 32, 32, 8);
-    sat_problem p = sat_matmul_problem(SAT_F32, 8);
+    sat_problem p = matmul_problem(SAT_F32, 8);
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
     assert_false(info_of(plan).tuned);
@@ -223,7 +224,7 @@ static void one_call_computes_the_product_and_reuses_its_plan(void **state) {
     sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK});
     for (int i = 0; i < 100; i++) { /* more patterns than the pool has places */
         product x = make_product(ctx, 5, 24, 24, 5);
-        sat_problem p = sat_matmul_problem(SAT_F32, 5);
+        sat_problem p = matmul_problem(SAT_F32, 5);
         for (int again = 0; again < 3; again++) {
             memset(x.c, 0xff, 24 * 5 * sizeof(float));
             assert_ok(sat_bsr_matmul(ctx, x.pattern, &p, x.values, x.b, x.c, NULL, NULL));
@@ -232,9 +233,9 @@ static void one_call_computes_the_product_and_reuses_its_plan(void **state) {
         free_product(&x);
     }
     product x = make_product(ctx, 5, 24, 24, 5);
-    sat_problem p = sat_sampled_problem(SAT_F32, 5);
+    sat_problem p = sampled_problem(SAT_F32, 5);
     assert_fails(sat_bsr_matmul(ctx, x.pattern, &p, x.values, x.b, x.c, NULL, NULL), SAT_BAD_ENUM, "op");
-    p = sat_matmul_problem(SAT_F32, 5);
+    p = matmul_problem(SAT_F32, 5);
     assert_fails(sat_bsr_matmul(ctx, x.pattern, &p, x.values, NULL, x.c, NULL, NULL), SAT_NULL_POINTER, "b is NULL");
     assert_fails(sat_bsr_matmul(ctx, x.pattern, &p, x.values, x.b, (char *)x.c + 1, NULL, NULL), SAT_MISALIGNED, "c");
     assert_fails(sat_bsr_matmul(ctx, NULL, &p, x.values, x.b, x.c, NULL, NULL), SAT_NULL_POINTER, "pattern");
@@ -252,7 +253,7 @@ static void the_sampled_product_is_the_product_at_the_stored_blocks(void **state
     float *x = random_floats(&random, m * k), *y = random_floats(&random, k * n);
     float *s = random_floats(&random, v.stored_blocks * 20);
     memset(s, 0xff, (size_t)v.stored_blocks * 20 * sizeof *s);
-    sat_problem p = sat_sampled_problem(SAT_F32, k);
+    sat_problem p = sampled_problem(SAT_F32, k);
     assert_ok(sat_bsr_sampled_matmul(ctx, pattern, &p, x, y, s, NULL));
     for (int64_t r = 0; r < v.grid_rows; r++) {
         for (int64_t t = v.row_ptr[r]; t < v.row_ptr[r + 1]; t++) {
@@ -278,7 +279,7 @@ static void a_batch_shares_or_steps_through_its_operands(void **state) {
     enum { BATCH = 3 };
     float *b = random_floats(&random, BATCH * 16 * 6), *c = random_floats(&random, BATCH * 24 * 6);
     for (int interleaved = 0; interleaved < 2; interleaved++) {
-        sat_problem p = sat_matmul_problem(SAT_F32, 6);
+        sat_problem p = matmul_problem(SAT_F32, 6);
         p.batch = BATCH;
         p.b.batch_stride = 16 * 6;
         p.c = interleaved ? (sat_layout){.row_stride = 6 * BATCH, .col_stride = 1, .batch_stride = 6}
@@ -286,7 +287,7 @@ static void a_batch_shares_or_steps_through_its_operands(void **state) {
         sat_plan *plan = NULL;
         assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
         memset(c, 0xff, BATCH * 24 * 6 * sizeof *c);
-        assert_ok(sat_run(plan, (void *[]){x.values, b, c}, NULL));
+        assert_ok(sat_run(plan, (const void *[]){x.values, b}, 2, (void *[]){c}, 1, NULL));
         for (int64_t z = 0; z < BATCH; z++) {
             double *want = dense_product(&x.view, x.values, b + z * 16 * 6, 6);
             for (int64_t i = 0; i < 24; i++)
@@ -304,16 +305,16 @@ static void fixed_values_stay_until_they_are_refreshed(void **state) {
     (void)state;
     sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK});
     product x = make_product(ctx, 9, 64, 64, 40);
-    sat_problem p = sat_matmul_problem(SAT_F32, 40);
+    sat_problem p = matmul_problem(SAT_F32, 40);
     p.flags = SAT_FIXED_VALUES;
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
-    assert_ok(sat_run(plan, (void *[]){x.values, x.b, x.c}, NULL));
+    assert_ok(sat_run(plan, (const void *[]){x.values, x.b}, 2, (void *[]){x.c}, 1, NULL));
     check_product(&x);
     for (int64_t i = 0; i < x.view.stored_blocks * 32; i++) x.values[i] *= -2;
     for (int64_t i = 0; i < 64 * 40; i++) x.want[i] *= -2;
     assert_ok(sat_plan_refresh(plan, x.values, NULL));
-    assert_ok(sat_run(plan, (void *[]){x.values, x.b, x.c}, NULL));
+    assert_ok(sat_run(plan, (const void *[]){x.values, x.b}, 2, (void *[]){x.c}, 1, NULL));
     check_product(&x);
     assert_fails(sat_plan_refresh(plan, NULL, NULL), SAT_NULL_POINTER, "values");
     sat_plan_free(plan);
@@ -325,7 +326,7 @@ static void one_call_takes_the_values_of_every_call(void **state) {
     (void)state;
     sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK});
     product x = make_product(ctx, 9, 64, 64, 40);
-    sat_problem p = sat_matmul_problem(SAT_F32, 40);
+    sat_problem p = matmul_problem(SAT_F32, 40);
     p.flags = SAT_FIXED_VALUES | SAT_ALLOW_DENSE;
     for (int i = 0; i < 3; i++) {
         assert_ok(sat_bsr_matmul(ctx, x.pattern, &p, x.values, x.b, x.c, NULL, NULL));
@@ -345,7 +346,7 @@ static void longer_structs_are_taken_while_their_rest_is_zero(void **state) {
     struct {
         sat_problem problem;
         uint64_t later[2];
-    } p = {sat_matmul_problem(SAT_F32, 5), {0}};
+    } p = {matmul_problem(SAT_F32, 5), {0}};
     p.problem.size = sizeof p;
     assert_ok(sat_bsr_matmul(ctx, x.pattern, &p.problem, x.values, x.b, x.c, NULL, NULL));
     check_product(&x);
@@ -362,13 +363,13 @@ static void an_output_inside_an_interleaved_batch_is_refused(void **state) {
     sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_OFF});
     uint64_t random = 3;
     sat_pattern *pattern = random_pattern(ctx, &random, 8, 8, 4, 4, 1, false);
-    sat_problem p = sat_matmul_problem(SAT_F32, 4);
+    sat_problem p = matmul_problem(SAT_F32, 4);
     p.batch = 2;
     p.b = (sat_layout){8, 1, 0}, p.c = (sat_layout){8, 1, 4};
     float values[64] = {0}, buffer[64] = {0};
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
-    assert_fails(sat_run(plan, (void *[]){values, buffer + 4, buffer}, NULL), SAT_OVERLAP, "overlaps");
+    assert_fails(sat_run(plan, (const void *[]){values, buffer + 4}, 2, (void *[]){buffer}, 1, NULL), SAT_OVERLAP, "overlaps");
     sat_plan_free(plan);
     sat_pattern_free(pattern);
     sat_context_free(ctx);
@@ -386,15 +387,15 @@ static void activations_hold_at_the_ends(void **state) {
         if (v->op != SAT_MATMUL) continue;
         for (int act = SAT_ACT_RELU; act <= SAT_ACT_SILU; act++)
             for (int n = 0; n < 2; n++) {
-                sat_problem p = sat_matmul_problem(SAT_F32, n ? 24 : 3);
-                p.activation = (sat_activation)act;
+                sat_problem p = matmul_problem(SAT_F32, n ? 24 : 3);
+                p.matmul.activation = (sat_activation)act;
                 sat_plan *plan = NULL;
                 if (sat_plan_create_with(ctx, pattern, &p, v->name, &plan) != SAT_OK) continue; /* does not fit */
                 for (size_t e = 0; e < sizeof inputs / sizeof *inputs; e++) {
                     memset(values, 0, sizeof values);
                     for (int k = 0; k < 16; k++) values[17 * k] = inputs[e];
                     for (int k = 0; k < 16 * 24; k++) b[k] = 1;
-                    assert_ok(sat_run(plan, (void *[]){values, b, c}, NULL));
+                    assert_ok(sat_run(plan, (const void *[]){values, b}, 2, (void *[]){c}, 1, NULL));
                     float want = inputs[e] > 0 ? inputs[e] : 0;
                     for (int64_t k = 0; k < 16 * p.n; k++)
                         if (!(c[k] >= want - 1e-30f && c[k] <= want + 1e-30f))
@@ -447,14 +448,14 @@ static void the_callers_allocator_serves_and_everything_comes_back(void **state)
     sat_context *ctx =
         open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .allocator = {count_alloc, count_free, &l}});
     product x = make_product(ctx, 10, 64, 64, 40);
-    sat_problem p = sat_matmul_problem(SAT_F32, 40);
+    sat_problem p = matmul_problem(SAT_F32, 40);
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
     assert_true(l.calls > 0);
-    assert_ok(sat_run(plan, (void *[]){x.values, x.b, x.c}, NULL));
+    assert_ok(sat_run(plan, (const void *[]){x.values, x.b}, 2, (void *[]){x.c}, 1, NULL));
     check_product(&x);
     int calls = l.calls;
-    for (int i = 0; i < 10; i++) assert_ok(sat_run(plan, (void *[]){x.values, x.b, x.c}, NULL));
+    for (int i = 0; i < 10; i++) assert_ok(sat_run(plan, (const void *[]){x.values, x.b}, 2, (void *[]){x.c}, 1, NULL));
     assert_int_equal(l.calls, calls); /* a run allocates nothing */
     sat_plan_free(plan);
     assert_int_equal(l.live, 0);
@@ -468,10 +469,10 @@ static void results_do_not_depend_on_the_number_of_threads(void **state) {
     for (int threads = 1; threads <= 5; threads += 2) {
         sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_OFF, .threads = threads});
         product x = make_product(ctx, 12, 300, 200, 90);
-        sat_problem p = sat_matmul_problem(SAT_F32, 90);
+        sat_problem p = matmul_problem(SAT_F32, 90);
         sat_plan *plan = NULL;
         assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
-        assert_ok(sat_run(plan, (void *[]){x.values, x.b, x.c}, NULL));
+        assert_ok(sat_run(plan, (const void *[]){x.values, x.b}, 2, (void *[]){x.c}, 1, NULL));
         check_product(&x);
         if (!first) first = memcpy(malloc(300 * 90 * sizeof *first), x.c, 300 * 90 * sizeof *first);
         assert_memory_equal(first, x.c, 300 * 90 * sizeof *first);
@@ -493,12 +494,12 @@ static void a_broken_cache_folder_never_stops_a_product(void **state) {
     for (int i = 0; i < 3; i++) {
         sat_context *ctx = open_with((sat_context_options){.cache_dir = folders[i]});
         product x = make_product(ctx, 13, 48, 48, 20);
-        sat_problem p = sat_matmul_problem(SAT_F32, 20);
+        sat_problem p = matmul_problem(SAT_F32, 20);
         for (int round = 0; round < 2; round++) {
             sat_plan *plan = NULL;
             assert_ok(sat_plan_create(ctx, x.pattern, &p, &plan));
             if (round == 1) assert_false(info_of(plan).tuned); /* this process remembers all the same */
-            assert_ok(sat_run(plan, (void *[]){x.values, x.b, x.c}, NULL));
+            assert_ok(sat_run(plan, (const void *[]){x.values, x.b}, 2, (void *[]){x.c}, 1, NULL));
             check_product(&x);
             sat_plan_free(plan);
         }

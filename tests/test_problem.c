@@ -1,5 +1,6 @@
 /* Problems, contexts and runs: every bad argument has its own status and a message that names it. */
 #include "support.h"
+#include "problems.h"
 
 typedef struct fixture {
     sat_context *ctx;
@@ -25,20 +26,20 @@ static int tear_down(void **state) {
 static void a_bad_problem_is_refused_by_name(void **state) {
     fixture *f = *state;
     sat_plan *plan = NULL;
-    sat_problem p = sat_matmul_problem(SAT_F32, 10);
+    sat_problem p = matmul_problem(SAT_F32, 10);
     assert_fails(sat_plan_create(NULL, f->pattern, &p, &plan), SAT_NULL_POINTER, "context");
     assert_fails(sat_plan_create(f->ctx, NULL, &p, &plan), SAT_NULL_POINTER, "pattern");
     assert_fails(sat_plan_create(f->ctx, f->pattern, NULL, &plan), SAT_NULL_POINTER, "problem");
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, NULL), SAT_NULL_POINTER, "plan");
 #define TRY(change, status, word)                                                                                      \
-    p = sat_matmul_problem(SAT_F32, 10);                                                                               \
+    p = matmul_problem(SAT_F32, 10);                                                                               \
     change;                                                                                                            \
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), status, word);                                        \
     assert_null(plan)
     TRY(p.size = 8, SAT_BAD_STRUCT, "sat_problem");
     TRY(p.size = (size_t)-1, SAT_BAD_STRUCT, "sat_problem");
     TRY(p.op = 77, SAT_BAD_ENUM, "op");
-    TRY(p.transpose = 2, SAT_BAD_ENUM, "transpose");
+    TRY(p.matmul.transpose = 2, SAT_BAD_ENUM, "transpose");
     TRY(p.a_dtype = 0; p.b_dtype = 0; p.c_dtype = 0, SAT_BAD_ENUM, "a_dtype");
     TRY(p.b_dtype = 9, SAT_BAD_ENUM, "b_dtype");
     TRY(p.b_dtype = SAT_F64, SAT_UNSUPPORTED, "b_dtype");
@@ -46,9 +47,9 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     TRY(p.a_dtype = p.b_dtype = SAT_F16; p.c_dtype = SAT_BF16, SAT_UNSUPPORTED, "c_dtype");
     TRY(p.compute_dtype = SAT_F64, SAT_UNSUPPORTED, "compute_dtype");
     TRY(p.compute_dtype = -1, SAT_BAD_ENUM, "compute_dtype");
-    TRY(p.bias = 5, SAT_BAD_ENUM, "bias");
-    TRY(p.activation = 4, SAT_BAD_ENUM, "activation");
-    TRY(p.activation = -1, SAT_BAD_ENUM, "activation");
+    TRY(p.matmul.bias = 5, SAT_BAD_ENUM, "bias");
+    TRY(p.matmul.activation = 4, SAT_BAD_ENUM, "activation");
+    TRY(p.matmul.activation = -1, SAT_BAD_ENUM, "activation");
     TRY(p.flags = 1u << 20, SAT_BAD_ENUM, "flags");
     TRY(p.n = -1, SAT_BAD_SIZE, "n is -1");
     TRY(p.m = 31, SAT_BAD_SIZE, "m is 31");
@@ -67,15 +68,15 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     TRY(p.alpha = 1e39, SAT_UNSUPPORTED, "alpha");
     TRY(p.beta = -1e300, SAT_UNSUPPORTED, "beta");
 #undef TRY
-    p = sat_sampled_problem(SAT_F32, 10);
-    p.transpose = SAT_TRANSPOSE;
+    p = sampled_problem(SAT_F32, 10);
+    p.matmul.transpose = SAT_TRANSPOSE;
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_UNSUPPORTED, "transpose");
-    p = sat_sampled_problem(SAT_F32, -3);
+    p = sampled_problem(SAT_F32, -3);
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_SIZE, "k is -3");
-    p = sat_sampled_problem(SAT_F32, 4);
-    p.bias = SAT_BIAS_ROW;
+    p = sampled_problem(SAT_F32, 4);
+    p.matmul.bias = SAT_BIAS_ROW;
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_UNSUPPORTED, "bias");
-    p = sat_matmul_problem(SAT_F32, 10);
+    p = matmul_problem(SAT_F32, 10);
     assert_fails(sat_plan_create_with(f->ctx, f->pattern, &p, "nobody", &plan), SAT_NOT_FOUND, "nobody");
     assert_fails(sat_plan_create_with(f->ctx, f->pattern, &p, NULL, &plan), SAT_NULL_POINTER, "variant");
     assert_fails(sat_plan_create_with(f->ctx, f->pattern, &p, "cpu_sampled_any_any_c_reference", &plan),
@@ -85,21 +86,21 @@ static void a_bad_problem_is_refused_by_name(void **state) {
 static void one_leading_dimension_is_not_read_as_a_broadcast(void **state) {
     fixture *f = *state;
     sat_plan *plan = NULL;
-    sat_problem p = sat_matmul_problem(SAT_F32, 10);
+    sat_problem p = matmul_problem(SAT_F32, 10);
     p.b.row_stride = 12;
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRIDE, "b: col_stride is 0");
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRIDE, "all 10 columns");
     assert_null(plan);
     p.b = (sat_layout){.col_stride = 31};
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRIDE, "b: row_stride is 0");
-    p = sat_sampled_problem(SAT_F32, 5);
+    p = sampled_problem(SAT_F32, 5);
     p.a.row_stride = 5;
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRIDE, "a: col_stride is 0");
     p.a.col_stride = 1, p.b.col_stride = 5;
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRIDE, "b: row_stride is 0");
     /* Where there is one column, or nothing at all, its stride says nothing. */
     for (int64_t n = 0; n < 2; n++) {
-        p = sat_matmul_problem(SAT_F32, n);
+        p = matmul_problem(SAT_F32, n);
         p.b.row_stride = 12, p.c.row_stride = 12;
         assert_ok(sat_plan_create(f->ctx, f->pattern, &p, &plan));
         sat_plan_free(plan);
@@ -116,7 +117,7 @@ static void a_broadcast_that_is_asked_for_is_computed(void **state) {
           *c = random_floats(&random, a.rows * N);
     float *line = random_floats(&random, a.cols + N), *b = malloc((size_t)(a.cols * N) * sizeof *b);
     for (int by_rows = 0; by_rows < 2; by_rows++) {
-        sat_problem p = sat_matmul_problem(SAT_F32, N);
+        sat_problem p = matmul_problem(SAT_F32, N);
         p.b = (sat_layout){.row_stride = !by_rows, .col_stride = by_rows};
         p.flags = SAT_ALLOW_BROADCAST;
         for (int64_t i = 0; i < a.cols * N; i++) b[i] = line[by_rows ? i % N : i / N];
@@ -126,7 +127,7 @@ static void a_broadcast_that_is_asked_for_is_computed(void **state) {
             if (sat_plan_create_with(f->ctx, f->pattern, &p, sat_variant_at(f->ctx, i)->name, &plan) != SAT_OK)
                 continue;
             memset(c, 0xff, (size_t)(a.rows * N) * sizeof *c);
-            assert_ok(sat_run(plan, (void *[]){values, line, c}, NULL));
+            assert_ok(sat_run(plan, (const void *[]){values, line}, 2, (void *[]){c}, 1, NULL));
             assert_close(c, want, a.rows * N, (double)a.cols);
             sat_plan_free(plan);
         }
@@ -141,7 +142,7 @@ static void every_listed_mix_of_dtypes_has_a_plan(void **state) {
                             {SAT_F16, SAT_F32}, {SAT_BF16, SAT_BF16}, {SAT_BF16, SAT_F32}};
     for (size_t i = 0; i < sizeof mixes / sizeof *mixes; i++) {
         for (int op = 0; op < 2; op++) {
-            sat_problem p = op ? sat_sampled_problem(mixes[i][0], 5) : sat_matmul_problem(mixes[i][0], 5);
+            sat_problem p = op ? sampled_problem(mixes[i][0], 5) : matmul_problem(mixes[i][0], 5);
             p.c_dtype = mixes[i][1];
             sat_plan *plan = NULL;
             assert_ok(sat_plan_create(f->ctx, f->pattern, &p, &plan));
@@ -152,24 +153,25 @@ static void every_listed_mix_of_dtypes_has_a_plan(void **state) {
 
 static void a_run_refuses_bad_pointers(void **state) {
     fixture *f = *state;
-    sat_problem p = sat_matmul_problem(SAT_F32, 16);
-    p.b_align = 32, p.bias = SAT_BIAS_ROW;
+    sat_problem p = matmul_problem(SAT_F32, 16);
+    p.b_align = 32, p.matmul.bias = SAT_BIAS_ROW;
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create(f->ctx, f->pattern, &p, &plan));
     float *values = aligned_alloc(64, 64 * 64), *b = aligned_alloc(64, 64 * 64), *c = aligned_alloc(64, 64 * 64);
     memset(values, 0, 64 * 64), memset(b, 0, 64 * 64);
     float bias[30] = {0};
-    assert_fails(sat_run(NULL, (void *[]){values, b, c, bias}, NULL), SAT_NULL_POINTER, "plan");
-    assert_fails(sat_run(plan, NULL, NULL), SAT_NULL_POINTER, "operands");
-    assert_fails(sat_run(plan, (void *[]){NULL, b, c, bias}, NULL), SAT_NULL_POINTER, "values");
-    assert_fails(sat_run(plan, (void *[]){values, NULL, c, bias}, NULL), SAT_NULL_POINTER, "b is NULL");
-    assert_fails(sat_run(plan, (void *[]){values, b, NULL, bias}, NULL), SAT_NULL_POINTER, "c is NULL");
-    assert_fails(sat_run(plan, (void *[]){values, b, c, NULL}, NULL), SAT_NULL_POINTER, "bias");
-    assert_fails(sat_run(plan, (void *[]){values, b + 1, c, bias}, NULL), SAT_MISALIGNED, "b is");
-    assert_fails(sat_run(plan, (void *[]){values, b, (char *)c + 2, bias}, NULL), SAT_MISALIGNED, "c is");
-    assert_fails(sat_run(plan, (void *[]){values, b, b + 16, bias}, NULL), SAT_OVERLAP, "c at");
-    assert_fails(sat_run(plan, (void *[]){c, b, c, bias}, NULL), SAT_OVERLAP, "values at");
-    assert_ok(sat_run(plan, (void *[]){values, b, c, bias}, NULL));
+    assert_fails(sat_run(NULL, (const void *[]){values, b, bias}, 3, (void *[]){c}, 1, NULL), SAT_NULL_POINTER, "plan");
+    assert_fails(sat_run(plan, NULL, 3, (void *[]){c}, 1, NULL), SAT_NULL_POINTER, "inputs");
+    assert_fails(sat_run(plan, (const void *[]){values, b, bias}, 3, NULL, 1, NULL), SAT_NULL_POINTER, "outputs");
+    assert_fails(sat_run(plan, (const void *[]){NULL, b, bias}, 3, (void *[]){c}, 1, NULL), SAT_NULL_POINTER, "values");
+    assert_fails(sat_run(plan, (const void *[]){values, NULL, bias}, 3, (void *[]){c}, 1, NULL), SAT_NULL_POINTER, "b is NULL");
+    assert_fails(sat_run(plan, (const void *[]){values, b, bias}, 3, (void *[]){NULL}, 1, NULL), SAT_NULL_POINTER, "c is NULL");
+    assert_fails(sat_run(plan, (const void *[]){values, b, NULL}, 3, (void *[]){c}, 1, NULL), SAT_NULL_POINTER, "bias");
+    assert_fails(sat_run(plan, (const void *[]){values, b + 1, bias}, 3, (void *[]){c}, 1, NULL), SAT_MISALIGNED, "b is");
+    assert_fails(sat_run(plan, (const void *[]){values, b, bias}, 3, (void *[]){(char *)c + 2}, 1, NULL), SAT_MISALIGNED, "c is");
+    assert_fails(sat_run(plan, (const void *[]){values, b, bias}, 3, (void *[]){b + 16}, 1, NULL), SAT_OVERLAP, "c at");
+    assert_fails(sat_run(plan, (const void *[]){c, b, bias}, 3, (void *[]){c}, 1, NULL), SAT_OVERLAP, "values at");
+    assert_ok(sat_run(plan, (const void *[]){values, b, bias}, 3, (void *[]){c}, 1, NULL));
     sat_plan_free(plan);
     free(values), free(b), free(c);
 }
@@ -178,14 +180,14 @@ static void views_side_by_side_in_one_buffer_do_not_overlap(void **state) {
     fixture *f = *state;
     uint64_t random = 9;
     sat_pattern *square = random_pattern(f->ctx, &random, 16, 16, 4, 4, 0.5, false);
-    sat_problem p = sat_matmul_problem(SAT_F32, 8);
+    sat_problem p = matmul_problem(SAT_F32, 8);
     p.b = p.c = (sat_layout){.row_stride = 20, .col_stride = 1};
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create(f->ctx, square, &p, &plan));
     float *values = random_floats(&random, 16 * 16), *both = random_floats(&random, 16 * 20);
-    assert_ok(sat_run(plan, (void *[]){values, both, both + 10}, NULL));
-    assert_ok(sat_run(plan, (void *[]){values, both + 12, both}, NULL));
-    assert_fails(sat_run(plan, (void *[]){values, both, both + 7}, NULL), SAT_OVERLAP, "overlaps");
+    assert_ok(sat_run(plan, (const void *[]){values, both}, 2, (void *[]){both + 10}, 1, NULL));
+    assert_ok(sat_run(plan, (const void *[]){values, both + 12}, 2, (void *[]){both}, 1, NULL));
+    assert_fails(sat_run(plan, (const void *[]){values, both}, 2, (void *[]){both + 7}, 1, NULL), SAT_OVERLAP, "overlaps");
     free(values), free(both);
     sat_plan_free(plan);
     sat_pattern_free(square);
@@ -208,7 +210,11 @@ static void a_bad_context_option_is_refused_by_name(void **state) {
     TRY(o.measure = 3, SAT_BAD_ENUM, "measure");
     TRY(o.threads = -1, SAT_BAD_SIZE, "threads");
     TRY(o.budget_seconds = -1, SAT_BAD_SIZE, "budget_seconds");
-    TRY(o.allocator.free = (void (*)(void *, void *))abort, SAT_NULL_POINTER, "allocator");
+    sat_allocator half = {SAT_SIZED(sat_allocator), .free = (void (*)(void *, void *))abort};
+    TRY(o.allocator = &half, SAT_NULL_POINTER, "allocator");
+    half.size = 1;
+    TRY(o.allocator = &half, SAT_BAD_STRUCT, "sat_allocator");
+    TRY(o.multiprocessors = -1, SAT_BAD_SIZE, "multiprocessors");
 #undef TRY
     assert_fails(sat_context_create(NULL, NULL), SAT_NULL_POINTER, "context");
 }
@@ -236,7 +242,7 @@ static void a_bad_variant_is_refused_by_name(void **state) {
 #define TRY(change, status, word)                                                                                      \
     v = good;                                                                                                          \
     change;                                                                                                            \
-    assert_fails(sat_register_variant(f->ctx, &v), status, word)
+    assert_fails(sat_variant_register(f->ctx, &v), status, word)
     TRY(v.size = 0, SAT_BAD_STRUCT, "sat_variant");
     TRY(v.name = NULL, SAT_NULL_POINTER, "name");
     TRY(v.name = "", SAT_UNSUPPORTED, "name");
@@ -250,8 +256,8 @@ static void a_bad_variant_is_refused_by_name(void **state) {
     TRY(v.launch = NULL, SAT_NULL_POINTER, "launch");
     TRY(v.name = "cpu_matmul_any_any_c_reference", SAT_DUPLICATE, "registered already");
 #undef TRY
-    assert_ok(sat_register_variant(f->ctx, &good));
-    assert_fails(sat_register_variant(f->ctx, &good), SAT_DUPLICATE, "mine");
+    assert_ok(sat_variant_register(f->ctx, &good));
+    assert_fails(sat_variant_register(f->ctx, &good), SAT_DUPLICATE, "mine");
 }
 
 static void structs_from_an_older_caller_and_a_newer_one_are_told_apart(void **state) {
@@ -260,7 +266,7 @@ static void structs_from_an_older_caller_and_a_newer_one_are_told_apart(void **s
         sat_plan_info info;
         char more[64];
     } newer = {.info.size = sizeof newer};
-    sat_problem p = sat_matmul_problem(SAT_F32, 4);
+    sat_problem p = matmul_problem(SAT_F32, 4);
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create(f->ctx, f->pattern, &p, &plan));
     memset(newer.more, 1, sizeof newer.more);

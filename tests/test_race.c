@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <time.h>
+#include "problems.h"
 
 typedef enum fault {
     HONEST,
@@ -30,7 +31,7 @@ typedef struct planted {
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)a, (void)d;
-    return p->a_dtype == SAT_F32 && p->transpose == SAT_NO_TRANSPOSE;
+    return p->a_dtype == SAT_F32 && p->matmul.transpose == SAT_NO_TRANSPOSE;
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -68,7 +69,7 @@ static sat_status launch(const sat_launch *l) {
             float *to = &c[i * p->c.row_stride + j * p->c.col_stride];
             float before = p->beta != 0 ? (float)p->beta * *to : me->fault == READS_C ? 0 * *to : 0;
             float x = (float)((me->fault == FORGETS_ALPHA ? 1 : p->alpha) * sum) + before;
-            sat_activation act = p->activation;
+            sat_activation act = p->matmul.activation;
             *to = me->fault == FORGETS_ACTIVATION ? x : activation(act, x);
         }
     }
@@ -96,7 +97,7 @@ static sat_result race_with(fault fault, const sat_problem *problem, int64_t row
     sat_variant v = {SAT_SIZED(sat_variant), .name = names[fault], .revision = "1",
                      .op = SAT_MATMUL,       .backend = SAT_CPU,   .user = &me,
                      .supports = supports,   .estimate = estimate, .launch = launch};
-    assert_ok(sat_register_variant(ctx, &v));
+    assert_ok(sat_variant_register(ctx, &v));
     uint64_t random = 11 + (uint64_t)fault;
     sat_pattern *pattern = random_pattern(ctx, &random, rows, cols, 8, 8, 0.4, false);
     sat_race *race = NULL;
@@ -124,10 +125,10 @@ static sat_result race_with(fault fault, const sat_problem *problem, int64_t row
 static void an_honest_variant_is_found_right(void **state) {
     (void)state;
     char best[128];
-    sat_problem p = sat_matmul_problem(SAT_F32, 70);
+    sat_problem p = matmul_problem(SAT_F32, 70);
     for (int i = 0; i < 4; i++) {
         if (i & 1) p.beta = 0.5;
-        if (i & 2) p.activation = SAT_ACT_RELU;
+        if (i & 2) p.matmul.activation = SAT_ACT_RELU;
         sat_result r = race_with(HONEST, &p, 100, 90, best);
         if (r.verdict != SAT_VERDICT_OK) fail_msg("honest: %s", r.message);
         assert_true(r.seconds > 0 && r.runs > 0);
@@ -138,7 +139,7 @@ static void planted_faults_are_wrong_and_never_win(void **state) {
     (void)state;
     for (fault f = ONE_WRONG_ELEMENT; f < RETURNS_ERROR; f++) {
         char best[128];
-        sat_problem p = sat_matmul_problem(SAT_F32, 70);
+        sat_problem p = matmul_problem(SAT_F32, 70);
         if (f == WRITES_GAPS) p.c = (sat_layout){.row_stride = 80, .col_stride = 1};
         sat_result r = race_with(f, &p, 100, 90, best);
         if (r.verdict != SAT_VERDICT_WRONG)
@@ -153,8 +154,8 @@ static void planted_faults_are_found_under_an_activation_too(void **state) {
     fault faults[] = {ONE_WRONG_ELEMENT, DROPPED_BLOCK, STALE_TILE, WRITES_PAST, FORGETS_ACTIVATION};
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         char best[128];
-        sat_problem p = sat_matmul_problem(SAT_F32, 70);
-        p.activation = SAT_ACT_RELU;
+        sat_problem p = matmul_problem(SAT_F32, 70);
+        p.matmul.activation = SAT_ACT_RELU;
         sat_result r = race_with(faults[i], &p, 100, 90, best);
         if (r.verdict != SAT_VERDICT_WRONG) fail_msg("%s was not found", names[faults[i]]);
         assert_string_not_equal(best, names[faults[i]]);
@@ -164,7 +165,7 @@ static void planted_faults_are_found_under_an_activation_too(void **state) {
 static void a_failing_candidate_loses_quietly(void **state) {
     (void)state;
     char best[128];
-    sat_problem p = sat_matmul_problem(SAT_F32, 70);
+    sat_problem p = matmul_problem(SAT_F32, 70);
     sat_result r = race_with(RETURNS_ERROR, &p, 100, 90, best);
     assert_int_equal(r.verdict, SAT_VERDICT_ERROR);
     assert_non_null(strstr(r.message, "planted"));
@@ -176,7 +177,7 @@ static void a_second_race_is_read_back_and_a_newcomer_races_the_best(void **stat
     sat_context *ctx = open_context(SAT_EFFORT_QUICK);
     uint64_t random = 2;
     sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 8, 8, 0.4, false);
-    sat_problem p = sat_matmul_problem(SAT_F32, 64);
+    sat_problem p = matmul_problem(SAT_F32, 64);
     sat_race *first = NULL, *second = NULL;
     sat_race_info info = {SAT_SIZED(sat_race_info)};
     assert_ok(sat_race_run(ctx, pattern, &p, NULL, &first));
@@ -192,7 +193,7 @@ static void a_second_race_is_read_back_and_a_newcomer_races_the_best(void **stat
     sat_variant v = {SAT_SIZED(sat_variant), .name = "newcomer",   .revision = "1",
                      .op = SAT_MATMUL,       .backend = SAT_CPU,   .user = &me,
                      .supports = supports,   .estimate = estimate, .launch = launch};
-    assert_ok(sat_register_variant(ctx, &v));
+    assert_ok(sat_variant_register(ctx, &v));
     sat_plan *plan = NULL;
     sat_plan_info plan_info = {SAT_SIZED(sat_plan_info)};
     assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
@@ -212,7 +213,7 @@ static void a_second_race_is_read_back_and_a_newcomer_races_the_best(void **stat
 static void a_boast_does_not_win(void **state) {
     (void)state;
     char best[128];
-    sat_problem p = sat_matmul_problem(SAT_F32, 70);
+    sat_problem p = matmul_problem(SAT_F32, 70);
     assert_int_equal(race_with(SLOW, &p, 100, 90, best).verdict, SAT_VERDICT_OK);
     assert_string_not_equal(best, names[SLOW]);
 }
@@ -237,11 +238,11 @@ static void a_library_that_takes_little_is_in_the_race(void **state) {
         sat_variant v = {SAT_SIZED(sat_variant), .name = list[i].name,   .revision = "1",  .op = SAT_MATMUL,
                          .backend = SAT_CPU,     .flags = list[i].flags, .user = &each[i], .supports = supports,
                          .estimate = estimate,   .launch = launch};
-        assert_ok(sat_register_variant(ctx, &v));
+        assert_ok(sat_variant_register(ctx, &v));
     }
     uint64_t random = 8;
     sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 8, 8, 0.4, false);
-    sat_problem p = sat_matmul_problem(SAT_F32, 32);
+    sat_problem p = matmul_problem(SAT_F32, 32);
     sat_race *race = NULL;
     assert_ok(sat_race_run(ctx, pattern, &p, NULL, &race));
     for (int i = 0; i < 4; i++)
@@ -264,13 +265,13 @@ static void what_was_checked_with_one_alpha_is_checked_again_with_another(void *
     sat_variant v = {SAT_SIZED(sat_variant), .name = "forgets_alpha", .revision = "1",
                      .op = SAT_MATMUL,       .backend = SAT_CPU,      .user = &me,
                      .supports = supports,   .estimate = estimate,    .launch = launch};
-    assert_ok(sat_register_variant(ctx, &v));
+    assert_ok(sat_variant_register(ctx, &v));
     uint64_t random = 5;
     sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 8, 8, 0.4, false);
     sat_race_options only = {SAT_SIZED(sat_race_options), .only = "forgets_alpha"};
     const double alphas[] = {1, 2, -1e-30, 1e30};
     for (int i = 0; i < 4; i++) {
-        sat_problem p = sat_matmul_problem(SAT_F32, 32);
+        sat_problem p = matmul_problem(SAT_F32, 32);
         p.alpha = alphas[i];
         sat_race *race = NULL;
         sat_plan *plan = NULL;
@@ -295,10 +296,10 @@ static void extreme_scalars_fail_nobody(void **state) {
     sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 8, 8, 0.4, false);
     const double scalars[] = {1e-44, 1e-6, 1e38, -1e-37};
     for (int i = 0; i < 16; i++) {
-        sat_problem p = sat_matmul_problem(i & 1 ? SAT_F16 : SAT_F32, 32);
+        sat_problem p = matmul_problem(i & 1 ? SAT_F16 : SAT_F32, 32);
         if (i & 2) p.beta = scalars[i / 4];
         else p.alpha = scalars[i / 4];
-        p.activation = SAT_ACT_GELU;
+        p.matmul.activation = SAT_ACT_GELU;
         sat_race *race = NULL;
         assert_ok(sat_race_run(ctx, pattern, &p, NULL, &race));
         for (size_t e = 0; e < sat_race_count(race); e++)
@@ -321,7 +322,7 @@ static void warm_runs_that_add_to_c_are_right(void **state) {
     assert_ok(sat_context_create(&o, &ctx));
     sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 16, 16, 0.5, false);
     for (int sampled = 0; sampled < 2; sampled++) {
-        sat_problem p = sampled ? sat_sampled_problem(SAT_F32, 32) : sat_matmul_problem(SAT_F32, 32);
+        sat_problem p = sampled ? sampled_problem(SAT_F32, 32) : matmul_problem(SAT_F32, 32);
         sat_race *race = NULL;
         p.beta = 0.75;
         assert_ok(sat_race_run(ctx, pattern, &p, NULL, &race));
@@ -340,7 +341,7 @@ static void only_named_variants_take_part(void **state) {
     sat_context *ctx = open_context(SAT_EFFORT_QUICK);
     uint64_t random = 2;
     sat_pattern *pattern = random_pattern(ctx, &random, 32, 32, 8, 8, 0.4, false);
-    sat_problem p = sat_matmul_problem(SAT_F32, 32);
+    sat_problem p = matmul_problem(SAT_F32, 32);
     sat_race *race = NULL;
     sat_race_options o = {SAT_SIZED(sat_race_options), .only = "nobody,cpu_matmul_any_any_c_reference"};
     assert_ok(sat_race_run(ctx, pattern, &p, &o, &race));
@@ -360,12 +361,12 @@ static void tuning_beyond_the_memory_limit_is_refused_and_a_plan_is_made_all_the
     assert_ok(sat_context_create(&o, &ctx));
     uint64_t random = 2;
     sat_pattern *pattern = random_pattern(ctx, &random, 64, 64, 8, 8, 0.4, false);
-    sat_problem p = sat_matmul_problem(SAT_F32, 64);
+    sat_problem p = matmul_problem(SAT_F32, 64);
     sat_race *race = NULL;
     assert_fails(sat_race_run(ctx, pattern, &p, NULL, &race), SAT_OUT_OF_MEMORY, "limit");
     for (int i = 0; i < 2; i++) {
         sat_plan *plan = NULL;
-        p = i ? sat_sampled_problem(SAT_F32, 64) : sat_matmul_problem(SAT_F32, 64);
+        p = i ? sampled_problem(SAT_F32, 64) : matmul_problem(SAT_F32, 64);
         assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
         sat_plan_free(plan);
     }
@@ -380,16 +381,16 @@ static void empty_problems_race_too(void **state) {
     int64_t sizes[][3] = {{0, 16, 8}, {16, 0, 8}, {16, 16, 0}, {16, 16, 8}};
     for (int i = 0; i < 4; i++) {
         sat_pattern *pattern = random_pattern(ctx, &random, sizes[i][0], sizes[i][1], 4, 4, 0, false);
-        sat_problem p = sat_matmul_problem(SAT_F32, sizes[i][2]);
+        sat_problem p = matmul_problem(SAT_F32, sizes[i][2]);
         sat_plan *plan = NULL;
         assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
         float c[16 * 8];
         memset(c, 0xff, sizeof c);
         float b[16 * 8] = {1}, values[1] = {0};
-        assert_ok(sat_run(plan, (void *[]){values, b, c}, NULL));
+        assert_ok(sat_run(plan, (const void *[]){values, b}, 2, (void *[]){c}, 1, NULL));
         for (int64_t e = 0; e < sizes[i][0] * sizes[i][2]; e++) assert_true(c[e] == 0);
         sat_plan_free(plan);
-        p = sat_sampled_problem(SAT_F32, sizes[i][2]);
+        p = sampled_problem(SAT_F32, sizes[i][2]);
         assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
         sat_plan_free(plan);
         sat_pattern_free(pattern);

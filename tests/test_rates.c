@@ -5,6 +5,7 @@
 
 #include "cache/cache_rates.h"
 #include "core/rates.h"
+#include "problems.h"
 
 static const sat_rates some = {
     .memory = 4.3e12, .l2 = 8.9e12, .tf32 = 3.1e14, .flop = {0, 5.1e13, 6.2e13, 6.1e14, 6e14}};
@@ -271,7 +272,7 @@ static void race_something(sat_context *ctx, bool keep_it) {
     s.index_type = SAT_I32, s.row_ptr = ptr, s.col_idx = col;
     sat_pattern *pattern;
     sat_race *race;
-    sat_problem p = sat_matmul_problem(SAT_F32, 16);
+    sat_problem p = matmul_problem(SAT_F32, 16);
     sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .keep = keep_it};
     assert_int_equal(sat_pattern_create(ctx, &s, &pattern), SAT_OK);
     assert_int_equal(sat_race_run(ctx, pattern, &p, &o, &race), SAT_OK);

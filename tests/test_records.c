@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include "core/answer.h"
+#include "problems.h"
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)a, (void)d;
@@ -49,9 +50,9 @@ static scene open_scene(uint32_t variant_flags, uint32_t problem_flags, bool may
     sat_variant v = {SAT_SIZED(sat_variant), .name = "planted",    .revision = "7",       .op = SAT_MATMUL,
                      .backend = SAT_CPU,     .supports = supports, .estimate = estimate,  .launch = launch,
                      .priority = 0,          .about = "",          .flags = variant_flags};
-    assert_ok(sat_register_variant(s.ctx, &v));
+    assert_ok(sat_variant_register(s.ctx, &v));
     s.pattern = random_pattern(s.ctx, &random, 64, 64, 8, 8, 0.3, false);
-    s.problem = sat_matmul_problem(SAT_F32, 32);
+    s.problem = matmul_problem(SAT_F32, 32);
     s.problem.flags = problem_flags;
     assert_ok(sat_question_make(&s.q, s.ctx, s.pattern, &s.problem));
     size_t count = sat_question_candidates(&s.q, NULL, fit);

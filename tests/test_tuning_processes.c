@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cache/cache.h"
+#include "problems.h"
 
 static char folder[64];
 
@@ -35,7 +36,7 @@ static sat_status make_plan(sat_context *ctx, int i, bool again, char *key, size
                  .stored_blocks = 2, .index_type = SAT_I32, .row_ptr = row_ptr, .col_idx = col_idx};
     sat_pattern *pattern = NULL;
     sat_plan *plan = NULL;
-    sat_problem p = sat_matmul_problem(SAT_F32, 4);
+    sat_problem p = matmul_problem(SAT_F32, 4);
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     sat_status status = sat_pattern_create(ctx, &s, &pattern);
     if (status == SAT_OK) status = sat_problem_key(ctx, pattern, &p, key, size);

@@ -9,6 +9,7 @@
 #include "core/answer.h"
 #include "cache/cache_file.h"
 #include "core/identity.h"
+#include "problems.h"
 
 /* ---- a planted variant, which counts its runs and may lie ---- */
 
@@ -20,7 +21,7 @@ typedef struct planted {
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)a, (void)d;
-    return p->a_dtype == SAT_F32 && p->transpose == SAT_NO_TRANSPOSE;
+    return p->a_dtype == SAT_F32 && p->matmul.transpose == SAT_NO_TRANSPOSE;
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -95,7 +96,7 @@ static sat_context *open_on(const char *names, bool background) {
     sat_variant v = {
         SAT_SIZED(sat_variant), .name = "planted",    .revision = "7",  .op = SAT_MATMUL, .backend = SAT_CPU,
         .supports = supports,   .estimate = estimate, .launch = launch, .user = &me,      .about = ""};
-    assert_ok(sat_register_variant(ctx, &v));
+    assert_ok(sat_variant_register(ctx, &v));
     return ctx;
 }
 
@@ -119,7 +120,7 @@ static sat_pattern *make_pattern(sat_context *ctx, bool mirrored, int32_t col_id
 
 /* Aligned as malloc gives it, so that the one-call form finds the same problem. */
 static sat_problem problem(void) {
-    sat_problem p = sat_matmul_problem(SAT_F32, N);
+    sat_problem p = matmul_problem(SAT_F32, N);
     p.a_align = p.b_align = p.c_align = 16;
     return p;
 }

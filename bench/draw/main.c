@@ -14,7 +14,8 @@
 
 #include "sparse_autotune.h"
 
-static const double MOST_WORK = 2e11, MOST_BYTES = 1.5e9; // of one problem
+static double most_work = 2e11; // of one problem; less on a CPU
+static const double MOST_BYTES = 1.5e9;
 static const double RACE_SECONDS = 0.15;
 
 static uint64_t state;
@@ -36,6 +37,12 @@ static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void must(sat_status status) {
+    if (status == SAT_OK) return;
+    fprintf(stderr, "bench_draw: %s\n", sat_last_error());
+    exit(2);
 }
 
 // A size; mostly a multiple of 64, as people have them.
@@ -110,16 +117,16 @@ static bool draw_product(drawn *d, sat_problem *p) {
     double bytes = size * ((double)m * (double)k * density + (double)k * (double)n + (double)m * (double)n);
     double blocks = (double)m * (double)k * density / (double)(br * bc);
     d->kind = (kind)(draw() % 3);
-    if (work > MOST_WORK || bytes > MOST_BYTES || blocks > 4e6 || !draw_pattern(d, m, k, br, bc, density)) return false;
+    if (work > most_work || bytes > MOST_BYTES || blocks > 4e6 || !draw_pattern(d, m, k, br, bc, density)) return false;
     if (sampled) {
-        *p = sat_sampled_problem(t, n);
+        must(sat_problem_sampled(p, t, n));
         p->m = m, p->n = k, p->k = n;
         p->a = chance(0.5) ? (sat_layout){n, 1, 0} : (sat_layout){1, m, 0};
         p->b = chance(0.5) ? (sat_layout){k, 1, 0} : (sat_layout){1, n, 0};
     } else {
-        *p = sat_matmul_problem(t, n);
-        p->transpose = chance(0.3) ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
-        int64_t rows = p->transpose ? k : m, depth = p->transpose ? m : k;
+        must(sat_problem_matmul(p, t, n));
+        p->matmul.transpose = chance(0.3) ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+        int64_t rows = p->matmul.transpose ? k : m, depth = p->matmul.transpose ? m : k;
         p->m = rows, p->k = depth;
         bool columns = chance(0.4); // X*A is this with both dense operands by columns
         p->b = columns ? (sat_layout){1, depth, 0} : (sat_layout){n, 1, 0};
@@ -141,11 +148,11 @@ static bool draw_attention(drawn *d, sat_problem *p) {
     double bytes = 2.0 * (double)(batch * heads) * (double)(m + n) * (double)dim * (backward ? 4 : 2);
     int64_t br = masked ? PICK(64, 128, 128, 32, 256) : m, bc = masked ? br : n;
     d->kind = RANDOM;
-    if (work > MOST_WORK || bytes > MOST_BYTES || !draw_pattern(d, m, n, br, bc, density)) return false;
+    if (work > most_work || bytes > MOST_BYTES || !draw_pattern(d, m, n, br, bc, density)) return false;
     static const sat_dtype dtypes[] = {SAT_F16, SAT_BF16, SAT_F16, SAT_BF16, SAT_F32};
-    *p = sat_attention_problem(dtypes[draw() % 5], heads, kv_heads, dim);
+    sat_dtype t = dtypes[draw() % 5];
+    must((backward ? sat_problem_attention_backward : sat_problem_attention)(p, t, heads, kv_heads, dim));
     p->m = m, p->n = n, p->batch = batch, p->attention.causal = chance(0.5);
-    if (backward) p->op = SAT_ATTENTION_BACKWARD;
     p->a_align = p->b_align = p->c_align = 256;
     return true;
 }
@@ -161,16 +168,16 @@ static void print_problem(const drawn *d, const sat_problem *p) {
         ",%" PRId64
         "],\"density\":%.4g,\"pattern\":\"%s\",\"transpose\":%d,\"columns\":%d,\"tf32\":%d,\"fixed\":%d,\"align\":%u",
         op_names[p->op], dtype_names[p->a_dtype], p->m, p->n, p->k, d->bsr.block_rows, d->bsr.block_cols, d->density,
-        kind_names[d->kind], p->transpose, p->b.row_stride == 1, (p->flags & SAT_ALLOW_TF32) != 0,
+        kind_names[d->kind], p->op == SAT_MATMUL && p->matmul.transpose, p->b.row_stride == 1, (p->flags & SAT_ALLOW_TF32) != 0,
         (p->flags & SAT_FIXED_VALUES) != 0, p->a_align);
-    if (p->attention.heads)
+    if (p->op == SAT_ATTENTION || p->op == SAT_ATTENTION_BACKWARD)
         printf(",\"batch\":%" PRId64 ",\"heads\":%" PRId64 ",\"kv_heads\":%" PRId64 ",\"dim\":%" PRId64
                ",\"causal\":%d",
                p->batch, p->attention.heads, p->attention.kv_heads, p->attention.dim, p->attention.causal);
     putchar('}');
 }
 
-static void race(sat_context *context, const drawn *d, const sat_problem *p) {
+static void race(sat_context *context, const char *measure, const drawn *d, const sat_problem *p) {
     sat_pattern *pattern = NULL;
     sat_race *race = NULL;
     sat_race_options options = {SAT_SIZED(sat_race_options), .fresh = true};
@@ -178,6 +185,7 @@ static void race(sat_context *context, const drawn *d, const sat_problem *p) {
     if (status == SAT_OK) status = sat_race_run(context, pattern, p, &options, &race);
     printf("{\"problem\":");
     print_problem(d, p);
+    printf(",\"measure\":\"%s\"", measure);
     if (status != SAT_OK) printf(",\"status\":\"%s\"", sat_status_name(status));
     printf(",\"results\":[");
     for (size_t i = 0, shown = 0; status == SAT_OK && i < sat_race_count(race); i++) {
@@ -199,21 +207,23 @@ int main(int argc, char **argv) {
     }
     double end = now() + atof(argv[2]);
     state = strtoull(argv[1], NULL, 10) * 0x2545f4914f6cdd1du + 1;
-    sat_context_options options = {SAT_SIZED(sat_context_options), .cache_dir = "", .effort = SAT_EFFORT_FULL,
-                                   .measure = SAT_MEASURE_WARM, .budget_seconds = RACE_SECONDS};
-    if (argc == 4) options.device = argv[3];
-    sat_context *context = NULL;
-    if (sat_context_create(&options, &context) != SAT_OK) {
-        fprintf(stderr, "bench_draw: %s\n", sat_last_error());
-        return 2;
+    static const char *const measures[] = {[SAT_MEASURE_COLD] = "cold", [SAT_MEASURE_WARM] = "warm"};
+    sat_context *contexts[2] = {NULL, NULL}; // by sat_measure
+    for (int i = 0; i < 2; i++) {
+        sat_context_options options = {SAT_SIZED(sat_context_options), .cache_dir = "", .effort = SAT_EFFORT_FULL,
+                                       .measure = (sat_measure)i, .budget_seconds = RACE_SECONDS};
+        if (argc == 4) options.device = argv[3];
+        must(sat_context_create(&options, &contexts[i]));
     }
+    if (sat_context_device(contexts[0])->backend == SAT_CPU) most_work = 2e9;
     while (now() < end) {
         drawn d = {0};
-        sat_problem p;
+        sat_problem p = {SAT_SIZED(sat_problem)};
         bool fits = chance(0.7) ? draw_product(&d, &p) : draw_attention(&d, &p);
-        if (fits) race(context, &d, &p);
+        int measure = chance(0.5) ? SAT_MEASURE_COLD : SAT_MEASURE_WARM;
+        if (fits) race(contexts[measure], measures[measure], &d, &p);
         free_drawn(&d);
     }
-    sat_context_free(context);
+    for (int i = 0; i < 2; i++) sat_context_free(contexts[i]);
     return 0;
 }

@@ -30,6 +30,8 @@ typedef struct job {
 /* From a line of words "name=value"; false for a line that says nothing. Ends the program where it makes no sense. */
 bool job_open(job *j, sat_context *context, const char *line);
 void job_close(job *j, sat_context *context);
+/* Runs a plan of the job's problem, or of the forward pass of its gradients. */
+sat_status job_run(const job *j, sat_plan *plan, bool forward, void *stream);
 /* Random values between -1 and 1 in all operands; the same for the same seed. */
 void job_fill(const job *j, sat_context *context, uint64_t seed);
 

@@ -19,7 +19,8 @@ static void small_job(job *j, sat_context *context) {
     }
     sat_bsr s = {SAT_SIZED(sat_bsr), .rows = SIDE, .cols = SIDE, .block_rows = BLOCK, .block_cols = BLOCK};
     s.stored_blocks = 2 * GRID, s.index_type = SAT_I32, s.row_ptr = ptr, s.col_idx = col;
-    *j = (job){.problem = sat_matmul_problem(SAT_F16, COLUMNS), .count = 3, .types = {SAT_F16, SAT_F16, SAT_F16}};
+    *j = (job){.problem = {SAT_SIZED(sat_problem)}, .count = 3, .types = {SAT_F16, SAT_F16, SAT_F16}};
+    need_ok(sat_problem_matmul(&j->problem, SAT_F16, COLUMNS), "problem");
     need_ok(sat_pattern_create(context, &s, &j->pattern), "pattern");
     j->problem.a_align = j->problem.b_align = j->problem.c_align = 256;
     j->bytes[0] = (size_t)2 * GRID * BLOCK * BLOCK * 2, j->bytes[1] = j->bytes[2] = (size_t)SIDE * COLUMNS * 2;
@@ -34,7 +35,7 @@ typedef struct caller {
     cudaStream_t stream;
 } caller;
 
-static sat_status call_plan(const caller *c) { return sat_run(c->plan, c->j->operands, c->stream); }
+static sat_status call_plan(const caller *c) { return job_run(c->j, c->plan, false, c->stream); }
 
 // What any launch costs here: a kernel that does nothing, by the library's own runtime.
 static sat_status call_nothing(const caller *c) {

@@ -71,12 +71,12 @@ static void make_problem(job *j, const char *line, bool sampled) {
     int64_t m = number(line, "m", 0), n = number(line, "n", 0), k = number(line, "k", 0);
     sat_dtype t = dtype_of(line);
     bool col_b = number(line, "col_b", 0), col_c = number(line, "col_c", 0);
-    j->problem = sampled ? sat_sampled_problem(t, k) : sat_matmul_problem(t, n);
     sat_problem *p = &j->problem;
+    need_ok(sampled ? sat_problem_sampled(p, t, k) : sat_problem_matmul(p, t, n), "problem");
     p->m = m, p->n = n, p->k = k;
     p->a_align = p->b_align = p->c_align = 256;
     if (number(line, "tf32", 0)) p->flags |= SAT_ALLOW_TF32;
-    if (number(line, "transpose", 0)) p->transpose = SAT_TRANSPOSE;
+    if (number(line, "transpose", 0)) p->matmul.transpose = SAT_TRANSPOSE;
     sat_pattern_view v = {SAT_SIZED(sat_pattern_view)};
     need_ok(sat_pattern_get(j->pattern, &v), "pattern");
     size_t values = (size_t)(v.stored_blocks * v.block_rows * v.block_cols) * size_of(t);
@@ -93,12 +93,11 @@ static void make_attention(job *j, const char *line, bool back) {
     sat_dtype t = dtype_of(line);
     int64_t m = number(line, "m", 0), n = number(line, "n", 0), dim = number(line, "dim", 0);
     int64_t heads = number(line, "heads", 0), kv_heads = number(line, "kv_heads", heads);
-    j->problem = sat_attention_problem(t, heads, kv_heads, dim);
     sat_problem *p = &j->problem;
+    need_ok((back ? sat_problem_attention_backward : sat_problem_attention)(p, t, heads, kv_heads, dim), "problem");
     p->m = m, p->n = n, p->batch = number(line, "batch", 1);
     p->a_align = p->b_align = p->c_align = 256;
     p->attention.causal = number(line, "causal", 0), p->attention.window = number(line, "window", 0);
-    if (back) p->op = SAT_ATTENTION_BACKWARD;
     size_t q = (size_t)(p->batch * heads * m * dim) * size_of(t),
            k = (size_t)(p->batch * kv_heads * n * dim) * size_of(t);
     const size_t sizes[9] = {q, k, k, q, (size_t)(p->batch * heads * m) * sizeof(float), q, q, k, k};
@@ -107,20 +106,31 @@ static void make_attention(job *j, const char *line, bool back) {
     j->count = back ? 9 : 4;
 }
 
+sat_status job_run(const job *j, sat_plan *plan, bool forward, void *stream) {
+    void *const *o = j->operands;
+    const void *inputs[] = {o[0], o[1], o[2], o[3], o[4], o[5]};
+    if (forward) return sat_run(plan, inputs, 3, o + 3, 2, stream); // with LSE
+    switch (j->count) {
+    case 3: return sat_run(plan, inputs, 2, o + 2, 1, stream);
+    case 4: return sat_run(plan, inputs, 3, o + 3, 1, stream);
+    default: return sat_run(plan, inputs, 6, o + 6, 3, stream);
+    }
+}
+
 // O and LSE as the backward pass finds them: with others, weights would not sum to 1 and gradients overflow.
 static void run_forward(const job *j, sat_context *context) {
     sat_problem p = j->problem;
     sat_plan *plan = NULL;
     p.op = SAT_ATTENTION, p.attention.lse = true;
     need_ok(sat_plan_create(context, j->pattern, &p, &plan), "a plan of the forward pass");
-    need_ok(sat_run(plan, j->operands, NULL), "the forward pass");
+    need_ok(job_run(j, plan, true, NULL), "the forward pass");
     need_ok(sat_stream_wait(context, NULL), "the forward pass");
     sat_plan_free(plan);
 }
 
 bool job_open(job *j, sat_context *context, const char *line) {
     char op[24], matrix[1024];
-    *j = (job){.id = (int)number(line, "id", -1)};
+    *j = (job){.id = (int)number(line, "id", -1), .problem = {SAT_SIZED(sat_problem)}};
     if (!word(line, "op", op, sizeof op)) return false;
     int64_t br = number(line, "block_rows", 0), bc = number(line, "block_cols", 0);
     need(word(line, "matrix", matrix, sizeof matrix) && br > 0 && bc > 0, line);

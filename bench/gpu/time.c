@@ -36,7 +36,7 @@ static struct {
 
 static bool queue_runs(const job *j, const entrant *e, int calls) {
     for (int i = 0; i < calls; i++)
-        if (sat_run(e->plan, j->operands, desk.stream) != SAT_OK) return false;
+        if (job_run(j, e->plan, false, desk.stream) != SAT_OK) return false;
     return true;
 }
 
@@ -72,7 +72,7 @@ static bool enter(const job *j, entrant *e) {
     sat_status status = sat_plan_create_with(desk.context, j->pattern, &j->problem, e->name, &e->plan);
     e->info.size = sizeof e->info;
     if (status == SAT_OK) status = sat_plan_get_info(e->plan, &e->info);
-    if (status == SAT_OK) status = sat_run(e->plan, j->operands, desk.stream);
+    if (status == SAT_OK) status = job_run(j, e->plan, false, desk.stream);
     if (status == SAT_OK) status = sat_stream_wait(desk.context, desk.stream);
     if (status != SAT_OK) {
         snprintf(e->message, sizeof e->message, "%s: %.200s", sat_status_name(status), sat_last_error());
@@ -98,7 +98,7 @@ static sat_status run_nothing(const job *j, const entrant *e) {
     return sat_cuda_nothing(desk.stream) == cudaSuccess ? SAT_OK : SAT_DEVICE_ERROR;
 }
 
-static sat_status run_once(const job *j, const entrant *e) { return sat_run(e->plan, j->operands, desk.stream); }
+static sat_status run_once(const job *j, const entrant *e) { return job_run(j, e->plan, false, desk.stream); }
 
 // The median time of `run` behind a sweep; negative where something failed.
 static double behind_sweep(const job *j, const entrant *e, sat_status (*run)(const job *, const entrant *)) {

@@ -15,7 +15,8 @@ typedef struct sat_backend {
     bool shares_memory; /* the device reads and writes the host's memory */
     bool lazy_loading;  /* a kernel's code is brought to the device when it is first launched */
     int (*count)(void); /* devices; 0 where there is no driver */
-    sat_status (*open)(int index, int threads, sat_device *device); /* threads 0: as many as a run would use now */
+    /* Of the options it reads threads, or multiprocessors; 0: as many as a run would use now. */
+    sat_status (*open)(int index, const sat_context_options *options, sat_device *device);
     /* What distinguishes this device from others of its kind, as text; NULL: nothing but the machine that it is in. */
     void (*unique)(const sat_device *device, char *text, size_t size);
 

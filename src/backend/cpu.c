@@ -118,14 +118,14 @@ static void nominal_rates(sat_device *d) {
 static int cpu_count(void) { return 1; }
 static int cpu_threads(int wanted) { return sat_threads_usable(wanted > 0 ? wanted : omp_get_max_threads()); }
 
-static sat_status cpu_open(int index, int threads, sat_device *d) {
+static sat_status cpu_open(int index, const sat_context_options *options, sat_device *d) {
     if (index != 0) return sat_fail(SAT_NOT_FOUND, "device is cpu:%d; expected cpu", index);
     char model[64];
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     sat_threads_watch_forks();
     cpu_model(model, sizeof model);
     *d = (sat_device){SAT_SIZED(sat_device), .backend = SAT_CPU, .isa = cpu_isa()};
-    d->threads = cpu_threads(threads);
+    d->threads = cpu_threads(options->threads);
     d->l1_bytes = cache_size(1, _SC_LEVEL1_DCACHE_SIZE, 32 << 10);
     d->l2_bytes = cache_size(2, _SC_LEVEL2_CACHE_SIZE, 512 << 10);
     d->l3_bytes = cache_size(3, _SC_LEVEL3_CACHE_SIZE, 8 << 20);

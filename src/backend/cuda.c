@@ -40,7 +40,7 @@ static int attribute(int index, enum cudaDeviceAttr what) {
  * units for f32 (TF32 has to be allowed), whichever is faster for f64. */
 static void nominal_rates(sat_device *d, int index) {
     int khz = attribute(index, cudaDevAttrClockRate);
-    double all = 1e3 * (khz > 0 ? khz : 1500000) * d->threads; /* newer drivers may not say */
+    double all = 1e3 * (khz > 0 ? khz : 1500000) * d->multiprocessors; /* newer drivers may not say */
     bool hopper = d->capability >= 90, server = d->capability == 80 || d->capability >= 90;
     d->flop_rate[SAT_F16] = d->flop_rate[SAT_BF16] = all * (hopper ? 4096 : d->capability == 80 ? 2048 : 1024) * 0.75;
     d->tf32_rate = d->flop_rate[SAT_F16] / 2;
@@ -53,7 +53,7 @@ static void nominal_rates(sat_device *d, int index) {
     if (d->l2_rate <= d->memory_rate) d->l2_rate = 2 * d->memory_rate;
 }
 
-static sat_status cuda_open(int index, int threads, sat_device *d) {
+static sat_status cuda_open(int index, const sat_context_options *options, sat_device *d) {
     int count = 0, driver = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) return sat_cuda_absent(error, index);
@@ -67,19 +67,20 @@ static sat_status cuda_open(int index, int threads, sat_device *d) {
         return sat_fail(SAT_UNSUPPORTED, "device is 'cuda:%d', %s of capability %d.%d; expected 8.0 or more", index,
                         p.name, p.major, p.minor);
     *d = (sat_device){SAT_SIZED(sat_device), .backend = SAT_CUDA, .index = index};
-    d->threads = p.multiProcessorCount;
+    d->multiprocessors = p.multiProcessorCount;
     d->capability = p.major * 10 + p.minor;
     d->l1_bytes = (int64_t)p.sharedMemPerMultiprocessor;
     d->l2_bytes = p.l2CacheSize;
     d->shared_bytes = (int64_t)p.sharedMemPerBlockOptin;
     d->driver = driver;
     d->memory_bytes = (int64_t)p.totalGlobalMem;
-    snprintf(d->name, sizeof d->name, "%.80s (%d SMs, %.0f GB)", p.name, d->threads, (double)p.totalGlobalMem * 1e-9);
+    snprintf(d->name, sizeof d->name, "%.80s (%d SMs, %.0f GB)", p.name, d->multiprocessors, (double)p.totalGlobalMem * 1e-9);
     snprintf(d->identity, sizeof d->identity, "cuda %.80s, sm_%d, %d SMs, %lld MiB, L2 %d MiB, driver %d.%d", p.name,
-             d->capability, d->threads, (long long)(p.totalGlobalMem >> 20), p.l2CacheSize >> 20, driver / 1000,
+             d->capability, d->multiprocessors, (long long)(p.totalGlobalMem >> 20), p.l2CacheSize >> 20, driver / 1000,
              driver % 1000 / 10);
     nominal_rates(d, index);
-    if (threads > 0 && threads < d->threads) d->threads = threads; /* CTAs that stay are so many */
+    int wanted = options->multiprocessors;
+    if (wanted > 0 && wanted < d->multiprocessors) d->multiprocessors = wanted; /* CTAs that stay are so many */
     return SAT_OK;
 }
 
@@ -232,7 +233,7 @@ static void cuda_crowd(const sat_device *d) {
     cudaError_t e = begin(d, &stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
     if (e == cudaSuccess && !*beside) e = cudaStreamCreateWithFlags(beside, cudaStreamNonBlocking);
-    if (e == cudaSuccess) e = sat_cuda_spin((d->threads + 1) / 2, *beside);
+    if (e == cudaSuccess) e = sat_cuda_spin((d->multiprocessors + 1) / 2, *beside);
     if (e != cudaSuccess) (void)cudaGetLastError(); /* then the run has the device to itself */
     sat_cuda_leave(d, before);
 }

@@ -31,7 +31,7 @@ static item make_item(const sat_trial *t, int64_t z) {
     x.b = sat_at(p->b_dtype, t->operands[1], z * p->b.batch_stride);
     x.c = sat_at(p->c_dtype, t->operands[2], z * p->c.batch_stride);
     x.before = t->before ? sat_at(p->c_dtype, t->before, z * p->c.batch_stride) : NULL;
-    x.bias = p->bias == SAT_BIAS_ROW ? t->operands[3] : NULL;
+    x.bias = p->matmul.bias == SAT_BIAS_ROW ? t->operands[3] : NULL;
     x.sums = t->sums ? sat_at(p->compute_dtype, t->sums, z * p->m * p->n) : NULL;
     x.fills[0] = t->fills[0], x.fills[1] = t->fills[1];
     x.specials = specials_of(t);

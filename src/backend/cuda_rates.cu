@@ -218,7 +218,7 @@ static cudaError_t measure(const timer &d, sat_rates *r) {
 
 cudaError_t sat_cuda_measure(const sat_device *device, void *scratch, size_t bytes, sat_rates *rates,
                              cudaStream_t stream) {
-    timer d = {(char *)scratch, device->threads * CTAS, 0, 1, stream, NULL, NULL};
+    timer d = {(char *)scratch, device->multiprocessors * CTAS, 0, 1, stream, NULL, NULL};
     int64_t turn = (int64_t)d.ctas * 4 * THREADS * 4, most = sat_min((int64_t)bytes, device->l2_bytes / 3) / 16;
     d.copied = (int64_t)bytes / 32 / turn * turn;
     while (d.ring * 2 <= most) d.ring *= 2;

@@ -6,8 +6,10 @@
 #include <string.h>
 
 static _Thread_local char last_error[512];
+static _Thread_local unsigned messages;
 
 const char *sat_last_error(void) { return last_error; }
+unsigned sat_messages(void) { return messages; }
 
 const char *sat_version(void) {
 #define TEXT_(x) #x
@@ -20,6 +22,7 @@ sat_status sat_fail(sat_status status, const char *format, ...) {
     va_start(list, format);
     vsnprintf(last_error, sizeof last_error, format, list);
     va_end(list);
+    messages++;
     return status;
 }
 
@@ -49,6 +52,8 @@ const char *sat_status_name(sat_status status) {
         NAME(SAT_WRONG_RESULT);
         NAME(SAT_WRONG_MEMORY);
         NAME(SAT_DUPLICATE);
+        NAME(SAT_CANCELLED);
+        NAME(SAT_BUSY);
         NAME(SAT_INTERNAL);
     }
     return "unknown status";

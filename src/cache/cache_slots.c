@@ -343,7 +343,7 @@ sat_status sat_slots_remove(sat_cache *cache, const char *identity, const char *
     *removed = 0;
     if (!sat_cache_folder(cache, 0, identity, folder) || access(folder, F_OK)) return SAT_OK;
     if (sat_cache_lock_folder(cache, folder, lock_path, &lock) == SAT_LOCK_BUSY)
-        return sat_fail(SAT_IO, "cache: %s stays locked by another process", lock_path);
+        return sat_fail(SAT_BUSY, "cache: %s stays locked by another process", lock_path);
     int error = key ? remove_one(folder, identity, key, removed) : remove_all(folder, removed);
     sat_file_lock_give(&lock);
     return error ? sat_fail(SAT_IO, "cache: cannot remove from %s: %s", folder, strerror(error)) : SAT_OK;

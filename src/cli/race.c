@@ -217,8 +217,9 @@ static bool is_remembered(const setup *s, const sat_context *context, const char
     return found;
 }
 
-static void show_progress(void *user, int done, int total, const char *what) {
+static bool show_progress(void *user, int done, int total, const char *what) {
     progress_show(user, "[%d/%d] %s", done, total, what);
+    return true;
 }
 
 // The names that take part, as the library wants them; NULL for all.

@@ -113,7 +113,8 @@ sat_bsr spec_indices(const blocks *b) {
 }
 
 static sat_problem attention_problem(const spec *s) {
-    sat_problem p = sat_attention_problem(s->a_dtype, s->heads, s->kv_heads, s->k);
+    sat_problem p = {SAT_SIZED(sat_problem)};
+    (void)sat_problem_attention(&p, s->a_dtype, s->heads, s->kv_heads, s->k);
     p.op = operation(s);
     p.m = s->m, p.n = s->n, p.c_dtype = s->c_dtype, p.batch = s->batch;
     p.alpha = s->scale, p.beta = s->beta, p.flags = s->flags;
@@ -134,7 +135,8 @@ static sat_layout dense(int64_t rows, int64_t cols, bool by_columns, int64_t bat
 sat_problem spec_problem(const spec *s, const blocks *b) {
     if (spec_is_attention(s)) return attention_problem(s);
     bool sampled = operation(s) == SAT_SAMPLED;
-    sat_problem p = sampled ? sat_sampled_problem(s->a_dtype, s->k) : sat_matmul_problem(s->a_dtype, s->n);
+    sat_problem p = {SAT_SIZED(sat_problem)};
+    (void)(sampled ? sat_problem_sampled(&p, s->a_dtype, s->k) : sat_problem_matmul(&p, s->a_dtype, s->n));
     p.m = s->m, p.n = s->n, p.k = s->k;
     p.c_dtype = s->c_dtype;
     p.batch = s->batch;
@@ -149,9 +151,9 @@ sat_problem spec_problem(const spec *s, const blocks *b) {
     }
     p.b = dense(s->k, s->n, s->col_b, s->batch);
     p.c = dense(s->m, s->n, s->col_c, s->batch);
-    p.transpose = s->transpose ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
-    p.bias = s->bias ? SAT_BIAS_ROW : SAT_BIAS_NONE;
-    p.activation = (sat_activation)s->activation;
+    p.matmul.transpose = s->transpose ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+    p.matmul.bias = s->bias ? SAT_BIAS_ROW : SAT_BIAS_NONE;
+    p.matmul.activation = (sat_activation)s->activation;
     return p;
 }
 

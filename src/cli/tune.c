@@ -164,8 +164,9 @@ static bool read_problem(const char *text, const spec *s, const blocks *b, sat_p
 
 /* ---- racing ---- */
 
-static void show_progress(void *user, int done, int total, const char *what) {
+static bool show_progress(void *user, int done, int total, const char *what) {
     progress_show(user, "[%d/%d] %s", done, total, what);
+    return true;
 }
 
 static int race_problem(sat_context *context, const note *n, const spec *s, const blocks *b, const sat_problem *p) {

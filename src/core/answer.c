@@ -255,7 +255,7 @@ static sat_status tune_now(sat_question *q, const sat_variant *best, bool again,
     sat_entry entry = {0};
     sat_outcome outcome = {0};
     if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
-        return sat_fail(SAT_IO, "another process has been tuning this device for too long");
+        return sat_fail(SAT_BUSY, "another process has been tuning this device for too long");
     sat_status status = sat_cache_find(q->ctx->cache, q->key, true, &entry); /* it may have tuned this meanwhile */
     bool served = false;
     again = again && sat_choose_provisional(&entry, (int64_t)time(NULL));

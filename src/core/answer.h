@@ -23,7 +23,7 @@ typedef struct sat_race_how {
     const char *only; /* NULL: all that fit */
     bool keep;
     bool wary; /* leaves out variants that ended in an error before: they may end this process */
-    void (*progress)(void *user, int done, int total, const char *what);
+    bool (*progress)(void *user, int done, int total, const char *what);
     void *progress_user;
     const atomic_bool *cancel;
 } sat_race_how;

@@ -102,7 +102,7 @@ static bool open_any(sat_context *ctx, const sat_backend *b) {
     int count = b->count();
     ctx->backend = b;
     for (int i = 0; i == 0 || i < count; i++) {
-        sat_status status = b->open(i, ctx->options.threads, &ctx->device);
+        sat_status status = b->open(i, &ctx->options, &ctx->device);
         if (status == SAT_OK) return true;
         sat_logf(&ctx->log, status == SAT_NOT_FOUND ? SAT_LOG_DEBUG : SAT_LOG_WARN, "not used: %s", sat_last_error());
     }
@@ -128,7 +128,7 @@ static sat_status open_device(sat_context *ctx) {
         if (!name && open_any(ctx, b)) return SAT_OK;
         if (!name || strlen(b->name) != length || strncasecmp(b->name, name, length) != 0) continue;
         ctx->backend = b;
-        return b->open((int)index, ctx->options.threads, &ctx->device);
+        return b->open((int)index, &ctx->options, &ctx->device);
     }
     const char *missing = name ? sat_backend_missing(name, length) : NULL;
     if (missing) return sat_fail(SAT_NOT_FOUND, "device is '%s'; %s", name, missing);
@@ -145,7 +145,9 @@ sat_device sat_device_now(const sat_context *ctx) {
     int threads = ctx->backend->threads(ctx->options.threads); /* 0: runs have none of the host's */
     if (threads > 0 && d.threads != threads) {
         /* Rates scale with threads; opening again keeps that in one place and cannot fail for a device that opened. */
-        ctx->backend->open(d.index, threads, &d);
+        sat_context_options now = ctx->options;
+        now.threads = threads;
+        ctx->backend->open(d.index, &now, &d);
     }
     return d;
 }
@@ -181,11 +183,14 @@ bool sat_within_limit(const sat_context *ctx, size_t bytes, size_t *limit) {
 }
 
 static sat_status open_allocator(sat_context *ctx) {
-    ctx->allocator = ctx->options.allocator;
-    if (!ctx->allocator.alloc != !ctx->allocator.free)
-        return sat_fail(SAT_NULL_POINTER, "allocator: %s is NULL beside the other",
-                        ctx->allocator.alloc ? "free" : "alloc");
-    if (!ctx->allocator.alloc) ctx->allocator = (sat_allocator){ctx->backend->alloc, ctx->backend->free, &ctx->device};
+    sat_allocator *a = &ctx->allocator;
+    if (!ctx->options.allocator) {
+        *a = (sat_allocator){SAT_SIZED(sat_allocator), ctx->backend->alloc, ctx->backend->free, &ctx->device};
+        return SAT_OK;
+    }
+    SAT_TRY(sat_struct_in(a, sizeof *a, ctx->options.allocator, sizeof *a, "sat_allocator"));
+    if (!a->alloc || !a->free)
+        return sat_fail(SAT_NULL_POINTER, "allocator: %s is NULL; expected both functions", a->alloc ? "free" : "alloc");
     return SAT_OK;
 }
 
@@ -200,6 +205,8 @@ static void report_refusals(const sat_context *ctx) {
 static sat_status fill(sat_context *ctx) {
     if (ctx->options.threads < 0 || ctx->options.threads > 4096)
         return sat_fail(SAT_BAD_SIZE, "threads is %d; expected 0 to 4096", ctx->options.threads);
+    if (ctx->options.multiprocessors < 0)
+        return sat_fail(SAT_BAD_SIZE, "multiprocessors is %d; expected 0 or more", ctx->options.multiprocessors);
     if (!(ctx->options.budget_seconds >= 0))
         return sat_fail(SAT_BAD_SIZE, "budget_seconds is %g; expected 0 or more", ctx->options.budget_seconds);
     if (ctx->options.measure != SAT_MEASURE_COLD && ctx->options.measure != SAT_MEASURE_WARM)
@@ -234,8 +241,8 @@ sat_status sat_context_create(const sat_context_options *options, sat_context **
     if (options)
         status = sat_struct_in(&ctx->options, sizeof ctx->options, options, sizeof *options, "sat_context_options");
     if (status == SAT_OK) status = fill(ctx);
-    /* The caller's strings are not needed any more and may go. */
-    ctx->options.device = ctx->options.cache_dir = NULL;
+    /* What the caller's pointers lead to is not needed any more and may go. */
+    ctx->options.device = ctx->options.cache_dir = NULL, ctx->options.allocator = NULL;
     if (status != SAT_OK) sat_context_free(ctx);
     else *context = ctx;
     return status;
@@ -304,7 +311,7 @@ sat_status sat_stream_wait(sat_context *ctx, void *stream) {
 
 /* ---- variants and cache, as the public header offers them ---- */
 
-sat_status sat_register_variant(sat_context *ctx, const sat_variant *variant) {
+sat_status sat_variant_register(sat_context *ctx, const sat_variant *variant) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!variant) return sat_fail(SAT_NULL_POINTER, "variant is NULL");
     sat_variant v;
@@ -325,6 +332,15 @@ const sat_variant *sat_variant_at(const sat_context *ctx, size_t i) {
 
 const char *sat_cache_path(const sat_context *ctx) { return ctx ? sat_cache_dir(ctx->cache) : ""; }
 
+/* The cache's failures, with a message in any case: most of them are ordinary to it, and no caller hears of them. */
+static sat_status told(sat_status status, const char *what, unsigned before) {
+    if (status == SAT_OK || sat_messages() != before) return status;
+    return sat_fail(status, "cache: cannot %s: %s", what,
+                    status == SAT_OUT_OF_MEMORY ? "memory ran out"
+                    : status == SAT_BAD_FORMAT  ? "a file's content is not what it should be"
+                                                : "a file cannot be read or written");
+}
+
 static sat_status with_cache(const sat_context *ctx, const void *argument, const char *name) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!argument) return sat_fail(SAT_NULL_POINTER, "%s is NULL", name);
@@ -333,23 +349,27 @@ static sat_status with_cache(const sat_context *ctx, const void *argument, const
 
 sat_status sat_cache_visit(sat_context *ctx, sat_cache_visit_fn visit, void *user) {
     SAT_TRY(with_cache(ctx, visit ? ctx : NULL, "visit"));
-    return sat_cache_each(ctx->cache, visit, user);
+    unsigned messages = sat_messages();
+    return told(sat_cache_each(ctx->cache, visit, user), "visit", messages);
 }
 
 sat_status sat_cache_visit_untuned(sat_context *ctx, sat_cache_visit_fn visit, void *user) {
     SAT_TRY(with_cache(ctx, visit ? ctx : NULL, "visit"));
-    return sat_cache_each_untuned(ctx->cache, visit, user);
+    unsigned messages = sat_messages();
+    return told(sat_cache_each_untuned(ctx->cache, visit, user), "visit what is untuned", messages);
 }
 
 sat_status sat_cache_export(sat_context *ctx, const char *file) {
     SAT_TRY(with_cache(ctx, file, "file"));
-    return sat_cache_export_file(ctx->cache, file);
+    unsigned messages = sat_messages();
+    return told(sat_cache_export_file(ctx->cache, file), "export", messages);
 }
 
 sat_status sat_cache_import(sat_context *ctx, const char *file, int64_t *entries) {
     int64_t count = 0;
     SAT_TRY(with_cache(ctx, file, "file"));
-    sat_status status = sat_cache_import_file(ctx->cache, file, &count);
+    unsigned messages = sat_messages();
+    sat_status status = told(sat_cache_import_file(ctx->cache, file, &count), "import", messages);
     if (entries) *entries = count;
     return status;
 }
@@ -357,7 +377,8 @@ sat_status sat_cache_import(sat_context *ctx, const char *file, int64_t *entries
 sat_status sat_cache_clear(sat_context *ctx, const char *key, int64_t *entries) {
     int64_t count = 0;
     SAT_TRY(with_cache(ctx, ctx, "context"));
-    sat_status status = sat_cache_remove(ctx->cache, key, &count);
+    unsigned messages = sat_messages();
+    sat_status status = told(sat_cache_remove(ctx->cache, key, &count), "clear", messages);
     if (entries) *entries = count;
     return status;
 }

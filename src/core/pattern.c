@@ -311,7 +311,7 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     *pattern = NULL;
     sat_bsr s;
-    SAT_TRY(sat_struct_in(&s, sizeof s, indices, SAT_BSR_LEAST, "sat_bsr"));
+    SAT_TRY(sat_struct_in(&s, sizeof s, indices, sizeof s, "sat_bsr"));
     int64_t grid_rows = 0, grid_cols = 0;
     SAT_TRY(check_sizes(&s, &grid_rows, &grid_cols));
     sat_pattern *p = calloc(1, sizeof *p);
@@ -422,5 +422,5 @@ sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view *view) {
     if (!view) return sat_fail(SAT_NULL_POINTER, "view is NULL");
     const sat_pattern_view *full;
     SAT_TRY(sat_pattern_transposed(pattern, &full));
-    return sat_struct_out(view, full, sizeof *full, SAT_VIEW_LEAST, "sat_pattern_view");
+    return sat_struct_out(view, full, sizeof *full, sizeof *full, "sat_pattern_view");
 }

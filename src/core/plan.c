@@ -1,4 +1,6 @@
 /* Plans: a ready variant and the checks that a run makes on its pointers. */
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +27,7 @@ struct sat_plan {
     bool forked;          /* made, or made anew, in a forked child */
     uint64_t check;       /* as in sat_answer */
     unsigned found_wrong; /* the context's, before the variant was chosen */
+    atomic_flag running;
     sat_operand operand[SAT_MAX_OPERANDS];
     seen seen[SAT_MAX_OPERANDS];
 };
@@ -49,6 +52,7 @@ static sat_status make_plan(const sat_question *q, const sat_answer *answer, sat
     sat_plan *p = calloc(1, sizeof *p);
     if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "plan");
     p->ctx = q->ctx;
+    atomic_flag_clear(&p->running);
     p->count = q->op->operands(&q->problem, q->view, p->operand);
     for (int i = 0; i < p->count; i++) p->writes = p->writes || (p->operand[i].output && p->operand[i].span);
     sat_status status =
@@ -113,6 +117,7 @@ sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
     sat_plan *p = malloc(sizeof *p);
     if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "plan");
     *p = *plan;
+    atomic_flag_clear(&p->running);
     const sat_runner *r = &plan->runner;
     sat_status status =
         sat_runner_open(&p->runner, p->ctx, r->variant, &r->problem, r->pattern, &r->device, SAT_USUAL_LIMIT, NULL);
@@ -236,9 +241,7 @@ static sat_status plan_after_fork(sat_plan *plan) {
     return SAT_OK;
 }
 
-sat_status sat_run(sat_plan *plan, void *const *operands, void *stream) {
-    if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
-    if (!operands) return sat_fail(SAT_NULL_POINTER, "operands is NULL");
+static sat_status launch(sat_plan *plan, void *const *operands, void *stream) {
     void *all[SAT_MAX_OPERANDS] = {0};
     for (int i = 0; i < plan->count; i++) {
         SAT_TRY(check_pointer(plan, i, operands[i]));
@@ -251,12 +254,66 @@ sat_status sat_run(sat_plan *plan, void *const *operands, void *stream) {
     return sat_runner_launch(&plan->runner, all, stream);
 }
 
+/* A plan has one workspace. Two runs at once would mix their sums in it, so the second is refused. */
+static sat_status enter(sat_plan *plan) {
+    if (!atomic_flag_test_and_set_explicit(&plan->running, memory_order_acquire)) return SAT_OK;
+    return sat_fail(SAT_BUSY, "plan is running in another thread; expected one of its own for each (sat_plan_dup)");
+}
+
+static void leave(sat_plan *plan) { atomic_flag_clear_explicit(&plan->running, memory_order_release); }
+
+sat_status sat_plan_launch(sat_plan *plan, void *const *operands, void *stream) {
+    SAT_TRY(enter(plan));
+    sat_status status = launch(plan, operands, stream);
+    leave(plan);
+    return status;
+}
+
+/* "2 (values, b)" */
+static void spell_operands(const sat_plan *plan, bool output, char *text, size_t size) {
+    int count = 0;
+    for (int i = 0; i < plan->count; i++) count += plan->operand[i].output == output;
+    int at = snprintf(text, size, "%d (", count);
+    for (int i = 0, n = 0; i < plan->count; i++)
+        if (plan->operand[i].output == output)
+            at += snprintf(text + at, size - (size_t)at, "%s%s%s", n ? ", " : "", plan->operand[i].name,
+                           n + 1 == count ? ")" : ""),
+                n++;
+}
+
+static sat_status wrong_count(const sat_plan *plan, bool output, size_t count) {
+    char expected[96];
+    spell_operands(plan, output, expected, sizeof expected);
+    return sat_fail(SAT_BAD_SIZE, "%s_count is %zu; expected %s", output ? "output" : "input", count, expected);
+}
+
+sat_status sat_run(sat_plan *plan, const void *const *inputs, size_t input_count, void *const *outputs,
+                   size_t output_count, void *stream) {
+    if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
+    if (!inputs) return sat_fail(SAT_NULL_POINTER, "inputs is NULL");
+    if (!outputs) return sat_fail(SAT_NULL_POINTER, "outputs is NULL");
+    void *operands[SAT_MAX_OPERANDS];
+    size_t in = 0, out = 0;
+    for (int i = 0; i < plan->count; i++) {
+        bool output = plan->operand[i].output;
+        if (output ? out == output_count : in == input_count)
+            return wrong_count(plan, output, output ? output_count : input_count);
+        operands[i] = output ? outputs[out++] : (void *)(uintptr_t)inputs[in++];
+    }
+    if (in != input_count) return wrong_count(plan, false, input_count);
+    if (out != output_count) return wrong_count(plan, true, output_count);
+    return sat_plan_launch(plan, operands, stream);
+}
+
 sat_status sat_plan_refresh(sat_plan *plan, const void *values, void *stream) {
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
     if (!(plan->runner.problem.flags & SAT_FIXED_VALUES)) return SAT_OK;
-    SAT_TRY(check_pointer(plan, 0, (void *)(uintptr_t)values));
-    if (plan->forked != sat_forked()) SAT_TRY(plan_after_fork(plan));
-    return sat_runner_refresh(&plan->runner, values, stream);
+    SAT_TRY(enter(plan));
+    sat_status status = check_pointer(plan, 0, (void *)(uintptr_t)values);
+    if (status == SAT_OK && plan->forked != sat_forked()) status = plan_after_fork(plan);
+    if (status == SAT_OK) status = sat_runner_refresh(&plan->runner, values, stream);
+    leave(plan);
+    return status;
 }
 
 /* ---- keys ---- */

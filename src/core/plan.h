@@ -9,4 +9,7 @@
 sat_status sat_plan_create_bare(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                 sat_plan **plan);
 
+/* sat_run with the operands in the order in which variants get them. */
+sat_status sat_plan_launch(sat_plan *plan, void *const *operands, void *stream);
+
 #endif

@@ -145,7 +145,7 @@ static sat_status make_bare(sat_context *ctx, place *made) {
 static sat_status call_new(sat_context *ctx, place *made, void *const *operands, void *stream, bool capture) {
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     SAT_TRY(capture ? make_bare(ctx, made) : sat_plan_create(ctx, made->pattern, &made->problem, &made->plan));
-    sat_status status = sat_run(made->plan, operands, stream);
+    sat_status status = sat_plan_launch(made->plan, operands, stream);
     if (sat_plan_get_info(made->plan, &info) == SAT_OK) made->settled = info.cached || info.tuned;
     sat_pattern_ref(made->pattern);
     pthread_mutex_lock(&ctx->pool->lock);
@@ -172,7 +172,7 @@ sat_status sat_pool_call(sat_context *ctx, const sat_pattern *pattern, const sat
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
     place made = {
         .pattern = pattern, .stream = stream, .thread = thread_of(ctx, stream), .threads = sat_threads_now(ctx)};
-    SAT_TRY(sat_struct_in(&made.problem, sizeof made.problem, problem, SAT_PROBLEM_LEAST, "sat_problem"));
+    SAT_TRY(sat_problem_take(&made.problem, problem));
     if (made.problem.op != op)
         return sat_fail(SAT_BAD_ENUM, "problem: op is %d; this call does %d", (int)made.problem.op, (int)op);
     const sat_op *found = sat_op_find(op);
@@ -191,7 +191,7 @@ sat_status sat_pool_call(sat_context *ctx, const sat_pattern *pattern, const sat
     place *p = borrow(ctx->pool, &made, capture);
     pthread_mutex_unlock(&ctx->pool->lock);
     if (!p) return call_new(ctx, &made, operands, stream, capture);
-    sat_status status = sat_run(p->plan, operands, stream);
+    sat_status status = sat_plan_launch(p->plan, operands, stream);
     pthread_mutex_lock(&ctx->pool->lock);
     p->busy = false;
     pthread_mutex_unlock(&ctx->pool->lock);

@@ -12,9 +12,8 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
     q->ctx = ctx, q->pattern = pattern;
-    SAT_TRY(sat_struct_in(&q->problem, sizeof q->problem, problem, SAT_PROBLEM_LEAST, "sat_problem"));
+    SAT_TRY(sat_problem_take(&q->problem, problem));
     q->op = sat_op_find(q->problem.op);
-    if (!q->op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected one of sat_operation", (int)q->problem.op);
     SAT_TRY(q->op->normalise(&q->problem, sat_pattern_by_rows(pattern)));
     /* Values that differ over the batch cannot be converted once for all. */
     if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;

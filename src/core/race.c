@@ -85,7 +85,7 @@ static sat_status race_now(const sat_question *q, const sat_race_options *o, boo
         .only = o->only, .keep = o->keep && !o->only, .progress = o->progress, .progress_user = o->progress_user};
     sat_outcome outcome = {0};
     if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
-        return sat_fail(SAT_IO, "another process has been tuning this device for too long");
+        return sat_fail(SAT_BUSY, "another process has been tuning this device for too long");
     sat_status status = SAT_OK;
     if (!o->fresh && !o->only) (void)look_up(q, true, &again, race); /* another process may have raced this meanwhile */
     if (!race->results) status = sat_answer_race(q, &how, &outcome);
@@ -139,5 +139,5 @@ const sat_result *sat_race_best(const sat_race *race) {
 sat_status sat_race_get_info(const sat_race *race, sat_race_info *info) {
     if (!race) return sat_fail(SAT_NULL_POINTER, "race is NULL");
     if (!info) return sat_fail(SAT_NULL_POINTER, "info is NULL");
-    return sat_struct_out(info, &race->info, sizeof race->info, SAT_RACE_LEAST, "sat_race_info");
+    return sat_struct_out(info, &race->info, sizeof race->info, sizeof race->info, "sat_race_info");
 }

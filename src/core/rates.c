@@ -70,7 +70,7 @@ sat_status sat_context_measure(sat_context *ctx) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!ctx->backend->measure) return sat_fail(SAT_UNSUPPORTED, "the rates of a %s stay nominal", ctx->backend->name);
     if (!sat_cache_tuning_lock(ctx->cache, 30))
-        return sat_fail(SAT_IO, "another process has been tuning this device for too long");
+        return sat_fail(SAT_BUSY, "another process has been tuning this device for too long");
     sat_status status = measure(ctx);
     sat_cache_tuning_unlock(ctx->cache);
     return status;

@@ -34,6 +34,12 @@ static sat_status take_workspace(sat_runner *r, sat_scratch *scratch) {
 
 static void *workspace_of(const sat_runner *r) { return r->scratch ? r->scratch->memory : r->workspace; }
 
+/* A variant's failure, with a message in any case: one of a plugin may bring none. `before`: sat_messages() then. */
+static sat_status failed(const sat_runner *r, const char *what, sat_status status, unsigned before) {
+    if (status == SAT_OK || sat_messages() != before) return status;
+    return sat_fail(status, "%s: %s failed with %s and no message", r->variant->name, what, sat_status_name(status));
+}
+
 /* In the order of the tuning stream, as the zeroing of the workspace is. Runs come on any other, so it ends first. */
 static sat_status prepare(sat_runner *r) {
     const sat_backend *b = r->ctx->backend;
@@ -44,7 +50,8 @@ static sat_status prepare(sat_runner *r) {
         sat_prepare p = {SAT_SIZED(sat_prepare), .variant = r->variant, .device = &r->device,
                          .problem = &r->problem, .pattern = r->pattern, .workspace = workspace_of(r),
                          .stream = stream};
-        status = r->variant->prepare(&p, &r->state);
+        unsigned messages = sat_messages();
+        status = failed(r, "prepare", r->variant->prepare(&p, &r->state), messages);
     }
     if (status == SAT_OK) status = b->sync(&r->device, stream);
     b->leave(&r->device, before);
@@ -111,7 +118,8 @@ sat_status sat_runner_refresh(sat_runner *r, const void *values, void *stream) {
     void *operands[SAT_MAX_OPERANDS] = {(void *)(uintptr_t)values};
     sat_launch l = make_launch(r, operands, stream);
     int before = b->enter(&r->device, false);
-    sat_status status = r->variant->refresh(&l);
+    unsigned messages = sat_messages();
+    sat_status status = failed(r, "refresh", r->variant->refresh(&l), messages);
     b->leave(&r->device, before);
     if (status != SAT_OK) r->refreshed = false;
     else if (!b->capturing(&r->device, stream)) r->refreshed = true;
@@ -136,7 +144,8 @@ sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream)
     sat_launch l = make_launch(r, operands, stream);
     int before = r->ctx->backend->enter(&r->device, false);
     bool whole = r->problem.batch == 1 || (r->variant->flags & SAT_V_BATCHED);
-    sat_status status = whole ? r->variant->launch(&l) : launch_items(r, l);
+    unsigned messages = sat_messages();
+    sat_status status = failed(r, "launch", whole ? r->variant->launch(&l) : launch_items(r, l), messages);
     r->ctx->backend->leave(&r->device, before);
     return status;
 }

@@ -38,6 +38,7 @@ typedef struct race {
     sat_noise noise; /* while runs were timed */
     uint64_t random;
     int done, total;
+    bool stopped; /* by the caller's progress function */
 } race;
 
 /* ---- results ---- */
@@ -82,10 +83,10 @@ static void summarise(candidate *c) {
 }
 
 static void report(race *r, const char *what) {
-    if (r->t->progress) r->t->progress(r->t->progress_user, r->done, r->total, what);
+    if (r->t->progress && !r->t->progress(r->t->progress_user, r->done, r->total, what)) r->stopped = true;
 }
 
-static bool cancelled(const race *r) { return r->t->cancel && atomic_load(r->t->cancel); }
+static bool cancelled(const race *r) { return r->stopped || (r->t->cancel && atomic_load(r->t->cancel)); }
 static bool over(const race *r) { return r->broke_device || cancelled(r); }
 
 /* Why a race that is over ended; SAT_OK for one that goes on. */
@@ -95,7 +96,7 @@ static sat_status ending(const race *r) {
                         "%s broke the device (%.160s): this process cannot use %s any more; `sparse_autotune race "
                         "--isolate` tries each variant in a process of its own",
                         r->broke_device->result.variant, r->broke_device->result.message, r->t->device->name);
-    return cancelled(r) ? sat_fail(SAT_DEVICE_ERROR, "the race was cancelled") : SAT_OK;
+    return cancelled(r) ? sat_fail(SAT_CANCELLED, "the race was cancelled") : SAT_OK;
 }
 
 /* ---- candidates ---- */

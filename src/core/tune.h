@@ -14,7 +14,7 @@ typedef struct sat_tuning {
     size_t count;
     bool exhaustive; /* nobody is skipped or dropped early */
     double budget_seconds;
-    void (*progress)(void *user, int done, int total, const char *what);
+    bool (*progress)(void *user, int done, int total, const char *what);
     void *progress_user;
     const atomic_bool *cancel; /* may be NULL */
 } sat_tuning;

@@ -182,13 +182,13 @@ static inline __attribute__((always_inline)) void finish_line(sat_dtype t, sat_a
 void sat_blas_finish(const sat_launch *l, const sat_matrix *c, int64_t i0, int64_t rows, int64_t cols) {
     const sat_problem *p = l->problem;
     sat_dtype t = p->c_dtype;
-    if (p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE) return;
-    const void *bias = p->bias == SAT_BIAS_ROW ? sat_at(t, l->operands[3], i0) : NULL;
+    if (p->matmul.bias == SAT_BIAS_NONE && p->matmul.activation == SAT_ACT_NONE) return;
+    const void *bias = p->matmul.bias == SAT_BIAS_ROW ? sat_at(t, l->operands[3], i0) : NULL;
     bool along_rows = c->col_stride == 1;
     for (int64_t line = 0; line < (along_rows ? rows : cols); line++) {
         void *data = sat_at(t, c->data, line * (along_rows ? c->row_stride : c->col_stride));
-        if (along_rows) finish_line(t, p->activation, data, 1, cols, bias ? sat_at(t, bias, line) : NULL, 0);
-        else finish_line(t, p->activation, data, c->row_stride, rows, bias, 1);
+        if (along_rows) finish_line(t, p->matmul.activation, data, 1, cols, bias ? sat_at(t, bias, line) : NULL, 0);
+        else finish_line(t, p->matmul.activation, data, c->row_stride, rows, bias, 1);
     }
 }
 

@@ -88,7 +88,7 @@ static sat_status dense_launch(const sat_launch *l) {
     sat_status room = sat_room_check(l);
     if (room != SAT_OK) return room;
     if (!densified_once(p)) densify(l);
-    bool transposed = p->transpose == SAT_TRANSPOSE;
+    bool transposed = p->matmul.transpose == SAT_TRANSPOSE;
     sat_matrix a = {l->workspace, transposed ? 1 : l->pattern->cols, transposed ? l->pattern->cols : 1};
     sat_matrix b = sat_matrix_of(l->operands[1], &p->b), c = sat_matrix_of(l->operands[2], &p->c);
     sat_tiles tiles = sat_blas_tiles(p->m, p->n);

@@ -99,9 +99,9 @@ static double block_rate(const sat_problem *p, const sat_pattern_view *a, const 
 static double matmul_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                               const sat_device *d) {
     (void)v;
-    double rounds = (double)(p->transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
+    double rounds = (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
     double batch = (double)sat_max(1, p->batch), size = (double)sat_dtype_size(p->c_dtype);
-    double rows = (double)a->stored_blocks * (double)(p->transpose == SAT_TRANSPOSE ? a->block_cols : a->block_rows);
+    double rows = (double)a->stored_blocks * (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->block_cols : a->block_rows);
     double moved = 2 * (size > 4 ? size : 4) * rows * (double)p->n * batch; /* the sums pass by once a block */
     double rate = moved / (2 * rounds) < (double)d->l2_bytes / 2 ? 2 * d->memory_rate : d->memory_rate;
     double extra = sat_libs_finish_bytes(p, sums_apart(p));
@@ -131,10 +131,8 @@ static void release(const sat_variant *v, void *state) {
 /* Who comes in which round. The sampled product has one, in the order of the blocks. */
 static sat_status schedule(const sat_prepare *p, block_state *st) {
     int64_t blocks = p->pattern->stored_blocks;
-    sat_problem order = *p->problem;
-    if (order.op != SAT_MATMUL) order.transpose = SAT_NO_TRANSPOSE;
-    sat_rows r = sat_op_rows(&order, p->pattern);
-    st->depth = order.op == SAT_MATMUL ? sat_convert_widest(&r) : 1;
+    sat_rows r = sat_op_rows(p->problem, p->pattern);
+    st->depth = p->problem->op == SAT_MATMUL ? sat_convert_widest(&r) : 1;
     st->first = malloc((size_t)(st->depth + 1) * sizeof *st->first);
     int32_t *at = malloc((size_t)blocks * 2 * sizeof *at);
     if (!at || !st->first) {
@@ -142,7 +140,7 @@ static sat_status schedule(const sat_prepare *p, block_state *st) {
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
     }
     int32_t *row = at + blocks;
-    if (order.op == SAT_MATMUL) {
+    if (p->problem->op == SAT_MATMUL) {
         sat_convert_rounds(&r, st->depth, st->first, at, row);
         st->some_empty = st->first[1] < r.count;
     } else {

@@ -36,7 +36,7 @@ static places plan_places(const sat_problem *p, const sat_pattern_view *a) {
 }
 
 static bool make_gemm(sat_gemm *g, const sat_problem *p, const places *at) {
-    bool transposed = p->transpose == SAT_TRANSPOSE;
+    bool transposed = p->matmul.transpose == SAT_TRANSPOSE;
     sat_matrix a = {NULL, transposed ? 1 : at->stride, transposed ? at->stride : 1};
     sat_matrix b = {NULL, p->b.row_stride, p->b.col_stride};
     sat_matrix to = sat_libs_target(p, sat_libs_wide(p));

@@ -21,7 +21,7 @@ sat_status sat_libs_upload(const sat_prepare *p, void *to, const void *from, siz
 
 sat_status sat_libs_upload_rows(const sat_prepare *p, int32_t *to) {
     sat_problem as_stored = *p->problem;
-    as_stored.transpose = SAT_NO_TRANSPOSE;
+    as_stored.matmul.transpose = SAT_NO_TRANSPOSE;
     sat_rows r = sat_op_rows(&as_stored, p->pattern);
     size_t bytes = (size_t)p->pattern->stored_blocks * sizeof(int32_t);
     int32_t *rows = malloc(bytes);

@@ -46,7 +46,7 @@ static inline bool sat_libs_narrow(sat_dtype t) { return sat_dtype_compute(t) !=
 
 /* Something is left to do after alpha*op(A)*B + beta*C. */
 static inline bool sat_libs_epilogue(const sat_problem *p) {
-    return p->bias != SAT_BIAS_NONE || p->activation != SAT_ACT_NONE;
+    return sat_has_bias(p) || sat_activation_of(p) != SAT_ACT_NONE;
 }
 
 /* Only one rounding to 16 bits is allowed, and libraries that add beta*C to such a result may round the product first:

@@ -81,7 +81,7 @@ static cudaError_t launch_unpack(const sat_problem *p, const sat_rows *r, int64_
 
 cudaError_t sat_libs_spread(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream) {
     sat_problem as_stored = *p;
-    as_stored.transpose = SAT_NO_TRANSPOSE;
+    as_stored.matmul.transpose = SAT_NO_TRANSPOSE;
     sat_rows r = sat_device_rows(&as_stored, a);
     return launch_unpack(p, &r, a->stored_blocks, r.k, false, u, stream);
 }
@@ -115,9 +115,7 @@ static __global__ void point(point_job w) {
 
 cudaError_t sat_libs_point(const sat_problem *p, const sat_pattern_view *a, const sat_pointers *x, const int by[3],
                            void *stream) {
-    sat_problem order = *p;
-    if (p->op != SAT_MATMUL) order.transpose = SAT_NO_TRANSPOSE;
-    sat_rows r = sat_device_rows(&order, a);
+    sat_rows r = sat_device_rows(p, a);
     point_job w = {*x, r.block, r.col, {by[0], by[1], by[2]}};
     point<<<ctas(x->count), 256, 0, (cudaStream_t)stream>>>(w);
     return cudaGetLastError();
@@ -158,7 +156,7 @@ cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f) {
     bool by_rows = p->c.col_stride <= p->c.row_stride;
     finish_job x = {*f,
                     f->check_empty ? r.ptr : NULL,
-                    p->bias == SAT_BIAS_ROW ? l->operands[3] : NULL,
+                    sat_has_bias(p) ? l->operands[3] : NULL,
                     l->operands[2],
                     r.br,
                     by_rows ? p->m : p->n,
@@ -167,7 +165,7 @@ cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f) {
                     p->c.col_stride,
                     by_rows,
                     p->beta,
-                    p->activation};
+                    sat_activation_of(p)};
     dim3 grid((unsigned)sat_min((x.length + 255) / 256, 1024), (unsigned)sat_min(x.lines, 65535));
     cudaStream_t s = (cudaStream_t)l->stream;
     switch (p->c_dtype) {

@@ -19,7 +19,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     (void)v;
     double flops = sat_attention_flops(p, a),
            tiles = ceil((double)p->m / 128) * (double)(p->batch * p->attention.heads);
-    double waves = tiles / (double)d->threads, idle = waves < 1 ? 1 / waves : ceil(waves) / waves;
+    double waves = tiles / (double)d->multiprocessors, idle = waves < 1 ? 1 / waves : ceil(waves) / waves;
     double part = (d->capability >= 90 ? 0.7 : 0.6) * (p->attention.causal ? 0.8 : 1);
     double busy = flops / (d->flop_rate[p->a_dtype] * part) * fmin(idle, 8);
     return fmax(busy, sat_attention_bytes(p, a) / (0.8 * d->memory_rate)) + 6e-6;

@@ -49,7 +49,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     (void)v, (void)d;
     int64_t side = a->block_rows, leading;
     if (p->a_dtype != SAT_F32 && p->a_dtype != SAT_F64) return false;
-    if (!sat_libs_some(p, a) || !sat_libs_whole(a) || p->transpose != SAT_NO_TRANSPOSE) return false;
+    if (!sat_libs_some(p, a) || !sat_libs_whole(a) || p->matmul.transpose != SAT_NO_TRANSPOSE) return false;
     if (side != a->block_cols || side < 2 || p->n > (side <= 4 ? 524272 : 262136)) return false;
     if (a->grid_rows > (side <= 8 ? 524272 : 65534) || p->m > INT_MAX || p->k > INT_MAX) return false;
     sat_matrix c = {NULL, p->c.row_stride, p->c.col_stride};

@@ -41,7 +41,7 @@ static places plan_places(const sat_variant *v, const sat_problem *p, const sat_
 
 /* Blocks of a row of op(A); 0: they differ. */
 static int64_t width_of(const sat_problem *p, const sat_pattern_view *a) {
-    bool transposed = p->transpose == SAT_TRANSPOSE;
+    bool transposed = p->matmul.transpose == SAT_TRANSPOSE;
     int64_t width = transposed ? a->max_col : a->max_row, rows = transposed ? a->grid_cols : a->grid_rows;
     return width * rows == a->stored_blocks ? width : 0;
 }
@@ -59,7 +59,7 @@ static bool fits(const sat_problem *p, const sat_pattern_view *a) {
 
 static bool bsr_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)d;
-    return fits(p, a) && p->transpose == SAT_NO_TRANSPOSE &&
+    return fits(p, a) && p->matmul.transpose == SAT_NO_TRANSPOSE &&
            sat_libs_alignment(p->a_align, &p->a, p->batch, p->a_dtype) >= 16;
 }
 

@@ -58,7 +58,7 @@ static void release(const sat_variant *v, void *state) {
 
 static sat_status upload_indices(const sat_prepare *p, void *to) {
     sat_problem as_stored = *p->problem;
-    as_stored.transpose = SAT_NO_TRANSPOSE;
+    as_stored.matmul.transpose = SAT_NO_TRANSPOSE;
     sat_rows r = sat_op_rows(&as_stored, p->pattern);
     size_t bytes = (size_t)(r.count + 1) * sizeof(int32_t);
     int32_t *index = malloc(bytes);

@@ -49,7 +49,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (p->n == 1 && (p->b.row_stride != 1 || p->c.row_stride != 1)) return false;
     bool rows = row_major(p) && p->b.row_stride >= p->n && p->c.row_stride >= p->n;
     bool cols = p->b.row_stride == 1 && p->c.row_stride == 1 && p->b.col_stride >= p->k && p->c.col_stride >= p->m;
-    if (!rows && (!cols || p->transpose == SAT_TRANSPOSE)) return false;
+    if (!rows && (!cols || p->matmul.transpose == SAT_TRANSPOSE)) return false;
     int64_t most = sat_max(a->stored_blocks * a->block_rows * a->block_cols, sat_max(p->m, sat_max(p->k, p->n)));
     int64_t stride = sat_max(sat_max(p->b.row_stride, p->b.col_stride), sat_max(p->c.row_stride, p->c.col_stride));
     return sat_max(most, stride) < INT_MAX;
@@ -117,7 +117,7 @@ static int create(const sat_launch *l, const bsr_state *st, void **handle) {
 static int multiply(const sat_launch *l, const bsr_state *st, void *handle, int64_t j, int64_t cols) {
     const sat_problem *p = l->problem;
     const description general = {.type = GENERAL};
-    int op = p->transpose == SAT_TRANSPOSE ? TRANSPOSE : NO_TRANSPOSE;
+    int op = p->matmul.transpose == SAT_TRANSPOSE ? TRANSPOSE : NO_TRANSPOSE;
     int order = row_major(p) ? ROW_MAJOR : COL_MAJOR;
     int64_t ldb = row_major(p) ? p->b.row_stride : p->b.col_stride;
     int64_t ldc = row_major(p) ? p->c.row_stride : p->c.col_stride;

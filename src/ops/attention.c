@@ -100,9 +100,6 @@ static sat_status normalise_layouts(sat_problem *p) {
 }
 
 static sat_status refuse(const sat_problem *p) {
-    if (p->transpose != SAT_NO_TRANSPOSE) return sat_fail(SAT_UNSUPPORTED, "transpose is set; attention has none");
-    if (p->bias != SAT_BIAS_NONE || p->activation != SAT_ACT_NONE)
-        return sat_fail(SAT_UNSUPPORTED, "bias or activation given; attention has neither");
     if (p->beta != 0) return sat_fail(SAT_UNSUPPORTED, "beta is %g; expected 0 for attention", p->beta);
     if (p->c_dtype != p->a_dtype)
         return sat_fail(SAT_UNSUPPORTED, "c_dtype is not a_dtype; attention has one dtype for all");
@@ -287,7 +284,7 @@ static void spell(const sat_problem *p, const sat_pattern_view *a, bool exact, s
     const sat_attention *t = &p->attention;
     char *to = words->more;
     size_t size = sizeof words->more;
-    sat_spell_common(p, a, words);
+    sat_spell_common(&(sat_matmul){0}, a, words);
     sat_mask k = sat_mask_of(p, a);
     int at =
         snprintf(to, size, " heads=%lld kv_heads=%lld dim=%lld%s window=%lld%s masks=%lld sequences=%lld",
@@ -316,11 +313,25 @@ static sat_problem forward_of(const sat_problem *p) {
 /* LSE is written where there is a place for it. */
 static void from_call(sat_problem *p, void *const *operands) { p->attention.lse = operands[4] != NULL; }
 
+static bool same_heads(const sat_heads *x, const sat_heads *y) {
+    return x->batch_stride == y->batch_stride && x->head_stride == y->head_stride && x->row_stride == y->row_stride;
+}
+
+static bool same(const sat_problem *one, const sat_problem *other) {
+    const sat_attention *x = &one->attention, *y = &other->attention;
+    return x->heads == y->heads && x->kv_heads == y->kv_heads && x->dim == y->dim && x->causal == y->causal &&
+           x->window == y->window && x->lse == y->lse && same_heads(&x->q, &y->q) && same_heads(&x->k, &y->k) &&
+           same_heads(&x->v, &y->v) && same_heads(&x->o, &y->o) && same_heads(&x->dq, &y->dq) &&
+           same_heads(&x->dk, &y->dk) && same_heads(&x->dv, &y->dv) && same_heads(&x->do_, &y->do_);
+}
+
 static bool always(const sat_problem *p) { return (void)p, true; }
 
 const sat_op sat_op_attention = {
     .id = SAT_ATTENTION,
     .name = "attention",
+    .part_bytes = sizeof(sat_attention),
+    .same = same,
     .output = 3,
     .names = (const char *const[]){"q", "k", "v", "o", "lse", NULL},
     .aligns = "aaac-",
@@ -341,6 +352,8 @@ const sat_op sat_op_attention = {
 const sat_op sat_op_attention_backward = {
     .id = SAT_ATTENTION_BACKWARD,
     .name = "attention-backward",
+    .part_bytes = sizeof(sat_attention),
+    .same = same,
     .output = 6,
     .names = (const char *const[]){"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", NULL},
     .aligns = "aaaa-accc",

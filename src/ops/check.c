@@ -10,7 +10,7 @@ double sat_exact_widest(const sat_problem *p) {
 /* Eight standard deviations of a sum stay below this: a quarter, at most, of what the compute type holds exactly with
  * the two bits that scalars like 1.5 and 0.75 add; and where the output is f16, finite. */
 static double room(const sat_problem *p, int round) {
-    if (p->activation != SAT_ACT_NONE && round % 2 == 1) return 64; /* around zero, where activations bend */
+    if (sat_activation_of(p) != SAT_ACT_NONE && round % 2 == 1) return 64; /* around zero, where activations bend */
     if (p->c_dtype == SAT_F16) return 0x1p14;
     if (p->compute_dtype == SAT_F64) return 0x1p46;
     return p->a_dtype == SAT_F32 && !sat_rounds_to_tf32(p) ? 0x1p22 : 0x1p20;
@@ -31,7 +31,7 @@ void sat_exact_fills(const sat_problem *p, int64_t depth, int round, sat_fill *a
     double limit = room(p, round) / 8, walk = sqrt(fmax((double)depth, 1)), zeros = 1.0 / 16,
            most = sat_exact_widest(p), other = 1;
     bool must_be_wide = p->a_dtype == SAT_F64 || (p->a_dtype == SAT_F32 && !sat_rounds_to_tf32(p));
-    if (p->activation != SAT_ACT_NONE && round % 2 == 1) must_be_wide = false;
+    if (sat_activation_of(p) != SAT_ACT_NONE && round % 2 == 1) must_be_wide = false;
     if (!must_be_wide) most = fmin(most, fmax(3, floor(limit / (WIDE_RMS * walk))));
     double unit = WIDE_RMS * most, kept = limit / (unit * walk); /* kept^2: the share of products that may be there */
     if (kept < 1) zeros = fmax(zeros, 1 - kept * kept);
@@ -59,7 +59,7 @@ static bool repeats(const sat_operand *o) {
 }
 
 bool sat_specials_show(const sat_problem *p, const sat_operand *inputs, int count) {
-    if (p->activation != SAT_ACT_NONE || p->alpha == 0) return false;
+    if (sat_activation_of(p) != SAT_ACT_NONE || p->alpha == 0) return false;
     for (int i = 0; i < count; i++)
         if (!inputs[i].values && (repeats(&inputs[i]) || inputs[i].span == 0)) return false;
     return true;
@@ -149,7 +149,7 @@ static int64_t first_difference(const double *got, const double *want, int64_t c
 }
 
 int64_t sat_compare_exact(const sat_problem *p, const double *got, double *want, const double *rest, int64_t count) {
-    bool plain = p->alpha == 1 && !rest && p->activation == SAT_ACT_NONE && p->c_dtype == p->compute_dtype;
+    bool plain = p->alpha == 1 && !rest && sat_activation_of(p) == SAT_ACT_NONE && p->c_dtype == p->compute_dtype;
     if (plain) return first_difference(got, want, count);
     for (int64_t j = 0; j < count; j++) {
         double sum = want[j], other = rest ? rest[j] : 0;
@@ -166,8 +166,8 @@ int64_t sat_compare_precisely(const sat_precision *c, sat_finding *f, sat_square
         double other = c->rest ? c->rest[j] : 0, other_square = c->rest_squares ? c->rest_squares[j] : 0;
         double x = p->alpha * c->line.sum[j] + other, low = c->line.low ? p->alpha * c->line.low[j] : 0;
         double scale = sqrt(p->alpha * p->alpha * c->line.squares[j] + other_square);
-        double want = sat_act_f64(p->activation, x + low),
-               off = p->activation == SAT_ACT_NONE ? fabs((c->got[j] - x) - low) : fabs(c->got[j] - want);
+        double want = sat_act_f64(sat_activation_of(p), x + low),
+               off = sat_activation_of(p) == SAT_ACT_NONE ? fabs((c->got[j] - x) - low) : fabs(c->got[j] - want);
         if (scale > 0 && off / scale > f->error) f->error = off / scale;
         c->bound[0] = sat_precision_bound(p, c->loss.most, scale, x, want), c->bound[1] = off;
         f->share = fmax(f->share, off / c->bound[0]);

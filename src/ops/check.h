@@ -66,7 +66,7 @@ SAT_BOTH static inline bool sat_integer(double x, double scale, uint64_t *to) {
 
 /* What an element of the output is, by its sum: act(alpha*sum + beta*before + bias), rounded once. */
 SAT_BOTH static inline double sat_exact_element(const sat_problem *p, double sum, double rest) {
-    return sat_rounded(p->c_dtype, sat_act_f64(p->activation, p->alpha * sum + rest));
+    return sat_rounded(p->c_dtype, sat_act_f64(sat_activation_of(p), p->alpha * sum + rest));
 }
 
 /* NaN is NaN; zeros of either sign are equal. */
@@ -74,7 +74,7 @@ SAT_BOTH static inline bool sat_equal(double x, double y) { return x == y || (x 
 
 /* How far from that a right element may be: nothing, but for activations that are computed and not exact. */
 SAT_BOTH static inline double sat_exact_slack(const sat_problem *p, double sum, double rest, double want) {
-    if (p->activation != SAT_ACT_GELU && p->activation != SAT_ACT_SILU) return 0;
+    if (sat_activation_of(p) != SAT_ACT_GELU && sat_activation_of(p) != SAT_ACT_SILU) return 0;
     double x = fabs(p->alpha * sum + rest), units = 16 * sat_unit(p->compute_dtype) * x;
     return units + 2.002 * sat_unit(p->c_dtype) * fabs(want) + 2 * sat_tiny(p->c_dtype);
 }
@@ -137,7 +137,7 @@ SAT_BOTH static inline double sat_precision_bound(const sat_problem *p, double l
                                                   double want) {
     double sums = loss * scale;
     /* An activation's slope stays below 1.13, and its own evaluation is good for a few units. */
-    if (p->activation != SAT_ACT_NONE) sums = 1.13 * sums + 16 * sat_unit(p->compute_dtype) * fabs(x);
+    if (sat_activation_of(p) != SAT_ACT_NONE) sums = 1.13 * sums + 16 * sat_unit(p->compute_dtype) * fabs(x);
     return sums + sat_unit(p->c_dtype) * (fabs(want) + sums) * 1.001 + sat_tiny(p->c_dtype);
 }
 
@@ -148,7 +148,7 @@ SAT_BOTH static inline double sat_predicted_square(const sat_problem *p, double 
     int exponent;
     (void)frexp(want, &exponent); /* the unit of the power of two below |want|, twice sat_unit of it */
     double unit = want == 0 ? 0 : 2 * sat_unit(p->c_dtype) * ldexp(1.0, exponent - 1), sums = rms * scale;
-    if (p->activation != SAT_ACT_NONE) sums = 1.13 * sums + 4 * sat_unit(p->compute_dtype) * fabs(x);
+    if (sat_activation_of(p) != SAT_ACT_NONE) sums = 1.13 * sums + 4 * sat_unit(p->compute_dtype) * fabs(x);
     double rounding = fmax(unit, 2 * sat_tiny(p->c_dtype));
     return rounding * rounding / 12 + sums * sums;
 }

@@ -3,9 +3,25 @@
 
 extern const sat_checker sat_matmul_check;
 
+static sat_status check_enums(const sat_matmul *m) {
+    if (m->transpose != SAT_NO_TRANSPOSE && m->transpose != SAT_TRANSPOSE)
+        return sat_fail(SAT_BAD_ENUM, "transpose is %d; expected SAT_NO_TRANSPOSE or SAT_TRANSPOSE", (int)m->transpose);
+    if (m->bias != SAT_BIAS_NONE && m->bias != SAT_BIAS_ROW)
+        return sat_fail(SAT_BAD_ENUM, "bias is %d; expected SAT_BIAS_NONE or SAT_BIAS_ROW", (int)m->bias);
+    if ((int)m->activation < SAT_ACT_NONE || m->activation > SAT_ACT_SILU)
+        return sat_fail(SAT_BAD_ENUM, "activation is %d; expected one of SAT_ACT_*", (int)m->activation);
+    return SAT_OK;
+}
+
+static bool same(const sat_problem *x, const sat_problem *y) {
+    return x->matmul.transpose == y->matmul.transpose && x->matmul.bias == y->matmul.bias &&
+           x->matmul.activation == y->matmul.activation;
+}
+
 static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
-    bool t = p->transpose == SAT_TRANSPOSE;
+    bool t = p->matmul.transpose == SAT_TRANSPOSE;
     SAT_TRY(sat_normalise_common(p));
+    SAT_TRY(check_enums(&p->matmul));
     SAT_TRY(sat_normalise_size(&p->m, t ? a->cols : a->rows, "m"));
     SAT_TRY(sat_normalise_size(&p->k, t ? a->rows : a->cols, "k"));
     if (p->n < 0) return sat_fail(SAT_BAD_SIZE, "n is %lld; expected 0 or more", (long long)p->n);
@@ -40,7 +56,7 @@ static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand
                            .cols = 1,
                            .layout = {.row_stride = 1, .col_stride = 1},
                            .align = (uint32_t)sat_dtype_size(p->c_dtype)};
-    int count = p->bias == SAT_BIAS_NONE ? 3 : 4;
+    int count = p->matmul.bias == SAT_BIAS_NONE ? 3 : 4;
     for (int i = 0; i < count; i++) {
         out[i].batch = p->batch;
         out[i].span = sat_layout_span(&out[i].layout, out[i].rows, out[i].cols, out[i].batch);
@@ -52,13 +68,13 @@ static sat_problem sums(const sat_problem *p, const sat_pattern_view *a) {
     sat_problem q = *p;
     (void)a;
     q.c_dtype = p->compute_dtype, q.c_align = 64;
-    q.alpha = 1, q.beta = 0, q.bias = SAT_BIAS_NONE, q.activation = SAT_ACT_NONE, q.flags &= SAT_ALLOW_TF32;
+    q.alpha = 1, q.beta = 0, q.matmul.bias = SAT_BIAS_NONE, q.matmul.activation = SAT_ACT_NONE, q.flags &= SAT_ALLOW_TF32;
     q.c = (sat_layout){.row_stride = sat_max(p->n, 1), .col_stride = 1, .batch_stride = p->batch > 1 ? p->m * p->n : 0};
     return q;
 }
 
 static void exact(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
-    bool t = p->transpose == SAT_TRANSPOSE; /* products in the heaviest row */
+    bool t = p->matmul.transpose == SAT_TRANSPOSE; /* products in the heaviest row */
     int64_t depth = t ? a->max_col * a->block_rows : a->max_row * a->block_cols;
     sat_exact_fills(p, depth, round, &fills[0], &fills[1], &fills[2]);
     fills[3] = fills[2];
@@ -94,11 +110,13 @@ static int specials(const sat_problem *p, const sat_pattern_view *a, const sat_f
     return count;
 }
 
-static bool needs_columns(const sat_problem *p) { return p->transpose == SAT_TRANSPOSE; }
+static bool needs_columns(const sat_problem *p) { return p->matmul.transpose == SAT_TRANSPOSE; }
 
 const sat_op sat_op_matmul = {
     .id = SAT_MATMUL,
     .name = "matmul",
+    .part_bytes = sizeof(sat_matmul),
+    .same = same,
     .output = 2,
     .names = (const char *const[]){"values", "b", "c", "bias", NULL},
     .aligns = "abc-",

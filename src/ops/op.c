@@ -41,12 +41,6 @@ sat_status sat_normalise_common(sat_problem *p) {
     const uint32_t flags =
         SAT_ALLOW_TF32 | SAT_ALLOW_NONDETERMINISTIC | SAT_ALLOW_DENSE | SAT_FIXED_VALUES | SAT_ALLOW_BROADCAST;
     SAT_TRY(normalise_dtypes(p));
-    if (p->transpose != SAT_NO_TRANSPOSE && p->transpose != SAT_TRANSPOSE)
-        return sat_fail(SAT_BAD_ENUM, "transpose is %d; expected SAT_NO_TRANSPOSE or SAT_TRANSPOSE", (int)p->transpose);
-    if (p->bias != SAT_BIAS_NONE && p->bias != SAT_BIAS_ROW)
-        return sat_fail(SAT_BAD_ENUM, "bias is %d; expected SAT_BIAS_NONE or SAT_BIAS_ROW", (int)p->bias);
-    if ((int)p->activation < SAT_ACT_NONE || p->activation > SAT_ACT_SILU)
-        return sat_fail(SAT_BAD_ENUM, "activation is %d; expected one of SAT_ACT_*", (int)p->activation);
     if (p->flags & ~flags)
         return sat_fail(SAT_BAD_ENUM, "flags is 0x%x; bits beyond 0x%x are unknown", p->flags, flags);
     if (p->batch < 0) return sat_fail(SAT_BAD_SIZE, "batch is %lld; expected 0 or more", (long long)p->batch);
@@ -156,24 +150,32 @@ static bool same_layout(const sat_layout *x, const sat_layout *y) {
     return x->row_stride == y->row_stride && x->col_stride == y->col_stride && x->batch_stride == y->batch_stride;
 }
 
-static bool same_heads(const sat_heads *x, const sat_heads *y) {
-    return x->batch_stride == y->batch_stride && x->head_stride == y->head_stride && x->row_stride == y->row_stride;
-}
-
-static bool same_attention(const sat_attention *x, const sat_attention *y) {
-    return x->heads == y->heads && x->kv_heads == y->kv_heads && x->dim == y->dim && x->causal == y->causal &&
-           x->window == y->window && x->lse == y->lse && same_heads(&x->q, &y->q) && same_heads(&x->k, &y->k) &&
-           same_heads(&x->v, &y->v) && same_heads(&x->o, &y->o) && same_heads(&x->dq, &y->dq) &&
-           same_heads(&x->dk, &y->dk) && same_heads(&x->dv, &y->dv) && same_heads(&x->do_, &y->do_);
-}
-
 bool sat_problem_same(const sat_problem *x, const sat_problem *y) {
-    return x->op == y->op && x->transpose == y->transpose && x->m == y->m && x->n == y->n && x->k == y->k &&
+    const sat_op *op = sat_op_find(x->op);
+    return x->op == y->op && x->flags == y->flags && x->m == y->m && x->n == y->n && x->k == y->k &&
            x->batch == y->batch && x->a_dtype == y->a_dtype && x->b_dtype == y->b_dtype && x->c_dtype == y->c_dtype &&
            x->compute_dtype == y->compute_dtype && same_layout(&x->a, &y->a) && same_layout(&x->b, &y->b) &&
            same_layout(&x->c, &y->c) && x->a_align == y->a_align && x->b_align == y->b_align &&
-           x->c_align == y->c_align && x->alpha == y->alpha && x->beta == y->beta && x->bias == y->bias &&
-           x->activation == y->activation && x->flags == y->flags && same_attention(&x->attention, &y->attention);
+           x->c_align == y->c_align && x->alpha == y->alpha && x->beta == y->beta && (!op->same || op->same(x, y));
+}
+
+/* ---- a caller's problem ---- */
+
+static sat_status check_zero(const void *from, size_t begin, size_t end, const char *where) {
+    for (size_t i = begin; i < end; i++)
+        if (((const unsigned char *)from)[i])
+            return sat_fail(SAT_BAD_STRUCT, "sat_problem: byte %zu is set, in %s; expected 0", i, where);
+    return SAT_OK;
+}
+
+sat_status sat_problem_take(sat_problem *to, const sat_problem *from) {
+    SAT_TRY(sat_struct_in(to, sizeof *to, from, sizeof *to, "sat_problem"));
+    const sat_op *op = sat_op_find(to->op);
+    if (!op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected one of sat_operation", (int)to->op);
+    size_t part = offsetof(sat_problem, room);
+    SAT_TRY(check_zero(to, offsetof(sat_problem, reserved_align), offsetof(sat_problem, alpha), "what is reserved"));
+    SAT_TRY(check_zero(to, offsetof(sat_problem, reserved), part, "what is reserved"));
+    return check_zero(to, part + op->part_bytes, sizeof *to, "the part of another operation, or of a later version");
 }
 
 /* ---- keys ---- */
@@ -188,16 +190,15 @@ static const char *activation_name(sat_activation a) {
     return "?";
 }
 
-void sat_spell_common(const sat_problem *p, const sat_pattern_view *a, sat_words *words) {
-    bool transposed = p->transpose == SAT_TRANSPOSE;
-    *words = (sat_words){.skew = transposed ? a->t_skew : a->skew};
-    snprintf(words->form, sizeof words->form, "t=%d", transposed);
-    snprintf(words->epilogue, sizeof words->epilogue, "bias=%d act=%s", p->bias != SAT_BIAS_NONE,
-             activation_name(p->activation));
+void sat_spell_common(const sat_matmul *m, const sat_pattern_view *a, sat_words *words) {
+    *words = (sat_words){.skew = m->transpose ? a->t_skew : a->skew};
+    snprintf(words->form, sizeof words->form, "t=%d", m->transpose == SAT_TRANSPOSE);
+    snprintf(words->epilogue, sizeof words->epilogue, "bias=%d act=%s", m->bias != SAT_BIAS_NONE,
+             activation_name(m->activation));
 }
 
 void sat_spell_product(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words) {
-    sat_spell_common(p, a, words);
+    sat_spell_common(p->op == SAT_MATMUL ? &p->matmul : &(sat_matmul){0}, a, words);
     if (!exact) return;
     snprintf(words->more, sizeof words->more,
              " a_strides=%lld,%lld,%lld b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld", (long long)p->a.row_stride,

@@ -102,6 +102,8 @@ typedef struct sat_words {
 typedef struct sat_op {
     sat_operation id;
     const char *name;
+    size_t part_bytes;        /* of its own part of a problem; 0: it has none */
+    bool (*same)(const sat_problem *x, const sat_problem *y); /* does that part agree? NULL: it has none */
     int output;               /* which operand is written; where there are several, the first */
     const char *const *names; /* of the operands, as messages call them; NULL at the end */
     const char
@@ -143,10 +145,12 @@ extern const sat_op sat_op_matmul, sat_op_sampled, sat_op_attention, sat_op_atte
 
 const sat_op *sat_op_find(sat_operation id); /* NULL if unknown */
 
-/* Do two problems agree in every field, those of all operations included? */
+/* Do two problems agree in every field, those of their operation's part included? */
 bool sat_problem_same(const sat_problem *x, const sat_problem *y);
+/* A caller's problem, of whatever size, with all that this version knows of it; refused where more is set. */
+sat_status sat_problem_take(sat_problem *to, const sat_problem *from);
 /* `spell` for what all operations share: everything but `more`; and all of it for a product of matrices. */
-void sat_spell_common(const sat_problem *p, const sat_pattern_view *a, sat_words *words);
+void sat_spell_common(const sat_matmul *m, const sat_pattern_view *a, sat_words *words);
 void sat_spell_product(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words);
 
 /* Exact operands for sums of `depth` products. Rounds 0 and 1 differ in which factor is wide; 2 has large numbers, 3

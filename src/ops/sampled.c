@@ -5,11 +5,6 @@ extern const sat_checker sat_sampled_check;
 
 static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
     SAT_TRY(sat_normalise_common(p));
-    if (p->transpose != SAT_NO_TRANSPOSE)
-        return sat_fail(SAT_UNSUPPORTED,
-                        "transpose is SAT_TRANSPOSE; a sampled product swaps X's or Y's strides instead");
-    if (p->bias != SAT_BIAS_NONE || p->activation != SAT_ACT_NONE)
-        return sat_fail(SAT_UNSUPPORTED, "bias or activation given; a sampled product has neither");
     SAT_TRY(sat_normalise_size(&p->m, a->rows, "m"));
     SAT_TRY(sat_normalise_size(&p->n, a->cols, "n"));
     if (p->k < 0) return sat_fail(SAT_BAD_SIZE, "k is %lld; expected 0 or more", (long long)p->k);

@@ -11,8 +11,9 @@ int main(void) {
     sat_context *context = NULL;
     sat_pattern *pattern = NULL;
     sat_bsr bsr = {SAT_SIZED(sat_bsr), 4, 4, 2, 2, 2, SAT_I32, row_ptr, col_idx};
-    sat_problem problem = sat_matmul_problem(SAT_F32, 4);
-    sat_status status = sat_context_create(NULL, &context);
+    sat_problem problem = {SAT_SIZED(sat_problem)};
+    sat_status status = sat_problem_matmul(&problem, SAT_F32, 4);
+    if (status == SAT_OK) status = sat_context_create(NULL, &context);
     if (status == SAT_OK) status = sat_pattern_create(context, &bsr, &pattern);
     if (status == SAT_OK) status = sat_bsr_matmul(context, pattern, &problem, values, b, c, NULL, NULL);
     if (status != SAT_OK) fprintf(stderr, "%s: %s\n", sat_status_name(status), sat_last_error());

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "fake_cuda.h"
+#include "../problems.h"
 
 enum { SIDE = 16, BYTES = SIDE * SIDE * 4 }; /* every operand of the usual problem */
 
@@ -24,7 +25,7 @@ typedef struct planted {
 static inline bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                             const sat_device *d) {
     (void)v, (void)a, (void)d;
-    return p->a_dtype == SAT_F32 && p->transpose == SAT_NO_TRANSPOSE;
+    return p->a_dtype == SAT_F32 && p->matmul.transpose == SAT_NO_TRANSPOSE;
 }
 
 static inline double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
@@ -90,7 +91,7 @@ static inline void plant(sat_context *ctx, planted *x, const char *name) {
                      .launch = launch,
                      .prepare = x->prepares ? prepare : NULL,
                      .refresh = x->refreshes ? refresh : NULL};
-    assert_ok(sat_register_variant(ctx, &v));
+    assert_ok(sat_variant_register(ctx, &v));
 }
 
 /* ---- contexts, patterns and operands ---- */
@@ -130,12 +131,12 @@ static inline void free_operands(operands *o) {
 }
 
 static inline sat_status run(sat_plan *plan, const operands *o, cudaStream_t stream) {
-    return sat_run(plan, (void *[]){o->at[0], o->at[1], o->at[2]}, stream);
+    return sat_run(plan, (const void *[]){o->at[0], o->at[1]}, 2, (void *[]){o->at[2]}, 1, stream);
 }
 
 static inline sat_status one_call(sat_context *ctx, const sat_pattern *pattern, int64_t n, const operands *o,
                                   cudaStream_t stream) {
-    sat_problem p = sat_matmul_problem(SAT_F32, n);
+    sat_problem p = matmul_problem(SAT_F32, n);
     return sat_bsr_matmul(ctx, pattern, &p, o->at[0], o->at[1], o->at[2], NULL, stream);
 }
 
@@ -176,7 +177,7 @@ typedef struct scene {
 } scene;
 
 static inline void open_scene_with(scene *s, planted x, sat_context_options options) {
-    *s = (scene){.x = x, .ctx = open_with(options), .problem = sat_matmul_problem(SAT_F32, SIDE)};
+    *s = (scene){.x = x, .ctx = open_with(options), .problem = matmul_problem(SAT_F32, SIDE)};
     plant(s->ctx, &s->x, "planted");
     s->pattern = full_pattern(s->ctx);
     s->o = make_operands(), s->stream = new_stream();

@@ -1,5 +1,6 @@
 /* On the model of CUDA: captures into graphs, what is waited for, freeing while work is queued, and threads. */
 #include "fake_support.h"
+#include "../problems.h"
 
 /* ---- captures ---- */
 
@@ -70,7 +71,7 @@ static void fixed_values_taken_in_by_a_graph_are_not_taken_for_done(void **state
 /* All that takes memory and waits, while the main thread captures. */
 static void *work_beside_a_capture(void *user) {
     sat_context *ctx = user;
-    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+    sat_problem p = matmul_problem(SAT_F32, SIDE);
     sat_pattern *pattern = full_pattern(ctx);
     sat_plan *plan = NULL, *copy = NULL;
     cudaStream_t s = new_stream();
@@ -117,7 +118,7 @@ static void one_call_under_capture_takes_a_plan_that_needs_nothing(void **state)
     scene s;
     open_scene(&s, (planted){.workspace = BYTES, .prepares = true});
     sat_problem turned = s.problem;
-    turned.transpose = SAT_TRANSPOSE;
+    turned.matmul.transpose = SAT_TRANSPOSE;
     int allocations = fake.allocations, kernels = fake.kernels;
     begin_capture(s.stream);
     assert_ok(call_scene(&s));
@@ -178,7 +179,7 @@ static void memory_goes_back_when_nothing_uses_it_any_more(void **state) {
         sat_context *ctx = open_with(options);
         plant(ctx, &x, "planted");
         sat_pattern *pattern = full_pattern(ctx);
-        sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+        sat_problem p = matmul_problem(SAT_F32, SIDE);
         sat_plan *plan = NULL;
         cudaStream_t s = new_stream();
         operands o = make_operands();
@@ -226,7 +227,7 @@ static void races_and_other_threads_share_the_tuning_stream(void **state) {
         (sat_context_options){.effort = SAT_EFFORT_QUICK, .measure = SAT_MEASURE_WARM, .budget_seconds = 0.3});
     plant(ctx, &x, "planted"), plant(ctx, &y, "prepared");
     sat_pattern *pattern = full_pattern(ctx);
-    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+    sat_problem p = matmul_problem(SAT_F32, SIDE);
     pthread_t threads[2];
     stop = false;
     bad_copies = 0;

@@ -5,6 +5,7 @@
 
 #include "cli/why.h"
 #include "core/identity.h"
+#include "../problems.h"
 
 /* ---- pointers and devices ---- */
 
@@ -39,10 +40,10 @@ static void pointers_that_the_device_cannot_use_are_named(void **state) {
     assert_int_equal(cudaMallocManaged((void **)&managed, BYTES, 0), cudaSuccess);
     assert_int_equal(cudaMallocHost((void **)&pinned, BYTES), cudaSuccess);
     make_plan(&s);
-    assert_fails(sat_run(s.plan, (void *[]){aligned, at[1], at[2]}, NULL), SAT_WRONG_MEMORY, "values is");
-    assert_fails(sat_run(s.plan, (void *[]){at[0], aligned, at[2]}, NULL), SAT_WRONG_MEMORY, "b is");
-    assert_fails(sat_run(s.plan, (void *[]){at[0], at[1], foreign}, NULL), SAT_WRONG_MEMORY, "c is");
-    assert_ok(sat_run(s.plan, (void *[]){managed, pinned, at[2]}, NULL));
+    assert_fails(sat_run(s.plan, (const void *[]){aligned, at[1]}, 2, (void *[]){at[2]}, 1, NULL), SAT_WRONG_MEMORY, "values is");
+    assert_fails(sat_run(s.plan, (const void *[]){at[0], aligned}, 2, (void *[]){at[2]}, 1, NULL), SAT_WRONG_MEMORY, "b is");
+    assert_fails(sat_run(s.plan, (const void *[]){at[0], at[1]}, 2, (void *[]){foreign}, 1, NULL), SAT_WRONG_MEMORY, "c is");
+    assert_ok(sat_run(s.plan, (const void *[]){managed, pinned}, 2, (void *[]){at[2]}, 1, NULL));
     assert_fails(sat_memory_read(s.ctx, host, aligned, 4), SAT_WRONG_MEMORY, "fake 0");
     assert_fails(sat_memory_write(s.ctx, foreign, host, 4), SAT_WRONG_MEMORY, "fake 0");
     close_scene(&s);
@@ -59,8 +60,8 @@ static void buffers_that_take_turns_are_asked_about_once(void **state) {
     for (int i = 0; i < 600; i++) assert_ok(run(s.plan, &o[i % 6], NULL));
     assert_int_equal(fake.attribute_calls, 18);
     char *const *at = s.o.at;
-    assert_fails(sat_run(s.plan, (void *[]){at[0], at[1], at[2] + 2}, NULL), SAT_MISALIGNED, "c is");
-    assert_fails(sat_run(s.plan, (void *[]){at[0], at[1], at[1]}, NULL), SAT_OVERLAP, "overlaps");
+    assert_fails(sat_run(s.plan, (const void *[]){at[0], at[1]}, 2, (void *[]){at[2] + 2}, 1, NULL), SAT_MISALIGNED, "c is");
+    assert_fails(sat_run(s.plan, (const void *[]){at[0], at[1]}, 2, (void *[]){at[1]}, 1, NULL), SAT_OVERLAP, "overlaps");
     close_scene(&s);
     for (int i = 1; i < 6; i++) free_operands(&o[i]);
 }
@@ -92,7 +93,7 @@ static void *use_device_1(void *user) { /* as a thread that has not met CUDA bef
     sat_context *ctx = open_with((sat_context_options){.device = "cuda:1", .effort = SAT_EFFORT_QUICK});
     plant(ctx, &x, "planted");
     sat_pattern *pattern = full_pattern(ctx);
-    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+    sat_problem p = matmul_problem(SAT_F32, SIDE);
     sat_plan *plan = NULL;
     operands o;
     char host[BYTES] = {0};
@@ -228,7 +229,7 @@ static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
         SAT_SIZED(sat_bsr),          .rows = 4, .cols = 4, .block_rows = 4, .block_cols = 4, .index_type = SAT_I32,
         .row_ptr = (int32_t[]){0, 0}};
     sat_pattern *pattern = full_pattern(ctx), *none = NULL;
-    sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+    sat_problem p = matmul_problem(SAT_F32, SIDE);
     sat_plan *plan = NULL;
     sat_race *race = NULL;
     size_t whole = fake.memory;
@@ -294,7 +295,7 @@ static void a_candidate_that_breaks_the_device_ends_the_race_and_is_remembered(v
         sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .cache_dir = folder});
         plant(ctx, &bad, "a_bad_one"), plant(ctx, &good, "good");
         sat_pattern *pattern = full_pattern(ctx);
-        sat_problem p = sat_matmul_problem(SAT_F32, SIDE);
+        sat_problem p = matmul_problem(SAT_F32, SIDE);
         sat_plan *plan = NULL;
         sat_race *race = NULL;
         if (process == 0) { /* who asks for a race gets everybody */
@@ -327,7 +328,7 @@ static void one_that_breaks_it_when_checked_is_passed_over_next_time(void **stat
         sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .cache_dir = folder});
         plant(ctx, &bad, "a_sly_one"), plant(ctx, &good, "b_good");
         sat_pattern *pattern = full_pattern(ctx);
-        sat_problem p = sat_matmul_problem(SAT_F32, process == 0 ? SIDE : SIDE - 1); /* one key */
+        sat_problem p = matmul_problem(SAT_F32, process == 0 ? SIDE : SIDE - 1); /* one key */
         sat_plan_info info = {SAT_SIZED(sat_plan_info)};
         sat_plan *plan = NULL;
         if (process == 1)

@@ -14,6 +14,7 @@
 #include "cache/cache_file.h"
 #include "ops/check.h"
 #include "variant.h"
+#include "../problems.h"
 
 static void demand(bool holds) {
     if (!holds) abort();
@@ -137,9 +138,9 @@ static sat_heads take_heads(bytes *b) {
 static sat_problem take_problem(bytes *b) {
     sat_dtype type = (sat_dtype)(1 + take(b, 4));
     int64_t op = take(b, 8);
-    sat_problem p = op < 4   ? sat_matmul_problem(type, take_size(b, 20))
-                    : op < 6 ? sat_sampled_problem(type, take_size(b, 20))
-                             : sat_attention_problem(type, take_size(b, 4), take_size(b, 3),
+    sat_problem p = op < 4   ? matmul_problem(type, take_size(b, 20))
+                    : op < 6 ? sampled_problem(type, take_size(b, 20))
+                             : attention_problem(type, take_size(b, 4), take_size(b, 3),
                                                      take(b, 8) ? 8 * take(b, 5) : take_size(b, 64));
     if (op == 7) p.op = SAT_ATTENTION_BACKWARD;
     if (take(b, 4) == 0) p.c_dtype = SAT_F32;
@@ -252,7 +253,7 @@ static void check_matmul(const sat_question *q, const operands *o) {
                                                 j * p->b.col_stride);
                         sum += a * b, size += fabs(a * b);
                     }
-                double bias = p->bias == SAT_BIAS_ROW ? sat_load(p->c_dtype, o->pointer[3], i) : 0;
+                double bias = p->matmul.bias == SAT_BIAS_ROW ? sat_load(p->c_dtype, o->pointer[3], i) : 0;
                 expect(p, o, at, finish(p, sum, size, depth, sat_load(p->c_dtype, o->before, at), bias));
             }
 }
@@ -299,12 +300,28 @@ static sat_status one_call(sat_context *ctx, const sat_pattern *pattern, const s
     void *const *x = o->pointer;
     switch (p->op) {
     case SAT_MATMUL:
-        return sat_bsr_matmul(ctx, pattern, p, x[0], x[1], x[2], p->bias == SAT_BIAS_ROW ? x[3] : NULL, NULL);
+        return sat_bsr_matmul(ctx, pattern, p, x[0], x[1], x[2], p->matmul.bias == SAT_BIAS_ROW ? x[3] : NULL, NULL);
     case SAT_SAMPLED: return sat_bsr_sampled_matmul(ctx, pattern, p, x[0], x[1], x[2], NULL);
     case SAT_ATTENTION:
         return sat_attention_forward(ctx, pattern, p, x[0], x[1], x[2], x[3], p->attention.lse ? x[4] : NULL, NULL);
     default: return sat_attention_backward(ctx, pattern, p, x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], NULL);
     }
+}
+
+/* Counts that are one off are refused. */
+static sat_status run_plan(sat_plan *plan, const sat_question *q, const operands *o) {
+    sat_operand list[SAT_MAX_OPERANDS];
+    const void *inputs[SAT_MAX_OPERANDS + 1] = {NULL};
+    void *outputs[SAT_MAX_OPERANDS + 1] = {NULL};
+    size_t in = 0, out = 0;
+    int count = q->op->operands(&q->problem, q->view, list);
+    for (int i = 0; i < count; i++) {
+        if (list[i].output) outputs[out++] = o->pointer[i];
+        else inputs[in++] = o->pointer[i];
+    }
+    demand(sat_run(plan, inputs, in + 1, outputs, out, NULL) == SAT_BAD_SIZE);
+    demand(sat_run(plan, inputs, in, outputs, out - 1, NULL) == SAT_BAD_SIZE);
+    return sat_run(plan, inputs, in, outputs, out, NULL);
 }
 
 static void run_product(bytes *b, sat_context *ctx, const sat_pattern *pattern, const sat_problem *p) {
@@ -327,7 +344,7 @@ static void run_product(bytes *b, sat_context *ctx, const sat_pattern *pattern, 
         demand(sat_plan_get_info(plan, &info) == SAT_OK && info.variant[0]);
         if (take(b, 8) == 0) demand(sat_plan_dup(plan, &copy) == SAT_OK);
         if (take(b, 16) == 0) o.pointer[take(b, o.count)] = NULL;
-        if (sat_run(copy ? copy : plan, o.pointer, NULL) == SAT_OK) check_result(&q, &o);
+        if (run_plan(copy ? copy : plan, &q, &o) == SAT_OK) check_result(&q, &o);
         sat_plan_free(copy);
         sat_plan_free(plan);
     }

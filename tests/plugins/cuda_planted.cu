@@ -38,8 +38,8 @@ static __global__ void multiply(job x) {
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)a, (void)d;
-    return p->a_dtype == SAT_F32 && p->c_dtype == SAT_F32 && p->transpose == SAT_NO_TRANSPOSE &&
-           p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE && p->m * p->n > 0;
+    return p->a_dtype == SAT_F32 && p->c_dtype == SAT_F32 && p->matmul.transpose == SAT_NO_TRANSPOSE &&
+           p->matmul.bias == SAT_BIAS_NONE && p->matmul.activation == SAT_ACT_NONE && p->m * p->n > 0;
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -82,7 +82,7 @@ extern "C" __attribute__((visibility("default"))) sat_status sat_plugin(sat_cont
         v.size = sizeof v, v.name = names[fault], v.revision = "1", v.about = "planted";
         v.op = SAT_MATMUL, v.backend = SAT_CUDA, v.priority = 1000, v.instance.option = fault;
         v.supports = supports, v.estimate = estimate, v.launch = launch;
-        status = sat_register_variant(context, &v);
+        status = sat_variant_register(context, &v);
     }
     return status;
 }

@@ -14,8 +14,8 @@ PLUGIN_EXPORT sat_status sat_plugin(sat_context *context);
 static bool planted_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                              const sat_device *d) {
     (void)v, (void)a, (void)d;
-    return p->a_dtype == SAT_F32 && p->c_dtype == SAT_F32 && p->transpose == SAT_NO_TRANSPOSE &&
-           p->bias == SAT_BIAS_NONE && p->activation == SAT_ACT_NONE;
+    return p->a_dtype == SAT_F32 && p->c_dtype == SAT_F32 && p->matmul.transpose == SAT_NO_TRANSPOSE &&
+           p->matmul.bias == SAT_BIAS_NONE && p->matmul.activation == SAT_ACT_NONE;
 }
 
 static double planted_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
@@ -58,7 +58,7 @@ static inline sat_status planted_register(sat_context *context, sat_variant v) {
     v.priority = 1000;
     v.supports = planted_supports;
     v.estimate = planted_estimate;
-    return sat_register_variant(context, &v);
+    return sat_variant_register(context, &v);
 }
 
 #endif

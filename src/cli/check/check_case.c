@@ -221,8 +221,8 @@ static void choose_scalars(draw *d, sat_problem *p) {
     p->beta = wildly(d, 0.4) ? factors[rng_below(&d->r, 5)] : 0;
     if (wildly(d, 0.1)) p->alpha = 4 * rng_unit(&d->r) - 2;
     if (p->op == SAT_SAMPLED) return;
-    if (wildly(d, 0.3)) p->bias = SAT_BIAS_ROW;
-    if (wildly(d, 0.35)) p->activation = (sat_activation)rng_between(&d->r, SAT_ACT_RELU, SAT_ACT_SILU);
+    if (wildly(d, 0.3)) p->matmul.bias = SAT_BIAS_ROW;
+    if (wildly(d, 0.35)) p->matmul.activation = (sat_activation)rng_between(&d->r, SAT_ACT_RELU, SAT_ACT_SILU);
 }
 
 static void choose_flags(draw *d, sat_problem *p) {
@@ -249,8 +249,8 @@ static void choose_problem(draw *d, check_case *c) {
         p->b = dense_layout(d, p->k, p->n, p->batch, false);
         p->c = values_layout(d, b, p->batch, true);
     } else {
-        p->transpose = d->transposed ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
-        p->m = p->transpose ? b->cols : b->rows, p->k = p->transpose ? b->rows : b->cols, p->n = other;
+        p->matmul.transpose = d->transposed ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
+        p->m = p->matmul.transpose ? b->cols : b->rows, p->k = p->matmul.transpose ? b->rows : b->cols, p->n = other;
         p->a = values_layout(d, b, p->batch, false);
         p->b = dense_layout(d, p->k, p->n, p->batch, false);
         p->c = dense_layout(d, p->m, p->n, p->batch, true);
@@ -288,7 +288,7 @@ bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt,
     if (!make_pattern(&d, &c->blocks)) return false;
     choose_problem(&d, c);
     const blocks *b = &c->blocks;
-    int64_t bands = c->problem.op == SAT_SAMPLED || c->problem.transpose ? b->grid_rows : b->grid_cols;
+    int64_t bands = c->problem.op == SAT_SAMPLED || c->problem.matmul.transpose ? b->grid_rows : b->grid_cols;
     if (!(v->flags & SAT_V_DENSE) && c->problem.alpha != 0 && bands > 0 && rng_chance(&d.r, 0.25))
         c->poisoned = rng_below(&d.r, bands);
     return true;
@@ -313,8 +313,8 @@ void case_text(const check_case *c, char *out, size_t capacity) {
                       "%s %s %" PRId64 "x%" PRId64 "x%" PRId64 " block %" PRId64 "x%" PRId64 ", %" PRId64
                       " blocks, batch %" PRId64 "%s, alpha %g beta %g bias %d %s%s%s, align %u,%u,%u, i%d, %s",
                       p->op == SAT_SAMPLED ? "sampled" : "matmul", dtype_pair_name(p->a_dtype, p->c_dtype), p->m, p->n,
-                      p->k, b->block_rows, b->block_cols, b->count, p->batch, p->transpose ? ", transposed" : "",
-                      p->alpha, p->beta, p->bias, acts[p->activation], p->flags & SAT_FIXED_VALUES ? ", fixed" : "",
+                      p->k, b->block_rows, b->block_cols, b->count, p->batch, p->matmul.transpose ? ", transposed" : "",
+                      p->alpha, p->beta, p->matmul.bias, acts[p->matmul.activation], p->flags & SAT_FIXED_VALUES ? ", fixed" : "",
                       p->flags & SAT_ALLOW_TF32 ? ", TF32" : "", p->a_align, p->b_align, p->c_align,
                       c->index_type == SAT_I32 ? 32 : 64, places[c->place]);
     const sat_layout *layouts[] = {&p->a, &p->b, &p->c};

@@ -85,7 +85,7 @@ int data_operands(const sat_problem *p, const blocks *b, operand *list) {
         list[1] = dense_operand("B", p->b_dtype, p->k, p->n, p->b, p->b_align);
         list[2] = dense_operand("C", p->c_dtype, p->m, p->n, p->c, p->c_align);
     }
-    if (p->bias) {
+    if (p->matmul.bias) {
         sat_layout l = {.row_stride = 1, .col_stride = 1};
         list[count++] = dense_operand("bias", p->c_dtype, p->m, 1, l, (uint32_t)number_size(p->c_dtype));
     }
@@ -154,7 +154,7 @@ static void poison_band(const check_data *d, const check_case *c) {
     const blocks *b = &c->blocks;
     bool sampled = c->problem.op == SAT_SAMPLED;
     const operand *o = &d->list[sampled ? 0 : 1];
-    int64_t width = sampled || c->problem.transpose ? b->block_rows : b->block_cols;
+    int64_t width = sampled || c->problem.matmul.transpose ? b->block_rows : b->block_cols;
     if (c->poisoned < 0 || o->layout.row_stride == 0) return;
     for (int64_t z = 0; z < o->batch; z++)
         for (int64_t i = c->poisoned * width; i < (c->poisoned + 1) * width && i < o->rows; i++)
@@ -217,7 +217,7 @@ sat_status data_pull(check_data *d) {
 /* ---- comparing ---- */
 
 static bool compare_elements(const operand *o, const check_case *c, char *message, size_t capacity) {
-    bool nan_shows = c->problem.activation == SAT_ACT_NONE; // what an activation makes of NaN is not promised
+    bool nan_shows = c->problem.matmul.activation == SAT_ACT_NONE; // what an activation makes of NaN is not promised
     for (int64_t z = 0, at = 0; z < o->batch; z++)
         for (int64_t i = 0; i < o->rows; i++)
             for (int64_t j = 0; j < o->cols; j++, at++) {

@@ -44,10 +44,10 @@ static void finish(const sat_problem *p, double sum, double magnitude, double de
     if ((p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32) steps += tf32_inputs;
     double x = p->alpha * sum, scale = fabs(p->alpha) * magnitude;
     if (p->beta != 0) x += p->beta * before, scale += fabs(p->beta * before);
-    if (p->bias) x += bias, scale += fabs(bias);
+    if (p->matmul.bias) x += bias, scale += fabs(bias);
     double error = steps / (1 - steps) * scale;
-    if (p->activation) error = steepest * error + activation_roundings * u * fabs(x);
-    *expected = reference_activate(p->activation, x);
+    if (p->matmul.activation) error = steepest * error + activation_roundings * u * fabs(x);
+    *expected = reference_activate(p->matmul.activation, x);
     *bound = error + number_roundoff(p->c_dtype) * (fabs(*expected) + error) + number_tiny(p->c_dtype);
 }
 
@@ -66,7 +66,7 @@ static void add_block(const check_case *c, const double *values, int64_t block, 
         int64_t row = block_row * a->block_rows + e / a->block_cols;
         int64_t col = a->col_idx[block] * a->block_cols + e % a->block_cols;
         if (row >= a->rows || col >= a->cols) continue;
-        int64_t to = p->transpose ? col : row, from = p->transpose ? row : col;
+        int64_t to = p->matmul.transpose ? col : row, from = p->matmul.transpose ? row : col;
         double x = values[block * a->block_rows * a->block_cols + e];
         double *sum = s->sum + to * p->n, *magnitude = s->magnitude + to * p->n;
         const double *y = b + from * p->n;
@@ -83,7 +83,7 @@ static void finish_matmul(const check_data *d, const check_case *c, int64_t z, c
     const operand *out = &d->list[2];
     const sat_layout *l = &out->layout;
     for (int64_t i = 0; i < p->m; i++) {
-        double bias = p->bias ? number_load(p->c_dtype, d->list[3].data, i) : 0;
+        double bias = p->matmul.bias ? number_load(p->c_dtype, d->list[3].data, i) : 0;
         for (int64_t j = 0; j < p->n; j++) {
             int64_t at = z * l->batch_stride + i * l->row_stride + j * l->col_stride, to = (z * p->m + i) * p->n + j;
             double before = p->beta != 0 ? number_load(out->dtype, out->data, at) : 0;

@@ -98,7 +98,14 @@ static bool tune(const trial *t) {
 // A device with its own memory gets the operands first, and they come back after the run.
 static sat_status run(check_data *d, sat_context *context, sat_plan *plan) {
     sat_status status = data_push(d, context);
-    if (status == SAT_OK) status = sat_run(plan, d->pointers, NULL);
+    const void *inputs[CHECK_OPERANDS];
+    void *outputs[CHECK_OPERANDS];
+    size_t in = 0, out = 0;
+    for (int i = 0; i < d->count; i++) {
+        if (d->list[i].output) outputs[out++] = d->pointers[i];
+        else inputs[in++] = d->pointers[i];
+    }
+    if (status == SAT_OK) status = sat_run(plan, inputs, in, outputs, out, NULL);
     if (status == SAT_OK) status = data_pull(d);
     return status;
 }

@@ -69,7 +69,7 @@ static sat_status last_schedule(run *r) { // that of the plan that was prepared 
 }
 
 static sat_status untransposed(run *r) {
-    if (r->a->block_rows == r->a->block_cols) r->p.transpose = SAT_NO_TRANSPOSE;
+    if (r->a->block_rows == r->a->block_cols) r->p.matmul.transpose = SAT_NO_TRANSPOSE;
     return SAT_OK;
 }
 
@@ -141,7 +141,7 @@ static bool a_block(const spot *s) { return s->t == s->r->a->stored_blocks / 2 &
 static bool stored_block(const spot *s) { return s->t == s->r->a->stored_blocks / 2; }
 static bool beyond_4096(const spot *s) { return s->j >= 4096; }
 static bool ragged_column(const spot *s) {
-    int64_t bc = s->r->launch->problem->transpose ? s->r->a->block_rows : s->r->a->block_cols;
+    int64_t bc = s->r->launch->problem->matmul.transpose ? s->r->a->block_rows : s->r->a->block_cols;
     return s->r->p.k % bc != 0 && s->j + bc > s->r->p.k;
 }
 
@@ -166,13 +166,13 @@ static int64_t stale_tile(const spot *s) { return s->r->state->runs > 0 && s->i 
 
 static int64_t filled_rows(const spot *s) {
     const sat_pattern_view *a = s->r->a;
-    if (s->r->p.transpose) return s->i;
+    if (s->r->p.matmul.transpose) return s->i;
     return a->row_ptr[s->i / a->block_rows] == a->row_ptr[s->i / a->block_rows + 1] ? -1 : s->i;
 }
 
 static int64_t wrong_column(const spot *s, int64_t column) {
     const sat_pattern_view *a = s->r->a;
-    int64_t last = (s->r->launch->problem->transpose ? a->grid_rows : a->grid_cols) - 1;
+    int64_t last = (s->r->launch->problem->matmul.transpose ? a->grid_rows : a->grid_cols) - 1;
     return s->i < 8 && column == last && column > 0 ? column - 1 : column;
 }
 
@@ -180,7 +180,7 @@ static int64_t wrong_column(const spot *s, int64_t column) {
 
 static double with(const sat_problem *p, double x, double before) { return p->beta != 0 ? x + p->beta * before : x; }
 
-static double act(const sat_problem *p, double x) { return reference_activate(p->activation, x); }
+static double act(const sat_problem *p, double x) { return reference_activate(p->matmul.activation, x); }
 
 static double bias_twice(const sat_problem *p, double sum, double before, double bias) {
     return act(p, with(p, p->alpha * sum + 2 * bias, before));
@@ -202,7 +202,7 @@ static double rounded_twice(const sat_problem *p, double sum, double before, dou
 }
 static double gelu_by_tanh(const sat_problem *p, double sum, double before, double bias) {
     double x = with(p, p->alpha * sum + bias, before);
-    if (p->activation != SAT_ACT_GELU) return act(p, x);
+    if (p->matmul.activation != SAT_ACT_GELU) return act(p, x);
     return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
 }
 

@@ -26,7 +26,7 @@ static double finish(const run *r, double sum, double before, double bias) {
     const sat_problem *p = &r->p;
     if (r->how->epilogue) return r->how->epilogue(p, sum, before, bias);
     double x = p->alpha * sum + bias;
-    return reference_activate(p->activation, p->beta != 0 ? x + p->beta * before : x);
+    return reference_activate(p->matmul.activation, p->beta != 0 ? x + p->beta * before : x);
 }
 
 /* ---- matmul ---- */
@@ -41,10 +41,10 @@ typedef struct line {
 
 static line lines_of(const run *r) {
     const sat_pattern_view *a = r->a;
-    if (r->launch->problem->transpose == SAT_NO_TRANSPOSE)
+    if (r->launch->problem->matmul.transpose == SAT_NO_TRANSPOSE)
         return (line){a->row_ptr, a->col_idx, NULL, a->block_rows, a->block_cols, a->block_cols, 1};
     line l = {a->t_ptr, a->t_row, a->t_block, a->block_cols, a->block_rows, 1, a->block_cols};
-    if (r->p.transpose == SAT_NO_TRANSPOSE) l.row_step = a->block_cols, l.col_step = 1; // a fault: not transposed
+    if (r->p.matmul.transpose == SAT_NO_TRANSPOSE) l.row_step = a->block_cols, l.col_step = 1; // a fault: not transposed
     return l;
 }
 
@@ -103,8 +103,8 @@ bool power_matmul(const run *r) {
         item x = {.r = r, .l = lines_of(r)};
         x.values = power_load(r, 0, z, 0, r->list[0].rows), x.b = power_load(r, 1, z, 0, r->p.k);
         x.c = power_load(r, 2, z, 0, r->p.m), x.sums = malloc((size_t)(r->p.n + 1) * sizeof *x.sums);
-        x.bias = r->p.bias ? power_load(r, 3, z, 0, r->p.m) : NULL;
-        ok = x.values && x.b && x.c && x.sums && (x.bias || !r->p.bias);
+        x.bias = r->p.matmul.bias ? power_load(r, 3, z, 0, r->p.m) : NULL;
+        ok = x.values && x.b && x.c && x.sums && (x.bias || !r->p.matmul.bias);
         if (ok) matmul_item(&x, z);
         free(x.values), free(x.b), free(x.c), free(x.sums), free(x.bias);
     }

@@ -59,15 +59,15 @@ static bool product_scene(const fault *f, sat_operation op, sat_dtype t, int64_t
     double density;
     product_blocks(f, op, depth, b, &density);
     if (!make_blocks_of(b, density, f->scene)) return false;
-    *p = op == SAT_SAMPLED ? sat_sampled_problem(t, depth - RAGGED)
-                           : sat_matmul_problem(t, f->scene & SCENE_WIDE   ? WIDE_COLUMNS
-                                                   : f->scene & SCENE_TALL ? 5
-                                                                           : COLUMNS);
+    int64_t columns = f->scene & SCENE_WIDE ? WIDE_COLUMNS : f->scene & SCENE_TALL ? 5 : COLUMNS;
+    *p = (sat_problem){SAT_SIZED(sat_problem)};
+    sat_status made = op == SAT_SAMPLED ? sat_problem_sampled(p, t, depth - RAGGED) : sat_problem_matmul(p, t, columns);
+    if (made != SAT_OK) return false;
     if (f->scene & SCENE_SCALARS) p->alpha = -1.5, p->beta = 0.75;
-    if (f->scene & SCENE_BIAS) p->bias = SAT_BIAS_ROW;
-    if (f->scene & SCENE_RELU) p->activation = SAT_ACT_RELU;
-    if (f->scene & SCENE_GELU) p->activation = SAT_ACT_GELU;
-    if (f->scene & SCENE_TRANSPOSE) p->transpose = SAT_TRANSPOSE;
+    if (f->scene & SCENE_BIAS) p->matmul.bias = SAT_BIAS_ROW;
+    if (f->scene & SCENE_RELU) p->matmul.activation = SAT_ACT_RELU;
+    if (f->scene & SCENE_GELU) p->matmul.activation = SAT_ACT_GELU;
+    if (f->scene & SCENE_TRANSPOSE) p->matmul.transpose = SAT_TRANSPOSE;
     if (f->scene & SCENE_COLUMNS) p->b = (sat_layout){1, op == SAT_SAMPLED ? p->k : b->cols, 0};
     if (f->scene & SCENE_BATCH) spread_batch(p, b);
     return true;
@@ -76,7 +76,8 @@ static bool product_scene(const fault *f, sat_operation op, sat_dtype t, int64_t
 static bool attention_scene(const fault *f, sat_operation op, sat_dtype t, int64_t depth, blocks *b, sat_problem *p) {
     bool groups = f->scene & SCENE_GROUPS;
     int64_t keys = depth - RAGGED, heads = groups ? 4 : 2, each = grid_of(QUERIES, BLOCK) * BLOCK;
-    *p = sat_attention_problem(t, heads, groups ? 2 : 1, DIM);
+    *p = (sat_problem){SAT_SIZED(sat_problem)};
+    if (sat_problem_attention(p, t, heads, groups ? 2 : 1, DIM) != SAT_OK) return false;
     p->op = op, p->m = QUERIES, p->n = keys;
     p->attention.causal = f->scene & SCENE_CAUSAL, p->attention.window = f->scene & SCENE_WINDOW ? 5 : 0;
     p->attention.lse = op == SAT_ATTENTION && f->scene & SCENE_LSE;

@@ -145,7 +145,7 @@ sat_status power_register(sat_context *context, sat_operation op, planted *me) {
                      .prepare = prepare,
                      .launch = launch,
                      .release = release};
-    return sat_register_variant(context, &v);
+    return sat_variant_register(context, &v);
 }
 
 void power_begin(planted *me, const fault *f, sat_dtype t) {

@@ -58,7 +58,7 @@ static shape make_shape(const sat_problem *p, const sat_pattern_view *a, const s
     c.mr = (r.br + c.tiles - 1) / c.tiles;
     c.kk = round_up((r.bc + c.steps - 1) / c.steps, 2);
     c.part_steps = SAT_SUM_PART / c.kk, c.part_blocks = sat_max(1, c.part_steps / c.steps);
-    c.direct = p->transpose == SAT_NO_TRANSPOSE && c.mr * c.tiles == r.br && c.kk * c.steps == r.bc && r.k % r.bc == 0;
+    c.direct = p->matmul.transpose == SAT_NO_TRANSPOSE && c.mr * c.tiles == r.br && c.kk * c.steps == r.bc && r.k % r.bc == 0;
     c.a_block = c.tiles * c.mr * c.steps * c.kk;
     c.a_tile = c.mr * c.steps * c.kk;
     c.a_step = c.direct ? c.kk : c.mr * c.kk;
@@ -245,15 +245,15 @@ static void store_row(const sat_launch *l, const float *sums, int64_t i, int64_t
     const sat_problem *p = l->problem;
     void *c = l->operands[2];
     float alpha = (float)p->alpha, beta = (float)p->beta;
-    float bias = p->bias == SAT_BIAS_ROW ? (float)sat_load(p->c_dtype, l->operands[3], i) : 0;
+    float bias = p->matmul.bias == SAT_BIAS_ROW ? (float)sat_load(p->c_dtype, l->operands[3], i) : 0;
     int64_t at = i * p->c.row_stride + n * p->c.col_stride;
-    if (p->c.col_stride == 1 && (p->activation == SAT_ACT_NONE || p->activation == SAT_ACT_RELU)) {
+    if (p->c.col_stride == 1 && (p->matmul.activation == SAT_ACT_NONE || p->matmul.activation == SAT_ACT_RELU)) {
         for (int64_t j = 0; j < columns; j += HALF) {
             __mmask16 m = (__mmask16)((1u << sat_min(HALF, columns - j)) - 1);
             __m512 x = _mm512_mul_ps(_mm512_set1_ps(alpha), _mm512_loadu_ps(sums + j));
             if (beta != 0) x = _mm512_fmadd_ps(_mm512_set1_ps(beta), load_c(p->c_dtype, c, at + j, m), x);
             x = _mm512_add_ps(x, _mm512_set1_ps(bias));
-            if (p->activation == SAT_ACT_RELU) x = _mm512_max_ps(_mm512_setzero_ps(), x); /* NaN stays */
+            if (p->matmul.activation == SAT_ACT_RELU) x = _mm512_max_ps(_mm512_setzero_ps(), x); /* NaN stays */
             store_c(p->c_dtype, c, at + j, m, x);
         }
         return;
@@ -261,7 +261,7 @@ static void store_row(const sat_launch *l, const float *sums, int64_t i, int64_t
     for (int64_t j = 0; j < columns; j++, at += p->c.col_stride) {
         float x = alpha * sums[j] + bias;
         if (beta != 0) x += beta * (float)sat_load(p->c_dtype, c, at);
-        sat_store(p->c_dtype, c, at, (double)sat_act_f32(p->activation, x));
+        sat_store(p->c_dtype, c, at, (double)sat_act_f32(p->matmul.activation, x));
     }
 }
 

@@ -180,7 +180,7 @@ static void FN(packed_store_strided)(const FN(packed_result) * x, FN(packed_line
 static void FN(packed_store_rows)(const FN(packed_result) * x) {
     const sat_problem *p = x->problem;
     FN(packed_line)
-    l = {.alpha = (REAL)p->alpha, .beta = (REAL)p->beta, .activation = p->activation, .dtype = p->c_dtype};
+    l = {.alpha = (REAL)p->alpha, .beta = (REAL)p->beta, .activation = p->matmul.activation, .dtype = p->c_dtype};
     REAL biases[PACKED_STORE_ROWS];
     void *at = sat_at(p->c_dtype, x->c, x->i * p->c.row_stride + x->j * p->c.col_stride);
     if (x->bias) FN(packed_read_line)(biases, p->c_dtype, sat_at(p->c_dtype, x->bias, x->i), x->rows);

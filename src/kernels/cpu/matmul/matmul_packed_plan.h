@@ -164,7 +164,7 @@ static packed_shape packed_make_shape(const sat_variant *v, const sat_problem *p
     s.steps = packed_ceil(r->bc, PACKED_K_STEP);
     s.last_steps = packed_ceil(ragged ? ragged : r->bc, PACKED_K_STEP);
     s.part_steps = SAT_SUM_PART / PACKED_K_STEP, s.part_blocks = sat_part_blocks(s.steps * PACKED_K_STEP);
-    s.long_sums = s.steps > s.part_steps || (p->transpose ? a->max_col : a->max_row) > s.part_blocks;
+    s.long_sums = s.steps > s.part_steps || (p->matmul.transpose ? a->max_col : a->max_row) > s.part_blocks;
     s.depth = packed_ceil(r->k, r->bc) * s.steps;
     s.batch_items = p->a.batch_stride ? 1 : p->batch;
     s.prepacked = !s.direct && (p->flags & SAT_FIXED_VALUES) && (p->batch == 1 || p->a.batch_stride == 0);

@@ -35,7 +35,7 @@ static portable_shape portable_make_shape(const sat_problem *p, const sat_patter
     s.packed_panels = sat_min(s.panels, sat_max(1, PORTABLE_PACKED_BYTES / panel_bytes));
     s.b_elements = (s.packed_panels * r.k * width + 15) / 16 * 16;
     bool narrow = sat_dtype_size(p->a_dtype) == 2;
-    s.wide_elements = narrow ? ((p->transpose ? a->max_col : a->max_row) * r.block_elements + 15) / 16 * 16 : 0;
+    s.wide_elements = narrow ? ((p->matmul.transpose ? a->max_col : a->max_row) * r.block_elements + 15) / 16 * 16 : 0;
     s.panels_at_once = narrow ? s.packed_panels : sat_min(s.packed_panels, 8);
     s.item_rows = sat_max(1, 16 / r.br), s.items = (r.count + s.item_rows - 1) / s.item_rows;
     s.pack_rows = 256, s.pack_tasks = (r.k + s.pack_rows - 1) / s.pack_rows;

@@ -94,12 +94,12 @@ static void FN(store)(const sat_launch *l, const REAL *sums, int64_t i, int64_t 
     const sat_problem *p = l->problem;
     void *c = l->operands[2];
     REAL alpha = (REAL)p->alpha, beta = (REAL)p->beta;
-    REAL bias = p->bias == SAT_BIAS_ROW ? FN(widen)(p->c_dtype, l->operands[3], i) : 0;
+    REAL bias = p->matmul.bias == SAT_BIAS_ROW ? FN(widen)(p->c_dtype, l->operands[3], i) : 0;
     int64_t columns = sat_min(FN(width), p->n - n0), at = i * p->c.row_stride + n0 * p->c.col_stride;
     for (int64_t j = 0; j < columns; j++, at += p->c.col_stride) {
         REAL x = alpha * sums[j] + bias;
         if (beta != 0) x += beta * FN(widen)(p->c_dtype, c, at);
-        sat_store(p->c_dtype, c, at, FN(act)(p->activation, x));
+        sat_store(p->c_dtype, c, at, FN(act)(p->matmul.activation, x));
     }
 }
 

@@ -34,8 +34,8 @@ static sat_status launch(const sat_launch *l) {
             int64_t at = i * p->c.row_stride + j * p->c.col_stride;
             double x = p->alpha * dot(p, &r, values, b, i, j);
             if (p->beta != 0) x += p->beta * sat_load(p->c_dtype, c, at);
-            if (p->bias == SAT_BIAS_ROW) x += sat_load(p->c_dtype, bias, i);
-            sat_store(p->c_dtype, c, at, sat_act_f64(p->activation, x));
+            if (p->matmul.bias == SAT_BIAS_ROW) x += sat_load(p->c_dtype, bias, i);
+            sat_store(p->c_dtype, c, at, sat_act_f64(p->matmul.activation, x));
         }
     }
     return SAT_OK;

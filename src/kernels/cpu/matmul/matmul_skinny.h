@@ -209,7 +209,7 @@ static void FN(pack)(const FN(job) * j, int thread, int threads) {
     const skinny_plan *s = &j->s;
     const void *b = j->l->operands[1];
     int64_t bc = j->r.bc, columns = (j->r.k + bc - 1) / bc, b_k = s->gb * s->vs;
-    bool transposed = p->transpose == SAT_TRANSPOSE;
+    bool transposed = p->matmul.transpose == SAT_TRANSPOSE;
     int64_t together = transposed ? 1 : s->g, copies = transposed && p->n > 1 ? s->g : 1;
     for (int64_t c = columns * thread / threads; c < columns * (thread + 1) / threads; c++) {
         REAL *to = j->b + c * s->b_step;
@@ -285,9 +285,9 @@ static void FN(store_row)(const FN(job) * j, const REAL *sum, int64_t row) {
     const sat_problem *p = j->p;
     void *c = j->l->operands[2];
     REAL alpha = (REAL)p->alpha, beta = (REAL)p->beta;
-    REAL bias = p->bias == SAT_BIAS_ROW ? FN(widen)(p->c_dtype, j->l->operands[3], row) : 0;
+    REAL bias = p->matmul.bias == SAT_BIAS_ROW ? FN(widen)(p->c_dtype, j->l->operands[3], row) : 0;
     int64_t at = row * p->c.row_stride, step = p->c.col_stride;
-    if (sat_dtype_size(p->c_dtype) == sizeof(REAL) && p->activation == SAT_ACT_NONE) { /* no rounding, no branches */
+    if (sat_dtype_size(p->c_dtype) == sizeof(REAL) && p->matmul.activation == SAT_ACT_NONE) { /* no rounding, no branches */
         REAL *to = (REAL *)c + at;
         if (beta == 0)
             for (int64_t n = 0; n < p->n; n++) to[n * step] = alpha * sum[n] + bias;
@@ -298,7 +298,7 @@ static void FN(store_row)(const FN(job) * j, const REAL *sum, int64_t row) {
     for (int64_t n = 0; n < p->n; n++, at += step) {
         REAL x = alpha * sum[n] + bias;
         if (beta != 0) x += beta * FN(widen)(p->c_dtype, c, at);
-        sat_store(p->c_dtype, c, at, FN(sat_act)(p->activation, x));
+        sat_store(p->c_dtype, c, at, FN(sat_act)(p->matmul.activation, x));
     }
 }
 

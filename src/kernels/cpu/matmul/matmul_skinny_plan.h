@@ -97,7 +97,7 @@ static inline void skinny_plan_lanes(skinny_plan *s, const sat_rows *r, bool tra
 
 static inline skinny_plan skinny_make_plan(const sat_problem *p, const sat_pattern_view *a) {
     sat_rows r = sat_op_rows(p, a);
-    bool transposed = p->transpose == SAT_TRANSPOSE, narrow = sat_dtype_size(p->a_dtype) == 2;
+    bool transposed = p->matmul.transpose == SAT_TRANSPOSE, narrow = sat_dtype_size(p->a_dtype) == 2;
     skinny_plan s = {.real = p->compute_dtype == SAT_F64 ? 8 : 4, .edge = -1};
     int64_t grid_k = transposed ? a->grid_rows : a->grid_cols;
     s.lanes = VECTOR_BYTES / s.real;

@@ -541,7 +541,7 @@ enum { STEP_QUERIES = 64 }; // of a step of dK and dV
 
 template <typename T, typename S>
 static sat_status start(const sat_launch *l, const kernel_args &x, const tensor_maps &m) {
-    unsigned grid = (unsigned)sat_min(x.work_tiles, l->device->threads);
+    unsigned grid = (unsigned)sat_min(x.work_tiles, l->device->multiprocessors);
     return sat_start<attention_backward<T, S>>(l, grid, S::THREADS, S::BYTES, x, m);
 }
 
@@ -595,7 +595,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double pairs = 6 * attention_visited_pairs(p, a, by_query(k)) + 8 * attention_visited_pairs(p, a, by_key());
     double flops = pairs * k->max_dim;
     double tiles = ceil((double)p->n / (double)CTA_ROWS) * (double)(p->batch * p->attention.kv_heads);
-    double waves = fmax(1e-3, tiles / (double)d->threads), idle = waves < 4 ? ceil(waves) / waves : 1;
+    double waves = fmax(1e-3, tiles / (double)d->multiprocessors), idle = waves < 4 ? ceil(waves) / waves : 1;
     return fmax(flops / rate * idle, 2 * sat_attention_bytes(p, a) / d->memory_rate) + 1.2e-5;
 }
 

@@ -194,7 +194,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const instance *k = instance_for(v, p);
-    double pairs = attention_visited_pairs(p, a, tiling_of(k)), ctas = (double)d->threads * k->ctas;
+    double pairs = attention_visited_pairs(p, a, tiling_of(k)), ctas = (double)d->multiprocessors * k->ctas;
     double tiles = ceil((double)p->m / k->bm) * (double)(p->batch * p->attention.heads);
     double rate = d->flop_rate[p->a_dtype] * (d->capability >= 90 ? 0.4 : 0.65) * (k->bm == 128 ? 1 : 0.8);
     if (k->max_dim == 256) rate *= 0.75;

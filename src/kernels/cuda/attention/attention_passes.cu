@@ -174,7 +174,7 @@ static sat_problem scores_problem(const sat_problem *p, const sat_pattern_view *
 static sat_problem values_problem(const sat_problem *p, const sat_pattern_view *a) {
     const sat_attention *t = &p->attention;
     sat_problem s = {};
-    s.size = sizeof s, s.op = SAT_MATMUL, s.transpose = SAT_NO_TRANSPOSE, s.m = p->m, s.n = t->dim, s.k = p->n,
+    s.size = sizeof s, s.op = SAT_MATMUL, s.matmul.transpose = SAT_NO_TRANSPOSE, s.m = p->m, s.n = t->dim, s.k = p->n,
     s.batch = t->kv_heads;
     s.a_dtype = s.b_dtype = p->a_dtype, s.c_dtype = s.compute_dtype = SAT_F32;
     s.a.batch_stride = elements_of(a);

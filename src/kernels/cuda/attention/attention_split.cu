@@ -274,7 +274,7 @@ static double max_tiles(const sat_problem *p, const sat_pattern_view *a) {
 static int64_t splits_of(const instance *k, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     int64_t steps = (p->n + STEP_KEYS - 1) / STEP_KEYS, best = 1;
     if (a->sequences) steps = (steps + a->sequences - 1) / a->sequences;
-    double tiles = max_tiles(p, a), resident = (double)d->threads * k->ctas, least = 0;
+    double tiles = max_tiles(p, a), resident = (double)d->multiprocessors * k->ctas, least = 0;
     for (int64_t splits = 1; splits <= sat_min(MAX_SPLITS, sat_max(1, steps / 2)); splits++) {
         double waves = ceil(tiles * (double)splits / resident);
         double time = waves * (ceil((double)steps / (double)splits) + 4) + (splits > 1 ? 4 + 0.05 * (double)splits : 0);
@@ -300,7 +300,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double pairs = attention_visited_pairs(p, a, s) / (double)packed_heads(p, a) / (double)s.q_rows;
     double bytes = pairs * 4 * (double)p->attention.dim; // of keys and values, once a tile
     double first = fmin(bytes, sat_attention_bytes(p, a)), again = bytes - first;
-    double resident = (double)d->threads * k->ctas, splits = (double)splits_of(k, p, a, d);
+    double resident = (double)d->multiprocessors * k->ctas, splits = (double)splits_of(k, p, a, d);
     double busy = fmin(1, max_tiles(p, a) * splits / resident);
     double seconds = first / (0.85 * d->memory_rate) + again / (0.7 * d->l2_rate);
     seconds = fmax(seconds / fmax(0.3, busy), 64 * pairs * (double)k->max_dim / (0.3 * d->flop_rate[p->a_dtype]));

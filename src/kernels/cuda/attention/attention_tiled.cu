@@ -214,7 +214,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const instance *k = instance_for(v, p);
-    double pairs = attention_visited_pairs(p, a, tiling_of(k)), ctas = (double)d->threads * k->ctas;
+    double pairs = attention_visited_pairs(p, a, tiling_of(k)), ctas = (double)d->multiprocessors * k->ctas;
     double tiles = ceil((double)p->m / k->bm) * (double)(p->batch * p->attention.heads);
     double rate = d->flop_rate[SAT_F32] * (k->bn == 64 ? 0.5 : 0.35);
     double waves = fmax(tiles / ctas, 1e-3), idle = waves < 4 ? ceil(waves) / waves : 1;

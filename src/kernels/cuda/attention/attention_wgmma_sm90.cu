@@ -505,7 +505,7 @@ static int64_t tile_rows(const instance *k) { return (int64_t)k->warpgroups * SA
 
 template <typename T, typename S>
 static sat_status start(const sat_launch *l, const kernel_args &x, const tensor_maps &m) {
-    unsigned grid = (unsigned)sat_min(x.work_tiles, l->device->threads);
+    unsigned grid = (unsigned)sat_min(x.work_tiles, l->device->multiprocessors);
     return sat_start<attention_forward<T, S>>(l, grid, S::THREADS, S::BYTES, x, m);
 }
 
@@ -564,8 +564,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     if (mask.full) tiles = fmin(most, kept / keys + (mask.causal || mask.window ? rows / keys / 2 + 0.5 : 0.5));
     else tiles = kept / keys * (k->warpgroups > 1 && mask.block_rows < tile_rows(k) ? 1.6 : 1.1);
     longest = fmin(most, uneven ? 2 * tiles : tiles);
-    double each = 4 * k->max_dim * rows * keys / (k->speed * d->flop_rate[p->a_dtype] / d->threads);
-    double waves = items / d->threads, busy = waves * tiles;
+    double each = 4 * k->max_dim * rows * keys / (k->speed * d->flop_rate[p->a_dtype] / d->multiprocessors);
+    double waves = items / d->multiprocessors, busy = waves * tiles;
     if (!uneven && waves < 8) busy = ceil(waves) * tiles;
     return fmax(fmax(busy, longest) * each, sat_attention_bytes(p, a) / d->memory_rate) + 4e-6;
 }

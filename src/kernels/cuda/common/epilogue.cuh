@@ -34,7 +34,7 @@ static inline sat_tile_epilogue sat_tile_epilogue_of(const sat_launch *l) {
     int64_t line = o.column_major ? p->c.col_stride : p->c.row_stride;
     o.aligned =
         step == 1 && line * size % 16 == 0 && p->c_align >= 16 && (p->batch == 1 || p->c.batch_stride * size % 16 == 0);
-    if (p->beta != 0 || p->activation != SAT_ACT_NONE) return o;
+    if (p->beta != 0 || sat_activation_of(p) != SAT_ACT_NONE) return o;
     if (size > 2) o.path = SAT_STORE_PAIRS;
     else if (o.aligned && (o.column_major ? p->m : p->n) % 8 == 0) o.path = SAT_STORE_WORDS;
     return o;
@@ -287,7 +287,7 @@ enum {
 static inline sat_tile_epilogue sat_warpgroup_epilogue_of(const sat_launch *l) {
     const sat_problem *p = l->problem;
     sat_tile_epilogue o = sat_tile_epilogue_of(l);
-    bool relu = p->beta == 0 && p->activation == SAT_ACT_RELU;
+    bool relu = p->beta == 0 && sat_activation_of(p) == SAT_ACT_RELU;
     if (relu && sat_dtype_size(p->c_dtype) == 2 && o.aligned && (o.column_major ? p->m : p->n) % 8 == 0)
         o.path = SAT_STORE_WORDS;
     return o;

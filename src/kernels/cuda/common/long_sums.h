@@ -43,7 +43,7 @@ SAT_BOTH static inline bool sat_take_part(const sat_row_part *part, sat_work_ite
 
 /* The most blocks of a work item, where rows are split by `share`; share 0: they are not split. */
 static inline int64_t sat_longest_work_item(const sat_launch *l, int64_t share) {
-    int64_t row = l->problem->transpose == SAT_TRANSPOSE ? l->pattern->max_col : l->pattern->max_row;
+    int64_t row = sat_transposed(l->problem) ? l->pattern->max_col : l->pattern->max_row;
     return share > 0 && sat_schedule_parts(row, share) > 1 ? share + share / 4 : row;
 }
 

@@ -295,7 +295,7 @@ static inline sat_tile_scheduler sat_tile_scheduler_of(const sat_device_schedule
     sat_tile_scheduler s = {counter, work.item, {(unsigned)work.items, (unsigned)work.heavy}, 0};
     s.order.slices = (unsigned)slices, s.order.panels = (unsigned)panels;
     s.order.panels_in_flight = sat_panels_in_flight(work.even, work.items * slices, panels, panel_bytes,
-                                                    each * d->threads, (double)d->l2_bytes);
+                                                    each * d->multiprocessors, (double)d->l2_bytes);
     s.tiles = s.order.items * s.order.slices * s.order.panels;
     return s;
 }

@@ -26,7 +26,7 @@ static inline double sat_worst(double x, double y, double z) {
 
 /* The most blocks of one row of op(A): where rows are not split, it may end last. */
 static inline double sat_heaviest(const sat_problem *p, const sat_pattern_view *a) {
-    return (double)(p->transpose ? a->max_col : a->max_row);
+    return (double)(sat_transposed(p) ? a->max_col : a->max_row);
 }
 
 /* Seconds from the request of an operand in L2 or memory to its use, when nothing else runs. */

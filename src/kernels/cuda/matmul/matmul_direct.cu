@@ -297,7 +297,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 }
 
 static int64_t share_of(const sat_problem *p, const sat_rows *r, const sat_device *d) {
-    return sat_schedule_share(r, tiles(p), 4 * (int64_t)d->threads * WARPS_AT_ONCE, SPLIT_LEAST);
+    return sat_schedule_share(r, tiles(p), 4 * (int64_t)d->multiprocessors * WARPS_AT_ONCE, SPLIT_LEAST);
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {

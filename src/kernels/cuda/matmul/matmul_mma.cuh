@@ -459,7 +459,7 @@ static inline bool mma_countable(const mma_instance *k, const sat_problem *p, co
                                  const sat_rows *r) {
     const int64_t most = INT32_MAX;
     int64_t size = (int64_t)sat_dtype_size(p->a_dtype), units = r->bc / k->ku;
-    int64_t longest = p->transpose == SAT_TRANSPOSE ? a->max_col : a->max_row;
+    int64_t longest = p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row;
     if (p->n > most || r->k + r->bc > most || a->stored_blocks > most || p->batch > most) return false;
     if (r->block_elements * size > most || (mma_b_row_major(p) && p->b.row_stride * size > most)) return false;
     if ((double)longest * (double)units * (double)units > 4e9) return false;
@@ -497,7 +497,7 @@ static inline double mma_busy_seconds(const mma_instance *k, const sat_problem *
 static inline double mma_seconds(const mma_instance *k, const sat_problem *p, const sat_pattern_view *a,
                                  const sat_device *d, double longest, double items) {
     sat_rows r = sat_op_rows(p, a);
-    double tiles = (double)mma_tiles(k, p, &r) * (double)p->batch * fmax(1, items), sms = (double)d->threads;
+    double tiles = (double)mma_tiles(k, p, &r) * (double)p->batch * fmax(1, items), sms = (double)d->multiprocessors;
     double busy = mma_busy_seconds(k, p, a, d), mean = (double)a->stored_blocks / fmax(1, items);
     double share = fmax(1, tiles / sms),
            uneven = tiles > 8 * sms ? fmin(1.05, ceil(share) / share) : ceil(share) / share;
@@ -549,7 +549,7 @@ static inline sat_status mma_prepare_kernel(const mma_instance *k, const sat_var
 
 /* Persistent: as many CTAs as fit at once, each with several tiles. Else one CTA a tile. */
 static inline sat_status mma_launch(const mma_instance *k, const sat_launch *l, const mma_args &args, bool persistent) {
-    unsigned most = (unsigned)(l->device->threads * k->ctas);
+    unsigned most = (unsigned)(l->device->multiprocessors * k->ctas);
     unsigned grid = persistent && args.tiles > most ? most : args.tiles;
     k->kernel<<<grid, (unsigned)k->threads, (size_t)k->shared, (cudaStream_t)l->stream>>>(args);
     return sat_launched(l);
@@ -563,8 +563,8 @@ template <const auto &INSTANCES> struct mma_whole_rows {
         return mma_supports(mma_find(INSTANCES, v), p, a, d);
     }
     static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-        double longest = (double)(p->transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
-        double rows = (double)(p->transpose == SAT_TRANSPOSE ? a->grid_cols : a->grid_rows);
+        double longest = (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
+        double rows = (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->grid_cols : a->grid_rows);
         return mma_seconds(mma_find(INSTANCES, v), p, a, d, longest, rows);
     }
     static sat_status prepare(const sat_prepare *prepare, void **state) {
@@ -575,7 +575,7 @@ template <const auto &INSTANCES> struct mma_whole_rows {
         const sat_problem *p = l->problem;
         if (p->m == 0 || p->n == 0 || p->batch == 0) return SAT_OK;
         const sat_pattern_view *a = l->pattern;
-        bool even = (p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew) < 1.5;
+        bool even = (p->matmul.transpose == SAT_TRANSPOSE ? a->t_skew : a->skew) < 1.5;
         const mma_instance *k = mma_find(INSTANCES, l->variant);
         return mma_launch(k, l, mma_args_of(k, l, NULL), even);
     }
@@ -596,12 +596,12 @@ template <const auto &INSTANCES> struct mma_whole_rows {
 template <const auto &INSTANCES> struct mma_split_rows {
     static int64_t share(const mma_instance *k, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
         sat_rows r = sat_op_rows(p, a);
-        return sat_schedule_share(&r, mma_tiles(k, p, &r), (int64_t)d->threads * k->ctas, sat_max(1, 512 / r.bc));
+        return sat_schedule_share(&r, mma_tiles(k, p, &r), (int64_t)d->multiprocessors * k->ctas, sat_max(1, 512 / r.bc));
     }
     static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
         const mma_instance *k = mma_find(INSTANCES, v);
         sat_rows r = sat_op_rows(p, a);
-        int64_t most = share(k, p, a, d), longest = p->transpose == SAT_TRANSPOSE ? a->max_col : a->max_row;
+        int64_t most = share(k, p, a, d), longest = p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row;
         sat_schedule s = sat_schedule_count(&r, most);
         double reduction =
             (double)s.partials * (double)r.br * (double)p->n * 8 / d->memory_rate + (s.splits ? 2e-6 : 0);

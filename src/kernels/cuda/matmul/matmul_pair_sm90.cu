@@ -327,13 +327,13 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     (void)v;
     sat_rows r = sat_op_rows(p, a);
     double panels = ceil((double)p->n / BN), blocks = (double)a->stored_blocks, items = (double)p->batch;
-    double shared = p->transpose == SAT_TRANSPOSE ? 0 : a->overlap;
+    double shared = p->matmul.transpose == SAT_TRANSPOSE ? 0 : a->overlap;
     double steps =
         fmin(sat_union_expected(r.count, (r.k + r.bc - 1) / r.bc, a->stored_blocks, 2), blocks * (1 - shared / 2));
-    double loads = panels * (double)r.bc * 2 * (steps * BN + blocks * (double)ROWS), rate = 9e12 * d->threads / 132;
+    double loads = panels * (double)r.bc * 2 * (steps * BN + blocks * (double)ROWS), rate = 9e12 * d->multiprocessors / 132;
     double work = 2 * blocks * panels * (double)(r.bc * ROWS * BN), tiles = ceil((double)r.count / 2) * panels;
-    double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / fmin(1, tiles / d->threads);
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1e-6 + 3e-6);
+    double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / fmin(1, tiles / d->multiprocessors);
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->multiprocessors * 1e-6 + 3e-6);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -364,7 +364,7 @@ static bool make_maps(const sat_launch *l, tensor_maps *m) {
 
 template <typename T, bool TA, bool TB>
 static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
-    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->threads);
+    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->multiprocessors);
     return sat_start<matmul_pair<T, TA, TB>>(l, grid, THREADS, BYTES, x, m);
 }
 
@@ -399,7 +399,7 @@ static sat_status launch(const sat_launch *l) {
         st->tma_output = sat_output_tensormap(l, x.epilogue, ROWS, &st->maps.c);
     }
     x.tma_output = st->tma_output;
-    bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
+    bool ta = p->matmul.transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
     for (const instance &i : instances)
         if (i.transposed == ta && i.b_column_major == tb && i.dtype == l->variant->instance.dtype)
             return i.start(l, x, st->maps);

@@ -26,7 +26,7 @@ static __global__ void multiply(kernel_args args) {
         double y = args.p.alpha * sum;
         if (args.p.beta != 0) y += args.p.beta * sat_device_load(args.p.c_dtype, args.c, to);
         if (args.bias) y += sat_device_load(args.p.c_dtype, args.bias, i);
-        sat_device_store(args.p.c_dtype, args.c, to, sat_act_f64(args.p.activation, y));
+        sat_device_store(args.p.c_dtype, args.c, to, sat_act_f64(args.p.matmul.activation, y));
     }
 }
 
@@ -37,7 +37,7 @@ static sat_status launch(const sat_launch *l) {
                         *p,
                         l->operands[0],
                         l->operands[1],
-                        p->bias == SAT_BIAS_ROW ? l->operands[3] : NULL,
+                        p->matmul.bias == SAT_BIAS_ROW ? l->operands[3] : NULL,
                         l->operands[2]};
     multiply<<<sat_blocks(p->m * p->n, 256), 256, 0, (cudaStream_t)l->stream>>>(args);
     return sat_launched(l);

@@ -173,7 +173,7 @@ static bool b_k_major(const sat_problem *p) { return p->b.row_stride == 1 && p->
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     int64_t tile_n = v->instance.tile_n, br = a->block_rows, bc = a->block_cols;
-    if (p->a_dtype != v->instance.dtype || d->capability < 80 || p->transpose == SAT_TRANSPOSE) return false;
+    if (p->a_dtype != v->instance.dtype || d->capability < 80 || p->matmul.transpose == SAT_TRANSPOSE) return false;
     if (find(v)->shared + 1024 > d->shared_bytes) return false;
     if (br % BM || bc % BK || p->k % bc || br * bc > 1 << 24 || p->k > INT32_MAX || p->n > INT32_MAX) return false;
     if (tile_n > 16 && p->n <= tile_n / 2) return false; // a narrower tile serves
@@ -189,10 +189,10 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     const instance *i = find(v);
     double row_tiles = (double)(a->block_rows / BM), column_tiles = ceil((double)p->n / v->instance.tile_n);
     double stage = 2 * (double)BK * (BM + v->instance.tile_n), stages = (double)(a->block_cols / BK);
-    double tiles = fmax(1, (double)a->grid_rows * row_tiles * column_tiles), at_once = (double)d->threads * i->ctas;
+    double tiles = fmax(1, (double)a->grid_rows * row_tiles * column_tiles), at_once = (double)d->multiprocessors * i->ctas;
     double l2_rate = 2 * d->memory_rate, bytes = (double)a->stored_blocks * stages * row_tiles * column_tiles * stage;
-    double uneven = ceil(tiles / d->threads) / (tiles / d->threads);
-    double alone = (double)a->max_row * stages * stage / (l2_rate / d->threads);
+    double uneven = ceil(tiles / d->multiprocessors) / (tiles / d->multiprocessors);
+    double alone = (double)a->max_row * stages * stage / (l2_rate / d->multiprocessors);
     double waves = ceil(tiles / at_once), batch = (double)p->batch;
     double time = fmax(bytes / l2_rate * fmin(uneven, 2), alone) + 1e-6 * fmin(waves, 8) + 2e-6;
     return fmax(batch * time, sat_bytes(p, a) / (0.9 * d->memory_rate));
@@ -201,7 +201,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 // Dynamic shared memory, so large that no multiprocessor has room for more than its share of the tiles. The kernel
 // starts while the one before it ends; its CTAs would else all go to the multiprocessors that are free first.
 static int shared_bytes(const instance *i, unsigned tiles, const sat_device *d) {
-    unsigned each = (tiles + (unsigned)d->threads - 1) / (unsigned)d->threads;
+    unsigned each = (tiles + (unsigned)d->multiprocessors - 1) / (unsigned)d->multiprocessors;
     return each > 2 ? i->shared : (int)sat_max(i->shared, d->shared_bytes / (each + 1) + 1024);
 }
 

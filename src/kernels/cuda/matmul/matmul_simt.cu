@@ -418,7 +418,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 // A quarter of a fair share, so that all CTAs end at about the same time.
 static int64_t share_of(const instance *k, const sat_rows *r, int64_t n, const sat_device *d) {
     int64_t item_tiles = tiles(r->br, k->tile_m) * tiles(n, k->tile_n), least = sat_max(1, SPLIT_DEPTH / r->bc);
-    return sat_schedule_share(r, item_tiles, 4 * (int64_t)d->threads * k->ctas, least);
+    return sat_schedule_share(r, item_tiles, 4 * (int64_t)d->multiprocessors * k->ctas, least);
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -434,9 +434,9 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double seconds = sat_worst(busy, l2, sat_bytes(p, a) / batch / d->memory_rate);
     if (!b_in_vectors(p)) seconds *= 1.15;
     if (v->instance.option & SPLIT) return batch * (1.08 * seconds + 8e-6);
-    double waves = (double)r.count * ctas / ((double)d->threads * k->ctas);
+    double waves = (double)r.count * ctas / ((double)d->multiprocessors * k->ctas);
     if (waves > 1 && waves < 8) seconds *= ceil(waves) / waves; // the last wave is not full
-    double sm_rate = 0.6 * rate / d->threads, alone = 2 * sat_heaviest(p, a) * depth * k->tile_m * k->tile_n / sm_rate;
+    double sm_rate = 0.6 * rate / d->multiprocessors, alone = 2 * sat_heaviest(p, a) * depth * k->tile_m * k->tile_n / sm_rate;
     return batch * (sat_worst(seconds, alone, 0) + 4e-6);
 }
 

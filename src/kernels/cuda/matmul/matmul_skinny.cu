@@ -449,7 +449,7 @@ static kernel_args args_of(const sat_launch *l, const instance *i) {
     args.bc_inverse = (65536 + args.bc - 1) / args.bc;
     args.step_blocks = WARPS * i->depth / args.bc, args.step_columns = WARPS * i->depth % args.bc;
     args.layout = layout_of(p), args.vector_store = vector_store(p);
-    args.transposed = p->transpose == SAT_TRANSPOSE, args.ragged_k = args.r.k % args.r.bc != 0;
+    args.transposed = p->matmul.transpose == SAT_TRANSPOSE, args.ragged_k = args.r.k % args.r.bc != 0;
     return args;
 }
 

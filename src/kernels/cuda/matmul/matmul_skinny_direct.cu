@@ -414,7 +414,7 @@ static bool column_chunks(const sat_problem *p) {
 }
 
 static auto kernel_of(const sat_variant *v, const sat_problem *p) {
-    return find(v)->run[p->transpose == SAT_TRANSPOSE][row_chunks(v, p) && !column_chunks(p)];
+    return find(v)->run[p->matmul.transpose == SAT_TRANSPOSE][row_chunks(v, p) && !column_chunks(p)];
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {

@@ -299,11 +299,11 @@ static bool by_elements(const sat_variant *v) { return (v->instance.option & 2) 
 static bool in_chunks(const sat_problem *p, const sat_rows *r) {
     int64_t size = (int64_t)sat_dtype_size(p->a_dtype), v = 16 / size;
     if (p->a_align < 16 || (p->batch > 1 && p->a.batch_stride * size % 16) || r->bc % v) return false;
-    return p->transpose == SAT_TRANSPOSE ? size > 2 && r->br % ROWS == 0 : true;
+    return p->matmul.transpose == SAT_TRANSPOSE ? size > 2 && r->br % ROWS == 0 : true;
 }
 
 static a_access access_of(const sat_variant *v, const sat_problem *p) {
-    return by_elements(v) ? A_ELEMENTS : p->transpose == SAT_TRANSPOSE ? A_ROW_CHUNKS : A_K_CHUNKS;
+    return by_elements(v) ? A_ELEMENTS : p->matmul.transpose == SAT_TRANSPOSE ? A_ROW_CHUNKS : A_K_CHUNKS;
 }
 
 // How lanes and warps divide the rows of a block and its k, such that each lane has several chunks.
@@ -330,7 +330,7 @@ static int64_t tiles_of(const sat_rows *r, const team &t) { return (r->br + rows
 
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_rows *r, const sat_device *d) {
     team t = team_of(v, p, r);
-    int64_t teams = (int64_t)d->threads * (16 >> warps_log(t)), least = ((32 >> t.rl_log) * 8 << t.kw_log) / t.chunks;
+    int64_t teams = (int64_t)d->multiprocessors * (16 >> warps_log(t)), least = ((32 >> t.rl_log) * 8 << t.kw_log) / t.chunks;
     return sat_schedule_share(r, tiles_of(r, t), teams, sat_max(2, least));
 }
 
@@ -348,11 +348,11 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     sat_rows r = sat_op_rows(p, a);
     team t = team_of(v, p, &r);
     double size = (double)sat_dtype_size(p->a_dtype), share = (double)share_of(v, p, &r, d);
-    double longest = (double)(p->transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
+    double longest = (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
     bool split = is_split(v) && longest > share * 1.25;
     if (split) longest = share;
     // A lane has 4 loads in flight: chunks, or elements, which use less of the memory's rate.
-    double busy = by_elements(v) ? 0.1 * size : 0.85, team_rate = 2 * d->memory_rate / d->threads;
+    double busy = by_elements(v) ? 0.1 * size : 0.85, team_rate = 2 * d->memory_rate / d->multiprocessors;
     double memory = sat_bytes(p, a) / (fmin(busy, 0.85) * d->memory_rate);
     double alone = longest * (double)(r.bc * rows_of(t)) * size / (fmin(busy, 0.5) * team_rate);
     double math = sat_flops(p, a) / (0.3 * d->flop_rate[p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32]);
@@ -401,7 +401,7 @@ static kernel_args args_of(const sat_launch *l) {
     args.br = (int)args.r.br, args.bc = (int)args.r.bc, args.rl_log = t.rl_log, args.rw_log = t.rw_log,
     args.kw_log = t.kw_log;
     set_chunks(&args, t.chunks), args.b_chunks = b_access_of(l->variant, p);
-    args.keep_in_l1 = p->transpose == SAT_TRANSPOSE || args.bc * (int)sat_dtype_size(p->a_dtype) < 32;
+    args.keep_in_l1 = p->matmul.transpose == SAT_TRANSPOSE || args.bc * (int)sat_dtype_size(p->a_dtype) < 32;
     return args;
 }
 

@@ -240,7 +240,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 }
 
 static int64_t share_of(const shape *s, const sat_rows *r, const sat_device *d) {
-    int64_t at_once = (int64_t)d->threads * WARPS_AT_ONCE * (32 / (s->lanes * s->groups));
+    int64_t at_once = (int64_t)d->multiprocessors * WARPS_AT_ONCE * (32 / (s->lanes * s->groups));
     return sat_schedule_share(r, s->tiles * s->bands, 4 * at_once, SPLIT_LEAST);
 }
 
@@ -257,7 +257,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double memory = sat_bytes(p, a) / (double)p->batch / d->memory_rate;
     double seconds = sat_worst(warps * unit / (4 * cycles), l2 / sat_l2_rate(d), memory);
     if (p->b.col_stride != 1 && p->n > 1) seconds *= 3;
-    double steps = sat_heaviest(p, a) * s.units / s.groups, alone = SAT_SIMT_LATENCY + unit * d->threads / cycles;
+    double steps = sat_heaviest(p, a) * s.units / s.groups, alone = SAT_SIMT_LATENCY + unit * d->multiprocessors / cycles;
     if (v->instance.option & SPLIT) return (1.15 * seconds + 6e-6) * (double)p->batch;
     return (sat_worst(seconds, steps * alone, 0) + 3e-6) * (double)p->batch;
 }

@@ -480,10 +480,10 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double steps = sat_union_expected(r.count, (int64_t)cols, a->stored_blocks, (int)(BM / r.br));
     steps = groups * cols / each * (1 - pow(1 - fmin(1, steps / (groups * cols)), each)); // the same for each == 1
     double loads = steps * panels * each * (double)(r.bc * BN * 2) + (double)a->stored_elements * 2 * panels;
-    double rate = 8.5e12 * d->threads / 132, busy = fmin(1, groups * panels / d->threads), items = (double)p->batch;
+    double rate = 8.5e12 * d->multiprocessors / 132, busy = fmin(1, groups * panels / d->multiprocessors), items = (double)p->batch;
     double products = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
     double time =
-        fmax(loads / rate, products / (1.7e9 * d->threads)) / busy + ceil(groups * panels / d->threads) * 1e-6 + 3e-6;
+        fmax(loads / rate, products / (1.7e9 * d->multiprocessors)) / busy + ceil(groups * panels / d->multiprocessors) * 1e-6 + 3e-6;
     return fmax(items * time, sat_bytes(p, a) / d->memory_rate);
 }
 
@@ -513,7 +513,7 @@ template <typename S> static bool make_maps(const sat_launch *l, tensor_maps *m)
     cuuint64_t width = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
     cuuint32_t br = S::BR, bc = S::BC;
     sat_tensor_box ta = {p->a_dtype, l->operands[0], 2, {width, lines}, {width * 2}, {bc, br}, S::BC * 2};
-    if (p->transpose == SAT_TRANSPOSE) ta.box[0] = br, ta.box[1] = bc, ta.row_bytes = S::BR * 2;
+    if (p->matmul.transpose == SAT_TRANSPOSE) ta.box[0] = br, ta.box[1] = bc, ta.row_bytes = S::BR * 2;
     bool made = p->b.col_stride != 1 ? b_loader<S, true>::map(p, l->operands[1], &m->b)
                                      : b_loader<S, false>::map(p, l->operands[1], &m->b);
     return made && tensormap_encode(&m->a, ta);
@@ -531,7 +531,7 @@ template <typename S> static bool map_c(const sat_launch *l, const sat_tile_epil
 
 template <typename T, typename S, bool TA, bool TB>
 static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
-    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->threads);
+    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->multiprocessors);
     return sat_start<matmul_union<T, S, TA, TB>>(l, grid, THREADS, SHARED, x, m);
 }
 
@@ -549,7 +549,7 @@ template <typename T, typename S> static sat_status launch_shape(const sat_launc
     }
     x.tma_output = st->tma_output;
     const tensor_maps &m = st->maps;
-    bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
+    bool ta = p->matmul.transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
     return ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
               : (tb ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
 }

@@ -379,18 +379,18 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
-/* Loads from L2 and products overlap; the longer counts. 9e12 bytes/s: L2 with 132 multiprocessors, d->threads here. */
+/* Loads from L2 and products overlap; the longer counts. 9e12 bytes/s: L2 with 132 multiprocessors, d->multiprocessors here. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
     double slices = ceil((double)r.br / bm), tiles = (double)r.count * slices * panels, items = (double)p->batch;
     double loads = (double)a->stored_blocks * panels * slices * (double)r.bc * (fmin(bm, (double)r.br) + bn) * 2;
     double work = 2 * (double)a->stored_blocks * panels * slices * (double)r.bc * bm * bn;
-    double busy = fmin(1, tiles / d->threads), rate = 9e12 * d->threads / 132;
+    double busy = fmin(1, tiles / d->multiprocessors), rate = 9e12 * d->multiprocessors / 132;
     double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / busy;
     if (depth_of(&v->instance, &r) == 16) // a stage takes at least 0.3 us, however little it brings
-        time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->threads / busy);
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1e-6 + 3e-6);
+        time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->multiprocessors / busy);
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->multiprocessors * 1e-6 + 3e-6);
 }
 
 /* Blocks of a fair share; a row up to a quarter above it stays whole: see sat_schedule_parts. */
@@ -398,7 +398,7 @@ static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pa
     sat_rows r = sat_op_rows(p, a);
     int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;
     int64_t slices = (r.br + v->instance.tile_m - 1) / v->instance.tile_m;
-    return sat_schedule_share(&r, panels * slices, d->threads, sat_max(1, 512 / r.bc));
+    return sat_schedule_share(&r, panels * slices, d->multiprocessors, sat_max(1, 512 / r.bc));
 }
 
 /* The schedule with its partial sums, then the tile counter. */
@@ -436,13 +436,13 @@ template <typename S> static bool make_maps(const sat_launch *l, const params &x
                          {bc * 2},
                          {x.a_two_stages ? 64u : (cuuint32_t)BK, (cuuint32_t)x.a_rows},
                          x.a_two_stages ? 128 : BK * 2};
-    if (p->transpose == SAT_TRANSPOSE) ta.box[0] = 64, ta.box[1] = BK, ta.row_bytes = 128;
+    if (p->matmul.transpose == SAT_TRANSPOSE) ta.box[0] = 64, ta.box[1] = BK, ta.row_bytes = 128;
     return tensormap_encode(&m->a, ta) && b_loader<S>::map(p, l->operands[1], &m->b);
 }
 
 template <typename T, typename S, bool TA, bool TB>
 static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
-    unsigned grid = S::ONE_TILE ? x.scheduler.tiles : (unsigned)sat_min(x.scheduler.tiles, l->device->threads);
+    unsigned grid = S::ONE_TILE ? x.scheduler.tiles : (unsigned)sat_min(x.scheduler.tiles, l->device->multiprocessors);
     return sat_start<matmul_wgmma<T, S, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
 }
 
@@ -458,14 +458,14 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.partials = (float *)st->work.partial;
     x.a_rows = (int)sat_min(S::BM, x.rows.br);
     x.b_whole_chunks = sat_b_whole_chunks(p);
-    x.a_two_stages = S::HALF_STAGES && p->transpose != SAT_TRANSPOSE && x.rows.bc % 64 == 0;
+    x.a_two_stages = S::HALF_STAGES && p->matmul.transpose != SAT_TRANSPOSE && x.rows.bc % 64 == 0;
     if (!tensormaps_current(st->made_for, l->operands)) {
         if (!make_maps<S>(l, x, &st->maps)) return tensormap_failed(l, st->made_for);
         st->tma_output = S::WARPGROUPS > 1 && sat_output_tensormap(l, x.epilogue, x.rows.br, &st->maps.c);
     }
     x.tma_output = st->tma_output, x.identity = sat_epilogue_is_identity(x.epilogue.to);
     const tensor_maps &m = st->maps;
-    bool ta = p->transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
+    bool ta = p->matmul.transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
     sat_status status = ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
                            : (tb ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
     return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.to, st->work) : status;

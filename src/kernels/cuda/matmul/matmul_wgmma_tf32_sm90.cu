@@ -458,7 +458,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     if (d->capability != 90 || p->a_dtype != SAT_F32 || !(p->flags & SAT_ALLOW_TF32)) return false;
     sat_rows r = sat_op_rows(p, a);
-    if (p->transpose == SAT_TRANSPOSE && p->b.col_stride == 1) return false;
+    if (p->matmul.transpose == SAT_TRANSPOSE && p->b.col_stride == 1) return false;
     if (a->stored_blocks == 0 || p->n == 0 || p->a_align % 16) return false;
     if (r.br % v->instance.tile_m || r.bc % v->instance.tile_k || r.k % r.bc) return false;
     if (a->stored_blocks * a->block_rows > 0x7fffffff) return false;
@@ -475,17 +475,17 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
     double slices = (double)r.br / bm;
     double depth = (double)a->stored_blocks * (double)r.bc * slices * panels, items = (double)p->batch;
-    double tiles = (double)r.count * slices * panels, busy = fmin(1, tiles / d->threads);
-    double loads = depth * (bm + bn) * 4 / (9e12 * d->threads / 132), work = 2 * depth * bm * bn / d->tf32_rate;
+    double tiles = (double)r.count * slices * panels, busy = fmin(1, tiles / d->multiprocessors);
+    double loads = depth * (bm + bn) * 4 / (9e12 * d->multiprocessors / 132), work = 2 * depth * bm * bn / d->tf32_rate;
     double time = fmax(loads, work) / busy;
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->threads * 1.5e-6 + 3e-6);
+    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->multiprocessors * 1.5e-6 + 3e-6);
 }
 
 /* Blocks of a work item, at most: see sat_schedule_share. */
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;
-    return sat_schedule_share(&r, panels * (r.br / v->instance.tile_m), d->threads, sat_max(1, 256 / r.bc));
+    return sat_schedule_share(&r, panels * (r.br / v->instance.tile_m), d->multiprocessors, sat_max(1, 256 / r.bc));
 }
 
 /* The schedule with its partial sums, then the tile counter. */
@@ -526,7 +526,7 @@ template <typename S> static bool make_maps(const sat_launch *l, const params &x
 }
 
 template <typename S> static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
-    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->threads);
+    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->multiprocessors);
     return sat_start<matmul_wgmma_tf32<S>>(l, grid, S::THREADS, S::BYTES, x, m);
 }
 
@@ -566,7 +566,7 @@ static constexpr instance instances[] = {
 
 static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;
-    bool ta = l->problem->transpose == SAT_TRANSPOSE, tb = l->problem->b.col_stride != 1;
+    bool ta = l->problem->matmul.transpose == SAT_TRANSPOSE, tb = l->problem->b.col_stride != 1;
     for (const instance &x : instances)
         if (x.tile_m == i->tile_m && x.tile_n == i->tile_n && x.transposed == ta && x.b_column_major == tb)
             return x.launch(l);

@@ -7,13 +7,13 @@
 
 /* A work item of less than about 256 k costs more as a partial sum than it gains. */
 static inline int64_t skinny_share(const sat_variant *v, const sat_rows *r, const sat_device *d) {
-    return sat_schedule_share(r, r->br / v->instance.tile_m, 2 * d->threads, sat_max(2, 256 / r->bc));
+    return sat_schedule_share(r, r->br / v->instance.tile_m, 2 * d->multiprocessors, sat_max(2, 256 / r->bc));
 }
 
 /* Whether a schedule changes anything: block rows differ in length, or some are split. */
 static inline bool skinny_schedule_helps(const sat_problem *p, const sat_pattern_view *a, int64_t share) {
-    int64_t longest = p->transpose == SAT_TRANSPOSE ? a->max_col : a->max_row;
-    double skew = p->transpose == SAT_TRANSPOSE ? a->t_skew : a->skew;
+    int64_t longest = p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row;
+    double skew = p->matmul.transpose == SAT_TRANSPOSE ? a->t_skew : a->skew;
     return skew > 1.25 || sat_schedule_parts(longest, share) > 1;
 }
 
@@ -22,12 +22,12 @@ static inline double skinny_estimate(const sat_variant *v, const sat_problem *p,
                                      const sat_device *d, bool split) {
     sat_rows r = sat_op_rows(p, a);
     double tiles = (double)(r.br / v->instance.tile_m), share = (double)skinny_share(v, &r, d);
-    double longest = (double)(p->transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
+    double longest = (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
     split = split && longest > share * 1.25;
     if (split) longest = share;
     double l2_rate = 2 * d->memory_rate, tile = (double)r.bc * 2 * (double)(v->instance.tile_m + p->n);
     double l2 = (double)a->stored_blocks * (double)p->batch * tiles * tile / l2_rate;
-    double alone = longest * tile / (l2_rate / d->threads), memory = sat_bytes(p, a) / (0.9 * d->memory_rate);
+    double alone = longest * tile / (l2_rate / d->multiprocessors), memory = sat_bytes(p, a) / (0.9 * d->memory_rate);
     return fmax(fmax(memory, l2), alone) + (split ? 4e-6 : 2.5e-6);
 }
 

@@ -88,11 +88,11 @@ static inline double sampled_seconds(const sat_problem *p, const sat_pattern_vie
     double parts = (double)(sampled_ceil(a->block_rows, bm) * sampled_ceil(a->block_cols, bn));
     double tiles = (double)(blocks == 1 ? a->stored_blocks : rows * sampled_ceil(a->stored_blocks / rows, blocks));
     tiles *= parts * (double)p->batch;
-    double waves = ceil(tiles / d->threads), depth = (double)sampled_ceil(p->k, bk) * bk;
+    double waves = ceil(tiles / d->multiprocessors), depth = (double)sampled_ceil(p->k, bk) * bk;
     double size = (double)sat_dtype_size(p->a_dtype), run = (double)a->block_cols * size;
     double waste = p->b.col_stride < p->b.row_stride && run < 32 ? 32 / run : 1; /* of sectors, by narrow blocks */
     double lines = (double)sat_min(bm, a->block_rows) + (double)sat_min(bn, blocks * a->block_cols) * waste;
-    double compute = waves * d->threads * 2 * bm * bn * depth / rate;
+    double compute = waves * d->multiprocessors * 2 * bm * bn * depth / rate;
     double l2 = tiles * lines * (double)p->k * size / (2.2 * d->memory_rate);
     double memory = sat_bytes(p, a) / d->memory_rate;
     return fmax(compute, fmax(l2, memory)) + 4e-6;

@@ -377,11 +377,11 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double rows = (double)sat_max(1, a->grid_rows - a->empty_rows), blocks = (double)a->stored_blocks / rows;
     double tiles = rows * ceil(blocks / each) * (double)ceil_of(a->block_rows, (int64_t)bm) *
                    (double)ceil_of(a->block_cols, (int64_t)bn) * (double)p->batch;
-    double waves = fmax(1, ceil(tiles / d->threads)), depth = (double)ceil_of(p->k, 64) * 64;
+    double waves = fmax(1, ceil(tiles / d->multiprocessors)), depth = (double)ceil_of(p->k, 64) * 64;
     double wide = fmin(bn, each * (double)a->block_cols), rate = 9e12 / 132;
     double lines = depth * wide / (p->b.col_stride != 1 ? 64 : line_of(a) / 2);
     double near = fmax(depth * (fmin(bm, (double)a->block_rows) + wide) * 2 / rate, lines * 1.1e-9);
-    double compute = 2 * bm * bn * depth / (d->flop_rate[p->a_dtype] / d->threads);
+    double compute = 2 * bm * bn * depth / (d->flop_rate[p->a_dtype] / d->multiprocessors);
     return fmax(waves * fmax(near, compute) + (3 + waves) * 1e-6, sat_bytes(p, a) / d->memory_rate);
 }
 
@@ -437,7 +437,7 @@ template <typename S> static bool make_maps(const sat_launch *l, const params &x
 
 template <typename T, typename S, bool TA, bool TB>
 static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
-    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->threads);
+    unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->multiprocessors);
     return sat_start<sampled_wgmma<T, S, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
 }
 
