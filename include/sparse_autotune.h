@@ -197,12 +197,12 @@ typedef struct sat_context_options {
                               One that another user may write is neither */
     sat_effort effort;
     sat_measure measure;
-    int threads;             /* CPU: threads; 0: OpenMP's at each call */
-    int multiprocessors;     /* CUDA: those to plan for; 0: all */
-    bool background;         /* a miss is served by the estimate while a thread of the library tunes it, and a new
-                                pattern of a verified problem while that thread checks it */
-    double budget_seconds;   /* a race's time limit; 0: the effort's own */
-    size_t memory_limit;     /* bytes for workspace and tuning together; 0: half of what the device has free */
+    int threads;           /* CPU: threads; 0: OpenMP's at each call */
+    int multiprocessors;   /* CUDA: those to plan for; 0: all */
+    bool background;       /* a miss is served by the estimate while a thread of the library tunes it, and a new
+                              pattern of a verified problem while that thread checks it */
+    double budget_seconds; /* a race's time limit; 0: the effort's own */
+    size_t memory_limit;   /* bytes for workspace and tuning together; 0: half of what the device has free */
     const sat_allocator *allocator; /* NULL: the backend's own; else copied */
     sat_log_fn log; /* NULL: silent, unless $SPARSE_AUTOTUNE_LOG (error, warn, info, debug) sends it to stderr */
     void *log_user;

@@ -175,7 +175,7 @@ check_includes include ''
 check_names_none src/base/*.[ch] src/cache/*.[ch] src/core/*.[ch]
 check_headers src/kernels/cpu 5
 check_headers src/kernels/cuda 5
-gone='sat_(deal|dealt|coming|piece|join)|sat_(some|registers)_[a-z]+|sink_[a-z]+|desks?|dealt|company|what it taught|looked through'
+gone='sat_(deal|dealt|coming|piece|join)|sat_(some|registers)_[a-z]+|sink_[a-z]+|desks?|dealt|company|sat_(matmul|sampled|attention)_problem|sat_register_variant|what it taught|looked through'
 check_words "$gone|a warpgroup's life|are told|is told of|cut rows?" src include bindings/python/sparse_autotune docs/*.md
 check_words 'walks?|pieces?|puts?|turned|lies?|deals?' src/kernels/cpu
 

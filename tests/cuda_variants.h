@@ -10,7 +10,7 @@
 
 /* An H200 in round numbers. */
 static const sat_device hopper = {
-    SAT_SIZED(sat_device),     .backend = SAT_CUDA,   .name = "made up",    .threads = 132,
+    SAT_SIZED(sat_device),     .backend = SAT_CUDA,   .name = "made up",    .multiprocessors = 132,
     .capability = 90,          .l1_bytes = 228 << 10, .l2_bytes = 50 << 20, .memory_bytes = (int64_t)140 << 30,
     .shared_bytes = 227 << 10, .memory_rate = 4e12,   .l2_rate = 9e12,      .flop_rate = {0, 5e13, 5e13, 6e14, 6e14},
     .tf32_rate = 3e14};

@@ -1,4 +1,4 @@
-/* Problems as values, for tests that change a field or two. */
+/* Problems as values, for tests that change a field or two; and runs of operands in one array. */
 #ifndef SAT_TESTS_PROBLEMS_H
 #define SAT_TESTS_PROBLEMS_H
 
@@ -20,6 +20,20 @@ static inline sat_problem attention_problem(sat_dtype dtype, int64_t heads, int6
     sat_problem p = {SAT_SIZED(sat_problem)};
     (void)sat_problem_attention(&p, dtype, heads, kv_heads, dim);
     return p;
+}
+
+/* The operands in the order in which variants get them. */
+__attribute__((noinline, unused)) static sat_status run_operands(sat_plan *plan, const sat_problem *p, void *const *o,
+                                                                 void *stream) {
+    bool bias = p->op == SAT_MATMUL && p->matmul.bias == SAT_BIAS_ROW;
+    switch (p->op) {
+    case SAT_MATMUL:
+        return sat_run(plan, (const void *[]){o[0], o[1], bias ? o[3] : NULL}, bias ? 3 : 2, o + 2, 1, stream);
+    case SAT_SAMPLED: return sat_run(plan, (const void *[]){o[0], o[1]}, 2, o + 2, 1, stream);
+    case SAT_ATTENTION:
+        return sat_run(plan, (const void *[]){o[0], o[1], o[2]}, 3, o + 3, p->attention.lse ? 2 : 1, stream);
+    default: return sat_run(plan, (const void *[]){o[0], o[1], o[2], o[3], o[4], o[5]}, 6, o + 6, 3, stream);
+    }
 }
 
 #endif

@@ -174,7 +174,8 @@ static sat_status run_plan(life *l) {
 
 static sat_status copy_plan(life *l) {
     sat_status status = sat_plan_dup(l->plan, &l->copy);
-    if (status == SAT_OK) status = check_product(l, sat_run(l->copy, (const void *[]){l->values, l->b}, 2, (void *[]){l->c}, 1, NULL));
+    if (status == SAT_OK)
+        status = check_product(l, sat_run(l->copy, (const void *[]){l->values, l->b}, 2, (void *[]){l->c}, 1, NULL));
     sat_plan_free(l->copy);
     l->copy = NULL;
     return status;

@@ -41,7 +41,7 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     sat_plan *plan = NULL;
     sat_problem p;
 #define TRY(change, status, word)                                                                                      \
-    p = attention_problem(SAT_F32, 6, 2, 64);                                                                      \
+    p = attention_problem(SAT_F32, 6, 2, 64);                                                                          \
     change;                                                                                                            \
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), status, word);                                        \
     assert_null(plan)
@@ -60,8 +60,7 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     TRY(p.k = 32, SAT_BAD_SIZE, "k is 32");
     TRY(p.beta = 1, SAT_UNSUPPORTED, "beta");
     TRY(p.alpha = NAN, SAT_UNSUPPORTED, "alpha");
-    TRY(p.matmul.transpose = SAT_TRANSPOSE, SAT_UNSUPPORTED, "transpose");
-    TRY(p.matmul.bias = SAT_BIAS_ROW, SAT_UNSUPPORTED, "bias");
+    TRY(p.room[47] = 1, SAT_BAD_STRUCT, "op attention");
     TRY(p.a_dtype = p.b_dtype = SAT_F16; p.c_dtype = SAT_F32, SAT_UNSUPPORTED, "c_dtype");
     TRY(p.attention.q.row_stride = -1, SAT_BAD_STRIDE, "q:");
     TRY(p.attention.o = ((sat_heads){.head_stride = 6400, .row_stride = 63}), SAT_BAD_STRIDE, "o:");
@@ -109,23 +108,6 @@ static void bad_offsets_are_refused_by_name(void **state) {
     assert_ok(sat_pattern_create(f->ctx, &b, &pattern));
     p.batch = 1;
     assert_fails(sat_plan_create(f->ctx, pattern, &p, &plan), SAT_BAD_ROW_PTR, "q_offsets[3] is 99");
-    sat_pattern_free(pattern);
-}
-
-static void structs_of_the_first_version_are_taken(void **state) {
-    fixture *f = *state;
-    sat_problem p = matmul_problem(SAT_F32, 8);
-    sat_plan *plan = NULL;
-    p.size = offsetof(sat_problem, attention);
-    assert_ok(sat_plan_create(f->ctx, f->pattern, &p, &plan));
-    sat_plan_free(plan);
-    sat_pattern *pattern = NULL;
-    sat_bsr b = dense_mask(8, 8);
-    b.size = offsetof(sat_bsr, sequences), b.sequences = 77; /* not looked at */
-    assert_ok(sat_pattern_create(f->ctx, &b, &pattern));
-    sat_pattern_view v = {.size = offsetof(sat_pattern_view, sequences), .sequences = 5};
-    assert_ok(sat_pattern_get(pattern, &v));
-    assert_int_equal(v.sequences, 5);
     sat_pattern_free(pattern);
 }
 
@@ -187,8 +169,7 @@ static void run_variant(fixture *f, const sat_pattern *pattern, const sat_proble
                         void **operands) {
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create_with(f->ctx, pattern, p, name, &plan));
-    const void *inputs[] = {operands[0], operands[1], operands[2]};
-    assert_ok(sat_run(plan, inputs, 3, operands + 3, p->attention.lse ? 2 : 1, NULL));
+    assert_ok(run_operands(plan, p, operands, NULL));
     sat_plan_free(plan);
 }
 
@@ -251,8 +232,7 @@ static void each_forward(fixture *f, const sat_bsr *mask, const sat_problem *p, 
         if (status == SAT_UNSUPPORTED || status == SAT_NOT_FOUND) continue;
         assert_ok(status);
         memset(operands[3], 0xff, 1 << 12), memset(operands[4], 0xff, 1 << 8);
-        const void *inputs[] = {operands[0], operands[1], operands[2]};
-        assert_ok(sat_run(plan, inputs, 3, operands + 3, p->attention.lse ? 2 : 1, NULL));
+        assert_ok(run_operands(plan, p, operands, NULL));
         look(operands[3], operands[4]);
         sat_plan_free(plan);
     }
@@ -371,7 +351,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bad_problem_is_refused_by_name),
         cmocka_unit_test(bad_offsets_are_refused_by_name),
-        cmocka_unit_test(structs_of_the_first_version_are_taken),
         cmocka_unit_test(the_one_call_form_is_right_and_writes_lse_where_it_is_wanted),
         cmocka_unit_test(gradients_are_slopes),
         cmocka_unit_test(large_scores_do_not_overflow),

@@ -8,8 +8,8 @@
 static sat_problem random_problem(uint64_t *r, bool sampled) {
     sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
     sat_dtype type = types[random_below(r, 4)];
-    sat_problem p = sampled ? sampled_problem(type, 1 + random_below(r, 150))
-                            : matmul_problem(type, 1 + random_below(r, 150));
+    sat_problem p =
+        sampled ? sampled_problem(type, 1 + random_below(r, 150)) : matmul_problem(type, 1 + random_below(r, 150));
     if (type != SAT_F64 && random_below(r, 3) == 0) p.c_dtype = SAT_F32;
     if (random_below(r, 3) == 0) p.beta = 0.75;
     if (random_below(r, 3) == 0) p.alpha = -1.5;

@@ -205,7 +205,7 @@ static void the_key_tells_apart_what_decides_and_nothing_else(void **state) {
     assert_ok(sat_problem_key(ctx, x, &p, other, sizeof other));
     assert_string_equal(base, other);
 #define DIFFERS(change)                                                                                                \
-    p = matmul_problem(SAT_F32, 512);                                                                              \
+    p = matmul_problem(SAT_F32, 512);                                                                                  \
     change;                                                                                                            \
     assert_ok(sat_problem_key(ctx, x, &p, other, sizeof other));                                                       \
     assert_string_not_equal(base, other)

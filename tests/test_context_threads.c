@@ -57,7 +57,8 @@ static void *work(void *user) {
         } else {
             sat_plan *plan = NULL;
             if (sat_plan_create(w->ctx, w->pattern, &p, &plan) != SAT_OK) w->problem = "plan";
-            else if (sat_run(plan, (const void *[]){w->values, w->b}, 2, (void *[]){c}, 1, NULL) != SAT_OK) w->problem = "run";
+            else if (sat_run(plan, (const void *[]){w->values, w->b}, 2, (void *[]){c}, 1, NULL) != SAT_OK)
+                w->problem = "run";
             sat_plan_free(plan);
         }
         if (!w->problem && !close_enough(c, w->want, w->rows * w->n)) w->problem = "wrong product";

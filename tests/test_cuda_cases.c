@@ -56,7 +56,8 @@ static bool has_several_tiles(const sat_variant *v, const check_case *c) { // to
 static bool leaves_by_copies(const sat_variant *v, const check_case *c) {
     const sat_problem *p = &c->problem;
     (void)v;
-    return p->c_dtype != SAT_F32 && p->beta == 0 && p->matmul.activation <= SAT_ACT_RELU && p->n % 64 == 0 && p->m % 8 == 0;
+    return p->c_dtype != SAT_F32 && p->beta == 0 && p->matmul.activation <= SAT_ACT_RELU && p->n % 64 == 0 &&
+           p->m % 8 == 0;
 }
 
 static void large_tiles_come_several_to_a_CTA_and_leave_by_copies(void **state) {

@@ -65,9 +65,12 @@ static void pointers_of_the_wrong_memory_are_refused_by_name(void **state) {
     void *managed, *pinned, *foreign;
     size_t bytes = (size_t)x.count[1] * 4;
     assert_ok(sat_plan_create(ctx, x.pattern, &x.problem, &plan));
-    assert_fails(sat_run(plan, (const void *[]){x.host[0], x.device[1]}, 2, (void *[]){x.device[2]}, 1, NULL), SAT_WRONG_MEMORY, "values is");
-    assert_fails(sat_run(plan, (const void *[]){x.device[0], x.host[1]}, 2, (void *[]){x.device[2]}, 1, NULL), SAT_WRONG_MEMORY, "b is");
-    assert_fails(sat_run(plan, (const void *[]){x.device[0], x.device[1]}, 2, (void *[]){x.host[2]}, 1, NULL), SAT_WRONG_MEMORY, "c is");
+    assert_fails(sat_run(plan, (const void *[]){x.host[0], x.device[1]}, 2, (void *[]){x.device[2]}, 1, NULL),
+                 SAT_WRONG_MEMORY, "values is");
+    assert_fails(sat_run(plan, (const void *[]){x.device[0], x.host[1]}, 2, (void *[]){x.device[2]}, 1, NULL),
+                 SAT_WRONG_MEMORY, "b is");
+    assert_fails(sat_run(plan, (const void *[]){x.device[0], x.device[1]}, 2, (void *[]){x.host[2]}, 1, NULL),
+                 SAT_WRONG_MEMORY, "c is");
     assert_fails(sat_memory_read(ctx, x.host[0], x.host[1], 4), SAT_WRONG_MEMORY, "is not memory of");
     assert_cuda(cudaMallocManaged(&managed, bytes, cudaMemAttachGlobal));
     assert_cuda(cudaMallocHost(&pinned, bytes));
@@ -81,7 +84,8 @@ static void pointers_of_the_wrong_memory_are_refused_by_name(void **state) {
         assert_cuda(cudaSetDevice(1));
         assert_cuda(cudaMalloc(&foreign, bytes));
         assert_cuda(cudaSetDevice(0));
-        assert_fails(sat_run(plan, (const void *[]){x.device[0], foreign}, 2, (void *[]){x.device[2]}, 1, NULL), SAT_WRONG_MEMORY, "b is");
+        assert_fails(sat_run(plan, (const void *[]){x.device[0], foreign}, 2, (void *[]){x.device[2]}, 1, NULL),
+                     SAT_WRONG_MEMORY, "b is");
         cudaFree(foreign);
     } else print_message("another device's pointers: not tried, since there is one device\n");
     sat_pattern *pattern = NULL;
@@ -91,7 +95,8 @@ static void pointers_of_the_wrong_memory_are_refused_by_name(void **state) {
     uint64_t random = 3;
     pattern = random_pattern(cpu, &random, 128, 96, 16, 16, 0.4, true);
     assert_ok(sat_plan_create(cpu, pattern, &x.problem, &cpu_plan));
-    assert_fails(sat_run(cpu_plan, (const void *[]){x.host[0], x.device[1]}, 2, (void *[]){x.host[2]}, 1, NULL), SAT_WRONG_MEMORY, "b is");
+    assert_fails(sat_run(cpu_plan, (const void *[]){x.host[0], x.device[1]}, 2, (void *[]){x.host[2]}, 1, NULL),
+                 SAT_WRONG_MEMORY, "b is");
     assert_fails(sat_memory_write(cpu, x.device[0], x.host[0], 4), SAT_WRONG_MEMORY, "is not memory of");
     sat_plan_free(plan), sat_plan_free(cpu_plan), sat_pattern_free(pattern);
     cudaFree(managed), cudaFreeHost(pinned);

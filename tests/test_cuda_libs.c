@@ -252,10 +252,10 @@ extern const sat_family sat_family_cuda_matmul_cusparse_bsr, sat_family_cuda_mat
 extern const sat_family sat_family_cuda_matmul_cublas_block, sat_family_cuda_matmul_cublas_dense;
 extern const sat_family sat_family_cuda_matmul_cublaslt_dense;
 
-static const sat_device hopper = {SAT_SIZED(sat_device), .backend = SAT_CUDA,
-                                  .threads = 132,        .capability = 90,
-                                  .l2_bytes = 60 << 20,  .memory_bytes = (int64_t)139 << 30,
-                                  .memory_rate = 4e12,   .flop_rate = {0, 5e13, 5e13, 8e14, 8e14}};
+static const sat_device hopper = {SAT_SIZED(sat_device),  .backend = SAT_CUDA,
+                                  .multiprocessors = 132, .capability = 90,
+                                  .l2_bytes = 60 << 20,   .memory_bytes = (int64_t)139 << 30,
+                                  .memory_rate = 4e12,    .flop_rate = {0, 5e13, 5e13, 8e14, 8e14}};
 
 static bool takes(const sat_family *f, int option, const sat_problem *p, const sat_pattern_view *a) {
     sat_variant v = {SAT_SIZED(sat_variant), .name = "probe", .instance.option = option};
@@ -349,10 +349,10 @@ static void sixteen_bit_results_are_rounded_once(void **state) {
 /* As an H200 took them, warm: f16, density 1/8, blocks of 64. */
 static void estimates_are_near_what_was_measured(void **state) {
     (void)state;
-    const sat_device h200 = {SAT_SIZED(sat_device), .backend = SAT_CUDA,
-                             .threads = 132,        .capability = 90,
-                             .l2_bytes = 60 << 20,  .memory_bytes = (int64_t)139 << 30,
-                             .memory_rate = 4.1e12, .flop_rate = {0, 5.35e13, 5.35e13, 8.0e14, 8.0e14}};
+    const sat_device h200 = {SAT_SIZED(sat_device),  .backend = SAT_CUDA,
+                             .multiprocessors = 132, .capability = 90,
+                             .l2_bytes = 60 << 20,   .memory_bytes = (int64_t)139 << 30,
+                             .memory_rate = 4.1e12,  .flop_rate = {0, 5.35e13, 5.35e13, 8.0e14, 8.0e14}};
     const struct {
         const sat_family *family;
         int option;

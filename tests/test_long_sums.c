@@ -220,7 +220,8 @@ static void long_columns_of_its_gradients_are_summed_in_parts(void **state) {
         if (v->op != SAT_ATTENTION_BACKWARD || sat_plan_create_with(ctx, pattern, &p, v->name, &plan) != SAT_OK)
             continue;
         memset(dv, 0xff, (size_t)(x.keys * DIM) * sizeof *dv);
-        assert_ok(sat_run(plan, (const void *[]){x.q.data, x.k.data, x.v.data, x.o32, x.lse, x.dout.data}, 6, (void *[]){dq, dk, dv}, 3, NULL));
+        assert_ok(sat_run(plan, (const void *[]){x.q.data, x.k.data, x.v.data, x.o32, x.lse, x.dout.data}, 6,
+                          (void *[]){dq, dk, dv}, 3, NULL));
         expect_error(largest_error(dv, want, x.keys * DIM), bound((double)x.queries, 64, 16), v->name, "dV");
         sat_plan_free(plan);
     }

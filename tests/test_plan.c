@@ -369,7 +369,8 @@ static void an_output_inside_an_interleaved_batch_is_refused(void **state) {
     float values[64] = {0}, buffer[64] = {0};
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
-    assert_fails(sat_run(plan, (const void *[]){values, buffer + 4}, 2, (void *[]){buffer}, 1, NULL), SAT_OVERLAP, "overlaps");
+    assert_fails(sat_run(plan, (const void *[]){values, buffer + 4}, 2, (void *[]){buffer}, 1, NULL), SAT_OVERLAP,
+                 "overlaps");
     sat_plan_free(plan);
     sat_pattern_free(pattern);
     sat_context_free(ctx);
@@ -445,8 +446,9 @@ static void count_free(void *user, void *pointer) {
 static void the_callers_allocator_serves_and_everything_comes_back(void **state) {
     (void)state;
     ledger l = {0};
-    sat_context *ctx =
-        open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .allocator = {count_alloc, count_free, &l}});
+    sat_allocator allocator = {SAT_SIZED(sat_allocator), count_alloc, count_free, &l};
+    sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .allocator = &allocator});
+    allocator.alloc = NULL; /* it was copied */
     product x = make_product(ctx, 10, 64, 64, 40);
     sat_problem p = matmul_problem(SAT_F32, 40);
     sat_plan *plan = NULL;

@@ -32,7 +32,7 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     assert_fails(sat_plan_create(f->ctx, f->pattern, NULL, &plan), SAT_NULL_POINTER, "problem");
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, NULL), SAT_NULL_POINTER, "plan");
 #define TRY(change, status, word)                                                                                      \
-    p = matmul_problem(SAT_F32, 10);                                                                               \
+    p = matmul_problem(SAT_F32, 10);                                                                                   \
     change;                                                                                                            \
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), status, word);                                        \
     assert_null(plan)
@@ -70,12 +70,12 @@ static void a_bad_problem_is_refused_by_name(void **state) {
 #undef TRY
     p = sampled_problem(SAT_F32, 10);
     p.matmul.transpose = SAT_TRANSPOSE;
-    assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_UNSUPPORTED, "transpose");
+    assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRUCT, "op sampled");
     p = sampled_problem(SAT_F32, -3);
     assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_SIZE, "k is -3");
     p = sampled_problem(SAT_F32, 4);
     p.matmul.bias = SAT_BIAS_ROW;
-    assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_UNSUPPORTED, "bias");
+    assert_fails(sat_plan_create(f->ctx, f->pattern, &p, &plan), SAT_BAD_STRUCT, "op sampled");
     p = matmul_problem(SAT_F32, 10);
     assert_fails(sat_plan_create_with(f->ctx, f->pattern, &p, "nobody", &plan), SAT_NOT_FOUND, "nobody");
     assert_fails(sat_plan_create_with(f->ctx, f->pattern, &p, NULL, &plan), SAT_NULL_POINTER, "variant");
@@ -164,11 +164,15 @@ static void a_run_refuses_bad_pointers(void **state) {
     assert_fails(sat_run(plan, NULL, 3, (void *[]){c}, 1, NULL), SAT_NULL_POINTER, "inputs");
     assert_fails(sat_run(plan, (const void *[]){values, b, bias}, 3, NULL, 1, NULL), SAT_NULL_POINTER, "outputs");
     assert_fails(sat_run(plan, (const void *[]){NULL, b, bias}, 3, (void *[]){c}, 1, NULL), SAT_NULL_POINTER, "values");
-    assert_fails(sat_run(plan, (const void *[]){values, NULL, bias}, 3, (void *[]){c}, 1, NULL), SAT_NULL_POINTER, "b is NULL");
-    assert_fails(sat_run(plan, (const void *[]){values, b, bias}, 3, (void *[]){NULL}, 1, NULL), SAT_NULL_POINTER, "c is NULL");
+    assert_fails(sat_run(plan, (const void *[]){values, NULL, bias}, 3, (void *[]){c}, 1, NULL), SAT_NULL_POINTER,
+                 "b is NULL");
+    assert_fails(sat_run(plan, (const void *[]){values, b, bias}, 3, (void *[]){NULL}, 1, NULL), SAT_NULL_POINTER,
+                 "c is NULL");
     assert_fails(sat_run(plan, (const void *[]){values, b, NULL}, 3, (void *[]){c}, 1, NULL), SAT_NULL_POINTER, "bias");
-    assert_fails(sat_run(plan, (const void *[]){values, b + 1, bias}, 3, (void *[]){c}, 1, NULL), SAT_MISALIGNED, "b is");
-    assert_fails(sat_run(plan, (const void *[]){values, b, bias}, 3, (void *[]){(char *)c + 2}, 1, NULL), SAT_MISALIGNED, "c is");
+    assert_fails(sat_run(plan, (const void *[]){values, b + 1, bias}, 3, (void *[]){c}, 1, NULL), SAT_MISALIGNED,
+                 "b is");
+    assert_fails(sat_run(plan, (const void *[]){values, b, bias}, 3, (void *[]){(char *)c + 2}, 1, NULL),
+                 SAT_MISALIGNED, "c is");
     assert_fails(sat_run(plan, (const void *[]){values, b, bias}, 3, (void *[]){b + 16}, 1, NULL), SAT_OVERLAP, "c at");
     assert_fails(sat_run(plan, (const void *[]){c, b, bias}, 3, (void *[]){c}, 1, NULL), SAT_OVERLAP, "values at");
     assert_ok(sat_run(plan, (const void *[]){values, b, bias}, 3, (void *[]){c}, 1, NULL));
@@ -187,7 +191,8 @@ static void views_side_by_side_in_one_buffer_do_not_overlap(void **state) {
     float *values = random_floats(&random, 16 * 16), *both = random_floats(&random, 16 * 20);
     assert_ok(sat_run(plan, (const void *[]){values, both}, 2, (void *[]){both + 10}, 1, NULL));
     assert_ok(sat_run(plan, (const void *[]){values, both + 12}, 2, (void *[]){both}, 1, NULL));
-    assert_fails(sat_run(plan, (const void *[]){values, both}, 2, (void *[]){both + 7}, 1, NULL), SAT_OVERLAP, "overlaps");
+    assert_fails(sat_run(plan, (const void *[]){values, both}, 2, (void *[]){both + 7}, 1, NULL), SAT_OVERLAP,
+                 "overlaps");
     free(values), free(both);
     sat_plan_free(plan);
     sat_pattern_free(square);

@@ -168,8 +168,8 @@ static void print_problem(const drawn *d, const sat_problem *p) {
         ",%" PRId64
         "],\"density\":%.4g,\"pattern\":\"%s\",\"transpose\":%d,\"columns\":%d,\"tf32\":%d,\"fixed\":%d,\"align\":%u",
         op_names[p->op], dtype_names[p->a_dtype], p->m, p->n, p->k, d->bsr.block_rows, d->bsr.block_cols, d->density,
-        kind_names[d->kind], p->op == SAT_MATMUL && p->matmul.transpose, p->b.row_stride == 1, (p->flags & SAT_ALLOW_TF32) != 0,
-        (p->flags & SAT_FIXED_VALUES) != 0, p->a_align);
+        kind_names[d->kind], p->op == SAT_MATMUL && p->matmul.transpose, p->b.row_stride == 1,
+        (p->flags & SAT_ALLOW_TF32) != 0, (p->flags & SAT_FIXED_VALUES) != 0, p->a_align);
     if (p->op == SAT_ATTENTION || p->op == SAT_ATTENTION_BACKWARD)
         printf(",\"batch\":%" PRId64 ",\"heads\":%" PRId64 ",\"kv_heads\":%" PRId64 ",\"dim\":%" PRId64
                ",\"causal\":%d",

@@ -74,7 +74,8 @@ static sat_status cuda_open(int index, const sat_context_options *options, sat_d
     d->shared_bytes = (int64_t)p.sharedMemPerBlockOptin;
     d->driver = driver;
     d->memory_bytes = (int64_t)p.totalGlobalMem;
-    snprintf(d->name, sizeof d->name, "%.80s (%d SMs, %.0f GB)", p.name, d->multiprocessors, (double)p.totalGlobalMem * 1e-9);
+    snprintf(d->name, sizeof d->name, "%.80s (%d SMs, %.0f GB)", p.name, d->multiprocessors,
+             (double)p.totalGlobalMem * 1e-9);
     snprintf(d->identity, sizeof d->identity, "cuda %.80s, sm_%d, %d SMs, %lld MiB, L2 %d MiB, driver %d.%d", p.name,
              d->capability, d->multiprocessors, (long long)(p.totalGlobalMem >> 20), p.l2CacheSize >> 20, driver / 1000,
              driver % 1000 / 10);

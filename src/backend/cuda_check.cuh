@@ -85,8 +85,10 @@ __device__ inline void note_precisely(outcome *o, int kind, int64_t line, int64_
                                       sat_squares *squares) {
     double x = p.alpha * s.sum + rest, low = p.alpha * s.low,
            scale = sqrt(p.alpha * p.alpha * s.squares + rest_squares);
-    double want = sat_act_f64(sat_activation_of(&p), x + low), bound = sat_precision_bound(&p, loss.most, scale, x, want);
-    if (sat_activation_of(&p) == SAT_ACT_NONE) got = (got - x) - low, want = 0; /* in f64 `want` has lost what is looked for */
+    double want = sat_act_f64(sat_activation_of(&p), x + low),
+           bound = sat_precision_bound(&p, loss.most, scale, x, want);
+    if (sat_activation_of(&p) == SAT_ACT_NONE)
+        got = (got - x) - low, want = 0; /* in f64 `want` has lost what is looked for */
     note(o, kind, line, column, got, want, bound, scale);
     if (!sat_repeats(&p))
         sat_squares_add(squares, got - want,

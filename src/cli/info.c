@@ -72,7 +72,7 @@ static void print_info(const sat_context *c, const setup *s) {
         isa_text(d->isa, text, sizeof text);
         printf("  isa         %s\n", *text ? text : "none beyond the compiler's default");
     } else {
-        printf("  processors  %d, capability %d.%d\n", d->threads, d->capability / 10, d->capability % 10);
+        printf("  processors  %d, capability %d.%d\n", d->multiprocessors, d->capability / 10, d->capability % 10);
         printf("  driver      %s\n", driver_text(d, text, sizeof text));
     }
     print_memory(d);
@@ -103,7 +103,8 @@ static void info_json(const sat_context *c, const setup *s) {
     json_int(&j, "index", d->index);
     json_text(&j, "identity", d->identity);
     json_text(&j, "isa", isa_text(d->isa, isa, sizeof isa));
-    json_int(&j, "threads", d->threads);
+    if (d->backend == SAT_CPU) json_int(&j, "threads", d->threads);
+    else json_int(&j, "multiprocessors", d->multiprocessors);
     json_int(&j, "capability", d->capability);
     json_int(&j, "l1_bytes", d->l1_bytes), json_int(&j, "l2_bytes", d->l2_bytes);
     json_int(&j, "l3_bytes", d->l3_bytes), json_int(&j, "memory_bytes", d->memory_bytes);

@@ -238,7 +238,8 @@ void race_json(json *j, const char *key, const outcome *o) {
     json_object(j, "device");
     json_text(j, "backend", backend_text(d->backend));
     json_text(j, "name", d->name);
-    json_int(j, "threads", d->threads);
+    if (d->backend == SAT_CPU) json_int(j, "threads", d->threads);
+    else json_int(j, "multiprocessors", d->multiprocessors);
     json_bool(j, "measured", d->measured);
     json_end(j);
     json_bool(j, "cached", o->info.cached);

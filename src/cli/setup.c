@@ -23,6 +23,7 @@ sat_context *setup_open(const setup *s) {
                              .effort = (sat_effort)s->effort,
                              .measure = (sat_measure)s->measure,
                              .threads = (int)s->threads,
+                             .multiprocessors = s->multiprocessors,
                              .budget_seconds = s->budget};
     const char *level = getenv("SPARSE_AUTOTUNE_LOG"); // whoever sets it gets the library's own log
     if (!level || !*level) o.log = log_warnings, o.log_user = (void *)(uintptr_t)s->command;

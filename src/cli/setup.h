@@ -9,6 +9,7 @@ typedef struct setup {
     const char *command;
     const char *device, *cache;
     int64_t threads;
+    int multiprocessors;
     int effort;  /* place in effort_names: the library's enum in the same order */
     int measure; /* likewise */
     double budget;

@@ -190,7 +190,8 @@ static sat_status open_allocator(sat_context *ctx) {
     }
     SAT_TRY(sat_struct_in(a, sizeof *a, ctx->options.allocator, sizeof *a, "sat_allocator"));
     if (!a->alloc || !a->free)
-        return sat_fail(SAT_NULL_POINTER, "allocator: %s is NULL; expected both functions", a->alloc ? "free" : "alloc");
+        return sat_fail(SAT_NULL_POINTER, "allocator: %s is NULL; expected both functions",
+                        a->alloc ? "free" : "alloc");
     return SAT_OK;
 }
 

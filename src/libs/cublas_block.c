@@ -101,7 +101,8 @@ static double matmul_estimate(const sat_variant *v, const sat_problem *p, const 
     (void)v;
     double rounds = (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
     double batch = (double)sat_max(1, p->batch), size = (double)sat_dtype_size(p->c_dtype);
-    double rows = (double)a->stored_blocks * (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->block_cols : a->block_rows);
+    double rows =
+        (double)a->stored_blocks * (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->block_cols : a->block_rows);
     double moved = 2 * (size > 4 ? size : 4) * rows * (double)p->n * batch; /* the sums pass by once a block */
     double rate = moved / (2 * rounds) < (double)d->l2_bytes / 2 ? 2 * d->memory_rate : d->memory_rate;
     double extra = sat_libs_finish_bytes(p, sums_apart(p));

@@ -68,7 +68,8 @@ static sat_problem sums(const sat_problem *p, const sat_pattern_view *a) {
     sat_problem q = *p;
     (void)a;
     q.c_dtype = p->compute_dtype, q.c_align = 64;
-    q.alpha = 1, q.beta = 0, q.matmul.bias = SAT_BIAS_NONE, q.matmul.activation = SAT_ACT_NONE, q.flags &= SAT_ALLOW_TF32;
+    q.alpha = 1, q.beta = 0, q.matmul.bias = SAT_BIAS_NONE, q.matmul.activation = SAT_ACT_NONE,
+    q.flags &= SAT_ALLOW_TF32;
     q.c = (sat_layout){.row_stride = sat_max(p->n, 1), .col_stride = 1, .batch_stride = p->batch > 1 ? p->m * p->n : 0};
     return q;
 }

@@ -161,11 +161,11 @@ bool sat_problem_same(const sat_problem *x, const sat_problem *y) {
 
 /* ---- a caller's problem ---- */
 
-static sat_status check_zero(const void *from, size_t begin, size_t end, const char *where) {
+static bool all_zero(const void *from, size_t begin, size_t end) {
+    const unsigned char *bytes = from;
     for (size_t i = begin; i < end; i++)
-        if (((const unsigned char *)from)[i])
-            return sat_fail(SAT_BAD_STRUCT, "sat_problem: byte %zu is set, in %s; expected 0", i, where);
-    return SAT_OK;
+        if (bytes[i]) return false;
+    return true;
 }
 
 sat_status sat_problem_take(sat_problem *to, const sat_problem *from) {
@@ -173,9 +173,13 @@ sat_status sat_problem_take(sat_problem *to, const sat_problem *from) {
     const sat_op *op = sat_op_find(to->op);
     if (!op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected one of sat_operation", (int)to->op);
     size_t part = offsetof(sat_problem, room);
-    SAT_TRY(check_zero(to, offsetof(sat_problem, reserved_align), offsetof(sat_problem, alpha), "what is reserved"));
-    SAT_TRY(check_zero(to, offsetof(sat_problem, reserved), part, "what is reserved"));
-    return check_zero(to, part + op->part_bytes, sizeof *to, "the part of another operation, or of a later version");
+    if (to->reserved_align || !all_zero(to, offsetof(sat_problem, reserved), part))
+        return sat_fail(SAT_BAD_STRUCT, "sat_problem: a reserved field is set; expected 0");
+    if (!all_zero(to, part + op->part_bytes, sizeof *to))
+        return sat_fail(SAT_BAD_STRUCT,
+                        "sat_problem: beyond the %zu bytes that op %s has of its own, something is set; expected 0",
+                        op->part_bytes, op->name);
+    return SAT_OK;
 }
 
 /* ---- keys ---- */

@@ -102,7 +102,7 @@ typedef struct sat_words {
 typedef struct sat_op {
     sat_operation id;
     const char *name;
-    size_t part_bytes;        /* of its own part of a problem; 0: it has none */
+    size_t part_bytes;                                        /* of its own part of a problem; 0: it has none */
     bool (*same)(const sat_problem *x, const sat_problem *y); /* does that part agree? NULL: it has none */
     int output;               /* which operand is written; where there are several, the first */
     const char *const *names; /* of the operands, as messages call them; NULL at the end */

@@ -82,7 +82,7 @@ static void *work_beside_a_capture(void *user) {
     for (int i = 0; i < 3; i++) assert_ok(sat_memory_alloc(ctx, BYTES, &at[i]));
     assert_ok(sat_memory_alloc(ctx, BYTES, &memory));
     assert_ok(sat_memory_write(ctx, at[0], memset(host, 9, BYTES), BYTES));
-    assert_ok(sat_run(plan, at, s));
+    assert_ok(run_operands(plan, &p, at, s));
     assert_ok(sat_stream_wait(ctx, s));
     assert_ok(sat_memory_read(ctx, host, at[2], BYTES));
     assert_int_equal(host[100], 9);

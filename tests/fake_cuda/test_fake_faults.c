@@ -40,9 +40,12 @@ static void pointers_that_the_device_cannot_use_are_named(void **state) {
     assert_int_equal(cudaMallocManaged((void **)&managed, BYTES, 0), cudaSuccess);
     assert_int_equal(cudaMallocHost((void **)&pinned, BYTES), cudaSuccess);
     make_plan(&s);
-    assert_fails(sat_run(s.plan, (const void *[]){aligned, at[1]}, 2, (void *[]){at[2]}, 1, NULL), SAT_WRONG_MEMORY, "values is");
-    assert_fails(sat_run(s.plan, (const void *[]){at[0], aligned}, 2, (void *[]){at[2]}, 1, NULL), SAT_WRONG_MEMORY, "b is");
-    assert_fails(sat_run(s.plan, (const void *[]){at[0], at[1]}, 2, (void *[]){foreign}, 1, NULL), SAT_WRONG_MEMORY, "c is");
+    assert_fails(sat_run(s.plan, (const void *[]){aligned, at[1]}, 2, (void *[]){at[2]}, 1, NULL), SAT_WRONG_MEMORY,
+                 "values is");
+    assert_fails(sat_run(s.plan, (const void *[]){at[0], aligned}, 2, (void *[]){at[2]}, 1, NULL), SAT_WRONG_MEMORY,
+                 "b is");
+    assert_fails(sat_run(s.plan, (const void *[]){at[0], at[1]}, 2, (void *[]){foreign}, 1, NULL), SAT_WRONG_MEMORY,
+                 "c is");
     assert_ok(sat_run(s.plan, (const void *[]){managed, pinned}, 2, (void *[]){at[2]}, 1, NULL));
     assert_fails(sat_memory_read(s.ctx, host, aligned, 4), SAT_WRONG_MEMORY, "fake 0");
     assert_fails(sat_memory_write(s.ctx, foreign, host, 4), SAT_WRONG_MEMORY, "fake 0");
@@ -60,8 +63,10 @@ static void buffers_that_take_turns_are_asked_about_once(void **state) {
     for (int i = 0; i < 600; i++) assert_ok(run(s.plan, &o[i % 6], NULL));
     assert_int_equal(fake.attribute_calls, 18);
     char *const *at = s.o.at;
-    assert_fails(sat_run(s.plan, (const void *[]){at[0], at[1]}, 2, (void *[]){at[2] + 2}, 1, NULL), SAT_MISALIGNED, "c is");
-    assert_fails(sat_run(s.plan, (const void *[]){at[0], at[1]}, 2, (void *[]){at[1]}, 1, NULL), SAT_OVERLAP, "overlaps");
+    assert_fails(sat_run(s.plan, (const void *[]){at[0], at[1]}, 2, (void *[]){at[2] + 2}, 1, NULL), SAT_MISALIGNED,
+                 "c is");
+    assert_fails(sat_run(s.plan, (const void *[]){at[0], at[1]}, 2, (void *[]){at[1]}, 1, NULL), SAT_OVERLAP,
+                 "overlaps");
     close_scene(&s);
     for (int i = 1; i < 6; i++) free_operands(&o[i]);
 }

@@ -141,7 +141,7 @@ static sat_problem take_problem(bytes *b) {
     sat_problem p = op < 4   ? matmul_problem(type, take_size(b, 20))
                     : op < 6 ? sampled_problem(type, take_size(b, 20))
                              : attention_problem(type, take_size(b, 4), take_size(b, 3),
-                                                     take(b, 8) ? 8 * take(b, 5) : take_size(b, 64));
+                                                 take(b, 8) ? 8 * take(b, 5) : take_size(b, 64));
     if (op == 7) p.op = SAT_ATTENTION_BACKWARD;
     if (take(b, 4) == 0) p.c_dtype = SAT_F32;
     if (take(b, 2)) p.transpose = SAT_TRANSPOSE;

@@ -314,9 +314,9 @@ void case_text(const check_case *c, char *out, size_t capacity) {
                       " blocks, batch %" PRId64 "%s, alpha %g beta %g bias %d %s%s%s, align %u,%u,%u, i%d, %s",
                       p->op == SAT_SAMPLED ? "sampled" : "matmul", dtype_pair_name(p->a_dtype, p->c_dtype), p->m, p->n,
                       p->k, b->block_rows, b->block_cols, b->count, p->batch, p->matmul.transpose ? ", transposed" : "",
-                      p->alpha, p->beta, p->matmul.bias, acts[p->matmul.activation], p->flags & SAT_FIXED_VALUES ? ", fixed" : "",
-                      p->flags & SAT_ALLOW_TF32 ? ", TF32" : "", p->a_align, p->b_align, p->c_align,
-                      c->index_type == SAT_I32 ? 32 : 64, places[c->place]);
+                      p->alpha, p->beta, p->matmul.bias, acts[p->matmul.activation],
+                      p->flags & SAT_FIXED_VALUES ? ", fixed" : "", p->flags & SAT_ALLOW_TF32 ? ", TF32" : "",
+                      p->a_align, p->b_align, p->c_align, c->index_type == SAT_I32 ? 32 : 64, places[c->place]);
     const sat_layout *layouts[] = {&p->a, &p->b, &p->c};
     static const char *const names[] = {"a", "b", "c"};
     for (int i = 0; i < 3 && at > 0 && (size_t)at < capacity; i++)

@@ -18,13 +18,13 @@ bool checker_open(checker *k, const setup *s, bool tuned, bool by_race) {
     if (by_race) many.budget = 1e-3; // it is to be verified, not timed
     one.threads = 1;
     k->many = setup_open(&many);
-    if (k->many && !s->threads && sat_context_device(k->many)->threads < 2) { // a single core shows nothing else
+    if (k->many && !s->threads && sat_context_device(k->many)->threads == 1) { // a single core shows nothing else
         sat_context_free(k->many);
         many.threads = 2;
         k->many = setup_open(&many);
     }
     // On a GPU three multiprocessors: CTAs that stay have several tiles each, and take them from one counter.
-    if (k->many && sat_context_device(k->many)->backend == SAT_CUDA) one.threads = 3;
+    if (k->many && sat_context_device(k->many)->backend == SAT_CUDA) one.multiprocessors = 3;
     k->one = k->many ? setup_open(&one) : NULL;
     one.device = "cpu", one.threads = 1;
     k->host = k->one ? setup_open(&one) : NULL;

@@ -44,7 +44,8 @@ static line lines_of(const run *r) {
     if (r->launch->problem->matmul.transpose == SAT_NO_TRANSPOSE)
         return (line){a->row_ptr, a->col_idx, NULL, a->block_rows, a->block_cols, a->block_cols, 1};
     line l = {a->t_ptr, a->t_row, a->t_block, a->block_cols, a->block_rows, 1, a->block_cols};
-    if (r->p.matmul.transpose == SAT_NO_TRANSPOSE) l.row_step = a->block_cols, l.col_step = 1; // a fault: not transposed
+    if (r->p.matmul.transpose == SAT_NO_TRANSPOSE)
+        l.row_step = a->block_cols, l.col_step = 1; // a fault: not transposed
     return l;
 }
 

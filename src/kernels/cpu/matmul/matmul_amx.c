@@ -58,7 +58,8 @@ static shape make_shape(const sat_problem *p, const sat_pattern_view *a, const s
     c.mr = (r.br + c.tiles - 1) / c.tiles;
     c.kk = round_up((r.bc + c.steps - 1) / c.steps, 2);
     c.part_steps = SAT_SUM_PART / c.kk, c.part_blocks = sat_max(1, c.part_steps / c.steps);
-    c.direct = p->matmul.transpose == SAT_NO_TRANSPOSE && c.mr * c.tiles == r.br && c.kk * c.steps == r.bc && r.k % r.bc == 0;
+    c.direct =
+        p->matmul.transpose == SAT_NO_TRANSPOSE && c.mr * c.tiles == r.br && c.kk * c.steps == r.bc && r.k % r.bc == 0;
     c.a_block = c.tiles * c.mr * c.steps * c.kk;
     c.a_tile = c.mr * c.steps * c.kk;
     c.a_step = c.direct ? c.kk : c.mr * c.kk;

@@ -469,8 +469,9 @@ static packed_job FN(packed_job_of)(const sat_launch *l) {
     j.shape = packed_make_shape(l->variant, p, l->pattern, l->device);
     j.slots = (packed_slot *)(void *)((char *)l->workspace + j.shape.slots_at);
     j.nontemporal = sat_bytes(p, l->pattern) > (double)l->device->l3_bytes / 2;
-    j.no_epilogue = p->alpha == 1 && p->beta == 0 && p->matmul.bias == SAT_BIAS_NONE && p->matmul.activation == SAT_ACT_NONE &&
-                    p->c.col_stride == 1 && sat_dtype_size(p->c_dtype) == sizeof(REAL) && j.shape.chunks == 1;
+    j.no_epilogue = p->alpha == 1 && p->beta == 0 && p->matmul.bias == SAT_BIAS_NONE &&
+                    p->matmul.activation == SAT_ACT_NONE && p->c.col_stride == 1 &&
+                    sat_dtype_size(p->c_dtype) == sizeof(REAL) && j.shape.chunks == 1;
     if (j.nontemporal && !FN(packed_whole_lines)(&j.shape)) j.no_epilogue = false;
     return j;
 }

@@ -287,7 +287,8 @@ static void FN(store_row)(const FN(job) * j, const REAL *sum, int64_t row) {
     REAL alpha = (REAL)p->alpha, beta = (REAL)p->beta;
     REAL bias = p->matmul.bias == SAT_BIAS_ROW ? FN(widen)(p->c_dtype, j->l->operands[3], row) : 0;
     int64_t at = row * p->c.row_stride, step = p->c.col_stride;
-    if (sat_dtype_size(p->c_dtype) == sizeof(REAL) && p->matmul.activation == SAT_ACT_NONE) { /* no rounding, no branches */
+    if (sat_dtype_size(p->c_dtype) == sizeof(REAL) &&
+        p->matmul.activation == SAT_ACT_NONE) { /* no rounding, no branches */
         REAL *to = (REAL *)c + at;
         if (beta == 0)
             for (int64_t n = 0; n < p->n; n++) to[n * step] = alpha * sum[n] + bias;

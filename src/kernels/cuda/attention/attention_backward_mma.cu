@@ -288,7 +288,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double pairs = 6 * attention_visited_pairs(p, a, by_query(k)) + 8 * attention_visited_pairs(p, a, by_key(k));
     double flops = pairs * k->max_dim;
     double tiles = ceil((double)p->n / k->keys.bm) * (double)(p->batch * p->attention.kv_heads);
-    double waves = fmax(1e-3, tiles / (double)(d->multiprocessors * k->keys.ctas)), idle = waves < 4 ? ceil(waves) / waves : 1;
+    double waves = fmax(1e-3, tiles / (double)(d->multiprocessors * k->keys.ctas)),
+           idle = waves < 4 ? ceil(waves) / waves : 1;
     if (waves < 1) idle = fmax(1, idle / k->keys.ctas);
     return fmax(flops / rate * idle, 2 * sat_attention_bytes(p, a) / d->memory_rate) + 1.2e-5;
 }

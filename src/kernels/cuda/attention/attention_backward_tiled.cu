@@ -253,7 +253,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double pairs = 6 * attention_visited_pairs(p, a, by_query) + 8 * attention_visited_pairs(p, a, by_key);
     double flops = pairs * k->max_dim;
     double tiles = ceil((double)p->n / (double)OWN_ROWS) * (double)(p->batch * p->attention.kv_heads);
-    double waves = fmax(1e-3, tiles / (double)(d->multiprocessors * k->ctas)), idle = waves < 4 ? ceil(waves) / waves : 1;
+    double waves = fmax(1e-3, tiles / (double)(d->multiprocessors * k->ctas)),
+           idle = waves < 4 ? ceil(waves) / waves : 1;
     if (waves < 1) idle = fmax(1, idle / k->ctas);
     double busy =
         flops / (0.35 * d->flop_rate[SAT_F32]) * idle * k->keys.column_ctas * (p->a_dtype == SAT_F32 ? 1 : 1.2);

@@ -596,7 +596,8 @@ template <const auto &INSTANCES> struct mma_whole_rows {
 template <const auto &INSTANCES> struct mma_split_rows {
     static int64_t share(const mma_instance *k, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
         sat_rows r = sat_op_rows(p, a);
-        return sat_schedule_share(&r, mma_tiles(k, p, &r), (int64_t)d->multiprocessors * k->ctas, sat_max(1, 512 / r.bc));
+        return sat_schedule_share(&r, mma_tiles(k, p, &r), (int64_t)d->multiprocessors * k->ctas,
+                                  sat_max(1, 512 / r.bc));
     }
     static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
         const mma_instance *k = mma_find(INSTANCES, v);

@@ -436,7 +436,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     if (v->instance.option & SPLIT) return batch * (1.08 * seconds + 8e-6);
     double waves = (double)r.count * ctas / ((double)d->multiprocessors * k->ctas);
     if (waves > 1 && waves < 8) seconds *= ceil(waves) / waves; // the last wave is not full
-    double sm_rate = 0.6 * rate / d->multiprocessors, alone = 2 * sat_heaviest(p, a) * depth * k->tile_m * k->tile_n / sm_rate;
+    double sm_rate = 0.6 * rate / d->multiprocessors,
+           alone = 2 * sat_heaviest(p, a) * depth * k->tile_m * k->tile_n / sm_rate;
     return batch * (sat_worst(seconds, alone, 0) + 4e-6);
 }
 

@@ -330,7 +330,8 @@ static int64_t tiles_of(const sat_rows *r, const team &t) { return (r->br + rows
 
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_rows *r, const sat_device *d) {
     team t = team_of(v, p, r);
-    int64_t teams = (int64_t)d->multiprocessors * (16 >> warps_log(t)), least = ((32 >> t.rl_log) * 8 << t.kw_log) / t.chunks;
+    int64_t teams = (int64_t)d->multiprocessors * (16 >> warps_log(t)),
+            least = ((32 >> t.rl_log) * 8 << t.kw_log) / t.chunks;
     return sat_schedule_share(r, tiles_of(r, t), teams, sat_max(2, least));
 }
 

@@ -257,7 +257,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double memory = sat_bytes(p, a) / (double)p->batch / d->memory_rate;
     double seconds = sat_worst(warps * unit / (4 * cycles), l2 / sat_l2_rate(d), memory);
     if (p->b.col_stride != 1 && p->n > 1) seconds *= 3;
-    double steps = sat_heaviest(p, a) * s.units / s.groups, alone = SAT_SIMT_LATENCY + unit * d->multiprocessors / cycles;
+    double steps = sat_heaviest(p, a) * s.units / s.groups,
+           alone = SAT_SIMT_LATENCY + unit * d->multiprocessors / cycles;
     if (v->instance.option & SPLIT) return (1.15 * seconds + 6e-6) * (double)p->batch;
     return (sat_worst(seconds, steps * alone, 0) + 3e-6) * (double)p->batch;
 }

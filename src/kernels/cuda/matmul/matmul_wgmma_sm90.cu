@@ -379,7 +379,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
-/* Loads from L2 and products overlap; the longer counts. 9e12 bytes/s: L2 with 132 multiprocessors, d->multiprocessors here. */
+/* Loads from L2 and products overlap; the longer counts. 9e12 bytes/s: L2 with 132 multiprocessors, d->multiprocessors
+ * here. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
@@ -389,7 +390,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double busy = fmin(1, tiles / d->multiprocessors), rate = 9e12 * d->multiprocessors / 132;
     double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / busy;
     if (depth_of(&v->instance, &r) == 16) // a stage takes at least 0.3 us, however little it brings
-        time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->multiprocessors / busy);
+        time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->multiprocessors /
+                              busy);
     return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->multiprocessors * 1e-6 + 3e-6);
 }
 
