@@ -25,12 +25,20 @@ run_ctest() { # folder, more words for ctest
     "${steady[@]}" ctest --test-dir "$folder" -j "$JOBS" --output-on-failure --output-junit "$report" --no-tests=error "$@" ||
         status=$?
     attribute() { sed -n "/<testsuite/,/>\$/s/^[ \t]*$1=\"\([0-9]*\)\".*/\1/p" "$report" 2>/dev/null; }
+    # A program that fails, and which of its tests: those that say so, and the one that it ended in
+    fallen_programs() {
+        awk '/<testcase name="/ { split($0, words, "\""); name = words[2]; bad = / status="fail"/; tests = running = "" }
+            /^\[ RUN      \] [a-z0-9_]+$/ { running = $4 }
+            /^\[       OK \] / { running = "" }
+            (/^\[  FAILED  \] / || /<\/testcase>/) && running { tests = tests " " running; running = "" }
+            /<\/testcase>/ && bad { print name (tests ? ":" tests : "") }' "$report"
+    }
     named() { sed -n "s/.*<testcase name=\"\([^\"]*\)\".* status=\"$1\".*/\1/p" "$report"; }
     tests=$(attribute tests)
     [ "${tests:-0}" -gt 0 ] || { fail "no tests ran" && return; }
     bad=$(attribute failures) idle=$(($(attribute skipped) + $(attribute disabled)))
     pass $((tests - bad - idle))
-    while read -r name; do fail "$name"; done < <(named fail)
+    while read -r name; do fail "$name"; done < <(fallen_programs)
     while read -r name; do skip "$name"; done < <(named notrun)
     # A test that cannot be started is not run, as one that skips itself is; but ctest does not return 0 then.
     [ $status -eq 0 ] || [ "$failed" -gt "$before" ] || fail "ctest returned $status: a test could not be started"
