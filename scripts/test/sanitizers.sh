@@ -37,6 +37,9 @@ part_tsan() {
     steady=()
 }
 
+# To libFuzzer no seconds are no limit.
+whole_seconds() { [[ $1 =~ ^[1-9][0-9]*$ ]]; }
+
 # All fuzz targets at once, each for so many seconds
 fuzz_for() { # seconds
     local file name names=() pids=() i
@@ -72,7 +75,9 @@ build_fuzzers() {
 }
 
 part_fuzz() {
+    local seconds=${FUZZ_SECONDS:-60}
+    whole_seconds "$seconds" || { fail "FUZZ_SECONDS=$seconds is not a number of seconds above 0" && return; }
     build_fuzzers || return
-    echo "each target for ${FUZZ_SECONDS:-60} s"
-    fuzz_for "${FUZZ_SECONDS:-60}"
+    echo "each target for $seconds s"
+    fuzz_for "$seconds"
 }
