@@ -91,7 +91,7 @@ quick) mode=quick && set -- "${quick[@]}" && look_at_disk 9 ;;
 all) mode=all && set -- "${all[@]}" && look_at_disk 9 ;;
 esac
 words=()
-for name in "$@"; do
+for name in "${@:-}"; do
     declare -F "part_$name" >/dev/null || { echo "usage: test.sh quick|all|$(IFS='|' && echo "${quick[*]}|${all[*]}|soak") ..." >&2 && exit 2; }
     read -ra more <<<"${wants[$name]}" && words+=("${more[@]}")
 done
