@@ -22,7 +22,7 @@ later=(
     "make test-all|AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer, fuzzers"
     "make test-all|Rust: the crate's own build of C, clippy, the types of the CUDA and WGPU features, rustdoc, AddressSanitizer"
     "make soak|hours of fuzzing, random cases, right results through the check, kill loops (SECONDS=3600)"
-    "make lint|layout, cppcheck, clang-tidy, shellcheck"
+    "make lint|layout, cppcheck, clang-tidy, shellcheck, ruff"
 )
 
 # ---- bookkeeping ----
