@@ -480,8 +480,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double steps = sat_union_expected(r.count, (int64_t)cols, a->stored_blocks, (int)(BM / r.br));
     steps = groups * cols / each * (1 - pow(1 - fmin(1, steps / (groups * cols)), each)); // the same for each == 1
     double loads = steps * panels * each * (double)(r.bc * BN * 2) + (double)a->stored_elements * 2 * panels;
-    double rate = 8.5e12 * d->multiprocessors / 132, busy = fmin(1, groups * panels / d->multiprocessors),
-           items = (double)p->batch;
+    double rate = 0.9 * d->l2_rate, busy = fmin(1, groups * panels / d->multiprocessors), items = (double)p->batch;
     double products = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
     double time = fmax(loads / rate, products / (1.7e9 * d->multiprocessors)) / busy +
                   ceil(groups * panels / d->multiprocessors) * 1e-6 + 3e-6;
