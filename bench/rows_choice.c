@@ -41,7 +41,7 @@ static sat_race *run_race(const bench_options *o, sat_effort effort, double budg
     sat_race *race = NULL;
     sat_problem problem = {SAT_SIZED(sat_problem)};
     bench_must(sat_problem_matmul(&problem, p->dtype, p->n), "problem");
-    sat_race_options race_options = {SAT_SIZED(sat_race_options), .fresh = true};
+    sat_race_options race_options = {SAT_SIZED(sat_race_options), .fresh = true, .discard = true};
     bench_must(sat_context_create(&options, &context), "context");
     bench_must(bench_pattern(context, p, &pattern), "pattern");
     bench_must(sat_race_run(context, pattern, &problem, &race_options, &race), "race");

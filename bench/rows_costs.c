@@ -146,7 +146,7 @@ static void cost_of_a_race(const bench_options *o, bench_problem p, const char *
     sat_race *race = NULL;
     sat_problem problem = {SAT_SIZED(sat_problem)};
     bench_must(sat_problem_matmul(&problem, p.dtype, p.n), "problem");
-    sat_race_options options = {SAT_SIZED(sat_race_options), .fresh = true};
+    sat_race_options options = {SAT_SIZED(sat_race_options), .fresh = true, .discard = true};
     bench_must(bench_pattern(context, &p, &pattern), "pattern");
     size_t before = bench_peak_rss();
     double begin = bench_now();

@@ -15,14 +15,17 @@
  *     sat_run(plan, (const void *[]){values, B}, 2, (void *[]){C}, 1, NULL);
  *
  * Every function that can fail returns a sat_status; sat_last_error() gives the calling thread's message, which
- * names the argument, its value and what was expected. Nothing here prints, exits, throws or forks.
- * Contexts and patterns may be shared between threads; a plan serves one caller at a time (sat_plan_dup is cheap).
+ * names the argument, its value and what was expected. Nothing here exits, throws or forks, or prints unless
+ * $SPARSE_AUTOTUNE_LOG asks for it. Contexts and patterns may be shared between threads; a plan serves one caller at a
+ * time, and on a GPU one stream, or streams that the caller puts in order (sat_plan_dup is cheap).
  * Every ..._free accepts NULL.
  *
  * How it grows. A caller that was built with an older header runs with a newer library: values of enums are never
- * changed, structs begin with their size and grow at their end, a problem's parts within the room that is left for
- * them. Every struct is zeroed first, then its size set, then what differs from 0: {SAT_SIZED(sat_bsr), .rows = ...}.
- * A field that this library does not know and that is not 0 is refused, never ignored.
+ * changed; structs begin with their size and grow at their end, a problem's parts within the room that is left for
+ * them, sat_layout and sat_heads never. Every struct is zeroed first, then its size set, then what differs from 0:
+ * {SAT_SIZED(sat_bsr), .rows = ...}. A field that this library does not know and that is not 0 is refused, never
+ * ignored. Whoever was built with a newer header than the library's reads a field of a struct that the library wrote
+ * or lent only if it lies within that struct's `size`.
  */
 #ifndef SPARSE_AUTOTUNE_H
 #define SPARSE_AUTOTUNE_H
@@ -52,11 +55,11 @@ typedef enum sat_status {
     SAT_OK = 0,
     SAT_NULL_POINTER = 1,   /* a required pointer is NULL */
     SAT_MISALIGNED = 2,     /* a pointer is less aligned than its problem says, or than its dtype needs */
-    SAT_BAD_SIZE = 3,       /* a size is negative or its products overflow */
+    SAT_BAD_SIZE = 3,       /* a size or a count is negative, not what it must be, or its products overflow */
     SAT_BAD_STRIDE = 4,     /* a stride is negative, 0 unasked, or makes elements of an output coincide */
     SAT_OVERLAP = 5,        /* an output overlaps another operand */
     SAT_BAD_ENUM = 6,       /* a value that its enum does not list */
-    SAT_BAD_STRUCT = 7,     /* a struct's size field belongs to no version of this library */
+    SAT_BAD_STRUCT = 7,     /* a struct's size is of no version, or a field is set that this version does not know */
     SAT_BAD_ROW_PTR = 8,    /* row pointers, or offsets of sequences, do not start at 0, decrease, or end elsewhere */
     SAT_COLUMN_RANGE = 9,   /* a block column index is outside the matrix */
     SAT_COLUMN_ORDER = 10,  /* block columns of a row are unsorted or repeated */
@@ -71,8 +74,9 @@ typedef enum sat_status {
     SAT_WRONG_RESULT = 19,  /* a variant's result failed its check */
     SAT_WRONG_MEMORY = 20,  /* a pointer to memory that this context's device cannot use */
     SAT_DUPLICATE = 21,     /* a variant of that name is registered already */
-    SAT_CANCELLED = 22,     /* the caller, or the end of the context, stopped it */
-    SAT_BUSY = 23,          /* somebody else uses it now: another thread this plan, another process the cache */
+    SAT_CANCELLED = 22,     /* the caller's progress function stopped the race */
+    SAT_BUSY = 23,          /* another thread runs this plan; or another thread or process tunes this device, or holds
+                               the cache's lock, for too long (sat_race_run, sat_context_measure_rates, sat_cache_clear) */
     SAT_INTERNAL = 99       /* a defect of this library */
 } sat_status;
 
@@ -123,7 +127,7 @@ typedef enum sat_effort {
 } sat_effort;
 
 typedef enum sat_measure {
-    SAT_MEASURE_COLD = 0, /* operands out of the cache before each run */
+    SAT_MEASURE_COLD = 0, /* operands out of the processor's caches before each run */
     SAT_MEASURE_WARM = 1  /* back to back */
 } sat_measure;
 
@@ -169,7 +173,7 @@ typedef struct sat_device {
     double flop_rate[32]; /* by sat_dtype; 0 where there is no such dtype; that of f32 is without TF32 */
     double l2_rate;       /* CUDA: bytes a second that multiprocessors read from L2; 0 on a CPU */
     double tf32_rate;     /* f32 with inputs rounded to TF32; on a CPU that of f32 */
-    bool measured;        /* the rates were measured on this machine, now or once before (sat_context_measure) */
+    bool measured;        /* the rates were measured on this machine, now or once before (sat_context_measure_rates) */
     int64_t shared_bytes; /* CUDA: shared memory that one block may ask for */
     int driver;           /* CUDA: the driver's version, 13000 for 13.0 */
 } sat_device;
@@ -220,7 +224,7 @@ SAT_API sat_effort sat_context_effort(const sat_context *context);
 SAT_API sat_status sat_context_ignored(const sat_context *context, char *text, size_t capacity);
 /* Measures the device's rates now, and keeps them in the cache for every later context on it. The first race on a
  * device does this by itself. SAT_UNSUPPORTED on a CPU, whose rates stay nominal. */
-SAT_API sat_status sat_context_measure(sat_context *context);
+SAT_API sat_status sat_context_measure_rates(sat_context *context);
 
 /* Blocks until the background thread has nothing left to tune or to check. */
 SAT_API sat_status sat_context_wait(sat_context *context);
@@ -359,12 +363,12 @@ typedef struct sat_problem {
     sat_layout a, b, c;
     uint32_t a_align, b_align, c_align; /* bytes that the pointers are multiples of; 0: the element's size */
     uint32_t reserved_align;            /* 0 */
-    double alpha, beta;                 /* beta 0: the output is never read */
+    double alpha, beta;                 /* beta 0: the output is never read; attention's alpha 0: 1/sqrt(dim) */
     uint64_t reserved[8];               /* 0 */
-    union {
-        sat_matmul matmul;       /* SAT_MATMUL */
-        sat_attention attention; /* SAT_ATTENTION, SAT_ATTENTION_BACKWARD */
-        uint64_t room[48];       /* what an operation does not use is 0 */
+    union {                             /* the room comes first, so that an initialiser clears all of it */
+        uint64_t room[48];              /* what an operation does not use is 0 */
+        sat_matmul matmul;              /* SAT_MATMUL */
+        sat_attention attention;        /* SAT_ATTENTION, SAT_ATTENTION_BACKWARD */
     };
 } sat_problem;
 
@@ -393,7 +397,8 @@ SAT_API void sat_plan_free(sat_plan *plan);
 
 /* Runs. Inputs and outputs stand in the order that sat_operation gives, a bias or an LSE only where the problem has
  * one; other counts are refused. `stream` is a cudaStream_t on CUDA and ignored on the CPU. Looks nothing up, allocates
- * nothing (but OpenMP its threads, the first time that a thread runs on a CPU), waits for nothing. */
+ * nothing, waits for nothing; but OpenMP makes its threads the first time that a thread runs on a CPU, and in a forked
+ * child a plan of a library's variant is made anew. */
 SAT_API sat_status sat_run(sat_plan *plan, const void *const *inputs, size_t input_count, void *const *outputs,
                            size_t output_count, void *stream);
 
@@ -422,7 +427,7 @@ SAT_API sat_status sat_plan_get_info(const sat_plan *plan, sat_plan_info *info);
 
 /* One call: finds or makes the plan (kept in a bounded pool of the context) and runs it. Alignment is read off the
  * pointers, so the problem's *_align need not be set; SAT_FIXED_VALUES is ignored, since every call brings its values.
- */
+ * `bias` is NULL exactly where the problem has none. */
 SAT_API sat_status sat_bsr_matmul(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                   const void *values, const void *b, void *c, const void *bias, void *stream);
 SAT_API sat_status sat_bsr_sampled_matmul(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
@@ -488,13 +493,13 @@ typedef struct sat_race sat_race;
 typedef struct sat_race_options {
     size_t size;
     bool fresh;       /* race even when the cache has the answer */
-    bool keep;        /* true: results go into the cache */
+    bool discard;     /* results do not go into the cache */
     const char *only; /* NULL, or variant names separated by ',': only these take part, and nothing is kept */
     bool (*progress)(void *user, int done, int total, const char *what); /* false: stop, SAT_CANCELLED; NULL: none */
     void *progress_user;
 } sat_race_options;
 
-/* Races, or reads a race back from the cache. NULL options: keep, not fresh. It races whatever the context's effort is,
+/* Races, or reads a race back from the cache. It races whatever the context's effort is,
  * but under SAT_EFFORT_OFF the cache is left alone. */
 SAT_API sat_status sat_race_run(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                 const sat_race_options *options, sat_race **race);
@@ -510,8 +515,7 @@ typedef struct sat_race_info {
     double flops, bytes; /* arithmetic on stored blocks; bytes that must move at least once */
     size_t peak_bytes;   /* the most memory that tuning held */
     char key[512];
-    bool
-        busy; /* other work disturbed this race, so its times are too long; when the machine is quiet it is run again */
+    bool disturbed; /* by other work: its times are too long, and when the machine is quiet it is run again */
 } sat_race_info;
 
 SAT_API sat_status sat_race_get_info(const sat_race *race, sat_race_info *info); /* set info->size first */
@@ -560,7 +564,8 @@ enum {
     SAT_V_LIBRARY = 1u << 3,          /* calls an official library: serves only after it was verified */
     SAT_V_BATCHED = 1u << 4,          /* does the whole batch in one launch */
     SAT_V_SCRATCH = 1u << 5           /* its workspace holds nothing from one launch to the next, but what `refresh` put
-                                         there: others may use it in between, and it may move */
+                                         there: where nothing was refreshed others may use it in between, and it may
+                                         move */
 };
 
 /* An instance's own settings; a family reads what it needs. */
@@ -583,7 +588,8 @@ struct sat_variant {
     const char *about; /* one line for people: what it is good at */
     void *user;
 
-    /* Exact: sizes, strides, dtypes and alignment of this very call. */
+    /* Exact: sizes, strides, dtypes and alignment of this very call. False for an operation, a dtype or a flag that it
+     * does not know: a later library may have more of them. */
     bool (*supports)(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
     /* Seconds, from bytes and operations against the device's rates. */
     double (*estimate)(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);

@@ -149,7 +149,7 @@ static inline int64_t differs(product *x, cudaStream_t stream) {
 }
 
 static inline sat_status run(sat_plan *plan, const product *x, cudaStream_t stream) {
-    return run_operands(plan, &x->problem, (void *const *)x->device, stream);
+    return run_in_order(plan, &x->problem, (void *const *)x->device, stream);
 }
 
 static inline sat_status one_call(sat_context *ctx, const product *x, cudaStream_t stream) {

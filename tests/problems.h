@@ -23,7 +23,7 @@ static inline sat_problem attention_problem(sat_dtype dtype, int64_t heads, int6
 }
 
 /* The operands in the order in which variants get them. */
-__attribute__((noinline, unused)) static sat_status run_operands(sat_plan *plan, const sat_problem *p, void *const *o,
+__attribute__((noinline, unused)) static sat_status run_in_order(sat_plan *plan, const sat_problem *p, void *const *o,
                                                                  void *stream) {
     bool bias = p->op == SAT_MATMUL && p->matmul.bias == SAT_BIAS_ROW;
     switch (p->op) {

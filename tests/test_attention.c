@@ -169,7 +169,7 @@ static void run_variant(fixture *f, const sat_pattern *pattern, const sat_proble
                         void **operands) {
     sat_plan *plan = NULL;
     assert_ok(sat_plan_create_with(f->ctx, pattern, p, name, &plan));
-    assert_ok(run_operands(plan, p, operands, NULL));
+    assert_ok(run_in_order(plan, p, operands, NULL));
     sat_plan_free(plan);
 }
 
@@ -232,7 +232,7 @@ static void each_forward(fixture *f, const sat_bsr *mask, const sat_problem *p, 
         if (status == SAT_UNSUPPORTED || status == SAT_NOT_FOUND) continue;
         assert_ok(status);
         memset(operands[3], 0xff, 1 << 12), memset(operands[4], 0xff, 1 << 8);
-        assert_ok(run_operands(plan, p, operands, NULL));
+        assert_ok(run_in_order(plan, p, operands, NULL));
         look(operands[3], operands[4]);
         sat_plan_free(plan);
     }

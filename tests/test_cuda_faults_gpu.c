@@ -171,7 +171,8 @@ static void objects_are_freed_while_their_work_is_queued(void **state) {
     for (int custom = 0; custom < 2; custom++) {
         size_t most = SIZE_MAX;
         sat_context_options o = {.effort = SAT_EFFORT_OFF};
-        if (custom) o.allocator = (sat_allocator){user_alloc, user_free, &most};
+        sat_allocator own = {SAT_SIZED(sat_allocator), user_alloc, user_free, &most};
+        if (custom) o.allocator = &own;
         sat_context *ctx = open_gpu(o);
         cudaStream_t s = new_stream();
         cudaEvent_t done;
@@ -220,8 +221,8 @@ static void objects_are_freed_while_their_work_is_queued(void **state) {
 static void freeing_leaves_a_capture_alone(void **state) {
     (void)state;
     size_t most = SIZE_MAX;
-    sat_context *ctx =
-        open_gpu((sat_context_options){.effort = SAT_EFFORT_OFF, .allocator = {user_alloc, user_free, &most}});
+    sat_allocator own = {SAT_SIZED(sat_allocator), user_alloc, user_free, &most};
+    sat_context *ctx = open_gpu((sat_context_options){.effort = SAT_EFFORT_OFF, .allocator = &own});
     cudaStream_t s = new_stream();
     cudaGraph_t graph = NULL;
     planted_workspace = 1 << 20;
@@ -296,14 +297,15 @@ static void a_candidate_without_memory_loses_and_nothing_leaks(void **state) {
     size_t most = (size_t)1 << 30, before = 0;
     held_now = 0;
     planted_workspace = most + 1;
-    sat_context *ctx = open_gpu((sat_context_options){
-        .effort = SAT_EFFORT_QUICK, .budget_seconds = 0.05, .allocator = {user_alloc, user_free, &most}});
+    sat_allocator own = {SAT_SIZED(sat_allocator), user_alloc, user_free, &most};
+    sat_context *ctx =
+        open_gpu((sat_context_options){.effort = SAT_EFFORT_QUICK, .budget_seconds = 0.05, .allocator = &own});
     plant(ctx);
     product x = make_product(ctx, matmul_problem(SAT_F32, 32), 128, 96, 16, 10);
     for (int round = 0; round < 3; round++) {
         sat_race *race = NULL;
         bool seen = false;
-        sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true};
+        sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .discard = true};
         assert_ok(sat_race_run(ctx, x.pattern, &x.problem, &o, &race));
         for (size_t i = 0; i < sat_race_count(race); i++) {
             const sat_result *r = sat_race_at(race, i);

@@ -34,7 +34,7 @@ static bool run(sat_context *ctx, const sat_pattern *pattern, const sat_problem 
     if (before) memcpy(host, before, bytes);
     else memset(host, 0xff, bytes);
     assert_ok(sat_memory_write(ctx, device[output], host, bytes));
-    assert_ok(run_operands(plan, p, device, NULL));
+    assert_ok(run_in_order(plan, p, device, NULL));
     assert_ok(sat_stream_wait(ctx, NULL));
     assert_ok(sat_memory_read(ctx, host, device[output], bytes));
     sat_plan_free(plan);

@@ -159,7 +159,44 @@ static void a_device_has_threads_or_multiprocessors_and_a_rate_for_each_dtype(vo
     for (size_t t = 0; t < slots; t++) assert_true((d->flop_rate[t] > 0) == (t >= SAT_F32 && t <= SAT_BF16));
 }
 
+static void an_info_says_how_much_of_it_was_written(void **state) {
+    fixture *f = *state;
+    struct {
+        sat_pattern_view it;
+        double later;
+    } view = {.it = {.size = sizeof view}, .later = 7};
+    assert_ok(sat_pattern_get(f->pattern, &view.it));
+    assert_int_equal(view.it.size, sizeof view.it);
+    assert_true(view.later == 0);
+}
+
+static sat_status nothing(const sat_launch *l) { return (void)l, SAT_OK; }
+static bool fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
+static double one_second(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
+
+static void a_variant_of_a_later_version_is_refused(void **state) {
+    fixture *f = *state;
+    sat_variant v = {SAT_SIZED(sat_variant), .name = "cpu_matmul_any_any_later",
+                     .revision = "1",        .op = SAT_MATMUL,
+                     .backend = SAT_CPU,     .supports = fits,
+                     .estimate = one_second, .launch = nothing};
+    v.reserved[6] = 1;
+    assert_fails(sat_variant_register(f->ctx, &v), SAT_BAD_STRUCT, "reserved[6]");
+    v.reserved[6] = 0;
+    assert_ok(sat_variant_register(f->ctx, &v));
+}
+
 /* ---- runs ---- */
+
+static void a_bias_that_the_problem_has_not_is_refused(void **state) {
+    fixture *f = *state;
+    float bias[8] = {0};
+    sat_problem p = matmul_problem(SAT_F32, 3);
+    assert_fails(sat_bsr_matmul(f->ctx, f->pattern, &p, f->values, f->b, f->c, bias, NULL), SAT_UNSUPPORTED, "bias");
+    p.matmul.bias = SAT_BIAS_ROW;
+    assert_ok(sat_bsr_matmul(f->ctx, f->pattern, &p, f->values, f->b, f->c, bias, NULL));
+    assert_fails(sat_bsr_matmul(f->ctx, f->pattern, &p, f->values, f->b, f->c, NULL, NULL), SAT_NULL_POINTER, "bias");
+}
 
 static void a_run_takes_the_operands_that_its_problem_has(void **state) {
     fixture *f = *state;
@@ -201,8 +238,7 @@ static void a_race_that_is_stopped_says_so_and_leaves_nothing(void **state) {
     int calls = 0;
     sat_race *race = NULL;
     sat_problem p = matmul_problem(SAT_F32, 5);
-    sat_race_options o = {SAT_SIZED(sat_race_options), .keep = true, .progress = stop_at_the_second,
-                          .progress_user = &calls};
+    sat_race_options o = {SAT_SIZED(sat_race_options), .progress = stop_at_the_second, .progress_user = &calls};
     assert_fails(sat_race_run(f->ctx, f->pattern, &p, &o, &race), SAT_CANCELLED, "cancelled");
     assert_null(race);
     assert_int_equal(calls, 2);
@@ -345,6 +381,9 @@ int main(void) {
         cmocka_unit_test(an_allocator_is_a_struct_that_can_grow),
         cmocka_unit_test_setup_teardown(a_device_has_threads_or_multiprocessors_and_a_rate_for_each_dtype, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(an_info_says_how_much_of_it_was_written, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_variant_of_a_later_version_is_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_bias_that_the_problem_has_not_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(a_run_takes_the_operands_that_its_problem_has, setup, teardown),
         cmocka_unit_test_setup_teardown(a_race_that_is_stopped_says_so_and_leaves_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(a_plan_that_runs_is_busy_for_others, setup, teardown),

@@ -135,7 +135,7 @@ static void close_scene(scene *s) {
 static sat_race_info race(scene *s, bool fresh, double *seconds, double *least) {
     sat_race *race;
     sat_race_info info = {SAT_SIZED(sat_race_info)};
-    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = fresh, .keep = true};
+    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = fresh};
     assert_ok(sat_race_run(s->ctx, s->pattern, &s->problem, &o, &race));
     assert_ok(sat_race_get_info(race, &info));
     assert_non_null(sat_race_best(race));
@@ -149,10 +149,10 @@ static void a_disturbed_race_is_recorded_and_shown_as_one(void **state) {
     double seconds, least, again, least_again;
     scene s = open_scene(SAT_EFFORT_QUICK, 1000000, true);
     sat_race_info info = race(&s, false, &seconds, &least);
-    assert_true(info.busy && !info.cached);
+    assert_true(info.disturbed && !info.cached);
     assert_true(least > 0 && least <= seconds);
     info = race(&s, false, &again, &least_again); /* at once it is not raced again */
-    assert_true(info.busy && info.cached);
+    assert_true(info.disturbed && info.cached);
     assert_true(again == seconds && least_again == least);
     sat_entry entry;
     assert_ok(sat_cache_find(s.ctx->cache, s.q.key, false, &entry));

@@ -273,7 +273,7 @@ static void race_something(sat_context *ctx, bool keep_it) {
     sat_pattern *pattern;
     sat_race *race;
     sat_problem p = matmul_problem(SAT_F32, 16);
-    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .keep = keep_it};
+    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .discard = !keep_it};
     assert_int_equal(sat_pattern_create(ctx, &s, &pattern), SAT_OK);
     assert_int_equal(sat_race_run(ctx, pattern, &p, &o, &race), SAT_OK);
     sat_race_free(race);
@@ -342,28 +342,28 @@ static void a_measurement_that_fails_is_reported_and_not_repeated(void **state) 
     race_something(ctx, true);
     assert_int_equal(measured, 1);
     assert_false(sat_context_device(ctx)->measured);
-    assert_int_equal(sat_context_measure(ctx), SAT_DEVICE_ERROR);
+    assert_int_equal(sat_context_measure_rates(ctx), SAT_DEVICE_ERROR);
     sat_context_free(ctx);
 }
 
 static void asking_measures_again(void **state) {
     measured = 0, outcome = SAT_OK;
     sat_context *ctx = open_measurable(*state, SAT_EFFORT_QUICK, NULL);
-    assert_int_equal(sat_context_measure(ctx), SAT_OK);
+    assert_int_equal(sat_context_measure_rates(ctx), SAT_OK);
     const sat_device *first = sat_context_device(ctx);
-    assert_int_equal(sat_context_measure(ctx), SAT_OK);
+    assert_int_equal(sat_context_measure_rates(ctx), SAT_OK);
     assert_int_equal(measured, 2);
     assert_true(first->memory_rate == some.memory + 1);
     assert_true(sat_context_device(ctx)->memory_rate == some.memory + 2);
     sat_context_free(ctx);
-    assert_int_equal(sat_context_measure(NULL), SAT_NULL_POINTER);
+    assert_int_equal(sat_context_measure_rates(NULL), SAT_NULL_POINTER);
 }
 
 static void a_cpu_stays_nominal(void **state) {
     sat_context *ctx;
     sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = *state};
     assert_int_equal(sat_context_create(&o, &ctx), SAT_OK);
-    assert_int_equal(sat_context_measure(ctx), SAT_UNSUPPORTED);
+    assert_int_equal(sat_context_measure_rates(ctx), SAT_UNSUPPORTED);
     assert_false(sat_context_device(ctx)->measured);
     assert_true(sat_context_device(ctx)->tf32_rate == sat_context_device(ctx)->flop_rate[SAT_F32]);
     sat_context_free(ctx);

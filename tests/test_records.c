@@ -135,7 +135,7 @@ static void a_variant_that_is_not_there_is_nobodys_best(void **state) {
     assert_true(planted_is_best(&s));
     add(&s, &revised); /* takes the place of the one that is registered as it is now */
     sat_race *race;
-    sat_race_options o = {SAT_SIZED(sat_race_options), .keep = false};
+    sat_race_options o = {SAT_SIZED(sat_race_options), .discard = true};
     s.ctx->options.budget_seconds = 0.01;
     assert_ok(sat_race_run(s.ctx, s.pattern, &s.problem, &o, &race));
     const sat_result *best = sat_race_best(race);

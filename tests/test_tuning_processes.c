@@ -40,7 +40,7 @@ static sat_status make_plan(sat_context *ctx, int i, bool again, char *key, size
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     sat_status status = sat_pattern_create(ctx, &s, &pattern);
     if (status == SAT_OK) status = sat_problem_key(ctx, pattern, &p, key, size);
-    sat_race_options fresh = {SAT_SIZED(sat_race_options), .fresh = true, .keep = true};
+    sat_race_options fresh = {SAT_SIZED(sat_race_options), .fresh = true};
     sat_race *race = NULL;
     if (status == SAT_OK && again) status = sat_race_run(ctx, pattern, &p, &fresh, &race);
     if (status == SAT_OK) status = sat_plan_create(ctx, pattern, &p, &plan);

@@ -180,7 +180,7 @@ static void print_problem(const drawn *d, const sat_problem *p) {
 static void race(sat_context *context, const char *measure, const drawn *d, const sat_problem *p) {
     sat_pattern *pattern = NULL;
     sat_race *race = NULL;
-    sat_race_options options = {SAT_SIZED(sat_race_options), .fresh = true};
+    sat_race_options options = {SAT_SIZED(sat_race_options), .fresh = true, .discard = true};
     sat_status status = sat_pattern_create(context, &d->bsr, &pattern);
     if (status == SAT_OK) status = sat_race_run(context, pattern, p, &options, &race);
     printf("{\"problem\":");

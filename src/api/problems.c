@@ -8,7 +8,10 @@ static sat_problem usual(sat_operation op, sat_dtype dtype) {
 
 static sat_status give(sat_problem *to, const sat_problem *problem) {
     if (!to) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
-    return sat_struct_out(to, problem, sizeof *problem, sizeof *problem, "sat_problem");
+    size_t size = to->size;
+    SAT_TRY(sat_struct_out(to, problem, sizeof *problem, sizeof *problem, "sat_problem"));
+    to->size = size; /* what a later caller sets behind this is looked at */
+    return SAT_OK;
 }
 
 sat_status sat_problem_matmul(sat_problem *problem, sat_dtype dtype, int64_t n) {

@@ -97,7 +97,8 @@ sat_status sat_struct_out(void *to, const void *from, size_t from_size, size_t l
     memcpy(&size, to, sizeof size);
     SAT_TRY(check_size(size, least, what));
     memset(to, 0, size);
-    memcpy(to, from, size < from_size ? size : from_size);
+    if (size > from_size) size = from_size;
+    memcpy(to, from, size);
     memcpy(to, &size, sizeof size);
     return SAT_OK;
 }

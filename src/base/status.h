@@ -21,7 +21,9 @@ typedef struct sat_log {
 void sat_logf(const sat_log *log, sat_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* For every struct that begins with its size: copies what both sides know, zeroes the rest. SAT_BAD_STRUCT names
- * `what` when the size is below `least` (the first version's) or beyond any version. */
+ * `what` when the size is below `least` or beyond any version. `least` is the size that the struct has in the frozen
+ * header of tests/abi: sizeof until it grows, then offsetof its first new field. What is given out has the size of what
+ * was written. */
 sat_status sat_struct_in(void *to, size_t to_size, const void *from, size_t least, const char *what);
 sat_status sat_struct_out(void *to, const void *from, size_t from_size, size_t least, const char *what);
 

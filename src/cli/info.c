@@ -152,7 +152,7 @@ int info_main(int argc, char **argv) {
     if (parsed != ARGS_OK) return (int)parsed;
     sat_context *context = setup_open(&s);
     if (!context) return EXIT_FAILED;
-    sat_status status = measure ? sat_context_measure(context) : SAT_OK;
+    sat_status status = measure ? sat_context_measure_rates(context) : SAT_OK;
     if (status != SAT_OK) failure("info", "--measure: %s (%s)", sat_last_error(), sat_status_name(status));
     else if (as_json) info_json(context, &s);
     else print_info(context, &s);

@@ -253,7 +253,7 @@ static int run_race(const race_args *r, const spec *s, const blocks *b, sat_cont
     progress bar = progress_start(false);
     sat_race_options o = {SAT_SIZED(sat_race_options), .only = only, .progress = show_progress, .progress_user = &bar};
     o.fresh = r->fresh;
-    o.keep = !r->no_keep && !r->only; // a race of some says nothing about the rest
+    o.discard = r->no_keep || r->only; // a race of some says nothing about the rest
     sat_status status = sat_pattern_create(context, &indices, &pattern);
     if (status == SAT_OK) status = sat_race_run(context, pattern, &p, &o, &race);
     progress_clear(&bar);
@@ -262,7 +262,7 @@ static int run_race(const race_args *r, const spec *s, const blocks *b, sat_cont
     if (status == SAT_OK) status = sat_race_get_info(race, &out->info);
     sat_pattern_free(pattern);
     if (status != SAT_OK) return failure("race", "%s (%s)", sat_last_error(), sat_status_name(status));
-    out->remembered = (out->info.cached || o.keep) && is_remembered(&r->setup, context, out->info.key);
+    out->remembered = (out->info.cached || !o.discard) && is_remembered(&r->setup, context, out->info.key);
     return EXIT_DONE;
 }
 

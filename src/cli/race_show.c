@@ -114,7 +114,7 @@ static void print_best(const outcome *o) {
     else
         printf(" in %s, %s\n", text_seconds(t, sizeof t, o->info.seconds),
                o->remembered ? "remembered" : "not remembered");
-    if (o->info.busy)
+    if (o->info.disturbed)
         printf("  the machine was busy: these times are too long%s\n",
                o->remembered ? "; this is raced again, at most twice, when it is needed and the machine is quiet" : "");
 }
@@ -246,7 +246,7 @@ void race_json(json *j, const char *key, const outcome *o) {
     json_real(j, "tuning_seconds", o->info.seconds);
     json_int(j, "peak_bytes", (int64_t)o->info.peak_bytes);
     json_bool(j, "remembered", o->remembered);
-    json_bool(j, "busy", o->info.busy);
+    json_bool(j, "busy", o->info.disturbed);
     json_text(j, "best", best ? best->variant : NULL);
     json_array(j, "results");
     for (size_t i = 0; i < result_count(o); i++) result_json(j, o, sat_race_at(o->race, i));

@@ -175,7 +175,7 @@ static int race_problem(sat_context *context, const note *n, const spec *s, cons
     sat_race *race = NULL;
     sat_race_info info = {SAT_SIZED(sat_race_info)};
     progress bar = progress_start(false);
-    sat_race_options o = {SAT_SIZED(sat_race_options), .keep = true, .progress = show_progress, .progress_user = &bar};
+    sat_race_options o = {SAT_SIZED(sat_race_options), .progress = show_progress, .progress_user = &bar};
     sat_status status = sat_pattern_create(context, &indices, &pattern);
     if (status == SAT_OK) status = sat_race_run(context, pattern, p, &o, &race);
     if (status == SAT_OK) status = sat_race_get_info(race, &info);

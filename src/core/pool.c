@@ -176,7 +176,7 @@ sat_status sat_pool_call(sat_context *ctx, const sat_pattern *pattern, const sat
     if (made.problem.op != op)
         return sat_fail(SAT_BAD_ENUM, "problem: op is %d; this call does %d", (int)made.problem.op, (int)op);
     const sat_op *found = sat_op_find(op);
-    if (found->from_call) found->from_call(&made.problem, operands);
+    if (found->from_call) SAT_TRY(found->from_call(&made.problem, operands));
     /* Another call may bring other values, and nobody could say when they change. */
     made.problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
     SAT_TRY(check_alignment(&made.problem, operands));

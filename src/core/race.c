@@ -58,7 +58,7 @@ static void read_back(const sat_question *q, const sat_entry *entry, sat_race *r
     for (const sat_record *r = sat_choose_race(entry, NULL); r; r = sat_choose_race(entry, r)) {
         size_t count;
         sat_record *results = results_of(q, entry, r, &count);
-        race->info.busy = r->busy;
+        race->info.disturbed = r->busy;
         bool known = results && won(&results[0]);
         if (known) (void)show(race, results, count); /* without memory it is raced again */
         free(results);
@@ -82,7 +82,7 @@ static sat_status look_up(const sat_question *q, bool reload, bool *again, sat_r
 static sat_status race_now(const sat_question *q, const sat_race_options *o, bool again, sat_race *race) {
     /* A race of a few is not the answer for all. */
     sat_race_how how = {
-        .only = o->only, .keep = o->keep && !o->only, .progress = o->progress, .progress_user = o->progress_user};
+        .only = o->only, .keep = !o->discard && !o->only, .progress = o->progress, .progress_user = o->progress_user};
     sat_outcome outcome = {0};
     if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
         return sat_fail(SAT_BUSY, "another process has been tuning this device for too long");
@@ -94,7 +94,7 @@ static sat_status race_now(const sat_question *q, const sat_race_options *o, boo
     if (status == SAT_OK) status = show(race, outcome.results, outcome.count);
     free(outcome.results);
     race->info.seconds = outcome.seconds, race->info.peak_bytes = outcome.peak_bytes;
-    race->info.busy = outcome.busy;
+    race->info.disturbed = outcome.busy;
     return status;
 }
 
@@ -102,17 +102,17 @@ sat_status sat_race_run(sat_context *ctx, const sat_pattern *pattern, const sat_
                         const sat_race_options *options, sat_race **out) {
     if (!out) return sat_fail(SAT_NULL_POINTER, "race is NULL");
     *out = NULL;
-    sat_race_options o = {SAT_SIZED(sat_race_options), .keep = true};
+    sat_race_options o = {SAT_SIZED(sat_race_options)};
     if (options) SAT_TRY(sat_struct_in(&o, sizeof o, options, sizeof o, "sat_race_options"));
     sat_question q;
     SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
-    if (ctx->options.effort == SAT_EFFORT_OFF) o.fresh = true, o.keep = false; /* the cache is left alone */
+    if (ctx->options.effort == SAT_EFFORT_OFF) o.fresh = true, o.discard = true; /* the cache is left alone */
     sat_race *race = calloc(1, sizeof *race);
     if (!race) return sat_fail(SAT_OUT_OF_MEMORY, "race");
     race->info = (sat_race_info){SAT_SIZED(sat_race_info), .flops = q.op->flops(&q.problem, q.view),
                                  .bytes = q.op->bytes(&q.problem, q.view)};
     snprintf(race->info.key, sizeof race->info.key, "%s", q.key);
-    bool again = o.keep;
+    bool again = !o.discard;
     sat_status status = o.fresh || o.only ? SAT_OK : look_up(&q, false, &again, race);
     if (status == SAT_OK && !race->results) status = race_now(&q, &o, again, race);
     if (status != SAT_OK) sat_race_free(race);

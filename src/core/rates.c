@@ -66,7 +66,7 @@ void sat_rates_before_race(sat_context *ctx, sat_device *device) {
     *device = *sat_context_device(ctx);
 }
 
-sat_status sat_context_measure(sat_context *ctx) {
+sat_status sat_context_measure_rates(sat_context *ctx) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!ctx->backend->measure) return sat_fail(SAT_UNSUPPORTED, "the rates of a %s stay nominal", ctx->backend->name);
     if (!sat_cache_tuning_lock(ctx->cache, 30))

@@ -311,7 +311,10 @@ static sat_problem forward_of(const sat_problem *p) {
 }
 
 /* LSE is written where there is a place for it. */
-static void from_call(sat_problem *p, void *const *operands) { p->attention.lse = operands[4] != NULL; }
+static sat_status from_call(sat_problem *p, void *const *operands) {
+    p->attention.lse = operands[4] != NULL;
+    return SAT_OK;
+}
 
 static bool same_heads(const sat_heads *x, const sat_heads *y) {
     return x->batch_stride == y->batch_stride && x->head_stride == y->head_stride && x->row_stride == y->row_stride;

@@ -111,6 +111,13 @@ static int specials(const sat_problem *p, const sat_pattern_view *a, const sat_f
     return count;
 }
 
+/* A bias that the problem does not speak of is not left out in silence. */
+static sat_status from_call(sat_problem *p, void *const *operands) {
+    if (!operands[3] || p->matmul.bias != SAT_BIAS_NONE) return SAT_OK;
+    return sat_fail(SAT_UNSUPPORTED, "bias is %p; expected NULL where the problem's bias is SAT_BIAS_NONE",
+                    operands[3]);
+}
+
 static bool needs_columns(const sat_problem *p) { return p->matmul.transpose == SAT_TRANSPOSE; }
 
 const sat_op sat_op_matmul = {
@@ -127,6 +134,7 @@ const sat_op sat_op_matmul = {
     .bytes = sat_bytes,
     .spell = sat_spell_product,
     .needs_columns = needs_columns,
+    .from_call = from_call,
     .sums = sums,
     .exact = exact,
     .specials = specials,

@@ -124,8 +124,8 @@ typedef struct sat_op {
     /* The rest may be NULL, as `sums` may. Do variants need the transposed index of the pattern? Asked before
      * normalising, too. NULL: none does. */
     bool (*needs_columns)(const sat_problem *p);
-    /* One-call forms: sets the optional operands of the problem by which pointers are given. */
-    void (*from_call)(sat_problem *p, void *const *operands);
+    /* One-call forms: the optional operands of the problem, by which pointers are given. */
+    sat_status (*from_call)(sat_problem *p, void *const *operands);
     sat_problem (*representative)(const sat_problem *p); /* instead of sat_representative_scalars */
     /* Gradients: the forward problem, whose operands are the first ones of this. It is run first, since its outputs are
      * inputs here and cannot be made up. */

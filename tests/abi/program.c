@@ -33,10 +33,23 @@ enum { SIDE = 8, BLOCK = 4, COLUMNS = 3, DIM = 8 };
 static sat_context *context;
 static sat_pattern *pattern;
 
+static int live;
+
+static void *take(void *user, size_t bytes, size_t alignment) {
+    ++*(int *)user;
+    return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+}
+
+static void give(void *user, void *pointer) {
+    --*(int *)user;
+    free(pointer);
+}
+
 static void open_all(void) {
+    const sat_allocator allocator = {SAT_SIZED(sat_allocator), take, give, &live};
     static const int32_t row_ptr[] = {0, 1, 3}, col_idx[] = {1, 0, 1};
     sat_context_options options = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = "",
-                                   .effort = SAT_EFFORT_QUICK, .threads = 1};
+                                   .effort = SAT_EFFORT_QUICK,     .threads = 1,    .allocator = &allocator};
     sat_bsr bsr = {SAT_SIZED(sat_bsr),    .rows = SIDE,        .cols = SIDE,
                    .block_rows = BLOCK,   .block_cols = BLOCK, .stored_blocks = 3,
                    .index_type = SAT_I32, .row_ptr = row_ptr,  .col_idx = col_idx};
@@ -96,7 +109,8 @@ static void race(void) {
     OPEN(problem);
     OK(sat_problem_sampled(&problem.it, SAT_F64, 5));
     WHOLE(problem);
-    sat_race_options options = {SAT_SIZED(sat_race_options), .fresh = true, .progress = go_on, .progress_user = &calls};
+    sat_race_options options = {SAT_SIZED(sat_race_options), .fresh = true, .discard = true, .progress = go_on,
+                                .progress_user = &calls};
     OK(sat_race_run(context, pattern, &problem.it, &options, &race));
     GUARDED(sat_race_info) info;
     OPEN(info);
@@ -160,6 +174,7 @@ int main(void) {
     bring_a_variant();
     sat_pattern_free(pattern);
     sat_context_free(context);
+    need(live == 0, "all memory came back");
     puts("ok");
     return 0;
 }

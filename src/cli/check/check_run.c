@@ -76,7 +76,7 @@ static bool failed(const sat_result *r) {
 // The race that the plan's choice comes from, or of one variant alone. A variant that it found wrong is a failure,
 // though it cannot win.
 static bool tune(const trial *t) {
-    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .keep = t->k->tuned};
+    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .discard = !t->k->tuned};
     if (t->k->by_race) o.only = t->v->name;
     sat_pattern *pattern = NULL;
     sat_race *race = NULL;
