@@ -335,6 +335,13 @@ typedef struct sat_attention {
     sat_heads dq, dk, dv, do_; /* backward */
 } sat_attention;
 
+/* What a matmul has beside its sizes and layouts. */
+typedef struct sat_matmul {
+    sat_transpose transpose; /* op(A) */
+    sat_bias bias;
+    sat_activation activation;
+} sat_matmul;
+
 /*
  * dtypes listed now: a = b; c = a, or c = f32 with 16-bit a; compute f32, or f64 where a is f64 (0 picks that).
  * Attention has one dtype for all but LSE, which is f32.
@@ -345,12 +352,6 @@ typedef struct sat_attention {
  *   attention   layouts are those of sat_attention; a_align is of all inputs, c_align of all outputs; m, n from the
  *               pattern; alpha is the scale, 0 for 1/sqrt(dim); beta is 0
  */
-/* What a matmul has beside its sizes and layouts. */
-typedef struct sat_matmul {
-    sat_transpose transpose; /* op(A) */
-    sat_bias bias;
-    sat_activation activation;
-} sat_matmul;
 
 /* What all operations have, and a part of its own for each. */
 typedef struct sat_problem {
@@ -391,7 +392,7 @@ SAT_API sat_status sat_plan_create(sat_context *context, const sat_pattern *patt
 /* A plan that uses exactly this variant, unchecked: for tests and benchmarks. SAT_UNSUPPORTED if it does not fit. */
 SAT_API sat_status sat_plan_create_with(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                         const char *variant, sat_plan **plan);
-/* A second plan with a workspace of its own; tunes nothing. */
+/* A second plan with a workspace of its own; tunes nothing. The first one may be running meanwhile. */
 SAT_API sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy);
 SAT_API void sat_plan_free(sat_plan *plan);
 

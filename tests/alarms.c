@@ -436,11 +436,11 @@ static void race_product(scene *s, int64_t number) {
     open_scene(s, number % 3 == 2);
     size_t count = find_variants(s, variants);
     int pair = number % 4 == 3 ? 2 : 0; /* rounds 2 and 3 have large and tiny numbers, as the winner's checks have */
-    DEMAND(sat_bench_fill(&s->bench, SAT_PROBE_EXACT, pair, next(&s->random)));
+    DEMAND(sat_bench_fill(&s->bench, SAT_PROBE_STRUCTURE, pair, next(&s->random)));
     try_all(s, "exact", false, variants, count);
     DEMAND(sat_bench_fill(&s->bench, SAT_PROBE_PRECISION, 0, next(&s->random)));
     try_all(s, "precision", true, variants, count);
-    DEMAND(sat_bench_fill(&s->bench, SAT_PROBE_EXACT, pair + 1, next(&s->random)));
+    DEMAND(sat_bench_fill(&s->bench, SAT_PROBE_STRUCTURE, pair + 1, next(&s->random)));
     try_all(s, "exact", false, variants, count);
     s->counts->races += ORDERS + (int64_t)count;
     close_scene(s);
@@ -461,7 +461,7 @@ static void race_attention(scene *s) {
     DEMAND(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->q.view, &s->q.device, (size_t)1 << 32));
     size_t count = find_variants(s, variants);
     for (int precise = 0; precise < 2; precise++) {
-        DEMAND(sat_bench_fill(&s->bench, precise ? SAT_PROBE_PRECISION : SAT_PROBE_EXACT, 0, next(r)));
+        DEMAND(sat_bench_fill(&s->bench, precise ? SAT_PROBE_PRECISION : SAT_PROBE_STRUCTURE, 0, next(r)));
         for (size_t v = 0; v < count; v++) {
             run_variant(s, variants[v]);
             judge(s, variants[v]->name, precise ? "precision" : "exact");

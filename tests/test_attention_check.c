@@ -13,7 +13,7 @@ static void open_scene(scene *s, sat_pattern *pattern, sat_context *ctx, sat_pro
     s->ctx = ctx, s->pattern = pattern;
     assert_ok(sat_pattern_transposed(s->pattern, &s->view));
     assert_ok(sat_question_make(&s->q, s->ctx, s->pattern, &p));
-    s->q.problem = s->q.trial;
+    s->q.problem = s->q.race_problem;
     assert_ok(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
     sat_answer answer = {0};
     if (name) answer.variant = sat_registry_find(&s->ctx->registry, name);
@@ -50,7 +50,7 @@ static void right_results_pass_everywhere(void **state) {
         assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("case %d, %s by %s: %s", i, s.q.exact, s.runner.variant->name, where);
-        assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_EXACT, 0, next_random(&r)));
+        assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_STRUCTURE, 0, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("case %d exact, %s: %s", i, s.q.exact, where);
         close_scene(&s);
@@ -58,8 +58,8 @@ static void right_results_pass_everywhere(void **state) {
 }
 
 /* Every kind of operands that a race has. */
-static const sat_round rounds[] = {{SAT_PROBE_EXACT, SAT_ROUND_NO_KEYS, "K is zero"},
-                                   {SAT_PROBE_EXACT, SAT_ROUND_NO_QUERIES, "Q is zero"},
+static const sat_round rounds[] = {{SAT_PROBE_STRUCTURE, SAT_ROUND_NO_KEYS, "K is zero"},
+                                   {SAT_PROBE_STRUCTURE, SAT_ROUND_NO_QUERIES, "Q is zero"},
                                    {SAT_PROBE_PRECISION, 0, "reals"},
                                    {SAT_PROBE_PRECISION, SAT_ROUND_FAR, "far apart"},
                                    {SAT_PROBE_PRECISION, SAT_ROUND_RISING, "rising"},
@@ -258,7 +258,7 @@ static void one_key_of_one_row_of_a_large_problem_is_found(void **state) {
         const int64_t n = 4096, dim = 64;
         sat_problem p = attention_problem(types[i % 3], 2, 1, dim);
         open_scene(&s, random_pattern(ctx, &r, 1024, n, 1024, n, 1, false), ctx, p, NULL);
-        assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_EXACT, i & 1, next_random(&r)));
+        assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_STRUCTURE, i & 1, next_random(&r)));
         run(&s);
         if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
         int64_t row = random_below(&r, 2048) * dim, key = random_below(&r, n) * dim;

@@ -74,7 +74,7 @@ static void the_reference_passes_everywhere(void **state) {
         if (!(i & 1) && random_below(&r, 3) == 0) p.matmul.activation = (sat_activation)(1 + random_below(&r, 3));
         open_scene(&s, &r, p);
         for (int round = 0; round < 4; round++) {
-            fill(&s, &r, SAT_PROBE_EXACT, round);
+            fill(&s, &r, SAT_PROBE_STRUCTURE, round);
             run(&s);
             if (!passes(&s, where)) fail_msg("case %d, exact round %d, %s: %s", i, round, s.q.exact, where);
         }
@@ -96,7 +96,7 @@ static void one_element_that_is_off_by_one_unit_is_found(void **state) {
         int64_t at = s.bench.operand[2].span > 0 ? random_element(&s, &r) : -1;
         if (at >= 0) {
             sat_dtype t = s.q.problem.c_dtype;
-            fill(&s, &r, SAT_PROBE_EXACT, i / 2 % 4);
+            fill(&s, &r, SAT_PROBE_STRUCTURE, i / 2 % 4);
             run(&s);
             unsigned char *bits = (unsigned char *)s.bench.pointer[2] + (size_t)at * sat_dtype_size(t);
             if (sat_load(t, s.bench.pointer[2], at) != 0) {
@@ -121,7 +121,7 @@ static void an_unwritten_element_and_a_write_outside_are_found(void **state) {
         const sat_operand *o = &s.bench.operand[2];
         size_t size = sat_dtype_size(o->dtype);
         if (o->span > 0) {
-            fill(&s, &r, i & 2 ? SAT_PROBE_EXACT : SAT_PROBE_PRECISION, 0);
+            fill(&s, &r, i & 2 ? SAT_PROBE_STRUCTURE : SAT_PROBE_PRECISION, 0);
             run(&s);
             char *base = s.bench.pointer[2];
             base[-1] = 0;
@@ -151,7 +151,7 @@ static void a_write_into_an_input_or_its_padding_is_found(void **state) {
         open_scene(&s, &r, random_problem(&r, i & 1));
         if (s.bench.operand[2].span > 0 && s.bench.operand[i / 2 % 2].span > 0) {
             const sat_operand *o = &s.bench.operand[i / 2 % 2];
-            fill(&s, &r, SAT_PROBE_EXACT, 0);
+            fill(&s, &r, SAT_PROBE_STRUCTURE, 0);
             run(&s);
             size_t at = (size_t)random_below(&r, o->span * (int64_t)sat_dtype_size(o->dtype));
             ((unsigned char *)s.bench.pointer[i / 2 % 2])[at] ^= 4;
@@ -176,7 +176,7 @@ static void a_dropped_block_is_found(void **state) {
         open_scene(&s, &r, p);
         int64_t area = s.view->block_rows * s.view->block_cols;
         if (s.view->stored_blocks > 0 && area >= 4) {
-            fill(&s, &r, SAT_PROBE_EXACT, i % 4);
+            fill(&s, &r, SAT_PROBE_STRUCTURE, i % 4);
             int64_t drop = random_below(&r, s.view->stored_blocks);
             for (int64_t e = 0; e < area; e++) sat_store(p.a_dtype, s.bench.pointer[0], drop * area + e, 0);
             run(&s);
@@ -197,7 +197,7 @@ static void a_forgotten_activation_is_found(void **state) {
         p.matmul.activation = (sat_activation)(1 + i % 3);
         open_scene(&s, &r, p);
         bool enough = s.view->stored_blocks > 8 && s.q.problem.m * s.q.problem.n > 400;
-        fill(&s, &r, i & 1 ? SAT_PROBE_EXACT : SAT_PROBE_PRECISION, i / 2 % 4);
+        fill(&s, &r, i & 1 ? SAT_PROBE_STRUCTURE : SAT_PROBE_PRECISION, i / 2 % 4);
         s.runner.problem.matmul.activation = SAT_ACT_NONE;
         run(&s);
         if (enough && passes(&s, NULL)) fail_msg("case %d, %s: a forgotten activation passed", i, s.q.exact);

@@ -45,7 +45,7 @@ typedef struct sat_backend {
 
     /* After a run over poison (bytes of 0xFF): is all that the output's layout does not reach still poison, `guard`
      * bytes on both sides included? Poisons the output itself on the way. */
-    bool (*clean)(const sat_device *device, const sat_operand *o, void *base, size_t guard);
+    bool (*gaps_intact)(const sat_device *device, const sat_operand *o, void *base, size_t guard);
 
     void *(*stream)(const sat_device *device); /* the tuning stream; the functions above run on it */
     /* Takes operands out of the cache. `room` is memory of the device to read instead, flush_bytes() of zeros. */

@@ -243,7 +243,7 @@ static bool all_poison(const unsigned char *p, size_t bytes) {
     return all == 0xff;
 }
 
-static bool cpu_clean(const sat_device *d, const sat_operand *o, void *base, size_t guard) {
+static bool cpu_gaps_intact(const sat_device *d, const sat_operand *o, void *base, size_t guard) {
     (void)d;
     size_t size = sat_dtype_size(o->dtype), bytes = (size_t)o->span * size;
     unsigned char *start = base;
@@ -388,7 +388,7 @@ const sat_backend sat_backend_cpu = {
     .copy = cpu_copy,
     .make = cpu_make,
     .digest = cpu_digest,
-    .clean = cpu_clean,
+    .gaps_intact = cpu_gaps_intact,
     .stream = cpu_stream,
     .flush = cpu_flush,
     .time = cpu_time,

@@ -217,7 +217,7 @@ static sat_status cuda_digest(const sat_device *d, const void *from, size_t byte
     return sat_cuda_status(e, "looking at inputs");
 }
 
-static bool cuda_clean(const sat_device *d, const sat_operand *o, void *base, size_t guard) {
+static bool cuda_gaps_intact(const sat_device *d, const sat_operand *o, void *base, size_t guard) {
     cudaStream_t stream;
     int before = sat_cuda_enter(d);
     bool clean = false;
@@ -414,7 +414,7 @@ const sat_backend sat_backend_cuda = {
     .copy = cuda_copy,
     .make = cuda_make,
     .digest = cuda_digest,
-    .clean = cuda_clean,
+    .gaps_intact = cuda_gaps_intact,
     .stream = cuda_stream,
     .flush = cuda_flush,
     .flush_bytes = cuda_flush_bytes,

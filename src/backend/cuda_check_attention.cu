@@ -61,7 +61,7 @@ static int64_t doubles_of(const sat_problem *p, const sat_lines *set, int sets) 
 }
 
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
-    if (probe == SAT_PROBE_EXACT) return sat_cuda_uniform_bytes(p, a);
+    if (probe == SAT_PROBE_STRUCTURE) return sat_cuda_uniform_bytes(p, a);
     sat_lines set[SETS];
     int sets = describe(p, a, 0, set);
     return (size_t)doubles_of(p, set, sets) * sizeof(double) + 4096;
@@ -459,7 +459,7 @@ static expectation *allocate(const sat_trial *t, uint64_t seed, job *w) {
 }
 
 static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, void **out) {
-    if (probe == SAT_PROBE_EXACT) return sat_cuda_uniform_expect(t, out);
+    if (probe == SAT_PROBE_STRUCTURE) return sat_cuda_uniform_expect(t, out);
     const sat_problem *p = t->problem;
     int before = sat_cuda_enter(t->device);
     cudaStream_t stream = (cudaStream_t)sat_backend_cuda.stream(t->device);

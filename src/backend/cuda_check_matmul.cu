@@ -43,7 +43,7 @@ static int64_t step_of(const sat_problem *p, const sat_pattern_view *a) {
 }
 
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
-    if (probe == SAT_PROBE_EXACT) return (size_t)(p->k + p->m + 1) * 8 + 4096;
+    if (probe == SAT_PROBE_STRUCTURE) return (size_t)(p->k + p->m + 1) * 8 + 4096;
     int64_t groups = sat_line_groups(p->m, step_of(p, a));
     return (size_t)(3 * p->batch * groups * p->n + groups) * sizeof(double) + 4096;
 }
@@ -88,7 +88,7 @@ static __global__ void true_rows(item x) {
 static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, void **out) {
     const sat_problem *p = t->problem;
     int64_t step = step_of(p, t->pattern), groups = sat_line_groups(p->m, step), count = p->batch * groups * p->n;
-    bool exact = probe == SAT_PROBE_EXACT;
+    bool exact = probe == SAT_PROBE_STRUCTURE;
     int before = sat_cuda_enter(t->device);
     cudaStream_t stream = (cudaStream_t)sat_backend_cuda.stream(t->device);
     expectation *e = make_expectation<expectation>(exact ? 0 : (size_t)(3 * count + groups));

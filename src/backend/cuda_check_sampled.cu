@@ -42,7 +42,7 @@ static int64_t step_of(const sat_problem *p, const sat_pattern_view *a) {
 }
 
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
-    if (probe == SAT_PROBE_EXACT) return (size_t)((a->grid_rows + a->grid_cols) * p->k + 1) * 8 + 4096;
+    if (probe == SAT_PROBE_STRUCTURE) return (size_t)((a->grid_rows + a->grid_cols) * p->k + 1) * 8 + 4096;
     return (size_t)(3 * p->batch * sat_line_groups(line_count(a), step_of(p, a)) * a->block_cols) * 8 + 4096;
 }
 
@@ -84,7 +84,7 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
     const sat_pattern_view *a = t->pattern;
     int64_t step = step_of(p, a), groups = sat_line_groups(line_count(a), step),
             count = p->batch * groups * a->block_cols;
-    bool exact = probe == SAT_PROBE_EXACT;
+    bool exact = probe == SAT_PROBE_STRUCTURE;
     int before = sat_cuda_enter(t->device);
     cudaStream_t stream = (cudaStream_t)sat_backend_cuda.stream(t->device);
     expectation *e = make_expectation<expectation>(exact ? 0 : (size_t)(3 * count));

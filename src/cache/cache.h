@@ -58,8 +58,8 @@ const char *sat_cache_dir(const sat_cache *cache); /* the folder written to; "" 
 /* Reads the entry from all layers, merged; a miss gives count 0. Never fails but for memory. `by` is left on those
  * records alone that have the cache's own mark, and are in the first layer or in memory. */
 sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry);
-/* The same out of memory where this process has read the key before: no file is touched then. `current`: unless the
- * files have changed since, which is looked at, without opening them. An empty entry is always looked at. */
+/* The same, served from memory where this process has read the key before: no file is touched then. `current`: unless
+ * the files have changed since, which is looked at, without opening them. An empty entry is always looked at. */
 sat_status sat_cache_find(sat_cache *cache, const char *key, bool current, sat_entry *entry);
 /* Adds records to what is on disk now (another process may have added too), atomically. SAT_IO when the disk refuses,
  * SAT_UNSUPPORTED when a later version's file is in the way: the records are then kept in memory for this process.

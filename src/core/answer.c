@@ -13,9 +13,9 @@
 #include "core/rates.h"
 #include "core/runner.h"
 
-static sat_status estimate(sat_question *q, bool bare, sat_answer *answer) {
+static sat_status estimate(sat_question *q, bool without_memory, sat_answer *answer) {
     *answer = (sat_answer){0};
-    return sat_question_estimate(q, bare, &answer->variant);
+    return sat_question_estimate(q, without_memory, &answer->variant);
 }
 
 sat_status sat_answer_estimate(sat_question *q, sat_answer *answer) { return estimate(q, false, answer); }
@@ -62,7 +62,7 @@ static void remember(const sat_question *q, const sat_record *results, size_t co
         kept++;
     }
     sat_status status = sat_cache_add(q->ctx->cache, q->key, records, kept);
-    if (wrong) atomic_fetch_add(&q->ctx->found_wrong, 1); /* after adding: plans that look again find it */
+    if (wrong) atomic_fetch_add(&q->ctx->wrong_generation, 1); /* after adding: plans that look again find it */
     if (status != SAT_OK) sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
     free(records);
 }
@@ -90,7 +90,7 @@ static sat_tuning make_tuning(const sat_question *q, const sat_pattern_view *ful
     bool all = o->effort == SAT_EFFORT_FULL;
     return (sat_tuning){.ctx = q->ctx,
                         .device = &q->device,
-                        .problem = &q->trial,
+                        .problem = &q->race_problem,
                         .pattern = full,
                         .exhaustive = all,
                         .budget_seconds = o->budget_seconds > 0 ? o->budget_seconds
@@ -164,12 +164,12 @@ static sat_status verify(const sat_question *q, const sat_variant *v, const sat_
 
 /* New patterns of a known problem may come every second: each has a place in this process, and none in the file, where
  * they would push the checks of other problems out. */
-sat_status sat_answer_check(const sat_question *q, const sat_variant *v, uint64_t check, const sat_race_how *how) {
+sat_status sat_answer_check(const sat_question *q, const sat_variant *v, uint64_t check_id, const sat_race_how *how) {
     sat_verdict verdict = 0;
     sat_race_how unkept = *how;
     unkept.keep = false;
     SAT_TRY(verify(q, v, &unkept, &verdict));
-    if (verdict == SAT_VERDICT_OK) sat_memo_note_checked(q->ctx->memo, check);
+    if (verdict == SAT_VERDICT_OK) sat_memo_note_checked(q->ctx->memo, check_id);
     return SAT_OK;
 }
 
@@ -192,10 +192,10 @@ static void find_pattern_check(const sat_question *q, const sat_entry *entry, sa
     snprintf(digest, sizeof digest, "%016" PRIx64, sat_pattern_digest(q->pattern));
     answer->pattern_verified = sat_choose_verified(entry, v, q->exact, digest);
     if (answer->pattern_verified) return;
-    answer->check = check_name(q, v);
-    answer->pattern_verified = sat_memo_checked(q->ctx->memo, answer->check);
+    answer->check_id = check_name(q, v);
+    answer->pattern_verified = sat_memo_checked(q->ctx->memo, answer->check_id);
     if (!answer->pattern_verified && q->ctx->background)
-        sat_background_check(q->ctx->background, q->pattern, &q->problem, v, answer->check);
+        sat_background_check(q->ctx->background, q->pattern, &q->problem, v, answer->check_id);
 }
 
 /* Takes the best remembered variant that fits this very call, after checking it on this exact problem, unless this
@@ -288,8 +288,8 @@ static bool forced(const sat_question *q, sat_answer *answer) {
     return true;
 }
 
-sat_status sat_answer_bare(sat_question *q, sat_answer *answer) {
-    if (forced(q, answer) && sat_question_bare(q, answer->variant)) return SAT_OK;
+sat_status sat_answer_without_memory(sat_question *q, sat_answer *answer) {
+    if (forced(q, answer) && sat_question_without_memory(q, answer->variant)) return SAT_OK;
     return estimate(q, true, answer);
 }
 

@@ -9,14 +9,14 @@ typedef struct sat_answer {
     const sat_variant *variant;
     bool cached, tuned, verified;
     bool pattern_verified; /* on this very pattern */
-    uint64_t check;        /* where not: the number of that check, for sat_memo_checked */
+    uint64_t check_id;     /* where not: the number of that check, for sat_memo_checked */
     double tuning_seconds;
 } sat_answer;
 
 sat_status sat_answer_find(sat_question *q, sat_answer *answer);
 sat_status sat_answer_estimate(sat_question *q, sat_answer *answer); /* nothing is looked up or run */
 /* The same among those whose plan takes no memory and prepares nothing: for a call that is captured into a graph. */
-sat_status sat_answer_bare(sat_question *q, sat_answer *answer);
+sat_status sat_answer_without_memory(sat_question *q, sat_answer *answer);
 
 /* How a race is run for a question. */
 typedef struct sat_race_how {
@@ -32,7 +32,8 @@ typedef struct sat_race_how {
 sat_status sat_answer_race(const sat_question *q, const sat_race_how *how, sat_outcome *outcome);
 /* Checks a variant that serves this pattern already. What is right is known to this process from then on; what is not
  * is remembered, and never serves the key again. The caller holds the tuning lock. */
-sat_status sat_answer_check(const sat_question *q, const sat_variant *variant, uint64_t check, const sat_race_how *how);
+sat_status sat_answer_check(const sat_question *q, const sat_variant *variant, uint64_t check_id,
+                            const sat_race_how *how);
 /* Was what the entry knows of this key timed on a busy machine, and is it quiet now? True once a context and key, so
  * that nobody looks, or races, again and again. */
 bool sat_answer_again(const sat_question *q, const sat_entry *entry);

@@ -15,7 +15,7 @@ typedef struct job {
     sat_pattern *pattern; /* a reference */
     sat_problem problem;
     const sat_variant *variant; /* to check; NULL: a race */
-    uint64_t check;
+    uint64_t check_id;
     char key[SAT_KEY_SIZE]; /* the same job is not queued twice */
 } job;
 
@@ -43,7 +43,7 @@ static void do_job(sat_background *b, const job *j) {
     if (!sat_cache_tuning_lock(b->ctx->cache, sat_tuning_patience(b->ctx))) return;
     sat_race_how how = {.keep = true, .wary = true, .cancel = &b->stop};
     sat_status status =
-        j->variant ? sat_answer_check(&q, j->variant, j->check, &how) : sat_answer_race(&q, &how, &outcome);
+        j->variant ? sat_answer_check(&q, j->variant, j->check_id, &how) : sat_answer_race(&q, &how, &outcome);
     sat_cache_tuning_unlock(b->ctx->cache);
     if (status != SAT_OK) sat_logf(&b->ctx->log, SAT_LOG_WARN, "not tuned in the background: %s", sat_last_error());
     free(outcome.results);
@@ -134,9 +134,9 @@ void sat_background_post(sat_background *b, const sat_pattern *pattern, const sa
 }
 
 void sat_background_check(sat_background *b, const sat_pattern *pattern, const sat_problem *problem,
-                          const sat_variant *variant, uint64_t check) {
-    job j = {.problem = *problem, .variant = variant, .check = check};
-    snprintf(j.key, sizeof j.key, "check %016" PRIx64, check);
+                          const sat_variant *variant, uint64_t check_id) {
+    job j = {.problem = *problem, .variant = variant, .check_id = check_id};
+    snprintf(j.key, sizeof j.key, "check %016" PRIx64, check_id);
     post(b, pattern, &j);
 }
 

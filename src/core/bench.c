@@ -38,12 +38,12 @@ static sat_status take_room(sat_bench *s, size_t bytes) {
 /* The sums are one output more, and expectations come one at a time. */
 static size_t bytes_of_checks(sat_bench *s) {
     size_t precision = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_PRECISION);
-    size_t exact = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_EXACT);
-    if (s->op->sums) {
+    size_t exact = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_STRUCTURE);
+    if (s->op->sums_problem) {
         sat_operand o[SAT_MAX_OPERANDS];
-        sat_problem bare = s->op->sums(s->problem, s->pattern);
-        (void)s->op->operands(&bare, s->pattern, o);
-        s->sums_bytes = (size_t)o[s->op->output].span * sat_dtype_size(bare.c_dtype);
+        sat_problem problem = s->op->sums_problem(s->problem, s->pattern);
+        (void)s->op->operands(&problem, s->pattern, o);
+        s->sums_bytes = (size_t)o[s->op->output].span * sat_dtype_size(problem.c_dtype);
     }
     return s->sums_bytes + (precision > exact ? precision : exact);
 }
@@ -168,8 +168,8 @@ static sat_status make_operands(sat_bench *s) {
         }
         SAT_TRY(b->make(s->device, &s->operand[i], s->pattern, to, sat_operand_seed(s->seed, i), &s->fills[i]));
     }
-    if (s->op->inputs) { /* those that cannot be made up come from a run of another operation */
-        sat_problem p = s->op->inputs(s->problem);
+    if (s->op->forward_problem) { /* those that cannot be made up come from a run of another operation */
+        sat_problem p = s->op->forward_problem(s->problem);
         SAT_TRY(run_other(s, &p, NULL, s->pointer));
     }
     return write_specials(s);
@@ -184,12 +184,12 @@ static sat_status take_digests(sat_bench *s) {
 
 /* ---- the sums ---- */
 
-static sat_status prove_sums(sat_bench *s, const sat_problem *bare, const sat_variant *v, sat_finding *finding) {
+static sat_status prove_sums(sat_bench *s, const sat_problem *problem, const sat_variant *v, sat_finding *finding) {
     void *operands[SAT_MAX_OPERANDS] = {0};
     sat_trial t = trial(s);
     for (int i = 0; i < s->count; i++) operands[i] = i == s->op->output ? s->sums : s->pointer[i];
     SAT_TRY(s->ctx->backend->set(s->device, s->sums, 0xff, s->sums_bytes));
-    SAT_TRY(run_other(s, bare, v, operands));
+    SAT_TRY(run_other(s, problem, v, operands));
     return s->checker->prove(&t, ~s->seed, finding);
 }
 
@@ -205,9 +205,9 @@ static const sat_variant *reference_of(const sat_bench *s, const sat_problem *p)
 static sat_status work_out_sums(sat_bench *s) {
     sat_finding finding = {0};
     if (s->sums_bytes == 0) return SAT_OK;
-    sat_problem bare = s->op->sums(s->problem, s->pattern);
-    if (prove_sums(s, &bare, NULL, &finding) == SAT_OK && finding.ok) return SAT_OK;
-    SAT_TRY(prove_sums(s, &bare, reference_of(s, &bare), &finding));
+    sat_problem problem = s->op->sums_problem(s->problem, s->pattern);
+    if (prove_sums(s, &problem, NULL, &finding) == SAT_OK && finding.ok) return SAT_OK;
+    SAT_TRY(prove_sums(s, &problem, reference_of(s, &problem), &finding));
     if (finding.ok) return SAT_OK;
     return sat_fail(SAT_DEVICE_ERROR, "check: the reference is wrong on %s: %s", s->device->name, finding.where);
 }
@@ -215,9 +215,9 @@ static sat_status work_out_sums(sat_bench *s) {
 sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int round, uint64_t seed) {
     s->probe = probe, s->round = round, s->seed = seed, s->special_count = 0;
     for (int i = 0; i < s->count; i++) s->fills[i] = real_fill(s, i);
-    if (probe == SAT_PROBE_EXACT || round > 0) s->op->exact(s->problem, s->pattern, round, s->fills);
+    if (probe == SAT_PROBE_STRUCTURE || round > 0) s->op->fill_kind(s->problem, s->pattern, round, s->fills);
     SAT_TRY(make_operands(s));
-    if (probe == SAT_PROBE_EXACT) SAT_TRY(work_out_sums(s));
+    if (probe == SAT_PROBE_STRUCTURE) SAT_TRY(work_out_sums(s));
     SAT_TRY(take_digests(s));
     forget_expectation(s);
     sat_trial t = trial(s);
@@ -267,7 +267,8 @@ sat_status sat_bench_check(sat_bench *s, sat_finding *finding) {
     sat_trial t = trial(s);
     SAT_TRY(s->checker->compare(&t, s->expectation, finding));
     for (int i = 0; i < s->count && finding->ok; i++) {
-        if (!s->operand[i].output || s->ctx->backend->clean(s->device, &s->operand[i], s->pointer[i], GUARD)) continue;
+        if (!s->operand[i].output || s->ctx->backend->gaps_intact(s->device, &s->operand[i], s->pointer[i], GUARD))
+            continue;
         finding->ok = false;
         snprintf(finding->where, sizeof finding->where, "wrote outside of its output");
     }

@@ -39,8 +39,8 @@ static sat_status check(trials *t, sat_runner *runner, const char *what) {
 
 /* ---- one change each ---- */
 
-static const sat_round large_and_tiny[] = {{SAT_PROBE_EXACT, SAT_ROUND_LARGE, "with large and tiny inputs"}, {0}};
-static const sat_round tiny = {SAT_PROBE_EXACT, SAT_ROUND_TINY, "on a pattern with empty and full rows"};
+static const sat_round large_and_tiny[] = {{SAT_PROBE_STRUCTURE, SAT_ROUND_LARGE, "with large and tiny inputs"}, {0}};
+static const sat_round tiny = {SAT_PROBE_STRUCTURE, SAT_ROUND_TINY, "on a pattern with empty and full rows"};
 
 static sat_status other_inputs(trials *t) {
     const sat_round *rounds = t->bench->op->winner ? t->bench->op->winner : large_and_tiny;

@@ -30,7 +30,7 @@ struct sat_context {
     sat_background *background;
     _Atomic(struct sat_rated *) rated; /* the device with measured rates; NULL: there are none */
     atomic_bool rates_tried;
-    atomic_uint found_wrong; /* how often a variant was: plans that were made before look again */
+    atomic_uint wrong_generation; /* how often a variant was: plans that were made before look again */
 };
 
 #define SAT_NO_FORCE "SPARSE_AUTOTUNE_FORCE is '%s'; no such variant"
@@ -56,10 +56,10 @@ int sat_threads_now(const sat_context *ctx);
 sat_status sat_memo_open(sat_memo **memo);
 void sat_memo_close(sat_memo *memo);
 bool sat_memo_once(sat_memo *memo, const char *key); /* true when first asked for this key, then false */
-/* Patterns that this process found right beside those in the cache: `check` is a hash of variant, exact problem and
+/* Patterns that this process found right beside those in the cache: `check_id` is a hash of variant, exact problem and
  * pattern. The last 1024. */
-bool sat_memo_checked(sat_memo *memo, uint64_t check);
-void sat_memo_note_checked(sat_memo *memo, uint64_t check);
+bool sat_memo_checked(sat_memo *memo, uint64_t check_id);
+void sat_memo_note_checked(sat_memo *memo, uint64_t check_id);
 
 sat_status sat_pool_open(sat_pool **pool);
 void sat_pool_close(sat_pool *pool);
@@ -68,9 +68,10 @@ sat_status sat_background_open(sat_context *ctx, sat_background **background);
 void sat_background_close(sat_background *background); /* stops a race under way */
 /* Queues a race unless its key waits already. */
 void sat_background_post(sat_background *b, const sat_pattern *pattern, const sat_problem *problem, const char *key);
-/* Queues a check of a variant that serves this pattern already, unless it waits; `check` as sat_memo_checked has it. */
+/* Queues a check of a variant that serves this pattern already, unless it waits; `check_id` as sat_memo_checked has it.
+ */
 void sat_background_check(sat_background *b, const sat_pattern *pattern, const sat_problem *problem,
-                          const sat_variant *variant, uint64_t check);
+                          const sat_variant *variant, uint64_t check_id);
 void sat_background_wait(sat_background *b);
 unsigned sat_background_done(const sat_background *b); /* races and checks finished so far */
 

@@ -43,23 +43,23 @@ bool sat_memo_once(sat_memo *m, const char *key) {
 }
 
 /* With the lock held. */
-static bool has_check(const sat_memo *m, uint64_t check) {
+static bool has_check(const sat_memo *m, uint64_t check_id) {
     for (size_t i = 0; i < CHECKS; i++)
-        if (m->checks[i] == check) return true;
+        if (m->checks[i] == check_id) return true;
     return false;
 }
 
-bool sat_memo_checked(sat_memo *m, uint64_t check) {
-    if (!check) return false;
+bool sat_memo_checked(sat_memo *m, uint64_t check_id) {
+    if (!check_id) return false;
     pthread_mutex_lock(&m->lock);
-    bool found = has_check(m, check);
+    bool found = has_check(m, check_id);
     pthread_mutex_unlock(&m->lock);
     return found;
 }
 
-void sat_memo_note_checked(sat_memo *m, uint64_t check) {
-    if (!check) return;
+void sat_memo_note_checked(sat_memo *m, uint64_t check_id) {
+    if (!check_id) return;
     pthread_mutex_lock(&m->lock);
-    if (!has_check(m, check)) m->checks[m->next_check++ % CHECKS] = check;
+    if (!has_check(m, check_id)) m->checks[m->next_check++ % CHECKS] = check_id;
     pthread_mutex_unlock(&m->lock);
 }

@@ -23,10 +23,10 @@ struct sat_plan {
     sat_runner runner;
     sat_plan_info info;
     int count;
-    bool writes;          /* some output has elements */
-    bool forked;          /* made, or made anew, in a forked child */
-    uint64_t check;       /* as in sat_answer */
-    unsigned found_wrong; /* the context's, before the variant was chosen */
+    bool writes;               /* some output has elements */
+    bool forked;               /* made, or made anew, in a forked child */
+    uint64_t check_id;         /* as in sat_answer */
+    unsigned wrong_generation; /* the context's, before the variant was chosen */
     atomic_flag running;
     sat_operand operand[SAT_MAX_OPERANDS];
     seen seen[SAT_MAX_OPERANDS];
@@ -43,7 +43,7 @@ static void describe(sat_plan *p, const sat_question *q, const sat_answer *answe
                               .workspace_bytes = p->runner.workspace_bytes,
                               .flops = q->op->flops(&q->problem, q->view),
                               .bytes = q->op->bytes(&q->problem, q->view)};
-    p->check = answer->check, p->found_wrong = q->found_wrong;
+    p->check_id = answer->check_id, p->wrong_generation = q->wrong_generation;
     strncpy(p->info.variant, answer->variant->name, sizeof p->info.variant - 1);
     p->info.estimate_seconds = answer->variant->estimate(answer->variant, &q->problem, q->view, &q->device);
 }
@@ -82,8 +82,8 @@ sat_status sat_plan_create(sat_context *ctx, const sat_pattern *pattern, const s
     return make_plan(&q, &answer, plan);
 }
 
-sat_status sat_plan_create_bare(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
-                                sat_plan **plan) {
+sat_status sat_plan_create_without_memory(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
+                                          sat_plan **plan) {
     *plan = NULL;
     sat_question q;
     sat_answer answer;
@@ -92,7 +92,7 @@ sat_status sat_plan_create_bare(sat_context *ctx, const sat_pattern *pattern, co
     if (needs_columns && !sat_pattern_has_transposed(pattern))
         return sat_fail(SAT_UNSUPPORTED, "the pattern's transposed index takes memory");
     SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
-    SAT_TRY(sat_answer_bare(&q, &answer));
+    SAT_TRY(sat_answer_without_memory(&q, &answer));
     return make_plan(&q, &answer, plan);
 }
 
@@ -114,9 +114,12 @@ sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
     if (!copy) return sat_fail(SAT_NULL_POINTER, "copy is NULL");
     *copy = NULL;
-    sat_plan *p = malloc(sizeof *p);
+    sat_plan *p = calloc(1, sizeof *p);
     if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "plan");
-    *p = *plan;
+    p->ctx = plan->ctx, p->pattern = plan->pattern, p->info = plan->info; /* what no run of the plan writes */
+    p->count = plan->count, p->writes = plan->writes, p->forked = plan->forked;
+    p->check_id = plan->check_id, p->wrong_generation = plan->wrong_generation;
+    memcpy(p->operand, plan->operand, sizeof p->operand);
     atomic_flag_clear(&p->running);
     const sat_runner *r = &plan->runner;
     sat_status status =
@@ -144,7 +147,7 @@ void sat_plan_free(sat_plan *plan) {
 static bool found_wrong_since(const sat_plan *plan) {
     sat_question q;
     sat_entry entry;
-    if (atomic_load(&plan->ctx->found_wrong) == plan->found_wrong) return false;
+    if (atomic_load(&plan->ctx->wrong_generation) == plan->wrong_generation) return false;
     if (sat_question_make(&q, plan->ctx, plan->pattern, &plan->runner.problem) != SAT_OK) return false;
     if (sat_cache_find(plan->ctx->cache, q.key, false, &entry) != SAT_OK) return false;
     bool wrong = sat_choose_wrong(&entry, plan->runner.variant);
@@ -156,7 +159,7 @@ sat_status sat_plan_get_info(const sat_plan *plan, sat_plan_info *info) {
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
     if (!info) return sat_fail(SAT_NULL_POINTER, "info is NULL");
     sat_plan_info now = plan->info;
-    if (now.verified && !now.pattern_verified) now.pattern_verified = sat_memo_checked(plan->ctx->memo, plan->check);
+    if (now.verified && !now.pattern_verified) now.pattern_verified = sat_memo_checked(plan->ctx->memo, plan->check_id);
     if (now.verified && found_wrong_since(plan)) now.verified = now.pattern_verified = false;
     return sat_struct_out(info, &now, sizeof now, sizeof now, "sat_plan_info");
 }

@@ -25,9 +25,9 @@ typedef struct place {
     sat_plan *plan;
     bool busy;
     bool captured;       /* a graph may hold its workspace */
-    bool bare;           /* made under capture, by estimate: good for nothing but captures, and holds no memory */
+    bool memoryless;     /* made under capture, by estimate: good for nothing but captures, and holds no memory */
     unsigned tuned_then; /* background races finished when it was made; an estimate is looked up again later */
-    unsigned wrong_then; /* the context's found_wrong, likewise; after another one everything is */
+    unsigned wrong_then; /* the context's wrong_generation, likewise; after another one everything is */
     bool settled;
     uint64_t used;
 } place;
@@ -66,8 +66,8 @@ static uint32_t alignment_of(const void *pointer, uint32_t most) {
 
 /* How well a place suits a call; 0: not at all. Plain calls and captured ones keep to plans of their own. */
 static int suits(const place *p, bool capture) {
-    if (!capture) return !p->captured && !p->bare;
-    return p->bare ? 1 : p->captured ? 3 : 2;
+    if (!capture) return !p->captured && !p->memoryless;
+    return p->memoryless ? 1 : p->captured ? 3 : 2;
 }
 
 /* With the lock held: a free plan for this call, marked busy; NULL if there is none. */
@@ -86,7 +86,7 @@ static place *borrow(sat_pool *pool, const place *call, bool capture) {
         if (suits(p, capture) > (best ? suits(best, capture) : 0)) best = p;
     }
     if (!best) return NULL;
-    best->captured = best->captured || (capture && !best->bare);
+    best->captured = best->captured || (capture && !best->memoryless);
     best->busy = true;
     best->used = ++pool->clock;
     return best;
@@ -98,7 +98,7 @@ static bool keep(sat_pool *pool, const place *made) {
     place *oldest = NULL;
     for (int i = 0; i < PLACES; i++) {
         place *p = &pool->places[i];
-        if (p->busy || p->captured || (made->bare && p->plan)) continue;
+        if (p->busy || p->captured || (made->memoryless && p->plan)) continue;
         if (!oldest || p->used < oldest->used) oldest = p;
     }
     if (!oldest) return false;
@@ -130,9 +130,9 @@ static uint32_t common_alignment(const sat_problem *p, void *const *operands, ch
     return most;
 }
 
-static sat_status make_bare(sat_context *ctx, place *made) {
-    made->bare = true;
-    sat_status status = sat_plan_create_bare(ctx, made->pattern, &made->problem, &made->plan);
+static sat_status make_without_memory(sat_context *ctx, place *made) {
+    made->memoryless = true;
+    sat_status status = sat_plan_create_without_memory(ctx, made->pattern, &made->problem, &made->plan);
     if (status != SAT_UNSUPPORTED) return status;
     char why[256];
     snprintf(why, sizeof why, "%s", sat_last_error());
@@ -144,7 +144,8 @@ static sat_status make_bare(sat_context *ctx, place *made) {
 
 static sat_status call_new(sat_context *ctx, place *made, void *const *operands, void *stream, bool capture) {
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
-    SAT_TRY(capture ? make_bare(ctx, made) : sat_plan_create(ctx, made->pattern, &made->problem, &made->plan));
+    SAT_TRY(capture ? make_without_memory(ctx, made)
+                    : sat_plan_create(ctx, made->pattern, &made->problem, &made->plan));
     sat_status status = sat_plan_launch(made->plan, operands, stream);
     if (sat_plan_get_info(made->plan, &info) == SAT_OK) made->settled = info.cached || info.tuned;
     sat_pattern_ref(made->pattern);
@@ -185,7 +186,7 @@ sat_status sat_pool_call(sat_context *ctx, const sat_pattern *pattern, const sat
     made.problem.b_align = common_alignment(&made.problem, operands, 'b', most);
     made.problem.c_align = common_alignment(&made.problem, operands, 'c', most);
     made.tuned_then = ctx->background ? sat_background_done(ctx->background) : 0;
-    made.wrong_then = atomic_load(&ctx->found_wrong);
+    made.wrong_then = atomic_load(&ctx->wrong_generation);
     bool capture = ctx->backend->capturing(&ctx->device, stream);
     pthread_mutex_lock(&ctx->pool->lock);
     place *p = borrow(ctx->pool, &made, capture);

@@ -22,9 +22,10 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
     q->device = sat_device_now(ctx);
     sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads(1) ? q->device.threads : 0);
     sat_exact_spell(q->exact, &q->problem, q->view);
-    q->trial = q->op->representative ? q->op->representative(&q->problem) : sat_representative_scalars(&q->problem);
+    q->race_problem =
+        q->op->representative ? q->op->representative(&q->problem) : sat_representative_scalars(&q->problem);
     q->memory_limit = SAT_USUAL_LIMIT;
-    q->found_wrong = atomic_load(&ctx->found_wrong);
+    q->wrong_generation = atomic_load(&ctx->wrong_generation);
     return SAT_OK;
 }
 
@@ -54,10 +55,12 @@ bool sat_question_affords(sat_question *q, const sat_variant *v) {
     return sat_within_limit(q->ctx, workspace(q, v), &q->memory_limit);
 }
 
-bool sat_question_bare(const sat_question *q, const sat_variant *v) { return !v->prepare && workspace(q, v) == 0; }
+bool sat_question_without_memory(const sat_question *q, const sat_variant *v) {
+    return !v->prepare && workspace(q, v) == 0;
+}
 
 /* Nothing may be checked here, so only our own code serves. The reference fits everything, so there is an answer. */
-sat_status sat_question_estimate(sat_question *q, bool bare, const sat_variant **variant) {
+sat_status sat_question_estimate(sat_question *q, bool without_memory, const sat_variant **variant) {
     const sat_variant *list[SAT_MAX_VARIANTS];
     size_t count = sat_question_candidates(q, NULL, list);
     double best = 0;
@@ -66,7 +69,7 @@ sat_status sat_question_estimate(sat_question *q, bool bare, const sat_variant *
         const sat_variant *v = list[i];
         if (!sat_registry_trusted(&q->ctx->registry, v) || !sat_question_affords(q, v)) continue;
         if (!sat_choose_allowed(v, q->problem.flags)) continue;
-        if (bare && !sat_question_bare(q, v)) continue;
+        if (without_memory && !sat_question_without_memory(q, v)) continue;
         double t = v->estimate(v, &q->problem, q->view, &q->device);
         if (!*variant || t < best) *variant = v, best = t;
     }

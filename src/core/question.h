@@ -9,13 +9,14 @@
 typedef struct sat_question {
     sat_context *ctx;
     const sat_pattern *pattern;
-    const sat_pattern_view *view; /* with the transposed index, if the problem or a check needs it */
+    const sat_pattern_view *view; /* with the transposed index, if the problem needs it; checks take their own */
     const sat_op *op;
     sat_device device;
     sat_problem problem;
-    sat_problem trial;    /* what races and checks run: the same, with alpha and beta that no operand overflows from */
-    size_t memory_limit;  /* for workspace; SAT_USUAL_LIMIT until somebody asks */
-    unsigned found_wrong; /* the context's, when this was made */
+    sat_problem
+        race_problem;    /* what races and checks run: the same, with alpha and beta that no operand overflows from */
+    size_t memory_limit; /* for workspace; SAT_USUAL_LIMIT until somebody asks */
+    unsigned wrong_generation; /* the context's, when this was made */
     char key[SAT_KEY_SIZE], exact[SAT_KEY_SIZE];
 } sat_question;
 
@@ -27,9 +28,9 @@ size_t sat_question_candidates(const sat_question *q, const char *only, const sa
 
 bool sat_question_affords(sat_question *q, const sat_variant *v); /* its workspace stays within the memory limit */
 /* A variant that takes no memory of the device and does no work on it before its first run. */
-bool sat_question_bare(const sat_question *q, const sat_variant *v);
+bool sat_question_without_memory(const sat_question *q, const sat_variant *v);
 
-/* The fastest by estimate among those that may serve unchecked; `bare`: and are bare. */
-sat_status sat_question_estimate(sat_question *q, bool bare, const sat_variant **variant);
+/* The fastest by estimate among those that may serve unchecked; `without_memory`: and take no memory. */
+sat_status sat_question_estimate(sat_question *q, bool without_memory, const sat_variant **variant);
 
 #endif

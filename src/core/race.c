@@ -66,12 +66,12 @@ static void read_back(const sat_question *q, const sat_entry *entry, sat_race *r
     }
 }
 
-/* Takes the results from the cache, where it has them all and they need not be measured again. `reload`: another
+/* Takes the results from the cache, where it has them all and they need not be measured again. `current`: another
  * process may have written since; `again`: did they have to be measured again before? */
-static sat_status look_up(const sat_question *q, bool reload, bool *again, sat_race *race) {
+static sat_status look_up(const sat_question *q, bool current, bool *again, sat_race *race) {
     sat_entry entry = {0};
-    sat_status status = sat_cache_find(q->ctx->cache, q->key, reload, &entry);
-    if (reload) *again = *again && sat_choose_provisional(&entry, (int64_t)time(NULL));
+    sat_status status = sat_cache_find(q->ctx->cache, q->key, current, &entry);
+    if (current) *again = *again && sat_choose_provisional(&entry, (int64_t)time(NULL));
     else *again = *again && status == SAT_OK && sat_answer_again(q, &entry);
     if (status == SAT_OK && entry.count && !*again) read_back(q, &entry, race);
     race->info.cached = race->results != NULL;

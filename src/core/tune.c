@@ -274,7 +274,7 @@ static void drop_slow(race *r) {
 
 /* Runs every candidate on one set of exact operands: only a right structure passes. */
 static sat_status verify(race *r) {
-    SAT_TRY(fill(r, SAT_PROBE_EXACT, 0));
+    SAT_TRY(fill(r, SAT_PROBE_STRUCTURE, 0));
     for (size_t i = 0; i < r->count && !over(r); i++) {
         candidate *c = &r->list[i];
         if (!c->racing || c->result.verdict == SAT_VERDICT_OK) continue;

@@ -234,24 +234,25 @@ static void fill_ladder(const sat_problem *p, bool falls, sat_fill *fills) {
     fills[1] = (sat_fill){.scale = 1, .slope = falls ? -rise : rise};
 }
 
-static void exact(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
+static void fill_kind(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
     (void)a;
     if (round <= SAT_ROUND_NO_QUERIES) fill_uniform(p, round, fills);
     else if (round == SAT_ROUND_FAR) fill_far(p, fills);
     else if (round != SAT_ROUND_REALS) fill_ladder(p, round == SAT_ROUND_FALLING, fills);
 }
 
-static const sat_round forward_rounds[] = {{SAT_PROBE_EXACT, SAT_ROUND_NO_QUERIES, "with queries that are zero"},
+static const sat_round forward_rounds[] = {{SAT_PROBE_STRUCTURE, SAT_ROUND_NO_QUERIES, "with queries that are zero"},
                                            {SAT_PROBE_PRECISION, SAT_ROUND_FAR, "with scores far apart"},
                                            {SAT_PROBE_PRECISION, SAT_ROUND_RISING, "with scores that rise"},
                                            {SAT_PROBE_PRECISION, SAT_ROUND_FALLING, "with scores that fall"},
                                            {0}};
 /* The gradients have no running maximum: their weights come from LSE. */
-static const sat_round backward_rounds[] = {{SAT_PROBE_EXACT, SAT_ROUND_NO_QUERIES, "with queries that are zero"},
+static const sat_round backward_rounds[] = {{SAT_PROBE_STRUCTURE, SAT_ROUND_NO_QUERIES, "with queries that are zero"},
                                             {SAT_PROBE_PRECISION, SAT_ROUND_FAR, "with scores far apart"},
                                             {0}};
 static const sat_round other_scale = {SAT_PROBE_PRECISION, SAT_ROUND_REALS, "with another scale"};
-static const sat_round other_mask = {SAT_PROBE_EXACT, SAT_ROUND_NO_QUERIES, "on a pattern with empty and full rows"};
+static const sat_round other_mask = {SAT_PROBE_STRUCTURE, SAT_ROUND_NO_QUERIES,
+                                     "on a pattern with empty and full rows"};
 
 /* ---- spelling ---- */
 
@@ -304,7 +305,7 @@ static sat_problem representative(const sat_problem *p) {
 }
 
 /* A gradient's O and LSE are what the forward pass gives. */
-static sat_problem forward_of(const sat_problem *p) {
+static sat_problem forward_problem(const sat_problem *p) {
     sat_problem q = *p;
     q.op = SAT_ATTENTION, q.attention.lse = true, q.c_align = p->a_align;
     return q;
@@ -345,7 +346,7 @@ const sat_op sat_op_attention = {
     .spell = spell,
     .from_call = from_call,
     .representative = representative,
-    .exact = exact,
+    .fill_kind = fill_kind,
     .host_checker = &sat_attention_check,
     .winner = forward_rounds,
     .other_scale = &other_scale,
@@ -366,8 +367,8 @@ const sat_op sat_op_attention_backward = {
     .bytes = sat_attention_bytes,
     .spell = spell,
     .representative = representative,
-    .exact = exact,
-    .inputs = forward_of,
+    .fill_kind = fill_kind,
+    .forward_problem = forward_problem,
     .needs_columns = always,
     .host_checker = &sat_attention_backward_check,
     .winner = backward_rounds,

@@ -45,7 +45,7 @@ static int describe(const sat_problem *p, const sat_pattern_view *a, int round, 
 static int64_t line_count(const sat_problem *p, const sat_lines *s) { return p->batch * s->heads * s->groups; }
 
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
-    if (probe == SAT_PROBE_EXACT) return sat_uniform_bytes(p, a);
+    if (probe == SAT_PROBE_STRUCTURE) return sat_uniform_bytes(p, a);
     sat_lines set[SETS];
     int sets = describe(p, a, 0, set);
     double all = (double)(p->m + p->n) * (double)(2 * p->attention.dim + 2);
@@ -378,7 +378,7 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
 }
 
 static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, void **out) {
-    if (probe == SAT_PROBE_EXACT) return sat_uniform_expect(t, out);
+    if (probe == SAT_PROBE_STRUCTURE) return sat_uniform_expect(t, out);
     expectation *e = allocate(t->problem, t->pattern, t->round, seed);
     if (!e || !expect_heads(t, e)) {
         free(e);

@@ -64,7 +64,7 @@ static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand
     return count;
 }
 
-static sat_problem sums(const sat_problem *p, const sat_pattern_view *a) {
+static sat_problem sums_problem(const sat_problem *p, const sat_pattern_view *a) {
     sat_problem q = *p;
     (void)a;
     q.c_dtype = p->compute_dtype, q.c_align = 64;
@@ -74,7 +74,7 @@ static sat_problem sums(const sat_problem *p, const sat_pattern_view *a) {
     return q;
 }
 
-static void exact(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
+static void fill_kind(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
     bool t = p->matmul.transpose == SAT_TRANSPOSE; /* products in the heaviest row */
     int64_t depth = t ? a->max_col * a->block_rows : a->max_row * a->block_cols;
     sat_exact_fills(p, depth, round, &fills[0], &fills[1], &fills[2]);
@@ -135,8 +135,8 @@ const sat_op sat_op_matmul = {
     .spell = sat_spell_product,
     .needs_columns = needs_columns,
     .from_call = from_call,
-    .sums = sums,
-    .exact = exact,
+    .sums_problem = sums_problem,
+    .fill_kind = fill_kind,
     .specials = specials,
     .host_checker = &sat_matmul_check,
 };

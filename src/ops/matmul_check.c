@@ -27,7 +27,7 @@ static int64_t expected_elements(const sat_problem *p, const sat_pattern_view *a
 }
 
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
-    if (probe == SAT_PROBE_EXACT) return 4096;
+    if (probe == SAT_PROBE_STRUCTURE) return 4096;
     return (size_t)(3 * expected_elements(p, a) + p->m) * sizeof(double) + 4096;
 }
 
@@ -99,7 +99,7 @@ static int64_t true_row(const item *x, int64_t i, const sat_true_line *to, doubl
 static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, void **out) {
     const sat_problem *p = t->problem;
     *out = NULL;
-    if (probe == SAT_PROBE_EXACT) return SAT_OK;
+    if (probe == SAT_PROBE_STRUCTURE) return SAT_OK;
     expectation *e = allocate(p, t->pattern, seed);
     if (!e) return no_memory(p);
     bool memory = true;

@@ -51,17 +51,17 @@ typedef struct sat_trial {
     const sat_problem *problem;
     const sat_pattern_view *pattern;
     void *const *operands;
-    const sat_fill *fills;       /* of the operands */
-    int round;                   /* of the fill */
-    const void *before;          /* what the output held before the run; NULL where beta is 0 */
-    const void *sums;            /* exact: the bare sums, as op->sums() describes them; NULL until they are there */
+    const sat_fill *fills; /* of the operands */
+    int round;             /* of the fill */
+    const void *before;    /* what the output held before the run; NULL where beta is 0 */
+    const void *sums;      /* exact: the bare sums, as op->sums_problem() describes them; NULL until they are there */
     const sat_special *specials; /* exact: planted in the inputs after the sums were worked out */
     int special_count;
 } sat_trial;
 
 typedef enum sat_probe {
-    SAT_PROBE_EXACT = 0,    /* structure: every element is known to the last bit; attention: within a tolerance */
-    SAT_PROBE_PRECISION = 1 /* random reals: some lines of the output, each element within what rounding does */
+    SAT_PROBE_STRUCTURE = 0, /* structure: every element is known to the last bit; attention: within a tolerance */
+    SAT_PROBE_PRECISION = 1  /* random reals: some lines of the output, each element within what rounding does */
 } sat_probe;
 
 typedef struct sat_finding {
@@ -115,13 +115,13 @@ typedef struct sat_op {
     double (*bytes)(const sat_problem *p, const sat_pattern_view *a);
     /* The same problem without scalars, bias, activation and gaps, its output in the compute type: the bare sums. NULL:
      * the exact probe needs none. */
-    sat_problem (*sums)(const sat_problem *p, const sat_pattern_view *a);
+    sat_problem (*sums_problem)(const sat_problem *p, const sat_pattern_view *a);
     /* Fills for the exact probe, all rounds, and for the precision probe from round 1 on. Rounds differ in which factor
      * is wide and in their scales. */
-    void (*exact)(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills);
+    void (*fill_kind)(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills);
     /* What a key, or the exact spelling of a problem, says of the fields that are this operation's own. */
     void (*spell)(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words);
-    /* The rest may be NULL, as `sums` may. Do variants need the transposed index of the pattern? Asked before
+    /* The rest may be NULL, as `sums_problem` may. Do variants need the transposed index of the pattern? Asked before
      * normalising, too. NULL: none does. */
     bool (*needs_columns)(const sat_problem *p);
     /* One-call forms: the optional operands of the problem, by which pointers are given. */
@@ -129,7 +129,7 @@ typedef struct sat_op {
     sat_problem (*representative)(const sat_problem *p); /* instead of sat_representative_scalars */
     /* Gradients: the forward problem, whose operands are the first ones of this. It is run first, since its outputs are
      * inputs here and cannot be made up. */
-    sat_problem (*inputs)(const sat_problem *p);
+    sat_problem (*forward_problem)(const sat_problem *p);
     /* Where to plant numbers that are not finite, at most SAT_MAX_SPECIALS; how many. The fills and the seed are those
      * of the operands, so that a place can be found where an infinity meets a zero. */
     int (*specials)(const sat_problem *p, const sat_pattern_view *a, const sat_fill *fills, uint64_t seed,

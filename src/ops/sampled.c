@@ -37,14 +37,14 @@ static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand
     return 3;
 }
 
-static sat_problem sums(const sat_problem *p, const sat_pattern_view *a) {
+static sat_problem sums_problem(const sat_problem *p, const sat_pattern_view *a) {
     sat_problem q = *p;
     q.c_dtype = p->compute_dtype, q.c_align = 64, q.alpha = 1, q.beta = 0, q.flags &= SAT_ALLOW_TF32;
     q.c.batch_stride = p->batch > 1 ? a->stored_blocks * a->block_rows * a->block_cols : 0;
     return q;
 }
 
-static void exact(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
+static void fill_kind(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
     (void)a;
     sat_exact_fills(p, p->k, round, &fills[0], &fills[1], &fills[2]);
 }
@@ -94,8 +94,8 @@ const sat_op sat_op_sampled = {
     .flops = sat_flops,
     .bytes = sat_bytes,
     .spell = sat_spell_product,
-    .sums = sums,
-    .exact = exact,
+    .sums_problem = sums_problem,
+    .fill_kind = fill_kind,
     .specials = specials,
     .host_checker = &sat_sampled_check,
 };

@@ -31,7 +31,7 @@ static int64_t expected_elements(const sat_problem *p, const sat_pattern_view *a
 
 static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe probe) {
     double folded = 16.0 * (double)(a->grid_rows + a->grid_cols) * (double)p->k;
-    if (probe == SAT_PROBE_EXACT) return (size_t)folded + 4096;
+    if (probe == SAT_PROBE_STRUCTURE) return (size_t)folded + 4096;
     return (size_t)(3 * expected_elements(p, a)) * sizeof(double) + 4096;
 }
 
@@ -103,7 +103,7 @@ static void true_line(const item *w, const expectation *e, int64_t g, double *ro
 static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, void **out) {
     const sat_problem *p = t->problem;
     *out = NULL;
-    if (probe == SAT_PROBE_EXACT) return SAT_OK;
+    if (probe == SAT_PROBE_STRUCTURE) return SAT_OK;
     expectation *e = allocate(p, t->pattern, seed);
     if (!e) return no_memory(t->pattern);
     bool memory = true;
