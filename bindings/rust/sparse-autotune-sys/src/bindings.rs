@@ -42,13 +42,14 @@ pub struct sat_device {
     pub identity: [::core::ffi::c_char; 192usize],
     pub isa: u32,
     pub threads: ::core::ffi::c_int,
+    pub multiprocessors: ::core::ffi::c_int,
     pub capability: ::core::ffi::c_int,
     pub l1_bytes: i64,
     pub l2_bytes: i64,
     pub l3_bytes: i64,
     pub memory_bytes: i64,
     pub memory_rate: f64,
-    pub flop_rate: [f64; 5usize],
+    pub flop_rate: [f64; 32usize],
     pub l2_rate: f64,
     pub tf32_rate: f64,
     pub measured: bool,
@@ -63,6 +64,7 @@ pub struct sat_context {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct sat_allocator {
+    pub size: usize,
     pub alloc: ::core::option::Option<
         unsafe extern "C" fn(
             user: *mut ::core::ffi::c_void,
@@ -87,10 +89,11 @@ pub struct sat_context_options {
     pub effort: sat_effort,
     pub measure: sat_measure,
     pub threads: ::core::ffi::c_int,
+    pub multiprocessors: ::core::ffi::c_int,
     pub background: bool,
     pub budget_seconds: f64,
     pub memory_limit: usize,
-    pub allocator: sat_allocator,
+    pub allocator: *const sat_allocator,
     pub log: sat_log_fn,
     pub log_user: *mut ::core::ffi::c_void,
 }
@@ -184,10 +187,17 @@ pub struct sat_attention {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct sat_matmul {
+    pub transpose: sat_transpose,
+    pub bias: sat_bias,
+    pub activation: sat_activation,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
 pub struct sat_problem {
     pub size: usize,
     pub op: sat_operation,
-    pub transpose: sat_transpose,
+    pub flags: u32,
     pub m: i64,
     pub n: i64,
     pub k: i64,
@@ -202,12 +212,11 @@ pub struct sat_problem {
     pub a_align: u32,
     pub b_align: u32,
     pub c_align: u32,
+    pub reserved_align: u32,
     pub alpha: f64,
     pub beta: f64,
-    pub bias: sat_bias,
-    pub activation: sat_activation,
-    pub flags: u32,
-    pub attention: sat_attention,
+    pub reserved: [u64; 8usize],
+    pub __bindgen_anon_1: sat_problem__bindgen_ty_1,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -266,7 +275,7 @@ pub struct sat_race_options {
             done: ::core::ffi::c_int,
             total: ::core::ffi::c_int,
             what: *const ::core::ffi::c_char,
-        ),
+        ) -> bool,
     >,
     pub progress_user: *mut ::core::ffi::c_void,
 }
@@ -327,6 +336,7 @@ pub struct sat_variant {
     pub flags: u32,
     pub priority: ::core::ffi::c_int,
     pub instance: sat_instance,
+    pub reserved: [::core::ffi::c_int; 7usize],
     pub about: *const ::core::ffi::c_char,
     pub user: *mut ::core::ffi::c_void,
     pub supports: ::core::option::Option<
@@ -396,6 +406,8 @@ pub const SAT_LIBRARY_ERROR: sat_status = 18;
 pub const SAT_WRONG_RESULT: sat_status = 19;
 pub const SAT_WRONG_MEMORY: sat_status = 20;
 pub const SAT_DUPLICATE: sat_status = 21;
+pub const SAT_CANCELLED: sat_status = 22;
+pub const SAT_BUSY: sat_status = 23;
 pub const SAT_INTERNAL: sat_status = 99;
 pub const SAT_F32: sat_dtype = 1;
 pub const SAT_F64: sat_dtype = 2;
@@ -435,7 +447,7 @@ pub const SAT_ISA_AVX512_BF16: _bindgen_ty_2 = 4;
 pub const SAT_ISA_AMX_BF16: _bindgen_ty_2 = 8;
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_device"][::core::mem::size_of::<sat_device>() - 472usize];
+    ["Size of sat_device"][::core::mem::size_of::<sat_device>() - 688usize];
     ["Alignment of sat_device"][::core::mem::align_of::<sat_device>() - 8usize];
     [
         "Offset of field: sat_device::size",
@@ -459,8 +471,11 @@ const _: () = {
         "Offset of field: sat_device::threads",
     ][::core::mem::offset_of!(sat_device, threads) - 340usize];
     [
+        "Offset of field: sat_device::multiprocessors",
+    ][::core::mem::offset_of!(sat_device, multiprocessors) - 344usize];
+    [
         "Offset of field: sat_device::capability",
-    ][::core::mem::offset_of!(sat_device, capability) - 344usize];
+    ][::core::mem::offset_of!(sat_device, capability) - 348usize];
     [
         "Offset of field: sat_device::l1_bytes",
     ][::core::mem::offset_of!(sat_device, l1_bytes) - 352usize];
@@ -481,19 +496,19 @@ const _: () = {
     ][::core::mem::offset_of!(sat_device, flop_rate) - 392usize];
     [
         "Offset of field: sat_device::l2_rate",
-    ][::core::mem::offset_of!(sat_device, l2_rate) - 432usize];
+    ][::core::mem::offset_of!(sat_device, l2_rate) - 648usize];
     [
         "Offset of field: sat_device::tf32_rate",
-    ][::core::mem::offset_of!(sat_device, tf32_rate) - 440usize];
+    ][::core::mem::offset_of!(sat_device, tf32_rate) - 656usize];
     [
         "Offset of field: sat_device::measured",
-    ][::core::mem::offset_of!(sat_device, measured) - 448usize];
+    ][::core::mem::offset_of!(sat_device, measured) - 664usize];
     [
         "Offset of field: sat_device::shared_bytes",
-    ][::core::mem::offset_of!(sat_device, shared_bytes) - 456usize];
+    ][::core::mem::offset_of!(sat_device, shared_bytes) - 672usize];
     [
         "Offset of field: sat_device::driver",
-    ][::core::mem::offset_of!(sat_device, driver) - 464usize];
+    ][::core::mem::offset_of!(sat_device, driver) - 680usize];
 };
 pub const SAT_LOG_ERROR: sat_log_level = 1;
 pub const SAT_LOG_WARN: sat_log_level = 2;
@@ -501,23 +516,26 @@ pub const SAT_LOG_INFO: sat_log_level = 3;
 pub const SAT_LOG_DEBUG: sat_log_level = 4;
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_allocator"][::core::mem::size_of::<sat_allocator>() - 24usize];
+    ["Size of sat_allocator"][::core::mem::size_of::<sat_allocator>() - 32usize];
     ["Alignment of sat_allocator"][::core::mem::align_of::<sat_allocator>() - 8usize];
     [
+        "Offset of field: sat_allocator::size",
+    ][::core::mem::offset_of!(sat_allocator, size) - 0usize];
+    [
         "Offset of field: sat_allocator::alloc",
-    ][::core::mem::offset_of!(sat_allocator, alloc) - 0usize];
+    ][::core::mem::offset_of!(sat_allocator, alloc) - 8usize];
     [
         "Offset of field: sat_allocator::free",
-    ][::core::mem::offset_of!(sat_allocator, free) - 8usize];
+    ][::core::mem::offset_of!(sat_allocator, free) - 16usize];
     [
         "Offset of field: sat_allocator::user",
-    ][::core::mem::offset_of!(sat_allocator, user) - 16usize];
+    ][::core::mem::offset_of!(sat_allocator, user) - 24usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of sat_context_options",
-    ][::core::mem::size_of::<sat_context_options>() - 96usize];
+    ][::core::mem::size_of::<sat_context_options>() - 88usize];
     [
         "Alignment of sat_context_options",
     ][::core::mem::align_of::<sat_context_options>() - 8usize];
@@ -540,23 +558,26 @@ const _: () = {
         "Offset of field: sat_context_options::threads",
     ][::core::mem::offset_of!(sat_context_options, threads) - 32usize];
     [
+        "Offset of field: sat_context_options::multiprocessors",
+    ][::core::mem::offset_of!(sat_context_options, multiprocessors) - 36usize];
+    [
         "Offset of field: sat_context_options::background",
-    ][::core::mem::offset_of!(sat_context_options, background) - 36usize];
+    ][::core::mem::offset_of!(sat_context_options, background) - 40usize];
     [
         "Offset of field: sat_context_options::budget_seconds",
-    ][::core::mem::offset_of!(sat_context_options, budget_seconds) - 40usize];
+    ][::core::mem::offset_of!(sat_context_options, budget_seconds) - 48usize];
     [
         "Offset of field: sat_context_options::memory_limit",
-    ][::core::mem::offset_of!(sat_context_options, memory_limit) - 48usize];
+    ][::core::mem::offset_of!(sat_context_options, memory_limit) - 56usize];
     [
         "Offset of field: sat_context_options::allocator",
-    ][::core::mem::offset_of!(sat_context_options, allocator) - 56usize];
+    ][::core::mem::offset_of!(sat_context_options, allocator) - 64usize];
     [
         "Offset of field: sat_context_options::log",
-    ][::core::mem::offset_of!(sat_context_options, log) - 80usize];
+    ][::core::mem::offset_of!(sat_context_options, log) - 72usize];
     [
         "Offset of field: sat_context_options::log_user",
-    ][::core::mem::offset_of!(sat_context_options, log_user) - 88usize];
+    ][::core::mem::offset_of!(sat_context_options, log_user) - 80usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -770,7 +791,39 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_problem"][::core::mem::size_of::<sat_problem>() - 424usize];
+    ["Size of sat_matmul"][::core::mem::size_of::<sat_matmul>() - 12usize];
+    ["Alignment of sat_matmul"][::core::mem::align_of::<sat_matmul>() - 4usize];
+    [
+        "Offset of field: sat_matmul::transpose",
+    ][::core::mem::offset_of!(sat_matmul, transpose) - 0usize];
+    [
+        "Offset of field: sat_matmul::bias",
+    ][::core::mem::offset_of!(sat_matmul, bias) - 4usize];
+    [
+        "Offset of field: sat_matmul::activation",
+    ][::core::mem::offset_of!(sat_matmul, activation) - 8usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of sat_problem__bindgen_ty_1",
+    ][::core::mem::size_of::<sat_problem__bindgen_ty_1>() - 384usize];
+    [
+        "Alignment of sat_problem__bindgen_ty_1",
+    ][::core::mem::align_of::<sat_problem__bindgen_ty_1>() - 8usize];
+    [
+        "Offset of field: sat_problem__bindgen_ty_1::matmul",
+    ][::core::mem::offset_of!(sat_problem__bindgen_ty_1, matmul) - 0usize];
+    [
+        "Offset of field: sat_problem__bindgen_ty_1::attention",
+    ][::core::mem::offset_of!(sat_problem__bindgen_ty_1, attention) - 0usize];
+    [
+        "Offset of field: sat_problem__bindgen_ty_1::room",
+    ][::core::mem::offset_of!(sat_problem__bindgen_ty_1, room) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of sat_problem"][::core::mem::size_of::<sat_problem>() - 616usize];
     ["Alignment of sat_problem"][::core::mem::align_of::<sat_problem>() - 8usize];
     [
         "Offset of field: sat_problem::size",
@@ -779,8 +832,8 @@ const _: () = {
         "Offset of field: sat_problem::op",
     ][::core::mem::offset_of!(sat_problem, op) - 8usize];
     [
-        "Offset of field: sat_problem::transpose",
-    ][::core::mem::offset_of!(sat_problem, transpose) - 12usize];
+        "Offset of field: sat_problem::flags",
+    ][::core::mem::offset_of!(sat_problem, flags) - 12usize];
     [
         "Offset of field: sat_problem::m",
     ][::core::mem::offset_of!(sat_problem, m) - 16usize];
@@ -824,23 +877,17 @@ const _: () = {
         "Offset of field: sat_problem::c_align",
     ][::core::mem::offset_of!(sat_problem, c_align) - 144usize];
     [
+        "Offset of field: sat_problem::reserved_align",
+    ][::core::mem::offset_of!(sat_problem, reserved_align) - 148usize];
+    [
         "Offset of field: sat_problem::alpha",
     ][::core::mem::offset_of!(sat_problem, alpha) - 152usize];
     [
         "Offset of field: sat_problem::beta",
     ][::core::mem::offset_of!(sat_problem, beta) - 160usize];
     [
-        "Offset of field: sat_problem::bias",
-    ][::core::mem::offset_of!(sat_problem, bias) - 168usize];
-    [
-        "Offset of field: sat_problem::activation",
-    ][::core::mem::offset_of!(sat_problem, activation) - 172usize];
-    [
-        "Offset of field: sat_problem::flags",
-    ][::core::mem::offset_of!(sat_problem, flags) - 176usize];
-    [
-        "Offset of field: sat_problem::attention",
-    ][::core::mem::offset_of!(sat_problem, attention) - 184usize];
+        "Offset of field: sat_problem::reserved",
+    ][::core::mem::offset_of!(sat_problem, reserved) - 168usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1078,7 +1125,7 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_variant"][::core::mem::size_of::<sat_variant>() - 136usize];
+    ["Size of sat_variant"][::core::mem::size_of::<sat_variant>() - 160usize];
     ["Alignment of sat_variant"][::core::mem::align_of::<sat_variant>() - 8usize];
     [
         "Offset of field: sat_variant::size",
@@ -1105,33 +1152,43 @@ const _: () = {
         "Offset of field: sat_variant::instance",
     ][::core::mem::offset_of!(sat_variant, instance) - 40usize];
     [
+        "Offset of field: sat_variant::reserved",
+    ][::core::mem::offset_of!(sat_variant, reserved) - 60usize];
+    [
         "Offset of field: sat_variant::about",
-    ][::core::mem::offset_of!(sat_variant, about) - 64usize];
+    ][::core::mem::offset_of!(sat_variant, about) - 88usize];
     [
         "Offset of field: sat_variant::user",
-    ][::core::mem::offset_of!(sat_variant, user) - 72usize];
+    ][::core::mem::offset_of!(sat_variant, user) - 96usize];
     [
         "Offset of field: sat_variant::supports",
-    ][::core::mem::offset_of!(sat_variant, supports) - 80usize];
+    ][::core::mem::offset_of!(sat_variant, supports) - 104usize];
     [
         "Offset of field: sat_variant::estimate",
-    ][::core::mem::offset_of!(sat_variant, estimate) - 88usize];
+    ][::core::mem::offset_of!(sat_variant, estimate) - 112usize];
     [
         "Offset of field: sat_variant::workspace",
-    ][::core::mem::offset_of!(sat_variant, workspace) - 96usize];
+    ][::core::mem::offset_of!(sat_variant, workspace) - 120usize];
     [
         "Offset of field: sat_variant::prepare",
-    ][::core::mem::offset_of!(sat_variant, prepare) - 104usize];
+    ][::core::mem::offset_of!(sat_variant, prepare) - 128usize];
     [
         "Offset of field: sat_variant::refresh",
-    ][::core::mem::offset_of!(sat_variant, refresh) - 112usize];
+    ][::core::mem::offset_of!(sat_variant, refresh) - 136usize];
     [
         "Offset of field: sat_variant::launch",
-    ][::core::mem::offset_of!(sat_variant, launch) - 120usize];
+    ][::core::mem::offset_of!(sat_variant, launch) - 144usize];
     [
         "Offset of field: sat_variant::release",
-    ][::core::mem::offset_of!(sat_variant, release) - 128usize];
+    ][::core::mem::offset_of!(sat_variant, release) - 152usize];
 };
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union sat_problem__bindgen_ty_1 {
+    pub matmul: sat_matmul,
+    pub attention: sat_attention,
+    pub room: [u64; 48usize],
+}
 impl Default for sat_device {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
@@ -1169,6 +1226,24 @@ impl Default for sat_bsr {
     }
 }
 impl Default for sat_pattern_view {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+impl Default for sat_matmul {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+impl Default for sat_problem__bindgen_ty_1 {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -1308,14 +1383,30 @@ unsafe extern "C" {
         pattern: *const sat_pattern,
         view: *mut sat_pattern_view,
     ) -> sat_status;
-    pub fn sat_matmul_problem(dtype: sat_dtype, n: i64) -> sat_problem;
-    pub fn sat_sampled_problem(dtype: sat_dtype, k: i64) -> sat_problem;
-    pub fn sat_attention_problem(
+    pub fn sat_problem_matmul(
+        problem: *mut sat_problem,
+        dtype: sat_dtype,
+        n: i64,
+    ) -> sat_status;
+    pub fn sat_problem_sampled(
+        problem: *mut sat_problem,
+        dtype: sat_dtype,
+        k: i64,
+    ) -> sat_status;
+    pub fn sat_problem_attention(
+        problem: *mut sat_problem,
         dtype: sat_dtype,
         heads: i64,
         kv_heads: i64,
         dim: i64,
-    ) -> sat_problem;
+    ) -> sat_status;
+    pub fn sat_problem_attention_backward(
+        problem: *mut sat_problem,
+        dtype: sat_dtype,
+        heads: i64,
+        kv_heads: i64,
+        dim: i64,
+    ) -> sat_status;
     pub fn sat_plan_create(
         context: *mut sat_context,
         pattern: *const sat_pattern,
@@ -1333,7 +1424,10 @@ unsafe extern "C" {
     pub fn sat_plan_free(plan: *mut sat_plan);
     pub fn sat_run(
         plan: *mut sat_plan,
-        operands: *const *mut ::core::ffi::c_void,
+        inputs: *const *const ::core::ffi::c_void,
+        input_count: usize,
+        outputs: *const *mut ::core::ffi::c_void,
+        output_count: usize,
         stream: *mut ::core::ffi::c_void,
     ) -> sat_status;
     pub fn sat_plan_refresh(
@@ -1405,7 +1499,7 @@ unsafe extern "C" {
         race: *const sat_race,
         info: *mut sat_race_info,
     ) -> sat_status;
-    pub fn sat_register_variant(
+    pub fn sat_variant_register(
         context: *mut sat_context,
         variant: *const sat_variant,
     ) -> sat_status;

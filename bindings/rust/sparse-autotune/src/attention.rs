@@ -3,11 +3,11 @@
 use sparse_autotune_sys as sys;
 
 use crate::context::Context;
-use crate::error::{Error, Result, size};
+use crate::error::{Error, Result, check, size};
 use crate::memory::{Input, Output};
 use crate::pattern::Pattern;
 use crate::plan::Plan;
-use crate::problem::{Need, Operation, Problem};
+use crate::problem::{Need, Needs, Operation, Problem};
 use crate::types::{Dtype, Element};
 
 /// Where an operand's heads lie: element (b, h, i, x) is at `b*batch_stride + h*head_stride + i*row_stride + x`.
@@ -171,8 +171,8 @@ impl Attention {
         dv_layout = 7;
     }
 
-    /// Fills in all that is attention's own.
-    pub(crate) fn raw(&self, dtype: Dtype, backward: bool) -> Result<sys::sat_problem> {
+    /// Writes all that is attention's own into a problem whose size is set.
+    pub(crate) fn write(&self, raw: &mut sys::sat_problem, dtype: Dtype, backward: bool) -> Result<()> {
         let (holds, kind) = match dtype {
             Dtype::F64 => (self.scale.is_finite(), "f64"),
             _ => ((self.scale as f32).is_finite(), "f32"),
@@ -183,24 +183,24 @@ impl Attention {
                 self.scale
             )));
         }
-        let (heads, kv_heads) = (size("heads", self.heads)?, size("kv_heads", self.kv_heads)?);
-        // SAFETY: a plain constructor.
-        let mut raw = unsafe { sys::sat_attention_problem(dtype.raw(), heads, kv_heads, size("dim", self.dim)?) };
-        if backward {
-            raw.op = sys::SAT_ATTENTION_BACKWARD;
-        }
+        let (heads, kv_heads, dim) =
+            (size("heads", self.heads)?, size("kv_heads", self.kv_heads)?, size("dim", self.dim)?);
+        let make = if backward { sys::sat_problem_attention_backward } else { sys::sat_problem_attention };
+        // SAFETY: the struct's size is set.
+        check(unsafe { make(raw, dtype.raw(), heads, kv_heads, dim) })?;
         raw.m = size("queries", self.queries)?;
-        let to = &mut raw.attention;
+        // SAFETY: the part of these operations, which the constructor has written.
+        let to = unsafe { &mut raw.__bindgen_anon_1.attention };
         (to.causal, to.window, to.lse) = (self.causal, size("window", self.window)?, self.lse);
         let places = [&mut to.q, &mut to.k, &mut to.v, &mut to.o, &mut to.do_, &mut to.dq, &mut to.dk, &mut to.dv];
         for ((place, layout), (name, _)) in places.into_iter().zip(self.layouts).zip(PLACED) {
             *place = layout.raw(name)?;
         }
-        Ok(raw)
+        Ok(())
     }
 
     /// The operands, in the library's order.
-    pub(crate) fn needs(&self, dtype: Dtype, batch: usize, pattern: &Pattern, backward: bool) -> Result<Vec<Need>> {
+    pub(crate) fn needs(&self, dtype: Dtype, batch: usize, pattern: &Pattern, backward: bool) -> Result<Needs> {
         let [rows, keys] = pattern.shape();
         let queries = if self.queries == 0 { rows } else { self.queries };
         let kv_heads = if self.kv_heads == 0 { self.heads } else { self.kv_heads };
@@ -210,17 +210,15 @@ impl Attention {
                 if of_keys { [batch, kv_heads, keys, self.dim] } else { [batch, self.heads, queries, self.dim] };
             Ok(Need { name, dtype, len: self.layouts[at].extent(name, shape)? })
         };
-        let mut needs = (0..4).map(placed).collect::<Result<Vec<_>>>()?;
-        if backward || self.lse {
-            let len = HeadLayout::default().extent("lse", [batch, self.heads, queries, 1])?;
-            needs.push(Need { name: "lse", dtype: Dtype::F32, len });
-        }
+        let (q, k, v, o) = (placed(0)?, placed(1)?, placed(2)?, placed(3)?);
+        let len = HeadLayout::default().extent("lse", [batch, self.heads, queries, 1])?;
+        let lse = Need { name: "lse", dtype: Dtype::F32, len };
         if backward {
-            for at in 4..8 {
-                needs.push(placed(at)?);
-            }
+            let (d_o, dq, dk, dv) = (placed(4)?, placed(5)?, placed(6)?, placed(7)?);
+            return Ok(Needs { inputs: vec![q, k, v, o, lse, d_o], outputs: vec![dq, dk, dv] });
         }
-        Ok(needs)
+        let outputs = if self.lse { vec![o, lse] } else { vec![o] };
+        Ok(Needs { inputs: vec![q, k, v], outputs })
     }
 }
 
@@ -249,7 +247,7 @@ impl Problem {
 impl Plan {
     /// Runs attention: `o = softmax(scale*q*k^T where kept)*v`.
     pub fn attention(&mut self, (q, k, v): (impl Input, impl Input, impl Input), mut o: impl Output) -> Result<()> {
-        self.run(Operation::Attention, &[q.span(), k.span(), v.span(), o.span()])
+        self.run(Operation::Attention, &[q.span(), k.span(), v.span()], &[o.span()])
     }
 
     /// Runs attention whose problem has an LSE.
@@ -259,7 +257,7 @@ impl Plan {
         mut o: impl Output,
         mut lse: impl Output,
     ) -> Result<()> {
-        self.run(Operation::Attention, &[q.span(), k.span(), v.span(), o.span(), lse.span()])
+        self.run(Operation::Attention, &[q.span(), k.span(), v.span()], &[o.span(), lse.span()])
     }
 
     /// Runs the backward pass: `o` and `lse` are what the forward pass gave, `d_o` is the gradient of `o`.
@@ -273,8 +271,9 @@ impl Plan {
         d_o: impl Input,
         (mut dq, mut dk, mut dv): (impl Output, impl Output, impl Output),
     ) -> Result<()> {
-        let spans = [q.span(), k.span(), v.span(), o.span(), lse.span(), d_o.span(), dq.span(), dk.span(), dv.span()];
-        self.run(Operation::AttentionBackward, &spans)
+        let inputs = [q.span(), k.span(), v.span(), o.span(), lse.span(), d_o.span()];
+        let outputs = [dq.span(), dk.span(), dv.span()];
+        self.run(Operation::AttentionBackward, &inputs, &outputs)
     }
 }
 
@@ -287,7 +286,7 @@ impl Context {
         (q, k, v): (impl Input, impl Input, impl Input),
         mut o: impl Output,
     ) -> Result<()> {
-        self.call(Operation::Attention, mask, problem, &[q.span(), k.span(), v.span(), o.span()])
+        self.call(Operation::Attention, mask, problem, &[q.span(), k.span(), v.span()], &[o.span()])
     }
 
     /// The same with an LSE; see [`Plan::attention_lse`].
@@ -299,7 +298,7 @@ impl Context {
         mut o: impl Output,
         mut lse: impl Output,
     ) -> Result<()> {
-        self.call(Operation::Attention, mask, problem, &[q.span(), k.span(), v.span(), o.span(), lse.span()])
+        self.call(Operation::Attention, mask, problem, &[q.span(), k.span(), v.span()], &[o.span(), lse.span()])
     }
 
     /// The gradients in one call; see [`Plan::attention_backward`].
@@ -312,7 +311,8 @@ impl Context {
         d_o: impl Input,
         (mut dq, mut dk, mut dv): (impl Output, impl Output, impl Output),
     ) -> Result<()> {
-        let spans = [q.span(), k.span(), v.span(), o.span(), lse.span(), d_o.span(), dq.span(), dk.span(), dv.span()];
-        self.call(Operation::AttentionBackward, mask, problem, &spans)
+        let inputs = [q.span(), k.span(), v.span(), o.span(), lse.span(), d_o.span()];
+        let outputs = [dq.span(), dk.span(), dv.span()];
+        self.call(Operation::AttentionBackward, mask, problem, &inputs, &outputs)
     }
 }

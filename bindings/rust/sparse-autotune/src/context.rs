@@ -37,6 +37,7 @@ pub struct ContextBuilder {
     effort: Effort,
     measure: Measure,
     threads: usize,
+    multiprocessors: usize,
     background: bool,
     budget_seconds: f64,
     memory_limit: usize,
@@ -80,6 +81,12 @@ impl ContextBuilder {
         self
     }
 
+    /// Multiprocessors of a GPU to plan for; 0, which it is unless told: all.
+    pub fn multiprocessors(mut self, multiprocessors: usize) -> Self {
+        self.multiprocessors = multiprocessors;
+        self
+    }
+
     /// A problem that the cache does not know is served by the estimate while a thread of the library tunes it.
     pub fn background(mut self, background: bool) -> Self {
         self.background = background;
@@ -117,8 +124,9 @@ impl ContextBuilder {
         };
         let device = text("device", self.device.map(String::into_bytes))?;
         let cache = text("cache_dir", self.cache)?;
-        let threads = i32::try_from(self.threads)
-            .map_err(|_| Error::BadSize(format!("threads is {}, more than 2^31-1", self.threads)))?;
+        let count = |name: &str, value: usize| {
+            i32::try_from(value).map_err(|_| Error::BadSize(format!("{name} is {value}, more than 2^31-1")))
+        };
         let log = self.log.map(Box::new);
         let pointer = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |t| t.as_ptr());
         let options = sys::sat_context_options {
@@ -130,11 +138,12 @@ impl ContextBuilder {
                 Measure::Cold => sys::SAT_MEASURE_COLD,
                 Measure::Warm => sys::SAT_MEASURE_WARM,
             },
-            threads,
+            threads: count("threads", self.threads)?,
+            multiprocessors: count("multiprocessors", self.multiprocessors)?,
             background: self.background,
             budget_seconds: self.budget_seconds,
             memory_limit: self.memory_limit,
-            allocator: sys::sat_allocator::default(),
+            allocator: ptr::null(),
             log: log.as_ref().map(|_| log_message as _),
             log_user: log.as_ref().map_or(ptr::null_mut(), |log| ptr::from_ref::<Log>(log).cast_mut().cast()),
         };
@@ -284,7 +293,7 @@ impl Context {
         }
     }
 
-    /// The context as the C library knows it, for calls that this crate has no words for: `sat_register_variant`, say.
+    /// The context as the C library knows it, for calls that this crate has no words for: `sat_variant_register`, say.
     pub fn as_ptr(&self) -> *mut sys::sat_context {
         self.raw()
     }
@@ -318,8 +327,10 @@ pub struct Device {
     pub name: String,
     /// What timings depend on: model, instruction set or multiprocessors, driver.
     pub identity: String,
-    /// Threads that a run on a CPU uses; multiprocessors of a GPU.
+    /// Threads that a run on a CPU uses; 0 on a GPU.
     pub threads: usize,
+    /// Multiprocessors of a GPU that a run is planned for; 0 on a CPU.
+    pub multiprocessors: usize,
     /// 90 for sm_90; 0 on a CPU.
     pub capability: u32,
     /// Bytes of memory.
@@ -338,6 +349,7 @@ impl Device {
             name: text(&d.name),
             identity: text(&d.identity),
             threads: usize::try_from(d.threads).unwrap_or(0),
+            multiprocessors: usize::try_from(d.multiprocessors).unwrap_or(0),
             capability: u32::try_from(d.capability).unwrap_or(0),
             memory_bytes: u64::try_from(d.memory_bytes).unwrap_or(0),
             memory_rate: d.memory_rate,

@@ -86,6 +86,10 @@ errors! {
     WrongMemory = SAT_WRONG_MEMORY,
     /// A variant of that name is registered already.
     Duplicate = SAT_DUPLICATE,
+    /// The caller, or the end of the context, stopped it.
+    Cancelled = SAT_CANCELLED,
+    /// Another process uses it now: the cache, or the device for tuning.
+    Busy = SAT_BUSY,
     /// A defect of the library.
     Internal = SAT_INTERNAL,
 }
@@ -111,4 +115,19 @@ pub(crate) fn check(status: sys::sat_status) -> Result<()> {
 /// A size as the C library takes it.
 pub(crate) fn size(name: &str, value: usize) -> Result<i64> {
     i64::try_from(value).map_err(|_| Error::BadSize(format!("{name} is {value}, more than 2^63-1")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_of_the_library_is_an_error_of_its_own() {
+        for status in 1..=200 {
+            // SAFETY: a constant text.
+            let name = unsafe { CStr::from_ptr(sys::sat_status_name(status)) }.to_str().expect("ASCII");
+            let error = Error::new(status, String::new());
+            assert_eq!(error.name(), if name == "unknown status" { "SAT_INTERNAL" } else { name });
+        }
+    }
 }

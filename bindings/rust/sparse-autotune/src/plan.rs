@@ -9,12 +9,12 @@ use crate::context::{Context, text};
 use crate::error::{Error, Result, check};
 use crate::memory::{Input, Output, Span};
 use crate::pattern::Pattern;
-use crate::problem::{Need, Operation, Problem};
+use crate::problem::{Need, Needs, Operation, Problem};
 
 /// A tuned product. It serves one caller at a time, so running it takes `&mut`; [`Plan::try_clone`] is cheap.
 pub struct Plan {
     raw: *mut sys::sat_plan,
-    needs: Vec<Need>,
+    needs: Needs,
     problem: Problem,
     /// Freed after the plan.
     context: Context,
@@ -83,7 +83,7 @@ impl Plan {
 
     /// Runs a matmul: `c = act(alpha*op(A)*b + beta*c)`. On a GPU the run is queued on the default stream.
     pub fn matmul(&mut self, values: impl Input, b: impl Input, mut c: impl Output) -> Result<()> {
-        self.run(Operation::Matmul, &[values.span(), b.span(), c.span()])
+        self.run(Operation::Matmul, &[values.span(), b.span()], &[c.span()])
     }
 
     /// Runs a matmul whose problem has a bias: one value for each row of C.
@@ -94,36 +94,46 @@ impl Plan {
         mut c: impl Output,
         bias: impl Input,
     ) -> Result<()> {
-        self.run(Operation::Matmul, &[values.span(), b.span(), c.span(), bias.span()])
+        self.run(Operation::Matmul, &[values.span(), b.span(), bias.span()], &[c.span()])
     }
 
     /// Runs a sampled product: `values = alpha*(x*y at the stored blocks) + beta*values`.
     pub fn sampled(&mut self, x: impl Input, y: impl Input, mut values: impl Output) -> Result<()> {
-        self.run(Operation::Sampled, &[x.span(), y.span(), values.span()])
+        self.run(Operation::Sampled, &[x.span(), y.span()], &[values.span()])
     }
 
     /// The callers hold what the spans are of until this returns.
-    pub(crate) fn run(&mut self, operation: Operation, spans: &[Span]) -> Result<()> {
-        let operands = operands(&self.context, &self.problem, &self.needs, operation, spans)?;
+    pub(crate) fn run(&mut self, operation: Operation, inputs: &[Span], outputs: &[Span]) -> Result<()> {
+        is_a(&self.problem, operation)?;
+        let from = addresses(&self.context, &self.needs.inputs, inputs, "bias")?.map(|address| address.cast_const());
+        let to = addresses(&self.context, &self.needs.outputs, outputs, "lse")?;
         // SAFETY: every operand was checked to be as large as the problem says; outputs are borrowed mutably until the
         // call returns, and a buffer waits for the stream before its memory is read, written or freed by anybody.
-        unsafe { self.run_raw(&operands, ptr::null_mut()) }
+        unsafe { self.run_raw(&from[..inputs.len()], &to[..outputs.len()], ptr::null_mut()) }
     }
 
-    /// Runs on raw addresses, in the order of the C library: values, B, C and, where the problem has one, bias; or X, Y,
-    /// values; or Q, K, V, O and, where the problem has one, LSE; or Q, K, V, O, LSE, dO, dQ, dK, dV. `stream` is a
-    /// `cudaStream_t` on CUDA and ignored on a CPU. What is queued on it may still run when this returns.
+    /// Runs on raw addresses, in the order of the C library; a bias or an LSE only where the problem has one, and other
+    /// counts are refused. `stream` is a `cudaStream_t` on CUDA and ignored on a CPU. What is queued on it may still run when
+    /// this returns.
+    ///
+    /// | | inputs | outputs |
+    /// |---|---|---|
+    /// | matmul | values, B, bias | C |
+    /// | sampled product | X, Y | values |
+    /// | attention | Q, K, V | O, LSE |
+    /// | its gradients | Q, K, V, O, LSE, dO | dQ, dK, dV |
     ///
     /// # Safety
     /// Each address has as much behind it, on the context's device, as the problem says, until the run is done; nobody
     /// else writes what is read, and nobody else uses what is written.
-    pub unsafe fn run_raw(&mut self, operands: &[*mut c_void], stream: *mut c_void) -> Result<()> {
-        let wanted = self.needs.len();
-        if operands.len() < wanted {
-            return Err(Error::BadSize(format!("operands has {} entries, {wanted} are needed", operands.len())));
-        }
-        // SAFETY: the caller's.
-        check(unsafe { sys::sat_run(self.raw, operands.as_ptr(), stream) })
+    pub unsafe fn run_raw(
+        &mut self,
+        inputs: &[*const c_void],
+        outputs: &[*mut c_void],
+        stream: *mut c_void,
+    ) -> Result<()> {
+        // SAFETY: the caller's; there are as many addresses as the lengths say.
+        check(unsafe { sys::sat_run(self.raw, inputs.as_ptr(), inputs.len(), outputs.as_ptr(), outputs.len(), stream) })
     }
 
     /// Takes in new block values, where the problem says that they are fixed. The first run does it by itself.
@@ -131,7 +141,7 @@ impl Plan {
         if self.problem.operation != Operation::Matmul {
             return Err(Error::Unsupported(format!("a {:?} has no values to refresh", self.problem.operation)));
         }
-        let values = values.span().fits(&self.context, &self.needs[0])?;
+        let values = values.span().fits(&self.context, &self.needs.inputs[0])?;
         // SAFETY: as large as the problem says.
         check(unsafe { sys::sat_plan_refresh(self.raw, values, ptr::null_mut()) })
     }
@@ -157,29 +167,23 @@ impl Plan {
     }
 }
 
-/// As many as any operation has.
-const MOST: usize = 9;
-
-/// The addresses, once each is known to hold enough.
-fn operands(
-    context: &Context,
-    problem: &Problem,
-    needs: &[Need],
-    operation: Operation,
-    spans: &[Span],
-) -> Result<[*mut c_void; MOST]> {
-    if problem.operation != operation {
-        return Err(Error::Unsupported(format!(
-            "the problem is a {:?}, and this is a {operation:?}",
-            problem.operation
-        )));
+fn is_a(problem: &Problem, operation: Operation) -> Result<()> {
+    if problem.operation == operation {
+        return Ok(());
     }
+    Err(Error::Unsupported(format!("the problem is a {:?}, and this is a {operation:?}", problem.operation)))
+}
+
+/// As many inputs, or outputs, as any operation has.
+const MOST: usize = 6;
+
+/// The addresses, once each is known to hold enough. `last` is the one that not every problem has.
+fn addresses(context: &Context, needs: &[Need], spans: &[Span], last: &str) -> Result<[*mut c_void; MOST]> {
     if let Some(missing) = needs.get(spans.len()) {
         return Err(Error::NullPointer(format!("{} is missing, and the problem has one", missing.name)));
     }
     if spans.len() > needs.len() {
-        let extra = if operation == Operation::Attention { "lse" } else { "bias" };
-        return Err(Error::Unsupported(format!("{extra} is given, and the problem has none")));
+        return Err(Error::Unsupported(format!("{last} is given, and the problem has none")));
     }
     let mut addresses = [ptr::null_mut(); MOST];
     for ((address, span), need) in addresses.iter_mut().zip(spans).zip(needs) {
@@ -199,7 +203,7 @@ impl Context {
         b: impl Input,
         mut c: impl Output,
     ) -> Result<()> {
-        self.call(Operation::Matmul, pattern, problem, &[values.span(), b.span(), c.span()])
+        self.call(Operation::Matmul, pattern, problem, &[values.span(), b.span()], &[c.span()])
     }
 
     /// The same with a bias: one value for each row of C.
@@ -212,7 +216,7 @@ impl Context {
         mut c: impl Output,
         bias: impl Input,
     ) -> Result<()> {
-        self.call(Operation::Matmul, pattern, problem, &[values.span(), b.span(), c.span(), bias.span()])
+        self.call(Operation::Matmul, pattern, problem, &[values.span(), b.span(), bias.span()], &[c.span()])
     }
 
     /// `values = alpha*(x*y at the stored blocks) + beta*values`.
@@ -224,7 +228,7 @@ impl Context {
         y: impl Input,
         mut values: impl Output,
     ) -> Result<()> {
-        self.call(Operation::Sampled, pattern, problem, &[x.span(), y.span(), values.span()])
+        self.call(Operation::Sampled, pattern, problem, &[x.span(), y.span()], &[values.span()])
     }
 
     pub(crate) fn call(
@@ -232,13 +236,17 @@ impl Context {
         operation: Operation,
         pattern: &Pattern,
         problem: &Problem,
-        spans: &[Span],
+        inputs: &[Span],
+        outputs: &[Span],
     ) -> Result<()> {
+        is_a(problem, operation)?;
+        let needs = problem.needs(pattern)?;
         // What is wrong with the problem itself comes before a slice that is too short for it.
-        let operands = operands(self, problem, &problem.needs(pattern)?, operation, spans)
-            .map_err(|error| self.key(pattern, problem).err().unwrap_or(error))?;
+        let sooner = |error| self.key(pattern, problem).err().unwrap_or(error);
+        let from = addresses(self, &needs.inputs, inputs, "bias").map_err(sooner)?.map(|address| address.cast_const());
+        let to = addresses(self, &needs.outputs, outputs, "lse").map_err(sooner)?;
         // SAFETY: as in Plan::run.
-        unsafe { self.call_raw(pattern, problem, &operands, ptr::null_mut()) }
+        unsafe { self.call_raw(pattern, problem, &from[..inputs.len()], &to[..outputs.len()], ptr::null_mut()) }
     }
 
     /// One call on raw addresses, in the order of [`Plan::run_raw`]. A bias or an LSE that there is none of is null, or left
@@ -250,23 +258,35 @@ impl Context {
         &self,
         pattern: &Pattern,
         problem: &Problem,
-        operands: &[*mut c_void],
+        inputs: &[*const c_void],
+        outputs: &[*mut c_void],
         stream: *mut c_void,
     ) -> Result<()> {
         pattern.belongs_to(self)?;
         let raw = problem.raw()?;
-        let mut all = [ptr::null_mut(); MOST];
-        all.iter_mut().zip(operands).for_each(|(to, from)| *to = *from);
         let (ctx, pat) = (self.raw(), pattern.as_ptr());
-        let [a, b, c, d, e, f, g, h, i] = all;
         // SAFETY: the caller's.
         check(unsafe {
-            match problem.operation {
-                Operation::Matmul => sys::sat_bsr_matmul(ctx, pat, &raw, a, b, c, d, stream),
-                Operation::Sampled => sys::sat_bsr_sampled_matmul(ctx, pat, &raw, a, b, c, stream),
-                Operation::Attention => sys::sat_attention_forward(ctx, pat, &raw, a, b, c, d, e.cast(), stream),
-                Operation::AttentionBackward => {
-                    sys::sat_attention_backward(ctx, pat, &raw, a, b, c, d, e.cast(), f, g, h, i, stream)
+            match (problem.operation, inputs, outputs) {
+                (Operation::Matmul, &[values, b, ref bias @ ..], &[c]) if bias.len() < 2 => {
+                    let bias = bias.first().map_or(ptr::null(), |bias| *bias);
+                    sys::sat_bsr_matmul(ctx, pat, &raw, values, b, c, bias, stream)
+                }
+                (Operation::Sampled, &[x, y], &[values]) => {
+                    sys::sat_bsr_sampled_matmul(ctx, pat, &raw, x, y, values, stream)
+                }
+                (Operation::Attention, &[q, k, v], &[o, ref lse @ ..]) if lse.len() < 2 => {
+                    let lse = lse.first().map_or(ptr::null_mut(), |lse| lse.cast());
+                    sys::sat_attention_forward(ctx, pat, &raw, q, k, v, o, lse, stream)
+                }
+                (Operation::AttentionBackward, &[q, k, v, o, lse, d_o], &[dq, dk, dv]) => {
+                    sys::sat_attention_backward(ctx, pat, &raw, q, k, v, o, lse.cast(), d_o, dq, dk, dv, stream)
+                }
+                (operation, ..) => {
+                    let (inputs, outputs) = (inputs.len(), outputs.len());
+                    return Err(Error::BadSize(format!(
+                        "inputs has {inputs} entries and outputs {outputs}; a {operation:?} has others"
+                    )));
                 }
             }
         })

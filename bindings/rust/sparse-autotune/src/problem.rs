@@ -3,7 +3,7 @@
 use sparse_autotune_sys as sys;
 
 use crate::attention::Attention;
-use crate::error::{Error, Result, size};
+use crate::error::{Error, Result, check, size};
 use crate::pattern::Pattern;
 use crate::types::{Activation, Dtype, Element};
 
@@ -236,16 +236,29 @@ impl Problem {
     }
 
     pub(crate) fn raw(&self) -> Result<sys::sat_problem> {
-        // SAFETY: plain constructors.
-        let mut raw = unsafe {
-            match self.operation {
-                Operation::Matmul => sys::sat_matmul_problem(self.dtype.raw(), size("n", self.free)?),
-                Operation::Sampled => sys::sat_sampled_problem(self.dtype.raw(), size("k", self.free)?),
-                Operation::Attention => self.attention.raw(self.dtype, false)?,
-                Operation::AttentionBackward => self.attention.raw(self.dtype, true)?,
+        let (operation, dtype) = (self.operation, self.dtype.raw());
+        if operation != Operation::Matmul && (self.transpose || self.bias || self.activation != Activation::None) {
+            return Err(Error::Unsupported(format!(
+                "transpose, bias or activation is set; they are a matmul's, and the problem is a {operation:?}"
+            )));
+        }
+        let mut raw = sys::sat_problem { size: size_of::<sys::sat_problem>(), ..Default::default() };
+        match operation {
+            Operation::Matmul => {
+                // SAFETY: the struct's size is set.
+                check(unsafe { sys::sat_problem_matmul(&mut raw, dtype, size("n", self.free)?) })?;
+                raw.__bindgen_anon_1.matmul = sys::sat_matmul {
+                    transpose: if self.transpose { sys::SAT_TRANSPOSE } else { sys::SAT_NO_TRANSPOSE },
+                    bias: if self.bias { sys::SAT_BIAS_ROW } else { sys::SAT_BIAS_NONE },
+                    activation: self.activation.raw(),
+                };
             }
-        };
-        raw.transpose = if self.transpose { sys::SAT_TRANSPOSE } else { sys::SAT_NO_TRANSPOSE };
+            // SAFETY: the same.
+            Operation::Sampled => check(unsafe { sys::sat_problem_sampled(&mut raw, dtype, size("k", self.free)?) })?,
+            Operation::Attention => self.attention.write(&mut raw, self.dtype, false)?,
+            Operation::AttentionBackward => self.attention.write(&mut raw, self.dtype, true)?,
+        }
+        raw.flags = self.flags;
         raw.batch = size("batch", self.batch)?;
         raw.c_dtype = self.out_dtype.raw();
         raw.a = self.a.raw("a")?;
@@ -253,14 +266,11 @@ impl Problem {
         raw.c = self.c.raw("c")?;
         [raw.a_align, raw.b_align, raw.c_align] = self.align;
         (raw.alpha, raw.beta) = (self.alpha, self.beta);
-        raw.bias = if self.bias { sys::SAT_BIAS_ROW } else { sys::SAT_BIAS_NONE };
-        raw.activation = self.activation.raw();
-        raw.flags = self.flags;
         Ok(raw)
     }
 
     /// What each operand must have at least, in the library's order.
-    pub(crate) fn needs(&self, pattern: &Pattern) -> Result<Vec<Need>> {
+    pub(crate) fn needs(&self, pattern: &Pattern) -> Result<Needs> {
         let [rows, cols] = pattern.shape();
         let stored = |layout: Layout| match pattern.stored_values() {
             0 => Ok(0),
@@ -269,24 +279,25 @@ impl Problem {
                 .and_then(|more| more.checked_add(one))
                 .ok_or_else(|| Error::BadSize(format!("values: a batch stride of {} overflows", layout.batch_stride))),
         };
-        let input = |name, len| Need { name, dtype: self.dtype, len };
-        let output = |name, len| Need { name, dtype: self.out_dtype, len };
+        let of_inputs = |name, len| Need { name, dtype: self.dtype, len };
+        let of_outputs = |name, len| Need { name, dtype: self.out_dtype, len };
         match self.operation {
             Operation::Matmul => {
                 let (m, k) = if self.transpose { (cols, rows) } else { (rows, cols) };
-                let mut needs = vec![
-                    input("values", stored(self.a)?),
-                    input("b", self.b.extent("b", k, self.free, self.batch)?),
-                    output("c", self.c.extent("c", m, self.free, self.batch)?),
+                let mut inputs = vec![
+                    of_inputs("values", stored(self.a)?),
+                    of_inputs("b", self.b.extent("b", k, self.free, self.batch)?),
                 ];
-                needs.extend(self.bias.then_some(output("bias", m)));
-                Ok(needs)
+                inputs.extend(self.bias.then_some(of_outputs("bias", m)));
+                Ok(Needs { inputs, outputs: vec![of_outputs("c", self.c.extent("c", m, self.free, self.batch)?)] })
             }
-            Operation::Sampled => Ok(vec![
-                input("x", self.a.extent("x", rows, self.free, self.batch)?),
-                input("y", self.b.extent("y", self.free, cols, self.batch)?),
-                output("values", stored(self.c)?),
-            ]),
+            Operation::Sampled => Ok(Needs {
+                inputs: vec![
+                    of_inputs("x", self.a.extent("x", rows, self.free, self.batch)?),
+                    of_inputs("y", self.b.extent("y", self.free, cols, self.batch)?),
+                ],
+                outputs: vec![of_outputs("values", stored(self.c)?)],
+            }),
             Operation::Attention => self.attention.needs(self.dtype, self.batch, pattern, false),
             Operation::AttentionBackward => self.attention.needs(self.dtype, self.batch, pattern, true),
         }
@@ -299,4 +310,11 @@ pub(crate) struct Need {
     pub name: &'static str,
     pub dtype: Dtype,
     pub len: usize,
+}
+
+/// The operands of a problem, in the library's order.
+#[derive(Debug, Clone)]
+pub(crate) struct Needs {
+    pub inputs: Vec<Need>,
+    pub outputs: Vec<Need>,
 }

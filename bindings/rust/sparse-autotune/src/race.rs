@@ -109,7 +109,7 @@ pub struct Race {
     pub key: String,
 }
 
-type Progress<'a> = &'a mut (dyn FnMut(usize, usize, &str) + Send);
+type Progress<'a> = &'a mut (dyn FnMut(usize, usize, &str) -> bool + Send);
 
 /// How a race is run; see [`RaceOptions::run`].
 pub struct RaceOptions<'a> {
@@ -147,8 +147,9 @@ impl<'a> RaceOptions<'a> {
         Self { only: Some(names.join(",")), ..self }
     }
 
-    /// Called as the race goes on: how many steps are done, of how many, and what is next. A panic in it is swallowed. It must
-    /// not tune or make plans, which would wait for the race.
+    /// Called as the race goes on: how many steps are done, of how many, and what is next. What it returns says whether the
+    /// race is to go on; false ends it with [`Error::Cancelled`]. A panic in it is swallowed, and the race goes on. It must not
+    /// tune or make plans, which would wait for the race.
     pub fn progress(self, progress: Progress<'a>) -> Self {
         Self { progress: Some(progress), ..self }
     }
@@ -214,9 +215,9 @@ impl Drop for Raw {
     }
 }
 
-unsafe extern "C" fn tell(user: *mut c_void, done: c_int, total: c_int, what: *const c_char) {
+unsafe extern "C" fn tell(user: *mut c_void, done: c_int, total: c_int, what: *const c_char) -> bool {
     // SAFETY: `user` is the options' own, borrowed for the whole race, which calls this from one thread at a time.
     let (progress, what) = unsafe { (&mut *user.cast::<Progress<'_>>(), CStr::from_ptr(what)) };
     let number = |n: c_int| usize::try_from(n).unwrap_or(0);
-    let _ = catch_unwind(AssertUnwindSafe(|| progress(number(done), number(total), &what.to_string_lossy())));
+    catch_unwind(AssertUnwindSafe(|| progress(number(done), number(total), &what.to_string_lossy()))).unwrap_or(true)
 }

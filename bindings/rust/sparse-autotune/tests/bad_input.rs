@@ -2,9 +2,13 @@
 
 mod common;
 
+use std::ptr;
+
 use common::{Matrix, Random, context};
 use proptest::prelude::*;
-use sparse_autotune::{Attention, Bsr, Context, Dtype, Error, HeadLayout, Layout, Pattern, Plan, Problem, Result};
+use sparse_autotune::{
+    Activation, Attention, Bsr, Context, Dtype, Error, HeadLayout, Layout, Pattern, Plan, Problem, Result,
+};
 
 fn pattern(context: &Context) -> Pattern {
     Pattern::new(context, [4, 6], [2, 2], &[0, 2, 3], &[0, 2, 1]).expect("valid")
@@ -63,6 +67,31 @@ fn operands_that_are_too_short_are_refused() {
 }
 
 #[test]
+fn addresses_that_are_too_few_or_too_many_are_refused() {
+    let c = context();
+    let (p, problem) = (pattern(&c), Problem::matmul::<f32>(2));
+    let (values, b, mut out) = ([1f32; 12], [1f32; 12], [0f32; 8]);
+    let (inputs, outputs) = ([values.as_ptr().cast(), b.as_ptr().cast(), ptr::null()], [out.as_mut_ptr().cast(); 2]);
+    let mut plan = Plan::new(&c, &p, &problem).unwrap();
+    // SAFETY: those that are run with are as large as the problem says.
+    let mut run = |ins: usize, outs: usize| unsafe { plan.run_raw(&inputs[..ins], &outputs[..outs], ptr::null_mut()) };
+    refused(run(0, 1), Error::BadSize, &["input_count is 0", "2 (values, b)"]);
+    refused(run(3, 1), Error::BadSize, &["input_count is 3", "2 (values, b)"]);
+    refused(run(2, 0), Error::BadSize, &["output_count is 0", "1 (c)"]);
+    refused(run(2, 2), Error::BadSize, &["output_count is 2", "1 (c)"]);
+    run(2, 1).unwrap();
+    // SAFETY: the same.
+    let call = |ins: usize, outs: usize| unsafe {
+        c.call_raw(&p, &problem, &inputs[..ins], &outputs[..outs], ptr::null_mut())
+    };
+    for (ins, outs) in [(0, 1), (1, 1), (2, 0), (2, 2)] {
+        refused(call(ins, outs), Error::BadSize, &[&format!("inputs has {ins} entries and outputs {outs}"), "Matmul"]);
+    }
+    call(2, 1).unwrap();
+    call(3, 1).unwrap(); // a bias that is null is none
+}
+
+#[test]
 fn problems_that_make_no_sense_are_refused() {
     let c = context();
     let (p, problem) = (pattern(&c), Problem::matmul::<f32>(2));
@@ -81,6 +110,10 @@ fn problems_that_make_no_sense_are_refused() {
     refused(Plan::with_variant(&c, &p, &problem, "no_such_variant"), Error::NotFound, &["no_such_variant"]);
     refused(Plan::with_variant(&c, &p, &problem, "zero\0byte"), Error::BadFormat, &["variant", "4"]);
     refused(Plan::new(&c, &p, &problem.alignment([3, 4, 4])), Error::Misaligned, &["align"]);
+    let sampled = Problem::sampled::<f32>(2);
+    for of_matmul in [sampled.transpose(true), sampled.bias(true), sampled.activation(Activation::Relu)] {
+        refused(Plan::new(&c, &p, &of_matmul), Error::Unsupported, &["transpose, bias or activation", "Sampled"]);
+    }
 }
 
 #[test]
@@ -178,6 +211,7 @@ fn contexts_say_what_they_cannot_open() {
     refused(Context::builder().device("abacus").build(), Error::NotFound, &["abacus"]);
     refused(Context::builder().device("c\0pu").build(), Error::BadFormat, &["device"]);
     refused(Context::builder().device("cpu").threads(usize::MAX).build(), Error::BadSize, &["threads"]);
+    refused(Context::builder().multiprocessors(usize::MAX).build(), Error::BadSize, &["multiprocessors"]);
     refused(context().cache_import("/nowhere/at/all"), Error::Io, &["/nowhere/at/all"]);
     refused(context().cache_import("a\0b"), Error::BadFormat, &["file"]);
     assert_eq!(context().cache_path(), None);

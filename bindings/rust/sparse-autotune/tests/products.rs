@@ -175,7 +175,11 @@ fn a_race_is_remembered() {
     let pattern = Pattern::new(&context, a.shape, a.block, &a.row_ptr, &a.col_idx).unwrap();
     let problem = Problem::matmul::<f32>(32);
     let mut steps = 0;
-    let race = RaceOptions::new().progress(&mut |_, _, _| steps += 1).run(&context, &pattern, &problem).unwrap();
+    let mut progress = |_, _, _: &str| {
+        steps += 1;
+        true
+    };
+    let race = RaceOptions::new().progress(&mut progress).run(&context, &pattern, &problem).unwrap();
     assert!(steps > 0 && !race.cached);
     let best = race.best.expect("somebody wins");
     assert_eq!(best.verdict, Verdict::Ok);
@@ -195,6 +199,31 @@ fn a_race_is_remembered() {
     assert!(again.cache_import(&file).unwrap() > 0);
     assert_eq!(again.cache_clear(Some(&race.key)).unwrap(), 1);
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_race_ends_when_its_progress_says_so() {
+    let context = Context::builder().device("cpu").cache_in_memory().effort(Effort::Quick).build().unwrap();
+    let pattern = Pattern::new(&context, [64, 64], [16, 16], &[0, 1, 2, 3, 4], &[0, 1, 2, 3]).unwrap();
+    let problem = Problem::matmul::<f32>(32);
+    let mut steps = 0;
+    let mut progress = |_, _, _: &str| {
+        steps += 1;
+        steps < 2
+    };
+    let error = RaceOptions::new().progress(&mut progress).run(&context, &pattern, &problem).unwrap_err();
+    assert!(matches!(error, Error::Cancelled(_)), "{error}");
+    assert!(context.cache_entries().unwrap().is_empty());
+    // A panic is no word of the caller's.
+    let options = RaceOptions::new();
+    assert!(options.progress(&mut |_, _, _| panic!("this stays here")).run(&context, &pattern, &problem).is_ok());
+}
+
+#[test]
+fn a_cpu_has_threads_and_no_multiprocessors() {
+    let context = Context::builder().device("cpu").cache_in_memory().threads(1).multiprocessors(3).build().unwrap();
+    let device = context.device();
+    assert_eq!((device.threads, device.multiprocessors), (1, 0));
 }
 
 #[test]

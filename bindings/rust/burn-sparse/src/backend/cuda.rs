@@ -145,10 +145,10 @@ where
         let problem = matmul_problem(dtype, &sizes, &spec, strides, bias.is_some());
         in_order(&dense.client, &context, |stream| {
             let bias = bias.as_ref().map_or(ptr::null_mut(), address);
-            let operands = [address(&values), address(&dense), address(&out), bias];
+            let inputs: [*const c_void; 3] = [address(&values), address(&dense), bias];
             // SAFETY: the sizes were found from these very tensors; the stream comes after what writes them, and whatever
             // uses them or their memory next comes after the stream.
-            unsafe { context.call_raw(&handle, &problem, &operands, stream) }
+            unsafe { context.call_raw(&handle, &problem, &inputs, &[address(&out)], stream) }
         })
     };
     run().unwrap_or_else(|error| panic!("bsr_matmul: {error}"));
@@ -182,14 +182,12 @@ where
             let (from, to, size) = ([address(&left), address(&right)], address(&out), dtype.size());
             for item in 0..batch {
                 let problem = sampled_problem([dtype, sum], n, alpha, left_strides, right_strides, item == 0);
-                let operands = [
+                let inputs: [*const c_void; 2] = [
                     from[0].wrapping_byte_add(item * left_strides.batch_stride() * size),
                     from[1].wrapping_byte_add(item * right_strides.batch_stride() * size),
-                    to,
-                    ptr::null_mut(),
                 ];
                 // SAFETY: as in `matmul`; the first of the batch writes all of the output, the others add in order.
-                unsafe { context.call_raw(&handle, &problem, &operands, stream)? };
+                unsafe { context.call_raw(&handle, &problem, &inputs, &[to], stream)? };
             }
             Ok(())
         })
@@ -233,8 +231,10 @@ where
     let out = empty(&q, sizes.q_shape());
     let sums = lse.then(|| empty_of(&q, sizes.lse_shape(), DType::F32));
     if !sizes.no_queries() {
-        let operands: Vec<&CudaTensor> = [&q, &k, &v, &out].into_iter().chain(&sums).collect();
-        attend(&sizes, options, &operands, |dtype| forward_problem(dtype, &sizes, options, [q_at, k_at, v_at], lse));
+        let outputs: Vec<&CudaTensor> = [&out].into_iter().chain(&sums).collect();
+        attend(&sizes, options, &[&q, &k, &v], &outputs, |dtype| {
+            forward_problem(dtype, &sizes, options, [q_at, k_at, v_at], lse)
+        });
     }
     (cast(out), sums.map(cast))
 }
@@ -259,8 +259,9 @@ where
     }
     let [dq, dk, dv] = shapes.map(|shape| empty(q, shape));
     let placed = inputs.each_ref().map(|(_, at)| *at);
-    let operands = [q, k, v, o, &lse, grad, &dq, &dk, &dv];
-    attend(&sizes, options, &operands, |dtype| backward_problem(dtype, &sizes, options, placed));
+    attend(&sizes, options, &[q, k, v, o, &lse, grad], &[&dq, &dk, &dv], |dtype| {
+        backward_problem(dtype, &sizes, options, placed)
+    });
     [dq, dk, dv].map(cast)
 }
 
@@ -268,16 +269,18 @@ where
 fn attend(
     sizes: &AttentionSizes,
     options: &AttentionOptions,
-    operands: &[&CudaTensor],
+    inputs: &[&CudaTensor],
+    outputs: &[&CudaTensor],
     problem: impl FnOnce(Dtype) -> Problem,
 ) {
     let run = || -> Result<()> {
-        let (context, handle, dtype) = open(&options.pattern(sizes), operands[0], options.effort)?;
+        let (context, handle, dtype) = open(&options.pattern(sizes), inputs[0], options.effort)?;
         let problem = problem(dtype);
-        in_order(&operands[0].client, &context, |stream| {
-            let addresses: Vec<*mut c_void> = operands.iter().map(|tensor| address(tensor)).collect();
+        in_order(&inputs[0].client, &context, |stream| {
+            let from: Vec<*const c_void> = inputs.iter().map(|tensor| address(tensor).cast_const()).collect();
+            let to: Vec<*mut c_void> = outputs.iter().map(|tensor| address(tensor)).collect();
             // SAFETY: as in `matmul`.
-            unsafe { context.call_raw(&handle, &problem, &addresses, stream) }
+            unsafe { context.call_raw(&handle, &problem, &from, &to, stream) }
         })
     };
     run().unwrap_or_else(|error| panic!("attention: {error}"));

@@ -170,15 +170,10 @@ pub(super) fn attention<T: Element, H: HostTensor<T> + HostTensor<f32>>(
     let mut sums: Vec<f32> = if lse { written(&sizes.lse_shape()) } else { Vec::new() };
     if !sizes.no_queries() {
         let problem = forward_problem(T::DTYPE, &sizes, options, [q, k, v].map(|operand| operand.strides), lse);
-        let operands = [
-            address(q.first, out.len()),
-            address(k.first, sizes.keys),
-            address(v.first, sizes.keys),
-            out.as_mut_ptr().cast(),
-            address(sums.as_mut_ptr(), sums.len()),
-        ];
+        let inputs = [address(q.first, out.len()), address(k.first, sizes.keys), address(v.first, sizes.keys)];
+        let sums = if lse { sums.as_mut_ptr().cast() } else { ptr::null_mut() };
         // SAFETY: the sizes were found from these very shapes, and everything lives until the call is done.
-        unsafe { attend(&sizes, options, &problem, &operands) };
+        unsafe { attend(&sizes, options, &problem, &inputs, &[out.as_mut_ptr().cast(), sums]) };
     }
     (H::make(out, sizes.q_shape()), lse.then(|| H::make(sums, sizes.lse_shape())))
 }
@@ -196,12 +191,12 @@ pub(super) fn attention_backward<T: Element, H: HostTensor<T> + HostTensor<f32>>
     let mut outputs = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].map(|shape| written::<T>(&shape));
     if outputs.iter().all(|output| !output.is_empty()) {
         let placed = kept.each_ref().map(|(_, operand)| operand.strides);
-        let [q, k, v, o, grad] = kept.each_ref().map(|(_, operand)| operand.first.cast_mut().cast());
-        let lse = <H as HostTensor<f32>>::elements(&lse).as_ptr().cast_mut().cast();
-        let [dq, dk, dv] = outputs.each_mut().map(|output| output.as_mut_ptr().cast());
+        let [q, k, v, o, grad] = kept.each_ref().map(|(_, operand)| operand.first.cast());
+        let lse = <H as HostTensor<f32>>::elements(&lse).as_ptr().cast();
+        let gradients = outputs.each_mut().map(|output| output.as_mut_ptr().cast());
         let problem = backward_problem(T::DTYPE, &sizes, options, placed);
         // SAFETY: as in `attention`.
-        unsafe { attend(&sizes, options, &problem, &[q, k, v, o, lse, grad, dq, dk, dv]) };
+        unsafe { attend(&sizes, options, &problem, &[q, k, v, o, lse, grad], &gradients) };
     }
     let mut shapes = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].into_iter();
     outputs.map(|output| H::make(output, shapes.next().expect("three of them")))
@@ -211,12 +206,18 @@ pub(super) fn attention_backward<T: Element, H: HostTensor<T> + HostTensor<f32>>
 ///
 /// # Safety
 /// As for `Context::call_raw`.
-unsafe fn attend(sizes: &AttentionSizes, options: &AttentionOptions, problem: &Problem, operands: &[*mut c_void]) {
+unsafe fn attend(
+    sizes: &AttentionSizes,
+    options: &AttentionOptions,
+    problem: &Problem,
+    inputs: &[*const c_void],
+    outputs: &[*mut c_void],
+) {
     let run = || -> Result<()> {
         let context = engine::context(Place::Cpu, options.effort)?;
         let handle = options.pattern(sizes).on(Place::Cpu, &context)?;
         // SAFETY: the caller's.
-        unsafe { context.call_raw(&handle, problem, operands, ptr::null_mut()) }
+        unsafe { context.call_raw(&handle, problem, inputs, outputs, ptr::null_mut()) }
     };
     run().unwrap_or_else(|error| panic!("attention: {error}"));
 }
@@ -261,8 +262,8 @@ unsafe fn filled<T: Element>(len: usize, fill: impl FnOnce(*mut T) -> Result<()>
 }
 
 /// An operand without elements may be anywhere: its address then says nothing.
-fn address<T>(pointer: *const T, len: usize) -> *mut c_void {
-    if len == 0 { ptr::null_mut() } else { pointer.cast_mut().cast() }
+fn address<T>(pointer: *const T, len: usize) -> *const c_void {
+    if len == 0 { ptr::null() } else { pointer.cast() }
 }
 
 /// The product, row-major without gaps.
@@ -287,13 +288,12 @@ unsafe fn product<T: Element>(
     // SAFETY: beta is 0 and the output has no gaps, so all of it is written and none of it read.
     unsafe {
         filled(len, |out: *mut T| {
-            let operands = [
+            let inputs = [
                 address(values.as_ptr(), values.len()),
                 address(dense.first, sizes.k),
-                out.cast(),
-                bias.map_or(ptr::null_mut(), |bias| address(bias.as_ptr(), bias.len())),
+                bias.map_or(ptr::null(), |bias| address(bias.as_ptr(), bias.len())),
             ];
-            context.call_raw(&handle, &problem, &operands, ptr::null_mut())
+            context.call_raw(&handle, &problem, &inputs, &[out.cast()], ptr::null_mut())
         })
     }
 }
@@ -321,13 +321,11 @@ unsafe fn samples<T: Element, S: Element>(
         filled(len, |out: *mut S| {
             for item in 0..batch {
                 let problem = sampled_problem([T::DTYPE, S::DTYPE], n, alpha, left.strides, right.strides, item == 0);
-                let operands = [
-                    left.first.add(item * left.strides.batch_stride()).cast_mut().cast(),
-                    right.first.add(item * right.strides.batch_stride()).cast_mut().cast(),
-                    out.cast(),
-                    ptr::null_mut(),
+                let inputs = [
+                    left.first.add(item * left.strides.batch_stride()).cast(),
+                    right.first.add(item * right.strides.batch_stride()).cast(),
                 ];
-                context.call_raw(&handle, &problem, &operands, ptr::null_mut())?;
+                context.call_raw(&handle, &problem, &inputs, &[out.cast()], ptr::null_mut())?;
             }
             Ok(())
         })
