@@ -267,7 +267,7 @@ pub struct sat_race {
 pub struct sat_race_options {
     pub size: usize,
     pub fresh: bool,
-    pub keep: bool,
+    pub discard: bool,
     pub only: *const ::core::ffi::c_char,
     pub progress: ::core::option::Option<
         unsafe extern "C" fn(
@@ -289,7 +289,7 @@ pub struct sat_race_info {
     pub bytes: f64,
     pub peak_bytes: usize,
     pub key: [::core::ffi::c_char; 512usize],
-    pub busy: bool,
+    pub disturbed: bool,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -812,14 +812,14 @@ const _: () = {
         "Alignment of sat_problem__bindgen_ty_1",
     ][::core::mem::align_of::<sat_problem__bindgen_ty_1>() - 8usize];
     [
+        "Offset of field: sat_problem__bindgen_ty_1::room",
+    ][::core::mem::offset_of!(sat_problem__bindgen_ty_1, room) - 0usize];
+    [
         "Offset of field: sat_problem__bindgen_ty_1::matmul",
     ][::core::mem::offset_of!(sat_problem__bindgen_ty_1, matmul) - 0usize];
     [
         "Offset of field: sat_problem__bindgen_ty_1::attention",
     ][::core::mem::offset_of!(sat_problem__bindgen_ty_1, attention) - 0usize];
-    [
-        "Offset of field: sat_problem__bindgen_ty_1::room",
-    ][::core::mem::offset_of!(sat_problem__bindgen_ty_1, room) - 0usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -995,8 +995,8 @@ const _: () = {
         "Offset of field: sat_race_options::fresh",
     ][::core::mem::offset_of!(sat_race_options, fresh) - 8usize];
     [
-        "Offset of field: sat_race_options::keep",
-    ][::core::mem::offset_of!(sat_race_options, keep) - 9usize];
+        "Offset of field: sat_race_options::discard",
+    ][::core::mem::offset_of!(sat_race_options, discard) - 9usize];
     [
         "Offset of field: sat_race_options::only",
     ][::core::mem::offset_of!(sat_race_options, only) - 16usize];
@@ -1033,8 +1033,8 @@ const _: () = {
         "Offset of field: sat_race_info::key",
     ][::core::mem::offset_of!(sat_race_info, key) - 48usize];
     [
-        "Offset of field: sat_race_info::busy",
-    ][::core::mem::offset_of!(sat_race_info, busy) - 560usize];
+        "Offset of field: sat_race_info::disturbed",
+    ][::core::mem::offset_of!(sat_race_info, disturbed) - 560usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1185,9 +1185,9 @@ const _: () = {
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub union sat_problem__bindgen_ty_1 {
+    pub room: [u64; 48usize],
     pub matmul: sat_matmul,
     pub attention: sat_attention,
-    pub room: [u64; 48usize],
 }
 impl Default for sat_device {
     fn default() -> Self {
@@ -1349,7 +1349,7 @@ unsafe extern "C" {
         text: *mut ::core::ffi::c_char,
         capacity: usize,
     ) -> sat_status;
-    pub fn sat_context_measure(context: *mut sat_context) -> sat_status;
+    pub fn sat_context_measure_rates(context: *mut sat_context) -> sat_status;
     pub fn sat_context_wait(context: *mut sat_context) -> sat_status;
     pub fn sat_memory_alloc(
         context: *mut sat_context,

@@ -273,7 +273,7 @@ impl Context {
     /// Measures a GPU's rates now, and keeps them in the cache. The first race on it does this by itself.
     pub fn measure(&self) -> Result<()> {
         // SAFETY: the context is open.
-        check(unsafe { sys::sat_context_measure(self.raw()) })
+        check(unsafe { sys::sat_context_measure_rates(self.raw()) })
     }
 
     /// Blocks until background tuning has nothing left to do.

@@ -168,7 +168,7 @@ impl<'a> RaceOptions<'a> {
         let options = sys::sat_race_options {
             size: size_of::<sys::sat_race_options>(),
             fresh: self.fresh,
-            keep: self.keep,
+            discard: !self.keep,
             only: only.as_ref().map_or(ptr::null(), |names| names.as_ptr()),
             progress: self.progress.as_ref().map(|_| tell as _),
             progress_user: self.progress.as_mut().map_or(ptr::null_mut(), |p| ptr::from_mut(p).cast()),
@@ -188,7 +188,7 @@ impl<'a> RaceOptions<'a> {
                     .collect(),
                 best: sys::sat_race_best(race.0).as_ref().map(RaceResult::new),
                 cached: info.cached,
-                busy: info.busy,
+                busy: info.disturbed,
                 seconds: info.seconds,
                 flops: info.flops,
                 bytes: info.bytes,
