@@ -371,7 +371,7 @@ def plan_call(a, b):
     align = lambda pointer: _pattern.alignment(pointer, "cuda")  # noqa: E731
     problem = _pattern.Problem(
         op=_abi.MATMUL,
-        transpose=0,
+        matmul=(0, 0, 0),
         n=b.shape[1],
         batch=1,
         a_dtype=_abi.F16,
@@ -384,17 +384,16 @@ def plan_call(a, b):
         c_align=align(out.data_ptr()),
         alpha=1.0,
         beta=0.0,
-        bias=0,
-        activation=0,
         flags=0,
     )
     plan = a._pattern.plan(str(b.device), problem)
-    operands = (ctypes.c_void_p * 4)(a.values.data_ptr(), b.data_ptr(), out.data_ptr(), None)
+    inputs = (ctypes.c_void_p * 2)(a.values.data_ptr(), b.data_ptr())
+    outputs = (ctypes.c_void_p * 1)(out.data_ptr())
     stream, run, handle = torch.cuda.current_stream().cuda_stream or None, _abi.lib.sat_run, plan.handle
-    keep = (out, plan, operands)
+    keep = (out, plan)
 
     def call():
-        if run(handle, operands, stream):
+        if run(handle, inputs, 2, outputs, 1, stream):
             raise RuntimeError(_abi.lib.sat_last_error().decode())
         return keep
 
@@ -560,7 +559,7 @@ def products_of(layer):
             "gradient_to_values"
             if problem.struct.op == _abi.SAMPLED
             else "gradient_to_input"
-            if problem.struct.transpose
+            if problem.struct.matmul.transpose
             else "forward"
         )
         found[name] = choice(_race.run(pattern, device, problem, fresh=False), plan.info().variant.decode())

@@ -14,7 +14,16 @@ import sys
 from typing import Any
 
 from . import cache
-from ._abi import ArgumentError, DeviceError, Error, FileError, OutOfMemoryError, UnsupportedError
+from ._abi import (
+    ArgumentError,
+    BusyError,
+    CancelledError,
+    DeviceError,
+    Error,
+    FileError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
 from ._abi import version as __version__
 from ._attention import attention
 from ._attention_variants import AttentionCall
@@ -30,6 +39,8 @@ __all__ = [
     "AttentionCall",
     "AttentionMask",
     "BsrMatrix",
+    "BusyError",
+    "CancelledError",
     "DeviceError",
     "Error",
     "FileError",

@@ -170,7 +170,7 @@ def _races(a: argparse.Namespace, show: bool) -> list[dict]:
             problem = (
                 Problem(op=_abi.SAMPLED, k=k, **same)
                 if a.op == "sampled"
-                else Problem(op=_abi.MATMUL, n=n, transpose=int(a.transpose), **same)
+                else Problem(op=_abi.MATMUL, n=n, matmul=(a.transpose,), **same)
             )
             race = _race.run(pattern, device, problem, fresh=a.fresh)
             found.append(race.as_dict())

@@ -10,10 +10,12 @@ import ctypes
 import os
 import re
 import threading
+from collections.abc import Callable
 from ctypes import (
     CFUNCTYPE,
     POINTER,
     Structure,
+    Union,
     c_bool,
     c_char,
     c_char_p,
@@ -22,6 +24,7 @@ from ctypes import (
     c_int64,
     c_size_t,
     c_uint32,
+    c_uint64,
     c_void_p,
 )
 from pathlib import Path
@@ -63,6 +66,14 @@ class OutOfMemoryError(Error, MemoryError):
     """Memory ran out."""
 
 
+class BusyError(Error, RuntimeError):
+    """Somebody else uses it now, another process the cache say; later it may work."""
+
+
+class CancelledError(Error, RuntimeError):
+    """It was stopped before its end."""
+
+
 _ARGUMENT = {
     "SAT_NULL_POINTER",
     "SAT_MISALIGNED",
@@ -78,7 +89,13 @@ _ARGUMENT = {
     "SAT_WRONG_MEMORY",
     "SAT_DUPLICATE",
 }
-_OTHERS = {"SAT_UNSUPPORTED": UnsupportedError, "SAT_OUT_OF_MEMORY": OutOfMemoryError, "SAT_IO": FileError}
+_OTHERS = {
+    "SAT_UNSUPPORTED": UnsupportedError,
+    "SAT_OUT_OF_MEMORY": OutOfMemoryError,
+    "SAT_IO": FileError,
+    "SAT_CANCELLED": CancelledError,
+    "SAT_BUSY": BusyError,
+}
 
 OK, UNSUPPORTED, LIBRARY_ERROR, MISALIGNED = 0, 12, 18, 2
 
@@ -100,18 +117,49 @@ def failure(status: int, names: dict[str, str] | None = None) -> Error:
 
 
 # thread and what ended a callback there, KeyboardInterrupt say: C cannot pass it on
-interrupts: list[tuple[int, BaseException]] = []
+_interrupts: list[tuple[int, BaseException]] = []
+
+
+def keep_interrupt(error: BaseException) -> None:
+    """Keeps what ended a callback for when this thread's call has returned."""
+    _interrupts.append((threading.get_ident(), error))
+
+
+def _own_interrupts() -> list[tuple[int, BaseException]]:
+    return [entry for entry in list(_interrupts) if entry[0] == threading.get_ident()]
 
 
 def raise_interrupt() -> None:
     """Passes on what ended a callback of this thread's last call: the first, where several ended so."""
-    if not interrupts:
+    if not _interrupts:
         return
-    mine = [entry for entry in list(interrupts) if entry[0] == threading.get_ident()]
+    mine = _own_interrupts()
     for entry in mine:
-        interrupts.remove(entry)
+        _interrupts.remove(entry)
     if mine:
         raise mine[0][1]
+
+
+def watch() -> Callable[[None], bool]:
+    """A progress function that stops a race once a callback was ended, or a handler of signals raised:
+    Ctrl-C's, say.
+
+    It is a generator's, since Python calls handlers where code goes on: here inside the try. In a plain
+    function that C calls this is before the first line, and what is raised there is lost.
+    """
+
+    def answers():
+        while True:
+            try:
+                yield not _own_interrupts()
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                keep_interrupt(error)
+
+    made = answers()
+    next(made)  # to its first yield
+    return made.send
 
 
 def check(status: int, names: dict[str, str] | None = None) -> None:
@@ -144,7 +192,6 @@ OP_NAMES = {
     ATTENTION: "attention",
     ATTENTION_BACKWARD: "attention-backward",
 }
-MOST_OPERANDS = 12
 CPU, CUDA = 1, 2
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 EFFORTS = {"default": 0, "off": 1, "cached": 2, "quick": 3, "full": 4}
@@ -170,13 +217,14 @@ class Device(Sized):
         ("identity", c_char * 192),
         ("isa", c_uint32),
         ("threads", c_int),
+        ("multiprocessors", c_int),
         ("capability", c_int),
         ("l1_bytes", c_int64),
         ("l2_bytes", c_int64),
         ("l3_bytes", c_int64),
         ("memory_bytes", c_int64),
         ("memory_rate", c_double),
-        ("flop_rate", c_double * 5),
+        ("flop_rate", c_double * 32),
         ("l2_rate", c_double),
         ("tf32_rate", c_double),
         ("measured", c_bool),
@@ -189,8 +237,8 @@ ALLOC_FN = CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_size_t)
 FREE_FN = CFUNCTYPE(None, c_void_p, c_void_p)
 
 
-class Allocator(Structure):
-    _fields_ = [("alloc", ALLOC_FN), ("free", FREE_FN), ("user", c_void_p)]
+class Allocator(Sized):
+    _fields_ = [("size", c_size_t), ("alloc", ALLOC_FN), ("free", FREE_FN), ("user", c_void_p)]
 
 
 class ContextOptions(Sized):
@@ -201,10 +249,11 @@ class ContextOptions(Sized):
         ("effort", c_int),
         ("measure", c_int),
         ("threads", c_int),
+        ("multiprocessors", c_int),
         ("background", c_bool),
         ("budget_seconds", c_double),
         ("memory_limit", c_size_t),
-        ("allocator", Allocator),
+        ("allocator", POINTER(Allocator)),
         ("log", c_void_p),
         ("log_user", c_void_p),
     ]
@@ -290,11 +339,22 @@ class Attention(Structure):
     ]
 
 
+class Matmul(Structure):
+    _fields_ = [("transpose", c_int), ("bias", c_int), ("activation", c_int)]
+
+
+class Part(Union):
+    """What one operation has for itself."""
+
+    _fields_ = [("matmul", Matmul), ("attention", Attention), ("room", c_uint64 * 48)]
+
+
 class Problem(Sized):
+    _anonymous_ = ("part",)
     _fields_ = [
         ("size", c_size_t),
         ("op", c_int),
-        ("transpose", c_int),
+        ("flags", c_uint32),
         ("m", c_int64),
         ("n", c_int64),
         ("k", c_int64),
@@ -309,12 +369,11 @@ class Problem(Sized):
         ("a_align", c_uint32),
         ("b_align", c_uint32),
         ("c_align", c_uint32),
+        ("reserved_align", c_uint32),
         ("alpha", c_double),
         ("beta", c_double),
-        ("bias", c_int),
-        ("activation", c_int),
-        ("flags", c_uint32),
-        ("attention", Attention),
+        ("reserved", c_uint64 * 8),
+        ("part", Part),
     ]
 
 
@@ -354,7 +413,7 @@ class Result(Sized):
     ]
 
 
-PROGRESS_FN = CFUNCTYPE(None, c_void_p, c_int, c_int, c_char_p)
+PROGRESS_FN = CFUNCTYPE(c_bool, c_void_p)  # done, total and what follow, which nobody asks for
 
 
 class RaceOptions(Sized):
@@ -429,6 +488,7 @@ class Variant(Sized):
         ("flags", c_uint32),
         ("priority", c_int),
         ("instance", Instance),
+        ("reserved", c_int * 7),
         ("about", c_char_p),
         ("user", c_void_p),
         ("supports", SUPPORTS_FN),
@@ -460,7 +520,7 @@ _SIGNATURES = {
     "sat_plan_create_with": (c_int, [c_void_p, c_void_p, POINTER(Problem), c_char_p, POINTER(c_void_p)]),
     "sat_plan_dup": (c_int, [c_void_p, POINTER(c_void_p)]),
     "sat_plan_free": (None, [c_void_p]),
-    "sat_run": (c_int, [c_void_p, c_void_p, c_void_p]),
+    "sat_run": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
     "sat_plan_get_info": (c_int, [c_void_p, POINTER(PlanInfo)]),
     "sat_stream_wait": (c_int, [c_void_p, c_void_p]),
     "sat_race_run": (c_int, [c_void_p, c_void_p, POINTER(Problem), POINTER(RaceOptions), POINTER(c_void_p)]),
@@ -469,7 +529,7 @@ _SIGNATURES = {
     "sat_race_at": (POINTER(Result), [c_void_p, c_size_t]),
     "sat_race_best": (POINTER(Result), [c_void_p]),
     "sat_race_get_info": (c_int, [c_void_p, POINTER(RaceInfo)]),
-    "sat_register_variant": (c_int, [c_void_p, POINTER(Variant)]),
+    "sat_variant_register": (c_int, [c_void_p, POINTER(Variant)]),
     "sat_variant_count": (c_size_t, [c_void_p]),
     "sat_variant_at": (POINTER(Variant), [c_void_p, c_size_t]),
     "sat_fail": (c_int, [c_int, c_char_p]),

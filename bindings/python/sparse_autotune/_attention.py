@@ -417,26 +417,24 @@ def forward(
         strides = (hq.strides, hk.strides, hv.strides, ho.strides)
         problem = _problem(_abi.ATTENTION, spec, lse, (hq, hk, hv), (ho,), strides)
         pattern = pattern_for(mask, hq.rows, hk.rows)
-        pointers = (
-            hq.operand.pointer,
-            hk.operand.pointer,
-            hv.operand.pointer,
-            out.pointer,
-            sums.pointer if sums is not None else None,
-        )
+        inputs = (hq.operand.pointer, hk.operand.pointer, hv.operand.pointer)
+        outputs = (out.pointer,) if sums is None else (out.pointer, sums.pointer)
         # a copy's address is nobody's
         keep = keep and all(h.operand.array is x for h, x in ((hq, q_array), (hk, k_array), (hv, v_array)))
-        own, plan = _run(pattern, problem, pointers, q, tuple(x.operand.array for x in (hq, hk, hv)), keep)
+        arrays = tuple(x.operand.array for x in (hq, hk, hv))
+        own, plan = _run(pattern, problem, inputs, outputs, q, arrays, keep)
         if own is not None:
             return *own, None
     return _arrays.finish(out, q), None if sums is None else _arrays.finish(sums, q), plan
 
 
-def _run(pattern: Pattern, problem: Any, pointers: tuple, q: Operand, arrays: tuple, keep: bool) -> tuple:
+def _run(
+    pattern: Pattern, problem: Any, inputs: tuple, outputs: tuple, q: Operand, arrays: tuple, keep: bool
+) -> tuple:
     """Runs a plan; where that would call torch's own and copy its result, gives that result itself. What is
     kept is for a runner."""
     if q.kind != "torch":
-        return None, _products.run(pattern, problem, pointers, q, ATTENTION_NAMES, keep)
+        return None, _products.run(pattern, problem, inputs, outputs, q, ATTENTION_NAMES, keep)
     stream, threads, capturing = _arrays.stream_of(q), _arrays.threads_for(q), _products.is_capturing(q)
     key, plan = pattern.take(q.device, problem, stream, threads, capturing)
     try:
@@ -448,7 +446,7 @@ def _run(pattern: Pattern, problem: Any, pointers: tuple, q: Operand, arrays: tu
             keep = False
             with torch_module().no_grad():
                 return plan.direct(*arrays), None
-        launch(plan, pointers, stream, threads, ATTENTION_NAMES)
+        launch(plan, inputs, outputs, stream, threads, ATTENTION_NAMES)
     except BaseException:
         keep = False
         raise
@@ -491,11 +489,10 @@ def backward(
             sums = _products.dense_copy(sums, "lse")
         strides = (*(x.strides for x in inputs[:4]), *(x.strides for x in outputs), inputs[4].strides)
         problem = _problem(_abi.ATTENTION_BACKWARD, spec, False, inputs, outputs, strides)
-        p = [x.operand.pointer for x in inputs]
-        pointers = (*p[:4], sums.pointer, p[4], *(x.operand.pointer for x in outputs))
-        _products.run(
-            pattern_for(mask, inputs[0].rows, inputs[1].rows), problem, pointers, q, ATTENTION_NAMES
-        )
+        pattern = pattern_for(mask, inputs[0].rows, inputs[1].rows)
+        *read, grad = (x.operand.pointer for x in inputs)
+        written = tuple(x.operand.pointer for x in outputs)
+        _products.run(pattern, problem, (*read, sums.pointer, grad), written, q, ATTENTION_NAMES)
     return dq.array, dk.array, dv.array
 
 

@@ -29,14 +29,14 @@ class Context:
         options = _abi.ContextOptions(device=device.encode(), effort=effort)
         self._allocator = _torch_allocator(device)
         if self._allocator is not None:
-            options.allocator = self._allocator
+            options.allocator = ctypes.pointer(self._allocator)
         handle = ctypes.c_void_p()
         _abi.check(_abi.lib.sat_context_create(ctypes.byref(options), ctypes.byref(handle)))
         self.handle, self.device = handle.value, device
         self.backend = _abi.lib.sat_context_device(handle).contents.backend
         for backend, variant in _registered:
             if backend == self.backend:
-                _abi.check(_abi.lib.sat_register_variant(handle, ctypes.byref(variant)))
+                _abi.check(_abi.lib.sat_variant_register(handle, ctypes.byref(variant)))
 
     @property
     def info(self) -> _abi.Device:
@@ -118,7 +118,7 @@ def _torch_allocator(device: str) -> _abi.Allocator | None:
         except Exception:
             pass  # the interpreter or CUDA is shutting down, and the memory goes with it
 
-    return _abi.Allocator(_abi.ALLOC_FN(alloc), _abi.FREE_FN(free), None)
+    return _abi.Allocator(alloc=_abi.ALLOC_FN(alloc), free=_abi.FREE_FN(free))
 
 
 def get(device: str, effort: int | None = None) -> Context:
@@ -137,7 +137,7 @@ def register(backend: int, variant: _abi.Variant) -> None:
     with _lock:
         for context in _contexts.values():
             if context.backend == backend:
-                _abi.check(_abi.lib.sat_register_variant(context.handle, ctypes.byref(variant)))
+                _abi.check(_abi.lib.sat_variant_register(context.handle, ctypes.byref(variant)))
         _registered.append((backend, variant))
     _changed()
 
@@ -215,6 +215,11 @@ def get_effort() -> str:
     return next(name for name, value in _abi.EFFORTS.items() if value == effort)
 
 
+def workers(d: _abi.Device) -> dict[str, int]:
+    """How many a run is shared by: a GPU's multiprocessors, a CPU's threads."""
+    return {"multiprocessors": d.multiprocessors} if d.backend == _abi.CUDA else {"threads": d.threads}
+
+
 def device_info(device: Any = "cpu") -> dict[str, Any]:
     """What the library knows of a device.
 
@@ -229,7 +234,7 @@ def device_info(device: Any = "cpu") -> dict[str, Any]:
         "index": d.index,
         "name": d.name.decode(),
         "identity": d.identity.decode(),
-        "threads": d.threads,
+        **workers(d),
         "capability": d.capability,
         "memory_bytes": d.memory_bytes,
         "memory_rate": d.memory_rate,

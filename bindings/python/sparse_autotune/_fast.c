@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { DIMS = 6, INPUTS = 3, OPERANDS = 12, ENTRIES = 8, CPU = 1, CUDA = 2 };
+enum { DIMS = 6, INPUTS = 3, ENTRIES = 8, CPU = 1, CUDA = 2 };
 
 /* ---- DLPack 1.x, what is used of it ---- */
 
@@ -55,6 +55,11 @@ enum { BUFFER_FORMAT = 0x4, BUFFER_STRIDES = 0x18 };
 extern int PyObject_GetBuffer(PyObject *object, buffer *out, int flags);
 extern void PyBuffer_Release(buffer *b);
 
+/* ---- sat_run ---- */
+
+typedef int (*run_function)(void *plan, const void *const *inputs, size_t input_count, void *const *outputs,
+                            size_t output_count, void *stream);
+
 /* ---- what torch(), numpy() and library() bring ---- */
 
 static struct {
@@ -64,7 +69,7 @@ static struct {
     PyObject *threads, *raw_stream, *tf32;
     PyObject *dtypes; /* float32, float64, float16, bfloat16, int32, int64 */
     const dl_exchange *exchange;
-    int (*run)(void *plan, void *const *operands, void *stream);
+    run_function run;
     void (*set_threads)(int);
     int (*get_threads)(void);
     int (*is_capturing)(void *stream, int *status); /* the driver's; NULL until driver() */
@@ -303,11 +308,11 @@ static bool may_capture(void *stream) {
     return stream && (!host.is_capturing || host.is_capturing(stream, &status) != 0 || status != 0);
 }
 
-static int launch(const entry *e, void *const *operands) {
+static int launch(const entry *e, const void *const *inputs, size_t count, void *output) {
     PyThreadState *state = PyEval_SaveThread();
     int before = e->threads ? host.get_threads() : 0;
     if (before != e->threads) host.set_threads(e->threads);
-    int status = host.run(e->plan, operands, e->stream);
+    int status = host.run(e->plan, inputs, count, &output, 1, e->stream);
     if (before != e->threads) host.set_threads(before);
     PyEval_RestoreThread(state);
     return status;
@@ -325,9 +330,8 @@ static PyObject *make_output(entry *e, const view *like, void **data) {
     return NULL;
 }
 
-/* The result, whose place is `output` among the operands, or None where Python must see to it. `given`: the last tensor
- * is the result. */
-static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t count, int output, bool given) {
+/* The result, or None where Python must see to it. `given`: the last tensor is the result. */
+static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t count, bool given) {
     runner *r = (runner *)self;
     view v[INPUTS];
     void *stream;
@@ -343,12 +347,13 @@ static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t coun
     if (!current_stream(&v[0], &stream) || may_capture(stream)) Py_RETURN_NONE;
     entry *e = find(r, v, (int)count, stream, threads, tf32, given);
     if (!e) Py_RETURN_NONE;
-    void *operands[OPERANDS] = {NULL};
-    for (int i = 0; i < count; i++) operands[i < output || given ? i : i + 1] = v[i].data;
+    const void *inputs[INPUTS];
+    void *output = v[count - 1].data;
+    for (int i = 0; i < count; i++) inputs[i] = v[i].data;
     e->busy = true; /* from here on other threads may run Python, and must neither use nor replace this entry */
-    PyObject *result = given ? tensors[count - 1] : make_output(e, &v[0], &operands[output]);
+    PyObject *result = given ? tensors[count - 1] : make_output(e, &v[0], &output);
     if (given) Py_INCREF(result);
-    int status = result ? launch(e, operands) : 0;
+    int status = result ? launch(e, inputs, (size_t)(count - given), output) : 0;
     e->busy = false;
     if (result && status == 0) return result;
     Py_XDECREF(result);
@@ -357,19 +362,14 @@ static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t coun
     Py_RETURN_NONE;
 }
 
-/* run(values, b[, bias]) */
+/* run(values, b[, bias]), run(x, y), run(q, k, v) */
 static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
-    return serve(self, tensors, count, 2, false);
+    return serve(self, tensors, count, false);
 }
 
 /* into(values, b, out) */
 static PyObject *runner_into(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
-    return serve(self, tensors, count, 2, true);
-}
-
-/* attend(q, k, v) */
-static PyObject *runner_attend(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
-    return serve(self, tensors, count, 3, false);
+    return serve(self, tensors, count, true);
 }
 
 /* add(inputs, alignments, make, like, stream, threads, tf32, plan, owner): inputs is a tuple of tensors; alignments one
@@ -417,9 +417,8 @@ static void runner_dealloc(PyObject *self) {
 }
 
 static PyMethodDef runner_methods[] = {
-    {"run", (PyCFunction)(void (*)(void))runner_run, METH_FASTCALL, "run(values, b[, bias]): the product, or None"},
+    {"run", (PyCFunction)(void (*)(void))runner_run, METH_FASTCALL, "run(inputs ...): the result, or None"},
     {"into", (PyCFunction)(void (*)(void))runner_into, METH_FASTCALL, "into(values, b, out): out, written to, or None"},
-    {"attend", (PyCFunction)(void (*)(void))runner_attend, METH_FASTCALL, "attend(q, k, v): attention, or None"},
     {"add", runner_add, METH_VARARGS, "add(inputs, alignments, make, like, stream, threads, tf32, plan, owner)"},
     {NULL, NULL, 0, NULL},
 };
@@ -450,7 +449,7 @@ static PyObject *library(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OKKK", &failed, &run, &set_threads, &get_threads)) return NULL;
     Py_INCREF(failed); /* for the life of the process, as all that is kept here */
     host.failed = failed;
-    host.run = (int (*)(void *, void *const *, void *))(uintptr_t)run;
+    host.run = (run_function)(uintptr_t)run;
     host.set_threads = (void (*)(int))(uintptr_t)set_threads;
     host.get_threads = (int (*)(void))(uintptr_t)get_threads;
     Py_RETURN_NONE;

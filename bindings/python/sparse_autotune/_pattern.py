@@ -90,6 +90,7 @@ _STRUCTS = {
     "a": lambda x: _abi.Layout(*x),
     "b": lambda x: _abi.Layout(*x),
     "c": lambda x: _abi.Layout(*x),
+    "matmul": lambda x: _abi.Matmul(*x),  # transposed, with a bias, activation; the last may be left off
     "attention": _attention_struct,
 }
 
@@ -303,12 +304,14 @@ def names_of(problem: Problem) -> dict[str, str]:
 
 def launch(
     plan: Plan,
-    pointers: tuple,
+    inputs: tuple,
+    outputs: tuple,
     stream: int,
     threads: int,
     names: dict[str, str] | None = None,
 ) -> None:
     """Runs a plan that the caller has taken, with so many OpenMP threads (0: as they are set)."""
-    operands = (ctypes.c_void_p * _abi.MOST_OPERANDS)(*pointers)
+    n, m = len(inputs), len(outputs)
+    read, written = (ctypes.c_void_p * n)(*inputs), (ctypes.c_void_p * m)(*outputs)
     with _abi.openmp_threads(threads):
-        _abi.check(_abi.lib.sat_run(plan.handle, operands, stream or None), names or _NAMES)
+        _abi.check(_abi.lib.sat_run(plan.handle, read, n, written, m, stream or None), names or _NAMES)

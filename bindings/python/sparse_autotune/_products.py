@@ -179,7 +179,7 @@ def plain_problem(dtype: int, n: int, transpose: bool = False, align: int = 64) 
     """A row-major product of one dtype, as a race or a plan ahead of time takes it."""
     return Problem(
         op=_abi.MATMUL,
-        transpose=int(transpose),
+        matmul=(transpose,),
         n=n,
         a_dtype=dtype,
         b_dtype=dtype,
@@ -203,7 +203,8 @@ def is_capturing(o: Operand) -> bool:
 def run(
     pattern: Pattern,
     problem: Problem,
-    pointers: tuple,
+    inputs: tuple,
+    outputs: tuple,
     like: Operand,
     names: dict | None = None,
     keep: bool = False,
@@ -213,7 +214,7 @@ def run(
     stream, threads, capturing = _arrays.stream_of(like), _arrays.threads_for(like), is_capturing(like)
     key, plan = pattern.take(like.device, problem, stream, threads, capturing)
     try:
-        launch(plan, pointers, stream, threads, names)
+        launch(plan, inputs, outputs, stream, threads, names)
     except BaseException:
         keep = False
         raise
@@ -354,7 +355,7 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
                 raise
     problem = problem_of(
         op=_abi.MATMUL,
-        transpose=int(a.is_transposed != left),
+        matmul=(a.is_transposed != left, bias is not None, options.activation),
         n=b.cols,
         batch=b.batch,
         a_dtype=values.dtype,
@@ -367,20 +368,19 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
         c_align=alignment(target.pointer, x.device),
         alpha=options.alpha,
         beta=options.beta,
-        bias=int(bias is not None),
-        activation=options.activation,
         flags=options.flags_for(x),
     )
     # a copy's address is nobody's
     keep = (
         keep and values.array is a._values and b.operand is x and (bias is None or bias.array is options.bias)
     )
-    pointers = (values.pointer, b.operand.pointer, target.pointer, bias.pointer if bias is not None else None)
+    inputs = (values.pointer, b.operand.pointer, *(() if bias is None else (bias.pointer,)))
     sparse_name = "B" if left else "A"
     return run(
         a._pattern,
         problem,
-        pointers,
+        inputs,
+        (target.pointer,),
         x,
         {"b": dense_name, "c": "out", "values": sparse_name, "n": dense_name},
         keep,
@@ -449,9 +449,8 @@ def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, k
         )
         names = {"x": "X", "y": "Y", "values": "out"}
         keep = keep and vx.operand.array is x_array and vy.operand.array is y_array
-        plan = run(
-            pattern, problem, (vx.operand.pointer, vy.operand.pointer, target.pointer, None), x, names, keep
-        )
+        inputs = (vx.operand.pointer, vy.operand.pointer)
+        plan = run(pattern, problem, inputs, (target.pointer,), x, names, keep)
         if out is not None:
             count_write(target.array)
     return _arrays.finish(target, x), plan

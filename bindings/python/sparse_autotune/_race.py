@@ -181,18 +181,20 @@ def run(
     keep: bool = True,
 ) -> Race:
     context, handle = _context.get(device), ctypes.c_void_p()
-    options = _abi.RaceOptions(fresh=fresh, keep=keep, only=_check_names(only, context))
-    _abi.check(
-        _abi.lib.sat_race_run(
-            context.handle,
-            pattern.handle(device),
-            ctypes.byref(problem.struct),
-            ctypes.byref(options),
-            ctypes.byref(handle),
-        ),
-        names_of(problem),
+    options = _abi.RaceOptions(
+        fresh=fresh, keep=keep, only=_check_names(only, context), progress=_abi.PROGRESS_FN(_abi.watch())
     )
     try:
+        _abi.check(
+            _abi.lib.sat_race_run(
+                context.handle,
+                pattern.handle(device),
+                ctypes.byref(problem.struct),
+                ctypes.byref(options),
+                ctypes.byref(handle),
+            ),
+            names_of(problem),
+        )
         return _read(handle, context, pattern, problem)
     finally:
         _abi.lib.sat_race_free(handle)
@@ -239,7 +241,7 @@ def _read(handle: ctypes.c_void_p, context: _context.Context, pattern: Pattern, 
     device = {
         "backend": "cuda" if d.backend == _abi.CUDA else "cpu",
         "name": d.name.decode(),
-        "threads": d.threads,
+        **_context.workers(d),
         "measured": bool(d.measured),
     }
     winner = best.contents.variant.decode() if best else None
@@ -262,7 +264,8 @@ def _describe(
     context: _context.Context,
 ) -> dict[str, Any]:
     view, sampled = pattern.view(), p.op == _abi.SAMPLED
-    rows, cols = pattern.shape[::-1] if p.transpose else pattern.shape
+    transposed = p.op == _abi.MATMUL and bool(p.matmul.transpose)
+    rows, cols = pattern.shape[::-1] if transposed else pattern.shape
     m, n, k = (rows, cols, p.k) if sampled else (rows, p.n, cols)
     dtype = _abi.DTYPE_SHORT[p.a_dtype] + (":f32" if p.c_dtype != p.a_dtype else "")
     d = context.info
@@ -280,7 +283,7 @@ def _describe(
         "flops": info.flops,
         "bytes": info.bytes,
         "batch": p.batch,
-        "transpose": bool(p.transpose),
+        "transpose": transposed,
         "floor_seconds": floor,
         "key": info.key.decode(),
     }
@@ -368,7 +371,7 @@ def benchmark(
     c = _products.canonical(features, n, 1, features) if left else _products.canonical(features, n, n, 1)
     problem = Problem(
         op=_abi.MATMUL,
-        transpose=int(a.is_transposed != left),
+        matmul=(a.is_transposed != left,),
         n=n,
         a_dtype=x.dtype,
         b_dtype=x.dtype,
@@ -487,14 +490,10 @@ def _problems(
         return (*_products.canonical(size, n, 1 if left else n, size if left else 1), 0)
 
     flipped = a.is_transposed != left
-    problems = [
-        Problem(op=_abi.MATMUL, transpose=int(flipped), n=n, b=layout(inner), c=layout(features), **same)
-    ]
+    problems = [Problem(op=_abi.MATMUL, matmul=(flipped,), n=n, b=layout(inner), c=layout(features), **same)]
     if gradients:
         problems.append(
-            Problem(
-                op=_abi.MATMUL, transpose=int(not flipped), n=n, b=layout(features), c=layout(inner), **same
-            )
+            Problem(op=_abi.MATMUL, matmul=(not flipped,), n=n, b=layout(features), c=layout(inner), **same)
         )
         x, y = (inner, features) if flipped else (features, inner)
         x_layout = (*_products.canonical(x, n, 1 if left else n, x if left else 1), 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
@@ -56,7 +55,7 @@ def interrupted(error: BaseException) -> None:
     """Keeps what is no failure of the callback's own, such as KeyboardInterrupt, for when the library has
     returned."""
     if not isinstance(error, Exception):
-        _abi.interrupts.append((threading.get_ident(), error))
+        _abi.keep_interrupt(error)
 
 
 def unsure(name: str, question: str, error: BaseException) -> None:
@@ -243,11 +242,11 @@ def _facts(p: _abi.Problem, view: _abi.PatternView) -> dict[str, Any]:
         "stored_blocks": view.stored_blocks,
         "density": view.density,
         "dtype": _abi.DTYPE_NAMES[p.a_dtype],
-        "transpose": bool(p.transpose),
+        "transpose": bool(p.matmul.transpose),
         "alpha": p.alpha,
         "beta": p.beta,
-        "bias": bool(p.bias),
-        "activation": _ACTIVATION_NAMES[p.activation],
+        "bias": bool(p.matmul.bias),
+        "activation": _ACTIVATION_NAMES[p.matmul.activation],
         "flags": p.flags & ~_abi.ALLOW_BROADCAST,
         "a_strides": (p.a.row_stride, p.a.col_stride),
         "b_strides": (p.b.row_stride, p.b.col_stride),
@@ -340,11 +339,11 @@ def _launch(function: Callable[[VariantCall], None], launch: _abi.Launch) -> Non
         out=array(launch.operands[2], blocks, None, _abi.DTYPE_NAMES[p.c_dtype], True)
         if sampled
         else dense(2, (p.m, p.n), p.c, p.c_dtype, True),
-        bias=array(launch.operands[3], (p.m,), None, _abi.DTYPE_NAMES[p.c_dtype]) if p.bias else None,
+        bias=array(launch.operands[3], (p.m,), None, _abi.DTYPE_NAMES[p.c_dtype]) if p.matmul.bias else None,
         alpha=p.alpha,
         beta=p.beta,
-        activation=_ACTIVATION_NAMES[p.activation],
-        transpose=bool(p.transpose),
+        activation=_ACTIVATION_NAMES[p.matmul.activation],
+        transpose=bool(p.matmul.transpose),
         stream=launch.stream or 0,
     )
     if not cuda:

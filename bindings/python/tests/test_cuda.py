@@ -206,6 +206,14 @@ def test_operands_elsewhere_are_refused():
         a.requires_grad_() @ b.cpu()
 
 
+def test_what_a_gpu_is():
+    info = sa.device_info("cuda")
+    assert info["backend"] == "cuda" and info["multiprocessors"] >= 1 and "threads" not in info
+    a, _, b = problem()
+    race = sa.benchmark(a, b, fresh=False)
+    assert race.device["multiprocessors"] == info["multiprocessors"] and "threads" not in race.device
+
+
 def test_matrices_move_between_devices():
     *parts, dense = random_bsr(0, 96, 64, (16, 16), 0.5)
     a = sa.BsrMatrix(*parts, (96, 64)).to("cuda")

@@ -223,7 +223,10 @@ def test_an_interrupt_inside_a_python_variant_comes_out(kind):
 
 
 def test_an_interrupt_ends_a_race():
+    calls = []
+
     def stop(call):
+        calls.append(1)
         raise KeyboardInterrupt
 
     def supports(problem):
@@ -236,8 +239,43 @@ def test_an_interrupt_ends_a_race():
     for where in ("launch", "supports"):  # noqa: B007
         with pytest.raises(KeyboardInterrupt):
             sa.benchmark(a, b)
+    assert len(calls) == 1
     where = ""
     assert sa.benchmark(a, b).best.verdict == "ok"
+
+
+SIGNALLED = """
+import os, signal, threading, time, numpy as np, sparse_autotune as sa
+class Enough(Exception):
+    pass
+def enough(*_):
+    raise Enough
+signal.signal(signal.SIGUSR1, enough)
+sa.set_effort("full")
+a, b = sa.BsrMatrix.from_dense(np.ones((512, 512), "f4"), 16), np.ones((512, 256), "f4")
+for number in (signal.SIGINT, signal.SIGUSR1):
+    begin = time.perf_counter()
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+        sa.benchmark(a, b)
+    except (KeyboardInterrupt, Enough) as error:
+        print(type(error).__name__, time.perf_counter() - begin < 9)
+print(sa.benchmark(a, b, only="cpu_matmul_any_any_c_portable").best.verdict)
+"""
+
+
+def test_what_a_handler_of_signals_raises_stops_a_race():
+    """Which would take ten seconds."""
+    run = run_program(SIGNALLED)
+    assert run.stdout.split() == ["KeyboardInterrupt", "True", "Enough", "True", "ok"], run.stderr
+    assert not run.stderr
+
+
+def test_a_race_that_is_told_to_stop_is_cancelled(monkeypatch):
+    monkeypatch.setattr(sa._abi, "watch", lambda: lambda _: False)
+    with pytest.raises(sa.CancelledError, match="cancelled") as raised:
+        sa.benchmark(matrix(10)[0], np.ones((64, 6), np.float32))
+    assert raised.value.status == "SAT_CANCELLED"
 
 
 def test_a_python_variant_of_the_sampled_product():
@@ -266,6 +304,9 @@ def test_a_python_variant_of_the_sampled_product():
 def test_what_a_device_is():
     info = sa.device_info()
     assert info["backend"] == "cpu" and info["threads"] >= 1 and info["flop_rate"]["f32"] > 0
+    assert "multiprocessors" not in info
+    race = sa.benchmark(matrix()[0], np.ones((64, 8), np.float32), fresh=False)
+    assert race.device["threads"] == info["threads"] and "multiprocessors" not in race.device
 
 
 IGNORED = """

@@ -34,7 +34,7 @@ def run_quick(q: Any, k: Any, v: Any, mask: AttentionMask | None, spec: Spec) ->
         return None
     pattern = mask._pattern if mask is not None else _attention._dense.get((m, n))
     quick = None if pattern is None or _fast is None else pattern.caches.get(("attention", *spec.key))
-    return None if quick is None else quick.attend(q, k, v)
+    return None if quick is None else quick.run(q, k, v)
 
 
 def forward(
