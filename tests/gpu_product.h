@@ -9,6 +9,8 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include "problems.h"
+
 enum { NO_GPU = 77 }; /* CTest's word for skipped */
 
 #define assert_cuda(call)                                                                                              \

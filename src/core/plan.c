@@ -257,13 +257,15 @@ static sat_status launch(sat_plan *plan, void *const *operands, void *stream) {
     return sat_runner_launch(&plan->runner, all, stream);
 }
 
-/* A plan has one workspace. Two runs at once would mix their sums in it, so the second is refused. */
+static void leave(sat_plan *plan) { atomic_flag_clear_explicit(&plan->running, memory_order_release); }
+
+/* A plan has one workspace. Two runs at once would mix their sums in it, so the second is refused. A run of the
+ * parent's that was under way when this process was forked goes on there, and not here. */
 static sat_status enter(sat_plan *plan) {
+    if (plan->forked != sat_forked()) leave(plan);
     if (!atomic_flag_test_and_set_explicit(&plan->running, memory_order_acquire)) return SAT_OK;
     return sat_fail(SAT_BUSY, "plan is running in another thread; expected one of its own for each (sat_plan_dup)");
 }
-
-static void leave(sat_plan *plan) { atomic_flag_clear_explicit(&plan->running, memory_order_release); }
 
 sat_status sat_plan_launch(sat_plan *plan, void *const *operands, void *stream) {
     SAT_TRY(enter(plan));

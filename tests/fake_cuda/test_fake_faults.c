@@ -227,8 +227,8 @@ static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state) {
     planted x = {.workspace = 4 << 20}, small = {0};
     size_t most = SIZE_MAX;
     held_now = 0;
-    sat_context *ctx =
-        open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .allocator = {user_alloc, user_free, &most}});
+    sat_allocator own = {SAT_SIZED(sat_allocator), user_alloc, user_free, &most};
+    sat_context *ctx = open_with((sat_context_options){.effort = SAT_EFFORT_QUICK, .allocator = &own});
     plant(ctx, &x, "large"), plant(ctx, &small, "small");
     sat_bsr empty = {
         SAT_SIZED(sat_bsr),          .rows = 4, .cols = 4, .block_rows = 4, .block_cols = 4, .index_type = SAT_I32,

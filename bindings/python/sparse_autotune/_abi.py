@@ -346,7 +346,7 @@ class Matmul(Structure):
 class Part(Union):
     """What one operation has for itself."""
 
-    _fields_ = [("matmul", Matmul), ("attention", Attention), ("room", c_uint64 * 48)]
+    _fields_ = [("room", c_uint64 * 48), ("matmul", Matmul), ("attention", Attention)]
 
 
 class Problem(Sized):
@@ -420,7 +420,7 @@ class RaceOptions(Sized):
     _fields_ = [
         ("size", c_size_t),
         ("fresh", c_bool),
-        ("keep", c_bool),
+        ("discard", c_bool),
         ("only", c_char_p),
         ("progress", PROGRESS_FN),
         ("progress_user", c_void_p),
@@ -436,7 +436,7 @@ class RaceInfo(Sized):
         ("bytes", c_double),
         ("peak_bytes", c_size_t),
         ("key", c_char * 512),
-        ("busy", c_bool),
+        ("disturbed", c_bool),
     ]
 
 

@@ -182,7 +182,7 @@ def run(
 ) -> Race:
     context, handle = _context.get(device), ctypes.c_void_p()
     options = _abi.RaceOptions(
-        fresh=fresh, keep=keep, only=_check_names(only, context), progress=_abi.PROGRESS_FN(_abi.watch())
+        fresh=fresh, discard=not keep, only=_check_names(only, context), progress=_abi.PROGRESS_FN(_abi.watch())
     )
     try:
         _abi.check(
@@ -253,7 +253,7 @@ def _read(handle: ctypes.c_void_p, context: _context.Context, pattern: Pattern, 
         info.seconds,
         info.peak_bytes,
         winner,
-        bool(info.busy),
+        bool(info.disturbed),
     )
 
 
