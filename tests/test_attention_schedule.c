@@ -16,7 +16,7 @@ static bool kept(const sat_mask *k, int64_t h, int64_t i, int64_t j) {
 /* Which pairs the schedule visits, and that whole tiles are whole. */
 static void compare(const sat_problem *p, const sat_pattern_view *a, int64_t q_rows, int64_t k_rows) {
     sat_mask k = sat_mask_of(p, a);
-    sat_schedule *s = sat_schedule_make(p, a, q_rows, k_rows, true);
+    sat_attention_schedule *s = sat_attention_schedule_make(p, a, q_rows, k_rows, true);
     assert_non_null(s);
     double pairs = 0, visited = 0, by_key = 0;
     for (int64_t place = 0; place < s->by_query.places; place++) {
@@ -66,7 +66,7 @@ static void compare(const sat_problem *p, const sat_pattern_view *a, int64_t q_r
         int64_t x = s->by_query.order[i - 1], y = s->by_query.order[i];
         assert_true(s->by_query.start[x + 1] - s->by_query.start[x] >= s->by_query.start[y + 1] - s->by_query.start[y]);
     }
-    sat_schedule_free(s);
+    sat_attention_schedule_free(s);
 }
 
 static void it_visits_what_is_kept(void **state) {

@@ -17,7 +17,7 @@ typedef struct visit {
  * the pairs that are kept. */
 static int64_t visit_half(visit *x, const sat_cta_work *p, int32_t row, int32_t key, bool tested) {
     int64_t kept = 0;
-    if (key == SAT_NO_CHUNK) return 0;
+    if (key == SAT_NO_HALF_TILE) return 0;
     assert_int_equal(key % SAT_KEY_ALIGN, 0);
     for (int32_t i = row; i < row + SAT_WARPGROUP_ROWS && i < p->row_end; i++) {
         int32_t left = sat_row_begin(p, i, x->band), right = sat_row_end(p, i, x->band);
@@ -41,22 +41,22 @@ static void visit_tile(visit *x, const sat_cta_work *p, int32_t a, int32_t b, in
         int32_t high = sat_row_end(p, row, x->band) - x->keys / 2;
         bool tested = a > high || b > high || a < low || b < low;
         int64_t first = visit_half(x, p, row, a, tested), second = visit_half(x, p, row, b, tested);
-        if (p->list >= 0) assert_true(first > 0 && (second > 0 || b == SAT_NO_CHUNK));
+        if (p->list >= 0) assert_true(first > 0 && (second > 0 || b == SAT_NO_HALF_TILE));
         kept += first + second;
     }
     assert_true(kept > 0);
 }
 
-/* What all warpgroups want comes once for all of them, and chunks come by twos. Where an odd one is left of what all
- * want and of each one's own, everybody takes it along with its own. Turns are taken where all visit all. */
+/* What all warpgroups want comes once for all of them, and half tiles come by twos. Where an odd one is left of what
+ * all want and of each one's own, everybody takes it along with its own. Turns are taken where all visit all. */
 static void check_list(const visit *x, const sat_work *l, const sat_cta_work *p) {
     int all = (1 << x->warpgroups) - 1;
     int64_t half = x->keys / 2, shared = 0, own[SAT_MAX_WARPGROUPS] = {0}, apart = 0, along = 0, others = 0;
     char *who = calloc((size_t)(x->k->n / half) + 1, 1);
-    for (int32_t i = p->list; i < p->list + p->tiles; i++) {
+    for (int32_t i = p->list; i < p->list + p->key_tiles; i++) {
         const sat_key_tile *e = &l->tile[i];
         who[e->first / half] |= (char)(e->first & all);
-        if (e->second != SAT_NO_CHUNK) who[e->second / half] |= (char)(e->first & all);
+        if (e->second != SAT_NO_HALF_TILE) who[e->second / half] |= (char)(e->first & all);
         others += (e->first & all) != all;
     }
     for (int64_t c = 0; c <= x->k->n / half; c++)
@@ -65,7 +65,7 @@ static void check_list(const visit *x, const sat_work *l, const sat_cta_work *p)
             else own[g] += who[c] >> g & 1;
     for (int g = 0; g < x->warpgroups; g++) apart += (own[g] + 1) / 2, along += (own[g] + 2) / 2;
     apart += (shared + 1) / 2, along += shared / 2;
-    assert_int_equal(p->tiles, shared ? sat_min(apart, along) : apart);
+    assert_int_equal(p->key_tiles, shared ? sat_min(apart, along) : apart);
     assert_int_equal(p->pingpong, others == 0);
     free(who);
 }
@@ -75,17 +75,17 @@ static int32_t visit_item(visit *x, const sat_work *l, sat_cta_work p) {
     int all = (1 << x->warpgroups) - 1;
     if (p.list < 0) {
         sat_clip_keys(&p, SAT_WARPGROUP_ROWS * x->warpgroups, x->keys, x->band);
-        for (int32_t i = 0; i < p.tiles; i++) {
+        for (int32_t i = 0; i < p.key_tiles; i++) {
             int32_t key = sat_range_tile(&p, i, x->keys);
             if (i == 0) assert_true(key + x->keys >= p.key_end); /* what causality cuts comes first */
             visit_tile(x, &p, key, key + x->keys / 2, all);
         }
-        return p.tiles;
+        return p.key_tiles;
     }
     check_list(x, l, &p);
     int32_t before[SAT_MAX_WARPGROUPS] = {0};
-    for (int32_t i = p.list; i < p.list + p.tiles; i++) {
-        int who = l->tile[i].first & (SAT_KEY_ALIGN - 1);
+    for (int32_t i = p.list; i < p.list + p.key_tiles; i++) {
+        int who = sat_visitors(l->tile[i]);
         assert_in_range(i, 0, l->listed - 1);
         assert_in_range(who, 1, all);
         if (p.pingpong) assert_int_equal(who, all);
@@ -94,9 +94,9 @@ static int32_t visit_item(visit *x, const sat_work *l, sat_cta_work p) {
             if (before[g]) assert_true(i + 1 - before[g] <= x->warpgroups);
             before[g] = i + 1;
         }
-        visit_tile(x, &p, l->tile[i].first & -SAT_KEY_ALIGN, l->tile[i].second, who);
+        visit_tile(x, &p, sat_first_key(l->tile[i]), l->tile[i].second, who);
     }
-    return p.tiles;
+    return p.key_tiles;
 }
 
 /* The items of a problem without lists, as the kernel computes them. */
@@ -178,8 +178,8 @@ static void every_kept_pair_is_visited_once(void **state) {
     sat_context_free(ctx);
 }
 
-/* Blocks of 64 x 64, two warpgroups, chunks of 64 keys: 64 rows number i keep `length[i]` chunks from `from[i]` on.
- * With whom do the first ones share a CTA? */
+/* Blocks of 64 x 64, two warpgroups, half tiles of 64 keys: 64 rows number i keep `length[i]` half tiles from `from[i]`
+ * on. With whom do the first ones share a CTA? */
 static int32_t partner_of_first(int units, const int32_t *from, const int32_t *length) {
     int64_t ptr[9] = {0};
     int32_t col[256];

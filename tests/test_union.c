@@ -17,21 +17,22 @@ static sat_rows make_rows(uint64_t *state, int64_t count, int64_t cols, int64_t 
     return (sat_rows){.count = count, .ptr = ptr, .col = col};
 }
 
-/* Goes through a group as a kernel does: rows that a step names take their next block, column by column. */
-static void check_group(const sat_rows *r, const int32_t *row, const sat_union *u, int64_t group, int size, int each) {
+/* Goes through a group as a kernel does: rows that an entry names take their next block, column by column. */
+static void check_group(const sat_rows *r, const int32_t *row, const sat_union *u, int64_t group, int size,
+                        int columns_per_entry) {
     int64_t at[32];
     for (int i = 0; i < size; i++) at[i] = row[i] < 0 ? 0 : r->ptr[row[i]];
     int32_t before = -1;
     for (int64_t s = u->ptr[group]; s < u->ptr[group + 1]; s++) {
-        assert_true(u->step[s].col > before);
-        assert_true(u->step[s].rows != 0);
-        before = u->step[s].col;
+        assert_true(u->entry[s].col > before);
+        assert_true(u->entry[s].row_mask != 0);
+        before = u->entry[s].col;
         for (int i = 0; i < 32; i++) {
             int mine = i % size, column = i / size;
-            if (!(u->step[s].rows >> i & 1)) continue;
-            assert_true(column < each && row[mine] >= 0);
+            if (!(u->entry[s].row_mask >> i & 1)) continue;
+            assert_true(column < columns_per_entry && row[mine] >= 0);
             assert_true(at[mine] < r->ptr[row[mine] + 1]);
-            assert_int_equal(r->col[at[mine]++], before * each + column);
+            assert_int_equal(r->col[at[mine]++], before * columns_per_entry + column);
         }
     }
     for (int i = 0; i < size; i++)
@@ -57,19 +58,19 @@ static void every_block_is_met_once(void **unused) {
         int64_t cols = 1 + random_below(&random, 60), percents[] = {0, 3, 12, 50, 100};
         sat_rows r = make_rows(&random, random_below(&random, 70), cols, percents[round % 5]);
         int size = round & 1 ? 2 : 1 + (int)random_below(&random, 32);
-        int each = round % 3 ? 1 : 1 + (int)random_below(&random, 32 / size);
+        int columns_per_entry = round % 3 ? 1 : 1 + (int)random_below(&random, 32 / size);
         int32_t *row = malloc((size_t)(r.count + size) * sizeof *row);
         sat_union u;
         assert_true(sat_union_groups(&r, cols, size, row));
-        assert_true(sat_union_make(&r, row, size, each, &u));
+        assert_true(sat_union_make(&r, row, size, columns_per_entry, &u));
         assert_int_equal(u.groups, (r.count + size - 1) / size);
         check_order(row, r.count, u.groups * size);
-        assert_int_equal(u.ptr[u.groups], u.steps);
-        assert_true(u.steps <= r.ptr[r.count]);
-        assert_true(sat_union_bytes(r.ptr[r.count]) >= (size_t)u.steps * sizeof *u.step);
-        for (int64_t g = 0; g < u.groups; g++) check_group(&r, row + g * size, &u, g, size, each);
+        assert_int_equal(u.ptr[u.groups], u.entries);
+        assert_true(u.entries <= r.ptr[r.count]);
+        assert_true(sat_union_bytes(r.ptr[r.count]) >= (size_t)u.entries * sizeof *u.entry);
+        for (int64_t g = 0; g < u.groups; g++) check_group(&r, row + g * size, &u, g, size, columns_per_entry);
         sat_union_free(&u);
-        assert_null(u.step);
+        assert_null(u.entry);
         free(row), free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
     }
 }
@@ -88,7 +89,7 @@ static void rows_that_share_columns_find_each_other(void **unused) {
     sat_union u;
     assert_true(sat_union_groups(&r, COLS, 2, row));
     assert_true(sat_union_make(&r, row, 2, 1, &u));
-    assert_int_equal(u.steps, HALF * EACH);
+    assert_int_equal(u.entries, HALF * EACH);
     sat_union_free(&u);
 }
 
@@ -155,7 +156,7 @@ static void the_expected_union_is_about_what_a_search_finds(void **unused) {
         assert_true(sat_union_groups(&r, 256, size, row));
         assert_true(sat_union_make(&r, row, size, 1, &u));
         double expected = sat_union_expected(r.count, 256, r.ptr[r.count], size);
-        assert_true(expected > 0.9 * (double)u.steps && expected < 1.15 * (double)u.steps);
+        assert_true(expected > 0.9 * (double)u.entries && expected < 1.15 * (double)u.entries);
         sat_union_free(&u);
     }
     free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);

@@ -28,13 +28,13 @@ typedef struct sat_step_lists {
     int32_t *order;
 } sat_step_lists;
 
-typedef struct sat_schedule {
+typedef struct sat_attention_schedule {
     int64_t masks, q_tiles, k_tiles;
     sat_tile *q, *k;
     sat_step_lists by_query, by_key; /* the steps of by_key are query tiles */
-} sat_schedule;
+} sat_attention_schedule;
 
-static inline void sat_schedule_free(sat_schedule *s) {
+static inline void sat_attention_schedule_free(sat_attention_schedule *s) {
     if (!s) return;
     free(s->q), free(s->k);
     free(s->by_query.start), free(s->by_query.step), free(s->by_query.order);
@@ -44,8 +44,8 @@ static inline void sat_schedule_free(sat_schedule *s) {
 
 /* Splits `length` rows, or each sequence of them, into tiles of `rows`. Tiles begin with the sequence, or, `aligned`,
  * at multiples of `rows`. False: out of memory. */
-static inline bool sat_schedule_tiles(const int64_t *offsets, int64_t sequences, int64_t length, int64_t rows,
-                                      bool aligned, sat_tile **tiles, int64_t *count) {
+static inline bool sat_attention_schedule_tiles(const int64_t *offsets, int64_t sequences, int64_t length, int64_t rows,
+                                                bool aligned, sat_tile **tiles, int64_t *count) {
     const int64_t whole[] = {0, length}, *o = sequences ? offsets : whole;
     int64_t parts = sequences ? sequences : 1, n = 0;
     for (int64_t s = 0; s < parts; s++)
@@ -64,26 +64,26 @@ static inline bool sat_schedule_tiles(const int64_t *offsets, int64_t sequences,
 }
 
 /* What the lists of query tiles are made from. */
-typedef struct sat_schedule_builder {
+typedef struct sat_attention_schedule_builder {
     const sat_mask *mask;
-    const sat_schedule *s;
+    const sat_attention_schedule *s;
     int64_t k_rows;
     bool aligned;         /* key tiles begin at multiples of k_rows */
     const int64_t *first; /* of each sequence, its first key tile; sequences + 1 */
     int64_t *seen;        /* by key tile: stored blocks of a query tile's rows; all 0 between calls */
-} sat_schedule_builder;
+} sat_attention_schedule_builder;
 
 /* The key that tile `tile` and the tiles after it are counted from, `k_rows` each. */
-static inline int64_t sat_schedule_base(const sat_schedule_builder *b, int64_t tile) {
+static inline int64_t sat_attention_schedule_base(const sat_attention_schedule_builder *b, int64_t tile) {
     int64_t first = b->s->k[tile].first;
     return b->aligned ? first / b->k_rows * b->k_rows : first;
 }
 
 /* Counts, for key tiles `from` to before `to`, the stored blocks of the query tile's block rows. */
-static inline void sat_schedule_count(const sat_schedule_builder *b, int64_t mask, const sat_tile *q, int64_t from,
-                                      int64_t to) {
+static inline void sat_attention_schedule_count(const sat_attention_schedule_builder *b, int64_t mask,
+                                                const sat_tile *q, int64_t from, int64_t to) {
     const sat_mask *k = b->mask;
-    int64_t base = sat_schedule_base(b, from), first = b->s->k[from].first;
+    int64_t base = sat_attention_schedule_base(b, from), first = b->s->k[from].first;
     int64_t end = b->s->k[to - 1].first + b->s->k[to - 1].count;
     for (int64_t row = sat_mask_row(k, mask, q->first); row <= sat_mask_row(k, mask, q->first + q->count - 1); row++)
         for (int64_t t = sat_mask_find(k, row, first / k->block_cols); t < k->row_ptr[row + 1]; t++) {
@@ -95,16 +95,18 @@ static inline void sat_schedule_count(const sat_schedule_builder *b, int64_t mas
 }
 
 /* Writes the list of one query tile, where `step` is not NULL; returns its length. */
-static inline int64_t sat_schedule_list(const sat_schedule_builder *b, int64_t mask, const sat_tile *q, int32_t *step) {
+static inline int64_t sat_attention_schedule_list(const sat_attention_schedule_builder *b, int64_t mask,
+                                                  const sat_tile *q, int32_t *step) {
     const sat_mask *k = b->mask;
     int64_t sequence = k->sequences ? q->sequence : 0, from = b->first[sequence], to = b->first[sequence + 1], n = 0;
     sat_range top = sat_keys_of(k, q->first), bottom = sat_keys_of(k, q->first + q->count - 1);
     if (from == to || bottom.end <= top.begin) return 0;
-    int64_t base = sat_schedule_base(b, from); /* only tiles between the outermost keys that any row may keep */
+    int64_t base =
+        sat_attention_schedule_base(b, from); /* only tiles between the outermost keys that any row may keep */
     int64_t low = from + sat_max(0, top.begin - base) / b->k_rows;
     int64_t high = sat_min(to, from + (sat_max(0, bottom.end - base) + b->k_rows - 1) / b->k_rows);
     if (low >= high) return 0;
-    if (!k->full) sat_schedule_count(b, mask, q, low, high);
+    if (!k->full) sat_attention_schedule_count(b, mask, q, low, high);
     int64_t rows = (q->first + q->count - 1) / k->block_rows - q->first / k->block_rows + 1;
     for (int64_t x = low; x < high; x++) {
         int64_t seen = b->seen[x];
@@ -133,7 +135,7 @@ static inline bool sat_longest_first(const int64_t *length, int64_t count, int64
 }
 
 /* Fills `order`; no list is longer than `most`. */
-static inline bool sat_schedule_order(sat_step_lists *l, int64_t most) {
+static inline bool sat_attention_schedule_order(sat_step_lists *l, int64_t most) {
     int64_t *length = (int64_t *)malloc(((size_t)l->places + 1) * sizeof *length);
     l->order = (int32_t *)malloc(((size_t)l->places + 1) * sizeof *l->order);
     bool ok = length && l->order;
@@ -143,22 +145,22 @@ static inline bool sat_schedule_order(sat_step_lists *l, int64_t most) {
     return ok;
 }
 
-static inline bool sat_schedule_by_query(sat_schedule *s, const sat_schedule_builder *b) {
+static inline bool sat_attention_schedule_by_query(sat_attention_schedule *s, const sat_attention_schedule_builder *b) {
     sat_step_lists *l = &s->by_query;
     l->places = s->masks * s->q_tiles;
     l->start = (int64_t *)calloc((size_t)l->places + 1, sizeof *l->start);
     if (!l->start || l->places > INT32_MAX) return false;
     for (int64_t i = 0; i < l->places; i++)
-        l->start[i + 1] = l->start[i] + sat_schedule_list(b, i / s->q_tiles, &s->q[i % s->q_tiles], NULL);
+        l->start[i + 1] = l->start[i] + sat_attention_schedule_list(b, i / s->q_tiles, &s->q[i % s->q_tiles], NULL);
     l->steps = l->start[l->places];
     l->step = (int32_t *)malloc(((size_t)l->steps + 1) * sizeof *l->step);
     if (!l->step) return false;
     for (int64_t i = 0; i < l->places; i++)
-        sat_schedule_list(b, i / s->q_tiles, &s->q[i % s->q_tiles], l->step + l->start[i]);
-    return sat_schedule_order(l, s->k_tiles);
+        sat_attention_schedule_list(b, i / s->q_tiles, &s->q[i % s->q_tiles], l->step + l->start[i]);
+    return sat_attention_schedule_order(l, s->k_tiles);
 }
 
-static inline bool sat_schedule_by_key(sat_schedule *s) {
+static inline bool sat_attention_schedule_by_key(sat_attention_schedule *s) {
     const sat_step_lists *q = &s->by_query;
     sat_step_lists *l = &s->by_key;
     l->places = s->masks * s->k_tiles, l->steps = q->steps;
@@ -175,36 +177,38 @@ static inline bool sat_schedule_by_key(sat_schedule *s) {
             int64_t to = l->start[i / s->q_tiles * s->k_tiles + sat_step_tile(q->step[t]) + 1]++;
             l->step[to] = sat_step(i % s->q_tiles, sat_step_edge(q->step[t]));
         }
-    return sat_schedule_order(l, s->q_tiles);
+    return sat_attention_schedule_order(l, s->q_tiles);
 }
 
 /* NULL: out of memory, or more than 2^30 tiles. `aligned`: key tiles begin at multiples of k_rows. `by_key`: the lists
  * of key tiles too. */
-static inline sat_schedule *sat_schedule_of_mask(const sat_mask *mask, int64_t masks, int64_t q_rows, int64_t k_rows,
-                                                 bool aligned, bool by_key) {
+static inline sat_attention_schedule *sat_attention_schedule_of_mask(const sat_mask *mask, int64_t masks,
+                                                                     int64_t q_rows, int64_t k_rows, bool aligned,
+                                                                     bool by_key) {
     int64_t sequences = mask->sequences ? mask->sequences : 1;
-    sat_schedule *s = (sat_schedule *)calloc(1, sizeof *s);
+    sat_attention_schedule *s = (sat_attention_schedule *)calloc(1, sizeof *s);
     if (!s) return NULL;
     s->masks = masks;
-    bool ok = sat_schedule_tiles(mask->q_offsets, mask->sequences, mask->m, q_rows, false, &s->q, &s->q_tiles) &&
-              sat_schedule_tiles(mask->kv_offsets, mask->sequences, mask->n, k_rows, aligned, &s->k, &s->k_tiles);
+    bool ok =
+        sat_attention_schedule_tiles(mask->q_offsets, mask->sequences, mask->m, q_rows, false, &s->q, &s->q_tiles) &&
+        sat_attention_schedule_tiles(mask->kv_offsets, mask->sequences, mask->n, k_rows, aligned, &s->k, &s->k_tiles);
     int64_t *first = (int64_t *)calloc((size_t)sequences + 1, sizeof *first);
     int64_t *seen = (int64_t *)calloc((size_t)s->k_tiles + 1, sizeof *seen);
     ok = ok && first && seen;
     for (int64_t i = 0; ok && i < s->k_tiles; i++) first[s->k[i].sequence + 1]++;
     for (int64_t i = 0; ok && i < sequences; i++) first[i + 1] += first[i];
-    sat_schedule_builder b = {mask, s, k_rows, aligned, first, seen};
-    ok = ok && sat_schedule_by_query(s, &b) && (!by_key || sat_schedule_by_key(s));
+    sat_attention_schedule_builder b = {mask, s, k_rows, aligned, first, seen};
+    ok = ok && sat_attention_schedule_by_query(s, &b) && (!by_key || sat_attention_schedule_by_key(s));
     free(first), free(seen);
     if (ok) return s;
-    sat_schedule_free(s);
+    sat_attention_schedule_free(s);
     return NULL;
 }
 
-static inline sat_schedule *sat_schedule_make(const sat_problem *p, const sat_pattern_view *a, int64_t q_rows,
-                                              int64_t k_rows, bool by_key) {
+static inline sat_attention_schedule *sat_attention_schedule_make(const sat_problem *p, const sat_pattern_view *a,
+                                                                  int64_t q_rows, int64_t k_rows, bool by_key) {
     sat_mask mask = sat_mask_of(p, a);
-    return sat_schedule_of_mask(&mask, sat_mask_count(&mask, p), q_rows, k_rows, false, by_key);
+    return sat_attention_schedule_of_mask(&mask, sat_mask_count(&mask, p), q_rows, k_rows, false, by_key);
 }
 
 #endif

@@ -33,13 +33,13 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 }
 
 static sat_status prepare(const sat_prepare *p, void **state) {
-    *state = sat_schedule_make(p->problem, p->pattern, STRIP, KEYS, false);
+    *state = sat_attention_schedule_make(p->problem, p->pattern, STRIP, KEYS, false);
     return *state ? SAT_OK : sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule", p->variant->name);
 }
 
 static void release(const sat_variant *v, void *state) {
     (void)v;
-    sat_schedule_free(state);
+    sat_attention_schedule_free(state);
 }
 
 /* One strip: its queries, and the tiles of keys that it visits. */
@@ -47,7 +47,7 @@ typedef struct strip {
     const sat_launch *l;
     const sat_blas *blas;
     sat_mask mask;
-    const sat_schedule *s;
+    const sat_attention_schedule *s;
     const sat_tile *q;
     const int32_t *step;
     int64_t steps, b, h, kv;
@@ -146,7 +146,7 @@ static void run_strip(const strip *w) {
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
-    const sat_schedule *s = l->state;
+    const sat_attention_schedule *s = l->state;
     int64_t count = p->batch * t->heads * s->q_tiles;
     size_t each = (size_t)STRIP * (size_t)p->n * sat_dtype_size(p->a_dtype);
     int next = 0;

@@ -213,7 +213,7 @@ typedef struct task {
     const sat_launch *l;
     const sat_problem *p;
     const sat_attention *t;
-    const sat_schedule *s;
+    const sat_attention_schedule *s;
     sat_mask mask;
     attention_scratch w;
     int64_t b, h, kv;
@@ -432,14 +432,14 @@ static task task_of(const sat_launch *l) {
     return (task){.l = l,
                   .p = l->problem,
                   .t = &l->problem->attention,
-                  .s = (const sat_schedule *)l->state,
+                  .s = (const sat_attention_schedule *)l->state,
                   .mask = sat_mask_of(l->problem, l->pattern),
                   .w = attention_scratch_of(l, omp_get_thread_num())};
 }
 
 /* Query tiles of all heads: one head after the other, so that its keys stay in the cache, its longest tiles first. */
 static void query_tasks(const sat_launch *l, void (*run)(task *k, int64_t place)) {
-    const sat_schedule *s = (const sat_schedule *)l->state;
+    const sat_attention_schedule *s = (const sat_attention_schedule *)l->state;
     const sat_attention *t = &l->problem->attention;
     int64_t each = s->q_tiles, share = t->heads / t->kv_heads, count = l->problem->batch * t->heads * each;
     task k = task_of(l);
@@ -455,7 +455,7 @@ static void query_tasks(const sat_launch *l, void (*run)(task *k, int64_t place)
 }
 
 static void key_tasks(const sat_launch *l) {
-    const sat_schedule *s = (const sat_schedule *)l->state;
+    const sat_attention_schedule *s = (const sat_attention_schedule *)l->state;
     const sat_attention *t = &l->problem->attention;
     int64_t count = l->problem->batch * t->kv_heads * s->k_tiles;
     task k = task_of(l);
@@ -512,13 +512,13 @@ static size_t attention_workspace(const sat_variant *v, const sat_problem *p, co
 
 static sat_status attention_prepare(const sat_prepare *p, void **state) {
     bool back = p->problem->op == SAT_ATTENTION_BACKWARD;
-    *state = sat_schedule_make(p->problem, p->pattern, ATTENTION_TILE, ATTENTION_TILE, back);
+    *state = sat_attention_schedule_make(p->problem, p->pattern, ATTENTION_TILE, ATTENTION_TILE, back);
     return *state ? SAT_OK : sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule", p->variant->name);
 }
 
 static void attention_release(const sat_variant *v, void *state) {
     (void)v;
-    sat_schedule_free((sat_schedule *)state);
+    sat_attention_schedule_free((sat_attention_schedule *)state);
 }
 
 #define TILED_FAMILY(operation, run, words)                                                                            \

@@ -19,7 +19,7 @@
 #include "kernels/cuda/attention/attention_wgmma.cuh"
 
 enum {
-    QUEUE_TILES = 2,      // work tiles that the scheduler may be ahead
+    QUEUE_DEPTH = 2,      // work tiles that the scheduler may be ahead
     MAX_STAGES = 4,       // of a ring
     CTA_ROWS = 128,       // own rows of a CTA
     PINGPONG_BARRIER = 2, // named barriers from here on: a warpgroup's turn to issue products
@@ -53,9 +53,9 @@ struct work_tile {
 
 struct shared_barriers {
     uint64_t full[2][MAX_STAGES], empty[2][MAX_STAGES], own_full, own_empty;
-    uint64_t tile_full[QUEUE_TILES], tile_empty[QUEUE_TILES];
+    uint64_t work_full[QUEUE_DEPTH], work_empty[QUEUE_DEPTH];
     int4 step[MAX_STAGES]; // of each stage of the S ring: step_info
-    work_tile tile[QUEUE_TILES];
+    work_tile work[QUEUE_DEPTH];
     attention_steps steps; // the producer's own, whose registers are few
 };
 
@@ -118,9 +118,9 @@ template <typename S> __device__ __forceinline__ void init_barriers(shared_barri
             mbarrier_init(smem_address(&s->empty[k][i]), 8); // lane 0 of each consumer warp
         }
     mbarrier_init(smem_address(&s->own_full), 1), mbarrier_init(smem_address(&s->own_empty), 8);
-    for (int i = 0; i < QUEUE_TILES; i++) {
-        mbarrier_init(smem_address(&s->tile_full[i]), 1);
-        mbarrier_init(smem_address(&s->tile_empty[i]), 257); // every consumer thread, and the producer
+    for (int i = 0; i < QUEUE_DEPTH; i++) {
+        mbarrier_init(smem_address(&s->work_full[i]), 1);
+        mbarrier_init(smem_address(&s->work_empty[i]), 257); // every consumer thread, and the producer
     }
     fence_mbarrier_init();
 }
@@ -146,10 +146,10 @@ template <typename S> __device__ __forceinline__ int query_heads(const kernel_ar
 // One thread: publishes the work tiles of this CTA to the producer and the consumers.
 template <typename S> __device__ __forceinline__ void scheduler(const kernel_args &x, shared_barriers *s) {
     unsigned number = blockIdx.x;
-    for (uint32_t work = 0;; work++) {
-        work_tile *to = &s->tile[work % QUEUE_TILES];
+    for (uint32_t work_index = 0;; work_index++) {
+        work_tile *to = &s->work[work_index % QUEUE_DEPTH];
         int steps = -1;
-        mbarrier_wait(smem_address(&s->tile_empty[work % QUEUE_TILES]), work / QUEUE_TILES & 1 ^ 1);
+        mbarrier_wait(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1 ^ 1);
         if (number < x.work_tiles) {
             to->work = attention_work_at(x.schedule, number);
             asm volatile("" ::: "memory"); // registers are few: it is read again
@@ -159,7 +159,7 @@ template <typename S> __device__ __forceinline__ void scheduler(const kernel_arg
                 steps += attention_steps_of(x.schedule, to->work, to->work.head * query_heads<S>(x) + h).count;
         }
         to->steps = steps;
-        mbarrier_arrive(smem_address(&s->tile_full[work % QUEUE_TILES]));
+        mbarrier_arrive(smem_address(&s->work_full[work_index % QUEUE_DEPTH]));
         if (number >= x.work_tiles) return;
         number = gridDim.x < x.work_tiles ? gridDim.x + atomicAdd(x.counter, 1u) : x.work_tiles;
     }
@@ -190,11 +190,11 @@ template <typename S>
 __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps &m, shared_barriers *s,
                                          uint32_t smem) {
     uint32_t at = 0; // steps so far
-    for (uint32_t work = 0;; work++) {
-        const work_tile *to = &s->tile[work % QUEUE_TILES];
-        mbarrier_wait(smem_address(&s->tile_full[work % QUEUE_TILES]), work / QUEUE_TILES & 1);
+    for (uint32_t work_index = 0;; work_index++) {
+        const work_tile *to = &s->work[work_index % QUEUE_DEPTH];
+        mbarrier_wait(smem_address(&s->work_full[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1);
         if (to->steps < 0) return;
-        mbarrier_wait(smem_address(&s->own_empty), work & 1 ^ 1);
+        mbarrier_wait(smem_address(&s->own_empty), work_index & 1 ^ 1);
         load_own<S>(m, to->work, smem, smem_address(&s->own_full));
 #pragma unroll 1
         for (int h = 0; h < query_heads<S>(x); h++) {
@@ -219,7 +219,7 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
                 load_tile<S>(&m.other[1], S::dp_tile(smem, at), full, t.first, head, to->work.batch);
             }
         }
-        mbarrier_arrive(smem_address(&s->tile_empty[work % QUEUE_TILES]));
+        mbarrier_arrive(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]));
     }
 }
 
@@ -284,9 +284,9 @@ template <typename T, typename S>
 __device__ __forceinline__ void consumer_dq(const kernel_args &x, shared_barriers *s, uint32_t smem) {
     uint32_t at = 0; // steps so far
     if (warpgroup_index() == 1) pass_turn<S>();
-    for (uint32_t work = 0;; work++) {
-        const work_tile *t = &s->tile[work % QUEUE_TILES];
-        mbarrier_wait(smem_address(&s->tile_full[work % QUEUE_TILES]), work / QUEUE_TILES & 1);
+    for (uint32_t work_index = 0;; work_index++) {
+        const work_tile *t = &s->work[work_index % QUEUE_DEPTH];
+        mbarrier_wait(smem_address(&s->work_full[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1);
         int left = t->steps;
         if (left < 0) break;
         float dq[S::D / 2], minus_lse[2], delta[2];
@@ -298,7 +298,7 @@ __device__ __forceinline__ void consumer_dq(const kernel_args &x, shared_barrier
                            min(lane_row(t->work) + h * 8, t->work.t.end - 1);
             minus_lse[h] = -x.lse[from], delta[h] = x.delta[from];
         }
-        mbarrier_wait(smem_address(&s->own_full), work & 1);
+        mbarrier_wait(smem_address(&s->own_full), work_index & 1);
         if (left > 0) {
             float sc[S::BN / 2], d[S::BN / 2], p[S::BN / 2]; // only products write S and dP
             uint32_t ds[S::BN / 4];
@@ -339,7 +339,7 @@ __device__ __forceinline__ void consumer_dq(const kernel_args &x, shared_barrier
             arrive_warp(&s->empty[S_RING][at++ % S::S_STAGES]);
         } else arrive_warp(&s->own_empty);
         epilogue<T, S>(dq, x.scale, x.out[0], x.out_at[0], t->work, x.dim);
-        mbarrier_arrive(smem_address(&s->tile_empty[work % QUEUE_TILES]));
+        mbarrier_arrive(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]));
     }
 }
 
@@ -385,16 +385,16 @@ template <typename T, typename S>
 __device__ __forceinline__ void consumer_dkv(const kernel_args &x, shared_barriers *s, uint32_t smem) {
     uint32_t at = 0; // steps so far
     if (warpgroup_index() == 1) pass_turn<S>();
-    for (uint32_t work = 0;; work++) {
-        const work_tile *t = &s->tile[work % QUEUE_TILES];
-        mbarrier_wait(smem_address(&s->tile_full[work % QUEUE_TILES]), work / QUEUE_TILES & 1);
+    for (uint32_t work_index = 0;; work_index++) {
+        const work_tile *t = &s->work[work_index % QUEUE_DEPTH];
+        mbarrier_wait(smem_address(&s->work_full[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1);
         int left = t->steps;
         if (left < 0) break;
         float dk[S::D / 2], dv[S::D / 2];
 #pragma unroll
         for (int e = 0; e < S::D / 2; e++) dk[e] = dv[e] = 0;
         wgmma_fence_accumulators(dk), wgmma_fence_accumulators(dv); // zeroed now, and not while products are in flight
-        mbarrier_wait(smem_address(&s->own_full), work & 1);
+        mbarrier_wait(smem_address(&s->own_full), work_index & 1);
         if (left > 0) {
             float sc[S::BN / 2], d[S::BN / 2], p[S::BN / 2]; // only products write S and dP
             uint32_t weights[S::BN / 4], ds[S::BN / 4];
@@ -453,7 +453,7 @@ __device__ __forceinline__ void consumer_dkv(const kernel_args &x, shared_barrie
         } else arrive_warp(&s->own_empty);
         epilogue<T, S>(dk, x.scale, x.out[0], x.out_at[0], t->work, x.dim);
         epilogue<T, S>(dv, 1, x.out[1], x.out_at[1], t->work, x.dim);
-        mbarrier_arrive(smem_address(&s->tile_empty[work % QUEUE_TILES]));
+        mbarrier_arrive(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]));
     }
 }
 
@@ -689,7 +689,7 @@ SAT_FAMILY(cuda_attention_backward_wgmma) = {
     .op = SAT_ATTENTION_BACKWARD,
     .backend = SAT_CUDA,
     .flags = SAT_V_BATCHED,
-    .about = "Hopper: warpgroup products, dK and dV by keys, then dQ by queries; tiles by the copy engine",
+    .about = "Hopper: wgmma, dK and dV by keys, then dQ by queries; tiles by TMA",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

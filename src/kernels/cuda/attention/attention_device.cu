@@ -151,15 +151,15 @@ static bool attention_copy_lists(const sat_step_lists *from, const sat_tile *oth
 bool attention_lists_make(const sat_prepare *q, attention_tiling s, const attention_schedule *x, attention_lists *l) {
     sat_mask k = sat_mask_of(q->problem, q->pattern);
     bool by_key = s.by_key;
-    sat_schedule *all = NULL;
+    sat_attention_schedule *all = NULL;
     sat_tile *tiles = NULL;
     if (k.full) {
-        if (!sat_schedule_tiles(by_key ? k.kv_offsets : k.q_offsets, k.sequences, by_key ? k.n : k.m,
-                                by_key ? s.k_rows : s.q_rows, false, &tiles, &l->tiles))
+        if (!sat_attention_schedule_tiles(by_key ? k.kv_offsets : k.q_offsets, k.sequences, by_key ? k.n : k.m,
+                                          by_key ? s.k_rows : s.q_rows, false, &tiles, &l->tiles))
             return free(tiles), false;
         l->places = l->units = l->tiles;
     } else {
-        all = sat_schedule_make(q->problem, q->pattern, s.q_rows, s.k_rows, by_key);
+        all = sat_attention_schedule_make(q->problem, q->pattern, s.q_rows, s.k_rows, by_key);
         if (!all) return false;
         const sat_step_lists *lists = by_key ? &all->by_key : &all->by_query;
         l->tiles = by_key ? all->k_tiles : all->q_tiles, l->places = lists->places, l->steps = lists->steps;
@@ -173,6 +173,6 @@ bool attention_lists_make(const sat_prepare *q, attention_tiling s, const attent
     if (ok && all)
         ok = attention_copy_lists(by_key ? &all->by_key : &all->by_query, by_key ? all->q : all->k, x->step_rows, l);
     ok = ok && attention_order_units(l, x);
-    free(tiles), sat_schedule_free(all);
+    free(tiles), sat_attention_schedule_free(all);
     return ok;
 }

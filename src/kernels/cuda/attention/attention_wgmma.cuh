@@ -1,4 +1,4 @@
-/* What the Hopper attention kernels share: warpgroup products of tiles that TMA has loaded, and the tensor maps that it
+/* What the Hopper attention kernels share: wgmma of tiles that TMA has loaded, and the tensor maps that it
  * loads them by (sm_90a).
  *
  * Operands have 16 bits and are stored in panels of 64 columns, so that a row of a panel is the 128 bytes of the

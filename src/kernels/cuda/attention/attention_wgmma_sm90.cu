@@ -1,16 +1,16 @@
 // cuda_attention_wgmma: fused attention on Hopper, O = softmax(scale*Q*K^T where kept)*V, dense and block-sparse.
 //
 // f16 and bf16, head sizes up to 256. Causal masks, windows and packed sequences visit ranges of keys; masks of blocks
-// visit lists of tiles (rows of a block: a multiple of 64; its keys: of half a tile). Rows of operands must begin on 16
-// bytes and the scale must be positive.
+// visit lists of key tiles (rows of a block: a multiple of 64; its keys: of half a tile). 80-key tiles: ranges only.
+// Rows of operands must begin on 16 bytes and the scale must be positive.
 //
 // A persistent CTA has one to three consumer warpgroups with 64 query rows each, and a producer thread that loads Q and
 // tiles of BN keys and values by TMA. A consumer issues S = Q*K^T of the next tile together with O += P*V of this one,
 // and computes the next tile's softmax while the tensor cores still work on O. Where all warpgroups visit all tiles
 // they take turns at issuing (ping-pong), so that one's softmax overlaps another's products.
 //
-// A work item is 64 rows for each warpgroup and the key tiles that they visit; a work tile is a work item of one head;
-// a key tile is BN keys.
+// A work item is a CTA's rows and key tiles, without the head: 64 rows for each warpgroup and the key tiles that they
+// visit. A work tile is a work item of one head. A key tile is BN keys.
 //
 // Shapes: Q is (m, dim), K and V are (n, dim), for every head of every batch item. Work items: attention_work.h.
 
@@ -20,7 +20,7 @@
 #include <stdlib.h>
 
 enum {
-    QUEUE_TILES = 2, // work tiles that the producer may be ahead
+    QUEUE_DEPTH = 2, // work tiles that the producer may be ahead
     MAX_STAGES = 4,  // of K and of V
     MAX_Q_STAGES = 2,
     PINGPONG_BARRIER = 2,  // named barriers from here on: a warpgroup's turn to issue products
@@ -29,7 +29,7 @@ enum {
 
 // What a CTA computes next: a work item of one head.
 struct work_tile {
-    sat_cta_work w; // tiles -1: there are no more
+    sat_cta_work w; // key_tiles -1: no more work tiles
     int head, batch;
 };
 
@@ -38,7 +38,7 @@ struct kernel_args {
     unsigned work_tiles;                   // items * all_heads
     int items, all_heads, heads_in_flight; // items of a head; heads of all batch items; heads computed together
     const sat_cta_work *item;              // NULL: computed, neighbouring rows and ranges of keys
-    const int2 *listed;                    // tiles of lists: sat_key_tile
+    const sat_key_tile *listed;            // key tiles of lists
     bool mask_per_head;                    // each head has its own items
     bool half_boxes;                       // lists: the halves of a tile need not be neighbours, each is a copy
     int heads, heads_per_kv, m, n, dim;
@@ -58,9 +58,9 @@ struct tensor_maps {
 
 struct shared_barriers {
     uint64_t k_full[MAX_STAGES], k_empty[MAX_STAGES], v_full[MAX_STAGES], v_empty[MAX_STAGES];
-    uint64_t q_full[MAX_Q_STAGES], q_empty[MAX_Q_STAGES], tile_full[QUEUE_TILES], tile_empty[QUEUE_TILES];
-    work_tile tile[QUEUE_TILES];
-    uint32_t k_issued, v_issued; // tiles whose stage the producer has claimed so far
+    uint64_t q_full[MAX_Q_STAGES], q_empty[MAX_Q_STAGES], work_full[QUEUE_DEPTH], work_empty[QUEUE_DEPTH];
+    work_tile work[QUEUE_DEPTH];
+    uint32_t k_claimed, v_claimed; // key tiles whose stage the producer has claimed so far
 };
 
 // Head sizes up to D, BN keys a tile, STAGES tiles of K and of V, Q_STAGES tiles of Q. Offsets and sizes in bytes. A
@@ -87,7 +87,7 @@ template <int D_, int BN_, int WARPGROUPS_, int STAGES_, int Q_STAGES_> struct t
 // By one thread. A stage is full once its copies have arrived, and empty once the first lane of each consumer warp has
 // arrived; for warpgroups that do not visit a tile the producer arrives.
 template <typename S> __device__ __forceinline__ void init_barriers(shared_barriers *s) {
-    s->k_issued = 0, s->v_issued = 0;
+    s->k_claimed = 0, s->v_claimed = 0;
     for (int i = 0; i < S::STAGES; i++) {
         mbarrier_init(smem_address(&s->k_full[i]), 1), mbarrier_init(smem_address(&s->v_full[i]), 1);
         mbarrier_init(smem_address(&s->k_empty[i]), S::WARPGROUPS * 4);
@@ -97,37 +97,39 @@ template <typename S> __device__ __forceinline__ void init_barriers(shared_barri
         mbarrier_init(smem_address(&s->q_full[i]), 1);
         mbarrier_init(smem_address(&s->q_empty[i]), S::WARPGROUPS * 4);
     }
-    for (int i = 0; i < QUEUE_TILES; i++) {
-        mbarrier_init(smem_address(&s->tile_full[i]), 1);
-        mbarrier_init(smem_address(&s->tile_empty[i]), S::WARPGROUPS * 4);
+    for (int i = 0; i < QUEUE_DEPTH; i++) {
+        mbarrier_init(smem_address(&s->work_full[i]), 1);
+        mbarrier_init(smem_address(&s->work_empty[i]), S::WARPGROUPS * 4);
     }
     fence_mbarrier_init();
 }
 
-// The counts of issued tiles: who sees a count sees what the producer did before it. They are atomics because racecheck
-// reports an acquiring load of a released value as a race.
-__device__ __forceinline__ void store_issued(uint32_t *issued, uint32_t tiles) {
-    asm volatile("{ .reg .b32 o; atom.release.cta.shared::cta.exch.b32 o, [%0], %1; }" ::"r"(smem_address(issued)),
+// The counts of claimed stages: who sees a count sees what the producer did before it. They are atomics because
+// racecheck reports an acquiring load of a released value as a race.
+__device__ __forceinline__ void store_claimed(uint32_t *claimed, uint32_t tiles) {
+    asm volatile("{ .reg .b32 o; atom.release.cta.shared::cta.exch.b32 o, [%0], %1; }" ::"r"(smem_address(claimed)),
                  "r"(tiles)
                  : "memory");
 }
-__device__ __forceinline__ uint32_t load_issued(uint32_t *issued) {
+__device__ __forceinline__ uint32_t load_claimed(uint32_t *claimed) {
     uint32_t tiles;
     asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;"
                  : "=r"(tiles)
-                 : "r"(smem_address(issued))
+                 : "r"(smem_address(claimed))
                  : "memory");
     return tiles;
 }
 
-// A consumer waits for a tile. The barrier's parity tells only one phase of a stage from the next. A warpgroup that
-// skipped the stage's last tiles (`list`) could take an older phase for its own, so it first waits until the producer
-// has claimed the stage for this tile.
+// A consumer waits for key tile number `key_tile`, counted over all work tiles of the CTA. The barrier's parity tells
+// only one phase of a stage from the next. A warpgroup that skipped the stage's last tiles (`list`) could take an older
+// phase for its own, so it first waits until the producer has claimed the stage for this tile.
 template <typename S>
-__device__ __forceinline__ void wait_full(uint64_t *full, uint32_t *issued, uint32_t &seen, uint32_t tile, bool list) {
+__device__ __forceinline__ void wait_full(uint64_t *full, uint32_t *claimed, uint32_t &seen, uint32_t key_tile,
+                                          bool list) {
     if (S::WARPGROUPS > 1 && list)
-        while ((int)(seen - tile) <= 0) seen = __shfl_sync(~0u, threadIdx.x % 32 == 0 ? load_issued(issued) : 0, 0);
-    mbarrier_wait(smem_address(&full[tile % S::STAGES]), tile / S::STAGES & 1);
+        while ((int)(seen - key_tile) <= 0)
+            seen = __shfl_sync(~0u, threadIdx.x % 32 == 0 ? load_claimed(claimed) : 0, 0);
+    mbarrier_wait(smem_address(&full[key_tile % S::STAGES]), key_tile / S::STAGES & 1);
 }
 
 // ---- producer ----
@@ -142,7 +144,8 @@ template <typename S> __device__ __forceinline__ work_tile schedule_tile(const k
     if (x.item) {
         t.w = x.item[(x.mask_per_head ? t.head * x.items : 0) + item];
     } else {
-        if (x.band.ahead < SAT_ATTENTION_UNLIMITED) item = x.items - 1 - item; // the last rows keep the most keys
+        if (x.band.ahead < SAT_ATTENTION_UNLIMITED)
+            item = x.items - 1 - item; // causal: the last rows keep the most keys
 #pragma unroll
         for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) t.w.row[g] = (item * S::WARPGROUPS + g) * SAT_WARPGROUP_ROWS;
         t.w.row_end = x.m, t.w.diagonal = x.n - x.m, t.w.key_begin = 0, t.w.key_end = x.n;
@@ -152,33 +155,33 @@ template <typename S> __device__ __forceinline__ work_tile schedule_tile(const k
     return t;
 }
 
-// The first keys of both halves of key tile i, in a range or in a list. In a list, the low bits of the first say which
-// warpgroups visit the tile.
-template <typename S> __device__ __forceinline__ int2 range_tile(const sat_cta_work &w, int i) {
+// Key tile i of a range, and of a list.
+template <typename S> __device__ __forceinline__ sat_key_tile range_tile(const sat_cta_work &w, int i) {
     int key = sat_range_tile(&w, i, S::BN);
-    return make_int2(key, key + S::BN / 2);
+    return {key, key + S::BN / 2};
 }
-__device__ __forceinline__ int2 listed_tile(const kernel_args &x, int list, int tiles, int i) {
-    return i < tiles ? __ldg(x.listed + list + i) : make_int2(0, 0);
+__device__ __forceinline__ sat_key_tile listed_tile(const kernel_args &x, int list, int key_tiles, int i) {
+    int2 t = i < key_tiles ? __ldg((const int2 *)x.listed + list + i) : make_int2(0, 0); // one load
+    return {t.x, t.y};
 }
 
 // Loads a tile of K or V.
 template <typename S>
 __device__ __forceinline__ void load_tile(const kernel_args &x, const CUtensorMap *map, uint32_t to, uint32_t full,
-                                          int2 tile, int head, int batch) {
+                                          sat_key_tile tile, int head, int batch) {
     mbarrier_arrive_expect_tx(full, S::TILE);
-    int first = tile.x & ~(SAT_KEY_ALIGN - 1);
+    int first = sat_first_key(tile);
     for (int panel = 0; panel < S::PANELS; panel++) {
         uint32_t at = to + panel * S::PANEL;
         tma_load(at, map, full, panel * 64, first, head, batch);
-        if (x.half_boxes) tma_load(at + S::PANEL / 2, map, full, panel * 64, tile.y, head, batch);
+        if (x.half_boxes) tma_load(at + S::PANEL / 2, map, full, panel * 64, tile.second, head, batch);
     }
 }
 
 // A stage is empty once every warpgroup has arrived. The producer arrives for those that do not visit the tile.
-template <typename S> __device__ __forceinline__ void arrive_for_absent(uint32_t empty, int list, int2 tile) {
+template <typename S> __device__ __forceinline__ void arrive_for_absent(uint32_t empty, int list, sat_key_tile tile) {
     if (list < 0) return;
-    int absent = S::WARPGROUPS - __popc(tile.x & (SAT_KEY_ALIGN - 1));
+    int absent = S::WARPGROUPS - __popc(sat_visitors(tile));
     if (absent) mbarrier_arrive_count(empty, absent * 4);
 }
 
@@ -187,34 +190,34 @@ template <typename S>
 __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps &m, shared_barriers *s,
                                          uint32_t smem) {
     unsigned number = blockIdx.x;
-    uint32_t work = 0, base = 0; // work tiles before this one, and their key tiles
-    for (;; work++) {
-        work_tile *to = &s->tile[work % QUEUE_TILES];
-        mbarrier_wait(smem_address(&s->tile_empty[work % QUEUE_TILES]), work / QUEUE_TILES & 1 ^ 1);
+    uint32_t work_index = 0, base = 0; // work tiles before this one, and their key tiles
+    for (;; work_index++) {
+        work_tile *to = &s->work[work_index % QUEUE_DEPTH];
+        mbarrier_wait(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1 ^ 1);
         if (number < x.work_tiles) *to = schedule_tile<S>(x, number);
-        else to->w.tiles = -1;
-        mbarrier_arrive(smem_address(&s->tile_full[work % QUEUE_TILES]));
+        else to->w.key_tiles = -1;
+        mbarrier_arrive(smem_address(&s->work_full[work_index % QUEUE_DEPTH]));
         if (number >= x.work_tiles) return;
         number = x.work_tiles;
         if (gridDim.x < x.work_tiles) number = gridDim.x + atomicAdd(x.counter, 1u);
         const volatile work_tile *t = to; // read again where it is needed: registers are few here
-        int tiles = t->w.tiles, list = t->w.list, kv_head = t->head / x.heads_per_kv, batch = t->batch;
-        int2 tile, before, next;
-        if (list >= 0) next = listed_tile(x, list, tiles, 0);
-        for (int i = 0; i <= tiles; i++) {
+        int key_tiles = t->w.key_tiles, list = t->w.list, kv_head = t->head / x.heads_per_kv, batch = t->batch;
+        sat_key_tile tile, before, next;
+        if (list >= 0) next = listed_tile(x, list, key_tiles, 0);
+        for (int i = 0; i <= key_tiles; i++) {
             tile = list < 0 ? range_tile<S>(to->w, i) : next;
-            if (list >= 0) next = listed_tile(x, list, tiles, i + 1);
-            if (i < tiles) {
+            if (list >= 0) next = listed_tile(x, list, key_tiles, i + 1);
+            if (i < key_tiles) {
                 uint32_t at = base + i, stage = at % S::STAGES;
                 mbarrier_wait(smem_address(&s->k_empty[stage]), at / S::STAGES & 1 ^ 1);
-                store_issued(&s->k_issued, at + 1);
+                store_claimed(&s->k_claimed, at + 1);
                 arrive_for_absent<S>(smem_address(&s->k_empty[stage]), list, tile);
                 load_tile<S>(x, &m.k, smem + S::K_OFFSET + stage * S::TILE, smem_address(&s->k_full[stage]), tile,
                              kv_head, batch);
             }
             if (i == 0) {
-                uint32_t stage = work % S::Q_STAGES, full = smem_address(&s->q_full[stage]);
-                mbarrier_wait(smem_address(&s->q_empty[stage]), work / S::Q_STAGES & 1 ^ 1);
+                uint32_t stage = work_index % S::Q_STAGES, full = smem_address(&s->q_full[stage]);
+                mbarrier_wait(smem_address(&s->q_empty[stage]), work_index / S::Q_STAGES & 1 ^ 1);
                 mbarrier_arrive_expect_tx(full, S::Q);
                 for (int g = 0; g < S::WARPGROUPS; g++)
                     for (int panel = 0; panel < S::PANELS; panel++)
@@ -223,42 +226,42 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
             } else {
                 uint32_t at = base + i - 1, stage = at % S::STAGES;
                 mbarrier_wait(smem_address(&s->v_empty[stage]), at / S::STAGES & 1 ^ 1);
-                store_issued(&s->v_issued, at + 1);
+                store_claimed(&s->v_claimed, at + 1);
                 arrive_for_absent<S>(smem_address(&s->v_empty[stage]), list, before);
                 load_tile<S>(x, &m.v, smem + S::V_OFFSET + stage * S::TILE, smem_address(&s->v_full[stage]), before,
                              kv_head, batch);
             }
             before = tile;
         }
-        base += tiles;
+        base += key_tiles;
     }
 }
 
 // ---- consumer ----
 
 // Iterates over the key tiles that a warpgroup visits. Of a list, each lane has one of 32 tiles.
-template <typename S> struct key_tiles {
+template <typename S> struct key_tile_iterator {
     int i, loaded; // this tile; the first of the 32
-    int2 tile, mine;
+    sat_key_tile tile, mine;
     unsigned visits;
 
     __device__ __forceinline__ void begin() { i = -1, loaded = -32, visits = 0; }
     // Moves to the next tile; false: there is none.
     __device__ __forceinline__ bool next(const kernel_args &x, const sat_cta_work &w, int warpgroup) {
         if (w.list < 0) {
-            if (++i >= w.tiles) return false;
+            if (++i >= w.key_tiles) return false;
             tile = range_tile<S>(w, i);
             return true;
         }
         while (visits == 0) {
             loaded += 32;
-            if (loaded >= w.tiles) return false;
-            mine = listed_tile(x, w.list, w.tiles, loaded + threadIdx.x % 32);
-            visits = __ballot_sync(~0u, mine.x >> warpgroup & 1);
+            if (loaded >= w.key_tiles) return false;
+            mine = listed_tile(x, w.list, w.key_tiles, loaded + threadIdx.x % 32);
+            visits = __ballot_sync(~0u, mine.first >> warpgroup & 1); // a bit of sat_visitors
         }
         int lane = __ffs(visits) - 1;
         visits &= visits - 1, i = loaded + lane;
-        tile.x = __shfl_sync(~0u, mine.x, lane), tile.y = __shfl_sync(~0u, mine.y, lane);
+        tile.first = __shfl_sync(~0u, mine.first, lane), tile.second = __shfl_sync(~0u, mine.second, lane);
         return true;
     }
 };
@@ -270,9 +273,8 @@ struct kept_keys {
 
 // Scores that are not kept become -inf.
 template <typename S>
-__device__ __forceinline__ void mask_scores(float (&s)[S::BN / 2], const kept_keys &r, int2 tile) {
-    int a = (tile.x & ~(SAT_KEY_ALIGN - 1)) + (int)(threadIdx.x % 4) * 2,
-        b = a - (tile.x & ~(SAT_KEY_ALIGN - 1)) + tile.y;
+__device__ __forceinline__ void mask_scores(float (&s)[S::BN / 2], const kept_keys &r, sat_key_tile tile) {
+    int a = sat_first_key(tile) + (int)(threadIdx.x % 4) * 2, b = a - sat_first_key(tile) + tile.second;
 #pragma unroll
     for (int e = 0; e < S::BN / 2; e++) {
         int column = e / 4 * 8 + e % 2, key = column < S::BN / 2 ? a + column : b + column - S::BN / 2;
@@ -281,10 +283,11 @@ __device__ __forceinline__ void mask_scores(float (&s)[S::BN / 2], const kept_ke
 }
 
 // One step of the online softmax: scores become weights exp2(c*(score - m)), and `sum` grows by this lane's part. m is
-// the row maximum, or an earlier one as long as the difference stays small. True: O must be multiplied by `scale`.
+// the row maximum, or an earlier one as long as the difference stays small. True: O must be multiplied by
+// rescale_factor.
 template <typename S>
-__device__ __forceinline__ bool softmax(float (&s)[S::BN / 2], float (&m)[2], float (&sum)[2], float (&scale)[2],
-                                        float c, float rescale_above) {
+__device__ __forceinline__ bool softmax(float (&s)[S::BN / 2], float (&m)[2], float (&sum)[2],
+                                        float (&rescale_factor)[2], float c, float rescale_above) {
     float top[4] = {s[0], s[1], s[2], s[3]}, part[4] = {0, 0, 0, 0}, minus[2];
 #pragma unroll
     for (int e = 4; e < S::BN / 2; e++) top[e % 4] = fmaxf(top[e % 4], s[e]);
@@ -299,8 +302,8 @@ __device__ __forceinline__ bool softmax(float (&s)[S::BN / 2], float (&m)[2], fl
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float grown = fmaxf(m[r], top[r]);
-            scale[r] = attention_rescale(m[r], grown, c);
-            sum[r] *= scale[r], m[r] = grown;
+            rescale_factor[r] = attention_rescale(m[r], grown, c);
+            sum[r] *= rescale_factor[r], m[r] = grown;
         }
     }
 #pragma unroll
@@ -320,16 +323,17 @@ __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &
 
 template <typename T, typename S>
 __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *s, uint32_t smem) {
-    int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), lane = threadIdx.x % 32, work = 0, q_stage = 0;
-    uint32_t work_parity = 0, q_parity = 0, base = 0; // base: key tiles of the work tiles before
-    uint32_t k_seen = 0, v_seen = 0;                  // issued tiles, as last seen
+    int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), lane = threadIdx.x % 32, entry = 0, q_stage = 0;
+    uint32_t entry_parity = 0, q_parity = 0, base = 0; // base: key tiles of the work tiles before
+    uint32_t k_seen = 0, v_seen = 0;                   // k_claimed and v_claimed, as last seen
+    // The first arrive gives warpgroup 0 the first turn.
     if (S::WARPGROUPS > 1 && warpgroup == S::WARPGROUPS - 1) named_barrier_arrive(PINGPONG_BARRIER, 256);
     for (;;) {
-        mbarrier_wait(smem_address(&s->tile_full[work]), work_parity);
-        work_tile t = read_shared_broadcast(&s->tile[work]);
-        if (lane == 0) mbarrier_arrive(smem_address(&s->tile_empty[work]));
-        if (++work == QUEUE_TILES) work = 0, work_parity ^= 1;
-        if (t.w.tiles < 0) break;
+        mbarrier_wait(smem_address(&s->work_full[entry]), entry_parity);
+        work_tile t = read_shared_broadcast(&s->work[entry]);
+        if (lane == 0) mbarrier_arrive(smem_address(&s->work_empty[entry]));
+        if (++entry == QUEUE_DEPTH) entry = 0, entry_parity ^= 1;
+        if (t.w.key_tiles < 0) break;
         const sat_cta_work &w = t.w;
         int row = warpgroup == 0   ? w.row[0]
                   : warpgroup == 1 ? w.row[1]
@@ -345,66 +349,66 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
         int low = sat_row_begin(&w, row + SAT_WARPGROUP_ROWS - 1, x.band);
         int high = sat_row_end(&w, row, x.band) - S::BN / 2;
         uint32_t q = smem + q_stage * S::Q + warpgroup * S::PANELS * ATTENTION_PANEL;
-        float o[S::D / 2], m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, scale[2];
+        float o[S::D / 2], m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, rescale_factor[2];
 #pragma unroll
         for (int e = 0; e < S::D / 2; e++) o[e] = 0;
         mbarrier_wait(smem_address(&s->q_full[q_stage]), q_parity);
-        key_tiles<S> at;
+        key_tile_iterator<S> at;
         at.begin();
-        auto needs_mask = [&](int2 tile) {
-            int first = tile.x & ~(SAT_KEY_ALIGN - 1);
-            return first > high || tile.y > high || first < low || tile.y < low;
+        auto needs_mask = [&](sat_key_tile tile) {
+            int first = sat_first_key(tile);
+            return first > high || tile.second > high || first < low || tile.second < low;
         };
         bool pingpong = S::WARPGROUPS > 1 && w.pingpong;
         if (at.next(x, w, warpgroup)) {
             float sc[S::BN / 2];
             uint32_t p[S::BN / 4];
-            uint32_t now = base + at.i, stage = now % S::STAGES, before = 0;
-            wait_full<S>(s->k_full, &s->k_issued, k_seen, now, w.list >= 0);
+            // Numbers of key tiles: of the weights in sc and p; of the O += P*V in flight, where pv_pending.
+            uint32_t tile = base + at.i, stage = tile % S::STAGES, pv_tile = 0;
+            wait_full<S>(s->k_full, &s->k_claimed, k_seen, tile, w.list >= 0);
             attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + stage * S::TILE);
             wgmma_wait_group<0>();
             wgmma_fence_accumulators(sc);
             if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[stage]));
             if (needs_mask(at.tile)) mask_scores<S>(sc, keep, at.tile);
-            bool rescale = false,
-                 issued = false; // O is still zero, so the first rescale is ignored; nothing issued with V
-            softmax<S>(sc, m, sum, scale, x.scale_log2, x.rescale_above);
+            bool rescale = false, pv_pending = false; // O is still zero, so the first rescale is ignored
+            softmax<S>(sc, m, sum, rescale_factor, x.scale_log2, x.rescale_above);
             for (;;) {
-                // The softmax at the end of the last iteration overlaps O += P*V. The branches in at.next() keep it
-                // before the wait for that product.
+                // The softmax at the end of the last iteration overlaps O += P*V. ptxas cannot sink it past at.next()'s
+                // branches, so it stays ahead of wgmma_wait_group.
                 bool more = at.next(x, w, warpgroup);
-                uint32_t then = base + at.i, ks = then % S::STAGES, vs = now % S::STAGES;
+                uint32_t next_tile = base + at.i, ks = next_tile % S::STAGES, vs = tile % S::STAGES;
                 wgmma_wait_group<0>();
                 wgmma_fence_accumulators(o);
-                if (issued && lane == 0) mbarrier_arrive(smem_address(&s->v_empty[before % S::STAGES]));
+                if (pv_pending && lane == 0) mbarrier_arrive(smem_address(&s->v_empty[pv_tile % S::STAGES]));
                 if (rescale) {
 #pragma unroll
-                    for (int e = 0; e < S::D / 2; e++) o[e] *= scale[e / 2 % 2];
+                    for (int e = 0; e < S::D / 2; e++) o[e] *= rescale_factor[e / 2 % 2];
                 }
                 attention_pack_operand<T, S>(p, sc);
                 if (!more) break;
-                wait_full<S>(s->k_full, &s->k_issued, k_seen, then, w.list >= 0);
+                wait_full<S>(s->k_full, &s->k_claimed, k_seen, next_tile, w.list >= 0);
                 if (pingpong) named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256);
                 attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + ks * S::TILE);
-                wait_full<S>(s->v_full, &s->v_issued, v_seen, now, w.list >= 0);
+                wait_full<S>(s->v_full, &s->v_claimed, v_seen, tile, w.list >= 0);
                 attention_wgmma_pb<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE);
                 if (pingpong) named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % S::WARPGROUPS, 256);
                 wgmma_wait_group<1>();
                 wgmma_fence_accumulators(sc);
                 if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[ks]));
                 if (needs_mask(at.tile)) mask_scores<S>(sc, keep, at.tile);
-                rescale = softmax<S>(sc, m, sum, scale, x.scale_log2, x.rescale_above), issued = true;
+                rescale = softmax<S>(sc, m, sum, rescale_factor, x.scale_log2, x.rescale_above), pv_pending = true;
                 wgmma_fence_accumulators(sc);
-                before = now, now = then;
+                pv_tile = tile, tile = next_tile;
             }
-            uint32_t vs = now % S::STAGES;
-            wait_full<S>(s->v_full, &s->v_issued, v_seen, now, w.list >= 0);
+            uint32_t vs = tile % S::STAGES;
+            wait_full<S>(s->v_full, &s->v_claimed, v_seen, tile, w.list >= 0);
             attention_wgmma_pb<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE);
             wgmma_wait_group<0>();
             wgmma_fence_accumulators(o);
             if (lane == 0) mbarrier_arrive(smem_address(&s->v_empty[vs]));
         }
-        base += w.tiles;
+        base += w.key_tiles;
         epilogue<T, S>(x, t, o, m, sum, q, warpgroup, row);
         if (lane == 0) mbarrier_arrive(smem_address(&s->q_empty[q_stage]));
         if (++q_stage == S::Q_STAGES) q_stage = 0, q_parity ^= 1;
@@ -422,8 +426,8 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
     return v;
 }
 
-// Offset of 16-byte chunk `chunk` of row `row` in a swizzled panel.
-__device__ __forceinline__ uint32_t swizzled(int row, int chunk) { return row * 128 + (chunk ^ (row & 7)) * 16; }
+// Offset of vector `vec16` of 16 bytes of row `row` in a swizzled panel.
+__device__ __forceinline__ uint32_t swizzled_offset(int row, int vec16) { return row * 128 + (vec16 ^ (row & 7)) * 16; }
 
 // LSE and O = o/sum of the warpgroup's rows from `row` on. A warp stages its 16 rows of O over its rows of Q, and
 // stores them 16 bytes a lane.
@@ -452,14 +456,15 @@ __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &
         uint32_t p[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) p[e] = attention_pack_2(E(), o[j * 8 + 2 * e], o[j * 8 + 2 * e + 1]);
-        stmatrix_x4(at + j / 4 * ATTENTION_PANEL + swizzled(lane % 16, j % 4 * 2 + lane / 16), p[0], p[1], p[2], p[3]);
+        stmatrix_x4(at + j / 4 * ATTENTION_PANEL + swizzled_offset(lane % 16, j % 4 * 2 + lane / 16), p[0], p[1], p[2],
+                    p[3]);
     }
     __syncwarp();
     E *to = (E *)x.o + t.batch * x.o_batch_stride + t.head * x.o_head_stride + lane % 8 * 8;
 #pragma unroll
     for (int j = 0; j < S::PANELS * 4; j++) {
         int i = j % 4 * 4 + lane / 8, column = j / 4 * 64;
-        uint4 v = load_shared_16(at + j / 4 * ATTENTION_PANEL + swizzled(i, lane % 8));
+        uint4 v = load_shared_16(at + j / 4 * ATTENTION_PANEL + swizzled_offset(i, lane % 8));
         if (row + i < t.w.row_end && column + lane % 8 * 8 < x.dim)
             __stcg((uint4 *)(to + (row + i) * x.o_row_stride + column), v);
     }
@@ -549,8 +554,11 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     double items = (double)sat_max_items(&mask, k->warpgroups);
     if (items * (double)p->batch * (double)t->heads >= 1 << 30) return false;
     if (mask.full) return true;
-    int chunk = k->tile_keys / 2;
-    return 64 % chunk == 0 && sat_lists_fit(&mask, chunk) && sat_max_listed(&mask, a->stored_blocks, chunk) < 1 << 30;
+    // Lists are for blocks whose sides are multiples of 64 (the variants' 64n), which half tiles of 40 keys do not
+    // divide. So 80-key tiles visit ranges only.
+    int half_keys = k->tile_keys / 2;
+    return 64 % half_keys == 0 && sat_lists_fit(&mask, half_keys) &&
+           sat_max_listed(&mask, a->stored_blocks, half_keys) < 1 << 30;
 }
 
 // The time of a work tile's key tiles on one multiprocessor, times the work tiles that each has.
@@ -558,23 +566,23 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     const instance *k = instance_for(v, p);
     sat_mask mask = sat_mask_of(p, a);
     double heads = (double)(p->batch * p->attention.heads), rows = (double)tile_rows(k), keys = k->tile_keys;
-    double items = ((double)((p->m + tile_rows(k) - 1) / tile_rows(k)) + (double)mask.sequences / 2) * heads;
-    double kept = sat_pairs(p, a) / fmax(1, heads * (double)p->m), most = ceil((double)p->n / keys), tiles, longest;
+    double work_tiles = ((double)((p->m + tile_rows(k) - 1) / tile_rows(k)) + (double)mask.sequences / 2) * heads;
+    double kept = sat_pairs(p, a) / fmax(1, heads * (double)p->m), most = ceil((double)p->n / keys), key_tiles, longest;
     bool uneven = mask.causal || mask.sequences || !mask.full;
-    if (mask.full) tiles = fmin(most, kept / keys + (mask.causal || mask.window ? rows / keys / 2 + 0.5 : 0.5));
-    else tiles = kept / keys * (k->warpgroups > 1 && mask.block_rows < tile_rows(k) ? 1.6 : 1.1);
-    longest = fmin(most, uneven ? 2 * tiles : tiles);
-    double each = 4 * k->max_dim * rows * keys / (k->speed * d->flop_rate[p->a_dtype] / d->multiprocessors);
-    double waves = items / d->multiprocessors, busy = waves * tiles;
-    if (!uneven && waves < 8) busy = ceil(waves) * tiles;
-    return fmax(fmax(busy, longest) * each, sat_attention_bytes(p, a) / d->memory_rate) + 4e-6;
+    if (mask.full) key_tiles = fmin(most, kept / keys + (mask.causal || mask.window ? rows / keys / 2 + 0.5 : 0.5));
+    else key_tiles = kept / keys * (k->warpgroups > 1 && mask.block_rows < tile_rows(k) ? 1.6 : 1.1);
+    longest = fmin(most, uneven ? 2 * key_tiles : key_tiles);
+    double key_tile_time = 4 * k->max_dim * rows * keys / (k->speed * d->flop_rate[p->a_dtype] / d->multiprocessors);
+    double waves = work_tiles / d->multiprocessors, key_tiles_per_sm = waves * key_tiles;
+    if (!uneven && waves < 8) key_tiles_per_sm = ceil(waves) * key_tiles;
+    return fmax(fmax(key_tiles_per_sm, longest) * key_tile_time, sat_attention_bytes(p, a) / d->memory_rate) + 4e-6;
 }
 
 // ---- workspace, prepare: the counter, the work items and the lists ----
 
 struct state {
     const sat_cta_work *item; // in the workspace
-    const int2 *listed;
+    const sat_key_tile *listed;
     int items;
     unsigned *counter;
     tensor_maps maps;
@@ -600,7 +608,7 @@ static cudaError_t upload_work(const sat_prepare *q, const sat_work *w, int64_t 
     char *to = (char *)q->workspace + COUNTER_BYTES;
     size_t bytes = (size_t)(w->items * masks) * sizeof *w->item;
     st->item = (const sat_cta_work *)to, st->items = (int)w->items;
-    st->listed = (const int2 *)(to + round_up((double)bytes));
+    st->listed = (const sat_key_tile *)(to + round_up((double)bytes));
     cudaError_t e = cudaMemcpyAsync(to, w->item, bytes, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess && w->listed > 0)
         e = cudaMemcpyAsync((void *)st->listed, w->tile, (size_t)w->listed * sizeof *w->tile, cudaMemcpyHostToDevice,
@@ -694,7 +702,7 @@ SAT_FAMILY(cuda_attention_wgmma) = {
     .op = SAT_ATTENTION,
     .backend = SAT_CUDA,
     .flags = SAT_V_BATCHED,
-    .about = "Hopper: warpgroup products overlapped with the softmax, tiles by the copy engine, lists of stored blocks",
+    .about = "Hopper: wgmma overlapped with the softmax, tiles by TMA, lists of stored blocks",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

@@ -1,16 +1,16 @@
 /* Makes the work items of the Hopper attention kernel.
  *
- * The lists are built on kernels/attention_schedule.h, which says which chunks of keys every 64 rows keep. The kernel
- * needs more than that: which rows share a CTA, which two chunks make a tile, and which warpgroups visit it. So this
- * groups the schedule's lists, and does not look at the mask again. */
+ * The lists are built on kernels/attention_schedule.h, which says which half tiles of keys every 64 rows keep. The
+ * kernel needs more than that: which rows share a CTA, which two half tiles make a key tile, and which warpgroups visit
+ * it. So this groups the schedule's lists, and does not look at the mask again. */
 #include "kernels/cuda/attention/attention_work.h"
 
 #include "kernels/attention_schedule.h"
 
-bool sat_lists_fit(const sat_mask *k, int64_t chunk) {
+bool sat_lists_fit(const sat_mask *k, int64_t half_keys) {
     if (k->block_rows % SAT_WARPGROUP_ROWS != 0 && k->block_rows < k->m) return false;
-    if (k->block_cols % chunk != 0 && k->block_cols < k->n) return false;
-    if (chunk % SAT_KEY_ALIGN != 0) return false;
+    if (k->block_cols % half_keys != 0 && k->block_cols < k->n) return false;
+    if (half_keys % SAT_KEY_ALIGN != 0) return false;
     for (int64_t s = 0; s < k->sequences; s++) /* a warpgroup's rows are of one sequence and of one block row */
         if (k->q_offsets[s] < k->q_offsets[s + 1] && k->q_offsets[s] % SAT_WARPGROUP_ROWS != 0) return false;
     return true;
@@ -20,9 +20,9 @@ int64_t sat_max_items(const sat_mask *k, int warpgroups) {
     int64_t rows = (int64_t)SAT_WARPGROUP_ROWS * warpgroups;
     return (k->m + rows - 1) / rows + k->sequences;
 }
-double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t chunk) {
+double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t half_keys) {
     int64_t down = (sat_min(k->block_rows, k->m) + SAT_WARPGROUP_ROWS - 1) / SAT_WARPGROUP_ROWS;
-    int64_t across = (sat_min(k->block_cols, k->n) + chunk - 1) / chunk;
+    int64_t across = (sat_min(k->block_cols, k->n) + half_keys - 1) / half_keys;
     return (double)stored_blocks * (double)down * (double)across;
 }
 
@@ -31,7 +31,7 @@ void sat_work_free(sat_work *w) {
     w->item = NULL, w->tile = NULL;
 }
 
-/* 64 rows of a mask, and the list of chunks that they visit. */
+/* 64 rows of a mask, and the list of half tiles that they visit. */
 typedef struct sat_row_list {
     int64_t first;       /* row */
     const int32_t *step; /* of the schedule */
@@ -39,22 +39,22 @@ typedef struct sat_row_list {
 } sat_row_list;
 
 typedef struct sat_work_builder {
-    const sat_schedule *s; /* 64 rows by a chunk */
+    const sat_attention_schedule *s; /* 64 rows by a half tile */
     int warpgroups;
-    int64_t chunk;                           /* keys of a chunk */
-    sat_row_list *rows;                      /* of a sequence */
-    int32_t *chunks[SAT_MAX_WARPGROUPS + 1]; /* of an item: visited by one warpgroup; last: visited by all */
+    int64_t half_keys;                           /* keys of a half tile */
+    sat_row_list *rows;                          /* of a sequence */
+    int32_t *half_tiles[SAT_MAX_WARPGROUPS + 1]; /* of an item: visited by one warpgroup; last: visited by all */
     int64_t count[SAT_MAX_WARPGROUPS + 1];
     sat_work *to;
 } sat_work_builder;
 
-static int32_t sat_listed_chunk(const sat_work_builder *b, const sat_row_list *r, int32_t i) {
-    return (int32_t)(b->s->k[sat_step_tile(r->step[i])].first / b->chunk);
+static int32_t sat_listed_half_tile(const sat_work_builder *b, const sat_row_list *r, int32_t i) {
+    return (int32_t)(b->s->k[sat_step_tile(r->step[i])].first / b->half_keys);
 }
 
-/* Sorts the chunks of `lists` row lists, one a warpgroup, by who visits them. A chunk that some warpgroups visit, but
- * not all, is listed for each alone. */
-static void sat_sort_chunks(sat_work_builder *b, const sat_row_list *const *r, int lists) {
+/* Sorts the half tiles of `lists` row lists, one a warpgroup, by who visits them. A half tile that some warpgroups
+ * visit, but not all, is listed for each alone. */
+static void sat_sort_half_tiles(sat_work_builder *b, const sat_row_list *const *r, int lists) {
     int32_t at[SAT_MAX_WARPGROUPS] = {0};
     int all = b->warpgroups;
     for (int g = 0; g <= all; g++) b->count[g] = 0;
@@ -62,36 +62,37 @@ static void sat_sort_chunks(sat_work_builder *b, const sat_row_list *const *r, i
         int32_t least = INT32_MAX;
         int visitors = 0;
         for (int g = 0; g < lists; g++)
-            if (at[g] < r[g]->count) least = sat_min_i32(least, sat_listed_chunk(b, r[g], at[g]));
+            if (at[g] < r[g]->count) least = sat_min_i32(least, sat_listed_half_tile(b, r[g], at[g]));
         if (least == INT32_MAX) break;
         for (int g = 0; g < lists; g++) {
-            if (at[g] >= r[g]->count || sat_listed_chunk(b, r[g], at[g]) != least) continue;
+            if (at[g] >= r[g]->count || sat_listed_half_tile(b, r[g], at[g]) != least) continue;
             at[g]++, visitors++;
-            b->chunks[g][b->count[g]++] = least;
+            b->half_tiles[g][b->count[g]++] = least;
         }
         if (visitors < all) continue;
         for (int g = 0; g < all; g++) b->count[g]--;
-        b->chunks[all][b->count[all]++] = least;
+        b->half_tiles[all][b->count[all]++] = least;
     }
-    /* If every list is odd, the last shared chunk pairs with each warpgroup's last one, which saves a half-empty tile.
-     */
+    /* If every list is odd, the last shared half tile pairs with each warpgroup's last one, which saves a half-empty
+     * key tile. */
     bool odd = b->count[all] % 2 != 0 && all > 1;
     for (int g = 0; g < all; g++) odd = odd && b->count[g] % 2 != 0;
     if (!odd) return;
-    int32_t last = b->chunks[all][--b->count[all]];
-    for (int g = 0; g < all; g++) b->chunks[g][b->count[g]++] = last;
+    int32_t last = b->half_tiles[all][--b->count[all]];
+    for (int g = 0; g < all; g++) b->half_tiles[g][b->count[g]++] = last;
 }
 
-/* A tile of chunks `at` and the next of list g. */
+/* A key tile of half tiles `at` and the next of list g. */
 static void sat_add_tile(sat_work_builder *b, int g, int64_t at) {
-    const int32_t *from = b->chunks[g];
-    int32_t visitors = g == b->warpgroups ? (1 << b->warpgroups) - 1 : 1 << g, chunk = (int32_t)b->chunk;
-    sat_key_tile t = {from[at] * chunk | visitors, at + 1 < b->count[g] ? from[at + 1] * chunk : SAT_NO_CHUNK};
+    const int32_t *from = b->half_tiles[g];
+    int32_t visitors = g == b->warpgroups ? (1 << b->warpgroups) - 1 : 1 << g, half_keys = (int32_t)b->half_keys;
+    sat_key_tile t = {from[at] * half_keys | visitors,
+                      at + 1 < b->count[g] ? from[at + 1] * half_keys : SAT_NO_HALF_TILE};
     b->to->tile[b->to->listed++] = t;
 }
 
-/* The tiles of sorted chunks: the shared ones first, then those of each warpgroup in turn, so that a warpgroup's next
- * tile is never more than `warpgroups` tiles away. */
+/* The key tiles of sorted half tiles: the shared ones first, then those of each warpgroup in turn, so that a
+ * warpgroup's next tile is never more than `warpgroups` tiles away. */
 static void sat_add_tiles(sat_work_builder *b, sat_cta_work *w) {
     w->list = (int32_t)b->to->listed, w->pingpong = 1;
     for (int64_t at = 0; at < b->count[b->warpgroups]; at += 2) sat_add_tile(b, b->warpgroups, at);
@@ -100,7 +101,7 @@ static void sat_add_tiles(sat_work_builder *b, sat_cta_work *w) {
         for (int g = 0; g < b->warpgroups; g++)
             if (at < b->count[g]) sat_add_tile(b, g, at), more = 1, w->pingpong = 0;
     }
-    w->tiles = (int32_t)(b->to->listed - w->list);
+    w->key_tiles = (int32_t)(b->to->listed - w->list);
 }
 
 /* Items of the first `lists` row lists in their order. Returns the cost: products, and tiles that are loaded. */
@@ -115,10 +116,10 @@ static int64_t sat_add_listed_items(sat_work_builder *b, const sat_cta_work *lik
             w.row[g] = g < count ? (int32_t)b->rows[u + g].first : w.row_end;
             if (g < count) some[g] = &b->rows[u + g], longest = sat_max(longest, some[g]->count);
         }
-        sat_sort_chunks(b, some, count);
+        sat_sort_half_tiles(b, some, count);
         sat_add_tiles(b, &w);
         b->to->item[b->to->items++] = w;
-        cost += longest * b->warpgroups + 2 * w.tiles;
+        cost += longest * b->warpgroups + 2 * w.key_tiles;
     }
     return cost;
 }
@@ -136,7 +137,7 @@ static int sat_row_list_by_length(const void *a, const void *b) { /* the longest
 
 static int sat_cta_work_by_length(const void *a, const void *b) { /* the longest first */
     const sat_cta_work *x = (const sat_cta_work *)a, *y = (const sat_cta_work *)b;
-    if (x->tiles != y->tiles) return x->tiles < y->tiles ? 1 : -1;
+    if (x->key_tiles != y->key_tiles) return x->key_tiles < y->key_tiles ? 1 : -1;
     return (x->row[0] > y->row[0]) - (x->row[0] < y->row[0]);
 }
 
@@ -178,13 +179,13 @@ static sat_cta_work sat_cta_work_of(const sat_mask *k, int64_t sequence) {
 static bool sat_work_of_ranges(const sat_mask *k, int warpgroups, int32_t tile_keys, sat_work *to) {
     int32_t rows = SAT_WARPGROUP_ROWS * warpgroups;
     sat_tile *tile = NULL;
-    bool ok = sat_schedule_tiles(k->q_offsets, k->sequences, k->m, rows, false, &tile, &to->items);
+    bool ok = sat_attention_schedule_tiles(k->q_offsets, k->sequences, k->m, rows, false, &tile, &to->items);
     for (int64_t i = 0; ok && i < to->items; i++) {
         sat_cta_work w = sat_cta_work_of(k, tile[i].sequence);
         for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) w.row[g] = (int32_t)tile[i].first + g * SAT_WARPGROUP_ROWS;
         sat_cta_work clipped = w;
         sat_clip_keys(&clipped, rows, tile_keys, sat_band_of(k));
-        w.tiles = clipped.tiles; /* to sort by; the kernel clips for itself */
+        w.key_tiles = clipped.key_tiles; /* to sort by; the kernel clips for itself */
         to->item[i] = w;
     }
     free(tile);
@@ -207,23 +208,24 @@ static void sat_work_of_lists(sat_work_builder *b, const sat_mask *k) {
     b->to->items /= b->s->masks;
 }
 
-bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t chunk,
+bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t half_keys,
                    sat_work *to) {
-    double listed = k->full ? 0 : sat_max_listed(k, stored_blocks, chunk);
+    double listed = k->full ? 0 : sat_max_listed(k, stored_blocks, half_keys);
     to->items = to->listed = 0;
     to->item = (sat_cta_work *)malloc(((size_t)(sat_max_items(k, warpgroups) * masks) + 1) * sizeof *to->item);
     to->tile = (sat_key_tile *)malloc(((size_t)listed + 1) * sizeof *to->tile);
     if (!to->item || !to->tile) return false;
-    if (k->full) return sat_work_of_ranges(k, warpgroups, (int32_t)(2 * chunk), to);
-    sat_work_builder b = {.warpgroups = warpgroups, .chunk = chunk, .to = to};
-    sat_schedule *s = sat_schedule_of_mask(k, masks, SAT_WARPGROUP_ROWS, chunk, true, false);
+    if (k->full) return sat_work_of_ranges(k, warpgroups, (int32_t)(2 * half_keys), to);
+    sat_work_builder b = {.warpgroups = warpgroups, .half_keys = half_keys, .to = to};
+    sat_attention_schedule *s = sat_attention_schedule_of_mask(k, masks, SAT_WARPGROUP_ROWS, half_keys, true, false);
     bool ok = s != NULL;
     b.s = s, b.rows = (sat_row_list *)malloc(((size_t)(k->m / SAT_WARPGROUP_ROWS) + 1) * sizeof *b.rows);
     for (int g = 0; g <= warpgroups; g++)
-        b.chunks[g] = (int32_t *)malloc((size_t)(k->n / chunk + 2) * sizeof *b.chunks[g]), ok = ok && b.chunks[g];
+        b.half_tiles[g] = (int32_t *)malloc((size_t)(k->n / half_keys + 2) * sizeof *b.half_tiles[g]),
+        ok = ok && b.half_tiles[g];
     ok = ok && b.rows;
     if (ok) sat_work_of_lists(&b, k);
-    for (int g = 0; g <= warpgroups; g++) free(b.chunks[g]);
-    free(b.rows), sat_schedule_free(s);
+    for (int g = 0; g <= warpgroups; g++) free(b.half_tiles[g]);
+    free(b.rows), sat_attention_schedule_free(s);
     return ok;
 }

@@ -1,7 +1,7 @@
-/* Work items of the Hopper attention kernel. An item is what a CTA computes for one head: 64 query rows for each of its
- * warpgroups, and the key tiles that they visit. Where every block is stored the tiles are a range of keys. Otherwise
- * they are a list, made on the host once a pattern (attention_work.c). A tile of a list has two halves, *chunks* of
- * keys, which need not be neighbours; it says which warpgroups visit it. */
+/* Work items of the Hopper attention kernel. An item is a CTA's rows and key tiles, without the head: 64 query rows for
+ * each of its warpgroups, and the key tiles that they visit. Where every block is stored the key tiles are a range of
+ * keys. Otherwise they are a list, made on the host once a pattern (attention_work.c). A key tile of a list has two
+ * halves, *half tiles*, which need not be neighbours; it says which warpgroups visit it. */
 #ifndef SAT_ATTENTION_WORK_H
 #define SAT_ATTENTION_WORK_H
 
@@ -9,39 +9,43 @@
 
 enum {
     SAT_WARPGROUP_ROWS = 64,
-    SAT_MAX_WARPGROUPS = 3, /* of a CTA */
-    SAT_KEY_ALIGN = 8,      /* tiles begin at multiples of it; in a list the bits below name warpgroups */
-    SAT_NO_CHUNK = 1 << 30  /* first key of a half that holds nothing: TMA reads nothing there */
+    SAT_MAX_WARPGROUPS = 3,    /* of a CTA */
+    SAT_KEY_ALIGN = 8,         /* key tiles begin at multiples of it; in a list the bits below name warpgroups */
+    SAT_NO_HALF_TILE = 1 << 30 /* first key of a half tile that holds nothing: TMA reads nothing there */
 };
 
 /* Warpgroup g has the 64 rows from row[g] on, as far as `row_end`. Rows and keys are counted over the whole operand. */
 typedef struct sat_cta_work {
     int32_t row[SAT_MAX_WARPGROUPS], row_end;
     int32_t diagonal, key_begin, key_end; /* of the sequence: sat_band has what the diagonal is */
-    int32_t list, tiles;                  /* its tiles are tile[list] and on; list -1: a range of keys */
-    int32_t pingpong;                     /* all warpgroups visit all tiles, so that they can alternate */
+    int32_t list, key_tiles;              /* its key tiles are tile[list] and on; list -1: a range of keys */
+    int32_t pingpong;                     /* all warpgroups visit all key tiles, so that they can alternate */
 } sat_cta_work;
 
-/* A tile of a list: the first keys of its two halves. Bit g of the first: warpgroup g visits it. */
+/* A key tile: the first keys of its two halves. In a list, bit g of `first`: warpgroup g visits it. */
 typedef struct sat_key_tile {
     int32_t first, second;
 } sat_key_tile;
 
+SAT_BOTH static inline int32_t sat_first_key(sat_key_tile t) { return t.first & ~(SAT_KEY_ALIGN - 1); }
+/* Of a list: the mask of the warpgroups that visit the tile. */
+SAT_BOTH static inline int32_t sat_visitors(sat_key_tile t) { return t.first & (SAT_KEY_ALIGN - 1); }
+
 SAT_BOTH static inline int32_t sat_min_i32(int32_t x, int32_t y) { return x < y ? x : y; }
 SAT_BOTH static inline int32_t sat_max_i32(int32_t x, int32_t y) { return x > y ? x : y; }
 
-/* Clips the key range of an item of `rows` neighbouring rows to the keys that some row keeps, and counts its tiles. */
+/* Clips the key range of an item of `rows` neighbouring rows to the keys that some row keeps; counts its key tiles. */
 SAT_BOTH static inline void sat_clip_keys(sat_cta_work *w, int32_t rows, int32_t tile_keys, sat_band b) {
     int32_t low = w->row[0], high = sat_min_i32(low + rows, w->row_end) - 1;
     w->key_begin = sat_max_i32(w->key_begin, low + w->diagonal - b.behind);
     w->key_end = sat_min_i32(w->key_end, high + w->diagonal + b.ahead);
     int32_t from = w->key_begin & -SAT_KEY_ALIGN;
-    w->tiles = w->key_end > w->key_begin ? (w->key_end - from + tile_keys - 1) / tile_keys : 0;
+    w->key_tiles = w->key_end > w->key_begin ? (w->key_end - from + tile_keys - 1) / tile_keys : 0;
 }
 
-/* The first key of tile i of a range. The last tile comes first, since a causal mask masks there. */
+/* The first key of key tile i of a range. The last one comes first, since a causal mask masks there. */
 SAT_BOTH static inline int32_t sat_range_tile(const sat_cta_work *w, int32_t i, int32_t tile_keys) {
-    return (w->key_begin & -SAT_KEY_ALIGN) + (w->tiles - 1 - i) * tile_keys;
+    return (w->key_begin & -SAT_KEY_ALIGN) + (w->key_tiles - 1 - i) * tile_keys;
 }
 
 /* Row i keeps keys of its item from sat_row_begin to before sat_row_end. */
@@ -65,15 +69,16 @@ typedef struct sat_work {
 extern "C" {
 #endif
 
-/* Whether a mask with absent blocks can be made of 64 rows by chunks of `chunk` keys. */
-bool sat_lists_fit(const sat_mask *k, int64_t chunk);
+/* Whether a mask with absent blocks can be made of 64 rows by half tiles of `half_keys` keys. */
+bool sat_lists_fit(const sat_mask *k, int64_t half_keys);
 
-/* Upper bounds: items of a mask, and listed tiles of all masks. */
+/* Upper bounds: items of a mask, and listed key tiles of all masks. */
 int64_t sat_max_items(const sat_mask *k, int warpgroups);
-double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t chunk);
+double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t half_keys);
 
-/* The work of CTAs of `warpgroups` and tiles of two chunks. False: out of memory; free `to` in any case. */
-bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t chunk,
+/* The work of CTAs of `warpgroups` and key tiles of twice `half_keys` keys. False: out of memory; free `to` in any
+ * case. */
+bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t half_keys,
                    sat_work *to);
 void sat_work_free(sat_work *w);
 

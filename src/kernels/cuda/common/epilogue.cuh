@@ -6,17 +6,18 @@
  *
  * A "line" is a row of C where C is row-major, and a column where C is column-major: its elements are contiguous. There
  * are three ways to store a warp's tile (sat_store_path), which the host chooses once per launch:
- *   words    16-bit C with alpha and bias only (warpgroups: relu too), aligned, lines of 8n elements: lanes exchange
- * registers until each has 16 bytes of a line. pairs    f32 and f64 C with alpha and bias only: each lane stores its
- * pairs. staged   everything else (beta, activations, any strides): through shared memory, a square of 16 x 16 at a
- * time. Warpgroups (wgmma) store 16-bit C through shared memory in lines of 128 bytes; see the second half of this
- * file. */
+ *
+ * - packed16: 16-bit C with alpha and bias only (warpgroups: relu too), aligned, lines of 8n elements. Sums are packed
+ *   to 16 bits in registers; lanes exchange registers until each has 16 bytes of a line. Warpgroups (wgmma) exchange
+ *   them through a staging buffer in shared memory instead; see the second half of this file.
+ * - pairs: f32 and f64 C with alpha and bias only. Each lane stores its pairs.
+ * - generic: everything else (beta, activations, any strides). Through shared memory, a square of 16 x 16 at a time. */
 #ifndef SAT_EPILOGUE_CUH
 #define SAT_EPILOGUE_CUH
 
 #include "kernels/cuda/common/tma.cuh"
 
-enum sat_store_path { SAT_STORE_WORDS, SAT_STORE_PAIRS, SAT_STORE_STAGED };
+enum sat_store_path { SAT_STORE_PACKED16, SAT_STORE_PAIRS, SAT_STORE_GENERIC };
 
 struct sat_tile_epilogue {
     sat_epilogue to;
@@ -27,7 +28,7 @@ struct sat_tile_epilogue {
 
 static inline sat_tile_epilogue sat_tile_epilogue_of(const sat_launch *l) {
     const sat_problem *p = l->problem;
-    sat_tile_epilogue o = {sat_epilogue_of(l), SAT_STORE_STAGED, false, false};
+    sat_tile_epilogue o = {sat_epilogue_of(l), SAT_STORE_GENERIC, false, false};
     int64_t size = (int64_t)sat_dtype_size(p->c_dtype);
     o.column_major = p->c.row_stride == 1 && p->c.col_stride != 1;
     int64_t step = o.column_major ? p->c.row_stride : p->c.col_stride;
@@ -36,7 +37,7 @@ static inline sat_tile_epilogue sat_tile_epilogue_of(const sat_launch *l) {
         step == 1 && line * size % 16 == 0 && p->c_align >= 16 && (p->batch == 1 || p->c.batch_stride * size % 16 == 0);
     if (p->beta != 0 || sat_activation_of(p) != SAT_ACT_NONE) return o;
     if (size > 2) o.path = SAT_STORE_PAIRS;
-    else if (o.aligned && (o.column_major ? p->m : p->n) % 8 == 0) o.path = SAT_STORE_WORDS;
+    else if (o.aligned && (o.column_major ? p->m : p->n) % 8 == 0) o.path = SAT_STORE_PACKED16;
     return o;
 }
 
@@ -53,10 +54,10 @@ template <typename SUM> __device__ __forceinline__ sat_tile_epilogue sat_partial
 
 enum { SAT_SQUARE_PITCH = 20 }; /* elements from line to line of a 16 x 16 square in shared memory */
 
-/* Bytes of shared memory that a warp needs for the staged path. */
+/* Bytes of shared memory that a warp needs for the generic path. */
 template <typename SUM> constexpr int sat_square_bytes() { return 16 * SAT_SQUARE_PITCH * (int)sizeof(SUM); }
 
-/* ---- the words path: 16-bit C ---- */
+/* ---- the packed16 path: 16-bit C ---- */
 
 __device__ __forceinline__ uint32_t sat_pack_2(__half, float x, float y) {
     __half2 h = __floats2half2_rn(x, y);
@@ -94,8 +95,8 @@ __device__ __forceinline__ sat_room sat_room_from(const sat_epilogue &o, int64_t
 /* C row-major. Of four fragments side by side each lane gets the 8 columns of one and stores 16 bytes. Where there are
  * only two fragments it stores its own words. */
 template <typename E, int HALVES, int NT>
-__device__ __forceinline__ void sat_store_word_rows(const sat_epilogue &o, uint32_t (&word)[HALVES][NT], int64_t i,
-                                                    int64_t j, int q) {
+__device__ __forceinline__ void sat_store_packed16_rows(const sat_epilogue &o, uint32_t (&word)[HALVES][NT], int64_t i,
+                                                        int64_t j, int q) {
     constexpr int EACH = NT % 4 ? 2 : 8; /* elements that a lane stores at once */
     sat_room room = sat_room_from(o, i, j + EACH * q);
     E *to = (E *)o.c + i * o.row_stride + j + EACH * q;
@@ -117,8 +118,8 @@ __device__ __forceinline__ void sat_store_word_rows(const sat_epilogue &o, uint3
 /* C column-major: fragments are transposed first. Of four fragments one below the other each lane gets the 8 rows of
  * one; where there are only two, it stores its own words. */
 template <typename E, int HALVES, int NT>
-__device__ __forceinline__ void sat_store_word_columns(const sat_epilogue &o, uint32_t (&word)[HALVES][NT], int64_t i,
-                                                       int64_t j, int q) {
+__device__ __forceinline__ void sat_store_packed16_columns(const sat_epilogue &o, uint32_t (&word)[HALVES][NT],
+                                                           int64_t i, int64_t j, int q) {
     constexpr int EACH = HALVES >= 4 ? 8 : 2; /* elements that a lane stores at once */
     sat_room room = sat_room_from(o, i + EACH * q, j);
     E *to = (E *)o.c + j * o.col_stride + i + EACH * q;
@@ -137,8 +138,8 @@ __device__ __forceinline__ void sat_store_word_columns(const sat_epilogue &o, ui
 }
 
 template <typename E, int MT, int NT>
-__device__ __forceinline__ void sat_store_words(const sat_tile_epilogue &o, const float (&sum)[MT][NT][4], int64_t i0,
-                                                int64_t j0, int lane) {
+__device__ __forceinline__ void sat_store_packed16(const sat_tile_epilogue &o, const float (&sum)[MT][NT][4],
+                                                   int64_t i0, int64_t j0, int lane) {
     const float alpha = (float)o.to.alpha;
     const E *bias = (const E *)o.to.bias;
     int g = lane >> 2, q = lane & 3;
@@ -152,8 +153,8 @@ __device__ __forceinline__ void sat_store_words(const sat_tile_epilogue &o, cons
             word[h][n] =
                 sat_pack_2(E(), alpha * sum[h / 2][n][h % 2 * 2] + more, alpha * sum[h / 2][n][h % 2 * 2 + 1] + more);
     }
-    if (o.column_major) sat_store_word_columns<E>(o.to, word, i0, j0 + g, q);
-    else sat_store_word_rows<E>(o.to, word, i0 + g, j0, q);
+    if (o.column_major) sat_store_packed16_columns<E>(o.to, word, i0, j0 + g, q);
+    else sat_store_packed16_rows<E>(o.to, word, i0 + g, j0, q);
 }
 
 /* ---- the pairs path: f32 and f64 C ---- */
@@ -186,7 +187,7 @@ __device__ __forceinline__ void sat_store_pairs(const sat_epilogue &o, const SUM
     }
 }
 
-/* ---- the staged path: any C ---- */
+/* ---- the generic path: any C ---- */
 
 template <typename E> __device__ __forceinline__ void sat_store_8(E *to, const float *y) {
     __stcg((uint4 *)to, make_uint4(sat_pack_2(E(), y[0], y[1]), sat_pack_2(E(), y[2], y[3]),
@@ -233,8 +234,8 @@ __device__ __forceinline__ void sat_store_square(const sat_tile_epilogue &o, SUM
 /* One square after another; a square is two fragments side by side, written transposed where C is column-major.
  * The loop is not unrolled, so that the code of the activations is there only once. */
 template <typename SUM, int MT, int NT, int SUMS>
-__device__ __forceinline__ void sat_store_staged(const sat_tile_epilogue &o, const SUM (&sum)[MT][NT][SUMS], int64_t i0,
-                                                 int64_t j0, int lane, SUM *square) {
+__device__ __forceinline__ void sat_store_generic(const sat_tile_epilogue &o, const SUM (&sum)[MT][NT][SUMS],
+                                                  int64_t i0, int64_t j0, int lane, SUM *square) {
     constexpr int M = SUMS * 4;
     const int down = o.column_major ? 1 : SAT_SQUARE_PITCH, across = o.column_major ? SAT_SQUARE_PITCH : 1;
     SUM *mine = square + lane / 4 * down + lane % 4 * 2 * across;
@@ -263,20 +264,20 @@ template <typename E, typename SUM, int MT, int NT, int SUMS>
 __device__ __forceinline__ void sat_warp_store(const sat_tile_epilogue &o, const SUM (&sum)[MT][NT][SUMS], int64_t i0,
                                                int64_t j0, int lane, SUM *square) {
     if constexpr (sizeof(E) == 2) {
-        if (o.path == SAT_STORE_WORDS) return sat_store_words<E>(o, sum, i0, j0, lane);
+        if (o.path == SAT_STORE_PACKED16) return sat_store_packed16<E>(o, sum, i0, j0, lane);
     }
     if (o.path == SAT_STORE_PAIRS && o.aligned && !o.column_major && o.to.n % 2 == 0)
         sat_store_pairs<true>(o.to, sum, i0 + lane / 4, j0 + lane % 4 * 2);
     else if (o.path == SAT_STORE_PAIRS) sat_store_pairs<false>(o.to, sum, i0 + lane / 4, j0 + lane % 4 * 2);
-    else sat_store_staged(o, sum, i0, j0, lane, square);
+    else sat_store_generic(o, sum, i0, j0, lane, square);
 }
 
 /* ==== warpgroups ====
  *
  * After wgmma a warpgroup has 64 rows, 16 a warp, by WN columns. 16-bit C with alpha, bias and relu only goes through a
  * staging buffer in shared memory, 64 columns at a time, so that it leaves in lines of 128 bytes: by a TMA store where
- * a tensor map can describe C, otherwise by 16 bytes per thread. Everything else takes the pairs or the staged path:
- * here "words" means this staging buffer, "staged" the squares above. */
+ * a tensor map can describe C, otherwise by 16 bytes per thread. This is the packed16 path of a warpgroup. Everything
+ * else takes the pairs or the generic path, as above. */
 
 enum {
     SAT_STAGING_WARP = 16 * 128, // bytes of a warp's part of a staging buffer: 16 rows by 64 columns
@@ -289,18 +290,19 @@ static inline sat_tile_epilogue sat_warpgroup_epilogue_of(const sat_launch *l) {
     sat_tile_epilogue o = sat_tile_epilogue_of(l);
     bool relu = p->beta == 0 && sat_activation_of(p) == SAT_ACT_RELU;
     if (relu && sat_dtype_size(p->c_dtype) == 2 && o.aligned && (o.column_major ? p->m : p->n) % 8 == 0)
-        o.path = SAT_STORE_WORDS;
+        o.path = SAT_STORE_PACKED16;
     return o;
 }
 
-/* Whether C is the sums without change. */
+/* Whether C is the sums without change. Only for the packed16 path, on which beta is 0. */
 __host__ __device__ __forceinline__ bool sat_epilogue_is_identity(const sat_epilogue &o) {
     return o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE;
 }
 
 /* alpha*sum + bias and relu, in place. `i`: the row of this thread's first sum. */
 template <int COUNT>
-__device__ __forceinline__ void sat_warpgroup_scale(const sat_epilogue &o, float (&d)[COUNT], int64_t i) {
+__device__ __forceinline__ void sat_warpgroup_apply_alpha_bias_relu(const sat_epilogue &o, float (&d)[COUNT],
+                                                                    int64_t i) {
     if (sat_epilogue_is_identity(o)) return;
     float alpha = (float)o.alpha, low = 0, high = 0, least = o.activation == SAT_ACT_RELU ? 0 : -INFINITY;
     if (o.bias && i < o.m) low = sat_load_as(0.f, o.dtype, o.bias, i);
@@ -321,8 +323,10 @@ __device__ __forceinline__ uint4 ld_shared_v4(uint32_t from) {
     return v;
 }
 
-/* Offset of a chunk of 16 bytes in lines of 128 bytes with the 128-byte swizzle, which avoids bank conflicts. */
-__device__ __forceinline__ uint32_t sat_slice_at(int line, int chunk) { return line * 128 + (chunk ^ (line & 7)) * 16; }
+/* Offset of vector `vec16` of 16 bytes in lines of 128 bytes with the 128-byte swizzle, which avoids bank conflicts. */
+__device__ __forceinline__ uint32_t sat_swizzled_offset(int line, int vec16) {
+    return line * 128 + (vec16 ^ (line & 7)) * 16;
+}
 
 template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4], const float *v) {
 #pragma unroll
@@ -336,7 +340,7 @@ template <typename E, int W> __device__ __forceinline__ void sat_write_staging(c
     for (int q = 0; q < W / 16; q++) {
         uint32_t w[4];
         sat_pack_8<E>(w, &d[q * 8]);
-        stmatrix_x4(staging + sat_slice_at(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
+        stmatrix_x4(staging + sat_swizzled_offset(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
     }
 }
 
@@ -348,8 +352,8 @@ __device__ __forceinline__ void sat_write_staging_transposed(const float *d, uin
     for (int q = 0; q < W / 16; q++) {
         uint32_t w[4];
         sat_pack_8<E>(w, &d[q * 8]);
-        stmatrix_x4_trans(staging + sat_slice_at(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2), w[0],
-                          w[1], w[2], w[3]);
+        stmatrix_x4_trans(staging + sat_swizzled_offset(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2),
+                          w[0], w[1], w[2], w[3]);
     }
 }
 
@@ -358,16 +362,16 @@ __device__ __forceinline__ void sat_write_staging_transposed(const float *d, uin
 template <typename E, int W>
 __device__ __forceinline__ void sat_store_rows_staged(const float (&d)[W / 2], uint32_t staging, E *to, int64_t pitch,
                                                       int rows, int columns) {
-    constexpr int CHUNKS = W / 8;
-    int lane = threadIdx.x % 32, row = lane / CHUNKS, chunk = lane % CHUNKS;
+    constexpr int VECTORS = W / 8;
+    int lane = threadIdx.x % 32, row = lane / VECTORS, vec16 = lane % VECTORS;
     sat_write_staging<E, W>(d, staging);
     __syncwarp();
-    to += row * pitch + chunk * 8;
+    to += row * pitch + vec16 * 8;
 #pragma unroll
-    for (int e = 0; e < CHUNKS / 2; e++) { // 32 / CHUNKS rows at a time
-        const int down = e * (32 / CHUNKS);
-        uint4 v = ld_shared_v4(staging + sat_slice_at(row + down, chunk));
-        if (row + down < rows && chunk * 8 < columns) __stcg((uint4 *)(to + down * pitch), v);
+    for (int e = 0; e < VECTORS / 2; e++) { // 32 / VECTORS rows at a time
+        const int down = e * (32 / VECTORS);
+        uint4 v = ld_shared_v4(staging + sat_swizzled_offset(row + down, vec16));
+        if (row + down < rows && vec16 * 8 < columns) __stcg((uint4 *)(to + down * pitch), v);
     }
 }
 
@@ -392,9 +396,9 @@ __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &
                                                             uint32_t staging, int64_t i0, int64_t n0, int64_t rows,
                                                             int group) {
     constexpr int W = WN < 64 ? WN : 64;
-    int column = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8;
-    E *to = (E *)o.c + (n0 + column) * o.col_stride + i0 + chunk * 8;
-    bool inside = chunk * 8 < min(rows, o.m - i0);
+    int column = threadIdx.x % 128 / 8, vec16 = threadIdx.x % 8;
+    E *to = (E *)o.c + (n0 + column) * o.col_stride + i0 + vec16 * 8;
+    bool inside = vec16 * 8 < min(rows, o.m - i0);
     int columns = (int)min((int64_t)WN, o.n - n0) - column;
 #pragma unroll
     for (int j = 0; j < WN; j += W) {
@@ -403,7 +407,7 @@ __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &
         named_barrier_sync(1 + group, 128);
 #pragma unroll
         for (int down = 0; down < W; down += 16) {
-            uint4 v = ld_shared_v4(at + sat_slice_at(down + column, chunk));
+            uint4 v = ld_shared_v4(at + sat_swizzled_offset(down + column, vec16));
             if (inside && j + down < columns) __stcg((uint4 *)(to + (j + down) * o.col_stride), v);
         }
     }
@@ -444,7 +448,7 @@ __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, co
 static inline bool sat_output_tensormap(const sat_launch *l, const sat_tile_epilogue &o, int64_t block_rows,
                                         CUtensorMap *map) {
     const sat_problem *p = l->problem;
-    if (o.path != SAT_STORE_WORDS || block_rows % (o.column_major ? 64 : 16) ||
+    if (o.path != SAT_STORE_PACKED16 || block_rows % (o.column_major ? 64 : 16) ||
         !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2))
         return false;
     cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
@@ -459,16 +463,16 @@ template <typename E, int WN>
 __device__ __forceinline__ void sat_warpgroup_store(const sat_tile_epilogue &o, float (&d)[WN / 2], uint32_t staging,
                                                     int64_t i0, int64_t n0, int64_t rows, int group) {
     int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
-    bool words = o.path == SAT_STORE_WORDS;
-    if (words) sat_warpgroup_scale(o.to, d, i0 + down + lane / 4);
-    if (words && o.column_major) {
+    bool packed = o.path == SAT_STORE_PACKED16;
+    if (packed) sat_warpgroup_apply_alpha_bias_relu(o.to, d, i0 + down + lane / 4);
+    if (packed && o.column_major) {
         sat_warpgroup_store_columns<E, WN>(o.to, d, staging, i0, n0, rows, group);
     } else if (down < rows) {
         staging += down / 16 * 2 * SAT_STAGING_WARP;
         const float(&sum)[1][WN / 8][4] = reinterpret_cast<const float(&)[1][WN / 8][4]>(d);
-        if (words) sat_warpgroup_store_rows<E, WN>(o.to, d, staging, i0 + down, n0);
-        else if (o.path == SAT_STORE_STAGED || o.to.dtype != SAT_F32 || o.column_major || !o.aligned || o.to.n % 2)
-            sat_store_staged(o, sum, i0 + down, n0, lane, (float *)__cvta_shared_to_generic(staging));
+        if (packed) sat_warpgroup_store_rows<E, WN>(o.to, d, staging, i0 + down, n0);
+        else if (o.path == SAT_STORE_GENERIC || o.to.dtype != SAT_F32 || o.column_major || !o.aligned || o.to.n % 2)
+            sat_store_generic(o, sum, i0 + down, n0, lane, (float *)__cvta_shared_to_generic(staging));
         else sat_store_pairs<true>(o.to, sum, i0 + down + lane / 4, n0 + lane % 4 * 2);
     }
     fence_proxy_async();

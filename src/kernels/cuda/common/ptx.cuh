@@ -260,9 +260,9 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* d = a*b, or d += a*b with `add`; m64nNk16, both operands from shared memory. TA: M is contiguous in a, otherwise K.
- * TB: N is contiguous in b, otherwise K. (PTX calls that transposed.) */
-template <typename T, int N, int TA, int TB> struct wgmma_ss;
+/* d = a*b, or d += a*b with `add`; m64nNk16, both operands from shared memory. A_MN_MAJOR: M is contiguous in a,
+ * otherwise K. B_MN_MAJOR: N is contiguous in b, otherwise K. (PTX: imm-trans-a, imm-trans-b.) */
+template <typename T, int N, int A_MN_MAJOR, int B_MN_MAJOR> struct wgmma_ss;
 
 // clang-format off
 #define SAT_SUMS8(d, i) \
@@ -286,12 +286,12 @@ template <typename T, int N, int TA, int TB> struct wgmma_ss;
 /* The accumulators come first among the operands of the asm, so the numbers of the others depend on how many there
  * are. */
 #define SAT_WGMMA_SS(math, name, N, SUMS, LIST, OUT, a_, b_, ta_, tb_, add_) \
-    template <int TA, int TB> struct wgmma_ss<math, N, TA, TB> { \
+    template <int A_MN_MAJOR, int B_MN_MAJOR> struct wgmma_ss<math, N, A_MN_MAJOR, B_MN_MAJOR> { \
         __device__ static __forceinline__ void run(float (&d)[SUMS], uint64_t a, uint64_t b, int add) { \
             asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_ ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." name \
                          "." name " {" LIST "}, %" #a_ ", %" #b_ ", p, 1, 1, %" #ta_ ", %" #tb_ "; }" \
                          : OUT \
-                         : "l"(a), "l"(b), "n"(TA), "n"(TB), "r"(add)); \
+                         : "l"(a), "l"(b), "n"(A_MN_MAJOR), "n"(B_MN_MAJOR), "r"(add)); \
         } \
     };
 #define SAT_WGMMA_SS_ALL(math, name) \

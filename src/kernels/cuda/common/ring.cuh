@@ -42,8 +42,8 @@ template <int BYTES, int THREADS> __device__ __forceinline__ void sat_clear_shar
     fence_proxy_async();
 }
 
-/* A warp's position in the ring: the next stage, and the phase to wait for. */
-template <int STAGES> struct sat_ring {
+/* A warp's pipeline state: the next stage of the ring, and the phase to wait for. */
+template <int STAGES> struct sat_pipeline_state {
     int stage = 0;
     uint32_t phase;
 
@@ -52,7 +52,7 @@ template <int STAGES> struct sat_ring {
     }
 };
 
-/* A warp's position in the queue of tiles. */
+/* The same for the queue of tiles: the next entry, and the phase to wait for. */
 template <typename TILE> struct sat_tile_queue {
     int entry = 0;
     uint32_t phase;

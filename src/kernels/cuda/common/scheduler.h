@@ -284,18 +284,19 @@ struct sat_tile_scheduler {
 
 enum { SAT_COUNTER_BYTES = 256 };
 
-/* How many tiles a CTA should find among the panels in flight. Several let the counter balance the load; less than one
+/* How many tiles a CTA should find among the panels in flight. Several let the counter balance the load. Less than one
  * keeps fewer panels in L2, for kernels that are bound by reads from L2. */
-static constexpr double SAT_TILES_EACH = 3, SAT_TILES_FEW = 0.75;
+static constexpr double SAT_TILES_PER_CTA_BALANCE = 3, SAT_TILES_PER_CTA_L2 = 0.75;
 
-/* `panel_bytes`: what all work items together read of one panel. `each`: tiles a CTA, as above. */
+/* `panel_bytes`: what all work items together read of one panel. */
 static inline sat_tile_scheduler sat_tile_scheduler_of(const sat_device_schedule &work, unsigned *counter,
                                                        int64_t slices, int64_t panels, double panel_bytes,
-                                                       const sat_device *d, double each = SAT_TILES_EACH) {
+                                                       const sat_device *d,
+                                                       double tiles_per_cta = SAT_TILES_PER_CTA_BALANCE) {
     sat_tile_scheduler s = {counter, work.item, {(unsigned)work.items, (unsigned)work.heavy}, 0};
     s.order.slices = (unsigned)slices, s.order.panels = (unsigned)panels;
     s.order.panels_in_flight = sat_panels_in_flight(work.even, work.items * slices, panels, panel_bytes,
-                                                    each * d->multiprocessors, (double)d->l2_bytes);
+                                                    tiles_per_cta * d->multiprocessors, (double)d->l2_bytes);
     s.tiles = s.order.items * s.order.slices * s.order.panels;
     return s;
 }
@@ -345,19 +346,19 @@ struct sat_fetched_tile {
 
 /* 32 neighbouring blocks of a work item, one per lane. */
 struct sat_lane_blocks {
-    int place, k; /* where the block's values are stored, counted in blocks; its first row of B */
+    int block_index, k; /* where the block's values are stored, counted in blocks; its first row of B */
 
     /* The item's first blocks. */
     __device__ __forceinline__ void begin(const sat_rows &r, const sat_fetched_tile &t) {
         int lane = threadIdx.x % 32;
         if (lane >= SAT_ITEM_COLUMNS || r.block) return fetch(r, t.item, 0);
-        place = (int)t.item.first + lane, k = t.col * (int)r.bc;
+        block_index = (int)t.item.first + lane, k = t.col * (int)r.bc;
     }
     /* The blocks from `first` on. */
     __device__ __forceinline__ void fetch(const sat_rows &r, const sat_work_item &item, int first) {
         int mine = first + (int)(threadIdx.x % 32);
         if (mine >= item.count) return;
-        place = (int)sat_block_of(&r, item.first + mine), k = r.col[item.first + mine] * (int)r.bc;
+        block_index = (int)sat_block_of(&r, item.first + mine), k = r.col[item.first + mine] * (int)r.bc;
     }
 };
 

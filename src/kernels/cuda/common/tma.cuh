@@ -152,12 +152,11 @@ template <int DEPTH, int COLUMNS> struct sat_b_loader {
         return tensormap_encode(to, t);
     }
 
-    /* By one lane: loads the tile whose first element is (k, n0). TB: B is column-major. `whole`: sat_b_whole_chunks.
-     */
-    template <bool TB>
+    /* By one lane: loads the tile whose first element is (k, n0). `whole`: sat_b_whole_chunks. */
+    template <bool B_COL_MAJOR>
     __device__ static __forceinline__ void load(const CUtensorMap *map, bool whole, uint32_t to, uint32_t bar, int k,
                                                 int n0) {
-        if (TB) {
+        if (B_COL_MAJOR) {
             for (int i = 0; i < COLUMNS; i += 256) tma_load(to + i * DEPTH * 2, map, bar, k, n0 + i);
         } else if (CHUNK == 64 && whole) {
             tma_load(to, map, bar, 0, k, n0 / 64);

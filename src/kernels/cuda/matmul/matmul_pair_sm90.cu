@@ -2,8 +2,8 @@
 //
 // Products with blocks of 64 rows are bound by reads of B from L2. Here a tile is a pair of block rows by 256 columns
 // of C. It runs along the union of their columns, and where both rows have a block, B's rows are loaded once for both.
-// prepare() searches for rows that share columns (row_groups.h); they need not be neighbours, and C is written in
-// place.
+// prepare() searches for rows that share columns (row_groups.h); they need not be neighbours, and each block row is
+// stored directly to its own rows of C.
 //
 // One producer warp loads A and B. Two consumer warpgroups have a row of the pair each, and skip the stages in which
 // their row has no block.
@@ -21,8 +21,8 @@ struct tensor_maps {
 struct params {
     sat_rows rows; // the stored blocks of op(A)
     sat_tile_epilogue epilogue;
-    sat_tile_scheduler scheduler; // its work items are pairs; `first` and `count` are steps of the union
-    const sat_union_step *steps;
+    sat_tile_scheduler scheduler; // its work items are pairs; `first` and `count` are union entries
+    const sat_union_entry *entries;
     const int32_t *pair_rows; // two block rows a pair, -1 for none
     bool b_whole_chunks;      // one copy brings a stage of B
     bool tma_output;          // C is stored by TMA
@@ -32,7 +32,7 @@ struct params {
 struct state {
     sat_device_schedule work;
     unsigned *counter;
-    const sat_union_step *steps;
+    const sat_union_entry *entries;
     const int32_t *pair_rows;
     tensor_maps maps; // for these pointers; made again when one changes
     const void *made_for[3];
@@ -86,14 +86,15 @@ __device__ __forceinline__ void init_barriers(ring_shared *s) {
     fence_mbarrier_init();
 }
 
-/* A warp's position in a ring of COUNT stages, or of COUNT tiles. `unused` has no effect but on how far the compiler
- * unrolls the producer's loop; without it the machine code changes, which has not been measured. */
-template <int COUNT> struct position {
-    int at = 0, unused = 0;
+/* A warp's pipeline state, of COUNT stages or of COUNT tiles of the queue: the next one, and the phase to wait for.
+ * `unused` has no effect but on how far the compiler unrolls the producer's loop; without it the machine code changes,
+ * which has not been measured. */
+template <int COUNT> struct pipeline_state {
+    int index = 0, unused = 0;
     uint32_t phase;
 
     __device__ __forceinline__ void advance() {
-        if (++at == COUNT) at = 0, phase ^= 1;
+        if (++index == COUNT) index = 0, phase ^= 1;
         if (++unused == COUNT) unused = 0;
     }
 };
@@ -103,15 +104,15 @@ template <int COUNT> struct position {
 /* The next tile, fetched in steps while the current tile's operands are loaded. */
 struct prefetched_tile {
     sat_fetched_tile tile;
-    sat_union_step step; // lane i: step i of 32
-    int row, first;      // lanes 0 and 1: a block row of the pair, and its first block
-    int got;             // loads issued since the work item came
+    sat_union_entry entry; // lane i: entry i of 32
+    int row, first;        // lanes 0 and 1: a block row of the pair, and the position of its first block
+    int got;               // loads issued since the work item came
     bool ready;
 
-    /* Loads the steps from `from` on. */
-    __device__ __forceinline__ void fetch_steps(const params &x, int from) {
+    /* Loads the entries from `from` on. */
+    __device__ __forceinline__ void fetch_entries(const params &x, int from) {
         int mine = from + (int)threadIdx.x % 32;
-        if (mine < tile.item.count) step = x.steps[tile.item.first + mine];
+        if (mine < tile.item.count) entry = x.entries[tile.item.first + mine];
     }
     __device__ __forceinline__ void fetch(const params &x) {
         if (ready || tile.fetch(x.scheduler)) return;
@@ -119,7 +120,7 @@ struct prefetched_tile {
         bool some = !tile.none(x.scheduler);
         if (got++ == 0) {
             if (some && lane < 2) row = x.pair_rows[2 * tile.item.row + lane];
-            if (some) fetch_steps(x, 0);
+            if (some) fetch_entries(x, 0);
             return;
         }
         if (some && lane < 2 && row >= 0) first = (int)x.rows.ptr[row];
@@ -128,25 +129,25 @@ struct prefetched_tile {
     __device__ __forceinline__ void request_next() { tile.request_next(), got = 0, ready = false; }
 };
 
-/* By one lane: BK columns of a block, from `in_block` on. `position`: of the block in the order of op(A)'s rows. TA:
- * blocks are stored transposed. */
-template <bool TA>
+/* By one lane: BK columns of a block, from `in_block` on. `position`: of the block in the order of op(A)'s rows.
+ * A_TRANSPOSED: blocks are stored transposed. */
+template <bool A_TRANSPOSED>
 __device__ static void load_a(const params &x, const tensor_maps &m, uint32_t to, uint32_t bar, int position,
                               int in_block) {
     int block = (int)sat_block_of(&x.rows, position);
-    if (TA) tma_load(to, &m.a, bar, 0, block * (int)x.rows.bc + in_block);
+    if (A_TRANSPOSED) tma_load(to, &m.a, bar, 0, block * (int)x.rows.bc + in_block);
     else tma_load(to, &m.a, bar, in_block, block * ROWS);
 }
 
-/* Takes tiles from the scheduler, publishes them, and loads A and B. TB: B is column-major. */
-template <bool TA, bool TB>
+/* Takes tiles from the scheduler, publishes them, and loads A and B. */
+template <bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ static void producer(const params &x, const tensor_maps &m, prefetched_tile &next, ring_shared *s,
                                 uint32_t smem) {
     int bc = (int)x.rows.bc;
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    position<STAGES> stage = {.phase = 1};
-    position<QUEUE_TILES> entry = {.phase = 1};
+    pipeline_state<STAGES> stage = {.phase = 1};
+    pipeline_state<QUEUE_TILES> queue = {.phase = 1};
     for (;;) {
         while (!next.ready) next.fetch(x);
         prefetched_tile now = next;
@@ -157,29 +158,30 @@ __device__ static void producer(const params &x, const tensor_maps &m, prefetche
         for (int g = 0; g < 2; g++) row[g] = __shfl_sync(~0u, now.row, g), block[g] = __shfl_sync(~0u, now.first, g);
         if (one) {
             tile t = {row[0], 0, (int)now.tile.at.panel, last ? -1 : count * (bc / BK), row[1]};
-            mbarrier_wait(smem_address(&s->tile_empty[entry.at]), entry.phase);
-            s->tiles[entry.at] = t;
-            mbarrier_arrive(smem_address(&s->tile_full[entry.at]));
+            mbarrier_wait(smem_address(&s->tile_empty[queue.index]), queue.phase);
+            s->tiles[queue.index] = t;
+            mbarrier_arrive(smem_address(&s->tile_full[queue.index]));
         }
-        entry.advance();
+        queue.advance();
         if (last) return;
         next.request_next();
         for (int t = 0; t < count; t++) {
-            if (t % 32 == 0 && t > 0) now.fetch_steps(x, t);
-            uint32_t has_block = __shfl_sync(~0u, now.step.rows, t % 32);
-            int k = __shfl_sync(~0u, now.step.col, t % 32) * bc;
+            if (t % 32 == 0 && t > 0) now.fetch_entries(x, t);
+            uint32_t has_block = __shfl_sync(~0u, now.entry.row_mask, t % 32);
+            int k = __shfl_sync(~0u, now.entry.col, t % 32) * bc;
             for (int in_block = 0; in_block < bc; in_block += BK) {
                 if (one) {
-                    uint32_t bar = full + stage.at * 8;
-                    mbarrier_wait(empty + stage.at * 8, stage.phase);
-                    s->has_block[stage.at] = has_block;
+                    uint32_t bar = full + stage.index * 8;
+                    mbarrier_wait(empty + stage.index * 8, stage.phase);
+                    s->has_block[stage.index] = has_block;
                     mbarrier_arrive_expect_tx(bar, B_BYTES + __popc(has_block) * BLOCK_BYTES);
-                    b_loader::load<TB>(&m.b, x.b_whole_chunks, smem + B_OFFSET + stage.at * B_BYTES, bar, k + in_block,
-                                       n0);
+                    b_loader::load<B_COL_MAJOR>(&m.b, x.b_whole_chunks, smem + B_OFFSET + stage.index * B_BYTES, bar,
+                                                k + in_block, n0);
 #pragma unroll
                     for (int g = 0; g < 2; g++)
                         if (has_block >> g & 1)
-                            load_a<TA>(x, m, smem + stage.at * A_BYTES + g * BLOCK_BYTES, bar, block[g], in_block);
+                            load_a<A_TRANSPOSED>(x, m, smem + stage.index * A_BYTES + g * BLOCK_BYTES, bar, block[g],
+                                                 in_block);
                 }
                 stage.advance();
             }
@@ -191,17 +193,17 @@ __device__ static void producer(const params &x, const tensor_maps &m, prefetche
 
 /* ---- consumer ---- */
 
-/* Issues the wgmma of one stage, d += a*b. TA: M is contiguous in A; TB: K is contiguous in B. */
-template <typename T, bool TA, bool TB>
+/* Issues the wgmma of one stage, d += a*b. A transposed is MN-major, B column-major is K-major. */
+template <typename T, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ __forceinline__ void multiply_stage(float (&d)[BN / 2], uint32_t a, uint32_t b) {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BK / 16; k++) {
-        uint64_t da =
-            TA ? wgmma_descriptor(a + k * 2048, 1, BK * 128, 1024) : wgmma_descriptor(a + k * 32, 1, 16, 1024);
+        uint64_t da = A_TRANSPOSED ? wgmma_descriptor(a + k * 2048, 1, BK * 128, 1024)
+                                   : wgmma_descriptor(a + k * 32, 1, 16, 1024);
         uint64_t db =
-            TB ? wgmma_descriptor(b + k * 32, 1, 16, 1024) : wgmma_descriptor(b + k * 2048, 1, BK * 128, 1024);
-        wgmma_ss<T, BN, TA, !TB>::run(d, da, db, 1);
+            B_COL_MAJOR ? wgmma_descriptor(b + k * 32, 1, 16, 1024) : wgmma_descriptor(b + k * 2048, 1, BK * 128, 1024);
+        wgmma_ss<T, BN, A_TRANSPOSED, !B_COL_MAJOR>::run(d, da, db, 1);
     }
     wgmma_commit_group();
 }
@@ -211,55 +213,55 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
                                          uint32_t staging, int wg);
 
 /* By a whole warp. */
-__device__ __forceinline__ tile receive(ring_shared *s, const position<QUEUE_TILES> &entry) {
-    mbarrier_wait(smem_address(&s->tile_full[entry.at]), entry.phase);
-    tile t = read_shared_broadcast(&s->tiles[entry.at]);
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_address(&s->tile_empty[entry.at]));
+__device__ __forceinline__ tile receive(ring_shared *s, const pipeline_state<QUEUE_TILES> &queue) {
+    mbarrier_wait(smem_address(&s->tile_full[queue.index]), queue.phase);
+    tile t = read_shared_broadcast(&s->tiles[queue.index]);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_address(&s->tile_empty[queue.index]));
     return t;
 }
 
 /* Main loop of a warpgroup, which has one row of the pair. The wgmma of a stage runs while the next stage is waited
  * for, so a stage is released one step late: when the next one's wgmma has been issued and its own is complete. */
-template <typename T, bool TA, bool TB>
+template <typename T, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
-    position<STAGES> stage = {.phase = 0};
-    position<QUEUE_TILES> entry = {.phase = 0};
+    pipeline_state<STAGES> stage = {.phase = 0};
+    pipeline_state<QUEUE_TILES> queue = {.phase = 0};
     int multiplied = -1; // the last stage multiplied, which is to be released
     auto release = [&](int &which) {
         if (which >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[which]));
         which = -1;
     };
-    tile t = receive(s, entry);
+    tile t = receive(s, queue);
     while (t.steps >= 0) {
         float d[BN / 2];
 #pragma unroll
         for (int e = 0; e < BN / 2; e++) d[e] = 0;
         for (int step = 0; step < t.steps; step++) {
-            uint32_t bar = smem_address(&s->full[stage.at]);
+            uint32_t bar = smem_address(&s->full[stage.index]);
             if (multiplied >= 0 && !mbarrier_test_wait(bar, stage.phase)) {
                 wgmma_wait_group<0>(); // the producer is behind: give it the stage now
                 release(multiplied);
             }
             mbarrier_wait(bar, stage.phase);
-            bool mine = read_shared_broadcast(&s->has_block[stage.at]) >> wg & 1;
+            bool mine = read_shared_broadcast(&s->has_block[stage.index]) >> wg & 1;
             if (!mine) { // release both stages at once: many more of the other row may follow
                 wgmma_wait_group<0>();
                 release(multiplied);
-                multiplied = stage.at;
+                multiplied = stage.index;
                 release(multiplied);
                 stage.advance();
                 continue;
             }
-            multiply_stage<T, TA, TB>(d, smem + stage.at * A_BYTES + wg * BLOCK_BYTES,
-                                      smem + B_OFFSET + stage.at * B_BYTES);
+            multiply_stage<T, A_TRANSPOSED, B_COL_MAJOR>(d, smem + stage.index * A_BYTES + wg * BLOCK_BYTES,
+                                                         smem + B_OFFSET + stage.index * B_BYTES);
             wgmma_wait_group<1>();
             release(multiplied);
-            multiplied = stage.at;
+            multiplied = stage.index;
             stage.advance();
         }
-        entry.advance();
-        tile next = receive(s, entry);
+        queue.advance();
+        tile next = receive(s, queue);
         wgmma_wait_group<0>();
         release(multiplied);
         epilogue<typename T::element>(x, m, t, d, smem + STAGING_OFFSET + wg * SAT_STAGING, wg);
@@ -277,13 +279,13 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
     int row = wg ? t.row1 : t.row0, n0 = t.panel * BN, i0 = row * ROWS;
     if (row < 0) return;
     if (!x.tma_output) return sat_warpgroup_store<E, BN>(x.epilogue, d, staging, (int64_t)row * ROWS, n0, ROWS, wg);
-    sat_warpgroup_scale(x.epilogue.to, d, i0 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
+    sat_warpgroup_apply_alpha_bias_relu(x.epilogue.to, d, i0 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
     sat_warpgroup_tma_store<E, BN>(&m.c, d, staging, i0, n0, (int)x.epilogue.to.n, x.epilogue.column_major, wg);
 }
 
 /* ---- kernel ---- */
 
-template <typename T, bool TA, bool TB>
+template <typename T, bool A_TRANSPOSED, bool B_COL_MAJOR>
 static __global__ void __launch_bounds__(THREADS, 1)
     matmul_pair(const __grid_constant__ params x, const __grid_constant__ tensor_maps m) {
     extern __shared__ __align__(1024) char memory[];
@@ -300,10 +302,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     griddepcontrol_wait();
     if (threadIdx.x >= CONSUMERS) {
         setmaxnreg_dec<72>();
-        if (threadIdx.x < CONSUMERS + 32) producer<TA, TB>(x, m, next, s, keep_in_register(smem_address(memory)));
+        if (threadIdx.x < CONSUMERS + 32)
+            producer<A_TRANSPOSED, B_COL_MAJOR>(x, m, next, s, keep_in_register(smem_address(memory)));
     } else {
         setmaxnreg_inc<216>();
-        consumer<T, TA, TB>(x, m, s, smem_address(memory));
+        consumer<T, A_TRANSPOSED, B_COL_MAJOR>(x, m, s, smem_address(memory));
     }
     sat_tile_scheduler_end(x.scheduler);
 }
@@ -321,19 +324,19 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
-/* Loads from L2 (B for each step, blocks for each panel) and products overlap; the longer counts. How many columns rows
- * share is estimated from neighbouring rows. */
+/* Loads from L2 (B for each union entry, blocks for each panel) and products overlap; the longer counts. How many
+ * columns rows share is estimated from neighbouring rows. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     sat_rows r = sat_op_rows(p, a);
-    double panels = ceil((double)p->n / BN), blocks = (double)a->stored_blocks, items = (double)p->batch;
+    double panels = ceil((double)p->n / BN), blocks = (double)a->stored_blocks, batch = (double)p->batch;
     double shared = p->matmul.transpose == SAT_TRANSPOSE ? 0 : a->overlap;
-    double steps =
+    double entries =
         fmin(sat_union_expected(r.count, (r.k + r.bc - 1) / r.bc, a->stored_blocks, 2), blocks * (1 - shared / 2));
-    double loads = panels * (double)r.bc * 2 * (steps * BN + blocks * (double)ROWS), rate = 0.95 * d->l2_rate;
+    double loads = panels * (double)r.bc * 2 * (entries * BN + blocks * (double)ROWS), rate = 0.95 * d->l2_rate;
     double work = 2 * blocks * panels * (double)(r.bc * ROWS * BN), tiles = ceil((double)r.count / 2) * panels;
     double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / fmin(1, tiles / d->multiprocessors);
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->multiprocessors * 1e-6 + 3e-6);
+    return fmax(batch * time, sat_bytes(p, a) / d->memory_rate) + batch * (tiles / d->multiprocessors * 1e-6 + 3e-6);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -348,7 +351,7 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     state *st = (state *)calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
     sat_rows r = sat_op_rows(q->problem, q->pattern);
-    sat_status status = sat_prepare_row_groups(q, &r, 2, 1, &st->work, &st->steps, &st->pair_rows, &st->counter);
+    sat_status status = sat_prepare_row_groups(q, &r, 2, 1, &st->work, &st->entries, &st->pair_rows, &st->counter);
     if (status == SAT_OK) *out = st;
     else free(st);
     return status;
@@ -362,14 +365,14 @@ static bool make_maps(const sat_launch *l, tensor_maps *m) {
     return tensormap_encode(&m->a, ta) && b_loader::map(p, l->operands[1], &m->b);
 }
 
-template <typename T, bool TA, bool TB>
+template <typename T, bool A_TRANSPOSED, bool B_COL_MAJOR>
 static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
     unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->multiprocessors);
-    return sat_start<matmul_pair<T, TA, TB>>(l, grid, THREADS, BYTES, x, m);
+    return sat_start<matmul_pair<T, A_TRANSPOSED, B_COL_MAJOR>>(l, grid, THREADS, BYTES, x, m);
 }
 
 struct instance {
-    bool transposed, b_column_major;
+    bool a_transposed, b_col_major;
     sat_dtype dtype;
     sat_status (*start)(const sat_launch *l, const params &x, const tensor_maps &m);
 };
@@ -392,16 +395,16 @@ static sat_status launch(const sat_launch *l) {
     params x = {};
     x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + BN - 1) / BN, 2.0 * BN * (double)p->k,
-                                        l->device, SAT_TILES_FEW);
-    x.steps = st->steps, x.pair_rows = st->pair_rows, x.b_whole_chunks = sat_b_whole_chunks(p);
+                                        l->device, SAT_TILES_PER_CTA_L2);
+    x.entries = st->entries, x.pair_rows = st->pair_rows, x.b_whole_chunks = sat_b_whole_chunks(p);
     if (!tensormaps_current(st->made_for, l->operands)) {
         if (!make_maps(l, &st->maps)) return tensormap_failed(l, st->made_for);
         st->tma_output = sat_output_tensormap(l, x.epilogue, ROWS, &st->maps.c);
     }
     x.tma_output = st->tma_output;
-    bool ta = p->matmul.transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
+    bool a_transposed = p->matmul.transpose == SAT_TRANSPOSE, b_col_major = p->b.col_stride != 1;
     for (const instance &i : instances)
-        if (i.transposed == ta && i.b_column_major == tb && i.dtype == l->variant->instance.dtype)
+        if (i.a_transposed == a_transposed && i.b_col_major == b_col_major && i.dtype == l->variant->instance.dtype)
             return i.start(l, x, st->maps);
     return sat_fail(SAT_INTERNAL, "%s: no such instance", l->variant->name);
 }
@@ -410,6 +413,7 @@ SAT_FAMILY(cuda_matmul_pair) = {
     .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
+    .flags = 0, // not SAT_V_BATCHED: one launch per batch item
     .about = "two block rows of 64 that share columns at a time, on Hopper; f16, bf16",
     .supports = supports,
     .estimate = estimate,

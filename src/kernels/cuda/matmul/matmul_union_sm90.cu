@@ -3,12 +3,13 @@
 //
 // Products with small blocks are bound by reads of B from L2. Here a tile is a group of block rows, 128 rows in all, by
 // 256 columns of C, and B's rows are loaded once for all rows of the group that have a block there. prepare() searches
-// for rows that share columns (row_groups.h); they need not be neighbours, and C is written in place.
+// for rows that share columns (row_groups.h); they need not be neighbours, and each block row is stored directly to its
+// own rows of C.
 //
-// The product is computed transposed, C^T = B^T * A^T: B's columns are the 64 rows of a wgmma and a block's rows are
-// its 16 or 32 columns. So a block is multiplied as it is, without padding, and absent blocks are not multiplied at
-// all: zero times Inf or NaN would not be zero. One producer warp loads B, another one the blocks. Two consumer
-// warpgroups have half of the group's rows each.
+// The product is computed transposed, C^T = B^T * A^T: wgmma M = 64 columns of B, N = BR, the 16 or 32 rows of a block.
+// So a block is multiplied as it is, without padding, and absent blocks are not multiplied at all: zero times Inf or
+// NaN would not be zero. One producer warp loads B, another one the blocks. Two consumer warpgroups have half of the
+// group's rows each.
 
 #include "kernels/cuda/matmul/row_groups.h"
 #include "kernels/cuda/common/tma.cuh"
@@ -21,20 +22,21 @@ static constexpr int CONSUMER_WARPS = 8, THREADS = CONSUMER_WARPS * 32 + 128;
 static constexpr int GROUP_ROWS = BM / 16; // block rows of a group, at most
 
 /* Blocks of op(A) are BR x BC. A stage is BK deep: it has STAGE_COLUMNS block columns, and for each of them its rows of
- * B and a place for one block of each of the group's SIZE rows. */
+ * B and a slot for one block of each of the group's SIZE rows. */
 template <int BR_, int BC_> struct shape {
     static constexpr int BR = BR_, BC = BC_, STAGE_COLUMNS = BK / BC;
-    static constexpr int SIZE = BM / BR, OWN = SIZE / 2;                   // block rows of a group, of a warpgroup
-    static constexpr int BLOCK_BYTES = BR * BC * 2, B_BYTES = BC * BN * 2; // of a block; of B for a block column
+    static constexpr int SIZE = BM / BR, OWN = SIZE / 2; // block rows of a group, of a warpgroup
+    static constexpr int BLOCK_BYTES = BR * BC * 2, B_COLUMN_BYTES = BC * BN * 2; // of a block; of B for a block column
     static constexpr int SUMS = BR / 2; // sums of a thread for 64 columns of a block row
 };
 
-/* Block columns of a step of the union. Where B is column-major its lines in shared memory are as long as a step is
- * deep, and short lines are copied slowly. So with blocks 16 wide a step has four neighbouring columns. */
-constexpr int columns_of_step(bool b_column_major, int bc) { return b_column_major && bc == 16 ? 4 : 1; }
-template <typename S, bool TB>
-constexpr int steps_per_stage = S::STAGE_COLUMNS / columns_of_step(TB, S::BC);                 // in a stage
-template <typename S, bool TB> using b_loader = sat_b_loader<BK / steps_per_stage<S, TB>, BN>; // a step's part of B
+/* Block columns of a union entry. Where B is column-major its lines in shared memory are as long as an entry is deep,
+ * and short lines are copied slowly. So with blocks 16 wide an entry has four neighbouring columns. */
+constexpr int columns_per_entry(bool b_column_major, int bc) { return b_column_major && bc == 16 ? 4 : 1; }
+template <typename S, bool B_COL_MAJOR>
+constexpr int entries_per_stage = S::STAGE_COLUMNS / columns_per_entry(B_COL_MAJOR, S::BC);
+template <typename S, bool B_COL_MAJOR>
+using b_loader = sat_b_loader<BK / entries_per_stage<S, B_COL_MAJOR>, BN>; // an entry's part of B
 
 /* ---- parameters ---- */
 
@@ -45,10 +47,10 @@ struct tensor_maps {
 struct params {
     sat_rows rows; // the stored blocks of op(A)
     sat_tile_epilogue epilogue;
-    sat_tile_scheduler scheduler; // its work items are groups; `first` and `count` are steps
-    const sat_union_step *steps;
+    sat_tile_scheduler scheduler; // its work items are groups; `first` and `count` are entries
+    const sat_union_entry *entries;
     const int32_t *group_rows; // block rows of all groups, -1 for none
-    bool b_whole_chunks;       // n is a multiple of 64: of a row-major B one copy brings a step's part
+    bool b_whole_chunks;       // n is a multiple of 64: of a row-major B one copy brings an entry's part
     bool tma_output;           // C is stored by TMA
 };
 
@@ -56,7 +58,7 @@ struct params {
 struct state {
     sat_device_schedule work;
     unsigned *counter;
-    const sat_union_step *steps;
+    const sat_union_entry *entries;
     const int32_t *group_rows;
     tensor_maps maps; // for these pointers; made again when one changes
     const void *made_for[3];
@@ -66,22 +68,27 @@ struct state {
 /* ---- shared memory and barriers ---- */
 
 /* [stages, each A then B][staging for C], aligned to 1024 bytes. */
-static constexpr int A_BYTES = BM * BK * 2, B_BYTES = BK * BN * 2, STAGE_BYTES = A_BYTES + B_BYTES;
+static constexpr int A_STAGE_BYTES = BM * BK * 2, B_STAGE_BYTES = BK * BN * 2,
+                     STAGE_BYTES = A_STAGE_BYTES + B_STAGE_BYTES;
 static constexpr int SHARED = STAGES * STAGE_BYTES + 2 * SAT_STAGING + 1024;
 
 /* A tile, as the producer of B publishes it to the other warps. */
 struct tile {
-    int panel, first, count;                // panel; first step and number of steps, -1: there are no more tiles
-    int row[GROUP_ROWS], block[GROUP_ROWS]; // of the group: block rows, -1 for none, and their first blocks
-    uint32_t rows[32];                      // sat_union_step::rows of the first steps
+    int panel, first, count; // panel; first union entry and number of entries, -1: there are no more tiles
+    int row[GROUP_ROWS];     // block rows of the group, -1 for none
+    int block[GROUP_ROWS];   // positions of their first blocks
+    uint32_t row_mask[32];   // sat_union_entry::row_mask of the first entries
 };
 
 /* A ring of stages and a queue of tiles, as ring.cuh describes them. `full` completes a phase when B and the blocks of
  * the stage have arrived, `empty` when all consumer warps have read it. A tile is large, so all 32 lanes of a producer
- * write or read an entry of the queue and arrive at its barriers. */
+ * write or read an entry of the queue and arrive at its barriers.
+ *
+ * Each role has two pipeline states: `stage` and `phase` of the ring, `queue_entry` and `queue_phase` of the queue.
+ * They are variables and no struct: with one the machine code changes, which has not been measured. */
 struct ring_shared {
     uint64_t full[STAGES], empty[STAGES], tile_full[QUEUE_TILES], tile_empty[QUEUE_TILES];
-    uint32_t blocks[STAGES]; // which blocks a stage has: bit SIZE*column + row
+    uint32_t block_mask[STAGES]; // which blocks a stage has: bit SIZE*column + row
     tile tiles[QUEUE_TILES];
 };
 
@@ -89,36 +96,36 @@ static_assert(SHARED + sizeof(ring_shared) <= 227 * 1024, "more shared memory th
 
 /* ---- producers ---- */
 
-/* 32 steps of a tile, one a lane, and the 32 after them, which are loaded ahead. */
-struct lane_steps {
-    sat_union_step now, later;
+/* 32 union entries of a tile, one a lane, and the 32 after them, which are loaded ahead. */
+struct lane_entries {
+    sat_union_entry now, later;
 
-    __device__ __forceinline__ static sat_union_step at(const params &x, int first, int count, int from) {
+    __device__ __forceinline__ static sat_union_entry at(const params &x, int first, int count, int from) {
         int mine = from + (int)threadIdx.x % 32;
-        return mine < count ? x.steps[first + mine] : sat_union_step{0, 0};
+        return mine < count ? x.entries[first + mine] : sat_union_entry{0, 0};
     }
     __device__ __forceinline__ void begin(const params &x, int first, int count) {
         now = at(x, first, count, 0), later = at(x, first, count, 32);
     }
-    /* Called with the first step of every stage; loads 32 more where `from` reaches them. */
+    /* Called with the first entry of every stage; loads 32 more where `from` reaches them. */
     __device__ __forceinline__ void advance(const params &x, int first, int count, int from) {
         if (from % 32 == 0 && from > 0) now = later, later = at(x, first, count, from + 32);
     }
-    /* Which blocks the stage of the steps from `from` on has, as in ring_shared::blocks. */
-    template <typename S, bool TB> __device__ __forceinline__ uint32_t blocks(int from) const {
-        constexpr int STEPS = steps_per_stage<S, TB>;
-        int step = (int)threadIdx.x % 32 - from % 32;
-        return __reduce_or_sync(~0u, step >= 0 && step < STEPS ? now.rows << step * (S::STAGE_COLUMNS / STEPS * S::SIZE)
-                                                               : 0);
+    /* Which blocks the stage of the entries from `from` on has, as in ring_shared::block_mask. */
+    template <typename S, bool B_COL_MAJOR> __device__ __forceinline__ uint32_t block_mask(int from) const {
+        constexpr int ENTRIES = entries_per_stage<S, B_COL_MAJOR>, COLUMNS_PER_ENTRY = S::STAGE_COLUMNS / ENTRIES;
+        int entry = (int)threadIdx.x % 32 - from % 32;
+        return __reduce_or_sync(
+            ~0u, entry >= 0 && entry < ENTRIES ? now.row_mask << entry * (COLUMNS_PER_ENTRY * S::SIZE) : 0);
     }
 };
 
 /* The next tile, fetched in steps while the current tile's operands are loaded. */
 struct prefetched_tile {
     sat_fetched_tile tile;
-    lane_steps steps;
-    int row, block; // lane i: row i of the group, -1 for none, and its first block
-    int got;        // rounds of loads since the work item came: rows and steps, then first blocks
+    lane_entries entries;
+    int row, block; // lane i: row i of the group, -1 for none, and the position of its first block
+    int got;        // rounds of loads since the work item came: rows and entries, then first blocks
     bool ready;
 
     template <int SIZE> __device__ __forceinline__ void fetch(const params &x) {
@@ -127,7 +134,7 @@ struct prefetched_tile {
         bool some = !tile.none(x.scheduler);
         if (got++ == 0) {
             row = some && lane < SIZE ? x.group_rows[tile.item.row * SIZE + lane] : -1;
-            if (some) steps.begin(x, (int)tile.item.first, tile.item.count);
+            if (some) entries.begin(x, (int)tile.item.first, tile.item.count);
             return;
         }
         block = row < 0 ? 0 : (int)x.rows.ptr[row];
@@ -137,43 +144,45 @@ struct prefetched_tile {
 };
 
 /* Takes tiles from the scheduler, publishes them, and loads B. Announces the bytes of both operands. */
-template <typename S, bool TB>
+template <typename S, bool B_COL_MAJOR>
 __device__ static void producer_of_b(const params &x, const tensor_maps &m, prefetched_tile &next, ring_shared *s,
                                      uint32_t smem) {
-    constexpr int STEPS = steps_per_stage<S, TB>, DEPTH = BK / STEPS, BYTES = B_BYTES / STEPS; // of a step
-    int lane = threadIdx.x % 32, stage = 0, entry = 0;
-    uint32_t phase = 1, tile_phase = 1, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
+    constexpr int ENTRIES = entries_per_stage<S, B_COL_MAJOR>, DEPTH = BK / ENTRIES; // depth of an entry
+    constexpr int BYTES = B_STAGE_BYTES / ENTRIES;                                   // of an entry's part of B
+    int lane = threadIdx.x % 32, stage = 0, queue_entry = 0;
+    uint32_t phase = 1, queue_phase = 1, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
     for (;;) {
         while (!next.ready) next.fetch<S::SIZE>(x);
-        lane_steps steps = next.steps;
+        lane_entries entries = next.entries;
         bool last = next.tile.none(x.scheduler);
         int first = (int)next.tile.item.first, count = next.tile.item.count, panel = (int)next.tile.at.panel;
-        mbarrier_wait(smem_address(&s->tile_empty[entry]), tile_phase); // every lane waits, since every lane writes
-        tile *t = &s->tiles[entry];
+        // Every lane waits, since every lane writes.
+        mbarrier_wait(smem_address(&s->tile_empty[queue_entry]), queue_phase);
+        tile *t = &s->tiles[queue_entry];
         if (lane < S::SIZE) t->row[lane] = next.row, t->block[lane] = next.block;
-        t->rows[lane] = steps.now.rows;
+        t->row_mask[lane] = entries.now.row_mask;
         if (lane == 0) t->panel = panel, t->first = first, t->count = last ? -1 : count;
-        mbarrier_arrive(smem_address(&s->tile_full[entry])); // every lane arrives for what it wrote
-        if (++entry == QUEUE_TILES) entry = 0, tile_phase ^= 1;
+        mbarrier_arrive(smem_address(&s->tile_full[queue_entry])); // every lane arrives for what it wrote
+        if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
         if (last) return;
         next.request_next();
-        for (int from = 0; from < count; from += STEPS) {
-            steps.advance(x, first, count, from);
-            uint32_t blocks = steps.blocks<S, TB>(from);
-            int k[STEPS], here = min(STEPS, count - from);
+        for (int from = 0; from < count; from += ENTRIES) {
+            entries.advance(x, first, count, from);
+            uint32_t block_mask = entries.block_mask<S, B_COL_MAJOR>(from);
+            int k[ENTRIES], here = min(ENTRIES, count - from);
 #pragma unroll
-            for (int e = 0; e < STEPS; e++) k[e] = __shfl_sync(~0u, steps.now.col, from % 32 + e) * DEPTH;
+            for (int e = 0; e < ENTRIES; e++) k[e] = __shfl_sync(~0u, entries.now.col, from % 32 + e) * DEPTH;
             if (one) {
-                uint32_t bar = full + stage * 8, to = smem + stage * STAGE_BYTES + A_BYTES;
+                uint32_t bar = full + stage * 8, to = smem + stage * STAGE_BYTES + A_STAGE_BYTES;
                 mbarrier_wait(empty + stage * 8, phase);
-                s->blocks[stage] = blocks;
-                mbarrier_arrive_expect_tx(bar, here * BYTES + __popc(blocks) * S::BLOCK_BYTES);
+                s->block_mask[stage] = block_mask;
+                mbarrier_arrive_expect_tx(bar, here * BYTES + __popc(block_mask) * S::BLOCK_BYTES);
 #pragma unroll
-                for (int e = 0; e < STEPS; e++)
+                for (int e = 0; e < ENTRIES; e++)
                     if (e < here)
-                        b_loader<S, TB>::template load<TB>(&m.b, x.b_whole_chunks, to + e * BYTES, bar, k[e],
-                                                           panel * BN);
+                        b_loader<S, B_COL_MAJOR>::template load<B_COL_MAJOR>(&m.b, x.b_whole_chunks, to + e * BYTES,
+                                                                             bar, k[e], panel * BN);
             }
             if (++stage == STAGES) stage = 0, phase ^= 1;
             next.fetch<S::SIZE>(x);
@@ -181,49 +190,51 @@ __device__ static void producer_of_b(const params &x, const tensor_maps &m, pref
     }
 }
 
-/* A stage has 32 places for blocks, or fewer. Lane i loads place i: column i / SIZE of the stage, row i % SIZE of the
+/* A stage has 32 slots for blocks, or fewer. Lane i loads slot i: column i / SIZE of the stage, row i % SIZE of the
  * group. */
-template <typename S, bool TA> struct lane_block {
-    uint32_t row; // bits of all places of this lane's row
-    int next;     // position of the row's next block
-    int line;     // where this lane's block begins in A's tensor map
-    bool there;   // the stage has a block at this lane's place
+template <typename S, bool A_TRANSPOSED> struct lane_block {
+    uint32_t own_row_mask; // bits of all slots of this lane's row
+    int next;              // position of the row's next block, in the order of op(A)'s rows
+    int line;              // where this lane's block begins in A's tensor map
+    bool there;            // the stage has a block in this lane's slot
 
-    /* Finds this lane's block in the next stage, whose blocks are `blocks`, and moves past the row's blocks there. */
-    __device__ __forceinline__ void find(const params &x, uint32_t blocks) {
-        uint32_t lane = threadIdx.x % 32, own = blocks & row;
-        int place = next + __popc(own & ((1u << lane) - 1));
-        there = blocks >> lane & 1, next += __popc(own);
-        if (TA && there) place = (int)x.rows.block[place];
-        line = place * (TA ? S::BC : S::BR);
+    /* Finds this lane's block in the next stage, which has the blocks of `block_mask`, and moves past the row's blocks
+     * there. */
+    __device__ __forceinline__ void find(const params &x, uint32_t block_mask) {
+        uint32_t lane = threadIdx.x % 32, own = block_mask & own_row_mask;
+        int block_position = next + __popc(own & ((1u << lane) - 1)), block_index = block_position;
+        there = block_mask >> lane & 1, next += __popc(own);
+        if (A_TRANSPOSED && there) block_index = (int)x.rows.block[block_position];
+        line = block_index * (A_TRANSPOSED ? S::BC : S::BR);
     }
 };
 
 /* Loads the blocks of A. Those of the next stage are found before the current stage is waited for; in the loop
- * `next` is the first step of that stage. */
-template <typename S, bool TA, bool TB>
+ * `next` is the first entry of that stage. */
+template <typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
-    int lane = threadIdx.x % 32, mine = lane % S::SIZE, stage = 0, entry = 0;
-    uint32_t phase = 1, tile_phase = 0, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
-    lane_block<S, TA> block = {};
-    for (int e = 0; e < S::STAGE_COLUMNS; e++) block.row |= 1u << (e * S::SIZE + mine);
+    constexpr int ENTRIES = entries_per_stage<S, B_COL_MAJOR>;
+    int lane = threadIdx.x % 32, mine = lane % S::SIZE, stage = 0, queue_entry = 0;
+    uint32_t phase = 1, queue_phase = 0, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
+    lane_block<S, A_TRANSPOSED> block = {};
+    for (int e = 0; e < S::STAGE_COLUMNS; e++) block.own_row_mask |= 1u << (e * S::SIZE + mine);
     smem += lane * S::BLOCK_BYTES;
     for (;;) {
-        mbarrier_wait(smem_address(&s->tile_full[entry]), tile_phase);
-        const tile *t = &s->tiles[entry];
+        mbarrier_wait(smem_address(&s->tile_full[queue_entry]), queue_phase);
+        const tile *t = &s->tiles[queue_entry];
         int first = t->first, count = t->count;
-        lane_steps steps;
-        steps.now.rows = t->rows[lane], block.next = t->block[mine];
-        mbarrier_arrive(smem_address(&s->tile_empty[entry])); // every lane arrives for what it read
-        if (++entry == QUEUE_TILES) entry = 0, tile_phase ^= 1;
+        lane_entries entries;
+        entries.now.row_mask = t->row_mask[lane], block.next = t->block[mine];
+        mbarrier_arrive(smem_address(&s->tile_empty[queue_entry])); // every lane arrives for what it read
+        if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
         if (count < 0) return;
-        steps.later = lane_steps::at(x, first, count, 32);
-        block.find(x, steps.blocks<S, TB>(0));
-        for (int next = steps_per_stage<S, TB>; next < count + steps_per_stage<S, TB>; next += steps_per_stage<S, TB>) {
-            lane_block<S, TA> now = block;
+        entries.later = lane_entries::at(x, first, count, 32);
+        block.find(x, entries.block_mask<S, B_COL_MAJOR>(0));
+        for (int next = ENTRIES; next < count + ENTRIES; next += ENTRIES) {
+            lane_block<S, A_TRANSPOSED> now = block;
             if (next < count) {
-                steps.advance(x, first, count, next);
-                block.find(x, steps.blocks<S, TB>(next));
+                entries.advance(x, first, count, next);
+                block.find(x, entries.block_mask<S, B_COL_MAJOR>(next));
             }
             mbarrier_wait(empty + stage * 8, phase);
             if (now.there) tma_load(smem + stage * STAGE_BYTES, &m.a, full + stage * 8, 0, now.line);
@@ -234,33 +245,37 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
 
 /* ---- consumer ---- */
 
-/* C^T = B^T * A^T: wgmma's M is B's columns, its N the block's rows. These are the descriptors of B as wgmma's first
- * operand and of a block as its second. TB: B is column-major; TA: blocks are stored transposed. */
-template <typename S, bool TB> __device__ __forceinline__ uint64_t descriptor_of_b(uint32_t b) {
-    constexpr int line = TB ? BK / steps_per_stage<S, TB> * 2 : 128;
-    return wgmma_descriptor(b, swizzle_mode_of(line), TB ? 16 : S::BC * 128, 8 * line);
+/* C^T = B^T * A^T: wgmma M = 64 columns of B, N = BR. These are the descriptors of B as wgmma's A operand and of a
+ * block as its B operand. B column-major is K-major, B row-major MN-major. A block is K-major, and
+ * MN-major where blocks are stored transposed. */
+template <typename S, bool B_COL_MAJOR> __device__ __forceinline__ uint64_t descriptor_of_b(uint32_t b) {
+    constexpr int line = B_COL_MAJOR ? BK / entries_per_stage<S, B_COL_MAJOR> * 2 : 128;
+    return wgmma_descriptor(b, swizzle_mode_of(line), B_COL_MAJOR ? 16 : S::BC * 128, 8 * line);
 }
-template <typename S, bool TA> __device__ __forceinline__ uint64_t descriptor_of_block(uint32_t a) {
-    constexpr int line = TA ? S::BR * 2 : S::BC * 2;
-    return wgmma_descriptor(a, swizzle_mode_of(line), TA ? S::BLOCK_BYTES : 16, 8 * line);
+template <typename S, bool A_TRANSPOSED> __device__ __forceinline__ uint64_t descriptor_of_block(uint32_t a) {
+    constexpr int line = A_TRANSPOSED ? S::BR * 2 : S::BC * 2;
+    return wgmma_descriptor(a, swizzle_mode_of(line), A_TRANSPOSED ? S::BLOCK_BYTES : 16, 8 * line);
 }
 /* The same descriptor, `bytes` further on. Only its lower word changes; the upper one is a constant. */
 __device__ __forceinline__ uint64_t descriptor_plus(uint64_t descriptor, int bytes) {
     return (descriptor & ~(uint64_t)0xffffffff) | ((uint32_t)descriptor + bytes / 16);
 }
 
-/* Issues the wgmma of one block by all BN columns. */
-template <typename T, typename S, bool TA, bool TB>
+/* Issues the wgmma of one block by all BN columns. 64 columns of B are DEPTH*128 bytes in both layouts, where an entry
+ * is DEPTH deep. K + 16 is 32 bytes on when K-major, 16 lines on when MN-major: a line is 128 bytes of B, 2*BR of a
+ * block. */
+template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ __forceinline__ void multiply_block(float *d, uint64_t b, uint64_t block) {
+    constexpr int DEPTH = BK / entries_per_stage<S, B_COL_MAJOR>;
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < S::BC / 16; k++)
 #pragma unroll
         for (int c = 0; c < BN / 64; c++) {
             float(&sums)[S::SUMS] = reinterpret_cast<float(&)[S::SUMS]>(d[c * S::SUMS]);
-            wgmma_ss<T, S::BR, !TB, TA>::run(
-                sums, descriptor_plus(b, c * (BK / steps_per_stage<S, TB> * 128) + k * (TB ? 32 : 2048)),
-                descriptor_plus(block, k * (TA ? 32 * S::BR : 32)), 1);
+            wgmma_ss<T, S::BR, !B_COL_MAJOR, A_TRANSPOSED>::run(
+                sums, descriptor_plus(b, c * (DEPTH * 128) + k * (B_COL_MAJOR ? 32 : 16 * 128)),
+                descriptor_plus(block, k * (A_TRANSPOSED ? 16 * (2 * S::BR) : 32)), 1);
         }
     wgmma_commit_group();
 }
@@ -270,38 +285,39 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
                                          const int (&row)[S::OWN], uint32_t staging, int n0, int wg);
 
 /* Main loop of a warpgroup. It has half of the group's block rows and all BN columns. */
-template <typename T, typename S, bool TA, bool TB>
+template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ static void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     typedef typename T::element E;
-    int lane = threadIdx.x % 32, wg = threadIdx.x / 128, stage = 0, entry = 0;
-    uint32_t phase = 0, tile_phase = 0, staging = smem + STAGES * STAGE_BYTES + wg * SAT_STAGING;
+    int lane = threadIdx.x % 32, wg = threadIdx.x / 128, stage = 0, queue_entry = 0;
+    uint32_t phase = 0, queue_phase = 0, staging = smem + STAGES * STAGE_BYTES + wg * SAT_STAGING;
     for (;;) {
-        mbarrier_wait(smem_address(&s->tile_full[entry]), tile_phase);
-        const tile *t = &s->tiles[entry];
+        mbarrier_wait(smem_address(&s->tile_full[queue_entry]), queue_phase);
+        const tile *t = &s->tiles[queue_entry];
         int count = read_shared_broadcast(&t->count), n0 = read_shared_broadcast(&t->panel) * BN, row[S::OWN];
 #pragma unroll
         for (int r = 0; r < S::OWN; r++) row[r] = read_shared_broadcast(&t->row[wg * S::OWN + r]);
-        if (lane == 0) mbarrier_arrive(smem_address(&s->tile_empty[entry]));
-        if (++entry == QUEUE_TILES) entry = 0, tile_phase ^= 1;
+        if (lane == 0) mbarrier_arrive(smem_address(&s->tile_empty[queue_entry]));
+        if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
         if (count < 0) break;
         float d[BN / 2]; // [own block row][64 columns of BN][SUMS]
 #pragma unroll
         for (int e = 0; e < BN / 2; e++) d[e] = 0;
-        for (int from = 0; from < count; from += steps_per_stage<S, TB>) {
+        for (int from = 0; from < count; from += entries_per_stage<S, B_COL_MAJOR>) {
             mbarrier_wait(smem_address(&s->full[stage]), phase);
-            uint32_t blocks = read_shared_broadcast(&s->blocks[stage]) >> wg * S::OWN;
+            uint32_t block_mask = read_shared_broadcast(&s->block_mask[stage]) >> wg * S::OWN;
             uint32_t a = smem + stage * STAGE_BYTES + wg * S::OWN * S::BLOCK_BYTES;
-            uint32_t b = smem + stage * STAGE_BYTES + A_BYTES;
+            uint32_t b = smem + stage * STAGE_BYTES + A_STAGE_BYTES;
 #pragma unroll 1
-            for (int e = 0; e < S::STAGE_COLUMNS; e++, blocks >>= S::SIZE, a += S::SIZE * S::BLOCK_BYTES) {
-                constexpr int STEP_COLUMNS = S::STAGE_COLUMNS / steps_per_stage<S, TB>;
-                uint32_t from_b = b + e / STEP_COLUMNS * (STEP_COLUMNS * S::B_BYTES) + e % STEP_COLUMNS * (S::BC * 2);
+            for (int e = 0; e < S::STAGE_COLUMNS; e++, block_mask >>= S::SIZE, a += S::SIZE * S::BLOCK_BYTES) {
+                constexpr int COLUMNS_PER_ENTRY = S::STAGE_COLUMNS / entries_per_stage<S, B_COL_MAJOR>;
+                uint32_t from_b = b + e / COLUMNS_PER_ENTRY * (COLUMNS_PER_ENTRY * S::B_COLUMN_BYTES) +
+                                  e % COLUMNS_PER_ENTRY * (S::BC * 2);
 #pragma unroll
                 for (int r = 0; r < S::OWN; r++)
-                    if (blocks >> r & 1)
-                        multiply_block<T, S, TA, TB>(
-                            &d[r * 4 * S::SUMS], descriptor_of_b<S, TB>(from_b),
-                            descriptor_plus(descriptor_of_block<S, TA>(a), r * S::BLOCK_BYTES));
+                    if (block_mask >> r & 1)
+                        multiply_block<T, S, A_TRANSPOSED, B_COL_MAJOR>(
+                            &d[r * 4 * S::SUMS], descriptor_of_b<S, B_COL_MAJOR>(from_b),
+                            descriptor_plus(descriptor_of_block<S, A_TRANSPOSED>(a), r * S::BLOCK_BYTES));
             }
             wgmma_wait_group<0>();
             if (lane == 0) mbarrier_arrive(smem_address(&s->empty[stage]));
@@ -315,7 +331,8 @@ __device__ static void consumer(const params &x, const tensor_maps &m, ring_shar
 /* ---- epilogue ---- */
 
 /* alpha*sum + bias and relu, in place, for the sums of one block row. `i0`: its first row. */
-template <typename S> __device__ __forceinline__ void scale(const sat_epilogue &o, float *d, int64_t i0) {
+template <typename S>
+__device__ __forceinline__ void apply_alpha_bias_relu(const sat_epilogue &o, float *d, int64_t i0) {
     if (sat_epilogue_is_identity(o)) return;
     float alpha = (float)o.alpha, least = o.activation == SAT_ACT_RELU ? 0 : -INFINITY;
 #pragma unroll
@@ -382,7 +399,7 @@ __device__ __forceinline__ void store_columns_by_tma(const params &x, const tens
     }
 }
 
-/* Any other C: the staged path of epilogue.cuh, each warp on its own, in squares of 16 x 16. */
+/* Any other C: the generic path of epilogue.cuh, each warp on its own, in squares of 16 x 16. */
 template <typename S>
 __device__ __forceinline__ void store_squares(const params &x, const float (&d)[BN / 2], const int (&row)[S::OWN],
                                               uint32_t staging, int64_t n0) {
@@ -416,14 +433,15 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
                                          const int (&row)[S::OWN], uint32_t staging, int n0, int wg) {
     if (!x.tma_output) return store_squares<S>(x, d, row, staging, n0);
 #pragma unroll
-    for (int r = 0; r < S::OWN; r++) scale<S>(x.epilogue.to, &d[r * 4 * S::SUMS], (int64_t)row[r] * S::BR);
+    for (int r = 0; r < S::OWN; r++)
+        apply_alpha_bias_relu<S>(x.epilogue.to, &d[r * 4 * S::SUMS], (int64_t)row[r] * S::BR);
     if (x.epilogue.column_major) store_columns_by_tma<E, S>(x, m, d, row, staging, n0);
     else store_rows_by_tma<E, S>(x, m, d, row, staging, n0, wg);
 }
 
 /* ---- kernel ---- */
 
-template <typename T, typename S, bool TA, bool TB>
+template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 static __global__ void __launch_bounds__(THREADS, 1)
     matmul_union(const __grid_constant__ params x, const __grid_constant__ tensor_maps m) {
     extern __shared__ char memory[];
@@ -448,11 +466,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
     griddepcontrol_wait();
     if (threadIdx.x >= CONSUMER_WARPS * 32) {
         setmaxnreg_dec<72>();
-        if (threadIdx.x / 32 == CONSUMER_WARPS) producer_of_b<S, TB>(x, m, next, &s, keep_in_register(smem));
-        else if (threadIdx.x / 32 == CONSUMER_WARPS + 1) producer_of_a<S, TA, TB>(x, m, &s, keep_in_register(smem));
+        if (threadIdx.x / 32 == CONSUMER_WARPS) producer_of_b<S, B_COL_MAJOR>(x, m, next, &s, keep_in_register(smem));
+        else if (threadIdx.x / 32 == CONSUMER_WARPS + 1)
+            producer_of_a<S, A_TRANSPOSED, B_COL_MAJOR>(x, m, &s, keep_in_register(smem));
     } else {
         setmaxnreg_inc<216>();
-        consumer<T, S, TA, TB>(x, m, &s, smem);
+        consumer<T, S, A_TRANSPOSED, B_COL_MAJOR>(x, m, &s, smem);
     }
     sat_tile_scheduler_end(x.scheduler);
 }
@@ -470,21 +489,24 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
-/* Loads from L2 (B for each step, blocks for each panel) and products overlap; the longer counts. A wgmma this narrow
- * takes as long as shared memory needs to deliver its 64 columns of B. */
+static constexpr double SM_CLOCK_HZ = 1.7e9;
+
+/* Loads from L2 (B for each union entry, blocks for each panel) and products overlap; the longer counts. A wgmma this
+ * narrow takes as long as shared memory needs to deliver its 64 columns of B. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     sat_rows r = sat_op_rows(p, a);
     double panels = ceil((double)p->n / (double)BN), groups = ceil((double)r.count * (double)r.br / (double)BM);
-    double cols = ceil((double)r.k / (double)r.bc), each = columns_of_step(p->b.col_stride != 1, (int)r.bc);
-    double steps = sat_union_expected(r.count, (int64_t)cols, a->stored_blocks, (int)(BM / r.br));
-    steps = groups * cols / each * (1 - pow(1 - fmin(1, steps / (groups * cols)), each)); // the same for each == 1
-    double loads = steps * panels * each * (double)(r.bc * BN * 2) + (double)a->stored_elements * 2 * panels;
-    double rate = 0.9 * d->l2_rate, busy = fmin(1, groups * panels / d->multiprocessors), items = (double)p->batch;
-    double products = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
-    double time = fmax(loads / rate, products / (1.7e9 * d->multiprocessors)) / busy +
+    double cols = ceil((double)r.k / (double)r.bc), width = columns_per_entry(p->b.col_stride != 1, (int)r.bc);
+    double entries = sat_union_expected(r.count, (int64_t)cols, a->stored_blocks, (int)(BM / r.br)); // of one column
+    entries = groups * cols / width * (1 - pow(1 - fmin(1, entries / (groups * cols)), width)); // the same for width 1
+    double loads = entries * panels * width * (double)(r.bc * BN * 2) + (double)a->stored_elements * 2 * panels;
+    double rate = 0.9 * d->l2_rate, utilization = fmin(1, groups * panels / d->multiprocessors),
+           batch = (double)p->batch;
+    double wgmma_cycles = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
+    double time = fmax(loads / rate, wgmma_cycles / (SM_CLOCK_HZ * d->multiprocessors)) / utilization +
                   ceil(groups * panels / d->multiprocessors) * 1e-6 + 3e-6;
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate);
+    return fmax(batch * time, sat_bytes(p, a) / d->memory_rate);
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -500,8 +522,8 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
     sat_rows r = sat_op_rows(q->problem, q->pattern);
     sat_status status =
-        sat_prepare_row_groups(q, &r, (int)(BM / r.br), columns_of_step(q->problem->b.col_stride != 1, (int)r.bc),
-                               &st->work, &st->steps, &st->group_rows, &st->counter);
+        sat_prepare_row_groups(q, &r, (int)(BM / r.br), columns_per_entry(q->problem->b.col_stride != 1, (int)r.bc),
+                               &st->work, &st->entries, &st->group_rows, &st->counter);
     if (status == SAT_OK) *out = st;
     else free(st);
     return status;
@@ -522,17 +544,17 @@ template <typename S> static bool make_maps(const sat_launch *l, tensor_maps *m)
 /* C's tensor map; false where there cannot be one. */
 template <typename S> static bool map_c(const sat_launch *l, const sat_tile_epilogue &o, CUtensorMap *map) {
     const sat_problem *p = l->problem;
-    if (o.path != SAT_STORE_WORDS || !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2)) return false;
+    if (o.path != SAT_STORE_PACKED16 || !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2)) return false;
     cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
     sat_tensor_box t = {p->c_dtype, o.to.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, S::BR}, 128};
     if (o.column_major) t = {p->c_dtype, o.to.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {S::BR, 16}, S::BR * 2};
     return tensormap_encode(map, t);
 }
 
-template <typename T, typename S, bool TA, bool TB>
+template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
     unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->multiprocessors);
-    return sat_start<matmul_union<T, S, TA, TB>>(l, grid, THREADS, SHARED, x, m);
+    return sat_start<matmul_union<T, S, A_TRANSPOSED, B_COL_MAJOR>>(l, grid, THREADS, SHARED, x, m);
 }
 
 template <typename T, typename S> static sat_status launch_shape(const sat_launch *l) {
@@ -541,17 +563,17 @@ template <typename T, typename S> static sat_status launch_shape(const sat_launc
     params x = {};
     x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + BN - 1) / BN, 2.0 * BN * (double)p->k,
-                                        l->device, SAT_TILES_FEW);
-    x.steps = st->steps, x.group_rows = st->group_rows, x.b_whole_chunks = sat_b_whole_chunks(p);
+                                        l->device, SAT_TILES_PER_CTA_L2);
+    x.entries = st->entries, x.group_rows = st->group_rows, x.b_whole_chunks = sat_b_whole_chunks(p);
     if (!tensormaps_current(st->made_for, l->operands)) {
         if (!make_maps<S>(l, &st->maps)) return tensormap_failed(l, st->made_for);
         st->tma_output = map_c<S>(l, x.epilogue, &st->maps.c);
     }
     x.tma_output = st->tma_output;
     const tensor_maps &m = st->maps;
-    bool ta = p->matmul.transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
-    return ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
-              : (tb ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
+    bool a_transposed = p->matmul.transpose == SAT_TRANSPOSE, b_col_major = p->b.col_stride != 1;
+    return a_transposed ? (b_col_major ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
+                        : (b_col_major ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
 }
 
 struct instance {
@@ -582,6 +604,7 @@ SAT_FAMILY(cuda_matmul_union) = {
     .revision = "3",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
+    .flags = 0, // not SAT_V_BATCHED: one launch per batch item
     .about = "block rows of 16 or 32 in groups, along the union of their columns, on Hopper; f16, bf16",
     .supports = supports,
     .estimate = estimate,

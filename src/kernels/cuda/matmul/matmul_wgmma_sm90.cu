@@ -25,9 +25,9 @@ struct params {
     sat_tile_scheduler scheduler;
     float *partials;     // of split rows
     int a_rows;          // rows of A that a copy brings: BM, or a block's where those are fewer
-    bool a_two_stages;   // a copy of A is 64 deep and fills two stages of 32: lines of 128 bytes are copied faster
+    bool a_two_stages;   // a copy of A is 64 deep and fills a pair of stages of 32: lines of 128 bytes copy faster
     bool tma_output;     // C is stored by TMA
-    bool identity;       // C is the sums without change
+    bool identity;       // C is the sums without change; beta is 0 where it is stored by TMA
     bool b_whole_chunks; // n is a multiple of 64: of a row-major B one copy brings a stage
 };
 
@@ -53,10 +53,10 @@ struct tile {
 
 /* The tile's shape and the map of shared memory: [A of all stages][B of all stages][staging for C][barriers, queue].
  *
- * A stage has A, BM x BK, and B, BK x BN. Where a stage is 32 deep a copy of A may be 64 deep and serve two stages.
- * Then A has STAGES/2 + 1 slots of its own. A producer waits only for the first of a slot's two stages to be empty. The
- * stage before that one is empty then too, so the slot that ended there is free; the slot that began with this stage
- * may still be read in its second half.
+ * A stage has A, BM x BK, and B, BK x BN. Where a stage is 32 deep a copy of A may be 64 deep and serve a pair of
+ * stages. Then A has slots of its own, one a pair. STAGES stages in flight touch at most STAGES/2 + 1 pairs, hence that
+ * many A slots. In-order release makes waiting for the pair's first stage sufficient: the pair that had the slot before
+ * ended with an earlier stage.
  *
  * 16-bit sums are written to the staging area before they are stored. It is memory of its own, except where
  * - a CTA has one tile only: then it is A's memory;
@@ -69,9 +69,9 @@ template <int BM_, int BN_, int BK_, int STAGES_, int WARPGROUPS_> struct shape 
     static constexpr bool ONE_TILE = WARPGROUPS == 1;           // a CTA has one tile
     static constexpr int A_BYTES = BM * BK * 2, B_BYTES = BK * BN * 2; // of a stage
 
-    static constexpr bool HALF_STAGES = BK == 32; // a copy of A may serve two stages
-    static constexpr int A_SLOTS = HALF_STAGES ? STAGES / 2 + 1 : STAGES;
-    static constexpr int A_SLOT_BYTES = HALF_STAGES ? BM * 128 : A_BYTES;
+    static constexpr bool A_PAIRED = BK == 32; // a copy of A may serve a pair of stages
+    static constexpr int A_SLOTS = A_PAIRED ? STAGES / 2 + 1 : STAGES;
+    static constexpr int A_SLOT_BYTES = A_PAIRED ? BM * 128 : A_BYTES;
 
     static constexpr bool STAGING_IN_B = WARPGROUPS == 2 && BM == 64 && B_BYTES == WARPGROUPS * SAT_STAGING;
     static constexpr int STAGING_BYTES = ONE_TILE || STAGING_IN_B ? 0 : WARPGROUPS * SAT_STAGING;
@@ -91,8 +91,8 @@ template <int BM_, int BN_, int BK_, int STAGES_, int WARPGROUPS_> struct shape 
 
 typedef sat_ring_shared<tile> ring_shared;
 
-/* A warp's position in the ring: the next stage, the next slot of A where those differ, and the phase to wait for. */
-template <typename S> struct position {
+/* A warp's pipeline state: the next stage, the next slot of A where those differ, and the phase to wait for. */
+template <typename S> struct pipeline_state {
     int stage = 0, a_slot = 0;
     uint32_t phase;
 
@@ -108,8 +108,8 @@ template <typename S> struct position {
 };
 
 /* Whether A is in slots of its own. Most instances know at compile time that it is not, and pay nothing for it. */
-template <typename S, bool TA> __device__ __forceinline__ bool a_copy_fills_two_stages(bool a_two_stages) {
-    return S::HALF_STAGES && !TA && a_two_stages;
+template <typename S, bool A_TRANSPOSED> __device__ __forceinline__ bool a_copy_fills_two_stages(bool a_two_stages) {
+    return S::A_PAIRED && !A_TRANSPOSED && a_two_stages;
 }
 
 /* ---- producers ---- */
@@ -119,28 +119,29 @@ template <typename S> using b_loader = sat_b_loader<S::BK, S::BN>; // a stage of
 /* Whether a warp of its own loads A. One warp that issues the copies of both operands is too slow for large tiles.
  * Transposed A stays with the first warp: its blocks are not consecutive in storage, and that warp looks up where they
  * are. */
-template <typename S, bool TA> constexpr bool separate_a_producer = S::WARPGROUPS == 2 && !TA;
+template <typename S, bool A_TRANSPOSED> constexpr bool separate_a_producer = S::WARPGROUPS == 2 && !A_TRANSPOSED;
 
 /* By one lane: a stage of A. Loads the rows from `row` on and the columns from `in_block` on of the block that begins
- * at line `line` of A's tensor map. TA: blocks are stored transposed, so a line of the map is a column of op(A). */
-template <typename S, bool TA>
+ * at line `line` of A's tensor map. A_TRANSPOSED: blocks are stored transposed, so a line of the map is a column of
+ * op(A). */
+template <typename S, bool A_TRANSPOSED>
 __device__ __forceinline__ void load_a(const tensor_maps &m, uint32_t to, uint32_t bar, int line, int in_block,
                                        int row) {
-    if (!TA) tma_load(to, &m.a, bar, in_block, line + row);
+    if (!A_TRANSPOSED) tma_load(to, &m.a, bar, in_block, line + row);
     else
         for (int i = 0; i < S::BM; i += 64) tma_load(to + i * S::BK * 2, &m.a, bar, row + i, line + in_block);
 }
 
 /* Takes tiles from the scheduler, publishes them, and loads B, and A where that has no warp of its own. */
-template <typename S, bool TA, bool TB>
+template <typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ static void producer(const params &x, const tensor_maps &m, sat_prefetched_tile &next, ring_shared *s,
                                 uint32_t smem) {
-    int bc = (int)x.rows.bc, lines = (int)(TA ? x.rows.bc : x.rows.br); // lines of a block in A's tensor map
-    bool two_stages = a_copy_fills_two_stages<S, TA>(x.a_two_stages);
-    int a_bytes = (TA ? S::BM : x.a_rows) * (two_stages ? 64 : S::BK) * 2;
+    int bc = (int)x.rows.bc, lines = (int)(A_TRANSPOSED ? x.rows.bc : x.rows.br); // lines of a block in A's tensor map
+    bool two_stages = a_copy_fills_two_stages<S, A_TRANSPOSED>(x.a_two_stages);
+    int a_bytes = (A_TRANSPOSED ? S::BM : x.a_rows) * (two_stages ? 64 : S::BK) * 2;
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    position<S> at = {.phase = 1};
+    pipeline_state<S> at = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 1};
     for (;;) {
         while (!next.ready) next.fetch(x.scheduler, x.rows);
@@ -164,18 +165,19 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
             if (in_block == 0) { // the item's block t begins
                 if (t % 32 == 0 && t > 0) blocks.fetch(x.rows, item, t);
                 k = __shfl_sync(~0u, blocks.k, t % 32);
-                if (!separate_a_producer<S, TA>) line = __shfl_sync(~0u, blocks.place, t % 32) * lines;
+                if (!separate_a_producer<S, A_TRANSPOSED>) line = __shfl_sync(~0u, blocks.block_index, t % 32) * lines;
             }
+            bool second_half = S::A_PAIRED && in_block % 64; // of a pair of stages: its A came with the first half
             if (one) {
                 uint32_t bar = full + at.stage * 8;
-                bool a_loaded = two_stages && in_block % 64; // with the stage before
+                bool a_loaded = two_stages && second_half;
                 mbarrier_wait(empty + at.stage * 8, at.phase);
                 mbarrier_arrive_expect_tx(bar, S::B_BYTES + (a_loaded ? 0 : a_bytes));
-                b_loader<S>::template load<TB>(&m.b, x.b_whole_chunks, smem + at.b(), bar, k + in_block, n0);
-                if (!separate_a_producer<S, TA> && !a_loaded)
-                    load_a<S, TA>(m, smem + at.a(two_stages), bar, line, in_block, slice * S::BM);
+                b_loader<S>::template load<B_COL_MAJOR>(&m.b, x.b_whole_chunks, smem + at.b(), bar, k + in_block, n0);
+                if (!separate_a_producer<S, A_TRANSPOSED> && !a_loaded)
+                    load_a<S, A_TRANSPOSED>(m, smem + at.a(two_stages), bar, line, in_block, slice * S::BM);
             }
-            at.advance(!S::HALF_STAGES || in_block % 64);
+            at.advance(!S::A_PAIRED || second_half);
             in_block += S::BK;
             if (in_block < bc) continue;
             in_block = 0, t++;
@@ -184,15 +186,15 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
     }
 }
 
-/* Loads A: the blocks of a work item are stored one after the other. The other producer announces the bytes. They may
- * arrive before that: the phase cannot complete before its arrival. */
+/* Loads A: the blocks of a work item are stored one after the other. The other producer announces the bytes.
+ * Bytes may complete before expect_tx; the phase still needs the other producer's arrive. */
 template <typename S>
 __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     int bc = (int)x.rows.bc, br = (int)x.rows.br;
     bool two_stages = a_copy_fills_two_stages<S, false>(x.a_two_stages);
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    position<S> at = {.phase = 1};
+    pipeline_state<S> at = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 0};
     for (;;) {
         tile t = queue.receive(s);
@@ -201,11 +203,13 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
         if (S::STAGING_IN_B && t.steps == 0) at.advance(false);
         int line = t.first_block * br + t.slice * S::BM;
         for (int step = 0, in_block = 0; step < t.steps; step++) {
+            // `in_block % 64` is second_half again; as a variable it changes the machine code, which has not been
+            // measured.
             if (one && !(two_stages && in_block % 64)) {
                 mbarrier_wait(empty + at.stage * 8, at.phase);
                 tma_load(smem + at.a(two_stages), &m.a, full + at.stage * 8, in_block, line);
             }
-            at.advance(!S::HALF_STAGES || in_block % 64);
+            at.advance(!S::A_PAIRED || in_block % 64);
             in_block += S::BK;
             if (in_block == bc) in_block = 0, line += br;
         }
@@ -214,24 +218,25 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
 
 /* ---- consumer ---- */
 
-/* Issues the wgmma of one stage. TA: A is transposed, so M is contiguous; TB: B is column-major, so K is contiguous.
- * Of the descriptors' numbers, 1 is the swizzle of 128 bytes, 1024 is 8 lines of 128 bytes, 2048 is 16 of them. */
-template <typename T, typename S, bool TA, bool TB>
+/* Issues the wgmma of one stage. A transposed is MN-major (M is contiguous), B column-major is K-major. Of the
+ * descriptors' numbers, 1 is the swizzle of 128 bytes, 1024 is 8 lines of 128 bytes, 2048 is 16 of them, `chunk` is the
+ * bytes of a chunk of B. */
+template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t a, uint32_t b, bool two_stages, int wg,
                                                int add) {
     constexpr int BK = S::BK, k_swizzle = swizzle_mode_of(BK * 2), k_stride = BK * 2 * 8; // K contiguous
     constexpr int n_swizzle = swizzle_mode_of(S::LINE), chunk = BK * S::LINE;             // N contiguous
     if (S::BM == 128) a += wg * 64 * BK * 2;
-    else b += TB ? wg * S::WN * BK * 2 : wg * (S::WN * 2 / S::LINE) * chunk;
+    else b += B_COL_MAJOR ? wg * S::WN * BK * 2 : wg * (S::WN * 2 / S::LINE) * chunk;
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BK / 16; k++) {
-        uint64_t da = TA           ? wgmma_descriptor(a + k * 2048, 1, BK * 128, 1024)
+        uint64_t da = A_TRANSPOSED ? wgmma_descriptor(a + k * 2048, 1, BK * 128, 1024)
                       : two_stages ? wgmma_descriptor(a + k * 32, 1, 16, 1024)
                                    : wgmma_descriptor(a + k * 32, k_swizzle, 16, k_stride);
-        uint64_t db = TB ? wgmma_descriptor(b + k * 32, k_swizzle, 16, k_stride)
-                         : wgmma_descriptor(b + k * 16 * S::LINE, n_swizzle, chunk, 8 * S::LINE);
-        wgmma_ss<T, S::WN, TA, !TB>::run(d, da, db, add || k);
+        uint64_t db = B_COL_MAJOR ? wgmma_descriptor(b + k * 32, k_swizzle, 16, k_stride)
+                                  : wgmma_descriptor(b + k * 16 * S::LINE, n_swizzle, chunk, 8 * S::LINE);
+        wgmma_ss<T, S::WN, A_TRANSPOSED, !B_COL_MAJOR>::run(d, da, db, add || k);
     }
     wgmma_commit_group();
 }
@@ -242,11 +247,11 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
 
 /* Main loop of a warpgroup. The wgmma of a stage runs while the next stage is waited for, so a stage is released one
  * step late: when the next one's wgmma has been issued and its own is complete. */
-template <typename T, typename S, bool TA, bool TB>
+template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
-    bool two_stages = a_copy_fills_two_stages<S, TA>(x.a_two_stages);
-    position<S> at = {.phase = 0};
+    bool two_stages = a_copy_fills_two_stages<S, A_TRANSPOSED>(x.a_two_stages);
+    pipeline_state<S> at = {.phase = 0};
     sat_tile_queue<tile> queue = {.phase = 0};
     int multiplied = -1, staged = -1; // stages to be released: the last one multiplied, and the one C is staged in
     auto release = [&](int &stage) {
@@ -265,21 +270,21 @@ __device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, 
 #pragma unroll
             for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
         for (int step = 0; step < t.steps; step++) {
-            bool second_half = S::HALF_STAGES && step % 2; // of a copy of A that serves two stages
+            bool second_half = S::A_PAIRED && step % 2; // of a pair of stages, as in the producer where two_stages
             uint32_t bar = smem_address(&s->full[at.stage]);
             if (!S::ONE_TILE && multiplied >= 0 && !mbarrier_test_wait(bar, at.phase)) {
                 wgmma_wait_group<0>(); // the producer is behind: give it the stage now
                 release(multiplied);
             }
             mbarrier_wait(bar, at.phase);
-            multiply_stage<T, S, TA, TB>(d, smem + at.a(two_stages) + (two_stages && second_half ? 64 : 0),
-                                         smem + at.b(), two_stages, wg, add);
+            multiply_stage<T, S, A_TRANSPOSED, B_COL_MAJOR>(
+                d, smem + at.a(two_stages) + (two_stages && second_half ? 64 : 0), smem + at.b(), two_stages, wg, add);
             add = 1;
             release_staged();
             wgmma_wait_group<1>();
             release(multiplied);
             multiplied = at.stage;
-            at.advance(!S::HALF_STAGES || second_half);
+            at.advance(!S::A_PAIRED || second_half);
         }
         queue.advance();
         tile next = queue.receive(s);
@@ -316,7 +321,7 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
     if constexpr (S::WARPGROUPS == 2)
         if (x.tma_output && t.partial < 0) {
             int i0 = t.row * (int)x.rows.br + in_row, down = threadIdx.x / 32 % 4 * 16;
-            if (!x.identity) sat_warpgroup_scale(x.epilogue.to, d, i0 + down + threadIdx.x % 32 / 4);
+            if (!x.identity) sat_warpgroup_apply_alpha_bias_relu(x.epilogue.to, d, i0 + down + threadIdx.x % 32 / 4);
             if (x.epilogue.column_major || down < rows)
                 sat_warpgroup_tma_store<E, S::WN>(&m.c, d, staging, i0, n0, n, x.epilogue.column_major, wg);
             return;
@@ -330,15 +335,15 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
 
 /* ---- kernel ---- */
 
-template <typename T, typename S, bool TA, bool TB>
+template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 static __global__ void __launch_bounds__(S::THREADS, S::ONE_TILE ? 2 : 1)
     matmul_wgmma(const __grid_constant__ params x, const __grid_constant__ tensor_maps m) {
     extern __shared__ __align__(1024) char memory[];
     ring_shared *s = (ring_shared *)(memory + S::RING_OFFSET);
     sat_prefetched_tile next = {};
     griddepcontrol_launch_dependents();
-    if (!TA && x.a_rows < S::BM) sat_clear_shared<S::B_OFFSET, S::THREADS>(memory);
-    if (threadIdx.x < 32) sat_ring_init<S::STAGES>(s, S::WARPGROUPS * 4, separate_a_producer<S, TA>);
+    if (!A_TRANSPOSED && x.a_rows < S::BM) sat_clear_shared<S::B_OFFSET, S::THREADS>(memory);
+    if (threadIdx.x < 32) sat_ring_init<S::STAGES>(s, S::WARPGROUPS * 4, separate_a_producer<S, A_TRANSPOSED>);
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
         next.tile.first();
@@ -349,11 +354,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONE_TILE ? 2 : 1)
     if (threadIdx.x >= S::CONSUMERS) {
         if (!S::ONE_TILE) setmaxnreg_dec<72>();
         int warp = (threadIdx.x - S::CONSUMERS) / 32;
-        if (warp == 0) producer<S, TA, TB>(x, m, next, s, keep_in_register(smem_address(memory)));
-        if (separate_a_producer<S, TA> && warp == 1) producer_of_a<S>(x, m, s, keep_in_register(smem_address(memory)));
+        if (warp == 0) producer<S, A_TRANSPOSED, B_COL_MAJOR>(x, m, next, s, keep_in_register(smem_address(memory)));
+        if (separate_a_producer<S, A_TRANSPOSED> && warp == 1)
+            producer_of_a<S>(x, m, s, keep_in_register(smem_address(memory)));
     } else {
         if (!S::ONE_TILE) setmaxnreg_inc<216>();
-        consumer<T, S, TA, TB>(x, m, s, smem_address(memory));
+        consumer<T, S, A_TRANSPOSED, B_COL_MAJOR>(x, m, s, smem_address(memory));
     }
     sat_tile_scheduler_end(x.scheduler);
 }
@@ -383,15 +389,15 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
-    double slices = ceil((double)r.br / bm), tiles = (double)r.count * slices * panels, items = (double)p->batch;
+    double slices = ceil((double)r.br / bm), tiles = (double)r.count * slices * panels, batch = (double)p->batch;
     double loads = (double)a->stored_blocks * panels * slices * (double)r.bc * (fmin(bm, (double)r.br) + bn) * 2;
     double work = 2 * (double)a->stored_blocks * panels * slices * (double)r.bc * bm * bn;
-    double busy = fmin(1, tiles / d->multiprocessors), rate = 0.95 * d->l2_rate;
-    double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / busy;
+    double utilization = fmin(1, tiles / d->multiprocessors), rate = 0.95 * d->l2_rate;
+    double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / utilization;
     if (depth_of(&v->instance, &r) == 16) // a stage takes at least 0.3 us, however little it brings
         time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->multiprocessors /
-                              busy);
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->multiprocessors * 1e-6 + 3e-6);
+                              utilization);
+    return fmax(batch * time, sat_bytes(p, a) / d->memory_rate) + batch * (tiles / d->multiprocessors * 1e-6 + 3e-6);
 }
 
 /* Blocks of a fair share; a row up to a quarter above it stays whole: see sat_schedule_parts. */
@@ -441,10 +447,10 @@ template <typename S> static bool make_maps(const sat_launch *l, const params &x
     return tensormap_encode(&m->a, ta) && b_loader<S>::map(p, l->operands[1], &m->b);
 }
 
-template <typename T, typename S, bool TA, bool TB>
+template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
     unsigned grid = S::ONE_TILE ? x.scheduler.tiles : (unsigned)sat_min(x.scheduler.tiles, l->device->multiprocessors);
-    return sat_start<matmul_wgmma<T, S, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
+    return sat_start<matmul_wgmma<T, S, A_TRANSPOSED, B_COL_MAJOR>>(l, grid, S::THREADS, S::BYTES, x, m);
 }
 
 template <typename T, typename S> static sat_status launch_tile(const sat_launch *l) {
@@ -453,22 +459,23 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     state *st = (state *)l->state;
     params x = {};
     x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
-    x.scheduler =
-        sat_tile_scheduler_of(st->work, st->counter, (x.rows.br + S::BM - 1) / S::BM, (p->n + S::BN - 1) / S::BN,
-                              2.0 * S::BN * (double)p->k, l->device, S::BM == 128 ? SAT_TILES_EACH : SAT_TILES_FEW);
+    x.scheduler = sat_tile_scheduler_of(st->work, st->counter, (x.rows.br + S::BM - 1) / S::BM,
+                                        (p->n + S::BN - 1) / S::BN, 2.0 * S::BN * (double)p->k, l->device,
+                                        S::BM == 128 ? SAT_TILES_PER_CTA_BALANCE : SAT_TILES_PER_CTA_L2);
     x.partials = (float *)st->work.partial;
     x.a_rows = (int)sat_min(S::BM, x.rows.br);
     x.b_whole_chunks = sat_b_whole_chunks(p);
-    x.a_two_stages = S::HALF_STAGES && p->matmul.transpose != SAT_TRANSPOSE && x.rows.bc % 64 == 0;
+    x.a_two_stages = S::A_PAIRED && p->matmul.transpose != SAT_TRANSPOSE && x.rows.bc % 64 == 0;
     if (!tensormaps_current(st->made_for, l->operands)) {
         if (!make_maps<S>(l, x, &st->maps)) return tensormap_failed(l, st->made_for);
         st->tma_output = S::WARPGROUPS > 1 && sat_output_tensormap(l, x.epilogue, x.rows.br, &st->maps.c);
     }
     x.tma_output = st->tma_output, x.identity = sat_epilogue_is_identity(x.epilogue.to);
     const tensor_maps &m = st->maps;
-    bool ta = p->matmul.transpose == SAT_TRANSPOSE, tb = p->b.col_stride != 1;
-    sat_status status = ta ? (tb ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
-                           : (tb ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
+    bool a_transposed = p->matmul.transpose == SAT_TRANSPOSE, b_col_major = p->b.col_stride != 1;
+    sat_status status = a_transposed
+                            ? (b_col_major ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
+                            : (b_col_major ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
     return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.to, st->work) : status;
 }
 
@@ -509,8 +516,10 @@ SAT_FAMILY(cuda_matmul_wgmma) = {
     .revision = "3",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = 0,
-    .about = "tensor maps and warpgroup products on Hopper; f16, bf16; block sides multiples of 16",
+    .flags = 0, // not SAT_V_BATCHED: one launch per batch item
+    .about =
+        "TMA and wgmma on Hopper; f16, bf16; block rows multiples of 16; block width a multiple of the stage depth (16 "
+        "with 64x256)",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

@@ -56,24 +56,23 @@ struct tile {
 
 enum { A_DEPTH = 32 }; // a copy of A: lines of 128 bytes
 
-/* The tile's shape and the map of shared memory: [A][B of all stages][barriers, queue]. TA: A is transposed; TB: B is
- * column-major.
+/* The tile's shape and the map of shared memory: [A][B of all stages][barriers, queue].
  *
  * A stage has B, BK x BN, and A, BM x BK. Where BK is 16 a copy of A, 32 deep, serves two stages. Then A has slots of
  * its own, one for two stages and one more, as in matmul_wgmma_sm90.cu.
  *
  * A warpgroup's sums are PRODUCTS wgmma tiles of SUMS sums a thread. Transposed, each is 64 columns by all BM rows. */
-template <int BM_, int BN_, int BK_, int STAGES_, bool TA_, bool TB_> struct shape {
+template <int BM_, int BN_, int BK_, int STAGES_, bool A_TRANSPOSED_, bool B_COL_MAJOR_> struct shape {
     static constexpr int BM = BM_, BN = BN_, BK = BK_, STAGES = STAGES_, CONSUMERS = 256, THREADS = CONSUMERS + 128;
-    static constexpr bool TA = TA_, TB = TB_;
+    static constexpr bool A_TRANSPOSED = A_TRANSPOSED_, B_COL_MAJOR = B_COL_MAJOR_;
     static constexpr int A_SLOTS = BK == A_DEPTH ? STAGES : STAGES / 2 + 1;
     static constexpr int A_BYTES = BM * A_DEPTH * 4, B_BYTES = BK * BN * 4; // of a slot; of a stage
     static constexpr int B_OFFSET = A_SLOTS * A_BYTES, RING_OFFSET = B_OFFSET + STAGES * B_BYTES;
     static constexpr int BYTES = RING_OFFSET + (int)sizeof(sat_ring_shared<tile>);
-    static constexpr int WN = TB && BM == 128 ? BN : BN / 2; // columns of a warpgroup
-    static constexpr int PRODUCTS = TB ? 1 : WN / 64, SUMS = TB ? WN / 2 : BM / 2;
-    static_assert(TB || !TA, "no wgmma takes these");
-    static_assert(BK == A_DEPTH || (!TB && STAGES % 2 == 0),
+    static constexpr int WN = B_COL_MAJOR && BM == 128 ? BN : BN / 2; // columns of a warpgroup
+    static constexpr int PRODUCTS = B_COL_MAJOR ? 1 : WN / 64, SUMS = B_COL_MAJOR ? WN / 2 : BM / 2;
+    static_assert(B_COL_MAJOR || !A_TRANSPOSED, "no wgmma takes these");
+    static_assert(BK == A_DEPTH || (!B_COL_MAJOR && STAGES % 2 == 0),
                   "a slot of A serves one stage, or two from an even one on");
     static_assert(BYTES <= 232448 && STAGES <= SAT_MAX_STAGES && PRODUCTS * SUMS <= 128, "what a multiprocessor has");
 };
@@ -82,8 +81,8 @@ template <int BM_, int BN_, int BK_, int STAGES_, bool TA_, bool TB_> struct sha
 
 typedef sat_ring_shared<tile> ring_shared;
 
-/* A warp's position in the ring: the next stage, the next slot of A, and the phase to wait for. */
-template <typename S> struct position {
+/* A warp's pipeline state: the next stage, the next slot of A, and the phase to wait for. */
+template <typename S> struct pipeline_state {
     int stage = 0, a_slot = 0;
     uint32_t phase;
 
@@ -108,10 +107,10 @@ __device__ static void load(const params &x, const tensor_maps &m, uint32_t a, u
                             int row, int in_block, int k, int n0) {
     bool again = has_a<S>(in_block);
     mbarrier_arrive_expect_tx(bar, again ? S::B_BYTES : S::A_BYTES + S::B_BYTES);
-    if (S::TA)
+    if (S::A_TRANSPOSED)
         for (int i = 0; i < S::BM; i += 32) tma_load(a + i * (A_DEPTH * 4), &m.a, bar, row + i, line + in_block);
     else if (!again) tma_load(a, &m.a, bar, in_block, line + row);
-    if (S::TB) {
+    if (S::B_COL_MAJOR) {
         for (int i = 0; i < S::BN; i += 256) tma_load(b + i * S::BK * 4, &m.b, bar, k, n0 + i);
     } else if (x.b_whole_chunks) {
         tma_load(b, &m.b, bar, 0, k, n0 / 32);
@@ -125,10 +124,11 @@ __device__ static void load(const params &x, const tensor_maps &m, uint32_t a, u
 template <typename S>
 __device__ static void producer(const params &x, const tensor_maps &m, sat_prefetched_tile &next, ring_shared *s,
                                 uint32_t smem) {
-    int bc = (int)x.rows.bc, lines = (int)(S::TA ? x.rows.bc : x.rows.br); // lines of a block in A's tensor map
+    int bc = (int)x.rows.bc,
+        lines = (int)(S::A_TRANSPOSED ? x.rows.bc : x.rows.br); // lines of a block in A's tensor map
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    position<S> at = {.phase = 1};
+    pipeline_state<S> at = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 1};
     for (;;) {
         while (!next.ready) next.fetch(x.scheduler, x.rows);
@@ -144,8 +144,8 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
         next.tile.request_next(), next.ready = false;
         for (int t = 0; t < item.count; t++) {
             if (t % 32 == 0 && t > 0) blocks.fetch(x.rows, item, t);
-            int place = S::TA ? __shfl_sync(~0u, blocks.place, t % 32) : (int)item.first + t;
-            int line = place * lines, k = __shfl_sync(~0u, blocks.k, t % 32);
+            int block_index = S::A_TRANSPOSED ? __shfl_sync(~0u, blocks.block_index, t % 32) : (int)item.first + t;
+            int line = block_index * lines, k = __shfl_sync(~0u, blocks.k, t % 32);
             for (int in_block = 0; in_block < bc; in_block += S::BK) {
                 if (one) {
                     mbarrier_wait(empty + at.stage * 8, at.phase);
@@ -187,7 +187,7 @@ template <typename S> __device__ __forceinline__ uint32_t a_fragment_offset(int 
 }
 
 /* A transposed, B column-major: A from registers. `a`: two sets of fragments, since one may still be read by wgmma. Row
- * +8 is two chunks of 16 bytes on, k + 4 four lines on; with the swizzle both are an exclusive or. */
+ * +8 is two vectors of 16 bytes on, k + 4 four lines on; with the swizzle both are an exclusive or. */
 template <typename S, typename RELEASE>
 __device__ __forceinline__ void multiply_a_from_registers(float (&d)[S::SUMS], uint32_t (&a)[2][S::PRODUCTS][4],
                                                           uint32_t mine, uint32_t b, int wg, int add, RELEASE release) {
@@ -206,11 +206,11 @@ __device__ __forceinline__ void multiply_a_from_registers(float (&d)[S::SUMS], u
     }
 }
 
-/* The columns of B that a lane has, of the 32 of a warp, where the product is transposed: the four of one chunk of 16
+/* The columns of B that a lane has, of the 32 of a warp, where the product is transposed: the four of one vector of 16
  * bytes. The first of two products has two of them, the upper two where `upper`; the second product has the other two.
  * So half a warp that loads two columns a lane from four swizzled lines meets every bank once. */
 struct b_columns {
-    int chunk;
+    int vec16;
     bool upper;
 };
 __device__ __forceinline__ b_columns b_columns_of(int lane) {
@@ -222,7 +222,7 @@ __device__ __forceinline__ b_columns b_columns_of(int lane) {
 template <typename S> __device__ __forceinline__ uint32_t b_fragment_offset(int wg) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, q = lane % 4;
     b_columns c = b_columns_of(lane);
-    return (wg * (S::WN / 32) + warp) * (S::BK * 128) + q * 128 + (c.chunk ^ q) * 16 + c.upper * 8;
+    return (wg * (S::WN / 32) + warp) * (S::BK * 128) + q * 128 + (c.vec16 ^ q) * 16 + c.upper * 8;
 }
 
 __device__ __forceinline__ void ld_shared_v2_b32(uint32_t &x, uint32_t &y, uint32_t from) {
@@ -268,9 +268,9 @@ __device__ __forceinline__ void epilogue(const params &x, const tile &t, const f
  * step late. */
 template <typename S> __device__ static void consumer(const params &x, ring_shared *s, uint32_t smem) {
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
-    position<S> at = {.phase = 0};
+    pipeline_state<S> at = {.phase = 0};
     sat_tile_queue<tile> queue = {.phase = 0};
-    uint32_t mine = S::TA ? a_fragment_offset<S>(wg) : S::TB ? 0 : b_fragment_offset<S>(wg);
+    uint32_t mine = S::A_TRANSPOSED ? a_fragment_offset<S>(wg) : S::B_COL_MAJOR ? 0 : b_fragment_offset<S>(wg);
     for (;;) {
         tile t = queue.receive(s);
         queue.advance();
@@ -288,8 +288,8 @@ template <typename S> __device__ static void consumer(const params &x, ring_shar
             bool second_half = S::BK < A_DEPTH && step % 2; // of a copy of A that serves two stages
             uint32_t block = smem + at.a() + (second_half ? S::BK * 4 : 0), b = smem + at.b();
             mbarrier_wait(smem_address(&s->full[at.stage]), at.phase);
-            if constexpr (S::TA) multiply_a_from_registers<S>(d[0], a, block + mine, b, wg, step, release);
-            else if constexpr (S::TB) multiply_from_shared<S>(d[0], block, b, wg, step, release);
+            if constexpr (S::A_TRANSPOSED) multiply_a_from_registers<S>(d[0], a, block + mine, b, wg, step, release);
+            else if constexpr (S::B_COL_MAJOR) multiply_from_shared<S>(d[0], block, b, wg, step, release);
             else multiply_b_from_registers<S>(d, a, block, b + mine, step, release);
             multiplied = at.stage;
             at.advance(S::BK == A_DEPTH || second_half);
@@ -309,9 +309,9 @@ struct sum_position {
 template <typename S> __device__ __forceinline__ sum_position sum_position_of(int e) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, q = lane % 4, product = e / S::SUMS;
     int outer = e % 4 / 2, inner = e % S::SUMS / 4 * 8 + q * 2 + e % 2;
-    if (S::TB) return {warp * 16 + g + outer * 8, inner};
+    if (S::B_COL_MAJOR) return {warp * 16 + g + outer * 8, inner};
     b_columns c = b_columns_of(lane);
-    return {inner, product / 2 * 128 + warp * 32 + c.chunk * 4 + (c.upper ^ product % 2) * 2 + outer};
+    return {inner, product / 2 * 128 + warp * 32 + c.vec16 * 4 + (c.upper ^ product % 2) * 2 + outer};
 }
 
 /* Any C, element by element. The loop is not unrolled, so that the code of the activations is there only once. */
@@ -400,7 +400,7 @@ __device__ __forceinline__ void store(const sat_tile_epilogue &to, const float (
                                       int64_t n0) {
     const sat_epilogue &o = to.to;
     bool simple = o.beta == 0 && (o.activation == SAT_ACT_NONE || o.activation == SAT_ACT_RELU);
-    if constexpr (S::TB) {
+    if constexpr (S::B_COL_MAJOR) {
         sum_position mine = sum_position_of<S>(0);
         const float(&sum)[1][S::WN / 8][4] = reinterpret_cast<const float(&)[1][S::WN / 8][4]>(d);
         if (to.path != SAT_STORE_PAIRS) store_any<S>(o, d, i0, n0);
@@ -418,7 +418,7 @@ __device__ __forceinline__ void store(const sat_tile_epilogue &to, const float (
 template <typename S>
 __device__ __forceinline__ void epilogue(const params &x, const tile &t, const float (&d)[S::PRODUCTS][S::SUMS],
                                          int wg) {
-    int64_t in_row = t.slice * S::BM + (S::TB && S::BM == 128 ? wg * 64 : 0), n = x.epilogue.to.n;
+    int64_t in_row = t.slice * S::BM + (S::B_COL_MAJOR && S::BM == 128 ? wg * 64 : 0), n = x.epilogue.to.n;
     int64_t i0 = t.row * x.rows.br + in_row, n0 = (int64_t)t.panel * S::BN + (S::WN < S::BN ? wg * S::WN : 0);
     if (n0 >= n) return;
     sat_tile_epilogue to = x.epilogue;
@@ -474,11 +474,11 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     sat_rows r = sat_op_rows(p, a);
     double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
     double slices = (double)r.br / bm;
-    double depth = (double)a->stored_blocks * (double)r.bc * slices * panels, items = (double)p->batch;
-    double tiles = (double)r.count * slices * panels, busy = fmin(1, tiles / d->multiprocessors);
+    double depth = (double)a->stored_blocks * (double)r.bc * slices * panels, batch = (double)p->batch;
+    double tiles = (double)r.count * slices * panels, utilization = fmin(1, tiles / d->multiprocessors);
     double loads = depth * (bm + bn) * 4 / (0.95 * d->l2_rate), work = 2 * depth * bm * bn / d->tf32_rate;
-    double time = fmax(loads, work) / busy;
-    return fmax(items * time, sat_bytes(p, a) / d->memory_rate) + items * (tiles / d->multiprocessors * 1.5e-6 + 3e-6);
+    double time = fmax(loads, work) / utilization;
+    return fmax(batch * time, sat_bytes(p, a) / d->memory_rate) + batch * (tiles / d->multiprocessors * 1.5e-6 + 3e-6);
 }
 
 /* Blocks of a work item, at most: see sat_schedule_share. */
@@ -515,11 +515,11 @@ template <typename S> static bool make_maps(const sat_launch *l, const params &x
     const sat_pattern_view *a = l->pattern;
     cuuint64_t bc = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
     cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
-    cuuint64_t lead = (cuuint64_t)(S::TB ? p->b.col_stride : p->b.row_stride) * 4;
-    sat_tensor_box ta = {SAT_F32, l->operands[0], 2, {bc, lines}, {bc * 4}, {A_DEPTH, S::TA ? A_DEPTH : S::BM}, 128,
-                         true};
+    cuuint64_t lead = (cuuint64_t)(S::B_COL_MAJOR ? p->b.col_stride : p->b.row_stride) * 4;
+    sat_tensor_box ta = {
+        SAT_F32, l->operands[0], 2, {bc, lines}, {bc * 4}, {A_DEPTH, S::A_TRANSPOSED ? A_DEPTH : S::BM}, 128, true};
     sat_tensor_box tb = {SAT_F32, l->operands[1], 2, {n, k}, {lead}, {32, S::BK}, 128, true};
-    if (S::TB) tb = {SAT_F32, l->operands[1], 2, {k, n}, {lead}, {S::BK, 256}, S::BK * 4, true};
+    if (S::B_COL_MAJOR) tb = {SAT_F32, l->operands[1], 2, {k, n}, {lead}, {S::BK, 256}, S::BK * 4, true};
     else if (x.b_whole_chunks)
         tb = {SAT_F32, l->operands[1], 3, {32, k, n / 32}, {lead, 128}, {32, S::BK, S::BN / 32}, 128, true};
     return tensormap_encode(&m->a, ta) && tensormap_encode(&m->b, tb);
@@ -547,12 +547,12 @@ template <typename S> static sat_status launch_tile(const sat_launch *l) {
 
 struct instance {
     int tile_m, tile_n;
-    bool transposed, b_column_major;
+    bool a_transposed, b_col_major;
     sat_status (*launch)(const sat_launch *l);
 };
 
-template <int BM, int BN, int BK, int STAGES, bool TA, bool TB> constexpr instance instance_of() {
-    return {BM, BN, TA, TB, launch_tile<shape<BM, BN, BK, STAGES, TA, TB>>};
+template <int BM, int BN, int BK, int STAGES, bool A_TRANSPOSED, bool B_COL_MAJOR> constexpr instance instance_of() {
+    return {BM, BN, A_TRANSPOSED, B_COL_MAJOR, launch_tile<shape<BM, BN, BK, STAGES, A_TRANSPOSED, B_COL_MAJOR>>};
 }
 
 // rows, columns and depth of the tile; stages; A transposed; B column-major
@@ -566,9 +566,10 @@ static constexpr instance instances[] = {
 
 static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;
-    bool ta = l->problem->matmul.transpose == SAT_TRANSPOSE, tb = l->problem->b.col_stride != 1;
+    bool a_transposed = l->problem->matmul.transpose == SAT_TRANSPOSE, b_col_major = l->problem->b.col_stride != 1;
     for (const instance &x : instances)
-        if (x.tile_m == i->tile_m && x.tile_n == i->tile_n && x.transposed == ta && x.b_column_major == tb)
+        if (x.tile_m == i->tile_m && x.tile_n == i->tile_n && x.a_transposed == a_transposed &&
+            x.b_col_major == b_col_major)
             return x.launch(l);
     return sat_fail(SAT_INTERNAL, "%s: no such tile", l->variant->name);
 }
@@ -577,7 +578,8 @@ SAT_FAMILY(cuda_matmul_wgmma_tf32) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .about = "f32 as TF32 by warpgroup products on Hopper, block rows multiples of 64",
+    .flags = 0, // not SAT_V_BATCHED: one launch per batch item
+    .about = "f32 as TF32 by TMA and wgmma on Hopper, block rows multiples of 64",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

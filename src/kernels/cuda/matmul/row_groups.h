@@ -2,7 +2,7 @@
  *
  * Where rows of a group have a block in the same column, they need the same rows of B, which are then loaded once for
  * all of them. The host searches for rows that share many columns; they need not be neighbours. A group's K loop is a
- * list of steps: a block column (or a few neighbouring ones), and which rows of the group have a block there.
+ * list of *union entries*: a block column (or a few neighbouring ones), and which rows of the group have a block there.
  *
  * The first part is plain C; tests include it. The second part brings the groups to the device, where each is a work
  * item of the tile scheduler. */
@@ -13,30 +13,31 @@
 
 #include "kernels/cuda/common/scheduler.h"
 
-/* ==== host: steps ==== */
+/* ==== host: union entries ==== */
 
-/* A step covers `each` neighbouring block columns: col*each to col*each + each - 1. */
-typedef struct sat_union_step {
+/* An entry covers columns_per_entry neighbouring block columns, from col*columns_per_entry on. */
+typedef struct sat_union_entry {
     int32_t col;
-    uint32_t rows; /* bit size*e + i: row i of the group has a block in column col*each + e */
-} sat_union_step;
+    uint32_t row_mask; /* bit size*e + i: row i of the group has a block in column col*columns_per_entry + e */
+} sat_union_entry;
 
-/* The steps of all groups. */
+/* The entries of all groups. */
 typedef struct sat_union {
-    int64_t groups, steps;
-    int64_t *ptr; /* group g has the steps ptr[g] to ptr[g + 1] - 1 */
-    sat_union_step *step;
+    int64_t groups, entries;
+    int64_t *ptr; /* group g has the entries ptr[g] to ptr[g + 1] - 1 */
+    sat_union_entry *entry;
 } sat_union;
 
 static inline void sat_union_free(sat_union *u) {
     free(u->ptr);
-    free(u->step);
-    u->ptr = NULL, u->step = NULL;
+    free(u->entry);
+    u->ptr = NULL, u->entry = NULL;
 }
 
-/* The steps of one group: merges the ascending columns of its `size` rows, of which -1 is none. size*each is at
- * most 32. Returns how many steps were written to `to`. */
-static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int size, int each, sat_union_step *to) {
+/* The entries of one group: merges the ascending columns of its `size` rows, of which -1 is none.
+ * size*columns_per_entry is at most 32. Returns how many entries were written to `to`. */
+static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int size, int columns_per_entry,
+                                      sat_union_entry *to) {
     int64_t at[32], end[32], count = 0;
     for (int i = 0; i < size; i++)
         at[i] = row[i] < 0 ? 0 : r->ptr[row[i]], end[i] = row[i] < 0 ? 0 : r->ptr[row[i] + 1];
@@ -45,11 +46,11 @@ static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int
         for (int i = 0; i < size; i++)
             if (at[i] < end[i] && r->col[at[i]] < col) col = r->col[at[i]];
         if (col == INT32_MAX) return count;
-        sat_union_step step = {col / each, 0};
+        sat_union_entry entry = {col / columns_per_entry, 0};
         for (int i = 0; i < size; i++)
-            for (; at[i] < end[i] && r->col[at[i]] / each == step.col; at[i]++)
-                step.rows |= 1u << (r->col[at[i]] % each * size + i);
-        to[count] = step;
+            for (; at[i] < end[i] && r->col[at[i]] / columns_per_entry == entry.col; at[i]++)
+                entry.row_mask |= 1u << (r->col[at[i]] % columns_per_entry * size + i);
+        to[count] = entry;
     }
 }
 
@@ -132,28 +133,30 @@ static inline bool sat_union_groups(const sat_rows *r, int64_t cols, int size, i
     return enough;
 }
 
-/* Makes the steps of all groups. `row`: as from sat_union_groups. False: out of memory. */
-static inline bool sat_union_make(const sat_rows *r, const int32_t *row, int size, int each, sat_union *u) {
-    u->groups = (r->count + size - 1) / size, u->steps = 0;
+/* Makes the entries of all groups. `row`: as from sat_union_groups. False: out of memory. */
+static inline bool sat_union_make(const sat_rows *r, const int32_t *row, int size, int columns_per_entry,
+                                  sat_union *u) {
+    u->groups = (r->count + size - 1) / size, u->entries = 0;
     u->ptr = (int64_t *)malloc(((size_t)u->groups + 1) * sizeof *u->ptr);
-    u->step = (sat_union_step *)malloc(((size_t)r->ptr[r->count] + 1) * sizeof *u->step);
-    if (!u->ptr || !u->step) {
+    u->entry = (sat_union_entry *)malloc(((size_t)r->ptr[r->count] + 1) * sizeof *u->entry);
+    if (!u->ptr || !u->entry) {
         sat_union_free(u);
         return false;
     }
     u->ptr[0] = 0;
     for (int64_t g = 0; g < u->groups; g++) {
-        u->steps += sat_union_merge(r, row + g * size, size, each, u->step + u->steps);
-        u->ptr[g + 1] = u->steps;
+        u->entries += sat_union_merge(r, row + g * size, size, columns_per_entry, u->entry + u->entries);
+        u->ptr[g + 1] = u->entries;
     }
     return true;
 }
 
-/* Bytes for the steps of any groups of rows with so many blocks. */
+/* Bytes for the entries of any groups of rows with so many blocks. */
 static inline size_t sat_union_bytes(int64_t blocks) {
-    return ((size_t)blocks * sizeof(sat_union_step) + 511) / 256 * 256;
+    return ((size_t)blocks * sizeof(sat_union_entry) + 511) / 256 * 256;
 }
-/* About how many steps the groups have where columns are random. The search finds a little more sharing than chance. */
+/* About how many entries of one column the groups have where columns are random. The search finds a little more sharing
+ * than chance. */
 static inline double sat_union_expected(int64_t rows, int64_t cols, int64_t blocks, int size) {
     double density = fmin(1, (double)blocks / ((double)rows * (double)cols + 1e-9));
     int64_t groups = (rows + size - 1) / size;
@@ -164,7 +167,7 @@ static inline double sat_union_expected(int64_t rows, int64_t cols, int64_t bloc
 #ifdef __CUDACC__
 /* ==== device ==== */
 
-/* The workspace holds the steps, the groups' rows, the schedule with one work item a group, and the tile counter. */
+/* The workspace holds the entries, the groups' rows, the schedule with one work item a group, and the tile counter. */
 static inline size_t sat_row_groups_rows_from(const sat_rows *r) { return sat_union_bytes(r->ptr[r->count]); }
 static inline size_t sat_row_groups_items_from(const sat_rows *r, int size) {
     return sat_row_groups_rows_from(r) + (size_t)(r->count + size) * sizeof(int32_t) / 256 * 256 + 256;
@@ -178,7 +181,8 @@ static inline sat_status sat_upload_row_groups(const sat_prepare *q, const sat_r
                                                const sat_union *u, sat_device_schedule *work) {
     char *to = (char *)q->workspace;
     cudaStream_t stream = (cudaStream_t)q->stream;
-    cudaError_t e = cudaMemcpyAsync(to, u->step, (size_t)u->steps * sizeof *u->step, cudaMemcpyHostToDevice, stream);
+    cudaError_t e =
+        cudaMemcpyAsync(to, u->entry, (size_t)u->entries * sizeof *u->entry, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess)
         e = cudaMemcpyAsync(to + sat_row_groups_rows_from(r), row, (size_t)(u->groups * size) * sizeof *row,
                             cudaMemcpyHostToDevice, stream);
@@ -188,18 +192,20 @@ static inline sat_status sat_upload_row_groups(const sat_prepare *q, const sat_r
     return sat_upload_schedule(q, &groups, INT32_MAX, to + sat_row_groups_items_from(r, size), work);
 }
 
-/* `prepare` of the kernels: groups of `size` rows whose steps have `each` block columns. A work item's `first` and
- * `count` are its steps, its `row` is the group. */
-static inline sat_status sat_prepare_row_groups(const sat_prepare *q, const sat_rows *r, int size, int each,
-                                                sat_device_schedule *work, const sat_union_step **steps,
-                                                const int32_t **rows, unsigned **counter) {
+/* `prepare` of the kernels: groups of `size` rows along their union entries. A work item's `first` and `count` are its
+ * entries, its `row` is the group. */
+static inline sat_status sat_prepare_row_groups(const sat_prepare *q, const sat_rows *r, int size,
+                                                int columns_per_entry, sat_device_schedule *work,
+                                                const sat_union_entry **entries, const int32_t **rows,
+                                                unsigned **counter) {
     sat_union u = {};
     int32_t *row = (int32_t *)malloc((size_t)(r->count + size) * sizeof *row);
     sat_status status =
-        row && sat_union_groups(r, (r->k + r->bc - 1) / r->bc, size, row) && sat_union_make(r, row, size, each, &u)
+        row && sat_union_groups(r, (r->k + r->bc - 1) / r->bc, size, row) &&
+                sat_union_make(r, row, size, columns_per_entry, &u)
             ? sat_upload_row_groups(q, r, row, size, &u, work)
             : sat_fail(SAT_OUT_OF_MEMORY, "%s: groups of %lld rows", q->variant->name, (long long)r->count);
-    *steps = (const sat_union_step *)q->workspace;
+    *entries = (const sat_union_entry *)q->workspace;
     *rows = (const int32_t *)((char *)q->workspace + sat_row_groups_rows_from(r));
     sat_union_free(&u);
     free(row);

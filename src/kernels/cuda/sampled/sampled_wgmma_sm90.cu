@@ -75,7 +75,7 @@ template <int BM_, int BN_, int STAGES_, int LINE_> struct shape {
 
 typedef sat_ring_shared<tile> ring_shared;
 
-template <typename S> using ring = sat_ring<S::STAGES>;
+template <typename S> using pipeline_state = sat_pipeline_state<S::STAGES>;
 
 /* Offsets of a stage's operands in shared memory. */
 template <typename S> __device__ __forceinline__ uint32_t x_of(int stage) { return stage * S::X_BYTES; }
@@ -101,26 +101,25 @@ struct prefetched_tile {
     }
 };
 
-/* By one lane: a stage of X. TA: X is column-major. */
-template <typename S, bool TA>
+/* By one lane: a stage of X. */
+template <typename S, bool X_COL_MAJOR>
 __device__ static void load_x(const tensor_maps &m, uint32_t to, uint32_t bar, int row, int k) {
-    if constexpr (TA) {
+    if constexpr (X_COL_MAJOR) {
         for (int i = 0; i < S::BM; i += 64) tma_load(to + i * S::BK * 2, &m.x, bar, row + i, k);
     } else {
         tma_load(to, &m.x, bar, k, row);
     }
 }
 
-/* Each lane: one block's columns of a stage of Y, from Y's column `column` to column `at` of the tile. TB: Y is
- * column-major. */
-template <typename S, bool TB>
+/* Each lane: one block's columns of a stage of Y, from Y's column `column` to column `at` of the tile. */
+template <typename S, bool Y_COL_MAJOR>
 __device__ static void load_y(const params &x, const tensor_maps &m, uint32_t to, uint32_t bar, int at, int column,
                               int k, int columns) {
     for (int i = 0; i < columns; i += x.y_box) {
-        uint32_t place = to + (at + i) * S::BK * 2; // in both layouts: BK elements a column, or chunks of 64 columns
-        if (TB) tma_load(place, &m.y, bar, k, column + i);
-        else if (S::LINE == 128 && x.whole) tma_load(place, &m.y, bar, 0, k, (column + i) / 64);
-        else tma_load(place, &m.y, bar, column + i, k);
+        uint32_t box = to + (at + i) * S::BK * 2; // in both layouts: BK elements a column, or chunks of 64 columns
+        if (Y_COL_MAJOR) tma_load(box, &m.y, bar, k, column + i);
+        else if (S::LINE == 128 && x.whole) tma_load(box, &m.y, bar, 0, k, (column + i) / 64);
+        else tma_load(box, &m.y, bar, column + i, k);
     }
 }
 
@@ -131,13 +130,13 @@ template <typename S> struct block_columns {
 };
 
 /* Takes tiles from the scheduler, publishes them, and loads X. Announces the bytes of both operands. */
-template <typename S, bool TA>
+template <typename S, bool X_COL_MAJOR>
 __device__ static void producer_of_x(const params &x, const tensor_maps &m, prefetched_tile &next, ring_shared *s,
                                      uint32_t smem) {
-    int steps = (x.k + S::BK - 1) / S::BK, x_bytes = (TA ? S::BM : x.x_rows) * S::BK * 2;
+    int steps = (x.k + S::BK - 1) / S::BK, x_bytes = (X_COL_MAJOR ? S::BM : x.x_rows) * S::BK * 2;
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    ring<S> at = {.phase = 1};
+    pipeline_state<S> at = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 1};
     for (;;) {
         while (!next.ready) next.fetch(x);
@@ -154,7 +153,7 @@ __device__ static void producer_of_x(const params &x, const tensor_maps &m, pref
                 uint32_t bar = full + at.stage * 8;
                 mbarrier_wait(empty + at.stage * 8, at.phase);
                 mbarrier_arrive_expect_tx(bar, bytes);
-                load_x<S, TA>(m, smem + x_of<S>(at.stage), bar, row, step * S::BK);
+                load_x<S, X_COL_MAJOR>(m, smem + x_of<S>(at.stage), bar, row, step * S::BK);
             }
             at.advance();
             next.fetch(x);
@@ -163,11 +162,11 @@ __device__ static void producer_of_x(const params &x, const tensor_maps &m, pref
 }
 
 /* One of the warps that load Y. `col`: the block column of this lane's block in the CTA's first tile. */
-template <typename S, bool TB>
+template <typename S, bool Y_COL_MAJOR>
 __device__ static void producer_of_y(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem, int col) {
     int mine = own_block();
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
-    ring<S> at = {.phase = 1};
+    pipeline_state<S> at = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 0};
     for (bool first = true;; first = false) {
         tile t = queue.receive(s);
@@ -182,8 +181,8 @@ __device__ static void producer_of_y(const params &x, const tensor_maps &m, ring
                 mbarrier_wait(empty + at.stage * 8, at.phase);
                 __syncwarp(); // the copies of one lane may complete the phase before another lane has seen it
                 if (mine < t.count)
-                    load_y<S, TB>(x, m, smem + y_of<S>(at.stage), full + at.stage * 8, mine * x.bc, column,
-                                  step * S::BK, part.columns);
+                    load_y<S, Y_COL_MAJOR>(x, m, smem + y_of<S>(at.stage), full + at.stage * 8, mine * x.bc, column,
+                                           step * S::BK, part.columns);
             }
             at.advance();
         }
@@ -192,21 +191,22 @@ __device__ static void producer_of_y(const params &x, const tensor_maps &m, ring
 
 /* ---- consumer ---- */
 
-/* Issues the wgmma of one stage. TA: M is contiguous in X; TB: K is contiguous in Y. */
-template <typename T, typename S, bool TA, bool TB>
+/* Issues the wgmma of one stage. X column-major is MN-major, Y column-major is K-major. `chunk`: bytes of a
+ * chunk of Y. */
+template <typename T, typename S, bool X_COL_MAJOR, bool Y_COL_MAJOR>
 __device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t x, uint32_t y, int wg, int add) {
     constexpr int BK = S::BK, k_swizzle = swizzle_mode_of(BK * 2), k_stride = BK * 2 * 8; // K contiguous
     constexpr int n_swizzle = swizzle_mode_of(S::LINE), chunk = BK * S::LINE;             // N contiguous
     if (S::BM == 128) x += wg * 64 * BK * 2;
-    else y += TB ? wg * S::WN * BK * 2 : wg * (S::WN * 2 / S::LINE) * chunk;
+    else y += Y_COL_MAJOR ? wg * S::WN * BK * 2 : wg * (S::WN * 2 / S::LINE) * chunk;
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BK / 16; k++) {
-        uint64_t dx = TA ? wgmma_descriptor(x + k * 2048, 1, BK * 128, 1024)
-                         : wgmma_descriptor(x + k * 32, k_swizzle, 16, k_stride);
-        uint64_t dy = TB ? wgmma_descriptor(y + k * 32, k_swizzle, 16, k_stride)
-                         : wgmma_descriptor(y + k * 16 * S::LINE, n_swizzle, chunk, 8 * S::LINE);
-        wgmma_ss<T, S::WN, TA, !TB>::run(d, dx, dy, add || k);
+        uint64_t dx = X_COL_MAJOR ? wgmma_descriptor(x + k * 2048, 1, BK * 128, 1024)
+                                  : wgmma_descriptor(x + k * 32, k_swizzle, 16, k_stride);
+        uint64_t dy = Y_COL_MAJOR ? wgmma_descriptor(y + k * 32, k_swizzle, 16, k_stride)
+                                  : wgmma_descriptor(y + k * 16 * S::LINE, n_swizzle, chunk, 8 * S::LINE);
+        wgmma_ss<T, S::WN, X_COL_MAJOR, !Y_COL_MAJOR>::run(d, dx, dy, add || k);
     }
     wgmma_commit_group();
 }
@@ -216,10 +216,10 @@ __device__ static void epilogue(const params &x, const tile &t, float (&d)[S::WN
 
 /* Main loop of a warpgroup. The wgmma of a stage runs while the next stage is waited for, so a stage is released one
  * step late: when the next one's wgmma has been issued and its own is complete. */
-template <typename T, typename S, bool TA, bool TB>
+template <typename T, typename S, bool X_COL_MAJOR, bool Y_COL_MAJOR>
 __device__ __forceinline__ void consumer(const params &x, ring_shared *s, uint32_t smem) {
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
-    ring<S> at = {.phase = 0};
+    pipeline_state<S> at = {.phase = 0};
     sat_tile_queue<tile> queue = {.phase = 0};
     int multiplied = -1, staged = -1; // stages to be released: the last one multiplied, and the one S is staged in
     auto release = [&](int &stage) {
@@ -244,7 +244,8 @@ __device__ __forceinline__ void consumer(const params &x, ring_shared *s, uint32
                 release(multiplied);
             }
             mbarrier_wait(bar, at.phase);
-            multiply_stage<T, S, TA, TB>(d, smem + x_of<S>(at.stage), smem + y_of<S>(at.stage), wg, add);
+            multiply_stage<T, S, X_COL_MAJOR, Y_COL_MAJOR>(d, smem + x_of<S>(at.stage), smem + y_of<S>(at.stage), wg,
+                                                           add);
             add = 1;
             release_staged();
             wgmma_wait_group<1>();
@@ -312,14 +313,14 @@ __device__ static void epilogue(const params &x, const tile &t, float (&d)[S::WN
 
 /* ---- kernel ---- */
 
-template <typename T, typename S, bool TA, bool TB>
+template <typename T, typename S, bool X_COL_MAJOR, bool Y_COL_MAJOR>
 static __global__ void __launch_bounds__(S::THREADS, 1)
     sampled_wgmma(const __grid_constant__ params x, const __grid_constant__ tensor_maps m) {
     extern __shared__ __align__(1024) char memory[];
     ring_shared *s = (ring_shared *)(memory + S::RING_OFFSET);
     prefetched_tile next = {};
     griddepcontrol_launch_dependents();
-    if (!TA && x.x_rows < S::BM) sat_clear_shared<S::Y_OFFSET, S::THREADS>(memory);
+    if (!X_COL_MAJOR && x.x_rows < S::BM) sat_clear_shared<S::Y_OFFSET, S::THREADS>(memory);
     if (threadIdx.x < 32) sat_ring_init<S::STAGES>(s, S::WARPGROUPS * 4, Y_WARPS);
     int col = 0;
     if (threadIdx.x >= S::CONSUMERS) {
@@ -333,11 +334,11 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     if (threadIdx.x >= S::CONSUMERS) {
         setmaxnreg_dec<72>();
         if (threadIdx.x < S::CONSUMERS + 32)
-            producer_of_x<S, TA>(x, m, next, s, keep_in_register(smem_address(memory)));
-        else producer_of_y<S, TB>(x, m, s, keep_in_register(smem_address(memory)), col);
+            producer_of_x<S, X_COL_MAJOR>(x, m, next, s, keep_in_register(smem_address(memory)));
+        else producer_of_y<S, Y_COL_MAJOR>(x, m, s, keep_in_register(smem_address(memory)), col);
     } else {
         setmaxnreg_inc<216>();
-        consumer<T, S, TA, TB>(x, s, smem_address(memory));
+        consumer<T, S, X_COL_MAJOR, Y_COL_MAJOR>(x, s, smem_address(memory));
     }
     sat_tile_scheduler_end(x.scheduler);
 }
@@ -424,28 +425,28 @@ template <typename S> static bool make_maps(const sat_launch *l, const params &x
     const sat_problem *p = l->problem;
     cuuint64_t rows = (cuuint64_t)p->m, n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
     cuuint32_t depth = S::BK, box = (cuuint32_t)x.y_box;
-    bool x_column_major = p->a.col_stride != 1, y_column_major = p->b.col_stride != 1;
-    cuuint64_t lead_x = (cuuint64_t)(x_column_major ? p->a.col_stride : p->a.row_stride) * 2;
-    cuuint64_t lead_y = (cuuint64_t)(y_column_major ? p->b.col_stride : p->b.row_stride) * 2;
+    bool x_col_major = p->a.col_stride != 1, y_col_major = p->b.col_stride != 1;
+    cuuint64_t lead_x = (cuuint64_t)(x_col_major ? p->a.col_stride : p->a.row_stride) * 2;
+    cuuint64_t lead_y = (cuuint64_t)(y_col_major ? p->b.col_stride : p->b.row_stride) * 2;
     sat_tensor_box tx = {p->a_dtype, l->operands[0], 2, {k, rows}, {lead_x}, {depth, (cuuint32_t)x.x_rows}, 128};
-    if (x_column_major) tx = {p->a_dtype, l->operands[0], 2, {rows, k}, {lead_x}, {64, depth}, 128};
+    if (x_col_major) tx = {p->a_dtype, l->operands[0], 2, {rows, k}, {lead_x}, {64, depth}, 128};
     sat_tensor_box ty = {p->b_dtype, l->operands[1], 2, {n, k}, {lead_y}, {box, depth}, S::LINE};
-    if (y_column_major) ty = {p->b_dtype, l->operands[1], 2, {k, n}, {lead_y}, {depth, box}, 128};
+    if (y_col_major) ty = {p->b_dtype, l->operands[1], 2, {k, n}, {lead_y}, {depth, box}, 128};
     else if (x.whole) ty = {p->b_dtype, l->operands[1], 3, {64, k, n / 64}, {lead_y, 128}, {64, depth, box / 64}, 128};
     return tensormap_encode(&m->x, tx) && tensormap_encode(&m->y, ty);
 }
 
-template <typename T, typename S, bool TA, bool TB>
+template <typename T, typename S, bool X_COL_MAJOR, bool Y_COL_MAJOR>
 static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
     unsigned grid = (unsigned)sat_min(x.scheduler.tiles, l->device->multiprocessors);
-    return sat_start<sampled_wgmma<T, S, TA, TB>>(l, grid, S::THREADS, S::BYTES, x, m);
+    return sat_start<sampled_wgmma<T, S, X_COL_MAJOR, Y_COL_MAJOR>>(l, grid, S::THREADS, S::BYTES, x, m);
 }
 
 template <typename T, typename S> static sat_status launch_tile(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
     state *st = (state *)l->state;
-    bool ta = p->a.col_stride != 1, tb = p->b.col_stride != 1;
+    bool x_col_major = p->a.col_stride != 1, y_col_major = p->b.col_stride != 1;
     params x = {};
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, ceil_of(a->block_rows, S::BM),
                                         ceil_of(a->block_cols, S::BN), INFINITY, l->device);
@@ -454,11 +455,12 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.ragged = p->n % x.bc != 0;
     x.x_rows = (int)sat_min(S::BM, x.br);
     x.whole = S::LINE == 128 && p->n % 64 == 0;
-    x.y_box = !tb && !x.whole ? S::LINE / 2 : x.bc <= S::BN ? x.bc : std::gcd(x.bc, S::BN);
+    x.y_box = !y_col_major && !x.whole ? S::LINE / 2 : x.bc <= S::BN ? x.bc : std::gcd(x.bc, S::BN);
     if (!tensormaps_current(st->made_for, l->operands) && !make_maps<S>(l, x, &st->maps))
         return tensormap_failed(l, st->made_for);
-    return ta ? (tb ? start<T, S, true, true>(l, x, st->maps) : start<T, S, true, false>(l, x, st->maps))
-              : (tb ? start<T, S, false, true>(l, x, st->maps) : start<T, S, false, false>(l, x, st->maps));
+    return x_col_major
+               ? (y_col_major ? start<T, S, true, true>(l, x, st->maps) : start<T, S, true, false>(l, x, st->maps))
+               : (y_col_major ? start<T, S, false, true>(l, x, st->maps) : start<T, S, false, false>(l, x, st->maps));
 }
 
 struct instance {
@@ -493,7 +495,8 @@ SAT_FAMILY(cuda_sampled_wgmma) = {
     .revision = "3",
     .op = SAT_SAMPLED,
     .backend = SAT_CUDA,
-    .about = "tensor maps and warpgroup products on Hopper; f16, bf16; block sides multiples of 16",
+    .flags = 0, // not SAT_V_BATCHED: one launch per batch item
+    .about = "TMA and wgmma on Hopper; f16, bf16; block sides multiples of 16 (with tiles of 128 rows: of 128 and 64)",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,
