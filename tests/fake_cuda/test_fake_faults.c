@@ -15,7 +15,7 @@ static void two_devices_of_one_kind_are_told_apart(void **state) {
     fake.devices = 2;
     for (int i = 0; i < 2; i++) {
         sat_device d;
-        assert_ok(sat_backend_cuda.open(i, 0, &d));
+        assert_ok(sat_backend_cuda.open(i, &(sat_context_options){0}, &d));
         snprintf(d.identity, sizeof d.identity, "one kind");
         sat_identity_mark(&sat_backend_cuda, &d, mark[i]);
         sat_backend_cuda.unique(&d, text, sizeof text);

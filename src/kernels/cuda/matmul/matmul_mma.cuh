@@ -424,7 +424,6 @@ static constexpr mma_instance mma_16bit_instances[] = {
     mma_16bit_tile<MATH, 32, 512, 32, 1, 5, 32, 64, 1>(),  /**/
     mma_16bit_tile<MATH, 32, 256, 32, 1, 5, 32, 64, 2>(),  /**/
     mma_16bit_tile<MATH, 32, 64, 32, 1, 5, 16, 32, 4>(),   /**/
-    mma_16bit_tile<MATH, 16, 512, 16, 2, 5, 16, 64, 1>(),  /**/
     mma_16bit_tile<MATH, 16, 256, 16, 2, 4, 16, 64, 3>(),  /**/
     mma_16bit_tile<MATH, 16, 64, 16, 2, 6, 16, 32, 6>(),   /**/
 };

@@ -378,11 +378,11 @@ static const instance instances[] = {
     instance_of<sat_f16_math, 1, 1>(),  instance_of<sat_f16_math, 1, 2>(),  instance_of<sat_f16_math, 1, 4>(),
     instance_of<sat_f16_math, 1, 8>(),  instance_of<sat_f16_math, 2, 1>(),  instance_of<sat_f16_math, 2, 2>(),
     instance_of<sat_f16_math, 2, 4>(),  instance_of<sat_f16_math, 2, 8>(),  instance_of<sat_f16_math, 4, 1>(),
-    instance_of<sat_f16_math, 4, 2>(),  instance_of<sat_f16_math, 4, 4>(),  instance_of<sat_f16_math, 4, 8>(),
-    instance_of<sat_bf16_math, 1, 1>(), instance_of<sat_bf16_math, 1, 2>(), instance_of<sat_bf16_math, 1, 4>(),
-    instance_of<sat_bf16_math, 1, 8>(), instance_of<sat_bf16_math, 2, 1>(), instance_of<sat_bf16_math, 2, 2>(),
-    instance_of<sat_bf16_math, 2, 4>(), instance_of<sat_bf16_math, 2, 8>(), instance_of<sat_bf16_math, 4, 1>(),
-    instance_of<sat_bf16_math, 4, 2>(), instance_of<sat_bf16_math, 4, 4>(), instance_of<sat_bf16_math, 4, 8>(),
+    instance_of<sat_f16_math, 4, 2>(),  instance_of<sat_f16_math, 4, 8>(),  instance_of<sat_bf16_math, 1, 1>(),
+    instance_of<sat_bf16_math, 1, 2>(), instance_of<sat_bf16_math, 1, 4>(), instance_of<sat_bf16_math, 1, 8>(),
+    instance_of<sat_bf16_math, 2, 1>(), instance_of<sat_bf16_math, 2, 2>(), instance_of<sat_bf16_math, 2, 4>(),
+    instance_of<sat_bf16_math, 2, 8>(), instance_of<sat_bf16_math, 4, 1>(), instance_of<sat_bf16_math, 4, 2>(),
+    instance_of<sat_bf16_math, 4, 8>(),
 };
 
 static const instance *find(const sat_variant *v) {
