@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <pthread.h>
 
 #include "variant.h"
 
@@ -148,7 +149,8 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 #endif
 }
 
-/* What a kernel needs once on a device: shared memory allowed, and whether its code waits for the kernel before it. */
+/* What a kernel needs before it asks for so much shared memory on a device: the permission. And whether its code waits
+ * for the kernel before it. */
 static inline cudaError_t sat_make_ready(const void *kernel, int shared, const sat_device *d, bool *early) {
     cudaFuncAttributes a;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
@@ -157,27 +159,35 @@ static inline cudaError_t sat_make_ready(const void *kernel, int shared, const s
     return e;
 }
 
-/* Launches KERNEL. `shared` is the same in every call for one kernel. */
+/* Launches KERNEL. */
 template <auto KERNEL, typename... ARGUMENTS>
 static sat_status sat_start(const sat_launch *l, unsigned grid, int threads, int shared,
                             const ARGUMENTS &...arguments) {
-    enum { UNKNOWN, READY, READY_EARLY, DEVICES = 64 };
-    static unsigned char known[DEVICES]; // threads that come at the same time find and store the same value
-    int device = l->device->index, state = UNKNOWN;
-    if (device < DEVICES) state = __atomic_load_n(&known[device], __ATOMIC_ACQUIRE);
-    if (state == UNKNOWN) {
-        bool early;
-        cudaError_t e = sat_make_ready((const void *)KERNEL, shared, l->device, &early);
+    // By device: 2 * (bytes of shared memory that are allowed, and one more) + whether it begins early; 0: not asked
+    // yet. Permissions only grow, one thread at a time: a smaller one would take back what another thread relies on.
+    enum { DEVICES = 64 }; // those beyond ask every time
+    static int known[DEVICES];
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+    int unknown = 0, *mine = l->device->index < DEVICES ? &known[l->device->index] : &unknown;
+    int state = __atomic_load_n(mine, __ATOMIC_ACQUIRE);
+    if (state / 2 <= shared) {
+        bool early = false;
+        cudaError_t e = cudaSuccess;
+        pthread_mutex_lock(&one_at_a_time);
+        state = __atomic_load_n(mine, __ATOMIC_ACQUIRE);
+        if (state / 2 <= shared) {
+            e = sat_make_ready((const void *)KERNEL, shared, l->device, &early);
+            if (e == cudaSuccess) __atomic_store_n(mine, state = 2 * (shared + 1) + early, __ATOMIC_RELEASE);
+        }
+        pthread_mutex_unlock(&one_at_a_time);
         if (e != cudaSuccess) return (void)cudaGetLastError(), sat_cuda_status(l, e);
-        state = early ? READY_EARLY : READY;
-        if (device < DEVICES) __atomic_store_n(&known[device], (unsigned char)state, __ATOMIC_RELEASE);
     }
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t how = {};
     how.gridDim = dim3(grid), how.blockDim = dim3((unsigned)threads), how.dynamicSmemBytes = (size_t)shared;
-    how.stream = (cudaStream_t)l->stream, how.attrs = &attribute, how.numAttrs = state == READY_EARLY;
+    how.stream = (cudaStream_t)l->stream, how.attrs = &attribute, how.numAttrs = state % 2;
     void *all[] = {(void *)&arguments...};
     cudaError_t e = cudaLaunchKernelExC(&how, (const void *)KERNEL, all);
     if (e != cudaSuccess) (void)cudaGetLastError();

@@ -371,7 +371,7 @@ static void note_distances(scene *s, const order *o) {
             for (int b = 0; b < SERIAL_BINS && d.off > (b + 1) * 0.25 * d.walk; b++) s->counts->beyond[b]++;
         }
     if (squares.count == 0) return;
-    double allowed = sat_squares_most(squares.count) * squares.predicted;
+    double allowed = sat_squares_most(sat_squares_effective(&squares)) * squares.predicted;
     s->counts->most_rms[k] = fmax(s->counts->most_rms[k], squares.seen / allowed);
 }
 

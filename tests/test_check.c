@@ -220,8 +220,24 @@ static void one_far_element_is_no_fault_of_the_others_and_many_are(void **state)
     }
 }
 
+/* Twenty elements of a long row are nearly all of the sum: their mean is that of twenty, however many others there are.
+ */
+static void few_elements_that_weigh_most_count_as_few(void **state) {
+    (void)state;
+    sat_squares s = {0};
+    for (int i = 0; i < 20; i++) sat_squares_add(&s, 1.4, 1);
+    for (int i = 0; i < 20000; i++) sat_squares_add(&s, 1e-3, 1e-6);
+    assert_true(sat_squares_effective(&s) > 19 && sat_squares_effective(&s) < 22);
+    assert_true(sat_squares_fit(&s));
+    sat_squares alike = {0};
+    for (int i = 0; i < 20000; i++) sat_squares_add(&alike, 1.4, 1);
+    assert_true(sat_squares_effective(&alike) > 19999);
+    assert_false(sat_squares_fit(&alike));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(few_elements_that_weigh_most_count_as_few),
         cmocka_unit_test(the_reference_passes_everywhere),
         cmocka_unit_test(one_element_that_is_off_by_one_unit_is_found),
         cmocka_unit_test(an_unwritten_element_and_a_write_outside_are_found),

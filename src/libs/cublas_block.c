@@ -104,7 +104,7 @@ static double matmul_estimate(const sat_variant *v, const sat_problem *p, const 
     double rows =
         (double)a->stored_blocks * (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->block_cols : a->block_rows);
     double moved = 2 * (size > 4 ? size : 4) * rows * (double)p->n * batch; /* the sums pass by once a block */
-    double rate = moved / (2 * rounds) < (double)d->l2_bytes / 2 ? 0.82 * d->l2_rate : d->memory_rate;
+    double rate = moved / (2 * rounds) < (double)d->l2_bytes / 2 ? 2 * d->memory_rate : d->memory_rate;
     double extra = sat_libs_finish_bytes(p, sums_apart(p));
     double time = sat_flops(p, a) / block_rate(p, a, d) + moved / rate + (sat_bytes(p, a) + extra) / d->memory_rate;
     return time + batch * (rounds * 3e-6 + 6e-6);

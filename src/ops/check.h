@@ -157,23 +157,31 @@ SAT_BOTH static inline double sat_predicted_square(const sat_problem *p, double 
 typedef struct sat_squares {
     double seen, predicted; /* by sat_squares_add */
     int64_t count;
+    double weights; /* squares of what is predicted of each; 0: not gathered (on a GPU) */
 } sat_squares;
 
 /* An element counts for at most three times what is predicted of it: the error of one long chain of additions has an
  * exponential tail, and a few such elements, which have their own bound, say nothing of the others. */
 SAT_BOTH static inline void sat_squares_add(sat_squares *s, double off, double predicted) {
     s->seen += fmin(off * off, 9 * predicted), s->predicted += predicted, s->count++;
+    s->weights += predicted * predicted;
 }
 
-/* May squares that are predicted on average add up to those seen? A few elements may be off by chance: six standard
- * deviations of their mean are allowed for, beside a quarter. */
-SAT_BOTH static inline double sat_squares_most(int64_t count) {
-    double most = 1.25 + 6 / sqrt((double)count + 1);
+/* How many elements the sum is made of. Where one row is much longer than the others, its few elements are most of it,
+ * and their mean is that of a few. */
+SAT_BOTH static inline double sat_squares_effective(const sat_squares *s) {
+    return s->weights > 0 ? s->predicted * s->predicted / s->weights : (double)s->count;
+}
+
+/* May squares that are predicted on average add up to those seen? A few elements may be off by chance: six and a half
+ * standard deviations of their mean are allowed for, beside a quarter. */
+SAT_BOTH static inline double sat_squares_most(double count) {
+    double most = 1.25 + 6.5 / sqrt(count + 1);
     return most * most;
 }
 
 SAT_BOTH static inline bool sat_squares_fit(const sat_squares *s) {
-    return s->count == 0 || s->seen <= sat_squares_most(s->count) * s->predicted;
+    return s->count == 0 || s->seen <= sat_squares_most(sat_squares_effective(s)) * s->predicted;
 }
 
 /* Lines of an output that are worked out: one of `step`, which the seed chooses. */

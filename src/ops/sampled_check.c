@@ -218,6 +218,7 @@ static sat_status compare(const sat_trial *t, const void *expectation_, sat_find
             {
                 memory = memory && work;
                 squares.seen += seen.seen, squares.predicted += seen.predicted, squares.count += seen.count;
+                squares.weights += seen.weights;
                 finding->error = fmax(finding->error, mine.error), finding->share = fmax(finding->share, mine.share);
                 if (!mine.ok && finding->ok) {
                     finding->ok = false;

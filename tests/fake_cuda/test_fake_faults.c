@@ -26,6 +26,39 @@ static void two_devices_of_one_kind_are_told_apart(void **state) {
     assert_string_not_equal(mark[0], mark[1]);
 }
 
+sat_status start_nothing(const sat_launch *l, int shared);
+
+static const sat_device one_device = {SAT_SIZED(sat_device), .backend = SAT_CUDA, .capability = 90, .driver = 13000};
+static const sat_variant some_variant = {SAT_SIZED(sat_variant), .name = "nothing"};
+static const sat_launch some_launch = {SAT_SIZED(sat_launch), .variant = &some_variant, .device = &one_device};
+
+/* A kernel's shared memory may depend on the problem: what comes later may ask for more, or for less. */
+static void a_kernel_may_ask_for_more_shared_memory_later(void **state) {
+    (void)state;
+    const int bytes[] = {1000, 100000, 50000, 200000, 0, 200000};
+    for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) assert_ok(start_nothing(&some_launch, bytes[i]));
+}
+
+static void *start_many(void *user) {
+    uint64_t random = (uint64_t)(uintptr_t)user;
+    intptr_t failures = 0;
+    for (int i = 0; i < 2000; i++)
+        failures += start_nothing(&some_launch, (int)random_below(&random, 220 << 10)) != SAT_OK;
+    return (void *)failures;
+}
+
+static void threads_that_ask_for_shared_memory_do_not_take_it_from_each_other(void **state) {
+    (void)state;
+    pthread_t threads[4];
+    for (intptr_t i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, start_many, (void *)(i + 1)), 0);
+    for (int i = 0; i < 4; i++) {
+        void *failures;
+        assert_int_equal(pthread_join(threads[i], &failures), 0);
+        assert_ptr_equal(failures, NULL);
+    }
+}
+
 static void pointers_that_the_device_cannot_use_are_named(void **state) {
     (void)state;
     fake.devices = 2;
@@ -355,6 +388,8 @@ static void one_that_breaks_it_when_checked_is_passed_over_next_time(void **stat
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(two_devices_of_one_kind_are_told_apart),
+        TEST(threads_that_ask_for_shared_memory_do_not_take_it_from_each_other), /* before one has asked for the most */
+        TEST(a_kernel_may_ask_for_more_shared_memory_later),
         TEST(pointers_that_the_device_cannot_use_are_named),
         TEST(buffers_that_take_turns_are_asked_about_once),
         TEST(everything_runs_on_the_contexts_device_and_leaves_the_callers),

@@ -144,13 +144,13 @@ static sat_problem take_problem(bytes *b) {
                                                  take(b, 8) ? 8 * take(b, 5) : take_size(b, 64));
     if (op == 7) p.op = SAT_ATTENTION_BACKWARD;
     if (take(b, 4) == 0) p.c_dtype = SAT_F32;
-    if (take(b, 2)) p.transpose = SAT_TRANSPOSE;
+    if (take(b, 2) && op < 4) p.matmul.transpose = SAT_TRANSPOSE;
     if (take(b, 4) == 0) p.batch = take_size(b, 4);
     p.a = take_layout(b), p.b = take_layout(b), p.c = take_layout(b);
     if (take(b, 4) == 0) p.alpha = take_real(b);
     if (take(b, 4) == 0) p.beta = take_real(b);
-    if (op < 4 && take(b, 4) == 0) p.bias = SAT_BIAS_ROW;
-    if (op < 4 && take(b, 4) == 0) p.activation = (sat_activation)take(b, 5);
+    if (op < 4 && take(b, 4) == 0) p.matmul.bias = SAT_BIAS_ROW;
+    if (op < 4 && take(b, 4) == 0) p.matmul.activation = (sat_activation)take(b, 5);
     if (take(b, 4) == 0) p.flags = (uint32_t)take(b, 64);
     if (op >= 6) {
         sat_attention *a = &p.attention;
@@ -167,7 +167,11 @@ static sat_problem take_problem(bytes *b) {
     case 5: p.a_align = (uint32_t)take_wide(b); break;
     case 6: p.c_align = (uint32_t)1 << take(b, 32); break;
     case 7: p.m = take_size(b, 40), p.n = take_size(b, 40), p.k = take_size(b, 40); break;
-    case 8: p.transpose = (sat_transpose)take(b, 256); break;
+    case 8:
+        if (op < 4) p.matmul.transpose = (sat_transpose)take(b, 256);
+        break;
+    case 9: p.room[sizeof(sat_attention) / 8 + (size_t)take(b, 8)] = (uint64_t)take_wide(b); break;
+    case 10: p.reserved[take(b, 8)] = (uint64_t)take_wide(b); break;
     default: break;
     }
     return p;
@@ -222,7 +226,8 @@ typedef struct element {
 
 static element finish(const sat_problem *p, double sum, double size, int64_t depth, double before, double bias) {
     double rest = (p->beta != 0 ? p->beta * before : 0) + bias, x = p->alpha * sum + rest;
-    double most = fabs(p->alpha) * size + fabs(p->beta * before) + fabs(bias), want = sat_act_f64(p->activation, x);
+    double most = fabs(p->alpha) * size + fabs(p->beta * before) + fabs(bias),
+           want = sat_act_f64(sat_activation_of(p), x);
     double loss = sat_accumulated(p, depth) * most + 2 * (double)(depth + 4) * sat_tiny(p->compute_dtype);
     return (element){want, 1.2 * loss + 16 * sat_unit(p->compute_dtype) * fabs(x) +
                                1.01 * sat_unit(p->c_dtype) * (fabs(want) + loss) + 2 * sat_tiny(p->c_dtype)};
@@ -331,7 +336,9 @@ static void run_product(bytes *b, sat_context *ctx, const sat_pattern *pattern, 
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     bool known = sat_question_make(&q, ctx, pattern, p) == SAT_OK;
     if (!known) { /* what is refused is refused by all */
+        unsigned messages = sat_messages();
         demand(sat_plan_create(ctx, pattern, p, &plan) != SAT_OK && !plan);
+        demand(sat_messages() > messages && sat_last_error()[0]);
         return;
     }
     if (!make_operands(&o, &q, (uint64_t)take_wide(b))) {

@@ -182,7 +182,10 @@ def run(
 ) -> Race:
     context, handle = _context.get(device), ctypes.c_void_p()
     options = _abi.RaceOptions(
-        fresh=fresh, discard=not keep, only=_check_names(only, context), progress=_abi.PROGRESS_FN(_abi.watch())
+        fresh=fresh,
+        discard=not keep,
+        only=_check_names(only, context),
+        progress=_abi.PROGRESS_FN(_abi.watch()),
     )
     try:
         _abi.check(

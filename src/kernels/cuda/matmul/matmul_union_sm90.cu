@@ -501,7 +501,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double entries = sat_union_expected(r.count, (int64_t)cols, a->stored_blocks, (int)(BM / r.br)); // of one column
     entries = groups * cols / width * (1 - pow(1 - fmin(1, entries / (groups * cols)), width)); // the same for width 1
     double loads = entries * panels * width * (double)(r.bc * BN * 2) + (double)a->stored_elements * 2 * panels;
-    double rate = 0.9 * d->l2_rate, utilization = fmin(1, groups * panels / d->multiprocessors),
+    double rate = 8.5e12 * d->multiprocessors / 132, utilization = fmin(1, groups * panels / d->multiprocessors),
            batch = (double)p->batch;
     double wgmma_cycles = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
     double time = fmax(loads / rate, wgmma_cycles / (SM_CLOCK_HZ * d->multiprocessors)) / utilization +

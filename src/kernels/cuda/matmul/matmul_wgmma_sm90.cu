@@ -385,14 +385,14 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
-/* Loads from L2 and products overlap; the longer counts. */
+/* Loads from L2 and products overlap; the longer counts. 9e12 bytes/s: L2 with 132 multiprocessors. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
     double slices = ceil((double)r.br / bm), tiles = (double)r.count * slices * panels, batch = (double)p->batch;
     double loads = (double)a->stored_blocks * panels * slices * (double)r.bc * (fmin(bm, (double)r.br) + bn) * 2;
     double work = 2 * (double)a->stored_blocks * panels * slices * (double)r.bc * bm * bn;
-    double utilization = fmin(1, tiles / d->multiprocessors), rate = 0.95 * d->l2_rate;
+    double utilization = fmin(1, tiles / d->multiprocessors), rate = 9e12 * d->multiprocessors / 132;
     double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / utilization;
     if (depth_of(&v->instance, &r) == 16) // a stage takes at least 0.3 us, however little it brings
         time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->multiprocessors /
