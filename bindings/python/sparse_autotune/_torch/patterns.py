@@ -56,7 +56,8 @@ class Look:
     the stream gets there."""
 
     def __init__(self, arrays: tuple, pinned: bool) -> None:
-        *copies, came = modes.lasting(_host_copies, (*arrays, np.zeros(1, np.int64)), pinned)
+        # In this thread it may be a memory pool that pinned memory comes from (torch 2.11), and goes back to.
+        *copies, came = modes.lasting(_host_copies, (*arrays, np.zeros(1, np.int64)), pinned, aside=pinned)
         self.arrays, self.copies, self.told = arrays, tuple(copies), False
         # A count that follows the copies tells whether they are there. An event would tell, too, but asking
         # one ends a capture that is under way.
