@@ -35,6 +35,22 @@ static int teardown(void **state) {
     return 0;
 }
 
+/* ---- planted variants ---- */
+
+static bool fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v, (void)a, (void)d;
+    return p->n == 6;
+}
+
+static double one_second(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    return (void)v, (void)p, (void)a, (void)d, 1;
+}
+
+static sat_variant planted_variant(const char *name, sat_status (*launch)(const sat_launch *)) {
+    return (sat_variant){SAT_SIZED(sat_variant), .name = name,     .revision = "1",        .op = SAT_MATMUL,
+                         .backend = SAT_CPU,     .supports = fits, .estimate = one_second, .launch = launch};
+}
+
 /* ---- constructors ---- */
 
 typedef struct roomy {
@@ -172,15 +188,10 @@ static void an_info_says_how_much_of_it_was_written(void **state) {
 }
 
 static sat_status nothing(const sat_launch *l) { return (void)l, SAT_OK; }
-static bool fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
-static double one_second(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
 
 static void a_variant_of_a_later_version_is_refused(void **state) {
     fixture *f = *state;
-    sat_variant v = {SAT_SIZED(sat_variant), .name = "cpu_matmul_any_any_later",
-                     .revision = "1",        .op = SAT_MATMUL,
-                     .backend = SAT_CPU,     .supports = fits,
-                     .estimate = one_second, .launch = nothing};
+    sat_variant v = planted_variant("cpu_matmul_any_any_later", nothing);
     v.reserved[6] = 1;
     assert_fails(sat_variant_register(f->ctx, &v), SAT_BAD_STRUCT, "reserved[6]");
     v.reserved[6] = 0;
@@ -254,15 +265,6 @@ static void a_race_that_is_stopped_says_so_and_leaves_nothing(void **state) {
 
 static atomic_int inside, may_go;
 
-static bool fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v, (void)a, (void)d;
-    return p->n == 6;
-}
-
-static double one_second(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    return (void)v, (void)p, (void)a, (void)d, 1;
-}
-
 static sat_status wait_inside(const sat_launch *l) {
     (void)l;
     atomic_store(&inside, 1);
@@ -284,10 +286,7 @@ static void *run_once(void *user) {
 
 static void a_plan_that_runs_is_busy_for_others(void **state) {
     fixture *f = *state;
-    sat_variant v = {SAT_SIZED(sat_variant), .name = "cpu_matmul_any_any_waits",
-                     .revision = "1",        .op = SAT_MATMUL,
-                     .backend = SAT_CPU,     .supports = fits,
-                     .estimate = one_second, .launch = wait_inside};
+    sat_variant v = planted_variant("cpu_matmul_any_any_waits", wait_inside);
     assert_ok(sat_variant_register(f->ctx, &v));
     sat_problem p = matmul_problem(SAT_F32, 6);
     runner first = {.f = f, .status = SAT_INTERNAL}, second = {.f = f};
@@ -337,10 +336,7 @@ static sat_status prepare_silently(const sat_prepare *p, void **s) { return (voi
 
 static void a_variant_that_fails_without_a_word_has_a_message(void **state) {
     fixture *f = *state;
-    sat_variant v = {SAT_SIZED(sat_variant), .name = "cpu_matmul_any_any_silent",
-                     .revision = "1",        .op = SAT_MATMUL,
-                     .backend = SAT_CPU,     .supports = fits,
-                     .estimate = one_second, .launch = fail_silently};
+    sat_variant v = planted_variant("cpu_matmul_any_any_silent", fail_silently);
     assert_ok(sat_variant_register(f->ctx, &v));
     sat_problem p = matmul_problem(SAT_F32, 6);
     sat_plan *plan = NULL;

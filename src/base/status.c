@@ -77,15 +77,22 @@ static sat_status check_size(size_t size, size_t least, const char *what) {
     return sat_fail(SAT_BAD_STRUCT, "%s: size is %zu; expected sizeof(%s), at least %zu", what, size, what, least);
 }
 
+/* Mostly all are 0, and on the way of every call: bytes that equal the next one and begin with 0. */
+size_t sat_first_set(const void *from, size_t begin, size_t end) {
+    const unsigned char *bytes = from;
+    if (begin < end && bytes[begin] == 0 && memcmp(bytes + begin, bytes + begin + 1, end - begin - 1) == 0) return end;
+    while (begin < end && bytes[begin] == 0) begin++;
+    return begin;
+}
+
 sat_status sat_struct_in(void *to, size_t to_size, const void *from, size_t least, const char *what) {
     size_t size;
     memcpy(&size, from, sizeof size);
     SAT_TRY(check_size(size, least, what));
-    for (size_t i = to_size; i < size; i++)
-        if (((const unsigned char *)from)[i])
-            return sat_fail(SAT_BAD_STRUCT,
-                            "%s: size is %zu, beyond the %zu that this version knows, and byte %zu is set", what, size,
-                            to_size, i);
+    size_t set = to_size < size ? sat_first_set(from, to_size, size) : size;
+    if (set < size)
+        return sat_fail(SAT_BAD_STRUCT, "%s: size is %zu, beyond the %zu that this version knows, and byte %zu is set",
+                        what, size, to_size, set);
     memset(to, 0, to_size);
     memcpy(to, from, size < to_size ? size : to_size);
     memcpy(to, &to_size, sizeof to_size);

@@ -26,6 +26,7 @@ void sat_logf(const sat_log *log, sat_log_level level, const char *format, ...) 
  * was written. */
 sat_status sat_struct_in(void *to, size_t to_size, const void *from, size_t least, const char *what);
 sat_status sat_struct_out(void *to, const void *from, size_t from_size, size_t least, const char *what);
+size_t sat_first_set(const void *from, size_t begin, size_t end); /* the first of these bytes that is not 0, or end */
 
 /* How many messages this thread has had: whoever calls what may fail without one sees whether there was. */
 unsigned sat_messages(void);

@@ -317,8 +317,9 @@ sat_status sat_variant_register(sat_context *ctx, const sat_variant *variant) {
     if (!variant) return sat_fail(SAT_NULL_POINTER, "variant is NULL");
     sat_variant v;
     SAT_TRY(sat_struct_in(&v, sizeof v, variant, sizeof v, "sat_variant"));
-    for (size_t i = 0; i < sizeof v.reserved / sizeof *v.reserved; i++)
-        if (v.reserved[i]) return sat_fail(SAT_BAD_STRUCT, "variant: reserved[%zu] is set; expected 0", i);
+    size_t set = sat_first_set(v.reserved, 0, sizeof v.reserved);
+    if (set < sizeof v.reserved)
+        return sat_fail(SAT_BAD_STRUCT, "variant: reserved[%zu] is set; expected 0", set / sizeof *v.reserved);
     if (!sat_op_find(v.op))
         return sat_fail(SAT_BAD_ENUM, "variant: op is %d; expected one of sat_operation", (int)v.op);
     if (v.backend != ctx->backend->kind)

@@ -150,32 +150,29 @@ static bool same_layout(const sat_layout *x, const sat_layout *y) {
     return x->row_stride == y->row_stride && x->col_stride == y->col_stride && x->batch_stride == y->batch_stride;
 }
 
-bool sat_problem_same(const sat_problem *x, const sat_problem *y) {
+static bool same_part(const sat_problem *x, const sat_problem *y) {
     const sat_op *op = sat_op_find(x->op);
+    return !op->same || op->same(x, y);
+}
+
+bool sat_problem_same(const sat_problem *x, const sat_problem *y) {
     return x->op == y->op && x->flags == y->flags && x->m == y->m && x->n == y->n && x->k == y->k &&
            x->batch == y->batch && x->a_dtype == y->a_dtype && x->b_dtype == y->b_dtype && x->c_dtype == y->c_dtype &&
            x->compute_dtype == y->compute_dtype && same_layout(&x->a, &y->a) && same_layout(&x->b, &y->b) &&
            same_layout(&x->c, &y->c) && x->a_align == y->a_align && x->b_align == y->b_align &&
-           x->c_align == y->c_align && x->alpha == y->alpha && x->beta == y->beta && (!op->same || op->same(x, y));
+           x->c_align == y->c_align && x->alpha == y->alpha && x->beta == y->beta && same_part(x, y);
 }
 
 /* ---- a caller's problem ---- */
-
-static bool all_zero(const void *from, size_t begin, size_t end) {
-    const unsigned char *bytes = from;
-    for (size_t i = begin; i < end; i++)
-        if (bytes[i]) return false;
-    return true;
-}
 
 sat_status sat_problem_take(sat_problem *to, const sat_problem *from) {
     SAT_TRY(sat_struct_in(to, sizeof *to, from, sizeof *to, "sat_problem"));
     const sat_op *op = sat_op_find(to->op);
     if (!op) return sat_fail(SAT_BAD_ENUM, "op is %d; expected one of sat_operation", (int)to->op);
     size_t part = offsetof(sat_problem, room);
-    if (to->reserved_align || !all_zero(to, offsetof(sat_problem, reserved), part))
+    if (to->reserved_align || sat_first_set(to, offsetof(sat_problem, reserved), part) < part)
         return sat_fail(SAT_BAD_STRUCT, "sat_problem: a reserved field is set; expected 0");
-    if (!all_zero(to, part + op->part_bytes, sizeof *to))
+    if (sat_first_set(to, part + op->part_bytes, sizeof *to) < sizeof *to)
         return sat_fail(SAT_BAD_STRUCT,
                         "sat_problem: beyond the %zu bytes that op %s has of its own, something is set; expected 0",
                         op->part_bytes, op->name);
