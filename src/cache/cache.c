@@ -188,7 +188,8 @@ sat_status sat_cache_find(sat_cache *cache, const char *key, bool current, sat_e
 static sat_status put(sat_cache *cache, const char *identity, const char *key, const sat_record *records,
                       size_t count) {
     sat_entry entry = {0}, dated = {.records = malloc(count * sizeof *records), .count = count};
-    if (!count || !dated.records) return free(dated.records), count ? SAT_OUT_OF_MEMORY : SAT_OK;
+    if (!count || !dated.records)
+        return free(dated.records), count ? sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory") : SAT_OK;
     memcpy(dated.records, records, count * sizeof *records);
     sat_entry_date(&dated, (int64_t)time(NULL));
     sat_status status = sat_entry_merge(&entry, dated.records, dated.count);
@@ -217,7 +218,7 @@ sat_status sat_cache_add(sat_cache *cache, const char *key, const sat_record *re
     if (!sat_key_valid(key)) return sat_fail(SAT_BAD_FORMAT, "cache: a key is empty, too long or not printable");
     if (!count) return SAT_OK;
     sat_record *tidy = malloc(count * sizeof *tidy);
-    if (!tidy) return SAT_OUT_OF_MEMORY;
+    if (!tidy) return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
     size_t good = 0;
     for (size_t i = 0; i < count; i++) good += sat_record_tidy(&records[i], &tidy[good]);
     sat_status status = sat_cache_put(cache, cache->identity, key, tidy, good);
@@ -261,7 +262,7 @@ sat_status sat_cache_names(sat_cache *cache, const char *identity, sat_names *na
     *names = (sat_names){0};
     for (int i = 0; i < cache->layers && good; i++) good = sat_slots_names(cache, i, identity, names);
     good = good && sat_known_names(cache, identity, names);
-    if (!good) return sat_names_free(names), SAT_OUT_OF_MEMORY;
+    if (!good) return sat_names_free(names), sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
     size_t unique = 0;
     if (names->count) qsort(names->list, names->count, sizeof *names->list, compare_entry_names);
     for (size_t i = 0; i < names->count; i++) {
@@ -285,7 +286,7 @@ sat_status sat_cache_each(sat_cache *cache, sat_cache_visit_fn visit, void *user
         status = sat_cache_get(cache, cache->identity, names.list[i].key, &entry);
         if (status != SAT_OK) break;
         sat_entry_format(&text, cache->identity, names.list[i].key, &entry);
-        if (text.failed) status = SAT_OUT_OF_MEMORY;
+        if (text.failed) status = sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
         else if (entry.count) more = visit(user, names.list[i].key, text.data);
         sat_text_free(&text);
         sat_entry_free(&entry);
