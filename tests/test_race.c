@@ -18,7 +18,8 @@ typedef enum fault {
     RETURNS_ERROR,
     FORGETS_ACTIVATION,
     FORGETS_ALPHA,
-    SLOW, /* right, and far slower than it says */
+    NEEDS_FULL_ROWS, /* wrong on patterns with empty rows, which only a winner is tried on */
+    SLOW,            /* right, and far slower than it says */
     FAULTS
 } fault;
 
@@ -75,6 +76,7 @@ static sat_status launch(const sat_launch *l) {
     }
     if (me->fault == ONE_WRONG_ELEMENT && p->m && p->n)
         c[p->m / 2 * p->c.row_stride + p->n / 3 * p->c.col_stride] += 1.5f;
+    if (me->fault == NEEDS_FULL_ROWS && a->empty_rows > 0) c[0] += 1;
     if (me->fault == WRITES_PAST) c[(p->m - 1) * p->c.row_stride + p->n] = 0;
     if (me->fault == WRITES_GAPS && p->c.row_stride > p->n) c[p->n] = 0;
     if (me->fault == REMEMBERS) {
@@ -85,9 +87,19 @@ static sat_status launch(const sat_launch *l) {
     return SAT_OK;
 }
 
-static const char *const names[FAULTS] = {"honest",        "one_wrong_element", "dropped_block",      "stale_tile",
-                                          "remembers",     "writes_past",       "writes_gaps",        "reads_c",
-                                          "reads_padding", "returns_error",     "forgets_activation", "forgets_alpha",
+static const char *const names[FAULTS] = {"honest",
+                                          "one_wrong_element",
+                                          "dropped_block",
+                                          "stale_tile",
+                                          "remembers",
+                                          "writes_past",
+                                          "writes_gaps",
+                                          "reads_c",
+                                          "reads_padding",
+                                          "returns_error",
+                                          "forgets_activation",
+                                          "forgets_alpha",
+                                          "needs_full_rows",
                                           "slow"};
 
 /* Races the planted variant beside those of the library, and gives its result. */
@@ -147,6 +159,34 @@ static void planted_faults_are_wrong_and_never_win(void **state) {
         assert_string_not_equal(best, names[f]);
         assert_true(r.message[0] != 0);
     }
+}
+
+/* One that was skipped has its turn where all others failed; what the winner is tried on, it is tried on too. */
+static void who_is_called_back_is_tried_like_a_winner(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    planted two[2] = {{.fault = NEEDS_FULL_ROWS}, {.fault = NEEDS_FULL_ROWS, .estimate = 1}};
+    static const char *const called[2] = {"tried_first", "called_back"};
+    for (int i = 0; i < 2; i++) {
+        sat_variant v = {SAT_SIZED(sat_variant), .name = called[i],    .revision = "1",
+                         .op = SAT_MATMUL,       .backend = SAT_CPU,   .user = &two[i],
+                         .supports = supports,   .estimate = estimate, .launch = launch};
+        assert_ok(sat_variant_register(ctx, &v));
+    }
+    uint64_t random = 5;
+    sat_pattern *pattern = random_pattern(ctx, &random, 100, 90, 8, 8, 0.6, false);
+    assert_int_equal(view_of(pattern).empty_rows, 0);
+    sat_problem p = matmul_problem(SAT_F32, 70);
+    sat_race_options only = {SAT_SIZED(sat_race_options), .only = "tried_first,called_back"};
+    sat_race *race = NULL;
+    assert_ok(sat_race_run(ctx, pattern, &p, &only, &race));
+    assert_null(sat_race_best(race));
+    for (size_t i = 0; i < sat_race_count(race); i++)
+        assert_int_equal(sat_race_at(race, i)->verdict, SAT_VERDICT_WRONG);
+    assert_true(sat_race_count(race) == 2 && two[1].calls > 0);
+    sat_race_free(race);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
 }
 
 static void planted_faults_are_found_under_an_activation_too(void **state) {
@@ -402,6 +442,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_honest_variant_is_found_right),
         cmocka_unit_test(planted_faults_are_wrong_and_never_win),
+        cmocka_unit_test(who_is_called_back_is_tried_like_a_winner),
         cmocka_unit_test(planted_faults_are_found_under_an_activation_too),
         cmocka_unit_test(a_failing_candidate_loses_quietly),
         cmocka_unit_test(a_second_race_is_read_back_and_a_newcomer_races_the_best),

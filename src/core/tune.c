@@ -13,14 +13,17 @@
 #include "core/runner.h"
 #include "core/bench.h"
 
-enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 400, SLOW = 3, TOO_SLOW = 40 };
+/* SLOW and what follows it: times the best */
+enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 400, SLOW = 3, TOO_SLOW = 40, TOO_SLOW_AND_LONG = 6 };
 static const double SHORT_RUN = 0.02; /* seconds: a library runs for comparison, one sample does not decide */
+static const double LONG_RUN = 0.1;   /* seconds: checking it would be most of the race */
 
 typedef struct candidate {
     sat_record result;
     sat_runner runner;
     bool open;              /* the runner is */
     bool racing;            /* right so far, and may still be the fastest */
+    bool confirmed;         /* right under every change that may come between runs */
     double estimate, first; /* first: the run that was checked */
     double times[MOST_ROUNDS];
     int runs;
@@ -107,9 +110,11 @@ static int by_estimate(const void *x, const void *y) {
     return strcmp(a->result.variant, b->result.variant);
 }
 
-/* Estimated too slow to be worth a run. A library still runs, for comparison, where that takes little time. */
+/* Estimated too slow to be worth a run. A library still runs, for comparison, where that takes little time, and so does
+ * a rival that is there to be shown. */
 static bool too_slow(const candidate *c, double best) {
     bool library = c->runner.variant->flags & SAT_V_LIBRARY;
+    if (c->result.may_win && c->estimate > LONG_RUN && c->estimate > TOO_SLOW_AND_LONG * best) return true;
     return c->estimate > TOO_SLOW * best && !(library && c->estimate <= SHORT_RUN);
 }
 
@@ -496,12 +501,12 @@ static void check_changes(race *r, candidate *c) {
 
 /* Checks the winner under every change that may come between runs. Where it fails, the next fastest is checked. */
 static sat_status confirm(race *r) {
-    for (candidate *c = leader(r); c && !over(r); c = leader(r)) {
+    for (candidate *c = leader(r); c && !c->confirmed && !over(r); c = leader(r)) {
         if (!c->open && !open_candidate(r, c)) continue;
         SAT_TRY(fill_reals(r));
         if (precise(r, c)) check_changes(r, c);
-        if (c->result.verdict == SAT_VERDICT_OK) break;
-        close_candidate(r, c);
+        c->confirmed = c->result.verdict == SAT_VERDICT_OK;
+        if (!c->confirmed) close_candidate(r, c);
     }
     return ending(r);
 }
@@ -549,6 +554,7 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     if (status == SAT_OK) status = rescue(&r);
     if (status == SAT_OK) status = confirm(&r);
     if (status == SAT_OK) status = rescue(&r);
+    if (status == SAT_OK) status = confirm(&r); /* whom the rescue brought */
     if (status == SAT_OK) status = collect(&r, outcome);
     else if (r.broke_device) (void)collect(&r, outcome);
     sat_logf(&t->ctx->log, SAT_LOG_DEBUG, "timed in %.3g s, preempted %lld times%s", r.noise.seconds,
