@@ -49,7 +49,7 @@ static void nominal_rates(sat_device *d, int index) {
     double wires = attribute(index, cudaDevAttrGlobalMemoryBusWidth) / 8.0;
     d->memory_rate = 2e3 * attribute(index, cudaDevAttrMemoryClockRate) * wires * 0.85;
     if (d->memory_rate <= 0) d->memory_rate = 1e12;
-    d->l2_rate = all * 32; /* bytes a cycle */
+    d->l2_rate = all * 36; /* bytes a cycle of each multiprocessor */
     if (d->l2_rate <= d->memory_rate) d->l2_rate = 2 * d->memory_rate;
 }
 

@@ -302,7 +302,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double first = fmin(bytes, sat_attention_bytes(p, a)), again = bytes - first;
     double resident = (double)d->multiprocessors * k->ctas, splits = (double)splits_of(k, p, a, d);
     double busy = fmin(1, max_tiles(p, a) * splits / resident);
-    double seconds = first / (0.85 * d->memory_rate) + again / (0.7 * d->l2_rate);
+    double seconds = first / (0.85 * d->memory_rate) + again / (0.62 * d->l2_rate);
     seconds = fmax(seconds / fmax(0.3, busy), 64 * pairs * (double)k->max_dim / (0.3 * d->flop_rate[p->a_dtype]));
     return seconds + (splits > 1 ? 9e-6 : 6e-6);
 }

@@ -1,4 +1,4 @@
-/* Rates of a device's FMA units and L2 cache, for the estimates of kernels without tensor cores. */
+/* Rates of a device's FMA units, for the estimates of kernels without tensor cores. */
 #ifndef SAT_SIMT_RATES_H
 #define SAT_SIMT_RATES_H
 
@@ -15,9 +15,6 @@ static inline double sat_simt_rate(const sat_device *d, sat_dtype compute) {
     double nominal = d->flop_rate[SAT_F64] / 0.8;
     return d->capability == 80 || d->capability >= 90 ? nominal / 2 : nominal; /* there f64 counts tensor cores */
 }
-
-/* Bytes a second from L2 to the multiprocessors: about 36 a cycle each. */
-static inline double sat_l2_rate(const sat_device *d) { return sat_simt_cycles(d) * 36; }
 
 static inline double sat_worst(double x, double y, double z) {
     double most = x > y ? x : y;

@@ -77,7 +77,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double added = (double)a->stored_blocks * (double)r.br * (double)p->n * sat_dtype_size(summed_in(p, a)) * batch;
     double rate = sat_simt_rate(d, p->compute_dtype) * 0.03;
     double memory = (sat_bytes(p, a) + 3 * sums * batch) / d->memory_rate;
-    return sat_worst(sat_flops(p, a) / rate, 4 * added / sat_l2_rate(d), memory) + 8e-6 * batch;
+    return sat_worst(sat_flops(p, a) / rate, 4 * added / d->l2_rate, memory) + 8e-6 * batch;
 }
 
 template <typename S, typename SUM> static sat_status run(const sat_launch *l, const kernel_args &args) {

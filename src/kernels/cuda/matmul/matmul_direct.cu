@@ -303,7 +303,7 @@ static int64_t share_of(const sat_problem *p, const sat_rows *r, const sat_devic
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     double stored = (double)a->stored_blocks, columns = (double)(tiles(p) * COLUMNS), side = (double)r.bc;
-    double l2 = 8 * stored * side * (columns + side * (double)tiles(p)) / (0.8 * sat_l2_rate(d));
+    double l2 = 8 * stored * side * (columns + side * (double)tiles(p)) / (0.8 * d->l2_rate);
     double busy = 2 * stored * 8 * side * columns / d->flop_rate[SAT_F64];
     double seconds = sat_worst(l2, busy, sat_bytes(p, a) / (double)p->batch / d->memory_rate);
     if (v->instance.option & SPLIT) return (1.15 * seconds + 7e-6) * (double)p->batch;

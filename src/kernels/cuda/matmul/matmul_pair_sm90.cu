@@ -333,8 +333,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double shared = p->matmul.transpose == SAT_TRANSPOSE ? 0 : a->overlap;
     double entries =
         fmin(sat_union_expected(r.count, (r.k + r.bc - 1) / r.bc, a->stored_blocks, 2), blocks * (1 - shared / 2));
-    double loads = panels * (double)r.bc * 2 * (entries * BN + blocks * (double)ROWS),
-           rate = 9e12 * d->multiprocessors / 132;
+    double loads = panels * (double)r.bc * 2 * (entries * BN + blocks * (double)ROWS), rate = 0.96 * d->l2_rate;
     double work = 2 * blocks * panels * (double)(r.bc * ROWS * BN), tiles = ceil((double)r.count / 2) * panels;
     double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / fmin(1, tiles / d->multiprocessors);
     return fmax(batch * time, sat_bytes(p, a) / d->memory_rate) + batch * (tiles / d->multiprocessors * 1e-6 + 3e-6);

@@ -15,7 +15,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     (void)v;
     // A load of B for 4 products and one of A for each: the load units are the limit, a quarter as wide.
     double busy = sat_flops(p, a) / (sat_simt_rate(d, p->compute_dtype) * 0.06);
-    double l2 = register_tile_traffic(p, a, 32) / sat_l2_rate(d), memory = sat_bytes(p, a) / d->memory_rate;
+    double l2 = register_tile_traffic(p, a, 32) / d->l2_rate, memory = sat_bytes(p, a) / d->memory_rate;
     if (p->b.col_stride != 1 || p->n < 8) l2 *= 4; // each load reads a sector for one element
     double depth = (double)sat_op_rows(p, a).bc, longest = register_tile_longest(p, a, 1 + depth / 4);
     return sat_worst(sat_worst(busy, l2, memory), longest, 0) + 3e-6 * (double)p->batch;

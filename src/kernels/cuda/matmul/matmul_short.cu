@@ -191,7 +191,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double stage = 2 * (double)BK * (BM + v->instance.tile_n), stages = (double)(a->block_cols / BK);
     double tiles = fmax(1, (double)a->grid_rows * row_tiles * column_tiles),
            at_once = (double)d->multiprocessors * i->ctas;
-    double l2_rate = 2 * d->memory_rate, bytes = (double)a->stored_blocks * stages * row_tiles * column_tiles * stage;
+    double l2_rate = 0.87 * d->l2_rate, bytes = (double)a->stored_blocks * stages * row_tiles * column_tiles * stage;
     double uneven = ceil(tiles / d->multiprocessors) / (tiles / d->multiprocessors);
     double alone = (double)a->max_row * stages * stage / (l2_rate / d->multiprocessors);
     double waves = ceil(tiles / at_once), batch = (double)p->batch;

@@ -430,7 +430,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double peak = 0.8 - 2.0 / k->tile_m; // a tile of fewer rows has fewer products a load
     double rate = sat_simt_rate(d, p->compute_dtype) * peak;
     double busy = 2 * steps * k->tile_m * k->tile_n / rate;
-    double l2 = steps * (k->tile_m + k->tile_n) * size / sat_l2_rate(d);
+    double l2 = steps * (k->tile_m + k->tile_n) * size / d->l2_rate;
     double seconds = sat_worst(busy, l2, sat_bytes(p, a) / batch / d->memory_rate);
     if (!b_in_vectors(p)) seconds *= 1.15;
     if (v->instance.option & SPLIT) return batch * (1.08 * seconds + 8e-6);

@@ -353,7 +353,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     bool split = is_split(v) && longest > share * 1.25;
     if (split) longest = share;
     // A lane has 4 loads in flight: chunks, or elements, which use less of the memory's rate.
-    double busy = by_elements(v) ? 0.1 * size : 0.85, team_rate = 2 * d->memory_rate / d->multiprocessors;
+    double busy = by_elements(v) ? 0.1 * size : 0.85, team_rate = 0.87 * d->l2_rate / d->multiprocessors;
     double memory = sat_bytes(p, a) / (fmin(busy, 0.85) * d->memory_rate);
     double alone = longest * (double)(r.bc * rows_of(t)) * size / (fmin(busy, 0.5) * team_rate);
     double math = sat_flops(p, a) / (0.3 * d->flop_rate[p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32]);

@@ -255,7 +255,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double warps = stored * bands * s.units * (double)s.tiles * s.lanes / 32, cycles = sat_simt_cycles(d);
     double l2 = stored * size * (bands * (double)r.bc * n + (double)r.block_elements * (double)s.tiles);
     double memory = sat_bytes(p, a) / (double)p->batch / d->memory_rate;
-    double seconds = sat_worst(warps * unit / (4 * cycles), l2 / sat_l2_rate(d), memory);
+    double seconds = sat_worst(warps * unit / (4 * cycles), l2 / d->l2_rate, memory);
     if (p->b.col_stride != 1 && p->n > 1) seconds *= 3;
     double steps = sat_heaviest(p, a) * s.units / s.groups,
            alone = SAT_SIMT_LATENCY + unit * d->multiprocessors / cycles;

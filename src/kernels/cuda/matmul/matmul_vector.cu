@@ -34,7 +34,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     int64_t vector = 16 / (int64_t)sat_dtype_size(p->b_dtype);
     bool a_vectors = values_aligned(p, r);
     double busy = sat_flops(p, a) / (sat_simt_rate(d, p->compute_dtype) * (a_vectors ? 0.25 : 0.15));
-    double l2 = register_tile_traffic(p, a, 32 * vector) / sat_l2_rate(d), memory = sat_bytes(p, a) / d->memory_rate;
+    double l2 = register_tile_traffic(p, a, 32 * vector) / d->l2_rate, memory = sat_bytes(p, a) / d->memory_rate;
     double longest = register_tile_longest(p, a, 1 + (double)r.bc / (double)(a_vectors ? vector : 4));
     return sat_worst(sat_worst(busy, l2, memory), longest, 0) + 3e-6 * (double)p->batch;
 }

@@ -476,7 +476,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double slices = (double)r.br / bm;
     double depth = (double)a->stored_blocks * (double)r.bc * slices * panels, batch = (double)p->batch;
     double tiles = (double)r.count * slices * panels, utilization = fmin(1, tiles / d->multiprocessors);
-    double loads = depth * (bm + bn) * 4 / (9e12 * d->multiprocessors / 132), work = 2 * depth * bm * bn / d->tf32_rate;
+    double loads = depth * (bm + bn) * 4 / (0.96 * d->l2_rate), work = 2 * depth * bm * bn / d->tf32_rate;
     double time = fmax(loads, work) / utilization;
     return fmax(batch * time, sat_bytes(p, a) / d->memory_rate) + batch * (tiles / d->multiprocessors * 1.5e-6 + 3e-6);
 }

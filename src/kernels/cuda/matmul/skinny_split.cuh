@@ -25,7 +25,7 @@ static inline double skinny_estimate(const sat_variant *v, const sat_problem *p,
     double longest = (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row);
     split = split && longest > share * 1.25;
     if (split) longest = share;
-    double l2_rate = 2 * d->memory_rate, tile = (double)r.bc * 2 * (double)(v->instance.tile_m + p->n);
+    double l2_rate = 0.87 * d->l2_rate, tile = (double)r.bc * 2 * (double)(v->instance.tile_m + p->n);
     double l2 = (double)a->stored_blocks * (double)p->batch * tiles * tile / l2_rate;
     double alone = longest * tile / (l2_rate / d->multiprocessors), memory = sat_bytes(p, a) / (0.9 * d->memory_rate);
     return fmax(fmax(memory, l2), alone) + (split ? 4e-6 : 2.5e-6);

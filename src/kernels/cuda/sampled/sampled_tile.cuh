@@ -93,7 +93,7 @@ static inline double sampled_seconds(const sat_problem *p, const sat_pattern_vie
     double waste = p->b.col_stride < p->b.row_stride && run < 32 ? 32 / run : 1; /* of sectors, by narrow blocks */
     double lines = (double)sat_min(bm, a->block_rows) + (double)sat_min(bn, blocks * a->block_cols) * waste;
     double compute = waves * d->multiprocessors * 2 * bm * bn * depth / rate;
-    double l2 = tiles * lines * (double)p->k * size / (2.2 * d->memory_rate);
+    double l2 = tiles * lines * (double)p->k * size / (0.95 * d->l2_rate);
     double memory = sat_bytes(p, a) / d->memory_rate;
     return fmax(compute, fmax(l2, memory)) + 4e-6;
 }

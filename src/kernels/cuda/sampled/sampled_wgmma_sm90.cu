@@ -379,7 +379,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double tiles = rows * ceil(blocks / each) * (double)ceil_of(a->block_rows, (int64_t)bm) *
                    (double)ceil_of(a->block_cols, (int64_t)bn) * (double)p->batch;
     double waves = fmax(1, ceil(tiles / d->multiprocessors)), depth = (double)ceil_of(p->k, 64) * 64;
-    double wide = fmin(bn, each * (double)a->block_cols), rate = 9e12 / 132;
+    double wide = fmin(bn, each * (double)a->block_cols), rate = 0.96 * d->l2_rate / d->multiprocessors;
     double lines = depth * wide / (p->b.col_stride != 1 ? 64 : line_of(a) / 2);
     double near = fmax(depth * (fmin(bm, (double)a->block_rows) + wide) * 2 / rate, lines * 1.1e-9);
     double compute = 2 * bm * bn * depth / (d->flop_rate[p->a_dtype] / d->multiprocessors);
