@@ -114,11 +114,12 @@ template <typename T> __device__ inline T warp_sum(T x) {
 
 /* All threads of the CTA, once. */
 __device__ inline void add_squares(outcome *o, sat_squares mine) {
-    double seen = warp_sum(mine.seen), predicted = warp_sum(mine.predicted);
+    double seen = warp_sum(mine.seen), predicted = warp_sum(mine.predicted), weights = warp_sum(mine.weights);
     unsigned long long count = warp_sum((unsigned long long)mine.count);
     if (threadIdx.x % 32 != 0 || count == 0) return;
     atomicAdd(&o->squares.seen, seen);
     atomicAdd(&o->squares.predicted, predicted);
+    atomicAdd(&o->squares.weights, weights);
     atomicAdd((unsigned long long *)&o->squares.count, count);
 }
 

@@ -157,7 +157,7 @@ SAT_BOTH static inline double sat_predicted_square(const sat_problem *p, double 
 typedef struct sat_squares {
     double seen, predicted; /* by sat_squares_add */
     int64_t count;
-    double weights; /* squares of what is predicted of each; 0: not gathered (on a GPU) */
+    double weights; /* squares of what is predicted of each */
 } sat_squares;
 
 /* An element counts for at most three times what is predicted of it: the error of one long chain of additions has an
@@ -170,7 +170,7 @@ SAT_BOTH static inline void sat_squares_add(sat_squares *s, double off, double p
 /* How many elements the sum is made of. Where one row is much longer than the others, its few elements are most of it,
  * and their mean is that of a few. */
 SAT_BOTH static inline double sat_squares_effective(const sat_squares *s) {
-    return s->weights > 0 ? s->predicted * s->predicted / s->weights : (double)s->count;
+    return s->weights > 0 ? s->predicted * s->predicted / s->weights : (double)s->count; /* 0: underflow */
 }
 
 /* May squares that are predicted on average add up to those seen? A few elements may be off by chance: six and a half
