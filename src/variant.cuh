@@ -12,23 +12,36 @@
 
 /* ---- elements ---- */
 
-/* Any element as a double, by a dtype known at run time: for references, edges and checks. */
-__device__ __forceinline__ double sat_device_load(sat_dtype t, const void *p, int64_t i) {
+/* Any element, by a dtype known at run time, in a type that is as wide; and back, rounded once. */
+template <typename T> __device__ __forceinline__ T sat_load_as(T, sat_dtype t, const void *p, int64_t i) {
     switch (t) {
-    case SAT_F64: return ((const double *)p)[i];
-    case SAT_F32: return (double)((const float *)p)[i];
-    case SAT_F16: return (double)__half2float(((const __half *)p)[i]);
-    default: return (double)__bfloat162float(((const __nv_bfloat16 *)p)[i]);
+#define SAT_DTYPE(id, name, stored, on_device, ...)                                                                    \
+    case id:                                                                                                           \
+        return (T)((const on_device *)p)[i];
+#include "base/dtypes.def"
+#undef SAT_DTYPE
     }
+    __builtin_unreachable();
 }
 
-__device__ __forceinline__ void sat_device_store(sat_dtype t, void *p, int64_t i, double x) {
+template <typename T> __device__ __forceinline__ void sat_store_from(T x, sat_dtype t, void *p, int64_t i) {
     switch (t) {
-    case SAT_F64: ((double *)p)[i] = x; break;
-    case SAT_F32: ((float *)p)[i] = (float)x; break;
-    case SAT_F16: ((__half *)p)[i] = __float2half_rn((float)x); break;
-    default: ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn((float)x); break;
+#define SAT_DTYPE(id, name, stored, on_device, ...)                                                                    \
+    case id:                                                                                                           \
+        ((on_device *)p)[i] = (on_device)x;                                                                            \
+        return;
+#include "base/dtypes.def"
+#undef SAT_DTYPE
     }
+    __builtin_unreachable();
+}
+
+/* As doubles: for references, edges and checks. */
+__device__ __forceinline__ double sat_device_load(sat_dtype t, const void *p, int64_t i) {
+    return sat_load_as(0.0, t, p, i);
+}
+__device__ __forceinline__ void sat_device_store(sat_dtype t, void *p, int64_t i, double x) {
+    sat_store_from(x, t, p, i);
 }
 
 /* ---- the matmul's block rows, as sat_op_rows has them, on the device ---- */
@@ -64,30 +77,6 @@ static inline sat_epilogue sat_epilogue_of(const sat_launch *l) { /* a matmul's 
                       p->c_dtype,
                       sat_activation_of(p)};
     return o;
-}
-
-__device__ __forceinline__ float sat_load_as(float, sat_dtype t, const void *p, int64_t i) {
-    switch (t) {
-    case SAT_F32: return ((const float *)p)[i];
-    case SAT_F16: return __half2float(((const __half *)p)[i]);
-    case SAT_BF16: return __bfloat162float(((const __nv_bfloat16 *)p)[i]);
-    default: return (float)((const double *)p)[i];
-    }
-}
-__device__ __forceinline__ double sat_load_as(double, sat_dtype t, const void *p, int64_t i) {
-    return sat_device_load(t, p, i);
-}
-
-__device__ __forceinline__ void sat_store_from(float x, sat_dtype t, void *p, int64_t i) {
-    switch (t) {
-    case SAT_F32: ((float *)p)[i] = x; break;
-    case SAT_F16: ((__half *)p)[i] = __float2half_rn(x); break;
-    case SAT_BF16: ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x); break;
-    default: ((double *)p)[i] = (double)x; break;
-    }
-}
-__device__ __forceinline__ void sat_store_from(double x, sat_dtype t, void *p, int64_t i) {
-    sat_device_store(t, p, i, x);
 }
 
 __device__ __forceinline__ float sat_act(sat_activation act, float x) { return sat_act_f32(act, x); }
@@ -193,9 +182,5 @@ static sat_status sat_start(const sat_launch *l, unsigned grid, int threads, int
     if (e != cudaSuccess) (void)cudaGetLastError();
     return sat_cuda_status(l, e);
 }
-
-/* The last dtype of each switch of this file is its default, which saves kernels a comparison: a problem's dtypes are
- * in the table. A dtype more is a case more. */
-static_assert(SAT_DTYPE_COUNT == 4, "dtypes.def has another dtype: it needs a case in each switch of this file");
 
 #endif
