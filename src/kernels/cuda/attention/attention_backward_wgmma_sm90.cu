@@ -63,8 +63,8 @@ struct shared_barriers {
 template <bool BY_KEY_, int D_, int BN_, int S_STAGES_, int DP_STAGES_, bool PINGPONG_> struct tile_shape {
     static constexpr bool BY_KEY = BY_KEY_, PINGPONG = PINGPONG_;
     static constexpr int D = D_, BN = BN_, S_STAGES = S_STAGES_, DP_STAGES = DP_STAGES_;
-    static constexpr int PANELS = (D + 63) / 64, PANEL = BN * 128, TILE = PANELS * PANEL,
-                         OWN = PANELS * ATTENTION_PANEL;
+    static constexpr int CHUNKS = (D + 63) / 64, CHUNK = BN * 128, TILE = CHUNKS * CHUNK,
+                         OWN = CHUNKS * ATTENTION_CHUNK;
     // lse and delta of the queries of a step. A copy begins on 16 bytes, so that up to 3 queries come before.
     static constexpr int STATISTIC = 4 * (BN + 4), STATISTICS = BY_KEY ? 2 * STATISTIC : 0;
     static constexpr int STATISTICS_PITCH = (STATISTICS + 127) / 128 * 128;
@@ -169,8 +169,8 @@ template <typename S> __device__ __forceinline__ void scheduler(const kernel_arg
 template <typename S>
 __device__ __forceinline__ void load_tile(const CUtensorMap *map, uint32_t to, uint32_t full, int row, int head,
                                           int batch) {
-    for (int panel = 0; panel < S::PANELS; panel++)
-        tma_load(to + panel * S::PANEL, map, full, panel * 64, row, head, batch);
+    for (int chunk = 0; chunk < S::CHUNKS; chunk++)
+        tma_load(to + chunk * S::CHUNK, map, full, chunk * 64, row, head, batch);
 }
 
 template <typename S>
@@ -180,8 +180,8 @@ __device__ __forceinline__ void load_own(const tensor_maps &m, const attention_w
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < 2; warpgroup++)
         for (int k = 0; k < 2; k++)
-            for (int panel = 0; panel < S::PANELS; panel++)
-                tma_load(S::own(smem, k, warpgroup) + panel * ATTENTION_PANEL, &m.own[k], full, panel * 64,
+            for (int chunk = 0; chunk < S::CHUNKS; chunk++)
+                tma_load(S::own(smem, k, warpgroup) + chunk * ATTENTION_CHUNK, &m.own[k], full, chunk * 64,
                          work.t.first + warpgroup * 64, work.head, work.batch);
 }
 

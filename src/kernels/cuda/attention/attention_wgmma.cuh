@@ -1,34 +1,35 @@
 /* What the Hopper attention kernels share: wgmma of tiles that TMA has loaded, and the tensor maps that it
  * loads them by (sm_90a).
  *
- * Operands have 16 bits and are stored in panels of 64 columns, so that a row of a panel is the 128 bytes of the
+ * Operands have 16 bits and are stored in chunks of 64 columns, so that a row of a chunk is the 128 bytes of the
  * swizzle. Accumulators of a warpgroup have 64 rows, 16 a warp. Element e of a lane is row lane/4 + e/2%2*8 of its warp
  * and column e/4*8 + lane%4*2 + e%2, so that a lane has two rows. A kernel's S has its shape: head sizes up to D, tiles
- * of BN rows, PANEL bytes from one panel of a tile to the next. */
+ * of BN rows, CHUNK bytes from one chunk of a tile to the next. */
 #ifndef SAT_ATTENTION_WGMMA_CUH
 #define SAT_ATTENTION_WGMMA_CUH
 
 #include "attention.h"
 #include "kernels/cuda/common/tma.cuh"
 
-enum { ATTENTION_PANEL = 64 * 128 }; /* bytes of a panel of 64 rows */
+enum { ATTENTION_CHUNK = 64 * 128 }; /* bytes of a chunk of 64 rows */
 
 /* Issues s = A*B^T, (64, BN), over D elements; A is (64, D) and B is (BN, D). */
 template <typename T, typename S>
 __device__ __forceinline__ void attention_wgmma_abt(float (&s)[S::BN / 2], uint32_t a, uint32_t b) {
-    uint64_t da = wgmma_descriptor(a, 1, 16, 1024), db = wgmma_descriptor(b, 1, 16, 1024);
+    uint64_t da = wgmma_descriptor(a, swizzle_mode_of(128), 16, 1024),
+             db = wgmma_descriptor(b, swizzle_mode_of(128), 16, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < S::D / 16; step++) // descriptors count in 16 bytes
-        wgmma_ss<T, S::BN, 0, 0>::run(s, da + (step / 4 * ATTENTION_PANEL + step % 4 * 32) / 16,
-                                      db + (step / 4 * S::PANEL + step % 4 * 32) / 16, step > 0);
+        wgmma_ss<T, S::BN, 0, 0>::run(s, da + (step / 4 * ATTENTION_CHUNK + step % 4 * 32) / 16,
+                                      db + (step / 4 * S::CHUNK + step % 4 * 32) / 16, step > 0);
     wgmma_commit_group();
 }
 
 /* Issues o += P*B, (64, D); P is (64, BN) in registers, B is (BN, D). */
 template <typename T, typename S>
 __device__ __forceinline__ void attention_wgmma_pb(float (&o)[S::D / 2], const uint32_t (&p)[S::BN / 4], uint32_t b) {
-    uint64_t db = wgmma_descriptor(b, 1, S::PANEL, 1024);
+    uint64_t db = wgmma_descriptor(b, swizzle_mode_of(128), S::CHUNK, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < S::BN / 16; step++) wgmma_rs<T, S::D>::run(o, &p[step * 4], db + step * 2048 / 16);

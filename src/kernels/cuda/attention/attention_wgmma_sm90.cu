@@ -64,18 +64,19 @@ struct shared_barriers {
 };
 
 // Head sizes up to D, BN keys a tile, STAGES tiles of K and of V, Q_STAGES tiles of Q. Offsets and sizes in bytes. A
-// panel is 64 columns of an operand.
+// chunk is 64 columns of an operand.
 template <int D_, int BN_, int WARPGROUPS_, int STAGES_, int Q_STAGES_> struct tile_shape {
     static constexpr int D = D_, BN = BN_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_;
-    static constexpr int PANELS = (D + 63) / 64, PANEL = BN * 128, TILE = PANELS * PANEL;
-    static constexpr int Q = WARPGROUPS * PANELS * ATTENTION_PANEL;
+    static constexpr int CHUNKS = (D + 63) / 64, CHUNK = BN * 128, TILE = CHUNKS * CHUNK;
+    static constexpr int Q = WARPGROUPS * CHUNKS * ATTENTION_CHUNK;
     static constexpr int K_OFFSET = Q_STAGES * Q, V_OFFSET = K_OFFSET + STAGES * TILE;
     static constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * TILE;
     static constexpr int BYTES = BARRIER_OFFSET + (int)sizeof(shared_barriers);
     static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + (WARPGROUPS == 1 ? 32 : 128);
     static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 1 ? 0 : WARPGROUPS == 2 ? 40 : 32; // 0: all have the same
     static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 160;
-    // A warpgroup keeps a tile of V until its next tile of K has arrived, which in a list is up to WARPGROUPS tiles on.
+    // A warpgroup does not read V of a tile before K of its next tile is there, which in a list is up to WARPGROUPS
+    // tiles on.
     // V is loaded one tile behind K, hence + 1.
     static_assert(WARPGROUPS <= STAGES + 1, "the producer would wait for a stage that is never freed");
     static_assert(BN % 16 == 0 && D % 16 == 0 && STAGES <= MAX_STAGES && Q_STAGES <= MAX_Q_STAGES, "");
@@ -171,10 +172,10 @@ __device__ __forceinline__ void load_tile(const kernel_args &x, const CUtensorMa
                                           sat_key_tile tile, int head, int batch) {
     mbarrier_arrive_expect_tx(full, S::TILE);
     int first = sat_first_key(tile);
-    for (int panel = 0; panel < S::PANELS; panel++) {
-        uint32_t at = to + panel * S::PANEL;
-        tma_load(at, map, full, panel * 64, first, head, batch);
-        if (x.half_boxes) tma_load(at + S::PANEL / 2, map, full, panel * 64, tile.second, head, batch);
+    for (int chunk = 0; chunk < S::CHUNKS; chunk++) {
+        uint32_t at = to + chunk * S::CHUNK;
+        tma_load(at, map, full, chunk * 64, first, head, batch);
+        if (x.half_boxes) tma_load(at + S::CHUNK / 2, map, full, chunk * 64, tile.second, head, batch);
     }
 }
 
@@ -220,9 +221,9 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
                 mbarrier_wait(smem_address(&s->q_empty[stage]), work_index / S::Q_STAGES & 1 ^ 1);
                 mbarrier_arrive_expect_tx(full, S::Q);
                 for (int g = 0; g < S::WARPGROUPS; g++)
-                    for (int panel = 0; panel < S::PANELS; panel++)
-                        tma_load(smem + stage * S::Q + (g * S::PANELS + panel) * ATTENTION_PANEL, &m.q, full,
-                                 panel * 64, t->w.row[g], t->head, batch);
+                    for (int chunk = 0; chunk < S::CHUNKS; chunk++)
+                        tma_load(smem + stage * S::Q + (g * S::CHUNKS + chunk) * ATTENTION_CHUNK, &m.q, full,
+                                 chunk * 64, t->w.row[g], t->head, batch);
             } else {
                 uint32_t at = base + i - 1, stage = at % S::STAGES;
                 mbarrier_wait(smem_address(&s->v_empty[stage]), at / S::STAGES & 1 ^ 1);
@@ -348,7 +349,7 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
         // A half tile whose first key is in [low, high] needs no mask: every row of the warpgroup keeps all its keys.
         int low = sat_row_begin(&w, row + SAT_WARPGROUP_ROWS - 1, x.band);
         int high = sat_row_end(&w, row, x.band) - S::BN / 2;
-        uint32_t q = smem + q_stage * S::Q + warpgroup * S::PANELS * ATTENTION_PANEL;
+        uint32_t q = smem + q_stage * S::Q + warpgroup * S::CHUNKS * ATTENTION_CHUNK;
         float o[S::D / 2], m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, rescale_factor[2];
 #pragma unroll
         for (int e = 0; e < S::D / 2; e++) o[e] = 0;
@@ -426,7 +427,7 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
     return v;
 }
 
-// Offset of vector `vec16` of 16 bytes of row `row` in a swizzled panel.
+// Offset of vector `vec16` of 16 bytes of row `row` in a swizzled chunk.
 __device__ __forceinline__ uint32_t swizzled_offset(int row, int vec16) { return row * 128 + (vec16 ^ (row & 7)) * 16; }
 
 // LSE and O = o/sum of the warpgroup's rows from `row` on. A warp stages its 16 rows of O over its rows of Q, and
@@ -456,15 +457,15 @@ __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &
         uint32_t p[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) p[e] = attention_pack_2(E(), o[j * 8 + 2 * e], o[j * 8 + 2 * e + 1]);
-        stmatrix_x4(at + j / 4 * ATTENTION_PANEL + swizzled_offset(lane % 16, j % 4 * 2 + lane / 16), p[0], p[1], p[2],
+        stmatrix_x4(at + j / 4 * ATTENTION_CHUNK + swizzled_offset(lane % 16, j % 4 * 2 + lane / 16), p[0], p[1], p[2],
                     p[3]);
     }
     __syncwarp();
     E *to = (E *)x.o + t.batch * x.o_batch_stride + t.head * x.o_head_stride + lane % 8 * 8;
 #pragma unroll
-    for (int j = 0; j < S::PANELS * 4; j++) {
+    for (int j = 0; j < S::CHUNKS * 4; j++) {
         int i = j % 4 * 4 + lane / 8, column = j / 4 * 64;
-        uint4 v = load_shared_16(at + j / 4 * ATTENTION_PANEL + swizzled_offset(i, lane % 8));
+        uint4 v = load_shared_16(at + j / 4 * ATTENTION_CHUNK + swizzled_offset(i, lane % 8));
         if (row + i < t.w.row_end && column + lane % 8 * 8 < x.dim)
             __stcg((uint4 *)(to + (row + i) * x.o_row_stride + column), v);
     }

@@ -194,7 +194,7 @@ __device__ static void producer_of_b(const params &x, const tensor_maps &m, pref
  * group. */
 template <typename S, bool A_TRANSPOSED> struct lane_block {
     uint32_t own_row_mask; // bits of all slots of this lane's row
-    int next;              // position of the row's next block, in the order of op(A)'s rows
+    int next_block;        // position of the row's next block, in the order of op(A)'s rows
     int line;              // where this lane's block begins in A's tensor map
     bool there;            // the stage has a block in this lane's slot
 
@@ -202,15 +202,15 @@ template <typename S, bool A_TRANSPOSED> struct lane_block {
      * there. */
     __device__ __forceinline__ void find(const params &x, uint32_t block_mask) {
         uint32_t lane = threadIdx.x % 32, own = block_mask & own_row_mask;
-        int block_position = next + __popc(own & ((1u << lane) - 1)), block_index = block_position;
-        there = block_mask >> lane & 1, next += __popc(own);
+        int block_position = next_block + __popc(own & ((1u << lane) - 1)), block_index = block_position;
+        there = block_mask >> lane & 1, next_block += __popc(own);
         if (A_TRANSPOSED && there) block_index = (int)x.rows.block[block_position];
         line = block_index * (A_TRANSPOSED ? S::BC : S::BR);
     }
 };
 
 /* Loads the blocks of A. Those of the next stage are found before the current stage is waited for; in the loop
- * `next` is the first entry of that stage. */
+ * `next_entry` is the first entry of that stage. */
 template <typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     constexpr int ENTRIES = entries_per_stage<S, B_COL_MAJOR>;
@@ -224,17 +224,17 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
         const tile *t = &s->tiles[queue_entry];
         int first = t->first, count = t->count;
         lane_entries entries;
-        entries.now.row_mask = t->row_mask[lane], block.next = t->block[mine];
+        entries.now.row_mask = t->row_mask[lane], block.next_block = t->block[mine];
         mbarrier_arrive(smem_address(&s->tile_empty[queue_entry])); // every lane arrives for what it read
         if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
         if (count < 0) return;
         entries.later = lane_entries::at(x, first, count, 32);
         block.find(x, entries.block_mask<S, B_COL_MAJOR>(0));
-        for (int next = ENTRIES; next < count + ENTRIES; next += ENTRIES) {
+        for (int next_entry = ENTRIES; next_entry < count + ENTRIES; next_entry += ENTRIES) {
             lane_block<S, A_TRANSPOSED> now = block;
-            if (next < count) {
-                entries.advance(x, first, count, next);
-                block.find(x, entries.block_mask<S, B_COL_MAJOR>(next));
+            if (next_entry < count) {
+                entries.advance(x, first, count, next_entry);
+                block.find(x, entries.block_mask<S, B_COL_MAJOR>(next_entry));
             }
             mbarrier_wait(empty + stage * 8, phase);
             if (now.there) tma_load(smem + stage * STAGE_BYTES, &m.a, full + stage * 8, 0, now.line);
@@ -499,9 +499,10 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double panels = ceil((double)p->n / (double)BN), groups = ceil((double)r.count * (double)r.br / (double)BM);
     double cols = ceil((double)r.k / (double)r.bc), width = columns_per_entry(p->b.col_stride != 1, (int)r.bc);
     double entries = sat_union_expected(r.count, (int64_t)cols, a->stored_blocks, (int)(BM / r.br)); // of one column
-    entries = groups * cols / width * (1 - pow(1 - fmin(1, entries / (groups * cols)), width)); // the same for width 1
+    entries =
+        groups * cols / width * (1 - pow(1 - fmin(1, entries / (groups * cols)), width)); // of `width` columns each
     double loads = entries * panels * width * (double)(r.bc * BN * 2) + (double)a->stored_elements * 2 * panels;
-    double rate = 8.5e12 * d->multiprocessors / 132, utilization = fmin(1, groups * panels / d->multiprocessors),
+    double rate = 0.9 * d->l2_rate, utilization = fmin(1, groups * panels / d->multiprocessors),
            batch = (double)p->batch;
     double wgmma_cycles = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
     double time = fmax(loads / rate, wgmma_cycles / (SM_CLOCK_HZ * d->multiprocessors)) / utilization +

@@ -229,10 +229,11 @@ __device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t a
     if (S::BM == 128) a += wg * 64 * BK * 2;
     else b += B_COL_MAJOR ? wg * S::WN * BK * 2 : wg * (S::WN * 2 / S::LINE) * chunk;
     wgmma_fence();
+    // The leading offset is from one chunk of M or N to the next; where K is contiguous it is not used.
 #pragma unroll
     for (int k = 0; k < BK / 16; k++) {
-        uint64_t da = A_TRANSPOSED ? wgmma_descriptor(a + k * 2048, 1, BK * 128, 1024)
-                      : two_stages ? wgmma_descriptor(a + k * 32, 1, 16, 1024)
+        uint64_t da = A_TRANSPOSED ? wgmma_descriptor(a + k * 2048, swizzle_mode_of(128), BK * 128, 1024)
+                      : two_stages ? wgmma_descriptor(a + k * 32, swizzle_mode_of(128), 16, 1024)
                                    : wgmma_descriptor(a + k * 32, k_swizzle, 16, k_stride);
         uint64_t db = B_COL_MAJOR ? wgmma_descriptor(b + k * 32, k_swizzle, 16, k_stride)
                                   : wgmma_descriptor(b + k * 16 * S::LINE, n_swizzle, chunk, 8 * S::LINE);
@@ -385,14 +386,14 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
-/* Loads from L2 and products overlap; the longer counts. 9e12 bytes/s: L2 with 132 multiprocessors. */
+/* Loads from L2 and products overlap; the longer counts. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     double bm = v->instance.tile_m, bn = v->instance.tile_n, panels = ceil((double)p->n / bn);
     double slices = ceil((double)r.br / bm), tiles = (double)r.count * slices * panels, batch = (double)p->batch;
     double loads = (double)a->stored_blocks * panels * slices * (double)r.bc * (fmin(bm, (double)r.br) + bn) * 2;
     double work = 2 * (double)a->stored_blocks * panels * slices * (double)r.bc * bm * bn;
-    double utilization = fmin(1, tiles / d->multiprocessors), rate = 9e12 * d->multiprocessors / 132;
+    double utilization = fmin(1, tiles / d->multiprocessors), rate = 0.96 * d->l2_rate;
     double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / utilization;
     if (depth_of(&v->instance, &r) == 16) // a stage takes at least 0.3 us, however little it brings
         time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->multiprocessors /
