@@ -114,14 +114,27 @@ struct sat_tf32_math {
     }
 };
 
-/* f64: m8n8k4; a lane has one element of a, one of b, two of c. */
+/* f64: m8n8k4, a lane has one element of a, one of b, two of c; and m16n8k8, whose fragments are those of four m8n8k4.
+ * Hopper does m8n8k4 at half of its rate. */
 struct sat_f64_math {
     typedef double element;
     static constexpr sat_dtype dtype = SAT_F64;
-    __device__ static __forceinline__ void multiply(double (&c)[2], double a, double b) {
+    __device__ static __forceinline__ void multiply(double &c0, double &c1, double a, double b) {
         asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};"
-                     : "+d"(c[0]), "+d"(c[1])
+                     : "+d"(c0), "+d"(c1)
                      : "d"(a), "d"(b));
+    }
+    __device__ static __forceinline__ void multiply(double (&c)[2], double a, double b) { multiply(c[0], c[1], a, b); }
+    __device__ static __forceinline__ void multiply(double (&c)[4], const double (&a)[4], double b0, double b1) {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                     "{%0,%1,%2,%3};"
+                     : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+                     : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b0), "d"(b1));
+#else
+        multiply(c[0], c[1], a[0], b0), multiply(c[0], c[1], a[2], b1);
+        multiply(c[2], c[3], a[1], b0), multiply(c[2], c[3], a[3], b1);
+#endif
     }
 };
 

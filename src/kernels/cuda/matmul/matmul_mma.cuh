@@ -484,11 +484,11 @@ static inline double mma_busy_seconds(const mma_instance *k, const sat_problem *
     double depth = (double)a->stored_blocks * (double)r.bc * (double)(r.br / k->bm) * columns * (double)p->batch;
     double per_cycle = d->capability >= 90 ? 4096 : d->capability == 80 ? 2048 : 1024; /* of 16-bit operations */
     double cycles = d->flop_rate[SAT_F16] / (0.75 * per_cycle);                        /* all multiprocessors' */
-    double part = k->dtype == SAT_F64 ? 0.5 : (d->capability >= 90 ? 0.6 : 0.85) / 0.75;
+    double part = k->dtype == SAT_F64 ? (k->bm == 8 ? 0.5 : 0.8) : (d->capability >= 90 ? 0.6 : 0.85) / 0.75;
     double rate = sat_matrix_rate(d, k->dtype) * part;
     double warps = k->threads / 32, tile = (double)(k->bm + k->bn) * size, reads = warps * (k->wm + k->wn) * size;
     double compute = depth * 2 * k->bm * k->bn / rate, shared = depth * (tile + reads) / (cycles * 128 * 0.9);
-    double l2 = depth * tile / (d->memory_rate * 2.1), memory = sat_bytes(p, a) / d->memory_rate;
+    double l2 = depth * tile / (0.92 * d->l2_rate), memory = sat_bytes(p, a) / d->memory_rate;
     return fmax(fmax(compute, shared), fmax(l2, memory));
 }
 
@@ -579,7 +579,7 @@ template <const auto &INSTANCES> struct mma_whole_rows {
         return mma_launch(k, l, mma_args_of(k, l, NULL), even);
     }
     static constexpr sat_family family = {
-        .revision = "1",
+        .revision = "2",
         .op = SAT_MATMUL,
         .backend = SAT_CUDA,
         .flags = SAT_V_BATCHED,
@@ -629,7 +629,7 @@ template <const auto &INSTANCES> struct mma_split_rows {
         return status == SAT_OK ? sat_launch_split_reduction(l, args.r, args.out.to, *work) : status;
     }
     static constexpr sat_family family = {
-        .revision = "1",
+        .revision = "2",
         .op = SAT_MATMUL,
         .backend = SAT_CUDA,
         .about = "the same, longest rows first, heavy rows split and their partial sums added in order",

@@ -161,14 +161,19 @@ struct mma_tf32 {
     }
 };
 
-/* f64: a lane has one element of each fragment. */
-struct mma_f64 {
+/* f64. The fragments are made of those of m8n8k4, of which a lane has one element each: ROWS / 8 of them below each
+ * other, DEPTH / 4 along k. */
+template <int ROWS, int DEPTH> struct mma_f64 {
     typedef double element;
     typedef double accumulator;
-    typedef double a;
-    typedef double b;
+    struct a {
+        double r[ROWS / 8 * DEPTH / 4];
+    };
+    struct b {
+        double r[DEPTH / 4];
+    };
     static constexpr sat_dtype dtype = SAT_F64;
-    static constexpr int M = 8, K = 4, ACCUMULATORS = 2;
+    static constexpr int M = ROWS, K = DEPTH, ACCUMULATORS = ROWS / 4;
     static constexpr int paired(bool) { return 1; }
     template <int MT, int NT> __device__ static void round_operands(a (&)[MT], b (&)[NT]) {}
 
@@ -180,20 +185,32 @@ struct mma_f64 {
     template <int MN, int BK, bool K_MAJOR> __device__ static int lane_offset_b(int lane, int first) {
         return lane_offset_a<MN, BK, K_MAJOR>(lane, first);
     }
+    /* The lane's element of the 8 x 4 part of the tile: number i in m or n, number kk in k. */
+    template <int MN, int BK, bool K_MAJOR>
+    __device__ static __forceinline__ double load(uint32_t offset, int i, int kk) {
+        if (K_MAJOR) return ld_shared_f64(mma_lines_below<BK / 2, 1>(mma_chunks_along(offset, 2 * kk), 8 * i));
+        return ld_shared_f64(mma_lines_below<MN / 2, 1>(mma_chunks_along(offset, 4 * i), 4 * kk));
+    }
     template <int MN, int BK, bool K_MAJOR, int COUNT>
-    __device__ static __forceinline__ void load_a(double (&x)[COUNT], uint32_t offset, int kk) {
+    __device__ static __forceinline__ void load_a(a (&x)[COUNT], uint32_t offset, int kk) {
+        constexpr int DOWN = ROWS / 8, ALONG = DEPTH / 4;
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            if (K_MAJOR) x[i] = ld_shared_f64(mma_lines_below<BK / 2, 1>(mma_chunks_along(offset, 2 * kk), 8 * i));
-            else x[i] = ld_shared_f64(mma_lines_below<MN / 2, 1>(mma_chunks_along(offset, 4 * i), 4 * kk));
-        }
+        for (int i = 0; i < COUNT; i++)
+#pragma unroll
+            for (int e = 0; e < DOWN * ALONG; e++)
+                x[i].r[e] = load<MN, BK, K_MAJOR>(offset, i * DOWN + e % DOWN, kk * ALONG + e / DOWN);
     }
     template <int MN, int BK, bool K_MAJOR, int COUNT>
-    __device__ static __forceinline__ void load_b(double (&x)[COUNT], uint32_t offset, int kk) {
-        load_a<MN, BK, K_MAJOR>(x, offset, kk);
+    __device__ static __forceinline__ void load_b(b (&x)[COUNT], uint32_t offset, int kk) {
+        constexpr int ALONG = DEPTH / 4;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+#pragma unroll
+            for (int e = 0; e < ALONG; e++) x[i].r[e] = load<MN, BK, K_MAJOR>(offset, i, kk * ALONG + e);
     }
-    __device__ static __forceinline__ void multiply(double (&c)[2], double x, double y) {
-        sat_f64_math::multiply(c, x, y);
+    __device__ static __forceinline__ void multiply(double (&c)[ACCUMULATORS], const a &x, const b &y) {
+        if constexpr (ROWS == 8) sat_f64_math::multiply(c, x.r[0], y.r[0]);
+        else sat_f64_math::multiply(c, x.r, y.r[0], y.r[1]);
     }
 };
 

@@ -77,17 +77,7 @@ template <> struct product<sat_f64_math> {
     typedef double word, accumulator;
     static constexpr int K = 8;
     __device__ static __forceinline__ void multiply(accumulator (&c)[4], const word (&a)[4], word b0, word b1) {
-#if __CUDA_ARCH__ >= 900
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                     "{%0,%1,%2,%3};"
-                     : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
-                     : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b0), "d"(b1));
-#else
-        double low[2] = {c[0], c[1]}, high[2] = {c[2], c[3]};
-        sat_f64_math::multiply(low, a[0], b0), sat_f64_math::multiply(low, a[2], b1);
-        sat_f64_math::multiply(high, a[1], b0), sat_f64_math::multiply(high, a[3], b1);
-        c[0] = low[0], c[1] = low[1], c[2] = high[0], c[3] = high[1];
-#endif
+        sat_f64_math::multiply(c, a, b0, b1);
     }
 };
 
