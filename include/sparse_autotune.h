@@ -135,7 +135,7 @@ typedef enum sat_measure {
 enum {
     SAT_ALLOW_TF32 = 1u << 0,             /* f32 products may round their inputs to TF32 */
     SAT_ALLOW_NONDETERMINISTIC = 1u << 1, /* variants whose result depends on timing (atomics) may take part */
-    SAT_ALLOW_DENSE = 1u << 2,    /* variants that multiply by the absent blocks may win: differs where B has Inf/NaN */
+    SAT_ALLOW_DENSE = 1u << 2,    /* bare dense products may win too: their result differs where B has Inf or NaN */
     SAT_FIXED_VALUES = 1u << 3,   /* values stay as they are between sat_plan_refresh calls (inference) */
     SAT_ALLOW_BROADCAST = 1u << 4 /* an input's stride of 0 is meant: one row, column or head stands for all */
 };
@@ -484,7 +484,7 @@ typedef struct sat_result {
     double estimate_seconds, prepare_seconds;
     size_t workspace_bytes;
     int runs;
-    bool may_win;         /* false: a rival to show only (dense, without SAT_ALLOW_DENSE; or not registered any more) */
+    bool may_win; /* false: a rival to show only (SAT_V_DENSE without SAT_ALLOW_DENSE; or not registered any more) */
     char message[192];    /* why it is not ok; else "" */
     double least_seconds; /* the fastest run; 0 where it was not timed, or by an earlier version */
 } sat_result;
@@ -561,7 +561,7 @@ typedef struct sat_launch {
 enum {
     SAT_V_REFERENCE = 1u << 0,        /* slow and always right: stays out of a race that others can run */
     SAT_V_NONDETERMINISTIC = 1u << 1, /* takes part only under SAT_ALLOW_NONDETERMINISTIC */
-    SAT_V_DENSE = 1u << 2,            /* multiplies by the absent blocks: wins only under SAT_ALLOW_DENSE */
+    SAT_V_DENSE = 1u << 2,            /* lets absent blocks spread Inf and NaN of B: wins only under SAT_ALLOW_DENSE */
     SAT_V_LIBRARY = 1u << 3,          /* calls an official library: serves only after it was verified */
     SAT_V_BATCHED = 1u << 4,          /* does the whole batch in one launch */
     SAT_V_SCRATCH = 1u << 5           /* its workspace holds nothing from one launch to the next, but what `refresh` put

@@ -1,5 +1,5 @@
 /* What a kernel family sees: the public header, how a family declares itself, and small helpers that every family
- * would otherwise write again. Kernels include nothing else of this library. */
+ * would otherwise write again. Beside it kernels include attention.h, their own headers, and the list of variants. */
 #ifndef SAT_VARIANT_H
 #define SAT_VARIANT_H
 
@@ -41,6 +41,33 @@ static inline bool sat_takes_all(const sat_variant *v, const sat_problem *p, con
                                  const sat_device *d) {
     (void)v, (void)p, (void)a, (void)d;
     return true;
+}
+
+/* An instance of a family as a variant: for the registry, and for families that are made of others' kernels. */
+static inline sat_variant sat_variant_of(const sat_family *f, sat_instance instance, const char *name) {
+    sat_variant v;
+    memset(&v, 0, sizeof v);
+    v.size = sizeof v, v.name = name, v.revision = f->revision, v.op = f->op, v.backend = f->backend;
+    v.flags = f->flags, v.instance = instance, v.about = f->about, v.supports = f->supports;
+    v.estimate = f->estimate, v.workspace = f->workspace, v.prepare = f->prepare, v.refresh = f->refresh;
+    v.launch = f->launch, v.release = f->release;
+    return v;
+}
+
+/* ---- workspace and alignment ---- */
+
+/* Takes so many bytes of a workspace, at a multiple of 256; `used` is what is taken of it so far. */
+static inline size_t sat_carve(size_t *used, double bytes) {
+    size_t at = *used;
+    *used += ((size_t)bytes + 255) / 256 * 256;
+    return at;
+}
+
+/* What every batch item's pointer is a multiple of, in bytes, at most 256. */
+static inline uint32_t sat_item_align(uint32_t align, const sat_layout *l, int64_t batch, sat_dtype t) {
+    uint64_t bits = align | 256u;
+    if (batch > 1) bits |= (uint64_t)l->batch_stride * sat_dtype_size(t);
+    return (uint32_t)(bits & -bits);
 }
 
 /* ---- the process ---- */

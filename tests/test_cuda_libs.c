@@ -53,6 +53,37 @@ static void rows_and_pointers_say_what_the_pattern_says(void **state) {
     }
 }
 
+/* Entry e of row i: its column is inside the matrix, later than the one before, and its value is where the block that
+ * covers (i, column) has it. */
+static void csr_has_every_element_inside_the_matrix_once_and_in_order(void **state) {
+    (void)state;
+    uint64_t r = 5;
+    for (int round = 0; round < 100; round++) {
+        sample s = make_sample(&r);
+        const sat_rows *a = &s.rows;
+        size_t entries = (size_t)s.view.stored_elements;
+        int32_t *ptr = malloc((size_t)(a->m + 1) * 4), *col = malloc((entries + 1) * 4),
+                *from = malloc((entries + 1) * 4);
+        sat_convert_csr(a, ptr, col, from);
+        assert_int_equal(ptr[0], 0);
+        assert_int_equal(ptr[a->m], entries);
+        bool in_order = (int64_t)entries == a->ptr[a->count] * a->block_elements;
+        for (int64_t i = 0; i < a->m; i++)
+            for (int32_t e = ptr[i]; e < ptr[i + 1]; e++) {
+                assert_true(col[e] < a->k && (e == ptr[i] || col[e] > col[e - 1]));
+                int64_t t = a->ptr[i / a->br];
+                while (a->col[t] != col[e] / a->bc) t++;
+                assert_true(t < a->ptr[i / a->br + 1]);
+                assert_int_equal(from[e], sat_block_of(a, t) * a->block_elements + i % a->br * a->row_step +
+                                              col[e] % a->bc * a->col_step);
+                in_order = in_order && from[e] == e;
+            }
+        assert_true(in_order || !sat_convert_csr_in_order(a));
+        free(ptr), free(col), free(from);
+        free_sample(&s);
+    }
+}
+
 static void rounds_take_each_block_once_and_no_row_twice(void **state) {
     (void)state;
     uint64_t r = 3;
@@ -84,7 +115,7 @@ static void rounds_take_each_block_once_and_no_row_twice(void **state) {
 
 static const char *const probe_names[] = {"libsat_probe.so.2", "libsat_probe.so.1", NULL};
 static const char *const probe_packages[] = {"/nvidia/cu13/lib", "/nvidia/probe/lib", NULL};
-static const sat_cuda_library probe = {"SAT_TEST_PROBE", probe_names, NULL, probe_packages};
+static const sat_cuda_library probe = {"SAT_TEST_PROBE", probe_names, NULL, probe_packages, NULL};
 static char root[PATH_MAX - 256];
 
 /* Some library of this process under another name: dlopen looks at the name first, then at the file. */
@@ -249,8 +280,10 @@ static void strides_that_no_leading_dimension_describes_are_refused(void **state
 /* ---- what they take ---- */
 
 extern const sat_family sat_family_cuda_matmul_cusparse_bsr, sat_family_cuda_matmul_cusparse_ell;
+extern const sat_family sat_family_cuda_matmul_cusparse_csr;
 extern const sat_family sat_family_cuda_matmul_cublas_block, sat_family_cuda_matmul_cublas_dense;
-extern const sat_family sat_family_cuda_matmul_cublaslt_dense;
+extern const sat_family sat_family_cuda_matmul_cublaslt_dense, sat_family_cuda_matmul_cublaslt_guarded;
+extern const sat_family sat_family_cuda_matmul_cublas_guarded;
 
 static const sat_device hopper = {SAT_SIZED(sat_device),  .backend = SAT_CUDA,
                                   .multiprocessors = 132, .capability = 90,
@@ -258,7 +291,7 @@ static const sat_device hopper = {SAT_SIZED(sat_device),  .backend = SAT_CUDA,
                                   .memory_rate = 4e12,    .flop_rate = {0, 5e13, 5e13, 8e14, 8e14}};
 
 static bool takes(const sat_family *f, int option, const sat_problem *p, const sat_pattern_view *a) {
-    sat_variant v = {SAT_SIZED(sat_variant), .name = "probe", .instance.option = option};
+    sat_variant v = {SAT_SIZED(sat_variant), .name = "probe", .flags = f->flags, .instance.option = option};
     bool taken = f->supports(&v, p, a, &hopper);
     if (taken) {
         assert_true(f->estimate(&v, p, a, &hopper) > 0);
@@ -328,6 +361,62 @@ static void blocked_ell_refuses_rows_that_differ_and_odd_columns(void **state) {
     sat_context_free(ctx);
 }
 
+/* It needs C until its sums have been looked at. */
+static void a_guarded_product_takes_what_a_bare_one_does_and_keeps_sums_apart_where_c_is_added(void **state) {
+    (void)state;
+    const sat_family *bare = &sat_family_cuda_matmul_cublaslt_dense,
+                     *guarded = &sat_family_cuda_matmul_cublaslt_guarded;
+    assert_true((bare->flags & SAT_V_DENSE) && !(guarded->flags & SAT_V_DENSE) && (guarded->flags & SAT_V_LIBRARY));
+    assert_false(sat_family_cuda_matmul_cublas_guarded.flags & SAT_V_DENSE);
+    uint64_t r = 5;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    sat_pattern *pattern = random_pattern(ctx, &r, 120, 128, 16, 16, 0.9, false);
+    sat_pattern_view a = view_of(pattern);
+    sat_variant v[2] = {{SAT_SIZED(sat_variant), .name = "bare", .flags = bare->flags},
+                        {SAT_SIZED(sat_variant), .name = "guarded", .flags = guarded->flags}};
+    static const sat_dtype dtypes[][2] = {
+        {SAT_F32, SAT_F32}, {SAT_F64, SAT_F64}, {SAT_F16, SAT_F16}, {SAT_BF16, SAT_F32}};
+    for (int i = 0; i < 8; i++) {
+        sat_problem p = aligned_problem(dtypes[i / 2][0], &a);
+        p.c_dtype = dtypes[i / 2][1], p.beta = i % 2;
+        assert_true(takes(bare, 0, &p, &a) && takes(guarded, 0, &p, &a));
+        size_t more = guarded->workspace(&v[1], &p, &a, &hopper) - bare->workspace(&v[0], &p, &a, &hopper);
+        size_t sums = (size_t)(p.m * p.n) * (p.c_dtype == SAT_F64 ? 8 : 4); /* 16-bit results are apart in both */
+        assert_true(more == (p.beta != 0 && p.c_dtype != SAT_F16 ? (sums + 255) / 256 * 256 : 0));
+        double costs = guarded->estimate(&v[1], &p, &a, &hopper) - bare->estimate(&v[0], &p, &a, &hopper);
+        assert_true(costs > 0 && costs < 4e-6);
+    }
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+static void csr_takes_thin_blocks_ragged_and_transposed(void **state) {
+    (void)state;
+    const sat_family *csr = &sat_family_cuda_matmul_cusparse_csr;
+    const int64_t sides[][2] = {{1, 1}, {1, 7}, {12, 1}, {5, 3}, {128, 8}};
+    uint64_t r = 7;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) {
+        sat_pattern *pattern = random_pattern(ctx, &r, 130, 131, sides[i][0], sides[i][1], 0.3, false);
+        sat_pattern_view a = view_of(pattern);
+        sat_problem p = aligned_problem(SAT_F16, &a);
+        assert_true(takes(csr, SAT_SPMM_CSR_2, &p, &a));
+        p.n = 1; /* a vector */
+        assert_false(takes(csr, SAT_SPMM_CSR_2, &p, &a));
+        p = aligned_problem(SAT_F64, &a);
+        p.matmul.transpose = SAT_TRANSPOSE, p.m = a.cols, p.k = a.rows;
+        p.b = (sat_layout){1, 136, 0}, p.c = (sat_layout){1, 136, 0};
+        assert_true(takes(csr, SAT_SPMM_CSR_2, &p, &a));
+        sat_pattern_free(pattern);
+    }
+    sat_pattern *large = random_pattern(ctx, &r, 128, 128, 16, 16, 1, false);
+    sat_pattern_view a = view_of(large);
+    sat_problem p = aligned_problem(SAT_F16, &a);
+    assert_false(takes(csr, SAT_SPMM_CSR_2, &p, &a));
+    sat_pattern_free(large);
+    sat_context_free(ctx);
+}
+
 /* ---- what they do after the product ---- */
 
 static void sixteen_bit_results_are_rounded_once(void **state) {
@@ -393,6 +482,7 @@ static void estimates_are_near_what_was_measured(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_and_pointers_say_what_the_pattern_says),
+        cmocka_unit_test(csr_has_every_element_inside_the_matrix_once_and_in_order),
         cmocka_unit_test(rounds_take_each_block_once_and_no_row_twice),
         cmocka_unit_test(a_library_is_found_in_toolkits_and_in_wheels),
         cmocka_unit_test(the_variable_decides_alone),
@@ -402,6 +492,8 @@ int main(void) {
         cmocka_unit_test(strides_that_no_leading_dimension_describes_are_refused),
         cmocka_unit_test(each_refuses_what_its_library_cannot_do),
         cmocka_unit_test(blocked_ell_refuses_rows_that_differ_and_odd_columns),
+        cmocka_unit_test(a_guarded_product_takes_what_a_bare_one_does_and_keeps_sums_apart_where_c_is_added),
+        cmocka_unit_test(csr_takes_thin_blocks_ragged_and_transposed),
         cmocka_unit_test(sixteen_bit_results_are_rounded_once),
         cmocka_unit_test(estimates_are_near_what_was_measured),
 #endif

@@ -19,6 +19,12 @@ mkdir -p "$cpu/matmul" "$cpu/attention" "$cuda/matmul"
 family cpu_matmul_orphan >"$cpu/matmul/matmul_orphan.c"
 fault 'a kernel file without a line' 'matmul_orphan.c defines SAT_FAMILY(cpu_matmul_orphan)'
 
+echo '#include <core/plan.h>' >>"$cpu/matmul/matmul_orphan.c"
+fault 'a header of ours in angle brackets' 'includes <core/plan.h>'
+
+echo '#include "core/plan.h"' >>"$copy/src/variant.h"
+fault 'what every kernel includes reaches upwards' 'src/variant.h includes "core/plan.h"'
+
 printf 'int sat_nobody_calls_this;\n' >"$cpu/matmul/unused.c"
 fault 'a file that defines no family' 'unused.c defines no SAT_FAMILY'
 

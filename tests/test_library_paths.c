@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <link.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,7 +21,9 @@
 enum { OPENED = 40, NOT_OPENED = 41, SKIPPED = 42 };
 static const char *const names[] = {"libsat_probe.so.2", "libsat_probe.so.1", NULL};
 static const char *const packages[] = {"/nvidia/probe/lib", NULL};
-static const sat_cuda_library in_wheels = {"SAT_TEST_PROBE", names, NULL, packages};
+static const sat_cuda_library in_wheels = {"SAT_TEST_PROBE", names, NULL, packages, NULL};
+static const char *const others[] = {"libanl.so.1", NULL}; /* glibc's; nobody has loaded it */
+static const sat_cuda_library beside_other = {"SAT_TEST_PROBE", names, NULL, packages, others};
 static const char variable[] = "SAT_TEST_PROBE";
 static const uid_t nobody = 65534;
 
@@ -101,7 +104,10 @@ static int act(const char *word) {
     void *library = NULL;
     if (strcmp(word, "open") == 0) library = sat_library_open(variable, names);
     else if (strcmp(word, "open-cuda") == 0) library = sat_library_open_cuda(&in_wheels);
-    else if (strcmp(word, "open-setuid") == 0) {
+    else if (strcmp(word, "open-beside") == 0) {
+        if (!dlopen(getenv("SAT_TEST_OTHER"), RTLD_NOW)) return SKIPPED;
+        library = sat_library_open_cuda(&beside_other);
+    } else if (strcmp(word, "open-setuid") == 0) {
         if (getuid() == geteuid()) return SKIPPED; /* setuid means nothing on this file system */
         library = sat_library_open(variable, names);
     }
@@ -133,6 +139,24 @@ static int run_program(const char *path, const char *word, uid_t user) {
 }
 
 /* ---- what is loaded ---- */
+
+/* PyTorch's libcudnn.so loads others by name when it needs them: they have to be those of its own folder. */
+static void one_beside_a_loaded_library_is_loaded(void **state) {
+    (void)state;
+    char path[PATH_MAX], program[PATH_MAX], other[PATH_MAX];
+    struct link_map *map = NULL;
+    void *anl = dlopen(others[0], RTLD_NOW);
+    if (!anl || dlinfo(anl, RTLD_DI_LINKMAP, &map)) skip();
+    copy_file(map->l_name, below(other, "/theirs/libanl.so.1"), 0755);
+    dlclose(anl);
+    copy_program(program, "/program", 0755);
+    setenv("SAT_TEST_OTHER", other, 1);
+    assert_int_equal(run_program(program, "open-beside", getuid()), NOT_OPENED);
+    plant(path, "/theirs");
+    assert_int_equal(run_program(program, "open-cuda", getuid()), NOT_OPENED);
+    assert_int_equal(run_program(program, "open-beside", getuid()), OPENED);
+    unsetenv("SAT_TEST_OTHER");
+}
 
 static void a_named_path_and_the_users_own_folders_are_loaded(void **state) {
     (void)state;
@@ -312,6 +336,7 @@ int main(int argc, char **argv) {
     if (argc == 2) return act(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_root, drop_root)
     const struct CMUnitTest tests[] = {
+        TEST(one_beside_a_loaded_library_is_loaded),
         TEST(a_named_path_and_the_users_own_folders_are_loaded),
         TEST(the_wheel_and_the_environment_that_we_belong_to_are_searched),
         TEST(folders_above_a_program_are_none_of_its_environment),

@@ -164,7 +164,7 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_PARSE_("align", &s->align, "BYTES", parse_align, "a power of two from 8 to 4096",
                    "of the operands (64; on a GPU 256)"),
         ARG_FLAG_("fixed-values", &r->fixed, "block values stay the same between runs (inference)"),
-        ARG_FLAG_("allow-dense", &r->dense, "variants that multiply by the absent blocks may win"),
+        ARG_FLAG_("allow-dense", &r->dense, "bare dense products may win: they differ where B has Inf or NaN"),
         ARG_FLAG_("allow-tf32", &r->tf32, "f32 inputs may be rounded to TF32"),
         ARG_FLAG_("allow-nondeterministic", &r->nondeterministic, "results may depend on timing"),
         SETUP_ARGS(r->setup),

@@ -35,12 +35,9 @@ static const line lines[] = {
 };
 
 static sat_variant from_line(const line *l, const char *revision) {
-    const sat_family *f = l->family;
-    return (sat_variant){
-        SAT_SIZED(sat_variant), .name = l->name,         .revision = revision,    .op = f->op,
-        .backend = f->backend,  .flags = f->flags,       .priority = l->priority, .instance = l->instance,
-        .about = f->about,      .supports = f->supports, .estimate = f->estimate, .workspace = f->workspace,
-        .prepare = f->prepare,  .refresh = f->refresh,   .launch = f->launch,     .release = f->release};
+    sat_variant v = sat_variant_of(l->family, l->instance, l->name);
+    v.revision = revision, v.priority = l->priority;
+    return v;
 }
 
 static sat_status append(sat_registry *r, const sat_variant *v) {

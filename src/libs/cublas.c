@@ -40,7 +40,7 @@ static void load(void) {
     static const char *const symbols[] = {"cublasCreate_v2",       "cublasDestroy_v2",  "cublasSetStream_v2",
                                           "cublasSetWorkspace_v2", "cublasSetMathMode", "cublasGetProperty",
                                           "cublasGetStatusString", "cublasGemmEx",      "cublasGemmBatchedEx"};
-    const sat_cuda_library place = {"SPARSE_AUTOTUNE_CUBLAS", names, needs, packages};
+    const sat_cuda_library place = {"SPARSE_AUTOTUNE_CUBLAS", names, needs, packages, NULL};
     void *f[9], *library = sat_library_open_cuda(&place);
     int v[3];
     if (!library || !sat_library_symbols(library, symbols, f, 9)) return;

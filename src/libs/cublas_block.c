@@ -33,11 +33,11 @@ static places plan_places(const sat_problem *p, const sat_pattern_view *a) {
     places x = {0};
     double blocks = (double)a->stored_blocks;
     double sums = p->op == SAT_MATMUL ? (double)p->m * (double)p->n : (double)a->stored_elements;
-    x.at = sat_libs_carve(&x.bytes, 4 * blocks);
-    x.row = sat_libs_carve(&x.bytes, 4 * blocks);
-    for (int i = 0; i < 3; i++) x.pointers[i] = sat_libs_carve(&x.bytes, 8 * blocks);
-    x.sum = sat_libs_carve(&x.bytes, sums_apart(p) ? 4 * sums : 0);
-    x.library = sat_libs_carve(&x.bytes, SAT_CUBLAS_WORKSPACE);
+    x.at = sat_carve(&x.bytes, 4 * blocks);
+    x.row = sat_carve(&x.bytes, 4 * blocks);
+    for (int i = 0; i < 3; i++) x.pointers[i] = sat_carve(&x.bytes, 8 * blocks);
+    x.sum = sat_carve(&x.bytes, sums_apart(p) ? 4 * sums : 0);
+    x.library = sat_carve(&x.bytes, SAT_CUBLAS_WORKSPACE);
     return x;
 }
 
@@ -75,9 +75,9 @@ static bool aligned(const sat_problem *p, const sat_pattern_view *a) {
     steps s = plan_steps(p, a);
     int64_t ab = (int64_t)sat_dtype_size(p->a_dtype), c = sums_apart(p) ? 4 : (int64_t)sat_dtype_size(p->c_dtype);
     if (s.step[0] * ab % 16 || s.step[1] * ab % 16 || s.step[2] * c % 16) return false;
-    return sat_libs_alignment(p->a_align, &p->a, p->batch, p->a_dtype) >= 16 &&
-           sat_libs_alignment(p->b_align, &p->b, p->batch, p->b_dtype) >= 16 &&
-           (sums_apart(p) || sat_libs_alignment(p->c_align, &p->c, p->batch, p->c_dtype) >= 16);
+    return sat_item_align(p->a_align, &p->a, p->batch, p->a_dtype) >= 16 &&
+           sat_item_align(p->b_align, &p->b, p->batch, p->b_dtype) >= 16 &&
+           (sums_apart(p) || sat_item_align(p->c_align, &p->c, p->batch, p->c_dtype) >= 16);
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -104,7 +104,7 @@ static double matmul_estimate(const sat_variant *v, const sat_problem *p, const 
     double rows =
         (double)a->stored_blocks * (double)(p->matmul.transpose == SAT_TRANSPOSE ? a->block_cols : a->block_rows);
     double moved = 2 * (size > 4 ? size : 4) * rows * (double)p->n * batch; /* the sums pass by once a block */
-    double rate = moved / (2 * rounds) < (double)d->l2_bytes / 2 ? 2 * d->memory_rate : d->memory_rate;
+    double rate = moved / (2 * rounds) < (double)d->l2_bytes / 2 ? 0.87 * d->l2_rate : d->memory_rate;
     double extra = sat_libs_finish_bytes(p, sums_apart(p));
     double time = sat_flops(p, a) / block_rate(p, a, d) + moved / rate + (sat_bytes(p, a) + extra) / d->memory_rate;
     return time + batch * (rounds * 3e-6 + 6e-6);

@@ -1,7 +1,11 @@
 // The matmul by a dense product: all of A, zeros too, is written into workspace, and cuBLAS or cuBLASLt multiplies
-// that. The rival to show, and where the problem allows it, to use. cuBLASLt has a line in variants.def for each of the
-// two algorithms that its heuristic ranks first: the race chooses between them, and each stays the same from run to
-// run.
+// that. cuBLASLt has a line in variants.def for each of the two algorithms that its heuristic ranks first: the race
+// chooses between them, and each stays the same from run to run.
+//
+// `dense` is no more than that: the rival to show, and where the problem allows it, to use. `guarded` is right for NaN
+// and infinities in B too: a kernel after the product looks at one row of it and computes columns that are not finite
+// once more, from the stored blocks. Nothing waits for the host. Good for densities at which sparse kernels gain
+// little.
 
 #include <limits.h>
 #include <stdlib.h>
@@ -24,46 +28,63 @@ typedef struct dense_state {
     int device;
 } dense_state;
 
-static places plan_places(const sat_problem *p, const sat_pattern_view *a) {
+static bool guarded(const sat_variant *v) { return !(v->flags & SAT_V_DENSE); }
+
+/* Sums have a place of their own where C has not enough bits for them, or is still needed when they are looked at. */
+static bool apart(const sat_variant *v, const sat_problem *p) {
+    return sat_libs_wide(p) || (guarded(v) && p->beta != 0);
+}
+
+static sat_dtype sum_dtype(const sat_variant *v, const sat_problem *p) {
+    return apart(v, p) ? p->compute_dtype : p->c_dtype;
+}
+
+static places plan_places(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a) {
     places x = {0};
     int64_t size = (int64_t)sat_dtype_size(p->a_dtype), step = 16 / size;
     x.stride = (a->cols + step - 1) / step * step;
-    x.dense = sat_libs_carve(&x.bytes, (double)a->rows * (double)x.stride * (double)size);
-    x.rows = sat_libs_carve(&x.bytes, 4.0 * (double)a->stored_blocks);
-    x.sum = sat_libs_carve(&x.bytes, sat_libs_wide(p) ? 4.0 * (double)p->m * (double)p->n : 0);
-    x.library = sat_libs_carve(&x.bytes, SAT_CUBLAS_WORKSPACE);
+    x.dense = sat_carve(&x.bytes, (double)a->rows * (double)x.stride * (double)size);
+    x.rows = sat_carve(&x.bytes, 4.0 * (double)a->stored_blocks);
+    double sums = (double)sat_dtype_size(p->compute_dtype) * (double)p->m * (double)p->n;
+    x.sum = sat_carve(&x.bytes, apart(v, p) ? sums : 0);
+    x.library = sat_carve(&x.bytes, SAT_CUBLAS_WORKSPACE);
     return x;
 }
 
-static bool make_gemm(sat_gemm *g, const sat_problem *p, const places *at) {
+/* op(A) with its zeros. */
+static sat_matrix dense_matrix(const sat_problem *p, const places *at, void *workspace) {
     bool transposed = p->matmul.transpose == SAT_TRANSPOSE;
-    sat_matrix a = {NULL, transposed ? 1 : at->stride, transposed ? at->stride : 1};
-    sat_matrix b = {NULL, p->b.row_stride, p->b.col_stride};
-    sat_matrix to = sat_libs_target(p, sat_libs_wide(p));
+    void *data = workspace ? sat_libs_place(workspace, at->dense) : NULL;
+    return (sat_matrix){data, transposed ? 1 : at->stride, transposed ? at->stride : 1};
+}
+
+static bool make_gemm(sat_gemm *g, const sat_variant *v, const sat_problem *p, const places *at) {
+    sat_matrix a = dense_matrix(p, at, NULL), b = {NULL, p->b.row_stride, p->b.col_stride};
+    sat_matrix to = sat_libs_target(p, apart(v, p));
     return sat_matrix_fits(INT_MAX, p->m, p->n, p->c.row_stride, p->c.col_stride) &&
-           sat_gemm_make(g, p, sat_libs_wide(p) ? SAT_F32 : p->c_dtype, p->m, p->n, p->k, &a, &b, &to);
+           sat_gemm_make(g, p, sum_dtype(v, p), p->m, p->n, p->k, &a, &b, &to);
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v;
     double bytes = (double)a->rows * (double)a->cols * (double)sat_dtype_size(p->a_dtype);
     if (!sat_libs_some(p, a) || bytes > (double)d->memory_bytes / 4) return false;
-    places at = plan_places(p, a);
+    places at = plan_places(v, p, a);
     sat_gemm g;
-    return make_gemm(&g, p, &at);
+    return make_gemm(&g, v, p, &at);
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     double size = (double)sat_dtype_size(p->a_dtype), batch = (double)sat_max(1, p->batch);
     double bytes = sat_bytes(p, a) + batch * (double)a->rows * (double)a->cols * size, extra = 0;
     if (!sat_libs_keeps(p)) extra += batch * 2 * (double)a->stored_elements * size;
-    extra += sat_libs_finish_bytes(p, sat_libs_wide(p));
-    return sat_libs_dense_seconds(p, d, bytes, extra) * (v->instance.option > 0 ? 1 + 0.03 * v->instance.option : 1);
+    extra += sat_libs_finish_bytes(p, apart(v, p));
+    double dense = sat_libs_dense_seconds(p, d, bytes, extra), look = guarded(v) ? 2e-6 * batch : 0;
+    return dense * (v->instance.option > 0 ? 1 + 0.03 * v->instance.option : 1) + look;
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)v, (void)d;
-    return plan_places(p, a).bytes;
+    (void)d;
+    return plan_places(v, p, a).bytes;
 }
 
 static void release(const sat_variant *v, void *state) {
@@ -85,8 +106,8 @@ static sat_status clear(const sat_prepare *p, const dense_state *st) {
 static sat_status open_library(const sat_prepare *p, dense_state *st) {
     const sat_problem *x = p->problem;
     if (p->variant->instance.option == CUBLAS) return sat_cublas_open(p, &st->handle);
-    uint32_t align[3] = {16, sat_libs_alignment(x->b_align, &x->b, x->batch, x->b_dtype),
-                         sat_libs_wide(x) ? 256 : sat_libs_alignment(x->c_align, &x->c, x->batch, x->c_dtype)};
+    uint32_t align[3] = {16, sat_item_align(x->b_align, &x->b, x->batch, x->b_dtype),
+                         apart(p->variant, x) ? 256 : sat_item_align(x->c_align, &x->c, x->batch, x->c_dtype)};
     return sat_lt_open(p, &st->gemm, align, p->variant->instance.option, &st->lt);
 }
 
@@ -94,9 +115,9 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     dense_state *st = calloc(1, sizeof *st);
     *state = NULL;
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: no memory on the host", p->variant->name);
-    st->at = plan_places(p->problem, p->pattern);
+    st->at = plan_places(p->variant, p->problem, p->pattern);
     st->device = p->device->index;
-    sat_status status = make_gemm(&st->gemm, p->problem, &st->at)
+    sat_status status = make_gemm(&st->gemm, p->variant, p->problem, &st->at)
                             ? SAT_OK
                             : sat_fail(SAT_UNSUPPORTED, "%s: strides or sizes", p->variant->name);
     if (status == SAT_OK) status = open_library(p, st);
@@ -116,35 +137,40 @@ static sat_status densify(const sat_launch *l, const dense_state *st) {
 
 static sat_status refresh(const sat_launch *l) { return sat_libs_keeps(l->problem) ? densify(l, l->state) : SAT_OK; }
 
-static sat_status multiply(const sat_launch *l, const dense_state *st, double beta, void *to) {
+static sat_status multiply(const sat_launch *l, const dense_state *st, void *a, double beta, void *to) {
     const sat_problem *p = l->problem;
-    void *a = sat_libs_place(l->workspace, st->at.dense), *b = l->operands[1];
     void *library = sat_libs_place(l->workspace, st->at.library);
-    if (st->lt) return sat_lt_gemm(l, st->lt, p->alpha, a, b, beta, to, library);
+    if (st->lt) return sat_lt_gemm(l, st->lt, p->alpha, a, l->operands[1], beta, to, library);
     sat_status status = sat_cublas_bind(l, st->handle, library);
-    return status == SAT_OK ? sat_cublas_gemm(l, st->handle, &st->gemm, p->alpha, a, b, beta, to) : status;
+    return status == SAT_OK ? sat_cublas_gemm(l, st->handle, &st->gemm, p->alpha, a, l->operands[1], beta, to) : status;
 }
 
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const dense_state *st = l->state;
-    bool wide = sat_libs_wide(p);
-    void *sum = wide ? sat_libs_place(l->workspace, st->at.sum) : NULL;
+    bool sums_apart = apart(l->variant, p);
+    sat_matrix a = dense_matrix(p, &st->at, l->workspace), to = sat_libs_target(p, sums_apart);
+    to.data = sums_apart ? sat_libs_place(l->workspace, st->at.sum) : l->operands[2];
     sat_status status = sat_libs_keeps(p) ? SAT_OK : densify(l, st);
-    if (status == SAT_OK) status = multiply(l, st, wide ? 0 : p->beta, wide ? sum : l->operands[2]);
-    if (status != SAT_OK || (!wide && !sat_libs_epilogue(p))) return status;
-    sat_matrix to = sat_libs_target(p, wide);
-    sat_finishing f = {.sum = sum, .row_stride = to.row_stride, .col_stride = to.col_stride};
+    if (status == SAT_OK) status = multiply(l, st, a.data, sums_apart ? 0 : p->beta, to.data);
+    if (status == SAT_OK && guarded(l->variant)) status = sat_libs_recompute(l, &a, sum_dtype(l->variant, p), &to);
+    if (status != SAT_OK || (!sums_apart && !sat_libs_epilogue(p))) return status;
+    sat_finishing f = {.sum = sums_apart ? to.data : NULL, .row_stride = to.row_stride, .col_stride = to.col_stride};
     return sat_libs_status(sat_libs_finish(l, &f), l->variant, "the epilogue");
 }
 
-#define DENSE(library_version, words)                                                                                  \
+#define DENSE(library_version, more_flags, words)                                                                      \
     {                                                                                                                  \
-        .version = library_version, .op = SAT_MATMUL, .backend = SAT_CUDA, .flags = SAT_V_LIBRARY | SAT_V_DENSE,       \
+        .version = library_version, .op = SAT_MATMUL, .backend = SAT_CUDA, .flags = SAT_V_LIBRARY | (more_flags),      \
         .about = words, .supports = supports, .estimate = estimate, .workspace = workspace, .prepare = prepare,        \
         .refresh = refresh, .launch = launch, .release = release                                                       \
     }
 
-SAT_FAMILY(cuda_matmul_cublas_dense) = DENSE(sat_cublas_version, "cuBLAS on the matrix spread out");
-SAT_FAMILY(cuda_matmul_cublaslt_dense) = DENSE(sat_cublaslt_version,
+SAT_FAMILY(cuda_matmul_cublas_dense) = DENSE(sat_cublas_version, SAT_V_DENSE, "cuBLAS on the matrix spread out");
+SAT_FAMILY(cuda_matmul_cublas_guarded) = DENSE(sat_cublas_version, 0,
+                                               "cuBLAS on the matrix spread out, right beside NaN and infinities");
+SAT_FAMILY(cuda_matmul_cublaslt_dense) = DENSE(sat_cublaslt_version, SAT_V_DENSE,
                                                "cuBLASLt on the matrix spread out, by one of its first algorithms");
+SAT_FAMILY(cuda_matmul_cublaslt_guarded) =
+    DENSE(sat_cublaslt_version, 0,
+          "cuBLASLt on the matrix spread out, by one of its first algorithms, right beside NaN and infinities");

@@ -24,9 +24,9 @@ static places plan_places(const sat_problem *p, const sat_pattern_view *a) {
     places x = {0};
     int64_t size = (int64_t)sat_dtype_size(product_dtype(p)), step = 16 / size;
     x.stride = (p->n + step - 1) / step * step;
-    x.rows = sat_libs_carve(&x.bytes, 4.0 * (double)a->stored_blocks);
-    x.product = sat_libs_carve(&x.bytes, (double)p->m * (double)x.stride * (double)size);
-    x.library = sat_libs_carve(&x.bytes, SAT_CUBLAS_WORKSPACE);
+    x.rows = sat_carve(&x.bytes, 4.0 * (double)a->stored_blocks);
+    x.product = sat_carve(&x.bytes, (double)p->m * (double)x.stride * (double)size);
+    x.library = sat_carve(&x.bytes, SAT_CUBLAS_WORKSPACE);
     return x;
 }
 

@@ -70,7 +70,7 @@ static void load(void) {
                                           "cublasLtMatmulPreferenceSetAttribute",
                                           "cublasLtMatmulAlgoGetHeuristic",
                                           "cublasLtMatmul"};
-    const sat_cuda_library place = {"SPARSE_AUTOTUNE_CUBLASLT", names, NULL, packages};
+    const sat_cuda_library place = {"SPARSE_AUTOTUNE_CUBLASLT", names, NULL, packages, NULL};
     void *f[13], *library = sat_library_open_cuda(&place);
     if (!library || !sat_library_symbols(library, symbols, f, 13)) return;
     _Static_assert(sizeof lt == sizeof f, "a symbol for each function");

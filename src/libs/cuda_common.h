@@ -55,11 +55,11 @@ static inline bool sat_libs_wide(const sat_problem *p) {
     return sat_libs_narrow(p->c_dtype) && (p->beta != 0 || sat_libs_epilogue(p));
 }
 
-/* Where a product goes before the epilogue: C itself, or sums in f32 without gaps, in C's order. */
-static inline sat_matrix sat_libs_target(const sat_problem *p, bool wide) {
+/* Where a product goes before the epilogue: C itself, or, `apart`, sums without gaps, in C's order. */
+static inline sat_matrix sat_libs_target(const sat_problem *p, bool apart) {
     sat_matrix c = {NULL, p->c.row_stride, p->c.col_stride};
     int64_t leading;
-    if (!wide) return c;
+    if (!apart) return c;
     bool by_rows = sat_matrix_row_major(&c, p->m, p->n, &leading);
     return (sat_matrix){NULL, by_rows ? p->n : 1, by_rows ? 1 : p->m};
 }
@@ -70,13 +70,6 @@ static inline bool sat_libs_keeps(const sat_problem *p) {
 }
 
 static inline bool sat_libs_tf32(const sat_problem *p) { return p->a_dtype == SAT_F32 && (p->flags & SAT_ALLOW_TF32); }
-
-/* What every item's pointer is a multiple of, in bytes, at most 256. */
-static inline uint32_t sat_libs_alignment(uint32_t align, const sat_layout *l, int64_t batch, sat_dtype t) {
-    uint64_t bits = align | 256u;
-    if (batch > 1) bits |= (uint64_t)l->batch_stride * sat_dtype_size(t);
-    return (uint32_t)(bits & -bits);
-}
 
 /* Nothing is empty: libraries differ in what they make of that. */
 static inline bool sat_libs_some(const sat_problem *p, const sat_pattern_view *a) {
@@ -99,13 +92,6 @@ static inline sat_scalar sat_libs_scalar(const sat_problem *p, double x) {
     if (p->compute_dtype == SAT_F64) s.d = x;
     else s.f = (float)x;
     return s;
-}
-
-/* Takes some bytes of a workspace that is handed out from the front; returns where they begin. */
-static inline size_t sat_libs_carve(size_t *used, double bytes) {
-    size_t at = *used;
-    *used += ((size_t)bytes + 255) / 256 * 256;
-    return at;
 }
 
 static inline void *sat_libs_place(void *workspace, size_t at) { return (char *)workspace + at; }
@@ -135,15 +121,15 @@ static inline double sat_libs_plain_rate(const sat_problem *p, const sat_device 
     return part * d->flop_rate[SAT_F32] * (p->a_dtype == SAT_F64 ? 0.5 : 1);
 }
 
-/* Bytes of the pass after a product: over `count` outputs, with sums in f32 beside them where it is wide. */
-static inline double sat_libs_pass_bytes(const sat_problem *p, bool wide, double count) {
-    double size = (double)sat_dtype_size(p->c_dtype);
-    if (!wide && !sat_libs_epilogue(p)) return 0;
-    return count * (double)sat_max(1, p->batch) * (wide ? 8 + (p->beta != 0 ? 2 : 1) * size : 2 * size);
+/* Bytes of the pass after a product: over `count` outputs, with sums in the compute type beside them if `apart`. */
+static inline double sat_libs_pass_bytes(const sat_problem *p, bool apart, double count) {
+    double size = (double)sat_dtype_size(p->c_dtype), sums = 2 * (double)sat_dtype_size(p->compute_dtype);
+    if (!apart && !sat_libs_epilogue(p)) return 0;
+    return count * (double)sat_max(1, p->batch) * (apart ? sums + (p->beta != 0 ? 2 : 1) * size : 2 * size);
 }
 
-static inline double sat_libs_finish_bytes(const sat_problem *p, bool wide) { /* a matmul's */
-    return sat_libs_pass_bytes(p, wide, (double)p->m * (double)p->n);
+static inline double sat_libs_finish_bytes(const sat_problem *p, bool apart) { /* a matmul's */
+    return sat_libs_pass_bytes(p, apart, (double)p->m * (double)p->n);
 }
 
 #endif

@@ -31,15 +31,23 @@ struct unpack_job {
     bool to_left;
 };
 
-template <typename U> static __global__ void unpack(unpack_job x) {
-    int64_t all = x.blocks * x.area, step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < all; at += step) {
-        int64_t t = at / x.area, i = at % x.area / x.line, j = at % x.line, row = x.rows[t];
+/* I: the type of the divisions. Those of 64 bits would take longer than the memory does. */
+template <typename U, typename I> static __global__ void unpack(unpack_job x) {
+    I all = (I)(x.blocks * x.area), step = (I)gridDim.x * blockDim.x, area = (I)x.area, line = (I)x.line;
+    for (I at = (I)blockIdx.x * blockDim.x + threadIdx.x; at < all; at += step) {
+        I block = at / area, inside = at - block * area, height = inside / line;
+        int64_t t = block, i = height, j = inside - height * line, row = x.rows[t];
         int64_t to_row = row * x.height + i, to_col = (x.to_left ? t - x.ptr[row] : x.col[t]) * x.line + j;
         if (to_row >= x.most_rows || to_col >= x.most_cols) continue;
         int64_t from = (x.block ? x.block[t] : t) * x.area + i * x.row_step + j * x.col_step;
         ((U *)x.to)[to_row * x.stride + to_col] = ((const U *)x.values)[from];
     }
+}
+
+template <typename U> static void start_unpack(const unpack_job &x, cudaStream_t s) {
+    int64_t all = x.blocks * x.area;
+    if (all < INT32_MAX) unpack<U, uint32_t><<<ctas(all), 256, 0, s>>>(x);
+    else unpack<U, int64_t><<<ctas(all), 256, 0, s>>>(x);
 }
 
 /* Copies as many bytes at once as all lines and pointers are multiples of; a transposed block goes by elements. */
@@ -68,13 +76,12 @@ static cudaError_t launch_unpack(const sat_problem *p, const sat_rows *r, int64_
                     r->m,
                     most_cols * size / unit,
                     to_left};
-    unsigned grid = ctas(blocks * x.area);
     cudaStream_t s = (cudaStream_t)stream;
     switch (unit) {
-    case 2: unpack<uint16_t><<<grid, 256, 0, s>>>(x); break;
-    case 4: unpack<uint32_t><<<grid, 256, 0, s>>>(x); break;
-    case 8: unpack<uint2><<<grid, 256, 0, s>>>(x); break;
-    default: unpack<uint4><<<grid, 256, 0, s>>>(x); break;
+    case 2: start_unpack<uint16_t>(x, s); break;
+    case 4: start_unpack<uint32_t>(x, s); break;
+    case 8: start_unpack<uint2>(x, s); break;
+    default: start_unpack<uint4>(x, s); break;
     }
     return cudaGetLastError();
 }
@@ -89,6 +96,25 @@ cudaError_t sat_libs_spread(const sat_problem *p, const sat_pattern_view *a, con
 cudaError_t sat_libs_align_left(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream) {
     sat_rows r = sat_device_rows(p, a);
     return launch_unpack(p, &r, a->stored_blocks, u->stride, true, u, stream);
+}
+
+/* ---- values in another order ---- */
+
+template <typename U> static __global__ void gather(const U *values, const int32_t *from, U *to, int64_t count) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) to[at] = values[from[at]];
+}
+
+cudaError_t sat_libs_gather(sat_dtype t, const void *values, const int32_t *from, void *to, int64_t count,
+                            void *stream) {
+    cudaStream_t s = (cudaStream_t)stream;
+    unsigned grid = ctas(count);
+    switch (sat_dtype_size(t)) {
+    case 2: gather<<<grid, 256, 0, s>>>((const uint16_t *)values, from, (uint16_t *)to, count); break;
+    case 4: gather<<<grid, 256, 0, s>>>((const uint32_t *)values, from, (uint32_t *)to, count); break;
+    default: gather<<<grid, 256, 0, s>>>((const uint2 *)values, from, (uint2 *)to, count); break;
+    }
+    return cudaGetLastError();
 }
 
 /* ---- pointer arrays ---- */
@@ -136,6 +162,7 @@ struct finish_job {
 
 template <typename C, typename W> static __global__ void finish(finish_job x) {
     C *c = (C *)x.c;
+    const W *sum = (const W *)x.f.sum;
     W beta = (W)x.beta;
     for (int64_t line = blockIdx.y; line < x.lines; line += gridDim.y)
         for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < x.length;
@@ -143,8 +170,8 @@ template <typename C, typename W> static __global__ void finish(finish_job x) {
             int64_t i = x.by_rows ? line : at, j = x.by_rows ? at : line, to = i * x.row_stride + j * x.col_stride;
             bool empty = x.ptr && x.ptr[i / x.br] == x.ptr[i / x.br + 1];
             W y = 0;
-            if (!empty) y = x.f.sum ? (W)x.f.sum[i * x.f.row_stride + j * x.f.col_stride] : widen(c[to]);
-            if ((empty || x.f.sum) && beta != 0) y += beta * widen(c[to]);
+            if (!empty) y = sum ? sum[i * x.f.row_stride + j * x.f.col_stride] : widen(c[to]);
+            if ((empty || sum) && beta != 0) y += beta * widen(c[to]);
             if (x.bias) y += widen(((const C *)x.bias)[i]);
             put(c + to, activate(x.act, y));
         }
@@ -175,6 +202,71 @@ cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f) {
     case SAT_BF16: finish<__nv_bfloat16, float><<<grid, 256, 0, s>>>(x); break;
     }
     return cudaGetLastError();
+}
+
+/* ---- columns of a dense product that are not finite ---- */
+
+struct recompute_job {
+    sat_rows r;
+    sat_matrix a, b, sums;
+    int64_t n;
+    int columns; /* of a CTA: a power of two */
+    double alpha;
+};
+
+/* Row i of op(A) times column j of B: stored blocks alone. */
+template <typename T, typename W>
+static __device__ __forceinline__ W sparse_sum(const recompute_job &x, int64_t i, int64_t j) {
+    const sat_rows &r = x.r;
+    W sum = 0, part = 0;
+    int terms = 0;
+    for (int64_t t = r.ptr[i / r.br]; t < r.ptr[i / r.br + 1]; t++) {
+        int64_t k0 = r.col[t] * r.bc, depth = sat_min(r.bc, r.k - k0); // beyond the matrix is padding: never read
+        const T *a = (const T *)x.a.data + i * x.a.row_stride + k0 * x.a.col_stride;
+        const T *b = (const T *)x.b.data + k0 * x.b.row_stride + j * x.b.col_stride;
+        for (int64_t k = 0; k < depth; k++) {
+            part += widen(a[k * x.a.col_stride]) * widen(b[k * x.b.row_stride]);
+            if (++terms == SAT_SUM_PART) sum += part, part = 0, terms = 0;
+        }
+    }
+    return sum + part;
+}
+
+/* A CTA has whole columns: all of its threads have read row 0 before the first of them writes to it. */
+enum { RECOMPUTE_THREADS = 512 };
+template <typename T, typename S, typename W>
+static __global__ void __launch_bounds__(RECOMPUTE_THREADS) recompute(recompute_job x) {
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    int64_t j = (int64_t)blockIdx.x * x.columns + threadIdx.x % x.columns;
+    S *column = (S *)x.sums.data + j * x.sums.col_stride;
+    bool wrong = j < x.n && !isfinite(widen(*column));
+    if (!__syncthreads_or(wrong) || !wrong) return;
+    W alpha = (W)x.alpha;
+    for (int64_t i = threadIdx.x / x.columns; i < x.r.m; i += RECOMPUTE_THREADS / x.columns)
+        put(column + i * x.sums.row_stride, alpha == 0 ? W(0) : alpha * sparse_sum<T, W>(x, i, j));
+}
+
+template <typename T, typename S, typename W>
+static sat_status start_recompute(const sat_launch *l, const recompute_job &x) {
+    return sat_start<recompute<T, S, W>>(l, sat_blocks(x.n, x.columns), RECOMPUTE_THREADS, 0, x);
+}
+
+sat_status sat_libs_recompute(const sat_launch *l, const sat_matrix *a, sat_dtype t, const sat_matrix *sums) {
+    const sat_problem *p = l->problem;
+    sat_matrix b = {l->operands[1], p->b.row_stride, p->b.col_stride};
+    recompute_job x = {sat_device_rows(p, l->pattern), *a, b, *sums, p->n, 32, p->alpha};
+    while (x.columns > 1 && x.n / x.columns < 128) x.columns /= 2; // CTAs for all of a GPU, should many be wrong
+    bool wide = t == SAT_F32;
+    switch (p->a_dtype) {
+    case SAT_F64: return start_recompute<double, double, double>(l, x);
+    case SAT_F32: return start_recompute<float, float, float>(l, x);
+    case SAT_F16:
+        return wide ? start_recompute<__half, float, float>(l, x) : start_recompute<__half, __half, float>(l, x);
+    default:
+        return wide ? start_recompute<__nv_bfloat16, float, float>(l, x)
+                    : start_recompute<__nv_bfloat16, __nv_bfloat16, float>(l, x);
+    }
 }
 
 /* ---- stored blocks out of a whole product ---- */

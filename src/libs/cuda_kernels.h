@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "variant.h"
+#include "libs/matrix.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,6 +25,10 @@ cudaError_t sat_libs_spread(const sat_problem *p, const sat_pattern_view *a, con
 /* The blocks of a row of op(A) side by side from the left: the values of Blocked-ELL. */
 cudaError_t sat_libs_align_left(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream);
 
+/* to[i] = values[from[i]], `count` of them: stored values in the order of CSR entries. */
+cudaError_t sat_libs_gather(sat_dtype t, const void *values, const int32_t *from, void *to, int64_t count,
+                            void *stream);
+
 /* Pointer arrays of a batched product, `count` entries: first + step*index for each of the three operands. */
 typedef struct sat_pointers {
     int64_t count;
@@ -39,15 +43,23 @@ enum { SAT_BY_BLOCK = 0, SAT_BY_COL = 1, SAT_BY_ROW = 2 };
 cudaError_t sat_libs_point(const sat_problem *p, const sat_pattern_view *a, const sat_pointers *x, const int by[3],
                            void *stream);
 
-/* C = act(sum + beta*C + bias) where `sum` has the product, alpha included; in place C = act(C + bias) where it is
- * NULL. With `check_empty`, the library has left out the rows of op(A) that have no blocks: their product is zero. */
+/* C = act(sum + beta*C + bias) where `sum` has the product, alpha included, in the compute type; in place C = act(C +
+ * bias) where it is NULL. With `check_empty`, the library has left out the rows of op(A) that have no blocks: their
+ * product is zero. */
 typedef struct sat_finishing {
-    const float *sum;
+    const void *sum;
     int64_t row_stride, col_stride; /* of sum */
     bool check_empty;
 } sat_finishing;
 
 cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f);
+
+/* Makes a dense product right where B is not finite. `a` is op(A) with its zeros, `sums` alpha*op(A)*B of dtype t
+ * before anything else is added. Where B(k, j) is not finite as it is multiplied, all of column j is not, since 0*Inf
+ * and 0*NaN are NaN: so row 0 shows which columns to compute once more, from the stored blocks alone. Where all of row
+ * 0 is finite the kernel ends at once. A column that is not finite for another reason is computed once more for
+ * nothing. */
+sat_status sat_libs_recompute(const sat_launch *l, const sat_matrix *a, sat_dtype t, const sat_matrix *sums);
 
 /* Values of the sampled product out of all of X*Y, row-major: S = product + beta*S, zero beyond the matrix. */
 cudaError_t sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, const void *product, int64_t stride);

@@ -108,6 +108,7 @@ static void load(void) {
     /* Not libcudnn.so.9: that ends the process where one of the libraries behind it is missing. */
     static const char *const names[] = {"libcudnn_graph.so.9", NULL};
     static const char *const packages[] = {"/nvidia/cudnn/lib", "/torch/lib", NULL};
+    static const char *const beside[] = {"libcudnn.so.9", NULL}; /* PyTorch has it; versions may not be mixed */
     static const char *const symbols[] = {"cudnnGetVersion",
                                           "cudnnGetErrorString",
                                           "cudnnGetLastErrorString",
@@ -120,7 +121,7 @@ static void load(void) {
                                           "cudnnBackendSetAttribute",
                                           "cudnnBackendGetAttribute",
                                           "cudnnBackendExecute"};
-    const sat_cuda_library place = {"SPARSE_AUTOTUNE_CUDNN", names, NULL, packages};
+    const sat_cuda_library place = {"SPARSE_AUTOTUNE_CUDNN", names, NULL, packages, beside};
     void *f[12], *library = sat_library_open_cuda(&place);
     if (!library || !sat_library_symbols(library, symbols, f, 12)) return;
     _Static_assert(sizeof dnn == sizeof f, "a symbol for each function");

@@ -18,13 +18,13 @@ static places places_of(const sat_problem *p, int option) {
     int64_t padded_m = (p->m + 127) / 128 * 128, padded_n = (p->n + 127) / 128 * 128;
     double dim = (double)t->dim, padded = (double)padded_m * (double)padded_n;
     places x = {0};
-    x.delta = sat_libs_carve(&x.bytes, 4 * rows);
-    x.sums = sat_libs_carve(&x.bytes, option == ATOMIC ? 4 * rows * dim : 0);
+    x.delta = sat_carve(&x.bytes, 4 * rows);
+    x.sums = sat_carve(&x.bytes, option == ATOMIC ? 4 * rows * dim : 0);
     x.library = x.bytes;
     double own = 8 << 20;
     if (option == ORDERED) own += 2 * padded * (double)(p->batch * t->heads);
     if (t->heads != t->kv_heads) own += 4 * keys * dim; /* dK and dV of every query head */
-    sat_libs_carve(&x.bytes, own);
+    sat_carve(&x.bytes, own);
     x.library_bytes = x.bytes - x.library;
     return x;
 }

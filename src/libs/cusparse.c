@@ -8,7 +8,9 @@
 /* As cusparse.h numbers them; the same from CUDA 12.0 on. */
 enum { SUCCESS = 0, ALLOC_FAILED = 2, NOT_SUPPORTED = 10, NO_RESOURCES = 11 };
 enum { AS_IT_IS = 0, INDEX_32 = 2, BASE_ZERO = 0, COL_MAJOR = 1, ROW_MAJOR = 2 };
-enum { SPMM_BLOCKED_ELL = 13, SPMM_BSR = 14, SDDMM_DEFAULT = 0 };
+/* Algorithms. */
+static const int algorithms[] = {
+    [SAT_SPMM_BSR] = 14, [SAT_SPMM_ELL] = 13, [SAT_SDDMM] = 0, [SAT_SPMM_CSR_1] = 4, [SAT_SPMM_CSR_2] = 6};
 
 typedef int ask_product(void *handle, int op_a, int op_b, const void *alpha, void *a, void *b, const void *beta,
                         void *c, cudaDataType compute, int algorithm, size_t *bytes);
@@ -26,6 +28,8 @@ static struct {
                       int col_idx_type, int base, cudaDataType t, int order);
     int (*create_ell)(void **matrix, int64_t rows, int64_t cols, int64_t block, int64_t ell_cols, void *columns,
                       void *values, int index_type, int base, cudaDataType t);
+    int (*create_csr)(void **matrix, int64_t rows, int64_t cols, int64_t entries, void *row_ptr, void *col_idx,
+                      void *values, int row_ptr_type, int col_idx_type, int base, cudaDataType t);
     int (*create_dense)(void **matrix, int64_t rows, int64_t cols, int64_t leading, void *values, cudaDataType t,
                         int order);
     int (*destroy_sparse)(void *matrix);
@@ -33,7 +37,7 @@ static struct {
     int (*set_sparse)(void *matrix, void *values);
     int (*set_dense)(void *matrix, void *values);
     ask_product *ask_spmm;
-    do_product *spmm;
+    do_product *look_spmm, *spmm;
     ask_product *ask_sddmm;
     do_product *sddmm;
 } cusparse;
@@ -48,16 +52,20 @@ static void load(void) {
     static const char *const names[] = {"libcusparse.so.12", NULL};
     static const char *const needs[] = {"libnvJitLink.so.13", "libnvJitLink.so.12", NULL};
     static const char *const packages[] = {"/nvidia/cu13/lib", "/nvidia/cusparse/lib", "/torch/lib", NULL};
-    static const char *const symbols[] = {
-        "cusparseCreate",          "cusparseDestroy",      "cusparseSetStream",        "cusparseGetProperty",
-        "cusparseGetErrorString",  "cusparseCreateBsr",    "cusparseCreateBlockedEll", "cusparseCreateDnMat",
-        "cusparseDestroySpMat",    "cusparseDestroyDnMat", "cusparseSpMatSetValues",   "cusparseDnMatSetValues",
-        "cusparseSpMM_bufferSize", "cusparseSpMM",         "cusparseSDDMM_bufferSize", "cusparseSDDMM"};
-    const sat_cuda_library place = {"SPARSE_AUTOTUNE_CUSPARSE", names, needs, packages};
-    void *f[16];
+    static const char *const symbols[] = {"cusparseCreate",           "cusparseDestroy",
+                                          "cusparseSetStream",        "cusparseGetProperty",
+                                          "cusparseGetErrorString",   "cusparseCreateBsr",
+                                          "cusparseCreateBlockedEll", "cusparseCreateCsr",
+                                          "cusparseCreateDnMat",      "cusparseDestroySpMat",
+                                          "cusparseDestroyDnMat",     "cusparseSpMatSetValues",
+                                          "cusparseDnMatSetValues",   "cusparseSpMM_bufferSize",
+                                          "cusparseSpMM_preprocess",  "cusparseSpMM",
+                                          "cusparseSDDMM_bufferSize", "cusparseSDDMM"};
+    const sat_cuda_library place = {"SPARSE_AUTOTUNE_CUSPARSE", names, needs, packages, NULL};
+    void *f[18];
     int v[3];
     library = sat_library_open_cuda(&place);
-    if (!library || !sat_library_symbols(library, symbols, f, 16)) return;
+    if (!library || !sat_library_symbols(library, symbols, f, 18)) return;
     _Static_assert(sizeof cusparse == sizeof f, "a symbol for each function");
     memcpy(&cusparse, f, sizeof f);
     for (int i = 0; i < 3; i++)
@@ -123,6 +131,13 @@ sat_status sat_cusparse_ell(const sat_prepare *p, sat_cusparse *s, int64_t width
     return sat_cusparse_judge(status, p->variant);
 }
 
+sat_status sat_cusparse_csr(const sat_prepare *p, sat_cusparse *s, void *row_ptr, void *col_idx) {
+    int status =
+        cusparse.create_csr(&s->sparse, p->problem->m, p->problem->k, p->pattern->stored_elements, row_ptr, col_idx,
+                            p->workspace, INDEX_32, INDEX_32, BASE_ZERO, sat_libs_type(p->problem->a_dtype));
+    return sat_cusparse_judge(status, p->variant);
+}
+
 sat_status sat_cusparse_dense(const sat_prepare *p, sat_cusparse *s, int which, sat_dtype t, int64_t rows, int64_t cols,
                               const sat_matrix *layout) {
     int64_t leading;
@@ -133,21 +148,26 @@ sat_status sat_cusparse_dense(const sat_prepare *p, sat_cusparse *s, int which, 
 
 /* ---- products ---- */
 
-static int algorithm_of(sat_cusparse_call call) {
-    return call == SAT_SPMM_BSR ? SPMM_BSR : call == SAT_SPMM_ELL ? SPMM_BLOCKED_ELL : SDDMM_DEFAULT;
-}
-
 static cudaDataType compute_of(const sat_problem *p) { return p->compute_dtype == SAT_F64 ? CUDA_R_64F : CUDA_R_32F; }
 
-sat_status sat_cusparse_ask(const sat_prepare *p, sat_cusparse *s, sat_cusparse_call call) {
+sat_status sat_cusparse_ask(const sat_prepare *p, sat_cusparse *s, sat_cusparse_call call, size_t most) {
     sat_scalar one = sat_libs_scalar(p->problem, 1);
     bool sampled = call == SAT_SDDMM;
     int status = (sampled ? cusparse.ask_sddmm : cusparse.ask_spmm)(
         s->handle, AS_IT_IS, AS_IT_IS, &one, sampled ? s->dense[0] : s->sparse, sampled ? s->dense[1] : s->dense[0],
-        &one, sampled ? s->sparse : s->dense[1], compute_of(p->problem), algorithm_of(call), &s->buffer_bytes);
-    if (status == SUCCESS && s->buffer_bytes > SAT_CUSPARSE_BUFFER)
-        return sat_fail(SAT_UNSUPPORTED, "%s: cuSPARSE wants %zu bytes, %d are set aside", p->variant->name,
-                        s->buffer_bytes, SAT_CUSPARSE_BUFFER);
+        &one, sampled ? s->sparse : s->dense[1], compute_of(p->problem), algorithms[call], &s->buffer_bytes);
+    if (status == SUCCESS && s->buffer_bytes > most)
+        return sat_fail(SAT_UNSUPPORTED, "%s: cuSPARSE wants %zu bytes, %zu are set aside", p->variant->name,
+                        s->buffer_bytes, most);
+    return sat_cusparse_judge(status, p->variant);
+}
+
+sat_status sat_cusparse_look(const sat_prepare *p, sat_cusparse *s, sat_cusparse_call call, void *buffer) {
+    sat_scalar one = sat_libs_scalar(p->problem, 1);
+    int status = cusparse.set_stream(s->handle, p->stream);
+    if (status == SUCCESS)
+        status = cusparse.look_spmm(s->handle, AS_IT_IS, AS_IT_IS, &one, s->sparse, s->dense[0], &one, s->dense[1],
+                                    compute_of(p->problem), algorithms[call], buffer);
     return sat_cusparse_judge(status, p->variant);
 }
 
@@ -162,6 +182,6 @@ sat_status sat_cusparse_run(const sat_launch *l, const sat_cusparse *s, sat_cusp
     if (status == SUCCESS)
         status = (sampled ? cusparse.sddmm : cusparse.spmm)(
             s->handle, AS_IT_IS, AS_IT_IS, &x, sampled ? s->dense[0] : s->sparse, sampled ? s->dense[1] : s->dense[0],
-            &y, sampled ? s->sparse : s->dense[1], compute_of(l->problem), algorithm_of(call), buffer);
+            &y, sampled ? s->sparse : s->dense[1], compute_of(l->problem), algorithms[call], buffer);
     return sat_cusparse_judge(status, l->variant);
 }

@@ -1,10 +1,10 @@
-/* cuSPARSE, found at run time: its products on BSR and Blocked-ELL. */
+/* cuSPARSE, found at run time: its products on BSR, Blocked-ELL and CSR. */
 #ifndef SAT_CUSPARSE_H
 #define SAT_CUSPARSE_H
 
 #include "libs/cuda_common.h"
 
-enum { SAT_CUSPARSE_BUFFER = 8 << 20 }; /* bytes set aside for the library; a product that wants more is refused */
+enum { SAT_CUSPARSE_BUFFER = 8 << 20 }; /* bytes set aside for the library where its needs do not grow */
 
 const char *sat_cusparse_version(void);     /* for sat_family.version: "cuSPARSE 12.6.3"; NULL: not on this machine */
 const char *sat_cusparse_bsr_version(void); /* the same, from the version on that multiplies BSR matrices (12.5.1) */
@@ -13,12 +13,13 @@ const char *sat_cusparse_bsr_version(void); /* the same, from the version on tha
 typedef struct sat_cusparse {
     void *handle, *sparse, *dense[2];
     int device;
-    size_t buffer_bytes; /* of SAT_CUSPARSE_BUFFER */
+    size_t buffer_bytes; /* that the library wants */
 } sat_cusparse;
 
 /* The sparse matrix, with indices in the workspace. Values are given at each launch. */
 sat_status sat_cusparse_bsr(const sat_prepare *p, sat_cusparse *s, void *row_ptr, void *col_idx, sat_dtype t);
 sat_status sat_cusparse_ell(const sat_prepare *p, sat_cusparse *s, int64_t width, void *columns, void *values);
+sat_status sat_cusparse_csr(const sat_prepare *p, sat_cusparse *s, void *row_ptr, void *col_idx); /* of op(A) */
 
 /* A dense operand; `which` is 0 or 1. */
 sat_status sat_cusparse_dense(const sat_prepare *p, sat_cusparse *s, int which, sat_dtype t, int64_t rows, int64_t cols,
@@ -32,10 +33,20 @@ void *sat_cusparse_library(void);
 sat_status sat_cusparse_bind(const sat_launch *l, const sat_cusparse *s);
 sat_status sat_cusparse_judge(int status, const sat_variant *v);
 
-typedef enum sat_cusparse_call { SAT_SPMM_BSR, SAT_SPMM_ELL, SAT_SDDMM } sat_cusparse_call;
+/* The last two are its algorithms for CSR. */
+typedef enum sat_cusparse_call {
+    SAT_SPMM_BSR,
+    SAT_SPMM_ELL,
+    SAT_SDDMM,
+    SAT_SPMM_CSR_1,
+    SAT_SPMM_CSR_2
+} sat_cusparse_call;
 
-/* Asks the library whether it can; for `prepare`. */
-sat_status sat_cusparse_ask(const sat_prepare *p, sat_cusparse *s, sat_cusparse_call call);
+/* Asks the library whether it can, with a buffer of at most `most` bytes; for `prepare`. */
+sat_status sat_cusparse_ask(const sat_prepare *p, sat_cusparse *s, sat_cusparse_call call, size_t most);
+
+/* Lets the library look at the indices once, for all products with this buffer. SpMM on CSR; for `prepare`. */
+sat_status sat_cusparse_look(const sat_prepare *p, sat_cusparse *s, sat_cusparse_call call, void *buffer);
 
 /* SpMM: dense[1] = alpha*sparse*dense[0] + beta*dense[1]. SDDMM: sparse = alpha*dense[0]*dense[1] + beta*sparse.
  * Pointers in the order sparse, dense[0], dense[1]. */

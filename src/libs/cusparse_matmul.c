@@ -31,11 +31,11 @@ static double values_bytes(const sat_problem *p, const sat_pattern_view *a) {
 static places plan_places(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a) {
     places x = {0};
     double blocks = 4 * (double)a->stored_blocks, pointers = 4 * ((double)a->grid_rows + 1);
-    x.index = sat_libs_carve(&x.bytes, is_ell(v) ? blocks : pointers);
-    x.rows = sat_libs_carve(&x.bytes, is_ell(v) ? blocks : 0);
-    x.values = sat_libs_carve(&x.bytes, is_ell(v) ? values_bytes(p, a) : 0);
-    x.sum = sat_libs_carve(&x.bytes, sat_libs_wide(p) ? 4.0 * (double)p->m * (double)p->n : 0);
-    x.buffer = sat_libs_carve(&x.bytes, SAT_CUSPARSE_BUFFER);
+    x.index = sat_carve(&x.bytes, is_ell(v) ? blocks : pointers);
+    x.rows = sat_carve(&x.bytes, is_ell(v) ? blocks : 0);
+    x.values = sat_carve(&x.bytes, is_ell(v) ? values_bytes(p, a) : 0);
+    x.sum = sat_carve(&x.bytes, sat_libs_wide(p) ? 4.0 * (double)p->m * (double)p->n : 0);
+    x.buffer = sat_carve(&x.bytes, SAT_CUSPARSE_BUFFER);
     return x;
 }
 
@@ -53,14 +53,14 @@ static bool fits(const sat_problem *p, const sat_pattern_view *a) {
     if (!sat_libs_some(p, a) || !sat_libs_whole(a) || a->block_rows != a->block_cols || p->n < 2) return false;
     return sat_matrix_fits(INT_MAX, p->k, p->n, p->b.row_stride, p->b.col_stride) &&
            sat_matrix_fits(INT_MAX, p->m, p->n, p->c.row_stride, p->c.col_stride) &&
-           sat_libs_alignment(p->b_align, &p->b, p->batch, p->b_dtype) >= 16 &&
-           (sat_libs_wide(p) || sat_libs_alignment(p->c_align, &p->c, p->batch, p->c_dtype) >= 16);
+           sat_item_align(p->b_align, &p->b, p->batch, p->b_dtype) >= 16 &&
+           (sat_libs_wide(p) || sat_item_align(p->c_align, &p->c, p->batch, p->c_dtype) >= 16);
 }
 
 static bool bsr_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)d;
     return fits(p, a) && p->matmul.transpose == SAT_NO_TRANSPOSE &&
-           sat_libs_alignment(p->a_align, &p->a, p->batch, p->a_dtype) >= 16;
+           sat_item_align(p->a_align, &p->a, p->batch, p->a_dtype) >= 16;
 }
 
 static bool lines_aligned(sat_dtype t, int64_t row_stride, int64_t col_stride) {
@@ -141,7 +141,8 @@ static sat_status describe(const sat_prepare *p, spmm_state *st) {
     if (status == SAT_OK) status = sat_cusparse_dense(p, &st->library, 0, x->b_dtype, x->k, x->n, &b);
     if (status == SAT_OK)
         status = sat_cusparse_dense(p, &st->library, 1, sat_libs_wide(x) ? SAT_F32 : x->c_dtype, x->m, x->n, &c);
-    return status == SAT_OK ? sat_cusparse_ask(p, &st->library, p->variant->instance.option) : status;
+    return status == SAT_OK ? sat_cusparse_ask(p, &st->library, p->variant->instance.option, SAT_CUSPARSE_BUFFER)
+                            : status;
 }
 
 static sat_status prepare(const sat_prepare *p, void **state) {

@@ -19,9 +19,9 @@ typedef struct sddmm_state {
 
 static places plan_places(const sat_problem *p, const sat_pattern_view *a) {
     places x = {0};
-    x.index = sat_libs_carve(&x.bytes, 4 * ((double)a->grid_rows + 1));
-    x.product = sat_libs_carve(&x.bytes, sat_libs_wide(p) ? 4 * (double)a->stored_elements : 0);
-    x.buffer = sat_libs_carve(&x.bytes, SAT_CUSPARSE_BUFFER);
+    x.index = sat_carve(&x.bytes, 4 * ((double)a->grid_rows + 1));
+    x.product = sat_carve(&x.bytes, sat_libs_wide(p) ? 4 * (double)a->stored_elements : 0);
+    x.buffer = sat_carve(&x.bytes, SAT_CUSPARSE_BUFFER);
     return x;
 }
 
@@ -32,9 +32,9 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (side < 2 || side > 128 || (side & (side - 1))) return false;
     return sat_matrix_fits(INT_MAX, p->m, p->k, p->a.row_stride, p->a.col_stride) &&
            sat_matrix_fits(INT_MAX, p->k, p->n, p->b.row_stride, p->b.col_stride) &&
-           sat_libs_alignment(p->a_align, &p->a, p->batch, p->a_dtype) >= 16 &&
-           sat_libs_alignment(p->b_align, &p->b, p->batch, p->b_dtype) >= 16 &&
-           (sat_libs_wide(p) || sat_libs_alignment(p->c_align, &p->c, p->batch, p->c_dtype) >= 16);
+           sat_item_align(p->a_align, &p->a, p->batch, p->a_dtype) >= 16 &&
+           sat_item_align(p->b_align, &p->b, p->batch, p->b_dtype) >= 16 &&
+           (sat_libs_wide(p) || sat_item_align(p->c_align, &p->c, p->batch, p->c_dtype) >= 16);
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -78,7 +78,7 @@ static sat_status describe(const sat_prepare *p, sddmm_state *st, void *index) {
                                   sat_libs_wide(q) ? SAT_F32 : q->c_dtype);
     if (status == SAT_OK) status = sat_cusparse_dense(p, &st->library, 0, q->a_dtype, q->m, q->k, &x);
     if (status == SAT_OK) status = sat_cusparse_dense(p, &st->library, 1, q->b_dtype, q->k, q->n, &y);
-    return status == SAT_OK ? sat_cusparse_ask(p, &st->library, SAT_SDDMM) : status;
+    return status == SAT_OK ? sat_cusparse_ask(p, &st->library, SAT_SDDMM, SAT_CUSPARSE_BUFFER) : status;
 }
 
 static sat_status prepare(const sat_prepare *p, void **state) {

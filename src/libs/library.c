@@ -186,7 +186,6 @@ static void *open_wheel(const sat_cuda_library *l) {
     char path[PATH_MAX];
     void *library = open_below_prefix(environment("VIRTUAL_ENV"), l);
     if (!library) library = open_below_prefix(environment("CONDA_PREFIX"), l);
-    if (!library && packages_folder(path, sizeof path)) library = open_package(path, l);
     if (!library && program_prefix(path, sizeof path)) library = open_below_prefix(path, l);
     const char *home = environment("HOME");
     if (!library && home && (size_t)snprintf(path, sizeof path, "%s/.local", home) < sizeof path)
@@ -194,12 +193,33 @@ static void *open_wheel(const sat_cuda_library *l) {
     return library ? library : open_below_prefix("/usr/local", l);
 }
 
+/* A library that the process has loaded, or NULL. */
+static void *loaded(const char *const *names) {
+    void *library = NULL;
+    for (; names && *names && !library; names++) library = dlopen(*names, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    return library;
+}
+
+/* From the folder of a library that is loaded. */
+static void *open_beside(const sat_cuda_library *l) {
+    char path[PATH_MAX];
+    struct link_map *map = NULL;
+    void *other = loaded(l->beside), *library = NULL;
+    if (other && !dlinfo(other, RTLD_DI_LINKMAP, &map) && strlen(map->l_name) < sizeof path) {
+        strcpy(path, map->l_name);
+        if (cut(path)) library = open_in(path, "", l->names, l->needs);
+    }
+    if (other) dlclose(other); /* gives back what loaded() took */
+    return library;
+}
+
 void *sat_library_open_cuda(const sat_cuda_library *l) {
+    char packages[PATH_MAX];
     const char *forced = environment(l->env);
     if (forced) return forced[0] == '/' ? open_file(forced) : NULL;
-    void *library = NULL;
-    for (const char *const *name = l->names; *name && !library; name++)
-        library = dlopen(*name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    void *library = loaded(l->names);
+    if (!library) library = open_beside(l);
+    if (!library && packages_folder(packages, sizeof packages)) library = open_package(packages, l);
     if (!library) library = open_by_name(l->names);
     if (!library) library = open_toolkit(environment("CUDA_HOME"), l);
     if (!library) library = open_toolkit(environment("CUDA_PATH"), l);
@@ -209,13 +229,9 @@ void *sat_library_open_cuda(const sat_cuda_library *l) {
 }
 
 bool sat_library_loaded(const char *const *names) {
-    for (; *names; names++) {
-        void *library = dlopen(*names, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-        if (!library) continue;
-        dlclose(library); /* gives back what this call took */
-        return true;
-    }
-    return false;
+    void *library = loaded(names);
+    if (library) dlclose(library); /* gives back what loaded() took */
+    return library != NULL;
 }
 
 bool sat_library_path(void *library, const char *symbol, char *path, size_t capacity) {

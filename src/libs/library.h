@@ -21,9 +21,11 @@ typedef struct sat_cuda_library {
     const char *const *names;    /* newest first */
     const char *const *needs;    /* files beside it that it does not load without; one of them is enough */
     const char *const *packages; /* its folders below Python's site-packages: "/nvidia/cu13/lib" */
+    const char *const *beside; /* libraries that load it later: where one is loaded, it is taken from there; or NULL */
 } sat_cuda_library;
 
-/* One that the process has loaded already comes first: PyTorch's own serves us too. Then the loader's search, the
+/* One that the process has loaded already comes first: PyTorch's own serves us too. Then one beside a library that
+ * would load it itself, and would get ours instead. Then packages beside this library's own, the loader's search, the
  * toolkit, and Python's packages: those of the environment, beside this library's own, and of the program's. */
 void *sat_library_open_cuda(const sat_cuda_library *library);
 

@@ -82,6 +82,7 @@ typedef struct bend {
     double (*lse)(double largest, double total);
     bool never_rescales, without_largest;
     bool skips_zeros;   /* matmul, sampled: 0 times anything is 0 */
+    bool absent_too;    /* matmul: multiplies by the zeros of absent blocks */
     bool reads_padding; /* matmul: of the last block column, times 0 */
     bool unwritten;     /* attention: a query that keeps no key is left out; sampled: so is padding */
     double zero_keys;   /* keys beyond the last that count with a score of 0 */

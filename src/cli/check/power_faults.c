@@ -106,6 +106,7 @@ const fault fault_table[] = {
     {"scalars in bf16", OP_PRODUCTS, T_WIDE, SCENE_SCALARS, T_WIDE, 0, ORDINARY, .how = {.start = scalars_as_bf16}},
     {"flushes inputs below 0.001", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.input = flushed}},
     {"0 times Inf is 0", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, ORDINARY, .how = {.skips_zeros = true}},
+    {"multiplies by absent blocks", OP_MATMUL, T_ALL, SCENE_SPARSE, T_ALL, T_ALL, NULL, .how = {.absent_too = true}},
     {"loses Inf in inputs", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, ORDINARY, .how = {.input = without_inf}},
     {"loses NaN in inputs", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.input = without_nan}},
 

@@ -82,6 +82,17 @@ static void multiply_row(const item *x, int64_t z, int64_t i) {
     }
 }
 
+// What a dense product adds: zeros where nothing is stored, times B.
+static void add_absent(const item *x, int64_t i) {
+    const sat_problem *p = &x->r->p;
+    const line *l = &x->l;
+    for (int64_t k = 0; k < p->k; k++) {
+        bool stored = false;
+        for (int64_t t = l->ptr[i / l->br]; t < l->ptr[i / l->br + 1]; t++) stored = stored || l->col[t] == k / l->bc;
+        if (!stored) add_row(x->r, x->sums, 0, x->b + k * p->n, p->n);
+    }
+}
+
 static void matmul_item(const item *x, int64_t z) {
     const run *r = x->r;
     const sat_problem *p = &r->p;
@@ -90,6 +101,7 @@ static void matmul_item(const item *x, int64_t z) {
         int64_t row = r->how->row ? r->how->row(&s) : i;
         if (row < 0) continue;
         multiply_row(x, z, i);
+        if (r->how->absent_too) add_absent(x, i);
         s.parts = x->l.ptr[i / x->l.br + 1] - x->l.ptr[i / x->l.br];
         for (s.j = 0; s.j < p->n; s.j++) {
             s.here = i == p->m / 2 && s.j == p->n / 3;

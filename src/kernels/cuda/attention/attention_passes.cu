@@ -136,21 +136,12 @@ static int64_t elements_of(const sat_pattern_view *a) {
     return (a->stored_blocks * a->block_rows * a->block_cols + HEAD_ALIGN - 1) / HEAD_ALIGN * HEAD_ALIGN;
 }
 
-static sat_variant variant_of(const candidate *c, const char *name) {
-    sat_variant v = {};
-    v.size = sizeof v, v.name = name, v.revision = "1", v.op = c->family->op, v.backend = SAT_CUDA,
-    v.flags = c->family->flags;
-    v.instance = c->instance, v.supports = c->family->supports, v.estimate = c->family->estimate;
-    v.prepare = c->family->prepare, v.launch = c->family->launch;
-    return v;
-}
-
 template <int COUNT>
 static bool choose(const candidate (&all)[COUNT], const char *name, pass *to, const sat_pattern_view *a,
                    const sat_device *d) {
     double least = INFINITY;
     for (const candidate &c : all) {
-        sat_variant v = variant_of(&c, name);
+        sat_variant v = sat_variant_of(c.family, c.instance, name);
         if (!v.supports(&v, &to->problem, a, d)) continue;
         double seconds = v.estimate(&v, &to->problem, a, d);
         if (seconds < least) least = seconds, to->variant = v;
@@ -204,20 +195,14 @@ struct layout { // offsets in the workspace
     size_t scores, weights, largest, sum, product, bytes;
 };
 
-static size_t reserve(size_t *used, double bytes) {
-    size_t at = *used;
-    *used += ((size_t)bytes + 255) / 256 * 256;
-    return at;
-}
-
 static layout layout_of(const sat_problem *p, const sat_pattern_view *a) {
     const sat_attention *t = &p->attention;
     double heads = (double)t->kv_heads, all = heads * (double)elements_of(a), rows = heads * (double)p->m;
     layout x = {};
-    x.scores = reserve(&x.bytes, 4 * all);
-    x.weights = p->a_dtype == SAT_F32 ? x.scores : reserve(&x.bytes, 2 * all);
-    x.largest = reserve(&x.bytes, 4 * rows), x.sum = reserve(&x.bytes, 4 * rows);
-    x.product = reserve(&x.bytes, 4 * rows * (double)t->dim);
+    x.scores = sat_carve(&x.bytes, 4 * all);
+    x.weights = p->a_dtype == SAT_F32 ? x.scores : sat_carve(&x.bytes, 2 * all);
+    x.largest = sat_carve(&x.bytes, 4 * rows), x.sum = sat_carve(&x.bytes, 4 * rows);
+    x.product = sat_carve(&x.bytes, 4 * rows * (double)t->dim);
     return x;
 }
 
