@@ -87,6 +87,12 @@ def attention(
         return_lse = flag(return_lse, "return_lse")
     if _ops._compiling():
         return _torch_attention(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
+    spec = Spec(causal, window, scale, deterministic, allow_tf32, mask)
+    if _torch_quick is not None:
+        result = _torch_quick(q, k, v, mask, spec, return_lse)
+        if result is not None:
+            return result
+        _abi.raise_interrupt()
     torch = torch_module()
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
         refuse_nested(torch, x, name)
@@ -96,11 +102,6 @@ def attention(
                 raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor, as q is")
         if _torch_attention is None:  # torch was imported later than this package
             from . import _torch as _
-        spec = Spec(causal, window, scale, deterministic, allow_tf32, mask)
-        if not return_lse:
-            result = _torch_quick(q, k, v, mask, spec)
-            if result is not None:
-                return result
         if any(_ops.wants_torch(torch, None, x, None, None) for x in (q, k, v)):
             return _torch_attention(
                 q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32, spec
@@ -118,9 +119,7 @@ def attention(
                     f"{name} requires grad, and q is a {type(q).__name__}, whose result could not: use torch "
                     "tensors"
                 )
-        out, lse, _ = forward(
-            q, k, v, mask, Spec(causal, window, scale, deterministic, allow_tf32, mask), return_lse
-        )
+        out, lse, _ = forward(q, k, v, mask, spec, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -183,7 +182,7 @@ class Spec:
             else _abi.ALLOW_NONDETERMINISTIC
         )
         self.tf32 = None if allow_tf32 is None else flag(allow_tf32, "allow_tf32")
-        self.key = (self.causal, self.window, self.scale, self.flags, self.tf32)
+        self.key = ("attention", self.causal, self.window, self.scale, self.flags, self.tf32)
 
     def flags_for(self, q: Operand) -> int:
         return self.flags | _products.tf32_flag(self.tf32, q)
@@ -191,21 +190,21 @@ class Spec:
 
 # ---- masks that keep everything ----
 
-_dense: dict[tuple[int, int], Pattern] = {}
+dense_patterns: dict[tuple[int, int], Pattern] = {}
 _dense_lock = threading.Lock()
 
 
 def dense_pattern(queries: int, keys: int) -> Pattern:
     """One stored block of all scores. Its sides are powers of two, for blocks stand in the key under which
     timings are kept, and lengths that differ little, as from token to token, are to share them."""
-    found = _dense.get((queries, keys))
+    found = dense_patterns.get((queries, keys))
     if found is None:
         block = (1 << (queries - 1).bit_length(), 1 << (keys - 1).bit_length())
         found = Pattern(np.array([0, 1], np.int64), np.array([0], np.int64), (queries, keys), block)
         with _dense_lock:
-            while len(_dense) >= MOST_DENSE:
-                del _dense[next(iter(_dense))]
-            found = _dense.setdefault((queries, keys), found)
+            while len(dense_patterns) >= MOST_DENSE:
+                del dense_patterns[next(iter(dense_patterns))]
+            found = dense_patterns.setdefault((queries, keys), found)
     return found
 
 
@@ -424,15 +423,15 @@ def forward(
         arrays = tuple(x.operand.array for x in (hq, hk, hv))
         own, plan = _run(pattern, problem, inputs, outputs, q, arrays, keep)
         if own is not None:
-            return *own, None
+            return *(own if lse else (own, None)), plan
     return _arrays.finish(out, q), None if sums is None else _arrays.finish(sums, q), plan
 
 
 def _run(
     pattern: Pattern, problem: Any, inputs: tuple, outputs: tuple, q: Operand, arrays: tuple, keep: bool
 ) -> tuple:
-    """Runs a plan; where that would call torch's own and copy its result, gives that result itself. What is
-    kept is for a runner."""
+    """Runs a plan. Where that would call torch's own and copy its result, gives that result itself, else
+    None; and what is kept, for a runner."""
     if q.kind != "torch":
         return None, _products.run(pattern, problem, inputs, outputs, q, ATTENTION_NAMES, keep)
     stream, threads, capturing = _arrays.stream_of(q), _arrays.threads_for(q), _products.is_capturing(q)
@@ -442,18 +441,19 @@ def _run(
             from ._torch import own_attention
 
             plan.direct = own_attention.direct(plan, problem.struct, pattern.view(), q.device)
-        if plan.direct is not None:
-            keep = False
+        if plan.direct is None:
+            own = None
+            launch(plan, inputs, outputs, stream, threads, ATTENTION_NAMES)
+        else:
             with torch_module().no_grad():
-                return plan.direct(*arrays), None
-        launch(plan, inputs, outputs, stream, threads, ATTENTION_NAMES)
+                own = plan.direct(*arrays)
     except BaseException:
         keep = False
         raise
     finally:
         if not keep or capturing:
             pattern.give_back(key, plan)
-    return None, None if not keep or capturing else Kept(pattern, key, plan, stream, threads)
+    return own, None if not keep or capturing else Kept(pattern, key, plan, stream, threads)
 
 
 def backward(
@@ -465,8 +465,9 @@ def backward(
     grad_array: Any,
     mask: AttentionMask | Pattern | None,
     spec: Spec,
+    keep: bool = False,
 ) -> tuple:
-    """Gradients of q, k and v."""
+    """Gradients of q, k and v, and the plan if it is to be kept."""
     arrays = (
         (q_array, "q"),
         (k_array, "k"),
@@ -477,6 +478,7 @@ def backward(
     )
     q, k, v, o, g, sums = (_arrays.describe(x, name) for x, name in arrays)
     dq, dk, dv = empty_like(q, q.shape, q), empty_like(q, k.shape, k), empty_like(q, v.shape, v)
+    plan = None
     if 0 in q.shape or 0 in k.shape:
         for x in (dq, dk, dv):
             _fill(x, 0.0)
@@ -492,8 +494,10 @@ def backward(
         pattern = pattern_for(mask, inputs[0].rows, inputs[1].rows)
         *read, grad = (x.operand.pointer for x in inputs)
         written = tuple(x.operand.pointer for x in outputs)
-        _products.run(pattern, problem, (*read, sums.pointer, grad), written, q, ATTENTION_NAMES)
-    return dq.array, dk.array, dv.array
+        used = (*(x.operand for x in inputs), sums)
+        keep = keep and all(x.array is given for x, (given, _) in zip(used, arrays))
+        plan = _products.run(pattern, problem, (*read, sums.pointer, grad), written, q, ATTENTION_NAMES, keep)
+    return (dq.array, dk.array, dv.array), plan
 
 
 def pattern_for(mask: AttentionMask | Pattern | None, queries: int, keys: int) -> Pattern:

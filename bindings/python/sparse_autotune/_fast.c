@@ -1,7 +1,7 @@
-/* The fast path from torch tensors or NumPy arrays to a product: no dispatcher, no Python code, one allocation by their
- * maker.
+/* The fast path from torch tensors or NumPy arrays to a product, or to attention and its gradients: no dispatcher, no
+ * Python code, one allocation a result by their maker.
  *
- * A Runner belongs to one pattern and one kind of product. It remembers for which shapes, strides, dtypes, stream and
+ * A Runner belongs to one pattern and one kind of operation. It remembers for which shapes, strides, dtypes, stream and
  * thread count which plan serves. A call that finds its plan runs it. Any other gives None, and Python takes the full
  * path, which then adds a plan here. Nothing is decided here that the full path would decide otherwise.
  *
@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { DIMS = 6, INPUTS = 3, ENTRIES = 8, CPU = 1, CUDA = 2 };
+enum { DIMS = 6, INPUTS = 6, OUTPUTS = 3, ENTRIES = 8, CPU = 1, CUDA = 2 };
 
 /* ---- DLPack 1.x, what is used of it ---- */
 
@@ -66,7 +66,7 @@ static struct {
     PyObject *tensor, *parameter, *array; /* types; NULL until there are any */
     PyObject *failed;                     /* raises what a status means, or returns where the full path will */
     PyObject *is_neg, *is_grad_enabled, *autocast, *dispatch_modes, *tracing, *early_modes, *before_dispatch;
-    PyObject *threads, *raw_stream, *tf32;
+    PyObject *interpreter, *threads, *raw_stream, *tf32;
     PyObject *dtypes; /* float32, float64, float16, bfloat16, int32, int64 */
     const dl_exchange *exchange;
     run_function run;
@@ -196,14 +196,14 @@ static PyObject *holds(PyObject *module, PyObject *const *objects, Py_ssize_t co
 /* ---- entries ---- */
 
 typedef struct entry {
-    int inputs;
+    int inputs, outputs; /* no outputs: the last input is the result */
     view input[INPUTS];
-    uintptr_t low_bits[INPUTS + 1]; /* those that must be zero in a pointer; the last is the output's */
+    uintptr_t input_bits[INPUTS], output_bits[OUTPUTS]; /* those that must be zero in a pointer */
+    PyObject *make[OUTPUTS], *like[OUTPUTS];            /* what makes an output, and its arguments */
     void *stream, *plan;
+    PyObject *owner; /* keeps the plan; where there is none, the function that computes the result */
     int threads, tf32;
     long epoch;
-    PyObject *owner, *make,
-        *like; /* keeps the plan; what makes an output, NULL where the last input is it, and of what */
     bool busy;
 } entry;
 
@@ -212,7 +212,10 @@ typedef struct runner {
     int count, next;
 } runner;
 
-static void release(const entry *e) { Py_XDECREF(e->owner), Py_XDECREF(e->make), Py_XDECREF(e->like); }
+static void release(const entry *e) {
+    Py_XDECREF(e->owner);
+    for (int i = 0; i < e->outputs; i++) Py_DECREF(e->make[i]), Py_DECREF(e->like[i]);
+}
 
 static bool same(const view *x, const view *y, uintptr_t low_bits) {
     if (x->of != y->of || x->ndim != y->ndim || x->dtype != y->dtype || x->device_type != y->device_type) return false;
@@ -227,8 +230,8 @@ static entry *find(runner *r, const view *v, int inputs, void *stream, int threa
         entry *e = &r->entries[i];
         if (e->epoch != epoch || e->busy || e->inputs != inputs || e->stream != stream || e->threads != threads)
             continue;
-        bool fits = e->tf32 == tf32 && !e->make == given;
-        for (int j = 0; j < inputs && fits; j++) fits = same(&v[j], &e->input[j], e->low_bits[j]);
+        bool fits = e->tf32 == tf32 && !e->outputs == given;
+        for (int j = 0; j < inputs && fits; j++) fits = same(&v[j], &e->input[j], e->input_bits[j]);
         if (fits) return e;
     }
     return NULL;
@@ -278,11 +281,29 @@ static bool any_mode(PyObject *list) {
     return false;
 }
 
-/* Whether torch would do more with these than read them: gradients, autocast, modes, a trace, which does not see what
- * is written here. */
-static bool torch_wants(PyObject *const *tensors, Py_ssize_t count) {
-    return needs_grad(tensors, count) || ask(host.autocast) != 0 || ask(host.dispatch_modes) != 0 ||
-           ask(host.tracing) != 0 || (any_mode(host.early_modes) && ask(host.before_dispatch) != 0);
+/* Whether modes want to see operators, or a trace, which does not see what is written here. */
+static bool watched(void) {
+    return ask(host.dispatch_modes) != 0 || ask(host.tracing) != 0 ||
+           (any_mode(host.early_modes) && ask(host.before_dispatch) != 0);
+}
+
+/* Whether this is called inside a transform of torch.func. */
+static bool transformed(void) {
+    PyObject *transform = PyObject_CallNoArgs(host.interpreter);
+    bool any = transform != Py_None;
+    Py_XDECREF(transform);
+    if (any) PyErr_Clear();
+    return any;
+}
+
+/* plain(tensor or None, ...): True where modes.plain is; False where Python must ask. Wrappers have no memory. */
+static PyObject *plain(PyObject *module, PyObject *const *tensors, Py_ssize_t count) {
+    (void)module;
+    view v;
+    if (!host.tensor || watched() || transformed()) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (tensors[i] != Py_None && !(look(tensors[i], &v) && v.of == TORCH)) Py_RETURN_FALSE;
+    Py_RETURN_TRUE;
 }
 
 static bool current_stream(const view *v, void **stream) {
@@ -308,26 +329,73 @@ static bool may_capture(void *stream) {
     return stream && (!host.is_capturing || host.is_capturing(stream, &status) != 0 || status != 0);
 }
 
-static int launch(const entry *e, const void *const *inputs, size_t count, void *output) {
+static int launch(const entry *e, const void *const *inputs, size_t input_count, void *const *outputs,
+                  size_t output_count) {
     PyThreadState *state = PyEval_SaveThread();
     int before = e->threads ? host.get_threads() : 0;
     if (before != e->threads) host.set_threads(e->threads);
-    int status = host.run(e->plan, inputs, count, &output, 1, e->stream);
+    int status = host.run(e->plan, inputs, input_count, outputs, output_count, e->stream);
     if (before != e->threads) host.set_threads(before);
     PyEval_RestoreThread(state);
     return status;
 }
 
 /* A new output, or NULL where there is none, or none that the plan can use: an exception says which. */
-static PyObject *make_output(entry *e, const view *like, void **data) {
+static PyObject *make_output(entry *e, int at, void **data) {
     view out;
-    PyObject *made = PyObject_Call(e->make, e->like, NULL);
+    PyObject *made = PyObject_Call(e->make[at], e->like[at], NULL);
     if (!made) return NULL;
     bool there = look(made, &out);
-    if (there && out.device_id != like->device_id) e->epoch = -1; /* the current device is another one now */
-    else if (there && !((uintptr_t)out.data & e->low_bits[INPUTS])) return *data = out.data, made;
+    if (there && out.device_id != e->input[0].device_id) e->epoch = -1; /* the current device is another one now */
+    else if (there && !((uintptr_t)out.data & e->output_bits[at])) return *data = out.data, made;
     Py_DECREF(made);
     return NULL;
+}
+
+/* New outputs: one, or a tuple of several. NULL as in make_output. */
+static PyObject *make_outputs(entry *e, void **data) {
+    if (e->outputs == 1) return make_output(e, 0, data);
+    PyObject *all = PyTuple_New(e->outputs);
+    for (int i = 0; i < e->outputs && all; i++) {
+        PyObject *made = make_output(e, i, &data[i]);
+        if (made) PyTuple_SetItem(all, i, made);
+        else Py_CLEAR(all);
+    }
+    return all;
+}
+
+/* What a plan makes of the inputs, or None where Python must see to it. `given`: the last one is the result. */
+static PyObject *run_plan(entry *e, const view *v, PyObject *given) {
+    const void *inputs[INPUTS];
+    void *outputs[OUTPUTS] = {v[e->inputs - 1].data};
+    for (int i = 0; i < e->inputs; i++) inputs[i] = v[i].data;
+    size_t input_count = (size_t)e->inputs - !!given, output_count = given ? 1 : (size_t)e->outputs;
+    e->busy = true; /* from here on other threads may run Python, and must neither use nor replace this entry */
+    PyObject *result = given ? given : make_outputs(e, outputs);
+    if (given) Py_INCREF(result);
+    int status = result ? launch(e, inputs, input_count, outputs, output_count) : 0;
+    e->busy = false;
+    if (result && status == 0) return result;
+    Py_XDECREF(result);
+    if (status) Py_XDECREF(PyObject_CallFunction(host.failed, "i", status));
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *call(PyObject *function, PyObject *const *inputs, Py_ssize_t count) {
+    Py_INCREF(function); /* its entry may be replaced meanwhile */
+    PyObject *arguments = PyTuple_New(count), *result = NULL;
+    if (arguments) {
+        for (Py_ssize_t i = 0; i < count; i++) Py_INCREF(inputs[i]), PyTuple_SetItem(arguments, i, inputs[i]);
+        result = PyObject_Call(function, arguments, NULL);
+        Py_DECREF(arguments);
+    }
+    Py_DECREF(function);
+    return result;
+}
+
+static bool are_arrays(PyObject *const *inputs, Py_ssize_t count) {
+    return count > 0 && (PyObject *)Py_TYPE(inputs[0]) == host.array;
 }
 
 /* The result, or None where Python must see to it. `given`: the last tensor is the result. */
@@ -336,8 +404,7 @@ static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t coun
     view v[INPUTS];
     void *stream;
     if (count < 2 + given || count > INPUTS || r->count == 0) Py_RETURN_NONE;
-    bool arrays = (PyObject *)Py_TYPE(tensors[0]) == host.array;
-    if (!arrays && (!host.tensor || torch_wants(tensors, count))) Py_RETURN_NONE;
+    bool arrays = are_arrays(tensors, count);
     for (Py_ssize_t i = 0; i < count; i++)
         if (!look(tensors[i], &v[i])) Py_RETURN_NONE;
     if (arrays ? given && v[count - 1].read_only : any_negated(tensors, count)) Py_RETURN_NONE;
@@ -347,50 +414,67 @@ static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t coun
     if (!current_stream(&v[0], &stream) || may_capture(stream)) Py_RETURN_NONE;
     entry *e = find(r, v, (int)count, stream, threads, tf32, given);
     if (!e) Py_RETURN_NONE;
-    const void *inputs[INPUTS];
-    void *output = v[count - 1].data;
-    for (int i = 0; i < count; i++) inputs[i] = v[i].data;
-    e->busy = true; /* from here on other threads may run Python, and must neither use nor replace this entry */
-    PyObject *result = given ? tensors[count - 1] : make_output(e, &v[0], &output);
-    if (given) Py_INCREF(result);
-    int status = result ? launch(e, inputs, (size_t)(count - given), output) : 0;
-    e->busy = false;
-    if (result && status == 0) return result;
-    Py_XDECREF(result);
-    if (status) Py_XDECREF(PyObject_CallFunction(host.failed, "i", status));
-    if (PyErr_Occurred()) return NULL;
-    Py_RETURN_NONE;
+    return e->plan ? run_plan(e, v, given ? tensors[count - 1] : NULL) : call(e->owner, tensors, count);
 }
 
-/* run(values, b[, bias]), run(x, y), run(q, k, v) */
-static PyObject *runner_run(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
-    return serve(self, tensors, count, false);
+/* Whether torch, if there is any, would do no more with these than read them. */
+static bool only_read(PyObject *const *inputs, Py_ssize_t count) {
+    return are_arrays(inputs, count) ||
+           (host.tensor && !needs_grad(inputs, count) && ask(host.autocast) == 0 && !watched());
+}
+
+/* run(values, b[, bias]), run(x, y) */
+static PyObject *runner_run(PyObject *self, PyObject *const *inputs, Py_ssize_t count) {
+    if (!only_read(inputs, count)) Py_RETURN_NONE;
+    return serve(self, inputs, count, false);
+}
+
+/* run_inside(inputs ...): as run, for a caller that sees to gradients and autocast itself: an autograd function, an
+ * operator. */
+static PyObject *runner_run_inside(PyObject *self, PyObject *const *inputs, Py_ssize_t count) {
+    if (!are_arrays(inputs, count) && (!host.tensor || watched() || transformed())) Py_RETURN_NONE;
+    return serve(self, inputs, count, false);
 }
 
 /* into(values, b, out) */
-static PyObject *runner_into(PyObject *self, PyObject *const *tensors, Py_ssize_t count) {
-    return serve(self, tensors, count, true);
+static PyObject *runner_into(PyObject *self, PyObject *const *inputs, Py_ssize_t count) {
+    if (!only_read(inputs, count)) Py_RETURN_NONE;
+    return serve(self, inputs, count, true);
 }
 
-/* add(inputs, alignments, make, like, stream, threads, tf32, plan, owner): inputs is a tuple of tensors; alignments one
- * power of two for each of them and one for the output, which make(*like) gives, or make is None, and the last input is
- * it. False where the tensors cannot be served here. */
+/* Fills in an entry's bits and makers; borrows references. False where the tensors cannot be served here, -1 with an
+ * exception. */
+static int fill(entry *e, PyObject *inputs, PyObject *alignments, PyObject *makers) {
+    e->inputs = (int)PyTuple_Size(inputs), e->outputs = (int)PyTuple_Size(makers);
+    if (e->inputs < 2 || e->inputs > INPUTS || e->outputs > OUTPUTS) return false;
+    if (PyTuple_Size(alignments) != e->inputs + e->outputs) return false;
+    for (int i = 0; i < e->inputs + e->outputs; i++) {
+        unsigned long align = PyLong_AsUnsignedLong(PyTuple_GetItem(alignments, i));
+        if (PyErr_Occurred()) return -1;
+        *(i < e->inputs ? &e->input_bits[i] : &e->output_bits[i - e->inputs]) = align - 1;
+    }
+    for (int i = 0; i < e->inputs; i++)
+        if (!look(PyTuple_GetItem(inputs, i), &e->input[i])) return false;
+    for (int i = 0; i < e->outputs; i++)
+        if (!PyArg_ParseTuple(PyTuple_GetItem(makers, i), "OO!", &e->make[i], &PyTuple_Type, &e->like[i])) return -1;
+    return true;
+}
+
+/* add(inputs, alignments, makers, stream, threads, tf32, plan, owner): inputs is a tuple of tensors. makers has a pair
+ * for each output, which the first calls with the second; none where the last input is the output. alignments are
+ * powers of two, of the inputs and then of the outputs. plan is 0 where owner(*inputs) computes the result. False where
+ * the tensors cannot be served here. */
 static PyObject *runner_add(PyObject *self, PyObject *args) {
     runner *r = (runner *)self;
-    PyObject *inputs, *alignments, *make, *like, *owner;
+    PyObject *inputs, *alignments, *makers;
     unsigned long long stream, plan;
     entry e = {.epoch = epoch};
-    if (!PyArg_ParseTuple(args, "O!O!OO!KiiKO", &PyTuple_Type, &inputs, &PyTuple_Type, &alignments, &make,
-                          &PyTuple_Type, &like, &stream, &e.threads, &e.tf32, &plan, &owner))
+    if (!PyArg_ParseTuple(args, "O!O!O!KiiKO", &PyTuple_Type, &inputs, &PyTuple_Type, &alignments, &PyTuple_Type,
+                          &makers, &stream, &e.threads, &e.tf32, &plan, &e.owner))
         return NULL;
-    e.inputs = (int)PyTuple_Size(inputs);
-    if (e.inputs < 2 || e.inputs > INPUTS || PyTuple_Size(alignments) != e.inputs + 1) Py_RETURN_FALSE;
-    for (int i = 0; i <= e.inputs; i++) {
-        unsigned long align = PyLong_AsUnsignedLong(PyTuple_GetItem(alignments, i));
-        if (PyErr_Occurred()) return NULL;
-        e.low_bits[i == e.inputs ? INPUTS : i] = align - 1;
-        if (i < e.inputs && !look(PyTuple_GetItem(inputs, i), &e.input[i])) Py_RETURN_FALSE;
-    }
+    int filled = fill(&e, inputs, alignments, makers);
+    if (filled < 0) return NULL;
+    if (!filled) Py_RETURN_FALSE;
     int at = r->count < ENTRIES ? r->count++ : -1;
     for (int tries = 0; at < 0 && tries < ENTRIES; tries++) {
         r->next = (r->next + 1) % ENTRIES;
@@ -399,9 +483,8 @@ static PyObject *runner_add(PyObject *self, PyObject *args) {
     if (at < 0) Py_RETURN_FALSE;
     entry old = r->entries[at];
     e.stream = (void *)(uintptr_t)stream, e.plan = (void *)(uintptr_t)plan;
-    if (make == Py_None) make = NULL;
-    Py_INCREF(owner), Py_XINCREF(make), Py_INCREF(like);
-    e.owner = owner, e.make = make, e.like = like;
+    Py_INCREF(e.owner);
+    for (int i = 0; i < e.outputs; i++) Py_INCREF(e.make[i]), Py_INCREF(e.like[i]);
     r->entries[at] = e;
     release(&old);
     Py_RETURN_TRUE;
@@ -419,7 +502,9 @@ static void runner_dealloc(PyObject *self) {
 static PyMethodDef runner_methods[] = {
     {"run", (PyCFunction)(void (*)(void))runner_run, METH_FASTCALL, "run(inputs ...): the result, or None"},
     {"into", (PyCFunction)(void (*)(void))runner_into, METH_FASTCALL, "into(values, b, out): out, written to, or None"},
-    {"add", runner_add, METH_VARARGS, "add(inputs, alignments, make, like, stream, threads, tf32, plan, owner)"},
+    {"run_inside", (PyCFunction)(void (*)(void))runner_run_inside, METH_FASTCALL,
+     "run_inside(inputs ...): as run, whatever gradients and autocast there are"},
+    {"add", runner_add, METH_VARARGS, "add(inputs, alignments, makers, stream, threads, tf32, plan, owner)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -464,10 +549,10 @@ static PyObject *numpy(PyObject *module, PyObject *type) {
 
 static PyObject *torch(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject **const places[] = {&host.tensor,          &host.parameter,      &host.is_neg,     &host.is_grad_enabled,
-                                 &host.autocast,        &host.dispatch_modes, &host.tracing,    &host.early_modes,
-                                 &host.before_dispatch, &host.threads,        &host.raw_stream, &host.tf32,
-                                 &host.dtypes};
+    PyObject **const places[] = {
+        &host.tensor,         &host.parameter,  &host.is_neg,      &host.is_grad_enabled, &host.autocast,
+        &host.dispatch_modes, &host.tracing,    &host.early_modes, &host.before_dispatch, &host.interpreter,
+        &host.threads,        &host.raw_stream, &host.tf32,        &host.dtypes};
     Py_ssize_t count = sizeof places / sizeof *places;
     if (PyTuple_Size(args) != count + 1)
         return PyErr_Format(PyExc_TypeError, "torch: %zd objects are expected", count + 1);
@@ -500,6 +585,8 @@ static PyMethodDef functions[] = {
     {"numpy", numpy, METH_O, "numpy(type of arrays)"},
     {"torch", torch, METH_VARARGS, "torch(types, functions of torch, DLPack exchange or None)"},
     {"driver", driver, METH_O, "driver(address of cuStreamIsCapturing)"},
+    {"plain", (PyCFunction)(void (*)(void))plain, METH_FASTCALL,
+     "plain(tensor or None, ...): as modes.plain; may say no"},
     {"holds", (PyCFunction)(void (*)(void))holds, METH_FASTCALL, "holds(tensor, ..., array, ...): True, False or None"},
     {"set_epoch", set_epoch, METH_O, "set_epoch(n): plans that were added under another number do not serve"},
     {NULL, NULL, 0, NULL},

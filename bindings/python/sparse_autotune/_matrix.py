@@ -166,20 +166,19 @@ class BsrMatrix:
 
     @classmethod
     def from_torch(cls, x: Any) -> BsrMatrix:
-        """From a `torch.sparse_bsr` tensor; the values are shared, the indices copied. Of a
-        `torch.sparse_bsc` tensor, whose blocks stand in another order, the values are copied too.
+        """From a `torch.sparse_bsr` tensor, or a `torch.sparse_csr` or `torch.sparse_csc` one, which has
+        blocks of 1x1; the values are shared, the indices copied. Of a `torch.sparse_bsc` tensor, whose blocks
+        stand in another order, the values are copied too.
 
         Gradients reach the values of a BsrMatrix, not the sparse tensor that it came from.
         """
-        torch = torch_module()
-        if (
-            torch is None
-            or not isinstance(x, torch.Tensor)
-            or x.layout not in (torch.sparse_bsr, torch.sparse_bsc)
-        ):
-            raise TypeError(f"x is {_what(x)}; expected a torch.sparse_bsr or torch.sparse_bsc tensor")
         from . import _sparse
 
+        torch = torch_module()
+        if torch is None or not isinstance(x, torch.Tensor) or x.layout not in _sparse.compressed_layouts():
+            raise TypeError(
+                f"x is {_what(x)}; expected a torch.sparse_bsr, sparse_bsc, sparse_csr or sparse_csc tensor"
+            )
         return _sparse.tensor_as_bsr(x, "x")
 
     @classmethod

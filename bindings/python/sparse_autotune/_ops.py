@@ -51,9 +51,10 @@ def matmul(
     """``activation(alpha * A @ B + beta * out + bias)``, where one of A and B is block-sparse and the other
     dense.
 
-    The sparse one is a BsrMatrix, a `torch.sparse_bsr` tensor or a SciPy BSR matrix; the dense one a torch,
-    NumPy, CuPy or DLPack array on the CPU or a GPU, of any strides. The result is of the dense one's kind, on
-    its device.
+    The sparse one is a BsrMatrix, a `torch.sparse_bsr` or `sparse_csr` tensor (or `sparse_bsc`, `sparse_csc`)
+    or a SciPy BSR, CSR or CSC matrix; single elements are blocks of 1x1. The dense one is a torch, NumPy,
+    CuPy or DLPack array on the CPU or a GPU, of any strides. The result is of the dense one's kind, on its
+    device.
 
     - ``A @ B`` with a sparse A takes B of shape (k,), (k, n) or (..., k, n); ``bias`` has one value for each
       row of the result.
@@ -62,7 +63,7 @@ def matmul(
       operands, as with ``out_dtype="float32"``.
     - ``activation`` is "relu", "gelu", "silu" or None.
     - ``allow_tf32``: float32 may be rounded to TF32; by default what torch is set to, for torch tensors.
-    - ``allow_dense``: variants that multiply by the absent blocks may win too; they differ where B holds Inf
+    - ``allow_dense``: bare dense products may win too; their result differs where B holds Inf
       or NaN.
     - ``deterministic=False`` lets variants take part whose rounding depends on timing.
 
@@ -115,7 +116,7 @@ def matmul(
     if left and not is_sparse(B):
         raise TypeError(
             f"A is a {type(A).__name__} and B a {type(B).__name__}; expected one of them to be a BsrMatrix, "
-            "a torch.sparse_bsr tensor or a SciPy BSR matrix"
+            "a sparse tensor of torch or a SciPy BSR, CSR or CSC matrix"
         )
     if not left and is_sparse(B):
         raise NotImplementedError("A and B are both sparse; expected one of them to be dense")
@@ -277,7 +278,7 @@ def _numpy_product(a: BsrMatrix, b: Any, left: bool, options: Options) -> Any:
     result = quick.run(*inputs)
     if result is None:
         result, made = product_with_plan(a, b, left, None, options, _quick.serves(*inputs))
-        _quick.install(quick, inputs, result, made)
+        _quick.install(quick, inputs, (result,), made)
     return result
 
 
@@ -285,7 +286,7 @@ def _product_into(a: BsrMatrix, b: Any, left: bool, out: Any, options: Options) 
     """A plain product into memory that is given, which gives the runner its plan."""
     _, made = product_with_plan(a, b, left, out, options, True)
     _quick.install(
-        _quick.runner(a._pattern, (a._transposed, left, 0, 1.0, False)), (a._values, b, out), None, made
+        _quick.runner(a._pattern, (a._transposed, left, 0, 1.0, False)), (a._values, b, out), (), made
     )
     return out
 

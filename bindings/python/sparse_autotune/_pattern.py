@@ -59,6 +59,11 @@ class Kept:
             threads,
         )
 
+    @property
+    def function(self) -> Any:
+        """What computes the result instead of the plan, or None."""
+        return None if self.plan.direct is ... else self.plan.direct
+
     def __del__(self) -> None:
         pattern = self.pattern()
         if pattern is not None:

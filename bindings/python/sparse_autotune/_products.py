@@ -397,10 +397,10 @@ def sampled_values(x: Any, y: Any, pattern: Pattern, alpha: float, allow_tf32: b
         if allow_tf32 is None and _quick.serves(x, y)
         else None
     )
-    values = None if quick is None else quick.run(x, y)
+    values = None if quick is None else quick.run_inside(x, y)
     if values is None:
         values, made = sampled_with_plan(x, y, pattern, alpha, 0.0, None, allow_tf32, quick is not None)
-        _quick.install(quick, (x, y), values, made)
+        _quick.install(quick, (x, y), (values,), made)
     return values
 
 

@@ -43,12 +43,22 @@ _MOST_SCALED = (
 _NUMPY_DTYPES = frozenset(map(np.dtype, ("float32", "float64", "float16")))  # native byte order
 
 
-def runner(pattern: Pattern, kind: tuple, alpha: float = 1.0) -> Any:
+class AttentionRunners:
+    """Those of attention with one mask and one spec: the result alone, with its LSE, and the gradients."""
+
+    __slots__ = ("backward", "forward", "with_lse")
+
+    def __init__(self) -> None:
+        self.forward, self.with_lse, self.backward = (_fast.Runner() for _ in range(3))
+
+
+def runner(pattern: Pattern, kind: tuple, alpha: float = 1.0, make: Any = None) -> Any:
+    """What make() gave for this kind, by default a Runner; None where there is no extension."""
     if _fast is None:
         return None
     found = pattern.caches.get(kind)
     if found is None:
-        found = pattern.caches.setdefault(kind, _fast.Runner())
+        found = pattern.caches.setdefault(kind, (make or _fast.Runner)())
         if alpha != 1.0:
             scaled = pattern.caches.setdefault("scaled", [])
             scaled.append(kind)
@@ -79,23 +89,16 @@ torch_types: tuple = ()
 install_torch: Any = None
 
 
-def install(quick: Any, inputs: tuple, result: Any, made: Kept | None) -> None:
-    """Adds what a product ran by, so that the next one like it is quick. `result`: None where the last input
-    is it. What cannot be added goes back to its pattern with the last reference to it."""
+def install(quick: Any, inputs: tuple, results: tuple, made: Kept | None) -> None:
+    """Adds what an operation ran by, so that the next one like it is quick. No results: the last input is the
+    result. What cannot be added goes back to its pattern with the last reference to it."""
     if made is None:
         return
     if type(inputs[0]) is not np.ndarray:
-        install_torch(quick, inputs, result, made)
+        install_torch(quick, inputs, results, made)
         return
-    aligned = [alignment(x.__array_interface__["data"][0], "cpu") for x in inputs]
-    if result is None:
-        aligned, make, like = [*aligned, 1], None, ()
-    else:
-        aligned, make, like = (
-            [*aligned, alignment(result.__array_interface__["data"][0], "cpu")],
-            np.empty,
-            (result.shape, result.dtype),
-        )
-        if len(inputs) == 3:  # a bias, of which a plan asks nothing
-            aligned[2] = result.itemsize
-    quick.add(inputs, tuple(aligned), make, like, made.stream, _abi.get_threads(), 0, made.plan.handle, made)
+    aligned = [alignment(x.__array_interface__["data"][0], "cpu") for x in (*inputs, *results)]
+    if results and len(inputs) == 3:  # a bias, of which a plan asks nothing
+        aligned[2] = inputs[2].itemsize
+    makers = tuple((np.empty, (x.shape, x.dtype)) for x in results)
+    quick.add(inputs, tuple(aligned), makers, made.stream, _abi.get_threads(), 0, made.plan.handle, made)

@@ -1,4 +1,5 @@
-"""Sparse matrices of torch and SciPy as BsrMatrix. Each is converted once, and remembered while it lives."""
+"""Sparse matrices of torch, SciPy and torch_sparse as BsrMatrix; single elements are blocks of 1x1. Each is
+converted once, and remembered while it lives."""
 
 from __future__ import annotations
 
@@ -38,23 +39,39 @@ def uncompiled(call: Any) -> Any:
     return outside
 
 
+EXPECTED = "a sparse tensor of torch (BSR, BSC, CSR, CSC), a SciPy BSR, CSR or CSC matrix or a BsrMatrix"
+
+
+def compressed_layouts() -> tuple:
+    """The layouts of torch that are taken as they are."""
+    torch = torch_module()
+    return torch.sparse_bsr, torch.sparse_csr, torch.sparse_bsc, torch.sparse_csc
+
+
 def _by_rows(x: Any, name: str) -> Any:
-    """A BSR tensor itself, or of a BSC one the transpose, which is a BSR one."""
-    if x.layout is torch_module().sparse_bsr:
+    """A BSR or CSR tensor itself, or of a BSC or CSC one the transpose, which is one of those."""
+    if x.layout in compressed_layouts()[:2]:
         return x
     _check_dimensions(x, name)
     return x.transpose(0, 1)
 
 
 def _check_dimensions(x: Any, name: str) -> None:
-    if x.dim() != 2 or x.values().dim() != 3:
+    torch = torch_module()
+    if x.dim() != 2 or x.values().dim() != (3 if x.layout in (torch.sparse_bsr, torch.sparse_bsc) else 1):
         raise ValueError(f"{name} has {x.dim()} dimensions; expected 2, without batches or dense dimensions")
 
 
+def _block_values(stored: Any) -> Any:
+    """Of a BSR tensor its values, of a CSR one a view of them as blocks of 1x1. Detached: torch.compile
+    cannot take in a view of a sparse tensor."""
+    values = stored.values().detach()
+    return values if values.dim() == 3 else values.view(-1, 1, 1)
+
+
 def _torch_parts(x: Any, name: str) -> tuple:
-    """Detached: torch.compile cannot take in a view of a sparse tensor."""
     _check_dimensions(x, name)
-    return *(t.detach() for t in (x.crow_indices(), x.col_indices(), x.values())), tuple(x.shape)
+    return x.crow_indices().detach(), x.col_indices().detach(), _block_values(x), tuple(x.shape)
 
 
 @uncompiled
@@ -66,11 +83,16 @@ def tensor_as_bsr(x: Any, name: str) -> BsrMatrix:
 
 
 def scipy_parts(x: Any, name: str) -> tuple:
+    """Of a CSC matrix those of its transpose, which is a CSR one."""
     check_scipy(x, name)
     if not x.has_canonical_format:
         x = x.copy()
         x.sum_duplicates()
-    return x.indptr, x.indices, x.data, x.shape
+    if x.format == "bsr":
+        return x.indptr, x.indices, x.data, x.shape
+    stored = x.indptr[-1]  # the arrays may be longer
+    shape = x.shape if x.format == "csr" else x.shape[::-1]
+    return x.indptr, x.indices[:stored], x.data[:stored].reshape(-1, 1, 1), shape
 
 
 def _blocks_of(row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]) -> BsrMatrix:
@@ -80,27 +102,29 @@ def _blocks_of(row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]) 
     return BsrMatrix(row_ptr, col_idx, values, shape)
 
 
+def _of_torch_sparse(x: Any) -> bool:
+    """Whether x is like the SparseTensor of torch_sparse, which graph libraries have."""
+    return callable(getattr(x, "csr", None)) and callable(getattr(x, "sparse_sizes", None))
+
+
 def is_sparse(x: Any) -> bool:
     torch = torch_module()
     if isinstance(x, BsrMatrix):
         return True
     if torch is not None and isinstance(x, torch.Tensor):
         return x.layout is not torch.strided and not x.is_mkldnn and not x.is_nested
-    return hasattr(x, "tocsr") and hasattr(x, "format")
+    return (hasattr(x, "tocsr") and hasattr(x, "format")) or _of_torch_sparse(x)
 
 
 def as_bsr(x: Any, name: str, blocks_only: bool = False) -> BsrMatrix:
-    """A BsrMatrix for a sparse tensor of torch or a SciPy BSR matrix, made once an object. `blocks_only`: the
-    values do not matter, and may be booleans."""
+    """A BsrMatrix for a compressed sparse tensor of torch or a SciPy BSR, CSR or CSC matrix, made once an
+    object. `blocks_only`: the values do not matter, and may be booleans."""
     if type(x) is BsrMatrix or isinstance(x, BsrMatrix):
         return x
     torch = torch_module()
     if torch is not None and isinstance(x, torch.Tensor):
-        if x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
-            raise TypeError(
-                f"{name} is a tensor of layout {x.layout}; expected torch.sparse_bsr, torch.sparse_bsc, a "
-                "SciPy BSR matrix or a BsrMatrix"
-            )
+        if x.layout not in compressed_layouts():
+            raise TypeError(f"{name} is a tensor of layout {x.layout}; expected {EXPECTED}")
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
                 f"{name} is a sparse tensor that requires grad, and gradients cannot reach it: use "
@@ -109,20 +133,56 @@ def as_bsr(x: Any, name: str, blocks_only: bool = False) -> BsrMatrix:
         if not blocks_only or x.dtype != torch.bool:
             _arrays.dtype_code(x.dtype, name)
         return _remembered_tensor(x, name, blocks_only)
-    if getattr(x, "format", None) == "bsr":
+    if getattr(x, "format", None) in ("bsr", "csr", "csc"):
         if not blocks_only or x.dtype != bool:
             _arrays.dtype_code(x.dtype, name)
-
-        def unchanged(m: BsrMatrix) -> bool:
-            """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data
-            with m."""
-            return m._values is x.data and m.shape == x.shape and m._pattern.same_indices(x.indptr, x.indices)
-
-        return _remembered(x, unchanged, lambda x: _blocks_of(*scipy_parts(x, name)))
+        return _remembered(x, lambda m: _scipy_unchanged(m, x), lambda x: _make_of_scipy(x, name))
+    if _of_torch_sparse(x):
+        return as_bsr(_tensor_of(x), name, blocks_only)
     kind = f"a SciPy matrix of format {x.format}" if hasattr(x, "format") else f"a {type(x).__name__}"
-    raise TypeError(
-        f"{name} is {kind}; expected a torch.sparse_bsr tensor, a SciPy BSR matrix or a BsrMatrix"
-    )
+    raise TypeError(f"{name} is {kind}; expected {EXPECTED}")
+
+
+def _make_of_scipy(x: Any, name: str) -> BsrMatrix:
+    m = _blocks_of(*scipy_parts(x, name))
+    if x.format == "csc":
+        m = m.T
+    m._made_of = x.data if np.may_share_memory(m._values, x.data) else None
+    return m
+
+
+def _scipy_unchanged(m: BsrMatrix, x: Any) -> bool:
+    """SciPy's matrices may be changed in place, indices too. One that had duplicates shares no data
+    with m."""
+    if m._made_of is not x.data or m.shape != x.shape:
+        return False
+    return m._pattern.same_indices(x.indptr, x.indices[: len(m._values)])
+
+
+_tensors: dict[int, tuple[Any, tuple, Any]] = {}  # by object: the CSR tensor that has a SparseTensor's parts
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a is b or (a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.dtype == b.dtype)
+
+
+def _tensor_of(x: Any) -> Any:
+    """A SparseTensor as a CSR tensor with the same parts; entries without a value are 1."""
+    torch, key = torch_module(), id(x)
+    parts = x.csr()
+    found = _tensors.get(key)
+    if found is not None and found[0]() is x and all(map(_same_memory, found[1], parts)):
+        return found[2]
+    row_ptr, col, value = parts
+    if value is None:
+        value = torch.ones(col.shape, device=col.device)
+    invariants = torch.sparse.check_sparse_tensor_invariants
+    with invariants(invariants.is_enabled()):  # as it is set; torch warns of a setting that nobody made
+        made = torch.sparse_csr_tensor(row_ptr, col, value, size=tuple(x.sparse_sizes()))
+    _tensors[key] = (weakref.ref(x, lambda _: _tensors.pop(key, None)), parts, made)
+    return made
 
 
 @uncompiled
@@ -130,7 +190,7 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
     """The indices are compared on the CPU, but for traces, which would see it; on a GPU, where that would
     wait for all that is queued, once torch has counted that the tensor, its indices or its values, was
     written to. `Seen` finds what it does not count. Values that had to be copied, those of a BSC tensor, are
-    copied anew at each call."""
+    copied anew at each call; a CSC tensor has those of its transpose, and shares them."""
     from ._torch import modes, patterns, private
 
     stored = _by_rows(x, name)
@@ -146,7 +206,8 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
 
     def make(_x: Any) -> BsrMatrix:
         parts = _torch_parts(stored, name)
-        m = made_of(_blocks_of(*parts), parts[:2])
+        m = _blocks_of(*parts)
+        m = made_of(m if stored is x else m.T, parts[:2])
         m._shared = m._values.data_ptr() == parts[2].data_ptr()
         return m
 
@@ -169,11 +230,10 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
         return same
 
     m = _remembered(x, unchanged, make)
-    if m._shared and stored is x:
+    if m._shared:
         return m
-    return BsrMatrix._make(
-        m._pattern, m._values if blocks_only else stored.values().detach().contiguous(), stored is not x
-    )
+    values = m._values if blocks_only else _block_values(stored).contiguous()
+    return BsrMatrix._make(m._pattern, values, stored is not x)
 
 
 def _remembered(x: Any, unchanged: Any, make: Any) -> BsrMatrix:

@@ -5,7 +5,7 @@ import gc
 
 import numpy as np
 import pytest
-from conftest import TOLERANCE, run_program
+from conftest import TOLERANCE, in_threads, run_program
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,13 +160,135 @@ def test_the_quick_way_serves_the_same_result():
     first = sa.attention(q, k, v, causal=True)
     spec = _attention.Spec(True, None, None, True, None)
     if sa._quick._fast is not None:
-        quick = attention.run_quick(q, k, v, None, spec)
+        quick = attention.run_quick(q, k, v, None, spec, False)
         assert quick is not None and torch.equal(quick, first)
-        assert attention.run_quick(q[:, :, :60], k, v, None, spec) is None
+        assert attention.run_quick(q[:, :, :60], k, v, None, spec, False) is None
+        assert attention.run_quick(q.numpy(), k, v, None, spec, False) is None
     assert torch.equal(first, sa.attention(q, k, v, causal=True))
     assert not torch.equal(first, sa.attention(q, k, v))
     odd = torch.cat([q.new_zeros(1), q.flatten()])[1:].view(q.shape)
     close(sa.attention(odd, k, v, causal=True), first)
+
+
+@pytest.fixture
+def only_runners(monkeypatch):
+    """Gives a function: from its call on, a pass that no runner knows fails."""
+    if sa._quick._fast is None:
+        pytest.skip("built without the extension")
+
+    def close_full_path():
+        monkeypatch.setattr(_attention, "forward", lambda *_, **__: pytest.fail("the full path is taken"))
+        monkeypatch.setattr(_attention, "backward", lambda *_, **__: pytest.fail("the full path is taken"))
+
+    return close_full_path
+
+
+@pytest.mark.parametrize("name", ["plain", "mask", "rows", "grouped", "two dimensions", "lse", "sum"])
+def test_gradients_come_from_runners_from_the_second_call_on(name, device, only_runners):
+    torch.manual_seed(0)
+    heads = (4, 2) if name == "grouped" else (4, 4)
+    layout = "rows" if name == "rows" else "heads"
+    leaves = operands((2,), *heads, 48, 48, 16, device=device, layout=layout)
+    if name == "two dimensions":
+        leaves = [x[0, 0] for x in leaves]
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    words = {"mask": sa.AttentionMask.window(48, 20, block=16)} if name == "mask" else {}
+    grad = torch.randn_like(leaves[0])
+
+    def step():
+        out = sa.attention(*leaves, return_lse=name == "lse", **words)
+        out = out[0] if name == "lse" else out
+        if name == "sum":
+            return out, *torch.autograd.grad(out.sum(), leaves)
+        return out, *torch.autograd.grad(out, leaves, grad)
+
+    first, second = step(), step()
+    only_runners()
+    for _ in range(3):
+        third = step()
+        for x, y, z in zip(first, second, third):
+            assert x.stride() == y.stride() == z.stride()
+            assert torch.equal(x, y) and torch.equal(x, z)
+            assert z.untyped_storage().data_ptr() not in {
+                t.untyped_storage().data_ptr() for t in (*first, *leaves)
+            }
+
+
+def test_runners_give_gradients_to_what_asks_for_them(only_runners):
+    tensors = operands((1,), 2, 2, 16, 16, 8)
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    for _ in range(2):
+        wanted = torch.autograd.grad(sa.attention(*leaves).square().sum(), leaves)
+    only_runners()
+    for asks in ((0,), (1,), (2,), (0, 2)):
+        some = [x.clone().requires_grad_(i in asks) for i, x in enumerate(tensors)]
+        sa.attention(*some).square().sum().backward()
+        for i, x in enumerate(some):
+            assert (x.grad is None) == (i not in asks)
+            assert x.grad is None or torch.equal(x.grad, wanted[i])
+    with torch.no_grad():
+        assert not sa.attention(*leaves, return_lse=True)[0].requires_grad
+
+
+def test_runners_keep_the_rules_of_autograd(only_runners):
+    leaves = [x.requires_grad_() for x in operands((1,), 2, 2, 16, 16, 8)]
+    q, k, v = leaves
+    grad = torch.randn_like(q)
+    for _ in range(2):
+        wanted = torch.autograd.grad(sa.attention(q, k, v), leaves, grad)
+    only_runners()
+    out = sa.attention(q, k, v)
+    (again,) = torch.autograd.grad(out, q, grad, create_graph=True)
+    assert torch.equal(again, wanted[0])
+    with pytest.raises(NotImplementedError, match="first gradients only"):
+        again.sum().backward()
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x) or x.clone(), lambda x: x):
+        out = sa.attention(q, k, v)
+    assert len(packed) == 5
+    for x, y in zip(torch.autograd.grad(out, leaves, grad), wanted):
+        assert torch.equal(x, y)
+    scaled = k * 1
+    out = sa.attention(q, scaled, v)
+    scaled.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    out = sa.attention(q, k, v)
+    batched = torch.autograd.grad(out, leaves, torch.stack([grad, 2 * grad]), is_grads_batched=True)
+    for x, y in zip(batched, wanted):
+        close(x, torch.stack([y, 2 * y]))
+
+
+def test_runners_under_checkpointing_and_autocast(only_runners):
+    from torch.utils.checkpoint import checkpoint
+
+    leaves = [x.requires_grad_() for x in operands((1,), 2, 2, 16, 16, 8)]
+    for dtype in (torch.float32, torch.bfloat16):
+        found = []
+        for _ in range(3):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+                out = checkpoint(sa.attention, *leaves, use_reentrant=False)
+            assert out.dtype == dtype
+            found.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+        assert all(torch.equal(x, y) and x.dtype == torch.float32 for x, y in zip(found[0], found[2]))
+    only_runners()  # autocast's operands are runners', too
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = sa.attention(*leaves)
+    out.backward(torch.ones_like(out))
+
+
+def test_runners_in_threads(only_runners):
+    leaves = [x.requires_grad_() for x in operands((1,), 2, 2, 32, 32, 16)]
+    wanted, wrong = torch.autograd.grad(sa.attention(*leaves).square().sum(), leaves), []
+
+    def work(_):
+        for _ in range(50):
+            found = torch.autograd.grad(sa.attention(*leaves).square().sum(), leaves)
+            if not all(map(torch.equal, found, wanted)):
+                wrong.append(found)
+
+    in_threads(4, work)
+    assert not wrong
 
 
 # ---- operators ----

@@ -354,6 +354,34 @@ def test_scipy_matrices_are_taken_as_they_are():
         close(sa.matmul(a, b), 2 * dense @ b)
 
 
+@pytest.mark.parametrize("form", ["csr_array", "csr_matrix", "csc_array", "csc_matrix"])
+def test_scipy_matrices_of_single_elements_are_taken_as_they_are(form):
+    sparse = pytest.importorskip("scipy.sparse")
+    rng = np.random.default_rng(0)
+    dense = (rng.standard_normal((20, 12)) * (rng.random((20, 12)) < 0.3)).astype(np.float32)
+    a, b = getattr(sparse, form)(dense), rng.standard_normal((12, 3)).astype(np.float32)
+    for _ in range(2):
+        close(sa.matmul(a, b), dense @ b)
+        close(sa.matmul(np.ones((2, 20), np.float32), a), np.ones((2, 20), np.float32) @ dense)
+        a.data *= 2  # in place: the next product sees it
+        dense *= 2
+    kept = sa._sparse.as_bsr(a, "A")
+    assert kept is sa._sparse.as_bsr(a, "A") and kept.block == (1, 1) and kept.shape == (20, 12)
+    assert np.shares_memory(kept.values, a.data)
+
+
+@pytest.mark.parametrize("form", ["csr_array", "csc_array"])
+def test_a_scipy_matrix_with_room_to_spare_or_columns_in_disorder_is_understood(form):
+    sparse = pytest.importorskip("scipy.sparse")
+    make, data, b = getattr(sparse, form), np.arange(1, 5, dtype=np.float32), np.eye(3, dtype=np.float32)
+    longer = make((data, np.array([0, 2, 1, 0]), np.array([0, 1, 2, 3])), shape=(3, 3))
+    close(sa.matmul(longer, b), longer.toarray())
+    twice = make((data, np.array([2, 0, 1, 1]), np.array([0, 2, 2, 4])), shape=(3, 3))
+    close(sa.matmul(twice, b), twice.toarray())
+    longer.indices[0] = 1
+    close(sa.matmul(longer, b), longer.toarray())
+
+
 def test_a_scipy_matrix_that_changes_its_indices_is_read_again():
     sparse = pytest.importorskip("scipy.sparse")
     a = sparse.bsr_array((np.ones((2, 2, 2), np.float32), [1, 0], [0, 2]), shape=(2, 4))  # unsorted

@@ -251,6 +251,7 @@ class Enough(Exception):
 def enough(*_):
     raise Enough
 signal.signal(signal.SIGUSR1, enough)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 sa.set_effort("full")
 a, b = sa.BsrMatrix.from_dense(np.ones((512, 512), "f4"), 16), np.ones((512, 256), "f4")
 for number in (signal.SIGINT, signal.SIGUSR1):

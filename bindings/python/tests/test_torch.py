@@ -408,7 +408,7 @@ def test_a_parameter_changed_in_place_is_read_again():
         (TypeError, "B", lambda a: a @ torch.ones(24, 2, dtype=torch.float64, requires_grad=True)),
         (ValueError, "meta", lambda a: a @ torch.ones(24, 2, device="meta")),
         (NotImplementedError, "both sparse", lambda a: a @ torch.eye(24).to_sparse_csr()),
-        (TypeError, "A", lambda a: sa.matmul(torch.eye(24).to_sparse_csr(), torch.ones(24, 2))),
+        (TypeError, "A", lambda a: sa.matmul(torch.eye(24).to_sparse(), torch.ones(24, 2))),
         (
             RuntimeError,
             "out",
@@ -661,3 +661,70 @@ def test_bsc_tensors_are_taken_where_bsr_tensors_are(device):
         sa.matmul(torch.stack([dense, dense]).to_sparse_bsc((8, 4)), b)
     with pytest.raises(TypeError, match="A has dtype torch.int64|A has dtype int64"):
         sa.matmul(dense.long().to_sparse_bsc((8, 4)), b)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_csr_and_csc_tensors_are_taken_where_bsr_tensors_are(device, columns):
+    torch.manual_seed(0)
+    dense = torch.randn(24, 16, device=device) * (torch.rand(24, 16, device=device) < 0.3)
+    sparse = dense.to_sparse_csc() if columns else dense.to_sparse_csr()
+    b = torch.randn(16, 3, device=device)
+    for _ in range(2):
+        close(sa.matmul(sparse, b), dense @ b)
+        close(sa.matmul(b.new_ones(2, 24), sparse), b.new_ones(2, 24) @ dense)
+        sparse.values().mul_(2)  # shared: the next product sees it
+        dense *= 2
+    kept = sa._sparse.as_bsr(sparse, "A")
+    assert kept is sa._sparse.as_bsr(sparse, "A") and kept.block == (1, 1)
+    assert kept.values.data_ptr() == sparse.values().data_ptr()
+    matrix = sa.BsrMatrix.from_torch(sparse)
+    assert matrix.shape == (24, 16) and matrix.is_transposed is columns
+    assert matrix.values.data_ptr() == sparse.values().data_ptr()
+    close(matrix.to_dense(), dense)
+    values = matrix.values.requires_grad_()
+    (matrix @ b).sum().backward()
+    assert values.grad is not None
+    x = torch.randn(24, 5, device=device)
+    sampled = sa.sampled_matmul(x, x.new_ones(5, 16), sparse)
+    close(sampled.to_dense(), torch.where(dense != 0, x @ x.new_ones(5, 16), 0))
+    with pytest.raises(TypeError, match="A has dtype torch.int64|A has dtype int64"):
+        sa.matmul(dense.long().to_sparse_csr(), b)
+    with pytest.raises(ValueError, match="A has 3 dimensions"):
+        sa.matmul(torch.stack([dense, dense]).to_sparse_csr(), b)
+    with pytest.raises(RuntimeError, match="from_torch"):
+        sa.matmul(sparse.detach().requires_grad_(), b)
+
+
+def test_a_csr_tensor_that_changes_its_columns_is_read_again(device):
+    a = torch.tensor([[1.0, 0, 2], [0, 3, 0]], device=device).to_sparse_csr()
+    b = torch.arange(6.0, device=device).reshape(3, 2)
+    close(sa.matmul(a, b), a.to_dense() @ b)
+    a.col_indices()[1] = 1
+    close(sa.matmul(a, b), a.to_dense() @ b)
+
+
+class SparseTensor:
+    """What graph libraries have of torch_sparse, as far as it is asked."""
+
+    def __init__(self, dense, weighted=True):
+        self.of = dense.to_sparse_csr()
+        self.value = self.of.values() if weighted else None
+
+    def csr(self):
+        return self.of.crow_indices(), self.of.col_indices(), self.value
+
+    def sparse_sizes(self):
+        return self.of.shape
+
+
+def test_sparse_tensors_of_graph_libraries_are_taken_as_they_are(device):
+    dense = torch.tensor([[1.0, 0, 2], [0, 3, 0]], device=device)
+    b = torch.arange(6.0, device=device).reshape(3, 2)
+    a, ones = SparseTensor(dense), SparseTensor(dense, weighted=False)
+    for _ in range(2):
+        close(sa.matmul(a, b), dense @ b)
+        close(sa.matmul(b.T, SparseTensor(dense.T)), b.T @ dense.T)
+        close(sa.matmul(ones, b), (dense != 0).float() @ b)
+    assert sa._sparse.as_bsr(a, "A") is sa._sparse.as_bsr(a, "A")
+    a.value.mul_(2)
+    close(sa.matmul(a, b), 2 * dense @ b)

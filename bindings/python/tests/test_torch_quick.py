@@ -9,7 +9,9 @@ import sparse_autotune as sa
 
 torch = pytest.importorskip("torch")
 
-from sparse_autotune._torch import private
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sparse_autotune._torch import modes, private
 from sparse_autotune._torch import quick as fast_path
 
 
@@ -124,8 +126,41 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         torch.testing.assert_close(x @ a, x @ dense, rtol=5e-2, atol=5e-1)
     assert a._runner(a.values, b) is not None and a._left_runner(a.values, x) is not None
     assert a._runner(a.values, b.to("meta")) is None
+    q, k, v = (torch.randn(1, 2, 16, 8).to(dtype).requires_grad_() for _ in range(3))
+    own = torch.nn.functional.scaled_dot_product_attention
+    for _ in range(3):
+        got, wanted = sa.attention(q, k, v), own(q, k, v)
+        torch.testing.assert_close(got, wanted, rtol=5e-2, atol=5e-2)
+        pair = [torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (got, wanted)]
+        torch.testing.assert_close(*pair, rtol=5e-2, atol=5e-1)
+    assert sa._quick._fast.plain(q, None, v) and not sa._quick._fast.plain(q, v.detach().to_sparse())
 print("fine")
 """
+
+
+def test_what_is_plain():
+    """C says yes only where the full question has that answer."""
+    if sa._quick._fast is None:
+        pytest.skip("built without the extension")
+    ask, x = sa._quick._fast.plain, torch.ones(2, 3)
+    assert ask(x, None, torch.nn.Parameter(x), x.T) and modes.plain(x, None)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+    class Mine(torch.Tensor):
+        pass
+
+    for other in (x.numpy(), 3, x.to_sparse(), nested, x.as_subclass(Mine), torch.ones(2, device="meta")):
+        assert not ask(x, other)
+    found = []
+    torch.vmap(lambda y: found.extend([ask(y), ask(x)]) or y)(x)
+    torch.func.functionalize(lambda y: found.extend([ask(y), ask(x)]) or y)(x)
+    assert found == [False] * 4
+    left = []
+    torch.vmap(lambda y: left.append(y) or y)(x)
+    assert not ask(*left)
+    with FakeTensorMode():
+        assert not ask(x)
+    assert ask(x)
 
 
 def test_torch_without_exchange_functions():

@@ -3,6 +3,7 @@ NumPy, by .data."""
 
 import gc
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -536,6 +537,22 @@ def test_on_a_gpu_a_graph_keeps_its_pattern_and_captures_no_look(monkeypatch):
         del layer
         gc.collect()
         patterns._settle(wait=True)
+
+
+def test_pinned_copies_do_not_go_during_a_capture(monkeypatch):
+    capturing = [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+
+    def make_and_drop():
+        look = patterns.Look((np.arange(3),), pinned=False)
+        look._came = torch.zeros(1)  # as if its memory were pinned
+        return weakref.ref(look.copies[0])
+
+    copy = make_and_drop()
+    assert copy() is not None
+    capturing[0] = False
+    make_and_drop()
+    assert copy() is None and not patterns._captured
 
 
 @pytest.mark.cuda

@@ -8,17 +8,26 @@ fast path              tensors are plain, and nothing but the result    A call c
                                                                         plan and runs it. torch's dispatcher
                                                                         and Python are passed by.
 eager path             tensors are plain, and a gradient is wanted,     One autograd function around the
-(`eager`,              or the fast path has no plan for them yet        product. It costs less than an
+(`eager`,              or the fast path has no plan for them yet        operation. It costs less than an
 `attention`)                                                            operator, and knows the pattern
                                                                         itself instead of its indices.
+                                                                        Each pass is one call of the fast
+                                                                        path's C code, once its plan is
+                                                                        known.
 operators              everything else: torch.compile, torch.export,    torch sees one operator, with fake
 (`operators`,          make_fx, jit.trace, dispatch modes, fake         kernel, gradients, vmap and autocast
 `attention_operators`) tensors, vmap, tensor subclasses                 rules, and can record or replace it.
 =====================  ===============================================  ====================================
 
 All three end in the same plan of the library. A route gives way to the next one: `_fast.Runner` returns None
-for tensors that it does not know, and the eager path asks `modes.plain` before it passes the dispatcher by. A
-product that ran by the eager path leaves its plan with a runner.
+for tensors that it does not know, and the eager path asks `modes.plain` before it passes the dispatcher by.
+What ran by the full path (`_products`, `_attention`) leaves its plan with a runner, which serves every route
+from then on: `run` asks what torch wants of the tensors, and `run_inside` is for autograd functions and
+operators, which know it.
+
+What a step of attention costs beyond torch's own autograd (a call of `backward()` and a function that
+computes nothing): checking the arguments and finding the runners, one C call a pass that reads three or six
+tensors, makes two or three and runs the plan, and one look at what surrounds the call before each pass.
 
 The files, each knowing only those above it:
 

@@ -1,4 +1,4 @@
-"""Attention of torch tensors: by a runner, by the full path with or without gradients, or by operators."""
+"""Attention of torch tensors: by runners or the full path, with or without gradients, or by operators."""
 
 from __future__ import annotations
 
@@ -7,34 +7,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _attention, _mask
+from .. import _abi, _attention, _mask
 from .._attention import Spec
 from .._mask import AttentionMask, flag, whole
 from .._pattern import Pattern
-from .._quick import _fast, runner
+from .._quick import AttentionRunners, _fast, runner
 from . import masks, modes, own_attention
 from .masks import index_of
 from .modes import plain
 from .operators import autocasts, cast
-from .private import forward_ad
+from .private import any_autocast, forward_ad
 from .quick import install
 from .refusals import ReverseOnly, refuse_tangents
 
 ONCE = "q, k and v: attention has first gradients only"
 
-# ---- without gradients ----
+# ---- one pass: by a runner, or by the full path, which gives the runner its plan ----
 
 
-def run_quick(q: Any, k: Any, v: Any, mask: AttentionMask | None, spec: Spec) -> Tensor | None:
-    """Attention of plain tensors by a runner that knows them. None where there is none."""
-    if not (isinstance(k, Tensor) and isinstance(v, Tensor) and q.dim() >= 2 and k.dim() >= 2):
+def _runners(q: Tensor, k: Tensor, mask: AttentionMask | Pattern | None, spec: Spec) -> Any:
+    """The AttentionRunners of such a call, or None where there was none yet."""
+    try:
+        lengths = q.shape[-2], k.shape[-2]
+    except IndexError:  # which the full path tells of
         return None
-    m, n = q.shape[-2], k.shape[-2]
-    if (mask is not None and mask._shape != (m, n)) or forward_ad._current_level >= 0:
-        return None
-    pattern = mask._pattern if mask is not None else _attention._dense.get((m, n))
-    quick = None if pattern is None or _fast is None else pattern.caches.get(("attention", *spec.key))
-    return None if quick is None else quick.run(q, k, v)
+    if mask is None:
+        pattern = _attention.dense_patterns.get(lengths)
+    elif isinstance(mask, AttentionMask):
+        pattern = mask._pattern if mask._shape == lengths else None
+    else:
+        pattern = mask
+    return None if pattern is None else pattern.caches.get(spec.key)
 
 
 def forward(
@@ -44,44 +47,96 @@ def forward(
     mask: AttentionMask | Pattern | None,
     spec: Spec,
     lse: bool,
+    known: AttentionRunners | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of plain tensors by the full path, which gives the runner its plan."""
+    """Attention of plain tensors, and LSE or None. `known`: the runners, where the caller has looked."""
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v)
+    known = known or _runners(q, k, mask, spec)
+    if known is not None:
+        found = (known.with_lse if lse else known.forward).run_inside(q, k, v)
+        if found is not None:
+            return found if lse else (found, None)
+    _abi.raise_interrupt()
     if isinstance(mask, AttentionMask) and q.is_cuda:
         index_of(mask, q.device)  # for torch.compile, later
-    out, sums, made = _attention.forward(q, k, v, mask, spec, lse, keep=not lse and _fast is not None)
+    out, sums, made = _attention.forward(q, k, v, mask, spec, lse, keep=_fast is not None)
     if made is not None:
         pattern = _attention.pattern_for(mask, q.shape[-2], k.shape[-2])
-        install(runner(pattern, ("attention", *spec.key), spec.scale or 1.0), (q, k, v), out, made)
+        known = runner(pattern, spec.key, spec.scale or 1.0, AttentionRunners)
+        quick, results = (known.with_lse, (out, sums)) if lse else (known.forward, (out,))
+        install(quick, (q, k, v), results, made)
     return out, sums
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    mask: AttentionMask | Pattern | None,
+    spec: Spec,
+    known: AttentionRunners | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, all plain tensors."""
+    known = known or _runners(q, k, mask, spec)
+    if known is not None:
+        found = known.backward.run_inside(q, k, v, out, lse, grad)
+        if found is None and grad.stride()[-1] != 1:  # sum() gives one element for all
+            grad = grad.contiguous()
+            found = known.backward.run_inside(q, k, v, out, lse, grad)
+        if found is not None:
+            return found
+    _abi.raise_interrupt()
+    grads, made = _attention.backward(q, k, v, out, lse, grad, mask, spec, keep=known is not None)
+    if made is not None:
+        install(known.backward, (q, k, v, out, lse, grad), grads, made)
+    return grads
 
 
 # ---- with gradients ----
 
 
 class _Attention(ReverseOnly):
+    """(q, k, v) to the result, or to result and LSE. `call`: mask, spec and known, as above."""
+
     @staticmethod
-    def forward(ctx, q, k, v, mask, spec):
-        out, lse = forward(q, k, v, mask, spec, True)
+    def forward(ctx, q, k, v, call, return_lse):
+        mask, spec, known = call
+        out, lse = forward(q, k, v, mask, spec, True, known)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.facts = (mask, spec)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        if not return_lse:
+            return out
         ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
-    def backward(ctx, grad, _):
-        (mask, spec), tensors = ctx.facts, (grad, *ctx.saved_tensors)
-        if plain(*tensors):
-            return *_Gradients.of_plain(*tensors, mask, spec), None, None
-        words = operator_words(grad.device, mask, *_words_of(spec))
-        return *torch.ops.sparse_autotune.attention_backward(*tensors, *words), None, None
+    def backward(ctx, grad, _=None):
+        if grad is None:
+            return None, None, None, None, None
+        q, k, v, out, lse = ctx.saved_tensors
+        mask, spec, known = ctx.call
+        again = torch.is_grad_enabled()  # the gradients' own graph is wanted
+        grads = None
+        if known is not None and not again:
+            grads = known.backward.run_inside(q, k, v, out, lse, grad)
+        if grads is None and not plain(q, k, v, out, lse, grad):
+            words = operator_words(grad.device, mask, *_words_of(spec))
+            grads = torch.ops.sparse_autotune.attention_backward(grad, q, k, v, out, lse, *words)
+        if grads is None:
+            compute = _Gradients.of_plain if again else backward
+            grads = compute(q, k, v, out, lse, grad, *ctx.call)
+        return *grads, None, None
 
 
 class _Gradients(ReverseOnly):
     @staticmethod
-    def forward(ctx, grad, q, k, v, out, lse, mask, spec):
-        return _attention.backward(q, k, v, out, lse, grad, mask, spec)
+    def forward(ctx, *arguments):
+        return backward(*arguments)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -89,6 +144,30 @@ class _Gradients(ReverseOnly):
 
 
 # ---- what attention calls ----
+
+
+def run_quick(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: AttentionMask | None,
+    spec: Spec,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor] | None:
+    """Attention of plain tensors that a runner knows. None where there is none, or autocast, a mode or a
+    transform is active."""
+    if _fast is None or not _fast.plain(q, k, v) or any_autocast() or forward_ad._current_level >= 0:
+        return None
+    known = _runners(q, k, mask, spec)
+    if known is None:
+        return None
+    if _wants_gradient(q, k, v):
+        return _Attention.of_plain(q, k, v, (mask, spec, known), return_lse)
+    return (known.with_lse if return_lse else known.forward).run_inside(q, k, v)
+
+
+def _wants_gradient(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
 def _call(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32, spec=None):
@@ -105,10 +184,9 @@ def _call(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow
         return _through_operator(q, k, v, mask, return_lse, *_words_of(spec))
     if autocasts(q):
         q, k, v = cast(q.device.type, q, k, v)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, lse = _Attention.of_plain(q, k, v, mask, spec)
-    else:
-        out, lse = forward(q, k, v, mask, spec, return_lse)
+    if _wants_gradient(q, k, v):
+        return _Attention.of_plain(q, k, v, (mask, spec, None), return_lse)
+    out, lse = forward(q, k, v, mask, spec, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -135,9 +213,7 @@ def operator_words(device, mask, causal, window, scale, deterministic, allow_tf3
 def _through_operator(q, k, v, mask, return_lse, *facts):
     if mask is not None:
         _attention.check_shapes(q.shape, k.shape, v.shape, mask._shape, mask._heads)
-    needs = return_lse or (
-        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    )
+    needs = return_lse or _wants_gradient(q, k, v)
     out, lse = torch.ops.sparse_autotune.attention(q, k, v, *operator_words(q.device, mask, *facts), needs)
     return (out, lse) if return_lse else out
 

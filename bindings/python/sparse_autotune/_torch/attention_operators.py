@@ -11,7 +11,7 @@ from .. import _attention
 from .._attention import Spec
 from .._pattern import Pattern
 from . import masks, private
-from .attention import ONCE, forward
+from .attention import ONCE, backward, forward
 from .operators import cast, library, tags
 from .patterns import Unchanged
 from .private import check
@@ -77,7 +77,7 @@ def _backward_impl(
     allow_tf32=None,
 ):
     with torch.no_grad():
-        return _attention.backward(
+        return backward(
             q,
             k,
             v,

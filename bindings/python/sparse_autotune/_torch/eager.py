@@ -53,7 +53,7 @@ def forward(
         else runner(pattern, (transposed, left, activation, alpha, bias is not None), alpha)
     )
     inputs = (values, b) if bias is None else (values, b, bias)
-    result = None if quick is None else quick.run(*inputs)
+    result = None if quick is None else quick.run_inside(*inputs)
     if result is not None:
         return result
     result, made = _products.product_with_plan(
@@ -65,7 +65,7 @@ def forward(
         quick is not None,
     )
     if quick is not None:
-        install(quick, inputs, result, made)
+        install(quick, inputs, (result,), made)
     return result
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .. import _context
+from .._quick import _fast
 from . import private
 from .private import (
     any_autocast,
@@ -47,6 +48,8 @@ def surrounded() -> bool:
 
 def plain(*tensors: Any) -> bool:
     """Whether these tensors can go past the dispatcher. What torch.func cannot have is refused."""
+    if _fast is not None and _fast.plain(*tensors):
+        return True
     if interpreter() is not None:
         refuse_transforms(*tensors)
         return False

@@ -5,7 +5,6 @@ Where one of them wins, its result is returned as it is, without a copy.
 
 from __future__ import annotations
 
-import copy
 import functools
 import warnings
 from collections.abc import Callable
@@ -49,8 +48,8 @@ def _written(compute: Callable[[AttentionCall], tuple]) -> Callable[[AttentionCa
 
 
 def direct(plan: Any, problem: _abi.Problem, view: _abi.PatternView, device: str) -> Callable | None:
-    """For a plan whose variant is torch's own: a function of q, k and v that calls it without the copy; else
-    None."""
+    """For a plan whose variant is torch's own: a function of q, k and v that calls it without the copy, and
+    gives the result, or result and LSE where the problem wants that; else None."""
     name = plan.info().variant.decode()
     if name not in _own:
         return None
@@ -60,14 +59,14 @@ def direct(plan: Any, problem: _abi.Problem, view: _abi.PatternView, device: str
     call.row_ptr, call.col_idx = call.row_ptr.copy(), call.col_idx.copy()
     call.state = _attention_variants.prepared(name, prepare, call)
 
-    def function(q: Any, k: Any, v: Any) -> tuple:
-        mine = copy.copy(call)
+    def function(q: Any, k: Any, v: Any) -> Any:
+        mine = call.twin()
         mine.q, mine.k, mine.v = (
             x if x.dim() == 4 else x.reshape(-1, *((1,) * (3 - x.dim())), *x.shape[-3:]) for x in (q, k, v)
         )
         out, lse = compute(mine)
-        out = out.view(q.shape) if q.dim() == 4 else out.reshape(q.shape)
-        return out, lse if lse is None else lse.reshape(q.shape[:-1]).float().contiguous()
+        out = out if q.dim() == 4 else out.reshape(q.shape)
+        return (out, lse.reshape(q.shape[:-1]).float().contiguous()) if call.wants_lse else out
 
     return function
 

@@ -75,6 +75,15 @@ class Look:
     def wrong(self) -> bool:
         return not self.told and not _holds(self.copies, self.arrays)
 
+    def __del__(self, ending=_abi.ending) -> None:
+        """torch records an event when pinned memory goes. One that a capture has recorded cannot be asked."""
+        if self._came is None or ending:
+            return
+        if torch.cuda.is_current_stream_capturing():
+            _captured.append((*self.copies, self._came))
+        else:
+            _captured.clear()
+
     def there(self, wait: bool) -> bool:
         if self._came is None or int(self._came.numpy()[0]) >= self._queued:
             return True
@@ -83,6 +92,7 @@ class Look:
         return wait
 
 
+_captured: list[tuple] = []  # pinned memory that goes when no graph is being captured
 _pending: list[Look] = []  # last copies, which only _settle will compare
 _parked: list[tuple] = []  # (a Seen, its tensors) whose last copies could not be queued yet
 _seen: weakref.WeakSet[Seen] = weakref.WeakSet()  # those of a device's tensors

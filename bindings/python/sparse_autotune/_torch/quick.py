@@ -29,6 +29,7 @@ if _fast is not None:
         private.is_tracing,
         private.early_modes,
         private.before_dispatch,
+        private.interpreter,
         torch.get_num_threads,
         private.current_stream,
         private.allows_tf32,
@@ -61,7 +62,7 @@ def _watch_captures() -> None:
         _fast.driver(_abi.address(question))
 
 
-def install(quick: Any, inputs: tuple, result: Tensor | None, made: Kept | None) -> None:
+def install(quick: Any, inputs: tuple, results: tuple, made: Kept | None) -> None:
     """As _quick.install, for tensors."""
     if made is None:
         return
@@ -69,14 +70,12 @@ def install(quick: Any, inputs: tuple, result: Tensor | None, made: Kept | None)
     if first.is_cuda:
         _watch_captures()
     tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _products.torch_allows_tf32()))
-    aligned = [alignment(t.data_ptr(), str(t.device)) for t in inputs]
-    if result is None:
-        aligned, make, like = [*aligned, 1], None, ()
-    else:
-        aligned, (make, like) = [*aligned, alignment(result.data_ptr(), str(result.device))], _maker(result)
-        if len(inputs) == 3 and inputs[2].dim() == 1:  # a bias
-            aligned[2] = first.element_size()
-    quick.add(inputs, tuple(aligned), make, like, made.stream, made.threads, tf32, made.plan.handle, made)
+    aligned = [alignment(t.data_ptr(), str(t.device)) for t in (*inputs, *results)]
+    if results and len(inputs) == 3 and inputs[2].dim() == 1:  # a bias
+        aligned[2] = first.element_size()
+    makers = tuple(map(_maker, results))
+    plan, owner = (made.plan.handle, made) if made.function is None else (0, made.function)
+    quick.add(inputs, tuple(aligned), makers, made.stream, made.threads, tf32, plan, owner)
 
 
 _quick.torch_types, _quick.install_torch = (Tensor, torch.nn.Parameter), install

@@ -54,7 +54,7 @@ pub struct BsrGemmConfig {
     /// Variants whose result depends on timing may take part.
     #[config(default = false)]
     pub allow_nondeterministic: bool,
-    /// Variants that multiply by the absent blocks may win: the result differs where the dense operand has Inf or NaN.
+    /// Bare dense products may win too: their result differs where the dense operand has Inf or NaN.
     #[config(default = false)]
     pub allow_dense: bool,
 }

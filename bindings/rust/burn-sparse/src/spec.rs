@@ -32,7 +32,7 @@ pub struct MatmulSpec {
     pub allow_tf32: bool,
     /// Variants whose result depends on timing may take part.
     pub allow_nondeterministic: bool,
-    /// Variants that multiply by the absent blocks may win: the result differs where B has Inf or NaN.
+    /// Bare dense products may win too: their result differs where B has Inf or NaN.
     pub allow_dense: bool,
 }
 

@@ -219,7 +219,7 @@ impl Problem {
         self.flag(sys::SAT_ALLOW_NONDETERMINISTIC, allow)
     }
 
-    /// Variants that multiply by the absent blocks may win: the result differs where B has Inf or NaN.
+    /// Bare dense products may win too: their result differs where B has Inf or NaN.
     pub fn allow_dense(self, allow: bool) -> Self {
         self.flag(sys::SAT_ALLOW_DENSE, allow)
     }
