@@ -39,7 +39,7 @@ python rust asan tsan fuzz gpu: ## one part of the tests alone; fuzz for FUZZ_SE
 bench: ## the speed table: every row against its rival in the same run (ARGS="--full --record NAME")
 	@scripts/setup.sh bench gpu
 	@$(CONFIGURE)
-	@cmake --build $(BUILD) -j $(JOBS) --target sparse_autotune_cli bench_cpu
+	@cmake --build $(BUILD) -j $(JOBS) --target sparse_autotune_cli sparse_autotune_shared bench_cpu
 	@scripts/bench.sh $(BUILD) $(ARGS)
 
 format: ## lay out every C file by clang-format 14, every Python file by ruff

@@ -4,7 +4,8 @@
 Runs bench_cpu, which measures the tuned plans against the dense product in turns, adds SciPy and PyTorch
 where they are installed, prints target beside result, and on request writes a record (--json FILE, or
 --record NAME for bench/results). Needs nothing but the standard library; see docs/measuring.md for what is
-measured and how.
+measured and how. `--section grid` is another program, bench/grid/runner.py, which takes its own options:
+random problems through the Python package, beside their peers.
 """
 
 import argparse
@@ -33,8 +34,8 @@ def parse_arguments():
     parser.add_argument(
         "--section",
         action="append",
-        choices=["matmul", "skinny", "costs", "choice", "peers"],
-        help="only this part",
+        choices=["matmul", "skinny", "costs", "choice", "peers", "grid"],
+        help="only this part; grid, which needs torch, runs alone and only when named",
     )
     parser.add_argument("--json", metavar="FILE", help="write the record there")
     parser.add_argument("--record", metavar="NAME", help="write the record to bench/results/NAME.json")
@@ -43,7 +44,13 @@ def parse_arguments():
     parser.add_argument("--seconds", type=float, help="how long a row's rounds may take")
     parser.add_argument("--effort", choices=["quick", "full"], default="quick")
     parser.add_argument("--rival", help="path of the BLAS to race against")
-    return parser.parse_args()
+    arguments, rest = parser.parse_known_args()
+    grid = "grid" in (arguments.section or [])
+    if grid and len(arguments.section) > 1:
+        parser.error("--section grid runs alone")
+    if rest and not grid:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return arguments, rest
 
 
 # ---- printing ----
@@ -402,8 +409,22 @@ def write_record(path, table):
     print(f"record: {path}")
 
 
+def run_grid(arguments, rest):
+    sys.path.append(str(ROOT / "bench" / "grid"))
+    import runner
+
+    build = Path(arguments.program).resolve().parent.parent
+    words = ["--library", build / "libsparse_autotune.so", "--folder", build / "grid"]
+    path = ROOT / "bench" / "results" / f"{arguments.record}.json" if arguments.record else arguments.json
+    for name, value in (("record", path), ("seconds", arguments.seconds), ("threads", arguments.threads)):
+        words += [f"--{name}", value] if value else []
+    return runner.main([*words, *rest], "bench/bench.py --section grid")
+
+
 def main():
-    arguments = parse_arguments()
+    arguments, rest = parse_arguments()
+    if "grid" in (arguments.section or []):
+        sys.exit(run_grid(arguments, rest))
     table = Table()
     command = [arguments.program, "--effort", arguments.effort]
     command += ["--repeats", str(arguments.repeats or (30 if arguments.full else 3))]

@@ -102,6 +102,20 @@ check_includes() { # folder, extended pattern of what it may include
             case src/$header in "$folder"/*.h | "$folder"/*.cuh | "$folder"/*.inc) [[ $header != *..* ]] && continue ;; esac
             complain "$file includes \"$header\": $folder may include ${allowed//|/, } and its own headers"
         done < <(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$file")
+        while read -r header; do # what is ours goes in quotation marks
+            [ ! -f "src/$header" ] || complain "$file includes <$header>: a header of this project is included by \"...\""
+        done < <(sed -n 's/^[ \t]*#[ \t]*include[ \t]*<\([^>]*\)>.*/\1/p' "$file")
+    done
+}
+
+# What every kernel includes may bring nothing from above with it.
+check_shared() { # extended pattern of what these may include, files
+    local allowed=$1 file header
+    shift
+    for file in "$@"; do
+        while read -r header; do
+            [[ $header =~ ^($allowed)$ ]] || complain "$file includes \"$header\": it may include ${allowed//|/, }"
+        done < <(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$file")
     done
 }
 
@@ -160,7 +174,7 @@ for folder in src/kernels/* src/libs; do
     [ -d "$folder" ] || continue
     check_variants "$folder"
     check_includes "$folder" \
-        'variant\.(h|cuh)|base/dtypes\.def|attention\.h|kernels/attention_schedule\.h|sparse_autotune\.h'
+        'variant\.(h|cuh)|base/dtypes\.def|attention\.h|kernels/cuda/variants\.def|kernels/attention_schedule\.h|sparse_autotune\.h'
 done
 check_names
 check_includes src/base 'sparse_autotune\.h|base/dtypes\.def'
@@ -172,6 +186,7 @@ check_includes src/core \
     'sparse_autotune\.h|variant\.h|(base|cache)/[a-z_]+\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes src/api 'sparse_autotune\.h|(base|core)/[a-z_]+\.h'
 check_includes include ''
+check_shared 'sparse_autotune\.h|variant\.h|base/[a-z_]+\.(h|def)' src/variant.h src/variant.cuh src/attention.h
 check_names_none src/base/*.[ch] src/cache/*.[ch] src/core/*.[ch]
 check_headers src/kernels/cpu 5
 check_headers src/kernels/cuda 5

@@ -413,10 +413,12 @@ def added(old, new):
     # of parts that ran again
     checks["failures"] = [what for what in checks.get("failures", []) if not what.startswith(again)]
     rows = {row["problem"]["name"]: row for row in old["rows"] + new["rows"]}
-    return dict(old, rows=list(rows.values()), checks=checks)
+    # a grid that was added to has the old problems already
+    grids = {**old.get("grids", {}), **new.get("grids", {})}
+    return dict(old, rows=list(rows.values()), checks=checks, **({"grids": grids} if grids else {}))
 
 
-def write(path, root, command, machine, rows, checks, onto=None):
+def write(path, root, command, machine, rows, checks, onto=None, grids=None):
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     record = {
         "version": 1,
@@ -426,6 +428,7 @@ def write(path, root, command, machine, rows, checks, onto=None):
         "machine": machine,
         "rows": rows,
         "checks": checks,
+        **({"grids": grids} if grids else {}),
     }
     if onto:
         record = added(json.loads(onto.read_text()), record)
@@ -436,6 +439,10 @@ def write(path, root, command, machine, rows, checks, onto=None):
             "missed": met_or_not.count(False),
             "not_measured": met_or_not.count(None),
         }
+    save(path, record)
+
+
+def save(path, record):
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(record, indent=1) + "\n")

@@ -222,11 +222,12 @@ def cpu_overhead():
     try:
         a = sa.BsrMatrix.from_dense(torch.eye(4), 4)
         b, eye = torch.ones(4, 1), torch.eye(4)
-        g = a.with_values(a.values.clone().requires_grad_())
+        g, h = a.with_values(a.values.clone().requires_grad_()), b.clone().requires_grad_()
         found = host_cost(
             {
                 "ours": lambda: sa.matmul(a, b),
                 "grad": lambda: sa.matmul(g, b),
+                "both": lambda: torch.autograd.grad(sa.matmul(g, h), (g.values, h), b),
                 "dense": lambda: eye @ b,
                 "empty": lambda: torch.empty_like(b),
             }
@@ -238,10 +239,11 @@ def cpu_overhead():
         cpu_overhead.rows[0],
         found["ours"],
         (
-            f"{us['ours']} us; with gradients {us['grad']} us; torch's dense @ {us['dense']} us, empty_like "
-            f"{us['empty']} us"
+            f"{us['ours']} us; with gradients {us['grad']} us, and with the backward pass {us['both']} us; "
+            f"torch's dense @ {us['dense']} us, empty_like {us['empty']} us"
         ),
         with_gradients_seconds=found["grad"],
+        backward_seconds=found["both"],
         rival_seconds={"dense_torch": found["dense"], "empty_like": found["empty"]},
     )
     import scipy.sparse
@@ -273,6 +275,97 @@ def cpu_overhead():
         from_scipy_seconds=found["from_scipy"],
         rival_seconds={"scipy_bsr": found["scipy"], "dense_numpy": found["dense"]},
     )
+
+
+class Nothing(torch.autograd.Function if torch else object):
+    """Saves and returns what attention does, and computes nothing: what torch's autograd takes by itself."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        out = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, _, _ = ctx.saved_tensors
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def attention_host_cost(rows, operands, measure):
+    """Rows of the forward pass alone, and of forward and backward pass, each beside torch's SDPA. On a CPU
+    the kernels are part of it, therefore what is measured there is tiny."""
+    grad, leaves = torch.randn_like(operands[0]), [x.clone().requires_grad_() for x in operands]
+    attends = {
+        "ours": sa.attention,
+        "torch_sdpa": torch.nn.functional.scaled_dot_product_attention,
+        "autograd_alone": Nothing.apply,
+    }
+
+    def forward(attend, given):
+        return lambda: attend(*given)
+
+    def step(attend):
+        return lambda: torch.autograd.grad(attend(*leaves), leaves, grad)
+
+    jobs = {name: forward(attend, operands) for name, attend in attends.items()}
+    jobs |= {f"{name} with gradients": forward(attend, leaves) for name, attend in attends.items()}
+    jobs |= {f"{name} both": step(attend) for name, attend in attends.items()}
+    for job in jobs.values():
+        job()  # starts what threads it needs
+    batches = measure(jobs)
+    found, tenth = medians(batches), {name: times[len(times) // 10] for name, times in batches.items()}
+    us = {name: f"{seconds * 1e6:.1f}" for name, seconds in found.items()}
+    race = sa.benchmark(sa.attention, *operands, fresh=False)
+    more = {"problem": race.problem, "variant": race.best.variant}
+    show(
+        rows[0],
+        found["ours"],
+        (
+            f"{us['ours']} us, torch {us['torch_sdpa']} us; with gradients {us['ours with gradients']} us, "
+            f"torch {us['torch_sdpa with gradients']} us"
+        ),
+        ratios={"torch_sdpa": found["torch_sdpa"] / found["ours"]},
+        rival_seconds={"torch_sdpa": found["torch_sdpa"]},
+        with_gradients_seconds=found["ours with gradients"],
+        **more,
+    )
+    show(
+        rows[1],
+        found["ours both"],
+        (
+            f"{us['ours both']} us, torch {us['torch_sdpa both']} us; an autograd function that computes "
+            f"nothing {us['autograd_alone both']} us; in a tenth of the batches at most "
+            f"{tenth['ours both'] * 1e6:.1f}, {tenth['torch_sdpa both'] * 1e6:.1f} and "
+            f"{tenth['autograd_alone both'] * 1e6:.1f}"
+        ),
+        "at most 40 us",
+        found["ours both"] <= 40e-6,
+        {"torch_sdpa": found["torch_sdpa both"] / found["ours both"]},
+        rival_seconds={
+            "torch_sdpa": found["torch_sdpa both"],
+            "autograd_alone": found["autograd_alone both"],
+        },
+        tenth_seconds=tenth,
+        **more,
+    )
+
+
+def host_cost_rows(place):
+    return shows(*(f"{place}: host cost of attention{what}" for what in ("", ", forward and backward")))
+
+
+@host_cost_rows("CPU")
+def cpu_attention_host_cost():
+    if torch is None:
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        operands = [torch.randn(1, 1, 16, 32) for _ in range(3)]
+        attention_host_cost(cpu_attention_host_cost.rows, operands, host_costs)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @shows(
@@ -478,6 +571,17 @@ def cuda_host_cost():
         variant,
         backward_seconds=found["both"],
     )
+
+
+@host_cost_rows("CUDA")
+def cuda_attention_host_cost():
+    """A step queues a dozen kernels at most, so that the queue is never full within a batch."""
+    operands = [heads(1, 8, 100, 64) for _ in range(3)]
+
+    def measure(jobs):
+        return host_costs_where_quiet(jobs, torch.cuda.synchronize)
+
+    attention_host_cost(cuda_attention_host_cost.rows, operands, measure)
 
 
 @shows(
@@ -875,9 +979,10 @@ def main():
         "extension": quick,
     }
     print(json.dumps({"machine": machine}), flush=True)
-    jobs = [cpu_scipy, cpu_overhead, cpu_attention] + (
+    jobs = [cpu_scipy, cpu_overhead, cpu_attention_host_cost, cpu_attention] + (
         [
             cuda_host_cost,
+            cuda_attention_host_cost,
             cuda_eager,
             cuda_linear,
             cuda_attention,
