@@ -438,13 +438,7 @@ static sat_status compare(const sat_trial *t, const void *expectation_, sat_find
                 if (mine.ok && (s->step > 1 || s->most > 0)) scan_lines(t, s, &o[s->operand], g, &mine);
             }
 #pragma omp critical(sat_attention_check)
-            {
-                if (mine.error > finding->error) finding->error = mine.error;
-                if (!mine.ok && finding->ok) {
-                    finding->ok = false;
-                    memcpy(finding->where, mine.where, sizeof mine.where);
-                }
-            }
+            sat_finding_add(finding, &mine);
         }
     }
     return SAT_OK;

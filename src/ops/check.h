@@ -11,6 +11,7 @@
 #define SAT_CHECK_H
 
 #include <stdio.h>
+#include <string.h>
 
 #include "ops/op.h"
 #include "variant.h"
@@ -248,6 +249,19 @@ typedef struct sat_precision {
     double *bound; /* [2]: of the last element, what was allowed, and how far off it was */
 } sat_precision;
 int64_t sat_compare_precisely(const sat_precision *c, sat_finding *finding, sat_squares *squares);
+
+/* What one thread found of an output, added to what others did. */
+static inline void sat_finding_add(sat_finding *all, const sat_finding *mine) {
+    all->error = fmax(all->error, mine->error), all->share = fmax(all->share, mine->share);
+    if (mine->ok || !all->ok) return;
+    all->ok = false;
+    memcpy(all->where, mine->where, sizeof all->where);
+}
+
+static inline void sat_squares_sum(sat_squares *all, const sat_squares *mine) {
+    all->seen += mine->seen, all->predicted += mine->predicted, all->weights += mine->weights;
+    all->count += mine->count;
+}
 
 /* Squares of a whole output against what is predicted of them. */
 static inline void sat_judge_squares(const sat_squares *s, sat_finding *f) {

@@ -217,13 +217,8 @@ static sat_status compare(const sat_trial *t, const void *expectation_, sat_find
 #pragma omp critical(sat_sampled_check)
             {
                 memory = memory && work;
-                squares.seen += seen.seen, squares.predicted += seen.predicted, squares.count += seen.count;
-                squares.weights += seen.weights;
-                finding->error = fmax(finding->error, mine.error), finding->share = fmax(finding->share, mine.share);
-                if (!mine.ok && finding->ok) {
-                    finding->ok = false;
-                    memcpy(finding->where, mine.where, sizeof mine.where);
-                }
+                sat_squares_sum(&squares, &seen);
+                sat_finding_add(finding, &mine);
             }
             free(work);
         }
