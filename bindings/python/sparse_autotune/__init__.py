@@ -64,14 +64,15 @@ __all__ = [
 ]
 
 if importlib.util.find_spec("torch") is not None:
-    __all__ += ["SparseLinear", "sparsify"]
+    __all__ += ["SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"]
 
 if sys.modules.get("torch") is not None:
     from . import _torch  # noqa: F401  the operators
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("SparseLinear", "sparsify", "nn"):  # these need torch, which is imported only when asked for
+    # these need torch, which is imported only when asked for
+    if name in ("SparseLinear", "freeze", "refresh", "sparsify", "unfreeze", "nn"):
         module = importlib.import_module(".nn", __name__)
         return module if name == "nn" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -196,7 +196,7 @@ CPU, CUDA = 1, 2
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 EFFORTS = {"default": 0, "off": 1, "cached": 2, "quick": 3, "full": 4}
 VERDICTS = {1: "ok", 2: "wrong", 3: "error", 4: "skipped", 5: "memory"}
-ALLOW_TF32, ALLOW_NONDETERMINISTIC, ALLOW_DENSE, ALLOW_BROADCAST = 1, 2, 4, 16
+ALLOW_TF32, ALLOW_NONDETERMINISTIC, ALLOW_DENSE, FIXED_VALUES, ALLOW_BROADCAST = 1, 2, 4, 8, 16
 V_NONDETERMINISTIC, V_DENSE, V_LIBRARY, V_BATCHED = 2, 4, 8, 16
 
 
@@ -521,6 +521,7 @@ _SIGNATURES = {
     "sat_plan_dup": (c_int, [c_void_p, POINTER(c_void_p)]),
     "sat_plan_free": (None, [c_void_p]),
     "sat_run": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
+    "sat_plan_refresh": (c_int, [c_void_p, c_void_p, c_void_p]),
     "sat_plan_get_info": (c_int, [c_void_p, POINTER(PlanInfo)]),
     "sat_stream_wait": (c_int, [c_void_p, c_void_p]),
     "sat_race_run": (c_int, [c_void_p, c_void_p, POINTER(Problem), POINTER(RaceOptions), POINTER(c_void_p)]),

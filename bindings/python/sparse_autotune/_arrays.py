@@ -345,6 +345,17 @@ def stream_of(o: Operand) -> int:
     return 0
 
 
+def is_capturing(o: Operand) -> bool:
+    """Whether work on this array goes into a CUDA graph of torch's."""
+    torch = torch_module()
+    return (
+        o.device != "cpu"
+        and torch is not None
+        and torch.cuda.is_initialized()
+        and torch.cuda.is_current_stream_capturing()
+    )
+
+
 def threads_for(o: Operand) -> int:
     """CPU threads to set for a call: torch's own number where torch is what the program computes with; 0
     leaves OpenMP's."""

@@ -434,7 +434,7 @@ def _run(
     None; and what is kept, for a runner."""
     if q.kind != "torch":
         return None, _products.run(pattern, problem, inputs, outputs, q, ATTENTION_NAMES, keep)
-    stream, threads, capturing = _arrays.stream_of(q), _arrays.threads_for(q), _products.is_capturing(q)
+    stream, threads, capturing = _arrays.stream_of(q), _arrays.threads_for(q), _arrays.is_capturing(q)
     key, plan = pattern.take(q.device, problem, stream, threads, capturing)
     try:
         if plan.direct is ...:

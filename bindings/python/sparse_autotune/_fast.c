@@ -5,6 +5,10 @@
  * thread count which plan serves. A call that finds its plan runs it. Any other gives None, and Python takes the full
  * path, which then adds a plan here. Nothing is decided here that the full path would decide otherwise.
  *
+ * Plans of fixed values hold what they made of the values. A Runner of such plans knows the one array, or tensor, that
+ * they took in (fix) and serves no other, nor that one once torch has counted a write to it. Python closes it when the
+ * plans take in others.
+ *
  * Stable ABI of Python 3.10. Tensors are read by torch's DLPack exchange functions where it has them (2.10 and newer),
  * else by their attributes; arrays by the buffer protocol. Nothing of torch, NumPy or sparse_autotune is linked: their
  * functions come in through torch(), numpy() and library().
@@ -77,7 +81,7 @@ static struct {
 
 static long epoch; /* of efforts and registered variants: plans of another one do not serve */
 
-static struct { PyObject *requires_grad, *shape, *stride, *data_ptr, *dtype, *get_device, *is_cuda; } names;
+static struct { PyObject *requires_grad, *shape, *stride, *data_ptr, *dtype, *get_device, *is_cuda, *version; } names;
 
 /* ---- one tensor ---- */
 
@@ -210,6 +214,10 @@ typedef struct entry {
 typedef struct runner {
     PyObject_HEAD entry entries[ENTRIES];
     int count, next;
+    PyObject *values; /* fixed ones: the only first input that is served; else NULL */
+    void *data;       /* where they were */
+    long version;     /* torch's count of writes to them; -1: nobody counts */
+    bool closed;      /* serves nothing any more */
 } runner;
 
 static void release(const entry *e) {
@@ -398,6 +406,17 @@ static bool are_arrays(PyObject *const *inputs, Py_ssize_t count) {
     return count > 0 && (PyObject *)Py_TYPE(inputs[0]) == host.array;
 }
 
+/* Whether a tensor is the one with the fixed values, as far as can be seen. */
+static bool holds_fixed(const runner *r, PyObject *tensor, const view *v) {
+    if (tensor != r->values || v->data != r->data) return false;
+    if (r->version < 0) return true;
+    PyObject *counted = PyObject_GetAttr(tensor, names.version);
+    long version = counted ? PyLong_AsLong(counted) : -1;
+    Py_XDECREF(counted);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return version == r->version;
+}
+
 /* The result, or None where Python must see to it. `given`: the last tensor is the result. */
 static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t count, bool given) {
     runner *r = (runner *)self;
@@ -407,6 +426,7 @@ static PyObject *serve(PyObject *self, PyObject *const *tensors, Py_ssize_t coun
     bool arrays = are_arrays(tensors, count);
     for (Py_ssize_t i = 0; i < count; i++)
         if (!look(tensors[i], &v[i])) Py_RETURN_NONE;
+    if (r->values && !holds_fixed(r, tensors[0], &v[0])) Py_RETURN_NONE;
     if (arrays ? given && v[count - 1].read_only : any_negated(tensors, count)) Py_RETURN_NONE;
     bool cuda = v[0].device_type == CUDA;
     int threads = cuda ? 0 : arrays ? host.get_threads() : (int)ask(host.threads);
@@ -472,9 +492,10 @@ static PyObject *runner_add(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!O!O!KiiKO", &PyTuple_Type, &inputs, &PyTuple_Type, &alignments, &PyTuple_Type,
                           &makers, &stream, &e.threads, &e.tf32, &plan, &e.owner))
         return NULL;
+    if (r->closed) Py_RETURN_FALSE;
     int filled = fill(&e, inputs, alignments, makers);
     if (filled < 0) return NULL;
-    if (!filled) Py_RETURN_FALSE;
+    if (!filled || r->closed) Py_RETURN_FALSE;
     int at = r->count < ENTRIES ? r->count++ : -1;
     for (int tries = 0; at < 0 && tries < ENTRIES; tries++) {
         r->next = (r->next + 1) % ENTRIES;
@@ -490,10 +511,43 @@ static PyObject *runner_add(PyObject *self, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
+/* fix(values, version): serves these values alone from now on. version: torch's count of writes to them, or -1. */
+static PyObject *runner_fix(PyObject *self, PyObject *args) {
+    runner *r = (runner *)self;
+    PyObject *values;
+    long version;
+    view v;
+    if (!PyArg_ParseTuple(args, "Ol", &values, &version)) return NULL;
+    if (!look(values, &v)) r->closed = true;
+    else r->data = v.data;
+    PyObject *old = r->values;
+    Py_INCREF(values);
+    r->values = values, r->version = version;
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+/* close(): lets go of all plans, and takes no new ones. One that is running goes with the runner. */
+static PyObject *runner_close(PyObject *self, PyObject *unused) {
+    (void)unused;
+    runner *r = (runner *)self;
+    entry idle[ENTRIES];
+    int count = 0, kept = 0;
+    r->closed = true;
+    for (int i = 0; i < r->count; i++) {
+        if (r->entries[i].busy) r->entries[i].epoch = -1, kept++;
+        else idle[count++] = r->entries[i], r->entries[i] = (entry){.epoch = -1};
+    }
+    if (kept == 0) r->count = 0;
+    for (int i = 0; i < count; i++) release(&idle[i]); /* last, since it may run Python */
+    Py_RETURN_NONE;
+}
+
 static void runner_dealloc(PyObject *self) {
     runner *r = (runner *)self;
     PyTypeObject *type = Py_TYPE(self);
     for (int i = 0; i < r->count; i++) release(&r->entries[i]);
+    Py_XDECREF(r->values);
     freefunc free_memory = (freefunc)PyType_GetSlot(type, Py_tp_free);
     free_memory(self);
     Py_DECREF(type);
@@ -505,6 +559,8 @@ static PyMethodDef runner_methods[] = {
     {"run_inside", (PyCFunction)(void (*)(void))runner_run_inside, METH_FASTCALL,
      "run_inside(inputs ...): as run, whatever gradients and autocast there are"},
     {"add", runner_add, METH_VARARGS, "add(inputs, alignments, makers, stream, threads, tf32, plan, owner)"},
+    {"fix", runner_fix, METH_VARARGS, "fix(values, version): serves these values alone, while they are as they are"},
+    {"close", runner_close, METH_NOARGS, "close(): lets go of all plans, and takes no new ones"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -607,7 +663,7 @@ PyMODINIT_FUNC PyInit__fast(void) {
     names.shape = PyUnicode_InternFromString("shape");
     names.stride = PyUnicode_InternFromString("stride"), names.data_ptr = PyUnicode_InternFromString("data_ptr");
     names.dtype = PyUnicode_InternFromString("dtype"), names.get_device = PyUnicode_InternFromString("get_device");
-    names.is_cuda = PyUnicode_InternFromString("is_cuda");
+    names.is_cuda = PyUnicode_InternFromString("is_cuda"), names.version = PyUnicode_InternFromString("_version");
     PyObject *module = PyModule_Create(&definition), *type = PyType_FromSpec(&runner_spec);
     if (!module || !type || PyModule_AddObject(module, "Runner", type) != 0) {
         Py_XDECREF(module), Py_XDECREF(type);

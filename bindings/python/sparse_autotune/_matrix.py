@@ -96,6 +96,19 @@ def check_values(values: Any, pattern: Pattern) -> Any:
     return values.contiguous()
 
 
+def _fixed_plans(pattern: Pattern, values: Any) -> Any:
+    from . import _fixed
+
+    refuse_gradients(values, "A.requires_grad_(False), or freeze A.detach()")
+    return _fixed.of(pattern, values)
+
+
+def refuse_gradients(values: Any, way_out: str) -> None:
+    """Fixed values get no gradients."""
+    if getattr(values, "requires_grad", False):
+        raise RuntimeError(f"values requires grad, and frozen values get no gradients: call {way_out}")
+
+
 def _no_runner(*_arrays: Any) -> None:
     """The fast path of a matrix that has none."""
 
@@ -126,9 +139,11 @@ class BsrMatrix:
 
     __array_ufunc__ = None  # so that ndarray @ BsrMatrix comes here
 
+    _adopted: Any = None  # the caches that its runners are from
+
     def __init__(self, row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]):
-        if isinstance(row_ptr, Pattern):  # _make: a pattern, values and a transpose that are checked already
-            self._set(row_ptr, col_idx, values)
+        if isinstance(row_ptr, Pattern):  # _make: a pattern, values, a transpose and a Fixed, all checked
+            self._set(row_ptr, col_idx, values, shape)
             return
         if isinstance(values, (list, tuple)):
             values = _arrays.host(values, "values")
@@ -143,12 +158,13 @@ class BsrMatrix:
         self._set(pattern, values, False)
 
     @classmethod
-    def _make(cls, pattern: Pattern, values: Any, transposed: bool = False) -> BsrMatrix:
+    def _make(cls, pattern: Pattern, values: Any, transposed: bool = False, fixed: Any = None) -> BsrMatrix:
         # not by __new__, which torch.compile of 2.6 cannot follow
-        return cls(pattern, values, transposed, (0, 0))
+        return cls(pattern, values, transposed, fixed)
 
-    def _set(self, pattern: Pattern, values: Any, transposed: bool) -> None:
+    def _set(self, pattern: Pattern, values: Any, transposed: bool, fixed: Any = None) -> None:
         self._pattern, self._values, self._transposed = pattern, values, transposed
+        self._fixed, self._plans = fixed, pattern if fixed is None else fixed
         torch = torch_module()
         self._torch = torch is not None and isinstance(values, torch.Tensor)
         self._runner = self._left_runner = self._into = self._left_into = _no_runner
@@ -160,7 +176,22 @@ class BsrMatrix:
             _quick.adopt(self)
 
     def __reduce__(self) -> tuple:
-        return BsrMatrix._make, (self._pattern, self._values, self._transposed)
+        make = BsrMatrix._make if self._fixed is None else BsrMatrix._make_frozen
+        return make, (self._pattern, self._values, self._transposed)
+
+    def __copy__(self) -> BsrMatrix:
+        return BsrMatrix._make(self._pattern, self._values, self._transposed, self._fixed)
+
+    @classmethod
+    def _make_frozen(cls, pattern: Pattern, values: Any, transposed: bool) -> BsrMatrix:
+        return cls._make(pattern, values, transposed).freeze()
+
+    def _like(self, values: Any, transposed: bool) -> BsrMatrix:
+        """With this pattern, and frozen where this matrix is."""
+        if values is self._values:
+            return BsrMatrix._make(self._pattern, values, transposed, self._fixed)
+        made = BsrMatrix._make(self._pattern, values, transposed)
+        return made if self._fixed is None else made.freeze()
 
     # ---- made from others ----
 
@@ -268,7 +299,10 @@ class BsrMatrix:
 
     @values.setter
     def values(self, values: Any) -> None:
-        self._set(self._pattern, check_values(values, self._pattern), self._transposed)
+        values = check_values(values, self._pattern)
+        # those that have this matrix's transpose, or a copy, keep the old values and their plans
+        fixed = None if self._fixed is None else _fixed_plans(self._pattern, values)
+        self._set(self._pattern, values, self._transposed, fixed)
 
     @property
     def is_transposed(self) -> bool:
@@ -289,7 +323,7 @@ class BsrMatrix:
     @property
     def T(self) -> BsrMatrix:
         """The transpose: shares values and pattern, and costs nothing."""
-        return BsrMatrix._make(self._pattern, self._values, not self._transposed)
+        return BsrMatrix._make(self._pattern, self._values, not self._transposed, self._fixed)
 
     @property
     def stored_blocks(self) -> int:
@@ -328,12 +362,16 @@ class BsrMatrix:
 
     def detach(self) -> BsrMatrix:
         return (
-            BsrMatrix._make(self._pattern, self._values.detach(), self._transposed) if self._torch else self
+            BsrMatrix._make(self._pattern, self._values.detach(), self._transposed)
+            if self._torch and self._fixed is None
+            else self
         )
 
     def requires_grad_(self, requires_grad: bool = True) -> BsrMatrix:
         if not self._torch:
             raise TypeError(f"values is {_what(self._values)}; only torch tensors can require gradients")
+        if requires_grad and self._fixed is not None:
+            raise RuntimeError("the matrix is frozen: call unfreeze() before requires_grad_()")
         self._values.requires_grad_(requires_grad)
         return self
 
@@ -348,7 +386,7 @@ class BsrMatrix:
         torch's (or CuPy's)."""
         from . import _convert
 
-        return BsrMatrix._make(self._pattern, _convert.move(self._values, device, dtype), self._transposed)
+        return self._like(_convert.move(self._values, device, dtype), self._transposed)
 
     def to_torch(self) -> Any:
         """A `torch.sparse_bsr` tensor; blocks must divide the shape, as torch wants it."""
@@ -366,7 +404,10 @@ class BsrMatrix:
         """Itself, or of a transpose a matrix that is stored the other way round."""
         from . import _convert
 
-        return _convert.contiguous(self) if self._transposed else self
+        if not self._transposed:
+            return self
+        made = _convert.contiguous(self)
+        return made if self._fixed is None else made.freeze()
 
     def _own_pattern(self) -> Pattern:
         """The pattern of this matrix, of a transpose too."""
@@ -376,6 +417,59 @@ class BsrMatrix:
 
         row_ptr, col_idx, _ = _convert.transposed(self._pattern)
         return make_pattern(row_ptr, col_idx, self.shape, self.block)
+
+    # ---- values that do not change ----
+
+    def freeze(self) -> BsrMatrix:
+        """Says that the values stay as they are, as in inference; returns the matrix. Kernels that keep them
+        in another form (dense, padded, packed) then convert them once, and not at each product.
+
+        Writes that torch counts, and new `values`, are seen by the next product, which takes them in. For
+        others (those of NumPy and CuPy, by DLPack or `.data`, of collectives) call `refresh()` after them.
+        Values that require gradients cannot be frozen. The transpose, copies and what `to()` gives are
+        frozen, too; `with_values()` is not.
+
+        A frozen matrix keeps at most 8 plans that hold converted values, each as large as the dense matrix at
+        most; further ones convert at each product. They go with the matrix, its transposes and copies, or
+        with `unfreeze()`.
+
+        >>> import numpy as np, sparse_autotune as sa
+        >>> A = sa.BsrMatrix.from_dense(np.eye(4), block=2).freeze()
+        >>> A.is_frozen, (A @ np.ones(4))[0]
+        (True, np.float64(1.0))
+        >>> A.values[:] *= 3
+        >>> A.refresh()
+        >>> (A @ np.ones(4))[0]
+        np.float64(3.0)
+        """
+        if self._fixed is None:
+            self._fix(_fixed_plans(self._pattern, self._values))
+        return self
+
+    def unfreeze(self) -> BsrMatrix:
+        """Takes `freeze()` back: each product reads the values again."""
+        if self._fixed is not None:
+            self._fix(None)
+        return self
+
+    def refresh(self) -> None:
+        """Takes in values that were written to in a way that is not seen: see `freeze()`. Does nothing
+        where the matrix is not frozen."""
+        if self._fixed is not None:
+            self._fixed.refresh(self._values)
+            self._follow()
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._fixed is not None
+
+    def _fix(self, fixed: Any) -> None:
+        self._set(self._pattern, self._values, self._transposed, fixed)
+
+    def _follow(self) -> None:
+        """Takes the runners of the values that its plans hold now."""
+        if self._fixed is not None and self._adopted is not None and self._adopted is not self._plans.caches:
+            _quick.adopt(self)
 
     # ---- products ----
 
@@ -427,7 +521,9 @@ class BsrMatrix:
             and x.dtype.kind in "biuf"
         ):
             wide = np.result_type(self.dtype, x.dtype) if x.dtype.kind == "f" else self.dtype
-            matrix, x = self if wide == self.dtype else self.to(dtype=wide), x.astype(wide)
+            if wide != self.dtype:  # not frozen, since it serves this call alone
+                matrix = BsrMatrix._make(self._pattern, self._values.astype(wide), self._transposed)
+            x = x.astype(wide)
         return matrix @ x
 
     # ---- shown ----
@@ -439,8 +535,8 @@ class BsrMatrix:
         return (
             f"BsrMatrix({rows}x{cols}, {_abi.DTYPE_NAMES[operand.dtype]}, block "
             f"{self.block[0]}x{self.block[1]}, {self.stored_blocks} of {grid[0] * grid[1]} blocks "
-            f"({percent_sparse(self.density)}), {operand.kind} on "
-            f"{operand.device}{', transposed' if self._transposed else ''})"
+            f"({percent_sparse(self.density)}), {operand.kind} on {operand.device}"
+            f"{', transposed' if self._transposed else ''}{', frozen' if self.is_frozen else ''})"
         )
 
     def _repr_html_(self) -> str:

@@ -272,13 +272,14 @@ def _numpy_product(a: BsrMatrix, b: Any, left: bool, options: Options) -> Any:
     """matmul's plain NumPy case: by a runner, or by the full path, which gives the runner its plan."""
     bias = options.bias
     quick = _quick.runner(
-        a._pattern, (a._transposed, left, options.activation, options.alpha, bias is not None), options.alpha
+        a._plans, (a._transposed, left, options.activation, options.alpha, bias is not None), options.alpha
     )
     inputs = (a._values, b) if bias is None else (a._values, b, bias)
     result = quick.run(*inputs)
     if result is None:
         result, made = product_with_plan(a, b, left, None, options, _quick.serves(*inputs))
         _quick.install(quick, inputs, (result,), made)
+        a._follow()
     return result
 
 
@@ -286,8 +287,9 @@ def _product_into(a: BsrMatrix, b: Any, left: bool, out: Any, options: Options) 
     """A plain product into memory that is given, which gives the runner its plan."""
     _, made = product_with_plan(a, b, left, out, options, True)
     _quick.install(
-        _quick.runner(a._pattern, (a._transposed, left, 0, 1.0, False)), (a._values, b, out), (), made
+        _quick.runner(a._plans, (a._transposed, left, 0, 1.0, False)), (a._values, b, out), (), made
     )
+    a._follow()
     return out
 
 
@@ -304,6 +306,7 @@ def sampled(
     if out is None and beta == 0:
         return BsrMatrix._make(pattern, sampled_values(x_array, y_array, pattern, alpha, allow_tf32))
     sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, False)
+    out.refresh()
     return out
 
 

@@ -23,10 +23,12 @@ class Plan:
     """A sat_plan. It serves one caller and one stream at a time: who runs it has taken it out of its
     pattern's list."""
 
-    __slots__ = ("direct", "handle", "pattern")
+    __slots__ = ("__weakref__", "direct", "handle", "pattern", "ready", "snapshot")
 
     def __init__(self, handle: int, pattern: int):
         self.handle, self.pattern = handle, pattern
+        self.snapshot: Any = None  # fixed values: those that it took in, and the event behind that
+        self.ready: Any = None
         self.direct: Any = ...  # attention: what calls torch's own without a copy, or None; not known yet
 
     def dup(self) -> Plan:
@@ -46,11 +48,11 @@ class Plan:
 
 class Kept:
     """A plan that whoever holds this may run, on that stream with so many threads. It goes back to its
-    pattern once nobody does."""
+    pattern, or to the Fixed that has it, once nobody does."""
 
     __slots__ = ("key", "pattern", "plan", "stream", "threads")
 
-    def __init__(self, pattern: Pattern, key: tuple, plan: Plan, stream: int, threads: int):
+    def __init__(self, pattern: Any, key: tuple, plan: Plan, stream: int, threads: int):
         self.pattern, self.key, self.plan, self.stream, self.threads = (
             weakref.ref(pattern),
             key,
@@ -120,6 +122,13 @@ class Problem:
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Problem) and self._key == other._key)
 
+    def has_fixed_values(self) -> bool:
+        return bool(self.struct.flags & _abi.FIXED_VALUES)
+
+    def with_changing_values(self) -> Problem:
+        fields = dict(self._key)
+        return problem_of(**{**fields, "flags": fields["flags"] & ~_abi.FIXED_VALUES})
+
 
 _problems: dict[tuple, Problem] = {}
 
@@ -135,6 +144,15 @@ def problem_of(**fields: Any) -> Problem:
     return found
 
 
+def plan_key(device: str, problem: Problem, threads: int) -> tuple:
+    """What plans that can stand in for each other have in common."""
+    return device, _context.epoch(), problem, threads or (_abi.get_threads() if device == "cpu" else 0)
+
+
+def keep_for_graphs(plan: Plan) -> None:
+    _kept_for_graphs.append(plan)
+
+
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     """array_equal, which takes longer than a small product does."""
     return a.tobytes() == b.tobytes() if a.dtype == b.dtype and a.nbytes < 1 << 15 else np.array_equal(a, b)
@@ -142,7 +160,12 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 
 class Pattern:
     """The indices of a block-sparse matrix. Immutable. A mask of attention may have offsets of packed queries
-    and keys."""
+    and keys.
+
+    It has the plans of all matrices with these indices, but for those whose values are fixed: they have a
+    `Fixed` of their own. Whoever takes the plans of a product takes either."""
+
+    fixed_values = False
 
     def __init__(
         self,
@@ -182,6 +205,10 @@ class Pattern:
             "cpu",
             tuple(map(np.array, self.offsets)),
         )
+
+    @property
+    def pattern(self) -> Pattern:
+        return self
 
     @property
     def stored_blocks(self) -> int:
@@ -246,7 +273,7 @@ class Pattern:
         capturing: bool,
     ) -> tuple[tuple, Plan]:
         """A plan for this call, that nobody else holds, and the key under which it is given back."""
-        first = (device, _context.epoch(), problem, threads or (_abi.get_threads() if device == "cpu" else 0))
+        first = plan_key(device, problem, threads)
         key = (*first, stream, capturing)
         free = self._free.get(key)
         if free:
@@ -264,7 +291,7 @@ class Pattern:
         with self._lock:
             self._first.setdefault(first, plan)
             if capturing:
-                _kept_for_graphs.append(plan)
+                keep_for_graphs(plan)
             while len(self._first) > MOST_PLANS:
                 oldest = next(iter(self._first))
                 del self._first[oldest]

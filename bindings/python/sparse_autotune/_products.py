@@ -9,6 +9,7 @@ from typing import Any
 
 from . import _abi, _arrays, _quick
 from ._arrays import Operand, torch_module
+from ._fixed import Fixed, Snapshot
 from ._matrix import BsrMatrix
 from ._pattern import Kept, Pattern, Problem, alignment, launch, problem_of
 
@@ -190,29 +191,25 @@ def plain_problem(dtype: int, n: int, transpose: bool = False, align: int = 64) 
     )
 
 
-def is_capturing(o: Operand) -> bool:
-    torch = torch_module()
-    return (
-        o.device != "cpu"
-        and torch is not None
-        and torch.cuda.is_initialized()
-        and torch.cuda.is_current_stream_capturing()
-    )
-
-
 def run(
-    pattern: Pattern,
+    plans: Pattern | Fixed,
     problem: Problem,
     inputs: tuple,
     outputs: tuple,
     like: Operand,
     names: dict | None = None,
     keep: bool = False,
+    snapshot: Snapshot | None = None,
 ) -> Any:
     """Takes a plan, runs it on the stream of `like`, and gives it back, or to the caller, who then owns
-    it."""
-    stream, threads, capturing = _arrays.stream_of(like), _arrays.threads_for(like), is_capturing(like)
-    key, plan = pattern.take(like.device, problem, stream, threads, capturing)
+    it. `snapshot`: the fixed values that it must have taken in."""
+    stream, threads, capturing = (
+        _arrays.stream_of(like),
+        _arrays.threads_for(like),
+        _arrays.is_capturing(like),
+    )
+    held = () if snapshot is None else (snapshot,)
+    key, plan = plans.take(like.device, problem, stream, threads, capturing, *held)
     try:
         launch(plan, inputs, outputs, stream, threads, names)
     except BaseException:
@@ -220,8 +217,8 @@ def run(
         raise
     finally:
         if not keep or capturing:
-            pattern.give_back(key, plan)
-    return None if not keep or capturing else Kept(pattern, key, plan, stream, threads)
+            plans.give_back(key, plan)
+    return None if not keep or capturing else Kept(plans, key, plan, stream, threads)
 
 
 def _check_out_dtype(out_dtype: Any, out: Operand | None, b: Operand) -> int:
@@ -353,6 +350,9 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
         except ValueError:
             if not left or not whole:
                 raise
+    # values that had to be copied are new ones at each call
+    fixed = a._fixed if values.kind == "dlpack" or values.array is a._values else None
+    snapshot = None if fixed is None else fixed.follow(a._values, values.pointer)
     problem = problem_of(
         op=_abi.MATMUL,
         matmul=(a.is_transposed != left, bias is not None, options.activation),
@@ -368,7 +368,7 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
         c_align=alignment(target.pointer, x.device),
         alpha=options.alpha,
         beta=options.beta,
-        flags=options.flags_for(x),
+        flags=options.flags_for(x) | (0 if fixed is None else _abi.FIXED_VALUES),
     )
     # a copy's address is nobody's
     keep = (
@@ -377,13 +377,14 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
     inputs = (values.pointer, b.operand.pointer, *(() if bias is None else (bias.pointer,)))
     sparse_name = "B" if left else "A"
     return run(
-        a._pattern,
+        a._pattern if fixed is None else fixed,
         problem,
         inputs,
         (target.pointer,),
         x,
         {"b": dense_name, "c": "out", "values": sparse_name, "n": dense_name},
         keep,
+        snapshot,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _context
-from ._pattern import Kept, Pattern, alignment
+from ._pattern import Kept, alignment
 
 try:
     from . import _fast
@@ -52,26 +52,48 @@ class AttentionRunners:
         self.forward, self.with_lse, self.backward = (_fast.Runner() for _ in range(3))
 
 
-def runner(pattern: Pattern, kind: tuple, alpha: float = 1.0, make: Any = None) -> Any:
-    """What make() gave for this kind, by default a Runner; None where there is no extension."""
+def runner(plans: Any, kind: tuple, alpha: float = 1.0, make: Any = None) -> Any:
+    """What make() gave for this kind, by default a Runner; None where there is no extension. `plans`: a
+    Pattern or a Fixed."""
     if _fast is None:
         return None
-    found = pattern.caches.get(kind)
+    caches = plans.caches
+    found = caches.get(kind)
     if found is None:
-        found = pattern.caches.setdefault(kind, (make or _fast.Runner)())
+        found = caches.setdefault(
+            kind, _fixed_runner(caches["fixed"]) if "fixed" in caches else (make or _fast.Runner)()
+        )
         if alpha != 1.0:
-            scaled = pattern.caches.setdefault("scaled", [])
+            scaled = caches.setdefault("scaled", [])
             scaled.append(kind)
             if len(scaled) > _MOST_SCALED:
-                pattern.caches.pop(scaled.pop(0), None)
+                caches.pop(scaled.pop(0), None)
+        if caches is not plans.caches:  # other values came meanwhile, and closed all runners but this one
+            found.close()
     return found
+
+
+def _fixed_runner(fixed: tuple) -> Any:
+    """One that serves these values alone, up to this count of writes: None where nobody counts."""
+    values, count = fixed
+    made = _fast.Runner()
+    if count is None or type(count) is int:
+        made.fix(values, -1 if count is None else count)
+    else:  # a torch that does not tell
+        made.close()
+    return made
+
+
+def is_runner(x: Any) -> bool:
+    return _fast is not None and type(x) is _fast.Runner
 
 
 def adopt(matrix: Any) -> None:
     """Gives a matrix the runners of its plain products."""
     if _fast is not None:
-        pattern, transposed = matrix._pattern, matrix._transposed
-        right, left = (runner(pattern, (transposed, left, 0, 1.0, False)) for left in (False, True))
+        plans, transposed = matrix._plans, matrix._transposed
+        matrix._adopted = plans.caches
+        right, left = (runner(plans, (transposed, left, 0, 1.0, False)) for left in (False, True))
         matrix._runner, matrix._into = right.run, right.into
         matrix._left_runner, matrix._left_into = left.run, left.into
 

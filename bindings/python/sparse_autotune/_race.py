@@ -97,7 +97,8 @@ class Race(list):
             )
         return (
             f"{p['op']} {p['dtype']} {p['m']}x{p['n']}x{p['k']}, block {p['block'][0]}x{p['block'][1]}, "
-            f"{p['stored_blocks']} blocks ({percent_sparse(p['density'])}), on {self.device['name']}"
+            f"{p['stored_blocks']} blocks ({percent_sparse(p['density'])})"
+            f"{', fixed values' if 'fixed' in p['key'].split() else ''}, on {self.device['name']}"
         )
 
     def __str__(self) -> str:
@@ -335,9 +336,10 @@ def benchmark(
     """Races every variant for ``A @ B`` and returns all results, each verified on made-up operands of the
     same kind.
 
-    A and B are as in `matmul`; their values are not read. `fresh=False` takes a race from the cache if there
-    is one; `only` names the variants that take part. ``benchmark(attention, q, k, v, mask, causal=True)``
-    races attention with the words that it takes itself, and with ``backward=True`` its gradients.
+    A and B are as in `matmul`; their values are not read. Where the sparse one is frozen, values are fixed in
+    the race, too: converting them counts for nothing. `fresh=False` takes a race from the cache if there is
+    one; `only` names the variants that take part. ``benchmark(attention, q, k, v, mask, causal=True)`` races
+    attention with the words that it takes itself, and with ``backward=True`` its gradients.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=16)
@@ -384,10 +386,14 @@ def benchmark(
         a_align=_pattern.alignment(values.pointer, x.device),
         b_align=_pattern.alignment(x.pointer, x.device),
         c_align=_pattern.alignment(0, x.device),
-        flags=options.flags_for(x),
+        flags=options.flags_for(x) | _fixed_flag(a),
     )
     with _abi.openmp_threads(_arrays.threads_for(x)):
         return run(a._pattern, x.device, problem, fresh=fresh, only=only)
+
+
+def _fixed_flag(a: BsrMatrix) -> int:
+    return _abi.FIXED_VALUES if a.is_frozen else 0
 
 
 def _attention_problems(*operands: Any, **words: Any) -> tuple:
@@ -434,7 +440,8 @@ def tune(
     problem.
 
     `left` is for ``B @ A`` with B of so many rows, as in a linear layer; `gradients` adds the products of the
-    backward pass. ``tune(attention, q, k, v, mask, ...)`` does it for attention of operands like these.
+    backward pass, of a frozen A that of B alone. ``tune(attention, q, k, v, mask, ...)`` does it for
+    attention of operands like these.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=16)
@@ -457,7 +464,7 @@ def tune(
     a = as_bsr(A, "A")
     sizes = [check_columns(n) for n in (columns if isinstance(columns, Iterable) else [columns])]
     values = _arrays.describe(a._values, "values")
-    flags, device = _products.tf32_flag(allow_tf32, values), values.device
+    flags, device = _products.tf32_flag(allow_tf32, values) | _fixed_flag(a), values.device
     found = []
     with _abi.openmp_threads(_arrays.threads_for(values)):
         for n in sizes:
@@ -498,6 +505,7 @@ def _problems(
         problems.append(
             Problem(op=_abi.MATMUL, matmul=(not flipped,), n=n, b=layout(features), c=layout(inner), **same)
         )
+    if gradients and not a.is_frozen:
         x, y = (inner, features) if flipped else (features, inner)
         x_layout = (*_products.canonical(x, n, 1 if left else n, x if left else 1), 0)
         y_layout = (*_products.canonical(n, y, y if left else 1, 1 if left else n), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fnmatch
 import math
@@ -14,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _products
+from . import _fixed, _products
 from ._arrays import refuse_nested
 from ._matrix import BsrMatrix, check_block, check_values, make_pattern
 from ._torch import calls, patterns, private
 from ._torch.eager import ACTIVATIONS, Product, forward
 from ._torch.modes import plain
 
-__all__ = ["SparseLinear", "sparsify"]
+__all__ = ["SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"]
 
 
 def _blocks_of(density: float, blocks: int) -> int:
@@ -88,6 +89,9 @@ class SparseLinear(nn.Module):
 
     row_ptr: Tensor
     col_idx: Tensor
+    _frozen = False
+    _trained = False  # whether the values required gradients before
+    _fixed: Any = None  # their plans, while they are frozen
 
     def __init__(
         self,
@@ -235,6 +239,64 @@ class SparseLinear(nn.Module):
                 private.mark_static(t)
         return self._pattern
 
+    # ---- values that do not change ----
+
+    def freeze(self) -> SparseLinear:
+        """Says that `values` stay as they are, as in inference, and turns off their gradient; returns the
+        layer. Kernels that keep them in another form then convert them once, and not at each call.
+
+        Gradients still reach x and the bias. A state_dict that is loaded, `.to()`, new `values` and writes
+        that torch counts are seen by the next call; see `BsrMatrix.freeze` for those that are not, which
+        need `refresh()`. A state_dict does not tell whether a layer is frozen; copies and pickles are."""
+        if not self._frozen:
+            self._frozen, self._trained = True, self.values.requires_grad
+            self.values.requires_grad_(False)
+            self._refresh_if_whole()
+        return self
+
+    def unfreeze(self) -> SparseLinear:
+        """Takes `freeze()` back; `values` require gradients again if they did before."""
+        if self._frozen:
+            self._frozen, self._fixed = False, None
+            if self._trained:
+                self.values.requires_grad_()
+        return self
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._frozen
+
+    def refresh(self) -> None:
+        """Takes in values that were written to in a way that is not seen: see `BsrMatrix.freeze`."""
+        if self._prepare() is not None:
+            self._fixed.refresh(self.values)
+
+    def _prepare(self) -> Any:
+        """The plans of the frozen values, made where there are none for this pattern: operators find them
+        by the values' address. None where the values have no memory, or are not frozen."""
+        if not self._frozen or self.values.device.type not in ("cpu", "cuda") or not plain(self.values):
+            self._fixed = None
+        else:
+            self._plans(self.pattern())
+        return self._fixed
+
+    def _plans(self, pattern: Any) -> Any:
+        if self._fixed is None or self._fixed.pattern is not pattern:
+            self._fixed = _fixed.of(pattern, check_values(self.values, pattern))
+        return self._fixed
+
+    def _apply(self, *arguments: Any, **words: Any) -> SparseLinear:
+        """to(), half() and the like may move the values; those of before, and their plans, go at once."""
+        super()._apply(*arguments, **words)
+        self._refresh_if_whole()
+        return self
+
+    def _refresh_if_whole(self) -> None:
+        """For compiled calls, which only find plans that are there. An eager call makes them by itself, or
+        tells what is wrong with a layer that is not whole, as after `to_empty()`."""
+        with contextlib.suppress(RuntimeError, ValueError):
+            self.refresh()
+
     def matrix(self) -> BsrMatrix:
         """The weight, sharing values and pattern with the layer. Inside torch.compile it breaks the graph."""
         return _matrix_outside(self) if torch.compiler.is_dynamo_compiling() else _matrix(self)
@@ -243,13 +305,13 @@ class SparseLinear(nn.Module):
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         twin.__dict__ = {
-            k: (v if k in ("_pattern",) else None if k == "_seen" else copy.deepcopy(v, memo))
+            k: (v if k in ("_pattern",) else None if k in ("_seen", "_fixed") else copy.deepcopy(v, memo))
             for k, v in self.__dict__.items()
         }
         return twin
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_pattern": None, "_seen": None}
+        return {**self.__dict__, "_pattern": None, "_seen": None, "_fixed": None}
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *rest: Any) -> None:
         """A pattern with another number of blocks makes the layer's own follow; one that does not fit changes
@@ -269,6 +331,7 @@ class SparseLinear(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.row_ptr.is_inference() or self.col_idx.is_inference():
             patterns.forget(self.row_ptr, self.col_idx, (self.out_features, self.in_features), self.block)
+        self._refresh_if_whole()
 
     def _misfit(self, row_ptr: Tensor | None, col_idx: Tensor | None, values: Tensor | None) -> str:
         """Why these parts, of a state_dict say, cannot be this layer's; "" where they can, or where nobody
@@ -314,18 +377,20 @@ class SparseLinear(nn.Module):
             raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")
         if torch.compiler.is_compiling() or not plain(x, values, bias) or x.is_meta:
             return self._traced(x)
-        pattern = self.pattern()
+        plans = self.pattern()
         if private.any_autocast():
             return self._traced(x)
         if x.dtype != values.dtype:
             raise TypeError(f"x has dtype {x.dtype} and values {values.dtype}; expected one dtype")
+        if self._frozen:
+            plans = self._plans(plans)
         # W is stored as (out, in): x @ W.T is the transposed product seen from the left.
         if torch.is_grad_enabled() and (
             x.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
         ):
-            result = Product.of_plain(values, x, bias, pattern, True, True, 1.0)
+            result = Product.of_plain(values, x, bias, plans, True, True, 1.0)
             return result if self.activation is None else ACTIVATIONS[self.activation](result)
-        return forward(pattern, values, True, x, True, bias, _products.activation_code(self.activation), 1.0)
+        return forward(plans, values, True, x, True, bias, _products.activation_code(self.activation), 1.0)
 
     def _traced(self, x: Tensor) -> Tensor:
         if tuple(self.values.shape[1:]) != self.block:  # the operator takes the block from its values
@@ -345,6 +410,7 @@ class SparseLinear(nn.Module):
             True,
             1.0,
             self.activation if fused else "none",
+            self._frozen,
         )
         return result if fused or self.activation is None else ACTIVATIONS[self.activation](result)
 
@@ -364,16 +430,54 @@ class SparseLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, block={self.block}, "
             f"stored_blocks={self.col_idx.shape[0]}, density={self.density:.4g}, bias={self.bias is not None}"
         )
-        return parts + (f", activation={self.activation!r}" if self.activation else "")
+        parts += f", activation={self.activation!r}" if self.activation else ""
+        return parts + (", frozen=True" if self._frozen else "")
 
 
 def _matrix(layer: SparseLinear) -> BsrMatrix:
     pattern = layer.pattern()
-    return BsrMatrix._make(pattern, check_values(layer.values, pattern))
+    fixed = layer._plans(pattern) if layer._frozen else None
+    return BsrMatrix._make(pattern, check_values(layer.values, pattern), False, fixed)
 
 
 # torch.compiler.disable would import the compiler here and now
 _matrix_outside = private.outside_compiler(_matrix)
+
+
+# ---- whole models ----
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """Freezes every `SparseLinear` of a model, for serving; returns the model. See `SparseLinear.freeze`.
+
+    >>> import torch, sparse_autotune as sa
+    >>> model = sa.sparsify(torch.nn.Sequential(torch.nn.Linear(64, 64)), block=16, density=0.25)
+    >>> sa.freeze(model)[0].is_frozen
+    True
+    """
+    for layer in _layers(model):
+        layer.freeze()
+    return model
+
+
+def unfreeze(model: nn.Module) -> nn.Module:
+    """Takes `freeze()` back for every `SparseLinear` of a model; returns the model."""
+    for layer in _layers(model):
+        layer.unfreeze()
+    return model
+
+
+def refresh(model: nn.Module) -> None:
+    """Takes in values of frozen layers that were written to in a way that is not seen: by collectives,
+    DLPack, NumPy or `.data`."""
+    for layer in _layers(model):
+        layer.refresh()
+
+
+def _layers(model: nn.Module) -> list[SparseLinear]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    return [module for module in model.modules() if isinstance(module, SparseLinear)]
 
 
 def _chooser(include: Any) -> Callable[[str, nn.Linear], bool]:

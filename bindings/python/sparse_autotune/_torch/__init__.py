@@ -25,6 +25,9 @@ What ran by the full path (`_products`, `_attention`) leaves its plan with a run
 from then on: `run` asks what torch wants of the tensors, and `run_inside` is for autograd functions and
 operators, which know it.
 
+Values that are fixed have plans of their own (`_fixed`), which every route is given instead of the pattern's.
+Operators, which get tensors alone, find them by the address of the values.
+
 What a step of attention costs beyond torch's own autograd (a call of `backward()` and a function that
 computes nothing): checking the arguments and finding the runners, one C call a pass that reads three or six
 tensors, makes two or three and runs the plan, and one look at what surrounds the call before each pass.

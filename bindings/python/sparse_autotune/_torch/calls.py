@@ -48,6 +48,7 @@ def _through_operator(
         left,
         alpha,
         activation if fused else "none",
+        a._fixed is not None,
     )
     return result if fused else ACTIVATIONS[activation](result)
 
@@ -127,7 +128,8 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None):
             values, b, bias = cast(kind, a._values, b, bias)
             if bias is not None and isinstance(out, Tensor) and out.dtype == torch.float32:
                 bias = bias.float()  # that of the result
-            pair = (b, a.with_values(values)) if left else (a.with_values(values), b)
+            a = a if values is a._values else a.with_values(values)
+            pair = (b, a) if left else (a, b)
             return _ops.matmul(
                 *pair,
                 out=out,
@@ -150,7 +152,7 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None):
         return _into(a, b, left, bias, word, options.alpha, out, options.beta)
     if out is None and out_dtype is None and torch.is_grad_enabled():
         result = differentiable(
-            a._pattern, a._values, b, bias, a._transposed, left, options.alpha, options.tf32
+            a._plans, a._values, b, bias, a._transposed, left, options.alpha, options.tf32
         )
         return result if options.activation == 0 else ACTIVATIONS[word](result)
     if torch.is_grad_enabled() and (
@@ -164,9 +166,11 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None):
 
 def eager(a: BsrMatrix, b: Tensor, left: bool, options: _products.Options) -> Tensor:
     """matmul's plain torch case: exact tensors, no gradient, a new result."""
-    return forward(
-        a._pattern, a._values, a._transposed, b, left, options.bias, options.activation, options.alpha
+    result = forward(
+        a._plans, a._values, a._transposed, b, left, options.bias, options.activation, options.alpha
     )
+    a._follow()
+    return result
 
 
 def _gradient(A, B):
@@ -186,7 +190,7 @@ def _gradient(A, B):
         return None
     if not plain(values, b):
         return None
-    return Product.of_plain(values, b, None, a._pattern, a._transposed, left, 1.0)
+    return Product.of_plain(values, b, None, a._plans, a._transposed, left, 1.0)
 
 
 # ---- sampled_matmul ----

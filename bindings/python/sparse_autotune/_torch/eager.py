@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import _products
-from .._matrix import BsrMatrix
+from .._fixed import Fixed
+from .._matrix import BsrMatrix, refuse_gradients
 from .._pattern import Pattern
 from .._quick import runner
 from .modes import plain
@@ -34,7 +35,7 @@ ACTIVATIONS = {
 
 
 def forward(
-    pattern: Pattern,
+    plans: Pattern | Fixed,
     values: Tensor,
     transposed: bool,
     b: Tensor,
@@ -44,20 +45,21 @@ def forward(
     alpha: float,
     tf32: bool | None = None,
 ) -> Tensor:
-    """The product of plain tensors. `tf32`: None is what torch is set to, which a runner asks torch for."""
+    """The product of plain tensors. `tf32`: None is what torch is set to, which a runner asks torch for.
+    `plans`: the pattern, or the plans of these very values, where they are fixed."""
     if forward_ad._current_level >= 0:
         refuse_tangents(values, b, bias)
     quick = (
         None
         if tf32 is not None
-        else runner(pattern, (transposed, left, activation, alpha, bias is not None), alpha)
+        else runner(plans, (transposed, left, activation, alpha, bias is not None), alpha)
     )
     inputs = (values, b) if bias is None else (values, b, bias)
     result = None if quick is None else quick.run_inside(*inputs)
     if result is not None:
         return result
     result, made = _products.product_with_plan(
-        _bare(pattern, values, transposed),
+        _bare(plans, values, transposed),
         b,
         left,
         None,
@@ -81,10 +83,11 @@ def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float, tf32: 
     return _products.sampled_values(x, y, pattern, alpha, tf32)
 
 
-def _bare(pattern: Pattern, values: Tensor, transposed: bool) -> BsrMatrix:
+def _bare(plans: Pattern | Fixed, values: Tensor, transposed: bool) -> BsrMatrix:
     """A matrix for use inside this package, without what adopt() gives."""
     matrix = BsrMatrix.__new__(BsrMatrix)
-    matrix._pattern, matrix._values, matrix._transposed, matrix._torch = pattern, values, transposed, True
+    matrix._pattern, matrix._fixed = plans.pattern, plans if plans.fixed_values else None
+    matrix._values, matrix._transposed, matrix._torch = values, transposed, True
     return matrix
 
 
@@ -141,30 +144,32 @@ class Product(ReverseOnly):
     """matmul: (values, b, bias) to the product."""
 
     @staticmethod
-    def forward(ctx, values, b, bias, pattern, transposed, left, alpha, tf32=None):
+    def forward(ctx, values, b, bias, plans, transposed, left, alpha, tf32=None):
+        if plans.fixed_values and ctx.needs_input_grad[0]:
+            refuse_gradients(values, "unfreeze() to train them, or values.requires_grad_(False)")
         ctx.save_for_backward(values, b)
-        ctx.facts = (pattern, transposed, left, alpha, None if bias is None else bias.dtype, tf32)
-        return forward(pattern, values, transposed, b, left, bias, 0, alpha, tf32)
+        ctx.facts = (plans, transposed, left, alpha, None if bias is None else bias.dtype, tf32)
+        return forward(plans, values, transposed, b, left, bias, 0, alpha, tf32)
 
     @staticmethod
     def backward(ctx, grad):
         values, b = ctx.saved_tensors
-        pattern, transposed, left, alpha, bias_dtype, tf32 = ctx.facts
+        plans, transposed, left, alpha, bias_dtype, tf32 = ctx.facts
         # The usual backward pass, which is not differentiated again: asked once for all of it.
         if not torch.is_grad_enabled() and plain(values, b, grad):
 
             def product(v, x, t, side, s):
-                return forward(pattern, v, t, x, side, None, 0, s, tf32)
+                return forward(plans, v, t, x, side, None, 0, s, tf32)
 
             def sample(x, y, s):
-                return forward_sampled(x, y, pattern, s, tf32)
+                return forward_sampled(x, y, plans.pattern, s, tf32)
         else:
 
             def product(v, x, t, side, s):
-                return differentiable(pattern, v, x, None, t, side, s, tf32)
+                return differentiable(plans, v, x, None, t, side, s, tf32)
 
             def sample(x, y, s):
-                return differentiable_sampled(x, y, pattern, s, tf32)
+                return differentiable_sampled(x, y, plans.pattern, s, tf32)
 
         grads = product_grads(
             ctx.needs_input_grad, values, b, grad, bias_dtype, transposed, left, alpha, product, sample
@@ -203,7 +208,7 @@ def refuse_tf32(tf32: bool | None, b: Tensor) -> None:
 
 
 def differentiable(
-    pattern: Pattern,
+    plans: Pattern | Fixed,
     values: Tensor,
     b: Tensor,
     bias: Tensor | None,
@@ -218,19 +223,20 @@ def differentiable(
         refuse_tf32(tf32, b)
         return torch.ops.sparse_autotune.matmul(
             values,
-            *index_tensors(pattern, values.device),
+            *index_tensors(plans.pattern, values.device),
             b,
             bias,
-            list(pattern.shape),
+            list(plans.pattern.shape),
             transposed,
             left,
             alpha,
+            fixed=plans.fixed_values,
         )
     if torch.is_grad_enabled() and (
         values.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return Product.of_plain(values, b, bias, pattern, transposed, left, alpha, tf32)
-    return forward(pattern, values, transposed, b, left, bias, 0, alpha, tf32)
+        return Product.of_plain(values, b, bias, plans, transposed, left, alpha, tf32)
+    return forward(plans, values, transposed, b, left, bias, 0, alpha, tf32)
 
 
 def differentiable_sampled(

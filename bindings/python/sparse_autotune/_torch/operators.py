@@ -3,14 +3,17 @@
 They take the parts of a matrix as plain tensors and find its pattern by the storages of its indices. Each
 has kernels for the CPU and CUDA, a fake kernel (shapes only), gradients, a rule for vmap, and kernels for
 autocast.
-"""
+
+`fixed` says that the values are fixed. The plans of such values are found by their address, where a frozen
+matrix or layer has them; other values are read at each call, as without it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .. import _products
+from .. import _fixed, _products
+from .._matrix import refuse_gradients
 from . import private
 from .eager import forward, forward_sampled, product_grads
 from .patterns import Unchanged, pattern_of
@@ -20,7 +23,7 @@ library = torch.library.Library("sparse_autotune", "DEF")
 tags = (torch.Tag.pt2_compliant_tag,)
 library.define(
     "matmul(Tensor values, Tensor row_ptr, Tensor col_idx, Tensor b, Tensor? bias, int[] shape, bool "
-    "transpose=False, bool left=False, float alpha=1.0, str activation='none') -> Tensor",
+    "transpose=False, bool left=False, float alpha=1.0, str activation='none', bool fixed=False) -> Tensor",
     tags=tags,
 )
 library.define(
@@ -41,6 +44,7 @@ def _matmul_impl(
     left=False,
     alpha=1.0,
     activation="none",
+    fixed=False,
 ):
     if values.dim() != 3:
         raise ValueError(
@@ -50,9 +54,11 @@ def _matmul_impl(
     if values.shape[0] != pattern.stored_blocks:
         raise ValueError(f"values has {values.shape[0]} blocks; col_idx has {pattern.stored_blocks}")
     with torch.no_grad():
+        blocks = values.contiguous()
+        held = _fixed.find(values.data_ptr(), pattern) if fixed and blocks is values else None
         return forward(
-            pattern,
-            values.contiguous(),
+            pattern if held is None else held,
+            blocks,
             transpose,
             b,
             left,
@@ -124,6 +130,7 @@ def _matmul_fake(
     left=False,
     alpha=1.0,
     activation="none",
+    fixed=False,
 ):
     features = _check_product(values, row_ptr, col_idx, b, bias, shape, transpose, left)
     if left:
@@ -146,35 +153,37 @@ def _sampled_fake(x, y, row_ptr, col_idx, shape, block, alpha=1.0):
 
 
 def _matmul_setup(ctx, inputs, output):
-    values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation = inputs
+    values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation, fixed = inputs
+    if fixed and ctx.needs_input_grad[0]:
+        refuse_gradients(values, "unfreeze() to train them, or values.requires_grad_(False)")
     # As _Product does: with activation checkpointing a mode may see only one of the two.
     ctx.save_for_backward(values, b, *(() if activation == "none" else (bias,)))
     ctx.index = Unchanged(row_ptr, col_idx)
-    ctx.facts = (list(shape), transpose, left, alpha, activation, None if bias is None else bias.dtype)
+    ctx.facts = (list(shape), transpose, left, alpha, activation, None if bias is None else bias.dtype, fixed)
 
 
 def _matmul_backward(ctx, grad):
     values, b, *bias = ctx.saved_tensors
     row_ptr, col_idx = ctx.index.get()
-    shape, transpose, left, alpha, activation, bias_dtype = ctx.facts
+    shape, transpose, left, alpha, activation, bias_dtype, fixed = ctx.facts
     block = list(values.shape[1:])
 
     def product(v, x, t, side, s):
-        return torch.ops.sparse_autotune.matmul(v, row_ptr, col_idx, x, None, shape, t, side, s)
+        return torch.ops.sparse_autotune.matmul(v, row_ptr, col_idx, x, None, shape, t, side, s, fixed=fixed)
 
     def sample(x, y, s):
         return torch.ops.sparse_autotune.sampled(x, y, row_ptr, col_idx, shape, block, s)
 
     if activation != "none":  # the value before it, and what the activation makes of the gradient there
         before = torch.ops.sparse_autotune.matmul(
-            values, row_ptr, col_idx, b, *bias, shape, transpose, left, alpha
+            values, row_ptr, col_idx, b, *bias, shape, transpose, left, alpha, fixed=fixed
         )
         grad = grad * _slope(activation, before)
     needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[3], ctx.needs_input_grad[4])
     d_values, d_b, d_bias = product_grads(
         needs, values, b, grad, bias_dtype, transpose, left, alpha, product, sample
     )
-    return d_values, None, None, d_b, d_bias, None, None, None, None, None
+    return d_values, None, None, d_b, d_bias, None, None, None, None, None, None
 
 
 def _slope(activation: str, z: Tensor) -> Tensor:
@@ -225,16 +234,15 @@ def _matmul_vmap(
     left=False,
     alpha=1.0,
     activation="none",
+    fixed=False,
 ):
     """A batch of b is one product; anything else that is batched is done one by one."""
     product = torch.ops.sparse_autotune.matmul
     if in_dims[3] is not None and all(d is None for i, d in enumerate(in_dims[:5]) if i != 3):
         b = b.movedim(in_dims[3], 0)
         if not left and b.dim() == 2:  # vectors: A @ b of each is b @ A.T of all
-            return product(
-                values, row_ptr, col_idx, b, bias, shape, not transpose, True, alpha, activation
-            ), 0
-        return product(values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation), 0
+            transpose, left = not transpose, True
+        return product(values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation, fixed), 0
     items = [
         [t if d is None else t.select(d, i) for t, d in zip((values, row_ptr, col_idx, b, bias), in_dims)]
         for i in range(info.batch_size)
@@ -285,11 +293,14 @@ def _register_autocast(device: str, key: str) -> None:
         left=False,
         alpha=1.0,
         activation="none",
+        fixed=False,
     ):
         with uncast():
+            given = values
             values, b, bias = cast(device, values, b, bias)
+            fixed = fixed and values is given  # else they are new ones at each call
             return torch.ops.sparse_autotune.matmul(
-                values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation
+                values, row_ptr, col_idx, b, bias, shape, transpose, left, alpha, activation, fixed
             )
 
     def sampled(x, y, row_ptr, col_idx, shape, block, alpha=1.0):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _abi, _arrays, _context, _products, _quick
+from .. import _abi, _arrays, _context, _fixed, _products, _quick
 from .._matrix import BsrMatrix
 from .._pattern import Kept, alignment
 from .._quick import _fast
@@ -78,5 +78,20 @@ def install(quick: Any, inputs: tuple, results: tuple, made: Kept | None) -> Non
     quick.add(inputs, tuple(aligned), makers, made.stream, made.threads, tf32, plan, owner)
 
 
+def _count_of(values: Any) -> Any:
+    """torch's count of writes to fixed values; None where nobody counts. The Python part of `Runner.fix`."""
+    counted = isinstance(values, Tensor) and not values.is_inference()
+    return private.version_of(values) if counted else None
+
+
+def _mark(device: str, stream: int) -> Any:
+    """An event behind what is queued on a stream, where it is torch's current one."""
+    if device == "cpu" or not torch.cuda.is_initialized():
+        return None
+    current = torch.cuda.current_stream(device)
+    return current.record_event() if current.cuda_stream == stream else None
+
+
+_fixed.count_of, _fixed.mark = _count_of, _mark
 _quick.torch_types, _quick.install_torch = (Tensor, torch.nn.Parameter), install
 _arrays.torch_stream = private.current_stream
