@@ -87,7 +87,7 @@ class Product:
     density: float
     pattern: str
     layout: str  # of the dense operand: columns after columns, rows with gaps, an odd address
-    values: str  # fixed: never written to; changing: other ones after the first call
+    values: str  # fixed: never written to, the matrix is frozen; changing: other ones after the first call
 
     def words(self):
         return (

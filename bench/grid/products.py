@@ -37,6 +37,8 @@ class Product:
             rows = p.m if self.transposed else p.k
             self.b = self.dense(p.n, rows) if p.operation == "X*A" else self.dense(rows, p.n)
         self.a = sa.BsrMatrix(self.row_ptr, self.col_idx, self.values, (p.m, p.k))
+        if p.values == "fixed" and p.operation != "sampled":
+            self.a.freeze()
         self.cached = {}
 
     # ---- operands ----
@@ -112,7 +114,7 @@ class Product:
         return sa.matmul(self.b, a, out=out) if p.operation == "X*A" else sa.matmul(a, self.b, out=out)
 
     def variants(self):
-        plans = self.a._pattern._first.values()
+        plans = self.a._plans._first.values()
         return sorted({plan.info().variant.decode() for plan in plans})
 
     # ---- what is right ----
