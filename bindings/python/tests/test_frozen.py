@@ -247,7 +247,7 @@ def test_values_that_are_known_by_dlpack_alone():
 
 def test_a_matrix_of_scipy_that_is_handed_in_is_read_at_each_call():
     sparse = pytest.importorskip("scipy.sparse")
-    x = sparse.bsr_array((fresh(44, 3, 8, 8), [0, 1, 1], [0, 1, 3]), shape=(16, 16))
+    x = sparse.bsr_array((fresh(44, 3, 8, 8), [0, 0, 1], [0, 1, 3]), shape=(16, 16))
     b = fresh(45, 16, 4)
     frozen = sa.BsrMatrix.from_scipy(x).freeze()
     before = frozen @ b
