@@ -107,6 +107,46 @@ static void one_leading_dimension_is_not_read_as_a_broadcast(void **state) {
     }
 }
 
+/* Every variant that fits. A sanitizer sees what steps past the last column. */
+static void a_stride_that_leads_nowhere_may_be_any_number(void **state) {
+    fixture *f = *state;
+    uint64_t random = 43;
+    sat_pattern_view a = view_of(f->pattern);
+    float *values = random_floats(&random, a.stored_blocks * a.block_rows * a.block_cols),
+          *b = random_floats(&random, a.cols), *c = random_floats(&random, a.rows);
+    double *want = dense_product(&a, values, b, 1);
+    sat_problem p = matmul_problem(SAT_F32, 1);
+    p.b = p.c = (sat_layout){.row_stride = 1, .col_stride = INT64_MAX, .batch_stride = INT64_MAX};
+    size_t ran = 0;
+    for (size_t i = 0; i < sat_variant_count(f->ctx); i++) {
+        sat_plan *plan = NULL;
+        if (sat_plan_create_with(f->ctx, f->pattern, &p, sat_variant_at(f->ctx, i)->name, &plan) != SAT_OK) continue;
+        memset(c, 0xff, (size_t)a.rows * sizeof *c);
+        assert_ok(sat_run(plan, (const void *[]){values, b}, 2, (void *[]){c}, 1, NULL));
+        assert_close(c, want, a.rows, (double)a.cols);
+        sat_plan_free(plan);
+        ran++;
+    }
+    assert_true(ran >= 2);
+    free(want), free(c), free(b), free(values);
+}
+
+static void a_plan_for_a_trillion_rows_without_blocks_is_made_at_once(void **state) {
+    fixture *f = *state;
+    const int64_t rows = (int64_t)1 << 40, row_ptr[] = {0, 0};
+    sat_bsr empty = {SAT_SIZED(sat_bsr), .rows = rows,       .cols = 0,          .block_rows = rows,   .block_cols = 2,
+                     .stored_blocks = 0, .row_ptr = row_ptr, .col_idx = row_ptr, .index_type = SAT_I64};
+    sat_problem p = matmul_problem(SAT_F32, 1);
+    sat_pattern *pattern = NULL;
+    assert_ok(sat_pattern_create(f->ctx, &empty, &pattern));
+    for (size_t i = 0; i < sat_variant_count(f->ctx); i++) {
+        sat_plan *plan = NULL;
+        if (sat_plan_create_with(f->ctx, pattern, &p, sat_variant_at(f->ctx, i)->name, &plan) == SAT_OK)
+            sat_plan_free(plan);
+    }
+    sat_pattern_free(pattern);
+}
+
 /* Every variant that fits: B's one row, then its one column, stand for all. */
 static void a_broadcast_that_is_asked_for_is_computed(void **state) {
     fixture *f = *state;
@@ -296,6 +336,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bad_problem_is_refused_by_name),
         cmocka_unit_test(one_leading_dimension_is_not_read_as_a_broadcast),
+        cmocka_unit_test(a_stride_that_leads_nowhere_may_be_any_number),
+        cmocka_unit_test(a_plan_for_a_trillion_rows_without_blocks_is_made_at_once),
         cmocka_unit_test(a_broadcast_that_is_asked_for_is_computed),
         cmocka_unit_test(every_listed_mix_of_dtypes_has_a_plan),
         cmocka_unit_test(a_run_refuses_bad_pointers),

@@ -68,6 +68,8 @@ static sat_status normalise_heads(sat_heads *s, const sat_problem *p, int64_t he
         overflows = __builtin_mul_overflow(rows, t->dim, &s->head_stride) ||
                     __builtin_mul_overflow(heads, s->head_stride, &s->batch_stride);
     }
+    sat_bound_stride(&s->batch_stride, p->batch), sat_bound_stride(&s->head_stride, heads);
+    sat_bound_stride(&s->row_stride, rows);
     const int64_t stride[] = {s->batch_stride, s->head_stride, s->row_stride, 1};
     if (overflows || sat_strides_span(extent, stride, 4) < 0)
         return sat_fail(SAT_BAD_SIZE, "%s: batch %lld, %lld heads, %lld x %lld with strides %lld, %lld, %lld overflows",

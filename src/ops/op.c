@@ -79,6 +79,10 @@ int64_t sat_strides_span(const int64_t *extent, const int64_t *stride, int count
     return span > INT64_MAX / 64 ? -1 : span; /* bytes and guards must not overflow either */
 }
 
+void sat_bound_stride(int64_t *stride, int64_t extent) {
+    if (extent <= 1 && *stride > (int64_t)1 << 40) *stride = 1;
+}
+
 /* Two elements of an output may not share a place: each stride must step over all that the smaller ones reach. */
 bool sat_strides_distinct(const int64_t *extent, const int64_t *stride, int count) {
     for (int i = 0; i < count; i++) {
@@ -100,6 +104,8 @@ sat_status sat_normalise_layout(sat_layout *l, int64_t rows, int64_t cols, int64
     bool empty = rows == 0 || cols == 0 || batch == 0; /* then strides lead nowhere, and may be any numbers */
     if (empty) l->batch_stride = 0;
     if (empty || (l->row_stride == 0 && l->col_stride == 0)) l->row_stride = cols > 0 ? cols : 1, l->col_stride = 1;
+    sat_bound_stride(&l->row_stride, rows), sat_bound_stride(&l->col_stride, cols);
+    sat_bound_stride(&l->batch_stride, batch);
     if (sat_layout_span(l, rows, cols, batch) < 0)
         return sat_fail(SAT_BAD_SIZE, "%s: %lld x %lld, batch %lld with strides %lld, %lld, %lld overflows", name,
                         (long long)rows, (long long)cols, (long long)batch, (long long)l->row_stride,

@@ -179,6 +179,9 @@ sat_status sat_check_broadcast(const sat_problem *p, int64_t stride, int64_t cou
 sat_status sat_normalise_values(sat_layout *l, const sat_pattern_view *a, int64_t batch, bool output, const char *name);
 sat_status sat_normalise_align(uint32_t *align, sat_dtype t, const char *name);
 sat_status sat_normalise_size(int64_t *given, int64_t expected, const char *name); /* 0, or what the pattern gives */
+/* A stride along at most one element leads nowhere and may be any number. One that is larger than any memory becomes 1,
+ * so that a kernel may step past the last element without overflow. */
+void sat_bound_stride(int64_t *stride, int64_t extent);
 int64_t sat_layout_span(const sat_layout *l, int64_t rows, int64_t cols, int64_t batch); /* -1: overflows */
 /* The same for any number of extents and strides, and whether all elements have places of their own. */
 int64_t sat_strides_span(const int64_t *extent, const int64_t *stride, int count);

@@ -226,13 +226,15 @@ static bool packed_make_items(packed_state *t, const packed_shape *s) {
     t->item_first = malloc((size_t)(s->items + 1) * sizeof *t->item_first);
     if (!t->item_first) return false;
     t->item_first[0] = 0;
-    for (int64_t u = 0; u < r->count * s->strips; u++) {
-        int64_t row = u / s->strips, *last = &t->item_first[t->items];
-        if (u > *last && t->items + 1 < s->items && work >= share) {
-            t->item_first[++t->items] = u;
-            work = 0;
+    for (int64_t row = 0; row < r->count; row++) {
+        double strip = (double)(r->ptr[row + 1] - r->ptr[row]) * (double)s->steps + TILE_COST;
+        for (int64_t u = row * s->strips, end = u + s->strips; u < end;) { /* as many strips at once as fill an item */
+            if (u > t->item_first[t->items] && t->items + 1 < s->items && work >= share)
+                t->item_first[++t->items] = u, work = 0;
+            double wanted = t->items + 1 < s->items ? ceil((share - work) / strip) : INFINITY;
+            int64_t some = sat_max(1, (int64_t)fmin(wanted, (double)(end - u)));
+            work += strip * (double)some, u += some;
         }
-        work += (double)(r->ptr[row + 1] - r->ptr[row]) * (double)s->steps + TILE_COST;
     }
     t->item_first[++t->items] = r->count * s->strips;
     return true;
