@@ -539,7 +539,10 @@ static PyObject *runner_close(PyObject *self, PyObject *unused) {
         else idle[count++] = r->entries[i], r->entries[i] = (entry){.epoch = -1};
     }
     if (kept == 0) r->count = 0;
+    PyObject *values = r->values;
+    r->values = NULL;
     for (int i = 0; i < count; i++) release(&idle[i]); /* last, since it may run Python */
+    Py_XDECREF(values);
     Py_RETURN_NONE;
 }
 

@@ -21,7 +21,17 @@ def _not_counted(_values: Any) -> int | None:
 
 # Set by _torch.quick once torch is there.
 count_of: Any = _not_counted  # torch's count of writes to a tensor; None where nobody counts
-mark: Any = None  # an event behind what is queued on a stream
+stream_of: Any = None  # torch's stream of this address, or None
+is_done: Any = None  # whether all that is queued on it is done
+
+
+class Stamp:
+    """What a plan keeps of the values that it took in, so that it does not hold those."""
+
+    __slots__ = ("pointer",)
+
+    def __init__(self, pointer: int):
+        self.pointer = pointer
 
 
 class Snapshot:
@@ -30,10 +40,10 @@ class Snapshot:
     It holds the memory, too, so that other values cannot come to the same address unseen.
     """
 
-    __slots__ = ("caches", "count", "kind", "memory", "pointer", "values")
+    __slots__ = ("caches", "count", "kind", "memory", "stamp", "values")
 
     def __init__(self, values: Any, pointer: int):
-        self.values, self.pointer, self.count = values, pointer, count_of(values)
+        self.values, self.stamp, self.count = values, Stamp(pointer), count_of(values)
         self.memory = values.untyped_storage() if hasattr(values, "untyped_storage") else values
         self.kind = type(values), getattr(values, "dtype", None), getattr(values, "device", None)
         self.renew_caches()
@@ -45,13 +55,15 @@ class Snapshot:
         close(old)
 
     def matches(self, values: Any, pointer: int) -> bool:
-        return self.values is values and self.pointer == pointer and self.count == count_of(values)
+        return self.values is values and self.stamp.pointer == pointer and self.count == count_of(values)
 
 
 def close(caches: dict) -> None:
-    for runner in list(caches.values()):
-        if _quick.is_runner(runner):
-            runner.close()
+    """Whoever still has these caches finds no plan in them, and does not hold the values."""
+    runners = [x for x in list(caches.values()) if _quick.is_runner(x)]
+    caches.clear()
+    for runner in runners:
+        runner.close()
 
 
 # by address and pattern, for operators, which get tensors alone
@@ -112,11 +124,11 @@ class Fixed:
                 self._first.clear()  # no product of the new ones needs these plans
                 self._free.clear()
         if old is not None:
-            old.renew_caches()
-            key = (old.pointer, id(self.pattern))
+            close(old.caches)
+            key = (old.stamp.pointer, id(self.pattern))
             if _known.get(key) is self:
                 _known.pop(key, None)
-        _known[snapshot.pointer, id(self.pattern)] = self
+        _known[snapshot.stamp.pointer, id(self.pattern)] = self
         return snapshot
 
     # ---- plans ----
@@ -139,15 +151,14 @@ class Fixed:
         if plan is None and self._has_room(capturing):
             plan = self._make(first, device, problem, threads, capturing)
             if capturing:  # the graph itself converts the values: nothing may be queued beside it
-                plan.snapshot = snapshot
+                plan.stamp = snapshot.stamp
         if plan is None:
             return self.pattern.take(device, problem.with_changing_values(), stream, threads, capturing)
-        if plan.snapshot is not snapshot:
-            plan.snapshot = None
+        if plan.stamp is not snapshot.stamp:
+            plan.stamp = None
             with _abi.openmp_threads(threads):
-                _refresh(plan, snapshot, stream, problem)
-            if plan in self._copies and mark is not None:
-                plan.ready = mark(device, stream)
+                _refresh(plan, snapshot.stamp, stream, problem)
+            plan.stream = None if device == "cpu" or stream_of is None else stream_of(device, stream)
         return key, plan
 
     def give_back(self, key: tuple, plan: Plan) -> None:
@@ -199,10 +210,10 @@ class Fixed:
 
     def _for_graph(self, key: tuple, snapshot: Snapshot) -> Plan | None:
         """A plan that holds the values already: one of earlier graphs, or one that ran before and is the
-        graph's from now on. It must have converted the values, which is so on its own stream, or once its
-        event has come."""
+        graph's from now on. What it ran is done before the graph is: on the same stream, or on one where all
+        is done by now."""
         for plan in list(self._free.get(key, ())):
-            if plan.snapshot is snapshot and _taken(plan, self._free[key]):
+            if plan.stamp is snapshot.stamp and _taken(plan, self._free[key]):
                 return plan
         if not self._has_room(True):
             return None
@@ -211,8 +222,8 @@ class Fixed:
             if other[:-2] != key[:-2] or other[-1]:
                 continue
             for plan in list(plans):
-                converted = plan.snapshot is snapshot and (other[-2] == key[-2] or _has_come(plan.ready))
-                if converted and _taken(plan, plans):
+                done = plan.stamp is snapshot.stamp and (other[-2] == key[-2] or _is_done(plan.stream))
+                if done and _taken(plan, plans):
                     self._copies.discard(plan)
                     self._graphs += 1
                     keep_for_graphs(plan)
@@ -223,15 +234,15 @@ class Fixed:
         """Graphs read values where they were captured; what was written there goes into their plans, too."""
         for key, plans in list(self._free.items()):
             for plan in list(plans) if key[-1] else ():
-                held = plan.snapshot
-                if held is not snapshot and held is not None and held.pointer == snapshot.pointer:
-                    _refresh(plan, snapshot, stream, key[2])
+                old, new = plan.stamp, snapshot.stamp
+                if old is not new and old is not None and old.pointer == new.pointer:
+                    _refresh(plan, new, stream, key[2])
 
 
-def _refresh(plan: Plan, snapshot: Snapshot, stream: int, problem: Problem) -> None:
-    status = _abi.lib.sat_plan_refresh(plan.handle, snapshot.pointer or None, stream or None)
+def _refresh(plan: Plan, stamp: Stamp, stream: int, problem: Problem) -> None:
+    status = _abi.lib.sat_plan_refresh(plan.handle, stamp.pointer or None, stream or None)
     _abi.check(status, names_of(problem))
-    plan.snapshot = snapshot
+    plan.stamp = stamp
 
 
 def _taken(plan: Plan, plans: list[Plan]) -> bool:
@@ -243,6 +254,6 @@ def _taken(plan: Plan, plans: list[Plan]) -> bool:
     return True
 
 
-def _has_come(event: Any) -> bool:
+def _is_done(stream: Any) -> bool:
     """Asked by another thread, since to ask ends a capture of this one."""
-    return event is not None and _context._aside(event.query) is True
+    return stream is not None and _context._aside(is_done, stream) is True

@@ -23,12 +23,12 @@ class Plan:
     """A sat_plan. It serves one caller and one stream at a time: who runs it has taken it out of its
     pattern's list."""
 
-    __slots__ = ("__weakref__", "direct", "handle", "pattern", "ready", "snapshot")
+    __slots__ = ("__weakref__", "direct", "handle", "pattern", "stamp", "stream")
 
     def __init__(self, handle: int, pattern: int):
         self.handle, self.pattern = handle, pattern
-        self.snapshot: Any = None  # fixed values: those that it took in, and the event behind that
-        self.ready: Any = None
+        self.stamp: Any = None  # fixed values: which ones it took in, and on which of torch's streams
+        self.stream: Any = None
         self.direct: Any = ...  # attention: what calls torch's own without a copy, or None; not known yet
 
     def dup(self) -> Plan:

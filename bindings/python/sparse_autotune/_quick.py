@@ -60,9 +60,8 @@ def runner(plans: Any, kind: tuple, alpha: float = 1.0, make: Any = None) -> Any
     caches = plans.caches
     found = caches.get(kind)
     if found is None:
-        found = caches.setdefault(
-            kind, _fixed_runner(caches["fixed"]) if "fixed" in caches else (make or _fast.Runner)()
-        )
+        fixed = caches.get("fixed")
+        found = caches.setdefault(kind, _fixed_runner(*fixed) if fixed else (make or _fast.Runner)())
         if alpha != 1.0:
             scaled = caches.setdefault("scaled", [])
             scaled.append(kind)
@@ -73,9 +72,8 @@ def runner(plans: Any, kind: tuple, alpha: float = 1.0, make: Any = None) -> Any
     return found
 
 
-def _fixed_runner(fixed: tuple) -> Any:
+def _fixed_runner(values: Any, count: Any) -> Any:
     """One that serves these values alone, up to this count of writes: None where nobody counts."""
-    values, count = fixed
     made = _fast.Runner()
     if count is None or type(count) is int:
         made.fix(values, -1 if count is None else count)

@@ -215,7 +215,7 @@ def test_a_graph_gets_a_plan_that_holds_the_values():
     now = fixed.snapshot
     before = fixed._first[first]
     key, plan = fixed.take(device, problem, 0, threads, True, now)
-    assert plan is before and plan.snapshot is now  # converts nothing
+    assert plan is before and plan.stamp is now.stamp  # converts nothing
     fixed.give_back(key, plan)
     assert fixed.take(device, problem, 0, threads, True, now)[1] is plan  # for the next graph, too
     fixed.give_back(key, plan)
@@ -223,14 +223,28 @@ def test_a_graph_gets_a_plan_that_holds_the_values():
         close(a @ b, dense @ b)  # by another one
     a.values[...] *= 2
     a.refresh()  # what graphs hold, too
-    assert plan.snapshot is fixed.snapshot
+    assert plan.stamp is fixed.snapshot.stamp
     # values that changed just before a capture are converted by the graph itself
     fixed.refresh(a.values)
-    plan.snapshot = None
+    plan.stamp = None
     other = fixed.take(device, problem, 0, threads, True, fixed.snapshot)[1]
     assert other is not plan
     most = [fixed.take(device, problem, i, threads, True, fixed.snapshot) for i in range(1, 12)]
     assert fixed._graphs == _fixed.MOST_COPIES and not most[-1][0][2].has_fixed_values()
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_graph_takes_over_from_another_stream_what_is_done_there(done, monkeypatch):
+    asked = []
+    monkeypatch.setattr(_fixed, "is_done", lambda stream: asked.append(threading.current_thread()) or done)
+    a, dense = numpy_matrix(46)
+    b = fresh(47, 40, 16)
+    close(a.freeze() @ b, dense @ b)
+    ((device, _, problem, threads), plan), fixed = next(iter(a._fixed._first.items())), a._fixed
+    plan.stream = "torch's"
+    taken = fixed.take(device, problem, 5, threads, True, fixed.snapshot)[1]
+    assert (taken is plan) == done and asked != [threading.current_thread()] and len(asked) == 1
+    close(a @ b, dense @ b)
 
 
 def test_values_that_are_known_by_dlpack_alone():
@@ -610,6 +624,17 @@ def test_the_values_of_before_go_when_a_layer_is_moved():
     layer.unfreeze()
     gc.collect()
     assert held() is None
+
+
+def test_plans_do_not_hold_the_values_of_before():
+    layer = new_layer().freeze()
+    layer(torch.randn(7, 40))
+    check(layer)
+    old = weakref.ref(layer.values)
+    replaced(layer)
+    check(layer)
+    gc.collect()
+    assert old() is None
 
 
 def test_a_whole_model_is_frozen_and_taken_back():

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any
 
@@ -84,14 +85,23 @@ def _count_of(values: Any) -> Any:
     return private.version_of(values) if counted else None
 
 
-def _mark(device: str, stream: int) -> Any:
-    """An event behind what is queued on a stream, where it is torch's current one."""
+def _stream_of(device: str, stream: int) -> Any:
+    """torch's current stream, where it is this one and torch's own, which it never destroys; else None."""
     if device == "cpu" or not torch.cuda.is_initialized():
         return None
     current = torch.cuda.current_stream(device)
-    return current.record_event() if current.cuda_stream == stream else None
+    own = stream == 0 or current.stream_id != stream  # that of another's stream is its address
+    return current if own and current.cuda_stream == stream else None
 
 
-_fixed.count_of, _fixed.mark = _count_of, _mark
+def _is_done(stream: Any) -> bool:
+    """Whether all that is queued on a stream is done. For a thread that no capture minds."""
+    capturing, status = _context.driver_function("cuStreamIsCapturing"), ctypes.c_int()
+    if capturing is None or capturing(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(status)):
+        return False
+    return status.value == 0 and stream.query()
+
+
+_fixed.count_of, _fixed.stream_of, _fixed.is_done = _count_of, _stream_of, _is_done
 _quick.torch_types, _quick.install_torch = (Tensor, torch.nn.Parameter), install
 _arrays.torch_stream = private.current_stream
