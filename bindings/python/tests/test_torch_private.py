@@ -118,6 +118,14 @@ def products(sa):
         close(sa.matmul(sparse, b), dense @ b)
     sparse.values().mul_(2)
     close(sa.matmul(sparse, b), 2 * dense @ b)
+    a.freeze()
+    for _ in range(3):
+        for _ in range(3):
+            close(a @ b, dense @ b)
+            close(x @ a, x @ dense)
+            close(sa.matmul(a, b, out=torch.empty(32, 5)), dense @ b)
+        a.values.mul_(2)
+        dense = dense * 2
     return a, dense, b
 
 
