@@ -453,6 +453,18 @@ def test_gradients_reach_b_and_bias_of_a_frozen_matrix():
         c.sum().backward()
 
 
+def test_hooks_that_copy_saved_tensors_do_not_take_the_plans_away():
+    a, dense = tensors(48, 24, 16, (8, 8), 0.6, torch.float32)
+    b = torch.randn(16, 3, requires_grad=True)
+    a.freeze() @ b
+    held = a._fixed.snapshot
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        for _ in range(3):
+            (grad,) = torch.autograd.grad((a @ b).sum(), b)
+            near(grad, dense.T @ torch.ones(24, 3))
+    assert a._fixed.snapshot is held
+
+
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_torch_that_counts_no_writes_converts_at_each_call(counted, monkeypatch):
     if not counted:

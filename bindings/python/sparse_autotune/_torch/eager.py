@@ -155,6 +155,8 @@ class Product(ReverseOnly):
     def backward(ctx, grad):
         values, b = ctx.saved_tensors
         plans, transposed, left, alpha, bias_dtype, tf32 = ctx.facts
+        if plans.fixed_values and plans.snapshot.values is not values:
+            plans = plans.pattern  # what a hook made of the saved ones, for this pass alone
         # The usual backward pass, which is not differentiated again: asked once for all of it.
         if not torch.is_grad_enabled() and plain(values, b, grad):
 
