@@ -8,7 +8,7 @@ WERROR := $(if $(CI),ON,OFF)
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 GENERATOR := $(if $(shell command -v ninja),-G Ninja)
 CONFIGURE = cmake -S . -B $(BUILD) $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(GENERATOR)) -DSAT_WERROR=$(WERROR) \
-            --log-level=WARNING $(CMAKE_FLAGS) >/dev/null
+            -DSAT_BUILD_TESTS=ON -DSAT_BUILD_BENCH=ON --log-level=WARNING $(CMAKE_FLAGS) >/dev/null
 export BUILD WERROR JOBS
 
 .PHONY: run build test test-all soak bench format lint asan tsan fuzz python rust gpu setup install clean help
@@ -51,7 +51,10 @@ lint: ## layout, cppcheck, clang-tidy, shellcheck, ruff
 setup: ## install what is missing for all of the above, a CUDA compiler too
 	@scripts/setup.sh run test sanitize lint bench python cuda rust
 
-install: build ## into PREFIX (/usr/local)
+install: ## libraries and command line into PREFIX (/usr/local)
+	@scripts/setup.sh run gpu
+	@$(CONFIGURE)
+	@cmake --build $(BUILD) -j $(JOBS) --target sparse_autotune_shared sparse_autotune_static sparse_autotune_cli
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
 
 clean:

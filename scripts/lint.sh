@@ -60,7 +60,8 @@ run_cppcheck() {
 run_tidy() {
     local generator=()
     [ -f "$BUILD/CMakeCache.txt" ] || ! command -v ninja >/dev/null || generator=(-G Ninja)
-    cmake -S . -B "$BUILD" "${generator[@]}" --log-level=WARNING >/dev/null || return 1
+    cmake -S . -B "$BUILD" "${generator[@]}" --log-level=WARNING -DSAT_BUILD_TESTS=ON -DSAT_BUILD_BENCH=ON >/dev/null ||
+        return 1
     # Only what the build compiles: the build knows the flags. CUDA sources are nvcc's, which clang does not take after.
     sed -n 's/.*"file": "\(.*\.c\)".*/\1/p' "$BUILD/compile_commands.json" | sort -u |
         xargs -P "$JOBS" -n 4 clang-tidy --quiet -p "$BUILD" --warnings-as-errors='*' 2>"$BUILD/tidy.log"

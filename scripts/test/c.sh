@@ -5,8 +5,8 @@ build() { # folder, compiler, what to build, more words for cmake
     local folder=$1 compiler=$2 target=$3 generator=()
     shift 3
     [ -f "$folder/CMakeCache.txt" ] || ! command -v ninja >/dev/null || generator=(-G Ninja)
-    CC=$compiler cmake -S . -B "$folder" "${generator[@]}" --log-level=WARNING -DSAT_WERROR="$WERROR" "$@" >/dev/null ||
-        return 1
+    CC=$compiler cmake -S . -B "$folder" "${generator[@]}" --log-level=WARNING -DSAT_WERROR="$WERROR" \
+        -DSAT_BUILD_TESTS=ON -DSAT_BUILD_BENCH=ON "$@" >/dev/null || return 1
     local start=$SECONDS
     echo "building into $folder"
     if cmake --build "$folder" -j "$JOBS" --target "$target" >"$folder/build.log" 2>&1; then
