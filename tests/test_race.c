@@ -414,6 +414,44 @@ static void tuning_beyond_the_memory_limit_is_refused_and_a_plan_is_made_all_the
     sat_context_free(ctx);
 }
 
+/* Counts the lines that tell of a race, and keeps the last. */
+typedef struct race_lines {
+    int count;
+    char last[1024];
+} race_lines;
+
+static void keep_race_line(void *user, sat_log_level level, const char *message) {
+    race_lines *lines = user;
+    if (level != SAT_LOG_INFO || strncmp(message, "raced ", 6) != 0) return;
+    lines->count++;
+    snprintf(lines->last, sizeof lines->last, "%s", message);
+}
+
+static void a_race_ends_with_a_line_that_names_the_winner(void **state) {
+    (void)state;
+    race_lines lines = {0};
+    sat_context *ctx = NULL;
+    sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu",       .cache_dir = "",
+                             .effort = SAT_EFFORT_QUICK,     .log = keep_race_line, .log_user = &lines};
+    assert_ok(sat_context_create(&o, &ctx));
+    uint64_t random = 6;
+    sat_pattern *pattern = random_pattern(ctx, &random, 64, 72, 8, 8, 0.4, false);
+    sat_problem p = matmul_problem(SAT_F32, 33);
+    sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+    for (int i = 0; i < 2; i++) { /* the second plan comes from the cache */
+        sat_plan *plan = NULL;
+        assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+        assert_ok(sat_plan_get_info(plan, &info));
+        sat_plan_free(plan);
+        assert_int_equal(lines.count, 1);
+    }
+    const char *const words[] = {" m=64 n=33 k=72 ", info.variant, " s, ", " variants in "};
+    for (int i = 0; i < 4; i++)
+        if (!strstr(lines.last, words[i])) fail_msg("'%s' lacks '%s'", lines.last, words[i]);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
 static void empty_problems_race_too(void **state) {
     (void)state;
     sat_context *ctx = open_context(SAT_EFFORT_QUICK);
@@ -453,6 +491,7 @@ int main(void) {
         cmocka_unit_test(warm_runs_that_add_to_c_are_right),
         cmocka_unit_test(only_named_variants_take_part),
         cmocka_unit_test(tuning_beyond_the_memory_limit_is_refused_and_a_plan_is_made_all_the_same),
+        cmocka_unit_test(a_race_ends_with_a_line_that_names_the_winner),
         cmocka_unit_test(empty_problems_race_too),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

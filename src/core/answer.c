@@ -101,6 +101,16 @@ static sat_tuning make_tuning(const sat_question *q, const sat_pattern_view *ful
                         .cancel = how ? how->cancel : NULL};
 }
 
+/* One line a race, in exact sizes: the key's are rounded. */
+static void log_race(const sat_question *q, const sat_outcome *outcome) {
+    const sat_record *best = outcome->results;
+    bool won = outcome->count && best->verdict == SAT_VERDICT_OK && best->may_win;
+    int raced = 0;
+    for (size_t i = 0; i < outcome->count; i++) raced += best[i].verdict != SAT_VERDICT_SKIPPED;
+    sat_logf(&q->ctx->log, SAT_LOG_INFO, "raced %s: best %s, %.4g s, %d variant%s in %.3g s", q->exact,
+             won ? best->variant : "none", won ? best->seconds : 0, raced, raced == 1 ? "" : "s", outcome->seconds);
+}
+
 static sat_status race_these(const sat_question *q, const sat_variant **list, size_t count, const sat_race_how *how,
                              sat_outcome *outcome) {
     const sat_pattern_view *full; /* the checks look at columns too */
@@ -111,6 +121,7 @@ static sat_status race_these(const sat_question *q, const sat_variant **list, si
     t.device = &device;
     t.candidates = list, t.count = count;
     sat_status status = sat_tune_race(&t, outcome);
+    if (status == SAT_OK) log_race(q, outcome);
     if (!how->keep) return status;
     if (status != SAT_OK) return remember_broken(q, outcome->results, outcome->count, SAT_RECORD_RACED, status);
     remember(q, outcome->results, outcome->count, SAT_RECORD_RACED, outcome->busy);
