@@ -18,8 +18,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # else inductor compiles half a minute of probes for vector instructions
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of a GPU's memory
-# Some virtual machines have AMX and do not describe its tiles (CPUID leaf 0x1d): there torch's own bf16 products, by
-# oneDNN, end the process with an illegal instruction. What is compared with them needs no AMX.
+# Some virtual machines have AMX and do not describe its tiles (CPUID leaf 0x1d): there torch's own bf16
+# products, by oneDNN, end the process with an illegal instruction. What is compared with them needs no AMX.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import numpy as np
