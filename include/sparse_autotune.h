@@ -14,6 +14,9 @@
  *     sat_plan    *plan;  sat_plan_create(ctx, pat, &p, &plan);     // tunes once; later runs find the answer
  *     sat_run(plan, (const void *[]){values, B}, 2, (void *[]){C}, 1, NULL);
  *
+ * C++ has no compound literals: name the struct and the two arrays, as the README's program does. SAT_SIZED needs
+ * C++20; before that write `sat_bsr a = {}; a.size = sizeof a; a.rows = 4096; ...`.
+ *
  * Every function that can fail returns a sat_status; sat_last_error() gives the calling thread's message, which
  * names the argument, its value and what was expected. Nothing here exits, throws or forks, or prints unless
  * $SPARSE_AUTOTUNE_LOG asks for it. Contexts and patterns may be shared between threads; a plan serves one caller at a
@@ -195,7 +198,9 @@ typedef struct sat_allocator {
 
 typedef struct sat_context_options {
     size_t size;
-    const char *device;    /* "cpu", "cuda", "cuda:1"; NULL: $SPARSE_AUTOTUNE_DEVICE, else the best found */
+    const char *device;    /* "cpu", "cuda", "cuda:1"; NULL: $SPARSE_AUTOTUNE_DEVICE, else the best found: a GPU where
+                              there is one that works. Operands are in memory of this device: for arrays of the
+                              host say "cpu" */
     const char *cache_dir; /* NULL: $SPARSE_AUTOTUNE_CACHE, else the user's cache folder; "": memory only.
                               Several folders, separated by ':', are layers: the first is written, all are read.
                               One that another user may write is neither */
@@ -212,7 +217,9 @@ typedef struct sat_context_options {
     void *log_user;
 } sat_context_options;
 
-SAT_API sat_status sat_context_create(const sat_context_options *options, sat_context **context); /* NULL: defaults */
+/* Options NULL: defaults. The device then is a GPU where there is one, and a run refuses plain host memory there
+ * (SAT_WRONG_MEMORY); sat_context_device says which it is, sat_memory_alloc gives memory of it. */
+SAT_API sat_status sat_context_create(const sat_context_options *options, sat_context **context);
 SAT_API void sat_context_free(sat_context *context); /* after its plans; patterns may outlive it */
 /* Valid as long as the context. Rates that are measured later show in what a later call returns. */
 SAT_API const sat_device *sat_context_device(const sat_context *context);
