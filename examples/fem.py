@@ -66,12 +66,12 @@ for name, matrix in (
     ("SciPy CSR", csr),
     ("SciPy BSR", theirs),
     ("sparse_autotune, block 3", a),
-    (f"sparse_autotune, block {best.block[0]}", best),
+    (f"sparse_autotune, auto: block {best.block[0]}", best),
 ):
     matrix @ loads  # the first product finds the best variant
     begin = time.perf_counter()
     results[name] = solve(lambda p, m=matrix: m @ p, loads)
-    print(f"{name:<28} {time.perf_counter() - begin:6.3f} s")
+    print(f"{name:<31} {time.perf_counter() - begin:6.3f} s")
 
 first = next(iter(results.values()))
 assert all(np.allclose(first, x, rtol=1e-6, atol=1e-8) for x in results.values())
