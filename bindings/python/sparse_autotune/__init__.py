@@ -70,6 +70,10 @@ if sys.modules.get("torch") is not None:
     from . import _torch  # noqa: F401  the operators
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     # these need torch, which is imported only when asked for
     if name in ("SparseLinear", "freeze", "refresh", "sparsify", "unfreeze", "nn"):

@@ -1,5 +1,5 @@
-"""``python -m sparse_autotune race ...`` and ``python -m sparse_autotune report results.json -o
-report.html``."""
+"""``python -m sparse_autotune race ...``, ``report results.json -o report.html``, and of the command line's
+subcommands ``tune``, ``cache`` and ``info``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 import sparse_autotune as sa
 
-from . import _abi, _context, _race, report
+from . import _abi, _commands, _context, _race, report
 from ._matrix import check_block
 from ._pattern import Pattern, Problem
 
@@ -45,7 +45,8 @@ _SHARES = "numbers from 0 to 1 such as 0.125 or 0.1,0.5"
 
 def parse(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m sparse_autotune", description="Races block-sparse products, and draws what came out."
+        prog="python -m sparse_autotune",
+        description="Races block-sparse products, draws what came out, and looks after what is remembered.",
     )
     parser.add_argument("--version", action="version", version=sa.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -97,6 +98,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     )
     page.add_argument("-o", "--output", type=Path, default=Path("report.html"))
     page.add_argument("--title", default="Block-sparse products")
+    _commands.add(commands)
     return parser.parse_args(words)
 
 
@@ -137,17 +139,9 @@ def _check_memory(
         )
 
 
-def _best_device() -> str:
-    try:
-        _context.get("cuda:0")
-        return "cuda:0"
-    except sa.Error:
-        return "cpu"
-
-
 def _races(a: argparse.Namespace, show: bool) -> list[dict]:
     m, n, k = (size if one is None else one for size, one in zip(a.size, (a.m, a.n, a.k)))
-    device = _context.normalise(a.device) if a.device else _best_device()
+    device = _commands.device(a)
     dtype = _DTYPES[a.dtype or ("f16" if device != "cpu" else "f32")]
     align = 256 if device != "cpu" else 64
     same = {
@@ -182,6 +176,8 @@ def _races(a: argparse.Namespace, show: bool) -> list[dict]:
 def main(words: list[str] | None = None) -> int:
     a = parse(words)
     try:
+        if a.command in _commands.RUN:
+            return _commands.RUN[a.command](a)
         if a.command == "report":
             races = [r for path in a.results for r in report.load(path)]
             a.output.write_text(report.page(races, a.title))

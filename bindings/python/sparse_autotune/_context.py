@@ -25,8 +25,8 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 class Context:
     """A sat_context. Never freed: plans, graphs and callbacks may outlive every Python object."""
 
-    def __init__(self, device: str, effort: int):
-        options = _abi.ContextOptions(device=device.encode(), effort=effort)
+    def __init__(self, device: str, effort: int, **more: Any):
+        options = _abi.ContextOptions(device=device.encode(), effort=effort, **more)
         self._allocator = _torch_allocator(device)
         if self._allocator is not None:
             options.allocator = ctypes.pointer(self._allocator)

@@ -41,7 +41,11 @@ def test_every_public_name_has_a_docstring():
         assert name == "__version__" or getattr(sa, name).__doc__
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
+def test_dir_lists_every_public_name():
+    assert set(sa.__all__) <= set(dir(sa))  # those that wait for torch, too
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/production.md"])
 def test_examples_run_as_written(document, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     pytest.importorskip("scipy")
@@ -77,5 +81,8 @@ def test_examples_run(name, needs, words, tmp_path):
         text=True,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+    if name == "fem":  # a line for each of the four products
+        labels = re.findall(r"^(.*?) +[0-9.]+ s$", run.stdout, re.M)
+        assert len(set(labels)) == 4, run.stdout
     if name == "window_attention":  # with the length and window that it has by itself
         assert (tmp_path / "window.svg").read_text() == (ROOT / "docs/window.svg").read_text()
