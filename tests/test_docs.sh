@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Follows the documents to the letter, so that they cannot go stale.
-#   readme             compiles and runs the README's program and compares what it prints
+#   readme             compiles and runs the README's program, as C and as C++, and compares what it prints
+#   install            the README's line to install builds neither tests nor benchmark
+#   production         runs the commands and the program of docs/production.md, in a cache of their own
 #   adding_a_variant   does what docs/adding-a-variant.md says in a copy of the tree: its file, its line, its commands
 #   adding_a_cuda_variant   compiles and links the CUDA file of the same document; checks it where there is a GPU
 #   links              every link between the documents leads somewhere
-# usage: test_docs.sh readme|adding_a_variant|links <root of the tree> <build folder>
+# usage: test_docs.sh readme|install|production|adding_a_variant|links <root of the tree> <build folder>
 #        test_docs.sh adding_a_cuda_variant <root of the tree> <build folder> <nvcc> <CUDA headers> <libcudart_static.a> -D...
 set -eu
 part=$1 root=$2 build=$3
@@ -24,15 +26,52 @@ readme() {
     blocks "$root/README.md" c >"$work/example.c"
     blocks "$root/README.md" output >"$work/expected"
     if [ ! -s "$work/example.c" ] || [ ! -s "$work/expected" ]; then fail "the README has no example"; fi
-    read -ra cc <<<"${CC:-cc}"
-    "${cc[@]}" -std=c11 -Wall -Wextra -Werror "$work/example.c" -DSAT_STATIC -I"$root/include" "$build/libsparse_autotune.a" \
-        -fopenmp -lm -ldl -lpthread -o "$work/example"
+    compile "$work/example.c" "$work/example"
     "$work/example" >"$work/printed"
     diff -B "$work/expected" "$work/printed"
+    read -ra cxx <<<"${CXX:-c++}"
+    if command -v "${cxx[0]}" >/dev/null; then # it is C++ too
+        "${cxx[@]}" -x c++ -std=c++20 -Wall -pedantic -Werror -DSAT_STATIC -I"$root/include" "$work/example.c" -x none \
+            "$build/libsparse_autotune.a" -fopenmp -lm -ldl -lpthread -o "$work/example_cxx"
+        "$work/example_cxx" >"$work/printed"
+        diff -B "$work/expected" "$work/printed"
+    fi
     # The same words as the header's own options: a variable that is read nowhere is a lie.
     while read -r variable; do
         grep -rqw "$variable" "$root/src" || fail "nothing reads $variable"
     done < <(grep -ow 'SPARSE_AUTOTUNE[A-Z_]*' "$root/README.md" | sort -u)
+}
+
+# A program of a document: as C, against the library that is built
+compile() { # file, program
+    local cc
+    read -ra cc <<<"${CC:-cc}"
+    "${cc[@]}" -std=c11 -Wall -Wextra -Werror "$1" -DSAT_STATIC -I"$root/include" "$build/libsparse_autotune.a" \
+        -fopenmp -lm -ldl -lpthread -o "$2"
+}
+
+production() {
+    local page=$root/docs/production.md
+    blocks "$page" c >"$work/example.c"
+    blocks "$page" output >"$work/expected"
+    blocks "$page" sh >"$work/commands"
+    if [ ! -s "$work/example.c" ] || [ ! -s "$work/commands" ]; then fail "the page has no examples"; fi
+    compile "$work/example.c" "$work/example"
+    "$work/example" >"$work/printed"
+    diff -B "$work/expected" "$work/printed"
+    mkdir "$work/here"
+    (cd "$work/here" && PATH=$build:$PATH SPARSE_AUTOTUNE_CACHE=$work/here/mine bash -eu "$work/commands") >"$work/output" 2>&1 ||
+        { cat "$work/output" && fail "a command of it"; }
+    grep -q "^1 entry in $work/here/own" "$work/output" || { cat "$work/output" && fail "the shipped entry is not found"; }
+}
+
+# Its first command is run; what it would build is then known.
+install() {
+    local line
+    line=$(blocks "$root/README.md" "" | grep '^cmake -S') || fail "the README has no line to install"
+    (cd "$work" && read -ra words <<<"${line%% && *}" && "${words[@]/#./$root}" -DSAT_CUDA=OFF) >"$work/log" || { cat "$work/log" && exit 1; }
+    grep -q '/src/cli/main.c"' "$work/build/compile_commands.json" || fail "the command line is not built"
+    if grep -E '"file": ".*/(tests|bench)/' "$work/build/compile_commands.json"; then fail "those are built too"; fi
 }
 
 document=$root/docs/adding-a-variant.md copy=$work/tree
