@@ -47,3 +47,8 @@ pub use pattern::{BlockSize, BsrPattern, Indices, PatternModule};
 pub use sparse_autotune::{Activation, Effort, Error, Race, RaceResult, Result, Verdict};
 pub use spec::{MatmulSpec, Side};
 pub use tensor::BsrTensor;
+
+/// The README's program is compiled and run as the examples of the documentation are.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -8,3 +8,8 @@
 #![allow(clippy::all, clippy::pedantic, rustdoc::all)]
 
 include!("bindings.rs");
+
+/// The README's program is compiled and run as the examples of the documentation are.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -67,3 +67,8 @@ pub fn version() -> String {
     // SAFETY: a constant text.
     unsafe { context::owned(sys::sat_version()) }
 }
+
+/// The README's program is compiled and run as the examples of the documentation are.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
