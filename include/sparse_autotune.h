@@ -494,6 +494,7 @@ typedef struct sat_result {
     bool may_win; /* false: a rival to show only (SAT_V_DENSE without SAT_ALLOW_DENSE; or not registered any more) */
     char message[192];    /* why it is not ok; else "" */
     double least_seconds; /* the fastest run; 0 where it was not timed, or by an earlier version */
+    int threads;          /* on which a short run takes the least time; 0: on all */
 } sat_result;
 
 typedef struct sat_race sat_race;

@@ -118,7 +118,7 @@ static inline sat_record verified(int64_t when, const char *variant, const char 
 static inline sat_record full_record(void) {
     sat_record r = raced("20240101-1234-1", 1704067200, "cpu_matmul_f32_any_avx2_6x16", 0.00123456789012345678);
     r.verdict = SAT_VERDICT_WRONG, r.workspace_bytes = INT64_MAX, r.runs = 2147483647;
-    r.least_seconds = 0.001 / 3, r.busy = true;
+    r.least_seconds = 0.001 / 3, r.busy = true, r.threads = 3;
     strcpy(r.revision, "OpenBLAS 0.3.21 (a=b)");
     strcpy(r.message, "element (3, 7) is 1.5 = not 2 | bound 1e-6");
     strcpy(r.by, mark), strcpy(r.pattern, "fedcba9876543210");

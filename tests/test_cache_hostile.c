@@ -124,6 +124,7 @@ static const char *const fields[] = {"kind",
                                      "message",
                                      "least_seconds",
                                      "busy",
+                                     "threads",
                                      "unheard_of",
                                      "build"};
 #define COUNT(list) ((int64_t)(sizeof(list) / sizeof(list)[0]))

@@ -107,7 +107,7 @@ static void an_empty_cache_exports_and_imports(void **state) {
     size_t n;
     int64_t entries = -1;
     char *text = export_of(in(a, *state, "a"), in(file, *state, "a.txt"), &n);
-    assert_string_equal(text, "sparse_autotune export 1.1\nentries=0\n");
+    assert_string_equal(text, "sparse_autotune export 1.2\nentries=0\n");
     free(text);
     assert_int_equal(import_into(a, file, &entries), SAT_OK);
     assert_int_equal(entries, 0);

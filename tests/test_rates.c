@@ -67,7 +67,7 @@ static void the_file_is_text_that_a_person_reads(void **state) {
     size_t length;
     keep(*state, &some);
     char *text = read_file(rates_path(path, *state), &length);
-    assert_non_null(strstr(text, "sparse_autotune rates 1.1\ndevice=cpu Some Model"));
+    assert_non_null(strstr(text, "sparse_autotune rates 1.2\ndevice=cpu Some Model"));
     assert_non_null(strstr(text, "\nrevision=1\twhen="));
     assert_non_null(strstr(text, "\tmemory=4.3e+12\tl2=8.9e+12\t"));
     assert_true(length < 512 && ends_with(text, "\n") && strstr(text, "\nchecksum="));
@@ -117,7 +117,7 @@ static void numbers_that_cannot_be_are_refused(void **state) {
     keep(*state, &some);
     rates_path(path, *state);
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        write_sealed(path, "sparse_autotune rates 1.1", device, lines[i]);
+        write_sealed(path, "sparse_autotune rates 1.2", device, lines[i]);
         if (loads(*state, &got)) fail_msg("taken: %s", lines[i]);
     }
     bad.l2 = 0;
@@ -159,7 +159,7 @@ static void another_devices_file_is_none(void **state) {
     char path[4200];
     sat_rates got;
     keep(*state, &some);
-    write_sealed(rates_path(path, *state), "sparse_autotune rates 1.1", "cuda Another",
+    write_sealed(rates_path(path, *state), "sparse_autotune rates 1.2", "cuda Another",
                  "revision=1\tmemory=1\tl2=1\tf32=1\tf64=1\tf16=1\tbf16=1\ttf32=1");
     assert_false(loads(*state, &got));
 }

@@ -30,6 +30,7 @@ typedef struct sat_record {
     bool may_win;
     double least_seconds; /* the fastest run */
     bool busy;            /* the machine was, during this race */
+    int threads;          /* on which the run takes the least time; 0: on all */
     char exact[512];      /* the problem without buckets */
     char message[192];
     char by[SAT_MARK_SIZE];      /* the build and machine that answer for the verdict; "": nobody does any more */

@@ -135,6 +135,7 @@ static const field fields[] = {
     FIELD(may_win, BOOLEAN),
     FIELD(least_seconds, REAL),
     FIELD(busy, BOOLEAN),
+    FIELD(threads, INTEGER),
     FIELD(exact, TEXT),
     FIELD(message, TEXT),
     FIELD(by, TEXT),
@@ -189,7 +190,7 @@ bool sat_record_tidy(const sat_record *from, sat_record *to) {
     to->estimate_seconds = tidy_number(to->estimate_seconds), to->prepare_seconds = tidy_number(to->prepare_seconds);
     to->least_seconds = tidy_number(to->least_seconds);
     sat_make_printable(to->message); /* free text, maybe from a library: worth keeping, not worth a refusal */
-    return record_complete(to) && to->when >= 0 && to->runs >= 0 && to->workspace_bytes >= 0 &&
+    return record_complete(to) && to->when >= 0 && to->runs >= 0 && to->threads >= 0 && to->workspace_bytes >= 0 &&
            sat_text_valid(from->race, sizeof from->race) && sat_text_valid(from->variant, sizeof from->variant) &&
            sat_text_valid(from->revision, sizeof from->revision) && sat_text_valid(from->exact, sizeof from->exact) &&
            sat_text_valid(from->by, sizeof from->by) && sat_text_valid(from->pattern, sizeof from->pattern);

@@ -8,7 +8,7 @@
 
 enum {
     SAT_CACHE_MAJOR = 1, /* a reader refuses a higher one */
-    SAT_CACHE_MINOR = 1, /* a higher one has fields or lines that a reader may skip */
+    SAT_CACHE_MINOR = 2, /* a higher one has fields or lines that a reader may skip */
 
     SAT_KEY_CAPACITY = 1024, /* with the closing zero, as all capacities here */
     SAT_IDENTITY_CAPACITY = 256,

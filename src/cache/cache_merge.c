@@ -28,6 +28,7 @@ static int compare_rest(const sat_record *a, const sat_record *b) {
     if (!c) c = (int)a->may_win - (int)b->may_win;
     if (!c) c = compare_numbers(a->least_seconds, b->least_seconds);
     if (!c) c = (int)a->busy - (int)b->busy;
+    if (!c) c = (a->threads > b->threads) - (a->threads < b->threads);
     if (!c) c = strcmp(a->message, b->message);
     if (!c) c = strcmp(a->by, b->by); /* of two that differ in nothing else, the one that has a mark stays */
     return c ? c : strcmp(a->pattern, b->pattern);

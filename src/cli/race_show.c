@@ -46,9 +46,10 @@ static void describe(const outcome *o, const sat_result *r, char *name, size_t n
     if (library) snprintf(name, name_size, "%s (%s)", r->variant, r->revision);
     else snprintf(name, name_size, "%s", r->variant);
     char t[32];
-    if (r->verdict == SAT_VERDICT_OK)
-        snprintf(check, size, "ok   %.1e%s", r->error, r->may_win ? "" : "   a rival to show, cannot win");
-    else if (r->verdict == SAT_VERDICT_SKIPPED && *r->message) snprintf(check, size, "skipped   %s", r->message);
+    if (r->verdict == SAT_VERDICT_OK) {
+        int at = snprintf(check, size, "ok   %.1e%s", r->error, r->may_win ? "" : "   a rival to show, cannot win");
+        if (r->threads) snprintf(check + at, size - (size_t)at, "   on %d thread%s", r->threads, &"s"[r->threads == 1]);
+    } else if (r->verdict == SAT_VERDICT_SKIPPED && *r->message) snprintf(check, size, "skipped   %s", r->message);
     else if (r->verdict == SAT_VERDICT_SKIPPED)
         snprintf(check, size, "skipped   estimated %s", text_seconds(t, sizeof t, r->estimate_seconds));
     else if (r->verdict == SAT_VERDICT_MEMORY) snprintf(check, size, "skipped   %s", r->message);
@@ -214,6 +215,7 @@ static void result_json(json *j, const outcome *o, const sat_result *r) {
     if (r->least_seconds > 0) json_real(j, "least_seconds", r->least_seconds);
     else json_text(j, "least_seconds", NULL);
     json_int(j, "runs", r->runs);
+    json_int(j, "threads", r->threads);
     json_real(j, "estimate_seconds", r->estimate_seconds);
     json_real(j, "prepare_seconds", r->prepare_seconds);
     json_int(j, "workspace_bytes", (int64_t)r->workspace_bytes);

@@ -230,6 +230,7 @@ static sat_status from_entry(sat_question *q, const sat_entry *entry, sat_answer
         }
         if (!verified && !sat_registry_trusted(&q->ctx->registry, v)) continue;
         answer->variant = v, answer->cached = true, answer->verified = answer->pattern_verified = verified;
+        answer->threads = sat_choose_threads(entry, v);
         if (known) find_pattern_check(q, entry, answer);
         return SAT_OK;
     }
@@ -250,6 +251,7 @@ static void take_winner(const sat_question *q, const sat_outcome *outcome, sat_a
     if (best && best->verdict == SAT_VERDICT_OK && best->may_win) {
         answer->variant = sat_registry_find(&q->ctx->registry, best->variant);
         answer->verified = answer->pattern_verified = true;
+        answer->threads = best->threads;
     }
     answer->tuned = true;
     answer->tuning_seconds += outcome->seconds;

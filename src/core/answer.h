@@ -11,6 +11,7 @@ typedef struct sat_answer {
     bool pattern_verified; /* on this very pattern */
     uint64_t check_id;     /* where not: the number of that check, for sat_memo_checked */
     double tuning_seconds;
+    int threads; /* that its runs use at most; 0: all */
 } sat_answer;
 
 sat_status sat_answer_find(sat_question *q, sat_answer *answer);

@@ -107,6 +107,16 @@ const sat_record *sat_choose_race(const sat_entry *entry, const sat_record *last
     return best;
 }
 
+int sat_choose_threads(const sat_entry *entry, const sat_variant *v) {
+    for (const sat_record *r = sat_choose_race(entry, NULL); r; r = sat_choose_race(entry, r))
+        for (size_t i = 0; i < entry->count; i++) {
+            const sat_record *other = &entry->records[i];
+            bool raced = other->kind == SAT_RECORD_RACED && strcmp(other->race, r->race) == 0;
+            if (raced && current(other, v) && group(other) <= 1) return other->threads;
+        }
+    return 0;
+}
+
 enum { BUSY_TRIES = 3, BUSY_SECONDS = 60 };
 
 bool sat_choose_provisional(const sat_entry *entry, int64_t now) {

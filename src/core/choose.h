@@ -33,6 +33,9 @@ bool sat_choose_provisional(const sat_entry *entry, int64_t now);
 size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,
                           size_t capacity);
 
+/* On how many threads it was fastest in the first race that has a time of this variant as it is now; 0: on all. */
+int sat_choose_threads(const sat_entry *entry, const sat_variant *variant);
+
 /* May a record's variant win here and now? It is registered as it was then, allowed, and no record of this build and
  * machine found it wrong. */
 bool sat_choose_may_win(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_record *record);

@@ -54,10 +54,11 @@ static sat_status other_inputs(trials *t) {
 }
 
 static sat_status other_threads(trials *t) {
+    int before = t->runner->most_threads;
     if (t->bench->ctx->backend->threads(0) <= 1) return SAT_OK;
-    t->runner->most_threads = 1;
-    sat_status status = check(t, t->runner, "on one thread");
-    t->runner->most_threads = 0;
+    t->runner->most_threads = before == 1 ? 0 : 1;
+    sat_status status = check(t, t->runner, before == 1 ? "on all threads" : "on one thread");
+    t->runner->most_threads = before;
     return status;
 }
 

@@ -61,6 +61,7 @@ static sat_status make_plan(const sat_question *q, const sat_answer *answer, sat
         free(p);
         return status;
     }
+    p->runner.most_threads = answer->threads;
     p->pattern = sat_pattern_ref(q->pattern);
     p->forked = sat_forked();
     describe(p, q, answer);
@@ -128,6 +129,7 @@ sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
         free(p);
         return status;
     }
+    p->runner.most_threads = r->most_threads;
     sat_pattern_ref(p->pattern);
     p->info.tuned = false, p->info.tuning_seconds = 0;
     *copy = p;

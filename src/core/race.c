@@ -22,7 +22,7 @@ static sat_result as_result(const sat_record *r) {
     memcpy(x.message, r->message, sizeof x.message);
     x.error = r->error, x.runs = r->runs, x.least_seconds = r->least_seconds, x.may_win = r->may_win;
     x.estimate_seconds = r->estimate_seconds, x.prepare_seconds = r->prepare_seconds;
-    x.workspace_bytes = (size_t)r->workspace_bytes;
+    x.workspace_bytes = (size_t)r->workspace_bytes, x.threads = r->threads;
     return x;
 }
 

@@ -9,14 +9,16 @@
 #include <string.h>
 
 #include "core/confirm.h"
+#include "core/fewer.h"
 #include "core/noise.h"
 #include "core/runner.h"
 #include "core/bench.h"
 
 /* SLOW and what follows it: times the best */
 enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 400, SLOW = 3, TOO_SLOW = 40, TOO_SLOW_AND_LONG = 6 };
-static const double SHORT_RUN = 0.02; /* seconds: a library runs for comparison, one sample does not decide */
-static const double LONG_RUN = 0.1;   /* seconds: checking it would be most of the race */
+static const double SHORT_RUN = 0.02;       /* seconds: a library runs for comparison, one sample does not decide */
+static const double LONG_RUN = 0.1;         /* seconds: checking it would be most of the race */
+static const double FEW_THREADS_RUN = 3e-4; /* seconds: a longer run wants all threads */
 
 typedef struct candidate {
     sat_record result;
@@ -166,6 +168,7 @@ static bool open_candidate(race *r, candidate *c) {
         return false;
     }
     c->open = true;
+    c->runner.most_threads = c->result.threads;
     c->result.prepare_seconds = c->runner.prepare_seconds;
     c->result.workspace_bytes = (int64_t)c->runner.workspace_bytes;
     if (!c->runner.scratch) r->held += c->runner.workspace_bytes;
@@ -445,6 +448,37 @@ static sat_status measure(race *r) {
 
 /* ---- after the timing ---- */
 
+typedef struct timed_candidate {
+    race *race;
+    candidate *candidate;
+} timed_candidate;
+
+static bool time_again(void *user, double *seconds) {
+    timed_candidate *t = user;
+    return !over(t->race) && run(t->race, t->candidate, repeats(t->race, t->candidate), seconds);
+}
+
+/* Short runs: who is faster on fewer threads, in turns with all of them, keeps to them. */
+static sat_status try_fewer_threads(race *r) {
+    int all = r->t->ctx->backend->threads(r->t->device->threads);
+    double best = best_time(r), begun = sat_now();
+    if (all <= 1 || !(best < FEW_THREADS_RUN)) return SAT_OK;
+    for (size_t i = 0; i < r->count && sat_now() - begun < 0.3 * r->t->budget_seconds && !over(r); i++) {
+        candidate *c = &r->list[i];
+        bool near = c->open && c->runs > 0 && c->result.may_win && quantile(c, 0.5) < 3 * best;
+        sat_fewer fewer;
+        if (c->result.verdict != SAT_VERDICT_OK || !near) continue;
+        if (!sat_fewer_threads(&c->runner, all, time_again, &(timed_candidate){r, c}, &fewer)) {
+            close_candidate(r, c);
+            continue;
+        }
+        if (!fewer.threads) continue;
+        c->result.threads = fewer.threads, c->runs = SAT_FEWER_ROUNDS;
+        memcpy(c->times, fewer.times, sizeof fewer.times);
+    }
+    return ending(r);
+}
+
 static bool digest_outputs(race *r, candidate *c, uint64_t *digest) {
     const sat_bench *s = &r->bench;
     sat_status status = SAT_OK;
@@ -551,6 +585,7 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     if (status == SAT_OK) status = rescue(&r);
     if (status == SAT_OK) status = recall(&r);
     if (status == SAT_OK) status = measure(&r);
+    if (status == SAT_OK) status = try_fewer_threads(&r);
     if (status == SAT_OK) status = rescue(&r);
     if (status == SAT_OK) status = confirm(&r);
     if (status == SAT_OK) status = rescue(&r);

@@ -410,6 +410,7 @@ class Result(Sized):
         ("may_win", c_bool),
         ("message", c_char * 192),
         ("least_seconds", c_double),
+        ("threads", c_int),
     ]
 
 

@@ -36,6 +36,7 @@ class Record:
     prepare_seconds: float
     workspace_bytes: int
     least_seconds: float | None = None  # the fastest run
+    threads: int = 0  # on which a short run takes the least time; 0: on all
 
 
 class Race(list):
@@ -238,6 +239,7 @@ def _read(handle: ctypes.c_void_p, context: _context.Context, pattern: Pattern, 
                 r.prepare_seconds,
                 r.workspace_bytes,
                 r.least_seconds or None,
+                r.threads,
             )
         )
     best = _abi.lib.sat_race_best(handle)

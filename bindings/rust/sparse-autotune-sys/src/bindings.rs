@@ -256,6 +256,7 @@ pub struct sat_result {
     pub may_win: bool,
     pub message: [::core::ffi::c_char; 192usize],
     pub least_seconds: f64,
+    pub threads: ::core::ffi::c_int,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -937,7 +938,7 @@ pub const SAT_VERDICT_SKIPPED: sat_verdict = 4;
 pub const SAT_VERDICT_MEMORY: sat_verdict = 5;
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_result"][::core::mem::size_of::<sat_result>() - 448usize];
+    ["Size of sat_result"][::core::mem::size_of::<sat_result>() - 456usize];
     ["Alignment of sat_result"][::core::mem::align_of::<sat_result>() - 8usize];
     [
         "Offset of field: sat_result::size",
@@ -981,6 +982,9 @@ const _: () = {
     [
         "Offset of field: sat_result::least_seconds",
     ][::core::mem::offset_of!(sat_result, least_seconds) - 440usize];
+    [
+        "Offset of field: sat_result::threads",
+    ][::core::mem::offset_of!(sat_result, threads) - 448usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {

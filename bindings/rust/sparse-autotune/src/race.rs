@@ -57,6 +57,8 @@ pub struct RaceResult {
     pub may_win: bool,
     /// Why it is not ok; else empty.
     pub message: String,
+    /// On how many threads a short run takes the least time; `None`: on all.
+    pub threads: Option<u32>,
 }
 
 impl RaceResult {
@@ -81,6 +83,7 @@ impl RaceResult {
             runs: u32::try_from(r.runs).unwrap_or(0),
             may_win: r.may_win,
             message: text(&r.message),
+            threads: u32::try_from(r.threads).ok().filter(|&threads| threads > 0),
         }
     }
 }
