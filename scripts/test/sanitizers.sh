@@ -40,8 +40,9 @@ part_tsan() {
 # To libFuzzer no seconds are no limit.
 whole_seconds() { [[ $1 =~ ^[1-9][0-9]*$ ]]; }
 
-# All fuzz targets at once, each for so many seconds
-fuzz_for() { # seconds
+# All fuzz targets at once, each for so many seconds. The same seed gives nearly the same inputs, so that what fails here
+# fails again; seed 0 is another one each time.
+fuzz_for() { # seconds, seed
     local file name names=() pids=() i
     for file in tests/fuzz/fuzz_*.c; do
         [ -f "$file" ] || { fail "there are no fuzz targets" && return; }
@@ -49,7 +50,7 @@ fuzz_for() { # seconds
         mkdir -p "$BUILD-asan/corpus/$name"
         local seeds=()
         [ -d "tests/fuzz/corpus/${name#fuzz_}" ] && seeds=("tests/fuzz/corpus/${name#fuzz_}")
-        "$BUILD-asan/tests/fuzz/$name" -max_total_time="$1" -timeout=20 -print_final_stats=1 \
+        "$BUILD-asan/tests/fuzz/$name" -max_total_time="$1" -seed="$2" -timeout=20 -print_final_stats=1 \
             -artifact_prefix="$BUILD-asan/$name-" "$BUILD-asan/corpus/$name" "${seeds[@]}" \
             >"$BUILD-asan/$name.log" 2>&1 </dev/null &
         names+=("$name") pids+=($!)
@@ -79,5 +80,5 @@ part_fuzz() {
     whole_seconds "$seconds" || { fail "FUZZ_SECONDS=$seconds is not a number of seconds above 0" && return; }
     build_fuzzers || return
     echo "each target for $seconds s"
-    fuzz_for "$seconds"
+    fuzz_for "$seconds" 1
 }

@@ -42,7 +42,7 @@ part_soak() {
     share=$((seconds < 5 ? 1 : seconds / 5))
     build "$BUILD" "${CC:-cc}" all || { fail "build" && return; }
     echo "fuzz targets for $share s"
-    build_fuzzers && fuzz_for "$share"
+    build_fuzzers && fuzz_for "$share" 0
 
     echo "random cases of every variant for $share s"
     local device=cpu
