@@ -18,8 +18,8 @@ static bool worth(const double *times, const double *all) {
 }
 
 bool sat_fewer_threads(sat_runner *runner, int all, sat_timed_run_fn run, void *user, sat_fewer *found) {
-    double times[COUNTS][ROUNDS];
-    int counts = 0, threads[COUNTS], best = 0;
+    double times[COUNTS][ROUNDS] = {{0}};
+    int counts = 0, threads[COUNTS] = {0}, best = 0;
     for (int t = all; t > 0 && counts < COUNTS; t /= 2) threads[counts++] = t;
     for (int round = 0; round < ROUNDS; round++)
         for (int i = 0; i < counts; i++) {
