@@ -23,31 +23,32 @@ def parser(about, program, turns):
     return result
 
 
-def in_turns(arguments, times):
-    """Runs old, new, old, new, ... `times` gives seconds by row. Two dicts: a row's fastest turn."""
-    builds = ((arguments.old, []), (arguments.new, []))
+def in_turns(arguments, measure):
+    """Runs old, new, old, new, ... and gives what `measure` made of each program: two lists, a turn each."""
+    old, new = [], []
     for _ in range(arguments.turns):
-        for program, turns in builds:
-            turns.append(times(program))
-    return [fastest(turns) for _, turns in builds]
+        old.append(measure(arguments.old))
+        new.append(measure(arguments.new))
+    return old, new
 
 
 def fastest(turns):
+    """Of dicts of seconds by row, those of the fastest turn that has the row."""
     return {key: min(turn[key] for turn in turns if key in turn) for turn in turns for key in turn}
 
 
-def report(arguments, command, machine, seconds):
+def report(arguments, command, machine, rows):
     """Prints what bench/compare says of both builds' rows, and keeps it where a record is asked for."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / "old.json", Path(folder) / "new.json"]
-        for path, rows, commit in zip(paths, seconds, arguments.commits, strict=True):
+        for path, mine, commit in zip(paths, rows, arguments.commits, strict=True):
             record = {
                 "version": 1,
                 "date": datetime.date.today().isoformat(),
                 "commit": commit,
                 "command": command,
                 "machine": {"name": machine},
-                "rows": [{"name": name, "seconds": time} for name, time in rows.items()],
+                "rows": mine,
             }
             path.write_text(json.dumps(record, indent=1) + "\n")
         compare = [sys.executable, COMPARE, *paths]
