@@ -181,8 +181,10 @@ def run(
     fresh: bool,
     only: Iterable[str] | str | None = None,
     keep: bool = True,
+    context: _context.Context | None = None,
 ) -> Race:
-    context, handle = _context.get(device), ctypes.c_void_p()
+    """`context`: instead of the device's own."""
+    context, handle = context or _context.get(device), ctypes.c_void_p()
     options = _abi.RaceOptions(
         fresh=fresh,
         discard=not keep,

@@ -183,17 +183,4 @@ def tune(device: str, effort: str, key: str, text: str) -> _race.Race:
         if _key(context, pattern, problem) == key:
             break
         pattern = make_pattern(words, device, seed)
-    handle, options = ctypes.c_void_p(), _abi.RaceOptions(progress=_abi.PROGRESS_FN(_abi.watch()))
-    try:
-        _abi.check(
-            _abi.lib.sat_race_run(
-                context.handle,
-                pattern.handle(device),
-                ctypes.byref(problem.struct),
-                ctypes.byref(options),
-                ctypes.byref(handle),
-            )
-        )
-        return _race._read(handle, context, pattern, problem)
-    finally:
-        _abi.lib.sat_race_free(handle)
+    return _race.run(pattern, device, problem, fresh=False, context=context)
