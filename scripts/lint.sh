@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.." || exit 2
 . scripts/common.sh
 export BUILD
 BUILD=$(cuda_folder) # clang-tidy reads the host side of CUDA too
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 failures=()
 
 mapfile -t sources < <(find cmake include src tests bench bindings -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build' | sort)
 mapfile -t scripts < <(find scripts tests bench -name '*.sh' | sort && echo .ci/run)
@@ -42,8 +42,8 @@ step() { # name, program, command ...
         echo "ok: $name ($((SECONDS - start)) s)"
         passed=$((passed + 1))
     else
-        echo "FAILED: $name"
-        failed=$((failed + 1))
+        echo "FAILED: $name ($((SECONDS - start)) s)"
+        failed=$((failed + 1)) && failures+=("$name")
     fi
 }
 
@@ -78,5 +78,7 @@ step clang-tidy clang-tidy run_tidy
 step ruff "$ruff" run_ruff
 step shellcheck shellcheck shellcheck -x -S warning "${scripts[@]}"
 
+echo "lint: $SECONDS s"
+[ ${#failures[@]} -eq 0 ] || printf 'failed: lint: %s\n' "${failures[@]}"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -16,12 +16,14 @@ all=(cuda asan fuzz tsan rust_all)
 declare -A wants=([c]="test gpu" [gpu]="test gpu" [rust]="test rust" [python]="python" [cuda]="test" [asan]="test sanitize"
     [fuzz]="sanitize" [tsan]="test" [rust_all]="rust sanitize" [soak]="test sanitize")
 
-# What `make test` leaves for later
+# What `make test` leaves for later, and what `make test-all` does
+soak="make soak|hours of fuzzing, random cases, right results through the check, kill loops (SECONDS=3600)"
+later_than_all=("make gpu|every test that needs a GPU" "make test|the Python package, the Rust crates on this library" "$soak")
 later=(
     "make test-all|CUDA code for every architecture, its host tests, the long grid, the guide that adds a variant"
     "make test-all|AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer, fuzzers"
     "make test-all|Rust: the crate's own build of C, clippy, the types of the CUDA and WGPU features, rustdoc, AddressSanitizer"
-    "make soak|hours of fuzzing, random cases, right results through the check, kill loops (SECONDS=3600)"
+    "$soak"
     "make lint|layout, cppcheck, clang-tidy, shellcheck, ruff"
 )
 
@@ -60,7 +62,7 @@ look_at_disk() { # GB
 }
 
 summary() {
-    local row p=0 f=0 s=0
+    local row rest=() p=0 f=0 s=0
     printf '\n== summary\n%-12s%9s%10s%9s%10s\n' part time passed failed skipped
     for row in "${table[@]}"; do
         IFS='|' read -r -a row <<<"$row"
@@ -73,7 +75,8 @@ summary() {
         rm -f "$BUILD/downloads"
     fi
     [ ${#skips[@]} -eq 0 ] || printf 'skipped: %s\n' "${skips[@]}"
-    [ "$mode" != quick ] || for row in "${later[@]}"; do echo "not run here, but by ${row%%|*}: ${row#*|}"; done
+    case $mode in quick) rest=("${later[@]}") ;; all) rest=("${later_than_all[@]}") ;; esac
+    for row in "${rest[@]}"; do echo "not run here, but by ${row%%|*}: ${row#*|}"; done
     [ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"
     [ ${#failures[@]} -eq 0 ] || [ -z "$scarce" ] || echo "perhaps for want of room: $scarce"
     echo "$p passed, $f failed, $s skipped"
