@@ -22,6 +22,13 @@ static int by_time(const void *x, const void *y) {
     return strcmp(a->variant, b->variant);
 }
 
+static int by_value(const void *x, const void *y) {
+    double a = *(const double *)x, b = *(const double *)y;
+    return a < b ? -1 : a > b;
+}
+
+void sat_choose_sort_times(double *seconds, size_t count) { qsort(seconds, count, sizeof *seconds, by_value); }
+
 double sat_choose_noise(const sat_record *r) { return r->runs > 1 ? 1.85 * r->spread / sqrt(r->runs) : 0; }
 
 void sat_choose_sort(sat_record *results, size_t count, const sat_registry *registry) {

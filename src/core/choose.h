@@ -11,6 +11,8 @@
  */
 void sat_choose_sort(sat_record *results, size_t count, const sat_registry *registry);
 
+void sat_choose_sort_times(double *seconds, size_t count); /* fastest first */
+
 /* Seconds by which a result's median may be off: its standard error, from the quartiles. */
 double sat_choose_noise(const sat_record *r);
 

@@ -1,16 +1,12 @@
 /* Fewer threads than there are, where that is faster. */
 #include "core/fewer.h"
 
-#include <stdlib.h>
 #include <string.h>
+
+#include "core/choose.h"
 
 enum { ROUNDS = SAT_FEWER_ROUNDS, COUNTS = 13 /* 4096 threads, halved */ };
 static const double WORTH = 0.95; /* fewer threads must take at most this part of the time on all */
-
-static int by_value(const void *x, const void *y) {
-    double a = *(const double *)x, b = *(const double *)y;
-    return a < b ? -1 : a > b;
-}
 
 /* By the median and by the fastest, since other work on the machine delays whoever needs more threads. */
 static bool worth(const double *times, const double *all) {
@@ -27,7 +23,7 @@ bool sat_fewer_threads(sat_runner *runner, int all, sat_timed_run_fn run, void *
             if (!run(user, &times[i][round])) return runner->most_threads = 0, false;
         }
     for (int i = 0; i < counts; i++) {
-        qsort(times[i], ROUNDS, sizeof *times[i], by_value);
+        sat_choose_sort_times(times[i], ROUNDS);
         if (worth(times[i], times[0]) && times[i][ROUNDS / 2] < times[best][ROUNDS / 2]) best = i;
     }
     found->threads = best ? threads[best] : 0;

@@ -62,14 +62,9 @@ static void judge_status(race *r, candidate *c, sat_status status) {
     if (r->t->ctx->backend->broken(r->t->device)) r->broke_device = c; /* it also waits for what was queued */
 }
 
-static int by_value(const void *x, const void *y) {
-    double a = *(const double *)x, b = *(const double *)y;
-    return a < b ? -1 : a > b;
-}
-
 /* Sorts its samples: the order they came in is not needed afterwards. */
 static double quantile(candidate *c, double q) {
-    qsort(c->times, (size_t)c->runs, sizeof *c->times, by_value);
+    sat_choose_sort_times(c->times, (size_t)c->runs);
     double at = q * (c->runs - 1);
     int low = (int)at, high = low + 1 < c->runs ? low + 1 : low;
     return c->times[low] + (at - low) * (c->times[high] - c->times[low]);
