@@ -1,4 +1,6 @@
-/* Dense products that are guarded, on a GPU: both branches of the guard, in every dtype, and in a graph. */
+/* Dense products that are guarded, and tiles that are gathered, on a GPU: both branches, in every dtype, and in a
+ * graph.
+ */
 #include "not_finite.h"
 
 #include <cuda_runtime_api.h>
@@ -29,9 +31,7 @@ static void a_captured_product_takes_the_branch_that_its_operands_need(void **st
             sat_plan *plan = NULL;
             cudaGraph_t graph;
             cudaGraphExec_t exec;
-            if (!strstr(v->name, "_guarded") ||
-                sat_plan_create_with(ctx, s.pattern, &s.problem, v->name, &plan) != SAT_OK)
-                continue;
+            if (!is_guarded(v) || sat_plan_create_with(ctx, s.pattern, &s.problem, v->name, &plan) != SAT_OK) continue;
             fill_specimen(ctx, &s, NOTHING, &random);
             assert_ok(run_in_order(plan, &s.problem, s.device, stream)); /* what a first run loads is not captured */
             assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
@@ -74,7 +74,7 @@ static void what_only_tf32_cannot_hold_is_computed_in_f32(void **state) {
     for (size_t e = 0; e < sat_variant_count(ctx); e++) {
         const sat_variant *v = sat_variant_at(ctx, e);
         sat_plan *plan = NULL;
-        if (!strstr(v->name, "_guarded") || sat_plan_create_with(ctx, pattern, &p, v->name, &plan) != SAT_OK) continue;
+        if (!is_guarded(v) || sat_plan_create_with(ctx, pattern, &p, v->name, &plan) != SAT_OK) continue;
         assert_ok(run_in_order(plan, &p, device, NULL));
         assert_ok(sat_stream_wait(ctx, NULL));
         assert_ok(sat_memory_read(ctx, c, device[2], sizeof c));

@@ -1,6 +1,7 @@
 // The matmul by a dense product: all of A, zeros too, is written into workspace, and cuBLAS or cuBLASLt multiplies
 // that. cuBLASLt has a line in variants.def for each of the two algorithms that its heuristic ranks first: the race
-// chooses between them, and each stays the same from run to run.
+// chooses between them, and each stays the same from run to run. `turned` has the dense matrix in the other storage
+// order, for which cuBLAS has other kernels.
 //
 // `dense` is no more than that: the rival to show, and where the problem allows it, to use. `guarded` is right for NaN
 // and infinities in B too: a kernel after the product looks at one row of it and computes columns that are not finite
@@ -13,10 +14,12 @@
 #include "libs/cublaslt.h"
 #include "libs/cuda_kernels.h"
 
-enum { CUBLAS = -1 }; /* sat_instance.option: cuBLAS, or the rank of cuBLASLt's algorithm */
+/* sat_instance.option: cuBLAS; cuBLAS with the dense matrix in the other order; or the rank of cuBLASLt's algorithm. */
+enum { CUBLAS = -1, CUBLAS_TURNED = -2 };
 
 typedef struct places { /* of the workspace */
-    int64_t stride;     /* elements from row to row of the dense matrix: a multiple of 16 bytes */
+    bool by_columns;    /* the dense matrix is column-major */
+    int64_t stride;     /* elements from row to row of it, or from column to column: a multiple of 16 bytes */
     size_t dense, rows, sum, library, bytes;
 } places;
 
@@ -42,8 +45,11 @@ static sat_dtype sum_dtype(const sat_variant *v, const sat_problem *p) {
 static places plan_places(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a) {
     places x = {0};
     int64_t size = (int64_t)sat_dtype_size(p->a_dtype), step = 16 / size;
-    x.stride = (a->cols + step - 1) / step * step;
-    x.dense = sat_carve(&x.bytes, (double)a->rows * (double)x.stride * (double)size);
+    /* Tall, thin blocks are written in long lines, if they are written at each call. */
+    x.by_columns = !sat_libs_keeps(p) && a->block_cols < a->block_rows && a->block_cols * size < 16;
+    if (v->instance.option == CUBLAS_TURNED) x.by_columns = !x.by_columns;
+    x.stride = ((x.by_columns ? a->rows : a->cols) + step - 1) / step * step;
+    x.dense = sat_carve(&x.bytes, (double)(x.by_columns ? a->cols : a->rows) * (double)x.stride * (double)size);
     x.rows = sat_carve(&x.bytes, 4.0 * (double)a->stored_blocks);
     double sums = (double)sat_dtype_size(p->compute_dtype) * (double)p->m * (double)p->n;
     x.sum = sat_carve(&x.bytes, apart(v, p) ? sums : 0);
@@ -53,9 +59,9 @@ static places plan_places(const sat_variant *v, const sat_problem *p, const sat_
 
 /* op(A) with its zeros. */
 static sat_matrix dense_matrix(const sat_problem *p, const places *at, void *workspace) {
-    bool transposed = p->matmul.transpose == SAT_TRANSPOSE;
+    bool column_major = (p->matmul.transpose == SAT_TRANSPOSE) != at->by_columns;
     void *data = workspace ? sat_libs_place(workspace, at->dense) : NULL;
-    return (sat_matrix){data, transposed ? 1 : at->stride, transposed ? at->stride : 1};
+    return (sat_matrix){data, column_major ? 1 : at->stride, column_major ? at->stride : 1};
 }
 
 static bool make_gemm(sat_gemm *g, const sat_variant *v, const sat_problem *p, const places *at) {
@@ -79,7 +85,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     if (!sat_libs_keeps(p)) extra += batch * 2 * (double)a->stored_elements * size;
     extra += sat_libs_finish_bytes(p, apart(v, p));
     double dense = sat_libs_dense_seconds(p, d, bytes, extra), look = guarded(v) ? 2e-6 * batch : 0;
-    return dense * (v->instance.option > 0 ? 1 + 0.03 * v->instance.option : 1) + look;
+    double later = v->instance.option == CUBLAS_TURNED ? 0.03 : 0.03 * (double)sat_max(0, v->instance.option);
+    return dense * (1 + later) + look;
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -105,7 +112,7 @@ static sat_status clear(const sat_prepare *p, const dense_state *st) {
 
 static sat_status open_library(const sat_prepare *p, dense_state *st) {
     const sat_problem *x = p->problem;
-    if (p->variant->instance.option == CUBLAS) return sat_cublas_open(p, &st->handle);
+    if (p->variant->instance.option < 0) return sat_cublas_open(p, &st->handle);
     uint32_t align[3] = {16, sat_item_align(x->b_align, &x->b, x->batch, x->b_dtype),
                          apart(p->variant, x) ? 256 : sat_item_align(x->c_align, &x->c, x->batch, x->c_dtype)};
     return sat_lt_open(p, &st->gemm, align, p->variant->instance.option, &st->lt);
@@ -131,7 +138,8 @@ static sat_status densify(const sat_launch *l, const dense_state *st) {
     sat_unpack u = {.rows = sat_libs_place(l->workspace, st->at.rows),
                     .values = l->operands[0],
                     .to = sat_libs_place(l->workspace, st->at.dense),
-                    .stride = st->at.stride};
+                    .stride = st->at.stride,
+                    .by_columns = st->at.by_columns};
     return sat_libs_status(sat_libs_spread(l->problem, l->pattern, &u, l->stream), l->variant, "spreading A");
 }
 

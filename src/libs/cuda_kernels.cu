@@ -28,7 +28,7 @@ struct unpack_job {
     void *to;
     int64_t blocks, height, line, area; /* of a block, in units of what is copied at once; so are the rest */
     int64_t row_step, col_step, stride, most_rows, most_cols;
-    bool to_left;
+    bool to_left, by_columns; /* by_columns: a line, and a row of what is written, is a column of the matrix */
 };
 
 /* I: the type of the divisions. Those of 64 bits would take longer than the memory does. */
@@ -37,7 +37,8 @@ template <typename U, typename I> static __global__ void unpack(unpack_job x) {
     for (I at = (I)blockIdx.x * blockDim.x + threadIdx.x; at < all; at += step) {
         I block = at / area, inside = at - block * area, height = inside / line;
         int64_t t = block, i = height, j = inside - height * line, row = x.rows[t];
-        int64_t to_row = row * x.height + i, to_col = (x.to_left ? t - x.ptr[row] : x.col[t]) * x.line + j;
+        int64_t col = x.to_left ? t - x.ptr[row] : x.col[t];
+        int64_t to_row = (x.by_columns ? col : row) * x.height + i, to_col = (x.by_columns ? row : col) * x.line + j;
         if (to_row >= x.most_rows || to_col >= x.most_cols) continue;
         int64_t from = (x.block ? x.block[t] : t) * x.area + i * x.row_step + j * x.col_step;
         ((U *)x.to)[to_row * x.stride + to_col] = ((const U *)x.values)[from];
@@ -50,16 +51,21 @@ template <typename U> static void start_unpack(const unpack_job &x, cudaStream_t
     else unpack<U, int64_t><<<ctas(all), 256, 0, s>>>(x);
 }
 
-/* Copies as many bytes at once as all lines and pointers are multiples of; a transposed block goes by elements. */
+/* Copies as many bytes at once as all lines and pointers are multiples of; lines whose elements are apart go by
+ * elements. */
 static cudaError_t launch_unpack(const sat_problem *p, const sat_rows *r, int64_t blocks, int64_t most_cols,
                                  bool to_left, const sat_unpack *u, void *stream) {
-    int64_t size = (int64_t)sat_dtype_size(p->a_dtype), unit = size;
-    if (r->col_step == 1) {
-        uint64_t bits = (uint64_t)(r->bc * size) | (uint64_t)(most_cols * size) | (uint64_t)(u->stride * size) |
+    bool turn = u->by_columns;
+    int64_t size = (int64_t)sat_dtype_size(p->a_dtype), unit = size, length = turn ? r->br : r->bc;
+    int64_t most_rows = turn ? most_cols : r->m, row_step = turn ? r->col_step : r->row_step;
+    int64_t col_step = turn ? r->row_step : r->col_step;
+    if (turn) most_cols = r->m;
+    if (col_step == 1) {
+        uint64_t bits = (uint64_t)(length * size) | (uint64_t)(most_cols * size) | (uint64_t)(u->stride * size) |
                         (uint64_t)(uintptr_t)u->values | (uint64_t)(uintptr_t)u->to | 16u;
         unit = (int64_t)(bits & (~bits + 1));
     }
-    int64_t line = r->bc * size / unit;
+    int64_t line = length * size / unit, height = turn ? r->bc : r->br;
     unpack_job x = {r->ptr,
                     r->block,
                     r->col,
@@ -67,15 +73,16 @@ static cudaError_t launch_unpack(const sat_problem *p, const sat_rows *r, int64_
                     u->values,
                     u->to,
                     blocks,
-                    r->br,
+                    height,
                     line,
-                    r->br * line,
-                    r->col_step == 1 ? line : r->row_step,
-                    r->col_step,
+                    height * line,
+                    col_step == 1 ? line : row_step,
+                    col_step,
                     u->stride * size / unit,
-                    r->m,
+                    most_rows,
                     most_cols * size / unit,
-                    to_left};
+                    to_left,
+                    turn};
     cudaStream_t s = (cudaStream_t)stream;
     switch (unit) {
     case 2: start_unpack<uint16_t>(x, s); break;
@@ -279,12 +286,14 @@ struct pick_job {
     double beta;
 };
 
-template <typename S, typename P, typename W> static __global__ void pick(pick_job x) {
-    int64_t area = x.br * x.bc, all = x.blocks * area, step = (int64_t)gridDim.x * blockDim.x;
+/* I: the type of the divisions. Those of 64 bits would take longer than the memory does. */
+template <typename S, typename P, typename W, typename I> static __global__ void pick(pick_job x) {
+    I line = (I)x.bc, area = (I)x.br * line, all = (I)x.blocks * area, step = (I)gridDim.x * blockDim.x;
     S *s = (S *)x.s;
     W beta = (W)x.beta;
-    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < all; at += step) {
-        int64_t t = at / area, i = x.rows[t] * x.br + at % area / x.bc, j = x.col[t] * x.bc + at % x.bc;
+    for (I at = (I)blockIdx.x * blockDim.x + threadIdx.x; at < all; at += step) {
+        I t = at / area, within = at - t * area, down = within / line;
+        int64_t i = x.rows[t] * x.br + down, j = x.col[t] * x.bc + (within - down * line);
         W y = 0;
         if (i < x.m && j < x.n) {
             y = widen(((const P *)x.product)[i * x.stride + j]);
@@ -294,25 +303,30 @@ template <typename S, typename P, typename W> static __global__ void pick(pick_j
     }
 }
 
+template <typename S, typename P, typename W> static void start_pick(const pick_job &x, cudaStream_t s) {
+    int64_t all = x.blocks * x.br * x.bc;
+    if (all < INT32_MAX) pick<S, P, W, uint32_t><<<ctas(all), 256, 0, s>>>(x);
+    else pick<S, P, W, int64_t><<<ctas(all), 256, 0, s>>>(x);
+}
+
 cudaError_t sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, const void *product, int64_t stride) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
     pick_job x = {rows,          a->device_col_idx, product, l->operands[2], a->stored_blocks,
                   a->block_rows, a->block_cols,     p->m,    p->n,           stride,
                   p->beta};
-    unsigned grid = ctas(x.blocks * x.br * x.bc);
     cudaStream_t s = (cudaStream_t)l->stream;
     bool wide = t == SAT_F32;
     switch (p->c_dtype) {
-    case SAT_F64: pick<double, double, double><<<grid, 256, 0, s>>>(x); break;
-    case SAT_F32: pick<float, float, float><<<grid, 256, 0, s>>>(x); break;
+    case SAT_F64: start_pick<double, double, double>(x, s); break;
+    case SAT_F32: start_pick<float, float, float>(x, s); break;
     case SAT_F16:
-        if (wide) pick<__half, float, float><<<grid, 256, 0, s>>>(x);
-        else pick<__half, __half, float><<<grid, 256, 0, s>>>(x);
+        if (wide) start_pick<__half, float, float>(x, s);
+        else start_pick<__half, __half, float>(x, s);
         break;
     case SAT_BF16:
-        if (wide) pick<__nv_bfloat16, float, float><<<grid, 256, 0, s>>>(x);
-        else pick<__nv_bfloat16, __nv_bfloat16, float><<<grid, 256, 0, s>>>(x);
+        if (wide) start_pick<__nv_bfloat16, float, float>(x, s);
+        else start_pick<__nv_bfloat16, __nv_bfloat16, float>(x, s);
     }
     return cudaGetLastError();
 }

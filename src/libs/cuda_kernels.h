@@ -11,13 +11,15 @@
 extern "C" {
 #endif
 
-/* Stored blocks into a row-major matrix `to`, `stride` elements from row to row, which holds zeros elsewhere already.
- * `rows` is what sat_convert_rows made of the same order of blocks. */
+/* Stored blocks into a matrix `to`, `stride` elements from row to row, which holds zeros elsewhere already. `rows` is
+ * what sat_convert_rows made of the same order of blocks. by_columns: the matrix is column-major, with `stride` from
+ * column to column; so tall, thin blocks are written in long lines. */
 typedef struct sat_unpack {
     const int32_t *rows;
     const void *values;
     void *to;
     int64_t stride;
+    bool by_columns;
 } sat_unpack;
 
 /* Each block where it stands in A as stored, whatever op(A) is. What a block holds beyond the matrix is left out. */

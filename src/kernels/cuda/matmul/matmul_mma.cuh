@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/common/scheduler.h"
-#include "kernels/cuda/matmul/mma_fragments.cuh"
+#include "kernels/cuda/common/mma_fragments.cuh"
 
 /* A stage is UNITS units of KU in k; each unit is inside one stored block. Strides are in bytes. */
 struct mma_args {

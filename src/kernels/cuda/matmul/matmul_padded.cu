@@ -243,6 +243,7 @@ static bool choose(int rank, const char *name, const sat_problem *p, const sat_p
         double copies = copy_seconds(x, p, d);
         for (const candidate &c : candidates) {
             if (c.family->op != SAT_MATMUL || c.family->launch == launch) continue;
+            if (c.family == &sat_family_cuda_matmul_gathered) continue; // takes every problem as it is
             if (c.family->flags & (SAT_V_REFERENCE | SAT_V_NONDETERMINISTIC) || c.family->refresh) continue;
             x.variant = sat_variant_of(c.family, c.instance, name);
             if (!c.family->supports(&x.variant, &x.problem, &x.pattern, d)) continue;

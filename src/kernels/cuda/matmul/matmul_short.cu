@@ -6,7 +6,7 @@
 // which B is read, have arrived.
 
 #include "kernels/cuda/common/epilogue.cuh"
-#include "kernels/cuda/matmul/mma_fragments.cuh"
+#include "kernels/cuda/common/mma_fragments.cuh"
 
 enum { BM = 64, BK = 64 };
 
