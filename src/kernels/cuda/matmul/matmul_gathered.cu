@@ -207,7 +207,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     sat_rows r = sat_op_rows(p, a);
     sat_patch_shape shape = {r.m, r.k, x->bm, x->bk};
     if (r.br > INT32_MAX / 2 || r.bc > INT32_MAX / 2 || r.block_elements > INT32_MAX) return false;
-    if (p->m < 1 || p->n < 1 || !sat_patches_fit(a, &r, &shape)) return false;
+    // alpha 0 makes zeros of NaN, as BLAS has it; here it would be multiplied
+    if (p->alpha == 0 || p->m < 1 || p->n < 1 || !sat_patches_fit(a, &r, &shape)) return false;
     cut c = cut_of(x, p, a, d);
     return (double)c.tiles * c.splits < (double)INT32_MAX;
 }
