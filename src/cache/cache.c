@@ -117,7 +117,7 @@ sat_status sat_cache_open(const char *dirs, const char *identity, const sat_log 
     char folder[SAT_PATH_CAPACITY], path[SAT_PATH_CAPACITY];
     *cache = NULL;
     sat_cache *c = calloc(1, sizeof *c);
-    if (!c) return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    if (!c) return sat_cache_no_memory();
     if (log) c->log = *log;
     c->merge_seconds = 30;
     c->identity = copy_identity(identity ? identity : "");
@@ -130,7 +130,7 @@ sat_status sat_cache_open(const char *dirs, const char *identity, const sat_log 
     return SAT_OK;
 no_memory:
     sat_cache_close(c);
-    return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    return sat_cache_no_memory();
 }
 
 void sat_cache_set_mark(sat_cache *cache, const char *mark) { snprintf(cache->mark, sizeof cache->mark, "%s", mark); }
@@ -188,8 +188,7 @@ sat_status sat_cache_find(sat_cache *cache, const char *key, bool current, sat_e
 static sat_status put(sat_cache *cache, const char *identity, const char *key, const sat_record *records,
                       size_t count) {
     sat_entry entry = {0}, dated = {.records = malloc(count * sizeof *records), .count = count};
-    if (!count || !dated.records)
-        return free(dated.records), count ? sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory") : SAT_OK;
+    if (!count || !dated.records) return free(dated.records), count ? sat_cache_no_memory() : SAT_OK;
     memcpy(dated.records, records, count * sizeof *records);
     sat_entry_date(&dated, (int64_t)time(NULL));
     sat_status status = sat_entry_merge(&entry, dated.records, dated.count);
@@ -218,7 +217,7 @@ sat_status sat_cache_add(sat_cache *cache, const char *key, const sat_record *re
     if (!sat_key_valid(key)) return sat_fail(SAT_BAD_FORMAT, "cache: a key is empty, too long or not printable");
     if (!count) return SAT_OK;
     sat_record *tidy = malloc(count * sizeof *tidy);
-    if (!tidy) return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    if (!tidy) return sat_cache_no_memory();
     size_t good = 0;
     for (size_t i = 0; i < count; i++) good += sat_record_tidy(&records[i], &tidy[good]);
     sat_status status = sat_cache_put(cache, cache->identity, key, tidy, good);
@@ -262,7 +261,7 @@ sat_status sat_cache_names(sat_cache *cache, const char *identity, sat_names *na
     *names = (sat_names){0};
     for (int i = 0; i < cache->layers && good; i++) good = sat_slots_names(cache, i, identity, names);
     good = good && sat_known_names(cache, identity, names);
-    if (!good) return sat_names_free(names), sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    if (!good) return sat_names_free(names), sat_cache_no_memory();
     size_t unique = 0;
     if (names->count) qsort(names->list, names->count, sizeof *names->list, compare_entry_names);
     for (size_t i = 0; i < names->count; i++) {
@@ -286,7 +285,7 @@ sat_status sat_cache_each(sat_cache *cache, sat_cache_visit_fn visit, void *user
         status = sat_cache_get(cache, cache->identity, names.list[i].key, &entry);
         if (status != SAT_OK) break;
         sat_entry_format(&text, cache->identity, names.list[i].key, &entry);
-        if (text.failed) status = sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+        if (text.failed) status = sat_cache_no_memory();
         else if (entry.count) more = visit(user, names.list[i].key, text.data);
         sat_text_free(&text);
         sat_entry_free(&entry);

@@ -378,7 +378,7 @@ sat_status sat_entry_read(const char *text, size_t length, sat_entry_head *head,
         return SAT_BAD_FORMAT;
     if (lines == 3) return SAT_OK;
     entry->records = malloc((lines - 3) * sizeof *entry->records);
-    if (!entry->records) return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    if (!entry->records) return sat_cache_no_memory();
     while (sat_text_line(&at, &left, &line, &n)) {
         if (sat_record_parse(line, n, &entry->records[entry->count])) entry->count++;
         else if (minor <= SAT_CACHE_MINOR || !line_foreign(line, n)) return sat_entry_free(entry), SAT_BAD_FORMAT;

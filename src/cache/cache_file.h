@@ -6,6 +6,8 @@
 #include "base/text.h"
 #include "cache/cache.h"
 
+static inline sat_status sat_cache_no_memory(void) { return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory"); }
+
 enum {
     SAT_CACHE_MAJOR = 1, /* a reader refuses a higher one */
     SAT_CACHE_MINOR = 2, /* a higher one has fields or lines that a reader may skip */

@@ -130,7 +130,7 @@ static void drop_oldest_unsaved(sat_cache *cache) {
 sat_status sat_known_hold(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry) {
     sat_guard_lock();
     sat_known *k = find_or_make(cache, identity, key);
-    sat_status status = k ? SAT_OK : sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    sat_status status = k ? SAT_OK : sat_cache_no_memory();
     if (k) {
         bool first = k->unsaved.count == 0;
         forget_entry(cache, k);

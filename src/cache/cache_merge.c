@@ -108,7 +108,7 @@ sat_status sat_entry_merge(sat_entry *into, const sat_record *records, size_t co
     if (!all) return SAT_OK;
     const sat_record **list = malloc(all * sizeof *list);
     sat_record *merged = malloc(all * sizeof *merged);
-    if (!list || !merged) return free(list), free(merged), sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    if (!list || !merged) return free(list), free(merged), sat_cache_no_memory();
     for (size_t i = 0; i < into->count; i++) list[i] = &into->records[i];
     for (size_t i = 0; i < count; i++) list[into->count + i] = &records[i];
     qsort(list, all, sizeof *list, by_name);

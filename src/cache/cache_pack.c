@@ -18,7 +18,7 @@ sat_status sat_cache_export_file(sat_cache *cache, const char *file) {
     sat_names names;
     sat_text text = {0};
     char line[64];
-    if (sat_cache_names(cache, NULL, &names) != SAT_OK) return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    if (sat_cache_names(cache, NULL, &names) != SAT_OK) return sat_cache_no_memory();
     snprintf(line, sizeof line, "%s %d.%d\n", pack_title, SAT_CACHE_MAJOR, SAT_CACHE_MINOR);
     sat_text_adds(&text, line);
     sat_status status = SAT_OK;

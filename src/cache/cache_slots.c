@@ -176,7 +176,7 @@ sat_status sat_slots_get(sat_cache *cache, int layer, const char *identity, cons
         break;
     case NEWER: sat_cache_trouble(cache, SAT_TROUBLE_NEWER, "%s is of a later version", path); break;
     case UNREADABLE: sat_cache_unread(cache, path, errno); break;
-    case NO_MEMORY: status = sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory"); break;
+    case NO_MEMORY: status = sat_cache_no_memory(); break;
     case FREE:
     case OTHER: break;
     }
@@ -206,7 +206,7 @@ static sat_status write_entry(const put_job *job, const char *path, const sat_en
     char temporary[SAT_PATH_CAPACITY];
     sat_text text = {0};
     sat_entry_format(&text, job->identity, job->key, merged);
-    if (text.failed) return sat_text_free(&text), sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    if (text.failed) return sat_text_free(&text), sat_cache_no_memory();
     int error = sat_disk_write_temporary(path, text.data, text.length, temporary);
     sat_text_free(&text);
     if (!error && !job->locked && !slot_unchanged(job, path, before)) {
@@ -230,7 +230,7 @@ static sat_status put_once(const put_job *job, bool *settled) {
     bool written = false;
     slot_state state = slot_find(job->folder, job->identity, job->key, path, &before);
     if (state == BAD && slot_set_aside(job->cache, path)) return SAT_OK; /* and once more: slots may have moved */
-    if (state == NO_MEMORY) return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    if (state == NO_MEMORY) return sat_cache_no_memory();
     if (state == NEWER) {
         sat_cache_trouble(job->cache, SAT_TROUBLE_NEWER, "%s is of a later version and is left alone", path);
         return SAT_UNSUPPORTED;

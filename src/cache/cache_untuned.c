@@ -132,7 +132,7 @@ static sat_status update_file(sat_cache *cache, const char *key, const char *exa
     if (status == SAT_OK) {
         bool changed = exact ? !pair_find(&p, key, exact) : pairs_forget(&p, key);
         if (exact && changed) pair_add(&p, key, exact);
-        if (p.failed) status = sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+        if (p.failed) status = sat_cache_no_memory();
         else if (changed) error = pairs_write(path, &p);
     }
     sat_file_lock_give(&lock);
@@ -161,7 +161,7 @@ sat_status sat_cache_note_untuned(sat_cache *cache, const char *key, const char 
     pair_add(&p, key, exact);
     put_back(cache, &p);
     sat_guard_unlock();
-    if (p.failed) return sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory");
+    if (p.failed) return sat_cache_no_memory();
     if (known || !cache->layers) return SAT_OK; /* one attempt a process at a problem: it is only a hint */
     sat_status status = update_file(cache, key, exact);
     if (status != SAT_OK) return status;
@@ -195,7 +195,7 @@ sat_status sat_cache_each_untuned(sat_cache *cache, sat_cache_visit_fn visit, vo
     for (size_t i = 0; i < cache->untuned_count; i++)
         if (!cache->untuned[i].on_disk) pair_add(&all, cache->untuned[i].key, cache->untuned[i].exact);
     sat_guard_unlock();
-    sat_status status = all.failed ? sat_fail(SAT_OUT_OF_MEMORY, "cache: no memory") : SAT_OK;
+    sat_status status = all.failed ? sat_cache_no_memory() : SAT_OK;
     for (size_t i = 0; i < all.count && status == SAT_OK; i++)
         if (!visit(user, all.list[i].key, all.list[i].exact)) break;
     pairs_free(&all);
