@@ -12,6 +12,7 @@ from . import _abi, _arrays, _ops, _products
 from ._arrays import Operand, refuse_nested, torch_module
 from ._mask import AttentionMask, as_mask, flag, whole
 from ._pattern import ATTENTION_NAMES, Kept, Pattern, alignment, launch, problem_of
+from ._sparse import is_sparse_tensor, uncompiled
 
 # Set by _torch.attention once torch is there.
 _torch_attention: Any = None
@@ -68,10 +69,11 @@ def attention(
     """
     if is_causal is not False or attn_mask is not None or dropout_p or enable_gqa is not True:
         mask, causal = _as_torch_means(q, k, mask, causal, attn_mask, is_causal, dropout_p, enable_gqa)
-    # again, with a mask that torch.compile can follow
     if mask is not None and not isinstance(mask, AttentionMask):
         made = as_mask(mask, "mask" if attn_mask is None else "attn_mask")
-        return attention(
+        # with a mask that torch.compile can follow, if it follows at all
+        again = _attention_uncompiled if is_sparse_tensor(mask) else attention
+        return again(
             q,
             k,
             v,
@@ -121,6 +123,9 @@ def attention(
                 )
         out, lse, _ = forward(q, k, v, mask, spec, return_lse)
     return (out, lse) if return_lse else out
+
+
+_attention_uncompiled = uncompiled(attention)
 
 
 def _as_torch_means(

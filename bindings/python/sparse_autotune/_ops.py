@@ -20,7 +20,7 @@ from ._products import (
     sampled_values,
     sampled_with_plan,
 )
-from ._sparse import as_bsr, is_sparse
+from ._sparse import as_bsr, is_sparse, is_sparse_tensor, uncompiled
 
 # Set by _torch.calls once torch is there.
 _compiling = bool  # torch.compiler.is_dynamo_compiling; bool() is False
@@ -121,19 +121,20 @@ def matmul(
     if not left and is_sparse(B):
         raise NotImplementedError("A and B are both sparse; expected one of them to be dense")
     if not isinstance(B if left else A, BsrMatrix):
-        pair = (A, as_bsr(B, "B")) if left else (as_bsr(A, "A"), B)
-        return matmul(
-            *pair,
-            out=out,
-            alpha=alpha,
-            beta=beta,
-            bias=bias,
-            activation=activation,
-            out_dtype=out_dtype,
-            allow_tf32=allow_tf32,
-            allow_dense=allow_dense,
-            deterministic=deterministic,
-        )
+        words = {
+            "out": out,
+            "alpha": alpha,
+            "beta": beta,
+            "bias": bias,
+            "activation": activation,
+            "out_dtype": out_dtype,
+            "allow_tf32": allow_tf32,
+            "allow_dense": allow_dense,
+            "deterministic": deterministic,
+        }
+        if is_sparse_tensor(B if left else A):
+            return _matmul_of_tensor(A, B, left, words)
+        return matmul(*((A, as_bsr(B, "B")) if left else (as_bsr(A, "A"), B)), **words)
     a, b = (B, A) if left else (A, B)
     options = Options(alpha, beta, bias, activation, out_dtype, allow_tf32, allow_dense, deterministic)
     torch = torch_module()
@@ -181,6 +182,12 @@ def _run_into(A: Any, B: Any, out: Any) -> Any:
 bsr_gemm = matmul
 
 
+@uncompiled
+def _matmul_of_tensor(A: Any, B: Any, left: bool, words: dict) -> Any:
+    pair = (A, as_bsr(B, "B", outside=True)) if left else (as_bsr(A, "A", outside=True), B)
+    return matmul(*pair, **words)
+
+
 def sampled_matmul(
     X: Any,
     Y: Any,
@@ -211,15 +218,10 @@ def sampled_matmul(
             )
         return _torch_sampled(X, Y, pattern, alpha, out, beta)
     if not isinstance(pattern, BsrMatrix):
-        return sampled_matmul(
-            X,
-            Y,
-            as_bsr(pattern, "pattern", blocks_only=True),
-            alpha=alpha,
-            beta=beta,
-            out=out,
-            allow_tf32=allow_tf32,
-        )
+        words = {"alpha": alpha, "beta": beta, "out": out, "allow_tf32": allow_tf32}
+        if is_sparse_tensor(pattern):
+            return _sampled_of_tensor(X, Y, pattern, words)
+        return sampled_matmul(X, Y, as_bsr(pattern, "pattern", blocks_only=True), **words)
     a, torch = pattern, torch_module()
     refuse_nested(torch, X, "X")
     refuse_nested(torch, Y, "Y")
@@ -232,6 +234,11 @@ def sampled_matmul(
         made = sampled_matmul(Y.T, X.T, a.T, alpha=alpha, beta=beta, out=flipped, allow_tf32=allow_tf32)
         return made.T if out is None else out
     return sampled(X, Y, a._pattern, alpha, beta, out, allow_tf32)
+
+
+@uncompiled
+def _sampled_of_tensor(X: Any, Y: Any, pattern: Any, words: dict) -> BsrMatrix:
+    return sampled_matmul(X, Y, as_bsr(pattern, "pattern", blocks_only=True, outside=True), **words)
 
 
 def _meet_torch(torch: Any, *arrays: Any) -> None:

@@ -27,16 +27,23 @@ def uncompiled(call: Any) -> Any:
     kept: list[Any] = []
 
     @functools.wraps(call)
-    def outside(*arguments: Any) -> Any:
+    def outside(*arguments: Any, **words: Any) -> Any:
         if not kept:
             from ._torch import private
 
             if not private.compiler_is_loaded():
-                return call(*arguments)
+                return call(*arguments, **words)
             kept.append(torch_module().compiler.disable(call))
-        return kept[0](*arguments)
+        return kept[0](*arguments, **words)
 
     return outside
+
+
+def is_sparse_tensor(x: Any) -> bool:
+    """Of torch. torch.compile leaves what holds one to Python: to compile what that calls would take seconds,
+    and gain nothing."""
+    torch = torch_module()
+    return torch is not None and isinstance(x, torch.Tensor) and x.layout is not torch.strided
 
 
 EXPECTED = "a sparse tensor of torch (BSR, BSC, CSR, CSC), a SciPy BSR, CSR or CSC matrix or a BsrMatrix"
@@ -116,9 +123,10 @@ def is_sparse(x: Any) -> bool:
     return (hasattr(x, "tocsr") and hasattr(x, "format")) or _of_torch_sparse(x)
 
 
-def as_bsr(x: Any, name: str, blocks_only: bool = False) -> BsrMatrix:
+def as_bsr(x: Any, name: str, blocks_only: bool = False, outside: bool = False) -> BsrMatrix:
     """A BsrMatrix for a compressed sparse tensor of torch or a SciPy BSR, CSR or CSC matrix, made once an
-    object. `blocks_only`: the values do not matter, and may be booleans."""
+    object. `blocks_only`: the values do not matter, and may be booleans. `outside`: torch.compile is kept out
+    already."""
     if type(x) is BsrMatrix or isinstance(x, BsrMatrix):
         return x
     torch = torch_module()
@@ -132,7 +140,7 @@ def as_bsr(x: Any, name: str, blocks_only: bool = False) -> BsrMatrix:
             )
         if not blocks_only or x.dtype != torch.bool:
             _arrays.dtype_code(x.dtype, name)
-        return _remembered_tensor(x, name, blocks_only)
+        return (_remembered_tensor if outside else _uncompiled_tensor)(x, name, blocks_only)
     if getattr(x, "format", None) in ("bsr", "csr", "csc"):
         if not blocks_only or x.dtype != bool:
             _arrays.dtype_code(x.dtype, name)
@@ -185,7 +193,6 @@ def _tensor_of(x: Any) -> Any:
     return made
 
 
-@uncompiled
 def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
     """The indices are compared on the CPU, but for traces, which would see it; on a GPU, where that would
     wait for all that is queued, once torch has counted that the tensor, its indices or its values, was
@@ -234,6 +241,9 @@ def _remembered_tensor(x: Any, name: str, blocks_only: bool) -> BsrMatrix:
         return m
     values = m._values if blocks_only else _block_values(stored).contiguous()
     return BsrMatrix._make(m._pattern, values, stored is not x)
+
+
+_uncompiled_tensor = uncompiled(_remembered_tensor)
 
 
 def _remembered(x: Any, unchanged: Any, make: Any) -> BsrMatrix:
