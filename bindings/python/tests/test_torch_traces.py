@@ -275,3 +275,19 @@ def test_sparse_tensors_serve_in_compiled_code(backend, layout, device):
     torch._dynamo.reset()
     whole = torch.compile(lambda m, x: sa.matmul(m, x), backend=backend, fullgraph=True)
     torch.testing.assert_close(whole(matrix, b), dense @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_called_with_a_sparse_tensor_is_not_compiled():
+    """Piece by piece: that takes seconds, and gains nothing."""
+    sparse, x = torch.randn(16, 16).to_sparse_bsr((4, 4)), torch.randn(1, 2, 16, 8)
+    for call in (
+        lambda s: sa.matmul(s, x[0, 0]),
+        lambda s: sa.matmul(x[0, 0].t(), s),
+        lambda s: sa.attention(x, x, x, attn_mask=s),
+    ):
+        graphs = []
+        torch._dynamo.reset()
+        got = torch.compile(call, backend=lambda graph, _: graphs.append(graph) or graph.forward)(sparse)
+        assert graphs == []
+        torch.testing.assert_close(got, call(sparse))
