@@ -1,0 +1,103 @@
+/* What the CSR matmul needs beside its loops, the same for every instruction set. A family defines VECTOR_BYTES
+ * (common/vector.h) before it. */
+#ifndef SAT_MATMUL_CSR_PLAN_H
+#define SAT_MATMUL_CSR_PLAN_H
+
+#include <omp.h>
+
+enum {
+    CSR_ENTRIES = 512, /* that are copied at a time */
+    CSR_ROWS = 16,     /* of sums, stored together where C is column-major */
+#if VECTOR_BYTES == 64
+    CSR_VECTORS = 8,
+#else
+    CSR_VECTORS = 6,
+#endif
+};
+
+#if VECTOR_BYTES == 64
+#define CSR_WIDTHS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#else
+#define CSR_WIDTHS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#endif
+
+#define CSR_SIDE(vectors) ((vectors) == 1 ? 4 : 4 * (vectors) <= CSR_VECTORS + 4 ? 2 : 1) /* entries side by side */
+
+/* ---- elements as they are computed ---- */
+
+INLINE float csr_widen_f32(sat_dtype t, const void *p, int64_t i) {
+    if (t == SAT_F32) return ((const float *)p)[i];
+    return t == SAT_F16 ? _cvtsh_ss(((const uint16_t *)p)[i]) : sat_from_bf16(((const uint16_t *)p)[i]);
+}
+INLINE double csr_widen_f64(sat_dtype t, const void *p, int64_t i) { return (void)t, ((const double *)p)[i]; }
+INLINE void csr_put_f32(sat_dtype t, void *p, int64_t i, float x) {
+    if (t == SAT_F32) ((float *)p)[i] = x;
+    else ((uint16_t *)p)[i] = t == SAT_F16 ? _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT) : sat_to_bf16(x);
+}
+INLINE void csr_put_f64(sat_dtype t, void *p, int64_t i, double x) { (void)t, ((double *)p)[i] = x; }
+INLINE float csr_act_f32(sat_activation a, float x) { return sat_act_f32(a, x); }
+INLINE double csr_act_f64(sat_activation a, double x) { return sat_act_f64(a, x); }
+
+/* ---- the shape of the work ---- */
+
+typedef struct csr_shape {
+    bool copies;         /* of B */
+    int64_t width, rows; /* as in the job */
+    int64_t b_stride, b_elements;
+} csr_shape;
+
+static inline csr_shape csr_shape_of(const sat_problem *p, const sat_pattern_view *a) {
+    sat_rows r = sat_op_rows(p, a);
+    int64_t lanes = VECTOR_BYTES / (p->compute_dtype == SAT_F64 ? 8 : 4);
+    csr_shape s = {.width = (p->n + lanes - 1) / lanes * lanes, .rows = 1};
+    s.copies = p->b_dtype != p->compute_dtype || (p->n == 1 ? p->b.row_stride != 1 : p->b.col_stride != 1);
+    s.b_stride = p->n == 1 ? 1 : s.width;
+    s.b_elements = s.copies ? (r.k * s.b_stride + 15) / 16 * 16 : 0;
+    if (p->c.row_stride < p->c.col_stride && p->n > 1) s.rows = CSR_ROWS;
+    return s;
+}
+
+/* Where a thread's block rows begin: each block row counts as its entries, and a little more. */
+static inline int64_t csr_first_row(const sat_rows *r, int thread, int threads) {
+    int64_t low = 0, high = r->count, target = (r->ptr[r->count] + r->count) / threads * thread;
+    if (thread == threads) return r->count;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (r->ptr[middle] + middle < target) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* ---- what the tuner asks ---- */
+
+/* Rows are computed one by one: blocks with more of them have better kernels. */
+static bool csr_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    sat_rows r = sat_op_rows(p, a);
+    return (d->isa & VECTOR_ISA) == VECTOR_ISA && p->a_dtype == v->instance.dtype && r.br <= 8 && r.k <= INT32_MAX;
+}
+
+static double csr_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v;
+    if (p->n == 0) return 1e-6;
+    csr_shape s = csr_shape_of(p, a);
+    double used = p->n == 1 ? 0.25 : (double)p->n / (double)s.width;
+    double size = p->compute_dtype == SAT_F64 ? 8 : 4, copy = 3 * size * (double)s.b_elements * (double)p->batch;
+    return sat_roofline(d, p->compute_dtype, sat_flops(p, a), 0.25 * used, sat_bytes(p, a) + copy);
+}
+
+static size_t csr_workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                            const sat_device *d) {
+    (void)v;
+    if (p->n == 0) return 0;
+    csr_shape s = csr_shape_of(p, a);
+    return (size_t)(s.b_elements + d->threads * s.rows * s.width) * (p->compute_dtype == SAT_F64 ? 8 : 4);
+}
+
+#define CSR_FAMILY(words)                                                                                              \
+    {                                                                                                                  \
+        .revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_SCRATCH, .about = words,                 \
+        .supports = csr_supports, .estimate = csr_estimate, .workspace = csr_workspace, .launch = launch               \
+    }
+
+#endif
