@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <time.h>
+#include "core/context.h"
 #include "problems.h"
 
 typedef enum fault {
@@ -19,6 +20,7 @@ typedef enum fault {
     FORGETS_ACTIVATION,
     FORGETS_ALPHA,
     NEEDS_FULL_ROWS, /* wrong on patterns with empty rows, which only a winner is tried on */
+    SHARED_VALUES,   /* all plans have the fixed values of whichever took its own last */
     SLOW,            /* right, and far slower than it says */
     FAULTS
 } fault;
@@ -29,6 +31,15 @@ typedef struct planted {
     int calls;
     float *kept;
 } planted;
+
+static sat_status keep_values(const sat_launch *l) {
+    planted *me = l->variant->user;
+    const sat_pattern_view *a = l->pattern;
+    size_t bytes = (size_t)(a->stored_blocks * a->block_rows * a->block_cols) * sizeof *me->kept;
+    if (!me->kept) me->kept = malloc(bytes); /* all patterns have as many blocks */
+    memcpy(me->kept, l->operands[0], bytes);
+    return SAT_OK;
+}
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)a, (void)d;
@@ -47,7 +58,7 @@ static sat_status launch(const sat_launch *l) {
     planted *me = l->variant->user;
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
-    const float *values = l->operands[0], *b = l->operands[1];
+    const float *values = me->fault == SHARED_VALUES ? me->kept : l->operands[0], *b = l->operands[1];
     float *c = l->operands[2];
     bool later = me->calls++ > 0;
     if (me->fault == SLOW) nanosleep(&(struct timespec){0, 3000000}, NULL);
@@ -87,20 +98,10 @@ static sat_status launch(const sat_launch *l) {
     return SAT_OK;
 }
 
-static const char *const names[FAULTS] = {"honest",
-                                          "one_wrong_element",
-                                          "dropped_block",
-                                          "stale_tile",
-                                          "remembers",
-                                          "writes_past",
-                                          "writes_gaps",
-                                          "reads_c",
-                                          "reads_padding",
-                                          "returns_error",
-                                          "forgets_activation",
-                                          "forgets_alpha",
-                                          "needs_full_rows",
-                                          "slow"};
+static const char *const names[FAULTS] = {
+    "honest",          "one_wrong_element", "dropped_block", "stale_tile",    "remembers",          "writes_past",
+    "writes_gaps",     "reads_c",           "reads_padding", "returns_error", "forgets_activation", "forgets_alpha",
+    "needs_full_rows", "shared_values",     "slow"};
 
 /* Races the planted variant beside those of the library, and gives its result. */
 static sat_result race_with(fault fault, const sat_problem *problem, int64_t rows, int64_t cols, char best[128]) {
@@ -159,6 +160,32 @@ static void planted_faults_are_wrong_and_never_win(void **state) {
         assert_string_not_equal(best, names[f]);
         assert_true(r.message[0] != 0);
     }
+}
+
+/* A winner runs, another plan of its own does, and it runs again. */
+static void fixed_values_that_plans_share_are_found(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    planted me = {.fault = SHARED_VALUES};
+    sat_variant v = {SAT_SIZED(sat_variant), .name = names[SHARED_VALUES], .revision = "1",
+                     .op = SAT_MATMUL,       .backend = SAT_CPU,           .user = &me,
+                     .supports = supports,   .estimate = estimate,         .launch = launch,
+                     .refresh = keep_values};
+    assert_ok(sat_variant_register(ctx, &v));
+    uint64_t random = 5;
+    sat_pattern *pattern = random_pattern(ctx, &random, 100, 90, 8, 8, 0.4, false);
+    sat_problem p = matmul_problem(SAT_F32, 70);
+    p.flags |= SAT_FIXED_VALUES;
+    sat_race_options only = {SAT_SIZED(sat_race_options), .only = names[SHARED_VALUES]};
+    sat_race *race = NULL;
+    assert_ok(sat_race_run(ctx, pattern, &p, &only, &race));
+    assert_null(sat_race_best(race));
+    assert_int_equal(sat_race_at(race, 0)->verdict, SAT_VERDICT_WRONG);
+    assert_non_null(strstr(sat_race_at(race, 0)->message, "after another plan has run"));
+    sat_race_free(race);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+    free(me.kept);
 }
 
 /* One that was skipped has its turn where all others failed; what the winner is tried on, it is tried on too. */
@@ -476,10 +503,43 @@ static void empty_problems_race_too(void **state) {
     sat_context_free(ctx);
 }
 
+static void chosen_by_estimate(sat_context *ctx, const sat_pattern *pattern, char variant[128]) {
+    sat_problem p = matmul_problem(SAT_F32, 64);
+    sat_plan *plan = NULL;
+    sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+    assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+    assert_ok(sat_plan_get_info(plan, &info));
+    snprintf(variant, 128, "%s", info.variant);
+    sat_plan_free(plan);
+}
+
+/* In no context of the process. The last test: it changes what the process trusts. */
+static void what_was_found_wrong_does_not_serve_by_estimate(void **state) {
+    (void)state;
+    uint64_t random = 3;
+    char first[128], then[128];
+    sat_context *ctx = open_context(SAT_EFFORT_OFF), *other = open_context(SAT_EFFORT_OFF);
+    sat_pattern *pattern = random_pattern(ctx, &random, 96, 96, 8, 8, 0.4, false);
+    sat_pattern *there = random_pattern(other, &random, 96, 96, 8, 8, 0.4, false);
+    chosen_by_estimate(ctx, pattern, first);
+    sat_registry_distrust(&ctx->registry, sat_registry_find(&ctx->registry, first));
+    chosen_by_estimate(ctx, pattern, then);
+    assert_string_not_equal(first, then);
+    chosen_by_estimate(other, there, then);
+    assert_string_not_equal(first, then);
+    for (size_t i = 0; i < sat_variant_count(ctx); i++) /* were all of them wrong, the reference is left */
+        sat_registry_distrust(&ctx->registry, sat_variant_at(ctx, i));
+    chosen_by_estimate(ctx, pattern, then);
+    assert_non_null(strstr(then, "_reference"));
+    sat_pattern_free(pattern), sat_pattern_free(there);
+    sat_context_free(ctx), sat_context_free(other);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_honest_variant_is_found_right),
         cmocka_unit_test(planted_faults_are_wrong_and_never_win),
+        cmocka_unit_test(fixed_values_that_plans_share_are_found),
         cmocka_unit_test(who_is_called_back_is_tried_like_a_winner),
         cmocka_unit_test(planted_faults_are_found_under_an_activation_too),
         cmocka_unit_test(a_failing_candidate_loses_quietly),
@@ -493,6 +553,7 @@ int main(void) {
         cmocka_unit_test(tuning_beyond_the_memory_limit_is_refused_and_a_plan_is_made_all_the_same),
         cmocka_unit_test(a_race_ends_with_a_line_that_names_the_winner),
         cmocka_unit_test(empty_problems_race_too),
+        cmocka_unit_test(what_was_found_wrong_does_not_serve_by_estimate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

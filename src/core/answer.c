@@ -320,6 +320,15 @@ static bool writes_nothing(const sat_question *q, sat_answer *answer) {
     return answer->variant != NULL;
 }
 
+/* What the entry has found wrong does not serve by estimate either. */
+static void distrust_wrong(const sat_question *q, const sat_entry *entry) {
+    const sat_registry *all = &q->ctx->registry;
+    for (size_t i = 0; i < entry->count; i++) {
+        const sat_variant *v = sat_registry_find(all, entry->records[i].variant);
+        if (v && sat_choose_wrong(entry, v)) sat_registry_distrust(all, v);
+    }
+}
+
 sat_status sat_answer_find(sat_question *q, sat_answer *answer) {
     sat_context *ctx = q->ctx;
     sat_effort effort = ctx->options.effort;
@@ -333,6 +342,7 @@ sat_status sat_answer_find(sat_question *q, sat_answer *answer) {
     bool tunes = effort != SAT_EFFORT_CACHED, found = answer->variant != NULL;
     bool again = found && tunes && sat_answer_again(q, &entry);
     bool race_needed = !found || again || newcomers(q, &entry, fresh) > 0;
+    if (!found) distrust_wrong(q, &entry);
     sat_entry_free(&entry);
     SAT_TRY(looked);
     if (!race_needed) return SAT_OK;

@@ -150,14 +150,25 @@ static sat_status skewed(const sat_bench *s, sat_pattern **pattern) {
     return status;
 }
 
-static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_view *other) {
+static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_view *other, const sat_round *round) {
     const sat_pattern_view *raced = t->bench->pattern;
     t->bench->pattern = other;
-    const sat_round *round = t->bench->op->other_pattern ? t->bench->op->other_pattern : &tiny;
     sat_status status = sat_bench_fill(t->bench, round->probe, round->round, t->seed + 1);
     if (status == SAT_OK) status = check(t, second, other == raced ? "by a second plan" : round->words);
     t->bench->pattern = raced;
     return status;
+}
+
+/* The second plan runs between two runs of the first, which takes its values once: what plans keep is their own. */
+static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view *other) {
+    const sat_round *round = t->bench->op->other_pattern ? t->bench->op->other_pattern : &tiny;
+    t->runner->refreshed = false;
+    SAT_TRY(sat_bench_fill(t->bench, round->probe, round->round, t->seed + 2));
+    SAT_TRY(run(t, t->runner));
+    SAT_TRY(on_pattern(t, second, other, round));
+    if (!t->finding->ok) return SAT_OK;
+    SAT_TRY(sat_bench_fill(t->bench, round->probe, round->round, t->seed + 2)); /* the same operands again */
+    return check(t, t->runner, "after another plan has run");
 }
 
 /* ---- all of them ---- */
@@ -196,7 +207,7 @@ sat_status sat_confirm(sat_bench *bench, sat_runner *runner, size_t limit, uint6
     bool room = status != SAT_OUT_OF_MEMORY; /* without it the other trials have to suffice */
     if (!room) status = SAT_OK;
     if (status == SAT_OK) status = on_same_pattern(&t);
-    if (status == SAT_OK && finding->ok && room) status = on_pattern(&t, &second, other);
+    if (status == SAT_OK && finding->ok && room) status = in_turns(&t, &second, other);
     sat_runner_close(&second);
     sat_pattern_free(pattern);
     return status;

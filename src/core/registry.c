@@ -108,8 +108,31 @@ sat_status sat_registry_add(sat_registry *r, const sat_variant *v) {
     return status;
 }
 
-bool sat_registry_trusted(const sat_registry *r, const sat_variant *v) {
-    for (size_t i = 0; i < r->built_in; i++)
-        if (r->list[i] == v) return !(v->flags & SAT_V_LIBRARY);
+/* ---- trust ---- */
+
+/* Names of variants that this process found wrong; built-in ones have the same name in all registries. Append-only. */
+static _Atomic(const char *) wrong[SAT_MAX_VARIANTS];
+static atomic_size_t wrong_count;
+
+static bool known_wrong(const sat_variant *v) {
+    size_t count = sat_min((int64_t)atomic_load(&wrong_count), SAT_MAX_VARIANTS);
+    for (size_t i = 0; i < count; i++)
+        if (atomic_load(&wrong[i]) == v->name) return true;
     return false;
+}
+
+static bool built_in(const sat_registry *r, const sat_variant *v) {
+    for (size_t i = 0; i < r->built_in; i++)
+        if (r->list[i] == v) return true;
+    return false;
+}
+
+void sat_registry_distrust(const sat_registry *r, const sat_variant *v) {
+    if (!built_in(r, v) || (v->flags & SAT_V_REFERENCE) || known_wrong(v)) return;
+    size_t at = atomic_fetch_add(&wrong_count, 1);
+    if (at < SAT_MAX_VARIANTS) atomic_store(&wrong[at], v->name);
+}
+
+bool sat_registry_trusted(const sat_registry *r, const sat_variant *v) {
+    return built_in(r, v) && !(v->flags & SAT_V_LIBRARY) && !known_wrong(v);
 }

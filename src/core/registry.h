@@ -21,7 +21,9 @@ sat_status sat_registry_open(sat_registry *registry, sat_backend_kind backend);
 void sat_registry_close(sat_registry *registry);
 sat_status sat_registry_add(sat_registry *registry, const sat_variant *variant);
 const sat_variant *sat_registry_find(const sat_registry *registry, const char *name); /* NULL if unknown */
-/* May it serve before any check on this machine? Built in, and our own code. */
+/* May it serve before any check on this machine? Built in, our own code, and never found wrong by this process. */
 bool sat_registry_trusted(const sat_registry *registry, const sat_variant *variant);
+/* It was found wrong on some problem: from now on it serves nothing unchecked, in any context of this process. */
+void sat_registry_distrust(const sat_registry *registry, const sat_variant *variant);
 
 #endif

@@ -3,7 +3,7 @@
  * Each stored element is the dot product of a row of X and a column of Y. Both are copied, once, to lines along k in
  * the type that is computed in, filled up with zeros to whole vectors: a line of X stays in registers, and four columns
  * of Y are multiplied and added up at a time. Where k is deeper than those registers, and than a part of a sum, a line
- * is several pieces. Threads have whole block rows, about as many blocks each. */
+ * is several parts. Threads have whole block rows, about as many blocks each. */
 
 /* ---- the micro-kernel: four elements of a row ---- */
 
@@ -17,9 +17,9 @@ INLINE void FN(csr_dots)(const VEC *x, const REAL *const y[4], int vectors, REAL
     VSUM4(sums, s[0], s[1], s[2], s[3]);
 }
 
-/* `count` elements in columns j[e]: sums of a piece of the lines, `vectors` deep. */
-INLINE void FN(csr_piece)(const REAL *line, const REAL *y, int64_t stride, const int32_t *j, int64_t count, int vectors,
-                          REAL *sums) {
+/* `count` elements in columns j[e]: sums of a part of the lines, `vectors` deep. */
+INLINE void FN(csr_part)(const REAL *line, const REAL *y, int64_t stride, const int32_t *j, int64_t count, int vectors,
+                         REAL *sums) {
     VEC x[CSR_VECTORS];
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; v++) x[v] = VLOAD(line + v * LANES);
@@ -38,7 +38,7 @@ static void FN(csr_elements)(const REAL *line, const REAL *y, int64_t stride, co
         const int vectors = (int)(sat_min(stride - k, CSR_VECTORS * LANES) / LANES);
         REAL *to = k == 0 ? sums : part;
 #define CSR_WIDTH(width)                                                                                               \
-    if (vectors == width) FN(csr_piece)(line + k, y + k, stride, j, count, width, to);
+    if (vectors == width) FN(csr_part)(line + k, y + k, stride, j, count, width, to);
         CSR_WIDTHS(CSR_WIDTH)
 #undef CSR_WIDTH
         if (k > 0)
