@@ -41,12 +41,12 @@ static inline int64_t sat_patch_tiles_across(int64_t length, int tile) { return 
 
 /* At most so many patches. */
 static inline double sat_patches_bound(const sat_pattern_view *a, const sat_rows *r, const sat_patch_shape *s) {
-    double down = (double)(r->br - 1) / s->tile_rows + 2, along = (double)(r->bc - 1) / s->tile_cols + 2;
+    int64_t down = (r->br - 1) / s->tile_rows + 2, along = (r->bc - 1) / s->tile_cols + 2;
     if (s->tile_rows % r->br == 0) down = 1;
-    else if (r->br % s->tile_rows == 0) down = (double)(r->br / s->tile_rows);
+    else if (r->br % s->tile_rows == 0) down = r->br / s->tile_rows;
     if (s->tile_cols % r->bc == 0) along = 1;
-    else if (r->bc % s->tile_cols == 0) along = (double)(r->bc / s->tile_cols);
-    return (double)a->stored_blocks * floor(down) * floor(along);
+    else if (r->bc % s->tile_cols == 0) along = r->bc / s->tile_cols;
+    return (double)a->stored_blocks * (double)down * (double)along;
 }
 
 static inline bool sat_patches_fit(const sat_pattern_view *a, const sat_rows *r, const sat_patch_shape *s) {
