@@ -239,7 +239,7 @@ static sat_status FN(csr_launch)(const sat_launch *l) {
 #pragma omp barrier
         }
         FN(csr_share)
-        (&j, csr_first_row(&j.r, thread, threads), csr_first_row(&j.r, thread + 1, threads),
+        (&j, csr_first_row(j.r.ptr, j.r.count, thread, threads), csr_first_row(j.r.ptr, j.r.count, thread + 1, threads),
          sums + thread * s.rows * s.width);
     }
     return SAT_OK;

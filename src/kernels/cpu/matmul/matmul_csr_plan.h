@@ -3,11 +3,10 @@
 #ifndef SAT_MATMUL_CSR_PLAN_H
 #define SAT_MATMUL_CSR_PLAN_H
 
-#include <omp.h>
+#include "kernels/cpu/common/csr.h"
 
 enum {
-    CSR_ENTRIES = 512, /* that are copied at a time */
-    CSR_ROWS = 16,     /* of sums, stored together where C is column-major */
+    CSR_ROWS = 16, /* of sums, stored together where C is column-major */
 #if VECTOR_BYTES == 64
     CSR_VECTORS = 8,
 #else
@@ -25,16 +24,6 @@ enum {
 
 /* ---- elements as they are computed ---- */
 
-INLINE float csr_widen_f32(sat_dtype t, const void *p, int64_t i) {
-    if (t == SAT_F32) return ((const float *)p)[i];
-    return t == SAT_F16 ? _cvtsh_ss(((const uint16_t *)p)[i]) : sat_from_bf16(((const uint16_t *)p)[i]);
-}
-INLINE double csr_widen_f64(sat_dtype t, const void *p, int64_t i) { return (void)t, ((const double *)p)[i]; }
-INLINE void csr_put_f32(sat_dtype t, void *p, int64_t i, float x) {
-    if (t == SAT_F32) ((float *)p)[i] = x;
-    else ((uint16_t *)p)[i] = t == SAT_F16 ? _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT) : sat_to_bf16(x);
-}
-INLINE void csr_put_f64(sat_dtype t, void *p, int64_t i, double x) { (void)t, ((double *)p)[i] = x; }
 INLINE float csr_act_f32(sat_activation a, float x) { return sat_act_f32(a, x); }
 INLINE double csr_act_f64(sat_activation a, double x) { return sat_act_f64(a, x); }
 
@@ -57,24 +46,13 @@ static inline csr_shape csr_shape_of(const sat_problem *p, const sat_pattern_vie
     return s;
 }
 
-/* Where a thread's block rows begin: each block row counts as its entries, and a little more. */
-static inline int64_t csr_first_row(const sat_rows *r, int thread, int threads) {
-    int64_t low = 0, high = r->count, target = (r->ptr[r->count] + r->count) / threads * thread;
-    if (thread == threads) return r->count;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (r->ptr[middle] + middle < target) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
 /* ---- what the tuner asks ---- */
 
 /* Rows are computed one by one: blocks with more of them have better kernels. */
 static bool csr_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
-    return (d->isa & VECTOR_ISA) == VECTOR_ISA && p->a_dtype == v->instance.dtype && r.br <= 8 && r.k <= INT32_MAX;
+    if ((d->isa & VECTOR_ISA) != VECTOR_ISA || p->a_dtype != v->instance.dtype || r.br > 8) return false;
+    return r.k <= INT32_MAX && ((double)r.k + CSR_ROWS * d->threads) * (double)p->n < CSR_MOST_COPIED;
 }
 
 static double csr_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {

@@ -3,10 +3,9 @@
 #ifndef SAT_SAMPLED_CSR_PLAN_H
 #define SAT_SAMPLED_CSR_PLAN_H
 
-#include <omp.h>
+#include "kernels/cpu/common/csr.h"
 
 enum {
-    CSR_ENTRIES = 512, /* elements of a row at a time */
 #if VECTOR_BYTES == 64
     CSR_VECTORS = 16, /* of a line, in registers */
 #else
@@ -19,19 +18,6 @@ enum {
 #else
 #define CSR_WIDTHS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #endif
-
-/* ---- elements as they are computed ---- */
-
-INLINE float csr_widen_f32(sat_dtype t, const void *p, int64_t i) {
-    if (t == SAT_F32) return ((const float *)p)[i];
-    return t == SAT_F16 ? _cvtsh_ss(((const uint16_t *)p)[i]) : sat_from_bf16(((const uint16_t *)p)[i]);
-}
-INLINE double csr_widen_f64(sat_dtype t, const void *p, int64_t i) { return (void)t, ((const double *)p)[i]; }
-INLINE void csr_put_f32(sat_dtype t, void *p, int64_t i, float x) {
-    if (t == SAT_F32) ((float *)p)[i] = x;
-    else ((uint16_t *)p)[i] = t == SAT_F16 ? _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT) : sat_to_bf16(x);
-}
-INLINE void csr_put_f64(sat_dtype t, void *p, int64_t i, double x) { (void)t, ((double *)p)[i] = x; }
 
 /* ---- the shape of the work ---- */
 
@@ -46,23 +32,12 @@ static inline csr_shape csr_shape_of(const sat_problem *p) {
     return s;
 }
 
-/* Where a thread's block rows begin: each counts as its blocks, and a little more. */
-static inline int64_t csr_first_row(const sat_pattern_view *a, int thread, int threads) {
-    int64_t low = 0, high = a->grid_rows, target = (a->stored_blocks + a->grid_rows) / threads * thread;
-    if (thread == threads) return a->grid_rows;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (a->row_ptr[middle] + middle < target) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
 /* ---- what the tuner asks ---- */
 
 static bool csr_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
-    return (d->isa & VECTOR_ISA) == VECTOR_ISA && sat_min(a->block_rows, a->block_cols) <= 8 && p->n <= INT32_MAX;
+    if ((d->isa & VECTOR_ISA) != VECTOR_ISA || sat_min(a->block_rows, a->block_cols) > 8) return false;
+    return p->n <= INT32_MAX && ((double)p->m + (double)p->n) * ((double)p->k + 16) < CSR_MOST_COPIED;
 }
 
 static double csr_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
