@@ -324,6 +324,7 @@ static bool writes_nothing(const sat_question *q, sat_answer *answer) {
 static void distrust_wrong(const sat_question *q, const sat_entry *entry) {
     const sat_registry *all = &q->ctx->registry;
     for (size_t i = 0; i < entry->count; i++) {
+        if (entry->records[i].verdict != SAT_VERDICT_WRONG) continue;
         const sat_variant *v = sat_registry_find(all, entry->records[i].variant);
         if (v && sat_choose_wrong(entry, v)) sat_registry_distrust(all, v);
     }

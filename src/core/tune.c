@@ -551,10 +551,11 @@ static sat_status open_race(race *r, const sat_tuning *t) {
 }
 
 static void close_race(race *r) {
+    const sat_registry *all = &r->t->ctx->registry;
     for (size_t i = 0; r->list && i < r->count; i++) {
-        const sat_registry *all = &r->t->ctx->registry;
-        const sat_variant *v = sat_registry_find(all, r->list[i].result.variant);
-        if (v && r->list[i].result.verdict == SAT_VERDICT_WRONG) sat_registry_distrust(all, v);
+        const sat_record *x = &r->list[i].result;
+        const sat_variant *v = x->verdict == SAT_VERDICT_WRONG ? sat_registry_find(all, x->variant) : NULL;
+        if (v) sat_registry_distrust(all, v);
     }
     for (size_t i = 0; r->list && i < r->count; i++) close_candidate(r, &r->list[i]);
     free(r->list);
