@@ -22,7 +22,7 @@ static const double WIDE_RMS = 0.77; /* of odd integers from most/2 to most */
 
 static void scales(const sat_problem *p, int round, double *a, double *b) {
     bool narrow = p->a_dtype == SAT_F16;
-    double large = narrow ? 0x1p5 : 0x1p20, tiny = narrow ? 0x1p-13 : 0x1p-40;
+    double large = narrow ? 0x1p5 : 0x1p20, tiny = narrow ? 0x1p-20 : 0x1p-40; /* f16: subnormal */
     *a = round < 2 ? 1 : round == 2 ? large : tiny;
     *b = round < 2 ? 1 : round == 2 ? tiny : large;
 }

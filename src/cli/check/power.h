@@ -45,7 +45,8 @@ enum {
     SCENE_GROUPS = 1 << 13, /* four heads over two, instead of two over one */
     SCENE_MASKS = 1 << 14,  /* one mask a head */
     SCENE_SPARSE = 1 << 16, /* half of the blocks, no block row without any */
-    SCENE_PACKED = 1 << 15  /* two sequences */
+    SCENE_PACKED = 1 << 15, /* two sequences */
+    SCENE_FIXED = 1 << 17   /* SAT_FIXED_VALUES */
 };
 
 typedef struct planted planted;
@@ -64,6 +65,7 @@ typedef struct spot {
 /* How a fault bends the kernel; all may be NULL. */
 typedef struct bend {
     sat_status (*start)(run *r);             /* before a launch: its problem, operands, or r->wrong */
+    sat_status (*values)(run *r);            /* when fixed values are taken in; they are the only operand */
     double (*input)(double x);               /* every input, as it is read */
     bool (*skip)(const spot *s);             /* leaves a term out */
     double (*sum)(double x);                 /* every sum, after each addition */
@@ -122,6 +124,7 @@ struct planted {
     int64_t runs;           /* of all plans */
     const plan_state *last; /* prepared */
     double alpha, beta;     /* of the first plan's first run */
+    char *fixed;            /* the fixed values of whichever plan took them in last */
     rng random;
     char *mirror[CHECK_OPERANDS]; /* the operands in host memory, where the device has its own */
     size_t mirror_bytes[CHECK_OPERANDS];

@@ -33,6 +33,19 @@ static sat_status keeps_address(run *r) {
     return power_peek(r, r->state->kept, r->state->first[i], bytes_of(r, i));
 }
 
+static sat_status shares_values(run *r) { // one place for the fixed values of all plans
+    char *copy = realloc(r->me->fixed, bytes_of(r, 0) + 1);
+    if (!copy) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a copy");
+    memcpy(copy, r->host[0], bytes_of(r, 0));
+    r->me->fixed = copy;
+    return SAT_OK;
+}
+
+static sat_status shared_values(run *r) {
+    if (r->p.flags & SAT_FIXED_VALUES) r->host[0] = r->me->fixed;
+    return SAT_OK;
+}
+
 static sat_status keeps_scalars(run *r) {
     if (r->me->runs == 0) r->me->alpha = r->p.alpha, r->me->beta = r->p.beta;
     r->p.alpha = r->me->alpha;
@@ -113,6 +126,7 @@ static sat_status scalars_as_bf16(run *r) {
 static double clamped(double x) { return x > 65504 ? 65504 : x < -65504 ? -65504 : x; }
 static double clamped_at_5000(double x) { return x > 5000 ? 5000 : x < -5000 ? -5000 : x; }
 static double flushed(double x) { return fabs(x) < 1e-3 ? 0 : x; }
+static double without_subnormals(double x) { return fabs(x) < 0x1p-14 ? 0 : x; } // of f16
 static double without_nan(double x) { return isnan(x) ? 0 : x; }
 static double without_inf(double x) { return isinf(x) ? 0 : x; }
 

@@ -12,6 +12,7 @@ static const char SMALL[] = "`check` has small problems";
 static const char ORDINARY[] = "`check` draws numbers below 1 in size, and no zeros";
 static const char NO_OVERFLOW[] = "no operands of either overflow f16";
 static const char EVERY_PLACE[] = "the race's pointers are no better aligned than the problem says";
+static const char OTHER_PLANS[] = "no two plans of `check` with different values stand side by side";
 static const char OTHER_PATTERN[] = "no two plans of `check` with different patterns stand side by side";
 static const char FEW_KEYS[] = "among so many keys it weighs less than rounding";
 static const char LONG_SUMS[] = "long sums of f32 may lose as much";
@@ -26,6 +27,7 @@ const fault fault_table[] = {
     {"nothing is wrong: bias, scalars", OP_MATMUL, 0, SCENE_BIAS | SCENE_SCALARS, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: bias, relu", OP_MATMUL, 0, SCENE_BIAS | SCENE_RELU, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: gelu", OP_MATMUL, 0, SCENE_GELU, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: fixed values", OP_MATMUL, 0, SCENE_FIXED, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: batch", OP_ALL, 0, SCENE_BATCH, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: transposed", OP_MATMUL, 0, SCENE_TRANSPOSE, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: column-major", OP_PRODUCTS, 0, SCENE_COLUMNS, 0, 0, NULL, .how = {0}},
@@ -105,6 +107,7 @@ const fault fault_table[] = {
      .how = {.input = clamped_at_5000}},
     {"scalars in bf16", OP_PRODUCTS, T_WIDE, SCENE_SCALARS, T_WIDE, 0, ORDINARY, .how = {.start = scalars_as_bf16}},
     {"flushes inputs below 0.001", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.input = flushed}},
+    {"flushes subnormal inputs", OP_PRODUCTS, T_F16, 0, T_F16, T_F16, NULL, .how = {.input = without_subnormals}},
     {"0 times Inf is 0", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, ORDINARY, .how = {.skips_zeros = true}},
     {"multiplies by absent blocks", OP_MATMUL, T_ALL, SCENE_SPARSE, T_ALL, T_ALL, NULL, .how = {.absent_too = true}},
     {"loses Inf in inputs", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, ORDINARY, .how = {.input = without_inf}},
@@ -114,6 +117,9 @@ const fault fault_table[] = {
     {"keeps the first left operand", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = keeps_first}},
     {"keeps the first right operand", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL,
      .how = {.start = keeps_first, .operand = 1}},
+    {"keeps the first fixed values", OP_MATMUL, T_ALL, SCENE_FIXED, T_ALL, T_ALL, NULL, .how = {.start = keeps_first}},
+    {"two plans share their fixed values", OP_MATMUL, T_ALL, SCENE_FIXED, T_ALL, 0, OTHER_PLANS,
+     .how = {.start = shared_values, .values = shares_values}},
     {"keeps the first left address", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, SAME_PLACE, .how = {.start = keeps_address}},
     {"keeps the first right address", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, SAME_PLACE,
      .how = {.start = keeps_address, .operand = 1}},

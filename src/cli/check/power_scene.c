@@ -69,6 +69,7 @@ static bool product_scene(const fault *f, sat_operation op, sat_dtype t, int64_t
     if (f->scene & SCENE_GELU) p->matmul.activation = SAT_ACT_GELU;
     if (f->scene & SCENE_TRANSPOSE) p->matmul.transpose = SAT_TRANSPOSE;
     if (f->scene & SCENE_COLUMNS) p->b = (sat_layout){1, op == SAT_SAMPLED ? p->k : b->cols, 0};
+    if (f->scene & SCENE_FIXED) p->flags |= SAT_FIXED_VALUES;
     if (f->scene & SCENE_BATCH) spread_batch(p, b);
     return true;
 }

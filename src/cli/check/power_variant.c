@@ -105,12 +105,13 @@ static sat_status take_back(run *r) {
 
 /* ---- one launch ---- */
 
-static sat_status open_run(run *r, const sat_launch *l) {
+static sat_status open_run(run *r, const sat_launch *l, int most) { // as many operands as there are
     planted *me = l->variant->user;
     *r = (run){.me = me, .how = &me->fault->how, .launch = l, .state = l->state, .p = *l->problem, .a = l->pattern};
     const sat_pattern_view *a = l->pattern;
     blocks b = {.block_rows = a->block_rows, .block_cols = a->block_cols, .count = a->stored_blocks};
     r->count = data_operands(&r->p, &b, r->list);
+    if (r->count > most) r->count = most;
     sat_status status = SAT_OK;
     for (int i = 0; i < r->count && status == SAT_OK; i++) status = bring(r, i);
     if (r->state->runs == 0) memcpy(r->state->first, l->operands, sizeof r->state->first);
@@ -120,13 +121,20 @@ static sat_status open_run(run *r, const sat_launch *l) {
 static sat_status launch(const sat_launch *l) {
     static bool (*const kernels[])(const run *) = {NULL, power_matmul, power_sampled, power_attention, power_gradients};
     run r;
-    sat_status status = open_run(&r, l);
+    sat_status status = open_run(&r, l, CHECK_OPERANDS);
     if (status == SAT_OK && r.how->start) status = r.how->start(&r);
     r.state->runs++, r.me->runs++;
     if (status != SAT_OK) return status;
     if (!kernels[r.p.op](&r)) return sat_fail(SAT_OUT_OF_MEMORY, "planted: operands as doubles");
     status = take_back(&r);
     return status == SAT_OK && r.how->after ? r.how->after(&r) : status;
+}
+
+static sat_status refresh(const sat_launch *l) {
+    run r;
+    if (!((const planted *)l->variant->user)->fault->how.values) return SAT_OK;
+    sat_status status = open_run(&r, l, 1);
+    return status == SAT_OK ? r.how->values(&r) : status;
 }
 
 sat_status power_register(sat_context *context, sat_operation op, planted *me) {
@@ -143,6 +151,7 @@ sat_status power_register(sat_context *context, sat_operation op, planted *me) {
                      .estimate = estimate,
                      .workspace = workspace,
                      .prepare = prepare,
+                     .refresh = refresh,
                      .launch = launch,
                      .release = release};
     return sat_variant_register(context, &v);
@@ -151,10 +160,12 @@ sat_status power_register(sat_context *context, sat_operation op, planted *me) {
 void power_begin(planted *me, const fault *f, sat_dtype t) {
     me->fault = f, me->dtype = t, me->runs = 0, me->last = NULL;
     me->random = (rng){7};
+    free(me->fixed), me->fixed = NULL;
 }
 
 void power_free(planted *me) {
     for (int i = 0; i < CHECK_OPERANDS; i++) free(me->mirror[i]);
+    free(me->fixed);
     *me = (planted){0};
 }
 
