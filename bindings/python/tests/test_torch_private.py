@@ -130,7 +130,8 @@ def products(sa):
 
 
 def gradients(sa, a, b):
-    v, b = a.values.clone().requires_grad_(), b.clone().requires_grad_()
+    # As random as the first values were: those of `a` have been doubled, and the sine of a large sum shows its rounding.
+    v, b = torch.randn_like(a.values).requires_grad_(), b.clone().requires_grad_()
     m = a.with_values(v)
     bias = torch.randn(32, requires_grad=True)
     ways = lambda: sa.matmul(m, b), lambda: sa.matmul(m, b, bias=bias, alpha=2.0)
