@@ -400,19 +400,19 @@ static void csr_takes_thin_blocks_ragged_and_transposed(void **state) {
         sat_pattern *pattern = random_pattern(ctx, &r, 130, 131, sides[i][0], sides[i][1], 0.3, false);
         sat_pattern_view a = view_of(pattern);
         sat_problem p = aligned_problem(SAT_F16, &a);
-        assert_true(takes(csr, SAT_SPMM_CSR_2, &p, &a));
+        assert_true(takes(csr, SAT_SPMM_CSR, &p, &a));
         p.n = 1; /* a vector */
-        assert_false(takes(csr, SAT_SPMM_CSR_2, &p, &a));
+        assert_false(takes(csr, SAT_SPMM_CSR, &p, &a));
         p = aligned_problem(SAT_F64, &a);
         p.matmul.transpose = SAT_TRANSPOSE, p.m = a.cols, p.k = a.rows;
         p.b = (sat_layout){1, 136, 0}, p.c = (sat_layout){1, 136, 0};
-        assert_true(takes(csr, SAT_SPMM_CSR_2, &p, &a));
+        assert_true(takes(csr, SAT_SPMM_CSR, &p, &a));
         sat_pattern_free(pattern);
     }
     sat_pattern *large = random_pattern(ctx, &r, 128, 128, 16, 16, 1, false);
     sat_pattern_view a = view_of(large);
     sat_problem p = aligned_problem(SAT_F16, &a);
-    assert_false(takes(csr, SAT_SPMM_CSR_2, &p, &a));
+    assert_false(takes(csr, SAT_SPMM_CSR, &p, &a));
     sat_pattern_free(large);
     sat_context_free(ctx);
 }
