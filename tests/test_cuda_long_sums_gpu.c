@@ -170,7 +170,8 @@ static const shape shapes[] = {
     {.m = 9, .high = 3, .n = 12, .depth = DEEP, .wide = 3, .density = 0.6},
     {.m = 12, .high = 2, .n = 200, .depth = DEEP, .wide = 2, .density = 0.6, .epilogue = true},
     {.m = 12, .high = 1, .n = 200, .depth = DEEP, .wide = 1, .density = 0.6},
-    {.m = 12, .high = 1, .n = 200, .depth = DEEP, .wide = 1, .density = 0.02}, /* rows of one part */
+    {.m = 12, .high = 1, .n = 200, .depth = DEEP, .wide = 1, .density = 0.02}, /* rows of one part, */
+    {.m = 12, .high = 1, .n = 201, .depth = DEEP, .wide = 1, .density = 0.02}, /* and those of B unaligned */
     {.m = 13, .high = 13, .n = 150, .depth = DEEP, .wide = 5, .density = 0.6},
     {.m = 3, .high = 3, .n = 151, .depth = DEEP, .wide = 7, .density = 0.6}, /* nothing is aligned */
     {.m = 256, .high = 128, .n = 1, .depth = 4 * DEEP, .wide = 64, .density = 0.6, .epilogue = true}, /* few lanes */
