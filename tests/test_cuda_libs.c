@@ -283,7 +283,7 @@ extern const sat_family sat_family_cuda_matmul_cusparse_bsr, sat_family_cuda_mat
 extern const sat_family sat_family_cuda_matmul_cusparse_csr;
 extern const sat_family sat_family_cuda_matmul_cublas_block, sat_family_cuda_matmul_cublas_dense;
 extern const sat_family sat_family_cuda_matmul_cublaslt_dense, sat_family_cuda_matmul_cublaslt_guarded;
-extern const sat_family sat_family_cuda_matmul_cublas_guarded;
+extern const sat_family sat_family_cuda_matmul_cublas_guarded, sat_family_cuda_sampled_cublas_dense;
 
 static const sat_device hopper = {SAT_SIZED(sat_device),  .backend = SAT_CUDA,
                                   .multiprocessors = 132, .capability = 90,
@@ -390,6 +390,61 @@ static void a_guarded_product_takes_what_a_bare_one_does_and_keeps_sums_apart_wh
     sat_context_free(ctx);
 }
 
+/* Copies of B, and sums beside C, whose lines are multiples of 16 bytes. */
+static void aligned_copies_are_made_of_lines_that_are_not(void **state) {
+    (void)state;
+    enum { PLAIN = -1, ALIGNED = -3 };
+    const sat_family *f = &sat_family_cuda_matmul_cublas_guarded;
+    uint64_t r = 5;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    sat_pattern *even = random_pattern(ctx, &r, 120, 128, 16, 16, 0.9, false);
+    sat_pattern *odd = random_pattern(ctx, &r, 123, 125, 5, 5, 0.9, false);
+    sat_pattern_view a = view_of(even), b = view_of(odd);
+    sat_problem p = aligned_problem(SAT_F16, &a);
+    assert_false(takes(f, ALIGNED, &p, &a)); /* nothing to gain */
+    p.beta = 1;
+    assert_false(takes(f, ALIGNED, &p, &a)); /* sums beside C are no reason */
+    p = aligned_problem(SAT_F16, &a);
+    p.b_align = 2;
+    assert_true(takes(f, ALIGNED, &p, &a));
+    p = aligned_problem(SAT_F16, &a);
+    p.n = 63, p.b = p.c = (sat_layout){63, 1, 0};
+    assert_true(takes(f, PLAIN, &p, &a) && takes(f, ALIGNED, &p, &a));
+    sat_variant v[2] = {{SAT_SIZED(sat_variant), .name = "plain", .instance.option = PLAIN},
+                        {SAT_SIZED(sat_variant), .name = "aligned", .instance.option = ALIGNED}};
+    size_t more = f->workspace(&v[1], &p, &a, &hopper) - f->workspace(&v[0], &p, &a, &hopper);
+    assert_true(more == 64 * (128 * 2 + 120 * 4)); /* columns of B's copy and of the sums: 63, and one of zeros */
+    assert_true(f->estimate(&v[1], &p, &a, &hopper) > f->estimate(&v[0], &p, &a, &hopper)); /* launches */
+    p.b = p.c = (sat_layout){1, 128, 0};
+    assert_true(!takes(f, ALIGNED, &p, &a)); /* column-major: lines of 128 and 120 */
+    p.n = 15, p.b = p.c = (sat_layout){15, 1, 0};
+    assert_false(takes(f, ALIGNED, &p, &a)); /* too small */
+    p = aligned_problem(SAT_BF16, &b);       /* the depth is odd: A's lines, and rows of B */
+    assert_true(takes(f, ALIGNED, &p, &b));
+    p.matmul.transpose = SAT_TRANSPOSE, p.m = b.cols, p.k = b.rows;
+    assert_true(takes(f, ALIGNED, &p, &b));
+    p = aligned_problem(SAT_F32, &b);
+    assert_false(takes(f, ALIGNED, &p, &b)); /* no tensor cores */
+    p.flags = SAT_ALLOW_TF32;
+    assert_true(takes(f, ALIGNED, &p, &b));
+    p = aligned_problem(SAT_F16, &a);
+    p.n = 4095, p.m = p.k = 4096, p.b = p.c = (sat_layout){4095, 1, 0}; /* sizes matter here, not the pattern's */
+    assert_true(f->estimate(&v[1], &p, &a, &hopper) < f->estimate(&v[0], &p, &a, &hopper) / 3);
+
+    f = &sat_family_cuda_sampled_cublas_dense;
+    p = aligned_problem(SAT_F16, &a);
+    p.op = SAT_SAMPLED, p.m = 120, p.n = 128, p.k = 64;
+    p.a = (sat_layout){64, 1, 0}, p.b = (sat_layout){128, 1, 0};
+    assert_true(takes(f, 0, &p, &a) && !takes(f, 1, &p, &a));
+    p.k = 63, p.a.row_stride = 63;
+    assert_true(takes(f, 0, &p, &a) && takes(f, 1, &p, &a));
+    v[0].instance.option = 0, v[1].instance.option = 1;
+    more = f->workspace(&v[1], &p, &a, &hopper) - f->workspace(&v[0], &p, &a, &hopper);
+    assert_true(more == 2 * 64 * (120 + 128)); /* X and Y, a row or column of zeros in each */
+    sat_pattern_free(even), sat_pattern_free(odd);
+    sat_context_free(ctx);
+}
+
 static void csr_takes_thin_blocks_ragged_and_transposed(void **state) {
     (void)state;
     const sat_family *csr = &sat_family_cuda_matmul_cusparse_csr;
@@ -493,6 +548,7 @@ int main(void) {
         cmocka_unit_test(each_refuses_what_its_library_cannot_do),
         cmocka_unit_test(blocked_ell_refuses_rows_that_differ_and_odd_columns),
         cmocka_unit_test(a_guarded_product_takes_what_a_bare_one_does_and_keeps_sums_apart_where_c_is_added),
+        cmocka_unit_test(aligned_copies_are_made_of_lines_that_are_not),
         cmocka_unit_test(csr_takes_thin_blocks_ragged_and_transposed),
         cmocka_unit_test(sixteen_bit_results_are_rounded_once),
         cmocka_unit_test(estimates_are_near_what_was_measured),

@@ -110,10 +110,13 @@ static inline double sat_libs_seconds(const sat_problem *p, const sat_device *d,
     return (compute > memory ? compute : memory) + extra / d->memory_rate + 8e-6 * (double)sat_max(1, p->batch);
 }
 
-/* The same of a dense product of all of the matrix: on an H200 more than the nominal rate of 16-bit inputs. */
-static inline double sat_libs_dense_seconds(const sat_problem *p, const sat_device *d, double bytes, double extra) {
+/* The same of a dense product of all of the matrix: on an H200 more than the nominal rate of 16-bit inputs, and a
+ * seventh of that where their lines are not `aligned` (aligned.h). */
+static inline double sat_libs_dense_seconds(const sat_problem *p, const sat_device *d, double bytes, double extra,
+                                            bool aligned) {
     double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * (double)sat_max(1, p->batch);
-    return sat_libs_seconds(p, d, flops, sat_libs_rate(p, d) * (sat_libs_narrow(p->a_dtype) ? 1.1 : 0.9), bytes, extra);
+    double share = !sat_libs_narrow(p->a_dtype) ? 0.9 : aligned ? 1.1 : 1.1 / 7;
+    return sat_libs_seconds(p, d, flops, sat_libs_rate(p, d) * share, bytes, extra);
 }
 
 /* Plain units whatever the dtype, at a part of their rate of f32: what cuSPARSE does on BSR. */

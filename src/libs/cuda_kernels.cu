@@ -124,6 +124,58 @@ cudaError_t sat_libs_gather(sat_dtype t, const void *values, const int32_t *from
     return cudaGetLastError();
 }
 
+/* ---- copies with aligned lines ---- */
+
+template <typename U> struct alignas(16) chunk { U of[16 / sizeof(U)]; };
+
+struct copy_job {
+    const void *from;
+    void *to;
+    int64_t from_lines, from_length, from_stride, lines, chunks, stride; /* stride and chunks of the copy, in chunks */
+};
+
+/* A thread copies chunks of a line: its loads go one by one, since nothing is known of where a line begins. */
+template <typename U> static __global__ void copy_lines(copy_job x) {
+    constexpr int COUNT = 16 / (int)sizeof(U);
+    for (int64_t line = blockIdx.y; line < x.lines; line += gridDim.y)
+        for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < x.chunks;
+             at += (int64_t)gridDim.x * blockDim.x) {
+            const U *from = (const U *)x.from + line * x.from_stride + at * COUNT;
+            const int64_t most = line < x.from_lines ? x.from_length - at * COUNT : 0;
+            chunk<U> c = {};
+#pragma unroll
+            for (int e = 0; e < COUNT; e++)
+                if (e < most) c.of[e] = from[e];
+            ((chunk<U> *)x.to)[line * x.stride + at] = c;
+        }
+}
+
+template <typename U> static void start_copy(const copy_job &x, cudaStream_t s) {
+    unsigned threads = x.chunks >= 256 ? 256 : (unsigned)(x.chunks + 31) / 32 * 32;
+    dim3 grid((unsigned)sat_min((x.chunks + threads - 1) / threads, 1024), (unsigned)sat_min(x.lines, 65535));
+    copy_lines<U><<<grid, threads, 0, s>>>(x);
+}
+
+cudaError_t sat_libs_copy(sat_dtype t, const sat_copying *x, void *stream) {
+    const int64_t step = 16 / (int64_t)sat_dtype_size(t);
+    const bool by_rows = x->to.col_stride == 1;
+    copy_job j = {x->from.data,
+                  x->to.data,
+                  by_rows ? x->from_rows : x->from_cols,
+                  by_rows ? x->from_cols : x->from_rows,
+                  by_rows ? x->from.row_stride : x->from.col_stride,
+                  by_rows ? x->rows : x->cols,
+                  ((by_rows ? x->cols : x->rows) + step - 1) / step,
+                  (by_rows ? x->to.row_stride : x->to.col_stride) / step};
+    cudaStream_t s = (cudaStream_t)stream;
+    switch (sat_dtype_size(t)) {
+    case 2: start_copy<uint16_t>(j, s); break;
+    case 4: start_copy<uint32_t>(j, s); break;
+    default: start_copy<uint64_t>(j, s); break;
+    }
+    return cudaGetLastError();
+}
+
 /* ---- pointer arrays ---- */
 
 struct point_job {

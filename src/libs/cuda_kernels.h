@@ -31,6 +31,15 @@ cudaError_t sat_libs_align_left(const sat_problem *p, const sat_pattern_view *a,
 cudaError_t sat_libs_gather(sat_dtype t, const void *values, const int32_t *from, void *to, int64_t count,
                             void *stream);
 
+/* A copy of a matrix in the same storage order, zero from there on to rows x cols of the copy. One of the strides is 1,
+ * and the copy's lines begin at multiples of 16 bytes. */
+typedef struct sat_copying {
+    sat_matrix from, to;
+    int64_t from_rows, from_cols, rows, cols;
+} sat_copying;
+
+cudaError_t sat_libs_copy(sat_dtype t, const sat_copying *x, void *stream);
+
 /* Pointer arrays of a batched product, `count` entries: first + step*index for each of the three operands. */
 typedef struct sat_pointers {
     int64_t count;

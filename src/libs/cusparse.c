@@ -9,8 +9,7 @@
 enum { SUCCESS = 0, ALLOC_FAILED = 2, NOT_SUPPORTED = 10, NO_RESOURCES = 11 };
 enum { AS_IT_IS = 0, INDEX_32 = 2, BASE_ZERO = 0, COL_MAJOR = 1, ROW_MAJOR = 2 };
 /* Algorithms. */
-static const int algorithms[] = {
-    [SAT_SPMM_BSR] = 14, [SAT_SPMM_ELL] = 13, [SAT_SDDMM] = 0, [SAT_SPMM_CSR] = 6};
+static const int algorithms[] = {[SAT_SPMM_BSR] = 14, [SAT_SPMM_ELL] = 13, [SAT_SDDMM] = 0, [SAT_SPMM_CSR] = 6};
 
 typedef int ask_product(void *handle, int op_a, int op_b, const void *alpha, void *a, void *b, const void *beta,
                         void *c, cudaDataType compute, int algorithm, size_t *bytes);

@@ -33,12 +33,7 @@ void *sat_cusparse_library(void);
 sat_status sat_cusparse_bind(const sat_launch *l, const sat_cusparse *s);
 sat_status sat_cusparse_judge(int status, const sat_variant *v);
 
-typedef enum sat_cusparse_call {
-    SAT_SPMM_BSR,
-    SAT_SPMM_ELL,
-    SAT_SDDMM,
-    SAT_SPMM_CSR
-} sat_cusparse_call;
+typedef enum sat_cusparse_call { SAT_SPMM_BSR, SAT_SPMM_ELL, SAT_SDDMM, SAT_SPMM_CSR } sat_cusparse_call;
 
 /* Asks the library whether it can, with a buffer of at most `most` bytes; for `prepare`. */
 sat_status sat_cusparse_ask(const sat_prepare *p, sat_cusparse *s, sat_cusparse_call call, size_t most);

@@ -2,8 +2,8 @@
 // by one. The entries are those of op(A), so the library never transposes, which it does by atomic additions. Their
 // values are copied from the order of the blocks, but where that is the order of the entries already: 1xC blocks, not
 // transposed. Its algorithm 2 may sum in another order from run to run, says its manual. Algorithms 1 and 3 are
-// left out: they let NaN of rows of B through that they should not touch, 1 in the last row of C (cuSPARSE 12.6.3). Sums
-// of several parts are rounded once only where they are f32 or f64, so 16-bit results are made of f32 sums here.
+// left out: they let NaN of rows of B through that they should not touch, 1 in the last row of C (cuSPARSE 12.6.3).
+// Sums of several parts are rounded once only where they are f32 or f64, so 16-bit results are made of f32 sums here.
 
 #include <limits.h>
 #include <stdlib.h>
