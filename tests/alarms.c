@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/answer.h"
+#include "core/select.h"
 #include "core/runner.h"
 #include "core/bench.h"
 #include "ops/check.h"
@@ -130,7 +130,7 @@ static int kind_of(const sat_problem *p) {
 typedef struct scene {
     sat_context *ctx;
     sat_pattern *pattern;
-    sat_question q;
+    sat_request q;
     sat_bench bench;
     line *lines;
     int64_t count, products, elements;
@@ -156,7 +156,7 @@ static void *room_for(size_t count, size_t size) {
 static void alarm_at(scene *s, const char *who, const char *what, const sat_finding *f) {
     s->counts->alarms++;
 #pragma omp critical(alarms_print)
-    printf("alarm: %s, %s: %s\n  %s\n", who, what, f->where, s->q.exact);
+    printf("alarm: %s, %s: %s\n  %s\n", who, what, f->where, s->q.full_key);
 }
 
 static bool judge(scene *s, const char *who, const char *what) {
@@ -292,7 +292,7 @@ static void open_scene(scene *s, bool sampled) {
     int64_t rows, cols;
     sat_problem p = random_problem(&s->random, sampled, &rows, &cols);
     s->pattern = make_pattern(s->ctx, &s->random, rows, cols, random_block(&s->random), random_block(&s->random));
-    DEMAND(sat_question_make(&s->q, s->ctx, s->pattern, &p));
+    DEMAND(sat_request_make(&s->q, s->ctx, s->pattern, &p));
     DEMAND(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->q.view, &s->q.device, (size_t)1 << 32));
     if (sampled) sampled_lines(s);
     else matmul_lines(s);
@@ -457,7 +457,7 @@ static void race_attention(scene *s) {
     if (one_in(r, 4)) p.attention.window = 1 + below(r, 30);
     if (one_in(r, 3)) p.op = SAT_ATTENTION_BACKWARD, p.attention.lse = false;
     s->pattern = make_pattern(s->ctx, r, 1 + below(r, 60), 1 + below(r, 60), random_block(r), random_block(r));
-    DEMAND(sat_question_make(&s->q, s->ctx, s->pattern, &p));
+    DEMAND(sat_request_make(&s->q, s->ctx, s->pattern, &p));
     DEMAND(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->q.view, &s->q.device, (size_t)1 << 32));
     size_t count = find_variants(s, variants);
     for (int precise = 0; precise < 2; precise++) {

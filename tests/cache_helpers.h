@@ -28,7 +28,7 @@
 #include "sanitized.h"
 
 static const char key[] = "matmul f32 m=512 n=512 k=512 block=16x16 density=0.125 skew=1";
-static const char mark[] = "0123456789abcdef"; /* of whoever opens a cache here */
+static const char fingerprint[] = "0123456789abcdef"; /* of whoever opens a cache here */
 static const char device[] = "cpu Some Model 9/64 (2 cores, AVX2) ../threads 2";
 
 /* ---- the cache's folders ---- */
@@ -100,7 +100,7 @@ static inline sat_record raced(const char *race, int64_t when, const char *varia
     put(r.race, sizeof r.race, race);
     put(r.variant, sizeof r.variant, variant);
     strcpy(r.revision, "1");
-    strcpy(r.exact, "op=matmul m=512 n=512 k=512 block=16x16 stored=128");
+    strcpy(r.full_key, "op=matmul m=512 n=512 k=512 block=16x16 stored=128");
     r.spread = seconds / 50, r.error = 1.2345678901234567e-7, r.estimate_seconds = seconds * 1.1;
     r.prepare_seconds = 1e-6 / 3, r.workspace_bytes = 1 << 20, r.may_win = true;
     return r;
@@ -109,7 +109,7 @@ static inline sat_record raced(const char *race, int64_t when, const char *varia
 static inline sat_record verified(int64_t when, const char *variant, const char *exact) {
     sat_record r = {.kind = SAT_RECORD_VERIFIED, .when = when, .verdict = SAT_VERDICT_OK, .error = 3e-8};
     put(r.variant, sizeof r.variant, variant);
-    put(r.exact, sizeof r.exact, exact);
+    put(r.full_key, sizeof r.full_key, exact);
     strcpy(r.revision, "1");
     return r;
 }
@@ -118,10 +118,10 @@ static inline sat_record verified(int64_t when, const char *variant, const char 
 static inline sat_record full_record(void) {
     sat_record r = raced("20240101-1234-1", 1704067200, "cpu_matmul_f32_any_avx2_6x16", 0.00123456789012345678);
     r.verdict = SAT_VERDICT_WRONG, r.workspace_bytes = INT64_MAX, r.runs = 2147483647;
-    r.least_seconds = 0.001 / 3, r.busy = true, r.threads = 3;
+    r.least_seconds = 0.001 / 3, r.noisy = true, r.threads = 3;
     strcpy(r.revision, "OpenBLAS 0.3.21 (a=b)");
     strcpy(r.message, "element (3, 7) is 1.5 = not 2 | bound 1e-6");
-    strcpy(r.by, mark), strcpy(r.pattern, "fedcba9876543210");
+    strcpy(r.checked_by, fingerprint), strcpy(r.pattern, "fedcba9876543210");
     return r;
 }
 
@@ -134,14 +134,14 @@ static inline bool has(const sat_entry *entry, const sat_record *record) {
 static inline sat_cache *open_cache(const char *dirs) {
     sat_cache *cache;
     assert_int_equal(sat_cache_open(dirs, device, NULL, &cache), SAT_OK);
-    sat_cache_set_mark(cache, mark);
+    sat_cache_set_fingerprint(cache, fingerprint);
     return cache;
 }
 
 static inline void assert_has(sat_cache *cache, const char *key, const sat_record *record) {
     sat_entry entry;
     assert_int_equal(sat_cache_load(cache, key, &entry), SAT_OK);
-    if (!has(&entry, record)) fail_msg("%s lacks %s %s", key, record->race, record->exact);
+    if (!has(&entry, record)) fail_msg("%s lacks %s %s", key, record->race, record->full_key);
     sat_entry_free(&entry);
 }
 
@@ -172,7 +172,7 @@ static inline sat_cache *open_logged(const char *dirs, messages *m) {
     sat_cache *cache;
     memset(m, 0, sizeof *m);
     assert_int_equal(sat_cache_open(dirs, device, &log, &cache), SAT_OK);
-    sat_cache_set_mark(cache, mark);
+    sat_cache_set_fingerprint(cache, fingerprint);
     return cache;
 }
 

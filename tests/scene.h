@@ -5,7 +5,7 @@
 
 #include "support.h"
 
-#include "core/answer.h"
+#include "core/select.h"
 #include "core/runner.h"
 #include "core/bench.h"
 
@@ -13,7 +13,7 @@ typedef struct scene {
     sat_context *ctx;
     sat_pattern *pattern;
     const sat_pattern_view *view;
-    sat_question q;
+    sat_request q;
     sat_bench bench;
     sat_runner runner;
 } scene;

@@ -12,14 +12,14 @@
 static void open_scene(scene *s, sat_pattern *pattern, sat_context *ctx, sat_problem p, const char *name) {
     s->ctx = ctx, s->pattern = pattern;
     assert_ok(sat_pattern_transposed(s->pattern, &s->view));
-    assert_ok(sat_question_make(&s->q, s->ctx, s->pattern, &p));
+    assert_ok(sat_request_make(&s->q, s->ctx, s->pattern, &p));
     s->q.problem = s->q.race_problem;
     assert_ok(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
-    sat_answer answer = {0};
-    if (name) answer.variant = sat_registry_find(&s->ctx->registry, name);
-    else assert_ok(sat_answer_estimate(&s->q, &answer));
-    assert_ok(sat_runner_open(&s->runner, s->ctx, answer.variant, &s->q.problem, s->view, &s->q.device, (size_t)1 << 30,
-                              NULL));
+    sat_selection selection = {0};
+    if (name) selection.variant = sat_registry_find(&s->ctx->registry, name);
+    else assert_ok(sat_select_by_estimate(&s->q, &selection));
+    assert_ok(sat_runner_open(&s->runner, s->ctx, selection.variant, &s->q.problem, s->view, &s->q.device,
+                              (size_t)1 << 30, NULL));
 }
 
 static sat_problem random_problem(uint64_t *r) {
@@ -49,30 +49,30 @@ static void right_results_pass_everywhere(void **state) {
         open_scene(&s, pattern, ctx, p, NULL);
         assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
-        if (!passes(&s, where)) fail_msg("case %d, %s by %s: %s", i, s.q.exact, s.runner.variant->name, where);
+        if (!passes(&s, where)) fail_msg("case %d, %s by %s: %s", i, s.q.full_key, s.runner.variant->name, where);
         assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_STRUCTURE, 0, next_random(&r)));
         run(&s);
-        if (!passes(&s, where)) fail_msg("case %d exact, %s: %s", i, s.q.exact, where);
+        if (!passes(&s, where)) fail_msg("case %d exact, %s: %s", i, s.q.full_key, where);
         close_scene(&s);
     }
 }
 
 /* Every kind of operands that a race has. */
-static const sat_round rounds[] = {{SAT_PROBE_STRUCTURE, SAT_ROUND_NO_KEYS, "K is zero"},
-                                   {SAT_PROBE_STRUCTURE, SAT_ROUND_NO_QUERIES, "Q is zero"},
-                                   {SAT_PROBE_PRECISION, 0, "reals"},
-                                   {SAT_PROBE_PRECISION, SAT_ROUND_FAR, "far apart"},
-                                   {SAT_PROBE_PRECISION, SAT_ROUND_RISING, "rising"},
-                                   {SAT_PROBE_PRECISION, SAT_ROUND_FALLING, "falling"},
-                                   {0}};
+static const sat_check_case cases[] = {{SAT_PROBE_STRUCTURE, SAT_FILL_NO_KEYS, "K is zero"},
+                                       {SAT_PROBE_STRUCTURE, SAT_FILL_NO_QUERIES, "Q is zero"},
+                                       {SAT_PROBE_PRECISION, 0, "reals"},
+                                       {SAT_PROBE_PRECISION, SAT_FILL_FAR, "far apart"},
+                                       {SAT_PROBE_PRECISION, SAT_FILL_RISING, "rising"},
+                                       {SAT_PROBE_PRECISION, SAT_FILL_FALLING, "falling"},
+                                       {0}};
 
 /* Each of them, on each variant that fits. Gives how many were checked. */
 static int check_variants(scene *s, uint64_t *r, int number) {
     int checked = 0;
-    for (const sat_round *round = rounds; round->words; round++) {
-        bool ladder = round->round == SAT_ROUND_RISING || round->round == SAT_ROUND_FALLING;
+    for (const sat_check_case *c = cases; c->label; c++) {
+        bool ladder = c->fill_case == SAT_FILL_RISING || c->fill_case == SAT_FILL_FALLING;
         if (ladder && s->q.problem.op == SAT_ATTENTION_BACKWARD) continue; /* no race has that */
-        assert_ok(sat_bench_fill(&s->bench, round->probe, round->round, next_random(r)));
+        assert_ok(sat_bench_fill(&s->bench, c->probe, c->fill_case, next_random(r)));
         for (size_t i = 0; i < atomic_load(&s->ctx->registry.count); i++) {
             const sat_variant *v = s->ctx->registry.list[i];
             char where[224];
@@ -82,7 +82,7 @@ static int check_variants(scene *s, uint64_t *r, int number) {
                 sat_runner_open(&s->runner, s->ctx, v, &s->q.problem, s->view, &s->q.device, (size_t)1 << 30, NULL));
             run(s);
             if (!passes(s, where))
-                fail_msg("case %d, %s, %s by %s: %s", number, round->words, s->q.exact, v->name, where);
+                fail_msg("case %d, %s, %s by %s: %s", number, c->label, s->q.full_key, v->name, where);
             checked++;
         }
     }
@@ -220,7 +220,7 @@ static void a_dropped_block_is_found(void **state) {
         scene s;
         open_small(&s, &r, i & 1 ? SAT_ATTENTION : SAT_ATTENTION_BACKWARD, types[i / 2 % 4]);
         run_without_a_block(&s, &r);
-        if (passes(&s, NULL)) fail_msg("case %d: nobody saw it, %s", i, s.q.exact);
+        if (passes(&s, NULL)) fail_msg("case %d: nobody saw it, %s", i, s.q.full_key);
         close_scene(&s);
     }
 }
@@ -239,9 +239,9 @@ static void a_block_of_a_long_row_is_found(void **state) {
         char where[224];
         assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
-        if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
+        if (!passes(&s, where)) fail_msg("%s: %s", s.q.full_key, where);
         run_without_a_block(&s, &r);
-        if (passes(&s, NULL)) fail_msg("nobody saw it, %s", s.q.exact);
+        if (passes(&s, NULL)) fail_msg("nobody saw it, %s", s.q.full_key);
         close_scene(&s);
     }
 }
@@ -260,7 +260,7 @@ static void one_key_of_one_row_of_a_large_problem_is_found(void **state) {
         open_scene(&s, random_pattern(ctx, &r, 1024, n, 1024, n, 1, false), ctx, p, NULL);
         assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_STRUCTURE, i & 1, next_random(&r)));
         run(&s);
-        if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
+        if (!passes(&s, where)) fail_msg("%s: %s", s.q.full_key, where);
         int64_t row = random_below(&r, 2048) * dim, key = random_below(&r, n) * dim;
         for (int64_t x = 0; x < dim; x++) {
             double sum = 0;
@@ -268,7 +268,7 @@ static void one_key_of_one_row_of_a_large_problem_is_found(void **state) {
             sum -= sat_load(types[i % 3], s.bench.pointer[2], key + x);
             sat_store(types[i % 3], s.bench.pointer[3], row + x, sum / (double)(n - 1));
         }
-        if (passes(&s, NULL)) fail_msg("nobody saw it, %s", s.q.exact);
+        if (passes(&s, NULL)) fail_msg("nobody saw it, %s", s.q.full_key);
         close_scene(&s);
     }
 }
@@ -288,13 +288,13 @@ static void one_wrong_gradient_is_found(void **state) {
         assert_ok(sat_bench_fill(&s.bench, SAT_PROBE_PRECISION, 0, next_random(&r)));
         run(&s);
         char where[224];
-        if (!passes(&s, where)) fail_msg("%s: %s", s.q.exact, where);
+        if (!passes(&s, where)) fail_msg("%s: %s", s.q.full_key, where);
         int operand = 6 + i / 3 % 3; // all of it half as large
         for (int64_t x = 0; x < length * 128; x++) {
             double value = sat_load(types[i % 3], s.bench.pointer[operand], x) / 2;
             sat_store(types[i % 3], s.bench.pointer[operand], x, value);
         }
-        if (passes(&s, NULL)) fail_msg("operand %d: nobody saw it, %s", operand, s.q.exact);
+        if (passes(&s, NULL)) fail_msg("operand %d: nobody saw it, %s", operand, s.q.full_key);
         close_scene(&s);
     }
 }

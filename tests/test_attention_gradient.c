@@ -182,7 +182,7 @@ static double bound_of(const numbers *x) {
 static void open_scene(scene *s, sat_context *ctx, sat_pattern *pattern, sat_problem p) {
     *s = (scene){.ctx = ctx, .pattern = pattern};
     assert_ok(sat_pattern_transposed(s->pattern, &s->view));
-    assert_ok(sat_question_make(&s->q, s->ctx, s->pattern, &p));
+    assert_ok(sat_request_make(&s->q, s->ctx, s->pattern, &p));
     assert_ok(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
 }
 
@@ -234,7 +234,7 @@ static void gradients_are_slopes_of_the_forward_pass(void **state) {
             run_variant(&s, v);
             numbers x = load_numbers(&s);
             double far = off(&x, &r);
-            if (!(far <= 1)) fail_msg("case %d, %s by %s: %g bounds apart", i, s.q.exact, v->name, far);
+            if (!(far <= 1)) fail_msg("case %d, %s by %s: %g bounds apart", i, s.q.full_key, v->name, far);
             worst = fmax(worst, far), checked++;
             free_numbers(&x);
         }
@@ -251,11 +251,11 @@ static void a_wrong_row_is_no_slope(void **state) {
     int seen[4][3] = {0};
     for (int i = 0; i < 48; i++) {
         scene s;
-        sat_answer answer = {0};
+        sat_selection selection = {0};
         int type = i % 4, which = i / 4 % 3;
         open_random(&s, &r, types[type]);
-        assert_ok(sat_answer_estimate(&s.q, &answer));
-        run_variant(&s, answer.variant);
+        assert_ok(sat_select_by_estimate(&s.q, &selection));
+        run_variant(&s, selection.variant);
         numbers x = load_numbers(&s);
         double *gradient = which == 0 ? x.dq : which == 1 ? x.dk : x.dv, most = 0;
         int64_t rows = (which == 0 ? x.queries : x.keys) / x.dim, row = 0;

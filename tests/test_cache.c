@@ -161,21 +161,22 @@ static void all_layers_are_read_and_the_first_is_written(void **state) {
 static void a_mark_counts_in_the_first_layer_and_for_its_owner(void **state) {
     char a[4200], b[4200], dirs[9000];
     sat_record r = full_record(), plain = r;
-    plain.by[0] = 0;
+    plain.checked_by[0] = 0;
     in(a, *state, "a"), in(b, *state, "b");
     sat_cache *cache = open_cache(b);
     assert_int_equal(sat_cache_add(cache, key, &r, 1), SAT_OK);
     assert_has(cache, key, &r);
-    sat_cache_set_mark(cache, "another's");
+    sat_cache_set_fingerprint(cache, "another's");
     assert_has(cache, key, &plain);
-    assert_int_equal(
-        sat_cache_add(
-            cache, key,
-            &(sat_record){.kind = SAT_RECORD_VERIFIED, .verdict = SAT_VERDICT_OK, .variant = "w", .by = "another's"},
-            1),
-        SAT_OK);
+    assert_int_equal(sat_cache_add(cache, key,
+                                   &(sat_record){.kind = SAT_RECORD_VERIFIED,
+                                                 .verdict = SAT_VERDICT_OK,
+                                                 .variant = "w",
+                                                 .checked_by = "another's"},
+                                   1),
+                     SAT_OK);
     sat_cache_close(cache);
-    cache = open_cache(b); /* both marks are on the disk still */
+    cache = open_cache(b); /* both fingerprints are on the disk still */
     assert_has(cache, key, &r);
     sat_cache_close(cache);
     snprintf(dirs, sizeof dirs, "%s:%s", a, b);
@@ -209,7 +210,7 @@ static void memory_only_keeps_everything_but_writes_nothing(void **state) {
     assert_int_equal(sat_cache_import_file(cache, file, &n), SAT_OK);
     assert_int_equal(n, 2);
     assert_has(cache, key, &r);
-    r.by[0] = 0; /* what comes from a file nobody answers for */
+    r.checked_by[0] = 0; /* what comes from a file nobody answers for */
     assert_has(cache, "second", &r);
     assert_int_equal(sat_cache_remove(cache, NULL, &n), SAT_OK);
     assert_int_equal(n, 2);

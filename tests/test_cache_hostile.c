@@ -137,7 +137,7 @@ static sat_record flattering(uint64_t *r, const char *variant) {
     snprintf(x.race, sizeof x.race, "race %lld", (long long)random_below(r, 5));
     snprintf(x.variant, sizeof x.variant, "%s", variant);
     snprintf(x.revision, sizeof x.revision, "%s", random_below(r, 2) ? "1" : "99");
-    snprintf(x.exact, sizeof x.exact, "op=matmul");
+    snprintf(x.full_key, sizeof x.full_key, "op=matmul");
     return x;
 }
 

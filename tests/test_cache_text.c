@@ -191,9 +191,10 @@ static void an_entry_is_spelled_as_the_documentation_says(void **state) {
     r[0].seconds = 0.0625, r[0].runs = 9, r[0].may_win = true;
     strcpy(r[1].variant, "mine"), strcpy(r[1].revision, "2"), strcpy(r[1].message, "row 3, column 7");
     r[1].error = 0.5, r[1].may_win = true;
-    strcpy(r[2].variant, r[0].variant), strcpy(r[2].revision, "1"), strcpy(r[2].exact, "m=4095 n=4096");
+    strcpy(r[2].variant, r[0].variant), strcpy(r[2].revision, "1"), strcpy(r[2].full_key, "m=4095 n=4096");
     r[2].error = 3e-8;
-    for (int i = 0; i < 3; i += 2) strcpy(r[i].by, "c0ffee0123456789"), strcpy(r[i].pattern, "0123456789abcdef");
+    for (int i = 0; i < 3; i += 2)
+        strcpy(r[i].checked_by, "c0ffee0123456789"), strcpy(r[i].pattern, "0123456789abcdef");
     sat_entry_format(&text, "cpu AMD EPYC (2 cores, AVX2)", "matmul f32 m=4096 n=4096 k=4096 block=64x64", &entry);
     assert_string_equal(text.data, expected);
     sat_text_free(&text);
@@ -260,7 +261,7 @@ static void a_right_checksum_does_not_excuse_a_wrong_entry(void **state) {
 }
 
 /* As version 1.0 wrote it: times, and verdicts that nobody answers for. */
-static void an_older_minor_version_is_read_and_bears_no_mark(void **state) {
+static void an_older_minor_version_is_read_and_has_no_fingerprint(void **state) {
     (void)state;
     sat_entry entry;
     assert_int_equal(parse_body("sparse_autotune cache 1.0\ndevice=d\nkey=k\n"
@@ -269,7 +270,7 @@ static void an_older_minor_version_is_read_and_bears_no_mark(void **state) {
                      SAT_OK);
     assert_int_equal(entry.count, 1);
     assert_true(entry.records[0].seconds == 0.5);
-    assert_string_equal(entry.records[0].by, "");
+    assert_string_equal(entry.records[0].checked_by, "");
     assert_string_equal(entry.records[0].pattern, "");
     sat_entry_free(&entry);
 }
@@ -278,16 +279,16 @@ static void of_two_records_that_differ_in_nothing_else_the_signed_one_stays(void
     (void)state;
     sat_record plain = verified(7, "v", "exact"), both = plain;
     sat_entry entry = {0};
-    strcpy(both.by, mark);
+    strcpy(both.checked_by, fingerprint);
     for (int order = 0; order < 2; order++) {
         assert_int_equal(sat_entry_merge(&entry, order ? &both : &plain, 1), SAT_OK);
         assert_int_equal(sat_entry_merge(&entry, order ? &plain : &both, 1), SAT_OK);
         assert_int_equal(entry.count, 1);
-        assert_string_equal(entry.records[0].by, mark);
-        sat_entry_unmark(&entry, mark);
-        assert_string_equal(entry.records[0].by, mark);
-        sat_entry_unmark(&entry, "");
-        assert_string_equal(entry.records[0].by, "");
+        assert_string_equal(entry.records[0].checked_by, fingerprint);
+        sat_entry_clear_foreign(&entry, fingerprint);
+        assert_string_equal(entry.records[0].checked_by, fingerprint);
+        sat_entry_clear_foreign(&entry, "");
+        assert_string_equal(entry.records[0].checked_by, "");
         sat_entry_free(&entry);
     }
 }
@@ -383,7 +384,7 @@ int main(void) {
         cmocka_unit_test(an_entry_cut_at_any_byte_is_refused),
         cmocka_unit_test(a_flipped_bit_anywhere_is_a_miss),
         cmocka_unit_test(a_right_checksum_does_not_excuse_a_wrong_entry),
-        cmocka_unit_test(an_older_minor_version_is_read_and_bears_no_mark),
+        cmocka_unit_test(an_older_minor_version_is_read_and_has_no_fingerprint),
         cmocka_unit_test(of_two_records_that_differ_in_nothing_else_the_signed_one_stays),
         cmocka_unit_test(a_later_minor_version_is_read_and_a_later_major_one_is_not),
         cmocka_unit_test(lines_records_and_files_have_limits),

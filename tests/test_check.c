@@ -40,7 +40,7 @@ static void open_scene(scene *s, uint64_t *r, sat_problem p) {
         strides(r, &p.c, t ? cols : rows, p.n);
     }
     assert_ok(sat_pattern_transposed(s->pattern, &s->view));
-    assert_ok(sat_question_make(&s->q, s->ctx, s->pattern, &p));
+    assert_ok(sat_request_make(&s->q, s->ctx, s->pattern, &p));
     assert_ok(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->view, &s->q.device, (size_t)1 << 32));
     const char *name = p.op == SAT_SAMPLED ? "cpu_sampled_any_any_c_reference" : "cpu_matmul_any_any_c_reference";
     assert_ok(sat_runner_open(&s->runner, s->ctx, sat_registry_find(&s->ctx->registry, name), &s->q.problem, s->view,
@@ -60,8 +60,8 @@ static int64_t random_element(scene *s, uint64_t *r) {
     return i * o->layout.row_stride + j * o->layout.col_stride;
 }
 
-static void fill(scene *s, uint64_t *r, sat_probe probe, int round) {
-    assert_ok(sat_bench_fill(&s->bench, probe, round, next_random(r)));
+static void fill(scene *s, uint64_t *r, sat_probe probe, int fill_case) {
+    assert_ok(sat_bench_fill(&s->bench, probe, fill_case, next_random(r)));
 }
 
 static void the_reference_passes_everywhere(void **state) {
@@ -73,14 +73,14 @@ static void the_reference_passes_everywhere(void **state) {
         sat_problem p = random_problem(&r, i & 1);
         if (!(i & 1) && random_below(&r, 3) == 0) p.matmul.activation = (sat_activation)(1 + random_below(&r, 3));
         open_scene(&s, &r, p);
-        for (int round = 0; round < 4; round++) {
-            fill(&s, &r, SAT_PROBE_STRUCTURE, round);
+        for (int fill_case = 0; fill_case < 4; fill_case++) {
+            fill(&s, &r, SAT_PROBE_STRUCTURE, fill_case);
             run(&s);
-            if (!passes(&s, where)) fail_msg("case %d, exact round %d, %s: %s", i, round, s.q.exact, where);
+            if (!passes(&s, where)) fail_msg("case %d, structure fill %d, %s: %s", i, fill_case, s.q.full_key, where);
         }
         fill(&s, &r, SAT_PROBE_PRECISION, 0);
         run(&s);
-        if (!passes(&s, where)) fail_msg("case %d, precision, %s: %s", i, s.q.exact, where);
+        if (!passes(&s, where)) fail_msg("case %d, precision, %s: %s", i, s.q.full_key, where);
         close_scene(&s);
     }
 }
@@ -101,11 +101,12 @@ static void one_element_that_is_off_by_one_unit_is_found(void **state) {
             unsigned char *bits = (unsigned char *)s.bench.pointer[2] + (size_t)at * sat_dtype_size(t);
             if (sat_load(t, s.bench.pointer[2], at) != 0) {
                 bits[0] ^= 1;
-                if (passes(&s, NULL)) fail_msg("case %d, %s: the last bit at %lld passed", i, s.q.exact, (long long)at);
+                if (passes(&s, NULL))
+                    fail_msg("case %d, %s: the last bit at %lld passed", i, s.q.full_key, (long long)at);
                 tried++;
             }
             sat_store(t, s.bench.pointer[2], at, NAN);
-            if (passes(&s, NULL)) fail_msg("case %d, %s: NaN at %lld passed", i, s.q.exact, (long long)at);
+            if (passes(&s, NULL)) fail_msg("case %d, %s: NaN at %lld passed", i, s.q.full_key, (long long)at);
         }
         close_scene(&s);
     }
@@ -180,7 +181,8 @@ static void a_dropped_block_is_found(void **state) {
             int64_t drop = random_below(&r, s.view->stored_blocks);
             for (int64_t e = 0; e < area; e++) sat_store(p.a_dtype, s.bench.pointer[0], drop * area + e, 0);
             run(&s);
-            if (passes(&s, NULL)) fail_msg("case %d, %s: without block %lld it passed", i, s.q.exact, (long long)drop);
+            if (passes(&s, NULL))
+                fail_msg("case %d, %s: without block %lld it passed", i, s.q.full_key, (long long)drop);
             tried++;
         }
         close_scene(&s);
@@ -200,7 +202,7 @@ static void a_forgotten_activation_is_found(void **state) {
         fill(&s, &r, i & 1 ? SAT_PROBE_STRUCTURE : SAT_PROBE_PRECISION, i / 2 % 4);
         s.runner.problem.matmul.activation = SAT_ACT_NONE;
         run(&s);
-        if (enough && passes(&s, NULL)) fail_msg("case %d, %s: a forgotten activation passed", i, s.q.exact);
+        if (enough && passes(&s, NULL)) fail_msg("case %d, %s: a forgotten activation passed", i, s.q.full_key);
         close_scene(&s);
     }
 }

@@ -59,8 +59,8 @@ static sat_record record(const char *race, int64_t when, const char *name, doubl
     snprintf(r.race, sizeof r.race, "%s", race);
     snprintf(r.variant, sizeof r.variant, "%s", name);
     snprintf(r.revision, sizeof r.revision, "1");
-    snprintf(r.exact, sizeof r.exact, "this one");
-    snprintf(r.by, sizeof r.by, "us");
+    snprintf(r.full_key, sizeof r.full_key, "this one");
+    snprintf(r.checked_by, sizeof r.checked_by, "us");
     snprintf(r.pattern, sizeof r.pattern, "diagonal");
     return r;
 }
@@ -73,7 +73,7 @@ static void the_fastest_right_one_wins(void **state) {
     sat_choose_sort(r, 4, &registry);
     assert_string_equal(r[0].variant, "ant");
     assert_string_equal(r[1].variant, "dog");
-    assert_string_equal(r[2].variant, "cat"); /* a rival to show, after those that may win */
+    assert_string_equal(r[2].variant, "cat"); /* a baseline, after those that may win */
     assert_string_equal(r[3].variant, "bee");
 }
 
@@ -118,17 +118,17 @@ static void a_race_on_a_quiet_machine_says_more_than_a_newer_one_on_a_busy_machi
     (void)state;
     sat_record r[] = {record("one", 100, "bee", 0.2), record("one", 100, "dog", 0.3), record("two", 200, "ant", 0.5),
                       record("two", 200, "dog", 0.4)};
-    r[2].busy = r[3].busy = true;
+    r[2].noisy = r[3].noisy = true;
     sat_entry entry = {r, 4};
     const sat_variant *ranking[8];
     assert_int_equal(sat_choose_ranking(&entry, &registry, 0, ranking, 8), 3);
     assert_string_equal(ranking[0]->name, "bee");
     assert_string_equal(ranking[1]->name, "dog");
     assert_string_equal(ranking[2]->name, "ant"); /* known from the disturbed one alone */
-    assert_true(sat_choose_provisional(&entry, 1000));
-    assert_false(sat_choose_provisional(&entry, 210)); /* not at once */
+    assert_true(sat_choose_needs_retune(&entry, 1000));
+    assert_false(sat_choose_needs_retune(&entry, 210)); /* not at once */
     r[0].when = r[1].when = 300;
-    assert_false(sat_choose_provisional(&entry, 1000)); /* a quiet one came after it */
+    assert_false(sat_choose_needs_retune(&entry, 1000)); /* a quiet one came after it */
 }
 
 static void wrong_unknown_and_revised_variants_are_not_ranked(void **state) {
@@ -141,14 +141,14 @@ static void wrong_unknown_and_revised_variants_are_not_ranked(void **state) {
     const sat_variant *ranking[8];
     assert_int_equal(sat_choose_ranking(&entry, &registry, 0, ranking, 8), 1);
     assert_string_equal(ranking[0]->name, "dog");
-    assert_false(sat_choose_knows(&entry, sat_registry_find(&registry, "bee")));
-    assert_true(sat_choose_knows(&entry, sat_registry_find(&registry, "ant")));
+    assert_false(sat_choose_has_result(&entry, sat_registry_find(&registry, "bee")));
+    assert_true(sat_choose_has_result(&entry, sat_registry_find(&registry, "ant")));
     assert_true(sat_choose_verified(&entry, sat_registry_find(&registry, "dog"), "this one", NULL));
     assert_false(sat_choose_verified(&entry, sat_registry_find(&registry, "dog"), "another", NULL));
     assert_false(sat_choose_verified(&entry, sat_registry_find(&registry, "bee"), "this one", NULL));
 }
 
-/* Reading takes every mark off that is not this build's and machine's own. */
+/* Reading takes every fingerprint off that is not this build's and machine's own. */
 static void what_others_found_is_neither_right_nor_wrong_here(void **state) {
     (void)state;
     sat_record r[] = {record("one", 100, "ant", 0.1), record("one", 100, "bee", 0.2), record("two", 200, "bee", 0.1)};
@@ -160,9 +160,9 @@ static void what_others_found_is_neither_right_nor_wrong_here(void **state) {
     assert_false(sat_choose_verified(&entry, ant, "this one", "another pattern"));
     assert_true(sat_choose_wrong(&entry, bee));
     assert_int_equal(sat_choose_ranking(&entry, &registry, 0, ranking, 8), 1);
-    sat_entry_unmark(&entry, "us");
+    sat_entry_clear_foreign(&entry, "us");
     assert_true(sat_choose_verified(&entry, ant, "this one", NULL));
-    sat_entry_unmark(&entry, "them");
+    sat_entry_clear_foreign(&entry, "them");
     assert_false(sat_choose_verified(&entry, ant, "this one", NULL));
     assert_false(sat_choose_wrong(&entry, bee));
     assert_int_equal(sat_choose_ranking(&entry, &registry, 0, ranking, 8), 2); /* by time, to be checked */

@@ -85,7 +85,7 @@ static int32_t visit_item(visit *x, const sat_work *l, sat_cta_work p) {
     check_list(x, l, &p);
     int32_t before[SAT_MAX_WARPGROUPS] = {0};
     for (int32_t i = p.list; i < p.list + p.key_tiles; i++) {
-        int who = sat_visitors(l->tile[i]);
+        int who = sat_warpgroup_mask(l->tile[i]);
         assert_in_range(i, 0, l->listed - 1);
         assert_in_range(who, 1, all);
         if (p.pingpong) assert_int_equal(who, all);

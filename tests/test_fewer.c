@@ -2,7 +2,7 @@
 #include "support.h"
 #include "problems.h"
 
-#include "core/answer.h"
+#include "core/select.h"
 #include "core/fewer.h"
 
 /* ---- the choice, by made-up times ---- */
@@ -101,7 +101,7 @@ typedef struct fixture {
     sat_pattern *pattern;
     sat_problem problem;
     const sat_variant *variant;
-    sat_question q;
+    sat_request q;
 } fixture;
 
 static fixture open_fixture(void) {
@@ -118,7 +118,7 @@ static fixture open_fixture(void) {
     assert_ok(sat_variant_register(f.ctx, &v));
     f.variant = sat_registry_find(&f.ctx->registry, v.name);
     f.pattern = random_pattern(f.ctx, &random, 12, 8, 4, 4, 0.5, false);
-    assert_ok(sat_question_make(&f.q, f.ctx, f.pattern, &f.problem));
+    assert_ok(sat_request_make(&f.q, f.ctx, f.pattern, &f.problem));
     return f;
 }
 
@@ -172,7 +172,7 @@ static void a_plan_runs_on_the_threads_that_are_remembered(void **state) {
                         .race = "r"};
         snprintf(r.variant, sizeof r.variant, "%s", f.variant->name);
         snprintf(r.revision, sizeof r.revision, "%s", f.variant->revision);
-        snprintf(r.exact, sizeof r.exact, "%s", f.q.exact);
+        snprintf(r.full_key, sizeof r.full_key, "%s", f.q.full_key);
         assert_ok(sat_cache_add(f.ctx->cache, f.q.key, &r, 1));
         sat_plan *plan = NULL, *copy = NULL;
         uint64_t random = 7;

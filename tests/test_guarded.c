@@ -20,7 +20,7 @@ static bool find(sat_context *ctx, const char *part) {
     return false;
 }
 
-/* Without asking for it; the bare one is a rival to show. */
+/* Without asking for it; the bare one is a baseline. */
 static void a_guarded_product_wins_and_a_bare_one_does_not(void **state) {
     (void)state;
     uint64_t random = 3;

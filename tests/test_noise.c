@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/answer.h"
+#include "core/select.h"
 #include "core/noise.h"
 #include "problems.h"
 
@@ -53,15 +53,15 @@ static void threads_that_are_preempted_often_make_a_race_a_disturbed_one(void **
     sat_device d = ctx->device;
     sat_record r = timed(1e-3, 1e-3, 1); /* one run tells nothing by itself */
     d.threads = 2;
-    assert_false(sat_noise_busy(&(sat_noise){0.5, 0}, ctx, &d, &r));
-    assert_false(sat_noise_busy(&(sat_noise){0.5, 3}, ctx, &d, &r));
+    assert_false(sat_noise_too_high(&(sat_noise){0.5, 0}, ctx, &d, &r));
+    assert_false(sat_noise_too_high(&(sat_noise){0.5, 3}, ctx, &d, &r));
     assert_int_equal(asked, 0);
-    assert_false(sat_noise_busy(&(sat_noise){0.5, 20}, ctx, &d, &r)); /* not many, and nobody is there now */
+    assert_false(sat_noise_too_high(&(sat_noise){0.5, 20}, ctx, &d, &r)); /* not many, and nobody is there now */
     assert_int_equal(asked, 1);
-    assert_true(sat_noise_busy(&(sat_noise){0.5, 90}, ctx, &d, &r)); /* gone now, but it was there */
+    assert_true(sat_noise_too_high(&(sat_noise){0.5, 90}, ctx, &d, &r)); /* gone now, but it was there */
     is_quiet = false;
-    assert_true(sat_noise_busy(&(sat_noise){0.5, 20}, ctx, &d, &r));
-    assert_false(sat_noise_busy(&(sat_noise){0.5, 3}, ctx, &d, &r));
+    assert_true(sat_noise_too_high(&(sat_noise){0.5, 20}, ctx, &d, &r));
+    assert_false(sat_noise_too_high(&(sat_noise){0.5, 3}, ctx, &d, &r));
     sat_context_free(ctx);
 }
 
@@ -71,14 +71,14 @@ static void runs_that_differ_far_more_than_usual_make_a_race_a_disturbed_one(voi
     sat_noise none = {0.5, 0};
     sat_record far = timed(14e-3, 1e-3, 30), near = timed(1.2e-3, 1e-3, 30), few = timed(14e-3, 1e-3, 2);
     sat_record tiny = timed(8e-6, 5e-6, 30), old = timed(14e-3, 0, 30);
-    assert_true(sat_noise_busy(&none, ctx, &ctx->device, &far));
-    assert_false(sat_noise_busy(&none, ctx, &ctx->device, &near));
-    assert_false(sat_noise_busy(&none, ctx, &ctx->device, &few));
-    assert_false(sat_noise_busy(&none, ctx, &ctx->device, &tiny)); /* the clock's own noise */
-    assert_false(sat_noise_busy(&none, ctx, &ctx->device, &old));  /* an earlier version's */
-    planted.preempted = NULL, planted.quiet = NULL;                /* a backend without these signs */
-    assert_true(sat_noise_busy(&none, ctx, &ctx->device, &far));
-    assert_false(sat_noise_busy(&none, ctx, &ctx->device, &near));
+    assert_true(sat_noise_too_high(&none, ctx, &ctx->device, &far));
+    assert_false(sat_noise_too_high(&none, ctx, &ctx->device, &near));
+    assert_false(sat_noise_too_high(&none, ctx, &ctx->device, &few));
+    assert_false(sat_noise_too_high(&none, ctx, &ctx->device, &tiny)); /* the clock's own noise */
+    assert_false(sat_noise_too_high(&none, ctx, &ctx->device, &old));  /* an earlier version's */
+    planted.preempted = NULL, planted.quiet = NULL;                    /* a backend without these signs */
+    assert_true(sat_noise_too_high(&none, ctx, &ctx->device, &far));
+    assert_false(sat_noise_too_high(&none, ctx, &ctx->device, &near));
     assert_true(sat_noise_quiet(ctx, &ctx->device));
     sat_context_free(ctx);
 }
@@ -115,7 +115,7 @@ typedef struct scene {
     sat_context *ctx;
     sat_pattern *pattern;
     sat_problem problem;
-    sat_question q;
+    sat_request q;
 } scene;
 
 static scene open_scene(sat_effort effort, int64_t more, bool now_quiet) {
@@ -123,7 +123,7 @@ static scene open_scene(sat_effort effort, int64_t more, bool now_quiet) {
     uint64_t random = 5;
     s.pattern = random_pattern(s.ctx, &random, 64, 64, 8, 8, 0.3, false);
     s.problem = matmul_problem(SAT_F32, 32);
-    assert_ok(sat_question_make(&s.q, s.ctx, s.pattern, &s.problem));
+    assert_ok(sat_request_make(&s.q, s.ctx, s.pattern, &s.problem));
     return s;
 }
 
@@ -156,7 +156,7 @@ static void a_disturbed_race_is_recorded_and_shown_as_one(void **state) {
     assert_true(again == seconds && least_again == least);
     sat_entry entry;
     assert_ok(sat_cache_find(s.ctx->cache, s.q.key, false, &entry));
-    for (size_t i = 0; i < entry.count; i++) assert_true(entry.records[i].busy);
+    for (size_t i = 0; i < entry.count; i++) assert_true(entry.records[i].noisy);
     sat_entry_free(&entry);
     close_scene(&s);
 }
@@ -166,14 +166,14 @@ static void a_disturbed_race_is_recorded_and_shown_as_one(void **state) {
 /* Records of all that fit, as a race so long ago would have left them. */
 static void remember_race(scene *s, const char *name, int64_t seconds_ago, bool busy) {
     const sat_variant *fit[SAT_MAX_VARIANTS];
-    size_t count = sat_question_candidates(&s->q, NULL, fit);
+    size_t count = sat_request_find_candidates(&s->q, NULL, fit);
     for (size_t i = 0; i < count; i++) {
-        sat_record r = {.kind = SAT_RECORD_RACED, .verdict = SAT_VERDICT_OK, .seconds = 1, .runs = 9, .busy = busy};
+        sat_record r = {.kind = SAT_RECORD_RACED, .verdict = SAT_VERDICT_OK, .seconds = 1, .runs = 9, .noisy = busy};
         r.when = (int64_t)time(NULL) - seconds_ago;
         snprintf(r.race, sizeof r.race, "%s", name);
         snprintf(r.variant, sizeof r.variant, "%s", fit[i]->name);
         snprintf(r.revision, sizeof r.revision, "%s", fit[i]->revision);
-        snprintf(r.exact, sizeof r.exact, "%s", s->q.exact);
+        snprintf(r.full_key, sizeof r.full_key, "%s", s->q.full_key);
         assert_ok(sat_cache_add(s->ctx->cache, s->q.key, &r, 1));
     }
 }

@@ -2,7 +2,7 @@
  * from the registry, the problem and all that is known. */
 #include "support.h"
 
-#include "core/answer.h"
+#include "core/select.h"
 #include "problems.h"
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -25,18 +25,18 @@ typedef struct scene {
     sat_context *ctx;
     sat_pattern *pattern;
     sat_problem problem;
-    sat_question q;
+    sat_request q;
 } scene;
 
-static sat_record record_of(const sat_question *q, const char *race, const char *name, const char *revision,
+static sat_record record_of(const sat_request *q, const char *race, const char *name, const char *revision,
                             double seconds) {
     sat_record r = {.kind = SAT_RECORD_RACED, .when = 1000, .verdict = SAT_VERDICT_OK, .seconds = seconds, .runs = 9};
     r.may_win = true;
     snprintf(r.race, sizeof r.race, "%s", race);
     snprintf(r.variant, sizeof r.variant, "%s", name);
     snprintf(r.revision, sizeof r.revision, "%s", revision);
-    snprintf(r.exact, sizeof r.exact, "%s", q->exact);
-    snprintf(r.by, sizeof r.by, "%s", sat_cache_mark(q->ctx->cache)); /* its verdict counts */
+    snprintf(r.full_key, sizeof r.full_key, "%s", q->full_key);
+    snprintf(r.checked_by, sizeof r.checked_by, "%s", sat_cache_fingerprint(q->ctx->cache)); /* its verdict counts */
     return r;
 }
 
@@ -54,8 +54,8 @@ static scene open_scene(uint32_t variant_flags, uint32_t problem_flags, bool may
     s.pattern = random_pattern(s.ctx, &random, 64, 64, 8, 8, 0.3, false);
     s.problem = matmul_problem(SAT_F32, 32);
     s.problem.flags = problem_flags;
-    assert_ok(sat_question_make(&s.q, s.ctx, s.pattern, &s.problem));
-    size_t count = sat_question_candidates(&s.q, NULL, fit);
+    assert_ok(sat_request_make(&s.q, s.ctx, s.pattern, &s.problem));
+    size_t count = sat_request_find_candidates(&s.q, NULL, fit);
     for (size_t i = 0; i < count; i++) {
         sat_record r = record_of(&s.q, "one", fit[i]->name, fit[i]->revision, 1);
         if (strcmp(fit[i]->name, "planted") == 0) continue;
@@ -152,7 +152,7 @@ static void what_a_check_found_wrong_is_not_shown_as_the_best(void **state) {
     assert_true(planted_is_best(&s));
     sat_record wrong = record_of(&s.q, "", "planted", "7", 0);
     wrong.kind = SAT_RECORD_VERIFIED, wrong.verdict = SAT_VERDICT_WRONG, wrong.when = 2000;
-    snprintf(wrong.exact, sizeof wrong.exact, "another exact problem of this key");
+    snprintf(wrong.full_key, sizeof wrong.full_key, "another exact problem of this key");
     add(&s, &wrong);
     assert_false(planted_serves(&s));
     assert_false(planted_is_best(&s));

@@ -6,7 +6,7 @@
 #include <ftw.h>
 #include <sys/stat.h>
 
-#include "core/answer.h"
+#include "core/select.h"
 #include "cache/cache_file.h"
 #include "core/identity.h"
 #include "problems.h"
@@ -131,21 +131,21 @@ static sat_plan_info info_of(const sat_plan *plan) {
     return info;
 }
 
-static sat_question question(sat_context *ctx, const sat_pattern *pattern) {
-    sat_question q;
+static sat_request request(sat_context *ctx, const sat_pattern *pattern) {
+    sat_request q;
     sat_problem p = problem();
-    assert_ok(sat_question_make(&q, ctx, pattern, &p));
+    assert_ok(sat_request_make(&q, ctx, pattern, &p));
     return q;
 }
 
-static sat_record record_of(const sat_question *q, const sat_variant *v, double seconds, const char *by) {
+static sat_record record_of(const sat_request *q, const sat_variant *v, double seconds, const char *by) {
     sat_record r = {.kind = SAT_RECORD_RACED, .when = 1000, .verdict = SAT_VERDICT_OK, .seconds = seconds, .runs = 9};
     r.may_win = true;
     snprintf(r.race, sizeof r.race, "one");
     snprintf(r.variant, sizeof r.variant, "%s", v->name);
     snprintf(r.revision, sizeof r.revision, "%s", v->revision);
-    snprintf(r.exact, sizeof r.exact, "%s", q->exact);
-    snprintf(r.by, sizeof r.by, "%s", by);
+    snprintf(r.full_key, sizeof r.full_key, "%s", q->full_key);
+    snprintf(r.checked_by, sizeof r.checked_by, "%s", by);
     if (by[0]) snprintf(r.pattern, sizeof r.pattern, "%016llx", (unsigned long long)sat_pattern_digest(q->pattern));
     return r;
 }
@@ -154,8 +154,8 @@ static sat_record record_of(const sat_question *q, const sat_variant *v, double 
 static void plant(sat_context *ctx, const char *by) {
     const sat_variant *fit[SAT_MAX_VARIANTS];
     sat_pattern *pattern = make_pattern(ctx, false, NULL);
-    sat_question q = question(ctx, pattern);
-    size_t count = sat_question_candidates(&q, NULL, fit);
+    sat_request q = request(ctx, pattern);
+    size_t count = sat_request_find_candidates(&q, NULL, fit);
     for (size_t i = 0; i < count; i++) {
         sat_record r = record_of(&q, fit[i], strcmp(fit[i]->name, "planted") == 0 ? 0.1 : 1, by);
         assert_ok(sat_cache_add(ctx->cache, q.key, &r, 1));
@@ -166,7 +166,7 @@ static void plant(sat_context *ctx, const char *by) {
 /* One more record of the planted variant: what a check of it found. */
 static void plant_check(sat_context *ctx, sat_verdict verdict, const char *by) {
     sat_pattern *pattern = make_pattern(ctx, false, NULL);
-    sat_question q = question(ctx, pattern);
+    sat_request q = request(ctx, pattern);
     sat_record r = record_of(&q, sat_registry_find(&ctx->registry, "planted"), 0, by);
     r.kind = SAT_RECORD_VERIFIED, r.verdict = verdict, r.when = 2000;
     snprintf(r.race, sizeof r.race, "a check by %s", by); /* no two have the same name */
@@ -174,7 +174,7 @@ static void plant_check(sat_context *ctx, sat_verdict verdict, const char *by) {
     sat_pattern_free(pattern);
 }
 
-static const char *own_mark(sat_context *ctx) { return sat_cache_mark(ctx->cache); }
+static const char *own_fingerprint(sat_context *ctx) { return sat_cache_fingerprint(ctx->cache); }
 
 /* What a plan of the pattern says now, and how often the planted variant ran while it was made. */
 static sat_plan_info plan_now(sat_context *ctx, bool mirrored, int *calls) {
@@ -217,7 +217,7 @@ static void a_record_of_its_own_is_not_checked_again(void **state) {
     (void)state;
     int calls;
     sat_context *ctx = open_on("a", false);
-    plant(ctx, own_mark(ctx));
+    plant(ctx, own_fingerprint(ctx));
     sat_context_free(ctx);
     ctx = open_on("a", false);
     sat_plan_info info = plan_now(ctx, false, &calls);
@@ -237,23 +237,23 @@ static void a_record_that_nobody_signed_is_checked_once(void **state) {
 
 static void a_record_of_another_build_is_checked_once(void **state) {
     (void)state;
-    char machine[256], mark[SAT_MARK_SIZE];
+    char machine[256], fingerprint[SAT_DIGEST_SIZE];
     sat_context *ctx = open_on("a", false);
     sat_identity_machine(machine, sizeof machine);
-    sat_identity_hash("another build", machine, ctx->device.identity, "", mark);
-    assert_string_not_equal(mark, own_mark(ctx));
-    plant(ctx, mark);
+    sat_identity_hash("another build", machine, ctx->device.identity, "", fingerprint);
+    assert_string_not_equal(fingerprint, own_fingerprint(ctx));
+    plant(ctx, fingerprint);
     sat_context_free(ctx);
     expect_one_check("a");
 }
 
 static void a_record_of_another_machine_is_checked_once(void **state) {
     (void)state;
-    char mark[SAT_MARK_SIZE];
+    char fingerprint[SAT_DIGEST_SIZE];
     sat_context *ctx = open_on("a", false);
-    sat_identity_hash(sat_build_id, "another machine", ctx->device.identity, "", mark);
-    assert_string_not_equal(mark, own_mark(ctx));
-    plant(ctx, mark);
+    sat_identity_hash(sat_build_id, "another machine", ctx->device.identity, "", fingerprint);
+    assert_string_not_equal(fingerprint, own_fingerprint(ctx));
+    plant(ctx, fingerprint);
     sat_context_free(ctx);
     expect_one_check("a");
 }
@@ -262,8 +262,8 @@ static void builds_that_share_a_folder_leave_each_others_marks_alone(void **stat
     (void)state;
     int calls;
     sat_context *ctx = open_on("a", false), *other = open_on("a", false);
-    sat_cache_set_mark(other->cache, "00000000000other");
-    plant(ctx, own_mark(ctx));
+    sat_cache_set_fingerprint(other->cache, "00000000000other");
+    plant(ctx, own_fingerprint(ctx));
     sat_plan_info info = plan_now(other, false, &calls);
     assert_true(is_planted(&info) && calls > 0);
     sat_context_free(ctx);
@@ -277,7 +277,7 @@ static void builds_that_share_a_folder_leave_each_others_marks_alone(void **stat
 static void a_lower_layers_record_is_checked_once(void **state) {
     (void)state;
     sat_context *ctx = open_on("a", false);
-    plant(ctx, own_mark(ctx)); /* the same build and machine: still, it is not the layer that this user writes */
+    plant(ctx, own_fingerprint(ctx)); /* the same build and machine: still, it is not the layer that this user writes */
     sat_context_free(ctx);
     expect_one_check("b:a");
 }
@@ -301,27 +301,27 @@ static void an_import_is_checked_once(void **state) {
     (void)state;
     char file[128];
     sat_context *ctx = open_on("a", false);
-    plant(ctx, own_mark(ctx));
+    plant(ctx, own_fingerprint(ctx));
     sat_context_free(ctx);
     export_to("a", file);
     import_from("b", file);
     expect_one_check("b");
 }
 
-/* Written by hand, with this build's and machine's own mark and a right checksum. */
+/* Written by hand, with this build's and machine's own fingerprint and a right checksum. */
 static void an_import_that_bears_our_mark_is_checked_once(void **state) {
     (void)state;
     char file[128];
     sat_context *ctx = open_on("a", false);
     sat_pattern *pattern = make_pattern(ctx, false, NULL);
-    sat_question q = question(ctx, pattern);
+    sat_request q = request(ctx, pattern);
     sat_entry entry;
     sat_text text = {0};
-    plant(ctx, own_mark(ctx));
+    plant(ctx, own_fingerprint(ctx));
     assert_ok(sat_cache_load(ctx->cache, q.key, &entry));
-    assert_string_equal(entry.records[0].by, own_mark(ctx));
+    assert_string_equal(entry.records[0].checked_by, own_fingerprint(ctx));
     sat_entry_format(&text, ctx->device.identity, q.key, &entry);
-    assert_non_null(strstr(text.data, own_mark(ctx)));
+    assert_non_null(strstr(text.data, own_fingerprint(ctx)));
     snprintf(file, sizeof file, "%s/export", folder);
     FILE *f = fopen(file, "wb");
     assert_non_null(f);
@@ -335,11 +335,11 @@ static void an_import_that_bears_our_mark_is_checked_once(void **state) {
     expect_one_check("b");
 }
 
-static void an_export_tells_nobodys_mark(void **state) {
+static void an_export_has_no_fingerprint(void **state) {
     (void)state;
     char file[128], text[1 << 16];
     sat_context *ctx = open_on("a", false);
-    plant(ctx, own_mark(ctx));
+    plant(ctx, own_fingerprint(ctx));
     export_to("a", file);
     FILE *f = fopen(file, "rb");
     assert_non_null(f);
@@ -382,12 +382,12 @@ static void a_variant_that_has_begun_to_lie_is_found_after_an_import(void **stat
 static void what_another_machine_found_wrong_serves_after_a_check_here(void **state) {
     (void)state;
     sat_context *ctx = open_on("a", false);
-    plant(ctx, own_mark(ctx));
+    plant(ctx, own_fingerprint(ctx));
     plant_check(ctx, SAT_VERDICT_WRONG, "another machine.");
     int calls;
     sat_plan_info info = plan_now(ctx, false, &calls); /* this machine found it right */
     assert_true(is_planted(&info) && info.verified);
-    plant_check(ctx, SAT_VERDICT_WRONG, own_mark(ctx));
+    plant_check(ctx, SAT_VERDICT_WRONG, own_fingerprint(ctx));
     info = plan_now(ctx, false, &calls);
     assert_false(is_planted(&info));
     sat_context_free(ctx);
@@ -402,7 +402,7 @@ static void what_ended_in_an_error_elsewhere_is_left_alone(void **state) {
     (void)state;
     int calls;
     sat_context *ctx = open_on("a", false);
-    plant(ctx, own_mark(ctx));
+    plant(ctx, own_fingerprint(ctx));
     plant_check(ctx, SAT_VERDICT_ERROR, "another machine.");
     sat_plan_info info = plan_now(ctx, false, &calls);
     assert_false(is_planted(&info));
@@ -414,7 +414,7 @@ static void of_a_race_the_winner_alone_is_verified(void **state) {
     (void)state;
     sat_context *ctx = open_on("a", false);
     sat_pattern *pattern = make_pattern(ctx, false, NULL);
-    sat_question q = question(ctx, pattern);
+    sat_request q = request(ctx, pattern);
     sat_problem p = problem();
     sat_race *race = NULL;
     sat_entry entry;
@@ -424,7 +424,7 @@ static void of_a_race_the_winner_alone_is_verified(void **state) {
     for (size_t i = 0; i < entry.count; i++) {
         const sat_variant *v = sat_registry_find(&ctx->registry, entry.records[i].variant);
         right += entry.records[i].verdict == SAT_VERDICT_OK;
-        if (!sat_choose_verified(&entry, v, q.exact, NULL)) continue;
+        if (!sat_choose_verified(&entry, v, q.full_key, NULL)) continue;
         assert_string_equal(v->name, sat_race_best(race)->variant);
         verified++;
     }
@@ -444,10 +444,10 @@ static void a_new_pattern_of_a_known_problem_is_served_at_once_and_says_so(void 
     sat_context *ctx = open_on("a", false);
     sat_pattern *x = make_pattern(ctx, false, NULL), *y = make_pattern(ctx, true, NULL);
     sat_pattern *again = make_pattern(ctx, false, NULL);
-    assert_string_equal(question(ctx, x).exact, question(ctx, y).exact);
+    assert_string_equal(request(ctx, x).full_key, request(ctx, y).full_key);
     assert_true(sat_pattern_digest(x) != sat_pattern_digest(y));
     assert_true(sat_pattern_digest(x) == sat_pattern_digest(again));
-    plant(ctx, own_mark(ctx));
+    plant(ctx, own_fingerprint(ctx));
     sat_plan_info info = plan_now(ctx, true, &calls);
     assert_true(is_planted(&info) && info.verified && !info.pattern_verified);
     assert_int_equal(calls, 0);
@@ -464,7 +464,7 @@ static void a_new_pattern_is_checked_in_the_background(void **state) {
     (void)state;
     int calls;
     sat_context *ctx = open_on("a", true);
-    plant(ctx, own_mark(ctx));
+    plant(ctx, own_fingerprint(ctx));
     sat_pattern *pattern = make_pattern(ctx, true, NULL);
     sat_problem p = problem();
     sat_plan *plan = NULL;
@@ -495,7 +495,7 @@ static void a_variant_that_lies_on_a_new_pattern_is_found_in_the_background(void
     int calls;
     uint64_t random = 3;
     sat_context *ctx = open_on("a", true);
-    plant(ctx, own_mark(ctx));
+    plant(ctx, own_fingerprint(ctx));
     sat_pattern *pattern = make_pattern(ctx, true, columns);
     me.lies_on = columns;
     sat_pattern_view view = view_of(pattern);
@@ -526,11 +526,11 @@ static void a_variant_that_lies_on_a_new_pattern_is_found_in_the_background(void
     free(values), free(b), free(c), free(want);
 }
 
-/* ---- the mark ---- */
+/* ---- the fingerprint ---- */
 
 static void a_mark_is_of_build_machine_and_device(void **state) {
     (void)state;
-    char base[SAT_MARK_SIZE], other[SAT_MARK_SIZE], machine[256];
+    char base[SAT_DIGEST_SIZE], other[SAT_DIGEST_SIZE], machine[256];
     static const char *const parts[][4] = {{"B", "machine", "device", "unique"},
                                            {"build", "M", "device", "unique"},
                                            {"build", "machine", "D", "unique"},
@@ -546,9 +546,9 @@ static void a_mark_is_of_build_machine_and_device(void **state) {
     assert_true(machine[0] != 0);
     assert_int_equal(strspn(sat_build_id, "0123456789abcdef"), 64);
     sat_context *x = open_on("a", false), *y = open_on("b", false);
-    assert_string_equal(own_mark(x), own_mark(y));
-    assert_int_equal(strlen(own_mark(x)), 16);
-    assert_null(strstr(machine, own_mark(x)));
+    assert_string_equal(own_fingerprint(x), own_fingerprint(y));
+    assert_int_equal(strlen(own_fingerprint(x)), 16);
+    assert_null(strstr(machine, own_fingerprint(x)));
     sat_context_free(x), sat_context_free(y);
 }
 
@@ -564,7 +564,7 @@ int main(void) {
         TEST(a_lower_layers_record_is_checked_once),
         TEST(an_import_is_checked_once),
         TEST(an_import_that_bears_our_mark_is_checked_once),
-        TEST(an_export_tells_nobodys_mark),
+        TEST(an_export_has_no_fingerprint),
         TEST(a_variant_that_has_begun_to_lie_is_found_after_an_import),
         TEST(what_another_machine_found_wrong_serves_after_a_check_here),
         TEST(what_ended_in_an_error_elsewhere_is_left_alone),

@@ -48,24 +48,24 @@ typedef struct sat_backend {
     bool (*gaps_intact)(const sat_device *device, const sat_operand *o, void *base, size_t guard);
 
     void *(*stream)(const sat_device *device); /* the tuning stream; the functions above run on it */
-    /* Takes operands out of the cache. `room` is memory of the device to read instead, flush_bytes() of zeros. */
-    void (*flush)(const sat_device *device, void *const *pointers, const size_t *bytes, int count, void *room);
-    size_t (*flush_bytes)(const sat_device *device); /* NULL: none */
+    /* Takes operands out of the cache. A device reads `buffer` for that, flush_bytes() of zeros. */
+    void (*flush)(const sat_device *device, void *const *pointers, const size_t *bytes, int count, void *buffer);
+    size_t (*flush_bytes)(const sat_device *device); /* of that buffer; NULL: none is needed */
     /* Times one call of run(user), as a device sees it, in seconds; `repeat` runs back to back give their mean. */
     sat_status (*time)(const sat_device *device, sat_status (*run)(void *user), void *user, int repeat,
                        double *seconds);
     /* Measures rates, in some tens of milliseconds, with so much memory of the device to use. NULL: they stay nominal.
      */
     sat_status (*measure)(const sat_device *device, void *scratch, size_t bytes, sat_rates *rates);
-    /* How often, so far, threads of this process had to leave a processor to somebody else; NULL: not relevant. */
+    /* How often, so far, threads of this process were preempted; NULL: not relevant. */
     int64_t (*preempted)(void);
     /* Does every thread of a run get a processor to itself now? Takes some tens of milliseconds. NULL: unknown. */
     bool (*quiet)(const sat_device *device);
-    /* Starts other work that takes part of the device for less than a millisecond, and does not wait for it. NULL: what
-     * runs beside a run cannot change the order of its work. */
-    void (*crowd)(const sat_device *device);
+    /* Starts a load on part of the device, for less than a millisecond, and does not wait for it. NULL: other work
+     * cannot change the order in which a run does its own. */
+    void (*add_load)(const sat_device *device);
     sat_status (*sync)(const sat_device *device, void *stream);
-    void (*settle)(const sat_device *device); /* waits for all that is queued on the device, whatever the stream */
+    void (*sync_device)(const sat_device *device); /* waits for all streams of the device */
     bool (*broken)(
         const sat_device *device); /* has a kernel left it unusable to this process? Waits for the tuning stream. */
     bool (*per_thread)(const void *stream); /* one handle, another stream in each thread; NULL: never */

@@ -272,7 +272,7 @@ static void flush_range(const sat_device *d, const char *p, size_t bytes) {
 }
 #endif
 
-/* Flushing leaves the operands' pages in the TLBs; walking over many others does not. Nobody ever writes to these, so
+/* Flushing leaves the operands' pages in the TLBs; reading many others does not. Nobody ever writes to these, so
  * they take no memory; they are mapped once. */
 enum { PAGE = 4096, FAR_PAGES = 6144 };
 static pthread_once_t far_once = PTHREAD_ONCE_INIT;
@@ -292,15 +292,15 @@ static void flush_tlb(const sat_device *d) {
     for (size_t i = 0; i < FAR_PAGES; i++) (void)far_pages[i * PAGE];
 }
 
-static void cpu_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count, void *room) {
-    (void)room;
+static void cpu_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count, void *buffer) {
+    (void)buffer;
 #if defined(__x86_64__)
     for (int i = 0; i < count; i++)
         if (bytes[i]) flush_range(d, pointers[i], bytes[i]);
     flush_tlb(d);
 #else
     (void)pointers, (void)bytes, (void)count;
-    size_t size = (size_t)d->l3_bytes * 2; /* push everything out by walking over something else */
+    size_t size = (size_t)d->l3_bytes * 2; /* writing to other memory pushes everything out */
     volatile char *other = malloc(size);
     for (size_t i = 0; other && i < size; i += 64) other[i] = 1;
     free((void *)other);
@@ -329,8 +329,8 @@ static int64_t cpu_preempted(void) {
     return getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_nivcsw : 0;
 }
 
-/* Every thread keeps a processor busy for a moment and sees how much of the time it was given. A rival that shares one
- * processor takes half of it; what the system itself needs is a hundredth. */
+/* Every thread keeps a processor busy for a moment and sees how much of the time it was given. Other work that shares
+ * one processor takes half of it; what the system itself needs is a hundredth. */
 static bool cpu_quiet(const sat_device *d) {
     const double moment = 0.02;
     double least = 1;
@@ -350,7 +350,7 @@ static sat_status cpu_sync(const sat_device *d, void *stream) {
 
 static int cpu_enter(const sat_device *d, bool own) { return (void)d, (void)own, 0; }
 static void cpu_leave(const sat_device *d, int before) { (void)d, (void)before; }
-static void cpu_settle(const sat_device *d) { (void)d; }
+static void cpu_sync_device(const sat_device *d) { (void)d; }
 static bool cpu_broken(const sat_device *d) { return (void)d, false; }
 
 static void *cpu_stream(const sat_device *d) {
@@ -395,7 +395,7 @@ const sat_backend sat_backend_cpu = {
     .preempted = cpu_preempted,
     .quiet = cpu_quiet,
     .sync = cpu_sync,
-    .settle = cpu_settle,
+    .sync_device = cpu_sync_device,
     .broken = cpu_broken,
     .capturing = cpu_capturing,
     .threads = cpu_threads,

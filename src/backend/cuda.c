@@ -227,8 +227,8 @@ static bool cuda_gaps_intact(const sat_device *d, const sat_operand *o, void *ba
     return sat_cuda_status(e, "looking at guard zones") == SAT_OK && clean;
 }
 
-/* CTAs of 1024 threads on half of the multiprocessors: whoever runs meanwhile gets the others, and half of each. */
-static void cuda_crowd(const sat_device *d) {
+/* CTAs of 1024 threads on half of the multiprocessors: what runs meanwhile gets the others, and half of each. */
+static void cuda_add_load(const sat_device *d) {
     cudaStream_t stream, *beside = &devices[d->index].beside;
     int before = sat_cuda_enter(d);
     cudaError_t e = begin(d, &stream);
@@ -262,13 +262,13 @@ static cudaError_t begin_timing(const sat_device *d, cudaStream_t *stream) {
 static size_t cuda_flush_bytes(const sat_device *d) { return 2 * (size_t)(d->l2_bytes > 0 ? d->l2_bytes : 64 << 20); }
 
 /* Behind a sweep, as cold runs are. Warm ones are so many that it does not matter to them. */
-static cudaError_t time_nothing(const sat_device *d, void *room, cudaStream_t stream) {
+static cudaError_t time_nothing(const sat_device *d, void *buffer, cudaStream_t stream) {
     double all[31] = {0};
     const cudaEvent_t first = devices[d->index].begin, last = devices[d->index].end;
     cudaError_t e = cudaSuccess;
     for (int i = -5; e == cudaSuccess && i < 31; i++) {
         float ms = 0;
-        e = sat_cuda_sweep(room, cuda_flush_bytes(d), stream);
+        e = sat_cuda_sweep(buffer, cuda_flush_bytes(d), stream);
         if (e == cudaSuccess) e = cudaEventRecord(first, stream);
         if (e == cudaSuccess) e = sat_cuda_nothing(stream);
         if (e == cudaSuccess) e = cudaEventRecord(last, stream);
@@ -281,13 +281,13 @@ static cudaError_t time_nothing(const sat_device *d, void *room, cudaStream_t st
     return e;
 }
 
-static void cuda_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count, void *room) {
+static void cuda_flush(const sat_device *d, void *const *pointers, const size_t *bytes, int count, void *buffer) {
     (void)pointers, (void)bytes, (void)count;
     cudaStream_t stream;
     int before = sat_cuda_enter(d);
     cudaError_t e = begin_timing(d, &stream);
-    if (e == cudaSuccess && !devices[d->index].ready) e = time_nothing(d, room, stream);
-    if (e == cudaSuccess) e = sat_cuda_sweep(room, cuda_flush_bytes(d), stream);
+    if (e == cudaSuccess && !devices[d->index].ready) e = time_nothing(d, buffer, stream);
+    if (e == cudaSuccess) e = sat_cuda_sweep(buffer, cuda_flush_bytes(d), stream);
     if (e != cudaSuccess) (void)cudaGetLastError(); /* the run that follows fails too, and says so */
     sat_cuda_leave(d, before);
 }
@@ -420,9 +420,9 @@ const sat_backend sat_backend_cuda = {
     .flush_bytes = cuda_flush_bytes,
     .time = cuda_time,
     .measure = cuda_measure,
-    .crowd = cuda_crowd,
+    .add_load = cuda_add_load,
     .sync = cuda_sync,
-    .settle = sat_cuda_settle,
+    .sync_device = sat_cuda_sync_device,
     .broken = cuda_broken,
     .per_thread = cuda_per_thread,
     .capturing = sat_cuda_capturing,

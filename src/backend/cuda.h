@@ -27,7 +27,7 @@ int sat_cuda_enter_as(const sat_device *d, sat_cuda_way way);
 int sat_cuda_enter(const sat_device *d); /* SAT_CUDA_OWN: whatever uses the tuning stream */
 void sat_cuda_leave(const sat_device *d, int before);
 
-void sat_cuda_settle(const sat_device *d);
+void sat_cuda_sync_device(const sat_device *d);
 bool sat_cuda_capturing(const sat_device *d, void *stream);
 
 /* cuda_fill.cu; all of it is queued on `stream`, and all_poison waits for it. */

@@ -111,7 +111,7 @@ void sat_cuda_leave(const sat_device *d, int token) {
 /* ---- waiting, and captures ---- */
 
 /* cudaFree waits for everything that any stream has queued. cudaDeviceSynchronize does too, but spoils captures. */
-void sat_cuda_settle(const sat_device *d) {
+void sat_cuda_sync_device(const sat_device *d) {
     int before = sat_cuda_enter_as(d, SAT_CUDA_ASIDE);
     void *p = NULL;
     if (cudaMalloc(&p, (size_t)2 << 20) == cudaSuccess) (void)cudaFree(p);

@@ -31,12 +31,12 @@ struct job {
 
 /* ---- the expectation's size ---- */
 
-static int describe(const sat_problem *p, const sat_pattern_view *a, int round, sat_lines set[SETS]) {
+static int describe(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_lines set[SETS]) {
     const sat_attention *t = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
     double work = sat_pairs(p, a) * (double)t->dim * (back ? 7 : 2);
     int64_t step = 1;
-    while (step < SAT_LINE_STEP && work / (double)step > (round ? DEVICE_WORK / 8 : DEVICE_WORK)) step *= 2;
+    while (step < SAT_LINE_STEP && work / (double)step > (fill_case ? DEVICE_WORK / 8 : DEVICE_WORK)) step *= 2;
     sat_lines queries = {}, keys = {};
     queries.heads = t->heads, queries.rows = p->m, queries.cols = t->dim, queries.step = step;
     keys.heads = t->kv_heads, keys.rows = p->n, keys.cols = t->dim, keys.step = step;
@@ -271,7 +271,7 @@ __device__ static pair pair_of(const sat_problem &p, bool far, double score, dou
     return x;
 }
 
-/* A gradient's bounds, from the walks of its terms and of their errors; its line is multiplied by alpha. */
+/* A gradient's bounds, from the random walks of its terms and of their errors; its line is multiplied by alpha. */
 __device__ static void bound_gradient(const sat_problem &p, bool far, const sat_lines &s, int64_t line, double alpha,
                                       double squares, double errors, double sizes, double depth, double largest,
                                       double magnitude) {
@@ -312,7 +312,7 @@ template <int PER> __device__ static void query_line(const job &w, int64_t g, do
     double k_largest = w.top[K_LARGEST * pitch + kv_at];
     bound_gradient(w.p, w.far, s, g, w.p.alpha, squares, errors, sizes, count, k_largest,
                    fabs(w.p.alpha) * q_norm * w.top[K_NORM * pitch + kv_at]);
-    /* dO*O is one number for the whole row: what it is off by is no walk */
+    /* dO*O is one number for the whole row: what it is off by is no random walk */
     s.wide[g] += fabs(w.p.alpha) * w.delta_loss[at] * weights * k_largest;
 }
 
@@ -398,7 +398,7 @@ static __global__ void compare_lines(job w, int set, sat_heads place, const void
 
 static job make_job(const sat_trial *t, const expectation *e) {
     job w = {};
-    w.far = t->round == SAT_ROUND_FAR;
+    w.far = t->fill_case == SAT_FILL_FAR;
     w.p = *t->problem, w.mask = sat_device_mask_of(t->problem, t->pattern), w.e = *e;
     w.q = t->operands[0], w.k = t->operands[1], w.v = t->operands[2];
     if (t->problem->op == SAT_ATTENTION_BACKWARD)
@@ -437,7 +437,7 @@ template <int PER> static void work_out(const job &w, cudaStream_t stream) {
 static expectation *allocate(const sat_trial *t, uint64_t seed, job *w) {
     const sat_problem *p = t->problem;
     sat_lines set[SETS];
-    int sets = describe(p, t->pattern, t->round, set);
+    int sets = describe(p, t->pattern, t->fill_case, set);
     expectation *e = make_expectation<expectation>((size_t)doubles_of(p, set, sets));
     if (!e) return NULL;
     double *at = e->memory;

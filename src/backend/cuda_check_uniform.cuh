@@ -1,4 +1,4 @@
-/* The uniform probe of attention on the device, which takes the place of the exact one: cuda_check_uniform.cu. Its
+/* The uniform probe of attention on the device, which is its structure probe: cuda_check_uniform.cu. Its
  * expectations have `exact` set. */
 #ifndef SAT_CUDA_CHECK_UNIFORM_CUH
 #define SAT_CUDA_CHECK_UNIFORM_CUH

@@ -1,5 +1,6 @@
-/* Tells memory of a CUDA device from memory that the CPU can read, in any build and without a CUDA library: it asks the
- * driver, if something else in the process has loaded it. A process without CUDA pays for a look at a counter. */
+/* Distinguishes memory of a CUDA device from memory that the CPU can read, in any build and without a CUDA library: it
+ * asks the driver, if something else in the process has loaded it. A process without CUDA pays for a look at a counter.
+ */
 #define _GNU_SOURCE
 #include "backend/backend.h"
 

@@ -28,7 +28,7 @@ sat_status sat_struct_in(void *to, size_t to_size, const void *from, size_t leas
 sat_status sat_struct_out(void *to, const void *from, size_t from_size, size_t least, const char *what);
 size_t sat_first_set(const void *from, size_t begin, size_t end); /* the first of these bytes that is not 0, or end */
 
-/* How many messages this thread has had: whoever calls what may fail without one sees whether there was. */
+/* How many messages this thread has had. A caller of what may fail without a message sees whether there was one. */
 unsigned sat_messages(void);
 
 const char *sat_verdict_name(sat_verdict v); /* "ok", "wrong", "error", "skipped" */

@@ -1,5 +1,5 @@
 /* The cache as others see it: opening, layers, finding and adding, and the tuning lock. The files are in
- * cache_slots.c, what is kept in memory in cache_memory.c. */
+ * cache_entry_files.c, what is kept in memory in cache_memory.c. */
 #include "cache/cache_private.h"
 
 #include <errno.h>
@@ -12,8 +12,8 @@
 
 #include "base/trust.h"
 
-void sat_cache_trouble(sat_cache *cache, sat_trouble trouble, const char *format, ...) {
-    if (atomic_fetch_or(&cache->logged, trouble) & trouble) return;
+void sat_cache_warn_once(sat_cache *cache, sat_cache_warning warning, const char *format, ...) {
+    if (atomic_fetch_or(&cache->logged, warning) & warning) return;
     char message[768];
     va_list list;
     va_start(list, format);
@@ -32,16 +32,16 @@ bool sat_cache_make(sat_cache *cache, const char *folder) {
         if (!error && !sat_path_safe(folder, true, why, sizeof why)) error = errno;
     }
     if (!error) return true;
-    sat_cache_trouble(cache, error == EPERM ? SAT_TROUBLE_OTHERS : SAT_TROUBLE_WRITE,
-                      "cannot use %s: %s; results are kept in memory", folder, why);
+    sat_cache_warn_once(cache, error == EPERM ? SAT_WARN_OTHERS : SAT_WARN_WRITE,
+                        "cannot use %s: %s; results are kept in memory", folder, why);
     return false;
 }
 
 void sat_cache_unread(sat_cache *cache, const char *path, int error) {
     char why[256];
     if (error == EPERM && !sat_path_safe(path, true, why, sizeof why))
-        sat_cache_trouble(cache, SAT_TROUBLE_OTHERS, "%s is not read: %s", path, why);
-    else sat_cache_trouble(cache, SAT_TROUBLE_READ, "cannot read %s: %s", path, strerror(error));
+        sat_cache_warn_once(cache, SAT_WARN_OTHERS, "%s is not read: %s", path, why);
+    else sat_cache_warn_once(cache, SAT_WARN_READ, "cannot read %s: %s", path, strerror(error));
 }
 
 sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char path[SAT_PATH_CAPACITY],
@@ -49,7 +49,7 @@ sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char
     if (!sat_path_join(path, folder, "lock")) return SAT_LOCK_BUSY;
     sat_lock_result got = sat_file_lock_take(lock, path, false, cache->merge_seconds);
     if (got == SAT_LOCK_BUSY)
-        sat_cache_trouble(cache, SAT_TROUBLE_LOCK, "%s stays locked; results are kept in memory", path);
+        sat_cache_warn_once(cache, SAT_WARN_LOCK, "%s stays locked; results are kept in memory", path);
     return got;
 }
 
@@ -133,16 +133,18 @@ no_memory:
     return sat_cache_no_memory();
 }
 
-void sat_cache_set_mark(sat_cache *cache, const char *mark) { snprintf(cache->mark, sizeof cache->mark, "%s", mark); }
+void sat_cache_set_fingerprint(sat_cache *cache, const char *fingerprint) {
+    snprintf(cache->fingerprint, sizeof cache->fingerprint, "%s", fingerprint);
+}
 
-const char *sat_cache_mark(const sat_cache *cache) { return cache->mark; }
+const char *sat_cache_fingerprint(const sat_cache *cache) { return cache->fingerprint; }
 
 const char *sat_cache_dir(const sat_cache *cache) { return cache->layers ? cache->dirs[0] : ""; }
 
 void sat_cache_close(sat_cache *cache) {
     if (!cache) return;
     if (cache->tuning) sat_cache_tuning_unlock(cache);
-    sat_known_free(cache);
+    sat_memory_entry_free_all(cache);
     sat_untuned_free(cache);
     for (int i = 0; i < cache->layers; i++) free(cache->dirs[i]);
     free(cache->identity);
@@ -155,8 +157,9 @@ void sat_cache_close(sat_cache *cache) {
 sat_status sat_cache_get(sat_cache *cache, const char *identity, const char *key, sat_entry *entry) {
     *entry = (sat_entry){0};
     sat_status status = SAT_OK;
-    for (int i = 0; i < cache->layers && status == SAT_OK; i++) status = sat_slots_get(cache, i, identity, key, entry);
-    if (status == SAT_OK) status = sat_known_merge(cache, identity, key, entry);
+    for (int i = 0; i < cache->layers && status == SAT_OK; i++)
+        status = sat_entry_file_get(cache, i, identity, key, entry);
+    if (status == SAT_OK) status = sat_memory_entry_merge_unsaved(cache, identity, key, entry);
     if (status != SAT_OK) sat_entry_free(entry);
     return status;
 }
@@ -165,7 +168,7 @@ sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry) {
     *entry = (sat_entry){0};
     if (!sat_key_valid(key)) return SAT_OK;
     SAT_TRY(sat_cache_get(cache, cache->identity, key, entry));
-    sat_entry_unmark(entry, cache->mark);
+    sat_entry_clear_foreign(entry, cache->fingerprint);
     return SAT_OK;
 }
 
@@ -173,15 +176,16 @@ sat_status sat_cache_find(sat_cache *cache, const char *key, bool current, sat_e
     sat_seen seen;
     *entry = (sat_entry){0};
     if (!sat_key_valid(key)) return SAT_OK;
-    bool known = sat_known_get(cache, key, entry, &seen);
+    bool in_memory = sat_memory_entry_get(cache, key, entry, &seen);
     /* An empty one may have been filled since: another process has raced. */
-    if (known && entry->count > 0 && !current) return SAT_OK;
-    uint64_t stamp = sat_slots_stamp(cache, cache->identity, key); /* before reading: what changes meanwhile shows */
-    if (known && stamp == seen.stamp) return SAT_OK;
+    if (in_memory && entry->count > 0 && !current) return SAT_OK;
+    uint64_t stamp =
+        sat_entry_file_stamp(cache, cache->identity, key); /* before reading: what changes meanwhile shows */
+    if (in_memory && stamp == seen.stamp) return SAT_OK;
     sat_entry_free(entry);
     SAT_TRY(sat_cache_load(cache, key, entry));
     seen.stamp = stamp;
-    sat_known_set(cache, key, entry, &seen);
+    sat_memory_entry_set(cache, key, entry, &seen);
     return SAT_OK;
 }
 
@@ -194,12 +198,13 @@ static sat_status put(sat_cache *cache, const char *identity, const char *key, c
     sat_status status = sat_entry_merge(&entry, dated.records, dated.count);
     sat_entry_free(&dated);
     if (status == SAT_OK && cache->layers) {
-        status = sat_known_merge(cache, identity, key, &entry); /* what the disk refused before has another chance */
-        if (status == SAT_OK) status = sat_slots_put(cache, identity, key, &entry);
+        status = sat_memory_entry_merge_unsaved(cache, identity, key,
+                                                &entry); /* what the disk refused before has another chance */
+        if (status == SAT_OK) status = sat_entry_file_put(cache, identity, key, &entry);
         if (status == SAT_OK) return sat_entry_free(&entry), SAT_OK;
     }
     if (entry.count) {
-        sat_status memory = sat_known_hold(cache, identity, key, &entry);
+        sat_status memory = sat_memory_entry_keep_unsaved(cache, identity, key, &entry);
         if (memory != SAT_OK) status = memory;
     }
     sat_entry_free(&entry);
@@ -209,21 +214,21 @@ static sat_status put(sat_cache *cache, const char *identity, const char *key, c
 sat_status sat_cache_put(sat_cache *cache, const char *identity, const char *key, const sat_record *records,
                          size_t count) {
     sat_status status = put(cache, identity, key, records, count);
-    sat_known_forget(cache, identity, key); /* whatever came of it */
+    sat_memory_entry_forget(cache, identity, key); /* whatever came of it */
     return status;
 }
 
 sat_status sat_cache_add(sat_cache *cache, const char *key, const sat_record *records, size_t count) {
     if (!sat_key_valid(key)) return sat_fail(SAT_BAD_FORMAT, "cache: a key is empty, too long or not printable");
     if (!count) return SAT_OK;
-    sat_record *tidy = malloc(count * sizeof *tidy);
-    if (!tidy) return sat_cache_no_memory();
+    sat_record *sanitized = malloc(count * sizeof *sanitized);
+    if (!sanitized) return sat_cache_no_memory();
     size_t good = 0;
-    for (size_t i = 0; i < count; i++) good += sat_record_tidy(&records[i], &tidy[good]);
-    sat_status status = sat_cache_put(cache, cache->identity, key, tidy, good);
-    free(tidy);
+    for (size_t i = 0; i < count; i++) good += sat_record_sanitize(&records[i], &sanitized[good]);
+    sat_status status = sat_cache_put(cache, cache->identity, key, sanitized, good);
+    free(sanitized);
     if (status != SAT_OK || good == count) return status;
-    sat_cache_trouble(cache, SAT_TROUBLE_RECORD, "a record of %s cannot be stored", key);
+    sat_cache_warn_once(cache, SAT_WARN_RECORD, "a record of %s cannot be stored", key);
     return sat_fail(SAT_BAD_FORMAT, "cache: %zu of %zu records have a field that cannot be stored", count - good,
                     count);
 }
@@ -259,8 +264,8 @@ static int compare_entry_names(const void *x, const void *y) {
 sat_status sat_cache_names(sat_cache *cache, const char *identity, sat_names *names) {
     bool good = true;
     *names = (sat_names){0};
-    for (int i = 0; i < cache->layers && good; i++) good = sat_slots_names(cache, i, identity, names);
-    good = good && sat_known_names(cache, identity, names);
+    for (int i = 0; i < cache->layers && good; i++) good = sat_entry_file_names(cache, i, identity, names);
+    good = good && sat_memory_entry_names(cache, identity, names);
     if (!good) return sat_names_free(names), sat_cache_no_memory();
     size_t unique = 0;
     if (names->count) qsort(names->list, names->count, sizeof *names->list, compare_entry_names);
@@ -297,8 +302,8 @@ sat_status sat_cache_each(sat_cache *cache, sat_cache_visit_fn visit, void *user
 /* Layers below the first are not ours to change: what they hold of the key is served again. */
 sat_status sat_cache_remove(sat_cache *cache, const char *key, int64_t *entries) {
     int64_t removed = 0;
-    sat_status status = cache->layers ? sat_slots_remove(cache, cache->identity, key, &removed) : SAT_OK;
-    int64_t unsaved = sat_known_remove(cache, cache->identity, key);
+    sat_status status = cache->layers ? sat_entry_file_remove(cache, cache->identity, key, &removed) : SAT_OK;
+    int64_t unsaved = sat_memory_entry_remove(cache, cache->identity, key);
     if (entries) *entries = cache->layers ? removed : unsaved;
     return status;
 }

@@ -10,13 +10,14 @@
 
 typedef enum sat_record_kind {
     SAT_RECORD_RACED = 1,   /* one candidate's result in one race */
-    SAT_RECORD_VERIFIED = 2 /* a variant's result was checked on an exact problem; see verdict */
+    SAT_RECORD_VERIFIED = 2 /* a variant's result was checked on the problem of its full key; see verdict */
 } sat_record_kind;
 
-enum { SAT_MARK_SIZE = 17 }; /* 16 hexadecimal digits and the closing zero */
+enum { SAT_DIGEST_SIZE = 17 }; /* 16 hexadecimal digits and the closing zero */
 
-/* One line of an entry. Strings hold printable ASCII; the cache refuses others, but in a message it replaces what is
- * not. A number that is not finite is stored as the largest that is, a negative one as 0. */
+/* One line of an entry. The file calls three of the fields by other names, which may not change: busy, exact, by.
+ * Strings hold printable ASCII; the cache refuses others, but in a message it replaces what is not. A number that is
+ * not finite is stored as the largest that is, a negative one as 0. */
 typedef struct sat_record {
     sat_record_kind kind;
     char race[40]; /* names the race: records of one race share it; times compare only within one */
@@ -29,12 +30,12 @@ typedef struct sat_record {
     int runs;
     bool may_win;
     double least_seconds; /* the fastest run */
-    bool busy;            /* the machine was, during this race */
+    bool noisy;           /* other work disturbed the timing of this race */
     int threads;          /* on which the run takes the least time; 0: on all */
-    char exact[512];      /* the problem without buckets */
+    char full_key[512];   /* the problem without buckets: core/key.h */
     char message[192];
-    char by[SAT_MARK_SIZE];      /* the build and machine that answer for the verdict; "": nobody does any more */
-    char pattern[SAT_MARK_SIZE]; /* a digest of the pattern that it was checked on */
+    char checked_by[SAT_DIGEST_SIZE]; /* fingerprint of the build and machine that gave the verdict; "": not known */
+    char pattern[SAT_DIGEST_SIZE];    /* a digest of the pattern that it was checked on */
 } sat_record;
 
 typedef struct sat_entry {
@@ -51,16 +52,18 @@ typedef struct sat_cache sat_cache;
  * read. `identity` is the device's. Folders are made when first written to. Fails only for want of memory. */
 sat_status sat_cache_open(const char *dirs, const char *identity, const sat_log *log, sat_cache **cache);
 void sat_cache_close(sat_cache *cache);
-/* What marks records of this build and machine (identity.h); "" at first: then nobody's mark counts. */
-void sat_cache_set_mark(sat_cache *cache, const char *mark);
-const char *sat_cache_mark(const sat_cache *cache);
+/* The fingerprint of this build and machine (identity.h), which its records get as `checked_by`. "" at first: then no
+ * record's counts. */
+void sat_cache_set_fingerprint(sat_cache *cache, const char *fingerprint);
+const char *sat_cache_fingerprint(const sat_cache *cache);
 const char *sat_cache_dir(const sat_cache *cache); /* the folder written to; "" for memory only */
 
-/* Reads the entry from all layers, merged; a miss gives count 0. Never fails but for memory. `by` is left on those
- * records alone that have the cache's own mark, and are in the first layer or in memory. */
+/* Reads the entry from all layers, merged; a miss gives count 0. Never fails but for memory. `checked_by` is
+ * cleared, but for records that have the cache's own fingerprint and are in the first layer or in memory. */
 sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry);
-/* The same, served from memory where this process has read the key before: no file is touched then. `current`: unless
- * the files have changed since, which is looked at, without opening them. An empty entry is always looked at. */
+/* The same, served from memory where this process has read the key before: no file is touched then. With `current`,
+ * and for an empty entry, it first compares the files' times and sizes, without opening them, and reads them again if
+ * they changed. */
 sat_status sat_cache_find(sat_cache *cache, const char *key, bool current, sat_entry *entry);
 /* Adds records to what is on disk now (another process may have added too), atomically. SAT_IO when the disk refuses,
  * SAT_UNSUPPORTED when a later version's file is in the way: the records are then kept in memory for this process.
@@ -75,15 +78,15 @@ sat_status sat_entry_parse(const char *text, size_t length, char *key, size_t ke
 
 /* Entries of this device, merged over the layers, by key. `text` is what a file with all of it would hold. */
 sat_status sat_cache_each(sat_cache *cache, sat_cache_visit_fn visit, void *user);
-/* All devices' entries, without marks. Import checks the whole file before it changes anything, and takes all marks
- * off; `entries` counts those taken in. */
+/* All devices' entries, without fingerprints. Import checks the whole file before it changes anything, and clears all
+ * fingerprints; `entries` counts the imported ones. */
 sat_status sat_cache_export_file(sat_cache *cache, const char *file);
 sat_status sat_cache_import_file(sat_cache *cache, const char *file, int64_t *entries);
 /* Removes a key of this device, or all (NULL), from the first layer and from memory; other layers still serve it. */
 sat_status sat_cache_remove(sat_cache *cache, const char *key, int64_t *entries);
 
 /* Problems answered by estimate, for a later offline run: one line each, without repeats, bounded. */
-sat_status sat_cache_note_untuned(sat_cache *cache, const char *key, const char *exact);
+sat_status sat_cache_note_untuned(sat_cache *cache, const char *key, const char *full_key);
 sat_status sat_cache_each_untuned(sat_cache *cache, sat_cache_visit_fn visit, void *user);
 void sat_cache_forget_untuned(sat_cache *cache, const char *key);
 

@@ -118,8 +118,9 @@ typedef struct field {
     size_t offset, capacity;
 } field;
 
-#define FIELD(name, type)                                                                                              \
-    { #name, sizeof #name - 1, type, offsetof(sat_record, name), sizeof(((sat_record *)0)->name) }
+#define FIELD_AS(field, name, type)                                                                                    \
+    { name, sizeof name - 1, type, offsetof(sat_record, field), sizeof(((sat_record *)0)->field) }
+#define FIELD(field, type) FIELD_AS(field, #field, type)
 static const field fields[] = {
     FIELD(race, TEXT),
     FIELD(when, COUNT),
@@ -134,14 +135,15 @@ static const field fields[] = {
     FIELD(runs, INTEGER),
     FIELD(may_win, BOOLEAN),
     FIELD(least_seconds, REAL),
-    FIELD(busy, BOOLEAN),
+    FIELD_AS(noisy, "busy", BOOLEAN),
     FIELD(threads, INTEGER),
-    FIELD(exact, TEXT),
+    FIELD_AS(full_key, "exact", TEXT),
     FIELD(message, TEXT),
-    FIELD(by, TEXT),
+    FIELD_AS(checked_by, "by", TEXT),
     FIELD(pattern, TEXT),
 };
 #undef FIELD
+#undef FIELD_AS
 enum { FIELDS = sizeof fields / sizeof fields[0] };
 
 static const char *kind_name(sat_record_kind kind) {
@@ -170,9 +172,9 @@ static bool record_complete(const sat_record *r) {
            (r->kind != SAT_RECORD_RACED || r->race[0]);
 }
 
-static double tidy_number(double x) { return isnan(x) || x > DBL_MAX ? DBL_MAX : x > 0 ? x : 0; }
+static double sanitize_number(double x) { return isnan(x) || x > DBL_MAX ? DBL_MAX : x > 0 ? x : 0; }
 
-bool sat_record_tidy(const sat_record *from, sat_record *to) {
+bool sat_record_sanitize(const sat_record *from, sat_record *to) {
     memset(to, 0, sizeof *to);
     to->kind = from->kind, to->verdict = from->verdict;
     for (int i = 0; i < FIELDS; i++) {
@@ -186,14 +188,18 @@ bool sat_record_tidy(const sat_record *from, sat_record *to) {
             memcpy(out, in, f->capacity);
         }
     }
-    to->seconds = tidy_number(to->seconds), to->spread = tidy_number(to->spread), to->error = tidy_number(to->error);
-    to->estimate_seconds = tidy_number(to->estimate_seconds), to->prepare_seconds = tidy_number(to->prepare_seconds);
-    to->least_seconds = tidy_number(to->least_seconds);
+    to->seconds = sanitize_number(to->seconds), to->spread = sanitize_number(to->spread);
+    to->error = sanitize_number(to->error);
+    to->estimate_seconds = sanitize_number(to->estimate_seconds);
+    to->prepare_seconds = sanitize_number(to->prepare_seconds);
+    to->least_seconds = sanitize_number(to->least_seconds);
     sat_make_printable(to->message); /* free text, maybe from a library: worth keeping, not worth a refusal */
     return record_complete(to) && to->when >= 0 && to->runs >= 0 && to->threads >= 0 && to->workspace_bytes >= 0 &&
            sat_text_valid(from->race, sizeof from->race) && sat_text_valid(from->variant, sizeof from->variant) &&
-           sat_text_valid(from->revision, sizeof from->revision) && sat_text_valid(from->exact, sizeof from->exact) &&
-           sat_text_valid(from->by, sizeof from->by) && sat_text_valid(from->pattern, sizeof from->pattern);
+           sat_text_valid(from->revision, sizeof from->revision) &&
+           sat_text_valid(from->full_key, sizeof from->full_key) &&
+           sat_text_valid(from->checked_by, sizeof from->checked_by) &&
+           sat_text_valid(from->pattern, sizeof from->pattern);
 }
 
 /* The field's value as text; "" where it is zero. */

@@ -52,7 +52,7 @@ bool sat_head_parse(const char *line, size_t length, const char *name, char *out
 
 /* Copies a caller's record as the file would give it back: tails zeroed, numbers made finite, the message printable.
  * False for a record that cannot be stored. */
-bool sat_record_tidy(const sat_record *from, sat_record *to);
+bool sat_record_sanitize(const sat_record *from, sat_record *to);
 void sat_record_format(sat_text *out, const sat_record *record); /* one line, with its newline */
 bool sat_record_same(const sat_record *a, const sat_record *b);
 
@@ -65,15 +65,15 @@ void sat_entry_format(sat_text *out, const char *identity, const char *key, cons
 /* Reads one entry off the front of a text; `used` is its length. Statuses as sat_entry_parse. */
 sat_status sat_entry_read(const char *text, size_t length, sat_entry_head *head, sat_entry *entry, size_t *used);
 
-/* The union by kind, race, variant and exact problem; of two that agree in these the later one stays. Sorts oldest
+/* The union by kind, race, variant and full key; of two that agree in these the later one stays. Sorts oldest
  * first and drops what is past the limits. The outcome does not depend on the order of merging. Only SAT_OK or
  * SAT_OUT_OF_MEMORY, which leaves `into` as it was. */
 sat_status sat_entry_merge(sat_entry *into, const sat_record *records, size_t count);
-/* Takes the dates off records that are later than now: some clock was wrong, and as the oldest they push nobody out.
- * Does not sort. */
+/* Takes the dates off records that are later than now: some clock was wrong, and as the oldest they push no other
+ * record out. Does not sort. */
 void sat_entry_date(sat_entry *entry, int64_t now);
-/* Takes marks off: all but those that are `mark`; all where it is "". */
-void sat_entry_unmark(sat_entry *entry, const char *mark);
+/* Clears `checked_by` of all records but those whose it is `fingerprint`; of all where that is "". */
+void sat_entry_clear_foreign(sat_entry *entry, const char *fingerprint);
 bool sat_entry_same(const sat_entry *a, const sat_entry *b);
 
 /* Calls `take` for every entry of an exported file, in order, until it fails; NULL only checks. It may change the
@@ -83,6 +83,6 @@ sat_status sat_pack_parse(const char *text, size_t length, sat_pack_fn take, voi
 
 /* The list of untuned problems: calls `take` for each good line, skips the others. */
 sat_status sat_untuned_parse(const char *text, size_t length,
-                             void (*take)(void *user, const char *key, const char *exact), void *user);
+                             void (*take)(void *user, const char *key, const char *full_key), void *user);
 
 #endif

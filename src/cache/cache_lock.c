@@ -14,7 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A holder that shows no sign of life for so long is stuck; whoever met a stuck one waits no longer than this again. */
+/* A holder that shows no sign of life for so long is stuck; after meeting a stuck one a waiter waits no longer than
+ * this again. */
 static const double QUIET_SECONDS = 1, AGAIN_SECONDS = 0.01;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;

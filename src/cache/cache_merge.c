@@ -12,7 +12,7 @@ static int compare_names(const sat_record *a, const sat_record *b) {
     int c = strcmp(a->race, b->race);
     if (!c) c = (int)a->kind - (int)b->kind;
     if (!c) c = strcmp(a->variant, b->variant);
-    return c ? c : strcmp(a->exact, b->exact);
+    return c ? c : strcmp(a->full_key, b->full_key);
 }
 
 static int compare_rest(const sat_record *a, const sat_record *b) {
@@ -27,10 +27,12 @@ static int compare_rest(const sat_record *a, const sat_record *b) {
     if (!c) c = (a->runs > b->runs) - (a->runs < b->runs);
     if (!c) c = (int)a->may_win - (int)b->may_win;
     if (!c) c = compare_numbers(a->least_seconds, b->least_seconds);
-    if (!c) c = (int)a->busy - (int)b->busy;
+    if (!c) c = (int)a->noisy - (int)b->noisy;
     if (!c) c = (a->threads > b->threads) - (a->threads < b->threads);
     if (!c) c = strcmp(a->message, b->message);
-    if (!c) c = strcmp(a->by, b->by); /* of two that differ in nothing else, the one that has a mark stays */
+    if (!c)
+        c = strcmp(a->checked_by,
+                   b->checked_by); /* of two that differ in nothing else, the one with a fingerprint stays */
     return c ? c : strcmp(a->pattern, b->pattern);
 }
 
@@ -48,7 +50,9 @@ static int by_age(const void *x, const void *y) {
 static int by_name(const void *x, const void *y) {
     const sat_record *a = *(const sat_record *const *)x, *b = *(const sat_record *const *)y;
     int c = compare_names(a, b);
-    if (!c) c = (b->by[0] != 0) - (a->by[0] != 0); /* what a build answers for is not replaced by what nobody does */
+    if (!c)
+        c = (b->checked_by[0] != 0) -
+            (a->checked_by[0] != 0); /* a record with a fingerprint is not replaced by one without */
     if (!c) c = compare_when(b, a);
     return c ? c : compare_rest(b, a);
 }
@@ -67,13 +71,13 @@ void sat_entry_date(sat_entry *entry, int64_t now) {
         if (entry->records[i].when > now) entry->records[i].when = 0;
 }
 
-void sat_entry_unmark(sat_entry *entry, const char *mark) {
+void sat_entry_clear_foreign(sat_entry *entry, const char *fingerprint) {
     for (size_t i = 0; i < entry->count; i++)
-        if (strcmp(entry->records[i].by, mark) != 0) entry->records[i].by[0] = 0;
+        if (strcmp(entry->records[i].checked_by, fingerprint) != 0) entry->records[i].checked_by[0] = 0;
 }
 
-/* Marks what is past the limits by NULL. `list` is oldest first, so this walks from the end: the races met first are
- * the latest ones. A race that does not fit whole is dropped whole, with all that are older. */
+/* Sets what is past the limits to NULL. `list` is oldest first, so the loop starts at the end, with the latest races. A
+ * race that does not fit whole is dropped whole, with all that are older. */
 static void drop_oldest(const sat_record **list, size_t count) {
     const char *races[SAT_RACES_KEPT];
     size_t sizes[SAT_RACES_KEPT] = {0}, kept = 0, verified = 0;

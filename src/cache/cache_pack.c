@@ -26,7 +26,7 @@ sat_status sat_cache_export_file(sat_cache *cache, const char *file) {
     for (size_t i = 0; i < names.count && status == SAT_OK && text.length < SAT_PACK_LIMIT; i++) {
         sat_entry entry;
         status = sat_cache_get(cache, names.list[i].identity, names.list[i].key, &entry);
-        sat_entry_unmark(&entry, "");
+        sat_entry_clear_foreign(&entry, "");
         if (status == SAT_OK && entry.count)
             sat_entry_format(&text, names.list[i].identity, names.list[i].key, &entry), count++;
         sat_entry_free(&entry);
@@ -100,7 +100,7 @@ typedef struct import_job {
 /* A file may be anybody's: it brings times, and nothing that is believed to be right. */
 static sat_status import_entry(void *user, const sat_entry_head *head, sat_entry *entry) {
     import_job *job = user;
-    sat_entry_unmark(entry, "");
+    sat_entry_clear_foreign(entry, "");
     sat_status status = sat_cache_put(job->cache, head->identity, head->key, entry->records, entry->count);
     if (status == SAT_OK) job->entries++;
     else job->worst = status; /* one entry that the disk refuses, or of a later version, does not stop the others */

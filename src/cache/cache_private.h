@@ -10,48 +10,48 @@
 enum {
     SAT_LAYERS = 16,
     SAT_UNSAVED_KEYS = 4096, /* whose records are in memory only */
-    SAT_KNOWN_CHAINS = 256,  /* of the table of what is known */
+    SAT_MEMORY_CHAINS = 256, /* of the hash table of entries in memory */
     SAT_FOLDER_NAME = 80     /* a device folder's name */
 };
 
-/* What this process knows of one key. */
-typedef struct sat_known {
-    struct sat_known *next;
+/* What this process has in memory of one key. */
+typedef struct sat_memory_entry {
+    struct sat_memory_entry *next;
     char *identity, *key;
     bool read;      /* the entry was read: as sat_cache_load gives it */
     uint64_t stamp; /* of its files then */
     sat_entry entry;
     sat_entry unsaved; /* records that are in memory only: there is no folder, or the disk refused them */
     uint64_t age;      /* of the first of those; larger is younger */
-} sat_known;
+} sat_memory_entry;
 
 typedef struct sat_untuned {
-    char *key, *exact;
+    char *key, *full_key;
     bool on_disk;
 } sat_untuned;
 
-/* What is logged, each once a cache. */
-typedef enum sat_trouble {
-    SAT_TROUBLE_READ = 1,
-    SAT_TROUBLE_WRITE = 2,
-    SAT_TROUBLE_BAD = 4,
-    SAT_TROUBLE_NEWER = 8,
-    SAT_TROUBLE_LOCK = 16,
-    SAT_TROUBLE_RECORD = 32,
-    SAT_TROUBLE_OTHERS = 64
-} sat_trouble;
+/* What is warned of, each once a cache. */
+typedef enum sat_cache_warning {
+    SAT_WARN_READ = 1,
+    SAT_WARN_WRITE = 2,
+    SAT_WARN_BAD = 4,
+    SAT_WARN_NEWER = 8,
+    SAT_WARN_LOCK = 16,
+    SAT_WARN_RECORD = 32,
+    SAT_WARN_OTHERS = 64
+} sat_cache_warning;
 
 struct sat_cache {
     sat_log log;
     char *identity;
-    char mark[SAT_MARK_SIZE]; /* of records that this process makes */
-    int layers;               /* 0: memory only */
+    char fingerprint[SAT_DIGEST_SIZE]; /* of this build and machine */
+    int layers;                        /* 0: memory only */
     char *dirs[SAT_LAYERS];
-    atomic_uint logged; /* sat_trouble bits */
+    atomic_uint logged; /* sat_cache_warning bits */
     atomic_bool swept;
     double merge_seconds; /* how long a writer waits for a folder's lock */
     /* Under the guard. */
-    sat_known *known[SAT_KNOWN_CHAINS];
+    sat_memory_entry *in_memory[SAT_MEMORY_CHAINS];
     size_t read_count, unsaved_count; /* keys with an entry, and with unsaved records */
     uint64_t clock, changes;
     sat_untuned *untuned; /* oldest first */
@@ -60,7 +60,7 @@ struct sat_cache {
     char *tuning_path; /* what the tuning lock is called; never changes */
 };
 
-void sat_cache_trouble(sat_cache *cache, sat_trouble trouble, const char *format, ...)
+void sat_cache_warn_once(sat_cache *cache, sat_cache_warning warning, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* The folder of a device in a layer; false where the path does not fit. */
@@ -95,30 +95,32 @@ bool sat_names_add(sat_names *names, const char *identity, const char *key); /* 
 sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char path[SAT_PATH_CAPACITY],
                                       sat_file_lock *lock);
 
-/* What is known (cache_memory.c). Get copies what was read of a key of this device, false where nothing was; set keeps
- * a copy, forget drops it. Hold keeps records that could not be written, merge adds those to an entry. Remove drops
- * both of a key, or of all (NULL), and returns how many had unsaved records; names adds the keys of those. */
+/* Entries in memory (cache_memory.c). Get copies what was read of a key of this device, false where nothing was; set
+ * keeps a copy, forget drops it. Keep_unsaved takes records that could not be written, merge_unsaved adds those to an
+ * entry. Remove drops both of a key, or of all (NULL), and returns how many had unsaved records; names adds the keys of
+ * those. */
 typedef struct sat_seen {
     uint64_t stamp;   /* of the key's files, when they were read */
     uint64_t changes; /* that this process has made to the cache; what was read before the last one is not kept */
 } sat_seen;
-bool sat_known_get(sat_cache *cache, const char *key, sat_entry *entry, sat_seen *seen);
-void sat_known_set(sat_cache *cache, const char *key, const sat_entry *entry, const sat_seen *seen);
-void sat_known_forget(sat_cache *cache, const char *identity, const char *key);
-sat_status sat_known_hold(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry);
-sat_status sat_known_merge(sat_cache *cache, const char *identity, const char *key, sat_entry *entry);
-int64_t sat_known_remove(sat_cache *cache, const char *identity, const char *key);
-bool sat_known_names(sat_cache *cache, const char *identity, sat_names *names);
-void sat_known_free(sat_cache *cache);
+bool sat_memory_entry_get(sat_cache *cache, const char *key, sat_entry *entry, sat_seen *seen);
+void sat_memory_entry_set(sat_cache *cache, const char *key, const sat_entry *entry, const sat_seen *seen);
+void sat_memory_entry_forget(sat_cache *cache, const char *identity, const char *key);
+sat_status sat_memory_entry_keep_unsaved(sat_cache *cache, const char *identity, const char *key,
+                                         const sat_entry *entry);
+sat_status sat_memory_entry_merge_unsaved(sat_cache *cache, const char *identity, const char *key, sat_entry *entry);
+int64_t sat_memory_entry_remove(sat_cache *cache, const char *identity, const char *key);
+bool sat_memory_entry_names(sat_cache *cache, const char *identity, sat_names *names);
+void sat_memory_entry_free_all(sat_cache *cache);
 
-/* The files (cache_slots.c). Get merges a layer's entry into `entry`; put merges `entry` into the first layer's file;
- * names adds those of a layer, false for want of memory. A stamp stays the same as long as the key's files do, in all
- * layers; no file is opened for it. */
-uint64_t sat_slots_stamp(const sat_cache *cache, const char *identity, const char *key);
-sat_status sat_slots_get(sat_cache *cache, int layer, const char *identity, const char *key, sat_entry *entry);
-sat_status sat_slots_put(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry);
-bool sat_slots_names(sat_cache *cache, int layer, const char *identity, sat_names *names);
-sat_status sat_slots_remove(sat_cache *cache, const char *identity, const char *key, int64_t *removed);
+/* Entry files (cache_entry_files.c). Get merges a layer's entry into `entry`; put merges `entry` into the first layer's
+ * file; names adds those of a layer, false for want of memory. A stamp stays the same as long as the key's files do, in
+ * all layers; no file is opened for it. */
+uint64_t sat_entry_file_stamp(const sat_cache *cache, const char *identity, const char *key);
+sat_status sat_entry_file_get(sat_cache *cache, int layer, const char *identity, const char *key, sat_entry *entry);
+sat_status sat_entry_file_put(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry);
+bool sat_entry_file_names(sat_cache *cache, int layer, const char *identity, sat_names *names);
+sat_status sat_entry_file_remove(sat_cache *cache, const char *identity, const char *key, int64_t *removed);
 
 bool sat_rates_named(const char *name); /* is a file of this name the rates of a device? */
 

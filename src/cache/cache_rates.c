@@ -1,5 +1,5 @@
 /* The file that keeps a device's measured rates: rates.txt in the device's folder, with the title, the device and the
- * checksum that entries have. One line of numbers; who measures anew writes it anew. */
+ * checksum that entries have. One line of numbers; a new measurement replaces it. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -131,8 +131,8 @@ bool sat_cache_load_rates(sat_cache *cache, sat_rates *rates) {
         if (status == SAT_OK) return true;
         if (status == SAT_IO) sat_cache_unread(cache, path, errno);
         else if (status == SAT_UNSUPPORTED)
-            sat_cache_trouble(cache, SAT_TROUBLE_NEWER, "%s is of a later version", path);
-        else if (status == SAT_BAD_FORMAT) sat_cache_trouble(cache, SAT_TROUBLE_BAD, "%s is damaged", path);
+            sat_cache_warn_once(cache, SAT_WARN_NEWER, "%s is of a later version", path);
+        else if (status == SAT_BAD_FORMAT) sat_cache_warn_once(cache, SAT_WARN_BAD, "%s is damaged", path);
     }
     return false;
 }
@@ -142,14 +142,14 @@ static sat_status replace(sat_cache *cache, const char *path, const sat_rates *r
     sat_rates there;
     sat_text text = {0};
     if (read_rates(path, cache->identity, &there) == SAT_UNSUPPORTED) {
-        sat_cache_trouble(cache, SAT_TROUBLE_NEWER, "%s is of a later version and is left alone", path);
+        sat_cache_warn_once(cache, SAT_WARN_NEWER, "%s is of a later version and is left alone", path);
         return SAT_UNSUPPORTED;
     }
     sat_rates_format(&text, cache->identity, rates);
     int error = text.failed ? ENOMEM : sat_disk_write(path, text.data, text.length);
     sat_text_free(&text);
     if (!error) return SAT_OK;
-    sat_cache_trouble(cache, SAT_TROUBLE_WRITE, "cannot write %s: %s; rates are kept in memory", path, strerror(error));
+    sat_cache_warn_once(cache, SAT_WARN_WRITE, "cannot write %s: %s; rates are kept in memory", path, strerror(error));
     return SAT_IO;
 }
 

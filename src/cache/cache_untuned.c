@@ -8,7 +8,7 @@
 #include <string.h>
 
 static const char untuned_title[] = "sparse_autotune untuned";
-enum { EXACT_CAPACITY = sizeof(((sat_record *)0)->exact), FILE_LIMIT = 4 << 20 };
+enum { FULL_KEY_CAPACITY = sizeof(((sat_record *)0)->full_key), FILE_LIMIT = 4 << 20 };
 
 /* ---- the list ---- */
 
@@ -20,7 +20,7 @@ typedef struct pairs {
 
 static void pair_drop(pairs *p, size_t i) {
     free(p->list[i].key);
-    free(p->list[i].exact);
+    free(p->list[i].full_key);
     memmove(&p->list[i], &p->list[i + 1], (--p->count - i) * sizeof *p->list);
 }
 
@@ -30,25 +30,25 @@ static void pairs_free(pairs *p) {
     *p = (pairs){0};
 }
 
-static sat_untuned *pair_find(const pairs *p, const char *key, const char *exact) {
+static sat_untuned *pair_find(const pairs *p, const char *key, const char *full_key) {
     for (size_t i = 0; i < p->count; i++)
-        if (!strcmp(p->list[i].key, key) && !strcmp(p->list[i].exact, exact)) return &p->list[i];
+        if (!strcmp(p->list[i].key, key) && !strcmp(p->list[i].full_key, full_key)) return &p->list[i];
     return NULL;
 }
 
 /* Adds what is not there, at the end; the oldest makes room. */
-static void pair_add(pairs *p, const char *key, const char *exact) {
-    if (pair_find(p, key, exact)) return;
+static void pair_add(pairs *p, const char *key, const char *full_key) {
+    if (pair_find(p, key, full_key)) return;
     if (p->count == SAT_UNTUNED_KEPT) pair_drop(p, 0);
     sat_untuned *list = realloc(p->list, (p->count + 1) * sizeof *list);
     if (list) p->list = list;
-    sat_untuned pair = {strdup(key), strdup(exact), false};
-    if (list && pair.key && pair.exact) {
+    sat_untuned pair = {strdup(key), strdup(full_key), false};
+    if (list && pair.key && pair.full_key) {
         p->list[p->count++] = pair;
         return;
     }
     free(pair.key);
-    free(pair.exact);
+    free(pair.full_key);
     p->failed = true;
 }
 
@@ -62,29 +62,29 @@ static bool pairs_forget(pairs *p, const char *key) {
 /* ---- the file ---- */
 
 sat_status sat_untuned_parse(const char *text, size_t length,
-                             void (*take)(void *user, const char *key, const char *exact), void *user) {
+                             void (*take)(void *user, const char *key, const char *full_key), void *user) {
     const char *line;
     size_t n;
     int minor;
     if (!sat_text_line(&text, &length, &line, &n)) return SAT_BAD_FORMAT;
     SAT_TRY(sat_title_parse(line, n, untuned_title, &minor));
     for (size_t lines = 0; lines < 4 * SAT_UNTUNED_KEPT && sat_text_line(&text, &length, &line, &n); lines++) {
-        char key[SAT_KEY_CAPACITY], exact[EXACT_CAPACITY];
+        char key[SAT_KEY_CAPACITY], full_key[FULL_KEY_CAPACITY];
         const char *tab = memchr(line, '\t', n);
         size_t before = tab ? (size_t)(tab - line) : n, after = tab ? n - before - 1 : 0;
-        if (before >= sizeof key || after >= sizeof exact) continue;
+        if (before >= sizeof key || after >= sizeof full_key) continue;
         memcpy(key, line, before);
         key[before] = 0;
-        if (after) memcpy(exact, tab + 1, after);
-        exact[after] = 0;
-        if (strlen(key) == before && strlen(exact) == after && sat_key_valid(key) &&
-            sat_text_valid(exact, sizeof exact))
-            take(user, key, exact);
+        if (after) memcpy(full_key, tab + 1, after);
+        full_key[after] = 0;
+        if (strlen(key) == before && strlen(full_key) == after && sat_key_valid(key) &&
+            sat_text_valid(full_key, sizeof full_key))
+            take(user, key, full_key);
     }
     return SAT_OK;
 }
 
-static void take_pair(void *user, const char *key, const char *exact) { pair_add(user, key, exact); }
+static void take_pair(void *user, const char *key, const char *full_key) { pair_add(user, key, full_key); }
 
 /* SAT_UNSUPPORTED for a later version's; whatever else is wrong with the file, an empty list. */
 static sat_status pairs_read(sat_cache *cache, const char *path, pairs *p) {
@@ -106,7 +106,7 @@ static int pairs_write(const char *path, const pairs *p) {
     for (size_t i = 0; i < p->count; i++) {
         sat_text_adds(&text, p->list[i].key);
         sat_text_add(&text, "\t", 1);
-        sat_text_adds(&text, p->list[i].exact);
+        sat_text_adds(&text, p->list[i].full_key);
         sat_text_add(&text, "\n", 1);
     }
     int error = text.failed ? ENOMEM : sat_disk_write(path, text.data, text.length);
@@ -119,19 +119,19 @@ static bool untuned_path(const sat_cache *cache, char path[SAT_PATH_CAPACITY], c
            sat_path_join(path, folder, "untuned.txt");
 }
 
-/* Adds a pair to the file (exact given), or removes a key from it (NULL). */
-static sat_status update_file(sat_cache *cache, const char *key, const char *exact) {
+/* Adds a pair to the file (full_key given), or removes a key from it (NULL). */
+static sat_status update_file(sat_cache *cache, const char *key, const char *full_key) {
     char path[SAT_PATH_CAPACITY], folder[SAT_PATH_CAPACITY], lock_path[SAT_PATH_CAPACITY];
     sat_file_lock lock;
     pairs p = {0};
     int error = 0;
     if (!untuned_path(cache, path, folder) || !sat_path_join(lock_path, folder, "lock")) return SAT_IO;
-    if (exact && !sat_cache_make(cache, folder)) return SAT_IO;
+    if (full_key && !sat_cache_make(cache, folder)) return SAT_IO;
     if (sat_file_lock_take(&lock, lock_path, false, 1) == SAT_LOCK_BUSY) return SAT_IO;
     sat_status status = pairs_read(cache, path, &p);
     if (status == SAT_OK) {
-        bool changed = exact ? !pair_find(&p, key, exact) : pairs_forget(&p, key);
-        if (exact && changed) pair_add(&p, key, exact);
+        bool changed = full_key ? !pair_find(&p, key, full_key) : pairs_forget(&p, key);
+        if (full_key && changed) pair_add(&p, key, full_key);
         if (p.failed) status = sat_cache_no_memory();
         else if (changed) error = pairs_write(path, &p);
     }
@@ -152,22 +152,22 @@ void sat_untuned_free(sat_cache *cache) {
     put_back(cache, &p);
 }
 
-sat_status sat_cache_note_untuned(sat_cache *cache, const char *key, const char *exact) {
-    if (!sat_key_valid(key) || !sat_text_valid(exact, EXACT_CAPACITY))
+sat_status sat_cache_note_untuned(sat_cache *cache, const char *key, const char *full_key) {
+    if (!sat_key_valid(key) || !sat_text_valid(full_key, FULL_KEY_CAPACITY))
         return sat_fail(SAT_BAD_FORMAT, "cache: an untuned problem is too long or not printable");
     sat_guard_lock();
     pairs p = borrow(cache);
-    bool known = pair_find(&p, key, exact);
-    pair_add(&p, key, exact);
+    bool known = pair_find(&p, key, full_key);
+    pair_add(&p, key, full_key);
     put_back(cache, &p);
     sat_guard_unlock();
     if (p.failed) return sat_cache_no_memory();
     if (known || !cache->layers) return SAT_OK; /* one attempt a process at a problem: it is only a hint */
-    sat_status status = update_file(cache, key, exact);
+    sat_status status = update_file(cache, key, full_key);
     if (status != SAT_OK) return status;
     sat_guard_lock();
     p = borrow(cache);
-    sat_untuned *noted = pair_find(&p, key, exact);
+    sat_untuned *noted = pair_find(&p, key, full_key);
     if (noted) noted->on_disk = true;
     sat_guard_unlock();
     return SAT_OK;
@@ -193,11 +193,11 @@ sat_status sat_cache_each_untuned(sat_cache *cache, sat_cache_visit_fn visit, vo
     if (untuned_path(cache, path, folder)) pairs_read(cache, path, &all);
     sat_guard_lock();
     for (size_t i = 0; i < cache->untuned_count; i++)
-        if (!cache->untuned[i].on_disk) pair_add(&all, cache->untuned[i].key, cache->untuned[i].exact);
+        if (!cache->untuned[i].on_disk) pair_add(&all, cache->untuned[i].key, cache->untuned[i].full_key);
     sat_guard_unlock();
     sat_status status = all.failed ? sat_cache_no_memory() : SAT_OK;
     for (size_t i = 0; i < all.count && status == SAT_OK; i++)
-        if (!visit(user, all.list[i].key, all.list[i].exact)) break;
+        if (!visit(user, all.list[i].key, all.list[i].full_key)) break;
     pairs_free(&all);
     return status;
 }

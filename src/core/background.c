@@ -1,11 +1,11 @@
-/* Background tuning: one thread that races what plans had to answer by estimate, and checks variants on patterns that
- * they serve already. */
+/* Background tuning: one thread that races problems whose plans were made by estimate, and checks variants on patterns
+ * that they serve already. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/answer.h"
+#include "core/select.h"
 #include "core/context.h"
 
 enum { LONGEST_QUEUE = 256 };
@@ -37,13 +37,13 @@ static void free_job(job *j) {
 }
 
 static void do_job(sat_background *b, const job *j) {
-    sat_question q;
+    sat_request q;
     sat_outcome outcome = {0};
-    if (sat_question_make(&q, b->ctx, j->pattern, &j->problem) != SAT_OK) return;
-    if (!sat_cache_tuning_lock(b->ctx->cache, sat_tuning_patience(b->ctx))) return;
-    sat_race_how how = {.keep = true, .wary = true, .cancel = &b->stop};
-    sat_status status =
-        j->variant ? sat_answer_check(&q, j->variant, j->check_id, &how) : sat_answer_race(&q, &how, &outcome);
+    if (sat_request_make(&q, b->ctx, j->pattern, &j->problem) != SAT_OK) return;
+    if (!sat_cache_tuning_lock(b->ctx->cache, sat_tuning_lock_timeout(b->ctx))) return;
+    sat_race_how how = {.store = true, .skip_failed = true, .cancel = &b->stop};
+    sat_status status = j->variant ? sat_select_check_variant(&q, j->variant, j->check_id, &how)
+                                   : sat_select_run_race(&q, &how, &outcome);
     sat_cache_tuning_unlock(b->ctx->cache);
     if (status != SAT_OK) sat_logf(&b->ctx->log, SAT_LOG_WARN, "not tuned in the background: %s", sat_last_error());
     free(outcome.results);
@@ -110,7 +110,7 @@ static bool waits(const sat_background *b, const char *key) {
 }
 
 static void post(sat_background *b, const sat_pattern *pattern, const job *wanted) {
-    if (sat_forked()) return; /* nobody would take it */
+    if (sat_forked()) return; /* the thread is the parent's */
     job *j = malloc(sizeof *j);
     if (!j) return;
     *j = *wanted;

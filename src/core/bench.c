@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/question.h"
+#include "core/request.h"
 #include "core/runner.h"
 #include "variant.h"
 
@@ -28,24 +28,24 @@ static size_t flush_bytes(const sat_context *ctx, const sat_device *d) {
     return cold && ctx->backend->flush_bytes ? ctx->backend->flush_bytes(d) : 0;
 }
 
-static sat_status take_room(sat_bench *s, size_t bytes) {
+static sat_status allocate_flush_buffer(sat_bench *s, size_t bytes) {
     if (bytes == 0) return SAT_OK;
-    s->room = sat_alloc(s->ctx, bytes);
-    if (!s->room) return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes to flush the cache", bytes);
-    return s->ctx->backend->set(s->device, s->room, 0, bytes);
+    s->flush_buffer = sat_alloc(s->ctx, bytes);
+    if (!s->flush_buffer) return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes to flush the cache", bytes);
+    return s->ctx->backend->set(s->device, s->flush_buffer, 0, bytes);
 }
 
 /* The sums are one output more, and expectations come one at a time. */
 static size_t bytes_of_checks(sat_bench *s) {
     size_t precision = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_PRECISION);
-    size_t exact = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_STRUCTURE);
+    size_t structure = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_STRUCTURE);
     if (s->op->sums_problem) {
         sat_operand o[SAT_MAX_OPERANDS];
         sat_problem problem = s->op->sums_problem(s->problem, s->pattern);
         (void)s->op->operands(&problem, s->pattern, o);
         s->sums_bytes = (size_t)o[s->op->output].span * sat_dtype_size(problem.c_dtype);
     }
-    return s->sums_bytes + (precision > exact ? precision : exact);
+    return s->sums_bytes + (precision > structure ? precision : structure);
 }
 
 sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
@@ -57,12 +57,12 @@ sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, 
     const sat_operand *out = &s->operand[s->op->output];
     size_t need = bytes_of_checks(s) + (p->beta != 0 ? allocation(out) : 0);
     for (int i = 0; i < s->count; i++) need += allocation(&s->operand[i]);
-    size_t room = flush_bytes(ctx, d);
-    if (need + room > limit)
+    size_t flush = flush_bytes(ctx, d);
+    if (need + flush > limit)
         return sat_fail(SAT_OUT_OF_MEMORY,
                         "tuning needs %zu bytes for made-up operands and %zu to flush the cache; the limit is %zu",
-                        need, room, limit);
-    need += room;
+                        need, flush, limit);
+    need += flush;
     s->held = need;
     for (int i = 0; i < s->count; i++) {
         s->bytes[i] = (size_t)s->operand[i].span * sat_dtype_size(s->operand[i].dtype);
@@ -83,7 +83,7 @@ sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, 
         s->sums = sat_alloc(ctx, s->sums_bytes);
         if (!s->sums) return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for exact sums", s->sums_bytes);
     }
-    return take_room(s, room);
+    return allocate_flush_buffer(s, flush);
 }
 
 static void forget_expectation(sat_bench *s) {
@@ -99,7 +99,7 @@ void sat_bench_close(sat_bench *s) {
     for (int i = 0; i < s->count; i++) sat_free(s->ctx, s->memory[i]);
     sat_free(s->ctx, s->before_memory);
     sat_free(s->ctx, s->sums);
-    sat_free(s->ctx, s->room);
+    sat_free(s->ctx, s->flush_buffer);
     *s = (sat_bench){0};
 }
 
@@ -113,7 +113,7 @@ static sat_trial trial(const sat_bench *s) {
                        .sums = s->sums,
                        .specials = s->specials,
                        .special_count = s->special_count,
-                       .round = s->round};
+                       .fill_case = s->fill_case};
 }
 
 /* ---- operands ---- */
@@ -127,11 +127,11 @@ static sat_fill real_fill(const sat_bench *s, int i) {
 
 /* Runs a variant on the made-up operands; NULL: the one that the estimate prefers. */
 static sat_status run_other(sat_bench *s, const sat_problem *p, const sat_variant *v, void *const *operands) {
-    sat_question q = {.ctx = s->ctx, .view = s->pattern, .op = sat_op_find(p->op), .device = *s->device, .problem = *p};
-    q.memory_limit = SAT_USUAL_LIMIT;
-    sat_exact_spell(q.exact, &q.problem, q.view);
+    sat_request q = {.ctx = s->ctx, .view = s->pattern, .op = sat_op_find(p->op), .device = *s->device, .problem = *p};
+    q.memory_limit = SAT_LIMIT_UNKNOWN;
+    sat_full_key_format(q.full_key, &q.problem, q.view);
     sat_runner runner;
-    if (!v) SAT_TRY(sat_question_estimate(&q, false, &v));
+    if (!v) SAT_TRY(sat_request_pick_by_estimate(&q, false, &v));
     SAT_TRY(sat_runner_open(&runner, s->ctx, v, p, s->pattern, s->device, q.memory_limit, NULL));
     void *stream = s->ctx->backend->stream(s->device);
     sat_status status = sat_runner_launch(&runner, operands, stream);
@@ -212,10 +212,10 @@ static sat_status work_out_sums(sat_bench *s) {
     return sat_fail(SAT_DEVICE_ERROR, "check: the reference is wrong on %s: %s", s->device->name, finding.where);
 }
 
-sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int round, uint64_t seed) {
-    s->probe = probe, s->round = round, s->seed = seed, s->special_count = 0;
+sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int fill_case, uint64_t seed) {
+    s->probe = probe, s->fill_case = fill_case, s->seed = seed, s->special_count = 0;
     for (int i = 0; i < s->count; i++) s->fills[i] = real_fill(s, i);
-    if (probe == SAT_PROBE_STRUCTURE || round > 0) s->op->fill_kind(s->problem, s->pattern, round, s->fills);
+    if (probe == SAT_PROBE_STRUCTURE || fill_case > 0) s->op->set_fills(s->problem, s->pattern, fill_case, s->fills);
     SAT_TRY(make_operands(s));
     if (probe == SAT_PROBE_STRUCTURE) SAT_TRY(work_out_sums(s));
     SAT_TRY(take_digests(s));
@@ -247,7 +247,9 @@ sat_status sat_bench_reset(sat_bench *s) {
     return SAT_OK;
 }
 
-void sat_bench_flush(sat_bench *s) { s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count, s->room); }
+void sat_bench_flush(sat_bench *s) {
+    s->ctx->backend->flush(s->device, s->pointer, s->bytes, s->count, s->flush_buffer);
+}
 
 /* An input that was overwritten is made again, so that the next run has the right one. */
 static sat_status check_inputs(sat_bench *s, sat_finding *finding) {

@@ -1,5 +1,6 @@
-/* The trial bench of a race: operands made up for it, with the caller's dtypes, strides and alignment, and the check of
- * what a run leaves in the output. The caller's buffers are never touched. */
+/* The buffers that candidates of a race are tried on: operands made up for it, with the caller's dtypes, strides and
+ * alignment, and the check of what a run leaves in the output. The caller's buffers are never touched. (Benchmarks are
+ * elsewhere, in the top folder's bench/.) */
 #ifndef SAT_BENCH_H
 #define SAT_BENCH_H
 
@@ -19,12 +20,12 @@ typedef struct sat_bench {
     size_t bytes[SAT_MAX_OPERANDS];
     uint64_t digest[SAT_MAX_OPERANDS]; /* of an input, with all around it */
     void *before_memory, *before;      /* what the output holds before a run, where beta is not 0 */
-    void *sums;                        /* exact: what the output is made of, in the compute type */
+    void *sums;                        /* structure probe: what the output is made of, in the compute type */
     size_t sums_bytes;
-    void *room; /* what a flush reads; NULL: it needs nothing */
+    void *flush_buffer; /* what a flush reads; NULL: it needs nothing */
     void *expectation;
     sat_probe probe;
-    int round;
+    int fill_case; /* as in sat_op.set_fills */
     uint64_t seed;
     sat_special specials[SAT_MAX_SPECIALS]; /* planted in the inputs */
     int special_count;
@@ -36,12 +37,12 @@ sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, 
                           const sat_device *d, size_t limit);
 void sat_bench_close(sat_bench *s);
 
-/* Fills the operands and works out what a right result must show. Round 0 of precision is random reals; the operation
- * says what all others are. */
-sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int round, uint64_t seed);
-/* The operands' next places are others, as much aligned as the problem says; fill afterwards. */
+/* Fills the operands and works out what a right result must show. Case 0 of precision is random reals; the operation
+ * sets all others (sat_op.set_fills). */
+sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int fill_case, uint64_t seed);
+/* Moves the operands to other addresses, as much aligned as the problem says. Fill afterwards. */
 void sat_bench_move(sat_bench *s);
-/* NaN and infinities into inputs of the exact probe; `special_count` of the bench says how many found a place. */
+/* Plants NaN and infinities in inputs of the structure probe; `special_count` says how many found a place. */
 sat_status sat_bench_plant(sat_bench *s);
 sat_status sat_bench_reset(sat_bench *s); /* poison, or the values before a run, back into the output */
 void sat_bench_flush(sat_bench *s);       /* operands out of the cache */

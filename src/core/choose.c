@@ -1,4 +1,4 @@
-/* The rule that turns timings into a winner. The same records give the same answer every time. */
+/* The rule that turns timings into a winner. The same records give the same winner every time. */
 #include "core/choose.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ static int by_value(const void *x, const void *y) {
 
 void sat_choose_sort_times(double *seconds, size_t count) { qsort(seconds, count, sizeof *seconds, by_value); }
 
-double sat_choose_noise(const sat_record *r) { return r->runs > 1 ? 1.85 * r->spread / sqrt(r->runs) : 0; }
+double sat_choose_median_error(const sat_record *r) { return r->runs > 1 ? 1.85 * r->spread / sqrt(r->runs) : 0; }
 
 void sat_choose_sort(sat_record *results, size_t count, const sat_registry *registry) {
     if (count == 0) return;
@@ -38,8 +38,8 @@ void sat_choose_sort(sat_record *results, size_t count, const sat_registry *regi
     double best = results[0].seconds;
     size_t winner = 0;
     for (size_t i = 1; i < count && group(&results[i]) == 0; i++) {
-        double tolerance =
-            fmin(0.03, fmax(0.015, (sat_choose_noise(&results[0]) + sat_choose_noise(&results[i])) / best));
+        double tolerance = fmin(
+            0.03, fmax(0.015, (sat_choose_median_error(&results[0]) + sat_choose_median_error(&results[i])) / best));
         if (results[i].seconds > best * (1 + tolerance)) continue;
         int mine = priority_of(registry, results[i].variant), theirs = priority_of(registry, results[winner].variant);
         if (mine > theirs || (mine == theirs && strcmp(results[i].variant, results[winner].variant) < 0)) winner = i;
@@ -53,28 +53,29 @@ static bool current(const sat_record *r, const sat_variant *v) {
     return strcmp(r->variant, v->name) == 0 && strcmp(r->revision, v->revision) == 0;
 }
 
-bool sat_choose_knows(const sat_entry *entry, const sat_variant *v) {
+bool sat_choose_has_result(const sat_entry *entry, const sat_variant *v) {
     for (size_t i = 0; i < entry->count; i++)
         if (entry->records[i].kind == SAT_RECORD_RACED && current(&entry->records[i], v)) return true;
     return false;
 }
 
-/* Did this build give the verdict, on this machine? Reading left no other mark on a record. */
-static bool ours(const sat_record *r) { return r->by[0] != 0; }
+/* Did this build give the verdict, on this machine? Reading has cleared all other fingerprints. */
+static bool ours(const sat_record *r) { return r->checked_by[0] != 0; }
 
-bool sat_choose_verified(const sat_entry *entry, const sat_variant *v, const char *exact, const char *pattern) {
+bool sat_choose_verified(const sat_entry *entry, const sat_variant *v, const char *full_key, const char *pattern) {
     for (size_t i = 0; i < entry->count; i++) {
         const sat_record *r = &entry->records[i];
-        if (r->verdict != SAT_VERDICT_OK || !ours(r) || !current(r, v) || strcmp(r->exact, exact) != 0) continue;
+        if (r->verdict != SAT_VERDICT_OK || !ours(r) || !current(r, v) || strcmp(r->full_key, full_key) != 0) continue;
         if (!pattern || strcmp(r->pattern, pattern) == 0) return true;
     }
     return false;
 }
 
-bool sat_choose_failed(const sat_entry *entry, const sat_variant *v, const char *exact) {
+bool sat_choose_failed(const sat_entry *entry, const sat_variant *v, const char *full_key) {
     for (size_t i = 0; i < entry->count; i++) {
         const sat_record *r = &entry->records[i];
-        if (r->verdict == SAT_VERDICT_ERROR && current(r, v) && (!exact || strcmp(r->exact, exact) == 0)) return true;
+        if (r->verdict == SAT_VERDICT_ERROR && current(r, v) && (!full_key || strcmp(r->full_key, full_key) == 0))
+            return true;
     }
     return false;
 }
@@ -99,7 +100,7 @@ bool sat_choose_may_win(const sat_entry *entry, const sat_registry *registry, ui
 
 /* Does the race of `a` come before that of `b`? By name in the end, so that the order is total. */
 static bool race_before(const sat_record *a, const sat_record *b) {
-    if (a->busy != b->busy) return b->busy;
+    if (a->noisy != b->noisy) return b->noisy;
     if (a->when != b->when) return a->when > b->when;
     return strcmp(a->race, b->race) > 0;
 }
@@ -124,17 +125,20 @@ int sat_choose_threads(const sat_entry *entry, const sat_variant *v) {
     return 0;
 }
 
-enum { BUSY_TRIES = 3, BUSY_SECONDS = 60 };
+enum {
+    MOST_NOISY_RACES = 3, /* after so many of one key it is not raced again */
+    RETUNE_SECONDS = 60   /* to wait after a noisy race */
+};
 
-bool sat_choose_provisional(const sat_entry *entry, int64_t now) {
-    int tries = 0;
-    int64_t quiet = -1, busy = -1; /* when the newest of each was */
+bool sat_choose_needs_retune(const sat_entry *entry, int64_t now) {
+    int noisy_races = 0;
+    int64_t quiet = -1, noisy = -1; /* when the newest of each was */
     for (const sat_record *r = sat_choose_race(entry, NULL); r; r = sat_choose_race(entry, r)) {
-        int64_t *newest = r->busy ? &busy : &quiet;
+        int64_t *newest = r->noisy ? &noisy : &quiet;
         if (r->when > *newest) *newest = r->when;
-        tries += r->busy;
+        noisy_races += r->noisy;
     }
-    return tries > 0 && tries < BUSY_TRIES && busy > quiet && now - busy > BUSY_SECONDS;
+    return noisy_races > 0 && noisy_races < MOST_NOISY_RACES && noisy > quiet && now - noisy > RETUNE_SECONDS;
 }
 
 size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,

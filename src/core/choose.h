@@ -14,7 +14,7 @@ void sat_choose_sort(sat_record *results, size_t count, const sat_registry *regi
 void sat_choose_sort_times(double *seconds, size_t count); /* fastest first */
 
 /* Seconds by which a result's median may be off: its standard error, from the quartiles. */
-double sat_choose_noise(const sat_record *r);
+double sat_choose_median_error(const sat_record *r);
 
 /* May this variant win a problem with these flags (SAT_ALLOW_*)? A record says what was so when it was written; what
  * is allowed comes from the registry and the problem. */
@@ -24,9 +24,9 @@ bool sat_choose_allowed(const sat_variant *variant, uint32_t flags);
  * one before, NULL at first; NULL past the end. */
 const sat_record *sat_choose_race(const sat_entry *entry, const sat_record *last);
 
-/* Should this key be raced again when the machine is quiet? Its newest race was disturbed, more than a minute ago, and
- * that has not happened to three races yet. */
-bool sat_choose_provisional(const sat_entry *entry, int64_t now);
+/* Should this key be raced again once the machine is quiet? True where its newest race was noisy and more than a minute
+ * ago, and fewer than three races were noisy. */
+bool sat_choose_needs_retune(const sat_entry *entry, int64_t now);
 
 /* The variants of an entry, best first, each once: the first race's order (sat_choose_race), then variants of other
  * races. Only variants that are registered with the recorded revision, that this build never found wrong on this
@@ -43,15 +43,15 @@ int sat_choose_threads(const sat_entry *entry, const sat_variant *variant);
 bool sat_choose_may_win(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_record *record);
 
 /* Has this entry a result of a race, of any verdict, of this variant as it is now? */
-bool sat_choose_knows(const sat_entry *entry, const sat_variant *variant);
-/* Was this variant, as it is now, found right on this exact problem, by this build on this machine (sat_record.by)?
- * `pattern`: a pattern's digest, and on no other; NULL: on any. */
-bool sat_choose_verified(const sat_entry *entry, const sat_variant *variant, const char *exact, const char *pattern);
+bool sat_choose_has_result(const sat_entry *entry, const sat_variant *variant);
+/* Was this variant, as it is now, found right on the problem of this full key, by this build on this machine
+ * (sat_record.checked_by)? `pattern`: a pattern's digest, and on no other; NULL: on any. */
+bool sat_choose_verified(const sat_entry *entry, const sat_variant *variant, const char *full_key, const char *pattern);
 /* Was it found wrong, by this build on this machine, on any problem of the key? What another one found wrong has to be
  * found right here before it serves, as everything else. */
 bool sat_choose_wrong(const sat_entry *entry, const sat_variant *variant);
-/* Did this variant, as it is now, end in an error, on this exact problem (NULL: any of the key)? Errors
+/* Did this variant, as it is now, end in an error, on the problem of this full key (NULL: any of the key)? Errors
  * that were recorded elsewhere count: to try again may cost a process, to leave it alone costs some speed. */
-bool sat_choose_failed(const sat_entry *entry, const sat_variant *variant, const char *exact);
+bool sat_choose_failed(const sat_entry *entry, const sat_variant *variant, const char *full_key);
 
 #endif

@@ -1,5 +1,5 @@
-/* The winner's last trials. Each is one change: of all inputs and their size, of the threads, of the scalars, and of
- * the pattern. A second plan of the same variant stands beside the first all the while. */
+/* The winner's last checks. Each changes one thing: all inputs and their size, the threads, the scalars, the pattern. A
+ * second runner of the same variant stays open all the while. */
 #include "core/confirm.h"
 
 #include <stdio.h>
@@ -39,16 +39,17 @@ static sat_status check(trials *t, sat_runner *runner, const char *what) {
 
 /* ---- one change each ---- */
 
-static const sat_round large_and_tiny[] = {{SAT_PROBE_STRUCTURE, SAT_ROUND_LARGE, "with large and tiny inputs"}, {0}};
-static const sat_round tiny = {SAT_PROBE_STRUCTURE, SAT_ROUND_TINY, "on a pattern with empty and full rows"};
+static const sat_check_case large_and_tiny[] = {{SAT_PROBE_STRUCTURE, SAT_FILL_LARGE, "with large and tiny inputs"},
+                                                {0}};
+static const sat_check_case tiny = {SAT_PROBE_STRUCTURE, SAT_FILL_TINY, "on a pattern with empty and full rows"};
 
 static sat_status other_inputs(trials *t) {
-    const sat_round *rounds = t->bench->op->winner ? t->bench->op->winner : large_and_tiny;
-    sat_bench_move(t->bench); /* other places, too */
-    for (const sat_round *r = rounds; r->words && t->finding->ok; r++) {
+    const sat_check_case *cases = t->bench->op->winner_cases ? t->bench->op->winner_cases : large_and_tiny;
+    sat_bench_move(t->bench); /* other addresses, too */
+    for (const sat_check_case *c = cases; c->label && t->finding->ok; c++) {
         t->runner->refreshed = false;
-        SAT_TRY(sat_bench_fill(t->bench, r->probe, r->round, t->seed + (uint64_t)r->round));
-        SAT_TRY(check(t, t->runner, r->words));
+        SAT_TRY(sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + (uint64_t)c->fill_case));
+        SAT_TRY(check(t, t->runner, c->label));
     }
     return SAT_OK;
 }
@@ -62,8 +63,8 @@ static sat_status other_threads(trials *t) {
     return status;
 }
 
-/* The same with other scalars, by a plan of its own; `round` says on which operands, NULL: on those that are there. */
-static sat_status with_scalars(trials *t, double alpha, double beta, const sat_round *round) {
+/* The same with other scalars, by a runner of its own; `c` says on which operands, NULL: on those that are there. */
+static sat_status with_scalars(trials *t, double alpha, double beta, const sat_check_case *c) {
     const sat_problem *raced = t->bench->problem;
     sat_problem changed = *raced;
     sat_runner second;
@@ -73,8 +74,8 @@ static sat_status with_scalars(trials *t, double alpha, double beta, const sat_r
                                         t->bench->device, t->limit, NULL);
     if (status != SAT_OK) return status == SAT_OUT_OF_MEMORY ? SAT_OK : status;
     t->bench->problem = &changed;
-    status = round ? sat_bench_fill(t->bench, round->probe, round->round, t->seed + 7) : SAT_OK;
-    if (status == SAT_OK) status = check(t, &second, round ? round->words : "with other scalars");
+    status = c ? sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + 7) : SAT_OK;
+    if (status == SAT_OK) status = check(t, &second, c ? c->label : "with other scalars");
     t->bench->problem = raced;
     sat_runner_close(&second);
     return status;
@@ -82,9 +83,9 @@ static sat_status with_scalars(trials *t, double alpha, double beta, const sat_r
 
 /* A key has scalars as 0, 1 or another; the race ran with one of those others, of few bits so that sums stay exact. */
 static sat_status other_scalars(trials *t) {
-    static const sat_round reals = {SAT_PROBE_PRECISION, 0, "with scalars of many bits"};
+    static const sat_check_case reals = {SAT_PROBE_PRECISION, 0, "with scalars of many bits"};
     const sat_problem *raced = t->bench->problem;
-    const sat_round *scaled = t->bench->op->other_scale;
+    const sat_check_case *scaled = t->bench->op->other_scale;
     bool alpha = raced->alpha != 0 && raced->alpha != 1, beta = raced->beta != 0 && raced->beta != 1;
     if (scaled) return with_scalars(t, 1.5 * raced->alpha, raced->beta, scaled);
     if (!alpha && !beta) return SAT_OK;
@@ -150,24 +151,25 @@ static sat_status skewed(const sat_bench *s, sat_pattern **pattern) {
     return status;
 }
 
-static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_view *other, const sat_round *round) {
+static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_view *other, const sat_check_case *c) {
     const sat_pattern_view *raced = t->bench->pattern;
     t->bench->pattern = other;
-    sat_status status = sat_bench_fill(t->bench, round->probe, round->round, t->seed + 1);
-    if (status == SAT_OK) status = check(t, second, other == raced ? "by a second plan" : round->words);
+    sat_status status = sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + 1);
+    if (status == SAT_OK) status = check(t, second, other == raced ? "by a second plan" : c->label);
     t->bench->pattern = raced;
     return status;
 }
 
-/* The second plan runs between two runs of the first, which takes its values once: what plans keep is their own. */
+/* The second runner runs between two runs of the first, which converts its fixed values once: neither may change what
+ * the other keeps. */
 static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view *other) {
-    const sat_round *round = t->bench->op->other_pattern ? t->bench->op->other_pattern : &tiny;
+    const sat_check_case *c = t->bench->op->other_pattern ? t->bench->op->other_pattern : &tiny;
     t->runner->refreshed = false;
-    SAT_TRY(sat_bench_fill(t->bench, round->probe, round->round, t->seed + 2));
+    SAT_TRY(sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + 2));
     SAT_TRY(run(t, t->runner));
-    SAT_TRY(on_pattern(t, second, other, round));
+    SAT_TRY(on_pattern(t, second, other, c));
     if (!t->finding->ok) return SAT_OK;
-    SAT_TRY(sat_bench_fill(t->bench, round->probe, round->round, t->seed + 2)); /* the same operands again */
+    SAT_TRY(sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + 2)); /* the same operands again */
     return check(t, t->runner, "after another plan has run");
 }
 
@@ -201,13 +203,13 @@ sat_status sat_confirm(sat_bench *bench, sat_runner *runner, size_t limit, uint6
     sat_runner second = {0};
     *finding = (sat_finding){.ok = true};
     sat_status status = second_pattern(&t, &pattern, &other);
-    if (status == SAT_OK) /* opened before the first runs, so that state which two plans share is found */
+    if (status == SAT_OK) /* opened before the first runs, so that state which both share is found */
         status =
             sat_runner_open(&second, bench->ctx, runner->variant, bench->problem, other, bench->device, limit, NULL);
-    bool room = status != SAT_OUT_OF_MEMORY; /* without it the other trials have to suffice */
-    if (!room) status = SAT_OK;
+    bool opened = status != SAT_OUT_OF_MEMORY; /* without memory for it the other checks have to suffice */
+    if (!opened) status = SAT_OK;
     if (status == SAT_OK) status = on_same_pattern(&t);
-    if (status == SAT_OK && finding->ok && room) status = in_turns(&t, &second, other);
+    if (status == SAT_OK && finding->ok && opened) status = in_turns(&t, &second, other);
     sat_runner_close(&second);
     sat_pattern_free(pattern);
     return status;

@@ -1,4 +1,4 @@
-/* What a race's winner goes through before it may win: everything that may change between two runs of a plan does. */
+/* The checks of a race's winner: everything that may change between two runs of a plan is changed once. */
 #ifndef SAT_CONFIRM_H
 #define SAT_CONFIRM_H
 

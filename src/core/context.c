@@ -158,11 +158,11 @@ void *sat_alloc(sat_context *ctx, size_t bytes) {
     return ctx->allocator.alloc(ctx->allocator.user, bytes, ctx->backend->alignment);
 }
 
-/* Freeing is safe while work is queued. The backend's own free() sees to that; whoever else gets memory back gets it
- * when nothing reads it any more. */
+/* Freeing is safe while work is queued: the backend's own free() waits for it. Another allocator may reuse the memory
+ * at once, so the device is synchronised first. */
 void sat_free(sat_context *ctx, void *pointer) {
     if (!pointer) return;
-    if (ctx->allocator.free != ctx->backend->free) ctx->backend->settle(&ctx->device);
+    if (ctx->allocator.free != ctx->backend->free) ctx->backend->sync_device(&ctx->device);
     ctx->allocator.free(ctx->allocator.user, pointer);
 }
 
@@ -170,12 +170,12 @@ size_t sat_memory_limit(const sat_context *ctx) {
     return ctx->options.memory_limit ? ctx->options.memory_limit : ctx->backend->available(&ctx->device) / 2;
 }
 
-/* To touch this much takes longer than to ask what is free. */
+/* Up to this size a workspace is taken without asking what is free: asking reads files. */
 enum { SMALL_WORKSPACE = 1 << 20 };
 
 bool sat_within_limit(const sat_context *ctx, size_t bytes, size_t *limit) {
     if (bytes == 0) return true;
-    if (*limit == SAT_USUAL_LIMIT) {
+    if (*limit == SAT_LIMIT_UNKNOWN) {
         if (!ctx->options.memory_limit && bytes <= SMALL_WORKSPACE) return true;
         *limit = sat_memory_limit(ctx);
     }
@@ -221,9 +221,9 @@ static sat_status fill(sat_context *ctx) {
     const char *force = environment("SPARSE_AUTOTUNE_FORCE");
     if (force) snprintf(ctx->force, sizeof ctx->force, "%s", force);
     SAT_TRY(sat_cache_open(ctx->options.cache_dir, ctx->device.identity, &ctx->log, &ctx->cache));
-    char mark[SAT_MARK_SIZE];
-    sat_identity_mark(ctx->backend, &ctx->device, mark);
-    sat_cache_set_mark(ctx->cache, mark);
+    char fingerprint[SAT_DIGEST_SIZE];
+    sat_identity_fingerprint(ctx->backend, &ctx->device, fingerprint);
+    sat_cache_set_fingerprint(ctx->cache, fingerprint);
     sat_rates_open(ctx);
     SAT_TRY(sat_memo_open(&ctx->memo));
     SAT_TRY(sat_pool_open(&ctx->pool));
@@ -336,8 +336,9 @@ const sat_variant *sat_variant_at(const sat_context *ctx, size_t i) {
 
 const char *sat_cache_path(const sat_context *ctx) { return ctx ? sat_cache_dir(ctx->cache) : ""; }
 
-/* The cache's failures, with a message in any case: most of them are ordinary to it, and no caller hears of them. */
-static sat_status told(sat_status status, const char *what, unsigned before) {
+/* Gives a failure of the cache a message where it has none. Inside the cache most failures are ordinary and set none.
+ */
+static sat_status with_message(sat_status status, const char *what, unsigned before) {
     if (status == SAT_OK || sat_messages() != before) return status;
     return sat_fail(status, "cache: cannot %s: %s", what,
                     status == SAT_OUT_OF_MEMORY ? "memory ran out"
@@ -354,26 +355,26 @@ static sat_status with_cache(const sat_context *ctx, const void *argument, const
 sat_status sat_cache_visit(sat_context *ctx, sat_cache_visit_fn visit, void *user) {
     SAT_TRY(with_cache(ctx, visit ? ctx : NULL, "visit"));
     unsigned messages = sat_messages();
-    return told(sat_cache_each(ctx->cache, visit, user), "visit", messages);
+    return with_message(sat_cache_each(ctx->cache, visit, user), "visit", messages);
 }
 
 sat_status sat_cache_visit_untuned(sat_context *ctx, sat_cache_visit_fn visit, void *user) {
     SAT_TRY(with_cache(ctx, visit ? ctx : NULL, "visit"));
     unsigned messages = sat_messages();
-    return told(sat_cache_each_untuned(ctx->cache, visit, user), "visit what is untuned", messages);
+    return with_message(sat_cache_each_untuned(ctx->cache, visit, user), "visit what is untuned", messages);
 }
 
 sat_status sat_cache_export(sat_context *ctx, const char *file) {
     SAT_TRY(with_cache(ctx, file, "file"));
     unsigned messages = sat_messages();
-    return told(sat_cache_export_file(ctx->cache, file), "export", messages);
+    return with_message(sat_cache_export_file(ctx->cache, file), "export", messages);
 }
 
 sat_status sat_cache_import(sat_context *ctx, const char *file, int64_t *entries) {
     int64_t count = 0;
     SAT_TRY(with_cache(ctx, file, "file"));
     unsigned messages = sat_messages();
-    sat_status status = told(sat_cache_import_file(ctx->cache, file, &count), "import", messages);
+    sat_status status = with_message(sat_cache_import_file(ctx->cache, file, &count), "import", messages);
     if (entries) *entries = count;
     return status;
 }
@@ -382,7 +383,7 @@ sat_status sat_cache_clear(sat_context *ctx, const char *key, int64_t *entries) 
     int64_t count = 0;
     SAT_TRY(with_cache(ctx, ctx, "context"));
     unsigned messages = sat_messages();
-    sat_status status = told(sat_cache_remove(ctx->cache, key, &count), "clear", messages);
+    sat_status status = with_message(sat_cache_remove(ctx->cache, key, &count), "clear", messages);
     if (entries) *entries = count;
     return status;
 }

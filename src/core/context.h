@@ -30,7 +30,7 @@ struct sat_context {
     sat_background *background;
     _Atomic(struct sat_rated *) rated; /* the device with measured rates; NULL: there are none */
     atomic_bool rates_tried;
-    atomic_uint wrong_generation; /* how often a variant was: plans that were made before look again */
+    atomic_uint wrong_generation; /* incremented when a variant is found wrong; older plans check again */
 };
 
 #define SAT_NO_FORCE "SPARSE_AUTOTUNE_FORCE is '%s'; no such variant"
@@ -40,12 +40,12 @@ double sat_now(void); /* seconds of a monotonic clock */
 /* Device memory through the context's allocator; NULL when out. */
 void *sat_alloc(sat_context *ctx, size_t bytes);
 void sat_free(sat_context *ctx, void *pointer);
-/* Bytes that workspace and tuning may take: an option, or half of what is free now, which takes the reading of files.
- * SAT_USUAL_LIMIT stands for that until somebody needs to know. */
+/* Bytes that workspace and tuning may take: an option, or half of what is free now. Finding that out reads files. */
 size_t sat_memory_limit(const sat_context *ctx);
-#define SAT_USUAL_LIMIT ((size_t)-1)
-/* Is a workspace of so many bytes within the limit? Finds out what SAT_USUAL_LIMIT is where it matters, and leaves that
- * in `limit`: a small workspace is taken without asking what is free. */
+/* A limit that is not known yet: sat_within_limit evaluates it on first use. */
+#define SAT_LIMIT_UNKNOWN ((size_t)-1)
+/* Is a workspace of so many bytes within the limit? Replaces SAT_LIMIT_UNKNOWN in `limit` by sat_memory_limit(), but
+ * not for a small workspace, which is taken without asking what is free. */
 bool sat_within_limit(const sat_context *ctx, size_t bytes, size_t *limit);
 
 /* The device as a plan made now would see it: with the threads a run would use now. */
@@ -56,7 +56,7 @@ int sat_threads_now(const sat_context *ctx);
 sat_status sat_memo_open(sat_memo **memo);
 void sat_memo_close(sat_memo *memo);
 bool sat_memo_once(sat_memo *memo, const char *key); /* true when first asked for this key, then false */
-/* Patterns that this process found right beside those in the cache: `check_id` is a hash of variant, exact problem and
+/* Patterns that this process found right beside those in the cache: `check_id` is a hash of variant, full key and
  * pattern. The last 1024. */
 bool sat_memo_checked(sat_memo *memo, uint64_t check_id);
 void sat_memo_note_checked(sat_memo *memo, uint64_t check_id);

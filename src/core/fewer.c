@@ -8,7 +8,7 @@
 enum { ROUNDS = SAT_FEWER_ROUNDS, COUNTS = 13 /* 4096 threads, halved */ };
 static const double WORTH = 0.95; /* fewer threads must take at most this part of the time on all */
 
-/* By the median and by the fastest, since other work on the machine delays whoever needs more threads. */
+/* By the median and by the fastest, since other work on the machine delays a run on more threads more. */
 static bool worth(const double *times, const double *all) {
     return times[ROUNDS / 2] <= WORTH * all[ROUNDS / 2] && times[0] <= WORTH * all[0];
 }

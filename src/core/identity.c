@@ -1,4 +1,4 @@
-/* The mark of a build on a machine. A library's version and CPU target are in its variants' revision. */
+/* The fingerprint of a build on a machine. A library's version and CPU target are in its variants' revision. */
 #define _GNU_SOURCE
 #include "core/identity.h"
 
@@ -29,19 +29,19 @@ void sat_identity_machine(char *machine, size_t size) {
 }
 
 void sat_identity_hash(const char *build, const char *machine, const char *device, const char *unique,
-                       char mark[SAT_MARK_SIZE]) {
+                       char fingerprint[SAT_DIGEST_SIZE]) {
     const char *const parts[] = {build, machine, device, unique};
     sat_text text = {0};
     for (int i = 0; i < 4; i++) sat_text_add(&text, parts[i], strlen(parts[i]) + 1); /* the zero parts them */
-    /* Without memory there is no mark, and all is checked again. */
-    if (text.failed) mark[0] = 0;
-    else snprintf(mark, SAT_MARK_SIZE, "%016" PRIx64, sat_hash_bytes(SAT_HASH_START, text.data, text.length));
+    /* Without memory there is no fingerprint, and all is checked again. */
+    if (text.failed) fingerprint[0] = 0;
+    else snprintf(fingerprint, SAT_DIGEST_SIZE, "%016" PRIx64, sat_hash_bytes(SAT_HASH_START, text.data, text.length));
     sat_text_free(&text);
 }
 
-void sat_identity_mark(const sat_backend *backend, const sat_device *device, char mark[SAT_MARK_SIZE]) {
+void sat_identity_fingerprint(const sat_backend *backend, const sat_device *device, char fingerprint[SAT_DIGEST_SIZE]) {
     char machine[256], unique[64] = "";
     sat_identity_machine(machine, sizeof machine);
     if (backend->unique) backend->unique(device, unique, sizeof unique);
-    sat_identity_hash(sat_build_id, machine, device->identity, unique, mark);
+    sat_identity_hash(sat_build_id, machine, device->identity, unique, fingerprint);
 }

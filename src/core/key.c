@@ -26,34 +26,35 @@ static const char *layout_name(const sat_operand *o) {
 
 static unsigned alignment(uint32_t bytes, unsigned most) { return bytes > most ? most : bytes; }
 
-static void spell_options(char *to, size_t size, const sat_problem *p, const sat_words *words) {
-    snprintf(to, size, "beta=%d %s%s%s%s%s", p->beta != 0, words->epilogue, p->flags & SAT_ALLOW_TF32 ? " tf32" : "",
+static void format_options(char *to, size_t size, const sat_problem *p, const sat_key_fields *fields) {
+    snprintf(to, size, "beta=%d %s%s%s%s%s", p->beta != 0, fields->epilogue, p->flags & SAT_ALLOW_TF32 ? " tf32" : "",
              p->flags & SAT_ALLOW_NONDETERMINISTIC ? " nondeterministic" : "",
              p->flags & SAT_ALLOW_DENSE ? " dense" : "", p->flags & SAT_FIXED_VALUES ? " fixed" : "");
 }
 
-void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m,
-                   int threads) {
+void sat_key_format(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m,
+                    int threads) {
     const sat_op *op = sat_op_find(p->op);
     char options[96];
-    sat_words words;
+    sat_key_fields fields;
     sat_operand o[SAT_MAX_OPERANDS];
-    /* Up to a line of any cache of a device. With threads of the host none of ours asks, and where an allocator puts
-     * things is chance: each would be another race. */
+    /* Alignment counts up to a line of any cache of a device. No variant on the host's threads asks for it, and what an
+     * allocator gives is chance: each alignment would be another key and another race. */
     unsigned most = threads > 0 ? 1 : 128;
     op->operands(p, a, o);
-    op->spell(p, a, false, &words);
-    spell_options(options, sizeof options, p, &words);
+    op->set_key_fields(p, a, false, &fields);
+    format_options(options, sizeof options, p, &fields);
     snprintf(key, SAT_KEY_SIZE,
              "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s %s layout=%s,%s,%s shared=%d%d "
              "align=%u,%u,%u %s%s density=%.3g skew=%.3g overlap=%.3g measure=%s threads=%d",
              op->name, (long long)sat_bucket_size(p->m), (long long)sat_bucket_size(p->n),
              (long long)sat_bucket_size(p->k), (long long)a->block_rows, (long long)a->block_cols,
              (long long)sat_bucket_size(p->batch), sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
-             sat_dtype_name(p->c_dtype), words.form, layout_name(&o[0]), layout_name(&o[1]), layout_name(&o[2]),
+             sat_dtype_name(p->c_dtype), fields.form, layout_name(&o[0]), layout_name(&o[1]), layout_name(&o[2]),
              p->a.batch_stride == 0, p->b.batch_stride == 0, alignment(p->a_align, most), alignment(p->b_align, most),
-             alignment(p->c_align, most), options, words.more, sat_bucket_ratio(a->density),
-             sat_bucket_ratio(words.skew), round(a->overlap * 8) / 8, m == SAT_MEASURE_WARM ? "warm" : "cold", threads);
+             alignment(p->c_align, most), options, fields.more, sat_bucket_ratio(a->density),
+             sat_bucket_ratio(fields.skew), round(a->overlap * 8) / 8, m == SAT_MEASURE_WARM ? "warm" : "cold",
+             threads);
 }
 
 /* 0 and 1 are cases of their own in many kernels; what is right for one other number is right for all. */
@@ -66,18 +67,18 @@ sat_problem sat_representative_scalars(const sat_problem *p) {
     return other;
 }
 
-void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a) {
+void sat_full_key_format(char full_key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a) {
     const sat_op *op = sat_op_find(p->op);
     char options[96];
-    sat_words words;
-    op->spell(p, a, true, &words);
-    spell_options(options, sizeof options, p, &words);
-    snprintf(exact, SAT_KEY_SIZE,
+    sat_key_fields fields;
+    op->set_key_fields(p, a, true, &fields);
+    format_options(options, sizeof options, p, &fields);
+    snprintf(full_key, SAT_KEY_SIZE,
              "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s %s%s align=%u,%u,%u %s "
              "scalars=%c%c blocks=%lld skew=%.3g overlap=%.3g",
              op->name, (long long)p->m, (long long)p->n, (long long)p->k, (long long)a->block_rows,
              (long long)a->block_cols, (long long)p->batch, sat_dtype_name(p->a_dtype), sat_dtype_name(p->b_dtype),
-             sat_dtype_name(p->c_dtype), words.form, words.more, alignment(p->a_align, 128), alignment(p->b_align, 128),
-             alignment(p->c_align, 128), options, scalar_case(p->alpha), scalar_case(p->beta),
-             (long long)a->stored_blocks, words.skew, a->overlap);
+             sat_dtype_name(p->c_dtype), fields.form, fields.more, alignment(p->a_align, 128),
+             alignment(p->b_align, 128), alignment(p->c_align, 128), options, scalar_case(p->alpha),
+             scalar_case(p->beta), (long long)a->stored_blocks, fields.skew, a->overlap);
 }

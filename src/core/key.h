@@ -1,5 +1,5 @@
-/* How a problem is spelt: bucketed, as the cache's key, and exactly, as what a result was checked on. Both are lines
- * of `name=value` words, readable and stable. */
+/* Formats a problem as text. The key has bucketed sizes and names the problem's cache entry; the full key has all sizes
+ * as they are and says what a result was checked on. Both are lines of `name=value` fields, readable and stable. */
 #ifndef SAT_KEY_H
 #define SAT_KEY_H
 
@@ -8,8 +8,9 @@
 enum { SAT_KEY_SIZE = 512 };
 
 /* Both take a normalised problem. `threads`: those of the host that a run uses; 0 where it uses none. */
-void sat_key_spell(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m, int threads);
-void sat_exact_spell(char exact[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a);
+void sat_key_format(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m,
+                    int threads);
+void sat_full_key_format(char full_key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a);
 /* The same problem with an alpha and a beta that stand for all others of their case (0, 1, anything else): what was
  * right with these is right with any. */
 sat_problem sat_representative_scalars(const sat_problem *p);

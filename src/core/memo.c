@@ -1,4 +1,4 @@
-/* What this process has done and need not do again: looked whether a key should be raced once more, and checked a
+/* What this process has done and need not do again: asking whether a key should be raced once more, and checking a
  * variant on a pattern. */
 #include <stdlib.h>
 #include <string.h>

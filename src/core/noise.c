@@ -28,7 +28,7 @@ static bool scattered(const sat_record *r) {
            r->seconds - r->least_seconds > LEAST_DELAY;
 }
 
-bool sat_noise_busy(const sat_noise *noise, const sat_context *ctx, const sat_device *d, const sat_record *winner) {
+bool sat_noise_too_high(const sat_noise *noise, const sat_context *ctx, const sat_device *d, const sat_record *winner) {
     if (scattered(winner)) return true;
     if (noise->preempted <= FEW) return false;
     bool often = (double)noise->preempted > OFTEN * noise->seconds * (d->threads > 0 ? d->threads : 1);

@@ -59,7 +59,7 @@ static int64_t index_at(const void *p, sat_index_type t, int64_t i) {
     return t == SAT_I32 ? ((const int32_t *)p)[i] : ((const int64_t *)p)[i];
 }
 
-/* Blocks that nobody stores and that reach far beyond the matrix are cut to it: else variants would plan for them. */
+/* Blocks that are not stored and that reach far beyond the matrix are cut to it: else variants would plan for them. */
 static int64_t cut_side(int64_t side, int64_t extent) {
     enum { LARGE = 1 << 20 };
     return side <= LARGE || side <= extent ? side : extent > 0 ? extent : 1;

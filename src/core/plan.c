@@ -4,14 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/answer.h"
+#include "core/select.h"
 #include "core/plan.h"
 #include "core/runner.h"
 #include "variant.h"
 
-enum { SEEN = 8 }; /* more buffers than anyone takes turns with */
+enum { SEEN = 8 }; /* recently validated pointers per operand */
 
-/* Pointers that were found usable, newest last: asking a driver takes a good part of the time that a run may. */
+/* A ring of pointers that were found usable: asking the driver takes a good part of the time of a short run. */
 typedef struct seen {
     void *pointer[SEEN];
     unsigned next;
@@ -25,46 +25,46 @@ struct sat_plan {
     int count;
     bool writes;               /* some output has elements */
     bool forked;               /* made, or made anew, in a forked child */
-    uint64_t check_id;         /* as in sat_answer */
+    uint64_t check_id;         /* as in sat_selection */
     unsigned wrong_generation; /* the context's, before the variant was chosen */
     atomic_flag running;
     sat_operand operand[SAT_MAX_OPERANDS];
     seen seen[SAT_MAX_OPERANDS];
 };
 
-static void describe(sat_plan *p, const sat_question *q, const sat_answer *answer) {
+static void describe(sat_plan *p, const sat_request *q, const sat_selection *selection) {
     p->info = (sat_plan_info){SAT_SIZED(sat_plan_info),
-                              .cached = answer->cached,
-                              .tuned = answer->tuned,
-                              .verified = answer->verified,
-                              .pattern_verified = answer->pattern_verified,
-                              .tuning_seconds = answer->tuning_seconds,
+                              .cached = selection->cached,
+                              .tuned = selection->tuned,
+                              .verified = selection->verified,
+                              .pattern_verified = selection->pattern_verified,
+                              .tuning_seconds = selection->tuning_seconds,
                               .prepare_seconds = p->runner.prepare_seconds,
                               .workspace_bytes = p->runner.workspace_bytes,
                               .flops = q->op->flops(&q->problem, q->view),
                               .bytes = q->op->bytes(&q->problem, q->view)};
-    p->check_id = answer->check_id, p->wrong_generation = q->wrong_generation;
-    strncpy(p->info.variant, answer->variant->name, sizeof p->info.variant - 1);
-    p->info.estimate_seconds = answer->variant->estimate(answer->variant, &q->problem, q->view, &q->device);
+    p->check_id = selection->check_id, p->wrong_generation = q->wrong_generation;
+    strncpy(p->info.variant, selection->variant->name, sizeof p->info.variant - 1);
+    p->info.estimate_seconds = selection->variant->estimate(selection->variant, &q->problem, q->view, &q->device);
 }
 
-static sat_status make_plan(const sat_question *q, const sat_answer *answer, sat_plan **plan) {
+static sat_status make_plan(const sat_request *q, const sat_selection *selection, sat_plan **plan) {
     sat_plan *p = calloc(1, sizeof *p);
     if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "plan");
     p->ctx = q->ctx;
     atomic_flag_clear(&p->running);
     p->count = q->op->operands(&q->problem, q->view, p->operand);
     for (int i = 0; i < p->count; i++) p->writes = p->writes || (p->operand[i].output && p->operand[i].span);
-    sat_status status =
-        sat_runner_open(&p->runner, q->ctx, answer->variant, &q->problem, q->view, &q->device, q->memory_limit, NULL);
+    sat_status status = sat_runner_open(&p->runner, q->ctx, selection->variant, &q->problem, q->view, &q->device,
+                                        q->memory_limit, NULL);
     if (status != SAT_OK) {
         free(p);
         return status;
     }
-    p->runner.most_threads = answer->threads;
+    p->runner.most_threads = selection->threads;
     p->pattern = sat_pattern_ref(q->pattern);
     p->forked = sat_forked();
-    describe(p, q, answer);
+    describe(p, q, selection);
     *plan = p;
     return SAT_OK;
 }
@@ -72,29 +72,29 @@ static sat_status make_plan(const sat_question *q, const sat_answer *answer, sat
 sat_status sat_plan_create(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, sat_plan **plan) {
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
     *plan = NULL;
-    sat_question q;
-    sat_answer answer;
-    SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
-    SAT_TRY(sat_answer_find(&q, &answer));
-    sat_status status = make_plan(&q, &answer, plan);
+    sat_request q;
+    sat_selection selection;
+    SAT_TRY(sat_request_make(&q, ctx, pattern, problem));
+    SAT_TRY(sat_select_variant(&q, &selection));
+    sat_status status = make_plan(&q, &selection, plan);
     if (status != SAT_OUT_OF_MEMORY) return status;
     q.memory_limit = 0; /* the allocation failed: again without workspace */
-    SAT_TRY(sat_answer_estimate(&q, &answer));
-    return make_plan(&q, &answer, plan);
+    SAT_TRY(sat_select_by_estimate(&q, &selection));
+    return make_plan(&q, &selection, plan);
 }
 
 sat_status sat_plan_create_without_memory(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
                                           sat_plan **plan) {
     *plan = NULL;
-    sat_question q;
-    sat_answer answer;
+    sat_request q;
+    sat_selection selection;
     const sat_op *op = sat_op_find(problem->op);
     bool needs_columns = op && op->needs_columns && op->needs_columns(problem);
     if (needs_columns && !sat_pattern_has_transposed(pattern))
         return sat_fail(SAT_UNSUPPORTED, "the pattern's transposed index takes memory");
-    SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
-    SAT_TRY(sat_answer_without_memory(&q, &answer));
-    return make_plan(&q, &answer, plan);
+    SAT_TRY(sat_request_make(&q, ctx, pattern, problem));
+    SAT_TRY(sat_select_without_memory(&q, &selection));
+    return make_plan(&q, &selection, plan);
 }
 
 sat_status sat_plan_create_with(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,
@@ -102,13 +102,13 @@ sat_status sat_plan_create_with(sat_context *ctx, const sat_pattern *pattern, co
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
     *plan = NULL;
     if (!variant) return sat_fail(SAT_NULL_POINTER, "variant is NULL");
-    sat_question q;
-    SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
-    sat_answer answer = {.variant = sat_registry_find(&ctx->registry, variant)};
-    if (!answer.variant) return sat_fail(SAT_NOT_FOUND, "variant is '%s'; no such variant is registered", variant);
-    if (!sat_variant_fits(answer.variant, &q.problem, q.view, &q.device))
-        return sat_fail(SAT_UNSUPPORTED, "variant is '%s', which does not fit %s", variant, q.exact);
-    return make_plan(&q, &answer, plan);
+    sat_request q;
+    SAT_TRY(sat_request_make(&q, ctx, pattern, problem));
+    sat_selection selection = {.variant = sat_registry_find(&ctx->registry, variant)};
+    if (!selection.variant) return sat_fail(SAT_NOT_FOUND, "variant is '%s'; no such variant is registered", variant);
+    if (!sat_variant_fits(selection.variant, &q.problem, q.view, &q.device))
+        return sat_fail(SAT_UNSUPPORTED, "variant is '%s', which does not fit %s", variant, q.full_key);
+    return make_plan(&q, &selection, plan);
 }
 
 sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
@@ -124,7 +124,7 @@ sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
     atomic_flag_clear(&p->running);
     const sat_runner *r = &plan->runner;
     sat_status status =
-        sat_runner_open(&p->runner, p->ctx, r->variant, &r->problem, r->pattern, &r->device, SAT_USUAL_LIMIT, NULL);
+        sat_runner_open(&p->runner, p->ctx, r->variant, &r->problem, r->pattern, &r->device, SAT_LIMIT_UNKNOWN, NULL);
     if (status != SAT_OK) {
         free(p);
         return status;
@@ -139,7 +139,7 @@ sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
 void sat_plan_free(sat_plan *plan) {
     if (!plan) return;
     /* Memory waits for what is queued by itself; what a variant prepared may be more than memory. */
-    if (plan->runner.state) plan->ctx->backend->settle(&plan->runner.device);
+    if (plan->runner.state) plan->ctx->backend->sync_device(&plan->runner.device);
     sat_runner_close(&plan->runner);
     sat_pattern_free(plan->pattern);
     free(plan);
@@ -147,10 +147,10 @@ void sat_plan_free(sat_plan *plan) {
 
 /* Was the plan's variant found wrong, on any problem of its key, after the plan was made? */
 static bool found_wrong_since(const sat_plan *plan) {
-    sat_question q;
+    sat_request q;
     sat_entry entry;
     if (atomic_load(&plan->ctx->wrong_generation) == plan->wrong_generation) return false;
-    if (sat_question_make(&q, plan->ctx, plan->pattern, &plan->runner.problem) != SAT_OK) return false;
+    if (sat_request_make(&q, plan->ctx, plan->pattern, &plan->runner.problem) != SAT_OK) return false;
     if (sat_cache_find(plan->ctx->cache, q.key, false, &entry) != SAT_OK) return false;
     bool wrong = sat_choose_wrong(&entry, plan->runner.variant);
     sat_entry_free(&entry);
@@ -228,19 +228,20 @@ static sat_status check_overlap(const sat_plan *p, void *const *all, int j) {
     return SAT_OK;
 }
 
-/* A library's threads are not there in a forked child, and its locks may be held by nobody: a plan that was made before
- * the fork then takes a variant of our own. What it held of the library is left alone. */
+/* A library's threads are not there in a forked child, and its locks may be held by threads that are gone: a plan that
+ * was made before the fork then takes a variant of our own. What it held of the library is left alone. */
 static sat_status plan_after_fork(sat_plan *plan) {
-    sat_question q;
-    sat_answer answer;
+    sat_request q;
+    sat_selection selection;
     sat_runner runner;
     const sat_runner *r = &plan->runner;
     if (!sat_variant_fits(r->variant, &r->problem, r->pattern, &r->device)) {
-        SAT_TRY(sat_question_make(&q, plan->ctx, plan->pattern, &r->problem));
-        SAT_TRY(sat_answer_estimate(&q, &answer));
-        SAT_TRY(sat_runner_open(&runner, q.ctx, answer.variant, &q.problem, q.view, &q.device, q.memory_limit, NULL));
+        SAT_TRY(sat_request_make(&q, plan->ctx, plan->pattern, &r->problem));
+        SAT_TRY(sat_select_by_estimate(&q, &selection));
+        SAT_TRY(
+            sat_runner_open(&runner, q.ctx, selection.variant, &q.problem, q.view, &q.device, q.memory_limit, NULL));
         plan->runner = runner;
-        describe(plan, &q, &answer);
+        describe(plan, &q, &selection);
     }
     plan->forked = true;
     return SAT_OK;
@@ -327,8 +328,8 @@ sat_status sat_plan_refresh(sat_plan *plan, const void *values, void *stream) {
 
 sat_status sat_problem_key(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, char *key,
                            size_t capacity) {
-    sat_question q;
-    SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
+    sat_request q;
+    SAT_TRY(sat_request_make(&q, ctx, pattern, problem));
     if (!key) return sat_fail(SAT_NULL_POINTER, "key is NULL");
     if (capacity <= strlen(q.key))
         return sat_fail(SAT_BAD_SIZE, "capacity is %zu; expected at least %zu", capacity, strlen(q.key) + 1);

@@ -1,4 +1,4 @@
-/* The one-call form: plans kept in a bounded pool, found by exact problem, pattern and stream.
+/* The one-call form: plans kept in a bounded pool, found by problem, pattern and stream.
  *
  * A call that is captured into a graph may not make a plan that takes memory, and what it used the graph uses again at
  * any later time: such a plan is from then on the graphs' own, and stays until the context closes. */
@@ -9,33 +9,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/answer.h"
+#include "core/select.h"
 #include "core/context.h"
 #include "core/plan.h"
 #include "variant.h"
 
-enum { PLACES = 64 };
+enum { SLOTS = 64 };
 
-typedef struct place {
+typedef struct slot {
     const sat_pattern *pattern; /* a reference, so that no other pattern gets its address meanwhile */
     sat_problem problem;        /* as called, alignment filled in */
     const void *stream;
     uint64_t thread; /* where one handle means another stream in each thread: which one; else 0 */
     int threads;
     sat_plan *plan;
-    bool busy;
-    bool captured;       /* a graph may hold its workspace */
-    bool memoryless;     /* made under capture, by estimate: good for nothing but captures, and holds no memory */
-    unsigned tuned_then; /* background races finished when it was made; an estimate is looked up again later */
-    unsigned wrong_then; /* the context's wrong_generation, likewise; after another one everything is */
-    bool settled;
-    uint64_t used;
-} place;
+    bool in_use;               /* by a call of some thread */
+    bool captured;             /* a graph may hold its workspace */
+    bool no_memory;            /* made under capture, by estimate: serves captures only, and holds no memory */
+    unsigned background_done;  /* background jobs that were finished when the plan was made */
+    unsigned wrong_generation; /* the context's, then */
+    bool final;    /* cached or tuned, not estimated: only a wrong variant makes it stale, not a background job */
+    uint64_t used; /* the pool's clock at its last use */
+} slot;
 
 struct sat_pool {
     pthread_mutex_t lock;
     uint64_t clock;
-    place places[PLACES];
+    slot slots[SLOTS];
 };
 
 sat_status sat_pool_open(sat_pool **pool) {
@@ -45,16 +45,16 @@ sat_status sat_pool_open(sat_pool **pool) {
     return SAT_OK;
 }
 
-static void empty(place *p) {
+static void evict(slot *p) {
     sat_plan_free(p->plan);
     sat_pattern_free((sat_pattern *)(uintptr_t)p->pattern);
-    *p = (place){0};
+    *p = (slot){0};
 }
 
 void sat_pool_close(sat_pool *pool) {
     if (!pool) return;
-    for (int i = 0; i < PLACES; i++)
-        if (pool->places[i].plan) empty(&pool->places[i]);
+    for (int i = 0; i < SLOTS; i++)
+        if (pool->slots[i].plan) evict(&pool->slots[i]);
     pthread_mutex_destroy(&pool->lock);
     free(pool);
 }
@@ -64,45 +64,46 @@ static uint32_t alignment_of(const void *pointer, uint32_t most) {
     return (uint32_t)(p & (~p + 1));
 }
 
-/* How well a place suits a call; 0: not at all. Plain calls and captured ones keep to plans of their own. */
-static int suits(const place *p, bool capture) {
-    if (!capture) return !p->captured && !p->memoryless;
-    return p->memoryless ? 1 : p->captured ? 3 : 2;
+/* How well a slot suits a call; 0: not at all. Plain calls and captured ones have plans of their own. */
+static int suits(const slot *p, bool capture) {
+    if (!capture) return !p->captured && !p->no_memory;
+    return p->no_memory ? 1 : p->captured ? 3 : 2;
 }
 
-/* With the lock held: a free plan for this call, marked busy; NULL if there is none. */
-static place *borrow(sat_pool *pool, const place *call, bool capture) {
-    place *best = NULL;
-    for (int i = 0; i < PLACES; i++) {
-        place *p = &pool->places[i];
-        if (p->pattern != call->pattern || p->busy || !p->plan) continue;
+/* With the lock held: a free plan for this call, now in use; NULL if there is none. */
+static slot *borrow(sat_pool *pool, const slot *call, bool capture) {
+    slot *best = NULL;
+    for (int i = 0; i < SLOTS; i++) {
+        slot *p = &pool->slots[i];
+        if (p->pattern != call->pattern || p->in_use || !p->plan) continue;
         if (p->stream != call->stream || p->thread != call->thread || p->threads != call->threads) continue;
         if (!sat_problem_same(&p->problem, &call->problem)) continue;
-        bool stale = p->wrong_then != call->wrong_then || (!p->settled && p->tuned_then != call->tuned_then);
+        bool stale =
+            p->wrong_generation != call->wrong_generation || (!p->final && p->background_done != call->background_done);
         if (!capture && !p->captured && stale) {
-            empty(p); /* something was found wrong, or finished in the background, since: ask again */
+            evict(p); /* a variant was found wrong, or a background job finished, since: select again */
             continue;
         }
         if (suits(p, capture) > (best ? suits(best, capture) : 0)) best = p;
     }
     if (!best) return NULL;
-    best->captured = best->captured || (capture && !best->memoryless);
-    best->busy = true;
+    best->captured = best->captured || (capture && !best->no_memory);
+    best->in_use = true;
     best->used = ++pool->clock;
     return best;
 }
 
-/* With the lock held: puts a new plan into the oldest place that nobody uses. False if all are in use. What it drives
- * out is freed, which waits for the device; under capture only an empty place will do. */
-static bool keep(sat_pool *pool, const place *made) {
-    place *oldest = NULL;
-    for (int i = 0; i < PLACES; i++) {
-        place *p = &pool->places[i];
-        if (p->busy || p->captured || (made->memoryless && p->plan)) continue;
+/* With the lock held: puts a new plan into the least recently used slot that is not in use. False if all are. The plan
+ * that was there is freed, which waits for the device; under capture only an empty slot will do. */
+static bool add_plan(sat_pool *pool, const slot *made) {
+    slot *oldest = NULL;
+    for (int i = 0; i < SLOTS; i++) {
+        slot *p = &pool->slots[i];
+        if (p->in_use || p->captured || (made->no_memory && p->plan)) continue;
         if (!oldest || p->used < oldest->used) oldest = p;
     }
     if (!oldest) return false;
-    if (oldest->plan) empty(oldest);
+    if (oldest->plan) evict(oldest);
     *oldest = *made;
     oldest->used = ++pool->clock;
     return true;
@@ -130,8 +131,8 @@ static uint32_t common_alignment(const sat_problem *p, void *const *operands, ch
     return most;
 }
 
-static sat_status make_without_memory(sat_context *ctx, place *made) {
-    made->memoryless = true;
+static sat_status make_without_memory(sat_context *ctx, slot *made) {
+    made->no_memory = true;
     sat_status status = sat_plan_create_without_memory(ctx, made->pattern, &made->problem, &made->plan);
     if (status != SAT_UNSUPPORTED) return status;
     char why[256];
@@ -142,17 +143,17 @@ static sat_status make_without_memory(sat_context *ctx, place *made) {
                     why);
 }
 
-static sat_status call_new(sat_context *ctx, place *made, void *const *operands, void *stream, bool capture) {
+static sat_status call_new(sat_context *ctx, slot *made, void *const *operands, void *stream, bool capture) {
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     SAT_TRY(capture ? make_without_memory(ctx, made)
                     : sat_plan_create(ctx, made->pattern, &made->problem, &made->plan));
     sat_status status = sat_plan_launch(made->plan, operands, stream);
-    if (sat_plan_get_info(made->plan, &info) == SAT_OK) made->settled = info.cached || info.tuned;
+    if (sat_plan_get_info(made->plan, &info) == SAT_OK) made->final = info.cached || info.tuned;
     sat_pattern_ref(made->pattern);
     pthread_mutex_lock(&ctx->pool->lock);
-    bool kept = keep(ctx->pool, made);
+    bool kept = add_plan(ctx->pool, made);
     pthread_mutex_unlock(&ctx->pool->lock);
-    if (!kept) empty(made);
+    if (!kept) evict(made);
     return status;
 }
 
@@ -171,30 +172,30 @@ sat_status sat_pool_call(sat_context *ctx, const sat_pattern *pattern, const sat
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
-    place made = {
+    slot made = {
         .pattern = pattern, .stream = stream, .thread = thread_of(ctx, stream), .threads = sat_threads_now(ctx)};
     SAT_TRY(sat_problem_take(&made.problem, problem));
     if (made.problem.op != op)
         return sat_fail(SAT_BAD_ENUM, "problem: op is %d; this call does %d", (int)made.problem.op, (int)op);
     const sat_op *found = sat_op_find(op);
     if (found->from_call) SAT_TRY(found->from_call(&made.problem, operands));
-    /* Another call may bring other values, and nobody could say when they change. */
+    /* Another call may bring other values, and there is no call that says when they change. */
     made.problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
     SAT_TRY(check_alignment(&made.problem, operands));
     uint32_t most = ctx->backend->call_alignment;
     made.problem.a_align = common_alignment(&made.problem, operands, 'a', most);
     made.problem.b_align = common_alignment(&made.problem, operands, 'b', most);
     made.problem.c_align = common_alignment(&made.problem, operands, 'c', most);
-    made.tuned_then = ctx->background ? sat_background_done(ctx->background) : 0;
-    made.wrong_then = atomic_load(&ctx->wrong_generation);
+    made.background_done = ctx->background ? sat_background_done(ctx->background) : 0;
+    made.wrong_generation = atomic_load(&ctx->wrong_generation);
     bool capture = ctx->backend->capturing(&ctx->device, stream);
     pthread_mutex_lock(&ctx->pool->lock);
-    place *p = borrow(ctx->pool, &made, capture);
+    slot *p = borrow(ctx->pool, &made, capture);
     pthread_mutex_unlock(&ctx->pool->lock);
     if (!p) return call_new(ctx, &made, operands, stream, capture);
     sat_status status = sat_plan_launch(p->plan, operands, stream);
     pthread_mutex_lock(&ctx->pool->lock);
-    p->busy = false;
+    p->in_use = false;
     pthread_mutex_unlock(&ctx->pool->lock);
     return status;
 }

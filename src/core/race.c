@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "core/answer.h"
+#include "core/select.h"
 
 struct sat_race {
     sat_result *results;
@@ -35,7 +35,7 @@ static sat_status show(sat_race *race, const sat_record *records, size_t count) 
 }
 
 /* All results of the race that `one` is of, in order. */
-static sat_record *results_of(const sat_question *q, const sat_entry *entry, const sat_record *one, size_t *count) {
+static sat_record *results_of(const sat_request *q, const sat_entry *entry, const sat_record *one, size_t *count) {
     sat_record *results = malloc(entry->count * sizeof *results);
     *count = 0;
     for (size_t i = 0; results && i < entry->count; i++) {
@@ -48,53 +48,53 @@ static sat_record *results_of(const sat_question *q, const sat_entry *entry, con
     return results;
 }
 
-/* The first race of an entry in which somebody won who may win now. None where a variant that fits has no result yet.
- */
-static void read_back(const sat_question *q, const sat_entry *entry, sat_race *race) {
+/* The first race of an entry whose winner may still win now. None where a variant that fits has no result yet. */
+static void read_back(const sat_request *q, const sat_entry *entry, sat_race *race) {
     const sat_variant *all[SAT_MAX_VARIANTS];
-    size_t fit = sat_question_candidates(q, NULL, all);
+    size_t fit = sat_request_find_candidates(q, NULL, all);
     for (size_t i = 0; i < fit; i++)
-        if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_knows(entry, all[i])) return;
+        if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_has_result(entry, all[i])) return;
     for (const sat_record *r = sat_choose_race(entry, NULL); r; r = sat_choose_race(entry, r)) {
         size_t count;
         sat_record *results = results_of(q, entry, r, &count);
-        race->info.disturbed = r->busy;
-        bool known = results && won(&results[0]);
-        if (known) (void)show(race, results, count); /* without memory it is raced again */
+        race->info.disturbed = r->noisy;
+        bool found = results && won(&results[0]);
+        if (found) (void)show(race, results, count); /* without memory it is raced again */
         free(results);
-        if (!results || known) return;
+        if (!results || found) return;
     }
 }
 
 /* Takes the results from the cache, where it has them all and they need not be measured again. `current`: another
- * process may have written since; `again`: did they have to be measured again before? */
-static sat_status look_up(const sat_question *q, bool current, bool *again, sat_race *race) {
+ * process may have written since. `retune`: in, may they be measured again; out, must they be. */
+static sat_status look_up(const sat_request *q, bool current, bool *retune, sat_race *race) {
     sat_entry entry = {0};
     sat_status status = sat_cache_find(q->ctx->cache, q->key, current, &entry);
-    if (current) *again = *again && sat_choose_provisional(&entry, (int64_t)time(NULL));
-    else *again = *again && status == SAT_OK && sat_answer_again(q, &entry);
-    if (status == SAT_OK && entry.count && !*again) read_back(q, &entry, race);
+    if (current) *retune = *retune && sat_choose_needs_retune(&entry, (int64_t)time(NULL));
+    else *retune = *retune && status == SAT_OK && sat_select_should_retune(q, &entry);
+    if (status == SAT_OK && entry.count && !*retune) read_back(q, &entry, race);
     race->info.cached = race->results != NULL;
     sat_entry_free(&entry);
     return status;
 }
 
-static sat_status race_now(const sat_question *q, const sat_race_options *o, bool again, sat_race *race) {
-    /* A race of a few is not the answer for all. */
+static sat_status race_now(const sat_request *q, const sat_race_options *o, bool retune, sat_race *race) {
+    /* A race of only some variants does not say which of all is best. */
     sat_race_how how = {
-        .only = o->only, .keep = !o->discard && !o->only, .progress = o->progress, .progress_user = o->progress_user};
+        .only = o->only, .store = !o->discard && !o->only, .progress = o->progress, .progress_user = o->progress_user};
     sat_outcome outcome = {0};
-    if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_patience(q->ctx)))
+    if (!sat_cache_tuning_lock(q->ctx->cache, sat_tuning_lock_timeout(q->ctx)))
         return sat_fail(SAT_BUSY, "another process has been tuning this device for too long");
     sat_status status = SAT_OK;
-    if (!o->fresh && !o->only) (void)look_up(q, true, &again, race); /* another process may have raced this meanwhile */
-    if (!race->results) status = sat_answer_race(q, &how, &outcome);
+    if (!o->fresh && !o->only)
+        (void)look_up(q, true, &retune, race); /* another process may have raced this meanwhile */
+    if (!race->results) status = sat_select_run_race(q, &how, &outcome);
     sat_cache_tuning_unlock(q->ctx->cache);
     if (race->results) return SAT_OK;
     if (status == SAT_OK) status = show(race, outcome.results, outcome.count);
     free(outcome.results);
     race->info.seconds = outcome.seconds, race->info.peak_bytes = outcome.peak_bytes;
-    race->info.disturbed = outcome.busy;
+    race->info.disturbed = outcome.noisy;
     return status;
 }
 
@@ -104,17 +104,17 @@ sat_status sat_race_run(sat_context *ctx, const sat_pattern *pattern, const sat_
     *out = NULL;
     sat_race_options o = {SAT_SIZED(sat_race_options)};
     if (options) SAT_TRY(sat_struct_in(&o, sizeof o, options, sizeof o, "sat_race_options"));
-    sat_question q;
-    SAT_TRY(sat_question_make(&q, ctx, pattern, problem));
+    sat_request q;
+    SAT_TRY(sat_request_make(&q, ctx, pattern, problem));
     if (ctx->options.effort == SAT_EFFORT_OFF) o.fresh = true, o.discard = true; /* the cache is left alone */
     sat_race *race = calloc(1, sizeof *race);
     if (!race) return sat_fail(SAT_OUT_OF_MEMORY, "race");
     race->info = (sat_race_info){SAT_SIZED(sat_race_info), .flops = q.op->flops(&q.problem, q.view),
                                  .bytes = q.op->bytes(&q.problem, q.view)};
     snprintf(race->info.key, sizeof race->info.key, "%s", q.key);
-    bool again = !o.discard;
-    sat_status status = o.fresh || o.only ? SAT_OK : look_up(&q, false, &again, race);
-    if (status == SAT_OK && !race->results) status = race_now(&q, &o, again, race);
+    bool retune = !o.discard;
+    sat_status status = o.fresh || o.only ? SAT_OK : look_up(&q, false, &retune, race);
+    if (status == SAT_OK && !race->results) status = race_now(&q, &o, retune, race);
     if (status != SAT_OK) sat_race_free(race);
     else *out = race;
     return status;

@@ -63,13 +63,13 @@ sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v
     *r = (sat_runner){.ctx = ctx, .variant = v, .device = *d, .problem = *p, .pattern = a};
     sat_operand o[SAT_MAX_OPERANDS];
     int count = sat_op_find(p->op)->operands(p, a, o);
-    for (int i = 0; i < count; i++) { /* a stride that nobody takes may be any number */
+    for (int i = 0; i < count; i++) { /* a stride that is not used may be any number */
         bool taken = o[i].batch > 1 && o[i].span > 0;
         r->item_step[i] = taken ? o[i].layout.batch_stride * (int64_t)sat_dtype_size(o[i].dtype) : 0;
     }
     double start = sat_now();
     if (!may_share(v, p)) scratch = NULL;
-    if (scratch && limit != SAT_USUAL_LIMIT) limit += scratch->bytes;
+    if (scratch && limit != SAT_LIMIT_UNKNOWN) limit += scratch->bytes;
     r->workspace_bytes = v->workspace ? v->workspace(v, p, a, d) : 0;
     if (!sat_within_limit(ctx, r->workspace_bytes, &limit))
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes; the limit leaves %zu", v->name,
@@ -111,7 +111,7 @@ sat_status sat_runner_spoil_workspace(sat_runner *r, int byte) {
     return r->ctx->backend->set(&r->device, workspace_of(r), byte, r->workspace_bytes);
 }
 
-/* What is captured into a graph is not done yet: a run outside of it takes the values in once more. */
+/* What is captured into a graph is not done yet: a run outside of it converts the values once more. */
 sat_status sat_runner_refresh(sat_runner *r, const void *values, void *stream) {
     const sat_backend *b = r->ctx->backend;
     if (!r->variant->refresh || !(r->problem.flags & SAT_FIXED_VALUES)) return r->refreshed = true, SAT_OK;

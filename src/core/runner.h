@@ -4,7 +4,8 @@
 
 #include "core/context.h"
 
-/* Workspace that runners of SAT_V_SCRATCH variants share where they never run at once. Whoever opens them frees it. */
+/* Workspace that runners of SAT_V_SCRATCH variants share where they never run at once. The caller that opens them frees
+ * it. */
 typedef struct sat_scratch {
     void *memory;
     size_t bytes;
@@ -20,7 +21,7 @@ typedef struct sat_runner {
     void *workspace, *state;
     size_t workspace_bytes;
     double prepare_seconds;
-    bool refreshed;                      /* the fixed values have been taken in */
+    bool refreshed;                      /* the fixed values have been converted */
     int most_threads;                    /* a run may use no more; 0: as many as there are */
     int64_t item_step[SAT_MAX_OPERANDS]; /* bytes from one batch item to the next */
 } sat_runner;
@@ -28,7 +29,7 @@ typedef struct sat_runner {
 /* Does this variant take this call? Backend, operation, determinism and its own `supports`. */
 bool sat_variant_fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
 
-/* `limit`: most bytes of workspace that it may take, or SAT_USUAL_LIMIT; SAT_OUT_OF_MEMORY beyond. `scratch` may be
+/* `limit`: most bytes of workspace that it may take, or SAT_LIMIT_UNKNOWN; SAT_OUT_OF_MEMORY beyond. `scratch` may be
  * NULL. The struct may not move afterwards. */
 sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v, const sat_problem *p,
                            const sat_pattern_view *a, const sat_device *d, size_t limit, sat_scratch *scratch);

@@ -1,6 +1,6 @@
-/* A race. Every candidate's structure is checked first, then all that may still win are timed in turns and their
- * precision is checked. The winner is then checked under every other change (confirm.h); where it fails, the next
- * fastest is checked. */
+/* A race, in three parts: verify_structure runs every candidate once and checks it; time_candidates times in turns
+ * those that may still win, and checks their precision; confirm_winner checks the fastest under every other change
+ * (confirm.h), and where it fails, the next fastest. sat_tune_race, at the end, calls them in order. */
 #include "core/tune.h"
 
 #include <math.h>
@@ -14,19 +14,25 @@
 #include "core/runner.h"
 #include "core/bench.h"
 
-/* SLOW and what follows it: times the best */
-enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 400, SLOW = 3, TOO_SLOW = 40, TOO_SLOW_AND_LONG = 6 };
-static const double SHORT_RUN = 0.02;       /* seconds: a library runs for comparison, one sample does not decide */
+enum {
+    LEAST_ROUNDS = 2, /* of timing; one where a round takes longer than the budget */
+    MOST_ROUNDS = 400,
+    SLOW = 3,             /* times the best: dropped after verification, see drop_slow */
+    TOO_SLOW = 40,        /* times the best estimate: skipped, see too_slow */
+    TOO_SLOW_AND_LONG = 6 /* the same, of a run beyond LONG_RUN */
+};
+static const double SHORT_RUN = 0.02;       /* seconds: a slow library still runs, and one sample drops no candidate */
 static const double LONG_RUN = 0.1;         /* seconds: checking it would be most of the race */
 static const double FEW_THREADS_RUN = 3e-4; /* seconds: a longer run wants all threads */
 
 typedef struct candidate {
     sat_record result;
     sat_runner runner;
-    bool open;              /* the runner is */
-    bool racing;            /* right so far, and may still be the fastest */
-    bool confirmed;         /* right under every change that may come between runs */
-    double estimate, first; /* first: the run that was checked */
+    bool open;            /* the runner is */
+    bool racing;          /* right so far, and may still be the fastest */
+    bool confirmed;       /* right under every change that may come between runs */
+    double estimate;      /* seconds */
+    double first_seconds; /* of the run that was verified, or of a repetition (drop_slow) */
     double times[MOST_ROUNDS];
     int runs;
 } candidate;
@@ -43,26 +49,26 @@ typedef struct race {
     sat_noise noise; /* while runs were timed */
     uint64_t random;
     int done, total;
-    bool stopped; /* by the caller's progress function */
+    bool stop_asked; /* the caller's progress function returned false */
 } race;
 
 /* ---- results ---- */
 
-static void judge(candidate *c, sat_verdict verdict, const char *message) {
+static void set_verdict(candidate *c, sat_verdict verdict, const char *message) {
     c->result.verdict = verdict;
     c->racing = false;
     snprintf(c->result.message, sizeof c->result.message, "%.190s", message);
 }
 
 /* After a candidate has broken the device every run fails. The others are not run, so that none is blamed for it. */
-static void judge_status(race *r, candidate *c, sat_status status) {
+static void set_verdict_from_status(race *r, candidate *c, sat_status status) {
     char message[192];
     snprintf(message, sizeof message, "%s: %.150s", sat_status_name(status), sat_last_error());
-    judge(c, status == SAT_OUT_OF_MEMORY ? SAT_VERDICT_MEMORY : SAT_VERDICT_ERROR, message);
+    set_verdict(c, status == SAT_OUT_OF_MEMORY ? SAT_VERDICT_MEMORY : SAT_VERDICT_ERROR, message);
     if (r->t->ctx->backend->broken(r->t->device)) r->broke_device = c; /* it also waits for what was queued */
 }
 
-/* Sorts its samples: the order they came in is not needed afterwards. */
+/* Sorts the samples: their order is not needed afterwards. */
 static double quantile(candidate *c, double q) {
     sat_choose_sort_times(c->times, (size_t)c->runs);
     double at = q * (c->runs - 1);
@@ -72,8 +78,8 @@ static double quantile(candidate *c, double q) {
 
 static void summarise(candidate *c) {
     if (c->runs == 0) {
-        c->result.seconds = c->result.least_seconds = c->first;
-        c->result.runs = c->first > 0;
+        c->result.seconds = c->result.least_seconds = c->first_seconds;
+        c->result.runs = c->first_seconds > 0;
         return;
     }
     c->result.seconds = quantile(c, 0.5);
@@ -83,20 +89,20 @@ static void summarise(candidate *c) {
 }
 
 static void report(race *r, const char *what) {
-    if (r->t->progress && !r->t->progress(r->t->progress_user, r->done, r->total, what)) r->stopped = true;
+    if (r->t->progress && !r->t->progress(r->t->progress_user, r->done, r->total, what)) r->stop_asked = true;
 }
 
-static bool cancelled(const race *r) { return r->stopped || (r->t->cancel && atomic_load(r->t->cancel)); }
-static bool over(const race *r) { return r->broke_device || cancelled(r); }
+static bool is_cancelled(const race *r) { return r->stop_asked || (r->t->cancel && atomic_load(r->t->cancel)); }
+static bool has_ended(const race *r) { return r->broke_device || is_cancelled(r); }
 
-/* Why a race that is over ended; SAT_OK for one that goes on. */
-static sat_status ending(const race *r) {
+/* Why a race has ended; SAT_OK for one that goes on. */
+static sat_status end_status(const race *r) {
     if (r->broke_device)
         return sat_fail(SAT_DEVICE_ERROR,
                         "%s broke the device (%.160s): this process cannot use %s any more; `sparse_autotune race "
                         "--isolate` tries each variant in a process of its own",
                         r->broke_device->result.variant, r->broke_device->result.message, r->t->device->name);
-    return cancelled(r) ? sat_fail(SAT_CANCELLED, "the race was cancelled") : SAT_OK;
+    return is_cancelled(r) ? sat_fail(SAT_CANCELLED, "the race was cancelled") : SAT_OK;
 }
 
 /* ---- candidates ---- */
@@ -107,15 +113,15 @@ static int by_estimate(const void *x, const void *y) {
     return strcmp(a->result.variant, b->result.variant);
 }
 
-/* Estimated too slow to be worth a run. A library still runs, for comparison, where that takes little time, and so does
- * a rival that is there to be shown. */
+/* Estimated too slow to be worth a run? A library still runs, for comparison, where that takes little time. A baseline,
+ * which may not win, is there to be shown: only TOO_SLOW skips it, however long it runs. */
 static bool too_slow(const candidate *c, double best) {
     bool library = c->runner.variant->flags & SAT_V_LIBRARY;
     if (c->result.may_win && c->estimate > LONG_RUN && c->estimate > TOO_SLOW_AND_LONG * best) return true;
     return c->estimate > TOO_SLOW * best && !(library && c->estimate <= SHORT_RUN);
 }
 
-static sat_status gather(race *r) {
+static sat_status gather_candidates(race *r) {
     const sat_tuning *t = r->t;
     r->list = calloc(t->count + 1, sizeof *r->list);
     if (!r->list) return sat_fail(SAT_OUT_OF_MEMORY, "race of %zu candidates", t->count);
@@ -139,8 +145,8 @@ static sat_status gather(race *r) {
         candidate *c = &r->list[i];
         bool reference = c->runner.variant->flags & SAT_V_REFERENCE;
         c->racing = true;
-        if (reference && contenders > 0) judge(c, SAT_VERDICT_SKIPPED, "the reference, beside others that fit");
-        else if (!t->exhaustive && too_slow(c, best)) judge(c, SAT_VERDICT_SKIPPED, "estimated too slow to win");
+        if (reference && contenders > 0) set_verdict(c, SAT_VERDICT_SKIPPED, "the reference, beside others that fit");
+        else if (!t->exhaustive && too_slow(c, best)) set_verdict(c, SAT_VERDICT_SKIPPED, "estimated too slow to win");
     }
     return SAT_OK;
 }
@@ -159,7 +165,7 @@ static bool open_candidate(race *r, candidate *c) {
     sat_status status = sat_runner_open(&c->runner, t->ctx, v, t->problem, t->pattern, t->device, left, &r->scratch);
     c->runner.variant = v;
     if (status != SAT_OK) {
-        judge_status(r, c, status);
+        set_verdict_from_status(r, c, status);
         return false;
     }
     c->open = true;
@@ -202,14 +208,14 @@ static bool run(race *r, candidate *c, int repeat, double *seconds) {
     if (status == SAT_OK && ctx->options.measure == SAT_MEASURE_COLD) sat_bench_flush(&r->bench);
     if (status == SAT_OK) status = ctx->backend->time(&c->runner.device, run_call, &call, repeat, seconds);
     if (status == SAT_OK) status = ctx->backend->sync(&c->runner.device, stream);
-    if (status != SAT_OK) judge_status(r, c, status);
+    if (status != SAT_OK) set_verdict_from_status(r, c, status);
     return status == SAT_OK;
 }
 
 /* Garbage into the workspace. */
 static bool spoil_workspace(race *r, candidate *c) {
     sat_status status = sat_runner_spoil_workspace(&c->runner, 0xff);
-    if (status != SAT_OK) judge_status(r, c, status);
+    if (status != SAT_OK) set_verdict_from_status(r, c, status);
     return status == SAT_OK;
 }
 
@@ -217,86 +223,90 @@ static bool check(race *r, candidate *c) {
     sat_finding finding;
     sat_status status = sat_bench_check(&r->bench, &finding);
     if (status != SAT_OK) {
-        judge_status(r, c, status);
+        set_verdict_from_status(r, c, status);
         return false;
     }
     if (finding.error > c->result.error) c->result.error = finding.error;
     if (r->bench.probe == SAT_PROBE_PRECISION)
         sat_logf(&r->t->ctx->log, SAT_LOG_DEBUG, "%s: errors up to %.3g of what rounding allows, rms %.3g of predicted",
                  c->result.variant, finding.share, finding.rms);
-    if (!finding.ok) judge(c, SAT_VERDICT_WRONG, finding.where);
+    if (!finding.ok) set_verdict(c, SAT_VERDICT_WRONG, finding.where);
     return finding.ok;
 }
 
-/* ---- the three parts of a race ---- */
+/* ---- part 1: verify the structure ---- */
 
 static uint64_t next_seed(race *r) {
     r->random = r->random * 6364136223846793005u + 1442695040888963407u;
     return r->random >> 7;
 }
 
-/* The operands are new: values that a candidate has converted once are stale. */
+/* The operands are new: fixed values that a candidate has converted are stale. */
 static void forget_values(race *r) {
     for (size_t i = 0; i < r->count; i++) r->list[i].runner.refreshed = false;
 }
 
-static sat_status fill(race *r, sat_probe probe, int round) {
+static sat_status fill(race *r, sat_probe probe, int fill_case) {
     forget_values(r);
-    return sat_bench_fill(&r->bench, probe, round, next_seed(r));
+    return sat_bench_fill(&r->bench, probe, fill_case, next_seed(r));
 }
 
 static sat_status fill_reals(race *r) {
-    bool reals = r->bench.probe == SAT_PROBE_PRECISION && r->bench.round == 0;
+    bool reals = r->bench.probe == SAT_PROBE_PRECISION && r->bench.fill_case == 0;
     return reals ? SAT_OK : fill(r, SAT_PROBE_PRECISION, 0);
 }
 
-/* Drops candidates that are far slower, estimated or measured, than one that may win, and frees their workspace. The
- * first run of a short kernel may be slow by accident, so there only the estimate counts. */
+/* Drops candidates that are far slower than one that may win, and frees their workspace. Either the estimate is beyond
+ * SLOW times the best one and the fastest of up to three runs beyond 1.3 times the best; or the measured
+ * time is beyond SLOW times the best and 20 ms, whatever the estimate. A shorter first run may be slow by accident, and
+ * never decides alone. */
 static void drop_slow(race *r) {
     double fastest = INFINITY, estimate = INFINITY;
     for (size_t i = 0; i < r->count; i++) {
         candidate *c = &r->list[i];
         if (!c->racing || !c->result.may_win || c->result.verdict != SAT_VERDICT_OK) continue;
-        if (c->first < fastest) fastest = c->first;
+        if (c->first_seconds < fastest) fastest = c->first_seconds;
         if (c->estimate < estimate) estimate = c->estimate;
     }
-    for (size_t i = 0; i < r->count && !over(r); i++) {
+    for (size_t i = 0; i < r->count && !has_ended(r); i++) {
         candidate *c = &r->list[i];
         if (!c->racing || c->result.verdict != SAT_VERDICT_OK || r->t->exhaustive) continue;
-        bool thought_slow = c->estimate > SLOW * estimate;
-        for (int again = 0; again < 2 && thought_slow && c->first > 1.3 * fastest && c->first < 0.03; again++) {
+        bool estimated_slow = c->estimate > SLOW * estimate;
+        for (int repeat = 0;
+             repeat < 2 && estimated_slow && c->first_seconds > 1.3 * fastest && c->first_seconds < 0.03; repeat++) {
             double seconds; /* the first run may have included the start of a library */
-            if (run(r, c, 1, &seconds)) c->first = fmin(c->first, seconds);
+            if (run(r, c, 1, &seconds)) c->first_seconds = fmin(c->first_seconds, seconds);
         }
-        bool seen_slow = c->first > SLOW * fastest && c->first > 0.02;
-        if (!seen_slow && !(thought_slow && c->first > 1.3 * fastest)) continue;
+        bool measured_slow = c->first_seconds > SLOW * fastest && c->first_seconds > 0.02;
+        if (!measured_slow && !(estimated_slow && c->first_seconds > 1.3 * fastest)) continue;
         c->racing = false;
         close_candidate(r, c);
     }
 }
 
-/* Runs every candidate on one set of exact operands: only a right structure passes. */
-static sat_status verify(race *r) {
+/* Runs every candidate on one set of operands of the structure probe: only a right structure passes. */
+static sat_status verify_structure(race *r) {
     SAT_TRY(fill(r, SAT_PROBE_STRUCTURE, 0));
-    for (size_t i = 0; i < r->count && !over(r); i++) {
+    for (size_t i = 0; i < r->count && !has_ended(r); i++) {
         candidate *c = &r->list[i];
         if (!c->racing || c->result.verdict == SAT_VERDICT_OK) continue;
         report(r, c->result.variant);
         if (!c->open && !open_candidate(r, c)) continue;
-        if (r->t->ctx->backend->lazy_loading && !run(r, c, 1, &c->first)) { /* not to be timed */
+        if (r->t->ctx->backend->lazy_loading &&
+            !run(r, c, 1, &c->first_seconds)) { /* loads the code; the time does not count */
             close_candidate(r, c);
             continue;
         }
-        if (spoil_workspace(r, c) && run(r, c, 1, &c->first) && check(r, c)) c->result.verdict = SAT_VERDICT_OK;
+        if (spoil_workspace(r, c) && run(r, c, 1, &c->first_seconds) && check(r, c)) c->result.verdict = SAT_VERDICT_OK;
         if (!c->racing) close_candidate(r, c);
         drop_slow(r);
         r->done++;
     }
-    return ending(r);
+    return end_status(r);
 }
 
-/* Where no candidate that may win is left, those that were skipped run after all, the reference among them. */
-static sat_status rescue(race *r) {
+/* If no candidate that may win is left, verifies those that were skipped, the reference among them. */
+static sat_status retry_skipped(race *r) {
     for (size_t i = 0; i < r->count; i++)
         if (r->list[i].racing && r->list[i].result.may_win) return SAT_OK;
     for (size_t i = 0; i < r->count; i++) {
@@ -304,29 +314,31 @@ static sat_status rescue(race *r) {
         c->racing = c->result.verdict == SAT_VERDICT_SKIPPED;
         if (c->racing) c->result.message[0] = 0;
     }
-    return verify(r);
+    return verify_structure(r);
 }
 
-/* An estimate orders a race and does not decide it. Where the fastest was slower than its estimate, candidates
- * that were skipped because of it run too. */
-static sat_status recall(race *r) {
+/* An estimate orders a race and does not decide it. Candidates that were skipped are verified too if they are estimated
+ * within SLOW times the fastest first run: the best estimate, which they were compared with, was then too low. */
+static sat_status reconsider_by_estimate(race *r) {
     double fastest = INFINITY;
-    size_t recalled = 0;
+    size_t reconsidered = 0;
     for (size_t i = 0; i < r->count; i++) {
         candidate *c = &r->list[i];
-        if (c->racing && c->result.may_win && c->first < fastest) fastest = c->first;
+        if (c->racing && c->result.may_win && c->first_seconds < fastest) fastest = c->first_seconds;
     }
     for (size_t i = 0; i < r->count; i++) {
         candidate *c = &r->list[i];
         bool reference = c->runner.variant->flags & SAT_V_REFERENCE;
         if (c->result.verdict != SAT_VERDICT_SKIPPED || reference || c->estimate > SLOW * fastest) continue;
         c->racing = true, c->result.message[0] = 0;
-        recalled++;
+        reconsidered++;
     }
-    return recalled ? verify(r) : SAT_OK;
+    return reconsidered ? verify_structure(r) : SAT_OK;
 }
 
-static size_t racing(const race *r) {
+/* ---- part 2: time in turns ---- */
+
+static size_t count_racing(const race *r) {
     size_t n = 0;
     for (size_t i = 0; i < r->count; i++) n += r->list[i].racing;
     return n;
@@ -338,7 +350,7 @@ static double best_time(race *r) {
     for (size_t i = 0; i < r->count; i++) {
         candidate *c = &r->list[i];
         if (!c->racing || !c->result.may_win) continue;
-        double t = c->runs ? quantile(c, 0.5) : c->first;
+        double t = c->runs ? quantile(c, 0.5) : c->first_seconds;
         if (t < best) best = t;
     }
     return best;
@@ -366,22 +378,22 @@ static void shuffle(race *r, size_t *order) {
 
 static int repeats(const race *r, const candidate *c) {
     if (r->t->ctx->options.measure == SAT_MEASURE_COLD) return 1;
-    double t = c->runs ? c->times[0] : c->first;
+    double t = c->runs ? c->times[0] : c->first_seconds;
     return t >= 2e-3 ? 1 : (int)fmin(1000, ceil(2e-3 / fmax(t, 1e-7)));
 }
 
 /* Are the times of the fastest candidates known well enough to choose among them? */
-static bool settled(race *r) {
-    double best = best_time(r), noise = 0, most = 0;
+static bool times_known_enough(race *r) {
+    double best = best_time(r), error = 0, most = 0; /* of the medians */
     for (size_t i = 0; i < r->count; i++) {
         candidate *c = &r->list[i];
         if (!c->racing || !c->result.may_win || c->runs < 2) continue;
         summarise(c);
         if (c->result.seconds > 1.06 * best) continue;
-        if (c->result.seconds == best) noise = sat_choose_noise(&c->result);
-        most = fmax(most, sat_choose_noise(&c->result));
+        if (c->result.seconds == best) error = sat_choose_median_error(&c->result);
+        most = fmax(most, sat_choose_median_error(&c->result));
     }
-    return noise + most < 0.005 * best;
+    return error + most < 0.005 * best;
 }
 
 /* A run without timing: garbage in the workspace, no flush of the cache. */
@@ -392,7 +404,7 @@ static bool run_untimed(race *r, candidate *c) {
     sat_status status = sat_bench_reset(&r->bench);
     if (status == SAT_OK) status = sat_runner_launch(&c->runner, r->bench.pointer, stream);
     if (status == SAT_OK) status = b->sync(&c->runner.device, stream);
-    if (status != SAT_OK) judge_status(r, c, status);
+    if (status != SAT_OK) set_verdict_from_status(r, c, status);
     return status == SAT_OK;
 }
 
@@ -410,7 +422,7 @@ static bool time_one(race *r, candidate *c) {
 }
 
 /* Times are those of random reals: integers draw less power, and a chip that draws less is faster. */
-static sat_status measure(race *r) {
+static sat_status time_candidates(race *r) {
     SAT_TRY(fill_reals(r));
     size_t *order = malloc((r->count + 1) * sizeof *order);
     if (!order) return sat_fail(SAT_OUT_OF_MEMORY, "race of %zu candidates", r->count);
@@ -418,14 +430,14 @@ static sat_status measure(race *r) {
     double begun = sat_now(), budget = r->t->budget_seconds - (begun - r->start), last = 0;
     int enough = r->t->exhaustive ? 100 : 30;
     r->noise = sat_noise_begin(r->t->ctx);
-    for (int round = 0; round < MOST_ROUNDS && !over(r); round++) {
+    for (int round = 0; round < MOST_ROUNDS && !has_ended(r); round++) {
         double now = sat_now(), spent = now - begun;
         bool long_round = last > r->t->budget_seconds;
         if (round >= (long_round ? 1 : LEAST_ROUNDS) && spent + last > budget) break;
-        if (round >= enough && spent > 0.2 && settled(r)) break;
-        if (round >= 5 && racing(r) <= 1) break;
+        if (round >= enough && spent > 0.2 && times_known_enough(r)) break;
+        if (round >= 5 && count_racing(r) <= 1) break;
         shuffle(r, order);
-        for (size_t i = 0; i < r->count && !over(r); i++) {
+        for (size_t i = 0; i < r->count && !has_ended(r); i++) {
             candidate *c = &r->list[order[i]];
             if (!c->racing) continue;
             if (time_one(r, c)) continue;
@@ -438,10 +450,10 @@ static sat_status measure(race *r) {
     }
     sat_noise_end(&r->noise, r->t->ctx);
     free(order);
-    return ending(r);
+    return end_status(r);
 }
 
-/* ---- after the timing ---- */
+/* ---- between the parts: fewer threads ---- */
 
 typedef struct timed_candidate {
     race *race;
@@ -450,15 +462,15 @@ typedef struct timed_candidate {
 
 static bool time_again(void *user, double *seconds) {
     timed_candidate *t = user;
-    return !over(t->race) && run(t->race, t->candidate, repeats(t->race, t->candidate), seconds);
+    return !has_ended(t->race) && run(t->race, t->candidate, repeats(t->race, t->candidate), seconds);
 }
 
-/* Short runs: who is faster on fewer threads, in turns with all of them, keeps to them. */
+/* Short runs: times candidates on fewer threads, in turns with all of them, and keeps the fastest number. */
 static sat_status try_fewer_threads(race *r) {
     int all = r->t->ctx->backend->threads(r->t->device->threads);
     double best = best_time(r), begun = sat_now();
     if (all <= 1 || !(best < FEW_THREADS_RUN)) return SAT_OK;
-    for (size_t i = 0; i < r->count && sat_now() - begun < 0.3 * r->t->budget_seconds && !over(r); i++) {
+    for (size_t i = 0; i < r->count && sat_now() - begun < 0.3 * r->t->budget_seconds && !has_ended(r); i++) {
         candidate *c = &r->list[i];
         bool near = c->open && c->runs > 0 && c->result.may_win && quantile(c, 0.5) < 3 * best;
         sat_fewer fewer;
@@ -471,8 +483,10 @@ static sat_status try_fewer_threads(race *r) {
         c->result.threads = fewer.threads, c->runs = SAT_FEWER_ROUNDS;
         memcpy(c->times, fewer.times, sizeof fewer.times);
     }
-    return ending(r);
+    return end_status(r);
 }
+
+/* ---- part 3: confirm the winner ---- */
 
 static bool digest_outputs(race *r, candidate *c, uint64_t *digest) {
     const sat_bench *s = &r->bench;
@@ -484,25 +498,25 @@ static bool digest_outputs(race *r, candidate *c, uint64_t *digest) {
         status = r->t->ctx->backend->digest(r->t->device, s->pointer[i], s->bytes[i], &one);
         *digest = *digest * 0x9e3779b97f4a7c15u + one;
     }
-    if (status != SAT_OK) judge_status(r, c, status);
+    if (status != SAT_OK) set_verdict_from_status(r, c, status);
     return status == SAT_OK;
 }
 
 /* Checks a candidate on random reals. One that calls itself deterministic must give the same bits twice; the second
  * time other work takes part of the device, so that a result that depends on timing differs. */
-static bool precise(race *r, candidate *c) {
+static bool check_precision(race *r, candidate *c) {
     const sat_backend *b = r->t->ctx->backend;
     uint64_t first, second;
     if (!run_untimed(r, c) || !digest_outputs(r, c, &first) || !check(r, c)) return false;
     if (c->runner.variant->flags & SAT_V_NONDETERMINISTIC) return true;
-    if (b->crowd) b->crowd(r->t->device);
+    if (b->add_load) b->add_load(r->t->device);
     if (!run_untimed(r, c) || !digest_outputs(r, c, &second)) return false;
-    if (first != second) judge(c, SAT_VERDICT_WRONG, "calls itself deterministic, and two runs differ");
+    if (first != second) set_verdict(c, SAT_VERDICT_WRONG, "calls itself deterministic, and two runs differ");
     return first == second;
 }
 
 /* The candidate that would win now. */
-static candidate *leader(race *r) {
+static candidate *find_leader(race *r) {
     sat_record *results = malloc((r->count + 1) * sizeof *results);
     candidate *found = NULL;
     size_t count = 0;
@@ -524,29 +538,31 @@ static void check_changes(race *r, candidate *c) {
     sat_status status = sat_confirm(&r->bench, &c->runner, left, next_seed(r), &finding);
     forget_values(r);
     if (status == SAT_OUT_OF_MEMORY) return; /* the checks so far have to suffice */
-    if (status != SAT_OK) judge_status(r, c, status);
-    else if (!finding.ok) judge(c, SAT_VERDICT_WRONG, finding.where);
+    if (status != SAT_OK) set_verdict_from_status(r, c, status);
+    else if (!finding.ok) set_verdict(c, SAT_VERDICT_WRONG, finding.where);
 }
 
 /* Checks the winner under every change that may come between runs. Where it fails, the next fastest is checked. */
-static sat_status confirm(race *r) {
-    for (candidate *c = leader(r); c && !c->confirmed && !over(r); c = leader(r)) {
+static sat_status confirm_winner(race *r) {
+    for (candidate *c = find_leader(r); c && !c->confirmed && !has_ended(r); c = find_leader(r)) {
         if (!c->open && !open_candidate(r, c)) continue;
         SAT_TRY(fill_reals(r));
-        if (precise(r, c)) check_changes(r, c);
+        if (check_precision(r, c)) check_changes(r, c);
         c->confirmed = c->result.verdict == SAT_VERDICT_OK;
         if (!c->confirmed) close_candidate(r, c);
     }
-    return ending(r);
+    return end_status(r);
 }
+
+/* ---- the race ---- */
 
 static sat_status open_race(race *r, const sat_tuning *t) {
     *r = (race){.t = t, .start = sat_now(), .limit = sat_memory_limit(t->ctx)};
     r->random = (uint64_t)(uintptr_t)r ^ (uint64_t)(r->start * 1e9);
     SAT_TRY(sat_bench_open(&r->bench, t->ctx, t->problem, t->pattern, t->device, r->limit));
     r->held = r->peak = r->bench.held;
-    SAT_TRY(gather(r));
-    r->total = (int)racing(r) + (t->exhaustive ? 100 : 30);
+    SAT_TRY(gather_candidates(r));
+    r->total = (int)count_racing(r) + (t->exhaustive ? 100 : 30);
     return SAT_OK;
 }
 
@@ -563,7 +579,7 @@ static void close_race(race *r) {
     sat_bench_close(&r->bench);
 }
 
-static sat_status collect(race *r, sat_outcome *outcome) {
+static sat_status collect_results(race *r, sat_outcome *outcome) {
     outcome->results = malloc((r->count + 1) * sizeof *outcome->results);
     if (!outcome->results) return sat_fail(SAT_OUT_OF_MEMORY, "%zu results", r->count);
     for (size_t i = 0; i < r->count; i++) {
@@ -572,7 +588,7 @@ static sat_status collect(race *r, sat_outcome *outcome) {
         if (!r->broke_device || r->broke_device == c) outcome->results[outcome->count++] = c->result;
     }
     sat_choose_sort(outcome->results, outcome->count, &r->t->ctx->registry);
-    if (outcome->count) outcome->busy = sat_noise_busy(&r->noise, r->t->ctx, r->t->device, &outcome->results[0]);
+    if (outcome->count) outcome->noisy = sat_noise_too_high(&r->noise, r->t->ctx, r->t->device, &outcome->results[0]);
     outcome->peak_bytes = r->peak;
     outcome->seconds = sat_now() - r->start;
     return SAT_OK;
@@ -582,19 +598,19 @@ sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome) {
     race r;
     *outcome = (sat_outcome){0};
     sat_status status = open_race(&r, t);
-    if (status == SAT_OK) status = verify(&r);
-    if (status == SAT_OK) status = rescue(&r);
-    if (status == SAT_OK) status = recall(&r);
-    if (status == SAT_OK) status = measure(&r);
+    if (status == SAT_OK) status = verify_structure(&r);
+    if (status == SAT_OK) status = retry_skipped(&r);
+    if (status == SAT_OK) status = reconsider_by_estimate(&r);
+    if (status == SAT_OK) status = time_candidates(&r);
     if (status == SAT_OK) status = try_fewer_threads(&r);
-    if (status == SAT_OK) status = rescue(&r);
-    if (status == SAT_OK) status = confirm(&r);
-    if (status == SAT_OK) status = rescue(&r);
-    if (status == SAT_OK) status = confirm(&r); /* whom the rescue brought */
-    if (status == SAT_OK) status = collect(&r, outcome);
-    else if (r.broke_device) (void)collect(&r, outcome);
+    if (status == SAT_OK) status = retry_skipped(&r);
+    if (status == SAT_OK) status = confirm_winner(&r);
+    if (status == SAT_OK) status = retry_skipped(&r);
+    if (status == SAT_OK) status = confirm_winner(&r); /* the candidates that retry_skipped brought */
+    if (status == SAT_OK) status = collect_results(&r, outcome);
+    else if (r.broke_device) (void)collect_results(&r, outcome);
     sat_logf(&t->ctx->log, SAT_LOG_DEBUG, "timed in %.3g s, preempted %lld times%s", r.noise.seconds,
-             (long long)r.noise.preempted, outcome->busy ? ": the machine was busy" : "");
+             (long long)r.noise.preempted, outcome->noisy ? ": the machine was busy" : "");
     close_race(&r);
     for (size_t i = 0; i < outcome->count; i++) {
         const sat_record *x = &outcome->results[i];
@@ -614,8 +630,8 @@ sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_record
     sat_status status = open_race(&r, &one);
     if (status == SAT_OK) {
         r.list[0].racing = true;
-        status = verify(&r);
-        if (status == SAT_OK && r.list[0].open) status = confirm(&r);
+        status = verify_structure(&r);
+        if (status == SAT_OK && r.list[0].open) status = confirm_winner(&r);
     }
     if (status == SAT_OK || r.broke_device) *result = r.list[0].result;
     close_race(&r);

@@ -1,4 +1,4 @@
-/* One race: candidates, verification, measurement, choice. */
+/* One race: candidates, verification, timing, choice. */
 #ifndef SAT_TUNE_H
 #define SAT_TUNE_H
 
@@ -12,7 +12,7 @@ typedef struct sat_tuning {
     const sat_pattern_view *pattern;      /* with the transposed index */
     const sat_variant *const *candidates; /* all fit */
     size_t count;
-    bool exhaustive; /* nobody is skipped or dropped early */
+    bool exhaustive; /* no variant is skipped or dropped early */
     double budget_seconds;
     bool (*progress)(void *user, int done, int total, const char *what);
     void *progress_user;
@@ -24,7 +24,7 @@ typedef struct sat_outcome {
     size_t count;
     double seconds;
     size_t peak_bytes;
-    bool busy; /* the machine was, while runs were timed */
+    bool noisy; /* other work disturbed the timing */
 } sat_outcome;
 
 /* Fails only where no race could take place at all (memory, cancelled): a candidate's failure is a result. But where a

@@ -197,19 +197,19 @@ static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand
 /* Odd integers up to the widest that their dtype shows, or that keep eight standard deviations of a sum of `terms`
  * exact in the compute type. All of one row: they add up as they are. */
 static double most_of(const sat_problem *p, double terms, bool one_row) {
-    double room = p->compute_dtype == SAT_F64                       ? 0x1p46
-                  : p->a_dtype == SAT_F32 && !sat_rounds_to_tf32(p) ? 0x1p22
-                                                                    : 0x1p20;
+    double limit = p->compute_dtype == SAT_F64                       ? 0x1p46
+                   : p->a_dtype == SAT_F32 && !sat_rounds_to_tf32(p) ? 0x1p22
+                                                                     : 0x1p20;
     double sum = one_row ? terms : 8 * 0.77 * sqrt(fmax(1, terms));
-    return fmax(3, fmin(sat_exact_widest(p), floor(room / sum)));
+    return fmax(3, fmin(sat_exact_widest(p), floor(limit / sum)));
 }
 
 static double power_above(double x) { return exp2(ceil(log2(x))); }
 
 /* The gradients' V has rank one, and neither it nor dO is above 1, so that f16 holds what they add up to. */
-static void fill_uniform(const sat_problem *p, int round, sat_fill *fills) {
+static void fill_uniform(const sat_problem *p, int fill_case, sat_fill *fills) {
     const sat_attention *t = &p->attention;
-    fills[round == SAT_ROUND_NO_KEYS ? 1 : 0] = (sat_fill){.scale = 0};
+    fills[fill_case == SAT_FILL_NO_KEYS ? 1 : 0] = (sat_fill){.scale = 0};
     if (p->op == SAT_ATTENTION) {
         fills[2] = (sat_fill){.scale = 1, .most = most_of(p, (double)p->n, t->v.row_stride == 0), .wide = true};
         return;
@@ -224,7 +224,8 @@ static void fill_far(const sat_problem *p, sat_fill *fills) {
     double both = ceil(log2(20 / fabs(p->alpha)));
     fills[0] = (sat_fill){.scale = exp2(ceil(both / 2)), .most = 1};
     fills[1] = (sat_fill){.scale = exp2(floor(both / 2)), .most = 1};
-    if (p->op == SAT_ATTENTION) fills[2].scale = p->a_dtype == SAT_F16 ? 0x1p5 : 0x1p20; /* who clamps V shows */
+    if (p->op == SAT_ATTENTION)
+        fills[2].scale = p->a_dtype == SAT_F16 ? 0x1p5 : 0x1p20; /* a kernel that clamps V shows */
 }
 
 /* Queries are around 1, so that keys which rise make scores that do: by 6 in 64 keys, which is more than the 8 powers
@@ -236,27 +237,28 @@ static void fill_ladder(const sat_problem *p, bool falls, sat_fill *fills) {
     fills[1] = (sat_fill){.scale = 1, .slope = falls ? -rise : rise};
 }
 
-static void fill_kind(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
+static void set_fills(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_fill *fills) {
     (void)a;
-    if (round <= SAT_ROUND_NO_QUERIES) fill_uniform(p, round, fills);
-    else if (round == SAT_ROUND_FAR) fill_far(p, fills);
-    else if (round != SAT_ROUND_REALS) fill_ladder(p, round == SAT_ROUND_FALLING, fills);
+    if (fill_case <= SAT_FILL_NO_QUERIES) fill_uniform(p, fill_case, fills);
+    else if (fill_case == SAT_FILL_FAR) fill_far(p, fills);
+    else if (fill_case != SAT_FILL_REALS) fill_ladder(p, fill_case == SAT_FILL_FALLING, fills);
 }
 
-static const sat_round forward_rounds[] = {{SAT_PROBE_STRUCTURE, SAT_ROUND_NO_QUERIES, "with queries that are zero"},
-                                           {SAT_PROBE_PRECISION, SAT_ROUND_FAR, "with scores far apart"},
-                                           {SAT_PROBE_PRECISION, SAT_ROUND_RISING, "with scores that rise"},
-                                           {SAT_PROBE_PRECISION, SAT_ROUND_FALLING, "with scores that fall"},
-                                           {0}};
+static const sat_check_case forward_cases[] = {{SAT_PROBE_STRUCTURE, SAT_FILL_NO_QUERIES, "with queries that are zero"},
+                                               {SAT_PROBE_PRECISION, SAT_FILL_FAR, "with scores far apart"},
+                                               {SAT_PROBE_PRECISION, SAT_FILL_RISING, "with scores that rise"},
+                                               {SAT_PROBE_PRECISION, SAT_FILL_FALLING, "with scores that fall"},
+                                               {0}};
 /* The gradients have no running maximum: their weights come from LSE. */
-static const sat_round backward_rounds[] = {{SAT_PROBE_STRUCTURE, SAT_ROUND_NO_QUERIES, "with queries that are zero"},
-                                            {SAT_PROBE_PRECISION, SAT_ROUND_FAR, "with scores far apart"},
-                                            {0}};
-static const sat_round other_scale = {SAT_PROBE_PRECISION, SAT_ROUND_REALS, "with another scale"};
-static const sat_round other_mask = {SAT_PROBE_STRUCTURE, SAT_ROUND_NO_QUERIES,
-                                     "on a pattern with empty and full rows"};
+static const sat_check_case backward_cases[] = {
+    {SAT_PROBE_STRUCTURE, SAT_FILL_NO_QUERIES, "with queries that are zero"},
+    {SAT_PROBE_PRECISION, SAT_FILL_FAR, "with scores far apart"},
+    {0}};
+static const sat_check_case other_scale = {SAT_PROBE_PRECISION, SAT_FILL_REALS, "with another scale"};
+static const sat_check_case other_mask = {SAT_PROBE_STRUCTURE, SAT_FILL_NO_QUERIES,
+                                          "on a pattern with empty and full rows"};
 
-/* ---- spelling ---- */
+/* ---- key fields ---- */
 
 static bool gapless(const sat_problem *p, const sat_heads *s, bool of_keys) {
     const sat_attention *t = &p->attention;
@@ -265,7 +267,7 @@ static bool gapless(const sat_problem *p, const sat_heads *s, bool of_keys) {
 }
 
 /* Strides of those that have gaps. Where they do not fit, a number that stands for all of them. */
-static void spell_strides(const sat_problem *p, char *to, size_t size) {
+static void format_strides(const sat_problem *p, char *to, size_t size) {
     const sat_attention *t = &p->attention;
     const sat_heads *const list[] = {&t->q, &t->k, &t->v, &t->o, &t->do_, &t->dq, &t->dk, &t->dv};
     static const char *const names[] = {"q", "k", "v", "o", "do", "dq", "dk", "dv"};
@@ -283,19 +285,19 @@ static void spell_strides(const sat_problem *p, char *to, size_t size) {
     if (at >= size) snprintf(to, size, " strides=%016llx", (unsigned long long)all);
 }
 
-static void spell(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words) {
+static void set_key_fields(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields) {
     const sat_attention *t = &p->attention;
-    char *to = words->more;
-    size_t size = sizeof words->more;
-    sat_spell_common(&(sat_matmul){0}, a, words);
+    char *to = fields->more;
+    size_t size = sizeof fields->more;
+    sat_set_common_key_fields(&(sat_matmul){0}, a, fields);
     sat_mask k = sat_mask_of(p, a);
     int at =
         snprintf(to, size, " heads=%lld kv_heads=%lld dim=%lld%s window=%lld%s masks=%lld sequences=%lld",
                  (long long)t->heads, (long long)t->kv_heads, (long long)t->dim, t->causal ? " causal" : "",
                  (long long)t->window, t->lse ? " lse" : "", (long long)sat_mask_count(&k, p), (long long)a->sequences);
-    if (at < 0 || (size_t)at >= size || !exact) return;
+    if (at < 0 || (size_t)at >= size || !full) return;
     if (p->alpha < 0) at += snprintf(to + at, size - (size_t)at, " negative");
-    spell_strides(p, to + at, size - (size_t)at);
+    format_strides(p, to + at, size - (size_t)at);
 }
 
 /* Scores of every scale are the same work, but for their sign; those of the trial are of the size that scales are made
@@ -345,12 +347,12 @@ const sat_op sat_op_attention = {
     .operands = operands,
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
-    .spell = spell,
+    .set_key_fields = set_key_fields,
     .from_call = from_call,
     .representative = representative,
-    .fill_kind = fill_kind,
+    .set_fills = set_fills,
     .host_checker = &sat_attention_check,
-    .winner = forward_rounds,
+    .winner_cases = forward_cases,
     .other_scale = &other_scale,
     .other_pattern = &other_mask,
 };
@@ -367,13 +369,13 @@ const sat_op sat_op_attention_backward = {
     .operands = operands,
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
-    .spell = spell,
+    .set_key_fields = set_key_fields,
     .representative = representative,
-    .fill_kind = fill_kind,
+    .set_fills = set_fills,
     .forward_problem = forward_problem,
     .needs_columns = always,
     .host_checker = &sat_attention_backward_check,
-    .winner = backward_rounds,
+    .winner_cases = backward_cases,
     .other_scale = &other_scale,
     .other_pattern = &other_mask,
 };

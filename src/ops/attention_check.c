@@ -17,16 +17,16 @@ typedef struct expectation {
 
 /* ---- the expectation's size ---- */
 
-static int64_t step_of(const sat_problem *p, const sat_pattern_view *a, int round) {
+static int64_t step_of(const sat_problem *p, const sat_pattern_view *a, int fill_case) {
     double work = sat_pairs(p, a) * (double)p->attention.dim * (p->op == SAT_ATTENTION ? 2 : 7);
     int64_t step = 1;
-    while (step < SAT_LINE_STEP && work / (double)step > (round ? SAT_WORK / 8 : SAT_WORK)) step *= 2;
+    while (step < SAT_LINE_STEP && work / (double)step > (fill_case ? SAT_WORK / 8 : SAT_WORK)) step *= 2;
     return step;
 }
 
-static int describe(const sat_problem *p, const sat_pattern_view *a, int round, sat_lines set[SETS]) {
+static int describe(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_lines set[SETS]) {
     const sat_attention *t = &p->attention;
-    int64_t step = step_of(p, a, round);
+    int64_t step = step_of(p, a, fill_case);
     sat_lines queries = {.heads = t->heads, .rows = p->m, .cols = t->dim, .step = step};
     sat_lines keys = {.heads = t->kv_heads, .rows = p->n, .cols = t->dim, .step = step};
     queries.groups = sat_line_groups(p->m, step), keys.groups = sat_line_groups(p->n, step);
@@ -53,9 +53,9 @@ static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe p
     return (size_t)(8 * all) + 4096;
 }
 
-static expectation *allocate(const sat_problem *p, const sat_pattern_view *a, int round, uint64_t seed) {
+static expectation *allocate(const sat_problem *p, const sat_pattern_view *a, int fill_case, uint64_t seed) {
     sat_lines set[SETS];
-    int sets = describe(p, a, round, set);
+    int sets = describe(p, a, fill_case, set);
     int64_t doubles = 0;
     for (int i = 0; i < sets; i++) doubles += line_count(p, &set[i]) * (set[i].cols + 3);
     expectation *e = calloc(1, sizeof *e + (size_t)doubles * sizeof(double));
@@ -223,7 +223,7 @@ static void query_run(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* A gradient's bounds, from the walks of its terms and of their errors. */
+/* A gradient's bounds, from the random walks of its terms and of their errors. */
 static void bound_gradient(const sat_problem *p, bool far, sat_lines *s, int64_t line, double alpha, double squares,
                            double errors, double sizes, double depth, double largest, double magnitude) {
     sat_row_loss loss = sat_loss_of(p, far, magnitude, 0, depth);
@@ -248,7 +248,7 @@ static void query_row(const head *w, int64_t line, int64_t i) {
     each_run(&w->mask, w->h, i, query_run, &g);
     bound_gradient(p, w->far, s, line, p->alpha, g.squares, g.errors, g.sizes, g.depth, w->k.largest,
                    fabs(p->alpha) * g.q_norm * w->k.largest_norm);
-    /* dO*O is one number for the whole row: what it is off by is no walk */
+    /* dO*O is one number for the whole row: what it is off by is no random walk */
     s->wide[line] += fabs(p->alpha) * w->delta_loss[i] * g.weights * w->k.largest;
 }
 
@@ -358,7 +358,7 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
     double *memory = malloc((size_t)(2 * each * (p->n + queries) + 2 * queries + 1) * sizeof *memory);
     key_sums *sums = malloc((size_t)(key_groups + 1) * sizeof *sums);
     bool ok = memory && sums;
-    head w = {.t = t, .e = e, .far = t->round == SAT_ROUND_FAR, .mask = sat_mask_of(p, t->pattern)};
+    head w = {.t = t, .e = e, .far = t->fill_case == SAT_FILL_FAR, .mask = sat_mask_of(p, t->pattern)};
     w.k.value = memory, w.v.value = memory + p->n * s->dim, w.k.norm = w.v.value + p->n * s->dim;
     w.v.norm = w.k.norm + p->n, w.q.value = w.v.norm + p->n, w.d.value = w.q.value + queries * s->dim;
     w.q.norm = w.d.value + queries * s->dim, w.d.norm = w.q.norm + queries, w.delta = w.d.norm + queries;
@@ -379,7 +379,7 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
 
 static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, void **out) {
     if (probe == SAT_PROBE_STRUCTURE) return sat_uniform_expect(t, out);
-    expectation *e = allocate(t->problem, t->pattern, t->round, seed);
+    expectation *e = allocate(t->problem, t->pattern, t->fill_case, seed);
     if (!e || !expect_heads(t, e)) {
         free(e);
         return sat_fail(SAT_OUT_OF_MEMORY, "check: expectation of %lld x %lld scores", (long long)t->problem->m,

@@ -11,7 +11,7 @@
  *     eps * sqrt(sum of P_j^2) * max|V|      times SURE, which one sum in 10^13 goes beyond (Hoeffding),
  * and not to eps * sum of P_j*|V_jx|, under which a dropped block of a long row would hide. What all P_j of a row have
  * in common, and what a truncating conversion does, is relative to O_x itself. Sums of a row in f32 likewise: each
- * partial sum is such a walk. The gradients are the same with dS in place of P, and Q, K or dO in place of V. */
+ * partial sum is such a random walk. The gradients are the same with dS in place of P, and Q, K or dO in place of V. */
 #ifndef SAT_ATTENTION_CHECK_H
 #define SAT_ATTENTION_CHECK_H
 
@@ -22,15 +22,15 @@
 #define SAT_SURE      8.0 /* standard deviations */
 #define SAT_WORK      1e9 /* multiply-adds that a host spends on an expectation */
 
-/* Operands of a race. The first two are of the uniform probe, see attention_uniform.h; the others have lines worked
- * out, an eighth as many as random reals have, and are for the winner. */
+/* The cases of a race's operands. The first two are of the uniform probe, see attention_uniform.h; the others have
+ * lines worked out, an eighth as many as random reals have, and are for the winner. */
 enum {
-    SAT_ROUND_NO_KEYS = 0,    /* K is zero */
-    SAT_ROUND_NO_QUERIES = 1, /* Q is zero */
-    SAT_ROUND_FAR = 2,        /* scores are so far apart that only the largest counts, and those that are equal to it */
-    SAT_ROUND_RISING = 3,     /* the largest score grows in every tile, beyond what a kernel may leave unscaled */
-    SAT_ROUND_FALLING = 4,    /* from the last tile to the first */
-    SAT_ROUND_REALS = 5       /* random ones */
+    SAT_FILL_NO_KEYS = 0,    /* K is zero */
+    SAT_FILL_NO_QUERIES = 1, /* Q is zero */
+    SAT_FILL_FAR = 2,        /* scores are so far apart that only the largest counts, and those that are equal to it */
+    SAT_FILL_RISING = 3,     /* the largest score grows in every tile, beyond what a kernel may leave unscaled */
+    SAT_FILL_FALLING = 4,    /* from the last tile to the first */
+    SAT_FILL_REALS = 5       /* random ones */
 };
 
 /* The lines of one output. Line (b, h, i) is number (b*heads + h)*groups + i/step, where it is worked out. */
@@ -64,7 +64,7 @@ SAT_BOTH static inline double sat_dot_loss(const sat_problem *p) { /* of a produ
 }
 
 /* What dO*O of a query may be off by. O is given, rounded; a kernel may also sum weights times dO*V, which is that O
- * before it was rounded, as a walk over the keys. */
+ * before it was rounded, as a random walk over the keys. */
 SAT_BOTH static inline double sat_delta_loss(const sat_problem *p, double d_norm, double o_norm, double v_norm) {
     double walk = SAT_SURE * sqrt((double)p->n + 1) * sat_unit(p->compute_dtype) * v_norm;
     return d_norm * (o_norm * (sat_unit(p->c_dtype) + sat_dot_loss(p)) + walk);
@@ -103,8 +103,8 @@ SAT_BOTH static inline double sat_counts(bool far, double weight) { return far &
 /* What exp may make of a weight that is next to nothing: 0. Only scores that are far apart have such. */
 SAT_BOTH static inline double sat_lost_weight(bool far) { return far ? 1e-30 : 0; }
 
-/* From a walk of length `walk` (the root of the sum of squares of what was summed, times the largest of the other
- * factor) to `wide`. `depth` terms of f16 may each have lost `least` where they were too small for it. */
+/* From a random walk of length `walk` (the root of the sum of squares of what was summed, times the largest of the
+ * other factor) to `wide`. `depth` terms of f16 may each have lost `least` where they were too small for it. */
 SAT_BOTH static inline double sat_walk_bound(const sat_problem *p, sat_row_loss e, double walk, double depth,
                                              double largest) {
     return SAT_SURE * ((e.weight + e.sum) * walk + sqrt(depth) * sat_tiny(p->a_dtype) * largest) + sat_tiny(p->c_dtype);

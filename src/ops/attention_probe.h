@@ -1,5 +1,5 @@
 /* The two probes of attention on the host: attention_check.c has the one of lines, attention_uniform.c that of equal
- * weights, which takes the place of the exact one. */
+ * weights, which is attention's structure probe. */
 #ifndef SAT_ATTENTION_PROBE_H
 #define SAT_ATTENTION_PROBE_H
 

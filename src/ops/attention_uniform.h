@@ -1,6 +1,6 @@
 /* The uniform probe of attention: every row of every output, on the host and on a device alike.
  *
- * K, or in another round Q, is zero. Then every score is 0, every kept weight is 1/C where C keys are kept, and
+ * K, or in another case Q, is zero. Then every score is 0, every kept weight is 1/C where C keys are kept, and
  *     O_i  = (sum of kept V_j) / C_i        LSE_i = log C_i        dV_j = sum over queries that keep j of dO_i / C_i
  * For the gradients V has rank one, V_jx = c_j*v_x with v_x = +-1, so that dO_i*V_j = c_j*s_i with s_i = dO_i*v, and
  *     dS_ij = (c_j*s_i - delta_i) / C_i     delta_i = dO_i*O_i
@@ -17,12 +17,11 @@
  *     log take, and for the units of log C; weights add up to 1 and means are at most max|V|, so this is
  *     u*(16 + 4*log C)*max|V|.
  *   - Weights that were divided first make the sums inexact. After k of n terms a partial sum is about
- *     sqrt(k)*max|V|/n, and rounding it to nearest loses up to u of that, as a walk over k: u*max|V|/sqrt(2) in all, of
- *     which 8 deviations are within those 16 units. Tensor cores truncate: n/16 times up to 2u of a partial sum of up
- *     to 8*sqrt(k)*max|V|/n, in one direction, which is below sqrt(n)*u*max|V|.
- * The gradients' terms meet random signs (of dO, q or k), so that what is lost adds up as a walk does; its squares are
- * summed over the same ranges as the terms. What all of them have in common is relative to the sum itself. See
- * attention_check.h for SAT_SURE. */
+ *     sqrt(k)*max|V|/n, and rounding it to nearest loses up to u of that, as a random walk over k: u*max|V|/sqrt(2) in
+ * all, of which 8 deviations are within those 16 units. Tensor cores truncate: n/16 times up to 2u of a partial sum of
+ * up to 8*sqrt(k)*max|V|/n, in one direction, which is below sqrt(n)*u*max|V|. The gradients' terms meet random signs
+ * (of dO, q or k), so that what is lost adds up as a random walk does; its squares are summed over the same ranges as
+ * the terms. What all of them have in common is relative to the sum itself. See attention_check.h for SAT_SURE. */
 #ifndef SAT_ATTENTION_UNIFORM_H
 #define SAT_ATTENTION_UNIFORM_H
 
@@ -64,8 +63,8 @@ typedef struct sat_uniform {
     const float *lse;
     bool keys_are_zero;                    /* otherwise queries are */
     double v_most, d_most, q_most, k_most; /* no element is larger */
-    double d_sure, q_sure, k_sure;         /* deviations of a walk over its rows; more where rows share their place */
-    double rel;                            /* of a gradient: what all terms of a sum may have in common */
+    double d_sure, q_sure, k_sure; /* deviations of a random walk over its rows; more where rows share their place */
+    double rel;                    /* of a gradient: what all terms of a sum may have in common */
     sat_uniform_side keys, queries;
     sat_uniform_query *query; /* [batch*heads*m] */
 } sat_uniform;

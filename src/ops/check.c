@@ -1,7 +1,8 @@
-/* Exact operands, and the inner loops of the host checks, which run on every candidate of every race. */
+/* Operands of the structure probe, and the inner loops of the host checks, which run on every candidate of every race.
+ */
 #include "ops/check.h"
 
-/* ---- exact operands ---- */
+/* ---- operands of the structure probe ---- */
 
 double sat_exact_widest(const sat_problem *p) {
     return sat_rounds_to_tf32(p) ? 2047 : sat_dtype_widest(p->a_dtype); /* TF32 has 11 bits */
@@ -9,8 +10,8 @@ double sat_exact_widest(const sat_problem *p) {
 
 /* Eight standard deviations of a sum stay below this: a quarter, at most, of what the compute type holds exactly with
  * the two bits that scalars like 1.5 and 0.75 add; and where the output is f16, finite. */
-static double room(const sat_problem *p, int round) {
-    if (sat_activation_of(p) != SAT_ACT_NONE && round % 2 == 1) return 64; /* around zero, where activations bend */
+static double largest_sum(const sat_problem *p, int fill_case) {
+    if (sat_activation_of(p) != SAT_ACT_NONE && fill_case % 2 == 1) return 64; /* around zero, where activations bend */
     if (p->c_dtype == SAT_F16) return 0x1p14;
     if (p->compute_dtype == SAT_F64) return 0x1p46;
     return p->a_dtype == SAT_F32 && !sat_rounds_to_tf32(p) ? 0x1p22 : 0x1p20;
@@ -20,26 +21,26 @@ static double rms_up_to(double most) { return sqrt((most + 1) * (2 * most + 1) /
 
 static const double WIDE_RMS = 0.77; /* of odd integers from most/2 to most */
 
-static void scales(const sat_problem *p, int round, double *a, double *b) {
+static void scales(const sat_problem *p, int fill_case, double *a, double *b) {
     bool narrow = p->a_dtype == SAT_F16;
     double large = narrow ? 0x1p5 : 0x1p20, tiny = narrow ? 0x1p-20 : 0x1p-40; /* f16: subnormal */
-    *a = round < 2 ? 1 : round == 2 ? large : tiny;
-    *b = round < 2 ? 1 : round == 2 ? tiny : large;
+    *a = fill_case < SAT_FILL_LARGE ? 1 : fill_case == SAT_FILL_LARGE ? large : tiny;
+    *b = fill_case < SAT_FILL_LARGE ? 1 : fill_case == SAT_FILL_LARGE ? tiny : large;
 }
 
-void sat_exact_fills(const sat_problem *p, int64_t depth, int round, sat_fill *a, sat_fill *b, sat_fill *rest) {
-    double limit = room(p, round) / 8, walk = sqrt(fmax((double)depth, 1)), zeros = 1.0 / 16,
+void sat_exact_fills(const sat_problem *p, int64_t depth, int fill_case, sat_fill *a, sat_fill *b, sat_fill *rest) {
+    double limit = largest_sum(p, fill_case) / 8, root = sqrt(fmax((double)depth, 1)), zeros = 1.0 / 16,
            most = sat_exact_widest(p), other = 1;
     bool must_be_wide = p->a_dtype == SAT_F64 || (p->a_dtype == SAT_F32 && !sat_rounds_to_tf32(p));
-    if (sat_activation_of(p) != SAT_ACT_NONE && round % 2 == 1) must_be_wide = false;
-    if (!must_be_wide) most = fmin(most, fmax(3, floor(limit / (WIDE_RMS * walk))));
-    double unit = WIDE_RMS * most, kept = limit / (unit * walk); /* kept^2: the share of products that may be there */
+    if (sat_activation_of(p) != SAT_ACT_NONE && fill_case % 2 == 1) must_be_wide = false;
+    if (!must_be_wide) most = fmin(most, fmax(3, floor(limit / (WIDE_RMS * root))));
+    double unit = WIDE_RMS * most, kept = limit / (unit * root); /* kept^2: the share of products that may be there */
     if (kept < 1) zeros = fmax(zeros, 1 - kept * kept);
     while (other < sat_exact_widest(p) && rms_up_to(other + 1) < kept) other++;
     sat_fill wide = {.most = most, .wide = true, .zeros = 4096}, narrow = {.most = other};
     narrow.zeros = (unsigned)fmin(65472, 65536 * zeros);
-    *a = round % 2 ? narrow : wide, *b = round % 2 ? wide : narrow;
-    scales(p, round, &a->scale, &b->scale);
+    *a = fill_case % 2 ? narrow : wide, *b = fill_case % 2 ? wide : narrow;
+    scales(p, fill_case, &a->scale, &b->scale);
     *rest = (sat_fill){.most = 255, .scale = 4 * a->scale * b->scale}; /* 4: times 0.75 it is an integer */
 }
 

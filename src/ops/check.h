@@ -1,12 +1,12 @@
 /* The arithmetic of the checks, the same on the host and on a device. docs/check.md has the reasons and the
  * measurements.
  *
- * Exact: operands are integers times a power of two, chosen so that every product and every partial sum is exact in the
- * compute type, in any order. A right result is then known to the last bit.
+ * Structure: operands are integers times a power of two, chosen so that every product and every partial sum is exact in
+ * the compute type, in any order. A right result is then known to the last bit.
  *
  * Precision: operands are random reals in [-1, 1]. A right result differs from the true one by half a unit of the
- * output, and by what n additions lose: a walk, so it grows with sqrt(n) and is measured against N2 = sqrt(sum
- * (a*b)^2). Tensor cores truncate, which adds up: h counts those additions. */
+ * output, and by what n additions lose: a random walk, so it grows with sqrt(n) and is measured against
+ * N2 = sqrt(sum (a*b)^2). Tensor cores truncate, which adds up: h counts those additions. */
 #ifndef SAT_CHECK_H
 #define SAT_CHECK_H
 
@@ -53,9 +53,9 @@ SAT_BOTH static inline double sat_made_up_at(const sat_fill *f, const sat_operan
     return sat_made_up(f, seed, at) + (f->offset + rise);
 }
 
-/* ---- exact ---- */
+/* ---- structure ---- */
 
-/* An element of an exact operand, or of exact sums, as the integer it is; false: it is none. */
+/* An element of an integer operand, or of its sums, as the integer it is; false: it is none. */
 SAT_BOTH static inline bool sat_integer(double x, double scale, uint64_t *to) {
     double units = x / scale; /* a power of two */
     *to = 0;
@@ -127,7 +127,7 @@ SAT_BOTH static inline sat_loss sat_loss_of_sum(const sat_problem *p, sat_backen
     bool tf32 = sat_rounds_to_tf32(p);
     if (backend == SAT_CUDA && p->compute_dtype == SAT_F32) h = p->a_dtype == SAT_F32 ? (tf32 ? n / 8 : 0) : n / 16;
     sat_loss loss = {u * (c * sqrt(n) + 2 * h), u * (0.3 * sqrt(n) + 0.42 * h)};
-    if (sat_products_equal(p)) loss.most = u * n * sqrt(n);        /* no walk: n*u of the sum of n equal terms */
+    if (sat_products_equal(p)) loss.most = u * n * sqrt(n);        /* no random walk: n*u of the sum of n equal terms */
     if (tf32) loss.most += 4 * 0x1p-10, loss.rms += 0.6 * 0x1p-10; /* both inputs of every product are rounded */
     return loss;
 }

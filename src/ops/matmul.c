@@ -74,10 +74,10 @@ static sat_problem sums_problem(const sat_problem *p, const sat_pattern_view *a)
     return q;
 }
 
-static void fill_kind(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
+static void set_fills(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_fill *fills) {
     bool t = p->matmul.transpose == SAT_TRANSPOSE; /* products in the heaviest row */
     int64_t depth = t ? a->max_col * a->block_rows : a->max_row * a->block_cols;
-    sat_exact_fills(p, depth, round, &fills[0], &fills[1], &fills[2]);
+    sat_exact_fills(p, depth, fill_case, &fills[0], &fills[1], &fills[2]);
     fills[3] = fills[2];
 }
 
@@ -132,11 +132,11 @@ const sat_op sat_op_matmul = {
     .operands = operands,
     .flops = sat_flops,
     .bytes = sat_bytes,
-    .spell = sat_spell_product,
+    .set_key_fields = sat_set_product_key_fields,
     .needs_columns = needs_columns,
     .from_call = from_call,
     .sums_problem = sums_problem,
-    .fill_kind = fill_kind,
+    .set_fills = set_fills,
     .specials = specials,
     .host_checker = &sat_matmul_check,
 };

@@ -1,6 +1,6 @@
 /* Checks a matmul's result on the host. check.h has the two kinds of operands and the arithmetic of the bounds.
  *
- *   exact       every element against its sum, which another variant has worked out in the compute type and a random
+ *   structure   every element against its sum, which another variant has worked out in the compute type and a random
  *               vector r has proven: (op(A)*B)*r = op(A)*(B*r), in integers modulo 2^64
  *   precision   every element of some rows against sums in twice the precision */
 #include <stdlib.h>

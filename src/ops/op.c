@@ -197,17 +197,17 @@ static const char *activation_name(sat_activation a) {
     return "?";
 }
 
-void sat_spell_common(const sat_matmul *m, const sat_pattern_view *a, sat_words *words) {
-    *words = (sat_words){.skew = m->transpose ? a->t_skew : a->skew};
-    snprintf(words->form, sizeof words->form, "t=%d", m->transpose == SAT_TRANSPOSE);
-    snprintf(words->epilogue, sizeof words->epilogue, "bias=%d act=%s", m->bias != SAT_BIAS_NONE,
+void sat_set_common_key_fields(const sat_matmul *m, const sat_pattern_view *a, sat_key_fields *fields) {
+    *fields = (sat_key_fields){.skew = m->transpose ? a->t_skew : a->skew};
+    snprintf(fields->form, sizeof fields->form, "t=%d", m->transpose == SAT_TRANSPOSE);
+    snprintf(fields->epilogue, sizeof fields->epilogue, "bias=%d act=%s", m->bias != SAT_BIAS_NONE,
              activation_name(m->activation));
 }
 
-void sat_spell_product(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words) {
-    sat_spell_common(p->op == SAT_MATMUL ? &p->matmul : &(sat_matmul){0}, a, words);
-    if (!exact) return;
-    snprintf(words->more, sizeof words->more,
+void sat_set_product_key_fields(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields) {
+    sat_set_common_key_fields(p->op == SAT_MATMUL ? &p->matmul : &(sat_matmul){0}, a, fields);
+    if (!full) return;
+    snprintf(fields->more, sizeof fields->more,
              " a_strides=%lld,%lld,%lld b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld", (long long)p->a.row_stride,
              (long long)p->a.col_stride, (long long)p->a.batch_stride, (long long)p->b.row_stride,
              (long long)p->b.col_stride, (long long)p->b.batch_stride, (long long)p->c.row_stride,

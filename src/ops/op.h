@@ -25,12 +25,12 @@ SAT_BOTH static inline int64_t sat_operand_at(const sat_operand *o, int64_t z, i
     return at + i * o->layout.row_stride;
 }
 
-/* How a made-up operand looks. */
+/* How a made-up operand looks. The integers are for the structure probe, whose sums must be exact. */
 typedef struct sat_fill {
-    double scale;   /* a power of two where the operand is exact */
-    double most;    /* exact: integers up to this, times scale; 0: random reals in [-scale, scale] */
-    bool wide;      /* exact: odd ones from most/2 on, so that a narrower type shows */
-    unsigned zeros; /* exact: so many of 65536 elements are zero */
+    double scale;   /* a power of two where the operand has integers */
+    double most;    /* integers up to this, times scale; 0: random reals in [-scale, scale] */
+    bool wide;      /* only odd integers from most/2 on, so that a narrower type shows */
+    unsigned zeros; /* of integers: so many of 65536 elements are zero */
     /* By place: offset + slope*row is added, with rows counted from the start of their group. */
     double offset, slope;
     bool rank_one; /* one number per row, times +1 or -1 per column */
@@ -52,21 +52,21 @@ typedef struct sat_trial {
     const sat_pattern_view *pattern;
     void *const *operands;
     const sat_fill *fills; /* of the operands */
-    int round;             /* of the fill */
+    int fill_case;         /* of the fill */
     const void *before;    /* what the output held before the run; NULL where beta is 0 */
-    const void *sums;      /* exact: the bare sums, as op->sums_problem() describes them; NULL until they are there */
-    const sat_special *specials; /* exact: planted in the inputs after the sums were worked out */
+    const void *sums; /* structure: the bare sums, as op->sums_problem() describes them; NULL until they are there */
+    const sat_special *specials; /* structure: planted in the inputs after the sums were worked out */
     int special_count;
 } sat_trial;
 
 typedef enum sat_probe {
-    SAT_PROBE_STRUCTURE = 0, /* structure: every element is known to the last bit; attention: within a tolerance */
+    SAT_PROBE_STRUCTURE = 0, /* integers: every element is known to the last bit; attention: within a tolerance */
     SAT_PROBE_PRECISION = 1  /* random reals: some lines of the output, each element within what rounding does */
 } sat_probe;
 
 typedef struct sat_finding {
     bool ok;
-    double error;    /* largest |difference| over the magnitude of what was summed; exact: 0 */
+    double error;    /* largest |difference| over the magnitude of what was summed; structure: 0 */
     char where[224]; /* where and how much, when not ok */
     double share;    /* precision: the largest |difference| over what rounding allows it */
     double rms;      /* precision: of the differences, over what is predicted; 0: not looked at */
@@ -80,24 +80,24 @@ typedef struct sat_checker {
     /* Per run: reads the output only. */
     sat_status (*compare)(const sat_trial *t, const void *expectation, sat_finding *finding);
     void (*free)(void *expectation);
-    /* Exact: checks t->sums with a random vector, in exact arithmetic modulo 2^64. NULL: there are no sums. */
+    /* Structure: checks t->sums with a random vector, in exact arithmetic modulo 2^64. NULL: there are no sums. */
     sat_status (*prove)(const sat_trial *t, uint64_t seed, sat_finding *finding);
 } sat_checker;
 
 /* Operands of another kind, which a winner is checked on. */
-typedef struct sat_round {
+typedef struct sat_check_case {
     sat_probe probe;
-    int round;
-    const char *words; /* what is different about them, for messages; NULL ends a list */
-} sat_round;
+    int fill_case;
+    const char *label; /* what is different about them, for messages; NULL ends a list */
+} sat_check_case;
 
-/* An operation's own part of a key, in three places of the line. */
-typedef struct sat_words {
+/* An operation's own fields of a key, in three places of the line. */
+typedef struct sat_key_fields {
     char form[8];      /* "t=0" or "t=1": the transposed matrix, or not */
     char epilogue[32]; /* what follows the sums: "bias=0 act=none" */
-    char more[200];    /* words of its own, each after a space; may be "" */
+    char more[200];    /* all others, each after a space; may be "" */
     double skew;       /* of the pattern's rows, or of its columns where the operation is transposed */
-} sat_words;
+} sat_key_fields;
 
 typedef struct sat_op {
     sat_operation id;
@@ -114,13 +114,13 @@ typedef struct sat_op {
     double (*flops)(const sat_problem *p, const sat_pattern_view *a);
     double (*bytes)(const sat_problem *p, const sat_pattern_view *a);
     /* The same problem without scalars, bias, activation and gaps, its output in the compute type: the bare sums. NULL:
-     * the exact probe needs none. */
+     * the structure probe needs none. */
     sat_problem (*sums_problem)(const sat_problem *p, const sat_pattern_view *a);
-    /* Fills for the exact probe, all rounds, and for the precision probe from round 1 on. Rounds differ in which factor
-     * is wide and in their scales. */
-    void (*fill_kind)(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills);
-    /* What a key, or the exact spelling of a problem, says of the fields that are this operation's own. */
-    void (*spell)(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words);
+    /* Sets the fills of all operands: for every case of the structure probe, and for the precision probe from case 1 on
+     * (case 0 is random reals). Cases differ in which factor is wide and in their scales. */
+    void (*set_fills)(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_fill *fills);
+    /* Formats this operation's own fields of the key, or of the full key. */
+    void (*set_key_fields)(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields);
     /* The rest may be NULL, as `sums_problem` may. Do variants need the transposed index of the pattern? Asked before
      * normalising, too. NULL: none does. */
     bool (*needs_columns)(const sat_problem *p);
@@ -135,10 +135,10 @@ typedef struct sat_op {
     int (*specials)(const sat_problem *p, const sat_pattern_view *a, const sat_fill *fills, uint64_t seed,
                     sat_special *out);
     const sat_checker *host_checker;
-    /* What a winner is checked on; NULL: large and tiny exact operands, and those again with other scalars. */
-    const sat_round *winner;
-    const sat_round *other_scale;   /* with another alpha, where the sums depend on it (attention) */
-    const sat_round *other_pattern; /* on another pattern; NULL: tiny exact ones */
+    /* What a winner is checked on; NULL: large and tiny integers, and those again with other scalars. */
+    const sat_check_case *winner_cases;
+    const sat_check_case *other_scale;   /* with another alpha, where the sums depend on it (attention) */
+    const sat_check_case *other_pattern; /* on another pattern; NULL: tiny integers */
 } sat_op;
 
 extern const sat_op sat_op_matmul, sat_op_sampled, sat_op_attention, sat_op_attention_backward;
@@ -149,20 +149,20 @@ const sat_op *sat_op_find(sat_operation id); /* NULL if unknown */
 bool sat_problem_same(const sat_problem *x, const sat_problem *y);
 /* A caller's problem, of whatever size, with all that this version knows of it; refused where more is set. */
 sat_status sat_problem_take(sat_problem *to, const sat_problem *from);
-/* `spell` for what all operations share: everything but `more`; and all of it for a product of matrices. */
-void sat_spell_common(const sat_matmul *m, const sat_pattern_view *a, sat_words *words);
-void sat_spell_product(const sat_problem *p, const sat_pattern_view *a, bool exact, sat_words *words);
+/* `set_key_fields` for what all operations share: everything but `more`; and all of it for a product of matrices. */
+void sat_set_common_key_fields(const sat_matmul *m, const sat_pattern_view *a, sat_key_fields *fields);
+void sat_set_product_key_fields(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields);
 
-/* Exact operands for sums of `depth` products. Rounds 0 and 1 differ in which factor is wide; 2 has large numbers, 3
- * tiny ones. */
-enum { SAT_ROUND_LARGE = 2, SAT_ROUND_TINY = 3 };
+/* Integer operands whose sums of `depth` products are exact. Cases 0 and 1 differ in which factor is wide; 2 has large
+ * numbers, 3 tiny ones. */
+enum { SAT_FILL_LARGE = 2, SAT_FILL_TINY = 3 };
 double sat_exact_widest(const sat_problem *p); /* integers: exact in this dtype, and in no narrower one */
-void sat_exact_fills(const sat_problem *p, int64_t depth, int round, sat_fill *a, sat_fill *b, sat_fill *rest);
+void sat_exact_fills(const sat_problem *p, int64_t depth, int fill_case, sat_fill *a, sat_fill *b, sat_fill *rest);
 
 /* Adds one to the list, +Inf, -Inf and NaN in turn, unless something is planted there already; returns how many there
  * are then. */
 int sat_special_add(sat_special *list, int count, int operand, int64_t row, int64_t col);
-/* The seed of operand i, of those that a trial bench makes from one. */
+/* The seed of operand i, of those that sat_bench_fill makes from one. */
 static inline uint64_t sat_operand_seed(uint64_t seed, int i) { return seed + (uint64_t)i * 7919; }
 /* Are a problem's results known where its inputs are not finite? Not where an activation follows (what it
  * makes of them is not promised), alpha is 0, or an input repeats its elements. */

@@ -44,9 +44,9 @@ static sat_problem sums_problem(const sat_problem *p, const sat_pattern_view *a)
     return q;
 }
 
-static void fill_kind(const sat_problem *p, const sat_pattern_view *a, int round, sat_fill *fills) {
+static void set_fills(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_fill *fills) {
     (void)a;
-    sat_exact_fills(p, p->k, round, &fills[0], &fills[1], &fills[2]);
+    sat_exact_fills(p, p->k, fill_case, &fills[0], &fills[1], &fills[2]);
 }
 
 /* A random element of the stored blocks, by its row and column. */
@@ -93,9 +93,9 @@ const sat_op sat_op_sampled = {
     .operands = operands,
     .flops = sat_flops,
     .bytes = sat_bytes,
-    .spell = sat_spell_product,
+    .set_key_fields = sat_set_product_key_fields,
     .sums_problem = sums_problem,
-    .fill_kind = fill_kind,
+    .set_fills = set_fills,
     .specials = specials,
     .host_checker = &sat_sampled_check,
 };

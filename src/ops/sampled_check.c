@@ -1,7 +1,7 @@
 /* Checks a sampled product's result on the host, as matmul_check.c does a matmul's; a line is one row of a stored
  * block.
  *
- *   exact       every element against its sum, which is proven block by block: l^T*S_t*r = (l^T*X_I)*(Y_J*r)
+ *   structure   every element against its sum, which is proven block by block: l^T*S_t*r = (l^T*X_I)*(Y_J*r)
  *   precision   every element of some lines against sums in twice the precision
  *
  * What a block holds beyond the matrix must be exactly zero. */

@@ -11,19 +11,19 @@
 
 static void two_devices_of_one_kind_are_told_apart(void **state) {
     (void)state;
-    char mark[2][SAT_MARK_SIZE], text[64], small[4];
+    char fingerprint[2][SAT_DIGEST_SIZE], text[64], small[4];
     fake.devices = 2;
     for (int i = 0; i < 2; i++) {
         sat_device d;
         assert_ok(sat_backend_cuda.open(i, &(sat_context_options){0}, &d));
         snprintf(d.identity, sizeof d.identity, "one kind");
-        sat_identity_mark(&sat_backend_cuda, &d, mark[i]);
+        sat_identity_fingerprint(&sat_backend_cuda, &d, fingerprint[i]);
         sat_backend_cuda.unique(&d, text, sizeof text);
         assert_string_equal(text, i ? "a0000000000000000000000000000001" : "a0000000000000000000000000000000");
         sat_backend_cuda.unique(&d, small, sizeof small);
         assert_string_equal(small, "a0");
     }
-    assert_string_not_equal(mark[0], mark[1]);
+    assert_string_not_equal(fingerprint[0], fingerprint[1]);
 }
 
 sat_status start_nothing(const sat_launch *l, int shared);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/answer.h"
+#include "core/select.h"
 #include "cache/cache_file.h"
 #include "ops/check.h"
 #include "variant.h"
@@ -187,7 +187,7 @@ typedef struct operands {
 } operands;
 
 /* Buffers that end where the operands do, so that a sanitizer sees one element too many. False: too large to try. */
-static bool make_operands(operands *o, const sat_question *q, uint64_t seed) {
+static bool make_operands(operands *o, const sat_request *q, uint64_t seed) {
     size_t all = 0;
     *o = (operands){0};
     o->count = q->op->operands(&q->problem, q->view, o->list);
@@ -241,7 +241,7 @@ static void expect(const sat_problem *p, const operands *o, int64_t at, element 
     demand(fabs(got - e.want) <= e.bound);
 }
 
-static void check_matmul(const sat_question *q, const operands *o) {
+static void check_matmul(const sat_request *q, const operands *o) {
     const sat_problem *p = &q->problem;
     sat_rows r = sat_op_rows(p, q->view);
     for (int64_t z = 0; z < p->batch; z++)
@@ -263,7 +263,7 @@ static void check_matmul(const sat_question *q, const operands *o) {
             }
 }
 
-static void check_sampled(const sat_question *q, const operands *o) {
+static void check_sampled(const sat_request *q, const operands *o) {
     const sat_problem *p = &q->problem;
     const sat_pattern_view *a = q->view;
     for (int64_t z = 0; z < p->batch; z++)
@@ -292,7 +292,7 @@ static void check_sampled(const sat_question *q, const operands *o) {
 /* Scalars that a plain loop can follow. */
 static bool tame(double x) { return isfinite(x) && fabs(x) <= 16 && (x == 0 || fabs(x) >= 1e-3); }
 
-static void check_result(const sat_question *q, const operands *o) {
+static void check_result(const sat_request *q, const operands *o) {
     const sat_problem *p = &q->problem;
     if (!tame(p->alpha) || !tame(p->beta)) return;
     double visits = (double)p->batch * ((double)p->m + 1) * ((double)p->n + 1); /* also where nothing is multiplied */
@@ -314,7 +314,7 @@ static sat_status one_call(sat_context *ctx, const sat_pattern *pattern, const s
 }
 
 /* Counts that are one off are refused. */
-static sat_status run_plan(sat_plan *plan, const sat_question *q, const operands *o) {
+static sat_status run_plan(sat_plan *plan, const sat_request *q, const operands *o) {
     sat_operand list[SAT_MAX_OPERANDS];
     const void *inputs[SAT_MAX_OPERANDS + 1] = {NULL};
     void *outputs[SAT_MAX_OPERANDS + 1] = {NULL};
@@ -330,11 +330,11 @@ static sat_status run_plan(sat_plan *plan, const sat_question *q, const operands
 }
 
 static void run_product(bytes *b, sat_context *ctx, const sat_pattern *pattern, const sat_problem *p) {
-    sat_question q;
+    sat_request q;
     operands o;
     sat_plan *plan = NULL, *copy = NULL;
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
-    bool known = sat_question_make(&q, ctx, pattern, p) == SAT_OK;
+    bool known = sat_request_make(&q, ctx, pattern, p) == SAT_OK;
     if (!known) { /* what is refused is refused by all */
         unsigned messages = sat_messages();
         demand(sat_plan_create(ctx, pattern, p, &plan) != SAT_OK && !plan);

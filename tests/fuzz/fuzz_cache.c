@@ -20,7 +20,7 @@ static void check_record(const char *text, size_t length) {
     if (!sat_record_parse(text, length, &record)) return;
     sat_record_format(&line, &record);
     demand(sat_record_parse(line.data, line.length - 1, &back) && sat_record_same(&record, &back));
-    demand(sat_record_tidy(&record, &tidy) && sat_record_same(&record, &tidy));
+    demand(sat_record_sanitize(&record, &tidy) && sat_record_same(&record, &tidy));
     sat_text_free(&line);
 }
 
@@ -75,7 +75,7 @@ static void check_with_checksum(const char *text, size_t length) {
 }
 
 static sat_status count_entry(void *user, const sat_entry_head *head, sat_entry *entry) {
-    sat_entry_unmark(entry, "");
+    sat_entry_clear_foreign(entry, "");
     demand(sat_key_valid(head->key) && sat_text_valid(head->identity, sizeof head->identity));
     ++*(size_t *)user;
     return SAT_OK;

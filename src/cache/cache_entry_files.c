@@ -1,8 +1,8 @@
-/* The cache's files: which name a key has, reading one, merging into one, listing and removing them.
+/* The entry files of a folder: how a key's file is named, reading one, merging into one, listing and removing them.
  *
- * Slots: a key's file is named by its hash; where another key has that name already, the next slot is taken. A file
- * says its own key and device, so a name alone never makes a hit. The slots of one hash have no gaps.
- * Readers take no lock: files change by rename only. Writers and whoever removes take the folder's. */
+ * A key's file is named by the key's hash and a slot: where another key with that hash has a slot already, the next one
+ * is tried. A file says its own key and device, so a name alone never makes a hit. The slots of one hash have no gaps.
+ * Readers take no lock: files change by rename only. Writers and removers take the folder's. */
 #include "cache/cache_private.h"
 
 #include <dirent.h>
@@ -24,7 +24,7 @@ enum {
 
 /* ---- names ---- */
 
-/* A device's folder: what a person recognises, then what tells devices apart. */
+/* A device's folder: what a person recognises, then what distinguishes devices. */
 static void folder_name(const char *identity, char out[SAT_FOLDER_NAME]) {
     size_t n = 0;
     for (const char *s = identity; *s && n < 48; s++) {
@@ -131,7 +131,7 @@ static void set_aside_locked(sat_cache *cache, const char *folder, const char *p
     slot_state state = slot_read(path, &head, &entry);
     sat_entry_free(&entry);
     if (state == BAD && !slot_set_aside(cache, path))
-        sat_cache_trouble(cache, SAT_TROUBLE_BAD, "%s is damaged and cannot be moved aside: %s", path, strerror(errno));
+        sat_cache_warn_once(cache, SAT_WARN_BAD, "%s is damaged and cannot be moved aside: %s", path, strerror(errno));
     sat_file_lock_give(&lock);
 }
 
@@ -144,7 +144,7 @@ static void set_aside_locked(sat_cache *cache, const char *folder, const char *p
 #endif
 
 /* The slots of one hash have no gaps, so those up to the first free one are all. */
-uint64_t sat_slots_stamp(const sat_cache *cache, const char *identity, const char *key) {
+uint64_t sat_entry_file_stamp(const sat_cache *cache, const char *identity, const char *key) {
     uint64_t stamp = SAT_HASH_START;
     for (int layer = 0; layer < cache->layers; layer++) {
         char folder[SAT_PATH_CAPACITY], path[SAT_PATH_CAPACITY];
@@ -160,21 +160,21 @@ uint64_t sat_slots_stamp(const sat_cache *cache, const char *identity, const cha
     return stamp;
 }
 
-sat_status sat_slots_get(sat_cache *cache, int layer, const char *identity, const char *key, sat_entry *entry) {
+sat_status sat_entry_file_get(sat_cache *cache, int layer, const char *identity, const char *key, sat_entry *entry) {
     char folder[SAT_PATH_CAPACITY], path[SAT_PATH_CAPACITY];
     sat_entry found = {0};
     if (!sat_cache_folder(cache, layer, identity, folder)) return SAT_OK;
     sat_status status = SAT_OK;
     switch (slot_find(folder, identity, key, path, &found)) {
     case OURS:
-        if (layer > 0) sat_entry_unmark(&found, ""); /* somebody ships it: it brings times */
+        if (layer > 0) sat_entry_clear_foreign(&found, ""); /* shipped by others: only its times count */
         status = sat_entry_merge(entry, found.records, found.count);
         break;
     case BAD:
         if (layer == 0) set_aside_locked(cache, folder, path);
-        else sat_cache_trouble(cache, SAT_TROUBLE_BAD, "%s is damaged", path);
+        else sat_cache_warn_once(cache, SAT_WARN_BAD, "%s is damaged", path);
         break;
-    case NEWER: sat_cache_trouble(cache, SAT_TROUBLE_NEWER, "%s is of a later version", path); break;
+    case NEWER: sat_cache_warn_once(cache, SAT_WARN_NEWER, "%s is of a later version", path); break;
     case UNREADABLE: sat_cache_unread(cache, path, errno); break;
     case NO_MEMORY: status = sat_cache_no_memory(); break;
     case FREE:
@@ -215,16 +215,16 @@ static sat_status write_entry(const put_job *job, const char *path, const sat_en
     }
     if (!error) error = sat_disk_commit(temporary, path);
     if (error) {
-        sat_cache_trouble(job->cache, SAT_TROUBLE_WRITE, "cannot write %s: %s; results are kept in memory", path,
-                          strerror(error));
+        sat_cache_warn_once(job->cache, SAT_WARN_WRITE, "cannot write %s: %s; results are kept in memory", path,
+                            strerror(error));
         return SAT_IO;
     }
     *written = true;
     return SAT_OK;
 }
 
-/* Reads, merges, writes. `settled` when the file then holds all of the entry's records. */
-static sat_status put_once(const put_job *job, bool *settled) {
+/* Reads, merges, writes. `stored`: the file now holds all of the entry's records. */
+static sat_status put_once(const put_job *job, bool *stored) {
     char path[SAT_PATH_CAPACITY];
     sat_entry before = {0}, merged = {0};
     bool written = false;
@@ -232,27 +232,27 @@ static sat_status put_once(const put_job *job, bool *settled) {
     if (state == BAD && slot_set_aside(job->cache, path)) return SAT_OK; /* and once more: slots may have moved */
     if (state == NO_MEMORY) return sat_cache_no_memory();
     if (state == NEWER) {
-        sat_cache_trouble(job->cache, SAT_TROUBLE_NEWER, "%s is of a later version and is left alone", path);
+        sat_cache_warn_once(job->cache, SAT_WARN_NEWER, "%s is of a later version and is left alone", path);
         return SAT_UNSUPPORTED;
     }
     if (state != OURS && state != FREE) {
-        sat_cache_trouble(job->cache, SAT_TROUBLE_WRITE, "cannot use %s: %s; results are kept in memory", path,
-                          state == OTHER ? "every slot of this hash is taken" : strerror(errno));
+        sat_cache_warn_once(job->cache, SAT_WARN_WRITE, "cannot use %s: %s; results are kept in memory", path,
+                            state == OTHER ? "every slot of this hash is taken" : strerror(errno));
         return SAT_IO;
     }
     sat_status status = sat_entry_merge(&merged, before.records, before.count);
     if (status == SAT_OK) status = sat_entry_merge(&merged, job->entry->records, job->entry->count);
-    *settled = status == SAT_OK && sat_entry_same(&before, &merged);
-    if (status == SAT_OK && !*settled) {
+    *stored = status == SAT_OK && sat_entry_same(&before, &merged);
+    if (status == SAT_OK && !*stored) {
         status = write_entry(job, path, &before, &merged, &written);
-        *settled = job->locked && written;
+        *stored = job->locked && written;
     }
     sat_entry_free(&before);
     sat_entry_free(&merged);
     return status;
 }
 
-sat_status sat_slots_put(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry) {
+sat_status sat_entry_file_put(sat_cache *cache, const char *identity, const char *key, const sat_entry *entry) {
     char folder[SAT_PATH_CAPACITY], lock_path[SAT_PATH_CAPACITY];
     sat_file_lock lock;
     if (!sat_cache_folder(cache, 0, identity, folder)) return SAT_IO;
@@ -262,10 +262,10 @@ sat_status sat_slots_put(sat_cache *cache, const char *identity, const char *key
     if (!atomic_exchange(&cache->swept, true)) sat_disk_sweep(folder);
     put_job job = {cache, folder, identity, key, entry, got == SAT_LOCK_HELD};
     sat_status status = SAT_OK;
-    bool settled = false;
-    for (int i = 0; i < PUT_ATTEMPTS && status == SAT_OK && !settled; i++) status = put_once(&job, &settled);
+    bool stored = false;
+    for (int i = 0; i < PUT_ATTEMPTS && status == SAT_OK && !stored; i++) status = put_once(&job, &stored);
     sat_file_lock_give(&lock);
-    return status == SAT_OK && !settled ? SAT_IO : status;
+    return status == SAT_OK && !stored ? SAT_IO : status;
 }
 
 /* ---- listing and removing ---- */
@@ -293,7 +293,7 @@ static bool names_of_folder(sat_cache *cache, const char *folder, const char *na
     return good;
 }
 
-bool sat_slots_names(sat_cache *cache, int layer, const char *identity, sat_names *names) {
+bool sat_entry_file_names(sat_cache *cache, int layer, const char *identity, sat_names *names) {
     const char *dir = cache->dirs[layer];
     char path[SAT_PATH_CAPACITY], name[SAT_FOLDER_NAME];
     if (identity) {
@@ -337,7 +337,7 @@ static int remove_all(const char *folder, int64_t *removed) {
     return error;
 }
 
-sat_status sat_slots_remove(sat_cache *cache, const char *identity, const char *key, int64_t *removed) {
+sat_status sat_entry_file_remove(sat_cache *cache, const char *identity, const char *key, int64_t *removed) {
     char folder[SAT_PATH_CAPACITY], lock_path[SAT_PATH_CAPACITY];
     sat_file_lock lock;
     *removed = 0;

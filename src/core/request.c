@@ -1,13 +1,12 @@
 /* Normalising a problem, and finding the variants that fit it. */
-#include "core/question.h"
+#include "core/request.h"
 
 #include <string.h>
 
 #include "core/choose.h"
 #include "core/runner.h"
 
-sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_pattern *pattern,
-                             const sat_problem *problem) {
+sat_status sat_request_make(sat_request *q, sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
@@ -20,11 +19,12 @@ sat_status sat_question_make(sat_question *q, sat_context *ctx, const sat_patter
     q->view = sat_pattern_by_rows(pattern);
     if (q->op->needs_columns && q->op->needs_columns(&q->problem)) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
     q->device = sat_device_now(ctx);
-    sat_key_spell(q->key, &q->problem, q->view, ctx->options.measure, ctx->backend->threads(1) ? q->device.threads : 0);
-    sat_exact_spell(q->exact, &q->problem, q->view);
+    sat_key_format(q->key, &q->problem, q->view, ctx->options.measure,
+                   ctx->backend->threads(1) ? q->device.threads : 0);
+    sat_full_key_format(q->full_key, &q->problem, q->view);
     q->race_problem =
         q->op->representative ? q->op->representative(&q->problem) : sat_representative_scalars(&q->problem);
-    q->memory_limit = SAT_USUAL_LIMIT;
+    q->memory_limit = SAT_LIMIT_UNKNOWN;
     q->wrong_generation = atomic_load(&ctx->wrong_generation);
     return SAT_OK;
 }
@@ -38,7 +38,7 @@ static bool named(const char *only, const char *name) {
     return false;
 }
 
-size_t sat_question_candidates(const sat_question *q, const char *only, const sat_variant **out) {
+size_t sat_request_find_candidates(const sat_request *q, const char *only, const sat_variant **out) {
     const sat_registry *r = &q->ctx->registry;
     size_t count = atomic_load(&r->count), found = 0;
     for (size_t i = 0; i < count; i++)
@@ -47,31 +47,31 @@ size_t sat_question_candidates(const sat_question *q, const char *only, const sa
     return found;
 }
 
-static size_t workspace(const sat_question *q, const sat_variant *v) {
+static size_t workspace(const sat_request *q, const sat_variant *v) {
     return v->workspace ? v->workspace(v, &q->problem, q->view, &q->device) : 0;
 }
 
-bool sat_question_affords(sat_question *q, const sat_variant *v) {
+bool sat_request_affords(sat_request *q, const sat_variant *v) {
     return sat_within_limit(q->ctx, workspace(q, v), &q->memory_limit);
 }
 
-bool sat_question_without_memory(const sat_question *q, const sat_variant *v) {
+bool sat_request_takes_no_memory(const sat_request *q, const sat_variant *v) {
     return !v->prepare && workspace(q, v) == 0;
 }
 
-/* Nothing may be checked here, so only our own code serves. The reference fits everything, so there is an answer. */
-sat_status sat_question_estimate(sat_question *q, bool without_memory, const sat_variant **variant) {
+/* Nothing may be checked here, so only trusted variants serve. The reference fits everything, so one is found. */
+sat_status sat_request_pick_by_estimate(sat_request *q, bool without_memory, const sat_variant **variant) {
     const sat_variant *list[SAT_MAX_VARIANTS];
-    size_t count = sat_question_candidates(q, NULL, list);
+    size_t count = sat_request_find_candidates(q, NULL, list);
     double best = 0;
     *variant = NULL;
     for (size_t i = 0; i < count; i++) {
         const sat_variant *v = list[i];
-        if (!sat_registry_trusted(&q->ctx->registry, v) || !sat_question_affords(q, v)) continue;
+        if (!sat_registry_trusted(&q->ctx->registry, v) || !sat_request_affords(q, v)) continue;
         if (!sat_choose_allowed(v, q->problem.flags)) continue;
-        if (without_memory && !sat_question_without_memory(q, v)) continue;
+        if (without_memory && !sat_request_takes_no_memory(q, v)) continue;
         double t = v->estimate(v, &q->problem, q->view, &q->device);
         if (!*variant || t < best) *variant = v, best = t;
     }
-    return *variant ? SAT_OK : sat_fail(SAT_UNSUPPORTED, "no variant fits %s", q->exact);
+    return *variant ? SAT_OK : sat_fail(SAT_UNSUPPORTED, "no variant fits %s", q->full_key);
 }
