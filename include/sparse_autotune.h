@@ -27,8 +27,8 @@
  * changed; structs begin with their size and grow at their end, a problem's parts within the room that is left for
  * them, sat_layout and sat_heads never. Every struct is zeroed first, then its size set, then what differs from 0:
  * {SAT_SIZED(sat_bsr), .rows = ...}. A field that this library does not know and that is not 0 is refused, never
- * ignored. Whoever was built with a newer header than the library's reads a field of a struct that the library wrote
- * or lent only if it lies within that struct's `size`.
+ * ignored. A caller that was built with a newer header than the library's reads a field of a struct that the library
+ * wrote or lent only if the field is within that struct's `size`.
  */
 #ifndef SPARSE_AUTOTUNE_H
 #define SPARSE_AUTOTUNE_H
@@ -126,7 +126,7 @@ typedef enum sat_effort {
     SAT_EFFORT_OFF = 1,     /* the estimate decides; the cache is neither read nor written */
     SAT_EFFORT_CACHED = 2,  /* the cache, else the estimate; the miss is noted for a later `sparse_autotune tune` */
     SAT_EFFORT_QUICK = 3,   /* the cache, else a race of about a second */
-    SAT_EFFORT_FULL = 4     /* the cache, else a race of about ten seconds that skips nobody */
+    SAT_EFFORT_FULL = 4     /* the cache, else a race of about ten seconds that skips no variant */
 } sat_effort;
 
 typedef enum sat_measure {
@@ -140,7 +140,7 @@ enum {
     SAT_ALLOW_NONDETERMINISTIC = 1u << 1, /* variants whose result depends on timing (atomics) may take part */
     SAT_ALLOW_DENSE = 1u << 2,    /* bare dense products may win too: their result differs where B has Inf or NaN */
     SAT_FIXED_VALUES = 1u << 3,   /* values stay as they are between sat_plan_refresh calls (inference) */
-    SAT_ALLOW_BROADCAST = 1u << 4 /* an input's stride of 0 is meant: one row, column or head stands for all */
+    SAT_ALLOW_BROADCAST = 1u << 4 /* an input's stride of 0 is meant: one row, column or head is broadcast */
 };
 
 /* The first field of a struct that can grow. */
@@ -247,7 +247,7 @@ SAT_API sat_status sat_stream_wait(sat_context *context, void *stream); /* until
 /* ---- Pattern ----------------------------------------------------------------------------------------------- */
 
 /* The indices of a BSR matrix, zero-based. Rows and columns need not be multiples of the block: the last blocks are
- * stored whole, and what stands beyond the matrix is ignored on reading and written as zero by the sampled product. */
+ * stored whole, and what is beyond the matrix is ignored on reading and written as zero by the sampled product. */
 typedef struct sat_bsr {
     size_t size;
     int64_t rows, cols;
@@ -256,8 +256,8 @@ typedef struct sat_bsr {
     sat_index_type index_type;
     const void *row_ptr; /* ceil(rows/block_rows) + 1 entries: 0 first, never decreasing, stored_blocks last */
     const void *col_idx; /* stored_blocks entries: strictly increasing within a row; NULL when there are none */
-    /* A mask of attention over sequences that lie one after the other: 0: there is one. Both have sequences + 1
-     * entries: 0 first, never decreasing, the query's and the key's length in all last. */
+    /* A mask of attention over packed sequences; `sequences` 0: there is one. Both arrays have sequences + 1 entries:
+     * 0 first, never decreasing, the length of all queries or of all keys last. */
     int64_t sequences;
     const int64_t *q_offsets;
     const int64_t *kv_offsets; /* NULL: the same as q_offsets */
@@ -311,12 +311,12 @@ SAT_API sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view 
  * For the operand that holds block values (each block row-major, contiguous) only batch_stride counts.
  * row_stride = col_stride = 0 means row-major without gaps. One of them 0 where there is more than one row or column
  * is refused, since BLAS's habit of one leading dimension would otherwise repeat a column in silence: set it to 1, or
- * set SAT_ALLOW_BROADCAST where one row or column of an input is meant to stand for all. */
+ * set SAT_ALLOW_BROADCAST where one row or column of an input is meant to be broadcast. */
 typedef struct sat_layout {
     int64_t row_stride, col_stride, batch_stride;
 } sat_layout;
 
-/* Where an operand's heads lie: element (b, h, i, x) is at b*batch_stride + h*head_stride + i*row_stride + x. All 0:
+/* Strides of an operand's heads: element (b, h, i, x) is at b*batch_stride + h*head_stride + i*row_stride + x. All 0:
  * (batch, head, row, element) without gaps. BHSD, BSHD and packed QKV are views of this kind. batch_stride 0 beside
  * others shares an input over the batch; head_stride or row_stride 0 wants SAT_ALLOW_BROADCAST, as above. */
 typedef struct sat_heads {
@@ -325,18 +325,19 @@ typedef struct sat_heads {
 
 /* Attention. The pattern is over the score matrix, m queries by n keys. Key j is kept for query i where the block of
  * (i, j) is stored, causal and window allow it, and both belong to the same sequence. Then i and j count from the
- * start of the sequence, and i + (keys - queries of the sequence) is the key that a query stands at.
+ * start of the sequence, and the diagonal position of query i is key i + (keys - queries of the sequence): aligned to
+ * the bottom right.
  *   No mask             one stored block of m x n.
  *   One mask a head     block rows of head 0, then those of head 1, ...: heads * ceil(m/block_rows) * block_rows rows;
  *                       the problem must give m.
  *   Packed sequences    offsets in sat_bsr; the batch is 1, m and n are totals, and blocks count over all of them.
- * A query for which nothing is kept gets zeros and an LSE of -inf, and adds nothing to gradients. What stands in a key
- * or value that is not kept is not promised to go unnoticed where it is Inf or NaN. */
+ * A query for which nothing is kept gets zeros and an LSE of -inf, and adds nothing to gradients. An Inf or NaN in a
+ * key or value that is not kept may still reach the result. */
 typedef struct sat_attention {
     int64_t heads, kv_heads; /* heads is a multiple of kv_heads (0: as many); head h reads h / (heads/kv_heads) */
     int64_t dim;             /* elements of a head, in Q, K, V and O alike: a multiple of 8, at most 512 */
-    bool causal;             /* only keys up to the one that the query stands at */
-    int64_t window;          /* only keys at a distance below this from there; 0: all */
+    bool causal;             /* only keys up to the query's diagonal position */
+    int64_t window;          /* only keys at a distance below this from that position; 0: all */
     bool lse;                /* forward: also log(sum(exp(alpha*q*k))) of each row, f32, (batch, head, row), no gaps */
     sat_heads q, k, v, o;
     sat_heads dq, dk, dv, do_; /* backward */
@@ -403,20 +404,20 @@ SAT_API sat_status sat_plan_create_with(sat_context *context, const sat_pattern 
 SAT_API sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy);
 SAT_API void sat_plan_free(sat_plan *plan);
 
-/* Runs. Inputs and outputs stand in the order that sat_operation gives, a bias or an LSE only where the problem has
+/* Runs. Inputs and outputs are in the order that sat_operation gives, a bias or an LSE only where the problem has
  * one; other counts are refused. `stream` is a cudaStream_t on CUDA and ignored on the CPU. Looks nothing up, allocates
  * nothing, waits for nothing; but OpenMP makes its threads the first time that a thread runs on a CPU, and in a forked
  * child a plan of a library's variant is made anew. */
 SAT_API sat_status sat_run(sat_plan *plan, const void *const *inputs, size_t input_count, void *const *outputs,
                            size_t output_count, void *stream);
 
-/* With SAT_FIXED_VALUES: takes in new block values. The first sat_run does it by itself. */
+/* With SAT_FIXED_VALUES: converts new block values to the variant's own form. The first sat_run does it by itself. */
 SAT_API sat_status sat_plan_refresh(sat_plan *plan, const void *values, void *stream);
 
 /* `verified`: this build of the library checked the variant's result, on this machine, for this exact problem: sizes,
  * strides, dtypes, options, and the pattern's number of blocks, skew and overlap. `pattern_verified`: and on this very
  * pattern. A new pattern of a verified problem is served at once; a context with a background thread then checks it
- * there, one without does not. Both tell what is so now: a variant that is found wrong later is verified no more. */
+ * there, one without does not. Both report the present state: a variant found wrong later is no longer verified. */
 typedef struct sat_plan_info {
     size_t size;
     char variant[128];
@@ -454,10 +455,10 @@ SAT_API sat_status sat_attention_backward(sat_context *context, const sat_patter
  * Streams   A run is queued on the caller's stream and returns. Its operands must be there in that stream's order, and
  *           sat_stream_wait, or any wait of the caller's own, waits for it. Tuning, sat_pattern_create and
  *           sat_memory_* use a stream of the library's own: what they read must be done before they are called.
- * Devices   Any thread may call, whichever device is current, and finds it current afterwards. Operands lie in memory
+ * Devices   Any thread may call, whichever device is current, and finds it current afterwards. Operands are in memory
  *           of the context's device, in managed or in pinned memory; all other pointers are SAT_WRONG_MEMORY.
  * Graphs    sat_run and sat_plan_refresh may be captured into a CUDA graph; plan and pattern must live as long as the
- *           graph. Where SAT_FIXED_VALUES is set, run or refresh once before: else taking in the values becomes part
+ *           graph. Where SAT_FIXED_VALUES is set, run or refresh once before: else converting the values becomes part
  *           of the graph. A captured one-call form uses the plan of an earlier call like it on that stream, and keeps
  *           it for graphs until the context closes; graphs that were captured on one stream so share a workspace, and
  *           are to be launched one after the other. Without such a plan it takes a variant that needs no memory, by
@@ -491,7 +492,7 @@ typedef struct sat_result {
     double estimate_seconds, prepare_seconds;
     size_t workspace_bytes;
     int runs;
-    bool may_win; /* false: a rival to show only (SAT_V_DENSE without SAT_ALLOW_DENSE; or not registered any more) */
+    bool may_win; /* false: for comparison only (SAT_V_DENSE without SAT_ALLOW_DENSE; or not registered any more) */
     char message[192];    /* why it is not ok; else "" */
     double least_seconds; /* the fastest run; 0 where it was not timed, or by an earlier version */
     int threads;          /* on which a short run takes the least time; 0: on all */

@@ -1,4 +1,4 @@
-// Jobs in processes of their own: start, read their lines, kill what is silent for too long, tell how it ended.
+// Jobs in processes of their own: start, read their lines, kill what is silent for too long, report how it ended.
 
 #include "isolate.h"
 
@@ -35,7 +35,7 @@ void isolate_report(int fd, const char *format, ...) {
     for (int sent = 0; sent < length + 1;) {
         ssize_t n = write(fd, line + sent, (size_t)(length + 1 - sent));
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) _exit(1); // nobody listens any more
+        if (n <= 0) _exit(1); // the parent has stopped reading
         sent += (int)n;
     }
 }

@@ -22,7 +22,7 @@ typedef struct isolate_job {
     void *user;
 } isolate_job;
 
-/* `message` tells how it ended where that is not ISOLATE_DONE: "crashed: signal 11 (Segmentation fault)". */
+/* `message` reports how it ended where that is not ISOLATE_DONE: "crashed: signal 11 (Segmentation fault)". */
 isolate_end isolate_run(const isolate_job *job, char *message, size_t capacity);
 
 /* In the job: writes one line to the parent; the descriptor is the value of the hidden option --report-fd. */

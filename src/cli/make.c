@@ -196,11 +196,12 @@ static bool transpose_blocks(const blocks *b, blocks *out) {
 }
 
 static bool make_by_columns(const make_request *q, blocks *out, char *message, size_t capacity) {
-    make_request turned = *q;
+    make_request transposed = *q;
     blocks b;
-    turned.by_columns = false;
-    turned.rows = q->cols, turned.cols = q->rows, turned.block_rows = q->block_cols, turned.block_cols = q->block_rows;
-    if (!make_blocks(&turned, &b, message, capacity)) return false;
+    transposed.by_columns = false;
+    transposed.rows = q->cols, transposed.cols = q->rows;
+    transposed.block_rows = q->block_cols, transposed.block_cols = q->block_rows;
+    if (!make_blocks(&transposed, &b, message, capacity)) return false;
     bool ok = transpose_blocks(&b, out);
     if (!ok) snprintf(message, capacity, "not enough memory for %.3g stored blocks", (double)b.count);
     blocks_free(&b);

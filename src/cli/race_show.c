@@ -30,8 +30,8 @@ static uint32_t flags_of(const outcome *o, const char *name) {
     return v ? v->flags : 0;
 }
 
-// The fastest right dense rival that was timed in this race; NULL if there was none.
-static const sat_result *dense_rival(const outcome *o) {
+// The fastest right dense baseline that was timed in this race; NULL if there was none.
+static const sat_result *dense_baseline(const outcome *o) {
     const sat_result *best = NULL;
     for (size_t i = 0; i < result_count(o); i++) {
         const sat_result *r = sat_race_at(o->race, i);
@@ -83,7 +83,7 @@ static void add_results(const outcome *o, table *t) {
     }
 }
 
-// Within the noise a fixed order decides, so the winner need not have the least time. Says with whom it tied.
+// Within the noise a fixed order decides, so the winner need not have the least time. Says which variant it tied with.
 static const sat_result *faster_but_tied(const outcome *o, const sat_result *best) {
     const sat_result *fastest = best;
     for (size_t i = 0; i < result_count(o); i++) {
@@ -94,7 +94,7 @@ static const sat_result *faster_but_tied(const outcome *o, const sat_result *bes
 }
 
 static void print_best(const outcome *o) {
-    const sat_result *best = best_of(o), *dense = dense_rival(o);
+    const sat_result *best = best_of(o), *dense = dense_baseline(o);
     if (!best) {
         printf("  best: none, nothing that may win gave a right result\n");
         return;

@@ -18,7 +18,7 @@ typedef struct outcome {
     const spec *spec;
     const blocks *blocks;
     const sat_context *context;
-    const sat_race *race; /* NULL: nobody was left to race */
+    const sat_race *race; /* NULL: no variant was left to race */
     sat_race_info info;
     const excluded *out;
     int out_count;

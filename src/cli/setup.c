@@ -109,7 +109,7 @@ bool unknown_variant(const sat_context *context, const char *list, char *out, si
     return !each_name(list, is_known, &s);
 }
 
-// The arch word of a variant's name; the longer words stand first, since a name that has one has the shorter too.
+// The arch word of a variant's name; the longer words come first, since a name that has one has the shorter too.
 static const struct {
     const char *word;
     uint32_t isa;

@@ -32,7 +32,7 @@ typedef struct trial_request {
     double limit_seconds;
 } trial_request;
 
-/* An exit code; what is not EXIT_DONE was printed (a plugin that does not load, a name that nobody has). */
+/* An exit code; what is not EXIT_DONE was printed (a plugin that does not load, a name that no variant has). */
 int trials_run(const trial_request *q, trials *t);
 
 /* The other side: this process is one trial. `name` "" lists the candidates. */

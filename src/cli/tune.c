@@ -149,7 +149,7 @@ static bool read_words(const char *text, spec *s) {
     if (spec_is_attention(s) && !read_attention(text, s)) return false;
     s->flags = (has_word(text, "tf32") ? SAT_ALLOW_TF32 : 0) | (has_word(text, "dense") ? SAT_ALLOW_DENSE : 0) |
                (has_word(text, "nondeterministic") ? SAT_ALLOW_NONDETERMINISTIC : 0) |
-               (has_word(text, "fixed") ? SAT_FIXED_VALUES : 0) | SAT_ALLOW_BROADCAST; // whoever asked had it
+               (has_word(text, "fixed") ? SAT_FIXED_VALUES : 0) | SAT_ALLOW_BROADCAST; // the caller had it
     return true;
 }
 
@@ -228,7 +228,7 @@ static int tune_one(sat_context *context, const note *n) {
     return code;
 }
 
-// Threads and cold or warm stand in the key alone; a context has one of each, so each note gets a context that fits.
+// Threads and cold or warm are in the key alone; a context has one of each, so each note gets a context that fits.
 static int tune_note(const setup *s, const note *n) {
     setup own = *s;
     int64_t threads;

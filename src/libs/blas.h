@@ -1,8 +1,8 @@
 /* OpenBLAS and MKL as single-threaded GEMMs on strided matrices.
  *
  * Threads are ours: callers cut the product into tiles that do not depend on the number of threads, and call BLAS from
- * each of their own threads, between enter and leave. So results are the same for any number of threads, and nobody has
- * to agree on a process-wide setting. */
+ * each of their own threads, between enter and leave. So results are the same for any number of threads, and no
+ * process-wide setting has to be agreed on. */
 #ifndef SAT_BLAS_H
 #define SAT_BLAS_H
 
@@ -28,7 +28,7 @@ const char *sat_mkl_blas_version(void);
 /* Is the library of this variant there, with room to run, and is the problem all in f32 or all in f64? */
 bool sat_blas_takes(const sat_variant *v, const sat_problem *p, const sat_device *d);
 
-/* Can BLAS be told of such a matrix? */
+/* Can BLAS represent such a matrix? */
 bool sat_blas_fits(const sat_blas *blas, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride);
 
 /* C = alpha*A*B + beta*C, C m x n, k deep; f32 or f64. Does nothing when m or n is 0. */

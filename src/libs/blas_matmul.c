@@ -1,6 +1,6 @@
 // The matmul by BLAS: `dense` writes all of A, zeros too, into workspace and multiplies that; `guarded` does the same
 // and computes columns that are not finite once more, from the stored blocks; `block` makes one call a stored block.
-// Good for dense matrices and for large blocks; elsewhere rivals to compare with.
+// Good for dense matrices and for large blocks; elsewhere baselines for comparison.
 
 #include <omp.h>
 

@@ -16,7 +16,7 @@ typedef struct sat_gemm {
     sat_dtype ab, c; /* accumulation in f32; in f64 for f64 */
 } sat_gemm;
 
-/* False where the libraries cannot be told of these strides and sizes. The data pointers do not matter. */
+/* False where the libraries cannot represent these strides and sizes. The data pointers do not matter. */
 bool sat_gemm_make(sat_gemm *g, const sat_problem *p, sat_dtype c, int64_t m, int64_t n, int64_t k, const sat_matrix *a,
                    const sat_matrix *b, const sat_matrix *to);
 

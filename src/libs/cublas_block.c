@@ -129,7 +129,7 @@ static void release(const sat_variant *v, void *state) {
     free(st);
 }
 
-/* Who comes in which round. The sampled product has one, in the order of the blocks. */
+/* Which blocks come in which round. The sampled product has one, in the order of the blocks. */
 static sat_status schedule(const sat_prepare *p, block_state *st) {
     int64_t blocks = p->pattern->stored_blocks;
     sat_rows r = sat_op_rows(p->problem, p->pattern);

@@ -1,13 +1,13 @@
 // The matmul by a dense product: all of A, zeros too, is written into workspace, and cuBLAS or cuBLASLt multiplies
 // that. cuBLASLt has a line in variants.def for each of the two algorithms that its heuristic ranks first: the race
-// chooses between them, and each stays the same from run to run. `turned` has the dense matrix in the other storage
-// order, for which cuBLAS has other kernels; `aligned` multiplies a copy of B with longer lines, into sums with longer
-// lines, where those of B or C are no multiples of 16 bytes.
+// chooses between them, and each stays the same from run to run. `turned` has the dense matrix in transposed
+// storage, for which cuBLAS has other kernels; `aligned` multiplies a copy of B with longer lines, into sums with
+// longer lines, where those of B or C are no multiples of 16 bytes.
 //
-// `dense` is no more than that: the rival to show, and where the problem allows it, to use. `guarded` is right for NaN
-// and infinities in B too: a kernel after the product looks at one row of it and computes columns that are not finite
-// once more, from the stored blocks. Nothing waits for the host. Good for densities at which sparse kernels gain
-// little.
+// `dense` is no more than that: a baseline for comparison, which wins only where the problem allows it. `guarded` is
+// right for NaN and infinities in B too: a kernel after the product looks at one row of it and computes columns that
+// are not finite once more, from the stored blocks. Nothing waits for the host. Good for densities at which sparse
+// kernels gain little.
 
 #include <limits.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #include "libs/aligned.h"
 #include "libs/cublaslt.h"
 
-/* sat_instance.option: cuBLAS; with the dense matrix in the other order; with aligned copies; or the rank of
+/* sat_instance.option: cuBLAS; with the dense matrix in transposed storage; with aligned copies; or the rank of
  * cuBLASLt's algorithm. */
 enum { CUBLAS = -1, CUBLAS_TURNED = -2, CUBLAS_ALIGNED = -3 };
 

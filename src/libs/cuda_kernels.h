@@ -22,7 +22,7 @@ typedef struct sat_unpack {
     bool by_columns;
 } sat_unpack;
 
-/* Each block where it stands in A as stored, whatever op(A) is. What a block holds beyond the matrix is left out. */
+/* Each block at its place in A as stored, whatever op(A) is. What a block holds beyond the matrix is left out. */
 cudaError_t sat_libs_spread(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream);
 /* The blocks of a row of op(A) side by side from the left: the values of Blocked-ELL. */
 cudaError_t sat_libs_align_left(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream);

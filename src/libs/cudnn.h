@@ -1,6 +1,6 @@
 /* cuDNN, found at run time: a graph of operations on tensors of four dimensions, and the plan that runs it.
  *
- * A graph remembers the first thing that went wrong: later calls do nothing, and sat_dnn_plan tells. Tensors are
+ * A graph remembers the first thing that went wrong: later calls do nothing, and sat_dnn_plan returns it. Tensors are
  * numbers from 1 on; 0 means none. */
 #ifndef SAT_CUDNN_H
 #define SAT_CUDNN_H
@@ -44,7 +44,7 @@ typedef struct sat_dnn_shape {
 enum { SAT_DNN_KEY = 48 };
 
 /* A plan is compiled each time it is made, for half a second: graphs that were closed with a plan wait for the next
- * that is opened with the same key, which tells all that they depend on but the device. */
+ * that is opened with the same key, which describes all that they depend on but the device. */
 sat_status sat_dnn_open(const sat_prepare *p, const double key[SAT_DNN_KEY], sat_dnn **graph);
 bool sat_dnn_planned(const sat_dnn *graph); /* there is nothing left to describe */
 void sat_dnn_close(sat_dnn *graph);         /* accepts NULL */

@@ -14,12 +14,12 @@ static inline bool strides_fit(const sat_heads *s, int64_t batch, int64_t heads,
            (heads == 1 || s->head_stride > 0) && (rows == 1 || s->row_stride > 0);
 }
 
-/* The last query stands at the last key: causal takes nothing from it. */
+/* The diagonal position of the last query is the last key: causal takes nothing from it. */
 static inline bool right_bound(const sat_problem *p) {
     return (p->attention.causal || p->attention.window) && p->m > 1;
 }
 
-/* As cuDNN's own front end tells what each version can do. */
+/* What each version can do, as cuDNN's own front end has it. */
 static inline bool mask_fits(const sat_problem *p) {
     const sat_attention *t = &p->attention;
     int number = sat_cudnn_number();
@@ -102,7 +102,7 @@ static inline int keep(const maker *x, int from, sat_dnn_mode compare, int a, in
     return to;
 }
 
-/* Keys up to that at which the query stands, or so far past it that the window ends. */
+/* Keys up to the query's diagonal position, or past it up to the end of the window. */
 static inline int keep_left_of(const maker *x, int from) {
     const sat_problem *p = x->p;
     int row = indices(x, from, 2), column = indices(x, from, 3);

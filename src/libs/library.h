@@ -32,7 +32,7 @@ void *sat_library_open_cuda(const sat_cuda_library *library);
 /* Whether the process has one of them loaded already, by itself or through another library. */
 bool sat_library_loaded(const char *const *names);
 
-/* The full path of the file that defines `symbol` of an open library; false when it cannot be told. */
+/* The full path of the file that defines `symbol` of an open library; false when it cannot be determined. */
 bool sat_library_path(void *library, const char *symbol, char *path, size_t capacity);
 
 /* Fills functions[i] with the address of names[i]; false unless all are there. Function pointers are the same size as

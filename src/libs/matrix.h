@@ -23,7 +23,7 @@ static inline bool sat_matrix_lines(int64_t lines, int64_t length, int64_t strid
     return (unit == 1 || length <= 1) && (lines <= 1 || stride >= sat_max(1, length));
 }
 
-/* Can a library whose integers reach up to `most` be told of such a matrix? */
+/* Can a library whose integers reach up to `most` represent such a matrix? */
 static inline bool sat_matrix_fits(int64_t most, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
     if (rows > most || cols > most || row_stride > most || col_stride > most) return false;
     return sat_matrix_lines(rows, cols, row_stride, col_stride) || sat_matrix_lines(cols, rows, col_stride, row_stride);

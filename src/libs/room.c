@@ -1,4 +1,4 @@
-// The room that libraries of the CPU take; see room.h.
+// The resource check for libraries of the CPU; see room.h.
 
 #include "libs/room.h"
 

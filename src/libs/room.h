@@ -1,4 +1,4 @@
-/* Whether this process has what a library of the CPU takes for itself: threads, and address space for each of them.
+/* Resource check: whether this process has the threads, and address space for each, that a library of the CPU takes.
  * OpenBLAS ends the process where it cannot start its threads, and tries for ever where it gets no buffer. */
 #ifndef SAT_ROOM_H
 #define SAT_ROOM_H

@@ -49,7 +49,7 @@ int attention_operands(const sat_problem *p, operand *list) {
     return 9;
 }
 
-/* ---- who keeps whom ---- */
+/* ---- which keys a query keeps ---- */
 
 static bool is_stored(const blocks *b, int64_t row, int64_t col) {
     for (int64_t t = b->row_ptr[row]; t < b->row_ptr[row + 1]; t++)
@@ -67,7 +67,7 @@ static bool is_kept(const check_case *c, int64_t h, int64_t i, int64_t j) {
         if (i >= b->q_offsets[s] && i < b->q_offsets[s + 1])
             q0 = b->q_offsets[s], q1 = b->q_offsets[s + 1], k0 = b->kv_offsets[s], k1 = b->kv_offsets[s + 1];
     if (j < k0 || j >= k1) return false;
-    int64_t ahead = (j - k0) - (i - q0) - ((k1 - k0) - (q1 - q0)); // of where the query stands
+    int64_t ahead = (j - k0) - (i - q0) - ((k1 - k0) - (q1 - q0)); // of the query's diagonal position
     if (t->causal && ahead > 0) return false;
     if (t->window && (ahead >= t->window || ahead <= -t->window)) return false;
     return is_stored(b, row, j / b->block_cols);

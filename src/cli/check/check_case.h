@@ -5,7 +5,7 @@
 #include "../blocks.h"
 #include "sparse_autotune.h"
 
-/* Where operands lie in memory that ends, on both sides, in pages that nobody may touch. */
+/* Where operands are in memory that ends, on both sides, in pages that nothing may touch. */
 typedef enum place { PLACE_MIDDLE = 0, PLACE_END = 1, PLACE_START = 2 } place;
 
 typedef struct check_case {

@@ -130,7 +130,7 @@ void data_free(check_data *d) {
 
 /* ---- filling ---- */
 
-// Is this element of block values inside the matrix? What is not stays NaN, and nobody may notice.
+// Is this element of block values inside the matrix? What is not stays NaN, and no result may depend on it.
 static bool inside(const check_case *c, const int64_t *block_row, int64_t i, int64_t j) {
     const blocks *b = &c->blocks;
     int64_t block = i / b->block_rows;

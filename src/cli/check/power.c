@@ -1,4 +1,4 @@
-// sparse_autotune check --power: plants faults into a right kernel and says who finds each, the race, or `check`.
+// sparse_autotune check --power: plants faults into a right kernel and says what finds each: the race, or `check`.
 //
 // The race has the planted variant alone, on a problem in which the fault shows, at several depths. `check` has the
 // same variant and the cases of its grid, until one is wrong. What the table of faults expects to be found and is not
@@ -125,7 +125,7 @@ static bool run_row(power *w, power_row *r) {
         if (r->fault->to && r->fault->to < p->depth[d]) continue;
         if (r->fault->from <= p->depth[d] && !run_races(w, r, d)) return false;
     }
-    bool once = r->fault->shows == 0 && r->fault->scene; // the scene is the race's alone: the grid was run without
+    bool once = r->fault->shows == 0 && r->fault->scene; // the scenario is the race's alone: the grid was run without
     return w->cases == 0 || once || is_over(w) || run_check(w, r);
 }
 
@@ -153,7 +153,7 @@ static void say_nothing(void *user, sat_log_level level, const char *message) {
 }
 
 static bool open_all(power *w) {
-    // One timed round is enough: nobody asks who is faster
+    // One timed round is enough: times do not matter here
     sat_context_options o = {
         SAT_SIZED(sat_context_options),   .device = w->setup.device, .cache_dir = "",   .effort = SAT_EFFORT_QUICK,
         .threads = (int)w->setup.threads, .budget_seconds = 1e-9,    .log = say_nothing};

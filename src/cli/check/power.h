@@ -1,6 +1,6 @@
 /* `check --power`: a right kernel with one fault in it. What a fault does is a row of a table (power_faults.c):
- * functions that bend one step of the kernel each. The kernels (power_product.c, power_attention.c) are plain loops on
- * the host, in double precision, and know no fault by name. */
+ * hooks, functions that change one step of the kernel each. The kernels (power_product.c, power_attention.c) are plain
+ * loops on the host, in double precision, and know no fault by name. */
 #ifndef CLI_POWER_H
 #define CLI_POWER_H
 
@@ -27,7 +27,7 @@ enum {
     T_ALL = T_WIDE | T_SHORT
 };
 
-/* What a race's problem needs so that the fault can show. */
+/* Scenarios: what a race's problem needs so that the fault can show. */
 enum {
     SCENE_SCALARS = 1 << 0, /* alpha -1.5, beta 0.75 */
     SCENE_BIAS = 1 << 1,    /* a bias for each row */
@@ -62,10 +62,10 @@ typedef struct spot {
     bool here;              /* one element in the middle of the output */
 } spot;
 
-/* How a fault bends the kernel; all may be NULL. */
-typedef struct bend {
+/* How a fault changes the kernel; all may be NULL. */
+typedef struct fault_hooks {
     sat_status (*start)(run *r);             /* before a launch: its problem, operands, or r->wrong */
-    sat_status (*values)(run *r);            /* when fixed values are taken in; they are the only operand */
+    sat_status (*values)(run *r);            /* when fixed values are refreshed; they are the only operand */
     double (*input)(double x);               /* every input, as it is read */
     bool (*skip)(const spot *s);             /* leaves a term out */
     double (*sum)(double x);                 /* every sum, after each addition */
@@ -90,19 +90,19 @@ typedef struct bend {
     double zero_keys;   /* keys beyond the last that count with a score of 0 */
     double nothing;     /* what a query that keeps no key gets */
     int operand;        /* the one that the functions above are about */
-} bend;
+} fault_hooks;
 
 typedef struct fault {
     const char *name;
     unsigned ops, shows;  /* where it is a fault at all: operations, dtypes */
-    unsigned scene;       /* SCENE_*: the problem of its race */
+    unsigned scene;       /* SCENE_*: the scenario, what the problem of its race has */
     unsigned race, check; /* dtypes in which each is expected to find it */
     const char *why;      /* it is not found there, or not by both */
     int64_t to;           /* deepest race that it has; 0: any */
     int64_t from;         /* depths from which on it shows; 0: all */
     int64_t deepest[5];   /* by dtype: depth up to which the race is expected to find it; 0: any */
     bool threads;         /* shows on a CPU with several threads alone */
-    bend how;
+    fault_hooks how;
 } fault;
 
 extern const fault fault_table[];
@@ -111,7 +111,7 @@ extern const int fault_count;
 /* What a plan keeps from run to run. */
 typedef struct plan_state {
     int64_t runs;
-    const void *first[SAT_MAX_OPERANDS]; /* where the operands of the first run lay */
+    const void *first[SAT_MAX_OPERANDS]; /* where the operands of the first run were */
     char *kept;                          /* a copy of one of them */
     const sat_pattern_view *pattern;
 } plan_state;
@@ -124,7 +124,7 @@ struct planted {
     int64_t runs;           /* of all plans */
     const plan_state *last; /* prepared */
     double alpha, beta;     /* of the first plan's first run */
-    char *fixed;            /* the fixed values of whichever plan took them in last */
+    char *fixed;            /* the fixed values of whichever plan was refreshed last */
     rng random;
     char *mirror[CHECK_OPERANDS]; /* the operands in host memory, where the device has its own */
     size_t mirror_bytes[CHECK_OPERANDS];
@@ -133,7 +133,7 @@ struct planted {
 /* One launch. */
 struct run {
     planted *me;
-    const bend *how;
+    const fault_hooks *how;
     const sat_launch *launch;
     plan_state *state;
     sat_problem p;             /* as the kernel sees it */

@@ -9,12 +9,12 @@
 
 enum { TILE = 8 };
 
-/* ---- who keeps whom ---- */
+/* ---- which keys a query keeps ---- */
 
 typedef struct keys {
     const run *r;
     bool *stored;                 // of the block columns, for the query's block row
-    int64_t h, i, begin, end, at; // at: the key that the query stands at
+    int64_t h, i, begin, end, at; // at: the query's diagonal position
 } keys;
 
 // The keys of query i: by its sequence, and by the blocks of its row.
@@ -39,7 +39,7 @@ static bool is_kept(const keys *k, spot *s, int64_t j) {
                 !(t->window && (ahead >= t->window || ahead <= -t->window)) && k->stored[j / k->r->a->block_cols];
     s->i = k->i, s->j = j, s->h = k->h;
     s->part = j / k->r->a->block_cols, s->parts = k->r->a->grid_cols, s->rows = k->r->p.m, s->cols = k->r->p.n;
-    s->t = k->at; // what a bent mask asks for
+    s->t = k->at; // what a mask with a fault asks for
     return k->r->how->keep ? k->r->how->keep(s, kept) : kept;
 }
 
@@ -67,14 +67,14 @@ static void add(const run *r, double *to, double factor, const double *x, int64_
     for (int64_t i = 0; r->how->sum && i < n; i++) to[i] = r->how->sum(to[i]);
 }
 
-static double bent(double (*by)(double), double x) { return by ? by(x) : x; }
+static double hooked(double (*hook)(double), double x) { return hook ? hook(x) : x; }
 
 static double score_of(const head *w, int64_t i, int64_t j) {
     double x = w->r->p.alpha * dot(w->q + i * w->dim, w->k + j * w->dim, w->dim);
-    return bent(w->r->how->score, x);
+    return hooked(w->r->how->score, x);
 }
 
-static int64_t turned(const run *r, int64_t at, int64_t n) { return r->backwards ? n - 1 - at : at; }
+static int64_t reversed(const run *r, int64_t at, int64_t n) { return r->backwards ? n - 1 - at : at; }
 
 static void free_head(head *w) {
     free(w->q), free(w->k), free(w->v), free(w->o), free(w->g), free(w->keys.stored);
@@ -114,7 +114,7 @@ typedef struct softmax {
 
 // One tile of keys: its scores, the new largest one, and what was summed before brought down to that.
 static void add_tile(const head *w, softmax *x, int64_t i, const int64_t *list, int count) {
-    const bend *how = w->r->how;
+    const fault_hooks *how = w->r->how;
     double score[TILE], largest = x->largest;
     for (int n = 0; n < count; n++) largest = fmax(largest, score[n] = score_of(w, i, list[n]));
     double factor = x->count && !how->never_rescales ? exp(x->largest - largest) : 1;
@@ -125,7 +125,7 @@ static void add_tile(const head *w, softmax *x, int64_t i, const int64_t *list, 
         double weight = exp(score[n] - largest);
         if (w->r->p.a_dtype != SAT_F64) weight = (double)(float)weight;
         x->total += weight;
-        add(w->r, x->sum, bent(how->weight, weight), w->v + list[n] * w->dim, w->dim);
+        add(w->r, x->sum, hooked(how->weight, weight), w->v + list[n] * w->dim, w->dim);
     }
 }
 
@@ -139,7 +139,7 @@ static void forward_row(head *w, int64_t i, double *sum) {
     choose_keys(&w->keys, w->h, i);
     memset(sum, 0, (size_t)w->dim * sizeof *sum);
     for (int64_t at = 0; at < p->n; at++) {
-        int64_t j = turned(r, at, p->n);
+        int64_t j = reversed(r, at, p->n);
         if (is_kept(&w->keys, &s, j) && !is_skipped(&s)) list[count++] = j;
         if (count == TILE) add_tile(w, &x, i, list, count), count = 0;
     }
@@ -182,15 +182,15 @@ static void backward_row(head *w, int64_t i, double *dq) {
     choose_keys(&w->keys, w->h, i);
     memset(dq, 0, (size_t)w->dim * sizeof *dq);
     for (int64_t at = 0; at < p->n; at++) {
-        int64_t j = turned(r, at, p->n);
+        int64_t j = reversed(r, at, p->n);
         s.which = 0;
         if (!is_kept(&w->keys, &s, j)) continue;
         kept++;
         double weight = exp(score_of(w, i, j) - lse);
-        double ds = bent(r->how->ds, weight * (dot(g, w->v + j * w->dim, w->dim) - delta));
+        double ds = hooked(r->how->ds, weight * (dot(g, w->v + j * w->dim, w->dim) - delta));
         if (s.which = 6, !is_skipped(&s)) add(r, dq, ds, w->k + j * w->dim, w->dim);
         if (s.which = 7, !is_skipped(&s)) add(r, w->dk + j * w->dim, ds, q, w->dim);
-        if (s.which = 8, !is_skipped(&s)) add(r, w->dv + j * w->dim, bent(r->how->weight, weight), g, w->dim);
+        if (s.which = 8, !is_skipped(&s)) add(r, w->dv + j * w->dim, hooked(r->how->weight, weight), g, w->dim);
     }
     for (int64_t e = 0; kept == 0 && e < w->dim; e++) dq[e] = r->how->nothing;
     if (kept || !r->how->unwritten) store_row(w, 6, w->h, i, p->m, dq, p->alpha);
@@ -202,7 +202,7 @@ static bool key_head(head *w, int64_t kv, double *dq) {
     bool ok = true;
     for (w->h = kv * share; ok && w->h < (kv + 1) * share; w->h++) {
         ok = open_head(w);
-        for (int64_t i = 0; ok && i < p->m; i++) backward_row(w, turned(w->r, i, p->m), dq);
+        for (int64_t i = 0; ok && i < p->m; i++) backward_row(w, reversed(w->r, i, p->m), dq);
         free_head(w);
     }
     for (int64_t j = 0; ok && j < p->n; j++) {

@@ -1,4 +1,4 @@
-/* How the planted faults bend the kernels, one function each. For power_faults.c alone, whose table they fill. */
+/* The fault hooks, one function for each change of a kernel. For power_faults.c alone, whose table they fill. */
 #ifndef CLI_POWER_BENDS_H
 #define CLI_POWER_BENDS_H
 

@@ -1,4 +1,4 @@
-// The planted faults: what each does, where it shows, and who is expected to find it.
+// The planted faults: what each does, where it shows, and whether the race or `check` is expected to find it.
 //
 // Columns: name, operations and dtypes in which it is a fault at all (none: it must be found right), what its race's
 // problem needs, dtypes in which the race and `check` are expected to find it, and why one of them does not.
@@ -125,7 +125,7 @@ const fault fault_table[] = {
      .how = {.start = keeps_address, .operand = 1}},
     {"leaves a tile out in later runs", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.row = stale_tile}},
 
-    /* attention: who is kept */
+    /* attention: which keys are kept */
     {"drops a key block for one query", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, FEW_KEYS, .deepest = {[SAT_BF16] = 256},
      .how = {.skip = first_query_first_block}},
     {"drops a tile", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, FEW_KEYS, .deepest = {[SAT_BF16] = 4096},

@@ -1,4 +1,4 @@
-// The problem of a fault's race: small, ragged, and with what the fault needs to show.
+// The scenario of a fault: the problem of its race, small, ragged, and with what the fault needs to show.
 
 #include <stdlib.h>
 

@@ -73,7 +73,7 @@ static void check_cell(const power_row *rows, int count, char *out, size_t capac
     if (missed == 0 || found == 0) snprintf(out, capacity, "%s", found ? "all" : missed ? "no" : "-");
 }
 
-// Who finds it, and why not both.
+// What finds it, the race or `check`, and why not both.
 static void remark(const power_report *p, const power_row *rows, int count, char *out, size_t capacity) {
     int by_race = 0, by_check = 0, neither = 0, bad = 0, ran = 0;
     const fault *f = rows[0].fault;

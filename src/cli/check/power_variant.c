@@ -16,7 +16,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return p->a_dtype == ((const planted *)v->user)->dtype;
 }
 
-// So slow that nobody else's race takes it for the fast one.
+// So slow that no other race takes it for the fast one.
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)p, (void)a, (void)d;
     return 1e3;

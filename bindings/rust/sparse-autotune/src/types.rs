@@ -82,7 +82,7 @@ pub enum Effort {
     Cached,
     /// The cache, else a race of about a second.
     Quick,
-    /// The cache, else a race of about ten seconds that skips nobody.
+    /// The cache, else a race of about ten seconds that skips no variant.
     Full,
 }
 
