@@ -108,7 +108,7 @@ SAT_BOTH static inline sat_range sat_keys_of(const sat_mask *k, int64_t i) {
         int64_t s = sat_sequence_of(k->q_offsets, k->sequences, i);
         q0 = k->q_offsets[s], q1 = k->q_offsets[s + 1], k0 = k->kv_offsets[s], k1 = k->kv_offsets[s + 1];
     }
-    int64_t at = k0 + (i - q0) + (k1 - k0) - (q1 - q0); /* the key it stands at */
+    int64_t at = k0 + (i - q0) + (k1 - k0) - (q1 - q0); /* its diagonal key */
     sat_range r = {k0, k1};
     if (k->window && at - k->window + 1 > r.begin) r.begin = at - k->window + 1;
     if (k->window && at + k->window < r.end) r.end = at + k->window;
@@ -123,7 +123,7 @@ SAT_BOTH static inline sat_range sat_queries_of(const sat_mask *k, int64_t j) {
         int64_t s = sat_sequence_of(k->kv_offsets, k->sequences, j);
         q0 = k->q_offsets[s], q1 = k->q_offsets[s + 1], k0 = k->kv_offsets[s], k1 = k->kv_offsets[s + 1];
     }
-    int64_t at = q0 + (j - k0) - (k1 - k0) + (q1 - q0); /* the query that stands at it */
+    int64_t at = q0 + (j - k0) - (k1 - k0) + (q1 - q0); /* the query whose diagonal key it is */
     sat_range r = {q0, q1};
     if (k->causal && at > r.begin) r.begin = at;
     if (k->window && at - k->window + 1 > r.begin) r.begin = at - k->window + 1;

@@ -1,5 +1,6 @@
-/* What a CUDA kernel family sees besides variant.h: elements of any dtype on the device, the block rows as a kernel
- * walks them, and launching. */
+/* What a CUDA kernel family sees besides variant.h: elements of any dtype on the device, small helpers for registers
+ * and shared memory, the block rows as a kernel iterates over them, the tile counter of persistent kernels, and
+ * launching. */
 #ifndef SAT_VARIANT_CUH
 #define SAT_VARIANT_CUH
 
@@ -42,6 +43,75 @@ __device__ __forceinline__ double sat_device_load(sat_dtype t, const void *p, in
 }
 __device__ __forceinline__ void sat_device_store(sat_dtype t, void *p, int64_t i, double x) {
     sat_store_from(x, t, p, i);
+}
+
+/* ---- registers and shared memory; addresses of shared memory are 32-bit, as smem_address gives them ---- */
+
+/* The element type of a kernel's 16-bit operands, as a template argument. */
+struct sat_f16 {
+    typedef __half element;
+    static constexpr sat_dtype dtype = SAT_F16;
+};
+struct sat_bf16 {
+    typedef __nv_bfloat16 element;
+    static constexpr sat_dtype dtype = SAT_BF16;
+};
+
+/* Two elements in a word, x in the lower half. */
+__device__ __forceinline__ uint32_t pack_2(__half, float x, float y) {
+    __half2 h = __floats2half2_rn(x, y);
+    return *(uint32_t *)&h;
+}
+__device__ __forceinline__ uint32_t pack_2(__nv_bfloat16, float x, float y) {
+    __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
+    return *(uint32_t *)&h;
+}
+
+__device__ __forceinline__ uint32_t smem_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* threadIdx.x, read again: what is computed from it is not kept in registers across a loop. */
+__device__ __forceinline__ int reread_thread_index() {
+    int t;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+    return t;
+}
+
+/* Keeps a value in its register: the compiler does not compute it again where it is used. */
+__device__ __forceinline__ uint32_t keep_in_register(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* Lane 0 reads shared memory for the whole warp. So the lane that then arrives at an `empty` barrier is the one that
+ * has read. */
+template <typename T> __device__ __forceinline__ T read_shared_broadcast(const T *from) {
+    static_assert(sizeof(T) % 4 == 0, "words");
+    uint32_t word[sizeof(T) / 4];
+    bool one = threadIdx.x % 32 == 0;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(T) / 4); i++) word[i] = __shfl_sync(~0u, one ? ((const uint32_t *)from)[i] : 0, 0);
+    T read;
+    memcpy(&read, word, sizeof read);
+    return read;
+}
+
+/* Offset of vector `vec16` of 16 bytes in lines of 128 bytes with the 128-byte swizzle, which avoids bank conflicts. */
+__device__ __forceinline__ uint32_t swizzled_offset(int line, int vec16) {
+    return line * 128 + (vec16 ^ (line & 7)) * 16;
+}
+
+__device__ __forceinline__ uint32_t ld_shared_b32(uint32_t from) {
+    uint32_t x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
+__device__ __forceinline__ uint4 ld_shared_v4(uint32_t from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
 }
 
 /* ---- the matmul's block rows, as sat_op_rows has them, on the device ---- */
@@ -99,13 +169,25 @@ __device__ __forceinline__ void sat_epilogue_store(const sat_epilogue &o, int64_
     sat_store_from(sat_epilogue_apply(o, i, j, sum, first, last), o.dtype, o.c, i * o.row_stride + j * o.col_stride);
 }
 
-/* ---- estimates ---- */
+/* ---- the tile counter of a persistent kernel ---- */
 
-/* For kernels that do everything in double precision and fetch each element when they need it. */
-static inline double sat_reference_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
-                                            const sat_device *d) {
-    (void)v;
-    return sat_roofline(d, SAT_F64, sat_flops(p, a), 0.02, 40 * sat_bytes(p, a));
+/* A CTA's first tile is blockIdx.x; it takes the numbers of further tiles from a counter in global memory. counter[0]:
+ * tiles taken beyond each CTA's first; counter[1]: CTAs that have finished. Both are 0 between launches. */
+enum { SAT_COUNTER_BYTES = 256 };
+
+/* Sets the counter, the last SAT_COUNTER_BYTES of a workspace of `bytes`, to zero. */
+static inline sat_status sat_tile_counter_init(const sat_prepare *q, size_t bytes, unsigned **counter) {
+    *counter = (unsigned *)((char *)q->workspace + bytes - SAT_COUNTER_BYTES);
+    cudaError_t e = cudaMemsetAsync(*counter, 0, SAT_COUNTER_BYTES, (cudaStream_t)q->stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize((cudaStream_t)q->stream);
+    return e == cudaSuccess ? SAT_OK : sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
+}
+
+/* By all threads at the end of a kernel: the last CTA sets the counter back to zero for the next launch. */
+__device__ __forceinline__ void sat_tile_counter_end(unsigned *counter, unsigned tiles) {
+    if (gridDim.x >= tiles) return; /* nobody took a number */
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(counter + 1, 1u) == gridDim.x - 1) counter[0] = counter[1] = 0;
 }
 
 /* ---- launching ---- */
@@ -124,9 +206,10 @@ static inline sat_status sat_launched(const sat_launch *l) { /* after <<<...>>> 
     return sat_cuda_status(l, cudaGetLastError());
 }
 
-/* A kernel that sat_start launches begins while the one before it on the stream still ends, on Hopper and later. It
- * calls both of these, the first at its very start, the other before it touches what any other kernel may write or
- * read: operands, partial sums, counters. What a plan alone has written it may read before. */
+/* sat_start uses programmatic dependent launch (PDL) on Hopper and later: a kernel begins while the one before it on
+ * the stream still runs. So a kernel calls both of these. The first, at its very start, lets the next kernel begin. The
+ * other waits until the kernel before has ended; it comes before any access to what another kernel may write or read:
+ * operands, partial sums, counters. What a plan alone has written may be read before. */
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -138,13 +221,13 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 #endif
 }
 
-/* What a kernel needs before it asks for so much shared memory on a device: the permission. And whether its code waits
- * for the kernel before it. */
-static inline cudaError_t sat_make_ready(const void *kernel, int shared, const sat_device *d, bool *early) {
+/* Allows a kernel so much shared memory on a device. `pdl`: whether it is launched by PDL, which needs code that was
+ * compiled for sm_90 and so has griddepcontrol.wait. */
+static inline cudaError_t sat_make_ready(const void *kernel, int shared, const sat_device *d, bool *pdl) {
     cudaFuncAttributes a;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (e == cudaSuccess) e = cudaFuncGetAttributes(&a, kernel);
-    *early = e == cudaSuccess && d->capability >= 90 && a.ptxVersion >= 90 && d->driver >= 12030;
+    *pdl = e == cudaSuccess && d->capability >= 90 && a.ptxVersion >= 90 && d->driver >= 12030;
     return e;
 }
 
@@ -152,21 +235,22 @@ static inline cudaError_t sat_make_ready(const void *kernel, int shared, const s
 template <auto KERNEL, typename... ARGUMENTS>
 static sat_status sat_start(const sat_launch *l, unsigned grid, int threads, int shared,
                             const ARGUMENTS &...arguments) {
-    // By device: 2 * (bytes of shared memory that are allowed, and one more) + whether it begins early; 0: not asked
-    // yet. Permissions only grow, one thread at a time: a smaller one would take back what another thread relies on.
+    // By device: 2 * (bytes of shared memory that are allowed, and one more) + whether it is launched by PDL; 0: not
+    // asked yet. Permissions only grow, one thread at a time: a smaller one would take back what another thread relies
+    // on.
     enum { DEVICES = 64 }; // those beyond ask every time
     static int known[DEVICES];
     static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     int unknown = 0, *mine = l->device->index < DEVICES ? &known[l->device->index] : &unknown;
     int state = __atomic_load_n(mine, __ATOMIC_ACQUIRE);
     if (state / 2 <= shared) {
-        bool early = false;
+        bool pdl = false;
         cudaError_t e = cudaSuccess;
         pthread_mutex_lock(&one_at_a_time);
         state = __atomic_load_n(mine, __ATOMIC_ACQUIRE);
         if (state / 2 <= shared) {
-            e = sat_make_ready((const void *)KERNEL, shared, l->device, &early);
-            if (e == cudaSuccess) __atomic_store_n(mine, state = 2 * (shared + 1) + early, __ATOMIC_RELEASE);
+            e = sat_make_ready((const void *)KERNEL, shared, l->device, &pdl);
+            if (e == cudaSuccess) __atomic_store_n(mine, state = 2 * (shared + 1) + pdl, __ATOMIC_RELEASE);
         }
         pthread_mutex_unlock(&one_at_a_time);
         if (e != cudaSuccess) return (void)cudaGetLastError(), sat_cuda_status(l, e);

@@ -102,7 +102,7 @@ typedef struct sat_rows {
     int64_t count;        /* block rows of op(A) */
     const int64_t *ptr;   /* count + 1 */
     const int32_t *col;   /* block column in op(A) of each stored block */
-    const int64_t *block; /* its place in the values; NULL: the same as its position */
+    const int64_t *block; /* its block index; NULL: equal to its position */
     int64_t br, bc;       /* block shape of op(A) */
     int64_t row_step, col_step;
     int64_t m, k; /* size of op(A) */

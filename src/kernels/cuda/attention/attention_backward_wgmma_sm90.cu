@@ -483,7 +483,7 @@ __device__ __forceinline__ void epilogue(const float (&d)[S::D / 2], float facto
             uint32_t w[4];
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                w[k] = attention_pack_2(E(), d[(j + k) * 4 + h * 2] * factor, d[(j + k) * 4 + h * 2 + 1] * factor);
+                w[k] = pack_2(E(), d[(j + k) * 4 + h * 2] * factor, d[(j + k) * 4 + h * 2 + 1] * factor);
             uint4 v = transpose_words(w);
             if (row + h * 8 < work.t.end && j * 8 + column < dim) __stcg((uint4 *)(line + j * 8), v);
         }
@@ -562,7 +562,7 @@ static constexpr instance instances[] = {
 };
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
-    for (const instance &k : v->instance.dtype == SAT_F16 ? instances<sat_f16_math> : instances<sat_bf16_math>)
+    for (const instance &k : v->instance.dtype == SAT_F16 ? instances<sat_f16> : instances<sat_bf16>)
         if (k.step_keys == v->instance.tile_n && p->attention.dim <= k.max_dim && p->attention.dim > k.above_dim)
             return &k;
     return NULL;
@@ -651,14 +651,14 @@ static sat_status encode_maps(const sat_launch *l, int step_keys, state *st) {
     const sat_attention *t = &p->attention;
     void *const of[] = {l->operands[0], l->operands[5], l->operands[1], l->operands[2]}; // Q, dO, K, V
     const sat_heads *const at[] = {&t->q, &t->do_, &t->k, &t->v};
-    if (tensormaps_current(st->mapped, of)) return SAT_OK;
+    if (tensormaps_reuse(st->mapped, of)) return SAT_OK;
     bool ok = encode_statistics(p, &st->base, &st->by_key.statistics);
     for (int i = 0; i < 2 && ok; i++)
         ok = attention_encode_map(p, of[i], *at[i], t->heads, p->m, 64, &st->by_query.own[i]) &&
              attention_encode_map(p, of[i], *at[i], t->heads, p->m, STEP_QUERIES, &st->by_key.other[i]) &&
              attention_encode_map(p, of[2 + i], *at[2 + i], t->kv_heads, p->n, 64, &st->by_key.own[i]) &&
              attention_encode_map(p, of[2 + i], *at[2 + i], t->kv_heads, p->n, step_keys, &st->by_query.other[i]);
-    return ok ? SAT_OK : tensormap_failed(l, st->mapped);
+    return ok ? SAT_OK : tensormaps_failed(l, st->mapped);
 }
 
 static sat_status launch(const sat_launch *l) {

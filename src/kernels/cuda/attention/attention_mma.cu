@@ -34,9 +34,9 @@ __device__ __forceinline__ bool load_step(const attention_args &x, const attenti
 
 // Changes the sign of Q where the scale is negative: the softmax takes a positive scale.
 template <typename S> __device__ __forceinline__ void negate_q(uint32_t q) {
-    constexpr int CHUNKS = S::D / 8;
-    for (int at = threadIdx.x; at < S::BM * CHUNKS * 4; at += S::THREADS) {
-        uint32_t x = q + at / (CHUNKS * 4) * S::PITCH + at % (CHUNKS * 4) * 4;
+    constexpr int VECTORS = S::D / 8;
+    for (int at = threadIdx.x; at < S::BM * VECTORS * 4; at += S::THREADS) {
+        uint32_t x = q + at / (VECTORS * 4) * S::PITCH + at % (VECTORS * 4) * 4;
         uint32_t word = ld_shared_b32(x) ^ 0x80008000u;
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(x), "r"(word) : "memory");
     }

@@ -8,19 +8,19 @@
 #define SAT_ATTENTION_MMA_CUH
 
 #include "kernels/cuda/attention/attention_device.cuh"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/ptx_sm80.cuh"
 
 /* Begins to copy `count` rows of a tile to shared memory; zero beyond them and beyond `dim`. Stride in bytes. */
 template <int ROWS, int D, int THREADS>
 __device__ __forceinline__ void attention_load_rows(uint32_t to, const char *from, int64_t stride, int count, int dim) {
-    constexpr int CHUNKS = D / 8, PITCH = 2 * D + 16;
-    static_assert(ROWS * CHUNKS % THREADS == 0, "");
+    constexpr int VECTORS = D / 8, PITCH = 2 * D + 16;
+    static_assert(ROWS * VECTORS % THREADS == 0, "");
     int thread = reread_thread_index();
 #pragma unroll
-    for (int i = 0; i < ROWS * CHUNKS / THREADS; i++) {
-        int at = thread + i * THREADS, row = at / CHUNKS, chunk = at % CHUNKS;
-        bool inside = row < count && chunk * 8 < dim;
-        cp_async_16(to + row * PITCH + chunk * 16, inside ? from + row * stride + chunk * 16 : from, inside ? 16 : 0);
+    for (int i = 0; i < ROWS * VECTORS / THREADS; i++) {
+        int at = thread + i * THREADS, row = at / VECTORS, vec16 = at % VECTORS;
+        bool inside = row < count && vec16 * 8 < dim;
+        cp_async_16(to + row * PITCH + vec16 * 16, inside ? from + row * stride + vec16 * 16 : from, inside ? 16 : 0);
     }
 }
 
@@ -78,18 +78,6 @@ __device__ __forceinline__ void attention_mma_pb(float (&o)[MT][N / 8][4], const
         }
 }
 
-template <typename E> __device__ __forceinline__ uint32_t attention_pack_2(float low, float high);
-template <> __device__ __forceinline__ uint32_t attention_pack_2<__half>(float low, float high) {
-    uint32_t r;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
-template <> __device__ __forceinline__ uint32_t attention_pack_2<__nv_bfloat16>(float low, float high) {
-    uint32_t r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
-
 /* Sums as 16-bit elements, the A operand of the next product. */
 template <typename E, int MT, int BN>
 __device__ __forceinline__ void attention_pack_operand(uint32_t (&p)[MT][BN / 16][4], const float (&s)[MT][BN / 8][4]) {
@@ -97,8 +85,8 @@ __device__ __forceinline__ void attention_pack_operand(uint32_t (&p)[MT][BN / 16
     for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int j = 0; j < BN / 8; j++) {
-            p[i][j / 2][j % 2 * 2] = attention_pack_2<E>(s[i][j][0], s[i][j][1]);
-            p[i][j / 2][j % 2 * 2 + 1] = attention_pack_2<E>(s[i][j][2], s[i][j][3]);
+            p[i][j / 2][j % 2 * 2] = pack_2(E(), s[i][j][0], s[i][j][1]);
+            p[i][j / 2][j % 2 * 2 + 1] = pack_2(E(), s[i][j][2], s[i][j][3]);
         }
 }
 
@@ -169,7 +157,7 @@ __device__ __forceinline__ bool attention_softmax(float (&s)[MT][BN / 8][4], att
 template <typename E, int MT, int N, int PITCH>
 __device__ __forceinline__ void attention_store_rows(const float (&o)[MT][N / 8][4], const float (&factor)[MT][2],
                                                      uint32_t tile, char *to, int64_t stride, int count, int dim) {
-    constexpr int CHUNKS = N / 8;
+    constexpr int VECTORS = N / 8;
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -177,20 +165,15 @@ __device__ __forceinline__ void attention_store_rows(const float (&o)[MT][N / 8]
         for (int j = 0; j < N / 8; j++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                uint32_t x = attention_pack_2<E>(o[i][j][2 * h] * factor[i][h], o[i][j][2 * h + 1] * factor[i][h]);
+                uint32_t x = pack_2(E(), o[i][j][2 * h] * factor[i][h], o[i][j][2 * h + 1] * factor[i][h]);
                 uint32_t at = tile + (i * 16 + h * 8 + lane / 4) * PITCH + j * 16 + lane % 4 * 4;
                 asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
             }
     __syncwarp();
-    for (int at = lane; at < MT * 16 * CHUNKS; at += 32) {
-        int row = at / CHUNKS, chunk = at % CHUNKS;
-        if (row >= count || chunk * 8 >= dim) continue;
-        uint4 x;
-        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(tile + row * PITCH + chunk * 16)
-                     : "memory");
-        *(uint4 *)(to + row * stride + chunk * 16) = x;
+    for (int at = lane; at < MT * 16 * VECTORS; at += 32) {
+        int row = at / VECTORS, vec16 = at % VECTORS;
+        if (row >= count || vec16 * 8 >= dim) continue;
+        *(uint4 *)(to + row * stride + vec16 * 16) = ld_shared_v4(tile + row * PITCH + vec16 * 16);
     }
 }
 

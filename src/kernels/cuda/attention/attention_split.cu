@@ -34,14 +34,14 @@ __device__ __forceinline__ void load_step(const attention_args &x, const attenti
     attention_step t = attention_step_at(x.schedule, c.steps, step);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = t.first + warp * 16, count = t.count - warp * 16;
     const char *keys = c.keys + 2 * first * x.k_at.row_stride, *values = c.values + 2 * first * x.v_at.row_stride;
-    constexpr int CHUNKS = S::D / 8;
+    constexpr int VECTORS = S::D / 8;
 #pragma unroll
-    for (int i = 0; i < CHUNKS / 2; i++) {
-        int at = lane + i * 32, row = at / CHUNKS, chunk = at % CHUNKS;
-        bool inside = row < count && chunk * 8 < x.dim;
-        uint32_t place = to + row * S::PITCH + chunk * 16;
-        int64_t k = inside ? 2 * row * x.k_at.row_stride + chunk * 16 : 0;
-        int64_t v = inside ? 2 * row * x.v_at.row_stride + chunk * 16 : 0;
+    for (int i = 0; i < VECTORS / 2; i++) {
+        int at = lane + i * 32, row = at / VECTORS, vec16 = at % VECTORS;
+        bool inside = row < count && vec16 * 8 < x.dim;
+        uint32_t place = to + row * S::PITCH + vec16 * 16;
+        int64_t k = inside ? 2 * row * x.k_at.row_stride + vec16 * 16 : 0;
+        int64_t v = inside ? 2 * row * x.v_at.row_stride + vec16 * 16 : 0;
         cp_async_16(place, (inside ? keys : c.keys) + k, inside ? 16 : 0);
         cp_async_16(place + S::TILE, (inside ? values : c.values) + v, inside ? 16 : 0);
     }
@@ -56,13 +56,13 @@ __device__ __forceinline__ bool row_at(const split_args &x, const attention_work
 
 template <typename S>
 __device__ __forceinline__ void load_queries(const split_args &x, const attention_work &work, uint32_t to) {
-    constexpr int CHUNKS = S::D / 8;
-    for (int at = threadIdx.x; at < ROWS * CHUNKS; at += THREADS) {
-        int row = at / CHUNKS, chunk = at % CHUNKS, query, head;
-        bool inside = row_at(x, work, row, query, head) && chunk * 8 < x.a.dim;
+    constexpr int VECTORS = S::D / 8;
+    for (int at = threadIdx.x; at < ROWS * VECTORS; at += THREADS) {
+        int row = at / VECTORS, vec16 = at % VECTORS, query, head;
+        bool inside = row_at(x, work, row, query, head) && vec16 * 8 < x.a.dim;
         const char *from = x.a.q;
-        if (inside) from += 2 * sat_heads_at(&x.a.q_at, work.batch, head, query) + chunk * 16;
-        cp_async_16(to + row * S::PITCH + chunk * 16, from, inside ? 16 : 0);
+        if (inside) from += 2 * sat_heads_at(&x.a.q_at, work.batch, head, query) + vec16 * 16;
+        cp_async_16(to + row * S::PITCH + vec16 * 16, from, inside ? 16 : 0);
     }
 }
 

@@ -5,7 +5,7 @@
 #define SAT_ATTENTION_TILED_CUH
 
 #include "kernels/cuda/attention/attention_device.cuh"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/ptx_sm80.cuh"
 
 /* Copies `count` rows as floats; zero beyond them and beyond `dim`. f32 is copied by cp.async, 16 bytes at a time where
  * `aligned` says that rows begin on 16 bytes. */

@@ -9,7 +9,47 @@
 #define SAT_ATTENTION_WGMMA_CUH
 
 #include "attention.h"
-#include "kernels/cuda/common/tma.cuh"
+#include "kernels/cuda/common/ptx_sm90.cuh"
+
+/* ---- wgmma for attention: N = 80, and `a` from registers ---- */
+
+// clang-format off
+#define SAT_D40 SAT_D32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define SAT_D48 SAT_D40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define SAT_SUMS40 SAT_SUMS32(0), SAT_SUMS8(d, 32)
+#define SAT_SUMS48 SAT_SUMS40, SAT_SUMS8(d, 40)
+
+SAT_WGMMA_SS(sat_f16, "f16", 80, 40, SAT_D40, SAT_SUMS40, 40, 41, 42, 43, 44)
+SAT_WGMMA_SS(sat_bf16, "bf16", 80, 40, SAT_D40, SAT_SUMS40, 40, 41, 42, 43, 44)
+
+/* d += a*b, m64nNk16: a from registers, in the fragments of mma.sync; b from shared memory, N contiguous. */
+template <typename T, int N> struct wgmma_rs;
+
+#define SAT_WGMMA_RS(type, name, N, SUMS, LIST, OUT, a0_, a1_, a2_, a3_, b_) \
+    template <> struct wgmma_rs<type, N> { \
+        __device__ static __forceinline__ void run(float (&d)[SUMS], const uint32_t *a, uint64_t b) { \
+            asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." name "." name \
+                         " {" LIST "}, {%" #a0_ ", %" #a1_ ", %" #a2_ ", %" #a3_ "}, %" #b_ ", p, 1, 1, 1; }" \
+                         : OUT \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)); \
+        } \
+    };
+#define SAT_WGMMA_RS_ALL(type, name) \
+    SAT_WGMMA_RS(type, name, 64, 32, SAT_D32, SAT_SUMS32(0), 32, 33, 34, 35, 36) \
+    SAT_WGMMA_RS(type, name, 96, 48, SAT_D48, SAT_SUMS48, 48, 49, 50, 51, 52) \
+    SAT_WGMMA_RS(type, name, 128, 64, SAT_D64, SAT_SUMS64, 64, 65, 66, 67, 68) \
+    SAT_WGMMA_RS(type, name, 256, 128, SAT_D128, SAT_SUMS128, 128, 129, 130, 131, 132)
+SAT_WGMMA_RS_ALL(sat_f16, "f16")
+SAT_WGMMA_RS_ALL(sat_bf16, "bf16")
+// clang-format on
+
+/* Tells the compiler that the accumulators change here: nothing that reads or writes them moves before this point. */
+template <int COUNT> __device__ __forceinline__ void wgmma_fence_accumulators(float (&d)[COUNT]) {
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) asm volatile("" : "+f"(d[e])::"memory");
+}
+
+/* ---- products of tiles ---- */
 
 enum { ATTENTION_CHUNK = 64 * 128 }; /* bytes of a chunk of 64 rows */
 
@@ -36,21 +76,11 @@ __device__ __forceinline__ void attention_wgmma_pb(float (&o)[S::D / 2], const u
     wgmma_commit_group();
 }
 
-/* Two elements in a word. */
-__device__ __forceinline__ uint32_t attention_pack_2(__half, float x, float y) {
-    __half2 h = __floats2half2_rn(x, y);
-    return *(uint32_t *)&h;
-}
-__device__ __forceinline__ uint32_t attention_pack_2(__nv_bfloat16, float x, float y) {
-    __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
-    return *(uint32_t *)&h;
-}
-
 /* Accumulators as the A operand of the next product: the fragments have the same layout. */
 template <typename T, typename S>
 __device__ __forceinline__ void attention_pack_operand(uint32_t (&p)[S::BN / 4], const float (&s)[S::BN / 2]) {
 #pragma unroll
-    for (int e = 0; e < S::BN / 4; e++) p[e] = attention_pack_2(typename T::element(), s[2 * e], s[2 * e + 1]);
+    for (int e = 0; e < S::BN / 4; e++) p[e] = pack_2(typename T::element(), s[2 * e], s[2 * e + 1]);
 }
 
 /* ---- tensor maps ---- */

@@ -34,13 +34,13 @@ struct work_tile {
 };
 
 struct kernel_args {
-    unsigned *counter;                     // two, 0 between launches: work tiles handed out, CTAs that are done
+    unsigned *counter;                     // of work tiles; see sat_tile_counter_init
     unsigned work_tiles;                   // items * all_heads
     int items, all_heads, heads_in_flight; // items of a head; heads of all batch items; heads computed together
     const sat_cta_work *item;              // NULL: computed, neighbouring rows and ranges of keys
     const sat_key_tile *listed;            // key tiles of lists
     bool mask_per_head;                    // each head has its own items
-    bool half_boxes;                       // lists: the halves of a tile need not be neighbours, each is a copy
+    bool two_boxes_per_tile;               // lists: the halves of a tile need not be neighbours, each has a TMA box
     int heads, heads_per_kv, m, n, dim;
     sat_band band;
     float scale_log2;    // scale*log2(e)
@@ -73,11 +73,11 @@ template <int D_, int BN_, int WARPGROUPS_, int STAGES_, int Q_STAGES_> struct t
     static constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * TILE;
     static constexpr int BYTES = BARRIER_OFFSET + (int)sizeof(shared_barriers);
     static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + (WARPGROUPS == 1 ? 32 : 128);
-    static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 1 ? 0 : WARPGROUPS == 2 ? 40 : 32; // 0: all have the same
+    // setmaxnreg, where there are several warpgroups: 128 * 40 + 256 * 232 and 128 * 32 + 384 * 160 <= 65536.
+    static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : 32;
     static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 160;
     // A warpgroup does not read V of a tile before K of its next tile is there, which in a list is up to WARPGROUPS
-    // tiles on.
-    // V is loaded one tile behind K, hence + 1.
+    // tiles on. V is loaded one tile behind K, hence + 1.
     static_assert(WARPGROUPS <= STAGES + 1, "the producer would wait for a stage that is never freed");
     static_assert(BN % 16 == 0 && D % 16 == 0 && STAGES <= MAX_STAGES && Q_STAGES <= MAX_Q_STAGES, "");
     static_assert(BYTES + 1024 <= 228 * 1024, "shared memory of a multiprocessor");
@@ -121,9 +121,9 @@ __device__ __forceinline__ uint32_t load_claimed(uint32_t *claimed) {
     return tiles;
 }
 
-// A consumer waits for key tile number `key_tile`, counted over all work tiles of the CTA. The barrier's parity tells
-// only one phase of a stage from the next. A warpgroup that skipped the stage's last tiles (`list`) could take an older
-// phase for its own, so it first waits until the producer has claimed the stage for this tile.
+// A consumer waits for key tile number `key_tile`, counted over all work tiles of the CTA. The barrier's parity
+// distinguishes only one phase of a stage from the next. A warpgroup that skipped the stage's last tiles (`list`) could
+// take an older phase for its own, so it first waits until the producer has claimed the stage for this tile.
 template <typename S>
 __device__ __forceinline__ void wait_full(uint64_t *full, uint32_t *claimed, uint32_t &seen, uint32_t key_tile,
                                           bool list) {
@@ -173,16 +173,20 @@ __device__ __forceinline__ void load_tile(const kernel_args &x, const CUtensorMa
     mbarrier_arrive_expect_tx(full, S::TILE);
     int first = sat_first_key(tile);
     for (int chunk = 0; chunk < S::CHUNKS; chunk++) {
-        uint32_t at = to + chunk * S::CHUNK;
-        tma_load(at, map, full, chunk * 64, first, head, batch);
-        if (x.half_boxes) tma_load(at + S::CHUNK / 2, map, full, chunk * 64, tile.second, head, batch);
+        uint32_t stage_smem = to + chunk * S::CHUNK;
+        tma_load(stage_smem, map, full, chunk * 64, first, head, batch);
+        if (x.two_boxes_per_tile) tma_load(stage_smem + S::CHUNK / 2, map, full, chunk * 64, tile.second, head, batch);
     }
+}
+
+__device__ __forceinline__ void mbarrier_arrive_count(uint32_t bar, int times) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times) : "memory");
 }
 
 // A stage is empty once every warpgroup has arrived. The producer arrives for those that do not visit the tile.
 template <typename S> __device__ __forceinline__ void arrive_for_absent(uint32_t empty, int list, sat_key_tile tile) {
     if (list < 0) return;
-    int absent = S::WARPGROUPS - __popc(sat_visitors(tile));
+    int absent = S::WARPGROUPS - __popc(sat_warpgroup_mask(tile));
     if (absent) mbarrier_arrive_count(empty, absent * 4);
 }
 
@@ -209,9 +213,9 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
             tile = list < 0 ? range_tile<S>(to->w, i) : next;
             if (list >= 0) next = listed_tile(x, list, key_tiles, i + 1);
             if (i < key_tiles) {
-                uint32_t at = base + i, stage = at % S::STAGES;
-                mbarrier_wait(smem_address(&s->k_empty[stage]), at / S::STAGES & 1 ^ 1);
-                store_claimed(&s->k_claimed, at + 1);
+                uint32_t key_tile = base + i, stage = key_tile % S::STAGES;
+                mbarrier_wait(smem_address(&s->k_empty[stage]), key_tile / S::STAGES & 1 ^ 1);
+                store_claimed(&s->k_claimed, key_tile + 1);
                 arrive_for_absent<S>(smem_address(&s->k_empty[stage]), list, tile);
                 load_tile<S>(x, &m.k, smem + S::K_OFFSET + stage * S::TILE, smem_address(&s->k_full[stage]), tile,
                              kv_head, batch);
@@ -225,9 +229,9 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
                         tma_load(smem + stage * S::Q + (g * S::CHUNKS + chunk) * ATTENTION_CHUNK, &m.q, full,
                                  chunk * 64, t->w.row[g], t->head, batch);
             } else {
-                uint32_t at = base + i - 1, stage = at % S::STAGES;
-                mbarrier_wait(smem_address(&s->v_empty[stage]), at / S::STAGES & 1 ^ 1);
-                store_claimed(&s->v_claimed, at + 1);
+                uint32_t key_tile = base + i - 1, stage = key_tile % S::STAGES;
+                mbarrier_wait(smem_address(&s->v_empty[stage]), key_tile / S::STAGES & 1 ^ 1);
+                store_claimed(&s->v_claimed, key_tile + 1);
                 arrive_for_absent<S>(smem_address(&s->v_empty[stage]), list, before);
                 load_tile<S>(x, &m.v, smem + S::V_OFFSET + stage * S::TILE, smem_address(&s->v_full[stage]), before,
                              kv_head, batch);
@@ -258,7 +262,7 @@ template <typename S> struct key_tile_iterator {
             loaded += 32;
             if (loaded >= w.key_tiles) return false;
             mine = listed_tile(x, w.list, w.key_tiles, loaded + threadIdx.x % 32);
-            visits = __ballot_sync(~0u, mine.first >> warpgroup & 1); // a bit of sat_visitors
+            visits = __ballot_sync(~0u, mine.first >> warpgroup & 1); // a bit of sat_warpgroup_mask
         }
         int lane = __ffs(visits) - 1;
         visits &= visits - 1, i = loaded + lane;
@@ -354,31 +358,31 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
 #pragma unroll
         for (int e = 0; e < S::D / 2; e++) o[e] = 0;
         mbarrier_wait(smem_address(&s->q_full[q_stage]), q_parity);
-        key_tile_iterator<S> at;
-        at.begin();
+        key_tile_iterator<S> it;
+        it.begin();
         auto needs_mask = [&](sat_key_tile tile) {
             int first = sat_first_key(tile);
             return first > high || tile.second > high || first < low || tile.second < low;
         };
         bool pingpong = S::WARPGROUPS > 1 && w.pingpong;
-        if (at.next(x, w, warpgroup)) {
+        if (it.next(x, w, warpgroup)) {
             float sc[S::BN / 2];
             uint32_t p[S::BN / 4];
             // Numbers of key tiles: of the weights in sc and p; of the O += P*V in flight, where pv_pending.
-            uint32_t tile = base + at.i, stage = tile % S::STAGES, pv_tile = 0;
+            uint32_t tile = base + it.i, stage = tile % S::STAGES, pv_tile = 0;
             wait_full<S>(s->k_full, &s->k_claimed, k_seen, tile, w.list >= 0);
             attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + stage * S::TILE);
             wgmma_wait_group<0>();
             wgmma_fence_accumulators(sc);
             if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[stage]));
-            if (needs_mask(at.tile)) mask_scores<S>(sc, keep, at.tile);
+            if (needs_mask(it.tile)) mask_scores<S>(sc, keep, it.tile);
             bool rescale = false, pv_pending = false; // O is still zero, so the first rescale is ignored
             softmax<S>(sc, m, sum, rescale_factor, x.scale_log2, x.rescale_above);
             for (;;) {
-                // The softmax at the end of the last iteration overlaps O += P*V. ptxas cannot sink it past at.next()'s
+                // The softmax at the end of the last iteration overlaps O += P*V. ptxas cannot sink it past it.next()'s
                 // branches, so it stays ahead of wgmma_wait_group.
-                bool more = at.next(x, w, warpgroup);
-                uint32_t next_tile = base + at.i, ks = next_tile % S::STAGES, vs = tile % S::STAGES;
+                bool more = it.next(x, w, warpgroup);
+                uint32_t next_tile = base + it.i, ks = next_tile % S::STAGES, vs = tile % S::STAGES;
                 wgmma_wait_group<0>();
                 wgmma_fence_accumulators(o);
                 if (pv_pending && lane == 0) mbarrier_arrive(smem_address(&s->v_empty[pv_tile % S::STAGES]));
@@ -397,7 +401,7 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
                 wgmma_wait_group<1>();
                 wgmma_fence_accumulators(sc);
                 if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[ks]));
-                if (needs_mask(at.tile)) mask_scores<S>(sc, keep, at.tile);
+                if (needs_mask(it.tile)) mask_scores<S>(sc, keep, it.tile);
                 rescale = softmax<S>(sc, m, sum, rescale_factor, x.scale_log2, x.rescale_above), pv_pending = true;
                 wgmma_fence_accumulators(sc);
                 pv_tile = tile, tile = next_tile;
@@ -417,18 +421,6 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
 }
 
 // ---- epilogue ----
-
-__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
-}
-
-// Offset of vector `vec16` of 16 bytes of row `row` in a swizzled chunk.
-__device__ __forceinline__ uint32_t swizzled_offset(int row, int vec16) { return row * 128 + (vec16 ^ (row & 7)) * 16; }
 
 // LSE and O = o/sum of the warpgroup's rows from `row` on. A warp stages its 16 rows of O over its rows of Q, and
 // stores them 16 bytes a lane.
@@ -451,21 +443,21 @@ __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &
 #pragma unroll
     for (int e = 0; e < S::D / 2; e++) o[e] *= sum[e / 2 % 2];
     named_barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); // the warpgroup's products have read Q
-    uint32_t at = q + warp * 2048;
+    uint32_t staging = q + warp * 2048;
 #pragma unroll
     for (int j = 0; j < S::D / 16; j++) {
         uint32_t p[4];
 #pragma unroll
-        for (int e = 0; e < 4; e++) p[e] = attention_pack_2(E(), o[j * 8 + 2 * e], o[j * 8 + 2 * e + 1]);
-        stmatrix_x4(at + j / 4 * ATTENTION_CHUNK + swizzled_offset(lane % 16, j % 4 * 2 + lane / 16), p[0], p[1], p[2],
-                    p[3]);
+        for (int e = 0; e < 4; e++) p[e] = pack_2(E(), o[j * 8 + 2 * e], o[j * 8 + 2 * e + 1]);
+        stmatrix_x4(staging + j / 4 * ATTENTION_CHUNK + swizzled_offset(lane % 16, j % 4 * 2 + lane / 16), p[0], p[1],
+                    p[2], p[3]);
     }
     __syncwarp();
     E *to = (E *)x.o + t.batch * x.o_batch_stride + t.head * x.o_head_stride + lane % 8 * 8;
 #pragma unroll
     for (int j = 0; j < S::CHUNKS * 4; j++) {
         int i = j % 4 * 4 + lane / 8, column = j / 4 * 64;
-        uint4 v = load_shared_16(at + j / 4 * ATTENTION_CHUNK + swizzled_offset(i, lane % 8));
+        uint4 v = ld_shared_v4(staging + j / 4 * ATTENTION_CHUNK + swizzled_offset(i, lane % 8));
         if (row + i < t.w.row_end && column + lane % 8 * 8 < x.dim)
             __stcg((uint4 *)(to + (row + i) * x.o_row_stride + column), v);
     }
@@ -486,16 +478,14 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     __syncthreads();
     griddepcontrol_wait();
     if (threadIdx.x >= S::CONSUMERS) {
-        if (S::PRODUCER_REGISTERS) setmaxnreg_dec<S::PRODUCER_REGISTERS ? S::PRODUCER_REGISTERS : 24>();
+        if constexpr (S::WARPGROUPS > 1) setmaxnreg_dec<S::PRODUCER_REGISTERS>();
         if (threadIdx.x == S::CONSUMERS) producer<S>(x, m, s, smem_address(memory));
         __syncwarp();
     } else {
-        if (S::PRODUCER_REGISTERS) setmaxnreg_inc<S::CONSUMER_REGISTERS>();
+        if constexpr (S::WARPGROUPS > 1) setmaxnreg_inc<S::CONSUMER_REGISTERS>();
         consumer<T, S>(x, s, smem_address(memory));
     }
-    if (gridDim.x >= x.work_tiles) return;
-    __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(x.counter + 1, 1u) == gridDim.x - 1) x.counter[0] = x.counter[1] = 0;
+    sat_tile_counter_end(x.counter, x.work_tiles);
 }
 
 // ---- instances ----
@@ -507,7 +497,7 @@ struct instance {
     sat_status (*start)(const sat_launch *l, const kernel_args &x, const tensor_maps &m);
 };
 
-static int64_t tile_rows(const instance *k) { return (int64_t)k->warpgroups * SAT_WARPGROUP_ROWS; }
+static int64_t tile_rows(const instance *inst) { return (int64_t)inst->warpgroups * SAT_WARPGROUP_ROWS; }
 
 template <typename T, typename S>
 static sat_status start(const sat_launch *l, const kernel_args &x, const tensor_maps &m) {
@@ -531,10 +521,10 @@ static constexpr instance instances[] = {
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
     const sat_instance *i = &v->instance;
-    for (const instance &k : i->dtype == SAT_F16 ? instances<sat_f16_math> : instances<sat_bf16_math>)
-        if (tile_rows(&k) == i->tile_m && k.tile_keys == i->tile_n && p->attention.dim <= k.max_dim &&
-            p->attention.dim > k.above_dim)
-            return &k;
+    for (const instance &inst : i->dtype == SAT_F16 ? instances<sat_f16> : instances<sat_bf16>)
+        if (tile_rows(&inst) == i->tile_m && inst.tile_keys == i->tile_n && p->attention.dim <= inst.max_dim &&
+            p->attention.dim > inst.above_dim)
+            return &inst;
     return NULL;
 }
 
@@ -542,8 +532,8 @@ static const instance *instance_for(const sat_variant *v, const sat_problem *p) 
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const sat_attention *t = &p->attention;
-    const instance *k = instance_for(v, p);
-    if (d->capability != 90 || !k || p->a_dtype != v->instance.dtype || p->a_align % 16 || p->c_align % 16)
+    const instance *inst = instance_for(v, p);
+    if (d->capability != 90 || !inst || p->a_dtype != v->instance.dtype || p->a_align % 16 || p->c_align % 16)
         return false;
     if (p->m <= 0 || p->n <= 0 || p->batch <= 0) return false;
     if (p->m >= SAT_ATTENTION_MAX_LENGTH || p->n >= SAT_ATTENTION_MAX_LENGTH) return false;
@@ -552,28 +542,29 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
         !attention_map_fits(p, t->k, t->kv_heads, p->n) || !attention_map_fits(p, t->v, t->kv_heads, p->n))
         return false;
     sat_mask mask = sat_mask_of(p, a);
-    double items = (double)sat_max_items(&mask, k->warpgroups);
+    double items = (double)sat_max_items(&mask, inst->warpgroups);
     if (items * (double)p->batch * (double)t->heads >= 1 << 30) return false;
     if (mask.full) return true;
-    // Lists are for blocks whose sides are multiples of 64 (the variants' 64n), which half tiles of 40 keys do not
-    // divide. So 80-key tiles visit ranges only.
-    int half_keys = k->tile_keys / 2;
+    // Lists are for blocks with sides a multiple of 64, which half tiles of 40 keys do not divide. So 80-key tiles
+    // visit ranges only.
+    int half_keys = inst->tile_keys / 2;
     return 64 % half_keys == 0 && sat_lists_fit(&mask, half_keys) &&
            sat_max_listed(&mask, a->stored_blocks, half_keys) < 1 << 30;
 }
 
 // The time of a work tile's key tiles on one multiprocessor, times the work tiles that each has.
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    const instance *k = instance_for(v, p);
+    const instance *inst = instance_for(v, p);
     sat_mask mask = sat_mask_of(p, a);
-    double heads = (double)(p->batch * p->attention.heads), rows = (double)tile_rows(k), keys = k->tile_keys;
-    double work_tiles = ((double)((p->m + tile_rows(k) - 1) / tile_rows(k)) + (double)mask.sequences / 2) * heads;
+    double heads = (double)(p->batch * p->attention.heads), rows = (double)tile_rows(inst), keys = inst->tile_keys;
+    double work_tiles = ((double)((p->m + tile_rows(inst) - 1) / tile_rows(inst)) + (double)mask.sequences / 2) * heads;
     double kept = sat_pairs(p, a) / fmax(1, heads * (double)p->m), most = ceil((double)p->n / keys), key_tiles, longest;
     bool uneven = mask.causal || mask.sequences || !mask.full;
     if (mask.full) key_tiles = fmin(most, kept / keys + (mask.causal || mask.window ? rows / keys / 2 + 0.5 : 0.5));
-    else key_tiles = kept / keys * (k->warpgroups > 1 && mask.block_rows < tile_rows(k) ? 1.6 : 1.1);
+    else key_tiles = kept / keys * (inst->warpgroups > 1 && mask.block_rows < tile_rows(inst) ? 1.6 : 1.1);
     longest = fmin(most, uneven ? 2 * key_tiles : key_tiles);
-    double key_tile_time = 4 * k->max_dim * rows * keys / (k->speed * d->flop_rate[p->a_dtype] / d->multiprocessors);
+    double key_tile_time =
+        4 * inst->max_dim * rows * keys / (inst->speed * d->flop_rate[p->a_dtype] / d->multiprocessors);
     double waves = work_tiles / d->multiprocessors, key_tiles_per_sm = waves * key_tiles;
     if (!uneven && waves < 8) key_tiles_per_sm = ceil(waves) * key_tiles;
     return fmax(fmax(key_tiles_per_sm, longest) * key_tile_time, sat_attention_bytes(p, a) / d->memory_rate) + 4e-6;
@@ -590,23 +581,21 @@ struct state {
     const void *mapped[3]; // the operands that the maps were encoded for
 };
 
-enum { COUNTER_BYTES = 256 };
-
 static size_t round_up(double bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
-    const instance *k = instance_for(v, p);
+    const instance *inst = instance_for(v, p);
     sat_mask mask = sat_mask_of(p, a);
-    if (sat_mask_is_regular(&mask)) return COUNTER_BYTES;
-    double items = (double)(sat_max_items(&mask, k->warpgroups) * sat_mask_count(&mask, p));
-    double listed = mask.full ? 0 : sat_max_listed(&mask, a->stored_blocks, k->tile_keys / 2);
-    return COUNTER_BYTES + round_up(items * sizeof(sat_cta_work)) + round_up(listed * sizeof(sat_key_tile));
+    if (sat_mask_is_regular(&mask)) return SAT_COUNTER_BYTES;
+    double items = (double)(sat_max_items(&mask, inst->warpgroups) * sat_mask_count(&mask, p));
+    double listed = mask.full ? 0 : sat_max_listed(&mask, a->stored_blocks, inst->tile_keys / 2);
+    return SAT_COUNTER_BYTES + round_up(items * sizeof(sat_cta_work)) + round_up(listed * sizeof(sat_key_tile));
 }
 
 static cudaError_t upload_work(const sat_prepare *q, const sat_work *w, int64_t masks, state *st) {
     cudaStream_t stream = (cudaStream_t)q->stream;
-    char *to = (char *)q->workspace + COUNTER_BYTES;
+    char *to = (char *)q->workspace + SAT_COUNTER_BYTES;
     size_t bytes = (size_t)(w->items * masks) * sizeof *w->item;
     st->item = (const sat_cta_work *)to, st->items = (int)w->items;
     st->listed = (const sat_key_tile *)(to + round_up((double)bytes));
@@ -617,20 +606,18 @@ static cudaError_t upload_work(const sat_prepare *q, const sat_work *w, int64_t 
     return e;
 }
 
-static sat_status prepare_state(const sat_prepare *q, const instance *k, state *st) {
+static sat_status prepare_state(const sat_prepare *q, const instance *inst, state *st) {
     sat_mask mask = sat_mask_of(q->problem, q->pattern);
     int64_t masks = mask.full ? 1 : sat_mask_count(&mask, q->problem);
     sat_work work = {};
-    st->items = (int)((q->problem->m + tile_rows(k) - 1) / tile_rows(k));
-    st->counter = (unsigned *)q->workspace;
-    cudaError_t e = cudaMemsetAsync(st->counter, 0, COUNTER_BYTES, (cudaStream_t)q->stream);
-    if (!sat_mask_is_regular(&mask)) {
-        if (!sat_work_make(&mask, masks, q->pattern->stored_blocks, k->warpgroups, k->tile_keys / 2, &work)) {
-            sat_work_free(&work);
-            return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule", q->variant->name);
-        }
-        if (e == cudaSuccess) e = upload_work(q, &work, masks, st);
+    st->items = (int)((q->problem->m + tile_rows(inst) - 1) / tile_rows(inst));
+    sat_status status = sat_tile_counter_init(q, SAT_COUNTER_BYTES, &st->counter); // at the workspace's start
+    if (status != SAT_OK || sat_mask_is_regular(&mask)) return status;
+    if (!sat_work_make(&mask, masks, q->pattern->stored_blocks, inst->warpgroups, inst->tile_keys / 2, &work)) {
+        sat_work_free(&work);
+        return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule", q->variant->name);
     }
+    cudaError_t e = upload_work(q, &work, masks, st);
     if (e == cudaSuccess) e = cudaStreamSynchronize((cudaStream_t)q->stream);
     sat_work_free(&work);
     if (e == cudaSuccess) return SAT_OK;
@@ -654,11 +641,11 @@ static sat_status encode_maps(const sat_launch *l, int key_box, state *st) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
     void *const *o = l->operands;
-    if (tensormaps_current(st->mapped, o)) return SAT_OK;
+    if (tensormaps_reuse(st->mapped, o)) return SAT_OK;
     if (!attention_encode_map(p, o[0], t->q, t->heads, p->m, SAT_WARPGROUP_ROWS, &st->maps.q) ||
         !attention_encode_map(p, o[1], t->k, t->kv_heads, p->n, key_box, &st->maps.k) ||
         !attention_encode_map(p, o[2], t->v, t->kv_heads, p->n, key_box, &st->maps.v))
-        return tensormap_failed(l, st->mapped);
+        return tensormaps_failed(l, st->mapped);
     return SAT_OK;
 }
 
@@ -676,21 +663,21 @@ static int heads_in_flight(const sat_problem *p, const sat_device *d, bool uneve
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
-    const instance *k = instance_for(l->variant, p);
+    const instance *inst = instance_for(l->variant, p);
     state *st = (state *)l->state;
     sat_mask mask = sat_mask_of(p, l->pattern);
     kernel_args x = {};
     x.counter = st->counter, x.item = st->item, x.listed = st->listed, x.items = st->items;
     x.all_heads = (int)(p->batch * t->heads), x.work_tiles = (unsigned)(x.items * x.all_heads);
     x.heads_in_flight = heads_in_flight(p, l->device, mask.causal || mask.sequences || !mask.full);
-    x.half_boxes = !mask.full, x.mask_per_head = x.half_boxes && mask.head_rows;
+    x.two_boxes_per_tile = !mask.full, x.mask_per_head = x.two_boxes_per_tile && mask.head_rows;
     x.heads = (int)t->heads, x.heads_per_kv = (int)(t->heads / t->kv_heads);
     x.m = (int)p->m, x.n = (int)p->n, x.dim = (int)t->dim, x.band = sat_band_of(&mask);
     x.scale_log2 = (float)(p->alpha * 1.4426950408889634), x.rescale_above = 8 / x.scale_log2;
     x.o = l->operands[3], x.lse = t->lse ? (float *)l->operands[4] : NULL;
     x.o_batch_stride = t->o.batch_stride, x.o_head_stride = t->o.head_stride, x.o_row_stride = t->o.row_stride;
-    sat_status status = encode_maps(l, x.half_boxes ? k->tile_keys / 2 : k->tile_keys, st);
-    return status == SAT_OK ? k->start(l, x, st->maps) : status;
+    sat_status status = encode_maps(l, x.two_boxes_per_tile ? inst->tile_keys / 2 : inst->tile_keys, st);
+    return status == SAT_OK ? inst->start(l, x, st->maps) : status;
 }
 
 static void release(const sat_variant *v, void *st) {

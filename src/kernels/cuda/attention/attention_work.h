@@ -29,7 +29,7 @@ typedef struct sat_key_tile {
 
 SAT_BOTH static inline int32_t sat_first_key(sat_key_tile t) { return t.first & ~(SAT_KEY_ALIGN - 1); }
 /* Of a list: the mask of the warpgroups that visit the tile. */
-SAT_BOTH static inline int32_t sat_visitors(sat_key_tile t) { return t.first & (SAT_KEY_ALIGN - 1); }
+SAT_BOTH static inline int32_t sat_warpgroup_mask(sat_key_tile t) { return t.first & (SAT_KEY_ALIGN - 1); }
 
 SAT_BOTH static inline int32_t sat_min_i32(int32_t x, int32_t y) { return x < y ? x : y; }
 SAT_BOTH static inline int32_t sat_max_i32(int32_t x, int32_t y) { return x > y ? x : y; }

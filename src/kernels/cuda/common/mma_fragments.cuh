@@ -1,34 +1,34 @@
 /* Operand tiles in shared memory, and the fragments of mma.sync that a warp reads from them.
  *
- * A tile consists of lines, a line of 16-byte chunks. In a K-major tile a line runs along k: a row of A or a column of
- * B. In an MN-major tile a line runs along m or n, one line for each k. So op(A) = A and column-major B are K-major;
- * op(A) = A^T and row-major B are MN-major. Chunks are swizzled within 128 bytes, so that the eight chunks which one
- * access reads from eight lines are in different banks. */
+ * A tile consists of lines, a line of vectors of 16 bytes (vec16). In a K-major tile a line runs along k: a row of A or
+ * a column of B. In an MN-major tile a line runs along m or n, one line for each k. So op(A) = A and column-major B are
+ * K-major; op(A) = A^T and row-major B are MN-major. Vectors are swizzled within 128 bytes, so that the eight vectors
+ * which one access reads from eight lines are in different banks. */
 #ifndef SAT_MMA_FRAGMENTS_CUH
 #define SAT_MMA_FRAGMENTS_CUH
 
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/ptx_sm80.cuh"
 
 /* ---- swizzle ---- */
 
-/* The number that a line's chunk indices are XORed with; CHUNKS in a line. PAIRED: an access reads two neighbouring
- * chunks of four lines instead of one chunk of eight lines. */
-template <int CHUNKS, int PAIRED> __host__ __device__ constexpr int mma_swizzle(int line) {
-    return ((line / (CHUNKS >= 8 ? 1 : 8 / CHUNKS)) << PAIRED) & ((CHUNKS >= 8 ? 8 : CHUNKS) - 1);
+/* The number that a line's vector indices are XORed with; VECTORS in a line. PAIRED: an access reads two neighbouring
+ * vectors of four lines instead of one vector of eight lines. */
+template <int VECTORS, int PAIRED> __host__ __device__ constexpr int mma_swizzle(int line) {
+    return ((line / (VECTORS >= 8 ? 1 : 8 / VECTORS)) << PAIRED) & ((VECTORS >= 8 ? 8 : VECTORS) - 1);
 }
 
-/* Byte offset of a chunk in its tile. */
-template <int CHUNKS, int PAIRED> __host__ __device__ constexpr int mma_chunk_offset(int line, int chunk) {
-    return (line * CHUNKS + (chunk ^ mma_swizzle<CHUNKS, PAIRED>(line))) * 16;
+/* Byte offset of a vector in its tile. */
+template <int VECTORS, int PAIRED> __host__ __device__ constexpr int mma_vec16_offset(int line, int vec16) {
+    return (line * VECTORS + (vec16 ^ mma_swizzle<VECTORS, PAIRED>(line))) * 16;
 }
 
-/* From an offset to the same chunk `lines` below, and to `chunks` further in the same line. Both require that the bits
- * which are added are zero in the original line and chunk, and that tiles begin at multiples of 1024 bytes. */
-template <int CHUNKS, int PAIRED> __device__ __forceinline__ uint32_t mma_lines_below(uint32_t offset, int lines) {
-    return (offset ^ (uint32_t)(mma_swizzle<CHUNKS, PAIRED>(lines) * 16)) + (uint32_t)(lines * CHUNKS * 16);
+/* From an offset to the same vector `lines` below, and to `vectors` further in the same line. Both require that the
+ * bits which are added are zero in the original line and vector, and that tiles begin at multiples of 1024 bytes. */
+template <int VECTORS, int PAIRED> __device__ __forceinline__ uint32_t mma_lines_below(uint32_t offset, int lines) {
+    return (offset ^ (uint32_t)(mma_swizzle<VECTORS, PAIRED>(lines) * 16)) + (uint32_t)(lines * VECTORS * 16);
 }
-__device__ __forceinline__ uint32_t mma_chunks_along(uint32_t offset, int chunks) {
-    return offset ^ (uint32_t)(chunks * 16);
+__device__ __forceinline__ uint32_t mma_vectors_along(uint32_t offset, int vectors) {
+    return offset ^ (uint32_t)(vectors * 16);
 }
 
 /* ---- kinds of products ----
@@ -55,18 +55,18 @@ template <class MATH> struct mma_16bit {
     template <int MT, int NT> __device__ static void round_operands(a (&)[MT], b (&)[NT]) {}
 
     template <int MN, int BK, bool K_MAJOR> __device__ static int lane_offset_a(int lane, int first) {
-        if (K_MAJOR) return mma_chunk_offset<BK / 8, 0>(first + (lane & 15), lane >> 4);
-        return mma_chunk_offset<MN / 8, 0>((lane >> 4) * 8 + (lane & 7), first / 8 + ((lane >> 3) & 1));
+        if (K_MAJOR) return mma_vec16_offset<BK / 8, 0>(first + (lane & 15), lane >> 4);
+        return mma_vec16_offset<MN / 8, 0>((lane >> 4) * 8 + (lane & 7), first / 8 + ((lane >> 3) & 1));
     }
     template <int MN, int BK, bool K_MAJOR> __device__ static int lane_offset_b(int lane, int first) {
-        if (K_MAJOR) return mma_chunk_offset<BK / 8, 0>(first + (lane >> 4) * 8 + (lane & 7), (lane >> 3) & 1);
-        return mma_chunk_offset<MN / 8, 0>(lane & 15, first / 8 + (lane >> 4));
+        if (K_MAJOR) return mma_vec16_offset<BK / 8, 0>(first + (lane >> 4) * 8 + (lane & 7), (lane >> 3) & 1);
+        return mma_vec16_offset<MN / 8, 0>(lane & 15, first / 8 + (lane >> 4));
     }
     /* A 16 x 16 part of the tile: number i in m or n, number kk in k. */
     template <int MN, int BK, bool K_MAJOR>
     __device__ static __forceinline__ void load(uint32_t (&r)[4], uint32_t offset, int i, int kk) {
-        if (K_MAJOR) ldmatrix_x4(r, mma_lines_below<BK / 8, 0>(mma_chunks_along(offset, 2 * kk), 16 * i));
-        else ldmatrix_x4_trans(r, mma_lines_below<MN / 8, 0>(mma_chunks_along(offset, 2 * i), 16 * kk));
+        if (K_MAJOR) ldmatrix_x4(r, mma_lines_below<BK / 8, 0>(mma_vectors_along(offset, 2 * kk), 16 * i));
+        else ldmatrix_x4_trans(r, mma_lines_below<MN / 8, 0>(mma_vectors_along(offset, 2 * i), 16 * kk));
     }
     template <int MN, int BK, bool K_MAJOR, int COUNT>
     __device__ static __forceinline__ void load_a(a (&x)[COUNT], uint32_t offset, int kk) {
@@ -120,11 +120,11 @@ struct mma_tf32 {
         for (int i = 0; i < NT; i++) round(y[i].r);
     }
     template <int MN, int BK, bool K_MAJOR> __device__ static int lane_offset_a(int lane, int first) {
-        if (K_MAJOR) return mma_chunk_offset<BK / 4, 0>(first + (lane & 15), lane >> 4);
-        return mma_chunk_offset<MN / 4, 1>(lane & 3, first / 4 + (lane >> 4)) + ((lane >> 2) & 3) * 4;
+        if (K_MAJOR) return mma_vec16_offset<BK / 4, 0>(first + (lane & 15), lane >> 4);
+        return mma_vec16_offset<MN / 4, 1>(lane & 3, first / 4 + (lane >> 4)) + ((lane >> 2) & 3) * 4;
     }
     template <int MN, int BK, bool K_MAJOR> __device__ static int lane_offset_b(int lane, int first) {
-        if (K_MAJOR) return mma_chunk_offset<BK / 4, 0>(first + (lane >> 4) * 8 + (lane & 7), (lane >> 3) & 1);
+        if (K_MAJOR) return mma_vec16_offset<BK / 4, 0>(first + (lane >> 4) * 8 + (lane & 7), (lane >> 3) & 1);
         return lane_offset_a<MN, BK, false>(lane, first);
     }
     template <int MN, int BK, bool K_MAJOR, int COUNT>
@@ -132,11 +132,11 @@ struct mma_tf32 {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             if (K_MAJOR) {
-                ldmatrix_x4(x[i].r, mma_lines_below<BK / 4, 0>(mma_chunks_along(offset, 2 * kk), 16 * i));
+                ldmatrix_x4(x[i].r, mma_lines_below<BK / 4, 0>(mma_vectors_along(offset, 2 * kk), 16 * i));
             } else {
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    x[i].r[e] = ld_shared_b32(mma_lines_below<MN / 4, 1>(mma_chunks_along(offset, 4 * i + (e & 1) * 2),
+                    x[i].r[e] = ld_shared_b32(mma_lines_below<MN / 4, 1>(mma_vectors_along(offset, 4 * i + (e & 1) * 2),
                                                                          8 * kk + (e >> 1) * 4));
             }
         }
@@ -146,11 +146,11 @@ struct mma_tf32 {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             if (!K_MAJOR) {
-                x[i].r[0] = ld_shared_b32(mma_lines_below<MN / 4, 1>(mma_chunks_along(offset, 2 * i), 8 * kk));
-                x[i].r[1] = ld_shared_b32(mma_lines_below<MN / 4, 1>(mma_chunks_along(offset, 2 * i), 8 * kk + 4));
+                x[i].r[0] = ld_shared_b32(mma_lines_below<MN / 4, 1>(mma_vectors_along(offset, 2 * i), 8 * kk));
+                x[i].r[1] = ld_shared_b32(mma_lines_below<MN / 4, 1>(mma_vectors_along(offset, 2 * i), 8 * kk + 4));
             } else if (i % 2 == 0) { /* the b fragments of 16 columns */
                 uint32_t r[4];
-                ldmatrix_x4(r, mma_lines_below<BK / 4, 0>(mma_chunks_along(offset, 2 * kk), 8 * i));
+                ldmatrix_x4(r, mma_lines_below<BK / 4, 0>(mma_vectors_along(offset, 2 * kk), 8 * i));
                 x[i].r[0] = r[0], x[i].r[1] = r[1];
                 x[i + 1].r[0] = r[2], x[i + 1].r[1] = r[3];
             }
@@ -179,8 +179,8 @@ template <int ROWS, int DEPTH> struct mma_f64 {
 
     template <int MN, int BK, bool K_MAJOR> __device__ static int lane_offset_a(int lane, int first) {
         int row = lane >> 2, k = lane & 3;
-        if (K_MAJOR) return mma_chunk_offset<BK / 2, 1>(first + row, k >> 1) + (k & 1) * 8;
-        return mma_chunk_offset<MN / 2, 1>(k, first / 2 + (row >> 1)) + (row & 1) * 8;
+        if (K_MAJOR) return mma_vec16_offset<BK / 2, 1>(first + row, k >> 1) + (k & 1) * 8;
+        return mma_vec16_offset<MN / 2, 1>(k, first / 2 + (row >> 1)) + (row & 1) * 8;
     }
     template <int MN, int BK, bool K_MAJOR> __device__ static int lane_offset_b(int lane, int first) {
         return lane_offset_a<MN, BK, K_MAJOR>(lane, first);
@@ -188,8 +188,8 @@ template <int ROWS, int DEPTH> struct mma_f64 {
     /* The lane's element of the 8 x 4 part of the tile: number i in m or n, number kk in k. */
     template <int MN, int BK, bool K_MAJOR>
     __device__ static __forceinline__ double load(uint32_t offset, int i, int kk) {
-        if (K_MAJOR) return ld_shared_f64(mma_lines_below<BK / 2, 1>(mma_chunks_along(offset, 2 * kk), 8 * i));
-        return ld_shared_f64(mma_lines_below<MN / 2, 1>(mma_chunks_along(offset, 4 * i), 4 * kk));
+        if (K_MAJOR) return ld_shared_f64(mma_lines_below<BK / 2, 1>(mma_vectors_along(offset, 2 * kk), 8 * i));
+        return ld_shared_f64(mma_lines_below<MN / 2, 1>(mma_vectors_along(offset, 4 * i), 4 * kk));
     }
     template <int MN, int BK, bool K_MAJOR, int COUNT>
     __device__ static __forceinline__ void load_a(a (&x)[COUNT], uint32_t offset, int kk) {

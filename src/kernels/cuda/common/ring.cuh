@@ -11,7 +11,7 @@
 #ifndef SAT_RING_CUH
 #define SAT_RING_CUH
 
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/ptx_sm90.cuh"
 
 enum { SAT_MAX_STAGES = 16, SAT_QUEUE_TILES = 4 };
 
@@ -21,38 +21,30 @@ template <typename TILE> struct sat_ring_shared {
     TILE tiles[SAT_QUEUE_TILES];
 };
 
-/* By the first warp: makes the barriers. `consumer_warps` read stages and tiles; `more_warps` only tiles. */
+/* By the first warp: makes the barriers. `consumer_warps` read stages and tiles; `tile_only_warps`, other producers,
+ * read tiles. */
 template <int STAGES, typename TILE>
-__device__ __forceinline__ void sat_ring_init(sat_ring_shared<TILE> *s, int consumer_warps, int more_warps = 0) {
+__device__ __forceinline__ void sat_ring_init(sat_ring_shared<TILE> *s, int consumer_warps, int tile_only_warps = 0) {
     int i = threadIdx.x;
     if (i < STAGES) {
         mbarrier_init(smem_address(&s->full[i]), 1);
         mbarrier_init(smem_address(&s->empty[i]), consumer_warps);
     } else if (i < STAGES + SAT_QUEUE_TILES) {
         mbarrier_init(smem_address(&s->tile_full[i - STAGES]), 1);
-        mbarrier_init(smem_address(&s->tile_empty[i - STAGES]), consumer_warps + more_warps);
+        mbarrier_init(smem_address(&s->tile_empty[i - STAGES]), consumer_warps + tile_only_warps);
     }
     fence_mbarrier_init();
 }
 
-/* By all threads, where copies do not fill the memory of A: rows that no copy writes are zero, since multiplying zeros
- * takes less power. */
+/* By all threads, where copies do not fill the memory of A: the rows that no copy writes become zero. The result does
+ * not need it, since those rows are not stored; but products of zeros draw less power, so clocks stay up. */
 template <int BYTES, int THREADS> __device__ __forceinline__ void sat_clear_shared(char *memory) {
     for (int i = threadIdx.x; i < BYTES / 16; i += THREADS) ((uint4 *)memory)[i] = make_uint4(0, 0, 0, 0);
     fence_proxy_async();
 }
 
-/* A warp's pipeline state: the next stage of the ring, and the phase to wait for. */
-template <int STAGES> struct sat_pipeline_state {
-    int stage = 0;
-    uint32_t phase;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) stage = 0, phase ^= 1;
-    }
-};
-
-/* The same for the queue of tiles: the next entry, and the phase to wait for. */
+/* A warp's pipeline state of the queue of tiles: the next entry, and the phase to wait for. A kernel has a state of its
+ * own for the stages. */
 template <typename TILE> struct sat_tile_queue {
     int entry = 0;
     uint32_t phase;

@@ -44,21 +44,21 @@ typedef struct sat_split_row {
 
 typedef struct sat_schedule {
     int64_t items, splits, partials; /* work items, split rows, partial sums */
-    int64_t heavy;        /* the first `heavy` items have over twice the mean number of blocks of the items with any */
-    bool even;            /* no item has over 5/4 of that mean */
-    sat_work_item *item;  /* the work items, longest first; NULL where they were only counted */
-    sat_split_row *split; /* the split rows */
+    int64_t heavy;                   /* the first `heavy` items have more than 2x the mean over non-empty items */
+    bool even;                       /* no item has more than 1.25x that mean */
+    sat_work_item *item;             /* the work items, longest first; NULL where they were only counted */
+    sat_split_row *split;            /* the split rows */
 } sat_schedule;
 
 /* The largest number of blocks that a work item should have for `workers` CTAs to get even shares, where each row is
- * read `times` times (once per tile of its output). At least `least`: for fewer blocks a partial sum costs more than
+ * read `times` times (once per tile of its output). At least `minimum`: for fewer blocks a partial sum costs more than
  * the balance gains. */
-static inline int64_t sat_schedule_share(const sat_rows *r, int64_t times, int64_t workers, int64_t least) {
+static inline int64_t sat_schedule_share(const sat_rows *r, int64_t times, int64_t workers, int64_t minimum) {
     double fair = (double)r->ptr[r->count] * (double)times / (double)sat_max(1, workers);
-    return sat_max(least, fair < 1e15 ? (int64_t)fair + 1 : INT64_MAX);
+    return sat_max(minimum, fair < 1e15 ? (int64_t)fair + 1 : INT64_MAX);
 }
 
-/* Into how many items a row is split. A row slightly above the share stays whole. */
+/* Into how many items a row is split. A row of up to 1.25x the share is not split. */
 static inline int64_t sat_schedule_parts(int64_t blocks, int64_t share) {
     return blocks - share <= share / 4 ? 1 : (blocks + share - 1) / share;
 }
@@ -153,8 +153,8 @@ typedef struct sat_tile_coordinates {
 } sat_tile_coordinates;
 
 /* How many panels of `panel_bytes` are worked on at a time: enough for `tiles` tiles, but no more than L2 holds beside
- * what is written. One where no item is a quarter longer than the mean. All groups get nearly the same number of
- * panels, since a small last group would begin long tiles late. */
+ * what is written. Returns 1 if the items are even (none has more than 1.25x the mean). All groups get nearly the same
+ * number of panels, since a small last group would begin long tiles late. */
 static inline unsigned sat_panels_in_flight(bool even, int64_t tiles_of_panel, int64_t panels, double panel_bytes,
                                             double tiles, double l2_bytes) {
     double wanted = ceil(tiles / (double)sat_max(1, tiles_of_panel));
@@ -164,19 +164,20 @@ static inline unsigned sat_panels_in_flight(bool even, int64_t tiles_of_panel, i
 }
 
 /* Where tile `number` is. */
-SAT_BOTH static inline sat_tile_coordinates sat_tile_at(const sat_tile_order *d, unsigned number) {
-    unsigned heavy_tiles = d->heavy * d->slices * d->panels, rest = number / d->slices;
+SAT_BOTH static inline sat_tile_coordinates sat_tile_at(const sat_tile_order *order, unsigned number) {
+    unsigned heavy_tiles = order->heavy * order->slices * order->panels, rest = number / order->slices;
     sat_tile_coordinates t;
-    t.slice = number % d->slices;
+    t.slice = number % order->slices;
     if (number < heavy_tiles) {
-        t.item = rest / d->panels, t.panel = rest % d->panels;
+        t.item = rest / order->panels, t.panel = rest % order->panels;
     } else {
-        unsigned light = d->items - d->heavy, from, wide; /* items; the group's first panel; its number of panels */
-        rest -= d->heavy * d->panels;
-        from = rest / (light * d->panels_in_flight) * d->panels_in_flight;
-        wide = d->panels - from < d->panels_in_flight ? d->panels - from : d->panels_in_flight;
+        unsigned light = order->items - order->heavy, from,
+                 wide; /* items; the group's first panel; its number of panels */
+        rest -= order->heavy * order->panels;
+        from = rest / (light * order->panels_in_flight) * order->panels_in_flight;
+        wide = order->panels - from < order->panels_in_flight ? order->panels - from : order->panels_in_flight;
         rest -= from * light;
-        t.item = d->heavy + rest / wide, t.panel = from + rest % wide;
+        t.item = order->heavy + rest / wide, t.panel = from + rest % wide;
     }
     return t;
 }
@@ -276,13 +277,11 @@ static inline sat_status sat_launch_split_reduction(const sat_launch *l, const s
 
 /* A parameter of the kernel. */
 struct sat_tile_scheduler {
-    unsigned *counter; /* [0]: tiles taken beyond each CTA's first; [1]: CTAs that have finished */
+    unsigned *counter; /* of tiles; see sat_tile_counter_init */
     const sat_work_item *items;
     sat_tile_order order;
     unsigned tiles; /* how many there are */
 };
-
-enum { SAT_COUNTER_BYTES = 256 };
 
 /* How many tiles a CTA should find among the panels in flight. Several let the counter balance the load. Less than one
  * keeps fewer panels in L2, for kernels that are bound by reads from L2. */
@@ -291,50 +290,45 @@ static constexpr double SAT_TILES_PER_CTA_BALANCE = 3, SAT_TILES_PER_CTA_L2 = 0.
 /* `panel_bytes`: what all work items together read of one panel. */
 static inline sat_tile_scheduler sat_tile_scheduler_of(const sat_device_schedule &work, unsigned *counter,
                                                        int64_t slices, int64_t panels, double panel_bytes,
-                                                       const sat_device *d,
+                                                       const sat_device *device,
                                                        double tiles_per_cta = SAT_TILES_PER_CTA_BALANCE) {
     sat_tile_scheduler s = {counter, work.item, {(unsigned)work.items, (unsigned)work.heavy}, 0};
     s.order.slices = (unsigned)slices, s.order.panels = (unsigned)panels;
     s.order.panels_in_flight = sat_panels_in_flight(work.even, work.items * slices, panels, panel_bytes,
-                                                    tiles_per_cta * d->multiprocessors, (double)d->l2_bytes);
+                                                    tiles_per_cta * device->multiprocessors, (double)device->l2_bytes);
     s.tiles = s.order.items * s.order.slices * s.order.panels;
     return s;
 }
 
-/* Sets the counter, the last SAT_COUNTER_BYTES of a workspace of `bytes`, to zero. Kernels leave it at zero. */
-static inline sat_status sat_tile_counter_init(const sat_prepare *q, size_t bytes, unsigned **counter) {
-    *counter = (unsigned *)((char *)q->workspace + bytes - SAT_COUNTER_BYTES);
-    cudaError_t e = cudaMemsetAsync(*counter, 0, SAT_COUNTER_BYTES, (cudaStream_t)q->stream);
-    if (e == cudaSuccess) e = cudaStreamSynchronize((cudaStream_t)q->stream);
-    return e == cudaSuccess ? SAT_OK : sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
-}
-
 /* A tile's description as a warp fetches it, in steps: take a number from the counter, then load the work item. Each
- * call of fetch() takes one step and does not wait for its load, so a producer calls it between the blocks or stages
- * of the current tile. */
+ * call of poll() takes one step and does not wait for its load, so a producer calls it between the blocks or stages of
+ * the current tile. */
 struct sat_fetched_tile {
     unsigned number;
     int step; /* 0: take a number; 1: load the work item; 2: done */
-    sat_tile_coordinates at;
+    sat_tile_coordinates coord;
     sat_work_item item;
     int col; /* lane i < SAT_ITEM_COLUMNS: block column of the item's block i */
 
     __device__ __forceinline__ void first() { number = blockIdx.x, step = 1; }
     __device__ __forceinline__ void request_next() { step = 0; }
     /* No tile is left. */
-    __device__ __forceinline__ bool none(const sat_tile_scheduler &d) const { return number >= d.tiles; }
+    __device__ __forceinline__ bool none(const sat_tile_scheduler &scheduler) const {
+        return number >= scheduler.tiles;
+    }
 
     /* Takes one step. False: no step was left, so the item is there, unless none(). */
-    __device__ __forceinline__ bool fetch(const sat_tile_scheduler &d) {
+    __device__ __forceinline__ bool poll(const sat_tile_scheduler &scheduler) {
         if (step == 0) {
-            number = d.tiles; /* if there is a CTA for every tile, there is no next one */
-            if (gridDim.x < d.tiles && threadIdx.x % 32 == 0) number = gridDim.x + atomicAdd(d.counter, 1u);
+            number = scheduler.tiles; /* if there is a CTA for every tile, there is no next one */
+            if (gridDim.x < scheduler.tiles && threadIdx.x % 32 == 0)
+                number = gridDim.x + atomicAdd(scheduler.counter, 1u);
         } else if (step == 1) {
             number = __shfl_sync(~0u, number, 0);
-            if (!none(d)) {
-                at = sat_tile_at(&d.order, number);
-                item = d.items[at.item];
-                if (threadIdx.x % 32 < SAT_ITEM_COLUMNS) col = d.items[at.item].col[threadIdx.x % 32];
+            if (!none(scheduler)) {
+                coord = sat_tile_at(&scheduler.order, number);
+                item = scheduler.items[coord.item];
+                if (threadIdx.x % 32 < SAT_ITEM_COLUMNS) col = scheduler.items[coord.item].col[threadIdx.x % 32];
             }
         } else {
             return false;
@@ -351,11 +345,11 @@ struct sat_lane_blocks {
     /* The item's first blocks. */
     __device__ __forceinline__ void begin(const sat_rows &r, const sat_fetched_tile &t) {
         int lane = threadIdx.x % 32;
-        if (lane >= SAT_ITEM_COLUMNS || r.block) return fetch(r, t.item, 0);
+        if (lane >= SAT_ITEM_COLUMNS || r.block) return load_32(r, t.item, 0);
         block_index = (int)t.item.first + lane, k = t.col * (int)r.bc;
     }
-    /* The blocks from `first` on. */
-    __device__ __forceinline__ void fetch(const sat_rows &r, const sat_work_item &item, int first) {
+    /* The 32 blocks from `first` on. */
+    __device__ __forceinline__ void load_32(const sat_rows &r, const sat_work_item &item, int first) {
         int mine = first + (int)(threadIdx.x % 32);
         if (mine >= item.count) return;
         block_index = (int)sat_block_of(&r, item.first + mine), k = r.col[item.first + mine] * (int)r.bc;
@@ -368,19 +362,13 @@ struct sat_prefetched_tile {
     sat_lane_blocks blocks;
     bool ready;
 
-    __device__ __forceinline__ void fetch(const sat_tile_scheduler &d, const sat_rows &r) {
-        if (ready || tile.fetch(d)) return;
-        if (!tile.none(d)) blocks.begin(r, tile);
+    /* Takes one step of the tile, or loads its first blocks, which makes it ready. */
+    __device__ __forceinline__ void poll(const sat_tile_scheduler &scheduler, const sat_rows &r) {
+        if (ready || tile.poll(scheduler)) return;
+        if (!tile.none(scheduler)) blocks.begin(r, tile);
         ready = true;
     }
 };
-
-/* By all threads at the end of a kernel: the last CTA sets the counter back to zero for the next launch. */
-__device__ __forceinline__ void sat_tile_scheduler_end(const sat_tile_scheduler &d) {
-    if (gridDim.x >= d.tiles) return;
-    __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(d.counter + 1, 1u) == gridDim.x - 1) d.counter[0] = d.counter[1] = 0;
-}
 
 #endif
 #endif

@@ -1,7 +1,7 @@
 /* Stored blocks cut along the lines of dense tiles.
  *
  * A kernel that works on dense tiles of a block-sparse matrix needs to know which tiles hold anything, and what of the
- * stored blocks lies in each. A patch is a rectangle of one block inside one tile. Blocks may have any shape: one block
+ * stored blocks is in each. A patch is a rectangle of one block inside one tile. Blocks may have any shape: one block
  * may be cut into many patches, and one tile may hold patches of many blocks. Made on the host, once a plan. */
 #ifndef SAT_TILE_PATCHES_H
 #define SAT_TILE_PATCHES_H
@@ -73,8 +73,8 @@ static inline void sat_patches_free(sat_patches *x) {
 
 /* Goes through all patches of `r`, whose arrays are in host memory. `count`: patches by tile, which is what there is to
  * do where `at` is NULL; else at[tile] is where its next patch is written. */
-static inline void sat_patches_walk(const sat_rows *r, const sat_patch_shape *s, uint32_t *count, uint32_t *at,
-                                    sat_patch *to) {
+static inline void sat_patches_iterate(const sat_rows *r, const sat_patch_shape *s, uint32_t *count, uint32_t *at,
+                                       sat_patch *to) {
     const int64_t across = sat_patch_tiles_across(s->cols, s->tile_cols);
     for (int64_t row = 0; row < r->count; row++) {
         const int64_t i0 = row * r->br, i1 = sat_min(i0 + r->br, s->rows);
@@ -106,7 +106,7 @@ static inline bool sat_patches_make(const sat_rows *r, const sat_patch_shape *s,
     x->rows = sat_patch_tiles_across(s->rows, s->tile_rows);
     uint32_t *count = (uint32_t *)calloc((size_t)(x->rows * across) + 1, sizeof *count);
     x->ptr = (uint32_t *)malloc(((size_t)x->rows + 1) * sizeof *x->ptr);
-    if (count) sat_patches_walk(r, s, count, NULL, NULL);
+    if (count) sat_patches_iterate(r, s, count, NULL, NULL);
     for (int64_t i = 0; count && i < x->rows * across; i++) x->tiles += count[i] > 0, x->count += count[i];
     x->tile = (sat_patch_tile *)malloc(((size_t)x->tiles + 1) * sizeof *x->tile);
     x->patch = (sat_patch *)malloc(((size_t)x->count + 1) * sizeof *x->patch);
@@ -129,7 +129,7 @@ static inline bool sat_patches_make(const sat_rows *r, const sat_patch_shape *s,
         }
     }
     x->ptr[x->rows] = tiles;
-    sat_patches_walk(r, s, NULL, count, x->patch);
+    sat_patches_iterate(r, s, NULL, count, x->patch);
     free(count);
     return true;
 }

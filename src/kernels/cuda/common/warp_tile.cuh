@@ -95,13 +95,13 @@ __device__ __forceinline__ void st_shared_zeros(uint32_t to) {
 template <class MATH, int MN, int BK, bool K_MAJOR> struct warp_tile {
     typedef typename MATH::element element;
     static constexpr int SIZE = (int)sizeof(element), LINES = K_MAJOR ? MN : BK, LENGTH = K_MAJOR ? BK : MN;
-    static constexpr int CHUNK = 16 / SIZE, BYTES = MN * BK * SIZE; /* elements of 16 bytes; bytes of a tile */
-    static constexpr int IN_FLIGHT = 8;                             /* copies through registers at a time */
+    static constexpr int ELEMENTS = 16 / SIZE, BYTES = MN * BK * SIZE; /* elements of 16 bytes; bytes of a tile */
+    static constexpr int IN_FLIGHT = 8;                                /* copies through registers at a time */
     static_assert(BYTES % 1024 == 0, "swizzled offsets are found by XOR");
 
     __device__ static __forceinline__ uint32_t offset(unsigned line, unsigned at) {
-        return (uint32_t)mma_chunk_offset<LENGTH / CHUNK, MATH::paired(K_MAJOR)>((int)line, (int)(at / CHUNK)) +
-               at % CHUNK * SIZE;
+        return (uint32_t)mma_vec16_offset<LENGTH / ELEMENTS, MATH::paired(K_MAJOR)>((int)line, (int)(at / ELEMENTS)) +
+               at % ELEMENTS * SIZE;
     }
 
     __device__ static __forceinline__ void clear(uint32_t tile, int lane) {

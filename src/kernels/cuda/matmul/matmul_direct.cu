@@ -12,7 +12,7 @@
 //   of each block are multiplied with both, into accumulators of their own, and half of the results is ignored. So no
 //   zero of a padded block is multiplied by an infinity.
 
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/ptx_sm80.cuh"
 #include "kernels/cuda/common/simt_epilogue.cuh"
 #include "kernels/cuda/common/simt_rates.h"
 

@@ -3,9 +3,9 @@
 // that is queued before or after the product costs as much as the product.
 //
 // A CTA has a tile of C, BM x BN. The nonempty tiles of its rows of op(A), BM x BK, are divided among its warps, each
-// of which gathers a tile, loads B's, multiplies and waits for nobody (warp_tile.cuh). Then their sums are added. Where
-// C has too few tiles for a GPU, several CTAs share one: they leave partial sums, and the last to arrive adds them up,
-// in their order.
+// of which gathers a tile, loads B's and multiplies, without CTA barriers (warp_tile.cuh). Then their sums are added.
+// Where C has too few tiles for a GPU, several CTAs share one: they leave partial sums, and the last to arrive adds
+// them up, in their order.
 //
 // A tile has zeros where nothing is stored, and 0*Inf and 0*NaN are NaN. So each sum that is not finite is computed
 // once more, from the stored blocks alone.

@@ -9,7 +9,7 @@
 #ifndef SAT_MATMUL_MMA_CUH
 #define SAT_MATMUL_MMA_CUH
 
-#include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/common/warp_epilogue.cuh"
 #include "kernels/cuda/common/scheduler.h"
 #include "kernels/cuda/common/mma_fragments.cuh"
 
@@ -17,7 +17,7 @@
 struct mma_args {
     sat_rows r;
     sat_device_schedule work; /* its work items are whole block rows or split-K slices of them */
-    sat_tile_epilogue out;
+    sat_tile_epilogue epilogue;
     const char *a, *b;
     bool a_k_major, b_k_major;
     unsigned row_tiles, column_tiles, tiles; /* in a block row, in C's columns, in all of the batch */
@@ -63,53 +63,53 @@ struct mma_shape {
 
 constexpr int mma_log2(int power) { return power == 1 ? 0 : 1 + mma_log2(power / 2); }
 
-/* The chunks of 16 bytes that a thread copies of an operand's tile, whose extent in m or n is MN. K-major or MN-major,
- * a tile has the same number of chunks, and a thread copies every THREADS-th of them, one a pass; only its first chunk
- * and the stride between its chunks differ. So one kernel serves both layouts at no cost. */
+/* The vectors of 16 bytes that a thread copies of an operand's tile, whose extent in m or n is MN. K-major or MN-major,
+ * a tile has the same number of vectors, and a thread copies every THREADS-th of them, one a pass; only its first
+ * vector and the stride between its vectors differ. So one kernel serves both layouts at no cost. */
 template <class S, int MN> struct mma_thread_copy {
-    static constexpr int ELEMENTS = 16 / (int)sizeof(typename S::element), UNIT_CHUNKS = S::KU / ELEMENTS;
-    static constexpr int CHUNKS = MN * S::BK / ELEMENTS, PASSES = (CHUNKS + S::THREADS - 1) / S::THREADS;
-    static constexpr int K_LINE = S::BK / ELEMENTS, MN_LINE = MN / ELEMENTS; /* chunks in a line */
+    static constexpr int ELEMENTS = 16 / (int)sizeof(typename S::element), UNIT_VECTORS = S::KU / ELEMENTS;
+    static constexpr int VECTORS = MN * S::BK / ELEMENTS, PASSES = (VECTORS + S::THREADS - 1) / S::THREADS;
+    static constexpr int K_LINE = S::BK / ELEMENTS, MN_LINE = MN / ELEMENTS; /* vectors in a line */
     static constexpr int K_LINES_PER_PASS = S::THREADS / K_LINE, MN_LINES_PER_PASS = S::THREADS / MN_LINE;
     /* Consecutive passes over MN-major lines that stay in one unit: they share a block index. */
     static constexpr int UNIT_PASSES = PASSES == 1 ? 1 : MN_LINES_PER_PASS >= S::KU ? 1 : S::KU / MN_LINES_PER_PASS;
     static constexpr int RUNS = PASSES / UNIT_PASSES; /* of such passes */
-    static_assert(S::THREADS % K_LINE == 0 && S::THREADS % MN_LINE == 0, "a thread has the same chunk of every line");
-    static_assert(PASSES == 1 || CHUNKS % S::THREADS == 0, "full passes");
+    static_assert(S::THREADS % K_LINE == 0 && S::THREADS % MN_LINE == 0, "a thread has the same vector of every line");
+    static_assert(PASSES == 1 || VECTORS % S::THREADS == 0, "full passes");
     static_assert(mma_swizzle<K_LINE, S::math::paired(true)>(K_LINES_PER_PASS) == 0 || PASSES == 1,
                   "K-major: the swizzle of a thread's lines is the same");
 
-    int chunk, line; /* of its first chunk */
+    int vec16, line; /* of its first vector */
     __device__ __forceinline__ explicit mma_thread_copy(bool k_major) {
         constexpr int K_BITS = mma_log2(K_LINE), MN_BITS = mma_log2(MN_LINE);
-        chunk = (int)threadIdx.x & ((k_major ? K_LINE : MN_LINE) - 1),
+        vec16 = (int)threadIdx.x & ((k_major ? K_LINE : MN_LINE) - 1),
         line = (int)threadIdx.x >> (k_major ? K_BITS : MN_BITS);
     }
-    __device__ __forceinline__ static bool idle() { return CHUNKS < S::THREADS && (int)threadIdx.x >= CHUNKS; }
-    /* The unit that its chunks of a run are in. */
+    __device__ __forceinline__ static bool idle() { return VECTORS < S::THREADS && (int)threadIdx.x >= VECTORS; }
+    /* The unit that its vectors of a run are in. */
     __device__ __forceinline__ int unit(bool k_major, int run) const {
         if (S::UNITS == 1) return 0;
-        return k_major ? chunk / UNIT_CHUNKS
+        return k_major ? vec16 / UNIT_VECTORS
                        : line / S::KU + run * (MN_LINES_PER_PASS > S::KU ? MN_LINES_PER_PASS / S::KU : 1);
     }
-    /* Bytes in global memory from the unit's first element to the thread's first chunk. */
+    /* Bytes in global memory from the unit's first element to the thread's first vector. */
     __device__ __forceinline__ int64_t global_offset(bool k_major, int64_t line_stride) const {
-        return k_major ? line * line_stride + chunk % UNIT_CHUNKS * 16 : line % S::KU * line_stride + chunk * 16;
+        return k_major ? line * line_stride + vec16 % UNIT_VECTORS * 16 : line % S::KU * line_stride + vec16 * 16;
     }
     __device__ __forceinline__ uint32_t shared_offset(bool k_major) const {
-        return (uint32_t)(k_major ? mma_chunk_offset<K_LINE, S::math::paired(true)>(line, chunk)
-                                  : mma_chunk_offset<MN_LINE, S::math::paired(false)>(line, chunk));
+        return (uint32_t)(k_major ? mma_vec16_offset<K_LINE, S::math::paired(true)>(line, vec16)
+                                  : mma_vec16_offset<MN_LINE, S::math::paired(false)>(line, vec16));
     }
-    /* The shared address of its chunk of a pass, from that of its first chunk. */
+    /* The shared address of its vector of a pass, from that of its first vector. */
     __device__ __forceinline__ static uint32_t shared_address(bool k_major, uint32_t first, int pass) {
         uint32_t swizzle = (uint32_t)mma_swizzle<MN_LINE, S::math::paired(false)>(pass * MN_LINES_PER_PASS) * 16;
         return (first ^ (k_major ? 0 : swizzle)) + (uint32_t)(pass * S::THREADS * 16);
     }
-    /* Elements of its chunk of a pass that exist, where the unit has valid_k and the tile valid_mn. */
+    /* Elements of its vector of a pass that exist, where the unit has valid_k and the tile valid_mn. */
     __device__ __forceinline__ int valid(bool k_major, int pass, int valid_k, int valid_mn) const {
-        int k = k_major ? chunk % UNIT_CHUNKS * ELEMENTS : line % S::KU + pass % UNIT_PASSES * MN_LINES_PER_PASS;
-        int mn = k_major ? line + pass * K_LINES_PER_PASS : chunk * ELEMENTS;
-        int along = k_major ? valid_k - k : valid_mn - mn; /* a chunk may end past the edge */
+        int k = k_major ? vec16 % UNIT_VECTORS * ELEMENTS : line % S::KU + pass % UNIT_PASSES * MN_LINES_PER_PASS;
+        int mn = k_major ? line + pass * K_LINES_PER_PASS : vec16 * ELEMENTS;
+        int along = k_major ? valid_k - k : valid_mn - mn; /* a vector may end past the edge */
         return (k_major ? mn < valid_mn : k < valid_k) ? max(0, min(ELEMENTS, along)) : 0;
     }
 };
@@ -124,12 +124,12 @@ template <class S> struct mma_loader {
     static constexpr int SIZE = (int)sizeof(typename S::element);
     static_assert(S::UNITS == 1 || a_copy::PASSES == 1, "a thread copies from one block of A at a time");
 
-    uint32_t a_shared, b_shared; /* this thread's first chunks in stage 0 */
+    uint32_t a_shared, b_shared; /* this thread's first vectors in stage 0 */
     unsigned zero;
     unsigned tile;                  /* whose stages are being copied */
     unsigned first, unit, units;    /* its first block; the first unit of its next stage; its number of units */
     unsigned next_first, next_last; /* of the tile after it: its first block; its block count, or the row's end */
-    const char *a, *b;              /* this thread's first chunk of the tile's rows of block 0, and of B's columns */
+    const char *a, *b;              /* this thread's first vector of the tile's rows of block 0, and of B's columns */
     int columns;                    /* of the tile that exist */
     /* The stage to copy next; a column below 0 is past the last unit. */
     bool has_stage;
@@ -154,7 +154,7 @@ template <class S> struct mma_loader {
             a_copy(args.a_k_major).global_offset(args.a_k_major, args.a_line_stride);
         b = args.b + t.batch * args.b_batch_stride + t.column_tile * args.b_column_tile_stride +
             b_copy(args.b_k_major).global_offset(args.b_k_major, args.b_line_stride);
-        columns = (int)min((int64_t)S::BN, args.out.to.n - t.column_tile * (int64_t)S::BN);
+        columns = (int)min((int64_t)S::BN, args.epilogue.out.n - t.column_tile * (int64_t)S::BN);
         prefetch_range(args, tile + gridDim.x);
     }
 
@@ -292,10 +292,10 @@ template <class S> __device__ __forceinline__ int mma_stages_of(const mma_args &
 /* Where a tile is stored: in C, or for a split-K slice (partial >= 0) among the partial sums. */
 template <class S>
 __device__ __forceinline__ sat_tile_epilogue mma_epilogue_of(const mma_args &args, int partial, unsigned batch) {
-    if (partial >= 0) return sat_partial_epilogue<typename S::accumulator>(args.work.partial, args.out.to.n);
-    sat_tile_epilogue out = args.out;
-    out.to.c = (char *)out.to.c + batch * args.c_batch_stride;
-    return out;
+    if (partial >= 0) return sat_partial_epilogue<typename S::accumulator>(args.work.partial, args.epilogue.out.n);
+    sat_tile_epilogue o = args.epilogue;
+    o.out.c = (char *)o.out.c + batch * args.c_batch_stride;
+    return o;
 }
 
 template <class S>
@@ -378,7 +378,7 @@ struct mma_instance {
     void (*kernel)(mma_args);
     sat_dtype dtype;
     int bm, bn, bk, ku, wm, wn, threads, shared, ctas;
-    int a_k_lines, a_mn_lines, b_k_lines, b_mn_lines; /* lines of A and B between chunks of a thread, by layout */
+    int a_k_lines, a_mn_lines, b_k_lines, b_mn_lines; /* lines of A and B between vectors of a thread, by layout */
 };
 
 template <class S> constexpr mma_instance mma_instance_of() {
@@ -434,7 +434,7 @@ static inline bool mma_b_row_major(const sat_problem *p) { /* with aligned rows 
     return p->b.col_stride == 1 && p->b.row_stride * (int64_t)sat_dtype_size(p->b_dtype) % 16 == 0;
 }
 
-/* Copies are chunks of 16 bytes: lines, batch strides and pointers are multiples of that. */
+/* Copies are vectors of 16 bytes: lines, batch strides and pointers are multiples of that. */
 static inline bool mma_aligned(const sat_problem *p) {
     int64_t size = (int64_t)sat_dtype_size(p->a_dtype);
     bool column_major = p->b.row_stride == 1 && p->b.col_stride * size % 16 == 0;
@@ -514,7 +514,7 @@ static inline mma_args mma_args_of(const mma_instance *k, const sat_launch *l, c
     int64_t size = (int64_t)sat_dtype_size(p->a_dtype);
     args.r = sat_device_rows(p, l->pattern);
     args.work = work ? *work : sat_whole_rows_schedule(&args.r);
-    args.out = sat_tile_epilogue_of(l);
+    args.epilogue = sat_tile_epilogue_of(l);
     args.a = (const char *)l->operands[0], args.b = (const char *)l->operands[1];
     args.a_k_major = args.r.col_step == 1, args.b_k_major = !mma_b_row_major(p);
     args.row_tiles = (unsigned)(args.r.br / k->bm), args.column_tiles = (unsigned)((p->n + k->bn - 1) / k->bn);
@@ -626,7 +626,7 @@ template <const auto &INSTANCES> struct mma_split_rows {
         const mma_instance *k = mma_find(INSTANCES, l->variant);
         mma_args args = mma_args_of(k, l, work);
         sat_status status = mma_launch(k, l, args, false);
-        return status == SAT_OK ? sat_launch_split_reduction(l, args.r, args.out.to, *work) : status;
+        return status == SAT_OK ? sat_launch_split_reduction(l, args.r, args.epilogue.out, *work) : status;
     }
     static constexpr sat_family family = {
         .revision = "2",

@@ -9,8 +9,8 @@
 // their row has no block.
 
 #include "kernels/cuda/matmul/row_groups.h"
-#include "kernels/cuda/common/tma.cuh"
-#include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/common/ptx_sm90.cuh"
+#include "kernels/cuda/common/warpgroup_epilogue.cuh"
 
 /* ---- parameters ---- */
 
@@ -24,7 +24,7 @@ struct params {
     sat_tile_scheduler scheduler; // its work items are pairs; `first` and `count` are union entries
     const sat_union_entry *entries;
     const int32_t *pair_rows; // two block rows a pair, -1 for none
-    bool b_whole_chunks;      // one copy brings a stage of B
+    bool b_whole_chunks;      // row-major B, n a multiple of 64: one TMA box covers the stage
     bool tma_output;          // C is stored by TMA
 };
 
@@ -34,27 +34,27 @@ struct state {
     unsigned *counter;
     const sat_union_entry *entries;
     const int32_t *pair_rows;
-    tensor_maps maps; // for these pointers; made again when one changes
-    const void *made_for[3];
+    tensor_maps maps;
+    const void *made_for[3]; // the pointers that the maps were encoded for
     bool tma_output;
 };
 
 /* ---- shared memory and barriers ---- */
 
-static constexpr int ROWS = 64, BN = 256, BK = 64, STAGES = 4; // rows of a block; columns and depth of a stage
+static constexpr int ROWS = 64, BN = 256, BK = 64, STAGES = 4; // rows of a block; a stage of B is BK x BN
 static constexpr int CONSUMERS = 256, THREADS = CONSUMERS + 128;
 static constexpr int MAX_STAGES = 16, QUEUE_TILES = 4;
 
 typedef sat_b_loader<BK, BN> b_loader; // a stage of B
 
-/* What the producer tells the consumers of a tile. */
+/* A tile, as the producer publishes it to the consumers. */
 struct tile {
-    int row0; // block row of warpgroup 0, -1 for none
-    int unused;
+    int row0;   // block row of warpgroup 0, -1 for none
+    int unused; // codegen: removing this changes the machine code; kept as measured
     int panel;
     int steps;      // stages; -1: there are no more tiles
     int row1;       // block row of warpgroup 1, -1 for none
-    int unused2[2]; // without these three the machine code changes, which has not been measured
+    int unused2[2]; // codegen: removing this changes the machine code; kept as measured
 };
 
 /* A ring of stages and a queue of tiles. `full` completes a phase when the bytes that the producer announced have
@@ -71,7 +71,10 @@ struct ring_shared {
 static constexpr int BLOCK_BYTES = ROWS * BK * 2, A_BYTES = 2 * BLOCK_BYTES, B_BYTES = BK * BN * 2;
 static constexpr int B_OFFSET = STAGES * A_BYTES, STAGING_OFFSET = B_OFFSET + STAGES * B_BYTES;
 static constexpr int RING_OFFSET = STAGING_OFFSET + 2 * SAT_STAGING, BYTES = RING_OFFSET + (int)sizeof(ring_shared);
-static_assert(BYTES <= 227 * 1024, "what a multiprocessor has");
+static_assert(BYTES <= 227 * 1024, "more shared memory than a CTA may have");
+
+/* setmaxnreg: with both, 128 * 72 + 256 * 216 = 64512 registers of the 65536 that a multiprocessor has. */
+static constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
 
 /* By the first warp. */
 __device__ __forceinline__ void init_barriers(ring_shared *s) {
@@ -86,11 +89,10 @@ __device__ __forceinline__ void init_barriers(ring_shared *s) {
     fence_mbarrier_init();
 }
 
-/* A warp's pipeline state, of COUNT stages or of COUNT tiles of the queue: the next one, and the phase to wait for.
- * `unused` has no effect but on how far the compiler unrolls the producer's loop; without it the machine code changes,
- * which has not been measured. */
+/* A warp's pipeline state, of COUNT stages or of COUNT tiles of the queue: the next one, and the phase to wait for. */
 template <int COUNT> struct pipeline_state {
-    int index = 0, unused = 0;
+    int index = 0;
+    int unused = 0; // codegen: removing this changes the machine code; kept as measured
     uint32_t phase;
 
     __device__ __forceinline__ void advance() {
@@ -106,27 +108,27 @@ struct prefetched_tile {
     sat_fetched_tile tile;
     sat_union_entry entry; // lane i: entry i of 32
     int row, first;        // lanes 0 and 1: a block row of the pair, and the position of its first block
-    int got;               // loads issued since the work item came
+    int load_round;        // 0: next are loads of rows and entries; 1: of first blocks
     bool ready;
 
     /* Loads the entries from `from` on. */
-    __device__ __forceinline__ void fetch_entries(const params &x, int from) {
+    __device__ __forceinline__ void load_entries(const params &x, int from) {
         int mine = from + (int)threadIdx.x % 32;
         if (mine < tile.item.count) entry = x.entries[tile.item.first + mine];
     }
-    __device__ __forceinline__ void fetch(const params &x) {
-        if (ready || tile.fetch(x.scheduler)) return;
+    __device__ __forceinline__ void poll(const params &x) {
+        if (ready || tile.poll(x.scheduler)) return;
         int lane = threadIdx.x % 32;
         bool some = !tile.none(x.scheduler);
-        if (got++ == 0) {
+        if (load_round++ == 0) {
             if (some && lane < 2) row = x.pair_rows[2 * tile.item.row + lane];
-            if (some) fetch_entries(x, 0);
+            if (some) load_entries(x, 0);
             return;
         }
         if (some && lane < 2 && row >= 0) first = (int)x.rows.ptr[row];
         ready = true;
     }
-    __device__ __forceinline__ void request_next() { tile.request_next(), got = 0, ready = false; }
+    __device__ __forceinline__ void request_next() { tile.request_next(), load_round = 0, ready = false; }
 };
 
 /* By one lane: BK columns of a block, from `in_block` on. `position`: of the block in the order of op(A)'s rows.
@@ -149,15 +151,15 @@ __device__ static void producer(const params &x, const tensor_maps &m, prefetche
     pipeline_state<STAGES> stage = {.phase = 1};
     pipeline_state<QUEUE_TILES> queue = {.phase = 1};
     for (;;) {
-        while (!next.ready) next.fetch(x);
+        while (!next.ready) next.poll(x);
         prefetched_tile now = next;
         bool last = now.tile.none(x.scheduler);
-        int count = now.tile.item.count, n0 = (int)now.tile.at.panel * BN;
+        int count = now.tile.item.count, n0 = (int)now.tile.coord.panel * BN;
         int row[2], block[2]; // of the pair: block rows, and the positions of their next blocks
 #pragma unroll
         for (int g = 0; g < 2; g++) row[g] = __shfl_sync(~0u, now.row, g), block[g] = __shfl_sync(~0u, now.first, g);
         if (one) {
-            tile t = {row[0], 0, (int)now.tile.at.panel, last ? -1 : count * (bc / BK), row[1]};
+            tile t = {row[0], 0, (int)now.tile.coord.panel, last ? -1 : count * (bc / BK), row[1]};
             mbarrier_wait(smem_address(&s->tile_empty[queue.index]), queue.phase);
             s->tiles[queue.index] = t;
             mbarrier_arrive(smem_address(&s->tile_full[queue.index]));
@@ -166,7 +168,7 @@ __device__ static void producer(const params &x, const tensor_maps &m, prefetche
         if (last) return;
         next.request_next();
         for (int t = 0; t < count; t++) {
-            if (t % 32 == 0 && t > 0) now.fetch_entries(x, t);
+            if (t % 32 == 0 && t > 0) now.load_entries(x, t);
             uint32_t has_block = __shfl_sync(~0u, now.entry.row_mask, t % 32);
             int k = __shfl_sync(~0u, now.entry.col, t % 32) * bc;
             for (int in_block = 0; in_block < bc; in_block += BK) {
@@ -186,23 +188,25 @@ __device__ static void producer(const params &x, const tensor_maps &m, prefetche
                 stage.advance();
             }
             block[0] += has_block & 1, block[1] += has_block >> 1 & 1;
-            next.fetch(x);
+            next.poll(x);
         }
     }
 }
 
 /* ---- consumer ---- */
 
-/* Issues the wgmma of one stage, d += a*b. A transposed is MN-major, B column-major is K-major. */
+/* Issues the wgmma of one stage, d += a*b. A transposed is MN-major, B column-major is K-major. Lines have 128 bytes:
+ * 1024 is the bytes of 8 lines, 2048 of 16 lines. */
 template <typename T, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ __forceinline__ void multiply_stage(float (&d)[BN / 2], uint32_t a, uint32_t b) {
+    constexpr int swizzle = swizzle_mode_of(128);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BK / 16; k++) {
-        uint64_t da = A_TRANSPOSED ? wgmma_descriptor(a + k * 2048, 1, BK * 128, 1024)
-                                   : wgmma_descriptor(a + k * 32, 1, 16, 1024);
-        uint64_t db =
-            B_COL_MAJOR ? wgmma_descriptor(b + k * 32, 1, 16, 1024) : wgmma_descriptor(b + k * 2048, 1, BK * 128, 1024);
+        uint64_t da = A_TRANSPOSED ? wgmma_descriptor(a + k * 2048, swizzle, BK * 128, 1024)
+                                   : wgmma_descriptor(a + k * 32, swizzle, 16, 1024);
+        uint64_t db = B_COL_MAJOR ? wgmma_descriptor(b + k * 32, swizzle, 16, 1024)
+                                  : wgmma_descriptor(b + k * 2048, swizzle, BK * 128, 1024);
         wgmma_ss<T, BN, A_TRANSPOSED, !B_COL_MAJOR>::run(d, da, db, 1);
     }
     wgmma_commit_group();
@@ -227,8 +231,8 @@ __device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, 
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
     pipeline_state<STAGES> stage = {.phase = 0};
     pipeline_state<QUEUE_TILES> queue = {.phase = 0};
-    int multiplied = -1; // the last stage multiplied, which is to be released
-    auto release = [&](int &which) {
+    int mma_stage = -1;              // the stage of the last wgmma, where this warp has not released it yet
+    auto release = [&](int &which) { // and forget it
         if (which >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[which]));
         which = -1;
     };
@@ -239,31 +243,31 @@ __device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, 
         for (int e = 0; e < BN / 2; e++) d[e] = 0;
         for (int step = 0; step < t.steps; step++) {
             uint32_t bar = smem_address(&s->full[stage.index]);
-            if (multiplied >= 0 && !mbarrier_test_wait(bar, stage.phase)) {
+            if (mma_stage >= 0 && !mbarrier_test_wait(bar, stage.phase)) {
                 wgmma_wait_group<0>(); // the producer is behind: give it the stage now
-                release(multiplied);
+                release(mma_stage);
             }
             mbarrier_wait(bar, stage.phase);
             bool mine = read_shared_broadcast(&s->has_block[stage.index]) >> wg & 1;
             if (!mine) { // release both stages at once: many more of the other row may follow
                 wgmma_wait_group<0>();
-                release(multiplied);
-                multiplied = stage.index;
-                release(multiplied);
+                release(mma_stage);
+                mma_stage = stage.index;
+                release(mma_stage);
                 stage.advance();
                 continue;
             }
             multiply_stage<T, A_TRANSPOSED, B_COL_MAJOR>(d, smem + stage.index * A_BYTES + wg * BLOCK_BYTES,
                                                          smem + B_OFFSET + stage.index * B_BYTES);
             wgmma_wait_group<1>();
-            release(multiplied);
-            multiplied = stage.index;
+            release(mma_stage);
+            mma_stage = stage.index;
             stage.advance();
         }
         queue.advance();
         tile next = receive(s, queue);
         wgmma_wait_group<0>();
-        release(multiplied);
+        release(mma_stage);
         epilogue<typename T::element>(x, m, t, d, smem + STAGING_OFFSET + wg * SAT_STAGING, wg);
         t = next;
     }
@@ -279,8 +283,8 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
     int row = wg ? t.row1 : t.row0, n0 = t.panel * BN, i0 = row * ROWS;
     if (row < 0) return;
     if (!x.tma_output) return sat_warpgroup_store<E, BN>(x.epilogue, d, staging, (int64_t)row * ROWS, n0, ROWS, wg);
-    sat_warpgroup_apply_alpha_bias_relu(x.epilogue.to, d, i0 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
-    sat_warpgroup_tma_store<E, BN>(&m.c, d, staging, i0, n0, (int)x.epilogue.to.n, x.epilogue.column_major, wg);
+    sat_warpgroup_apply_alpha_bias_relu(x.epilogue.out, d, i0 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
+    sat_warpgroup_tma_store<E, BN>(&m.c, d, staging, i0, n0, (int)x.epilogue.out.n, x.epilogue.column_major, wg);
 }
 
 /* ---- kernel ---- */
@@ -296,19 +300,19 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x / 32 == CONSUMERS / 32) {
         prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
         next.tile.first();
-        while (!next.ready) next.fetch(x);
+        while (!next.ready) next.poll(x);
     }
     __syncthreads();
     griddepcontrol_wait();
     if (threadIdx.x >= CONSUMERS) {
-        setmaxnreg_dec<72>();
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x < CONSUMERS + 32)
             producer<A_TRANSPOSED, B_COL_MAJOR>(x, m, next, s, keep_in_register(smem_address(memory)));
     } else {
-        setmaxnreg_inc<216>();
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
         consumer<T, A_TRANSPOSED, B_COL_MAJOR>(x, m, s, smem_address(memory));
     }
-    sat_tile_scheduler_end(x.scheduler);
+    sat_tile_counter_end(x.scheduler.counter, x.scheduler.tiles);
 }
 
 /* ---- host ---- */
@@ -378,14 +382,10 @@ struct instance {
 };
 
 static constexpr instance instances[] = {
-    {false, false, SAT_F16, start<sat_f16_math, false, false>},
-    {false, true, SAT_F16, start<sat_f16_math, false, true>},
-    {true, false, SAT_F16, start<sat_f16_math, true, false>},
-    {true, true, SAT_F16, start<sat_f16_math, true, true>},
-    {false, false, SAT_BF16, start<sat_bf16_math, false, false>},
-    {false, true, SAT_BF16, start<sat_bf16_math, false, true>},
-    {true, false, SAT_BF16, start<sat_bf16_math, true, false>},
-    {true, true, SAT_BF16, start<sat_bf16_math, true, true>},
+    {false, false, SAT_F16, start<sat_f16, false, false>},   {false, true, SAT_F16, start<sat_f16, false, true>},
+    {true, false, SAT_F16, start<sat_f16, true, false>},     {true, true, SAT_F16, start<sat_f16, true, true>},
+    {false, false, SAT_BF16, start<sat_bf16, false, false>}, {false, true, SAT_BF16, start<sat_bf16, false, true>},
+    {true, false, SAT_BF16, start<sat_bf16, true, false>},   {true, true, SAT_BF16, start<sat_bf16, true, true>},
 };
 
 static sat_status launch(const sat_launch *l) {
@@ -397,8 +397,8 @@ static sat_status launch(const sat_launch *l) {
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + BN - 1) / BN, 2.0 * BN * (double)p->k,
                                         l->device, SAT_TILES_PER_CTA_L2);
     x.entries = st->entries, x.pair_rows = st->pair_rows, x.b_whole_chunks = sat_b_whole_chunks(p);
-    if (!tensormaps_current(st->made_for, l->operands)) {
-        if (!make_maps(l, &st->maps)) return tensormap_failed(l, st->made_for);
+    if (!tensormaps_reuse(st->made_for, l->operands)) {
+        if (!make_maps(l, &st->maps)) return tensormaps_failed(l, st->made_for);
         st->tma_output = sat_output_tensormap(l, x.epilogue, ROWS, &st->maps.c);
     }
     x.tma_output = st->tma_output;

@@ -5,13 +5,13 @@
 // is no schedule to read and no loop over tiles, and the blocks' values are requested before the column indices, by
 // which B is read, have arrived.
 
-#include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/common/warp_epilogue.cuh"
 #include "kernels/cuda/common/mma_fragments.cuh"
 
 enum { BM = 64, BK = 64 };
 
 struct kernel_args {
-    sat_tile_epilogue out;
+    sat_tile_epilogue epilogue;
     const int64_t *ptr;
     const int32_t *col;
     const char *a, *b;
@@ -51,27 +51,27 @@ template <class S> struct loader {
     }
 
     __device__ __forceinline__ void copy_a(int stage) const {
-        int line = threadIdx.x / 8, chunk = threadIdx.x % 8;
+        int line = threadIdx.x / 8, vec16 = threadIdx.x % 8;
         unsigned block = (unsigned)stage / args.block_stages, in = (unsigned)stage % args.block_stages;
         const char *from =
-            a + (int64_t)block * args.a_block_stride + in * (BK * 2) + line * args.a_row_stride + chunk * 16;
-        uint32_t to = shared + stage % S::STAGES * S::STAGE + mma_chunk_offset<BK / 8, 0>(line, chunk);
+            a + (int64_t)block * args.a_block_stride + in * (BK * 2) + line * args.a_row_stride + vec16 * 16;
+        uint32_t to = shared + stage % S::STAGES * S::STAGE + mma_vec16_offset<BK / 8, 0>(line, vec16);
 #pragma unroll
         for (int p = 0; p < BM; p += S::PASS) cp_async_16(to + p * 128, from + p * args.a_row_stride);
     }
 
     __device__ __forceinline__ void copy_b(int stage) const {
-        constexpr int CHUNKS = S::B_K_MAJOR ? BK / 8 : S::BN / 8, LINES = S::B_K_MAJOR ? S::BN : BK;
+        constexpr int VECTORS = S::B_K_MAJOR ? BK / 8 : S::BN / 8, LINES = S::B_K_MAJOR ? S::BN : BK;
         unsigned block = (unsigned)stage / args.block_stages, in = (unsigned)stage % args.block_stages;
         int k = __shfl_sync(0xffffffffu, col, block % 32) * args.bc + (int)in * BK;
         uint32_t to = shared + stage % S::STAGES * S::STAGE + S::A_BYTES;
 #pragma unroll
-        for (int p = 0; p < LINES * CHUNKS; p += S::THREADS) {
-            int line = (p + (int)threadIdx.x) / CHUNKS, chunk = (p + (int)threadIdx.x) % CHUNKS;
-            int left = S::B_K_MAJOR ? (n0 + line < args.n ? 16 : 0) : (args.n - n0 - chunk * 8) * 2; // bytes that exist
-            int64_t at = S::B_K_MAJOR ? (n0 + line) * args.b_line_stride + (k + chunk * 8) * 2
-                                      : (k + line) * args.b_line_stride + (n0 + chunk * 8) * 2;
-            cp_async_16(to + mma_chunk_offset<CHUNKS, 0>(line, chunk), args.b + (left > 0 ? at : 0),
+        for (int p = 0; p < LINES * VECTORS; p += S::THREADS) {
+            int line = (p + (int)threadIdx.x) / VECTORS, vec16 = (p + (int)threadIdx.x) % VECTORS;
+            int left = S::B_K_MAJOR ? (n0 + line < args.n ? 16 : 0) : (args.n - n0 - vec16 * 8) * 2; // bytes that exist
+            int64_t at = S::B_K_MAJOR ? (n0 + line) * args.b_line_stride + (k + vec16 * 8) * 2
+                                      : (k + line) * args.b_line_stride + (n0 + vec16 * 8) * 2;
+            cp_async_16(to + mma_vec16_offset<VECTORS, 0>(line, vec16), args.b + (left > 0 ? at : 0),
                         left < 0    ? 0
                         : left > 16 ? 16
                                     : left);
@@ -137,7 +137,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(const __g
         cp_async_commit_group();
     }
     __syncthreads();
-    sat_warp_store<typename S::element>(args.out, acc, (int64_t)row * args.br + row_tile * BM + warp_row,
+    sat_warp_store<typename S::element>(args.epilogue, acc, (int64_t)row * args.br + row_tile * BM + warp_row,
                                         load.n0 + warp_column, lane, (float *)(shared + warp * S::SQUARE));
 }
 
@@ -168,7 +168,7 @@ static const instance *find(const sat_variant *v) {
     return NULL;
 }
 
-// B is column-major, in chunks of 16 bytes.
+// B is column-major, in vectors of 16 bytes.
 static bool b_k_major(const sat_problem *p) { return p->b.row_stride == 1 && p->b.col_stride % 8 == 0; }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -213,7 +213,7 @@ static sat_status launch(const sat_launch *l) {
     const instance *i = find(l->variant);
     sat_rows r = sat_device_rows(p, a);
     kernel_args args = {};
-    args.out = sat_tile_epilogue_of(l);
+    args.epilogue = sat_tile_epilogue_of(l);
     args.ptr = r.ptr, args.col = r.col, args.a = (const char *)l->operands[0], args.b = (const char *)l->operands[1];
     args.b_line_stride = (b_k_major(p) ? p->b.col_stride : p->b.row_stride) * 2;
     args.br = (int)r.br, args.bc = (int)r.bc, args.n = (int)p->n;

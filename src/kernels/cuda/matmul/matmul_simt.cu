@@ -8,7 +8,7 @@
 // TN of C in registers, in vectors of 16 bytes, and reads the operands of k+1 from shared memory while it multiplies k.
 
 #include "kernels/cuda/common/long_sums.h"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/ptx_sm80.cuh"
 #include "kernels/cuda/common/simt_epilogue.cuh"
 #include "kernels/cuda/common/simt_rates.h"
 

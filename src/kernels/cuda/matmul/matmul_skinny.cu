@@ -6,7 +6,7 @@
 // What counts is bytes in flight, so the rings of a multiprocessor's CTAs take most of its shared memory. The blocks'
 // values are requested as soon as the row is known; only B waits for the column indices.
 
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/ptx_sm80.cuh"
 #include "kernels/cuda/matmul/skinny_split.cuh"
 
 enum { WARPS = 4, MOST_SHARED = 96 << 10 };
@@ -189,7 +189,7 @@ struct fragment_addresses {
 };
 
 // K_CHUNKS in a line of a K-major tile, MN_CHUNKS in one of an MN-major tile. Of the four 8x8 matrices of a load, the
-// second is further in m (for A) or in k (for B): `second` is the lane bit that tells matrices apart in m or n.
+// second is further in m (for A) or in k (for B): `second` is the lane bit that distinguishes matrices in m or n.
 template <int K_CHUNKS, int MN_CHUNKS>
 __device__ __forceinline__ fragment_addresses fragments_of(bool mn_major, int second) {
     int lane = threadIdx.x % 32, outer = lane / second % 2, k = lane / (24 - second) % 2, in = lane % 8;

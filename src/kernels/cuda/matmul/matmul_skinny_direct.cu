@@ -8,7 +8,7 @@
 // until they are stored. So lane 4*g + t takes k 8t to 8t+7 of every 32, in loads as wide as the layout allows. A warp
 // loads a chunk of 64 k and multiplies it; many warps keep memory busy.
 
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/ptx_sm80.cuh"
 #include "kernels/cuda/matmul/skinny_split.cuh"
 
 // A warp has 16*MT rows and 8*NT columns of C. RW x CW warps cover the CTA's tile, and KS of each divide k.

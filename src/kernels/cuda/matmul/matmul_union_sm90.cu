@@ -12,20 +12,23 @@
 // group's rows each.
 
 #include "kernels/cuda/matmul/row_groups.h"
-#include "kernels/cuda/common/tma.cuh"
-#include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/common/ptx_sm90.cuh"
+#include "kernels/cuda/common/warpgroup_epilogue.cuh"
 
 /* ---- shapes ---- */
 
 static constexpr int BM = 128, BN = 256, BK = 64, STAGES = 4, QUEUE_TILES = 4;
 static constexpr int CONSUMER_WARPS = 8, THREADS = CONSUMER_WARPS * 32 + 128;
-static constexpr int GROUP_ROWS = BM / 16; // block rows of a group, at most
+static constexpr int MAX_GROUP_ROWS = BM / 16; // block rows of a group: with blocks of 16 rows
 
 /* Blocks of op(A) are BR x BC. A stage is BK deep: it has STAGE_COLUMNS block columns, and for each of them its rows of
- * B and a slot for one block of each of the group's SIZE rows. */
+ * B and a slot for one block of each of the group's GROUP_ROWS rows.
+ *
+ * Masks of rows or blocks have one layout: bit column*GROUP_ROWS + row, where `column` counts from the first block
+ * column of the entry or the stage, and `row` is a row of the group. */
 template <int BR_, int BC_> struct shape {
     static constexpr int BR = BR_, BC = BC_, STAGE_COLUMNS = BK / BC;
-    static constexpr int SIZE = BM / BR, OWN = SIZE / 2; // block rows of a group, of a warpgroup
+    static constexpr int GROUP_ROWS = BM / BR, WG_ROWS = GROUP_ROWS / 2; // block rows of a group, of a warpgroup
     static constexpr int BLOCK_BYTES = BR * BC * 2, B_COLUMN_BYTES = BC * BN * 2; // of a block; of B for a block column
     static constexpr int SUMS = BR / 2; // sums of a thread for 64 columns of a block row
 };
@@ -50,7 +53,7 @@ struct params {
     sat_tile_scheduler scheduler; // its work items are groups; `first` and `count` are entries
     const sat_union_entry *entries;
     const int32_t *group_rows; // block rows of all groups, -1 for none
-    bool b_whole_chunks;       // n is a multiple of 64: of a row-major B one copy brings an entry's part
+    bool b_whole_chunks;       // row-major B, n a multiple of 64: one TMA box covers an entry's part
     bool tma_output;           // C is stored by TMA
 };
 
@@ -60,39 +63,43 @@ struct state {
     unsigned *counter;
     const sat_union_entry *entries;
     const int32_t *group_rows;
-    tensor_maps maps; // for these pointers; made again when one changes
-    const void *made_for[3];
+    tensor_maps maps;
+    const void *made_for[3]; // the pointers that the maps were encoded for
     bool tma_output;
 };
 
 /* ---- shared memory and barriers ---- */
 
-/* [stages, each A then B][staging for C], aligned to 1024 bytes. */
+/* Dynamic shared memory, 1024-byte aligned: [stages, each A then B][staging for C]. Barriers and queue are static. */
 static constexpr int A_STAGE_BYTES = BM * BK * 2, B_STAGE_BYTES = BK * BN * 2,
                      STAGE_BYTES = A_STAGE_BYTES + B_STAGE_BYTES;
 static constexpr int SHARED = STAGES * STAGE_BYTES + 2 * SAT_STAGING + 1024;
 
 /* A tile, as the producer of B publishes it to the other warps. */
 struct tile {
-    int panel, first, count; // panel; first union entry and number of entries, -1: there are no more tiles
-    int row[GROUP_ROWS];     // block rows of the group, -1 for none
-    int block[GROUP_ROWS];   // positions of their first blocks
-    uint32_t row_mask[32];   // sat_union_entry::row_mask of the first entries
+    int panel, first, count;   // panel; first union entry and number of entries, -1: there are no more tiles
+    int row[MAX_GROUP_ROWS];   // block rows of the group, -1 for none
+    int block[MAX_GROUP_ROWS]; // positions of their first blocks
+    uint32_t row_mask[32];     // sat_union_entry::row_mask of the first entries
 };
 
-/* A ring of stages and a queue of tiles, as ring.cuh describes them. `full` completes a phase when B and the blocks of
- * the stage have arrived, `empty` when all consumer warps have read it. A tile is large, so all 32 lanes of a producer
- * write or read an entry of the queue and arrive at its barriers.
+/* A ring of stages and a queue of tiles. `full` completes a phase when B and the blocks of the stage have arrived,
+ * `empty` when all consumer warps have read it. A barrier is waited for by the parity of a phase: consumers begin with
+ * phase 0, producers with 1, since at first everything is empty. A tile is large, so all 32 lanes of a producer write
+ * or read an entry of the queue and arrive at its barriers.
  *
  * Each role has two pipeline states: `stage` and `phase` of the ring, `queue_entry` and `queue_phase` of the queue.
- * They are variables and no struct: with one the machine code changes, which has not been measured. */
+ * codegen: a struct of them changes the machine code; variables kept as measured. */
 struct ring_shared {
     uint64_t full[STAGES], empty[STAGES], tile_full[QUEUE_TILES], tile_empty[QUEUE_TILES];
-    uint32_t block_mask[STAGES]; // which blocks a stage has: bit SIZE*column + row
+    uint32_t block_mask[STAGES]; // which blocks a stage has
     tile tiles[QUEUE_TILES];
 };
 
-static_assert(SHARED + sizeof(ring_shared) <= 227 * 1024, "more shared memory than a multiprocessor has");
+/* setmaxnreg: with both, 128 * 72 + 256 * 216 = 64512 registers of the 65536 that a multiprocessor has. */
+static constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
+
+static_assert(SHARED + sizeof(ring_shared) <= 227 * 1024, "more shared memory than a CTA may have");
 
 /* ---- producers ---- */
 
@@ -100,23 +107,23 @@ static_assert(SHARED + sizeof(ring_shared) <= 227 * 1024, "more shared memory th
 struct lane_entries {
     sat_union_entry now, later;
 
-    __device__ __forceinline__ static sat_union_entry at(const params &x, int first, int count, int from) {
+    __device__ __forceinline__ static sat_union_entry load(const params &x, int first, int count, int from) {
         int mine = from + (int)threadIdx.x % 32;
         return mine < count ? x.entries[first + mine] : sat_union_entry{0, 0};
     }
     __device__ __forceinline__ void begin(const params &x, int first, int count) {
-        now = at(x, first, count, 0), later = at(x, first, count, 32);
+        now = load(x, first, count, 0), later = load(x, first, count, 32);
     }
     /* Called with the first entry of every stage; loads 32 more where `from` reaches them. */
     __device__ __forceinline__ void advance(const params &x, int first, int count, int from) {
-        if (from % 32 == 0 && from > 0) now = later, later = at(x, first, count, from + 32);
+        if (from % 32 == 0 && from > 0) now = later, later = load(x, first, count, from + 32);
     }
     /* Which blocks the stage of the entries from `from` on has, as in ring_shared::block_mask. */
     template <typename S, bool B_COL_MAJOR> __device__ __forceinline__ uint32_t block_mask(int from) const {
         constexpr int ENTRIES = entries_per_stage<S, B_COL_MAJOR>, COLUMNS_PER_ENTRY = S::STAGE_COLUMNS / ENTRIES;
         int entry = (int)threadIdx.x % 32 - from % 32;
         return __reduce_or_sync(
-            ~0u, entry >= 0 && entry < ENTRIES ? now.row_mask << entry * (COLUMNS_PER_ENTRY * S::SIZE) : 0);
+            ~0u, entry >= 0 && entry < ENTRIES ? now.row_mask << entry * (COLUMNS_PER_ENTRY * S::GROUP_ROWS) : 0);
     }
 };
 
@@ -125,22 +132,22 @@ struct prefetched_tile {
     sat_fetched_tile tile;
     lane_entries entries;
     int row, block; // lane i: row i of the group, -1 for none, and the position of its first block
-    int got;        // rounds of loads since the work item came: rows and entries, then first blocks
+    int load_round; // 0: next are loads of rows and entries; 1: of first blocks
     bool ready;
 
-    template <int SIZE> __device__ __forceinline__ void fetch(const params &x) {
-        if (ready || tile.fetch(x.scheduler)) return;
+    template <int GROUP_ROWS> __device__ __forceinline__ void poll(const params &x) {
+        if (ready || tile.poll(x.scheduler)) return;
         int lane = (int)threadIdx.x % 32;
         bool some = !tile.none(x.scheduler);
-        if (got++ == 0) {
-            row = some && lane < SIZE ? x.group_rows[tile.item.row * SIZE + lane] : -1;
+        if (load_round++ == 0) {
+            row = some && lane < GROUP_ROWS ? x.group_rows[tile.item.row * GROUP_ROWS + lane] : -1;
             if (some) entries.begin(x, (int)tile.item.first, tile.item.count);
             return;
         }
         block = row < 0 ? 0 : (int)x.rows.ptr[row];
         ready = true;
     }
-    __device__ __forceinline__ void request_next() { tile.request_next(), got = 0, ready = false; }
+    __device__ __forceinline__ void request_next() { tile.request_next(), load_round = 0, ready = false; }
 };
 
 /* Takes tiles from the scheduler, publishes them, and loads B. Announces the bytes of both operands. */
@@ -153,14 +160,14 @@ __device__ static void producer_of_b(const params &x, const tensor_maps &m, pref
     uint32_t phase = 1, queue_phase = 1, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
     for (;;) {
-        while (!next.ready) next.fetch<S::SIZE>(x);
+        while (!next.ready) next.poll<S::GROUP_ROWS>(x);
         lane_entries entries = next.entries;
         bool last = next.tile.none(x.scheduler);
-        int first = (int)next.tile.item.first, count = next.tile.item.count, panel = (int)next.tile.at.panel;
+        int first = (int)next.tile.item.first, count = next.tile.item.count, panel = (int)next.tile.coord.panel;
         // Every lane waits, since every lane writes.
         mbarrier_wait(smem_address(&s->tile_empty[queue_entry]), queue_phase);
         tile *t = &s->tiles[queue_entry];
-        if (lane < S::SIZE) t->row[lane] = next.row, t->block[lane] = next.block;
+        if (lane < S::GROUP_ROWS) t->row[lane] = next.row, t->block[lane] = next.block;
         t->row_mask[lane] = entries.now.row_mask;
         if (lane == 0) t->panel = panel, t->first = first, t->count = last ? -1 : count;
         mbarrier_arrive(smem_address(&s->tile_full[queue_entry])); // every lane arrives for what it wrote
@@ -185,13 +192,13 @@ __device__ static void producer_of_b(const params &x, const tensor_maps &m, pref
                                                                              bar, k[e], panel * BN);
             }
             if (++stage == STAGES) stage = 0, phase ^= 1;
-            next.fetch<S::SIZE>(x);
+            next.poll<S::GROUP_ROWS>(x);
         }
     }
 }
 
-/* A stage has 32 slots for blocks, or fewer. Lane i loads slot i: column i / SIZE of the stage, row i % SIZE of the
- * group. */
+/* A stage has 32 slots for blocks, or fewer. Lane i loads slot i: column i / GROUP_ROWS of the stage, row
+ * i % GROUP_ROWS of the group. */
 template <typename S, bool A_TRANSPOSED> struct lane_block {
     uint32_t own_row_mask; // bits of all slots of this lane's row
     int next_block;        // position of the row's next block, in the order of op(A)'s rows
@@ -214,10 +221,10 @@ template <typename S, bool A_TRANSPOSED> struct lane_block {
 template <typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     constexpr int ENTRIES = entries_per_stage<S, B_COL_MAJOR>;
-    int lane = threadIdx.x % 32, mine = lane % S::SIZE, stage = 0, queue_entry = 0;
+    int lane = threadIdx.x % 32, mine = lane % S::GROUP_ROWS, stage = 0, queue_entry = 0;
     uint32_t phase = 1, queue_phase = 0, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     lane_block<S, A_TRANSPOSED> block = {};
-    for (int e = 0; e < S::STAGE_COLUMNS; e++) block.own_row_mask |= 1u << (e * S::SIZE + mine);
+    for (int e = 0; e < S::STAGE_COLUMNS; e++) block.own_row_mask |= 1u << (e * S::GROUP_ROWS + mine);
     smem += lane * S::BLOCK_BYTES;
     for (;;) {
         mbarrier_wait(smem_address(&s->tile_full[queue_entry]), queue_phase);
@@ -228,7 +235,7 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
         mbarrier_arrive(smem_address(&s->tile_empty[queue_entry])); // every lane arrives for what it read
         if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
         if (count < 0) return;
-        entries.later = lane_entries::at(x, first, count, 32);
+        entries.later = lane_entries::load(x, first, count, 32);
         block.find(x, entries.block_mask<S, B_COL_MAJOR>(0));
         for (int next_entry = ENTRIES; next_entry < count + ENTRIES; next_entry += ENTRIES) {
             lane_block<S, A_TRANSPOSED> now = block;
@@ -282,7 +289,7 @@ __device__ __forceinline__ void multiply_block(float *d, uint64_t b, uint64_t bl
 
 template <typename E, typename S>
 __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, float (&d)[BN / 2],
-                                         const int (&row)[S::OWN], uint32_t staging, int n0, int wg);
+                                         const int (&row)[S::WG_ROWS], uint32_t staging, int n0, int wg);
 
 /* Main loop of a warpgroup. It has half of the group's block rows and all BN columns. */
 template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
@@ -293,9 +300,9 @@ __device__ static void consumer(const params &x, const tensor_maps &m, ring_shar
     for (;;) {
         mbarrier_wait(smem_address(&s->tile_full[queue_entry]), queue_phase);
         const tile *t = &s->tiles[queue_entry];
-        int count = read_shared_broadcast(&t->count), n0 = read_shared_broadcast(&t->panel) * BN, row[S::OWN];
+        int count = read_shared_broadcast(&t->count), n0 = read_shared_broadcast(&t->panel) * BN, row[S::WG_ROWS];
 #pragma unroll
-        for (int r = 0; r < S::OWN; r++) row[r] = read_shared_broadcast(&t->row[wg * S::OWN + r]);
+        for (int r = 0; r < S::WG_ROWS; r++) row[r] = read_shared_broadcast(&t->row[wg * S::WG_ROWS + r]);
         if (lane == 0) mbarrier_arrive(smem_address(&s->tile_empty[queue_entry]));
         if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
         if (count < 0) break;
@@ -304,16 +311,17 @@ __device__ static void consumer(const params &x, const tensor_maps &m, ring_shar
         for (int e = 0; e < BN / 2; e++) d[e] = 0;
         for (int from = 0; from < count; from += entries_per_stage<S, B_COL_MAJOR>) {
             mbarrier_wait(smem_address(&s->full[stage]), phase);
-            uint32_t block_mask = read_shared_broadcast(&s->block_mask[stage]) >> wg * S::OWN;
-            uint32_t a = smem + stage * STAGE_BYTES + wg * S::OWN * S::BLOCK_BYTES;
+            uint32_t block_mask = read_shared_broadcast(&s->block_mask[stage]) >> wg * S::WG_ROWS;
+            uint32_t a = smem + stage * STAGE_BYTES + wg * S::WG_ROWS * S::BLOCK_BYTES;
             uint32_t b = smem + stage * STAGE_BYTES + A_STAGE_BYTES;
 #pragma unroll 1
-            for (int e = 0; e < S::STAGE_COLUMNS; e++, block_mask >>= S::SIZE, a += S::SIZE * S::BLOCK_BYTES) {
+            for (int e = 0; e < S::STAGE_COLUMNS;
+                 e++, block_mask >>= S::GROUP_ROWS, a += S::GROUP_ROWS * S::BLOCK_BYTES) {
                 constexpr int COLUMNS_PER_ENTRY = S::STAGE_COLUMNS / entries_per_stage<S, B_COL_MAJOR>;
                 uint32_t from_b = b + e / COLUMNS_PER_ENTRY * (COLUMNS_PER_ENTRY * S::B_COLUMN_BYTES) +
                                   e % COLUMNS_PER_ENTRY * (S::BC * 2);
 #pragma unroll
-                for (int r = 0; r < S::OWN; r++)
+                for (int r = 0; r < S::WG_ROWS; r++)
                     if (block_mask >> r & 1)
                         multiply_block<T, S, A_TRANSPOSED, B_COL_MAJOR>(
                             &d[r * 4 * S::SUMS], descriptor_of_b<S, B_COL_MAJOR>(from_b),
@@ -334,7 +342,7 @@ __device__ static void consumer(const params &x, const tensor_maps &m, ring_shar
 template <typename S>
 __device__ __forceinline__ void apply_alpha_bias_relu(const sat_epilogue &o, float *d, int64_t i0) {
     if (sat_epilogue_is_identity(o)) return;
-    float alpha = (float)o.alpha, least = o.activation == SAT_ACT_RELU ? 0 : -INFINITY;
+    float alpha = (float)o.alpha, lower_bound = o.activation == SAT_ACT_RELU ? 0 : -INFINITY;
 #pragma unroll
     for (int e = 0; e < S::SUMS; e++) {
         int64_t i = i0 + e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2;
@@ -342,31 +350,37 @@ __device__ __forceinline__ void apply_alpha_bias_relu(const sat_epilogue &o, flo
 #pragma unroll
         for (int c = 0; c < BN / 64; c++) {
             float y = alpha * d[c * S::SUMS + e] + bias;
-            d[c * S::SUMS + e] = y < least ? least : y; // keeps NaN
+            d[c * S::SUMS + e] = y < lower_bound ? lower_bound : y; // keeps NaN
         }
     }
+}
+
+/* An empty group, so that tma_store_wait_read counts the same number of groups where a store was left out. */
+__device__ __forceinline__ void tma_store_commit_empty_group() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
 /* C row-major: the warpgroup together, in four rounds of 8 KB through two staging buffers. A TMA store has 64 columns
  * of a block row. */
 template <typename E, typename S>
 __device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_maps &m, const float (&d)[BN / 2],
-                                                  const int (&row)[S::OWN], uint32_t staging, int n0, int wg) {
+                                                  const int (&row)[S::WG_ROWS], uint32_t staging, int n0, int wg) {
     bool one = threadIdx.x % 128 == 0;
 #pragma unroll
     for (int round = 0; round < 4; round++) {
-        uint32_t at = staging + round % 2 * (SAT_STAGING / 2);
-        if (one) tma_store_wait_read<S::OWN>();
+        uint32_t buffer = staging + round % 2 * (SAT_STAGING / 2);
+        if (one) tma_store_wait_read<S::WG_ROWS>();
         named_barrier_sync(1 + wg, 128);
 #pragma unroll
-        for (int i = 0; i < S::OWN; i++)
-            sat_write_staging_transposed<E, S::BR>(&d[(round * S::OWN + i) * S::SUMS], at + i * (S::BR * 128));
+        for (int i = 0; i < S::WG_ROWS; i++)
+            sat_write_staging_transposed<E, S::BR>(&d[(round * S::WG_ROWS + i) * S::SUMS], buffer + i * (S::BR * 128));
         fence_proxy_async();
         named_barrier_sync(1 + wg, 128);
 #pragma unroll
-        for (int i = 0; i < S::OWN; i++) {
-            int part = round * S::OWN + i, r = part / 4, j = n0 + part % 4 * 64;
-            if (one && row[r] >= 0 && j < x.epilogue.to.n) tma_store(&m.c, at + i * (S::BR * 128), j, row[r] * S::BR);
+        for (int i = 0; i < S::WG_ROWS; i++) {
+            int part = round * S::WG_ROWS + i, r = part / 4, j = n0 + part % 4 * 64;
+            if (one && row[r] >= 0 && j < x.epilogue.out.n)
+                tma_store(&m.c, buffer + i * (S::BR * 128), j, row[r] * S::BR);
             else if (one) tma_store_commit_empty_group();
         }
     }
@@ -375,12 +389,12 @@ __device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_
 /* C column-major: each warp on its own. A TMA store has 16 columns; their lines are a block's rows. */
 template <typename E, typename S>
 __device__ __forceinline__ void store_columns_by_tma(const params &x, const tensor_maps &m, const float (&d)[BN / 2],
-                                                     const int (&row)[S::OWN], uint32_t staging, int n0) {
+                                                     const int (&row)[S::WG_ROWS], uint32_t staging, int n0) {
     constexpr int LINE = S::BR * 2;
     int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
     staging += down / 16 * (SAT_STAGING / 4);
 #pragma unroll
-    for (int r = 0; r < S::OWN; r++) {
+    for (int r = 0; r < S::WG_ROWS; r++) {
         if (lane == 0) tma_store_wait_read<0>();
         __syncwarp();
 #pragma unroll
@@ -394,20 +408,20 @@ __device__ __forceinline__ void store_columns_by_tma(const params &x, const tens
         fence_proxy_async();
         __syncwarp();
         for (int c = 0; lane == 0 && c < BN / 64; c++)
-            if (row[r] >= 0 && n0 + c * 64 + down < x.epilogue.to.n)
+            if (row[r] >= 0 && n0 + c * 64 + down < x.epilogue.out.n)
                 tma_store(&m.c, staging + c * (16 * LINE), row[r] * S::BR, n0 + c * 64 + down);
     }
 }
 
 /* Any other C: the generic path of epilogue.cuh, each warp on its own, in squares of 16 x 16. */
 template <typename S>
-__device__ __forceinline__ void store_squares(const params &x, const float (&d)[BN / 2], const int (&row)[S::OWN],
+__device__ __forceinline__ void store_squares(const params &x, const float (&d)[BN / 2], const int (&row)[S::WG_ROWS],
                                               uint32_t staging, int64_t n0) {
     int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
     float *square = (float *)__cvta_shared_to_generic(staging + down / 16 * (SAT_STAGING / 4));
-    const int across = x.epilogue.column_major ? 1 : SAT_SQUARE_PITCH,
-              along = x.epilogue.column_major ? SAT_SQUARE_PITCH : 1;
-    float *mine = square + lane / 4 * along + lane % 4 * 2 * across;
+    const int row_step = x.epilogue.column_major ? 1 : SAT_SQUARE_PITCH,
+              col_step = x.epilogue.column_major ? SAT_SQUARE_PITCH : 1;
+    float *mine = square + lane / 4 * col_step + lane % 4 * 2 * row_step;
 #pragma unroll 1
     for (int s = 0; s < BN / 16; s++) {
         __syncwarp();
@@ -415,11 +429,11 @@ __device__ __forceinline__ void store_squares(const params &x, const float (&d)[
         for (int t = 0; t < BN / 16; t++)
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                if (t == s) mine[e / 2 % 2 * 8 * along + (e / 4 * 8 + e % 2) * across] = d[t * 8 + e];
+                if (t == s) mine[e / 2 % 2 * 8 * col_step + (e / 4 * 8 + e % 2) * row_step] = d[t * 8 + e];
         __syncwarp();
         int part = s / (S::BR / 16), r = part / 4, i = s % (S::BR / 16) * 16, in = -1;
 #pragma unroll
-        for (int g = 0; g < S::OWN; g++)
+        for (int g = 0; g < S::WG_ROWS; g++)
             if (g == r) in = row[g];
         if (in >= 0)
             sat_store_square<float, 16>(x.epilogue, square, (int64_t)in * S::BR + i, n0 + part % 4 * 64 + down, lane);
@@ -430,11 +444,11 @@ __device__ __forceinline__ void store_squares(const params &x, const float (&d)[
 /* A warpgroup's sums to C. `row`: its block rows, -1 for none. */
 template <typename E, typename S>
 __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, float (&d)[BN / 2],
-                                         const int (&row)[S::OWN], uint32_t staging, int n0, int wg) {
+                                         const int (&row)[S::WG_ROWS], uint32_t staging, int n0, int wg) {
     if (!x.tma_output) return store_squares<S>(x, d, row, staging, n0);
 #pragma unroll
-    for (int r = 0; r < S::OWN; r++)
-        apply_alpha_bias_relu<S>(x.epilogue.to, &d[r * 4 * S::SUMS], (int64_t)row[r] * S::BR);
+    for (int r = 0; r < S::WG_ROWS; r++)
+        apply_alpha_bias_relu<S>(x.epilogue.out, &d[r * 4 * S::SUMS], (int64_t)row[r] * S::BR);
     if (x.epilogue.column_major) store_columns_by_tma<E, S>(x, m, d, row, staging, n0);
     else store_rows_by_tma<E, S>(x, m, d, row, staging, n0, wg);
 }
@@ -460,20 +474,20 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x / 32 == CONSUMER_WARPS) {
         prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
         next.tile.first();
-        while (!next.ready) next.fetch<S::SIZE>(x);
+        while (!next.ready) next.poll<S::GROUP_ROWS>(x);
     }
     __syncthreads();
     griddepcontrol_wait();
     if (threadIdx.x >= CONSUMER_WARPS * 32) {
-        setmaxnreg_dec<72>();
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x / 32 == CONSUMER_WARPS) producer_of_b<S, B_COL_MAJOR>(x, m, next, &s, keep_in_register(smem));
         else if (threadIdx.x / 32 == CONSUMER_WARPS + 1)
             producer_of_a<S, A_TRANSPOSED, B_COL_MAJOR>(x, m, &s, keep_in_register(smem));
     } else {
-        setmaxnreg_inc<216>();
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
         consumer<T, S, A_TRANSPOSED, B_COL_MAJOR>(x, m, &s, smem);
     }
-    sat_tile_scheduler_end(x.scheduler);
+    sat_tile_counter_end(x.scheduler.counter, x.scheduler.tiles);
 }
 
 /* ---- host ---- */
@@ -489,10 +503,13 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
 }
 
-static constexpr double SM_CLOCK_HZ = 1.7e9;
+static constexpr double SM_CLOCK_HZ = 1.7e9; // assumed
 
-/* Loads from L2 (B for each union entry, blocks for each panel) and products overlap; the longer counts. A wgmma this
- * narrow takes as long as shared memory needs to deliver its 64 columns of B. */
+/* Cycles of a wgmma m64nNk16 with N = br. One this narrow takes as long as shared memory needs to deliver its operands,
+ * 128 bytes a cycle: 16 cycles for 64 columns of B by K 16, br / 4 for the block. */
+static double wgmma_cycles(double br) { return 16 + br / 4; }
+
+/* Loads from L2 (B for each union entry, blocks for each panel) and products overlap; the longer counts. */
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     sat_rows r = sat_op_rows(p, a);
@@ -504,9 +521,10 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double loads = entries * panels * width * (double)(r.bc * BN * 2) + (double)a->stored_elements * 2 * panels;
     double rate = 0.9 * d->l2_rate, utilization = fmin(1, groups * panels / d->multiprocessors),
            batch = (double)p->batch;
-    double wgmma_cycles = (double)a->stored_blocks * panels * (double)(r.bc / 16) * 4 * (16 + (double)r.br / 4);
-    double time = fmax(loads / rate, wgmma_cycles / (SM_CLOCK_HZ * d->multiprocessors)) / utilization +
-                  ceil(groups * panels / d->multiprocessors) * 1e-6 + 3e-6;
+    double wgmmas = (double)a->stored_blocks * panels * (double)(r.bc / 16) * (BN / 64);
+    double time =
+        fmax(loads / rate, wgmmas * wgmma_cycles((double)r.br) / (SM_CLOCK_HZ * d->multiprocessors)) / utilization +
+        ceil(groups * panels / d->multiprocessors) * 1e-6 + 3e-6;
     return fmax(batch * time, sat_bytes(p, a) / d->memory_rate);
 }
 
@@ -536,7 +554,7 @@ template <typename S> static bool make_maps(const sat_launch *l, tensor_maps *m)
     cuuint64_t width = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
     cuuint32_t br = S::BR, bc = S::BC;
     sat_tensor_box ta = {p->a_dtype, l->operands[0], 2, {width, lines}, {width * 2}, {bc, br}, S::BC * 2};
-    if (p->matmul.transpose == SAT_TRANSPOSE) ta.box[0] = br, ta.box[1] = bc, ta.row_bytes = S::BR * 2;
+    if (p->matmul.transpose == SAT_TRANSPOSE) ta.box[0] = br, ta.box[1] = bc, ta.swizzle_bytes = S::BR * 2;
     bool made = p->b.col_stride != 1 ? b_loader<S, true>::map(p, l->operands[1], &m->b)
                                      : b_loader<S, false>::map(p, l->operands[1], &m->b);
     return made && tensormap_encode(&m->a, ta);
@@ -547,8 +565,8 @@ template <typename S> static bool map_c(const sat_launch *l, const sat_tile_epil
     const sat_problem *p = l->problem;
     if (o.path != SAT_STORE_PACKED16 || !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2)) return false;
     cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
-    sat_tensor_box t = {p->c_dtype, o.to.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, S::BR}, 128};
-    if (o.column_major) t = {p->c_dtype, o.to.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {S::BR, 16}, S::BR * 2};
+    sat_tensor_box t = {p->c_dtype, o.out.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, S::BR}, 128};
+    if (o.column_major) t = {p->c_dtype, o.out.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {S::BR, 16}, S::BR * 2};
     return tensormap_encode(map, t);
 }
 
@@ -566,8 +584,8 @@ template <typename T, typename S> static sat_status launch_shape(const sat_launc
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + BN - 1) / BN, 2.0 * BN * (double)p->k,
                                         l->device, SAT_TILES_PER_CTA_L2);
     x.entries = st->entries, x.group_rows = st->group_rows, x.b_whole_chunks = sat_b_whole_chunks(p);
-    if (!tensormaps_current(st->made_for, l->operands)) {
-        if (!make_maps<S>(l, &st->maps)) return tensormap_failed(l, st->made_for);
+    if (!tensormaps_reuse(st->made_for, l->operands)) {
+        if (!make_maps<S>(l, &st->maps)) return tensormaps_failed(l, st->made_for);
         st->tma_output = map_c<S>(l, x.epilogue, &st->maps.c);
     }
     x.tma_output = st->tma_output;
@@ -588,9 +606,9 @@ template <typename T, int BR, int BC> constexpr instance instance_of() {
 }
 
 static constexpr instance instances[] = {
-    instance_of<sat_f16_math, 16, 16>(),  instance_of<sat_bf16_math, 16, 16>(), instance_of<sat_f16_math, 16, 32>(),
-    instance_of<sat_bf16_math, 16, 32>(), instance_of<sat_f16_math, 32, 16>(),  instance_of<sat_bf16_math, 32, 16>(),
-    instance_of<sat_f16_math, 32, 32>(),  instance_of<sat_bf16_math, 32, 32>(),
+    instance_of<sat_f16, 16, 16>(),  instance_of<sat_bf16, 16, 16>(), instance_of<sat_f16, 16, 32>(),
+    instance_of<sat_bf16, 16, 32>(), instance_of<sat_f16, 32, 16>(),  instance_of<sat_bf16, 32, 16>(),
+    instance_of<sat_f16, 32, 32>(),  instance_of<sat_bf16, 32, 32>(),
 };
 
 static sat_status launch(const sat_launch *l) {

@@ -9,9 +9,9 @@
 // bound by reads of B from L2, not by tensor cores.
 
 #include "kernels/cuda/common/scheduler.h"
-#include "kernels/cuda/common/tma.cuh"
+#include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/common/ring.cuh"
-#include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/common/warpgroup_epilogue.cuh"
 
 /* ---- parameters ---- */
 
@@ -24,19 +24,19 @@ struct params {
     sat_tile_epilogue epilogue;
     sat_tile_scheduler scheduler;
     float *partials;     // of split rows
-    int a_rows;          // rows of A that a copy brings: BM, or a block's where those are fewer
-    bool a_two_stages;   // a copy of A is 64 deep and fills a pair of stages of 32: lines of 128 bytes copy faster
-    bool tma_output;     // C is stored by TMA
-    bool identity;       // C is the sums without change; beta is 0 where it is stored by TMA
-    bool b_whole_chunks; // n is a multiple of 64: of a row-major B one copy brings a stage
+    int a_rows;          // rows per TMA box of A: BM, or a block's where those are fewer
+    bool a_two_stages;   // BK 32: a box of A has 64 columns, for two stages; lines of 128 bytes load faster
+    bool tma_output;     // C is stored by TMA; then beta is 0
+    bool identity;       // alpha 1, no bias, no activation
+    bool b_whole_chunks; // row-major B, n a multiple of 64: one TMA box covers the stage
 };
 
 /* What prepare and the first launch keep. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;
-    tensor_maps maps; // for these pointers; made again when one changes
-    const void *made_for[3];
+    tensor_maps maps;
+    const void *made_for[3]; // the pointers that the maps were encoded for
     bool tma_output;
 };
 
@@ -47,18 +47,18 @@ struct tile {
     int row, slice, panel;
     int steps;       // stages of BK along K; -1: there are no more tiles
     int partial;     // which partial sum it writes; -1: it writes C
-    int unused;      // padding: the generated code stays the one that was measured
+    int unused;      // codegen: removing this changes the machine code; kept as measured
     int first_block; // position of the work item's first block
 };
 
 /* The tile's shape and the map of shared memory: [A of all stages][B of all stages][staging for C][barriers, queue].
  *
- * A stage has A, BM x BK, and B, BK x BN. Where a stage is 32 deep a copy of A may be 64 deep and serve a pair of
- * stages. Then A has slots of its own, one a pair. STAGES stages in flight touch at most STAGES/2 + 1 pairs, hence that
- * many A slots. In-order release makes waiting for the pair's first stage sufficient: the pair that had the slot before
- * ended with an earlier stage.
+ * A stage has A, BM x BK, and B, BK x BN. Where BK is 32, a copy of A may have 64 columns and serve a pair of stages.
+ * Then A has slots of its own, one a pair. STAGES stages in flight touch at most STAGES/2 + 1 pairs, hence that many A
+ * slots. In-order release makes waiting for the pair's first stage sufficient: the pair that had the slot before ended
+ * with an earlier stage.
  *
- * 16-bit sums are written to the staging area before they are stored. It is memory of its own, except where
+ * The epilogue's packed16 and generic paths go through the staging area. It is memory of its own, except where
  * - a CTA has one tile only: then it is A's memory;
  * - warpgroups split the columns of B (BM is 64), and a warpgroup's half of B in a stage has the right size: then it is
  *   that half of the tile's last stage. This saves the memory of another stage. */
@@ -82,10 +82,14 @@ template <int BM_, int BN_, int BK_, int STAGES_, int WARPGROUPS_> struct shape 
     static constexpr int BYTES = RING_OFFSET + (int)sizeof(sat_ring_shared<tile>);
 
     static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + (ONE_TILE ? 32 : 128);
-    static_assert(BK == 64 || BK == 32 || BK == 16, "depths that have a swizzle mode");
-    static_assert(BYTES <= 227 * 1024 && STAGES <= SAT_MAX_STAGES, "more shared memory than a multiprocessor has");
+    static_assert(BK == 64 || BK == 32 || BK == 16, "lines of BK elements must have a swizzle mode");
+    static_assert(BYTES <= 227 * 1024, "more shared memory than a CTA may have");
+    static_assert(STAGES <= SAT_MAX_STAGES, "more stages than the ring has barriers");
     static_assert(!ONE_TILE || 2 * (BYTES + 1024) <= 228 * 1024, "two CTAs of a multiprocessor must fit");
 };
+
+/* setmaxnreg: with both, 128 * 72 + 256 * 216 = 64512 registers of the 65536 that a multiprocessor has. */
+static constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
 
 /* ---- barriers ---- */
 
@@ -141,47 +145,48 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
     int a_bytes = (A_TRANSPOSED ? S::BM : x.a_rows) * (two_stages ? 64 : S::BK) * 2;
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    pipeline_state<S> at = {.phase = 1};
+    pipeline_state<S> pipe = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 1};
     for (;;) {
-        while (!next.ready) next.fetch(x.scheduler, x.rows);
+        while (!next.ready) next.poll(x.scheduler, x.rows);
         sat_fetched_tile now = next.tile;
         sat_lane_blocks blocks = next.blocks;
         const sat_work_item &item = now.item;
         bool last = now.none(x.scheduler);
-        int steps = last ? -1 : item.count * (bc / S::BK), n0 = (int)now.at.panel * S::BN, slice = (int)now.at.slice;
-        if (one) queue.publish(s, {item.row, slice, (int)now.at.panel, steps, item.partial, 0, (int)item.first});
+        int steps = last ? -1 : item.count * (bc / S::BK), n0 = (int)now.coord.panel * S::BN,
+            slice = (int)now.coord.slice;
+        if (one) queue.publish(s, {item.row, slice, (int)now.coord.panel, steps, item.partial, 0, (int)item.first});
         queue.advance();
         if (last) return;
         next.tile.request_next(), next.ready = false;
         if (S::STAGING_IN_B && steps == 0) { // an empty row: its zeros need a stage to be staged in
             if (one) {
-                mbarrier_wait(empty + at.stage * 8, at.phase);
-                mbarrier_arrive(full + at.stage * 8);
+                mbarrier_wait(empty + pipe.stage * 8, pipe.phase);
+                mbarrier_arrive(full + pipe.stage * 8);
             }
-            at.advance(false);
+            pipe.advance(false);
         }
         for (int step = 0, t = 0, in_block = 0, line = 0, k = 0; step < steps; step++) {
             if (in_block == 0) { // the item's block t begins
-                if (t % 32 == 0 && t > 0) blocks.fetch(x.rows, item, t);
+                if (t % 32 == 0 && t > 0) blocks.load_32(x.rows, item, t);
                 k = __shfl_sync(~0u, blocks.k, t % 32);
                 if (!separate_a_producer<S, A_TRANSPOSED>) line = __shfl_sync(~0u, blocks.block_index, t % 32) * lines;
             }
             bool second_half = S::A_PAIRED && in_block % 64; // of a pair of stages: its A came with the first half
             if (one) {
-                uint32_t bar = full + at.stage * 8;
+                uint32_t bar = full + pipe.stage * 8;
                 bool a_loaded = two_stages && second_half;
-                mbarrier_wait(empty + at.stage * 8, at.phase);
+                mbarrier_wait(empty + pipe.stage * 8, pipe.phase);
                 mbarrier_arrive_expect_tx(bar, S::B_BYTES + (a_loaded ? 0 : a_bytes));
-                b_loader<S>::template load<B_COL_MAJOR>(&m.b, x.b_whole_chunks, smem + at.b(), bar, k + in_block, n0);
+                b_loader<S>::template load<B_COL_MAJOR>(&m.b, x.b_whole_chunks, smem + pipe.b(), bar, k + in_block, n0);
                 if (!separate_a_producer<S, A_TRANSPOSED> && !a_loaded)
-                    load_a<S, A_TRANSPOSED>(m, smem + at.a(two_stages), bar, line, in_block, slice * S::BM);
+                    load_a<S, A_TRANSPOSED>(m, smem + pipe.a(two_stages), bar, line, in_block, slice * S::BM);
             }
-            at.advance(!S::A_PAIRED || second_half);
+            pipe.advance(!S::A_PAIRED || second_half);
             in_block += S::BK;
             if (in_block < bc) continue;
             in_block = 0, t++;
-            next.fetch(x.scheduler, x.rows);
+            next.poll(x.scheduler, x.rows);
         }
     }
 }
@@ -194,22 +199,21 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
     bool two_stages = a_copy_fills_two_stages<S, false>(x.a_two_stages);
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    pipeline_state<S> at = {.phase = 1};
+    pipeline_state<S> pipe = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 0};
     for (;;) {
         tile t = queue.receive(s);
         queue.advance();
         if (t.steps < 0) return;
-        if (S::STAGING_IN_B && t.steps == 0) at.advance(false);
+        if (S::STAGING_IN_B && t.steps == 0) pipe.advance(false);
         int line = t.first_block * br + t.slice * S::BM;
         for (int step = 0, in_block = 0; step < t.steps; step++) {
-            // `in_block % 64` is second_half again; as a variable it changes the machine code, which has not been
-            // measured.
+            // codegen: naming `in_block % 64`, the producer's second_half, changes the machine code; kept as measured
             if (one && !(two_stages && in_block % 64)) {
-                mbarrier_wait(empty + at.stage * 8, at.phase);
-                tma_load(smem + at.a(two_stages), &m.a, full + at.stage * 8, in_block, line);
+                mbarrier_wait(empty + pipe.stage * 8, pipe.phase);
+                tma_load(smem + pipe.a(two_stages), &m.a, full + pipe.stage * 8, in_block, line);
             }
-            at.advance(!S::A_PAIRED || in_block % 64);
+            pipe.advance(!S::A_PAIRED || in_block % 64);
             in_block += S::BK;
             if (in_block == bc) in_block = 0, line += br;
         }
@@ -218,12 +222,12 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
 
 /* ---- consumer ---- */
 
-/* Issues the wgmma of one stage. A transposed is MN-major (M is contiguous), B column-major is K-major. Of the
- * descriptors' numbers, 1 is the swizzle of 128 bytes, 1024 is 8 lines of 128 bytes, 2048 is 16 of them, `chunk` is the
- * bytes of a chunk of B. */
+/* Issues the wgmma of one stage: d = A*B, or d += A*B with `scale_d`. A transposed is MN-major (M is contiguous), B
+ * column-major is K-major. Of the descriptors' numbers, 1024 is the bytes of 8 lines of 128, 2048 of 16 lines, `chunk`
+ * of a chunk of B. */
 template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t a, uint32_t b, bool two_stages, int wg,
-                                               int add) {
+                                               int scale_d) {
     constexpr int BK = S::BK, k_swizzle = swizzle_mode_of(BK * 2), k_stride = BK * 2 * 8; // K contiguous
     constexpr int n_swizzle = swizzle_mode_of(S::LINE), chunk = BK * S::LINE;             // N contiguous
     if (S::BM == 128) a += wg * 64 * BK * 2;
@@ -237,7 +241,7 @@ __device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t a
                                    : wgmma_descriptor(a + k * 32, k_swizzle, 16, k_stride);
         uint64_t db = B_COL_MAJOR ? wgmma_descriptor(b + k * 32, k_swizzle, 16, k_stride)
                                   : wgmma_descriptor(b + k * 16 * S::LINE, n_swizzle, chunk, 8 * S::LINE);
-        wgmma_ss<T, S::WN, A_TRANSPOSED, !B_COL_MAJOR>::run(d, da, db, add || k);
+        wgmma_ss<T, S::WN, A_TRANSPOSED, !B_COL_MAJOR>::run(d, da, db, scale_d || k);
     }
     wgmma_commit_group();
 }
@@ -252,40 +256,42 @@ template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
     bool two_stages = a_copy_fills_two_stages<S, A_TRANSPOSED>(x.a_two_stages);
-    pipeline_state<S> at = {.phase = 0};
+    pipeline_state<S> pipe = {.phase = 0};
     sat_tile_queue<tile> queue = {.phase = 0};
-    int multiplied = -1, staged = -1; // stages to be released: the last one multiplied, and the one C is staged in
-    auto release = [&](int &stage) {
+    // Stages that this warp has not released yet, -1 for none: of the last wgmma; the one that C is staged in.
+    int mma_stage = -1, epilogue_stage = -1;
+    auto release = [&](int &stage) { // and forget it
         if (stage >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[stage]));
         stage = -1;
     };
-    auto release_staged = [&] {
-        if (S::STAGING_IN_B && staged >= 0 && lane == 0) tma_store_wait_read<0>();
-        if (S::STAGING_IN_B) release(staged);
+    auto release_epilogue_stage = [&] {
+        if (S::STAGING_IN_B && epilogue_stage >= 0 && lane == 0) tma_store_wait_read<0>();
+        if (S::STAGING_IN_B) release(epilogue_stage);
     };
     tile t = queue.receive(s);
     while (t.steps >= 0) {
-        int add = 0;
+        int scale_d = 0; // the first wgmma of a tile ignores what is in d
         float d[S::WN / 2];
         if (t.steps == 0)
 #pragma unroll
             for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
         for (int step = 0; step < t.steps; step++) {
             bool second_half = S::A_PAIRED && step % 2; // of a pair of stages, as in the producer where two_stages
-            uint32_t bar = smem_address(&s->full[at.stage]);
-            if (!S::ONE_TILE && multiplied >= 0 && !mbarrier_test_wait(bar, at.phase)) {
+            uint32_t bar = smem_address(&s->full[pipe.stage]);
+            if (!S::ONE_TILE && mma_stage >= 0 && !mbarrier_test_wait(bar, pipe.phase)) {
                 wgmma_wait_group<0>(); // the producer is behind: give it the stage now
-                release(multiplied);
+                release(mma_stage);
             }
-            mbarrier_wait(bar, at.phase);
+            mbarrier_wait(bar, pipe.phase);
             multiply_stage<T, S, A_TRANSPOSED, B_COL_MAJOR>(
-                d, smem + at.a(two_stages) + (two_stages && second_half ? 64 : 0), smem + at.b(), two_stages, wg, add);
-            add = 1;
-            release_staged();
+                d, smem + pipe.a(two_stages) + (two_stages && second_half ? 64 : 0), smem + pipe.b(), two_stages, wg,
+                scale_d);
+            scale_d = 1;
+            release_epilogue_stage();
             wgmma_wait_group<1>();
-            release(multiplied);
-            multiplied = at.stage;
-            at.advance(!S::A_PAIRED || second_half);
+            release(mma_stage);
+            mma_stage = pipe.stage;
+            pipe.advance(!S::A_PAIRED || second_half);
         }
         queue.advance();
         tile next = queue.receive(s);
@@ -293,15 +299,15 @@ __device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, 
         uint32_t staging = smem + S::STAGING_OFFSET + wg * SAT_STAGING;
         if (S::STAGING_IN_B) {
             if (t.steps == 0) { // the stage that the producer set aside
-                release_staged();
-                mbarrier_wait(smem_address(&s->full[at.stage]), at.phase);
-                multiplied = at.stage;
-                at.advance(false);
+                release_epilogue_stage();
+                mbarrier_wait(smem_address(&s->full[pipe.stage]), pipe.phase);
+                mma_stage = pipe.stage;
+                pipe.advance(false);
             }
-            staging = smem + S::B_OFFSET + multiplied * S::B_BYTES + wg * SAT_STAGING;
-            staged = multiplied, multiplied = -1;
+            staging = smem + S::B_OFFSET + mma_stage * S::B_BYTES + wg * SAT_STAGING;
+            epilogue_stage = mma_stage, mma_stage = -1;
         }
-        release(multiplied);
+        release(mma_stage);
         if (S::ONE_TILE || S::STAGING_IN_B) named_barrier_sync(1 + wg, 128); // all have read what C is staged over
         epilogue<T, S>(x, m, t, d, staging, wg);
         t = next;
@@ -317,12 +323,12 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
                                          uint32_t staging, int wg) {
     typedef typename T::element E;
     int in_row = t.slice * S::BM + (S::BM == 128 ? wg * 64 : 0), rows = (int)x.rows.br - in_row;
-    int n0 = t.panel * S::BN + (S::BM == 128 ? 0 : wg * S::WN), n = (int)x.epilogue.to.n;
+    int n0 = t.panel * S::BN + (S::BM == 128 ? 0 : wg * S::WN), n = (int)x.epilogue.out.n;
     if (rows <= 0 || n0 >= n) return;
     if constexpr (S::WARPGROUPS == 2)
         if (x.tma_output && t.partial < 0) {
             int i0 = t.row * (int)x.rows.br + in_row, down = threadIdx.x / 32 % 4 * 16;
-            if (!x.identity) sat_warpgroup_apply_alpha_bias_relu(x.epilogue.to, d, i0 + down + threadIdx.x % 32 / 4);
+            if (!x.identity) sat_warpgroup_apply_alpha_bias_relu(x.epilogue.out, d, i0 + down + threadIdx.x % 32 / 4);
             if (x.epilogue.column_major || down < rows)
                 sat_warpgroup_tma_store<E, S::WN>(&m.c, d, staging, i0, n0, n, x.epilogue.column_major, wg);
             return;
@@ -348,35 +354,35 @@ static __global__ void __launch_bounds__(S::THREADS, S::ONE_TILE ? 2 : 1)
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
         next.tile.first();
-        while (!next.ready) next.fetch(x.scheduler, x.rows);
+        while (!next.ready) next.poll(x.scheduler, x.rows);
     }
     __syncthreads();
     griddepcontrol_wait();
     if (threadIdx.x >= S::CONSUMERS) {
-        if (!S::ONE_TILE) setmaxnreg_dec<72>();
+        if (!S::ONE_TILE) setmaxnreg_dec<PRODUCER_REGISTERS>();
         int warp = (threadIdx.x - S::CONSUMERS) / 32;
         if (warp == 0) producer<S, A_TRANSPOSED, B_COL_MAJOR>(x, m, next, s, keep_in_register(smem_address(memory)));
         if (separate_a_producer<S, A_TRANSPOSED> && warp == 1)
             producer_of_a<S>(x, m, s, keep_in_register(smem_address(memory)));
     } else {
-        if (!S::ONE_TILE) setmaxnreg_inc<216>();
+        if (!S::ONE_TILE) setmaxnreg_inc<CONSUMER_REGISTERS>();
         consumer<T, S, A_TRANSPOSED, B_COL_MAJOR>(x, m, s, smem_address(memory));
     }
-    sat_tile_scheduler_end(x.scheduler);
+    sat_tile_counter_end(x.scheduler.counter, x.scheduler.tiles);
 }
 
 /* ---- host ---- */
 
-/* The stages of 64x256 are 16 deep where a block is not a multiple of 64 wide. */
-static int64_t depth_of(const sat_instance *i, const sat_rows *r) {
+/* BK of a stage. Tiles of 64x256 have BK 16 where the width of a block is not a multiple of 64. */
+static int64_t bk_of(const sat_instance *i, const sat_rows *r) {
     return i->tile_m == 64 && i->tile_n == 256 && r->bc % 64 ? 16 : i->tile_k;
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
-    int64_t depth = depth_of(&v->instance, &r);
+    int64_t bk = bk_of(&v->instance, &r);
     if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
-    if (r.br % 16 || r.bc % depth || r.k % r.bc || p->a_align % 16) return false;
+    if (r.br % 16 || r.bc % bk || r.k % r.bc || p->a_align % 16) return false;
     if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
     if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
     double tiles = ((double)r.count + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
@@ -395,13 +401,13 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double work = 2 * (double)a->stored_blocks * panels * slices * (double)r.bc * bm * bn;
     double utilization = fmin(1, tiles / d->multiprocessors), rate = 0.96 * d->l2_rate;
     double time = fmax(loads / rate, work / d->flop_rate[p->a_dtype]) / utilization;
-    if (depth_of(&v->instance, &r) == 16) // a stage takes at least 0.3 us, however little it brings
+    if (bk_of(&v->instance, &r) == 16) // a stage takes at least 0.3 us, however little it brings
         time = fmax(time, (double)a->stored_blocks * panels * slices * (double)(r.bc / 16) * 3e-7 / d->multiprocessors /
                               utilization);
     return fmax(batch * time, sat_bytes(p, a) / d->memory_rate) + batch * (tiles / d->multiprocessors * 1e-6 + 3e-6);
 }
 
-/* Blocks of a fair share; a row up to a quarter above it stays whole: see sat_schedule_parts. */
+/* Split threshold: a fair share of blocks per CTA. Rows of up to 1.25x are not split: see sat_schedule_parts. */
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;
@@ -444,7 +450,7 @@ template <typename S> static bool make_maps(const sat_launch *l, const params &x
                          {bc * 2},
                          {x.a_two_stages ? 64u : (cuuint32_t)BK, (cuuint32_t)x.a_rows},
                          x.a_two_stages ? 128 : BK * 2};
-    if (p->matmul.transpose == SAT_TRANSPOSE) ta.box[0] = 64, ta.box[1] = BK, ta.row_bytes = 128;
+    if (p->matmul.transpose == SAT_TRANSPOSE) ta.box[0] = 64, ta.box[1] = BK, ta.swizzle_bytes = 128;
     return tensormap_encode(&m->a, ta) && b_loader<S>::map(p, l->operands[1], &m->b);
 }
 
@@ -467,21 +473,21 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.a_rows = (int)sat_min(S::BM, x.rows.br);
     x.b_whole_chunks = sat_b_whole_chunks(p);
     x.a_two_stages = S::A_PAIRED && p->matmul.transpose != SAT_TRANSPOSE && x.rows.bc % 64 == 0;
-    if (!tensormaps_current(st->made_for, l->operands)) {
-        if (!make_maps<S>(l, x, &st->maps)) return tensormap_failed(l, st->made_for);
+    if (!tensormaps_reuse(st->made_for, l->operands)) {
+        if (!make_maps<S>(l, x, &st->maps)) return tensormaps_failed(l, st->made_for);
         st->tma_output = S::WARPGROUPS > 1 && sat_output_tensormap(l, x.epilogue, x.rows.br, &st->maps.c);
     }
-    x.tma_output = st->tma_output, x.identity = sat_epilogue_is_identity(x.epilogue.to);
+    x.tma_output = st->tma_output, x.identity = sat_epilogue_is_identity(x.epilogue.out);
     const tensor_maps &m = st->maps;
     bool a_transposed = p->matmul.transpose == SAT_TRANSPOSE, b_col_major = p->b.col_stride != 1;
     sat_status status = a_transposed
                             ? (b_col_major ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
                             : (b_col_major ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
-    return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.to, st->work) : status;
+    return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.out, st->work) : status;
 }
 
 struct instance {
-    int tile_m, tile_n, depth;
+    int tile_m, tile_n, bk;
     sat_dtype dtype;
     sat_status (*launch)(const sat_launch *l);
 };
@@ -490,26 +496,25 @@ template <typename T, int BM, int BN, int BK, int STAGES, int WARPGROUPS> conste
     return {BM, BN, BK, T::dtype, launch_tile<T, shape<BM, BN, BK, STAGES, WARPGROUPS>>};
 }
 
-// dtype; rows, columns and depth of the tile; stages; consumer warpgroups
+// dtype; BM, BN, BK; stages; consumer warpgroups
 static constexpr instance instances[] = {
-    instance_of<sat_f16_math, 64, 512, 32, 6, 2>(),  instance_of<sat_bf16_math, 64, 512, 32, 6, 2>(),
-    instance_of<sat_f16_math, 64, 256, 64, 5, 2>(),  instance_of<sat_bf16_math, 64, 256, 64, 5, 2>(),
-    instance_of<sat_f16_math, 64, 256, 16, 16, 2>(), instance_of<sat_bf16_math, 64, 256, 16, 16, 2>(),
-    instance_of<sat_f16_math, 128, 256, 64, 4, 2>(), instance_of<sat_bf16_math, 128, 256, 64, 4, 2>(),
-    instance_of<sat_f16_math, 128, 128, 64, 6, 2>(), instance_of<sat_bf16_math, 128, 128, 64, 6, 2>(),
-    instance_of<sat_f16_math, 64, 128, 64, 4, 1>(),  instance_of<sat_bf16_math, 64, 128, 64, 4, 1>(),
-    instance_of<sat_f16_math, 64, 64, 64, 7, 1>(),   instance_of<sat_bf16_math, 64, 64, 64, 7, 1>(),
-    instance_of<sat_f16_math, 64, 32, 64, 8, 1>(),   instance_of<sat_bf16_math, 64, 32, 64, 8, 1>(),
-    instance_of<sat_f16_math, 64, 16, 64, 8, 1>(),   instance_of<sat_bf16_math, 64, 16, 64, 8, 1>(),
+    instance_of<sat_f16, 64, 512, 32, 6, 2>(),  instance_of<sat_bf16, 64, 512, 32, 6, 2>(),
+    instance_of<sat_f16, 64, 256, 64, 5, 2>(),  instance_of<sat_bf16, 64, 256, 64, 5, 2>(),
+    instance_of<sat_f16, 64, 256, 16, 16, 2>(), instance_of<sat_bf16, 64, 256, 16, 16, 2>(),
+    instance_of<sat_f16, 128, 256, 64, 4, 2>(), instance_of<sat_bf16, 128, 256, 64, 4, 2>(),
+    instance_of<sat_f16, 128, 128, 64, 6, 2>(), instance_of<sat_bf16, 128, 128, 64, 6, 2>(),
+    instance_of<sat_f16, 64, 128, 64, 4, 1>(),  instance_of<sat_bf16, 64, 128, 64, 4, 1>(),
+    instance_of<sat_f16, 64, 64, 64, 7, 1>(),   instance_of<sat_bf16, 64, 64, 64, 7, 1>(),
+    instance_of<sat_f16, 64, 32, 64, 8, 1>(),   instance_of<sat_bf16, 64, 32, 64, 8, 1>(),
+    instance_of<sat_f16, 64, 16, 64, 8, 1>(),   instance_of<sat_bf16, 64, 16, 64, 8, 1>(),
 };
 
 static sat_status launch(const sat_launch *l) {
     const sat_instance *i = &l->variant->instance;
     sat_rows r = sat_op_rows(l->problem, l->pattern);
-    int64_t depth = depth_of(i, &r);
+    int64_t bk = bk_of(i, &r);
     for (const instance &x : instances)
-        if (x.tile_m == i->tile_m && x.tile_n == i->tile_n && x.depth == depth && x.dtype == i->dtype)
-            return x.launch(l);
+        if (x.tile_m == i->tile_m && x.tile_n == i->tile_n && x.bk == bk && x.dtype == i->dtype) return x.launch(l);
     return sat_fail(SAT_INTERNAL, "%s: no such tile", l->variant->name);
 }
 

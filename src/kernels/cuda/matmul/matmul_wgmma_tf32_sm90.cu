@@ -18,7 +18,7 @@
 // producer warp, two consumer warpgroups, and a ring of stages between them.
 
 #include "kernels/cuda/common/scheduler.h"
-#include "kernels/cuda/common/tma.cuh"
+#include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/common/ring.cuh"
 #include "kernels/cuda/common/epilogue.cuh"
 
@@ -33,25 +33,25 @@ struct params {
     sat_rows rows; // the stored blocks of op(A)
     sat_tile_epilogue epilogue;
     float *partials;     // of split rows
-    bool b_whole_chunks; // B is row-major and n a multiple of 32: one copy brings all chunks of 32 columns
+    bool b_whole_chunks; // row-major B, n a multiple of 32: one TMA box covers the stage
 };
 
 /* What prepare and the first launch keep. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;
-    tensor_maps maps; // for these pointers; made again when one changes
-    const void *made_for[2];
+    tensor_maps maps;
+    const void *made_for[2]; // the pointers that the maps were encoded for
 };
 
 /* ---- shared memory ---- */
 
-/* What the producer tells the consumers of a tile. */
+/* A tile, as the producer publishes it to the consumers. */
 struct tile {
     int row, slice, panel;
     int steps;     // stages of BK along K; -1: there are no more tiles
     int partial;   // which partial sum it writes; -1: it writes C
-    int unused[2]; // without them the machine code changes, which has not been measured
+    int unused[2]; // codegen: removing this changes the machine code; kept as measured
 };
 
 enum { A_DEPTH = 32 }; // a copy of A: lines of 128 bytes
@@ -74,8 +74,12 @@ template <int BM_, int BN_, int BK_, int STAGES_, bool A_TRANSPOSED_, bool B_COL
     static_assert(B_COL_MAJOR || !A_TRANSPOSED, "no wgmma takes these");
     static_assert(BK == A_DEPTH || (!B_COL_MAJOR && STAGES % 2 == 0),
                   "a slot of A serves one stage, or two from an even one on");
-    static_assert(BYTES <= 232448 && STAGES <= SAT_MAX_STAGES && PRODUCTS * SUMS <= 128, "what a multiprocessor has");
+    static_assert(BYTES <= 227 * 1024, "more shared memory than a CTA may have");
+    static_assert(STAGES <= SAT_MAX_STAGES && PRODUCTS * SUMS <= 128, "barriers of the ring; registers for sums");
 };
+
+/* setmaxnreg: with both, 128 * 72 + 256 * 216 = 64512 registers of the 65536 that a multiprocessor has. */
+static constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
 
 /* ---- barriers ---- */
 
@@ -128,52 +132,76 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
         lines = (int)(S::A_TRANSPOSED ? x.rows.bc : x.rows.br); // lines of a block in A's tensor map
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    pipeline_state<S> at = {.phase = 1};
+    pipeline_state<S> pipe = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 1};
     for (;;) {
-        while (!next.ready) next.fetch(x.scheduler, x.rows);
+        while (!next.ready) next.poll(x.scheduler, x.rows);
         sat_fetched_tile now = next.tile;
         sat_lane_blocks blocks = next.blocks;
         const sat_work_item &item = now.item;
         bool last = now.none(x.scheduler);
         if (one)
-            queue.publish(s, {item.row, (int)now.at.slice, (int)now.at.panel, last ? -1 : item.count * (bc / S::BK),
-                              item.partial});
+            queue.publish(s, {item.row, (int)now.coord.slice, (int)now.coord.panel,
+                              last ? -1 : item.count * (bc / S::BK), item.partial});
         queue.advance();
         if (last) return;
         next.tile.request_next(), next.ready = false;
         for (int t = 0; t < item.count; t++) {
-            if (t % 32 == 0 && t > 0) blocks.fetch(x.rows, item, t);
+            if (t % 32 == 0 && t > 0) blocks.load_32(x.rows, item, t);
             int block_index = S::A_TRANSPOSED ? __shfl_sync(~0u, blocks.block_index, t % 32) : (int)item.first + t;
             int line = block_index * lines, k = __shfl_sync(~0u, blocks.k, t % 32);
             for (int in_block = 0; in_block < bc; in_block += S::BK) {
                 if (one) {
-                    mbarrier_wait(empty + at.stage * 8, at.phase);
-                    load<S>(x, m, smem + at.a(), smem + at.b(), full + at.stage * 8, line, (int)now.at.slice * S::BM,
-                            in_block, k + in_block, (int)now.at.panel * S::BN);
+                    mbarrier_wait(empty + pipe.stage * 8, pipe.phase);
+                    load<S>(x, m, smem + pipe.a(), smem + pipe.b(), full + pipe.stage * 8, line,
+                            (int)now.coord.slice * S::BM, in_block, k + in_block, (int)now.coord.panel * S::BN);
                 }
-                at.advance(S::BK == A_DEPTH || has_a<S>(in_block));
+                pipe.advance(S::BK == A_DEPTH || has_a<S>(in_block));
             }
-            next.fetch(x.scheduler, x.rows);
+            next.poll(x.scheduler, x.rows);
         }
     }
 }
 
 /* ---- consumer: the three products ---- */
 
+// clang-format off
+/* TF32: m64nNk8, N twice the size of d. K is contiguous in what comes from shared memory. `a` may come from registers,
+ * which must not change until the product is complete. */
+#define SAT_WGMMA_TF32_RS(N, SUMS, LIST, OUT, a0_, a1_, a2_, a3_, b_, scale_d_) \
+    __device__ __forceinline__ void wgmma_tf32(float (&d)[SUMS], const uint32_t (&a)[4], uint64_t b, int scale_d) { \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #scale_d_ ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                     "k8.f32.tf32.tf32 {" LIST "}, {%" #a0_ ", %" #a1_ ", %" #a2_ ", %" #a3_ "}, %" #b_ ", p, 1, 1; }" \
+                     : OUT \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(scale_d)); \
+    }
+#define SAT_WGMMA_TF32_SS(N, SUMS, LIST, OUT, a_, b_, scale_d_) \
+    __device__ __forceinline__ void wgmma_tf32(float (&d)[SUMS], uint64_t a, uint64_t b, int scale_d) { \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #scale_d_ ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                     "k8.f32.tf32.tf32 {" LIST "}, %" #a_ ", %" #b_ ", p, 1, 1; }" \
+                     : OUT \
+                     : "l"(a), "l"(b), "r"(scale_d)); \
+    }
+SAT_WGMMA_TF32_RS(64, 32, SAT_D32, SAT_SUMS32(0), 32, 33, 34, 35, 36, 37)
+SAT_WGMMA_TF32_RS(128, 64, SAT_D64, SAT_SUMS64, 64, 65, 66, 67, 68, 69)
+SAT_WGMMA_TF32_RS(256, 128, SAT_D128, SAT_SUMS128, 128, 129, 130, 131, 132, 133)
+SAT_WGMMA_TF32_SS(128, 64, SAT_D64, SAT_SUMS64, 64, 65, 66)
+SAT_WGMMA_TF32_SS(256, 128, SAT_D128, SAT_SUMS128, 128, 129, 130)
+// clang-format on
+
 /* In all three, `release` is called when the stage before is not read any more: its wgmma is complete. */
 
 /* A as stored, B column-major: both from shared memory. */
 template <typename S, typename RELEASE>
-__device__ __forceinline__ void multiply_from_shared(float (&d)[S::SUMS], uint32_t block, uint32_t b, int wg, int add,
-                                                     RELEASE release) {
+__device__ __forceinline__ void multiply_from_shared(float (&d)[S::SUMS], uint32_t block, uint32_t b, int wg,
+                                                     int scale_d, RELEASE release) {
     if (S::BM == 128) block += wg * 64 * A_DEPTH * 4;
     else b += wg * S::WN * S::BK * 4;
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < S::BK / 8; step++)
-        wgmma_tf32(d, wgmma_descriptor(block + step * 32, 1, 16, 1024), wgmma_descriptor(b + step * 32, 1, 16, 1024),
-                   add || step);
+        wgmma_tf32(d, wgmma_descriptor(block + step * 32, swizzle_mode_of(128), 16, 1024),
+                   wgmma_descriptor(b + step * 32, swizzle_mode_of(128), 16, 1024), scale_d || step);
     wgmma_commit_group();
     wgmma_wait_group<1>();
     release();
@@ -190,7 +218,8 @@ template <typename S> __device__ __forceinline__ uint32_t a_fragment_offset(int 
  * +8 is two vectors of 16 bytes on, k + 4 four lines on; with the swizzle both are an exclusive or. */
 template <typename S, typename RELEASE>
 __device__ __forceinline__ void multiply_a_from_registers(float (&d)[S::SUMS], uint32_t (&a)[2][S::PRODUCTS][4],
-                                                          uint32_t mine, uint32_t b, int wg, int add, RELEASE release) {
+                                                          uint32_t mine, uint32_t b, int wg, int scale_d,
+                                                          RELEASE release) {
     if (S::BM == 64) b += wg * S::WN * S::BK * 4;
 #pragma unroll
     for (int step = 0; step < S::BK / 8; step++) {
@@ -199,7 +228,7 @@ __device__ __forceinline__ void multiply_a_from_registers(float (&d)[S::SUMS], u
         now[2] = ld_shared_b32((mine ^ 64) + step * 1024 + 512),
         now[3] = ld_shared_b32((mine ^ 96) + step * 1024 + 512);
         wgmma_fence();
-        wgmma_tf32(d, now, wgmma_descriptor(b + step * 32, 1, 16, 1024), add || step);
+        wgmma_tf32(d, now, wgmma_descriptor(b + step * 32, swizzle_mode_of(128), 16, 1024), scale_d || step);
         wgmma_commit_group();
         wgmma_wait_group<1>();
         if (step == 0) release();
@@ -244,14 +273,14 @@ __device__ __forceinline__ void load_b_fragments(uint32_t (&a)[S::PRODUCTS][4], 
 template <typename S, typename RELEASE>
 __device__ __forceinline__ void multiply_b_from_registers(float (&d)[S::PRODUCTS][S::SUMS],
                                                           uint32_t (&a)[2][S::PRODUCTS][4], uint32_t block, uint32_t b,
-                                                          int add, RELEASE release) {
+                                                          int scale_d, RELEASE release) {
 #pragma unroll
     for (int step = 0; step < S::BK / 8; step++) {
         load_b_fragments<S>(a[step % 2], b, step);
-        uint64_t second = wgmma_descriptor(block + step * 32, 1, 16, 1024);
+        uint64_t second = wgmma_descriptor(block + step * 32, swizzle_mode_of(128), 16, 1024);
         wgmma_fence();
 #pragma unroll
-        for (int p = 0; p < S::PRODUCTS; p++) wgmma_tf32(d[p], a[step % 2][p], second, add || step);
+        for (int p = 0; p < S::PRODUCTS; p++) wgmma_tf32(d[p], a[step % 2][p], second, scale_d || step);
         wgmma_commit_group();
         wgmma_wait_group<1>();
         if (step == 0) release();
@@ -268,31 +297,31 @@ __device__ __forceinline__ void epilogue(const params &x, const tile &t, const f
  * step late. */
 template <typename S> __device__ static void consumer(const params &x, ring_shared *s, uint32_t smem) {
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
-    pipeline_state<S> at = {.phase = 0};
+    pipeline_state<S> pipe = {.phase = 0};
     sat_tile_queue<tile> queue = {.phase = 0};
     uint32_t mine = S::A_TRANSPOSED ? a_fragment_offset<S>(wg) : S::B_COL_MAJOR ? 0 : b_fragment_offset<S>(wg);
     for (;;) {
         tile t = queue.receive(s);
         queue.advance();
         if (t.steps < 0) return;
-        int multiplied = -1; // the last stage, to be released
+        int mma_stage = -1; // the stage of the last wgmma, where this warp has not released it yet
         float d[S::PRODUCTS][S::SUMS];
         uint32_t a[2][S::PRODUCTS][4];
         auto release = [&] {
-            if (multiplied >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[multiplied]));
+            if (mma_stage >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[mma_stage]));
         };
         if (t.steps == 0)
 #pragma unroll
             for (int e = 0; e < S::PRODUCTS * S::SUMS; e++) d[e / S::SUMS][e % S::SUMS] = 0;
         for (int step = 0; step < t.steps; step++) {
             bool second_half = S::BK < A_DEPTH && step % 2; // of a copy of A that serves two stages
-            uint32_t block = smem + at.a() + (second_half ? S::BK * 4 : 0), b = smem + at.b();
-            mbarrier_wait(smem_address(&s->full[at.stage]), at.phase);
+            uint32_t block = smem + pipe.a() + (second_half ? S::BK * 4 : 0), b = smem + pipe.b();
+            mbarrier_wait(smem_address(&s->full[pipe.stage]), pipe.phase);
             if constexpr (S::A_TRANSPOSED) multiply_a_from_registers<S>(d[0], a, block + mine, b, wg, step, release);
             else if constexpr (S::B_COL_MAJOR) multiply_from_shared<S>(d[0], block, b, wg, step, release);
             else multiply_b_from_registers<S>(d, a, block, b + mine, step, release);
-            multiplied = at.stage;
-            at.advance(S::BK == A_DEPTH || second_half);
+            mma_stage = pipe.stage;
+            pipe.advance(S::BK == A_DEPTH || second_half);
         }
         wgmma_wait_group<0>();
         release();
@@ -335,14 +364,15 @@ __device__ __forceinline__ void store_any(const sat_epilogue &to, const float (&
 
 /* alpha*sum + bias, and relu. */
 struct scaling {
-    float alpha, least;
+    float alpha, lower_bound;
     const float *bias;
     __device__ explicit scaling(const sat_epilogue &o)
-        : alpha((float)o.alpha), least(o.activation == SAT_ACT_RELU ? 0 : -INFINITY), bias((const float *)o.bias) {}
+        : alpha((float)o.alpha), lower_bound(o.activation == SAT_ACT_RELU ? 0 : -INFINITY),
+          bias((const float *)o.bias) {}
     __device__ __forceinline__ float bias_of(int64_t i) const { return bias ? bias[i] : 0; }
     __device__ __forceinline__ float of(float sum, float bias_of_row) const {
         float y = alpha * sum + bias_of_row;
-        return y < least ? least : y; // keeps NaN
+        return y < lower_bound ? lower_bound : y; // keeps NaN
     }
 };
 
@@ -398,7 +428,7 @@ __device__ __forceinline__ void store_columns(const sat_epilogue &o, const float
 template <typename S>
 __device__ __forceinline__ void store(const sat_tile_epilogue &to, const float (&d)[S::PRODUCTS][S::SUMS], int64_t i0,
                                       int64_t n0) {
-    const sat_epilogue &o = to.to;
+    const sat_epilogue &o = to.out;
     bool simple = o.beta == 0 && (o.activation == SAT_ACT_NONE || o.activation == SAT_ACT_RELU);
     if constexpr (S::B_COL_MAJOR) {
         sum_position mine = sum_position_of<S>(0);
@@ -418,7 +448,7 @@ __device__ __forceinline__ void store(const sat_tile_epilogue &to, const float (
 template <typename S>
 __device__ __forceinline__ void epilogue(const params &x, const tile &t, const float (&d)[S::PRODUCTS][S::SUMS],
                                          int wg) {
-    int64_t in_row = t.slice * S::BM + (S::B_COL_MAJOR && S::BM == 128 ? wg * 64 : 0), n = x.epilogue.to.n;
+    int64_t in_row = t.slice * S::BM + (S::B_COL_MAJOR && S::BM == 128 ? wg * 64 : 0), n = x.epilogue.out.n;
     int64_t i0 = t.row * x.rows.br + in_row, n0 = (int64_t)t.panel * S::BN + (S::WN < S::BN ? wg * S::WN : 0);
     if (n0 >= n) return;
     sat_tile_epilogue to = x.epilogue;
@@ -439,18 +469,18 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     if (threadIdx.x / 32 == S::CONSUMERS / 32) {
         prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
         next.tile.first();
-        while (!next.ready) next.fetch(x.scheduler, x.rows);
+        while (!next.ready) next.poll(x.scheduler, x.rows);
     }
     __syncthreads();
     griddepcontrol_wait();
     if (threadIdx.x >= S::CONSUMERS) {
-        setmaxnreg_dec<72>();
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x < S::CONSUMERS + 32) producer<S>(x, m, next, s, smem_address(memory));
     } else {
-        setmaxnreg_inc<216>();
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
         consumer<S>(x, s, smem_address(memory));
     }
-    sat_tile_scheduler_end(x.scheduler);
+    sat_tile_counter_end(x.scheduler.counter, x.scheduler.tiles);
 }
 
 /* ---- host ---- */
@@ -481,7 +511,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     return fmax(batch * time, sat_bytes(p, a) / d->memory_rate) + batch * (tiles / d->multiprocessors * 1.5e-6 + 3e-6);
 }
 
-/* Blocks of a work item, at most: see sat_schedule_share. */
+/* Split threshold: a fair share of blocks per CTA. Rows of up to 1.25x are not split: see sat_schedule_parts. */
 static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
     int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;
@@ -539,10 +569,10 @@ template <typename S> static sat_status launch_tile(const sat_launch *l) {
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, x.rows.br / S::BM, (p->n + S::BN - 1) / S::BN,
                                         4.0 * S::BN * (double)p->k, l->device);
     x.partials = (float *)st->work.partial, x.b_whole_chunks = p->n % 32 == 0;
-    if (!tensormaps_current(st->made_for, l->operands) && !make_maps<S>(l, x, &st->maps))
-        return tensormap_failed(l, st->made_for);
+    if (!tensormaps_reuse(st->made_for, l->operands) && !make_maps<S>(l, x, &st->maps))
+        return tensormaps_failed(l, st->made_for);
     sat_status status = start<S>(l, x, st->maps);
-    return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.to, st->work) : status;
+    return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.out, st->work) : status;
 }
 
 struct instance {
@@ -555,7 +585,7 @@ template <int BM, int BN, int BK, int STAGES, bool A_TRANSPOSED, bool B_COL_MAJO
     return {BM, BN, A_TRANSPOSED, B_COL_MAJOR, launch_tile<shape<BM, BN, BK, STAGES, A_TRANSPOSED, B_COL_MAJOR>>};
 }
 
-// rows, columns and depth of the tile; stages; A transposed; B column-major
+// BM, BN, BK; stages; A transposed; B column-major
 static constexpr instance instances[] = {
     instance_of<128, 256, 32, 4, false, false>(), instance_of<128, 256, 32, 4, false, true>(),
     instance_of<128, 256, 32, 4, true, true>(),   instance_of<64, 512, 16, 6, false, false>(),

@@ -3,7 +3,7 @@
 // and their accumulators are added at the end: so warp tiles stay large and read less of shared memory. f16, bf16, f64,
 // and f32 as TF32; either storage order of X and Y.
 
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/ptx_sm80.cuh"
 #include "kernels/cuda/sampled/sampled_tile.cuh"
 
 // ---- producer: a tile of an operand in shared memory, LINES (rows of X, columns of Y) x DEPTH, in its global storage
@@ -63,7 +63,7 @@ template <typename T, int LINES, int DEPTH, bool K_MAJOR> struct operand_tile {
 
 // ---- fragments
 
-// The products of ptx.cuh in one form: 16 x 8 x K; a has 4 registers a lane, b has 2, c has 4.
+// The products of ptx_sm80.cuh in one form: 16 x 8 x K; a has 4 registers a lane, b has 2, c has 4.
 template <typename MATH> struct product {
     typedef uint32_t word;
     typedef float accumulator;

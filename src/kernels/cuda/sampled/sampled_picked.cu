@@ -1,8 +1,8 @@
 // cuda_sampled_picked: whole tiles of X*Y by tensor cores, of which the stored elements are picked in shared memory.
 // One launch, for blocks, strides and alignments of any kind; a tile without a stored element is never computed.
 //
-// A CTA has a tile of BM x BN. Its warps divide k: each loads tiles of X and Y, multiplies and waits for nobody
-// (warp_tile.cuh). Then their sums are added, and the patches of stored blocks that lie in the tile are written.
+// A CTA has a tile of BM x BN. Its warps divide k: each loads tiles of X and Y, and multiplies, without CTA barriers
+// (warp_tile.cuh). Then their sums are added, and the patches of stored blocks in the tile are written.
 
 #include "kernels/cuda/common/simt_rates.h"
 #include "kernels/cuda/common/warp_tile.cuh"

@@ -32,6 +32,12 @@ static __global__ void multiply(kernel_args args) {
     }
 }
 
+/* Everything is in double precision, and each element is fetched when it is needed. */
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v;
+    return sat_roofline(d, SAT_F64, sat_flops(p, a), 0.02, 40 * sat_bytes(p, a));
+}
+
 static sat_status launch(const sat_launch *l) {
     if (l->pattern->stored_blocks == 0) return SAT_OK;
     kernel_args args = {*l->pattern, *l->problem, l->operands[0], l->operands[1], l->operands[2]};
@@ -46,6 +52,6 @@ SAT_FAMILY(cuda_sampled_reference) = {
     .flags = SAT_V_REFERENCE,
     .about = "one thread an element of a stored block, in double precision: slow, always right",
     .supports = sat_takes_all,
-    .estimate = sat_reference_estimate,
+    .estimate = estimate,
     .launch = launch,
 };

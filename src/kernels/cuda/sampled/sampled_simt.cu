@@ -2,7 +2,7 @@
 // memory as [k][line], in a ring of stages, copied element by element by cp.async: so any strides and any alignment are
 // supported. A long f32 sum is added to S in parts: there are no registers for a second set of accumulators.
 
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/ptx_sm80.cuh"
 #include "kernels/cuda/sampled/sampled_strip.cuh"
 
 // BM x BN a CTA; the lanes of a warp are DOWN rows of 32/DOWN. Shared memory: STAGES stages, each a strip of X and one

@@ -13,9 +13,9 @@
 #include <numeric>
 
 #include "kernels/cuda/common/scheduler.h"
-#include "kernels/cuda/common/tma.cuh"
+#include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/common/ring.cuh"
-#include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/common/warpgroup_epilogue.cuh"
 
 /* ---- parameters ---- */
 
@@ -28,9 +28,9 @@ struct params {
     const int32_t *col;           // block column of each stored block
     char *s;                      // the stored blocks
     int m, n, k, br, bc;          // sizes of S and depth; a block is br x bc
-    int x_rows;                   // rows of X that a copy brings, where k is contiguous
-    int y_box;                    // columns of Y that a copy brings
-    bool whole;                   // Y is row-major and n a multiple of 64: a copy brings several chunks of 64 columns
+    int x_rows;                   // rows per TMA box of X, where k is contiguous
+    int y_box;                    // columns per TMA box of Y
+    bool whole;                   // row-major Y, n a multiple of 64: a TMA box has several chunks of 64 columns
     bool ragged;                  // the last block column reaches beyond the matrix
     float alpha;
 };
@@ -39,18 +39,18 @@ struct params {
 struct state {
     sat_device_schedule work;
     unsigned *counter;
-    tensor_maps maps; // for these pointers; made again when one changes
-    const void *made_for[2];
+    tensor_maps maps;
+    const void *made_for[2]; // the pointers that the maps were encoded for
 };
 
 /* ---- shared memory ---- */
 
-/* What the producer of X tells the other warps of a tile. */
+/* A tile, as the producer of X publishes it to the other warps. */
 struct tile {
     int row, slice, panel;
     int steps;        // stages of BK along K; -1: there are no more tiles
     int first, count; // its stored blocks: the position of the first, and how many
-    int unused;       // without it the machine code changes, which has not been measured
+    int unused;       // codegen: removing this changes the machine code; kept as measured
 };
 
 /* The tile's shape and the map of shared memory: [X of all stages][Y of all stages][staging for S][barriers, queue].
@@ -68,14 +68,26 @@ template <int BM_, int BN_, int STAGES_, int LINE_> struct shape {
     static constexpr int RING_OFFSET = STAGING_OFFSET + (STAGING_IN_Y ? 0 : WARPGROUPS * SAT_STAGING);
     static constexpr int BYTES = RING_OFFSET + (int)sizeof(sat_ring_shared<tile>);
     static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + 128;
-    static_assert(BYTES <= 227 * 1024 && STAGES <= SAT_MAX_STAGES, "what a multiprocessor has");
+    static_assert(BYTES <= 227 * 1024, "more shared memory than a CTA may have");
+    static_assert(STAGES <= SAT_MAX_STAGES, "more stages than the ring has barriers");
 };
+
+/* setmaxnreg: with both, 128 * 72 + 256 * 216 = 64512 registers of the 65536 that a multiprocessor has. */
+static constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
 
 /* ---- barriers ---- */
 
 typedef sat_ring_shared<tile> ring_shared;
 
-template <typename S> using pipeline_state = sat_pipeline_state<S::STAGES>;
+/* A warp's pipeline state: the next stage of the ring, and the phase to wait for. */
+template <typename S> struct pipeline_state {
+    int stage = 0;
+    uint32_t phase;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == S::STAGES) stage = 0, phase ^= 1;
+    }
+};
 
 /* Offsets of a stage's operands in shared memory. */
 template <typename S> __device__ __forceinline__ uint32_t x_of(int stage) { return stage * S::X_BYTES; }
@@ -93,7 +105,7 @@ struct prefetched_tile {
     sat_fetched_tile tile;
     bool ready;
 
-    __device__ void fetch(const params &x) { ready = ready || !tile.fetch(x.scheduler); }
+    __device__ void poll(const params &x) { ready = ready || !tile.poll(x.scheduler); }
     /* The block column of this lane's block. */
     __device__ int own_column(const params &x) const {
         int mine = own_block();
@@ -136,13 +148,13 @@ __device__ static void producer_of_x(const params &x, const tensor_maps &m, pref
     int steps = (x.k + S::BK - 1) / S::BK, x_bytes = (X_COL_MAJOR ? S::BM : x.x_rows) * S::BK * 2;
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
-    pipeline_state<S> at = {.phase = 1};
+    pipeline_state<S> pipe = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 1};
     for (;;) {
-        while (!next.ready) next.fetch(x);
+        while (!next.ready) next.poll(x);
         sat_fetched_tile now = next.tile;
         bool last = now.none(x.scheduler);
-        int slice = (int)now.at.slice, panel = (int)now.at.panel, row = now.item.row * x.br + slice * S::BM;
+        int slice = (int)now.coord.slice, panel = (int)now.coord.panel, row = now.item.row * x.br + slice * S::BM;
         int count = now.item.count, bytes = x_bytes + count * block_columns<S>(x, panel).columns * S::BK * 2;
         if (one) queue.publish(s, {now.item.row, slice, panel, last ? -1 : steps, (int)now.item.first, count});
         queue.advance();
@@ -150,13 +162,13 @@ __device__ static void producer_of_x(const params &x, const tensor_maps &m, pref
         next.tile.request_next(), next.ready = false;
         for (int step = 0; step < steps; step++) {
             if (one) {
-                uint32_t bar = full + at.stage * 8;
-                mbarrier_wait(empty + at.stage * 8, at.phase);
+                uint32_t bar = full + pipe.stage * 8;
+                mbarrier_wait(empty + pipe.stage * 8, pipe.phase);
                 mbarrier_arrive_expect_tx(bar, bytes);
-                load_x<S, X_COL_MAJOR>(m, smem + x_of<S>(at.stage), bar, row, step * S::BK);
+                load_x<S, X_COL_MAJOR>(m, smem + x_of<S>(pipe.stage), bar, row, step * S::BK);
             }
-            at.advance();
-            next.fetch(x);
+            pipe.advance();
+            next.poll(x);
         }
     }
 }
@@ -166,7 +178,7 @@ template <typename S, bool Y_COL_MAJOR>
 __device__ static void producer_of_y(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem, int col) {
     int mine = own_block();
     uint32_t full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
-    pipeline_state<S> at = {.phase = 1};
+    pipeline_state<S> pipe = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 0};
     for (bool first = true;; first = false) {
         tile t = queue.receive(s);
@@ -178,23 +190,23 @@ __device__ static void producer_of_y(const params &x, const tensor_maps &m, ring
         bool warp_has_blocks = mine - (int)threadIdx.x % 32 * Y_WARPS < t.count;
         for (int step = 0; step < t.steps; step++) {
             if (warp_has_blocks) { // a warp without blocks must not wait: no phase waits for it, so it could miss one
-                mbarrier_wait(empty + at.stage * 8, at.phase);
+                mbarrier_wait(empty + pipe.stage * 8, pipe.phase);
                 __syncwarp(); // the copies of one lane may complete the phase before another lane has seen it
                 if (mine < t.count)
-                    load_y<S, Y_COL_MAJOR>(x, m, smem + y_of<S>(at.stage), full + at.stage * 8, mine * x.bc, column,
+                    load_y<S, Y_COL_MAJOR>(x, m, smem + y_of<S>(pipe.stage), full + pipe.stage * 8, mine * x.bc, column,
                                            step * S::BK, part.columns);
             }
-            at.advance();
+            pipe.advance();
         }
     }
 }
 
 /* ---- consumer ---- */
 
-/* Issues the wgmma of one stage. X column-major is MN-major, Y column-major is K-major. `chunk`: bytes of a
- * chunk of Y. */
+/* Issues the wgmma of one stage: d = X*Y, or d += X*Y with `scale_d`. X column-major is MN-major, Y column-major is
+ * K-major. `chunk`: bytes of a chunk of Y. */
 template <typename T, typename S, bool X_COL_MAJOR, bool Y_COL_MAJOR>
-__device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t x, uint32_t y, int wg, int add) {
+__device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t x, uint32_t y, int wg, int scale_d) {
     constexpr int BK = S::BK, k_swizzle = swizzle_mode_of(BK * 2), k_stride = BK * 2 * 8; // K contiguous
     constexpr int n_swizzle = swizzle_mode_of(S::LINE), chunk = BK * S::LINE;             // N contiguous
     if (S::BM == 128) x += wg * 64 * BK * 2;
@@ -202,11 +214,11 @@ __device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t x
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BK / 16; k++) {
-        uint64_t dx = X_COL_MAJOR ? wgmma_descriptor(x + k * 2048, 1, BK * 128, 1024)
+        uint64_t dx = X_COL_MAJOR ? wgmma_descriptor(x + k * 2048, swizzle_mode_of(128), BK * 128, 1024)
                                   : wgmma_descriptor(x + k * 32, k_swizzle, 16, k_stride);
         uint64_t dy = Y_COL_MAJOR ? wgmma_descriptor(y + k * 32, k_swizzle, 16, k_stride)
                                   : wgmma_descriptor(y + k * 16 * S::LINE, n_swizzle, chunk, 8 * S::LINE);
-        wgmma_ss<T, S::WN, X_COL_MAJOR, !Y_COL_MAJOR>::run(d, dx, dy, add || k);
+        wgmma_ss<T, S::WN, X_COL_MAJOR, !Y_COL_MAJOR>::run(d, dx, dy, scale_d || k);
     }
     wgmma_commit_group();
 }
@@ -219,39 +231,40 @@ __device__ static void epilogue(const params &x, const tile &t, float (&d)[S::WN
 template <typename T, typename S, bool X_COL_MAJOR, bool Y_COL_MAJOR>
 __device__ __forceinline__ void consumer(const params &x, ring_shared *s, uint32_t smem) {
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
-    pipeline_state<S> at = {.phase = 0};
+    pipeline_state<S> pipe = {.phase = 0};
     sat_tile_queue<tile> queue = {.phase = 0};
-    int multiplied = -1, staged = -1; // stages to be released: the last one multiplied, and the one S is staged in
-    auto release = [&](int &stage) {
+    // Stages that this warp has not released yet, -1 for none: of the last wgmma; the one that S is staged in.
+    int mma_stage = -1, epilogue_stage = -1;
+    auto release = [&](int &stage) { // and forget it
         if (stage >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[stage]));
         stage = -1;
     };
-    auto release_staged = [&] {
-        if (S::STAGING_IN_Y && staged >= 0 && lane == 0) tma_store_wait_read<0>();
-        if (S::STAGING_IN_Y) release(staged);
+    auto release_epilogue_stage = [&] {
+        if (S::STAGING_IN_Y && epilogue_stage >= 0 && lane == 0) tma_store_wait_read<0>();
+        if (S::STAGING_IN_Y) release(epilogue_stage);
     };
     tile t = queue.receive(s);
     while (t.steps >= 0) {
-        int add = 0;
+        int scale_d = 0; // the first wgmma of a tile ignores what is in d
         float d[S::WN / 2];
         if (t.steps == 0)
 #pragma unroll
             for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
         for (int step = 0; step < t.steps; step++) {
-            uint32_t bar = smem_address(&s->full[at.stage]);
-            if (multiplied >= 0 && !mbarrier_test_wait(bar, at.phase)) {
+            uint32_t bar = smem_address(&s->full[pipe.stage]);
+            if (mma_stage >= 0 && !mbarrier_test_wait(bar, pipe.phase)) {
                 wgmma_wait_group<0>(); // the producers are behind: give them the stage now
-                release(multiplied);
+                release(mma_stage);
             }
-            mbarrier_wait(bar, at.phase);
-            multiply_stage<T, S, X_COL_MAJOR, Y_COL_MAJOR>(d, smem + x_of<S>(at.stage), smem + y_of<S>(at.stage), wg,
-                                                           add);
-            add = 1;
-            release_staged();
+            mbarrier_wait(bar, pipe.phase);
+            multiply_stage<T, S, X_COL_MAJOR, Y_COL_MAJOR>(d, smem + x_of<S>(pipe.stage), smem + y_of<S>(pipe.stage),
+                                                           wg, scale_d);
+            scale_d = 1;
+            release_epilogue_stage();
             wgmma_wait_group<1>();
-            release(multiplied);
-            multiplied = at.stage;
-            at.advance();
+            release(mma_stage);
+            mma_stage = pipe.stage;
+            pipe.advance();
         }
         queue.advance();
         tile next = queue.receive(s);
@@ -259,15 +272,15 @@ __device__ __forceinline__ void consumer(const params &x, ring_shared *s, uint32
         uint32_t staging = smem + S::STAGING_OFFSET + wg * SAT_STAGING;
         if (S::STAGING_IN_Y) {
             if (t.steps == 0) { // never: supports() asks for k > 0
-                release_staged();
-                mbarrier_wait(smem_address(&s->full[at.stage]), at.phase);
-                multiplied = at.stage;
-                at.advance();
+                release_epilogue_stage();
+                mbarrier_wait(smem_address(&s->full[pipe.stage]), pipe.phase);
+                mma_stage = pipe.stage;
+                pipe.advance();
             }
-            staging = smem + S::Y_OFFSET + multiplied * S::Y_BYTES + wg * SAT_STAGING;
-            staged = multiplied, multiplied = -1;
+            staging = smem + S::Y_OFFSET + mma_stage * S::Y_BYTES + wg * SAT_STAGING;
+            epilogue_stage = mma_stage, mma_stage = -1;
         }
-        release(multiplied);
+        release(mma_stage);
         if (S::STAGING_IN_Y) named_barrier_sync(1 + wg, 128); // all have read the half of Y that S is staged in
         epilogue<T, S>(x, t, d, staging, wg);
         t = next;
@@ -326,21 +339,21 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     if (threadIdx.x >= S::CONSUMERS) {
         prefetch_tensormap(&m.x), prefetch_tensormap(&m.y);
         next.tile.first();
-        while (!next.ready) next.fetch(x);
+        while (!next.ready) next.poll(x);
         if (threadIdx.x >= S::CONSUMERS + 32) col = next.own_column(x);
     }
     __syncthreads();
     griddepcontrol_wait();
     if (threadIdx.x >= S::CONSUMERS) {
-        setmaxnreg_dec<72>();
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x < S::CONSUMERS + 32)
             producer_of_x<S, X_COL_MAJOR>(x, m, next, s, keep_in_register(smem_address(memory)));
         else producer_of_y<S, Y_COL_MAJOR>(x, m, s, keep_in_register(smem_address(memory)), col);
     } else {
-        setmaxnreg_inc<216>();
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
         consumer<T, S, X_COL_MAJOR, Y_COL_MAJOR>(x, s, smem_address(memory));
     }
-    sat_tile_scheduler_end(x.scheduler);
+    sat_tile_counter_end(x.scheduler.counter, x.scheduler.tiles);
 }
 
 /* ---- host ---- */
@@ -456,8 +469,8 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.x_rows = (int)sat_min(S::BM, x.br);
     x.whole = S::LINE == 128 && p->n % 64 == 0;
     x.y_box = !y_col_major && !x.whole ? S::LINE / 2 : x.bc <= S::BN ? x.bc : std::gcd(x.bc, S::BN);
-    if (!tensormaps_current(st->made_for, l->operands) && !make_maps<S>(l, x, &st->maps))
-        return tensormap_failed(l, st->made_for);
+    if (!tensormaps_reuse(st->made_for, l->operands) && !make_maps<S>(l, x, &st->maps))
+        return tensormaps_failed(l, st->made_for);
     return x_col_major
                ? (y_col_major ? start<T, S, true, true>(l, x, st->maps) : start<T, S, true, false>(l, x, st->maps))
                : (y_col_major ? start<T, S, false, true>(l, x, st->maps) : start<T, S, false, false>(l, x, st->maps));
@@ -475,11 +488,11 @@ template <typename T, int BM, int BN, int STAGES, int LINE> constexpr instance i
 
 // dtype; rows and columns of the tile; stages; bytes of a line of Y
 static constexpr instance instances[] = {
-    instance_of<sat_f16_math, 128, 256, 4, 128>(), instance_of<sat_bf16_math, 128, 256, 4, 128>(),
-    instance_of<sat_f16_math, 128, 128, 6, 128>(), instance_of<sat_bf16_math, 128, 128, 6, 128>(),
-    instance_of<sat_f16_math, 64, 256, 5, 128>(),  instance_of<sat_bf16_math, 64, 256, 5, 128>(),
-    instance_of<sat_f16_math, 64, 256, 5, 64>(),   instance_of<sat_bf16_math, 64, 256, 5, 64>(),
-    instance_of<sat_f16_math, 64, 256, 5, 32>(),   instance_of<sat_bf16_math, 64, 256, 5, 32>(),
+    instance_of<sat_f16, 128, 256, 4, 128>(), instance_of<sat_bf16, 128, 256, 4, 128>(),
+    instance_of<sat_f16, 128, 128, 6, 128>(), instance_of<sat_bf16, 128, 128, 6, 128>(),
+    instance_of<sat_f16, 64, 256, 5, 128>(),  instance_of<sat_bf16, 64, 256, 5, 128>(),
+    instance_of<sat_f16, 64, 256, 5, 64>(),   instance_of<sat_bf16, 64, 256, 5, 64>(),
+    instance_of<sat_f16, 64, 256, 5, 32>(),   instance_of<sat_bf16, 64, 256, 5, 32>(),
 };
 
 static sat_status launch(const sat_launch *l) {

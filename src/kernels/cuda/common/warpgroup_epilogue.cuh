@@ -1,0 +1,198 @@
+/* The epilogue of a warpgroup, after wgmma (epilogue.cuh has the fragments and the store paths).
+ *
+ * A warpgroup has 64 rows, 16 a warp, by WN columns. 16-bit C with alpha, bias and relu only goes through a staging
+ * buffer in shared memory, 64 columns at a time, so that it leaves in lines of 128 bytes: by a TMA store where a tensor
+ * map can describe C, otherwise by 16 bytes per thread. This is the packed16 path of a warpgroup. Everything else takes
+ * the pairs or the generic path. */
+#ifndef SAT_WARPGROUP_EPILOGUE_CUH
+#define SAT_WARPGROUP_EPILOGUE_CUH
+
+#include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/common/ptx_sm90.cuh"
+
+enum {
+    SAT_STAGING_WARP = 16 * 128, // bytes of a warp's part of a staging buffer: 16 rows by 64 columns
+    SAT_STAGING_BUFFERS = 2,     // one is filled while the other is stored
+    SAT_STAGING = SAT_STAGING_BUFFERS * 4 * SAT_STAGING_WARP // bytes of a warpgroup
+};
+
+static inline sat_tile_epilogue sat_warpgroup_epilogue_of(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    sat_tile_epilogue o = sat_tile_epilogue_of(l);
+    bool relu = p->beta == 0 && sat_activation_of(p) == SAT_ACT_RELU;
+    if (relu && sat_dtype_size(p->c_dtype) == 2 && o.aligned && (o.column_major ? p->m : p->n) % 8 == 0)
+        o.path = SAT_STORE_PACKED16;
+    return o;
+}
+
+/* Whether C is the sums: alpha 1, no bias, no activation. Only for the packed16 path, on which beta is 0. */
+__host__ __device__ __forceinline__ bool sat_epilogue_is_identity(const sat_epilogue &o) {
+    return o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE;
+}
+
+/* alpha*sum + bias and relu, in place. `i`: the row of this thread's first sum. */
+template <int COUNT>
+__device__ __forceinline__ void sat_warpgroup_apply_alpha_bias_relu(const sat_epilogue &o, float (&d)[COUNT],
+                                                                    int64_t i) {
+    if (sat_epilogue_is_identity(o)) return;
+    float alpha = (float)o.alpha, low = 0, high = 0, lower_bound = o.activation == SAT_ACT_RELU ? 0 : -INFINITY;
+    if (o.bias && i < o.m) low = sat_load_as(0.f, o.dtype, o.bias, i);
+    if (o.bias && i + 8 < o.m) high = sat_load_as(0.f, o.dtype, o.bias, i + 8);
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) {
+        float y = alpha * d[e] + (e % 4 < 2 ? low : high);
+        d[e] = y < lower_bound ? lower_bound : y; // keeps NaN
+    }
+}
+
+template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4], const float *v) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) w[e] = pack_2(E(), v[2 * e], v[2 * e + 1]);
+}
+
+/* A warp's 16 rows by W columns to a staging buffer; a line is a row. */
+template <typename E, int W> __device__ __forceinline__ void sat_write_staging(const float *d, uint32_t staging) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int q = 0; q < W / 16; q++) {
+        uint32_t w[4];
+        sat_pack_8<E>(w, &d[q * 8]);
+        stmatrix_x4(staging + swizzled_offset(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
+    }
+}
+
+/* A warpgroup's 64 rows by W columns to a staging buffer, transposed; a line is a column. */
+template <typename E, int W>
+__device__ __forceinline__ void sat_write_staging_transposed(const float *d, uint32_t staging) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int q = 0; q < W / 16; q++) {
+        uint32_t w[4];
+        sat_pack_8<E>(w, &d[q * 8]);
+        stmatrix_x4_trans(staging + swizzled_offset(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2), w[0],
+                          w[1], w[2], w[3]);
+    }
+}
+
+/* Stores a warp's 16 rows by W columns, of which `rows` and `columns` exist, to rows that are `pitch` elements apart.
+ * Calls alternate between two staging buffers, so that no second barrier is needed. */
+template <typename E, int W>
+__device__ __forceinline__ void sat_store_rows_staged(const float (&d)[W / 2], uint32_t staging, E *to, int64_t pitch,
+                                                      int rows, int columns) {
+    constexpr int VECTORS = W / 8;
+    int lane = threadIdx.x % 32, row = lane / VECTORS, vec16 = lane % VECTORS;
+    sat_write_staging<E, W>(d, staging);
+    __syncwarp();
+    to += row * pitch + vec16 * 8;
+#pragma unroll
+    for (int e = 0; e < VECTORS / 2; e++) { // 32 / VECTORS rows at a time
+        const int down = e * (32 / VECTORS);
+        uint4 v = ld_shared_v4(staging + swizzled_offset(row + down, vec16));
+        if (row + down < rows && vec16 * 8 < columns) __stcg((uint4 *)(to + down * pitch), v);
+    }
+}
+
+/* C row-major: each warp on its own. */
+template <typename E, int WN>
+__device__ __forceinline__ void sat_warpgroup_store_rows(const sat_epilogue &o, const float (&d)[WN / 2],
+                                                         uint32_t staging, int64_t i0, int64_t n0) {
+    constexpr int W = WN < 64 ? WN : 64;
+    int rows = (int)min((int64_t)16, o.m - i0), columns = (int)min((int64_t)WN, o.n - n0);
+    E *to = (E *)o.c + i0 * o.row_stride + n0;
+#pragma unroll
+    for (int j = 0; j < WN; j += W)
+        sat_store_rows_staged<E, W>(reinterpret_cast<const float(&)[W / 2]>(d[j / 2]),
+                                    staging + j / W % 2 * SAT_STAGING_WARP, to + j, o.row_stride, rows, columns - j);
+    __syncwarp();
+}
+
+/* C column-major: the warpgroup together, 64 rows by W columns at a time. `rows`: how many of the 64 exist. `group`:
+ * the warpgroup, whose named barrier is 1 + group. */
+template <typename E, int WN>
+__device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &o, const float (&d)[WN / 2],
+                                                            uint32_t staging, int64_t i0, int64_t n0, int64_t rows,
+                                                            int group) {
+    constexpr int W = WN < 64 ? WN : 64;
+    int column = threadIdx.x % 128 / 8, vec16 = threadIdx.x % 8;
+    E *to = (E *)o.c + (n0 + column) * o.col_stride + i0 + vec16 * 8;
+    bool inside = vec16 * 8 < min(rows, o.m - i0);
+    int columns = (int)min((int64_t)WN, o.n - n0) - column;
+#pragma unroll
+    for (int j = 0; j < WN; j += W) {
+        uint32_t buffer = staging + j / W % 2 * (4 * SAT_STAGING_WARP);
+        sat_write_staging_transposed<E, W>(&d[j / 2], buffer);
+        named_barrier_sync(1 + group, 128);
+#pragma unroll
+        for (int down = 0; down < W; down += 16) {
+            uint4 v = ld_shared_v4(buffer + swizzled_offset(down + column, vec16));
+            if (inside && j + down < columns) __stcg((uint4 *)(to + (j + down) * o.col_stride), v);
+        }
+    }
+    named_barrier_sync(1 + group, 128);
+}
+
+/* The same by TMA stores, which run while the warpgroup goes on. C row-major: each warp on its own; column-major: the
+ * warpgroup together. */
+template <typename E, int WN>
+__device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, const float (&d)[WN / 2],
+                                                        uint32_t staging, int i0, int n0, int n, bool column_major,
+                                                        int group) {
+    int warp = threadIdx.x / 32 % 4;
+    bool one = threadIdx.x % (column_major ? 128 : 32) == 0;
+    if (!column_major) staging += warp * SAT_STAGING_WARP, i0 += warp * 16;
+#pragma unroll
+    for (int j = 0; j < WN; j += 64) {
+        uint32_t buffer = staging + j / 64 % SAT_STAGING_BUFFERS * (4 * SAT_STAGING_WARP);
+        if (n0 + j >= n) break;
+        if (one && j == 0) tma_store_wait_read<0>();
+        if (one && j > 0) tma_store_wait_read<SAT_STAGING_BUFFERS - 1>();
+        if (column_major) {
+            named_barrier_sync(1 + group, 128);
+            sat_write_staging_transposed<E, 64>(&d[j / 2], buffer);
+        } else {
+            __syncwarp();
+            sat_write_staging<E, 64>(&d[j / 2], buffer);
+        }
+        fence_proxy_async();
+        if (column_major) named_barrier_sync(1 + group, 128);
+        else __syncwarp();
+        if (one) tma_store(c, buffer, column_major ? i0 : n0 + j, column_major ? n0 + j : i0);
+    }
+}
+
+/* The tensor map of C for those stores; false where there cannot be one. Where C is column-major a TMA store has 64
+ * rows, which must belong to one block row. */
+static inline bool sat_output_tensormap(const sat_launch *l, const sat_tile_epilogue &o, int64_t block_rows,
+                                        CUtensorMap *map) {
+    const sat_problem *p = l->problem;
+    if (o.path != SAT_STORE_PACKED16 || block_rows % (o.column_major ? 64 : 16) ||
+        !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2))
+        return false;
+    cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
+    sat_tensor_box t = {p->c_dtype, o.out.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, 16}, 128};
+    if (o.column_major) t = {p->c_dtype, o.out.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {64, 64}, 128};
+    return tensormap_encode(map, t);
+}
+
+/* Stores a warpgroup's 64 rows from i0 on, of which `rows` exist, by WN columns from n0 on, without TMA. Afterwards TMA
+ * may use `staging`. */
+template <typename E, int WN>
+__device__ __forceinline__ void sat_warpgroup_store(const sat_tile_epilogue &o, float (&d)[WN / 2], uint32_t staging,
+                                                    int64_t i0, int64_t n0, int64_t rows, int group) {
+    int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
+    bool packed = o.path == SAT_STORE_PACKED16;
+    if (packed) sat_warpgroup_apply_alpha_bias_relu(o.out, d, i0 + down + lane / 4);
+    if (packed && o.column_major) {
+        sat_warpgroup_store_columns<E, WN>(o.out, d, staging, i0, n0, rows, group);
+    } else if (down < rows) {
+        staging += down / 16 * 2 * SAT_STAGING_WARP;
+        const float(&sum)[1][WN / 8][4] = reinterpret_cast<const float(&)[1][WN / 8][4]>(d);
+        if (packed) sat_warpgroup_store_rows<E, WN>(o.out, d, staging, i0 + down, n0);
+        else if (o.path == SAT_STORE_GENERIC || o.out.dtype != SAT_F32 || o.column_major || !o.aligned || o.out.n % 2)
+            sat_store_generic(o, sum, i0 + down, n0, lane, (float *)__cvta_shared_to_generic(staging));
+        else sat_store_pairs<true>(o.out, sum, i0 + down + lane / 4, n0 + lane % 4 * 2);
+    }
+    fence_proxy_async();
+}
+
+#endif
