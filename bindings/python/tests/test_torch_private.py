@@ -130,7 +130,7 @@ def products(sa):
 
 
 def gradients(sa, a, b):
-    # Random ones: those of `a` were doubled three times, and the sine of a large sum shows how it was rounded.
+    # Random ones: those of `a` were doubled three times, and the sine of a large sum shows its rounding.
     v, b = torch.randn_like(a.values).requires_grad_(), b.clone().requires_grad_()
     m = a.with_values(v)
     bias = torch.randn(32, requires_grad=True)
