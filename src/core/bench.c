@@ -212,11 +212,15 @@ static sat_status work_out_sums(sat_bench *s) {
     return sat_fail(SAT_DEVICE_ERROR, "check: the reference is wrong on %s: %s", s->device->name, finding.where);
 }
 
-sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int fill_case, uint64_t seed) {
+sat_status sat_bench_make(sat_bench *s, sat_probe probe, int fill_case, uint64_t seed) {
     s->probe = probe, s->fill_case = fill_case, s->seed = seed, s->special_count = 0;
     for (int i = 0; i < s->count; i++) s->fills[i] = real_fill(s, i);
     if (probe == SAT_PROBE_STRUCTURE || fill_case > 0) s->op->set_fills(s->problem, s->pattern, fill_case, s->fills);
-    SAT_TRY(make_operands(s));
+    return make_operands(s);
+}
+
+sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int fill_case, uint64_t seed) {
+    SAT_TRY(sat_bench_make(s, probe, fill_case, seed));
     if (probe == SAT_PROBE_STRUCTURE) SAT_TRY(work_out_sums(s));
     SAT_TRY(take_digests(s));
     forget_expectation(s);

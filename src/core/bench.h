@@ -40,6 +40,8 @@ void sat_bench_close(sat_bench *s);
 /* Fills the operands and works out what a right result must show. Case 0 of precision is random reals; the operation
  * sets all others (sat_op.set_fills). */
 sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int fill_case, uint64_t seed);
+/* Fills the operands alone: for a run that is not checked. */
+sat_status sat_bench_make(sat_bench *s, sat_probe probe, int fill_case, uint64_t seed);
 /* Moves the operands to other addresses, as much aligned as the problem says. Fill afterwards. */
 void sat_bench_move(sat_bench *s);
 /* Plants NaN and infinities in inputs of the structure probe; `special_count` says how many found a place. */
