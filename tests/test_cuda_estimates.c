@@ -56,7 +56,8 @@ static bool make_problem(const sat_variant *v, const sat_pattern_view *a, sat_dt
     *p = v->op == SAT_MATMUL ? matmul_problem(t, width) : sampled_problem(t, width);
     p->batch = batch;
     p->flags = SAT_ALLOW_TF32 | SAT_ALLOW_NONDETERMINISTIC | SAT_ALLOW_DENSE;
-    p->a_align = p->b_align = p->c_align = strstr(v->name, "_elements") ? 0 : 128;
+    bool unaligned = strstr(v->name, "_elements") || strstr(v->name, "_aligned"); /* `aligned`: copies are */
+    p->a_align = p->b_align = p->c_align = unaligned ? 0 : 128;
     if (kind & BY_COLUMNS) p->b = (sat_layout){1, a->cols, 0}, p->c = (sat_layout){1, a->rows, 0};
     int64_t values = a->stored_blocks * a->block_rows * a->block_cols;
     p->a.batch_stride = v->op == SAT_MATMUL ? values : a->rows * width;
