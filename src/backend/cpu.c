@@ -210,18 +210,10 @@ static void make_dense(const sat_device *d, const sat_operand *o, void *base, ui
     }
 }
 
-/* Every element that is spanned is one of the operand's. */
-static bool has_no_gaps(const sat_operand *o, int64_t items) {
-    const sat_layout *l = &o->layout;
-    bool whole = (l->col_stride == 1 && l->row_stride == o->cols) || (l->row_stride == 1 && l->col_stride == o->rows);
-    return !o->values && whole && o->span == items * o->rows * o->cols;
-}
-
 static sat_status cpu_make(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base,
                            uint64_t seed, const sat_fill *fill) {
+    (void)cpu_set(d, base, 0xff, (size_t)o->span * sat_dtype_size(o->dtype)); /* NaN in every dtype */
     int64_t items = o->layout.batch_stride ? o->batch : 1;
-    if (!has_no_gaps(o, items)) /* NaN in every dtype */
-        (void)cpu_set(d, base, 0xff, (size_t)o->span * sat_dtype_size(o->dtype));
     for (int64_t z = 0; z < items; z++) {
         if (o->values) make_values(d, o, a, base, seed, fill, z);
         else make_dense(d, o, base, seed, fill, z);

@@ -12,8 +12,6 @@
 typedef struct trials {
     sat_bench *bench;
     sat_runner *runner;
-    sat_runner *second;            /* of the same variant, on `other`; NULL: there was no memory for it */
-    const sat_pattern_view *other; /* a second pattern, or the raced one */
     size_t limit;
     uint64_t seed;
     sat_finding *finding;
@@ -44,6 +42,17 @@ static sat_status check(trials *t, sat_runner *runner, const char *what) {
 static const sat_check_case large_and_tiny[] = {{SAT_PROBE_STRUCTURE, SAT_FILL_LARGE, "with large and tiny inputs"},
                                                 {0}};
 static const sat_check_case tiny = {SAT_PROBE_STRUCTURE, SAT_FILL_TINY, "on a pattern with empty and full rows"};
+
+static sat_status other_inputs(trials *t) {
+    const sat_check_case *cases = t->bench->op->winner_cases ? t->bench->op->winner_cases : large_and_tiny;
+    sat_bench_move(t->bench); /* other addresses, too */
+    for (const sat_check_case *c = cases; c->label && t->finding->ok; c++) {
+        t->runner->refreshed = false;
+        SAT_TRY(sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + (uint64_t)c->fill_case));
+        SAT_TRY(check(t, t->runner, c->label));
+    }
+    return SAT_OK;
+}
 
 static sat_status other_threads(trials *t) {
     int before = t->runner->most_threads;
@@ -142,85 +151,65 @@ static sat_status skewed(const sat_bench *s, sat_pattern **pattern) {
     return status;
 }
 
-static uint64_t seed_of(const trials *t, const sat_check_case *c) { return t->seed + (uint64_t)c->fill_case; }
-
-static sat_status on_new_values(trials *t, const sat_check_case *c) {
-    t->runner->refreshed = false;
-    SAT_TRY(sat_bench_fill(t->bench, c->probe, c->fill_case, seed_of(t, c)));
-    return check(t, t->runner, c->label);
-}
-
-static sat_status by_second(trials *t) {
-    const sat_check_case *c = t->bench->op->other_pattern ? t->bench->op->other_pattern : &tiny;
+static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_view *other, const sat_check_case *c) {
     const sat_pattern_view *raced = t->bench->pattern;
-    t->bench->pattern = t->other;
+    t->bench->pattern = other;
     sat_status status = sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + 1);
-    if (status == SAT_OK) status = check(t, t->second, t->other == raced ? "by a second plan" : c->label);
+    if (status == SAT_OK) status = check(t, second, other == raced ? "by a second plan" : c->label);
     t->bench->pattern = raced;
     return status;
 }
 
 /* The second runner runs between two runs of the first, which converts its fixed values once: neither may change what
- * the other keeps. Where the first is wrong after that, it runs once more alone, which shows whether the second one or
- * the new operands did it. */
-static sat_status in_turns(trials *t, const sat_check_case *c) {
+ * the other keeps. */
+static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view *other) {
+    const sat_check_case *c = t->bench->op->other_pattern ? t->bench->op->other_pattern : &tiny;
     t->runner->refreshed = false;
-    SAT_TRY(sat_bench_make(t->bench, c->probe, c->fill_case, seed_of(t, c)));
+    SAT_TRY(sat_bench_make(t->bench, c->probe, c->fill_case, t->seed + 2));
     SAT_TRY(run(t, t->runner));
-    SAT_TRY(by_second(t));
+    SAT_TRY(on_pattern(t, second, other, c));
     if (!t->finding->ok) return SAT_OK;
-    SAT_TRY(sat_bench_fill(t->bench, c->probe, c->fill_case, seed_of(t, c))); /* the same operands again */
-    SAT_TRY(check(t, t->runner, "after another plan has run"));
-    if (t->finding->ok) return SAT_OK;
-    sat_finding together = *t->finding;
-    SAT_TRY(on_new_values(t, c));
-    if (t->finding->ok) *t->finding = together;
-    return SAT_OK;
-}
-
-static sat_status other_inputs(trials *t) {
-    const sat_check_case *c = t->bench->op->winner_cases ? t->bench->op->winner_cases : large_and_tiny;
-    sat_bench_move(t->bench); /* other addresses, too */
-    if (t->second) SAT_TRY(in_turns(t, c++));
-    for (; c->label && t->finding->ok; c++) SAT_TRY(on_new_values(t, c));
-    return SAT_OK;
+    SAT_TRY(sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + 2)); /* the same operands again */
+    return check(t, t->runner, "after another plan has run");
 }
 
 /* ---- all of them ---- */
 
-static sat_status under_every_change(trials *t) {
+static sat_status on_same_pattern(trials *t) {
     SAT_TRY(other_inputs(t));
     if (t->finding->ok) SAT_TRY(other_threads(t));
     if (t->finding->ok) SAT_TRY(not_finite(t));
     return t->finding->ok ? other_scalars(t) : SAT_OK;
 }
 
-/* A second pattern for the variant; where there is none, or it does not fit, the raced one. */
-static sat_status find_other_pattern(trials *t, sat_pattern **pattern) {
+/* A view of a second pattern for the variant; where there is none, or it does not fit, the raced one. */
+static sat_status second_pattern(const trials *t, sat_pattern **pattern, const sat_pattern_view **view) {
     const sat_bench *s = t->bench;
-    *pattern = NULL, t->other = s->pattern;
+    *pattern = NULL, *view = s->pattern;
     if (s->pattern->stored_blocks == 0 || s->pattern->stored_blocks == s->pattern->grid_rows * s->pattern->grid_cols)
         return SAT_OK;
     SAT_TRY(skewed(s, pattern));
     if (!*pattern) return SAT_OK;
     const sat_pattern_view *other = sat_pattern_by_rows(*pattern);
     if (s->pattern->t_ptr) SAT_TRY(sat_pattern_transposed(*pattern, &other));
-    if (sat_variant_fits(t->runner->variant, s->problem, other, s->device)) t->other = other;
+    if (sat_variant_fits(t->runner->variant, s->problem, other, s->device)) *view = other;
     return SAT_OK;
 }
 
 sat_status sat_confirm(sat_bench *bench, sat_runner *runner, size_t limit, uint64_t seed, sat_finding *finding) {
-    trials t = {.bench = bench, .runner = runner, .limit = limit, .seed = seed, .finding = finding};
+    trials t = {bench, runner, limit, seed, finding};
     sat_pattern *pattern;
+    const sat_pattern_view *other;
     sat_runner second = {0};
     *finding = (sat_finding){.ok = true};
-    sat_status status = find_other_pattern(&t, &pattern);
+    sat_status status = second_pattern(&t, &pattern, &other);
     if (status == SAT_OK) /* opened before the first runs, so that state which both share is found */
         status =
-            sat_runner_open(&second, bench->ctx, runner->variant, bench->problem, t.other, bench->device, limit, NULL);
-    if (status == SAT_OK) t.second = &second;
-    else if (status == SAT_OUT_OF_MEMORY) status = SAT_OK; /* without it the other checks have to suffice */
-    if (status == SAT_OK) status = under_every_change(&t);
+            sat_runner_open(&second, bench->ctx, runner->variant, bench->problem, other, bench->device, limit, NULL);
+    bool opened = status != SAT_OUT_OF_MEMORY; /* without memory for it the other checks have to suffice */
+    if (!opened) status = SAT_OK;
+    if (status == SAT_OK) status = on_same_pattern(&t);
+    if (status == SAT_OK && finding->ok && opened) status = in_turns(&t, &second, other);
     sat_runner_close(&second);
     sat_pattern_free(pattern);
     return status;
