@@ -19,7 +19,7 @@ enum {
     MOST_ROUNDS = 400,
     SLOW = 3,             /* times the best: dropped after verification, see drop_slow */
     TOO_SLOW = 40,        /* times the best estimate: skipped, see too_slow */
-    TOO_SLOW_AND_LONG = 4 /* the same, of a run beyond LONG_RUN */
+    TOO_SLOW_AND_LONG = 6 /* the same, of a run beyond LONG_RUN */
 };
 static const double SHORT_RUN = 0.02;       /* seconds: a slow library still runs, and one sample drops no candidate */
 static const double LONG_RUN = 0.1;         /* seconds: checking it would be most of the race */
