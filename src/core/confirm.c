@@ -160,16 +160,33 @@ static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_vi
     return status;
 }
 
+/* A plan of the raced pattern with other fixed values: what a variant keeps of them may not be found by the pattern. */
+static sat_status other_values(trials *t, const sat_check_case *c) {
+    const sat_bench *s = t->bench;
+    sat_runner twin;
+    if (!(s->problem->flags & SAT_FIXED_VALUES)) return SAT_OK;
+    sat_status status =
+        sat_runner_open(&twin, s->ctx, t->runner->variant, s->problem, s->pattern, s->device, t->limit, NULL);
+    if (status != SAT_OK) return status == SAT_OUT_OF_MEMORY ? SAT_OK : status;
+    status = on_pattern(t, &twin, s->pattern, c);
+    sat_runner_close(&twin);
+    return status;
+}
+
 /* The second runner runs between two runs of the first, which converts its fixed values once: neither may change what
- * the other keeps. */
+ * the other keeps, and the end of the second may not, either. The first has operands on which its scalars show. */
 static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view *other) {
-    const sat_check_case *c = t->bench->op->other_pattern ? t->bench->op->other_pattern : &tiny;
+    const sat_op *op = t->bench->op;
+    const sat_check_case *c = op->other_pattern ? op->other_pattern : &tiny;
+    const sat_check_case *first = op->other_scale ? op->other_scale : c;
     t->runner->refreshed = false;
-    SAT_TRY(sat_bench_make(t->bench, c->probe, c->fill_case, t->seed + 2));
+    SAT_TRY(sat_bench_make(t->bench, first->probe, first->fill_case, t->seed + 2));
     SAT_TRY(run(t, t->runner));
     SAT_TRY(on_pattern(t, second, other, c));
+    if (t->finding->ok) SAT_TRY(other_values(t, c));
+    sat_runner_close(second);
     if (!t->finding->ok) return SAT_OK;
-    SAT_TRY(sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + 2)); /* the same operands again */
+    SAT_TRY(sat_bench_fill(t->bench, first->probe, first->fill_case, t->seed + 2)); /* the same operands again */
     return check(t, t->runner, "after another plan has run");
 }
 

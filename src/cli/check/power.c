@@ -24,7 +24,6 @@ typedef struct power {
     sat_dtype dtype, output;
     text_list depths;
     double seconds, start;
-    int64_t cases;
     bool json, power;
     planted planted;
     sat_context *race;
@@ -77,7 +76,7 @@ static bool run_check(power *w, power_row *r) {
     w->planted.context = w->check.many;
     power_begin(&w->planted, r->fault, r->dtype);
     bool expected = r->fault->check >> r->dtype & 1;
-    int64_t cases = expected ? w->cases : (w->cases + FEWER - 1) / FEWER;
+    int64_t cases = expected ? w->report.cases : (w->report.cases + FEWER - 1) / FEWER;
     r->check = MISSED;
     for (int64_t number = 0; v && number < cases; number++) {
         char message[1200] = "";
@@ -126,7 +125,7 @@ static bool run_row(power *w, power_row *r) {
         if (r->fault->from <= p->depth[d] && !run_races(w, r, d)) return false;
     }
     bool once = r->fault->shows == 0 && r->fault->scene; // the scenario is the race's alone: the grid was run without
-    return w->cases == 0 || once || is_over(w) || run_check(w, r);
+    return w->report.cases == 0 || once || is_over(w) || run_check(w, r);
 }
 
 static bool run_all(power *w) {
@@ -200,7 +199,7 @@ static args_outcome parse_power(power *w, int argc, char **argv) {
         ARG_CHOICE_("op", &w->op, "NAME", op_names, "only this operation"),
         ARG_PARSE_("dtype", w, "NAME", parse_dtype, "f32, f64, f16 or bf16", "only this dtype"),
         ARG_LIST_("depth", &w->depths, "N", "products, or keys, in a race; may be given again (16, 256, 4096, 16384)"),
-        ARG_INT_("cases", &w->cases, "N", 0, 1e6, "cases of the grid of `check`, at most (120); 0: races alone"),
+        ARG_INT_("cases", &w->report.cases, "N", 0, 1e6, "cases of the grid of `check`, at most (120); 0: races alone"),
         ARG_REAL_("seconds", &w->seconds, "S", 0.001, 1e9, "stops after so long"),
         SETUP_ARGS(w->setup),
         ARG_FLAG_("json", &w->json, "prints one JSON object"),
@@ -215,7 +214,7 @@ static args_outcome parse_power(power *w, int argc, char **argv) {
 }
 
 int power_main(int argc, char **argv) {
-    power w = {.setup = {.command = "check"}, .cases = 120};
+    power w = {.setup = {.command = "check"}, .report.cases = 120};
     args_outcome parsed = parse_power(&w, argc, argv);
     if (parsed != ARGS_OK) return (int)parsed;
     int code = take_depths(&w);

@@ -101,6 +101,7 @@ typedef struct fault {
     int64_t to;           /* deepest race that it has; 0: any */
     int64_t from;         /* depths from which on it shows; 0: all */
     int64_t deepest[5];   /* by dtype: depth up to which the race is expected to find it; 0: any */
+    int64_t cases;        /* so many of `check` are needed to find it; 0: few */
     bool threads;         /* shows on a CPU with several threads alone */
     fault_hooks how;
 } fault;
@@ -111,8 +112,13 @@ extern const int fault_count;
 /* What a plan keeps from run to run. */
 typedef struct plan_state {
     int64_t runs;
-    const void *first[SAT_MAX_OPERANDS]; /* where the operands of the first run were */
-    char *kept;                          /* a copy of one of them */
+    const void *first[SAT_MAX_OPERANDS];  /* where the operands of the first run were */
+    const void *before[SAT_MAX_OPERANDS]; /* and those of the run before */
+    char *kept;                           /* a copy of one of them */
+    double largest;                       /* number of the run before */
+    bool nan;                             /* a run had one */
+    double alpha;
+    int64_t releases; /* of all plans, before this one was prepared */
     const sat_pattern_view *pattern;
 } plan_state;
 
@@ -124,7 +130,10 @@ struct planted {
     int64_t runs;           /* of all plans */
     const plan_state *last; /* prepared */
     double alpha, beta;     /* of the first plan's first run */
+    double last_alpha;      /* of the plan that was prepared last */
+    int64_t releases;       /* plans that were released */
     char *fixed;            /* the fixed values of whichever plan was refreshed last */
+    const void *fixed_for;  /* its pattern */
     rng random;
     char *mirror[CHECK_OPERANDS]; /* the operands in host memory, where the device has its own */
     size_t mirror_bytes[CHECK_OPERANDS];
@@ -143,6 +152,7 @@ struct run {
     int count;
     const char *host[CHECK_OPERANDS]; /* the operands where loops can read them; outputs can be written */
     bool wrong;                       /* every element is to be wrong */
+    bool wrong_parts;                 /* elements of block rows that are not full are to be wrong */
     bool backwards;                   /* sums run from the end */
 };
 

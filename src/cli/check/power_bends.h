@@ -24,25 +24,83 @@ static sat_status keeps_first(run *r) { // the content of an operand
     return SAT_OK;
 }
 
-static sat_status keeps_address(run *r) {
+// The operand is read where it was in another run.
+static sat_status reads_at(run *r, const void *address) {
     int i = r->how->operand;
-    if (r->state->first[i] == r->launch->operands[i] || r->list[i].span == 0) return SAT_OK;
+    if (address == r->launch->operands[i] || r->list[i].span == 0) return SAT_OK;
     if (!r->state->kept) r->state->kept = malloc(bytes_of(r, i) + 1);
     if (!r->state->kept) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a copy");
     r->host[i] = r->state->kept;
-    return power_peek(r, r->state->kept, r->state->first[i], bytes_of(r, i));
+    return power_peek(r, r->state->kept, address, bytes_of(r, i));
 }
+
+static sat_status keeps_address(run *r) { return reads_at(r, r->state->first[r->how->operand]); }
+
+static sat_status late_address(run *r) { // that of the run before
+    return r->state->runs > 0 ? reads_at(r, r->state->before[r->how->operand]) : SAT_OK;
+}
+
+static double number_at(const run *r, int i, int64_t at) { return number_load(r->list[i].dtype, r->host[i], at); }
+
+static double largest_of(const run *r, int i) { // of those that are finite
+    double largest = 0;
+    for (int64_t e = 0; e < r->list[i].span; e++) {
+        double x = fabs(number_at(r, i, e));
+        if (x > largest && isfinite(x)) largest = x;
+    }
+    return largest;
+}
+
+static sat_status late_limit(run *r) { // inputs are clamped at four times the largest of the run before
+    int i = r->how->operand;
+    double limit = 4 * r->state->largest, largest = largest_of(r, i);
+    r->state->largest = largest;
+    if (r->state->runs == 0 || largest <= limit) return SAT_OK;
+    if (!r->state->kept) r->state->kept = malloc(bytes_of(r, i) + 1);
+    if (!r->state->kept) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a copy");
+    for (int64_t e = 0; e < r->list[i].span; e++) {
+        double x = number_at(r, i, e);
+        number_store(r->list[i].dtype, r->state->kept, e, x > limit ? limit : x < -limit ? -limit : x);
+    }
+    r->host[i] = r->state->kept;
+    return SAT_OK;
+}
+
+static sat_status nan_stays(run *r) { // in the plan, from a run with NaN on
+    int i = r->how->operand;
+    r->wrong = r->state->nan;
+    for (int64_t z = 0; z < r->list[i].batch; z++)
+        for (int64_t e = 0; e < r->list[i].rows * r->list[i].cols; e++)
+            if (isnan(number_at(r, i, operand_at(&r->list[i], z, e / r->list[i].cols, e % r->list[i].cols))))
+                r->state->nan = true;
+    return SAT_OK;
+}
+
+static sat_status last_alpha(run *r) { return r->p.alpha = r->me->last_alpha, SAT_OK; }
+static sat_status release_breaks(run *r) { return r->wrong = r->me->releases > r->state->releases, SAT_OK; }
+
+static sat_status flushes_parts(run *r) { // tiny values of A, in block rows that are not full
+    double largest = largest_of(r, 0);
+    return r->wrong_parts = largest > 0 && largest < (r->p.a_dtype == SAT_F16 ? 0x1p-8 : 0x1p-20), SAT_OK;
+}
+
+static sat_status clamps_parts(run *r) { return r->wrong_parts = largest_of(r, 1) > 65504, SAT_OK; }
 
 static sat_status shares_values(run *r) { // one place for the fixed values of all plans
     char *copy = realloc(r->me->fixed, bytes_of(r, 0) + 1);
     if (!copy) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a copy");
     memcpy(copy, r->host[0], bytes_of(r, 0));
-    r->me->fixed = copy;
+    r->me->fixed = copy, r->me->fixed_for = r->a;
     return SAT_OK;
 }
 
 static sat_status shared_values(run *r) {
     if (r->p.flags & SAT_FIXED_VALUES) r->host[0] = r->me->fixed;
+    return SAT_OK;
+}
+
+static sat_status shared_by_pattern(run *r) {
+    if (r->p.flags & SAT_FIXED_VALUES && r->me->fixed_for == r->a) r->host[0] = r->me->fixed;
     return SAT_OK;
 }
 

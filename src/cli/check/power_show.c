@@ -19,7 +19,9 @@ bool power_race_expected(const fault *f, sat_dtype t, int64_t depth) {
     return f->race >> t & 1 && (f->deepest[t] == 0 || depth <= f->deepest[t]);
 }
 
-static bool check_expected(const power_row *r) { return r->fault->check >> r->dtype & 1; }
+static bool check_expected(const power_report *p, const power_row *r) {
+    return r->fault->check >> r->dtype & 1 && p->cases >= r->fault->cases;
+}
 
 bool power_row_good(const power_report *p, const power_row *r) {
     bool fault = power_shows(r->fault, r->dtype);
@@ -28,7 +30,7 @@ bool power_row_good(const power_report *p, const power_row *r) {
         if (r->race[d] == MISSED && power_race_expected(r->fault, r->dtype, p->depth[d])) return false;
     }
     if (!fault) return r->check != FOUND;
-    return r->check != MISSED || !check_expected(r);
+    return r->check != MISSED || !check_expected(p, r);
 }
 
 static int count_of(const power_report *p, const power_row *r, found what) {
@@ -168,7 +170,7 @@ static void row_json(json *j, const power_report *p, const power_row *r) {
     if (r->check != NOT_RUN) {
         json_object(j, "check");
         json_bool(j, "found", r->check == FOUND);
-        json_bool(j, "expected", check_expected(r));
+        json_bool(j, "expected", check_expected(p, r));
         json_int(j, "cases", r->cases);
         json_end(j);
     }

@@ -23,6 +23,7 @@ typedef struct power_report {
     char device[128];
     int64_t depth[POWER_DEPTHS];
     int depths;
+    int64_t cases;   /* of the grid, at most */
     power_row *rows; /* all dtypes of a fault and an operation one after the other */
     int count;
     double seconds;

@@ -31,8 +31,8 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     plan_state *s = calloc(1, sizeof *s);
     if (!s) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a plan's state");
     planted *me = p->variant->user;
-    s->pattern = p->pattern;
-    me->last = s;
+    s->pattern = p->pattern, s->alpha = p->problem->alpha, s->releases = me->releases;
+    me->last = s, me->last_alpha = s->alpha;
     *state = s;
     return SAT_OK;
 }
@@ -40,6 +40,7 @@ static sat_status prepare(const sat_prepare *p, void **state) {
 static void release(const sat_variant *v, void *state) {
     planted *me = v->user;
     if (me->last == state) me->last = NULL;
+    me->releases++;
     free(((plan_state *)state)->kept);
     free(state);
 }
@@ -123,6 +124,7 @@ static sat_status launch(const sat_launch *l) {
     run r;
     sat_status status = open_run(&r, l, CHECK_OPERANDS);
     if (status == SAT_OK && r.how->start) status = r.how->start(&r);
+    memcpy(r.state->before, l->operands, sizeof r.state->before);
     r.state->runs++, r.me->runs++;
     if (status != SAT_OK) return status;
     if (!kernels[r.p.op](&r)) return sat_fail(SAT_OUT_OF_MEMORY, "planted: operands as doubles");
@@ -158,9 +160,9 @@ sat_status power_register(sat_context *context, sat_operation op, planted *me) {
 }
 
 void power_begin(planted *me, const fault *f, sat_dtype t) {
-    me->fault = f, me->dtype = t, me->runs = 0, me->last = NULL;
+    me->fault = f, me->dtype = t, me->runs = me->releases = 0, me->last = NULL;
     me->random = (rng){7};
-    free(me->fixed), me->fixed = NULL;
+    free(me->fixed), me->fixed = NULL, me->fixed_for = NULL;
 }
 
 void power_free(planted *me) {
@@ -201,7 +203,8 @@ double *power_load(const run *r, int which, int64_t z, int64_t first, int64_t ro
 void power_store(const spot *s, int64_t row, double x) {
     const run *r = s->r;
     const operand *o = &r->list[s->which];
-    if (r->wrong) x = x == 0 || isnan(x) ? 1 : -x;
+    bool wrong = r->wrong || (r->wrong_parts && s->parts < r->a->grid_cols);
+    if (wrong) x = x == 0 || isnan(x) ? 1 : -x;
     if (r->how->element) x = r->how->element(s, x);
     char *to = (char *)(uintptr_t)r->host[s->which];
     (r->how->store ? r->how->store : number_store)(o->dtype, to, operand_at(o, s->z, row, s->j), x);
