@@ -184,17 +184,33 @@ static sat_status cpu_set(const sat_device *d, void *to, int byte, size_t bytes)
 
 /* ---- made-up operands ---- */
 
+enum { PIECE = 256 }; /* elements that are made up before they are stored */
+
+/* `count` elements from number `at` on, `stride` apart, each with `add` added. */
+static void make_line(const sat_operand *o, void *base, uint64_t seed, const sat_fill *fill, int64_t at, int64_t stride,
+                      int64_t count, double add) {
+    double piece[PIECE];
+    for (int64_t done = 0; done < count; done += PIECE) {
+        int64_t n = sat_min(PIECE, count - done), first = at + done * stride;
+        for (int64_t i = 0; i < n; i++) piece[i] = sat_made_up(fill, seed, first + i * stride) + add;
+        sat_store_row(o->dtype, base, first, stride, piece, n);
+    }
+}
+
+/* Padding stays NaN. */
 static void make_values(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed,
                         const sat_fill *fill, int64_t z) {
+    int64_t item = z * o->layout.batch_stride, size = a->block_rows * a->block_cols;
+    bool ragged = a->rows % a->block_rows != 0 || a->cols % a->block_cols != 0;
 #pragma omp parallel for num_threads(d->threads) schedule(dynamic, 16)
     for (int64_t g = 0; g < a->grid_rows; g++) {
-        for (int64_t e = a->row_ptr[g] * a->block_rows; e < a->row_ptr[g + 1] * a->block_rows; e++) {
-            int64_t t = e / a->block_rows, row = g * a->block_rows + e % a->block_rows;
-            for (int64_t j = 0; j < a->block_cols; j++) {
-                int64_t at = z * o->layout.batch_stride + e * a->block_cols + j;
-                bool inside = row < a->rows && a->col_idx[t] * a->block_cols + j < a->cols;
-                sat_store(o->dtype, base, at, inside ? sat_made_up(fill, seed, at) : (double)NAN);
-            }
+        int64_t begin = a->row_ptr[g], end = a->row_ptr[g + 1];
+        if (!ragged) make_line(o, base, seed, fill, item + begin * size, 1, (end - begin) * size, 0);
+        for (int64_t t = begin; t < end && ragged; t++) {
+            int64_t rows = sat_min(a->block_rows, a->rows - g * a->block_rows);
+            int64_t cols = sat_min(a->block_cols, a->cols - a->col_idx[t] * a->block_cols);
+            for (int64_t i = 0; i < rows; i++)
+                make_line(o, base, seed, fill, item + t * size + i * a->block_cols, 1, cols, 0);
         }
     }
 }
@@ -203,6 +219,11 @@ static void make_dense(const sat_device *d, const sat_operand *o, void *base, ui
                        int64_t z) {
 #pragma omp parallel for num_threads(d->threads) schedule(static)
     for (int64_t i = 0; i < o->rows; i++) {
+        if (!fill->rank_one) {
+            make_line(o, base, seed, fill, sat_operand_at(o, z, i, 0), o->layout.col_stride, o->cols,
+                      sat_made_up_rise(fill, o, i));
+            continue;
+        }
         for (int64_t j = 0; j < o->cols; j++) {
             int64_t at = sat_operand_at(o, z, i, j);
             sat_store(o->dtype, base, at, sat_made_up_at(fill, o, seed, at, i, j));

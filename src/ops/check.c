@@ -79,6 +79,17 @@ void sat_load_row(double *to, sat_dtype t, const void *from, int64_t start, int6
     }
 }
 
+void sat_store_row(sat_dtype t, void *to, int64_t start, int64_t stride, const double *from, int64_t count) {
+    switch (t) {
+#define SAT_DTYPE(id, name, stored, on_device, library, compute, bits, unit, tiny)                                     \
+    case id:                                                                                                           \
+        for (int64_t i = 0; i < count; i++) ((stored *)to)[start + i * stride] = sat_##name##_round(from[i]);          \
+        break;
+#include "base/dtypes.def"
+#undef SAT_DTYPE
+    }
+}
+
 bool sat_integer_row(uint64_t *to, double *work, sat_dtype t, const void *from, int64_t start, int64_t stride,
                      int64_t count, double scale) {
     bool all = true;

@@ -30,27 +30,30 @@ SAT_BOTH static inline uint64_t sat_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* Element number i of an operand that a fill makes. */
+/* Element number i of an operand that a fill makes. Without branches on random bits, which no processor predicts. */
 SAT_BOTH static inline double sat_made_up(const sat_fill *f, uint64_t seed, int64_t i) {
     uint64_t x = sat_mix(seed ^ ((uint64_t)i * 0x2545f4914f6cdd1du));
     if (f->most == 0) return (2 * ((double)(x >> 11) * 0x1p-53) - 1) * f->scale;
-    if ((x & 0xffff) < f->zeros) return 0;
     uint64_t most = (uint64_t)f->most, least = f->wide ? most / 2 : 1, range = f->wide ? most - most / 2 : most;
-    uint64_t magnitude_bits = least + (((x >> 32) * range) >> 32); /* range is below 2^32 */
-    double magnitude = (double)(f->wide ? magnitude_bits | 1 : magnitude_bits);
-    return (x & 0x10000 ? -magnitude : magnitude) * f->scale;
+    uint64_t magnitude = (least + (((x >> 32) * range) >> 32)) | f->wide; /* range is below 2^32 */
+    int64_t kept = -(int64_t)((x & 0xffff) >= f->zeros), minus = -(int64_t)(x >> 16 & 1);
+    return (double)((((int64_t)magnitude & kept) ^ minus) - minus) * f->scale;
 }
 
-/* Element `at` of an operand, in row i and column j. Rows that share a place are alike. */
+/* What a fill adds to all elements of row i. Rows that share a place are alike. */
+SAT_BOTH static inline double sat_made_up_rise(const sat_fill *f, const sat_operand *o, int64_t i) {
+    int64_t row = o->group ? i % o->group : i;
+    return f->offset + (o->layout.row_stride ? f->slope * (double)row : 0);
+}
+
+/* Element `at` of an operand, in row i and column j. */
 SAT_BOTH static inline double sat_made_up_at(const sat_fill *f, const sat_operand *o, uint64_t seed, int64_t at,
                                              int64_t i, int64_t j) {
-    int64_t row = o->group ? i % o->group : i;
     if (f->rank_one) {
         double sign = sat_mix(seed ^ ~(uint64_t)j) & 1 ? -1 : 1;
         return sign * sat_made_up(f, seed, at - j * o->layout.col_stride);
     }
-    double rise = o->layout.row_stride ? f->slope * (double)row : 0;
-    return sat_made_up(f, seed, at) + (f->offset + rise);
+    return sat_made_up(f, seed, at) + sat_made_up_rise(f, o, i);
 }
 
 /* ---- structure ---- */
@@ -220,6 +223,7 @@ static inline bool sat_judge(sat_finding *f, double got, double want, double bou
 /* ---- the host's loops ---- */
 
 void sat_load_row(double *to, sat_dtype t, const void *from, int64_t start, int64_t stride, int64_t count);
+void sat_store_row(sat_dtype t, void *to, int64_t start, int64_t stride, const double *from, int64_t count);
 void sat_axpy(double *y, const double *x, double a, int64_t n); /* y += a*x */
 double sat_dot(const double *x, const double *y, int64_t n);
 
