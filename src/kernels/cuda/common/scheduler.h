@@ -15,8 +15,8 @@
  *    and takes further numbers from a counter in global memory. A producer warp prefetches the description of the next
  *    tile while it loads the operands of the current one.
  *
- * The first part of this file is plain C and runs on the host; tests include it. The second part is CUDA: the schedule
- * on the device, the split-K reduction, and the scheduler as a producer warp uses it. */
+ * The first part of this file is plain C and runs on the host; scheduler.c makes the schedule. The second part is CUDA:
+ * the schedule on the device, the split-K reduction, and the scheduler as a producer warp uses it. */
 #ifndef SAT_SCHEDULER_H
 #define SAT_SCHEDULER_H
 
@@ -63,74 +63,20 @@ static inline int64_t sat_schedule_parts(int64_t blocks, int64_t share) {
     return blocks - share <= share / 4 ? 1 : (blocks + share - 1) / share;
 }
 
-static inline sat_schedule sat_schedule_count(const sat_rows *r, int64_t share) {
-    sat_schedule s = {0};
-    for (int64_t i = 0; i < r->count; i++) {
-        int64_t parts = sat_schedule_parts(r->ptr[i + 1] - r->ptr[i], share);
-        s.items += parts;
-        if (parts > 1) s.splits++, s.partials += parts;
-    }
-    return s;
-}
-
-/* Longest first. Items of the same length stay in the order of rows, for locality. */
-static inline int sat_work_item_order(const void *a, const void *b) {
-    const sat_work_item *x = (const sat_work_item *)a, *y = (const sat_work_item *)b;
-    if (x->count != y->count) return x->count < y->count ? 1 : -1;
-    return x->first < y->first ? -1 : x->first > y->first ? 1 : x->row < y->row ? -1 : x->row > y->row;
-}
-
-static inline void sat_schedule_free(sat_schedule *s) {
-    free(s->item);
-    free(s->split);
-    s->item = NULL, s->split = NULL;
-}
-
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* How many there will be, without making them. */
+sat_schedule sat_schedule_count(const sat_rows *r, int64_t share);
 /* Makes the schedule of the rows `r`; false: out of memory. Free it with sat_schedule_free. */
-static inline bool sat_schedule_make(const sat_rows *r, int64_t share, sat_schedule *s) {
-    *s = sat_schedule_count(r, share);
-    s->item = (sat_work_item *)malloc(((size_t)s->items + 1) * sizeof *s->item);
-    s->split = (sat_split_row *)malloc(((size_t)s->splits + 1) * sizeof *s->split);
-    if (!s->item || !s->split) {
-        sat_schedule_free(s);
-        return false;
-    }
-    int64_t at = 0, splits = 0;
-    int32_t partial = 0;
-    for (int64_t i = 0; i < r->count; i++) {
-        int64_t first = r->ptr[i], blocks = r->ptr[i + 1] - first, parts = sat_schedule_parts(blocks, share);
-        if (parts > 1) {
-            sat_split_row split = {(int32_t)i, partial, (int32_t)parts, 0};
-            s->split[splits++] = split;
-        }
-        for (int64_t part = 0; part < parts; part++) {
-            int64_t from = blocks * part / parts, to = blocks * (part + 1) / parts;
-            sat_work_item item = {first + from, (int32_t)i, (int32_t)(to - from), parts > 1 ? partial++ : -1, {0}};
-            for (int64_t t = 0; r->col && t < to - from && t < SAT_ITEM_COLUMNS; t++)
-                item.col[t] = r->col[first + from + t];
-            s->item[at++] = item;
-        }
-    }
-    qsort(s->item, (size_t)s->items, sizeof *s->item, sat_work_item_order);
-    int64_t busy = s->items;
-    while (busy > 0 && s->item[busy - 1].count == 0) busy--;
-    while (s->heavy < busy && s->item[s->heavy].count * busy > 2 * r->ptr[r->count]) s->heavy++;
-    s->even = busy == 0 || s->item[0].count * busy * 4 <= 5 * r->ptr[r->count];
-    return true;
-}
-
+bool sat_schedule_make(const sat_rows *r, int64_t share, sat_schedule *s);
+void sat_schedule_free(sat_schedule *s);
 /* The work items of the sampled product: runs of up to `each` neighbouring blocks of a block row. Returns how many
  * there are, and writes them unless `items` is NULL. */
-static inline int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each, sat_work_item *items) {
-    int64_t count = 0;
-    for (int64_t row = 0; row < a->grid_rows; row++)
-        for (int64_t first = a->row_ptr[row], end = a->row_ptr[row + 1]; first < end; first += each) {
-            sat_work_item one = {first, (int32_t)row, (int32_t)sat_min(each, end - first), -1, {0}};
-            if (items) items[count] = one;
-            count++;
-        }
-    return count;
+int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each, sat_work_item *items);
+#ifdef __cplusplus
 }
+#endif
 
 /* Bytes of a workspace that holds the work items, the split rows and the partial sums, [partial][row in block][column].
  */

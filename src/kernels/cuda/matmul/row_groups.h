@@ -4,8 +4,8 @@
  * all of them. The host searches for rows that share many columns; they need not be neighbours. A group's K loop is a
  * list of *union entries*: a block column (or a few neighbouring ones), and which rows of the group have a block there.
  *
- * The first part is plain C; tests include it. The second part brings the groups to the device, where each is a work
- * item of the tile scheduler. */
+ * The first part is plain C; row_groups.c has the search. The second part brings the groups to the device, where each
+ * is a work item of the tile scheduler. */
 #ifndef SAT_ROW_GROUPS_H
 #define SAT_ROW_GROUPS_H
 
@@ -29,128 +29,21 @@ typedef struct sat_union {
     sat_union_entry *entry;
 } sat_union;
 
-static inline void sat_union_free(sat_union *u) {
-    free(u->ptr);
-    free(u->entry);
-    u->ptr = NULL, u->entry = NULL;
-}
-
-/* The entries of one group: merges the ascending columns of its `size` rows, of which -1 is none.
- * size*columns_per_entry is at most 32. Returns how many entries were written to `to`. */
-static inline int64_t sat_union_merge(const sat_rows *r, const int32_t *row, int size, int columns_per_entry,
-                                      sat_union_entry *to) {
-    int64_t at[32], end[32], count = 0;
-    for (int i = 0; i < size; i++)
-        at[i] = row[i] < 0 ? 0 : r->ptr[row[i]], end[i] = row[i] < 0 ? 0 : r->ptr[row[i] + 1];
-    for (;; count++) {
-        int32_t col = INT32_MAX;
-        for (int i = 0; i < size; i++)
-            if (at[i] < end[i] && r->col[at[i]] < col) col = r->col[at[i]];
-        if (col == INT32_MAX) return count;
-        sat_union_entry entry = {col / columns_per_entry, 0};
-        for (int i = 0; i < size; i++)
-            for (; at[i] < end[i] && r->col[at[i]] / columns_per_entry == entry.col; at[i]++)
-                entry.row_mask |= 1u << (r->col[at[i]] % columns_per_entry * size + i);
-        to[count] = entry;
-    }
-}
-
-/* ==== host: the search for groups ==== */
-
 enum { SAT_SEARCH_WINDOW = 2048 }; /* rows among which a group is searched */
 
-/* A window of rows: which rows have a column, and how many columns each row shares with the group that is being
- * formed. Rows are counted from the window's first. */
-typedef struct sat_search_window {
-    int64_t first, count;
-    int64_t *ptr; /* column c is in the rows row[ptr[c]] to row[ptr[c + 1] - 1] */
-    int32_t *row;
-    int32_t *common; /* by row: columns that it shares with the group; -1: it is in a group */
-    int32_t *seen;   /* by column: the last group that has it */
-} sat_search_window;
-
-/* Fills `ptr` and `row`. */
-static inline void sat_union_index(const sat_rows *r, int64_t cols, sat_search_window *b) {
-    int64_t from = r->ptr[b->first], to = r->ptr[b->first + b->count];
-    memset(b->ptr, 0, (size_t)(cols + 2) * sizeof *b->ptr);
-    for (int64_t i = from; i < to; i++) b->ptr[r->col[i] + 2]++;
-    for (int64_t c = 0; c < cols; c++) b->ptr[c + 2] += b->ptr[c + 1];
-    for (int64_t x = 0; x < b->count; x++)
-        for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++)
-            b->row[b->ptr[r->col[i] + 1]++] = (int32_t)x;
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* Puts every row into a group of `size` rows that share columns. `row`: the rows of the groups, -1 for none; it has
+ * room for whole groups. False: out of memory. */
+bool sat_union_groups(const sat_rows *r, int64_t cols, int size, int32_t *row);
+/* Makes the entries of all groups. `row`: as from sat_union_groups; size*columns_per_entry is at most 32. False: out of
+ * memory. */
+bool sat_union_make(const sat_rows *r, const int32_t *row, int size, int columns_per_entry, sat_union *u);
+void sat_union_free(sat_union *u);
+#ifdef __cplusplus
 }
-
-/* Adds row x to group number `group`: rows that have a column new to the group share one more column with it. */
-static inline void sat_union_add(const sat_rows *r, sat_search_window *b, int64_t x, int32_t group) {
-    b->common[x] = -1;
-    for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++) {
-        int32_t c = r->col[i];
-        if (b->seen[c] == group) continue;
-        b->seen[c] = group;
-        for (int64_t y = b->ptr[c]; y < b->ptr[c + 1]; y++)
-            if (b->common[b->row[y]] >= 0) b->common[b->row[y]]++;
-    }
-}
-
-/* Forms the groups of a window. A group begins with the first row that is in none; then the row that shares most
- * columns with the group is added, until the group is full. Writes the rows of the groups, -1 for none, to `to`. */
-static inline void sat_union_search(const sat_rows *r, sat_search_window *b, int size, int32_t *group, int32_t *to) {
-    int64_t first = 0;
-    for (int64_t left = b->count; left > 0;) {
-        (*group)++;
-        while (b->common[first] < 0) first++;
-        for (int64_t x = first; x < b->count; x++)
-            if (b->common[x] > 0) b->common[x] = 0;
-        for (int i = 0; i < size; i++) {
-            int64_t best = i == 0 ? first : -1;
-            for (int64_t x = first; i > 0 && x < b->count; x++)
-                if (b->common[x] >= 0 && (best < 0 || b->common[x] > b->common[best])) best = x;
-            *to++ = best < 0 ? -1 : (int32_t)(b->first + best);
-            if (best >= 0) sat_union_add(r, b, best, *group), left--;
-        }
-    }
-}
-
-/* Puts every row into a group of `size` rows. `row`: the rows of the groups, -1 for none; it has room for whole groups.
- * False: out of memory. */
-static inline bool sat_union_groups(const sat_rows *r, int64_t cols, int size, int32_t *row) {
-    int64_t most = 0, window = SAT_SEARCH_WINDOW / size * size, end = (r->count + size - 1) / size * size;
-    for (int64_t x = 0; x < r->count; x += window)
-        most = sat_max(most, r->ptr[sat_min(x + window, r->count)] - r->ptr[x]);
-    sat_search_window b = {0};
-    b.ptr = (int64_t *)malloc((size_t)(cols + 2) * sizeof *b.ptr);
-    b.row = (int32_t *)malloc((size_t)(most + 1) * sizeof *b.row);
-    b.common = (int32_t *)malloc((size_t)window * sizeof *b.common);
-    b.seen = (int32_t *)calloc((size_t)cols + 1, sizeof *b.seen);
-    bool enough = b.ptr && b.row && b.common && b.seen;
-    int32_t group = 0;
-    for (int64_t x = 0; enough && x < end; x += window) {
-        b.first = x, b.count = sat_min(window, r->count - x);
-        memset(b.common, 0, (size_t)b.count * sizeof *b.common);
-        sat_union_index(r, cols, &b);
-        sat_union_search(r, &b, size, &group, row + x);
-    }
-    free(b.ptr), free(b.row), free(b.common), free(b.seen);
-    return enough;
-}
-
-/* Makes the entries of all groups. `row`: as from sat_union_groups. False: out of memory. */
-static inline bool sat_union_make(const sat_rows *r, const int32_t *row, int size, int columns_per_entry,
-                                  sat_union *u) {
-    u->groups = (r->count + size - 1) / size, u->entries = 0;
-    u->ptr = (int64_t *)malloc(((size_t)u->groups + 1) * sizeof *u->ptr);
-    u->entry = (sat_union_entry *)malloc(((size_t)r->ptr[r->count] + 1) * sizeof *u->entry);
-    if (!u->ptr || !u->entry) {
-        sat_union_free(u);
-        return false;
-    }
-    u->ptr[0] = 0;
-    for (int64_t g = 0; g < u->groups; g++) {
-        u->entries += sat_union_merge(r, row + g * size, size, columns_per_entry, u->entry + u->entries);
-        u->ptr[g + 1] = u->entries;
-    }
-    return true;
-}
+#endif
 
 /* Bytes for the entries of any groups of rows with so many blocks. */
 static inline size_t sat_union_bytes(int64_t blocks) {

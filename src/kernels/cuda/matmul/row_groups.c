@@ -1,0 +1,120 @@
+/* The search for rows that share columns, and the union entries of the groups; on the host. */
+#include "kernels/cuda/matmul/row_groups.h"
+
+/* ---- union entries ---- */
+
+void sat_union_free(sat_union *u) {
+    free(u->ptr);
+    free(u->entry);
+    u->ptr = NULL, u->entry = NULL;
+}
+
+/* The entries of one group: merges the ascending columns of its `size` rows, of which -1 is none.
+ * size*columns_per_entry is at most 32. Returns how many entries were written to `to`. */
+static int64_t merge(const sat_rows *r, const int32_t *row, int size, int columns_per_entry, sat_union_entry *to) {
+    int64_t at[32], end[32], count = 0;
+    for (int i = 0; i < size; i++)
+        at[i] = row[i] < 0 ? 0 : r->ptr[row[i]], end[i] = row[i] < 0 ? 0 : r->ptr[row[i] + 1];
+    for (;; count++) {
+        int32_t col = INT32_MAX;
+        for (int i = 0; i < size; i++)
+            if (at[i] < end[i] && r->col[at[i]] < col) col = r->col[at[i]];
+        if (col == INT32_MAX) return count;
+        sat_union_entry entry = {col / columns_per_entry, 0};
+        for (int i = 0; i < size; i++)
+            for (; at[i] < end[i] && r->col[at[i]] / columns_per_entry == entry.col; at[i]++)
+                entry.row_mask |= 1u << (r->col[at[i]] % columns_per_entry * size + i);
+        to[count] = entry;
+    }
+}
+
+bool sat_union_make(const sat_rows *r, const int32_t *row, int size, int columns_per_entry, sat_union *u) {
+    u->groups = (r->count + size - 1) / size, u->entries = 0;
+    u->ptr = (int64_t *)malloc(((size_t)u->groups + 1) * sizeof *u->ptr);
+    u->entry = (sat_union_entry *)malloc(((size_t)r->ptr[r->count] + 1) * sizeof *u->entry);
+    if (!u->ptr || !u->entry) {
+        sat_union_free(u);
+        return false;
+    }
+    u->ptr[0] = 0;
+    for (int64_t g = 0; g < u->groups; g++) {
+        u->entries += merge(r, row + g * size, size, columns_per_entry, u->entry + u->entries);
+        u->ptr[g + 1] = u->entries;
+    }
+    return true;
+}
+
+/* ---- the search for groups ---- */
+
+/* A window of rows: which rows have a column, and how many columns each row shares with the group that is being
+ * formed. Rows are counted from the window's first. */
+typedef struct search_window {
+    int64_t first, count;
+    int64_t *ptr; /* column c is in the rows row[ptr[c]] to row[ptr[c + 1] - 1] */
+    int32_t *row;
+    int32_t *common; /* by row: columns that it shares with the group; -1: it is in a group */
+    int32_t *seen;   /* by column: the last group that has it */
+} search_window;
+
+/* Fills `ptr` and `row`. */
+static void index_columns(const sat_rows *r, int64_t cols, search_window *b) {
+    int64_t from = r->ptr[b->first], to = r->ptr[b->first + b->count];
+    memset(b->ptr, 0, (size_t)(cols + 2) * sizeof *b->ptr);
+    for (int64_t i = from; i < to; i++) b->ptr[r->col[i] + 2]++;
+    for (int64_t c = 0; c < cols; c++) b->ptr[c + 2] += b->ptr[c + 1];
+    for (int64_t x = 0; x < b->count; x++)
+        for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++)
+            b->row[b->ptr[r->col[i] + 1]++] = (int32_t)x;
+}
+
+/* Adds row x to group number `group`: rows that have a column new to the group share one more column with it. */
+static void add_row(const sat_rows *r, search_window *b, int64_t x, int32_t group) {
+    b->common[x] = -1;
+    for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++) {
+        int32_t c = r->col[i];
+        if (b->seen[c] == group) continue;
+        b->seen[c] = group;
+        for (int64_t y = b->ptr[c]; y < b->ptr[c + 1]; y++)
+            if (b->common[b->row[y]] >= 0) b->common[b->row[y]]++;
+    }
+}
+
+/* Forms the groups of a window. A group begins with the first row that is in none; then the row that shares most
+ * columns with the group is added, until the group is full. Writes the rows of the groups, -1 for none, to `to`. */
+static void form_groups(const sat_rows *r, search_window *b, int size, int32_t *group, int32_t *to) {
+    int64_t first = 0;
+    for (int64_t left = b->count; left > 0;) {
+        (*group)++;
+        while (b->common[first] < 0) first++;
+        for (int64_t x = first; x < b->count; x++)
+            if (b->common[x] > 0) b->common[x] = 0;
+        for (int i = 0; i < size; i++) {
+            int64_t best = i == 0 ? first : -1;
+            for (int64_t x = first; i > 0 && x < b->count; x++)
+                if (b->common[x] >= 0 && (best < 0 || b->common[x] > b->common[best])) best = x;
+            *to++ = best < 0 ? -1 : (int32_t)(b->first + best);
+            if (best >= 0) add_row(r, b, best, *group), left--;
+        }
+    }
+}
+
+bool sat_union_groups(const sat_rows *r, int64_t cols, int size, int32_t *row) {
+    int64_t most = 0, window = SAT_SEARCH_WINDOW / size * size, end = (r->count + size - 1) / size * size;
+    for (int64_t x = 0; x < r->count; x += window)
+        most = sat_max(most, r->ptr[sat_min(x + window, r->count)] - r->ptr[x]);
+    search_window b = {0};
+    b.ptr = (int64_t *)malloc((size_t)(cols + 2) * sizeof *b.ptr);
+    b.row = (int32_t *)malloc((size_t)(most + 1) * sizeof *b.row);
+    b.common = (int32_t *)malloc((size_t)window * sizeof *b.common);
+    b.seen = (int32_t *)calloc((size_t)cols + 1, sizeof *b.seen);
+    bool enough = b.ptr && b.row && b.common && b.seen;
+    int32_t group = 0;
+    for (int64_t x = 0; enough && x < end; x += window) {
+        b.first = x, b.count = sat_min(window, r->count - x);
+        memset(b.common, 0, (size_t)b.count * sizeof *b.common);
+        index_columns(r, cols, &b);
+        form_groups(r, &b, size, &group, row + x);
+    }
+    free(b.ptr), free(b.row), free(b.common), free(b.seen);
+    return enough;
+}
