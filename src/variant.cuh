@@ -233,8 +233,7 @@ static inline cudaError_t sat_make_ready(const void *kernel, int shared, const s
 
 /* Launches KERNEL. */
 template <auto KERNEL, typename... ARGUMENTS>
-static sat_status sat_start(const sat_launch *l, unsigned grid, int threads, int shared,
-                            const ARGUMENTS &...arguments) {
+static sat_status sat_start(const sat_launch *l, dim3 grid, int threads, int shared, const ARGUMENTS &...arguments) {
     // By device: 2 * (bytes of shared memory that are allowed, and one more) + whether it is launched by PDL; 0: not
     // asked yet. Permissions only grow, one thread at a time: a smaller one would take back what another thread relies
     // on.
@@ -259,7 +258,7 @@ static sat_status sat_start(const sat_launch *l, unsigned grid, int threads, int
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t how = {};
-    how.gridDim = dim3(grid), how.blockDim = dim3((unsigned)threads), how.dynamicSmemBytes = (size_t)shared;
+    how.gridDim = grid, how.blockDim = dim3((unsigned)threads), how.dynamicSmemBytes = (size_t)shared;
     how.stream = (cudaStream_t)l->stream, how.attrs = &attribute, how.numAttrs = state % 2;
     void *all[] = {(void *)&arguments...};
     cudaError_t e = cudaLaunchKernelExC(&how, (const void *)KERNEL, all);

@@ -190,16 +190,12 @@ static sat_status point(const sat_launch *l, const block_state *st, void *to, co
 /* What comes after the products: sums to be rounded, rows that no product has touched, bias and activation. */
 static sat_status finish(const sat_launch *l, const block_state *st, const float *sum) {
     const sat_problem *p = l->problem;
-    cudaError_t error = cudaSuccess;
-    if (p->op == SAT_SAMPLED) {
-        if (sum) error = sat_libs_merge(l, sum);
-    } else if (sum || st->some_empty || sat_libs_epilogue(p)) {
-        sat_matrix sums = sat_libs_target(p, sum != NULL);
-        sat_finishing f = {
-            .sum = sum, .row_stride = sums.row_stride, .col_stride = sums.col_stride, .check_empty = st->some_empty};
-        error = sat_libs_finish(l, &f);
-    }
-    return sat_libs_status(error, l->variant, "the epilogue");
+    if (p->op == SAT_SAMPLED) return sum ? sat_libs_status(sat_libs_merge(l, sum), l->variant, "the epilogue") : SAT_OK;
+    if (!sum && !st->some_empty && !sat_libs_epilogue(p)) return SAT_OK;
+    sat_matrix sums = sat_libs_target(p, sum != NULL);
+    sat_finishing f = {
+        .sum = sum, .row_stride = sums.row_stride, .col_stride = sums.col_stride, .check_empty = st->some_empty};
+    return sat_libs_finish(l, &f);
 }
 
 static sat_status launch(const sat_launch *l) {

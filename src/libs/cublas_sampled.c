@@ -124,7 +124,7 @@ static sat_status copy_factor(const sat_launch *l, const sampled_state *st, int 
     sat_copying x = {
         from, st->at.factor[i], i == 0 ? p->m : p->k, i == 0 ? p->k : p->n, i == 0 ? s->m : s->k, i == 0 ? s->k : s->n};
     x.to.data = sat_libs_place(l->workspace, st->at.copy[i]);
-    return sat_libs_status(sat_libs_copy(p->a_dtype, &x, l->stream), l->variant, "copying a factor");
+    return sat_libs_copy(l, p->a_dtype, &x);
 }
 
 static sat_status launch(const sat_launch *l) {
@@ -139,8 +139,7 @@ static sat_status launch(const sat_launch *l) {
     if (status == SAT_OK)
         status = sat_cublas_gemm(l, st->handle, &st->gemm, l->problem->alpha, factor[0], factor[1], 0, product);
     if (status != SAT_OK) return status;
-    cudaError_t error = sat_libs_pick(l, sat_libs_place(l->workspace, st->at.rows), st->gemm.c, product, st->at.stride);
-    return sat_libs_status(error, l->variant, "picking the blocks");
+    return sat_libs_pick(l, sat_libs_place(l->workspace, st->at.rows), st->gemm.c, product, st->at.stride);
 }
 
 SAT_FAMILY(cuda_sampled_cublas_dense) = {

@@ -2,6 +2,8 @@
 
 #include "libs/cuda_kernels.h"
 
+#include <type_traits>
+
 #include "variant.cuh"
 
 static unsigned ctas(int64_t work) { return (unsigned)sat_min(sat_max(1, (work + 255) / 256), 1 << 20); }
@@ -19,6 +21,38 @@ static __device__ __forceinline__ void put(__nv_bfloat16 *to, float x) { *to = _
 static __device__ __forceinline__ float activate(sat_activation act, float x) { return sat_act_f32(act, x); }
 static __device__ __forceinline__ double activate(sat_activation act, double x) { return sat_act_f64(act, x); }
 
+/* ---- division ----
+ *
+ * A division by a number that is not known to the compiler takes more instructions than all the rest of a kernel that
+ * copies an element. By a multiplication it takes three; where numbers have more than 31 bits, a copy takes so long
+ * that it does not matter. */
+
+struct short_divider {
+    typedef uint32_t number; /* below 2^31 */
+    uint32_t by, inverse;
+    int shift;
+
+    static short_divider of(int64_t by) {
+        short_divider d = {(uint32_t)by, 0, 0};
+        while (((uint64_t)1 << (d.shift + 1)) < (uint64_t)by)
+            d.shift++; /* 2^31 * 2^(shift + 1) over `by`, rounded up */
+        d.inverse = (uint32_t)((((uint64_t)1 << (32 + d.shift)) + (uint64_t)by - 1) / (uint64_t)by);
+        return d;
+    }
+    __device__ __forceinline__ uint32_t divide(uint32_t x) const { return by == 1 ? x : __umulhi(x, inverse) >> shift; }
+};
+
+struct long_divider {
+    typedef int64_t number;
+    int64_t by;
+
+    static long_divider of(int64_t by) { return {by}; }
+    __device__ __forceinline__ int64_t divide(int64_t x) const { return x / by; }
+};
+
+/* Few units go one to a thread, to more multiprocessors; of many a thread has EACH in flight. */
+enum { MANY_UNITS = 1 << 20, EACH_OF_MANY = 4 };
+
 /* ---- blocks into a matrix ---- */
 
 struct unpack_job {
@@ -29,34 +63,65 @@ struct unpack_job {
     int64_t blocks, height, line, area; /* of a block, in units of what is copied at once; so are the rest */
     int64_t row_step, col_step, stride, most_rows, most_cols;
     bool to_left, by_columns; /* by_columns: a line, and a row of what is written, is a column of the matrix */
+    bool in_order;            /* units are written in the order in which they are stored */
 };
 
-/* I: the type of the divisions. Those of 64 bits would take longer than the memory does. */
-template <typename U, typename I> static __global__ void unpack(unpack_job x) {
-    I all = (I)(x.blocks * x.area), step = (I)gridDim.x * blockDim.x, area = (I)x.area, line = (I)x.line;
-    for (I at = (I)blockIdx.x * blockDim.x + threadIdx.x; at < all; at += step) {
-        I block = at / area, inside = at - block * area, height = inside / line;
-        int64_t t = block, i = height, j = inside - height * line, row = x.rows[t];
-        int64_t col = x.to_left ? t - x.ptr[row] : x.col[t];
-        int64_t to_row = (x.by_columns ? col : row) * x.height + i, to_col = (x.by_columns ? row : col) * x.line + j;
-        if (to_row >= x.most_rows || to_col >= x.most_cols) continue;
-        int64_t from = (x.block ? x.block[t] : t) * x.area + i * x.row_step + j * x.col_step;
-        ((U *)x.to)[to_row * x.stride + to_col] = ((const U *)x.values)[from];
+/* Where a unit comes from and where it goes; to < 0: nowhere. By the plan's own data alone. */
+template <typename D>
+static __device__ __forceinline__ void unpack_place(const unpack_job &x, const D &area, const D &line,
+                                                    typename D::number at, int64_t &from, int64_t &to) {
+    const typename D::number t = area.divide(at), inside = at - t * area.by, i = line.divide(inside),
+                             j = inside - i * line.by;
+    from = at, to = -1;
+    if ((int64_t)t >= x.blocks) return;
+    const int64_t row = x.rows[t], col = x.to_left ? (int64_t)t - x.ptr[row] : x.col[t];
+    const int64_t to_row = (x.by_columns ? col : row) * x.height + i, to_col = (x.by_columns ? row : col) * x.line + j;
+    if (!x.in_order) from = (x.block ? x.block[t] : t) * x.area + i * x.row_step + j * x.col_step;
+    if (to_row < x.most_rows && to_col < x.most_cols) to = to_row * x.stride + to_col;
+}
+
+/* The places of the first units are known before the kernel before has ended. */
+template <typename U, typename D, int EACH> static __global__ void unpack(unpack_job x, D area, D line) {
+    typedef typename D::number number;
+    griddepcontrol_launch_dependents();
+    const number all = (number)(x.blocks * x.area), step = (number)gridDim.x * blockDim.x * EACH;
+    number first = (number)blockIdx.x * blockDim.x * EACH + threadIdx.x;
+    int64_t from[EACH], to[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) unpack_place(x, area, line, first + (number)e * blockDim.x, from[e], to[e]);
+    griddepcontrol_wait();
+    while (first < all) {
+        U unit[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (to[e] >= 0) unit[e] = ((const U *)x.values)[from[e]];
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (to[e] >= 0) ((U *)x.to)[to[e]] = unit[e];
+        first += step;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) unpack_place(x, area, line, first + (number)e * blockDim.x, from[e], to[e]);
     }
 }
 
-template <typename U> static void start_unpack(const unpack_job &x, cudaStream_t s) {
+template <typename U, typename D, int EACH> static sat_status start_unpack_each(const sat_launch *l, unpack_job x) {
+    unsigned grid = ctas((x.blocks * x.area + EACH - 1) / EACH);
+    return sat_start<unpack<U, D, EACH>>(l, grid, 256, 0, x, D::of(x.area), D::of(x.line));
+}
+
+template <typename U> static sat_status start_unpack(const sat_launch *l, const unpack_job &x) {
     int64_t all = x.blocks * x.area;
-    if (all < INT32_MAX) unpack<U, uint32_t><<<ctas(all), 256, 0, s>>>(x);
-    else unpack<U, int64_t><<<ctas(all), 256, 0, s>>>(x);
+    if (all < MANY_UNITS) return start_unpack_each<U, short_divider, 1>(l, x);
+    if (all < INT32_MAX / 2) return start_unpack_each<U, short_divider, EACH_OF_MANY>(l, x);
+    return start_unpack_each<U, long_divider, EACH_OF_MANY>(l, x);
 }
 
 /* Copies as many bytes at once as all lines and pointers are multiples of; lines whose elements are apart go by
  * elements. */
-static cudaError_t launch_unpack(const sat_problem *p, const sat_rows *r, int64_t blocks, int64_t most_cols,
-                                 bool to_left, const sat_unpack *u, void *stream) {
+static sat_status launch_unpack(const sat_launch *l, const sat_rows *r, int64_t most_cols, bool to_left,
+                                const sat_unpack *u) {
     bool turn = u->by_columns;
-    int64_t size = (int64_t)sat_dtype_size(p->a_dtype), unit = size, length = turn ? r->br : r->bc;
+    int64_t size = (int64_t)sat_dtype_size(l->problem->a_dtype), unit = size, length = turn ? r->br : r->bc;
     int64_t most_rows = turn ? most_cols : r->m, row_step = turn ? r->col_step : r->row_step;
     int64_t col_step = turn ? r->row_step : r->col_step;
     if (turn) most_cols = r->m;
@@ -72,7 +137,7 @@ static cudaError_t launch_unpack(const sat_problem *p, const sat_rows *r, int64_
                     u->rows,
                     u->values,
                     u->to,
-                    blocks,
+                    l->pattern->stored_blocks,
                     height,
                     line,
                     height * line,
@@ -82,27 +147,26 @@ static cudaError_t launch_unpack(const sat_problem *p, const sat_rows *r, int64_
                     most_rows,
                     most_cols * size / unit,
                     to_left,
-                    turn};
-    cudaStream_t s = (cudaStream_t)stream;
+                    turn,
+                    !r->block && col_step == 1};
     switch (unit) {
-    case 2: start_unpack<uint16_t>(x, s); break;
-    case 4: start_unpack<uint32_t>(x, s); break;
-    case 8: start_unpack<uint2>(x, s); break;
-    default: start_unpack<uint4>(x, s); break;
+    case 2: return start_unpack<uint16_t>(l, x);
+    case 4: return start_unpack<uint32_t>(l, x);
+    case 8: return start_unpack<uint2>(l, x);
+    default: return start_unpack<uint4>(l, x);
     }
-    return cudaGetLastError();
 }
 
-cudaError_t sat_libs_spread(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream) {
-    sat_problem as_stored = *p;
+sat_status sat_libs_spread(const sat_launch *l, const sat_unpack *u) {
+    sat_problem as_stored = *l->problem;
     as_stored.matmul.transpose = SAT_NO_TRANSPOSE;
-    sat_rows r = sat_device_rows(&as_stored, a);
-    return launch_unpack(p, &r, a->stored_blocks, r.k, false, u, stream);
+    sat_rows r = sat_device_rows(&as_stored, l->pattern);
+    return launch_unpack(l, &r, r.k, false, u);
 }
 
-cudaError_t sat_libs_align_left(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream) {
-    sat_rows r = sat_device_rows(p, a);
-    return launch_unpack(p, &r, a->stored_blocks, u->stride, true, u, stream);
+sat_status sat_libs_align_left(const sat_launch *l, const sat_unpack *u) {
+    sat_rows r = sat_device_rows(l->problem, l->pattern);
+    return launch_unpack(l, &r, u->stride, true, u);
 }
 
 /* ---- values in another order ---- */
@@ -137,6 +201,8 @@ struct copy_job {
 /* A thread copies chunks of a line: its loads go one by one, since nothing is known of where a line begins. */
 template <typename U> static __global__ void copy_lines(copy_job x) {
     constexpr int COUNT = 16 / (int)sizeof(U);
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
     for (int64_t line = blockIdx.y; line < x.lines; line += gridDim.y)
         for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < x.chunks;
              at += (int64_t)gridDim.x * blockDim.x) {
@@ -150,13 +216,13 @@ template <typename U> static __global__ void copy_lines(copy_job x) {
         }
 }
 
-template <typename U> static void start_copy(const copy_job &x, cudaStream_t s) {
+template <typename U> static sat_status start_copy(const sat_launch *l, const copy_job &x) {
     unsigned threads = x.chunks >= 256 ? 256 : (unsigned)(x.chunks + 31) / 32 * 32;
     dim3 grid((unsigned)sat_min((x.chunks + threads - 1) / threads, 1024), (unsigned)sat_min(x.lines, 65535));
-    copy_lines<U><<<grid, threads, 0, s>>>(x);
+    return sat_start<copy_lines<U>>(l, grid, (int)threads, 0, x);
 }
 
-cudaError_t sat_libs_copy(sat_dtype t, const sat_copying *x, void *stream) {
+sat_status sat_libs_copy(const sat_launch *l, sat_dtype t, const sat_copying *x) {
     const int64_t step = 16 / (int64_t)sat_dtype_size(t);
     const bool by_rows = x->to.col_stride == 1;
     copy_job j = {x->from.data,
@@ -167,13 +233,11 @@ cudaError_t sat_libs_copy(sat_dtype t, const sat_copying *x, void *stream) {
                   by_rows ? x->rows : x->cols,
                   ((by_rows ? x->cols : x->rows) + step - 1) / step,
                   (by_rows ? x->to.row_stride : x->to.col_stride) / step};
-    cudaStream_t s = (cudaStream_t)stream;
     switch (sat_dtype_size(t)) {
-    case 2: start_copy<uint16_t>(j, s); break;
-    case 4: start_copy<uint32_t>(j, s); break;
-    default: start_copy<uint64_t>(j, s); break;
+    case 2: return start_copy<uint16_t>(l, j);
+    case 4: return start_copy<uint32_t>(l, j);
+    default: return start_copy<uint64_t>(l, j);
     }
-    return cudaGetLastError();
 }
 
 /* ---- pointer arrays ---- */
@@ -206,6 +270,37 @@ cudaError_t sat_libs_point(const sat_problem *p, const sat_pattern_view *a, cons
     return cudaGetLastError();
 }
 
+/* ---- the guard of a dense product: sums of the stored blocks alone ---- */
+
+struct guard_job {
+    sat_rows r;
+    sat_matrix a, b; /* A: with its zeros */
+    double alpha;
+};
+
+static guard_job guard_of(const sat_launch *l, const sat_matrix *a) {
+    const sat_problem *p = l->problem;
+    return {sat_device_rows(p, l->pattern), *a, {l->operands[1], p->b.row_stride, p->b.col_stride}, p->alpha};
+}
+
+/* alpha times row i of op(A) times column j of B. */
+template <typename T, typename W>
+static __device__ __forceinline__ W sparse_sum(const guard_job &x, int64_t i, int64_t j) {
+    const sat_rows &r = x.r;
+    W sum = 0, part = 0, alpha = (W)x.alpha;
+    int terms = 0;
+    for (int64_t t = r.ptr[i / r.br]; t < r.ptr[i / r.br + 1]; t++) {
+        int64_t k0 = r.col[t] * r.bc, depth = sat_min(r.bc, r.k - k0); // beyond the matrix is padding: never read
+        const T *a = (const T *)x.a.data + i * x.a.row_stride + k0 * x.a.col_stride;
+        const T *b = (const T *)x.b.data + k0 * x.b.row_stride + j * x.b.col_stride;
+        for (int64_t k = 0; k < depth; k++) {
+            part += widen(a[k * x.a.col_stride]) * widen(b[k * x.b.row_stride]);
+            if (++terms == SAT_SUM_PART) sum += part, part = 0, terms = 0;
+        }
+    }
+    return alpha == 0 ? W(0) : alpha * (sum + part);
+}
+
 /* ---- after a product ---- */
 
 struct finish_job {
@@ -219,7 +314,10 @@ struct finish_job {
     sat_activation act;
 };
 
-template <typename C, typename W> static __global__ void finish(finish_job x) {
+/* T: of the operands; `void`: no guard. */
+template <typename T, typename C, typename W> static __global__ void finish(finish_job x, guard_job guard) {
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
     C *c = (C *)x.c;
     const W *sum = (const W *)x.f.sum;
     W beta = (W)x.beta;
@@ -230,16 +328,25 @@ template <typename C, typename W> static __global__ void finish(finish_job x) {
             bool empty = x.ptr && x.ptr[i / x.br] == x.ptr[i / x.br + 1];
             W y = 0;
             if (!empty) y = sum ? sum[i * x.f.row_stride + j * x.f.col_stride] : widen(c[to]);
+            if constexpr (!std::is_void<T>::value)
+                if (!isfinite(sum[j * x.f.col_stride])) y = sparse_sum<T, W>(guard, i, j);
             if ((empty || sum) && beta != 0) y += beta * widen(c[to]);
             if (x.bias) y += widen(((const C *)x.bias)[i]);
             put(c + to, activate(x.act, y));
         }
 }
 
-cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f) {
+template <typename T, typename C, typename W>
+static sat_status start_finish(const sat_launch *l, const finish_job &x, const guard_job &guard) {
+    int threads = x.length >= 256 ? 256 : (int)(x.length + 31) / 32 * 32;
+    dim3 grid((unsigned)sat_min((x.length + threads - 1) / threads, 1024), (unsigned)sat_min(x.lines, 65535));
+    return sat_start<finish<T, C, W>>(l, grid, threads, 0, x, guard);
+}
+
+sat_status sat_libs_finish(const sat_launch *l, const sat_finishing *f) {
     const sat_problem *p = l->problem;
     sat_rows r = sat_device_rows(p, l->pattern);
-    bool by_rows = p->c.col_stride <= p->c.row_stride;
+    bool by_rows = p->c.col_stride <= p->c.row_stride, f16 = p->a_dtype == SAT_F16;
     finish_job x = {*f,
                     f->check_empty ? r.ptr : NULL,
                     sat_has_bias(p) ? l->operands[3] : NULL,
@@ -252,44 +359,33 @@ cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f) {
                     by_rows,
                     p->beta,
                     sat_activation_of(p)};
-    dim3 grid((unsigned)sat_min((x.length + 255) / 256, 1024), (unsigned)sat_min(x.lines, 65535));
-    cudaStream_t s = (cudaStream_t)l->stream;
+    guard_job guard = f->guard ? guard_of(l, f->guard) : guard_job();
     switch (p->c_dtype) {
-    case SAT_F64: finish<double, double><<<grid, 256, 0, s>>>(x); break;
-    case SAT_F32: finish<float, float><<<grid, 256, 0, s>>>(x); break;
-    case SAT_F16: finish<__half, float><<<grid, 256, 0, s>>>(x); break;
-    case SAT_BF16: finish<__nv_bfloat16, float><<<grid, 256, 0, s>>>(x); break;
+    case SAT_F64:
+        return f->guard ? start_finish<double, double, double>(l, x, guard)
+                        : start_finish<void, double, double>(l, x, guard);
+    case SAT_F16:
+        return f->guard ? start_finish<__half, __half, float>(l, x, guard)
+                        : start_finish<void, __half, float>(l, x, guard);
+    case SAT_BF16:
+        return f->guard ? start_finish<__nv_bfloat16, __nv_bfloat16, float>(l, x, guard)
+                        : start_finish<void, __nv_bfloat16, float>(l, x, guard);
+    default:
+        if (!f->guard) return start_finish<void, float, float>(l, x, guard);
+        if (p->a_dtype == SAT_F32) return start_finish<float, float, float>(l, x, guard);
+        return f16 ? start_finish<__half, float, float>(l, x, guard)
+                   : start_finish<__nv_bfloat16, float, float>(l, x, guard);
     }
-    return cudaGetLastError();
 }
 
-/* ---- columns of a dense product that are not finite ---- */
+/* ---- columns of a dense product that are not finite, where they are ---- */
 
 struct recompute_job {
-    sat_rows r;
-    sat_matrix a, b, sums;
+    guard_job guard;
+    sat_matrix sums;
     int64_t n;
     int columns; /* of a CTA: a power of two */
-    double alpha;
 };
-
-/* Row i of op(A) times column j of B: stored blocks alone. */
-template <typename T, typename W>
-static __device__ __forceinline__ W sparse_sum(const recompute_job &x, int64_t i, int64_t j) {
-    const sat_rows &r = x.r;
-    W sum = 0, part = 0;
-    int terms = 0;
-    for (int64_t t = r.ptr[i / r.br]; t < r.ptr[i / r.br + 1]; t++) {
-        int64_t k0 = r.col[t] * r.bc, depth = sat_min(r.bc, r.k - k0); // beyond the matrix is padding: never read
-        const T *a = (const T *)x.a.data + i * x.a.row_stride + k0 * x.a.col_stride;
-        const T *b = (const T *)x.b.data + k0 * x.b.row_stride + j * x.b.col_stride;
-        for (int64_t k = 0; k < depth; k++) {
-            part += widen(a[k * x.a.col_stride]) * widen(b[k * x.b.row_stride]);
-            if (++terms == SAT_SUM_PART) sum += part, part = 0, terms = 0;
-        }
-    }
-    return sum + part;
-}
 
 /* A CTA has whole columns: all of its threads have read row 0 before the first of them writes to it. */
 enum { RECOMPUTE_THREADS = 512 };
@@ -301,9 +397,8 @@ static __global__ void __launch_bounds__(RECOMPUTE_THREADS) recompute(recompute_
     S *column = (S *)x.sums.data + j * x.sums.col_stride;
     bool wrong = j < x.n && !isfinite(widen(*column));
     if (!__syncthreads_or(wrong) || !wrong) return;
-    W alpha = (W)x.alpha;
-    for (int64_t i = threadIdx.x / x.columns; i < x.r.m; i += RECOMPUTE_THREADS / x.columns)
-        put(column + i * x.sums.row_stride, alpha == 0 ? W(0) : alpha * sparse_sum<T, W>(x, i, j));
+    for (int64_t i = threadIdx.x / x.columns; i < x.guard.r.m; i += RECOMPUTE_THREADS / x.columns)
+        put(column + i * x.sums.row_stride, sparse_sum<T, W>(x.guard, i, j));
 }
 
 template <typename T, typename S, typename W>
@@ -313,8 +408,7 @@ static sat_status start_recompute(const sat_launch *l, const recompute_job &x) {
 
 sat_status sat_libs_recompute(const sat_launch *l, const sat_matrix *a, sat_dtype t, const sat_matrix *sums) {
     const sat_problem *p = l->problem;
-    sat_matrix b = {l->operands[1], p->b.row_stride, p->b.col_stride};
-    recompute_job x = {sat_device_rows(p, l->pattern), *a, b, *sums, p->n, 32, p->alpha};
+    recompute_job x = {guard_of(l, a), *sums, p->n, 32};
     while (x.columns > 1 && x.n / x.columns < 128) x.columns /= 2; // CTAs for all of a GPU, should many be wrong
     bool wide = t == SAT_F32;
     switch (p->a_dtype) {
@@ -338,49 +432,77 @@ struct pick_job {
     double beta;
 };
 
-/* I: the type of the divisions. Those of 64 bits would take longer than the memory does. */
-template <typename S, typename P, typename W, typename I> static __global__ void pick(pick_job x) {
-    I line = (I)x.bc, area = (I)x.br * line, all = (I)x.blocks * area, step = (I)gridDim.x * blockDim.x;
+/* Where in the product an element is; -1: beyond the matrix. By the plan's own data alone. */
+template <typename D>
+static __device__ __forceinline__ int64_t pick_place(const pick_job &x, const D &area, const D &line,
+                                                     typename D::number at) {
+    const typename D::number t = area.divide(at), inside = at - t * area.by, down = line.divide(inside);
+    if ((int64_t)t >= x.blocks) return -1;
+    const int64_t i = x.rows[t] * x.br + down, j = x.col[t] * x.bc + (inside - down * line.by);
+    return i < x.m && j < x.n ? i * x.stride + j : -1;
+}
+
+/* As `unpack`. */
+template <typename S, typename P, typename W, typename D, int EACH>
+static __global__ void pick(pick_job x, D area, D line) {
+    typedef typename D::number number;
+    griddepcontrol_launch_dependents();
+    const number all = (number)x.blocks * area.by, step = (number)gridDim.x * blockDim.x * EACH;
+    number first = (number)blockIdx.x * blockDim.x * EACH + threadIdx.x;
+    int64_t from[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) from[e] = pick_place(x, area, line, first + (number)e * blockDim.x);
+    griddepcontrol_wait();
     S *s = (S *)x.s;
     W beta = (W)x.beta;
-    for (I at = (I)blockIdx.x * blockDim.x + threadIdx.x; at < all; at += step) {
-        I t = at / area, within = at - t * area, down = within / line;
-        int64_t i = x.rows[t] * x.br + down, j = x.col[t] * x.bc + (within - down * line);
-        W y = 0;
-        if (i < x.m && j < x.n) {
-            y = widen(((const P *)x.product)[i * x.stride + j]);
-            if (beta != 0) y += beta * widen(s[at]);
+    while (first < all) {
+        W y[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            y[e] = 0;
+            if (from[e] < 0) continue;
+            y[e] = widen(((const P *)x.product)[from[e]]);
+            if (beta != 0) y[e] += beta * widen(s[first + (number)e * blockDim.x]);
         }
-        put(s + at, y);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const number at = first + (number)e * blockDim.x;
+            if (at < all) put(s + at, y[e]);
+        }
+        first += step;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) from[e] = pick_place(x, area, line, first + (number)e * blockDim.x);
     }
 }
 
-template <typename S, typename P, typename W> static void start_pick(const pick_job &x, cudaStream_t s) {
-    int64_t all = x.blocks * x.br * x.bc;
-    if (all < INT32_MAX) pick<S, P, W, uint32_t><<<ctas(all), 256, 0, s>>>(x);
-    else pick<S, P, W, int64_t><<<ctas(all), 256, 0, s>>>(x);
+template <typename S, typename P, typename W, typename D, int EACH>
+static sat_status start_pick_each(const sat_launch *l, const pick_job &x) {
+    unsigned grid = ctas((x.blocks * x.br * x.bc + EACH - 1) / EACH);
+    return sat_start<pick<S, P, W, D, EACH>>(l, grid, 256, 0, x, D::of(x.br * x.bc), D::of(x.bc));
 }
 
-cudaError_t sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, const void *product, int64_t stride) {
+template <typename S, typename P, typename W> static sat_status start_pick(const sat_launch *l, const pick_job &x) {
+    int64_t all = x.blocks * x.br * x.bc;
+    if (all < MANY_UNITS) return start_pick_each<S, P, W, short_divider, 1>(l, x);
+    if (all < INT32_MAX / 2) return start_pick_each<S, P, W, short_divider, EACH_OF_MANY>(l, x);
+    return start_pick_each<S, P, W, long_divider, EACH_OF_MANY>(l, x);
+}
+
+sat_status sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, const void *product, int64_t stride) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
     pick_job x = {rows,          a->device_col_idx, product, l->operands[2], a->stored_blocks,
                   a->block_rows, a->block_cols,     p->m,    p->n,           stride,
                   p->beta};
-    cudaStream_t s = (cudaStream_t)l->stream;
     bool wide = t == SAT_F32;
     switch (p->c_dtype) {
-    case SAT_F64: start_pick<double, double, double>(x, s); break;
-    case SAT_F32: start_pick<float, float, float>(x, s); break;
-    case SAT_F16:
-        if (wide) start_pick<__half, float, float>(x, s);
-        else start_pick<__half, __half, float>(x, s);
-        break;
+    case SAT_F64: return start_pick<double, double, double>(l, x);
+    case SAT_F16: return wide ? start_pick<__half, float, float>(l, x) : start_pick<__half, __half, float>(l, x);
     case SAT_BF16:
-        if (wide) start_pick<__nv_bfloat16, float, float>(x, s);
-        else start_pick<__nv_bfloat16, __nv_bfloat16, float>(x, s);
+        return wide ? start_pick<__nv_bfloat16, float, float>(l, x)
+                    : start_pick<__nv_bfloat16, __nv_bfloat16, float>(l, x);
+    default: return start_pick<float, float, float>(l, x);
     }
-    return cudaGetLastError();
 }
 
 template <typename S> static __global__ void merge(const float *product, S *s, int64_t count, float beta) {

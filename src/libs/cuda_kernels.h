@@ -1,5 +1,5 @@
 /* Small kernels around library calls: values into other layouts, pointer arrays, and what comes after a product. All
- * are queued on a stream and nothing more. */
+ * are queued on a stream and nothing more, most of them by programmatic dependent launch (variant.cuh). */
 #ifndef SAT_CUDA_KERNELS_H
 #define SAT_CUDA_KERNELS_H
 
@@ -23,9 +23,9 @@ typedef struct sat_unpack {
 } sat_unpack;
 
 /* Each block at its place in A as stored, whatever op(A) is. What a block holds beyond the matrix is left out. */
-cudaError_t sat_libs_spread(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream);
+sat_status sat_libs_spread(const sat_launch *l, const sat_unpack *u);
 /* The blocks of a row of op(A) side by side from the left: the values of Blocked-ELL. */
-cudaError_t sat_libs_align_left(const sat_problem *p, const sat_pattern_view *a, const sat_unpack *u, void *stream);
+sat_status sat_libs_align_left(const sat_launch *l, const sat_unpack *u);
 
 /* to[i] = values[from[i]], `count` of them: stored values in the order of CSR entries. */
 cudaError_t sat_libs_gather(sat_dtype t, const void *values, const int32_t *from, void *to, int64_t count,
@@ -38,7 +38,7 @@ typedef struct sat_copying {
     int64_t from_rows, from_cols, rows, cols;
 } sat_copying;
 
-cudaError_t sat_libs_copy(sat_dtype t, const sat_copying *x, void *stream);
+sat_status sat_libs_copy(const sat_launch *l, sat_dtype t, const sat_copying *x);
 
 /* Pointer arrays of a batched product, `count` entries: first + step*index for each of the three operands. */
 typedef struct sat_pointers {
@@ -61,19 +61,20 @@ typedef struct sat_finishing {
     const void *sum;
     int64_t row_stride, col_stride; /* of sum */
     bool check_empty;
+    const sat_matrix *guard; /* op(A) with its zeros, by which `sum` was made: see sat_libs_recompute; NULL: no guard */
 } sat_finishing;
 
-cudaError_t sat_libs_finish(const sat_launch *l, const sat_finishing *f);
+sat_status sat_libs_finish(const sat_launch *l, const sat_finishing *f);
 
 /* Makes a dense product right where B is not finite. `a` is op(A) with its zeros, `sums` alpha*op(A)*B of dtype t
  * before anything else is added. Where B(k, j) is not finite as it is multiplied, all of column j is not, since 0*Inf
  * and 0*NaN are NaN: so row 0 shows which columns to compute once more, from the stored blocks alone. Where all of row
  * 0 is finite the kernel ends at once. A column that is not finite for another reason is computed once more for
- * nothing. */
+ * nothing. Sums that sat_libs_finish reads are guarded there, without a launch of their own. */
 sat_status sat_libs_recompute(const sat_launch *l, const sat_matrix *a, sat_dtype t, const sat_matrix *sums);
 
 /* Values of the sampled product out of all of X*Y, row-major: S = product + beta*S, zero beyond the matrix. */
-cudaError_t sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, const void *product, int64_t stride);
+sat_status sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, const void *product, int64_t stride);
 
 /* The same where the product has the layout of the values, and is f32: S = product + beta*S. For 16-bit values. */
 cudaError_t sat_libs_merge(const sat_launch *l, const float *product);

@@ -120,7 +120,7 @@ static sat_status launch(const sat_launch *l) {
         (int)a->block_rows, l->operands[1], st->ldb, &y, l->operands[2], st->ldc);
     status = sat_cusparse_judge(code, l->variant);
     if (status != SAT_OK || !sat_libs_epilogue(p)) return status;
-    return sat_libs_status(sat_libs_finish(l, &(sat_finishing){.sum = NULL}), l->variant, "the epilogue");
+    return sat_libs_finish(l, &(sat_finishing){.sum = NULL});
 }
 
 SAT_FAMILY(cuda_matmul_cusparse_bsrmm) = {

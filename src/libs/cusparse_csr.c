@@ -172,7 +172,7 @@ static sat_status launch(const sat_launch *l) {
     if (status != SAT_OK || (!apart && !sat_libs_epilogue(p))) return status;
     sat_matrix to = sat_libs_target(p, apart);
     sat_finishing f = {.sum = sum, .row_stride = to.row_stride, .col_stride = to.col_stride};
-    return sat_libs_status(sat_libs_finish(l, &f), l->variant, "the epilogue");
+    return sat_libs_finish(l, &f);
 }
 
 SAT_FAMILY(cuda_matmul_cusparse_csr) = {

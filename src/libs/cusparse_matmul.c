@@ -164,8 +164,7 @@ static sat_status copy_values(const sat_launch *l, const spmm_state *st) {
                     .values = l->operands[0],
                     .to = sat_libs_place(l->workspace, st->at.values),
                     .stride = width_of(l->problem, l->pattern) * l->pattern->block_cols};
-    return sat_libs_status(sat_libs_align_left(l->problem, l->pattern, &u, l->stream), l->variant,
-                           "making Blocked-ELL");
+    return sat_libs_align_left(l, &u);
 }
 
 static sat_status ell_refresh(const sat_launch *l) {
@@ -186,7 +185,7 @@ static sat_status launch(const sat_launch *l) {
     if (status != SAT_OK || (!wide && !sat_libs_epilogue(p))) return status;
     sat_matrix to = sat_libs_target(p, wide);
     sat_finishing f = {.sum = sum, .row_stride = to.row_stride, .col_stride = to.col_stride};
-    return sat_libs_status(sat_libs_finish(l, &f), l->variant, "the epilogue");
+    return sat_libs_finish(l, &f);
 }
 
 SAT_FAMILY(cuda_matmul_cusparse_bsr) = {

@@ -146,7 +146,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(const __g
 struct instance {
     sat_dtype dtype;
     int tile_n, threads, shared, ctas;
-    sat_status (*start[2])(const sat_launch *, unsigned, int, int, const kernel_args &); // [B is K-major]
+    sat_status (*start[2])(const sat_launch *, dim3, int, int, const kernel_args &); // [B is K-major]
 };
 
 template <class MATH, int BN, int STAGES> static constexpr instance instance_of() {
