@@ -161,6 +161,73 @@ struct mma_tf32 {
     }
 };
 
+/* f32 by plain multiply-adds, with the accumulators of the others: a lane has two rows, 8 apart, and two neighbouring
+ * columns. */
+struct fma_f32 {
+    typedef float element;
+    typedef float accumulator;
+    struct a {
+        float r[2][4]; /* row, k */
+    };
+    struct b {
+        float r[2][4]; /* column, k */
+    };
+    static constexpr sat_dtype dtype = SAT_F32;
+    static constexpr int M = 16, K = 4, ACCUMULATORS = 4;
+    static constexpr int paired(bool) { return 0; }
+    template <int MT, int NT> __device__ static void round_operands(a (&)[MT], b (&)[NT]) {}
+
+    template <int MN, int BK, bool K_MAJOR> __device__ static int lane_offset_a(int lane, int first) {
+        int row = lane >> 2;
+        if (K_MAJOR) return mma_vec16_offset<BK / 4, 0>(first + row, 0);
+        return mma_vec16_offset<MN / 4, 0>(0, first / 4 + (row >> 2)) + (row & 3) * 4;
+    }
+    template <int MN, int BK, bool K_MAJOR> __device__ static int lane_offset_b(int lane, int first) {
+        int col = (lane & 3) * 2;
+        if (K_MAJOR) return mma_vec16_offset<BK / 4, 0>(first + col, 0);
+        return mma_vec16_offset<MN / 4, 0>(0, first / 4 + (col >> 2)) + (col & 3) * 4;
+    }
+    /* Four neighbours along k of the line that is `lines` below. */
+    template <int BK>
+    __device__ static __forceinline__ void load_line(float (&r)[4], uint32_t offset, int lines, int kk) {
+        uint4 v = ld_shared_v4(mma_lines_below<BK / 4, 0>(mma_vectors_along(offset, kk), lines));
+        r[0] = __uint_as_float(v.x), r[1] = __uint_as_float(v.y);
+        r[2] = __uint_as_float(v.z), r[3] = __uint_as_float(v.w);
+    }
+    template <int MN, int BK, bool K_MAJOR, int COUNT>
+    __device__ static __forceinline__ void load_a(a (&x)[COUNT], uint32_t offset, int kk) {
+#pragma unroll
+        for (int e = 0; e < 2 * COUNT; e++) {
+            float(&r)[4] = x[e / 2].r[e % 2];
+            if (K_MAJOR) load_line<BK>(r, offset, 8 * e, kk);
+#pragma unroll
+            for (int k = 0; k < 4 && !K_MAJOR; k++)
+                r[k] = __uint_as_float(
+                    ld_shared_b32(mma_lines_below<MN / 4, 0>(mma_vectors_along(offset, 2 * e), 4 * kk + k)));
+        }
+    }
+    template <int MN, int BK, bool K_MAJOR, int COUNT>
+    __device__ static __forceinline__ void load_b(b (&x)[COUNT], uint32_t offset, int kk) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+#pragma unroll
+            for (int c = 0; c < 2 && K_MAJOR; c++) load_line<BK>(x[i].r[c], offset, 8 * i + c, kk);
+#pragma unroll
+            for (int k = 0; k < 4 && !K_MAJOR; k++) {
+                uint32_t from = mma_lines_below<MN / 4, 0>(mma_vectors_along(offset, 2 * i), 4 * kk + k);
+                x[i].r[0][k] = __uint_as_float(ld_shared_b32(from));
+                x[i].r[1][k] = __uint_as_float(ld_shared_b32(from + 4));
+            }
+        }
+    }
+    __device__ static __forceinline__ void multiply(float (&c)[4], const a &x, const b &y) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) c[e] += x.r[e / 2][k] * y.r[e % 2][k];
+    }
+};
+
 /* f64. The fragments are made of those of m8n8k4, of which a lane has one element each: ROWS / 8 of them below each
  * other, DEPTH / 4 along k. */
 template <int ROWS, int DEPTH> struct mma_f64 {

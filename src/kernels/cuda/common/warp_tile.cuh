@@ -34,6 +34,7 @@ struct warp_patches {
     unsigned area, area_inverse; /* elements of a block; 2^32 divided by that, rounded up */
     unsigned along_inverse;      /* the same for `along` */
     int unit;                    /* as above, of the values' address alone */
+    bool pairs;                  /* of two elements: lines are made of them, and they may be copied at once */
 };
 
 static inline unsigned warp_inverse(int64_t x) {
@@ -47,6 +48,7 @@ static inline warp_patches warp_patches_of(const sat_rows *r, const void *values
     x.line_stride = (unsigned)(lines_are_rows ? r->row_step : r->col_step);
     x.along = (unsigned)(lines_are_rows ? r->bc : r->br), x.area = (unsigned)(r->br * r->bc);
     x.area_inverse = warp_inverse(x.area), x.along_inverse = warp_inverse(x.along);
+    x.pairs = unit >= 4 && x.along % 2 == 0;
     return x;
 }
 
@@ -55,6 +57,13 @@ static constexpr unsigned WARP_SMALL_BLOCK = 256;
 
 __device__ __forceinline__ unsigned warp_divide(unsigned x, unsigned by, unsigned inverse) {
     return by == 1 ? x : __umulhi(x, inverse); /* exact: x*by < 2^32 */
+}
+
+/* The same blocks in units of two elements. */
+__device__ __forceinline__ warp_patches warp_in_pairs(warp_patches x) {
+    x.area /= 2, x.along /= 2;
+    x.area_inverse *= 2, x.along_inverse *= 2; /* rounded up twice as far: still exact for numbers this small */
+    return x;
 }
 
 /* The number of the patch that element `e` of a tile's small blocks belongs to, and its place in there. */
@@ -128,7 +137,12 @@ template <class MATH, int MN, int BK, bool K_MAJOR> struct warp_tile {
     /* Fills a tile that was cleared with patches of stored blocks. `mine`: patch `lane`, if there is one. */
     __device__ static __forceinline__ void gather(uint32_t tile, const warp_patches &x, const sat_patch *patches,
                                                   unsigned count, uint2 mine, int lane) {
-        if (x.area <= WARP_SMALL_BLOCK) return gather_small(tile, x, patches, count, lane);
+        if (x.area <= WARP_SMALL_BLOCK) {
+            if constexpr (SIZE == 2) {
+                if (x.pairs) return gather_small<4>(tile, warp_in_pairs(x), patches, count, lane);
+            }
+            return gather_small<SIZE>(tile, x, patches, count, lane);
+        }
         for (unsigned first = 0; first < count; first += 32) {
             if (first > 0 && first + lane < count) mine = warp_load_patch(patches + first + lane);
             for (unsigned i = 0; i < min(count - first, 32u); i++) {
@@ -196,9 +210,12 @@ template <class MATH, int MN, int BK, bool K_MAJOR> struct warp_tile {
         }
     }
 
-    /* In three steps, so that all loads of a step are in flight at once: patches, elements, and those to the tile. */
+    /* In three steps, so that all loads of a step are in flight at once: patches, elements, and those to the tile.
+     * UNIT: bytes that are copied at once; x counts in such units. 16-bit elements one by one go through registers. */
+    template <int UNIT>
     __device__ static __forceinline__ void gather_small(uint32_t tile, const warp_patches &x, const sat_patch *patches,
                                                         unsigned count, int lane) {
+        constexpr unsigned EACH = UNIT / SIZE;
         const unsigned all = count * x.area;
         for (unsigned e0 = lane; e0 < all; e0 += 32 * IN_FLIGHT) {
             uint2 words[IN_FLIGHT];
@@ -215,14 +232,16 @@ template <class MATH, int MN, int BK, bool K_MAJOR> struct warp_tile {
                 unsigned line, at;
                 sat_patch p = warp_patch(words[i]);
                 warp_small_element(x, e0 + 32 * i, line, at);
+                at *= EACH;
+                const unsigned length = K_MAJOR ? p.width : p.height;
                 to[i] = ~0u;
-                if (line >= (K_MAJOR ? p.height : p.width) || at >= (K_MAJOR ? p.width : p.height)) continue;
+                if (line >= (K_MAJOR ? p.height : p.width) || at >= length) continue;
                 to[i] = tile + offset((K_MAJOR ? p.row : p.col) + line, (K_MAJOR ? p.col : p.row) + at);
                 const char *from = x.values + ((uint64_t)p.from + line * x.line_stride + at) * SIZE;
-                if constexpr (SIZE == 2) element[i] = __ldg((const uint16_t *)from);
-                else cp_async_small<SIZE>(to[i], from);
+                if constexpr (UNIT == 2) element[i] = __ldg((const uint16_t *)from);
+                else cp_async_small<UNIT>(to[i], from, (int)min(EACH, length - at) * SIZE); // the matrix may end inside
             }
-            if constexpr (SIZE == 2) {
+            if constexpr (UNIT == 2) {
 #pragma unroll
                 for (int i = 0; i < IN_FLIGHT; i++)
                     if (to[i] != ~0u) st_shared_b16(to[i], element[i]);

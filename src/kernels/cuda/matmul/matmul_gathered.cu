@@ -1,6 +1,7 @@
-// cuda_matmul_gathered: dense tiles of op(A), gathered from blocks of any shape in shared memory, by tensor cores. One
-// launch, without copies, for any block, stride and alignment: made for products of a few microseconds, where anything
-// that is queued before or after the product costs as much as the product.
+// cuda_matmul_gathered: dense tiles of op(A), gathered from blocks of any shape in shared memory, by tensor cores, or
+// for f32 without TF32 by plain units. One launch, without copies, for any block, stride and alignment: made for
+// products of a few microseconds, where anything that is queued before or after the product costs as much as the
+// product.
 //
 // A CTA has a tile of C, BM x BN. The nonempty tiles of its rows of op(A), BM x BK, are divided among its warps, each
 // of which gathers a tile, loads B's and multiplies, without CTA barriers (warp_tile.cuh). Then their sums are added.
@@ -9,6 +10,8 @@
 //
 // A tile has zeros where nothing is stored, and 0*Inf and 0*NaN are NaN. So each sum that is not finite is computed
 // once more, from the stored blocks alone.
+
+#include <type_traits>
 
 #include "kernels/cuda/common/simt_rates.h"
 #include "kernels/cuda/common/warp_tile.cuh"
@@ -136,8 +139,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS) gathered(const __g
 
 // ---- host: instances
 
+enum { PLAIN = 1 }; // sat_instance.option: f32 by plain units, not as TF32
+
 struct instance {
     sat_dtype dtype;
+    int option;
     int bm, bn, bk, warps, shared;
     sat_status (*start[2][2])(const sat_launch *, unsigned grid, const kernel_args &); // op(A) K-major, B K-major
 };
@@ -150,6 +156,7 @@ template <class MATH, int BM, int BN, int WARPS> constexpr instance instance_of(
     typedef warp_shape<MATH, BM, BN, WARPS, true, true> any;
     return {
         MATH::dtype,
+        std::is_same<MATH, fma_f32>::value ? PLAIN : 0,
         BM,
         BN,
         any::BK,
@@ -166,13 +173,15 @@ static const instance instances[] = {
     instance_of<mma_16bit<sat_bf16_math>, 32, 32, 8>(), /**/
     instance_of<mma_tf32, 16, 16, 8>(),                 /**/
     instance_of<mma_tf32, 32, 32, 8>(),                 /**/
+    instance_of<fma_f32, 16, 16, 8>(),                  /**/
+    instance_of<fma_f32, 32, 32, 8>(),                  /**/
     instance_of<mma_f64<16, 8>, 16, 16, 8>(),           /**/
     instance_of<mma_f64<16, 8>, 32, 32, 8>(),           /**/
 };
 
 static const instance *find(const sat_variant *v) {
     for (const instance &x : instances)
-        if (x.dtype == v->instance.dtype && x.bm == v->instance.tile_m) return &x;
+        if (x.dtype == v->instance.dtype && x.option == v->instance.option && x.bm == v->instance.tile_m) return &x;
     return NULL;
 }
 
@@ -203,7 +212,9 @@ static bool b_k_major(const sat_problem *p) { return p->b.row_stride == 1; }
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const instance *x = find(v);
     if (!x || p->a_dtype != x->dtype || d->capability < 80 || x->shared + 1024 > d->l1_bytes) return false;
-    if (x->dtype == SAT_F32 && !(p->flags & SAT_ALLOW_TF32)) return false;
+    if (x->dtype == SAT_F32 && (x->option == PLAIN) == ((p->flags & SAT_ALLOW_TF32) != 0)) return false;
+    if (x->option == PLAIN && p->k > (int64_t)SAT_SUM_PART * x->warps)
+        return false; // a warp's part of a sum is one chain
     sat_rows r = sat_op_rows(p, a);
     sat_patch_shape shape = {r.m, r.k, x->bm, x->bk};
     if (r.br > INT32_MAX / 2 || r.bc > INT32_MAX / 2 || r.block_elements > INT32_MAX) return false;
@@ -224,7 +235,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     // instructions of a warp for a step: gathering, loading B, multiplying
     double gather = elements / steps / 32 * (r.block_elements <= WARP_SMALL_BLOCK ? 50 : 16) + x->bm / 4.0;
     double load = x->bn * x->bk * size / unit / 32 * (unit == 2 ? 16 : 12);
-    double multiply = x->bm * x->bn * x->bk * size / (16 * 8 * 32) * 3;
+    double multiply =
+        x->option == PLAIN ? x->bm * x->bn * x->bk / 32 * 1.4 : x->bm * x->bn * x->bk * size / (16 * 8 * 32) * 3;
     double issue = steps * c.columns * (150 + gather + load + multiply) / (sat_simt_cycles(d) * 2);
     // a step after the other, where nothing hides the latency
     double room = x->bm == 16 ? 24 : x->dtype == SAT_F64 ? 8 : 16; // warps of a multiprocessor
@@ -234,7 +246,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double latency = rounds * (1.5e-6 + 1.5e-6 * chain);
     double l2 = c.columns * (elements * size + 8.0 * sat_patches_bound(a, &r, &c.shape)) +
                 steps * c.columns * x->bn * x->bk * size;
-    double units = steps * c.columns * 2 * x->bm * x->bn * x->bk / (0.3 * sat_matrix_rate(d, p->a_dtype));
+    double rate = x->option == PLAIN ? 0.5 * sat_simt_rate(d, SAT_F32) : 0.3 * sat_matrix_rate(d, p->a_dtype);
+    double units = steps * c.columns * 2 * x->bm * x->bn * x->bk / rate;
     double memory = fmax(l2 / d->l2_rate, sat_bytes(p, a) / d->memory_rate);
     double busy = fmax(fmax(issue, latency), fmax(units, memory));
     return (1.5e-6 + (c.splits > 1 ? 1.5e-6 : 0) + busy) * (double)p->batch;
@@ -316,10 +329,10 @@ static sat_status launch(const sat_launch *l) {
 }
 
 SAT_FAMILY(cuda_matmul_gathered) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .about = "blocks of any shape gathered into dense tiles of shared memory, tensor cores (mma.sync), one launch",
+    .about = "blocks of any shape gathered into dense tiles of shared memory, tensor cores (mma.sync) or plain f32",
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,
