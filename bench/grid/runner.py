@@ -18,6 +18,7 @@ import json
 import os
 import queue
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,7 @@ def add_arguments(parser):
     group.add_argument("--python", default=sys.executable, help="a Python that has torch, to build it beside")
     group.add_argument("--library", type=Path, help="a built libsparse_autotune.so, instead of compiling one")
     group.add_argument("--wheel", type=Path, help="a built wheel")
+    group.add_argument("--keep", type=Path, help="copies the cache there, with all results of all races")
 
 
 def cores():
@@ -273,6 +275,8 @@ def measure(arguments, grids, seconds, folder, onto, save):
                     saved = time.monotonic()
 
             run.run(share, progress)
+            if arguments.keep:
+                shutil.copytree(run.scratch / "cache", arguments.keep, dirs_exist_ok=True)
         end_progress()
         failures += run.failures
         for what in run.warnings:
