@@ -11,8 +11,8 @@
 
 enum { GUARD = 4096 }; /* poisoned bytes on each side of every operand */
 
-/* Exactly as aligned as the problem says and no more: what runs here runs on the caller's pointers too. Odd multiples
- * of the alignment, of which there are two. */
+/* Exactly as aligned as the problem says and no more: what runs here runs on the caller's pointers too. There are two
+ * places: one or three times the alignment past a page. */
 static void *place(void *memory, uint32_t align, bool moved) {
     uintptr_t start = ((uintptr_t)memory + GUARD + 4095) & ~(uintptr_t)4095;
     return (void *)(start + (align >= 4096 ? 0 : moved ? 3 * align : align));
@@ -35,7 +35,8 @@ static sat_status allocate_flush_buffer(sat_bench *s, size_t bytes) {
     return s->ctx->backend->set(s->device, s->flush_buffer, 0, bytes);
 }
 
-/* The sums are one output more, and expectations come one at a time. */
+/* Bytes of the exact sums, which are as many as the output has elements, and of the larger of the two probes'
+ * expectations: there is one at a time. */
 static size_t bytes_of_checks(sat_bench *s) {
     size_t precision = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_PRECISION);
     size_t structure = s->checker->bytes(s->problem, s->pattern, SAT_PROBE_STRUCTURE);

@@ -1,6 +1,11 @@
 /* The buffers that candidates of a race are tried on: operands made up for it, with the caller's dtypes, strides and
  * alignment, and the check of what a run leaves in the output. The caller's buffers are never touched. (Benchmarks are
- * elsewhere, in the top folder's bench/.) */
+ * elsewhere, in the top folder's bench/.)
+ *
+ * A probe says which kind of question is asked: of structure, by integers, or of precision, by random reals; a fill
+ * case, which of several operands of that kind (ops/op.h). An expectation is what the check works out beforehand. That
+ * of the structure probe needs the exact sums: a variant computes them, and they are proven before they are believed.
+ */
 #ifndef SAT_BENCH_H
 #define SAT_BENCH_H
 

@@ -1,5 +1,5 @@
-/* The winner's last checks. Each changes one thing: all inputs and their size, the threads, the scalars, the pattern. A
- * second runner of the same variant stays open all the while. */
+/* The winner's last checks. In turn they change all inputs with their magnitude and addresses, the threads, the
+ * scalars, the pattern. A second runner of the same variant stays open all the while. */
 #include "core/confirm.h"
 
 #include <stdio.h>
@@ -41,7 +41,8 @@ static sat_status check(trials *t, sat_runner *runner, const char *what) {
 
 static const sat_check_case large_and_tiny[] = {{SAT_PROBE_STRUCTURE, SAT_FILL_LARGE, "with large and tiny inputs"},
                                                 {0}};
-static const sat_check_case tiny = {SAT_PROBE_STRUCTURE, SAT_FILL_TINY, "on a pattern with empty and full rows"};
+static const sat_check_case usual_other_pattern = {SAT_PROBE_STRUCTURE, SAT_FILL_TINY,
+                                                   "on a pattern with empty and full rows"};
 
 static sat_status other_inputs(trials *t) {
     const sat_check_case *cases = t->bench->op->winner_cases ? t->bench->op->winner_cases : large_and_tiny;
@@ -101,8 +102,8 @@ static sat_status not_finite(trials *t) {
     return t->bench->special_count > 0 ? check(t, t->runner, "with NaN and infinities in an input") : SAT_OK;
 }
 
-/* As many blocks in the same grid, but in full rows with empty ones between. `first`: the parity of the full ones; the
- * last row that has blocks has its first columns, or its last. */
+/* As many blocks in the same grid, but in full rows, with empty ones between as far as there are any. `first`: the
+ * parity of the rows that are filled first; the last row that has blocks has its first columns, or its last. */
 static void lay_blocks(const sat_pattern_view *a, int64_t first, int64_t *row_ptr, int64_t *col_idx) {
     int64_t left = a->stored_blocks;
     row_ptr[0] = 0;
@@ -177,7 +178,7 @@ static sat_status other_values(trials *t, const sat_check_case *c) {
  * the other keeps, and the end of the second may not, either. The first has operands on which its scalars show. */
 static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view *other) {
     const sat_op *op = t->bench->op;
-    const sat_check_case *c = op->other_pattern ? op->other_pattern : &tiny;
+    const sat_check_case *c = op->other_pattern ? op->other_pattern : &usual_other_pattern;
     const sat_check_case *first = op->other_scale ? op->other_scale : c;
     t->runner->refreshed = false;
     SAT_TRY(sat_bench_make(t->bench, first->probe, first->fill_case, t->seed + 2));

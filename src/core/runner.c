@@ -20,7 +20,8 @@ static bool may_share(const sat_variant *v, const sat_problem *p) {
 static sat_status take_workspace(sat_runner *r, sat_scratch *scratch) {
     sat_scratch own = {0}, *to = scratch ? scratch : &own;
     if (r->workspace_bytes > to->bytes) {
-        void *memory = sat_alloc(r->ctx, r->workspace_bytes); /* before the old one goes: others may still use that */
+        void *memory =
+            sat_alloc(r->ctx, r->workspace_bytes); /* first: where it fails, other runners keep the old one */
         if (!memory)
             return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes", r->variant->name, r->workspace_bytes);
         sat_free(r->ctx, to->memory);
@@ -40,7 +41,7 @@ static sat_status failed(const sat_runner *r, const char *what, sat_status statu
     return sat_fail(status, "%s: %s failed with %s and no message", r->variant->name, what, sat_status_name(status));
 }
 
-/* In the order of the tuning stream, as the zeroing of the workspace is. Runs come on any other, so it ends first. */
+/* On the tuning stream, after the zeroing of the workspace. It is waited for, since runs come on other streams. */
 static sat_status prepare(sat_runner *r) {
     const sat_backend *b = r->ctx->backend;
     sat_status status = SAT_OK;

@@ -30,7 +30,7 @@ typedef struct sat_runner {
 bool sat_variant_fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
 
 /* `limit`: most bytes of workspace that it may take, or SAT_LIMIT_UNKNOWN; SAT_OUT_OF_MEMORY beyond. `scratch` may be
- * NULL. The struct may not move afterwards. */
+ * NULL. Variants see the struct's problem and device in `prepare` and `launch`, and may not keep pointers to them. */
 sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v, const sat_problem *p,
                            const sat_pattern_view *a, const sat_device *d, size_t limit, sat_scratch *scratch);
 void sat_runner_close(sat_runner *r); /* accepts a zeroed or failed one */

@@ -1,4 +1,4 @@
-/* A race, in three parts: verify_structure runs every candidate once and checks it; time_candidates times in turns
+/* A race, in three parts: verify_structure runs every candidate and checks it; time_candidates times in turns
  * those that may still win, and checks their precision; confirm_winner checks the fastest under every other change
  * (confirm.h), and where it fails, the next fastest. sat_tune_race, at the end, calls them in order. */
 #include "core/tune.h"
@@ -29,7 +29,7 @@ typedef struct candidate {
     sat_record result;
     sat_runner runner;
     bool open;            /* the runner is */
-    bool racing;          /* right so far, and may still be the fastest */
+    bool racing;          /* it is still run and timed. One that is not may yet win, by its verdict and its times */
     bool confirmed;       /* right under every change that may come between runs */
     double estimate;      /* seconds */
     double first_seconds; /* of the run that was verified, or of a repetition (drop_slow) */
@@ -212,7 +212,7 @@ static bool run(race *r, candidate *c, int repeat, double *seconds) {
     return status == SAT_OK;
 }
 
-/* Garbage into the workspace. */
+/* Garbage into a workspace that need not keep anything between runs. */
 static bool spoil_workspace(race *r, candidate *c) {
     sat_status status = sat_runner_spoil_workspace(&c->runner, 0xff);
     if (status != SAT_OK) set_verdict_from_status(r, c, status);
@@ -273,11 +273,12 @@ static void drop_slow(race *r) {
         if (!c->racing || c->result.verdict != SAT_VERDICT_OK || r->t->exhaustive) continue;
         bool estimated_slow = c->estimate > SLOW * estimate;
         for (int repeat = 0;
-             repeat < 2 && estimated_slow && c->first_seconds > 1.3 * fastest && c->first_seconds < 0.03; repeat++) {
+             repeat < 2 && estimated_slow && c->first_seconds > 1.3 * fastest && c->first_seconds < 1.5 * SHORT_RUN;
+             repeat++) {
             double seconds; /* the first run may have included the start of a library */
             if (run(r, c, 1, &seconds)) c->first_seconds = fmin(c->first_seconds, seconds);
         }
-        bool measured_slow = c->first_seconds > SLOW * fastest && c->first_seconds > 0.02;
+        bool measured_slow = c->first_seconds > SLOW * fastest && c->first_seconds > SHORT_RUN;
         if (!measured_slow && !(estimated_slow && c->first_seconds > 1.3 * fastest)) continue;
         c->racing = false;
         close_candidate(r, c);
@@ -308,7 +309,7 @@ static sat_status verify_structure(race *r) {
 /* If no candidate that may win is left, verifies those that were skipped, the reference among them. */
 static sat_status retry_skipped(race *r) {
     for (size_t i = 0; i < r->count; i++)
-        if (r->list[i].racing && r->list[i].result.may_win) return SAT_OK;
+        if ((r->list[i].racing || r->list[i].confirmed) && r->list[i].result.may_win) return SAT_OK;
     for (size_t i = 0; i < r->count; i++) {
         candidate *c = &r->list[i];
         c->racing = c->result.verdict == SAT_VERDICT_SKIPPED;

@@ -27,7 +27,7 @@ typedef struct sat_outcome {
     bool noisy; /* other work disturbed the timing */
 } sat_outcome;
 
-/* Fails only where no race could take place at all (memory, cancelled): a candidate's failure is a result. But where a
+/* Fails where a race cannot take place or go on (memory, cancelled): a candidate's failure is a result. But where a
  * candidate leaves the device unusable, the race ends and fails, and that candidate is its one result. */
 sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome);
 /* Checks one variant, without timing: the verdict is in *result; 0 where there is none. Fails as a race does. */

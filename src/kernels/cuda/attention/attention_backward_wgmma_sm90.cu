@@ -63,13 +63,13 @@ struct shared_barriers {
 template <bool BY_KEY_, int D_, int BN_, int S_STAGES_, int DP_STAGES_, bool PINGPONG_> struct tile_shape {
     static constexpr bool BY_KEY = BY_KEY_, PINGPONG = PINGPONG_;
     static constexpr int D = D_, BN = BN_, S_STAGES = S_STAGES_, DP_STAGES = DP_STAGES_;
-    static constexpr int CHUNKS = (D + 63) / 64, CHUNK = BN * 128, TILE = CHUNKS * CHUNK,
-                         OWN = CHUNKS * ATTENTION_CHUNK;
+    static constexpr int CHUNKS = (D + 63) / 64, CHUNK_BYTES = BN * 128, TILE_BYTES = CHUNKS * CHUNK_BYTES,
+                         OWN_BYTES = CHUNKS * ATTENTION_CHUNK_BYTES;
     // lse and delta of the queries of a step. A copy begins on 16 bytes, so that up to 3 queries come before.
     static constexpr int STATISTIC = 4 * (BN + 4), STATISTICS = BY_KEY ? 2 * STATISTIC : 0;
     static constexpr int STATISTICS_PITCH = (STATISTICS + 127) / 128 * 128;
-    static constexpr int S_OFFSET = 4 * OWN, DP_OFFSET = S_OFFSET + S_STAGES * TILE;
-    static constexpr int STATISTICS_OFFSET = DP_OFFSET + DP_STAGES * TILE;
+    static constexpr int S_OFFSET = 4 * OWN_BYTES, DP_OFFSET = S_OFFSET + S_STAGES * TILE_BYTES;
+    static constexpr int STATISTICS_OFFSET = DP_OFFSET + DP_STAGES * TILE_BYTES;
     static constexpr int BARRIER_OFFSET = STATISTICS_OFFSET + S_STAGES * STATISTICS_PITCH;
     static constexpr int BYTES = BARRIER_OFFSET + (int)sizeof(shared_barriers);
     static constexpr int CONSUMERS = 256, THREADS = 384, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
@@ -78,13 +78,13 @@ template <bool BY_KEY_, int D_, int BN_, int S_STAGES_, int DP_STAGES_, bool PIN
 
     // Addresses of operand k of a warpgroup's own rows, and of the tiles of step `at`.
     __device__ static __forceinline__ uint32_t own(uint32_t smem, int k, int warpgroup) {
-        return smem + (k * 2 + warpgroup) * OWN;
+        return smem + (k * 2 + warpgroup) * OWN_BYTES;
     }
     __device__ static __forceinline__ uint32_t s_tile(uint32_t smem, uint32_t at) {
-        return smem + S_OFFSET + at % S_STAGES * TILE;
+        return smem + S_OFFSET + at % S_STAGES * TILE_BYTES;
     }
     __device__ static __forceinline__ uint32_t dp_tile(uint32_t smem, uint32_t at) {
-        return smem + DP_OFFSET + at % DP_STAGES * TILE;
+        return smem + DP_OFFSET + at % DP_STAGES * TILE_BYTES;
     }
 };
 
@@ -170,18 +170,18 @@ template <typename S>
 __device__ __forceinline__ void load_tile(const CUtensorMap *map, uint32_t to, uint32_t full, int row, int head,
                                           int batch) {
     for (int chunk = 0; chunk < S::CHUNKS; chunk++)
-        tma_load(to + chunk * S::CHUNK, map, full, chunk * 64, row, head, batch);
+        tma_load(to + chunk * S::CHUNK_BYTES, map, full, chunk * 64, row, head, batch);
 }
 
 template <typename S>
 __device__ __forceinline__ void load_own(const tensor_maps &m, const attention_work &work, uint32_t smem,
                                          uint32_t full) {
-    mbarrier_arrive_expect_tx(full, 4 * S::OWN);
+    mbarrier_arrive_expect_tx(full, 4 * S::OWN_BYTES);
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < 2; warpgroup++)
         for (int k = 0; k < 2; k++)
             for (int chunk = 0; chunk < S::CHUNKS; chunk++)
-                tma_load(S::own(smem, k, warpgroup) + chunk * ATTENTION_CHUNK, &m.own[k], full, chunk * 64,
+                tma_load(S::own(smem, k, warpgroup) + chunk * ATTENTION_CHUNK_BYTES, &m.own[k], full, chunk * 64,
                          work.t.first + warpgroup * 64, work.head, work.batch);
 }
 
@@ -208,14 +208,14 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
                 uint32_t stage = at % S::S_STAGES, full = smem_address(&s->full[S_RING][stage]);
                 mbarrier_wait(smem_address(&s->empty[S_RING][stage]), at / S::S_STAGES & 1 ^ 1);
                 s->step[stage] = step_info::make(t, s->steps.list + i);
-                mbarrier_arrive_expect_tx(full, S::TILE + S::STATISTICS);
+                mbarrier_arrive_expect_tx(full, S::TILE_BYTES + S::STATISTICS);
                 load_tile<S>(&m.other[0], S::s_tile(smem, at), full, t.first, head, to->work.batch);
                 if (S::BY_KEY)
                     tma_load(smem + S::STATISTICS_OFFSET + stage * S::STATISTICS_PITCH, &m.statistics, full,
                              t.first & ~3, 0, to->work.batch * x.schedule.heads * x.schedule.heads_per_kv + head);
                 stage = at % S::DP_STAGES, full = smem_address(&s->full[DP_RING][stage]);
                 mbarrier_wait(smem_address(&s->empty[DP_RING][stage]), at / S::DP_STAGES & 1 ^ 1);
-                mbarrier_arrive_expect_tx(full, S::TILE);
+                mbarrier_arrive_expect_tx(full, S::TILE_BYTES);
                 load_tile<S>(&m.other[1], S::dp_tile(smem, at), full, t.first, head, to->work.batch);
             }
         }

@@ -51,7 +51,7 @@ template <int COUNT> __device__ __forceinline__ void wgmma_fence_accumulators(fl
 
 /* ---- products of tiles ---- */
 
-enum { ATTENTION_CHUNK = 64 * 128 }; /* bytes of a chunk of 64 rows */
+enum { ATTENTION_CHUNK_BYTES = 64 * 128 }; /* bytes of a chunk of 64 rows */
 
 /* Issues s = A*B^T, (64, BN), over D elements; A is (64, D) and B is (BN, D). */
 template <typename T, typename S>
@@ -61,15 +61,15 @@ __device__ __forceinline__ void attention_wgmma_abt(float (&s)[S::BN / 2], uint3
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < S::D / 16; step++) // descriptors count in 16 bytes
-        wgmma_ss<T, S::BN, 0, 0>::run(s, da + (step / 4 * ATTENTION_CHUNK + step % 4 * 32) / 16,
-                                      db + (step / 4 * S::CHUNK + step % 4 * 32) / 16, step > 0);
+        wgmma_ss<T, S::BN, 0, 0>::run(s, da + (step / 4 * ATTENTION_CHUNK_BYTES + step % 4 * 32) / 16,
+                                      db + (step / 4 * S::CHUNK_BYTES + step % 4 * 32) / 16, step > 0);
     wgmma_commit_group();
 }
 
 /* Issues o += P*B, (64, D); P is (64, BN) in registers, B is (BN, D). */
 template <typename T, typename S>
 __device__ __forceinline__ void attention_wgmma_pb(float (&o)[S::D / 2], const uint32_t (&p)[S::BN / 4], uint32_t b) {
-    uint64_t db = wgmma_descriptor(b, swizzle_mode_of(128), S::CHUNK, 1024);
+    uint64_t db = wgmma_descriptor(b, swizzle_mode_of(128), S::CHUNK_BYTES, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < S::BN / 16; step++) wgmma_rs<T, S::D>::run(o, &p[step * 4], db + step * 2048 / 16);

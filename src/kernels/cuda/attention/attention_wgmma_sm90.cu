@@ -38,13 +38,13 @@ struct kernel_args {
     unsigned work_tiles;                   // items * all_heads
     int items, all_heads, heads_in_flight; // items of a head; heads of all batch items; heads computed together
     const sat_cta_work *item;              // NULL: computed, neighbouring rows and ranges of keys
-    const sat_key_tile *listed;            // key tiles of lists
+    const sat_key_tile *listed_tiles;      // of all lists
     bool mask_per_head;                    // each head has its own items
     bool two_boxes_per_tile;               // lists: the halves of a tile need not be neighbours, each has a TMA box
     int heads, heads_per_kv, m, n, dim;
     sat_band band;
     float scale_log2;    // scale*log2(e)
-    float rescale_above; // sums are rescaled once a row's maximum has grown by more
+    float rescale_above; // O and the sum are rescaled only where a row's maximum grows by more, in units of log2
     void *o;
     int64_t o_batch_stride, o_head_stride, o_row_stride;
     float *lse; // NULL: not wanted
@@ -67,17 +67,18 @@ struct shared_barriers {
 // chunk is 64 columns of an operand.
 template <int D_, int BN_, int WARPGROUPS_, int STAGES_, int Q_STAGES_> struct tile_shape {
     static constexpr int D = D_, BN = BN_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_;
-    static constexpr int CHUNKS = (D + 63) / 64, CHUNK = BN * 128, TILE = CHUNKS * CHUNK;
-    static constexpr int Q = WARPGROUPS * CHUNKS * ATTENTION_CHUNK;
-    static constexpr int K_OFFSET = Q_STAGES * Q, V_OFFSET = K_OFFSET + STAGES * TILE;
-    static constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * TILE;
+    static constexpr int CHUNKS = (D + 63) / 64, CHUNK_BYTES = BN * 128, TILE_BYTES = CHUNKS * CHUNK_BYTES;
+    static constexpr int Q_BYTES = WARPGROUPS * CHUNKS * ATTENTION_CHUNK_BYTES;
+    static constexpr int K_OFFSET = Q_STAGES * Q_BYTES, V_OFFSET = K_OFFSET + STAGES * TILE_BYTES;
+    static constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * TILE_BYTES;
     static constexpr int BYTES = BARRIER_OFFSET + (int)sizeof(shared_barriers);
     static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + (WARPGROUPS == 1 ? 32 : 128);
     // setmaxnreg, where there are several warpgroups: 128 * 40 + 256 * 232 and 128 * 32 + 384 * 160 <= 65536.
     static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : 32;
     static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 160;
-    // A warpgroup does not read V of a tile before K of its next tile is there, which in a list is up to WARPGROUPS
-    // tiles on. V is loaded one tile behind K, hence + 1.
+    // A warpgroup does not read V of a tile before K of its next tile is there. In a list (sat_add_tiles of
+    // attention_work.c) that tile is up to WARPGROUPS tiles on. V is loaded one tile behind K, so that WARPGROUPS - 1
+    // stages of V must be there meanwhile.
     static_assert(WARPGROUPS <= STAGES + 1, "the producer would wait for a stage that is never freed");
     static_assert(BN % 16 == 0 && D % 16 == 0 && STAGES <= MAX_STAGES && Q_STAGES <= MAX_Q_STAGES, "");
     static_assert(BYTES + 1024 <= 228 * 1024, "shared memory of a multiprocessor");
@@ -135,7 +136,8 @@ __device__ __forceinline__ void wait_full(uint64_t *full, uint32_t *claimed, uin
 
 // ---- producer ----
 
-// The work tile of a number. Heads whose keys fit into L2 together come together, and of these the longest items first.
+// The work tile of a number: heads_in_flight heads at a time, and of these the longest items first. Where items are
+// uneven, those are the heads whose keys fit into L2 together; otherwise the query heads of one key head.
 template <typename S> __device__ __forceinline__ work_tile schedule_tile(const kernel_args &x, unsigned number) {
     work_tile t;
     int in_flight = x.heads_in_flight * x.items, round = (int)number / in_flight, rest = (int)number % in_flight;
@@ -146,7 +148,7 @@ template <typename S> __device__ __forceinline__ work_tile schedule_tile(const k
         t.w = x.item[(x.mask_per_head ? t.head * x.items : 0) + item];
     } else {
         if (x.band.ahead < SAT_ATTENTION_UNLIMITED)
-            item = x.items - 1 - item; // causal: the last rows keep the most keys
+            item = x.items - 1 - item; // causal, or a window: the last rows keep the most keys
 #pragma unroll
         for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) t.w.row[g] = (item * S::WARPGROUPS + g) * SAT_WARPGROUP_ROWS;
         t.w.row_end = x.m, t.w.diagonal = x.n - x.m, t.w.key_begin = 0, t.w.key_end = x.n;
@@ -162,7 +164,7 @@ template <typename S> __device__ __forceinline__ sat_key_tile range_tile(const s
     return {key, key + S::BN / 2};
 }
 __device__ __forceinline__ sat_key_tile listed_tile(const kernel_args &x, int list, int key_tiles, int i) {
-    int2 t = i < key_tiles ? __ldg((const int2 *)x.listed + list + i) : make_int2(0, 0); // one load
+    int2 t = i < key_tiles ? __ldg((const int2 *)x.listed_tiles + list + i) : make_int2(0, 0); // one load
     return {t.x, t.y};
 }
 
@@ -170,12 +172,13 @@ __device__ __forceinline__ sat_key_tile listed_tile(const kernel_args &x, int li
 template <typename S>
 __device__ __forceinline__ void load_tile(const kernel_args &x, const CUtensorMap *map, uint32_t to, uint32_t full,
                                           sat_key_tile tile, int head, int batch) {
-    mbarrier_arrive_expect_tx(full, S::TILE);
+    mbarrier_arrive_expect_tx(full, S::TILE_BYTES);
     int first = sat_first_key(tile);
     for (int chunk = 0; chunk < S::CHUNKS; chunk++) {
-        uint32_t stage_smem = to + chunk * S::CHUNK;
+        uint32_t stage_smem = to + chunk * S::CHUNK_BYTES;
         tma_load(stage_smem, map, full, chunk * 64, first, head, batch);
-        if (x.two_boxes_per_tile) tma_load(stage_smem + S::CHUNK / 2, map, full, chunk * 64, tile.second, head, batch);
+        if (x.two_boxes_per_tile)
+            tma_load(stage_smem + S::CHUNK_BYTES / 2, map, full, chunk * 64, tile.second, head, batch);
     }
 }
 
@@ -217,24 +220,24 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
                 mbarrier_wait(smem_address(&s->k_empty[stage]), key_tile / S::STAGES & 1 ^ 1);
                 store_claimed(&s->k_claimed, key_tile + 1);
                 arrive_for_absent<S>(smem_address(&s->k_empty[stage]), list, tile);
-                load_tile<S>(x, &m.k, smem + S::K_OFFSET + stage * S::TILE, smem_address(&s->k_full[stage]), tile,
+                load_tile<S>(x, &m.k, smem + S::K_OFFSET + stage * S::TILE_BYTES, smem_address(&s->k_full[stage]), tile,
                              kv_head, batch);
             }
             if (i == 0) {
                 uint32_t stage = work_index % S::Q_STAGES, full = smem_address(&s->q_full[stage]);
                 mbarrier_wait(smem_address(&s->q_empty[stage]), work_index / S::Q_STAGES & 1 ^ 1);
-                mbarrier_arrive_expect_tx(full, S::Q);
+                mbarrier_arrive_expect_tx(full, S::Q_BYTES);
                 for (int g = 0; g < S::WARPGROUPS; g++)
                     for (int chunk = 0; chunk < S::CHUNKS; chunk++)
-                        tma_load(smem + stage * S::Q + (g * S::CHUNKS + chunk) * ATTENTION_CHUNK, &m.q, full,
-                                 chunk * 64, t->w.row[g], t->head, batch);
+                        tma_load(smem + stage * S::Q_BYTES + (g * S::CHUNKS + chunk) * ATTENTION_CHUNK_BYTES, &m.q,
+                                 full, chunk * 64, t->w.row[g], t->head, batch);
             } else {
                 uint32_t key_tile = base + i - 1, stage = key_tile % S::STAGES;
                 mbarrier_wait(smem_address(&s->v_empty[stage]), key_tile / S::STAGES & 1 ^ 1);
                 store_claimed(&s->v_claimed, key_tile + 1);
                 arrive_for_absent<S>(smem_address(&s->v_empty[stage]), list, before);
-                load_tile<S>(x, &m.v, smem + S::V_OFFSET + stage * S::TILE, smem_address(&s->v_full[stage]), before,
-                             kv_head, batch);
+                load_tile<S>(x, &m.v, smem + S::V_OFFSET + stage * S::TILE_BYTES, smem_address(&s->v_full[stage]),
+                             before, kv_head, batch);
             }
             before = tile;
         }
@@ -353,7 +356,7 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
         // A half tile whose first key is in [low, high] needs no mask: every row of the warpgroup keeps all its keys.
         int low = sat_row_begin(&w, row + SAT_WARPGROUP_ROWS - 1, x.band);
         int high = sat_row_end(&w, row, x.band) - S::BN / 2;
-        uint32_t q = smem + q_stage * S::Q + warpgroup * S::CHUNKS * ATTENTION_CHUNK;
+        uint32_t q = smem + q_stage * S::Q_BYTES + warpgroup * S::CHUNKS * ATTENTION_CHUNK_BYTES;
         float o[S::D / 2], m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, rescale_factor[2];
 #pragma unroll
         for (int e = 0; e < S::D / 2; e++) o[e] = 0;
@@ -368,10 +371,11 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
         if (it.next(x, w, warpgroup)) {
             float sc[S::BN / 2];
             uint32_t p[S::BN / 4];
-            // Numbers of key tiles: of the weights in sc and p; of the O += P*V in flight, where pv_pending.
-            uint32_t tile = base + it.i, stage = tile % S::STAGES, pv_tile = 0;
-            wait_full<S>(s->k_full, &s->k_claimed, k_seen, tile, w.list >= 0);
-            attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + stage * S::TILE);
+            uint32_t key_tile = base + it.i; // number of the key tile whose weights are in sc and p
+            uint32_t pv_key_tile = 0;        // and of the one whose O += P*V is in flight, where pv_pending
+            uint32_t stage = key_tile % S::STAGES;
+            wait_full<S>(s->k_full, &s->k_claimed, k_seen, key_tile, w.list >= 0);
+            attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + stage * S::TILE_BYTES);
             wgmma_wait_group<0>();
             wgmma_fence_accumulators(sc);
             if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[stage]));
@@ -379,24 +383,24 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
             bool rescale = false, pv_pending = false; // O is still zero, so the first rescale is ignored
             softmax<S>(sc, m, sum, rescale_factor, x.scale_log2, x.rescale_above);
             for (;;) {
-                // The softmax at the end of the last iteration overlaps O += P*V. ptxas cannot sink it past it.next()'s
-                // branches, so it stays ahead of wgmma_wait_group.
+                // it.next() comes first on purpose: ptxas does not move the previous iteration's softmax across its
+                // branches, so the softmax stays before wgmma_wait_group, where it overlaps O += P*V.
                 bool more = it.next(x, w, warpgroup);
-                uint32_t next_tile = base + it.i, ks = next_tile % S::STAGES, vs = tile % S::STAGES;
+                uint32_t next_key_tile = base + it.i, ks = next_key_tile % S::STAGES, vs = key_tile % S::STAGES;
                 wgmma_wait_group<0>();
                 wgmma_fence_accumulators(o);
-                if (pv_pending && lane == 0) mbarrier_arrive(smem_address(&s->v_empty[pv_tile % S::STAGES]));
+                if (pv_pending && lane == 0) mbarrier_arrive(smem_address(&s->v_empty[pv_key_tile % S::STAGES]));
                 if (rescale) {
 #pragma unroll
                     for (int e = 0; e < S::D / 2; e++) o[e] *= rescale_factor[e / 2 % 2];
                 }
                 attention_pack_operand<T, S>(p, sc);
                 if (!more) break;
-                wait_full<S>(s->k_full, &s->k_claimed, k_seen, next_tile, w.list >= 0);
+                wait_full<S>(s->k_full, &s->k_claimed, k_seen, next_key_tile, w.list >= 0);
                 if (pingpong) named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256);
-                attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + ks * S::TILE);
-                wait_full<S>(s->v_full, &s->v_claimed, v_seen, tile, w.list >= 0);
-                attention_wgmma_pb<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE);
+                attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + ks * S::TILE_BYTES);
+                wait_full<S>(s->v_full, &s->v_claimed, v_seen, key_tile, w.list >= 0);
+                attention_wgmma_pb<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE_BYTES);
                 if (pingpong) named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % S::WARPGROUPS, 256);
                 wgmma_wait_group<1>();
                 wgmma_fence_accumulators(sc);
@@ -404,11 +408,11 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
                 if (needs_mask(it.tile)) mask_scores<S>(sc, keep, it.tile);
                 rescale = softmax<S>(sc, m, sum, rescale_factor, x.scale_log2, x.rescale_above), pv_pending = true;
                 wgmma_fence_accumulators(sc);
-                pv_tile = tile, tile = next_tile;
+                pv_key_tile = key_tile, key_tile = next_key_tile;
             }
-            uint32_t vs = tile % S::STAGES;
-            wait_full<S>(s->v_full, &s->v_claimed, v_seen, tile, w.list >= 0);
-            attention_wgmma_pb<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE);
+            uint32_t vs = key_tile % S::STAGES;
+            wait_full<S>(s->v_full, &s->v_claimed, v_seen, key_tile, w.list >= 0);
+            attention_wgmma_pb<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE_BYTES);
             wgmma_wait_group<0>();
             wgmma_fence_accumulators(o);
             if (lane == 0) mbarrier_arrive(smem_address(&s->v_empty[vs]));
@@ -449,15 +453,15 @@ __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &
         uint32_t p[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) p[e] = pack_2(E(), o[j * 8 + 2 * e], o[j * 8 + 2 * e + 1]);
-        stmatrix_x4(staging + j / 4 * ATTENTION_CHUNK + swizzled_offset(lane % 16, j % 4 * 2 + lane / 16), p[0], p[1],
-                    p[2], p[3]);
+        stmatrix_x4(staging + j / 4 * ATTENTION_CHUNK_BYTES + swizzled_offset(lane % 16, j % 4 * 2 + lane / 16), p[0],
+                    p[1], p[2], p[3]);
     }
     __syncwarp();
     E *to = (E *)x.o + t.batch * x.o_batch_stride + t.head * x.o_head_stride + lane % 8 * 8;
 #pragma unroll
     for (int j = 0; j < S::CHUNKS * 4; j++) {
         int i = j % 4 * 4 + lane / 8, column = j / 4 * 64;
-        uint4 v = ld_shared_v4(staging + j / 4 * ATTENTION_CHUNK + swizzled_offset(i, lane % 8));
+        uint4 v = ld_shared_v4(staging + j / 4 * ATTENTION_CHUNK_BYTES + swizzled_offset(i, lane % 8));
         if (row + i < t.w.row_end && column + lane % 8 * 8 < x.dim)
             __stcg((uint4 *)(to + (row + i) * x.o_row_stride + column), v);
     }
@@ -545,8 +549,8 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     double items = (double)sat_max_items(&mask, inst->warpgroups);
     if (items * (double)p->batch * (double)t->heads >= 1 << 30) return false;
     if (mask.full) return true;
-    // Lists are for blocks with sides a multiple of 64, which half tiles of 40 keys do not divide. So 80-key tiles
-    // visit ranges only.
+    // Lists are for blocks whose keys are a multiple of a half tile, 32 or 64. Half tiles of 40 keys fit no usual
+    // block, so 80-key tiles visit ranges only.
     int half_keys = inst->tile_keys / 2;
     return 64 % half_keys == 0 && sat_lists_fit(&mask, half_keys) &&
            sat_max_listed(&mask, a->stored_blocks, half_keys) < 1 << 30;
@@ -574,7 +578,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 
 struct state {
     const sat_cta_work *item; // in the workspace
-    const sat_key_tile *listed;
+    const sat_key_tile *listed_tiles;
     int items;
     unsigned *counter;
     tensor_maps maps;
@@ -598,11 +602,11 @@ static cudaError_t upload_work(const sat_prepare *q, const sat_work *w, int64_t 
     char *to = (char *)q->workspace + SAT_COUNTER_BYTES;
     size_t bytes = (size_t)(w->items * masks) * sizeof *w->item;
     st->item = (const sat_cta_work *)to, st->items = (int)w->items;
-    st->listed = (const sat_key_tile *)(to + round_up((double)bytes));
+    st->listed_tiles = (const sat_key_tile *)(to + round_up((double)bytes));
     cudaError_t e = cudaMemcpyAsync(to, w->item, bytes, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess && w->listed > 0)
-        e = cudaMemcpyAsync((void *)st->listed, w->tile, (size_t)w->listed * sizeof *w->tile, cudaMemcpyHostToDevice,
-                            stream);
+        e = cudaMemcpyAsync((void *)st->listed_tiles, w->tile, (size_t)w->listed * sizeof *w->tile,
+                            cudaMemcpyHostToDevice, stream);
     return e;
 }
 
@@ -667,7 +671,7 @@ static sat_status launch(const sat_launch *l) {
     state *st = (state *)l->state;
     sat_mask mask = sat_mask_of(p, l->pattern);
     kernel_args x = {};
-    x.counter = st->counter, x.item = st->item, x.listed = st->listed, x.items = st->items;
+    x.counter = st->counter, x.item = st->item, x.listed_tiles = st->listed_tiles, x.items = st->items;
     x.all_heads = (int)(p->batch * t->heads), x.work_tiles = (unsigned)(x.items * x.all_heads);
     x.heads_in_flight = heads_in_flight(p, l->device, mask.causal || mask.sequences || !mask.full);
     x.two_boxes_per_tile = !mask.full, x.mask_per_head = x.two_boxes_per_tile && mask.head_rows;

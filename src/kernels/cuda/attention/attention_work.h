@@ -1,6 +1,6 @@
 /* Work items of the Hopper attention kernel. An item is a CTA's rows and key tiles, without the head: 64 query rows for
  * each of its warpgroups, and the key tiles that they visit. Where every block is stored the key tiles are a range of
- * keys. Otherwise they are a list, made on the host once a pattern (attention_work.c). A key tile of a list has two
+ * keys. Otherwise they are a list, made on the host once a plan (attention_work.c). A key tile of a list has two
  * halves, *half tiles*, which need not be neighbours; it says which warpgroups visit it. */
 #ifndef SAT_ATTENTION_WORK_H
 #define SAT_ATTENTION_WORK_H
@@ -61,7 +61,7 @@ SAT_BOTH static inline int32_t sat_row_end(const sat_cta_work *w, int32_t i, sat
 typedef struct sat_work {
     int64_t items; /* of each mask: mask h has item[h * items] and on, the longest first */
     sat_cta_work *item;
-    int64_t listed;
+    int64_t listed; /* how many */
     sat_key_tile *tile;
 } sat_work;
 

@@ -11,7 +11,8 @@
  * 2. Longest first. Work items are sorted by their number of blocks, so that no long one begins late.
  * 3. Tiles. A tile is one slice of a work item's rows by one panel of C's columns. sat_tile_at maps a tile's number to
  *    (item, slice, panel), in an order that keeps a few panels of B in L2.
- * 4. Persistent CTAs. There are at most as many CTAs as multiprocessors. Each begins with the tile of its own number
+ * 4. Persistent CTAs. There are at most as many CTAs as multiprocessors (a kernel of short tiles may have one for each
+ *    tile instead, and then nobody takes a second one). Each begins with the tile of its own number
  *    and takes further numbers from a counter in global memory. A producer warp prefetches the description of the next
  *    tile while it loads the operands of the current one.
  *
@@ -143,7 +144,8 @@ struct sat_device_schedule {
     void *partial;              /* the partial sums, [partial][row in block][column] */
 };
 
-static inline void sat_release_schedule(const sat_variant *v, void *state) {
+/* `release` of a family whose state is one allocation. */
+static inline void sat_release_state(const sat_variant *v, void *state) {
     (void)v;
     free(state);
 }

@@ -473,5 +473,5 @@ SAT_FAMILY(cuda_matmul_csr) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = sat_release_schedule,
+    .release = sat_release_state,
 };

@@ -351,5 +351,5 @@ SAT_FAMILY(cuda_matmul_direct) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = sat_release_schedule,
+    .release = sat_release_state,
 };

@@ -638,7 +638,7 @@ template <const auto &INSTANCES> struct mma_split_rows {
         .workspace = workspace,
         .prepare = prepare,
         .launch = launch,
-        .release = sat_release_schedule,
+        .release = sat_release_state,
     };
 };
 

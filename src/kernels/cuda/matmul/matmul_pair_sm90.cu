@@ -50,11 +50,11 @@ typedef sat_b_loader<BK, BN> b_loader; // a stage of B
 /* A tile, as the producer publishes it to the consumers. */
 struct tile {
     int row0;   // block row of warpgroup 0, -1 for none
-    int unused; // codegen: removing this changes the machine code; kept as measured
+    int unused; // padding, never read; without it ptxas gives other code than was measured
     int panel;
     int steps;      // stages; -1: there are no more tiles
     int row1;       // block row of warpgroup 1, -1 for none
-    int unused2[2]; // codegen: removing this changes the machine code; kept as measured
+    int unused2[2]; // padding, never read; without it ptxas gives other code than was measured
 };
 
 /* A ring of stages and a queue of tiles. `full` completes a phase when the bytes that the producer announced have
@@ -92,7 +92,7 @@ __device__ __forceinline__ void init_barriers(ring_shared *s) {
 /* A warp's pipeline state, of COUNT stages or of COUNT tiles of the queue: the next one, and the phase to wait for. */
 template <int COUNT> struct pipeline_state {
     int index = 0;
-    int unused = 0; // codegen: removing this changes the machine code; kept as measured
+    int unused = 0; // padding, never read; without it ptxas gives other code than was measured
     uint32_t phase;
 
     __device__ __forceinline__ void advance() {
@@ -420,5 +420,5 @@ SAT_FAMILY(cuda_matmul_pair) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = sat_release_schedule,
+    .release = sat_release_state,
 };

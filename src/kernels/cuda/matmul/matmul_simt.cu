@@ -486,5 +486,5 @@ SAT_FAMILY(cuda_matmul_simt) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = sat_release_schedule,
+    .release = sat_release_state,
 };

@@ -474,5 +474,5 @@ SAT_FAMILY(cuda_matmul_skinny) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = sat_release_schedule,
+    .release = sat_release_state,
 };

@@ -490,5 +490,5 @@ SAT_FAMILY(cuda_matmul_skinny_direct) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = sat_release_schedule,
+    .release = sat_release_state,
 };

@@ -437,5 +437,5 @@ SAT_FAMILY(cuda_matmul_skinny_vector) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = sat_release_schedule,
+    .release = sat_release_state,
 };

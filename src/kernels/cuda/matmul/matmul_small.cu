@@ -312,5 +312,5 @@ SAT_FAMILY(cuda_matmul_small) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = sat_release_schedule,
+    .release = sat_release_state,
 };

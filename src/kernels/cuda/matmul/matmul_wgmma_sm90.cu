@@ -5,8 +5,8 @@
 //
 // Large tiles have two consumer warpgroups and a persistent CTA on each multiprocessor, which takes tiles from the
 // scheduler. Small tiles, for few columns, have one warpgroup and a CTA a tile: what counts there is the latency from
-// launch to store. Blocks with fewer than 64 rows are multiplied as 64; the other rows are not stored. Such blocks are
-// bound by reads of B from L2, not by tensor cores.
+// launch to store. Blocks with fewer rows than a tile (64 or 128) are multiplied as if they had them; the other rows
+// are not stored. Such blocks are bound by reads of B from L2, not by tensor cores.
 
 #include "kernels/cuda/common/scheduler.h"
 #include "kernels/cuda/common/ptx_sm90.cuh"
@@ -47,7 +47,7 @@ struct tile {
     int row, slice, panel;
     int steps;       // stages of BK along K; -1: there are no more tiles
     int partial;     // which partial sum it writes; -1: it writes C
-    int unused;      // codegen: removing this changes the machine code; kept as measured
+    int unused;      // padding, never read; without it ptxas gives other code, and this is the code that was measured
     int first_block; // position of the work item's first block
 };
 
@@ -55,8 +55,8 @@ struct tile {
  *
  * A stage has A, BM x BK, and B, BK x BN. Where BK is 32, a copy of A may have 64 columns and serve a pair of stages.
  * Then A has slots of its own, one a pair. STAGES stages in flight touch at most STAGES/2 + 1 pairs, hence that many A
- * slots. In-order release makes waiting for the pair's first stage sufficient: the pair that had the slot before ended
- * with an earlier stage.
+ * slots. Waiting for the pair's first stage to be empty is enough: stages are released in order, and the last stage of
+ * the pair that had the slot before comes at least STAGES + 1 stages earlier.
  *
  * The epilogue's packed16 and generic paths go through the staging area. It is memory of its own, except where
  * - a CTA has one tile only: then it is A's memory;
@@ -208,7 +208,7 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
         if (S::STAGING_IN_B && t.steps == 0) pipe.advance(false);
         int line = t.first_block * br + t.slice * S::BM;
         for (int step = 0, in_block = 0; step < t.steps; step++) {
-            // codegen: naming `in_block % 64`, the producer's second_half, changes the machine code; kept as measured
+            // `in_block % 64` is the producer's second_half. A name for it gives other code than was measured.
             if (one && !(two_stages && in_block % 64)) {
                 mbarrier_wait(empty + pipe.stage * 8, pipe.phase);
                 tma_load(smem + pipe.a(two_stages), &m.a, full + pipe.stage * 8, in_block, line);
@@ -223,8 +223,8 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
 /* ---- consumer ---- */
 
 /* Issues the wgmma of one stage: d = A*B, or d += A*B with `scale_d`. A transposed is MN-major (M is contiguous), B
- * column-major is K-major. Of the descriptors' numbers, 1024 is the bytes of 8 lines of 128, 2048 of 16 lines, `chunk`
- * of a chunk of B. */
+ * column-major is K-major. Strides in the descriptors, in bytes: 1024 is 8 lines of 128 bytes, 2048 is 16 lines,
+ * `chunk` is one chunk of B. */
 template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t a, uint32_t b, bool two_stages, int wg,
                                                int scale_d) {
@@ -250,16 +250,16 @@ template <typename T, typename S>
 __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, const tile &t, float (&d)[S::WN / 2],
                                          uint32_t staging, int wg);
 
-/* Main loop of a warpgroup. The wgmma of a stage runs while the next stage is waited for, so a stage is released one
- * step late: when the next one's wgmma has been issued and its own is complete. */
+/* Main loop of a warpgroup. The wgmma of a stage runs while the next stage is waited for. So a stage is released one
+ * step late, after the next one's wgmma has been issued; or at once where the next stage is not there yet. */
 template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
     bool two_stages = a_copy_fills_two_stages<S, A_TRANSPOSED>(x.a_two_stages);
     pipeline_state<S> pipe = {.phase = 0};
     sat_tile_queue<tile> queue = {.phase = 0};
-    // Stages that this warp has not released yet, -1 for none: of the last wgmma; the one that C is staged in.
-    int mma_stage = -1, epilogue_stage = -1;
+    int mma_stage = -1;              // the stage of the last wgmma, which this warp has not released yet; -1: none
+    int epilogue_stage = -1;         // the stage that C is staged in, likewise
     auto release = [&](int &stage) { // and forget it
         if (stage >= 0 && lane == 0) mbarrier_arrive(smem_address(&s->empty[stage]));
         stage = -1;
@@ -335,7 +335,9 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
         }
     sat_tile_epilogue to = x.epilogue;
     int64_t i0 = t.row * x.rows.br + in_row;
-    if (x.tma_output) tma_store_wait_read<0>(), named_barrier_sync(1 + wg, 128); // TMA may still read the staging area
+    // TMA may still read the staging area, and other warps' part of it: it is cut by buffers first there, and by warps
+    // first in sat_warpgroup_store.
+    if (x.tma_output) tma_store_wait_read<0>(), named_barrier_sync(1 + wg, 128);
     if (t.partial >= 0) to = sat_partial_epilogue<float>(x.partials + t.partial * x.rows.br * n, n), i0 = in_row;
     sat_warpgroup_store<E, S::WN>(to, d, staging, i0, n0, rows, wg);
 }
@@ -531,5 +533,5 @@ SAT_FAMILY(cuda_matmul_wgmma) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = sat_release_schedule,
+    .release = sat_release_state,
 };

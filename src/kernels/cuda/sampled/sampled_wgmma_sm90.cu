@@ -50,7 +50,7 @@ struct tile {
     int row, slice, panel;
     int steps;        // stages of BK along K; -1: there are no more tiles
     int first, count; // its stored blocks: the position of the first, and how many
-    int unused;       // codegen: removing this changes the machine code; kept as measured
+    int unused;       // padding, never read; without it ptxas gives other code than was measured
 };
 
 /* The tile's shape and the map of shared memory: [X of all stages][Y of all stages][staging for S][barriers, queue].
@@ -515,5 +515,5 @@ SAT_FAMILY(cuda_sampled_wgmma) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = sat_release_schedule,
+    .release = sat_release_state,
 };
