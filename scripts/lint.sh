@@ -53,7 +53,7 @@ quiet=(--suppress=missingIncludeSystem --suppress=unknownMacro --suppress=nullPo
     --suppress=arrayIndexThenCheck --suppress=unknownEvaluationOrder --suppress=uninitvar:src/cli/check/check_run.c)
 
 run_cppcheck() {
-    cppcheck --std=c11 --language=c --enable=warning,performance --error-exitcode=1 --inline-suppr --quiet "${quiet[@]}" \
+    cppcheck --std=c11 --language=c --enable=warning,performance --error-exitcode=1 --inline-suppr --quiet "${quiet[@]}" -U__CUDACC__ \
         -I include -I src -j "$JOBS" src bench
 }
 

@@ -113,8 +113,9 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     // a load takes a warp's turn at L1; where lanes are on different lines of X or Y, it takes several
     double lanes = (double)sat_min(32, a->block_cols), lines = p->b.col_stride == 1 ? 1 : lanes / 4;
     double loads = (double)s.threads / 32 * (double)p->k * (lines + (double)s.rows * fmax(1, 4 / lanes));
-    double issue = loads * 1.3 / sat_simt_cycles(d), memory = (sat_bytes(p, a) + 8.0 * (double)a->stored_blocks);
-    return (2e-6 + fmax(issue, memory / d->memory_rate)) * (double)p->batch;
+    double batch = (double)p->batch, issue = loads * 1.3 / sat_simt_cycles(d);
+    double memory = (sat_bytes(p, a) / batch + 8.0 * (double)a->stored_blocks) / d->memory_rate; // of an item
+    return (2e-6 + fmax(issue, memory)) * batch;
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
