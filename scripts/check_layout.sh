@@ -55,7 +55,9 @@ check_variants() { # folder
             complain "$file defines no SAT_FAMILY and has no header of its own: nothing can use it"
         fi
         for family in $families; do
-            if [[ $family != "$(prefix_of "$file")"* ]]; then
+            if [[ $folder == src/kernels/* && -z $(prefix_of "$file") ]]; then
+                complain "$file defines SAT_FAMILY($family): it belongs into the folder of its operation"
+            elif [[ $family != "$(prefix_of "$file")"* ]]; then
                 complain "$file defines SAT_FAMILY($family): its folder is for $(prefix_of "$file")*"
             fi
             if ! grep -q "^$family " <<<"$lines"; then
@@ -88,6 +90,18 @@ check_names() {
                 complain "$def: $name is not <backend>_<op>_<dtype>_<block>_<arch>[_<tile>][_<trick>] (docs/naming.md)"
             fi
         done
+    done
+}
+
+# The folders of src/ are those that CONTRIBUTING.md has; what all of them share stands beside them.
+check_folders() {
+    local entry
+    for entry in src/*; do
+        case ${entry#src/} in
+        README.md | variant.h | variant.cuh | attention.h) ;;
+        base | core | cache | api | ops | backend | kernels | libs | cli) [ -d "$entry" ] || complain "$entry is no folder" ;;
+        *) complain "$entry: no rule says what it is, and what it may include" ;;
+        esac
     done
 }
 
@@ -125,7 +139,7 @@ headers_of() { # file
     while [ ${#queue[@]} -gt 0 ]; do
         file=${queue[0]} queue=("${queue[@]:1}")
         while read -r line; do
-            [[ $line =~ ^#[[:space:]]*include[[:space:]]*\"([^\"]+)\" ]] || continue
+            [[ $line =~ ^[[:space:]]*#[[:space:]]*include[[:space:]]*\"([^\"]+)\" ]] || continue
             header=${file%/*}/${BASH_REMATCH[1]}
             [ -f "$header" ] || header=src/${BASH_REMATCH[1]}
             [[ $header == src/variant.* || $header == src/base/* || ! -f $header || $seen == *" $header "* ]] && continue
@@ -177,6 +191,7 @@ for folder in src/kernels/* src/libs; do
         'variant\.(h|cuh)|base/dtypes\.def|attention\.h|kernels/cuda/variants\.def|kernels/attention_schedule\.h|sparse_autotune\.h'
 done
 check_names
+check_folders
 check_includes src/base 'sparse_autotune\.h|base/dtypes\.def'
 check_includes src/cache 'sparse_autotune\.h|base/[a-z_]+\.(h|def)'
 check_includes src/cli 'sparse_autotune\.h|\.\./[a-z_]+\.h'
@@ -191,7 +206,7 @@ check_names_none src/base/*.[ch] src/cache/*.[ch] src/core/*.[ch]
 check_headers src/kernels/cpu 5
 check_headers src/kernels/cuda 5
 gone='sat_(deal|dealt|coming|piece|join)|sat_(some|registers)_[a-z]+|sink_[a-z]+|desks?|dealt|company|sat_(matmul|sampled|attention)_problem|sat_register_variant|what it taught|looked through'
-check_words "$gone|a warpgroup's life|are told|is told of|cut rows?" src include bindings/python/sparse_autotune docs/*.md
+check_words "$gone|a warpgroup's life|are told|is told of|cut rows?" src include bindings/python/sparse_autotune bindings/rust/*/src docs/*.md
 check_words 'walks?|pieces?|puts?|turned|lies?|deals?' src/kernels/cpu
 
 for file in $(sources_of include '*.h') $(sources_of src '*.[ch]' '*.cu' '*.cuh' '*.def') \

@@ -32,6 +32,13 @@ family cpu_matmul_stray >"$cpu/attention/matmul_stray.c"
 line cpu_matmul_f32_any_c_stray cpu_matmul_stray >>"$cpu/variants.def"
 fault "a family in another operation's folder" 'its folder is for cpu_attention_'
 
+family cpu_matmul_flat >"$cpu/matmul_flat.c"
+line cpu_matmul_f32_any_c_flat cpu_matmul_flat >>"$cpu/variants.def"
+fault 'a kernel file in no folder of an operation' 'matmul_flat.c defines SAT_FAMILY(cpu_matmul_flat): it belongs into'
+
+mkdir -p "$copy/src/helpers"
+fault 'a folder that no rule knows' 'src/helpers: no rule says'
+
 line cpu_matmul_f32_any_c_ghost cpu_matmul_ghost >>"$cpu/variants.def"
 fault 'a line without a file' 'names the family cpu_matmul_ghost'
 

@@ -161,16 +161,19 @@ static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_vi
     return status;
 }
 
-/* A plan of the raced pattern with other fixed values: what a variant keeps of them may not be found by the pattern. */
-static sat_status other_values(trials *t, const sat_check_case *c) {
+/* A twin comes and goes, a plan of the raced pattern: what a variant finds by the pattern may not go with it. Where
+ * values are fixed the twin has others, and runs; where sums depend on the scale it has another scale. */
+static sat_status twin(trials *t, const sat_check_case *c) {
     const sat_bench *s = t->bench;
-    sat_runner twin;
-    if (!(s->problem->flags & SAT_FIXED_VALUES)) return SAT_OK;
+    sat_problem problem = *s->problem;
+    sat_runner runner;
+    if (s->op->other_scale) problem.alpha *= 1.5;
+    if (!sat_variant_fits(t->runner->variant, &problem, s->pattern, s->device)) return SAT_OK;
     sat_status status =
-        sat_runner_open(&twin, s->ctx, t->runner->variant, s->problem, s->pattern, s->device, t->limit, NULL);
+        sat_runner_open(&runner, s->ctx, t->runner->variant, &problem, s->pattern, s->device, t->limit, NULL);
     if (status != SAT_OK) return status == SAT_OUT_OF_MEMORY ? SAT_OK : status;
-    status = on_pattern(t, &twin, s->pattern, c);
-    sat_runner_close(&twin);
+    if (s->problem->flags & SAT_FIXED_VALUES) status = on_pattern(t, &runner, s->pattern, c);
+    sat_runner_close(&runner);
     return status;
 }
 
@@ -184,11 +187,15 @@ static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view
     SAT_TRY(sat_bench_make(t->bench, first->probe, first->fill_case, t->seed + 2));
     SAT_TRY(run(t, t->runner));
     SAT_TRY(on_pattern(t, second, other, c));
-    if (t->finding->ok) SAT_TRY(other_values(t, c));
     sat_runner_close(second);
+    if (t->finding->ok) SAT_TRY(twin(t, c));
     if (!t->finding->ok) return SAT_OK;
     SAT_TRY(sat_bench_fill(t->bench, first->probe, first->fill_case, t->seed + 2)); /* the same operands again */
-    return check(t, t->runner, "after another plan has run");
+    int before = t->runner->most_threads, all = t->bench->ctx->backend->threads(t->bench->device->threads);
+    if (all > 2) t->runner->most_threads = all / 2 + 1; /* neither one thread nor all of them */
+    sat_status status = check(t, t->runner, "after another plan has run");
+    t->runner->most_threads = before;
+    return status;
 }
 
 /* ---- all of them ---- */

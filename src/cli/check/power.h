@@ -132,6 +132,7 @@ struct planted {
     double alpha, beta;     /* of the first plan's first run */
     double last_alpha;      /* of the plan that was prepared last */
     int64_t releases;       /* plans that were released */
+    const void *released;   /* the pattern of the last of them */
     char *fixed;            /* the fixed values of whichever plan was refreshed last */
     const void *fixed_for;  /* its pattern */
     rng random;

@@ -79,6 +79,10 @@ static sat_status nan_stays(run *r) { // in the plan, from a run with NaN on
 static sat_status last_alpha(run *r) { return r->p.alpha = r->me->last_alpha, SAT_OK; }
 static sat_status release_breaks(run *r) { return r->wrong = r->me->releases > r->state->releases, SAT_OK; }
 
+static sat_status twin_breaks(run *r) { // the release of another plan of the same pattern
+    return r->wrong = r->me->releases > r->state->releases && r->me->released == r->state->pattern, SAT_OK;
+}
+
 static sat_status flushes_parts(run *r) { // tiny values of A, in block rows that are not full
     double largest = largest_of(r, 0);
     return r->wrong_parts = largest > 0 && largest < (r->p.a_dtype == SAT_F16 ? 0x1p-8 : 0x1p-20), SAT_OK;

@@ -247,6 +247,8 @@ const fault fault_table[] = {
     {"keeps something in its workspace", OP_ALL, T_ALL, 0, T_ALL, 0, NO_GARBAGE, .how = {.start = own_workspace}},
     {"two plans share a schedule", OP_ALL, T_ALL, 0, T_ALL, 0, OTHER_PATTERN, .how = {.start = last_schedule}},
     {"releasing a plan breaks others", OP_ALL, T_ALL, 0, T_ALL, 0, OTHER_PLANS, .how = {.start = release_breaks}},
+    {"releasing a plan breaks those of its pattern", OP_ALL, T_ALL, 0, T_ALL, 0, OTHER_PLANS,
+     .how = {.start = twin_breaks}},
     {"on one thread", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL, .threads = true, .how = {.start = one_thread}},
     {"from the 256th run on", OP_ALL, T_ALL, 0, 0, T_ALL, "no race is that long", .cases = 120,
      .how = {.start = run_256}},

@@ -40,7 +40,7 @@ static sat_status prepare(const sat_prepare *p, void **state) {
 static void release(const sat_variant *v, void *state) {
     planted *me = v->user;
     if (me->last == state) me->last = NULL;
-    me->releases++;
+    me->releases++, me->released = ((plan_state *)state)->pattern;
     free(((plan_state *)state)->kept);
     free(state);
 }
