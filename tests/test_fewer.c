@@ -68,7 +68,7 @@ static void a_run_that_fails_ends_the_search(void **state) {
 
 /* ---- a variant that wants one thread ---- */
 
-static int last_threads;
+static int last_threads, wrong_on; /* so many threads; 0: never */
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v, (void)a, (void)d;
@@ -83,7 +83,9 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 static sat_status launch(const sat_launch *l) {
     const sat_variant *reference = l->variant->user;
     last_threads = l->threads;
-    return reference->launch(l);
+    sat_status status = reference->launch(l);
+    if (status == SAT_OK && l->threads == wrong_on) ((float *)l->operands[2])[0] += 1;
+    return status;
 }
 
 /* The backend's clock: ten times as long on two threads as on one, whatever the machine does. */
@@ -104,10 +106,13 @@ typedef struct fixture {
     sat_request q;
 } fixture;
 
-static fixture open_fixture(void) {
-    sat_context_options o = {
-        SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = "", .threads = 2, .effort = SAT_EFFORT_CACHED,
-        .measure = SAT_MEASURE_WARM};
+static fixture open_fixture_on(int threads) {
+    sat_context_options o = {SAT_SIZED(sat_context_options),
+                             .device = "cpu",
+                             .cache_dir = "",
+                             .threads = threads,
+                             .effort = SAT_EFFORT_CACHED,
+                             .measure = SAT_MEASURE_WARM};
     fixture f = {.problem = matmul_problem(SAT_F32, 3)};
     uint64_t random = 5;
     assert_ok(sat_context_create(&o, &f.ctx));
@@ -121,6 +126,8 @@ static fixture open_fixture(void) {
     assert_ok(sat_request_make(&f.q, f.ctx, f.pattern, &f.problem));
     return f;
 }
+
+static fixture open_fixture(void) { return open_fixture_on(2); }
 
 static void close_fixture(fixture *f) {
     sat_pattern_free(f->pattern);
@@ -155,6 +162,18 @@ static void a_race_finds_the_threads_of_a_short_run_and_its_time_on_them(void **
     assert_int_equal(r.verdict, SAT_VERDICT_OK);
     assert_int_equal(r.threads, 1);
     assert_true(r.seconds < 1e-5 && r.least_seconds < 1e-5);
+    close_fixture(&f);
+}
+
+/* A race is on all threads, or on the fewer that it found; its winner is tried on one, and on more than half. */
+static void a_winner_is_tried_on_a_number_of_threads_between_one_and_all(void **state) {
+    (void)state;
+    fixture f = open_fixture_on(4);
+    if (f.q.device.threads < 4) skip();
+    wrong_on = 3;
+    sat_record r = race(&f);
+    wrong_on = 0;
+    assert_int_equal(r.verdict, SAT_VERDICT_WRONG);
     close_fixture(&f);
 }
 
@@ -199,6 +218,7 @@ int main(void) {
         cmocka_unit_test(delays_by_other_work_are_no_reason_for_fewer_threads),
         cmocka_unit_test(a_run_that_fails_ends_the_search),
         cmocka_unit_test(a_race_finds_the_threads_of_a_short_run_and_its_time_on_them),
+        cmocka_unit_test(a_winner_is_tried_on_a_number_of_threads_between_one_and_all),
         cmocka_unit_test(a_plan_runs_on_the_threads_that_are_remembered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
