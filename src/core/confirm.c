@@ -162,17 +162,18 @@ static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_vi
 }
 
 /* A twin comes and goes, a plan of the raced pattern: what a variant finds by the pattern may not go with it. Where
- * values are fixed the twin has others, and runs; where sums depend on the scale it has another scale. */
+ * values are fixed the twin has others, and runs; elsewhere it has another scale, if sums depend on that. */
 static sat_status twin(trials *t, const sat_check_case *c) {
     const sat_bench *s = t->bench;
+    bool fixed = s->problem->flags & SAT_FIXED_VALUES;
     sat_problem problem = *s->problem;
     sat_runner runner;
-    if (s->op->other_scale) problem.alpha *= 1.5;
+    if (s->op->other_scale && !fixed) problem.alpha *= 1.5;
     if (!sat_variant_fits(t->runner->variant, &problem, s->pattern, s->device)) return SAT_OK;
     sat_status status =
         sat_runner_open(&runner, s->ctx, t->runner->variant, &problem, s->pattern, s->device, t->limit, NULL);
     if (status != SAT_OK) return status == SAT_OUT_OF_MEMORY ? SAT_OK : status;
-    if (s->problem->flags & SAT_FIXED_VALUES) status = on_pattern(t, &runner, s->pattern, c);
+    if (fixed) status = on_pattern(t, &runner, s->pattern, c);
     sat_runner_close(&runner);
     return status;
 }
