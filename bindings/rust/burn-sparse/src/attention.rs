@@ -7,7 +7,7 @@ use sparse_autotune::{Attention, Dtype, Effort, Error, HeadLayout, Problem, Resu
 
 use crate::backend::SparseBackend;
 use crate::pattern::BsrPattern;
-use crate::spec::{Looks, Walk, refuse, same_dtype};
+use crate::spec::{Looks, FromStrides, refuse, same_dtype};
 
 /// Which keys a query sees, and how attention is computed.
 ///
@@ -220,14 +220,14 @@ pub(crate) fn check_backward(sizes: &AttentionSizes, q: &Looks, o: &Looks, lse: 
     Ok(())
 }
 
-/// Where an operand's heads lie.
+/// Strides of an operand's heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeadStrides(HeadLayout);
 
-impl Walk for HeadStrides {
+impl FromStrides for HeadStrides {
     /// None where the library would need a copy: strides that go backwards, elements of a row that are not together, or a
     /// single row expanded in all dimensions.
-    fn walk(shape: &[usize], strides: &[isize]) -> Option<Self> {
+    fn from_strides(shape: &[usize], strides: &[isize]) -> Option<Self> {
         if let &[_, heads, rows, dim] = shape
             && shape.contains(&0)
         {
@@ -280,7 +280,7 @@ pub(crate) fn forward_problem(
     flagged(Problem::attention_of(dtype, &described(sizes, options, placed).lse(lse)), sizes, options)
 }
 
-/// The library's problem of the backward pass; Q, K, V, O and the gradient of O lie as `placed` says, and what it writes
+/// The library's problem of the backward pass; Q, K, V, O and the gradient of O are stored as `placed` says, and what it writes
 /// has no gaps.
 pub(crate) fn backward_problem(
     dtype: Dtype,

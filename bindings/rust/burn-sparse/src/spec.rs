@@ -191,19 +191,19 @@ pub(crate) fn dtype(dtype: DType) -> Result<Dtype> {
     }
 }
 
-/// What the library can walk a tensor by.
-pub(crate) trait Walk: Sized {
+/// Strides that the library takes, made from those of a tensor.
+pub(crate) trait FromStrides: Sized {
     /// None where the library would need a copy. Of a tensor without gaps it is never that.
-    fn walk(shape: &[usize], strides: &[isize]) -> Option<Self>;
+    fn from_strides(shape: &[usize], strides: &[isize]) -> Option<Self>;
 }
 
-/// Where a dense operand lies: the strides of its last two dimensions, and of its batch.
+/// A dense operand in memory: the strides of its last two dimensions, and of its batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Strides(Layout);
 
-impl Walk for Strides {
+impl FromStrides for Strides {
     /// None for strides that go backwards, or an expanded single element.
-    fn walk(shape: &[usize], strides: &[isize]) -> Option<Self> {
+    fn from_strides(shape: &[usize], strides: &[isize]) -> Option<Self> {
         let dims = shape.len();
         let stride = |dim: usize| usize::try_from(strides[dim]).ok();
         let (rows, cols) = (shape[dims - 2], shape[dims - 1]);
@@ -272,7 +272,7 @@ pub(crate) fn summed_in(dtype: Dtype, batch: usize) -> Dtype {
     if batch > 1 && dtype.size() == 2 { Dtype::F32 } else { dtype }
 }
 
-/// The library's problem of a sampled product of one of a batch, from one dtype into another; `right` is given as it lies,
+/// The library's problem of a sampled product of one of a batch, from one dtype into another; `right` is stored as
 /// `[cols, n]`.
 pub(crate) fn sampled_problem(
     [from, to]: [Dtype; 2],

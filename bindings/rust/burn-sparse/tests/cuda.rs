@@ -182,7 +182,7 @@ fn batches_with_bias_and_activation<B: SparseBackend>() {
     });
 }
 
-/// One product with an operand that lies oddly.
+/// One product with an operand with unusual strides.
 fn with_operand<B: SparseBackend>(make: impl Fn(&mut Random) -> Tensor<B, 2>) {
     setup();
     let mut random = Random(3);

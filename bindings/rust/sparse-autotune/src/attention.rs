@@ -10,7 +10,7 @@ use crate::plan::Plan;
 use crate::problem::{Need, Needs, Operation, Problem};
 use crate::types::{Dtype, Element};
 
-/// Where an operand's heads lie: element (b, h, i, x) is at `b*batch_stride + h*head_stride + i*row_stride + x`.
+/// Strides of an operand's heads: element (b, h, i, x) is at `b*batch_stride + h*head_stride + i*row_stride + x`.
 ///
 /// All 0, which is what the default says, mean (batch, head, row, element) without gaps. Any other order with the elements
 /// of a row together, and heads that are a part of something larger, are strides of this kind.
@@ -119,7 +119,7 @@ impl Attention {
     }
 
     /// Heads of keys and values, a divisor of the queries': query head h reads `h / (heads / kv_heads)`. 0, which it is
-    /// unless told: as many as those.
+    /// by default: as many as those.
     pub fn kv_heads(self, kv_heads: usize) -> Self {
         Self { kv_heads, ..self }
     }
@@ -129,12 +129,12 @@ impl Attention {
         Self { causal, ..self }
     }
 
-    /// Only keys at a distance below this from the one that the query stands at; 0, which it is unless told: all.
+    /// Only keys at a distance below this from the one that the query stands at; 0, the default: all.
     pub fn window(self, window: usize) -> Self {
         Self { window, ..self }
     }
 
-    /// What scores are multiplied by; 0, which it is unless told: `1/sqrt(dim)`.
+    /// What scores are multiplied by; 0, the default: `1/sqrt(dim)`.
     pub fn scale(self, scale: f64) -> Self {
         Self { scale, ..self }
     }
@@ -145,7 +145,7 @@ impl Attention {
         Self { lse, ..self }
     }
 
-    /// How many queries there are; 0, which it is unless told: as many as the pattern has rows. Needed where each head has
+    /// How many queries there are; 0, the default: as many as the pattern has rows. Needed where each head has
     /// a mask of its own: the pattern then has the block rows of head 0, those of head 1 and so on,
     /// `heads * ceil(queries/block) * block` rows.
     pub fn queries(self, queries: usize) -> Self {
@@ -153,21 +153,21 @@ impl Attention {
     }
 
     layouts! {
-        /// Where Q's heads lie.
+        /// Strides of Q's heads.
         q_layout = 0;
-        /// Where K's heads lie.
+        /// Strides of K's heads.
         k_layout = 1;
-        /// Where V's heads lie.
+        /// Strides of V's heads.
         v_layout = 2;
-        /// Where O's heads lie.
+        /// Strides of O's heads.
         o_layout = 3;
-        /// Where the heads of O's gradient lie.
+        /// Strides of the heads of O's gradient.
         do_layout = 4;
-        /// Where the heads of Q's gradient lie.
+        /// Strides of the heads of Q's gradient.
         dq_layout = 5;
-        /// Where the heads of K's gradient lie.
+        /// Strides of the heads of K's gradient.
         dk_layout = 6;
-        /// Where the heads of V's gradient lie.
+        /// Strides of the heads of V's gradient.
         dv_layout = 7;
     }
 
@@ -262,7 +262,7 @@ impl Plan {
 
     /// Runs the backward pass: `o` and `lse` are what the forward pass gave, `d_o` is the gradient of `o`.
     ///
-    /// The three outputs are slices or buffers of their own. For gradients that lie in one packed array there is
+    /// The three outputs are slices or buffers of their own. For gradients that are stored in one packed array there is
     /// [`run_raw`](Self::run_raw).
     pub fn attention_backward(
         &mut self,

@@ -75,13 +75,13 @@ impl ContextBuilder {
         self
     }
 
-    /// Threads on a CPU; 0, which it is unless told: OpenMP's own setting at each call.
+    /// Threads on a CPU; 0, the default: OpenMP's own setting at each call.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
     }
 
-    /// Multiprocessors of a GPU to plan for; 0, which it is unless told: all.
+    /// Multiprocessors of a GPU to plan for; 0, the default: all.
     pub fn multiprocessors(mut self, multiprocessors: usize) -> Self {
         self.multiprocessors = multiprocessors;
         self
@@ -93,13 +93,13 @@ impl ContextBuilder {
         self
     }
 
-    /// The time limit of a race; 0, which it is unless told: the effort's own.
+    /// The time limit of a race; 0, the default: the effort's own.
     pub fn budget_seconds(mut self, seconds: f64) -> Self {
         self.budget_seconds = seconds;
         self
     }
 
-    /// Bytes for workspace and tuning together; 0, which it is unless told: half of what the device has free.
+    /// Bytes for workspace and tuning together; 0, the default: half of what the device has free.
     pub fn memory_limit(mut self, bytes: usize) -> Self {
         self.memory_limit = bytes;
         self

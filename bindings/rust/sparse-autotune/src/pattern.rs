@@ -73,7 +73,7 @@ impl Pattern {
         Self::new(context, shape, shape.map(|side| side.max(1)), row_ptr, col_idx)
     }
 
-    /// The same blocks as a mask of attention over sequences that lie one after the other, and do not see each other.
+    /// The same blocks as a mask of attention over sequences that are stored one after the other, and do not see each other.
     ///
     /// Both offsets have an entry for each sequence and one more: 0 first, never decreasing, the number of queries and of
     /// keys last. The blocks count over all of them.
@@ -204,7 +204,7 @@ impl Pattern {
         Ok(view)
     }
 
-    /// The pattern's indices lie in the memory of one device.
+    /// The pattern's indices are in the memory of one device.
     pub(crate) fn belongs_to(&self, context: &Context) -> Result<()> {
         if self.0.place == context.0.place {
             return Ok(());

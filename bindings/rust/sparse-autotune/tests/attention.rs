@@ -30,7 +30,7 @@ enum Masks {
     EachHead,
 }
 
-/// How an operand lies in memory.
+/// How an operand is stored.
 struct Placed<T> {
     layout: HeadLayout,
     shape: [usize; 3],
@@ -150,7 +150,7 @@ impl Case {
         (pattern, kept)
     }
 
-    /// Forward and backward in one call and by plan; every operand lies as `orders` says.
+    /// Forward and backward in one call and by plan; every operand is stored as `orders` says.
     fn check<T: Number>(&self, bound: f64, orders: [usize; 8], seed: u64) {
         let (context, mut random) = (context(), Random(seed));
         let (pattern, kept) = self.mask(&context, &mut random);

@@ -24,7 +24,7 @@ use super::{Saved, fit_attention, fit_backward, fit_matmul, fit_sampled};
 use crate::attention::{AttentionOptions, AttentionSizes, HeadStrides, backward_problem, forward_problem};
 use crate::engine::{self, Place};
 use crate::pattern::BsrPattern;
-use crate::spec::{self, MatmulSpec, Strides, Walk, matmul_problem, sampled_problem};
+use crate::spec::{self, MatmulSpec, Strides, FromStrides, matmul_problem, sampled_problem};
 
 type CudaTensor = CubeTensor<CudaRuntime>;
 type Client = ComputeClient<CudaRuntime>;
@@ -49,11 +49,11 @@ fn address(tensor: &CudaTensor) -> *mut c_void {
     resource.resource().ptr as *mut c_void
 }
 
-/// The tensor with strides that the library can walk.
-fn walkable<W: Walk>(tensor: CudaTensor) -> (CudaTensor, W) {
+/// The tensor, with strides that the library takes.
+fn with_strides<W: FromStrides>(tensor: CudaTensor) -> (CudaTensor, W) {
     let strides = |tensor: &CudaTensor| {
         let strides: Vec<isize> = tensor.meta.strides().iter().map(|&stride| stride as isize).collect();
-        W::walk(tensor.meta.shape(), &strides)
+        W::from_strides(tensor.meta.shape(), &strides)
     };
     if let Some(found) = strides(&tensor) {
         return (tensor, found);
@@ -135,7 +135,7 @@ where
     let sizes = fit_matmul::<B>(pattern, &values, &dense, bias.as_ref(), &spec);
     let values = into_contiguous(cast::<CubeTensor<R>, CudaTensor>(values));
     let bias = bias.map(|bias| into_contiguous(cast::<CubeTensor<R>, CudaTensor>(bias)));
-    let (dense, strides) = walkable::<Strides>(cast(dense));
+    let (dense, strides) = with_strides::<Strides>(cast(dense));
     if sizes.out_len() == 0 {
         return cast(zeros(&dense, sizes.out_shape()));
     }
@@ -167,8 +167,8 @@ where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
 {
     let (batch, n) = fit_sampled::<B>(pattern, &left, &right);
-    let (left, left_strides) = walkable::<Strides>(cast(left));
-    let (right, right_strides) = walkable::<Strides>(cast(right));
+    let (left, left_strides) = with_strides::<Strides>(cast(left));
+    let (right, right_strides) = with_strides::<Strides>(cast(right));
     let shape = Shape::from(pattern.values_shape());
     if pattern.stored_blocks() == 0 || batch == 0 || n == 0 {
         return cast(zeros(&left, shape));
@@ -208,7 +208,7 @@ where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
 {
     let sizes = fit_matmul::<B>(pattern, &values, &dense, bias.as_ref(), &spec);
-    let (dense, strides) = walkable::<Strides>(cast(dense));
+    let (dense, strides) = with_strides::<Strides>(cast(dense));
     let (context, handle, dtype) = open(pattern, &dense, spec.effort)?;
     // What Burn allocates is aligned to more than any variant asks for.
     let problem = matmul_problem(dtype, &sizes, &spec, strides, bias.is_some()).alignment([16; 3]);
@@ -227,7 +227,7 @@ where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
 {
     let sizes = fit_attention::<B>(&q, &k, &v, options);
-    let [(q, q_at), (k, k_at), (v, v_at)] = [q, k, v].map(|tensor| walkable::<HeadStrides>(cast(tensor)));
+    let [(q, q_at), (k, k_at), (v, v_at)] = [q, k, v].map(|tensor| with_strides::<HeadStrides>(cast(tensor)));
     let out = empty(&q, sizes.q_shape());
     let sums = lse.then(|| empty_of(&q, sizes.lse_shape(), DType::F32));
     if !sizes.no_queries() {
@@ -251,7 +251,7 @@ where
     let sizes = fit_backward::<B>(&saved, &grad, options);
     let Saved { q, k, v, o, lse } = saved;
     let lse = into_contiguous(cast::<CubeTensor<R>, CudaTensor>(lse));
-    let inputs = [q, k, v, o, grad].map(|tensor| walkable::<HeadStrides>(cast(tensor)));
+    let inputs = [q, k, v, o, grad].map(|tensor| with_strides::<HeadStrides>(cast(tensor)));
     let [q, k, v, o, grad] = inputs.each_ref().map(|(tensor, _)| tensor);
     let shapes = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()];
     if sizes.no_queries() || sizes.keys == 0 {

@@ -1,4 +1,4 @@
-//! Flex: the tensors' own memory, copied only where the library cannot walk it.
+//! Flex: the tensors' own memory, copied only where the library does not take its strides.
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
@@ -7,7 +7,7 @@ use sparse_autotune::Element;
 
 use super::SparseBackend;
 use super::host::{self, Dense, HostTensor};
-use crate::spec::Walk;
+use crate::spec::FromStrides;
 
 /// A dtype of Flex's, as its own storage has it.
 trait Float: Element + burn::tensor::Element {
@@ -36,7 +36,7 @@ macro_rules! with_dtype {
     };
 }
 
-// SAFETY: strides are the layout's own, and `walkable` looks that what they reach is there.
+// SAFETY: strides are the layout's own, and `with_strides` looks that what they reach is there.
 unsafe impl<T: Float> HostTensor<T> for FlexTensor {
     type Kept = Self;
 
@@ -49,13 +49,13 @@ unsafe impl<T: Float> HostTensor<T> for FlexTensor {
         &T::storage(kept)[start..end]
     }
 
-    fn walkable<W: Walk>(self) -> (Self, Dense<T, W>) {
-        let found = W::walk(self.layout().shape(), self.layout().strides());
+    fn with_strides<W: FromStrides>(self) -> (Self, Dense<T, W>) {
+        let found = W::from_strides(self.layout().shape(), self.layout().strides());
         let (tensor, strides) = match found {
             Some(strides) => (self, strides),
             None => {
                 let tensor = self.to_contiguous();
-                let strides = W::walk(tensor.layout().shape(), tensor.layout().strides());
+                let strides = W::from_strides(tensor.layout().shape(), tensor.layout().strides());
                 (tensor, strides.expect("contiguous goes forwards"))
             }
         };

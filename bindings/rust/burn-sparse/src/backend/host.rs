@@ -9,7 +9,7 @@ use sparse_autotune::{Context, Effort, Element, Error, Problem, Race, Result};
 use crate::attention::{AttentionOptions, AttentionSizes, HeadStrides, backward_problem, forward_problem};
 use crate::engine::{self, Place};
 use crate::pattern::BsrPattern;
-use crate::spec::{self, MatmulSpec, Sizes, Strides, Walk, matmul_problem, sampled_problem};
+use crate::spec::{self, MatmulSpec, Sizes, Strides, FromStrides, matmul_problem, sampled_problem};
 
 /// A dense operand: its first element, and where the others are.
 ///
@@ -24,7 +24,7 @@ pub(super) struct Dense<T, W = Strides> {
 /// A tensor of T in the host's memory: what differs between NdArray and Flex.
 ///
 /// # Safety
-/// What `walkable` returns has the tensor's own shape and keeps its promise while what is kept beside it lives.
+/// What `with_strides` returns has the tensor's own shape and keeps its promise while what is kept beside it lives.
 pub(super) unsafe trait HostTensor<T: Element>: Sized {
     /// Keeps the elements where they are.
     type Kept;
@@ -35,8 +35,8 @@ pub(super) unsafe trait HostTensor<T: Element>: Sized {
     /// The elements of what `standard` made.
     fn elements(kept: &Self::Kept) -> &[T];
 
-    /// With strides that the library can walk.
-    fn walkable<W: Walk>(self) -> (Self::Kept, Dense<T, W>);
+    /// With strides that the library takes.
+    fn with_strides<W: FromStrides>(self) -> (Self::Kept, Dense<T, W>);
 
     fn make(values: Vec<T>, shape: impl Into<Shape>) -> Self;
 }
@@ -112,7 +112,7 @@ pub(super) fn matmul<T: Element, H: HostTensor<T>>(
     spec: MatmulSpec,
 ) -> H {
     let (values, bias) = (values.standard(), bias.map(H::standard));
-    let (_kept, dense) = dense.walkable();
+    let (_kept, dense) = dense.with_strides();
     let bias = bias.as_ref().map(H::elements);
     // SAFETY: the sizes were found from these very shapes, and everything lives until the call is done.
     let out = unsafe { product(pattern, &sizes, &spec, H::elements(&values), dense, bias) };
@@ -128,7 +128,7 @@ pub(super) fn sampled<T: Element + burn::tensor::Element, H: HostTensor<T>>(
     alpha: f64,
     effort: Effort,
 ) -> H {
-    let ((_left, left), (_right, right)) = (left.walkable(), right.walkable());
+    let ((_left, left), (_right, right)) = (left.with_strides(), right.with_strides());
     // SAFETY: the sizes were found from these very shapes, and the tensors live until the call is done.
     let out = unsafe {
         if spec::summed_in(T::DTYPE, sizes[0]) == T::DTYPE {
@@ -150,7 +150,7 @@ pub(super) fn race<T: Element, H: HostTensor<T>>(
     spec: MatmulSpec,
 ) -> Result<Option<Race>> {
     let values = values.standard();
-    let (_kept, dense) = dense.walkable();
+    let (_kept, dense) = dense.with_strides();
     let [a, b] = [H::elements(&values).as_ptr(), dense.first].map(alignment);
     let context: Context = engine::context(Place::Cpu, spec.effort)?;
     let handle = pattern.on(Place::Cpu, &context)?;
@@ -165,7 +165,7 @@ pub(super) fn attention<T: Element, H: HostTensor<T> + HostTensor<f32>>(
     options: &AttentionOptions,
     lse: bool,
 ) -> (H, Option<H>) {
-    let [(_q, q), (_k, k), (_v, v)] = inputs.map(<H as HostTensor<T>>::walkable::<HeadStrides>);
+    let [(_q, q), (_k, k), (_v, v)] = inputs.map(<H as HostTensor<T>>::with_strides::<HeadStrides>);
     let mut out: Vec<T> = written(&sizes.q_shape());
     let mut sums: Vec<f32> = if lse { written(&sizes.lse_shape()) } else { Vec::new() };
     if !sizes.no_queries() {
@@ -186,7 +186,7 @@ pub(super) fn attention_backward<T: Element, H: HostTensor<T> + HostTensor<f32>>
     lse: H,
     options: &AttentionOptions,
 ) -> [H; 3] {
-    let kept = inputs.map(<H as HostTensor<T>>::walkable::<HeadStrides>);
+    let kept = inputs.map(<H as HostTensor<T>>::with_strides::<HeadStrides>);
     let lse = <H as HostTensor<f32>>::standard(lse);
     let mut outputs = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].map(|shape| written::<T>(&shape));
     if outputs.iter().all(|output| !output.is_empty()) {
@@ -349,7 +349,7 @@ mod tests {
     use super::*;
     use crate::tensor::shaped;
 
-    /// Operands are read where they lie, and results stay where they were written. `address` is that of a tensor's first
+    /// Operands are read in place, and results stay where they were written. `address` is that of a tensor's first
     /// element.
     fn nothing_is_copied<B: Backend>(address: fn(&FloatTensor<B>) -> *const f32)
     where
@@ -372,7 +372,7 @@ mod tests {
         let row = batch.clone().slice([0..6, 2..3, 0..8]).expand([6, 5, 8]);
         for tensor in [batch.clone(), batch.swap_dims(1, 2), cut, row] {
             let tensor = tensor.into_primitive().tensor();
-            let (_kept, dense) = tensor.clone().walkable::<Strides>();
+            let (_kept, dense) = tensor.clone().with_strides::<Strides>();
             in_place(tensor, dense.first);
         }
 
@@ -380,12 +380,12 @@ mod tests {
         let cut = heads.clone().slice([1..2, 0..3, 2..7, 0..8]);
         for tensor in [heads.clone(), heads.clone().swap_dims(1, 2), cut] {
             let tensor = tensor.into_primitive().tensor();
-            let (_kept, dense) = tensor.clone().walkable::<HeadStrides>();
+            let (_kept, dense) = tensor.clone().with_strides::<HeadStrides>();
             in_place(tensor, dense.first);
         }
-        // A row whose elements are apart cannot be walked.
+        // A row whose elements are apart is not taken.
         let apart = heads.swap_dims(2, 3).into_primitive().tensor();
-        let (_kept, dense) = apart.clone().walkable::<HeadStrides>();
+        let (_kept, dense) = apart.clone().with_strides::<HeadStrides>();
         assert_ne!(dense.first, address(&apart));
     }
 
@@ -402,7 +402,7 @@ mod tests {
     fn flex_finds_the_first_of_an_expanded_row() {
         let row = Tensor::<Flex, 2>::ones([3, 4], &Default::default()).slice([2..3, 0..4]).expand([1usize << 62, 4]);
         let tensor = row.into_primitive().tensor();
-        let (kept, dense): (_, Dense<f32>) = tensor.walkable();
+        let (kept, dense): (_, Dense<f32>) = tensor.with_strides();
         assert_eq!(dense.first, kept.storage::<f32>()[8..].as_ptr());
     }
 

@@ -1,4 +1,4 @@
-//! NdArray: the arrays' own memory, copied only where the library cannot walk it.
+//! NdArray: the arrays' own memory, copied only where the library does not take its strides.
 
 use burn::backend::NdArray;
 use burn::backend::ndarray::{FloatNdArrayElement, IntNdArrayElement, NdArrayTensor, QuantElement, SharedArray};
@@ -7,7 +7,7 @@ use sparse_autotune::Element;
 
 use super::SparseBackend;
 use super::host::{self, Dense, HostTensor};
-use crate::spec::Walk;
+use crate::spec::FromStrides;
 
 /// A dtype of NdArray's.
 trait Float: Element + burn::tensor::Element {
@@ -53,14 +53,14 @@ unsafe impl<T: Float> HostTensor<T> for NdArrayTensor {
         kept.as_slice().expect("standard layout")
     }
 
-    fn walkable<W: Walk>(self) -> (SharedArray<T>, Dense<T, W>) {
+    fn with_strides<W: FromStrides>(self) -> (SharedArray<T>, Dense<T, W>) {
         let array = T::array(self);
-        let found = W::walk(array.shape(), array.strides());
+        let found = W::from_strides(array.shape(), array.strides());
         let (array, strides) = match found {
             Some(strides) => (array, strides),
             None => {
                 let array = array.as_standard_layout().into_owned().into_shared();
-                let strides = W::walk(array.shape(), array.strides()).expect("standard layout goes forwards");
+                let strides = W::from_strides(array.shape(), array.strides()).expect("standard layout goes forwards");
                 (array, strides)
             }
         };
