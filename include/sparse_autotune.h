@@ -98,12 +98,16 @@ typedef enum sat_index_type { SAT_I32 = 1, SAT_I64 = 2 } sat_index_type;
  *   sampled        S = alpha*(X*Y at the stored blocks) + beta*S    X, Y                 values of S
  *   attention      O = softmax(alpha*Q*K^T where kept)*V            Q, K, V              O[, LSE]
  *   its gradients                                                   Q, K, V, O, LSE, dO  dQ, dK, dV
+ *   grouped        Y = act(alpha*X*W[group] + beta*Y + bias[group]) X, W, offsets[, bias] Y            rows in groups
+ *   its weights    W[group] = alpha*X^T*Z + beta*W[group]           X, Z, offsets        W
  */
 typedef enum sat_operation {
     SAT_MATMUL = 1,
     SAT_SAMPLED = 2,
     SAT_ATTENTION = 3,
-    SAT_ATTENTION_BACKWARD = 4
+    SAT_ATTENTION_BACKWARD = 4,
+    SAT_GROUPED = 5,
+    SAT_GROUPED_WEIGHTS = 6
 } sat_operation;
 
 typedef enum sat_transpose { SAT_NO_TRANSPOSE = 0, SAT_TRANSPOSE = 1 } sat_transpose;
@@ -343,6 +347,23 @@ typedef struct sat_attention {
     sat_heads dq, dk, dv, do_; /* backward */
 } sat_attention;
 
+/* Products of groups, as in a mixture of experts. Rows offsets[g] to offsets[g + 1] - 1 of X, and of Y or Z, are group
+ * g, and meet a matrix W of their own. There is no pattern: give NULL. The offsets are an operand, groups + 1 numbers
+ * in memory of the context's device, and a run takes them as they are then: m only says how many rows there may be.
+ * They begin with 0, never decrease, and end at m or before. A row behind the last group belongs to none: its product
+ * is zero, and it has no bias. Group g of W is at g*batch_stride; without strides W has no gaps. gradient of X
+ * SAT_GROUPED with the gradient of Y in place of X, and W's row and column stride exchanged gradient of W
+ * SAT_GROUPED_WEIGHTS with the gradient of Y in place of Z. That of an empty group is zero Offsets that break these
+ * rules are never followed out of bounds: the group where they do and all after it are empty. Where the host sees them
+ * (on a CPU) the run then returns SAT_BAD_ROW_PTR, its outputs written. */
+typedef struct sat_grouped {
+    int64_t groups;
+    sat_index_type offset_type;
+    bool bias;                 /* SAT_GROUPED: one value of C's dtype for each column, of each group: groups x n */
+    sat_activation activation; /* SAT_GROUPED */
+    double skew;               /* what to tune for: the rows of the largest group over their mean; 0: 2 */
+} sat_grouped;
+
 /* What a matmul has beside its sizes and layouts. */
 typedef struct sat_matmul {
     sat_transpose transpose; /* op(A) */
@@ -359,6 +380,8 @@ typedef struct sat_matmul {
  *   sampled     X: m x k Y: k x n values   m, n from the pattern, k from the problem
  *   attention   layouts are those of sat_attention; a_align is of all inputs, c_align of all outputs; m, n from the
  *               pattern; alpha is the scale, 0 for 1/sqrt(dim); beta is 0
+ *   grouped     X: m x k W: k x n Y: m x n   m, n, k from the problem; the batch is 1
+ *   its weights X: m x k Z: m x n W: k x n   the same
  */
 
 /* What all operations have, and a part of its own for each. */
@@ -378,6 +401,7 @@ typedef struct sat_problem {
         uint64_t room[48];              /* what an operation does not use is 0 */
         sat_matmul matmul;              /* SAT_MATMUL */
         sat_attention attention;        /* SAT_ATTENTION, SAT_ATTENTION_BACKWARD */
+        sat_grouped grouped;            /* SAT_GROUPED, SAT_GROUPED_WEIGHTS */
     };
 } sat_problem;
 
@@ -390,6 +414,11 @@ SAT_API sat_status sat_problem_attention(sat_problem *problem, sat_dtype dtype, 
                                          int64_t dim);
 SAT_API sat_status sat_problem_attention_backward(sat_problem *problem, sat_dtype dtype, int64_t heads,
                                                   int64_t kv_heads, int64_t dim);
+/* With offsets of 64 bits. The problem of the weights differs in its operation alone. */
+SAT_API sat_status sat_problem_grouped(sat_problem *problem, sat_dtype dtype, int64_t m, int64_t n, int64_t k,
+                                       int64_t groups);
+SAT_API sat_status sat_problem_grouped_weights(sat_problem *problem, sat_dtype dtype, int64_t m, int64_t n, int64_t k,
+                                               int64_t groups);
 
 /* ---- Plan -------------------------------------------------------------------------------------------------- */
 
@@ -448,6 +477,10 @@ SAT_API sat_status sat_attention_forward(sat_context *context, const sat_pattern
 SAT_API sat_status sat_attention_backward(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                           const void *q, const void *k, const void *v, const void *o, const float *lse,
                                           const void *d_o, void *dq, void *dk, void *dv, void *stream);
+SAT_API sat_status sat_grouped_matmul(sat_context *context, const sat_problem *problem, const void *x, const void *w,
+                                      const void *offsets, void *y, const void *bias, void *stream);
+SAT_API sat_status sat_grouped_weights(sat_context *context, const sat_problem *problem, const void *x, const void *z,
+                                       const void *offsets, void *w, void *stream);
 
 /* ---- On CUDA ----------------------------------------------------------------------------------------------- */
 
@@ -559,7 +592,9 @@ typedef struct sat_launch {
                               matmul              values, B, C, bias
                               sampled             X, Y, values of S
                               attention           Q, K, V, O, LSE
-                              its gradients       Q, K, V, O, LSE, dO, dQ, dK, dV */
+                              its gradients       Q, K, V, O, LSE, dO, dQ, dK, dV
+                              grouped             X, W, Y, offsets, bias
+                              its weights         X, Z, W, offsets */
     void *workspace;
     void *state; /* what prepare made */
     void *stream;

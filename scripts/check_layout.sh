@@ -86,7 +86,7 @@ check_names() {
     for def in src/kernels/*/variants.def src/libs/variants.def; do
         [ -f "$def" ] || continue
         for name in $(list_variants "$def" | cut -d' ' -f2); do
-            if [[ ! $name =~ ^(cpu|cuda)_(matmul|sampled|attention|attention_backward)_(any|f32|f64|f16|bf16)_[a-z0-9]+_[a-z0-9_]+$ ]]; then
+            if [[ ! $name =~ ^(cpu|cuda)_(matmul|sampled|attention|attention_backward|grouped|grouped_weights)_(any|f32|f64|f16|bf16)_[a-z0-9]+_[a-z0-9_]+$ ]]; then
                 complain "$def: $name is not <backend>_<op>_<dtype>_<block>_<arch>[_<tile>][_<trick>] (docs/naming.md)"
             fi
         done
@@ -98,7 +98,7 @@ check_folders() {
     local entry
     for entry in src/*; do
         case ${entry#src/} in
-        README.md | variant.h | variant.cuh | attention.h) ;;
+        README.md | variant.h | variant.cuh | attention.h | groups.h) ;;
         base | core | cache | api | ops | backend | kernels | libs | cli) [ -d "$entry" ] || complain "$entry is no folder" ;;
         *) complain "$entry: no rule says what it is, and what it may include" ;;
         esac
@@ -133,7 +133,8 @@ check_shared() { # extended pattern of what these may include, files
     done
 }
 
-# Headers of this project that a file includes, also through others; variant.*, src/base/ and the public header do not count.
+# Headers of this project that a file includes, also through others; variant.*, groups.h, src/base/ and the public header do
+# not count.
 headers_of() { # file
     local queue=("$1") seen=" " file line header
     while [ ${#queue[@]} -gt 0 ]; do
@@ -142,7 +143,7 @@ headers_of() { # file
             [[ $line =~ ^[[:space:]]*#[[:space:]]*include[[:space:]]*\"([^\"]+)\" ]] || continue
             header=${file%/*}/${BASH_REMATCH[1]}
             [ -f "$header" ] || header=src/${BASH_REMATCH[1]}
-            [[ $header == src/variant.* || $header == src/base/* || ! -f $header || $seen == *" $header "* ]] && continue
+            [[ $header == src/variant.* || $header == src/groups.h || $header == src/base/* || ! -f $header || $seen == *" $header "* ]] && continue
             seen+="$header " queue+=("$header")
         done <"$file"
     done
@@ -188,20 +189,20 @@ for folder in src/kernels/* src/libs; do
     [ -d "$folder" ] || continue
     check_variants "$folder"
     check_includes "$folder" \
-        'variant\.(h|cuh)|base/dtypes\.def|attention\.h|kernels/cuda/variants\.def|kernels/attention_schedule\.h|sparse_autotune\.h'
+        'variant\.(h|cuh)|base/dtypes\.def|attention\.h|groups\.h|kernels/cuda/variants\.def|kernels/attention_schedule\.h|sparse_autotune\.h'
 done
 check_names
 check_folders
 check_includes src/base 'sparse_autotune\.h|base/dtypes\.def'
 check_includes src/cache 'sparse_autotune\.h|base/[a-z_]+\.(h|def)'
 check_includes src/cli 'sparse_autotune\.h|\.\./[a-z_]+\.h'
-check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|base/[a-z_]+\.(h|def)'
+check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|groups\.h|base/[a-z_]+\.(h|def)'
 check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|base/[a-z_]+\.h|ops/[a-z_]+\.h'
 check_includes src/core \
     'sparse_autotune\.h|variant\.h|(base|cache)/[a-z_]+\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes src/api 'sparse_autotune\.h|(base|core)/[a-z_]+\.h'
 check_includes include ''
-check_shared 'sparse_autotune\.h|variant\.h|base/[a-z_]+\.(h|def)' src/variant.h src/variant.cuh src/attention.h
+check_shared 'sparse_autotune\.h|variant\.h|base/[a-z_]+\.(h|def)' src/variant.h src/variant.cuh src/attention.h src/groups.h
 check_names_none src/base/*.[ch] src/cache/*.[ch] src/core/*.[ch]
 check_headers src/kernels/cpu 5
 check_headers src/kernels/cuda 5

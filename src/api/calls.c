@@ -33,3 +33,16 @@ sat_status sat_attention_backward(sat_context *ctx, const sat_pattern *pattern, 
                         dv};
     return sat_pool_call(ctx, pattern, problem, SAT_ATTENTION_BACKWARD, operands, stream);
 }
+
+sat_status sat_grouped_matmul(sat_context *ctx, const sat_problem *problem, const void *x, const void *w,
+                              const void *offsets, void *y, const void *bias, void *stream) {
+    void *operands[] = {(void *)(uintptr_t)x, (void *)(uintptr_t)w, y, (void *)(uintptr_t)offsets,
+                        (void *)(uintptr_t)bias};
+    return sat_pool_call(ctx, NULL, problem, SAT_GROUPED, operands, stream);
+}
+
+sat_status sat_grouped_weights(sat_context *ctx, const sat_problem *problem, const void *x, const void *z,
+                               const void *offsets, void *w, void *stream) {
+    void *operands[] = {(void *)(uintptr_t)x, (void *)(uintptr_t)z, w, (void *)(uintptr_t)offsets};
+    return sat_pool_call(ctx, NULL, problem, SAT_GROUPED_WEIGHTS, operands, stream);
+}

@@ -43,3 +43,21 @@ sat_status sat_problem_attention_backward(sat_problem *problem, sat_dtype dtype,
     sat_problem p = attention(SAT_ATTENTION_BACKWARD, dtype, heads, kv_heads, dim);
     return give(problem, &p);
 }
+
+static sat_problem grouped(sat_operation op, sat_dtype dtype, int64_t m, int64_t n, int64_t k, int64_t groups) {
+    sat_problem p = usual(op, dtype);
+    p.m = m, p.n = n, p.k = k;
+    p.grouped = (sat_grouped){.groups = groups, .offset_type = SAT_I64};
+    return p;
+}
+
+sat_status sat_problem_grouped(sat_problem *problem, sat_dtype dtype, int64_t m, int64_t n, int64_t k, int64_t groups) {
+    sat_problem p = grouped(SAT_GROUPED, dtype, m, n, k, groups);
+    return give(problem, &p);
+}
+
+sat_status sat_problem_grouped_weights(sat_problem *problem, sat_dtype dtype, int64_t m, int64_t n, int64_t k,
+                                       int64_t groups) {
+    sat_problem p = grouped(SAT_GROUPED_WEIGHTS, dtype, m, n, k, groups);
+    return give(problem, &p);
+}

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/request.h"
@@ -19,7 +20,7 @@ static void *place(void *memory, uint32_t align, bool moved) {
 }
 
 static size_t allocation(const sat_operand *o) {
-    return (size_t)o->span * sat_dtype_size(o->dtype) + 2 * GUARD + 2 * 4096 + (o->align < 4096 ? 3 * o->align : 0);
+    return (size_t)o->span * sat_operand_size(o) + 2 * GUARD + 2 * 4096 + (o->align < 4096 ? 3 * o->align : 0);
 }
 
 /* Only cold runs flush. */
@@ -66,7 +67,7 @@ sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, 
     need += flush;
     s->held = need;
     for (int i = 0; i < s->count; i++) {
-        s->bytes[i] = (size_t)s->operand[i].span * sat_dtype_size(s->operand[i].dtype);
+        s->bytes[i] = (size_t)s->operand[i].span * sat_operand_size(&s->operand[i]);
         s->memory[i] = sat_alloc(ctx, allocation(&s->operand[i]));
         if (!s->memory[i])
             return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %zu bytes for %s", allocation(&s->operand[i]),
@@ -156,10 +157,30 @@ static sat_status write_specials(const sat_bench *s) {
     return SAT_OK;
 }
 
+/* Made on the host, since the operation alone knows what they may be. */
+static sat_status make_indices(sat_bench *s, int i) {
+    const sat_operand *o = &s->operand[i];
+    int64_t *indices = malloc((size_t)(o->rows + 1) * sizeof *indices);
+    if (!indices) return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %lld %s", (long long)o->rows, o->name);
+    s->op->make_indices(s->problem, s->probe, s->fill_case, sat_operand_seed(s->seed, i), indices);
+    for (int64_t j = 0; j < o->rows && o->index == 4; j++) { /* in place: none is written before it was read */
+        int32_t narrow = (int32_t)indices[j];
+        memcpy((char *)indices + j * 4, &narrow, 4);
+    }
+    sat_status status = s->ctx->backend->write(s->device, s->pointer[i], indices, s->bytes[i]);
+    free(indices);
+    return status;
+}
+
 static sat_status make_operands(sat_bench *s) {
     const sat_backend *b = s->ctx->backend;
     for (int i = 0; i < s->count; i++) {
         void *to = s->pointer[i];
+        if (s->operand[i].index) {
+            SAT_TRY(b->set(s->device, begin_of(s, i), 0xff, around(s, i)));
+            SAT_TRY(make_indices(s, i));
+            continue;
+        }
         if (s->operand[i].output) {
             if (!s->before || i != s->op->output) continue;
             SAT_TRY(b->set(s->device, s->before_memory, 0xff, allocation(&s->operand[i])));

@@ -351,6 +351,25 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
     return SAT_OK;
 }
 
+/* For operations without a pattern: it has one reference more than are ever given back. */
+static int64_t no_rows[1];
+static sat_pattern none = {
+    .references = 1,
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+    .has_transposed = true,
+    .by_rows = {SAT_SIZED(sat_pattern_view), .block_rows = 1, .block_cols = 1, .row_ptr = no_rows},
+    .full = {SAT_SIZED(sat_pattern_view), .block_rows = 1, .block_cols = 1, .row_ptr = no_rows, .t_ptr = no_rows},
+};
+
+sat_status sat_pattern_for(const sat_op *op, const sat_pattern **pattern) {
+    if (!op->without_pattern) return *pattern ? SAT_OK : sat_fail(SAT_NULL_POINTER, "pattern is NULL");
+    if (*pattern && *pattern != &none)
+        return sat_fail(SAT_UNSUPPORTED, "pattern is %p; expected NULL, since op %s has none", (const void *)*pattern,
+                        op->name);
+    *pattern = &none;
+    return SAT_OK;
+}
+
 void sat_pattern_free(sat_pattern *pattern) {
     if (pattern && atomic_fetch_sub(&pattern->references, 1) == 1) destroy(pattern);
 }

@@ -3,9 +3,14 @@
 #define SAT_PATTERN_H
 
 #include "base/status.h"
+#include "ops/op.h"
 
 /* References keep a pattern alive while plans and queued background races use it. */
 sat_pattern *sat_pattern_ref(const sat_pattern *pattern);
+
+/* The pattern that an operation runs on: the caller's, or where the operation has none, one without rows. That one is
+ * never freed. */
+sat_status sat_pattern_for(const sat_op *op, const sat_pattern **pattern);
 
 /* The view without the transposed index, or with it, which is then made once and kept. */
 const sat_pattern_view *sat_pattern_by_rows(const sat_pattern *pattern);

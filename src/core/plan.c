@@ -23,7 +23,9 @@ struct sat_plan {
     sat_runner runner;
     sat_plan_info info;
     int count;
-    bool writes;               /* some output has elements */
+    bool writes; /* some output has elements */
+    /* Of indices that the host can read, after a run: as sat_op has it; else NULL. */
+    sat_status (*check_indices)(const sat_problem *p, void *const *operands);
     bool forked;               /* made, or made anew, in a forked child */
     uint64_t check_id;         /* as in sat_selection */
     unsigned wrong_generation; /* the context's, before the variant was chosen */
@@ -62,6 +64,7 @@ static sat_status make_plan(const sat_request *q, const sat_selection *selection
         return status;
     }
     p->runner.most_threads = selection->threads;
+    if (q->ctx->backend->shares_memory) p->check_indices = q->op->check_indices;
     p->pattern = sat_pattern_ref(q->pattern);
     p->forked = sat_forked();
     describe(p, q, selection);
@@ -119,6 +122,7 @@ sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy) {
     if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "plan");
     p->ctx = plan->ctx, p->pattern = plan->pattern, p->info = plan->info; /* what no run of the plan writes */
     p->count = plan->count, p->writes = plan->writes, p->forked = plan->forked;
+    p->check_indices = plan->check_indices;
     p->check_id = plan->check_id, p->wrong_generation = plan->wrong_generation;
     memcpy(p->operand, plan->operand, sizeof p->operand);
     atomic_flag_clear(&p->running);
@@ -168,7 +172,7 @@ sat_status sat_plan_get_info(const sat_plan *plan, sat_plan_info *info) {
 
 /* ---- running ---- */
 
-static size_t bytes_of(const sat_operand *o) { return (size_t)o->span * sat_dtype_size(o->dtype); }
+static size_t bytes_of(const sat_operand *o) { return (size_t)o->span * sat_operand_size(o); }
 
 /* How far an operand reaches in a line of a buffer whose lines are `line` long: strides lead from line to line, or stay
  * within one. Beyond `line` where they do neither. */
@@ -257,7 +261,8 @@ static sat_status launch(sat_plan *plan, void *const *operands, void *stream) {
         if (plan->operand[j].output) SAT_TRY(check_overlap(plan, all, j));
     if (plan->forked != sat_forked()) SAT_TRY(plan_after_fork(plan));
     if (!plan->writes) return SAT_OK; /* a batch of 2^40 empty products would take its time to do nothing */
-    return sat_runner_launch(&plan->runner, all, stream);
+    SAT_TRY(sat_runner_launch(&plan->runner, all, stream));
+    return plan->check_indices ? plan->check_indices(&plan->runner.problem, all) : SAT_OK;
 }
 
 static void leave(sat_plan *plan) { atomic_flag_clear_explicit(&plan->running, memory_order_release); }

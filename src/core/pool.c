@@ -170,8 +170,8 @@ static uint64_t thread_of(const sat_context *ctx, const void *stream) {
 sat_status sat_pool_call(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, sat_operation op,
                          void *const *operands, void *stream) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
-    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
+    SAT_TRY(sat_pattern_for(sat_op_find(op), &pattern));
     slot made = {
         .pattern = pattern, .stream = stream, .thread = thread_of(ctx, stream), .threads = sat_threads_now(ctx)};
     SAT_TRY(sat_problem_take(&made.problem, problem));

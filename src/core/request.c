@@ -8,11 +8,12 @@
 
 sat_status sat_request_make(sat_request *q, sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
-    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     if (!problem) return sat_fail(SAT_NULL_POINTER, "problem is NULL");
-    q->ctx = ctx, q->pattern = pattern;
+    q->ctx = ctx;
     SAT_TRY(sat_problem_take(&q->problem, problem));
     q->op = sat_op_find(q->problem.op);
+    SAT_TRY(sat_pattern_for(q->op, &pattern));
+    q->pattern = pattern;
     SAT_TRY(q->op->normalise(&q->problem, sat_pattern_by_rows(pattern)));
     /* Values that differ over the batch cannot be converted once for all. */
     if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;

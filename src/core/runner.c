@@ -66,7 +66,7 @@ sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v
     int count = sat_op_find(p->op)->operands(p, a, o);
     for (int i = 0; i < count; i++) { /* a stride that is not used may be any number */
         bool taken = o[i].batch > 1 && o[i].span > 0;
-        r->item_step[i] = taken ? o[i].layout.batch_stride * (int64_t)sat_dtype_size(o[i].dtype) : 0;
+        r->item_step[i] = taken ? o[i].layout.batch_stride * (int64_t)sat_operand_size(&o[i]) : 0;
     }
     double start = sat_now();
     if (!may_share(v, p)) scratch = NULL;

@@ -4,8 +4,9 @@
 #include <math.h>
 #include <stdio.h>
 
-static const sat_op *const operations[] = {&sat_op_matmul, &sat_op_sampled, &sat_op_attention,
-                                           &sat_op_attention_backward};
+static const sat_op *const operations[] = {&sat_op_matmul,    &sat_op_sampled,
+                                           &sat_op_attention, &sat_op_attention_backward,
+                                           &sat_op_grouped,   &sat_op_grouped_weights};
 
 const sat_op *sat_op_find(sat_operation id) {
     for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
@@ -206,10 +207,12 @@ void sat_set_common_key_fields(const sat_matmul *m, const sat_pattern_view *a, s
 
 void sat_set_product_key_fields(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields) {
     sat_set_common_key_fields(p->op == SAT_MATMUL ? &p->matmul : &(sat_matmul){0}, a, fields);
-    if (!full) return;
-    snprintf(fields->more, sizeof fields->more,
-             " a_strides=%lld,%lld,%lld b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld", (long long)p->a.row_stride,
-             (long long)p->a.col_stride, (long long)p->a.batch_stride, (long long)p->b.row_stride,
-             (long long)p->b.col_stride, (long long)p->b.batch_stride, (long long)p->c.row_stride,
-             (long long)p->c.col_stride, (long long)p->c.batch_stride);
+    if (full) sat_format_strides(p, fields->more, sizeof fields->more);
+}
+
+void sat_format_strides(const sat_problem *p, char *text, size_t size) {
+    snprintf(text, size, " a_strides=%lld,%lld,%lld b_strides=%lld,%lld,%lld c_strides=%lld,%lld,%lld",
+             (long long)p->a.row_stride, (long long)p->a.col_stride, (long long)p->a.batch_stride,
+             (long long)p->b.row_stride, (long long)p->b.col_stride, (long long)p->b.batch_stride,
+             (long long)p->c.row_stride, (long long)p->c.col_stride, (long long)p->c.batch_stride);
 }

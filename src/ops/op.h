@@ -11,7 +11,8 @@ typedef struct sat_operand {
     const char *name; /* as messages call it */
     sat_dtype dtype;
     bool output;
-    bool values; /* block values: rows = stored blocks * block rows, cols = block columns */
+    bool values;   /* block values: rows = stored blocks * block rows, cols = block columns */
+    uint8_t index; /* it is one column of indices, of so many bytes, and has no dtype; 0: it has elements */
     int64_t rows, cols, batch;
     sat_layout layout;
     int64_t group, group_stride; /* group 0: rows are not grouped */
@@ -24,6 +25,9 @@ SAT_BOTH static inline int64_t sat_operand_at(const sat_operand *o, int64_t z, i
     if (o->group) return at + i / o->group * o->group_stride + i % o->group * o->layout.row_stride;
     return at + i * o->layout.row_stride;
 }
+
+/* Bytes of an element, or of an index. */
+static inline size_t sat_operand_size(const sat_operand *o) { return o->index ? o->index : sat_dtype_size(o->dtype); }
 
 /* How a made-up operand looks. The integers are for the structure probe, whose sums must be exact. */
 typedef struct sat_fill {
@@ -121,6 +125,11 @@ typedef struct sat_op {
     void (*set_fills)(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_fill *fills);
     /* Formats this operation's own fields of the key, or of the full key. */
     void (*set_key_fields)(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields);
+    bool without_pattern; /* callers give NULL */
+    /* Operands of indices: made up for a case of a probe, `count` of them; where a run's operands break their rules, in
+     * memory that the host reads, what is wrong. NULL: there are none. */
+    void (*make_indices)(const sat_problem *p, sat_probe probe, int fill_case, uint64_t seed, int64_t *to);
+    sat_status (*check_indices)(const sat_problem *p, void *const *operands);
     /* The rest may be NULL, as `sums_problem` may. Do variants need the transposed index of the pattern? Asked before
      * normalising, too. NULL: none does. */
     bool (*needs_columns)(const sat_problem *p);
@@ -141,7 +150,8 @@ typedef struct sat_op {
     const sat_check_case *other_pattern; /* on another pattern; NULL: tiny integers */
 } sat_op;
 
-extern const sat_op sat_op_matmul, sat_op_sampled, sat_op_attention, sat_op_attention_backward;
+extern const sat_op sat_op_matmul, sat_op_sampled, sat_op_attention, sat_op_attention_backward, sat_op_grouped,
+    sat_op_grouped_weights;
 
 const sat_op *sat_op_find(sat_operation id); /* NULL if unknown */
 
@@ -152,6 +162,7 @@ sat_status sat_problem_take(sat_problem *to, const sat_problem *from);
 /* `set_key_fields` for what all operations share: everything but `more`; and all of it for a product of matrices. */
 void sat_set_common_key_fields(const sat_matmul *m, const sat_pattern_view *a, sat_key_fields *fields);
 void sat_set_product_key_fields(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields);
+void sat_format_strides(const sat_problem *p, char *text, size_t size); /* of a, b, c; after a space */
 
 /* Integer operands whose sums of `depth` products are exact. Cases 0 and 1 differ in which factor is wide; 2 has large
  * numbers, 3 tiny ones. */

@@ -20,8 +20,8 @@
 #define PREFETCH_B  0
 // clang-format on
 
-#define packed_activate_line_bf16x2 packed_activate_line_f32
-#define FN(x)                       x##_bf16x2
+#define activate_line_bf16x2 activate_line_f32
+#define FN(x)                x##_bf16x2
 #include "matmul_packed.h"
 
 static sat_status refresh(const sat_launch *l) { return packed_refresh_bf16x2(l); }

@@ -1,0 +1,15 @@
+/* What the two operations on groups share with their check. */
+#ifndef SAT_OPS_GROUPED_H
+#define SAT_OPS_GROUPED_H
+
+#include "groups.h"
+#include "ops/check.h"
+
+/* Beside SAT_FILL_LARGE and SAT_FILL_TINY: offsets with a fault. */
+enum { SAT_FILL_FAULTY = 4 };
+
+/* A matmul with the same scalars, dtypes, activation and depth (k), as the arithmetic of the checks wants to see it: B
+ * repeats its elements where X or W does. */
+sat_problem sat_grouped_like_matmul(const sat_problem *p);
+
+#endif

@@ -1,0 +1,591 @@
+/* Products of groups: every variant against loops of its own, whatever the groups, strides and dtypes are; offsets that
+ * break their rules; what the race finds of variants that are wrong. */
+#include <math.h>
+
+#include "base/dtype.h"
+#include "problems.h"
+#include "support.h"
+
+/* ---- a case: a problem with its operands ---- */
+
+typedef struct matrix {
+    sat_dtype dtype;
+    int64_t rows, cols, items; /* items: one matrix a group */
+    sat_layout layout;
+    int64_t span;
+    void *data;
+} matrix;
+
+typedef struct grouped_case {
+    sat_problem problem;
+    bool weights;
+    int64_t *groups; /* offsets, as they are meant: without faults */
+    void *offsets;   /* as the library gets them */
+    matrix x, second, out;
+    void *bias;
+    double *before, *want, *bound;
+} grouped_case;
+
+static int64_t at(const matrix *m, int64_t z, int64_t i, int64_t j) {
+    return z * m->layout.batch_stride + i * m->layout.row_stride + j * m->layout.col_stride;
+}
+
+static double element(const matrix *m, int64_t z, int64_t i, int64_t j) {
+    return sat_load(m->dtype, m->data, at(m, z, i, j));
+}
+
+/* Row-major, column-major or neither, with gaps; all of it NaN. */
+static matrix make_matrix(uint64_t *r, sat_dtype t, int64_t rows, int64_t cols, int64_t items, bool plain) {
+    int64_t gap = plain || random_below(r, 2) ? 0 : 1 + random_below(r, 5);
+    matrix m = {.dtype = t, .rows = rows, .cols = cols, .items = items};
+    m.layout = (sat_layout){.row_stride = cols + gap + !cols, .col_stride = 1};
+    if (!plain && random_below(r, 3) == 0) m.layout = (sat_layout){.row_stride = 1, .col_stride = rows + gap + !rows};
+    if (!plain && random_below(r, 8) == 0) m.layout = (sat_layout){.row_stride = 2 * cols + 1 + gap, .col_stride = 2};
+    int64_t one = (rows ? rows - 1 : 0) * m.layout.row_stride + (cols ? cols - 1 : 0) * m.layout.col_stride + 1;
+    if (items > 0) m.layout.batch_stride = one + gap;
+    m.span = items > 0 ? items * m.layout.batch_stride : one;
+    m.data = malloc((size_t)(m.span + 1) * sat_dtype_size(t));
+    memset(m.data, 0xff, (size_t)(m.span + 1) * sat_dtype_size(t));
+    return m;
+}
+
+static void fill(uint64_t *r, matrix *m) {
+    for (int64_t z = 0; z < (m->items ? m->items : 1); z++)
+        for (int64_t i = 0; i < m->rows; i++)
+            for (int64_t j = 0; j < m->cols; j++)
+                sat_store(m->dtype, m->data, at(m, z, i, j), (double)(next_random(r) >> 11) * 0x1p-52 - 1);
+}
+
+/* Sizes of all kinds: empty groups, one that has most rows, rows of no group at the end. */
+static void draw_groups(uint64_t *r, int64_t m, int64_t groups, int64_t *to) {
+    int64_t style = random_below(r, 4), end = style == 3 ? m : m - random_below(r, m / 4 + 1);
+    to[0] = 0;
+    for (int64_t g = 1; g <= groups; g++) {
+        int64_t left = end - to[g - 1], some = left / (groups - g + 1);
+        if (style == 0) some = random_below(r, 2) ? 0 : random_below(r, left + 1);
+        if (style == 1) some = g == groups / 2 + 1 ? left : 0;
+        to[g] = to[g - 1] + (some > left ? left : some);
+    }
+}
+
+static void store_offsets(grouped_case *c, const int64_t *offsets) {
+    int64_t count = c->problem.grouped.groups + 1;
+    for (int64_t g = 0; g < count; g++) {
+        if (c->problem.grouped.offset_type == SAT_I32) ((int32_t *)c->offsets)[g] = (int32_t)offsets[g];
+        else ((int64_t *)c->offsets)[g] = offsets[g];
+    }
+}
+
+/* Rows of no group stay NaN: nothing may read them. */
+static void poison_other_rows(grouped_case *c) {
+    int64_t end = c->groups[c->problem.grouped.groups];
+    matrix *both[] = {&c->x, c->weights ? &c->second : &c->x};
+    for (int which = 0; which < 2; which++)
+        for (int64_t i = end; i < both[which]->rows; i++)
+            for (int64_t j = 0; j < both[which]->cols; j++)
+                sat_store(both[which]->dtype, both[which]->data, at(both[which], 0, i, j), (double)NAN);
+}
+
+static sat_problem draw_problem(uint64_t *r, bool weights) {
+    static const sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
+    static const double alphas[] = {1, 1, -0.5, 2}, betas[] = {0, 0, 1, -0.75};
+    sat_problem p = {SAT_SIZED(sat_problem)};
+    sat_dtype t = types[random_below(r, 4)];
+    int64_t m = random_below(r, 12) == 0 ? 0 : 1 + random_below(r, random_below(r, 3) ? 60 : 400);
+    int64_t n = 1 + random_below(r, random_below(r, 4) ? 60 : 600),
+            k = 1 + random_below(r, random_below(r, 4) ? 60 : 600);
+    int64_t groups = random_below(r, 12) == 0 ? 0 : 1 + random_below(r, 9);
+    if (weights) assert_ok(sat_problem_grouped_weights(&p, t, m, n, k, groups));
+    else assert_ok(sat_problem_grouped(&p, t, m, n, k, groups));
+    p.grouped.offset_type = random_below(r, 2) ? SAT_I32 : SAT_I64;
+    if (sat_dtype_size(t) == 2 && random_below(r, 2)) p.c_dtype = SAT_F32;
+    p.alpha = alphas[random_below(r, 4)], p.beta = betas[random_below(r, 4)];
+    if (!weights) p.grouped.bias = random_below(r, 2), p.grouped.activation = (sat_activation)random_below(r, 4);
+    return p;
+}
+
+static double act(sat_activation a, double x) {
+    switch (a) {
+    case SAT_ACT_RELU: return x > 0 ? x : 0;
+    case SAT_ACT_GELU: return 0.5 * x * (1 + erf(x / sqrt(2)));
+    case SAT_ACT_SILU: return x / (1 + exp(-x));
+    default: return x;
+    }
+}
+
+/* What element (z, i, j) of the output must be, and how far from that rounding may leave it. */
+static void expect_element(grouped_case *c, int64_t z, int64_t i, int64_t j, int64_t number) {
+    const sat_problem *p = &c->problem;
+    int64_t groups = p->grouped.groups, g = z, depth = 0;
+    double sum = 0, magnitude = 0, u = p->compute_dtype == SAT_F64 || p->a_dtype == SAT_F64 ? 0x1p-53 : 0x1p-24;
+    if (!c->weights)
+        for (g = 0; g < groups && i >= c->groups[g + 1];) g++;
+    if (c->weights) {
+        for (int64_t row = c->groups[g]; row < c->groups[g + 1]; row++, depth++) {
+            double term = element(&c->x, 0, row, i) * element(&c->second, 0, row, j);
+            sum += term, magnitude += fabs(term);
+        }
+    } else if (g < groups) {
+        for (int64_t k = 0; k < p->k; k++, depth++) {
+            double term = element(&c->x, 0, i, k) * element(&c->second, g, k, j);
+            sum += term, magnitude += fabs(term);
+        }
+    }
+    double bias = p->grouped.bias && g < groups ? sat_load(p->c_dtype, c->bias, g * p->n + j) : 0;
+    double before = p->beta != 0 ? p->beta * c->before[number] : 0, x = p->alpha * sum + before + bias;
+    magnitude = fabs(p->alpha) * magnitude + fabs(before) + fabs(bias);
+    c->want[number] = act(p->grouped.activation, x);
+    c->bound[number] = 1.13 * (double)(depth + 8) * u * magnitude + 32 * u * fabs(x) +
+                       2 * sat_unit(p->c_dtype) * fabs(c->want[number]) + 2 * sat_tiny(p->c_dtype);
+}
+
+static int64_t items_of(const matrix *m) { return m->items ? m->items : 1; }
+
+static void expect_all(grouped_case *c) {
+    int64_t number = 0, items = c->weights ? c->problem.grouped.groups : 1;
+    for (int64_t z = 0; z < items; z++)
+        for (int64_t i = 0; i < c->out.rows; i++)
+            for (int64_t j = 0; j < c->out.cols; j++) expect_element(c, z, i, j, number++);
+}
+
+static grouped_case make_case(uint64_t *r, const sat_problem *drawn, bool plain) {
+    grouped_case c = {.problem = *drawn, .weights = drawn->op == SAT_GROUPED_WEIGHTS};
+    sat_problem *p = &c.problem;
+    int64_t groups = p->grouped.groups, items = groups ? groups : 1;
+    c.groups = malloc((size_t)(groups + 1) * sizeof *c.groups);
+    c.offsets = malloc((size_t)(groups + 1) * 8);
+    draw_groups(r, p->m, groups, c.groups);
+    store_offsets(&c, c.groups);
+    c.x = make_matrix(r, p->a_dtype, p->m, p->k, 0, plain);
+    c.second = make_matrix(r, p->a_dtype, c.weights ? p->m : p->k, p->n, c.weights ? 0 : items, plain);
+    c.out = make_matrix(r, p->c_dtype, c.weights ? p->k : p->m, p->n, c.weights ? items : 0, plain);
+    fill(r, &c.x), fill(r, &c.second);
+    poison_other_rows(&c);
+    p->a = c.x.layout, p->b = c.second.layout, p->c = c.out.layout;
+    matrix bias = make_matrix(r, p->c_dtype, items, p->n, 0, true);
+    fill(r, &bias);
+    c.bias = bias.data;
+    size_t count = (size_t)(items_of(&c.out) * c.out.rows * c.out.cols + 1);
+    c.before = malloc(count * sizeof *c.before), c.want = malloc(count * sizeof *c.want);
+    c.bound = malloc(count * sizeof *c.bound);
+    for (size_t i = 0; i < count; i++) c.before[i] = sat_rounded(p->c_dtype, (double)random_below(r, 200) / 100 - 1);
+    expect_all(&c);
+    return c;
+}
+
+static void free_case(grouped_case *c) {
+    free(c->groups), free(c->offsets), free(c->x.data), free(c->second.data), free(c->out.data), free(c->bias);
+    free(c->before), free(c->want), free(c->bound);
+}
+
+/* ---- running one ---- */
+
+/* NaN where the output is not read, else what it held. */
+static void reset_output(grouped_case *c) {
+    int64_t number = 0, items = c->weights ? c->problem.grouped.groups : 1;
+    memset(c->out.data, 0xff, (size_t)(c->out.span + 1) * sat_dtype_size(c->out.dtype));
+    for (int64_t z = 0; z < items && c->problem.beta != 0; z++)
+        for (int64_t i = 0; i < c->out.rows; i++)
+            for (int64_t j = 0; j < c->out.cols; j++)
+                sat_store(c->out.dtype, c->out.data, at(&c->out, z, i, j), c->before[number++]);
+}
+
+static sat_status run_case(grouped_case *c, sat_plan *plan) {
+    const void *inputs[] = {c->x.data, c->second.data, c->offsets, c->bias};
+    reset_output(c);
+    return sat_run(plan, inputs, c->problem.grouped.bias ? 4 : 3, (void *[]){c->out.data}, 1, NULL);
+}
+
+/* Every element, and that what is between them is still poison. */
+static void expect_output(grouped_case *c, const char *who, int number_of_case) {
+    int64_t number = 0, items = c->weights ? c->problem.grouped.groups : 1;
+    const sat_problem *p = &c->problem;
+    for (int64_t z = 0; z < items; z++)
+        for (int64_t i = 0; i < c->out.rows; i++)
+            for (int64_t j = 0; j < c->out.cols; j++, number++) {
+                double got = element(&c->out, z, i, j), want = c->want[number];
+                if (fabs(got - want) <= c->bound[number]) continue;
+                fail_msg("%s, case %d, %s of %lldx%lldx%lld: [%lld][%lld][%lld] is %g; expected %g +- %g", who,
+                         number_of_case, sat_dtype_name(p->a_dtype), (long long)p->m, (long long)p->n, (long long)p->k,
+                         (long long)z, (long long)i, (long long)j, got, want, c->bound[number]);
+            }
+    for (int64_t z = 0; z < items; z++)
+        for (int64_t i = 0; i < c->out.rows; i++)
+            for (int64_t j = 0; j < c->out.cols; j++)
+                memset(sat_at(c->out.dtype, c->out.data, at(&c->out, z, i, j)), 0xff, sat_dtype_size(c->out.dtype));
+    const unsigned char *bytes = c->out.data;
+    for (size_t i = 0; i < (size_t)(c->out.span + 1) * sat_dtype_size(c->out.dtype); i++)
+        if (bytes[i] != 0xff) fail_msg("%s wrote beside the elements of its output", who);
+}
+
+/* ---- tests ---- */
+
+static void every_variant_gives_each_group_its_own_product(void **state) {
+    uint64_t random = 77;
+    int runs = 0;
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    for (int number = 0; number < 240; number++) {
+        sat_problem drawn = draw_problem(&random, number % 2);
+        grouped_case c = make_case(&random, &drawn, number % 5 == 0);
+        for (size_t i = 0; i < sat_variant_count(ctx); i++) {
+            const sat_variant *v = sat_variant_at(ctx, i);
+            sat_plan *plan = NULL;
+            if (v->op != drawn.op || sat_plan_create_with(ctx, NULL, &c.problem, v->name, &plan) != SAT_OK) continue;
+            assert_ok(run_case(&c, plan));
+            expect_output(&c, v->name, number);
+            sat_plan_free(plan);
+            runs++;
+        }
+        free_case(&c);
+    }
+    print_message("%d runs\n", runs);
+    assert_true(runs > 500);
+    sat_context_free(ctx);
+}
+
+/* One plan, and offsets that change from run to run. */
+static void a_plan_takes_the_offsets_of_each_run(void **state) {
+    uint64_t random = 5;
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    for (int weights = 0; weights < 2; weights++) {
+        sat_problem drawn = {SAT_SIZED(sat_problem)};
+        if (weights) assert_ok(sat_problem_grouped_weights(&drawn, SAT_F32, 90, 33, 40, 6));
+        else assert_ok(sat_problem_grouped(&drawn, SAT_F32, 90, 33, 40, 6));
+        for (size_t i = 0; i < sat_variant_count(ctx); i++) {
+            const sat_variant *v = sat_variant_at(ctx, i);
+            sat_plan *plan = NULL;
+            if (v->op != drawn.op) continue;
+            for (int run = 0; run < 6; run++) {
+                grouped_case c = make_case(&random, &drawn, true);
+                if (!plan && sat_plan_create_with(ctx, NULL, &c.problem, v->name, &plan) != SAT_OK) plan = NULL;
+                if (plan) assert_ok(run_case(&c, plan));
+                if (plan) expect_output(&c, v->name, run);
+                free_case(&c);
+            }
+            sat_plan_free(plan);
+        }
+    }
+    sat_context_free(ctx);
+}
+
+/* The groups from the fault on are empty, in all variants alike, and the run says what is wrong. */
+static void a_fault_in_the_offsets_ends_the_groups_and_is_reported(void **state) {
+    static const struct {
+        int64_t offsets[5], meant[5];
+        const char *word;
+    } faults[] = {
+        {{1, 10, 20, 30, 40}, {0, 0, 0, 0, 0}, "offsets[0] is 1"},
+        {{-1, 10, 20, 30, 40}, {0, 0, 0, 0, 0}, "offsets[0] is -1"},
+        {{0, 10, 5, 30, 40}, {0, 10, 10, 10, 10}, "offsets[2] is 5"},
+        {{0, 10, 20, 41, 40}, {0, 10, 20, 20, 20}, "offsets[3] is 41, beyond the 40"},
+        {{0, 10, INT32_MIN, 30, 40}, {0, 10, 10, 10, 10}, "offsets[2]"},
+        {{0, INT32_MAX, 20, 30, 40}, {0, 0, 0, 0, 0}, "offsets[1]"},
+    };
+    uint64_t random = 8;
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    for (size_t f = 0; f < sizeof faults / sizeof *faults; f++)
+        for (int which = 0; which < 4; which++) {
+            sat_problem drawn = {SAT_SIZED(sat_problem)};
+            if (which % 2) assert_ok(sat_problem_grouped_weights(&drawn, SAT_F32, 40, 17, 20, 4));
+            else assert_ok(sat_problem_grouped(&drawn, SAT_F32, 40, 17, 20, 4));
+            drawn.grouped.offset_type = which < 2 ? SAT_I32 : SAT_I64, drawn.beta = 0.5;
+            grouped_case c = make_case(&random, &drawn, true);
+            fill(&random, &c.x);
+            if (c.weights) fill(&random, &c.second);
+            memcpy(c.groups, faults[f].meant, sizeof faults[f].meant);
+            store_offsets(&c, faults[f].offsets);
+            expect_all(&c);
+            for (size_t i = 0; i < sat_variant_count(ctx); i++) {
+                const sat_variant *v = sat_variant_at(ctx, i);
+                sat_plan *plan = NULL;
+                if (v->op != drawn.op || sat_plan_create_with(ctx, NULL, &c.problem, v->name, &plan) != SAT_OK)
+                    continue;
+                assert_fails(run_case(&c, plan), SAT_BAD_ROW_PTR, faults[f].word);
+                expect_output(&c, v->name, (int)f);
+                sat_plan_free(plan);
+            }
+            free_case(&c);
+        }
+    sat_context_free(ctx);
+}
+
+static void a_plan_is_tuned_and_verified_and_found_again(void **state) {
+    uint64_t random = 3;
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    for (int weights = 0; weights < 2; weights++) {
+        sat_problem drawn = {SAT_SIZED(sat_problem)};
+        if (weights) assert_ok(sat_problem_grouped_weights(&drawn, SAT_F32, 200, 48, 64, 7));
+        else assert_ok(sat_problem_grouped(&drawn, SAT_F32, 200, 48, 64, 7));
+        drawn.grouped.bias = !weights, drawn.beta = weights ? 1 : 0;
+        grouped_case c = make_case(&random, &drawn, true);
+        for (int again = 0; again < 2; again++) {
+            sat_plan *plan = NULL;
+            sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+            assert_ok(sat_plan_create(ctx, NULL, &c.problem, &plan));
+            assert_ok(sat_plan_get_info(plan, &info));
+            assert_int_equal(info.tuned, !again);
+            assert_int_equal(info.cached, again);
+            assert_true(info.verified);
+            assert_null(strstr(info.variant, "reference"));
+            assert_ok(run_case(&c, plan));
+            expect_output(&c, info.variant, again);
+            sat_plan *copy = NULL;
+            assert_ok(sat_plan_dup(plan, &copy));
+            sat_plan_free(plan);
+            assert_ok(run_case(&c, copy));
+            expect_output(&c, info.variant, again);
+            sat_plan_free(copy);
+        }
+        free_case(&c);
+    }
+    sat_context_free(ctx);
+}
+
+static void one_call_does_it_all(void **state) {
+    uint64_t random = 4;
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    for (int number = 0; number < 40; number++) {
+        sat_problem drawn = draw_problem(&random, number % 2);
+        grouped_case c = make_case(&random, &drawn, false);
+        for (int again = 0; again < 2; again++) {
+            reset_output(&c);
+            if (c.weights)
+                assert_ok(sat_grouped_weights(ctx, &c.problem, c.x.data, c.second.data, c.offsets, c.out.data, NULL));
+            else
+                assert_ok(sat_grouped_matmul(ctx, &c.problem, c.x.data, c.second.data, c.offsets, c.out.data,
+                                             c.problem.grouped.bias ? c.bias : NULL, NULL));
+            expect_output(&c, "one call", number);
+        }
+        free_case(&c);
+    }
+    sat_problem p = {SAT_SIZED(sat_problem)};
+    float some[64] = {0};
+    int64_t offsets[2] = {0, 4};
+    assert_ok(sat_problem_grouped(&p, SAT_F32, 4, 4, 4, 1));
+    assert_fails(sat_grouped_matmul(ctx, &p, some, some + 16, offsets, some + 32, some + 48, NULL), SAT_UNSUPPORTED,
+                 "bias");
+    assert_fails(sat_grouped_weights(ctx, &p, some, some + 16, offsets, some + 32, NULL), SAT_BAD_ENUM, "op");
+    sat_context_free(ctx);
+}
+
+static void what_is_wrong_is_named(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    sat_plan *plan = NULL;
+    uint64_t random = 1;
+    sat_pattern *pattern = random_pattern(ctx, &random, 8, 8, 4, 4, 1, false);
+    sat_problem good = {SAT_SIZED(sat_problem)}, p;
+    assert_ok(sat_problem_grouped(&good, SAT_F32, 8, 8, 8, 2));
+    assert_fails(sat_plan_create(ctx, pattern, &good, &plan), SAT_UNSUPPORTED, "pattern");
+    p = matmul_problem(SAT_F32, 8);
+    assert_fails(sat_plan_create(ctx, NULL, &p, &plan), SAT_NULL_POINTER, "pattern");
+#define REFUSED(status, word, change)                                                                                  \
+    do {                                                                                                               \
+        p = good;                                                                                                      \
+        change;                                                                                                        \
+        assert_fails(sat_plan_create(ctx, NULL, &p, &plan), status, word);                                             \
+    } while (0)
+    REFUSED(SAT_BAD_SIZE, "m is -1", p.m = -1);
+    REFUSED(SAT_BAD_SIZE, "n is -2", p.n = -2);
+    REFUSED(SAT_BAD_SIZE, "k is -3", p.k = -3);
+    REFUSED(SAT_BAD_SIZE, "groups is -1", p.grouped.groups = -1);
+    REFUSED(SAT_BAD_SIZE, "groups is", p.grouped.groups = (int64_t)1 << 40);
+    REFUSED(SAT_BAD_ENUM, "offset_type is 0", p.grouped.offset_type = 0);
+    REFUSED(SAT_BAD_ENUM, "offset_type is SAT_I32", (p.grouped.offset_type = SAT_I32, p.m = (int64_t)1 << 31));
+    REFUSED(SAT_BAD_ENUM, "activation is 9", p.grouped.activation = (sat_activation)9);
+    REFUSED(SAT_BAD_SIZE, "skew is", p.grouped.skew = -1);
+    REFUSED(SAT_BAD_SIZE, "skew is", p.grouped.skew = (double)NAN);
+    REFUSED(SAT_UNSUPPORTED, "batch is 2", p.batch = 2);
+    REFUSED(SAT_BAD_STRIDE, "w: batch_stride is 0", p.b = ((sat_layout){.row_stride = 8, .col_stride = 1}));
+    REFUSED(SAT_BAD_STRIDE, "x: col_stride is 0", p.a = ((sat_layout){.row_stride = 8}));
+    REFUSED(SAT_BAD_STRUCT, "grouped", p.room[sizeof(sat_grouped) / 8] = 1);
+    p = good, p.op = SAT_GROUPED_WEIGHTS, p.grouped.bias = true;
+    assert_fails(sat_plan_create(ctx, NULL, &p, &plan), SAT_UNSUPPORTED, "bias");
+    p = good, p.op = SAT_GROUPED_WEIGHTS, p.c = (sat_layout){.row_stride = 8, .col_stride = 1, .batch_stride = 8};
+    assert_fails(sat_plan_create(ctx, NULL, &p, &plan), SAT_BAD_STRIDE, "w: with strides");
+    p = good, p.b = (sat_layout){.row_stride = 8, .col_stride = 1}, p.flags = SAT_ALLOW_BROADCAST; /* one W for all */
+    assert_ok(sat_plan_create(ctx, NULL, &p, &plan));
+    float some[256] = {0};
+    assert_fails(sat_run(plan, (const void *[]){some, some}, 2, (void *[]){some + 128}, 1, NULL), SAT_BAD_SIZE,
+                 "3 (x, w, offsets)");
+    assert_fails(sat_run(plan, (const void *[]){some, some + 64, (char *)some + 2}, 3, (void *[]){some + 128}, 1, NULL),
+                 SAT_MISALIGNED, "offsets");
+    assert_fails(sat_run(plan, (const void *[]){some, some + 64, some + 128}, 3, (void *[]){some + 128}, 1, NULL),
+                 SAT_OVERLAP, "offsets");
+    sat_plan_free(plan);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+/* ---- planted variants ---- */
+
+typedef enum fault {
+    RIGHT,
+    OLD_OFFSETS,       /* those of the first run of a plan */
+    EVEN_GROUPS,       /* as if all had the same number of rows */
+    NEXT_GROUPS_ROW,   /* one row too many in each group */
+    LEAVES_OTHER_ROWS, /* what belongs to no group, or to an empty one, is not written */
+    FOLLOWS_FAULTS,    /* does not stop at a fault */
+    HALF_THE_DEPTH,
+    NO_BIAS,
+    ZEROS_TIMES_OTHERS, /* adds 0 times what is other groups', which may be NaN */
+    FAULT_COUNT
+} fault;
+
+static fault planted;
+
+typedef struct planted_state {
+    bool taken;
+    int64_t offsets[64];
+} planted_state;
+
+static sat_status planted_prepare(const sat_prepare *prepare, void **state) {
+    (void)prepare;
+    *state = calloc(1, sizeof(planted_state));
+    return SAT_OK;
+}
+
+static void planted_release(const sat_variant *v, void *state) {
+    (void)v;
+    free(state);
+}
+
+static int64_t given(const sat_launch *l, int64_t i) {
+    const sat_problem *p = l->problem;
+    return p->grouped.offset_type == SAT_I32 ? ((const int32_t *)l->operands[3])[i]
+                                             : ((const int64_t *)l->operands[3])[i];
+}
+
+static void take_offsets(const sat_launch *l, int64_t *to) {
+    const sat_problem *p = l->problem;
+    planted_state *s = l->state;
+    int64_t groups = p->grouped.groups;
+    bool broken = given(l, 0) != 0;
+    to[0] = 0;
+    for (int64_t g = 1; g <= groups; g++) {
+        broken = broken || given(l, g) < to[g - 1] || given(l, g) > p->m;
+        to[g] = broken ? to[g - 1] : given(l, g);
+        if (planted == FOLLOWS_FAULTS && broken && given(l, g) >= to[g - 1] && given(l, g) <= p->m) to[g] = given(l, g);
+    }
+    if (planted == EVEN_GROUPS)
+        for (int64_t g = 0; g <= groups; g++) to[g] = p->m * g / groups;
+    if (planted != OLD_OFFSETS) return;
+    if (!s->taken) memcpy(s->offsets, to, (size_t)(groups + 1) * sizeof *to);
+    s->taken = true;
+    memcpy(to, s->offsets, (size_t)(groups + 1) * sizeof *to);
+}
+
+static double load(sat_dtype t, const void *p, int64_t i) { return sat_load(t, p, i); }
+
+static sat_status planted_launch(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    int64_t groups = p->grouped.groups, to[64];
+    bool weights = p->op == SAT_GROUPED_WEIGHTS;
+    take_offsets(l, to);
+    for (int64_t line = 0; line < (weights ? groups * p->k : p->m); line++) {
+        int64_t g = weights ? line / p->k : 0;
+        while (!weights && g < groups && line >= to[g + 1]) g++;
+        int64_t first = weights ? to[g] : 0, end = weights ? to[g + 1] : g < groups ? p->k : 0;
+        if (planted == LEAVES_OTHER_ROWS && first == end && p->beta == 0) continue;
+        if (planted == NEXT_GROUPS_ROW && weights && end < p->m) end++;
+        if (planted == NEXT_GROUPS_ROW && !weights && g > 0 && line == to[g]) g--;
+        if (planted == HALF_THE_DEPTH && end - first > 4) end = first + (end - first) / 2;
+        for (int64_t j = 0; j < p->n; j++) {
+            double sum = 0;
+            for (int64_t e = first; e < end; e++)
+                sum += weights ? load(p->a_dtype, l->operands[0], e * p->a.row_stride + line % p->k * p->a.col_stride) *
+                                     load(p->b_dtype, l->operands[1], e * p->b.row_stride + j * p->b.col_stride)
+                               : load(p->a_dtype, l->operands[0], line * p->a.row_stride + e * p->a.col_stride) *
+                                     load(p->b_dtype, l->operands[1],
+                                          g * p->b.batch_stride + e * p->b.row_stride + j * p->b.col_stride);
+            if (planted == ZEROS_TIMES_OTHERS && weights)
+                for (int64_t e = 0; e < p->m; e++)
+                    sum += 0 * load(p->b_dtype, l->operands[1], e * p->b.row_stride + j * p->b.col_stride);
+            if (planted == ZEROS_TIMES_OTHERS && !weights)
+                for (int64_t e = 0; e < groups * p->k; e++)
+                    sum += 0 * load(p->b_dtype, l->operands[1],
+                                    e / p->k * p->b.batch_stride + e % p->k * p->b.row_stride + j * p->b.col_stride);
+            int64_t place = weights ? g * p->c.batch_stride + line % p->k * p->c.row_stride : line * p->c.row_stride;
+            place += j * p->c.col_stride;
+            double x = p->alpha * sum + (p->beta != 0 ? p->beta * load(p->c_dtype, l->operands[2], place) : 0);
+            if (p->grouped.bias && g < groups && planted != NO_BIAS)
+                x += load(p->c_dtype, l->operands[4], g * p->n + j);
+            sat_store(p->c_dtype, l->operands[2], place, act(p->grouped.activation, x));
+        }
+    }
+    return SAT_OK;
+}
+
+static bool planted_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                             const sat_device *d) {
+    (void)v, (void)a, (void)d;
+    return p->grouped.groups < 64;
+}
+
+static double planted_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                               const sat_device *d) {
+    return (void)v, (void)p, (void)a, (void)d, 1e-9;
+}
+
+static sat_verdict race_planted(sat_context *ctx, const sat_problem *p, char *message, size_t size) {
+    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .discard = true, .only = "planted"};
+    if (p->op == SAT_GROUPED_WEIGHTS) o.only = "planted_weights";
+    sat_race *race = NULL;
+    assert_ok(sat_race_run(ctx, NULL, p, &o, &race));
+    assert_int_equal(sat_race_count(race), 1);
+    sat_verdict verdict = sat_race_at(race, 0)->verdict;
+    snprintf(message, size, "%s", sat_race_at(race, 0)->message);
+    sat_race_free(race);
+    return verdict;
+}
+
+static void the_race_finds_what_is_wrong_and_nothing_else(void **state) {
+    static const char *const names[] = {
+        "right",          "old offsets", "even groups",         "a row of the next group", "leaves other rows",
+        "follows faults", "half depth",  "leaves the bias out", "zeros times others"};
+    static const sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
+    (void)state;
+    sat_context *ctx = NULL;
+    sat_context_options options = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = ""};
+    options.effort = SAT_EFFORT_QUICK, options.budget_seconds = 1e-3; /* checked, hardly timed */
+    assert_ok(sat_context_create(&options, &ctx));
+    for (int weights = 0; weights < 2; weights++) {
+        sat_variant v = {SAT_SIZED(sat_variant), .name = weights ? "planted_weights" : "planted"};
+        v.revision = "1", v.op = weights ? SAT_GROUPED_WEIGHTS : SAT_GROUPED, v.backend = SAT_CPU;
+        v.supports = planted_supports, v.estimate = planted_estimate, v.launch = planted_launch;
+        v.prepare = planted_prepare, v.release = planted_release;
+        assert_ok(sat_variant_register(ctx, &v));
+        for (int t = 0; t < 4; t++)
+            for (planted = RIGHT; planted < FAULT_COUNT; planted++) {
+                char message[224];
+                sat_problem p = {SAT_SIZED(sat_problem)};
+                if (weights) assert_ok(sat_problem_grouped_weights(&p, types[t], 120, 20, 24, 7));
+                else assert_ok(sat_problem_grouped(&p, types[t], 120, 20, 24, 7));
+                p.grouped.bias = !weights;
+                if (weights && planted == NO_BIAS) continue;
+                sat_verdict verdict = race_planted(ctx, &p, message, sizeof message);
+                if ((verdict == SAT_VERDICT_OK) != (planted == RIGHT))
+                    fail_msg("%s, %s, %s: verdict %d, %s", weights ? "weights" : "grouped", sat_dtype_name(types[t]),
+                             names[planted], (int)verdict, message);
+            }
+    }
+    sat_context_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_variant_gives_each_group_its_own_product),
+        cmocka_unit_test(a_plan_takes_the_offsets_of_each_run),
+        cmocka_unit_test(a_fault_in_the_offsets_ends_the_groups_and_is_reported),
+        cmocka_unit_test(a_plan_is_tuned_and_verified_and_found_again),
+        cmocka_unit_test(one_call_does_it_all),
+        cmocka_unit_test(what_is_wrong_is_named),
+        cmocka_unit_test(the_race_finds_what_is_wrong_and_nothing_else),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
