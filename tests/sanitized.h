@@ -14,4 +14,7 @@
 #define SANITIZED 0
 #endif
 
+/* The step of a loop over many cases alike: a sanitizer sees in a few of them what it sees in all. */
+#define FEWER(step) (SANITIZED ? (step) : 1)
+
 #endif

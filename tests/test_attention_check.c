@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "ops/attention_check.h"
 #include "problems.h"
+#include "sanitized.h"
 
 /* `name` NULL: whichever the estimate prefers. */
 static void open_scene(scene *s, sat_pattern *pattern, sat_context *ctx, sat_problem p, const char *name) {
@@ -230,7 +231,7 @@ static void a_block_of_a_long_row_is_found(void **state) {
     (void)state;
     const sat_dtype types[] = {SAT_F32, SAT_F16, SAT_BF16};
     uint64_t r = 9;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i += FEWER(5)) {
         scene s;
         sat_context *ctx = open_context(SAT_EFFORT_OFF);
         sat_problem p = attention_problem(types[i % 3], 1, 1, 64);
@@ -251,7 +252,7 @@ static void one_key_of_one_row_of_a_large_problem_is_found(void **state) {
     (void)state;
     const sat_dtype types[] = {SAT_F32, SAT_F16, SAT_BF16};
     uint64_t r = 11;
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 12; i += FEWER(7)) {
         scene s;
         char where[224];
         sat_context *ctx = open_context(SAT_EFFORT_OFF);
@@ -278,7 +279,7 @@ static void one_wrong_gradient_is_found(void **state) {
     (void)state;
     const sat_dtype types[] = {SAT_F32, SAT_F16, SAT_BF16};
     uint64_t r = 10;
-    for (int i = 0; i < 18; i++) {
+    for (int i = 0; i < 18; i += FEWER(4)) {
         scene s;
         sat_context *ctx = open_context(SAT_EFFORT_OFF);
         sat_problem p = attention_problem(types[i % 3], 1, 1, 128);

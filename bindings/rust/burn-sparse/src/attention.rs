@@ -7,7 +7,7 @@ use sparse_autotune::{Attention, Dtype, Effort, Error, HeadLayout, Problem, Resu
 
 use crate::backend::SparseBackend;
 use crate::pattern::BsrPattern;
-use crate::spec::{Looks, FromStrides, refuse, same_dtype};
+use crate::spec::{FromStrides, Looks, refuse, same_dtype};
 
 /// Which keys a query sees, and how attention is computed.
 ///

@@ -187,6 +187,15 @@ pub struct sat_attention {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct sat_grouped {
+    pub groups: i64,
+    pub offset_type: sat_index_type,
+    pub bias: bool,
+    pub activation: sat_activation,
+    pub skew: f64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct sat_matmul {
     pub transpose: sat_transpose,
     pub bias: sat_bias,
@@ -420,6 +429,8 @@ pub const SAT_MATMUL: sat_operation = 1;
 pub const SAT_SAMPLED: sat_operation = 2;
 pub const SAT_ATTENTION: sat_operation = 3;
 pub const SAT_ATTENTION_BACKWARD: sat_operation = 4;
+pub const SAT_GROUPED: sat_operation = 5;
+pub const SAT_GROUPED_WEIGHTS: sat_operation = 6;
 pub const SAT_NO_TRANSPOSE: sat_transpose = 0;
 pub const SAT_TRANSPOSE: sat_transpose = 1;
 pub const SAT_ACT_NONE: sat_activation = 0;
@@ -792,6 +803,26 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
+    ["Size of sat_grouped"][::core::mem::size_of::<sat_grouped>() - 32usize];
+    ["Alignment of sat_grouped"][::core::mem::align_of::<sat_grouped>() - 8usize];
+    [
+        "Offset of field: sat_grouped::groups",
+    ][::core::mem::offset_of!(sat_grouped, groups) - 0usize];
+    [
+        "Offset of field: sat_grouped::offset_type",
+    ][::core::mem::offset_of!(sat_grouped, offset_type) - 8usize];
+    [
+        "Offset of field: sat_grouped::bias",
+    ][::core::mem::offset_of!(sat_grouped, bias) - 12usize];
+    [
+        "Offset of field: sat_grouped::activation",
+    ][::core::mem::offset_of!(sat_grouped, activation) - 16usize];
+    [
+        "Offset of field: sat_grouped::skew",
+    ][::core::mem::offset_of!(sat_grouped, skew) - 24usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
     ["Size of sat_matmul"][::core::mem::size_of::<sat_matmul>() - 12usize];
     ["Alignment of sat_matmul"][::core::mem::align_of::<sat_matmul>() - 4usize];
     [
@@ -821,6 +852,9 @@ const _: () = {
     [
         "Offset of field: sat_problem__bindgen_ty_1::attention",
     ][::core::mem::offset_of!(sat_problem__bindgen_ty_1, attention) - 0usize];
+    [
+        "Offset of field: sat_problem__bindgen_ty_1::grouped",
+    ][::core::mem::offset_of!(sat_problem__bindgen_ty_1, grouped) - 0usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1192,6 +1226,7 @@ pub union sat_problem__bindgen_ty_1 {
     pub room: [u64; 48usize],
     pub matmul: sat_matmul,
     pub attention: sat_attention,
+    pub grouped: sat_grouped,
 }
 impl Default for sat_device {
     fn default() -> Self {
@@ -1230,6 +1265,15 @@ impl Default for sat_bsr {
     }
 }
 impl Default for sat_pattern_view {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+impl Default for sat_grouped {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -1411,6 +1455,22 @@ unsafe extern "C" {
         kv_heads: i64,
         dim: i64,
     ) -> sat_status;
+    pub fn sat_problem_grouped(
+        problem: *mut sat_problem,
+        dtype: sat_dtype,
+        m: i64,
+        n: i64,
+        k: i64,
+        groups: i64,
+    ) -> sat_status;
+    pub fn sat_problem_grouped_weights(
+        problem: *mut sat_problem,
+        dtype: sat_dtype,
+        m: i64,
+        n: i64,
+        k: i64,
+        groups: i64,
+    ) -> sat_status;
     pub fn sat_plan_create(
         context: *mut sat_context,
         pattern: *const sat_pattern,
@@ -1486,6 +1546,25 @@ unsafe extern "C" {
         dq: *mut ::core::ffi::c_void,
         dk: *mut ::core::ffi::c_void,
         dv: *mut ::core::ffi::c_void,
+        stream: *mut ::core::ffi::c_void,
+    ) -> sat_status;
+    pub fn sat_grouped_matmul(
+        context: *mut sat_context,
+        problem: *const sat_problem,
+        x: *const ::core::ffi::c_void,
+        w: *const ::core::ffi::c_void,
+        offsets: *const ::core::ffi::c_void,
+        y: *mut ::core::ffi::c_void,
+        bias: *const ::core::ffi::c_void,
+        stream: *mut ::core::ffi::c_void,
+    ) -> sat_status;
+    pub fn sat_grouped_weights(
+        context: *mut sat_context,
+        problem: *const sat_problem,
+        x: *const ::core::ffi::c_void,
+        z: *const ::core::ffi::c_void,
+        offsets: *const ::core::ffi::c_void,
+        w: *mut ::core::ffi::c_void,
         stream: *mut ::core::ffi::c_void,
     ) -> sat_status;
     pub fn sat_race_run(

@@ -27,7 +27,8 @@
 //! # }
 //! ```
 //!
-//! [`Attention`], dense or with a pattern as its mask, and its gradients are problems like any other.
+//! [`Attention`], dense or with a pattern as its mask, and its gradients are problems like any other. [`Grouped`] is the
+//! product of a mixture of experts, which has no pattern.
 //!
 //! Whatever can fail returns an [`Error`] that names the argument, its value and what was expected. Contexts and patterns
 //! are `Send` and `Sync`; a plan is `Send`, and running it takes `&mut`.
@@ -41,6 +42,7 @@ mod bsr;
 mod cache;
 mod context;
 mod error;
+mod grouped;
 mod memory;
 mod pattern;
 mod plan;
@@ -53,6 +55,7 @@ pub use bsr::Bsr;
 pub use cache::CacheEntry;
 pub use context::{Context, ContextBuilder, Device, LogLevel, Variant};
 pub use error::{Error, Result};
+pub use grouped::{Grouped, GroupedPlan};
 pub use half::{bf16, f16};
 pub use memory::{Buffer, Input, Output};
 pub use pattern::{Pattern, PatternStatistics};

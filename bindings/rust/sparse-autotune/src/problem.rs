@@ -38,7 +38,7 @@ impl Layout {
         Self { batch_stride, ..self }
     }
 
-    fn raw(self, name: &str) -> Result<sys::sat_layout> {
+    pub(crate) fn raw(self, name: &str) -> Result<sys::sat_layout> {
         Ok(sys::sat_layout {
             row_stride: size(&format!("{name}.row_stride"), self.row_stride)?,
             col_stride: size(&format!("{name}.col_stride"), self.col_stride)?,
@@ -47,7 +47,7 @@ impl Layout {
     }
 
     /// How many elements a slice must have to hold this.
-    fn extent(self, name: &str, rows: usize, cols: usize, batch: usize) -> Result<usize> {
+    pub(crate) fn extent(self, name: &str, rows: usize, cols: usize, batch: usize) -> Result<usize> {
         let (mut row_stride, mut col_stride) = (self.row_stride, self.col_stride);
         if row_stride == 0 && col_stride == 0 {
             (row_stride, col_stride) = (cols, 1);

@@ -24,7 +24,7 @@ use super::{Saved, fit_attention, fit_backward, fit_matmul, fit_sampled};
 use crate::attention::{AttentionOptions, AttentionSizes, HeadStrides, backward_problem, forward_problem};
 use crate::engine::{self, Place};
 use crate::pattern::BsrPattern;
-use crate::spec::{self, MatmulSpec, Strides, FromStrides, matmul_problem, sampled_problem};
+use crate::spec::{self, FromStrides, MatmulSpec, Strides, matmul_problem, sampled_problem};
 
 type CudaTensor = CubeTensor<CudaRuntime>;
 type Client = ComputeClient<CudaRuntime>;

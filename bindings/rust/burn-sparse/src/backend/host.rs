@@ -9,7 +9,7 @@ use sparse_autotune::{Context, Effort, Element, Error, Problem, Race, Result};
 use crate::attention::{AttentionOptions, AttentionSizes, HeadStrides, backward_problem, forward_problem};
 use crate::engine::{self, Place};
 use crate::pattern::BsrPattern;
-use crate::spec::{self, MatmulSpec, Sizes, Strides, FromStrides, matmul_problem, sampled_problem};
+use crate::spec::{self, FromStrides, MatmulSpec, Sizes, Strides, matmul_problem, sampled_problem};
 
 /// A dense operand: its first element, and where the others are.
 ///
