@@ -177,6 +177,25 @@ static sat_problem take_problem(bytes *b) {
     return p;
 }
 
+static sat_problem take_grouped(bytes *b) {
+    sat_problem p = {SAT_SIZED(sat_problem)};
+    sat_dtype type = (sat_dtype)(1 + take(b, 4));
+    int64_t m = take_size(b, 30), n = take_size(b, 20), k = take_size(b, 20), groups = take_size(b, 6);
+    bool weights = take(b, 2);
+    demand((weights ? sat_problem_grouped_weights : sat_problem_grouped)(&p, type, m, n, k, groups) == SAT_OK);
+    sat_grouped *g = &p.grouped;
+    g->offset_type = take(b, 16) == 0 ? (sat_index_type)take(b, 256) : take(b, 2) ? SAT_I64 : SAT_I32;
+    g->bias = take(b, weights ? 32 : 2) == 1, g->activation = (sat_activation)take(b, weights ? 1 : 5);
+    if (take(b, 8) == 0) g->skew = take_real(b);
+    if (take(b, 4) == 0) p.c_dtype = SAT_F32;
+    p.a = take_layout(b), p.b = take_layout(b), p.c = take_layout(b);
+    if (take(b, 4) == 0) p.alpha = take_real(b);
+    if (take(b, 4) == 0) p.beta = take_real(b);
+    if (take(b, 4) == 0) p.flags = (uint32_t)take(b, 64);
+    if (take(b, 24) == 0) p.room[sizeof(sat_grouped) / 8 + (size_t)take(b, 8)] = (uint64_t)take_wide(b);
+    return p;
+}
+
 /* ---- runs ---- */
 
 typedef struct operands {
@@ -199,10 +218,10 @@ static bool make_operands(operands *o, const sat_request *q, uint64_t seed) {
     if (all > MOST_BYTES) return false;
     for (int i = 0; i < o->count; i++) {
         const sat_operand *x = &o->list[i];
-        size_t bytes = (size_t)x->span * sat_dtype_size(x->dtype), align = x->align < 16 ? 16 : x->align;
+        size_t bytes = (size_t)x->span * sat_operand_size(x), align = x->align < 16 ? 16 : x->align;
         demand(posix_memalign(&o->memory[i], align, bytes ? bytes : 1) == 0);
         o->pointer[i] = o->memory[i];
-        for (int64_t e = 0; e < x->span; e++)
+        for (int64_t e = 0; e < x->span && !x->index; e++)
             sat_store(x->dtype, o->pointer[i], e,
                       (double)(sat_mix(seed + (uint64_t)e * 7 + (uint64_t)i) >> 40) * 0x1p-23 - 1);
     }
@@ -292,6 +311,54 @@ static void check_sampled(const sat_request *q, const operands *o) {
 /* Scalars that a plain loop can follow. */
 static bool tame(double x) { return isfinite(x) && fabs(x) <= 16 && (x == 0 || fabs(x) >= 1e-3); }
 
+/* Offsets without faults, mostly. */
+static void take_offsets(bytes *b, const sat_problem *p, void *to) {
+    const sat_grouped *g = &p->grouped;
+    int64_t at = 0;
+    for (int64_t i = 0; i <= g->groups; i++) {
+        if (i > 0) at += take(b, sat_max(1, p->m - at + 1));
+        int64_t given = take(b, 24) == 23 ? take_size(b, 40) : at;
+        if (g->offset_type == SAT_I32) ((int32_t *)to)[i] = (int32_t)given;
+        else ((int64_t *)to)[i] = given;
+    }
+}
+
+/* The group that row i is in; -1 where it is in none. From a fault on groups are empty. */
+static int64_t group_of(const sat_problem *p, const void *offsets, int64_t i) {
+    const sat_grouped *g = &p->grouped;
+    for (int64_t e = 0, before = 0; e <= g->groups; e++) {
+        int64_t at = g->offset_type == SAT_I32 ? ((const int32_t *)offsets)[e] : ((const int64_t *)offsets)[e];
+        if ((e == 0 && at != 0) || at < before || at > p->m) return -1;
+        if (i < at) return e - 1;
+        before = at;
+    }
+    return -1;
+}
+
+static void check_grouped(const sat_request *q, const operands *o) {
+    const sat_problem *p = &q->problem;
+    bool weights = p->op == SAT_GROUPED_WEIGHTS;
+    for (int64_t line = 0; line < (weights ? p->grouped.groups * p->k : p->m); line++)
+        for (int64_t j = 0; j < p->n; j++) {
+            double sum = 0, size = 0;
+            int64_t group = weights ? line / p->k : group_of(p, o->pointer[3], line), depth = 0;
+            for (int64_t e = 0; e < (weights ? p->m : group < 0 ? 0 : p->k); e++) {
+                if (weights && group_of(p, o->pointer[3], e) != group) continue;
+                int64_t a = weights ? e * p->a.row_stride + line % p->k * p->a.col_stride
+                                    : line * p->a.row_stride + e * p->a.col_stride;
+                int64_t b = (weights ? 0 : group * p->b.batch_stride) + e * p->b.row_stride + j * p->b.col_stride;
+                double term = sat_load(p->a_dtype, o->pointer[0], a) * sat_load(p->b_dtype, o->pointer[1], b);
+                sum += term, size += fabs(term), depth++;
+            }
+            int64_t at = weights ? group * p->c.batch_stride + line % p->k * p->c.row_stride : line * p->c.row_stride;
+            at += j * p->c.col_stride;
+            double bias = p->grouped.bias && group >= 0 ? sat_load(p->c_dtype, o->pointer[4], group * p->n + j) : 0;
+            sat_problem like = *p; /* a matmul's activation is what the arithmetic knows */
+            like.op = SAT_MATMUL, like.matmul = (sat_matmul){.activation = p->grouped.activation};
+            expect(p, o, at, finish(&like, sum, size, depth, sat_load(p->c_dtype, o->before, at), bias));
+        }
+}
+
 static void check_result(const sat_request *q, const operands *o) {
     const sat_problem *p = &q->problem;
     if (!tame(p->alpha) || !tame(p->beta)) return;
@@ -299,6 +366,13 @@ static void check_result(const sat_request *q, const operands *o) {
     if (q->op->flops(p, q->view) + visits > 2e6) return; /* a plain loop under a sanitizer takes its time */
     if (p->op == SAT_MATMUL) check_matmul(q, o);
     else if (p->op == SAT_SAMPLED) check_sampled(q, o);
+    else if (p->op == SAT_GROUPED || p->op == SAT_GROUPED_WEIGHTS) check_grouped(q, o);
+}
+
+/* Faults in offsets are reported, and the result is there. */
+static bool has_result(const sat_problem *p, sat_status status) {
+    bool grouped = p->op == SAT_GROUPED || p->op == SAT_GROUPED_WEIGHTS;
+    return status == SAT_OK || (grouped && status == SAT_BAD_ROW_PTR);
 }
 
 static sat_status one_call(sat_context *ctx, const sat_pattern *pattern, const sat_problem *p, const operands *o) {
@@ -309,6 +383,8 @@ static sat_status one_call(sat_context *ctx, const sat_pattern *pattern, const s
     case SAT_SAMPLED: return sat_bsr_sampled_matmul(ctx, pattern, p, x[0], x[1], x[2], NULL);
     case SAT_ATTENTION:
         return sat_attention_forward(ctx, pattern, p, x[0], x[1], x[2], x[3], p->attention.lse ? x[4] : NULL, NULL);
+    case SAT_GROUPED: return sat_grouped_matmul(ctx, p, x[0], x[1], x[3], x[2], p->grouped.bias ? x[4] : NULL, NULL);
+    case SAT_GROUPED_WEIGHTS: return sat_grouped_weights(ctx, p, x[0], x[1], x[3], x[2], NULL);
     default: return sat_attention_backward(ctx, pattern, p, x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], NULL);
     }
 }
@@ -345,13 +421,14 @@ static void run_product(bytes *b, sat_context *ctx, const sat_pattern *pattern, 
         free_operands(&o);
         return; /* a valid problem of great size */
     }
+    if (!pattern) take_offsets(b, &q.problem, o.pointer[3]);
     if (take(b, 3) == 0) {
-        if (one_call(ctx, pattern, p, &o) == SAT_OK) check_result(&q, &o);
+        if (has_result(p, one_call(ctx, pattern, p, &o))) check_result(&q, &o);
     } else if (sat_plan_create(ctx, pattern, p, &plan) == SAT_OK) {
         demand(sat_plan_get_info(plan, &info) == SAT_OK && info.variant[0]);
         if (take(b, 8) == 0) demand(sat_plan_dup(plan, &copy) == SAT_OK);
         if (take(b, 16) == 0) o.pointer[take(b, o.count)] = NULL;
-        if (run_plan(copy ? copy : plan, &q, &o) == SAT_OK) check_result(&q, &o);
+        if (has_result(p, run_plan(copy ? copy : plan, &q, &o))) check_result(&q, &o);
         sat_plan_free(copy);
         sat_plan_free(plan);
     }
@@ -382,10 +459,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     bytes b = {data, data + size};
     open_world();
     sat_context *ctx = contexts[take(&b, 64) == 63 ? QUICK : OFF]; /* a race takes a hundred times as long */
-    if (take(&b, 16) == 15) {
+    int64_t kind = take(&b, 16);
+    if (kind == 15) {
         import_rest(&b, ctx);
         return 0;
     }
+    for (int i = 0; i < 4 && kind == 14 && (i == 0 || b.at < b.end); i++) {
+        sat_problem p = take_grouped(&b);
+        run_product(&b, ctx, NULL, enlarge(&b, 1, &p, sizeof p));
+    }
+    if (kind == 14) return 0;
     sat_pattern *pattern = make_pattern(&b, ctx);
     for (int i = 0; i < 4 && pattern && (i == 0 || b.at < b.end); i++) {
         sat_problem p = take_problem(&b);
