@@ -393,6 +393,7 @@ static void what_is_wrong_is_named(void **state) {
     REFUSED(SAT_BAD_SIZE, "m is -1", p.m = -1);
     REFUSED(SAT_BAD_SIZE, "n is -2", p.n = -2);
     REFUSED(SAT_BAD_SIZE, "k is -3", p.k = -3);
+    REFUSED(SAT_BAD_SIZE, "expected 0 to 2^40", (p.k = INT64_MAX, p.n = 0));
     REFUSED(SAT_BAD_SIZE, "groups is -1", p.grouped.groups = -1);
     REFUSED(SAT_BAD_SIZE, "groups is", p.grouped.groups = (int64_t)1 << 40);
     REFUSED(SAT_BAD_ENUM, "offset_type is 0", p.grouped.offset_type = 0);

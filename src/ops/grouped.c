@@ -7,6 +7,7 @@
 extern const sat_checker sat_grouped_check;
 
 enum { MOST_GROUPS = 1 << 20 };
+static const int64_t MOST = (int64_t)1 << 40; /* of a size: times the groups it is below 2^63, whatever is empty */
 static const double USUAL_SKEW = 2;
 
 /* ---- the problem ---- */
@@ -31,8 +32,8 @@ static sat_status check_part(const sat_problem *p) {
 static sat_status check_sizes(const sat_problem *p) {
     const int64_t sizes[] = {p->m, p->n, p->k};
     for (int i = 0; i < 3; i++)
-        if (sizes[i] < 0)
-            return sat_fail(SAT_BAD_SIZE, "%c is %lld; expected 0 or more", "mnk"[i], (long long)sizes[i]);
+        if (sizes[i] < 0 || sizes[i] > MOST)
+            return sat_fail(SAT_BAD_SIZE, "%c is %lld; expected 0 to 2^40", "mnk"[i], (long long)sizes[i]);
     return SAT_OK;
 }
 

@@ -35,6 +35,7 @@ static sat_status no_memory(const sat_problem *p) {
 }
 
 static int64_t line_count(const sat_problem *p) {
+    if (p->n == 0) return 0;
     return p->op == SAT_GROUPED_WEIGHTS ? p->grouped.groups * p->k : p->m;
 }
 

@@ -338,6 +338,7 @@ static int64_t group_of(const sat_problem *p, const void *offsets, int64_t i) {
 static void check_grouped(const sat_request *q, const operands *o) {
     const sat_problem *p = &q->problem;
     bool weights = p->op == SAT_GROUPED_WEIGHTS;
+    if (p->n == 0) return;
     for (int64_t line = 0; line < (weights ? p->grouped.groups * p->k : p->m); line++)
         for (int64_t j = 0; j < p->n; j++) {
             double sum = 0, size = 0;
