@@ -237,6 +237,37 @@ SAT_API sat_status sat_context_ignored(const sat_context *context, char *text, s
  * device does this by itself. SAT_UNSUPPORTED on a CPU, whose rates stay nominal. */
 SAT_API sat_status sat_context_measure_rates(sat_context *context);
 
+/* Ranks of one job that run the same variants. Where ranks tune by themselves they may choose differently, and then
+ * their results differ in the last bits and each pays for every race. With an agreement each key is tuned by one of the
+ * ranks with equal devices and builds, which share the keys, and the first answer that a rank stores is that of all: a
+ * race's winner, a cached one, or what a rank estimated that had waited for too long. Every rank verifies the variant
+ * on its own device. No rank waits for another beyond `wait_seconds` a key, be that one late, dead or of another kind;
+ * and ranks exchange nothing but texts below SAT_AGREED_SIZE bytes.
+ *
+ * The store is the caller's: torch.distributed's, MPI's, or a folder (sat_agreement_folder). Both functions may be
+ * called from several threads at once. They write the value that the key has then, closed by a zero, and give
+ * SAT_NOT_FOUND where it has none. Any other failure is logged, and the rank then decides by itself. */
+enum { SAT_AGREED_SIZE = 256 };
+
+typedef struct sat_agreement {
+    size_t size;
+    int rank, world;
+    double wait_seconds; /* 0: 60 */
+    /* Waits for a value up to so many seconds; 0: looks whether there is one. */
+    sat_status (*get)(void *user, const char *key, double seconds, char value[SAT_AGREED_SIZE]);
+    /* Stores `desired`, unless the key has a value already. */
+    sat_status (*put)(void *user, const char *key, const char *desired, char value[SAT_AGREED_SIZE]);
+    void *user; /* outlives the context */
+} sat_agreement;
+
+/* From here on plans of this context agree with the other ranks'. To be called before any plan is made, on every rank;
+ * a context agrees once. Not with a background thread, and of no effect under SAT_EFFORT_OFF. */
+SAT_API sat_status sat_context_agree(sat_context *context, const sat_agreement *agreement);
+/* An agreement by a folder that all ranks see, on NFS too, made where it is not there; one folder a job. Free it after
+ * its contexts. */
+SAT_API sat_status sat_agreement_folder(const char *folder, int rank, int world, sat_agreement *agreement);
+SAT_API void sat_agreement_folder_free(sat_agreement *agreement);
+
 /* Blocks until the background thread has nothing left to tune or to check. */
 SAT_API sat_status sat_context_wait(sat_context *context);
 

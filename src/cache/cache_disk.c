@@ -172,6 +172,18 @@ int sat_disk_commit(const char *temporary, const char *path) {
 
 void sat_disk_discard(const char *temporary) { unlink(temporary); }
 
+int sat_disk_claim(const char *path, const char *text, size_t length) {
+    char temporary[SAT_PATH_CAPACITY];
+    int error = sat_disk_write_temporary(path, text, length, temporary);
+    if (error) return error;
+    struct stat info;
+    error = link(temporary, path) ? errno : 0;
+    if (error && error != EEXIST && !stat(temporary, &info) && info.st_nlink == 2)
+        error = 0; /* NFS: the answer was lost */
+    unlink(temporary);
+    return error;
+}
+
 static int write_through(const char *path, const char *text, size_t length) {
     int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
     if (fd < 0) return errno;

@@ -27,6 +27,8 @@ int sat_disk_read_own(const char *path, size_t limit, char **text, size_t *lengt
 int sat_disk_write_temporary(const char *path, const char *text, size_t length, char temporary[SAT_PATH_CAPACITY]);
 int sat_disk_commit(const char *temporary, const char *path);
 void sat_disk_discard(const char *temporary);
+/* Writes a file of that name unless there is one, atomically, on NFS too; EEXIST: there is. */
+int sat_disk_claim(const char *path, const char *text, size_t length);
 /* Both at once. A `path` that is there and is no regular file (a terminal, a pipe) is written to as it is. */
 int sat_disk_write(const char *path, const char *text, size_t length);
 

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/agree.h"
 #include "core/identity.h"
 #include "core/rates.h"
 #include "variant.h"
@@ -252,6 +253,7 @@ sat_status sat_context_create(const sat_context_options *options, sat_context **
 void sat_context_free(sat_context *ctx) {
     if (!ctx) return;
     sat_background_close(ctx->background);
+    sat_agree_close(ctx->agree);
     sat_pool_close(ctx->pool);
     sat_memo_close(ctx->memo);
     sat_cache_close(ctx->cache);

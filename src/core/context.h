@@ -13,6 +13,7 @@
 typedef struct sat_memo sat_memo;             /* memo.c: what this process need not do again */
 typedef struct sat_pool sat_pool;             /* pool.c: plans of the one-call form */
 typedef struct sat_background sat_background; /* background.c: the tuning thread */
+typedef struct sat_agree sat_agree;           /* agree.c: what the ranks of a job agree on */
 struct sat_rated;                             /* rates.h */
 
 struct sat_context {
@@ -28,6 +29,7 @@ struct sat_context {
     sat_memo *memo;
     sat_pool *pool;
     sat_background *background;
+    sat_agree *agree; /* NULL: this process decides by itself */
     _Atomic(struct sat_rated *) rated; /* the device with measured rates; NULL: there are none */
     atomic_bool rates_tried;
     atomic_uint wrong_generation; /* incremented when a variant is found wrong; older plans check again */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
+#include "core/agree.h"
 #include "core/noise.h"
 #include "core/rates.h"
 #include "core/runner.h"
@@ -335,12 +336,122 @@ static void distrust_wrong(const sat_request *q, const sat_entry *entry) {
     }
 }
 
+/* ---- agreement with other ranks ---- */
+
+/* What is agreed on, as text: a variant's name, and where it was raced its threads and seconds: "name,threads,seconds".
+ * No name has a comma. */
+typedef struct agreed {
+    char name[128];
+    int threads;
+    double seconds;
+} agreed;
+
+static void format_agreed(const sat_request *q, const sat_variant *v, char text[SAT_AGREED_SIZE]) {
+    sat_entry entry = {0};
+    const sat_record *raced = NULL;
+    snprintf(text, SAT_AGREED_SIZE, "%s", v->name);
+    if (sat_cache_find(q->ctx->cache, q->key, false, &entry) != SAT_OK) return;
+    for (size_t i = 0; i < entry.count; i++)
+        if (entry.records[i].kind == SAT_RECORD_RACED && entry.records[i].seconds > 0 &&
+            strcmp(entry.records[i].variant, v->name) == 0)
+            raced = &entry.records[i];
+    if (raced) snprintf(text, SAT_AGREED_SIZE, "%s,%d,%.6g", v->name, raced->threads, raced->seconds);
+    sat_entry_free(&entry);
+}
+
+static agreed parse_agreed(const char *text) {
+    agreed a = {.threads = 0};
+    size_t length = strcspn(text, ",");
+    if (length < sizeof a.name) memcpy(a.name, text, length);
+    if (text[length] && sscanf(text + length, ",%d,%lf", &a.threads, &a.seconds) != 2) a.threads = 0, a.seconds = 0;
+    if (a.threads < 0 || !(a.seconds >= 0)) a.threads = 0, a.seconds = 0;
+    return a;
+}
+
+/* Another rank's race is an answer for later jobs, too: a race of one. */
+static void store_agreed(const sat_request *q, const sat_variant *v, const agreed *a, const sat_entry *entry) {
+    sat_record r = {.kind = SAT_RECORD_RACED, .verdict = SAT_VERDICT_OK, .runs = 1, .may_win = true};
+    if (a->seconds == 0 || sat_choose_has_result(entry, v)) return;
+    r.seconds = r.least_seconds = a->seconds, r.threads = a->threads, r.when = (int64_t)time(NULL);
+    name_race(r.race, sizeof r.race, r.when);
+    snprintf(r.variant, sizeof r.variant, "%s", v->name);
+    snprintf(r.revision, sizeof r.revision, "%s", v->revision);
+    snprintf(r.full_key, sizeof r.full_key, "%s", q->full_key);
+    if (sat_cache_add(q->ctx->cache, q->key, &r, 1) != SAT_OK)
+        sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
+}
+
+/* What this rank would select: the cache's answer, or a race's if it is for this rank to race. NULL: nothing yet. */
+static sat_status select_to_propose(sat_request *q, const char *key, sat_selection *selection) {
+    sat_entry entry;
+    SAT_TRY(sat_cache_find(q->ctx->cache, q->key, false, &entry));
+    sat_status status = select_from_entry(q, &entry, selection);
+    if (!selection->variant) distrust_wrong(q, &entry);
+    sat_entry_free(&entry);
+    if (status != SAT_OK || selection->variant) return status;
+    if (q->ctx->options.effort == SAT_EFFORT_CACHED || !sat_agree_claim(q->ctx->agree, key)) return SAT_OK;
+    status = tune_now(q, NULL, false, selection);
+    if (status == SAT_OK && selection->variant) return SAT_OK;
+    if (status == SAT_DEVICE_ERROR && q->ctx->backend->broken(&q->device)) return status;
+    if (status != SAT_OK) sat_logf(&q->ctx->log, SAT_LOG_WARN, "not tuned: %s", sat_last_error());
+    return sat_select_by_estimate(q, selection); /* nobody else will race it */
+}
+
+/* Takes on what was agreed, once it is verified here. False: it does not fit here, or is wrong here. */
+static bool take_agreed(sat_request *q, const char *text, sat_selection *selection) {
+    agreed a = parse_agreed(text);
+    const sat_variant *v = sat_registry_find(&q->ctx->registry, a.name);
+    sat_entry entry;
+    if (v && v == selection->variant && selection->verified) return true;
+    if (!v || !sat_variant_fits(v, &q->problem, q->view, &q->device) || !sat_request_affords(q, v)) return false;
+    if (sat_cache_find(q->ctx->cache, q->key, false, &entry) != SAT_OK) return false;
+    bool known = sat_choose_verified(&entry, v, q->full_key, NULL), verified = known;
+    bool wrong = sat_choose_wrong(&entry, v), tunes = q->ctx->options.effort != SAT_EFFORT_CACHED;
+    sat_verdict verdict = 0;
+    double seconds = selection->tuning_seconds, start = sat_now();
+    if (!known && !wrong && tunes)
+        verified = verify(q, v, &(sat_race_how){.store = true}, &verdict) == SAT_OK && verdict == SAT_VERDICT_OK;
+    wrong = wrong || (verdict && verdict != SAT_VERDICT_OK);
+    if (verified && tunes) store_agreed(q, v, &a, &entry);
+    sat_entry_free(&entry);
+    if (wrong || (!verified && !sat_registry_trusted(&q->ctx->registry, v))) return false;
+    *selection =
+        (sat_selection){.variant = v, .verified = verified, .pattern_verified = verified, .threads = a.threads};
+    selection->cached = known, selection->tuning_seconds = seconds + (sat_now() - start);
+    return true;
+}
+
+/* Where nobody has answered the key, this rank does: by its cache, or its race, or once it has waited for the rank that
+ * races, by its estimate. The first answer is that of all ranks. */
+static sat_status select_agreed(sat_request *q, const char *key, sat_selection *selection) {
+    char text[SAT_AGREED_SIZE], mine[SAT_AGREED_SIZE];
+    sat_agree *a = q->ctx->agree;
+    if (!sat_agree_find(a, key, 0, text)) {
+        SAT_TRY(select_to_propose(q, key, selection));
+        bool tunes = q->ctx->options.effort != SAT_EFFORT_CACHED;
+        bool found = !selection->variant && tunes && sat_agree_find(a, key, -1, text);
+        if (!selection->variant && !found) SAT_TRY(sat_select_by_estimate(q, selection));
+        if (!found) {
+            format_agreed(q, selection->variant, mine);
+            sat_agree_propose(a, key, mine, text);
+        }
+    }
+    if (take_agreed(q, text, selection)) return SAT_OK;
+    selection->variant = NULL;
+    /* Ranks whose sizes differ share a key, and not all of them may run the same: they agree on the exact problem. */
+    if (key != q->full_key) return select_agreed(q, q->full_key, selection);
+    sat_logf(&q->ctx->log, SAT_LOG_WARN, "the ranks agreed on %s, which does not serve here: the estimate decides",
+             text);
+    return sat_select_by_estimate(q, selection);
+}
+
 sat_status sat_select_variant(sat_request *q, sat_selection *selection) {
     sat_context *ctx = q->ctx;
     sat_effort effort = ctx->options.effort;
     *selection = (sat_selection){0};
     if (select_forced(q, selection) || select_for_no_output(q, selection)) return SAT_OK;
     if (effort == SAT_EFFORT_OFF) return sat_select_by_estimate(q, selection);
+    if (ctx->agree) return select_agreed(q, q->key, selection);
     sat_entry entry;
     SAT_TRY(sat_cache_find(ctx->cache, q->key, false, &entry));
     sat_status status = select_from_entry(q, &entry, selection);
