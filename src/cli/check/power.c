@@ -93,9 +93,18 @@ static bool run_check(power *w, power_row *r) {
 
 /* ---- all of them ---- */
 
+// Has the device any variant of its own for this? Without one a race has no exact sums to compare with.
+static bool is_there(const power *w, sat_operation op) {
+    for (size_t i = 0; i < sat_variant_count(w->race); i++) {
+        const sat_variant *v = sat_variant_at(w->race, i);
+        if (v->op == op && v->user != &w->planted) return true;
+    }
+    return false;
+}
+
 static bool is_wanted(const power *w, const fault *f, sat_operation op, sat_dtype t) {
     if (!(f->ops >> op & 1) || (w->op && w->op != (int)op) || (w->dtype && w->dtype != t)) return false;
-    if (w->only && !strstr(f->name, w->only)) return false;
+    if ((w->only && !strstr(f->name, w->only)) || !is_there(w, op)) return false;
     bool cpu = sat_context_device(w->race)->backend == SAT_CPU;
     return (cpu || !f->threads) && (f->shows == 0 || power_shows(f, t));
 }
