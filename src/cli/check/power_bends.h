@@ -352,7 +352,7 @@ static sat_status writes_past(run *r) {
 static int64_t group_count(const run *r) { return r->p.grouped.groups; }
 
 static void even_groups(const run *r, int64_t *to) {
-    for (int64_t g = 0; g <= group_count(r); g++) to[g] = r->p.m * g / group_count(r);
+    for (int64_t g = 1; g <= group_count(r); g++) to[g] = r->p.m * g / group_count(r);
 }
 
 // Every group but the last has its neighbour's first row too, where that has one.
