@@ -578,6 +578,31 @@ static void the_race_finds_what_is_wrong_and_nothing_else(void **state) {
     sat_context_free(ctx);
 }
 
+/* No group, no row, no column: what there is of the output is still written, and nothing beside it is touched. */
+static void a_race_without_groups_rows_or_columns_is_right(void **state) {
+    static const int64_t sizes[][4] = {{91, 142, 111, 0}, {0, 8, 8, 3}, {8, 0, 8, 3}, {8, 8, 0, 3}, {8, 8, 8, 20}};
+    (void)state;
+    sat_context *ctx = NULL;
+    sat_context_options options = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = ""};
+    options.effort = SAT_EFFORT_QUICK, options.budget_seconds = 1e-3;
+    assert_ok(sat_context_create(&options, &ctx));
+    for (int i = 0; i < 10; i++) {
+        const int64_t *s = sizes[i / 2];
+        sat_problem p = {SAT_SIZED(sat_problem)};
+        sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .discard = true};
+        sat_race *race = NULL;
+        assert_ok(sat_problem_grouped(&p, SAT_F32, s[0], s[1], s[2], s[3]));
+        p.op = i % 2 ? SAT_GROUPED_WEIGHTS : SAT_GROUPED, p.beta = 0.5;
+        assert_ok(sat_race_run(ctx, NULL, &p, &o, &race));
+        for (size_t r = 0; r < sat_race_count(race); r++)
+            if (sat_race_at(race, r)->verdict == SAT_VERDICT_WRONG ||
+                sat_race_at(race, r)->verdict == SAT_VERDICT_ERROR)
+                fail_msg("sizes %d: %s: %s", i, sat_race_at(race, r)->variant, sat_race_at(race, r)->message);
+        sat_race_free(race);
+    }
+    sat_context_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_variant_gives_each_group_its_own_product),
@@ -587,6 +612,7 @@ int main(void) {
         cmocka_unit_test(one_call_does_it_all),
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(the_race_finds_what_is_wrong_and_nothing_else),
+        cmocka_unit_test(a_race_without_groups_rows_or_columns_is_right),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

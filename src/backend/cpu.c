@@ -234,7 +234,7 @@ static void make_dense(const sat_device *d, const sat_operand *o, void *base, ui
 static sat_status cpu_make(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base,
                            uint64_t seed, const sat_fill *fill) {
     (void)cpu_set(d, base, 0xff, (size_t)o->span * sat_dtype_size(o->dtype)); /* NaN in every dtype */
-    int64_t items = o->layout.batch_stride ? o->batch : 1;
+    int64_t items = o->layout.batch_stride || o->batch == 0 ? o->batch : 1;
     for (int64_t z = 0; z < items; z++) {
         if (o->values) make_values(d, o, a, base, seed, fill, z);
         else make_dense(d, o, base, seed, fill, z);

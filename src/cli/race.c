@@ -20,6 +20,7 @@
 typedef struct block_list {
     int64_t rows[BLOCKS_MOST], cols[BLOCKS_MOST];
     int count;
+    bool given;
 } block_list;
 
 typedef struct race_args {
@@ -53,7 +54,7 @@ static const char *parse_block(const char *p, int64_t *rows, int64_t *cols) {
 
 static bool parse_blocks(const char *text, void *to) {
     block_list *list = to;
-    list->count = 0;
+    list->count = 0, list->given = true;
     for (const char *p = text;; p++) {
         if (list->count == BLOCKS_MOST) return false;
         p = parse_block(p, &list->rows[list->count], &list->cols[list->count]);
@@ -125,15 +126,16 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
     const char *sizes = "three sizes such as 4096x512x1024, each from 1 to 2147483647";
     const char *blocks = "sizes such as 64, 64x32 or 16,32,64, each side from 1 to 1048576, at most 16 of them";
     const arg list[] = {
-        ARG_INT_("m", &s->m, "M", 1, most, "rows of the result (4096)"),
-        ARG_INT_("n", &s->n, "N", 1, most, "columns of the result (4096; with --matrix 128)"),
-        ARG_INT_("k", &s->k, "K", 1, most, "inner size (4096)"),
+        ARG_INT_("m", &s->m, "M", 1, most, "rows of the result (4096); grouped: tokens (2048)"),
+        ARG_INT_("n", &s->n, "N", 1, most, "columns of the result (4096; with --matrix 128; grouped 1024)"),
+        ARG_INT_("k", &s->k, "K", 1, most, "inner size (4096; grouped 1024)"),
         ARG_PARSE_("size", s, "MxNxK", parse_size, sizes, "all three at once"),
         ARG_PARSE_("block", &r->blocks, "B[,B...]", parse_blocks, blocks,
                    "64 or 64x32; of several the best is named (64)"),
         ARG_PARSE_("sparsity", &p->sparsity, "S", parse_sparsity, "a number from 0 to 1, or from 0% to 100%",
                    "share of the blocks that are absent (0.875; attention 0)"),
-        ARG_REAL_("skew", &p->skew, "X", 1, 1e9, "blocks of the heaviest row over the mean (1; powerlaw 8)"),
+        ARG_REAL_("skew", &p->skew, "X", 1, 1e9,
+                  "blocks of the heaviest row, or rows of the largest group, over the mean (1; powerlaw 8; grouped 2)"),
         ARG_REAL_("overlap", &p->overlap, "X", 0, 1, "random: share of a row's columns that the next row has too"),
         ARG_CHOICE_("pattern", &p->kind, "KIND", make_kind_names, "where the blocks are"),
         ARG_INT_("seed", &r->seed, "N", 0, 0x1p63, "of the made-up pattern (1)"),
@@ -153,14 +155,17 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
                    "attention: of the scores (1/sqrt(dim))"),
         ARG_FLAG_("head-masks", &s->head_masks, "attention: each head has blocks of its own"),
         ARG_FLAG_("lse", &s->lse, "attention: writes the logarithms of the sums too"),
+        ARG_INT_("experts", &s->groups, "N", 1, 1 << 20, "grouped: groups, each with a matrix of its own (8)"),
+        ARG_INT_("top-k", &s->top_k, "N", 1, 1 << 20, "grouped: rows of X for each token (1)"),
+        ARG_CHOICE_("offsets", &s->offsets, "T", offset_names, "grouped: the type of the offsets (i64)"),
         ARG_FLAG_("transpose", &s->transpose, "matmul: by the transpose of A"),
         ARG_PARSE_("layout", r, "B[,C]", parse_layout, "row or col, or two such as row,col",
-                   "storage order, row or col, of B and C (sampled: X and Y)"),
+                   "storage order, row or col, of B and C (sampled: X and Y; grouped: W and Y, or Z and W)"),
         ARG_INT_("batch", &s->batch, "N", 1, 1 << 20, "products at once (1)"),
         ARG_REAL_("alpha", &s->alpha, "X", -HUGE_VAL, HUGE_VAL, "factor of the product (1)"),
         ARG_REAL_("beta", &s->beta, "X", -HUGE_VAL, HUGE_VAL, "factor of what the output held (0)"),
-        ARG_FLAG_("bias", &s->bias, "matmul: adds one value to each row"),
-        ARG_CHOICE_("activation", &s->activation, "F", activation_names, "matmul: a function of the result"),
+        ARG_FLAG_("bias", &s->bias, "matmul: adds one value to each row; grouped: to each column of a group"),
+        ARG_CHOICE_("activation", &s->activation, "F", activation_names, "matmul, grouped: a function of the result"),
         ARG_PARSE_("align", &s->align, "BYTES", parse_align, "a power of two from 8 to 4096",
                    "of the operands (64; on a GPU 256)"),
         ARG_FLAG_("fixed-values", &r->fixed, "block values stay the same between runs (inference)"),
@@ -183,12 +188,15 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
     args a = {
         .command = "race",
         .usage = "[options]",
-        .about = "Races every variant that fits a block-sparse product, checks each, and names the best.",
+        .about = "Races every variant that fits a block-sparse product, or products of groups, checks each, and names\n"
+                 "the best.",
         .list = list,
         .count = sizeof list / sizeof *list,
         .more = "matmul: C = A*B, A block-sparse of M x K, B of K x N. sampled: X*Y, M x K times K x N, at the stored\n"
                 "blocks of an M x N matrix. attention: softmax(Q*K^T where blocks are stored)*V, of --seq queries by\n"
-                "--kv-seq keys; attention-backward: its gradients."};
+                "--kv-seq keys; attention-backward: its gradients. grouped: Y = X*W[group], X of M*top-k x K, whose "
+                "rows are\n"
+                "in groups, each with a W of K x N; grouped-weights: the gradient of W, X^T*Z of each group."};
     return args_parse(&a, argc, argv);
 }
 
@@ -246,7 +254,6 @@ static bool load_survivors(const race_args *r, const trials *t, sat_context *con
 // Fills `out` and gives the exit code; the caller frees out->race.
 static int run_race(const race_args *r, const spec *s, const blocks *b, sat_context *context, const char *only,
                     outcome *out) {
-    sat_bsr indices = spec_indices(b);
     sat_pattern *pattern = NULL;
     sat_race *race = NULL;
     sat_problem p = spec_problem(s, b);
@@ -254,7 +261,7 @@ static int run_race(const race_args *r, const spec *s, const blocks *b, sat_cont
     sat_race_options o = {SAT_SIZED(sat_race_options), .only = only, .progress = show_progress, .progress_user = &bar};
     o.fresh = r->fresh;
     o.discard = r->no_keep || r->only; // a race of some says nothing about the rest
-    sat_status status = sat_pattern_create(context, &indices, &pattern);
+    sat_status status = spec_pattern(context, s, b, &pattern);
     if (status == SAT_OK) status = sat_race_run(context, pattern, &p, &o, &race);
     progress_clear(&bar);
     out->race = race;
@@ -378,24 +385,36 @@ static int race_all(const race_args *r) {
 static const char *drawn_option(const race_args *r) {
     const make_request *p = &r->spec.pattern;
     if (p->sparsity >= 0) return "sparsity";
-    if (p->skew > 0) return "skew";
+    if (p->skew > 0 && !spec_is_grouped(&r->spec)) return "skew";
     if (p->overlap >= 0) return "overlap";
     if (p->kind != 0) return "pattern";
     if (r->spec.head_masks) return "head-masks";
     return r->seed != 1 ? "seed" : NULL;
 }
 
+static const char *foreign_to_groups(const race_args *r) {
+    if (r->matrix) return "matrix";
+    if (r->blocks.given && !r->trial) return "block"; // a trial names the block that it is about
+    return r->spec.batch != 1 ? "batch" : drawn_option(r);
+}
+
 // One that the operation does not have; NULL if none was given.
 static const char *foreign_option(const race_args *r) {
     const spec *s = &r->spec;
     spec plain = spec_default();
-    if (s->op != SAT_MATMUL - 1) {
-        if (s->transpose) return "transpose";
-        if (s->bias) return "bias";
-        if (s->activation) return "activation";
-        if (r->fixed) return "fixed-values";
+    bool epilogue = s->op == SAT_MATMUL - 1 || s->op == SAT_GROUPED - 1;
+    if (!epilogue && s->bias) return "bias";
+    if (!epilogue && s->activation) return "activation";
+    if (s->op != SAT_MATMUL - 1 && s->transpose) return "transpose";
+    if (s->op != SAT_MATMUL - 1 && r->fixed) return "fixed-values";
+    if (!spec_is_grouped(s)) {
+        if (s->groups != plain.groups) return "experts";
+        if (s->top_k != plain.top_k) return "top-k";
+        if (s->offsets != plain.offsets) return "offsets";
     }
     if (spec_is_attention(s)) return s->alpha != plain.alpha ? "alpha" : r->layout ? "layout" : NULL;
+    const char *foreign = spec_is_grouped(s) ? foreign_to_groups(r) : NULL;
+    if (foreign) return foreign;
     if (r->seq) return "seq";
     if (r->kv_seq) return "kv-seq";
     if (r->dim) return "dim";

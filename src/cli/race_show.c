@@ -125,7 +125,8 @@ void race_print(const outcome *o) {
     spec_title(o->spec, o->blocks, title, sizeof title);
     printf("%s, on %s\n", title, sat_context_device(o->context)->name);
     table t = {.columns = 5};
-    table_row(&t, (const char *[]){"variant", "time", "spread", "rate on stored blocks", "check"});
+    table_row(&t, (const char *[]){"variant", "time", "spread",
+                                   spec_is_grouped(o->spec) ? "rate" : "rate on stored blocks", "check"});
     add_results(o, &t);
     table_print(&t, stdout, "  ");
     table_free(&t);
@@ -170,24 +171,36 @@ static void attention_json(json *j, const spec *s) {
     json_bool(j, "lse", s->lse);
 }
 
-static void problem_json(json *j, const outcome *o) {
-    const spec *s = o->spec;
-    const blocks *b = o->blocks;
+static void grouped_json(json *j, const spec *s) {
+    json_int(j, "groups", s->groups), json_int(j, "top_k", s->top_k);
+    json_real(j, "skew", spec_skew(s));
+    json_text(j, "offsets", offset_names[s->offsets]);
+}
+
+static void blocks_json(json *j, const blocks *b) {
     double all = (double)b->grid_rows * (double)b->grid_cols;
-    json_object(j, "problem");
-    json_text(j, "op", operation_names[s->op]);
-    json_int(j, "m", s->m), json_int(j, "n", s->n), json_int(j, "k", s->k);
     json_array(j, "block");
     json_int(j, NULL, b->block_rows), json_int(j, NULL, b->block_cols);
     json_end(j);
-    json_text(j, "dtype", dtype_pair_name(s->a_dtype, s->c_dtype));
     json_int(j, "stored_blocks", b->count);
     json_real(j, "density", all > 0 ? (double)b->count / all : 0);
+}
+
+static void problem_json(json *j, const outcome *o) {
+    const spec *s = o->spec;
+    const blocks *b = o->blocks;
+    bool grouped = spec_is_grouped(s);
+    json_object(j, "problem");
+    json_text(j, "op", operation_names[s->op]);
+    json_int(j, "m", s->m), json_int(j, "n", s->n), json_int(j, "k", s->k);
+    if (!grouped) blocks_json(j, b);
+    json_text(j, "dtype", dtype_pair_name(s->a_dtype, s->c_dtype));
     json_real(j, "flops", o->info.flops);
     json_real(j, "bytes", o->info.bytes);
     json_int(j, "batch", s->batch);
     if (spec_is_attention(s)) attention_json(j, s);
-    json_bool(j, "transpose", s->transpose);
+    if (grouped) grouped_json(j, s);
+    else json_bool(j, "transpose", s->transpose);
     json_text(j, "measure", o->cold ? "cold" : "warm");
     json_real(j, "floor_seconds", floor_seconds(o));
     rows_json(j, b);

@@ -141,6 +141,7 @@ const char *isa_text(uint32_t isa, char *out, size_t capacity) {
 const char *backend_text(sat_backend_kind kind) { return kind == SAT_CUDA ? "cuda" : "cpu"; }
 
 const char *operation_text(sat_operation op) {
-    static const char *const names[] = {"?", "matmul", "sampled", "attention", "attention-backward"};
-    return names[op >= SAT_MATMUL && op <= SAT_ATTENTION_BACKWARD ? op : 0];
+    static const char *const names[] = {"?",       "matmul",         "sampled", "attention", "attention-backward",
+                                        "grouped", "grouped-weights"};
+    return names[op >= SAT_MATMUL && op <= SAT_GROUPED_WEIGHTS ? op : 0];
 }

@@ -9,9 +9,13 @@
 #include "memory.h"
 #include "number.h"
 
-const char *const operation_names[] = {"matmul", "sampled", "attention", "attention-backward", NULL};
+const char *const operation_names[] = {"matmul",  "sampled",         "attention", "attention-backward",
+                                       "grouped", "grouped-weights", NULL};
 const char *const activation_names[] = {"none", "relu", "gelu", "silu", NULL};
 const char *const order_names[] = {"row", "col", NULL};
+const char *const offset_names[] = {"i32", "i64", NULL};
+
+static const double DEFAULT_SKEW = 2; // of groups, as the library has it
 
 spec spec_default(void) {
     return (spec){.block_rows = 64,
@@ -19,12 +23,19 @@ spec spec_default(void) {
                   .pattern = {.stored = -1, .sparsity = -1, .overlap = -1, .seed = 1},
                   .batch = 1,
                   .alpha = 1,
-                  .heads = 8};
+                  .heads = 8,
+                  .groups = 8,
+                  .top_k = 1,
+                  .offsets = SAT_I64 - 1};
 }
 
 static sat_operation operation(const spec *s) { return (sat_operation)(s->op + 1); }
 
-bool spec_is_attention(const spec *s) { return operation(s) >= SAT_ATTENTION; }
+bool spec_is_attention(const spec *s) { return s->op >= SAT_ATTENTION - 1 && s->op <= SAT_ATTENTION_BACKWARD - 1; }
+
+bool spec_is_grouped(const spec *s) { return s->op >= SAT_GROUPED - 1; }
+
+double spec_skew(const spec *s) { return s->pattern.skew > 0 ? s->pattern.skew : DEFAULT_SKEW; }
 
 // One size: what the file says where it says something, else what was asked for, else the default.
 static bool settle(int64_t *size, int64_t from_file, bool given_by_file, const char *name, char *message,
@@ -41,7 +52,22 @@ static bool settle(int64_t *size, int64_t from_file, bool given_by_file, const c
     return true;
 }
 
+// Every token has top_k rows of its own.
+static bool grouped_sizes(spec *s, char *message, size_t capacity) {
+    if (s->m == 0) s->m = 2048;
+    if (s->n == 0) s->n = 1024;
+    if (s->k == 0) s->k = 1024;
+    if (s->m > INT32_MAX / s->top_k) {
+        snprintf(message, capacity, "-m %" PRId64 " with --top-k %" PRId64 ": expected at most %d rows together", s->m,
+                 s->top_k, INT32_MAX);
+        return false;
+    }
+    s->m *= s->top_k;
+    return true;
+}
+
 bool spec_sizes(spec *s, char *message, size_t capacity) {
+    if (spec_is_grouped(s)) return grouped_sizes(s, message, capacity);
     const mtx *f = s->matrix;
     int64_t other = f ? 128 : 4096, rows = f ? f->rows : other, cols = f ? f->cols : other;
     if (spec_is_attention(s))
@@ -83,6 +109,7 @@ static bool mask_blocks(const spec *s, blocks *out, char *message, size_t capaci
 }
 
 bool spec_blocks(const spec *s, blocks *out, char *message, size_t capacity) {
+    if (spec_is_grouped(s)) return *out = (blocks){.block_rows = 1, .block_cols = 1}, true;
     if (s->matrix) {
         mtx_error error;
         if (mtx_block(s->matrix, s->block_rows, s->block_cols, (size_t)(0.5 * memory_bytes()), out, NULL, &error))
@@ -105,11 +132,14 @@ void spec_dtype(spec *s, const sat_device *device) {
     if (!s->a_dtype) s->a_dtype = s->c_dtype = device->backend == SAT_CUDA ? SAT_F16 : SAT_F32;
 }
 
-sat_bsr spec_indices(const blocks *b) {
-    return (sat_bsr){
+sat_status spec_pattern(sat_context *context, const spec *s, const blocks *b, sat_pattern **pattern) {
+    *pattern = NULL;
+    if (spec_is_grouped(s)) return SAT_OK;
+    sat_bsr indices = {
         SAT_SIZED(sat_bsr),          .rows = b->rows,           .cols = b->cols,           .block_rows = b->block_rows,
         .block_cols = b->block_cols, .stored_blocks = b->count, .index_type = SAT_I64,     .row_ptr = b->row_ptr,
         .col_idx = b->col_idx,       .sequences = b->sequences, .q_offsets = b->q_offsets, .kv_offsets = b->kv_offsets};
+    return sat_pattern_create(context, &indices, pattern);
 }
 
 static sat_problem attention_problem(const spec *s) {
@@ -132,8 +162,25 @@ static sat_layout dense(int64_t rows, int64_t cols, bool by_columns, int64_t bat
     return l;
 }
 
+static sat_problem grouped_problem(const spec *s) {
+    bool weights = operation(s) == SAT_GROUPED_WEIGHTS;
+    sat_problem p = {SAT_SIZED(sat_problem)};
+    (void)sat_problem_grouped(&p, s->a_dtype, s->m, s->n, s->k, s->groups);
+    p.op = operation(s);
+    p.c_dtype = s->c_dtype;
+    p.alpha = s->alpha, p.beta = s->beta, p.flags = s->flags;
+    p.a_align = p.b_align = p.c_align = (uint32_t)s->align;
+    p.b = dense(weights ? s->m : s->k, s->n, s->col_b, weights ? 1 : s->groups);
+    p.c = dense(weights ? s->k : s->m, s->n, s->col_c, weights ? s->groups : 1);
+    p.grouped.offset_type = (sat_index_type)(s->offsets + 1);
+    p.grouped.bias = s->bias, p.grouped.activation = (sat_activation)s->activation;
+    p.grouped.skew = s->pattern.skew;
+    return p;
+}
+
 sat_problem spec_problem(const spec *s, const blocks *b) {
     if (spec_is_attention(s)) return attention_problem(s);
+    if (spec_is_grouped(s)) return grouped_problem(s);
     bool sampled = operation(s) == SAT_SAMPLED;
     sat_problem p = {SAT_SIZED(sat_problem)};
     (void)(sampled ? sat_problem_sampled(&p, s->a_dtype, s->k) : sat_problem_matmul(&p, s->a_dtype, s->n));
@@ -184,19 +231,31 @@ static void add_attention(line *l, const spec *s) {
     if (s->lse) add(l, ", with LSE");
 }
 
+static void add_groups(line *l, const spec *s) {
+    add(l, ", %" PRId64 " group%s, skew %g", s->groups, s->groups == 1 ? "" : "s", spec_skew(s));
+    if (s->top_k > 1) add(l, ", top-k %" PRId64 " of %" PRId64 " tokens", s->top_k, s->m / s->top_k);
+    if (s->offsets != SAT_I64 - 1) add(l, ", offsets %s", offset_names[s->offsets]);
+}
+
 void spec_title(const spec *s, const blocks *b, char *out, size_t capacity) {
     line l = {out, capacity, 0};
     double all = (double)b->grid_rows * (double)b->grid_cols;
-    add(&l, "%s %s %" PRId64 "x%" PRId64 "x%" PRId64 ", block %" PRId64 "x%" PRId64 ", %" PRId64 " of %.0f blocks",
-        operation_names[s->op], dtype_pair_name(s->a_dtype, s->c_dtype), s->m, s->n, s->k, b->block_rows, b->block_cols,
-        b->count, all);
+    add(&l, "%s %s %" PRId64 "x%" PRId64 "x%" PRId64, operation_names[s->op], dtype_pair_name(s->a_dtype, s->c_dtype),
+        s->m, s->n, s->k);
+    if (spec_is_grouped(s)) add_groups(&l, s);
+    else
+        add(&l, ", block %" PRId64 "x%" PRId64 ", %" PRId64 " of %.0f blocks", b->block_rows, b->block_cols, b->count,
+            all);
     if (all > 0) add(&l, " (%.4g %% sparse)", 100 * (1 - (double)b->count / all));
     if (s->batch > 1) add(&l, ", batch %" PRId64, s->batch);
     if (spec_is_attention(s)) return add_attention(&l, s);
     if (s->transpose) add(&l, ", A transposed");
-    const char *first = operation(s) == SAT_SAMPLED ? "X" : "B", *second = operation(s) == SAT_SAMPLED ? "Y" : "C";
-    if (s->col_b) add(&l, ", %s by columns", first);
-    if (s->col_c) add(&l, ", %s by columns", second);
+    static const char *const names[][2] = {[SAT_MATMUL] = {"B", "C"},
+                                           [SAT_SAMPLED] = {"X", "Y"},
+                                           [SAT_GROUPED] = {"W", "Y"},
+                                           [SAT_GROUPED_WEIGHTS] = {"Z", "W"}};
+    if (s->col_b) add(&l, ", %s by columns", names[operation(s)][0]);
+    if (s->col_c) add(&l, ", %s by columns", names[operation(s)][1]);
     if (s->alpha != 1) add(&l, ", alpha %g", s->alpha);
     if (s->beta != 0) add(&l, ", beta %g", s->beta);
     if (s->bias) add(&l, ", bias");

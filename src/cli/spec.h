@@ -24,18 +24,24 @@ typedef struct spec {
     int64_t heads, kv_heads, window, sequences; /* kv_heads 0: as many; sequences 0: not packed */
     double scale;                               /* 0: 1/sqrt(k) */
     bool causal, lse, head_masks;
+    /* Products of groups: m rows, one matrix a group. The pattern's skew is that of the groups; 0: the library's. */
+    int64_t groups, top_k; /* spec_sizes multiplies m by top_k */
+    int offsets;           /* place in offset_names: the library's enum less 1 */
 } spec;
 
-extern const char *const operation_names[], *const activation_names[], *const order_names[];
+extern const char *const operation_names[], *const activation_names[], *const order_names[], *const offset_names[];
 
 spec spec_default(void);
 bool spec_is_attention(const spec *s); /* or its gradients */
+double spec_skew(const spec *s);       /* of groups: the rows of the largest over the mean */
+bool spec_is_grouped(const spec *s);   /* or the gradient of the weights: there is no pattern */
 /* Sizes filled in, from the matrix where there is one. False with a message where they contradict. */
 bool spec_sizes(spec *s, char *message, size_t capacity);
 bool spec_blocks(const spec *s, blocks *out, char *message, size_t capacity);
 /* Fills in the default dtype, which depends on the device. */
 void spec_dtype(spec *s, const sat_device *device);
-sat_bsr spec_indices(const blocks *b); /* points into b */
+/* NULL where the operation has none. */
+sat_status spec_pattern(sat_context *context, const spec *s, const blocks *b, sat_pattern **pattern);
 sat_problem spec_problem(const spec *s, const blocks *b);
 /* "matmul f32 4096x4096x4096, block 64x64, 512 of 4096 blocks (87.5 % sparse)" and what else is not the default. */
 void spec_title(const spec *s, const blocks *b, char *out, size_t capacity);

@@ -50,12 +50,11 @@ static int try_one(spec *problem, sat_context *context, const char *name, int fd
         isolate_report(fd, "problem %s", message);
         return EXIT_FAILED;
     }
-    sat_bsr indices = spec_indices(&b);
     sat_pattern *pattern = NULL;
     sat_race *race = NULL;
     sat_problem p = spec_problem(problem, &b);
     sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .only = name};
-    sat_status status = sat_pattern_create(context, &indices, &pattern);
+    sat_status status = spec_pattern(context, problem, &b, &pattern);
     if (status == SAT_OK) status = sat_race_run(context, pattern, &p, &o, &race);
     report_result(status, race, fd);
     sat_race_free(race);

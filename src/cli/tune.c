@@ -147,6 +147,9 @@ static bool read_words(const char *text, spec *s) {
     s->block_rows = block[0], s->block_cols = block[1];
     s->beta = beta ? 1 : 0, s->bias = bias, s->transpose = t;
     if (spec_is_attention(s) && !read_attention(text, s)) return false;
+    if (spec_is_grouped(s) &&
+        (!whole(text, "groups", &s->groups) || !choice(text, "offsets", offset_names, &s->offsets)))
+        return false;
     s->flags = (has_word(text, "tf32") ? SAT_ALLOW_TF32 : 0) | (has_word(text, "dense") ? SAT_ALLOW_DENSE : 0) |
                (has_word(text, "nondeterministic") ? SAT_ALLOW_NONDETERMINISTIC : 0) |
                (has_word(text, "fixed") ? SAT_FIXED_VALUES : 0) | SAT_ALLOW_BROADCAST; // the caller had it
@@ -170,13 +173,12 @@ static bool show_progress(void *user, int done, int total, const char *what) {
 }
 
 static int race_problem(sat_context *context, const note *n, const spec *s, const blocks *b, const sat_problem *p) {
-    sat_bsr indices = spec_indices(b);
     sat_pattern *pattern = NULL;
     sat_race *race = NULL;
     sat_race_info info = {SAT_SIZED(sat_race_info)};
     progress bar = progress_start(false);
     sat_race_options o = {SAT_SIZED(sat_race_options), .progress = show_progress, .progress_user = &bar};
-    sat_status status = sat_pattern_create(context, &indices, &pattern);
+    sat_status status = spec_pattern(context, s, b, &pattern);
     if (status == SAT_OK) status = sat_race_run(context, pattern, p, &o, &race);
     if (status == SAT_OK) status = sat_race_get_info(race, &info);
     progress_clear(&bar);
@@ -196,11 +198,10 @@ static int race_problem(sat_context *context, const note *n, const spec *s, cons
 }
 
 // Whether this made-up pattern falls under the noted key.
-static bool same_key(sat_context *context, const blocks *b, const sat_problem *p, const char *wanted) {
-    sat_bsr indices = spec_indices(b);
+static bool same_key(sat_context *context, const spec *s, const blocks *b, const sat_problem *p, const char *wanted) {
     sat_pattern *pattern = NULL;
     char key[512];
-    bool same = sat_pattern_create(context, &indices, &pattern) == SAT_OK &&
+    bool same = spec_pattern(context, s, b, &pattern) == SAT_OK &&
                 sat_problem_key(context, pattern, p, key, sizeof key) == SAT_OK && strcmp(key, wanted) == 0;
     sat_pattern_free(pattern);
     return same;
@@ -221,7 +222,7 @@ static int tune_one(sat_context *context, const note *n) {
             blocks_free(&b);
             return failure("tune", "a note that cannot be read: %s", n->text);
         }
-        if (same_key(context, &b, &p, n->key)) break;
+        if (same_key(context, &s, &b, &p, n->key)) break;
     }
     int code = race_problem(context, n, &s, &b, &p);
     blocks_free(&b);

@@ -21,7 +21,7 @@ static const struct {
               {SAT_F16, SAT_F32}, {SAT_BF16, SAT_BF16}, {SAT_BF16, SAT_F32}};
 static const struct {
     const char *name;
-    bool first, second; // by columns: B and C, or X and Y
+    bool first, second; // by columns: B and C, X and Y, or W and Y
 } layouts[] = {{"row,row", false, false}, {"row,col", false, true}, {"col,row", true, false}, {"col,col", true, true}};
 enum {
     SIDES = sizeof block_sides / sizeof *block_sides,
@@ -43,7 +43,7 @@ static spec small_problem(const sat_variant *v) {
     s.op = (int)v->op - 1;
     s.pattern.sparsity = 0.5;
     s.a_dtype = s.c_dtype = v->instance.dtype ? v->instance.dtype : SAT_F32;
-    s.n = s.k = 64;
+    s.n = s.k = 64, s.groups = 4;
     s.align = 256;
     s.flags = SAT_ALLOW_TF32 | SAT_ALLOW_NONDETERMINISTIC | SAT_ALLOW_DENSE;
     return s;
@@ -51,30 +51,30 @@ static spec small_problem(const sat_variant *v) {
 
 static bool takes(sat_context *c, const sat_variant *v, spec s, bool ragged, bool general) {
     int64_t less = ragged ? 1 : 0;
-    if (v->op != SAT_MATMUL) s.m = 4 * s.block_rows - less, s.n = 4 * s.block_cols - less;
+    if (spec_is_grouped(&s)) s.m = 64 - less, s.n -= less, s.k -= less;
+    else if (v->op != SAT_MATMUL) s.m = 4 * s.block_rows - less, s.n = 4 * s.block_cols - less;
     else if (s.transpose) s.m = 4 * s.block_cols - less, s.k = 4 * s.block_rows - less;
     else s.m = 4 * s.block_rows - less, s.k = 4 * s.block_cols - less;
     blocks b;
     char message[256];
     if (!spec_blocks(&s, &b, message, sizeof message)) return false;
     sat_problem p = spec_problem(&s, &b);
-    if (general) p.b.row_stride *= 2, p.b.col_stride *= 2;
+    if (general) p.b.row_stride *= 2, p.b.col_stride *= 2, p.b.batch_stride *= 2;
     if (general && spec_is_attention(&s)) { // heads side by side in a row, with gaps
         sat_heads side = {.head_stride = 2 * s.k, .row_stride = 2 * s.k * s.heads};
         p.attention.q = p.attention.k = p.attention.v = p.attention.o = side;
     }
-    sat_bsr indices = spec_indices(&b);
     sat_pattern *pattern = NULL;
     sat_plan *plan = NULL;
-    bool yes = sat_pattern_create(c, &indices, &pattern) == SAT_OK &&
-               sat_plan_create_with(c, pattern, &p, v->name, &plan) == SAT_OK;
+    bool yes =
+        spec_pattern(c, &s, &b, &pattern) == SAT_OK && sat_plan_create_with(c, pattern, &p, v->name, &plan) == SAT_OK;
     sat_plan_free(plan);
     sat_pattern_free(pattern);
     blocks_free(&b);
     return yes;
 }
 
-static int64_t *inner(spec *s) { return s->op != SAT_MATMUL - 1 ? &s->k : &s->n; }
+static int64_t *inner(spec *s) { return s->op == SAT_MATMUL - 1 || spec_is_grouped(s) ? &s->n : &s->k; }
 
 // The first problem that it takes, tame ones first; false if none.
 static bool find_base(sat_context *c, const sat_variant *v, spec *base) {
@@ -101,17 +101,19 @@ static support ask(sat_context *c, const sat_variant *v) {
     u.usable = true;
     for (int i = 0; i < DTYPES; i++)
         s = base, s.a_dtype = dtypes[i].a, s.c_dtype = dtypes[i].c, u.dtype[i] = takes(c, v, s, false, false);
-    for (int i = 0; i < SIDES; i++)
+    bool grouped = spec_is_grouped(&base); // which has no blocks
+    for (int i = 0; i < SIDES && !grouped; i++)
         s = base, s.block_rows = s.block_cols = block_sides[i], u.side[i] = takes(c, v, s, false, false);
     for (int i = 0; i < COUNTS; i++)
         s = base, *inner(&s) = column_counts[i], u.columns[i] = takes(c, v, s, false, false);
-    s = base, s.block_cols = s.block_cols > 1 ? s.block_cols / 2 : 2, u.rectangular = takes(c, v, s, false, false);
+    s = base, s.block_cols = s.block_cols > 1 ? s.block_cols / 2 : 2,
+    u.rectangular = !grouped && takes(c, v, s, false, false);
     u.ragged = takes(c, v, base, true, false);
     s = base, s.transpose = true, u.transposed = v->op == SAT_MATMUL && takes(c, v, s, false, false);
     for (int i = 0; i < LAYOUTS; i++)
         s = base, s.col_b = layouts[i].first, s.col_c = layouts[i].second, u.layout[i] = takes(c, v, s, false, false);
     s = base, s.alpha = 0.5, s.beta = 0.5, s.bias = true, s.activation = SAT_ACT_GELU;
-    u.epilogue = v->op == SAT_MATMUL && takes(c, v, s, false, false);
+    u.epilogue = (v->op == SAT_MATMUL || v->op == SAT_GROUPED) && takes(c, v, s, false, false);
     u.general = takes(c, v, base, false, true);
     return u;
 }
@@ -164,7 +166,12 @@ static void add_word(char *out, size_t capacity, bool yes, const char *word) {
     if (yes) snprintf(out + at, capacity - at, "%s%s", at ? ", " : "", word);
 }
 
-static const char *inner_name(sat_operation op) { return op == SAT_MATMUL ? "N" : op == SAT_SAMPLED ? "K" : "dim"; }
+static const char *inner_name(sat_operation op) {
+    static const char *const names[] = {
+        [SAT_MATMUL] = "N",  [SAT_SAMPLED] = "K",        [SAT_ATTENTION] = "dim", [SAT_ATTENTION_BACKWARD] = "dim",
+        [SAT_GROUPED] = "N", [SAT_GROUPED_WEIGHTS] = "N"};
+    return names[op];
+}
 
 static void print_variant(const sat_variant *v, const support *u) {
     char types[96], blocks_text[96], counts[96], orders[96], also[160] = "", flags[128] = "";
@@ -180,8 +187,10 @@ static void print_variant(const sat_variant *v, const support *u) {
     add_word(also, sizeof also, u->transposed, "transpose");
     add_word(also, sizeof also, u->general, "general strides");
     add_word(also, sizeof also, u->epilogue, "bias and activation");
-    printf("    dtypes %s; block %s; %s %s; layout %s%s%s\n", dtype_list(u, types, sizeof types),
-           numbers(u->side, block_sides, SIDES, blocks_text, sizeof blocks_text), inner_name(v->op),
+    printf("    dtypes %s; ", dtype_list(u, types, sizeof types));
+    if (v->op < SAT_GROUPED)
+        printf("block %s; ", numbers(u->side, block_sides, SIDES, blocks_text, sizeof blocks_text));
+    printf("%s %s; layout %s%s%s\n", inner_name(v->op),
            numbers(u->columns, column_counts, COUNTS, counts, sizeof counts), layout_list(u, orders, sizeof orders),
            *also ? "; " : "", also);
 }

@@ -3,6 +3,7 @@
 #include "ops/grouped.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 extern const sat_checker sat_grouped_check;
 
@@ -229,39 +230,48 @@ static void make_indices(const sat_problem *p, sat_probe probe, int fill_case, u
     share_rows(p, seed, sparse ? p->m - p->m / 5 : p->m, to);
     if (sparse)
         for (int64_t g = 1; g + 1 < groups; g += 2) to[g] = to[g + 1];
-    if (probe == SAT_PROBE_STRUCTURE && fill_case == SAT_FILL_FAULTY) /* with groups after it, if there are several */
-        to[which % sat_max(1, groups - 1) + 1] = seed & 1                            ? p->m + 1
-                                                 : p->grouped.offset_type == SAT_I32 ? INT32_MIN
-                                                                                     : INT64_MIN;
+    if (probe == SAT_PROBE_STRUCTURE && fill_case == SAT_FILL_FAULTY) { /* with groups on both sides, if there are */
+        int64_t at = groups > 2 ? 2 + which % (groups - 2) : 1;
+        to[at] = seed & 1 ? p->m + 1 : p->grouped.offset_type == SAT_I32 ? INT32_MIN : INT64_MIN;
+    }
 }
 
 /* In both factors, and in the last row of X, which may belong to no group. What is planted in a group may not reach
- * another. */
+ * another. The first, an infinity, is in the second factor where an element of X that is zero meets it: the offsets are
+ * those of the case that comes last among the winner's. */
 static int specials(const sat_problem *p, const sat_pattern_view *a, const sat_fill *fills, uint64_t seed,
                     sat_special *out) {
     sat_operand o[SAT_MAX_OPERANDS];
+    enum { TRIES = 4096 };
     int count = 0;
-    (void)fills;
     sat_problem like = sat_grouped_like_matmul(p);
     (void)operands(p, a, o);
     if (p->m == 0 || p->n == 0 || p->k == 0 || p->grouped.groups == 0 || !sat_specials_show(&like, o, 2)) return 0;
     bool weights = p->op == SAT_GROUPED_WEIGHTS;
-    for (uint64_t i = 0; i < 4; i++) {
+    int64_t *offsets = malloc((size_t)(p->grouped.groups + 1) * sizeof *offsets);
+    if (!offsets) return 0;
+    make_indices(p, SAT_PROBE_STRUCTURE, 0, sat_operand_seed(seed, 3), offsets);
+    for (uint64_t i = 0; i < TRIES && count < SAT_MAX_SPECIALS; i++) {
         uint64_t x = sat_mix(seed + 31 * i);
         int64_t row = (int64_t)(x % (uint64_t)p->m), k = (int64_t)(sat_mix(x) % (uint64_t)p->k);
-        int64_t n = (int64_t)(sat_mix(x + 1) % (uint64_t)p->n);
-        int before = count, into = (int)(i % 2);
-        if (into == 0) count = sat_special_add(out, count, 0, i ? p->m - 1 : row, k);
+        int64_t n = (int64_t)(sat_mix(x + 1) % (uint64_t)p->n), group = sat_group_of(offsets, p->grouped.groups, row);
+        int64_t at = row * p->a.row_stride + k * p->a.col_stride;
+        bool zero = group >= 0 && sat_made_up(&fills[0], sat_operand_seed(seed, 0), at) == 0;
+        int before = count;
+        if (count == 0 && !zero && i < TRIES / 2) continue;
+        if (count % 2) count = sat_special_add(out, count, 0, count == 5 ? p->m - 1 : row, k);
         else count = sat_special_add(out, count, 1, weights ? row : k, n);
-        if (into == 1 && !weights && count > before)
-            out[before].item = (int64_t)(sat_mix(x + 2) % (uint64_t)p->grouped.groups);
+        if (!(before % 2) && !weights && count > before) out[before].item = sat_max(group, 0);
     }
+    free(offsets);
     return count;
 }
 
+/* The first one is the first run at other addresses, and the last one's offsets are those that are planted for. */
 static const sat_check_case winner_cases[] = {
-    {SAT_PROBE_STRUCTURE, SAT_FILL_FAULTY, "with offsets that break their rules"},
     {SAT_PROBE_STRUCTURE, SAT_FILL_LARGE, "with large and tiny inputs, all rows in one group"},
+    {SAT_PROBE_STRUCTURE, SAT_FILL_FAULTY, "with offsets that break their rules"},
+    {SAT_PROBE_STRUCTURE, 0, "with other groups"},
     {0}};
 static const sat_check_case other_offsets = {SAT_PROBE_STRUCTURE, SAT_FILL_TINY,
                                              "with empty groups, and rows of no group"};

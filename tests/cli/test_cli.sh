@@ -145,6 +145,19 @@ wrong 'op sampled: takes no --causal' race --op sampled --causal
 wrong "--dim '1000'" race --op attention --dim 1000
 wrong "--heads '0'" race --op attention --heads 0
 wrong "--window '0'" race --op attention --window 0
+for option in --transpose --fixed-values '--batch 2' '--block 32' '--sparsity 0.5' '--pattern banded' '--seed 2' \
+    '--matrix x.mtx' '--heads 4' --causal; do
+    wrong "op grouped: takes no ${option%% *}" race --op grouped $option
+done
+for option in --bias '--activation relu'; do
+    wrong "op grouped-weights: takes no ${option%% *}" race --op grouped-weights $option
+done
+wrong 'op matmul: takes no --experts' race --experts 4
+wrong 'op attention: takes no --top-k' race --op attention --top-k 2
+wrong 'op sampled: takes no --offsets' race --op sampled --offsets i32
+wrong "--experts '0': expected a whole number from 1 to 1048576" race --op grouped --experts 0
+wrong "--offsets 'i16': expected one of i32, i64" race --op grouped --offsets i16
+wrong '-m 2000000000 with --top-k 2: expected at most 2147483647 rows together' race --op grouped -m 2000000000 --top-k 2
 wrong "--cases '0'" check --cases 0
 wrong "--seconds '-1'" check --seconds -1
 wrong "--only 'nobody'" check --only nobody
@@ -214,6 +227,21 @@ expect 'a race of attention says what it was' 0 'attention f32 256x256x64, block
     '16 heads over 4, causal, window 64'
 run race --op attention --heads 1 --block 16 --size 32x48x16 --dim 16
 expect 'sizes may be given by either name' 0 'attention f32 32x48x16'
+grouped='-m 50 -n 24 -k 40 --experts 6 --top-k 2'
+for options in '--op grouped' '--op grouped --bias --activation gelu --beta 0.5 --dtype bf16' \
+    '--op grouped --layout col,row --offsets i32 --dtype f64' '--op grouped-weights --alpha -2 --dtype f16:f32' \
+    '--op grouped-weights --layout col --beta 1 --measure warm'; do
+    run race $grouped $options --skew 4 --json
+    expect_json "race $options" 'o["best"] and [o["problem"][x] for x in "mnk"] == [100, 24, 40] and
+        o["problem"]["groups"] == 6 and o["problem"]["top_k"] == 2 and o["problem"]["skew"] == 4 and
+        o["problem"]["flops"] == 2 * 100 * 24 * 40 and "block" not in o["problem"] and "skew=4 " in o["problem"]["key"]'
+done
+run race $grouped --op grouped --bias --offsets i32 --layout col,row
+expect 'a race of groups says what it was' 0 \
+    'grouped f32 100x24x40, 6 groups, skew 2, top-k 2 of 50 tokens, offsets i32, W by columns, bias, on ' 'best: '
+expect_not 'and has no stored blocks' 'stored blocks'
+run race $grouped --op grouped --isolate --no-keep --fresh --timeout 20
+expect 'groups are tried in processes of their own' 0 'best: '
 run race --op attention --heads 6 --kv-heads 4
 expect_error 'heads that do not divide are named' 1 'kv_heads is 4; expected a number that divides heads, 6'
 run race --op attention --dim 60
@@ -260,7 +288,8 @@ expect 'a reader that leaves early is no trouble' 0 Usage
 # ---- variants, info ----
 
 run variants
-expect 'variants are listed with what they support' 0 'dtypes' 'block any' '(matmul, revision' '(sampled, revision'
+expect 'variants are listed with what they support' 0 'dtypes' 'block any' '(matmul, revision' '(sampled, revision' \
+    '(grouped, revision' '(grouped-weights, revision'
 run variants --json
 expect_json 'variants as JSON' 'len(o["variants"]) >= 2 and any("reference" in v["flags"] and v["usable"] and
     len(v["dtypes"]) == 6 for v in o["variants"]) and all(v["usable"] or v["needs"] for v in o["variants"])'
@@ -279,7 +308,7 @@ expect_error 'the rates of a CPU stay nominal' 1 '--measure' 'stay nominal'
 # ---- cache ----
 
 run cache list
-expect 'the cache is listed' 0 'op=matmul' 'op=sampled' "entries in $folder/cache"
+expect 'the cache is listed' 0 'op=matmul' 'op=sampled' 'op=grouped ' 'op=grouped-weights ' "entries in $folder/cache"
 run cache list --json
 expect_json 'the list as JSON' 'len(o["entries"]) > 10 and all(e["key"] and e["results"] > 0 and
     e["spread"] >= 0 and e["busy"] in (True, False) for e in o["entries"])'
@@ -346,6 +375,8 @@ expect_json 'one that no race sees is for check' 'len(o["rows"]) == 1 and o["not
     o["rows"][0]["found_by"] == "check" and not o["rows"][0]["race"][0]["found"] and o["rows"][0]["check"]["cases"] > 80'
 run check --power --only 'nothing is wrong' --op attention --dtype bf16 --depth 16 --cases 2 --json
 expect_json 'a right kernel is found right' 'all(r["ok"] and not r["is_fault"] for r in o["rows"]) and len(o["rows"]) > 5'
+run check --power --only 'offset' --op grouped --dtype f32 --depth 16 --json
+expect_json 'faults in offsets are planted, and found' 'len(o["rows"]) > 4 and o["not_as_expected"] == 0'
 run check --power --only 'no such fault'
 expect 'a fault that is not there is an error' 1
 run check --seconds 0.3 --only cpu_matmul_any_any_c_reference
@@ -363,6 +394,16 @@ if [ -d "$plugins" ]; then
     expect_not 'under the very key that was asked for' 'its key differs'
     run tune --cache "$folder/asked"
     expect 'and then nothing is left to tune' 0 '0 problems'
+
+    SPARSE_AUTOTUNE=cached run variants --names --plugin "$plugins/asks_groups.so" --cache "$folder/asked"
+    run tune --list --cache "$folder/asked"
+    expect 'untuned products of groups were noted' 0 'op=grouped m=60 n=24 k=40' 'op=grouped-weights m=60 n=24 k=40'
+    run tune --cache "$folder/asked"
+    expect 'tune races them' 0 'grouped f32 60x24x40, 6 groups, skew 3, offsets i32' \
+        'grouped-weights bf16:f32 60x24x40, 6 groups, skew 2' '2 problems'
+    expect_not 'under their very keys' 'its key differs'
+    run tune --cache "$folder/asked"
+    expect 'and then none of them is left' 0 '0 problems'
 
     planted() { # plugin, its verdict, words of its message
         run race $small --fresh --timeout 2 --plugin "$plugins/$1.so" --json

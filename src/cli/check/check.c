@@ -394,8 +394,8 @@ static args_outcome parse_check(check_args *c, int argc, char **argv) {
               .about =
                   "Verifies every variant on this machine over random problems: dtypes, odd sizes, ragged edges,\n"
                   "rectangular blocks, empty and skewed rows, transposes, strides, alpha and beta, bias, activation,\n"
-                  "batches, masks of attention, index widths, alignments, thread counts. A variant that crashes or\n"
-                  "hangs is survived and reported.",
+                  "batches, masks of attention, groups of rows and faults in their offsets, index widths, alignments,\n"
+                  "thread counts. A variant that crashes or hangs is survived and reported.",
               .list = list,
               .count = sizeof list / sizeof *list};
     return args_parse(&a, argc, argv);

@@ -5,7 +5,9 @@
 #include "../rng.h"
 #include "check_data.h"
 
-static inline bool is_attention(const sat_problem *p) { return p->op >= SAT_ATTENTION; }
+static inline bool is_attention(const sat_problem *p) {
+    return p->op == SAT_ATTENTION || p->op == SAT_ATTENTION_BACKWARD;
+}
 
 /* A random problem, and its mask in c->blocks; `wild` and `lean` as in check_case.c. False without memory. */
 bool attention_case(const sat_variant *v, rng *r, double wild, int64_t sides, check_case *c);

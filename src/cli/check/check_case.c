@@ -11,6 +11,7 @@
 #include "../number.h"
 #include "../rng.h"
 #include "check_attention.h"
+#include "check_grouped.h"
 
 typedef struct draw {
     rng r;
@@ -283,7 +284,8 @@ bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt,
     c->index_type = rng_chance(&d.r, 0.5) ? SAT_I32 : SAT_I64;
     c->place = (place)rng_below(&d.r, 3);
     c->duplicate = rng_chance(&d.r, 0.2);
-    if (v->op >= SAT_ATTENTION) return attention_case(v, &d.r, wild, sides, c);
+    if (v->op == SAT_ATTENTION || v->op == SAT_ATTENTION_BACKWARD) return attention_case(v, &d.r, wild, sides, c);
+    if (v->op >= SAT_GROUPED) return grouped_case(v, &d.r, wild, sides, c), true;
     d.transposed = v->op == SAT_MATMUL && wildly(&d, 0.35);
     if (!make_pattern(&d, &c->blocks)) return false;
     choose_problem(&d, c);
@@ -305,10 +307,8 @@ void case_text(const check_case *c, char *out, size_t capacity) {
     static const char *const places[] = {"middle", "end", "start"}, *const acts[] = {"none", "relu", "gelu", "silu"};
     const sat_problem *p = &c->problem;
     const blocks *b = &c->blocks;
-    if (is_attention(p)) {
-        attention_text(c, out, capacity);
-        return;
-    }
+    if (is_attention(p)) return attention_text(c, out, capacity);
+    if (is_grouped(p)) return grouped_text(c, out, capacity);
     int at = snprintf(out, capacity,
                       "%s %s %" PRId64 "x%" PRId64 "x%" PRId64 " block %" PRId64 "x%" PRId64 ", %" PRId64
                       " blocks, batch %" PRId64 "%s, alpha %g beta %g bias %d %s%s%s, align %u,%u,%u, i%d, %s",

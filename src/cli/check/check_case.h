@@ -14,8 +14,10 @@ typedef struct check_case {
     sat_index_type index_type;
     sat_problem problem; /* every size and stride filled in, but those of block values */
     place place;
+    bool faults;      /* offsets of groups break their rules in some runs */
     bool duplicate;   /* the second run uses a copy of the plan */
-    int64_t poisoned; /* a block row of the dense operand that is NaN: results without it must not notice; -1: none */
+    int64_t poisoned; /* a block row of the dense operand that is NaN: results without it must not notice; -1: none.
+                         Products of groups: what one group multiplies */
 } check_case;
 
 /* `attempt` 0 is wild; later ones are ever tamer and closer to the sizes of the variant's tile, so that a variant that

@@ -13,6 +13,7 @@
 #include "../number.h"
 #include "../rng.h"
 #include "check_attention.h"
+#include "check_grouped.h"
 #include "check_reference.h"
 
 enum { GUARD = 256, POISON = 0xff }; // all bits set is a NaN in every dtype
@@ -43,7 +44,7 @@ static char *put(const arena *a, size_t bytes, size_t align, place where) {
 }
 
 static bool lay_out(arena *a, operand *o, place where) {
-    size_t bytes = (size_t)o->span * number_size(o->dtype);
+    size_t bytes = (size_t)o->span * operand_size(o);
     if (!arena_reserve(a, bytes + 4 * GUARD)) return false;
     o->data = put(a, bytes, o->align, where);
     char *end = o->data + bytes, *last = a->map + a->bytes;
@@ -54,7 +55,7 @@ static bool lay_out(arena *a, operand *o, place where) {
 }
 
 static int64_t span_of(const operand *o) {
-    if (o->rows == 0 || o->cols == 0) return 0;
+    if (o->rows == 0 || o->cols == 0 || o->batch == 0) return 0;
     return operand_at(o, o->batch - 1, o->rows - 1, o->cols - 1) + 1;
 }
 
@@ -75,7 +76,9 @@ static operand dense_operand(const char *name, sat_dtype t, int64_t rows, int64_
 
 int data_operands(const sat_problem *p, const blocks *b, operand *list) {
     int count = 3;
+    bool product = p->op <= SAT_SAMPLED;
     if (is_attention(p)) count = attention_operands(p, list);
+    else if (is_grouped(p)) count = grouped_operands(p, list);
     else if (p->op == SAT_SAMPLED) {
         list[0] = dense_operand("X", p->a_dtype, p->m, p->k, p->a, p->a_align);
         list[1] = dense_operand("Y", p->b_dtype, p->k, p->n, p->b, p->b_align);
@@ -85,13 +88,13 @@ int data_operands(const sat_problem *p, const blocks *b, operand *list) {
         list[1] = dense_operand("B", p->b_dtype, p->k, p->n, p->b, p->b_align);
         list[2] = dense_operand("C", p->c_dtype, p->m, p->n, p->c, p->c_align);
     }
-    if (p->matmul.bias) {
+    if (product && p->matmul.bias) {
         sat_layout l = {.row_stride = 1, .col_stride = 1};
         list[count++] = dense_operand("bias", p->c_dtype, p->m, 1, l, (uint32_t)number_size(p->c_dtype));
     }
-    if (!is_attention(p)) list[2].output = true;
+    if (product) list[2].output = true;
     for (int i = 0; i < count; i++) {
-        list[i].batch = p->batch;
+        if (!is_grouped(p)) list[i].batch = p->batch;
         list[i].span = span_of(&list[i]);
     }
     return count;
@@ -100,6 +103,7 @@ int data_operands(const sat_problem *p, const blocks *b, operand *list) {
 bool data_open(check_data *d, const check_case *c) {
     d->count = data_operands(&c->problem, &c->blocks, d->list);
     memset(d->pointers, 0, sizeof d->pointers);
+    if (is_grouped(&c->problem) && !grouped_open(d, c)) return false;
     for (int i = 0; i < d->count; i++) {
         operand *o = &d->list[i];
         if (!lay_out(&d->arenas[i], o, c->place)) return false;
@@ -117,7 +121,8 @@ void data_close(check_data *d) {
         free(d->list[i].before), free(d->list[i].expected), free(d->list[i].bound);
         d->list[i] = (operand){0};
     }
-    d->count = 0;
+    free(d->groups);
+    d->count = 0, d->groups = NULL;
 }
 
 void data_free(check_data *d) {
@@ -140,8 +145,8 @@ static bool inside(const check_case *c, const int64_t *block_row, int64_t i, int
 
 static void fill_operand(const operand *o, const check_case *c, const int64_t *block_row, rng *r) {
     memset(o->zone, POISON, o->zone_bytes);
-    if (o->output && c->problem.beta == 0) return;
-    int64_t items = o->layout.batch_stride ? o->batch : 1;
+    if (o->index || (o->output && c->problem.beta == 0)) return;
+    int64_t items = o->layout.batch_stride || o->batch == 0 ? o->batch : 1;
     for (int64_t z = 0; z < items; z++)
         for (int64_t i = 0; i < o->rows; i++)
             for (int64_t j = 0; j < o->cols; j++)
@@ -170,9 +175,12 @@ bool data_fill(check_data *d, const check_case *c, uint64_t seed) {
     rng r = {seed};
     for (int i = 0; i < d->count; i++) fill_operand(&d->list[i], c, block_row, &r);
     free(block_row);
+    d->expected = SAT_OK;
+    if (is_grouped(&c->problem)) grouped_inputs(d, c, &r);
     if (c->problem.op == SAT_ATTENTION_BACKWARD && !attention_inputs(d, c)) return false;
-    if (!is_attention(&c->problem)) poison_band(d, c);
+    if (c->problem.op <= SAT_SAMPLED) poison_band(d, c);
     for (int i = 0; i < d->count; i++) memcpy(d->list[i].before, d->list[i].zone, d->list[i].zone_bytes);
+    if (is_grouped(&c->problem)) return grouped_reference(d, c);
     return is_attention(&c->problem) ? attention_reference(d, c) : reference_compute(d, c);
 }
 
@@ -217,7 +225,7 @@ sat_status data_pull(check_data *d) {
 /* ---- comparing ---- */
 
 static bool compare_elements(const operand *o, const check_case *c, char *message, size_t capacity) {
-    bool nan_shows = c->problem.matmul.activation == SAT_ACT_NONE; // what an activation makes of NaN is not promised
+    bool nan_shows = activation_of(&c->problem) == SAT_ACT_NONE; // what an activation makes of NaN is not promised
     for (int64_t z = 0, at = 0; z < o->batch; z++)
         for (int64_t i = 0; i < o->rows; i++)
             for (int64_t j = 0; j < o->cols; j++, at++) {
@@ -236,7 +244,7 @@ static bool compare_elements(const operand *o, const check_case *c, char *messag
 
 // The output's zone with its elements taken out must be as it was: gaps, and guards on both sides.
 static bool compare_gaps(const operand *o, char *message, size_t capacity) {
-    size_t size = number_size(o->dtype), ahead = (size_t)(o->data - o->zone);
+    size_t size = operand_size(o), ahead = (size_t)(o->data - o->zone);
     char *rest = malloc(o->zone_bytes + 1);
     if (!rest) return snprintf(message, capacity, "not enough memory to compare"), false;
     memcpy(rest, o->zone, o->zone_bytes);

@@ -2,6 +2,7 @@
 #ifndef CLI_CHECK_DATA_H
 #define CLI_CHECK_DATA_H
 
+#include "../number.h"
 #include "check_case.h"
 
 #define CHECK_OPERANDS 9
@@ -15,6 +16,7 @@ typedef struct arena {
 typedef struct operand {
     const char *name;
     sat_dtype dtype;
+    int index; /* bytes of an index: it is one column of them and has no dtype; 0: it has elements */
     bool output, values;
     int64_t rows, cols, batch; /* of block values: stored blocks * block rows, block columns */
     sat_layout layout;
@@ -34,10 +36,14 @@ static inline int64_t operand_at(const operand *o, int64_t z, int64_t i, int64_t
     return at + i * o->layout.row_stride;
 }
 
+static inline size_t operand_size(const operand *o) { return o->index ? (size_t)o->index : number_size(o->dtype); }
+
 typedef struct check_data {
     arena arenas[CHECK_OPERANDS];
     operand list[CHECK_OPERANDS];
     int count;
+    int64_t *groups;     /* offsets as they are meant, cut off at their fault; NULL: there are none */
+    sat_status expected; /* what a run returns where the host sees the operands */
     void *pointers[SAT_MAX_OPERANDS];
     sat_context *context; /* whose device has the copies; NULL: it reads the host's memory */
     char *copies[CHECK_OPERANDS];

@@ -4,10 +4,14 @@
 
 #include <stdlib.h>
 
+#include "check_grouped.h"
+
 enum { ATTEMPTS = 96 };
 
 sat_status case_pattern(sat_context *context, const check_case *c, sat_pattern **pattern) {
     const blocks *b = &c->blocks;
+    *pattern = NULL;
+    if (is_grouped(&c->problem)) return SAT_OK;
     sat_bsr s = {SAT_SIZED(sat_bsr),
                  .rows = b->rows,
                  .cols = b->cols,
@@ -36,9 +40,9 @@ static bool fits(const sat_variant *v, const sat_device *d, sat_context *host, c
     sat_problem p = c->problem;
     sat_layout *values = p.op == SAT_SAMPLED ? &p.c : &p.a;
     if (p.op <= SAT_SAMPLED) values->row_stride = c->blocks.block_cols, values->col_stride = 1; // as the library does
-    sat_pattern_view view = {SAT_SIZED(sat_pattern_view)};
+    sat_pattern_view view = {SAT_SIZED(sat_pattern_view), .block_rows = 1, .block_cols = 1};    // of no pattern
     sat_pattern *pattern = NULL;
-    bool ok = case_pattern(host, c, &pattern) == SAT_OK && sat_pattern_get(pattern, &view) == SAT_OK &&
+    bool ok = case_pattern(host, c, &pattern) == SAT_OK && (!pattern || sat_pattern_get(pattern, &view) == SAT_OK) &&
               v->supports(v, &p, &view, d);
     sat_pattern_free(pattern);
     return ok;

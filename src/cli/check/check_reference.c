@@ -37,17 +37,19 @@ double reference_activate(sat_activation f, double x) {
     }
 }
 
-// From the sum and the sum of magnitudes to what may be stored.
-static void finish(const sat_problem *p, double sum, double magnitude, double depth, double before, double bias,
-                   double *expected, double *bound) {
-    double u = number_roundoff(p->compute_dtype) + 0x1p-53, steps = (depth + 6) * u;
+sat_activation activation_of(const sat_problem *p) {
+    return p->op == SAT_MATMUL ? p->matmul.activation : p->op == SAT_GROUPED ? p->grouped.activation : SAT_ACT_NONE;
+}
+
+void reference_finish(const sat_problem *p, const reference_sum *s, double *expected, double *bound) {
+    sat_activation f = activation_of(p);
+    double u = number_roundoff(p->compute_dtype) + 0x1p-53, steps = (s->depth + 6) * u;
     if ((p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32) steps += tf32_inputs;
-    double x = p->alpha * sum, scale = fabs(p->alpha) * magnitude;
-    if (p->beta != 0) x += p->beta * before, scale += fabs(p->beta * before);
-    if (p->matmul.bias) x += bias, scale += fabs(bias);
+    double x = p->alpha * s->sum + s->bias, scale = fabs(p->alpha) * s->magnitude + fabs(s->bias);
+    if (p->beta != 0) x += p->beta * s->before, scale += fabs(p->beta * s->before);
     double error = steps / (1 - steps) * scale;
-    if (p->matmul.activation) error = steepest * error + activation_roundings * u * fabs(x);
-    *expected = reference_activate(p->matmul.activation, x);
+    if (f) error = steepest * error + activation_roundings * u * fabs(x);
+    *expected = reference_activate(f, x);
     *bound = error + number_roundoff(p->c_dtype) * (fabs(*expected) + error) + number_tiny(p->c_dtype);
 }
 
@@ -87,8 +89,8 @@ static void finish_matmul(const check_data *d, const check_case *c, int64_t z, c
         for (int64_t j = 0; j < p->n; j++) {
             int64_t at = z * l->batch_stride + i * l->row_stride + j * l->col_stride, to = (z * p->m + i) * p->n + j;
             double before = p->beta != 0 ? number_load(out->dtype, out->data, at) : 0;
-            finish(p, s->sum[i * p->n + j], s->magnitude[i * p->n + j], (double)s->depth[i], before, bias,
-                   &out->expected[to], &out->bound[to]);
+            reference_sum x = {s->sum[i * p->n + j], s->magnitude[i * p->n + j], (double)s->depth[i], before, bias};
+            reference_finish(p, &x, &out->expected[to], &out->bound[to]);
         }
     }
 }
@@ -135,7 +137,8 @@ static void sample_row(const check_data *d, const check_case *c, int64_t z, int6
         out->expected[to] = out->bound[to] = 0;
         if (row >= a->rows || j >= width) continue;
         double before = p->beta != 0 ? number_load(out->dtype, out->data, z * out->layout.batch_stride + at) : 0;
-        finish(p, sum[j], magnitude[j], (double)p->k, before, 0, &out->expected[to], &out->bound[to]);
+        reference_sum s = {sum[j], magnitude[j], (double)p->k, before, 0};
+        reference_finish(p, &s, &out->expected[to], &out->bound[to]);
     }
 }
 

@@ -1,6 +1,6 @@
 /* `check --power`: a right kernel with one fault in it. What a fault does is a row of a table (power_faults.c):
- * hooks, functions that change one step of the kernel each. The kernels (power_product.c, power_attention.c) are plain
- * loops on the host, in double precision, and know no fault by name. */
+ * hooks, functions that change one step of the kernel each. The kernels (power_product.c, power_attention.c,
+ * power_grouped.c) are plain loops on the host, in double precision, and know no fault by name. */
 #ifndef CLI_POWER_H
 #define CLI_POWER_H
 
@@ -15,9 +15,15 @@ enum {
     OP_SAMPLED = 1 << SAT_SAMPLED,
     OP_FORWARD = 1 << SAT_ATTENTION,
     OP_BACKWARD = 1 << SAT_ATTENTION_BACKWARD,
-    OP_PRODUCTS = OP_MATMUL | OP_SAMPLED,
+    OP_GROUPED = 1 << SAT_GROUPED,
+    OP_WEIGHTS = 1 << SAT_GROUPED_WEIGHTS,
+    OP_STORED = OP_MATMUL | OP_SAMPLED, /* with stored blocks */
+    OP_GROUPS = OP_GROUPED | OP_WEIGHTS,
+    OP_PRODUCTS = OP_STORED | OP_GROUPS,
+    OP_EPILOGUE = OP_MATMUL | OP_GROUPED, /* with a bias and an activation */
     OP_ATTENTION = OP_FORWARD | OP_BACKWARD,
-    OP_ALL = OP_PRODUCTS | OP_ATTENTION,
+    OP_PATTERN = OP_STORED | OP_ATTENTION,
+    OP_ALL = OP_PATTERN | OP_GROUPS,
     T_F32 = 1 << SAT_F32,
     T_F64 = 1 << SAT_F64,
     T_F16 = 1 << SAT_F16,
@@ -30,7 +36,7 @@ enum {
 /* Scenarios: what a race's problem needs so that the fault can show. */
 enum {
     SCENE_SCALARS = 1 << 0, /* alpha -1.5, beta 0.75 */
-    SCENE_BIAS = 1 << 1,    /* a bias for each row */
+    SCENE_BIAS = 1 << 1,    /* a bias */
     SCENE_RELU = 1 << 2,    /* an activation */
     SCENE_GELU = 1 << 3,    /* another */
     SCENE_BATCH = 1 << 4,   /* two items, with a gap between them */
@@ -58,7 +64,9 @@ typedef struct spot {
     int which;              /* the operand that it belongs to or adds to */
     int64_t z, h, i, j;     /* item, head, row and column; attention: in a term query and key, else row and element */
     int64_t rows, cols;     /* of the output, or of one head's */
-    int64_t part, parts, t; /* the term's place among the row's blocks (attention: key blocks); the stored block */
+    int64_t part, parts, t; /* the term's place among the row's blocks (attention: key blocks); the stored block.
+                               Groups: its place among parts of the depth, and in the depth */
+    int64_t depth;          /* groups: how many terms */
     bool here;              /* one element in the middle of the output */
 } spot;
 
@@ -76,6 +84,8 @@ typedef struct fault_hooks {
     sat_status (*after)(run *r);                            /* when the output is written */
     int64_t (*row)(const spot *s);                          /* where a row is stored */
     int64_t (*column)(const spot *s, int64_t block_column); /* of a stored block */
+    /* Groups: takes the offsets, as the kernel then has them; without it as the header says. */
+    void (*take)(const run *r, int64_t *to);
     /* Attention. */
     bool (*keep)(const spot *s, bool kept);
     int64_t (*kv_head)(const sat_attention *t, int64_t h);
@@ -84,9 +94,11 @@ typedef struct fault_hooks {
     double (*lse)(double largest, double total);
     bool never_rescales, without_largest;
     bool skips_zeros;   /* matmul, sampled: 0 times anything is 0 */
-    bool absent_too;    /* matmul: multiplies by the zeros of absent blocks */
+    bool absent_too;    /* matmul: multiplies by the zeros of absent blocks; groups: 0 times what others multiply */
     bool reads_padding; /* matmul: of the last block column, times 0 */
-    bool unwritten;     /* attention: a query that keeps no key is left out; sampled: so is padding */
+    bool unwritten;     /* attention: a query that keeps no key is left out; sampled: so is padding; groups: so are
+                           rows of no group, and the gradient of an empty one */
+    bool bias_for_all;  /* groups: rows of no group have the bias of the last one */
     double zero_keys;   /* keys beyond the last that count with a score of 0 */
     double nothing;     /* what a query that keeps no key gets */
     int operand;        /* the one that the functions above are about */
@@ -165,11 +177,17 @@ void power_free(planted *me);
 
 /* The kernels. False without memory. */
 bool power_matmul(const run *r);
+bool power_grouped(const run *r);
+bool power_grouped_weights(const run *r);
 bool power_sampled(const run *r);
 bool power_attention(const run *r);
 bool power_gradients(const run *r);
 
 /* The parts that kernels share. */
+int64_t power_offset(const run *r, int64_t i); /* offset i, as the caller has it */
+/* sums[j] += a * b[j], by how->sum. */
+void power_add_row(const run *r, double *sums, double a, const double *b, int64_t n);
+double power_finish(const run *r, double sum, double before, double bias);
 double *power_load(const run *r, int which, int64_t z, int64_t first, int64_t rows); /* rows x cols, by how->input */
 void power_store(const spot *s, int64_t row, double x);  /* element (row, s->j) of item z of output s->which */
 sat_status power_poke(run *r, char *address, int value); /* a byte of the device's memory; < 0: changes a bit of it */

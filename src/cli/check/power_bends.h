@@ -11,7 +11,7 @@
 
 /* ---- start: the problem, the operands, or the whole launch ---- */
 
-static size_t bytes_of(const run *r, int i) { return (size_t)r->list[i].span * number_size(r->list[i].dtype); }
+static size_t bytes_of(const run *r, int i) { return (size_t)r->list[i].span * operand_size(&r->list[i]); }
 
 static sat_status keeps_first(run *r) { // the content of an operand
     int i = r->how->operand;
@@ -256,7 +256,7 @@ static int64_t wrong_column(const spot *s, int64_t column) {
 
 static double with(const sat_problem *p, double x, double before) { return p->beta != 0 ? x + p->beta * before : x; }
 
-static double act(const sat_problem *p, double x) { return reference_activate(p->matmul.activation, x); }
+static double act(const sat_problem *p, double x) { return reference_activate(activation_of(p), x); }
 
 static double bias_twice(const sat_problem *p, double sum, double before, double bias) {
     return act(p, with(p, p->alpha * sum + 2 * bias, before));
@@ -266,6 +266,9 @@ static double bias_after(const sat_problem *p, double sum, double before, double
 }
 static double bias_scaled(const sat_problem *p, double sum, double before, double bias) {
     return act(p, with(p, p->alpha * (sum + bias), before));
+}
+static double no_bias(const sat_problem *p, double sum, double before, double bias) {
+    return (void)bias, act(p, with(p, p->alpha * sum, before));
 }
 static double no_activation(const sat_problem *p, double sum, double before, double bias) {
     return with(p, p->alpha * sum + bias, before);
@@ -278,7 +281,7 @@ static double rounded_twice(const sat_problem *p, double sum, double before, dou
 }
 static double gelu_by_tanh(const sat_problem *p, double sum, double before, double bias) {
     double x = with(p, p->alpha * sum + bias, before);
-    if (p->matmul.activation != SAT_ACT_GELU) return act(p, x);
+    if (activation_of(p) != SAT_ACT_GELU) return act(p, x);
     return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
 }
 
@@ -321,7 +324,7 @@ static double adds_on(const spot *s, double x) { // to what the output held
 
 /* ---- after the run ---- */
 
-static int output_of(const run *r) { return r->p.op <= SAT_SAMPLED ? 2 : r->p.op == SAT_ATTENTION ? 3 : 6; }
+static int output_of(const run *r) { return r->p.op == SAT_ATTENTION ? 3 : r->p.op == SAT_ATTENTION_BACKWARD ? 6 : 2; }
 
 static sat_status writes_input(run *r) {
     int i = r->how->operand;
@@ -343,6 +346,53 @@ static sat_status writes_past(run *r) {
     char *out = r->launch->operands[output_of(r)];
     return out ? power_poke(r, out + bytes_of(r, output_of(r)), 0) : SAT_OK;
 }
+
+/* ---- groups: how the offsets are taken ---- */
+
+static int64_t group_count(const run *r) { return r->p.grouped.groups; }
+
+static void even_groups(const run *r, int64_t *to) {
+    for (int64_t g = 1; g <= group_count(r); g++) to[g] = r->p.m * g / group_count(r);
+}
+
+// Every group but the last has its neighbour's first row too, where that has one.
+static void row_of_neighbour(const run *r, int64_t *to) {
+    for (int64_t g = 1; g < group_count(r); g++)
+        if (to[g] < to[g + 1]) to[g]++;
+}
+
+static void takes_all_rows(const run *r, int64_t *to) { to[group_count(r)] = r->p.m; }
+
+static void merges_two(const run *r, int64_t *to) { // the second group is taken for a part of the first
+    if (group_count(r) > 1) to[1] = to[2];
+}
+
+// Behind a fault: each offset is only held between the one before it and the last row.
+static void follows_faults(const run *r, int64_t *to) {
+    for (int64_t g = 1; g <= group_count(r); g++) {
+        int64_t at = power_offset(r, g);
+        to[g] = at < to[g - 1] ? to[g - 1] : at > r->p.m ? r->p.m : at;
+    }
+}
+
+static void none_for_a_fault(const run *r, int64_t *to) { // all groups are empty where one offset is wrong
+    for (int64_t g = 1; g <= group_count(r); g++)
+        if (power_offset(r, g) != to[g]) memset(to, 0, (size_t)(group_count(r) + 1) * sizeof *to);
+}
+
+static void first_ignored(const run *r, int64_t *to) { // an offset 0 that is not 0
+    for (int64_t g = 1; power_offset(r, 0) != 0 && g <= group_count(r); g++) {
+        int64_t at = power_offset(r, g);
+        if (at < to[g - 1] || at > r->p.m) at = to[g - 1];
+        to[g] = at;
+    }
+}
+
+/* ---- groups: terms ---- */
+
+static bool half_depth(const spot *s) { return s->depth > 1 && 2 * s->t >= s->depth; }
+static bool last_term(const spot *s) { return s->depth > 1 && s->t == s->depth - 1; }
+static bool group_tile(const spot *s) { return s->i < 8 && s->part == 0; }
 
 /* ---- attention ---- */
 

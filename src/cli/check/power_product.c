@@ -7,8 +7,7 @@
 #include "check_reference.h"
 #include "power.h"
 
-// sums[j] += a * b[j]
-static void add_row(const run *r, double *sums, double a, const double *b, int64_t n) {
+void power_add_row(const run *r, double *sums, double a, const double *b, int64_t n) {
     if (a == 0 && r->how->skips_zeros) return;
     if (r->how->sum)
         for (int64_t j = 0; j < n; j++) sums[j] = r->how->sum(sums[j] + a * b[j]);
@@ -22,11 +21,11 @@ static void end_part(const spot *s, double *sums, int64_t n) {
     for (int64_t j = 0; s->r->how->part && j < n; j++) sums[j] = s->r->how->part(s, sums[j]);
 }
 
-static double finish(const run *r, double sum, double before, double bias) {
+double power_finish(const run *r, double sum, double before, double bias) {
     const sat_problem *p = &r->p;
     if (r->how->epilogue) return r->how->epilogue(p, sum, before, bias);
     double x = p->alpha * sum + bias;
-    return reference_activate(p->matmul.activation, p->beta != 0 ? x + p->beta * before : x);
+    return reference_activate(activation_of(p), p->beta != 0 ? x + p->beta * before : x);
 }
 
 /* ---- matmul ---- */
@@ -74,7 +73,7 @@ static void multiply_row(const item *x, int64_t z, int64_t i) {
         for (int64_t k = 0; k < l->bc; k++) {
             int64_t row = s.j + (r->backwards ? l->bc - 1 - k : k);
             double value = values[(row - s.j) * l->col_step];
-            if (row < p->k) add_row(r, x->sums, value, x->b + row * n, n);
+            if (row < p->k) power_add_row(r, x->sums, value, x->b + row * n, n);
             else if (r->how->reads_padding)
                 for (int64_t j = 0; j < n; j++) x->sums[j] += value * 0;
         }
@@ -89,7 +88,7 @@ static void add_absent(const item *x, int64_t i) {
     for (int64_t k = 0; k < p->k; k++) {
         bool stored = false;
         for (int64_t t = l->ptr[i / l->br]; t < l->ptr[i / l->br + 1]; t++) stored = stored || l->col[t] == k / l->bc;
-        if (!stored) add_row(x->r, x->sums, 0, x->b + k * p->n, p->n);
+        if (!stored) power_add_row(x->r, x->sums, 0, x->b + k * p->n, p->n);
     }
 }
 
@@ -105,7 +104,7 @@ static void matmul_item(const item *x, int64_t z) {
         s.parts = x->l.ptr[i / x->l.br + 1] - x->l.ptr[i / x->l.br];
         for (s.j = 0; s.j < p->n; s.j++) {
             s.here = i == p->m / 2 && s.j == p->n / 3;
-            power_store(&s, row, finish(r, x->sums[s.j], x->c[i * p->n + s.j], x->bias ? x->bias[i] : 0));
+            power_store(&s, row, power_finish(r, x->sums[s.j], x->c[i * p->n + s.j], x->bias ? x->bias[i] : 0));
         }
     }
 }
@@ -143,7 +142,7 @@ static void sample_row(const item *x, int64_t z, int64_t block, int64_t row, int
         int64_t k = r->backwards ? p->k - 1 - at : at;
         s.part = k / PART, s.j = k - k % PART;
         if (!(r->how->skip && r->how->skip(&s)))
-            add_row(r, x->sums, x->values[row * p->k + k], x->b + k * p->n + col, width);
+            power_add_row(r, x->sums, x->values[row * p->k + k], x->b + k * p->n + col, width);
         if (at % PART == PART - 1) end_part(&s, x->sums, width);
     }
     for (int64_t j = 0; j < a->block_cols; j++) {
@@ -152,7 +151,7 @@ static void sample_row(const item *x, int64_t z, int64_t block, int64_t row, int
         if (!inside && r->how->unwritten) continue;
         s.here = block == a->stored_blocks / 2 && in_block == 0 && j == 0;
         s.j = j; // of the stored values
-        double sum = inside ? finish(r, x->sums[j], x->c[at * a->block_cols + j], 0) : 0;
+        double sum = inside ? power_finish(r, x->sums[j], x->c[at * a->block_cols + j], 0) : 0;
         if (inside) power_store(&s, at, sum);
         else
             (r->how->store ? r->how->store : number_store)(p->c_dtype, (char *)(uintptr_t)r->host[2],

@@ -7,7 +7,7 @@
 #include "power.h"
 
 enum { BLOCK = 8, ROWS = 29, TALL_ROWS = 4096, COLUMNS = 13, WIDE_COLUMNS = 70, RAGGED = 3, GAP = 5, WRONG_ROW = 4001 };
-enum { QUERIES = 11, DIM = 8 };
+enum { QUERIES = 11, DIM = 8, GROUPS = 5, DEEP = 11 }; // DEEP: rows of one gradient
 
 // Some blocks of the first row are always there, the first of the second never: no pattern is full, and none is empty.
 static bool make_blocks_of(blocks *b, double density, unsigned scene) {
@@ -93,10 +93,31 @@ static bool attention_scene(const fault *f, sat_operation op, sat_dtype t, int64
     return true;
 }
 
+// Of few rows the product is deep, of many its gradient.
+static bool grouped_scene(const fault *f, sat_operation op, sat_dtype t, int64_t depth, blocks *b, sat_problem *p) {
+    bool weights = op == SAT_GROUPED_WEIGHTS;
+    int64_t columns = f->scene & SCENE_WIDE ? WIDE_COLUMNS : f->scene & SCENE_TALL ? 5 : COLUMNS;
+    int64_t rows = f->scene & SCENE_TALL ? TALL_ROWS : ROWS, deep = depth - RAGGED;
+    (void)b;
+    *p = (sat_problem){SAT_SIZED(sat_problem)};
+    if (sat_problem_grouped(p, t, weights ? deep : rows, columns, weights ? DEEP : deep, GROUPS) != SAT_OK)
+        return false;
+    p->op = op;
+    if (f->scene & SCENE_SCALARS) p->alpha = -1.5, p->beta = 0.75;
+    p->grouped.bias = f->scene & SCENE_BIAS;
+    if (f->scene & SCENE_RELU) p->grouped.activation = SAT_ACT_RELU;
+    if (f->scene & SCENE_GELU) p->grouped.activation = SAT_ACT_GELU;
+    if (f->scene & SCENE_COLUMNS) p->b = (sat_layout){1, weights ? p->m : p->k, weights ? 0 : p->k * p->n};
+    return true;
+}
+
 bool power_scene(sat_context *context, const fault *f, sat_operation op, sat_dtype t, int64_t depth,
                  sat_pattern **pattern, sat_problem *p) {
     check_case c = {.index_type = SAT_I64};
-    bool made = (op <= SAT_SAMPLED ? product_scene : attention_scene)(f, op, t, depth, &c.blocks, p);
+    bool made = (op <= SAT_SAMPLED              ? product_scene
+                 : op <= SAT_ATTENTION_BACKWARD ? attention_scene
+                                                : grouped_scene)(f, op, t, depth, &c.blocks, p);
+    c.problem.op = op;
     made = made && case_pattern(context, &c, pattern) == SAT_OK;
     blocks_free(&c.blocks);
     return made;

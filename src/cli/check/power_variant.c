@@ -80,7 +80,7 @@ sat_status power_poke(run *r, char *address, int value) {
     return sat_fail(SAT_DEVICE_ERROR, "planted: writes memory that is not there");
 }
 
-static size_t bytes_of(const operand *o) { return (size_t)o->span * number_size(o->dtype); }
+static size_t bytes_of(const operand *o) { return (size_t)o->span * operand_size(o); }
 
 static sat_status bring(run *r, int i) {
     planted *me = r->me;
@@ -120,7 +120,8 @@ static sat_status open_run(run *r, const sat_launch *l, int most) { // as many o
 }
 
 static sat_status launch(const sat_launch *l) {
-    static bool (*const kernels[])(const run *) = {NULL, power_matmul, power_sampled, power_attention, power_gradients};
+    static bool (*const kernels[])(const run *) = {
+        NULL, power_matmul, power_sampled, power_attention, power_gradients, power_grouped, power_grouped_weights};
     run r;
     sat_status status = open_run(&r, l, CHECK_OPERANDS);
     if (status == SAT_OK && r.how->start) status = r.how->start(&r);
@@ -140,8 +141,13 @@ static sat_status refresh(const sat_launch *l) {
 }
 
 sat_status power_register(sat_context *context, sat_operation op, planted *me) {
-    static const char *const names[] = {NULL, "planted_matmul", "planted_sampled", "planted_attention",
-                                        "planted_attention_backward"};
+    static const char *const names[] = {NULL,
+                                        "planted_matmul",
+                                        "planted_sampled",
+                                        "planted_attention",
+                                        "planted_attention_backward",
+                                        "planted_grouped",
+                                        "planted_grouped_weights"};
     sat_variant v = {SAT_SIZED(sat_variant),
                      .name = names[op],
                      .revision = "1",
