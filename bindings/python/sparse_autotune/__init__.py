@@ -28,6 +28,7 @@ from ._abi import version as __version__
 from ._attention import attention
 from ._attention_variants import AttentionCall
 from ._context import device_info, get_effort, set_effort
+from ._grouped import grouped_matmul, grouped_weights
 from ._mask import AttentionMask
 from ._matrix import BsrMatrix
 from ._ops import bsr_gemm, matmul, sampled_matmul
@@ -56,6 +57,8 @@ __all__ = [
     "cache",
     "device_info",
     "get_effort",
+    "grouped_matmul",
+    "grouped_weights",
     "matmul",
     "register_variant",
     "sampled_matmul",
