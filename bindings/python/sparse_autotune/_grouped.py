@@ -138,6 +138,8 @@ def _wants_torch(out: Any, **operands: Any) -> bool:
                 raise TypeError(f"{n} is a {type(t).__name__}; expected a torch tensor, as {name} is")
         if _torch_matmul is None:  # torch was imported later than this package
             from . import _torch  # noqa: F401
+        if x.is_meta:
+            return True
     if torch.is_grad_enabled():
         wanted = [n for n, t in ((name, x), *others) if isinstance(t, torch.Tensor) and t.requires_grad]
         if wanted and out is not None:

@@ -13,14 +13,14 @@ from .operators import _check_meta, _slope, cast, library, tags
 from .private import check
 
 library.define(
-    "grouped_matmul(Tensor x, Tensor w, Tensor offsets, Tensor? bias=None, str activation='none', float "
-    "alpha=1.0) -> Tensor",
+    "grouped_matmul(Tensor x, Tensor w, Tensor offsets, Tensor? bias, str activation='none', float alpha=1.0) "
+    "-> Tensor",
     tags=tags,
 )
 library.define("grouped_weights(Tensor x, Tensor z, Tensor offsets, float alpha=1.0) -> Tensor", tags=tags)
 
 
-def _matmul_impl(x, w, offsets, bias=None, activation="none", alpha=1.0):
+def _matmul_impl(x, w, offsets, bias, activation="none", alpha=1.0):
     _products.activation_code(activation)
     with torch.no_grad():
         return forward(x, w, offsets, bias, activation, alpha)
@@ -50,7 +50,7 @@ def _check_offsets(offsets):
 
 
 @torch.library.register_fake("sparse_autotune::grouped_matmul", lib=library)
-def _matmul_fake(x, w, offsets, bias=None, activation="none", alpha=1.0):
+def _matmul_fake(x, w, offsets, bias, activation="none", alpha=1.0):
     _products.activation_code(activation)
     check(x.dim() == 2 and w.dim() == 3, lambda: "x must have 2 dimensions and w 3")
     _check_pair(x, w, "w")
@@ -163,7 +163,7 @@ torch.library.register_vmap(
 def _register_autocast(device: str, key: str) -> None:
     uncast = private.without_autocast(device)
 
-    def matmul(x, w, offsets, bias=None, activation="none", alpha=1.0):
+    def matmul(x, w, offsets, bias, activation="none", alpha=1.0):
         with uncast():
             x, w, bias = cast(device, x, w, bias)
             return torch.ops.sparse_autotune.grouped_matmul(x, w, offsets, bias, activation, alpha)
