@@ -350,34 +350,39 @@ def _target(out: Any, shape: tuple, options: Options, x: Operand) -> Operand:
     return given
 
 
-def _run(op, options, sizes, offsets, vx, second, target, bias, like, keep) -> Any:
-    """`sizes`: rows, k, n and groups."""
-    m, k, n, groups = sizes
+def _problem(op, options, sizes, kind, vx, second, target, bias) -> Any:
+    """`sizes`: rows, k, n and groups; `kind`: of the offsets' numbers; `bias`: whether there is one."""
+    (m, k, n, groups), like = sizes, vx.operand
     vc = View(target, False, "out", output=True)
-    _, place, kind, _ = offsets
-    problem = problem_of(
+    return problem_of(
         op=op,
         m=m,
         n=n,
         k=k,
-        a_dtype=vx.operand.dtype,
+        a_dtype=like.dtype,
         b_dtype=second.operand.dtype,
         c_dtype=target.dtype,
         a=vx.layout,
         b=second.layout,
         c=vc.layout,
-        a_align=alignment(vx.operand.pointer, like.device),
+        a_align=alignment(like.pointer, like.device),
         b_align=alignment(second.operand.pointer, like.device),
         c_align=alignment(target.pointer, like.device),
         alpha=options.alpha,
         beta=options.beta,
         flags=options.flags_for(like),
-        grouped=(groups, kind, bias is not None, options.activation),
+        grouped=(groups, kind, bias, options.activation),
     )
+
+
+def _run(op, options, sizes, offsets, vx, second, target, bias, keep) -> Any:
+    _, place, kind, _ = offsets
+    problem = _problem(op, options, sizes, kind, vx, second, target, bias is not None)
     more = () if bias is None else (bias.pointer,)
     inputs = (vx.operand.pointer, second.operand.pointer, place, *more)
+    _, k, n, groups = sizes
     plans = plans_of(groups, k, n)
-    return _products.run(plans, problem, inputs, (target.pointer,), like, names_of(problem), keep)
+    return _products.run(plans, problem, inputs, (target.pointer,), vx.operand, names_of(problem), keep)
 
 
 def matmul_with_plan(x, w, offsets, out, options: Options, keep: bool) -> tuple:
@@ -396,7 +401,7 @@ def matmul_with_plan(x, w, offsets, out, options: Options, keep: bool) -> tuple:
         keep = keep and vx.operand.array is x and vw.operand.array is w and index[0] is offsets
         keep = keep and (bias is None or bias.array is options.bias)
         sizes = (m, k, n, groups)
-        plan = _run(_abi.GROUPED, options, sizes, index, vx, vw, target, bias, ox, keep)
+        plan = _run(_abi.GROUPED, options, sizes, index, vx, vw, target, bias, keep)
         if out is not None:
             _products.count_write(out)
     return (_arrays.finish(target, ox) if out is None else out), plan
@@ -415,7 +420,77 @@ def weights_with_plan(x, z, offsets, out, options: Options, keep: bool) -> tuple
         vx, vz = View(ox, False, "x"), View(oz, False, "z")
         keep = keep and vx.operand.array is x and vz.operand.array is z and index[0] is offsets
         sizes = (m, k, n, index[3])
-        plan = _run(_abi.GROUPED_WEIGHTS, options, sizes, index, vx, vz, target, None, ox, keep)
+        plan = _run(_abi.GROUPED_WEIGHTS, options, sizes, index, vx, vz, target, None, keep)
         if out is not None:
             _products.count_write(out)
     return (_arrays.finish(target, ox) if out is None else out), plan
+
+
+# ---- ahead of time ----
+
+
+def matmul_problems(
+    x: Any,
+    w: Any,
+    offsets: Any,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out_dtype: Any = None,
+    allow_tf32: bool | None = None,
+    deterministic: bool = True,
+    backward: bool = False,
+) -> tuple:
+    """Plans, x, and the problems that `grouped_matmul` of such operands is, and with `backward` those of its
+    gradients."""
+    options = Options(alpha, 0.0, bias, activation, out_dtype, allow_tf32, False, deterministic)
+    options.beta = _products.number(beta, "beta")
+    ox, ow = _arrays.describe(x, "x"), _arrays.describe(w, "w")
+    check_shapes(ox.shape, ow.shape)
+    check_pair(ow, ox, "w", "x")
+    (m, k), (groups, _, n) = ox.shape, ow.shape
+    if 0 in (m, k, n, groups):
+        raise ValueError(f"x has shape {ox.shape} and w {ow.shape}; expected something to multiply")
+    kind = _describe_offsets(from_zero(offsets, w), groups, ox)[2]
+    y = _arrays.empty(ox, (m, n), _products._check_out_dtype(out_dtype, None, ox))
+    _check_bias(bias, (groups, n), y.dtype, ox)
+    vx, vw, sizes = View(ox, False, "x"), View(ow, False, "w"), (m, k, n, groups)
+    found = [_problem(_abi.GROUPED, options, sizes, kind, vx, vw, y, bias is not None)]
+    if backward:
+        plain, z = Options(alpha, allow_tf32=allow_tf32), View(_arrays.empty(ox, (m, n), ox.dtype), False, "z")
+        o = vw.operand
+        shape, strides = (groups, n, k), (o.strides[0], o.strides[2], o.strides[1])
+        turned = View(Operand(o.kind, o.array, o.pointer, shape, strides, o.dtype, o.device, o.maker), False, "w")
+        dx, dw = _arrays.empty(ox, (m, k), ox.dtype), _arrays.empty(ox, (groups, k, n), ox.dtype)
+        found.append(_problem(_abi.GROUPED, plain, (m, n, k, groups), kind, z, turned, dx, False))
+        found.append(_problem(_abi.GROUPED_WEIGHTS, plain, sizes, kind, vx, z, dw, False))
+    return plans_of(groups, k, n), ox, found
+
+
+def weight_problems(
+    x: Any,
+    z: Any,
+    offsets: Any,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out_dtype: Any = None,
+    allow_tf32: bool | None = None,
+    deterministic: bool = True,
+) -> tuple:
+    """As matmul_problems, of `grouped_weights`."""
+    options = Options(alpha, beta, None, None, out_dtype, allow_tf32, False, deterministic)
+    ox, oz = _arrays.describe(x, "x"), _arrays.describe(z, "z")
+    check_weight_shapes(ox.shape, oz.shape)
+    check_pair(oz, ox, "z", "x")
+    _, _, kind, groups = _describe_offsets(offsets, None, ox)
+    sizes = (*ox.shape, oz.shape[1], groups)
+    if 0 in sizes:
+        raise ValueError(f"x has shape {ox.shape} and z {oz.shape}; expected something to multiply")
+    dtype = _products._check_out_dtype(out_dtype, None, ox)
+    target = _arrays.empty(ox, (groups, *sizes[1:3]), dtype)
+    vx, vz = View(ox, False, "x"), View(oz, False, "z")
+    problem = _problem(_abi.GROUPED_WEIGHTS, options, sizes, kind, vx, vz, target, False)
+    return plans_of(groups, *sizes[1:3]), ox, [problem]
