@@ -205,8 +205,8 @@ def _describe_offsets(offsets: Any, groups: int | None, x: Operand) -> tuple[Any
         raise ValueError("offsets has no entries; expected one more than groups")
     if groups is not None and shape[0] != groups + 1:
         raise ValueError(
-            f"offsets has {shape[0]} entries; expected {groups + 1}, one more than groups, or {groups}, their "
-            "ends"
+            f"offsets has {shape[0]} entries; expected {groups + 1}, one more than groups, or {groups}, "
+            "their ends"
         )
     if device != x.device:
         raise ValueError(f"offsets is on {device} and x on {x.device}; expected one device")
@@ -263,8 +263,8 @@ def forward(
     alpha: float,
     allow_tf32: bool | None = None,
 ) -> Any:
-    """The product of arrays or plain tensors, with offsets that begin with 0: by a runner, or by the full path,
-    which gives the runner its plan. No gradients."""
+    """The product of arrays or plain tensors, with offsets that begin with 0: by a runner, or by the full
+    path, which gives the runner its plan. No gradients."""
     kind = ("grouped", activation, alpha, bias is not None)
     more = () if bias is None else (bias,)
     quick = None
@@ -459,10 +459,15 @@ def matmul_problems(
     vx, vw, sizes = View(ox, False, "x"), View(ow, False, "w"), (m, k, n, groups)
     found = [_problem(_abi.GROUPED, options, sizes, kind, vx, vw, y, bias is not None)]
     if backward:
-        plain, z = Options(alpha, allow_tf32=allow_tf32), View(_arrays.empty(ox, (m, n), ox.dtype), False, "z")
+        plain, z = (
+            Options(alpha, allow_tf32=allow_tf32),
+            View(_arrays.empty(ox, (m, n), ox.dtype), False, "z"),
+        )
         o = vw.operand
         shape, strides = (groups, n, k), (o.strides[0], o.strides[2], o.strides[1])
-        turned = View(Operand(o.kind, o.array, o.pointer, shape, strides, o.dtype, o.device, o.maker), False, "w")
+        turned = View(
+            Operand(o.kind, o.array, o.pointer, shape, strides, o.dtype, o.device, o.maker), False, "w"
+        )
         dx, dw = _arrays.empty(ox, (m, k), ox.dtype), _arrays.empty(ox, (groups, k, n), ox.dtype)
         found.append(_problem(_abi.GROUPED, plain, (m, n, k, groups), kind, z, turned, dx, False))
         found.append(_problem(_abi.GROUPED_WEIGHTS, plain, sizes, kind, vx, z, dw, False))

@@ -107,8 +107,8 @@ class MoE(nn.Module):
             nn.init.uniform_(t, -1 / math.sqrt(t.shape[2]), 1 / math.sqrt(t.shape[2]))
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of x, (tokens, features): the weights and numbers of each token's experts, both (tokens, top_k), and
-        all logits, (tokens, experts), for a loss that balances experts."""
+        """Of x, (tokens, features): the weights and numbers of each token's experts, both (tokens, top_k),
+        and all logits, (tokens, experts), for a loss that balances experts."""
         kind = torch.promote_types(x.dtype, torch.float32)
         exact = torch.autocast(x.device.type, enabled=False) if autocasts(x) else contextlib.nullcontext()
         with exact:

@@ -492,9 +492,7 @@ def tune(
     if find_problems is not None:
         if gradients:
             words["backward"] = True
-        pattern, x, problems = find_problems(
-            columns, *operands, allow_tf32=allow_tf32, **words
-        )
+        pattern, x, problems = find_problems(columns, *operands, allow_tf32=allow_tf32, **words)
         with _abi.openmp_threads(_arrays.threads_for(x)):
             return [_plan_facts(pattern.plan(x.device, problem, effort)) for problem in problems]
     if operands or words:

@@ -47,7 +47,7 @@ def test_dir_lists_every_public_name():
     assert set(sa.__all__) <= set(dir(sa))  # those that wait for torch, too
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/production.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/production.md", "docs/moe.md"])
 def test_examples_run_as_written(document, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     pytest.importorskip("scipy")
@@ -59,6 +59,8 @@ def test_examples_run_as_written(document, tmp_path, monkeypatch):
     blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.S | re.M)
     assert blocks
     for code in blocks:
+        if "transformers" in code:
+            pytest.importorskip("transformers", "5")
         exec(compile(code, str(path), "exec"), scope)
 
 

@@ -42,9 +42,7 @@ def weight_sums(x, z, offsets):
 def torch_product(x, w, offsets, bias=None):
     """The definition with torch's own products and gradients."""
     ends = offsets.tolist()
-    y = [
-        x[i:j] @ w[g] + (0 if bias is None else bias[g]) for g, (i, j) in enumerate(zip(ends, ends[1:]))
-    ]
+    y = [x[i:j] @ w[g] + (0 if bias is None else bias[g]) for g, (i, j) in enumerate(zip(ends, ends[1:]))]
     return torch.cat([*y, x.new_zeros(len(x) - ends[-1], w.shape[2])])
 
 
@@ -238,7 +236,10 @@ def test_what_is_wrong_with_the_operands_of_weights_is_named():
 
 def test_a_race_is_checked_and_a_tuned_problem_is_served_from_the_cache(tmp_path):
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((50, 24)).astype(np.float32), rng.standard_normal((3, 24, 16)).astype(np.float32)
+    x, w = (
+        rng.standard_normal((50, 24)).astype(np.float32),
+        rng.standard_normal((3, 24, 16)).astype(np.float32),
+    )
     offsets = np.array([0, 10, 20, 50])
     with sa.set_effort("quick"):
         race = sa.benchmark(sa.grouped_matmul, x, w, offsets, activation="silu")
@@ -370,9 +371,9 @@ def test_operators_keep_torchs_rules(activation):
     x, stored, bias, _ = operands(torch.float64, 20, 6, 5)
     offsets, leaves = torch.tensor([0, 4, 4, 11, 17]), [t.requires_grad_() for t in (x, stored, bias)]
     operators = torch.ops.sparse_autotune
-    for given in (bias, None):
+    for some in (bias, None):
         torch.library.opcheck(
-            operators.grouped_matmul, (x, stored.transpose(1, 2), offsets, given, activation, 0.5)
+            operators.grouped_matmul, (x, stored.transpose(1, 2), offsets, some, activation, 0.5)
         )
     torch.library.opcheck(operators.grouped_weights, (x, torch.randn(20, 3).double(), offsets))
 

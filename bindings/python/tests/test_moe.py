@@ -127,7 +127,8 @@ def test_torch_compile_takes_a_mixture_as_one_graph():
         got, wanted = compiled(x), layer(x)
         torch.testing.assert_close(got, wanted)
         for mine, theirs in zip(
-            torch.autograd.grad(got.square().sum(), leaves), torch.autograd.grad(wanted.square().sum(), leaves)
+            torch.autograd.grad(got.square().sum(), leaves),
+            torch.autograd.grad(wanted.square().sum(), leaves),
         ):
             torch.testing.assert_close(mine, theirs)
 

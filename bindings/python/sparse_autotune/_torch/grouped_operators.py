@@ -13,8 +13,8 @@ from .operators import _check_meta, _slope, cast, library, tags
 from .private import check
 
 library.define(
-    "grouped_matmul(Tensor x, Tensor w, Tensor offsets, Tensor? bias, str activation='none', float alpha=1.0) "
-    "-> Tensor",
+    "grouped_matmul(Tensor x, Tensor w, Tensor offsets, Tensor? bias, str activation='none', float "
+    "alpha=1.0) -> Tensor",
     tags=tags,
 )
 library.define("grouped_weights(Tensor x, Tensor z, Tensor offsets, float alpha=1.0) -> Tensor", tags=tags)
@@ -37,7 +37,9 @@ for _key in ("CPU", "CUDA"):
 
 
 def _check_pair(x, other, name):
-    check(x.dtype == other.dtype, lambda: f"x has dtype {x.dtype} and {name} {other.dtype}; expected one dtype")
+    check(
+        x.dtype == other.dtype, lambda: f"x has dtype {x.dtype} and {name} {other.dtype}; expected one dtype"
+    )
     check(x.device == other.device, lambda: f"x is on {x.device} and {name} on {other.device}; expected one")
 
 
@@ -78,9 +80,7 @@ def _weights_fake(x, z, offsets, alpha=1.0):
     _check_pair(x, z, "z")
     _check_offsets(offsets)
     _check_meta(x, "x", offsets=offsets)
-    check(
-        x.shape[0] == z.shape[0], lambda: f"x has {x.shape[0]} rows and z {z.shape[0]}; expected as many"
-    )
+    check(x.shape[0] == z.shape[0], lambda: f"x has {x.shape[0]} rows and z {z.shape[0]}; expected as many")
     check(offsets.shape[0] > 0, lambda: "offsets has no entries; expected one more than groups")
     return x.new_empty((offsets.shape[0] - 1, x.shape[1], z.shape[1]))
 
