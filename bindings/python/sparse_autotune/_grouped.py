@@ -60,14 +60,14 @@ def grouped_matmul(
         refuse_inside_compile(allow_tf32, deterministic)
         return _torch_matmul(x, w, offsets, bias, activation, alpha, out, beta, out_dtype)
     if out is None and out_dtype is None and allow_tf32 is None and deterministic is True and beta == 0:
-        quick = _known(w, ("grouped", activation or "none", alpha, bias is not None))
+        quick = _known(w, ("grouped", "none" if activation is None else activation, alpha, bias is not None))
         inputs = (x, w, offsets) if bias is None else (x, w, offsets, bias)
         result = None if quick is None or _ops._forward_ad._current_level >= 0 else quick.run(*inputs)
         if result is not None:
             return result
         _abi.raise_interrupt()
     options = Options(alpha, beta, bias, activation, out_dtype, allow_tf32, False, deterministic)
-    if _wants_torch(out, x=x, w=w, bias=bias):
+    if _wants_torch(offsets, out, x=x, w=w, bias=bias):
         return _torch_matmul(x, w, offsets, bias, activation, alpha, out, beta, out_dtype, options)
     offsets = from_zero(offsets, w)
     if out is None and out_dtype is None and options.beta == 0 and options.flags == 0:
@@ -108,7 +108,7 @@ def grouped_weights(
         refuse_inside_compile(allow_tf32, deterministic)
         return _torch_weights(x, z, offsets, alpha, out, beta, out_dtype)
     options = Options(alpha, beta, None, None, out_dtype, allow_tf32, False, deterministic)
-    if _wants_torch(out, x=x, z=z):
+    if _wants_torch(offsets, out, x=x, z=z):
         return _torch_weights(x, z, offsets, alpha, out, beta, out_dtype, options)
     if out is None and out_dtype is None and options.beta == 0 and options.flags == 0:
         return weights(x, z, offsets, options.alpha, allow_tf32)
@@ -124,7 +124,7 @@ def refuse_inside_compile(allow_tf32: bool | None, deterministic: bool) -> None:
         raise NotImplementedError("deterministic=False is not offered inside torch.compile")
 
 
-def _wants_torch(out: Any, **operands: Any) -> bool:
+def _wants_torch(offsets: Any, out: Any, **operands: Any) -> bool:
     """Whether a call needs torch's machinery. Raises where an operand's gradient would be lost."""
     torch = torch_module()
     if torch is None:
@@ -133,7 +133,7 @@ def _wants_torch(out: Any, **operands: Any) -> bool:
     for n, t in ((name, x), *others, ("out", out)):
         refuse_nested(torch, t, n)
     if isinstance(x, torch.Tensor):
-        for n, t in others:
+        for n, t in (*others, ("offsets", offsets)):
             if not isinstance(t, torch.Tensor):
                 raise TypeError(f"{n} is a {type(t).__name__}; expected a torch tensor, as {name} is")
         if _torch_matmul is None:  # torch was imported later than this package
@@ -249,7 +249,8 @@ def _known(w: Any, kind: tuple) -> Any:
 
 def _runner(shape: tuple, kind: tuple, alpha: float, offsets: Any, *arrays: Any) -> Any:
     """What may serve these, made now if need be; None where nothing may."""
-    if len(shape) != 3 or type(offsets) not in (np.ndarray, *_quick.torch_types):
+    kinds = (np.ndarray,) if type(arrays[0]) is np.ndarray else _quick.torch_types
+    if len(shape) != 3 or type(offsets) not in kinds:
         return None
     return _quick.runner(plans_of(*shape), kind, alpha) if _quick.serves(*arrays) else None
 

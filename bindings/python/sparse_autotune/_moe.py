@@ -27,7 +27,7 @@ def combine(y: Tensor, weights: Tensor, order: Tensor) -> Tensor:
     reader, so that the sum does not depend on timing."""
     y = y * weights.reshape(-1)[order].to(y.dtype).unsqueeze(-1)
     back = torch.zeros_like(order).scatter(0, order, torch.arange(order.shape[0], device=order.device))
-    return y[back].reshape(*weights.shape, y.shape[-1]).sum(1)
+    return y.index_select(0, back).reshape(*weights.shape, y.shape[-1]).sum(1)
 
 
 class MoE(nn.Module):
@@ -126,7 +126,7 @@ class MoE(nn.Module):
         tokens = x.reshape(-1, self.features)
         weights, chosen, _ = self.route(tokens)
         order, offsets = sort_by_expert(chosen, self.experts)
-        rows = tokens[torch.div(order, self.top_k, rounding_mode="floor")]
+        rows = tokens.index_select(0, torch.div(order, self.top_k, rounding_mode="floor"))
         h = self._gated(grouped_matmul(rows, self.gate_up.transpose(1, 2), offsets))
         y = combine(grouped_matmul(h, self.down.transpose(1, 2), offsets), weights, order)
         if self.shared_gate_up is not None:

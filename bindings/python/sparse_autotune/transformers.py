@@ -46,7 +46,8 @@ def experts_forward(
     """What transformers calls as the forward of a module of experts. Entries of `top_k_index` from
     `num_experts` on are those of other ranks, and add nothing."""
     order, offsets = sort_by_expert(top_k_index, self.num_experts)
-    x = hidden_states[torch.div(order, top_k_index.shape[-1], rounding_mode="floor")]
+    rows = torch.div(order, top_k_index.shape[-1], rounding_mode="floor")
+    x = hidden_states.index_select(0, rows)
     h = _product(self, x, "gate_up_proj" if self.has_gate else "up_proj", offsets)
     y = _product(self, self._apply_gate(h) if self.has_gate else self.act_fn(h), "down_proj", offsets)
     if self.has_post_expert_norm:

@@ -396,6 +396,16 @@ def test_only_gradients_that_are_asked_for_are_computed(wanted):
 
 
 @needs_torch
+def test_arrays_may_have_offsets_of_torchs():
+    x, stored, _, offsets = operands(torch.float32)
+    for _ in range(2):
+        got = sa.grouped_matmul(x.numpy(), stored.mT.numpy(), offsets)
+        assert type(got) is np.ndarray
+        close(got, torch_product(x, stored.mT, offsets))
+        close(sa.grouped_weights(x.numpy(), x.numpy(), offsets), weight_sums(x, x, offsets.tolist()))
+
+
+@needs_torch
 def test_ends_as_torchs_own_grouped_product_has_them_give_its_result():
     x, stored, _, offsets = operands(torch.bfloat16, 64, 32, 32)
     offsets = torch.tensor([0, 16, 16, 48, 64], dtype=torch.int32)
@@ -510,6 +520,8 @@ def test_what_torch_cannot_do_is_refused():
         sa.grouped_matmul(x, w.numpy(), offsets)
     with pytest.raises(TypeError, match="offsets is a ndarray; expected a torch tensor, as x is"):
         sa.grouped_matmul(x, w, offsets.numpy())
+    with pytest.raises(TypeError, match="offsets is a list; expected a torch tensor, as x is"):
+        sa.grouped_weights(x.clone().requires_grad_(), x, [0, 50])
     with pytest.raises(RuntimeError, match="out is given, and x requires grad"):
         sa.grouped_matmul(x.clone().requires_grad_(), w, offsets, out=torch.empty(50, 16))
     with pytest.raises(RuntimeError, match="w requires grad, and x is a ndarray"):

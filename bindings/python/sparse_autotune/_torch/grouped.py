@@ -218,7 +218,7 @@ def _matmul(x, w, offsets, bias, activation, alpha, out, beta, out_dtype, option
             return _grouped.grouped_matmul(
                 x, w, offsets, bias=bias, activation=activation, out=out, **_words(options)
             )
-    if x.is_meta or not isinstance(offsets, Tensor) or not plain(x, w, offsets, bias, out):
+    if x.is_meta or not plain(x, w, offsets, bias, out):
         refuse_tf32(options.tf32, x)
         return _traced(x, w, offsets, bias, word, options.alpha, out, options.beta, out_dtype)
     offsets = _grouped.from_zero(offsets, w)
@@ -243,7 +243,7 @@ def _weights(x, z, offsets, alpha, out, beta, out_dtype, options=None):
         with torch.autocast(kind, enabled=False):
             x, z = cast(kind, x, z)
             return _grouped.grouped_weights(x, z, offsets, out=out, **_words(options))
-    if x.is_meta or not isinstance(offsets, Tensor) or not plain(x, z, offsets, out):
+    if x.is_meta or not plain(x, z, offsets, out):
         refuse_tf32(options.tf32, x)
         return _traced_weights(x, z, offsets, options.alpha, out, options.beta, out_dtype)
     if out is None and out_dtype is None and not options.flags:
