@@ -251,8 +251,9 @@ def model(request):
     torch.manual_seed(0)
     found = made().eval()
     with torch.no_grad():
-        for parameter in found.parameters():  # some are made empty, and all are small
-            parameter.normal_(0, 0.1)
+        for name, parameter in found.named_parameters():  # some are made empty, and all are small
+            if "norm" not in name:
+                parameter.normal_(0, 0.3)
     return found
 
 
@@ -277,8 +278,13 @@ def test_logits_are_those_of_transformers_own_experts(model):
     tokens = torch.randint(3, 96, (2, 13))
     with torch.no_grad():
         theirs, ours = both(model, lambda: model(tokens).logits)
-    assert theirs.std() > 0.01
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    model.set_experts_implementation("eager")
+    with torch.no_grad():  # experts have a part in the logits
+        for name, parameter in model.named_parameters():
+            if name.endswith("experts.down_proj"):
+                parameter.zero_()
+        assert (model(tokens).logits - theirs).abs().max() > 0.1
 
 
 def test_greedy_generation_gives_the_same_tokens(model):
@@ -299,7 +305,7 @@ def test_a_training_step_has_the_same_gradients(model):
     theirs, ours = both(model, gradients)
     assert theirs.keys() == ours.keys() and any("experts" in name for name in ours)
     for name, grad in theirs.items():
-        torch.testing.assert_close(ours[name], grad, rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(ours[name], grad, rtol=1e-3, atol=1e-5, msg=lambda m: f"{name}: {m}")
 
 
 def test_experts_of_other_ranks_add_nothing():
