@@ -382,11 +382,13 @@ typedef struct sat_attention {
  * g, and meet a matrix W of their own. There is no pattern: give NULL. The offsets are an operand, groups + 1 numbers
  * in memory of the context's device, and a run takes them as they are then: m only says how many rows there may be.
  * They begin with 0, never decrease, and end at m or before. A row behind the last group belongs to none: its product
- * is zero, and it has no bias. Group g of W is at g*batch_stride; without strides W has no gaps. gradient of X
- * SAT_GROUPED with the gradient of Y in place of X, and W's row and column stride exchanged gradient of W
- * SAT_GROUPED_WEIGHTS with the gradient of Y in place of Z. That of an empty group is zero Offsets that break these
- * rules are never followed out of bounds: the group where they do and all after it are empty. Where the host sees them
- * (on a CPU) the run then returns SAT_BAD_ROW_PTR, its outputs written. */
+ * is zero, and it has no bias. Group g of W is at g*batch_stride; without strides W has no gaps.
+ *
+ * The gradient to X is SAT_GROUPED with the gradient of Y in place of X, and W's row and column stride exchanged. The
+ * gradient to W is SAT_GROUPED_WEIGHTS with the gradient of Y in place of Z; that of an empty group is zero.
+ *
+ * Offsets that break these rules are never followed out of bounds: the group where they do and all after it are empty.
+ * Where the host sees them (on a CPU) the run then returns SAT_BAD_ROW_PTR, its outputs written. */
 typedef struct sat_grouped {
     int64_t groups;
     sat_index_type offset_type;

@@ -28,6 +28,7 @@ from ._abi import version as __version__
 from ._attention import attention
 from ._attention_variants import AttentionCall
 from ._context import device_info, get_effort, set_effort
+from ._grouped import grouped_matmul, grouped_weights
 from ._mask import AttentionMask
 from ._matrix import BsrMatrix
 from ._ops import bsr_gemm, matmul, sampled_matmul
@@ -56,6 +57,8 @@ __all__ = [
     "cache",
     "device_info",
     "get_effort",
+    "grouped_matmul",
+    "grouped_weights",
     "matmul",
     "register_variant",
     "sampled_matmul",
@@ -64,7 +67,7 @@ __all__ = [
 ]
 
 if importlib.util.find_spec("torch") is not None:
-    __all__ += ["SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"]
+    __all__ += ["MoE", "SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"]
 
 if sys.modules.get("torch") is not None:
     from . import _torch  # noqa: F401  the operators
@@ -76,7 +79,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     # these need torch, which is imported only when asked for
-    if name in ("SparseLinear", "freeze", "refresh", "sparsify", "unfreeze", "nn"):
+    if name in ("MoE", "SparseLinear", "freeze", "refresh", "sparsify", "unfreeze", "nn"):
         module = importlib.import_module(".nn", __name__)
         return module if name == "nn" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -185,12 +185,14 @@ DTYPE_SHORT = {F32: "f32", F64: "f64", F16: "f16", BF16: "bf16"}
 DTYPE_SIZE = {F32: 4, F64: 8, F16: 2, BF16: 2}
 DTYPES = {name: code for code, name in DTYPE_NAMES.items()}
 I32, I64 = 1, 2
-MATMUL, SAMPLED, ATTENTION, ATTENTION_BACKWARD = 1, 2, 3, 4
+MATMUL, SAMPLED, ATTENTION, ATTENTION_BACKWARD, GROUPED, GROUPED_WEIGHTS = 1, 2, 3, 4, 5, 6
 OP_NAMES = {
     MATMUL: "matmul",
     SAMPLED: "sampled",
     ATTENTION: "attention",
     ATTENTION_BACKWARD: "attention-backward",
+    GROUPED: "grouped",
+    GROUPED_WEIGHTS: "grouped-weights",
 }
 CPU, CUDA = 1, 2
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
@@ -343,10 +345,25 @@ class Matmul(Structure):
     _fields_ = [("transpose", c_int), ("bias", c_int), ("activation", c_int)]
 
 
+class Grouped(Structure):
+    _fields_ = [
+        ("groups", c_int64),
+        ("offset_type", c_int),
+        ("bias", c_bool),
+        ("activation", c_int),
+        ("skew", c_double),
+    ]
+
+
 class Part(Union):
     """What one operation has for itself."""
 
-    _fields_ = [("room", c_uint64 * 48), ("matmul", Matmul), ("attention", Attention)]
+    _fields_ = [
+        ("room", c_uint64 * 48),
+        ("matmul", Matmul),
+        ("attention", Attention),
+        ("grouped", Grouped),
+    ]
 
 
 class Problem(Sized):

@@ -148,6 +148,7 @@ static bool view_buffer(PyObject *array, view *v) {
     v->data = b.data, v->of = NUMPY, v->device_type = CPU, v->device_id = 0, v->ndim = b.ndim;
     v->read_only = b.read_only;
     v->dtype = kind == 'f' ? 2 << 8 | 32 : kind == 'd' ? 2 << 8 | 64 : kind == 'e' ? 2 << 8 | 16 : -1;
+    if (kind == 'i' || kind == 'l' || kind == 'q') v->dtype = (int)b.item_size * 8; /* as DLPack has integers */
     bool known = v->dtype >= 0 && b.ndim <= DIMS;
     for (int i = 0; i < b.ndim && known; i++) {
         known = b.strides[i] >= 0 && b.strides[i] % b.item_size == 0;

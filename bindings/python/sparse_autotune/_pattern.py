@@ -25,7 +25,7 @@ class Plan:
 
     __slots__ = ("__weakref__", "direct", "handle", "pattern", "stamp", "stream")
 
-    def __init__(self, handle: int, pattern: int):
+    def __init__(self, handle: int, pattern: int | None):
         self.handle, self.pattern = handle, pattern
         self.stamp: Any = None  # fixed values: which ones it took in, and on which of torch's streams
         self.stream: Any = None
@@ -99,6 +99,7 @@ _STRUCTS = {
     "c": lambda x: _abi.Layout(*x),
     "matmul": lambda x: _abi.Matmul(*x),  # transposed, with a bias, activation; the last may be left off
     "attention": _attention_struct,
+    "grouped": lambda x: _abi.Grouped(*x),  # groups, type of the offsets, with a bias, activation
 }
 
 
@@ -158,14 +159,80 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.tobytes() == b.tobytes() if a.dtype == b.dtype and a.nbytes < 1 << 15 else np.array_equal(a, b)
 
 
-class Pattern:
+class Plans:
+    """Plans of problems, and what others keep with them. Of these problems none has a pattern; `Pattern` has
+    the plans of those that do."""
+
+    fixed_values = False
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[tuple, list[Plan]] = {}
+        self._first: dict[tuple, Plan] = {}
+        self.caches: dict[Any, Any] = {}  # what others keep here: torch tensors, runners, pictures
+
+    def handle(self, device: str) -> int | None:
+        return None
+
+    def take(
+        self,
+        device: str,
+        problem: Problem,
+        stream: int,
+        threads: int,
+        capturing: bool,
+    ) -> tuple[tuple, Plan]:
+        """A plan for this call, that nobody else holds, and the key under which it is given back."""
+        first = plan_key(device, problem, threads)
+        key = (*first, stream, capturing)
+        free = self._free.get(key)
+        if free:
+            try:
+                return key, free.pop()
+            except IndexError:  # another thread was quicker
+                pass
+        model = self._first.get(first)
+        with _abi.openmp_threads(threads):
+            plan = (
+                model.dup()
+                if model is not None
+                else self.plan(device, problem, "cached" if capturing else None)
+            )
+        with self._lock:
+            self._first.setdefault(first, plan)
+            if capturing:
+                keep_for_graphs(plan)
+            while len(self._first) > MOST_PLANS:
+                oldest = next(iter(self._first))
+                del self._first[oldest]
+                for other in [k for k in self._free if k[: len(oldest)] == oldest]:
+                    del self._free[other]
+        return key, plan
+
+    def give_back(self, key: tuple, plan: Plan) -> None:
+        if key[:-2] in self._first:  # else it is one of too many
+            self._free.setdefault(key, []).append(plan)
+
+    def plan(self, device: str, problem: Problem, effort: str | None = None) -> Plan:
+        """A new plan; races the problem if that is what the effort allows and nobody did yet."""
+        context = _context.get(device, _abi.EFFORTS[effort] if effort else None)
+        context.warn_ignored()
+        pattern, handle = self.handle(device), ctypes.c_void_p()
+        _abi.check(
+            _abi.lib.sat_plan_create(
+                context.handle, pattern, ctypes.byref(problem.struct), ctypes.byref(handle)
+            ),
+            names_of(problem),
+        )
+        return Plan(handle.value, pattern)
+
+
+class Pattern(Plans):
     """The indices of a block-sparse matrix. Immutable. A mask of attention may have offsets of packed queries
     and keys.
 
     It has the plans of all matrices with these indices, but for those whose values are fixed: they have a
     `Fixed` of their own. Whoever takes the plans of a product takes either."""
-
-    fixed_values = False
 
     def __init__(
         self,
@@ -185,11 +252,8 @@ class Pattern:
         )
         for array in (row_ptr, col_idx, *offsets):
             array.setflags(write=False)
-        self._lock = threading.Lock()
+        super().__init__()
         self._handles: dict[str, int] = {}
-        self._free: dict[tuple, list[Plan]] = {}
-        self._first: dict[tuple, Plan] = {}
-        self.caches: dict[Any, Any] = {}  # what others keep with a pattern: torch tensors, runners, pictures
         self.handle(device)
 
     # A copy shares what never changes; a pickled one is validated again.
@@ -262,60 +326,6 @@ class Pattern:
         _abi.check(_abi.lib.sat_pattern_get(self._handles[device], ctypes.byref(view)))
         return view
 
-    # ---- plans ----
-
-    def take(
-        self,
-        device: str,
-        problem: Problem,
-        stream: int,
-        threads: int,
-        capturing: bool,
-    ) -> tuple[tuple, Plan]:
-        """A plan for this call, that nobody else holds, and the key under which it is given back."""
-        first = plan_key(device, problem, threads)
-        key = (*first, stream, capturing)
-        free = self._free.get(key)
-        if free:
-            try:
-                return key, free.pop()
-            except IndexError:  # another thread was quicker
-                pass
-        model = self._first.get(first)
-        with _abi.openmp_threads(threads):
-            plan = (
-                model.dup()
-                if model is not None
-                else self.plan(device, problem, "cached" if capturing else None)
-            )
-        with self._lock:
-            self._first.setdefault(first, plan)
-            if capturing:
-                keep_for_graphs(plan)
-            while len(self._first) > MOST_PLANS:
-                oldest = next(iter(self._first))
-                del self._first[oldest]
-                for other in [k for k in self._free if k[: len(oldest)] == oldest]:
-                    del self._free[other]
-        return key, plan
-
-    def give_back(self, key: tuple, plan: Plan) -> None:
-        if key[:-2] in self._first:  # else it is one of too many
-            self._free.setdefault(key, []).append(plan)
-
-    def plan(self, device: str, problem: Problem, effort: str | None = None) -> Plan:
-        """A new plan; races the problem if that is what the effort allows and nobody did yet."""
-        context = _context.get(device, _abi.EFFORTS[effort] if effort else None)
-        context.warn_ignored()
-        pattern, handle = self.handle(device), ctypes.c_void_p()
-        _abi.check(
-            _abi.lib.sat_plan_create(
-                context.handle, pattern, ctypes.byref(problem.struct), ctypes.byref(handle)
-            ),
-            names_of(problem),
-        )
-        return Plan(handle.value, pattern)
-
 
 # What Python calls what the library's messages name.
 _NAMES = {"b": "B", "c": "out", "values": "A", "n": "B"}
@@ -328,10 +338,16 @@ ATTENTION_NAMES = {
     "batch": "q's batch",
     "alpha": "scale",
 }
+_NAMES_OF = {
+    _abi.ATTENTION: ATTENTION_NAMES,
+    _abi.ATTENTION_BACKWARD: ATTENTION_NAMES,
+    _abi.GROUPED: {"y": "out"},
+    _abi.GROUPED_WEIGHTS: {"w": "out"},
+}
 
 
 def names_of(problem: Problem) -> dict[str, str]:
-    return ATTENTION_NAMES if problem.struct.op in (_abi.ATTENTION, _abi.ATTENTION_BACKWARD) else _NAMES
+    return _NAMES_OF.get(problem.struct.op, _NAMES)
 
 
 def launch(

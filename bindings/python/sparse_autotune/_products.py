@@ -168,6 +168,8 @@ class View:
             return None
         cols, col_stride = lead
         row_stride, col_stride = canonical(rows, cols, row_stride, col_stride)
+        if batch[0] == 0:  # strides of nothing
+            row_stride, col_stride = max(cols, 1), 1
         if row_stride == 0 and col_stride == 0:  # the library's word for "row-major, no gaps"
             return None
         return rows, cols, batch[0], (row_stride, col_stride, batch[1] if batch[0] > 1 else 0)

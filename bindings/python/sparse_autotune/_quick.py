@@ -118,7 +118,7 @@ def install(quick: Any, inputs: tuple, results: tuple, made: Kept | None) -> Non
         install_torch(quick, inputs, results, made)
         return
     aligned = [alignment(x.__array_interface__["data"][0], "cpu") for x in (*inputs, *results)]
-    if results and len(inputs) == 3:  # a bias, of which a plan asks nothing
+    if results and len(inputs) == 3:  # a bias, or offsets, of which a plan asks nothing
         aligned[2] = inputs[2].itemsize
     makers = tuple((np.empty, (x.shape, x.dtype)) for x in results)
     quick.add(inputs, tuple(aligned), makers, made.stream, _abi.get_threads(), 0, made.plan.handle, made)

@@ -9,10 +9,10 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from . import _abi, _arrays, _attention, _context, _mask, _pattern, _products
+from . import _abi, _arrays, _attention, _context, _grouped, _mask, _pattern, _products
 from ._convert import check_columns
 from ._matrix import BsrMatrix
-from ._pattern import Pattern, Problem, names_of, percent_sparse
+from ._pattern import Pattern, Plans, Problem, names_of, percent_sparse
 from ._sparse import as_bsr, is_sparse
 
 
@@ -96,6 +96,11 @@ class Race(list):
                 f"{p['op']} {p['dtype']} batch {p['batch']}, {heads}, {p['m']} queries, {p['n']} keys, size "
                 f"{p['dim']}{rest}, {100 * p['density']:.1f} % of the blocks, on {self.device['name']}"
             )
+        if "groups" in p:
+            return (
+                f"{p['op']} {p['dtype']} {p['m']}x{p['n']}x{p['k']}, {p['groups']} groups, on "
+                f"{self.device['name']}"
+            )
         return (
             f"{p['op']} {p['dtype']} {p['m']}x{p['n']}x{p['k']}, block {p['block'][0]}x{p['block'][1]}, "
             f"{p['stored_blocks']} blocks ({percent_sparse(p['density'])})"
@@ -174,7 +179,7 @@ def _check_names(only: Any, context: _context.Context) -> bytes | None:
 
 
 def run(
-    pattern: Pattern,
+    pattern: Plans,
     device: str,
     problem: Problem,
     *,
@@ -215,7 +220,7 @@ def _flags_by_name(context: _context.Context) -> dict[str, int]:
     return found
 
 
-def _read(handle: ctypes.c_void_p, context: _context.Context, pattern: Pattern, problem: Problem) -> Race:
+def _read(handle: ctypes.c_void_p, context: _context.Context, pattern: Plans, problem: Problem) -> Race:
     info = _abi.RaceInfo()
     _abi.check(_abi.lib.sat_race_get_info(handle, ctypes.byref(info)))
     flags, records = _flags_by_name(context), []
@@ -266,19 +271,36 @@ def _read(handle: ctypes.c_void_p, context: _context.Context, pattern: Pattern, 
 
 
 def _describe(
-    pattern: Pattern,
+    pattern: Plans,
     p: _abi.Problem,
     info: _abi.RaceInfo,
     context: _context.Context,
 ) -> dict[str, Any]:
-    view, sampled = pattern.view(), p.op == _abi.SAMPLED
-    transposed = p.op == _abi.MATMUL and bool(p.matmul.transpose)
-    rows, cols = pattern.shape[::-1] if transposed else pattern.shape
-    m, n, k = (rows, cols, p.k) if sampled else (rows, p.n, cols)
     dtype = _abi.DTYPE_SHORT[p.a_dtype] + (":f32" if p.c_dtype != p.a_dtype else "")
     d = context.info
     rate = d.tf32_rate if p.flags & _abi.ALLOW_TF32 and p.a_dtype == _abi.F32 else d.flop_rate[p.a_dtype]
     floor = max(info.flops / rate if rate else 0, info.bytes / d.memory_rate if d.memory_rate else 0)
+    if not isinstance(pattern, Pattern):
+        return {
+            "op": _abi.OP_NAMES[p.op],
+            "m": p.m,
+            "n": p.n,
+            "k": p.k,
+            "groups": p.grouped.groups,
+            "block": [1, 1],  # as its key has it
+            "dtype": dtype,
+            "stored_blocks": 0,
+            "density": 0.0,
+            "flops": info.flops,
+            "bytes": info.bytes,
+            "batch": 1,
+            "floor_seconds": floor,
+            "key": info.key.decode(),
+        }
+    view, sampled = pattern.view(), p.op == _abi.SAMPLED
+    transposed = p.op == _abi.MATMUL and bool(p.matmul.transpose)
+    rows, cols = pattern.shape[::-1] if transposed else pattern.shape
+    m, n, k = (rows, cols, p.k) if sampled else (rows, p.n, cols)
     found = {
         "op": _abi.OP_NAMES[p.op],
         "m": m,
@@ -343,7 +365,9 @@ def benchmark(
     A and B are as in `matmul`; their values are not read. Where the sparse one is frozen, values are fixed in
     the race, too: converting them counts for nothing. `fresh=False` takes a race from the cache if there is
     one; `only` names the variants that take part. ``benchmark(attention, q, k, v, mask, causal=True)`` races
-    attention with the words that it takes itself, and with ``backward=True`` its gradients.
+    attention with the words that it takes itself, and with ``backward=True`` its gradients;
+    ``benchmark(grouped_matmul, x, w, offsets)`` races products of groups, and with ``backward=True`` the
+    gradient to w, as ``benchmark(grouped_weights, x, z, offsets)`` does.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=16)
@@ -356,8 +380,9 @@ def benchmark(
     >>> sa.benchmark(sa.attention, q, q, q, causal=True).best.verdict
     'ok'
     """
-    if A is _attention.attention:
-        pattern, x, problems = _attention_problems(
+    find_problems = _problems_of(A)
+    if find_problems is not None:
+        pattern, x, problems = find_problems(
             B, *operands, allow_tf32=allow_tf32, deterministic=deterministic, **words
         )
         with _abi.openmp_threads(_arrays.threads_for(x)):
@@ -365,7 +390,7 @@ def benchmark(
     if operands or words:
         raise TypeError(
             f"benchmark of a product got {', '.join(words) or 'more than two operands'}; expected none, "
-            "which are for attention"
+            "which are for attention and products of groups"
         )
     left = not is_sparse(A)
     a, b = (as_bsr(B, "B"), A) if left else (as_bsr(A, "A"), B)
@@ -430,6 +455,15 @@ def _bound_problems(
 _attention_words = inspect.signature(_bound_problems)
 
 
+def _problems_of(function: Any) -> Any:
+    """What gives the problems of a call of this function; None: it is no function of the package's."""
+    if function is _attention.attention:
+        return _attention_problems
+    if function is _grouped.grouped_matmul:
+        return _grouped.matmul_problems
+    return _grouped.weight_problems if function is _grouped.grouped_weights else None
+
+
 def tune(
     A: Any,
     columns: Any,
@@ -444,8 +478,8 @@ def tune(
     problem.
 
     `left` is for ``B @ A`` with B of so many rows, as in a linear layer; `gradients` adds the products of the
-    backward pass, of a frozen A that of B alone. ``tune(attention, q, k, v, mask, ...)`` does it for
-    attention of operands like these.
+    backward pass, of a frozen A that of B alone. ``tune(attention, q, k, v, mask, ...)`` and
+    ``tune(grouped_matmul, x, w, offsets, ...)`` do it for operands like these.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> A = sa.BsrMatrix.from_dense(np.eye(64, dtype=np.float32), block=16)
@@ -454,10 +488,11 @@ def tune(
     """
     if effort not in ("quick", "full"):
         raise ValueError(f"effort is {effort!r}; expected 'quick' or 'full'")
-    if A is _attention.attention:
-        pattern, x, problems = _attention_problems(
-            columns, *operands, allow_tf32=allow_tf32, backward=gradients, **words
-        )
+    find_problems = _problems_of(A)
+    if find_problems is not None:
+        if gradients:
+            words["backward"] = True
+        pattern, x, problems = find_problems(columns, *operands, allow_tf32=allow_tf32, **words)
         with _abi.openmp_threads(_arrays.threads_for(x)):
             return [_plan_facts(pattern.plan(x.device, problem, effort)) for problem in problems]
     if operands or words:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _context, _race
-from ._pattern import Pattern, Problem
+from ._pattern import Pattern, Plans, Problem
 
 _DTYPES = {short: code for code, short in _abi.DTYPE_SHORT.items()}
 _OPS = {name: code for code, name in _abi.OP_NAMES.items()}
@@ -22,6 +22,7 @@ _FLAGS = {
     "nondeterministic": _abi.ALLOW_NONDETERMINISTIC,
     "fixed": _abi.FIXED_VALUES,
 }
+_OFFSETS = {"i32": _abi.I32, "i64": _abi.I64}
 _HEADS = ("q_at", "k_at", "v_at", "o_at", "dq_at", "dk_at", "dv_at", "do_at")  # as sat_attention has them
 _SEEDS = 24  # a pattern of few blocks may miss the key by chance
 
@@ -59,6 +60,11 @@ def read_problem(words: dict[str, str]) -> Problem:
         if op == _abi.MATMUL:
             fields["matmul"] = (int(words["t"]), int(words["bias"]), _abi.ACTIVATIONS[words["act"]])
         return Problem(**fields)
+    if op in (_abi.GROUPED, _abi.GROUPED_WEIGHTS):
+        fields |= {name: int(words[name]) for name in "mnk"}
+        fields |= {name: _numbers(words[f"{name}_strides"]) for name in "abc"}
+        facts = words["bias"] == "1", _abi.ACTIVATIONS[words["act"]], float(words["skew"])
+        return Problem(**fields, grouped=(int(words["groups"]), _OFFSETS[words["offsets"]], *facts))
     if "strides" in words:
         raise ValueError("it has a number in place of its strides")
     plain = tuple(int(words[name]) for name in ("heads", "kv_heads", "dim"))
@@ -130,7 +136,9 @@ def _indices(
     return np.repeat(np.arange(rows), counts), np.concatenate(columns)
 
 
-def make_pattern(words: dict[str, str], device: str, seed: int) -> Pattern:
+def make_pattern(words: dict[str, str], device: str, seed: int) -> Plans:
+    if "groups" in words:
+        return Plans()
     m, n, k, stored = (int(words[name]) for name in ("m", "n", "k", "blocks"))
     op, transposed = _OPS[words["op"]], words.get("t") == "1"
     br, bc = block = _numbers(words["block"], "x")
@@ -155,7 +163,7 @@ def make_pattern(words: dict[str, str], device: str, seed: int) -> Pattern:
 # ---- racing ----
 
 
-def _key(context: _context.Context, pattern: Pattern, problem: Problem) -> str:
+def _key(context: _context.Context, pattern: Plans, problem: Problem) -> str:
     text = ctypes.create_string_buffer(1024)
     _abi.check(
         _abi.lib.sat_problem_key(

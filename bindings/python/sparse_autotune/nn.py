@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from . import _fixed, _products
 from ._arrays import refuse_nested
 from ._matrix import BsrMatrix, check_block, check_values, make_pattern
+from ._moe import MoE
 from ._torch import calls, patterns, private
 from ._torch.eager import ACTIVATIONS, Product, forward
 from ._torch.modes import plain
 
-__all__ = ["SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"]
+__all__ = ["MoE", "SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"]
 
 
 def _blocks_of(density: float, blocks: int) -> int:

@@ -44,6 +44,7 @@ The files, each knowing only those above it:
 - `calls`: which route matmul and sampled_matmul take
 - `own_attention`: torch's own attention kernels as variants
 - `attention`, `attention_operators`: the routes of attention
+- `grouped`, `grouped_operators`: the routes of products of groups
 
 The package is imported when torch is: by `import sparse_autotune`, or by the first call that meets a tensor.
 """
@@ -53,6 +54,8 @@ from . import (
     attention_operators,  # noqa: F401
     calls,  # noqa: F401
     eager,  # noqa: F401
+    grouped,  # noqa: F401
+    grouped_operators,  # noqa: F401
     masks,  # noqa: F401
     modes,  # noqa: F401
     operators,  # noqa: F401

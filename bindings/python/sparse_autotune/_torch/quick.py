@@ -72,8 +72,8 @@ def install(quick: Any, inputs: tuple, results: tuple, made: Kept | None) -> Non
         _watch_captures()
     tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _products.torch_allows_tf32()))
     aligned = [alignment(t.data_ptr(), str(t.device)) for t in (*inputs, *results)]
-    if results and len(inputs) == 3 and inputs[2].dim() == 1:  # a bias
-        aligned[2] = first.element_size()
+    if results and len(inputs) == 3 and inputs[2].dim() == 1:  # a bias, or offsets
+        aligned[2] = inputs[2].element_size()
     makers = tuple(map(_maker, results))
     plan, owner = (made.plan.handle, made) if made.function is None else (0, made.function)
     quick.add(inputs, tuple(aligned), makers, made.stream, made.threads, tf32, plan, owner)
