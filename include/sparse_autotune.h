@@ -63,7 +63,7 @@ typedef enum sat_status {
     SAT_OVERLAP = 5,        /* an output overlaps another operand */
     SAT_BAD_ENUM = 6,       /* a value that its enum does not list */
     SAT_BAD_STRUCT = 7,     /* a struct's size is of no version, or a field is set that this version does not know */
-    SAT_BAD_ROW_PTR = 8,    /* row pointers, or offsets of sequences, do not start at 0, decrease, or end elsewhere */
+    SAT_BAD_ROW_PTR = 8,    /* row pointers, or offsets, do not start at 0, decrease, or end elsewhere */
     SAT_COLUMN_RANGE = 9,   /* a block column index is outside the matrix */
     SAT_COLUMN_ORDER = 10,  /* block columns of a row are unsorted or repeated */
     SAT_BAD_BLOCK = 11,     /* a block side below 1 */
@@ -98,7 +98,7 @@ typedef enum sat_index_type { SAT_I32 = 1, SAT_I64 = 2 } sat_index_type;
  *   sampled        S = alpha*(X*Y at the stored blocks) + beta*S    X, Y                 values of S
  *   attention      O = softmax(alpha*Q*K^T where kept)*V            Q, K, V              O[, LSE]
  *   its gradients                                                   Q, K, V, O, LSE, dO  dQ, dK, dV
- *   grouped        Y = act(alpha*X*W[group] + beta*Y + bias[group]) X, W, offsets[, bias] Y            rows in groups
+ *   grouped        Y = act(alpha*X*W[group] + beta*Y + bias[group]) X, W, offsets[, b]   Y             rows in groups
  *   its weights    W[group] = alpha*X^T*Z + beta*W[group]           X, Z, offsets        W
  */
 typedef enum sat_operation {
@@ -457,6 +457,7 @@ SAT_API sat_status sat_problem_grouped_weights(sat_problem *problem, sat_dtype d
 
 typedef struct sat_plan sat_plan;
 
+/* Operations on groups have no pattern: there, and in all other calls that take one with a problem, it is NULL. */
 SAT_API sat_status sat_plan_create(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                    sat_plan **plan);
 /* A plan that uses exactly this variant, unchecked: for tests and benchmarks. SAT_UNSUPPORTED if it does not fit. */

@@ -78,7 +78,7 @@ static __global__ void make_values(made_up m, sat_pattern_view a) {
 
 cudaError_t sat_cuda_fill(const sat_operand *o, const sat_pattern_view *a, void *base, uint64_t seed,
                           const sat_fill *fill, cudaStream_t stream) {
-    int64_t items = o->layout.batch_stride || o->batch == 0 ? o->batch : 1;
+    int64_t items = o->layout.batch_stride ? o->batch : 1;
     made_up m = {*o, base, items, seed, *fill};
     if (o->rows * o->cols * items == 0) return cudaSuccess;
     if (o->values) make_values<<<sat_blocks(a->grid_rows, 1), 256, 0, stream>>>(m, *a);

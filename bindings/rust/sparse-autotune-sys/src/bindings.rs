@@ -20,8 +20,9 @@ pub type sat_log_fn = ::core::option::Option<
         message: *const ::core::ffi::c_char,
     ),
 >;
-pub type sat_verdict = ::core::ffi::c_uint;
 pub type _bindgen_ty_3 = ::core::ffi::c_uint;
+pub type sat_verdict = ::core::ffi::c_uint;
+pub type _bindgen_ty_4 = ::core::ffi::c_uint;
 pub type sat_plugin_fn = ::core::option::Option<
     unsafe extern "C" fn(context: *mut sat_context) -> sat_status,
 >;
@@ -96,6 +97,31 @@ pub struct sat_context_options {
     pub allocator: *const sat_allocator,
     pub log: sat_log_fn,
     pub log_user: *mut ::core::ffi::c_void,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct sat_agreement {
+    pub size: usize,
+    pub rank: ::core::ffi::c_int,
+    pub world: ::core::ffi::c_int,
+    pub wait_seconds: f64,
+    pub get: ::core::option::Option<
+        unsafe extern "C" fn(
+            user: *mut ::core::ffi::c_void,
+            key: *const ::core::ffi::c_char,
+            seconds: f64,
+            value: *mut ::core::ffi::c_char,
+        ) -> sat_status,
+    >,
+    pub put: ::core::option::Option<
+        unsafe extern "C" fn(
+            user: *mut ::core::ffi::c_void,
+            key: *const ::core::ffi::c_char,
+            desired: *const ::core::ffi::c_char,
+            value: *mut ::core::ffi::c_char,
+        ) -> sat_status,
+    >,
+    pub user: *mut ::core::ffi::c_void,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -590,6 +616,33 @@ const _: () = {
     [
         "Offset of field: sat_context_options::log_user",
     ][::core::mem::offset_of!(sat_context_options, log_user) - 80usize];
+};
+pub const SAT_AGREED_SIZE: _bindgen_ty_3 = 256;
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of sat_agreement"][::core::mem::size_of::<sat_agreement>() - 48usize];
+    ["Alignment of sat_agreement"][::core::mem::align_of::<sat_agreement>() - 8usize];
+    [
+        "Offset of field: sat_agreement::size",
+    ][::core::mem::offset_of!(sat_agreement, size) - 0usize];
+    [
+        "Offset of field: sat_agreement::rank",
+    ][::core::mem::offset_of!(sat_agreement, rank) - 8usize];
+    [
+        "Offset of field: sat_agreement::world",
+    ][::core::mem::offset_of!(sat_agreement, world) - 12usize];
+    [
+        "Offset of field: sat_agreement::wait_seconds",
+    ][::core::mem::offset_of!(sat_agreement, wait_seconds) - 16usize];
+    [
+        "Offset of field: sat_agreement::get",
+    ][::core::mem::offset_of!(sat_agreement, get) - 24usize];
+    [
+        "Offset of field: sat_agreement::put",
+    ][::core::mem::offset_of!(sat_agreement, put) - 32usize];
+    [
+        "Offset of field: sat_agreement::user",
+    ][::core::mem::offset_of!(sat_agreement, user) - 40usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1135,12 +1188,12 @@ const _: () = {
         "Offset of field: sat_launch::threads",
     ][::core::mem::offset_of!(sat_launch, threads) - 72usize];
 };
-pub const SAT_V_REFERENCE: _bindgen_ty_3 = 1;
-pub const SAT_V_NONDETERMINISTIC: _bindgen_ty_3 = 2;
-pub const SAT_V_DENSE: _bindgen_ty_3 = 4;
-pub const SAT_V_LIBRARY: _bindgen_ty_3 = 8;
-pub const SAT_V_BATCHED: _bindgen_ty_3 = 16;
-pub const SAT_V_SCRATCH: _bindgen_ty_3 = 32;
+pub const SAT_V_REFERENCE: _bindgen_ty_4 = 1;
+pub const SAT_V_NONDETERMINISTIC: _bindgen_ty_4 = 2;
+pub const SAT_V_DENSE: _bindgen_ty_4 = 4;
+pub const SAT_V_LIBRARY: _bindgen_ty_4 = 8;
+pub const SAT_V_BATCHED: _bindgen_ty_4 = 16;
+pub const SAT_V_SCRATCH: _bindgen_ty_4 = 32;
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of sat_instance"][::core::mem::size_of::<sat_instance>() - 20usize];
@@ -1247,6 +1300,15 @@ impl Default for sat_allocator {
     }
 }
 impl Default for sat_context_options {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+impl Default for sat_agreement {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -1398,6 +1460,17 @@ unsafe extern "C" {
         capacity: usize,
     ) -> sat_status;
     pub fn sat_context_measure_rates(context: *mut sat_context) -> sat_status;
+    pub fn sat_context_agree(
+        context: *mut sat_context,
+        agreement: *const sat_agreement,
+    ) -> sat_status;
+    pub fn sat_agreement_folder(
+        folder: *const ::core::ffi::c_char,
+        rank: ::core::ffi::c_int,
+        world: ::core::ffi::c_int,
+        agreement: *mut sat_agreement,
+    ) -> sat_status;
+    pub fn sat_agreement_folder_free(agreement: *mut sat_agreement);
     pub fn sat_context_wait(context: *mut sat_context) -> sat_status;
     pub fn sat_memory_alloc(
         context: *mut sat_context,
