@@ -1,4 +1,5 @@
-# The Python package: its wheel in a fresh environment, on top of what its tests need.
+# The Python package: its wheel in a fresh environment, on top of what its tests need. `python_all` has the tests of whole
+# models, which want Hugging Face's transformers, and the documents once more with it.
 # shellcheck shell=bash disable=SC2034,SC2154 # test.sh has the rest
 
 have_python() { python3 -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
@@ -46,21 +47,26 @@ python_fresh() {
     realpath "$BUILD"/python/base/lib/python*/site-packages >"$(echo "$venv"/lib/python*/site-packages)/beneath.pth"
 }
 
-part_python() {
-    have_python || { skip "needs Python 3.10 or newer with venv (python3-venv)" && return; }
-    build "$BUILD" "${CC:-cc}" sparse_autotune_shared || { fail "build" && return; }
+# The package, ready to be tested. Where nothing can be tested, that is noted, and it fails.
+python_ready() {
+    have_python || { skip "needs Python 3.10 or newer with venv (python3-venv)" && return 1; }
+    build "$BUILD" "${CC:-cc}" sparse_autotune_shared || { fail "build" && return 1; }
     if [ -n "$base_job" ] && ! wait "$base_job"; then
         tail -n 20 "$BUILD/python/base.log"
         fail "what the tests need could not be installed"
-        return
+        return 1
     fi
-    python_wheel || { fail "wheel" && return; }
-    python_fresh || { fail "the wheel could not be installed" && return; }
+    base_job=
+    python_wheel || { fail "wheel" && return 1; }
+    python_fresh || { fail "the wheel could not be installed" && return 1; }
+}
+
+run_pytest() { # what of it, more words for pytest
     local report=$BUILD/python/junit.xml log=$BUILD/python/pytest.log tests bad name status
     rm -f "$report"
     TORCHINDUCTOR_CACHE_DIR=$(realpath -m "$BUILD/python/inductor") \
         "$BUILD/python/venv/bin/python" -m pytest --timeout 300 -p no:cacheprovider -W ignore -n 2 --dist worksteal \
-        --junitxml "$report" bindings/python/tests 2>&1 | tee "$log"
+        --junitxml "$report" "$@" 2>&1 | tee "$log"
     status=${PIPESTATUS[0]}
     attribute() { grep -o "<testsuite [^>]*" "$report" 2>/dev/null | sed -n "s/.* $1=\"\([0-9]*\)\".*/\1/p"; }
     tests=$(attribute tests)
@@ -71,5 +77,25 @@ part_python() {
     while read -r name; do fail "$name"; done < <(sed -n 's/^\(FAILED\|ERROR\) \([^ ]*\).*/\2/p' "$log" | sort -u)
     [ "$bad" -eq 0 ] || [ "$failed" -gt 0 ] || fail "$bad tests"
     [ "$status" -eq 0 ] || [ "$failed" -gt 0 ] || fail "pytest returned $status"
+}
+
+part_python() {
+    python_ready || return
+    run_pytest bindings/python/tests --ignore-glob='*/test_models_*'
+    drop "$BUILD"/python/{venv,wheel,inductor} # python_all wants the rest
+}
+
+part_python_all() {
+    local start
+    python_ready || return
+    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        skip "tests of whole models: transformers needs Python 3.11"
+        return
+    fi
+    start=$SECONDS
+    "$BUILD/python/venv/bin/python" -m pip install --quiet --disable-pip-version-check --retries 2 \
+        -r bindings/python/requirements-models.txt || { fail "what the tests of models need could not be installed" && return; }
+    note_download transformers $((SECONDS - start))
+    run_pytest bindings/python/tests/test_models_* bindings/python/tests/test_documents.py
     drop "$BUILD/python"
 }

@@ -1,7 +1,5 @@
-"""The experts of Hugging Face's transformers by products of groups.
-
-Importing this module registers "sparse_autotune" among the implementations of experts that transformers 5
-chooses from::
+"""The experts of transformers' mixtures by products of groups: "sparse_autotune" is one of the implementations of
+experts that transformers 5 chooses from::
 
     import sparse_autotune.transformers
     model = AutoModelForCausalLM.from_pretrained(..., experts_implementation="sparse_autotune")
@@ -17,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._grouped import grouped_matmul
-from ._moe import combine, sort_by_expert
+from .._grouped import grouped_matmul
+from .._moe import combine, sort_by_expert
 
 try:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
