@@ -1,4 +1,4 @@
-"""The experts of transformers' mixtures by products of groups: "sparse_autotune" is one of the implementations of
+"""The experts of mixtures by products of groups: "sparse_autotune" is one of the implementations of
 experts that transformers 5 chooses from::
 
     import sparse_autotune.transformers
