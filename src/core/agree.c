@@ -28,8 +28,8 @@ struct sat_agree {
     const sat_log *log;
     char space[SPACE_SIZE];
     pthread_mutex_t lock;
-    agreed *known;         /* answers that this process has seen, which never change */
-    unsigned char *member; /* of each rank: 0 not known yet, 1 in this space, 2 in another */
+    agreed *known; /* answers that this process has seen, which never change */
+    bool *member;  /* by rank: it is known to be in this space */
 };
 
 /* ---- the store ---- */
@@ -40,14 +40,16 @@ static void name_of_key(const sat_agree *a, uint64_t key, char name[NAME_SIZE]) 
     snprintf(name, NAME_SIZE, "sparse_autotune/%s/%016" PRIx64, a->space, key);
 }
 
-static void name_of_rank(int rank, char name[NAME_SIZE]) { snprintf(name, NAME_SIZE, "sparse_autotune/rank/%d", rank); }
+static void name_of_rank(const sat_agree *a, int rank, char name[NAME_SIZE]) {
+    snprintf(name, NAME_SIZE, "sparse_autotune/%s/rank/%d", a->space, rank);
+}
 
 /* A value is printable, or it is none. */
 static bool accept(const sat_agree *a, sat_status status, const char *name, char value[SAT_AGREED_SIZE]) {
     value[SAT_AGREED_SIZE - 1] = 0;
     size_t length = strlen(value);
     if (status == SAT_OK && length > 0 && sat_printable(value, length)) return true;
-    if (status == SAT_OK) sat_logf(a->log, SAT_LOG_WARN, "agreement: the value of %s is no variant's name", name);
+    if (status == SAT_OK) sat_logf(a->log, SAT_LOG_WARN, "agreement: the value of %s is not printable", name);
     else if (status != SAT_NOT_FOUND)
         sat_logf(a->log, SAT_LOG_WARN, "agreement: %s failed with %s", name, sat_status_name(status));
     value[0] = 0;
@@ -110,21 +112,20 @@ void sat_agree_propose(sat_agree *a, const char *key, const char *proposed, char
 
 /* ---- who tunes ---- */
 
-/* A rank that has not stored its space yet is passed over. */
+/* Has the rank joined this space? One that has not yet is passed over. */
 static bool is_member(sat_agree *a, int rank) {
     char name[NAME_SIZE], value[SAT_AGREED_SIZE];
     if (rank == a->store.rank) return true;
     pthread_mutex_lock(&a->lock);
-    unsigned char known = a->member[rank];
+    bool member = a->member[rank];
     pthread_mutex_unlock(&a->lock);
-    if (known) return known == 1;
-    name_of_rank(rank, name);
+    if (member) return true;
+    name_of_rank(a, rank, name);
     if (!get(a, name, 0, value)) return false;
-    known = strcmp(value, a->space) == 0 ? 1 : 2;
     pthread_mutex_lock(&a->lock);
-    a->member[rank] = known;
+    a->member[rank] = true;
     pthread_mutex_unlock(&a->lock);
-    return known == 1;
+    return true;
 }
 
 /* Is the key this rank's own? */
@@ -185,7 +186,7 @@ sat_status sat_context_agree(sat_context *ctx, const sat_agreement *agreement) {
     SAT_TRY(check(ctx, &g));
     if (g.wait_seconds == 0) g.wait_seconds = 60;
     sat_agree *a = calloc(1, sizeof *a);
-    unsigned char *member = calloc((size_t)g.world, 1);
+    bool *member = calloc((size_t)g.world, sizeof *member);
     if (!a || !member) {
         free(a), free(member);
         return sat_fail(SAT_OUT_OF_MEMORY, "agreement of %d ranks", g.world);
@@ -194,10 +195,8 @@ sat_status sat_context_agree(sat_context *ctx, const sat_agreement *agreement) {
     pthread_mutex_init(&a->lock, NULL);
     name_space(ctx, a->space);
     char name[NAME_SIZE], value[SAT_AGREED_SIZE];
-    name_of_rank(g.rank, name);
-    if (put(a, name, a->space, value) && strcmp(value, a->space) != 0)
-        sat_logf(&ctx->log, SAT_LOG_WARN,
-                 "agreement: another process was rank %d of this job, with another device or build", g.rank);
+    name_of_rank(a, g.rank, name);
+    (void)put(a, name, "here", value);
     ctx->agree = a;
     atomic_fetch_add(&ctx->wrong_generation, 1); /* plans of the one-call forms are selected again */
     return SAT_OK;

@@ -79,7 +79,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     # these need torch, which is imported only when asked for
-    if name in ("MoE", "SparseLinear", "freeze", "refresh", "sparsify", "unfreeze", "nn"):
-        module = importlib.import_module(".nn", __name__)
-        return module if name == "nn" else getattr(module, name)
+    if name in ("nn", "distributed"):
+        return importlib.import_module(f".{name}", __name__)
+    if name in ("MoE", "SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"):
+        return getattr(importlib.import_module(".nn", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

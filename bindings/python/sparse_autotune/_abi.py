@@ -98,6 +98,7 @@ _OTHERS = {
 }
 
 OK, UNSUPPORTED, LIBRARY_ERROR, MISALIGNED = 0, 12, 18, 2
+NOT_FOUND, IO, BAD_FORMAT = 14, 15, 16
 
 
 def failure(status: int, names: dict[str, str] | None = None) -> Error:
@@ -241,6 +242,23 @@ FREE_FN = CFUNCTYPE(None, c_void_p, c_void_p)
 
 class Allocator(Sized):
     _fields_ = [("size", c_size_t), ("alloc", ALLOC_FN), ("free", FREE_FN), ("user", c_void_p)]
+
+
+AGREED_SIZE = 256
+GET_FN = CFUNCTYPE(c_int, c_void_p, c_char_p, c_double, c_void_p)
+PUT_FN = CFUNCTYPE(c_int, c_void_p, c_char_p, c_char_p, c_void_p)
+
+
+class Agreement(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("rank", c_int),
+        ("world", c_int),
+        ("wait_seconds", c_double),
+        ("get", GET_FN),
+        ("put", PUT_FN),
+        ("user", c_void_p),
+    ]
 
 
 class ContextOptions(Sized):
@@ -531,6 +549,7 @@ _SIGNATURES = {
     "sat_context_device": (POINTER(Device), [c_void_p]),
     "sat_context_effort": (c_int, [c_void_p]),
     "sat_context_ignored": (c_int, [c_void_p, c_char_p, c_size_t]),
+    "sat_context_agree": (c_int, [c_void_p, POINTER(Agreement)]),
     "sat_pattern_create": (c_int, [c_void_p, POINTER(Bsr), POINTER(c_void_p)]),
     "sat_pattern_free": (None, [c_void_p]),
     "sat_pattern_get": (c_int, [c_void_p, POINTER(PatternView)]),

@@ -15,6 +15,7 @@ _lock = threading.RLock()
 _contexts: dict[tuple[str, int], Context] = {}
 _registered: list[tuple[int, Any]] = []  # backend and variant, for contexts that are made later
 _effort = _abi.EFFORTS["default"]
+_agreement: _abi.Agreement | None = None  # with the other ranks of a job
 _watchers: list[Any] = []
 _warned: set[str] = set()  # once a process
 
@@ -37,6 +38,8 @@ class Context:
         for backend, variant in _registered:
             if backend == self.backend:
                 _abi.check(_abi.lib.sat_variant_register(handle, ctypes.byref(variant)))
+        if _agreement is not None:
+            _abi.check(_abi.lib.sat_context_agree(handle, ctypes.byref(_agreement)))
 
     @property
     def info(self) -> _abi.Device:
@@ -142,6 +145,16 @@ def register(backend: int, variant: _abi.Variant) -> None:
     _changed()
 
 
+def agree(agreement: _abi.Agreement) -> None:
+    """Of all contexts, now and later."""
+    global _agreement
+    with _lock:
+        for context in _contexts.values():
+            _abi.check(_abi.lib.sat_context_agree(context.handle, ctypes.byref(agreement)))
+        _agreement = agreement
+    _changed()
+
+
 def normalise(device: Any, name: str = "device") -> str:
     """ "cpu" or "cuda:<index>" from a string or a torch.device."""
     text = str(device)
@@ -158,8 +171,8 @@ def normalise(device: Any, name: str = "device") -> str:
 
 
 def epoch() -> int:
-    """Changes with all that a plan, once made, does not follow: the effort and the registered variants."""
-    return _effort + 8 * len(_registered)
+    """Changes with all that a plan, once made, does not follow: the effort, variants, an agreement."""
+    return _effort + 8 * (len(_registered) + (_agreement is not None))
 
 
 def on_change(watcher: Any) -> None:

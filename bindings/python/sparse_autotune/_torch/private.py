@@ -340,3 +340,12 @@ flash = _find("torch.ops.aten._flash_attention_forward")
 flash_backward = _find("torch.ops.aten._flash_attention_backward")
 cudnn = _find("torch.ops.aten._scaled_dot_product_cudnn_attention")
 efficient = _find("torch.ops.aten._scaled_dot_product_efficient_attention")
+
+
+# ---- distributed ----
+
+
+def default_store() -> Any:
+    """The store of torch.distributed's process group; None where it is not to be had."""
+    get = _find("torch.distributed.distributed_c10d._get_default_store")
+    return None if get is None else get()

@@ -1,0 +1,119 @@
+"""Ranks of one job that run the same variants.
+
+Where ranks tune by themselves they may choose differently: each pays for all races, and results differ in
+the last bits between ranks. After `enable` each problem is raced by one rank of those with equal devices and
+builds, all of them verify the winner for themselves, and all of them use it. Tuning needs no collective: it
+goes through the store that torch.distributed has anyway.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import time
+from typing import Any
+
+from . import _abi, _context
+
+__all__ = ["enable"]
+
+_PAUSES = (0.001, 0.05)  # seconds between looks at the store, the first and the longest
+
+_agreement: _abi.Agreement | None = None  # also keeps its functions alive
+
+
+def _default_store(torch: Any) -> Any:
+    from ._torch import private
+
+    store = private.default_store()
+    if store is None:
+        raise RuntimeError("this torch does not tell its store: give one as store=")
+    return torch.distributed.PrefixStore("sparse_autotune", store)
+
+
+def _guarded(call: Any) -> Any:
+    """Nothing is raised through the library, which logs a failure and goes on."""
+
+    def guarded(_user, key, argument, to):
+        try:
+            value = call(key.decode(), argument)
+        except Exception as error:
+            print(f"sparse_autotune: the store of torch.distributed failed: {error}", file=sys.stderr)
+            return _abi.IO
+        if value is None:
+            return _abi.NOT_FOUND
+        if not value or len(value) >= _abi.AGREED_SIZE:
+            return _abi.BAD_FORMAT
+        ctypes.memmove(to, value + b"\0", len(value) + 1)
+        return 0
+
+    return guarded
+
+
+def _functions(store: Any) -> tuple[Any, Any]:
+    """get and put over a store of torch's. A store serves one call at a time, and others wait for it: so
+    nothing waits inside of it."""
+
+    def get(key: str, seconds: float) -> bytes | None:
+        end, pause = time.monotonic() + seconds, _PAUSES[0]
+        while not store.check([key]):
+            left = end - time.monotonic()
+            if left <= 0:
+                return None
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _PAUSES[1])
+        return bytes(store.get(key))
+
+    def put(key: str, desired: bytes) -> bytes | None:
+        return bytes(store.compare_set(key, "", desired.decode()))
+
+    return _guarded(get), _guarded(put)
+
+
+def enable(
+    group: Any = None,
+    *,
+    store: Any = None,
+    rank: int | None = None,
+    world: int | None = None,
+    wait: float = 60.0,
+) -> None:
+    """From here on plans of this process agree with those of the other ranks.
+
+    To be called on every rank, once, after ``torch.distributed.init_process_group`` and before the first
+    product. It is no collective: a rank that is late, dead, or never calls it costs the others at most `wait`
+    seconds a problem, and what they agree on then is an estimate.
+
+    - ``group``: the ranks that agree; by default all of them.
+    - ``store``, ``rank``, ``world``: in place of torch.distributed's own, where there is no process group.
+      Groups that overlap want a store, or a prefix, each.
+
+    Under effort "off" ranks estimate by themselves. Each rank's cache keeps what was agreed on, so the next
+    job races nothing. Results of different winners may differ in the last bits, so where a result must be
+    the same from job to job, keep the caches.
+    """
+    global _agreement
+    import torch
+
+    if not (isinstance(wait, (int, float)) and math.isfinite(wait) and wait > 0):
+        raise ValueError(f"wait is {wait!r}; expected seconds above 0")
+    if store is None or rank is None or world is None:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            raise RuntimeError(
+                "torch.distributed is not initialised: call init_process_group first, or give store, rank "
+                "and world"
+            )
+        rank = torch.distributed.get_rank(group) if rank is None else rank
+        world = torch.distributed.get_world_size(group) if world is None else world
+        store = _default_store(torch) if store is None else store
+    if rank < 0:
+        raise ValueError("group does not have this process")
+    if _agreement is not None:
+        raise RuntimeError("this process agrees with other ranks already")
+    get, put = _functions(store)
+    made = _abi.Agreement(
+        rank=rank, world=world, wait_seconds=wait, get=_abi.GET_FN(get), put=_abi.PUT_FN(put)
+    )
+    _context.agree(made)
+    _agreement = made
