@@ -313,7 +313,7 @@ def words_of(
             small.storage_offset(),
             small.dtype,
             tuple(small.shape),
-            small.stride(),
+            tuple(step for size, step in zip(small.shape, small.stride()) if size > 1),
             (batch, queries, keys, padding_is_free),
         )
         found, version = _entries.get(key), private.version_of(small)
