@@ -22,15 +22,15 @@ def scaled_dot_product_attention(
     Arguments, shapes and results are torch's, ``is_causal`` too, which counts from the first query and the
     first key. Beside torch's masks ``attn_mask`` may be whatever `attention` takes as a mask.
 
-    A mask of booleans, or of 0 and -inf, is analysed once and kept with its tensor. If it is a window, causal,
-    padding, packed sequences or whole blocks, this package computes; else torch does. So does it where this
-    package cannot: other additive masks, value heads of another size than keys, head sizes that are no
-    multiple of 8, transforms of torch.func. Inside torch.compile no mask that is a tensor can be analysed.
+    A mask of booleans, or of 0 and -inf, is analysed once, and what was found is kept with its tensor. Where
+    it is causal, a window, padding, packed sequences or whole blocks, this package computes. torch does where
+    it is anything else, and where this package cannot: value heads of another size than keys, head sizes that
+    are no multiple of 8, transforms of torch.func, and masks that are tensors inside torch.compile.
 
     - ``dropout_p`` above 0 raises NotImplementedError.
     - A query that keeps no key gets zeros.
     - Each call writes a line to the logger "sparse_autotune" at level DEBUG: who computes it, and why.
     """
     if _torch_call is None:
-        from . import _torch as _
+        from . import _torch as _  # noqa: F401  sets it
     return _torch_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

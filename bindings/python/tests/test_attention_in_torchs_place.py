@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention with torch's signature: who computes it, and that it is always what torch's gives."""
+"""scaled_dot_product_attention with torch's signature: who computes it, and that it is what torch's gives."""
 
 import gc
 import logging
@@ -125,9 +125,7 @@ def test_any_other_mask_is_left_to_torch(name, who):
 @pytest.mark.parametrize("name", ["causal", "padding on the right", "blocks by head"])
 def test_other_dtypes(name, dtype, who):
     times = 2e5 if dtype == torch.float64 else 1  # LSE is float32
-    same_as_torch(
-        operands(*[(BATCH, HEADS, LENGTH, 16)] * 3, dtype=dtype), EXPRESSED[name], times=times
-    )
+    same_as_torch(operands(*[(BATCH, HEADS, LENGTH, 16)] * 3, dtype=dtype), EXPRESSED[name], times=times)
     assert [by for by, _ in who()] == ["sparse_autotune"]
 
 
@@ -235,7 +233,9 @@ def test_masks_that_say_the_same_share_a_pattern():
 # ---- the other arguments ----
 
 
-@pytest.mark.parametrize("queries, keys, by", [(40, 40, "sparse_autotune"), (24, 40, "sparse_autotune"), (40, 24, "torch")])
+@pytest.mark.parametrize(
+    "queries, keys, by", [(40, 40, "sparse_autotune"), (24, 40, "sparse_autotune"), (40, 24, "torch")]
+)
 def test_causality_counts_from_the_first_query_and_the_first_key(queries, keys, by, who):
     leaves = operands((2, 4, queries, 16), (2, 4, keys, 16), (2, 4, keys, 16))
     same_as_torch(leaves, None, 0.0, True)
@@ -356,7 +356,10 @@ def test_it_compiles_without_a_break(who):
 
     compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
     dense = torch.from_numpy(blocks.to_dense())
-    got, wanted = compiled(ours, q, k, v, CAUSAL[:24, :24], blocks), both(own, q, k, v, CAUSAL[:24, :24], dense)
+    got, wanted = (
+        compiled(ours, q, k, v, CAUSAL[:24, :24], blocks),
+        both(own, q, k, v, CAUSAL[:24, :24], dense),
+    )
     close(got, wanted)
     for x, y in zip(*(torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (got, wanted))):
         close(x, y, 4)
@@ -379,7 +382,9 @@ def test_it_stands_in_torchs_place_under_multihead_attention(padded, monkeypatch
     got = layer(x, x, x, need_weights=False, **words)[0]
     assert [by for by, _ in who()] == ["sparse_autotune"]
     close(got, wanted)
-    for a, b in zip(*(torch.autograd.grad(o.square().sum(), [x, *layer.parameters()]) for o in (got, wanted))):
+    for a, b in zip(
+        *(torch.autograd.grad(o.square().sum(), [x, *layer.parameters()]) for o in (got, wanted))
+    ):
         close(a, b, 4)
 
 

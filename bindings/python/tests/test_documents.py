@@ -26,6 +26,8 @@ MODULES = sorted(
 def test_docstrings(name):
     if name == "nn" or name.startswith("_torch"):
         pytest.importorskip("torch")
+    if name.startswith("transformers"):
+        pytest.importorskip("transformers")
     if name == "_matrix":
         pytest.importorskip("scipy")
     module = importlib.import_module("sparse_autotune" + (f".{name}" if name else ""))
@@ -45,10 +47,18 @@ def test_dir_lists_every_public_name():
     assert set(sa.__all__) <= set(dir(sa))  # those that wait for torch, too
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/production.md"])
-def test_examples_run_as_written(document, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "document, needs",
+    [
+        ("README.md", "scipy"),
+        ("docs/python.md", "scipy"),
+        ("docs/production.md", "scipy"),
+        ("docs/attention-in-your-model.md", "transformers"),
+    ],
+)
+def test_examples_run_as_written(document, needs, tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    pytest.importorskip("scipy")
+    pytest.importorskip(needs)
     path = ROOT / document
     if not path.exists():
         pytest.skip("the documents are not beside the tests")

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers with attn_implementation="sparse_autotune": the same as with "eager"."""
+"""Hugging Face models with attn_implementation="sparse_autotune": the same as with "eager"."""
 
 import copy
 import logging
@@ -155,7 +155,10 @@ def test_a_training_step_has_the_gradients_of_eager(name, batch, who):
     if batch == "padded":
         words["attention_mask"], labels = RIGHT, labels.masked_fill(RIGHT == 0, -100)
     if batch == "packed":
-        words["position_ids"], words["use_cache"] = torch.cat([torch.arange(10), torch.arange(14)])[None], False
+        words["position_ids"], words["use_cache"] = (
+            torch.cat([torch.arange(10), torch.arange(14)])[None],
+            False,
+        )
     for model in (ours, eager):
         model.train()
         model(tokens(), labels=labels, **words).loss.backward()
@@ -314,11 +317,12 @@ def test_a_model_that_computes_attention_by_itself_is_refused():
         model(tokens())
 
 
-def test_it_compiles_without_a_break():
+def test_it_compiles_without_a_break(who):
     eager, ours = models(*DECODERS["llama"](num_hidden_layers=1))
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     logits, wanted = (m(tokens()).logits for m in (compiled, eager))
     close(logits, wanted)
+    assert who() == {"sparse_autotune"}
     logits.square().sum().backward()
     wanted.square().sum().backward()
     x, y = (m.model.layers[0].self_attn.q_proj.weight.grad for m in (ours, eager))
@@ -326,6 +330,7 @@ def test_it_compiles_without_a_break():
     with torch.no_grad():  # a mask that nobody can look at while it traces
         got = compiled(tokens(), attention_mask=LEFT).logits[LEFT.bool()]
         close(got, eager(tokens(), attention_mask=LEFT).logits[LEFT.bool()])
+    assert who() == {"sdpa"}
 
 
 def test_transformers_is_imported_only_when_it_is_asked_for():

@@ -77,8 +77,8 @@ def attend(
     padding_is_free: bool = False,
     blocks: AttentionMask | None = None,
 ) -> tuple[Tensor | None, str]:
-    """The result and how it came about; or None, and why attention cannot do it. `padding_is_free`: queries that
-    stand at keys which nobody sees may get anything. `blocks`: what is kept at most, beside the mask."""
+    """The result and how it came about; or None, and why attention cannot do it. `padding_is_free`: queries
+    that stand at keys which nobody sees may get anything. `blocks`: what is kept at most, beside the mask."""
     unfit = _unfit(q, k, v, scale, enable_gqa)
     if unfit is not None:
         return None, unfit

@@ -1,5 +1,5 @@
-"""Masks that are tensors of torch, in the words of attention: keys that are left out, causal, a window, packed
-sequences, blocks."""
+"""Masks that are tensors of torch, in the words of attention: keys that are left out, causal, a window,
+packed sequences, blocks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MOST_MADE = 64  # AttentionMasks that are kept for masks that say the same
 
 
 class Words(NamedTuple):
-    """What a mask keeps: of the keys from `first` to `last` those of `mask`, `causal` and `window`, aligned at
-    the ends of queries and of these keys. `packed`: the mask is over all items of the batch, one after the
-    other."""
+    """What a mask keeps: of the keys from `first` to `last` those of `mask`, `causal` and `window`, aligned
+    at the ends of queries and of these keys. `packed`: the mask is over all items of the batch, one after
+    the other."""
 
     first: int
     last: int
@@ -144,9 +144,7 @@ def _item(rows: _Rows, unseen: np.ndarray, padding_is_free: bool) -> _Item | Non
     found = _sequences(rows)
     if found is None and padding_is_free and len(rows.low) <= rows.keys:
         padded = unseen[rows.keys - len(rows.low) : rows.keys]
-        found = _sequences(
-            _Rows(np.where(padded, 0, rows.low), np.where(padded, 0, rows.high), rows.keys)
-        )
+        found = _sequences(_Rows(np.where(padded, 0, rows.low), np.where(padded, 0, rows.high), rows.keys))
         if found is not None and not found.causal:  # cross attention: queries do not stand at keys
             found = None
     return found
@@ -294,8 +292,8 @@ def _booleans(mask: Tensor) -> np.ndarray | None:
 def words_of(
     mask: Tensor, batch: int, heads: int, queries: int, keys: int, padding_is_free: bool
 ) -> Words | str:
-    """The words of a plain tensor of booleans, or of 0 and -inf, or why there are none. They are kept for as long
-    as the tensor lives and stays as it is."""
+    """The words of a plain tensor of booleans, or of 0 and -inf, or why there are none. They are kept for as
+    long as the tensor lives and stays as it is."""
     if mask.dim() > 4:
         return "the mask has more than four dimensions"
     if mask.dtype is not torch.bool and not mask.dtype.is_floating_point:

@@ -1,8 +1,9 @@
 """`attn_implementation="sparse_autotune"` of Hugging Face transformers.
 
-Two functions are registered under that name. The one of AttentionMaskInterface makes the mask that a model gives to
-all its layers: without it models get no mask at all, and lose causality and padding without a word. The one of
-AttentionInterface computes a layer's attention, here where the package can, else by "sdpa" or "eager".
+Two functions are registered under that name. The one of AttentionMaskInterface makes the mask that a model
+gives to all its layers: without it models get no mask at all, and lose causality and padding without a word.
+The one of AttentionInterface computes a layer's attention, here where the package can, else by "sdpa" or
+"eager".
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def make_mask(
     config: Any = None,
     **words: Any,
 ) -> Tensor | None:
-    """The mask of "sdpa": booleans (batch, 1, queries, keys), or None where `is_causal` or nothing says it all."""
+    """The mask of "sdpa": booleans (batch, 1, queries, keys), or None where `is_causal` says it all."""
     if config is not None:
         _check_model(type(config))
         if getattr(config, "model_type", "").startswith(_ALWAYS_MASKED):
@@ -107,13 +108,13 @@ def set_prefill_mask(
     model: torch.nn.Module,
     mask: AttentionMask | Callable[[int, int], AttentionMask | None] | None,
 ) -> None:
-    """Makes a model's attention keep no more than the blocks of a mask, wherever it has more than one query: in
-    prefill and in training, beside what the model itself leaves out. Decoding, one query at a time, sees all
-    keys.
+    """Makes a model's attention keep no more than the blocks of a mask, wherever it has more than one query:
+    in prefill and in training, beside what the model itself leaves out. Decoding, one query at a time, sees
+    all keys.
 
-    ``mask`` is an AttentionMask, which such a call must have the lengths of, or a function of queries and keys
-    that gives one, or None for no blocks; it is asked once for each pair of lengths. None takes the setting
-    back. It works where the model's ``attn_implementation`` is "sparse_autotune".
+    ``mask`` is an AttentionMask, which such a call must have the lengths of, or a function of queries and
+    keys that gives one, or None for no blocks; it is asked once for each pair of lengths. None in its place
+    takes the setting back. It works where the model's ``attn_implementation`` is "sparse_autotune".
     """
     if mask is not None and not isinstance(mask, AttentionMask):
         if not callable(mask):
@@ -158,9 +159,7 @@ def _blocks_for(module: torch.nn.Module, queries: int, keys: int) -> AttentionMa
     return found
 
 
-def _and_blocks(
-    mask: Tensor | None, blocks: AttentionMask, causal: bool, device: torch.device
-) -> Tensor:
+def _and_blocks(mask: Tensor | None, blocks: AttentionMask, causal: bool, device: torch.device) -> Tensor:
     """Both as booleans, where blocks alone do not do."""
     kept = torch.from_numpy(blocks.to_dense()).to(device)
     if causal:
