@@ -159,7 +159,10 @@ def test_words_keep_what_the_mask_does(data):
     keys = queries + data.draw(st.sampled_from([0, 0, 0, 1, 5, -1]))
     keys = max(keys, 1)
     keep = np.zeros((batch, 1, queries, keys), bool)
-    causal, window = data.draw(st.booleans()), data.draw(st.sampled_from([None, None, 1, 2, 9]))
+    causal, windows = (
+        data.draw(st.booleans()),
+        data.draw(st.sampled_from([[None], [None], [1], [2, 9], [9, None]])),
+    )
     at = np.arange(queries)[:, None] + keys - queries
     for b in range(batch):
         first = data.draw(st.integers(0, keys))
@@ -169,12 +172,14 @@ def test_words_keep_what_the_mask_does(data):
         if cut and data.draw(st.booleans()):
             keep[b, 0, :cut, cut + keys - queries :] = False
             keep[b, 0, cut:, : max(cut + keys - queries, 0)] = False
-    if causal:
-        keep &= np.arange(keys) <= at
-    if window:
-        keep &= np.arange(keys) > at - window
-    for _ in range(data.draw(st.sampled_from([0, 0, 0, 1, 3]))):
-        keep[data.draw(st.integers(0, batch - 1)), 0, data.draw(st.integers(0, queries - 1))] ^= True
+        if causal:
+            keep[b] &= np.arange(keys) <= at
+        if (window := data.draw(st.sampled_from(windows))) is not None:
+            keep[b] &= np.arange(keys) > at - window
+    for _ in range(data.draw(st.sampled_from([0, 0, 0, 1, 3]))):  # what nothing says
+        row = keep[data.draw(st.integers(0, batch - 1)), 0, data.draw(st.integers(0, queries - 1))]
+        here = slice(0, data.draw(st.integers(0, keys))) if data.draw(st.booleans()) else slice(None)
+        row[here] = ~row[here] if data.draw(st.booleans()) else False
     free = data.draw(st.booleans())
     words = explained.explain(keep, (batch, queries, keys), free)
     if isinstance(words, str):
