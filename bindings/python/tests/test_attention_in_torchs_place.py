@@ -101,6 +101,9 @@ BY_TORCH = {
     "causal and padding on the right": RIGHT & CAUSAL,
     "other blocks in each item": torch.stack([BLOCKS, BLOCKS.flip(0), CAUSAL | True])[:, None],
     "booleans by head": torch.stack([CAUSAL, CAUSAL.T]),
+    "one query that sees less": CAUSAL & ~((AT[:, None] == 20) & (AT < 10)),
+    "one item without the window": (CAUSAL & NEAR & LEFT) | (CAUSAL & (LENGTHS == LENGTH)),
+    "a window that grows": (AT[:, None] - AT).abs() <= AT[:, None] // 4,
 }
 
 

@@ -30,7 +30,7 @@ _warned: set[str] = set()
 
 @private.outside_graphs
 def _warn_once(by: str, why: str) -> None:
-    text = f"attention of a model is computed by {by}, for {why}"
+    text = f"attention of a model is computed by {by}: {why}"
     if text not in _warned:
         _warned.add(text)
         warnings.warn(text, RuntimeWarning, stacklevel=2)
