@@ -334,10 +334,5 @@ def test_it_compiles_without_a_break(who):
 
 
 def test_transformers_is_imported_only_when_it_is_asked_for():
-    run = run_program(
-        "import sys, torch, sparse_autotune; print('transformers' in sys.modules);"
-        "import sparse_autotune.transformers; from transformers import AttentionInterface as A;"
-        "from transformers import AttentionMaskInterface as M;"
-        "print('sparse_autotune' in A().valid_keys(), 'sparse_autotune' in M().valid_keys())"
-    )
-    assert run.stdout.split() == ["False", "True", "True"], run.stderr
+    run = run_program("import sys, torch, sparse_autotune; print('transformers' in sys.modules)")
+    assert run.stdout.strip() == "False", run.stderr
