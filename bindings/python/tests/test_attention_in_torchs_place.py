@@ -330,6 +330,18 @@ def test_autocast_chooses_the_dtype():
             close(x.bfloat16(), y.bfloat16(), 0.1)
 
 
+def test_autocast_makes_one_dtype_of_several(who):
+    q, k, v = operands(*[(2, 2, 24, 16)] * 3)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    for f in (ours, compiled):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got, wanted = f(q, k.bfloat16(), v), own(q, k.bfloat16(), v)
+        close(got, wanted)
+        assert [by for by, _ in who()] == ["sparse_autotune"]
+    with pytest.raises(RuntimeError):  # by torch
+        ours(q, k.bfloat16(), v)
+
+
 def test_transforms_of_torch_func_are_left_to_torch(who):
     q, k, v = (x.detach() for x in operands(*[(2, 2, 24, 16)] * 3))
     got, wanted = (torch.func.grad(lambda x: f(x, k, v).square().sum())(q) for f in (ours, own))

@@ -14,6 +14,7 @@ from .._mask import AttentionMask
 from . import private
 from .explained import Words, words_of
 from .modes import plain
+from .operators import autocasts
 from .private import forward_ad
 
 # torch's own, also where a program has put ours in its place.
@@ -43,8 +44,11 @@ def _unfit(q: Any, k: Any, v: Any, scale: Any, enable_gqa: bool) -> str | None:
         return "an operand is a nested tensor"
     if q.device.type not in ("cpu", "cuda") or k.device != q.device or v.device != q.device:
         return "operands are on another kind of device, or on several"
-    if q.dtype not in _DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        return "operands have other dtypes, or several"
+    if q.dtype not in _DTYPES or k.dtype not in _DTYPES or v.dtype not in _DTYPES:
+        return "operands have other dtypes"
+    if k.dtype != q.dtype or v.dtype != q.dtype:
+        if not autocasts(q) or torch.float64 in (q.dtype, k.dtype, v.dtype):
+            return "operands have several dtypes"
     if q.dim() < 2 or k.dim() != q.dim() or v.dim() != q.dim():
         return "operands have other numbers of dimensions"
     if v.shape[-1] != q.shape[-1] or k.shape[-1] != q.shape[-1]:

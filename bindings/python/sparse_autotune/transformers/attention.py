@@ -163,7 +163,7 @@ def _and_blocks(mask: Tensor | None, blocks: AttentionMask, causal: bool, device
     """Both as booleans, where blocks alone do not do."""
     kept = torch.from_numpy(blocks.to_dense()).to(device)
     if causal:
-        kept = kept.tril(kept.shape[-1] - kept.shape[-2])
+        kept = kept.tril()  # counted from the first of both, as "sdpa" does
     kept = kept.reshape((1,) * (4 - kept.dim()) + tuple(kept.shape))
     if mask is None:
         return kept
