@@ -28,6 +28,7 @@ from ._abi import version as __version__
 from ._attention import attention
 from ._attention_variants import AttentionCall
 from ._context import device_info, get_effort, set_effort
+from ._drop_in import scaled_dot_product_attention
 from ._grouped import grouped_matmul, grouped_weights
 from ._mask import AttentionMask
 from ._matrix import BsrMatrix
@@ -62,6 +63,7 @@ __all__ = [
     "matmul",
     "register_variant",
     "sampled_matmul",
+    "scaled_dot_product_attention",
     "set_effort",
     "tune",
 ]

@@ -47,10 +47,19 @@ def test_dir_lists_every_public_name():
     assert set(sa.__all__) <= set(dir(sa))  # those that wait for torch, too
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/production.md", "docs/moe.md"])
-def test_examples_run_as_written(document, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "document, needs",
+    [
+        ("README.md", "scipy"),
+        ("docs/python.md", "scipy"),
+        ("docs/production.md", "scipy"),
+        ("docs/attention-in-your-model.md", "transformers"),
+        ("docs/moe.md", "torch"),
+    ],
+)
+def test_examples_run_as_written(document, needs, tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    pytest.importorskip("scipy")
+    pytest.importorskip(needs)
     path = ROOT / document
     if not path.exists():
         pytest.skip("the documents are not beside the tests")

@@ -20,7 +20,15 @@ GIVEN = {"_current_level"}
 
 def private_names():
     ends = {path.rpartition(".")[2] for path in private.names}
-    more = {"_C", "_dynamo", "_functorch", "_inductor", "_subclasses", "_dynamo_static_input_type"}
+    more = {
+        "_C",
+        "_dynamo",
+        "_functorch",
+        "_inductor",
+        "_subclasses",
+        "_dynamo_static_input_type",
+        "_dynamo_marked_constant",
+    }
     return {name for name in ends | more if name.startswith("_") and not name.startswith("__")} - GIVEN
 
 

@@ -45,6 +45,8 @@ The files, each knowing only those above it:
 - `own_attention`: torch's own attention kernels as variants
 - `attention`, `attention_operators`: the routes of attention
 - `grouped`, `grouped_operators`: the routes of products of groups
+- `explained`: masks that are tensors, in the words of attention
+- `drop_in`: torch's scaled_dot_product_attention by its own signature
 
 The package is imported when torch is: by `import sparse_autotune`, or by the first call that meets a tensor.
 """
@@ -53,7 +55,9 @@ from . import (
     attention,  # noqa: F401
     attention_operators,  # noqa: F401
     calls,  # noqa: F401
+    drop_in,  # noqa: F401
     eager,  # noqa: F401
+    explained,  # noqa: F401
     grouped,  # noqa: F401
     grouped_operators,  # noqa: F401
     masks,  # noqa: F401

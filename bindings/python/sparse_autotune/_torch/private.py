@@ -277,6 +277,14 @@ def _check(condition: Any, message: Callable[[], str]) -> None:
 # Raises where a condition does not hold; torch.compile may take it for granted from then on.
 check: Callable[[Any, Callable[[], str]], None] = _find("torch._check") or _check
 
+
+def outside_graphs(call: Callable) -> Callable:
+    """A function of constants that torch.compile calls while it traces, and that is no part of the graph.
+    torch.compiler.assume_constant_result would import the compiler here and now."""
+    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return call
+
+
 # Keeps torch.compile out of a function. torch.compiler.disable would import the compiler here and now.
 outside_compiler: Callable[[Any], Any] = _find("torch._disable_dynamo") or torch.compiler.disable
 

@@ -1,8 +1,12 @@
-"""Hugging Face's transformers. Importing this package registers with transformers 5 what is in it:
+"""Hugging Face's transformers. Importing this package registers with transformers what is in it:
 
+- `attention`: ``attn_implementation="sparse_autotune"``
 - `experts`: ``experts_implementation="sparse_autotune"``
+
+transformers is imported here and nowhere else in the package.
 """
 
-from . import experts
+from . import attention, experts
+from .attention import set_prefill_mask
 
-__all__ = ["experts"]
+__all__ = ["attention", "experts", "set_prefill_mask"]
