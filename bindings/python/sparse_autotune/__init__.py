@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 if importlib.util.find_spec("torch") is not None:
-    __all__ += ["SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"]
+    __all__ += ["SparseLinear", "SparsifyReport", "freeze", "refresh", "sparsify", "unfreeze"]
 
 if sys.modules.get("torch") is not None:
     from . import _torch  # noqa: F401  the operators
@@ -76,7 +76,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     # these need torch, which is imported only when asked for
-    if name in ("SparseLinear", "freeze", "refresh", "sparsify", "unfreeze", "nn"):
+    if name in ("SparseLinear", "SparsifyReport", "freeze", "refresh", "sparsify", "unfreeze", "nn"):
         module = importlib.import_module(".nn", __name__)
         return module if name == "nn" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

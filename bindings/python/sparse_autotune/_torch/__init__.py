@@ -42,6 +42,7 @@ The files, each knowing only those above it:
 - `eager`: products past the dispatcher, and their gradients
 - `operators`: matmul and sampled as operators
 - `calls`: which route matmul and sampled_matmul take
+- `dense_weight`: the dense weight of a sparse layer, made only where it is read
 - `own_attention`: torch's own attention kernels as variants
 - `attention`, `attention_operators`: the routes of attention
 
@@ -52,6 +53,7 @@ from . import (
     attention,  # noqa: F401
     attention_operators,  # noqa: F401
     calls,  # noqa: F401
+    dense_weight,  # noqa: F401
     eager,  # noqa: F401
     masks,  # noqa: F401
     modes,  # noqa: F401
