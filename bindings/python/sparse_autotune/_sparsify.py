@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -25,9 +27,6 @@ _STORED_TRANSPOSED = {
 _OTHERS = (nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd, nn.LayerNorm)
 
 ASKED = "not in include", "in exclude"  # reasons that no user wonders about
-
-# What is called with each model that `sparsify` has changed: `sparse_autotune.transformers` adds to it.
-finished: list[Callable[[nn.Module], Any]] = []
 
 
 def is_linear(layer: Any) -> bool:
@@ -214,3 +213,16 @@ def leave_fast_path(model: nn.Module, kind: type) -> None:
                 module.activation_relu_or_gelu = 0  # read for nothing but this
             else:
                 module.use_nested_tensor = False
+
+
+def tell_transformers(model: nn.Module) -> None:
+    """So that `save_pretrained` of a model of transformers writes what `from_pretrained` can read."""
+    utils = sys.modules.get("transformers.modeling_utils")
+    if utils is None or not isinstance(model, utils.PreTrainedModel):
+        return
+    try:
+        from .transformers import mark
+
+        mark(model)
+    except (ImportError, ValueError) as error:  # an old transformers; another quantizer
+        warnings.warn(f"save_pretrained cannot save the sparse layers: {error}", stacklevel=3)

@@ -39,6 +39,8 @@ def random_pattern(
     """Row pointers and columns with as many blocks in each block row as in every other, give or take one."""
     rows, cols = grid
     total = _blocks_of(density, rows * cols)
+    if not total:
+        return tuple(torch.zeros(n, dtype=torch.int32, device="cpu") for n in (rows + 1, 0))
     row_ptr = [total * i // max(rows, 1) for i in range(rows + 1)]
     order = torch.rand(rows, cols, generator=generator, device="cpu").argsort(1)
     taken = [order[i, : row_ptr[i + 1] - row_ptr[i]].sort().values for i in range(rows)]
@@ -231,7 +233,8 @@ class SparseLinear(nn.Module):
         the weight of a layer.
 
         Its dtype, device and shape cost nothing. Everything else makes the dense matrix, at each use, with
-        gradients to `values`. It cannot be written to, and is no parameter: write to `values`.
+        gradients to `values`. It is no parameter, and can be
+        multiplied by a number in place, but not written to otherwise: write to `values`.
 
         >>> import torch, sparse_autotune as sa
         >>> layer = sa.SparseLinear(128, 64, block=16, density=0.25)
@@ -583,6 +586,5 @@ def sparsify(
         return found.replaced[""]
     if found.replaced:
         _sparsify.leave_fast_path(model, SparseLinear)
-        for tell in _sparsify.finished:
-            tell(model)
+        _sparsify.tell_transformers(model)
     return model

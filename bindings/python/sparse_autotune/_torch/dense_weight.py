@@ -2,8 +2,8 @@
 
 Models read more of a layer than its result: T5 asks for `wo.weight.dtype`, Mamba multiplies by
 `dt_proj.weight`. `DenseWeight` is a tensor that has dtype, device and shape, but no memory. Whatever else is
-asked of it gets the dense matrix, made of the stored blocks in that moment, with gradients to them. It refuses
-to be written to, since the blocks would not follow.
+asked of it gets the dense matrix, made of the stored blocks in that moment, with gradients to them. It can be
+multiplied by a number in place, which RWKV does, and the blocks follow. All other writes are refused.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def dense(values: Tensor, row_ptr: Tensor, col_idx: Tensor, shape: tuple[int, in
 
 
 _AUGMENTED = {f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()}
+
+_SCALINGS = ("mul_", "div_", "__imul__", "__idiv__", "__itruediv__")
 
 
 def _refuse_writes(function: Any, words: dict) -> None:
@@ -93,6 +95,11 @@ class DenseWeight(Tensor):
             return super().__torch_function__(function, types, arguments, words)
         if function == Tensor.data.__get__ or function in (Tensor.detach, torch.detach):
             return cls.of(arguments[0]._layer, True)
+        if getattr(function, "__name__", "") in _SCALINGS and len(arguments) == 2 and not words:
+            weight, factor = arguments
+            if isinstance(factor, (int, float)):  # zeros beside the blocks stay zeros
+                function(weight._layer.values, factor)
+                return weight
         _refuse_writes(function, words)
         return function(*_with_dense(arguments), **_with_dense(words))
 
