@@ -194,9 +194,10 @@ class SparseAutotuneQuantizer(HfQuantizer):
             )
         if absent:
             logger.warning(f"{type(model).__name__} is without these layers of the checkpoint: {absent}")
-        ignored = set(model._keys_to_ignore_on_load_unexpected or ())
+        ignored, prefix = set(model._keys_to_ignore_on_load_unexpected or ()), f"{model.base_model_prefix}."
         for name, (path, module) in places.items():
-            ignored.add(rf"(^|\.){re.escape(path)}\.weight$")  # the sides of the dense weight
+            # the sides of the dense weight
+            ignored.add(rf"^({re.escape(prefix)})?{re.escape(name.removeprefix(prefix))}\.weight$")
             if module is None:
                 continue
             if not _sparsify.is_linear(module):
@@ -334,8 +335,9 @@ class SparseAutotuneQuantizer(HfQuantizer):
 
 def mark(model: PreTrainedModel) -> PreTrainedModel:
     """Says that a model has sparse layers, so that `save_pretrained` writes a checkpoint that is read back as
-    it is; returns the model. `from_pretrained` and `sparse_autotune.sparsify` do so by themselves: this is for
-    layers that were put into a model by hand.
+    it is; returns the model. `from_pretrained` does so by itself, and `sparse_autotune.sparsify` with the model
+    that it is given. This is for layers that were put into a model by hand, and for a model a part of which was
+    given to `sparsify`.
 
     >>> import sparse_autotune as sa, sparse_autotune.transformers
     >>> from transformers import LlamaConfig, LlamaModel
