@@ -132,8 +132,6 @@ class Plan:
 
     def _judge(self, name: str, layer: nn.Module, rules: Rules) -> str | None:
         """Why it is left, "" where it is chosen, None where it has no weight to speak of."""
-        if is_linear(layer) and type(layer.weight) is not nn.Parameter and nn.parameter.is_lazy(layer.weight):
-            return "has no weight yet"
         if is_linear(layer):
             return rules.why_not(name, layer)
         kind = type(layer).__name__
@@ -146,7 +144,7 @@ class Plan:
         for part, p in private.parameters(layer).items():
             large = p is not None and not nn.parameter.is_lazy(p) and p.dim() >= 2
             if large and p.is_floating_point() and all(a >= b for a, b in zip(p.shape[-2:], rules.block)):
-                if not hasattr(layer, "row_ptr"):
+                if not hasattr(layer, "row_ptr"):  # as a SparseLinear has it
                     return f"{kind} holds {part} of shape {tuple(p.shape)} itself, not in a linear layer"
         return None
 
@@ -163,8 +161,6 @@ class Plan:
             if id(layer.weight) in holders:
                 del self.chosen[layer]
                 self.left[name] = f"shares its weight with {holders[id(layer.weight)] or 'the model'}"
-        # layers that one of them leaves behind share it with a dense layer now: all or none were chosen, since
-        # the weight, and so its holder, is the same for each
 
     def replace(self, make: Callable[[nn.Module], Any]) -> SparsifyReport:
         """Puts what `make` returns in the place of each chosen layer. What they share, their layers share."""

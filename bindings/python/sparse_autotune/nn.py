@@ -542,9 +542,9 @@ def sparsify(
 
     transformers' `Conv1D` (GPT-2) and `FalconLinear` are linear layers too. Other subclasses of `nn.Linear`
     compute in a way of their own and stay dense, torch's included: parametrized layers, and the `out_proj` of
-    `nn.MultiheadAttention`. `report` is called with a `SparsifyReport` of what was replaced and what was left,
-    and why; ``report=print`` prints it. A model in which nothing was replaced, although something was to be,
-    is warned of.
+    `nn.MultiheadAttention`. `report` is called with a `SparsifyReport` of what was replaced and what was
+    left, and why; ``report=print`` prints it. A model in which nothing was replaced, although something was
+    to be, is warned of.
 
     Each keeps at least one block, unless `density` is 0 or a `threshold` is given. A model that is a linear
     layer itself has the name "", stays as it is, and the new layer is returned. Layers that share a

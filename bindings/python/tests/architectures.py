@@ -1,7 +1,6 @@
 """Tiny models of transformers with random weights, and what sparsify makes of each.
 
-`python architectures.py` prints the table of docs/sparse-model-from-a-dense-one.md, which a test compares with
-it.
+`python architectures.py` prints the table of docs/sparse-model-from-a-dense-one.md, which a test compares.
 """
 
 import copy
@@ -50,10 +49,16 @@ MODELS = {
     "GPT-2": ("GPT2LMHeadModel", GPT),
     "GPT-J": ("GPTJForCausalLM", {**GPT, "rotary_dim": 8}),
     "GPT-NeoX": ("GPTNeoXForCausalLM", {**SIZES, **FEED}),
-    "OPT": ("OPTForCausalLM", {**SIZES, "ffn_dim": 128, "max_position_embeddings": 64, "word_embed_proj_dim": 64}),
+    "OPT": (
+        "OPTForCausalLM",
+        {**SIZES, "ffn_dim": 128, "max_position_embeddings": 64, "word_embed_proj_dim": 64},
+    ),
     "BLOOM": ("BloomForCausalLM", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 96}),
     "Falcon": ("FalconForCausalLM", SIZES),
-    "MPT": ("MptForCausalLM", {"d_model": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 96, "max_seq_len": 64}),
+    "MPT": (
+        "MptForCausalLM",
+        {"d_model": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 96, "max_seq_len": 64},
+    ),
     "T5": (
         "T5ForConditionalGeneration",
         {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 96},
@@ -71,7 +76,10 @@ MODELS = {
     ),
     "Whisper": ("WhisperForConditionalGeneration", {**ENCODER_DECODER, **WHISPER}),
     "Mamba": ("MambaForCausalLM", {**STATE, "time_step_rank": 16}),
-    "Mamba2": ("Mamba2ForCausalLM", {**STATE, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 8}),
+    "Mamba2": (
+        "Mamba2ForCausalLM",
+        {**STATE, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 8},
+    ),
     "RWKV": (
         "RwkvForCausalLM",
         {**STATE, "context_length": 64, "attention_hidden_size": 64, "intermediate_size": 128},

@@ -16,7 +16,18 @@ from torch import Tensor
 
 from . import private
 
-_PARTS = ("dtype", "device", "shape", "ndim", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_nested")
+_PARTS = (
+    "dtype",
+    "device",
+    "shape",
+    "ndim",
+    "layout",
+    "is_cuda",
+    "is_cpu",
+    "is_meta",
+    "is_sparse",
+    "is_nested",
+)
 _PARTS += ("is_quantized", "is_leaf", "grad", "grad_fn", "itemsize", "nbytes")
 _METHODS = ("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "is_contiguous")
 _METHODS += ("is_floating_point", "is_complex", "is_inference", "get_device", "__len__")
@@ -27,7 +38,7 @@ _OF_ITSELF |= {torch.is_floating_point, torch.is_complex, torch.numel}
 
 
 def dense(values: Tensor, row_ptr: Tensor, col_idx: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The dense matrix of these blocks, by operators that torch.compile, meta tensors and gradients follow."""
+    """The dense matrix of these blocks, by operators that torch.compile, meta tensors and gradients know."""
     (rows, cols), (br, bc) = shape, values.shape[1:]
     gr, gc = -(-rows // br), -(-cols // bc)
     index = torch.arange(col_idx.shape[0], device=row_ptr.device, dtype=row_ptr.dtype)
@@ -36,7 +47,9 @@ def dense(values: Tensor, row_ptr: Tensor, col_idx: Tensor, shape: tuple[int, in
     return tiles.view(gr, gc, br, bc).permute(0, 2, 1, 3).reshape(gr * br, gc * bc)[:rows, :cols].contiguous()
 
 
-_AUGMENTED = {f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()}
+_AUGMENTED = {
+    f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
+}
 
 _SCALINGS = ("mul_", "div_", "__imul__", "__idiv__", "__itruediv__")
 
@@ -72,7 +85,7 @@ class DenseWeight(Tensor):
         values, shape = layer.values, (layer.out_features, layer.in_features)
         made = private.memoryless(cls, shape, dtype=values.dtype, device=values.device)
         made._layer, made._detached = layer, detached
-        # transformers marks parameters that hold what a checkpoint had, and asks for it before it draws others
+        # transformers marks parameters that a checkpoint had, and draws others anew
         made._is_hf_initialized = getattr(values, "_is_hf_initialized", False)
         return made
 
@@ -115,8 +128,8 @@ class DenseWeight(Tensor):
 
 
 def weight_of(layer: Any) -> Tensor:
-    """Inside torch.compile the dense matrix itself: the compiler drops it where only its dtype is read. So too
-    where torch cannot make a tensor without memory: writes to it are lost there."""
+    """Inside torch.compile the dense matrix itself: the compiler drops it where only its dtype is read. So
+    too where torch cannot make a tensor without memory: writes to it are lost there."""
     if torch.compiler.is_compiling() or private.memoryless is None:
         shape = (layer.out_features, layer.in_features)
         return dense(layer.values, layer.row_ptr, layer.col_idx, shape)

@@ -1,11 +1,11 @@
 """Sparse checkpoints: a quantizer of transformers that keeps the largest blocks of linear layers.
 
-`from_pretrained(..., quantization_config=SparseAutotuneConfig(...))` makes a dense checkpoint sparse, one layer
-at a time, while it is read. `save_pretrained` writes the blocks, and `from_pretrained` reads them back.
+`from_pretrained(..., quantization_config=SparseAutotuneConfig(...))` makes a dense checkpoint sparse, one
+layer at a time, while it is read. `save_pretrained` writes the blocks, and `from_pretrained` reads them back.
 
-A saved layer has `values`, `row_ptr`, `col_idx`, its bias, and `weight`, which holds the two sides of the dense
-weight. A class that takes the layer for a dense one finds that `weight` has another shape, and raises, instead of
-drawing random weights for those that it does not find.
+A saved layer has `values`, `row_ptr`, `col_idx`, its bias, and `weight`, which holds the two sides of the
+dense weight. A class that takes the layer for a dense one finds that `weight` has another shape, and raises,
+instead of drawing random weights for those that it does not find.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def _names(given: Any, name: str) -> list[str] | None:
 class SparseAutotuneConfig(QuantizationConfigMixin):
     """What `from_pretrained` keeps of a dense checkpoint's linear layers.
 
-    `block`, `density`, `threshold`, `include` and `smallest` are those of `sparse_autotune.sparsify`; `include`
-    and `exclude` are names, which may hold ``*``. By default `exclude` is the output head, as for other
-    quantizers of transformers; ``exclude=[]`` takes the head too, where it shares no weight with the embedding.
+    `block`, `density`, `threshold` and `smallest` are those of `sparse_autotune.sparsify`; `include` and
+    `exclude` are names, which may hold ``*``. By default `exclude` is the output head, as for other quantizers
+    of transformers; ``exclude=[]`` takes the head too, where it shares no weight with the embedding.
 
     `layers` is what a saved checkpoint says of each sparse layer. It is written by `save_pretrained`.
 
@@ -171,7 +171,9 @@ class SparseAutotuneQuantizer(HfQuantizer):
 
     def validate_environment(self, *_arguments: Any, device_map: Any = None, **_words: Any) -> None:
         if isinstance(device_map, dict) and "disk" in device_map.values():
-            raise ValueError("device_map has layers on the disk; expected devices, since blocks stay in memory")
+            raise ValueError(
+                "device_map has layers on the disk; expected devices, since blocks stay in memory"
+            )
 
     # ---- before the weights are read: the model is on meta ----
 
@@ -287,7 +289,9 @@ class SparseAutotuneQuantizer(HfQuantizer):
         for name, layer in _sparse_layers(model).items():
             lost = [part for part in _PARTS if not getattr(getattr(layer, part), "_is_hf_initialized", False)]
             if lost:
-                raise ValueError(f"the checkpoint has no {' and '.join(lost)} of {name}; expected all of them")
+                raise ValueError(
+                    f"the checkpoint has no {' and '.join(lost)} of {name}; expected all of them"
+                )
             try:
                 layer.pattern()
             except ValueError as error:
@@ -335,9 +339,9 @@ class SparseAutotuneQuantizer(HfQuantizer):
 
 def mark(model: PreTrainedModel) -> PreTrainedModel:
     """Says that a model has sparse layers, so that `save_pretrained` writes a checkpoint that is read back as
-    it is; returns the model. `from_pretrained` does so by itself, and `sparse_autotune.sparsify` with the model
-    that it is given. This is for layers that were put into a model by hand, and for a model a part of which was
-    given to `sparsify`.
+    it is; returns the model. `from_pretrained` does so by itself, and `sparse_autotune.sparsify` with the
+    model that it is given. This is for layers that were put into a model by hand, and for a model a part of
+    which was given to `sparsify`.
 
     >>> import sparse_autotune as sa, sparse_autotune.transformers
     >>> from transformers import LlamaConfig, LlamaModel
@@ -351,7 +355,9 @@ def mark(model: PreTrainedModel) -> PreTrainedModel:
         raise TypeError(f"model is a {type(model).__name__}; expected a transformers.PreTrainedModel")
     other = getattr(model, "hf_quantizer", None)
     if other is not None and not isinstance(other, SparseAutotuneQuantizer):
-        raise ValueError(f"model is quantized by {type(other).__name__} already; expected a model that is not")
+        raise ValueError(
+            f"model is quantized by {type(other).__name__} already; expected a model that is not"
+        )
     if not _sparse_layers(model):
         raise ValueError("model has no SparseLinear; expected one at least")
     if other is None:
