@@ -172,6 +172,29 @@ def test_layers_are_chosen_by_name_and_the_head_stays_dense_unless_it_is_asked_f
         sparse(block=512)
 
 
+@pytest.mark.parametrize("include", [None, "*.q_proj", "*.k_proj", "*.gate_proj"])
+@pytest.mark.parametrize("while_loading", [False, True])
+def test_layers_that_are_fused_on_disk_are_sparse_one_by_one(include, while_loading, folders):
+    dense, sparse = folders
+    kind = transformers.NomicBertModel
+    given = {**architectures.SIZES, **architectures.FEED}
+    kind(transformers.NomicBertConfig(**given)).save_pretrained(dense)
+    fused = "encoder.layers.0.attn.Wqkv.weight"
+    assert fused in load_file(Path(dense) / "model.safetensors")
+    if while_loading:
+        model = kind.from_pretrained(dense, quantization_config=config(density=0.3, include=include))
+    else:
+        model = kind.from_pretrained(dense)
+        sa.sparsify(model, BLOCK, 0.3, include=include)
+    made = sa.sparsify(kind.from_pretrained(dense), BLOCK, 0.3, include=include)
+    identical(model, made)
+    model.save_pretrained(sparse)
+    assert (fused in load_file(Path(sparse) / "model.safetensors")) == (include == "*.gate_proj")
+    again, complaints = load(kind, sparse)
+    assert not complaints
+    identical(again, model)
+
+
 def test_a_threshold_may_leave_layers_without_blocks(folders):
     model, inputs = saved_sparse(folders, threshold=1e9)
     layer = model.model.layers[0].mlp.up_proj

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.core_model_loading import ConversionOps
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import ConversionOps, PrefixChange, WeightConverter, WeightTransform
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -52,8 +53,8 @@ class SparseAutotuneConfig(QuantizationConfigMixin):
     """What `from_pretrained` keeps of a dense checkpoint's linear layers.
 
     `block`, `density`, `threshold` and `smallest` are those of `sparse_autotune.sparsify`; `include` and
-    `exclude` are names, which may hold ``*``. By default `exclude` is the output head, as for other quantizers
-    of transformers; ``exclude=[]`` takes the head too, where it shares no weight with the embedding.
+    `exclude` are names, which may hold ``*``. By default `exclude` is the output head, as for other
+    quantizers of transformers; ``exclude=[]`` takes the head too, unless it shares its weight.
 
     `layers` is what a saved checkpoint says of each sparse layer. It is written by `save_pretrained`.
 
@@ -129,6 +130,24 @@ def _without_memory(linear: nn.Module, entry: dict) -> SparseLinear:
     layer.col_idx = torch.empty(stored, device="meta", dtype=torch.int32)
     layer.bias = linear.bias
     return layer
+
+
+def _save_unfused(model: PreTrainedModel, layers: dict[str, SparseLinear]) -> None:
+    """Some models are saved with q, k and v in one tensor, which blocks cannot be: here they are saved by the
+    names that they have in memory, which transformers reads too."""
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:  # not from a checkpoint; without prefixes, as revert_weight_conversion takes them
+        conversions = get_model_conversion_mapping(model, add_legacy=False)
+        conversions = [c for c in conversions if not isinstance(c, PrefixChange)]
+    names = [f"{name}.{part}" for name in layers for part in (*_PARTS, "weight", "bias")]
+
+    def fuses(conversion: WeightTransform) -> bool:
+        if not isinstance(conversion, WeightConverter):
+            return False
+        reverse = conversion.reverse_transform()
+        return any(reverse.rename_source_key(name)[1] is not None for name in names)
+
+    model._weight_conversions = [c for c in conversions if not fuses(c)]  # None would be all of them
 
 
 # ---- the quantizer ----
@@ -268,7 +287,7 @@ class SparseAutotuneQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_words: Any) -> PreTrainedModel:
         if self.pre_quantized:
-            self._check(model)
+            self._verify(model)
         else:
             for linear in list(self._plan.chosen):  # new ones, and those that transformers put together
                 self._sparse(linear, linear.weight.detach())
@@ -285,7 +304,7 @@ class SparseAutotuneQuantizer(HfQuantizer):
         self.quantization_config.layers = _describe(model)
         logger.info(str(self.report))
 
-    def _check(self, model: PreTrainedModel) -> None:
+    def _verify(self, model: PreTrainedModel) -> None:
         for name, layer in _sparse_layers(model).items():
             lost = [part for part in _PARTS if not getattr(getattr(layer, part), "_is_hf_initialized", False)]
             if lost:
@@ -312,6 +331,7 @@ class SparseAutotuneQuantizer(HfQuantizer):
                     "values of its own"
                 )
             state[f"{name}.weight"] = torch.tensor([layer.out_features, layer.in_features])
+        _save_unfused(model, layers)
         return state, {}
 
     def is_serializable(self) -> bool:
