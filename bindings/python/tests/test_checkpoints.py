@@ -172,6 +172,21 @@ def test_layers_are_chosen_by_name_and_the_head_stays_dense_unless_it_is_asked_f
         sparse(block=512)
 
 
+def test_hooks_that_a_class_registers_go_along(folders):
+    calls = []
+
+    class Hooked(Llama):
+        def __init__(self, given):
+            super().__init__(given)
+            self.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: calls.append(1))
+
+    _, inputs = saved_sparse(folders)
+    for folder, more in ((folders[0], {"quantization_config": config()}), (folders[1], {})):
+        calls.clear()
+        run(Hooked.from_pretrained(folder, **more), inputs)
+        assert calls == [1]
+
+
 @pytest.mark.parametrize("include", [None, "*.q_proj", "*.k_proj", "*.gate_proj"])
 @pytest.mark.parametrize("while_loading", [False, True])
 def test_layers_that_are_fused_on_disk_are_sparse_one_by_one(include, while_loading, folders):

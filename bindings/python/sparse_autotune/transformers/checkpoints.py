@@ -129,6 +129,7 @@ def _without_memory(linear: nn.Module, entry: dict) -> SparseLinear:
     layer.values = nn.Parameter(torch.empty(stored, *block, device="meta", dtype=dtype))
     layer.col_idx = torch.empty(stored, device="meta", dtype=torch.int32)
     layer.bias = linear.bias
+    _sparsify.take_hooks(layer, linear)
     return layer
 
 
