@@ -210,6 +210,20 @@ def test_layers_that_are_fused_on_disk_are_sparse_one_by_one(include, while_load
     identical(again, model)
 
 
+def test_a_new_model_is_saved_as_one_that_was_loaded(folders):
+    kind = transformers.GteModel  # has fused layers, and a prefix that only some checkpoints have
+    model = sa.sparsify(kind(kind.config_class(**architectures.SIZES, **architectures.FEED)), BLOCK, 0.3)
+    model.save_pretrained(folders[1])
+    names = set(load_file(Path(folders[1]) / "model.safetensors"))
+    assert not any(name.startswith("new.") or "qkv" in name for name in names)
+    again, complaints = load(kind, folders[1])
+    assert not complaints
+    identical(again, model)
+    again._weight_conversions = []  # as of a checkpoint of which nothing was converted
+    again.save_pretrained(folders[0])
+    assert not any("qkv" in name for name in load_file(Path(folders[0]) / "model.safetensors"))
+
+
 def test_a_threshold_may_leave_layers_without_blocks(folders):
     model, inputs = saved_sparse(folders, threshold=1e9)
     layer = model.model.layers[0].mlp.up_proj

@@ -746,6 +746,10 @@ def test_a_weight_is_scaled_by_a_number_and_not_written_to_otherwise():
         layer.weight = before
     with pytest.raises(KeyError):
         layer.weight = nn.Parameter(before)
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # as calls from C++ are
+        same(layer.weight + 1, layer.to_dense().weight + 1)
+        with pytest.raises(RuntimeError, match="cannot be written to"):
+            layer.weight.add_(1)
     assert torch.equal(layer.values, values)
 
 
