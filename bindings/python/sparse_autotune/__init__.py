@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 if importlib.util.find_spec("torch") is not None:
-    __all__ += ["MoE", "SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"]
+    __all__ += ["MoE", "SparseLinear", "SparsifyReport", "freeze", "refresh", "sparsify", "unfreeze"]
 
 if sys.modules.get("torch") is not None:
     from . import _torch  # noqa: F401  the operators
@@ -83,6 +83,6 @@ def __getattr__(name: str) -> Any:
     # these need torch, which is imported only when asked for
     if name in ("nn", "distributed"):
         return importlib.import_module(f".{name}", __name__)
-    if name in ("MoE", "SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"):
+    if name in ("MoE", "SparseLinear", "SparsifyReport", "freeze", "refresh", "sparsify", "unfreeze"):
         return getattr(importlib.import_module(".nn", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fnmatch
 import math
 import numbers
 import operator
-from collections import Counter
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import _fixed, _products
+from . import _fixed, _products, _sparsify
 from ._arrays import refuse_nested
 from ._matrix import BsrMatrix, check_block, check_values, make_pattern
 from ._moe import MoE
+from ._sparsify import SparsifyReport
 from ._torch import calls, patterns, private
+from ._torch.dense_weight import weight_of
 from ._torch.eager import ACTIVATIONS, Product, forward
 from ._torch.modes import plain
 
-__all__ = ["MoE", "SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"]
+__all__ = ["MoE", "SparseLinear", "SparsifyReport", "freeze", "refresh", "sparsify", "unfreeze"]
 
 
 def _blocks_of(density: float, blocks: int) -> int:
@@ -39,6 +40,8 @@ def random_pattern(
     """Row pointers and columns with as many blocks in each block row as in every other, give or take one."""
     rows, cols = grid
     total = _blocks_of(density, rows * cols)
+    if not total:
+        return tuple(torch.zeros(n, dtype=torch.int32, device="cpu") for n in (rows + 1, 0))
     row_ptr = [total * i // max(rows, 1) for i in range(rows + 1)]
     order = torch.rand(rows, cols, generator=generator, device="cpu").argsort(1)
     taken = [order[i, : row_ptr[i + 1] - row_ptr[i]].sort().values for i in range(rows)]
@@ -139,21 +142,22 @@ class SparseLinear(nn.Module):
     @classmethod
     def from_dense(
         cls,
-        linear: nn.Linear,
+        linear: nn.Module,
         block: Any = (64, 64),
         density: float | None = None,
         threshold: float | None = None,
         activation: str | None = None,
     ) -> SparseLinear:
         """Keeps the share `density` (0.125) of a layer's blocks that has the largest norms, or those above
-        `threshold`. A share above 0 is at least one block.
+        `threshold`. A share above 0 is at least one block. The layer is an `nn.Linear`, or a `Conv1D` of
+        transformers.
 
         >>> import torch, sparse_autotune as sa
         >>> sparse = sa.SparseLinear.from_dense(torch.nn.Linear(64, 64), block=16, density=0.5)
         >>> sparse.matrix().stored_blocks
         8
         """
-        if not isinstance(linear, nn.Linear):
+        if not isinstance(linear, nn.Linear) and not _sparsify.is_linear(linear):
             raise TypeError(f"linear is a {type(linear).__name__}; expected a torch.nn.Linear")
         if nn.parameter.is_lazy(linear.weight):
             raise ValueError(
@@ -162,14 +166,33 @@ class SparseLinear(nn.Module):
             )
         if linear.weight.device.type not in ("cpu", "cuda"):
             raise ValueError(f"linear is on {linear.weight.device}; expected cpu or cuda")
+        layer = cls._from_weight(linear, linear.weight.detach(), block, density, threshold, activation)
+        if linear.bias is not None:
+            layer.bias = nn.Parameter(linear.bias.detach().clone())
+            _keep_grad(layer.bias, linear.bias)
+        return layer
+
+    @classmethod
+    def _from_weight(
+        cls,
+        linear: nn.Module,
+        weight: Tensor,
+        block: Any,
+        density: float | None = None,
+        threshold: float | None = None,
+        activation: str | None = None,
+    ) -> SparseLinear:
+        """In the place of a linear layer, with the largest blocks of a weight that is stored as the layer's
+        own; without its bias."""
+        if _sparsify.stores_transposed(linear):
+            weight = weight.T
         share = None if threshold is not None else _check_density(0.125 if density is None else density)
         sides = check_block(block)
-        blocks = math.prod(-(-size // side) for size, side in zip(linear.weight.shape, sides))
+        blocks = math.prod(-(-size // side) for size, side in zip(weight.shape, sides))
         keep = None if share is None else _blocks_of(share, blocks) / max(blocks, 1)
-        kept = BsrMatrix.from_dense(linear.weight.detach(), sides, keep=keep, threshold=threshold)
-        layer = cls.from_matrix(kept, linear.bias, activation)
+        kept = BsrMatrix.from_dense(weight, sides, keep=keep, threshold=threshold)
+        layer = cls.from_matrix(kept, None, activation)
         _keep_grad(layer.values, linear.weight)
-        _keep_grad(layer.bias, linear.bias)
         layer.train(linear.training)
         return layer
 
@@ -204,6 +227,24 @@ class SparseLinear(nn.Module):
             torch.tensor(i, dtype=torch.int32, device=values.device) for i in (matrix.row_ptr, matrix.col_idx)
         )
         return layer
+
+    @property
+    def weight(self) -> Tensor:
+        """What the blocks mean as a dense weight of shape (out_features, in_features), for models that read
+        the weight of a layer.
+
+        Its dtype, device and shape cost nothing. Everything else makes the dense matrix, at each use, with
+        gradients to `values`. It is no parameter, and can be
+        multiplied by a number in place, but not written to otherwise: write to `values`.
+
+        >>> import torch, sparse_autotune as sa
+        >>> layer = sa.SparseLinear(128, 64, block=16, density=0.25)
+        >>> layer.weight.dtype, layer.weight.shape
+        (torch.float32, torch.Size([64, 128]))
+        >>> torch.equal(layer.weight @ torch.eye(128), layer.to_dense().weight)
+        True
+        """
+        return weight_of(self)
 
     # ---- the pattern, which follows the buffers ----
 
@@ -481,145 +522,70 @@ def _layers(model: nn.Module) -> list[SparseLinear]:
     return [module for module in model.modules() if isinstance(module, SparseLinear)]
 
 
-def _chooser(include: Any) -> Callable[[str, nn.Linear], bool]:
-    if include is None:
-        return lambda name, layer: True
-    if callable(include):
-        return include
-    names = (
-        [include] if isinstance(include, str) else list(include) if isinstance(include, Iterable) else [None]
-    )
-    if not all(isinstance(n, str) for n in names):
-        raise TypeError(f"include is {include!r}; expected a name, names, or a function of name and layer")
-    return lambda name, layer: any(fnmatch.fnmatchcase(name, n) for n in names)
-
-
-def _take_hooks(layer: SparseLinear, linear: nn.Linear) -> None:
-    """The dicts themselves, which the hooks' handles know. Pre-hooks that compute the weight (pruning, norms)
-    would find none here."""
-    own = {"weight", "bias"} <= private.parameters(linear).keys()
-    for name in private.hook_names(pre_hooks=own):
-        layer.__dict__[name], linear.__dict__[name] = linear.__dict__[name], copy.copy(linear.__dict__[name])
-
-
 def sparsify(
     model: nn.Module,
     block: Any = (64, 64),
     density: float = 0.125,
     *,
     threshold: float | None = None,
-    include: Callable[[str, nn.Linear], bool] | Iterable[str] | str | None = None,
+    include: Callable[[str, nn.Module], bool] | Iterable[str] | str | None = None,
+    exclude: Callable[[str, nn.Module], bool] | Iterable[str] | str | None = None,
     smallest: int = 1,
+    report: Callable[[SparsifyReport], Any] | None = None,
 ) -> nn.Module:
     """Replaces `nn.Linear` layers of a model by block-sparse ones that keep their largest blocks, in place;
     returns the model.
 
-    `include` chooses: a function of name and layer, or names, which may hold ``*``; by default all. Layers
-    with a side below `smallest` blocks are left as they are. A layer that stands in several places, one of
-    them chosen, is replaced in all. Frozen layers stay frozen. `nn.TransformerEncoderLayer` no longer takes
-    torch's fused way, which knows dense weights only. Subclasses of `nn.Linear` compute in a way of their own
-    and stay dense, torch's included: parametrized layers, and the `out_proj` of `nn.MultiheadAttention`.
+    `include` chooses, and `exclude` takes away: each a function of name and layer, or names, which may hold
+    ``*``; by default all, and none. Layers with a side below `smallest` blocks are left as they are. A layer
+    that stands in several places, one of them chosen, is replaced in all. Frozen layers stay frozen.
+    `nn.TransformerEncoderLayer` no longer takes torch's fused way, which knows dense weights only.
 
-    Each keeps at least one block, unless `density` is 0 or a `threshold` is given. A model that is an
-    `nn.Linear` itself has the name "", stays as it is, and the new layer is returned. Layers that share a
+    transformers' `Conv1D` (GPT-2) and `FalconLinear` are linear layers too. Other subclasses of `nn.Linear`
+    compute in a way of their own and stay dense, torch's included: parametrized layers, and the `out_proj` of
+    `nn.MultiheadAttention`. `report` is called with a `SparsifyReport` of what was replaced and what was
+    left, and why; ``report=print`` prints it. A model in which nothing was replaced, although something was
+    to be, is warned of.
+
+    Each keeps at least one block, unless `density` is 0 or a `threshold` is given. A model that is a linear
+    layer itself has the name "", stays as it is, and the new layer is returned. Layers that share a
     weight share `values` then; one that shares it with anything that is not replaced, as an `nn.Embedding`,
     is left as it is. Forward and backward hooks go along, but for pre-hooks where the weight or bias is no
     parameter (pruning, weight norm): these are taken as they stand.
 
     >>> import torch, sparse_autotune as sa
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
-    >>> sa.sparsify(model, block=16, density=0.25, include="0")[0]
+    >>> sa.sparsify(model, block=16, density=0.25, report=print)[0]
+    1 layers are sparse, 1 are left dense
+    0  128x64 in blocks of 16x16, 8 stored, density 0.25
+    2  left: 10x128 is smaller than 16x16, the smallest that is asked for
     SparseLinear(in_features=64, out_features=128, block=(16, 16), stored_blocks=8, density=0.25, bias=True)
     """
     sides = check_block(block)
     share = None if threshold is not None else _check_density(density)
-    smallest, included = _check_features(smallest, "smallest"), _chooser(include)
+    smallest = _check_features(smallest, "smallest")
+    rules = _sparsify.Rules(
+        sides,
+        smallest,
+        _sparsify.chooser(include, "include", True),
+        _sparsify.chooser(exclude, "exclude", False),
+    )
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             f"model is a {type(model).__name__}; expected a torch.nn.Module that is not compiled by torch.jit"
         )
-
-    def chosen(name: str, layer: nn.Linear) -> bool:
-        return (
-            layer.out_features >= smallest * sides[0]
-            and layer.in_features >= smallest * sides[1]
-            and included(name, layer)
-        )
-
-    if type(model) is nn.Linear:
-        if not chosen("", model):
-            return model
-        layer = SparseLinear.from_dense(model, sides, share, threshold)
-        _take_hooks(layer, model)
-        return layer
-    open_ones = [
-        (path, module)
-        for path, module in model.named_modules()
-        if not isinstance(module, torch.jit.ScriptModule)
-    ]
-    places = [
-        (f"{path}.{name}" if path else name, module, name)
-        for path, module in open_ones
-        for name in private.submodules(module)
-    ]
-    found: dict[nn.Linear, None] = {}  # a layer that stands in several places stays one layer
-    for full, module, name in places:
-        child = private.submodules(module)[name]
-        if type(child) is nn.Linear and child not in found and chosen(full, child):
-            found[child] = None
-    replaced = _replacements(
-        model, list(found), lambda linear: SparseLinear.from_dense(linear, sides, share, threshold)
+    found = _sparsify.Plan(model, rules).replace(
+        lambda linear: SparseLinear.from_dense(linear, sides, share, threshold)
     )
-    for linear, layer in replaced.items():
-        _take_hooks(layer, linear)
-    for _, module, name in places:
-        child = private.submodules(module)[name]
-        if child in replaced:
-            setattr(module, name, replaced[child])
-    if replaced:
-        _leave_fast_path(model)
+    if not found.replaced and any(why not in _sparsify.ASKED for why in found.left.values()):
+        warnings.warn(f"sparsify replaced nothing: {found}", stacklevel=2)
+    if report is not None:
+        report(found)
+    if "" in found.replaced:
+        return found.replaced[""]
+    if found.replaced:
+        _sparsify.leave_fast_path(model, SparseLinear)
+        _sparsify.tell_transformers(model)
     return model
-
-
-def _replacements(
-    model: nn.Module,
-    found: list[nn.Linear],
-    make: Callable[[nn.Linear], SparseLinear],
-) -> dict[nn.Module, SparseLinear]:
-    """A layer for each that shares its weight with none but these; what they share, their layers share."""
-    owned = (private.parameters(module).values() for module in model.modules())
-    uses = Counter(id(p) for group in owned for p in group if p is not None)
-    ours = Counter(id(linear.weight) for linear in found)
-    replaced: dict[nn.Module, SparseLinear] = {}
-    first: dict[int, SparseLinear] = {}
-    for linear in found:
-        if uses[id(linear.weight)] > ours[id(linear.weight)]:
-            continue
-        layer = replaced[linear] = make(linear)
-        twin = first.setdefault(id(linear.weight), layer)
-        if twin is not layer:
-            layer.values, layer.row_ptr, layer.col_idx, layer._pattern = (
-                twin.values,
-                twin.row_ptr,
-                twin.col_idx,
-                twin.pattern(),
-            )
-        if uses[id(linear.bias)] > 1:
-            layer.bias = linear.bias
-    return replaced
-
-
-def _leave_fast_path(model: nn.Module) -> None:
-    """torch's encoders hand dense weights to one fused kernel when they do not train. These call their
-    layers, as in training."""
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and any(
-            isinstance(m, SparseLinear) for m in module.modules()
-        ):
-            module.activation_relu_or_gelu = 0  # read for nothing but this
-        if isinstance(module, nn.TransformerEncoder) and any(
-            isinstance(m, SparseLinear) for m in module.modules()
-        ):
-            module.use_nested_tensor = False

@@ -62,7 +62,7 @@ def run_ranks(tmp_path, job, how, world=2):
     return found
 
 
-@pytest.mark.parametrize("how", ["store", "shuffled", "group"])
+@pytest.mark.parametrize("how", ["shuffled", "group"])
 def test_each_problem_is_raced_by_one_rank_and_a_second_job_races_none(tmp_path, how):
     first = run_ranks(tmp_path, 0, how)
     results = [found[0] for found in first]

@@ -24,7 +24,7 @@ MODULES = sorted(
 
 @pytest.mark.parametrize("name", ["", *MODULES])
 def test_docstrings(name):
-    if name in ("nn", "_moe") or name.startswith("_torch"):
+    if name in ("nn", "_moe", "_sparsify") or name.startswith("_torch"):
         pytest.importorskip("torch")
     if name.startswith("transformers"):
         pytest.importorskip("transformers", "5")
@@ -38,7 +38,7 @@ def test_docstrings(name):
 
 def test_every_public_name_has_a_docstring():
     for name in sa.__all__:
-        if name in ("MoE", "SparseLinear", "freeze", "refresh", "sparsify", "unfreeze"):
+        if name in ("MoE", "SparseLinear", "SparsifyReport", "freeze", "refresh", "sparsify", "unfreeze"):
             pytest.importorskip("torch")
         assert name == "__version__" or getattr(sa, name).__doc__
 
@@ -55,6 +55,7 @@ def test_dir_lists_every_public_name():
         ("docs/production.md", "scipy"),
         ("docs/attention-in-your-model.md", "transformers"),
         ("docs/moe.md", "torch"),
+        ("docs/sparse-model-from-a-dense-one.md", "transformers"),
     ],
 )
 def test_examples_run_as_written(document, needs, tmp_path, monkeypatch):

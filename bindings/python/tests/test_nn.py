@@ -3,8 +3,10 @@
 import copy
 import gc
 import io
+import math
 import pickle
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -667,3 +669,185 @@ def test_a_state_dict_is_seen_in_inference_mode(compiled):
         call(x)
         layer.load_state_dict(other.state_dict())
         torch.testing.assert_close(call(x), other(x))
+
+
+@pytest.mark.parametrize("sizes", [(40, 24), (37, 21)])
+def test_a_layer_has_the_weight_that_its_blocks_mean(sizes, device):
+    layer = sa.SparseLinear(*sizes, block=(8, 16), density=0.4, device=device)
+    dense, weight = layer.to_dense(), layer.weight
+    assert isinstance(weight, torch.Tensor) and weight.dtype == layer.values.dtype and weight.requires_grad
+    assert weight.shape == dense.weight.shape == weight.size() and weight.device == layer.values.device
+    assert (weight.ndim, weight.numel(), len(weight)) == (2, math.prod(sizes), sizes[1])
+    assert "SparseLinear" in repr(weight) and weight.is_floating_point() and not weight.is_meta
+    same(weight.clone(), dense.weight)
+    assert torch.equal(weight.t()[3], dense.weight.t()[3]) and weight.tolist() == dense.weight.tolist()
+    x = torch.randn(5, sizes[0], device=device)
+    same(nn.functional.linear(x, weight, layer.bias), layer(x))
+    same(weight @ x.T, (layer(x) - layer.bias).T)
+    (weight @ x.T).square().sum().backward()
+    through_weight, layer.values.grad = layer.values.grad, None
+    (layer(x) - layer.bias).square().sum().backward()
+    same(through_weight, layer.values.grad)
+    assert layer.half().weight.dtype == torch.float16
+    for still in (weight.detach(), weight.data, layer.requires_grad_(False).weight):
+        assert not still.requires_grad and not (still + 0).requires_grad
+
+
+def test_a_weight_is_no_parameter_and_costs_nothing_until_it_is_read(monkeypatch):
+    from sparse_autotune._torch import dense_weight
+
+    layer = sa.SparseLinear(32, 16, 8, 0.5)
+    assert set(layer.state_dict()) == {"values", "bias", "row_ptr", "col_idx"}
+    assert [name for name, _ in layer.named_parameters()] == ["values", "bias"]
+    made = []
+    dense = dense_weight.dense
+    monkeypatch.setattr(dense_weight, "dense", lambda *parts: made.append(parts) or dense(*parts))
+    assert layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu"
+    assert layer.weight.shape == (16, 32) and layer.weight.requires_grad and layer.weight.data.dim() == 2
+    assert not made
+    layer.weight.sum()
+    assert len(made) == 1
+
+
+def test_a_weight_is_scaled_by_a_number_and_not_written_to_otherwise():
+    layer = sa.SparseLinear(32, 16, 8, 0.5)
+    before = layer.to_dense().weight.clone()
+    with torch.no_grad():
+        layer.weight.mul_(4)
+        layer.weight.div_(2)
+        weight = layer.weight
+        weight *= 3
+        weight /= 2
+    same(layer.to_dense().weight, 3 * before)
+    same(weight.clone(), 3 * before)
+    with pytest.raises(RuntimeError, match="leaf"):  # as of any parameter
+        layer.weight.mul_(2)
+    values = layer.values.detach().clone()
+    for write in (
+        lambda w: w.mul_(torch.ones(16, 32)),
+        lambda w: w.add_(1),
+        lambda w: w.copy_(before),
+        lambda w: w.data.zero_(),
+        lambda w: w.detach().fill_(1),
+        lambda w: w.requires_grad_(False),
+        lambda w: w.__setitem__(0, 1),
+        lambda w: w.__iadd__(1),
+        lambda w: setattr(w, "data", before),
+        lambda w: nn.init.normal_(w),
+        lambda w: torch.add(before, 1, out=w),
+        lambda w: torch.ops.aten.add_.Tensor(w, before),
+    ):
+        with (
+            torch.no_grad(),
+            pytest.raises(RuntimeError, match="weight of a SparseLinear .* cannot be written"),
+        ):
+            write(layer.weight)
+    with pytest.raises(AttributeError):
+        layer.weight = before
+    with pytest.raises(KeyError):
+        layer.weight = nn.Parameter(before)
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # as calls from C++ are
+        same(layer.weight + 1, layer.to_dense().weight + 1)
+        with pytest.raises(RuntimeError, match="cannot be written to"):
+            layer.weight.add_(1)
+    assert torch.equal(layer.values, values)
+
+
+class ReadsWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = sa.SparseLinear(32, 16, 8, 0.5)
+
+    def forward(self, x):
+        return self.layer(x.to(self.layer.weight.dtype)) @ self.layer.weight
+
+
+def test_a_weight_in_compiled_code_on_meta_and_in_an_export():
+    model, x = ReadsWeight(), torch.randn(4, 32)
+    expected = model(x)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    same(compiled(x), expected)
+    expected.sum().backward()
+    grad, model.layer.values.grad = model.layer.values.grad, None
+    compiled(x).sum().backward()
+    same(model.layer.values.grad, grad)
+    same(torch.export.export(model, (x,)).module()(x), expected)
+    with torch.device("meta"):
+        model = ReadsWeight()
+        assert model.layer.weight.device.type == "meta" and model(torch.empty(4, 32)).shape == (4, 32)
+
+
+def test_torch_modules_take_a_sparse_layer_that_was_put_there_by_hand():
+    encoder = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True).eval()
+    sparse, x = copy.deepcopy(encoder), torch.randn(2, 5, 64)
+    sparse.linear1 = sa.SparseLinear.from_dense(encoder.linear1, 16, 1.0)
+    attention = nn.MultiheadAttention(64, 4, batch_first=True).eval()
+    other = copy.deepcopy(attention)
+    other.out_proj = sa.SparseLinear.from_dense(attention.out_proj, 16, 1.0)
+    with torch.no_grad():
+        same(sparse(x), encoder(x))
+        same(other(x, x, x)[0], attention(x, x, x)[0])
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(4, 16, 16))
+
+
+class Scaled(nn.Linear):
+    pass
+
+
+def test_a_report_says_what_was_replaced_and_why_the_rest_was_left():
+    model = nn.ModuleDict(
+        {
+            "first": nn.Linear(32, 16),
+            "out": nn.Linear(32, 32),
+            "small": nn.Linear(32, 4),
+            "own": Scaled(16, 16),
+            "experts": Experts(),
+            "emb": nn.Embedding(32, 16),
+            "head": nn.Linear(16, 32, bias=False),
+            "rest": nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Conv2d(16, 16, 16)),
+        }
+    )
+    model["head"].weight = model["emb"].weight
+    reports = []
+    sa.sparsify(
+        model, 8, 0.5, include=lambda name, layer: name != "rest.0", exclude="o*t", report=reports.append
+    )
+    (report,) = reports
+    assert report.replaced == {"first": model["first"]} and isinstance(model["first"], sa.SparseLinear)
+    assert report.left == {
+        "out": "in exclude",
+        "small": "4x32 is smaller than 8x8, the smallest that is asked for",
+        "own": "Scaled is a subclass of nn.Linear and may compute in a way of its own",
+        "experts": "Experts holds up of shape (4, 16, 16) itself, not in a linear layer",
+        "head": "shares its weight with emb",
+        "rest.0": "not in include",
+    }
+    assert str(report).splitlines()[:3] == [
+        "1 layers are sparse, 6 are left dense",
+        "first    16x32 in blocks of 8x8, 4 stored, density 0.5",
+        "out      left: in exclude",
+    ]
+    sa.sparsify(
+        model, 8, 0.5, exclude=["own", "small"], report=reports.append
+    )  # what is sparse is nobody's news
+    assert set(reports[1].replaced) == {"out", "rest.0"} and "first" not in reports[1].left
+
+
+def test_a_model_in_which_nothing_was_replaced_is_warned_of():
+    with pytest.warns(UserWarning, match=r"sparsify replaced nothing(.|\n)*left: 8x8 is smaller than 64x64"):
+        sa.sparsify(nn.Sequential(nn.Linear(8, 8)))
+    with pytest.warns(UserWarning, match="LazyLinear is a subclass of nn.Linear"):
+        sa.sparsify(nn.Sequential(nn.LazyLinear(8)), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sa.sparsify(nn.Sequential(nn.Linear(8, 8)), 4, include="1")
+        sa.sparsify(nn.Sequential(nn.Linear(8, 8)), 4, exclude="*")
+        sa.sparsify(nn.ReLU())
+    for exclude in (5, ["0", 3]):
+        with pytest.raises(TypeError, match="exclude is .*; expected a name, names, or a function"):
+            sa.sparsify(nn.Linear(8, 8), 4, exclude=exclude)

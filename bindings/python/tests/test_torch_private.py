@@ -176,6 +176,8 @@ def layers(sa):
     layer.col_idx.numpy()[:] = third.col_idx.numpy()  # and not this one
     close(layer(x), layer.to_dense()(x))
     close(copy.deepcopy(layer)(x), layer.to_dense()(x))
+    assert layer.weight.shape == (16, 32)
+    close(x @ layer.weight.T, layer(x) - layer.bias)
     model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32, bias=False))
     model.append(model[0])
     before = model(x)

@@ -42,6 +42,7 @@ The files, each knowing only those above it:
 - `eager`: products past the dispatcher, and their gradients
 - `operators`: matmul and sampled as operators
 - `calls`: which route matmul and sampled_matmul take
+- `dense_weight`: the dense weight of a sparse layer, made only where it is read
 - `own_attention`: torch's own attention kernels as variants
 - `attention`, `attention_operators`: the routes of attention
 - `grouped`, `grouped_operators`: the routes of products of groups
@@ -55,6 +56,7 @@ from . import (
     attention,  # noqa: F401
     attention_operators,  # noqa: F401
     calls,  # noqa: F401
+    dense_weight,  # noqa: F401
     drop_in,  # noqa: F401
     eager,  # noqa: F401
     explained,  # noqa: F401

@@ -263,6 +263,9 @@ def mark_static(t: Tensor) -> None:
     t._dynamo_static_input_type = "unguarded"
 
 
+# Makes a tensor of a subclass that has dtype, device and shape, and no memory; or None.
+memoryless: Any = _find("torch.Tensor._make_wrapper_subclass")
+
 # The functions of DLPack that C code may call, of torch 2.10 and newer, or None.
 dlpack_exchange = _find("torch.Tensor.__dlpack_c_exchange_api__")
 
