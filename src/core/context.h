@@ -29,7 +29,7 @@ struct sat_context {
     sat_memo *memo;
     sat_pool *pool;
     sat_background *background;
-    sat_agree *agree; /* NULL: this process decides by itself */
+    sat_agree *agree;                  /* NULL: this process decides by itself */
     _Atomic(struct sat_rated *) rated; /* the device with measured rates; NULL: there are none */
     atomic_bool rates_tried;
     atomic_uint wrong_generation; /* incremented when a variant is found wrong; older plans check again */

@@ -98,8 +98,8 @@ static grouped_sizes grouped_sizes_of(const sat_problem *p) {
     s.pitch = s.chunk + line; /* a line more, or powers of two would share cache sets */
     s.panel = s.chunk * s.lanes + line;
     s.width = grouped_ceil(sat_min(GROUPED_COLUMNS, sat_max(1, p->n)), s.lanes) * s.lanes;
-    s.bytes = grouped_lines(
-        (double)(element * (GROUPED_ROWS * s.pitch + s.width / s.lanes * s.panel + (GROUPED_ROWS + 1) * s.width)));
+    int64_t elements = GROUPED_ROWS * s.pitch + s.width / s.lanes * s.panel + (GROUPED_ROWS + 1) * s.width;
+    s.bytes = grouped_lines((double)(element * elements));
     return s;
 }
 
