@@ -5,6 +5,7 @@
 
 #include <dirent.h>
 #include <ftw.h>
+#include <math.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -314,6 +315,64 @@ static void a_hostile_store_makes_nobody_run_anything_wrong(void **state) {
     }
 }
 
+/* ---- contexts of one process as ranks ---- */
+
+static sat_status failing_put(void *user, const char *key, const char *desired, char *value) {
+    (void)user, (void)key, (void)desired, (void)value;
+    return sat_fail(SAT_IO, "the disk is full");
+}
+
+/* A rank with a cache in memory. */
+static sat_context *open_member(const char *folder, int rank, sat_effort effort, bool full, sat_agreement *a) {
+    char store[300];
+    sat_context *ctx = NULL;
+    sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = "", .threads = 1};
+    o.effort = effort, o.budget_seconds = 0.001;
+    assert_ok(sat_context_create(&o, &ctx));
+    snprintf(store, sizeof store, "%s/store", folder);
+    *a = (sat_agreement){SAT_SIZED(sat_agreement)};
+    assert_ok(sat_agreement_folder(store, rank, 3, a));
+    sat_agreement used = *a;
+    if (full) used.put = failing_put;
+    used.wait_seconds = 5;
+    assert_ok(sat_context_agree(ctx, &used));
+    return ctx;
+}
+
+static sat_plan_info plan_info(sat_context *ctx, uint64_t seed) {
+    sat_pattern *pattern = random_pattern(ctx, &seed, 24, 24, 4, 4, 1, false);
+    sat_problem p = matmul_problem(SAT_F32, 5);
+    sat_plan *plan = NULL;
+    sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+    assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+    assert_ok(sat_plan_get_info(plan, &info));
+    sat_plan_free(plan);
+    sat_pattern_free(pattern);
+    return info;
+}
+
+/* An estimate under SAT_EFFORT_CACHED is that rank's own; what others have raced serves there, verified. */
+static void a_rank_that_only_looks_keeps_nobody_from_racing(void **state) {
+    sat_agreement a[3];
+    sat_context *looks = open_member(*state, 0, SAT_EFFORT_CACHED, false, &a[0]);
+    sat_plan_info estimated = plan_info(looks, 1);
+    assert_false(estimated.tuned || estimated.verified);
+    sat_context *races = open_member(*state, 1, SAT_EFFORT_QUICK, false, &a[1]);
+    sat_plan_info raced = plan_info(races, 1), then = plan_info(looks, 1);
+    assert_true(raced.tuned && raced.verified);
+    assert_string_equal(then.variant, raced.variant);
+    assert_true(then.verified && !then.tuned);
+    sat_context *full = open_member(*state, 2, SAT_EFFORT_QUICK, true, &a[2]); /* it can read and not write */
+    sat_plan_info read = plan_info(full, 1);
+    assert_string_equal(read.variant, raced.variant);
+    assert_true(read.verified && !read.tuned);
+    sat_variant late = {SAT_SIZED(sat_variant), .name = "late", .revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU};
+    late.supports = never, late.estimate = no_time, late.launch = no_launch;
+    assert_fails(sat_variant_register(races, &late), SAT_UNSUPPORTED, "agrees with other ranks already");
+    sat_context_free(looks), sat_context_free(races), sat_context_free(full);
+    for (int i = 0; i < 3; i++) sat_agreement_folder_free(&a[i]);
+}
+
 static void what_is_wrong_is_named(void **state) {
     (void)state;
     sat_context *ctx = open_context(SAT_EFFORT_OFF), *busy = NULL;
@@ -330,6 +389,8 @@ static void what_is_wrong_is_named(void **state) {
     assert_fails(sat_context_agree(ctx, &a), SAT_BAD_SIZE, "rank is 2");
     a = good, a.wait_seconds = -1;
     assert_fails(sat_context_agree(ctx, &a), SAT_BAD_SIZE, "wait_seconds is -1");
+    a.wait_seconds = (double)INFINITY;
+    assert_fails(sat_context_agree(ctx, &a), SAT_BAD_SIZE, "wait_seconds is inf");
     assert_ok(sat_context_agree(ctx, &good));
     assert_fails(sat_context_agree(ctx, &good), SAT_DUPLICATE, "already");
     sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = "", .background = true};
@@ -349,7 +410,8 @@ int main(void) {
         TEST_IN_FOLDER(each_key_is_tuned_by_one_rank_and_a_second_job_tunes_none),
         TEST_IN_FOLDER(a_store_that_never_answers_leaves_each_rank_to_itself),
         TEST_IN_FOLDER(a_hostile_store_makes_nobody_run_anything_wrong),
-        cmocka_unit_test(what_is_wrong_is_named), /* last: it starts a thread, and the others fork */
+        TEST_IN_FOLDER(a_rank_that_only_looks_keeps_nobody_from_racing), /* after those that fork */
+        cmocka_unit_test(what_is_wrong_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

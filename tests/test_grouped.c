@@ -405,6 +405,9 @@ static void what_is_wrong_is_named(void **state) {
     REFUSED(SAT_BAD_STRIDE, "w: batch_stride is 0", p.b = ((sat_layout){.row_stride = 8, .col_stride = 1}));
     REFUSED(SAT_BAD_STRIDE, "x: col_stride is 0", p.a = ((sat_layout){.row_stride = 8}));
     REFUSED(SAT_BAD_STRUCT, "grouped", p.room[sizeof(sat_grouped) / 8] = 1);
+    p = good, p.grouped.skew = 1e19; /* at most all rows in one group */
+    assert_ok(sat_plan_create(ctx, NULL, &p, &plan));
+    sat_plan_free(plan);
     p = good, p.op = SAT_GROUPED_WEIGHTS, p.grouped.bias = true;
     assert_fails(sat_plan_create(ctx, NULL, &p, &plan), SAT_UNSUPPORTED, "bias");
     p = good, p.op = SAT_GROUPED_WEIGHTS, p.c = (sat_layout){.row_stride = 8, .col_stride = 1, .batch_stride = 8};

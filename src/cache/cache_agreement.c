@@ -54,8 +54,9 @@ static sat_status put(void *user, const char *key, const char *desired, char val
     char path[SAT_PATH_CAPACITY];
     if (!path_of(path, user, key)) return sat_fail(SAT_BAD_SIZE, "agreement: the path of %s is too long", key);
     int error = sat_disk_claim(path, desired, strlen(desired));
-    if (error && error != EEXIST) return sat_fail(SAT_IO, "agreement: %s cannot be written: %s", path, strerror(error));
-    return look(path, value);
+    sat_status there = look(path, value); /* on a full disk, too */
+    if (there != SAT_NOT_FOUND || !error) return there;
+    return sat_fail(SAT_IO, "agreement: %s cannot be written: %s", path, strerror(error));
 }
 
 sat_status sat_agreement_folder(const char *folder, int rank, int world, sat_agreement *agreement) {

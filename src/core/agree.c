@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "core/identity.h"
 
-enum { MOST_RANKS = 1 << 20, SPACE_SIZE = 17, NAME_SIZE = 96 };
+enum { MOST_RANKS = 1 << 20, MOST_LOOKS = 16, SPACE_SIZE = 17, NAME_SIZE = 96 };
 static const double MOMENT = 0.2; /* seconds in which a key's own rank may claim it */
 
 typedef struct agreed {
@@ -68,27 +68,34 @@ static bool put(sat_agree *a, const char *name, const char *desired, char value[
 
 /* ---- what is known here ---- */
 
+/* With the lock held. */
+static agreed *known(const sat_agree *a, uint64_t key) {
+    agreed *x = a->known;
+    while (x && x->key != key) x = x->next;
+    return x;
+}
+
 static bool recall(sat_agree *a, uint64_t key, char value[SAT_AGREED_SIZE]) {
-    bool found = false;
     pthread_mutex_lock(&a->lock);
-    for (const agreed *x = a->known; x && !found; x = x->next)
-        if ((found = x->key == key)) memcpy(value, x->value, SAT_AGREED_SIZE);
+    const agreed *found = known(a, key);
+    if (found) memcpy(value, found->value, SAT_AGREED_SIZE);
     pthread_mutex_unlock(&a->lock);
-    return found;
+    return found != NULL;
 }
 
 /* The first answer stays: a store that changes its mind changes nothing here. */
 static void remember(sat_agree *a, uint64_t key, char value[SAT_AGREED_SIZE]) {
     agreed *made = malloc(sizeof *made);
-    if (recall(a, key, value) || !made) {
-        free(made);
-        return;
-    }
-    made->key = key;
-    memcpy(made->value, value, SAT_AGREED_SIZE);
     pthread_mutex_lock(&a->lock);
-    made->next = a->known, a->known = made;
+    const agreed *before = known(a, key);
+    if (before) memcpy(value, before->value, SAT_AGREED_SIZE);
+    else if (made) {
+        made->key = key, made->next = a->known, a->known = made;
+        memcpy(made->value, value, SAT_AGREED_SIZE);
+        made = NULL;
+    }
     pthread_mutex_unlock(&a->lock);
+    free(made);
 }
 
 bool sat_agree_find(sat_agree *a, const char *key, double seconds, char value[SAT_AGREED_SIZE]) {
@@ -105,7 +112,7 @@ void sat_agree_propose(sat_agree *a, const char *key, const char *proposed, char
     char name[NAME_SIZE];
     uint64_t hash = hash_text(key);
     name_of_key(a, hash, name);
-    if (!put(a, name, proposed, value))
+    if (!put(a, name, proposed, value) && !get(a, name, 0, value))
         snprintf(value, SAT_AGREED_SIZE, "%s", proposed); /* without a store: by itself */
     remember(a, hash, value);
 }
@@ -128,14 +135,14 @@ static bool is_member(sat_agree *a, int rank) {
     return true;
 }
 
-/* Is the key this rank's own? */
+/* Is the key this rank's own? Of few ranks in a large world it may be nobody's. */
 static bool owns(sat_agree *a, const char *key) {
     int first = (int)(hash_text(key) % (uint64_t)a->store.world);
-    for (int i = 0; i < a->store.world; i++) {
+    for (int i = 0; i < a->store.world && i < MOST_LOOKS; i++) {
         int rank = (first + i) % a->store.world;
         if (is_member(a, rank)) return rank == a->store.rank;
     }
-    return true;
+    return false;
 }
 
 bool sat_agree_claim(sat_agree *a, const char *key) {
@@ -173,7 +180,7 @@ static sat_status check(const sat_context *ctx, const sat_agreement *g) {
         return sat_fail(SAT_BAD_SIZE, "agreement: world is %d; expected 1 to %d", g->world, MOST_RANKS);
     if (g->rank < 0 || g->rank >= g->world)
         return sat_fail(SAT_BAD_SIZE, "agreement: rank is %d; expected 0 to %d", g->rank, g->world - 1);
-    if (!(g->wait_seconds >= 0))
+    if (!(g->wait_seconds >= 0) || !isfinite(g->wait_seconds))
         return sat_fail(SAT_BAD_SIZE, "agreement: wait_seconds is %g; expected 0 or more", g->wait_seconds);
     return SAT_OK;
 }

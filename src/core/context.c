@@ -324,6 +324,8 @@ sat_status sat_variant_register(sat_context *ctx, const sat_variant *variant) {
         return sat_fail(SAT_BAD_STRUCT, "variant: reserved[%zu] is set; expected 0", set / sizeof *v.reserved);
     if (!sat_op_find(v.op))
         return sat_fail(SAT_BAD_ENUM, "variant: op is %d; expected one of sat_operation", (int)v.op);
+    if (ctx->agree)
+        return sat_fail(SAT_UNSUPPORTED, "variant: this context agrees with other ranks already; register it before");
     if (v.backend != ctx->backend->kind)
         return sat_fail(SAT_UNSUPPORTED, "variant: backend is %d; this context's is %d", (int)v.backend,
                         (int)ctx->backend->kind);

@@ -346,17 +346,20 @@ typedef struct agreed {
     double seconds;
 } agreed;
 
-static void format_agreed(const sat_request *q, const sat_variant *v, char text[SAT_AGREED_SIZE]) {
+static void format_agreed(const sat_request *q, const sat_selection *selection, char text[SAT_AGREED_SIZE]) {
+    const sat_variant *v = selection->variant;
     sat_entry entry = {0};
-    const sat_record *raced = NULL;
-    snprintf(text, SAT_AGREED_SIZE, "%s", v->name);
-    if (sat_cache_find(q->ctx->cache, q->key, false, &entry) != SAT_OK) return;
-    for (size_t i = 0; i < entry.count; i++)
-        if (entry.records[i].kind == SAT_RECORD_RACED && entry.records[i].seconds > 0 &&
-            strcmp(entry.records[i].variant, v->name) == 0)
-            raced = &entry.records[i];
-    if (raced) snprintf(text, SAT_AGREED_SIZE, "%s,%d,%.6g", v->name, raced->threads, raced->seconds);
+    double seconds = 0;
+    if (sat_cache_find(q->ctx->cache, q->key, false, &entry) == SAT_OK)
+        for (size_t i = 0; i < entry.count; i++) {
+            const sat_record *r = &entry.records[i];
+            bool same = strcmp(r->variant, v->name) == 0 && strcmp(r->revision, v->revision) == 0;
+            if (same && r->kind == SAT_RECORD_RACED && r->verdict == SAT_VERDICT_OK && r->seconds > 0)
+                seconds = r->seconds;
+        }
     sat_entry_free(&entry);
+    if (seconds > 0) snprintf(text, SAT_AGREED_SIZE, "%s,%d,%.6g", v->name, selection->threads, seconds);
+    else snprintf(text, SAT_AGREED_SIZE, "%s", v->name);
 }
 
 static agreed parse_agreed(const char *text) {
@@ -397,52 +400,65 @@ static sat_status select_to_propose(sat_request *q, const char *key, sat_selecti
     return sat_select_by_estimate(q, selection); /* nobody else will race it */
 }
 
-/* Takes on what was agreed, once it is verified here. False: it does not fit here, or is wrong here. */
-static bool take_agreed(sat_request *q, const char *text, sat_selection *selection) {
+/* Takes on what was agreed, once it is verified here. selection->variant is NULL where it does not fit here, there is
+ * no memory for it, or it is wrong here. */
+static sat_status take_agreed(sat_request *q, const char *text, sat_selection *selection) {
     agreed a = parse_agreed(text);
     const sat_variant *v = sat_registry_find(&q->ctx->registry, a.name);
+    bool chosen = v && v == selection->variant && selection->verified;
+    selection->threads = a.threads;
+    if (chosen) return SAT_OK;
+    sat_selection found = {.variant = v, .threads = a.threads, .tuning_seconds = selection->tuning_seconds};
     sat_entry entry;
-    if (v && v == selection->variant && selection->verified) return true;
-    if (!v || !sat_variant_fits(v, &q->problem, q->view, &q->device) || !sat_request_affords(q, v)) return false;
-    if (sat_cache_find(q->ctx->cache, q->key, false, &entry) != SAT_OK) return false;
-    bool known = sat_choose_verified(&entry, v, q->full_key, NULL), verified = known;
-    bool wrong = sat_choose_wrong(&entry, v), tunes = q->ctx->options.effort != SAT_EFFORT_CACHED;
+    selection->variant = NULL;
+    if (!v || !sat_choose_allowed(v, q->problem.flags)) return SAT_OK;
+    if (!sat_variant_fits(v, &q->problem, q->view, &q->device) || !sat_request_affords(q, v)) return SAT_OK;
+    SAT_TRY(sat_cache_find(q->ctx->cache, q->key, false, &entry));
+    bool wrong = sat_choose_wrong(&entry, v);
     sat_verdict verdict = 0;
-    double seconds = selection->tuning_seconds, start = sat_now();
-    if (!known && !wrong && tunes)
-        verified = verify(q, v, &(sat_race_how){.store = true}, &verdict) == SAT_OK && verdict == SAT_VERDICT_OK;
-    wrong = wrong || (verdict && verdict != SAT_VERDICT_OK);
-    if (verified && tunes) store_agreed(q, v, &a, &entry);
+    sat_status status = SAT_OK;
+    double start = sat_now();
+    found.cached = found.verified = sat_choose_verified(&entry, v, q->full_key, NULL);
+    if (found.verified) look_up_pattern_check(q, &entry, &found);
+    else if (!wrong) {
+        status = verify(q, v, &(sat_race_how){.store = true}, &verdict);
+        found.verified = found.pattern_verified = verdict == SAT_VERDICT_OK;
+    }
+    if (found.verified) store_agreed(q, v, &a, &entry);
     sat_entry_free(&entry);
-    if (wrong || (!verified && !sat_registry_trusted(&q->ctx->registry, v))) return false;
-    *selection =
-        (sat_selection){.variant = v, .verified = verified, .pattern_verified = verified, .threads = a.threads};
-    selection->cached = known, selection->tuning_seconds = seconds + (sat_now() - start);
-    return true;
+    found.tuning_seconds += sat_now() - start;
+    wrong = wrong || (verdict && verdict != SAT_VERDICT_OK);
+    if (status == SAT_OK && !wrong && (found.verified || sat_registry_trusted(&q->ctx->registry, v)))
+        *selection = found;
+    return status;
 }
 
 /* Where nobody has answered the key, this rank does: by its cache, or its race, or once it has waited for the rank that
- * races, by its estimate. The first answer is that of all ranks. */
+ * races, by its estimate. The first answer is that of all ranks. Under SAT_EFFORT_CACHED it proposes nothing but what
+ * its cache has: an estimate would keep all others from racing. */
 static sat_status select_agreed(sat_request *q, const char *key, sat_selection *selection) {
     char text[SAT_AGREED_SIZE], mine[SAT_AGREED_SIZE];
     sat_agree *a = q->ctx->agree;
+    bool tunes = q->ctx->options.effort != SAT_EFFORT_CACHED;
     if (!sat_agree_find(a, key, 0, text)) {
         SAT_TRY(select_to_propose(q, key, selection));
-        bool tunes = q->ctx->options.effort != SAT_EFFORT_CACHED;
         bool found = !selection->variant && tunes && sat_agree_find(a, key, -1, text);
-        if (!selection->variant && !found) SAT_TRY(sat_select_by_estimate(q, selection));
+        if (!selection->variant && !found) {
+            if (!tunes) sat_cache_note_untuned(q->ctx->cache, q->key, q->full_key);
+            SAT_TRY(sat_select_by_estimate(q, selection));
+            if (!tunes) return SAT_OK;
+        }
         if (!found) {
-            format_agreed(q, selection->variant, mine);
+            format_agreed(q, selection, mine);
             sat_agree_propose(a, key, mine, text);
         }
     }
-    if (take_agreed(q, text, selection)) return SAT_OK;
-    selection->variant = NULL;
-    /* Ranks whose sizes differ share a key, and not all of them may run the same: they agree on the exact problem. */
-    if (key != q->full_key) return select_agreed(q, q->full_key, selection);
-    sat_logf(&q->ctx->log, SAT_LOG_WARN, "the ranks agreed on %s, which does not serve here: the estimate decides",
-             text);
-    return sat_select_by_estimate(q, selection);
+    SAT_TRY(take_agreed(q, text, selection));
+    if (selection->variant) return SAT_OK;
+    sat_logf(&q->ctx->log, SAT_LOG_WARN, "the ranks agreed on %s, which does not serve here: %s", text,
+             key != q->full_key ? "they agree on the exact problem" : "the estimate decides");
+    /* Ranks whose sizes differ share a key, and not all of them may run the same. */
+    return key != q->full_key ? select_agreed(q, q->full_key, selection) : sat_select_by_estimate(q, selection);
 }
 
 sat_status sat_select_variant(sat_request *q, sat_selection *selection) {
@@ -451,7 +467,7 @@ sat_status sat_select_variant(sat_request *q, sat_selection *selection) {
     *selection = (sat_selection){0};
     if (select_forced(q, selection) || select_for_no_output(q, selection)) return SAT_OK;
     if (effort == SAT_EFFORT_OFF) return sat_select_by_estimate(q, selection);
-    if (ctx->agree) return select_agreed(q, q->key, selection);
+    if (ctx->agree && !sat_forked()) return select_agreed(q, q->key, selection); /* the store is the parent's */
     sat_entry entry;
     SAT_TRY(sat_cache_find(ctx->cache, q->key, false, &entry));
     sat_status status = select_from_entry(q, &entry, selection);

@@ -58,6 +58,7 @@ static sat_status normalise(sat_problem *p, const sat_pattern_view *a) {
     SAT_TRY(check_part(p));
     p->flags &= ~(uint32_t)SAT_FIXED_VALUES;
     if (p->grouped.skew == 0) p->grouped.skew = USUAL_SKEW;
+    p->grouped.skew = fmax(1, fmin(p->grouped.skew, (double)p->grouped.groups)); /* one has all rows */
     SAT_TRY(sat_normalise_input(&p->a, p, p->m, p->k, "x"));
     if (weights) SAT_TRY(sat_normalise_input(&p->b, p, p->m, p->n, "z"));
     else SAT_TRY(normalise_weights(&p->b, p, false, "w"));

@@ -9,6 +9,7 @@ goes through the store that torch.distributed has anyway.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 import sys
 import time
@@ -23,13 +24,15 @@ _PAUSES = (0.001, 0.05)  # seconds between looks at the store, the first and the
 _agreement: _abi.Agreement | None = None  # also keeps its functions alive
 
 
-def _default_store(torch: Any) -> Any:
+def _default_store(torch: Any, group: Any) -> Any:
     from ._torch import private
 
     store = private.default_store()
     if store is None:
         raise RuntimeError("this torch does not tell its store: give one as store=")
-    return torch.distributed.PrefixStore("sparse_autotune", store)
+    ranks = "all" if group is None else "-".join(map(str, torch.distributed.get_process_group_ranks(group)))
+    name = hashlib.sha256(ranks.encode()).hexdigest()[:16]  # other groups agree on their own
+    return torch.distributed.PrefixStore(f"sparse_autotune/{name}", store)
 
 
 def _guarded(call: Any) -> Any:
@@ -38,8 +41,11 @@ def _guarded(call: Any) -> Any:
     def guarded(_user, key, argument, to):
         try:
             value = call(key.decode(), argument)
-        except Exception as error:
-            print(f"sparse_autotune: the store of torch.distributed failed: {error}", file=sys.stderr)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                print(f"sparse_autotune: the store of torch.distributed failed: {error}", file=sys.stderr)
+            else:
+                _abi.keep_interrupt(error)
             return _abi.IO
         if value is None:
             return _abi.NOT_FOUND
@@ -87,9 +93,11 @@ def enable(
 
     - ``group``: the ranks that agree; by default all of them.
     - ``store``, ``rank``, ``world``: in place of torch.distributed's own, where there is no process group.
-      Groups that overlap want a store, or a prefix, each.
+      One store, or prefix, is for one group.
 
-    Under effort "off" ranks estimate by themselves. Each rank's cache keeps what was agreed on, so the next
+    Under effort "off" ranks estimate by themselves; under "cached" a rank answers for the others by what is
+    in its cache, and estimates alone. Register variants before. Ranks that have other threads, devices,
+    builds or libraries agree apart from each other. Each rank's cache keeps what was agreed on, so the next
     job races nothing. Results of different winners may differ in the last bits, so where a result must be
     the same from job to job, keep the caches.
     """
@@ -106,9 +114,11 @@ def enable(
             )
         rank = torch.distributed.get_rank(group) if rank is None else rank
         world = torch.distributed.get_world_size(group) if world is None else world
-        store = _default_store(torch) if store is None else store
-    if rank < 0:
-        raise ValueError("group does not have this process")
+        store = _default_store(torch, group) if store is None else store
+    if not (isinstance(world, int) and 1 <= world <= 1 << 20):
+        raise ValueError(f"world is {world!r}; expected 1 to {1 << 20}")
+    if not (isinstance(rank, int) and 0 <= rank < world):
+        raise ValueError(f"rank is {rank!r}; expected 0 to {world - 1}: is this process in the group?")
     if _agreement is not None:
         raise RuntimeError("this process agrees with other ranks already")
     get, put = _functions(store)

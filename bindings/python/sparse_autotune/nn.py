@@ -246,6 +246,11 @@ class SparseLinear(nn.Module):
         """
         return weight_of(self)
 
+    @weight.setter
+    def weight(self, weight: Tensor) -> None:
+        if getattr(weight, "_layer", None) is not self:  # what `layer.weight *= 2` gives back
+            raise AttributeError("weight is made of the stored blocks; expected a write to values")
+
     # ---- the pattern, which follows the buffers ----
 
     @property

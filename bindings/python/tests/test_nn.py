@@ -736,6 +736,11 @@ def test_a_weight_is_scaled_by_a_number_and_not_written_to_otherwise():
         lambda w: nn.init.normal_(w),
         lambda w: torch.add(before, 1, out=w),
         lambda w: torch.ops.aten.add_.Tensor(w, before),
+        lambda w: w[0].zero_(),
+        lambda w: w.t().copy_(before.t()),
+        lambda w: nn.init.zeros_(w[:10]),
+        lambda w: w.chunk(2)[1].view(-1)[3:].fill_(1),
+        lambda w: w.contiguous().add_(1),
     ):
         with (
             torch.no_grad(),
@@ -744,6 +749,9 @@ def test_a_weight_is_scaled_by_a_number_and_not_written_to_otherwise():
             write(layer.weight)
     with pytest.raises(AttributeError):
         layer.weight = before
+    with torch.no_grad():  # what is computed of it, or copied, is the caller's
+        (layer.weight[0] * 2).add_(1), layer.weight.clone().zero_(), torch.empty(32).copy_(layer.weight[0])
+        assert type(layer.weight[0] + 1) is torch.Tensor
     with pytest.raises(KeyError):
         layer.weight = nn.Parameter(before)
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # as calls from C++ are

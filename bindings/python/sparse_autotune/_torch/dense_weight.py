@@ -3,7 +3,8 @@
 Models read more of a layer than its result: T5 asks for `wo.weight.dtype`, Mamba multiplies by
 `dt_proj.weight`. `DenseWeight` is a tensor that has dtype, device and shape, but no memory. Whatever else is
 asked of it gets the dense matrix, made of the stored blocks in that moment, with gradients to them. It can be
-multiplied by a number in place, which RWKV does, and the blocks follow. All other writes are refused.
+multiplied by a number in place, which RWKV does, and the blocks follow. All other writes are refused, also
+those to views of the dense matrix (`DensePart`), which would be lost.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _refuse_writes(function: Any, words: dict) -> None:
     name = getattr(function, "__name__", "").partition(".")[0]
     in_place = name.endswith("_") and not name.endswith("__")
     setter = name in ("__set__", "__setitem__", "__delete__")
-    if in_place or setter or name in _AUGMENTED or isinstance(words.get("out"), DenseWeight):
+    if in_place or setter or name in _AUGMENTED or isinstance(words.get("out"), (DenseWeight, DensePart)):
         raise RuntimeError(
             f"{name}: the weight of a SparseLinear is made of its stored blocks and cannot be written to; "
             "expected a write to its values"
@@ -72,6 +73,40 @@ def _with_dense(x: Any) -> Any:
     if isinstance(x, dict):
         return {name: _with_dense(part) for name, part in x.items()}
     return type(x)([_with_dense(part) for part in x]) if type(x) in (list, tuple) else x
+
+
+def _plain(x: Any) -> Any:
+    """The same with plain tensors for each `DensePart`."""
+    if isinstance(x, DensePart):
+        return x.as_subclass(Tensor)
+    if isinstance(x, dict):
+        return {name: _plain(part) for name, part in x.items()}
+    return type(x)([_plain(part) for part in x]) if type(x) in (list, tuple) else x
+
+
+def _guarded(result: Any, memory: Tensor) -> Any:
+    """The result with a `DensePart` for each view of `memory`."""
+    if type(result) in (list, tuple):
+        return type(result)([_guarded(part, memory) for part in result])
+    if type(result) is not Tensor or result.layout is not torch.strided or result.numel() == 0:
+        return result
+    same = result.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+    return result.as_subclass(DensePart) if same else result
+
+
+class DensePart(Tensor):
+    """A view of the dense matrix: a plain tensor, but that it cannot be written to."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable, types: Any, arguments: tuple = (), words: dict | None = None
+    ) -> Any:
+        words = words or {}
+        if isinstance(words.get("out"), DensePart) or (arguments and isinstance(arguments[0], DensePart)):
+            _refuse_writes(function, words)
+        result = function(*_plain(arguments), **_plain(words))
+        part = next((x for x in arguments if isinstance(x, DensePart)), None)
+        return result if part is None else _guarded(result, part)
 
 
 class DenseWeight(Tensor):
@@ -114,7 +149,10 @@ class DenseWeight(Tensor):
                 function(weight._layer.values, factor)
                 return weight
         _refuse_writes(function, words)
-        return function(*_with_dense(arguments), **_with_dense(words))
+        made = _with_dense(arguments)
+        result = function(*made, **_with_dense(words))
+        memory = next((new for new, old in zip(made, arguments) if isinstance(old, DenseWeight)), None)
+        return result if memory is None else _guarded(result, memory)
 
     @classmethod
     def __torch_dispatch__(
