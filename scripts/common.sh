@@ -27,3 +27,8 @@ cuda_folder() { if has_cuda "$BUILD" || [ -f "$BUILD/cuda/ready" ]; then echo "$
 note_download() { # what, seconds, more words
     mkdir -p "$BUILD" && printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$BUILD/downloads"
 }
+show_downloads() { # such files, which end here
+    cat "$@" 2>/dev/null |
+        awk -F'\t' '{ printf "%s%s %s s%s", (NR > 1 ? ", " : "downloads in that: "), $1, $2, $3 } END { if (NR) print "" }'
+    rm -f "$@"
+}

@@ -79,6 +79,7 @@ step ruff "$ruff" run_ruff
 step shellcheck shellcheck shellcheck -x -S warning "${scripts[@]}"
 
 echo "lint: $SECONDS s"
+show_downloads "$BUILD/downloads"
 [ ${#failures[@]} -eq 0 ] || printf 'failed: lint: %s\n' "${failures[@]}"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

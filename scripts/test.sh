@@ -71,10 +71,7 @@ summary() {
         p=$((p + row[2])) f=$((f + row[3])) s=$((s + row[4]))
     done
     printf '%-12s%7d s%10d%9d%10d\n' total $((SECONDS - began)) $p $f $s
-    if [ -s "$BUILD/downloads" ]; then
-        awk -F'\t' '{ printf "%s%s %s s%s", (NR > 1 ? ", " : "downloads in that: "), $1, $2, $3 } END { print "" }' "$BUILD/downloads"
-        rm -f "$BUILD/downloads"
-    fi
+    show_downloads "$BUILD/downloads" "$BUILD-cuda/downloads"
     [ ${#skips[@]} -eq 0 ] || printf 'skipped: %s\n' "${skips[@]}"
     case $mode in quick) rest=("${later[@]}") ;; all) rest=("${later_than_all[@]}") ;; esac
     for row in "${rest[@]}"; do echo "not run here, but by ${row%%|*}: ${row#*|}"; done
@@ -90,6 +87,7 @@ summary() {
 for file in scripts/test/*.sh; do . "$file"; done
 
 mode=parts
+case ${1:-} in quick | all) [ $# -eq 1 ] || set -- "$*" ;; esac # no more words: what is wrong is said below
 case ${1:-} in
 quick) mode=quick && set -- "${quick[@]}" && look_at_disk 9 ;;
 all) mode=all && set -- "${all[@]}" && look_at_disk 9 ;;

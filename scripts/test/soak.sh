@@ -37,7 +37,7 @@ soak_rounds() { # seconds
 }
 
 part_soak() {
-    local share seconds=${SOAK_SECONDS:-3600}
+    local share seconds=${SOAK_SECONDS-3600}
     whole_seconds "$seconds" || { fail "SECONDS=$seconds is not a number of seconds above 0" && return; }
     share=$((seconds < 5 ? 1 : seconds / 5))
     build "$BUILD" "${CC:-cc}" all || { fail "build" && return; }
