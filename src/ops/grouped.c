@@ -143,13 +143,13 @@ static sat_status check_indices(const sat_problem *p, void *const *operands) {
 
 /* ---- counts and keys ---- */
 
-double sat_grouped_flops(const sat_problem *p, const sat_pattern_view *a) {
+static double flops(const sat_problem *p, const sat_pattern_view *a) {
     (void)a;
     return 2.0 * (double)p->m * (double)p->n * (double)p->k;
 }
 
 /* All groups have rows, as far as there are so many. */
-double sat_grouped_bytes(const sat_problem *p, const sat_pattern_view *a) {
+static double bytes(const sat_problem *p, const sat_pattern_view *a) {
     double m = (double)p->m, n = (double)p->n, k = (double)p->k, matrices = (double)sat_min(p->grouped.groups, p->m);
     double sa = (double)sat_dtype_size(p->a_dtype), sb = (double)sat_dtype_size(p->b_dtype);
     double sc = (double)sat_dtype_size(p->c_dtype) * (p->beta != 0 ? 2 : 1);
@@ -279,10 +279,10 @@ static const sat_check_case other_offsets = {SAT_PROBE_STRUCTURE, SAT_FILL_TINY,
 
 #define GROUPED_OP                                                                                                     \
     .part_bytes = sizeof(sat_grouped), .same = same, .output = 2, .normalise = normalise, .operands = operands,        \
-    .flops = sat_grouped_flops, .bytes = sat_grouped_bytes, .set_key_fields = set_key_fields,                          \
-    .sums_problem = sums_problem, .set_fills = set_fills, .without_pattern = true, .make_indices = make_indices,       \
-    .check_indices = check_indices, .specials = specials, .winner_cases = winner_cases,                                \
-    .other_pattern = &other_offsets, .host_checker = &sat_grouped_check
+    .flops = flops, .bytes = bytes, .set_key_fields = set_key_fields, .sums_problem = sums_problem,                    \
+    .set_fills = set_fills, .without_pattern = true, .make_indices = make_indices, .check_indices = check_indices,     \
+    .specials = specials, .winner_cases = winner_cases, .other_pattern = &other_offsets,                               \
+    .host_checker = &sat_grouped_check
 
 const sat_op sat_op_grouped = {.id = SAT_GROUPED,
                                .name = "grouped",
