@@ -446,22 +446,15 @@ static void race_product(scene *s, int64_t number) {
     close_scene(s);
 }
 
-/* Attention has no orders of our own: its variants are many. Equal weights, and random reals. */
-static void race_attention(scene *s) {
-    static const sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
+/* A problem without orders of our own: every variant, on exact operands (attention: equal weights) and on random reals.
+ * `pattern`: NULL where there is none. */
+static void race_variants(scene *s, const sat_problem *p, sat_pattern *pattern) {
     const sat_variant *variants[VARIANTS];
-    uint64_t *r = &s->random;
-    int64_t kv = 1 + below(r, 2);
-    sat_problem p = attention_problem(types[below(r, 4)], kv * (1 + below(r, 2)), kv, 8 * (1 + below(r, 8)));
-    p.attention.causal = one_in(r, 2), p.attention.lse = one_in(r, 2);
-    if (one_in(r, 4)) p.attention.window = 1 + below(r, 30);
-    if (one_in(r, 3)) p.op = SAT_ATTENTION_BACKWARD, p.attention.lse = false;
-    s->pattern = make_pattern(s->ctx, r, 1 + below(r, 60), 1 + below(r, 60), random_block(r), random_block(r));
-    DEMAND(sat_request_make(&s->q, s->ctx, s->pattern, &p));
+    DEMAND(sat_request_make(&s->q, s->ctx, pattern, p));
     DEMAND(sat_bench_open(&s->bench, s->ctx, &s->q.problem, s->q.view, &s->q.device, (size_t)1 << 32));
     size_t count = find_variants(s, variants);
     for (int precise = 0; precise < 2; precise++) {
-        DEMAND(sat_bench_fill(&s->bench, precise ? SAT_PROBE_PRECISION : SAT_PROBE_STRUCTURE, 0, next(r)));
+        DEMAND(sat_bench_fill(&s->bench, precise ? SAT_PROBE_PRECISION : SAT_PROBE_STRUCTURE, 0, next(&s->random)));
         for (size_t v = 0; v < count; v++) {
             run_variant(s, variants[v]);
             judge(s, variants[v]->name, precise ? "precision" : "exact");
@@ -469,7 +462,35 @@ static void race_attention(scene *s) {
     }
     s->counts->races += (int64_t)count;
     sat_bench_close(&s->bench);
-    sat_pattern_free(s->pattern);
+    sat_pattern_free(pattern);
+}
+
+static void race_attention(scene *s) {
+    static const sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
+    uint64_t *r = &s->random;
+    int64_t kv = 1 + below(r, 2);
+    sat_problem p = attention_problem(types[below(r, 4)], kv * (1 + below(r, 2)), kv, 8 * (1 + below(r, 8)));
+    p.attention.causal = one_in(r, 2), p.attention.lse = one_in(r, 2);
+    if (one_in(r, 4)) p.attention.window = 1 + below(r, 30);
+    if (one_in(r, 3)) p.op = SAT_ATTENTION_BACKWARD, p.attention.lse = false;
+    int64_t queries = 1 + below(r, 60), keys = 1 + below(r, 60);
+    race_variants(s, &p, make_pattern(s->ctx, r, queries, keys, random_block(r), random_block(r)));
+}
+
+static void race_groups(scene *s) {
+    static const sat_dtype types[] = {SAT_F32, SAT_F64, SAT_F16, SAT_BF16};
+    uint64_t *r = &s->random;
+    sat_problem p = {SAT_SIZED(sat_problem)};
+    sat_dtype type = types[below(r, 4)];
+    int64_t m = random_depth(r), n = random_side(r), k = random_side(r), groups = 1 + below(r, 12);
+    if (one_in(r, 2)) DEMAND(sat_problem_grouped(&p, type, k, n, m, groups)); /* deep: m products */
+    else DEMAND(sat_problem_grouped_weights(&p, type, m, n, k, groups));
+    if (p.op == SAT_GROUPED && one_in(r, 3)) p.grouped.bias = true;
+    if (p.op == SAT_GROUPED && one_in(r, 3)) p.grouped.activation = (sat_activation)(1 + below(r, 3));
+    if ((type == SAT_F16 || type == SAT_BF16) && one_in(r, 2)) p.c_dtype = SAT_F32;
+    if (one_in(r, 3)) p.alpha = -1.5;
+    if (one_in(r, 3)) p.beta = 0.75;
+    race_variants(s, &p, NULL);
 }
 
 /* ---- the report ---- */
@@ -528,6 +549,7 @@ int main(int argc, char **argv) {
             scene s = {.ctx = ctx, .counts = &mine, .random = seed * 0x9e3779b97f4a7c15u + (uint64_t)number * 1000003};
             mine.problems = 1;
             if (number % 16 == 15) race_attention(&s);
+            else if (number % 16 == 7) race_groups(&s);
             else race_product(&s, number);
         }
         sat_context_free(ctx);

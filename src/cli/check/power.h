@@ -5,6 +5,7 @@
 #define CLI_POWER_H
 
 #include <math.h>
+#include <pthread.h>
 
 #include "../rng.h"
 #include "check_data.h"
@@ -131,6 +132,7 @@ typedef struct plan_state {
     bool nan;                             /* a run had one */
     double alpha;
     int64_t releases; /* of all plans, before this one was prepared */
+    pthread_t thread; /* that prepared it */
     const sat_pattern_view *pattern;
 } plan_state;
 

@@ -83,6 +83,10 @@ static sat_status twin_breaks(run *r) { // the release of another plan of the sa
     return r->wrong = r->me->releases > r->state->releases && r->me->released == r->state->pattern, SAT_OK;
 }
 
+static sat_status other_thread(run *r) { // than the one that made the plan
+    return r->wrong = !pthread_equal(r->state->thread, pthread_self()), SAT_OK;
+}
+
 static sat_status flushes_parts(run *r) { // tiny values of A, in block rows that are not full
     double largest = largest_of(r, 0);
     return r->wrong_parts = largest > 0 && largest < (r->p.a_dtype == SAT_F16 ? 0x1p-8 : 0x1p-20), SAT_OK;

@@ -14,6 +14,7 @@ static const char NO_OVERFLOW[] = "no operands of either overflow f16";
 static const char EVERY_PLACE[] = "the race's pointers are no better aligned than the problem says";
 static const char OTHER_PLANS[] = "no two plans of `check` with different values stand side by side";
 static const char OTHER_PATTERN[] = "no two plans of `check` with different patterns stand side by side";
+static const char SAME_THREAD[] = "`check` runs a plan on the thread that made it";
 static const char OTHER_OFFSETS[] = "the race has other faults in offsets";
 static const char FEW_KEYS[] = "among so many keys it weighs less than rounding";
 static const char LONG_SUMS[] = "long sums of f32 may lose as much";
@@ -282,6 +283,8 @@ const fault fault_table[] = {
     {"releasing a plan breaks others", OP_ALL, T_ALL, 0, T_ALL, 0, OTHER_PLANS, .how = {.start = release_breaks}},
     {"releasing a plan breaks those of its pattern", OP_PATTERN, T_ALL, 0, T_ALL, 0, OTHER_PLANS,
      .how = {.start = twin_breaks}},
+    {"keeps its state for the thread that made it", OP_ALL, T_ALL, 0, T_ALL, 0, SAME_THREAD,
+     .how = {.start = other_thread}},
     {"on one thread", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL, .threads = true, .how = {.start = one_thread}},
     {"from the 256th run on", OP_ALL, T_ALL, 0, 0, T_ALL, "no race is that long", .cases = 120,
      .how = {.start = run_256}},

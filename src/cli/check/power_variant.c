@@ -31,7 +31,7 @@ static sat_status prepare(const sat_prepare *p, void **state) {
     plan_state *s = calloc(1, sizeof *s);
     if (!s) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a plan's state");
     planted *me = p->variant->user;
-    s->pattern = p->pattern, s->alpha = p->problem->alpha, s->releases = me->releases;
+    s->pattern = p->pattern, s->alpha = p->problem->alpha, s->releases = me->releases, s->thread = pthread_self();
     me->last = s, me->last_alpha = s->alpha;
     *state = s;
     return SAT_OK;
