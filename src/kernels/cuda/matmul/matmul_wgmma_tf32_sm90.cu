@@ -36,7 +36,7 @@ struct params {
     bool b_whole_chunks; // row-major B, n a multiple of 32: one TMA box covers the stage
 };
 
-/* What prepare and the first launch keep. */
+/* What `prepare` makes, and the tensor maps of the last launch. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;
