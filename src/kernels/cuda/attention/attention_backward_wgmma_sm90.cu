@@ -562,6 +562,7 @@ static constexpr instance instances[] = {
 };
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
+    if (v->instance.dtype != SAT_F16 && v->instance.dtype != SAT_BF16) return NULL;
     for (const instance &k : v->instance.dtype == SAT_F16 ? instances<sat_f16> : instances<sat_bf16>)
         if (k.step_keys == v->instance.tile_n && p->attention.dim <= k.max_dim && p->attention.dim > k.above_dim)
             return &k;

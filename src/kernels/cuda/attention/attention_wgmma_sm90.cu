@@ -524,6 +524,7 @@ static constexpr instance instances[] = {
 };
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
+    if (v->instance.dtype != SAT_F16 && v->instance.dtype != SAT_BF16) return NULL;
     const sat_instance *i = &v->instance;
     for (const instance &inst : i->dtype == SAT_F16 ? instances<sat_f16> : instances<sat_bf16>)
         if (tile_rows(&inst) == i->tile_m && inst.tile_keys == i->tile_n && p->attention.dim <= inst.max_dim &&

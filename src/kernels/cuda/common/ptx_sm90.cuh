@@ -204,10 +204,13 @@ struct sat_tensor_box {
 
 static inline bool tensormap_encode(CUtensorMap *map, const sat_tensor_box &t) {
     static const cuuint32_t ones[4] = {1, 1, 1, 1};
-    CUtensorMapDataType type = t.tf32               ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-                               : t.dtype == SAT_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                               : t.dtype == SAT_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    CUtensorMapDataType type;
+    switch (t.dtype) {
+    case SAT_F32: type = t.tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32; break;
+    case SAT_F16: type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16; break;
+    case SAT_BF16: type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; break;
+    default: return false;
+    }
     CUtensorMapSwizzle swizzle = t.swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                  : t.swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                  : t.swizzle_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
