@@ -125,17 +125,17 @@ template <typename U> static sat_status start_unpack(const sat_launch *l, const 
  * elements. */
 static sat_status launch_unpack(const sat_launch *l, const sat_rows *r, int64_t most_cols, bool to_left,
                                 const sat_unpack *u) {
-    bool turn = u->by_columns;
-    int64_t size = (int64_t)sat_dtype_size(l->problem->a_dtype), unit = size, length = turn ? r->br : r->bc;
-    int64_t most_rows = turn ? most_cols : r->m, row_step = turn ? r->col_step : r->row_step;
-    int64_t col_step = turn ? r->row_step : r->col_step;
-    if (turn) most_cols = r->m;
+    bool transposed = u->by_columns;
+    int64_t size = (int64_t)sat_dtype_size(l->problem->a_dtype), unit = size, length = transposed ? r->br : r->bc;
+    int64_t most_rows = transposed ? most_cols : r->m, row_step = transposed ? r->col_step : r->row_step;
+    int64_t col_step = transposed ? r->row_step : r->col_step;
+    if (transposed) most_cols = r->m;
     if (col_step == 1) {
         uint64_t bits = (uint64_t)(length * size) | (uint64_t)(most_cols * size) | (uint64_t)(u->stride * size) |
                         (uint64_t)(uintptr_t)u->values | (uint64_t)(uintptr_t)u->to | 16u;
         unit = (int64_t)(bits & (~bits + 1));
     }
-    int64_t line = length * size / unit, height = turn ? r->bc : r->br;
+    int64_t line = length * size / unit, height = transposed ? r->bc : r->br;
     unpack_job x = {r->ptr,
                     r->block,
                     r->col,
@@ -152,7 +152,7 @@ static sat_status launch_unpack(const sat_launch *l, const sat_rows *r, int64_t 
                     most_rows,
                     most_cols * size / unit,
                     to_left,
-                    turn,
+                    transposed,
                     !r->block && col_step == 1};
     switch (unit) {
     case 2: return start_unpack<uint16_t>(l, x);
