@@ -34,8 +34,6 @@ struct sat_agree {
 
 /* ---- the store ---- */
 
-static uint64_t hash_text(const char *text) { return sat_hash_bytes(SAT_HASH_START, text, strlen(text)); }
-
 static void name_of_key(const sat_agree *a, uint64_t key, char name[NAME_SIZE]) {
     snprintf(name, NAME_SIZE, "sparse_autotune/%s/%016" PRIx64, a->space, key);
 }
@@ -100,7 +98,7 @@ static void remember(sat_agree *a, uint64_t key, char value[SAT_AGREED_SIZE]) {
 
 bool sat_agree_find(sat_agree *a, const char *key, double seconds, char value[SAT_AGREED_SIZE]) {
     char name[NAME_SIZE];
-    uint64_t hash = hash_text(key);
+    uint64_t hash = sat_hash_text(key);
     if (recall(a, hash, value)) return true;
     name_of_key(a, hash, name);
     if (!get(a, name, seconds < 0 ? a->store.wait_seconds : seconds, value)) return false;
@@ -110,7 +108,7 @@ bool sat_agree_find(sat_agree *a, const char *key, double seconds, char value[SA
 
 void sat_agree_propose(sat_agree *a, const char *key, const char *proposed, char value[SAT_AGREED_SIZE]) {
     char name[NAME_SIZE];
-    uint64_t hash = hash_text(key);
+    uint64_t hash = sat_hash_text(key);
     name_of_key(a, hash, name);
     if (!put(a, name, proposed, value) && !get(a, name, 0, value))
         snprintf(value, SAT_AGREED_SIZE, "%s", proposed); /* without a store: by itself */
@@ -137,7 +135,7 @@ static bool is_member(sat_agree *a, int rank) {
 
 /* Is the key this rank's own? Of few ranks in a large world it may be nobody's. */
 static bool owns(sat_agree *a, const char *key) {
-    int first = (int)(hash_text(key) % (uint64_t)a->store.world);
+    int first = (int)(sat_hash_text(key) % (uint64_t)a->store.world);
     for (int i = 0; i < a->store.world && i < MAX_RANKS_ASKED; i++) {
         int rank = (first + i) % a->store.world;
         if (is_member(a, rank)) return rank == a->store.rank;
@@ -147,7 +145,7 @@ static bool owns(sat_agree *a, const char *key) {
 
 bool sat_agree_claim(sat_agree *a, const char *key) {
     char name[NAME_SIZE], value[SAT_AGREED_SIZE], mine[16];
-    name_of_key(a, hash_text(key), name);
+    name_of_key(a, sat_hash_text(key), name);
     snprintf(name + strlen(name), NAME_SIZE - strlen(name), "/claim");
     snprintf(mine, sizeof mine, "%d", a->store.rank);
     bool claimed = !owns(a, key) && get(a, name, fmin(OWNER_GRACE_SECONDS, a->store.wait_seconds), value);
@@ -160,7 +158,7 @@ bool sat_agree_claim(sat_agree *a, const char *key) {
 /* Device, build and variants: libraries that only one rank has make two spaces. */
 static void name_space(const sat_context *ctx, char space[SPACE_SIZE]) {
     const sat_device *d = sat_context_device(ctx);
-    uint64_t hash = hash_text(sat_build_id);
+    uint64_t hash = sat_hash_text(sat_build_id);
     hash = sat_hash_bytes(hash, d->identity, strlen(d->identity));
     for (size_t i = 0; i < atomic_load(&ctx->registry.count); i++) {
         const sat_variant *v = ctx->registry.list[i];
