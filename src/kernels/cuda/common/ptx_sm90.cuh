@@ -164,17 +164,18 @@ SAT_WGMMA_SS_ALL(sat_f16, "f16")
 SAT_WGMMA_SS_ALL(sat_bf16, "bf16")
 // clang-format on
 
+/* ---- tensor maps, made by the driver on the host ---- */
+
 typedef CUresult (*tensormap_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                         const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
                                         CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                         CUtensorMapFloatOOBfill);
 
-/* ---- tensor maps, made by the driver on the host ---- */
-
 /* The driver's cuTensorMapEncodeTiled; NULL: this driver has none. */
 static inline tensormap_encode_fn tensormap_encoder() {
-    static tensormap_encode_fn found; // every thread writes the same value
-    if (found) return found;
+    static tensormap_encode_fn found; // threads that look at the same time store the same value
+    tensormap_encode_fn encode = __atomic_load_n(&found, __ATOMIC_RELAXED);
+    if (encode) return encode;
     void *function = NULL;
     cudaDriverEntryPointQueryResult result;
 #if CUDART_VERSION >= 12050
@@ -187,7 +188,9 @@ static inline tensormap_encode_fn tensormap_encoder() {
         (void)cudaGetLastError();
         return NULL;
     }
-    return found = (tensormap_encode_fn)function;
+    encode = (tensormap_encode_fn)function;
+    __atomic_store_n(&found, encode, __ATOMIC_RELAXED);
+    return encode;
 }
 
 /* A tensor and the box that one copy moves. Elements of a box outside the tensor are loaded as zero. Dimension 0 is
