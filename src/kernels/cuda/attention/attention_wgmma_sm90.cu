@@ -109,18 +109,9 @@ template <typename S> __device__ __forceinline__ void init_barriers(shared_barri
 // The counts of claimed stages: who sees a count sees what the producer did before it. They are atomics because
 // racecheck reports an acquiring load of a released value as a race.
 __device__ __forceinline__ void store_claimed(uint32_t *claimed, uint32_t tiles) {
-    asm volatile("{ .reg .b32 o; atom.release.cta.shared::cta.exch.b32 o, [%0], %1; }" ::"r"(smem_address(claimed)),
-                 "r"(tiles)
-                 : "memory");
+    atom_release_exch(smem_address(claimed), tiles);
 }
-__device__ __forceinline__ uint32_t load_claimed(uint32_t *claimed) {
-    uint32_t tiles;
-    asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;"
-                 : "=r"(tiles)
-                 : "r"(smem_address(claimed))
-                 : "memory");
-    return tiles;
-}
+__device__ __forceinline__ uint32_t load_claimed(uint32_t *claimed) { return atom_acquire_load(smem_address(claimed)); }
 
 // A consumer waits for key tile number `key_tile`, counted over all work tiles of the CTA. The barrier's parity
 // distinguishes only one phase of a stage from the next. A warpgroup that skipped the stage's last tiles (`list`) could
@@ -180,10 +171,6 @@ __device__ __forceinline__ void load_tile(const kernel_args &x, const CUtensorMa
         if (x.two_boxes_per_tile)
             tma_load(stage_smem + S::CHUNK_BYTES / 2, map, full, chunk * 64, tile.second, head, batch);
     }
-}
-
-__device__ __forceinline__ void mbarrier_arrive_count(uint32_t bar, int times) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times) : "memory");
 }
 
 // A stage is empty once every warpgroup has arrived. The producer arrives for those that do not visit the tile.

@@ -28,6 +28,10 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
+__device__ __forceinline__ void mbarrier_arrive_count(uint32_t bar, int times) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times) : "memory");
+}
+
 /* Waits until the phase of this parity is complete. */
 __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
     asm volatile("{\n"
@@ -54,6 +58,16 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint32_t bar, uint32_t parity
                  : "r"(bar), "r"(parity)
                  : "memory");
     return __all_sync(~0u, yes);
+}
+
+/* Atomics on a word of shared memory: exchange that releases to the CTA, and a load, as `or` with 0, that acquires. */
+__device__ __forceinline__ void atom_release_exch(uint32_t at, uint32_t x) {
+    asm volatile("{ .reg .b32 o; atom.release.cta.shared::cta.exch.b32 o, [%0], %1; }" ::"r"(at), "r"(x) : "memory");
+}
+__device__ __forceinline__ uint32_t atom_acquire_load(uint32_t at) {
+    uint32_t x;
+    asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;" : "=r"(x) : "r"(at) : "memory");
+    return x;
 }
 
 /* Orders this thread's accesses to shared memory before later ones by TMA and wgmma. */
@@ -274,12 +288,15 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, ui
                  : "memory");
 }
 
+/* Closes the bulk group of this thread's stores since the last one; without any the group is empty. */
+__device__ __forceinline__ void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
 /* From shared to global memory, each store a bulk group of its own. What is outside the tensor is not written. */
 __device__ __forceinline__ void tma_store(const CUtensorMap *map, uint32_t from, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
                  "r"(x), "r"(y)
                  : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    bulk_commit_group();
 }
 /* Waits until all but the last PENDING stores of this thread have read shared memory. */
 template <int PENDING> __device__ __forceinline__ void tma_store_wait_read() {

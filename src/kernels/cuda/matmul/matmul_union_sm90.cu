@@ -357,13 +357,8 @@ __device__ __forceinline__ void apply_alpha_bias_relu(const sat_epilogue &o, flo
     }
 }
 
-/* An empty group, so that tma_store_wait_read counts the same number of bulk groups where a store was left out. */
-__device__ __forceinline__ void tma_store_commit_empty_group() {
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
 /* C row-major: the warpgroup together, in four rounds of 8 KB through two staging buffers. A TMA store has 64 columns
- * of a block row. */
+ * of a block row. Where one is left out the bulk group is empty: tma_store_wait_read counts on it. */
 template <typename E, typename S>
 __device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_maps &m, const float (&d)[BN / 2],
                                                   const int (&row)[S::WG_ROWS], uint32_t staging, int n0, int wg) {
@@ -383,7 +378,7 @@ __device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_
             int part = round * S::WG_ROWS + i, r = part / 4, j = n0 + part % 4 * 64;
             if (one && row[r] >= 0 && j < x.epilogue.out.n)
                 tma_store(&m.c, buffer + i * (S::BR * 128), j, row[r] * S::BR);
-            else if (one) tma_store_commit_empty_group();
+            else if (one) bulk_commit_group();
         }
     }
 }
