@@ -672,11 +672,6 @@ static sat_status launch(const sat_launch *l) {
     return status == SAT_OK ? inst->start(l, x, st->maps) : status;
 }
 
-static void release(const sat_variant *v, void *st) {
-    (void)v;
-    free(st);
-}
-
 SAT_FAMILY(cuda_attention_wgmma) = {
     .revision = "1",
     .op = SAT_ATTENTION,
@@ -688,5 +683,5 @@ SAT_FAMILY(cuda_attention_wgmma) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = release,
+    .release = sat_release_state,
 };

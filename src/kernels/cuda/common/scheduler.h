@@ -144,12 +144,6 @@ struct sat_device_schedule {
     void *partial;              /* the partial sums, [partial][row in block][column] */
 };
 
-/* `release` of a family whose state is one allocation. */
-static inline void sat_release_state(const sat_variant *v, void *state) {
-    (void)v;
-    free(state);
-}
-
 /* Where nothing is scheduled: one work item a row. */
 static inline sat_device_schedule sat_whole_rows_schedule(const sat_rows *r) {
     sat_device_schedule w = {};
