@@ -20,7 +20,7 @@
 #include <stdlib.h>
 
 enum {
-    QUEUE_DEPTH = 2, // work tiles that the producer may be ahead
+    QUEUE_TILES = 2, // work tiles that the producer may be ahead
     MAX_STAGES = 4,  // of K and of V
     MAX_Q_STAGES = 2,
     PINGPONG_BARRIER = 2,  // named barriers from here on: a warpgroup's turn to issue products
@@ -58,8 +58,8 @@ struct tensor_maps {
 
 struct shared_barriers {
     uint64_t k_full[MAX_STAGES], k_empty[MAX_STAGES], v_full[MAX_STAGES], v_empty[MAX_STAGES];
-    uint64_t q_full[MAX_Q_STAGES], q_empty[MAX_Q_STAGES], work_full[QUEUE_DEPTH], work_empty[QUEUE_DEPTH];
-    work_tile work[QUEUE_DEPTH];
+    uint64_t q_full[MAX_Q_STAGES], q_empty[MAX_Q_STAGES], work_full[QUEUE_TILES], work_empty[QUEUE_TILES];
+    work_tile work[QUEUE_TILES];
     uint32_t k_claimed, v_claimed; // key tiles whose stage the producer has claimed so far
 };
 
@@ -99,7 +99,7 @@ template <typename S> __device__ __forceinline__ void init_barriers(shared_barri
         mbarrier_init(smem_address(&s->q_full[i]), 1);
         mbarrier_init(smem_address(&s->q_empty[i]), S::WARPGROUPS * 4);
     }
-    for (int i = 0; i < QUEUE_DEPTH; i++) {
+    for (int i = 0; i < QUEUE_TILES; i++) {
         mbarrier_init(smem_address(&s->work_full[i]), 1);
         mbarrier_init(smem_address(&s->work_empty[i]), S::WARPGROUPS * 4);
     }
@@ -187,11 +187,11 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
     unsigned number = blockIdx.x;
     uint32_t work_index = 0, base = 0; // work tiles before this one, and their key tiles
     for (;; work_index++) {
-        work_tile *to = &s->work[work_index % QUEUE_DEPTH];
-        mbarrier_wait(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1 ^ 1);
+        work_tile *to = &s->work[work_index % QUEUE_TILES];
+        mbarrier_wait(smem_address(&s->work_empty[work_index % QUEUE_TILES]), work_index / QUEUE_TILES & 1 ^ 1);
         if (number < x.work_tiles) *to = schedule_tile<S>(x, number);
         else to->w.key_tiles = -1;
-        mbarrier_arrive(smem_address(&s->work_full[work_index % QUEUE_DEPTH]));
+        mbarrier_arrive(smem_address(&s->work_full[work_index % QUEUE_TILES]));
         if (number >= x.work_tiles) return;
         number = x.work_tiles;
         if (gridDim.x < x.work_tiles) number = gridDim.x + atomicAdd(x.counter, 1u);
@@ -327,7 +327,7 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
         mbarrier_wait(smem_address(&s->work_full[entry]), entry_parity);
         work_tile t = read_shared_broadcast(&s->work[entry]);
         if (lane == 0) mbarrier_arrive(smem_address(&s->work_empty[entry]));
-        if (++entry == QUEUE_DEPTH) entry = 0, entry_parity ^= 1;
+        if (++entry == QUEUE_TILES) entry = 0, entry_parity ^= 1;
         if (t.w.key_tiles < 0) break;
         const sat_cta_work &w = t.w;
         int row = warpgroup == 0   ? w.row[0]
