@@ -137,8 +137,8 @@ class Seen:
     On the CPU, their contents are compared. On a GPU that would wait for all that is queued there, so torch's
     count of writes is compared instead. The count misses some writes. Therefore a copy into host memory is
     queued in front of a product now and then, and later calls compare it once it has arrived. A last copy is
-    made when the owner of the tensors goes, or the program ends. So a wrong product whose result
-    the program has read is reported, by the next call or at its end. A CUDA graph keeps the pattern that it was captured
+    made when the owner of the tensors goes, or the program ends. So a wrong product whose result the program
+    has read is reported, by the next call or at its end. A CUDA graph keeps the pattern that it was captured
     with; the last copy covers that, too.
     """
 
