@@ -182,6 +182,22 @@ static inline sat_status sat_prepare_schedule(const sat_prepare *prepare, int64_
     return status;
 }
 
+/* The workspace of a persistent kernel with f32 sums: the schedule of the problem's own rows with its partial sums,
+ * then the tile counter. */
+static inline size_t sat_persistent_workspace(const sat_rows *r, int64_t n, int64_t share) {
+    sat_schedule s = sat_schedule_count(r, share);
+    return (sat_schedule_bytes(&s, r->br, n, sizeof(float)) + 255) / 256 * 256 + SAT_COUNTER_BYTES;
+}
+
+/* Makes both there. */
+static inline sat_status sat_persistent_prepare(const sat_prepare *prepare, int64_t share, sat_device_schedule *work,
+                                                unsigned **counter) {
+    sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
+    sat_status status = sat_upload_schedule(prepare, &r, share, (char *)prepare->workspace, work);
+    if (status != SAT_OK) return status;
+    return sat_tile_counter_init(prepare, sat_persistent_workspace(&r, prepare->problem->n, share), counter);
+}
+
 /* Work item i of a schedule, or row i where `items` is NULL. */
 __device__ __forceinline__ sat_work_item sat_work_item_at(const sat_rows &r, const sat_work_item *items, int64_t i) {
     if (items) return items[i];
