@@ -377,7 +377,7 @@ def git(*words):
 
 
 def write_record(path, table):
-    # A copy of the tree without its history is told which commit it is.
+    # A copy of the tree without its history is given its commit.
     commit = os.environ.get("COMMIT") or git("rev-parse", "HEAD") + (
         "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
     )

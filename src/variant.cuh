@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "variant.h"
 
@@ -194,6 +195,12 @@ __device__ __forceinline__ void sat_tile_counter_end(unsigned *counter, unsigned
 
 static inline unsigned sat_blocks(int64_t work, int64_t each) { /* at most 2^30; kernels stride over the rest */
     return (unsigned)sat_max(1, sat_min((work + each - 1) / each, (int64_t)1 << 30));
+}
+
+/* `release` of a family whose state is one allocation. */
+static inline void sat_release_state(const sat_variant *v, void *state) {
+    (void)v;
+    free(state);
 }
 
 static inline sat_status sat_cuda_status(const sat_launch *l, cudaError_t error) {

@@ -1,5 +1,6 @@
 /* What a kernel family sees: the public header, how a family declares itself, and small helpers that every family
- * would otherwise write again. Beside it kernels include attention.h, their own headers, and the list of variants. */
+ * would otherwise write again. Beside it kernels include attention.h or groups.h, their own headers, and the list of
+ * variants. */
 #ifndef SAT_VARIANT_H
 #define SAT_VARIANT_H
 

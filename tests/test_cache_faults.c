@@ -176,6 +176,41 @@ static void missing_parents_are_made(void **state) {
     sat_cache_close(cache);
 }
 
+/* Makes a cache folder below `top` whose device folder, called `name`, has a path of `length` characters. */
+static void make_long_folder(char path[4200], const char *top, const char *name, size_t length) {
+    size_t end = length - 1 - strlen(name);
+    strcpy(path, top);
+    while (strlen(path) < end) {
+        size_t at = strlen(path), left = end - at - 1, part = left <= 200 ? left : left <= 201 ? 100 : 200;
+        path[at] = '/';
+        memset(path + at + 1, 'd', part);
+        path[at + 1 + part] = 0;
+        assert_int_equal(mkdir(path, 0755), 0);
+    }
+    size_t at = strlen(path);
+    path[at] = '/', strcpy(path + at + 1, name);
+    assert_int_equal(mkdir(path, 0755), 0);
+    path[at] = 0;
+}
+
+/* Nobody locks such a folder, so no message says so. */
+static void a_folder_without_room_for_its_locks_path_is_refused(void **state) {
+    char folder[4200], path[4200];
+    sat_record one = raced("r1", 1, "v", 1);
+    messages said;
+    fill_one(*state, key);
+    device_folder(*state, folder);
+    make_long_folder(path, *state, strrchr(folder, '/') + 1, 4093);
+    sat_cache *cache = open_logged(path, &said);
+    assert_int_equal(sat_cache_add(cache, key, &one, 1), SAT_IO);
+    assert_int_equal(said.count, 1);
+    assert_non_null(strstr(said.last, "path is too long"));
+    assert_int_equal(count_of(cache, key), 1);
+    assert_int_equal(sat_cache_remove(cache, key, NULL), SAT_IO);
+    assert_non_null(strstr(sat_last_error(), "path is too long"));
+    sat_cache_close(cache);
+}
+
 static void expect_refusal_for_the_slot(const char *dir) {
     sat_cache *cache = child_cache(dir);
     sat_record r = raced("r", 1, "v", 1);
@@ -488,6 +523,7 @@ int main(void) {
         TEST_IN_FOLDER(a_file_of_someone_else_in_a_shared_folder_is_left_alone),
         TEST_IN_FOLDER(no_folder_can_be_made_where_a_file_stands),
         TEST_IN_FOLDER(missing_parents_are_made),
+        TEST_IN_FOLDER(a_folder_without_room_for_its_locks_path_is_refused),
         TEST_IN_FOLDER(a_folder_or_a_pipe_with_an_entrys_name_is_left_alone),
         TEST_IN_FOLDER(a_full_disk_loses_no_entry),
         TEST_IN_FOLDER(a_file_size_limit_does_not_kill),

@@ -255,6 +255,8 @@ static void a_folder_that_stays_locked_delays_but_loses_nothing(void **state) {
     cache->merge_seconds = 0.1;
     assert_int_equal(sat_cache_add(cache, "key", &two, 1), SAT_IO);
     assert_int_equal(count_of(cache, "key"), 2);
+    assert_int_equal(sat_cache_remove(cache, "another key", NULL), SAT_BUSY);
+    assert_non_null(strstr(sat_last_error(), "locked by another process"));
     assert_int_equal(kill(child, SIGKILL), 0);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(sat_cache_add(cache, "key", &one, 1), SAT_OK); /* and what waited in memory with it */

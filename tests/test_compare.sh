@@ -22,7 +22,7 @@ compare() { # expected status, then words for compare
 says() { grep -qE -- "$1" "$folder/out" "$folder/err" || fail "nothing says $1"; }
 
 cat >"$folder/old.json" <<'END'
-{"version": 1, "commit": "aaaa", "machine": {"name": "M"}, "rows": [
+{"version": 1, "commit": "aaaa", "date": "2026-01-02", "command": "make bench", "machine": {"name": "M"}, "rows": [
  {"problem": {"name": "twice as fast"}, "variant": "v", "seconds": 2e-3, "ratios": {"dense": 2}},
  {"problem": {"name": "half as fast"}, "variant": "v", "seconds": 1e-3, "ratios": {"dense": 4}},
  {"problem": {"op": "matmul", "m": 8, "block": [4, 4], "density": 0.5}, "variant": "v", "seconds": 1e-6},
@@ -52,7 +52,7 @@ compare 1 "$folder/old.json" "$folder/new.json" --fail-below 0.9
 says '1 rows below 0.9, 1 missing'
 compare 0 "$folder/new.json" "$folder/new.json" --fail-below 1
 compare 0 "$folder/old.json" "$folder/new.json" --json
-python3 -c 'import json, sys; o = json.load(open(sys.argv[1])); assert o["missing"] == ["gone"] and o["new"] == ["fresh"] and len(o["rows"]) == 4' "$folder/out"
+python3 -c 'import json, sys; o = json.load(open(sys.argv[1])); assert o["missing"] == ["gone"] and o["new"] == ["fresh"] and len(o["rows"]) == 4; assert o["commits"] == ["aaaa", "bbbb"] and o["commands"] == ["make bench", None] and o["dates"] == ["2026-01-02", None]' "$folder/out"
 echo '{"rows": []}' >"$folder/empty.json"
 echo '{"rows": [1]}' >"$folder/broken.json"
 compare 2 "$folder/empty.json" "$folder/new.json"

@@ -1,5 +1,5 @@
 /* Long f32 sums of one sign on a GPU: every variant of ours that takes f32, forced, is as exact as sums in parts allow.
- * Rows of different lengths, blocks that are deeper than a part and ragged, cut rows, and what an epilogue does once
+ * Rows of different lengths, blocks that are deeper than a part and ragged, split rows, and what an epilogue does once
  * however many parts there are. Official libraries sum as they like, and tensor cores, which TF32 asks for, truncate.
  */
 #include "cuda_support.h"

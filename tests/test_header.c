@@ -63,14 +63,22 @@ static sat_status construct(int which, sat_problem *p) {
     case 0: return sat_problem_matmul(p, SAT_F64, 7);
     case 1: return sat_problem_sampled(p, SAT_F16, 9);
     case 2: return sat_problem_attention(p, SAT_BF16, 6, 2, 64);
-    default: return sat_problem_attention_backward(p, SAT_BF16, 6, 2, 64);
+    case 3: return sat_problem_attention_backward(p, SAT_BF16, 6, 2, 64);
+    case 4: return sat_problem_grouped(p, SAT_F32, 12, 5, 4, 3);
+    default: return sat_problem_grouped_weights(p, SAT_F32, 12, 5, 4, 3);
     }
 }
 
+enum { CONSTRUCTORS = 6 };
+
+/* Products of groups have no pattern. */
+static sat_pattern *pattern_for(int which, sat_pattern *pattern) { return which < 4 ? pattern : NULL; }
+
 static void constructors_write_what_the_caller_has(void **state) {
     (void)state;
-    const sat_operation ops[] = {SAT_MATMUL, SAT_SAMPLED, SAT_ATTENTION, SAT_ATTENTION_BACKWARD};
-    for (int which = 0; which < 4; which++) {
+    const sat_operation ops[] = {SAT_MATMUL,  SAT_SAMPLED,        SAT_ATTENTION, SAT_ATTENTION_BACKWARD,
+                                 SAT_GROUPED, SAT_GROUPED_WEIGHTS};
+    for (int which = 0; which < CONSTRUCTORS; which++) {
         roomy r;
         /* The size that this header has, and that of a later one. */
         for (size_t more = 0; more <= 64; more += 64) {
@@ -83,7 +91,10 @@ static void constructors_write_what_the_caller_has(void **state) {
         }
         assert_true(which != 0 || (r.problem.a_dtype == SAT_F64 && r.problem.n == 7 && r.problem.alpha == 1));
         assert_true(which != 1 || (r.problem.c_dtype == SAT_F16 && r.problem.k == 9));
-        assert_true(which < 2 || (r.problem.attention.heads == 6 && r.problem.attention.kv_heads == 2));
+        bool attention = which == 2 || which == 3, grouped = which >= 4;
+        assert_true(!attention || (r.problem.attention.heads == 6 && r.problem.attention.kv_heads == 2));
+        assert_true(!grouped || (r.problem.m == 12 && r.problem.n == 5 && r.problem.k == 4));
+        assert_true(!grouped || (r.problem.grouped.groups == 3 && r.problem.grouped.offset_type == SAT_I64));
         /* One that was never set: nothing is written. */
         memset(&r, 0x5a, sizeof r);
         roomy before = r;
@@ -107,20 +118,21 @@ static void the_gradients_problem_is_the_forward_one_but_for_its_operation(void 
 static void what_a_later_version_sets_is_refused_and_not_ignored(void **state) {
     fixture *f = *state;
     sat_plan *plan = NULL;
-    for (int which = 0; which < 4; which++) {
+    for (int which = 0; which < CONSTRUCTORS; which++) {
+        sat_pattern *pattern = pattern_for(which, f->pattern);
         roomy r = {.problem = {.size = sizeof r}};
         assert_ok(construct(which, &r.problem));
         r.problem.a_dtype = r.problem.b_dtype = r.problem.c_dtype = SAT_F32;
-        assert_ok(sat_plan_create(f->ctx, f->pattern, &r.problem, &plan)); /* longer, and all 0 */
+        assert_ok(sat_plan_create(f->ctx, pattern, &r.problem, &plan)); /* longer, and all 0 */
         sat_plan_free(plan);
         r.behind[5] = 1;
-        assert_fails(sat_plan_create(f->ctx, f->pattern, &r.problem, &plan), SAT_BAD_STRUCT, "this version knows");
+        assert_fails(sat_plan_create(f->ctx, pattern, &r.problem, &plan), SAT_BAD_STRUCT, "this version knows");
         r.behind[5] = 0, r.problem.reserved[7] = 1;
-        assert_fails(sat_plan_create(f->ctx, f->pattern, &r.problem, &plan), SAT_BAD_STRUCT, "reserved");
+        assert_fails(sat_plan_create(f->ctx, pattern, &r.problem, &plan), SAT_BAD_STRUCT, "reserved");
         r.problem.reserved[7] = 0, r.problem.reserved_align = 1;
-        assert_fails(sat_plan_create(f->ctx, f->pattern, &r.problem, &plan), SAT_BAD_STRUCT, "reserved");
+        assert_fails(sat_plan_create(f->ctx, pattern, &r.problem, &plan), SAT_BAD_STRUCT, "reserved");
         r.problem.reserved_align = 0, r.problem.room[47] = 1;
-        assert_fails(sat_plan_create(f->ctx, f->pattern, &r.problem, &plan), SAT_BAD_STRUCT, "of its own");
+        assert_fails(sat_plan_create(f->ctx, pattern, &r.problem, &plan), SAT_BAD_STRUCT, "of its own");
         assert_null(plan);
     }
 }
@@ -373,6 +385,10 @@ static void every_failure_of_the_cache_has_a_message(void **state) {
 static void every_status_has_a_name(void **state) {
     (void)state;
     for (int s = SAT_OK; s <= SAT_BUSY; s++) assert_true(strncmp(sat_status_name(s), "SAT_", 4) == 0);
+    assert_string_equal(sat_status_name((sat_status)12345), "unknown status");
+    assert_int_equal(SAT_OK, 0);
+    assert_int_equal(SAT_UNSUPPORTED, 12);
+    assert_int_equal(SAT_INTERNAL, 99);
     assert_int_equal(SAT_CANCELLED, 22);
     assert_int_equal(SAT_BUSY, 23);
     assert_string_equal(sat_status_name(SAT_CANCELLED), "SAT_CANCELLED");

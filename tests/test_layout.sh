@@ -73,6 +73,10 @@ fault 'a kernel that needs many headers' 'matmul_orphan.c needs more than 5 head
 echo '/* a desk */' >>"$cpu/matmul/planted_7.h"
 fault 'a word that is gone' 'planted_7.h:2:desk: docs/naming.md has another word'
 
+mkdir -p "$copy/bench"
+echo '# CTAs that stay' >"$copy/bench/planted.py"
+fault 'a word that is gone, in a benchmark' 'bench/planted.py:1:CTAs that stay: docs/naming.md has another word'
+
 echo '#include "kernels/cpu/tile.h"' >>"$copy/src/core/plan.h"
 fault 'core that includes a kernel header' 'plan.h includes "kernels/cpu/tile.h"'
 
@@ -84,6 +88,9 @@ fault 'core that names a backend' 'd->backend == SAT_CUDA; }: this folder names 
 
 echo 'int third(const sat_problem *p) { return p->attention.causal; }' >>"$copy/src/core/plan.c"
 fault 'core that looks into an operation' 'p->attention.causal; }: this folder names no operation'
+
+echo 'int fourth(const sat_problem *p) { return (int)p->grouped.groups; }' >>"$copy/src/core/request.c"
+fault "core that looks into another operation's part" 'p->grouped.groups; }: this folder names no operation'
 
 echo '#include "core/context.h"' >>"$copy/src/cache/cache.h"
 fault 'a cache that includes core' 'cache.h includes "core/context.h"'

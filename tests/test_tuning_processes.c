@@ -5,12 +5,13 @@
 
 #include <dirent.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "cache/cache.h"
+#include "core/context.h"
 #include "problems.h"
 
 static char folder[64];
@@ -196,10 +197,40 @@ static void a_tuning_process_killed_at_any_moment_harms_nothing(void **state) {
     assert_all_present(dir, finished);
 }
 
+/* A tuner that was stopped is waited for a second, not as long as a race may take. */
+static void a_race_is_refused_while_another_process_tunes(void **state) {
+    (void)state;
+    char dir[128], key[512];
+    bool cached;
+    int status;
+    snprintf(dir, sizeof dir, "%s/busy", folder);
+    pid_t tuner = fork();
+    assert_true(tuner >= 0);
+    if (tuner == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        sat_context *ctx = open_small(dir);
+        if (!ctx || !sat_cache_tuning_lock(ctx->cache, 1)) _exit(2);
+        raise(SIGSTOP);
+        _exit(3);
+    }
+    assert_int_equal(waitpid(tuner, &status, WUNTRACED), tuner);
+    assert_true(WIFSTOPPED(status));
+    sat_context *ctx = open_small(dir);
+    assert_non_null(ctx);
+    sat_status raced = make_plan(ctx, 0, true, key, sizeof key, &cached);
+    assert_int_equal(kill(tuner, SIGKILL), 0);
+    assert_int_equal(waitpid(tuner, &status, 0), tuner);
+    assert_int_equal(raced, SAT_BUSY);
+    assert_non_null(strstr(sat_last_error(), "tuning this device"));
+    assert_int_equal(make_plan(ctx, 0, true, key, sizeof key, &cached), SAT_OK);
+    sat_context_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(thirty_two_processes_tune_two_hundred_keys_into_one_cache),
         cmocka_unit_test(a_tuning_process_killed_at_any_moment_harms_nothing),
+        cmocka_unit_test(a_race_is_refused_while_another_process_tunes),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

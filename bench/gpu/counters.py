@@ -17,7 +17,7 @@ COUNTERS = {  # name -> what ncu calls it, and what one of its units is
     "memory_share": (f"dram__throughput.{SHARE}", 0.01),
 }
 # our products and cuBLAS's, not what fills operands and verifies
-KERNELS = "multiply|matmul|(simt|small|direct|walk)_rows|nvjet|gemm|cutlass"
+KERNELS = "multiply|matmul|gathered|nvjet|gemm|cutlass"
 DENSE = "cuda_matmul_any_any_cublaslt_dense"
 SKIPPED, LAUNCHES = 25, 3  # so many come first: verification, then a warm cache
 

@@ -2,7 +2,7 @@
 """Writes what the pages under docs/ say of a record of bench/gpu_check: tables between two marks, and
 docs/roofline.svg.
 
-usage: bench/gpu/pages.py [RECORD]       bench/results/h200.json, unless told
+usage: bench/gpu/pages.py [RECORD]       by default bench/results/h200.json
        bench/gpu/pages.py --check        fails where the pages are not what that record says
 """
 

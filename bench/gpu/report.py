@@ -371,7 +371,7 @@ def choice_record(rows, least):
 
 
 def commit(root):
-    """A copy of the tree without its history is told which commit it is."""
+    """A copy of the tree without its history is given its commit."""
     if os.environ.get("COMMIT"):
         return os.environ["COMMIT"]
 

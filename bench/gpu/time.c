@@ -32,36 +32,36 @@ static struct {
     void *room; // what a sweep reads instead of the operands
     size_t room_bytes;
     double nothing; // an empty kernel's time between two events, behind a sweep
-} desk;
+} timing;
 
 static bool queue_runs(const job *j, const entrant *e, int calls) {
     for (int i = 0; i < calls; i++)
-        if (job_run(j, e->plan, false, desk.stream) != SAT_OK) return false;
+        if (job_run(j, e->plan, false, timing.stream) != SAT_OK) return false;
     return true;
 }
 
 static bool queue(const job *j, const entrant *e) {
-    if (e->graph) return cudaGraphLaunch(e->graph, desk.stream) == cudaSuccess;
+    if (e->graph) return cudaGraphLaunch(e->graph, timing.stream) == cudaSuccess;
     return queue_runs(j, e, e->calls);
 }
 
 static double timed(const job *j, const entrant *e, int calls) {
     float ms = 0;
     bool good = calls ? queue_runs(j, e, calls) : queue(j, e);
-    good = good && cudaEventRecord(desk.begin, desk.stream) == cudaSuccess;
+    good = good && cudaEventRecord(timing.begin, timing.stream) == cudaSuccess;
     good = good && (calls ? queue_runs(j, e, calls) : queue(j, e));
-    good = good && cudaEventRecord(desk.end, desk.stream) == cudaSuccess;
-    good = good && cudaEventSynchronize(desk.end) == cudaSuccess;
-    good = good && cudaEventElapsedTime(&ms, desk.begin, desk.end) == cudaSuccess;
+    good = good && cudaEventRecord(timing.end, timing.stream) == cudaSuccess;
+    good = good && cudaEventSynchronize(timing.end) == cudaSuccess;
+    good = good && cudaEventElapsedTime(&ms, timing.begin, timing.end) == cudaSuccess;
     return good ? ms * 1e-3 : -1;
 }
 
 static void capture(const job *j, entrant *e) {
     cudaGraph_t graph = NULL;
-    if (cudaStreamBeginCapture(desk.stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) return;
+    if (cudaStreamBeginCapture(timing.stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) return;
     bool good = queue_runs(j, e, e->calls);
     if (!good) snprintf(e->message, sizeof e->message, "not captured: %.200s", sat_last_error());
-    good = cudaStreamEndCapture(desk.stream, &graph) == cudaSuccess && good && graph;
+    good = cudaStreamEndCapture(timing.stream, &graph) == cudaSuccess && good && graph;
     if (!good || cudaGraphInstantiate(&e->graph, graph, 0) != cudaSuccess) e->graph = NULL;
     if (graph) (void)cudaGraphDestroy(graph);
     (void)cudaGetLastError();
@@ -69,11 +69,11 @@ static void capture(const job *j, entrant *e) {
 
 // False with a message where it cannot take part.
 static bool enter(const job *j, entrant *e) {
-    sat_status status = sat_plan_create_with(desk.context, j->pattern, &j->problem, e->name, &e->plan);
+    sat_status status = sat_plan_create_with(timing.context, j->pattern, &j->problem, e->name, &e->plan);
     e->info.size = sizeof e->info;
     if (status == SAT_OK) status = sat_plan_get_info(e->plan, &e->info);
-    if (status == SAT_OK) status = job_run(j, e->plan, false, desk.stream);
-    if (status == SAT_OK) status = sat_stream_wait(desk.context, desk.stream);
+    if (status == SAT_OK) status = job_run(j, e->plan, false, timing.stream);
+    if (status == SAT_OK) status = sat_stream_wait(timing.context, timing.stream);
     if (status != SAT_OK) {
         snprintf(e->message, sizeof e->message, "%s: %.200s", sat_status_name(status), sat_last_error());
         return false;
@@ -95,21 +95,21 @@ static void leave(entrant *e) {
 
 static sat_status run_nothing(const job *j, const entrant *e) {
     (void)j, (void)e;
-    return sat_cuda_nothing(desk.stream) == cudaSuccess ? SAT_OK : SAT_DEVICE_ERROR;
+    return sat_cuda_nothing(timing.stream) == cudaSuccess ? SAT_OK : SAT_DEVICE_ERROR;
 }
 
-static sat_status run_once(const job *j, const entrant *e) { return job_run(j, e->plan, false, desk.stream); }
+static sat_status run_once(const job *j, const entrant *e) { return job_run(j, e->plan, false, timing.stream); }
 
 // The median time of `run` behind a sweep; negative where something failed.
 static double behind_sweep(const job *j, const entrant *e, sat_status (*run)(const job *, const entrant *)) {
     double times[COLD_ROUNDS];
     for (int i = -1; i < COLD_ROUNDS; i++) { // the first is not counted
         float ms = 0;
-        bool good = sat_cuda_sweep(desk.room, desk.room_bytes, desk.stream) == cudaSuccess;
-        good = good && cudaEventRecord(desk.begin, desk.stream) == cudaSuccess && run(j, e) == SAT_OK;
-        good = good && cudaEventRecord(desk.end, desk.stream) == cudaSuccess;
-        good = good && cudaEventSynchronize(desk.end) == cudaSuccess;
-        good = good && cudaEventElapsedTime(&ms, desk.begin, desk.end) == cudaSuccess;
+        bool good = sat_cuda_sweep(timing.room, timing.room_bytes, timing.stream) == cudaSuccess;
+        good = good && cudaEventRecord(timing.begin, timing.stream) == cudaSuccess && run(j, e) == SAT_OK;
+        good = good && cudaEventRecord(timing.end, timing.stream) == cudaSuccess;
+        good = good && cudaEventSynchronize(timing.end) == cudaSuccess;
+        good = good && cudaEventElapsedTime(&ms, timing.begin, timing.end) == cudaSuccess;
         if (!good) return -1;
         if (i >= 0) times[i] = ms * 1e-3;
     }
@@ -117,7 +117,7 @@ static double behind_sweep(const job *j, const entrant *e, sat_status (*run)(con
 }
 
 static void time_cold(const job *j, entrant *e) {
-    double seconds = behind_sweep(j, e, run_once) - desk.nothing;
+    double seconds = behind_sweep(j, e, run_once) - timing.nothing;
     e->cold = seconds > 0 ? seconds : 0;
 }
 
@@ -156,7 +156,7 @@ static int take_names(const job *j, entrant *all) {
     for (char *name = strtok(names, ","); name && count < MOST_VARIANTS - 1; name = strtok(NULL, ","))
         snprintf(all[count++].name, sizeof all[0].name, "%.127s", name);
     if (!j->estimate) return count;
-    need_ok(sat_plan_create(desk.context, j->pattern, &j->problem, &plan), "the estimate's plan");
+    need_ok(sat_plan_create(timing.context, j->pattern, &j->problem, &plan), "the estimate's plan");
     need_ok(sat_plan_get_info(plan, &info), "the estimate's plan");
     sat_plan_free(plan);
     for (int i = 0; i < count; i++)
@@ -208,25 +208,25 @@ static void run_job(const job *j) {
 int time_jobs(const char *file) {
     sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cuda", .cache_dir = "",
                              .effort = SAT_EFFORT_OFF};
-    need_ok(sat_context_create(&o, &desk.context), "context");
-    need(cudaStreamCreateWithFlags(&desk.stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
-    need(cudaEventCreate(&desk.begin) == cudaSuccess && cudaEventCreate(&desk.end) == cudaSuccess, "events");
-    desk.room_bytes = 2 * (size_t)sat_context_device(desk.context)->l2_bytes;
-    need_ok(sat_memory_alloc(desk.context, desk.room_bytes, &desk.room), "room of a sweep");
-    need(cudaMemset(desk.room, 0, desk.room_bytes) == cudaSuccess, "room of a sweep");
-    desk.nothing = behind_sweep(NULL, NULL, run_nothing);
-    need(desk.nothing > 0, "an empty kernel");
+    need_ok(sat_context_create(&o, &timing.context), "context");
+    need(cudaStreamCreateWithFlags(&timing.stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    need(cudaEventCreate(&timing.begin) == cudaSuccess && cudaEventCreate(&timing.end) == cudaSuccess, "events");
+    timing.room_bytes = 2 * (size_t)sat_context_device(timing.context)->l2_bytes;
+    need_ok(sat_memory_alloc(timing.context, timing.room_bytes, &timing.room), "room of a sweep");
+    need(cudaMemset(timing.room, 0, timing.room_bytes) == cudaSuccess, "room of a sweep");
+    timing.nothing = behind_sweep(NULL, NULL, run_nothing);
+    need(timing.nothing > 0, "an empty kernel");
     FILE *f = fopen(file, "r");
     need(f != NULL, file);
     static char line[8192];
     while (fgets(line, sizeof line, f)) {
         job j;
-        if (!job_open(&j, desk.context, line)) continue;
+        if (!job_open(&j, timing.context, line)) continue;
         run_job(&j);
-        job_close(&j, desk.context);
+        job_close(&j, timing.context);
     }
     fclose(f);
-    sat_memory_free(desk.context, desk.room);
-    sat_context_free(desk.context);
+    sat_memory_free(timing.context, timing.room);
+    sat_context_free(timing.context);
     return 0;
 }

@@ -184,16 +184,16 @@ static sat_status cpu_set(const sat_device *d, void *to, int byte, size_t bytes)
 
 /* ---- made-up operands ---- */
 
-enum { PIECE = 256 }; /* elements that are made up before they are stored */
+enum { BATCH = 256 }; /* elements that are made up before they are stored */
 
 /* `count` elements from number `at` on, `stride` apart, each with `add` added. */
 static void make_line(const sat_operand *o, void *base, uint64_t seed, const sat_fill *fill, int64_t at, int64_t stride,
                       int64_t count, double add) {
-    double piece[PIECE];
-    for (int64_t done = 0; done < count; done += PIECE) {
-        int64_t n = sat_min(PIECE, count - done), first = at + done * stride;
-        for (int64_t i = 0; i < n; i++) piece[i] = sat_made_up(fill, seed, first + i * stride) + add;
-        sat_store_row(o->dtype, base, first, stride, piece, n);
+    double values[BATCH];
+    for (int64_t done = 0; done < count; done += BATCH) {
+        int64_t n = sat_min(BATCH, count - done), first = at + done * stride;
+        for (int64_t i = 0; i < n; i++) values[i] = sat_made_up(fill, seed, first + i * stride) + add;
+        sat_store_row(o->dtype, base, first, stride, values, n);
     }
 }
 

@@ -81,7 +81,8 @@ static sat_status cuda_open(int index, const sat_context_options *options, sat_d
              driver % 1000 / 10);
     nominal_rates(d, index);
     int wanted = options->multiprocessors;
-    if (wanted > 0 && wanted < d->multiprocessors) d->multiprocessors = wanted; /* CTAs that stay are so many */
+    /* Persistent kernels start so many CTAs. */
+    if (wanted > 0 && wanted < d->multiprocessors) d->multiprocessors = wanted;
     return SAT_OK;
 }
 

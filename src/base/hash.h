@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define SAT_HASH_START 0xcbf29ce484222325u
 
@@ -15,5 +16,7 @@ static inline uint64_t sat_hash_bytes(uint64_t hash, const char *data, size_t le
     for (size_t i = 0; i < length; i++) hash = sat_hash_number(hash, (unsigned char)data[i]);
     return hash;
 }
+
+static inline uint64_t sat_hash_text(const char *text) { return sat_hash_bytes(SAT_HASH_START, text, strlen(text)); }
 
 #endif

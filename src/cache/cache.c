@@ -46,7 +46,11 @@ void sat_cache_unread(sat_cache *cache, const char *path, int error) {
 
 sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char path[SAT_PATH_CAPACITY],
                                       sat_file_lock *lock) {
-    if (!sat_path_join(path, folder, "lock")) return SAT_LOCK_BUSY;
+    if (!sat_path_join(path, folder, "lock")) {
+        sat_cache_warn_once(cache, SAT_WARN_WRITE,
+                            "a folder's path is too long to lock it; results are kept in memory: %s", folder);
+        return SAT_LOCK_NO_PATH;
+    }
     sat_lock_result got = sat_file_lock_take(lock, path, false, cache->merge_seconds);
     if (got == SAT_LOCK_BUSY)
         sat_cache_warn_once(cache, SAT_WARN_LOCK, "%s stays locked; results are kept in memory", path);

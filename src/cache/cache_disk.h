@@ -36,7 +36,8 @@ int sat_disk_write(const char *path, const char *text, size_t length);
 void sat_disk_sweep(const char *folder);
 
 typedef enum sat_lock_result {
-    SAT_LOCK_BUSY, /* not within the time */
+    SAT_LOCK_BUSY,    /* not within the time */
+    SAT_LOCK_NO_PATH, /* its path is too long */
     SAT_LOCK_HELD,
     SAT_LOCK_THREADS /* only against threads of this process: the file cannot be locked */
 } sat_lock_result;

@@ -258,7 +258,7 @@ sat_status sat_entry_file_put(sat_cache *cache, const char *identity, const char
     if (!sat_cache_folder(cache, 0, identity, folder)) return SAT_IO;
     if (!sat_cache_make(cache, folder)) return SAT_IO;
     sat_lock_result got = sat_cache_lock_folder(cache, folder, lock_path, &lock);
-    if (got == SAT_LOCK_BUSY) return SAT_IO;
+    if (got == SAT_LOCK_BUSY || got == SAT_LOCK_NO_PATH) return SAT_IO;
     if (!atomic_exchange(&cache->swept, true)) sat_disk_sweep(folder);
     put_job job = {cache, folder, identity, key, entry, got == SAT_LOCK_HELD};
     sat_status status = SAT_OK;
@@ -342,8 +342,10 @@ sat_status sat_entry_file_remove(sat_cache *cache, const char *identity, const c
     sat_file_lock lock;
     *removed = 0;
     if (!sat_cache_folder(cache, 0, identity, folder) || access(folder, F_OK)) return SAT_OK;
-    if (sat_cache_lock_folder(cache, folder, lock_path, &lock) == SAT_LOCK_BUSY)
-        return sat_fail(SAT_BUSY, "cache: %s stays locked by another process", lock_path);
+    sat_lock_result got = sat_cache_lock_folder(cache, folder, lock_path, &lock);
+    if (got == SAT_LOCK_BUSY) return sat_fail(SAT_BUSY, "cache: %s stays locked by another process", lock_path);
+    if (got == SAT_LOCK_NO_PATH)
+        return sat_fail(SAT_IO, "cache: cannot remove from a folder whose path is too long: %s", folder);
     int error = key ? remove_one(folder, identity, key, removed) : remove_all(folder, removed);
     sat_file_lock_give(&lock);
     return error ? sat_fail(SAT_IO, "cache: cannot remove from %s: %s", folder, strerror(error)) : SAT_OK;

@@ -9,7 +9,7 @@
 enum { MOST_READ = 4096 };
 
 static sat_memory_entry **find(sat_cache *cache, const char *identity, const char *key) {
-    uint64_t hash = sat_hash_bytes(SAT_HASH_START, key, strlen(key));
+    uint64_t hash = sat_hash_text(key);
     sat_memory_entry **at = &cache->in_memory[hash % SAT_MEMORY_CHAINS];
     while (*at && (strcmp((*at)->key, key) || strcmp((*at)->identity, identity))) at = &(*at)->next;
     return at;

@@ -90,8 +90,8 @@ sat_status sat_cache_names(sat_cache *cache, const char *identity, sat_names *na
 void sat_names_free(sat_names *names);
 bool sat_names_add(sat_names *names, const char *identity, const char *key); /* false for want of memory */
 
-/* Takes a folder's own lock. BUSY only where another process does not move on: that is reported. `path` lives as long
- * as the lock. */
+/* Takes a folder's own lock. BUSY only where another process does not move on, NO_PATH where the folder's path leaves
+ * no room for the lock's: both are reported. `path` lives as long as the lock. */
 sat_lock_result sat_cache_lock_folder(sat_cache *cache, const char *folder, char path[SAT_PATH_CAPACITY],
                                       sat_file_lock *lock);
 

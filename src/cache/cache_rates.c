@@ -160,7 +160,8 @@ sat_status sat_cache_keep_rates(sat_cache *cache, const sat_rates *rates) {
     if (!cache->layers) return SAT_OK; /* memory only: the context has them */
     if (!rates_path(cache, 0, folder, path)) return SAT_IO;
     if (!sat_cache_make(cache, folder)) return SAT_IO;
-    if (sat_cache_lock_folder(cache, folder, lock_path, &lock) == SAT_LOCK_BUSY) return SAT_IO;
+    sat_lock_result got = sat_cache_lock_folder(cache, folder, lock_path, &lock);
+    if (got == SAT_LOCK_BUSY || got == SAT_LOCK_NO_PATH) return SAT_IO;
     sat_status status = replace(cache, path, rates);
     sat_file_lock_give(&lock);
     return status;

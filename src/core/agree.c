@@ -14,27 +14,25 @@
 #include "base/text.h"
 #include "core/identity.h"
 
-enum { MOST_RANKS = 1 << 20, MOST_LOOKS = 16, SPACE_SIZE = 17, NAME_SIZE = 96 };
-static const double MOMENT = 0.2; /* seconds in which a key's own rank may claim it */
+enum { MAX_RANKS = 1 << 20, MAX_RANKS_ASKED = 16, SPACE_SIZE = 17, NAME_SIZE = 96 };
+static const double OWNER_GRACE_SECONDS = 0.2; /* seconds in which a key's own rank may claim it */
 
-typedef struct agreed {
-    struct agreed *next;
+typedef struct known_answer {
+    struct known_answer *next;
     uint64_t key;
     char value[SAT_AGREED_SIZE];
-} agreed;
+} known_answer;
 
 struct sat_agree {
     sat_agreement store;
     const sat_log *log;
     char space[SPACE_SIZE];
     pthread_mutex_t lock;
-    agreed *known; /* answers that this process has seen, which never change */
-    bool *member;  /* by rank: it is known to be in this space */
+    known_answer *known; /* answers that this process has seen, which never change */
+    bool *member;        /* by rank: it is known to be in this space */
 };
 
 /* ---- the store ---- */
-
-static uint64_t hash_text(const char *text) { return sat_hash_bytes(SAT_HASH_START, text, strlen(text)); }
 
 static void name_of_key(const sat_agree *a, uint64_t key, char name[NAME_SIZE]) {
     snprintf(name, NAME_SIZE, "sparse_autotune/%s/%016" PRIx64, a->space, key);
@@ -69,15 +67,15 @@ static bool put(sat_agree *a, const char *name, const char *desired, char value[
 /* ---- what is known here ---- */
 
 /* With the lock held. */
-static agreed *known(const sat_agree *a, uint64_t key) {
-    agreed *x = a->known;
+static known_answer *known(const sat_agree *a, uint64_t key) {
+    known_answer *x = a->known;
     while (x && x->key != key) x = x->next;
     return x;
 }
 
 static bool recall(sat_agree *a, uint64_t key, char value[SAT_AGREED_SIZE]) {
     pthread_mutex_lock(&a->lock);
-    const agreed *found = known(a, key);
+    const known_answer *found = known(a, key);
     if (found) memcpy(value, found->value, SAT_AGREED_SIZE);
     pthread_mutex_unlock(&a->lock);
     return found != NULL;
@@ -85,9 +83,9 @@ static bool recall(sat_agree *a, uint64_t key, char value[SAT_AGREED_SIZE]) {
 
 /* The first answer stays: a store that changes its mind changes nothing here. */
 static void remember(sat_agree *a, uint64_t key, char value[SAT_AGREED_SIZE]) {
-    agreed *made = malloc(sizeof *made);
+    known_answer *made = malloc(sizeof *made);
     pthread_mutex_lock(&a->lock);
-    const agreed *before = known(a, key);
+    const known_answer *before = known(a, key);
     if (before) memcpy(value, before->value, SAT_AGREED_SIZE);
     else if (made) {
         made->key = key, made->next = a->known, a->known = made;
@@ -100,7 +98,7 @@ static void remember(sat_agree *a, uint64_t key, char value[SAT_AGREED_SIZE]) {
 
 bool sat_agree_find(sat_agree *a, const char *key, double seconds, char value[SAT_AGREED_SIZE]) {
     char name[NAME_SIZE];
-    uint64_t hash = hash_text(key);
+    uint64_t hash = sat_hash_text(key);
     if (recall(a, hash, value)) return true;
     name_of_key(a, hash, name);
     if (!get(a, name, seconds < 0 ? a->store.wait_seconds : seconds, value)) return false;
@@ -110,7 +108,7 @@ bool sat_agree_find(sat_agree *a, const char *key, double seconds, char value[SA
 
 void sat_agree_propose(sat_agree *a, const char *key, const char *proposed, char value[SAT_AGREED_SIZE]) {
     char name[NAME_SIZE];
-    uint64_t hash = hash_text(key);
+    uint64_t hash = sat_hash_text(key);
     name_of_key(a, hash, name);
     if (!put(a, name, proposed, value) && !get(a, name, 0, value))
         snprintf(value, SAT_AGREED_SIZE, "%s", proposed); /* without a store: by itself */
@@ -137,8 +135,8 @@ static bool is_member(sat_agree *a, int rank) {
 
 /* Is the key this rank's own? Of few ranks in a large world it may be nobody's. */
 static bool owns(sat_agree *a, const char *key) {
-    int first = (int)(hash_text(key) % (uint64_t)a->store.world);
-    for (int i = 0; i < a->store.world && i < MOST_LOOKS; i++) {
+    int first = (int)(sat_hash_text(key) % (uint64_t)a->store.world);
+    for (int i = 0; i < a->store.world && i < MAX_RANKS_ASKED; i++) {
         int rank = (first + i) % a->store.world;
         if (is_member(a, rank)) return rank == a->store.rank;
     }
@@ -147,10 +145,10 @@ static bool owns(sat_agree *a, const char *key) {
 
 bool sat_agree_claim(sat_agree *a, const char *key) {
     char name[NAME_SIZE], value[SAT_AGREED_SIZE], mine[16];
-    name_of_key(a, hash_text(key), name);
+    name_of_key(a, sat_hash_text(key), name);
     snprintf(name + strlen(name), NAME_SIZE - strlen(name), "/claim");
     snprintf(mine, sizeof mine, "%d", a->store.rank);
-    bool claimed = !owns(a, key) && get(a, name, fmin(MOMENT, a->store.wait_seconds), value);
+    bool claimed = !owns(a, key) && get(a, name, fmin(OWNER_GRACE_SECONDS, a->store.wait_seconds), value);
     if (!claimed && !put(a, name, mine, value)) return true; /* without a store each rank is by itself */
     return strcmp(value, mine) == 0;
 }
@@ -160,7 +158,7 @@ bool sat_agree_claim(sat_agree *a, const char *key) {
 /* Device, build and variants: libraries that only one rank has make two spaces. */
 static void name_space(const sat_context *ctx, char space[SPACE_SIZE]) {
     const sat_device *d = sat_context_device(ctx);
-    uint64_t hash = hash_text(sat_build_id);
+    uint64_t hash = sat_hash_text(sat_build_id);
     hash = sat_hash_bytes(hash, d->identity, strlen(d->identity));
     for (size_t i = 0; i < atomic_load(&ctx->registry.count); i++) {
         const sat_variant *v = ctx->registry.list[i];
@@ -176,8 +174,8 @@ static sat_status check(const sat_context *ctx, const sat_agreement *g) {
         return sat_fail(SAT_UNSUPPORTED, "the context tunes in the background; ranks agree on what is tuned at once");
     if (!g->get) return sat_fail(SAT_NULL_POINTER, "agreement: get is NULL");
     if (!g->put) return sat_fail(SAT_NULL_POINTER, "agreement: put is NULL");
-    if (g->world < 1 || g->world > MOST_RANKS)
-        return sat_fail(SAT_BAD_SIZE, "agreement: world is %d; expected 1 to %d", g->world, MOST_RANKS);
+    if (g->world < 1 || g->world > MAX_RANKS)
+        return sat_fail(SAT_BAD_SIZE, "agreement: world is %d; expected 1 to %d", g->world, MAX_RANKS);
     if (g->rank < 0 || g->rank >= g->world)
         return sat_fail(SAT_BAD_SIZE, "agreement: rank is %d; expected 0 to %d", g->rank, g->world - 1);
     if (!(g->wait_seconds >= 0) || !isfinite(g->wait_seconds))
@@ -211,7 +209,7 @@ sat_status sat_context_agree(sat_context *ctx, const sat_agreement *agreement) {
 
 void sat_agree_close(sat_agree *a) {
     if (!a) return;
-    for (agreed *x = a->known, *next; x; x = next) {
+    for (known_answer *x = a->known, *next; x; x = next) {
         next = x->next;
         free(x);
     }

@@ -1,7 +1,6 @@
 /* What this process has done and need not do again: asking whether a key should be raced once more, and checking a
  * variant on a pattern. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/hash.h"
 #include "core/context.h"
@@ -15,8 +14,6 @@ struct sat_memo {
     uint64_t checks[CHECKS]; /* 0: none */
     size_t next_check;
 };
-
-static uint64_t hash_of(const char *key) { return sat_hash_bytes(SAT_HASH_START, key, strlen(key)); }
 
 sat_status sat_memo_open(sat_memo **memo) {
     *memo = calloc(1, sizeof **memo);
@@ -32,7 +29,7 @@ void sat_memo_close(sat_memo *m) {
 }
 
 bool sat_memo_once(sat_memo *m, const char *key) {
-    uint64_t h = hash_of(key);
+    uint64_t h = sat_hash_text(key);
     size_t i = 0;
     pthread_mutex_lock(&m->lock);
     while (i < m->asked_count && m->asked[i] != h) i++;

@@ -340,11 +340,11 @@ static void distrust_wrong(const sat_request *q, const sat_entry *entry) {
 
 /* What is agreed on, as text: a variant's name, and where it was raced its threads and seconds: "name,threads,seconds".
  * No name has a comma. */
-typedef struct agreed {
+typedef struct agreed_variant {
     char name[128];
     int threads;
     double seconds;
-} agreed;
+} agreed_variant;
 
 static void format_agreed(const sat_request *q, const sat_selection *selection, char text[SAT_AGREED_SIZE]) {
     const sat_variant *v = selection->variant;
@@ -362,8 +362,8 @@ static void format_agreed(const sat_request *q, const sat_selection *selection, 
     else snprintf(text, SAT_AGREED_SIZE, "%s", v->name);
 }
 
-static agreed parse_agreed(const char *text) {
-    agreed a = {.threads = 0};
+static agreed_variant parse_agreed(const char *text) {
+    agreed_variant a = {.threads = 0};
     size_t length = strcspn(text, ",");
     if (length < sizeof a.name) memcpy(a.name, text, length);
     if (text[length] && sscanf(text + length, ",%d,%lf", &a.threads, &a.seconds) != 2) a.threads = 0, a.seconds = 0;
@@ -372,7 +372,7 @@ static agreed parse_agreed(const char *text) {
 }
 
 /* Another rank's race is an answer for later jobs, too: a race of one. */
-static void store_agreed(const sat_request *q, const sat_variant *v, const agreed *a, const sat_entry *entry) {
+static void store_agreed(const sat_request *q, const sat_variant *v, const agreed_variant *a, const sat_entry *entry) {
     sat_record r = {.kind = SAT_RECORD_RACED, .verdict = SAT_VERDICT_OK, .runs = 1, .may_win = true};
     if (a->seconds == 0 || sat_choose_has_result(entry, v)) return;
     r.seconds = r.least_seconds = a->seconds, r.threads = a->threads, r.when = (int64_t)time(NULL);
@@ -384,7 +384,8 @@ static void store_agreed(const sat_request *q, const sat_variant *v, const agree
         sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
 }
 
-/* What this rank would select: the cache's answer, or a race's if it is for this rank to race. NULL: nothing yet. */
+/* What this rank would select: the cache's answer, or a race's if it is for this rank to race. selection->variant stays
+ * NULL where there is nothing to propose. */
 static sat_status select_to_propose(sat_request *q, const char *key, sat_selection *selection) {
     sat_entry entry;
     SAT_TRY(sat_cache_find(q->ctx->cache, q->key, false, &entry));
@@ -403,7 +404,7 @@ static sat_status select_to_propose(sat_request *q, const char *key, sat_selecti
 /* Takes on what was agreed, once it is verified here. selection->variant is NULL where it does not fit here, there is
  * no memory for it, or it is wrong here. */
 static sat_status take_agreed(sat_request *q, const char *text, sat_selection *selection) {
-    agreed a = parse_agreed(text);
+    agreed_variant a = parse_agreed(text);
     const sat_variant *v = sat_registry_find(&q->ctx->registry, a.name);
     bool chosen = v && v == selection->variant && selection->verified;
     selection->threads = a.threads;

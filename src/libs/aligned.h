@@ -37,6 +37,12 @@ static inline bool sat_aligned_lines(sat_dtype t, const sat_matrix *x, uint32_t 
     return align % 16 == 0 && x->row_stride * x->col_stride * (int64_t)sat_dtype_size(t) % 16 == 0;
 }
 
+/* Is an operand `odd`? Either a copy of it would be `longer`, or its lines do not begin at multiples of 16 bytes. */
+static inline bool sat_aligned_odd(const sat_problem *p, sat_dtype t, const sat_matrix *x, const sat_layout *l,
+                                   uint32_t align, bool longer) {
+    return longer || !sat_aligned_lines(t, x, sat_item_align(align, l, p->batch, t));
+}
+
 /* The strides of a copy of rows x cols, and its bytes. */
 static inline sat_matrix sat_aligned_copy(sat_dtype t, int64_t rows, int64_t cols, bool by_rows) {
     return by_rows ? (sat_matrix){NULL, sat_aligned_size(t, cols), 1}

@@ -60,10 +60,9 @@ static void plan_operands(const sat_variant *v, const sat_problem *p, places *x)
     bool a_by_rows = a.col_stride == 1, b_by_rows = sat_matrix_row_major(&b, p->k, p->n, &leading);
     bool c_by_rows = sat_matrix_row_major(&c, p->m, p->n, &leading), aligned = v->instance.option == CUBLAS_ALIGNED;
     sat_sizes real = {p->m, p->n, p->k}, longer = sat_aligned_sizes(p->a_dtype, real, a_by_rows, b_by_rows, c_by_rows);
-    bool odd_b = longer.n != real.n || longer.k != real.k ||
-                 !sat_aligned_lines(p->b_dtype, &b, sat_item_align(p->b_align, &p->b, p->batch, p->b_dtype));
-    bool odd_c = longer.n != real.n || longer.m != real.m ||
-                 !sat_aligned_lines(p->c_dtype, &c, sat_item_align(p->c_align, &p->c, p->batch, p->c_dtype));
+    bool longer_m = longer.m != real.m, longer_n = longer.n != real.n, longer_k = longer.k != real.k;
+    bool odd_b = sat_aligned_odd(p, p->b_dtype, &b, &p->b, p->b_align, longer_n || longer_k);
+    bool odd_c = sat_aligned_odd(p, p->c_dtype, &c, &p->c, p->c_align, longer_n || longer_m);
     x->odd = odd_b || odd_c;
     x->sizes = aligned ? longer : real;
     x->copy_b = aligned && odd_b;

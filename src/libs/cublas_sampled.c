@@ -7,7 +7,7 @@
 #include "libs/aligned.h"
 #include "libs/cublas.h"
 
-enum { AS_IT_IS = 0, ALIGNED = 1 }; /* sat_instance.option */
+enum { ALIGNED = 1 }; /* sat_instance.option; 0: no copies */
 
 typedef struct places { /* of the workspace */
     int64_t stride;     /* elements from row to row of the product: a multiple of 16 bytes */
@@ -35,10 +35,9 @@ static void plan_factors(bool aligned, const sat_problem *p, places *at) {
     bool x_by_rows = sat_matrix_row_major(&x, p->m, p->k, &leading);
     bool y_by_rows = sat_matrix_row_major(&y, p->k, p->n, &leading);
     sat_sizes real = {p->m, p->n, p->k}, longer = sat_aligned_sizes(p->a_dtype, real, x_by_rows, y_by_rows, true);
-    at->odd[0] = longer.m != real.m || longer.k != real.k ||
-                 !sat_aligned_lines(p->a_dtype, &x, sat_item_align(p->a_align, &p->a, p->batch, p->a_dtype));
-    at->odd[1] = longer.n != real.n || longer.k != real.k ||
-                 !sat_aligned_lines(p->b_dtype, &y, sat_item_align(p->b_align, &p->b, p->batch, p->b_dtype));
+    bool longer_m = longer.m != real.m, longer_n = longer.n != real.n, longer_k = longer.k != real.k;
+    at->odd[0] = sat_aligned_odd(p, p->a_dtype, &x, &p->a, p->a_align, longer_m || longer_k);
+    at->odd[1] = sat_aligned_odd(p, p->b_dtype, &y, &p->b, p->b_align, longer_n || longer_k);
     for (int i = 0; i < 2; i++) at->copied[i] = aligned && at->odd[i];
     at->sizes = aligned ? longer : real;
     at->factor[0] = at->copied[0] ? sat_aligned_copy(p->a_dtype, longer.m, longer.k, x_by_rows) : x;

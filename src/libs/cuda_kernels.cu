@@ -6,6 +6,11 @@
 
 #include "variant.cuh"
 
+/* A dtype that no kernel below is for: `supports` lets none come here. */
+static sat_status no_kernel(const sat_launch *l) {
+    return sat_fail(SAT_INTERNAL, "%s: no kernel for these dtypes", l->variant->name);
+}
+
 static unsigned ctas(int64_t work) { return (unsigned)sat_min(sat_max(1, (work + 255) / 256), 1 << 20); }
 
 /* ---- elements ---- */
@@ -120,17 +125,17 @@ template <typename U> static sat_status start_unpack(const sat_launch *l, const 
  * elements. */
 static sat_status launch_unpack(const sat_launch *l, const sat_rows *r, int64_t most_cols, bool to_left,
                                 const sat_unpack *u) {
-    bool turn = u->by_columns;
-    int64_t size = (int64_t)sat_dtype_size(l->problem->a_dtype), unit = size, length = turn ? r->br : r->bc;
-    int64_t most_rows = turn ? most_cols : r->m, row_step = turn ? r->col_step : r->row_step;
-    int64_t col_step = turn ? r->row_step : r->col_step;
-    if (turn) most_cols = r->m;
+    bool transposed = u->by_columns;
+    int64_t size = (int64_t)sat_dtype_size(l->problem->a_dtype), unit = size, length = transposed ? r->br : r->bc;
+    int64_t most_rows = transposed ? most_cols : r->m, row_step = transposed ? r->col_step : r->row_step;
+    int64_t col_step = transposed ? r->row_step : r->col_step;
+    if (transposed) most_cols = r->m;
     if (col_step == 1) {
         uint64_t bits = (uint64_t)(length * size) | (uint64_t)(most_cols * size) | (uint64_t)(u->stride * size) |
                         (uint64_t)(uintptr_t)u->values | (uint64_t)(uintptr_t)u->to | 16u;
         unit = (int64_t)(bits & (~bits + 1));
     }
-    int64_t line = length * size / unit, height = turn ? r->bc : r->br;
+    int64_t line = length * size / unit, height = transposed ? r->bc : r->br;
     unpack_job x = {r->ptr,
                     r->block,
                     r->col,
@@ -147,7 +152,7 @@ static sat_status launch_unpack(const sat_launch *l, const sat_rows *r, int64_t 
                     most_rows,
                     most_cols * size / unit,
                     to_left,
-                    turn,
+                    transposed,
                     !r->block && col_step == 1};
     switch (unit) {
     case 2: return start_unpack<uint16_t>(l, x);
@@ -346,7 +351,7 @@ static sat_status start_finish(const sat_launch *l, const finish_job &x, const g
 sat_status sat_libs_finish(const sat_launch *l, const sat_finishing *f) {
     const sat_problem *p = l->problem;
     sat_rows r = sat_device_rows(p, l->pattern);
-    bool by_rows = p->c.col_stride <= p->c.row_stride, f16 = p->a_dtype == SAT_F16;
+    bool by_rows = p->c.col_stride <= p->c.row_stride;
     finish_job x = {*f,
                     f->check_empty ? r.ptr : NULL,
                     sat_has_bias(p) ? l->operands[3] : NULL,
@@ -370,12 +375,13 @@ sat_status sat_libs_finish(const sat_launch *l, const sat_finishing *f) {
     case SAT_BF16:
         return f->guard ? start_finish<__nv_bfloat16, __nv_bfloat16, float>(l, x, guard)
                         : start_finish<void, __nv_bfloat16, float>(l, x, guard);
-    default:
+    case SAT_F32:
         if (!f->guard) return start_finish<void, float, float>(l, x, guard);
         if (p->a_dtype == SAT_F32) return start_finish<float, float, float>(l, x, guard);
-        return f16 ? start_finish<__half, float, float>(l, x, guard)
-                   : start_finish<__nv_bfloat16, float, float>(l, x, guard);
+        if (p->a_dtype == SAT_F16) return start_finish<__half, float, float>(l, x, guard);
+        if (p->a_dtype == SAT_BF16) return start_finish<__nv_bfloat16, float, float>(l, x, guard);
     }
+    return no_kernel(l);
 }
 
 /* ---- columns of a dense product that are not finite, where they are ---- */
@@ -416,10 +422,11 @@ sat_status sat_libs_recompute(const sat_launch *l, const sat_matrix *a, sat_dtyp
     case SAT_F32: return start_recompute<float, float, float>(l, x);
     case SAT_F16:
         return wide ? start_recompute<__half, float, float>(l, x) : start_recompute<__half, __half, float>(l, x);
-    default:
+    case SAT_BF16:
         return wide ? start_recompute<__nv_bfloat16, float, float>(l, x)
                     : start_recompute<__nv_bfloat16, __nv_bfloat16, float>(l, x);
     }
+    return no_kernel(l);
 }
 
 /* ---- stored blocks out of a whole product ---- */
@@ -501,8 +508,9 @@ sat_status sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, 
     case SAT_BF16:
         return wide ? start_pick<__nv_bfloat16, float, float>(l, x)
                     : start_pick<__nv_bfloat16, __nv_bfloat16, float>(l, x);
-    default: return start_pick<float, float, float>(l, x);
+    case SAT_F32: return start_pick<float, float, float>(l, x);
     }
+    return no_kernel(l);
 }
 
 template <typename S> static __global__ void merge(const float *product, S *s, int64_t count, float beta) {
@@ -517,6 +525,8 @@ cudaError_t sat_libs_merge(const sat_launch *l, const float *product) {
     cudaStream_t s = (cudaStream_t)l->stream;
     float beta = (float)p->beta;
     if (p->c_dtype == SAT_F16) merge<<<ctas(count), 256, 0, s>>>(product, (__half *)l->operands[2], count, beta);
-    else merge<<<ctas(count), 256, 0, s>>>(product, (__nv_bfloat16 *)l->operands[2], count, beta);
+    else if (p->c_dtype == SAT_BF16)
+        merge<<<ctas(count), 256, 0, s>>>(product, (__nv_bfloat16 *)l->operands[2], count, beta);
+    else return cudaErrorInvalidValue;
     return cudaGetLastError();
 }

@@ -250,9 +250,9 @@ static int multiply(const sat_launch *l, const sparse_state *st, void *handle, i
                                         (float)p->beta, c, (int)ldc);
 }
 
-/* Slab `slab` of the columns and strip `strip` of the rows. A handle only points at the arrays, so each piece has its
- * own. */
-static int multiply_piece(const sat_launch *l, const sparse_state *st, int64_t strip, int64_t from, int64_t cols) {
+/* Slab `slab` of the columns and strip `strip` of the rows. A handle only points at the arrays, so each tile of them
+ * has its own. */
+static int multiply_tile(const sat_launch *l, const sparse_state *st, int64_t strip, int64_t from, int64_t cols) {
     const sat_problem *p = l->problem;
     bool csr = is_csr(l->variant);
     int64_t row = csr ? st->first_row[strip] : 0, rows = csr ? st->first_row[strip + 1] - row : p->m;
@@ -279,9 +279,9 @@ static sat_status launch(const sat_launch *l) {
     {
         int token = st->mkl->set_threads(1), status = SUCCESS;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t piece = 0; piece < slabs * st->strips; piece++) {
-            int64_t slab = piece / st->strips, from = p->n * slab / slabs, cols = p->n * (slab + 1) / slabs - from;
-            if (status == SUCCESS) status = multiply_piece(l, st, piece % st->strips, from, cols);
+        for (int64_t tile = 0; tile < slabs * st->strips; tile++) {
+            int64_t slab = tile / st->strips, from = p->n * slab / slabs, cols = p->n * (slab + 1) / slabs - from;
+            if (status == SUCCESS) status = multiply_tile(l, st, tile % st->strips, from, cols);
         }
         st->mkl->set_threads(token);
         if (status != SUCCESS) {

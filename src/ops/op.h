@@ -126,12 +126,12 @@ typedef struct sat_op {
     /* Formats this operation's own fields of the key, or of the full key. */
     void (*set_key_fields)(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields);
     bool without_pattern; /* callers give NULL */
+    /* The rest may be NULL, as `sums_problem` may. */
     /* Operands of indices: made up for a case of a probe, `count` of them; where a run's operands break their rules, in
      * memory that the host reads, what is wrong. NULL: there are none. */
     void (*make_indices)(const sat_problem *p, sat_probe probe, int fill_case, uint64_t seed, int64_t *to);
     sat_status (*check_indices)(const sat_problem *p, void *const *operands);
-    /* The rest may be NULL, as `sums_problem` may. Do variants need the transposed index of the pattern? Asked before
-     * normalising, too. NULL: none does. */
+    /* Do variants need the transposed index of the pattern? Asked before normalising, too. NULL: none does. */
     bool (*needs_columns)(const sat_problem *p);
     /* One-call forms: the optional operands of the problem, by which pointers are given. */
     sat_status (*from_call)(sat_problem *p, void *const *operands);

@@ -46,6 +46,11 @@ int main(void) {
     CONSTANT(SAT_SAMPLED)
     CONSTANT(SAT_ATTENTION)
     CONSTANT(SAT_ATTENTION_BACKWARD)
+#ifndef FROZEN
+    CONSTANT(SAT_GROUPED)
+    CONSTANT(SAT_GROUPED_WEIGHTS)
+    CONSTANT(SAT_AGREED_SIZE)
+#endif
     CONSTANT(SAT_NO_TRANSPOSE)
     CONSTANT(SAT_TRANSPOSE)
     CONSTANT(SAT_ACT_NONE)
@@ -224,6 +229,23 @@ int main(void) {
     FIELD(sat_problem, matmul)
     FIELD(sat_problem, attention)
     FIELD(sat_problem, room)
+#ifndef FROZEN
+    FIELD(sat_problem, grouped)
+    STRUCT(sat_grouped)
+    FIELD(sat_grouped, groups)
+    FIELD(sat_grouped, offset_type)
+    FIELD(sat_grouped, bias)
+    FIELD(sat_grouped, activation)
+    FIELD(sat_grouped, skew)
+    STRUCT(sat_agreement)
+    FIELD(sat_agreement, size)
+    FIELD(sat_agreement, rank)
+    FIELD(sat_agreement, world)
+    FIELD(sat_agreement, wait_seconds)
+    FIELD(sat_agreement, get)
+    FIELD(sat_agreement, put)
+    FIELD(sat_agreement, user)
+#endif
     STRUCT(sat_plan_info)
     FIELD(sat_plan_info, size)
     FIELD(sat_plan_info, variant)
@@ -252,6 +274,9 @@ int main(void) {
     FIELD(sat_result, may_win)
     FIELD(sat_result, message)
     FIELD(sat_result, least_seconds)
+#ifndef FROZEN
+    FIELD(sat_result, threads)
+#endif
     STRUCT(sat_race_options)
     FIELD(sat_race_options, size)
     FIELD(sat_race_options, fresh)

@@ -77,10 +77,8 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         metavar="S[,S...]",
         help="share of the blocks that are absent, instead",
     )
-    race.add_argument("--dtype", choices=list(_DTYPES), help="f32 on a CPU, f16 on a GPU, unless told")
-    race.add_argument(
-        "--device", default=None, help="cpu, cuda or cuda:1; the best that is found, unless told"
-    )
+    race.add_argument("--dtype", choices=list(_DTYPES), help="by default f32 on a CPU, f16 on a GPU")
+    race.add_argument("--device", default=None, help="cpu, cuda or cuda:1; by default the best that is found")
     race.add_argument("--op", choices=["matmul", "sampled"], default="matmul")
     race.add_argument("--transpose", action="store_true", help="by the transpose of A")
     race.add_argument("--seed", type=int, default=1)

@@ -52,7 +52,7 @@ def host(x: Any, name: str) -> np.ndarray:
 
 
 class Operand:
-    """One dense array: where it is and how it lies. `array` keeps the memory alive."""
+    """One dense array: where it is and its layout. `array` keeps the memory alive."""
 
     __slots__ = ("array", "device", "dtype", "kind", "maker", "pointer", "shape", "strides")
 

@@ -44,11 +44,11 @@ def attention(
     q is (..., heads, queries, size), k and v are (..., kv heads, keys, size), as in torch's
     `scaled_dot_product_attention`; heads may be a multiple of the kv heads. Any strides do as long as an
     element's neighbour is its neighbour in memory, so views of (batch, length, heads, size) and of packed QKV
-    are not copied. The result is of q's kind and lies as q does.
+    are not copied. The result is of q's kind and has q's layout.
 
     - ``mask``: an AttentionMask, the blocks of a BsrMatrix, or a BlockMask of FlexAttention.
-    - ``causal``: keys up to the one that a query stands at; the last query stands at the last key.
-    - ``window``: keys at a distance below this from there.
+    - ``causal``: keys up to a query's diagonal position: that of the last query is the last key.
+    - ``window``: keys at a distance below this from that position.
     - ``scale``: by default ``size ** -0.5``.
     - ``return_lse``: also the logarithm of the sum of the exponentials, float32, (..., heads, queries); it
       has no gradient.
@@ -144,7 +144,7 @@ def _as_torch_means(
         raise NotImplementedError(f"dropout_p is {dropout_p}; expected 0: there is no dropout")
     if attn_mask is not None and mask is not None:
         raise ValueError("mask and attn_mask are both given; expected one of them")
-    # what else is wrong is told later
+    # what else is wrong is reported later
     shapes = [() if getattr(x, "is_nested", False) else tuple(getattr(x, "shape", ())) for x in (q, k)]
     if min(map(len, shapes)) > 2 and not enable_gqa and shapes[0][-3] != shapes[1][-3]:
         raise ValueError(
@@ -216,14 +216,14 @@ def dense_pattern(queries: int, keys: int) -> Pattern:
 # ---- layouts ----
 
 
-def lies_by_rows(shape: tuple, strides: tuple) -> bool:
-    """Whether heads are nearer to each other than rows, as in (batch, length, heads, size)."""
+def rows_before_heads(shape: tuple, strides: tuple) -> bool:
+    """Whether the layout is (batch, length, heads, size): heads are nearer to each other than rows."""
     return len(shape) > 2 and strides[-3] < strides[-2]
 
 
 def empty_like(like: Operand, shape: tuple, x: Operand) -> Operand:
-    """A new array of this shape, by rows or by heads as x lies."""
-    if not lies_by_rows(x.shape, x.strides) or like.kind not in ("torch", "numpy", "cupy"):
+    """A new array of this shape, with heads before rows or rows before heads as x has them."""
+    if not rows_before_heads(x.shape, x.strides) or like.kind not in ("torch", "numpy", "cupy"):
         return _arrays.empty(like, shape, like.dtype)
     made = _arrays.empty(like, (*shape[:-3], shape[-2], shape[-3], shape[-1]), like.dtype)
     array = made.array.transpose(-3, -2) if made.kind == "torch" else made.array.swapaxes(-3, -2)

@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
     keep.add_argument("word", nargs="?", metavar="KEY|FILE", help="of show, clear; of export, import")
     info = commands.add_parser("info", help="show the device, its libraries, the cache and the environment")
     for one in (tune, keep, info):
-        one.add_argument("--device", help="cpu, cuda or cuda:1; the best that is found, unless told")
+        one.add_argument("--device", help="cpu, cuda or cuda:1; by default the best that is found")
     for one in (keep, info):
         one.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -190,7 +190,7 @@ class set_effort:  # a function to its users, and a context manager
     """How much may be spent on a problem that is not in the cache yet, for the whole process.
 
     ``"off"``: the estimate decides; ``"cached"``: the cache, else the estimate; ``"quick"`` (the default): a
-    race of about a second; ``"full"``: about ten seconds, and nobody is skipped; ``"default"``: what
+    race of about a second; ``"full"``: about ten seconds, and no variant is skipped; ``"default"``: what
     ``$SPARSE_AUTOTUNE`` says, else quick. As a context manager it puts back what was set before.
 
     >>> import sparse_autotune as sa

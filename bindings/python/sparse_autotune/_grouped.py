@@ -159,7 +159,7 @@ def _wants_torch(offsets: Any, out: Any, **operands: Any) -> bool:
 
 def from_zero(offsets: Any, w: Any) -> Any:
     """Offsets that begin with 0, also where they were the ends of the groups: then there are as many as
-    groups. What is wrong is told later."""
+    groups. What is wrong is reported later."""
     shape = getattr(w, "shape", ())
     torch, cupy = torch_module(), _arrays.cupy_module()
     if len(shape) != 3:

@@ -69,8 +69,8 @@ class AttentionMask:
     sequences take away.
 
     `row_ptr` and `col_idx` are those of a BSR matrix of `shape` (queries, keys). With `heads` every head has
-    a mask of its own: its block rows stand after those of the head before. `causal` keeps keys up to the one
-    that the query stands at (the last query at the last key), `window` those at a distance below it.
+    a mask of its own: its block rows stand after those of the head before. `causal` keeps keys up to the
+    query's diagonal position (the last query's is the last key), `window` those at a distance below it.
     `q_offsets` and `kv_offsets` begin packed sequences, each of which sees itself alone. A mask never
     changes, and is validated and analysed once: keep it.
 
@@ -298,7 +298,7 @@ class AttentionMask:
         """
         shape, block = _lengths(queries, keys), check_block(block)
         stride, local = whole(stride, "stride"), whole(local, "local")
-        at, cols = _stands_at(shape, block)
+        at, cols = _diagonal_blocks(shape, block)
         stored = (np.abs(at[:, None] - cols) < local) | (cols % stride == stride - 1)
         return cls.from_blocks(stored & _reach(shape, block, causal, 0), shape, block, causal=causal)
 
@@ -330,7 +330,7 @@ class AttentionMask:
             whole(window, "window", 0),
             whole(random, "random", 0),
         )
-        at, cols = _stands_at(shape, block)
+        at, cols = _diagonal_blocks(shape, block)
         near = (np.abs(at[:, None] - cols) < window) | (cols < first) | (np.arange(len(at)) < first)[:, None]
         reach, rng = _reach(shape, block, causal, 0), np.random.default_rng(seed)
 
@@ -486,8 +486,8 @@ def _lengths(queries: Any, keys: Any) -> tuple[int, int]:
     return whole(queries, "queries"), whole(queries if keys is None else keys, "keys")
 
 
-def _stands_at(shape: tuple[int, int], block: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """For each block row the block column that its last query stands at; and the block columns."""
+def _diagonal_blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """For each block row the block column of its last query's diagonal position; and the block columns."""
     last = np.minimum(np.arange(block[0], shape[0] + block[0], block[0]), shape[0]) - 1 + shape[1] - shape[0]
     return np.maximum(last, 0) // block[1], np.arange(-(-shape[1] // block[1]))
 
@@ -505,7 +505,7 @@ def _reach(
     # queries of a block row
     first, last = (np.maximum(rows * block[0], q0), np.minimum((rows + 1) * block[0], q1) - 1)
     left, right = np.maximum(cols * block[1], k0), np.minimum((cols + 1) * block[1], k1) - 1
-    shift = k1 - q1  # a query stands at this key
+    shift = k1 - q1  # from a query to its diagonal position
     high = last + shift if causal else np.where(window > 0, last + shift + window - 1, k1)
     low = first + shift - window + 1 if window else np.full(len(rows), k0)
     inside = (first <= last)[:, None] & (left <= right)

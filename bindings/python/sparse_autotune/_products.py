@@ -121,7 +121,7 @@ def uniform(sizes: tuple, strides: tuple) -> tuple[int, int] | None:
 
 def dense_copy(x: Operand, name: str) -> Operand:
     if x.kind == "torch":
-        # contiguous() leaves an empty one as it lies
+        # contiguous() leaves an empty one as it is
         return _arrays.describe(x.array.clone(memory_format=torch_module().contiguous_format), name)
     if x.kind == "dlpack":
         raise ValueError(f"{name} has strides {x.strides}; expected evenly spaced batches")

@@ -428,7 +428,7 @@ def _fixed_flag(a: BsrMatrix) -> int:
 def _attention_problems(*operands: Any, **words: Any) -> tuple:
     """The pattern, q, and the problems that attention of such operands is: forward, and with `backward` the
     gradients after it."""
-    # what is missing, or too much, is told by its own name alone
+    # what is missing, or too much, is reported by its own name alone
     given = _attention_words.bind(*operands, **words)
     return _bound_problems(*given.args, **given.kwargs)
 

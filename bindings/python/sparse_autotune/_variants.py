@@ -59,7 +59,7 @@ def interrupted(error: BaseException) -> None:
 
 
 def unsure(name: str, question: str, error: BaseException) -> None:
-    """Tells of a question that raised instead of answering, and goes on without it."""
+    """Warns of a question that raised instead of answering, and goes on without it."""
     interrupted(error)
     if isinstance(error, Exception):
         with contextlib.suppress(RuntimeWarning):  # which may be set to raise

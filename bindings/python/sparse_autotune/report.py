@@ -533,19 +533,49 @@ def _roofline(races: list[dict]) -> str | None:
 # ---- the page ----
 
 _STYLE = """
-:root{--ink:#1d2430;--soft:#667080;--line:#e3e6eb;--paper:#fff;--back:#f3f4f6;--win:#0b6e99;--ours:#8bbcd2;--lib:#c9ced6;--dense:#e2b48f}
-*{box-sizing:border-box}body{margin:0;background:var(--back);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif}
-main{max-width:1180px;margin:0 auto;padding:36px 24px 64px}h1{font-size:30px;line-height:1.2;margin:0 0 6px}h2{font-size:19px;margin:40px 0 12px}
-.lead{color:var(--soft);margin:0 0 26px}.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:14px;margin-bottom:10px}
-.tile{background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:16px 18px}.tile b{display:block;font-size:26px;line-height:1.25}.tile span{color:var(--soft);font-size:13px}
-.card{background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:18px 20px;margin-bottom:16px}.card h3{margin:0 0 2px;font-size:15px}.card p.sub{margin:0 0 12px;color:var(--soft);font-size:13px}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:16px}.plots .card{margin:0}svg{width:100%;height:auto;display:block}
-.bars{display:grid;grid-template-columns:minmax(min(200px,30vw),38%) 1fr auto auto;gap:5px 12px;align-items:center}.name{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
-.name.best{font-weight:700;color:var(--win)}.track{background:var(--back);border-radius:4px;height:15px}.bar{height:15px;border-radius:4px}.winner{background:var(--win)}.ours{background:var(--ours)}.library{background:var(--lib)}.dense{background:var(--dense)}
-.number{font-variant-numeric:tabular-nums;text-align:right;white-space:nowrap;font-size:13px}.soft{color:var(--soft)}.note{color:var(--soft);font-size:13px;margin:8px 0 0}.bad{color:#a8323e}
-.grid{stroke:var(--line)}.tick{font-size:11px;fill:var(--soft)}.label{font-size:12px;fill:var(--soft)}
-.legend{display:flex;gap:6px 18px;flex-wrap:wrap;color:var(--soft);font-size:13px;margin:0 0 12px}.plots .legend{justify-content:center;margin:6px 0 0}.legend i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
-"""  # noqa: E501
+:root{--ink:#1d2430;--soft:#667080;--line:#e3e6eb;--paper:#fff;--back:#f3f4f6;--win:#0b6e99;
+    --ours:#8bbcd2;--lib:#c9ced6;--dense:#e2b48f}
+*{box-sizing:border-box}
+body{margin:0;background:var(--back);color:var(--ink);
+    font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif}
+main{max-width:1180px;margin:0 auto;padding:36px 24px 64px}
+h1{font-size:30px;line-height:1.2;margin:0 0 6px}
+h2{font-size:19px;margin:40px 0 12px}
+.lead{color:var(--soft);margin:0 0 26px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:14px;margin-bottom:10px}
+.tile{background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:16px 18px}
+.tile b{display:block;font-size:26px;line-height:1.25}
+.tile span{color:var(--soft);font-size:13px}
+.card{background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:18px 20px;
+    margin-bottom:16px}
+.card h3{margin:0 0 2px;font-size:15px}
+.card p.sub{margin:0 0 12px;color:var(--soft);font-size:13px}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:16px}
+.plots .card{margin:0}
+svg{width:100%;height:auto;display:block}
+.bars{display:grid;grid-template-columns:minmax(min(200px,30vw),38%) 1fr auto auto;gap:5px 12px;
+    align-items:center}
+.name{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:nowrap;
+    overflow:hidden;text-overflow:ellipsis}
+.name.best{font-weight:700;color:var(--win)}
+.track{background:var(--back);border-radius:4px;height:15px}
+.bar{height:15px;border-radius:4px}
+.winner{background:var(--win)}
+.ours{background:var(--ours)}
+.library{background:var(--lib)}
+.dense{background:var(--dense)}
+.number{font-variant-numeric:tabular-nums;text-align:right;white-space:nowrap;font-size:13px}
+.soft{color:var(--soft)}
+.note{color:var(--soft);font-size:13px;margin:8px 0 0}
+.bad{color:#a8323e}
+.grid{stroke:var(--line)}
+.tick{font-size:11px;fill:var(--soft)}
+.label{font-size:12px;fill:var(--soft)}
+.legend{display:flex;gap:6px 18px;flex-wrap:wrap;color:var(--soft);font-size:13px;margin:0 0 12px}
+.plots .legend{justify-content:center;margin:6px 0 0}
+.legend i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;
+    vertical-align:-1px}
+"""
 
 
 def _tiles(races: list[dict]) -> str:

@@ -23,7 +23,8 @@ bool checker_open(checker *k, const setup *s, bool tuned, bool by_race) {
         many.threads = 2;
         k->many = setup_open(&many);
     }
-    // On a GPU three multiprocessors: CTAs that stay have several tiles each, and take them from one counter.
+    // On a GPU three multiprocessors: CTAs of a persistent kernel have several tiles each, and take them from one
+    // counter.
     if (k->many && sat_context_device(k->many)->backend == SAT_CUDA) one.multiprocessors = 3;
     k->one = k->many ? setup_open(&one) : NULL;
     one.device = "cpu", one.threads = 1;

@@ -13,25 +13,31 @@
 
 static size_t bytes_of(const run *r, int i) { return (size_t)r->list[i].span * operand_size(&r->list[i]); }
 
-static sat_status keeps_first(run *r) { // the content of an operand
-    int i = r->how->operand;
-    if (!r->state->kept) {
-        r->state->kept = malloc(bytes_of(r, i) + 1);
-        if (!r->state->kept) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a copy");
-        memcpy(r->state->kept, r->host[i], bytes_of(r, i));
-    }
+// Lets the loops read operand i in memory that the plan keeps. What is there is of an earlier run, or `made` now.
+static sat_status read_kept(run *r, int i, bool *made) {
+    *made = !r->state->kept;
+    if (*made) r->state->kept = malloc(bytes_of(r, i) + 1);
+    if (!r->state->kept) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a copy");
     r->host[i] = r->state->kept;
     return SAT_OK;
+}
+
+static sat_status keeps_first(run *r) { // the content of an operand
+    int i = r->how->operand;
+    const char *now = r->host[i];
+    bool made;
+    sat_status status = read_kept(r, i, &made);
+    if (status == SAT_OK && made) memcpy(r->state->kept, now, bytes_of(r, i));
+    return status;
 }
 
 // The operand is read where it was in another run.
 static sat_status reads_at(run *r, const void *address) {
     int i = r->how->operand;
     if (address == r->launch->operands[i] || r->list[i].span == 0) return SAT_OK;
-    if (!r->state->kept) r->state->kept = malloc(bytes_of(r, i) + 1);
-    if (!r->state->kept) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a copy");
-    r->host[i] = r->state->kept;
-    return power_peek(r, r->state->kept, address, bytes_of(r, i));
+    bool made;
+    sat_status status = read_kept(r, i, &made);
+    return status == SAT_OK ? power_peek(r, r->state->kept, address, bytes_of(r, i)) : status;
 }
 
 static sat_status keeps_address(run *r) { return reads_at(r, r->state->first[r->how->operand]); }
@@ -56,14 +62,14 @@ static sat_status late_limit(run *r) { // inputs are clamped at four times the l
     double limit = 4 * r->state->largest, largest = largest_of(r, i);
     r->state->largest = largest;
     if (r->state->runs == 0 || largest <= limit) return SAT_OK;
-    if (!r->state->kept) r->state->kept = malloc(bytes_of(r, i) + 1);
-    if (!r->state->kept) return sat_fail(SAT_OUT_OF_MEMORY, "planted: a copy");
-    for (int64_t e = 0; e < r->list[i].span; e++) {
-        double x = number_at(r, i, e);
+    const char *now = r->host[i];
+    bool made;
+    sat_status status = read_kept(r, i, &made);
+    for (int64_t e = 0; status == SAT_OK && e < r->list[i].span; e++) {
+        double x = number_load(r->list[i].dtype, now, e);
         number_store(r->list[i].dtype, r->state->kept, e, x > limit ? limit : x < -limit ? -limit : x);
     }
-    r->host[i] = r->state->kept;
-    return SAT_OK;
+    return status;
 }
 
 static sat_status nan_stays(run *r) { // in the plan, from a run with NaN on

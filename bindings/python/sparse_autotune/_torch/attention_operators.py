@@ -95,7 +95,7 @@ for _device in ("CPU", "CUDA"):
 
 
 def _like(x: Tensor) -> Tensor:
-    if not _attention.lies_by_rows(x.shape, x.stride()):
+    if not _attention.rows_before_heads(x.shape, x.stride()):
         return x.new_empty(x.shape)
     return x.new_empty((*x.shape[:-3], x.shape[-2], x.shape[-3], x.shape[-1])).transpose(-3, -2)
 

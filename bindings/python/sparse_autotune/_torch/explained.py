@@ -65,7 +65,7 @@ class _Rows(NamedTuple):
 
     @property
     def at(self) -> np.ndarray:
-        """The key that each query stands at, the last one at the last."""
+        """Each query's diagonal position: that of the last query is the last key."""
         return np.arange(len(self.low)) + self.keys - len(self.low)
 
 

@@ -58,7 +58,7 @@ class Look:
     def __init__(self, arrays: tuple, pinned: bool) -> None:
         # In this thread it may be a memory pool that pinned memory comes from (torch 2.11), and goes back to.
         *copies, came = modes.lasting(_host_copies, (*arrays, np.zeros(1, np.int64)), pinned, aside=pinned)
-        self.arrays, self.copies, self.told = arrays, tuple(copies), False
+        self.arrays, self.copies, self.reported = arrays, tuple(copies), False
         # A count that follows the copies tells whether they are there. An event would tell, too, but asking
         # one ends a capture that is under way.
         self._queued, self._came, self._device = 0, came if pinned else None, None
@@ -73,7 +73,7 @@ class Look:
             )
 
     def wrong(self) -> bool:
-        return not self.told and not _holds(self.copies, self.arrays)
+        return not self.reported and not _holds(self.copies, self.arrays)
 
     def __del__(self, ending=_abi.ending) -> None:
         """torch records an event when pinned memory goes. One that a capture has recorded cannot be asked."""
@@ -99,7 +99,7 @@ _seen: weakref.WeakSet[Seen] = weakref.WeakSet()  # those of a device's tensors
 
 
 def _pend(look: Look) -> None:
-    if not look.told and look not in _pending:
+    if not look.reported and look not in _pending:
         _pending.append(look)
 
 
@@ -113,7 +113,7 @@ def _settle(wait: bool = False) -> None:
     _pending = [look for look in _pending if look not in there]
     wrong = [look for look in there if look.wrong()]
     for look in wrong:
-        look.told = True
+        look.reported = True
     if wrong:  # once, and last: a filter may turn it into an exception
         warnings.warn(_LAST, RuntimeWarning, stacklevel=2)
 
@@ -137,8 +137,8 @@ class Seen:
     On the CPU, their contents are compared. On a GPU that would wait for all that is queued there, so torch's
     count of writes is compared instead. The count misses some writes. Therefore a copy into host memory is
     queued in front of a product now and then, and later calls compare it once it has arrived. A last copy is
-    made when the owner of the tensors goes, or the program ends. So a program that has read the result of a
-    wrong product is told, by the next call or at its end. A CUDA graph keeps the pattern that it was captured
+    made when the owner of the tensors goes, or the program ends. So a wrong product whose result the program
+    has read is reported, by the next call or at its end. A CUDA graph keeps the pattern that it was captured
     with; the last copy covers that, too.
     """
 
@@ -162,7 +162,7 @@ class Seen:
         if _pending or _parked:
             _settle()
         if self._look is not None and self._look.wrong():
-            self._look.told, self._versions = True, None
+            self._look.reported, self._versions = True, None
             raise RuntimeError(_LATE)
         if self._versions != tuple(map(version_of, tensors)):
             return False

@@ -204,7 +204,7 @@ current_stream: Callable[[int], int] = _find("torch._C._cuda_getCurrentRawStream
     lambda index: torch.cuda.current_stream(index).cuda_stream
 )
 
-# Whether float32 products may be rounded to TF32. Raises where torch was told in two ways that disagree.
+# Whether float32 products may be rounded to TF32. Raises where torch was set in two ways that disagree.
 allows_tf32: Callable[[], bool] = _find("torch._C._get_cublas_allow_tf32") or (
     lambda: torch.backends.cuda.matmul.allow_tf32
 )

@@ -11,12 +11,12 @@ use crate::spec::{FromStrides, Looks, refuse, same_dtype};
 
 /// Which keys a query sees, and how attention is computed.
 ///
-/// Query i of m stands at key `i + (n - m)` of n: the last query at the last key.
+/// The diagonal position of query i of m is key `i + (n - m)` of n: aligned to the bottom right.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct AttentionOptions {
-    /// Only keys up to the one that the query stands at.
+    /// Only keys up to the query's diagonal position.
     pub causal: bool,
-    /// Only keys at a distance below this from there.
+    /// Only keys at a distance below this from that position.
     pub window: Option<usize>,
     /// What scores are multiplied by; none: one over the square root of the head's size.
     pub scale: Option<f64>,

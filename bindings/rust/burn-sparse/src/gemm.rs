@@ -19,7 +19,7 @@ pub enum Tuning {
     Cached,
     /// About a second.
     Quick,
-    /// About ten seconds, and nobody is skipped.
+    /// About ten seconds, and no variant is skipped.
     Full,
 }
 

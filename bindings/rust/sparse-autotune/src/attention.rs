@@ -124,12 +124,12 @@ impl Attention {
         Self { kv_heads, ..self }
     }
 
-    /// Only keys up to the one that a query stands at: query i of m stands at key `i + (n - m)` of n.
+    /// Only keys up to a query's diagonal position: that of query i of m is key `i + (n - m)` of n.
     pub fn causal(self, causal: bool) -> Self {
         Self { causal, ..self }
     }
 
-    /// Only keys at a distance below this from the one that the query stands at; 0, the default: all.
+    /// Only keys at a distance below this from the query's diagonal position; 0, the default: all.
     pub fn window(self, window: usize) -> Self {
         Self { window, ..self }
     }

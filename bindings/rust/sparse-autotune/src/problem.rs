@@ -224,7 +224,7 @@ impl Problem {
         self.flag(sys::SAT_ALLOW_DENSE, allow)
     }
 
-    /// An input's stride of 0 is meant: one row, column or head stands for all. Else such a stride is an error, since it is
+    /// An input's stride of 0 is meant: one row, column or head is broadcast. Else such a stride is an error, since it is
     /// more often one that was forgotten.
     pub fn allow_broadcast(self, allow: bool) -> Self {
         self.flag(sys::SAT_ALLOW_BROADCAST, allow)

@@ -173,7 +173,7 @@ impl<'a> RaceOptions<'a> {
             fresh: self.fresh,
             discard: !self.keep,
             only: only.as_ref().map_or(ptr::null(), |names| names.as_ptr()),
-            progress: self.progress.as_ref().map(|_| tell as _),
+            progress: self.progress.as_ref().map(|_| report_progress as _),
             progress_user: self.progress.as_mut().map_or(ptr::null_mut(), |p| ptr::from_mut(p).cast()),
         };
         let mut raw = ptr::null_mut();
@@ -218,7 +218,7 @@ impl Drop for Raw {
     }
 }
 
-unsafe extern "C" fn tell(user: *mut c_void, done: c_int, total: c_int, what: *const c_char) -> bool {
+unsafe extern "C" fn report_progress(user: *mut c_void, done: c_int, total: c_int, what: *const c_char) -> bool {
     // SAFETY: `user` is the options' own, borrowed for the whole race, which calls this from one thread at a time.
     let (progress, what) = unsafe { (&mut *user.cast::<Progress<'_>>(), CStr::from_ptr(what)) };
     let number = |n: c_int| usize::try_from(n).unwrap_or(0);

@@ -242,7 +242,7 @@ static const attention_tiling by_query = {OWN_ROWS, STEP_ROWS, false}, by_key = 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     const instance *k = instance_for(p);
-    if (!k || p->a_dtype == SAT_F64 || k->queries.bytes > d->shared_bytes || k->keys.bytes > d->shared_bytes)
+    if (!k || tiled_type(p->a_dtype) < 0 || k->queries.bytes > d->shared_bytes || k->keys.bytes > d->shared_bytes)
         return false;
     return attention_schedule_fits(p, a, by_query) && attention_schedule_fits(p, a, by_key);
 }

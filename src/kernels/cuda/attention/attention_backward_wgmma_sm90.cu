@@ -19,7 +19,7 @@
 #include "kernels/cuda/attention/attention_wgmma.cuh"
 
 enum {
-    QUEUE_DEPTH = 2,      // work tiles that the scheduler may be ahead
+    QUEUE_TILES = 2,      // work tiles that the scheduler may be ahead
     MAX_STAGES = 4,       // of a ring
     CTA_ROWS = 128,       // own rows of a CTA
     PINGPONG_BARRIER = 2, // named barriers from here on: a warpgroup's turn to issue products
@@ -53,9 +53,9 @@ struct work_tile {
 
 struct shared_barriers {
     uint64_t full[2][MAX_STAGES], empty[2][MAX_STAGES], own_full, own_empty;
-    uint64_t work_full[QUEUE_DEPTH], work_empty[QUEUE_DEPTH];
+    uint64_t work_full[QUEUE_TILES], work_empty[QUEUE_TILES];
     int4 step[MAX_STAGES]; // of each stage of the S ring: step_info
-    work_tile work[QUEUE_DEPTH];
+    work_tile work[QUEUE_TILES];
     attention_steps steps; // the producer's own, whose registers are few
 };
 
@@ -118,7 +118,7 @@ template <typename S> __device__ __forceinline__ void init_barriers(shared_barri
             mbarrier_init(smem_address(&s->empty[k][i]), 8); // lane 0 of each consumer warp
         }
     mbarrier_init(smem_address(&s->own_full), 1), mbarrier_init(smem_address(&s->own_empty), 8);
-    for (int i = 0; i < QUEUE_DEPTH; i++) {
+    for (int i = 0; i < QUEUE_TILES; i++) {
         mbarrier_init(smem_address(&s->work_full[i]), 1);
         mbarrier_init(smem_address(&s->work_empty[i]), 257); // every consumer thread, and the producer
     }
@@ -147,9 +147,9 @@ template <typename S> __device__ __forceinline__ int query_heads(const kernel_ar
 template <typename S> __device__ __forceinline__ void scheduler(const kernel_args &x, shared_barriers *s) {
     unsigned number = blockIdx.x;
     for (uint32_t work_index = 0;; work_index++) {
-        work_tile *to = &s->work[work_index % QUEUE_DEPTH];
+        work_tile *to = &s->work[work_index % QUEUE_TILES];
         int steps = -1;
-        mbarrier_wait(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1 ^ 1);
+        mbarrier_wait(smem_address(&s->work_empty[work_index % QUEUE_TILES]), work_index / QUEUE_TILES & 1 ^ 1);
         if (number < x.work_tiles) {
             to->work = attention_work_at(x.schedule, number);
             asm volatile("" ::: "memory"); // registers are few: it is read again
@@ -159,7 +159,7 @@ template <typename S> __device__ __forceinline__ void scheduler(const kernel_arg
                 steps += attention_steps_of(x.schedule, to->work, to->work.head * query_heads<S>(x) + h).count;
         }
         to->steps = steps;
-        mbarrier_arrive(smem_address(&s->work_full[work_index % QUEUE_DEPTH]));
+        mbarrier_arrive(smem_address(&s->work_full[work_index % QUEUE_TILES]));
         if (number >= x.work_tiles) return;
         number = gridDim.x < x.work_tiles ? gridDim.x + atomicAdd(x.counter, 1u) : x.work_tiles;
     }
@@ -191,8 +191,8 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
                                          uint32_t smem) {
     uint32_t at = 0; // steps so far
     for (uint32_t work_index = 0;; work_index++) {
-        const work_tile *to = &s->work[work_index % QUEUE_DEPTH];
-        mbarrier_wait(smem_address(&s->work_full[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1);
+        const work_tile *to = &s->work[work_index % QUEUE_TILES];
+        mbarrier_wait(smem_address(&s->work_full[work_index % QUEUE_TILES]), work_index / QUEUE_TILES & 1);
         if (to->steps < 0) return;
         mbarrier_wait(smem_address(&s->own_empty), work_index & 1 ^ 1);
         load_own<S>(m, to->work, smem, smem_address(&s->own_full));
@@ -219,7 +219,7 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
                 load_tile<S>(&m.other[1], S::dp_tile(smem, at), full, t.first, head, to->work.batch);
             }
         }
-        mbarrier_arrive(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]));
+        mbarrier_arrive(smem_address(&s->work_empty[work_index % QUEUE_TILES]));
     }
 }
 
@@ -285,8 +285,8 @@ __device__ __forceinline__ void consumer_dq(const kernel_args &x, shared_barrier
     uint32_t at = 0; // steps so far
     if (warpgroup_index() == 1) pass_turn<S>();
     for (uint32_t work_index = 0;; work_index++) {
-        const work_tile *t = &s->work[work_index % QUEUE_DEPTH];
-        mbarrier_wait(smem_address(&s->work_full[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1);
+        const work_tile *t = &s->work[work_index % QUEUE_TILES];
+        mbarrier_wait(smem_address(&s->work_full[work_index % QUEUE_TILES]), work_index / QUEUE_TILES & 1);
         int left = t->steps;
         if (left < 0) break;
         float dq[S::D / 2], minus_lse[2], delta[2];
@@ -339,7 +339,7 @@ __device__ __forceinline__ void consumer_dq(const kernel_args &x, shared_barrier
             arrive_warp(&s->empty[S_RING][at++ % S::S_STAGES]);
         } else arrive_warp(&s->own_empty);
         epilogue<T, S>(dq, x.scale, x.out[0], x.out_at[0], t->work, x.dim);
-        mbarrier_arrive(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]));
+        mbarrier_arrive(smem_address(&s->work_empty[work_index % QUEUE_TILES]));
     }
 }
 
@@ -386,8 +386,8 @@ __device__ __forceinline__ void consumer_dkv(const kernel_args &x, shared_barrie
     uint32_t at = 0; // steps so far
     if (warpgroup_index() == 1) pass_turn<S>();
     for (uint32_t work_index = 0;; work_index++) {
-        const work_tile *t = &s->work[work_index % QUEUE_DEPTH];
-        mbarrier_wait(smem_address(&s->work_full[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1);
+        const work_tile *t = &s->work[work_index % QUEUE_TILES];
+        mbarrier_wait(smem_address(&s->work_full[work_index % QUEUE_TILES]), work_index / QUEUE_TILES & 1);
         int left = t->steps;
         if (left < 0) break;
         float dk[S::D / 2], dv[S::D / 2];
@@ -453,7 +453,7 @@ __device__ __forceinline__ void consumer_dkv(const kernel_args &x, shared_barrie
         } else arrive_warp(&s->own_empty);
         epilogue<T, S>(dk, x.scale, x.out[0], x.out_at[0], t->work, x.dim);
         epilogue<T, S>(dv, 1, x.out[1], x.out_at[1], t->work, x.dim);
-        mbarrier_arrive(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]));
+        mbarrier_arrive(smem_address(&s->work_empty[work_index % QUEUE_TILES]));
     }
 }
 
@@ -562,6 +562,7 @@ static constexpr instance instances[] = {
 };
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
+    if (v->instance.dtype != SAT_F16 && v->instance.dtype != SAT_BF16) return NULL;
     for (const instance &k : v->instance.dtype == SAT_F16 ? instances<sat_f16> : instances<sat_bf16>)
         if (k.step_keys == v->instance.tile_n && p->attention.dim <= k.max_dim && p->attention.dim > k.above_dim)
             return &k;

@@ -173,6 +173,7 @@ static constexpr instance instances[] = {
 };
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
+    if (v->instance.dtype != SAT_F16 && v->instance.dtype != SAT_BF16) return NULL;
     for (const instance &k : v->instance.dtype == SAT_F16 ? instances<sat_f16_math> : instances<sat_bf16_math>)
         if (k.tile_m == v->instance.tile_m && p->attention.dim <= k.max_dim) return &k;
     return NULL;

@@ -232,11 +232,6 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     return layout_of(p, a).bytes;
 }
 
-static void release(const sat_variant *v, void *state) {
-    (void)v;
-    free(state);
-}
-
 static sat_status prepare_pass(const sat_prepare *q, const pass *x) {
     sat_prepare own = *q;
     void *state = NULL;
@@ -340,5 +335,5 @@ SAT_FAMILY(cuda_attention_passes) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = release,
+    .release = sat_release_state,
 };

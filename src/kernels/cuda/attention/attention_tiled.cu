@@ -209,7 +209,8 @@ static attention_tiling tiling_of(const instance *k) { return {k->bm, k->bn, fal
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const instance *k = instance_for(v, p);
-    return k && p->a_dtype != SAT_F64 && k->bytes <= d->shared_bytes && attention_schedule_fits(p, a, tiling_of(k));
+    return k && tiled_type(p->a_dtype) >= 0 && k->bytes <= d->shared_bytes &&
+           attention_schedule_fits(p, a, tiling_of(k));
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {

@@ -77,7 +77,7 @@ __device__ __forceinline__ void tiled_accumulate(float (&o)[S::ROWS][S::VECTORS 
     }
 }
 
-/* The index of an element type in a table of kernels: f32, f16, bf16. */
-static inline int tiled_type(sat_dtype t) { return t == SAT_F32 ? 0 : t == SAT_F16 ? 1 : 2; }
+/* The index of an element type in a table of kernels: f32, f16, bf16. -1: there is no kernel for it. */
+static inline int tiled_type(sat_dtype t) { return t == SAT_F32 ? 0 : t == SAT_F16 ? 1 : t == SAT_BF16 ? 2 : -1; }
 
 #endif

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 
 enum {
-    QUEUE_DEPTH = 2, // work tiles that the producer may be ahead
+    QUEUE_TILES = 2, // work tiles that the producer may be ahead
     MAX_STAGES = 4,  // of K and of V
     MAX_Q_STAGES = 2,
     PINGPONG_BARRIER = 2,  // named barriers from here on: a warpgroup's turn to issue products
@@ -58,8 +58,8 @@ struct tensor_maps {
 
 struct shared_barriers {
     uint64_t k_full[MAX_STAGES], k_empty[MAX_STAGES], v_full[MAX_STAGES], v_empty[MAX_STAGES];
-    uint64_t q_full[MAX_Q_STAGES], q_empty[MAX_Q_STAGES], work_full[QUEUE_DEPTH], work_empty[QUEUE_DEPTH];
-    work_tile work[QUEUE_DEPTH];
+    uint64_t q_full[MAX_Q_STAGES], q_empty[MAX_Q_STAGES], work_full[QUEUE_TILES], work_empty[QUEUE_TILES];
+    work_tile work[QUEUE_TILES];
     uint32_t k_claimed, v_claimed; // key tiles whose stage the producer has claimed so far
 };
 
@@ -99,7 +99,7 @@ template <typename S> __device__ __forceinline__ void init_barriers(shared_barri
         mbarrier_init(smem_address(&s->q_full[i]), 1);
         mbarrier_init(smem_address(&s->q_empty[i]), S::WARPGROUPS * 4);
     }
-    for (int i = 0; i < QUEUE_DEPTH; i++) {
+    for (int i = 0; i < QUEUE_TILES; i++) {
         mbarrier_init(smem_address(&s->work_full[i]), 1);
         mbarrier_init(smem_address(&s->work_empty[i]), S::WARPGROUPS * 4);
     }
@@ -109,18 +109,9 @@ template <typename S> __device__ __forceinline__ void init_barriers(shared_barri
 // The counts of claimed stages: who sees a count sees what the producer did before it. They are atomics because
 // racecheck reports an acquiring load of a released value as a race.
 __device__ __forceinline__ void store_claimed(uint32_t *claimed, uint32_t tiles) {
-    asm volatile("{ .reg .b32 o; atom.release.cta.shared::cta.exch.b32 o, [%0], %1; }" ::"r"(smem_address(claimed)),
-                 "r"(tiles)
-                 : "memory");
+    atom_release_exch(smem_address(claimed), tiles);
 }
-__device__ __forceinline__ uint32_t load_claimed(uint32_t *claimed) {
-    uint32_t tiles;
-    asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;"
-                 : "=r"(tiles)
-                 : "r"(smem_address(claimed))
-                 : "memory");
-    return tiles;
-}
+__device__ __forceinline__ uint32_t load_claimed(uint32_t *claimed) { return atom_acquire_load(smem_address(claimed)); }
 
 // A consumer waits for key tile number `key_tile`, counted over all work tiles of the CTA. The barrier's parity
 // distinguishes only one phase of a stage from the next. A warpgroup that skipped the stage's last tiles (`list`) could
@@ -182,10 +173,6 @@ __device__ __forceinline__ void load_tile(const kernel_args &x, const CUtensorMa
     }
 }
 
-__device__ __forceinline__ void mbarrier_arrive_count(uint32_t bar, int times) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times) : "memory");
-}
-
 // A stage is empty once every warpgroup has arrived. The producer arrives for those that do not visit the tile.
 template <typename S> __device__ __forceinline__ void arrive_for_absent(uint32_t empty, int list, sat_key_tile tile) {
     if (list < 0) return;
@@ -200,11 +187,11 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
     unsigned number = blockIdx.x;
     uint32_t work_index = 0, base = 0; // work tiles before this one, and their key tiles
     for (;; work_index++) {
-        work_tile *to = &s->work[work_index % QUEUE_DEPTH];
-        mbarrier_wait(smem_address(&s->work_empty[work_index % QUEUE_DEPTH]), work_index / QUEUE_DEPTH & 1 ^ 1);
+        work_tile *to = &s->work[work_index % QUEUE_TILES];
+        mbarrier_wait(smem_address(&s->work_empty[work_index % QUEUE_TILES]), work_index / QUEUE_TILES & 1 ^ 1);
         if (number < x.work_tiles) *to = schedule_tile<S>(x, number);
         else to->w.key_tiles = -1;
-        mbarrier_arrive(smem_address(&s->work_full[work_index % QUEUE_DEPTH]));
+        mbarrier_arrive(smem_address(&s->work_full[work_index % QUEUE_TILES]));
         if (number >= x.work_tiles) return;
         number = x.work_tiles;
         if (gridDim.x < x.work_tiles) number = gridDim.x + atomicAdd(x.counter, 1u);
@@ -340,7 +327,7 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
         mbarrier_wait(smem_address(&s->work_full[entry]), entry_parity);
         work_tile t = read_shared_broadcast(&s->work[entry]);
         if (lane == 0) mbarrier_arrive(smem_address(&s->work_empty[entry]));
-        if (++entry == QUEUE_DEPTH) entry = 0, entry_parity ^= 1;
+        if (++entry == QUEUE_TILES) entry = 0, entry_parity ^= 1;
         if (t.w.key_tiles < 0) break;
         const sat_cta_work &w = t.w;
         int row = warpgroup == 0   ? w.row[0]
@@ -524,6 +511,7 @@ static constexpr instance instances[] = {
 };
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
+    if (v->instance.dtype != SAT_F16 && v->instance.dtype != SAT_BF16) return NULL;
     const sat_instance *i = &v->instance;
     for (const instance &inst : i->dtype == SAT_F16 ? instances<sat_f16> : instances<sat_bf16>)
         if (tile_rows(&inst) == i->tile_m && inst.tile_keys == i->tile_n && p->attention.dim <= inst.max_dim &&
@@ -684,11 +672,6 @@ static sat_status launch(const sat_launch *l) {
     return status == SAT_OK ? inst->start(l, x, st->maps) : status;
 }
 
-static void release(const sat_variant *v, void *st) {
-    (void)v;
-    free(st);
-}
-
 SAT_FAMILY(cuda_attention_wgmma) = {
     .revision = "1",
     .op = SAT_ATTENTION,
@@ -700,5 +683,5 @@ SAT_FAMILY(cuda_attention_wgmma) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = release,
+    .release = sat_release_state,
 };

@@ -28,6 +28,10 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
+__device__ __forceinline__ void mbarrier_arrive_count(uint32_t bar, int times) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times) : "memory");
+}
+
 /* Waits until the phase of this parity is complete. */
 __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
     asm volatile("{\n"
@@ -54,6 +58,16 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint32_t bar, uint32_t parity
                  : "r"(bar), "r"(parity)
                  : "memory");
     return __all_sync(~0u, yes);
+}
+
+/* Atomics on a word of shared memory: exchange that releases to the CTA, and a load, as `or` with 0, that acquires. */
+__device__ __forceinline__ void atom_release_exch(uint32_t at, uint32_t x) {
+    asm volatile("{ .reg .b32 o; atom.release.cta.shared::cta.exch.b32 o, [%0], %1; }" ::"r"(at), "r"(x) : "memory");
+}
+__device__ __forceinline__ uint32_t atom_acquire_load(uint32_t at) {
+    uint32_t x;
+    asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;" : "=r"(x) : "r"(at) : "memory");
+    return x;
 }
 
 /* Orders this thread's accesses to shared memory before later ones by TMA and wgmma. */
@@ -164,17 +178,18 @@ SAT_WGMMA_SS_ALL(sat_f16, "f16")
 SAT_WGMMA_SS_ALL(sat_bf16, "bf16")
 // clang-format on
 
+/* ---- tensor maps, made by the driver on the host ---- */
+
 typedef CUresult (*tensormap_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                         const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
                                         CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                         CUtensorMapFloatOOBfill);
 
-/* ---- tensor maps, made by the driver on the host ---- */
-
 /* The driver's cuTensorMapEncodeTiled; NULL: this driver has none. */
 static inline tensormap_encode_fn tensormap_encoder() {
-    static tensormap_encode_fn found; // every thread writes the same value
-    if (found) return found;
+    static tensormap_encode_fn found; // threads that look at the same time store the same value
+    tensormap_encode_fn encode = __atomic_load_n(&found, __ATOMIC_RELAXED);
+    if (encode) return encode;
     void *function = NULL;
     cudaDriverEntryPointQueryResult result;
 #if CUDART_VERSION >= 12050
@@ -187,7 +202,9 @@ static inline tensormap_encode_fn tensormap_encoder() {
         (void)cudaGetLastError();
         return NULL;
     }
-    return found = (tensormap_encode_fn)function;
+    encode = (tensormap_encode_fn)function;
+    __atomic_store_n(&found, encode, __ATOMIC_RELAXED);
+    return encode;
 }
 
 /* A tensor and the box that one copy moves. Elements of a box outside the tensor are loaded as zero. Dimension 0 is
@@ -204,10 +221,13 @@ struct sat_tensor_box {
 
 static inline bool tensormap_encode(CUtensorMap *map, const sat_tensor_box &t) {
     static const cuuint32_t ones[4] = {1, 1, 1, 1};
-    CUtensorMapDataType type = t.tf32               ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-                               : t.dtype == SAT_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                               : t.dtype == SAT_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    CUtensorMapDataType type;
+    switch (t.dtype) {
+    case SAT_F32: type = t.tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32; break;
+    case SAT_F16: type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16; break;
+    case SAT_BF16: type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; break;
+    default: return false;
+    }
     CUtensorMapSwizzle swizzle = t.swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                  : t.swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                  : t.swizzle_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
@@ -268,12 +288,15 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, ui
                  : "memory");
 }
 
+/* Closes the bulk group of this thread's stores since the last one; without any the group is empty. */
+__device__ __forceinline__ void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
 /* From shared to global memory, each store a bulk group of its own. What is outside the tensor is not written. */
 __device__ __forceinline__ void tma_store(const CUtensorMap *map, uint32_t from, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
                  "r"(x), "r"(y)
                  : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    bulk_commit_group();
 }
 /* Waits until all but the last PENDING stores of this thread have read shared memory. */
 template <int PENDING> __device__ __forceinline__ void tma_store_wait_read() {

@@ -89,8 +89,8 @@ static inline size_t sat_schedule_bytes(const sat_schedule *s, int64_t block_row
 /* ==== host and device: the order of tiles ==== */
 
 /* A tile is a work item's slice (tile_m of its rows) by a panel (tile_n columns of C). Heavy items come first, each
- * with all its panels. The other items follow panel group by panel group: `panels_in_flight` panels are worked on at a
- * time, so that B's columns stay in L2, and within a group the longest items come first. */
+ * with all its panels. The other items follow, one set of panels in flight after the other: `panels_in_flight` panels
+ * are worked on at a time, so that B's columns stay in L2, and within a set the longest items come first. */
 typedef struct sat_tile_order {
     unsigned items, heavy, slices, panels, panels_in_flight;
 } sat_tile_order;
@@ -100,14 +100,14 @@ typedef struct sat_tile_coordinates {
 } sat_tile_coordinates;
 
 /* How many panels of `panel_bytes` are worked on at a time: enough for `tiles` tiles, but no more than L2 holds beside
- * what is written. Returns 1 if the items are even (none has more than 1.25x the mean). All groups get nearly the same
- * number of panels, since a small last group would begin long tiles late. */
+ * what is written. Returns 1 if the items are even (none has more than 1.25x the mean). All sets get nearly the same
+ * number of panels, since a small last set would begin long tiles late. */
 static inline unsigned sat_panels_in_flight(bool even, int64_t tiles_of_panel, int64_t panels, double panel_bytes,
                                             double tiles, double l2_bytes) {
     double wanted = ceil(tiles / (double)sat_max(1, tiles_of_panel));
     double most = fmax(1, floor(0.7 * l2_bytes / fmax(1, panel_bytes)));
-    double groups = fmax(1, fmax(ceil((double)panels / most), floor((double)panels / wanted)));
-    return even ? 1 : (unsigned)fmax(1, ceil((double)panels / groups));
+    double sets = fmax(1, fmax(ceil((double)panels / most), floor((double)panels / wanted)));
+    return even ? 1 : (unsigned)fmax(1, ceil((double)panels / sets));
 }
 
 /* Where tile `number` is. */
@@ -118,12 +118,12 @@ SAT_BOTH static inline sat_tile_coordinates sat_tile_at(const sat_tile_order *or
     if (number < heavy_tiles) {
         t.item = rest / order->panels, t.panel = rest % order->panels;
     } else {
-        unsigned light = order->items - order->heavy, from,
-                 wide; /* items; the group's first panel; its number of panels */
+        unsigned other_items = order->items - order->heavy;
+        unsigned from, wide; /* the set's first panel; its number of panels */
         rest -= order->heavy * order->panels;
-        from = rest / (light * order->panels_in_flight) * order->panels_in_flight;
+        from = rest / (other_items * order->panels_in_flight) * order->panels_in_flight;
         wide = order->panels - from < order->panels_in_flight ? order->panels - from : order->panels_in_flight;
-        rest -= from * light;
+        rest -= from * other_items;
         t.item = order->heavy + rest / wide, t.panel = from + rest % wide;
     }
     return t;
@@ -143,12 +143,6 @@ struct sat_device_schedule {
     const sat_split_row *split; /* in device memory */
     void *partial;              /* the partial sums, [partial][row in block][column] */
 };
-
-/* `release` of a family whose state is one allocation. */
-static inline void sat_release_state(const sat_variant *v, void *state) {
-    (void)v;
-    free(state);
-}
 
 /* Where nothing is scheduled: one work item a row. */
 static inline sat_device_schedule sat_whole_rows_schedule(const sat_rows *r) {
@@ -186,6 +180,22 @@ static inline sat_status sat_prepare_schedule(const sat_prepare *prepare, int64_
     if (status == SAT_OK) *state = w;
     else free(w);
     return status;
+}
+
+/* The workspace of a persistent kernel with f32 sums: the schedule of the problem's own rows with its partial sums,
+ * then the tile counter. */
+static inline size_t sat_persistent_workspace(const sat_rows *r, int64_t n, int64_t share) {
+    sat_schedule s = sat_schedule_count(r, share);
+    return (sat_schedule_bytes(&s, r->br, n, sizeof(float)) + 255) / 256 * 256 + SAT_COUNTER_BYTES;
+}
+
+/* Makes both there. */
+static inline sat_status sat_persistent_prepare(const sat_prepare *prepare, int64_t share, sat_device_schedule *work,
+                                                unsigned **counter) {
+    sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
+    sat_status status = sat_upload_schedule(prepare, &r, share, (char *)prepare->workspace, work);
+    if (status != SAT_OK) return status;
+    return sat_tile_counter_init(prepare, sat_persistent_workspace(&r, prepare->problem->n, share), counter);
 }
 
 /* Work item i of a schedule, or row i where `items` is NULL. */

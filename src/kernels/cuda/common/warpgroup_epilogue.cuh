@@ -106,12 +106,12 @@ __device__ __forceinline__ void sat_warpgroup_store_rows(const sat_epilogue &o, 
     __syncwarp();
 }
 
-/* C column-major: the warpgroup together, 64 rows by W columns at a time. `rows`: how many of the 64 exist. `group`:
- * the warpgroup, whose named barrier is 1 + group. */
+/* C column-major: the warpgroup together, 64 rows by W columns at a time. `rows`: how many of the 64 exist. `wg`: the
+ * warpgroup, whose named barrier is 1 + wg. */
 template <typename E, int WN>
 __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &o, const float (&d)[WN / 2],
                                                             uint32_t staging, int64_t i0, int64_t n0, int64_t rows,
-                                                            int group) {
+                                                            int wg) {
     constexpr int W = WN < 64 ? WN : 64;
     int column = threadIdx.x % 128 / 8, vec16 = threadIdx.x % 8;
     E *to = (E *)o.c + (n0 + column) * o.col_stride + i0 + vec16 * 8;
@@ -121,14 +121,14 @@ __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &
     for (int j = 0; j < WN; j += W) {
         uint32_t buffer = staging + j / W % 2 * (4 * SAT_STAGING_WARP);
         sat_write_staging_transposed<E, W>(&d[j / 2], buffer);
-        named_barrier_sync(1 + group, 128);
+        named_barrier_sync(1 + wg, 128);
 #pragma unroll
         for (int down = 0; down < W; down += 16) {
             uint4 v = ld_shared_v4(buffer + swizzled_offset(down + column, vec16));
             if (inside && j + down < columns) __stcg((uint4 *)(to + (j + down) * o.col_stride), v);
         }
     }
-    named_barrier_sync(1 + group, 128);
+    named_barrier_sync(1 + wg, 128);
 }
 
 /* The same by TMA stores, which run while the warpgroup goes on. C row-major: each warp on its own; column-major: the
@@ -136,7 +136,7 @@ __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &
 template <typename E, int WN>
 __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, const float (&d)[WN / 2],
                                                         uint32_t staging, int i0, int n0, int n, bool column_major,
-                                                        int group) {
+                                                        int wg) {
     int warp = threadIdx.x / 32 % 4;
     bool one = threadIdx.x % (column_major ? 128 : 32) == 0;
     if (!column_major) staging += warp * SAT_STAGING_WARP, i0 += warp * 16; /* [buffer][warp] */
@@ -147,14 +147,14 @@ __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, co
         if (one && j == 0) tma_store_wait_read<0>();
         if (one && j > 0) tma_store_wait_read<SAT_STAGING_BUFFERS - 1>();
         if (column_major) {
-            named_barrier_sync(1 + group, 128);
+            named_barrier_sync(1 + wg, 128);
             sat_write_staging_transposed<E, 64>(&d[j / 2], buffer);
         } else {
             __syncwarp();
             sat_write_staging<E, 64>(&d[j / 2], buffer);
         }
         fence_proxy_async();
-        if (column_major) named_barrier_sync(1 + group, 128);
+        if (column_major) named_barrier_sync(1 + wg, 128);
         else __syncwarp();
         if (one) tma_store(c, buffer, column_major ? i0 : n0 + j, column_major ? n0 + j : i0);
     }
@@ -178,12 +178,12 @@ static inline bool sat_output_tensormap(const sat_launch *l, const sat_tile_epil
  * may use `staging`. */
 template <typename E, int WN>
 __device__ __forceinline__ void sat_warpgroup_store(const sat_tile_epilogue &o, float (&d)[WN / 2], uint32_t staging,
-                                                    int64_t i0, int64_t n0, int64_t rows, int group) {
+                                                    int64_t i0, int64_t n0, int64_t rows, int wg) {
     int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16;
     bool packed = o.path == SAT_STORE_PACKED16;
     if (packed) sat_warpgroup_apply_alpha_bias_relu(o.out, d, i0 + down + lane / 4);
     if (packed && o.column_major) {
-        sat_warpgroup_store_columns<E, WN>(o.out, d, staging, i0, n0, rows, group);
+        sat_warpgroup_store_columns<E, WN>(o.out, d, staging, i0, n0, rows, wg);
     } else if (down < rows) {
         staging += down / 16 * 2 * SAT_STAGING_WARP; /* [warp][buffer] */
         const float(&sum)[1][WN / 8][4] = reinterpret_cast<const float(&)[1][WN / 8][4]>(d);

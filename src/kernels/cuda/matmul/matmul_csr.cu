@@ -37,7 +37,7 @@ template <typename T> struct sum_of { typedef float type; };
 template <> struct sum_of<double> { typedef double type; };
 
 // V columns of a row of B or C, 16 bytes or one element.
-template <typename T, int V> struct piece {
+template <typename T, int V> struct row_vector {
     uint4 words;
 
     __device__ __forceinline__ void load(const char *row, int64_t offset) {
@@ -49,7 +49,7 @@ template <typename T, int V> struct piece {
         return (typename sum_of<T>::type)x[v];
     }
 };
-template <typename T> struct piece<T, 1> {
+template <typename T> struct row_vector<T, 1> {
     T element;
 
     __device__ __forceinline__ void load(const char *row, int64_t offset) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void multiply_row(typename sum_of<T>::type (&sum)[W][
         next = row.load(at + lanes + mine); // in time for the next round
         __syncwarp();
         for (int u = 0; u < lanes && at + u < most; u += U) {
-            piece<T, V> x[U][W];
+            row_vector<T, V> x[U][W];
             S s[U];
 #pragma unroll
             for (int e = 0; e < U; e++) {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void store_vectors(const sat_epilogue &out, int64_t i
     const S alpha = (S)out.alpha, beta = (S)out.beta, bias = out.bias ? (S)((const C *)out.bias)[i] : S(0);
 #pragma unroll
     for (int first = 0; first < V; first += EACH) {
-        piece<C, EACH> old = {};
+        row_vector<C, EACH> old = {};
         if (beta != 0) old.words = *(const uint4 *)(to + first);
         C y[EACH];
 #pragma unroll

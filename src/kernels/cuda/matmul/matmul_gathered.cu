@@ -280,11 +280,6 @@ struct state {
     offsets at;
 };
 
-static void release(const sat_variant *v, void *s) {
-    (void)v;
-    free(s);
-}
-
 static sat_status prepare(const sat_prepare *q, void **to) {
     const instance *x = find(q->variant);
     state *s = (state *)calloc(1, sizeof *s);
@@ -338,5 +333,5 @@ SAT_FAMILY(cuda_matmul_gathered) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = release,
+    .release = sat_release_state,
 };

@@ -28,7 +28,7 @@ struct params {
     bool tma_output;          // C is stored by TMA
 };
 
-/* What prepare and the first launch keep. */
+/* What `prepare` makes, and the tensor maps of the last launch. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;

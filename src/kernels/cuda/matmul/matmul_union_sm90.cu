@@ -58,7 +58,7 @@ struct params {
     bool tma_output;           // C is stored by TMA
 };
 
-/* What prepare and the first launch keep. */
+/* What `prepare` makes, and the tensor maps of the last launch. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;
@@ -87,10 +87,10 @@ struct tile {
 /* A ring of stages and a queue of tiles. `full` completes a phase when B and the blocks of the stage have arrived,
  * `empty` when all consumer warps have read it. A barrier is waited for by the parity of a phase: consumers begin with
  * phase 0, producers with 1, since at first everything is empty. A tile is large, so all 32 lanes of a producer write
- * or read a slot of the queue and arrive at its barriers.
+ * or read an entry of the queue and arrive at its barriers.
  *
- * Each role has two pipeline states: `stage` and `phase` of the ring, `queue_slot` and `queue_phase` of the queue. They
- * are no struct, with which ptxas gives other code than was measured. */
+ * Each role has two pipeline states: `stage` and `phase` of the ring, `queue_entry` and `queue_phase` of the queue.
+ * They are no struct, with which ptxas gives other code than was measured. */
 struct ring_shared {
     uint64_t full[STAGES], empty[STAGES], tile_full[QUEUE_TILES], tile_empty[QUEUE_TILES];
     uint32_t block_mask[STAGES]; // which blocks a stage has
@@ -115,7 +115,8 @@ struct lane_entries {
     __device__ __forceinline__ void begin(const params &x, int first, int count) {
         now = load(x, first, count, 0), later = load(x, first, count, 32);
     }
-    /* Called with the first entry of every stage; loads 32 more where `from` reaches them. */
+    /* `from`: the stage's first entry. At a multiple of 32 the entries loaded ahead become `now`, and 32 more are
+     * loaded. */
     __device__ __forceinline__ void advance(const params &x, int first, int count, int from) {
         if (from % 32 == 0 && from > 0) now = later, later = load(x, first, count, from + 32);
     }
@@ -157,7 +158,7 @@ __device__ static void producer_of_b(const params &x, const tensor_maps &m, pref
                                      uint32_t smem) {
     constexpr int ENTRIES = entries_per_stage<S, B_COL_MAJOR>, DEPTH = BK / ENTRIES; // depth of an entry
     constexpr int BYTES = B_STAGE_BYTES / ENTRIES;                                   // of an entry's part of B
-    int lane = threadIdx.x % 32, stage = 0, queue_slot = 0;
+    int lane = threadIdx.x % 32, stage = 0, queue_entry = 0;
     uint32_t phase = 1, queue_phase = 1, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     bool one = elect_one();
     for (;;) {
@@ -166,13 +167,13 @@ __device__ static void producer_of_b(const params &x, const tensor_maps &m, pref
         bool last = next.tile.none(x.scheduler);
         int first = (int)next.tile.item.first, count = next.tile.item.count, panel = (int)next.tile.coord.panel;
         // Every lane waits, since every lane writes.
-        mbarrier_wait(smem_address(&s->tile_empty[queue_slot]), queue_phase);
-        tile *t = &s->tiles[queue_slot];
+        mbarrier_wait(smem_address(&s->tile_empty[queue_entry]), queue_phase);
+        tile *t = &s->tiles[queue_entry];
         if (lane < S::GROUP_ROWS) t->row[lane] = next.row, t->block[lane] = next.block;
         t->row_mask[lane] = entries.now.row_mask;
         if (lane == 0) t->panel = panel, t->first = first, t->count = last ? -1 : count;
-        mbarrier_arrive(smem_address(&s->tile_full[queue_slot])); // every lane arrives for what it wrote
-        if (++queue_slot == QUEUE_TILES) queue_slot = 0, queue_phase ^= 1;
+        mbarrier_arrive(smem_address(&s->tile_full[queue_entry])); // every lane arrives for what it wrote
+        if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
         if (last) return;
         next.request_next();
         for (int from = 0; from < count; from += ENTRIES) {
@@ -222,19 +223,19 @@ template <typename S, bool A_TRANSPOSED> struct lane_block {
 template <typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     constexpr int ENTRIES = entries_per_stage<S, B_COL_MAJOR>;
-    int lane = threadIdx.x % 32, mine = lane % S::GROUP_ROWS, stage = 0, queue_slot = 0;
+    int lane = threadIdx.x % 32, mine = lane % S::GROUP_ROWS, stage = 0, queue_entry = 0;
     uint32_t phase = 1, queue_phase = 0, full = keep_in_register(smem_address(s->full)), empty = full + sizeof s->full;
     lane_block<S, A_TRANSPOSED> block = {};
     for (int e = 0; e < S::STAGE_COLUMNS; e++) block.own_row_mask |= 1u << (e * S::GROUP_ROWS + mine);
     smem += lane * S::BLOCK_BYTES;
     for (;;) {
-        mbarrier_wait(smem_address(&s->tile_full[queue_slot]), queue_phase);
-        const tile *t = &s->tiles[queue_slot];
+        mbarrier_wait(smem_address(&s->tile_full[queue_entry]), queue_phase);
+        const tile *t = &s->tiles[queue_entry];
         int first = t->first, count = t->count;
         lane_entries entries;
         entries.now.row_mask = t->row_mask[lane], block.next_block = t->block[mine];
-        mbarrier_arrive(smem_address(&s->tile_empty[queue_slot])); // every lane arrives for what it read
-        if (++queue_slot == QUEUE_TILES) queue_slot = 0, queue_phase ^= 1;
+        mbarrier_arrive(smem_address(&s->tile_empty[queue_entry])); // every lane arrives for what it read
+        if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
         if (count < 0) return;
         entries.later = lane_entries::load(x, first, count, 32);
         block.find(x, entries.block_mask<S, B_COL_MAJOR>(0));
@@ -296,16 +297,16 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
 template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
 __device__ static void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     typedef typename T::element E;
-    int lane = threadIdx.x % 32, wg = threadIdx.x / 128, stage = 0, queue_slot = 0;
+    int lane = threadIdx.x % 32, wg = threadIdx.x / 128, stage = 0, queue_entry = 0;
     uint32_t phase = 0, queue_phase = 0, staging = smem + STAGES * STAGE_BYTES + wg * SAT_STAGING;
     for (;;) {
-        mbarrier_wait(smem_address(&s->tile_full[queue_slot]), queue_phase);
-        const tile *t = &s->tiles[queue_slot];
+        mbarrier_wait(smem_address(&s->tile_full[queue_entry]), queue_phase);
+        const tile *t = &s->tiles[queue_entry];
         int count = read_shared_broadcast(&t->count), n0 = read_shared_broadcast(&t->panel) * BN, row[S::WG_ROWS];
 #pragma unroll
         for (int r = 0; r < S::WG_ROWS; r++) row[r] = read_shared_broadcast(&t->row[wg * S::WG_ROWS + r]);
-        if (lane == 0) mbarrier_arrive(smem_address(&s->tile_empty[queue_slot]));
-        if (++queue_slot == QUEUE_TILES) queue_slot = 0, queue_phase ^= 1;
+        if (lane == 0) mbarrier_arrive(smem_address(&s->tile_empty[queue_entry]));
+        if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
         if (count < 0) break;
         float d[BN / 2]; // [own block row][64 columns of BN][SUMS]
 #pragma unroll
@@ -356,13 +357,8 @@ __device__ __forceinline__ void apply_alpha_bias_relu(const sat_epilogue &o, flo
     }
 }
 
-/* An empty group, so that tma_store_wait_read counts the same number of groups where a store was left out. */
-__device__ __forceinline__ void tma_store_commit_empty_group() {
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
 /* C row-major: the warpgroup together, in four rounds of 8 KB through two staging buffers. A TMA store has 64 columns
- * of a block row. */
+ * of a block row. Where one is left out the bulk group is empty: tma_store_wait_read counts on it. */
 template <typename E, typename S>
 __device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_maps &m, const float (&d)[BN / 2],
                                                   const int (&row)[S::WG_ROWS], uint32_t staging, int n0, int wg) {
@@ -382,7 +378,7 @@ __device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_
             int part = round * S::WG_ROWS + i, r = part / 4, j = n0 + part % 4 * 64;
             if (one && row[r] >= 0 && j < x.epilogue.out.n)
                 tma_store(&m.c, buffer + i * (S::BR * 128), j, row[r] * S::BR);
-            else if (one) tma_store_commit_empty_group();
+            else if (one) bulk_commit_group();
         }
     }
 }

@@ -31,7 +31,7 @@ struct params {
     bool b_whole_chunks; // row-major B, n a multiple of 64: one TMA box covers the stage
 };
 
-/* What prepare and the first launch keep. */
+/* What `prepare` makes, and the tensor maps of the last launch. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;
@@ -417,11 +417,9 @@ static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pa
     return sat_schedule_share(&r, panels * slices, d->multiprocessors, sat_max(1, 512 / r.bc));
 }
 
-/* The schedule with its partial sums, then the tile counter. */
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
-    sat_schedule s = sat_schedule_count(&r, share_of(v, p, a, d));
-    return (sat_schedule_bytes(&s, r.br, p->n, sizeof(float)) + 255) / 256 * 256 + SAT_COUNTER_BYTES;
+    return sat_persistent_workspace(&r, p->n, share_of(v, p, a, d));
 }
 
 static sat_status prepare(const sat_prepare *q, void **out) {
@@ -429,11 +427,8 @@ static sat_status prepare(const sat_prepare *q, void **out) {
         return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
     state *st = (state *)calloc(1, sizeof *st);
     if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    sat_rows r = sat_op_rows(q->problem, q->pattern);
     int64_t share = share_of(q->variant, q->problem, q->pattern, q->device);
-    sat_status status = sat_upload_schedule(q, &r, share, (char *)q->workspace, &st->work);
-    if (status == SAT_OK)
-        status = sat_tile_counter_init(q, workspace(q->variant, q->problem, q->pattern, q->device), &st->counter);
+    sat_status status = sat_persistent_prepare(q, share, &st->work, &st->counter);
     if (status == SAT_OK) *out = st;
     else free(st);
     return status;

@@ -57,43 +57,43 @@ typedef struct search_window {
 } search_window;
 
 /* Fills `ptr` and `row`. */
-static void index_columns(const sat_rows *r, int64_t cols, search_window *b) {
-    int64_t from = r->ptr[b->first], to = r->ptr[b->first + b->count];
-    memset(b->ptr, 0, (size_t)(cols + 2) * sizeof *b->ptr);
-    for (int64_t i = from; i < to; i++) b->ptr[r->col[i] + 2]++;
-    for (int64_t c = 0; c < cols; c++) b->ptr[c + 2] += b->ptr[c + 1];
-    for (int64_t x = 0; x < b->count; x++)
-        for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++)
-            b->row[b->ptr[r->col[i] + 1]++] = (int32_t)x;
+static void index_columns(const sat_rows *r, int64_t cols, search_window *w) {
+    int64_t from = r->ptr[w->first], to = r->ptr[w->first + w->count];
+    memset(w->ptr, 0, (size_t)(cols + 2) * sizeof *w->ptr);
+    for (int64_t i = from; i < to; i++) w->ptr[r->col[i] + 2]++;
+    for (int64_t c = 0; c < cols; c++) w->ptr[c + 2] += w->ptr[c + 1];
+    for (int64_t x = 0; x < w->count; x++)
+        for (int64_t i = r->ptr[w->first + x]; i < r->ptr[w->first + x + 1]; i++)
+            w->row[w->ptr[r->col[i] + 1]++] = (int32_t)x;
 }
 
 /* Adds row x to group number `group`: rows that have a column new to the group share one more column with it. */
-static void add_row(const sat_rows *r, search_window *b, int64_t x, int32_t group) {
-    b->common[x] = -1;
-    for (int64_t i = r->ptr[b->first + x]; i < r->ptr[b->first + x + 1]; i++) {
+static void add_row(const sat_rows *r, search_window *w, int64_t x, int32_t group) {
+    w->common[x] = -1;
+    for (int64_t i = r->ptr[w->first + x]; i < r->ptr[w->first + x + 1]; i++) {
         int32_t c = r->col[i];
-        if (b->seen[c] == group) continue;
-        b->seen[c] = group;
-        for (int64_t y = b->ptr[c]; y < b->ptr[c + 1]; y++)
-            if (b->common[b->row[y]] >= 0) b->common[b->row[y]]++;
+        if (w->seen[c] == group) continue;
+        w->seen[c] = group;
+        for (int64_t y = w->ptr[c]; y < w->ptr[c + 1]; y++)
+            if (w->common[w->row[y]] >= 0) w->common[w->row[y]]++;
     }
 }
 
 /* Forms the groups of a window. A group begins with the first row that is in none; then the row that shares most
  * columns with the group is added, until the group is full. Writes the rows of the groups, -1 for none, to `to`. */
-static void form_groups(const sat_rows *r, search_window *b, int size, int32_t *group, int32_t *to) {
+static void form_groups(const sat_rows *r, search_window *w, int size, int32_t *group, int32_t *to) {
     int64_t first = 0;
-    for (int64_t left = b->count; left > 0;) {
+    for (int64_t remaining = w->count; remaining > 0;) {
         (*group)++;
-        while (b->common[first] < 0) first++;
-        for (int64_t x = first; x < b->count; x++)
-            if (b->common[x] > 0) b->common[x] = 0;
+        while (w->common[first] < 0) first++;
+        for (int64_t x = first; x < w->count; x++)
+            if (w->common[x] > 0) w->common[x] = 0;
         for (int i = 0; i < size; i++) {
             int64_t best = i == 0 ? first : -1;
-            for (int64_t x = first; i > 0 && x < b->count; x++)
-                if (b->common[x] >= 0 && (best < 0 || b->common[x] > b->common[best])) best = x;
-            *to++ = best < 0 ? -1 : (int32_t)(b->first + best);
-            if (best >= 0) add_row(r, b, best, *group), left--;
+            for (int64_t x = first; i > 0 && x < w->count; x++)
+                if (w->common[x] >= 0 && (best < 0 || w->common[x] > w->common[best])) best = x;
+            *to++ = best < 0 ? -1 : (int32_t)(w->first + best);
+            if (best >= 0) add_row(r, w, best, *group), remaining--;
         }
     }
 }
@@ -102,19 +102,19 @@ bool sat_union_groups(const sat_rows *r, int64_t cols, int size, int32_t *row) {
     int64_t most = 0, window = SAT_SEARCH_WINDOW / size * size, end = (r->count + size - 1) / size * size;
     for (int64_t x = 0; x < r->count; x += window)
         most = sat_max(most, r->ptr[sat_min(x + window, r->count)] - r->ptr[x]);
-    search_window b = {0};
-    b.ptr = (int64_t *)malloc((size_t)(cols + 2) * sizeof *b.ptr);
-    b.row = (int32_t *)malloc((size_t)(most + 1) * sizeof *b.row);
-    b.common = (int32_t *)malloc((size_t)window * sizeof *b.common);
-    b.seen = (int32_t *)calloc((size_t)cols + 1, sizeof *b.seen);
-    bool enough = b.ptr && b.row && b.common && b.seen;
+    search_window w = {0};
+    w.ptr = (int64_t *)malloc((size_t)(cols + 2) * sizeof *w.ptr);
+    w.row = (int32_t *)malloc((size_t)(most + 1) * sizeof *w.row);
+    w.common = (int32_t *)malloc((size_t)window * sizeof *w.common);
+    w.seen = (int32_t *)calloc((size_t)cols + 1, sizeof *w.seen);
+    bool enough = w.ptr && w.row && w.common && w.seen;
     int32_t group = 0;
     for (int64_t x = 0; enough && x < end; x += window) {
-        b.first = x, b.count = sat_min(window, r->count - x);
-        memset(b.common, 0, (size_t)b.count * sizeof *b.common);
-        index_columns(r, cols, &b);
-        form_groups(r, &b, size, &group, row + x);
+        w.first = x, w.count = sat_min(window, r->count - x);
+        memset(w.common, 0, (size_t)w.count * sizeof *w.common);
+        index_columns(r, cols, &w);
+        form_groups(r, &w, size, &group, row + x);
     }
-    free(b.ptr), free(b.row), free(b.common), free(b.seen);
+    free(w.ptr), free(w.row), free(w.common), free(w.seen);
     return enough;
 }

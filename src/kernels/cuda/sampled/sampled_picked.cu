@@ -184,11 +184,6 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     return sat_patches_bytes(a, &r, &shape);
 }
 
-static void release(const sat_variant *v, void *s) {
-    (void)v;
-    free(s);
-}
-
 static sat_status prepare(const sat_prepare *q, void **to) {
     sat_device_patches *tiles = (sat_device_patches *)calloc(1, sizeof *tiles);
     *to = NULL;
@@ -239,5 +234,5 @@ SAT_FAMILY(cuda_sampled_picked) = {
     .workspace = workspace,
     .prepare = prepare,
     .launch = launch,
-    .release = release,
+    .release = sat_release_state,
 };

@@ -35,7 +35,7 @@ struct params {
     float alpha;
 };
 
-/* What prepare and the first launch keep. */
+/* What `prepare` makes, and the tensor maps of the last launch. */
 struct state {
     sat_device_schedule work;
     unsigned *counter;

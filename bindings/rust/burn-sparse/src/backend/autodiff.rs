@@ -41,7 +41,7 @@ impl<B: SparseBackend, const N: usize> Backward<B, N> for Product {
     }
 }
 
-/// `C = op(A)*B` gives dA = dC*B^T, or B*dC^T where A stands transposed, at the stored blocks.
+/// `C = op(A)*B` gives dA = dC*B^T, or B*dC^T where A is transposed, at the stored blocks.
 fn values_gradient<B: SparseBackend>(
     pattern: &BsrPattern,
     spec: MatmulSpec,

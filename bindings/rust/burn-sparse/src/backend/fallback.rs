@@ -258,7 +258,7 @@ fn hidden<B: Backend>(
         (stored, mask.block_size(), columns)
     });
     let keeps = |head: usize, i: usize, j: usize| {
-        // How far the key is before the one that the query stands at.
+        // How far the key is before the query's diagonal position.
         let before = (i + keys) as i64 - (j + queries) as i64;
         let block = stored.as_ref().is_none_or(|(stored, block, columns)| {
             let row = if each { head * queries.div_ceil(block[0]) } else { 0 } + i / block[0];
