@@ -252,11 +252,9 @@ static sat_status plan_after_fork(sat_plan *plan) {
 }
 
 static sat_status launch(sat_plan *plan, void *const *operands, void *stream) {
-    void *all[SAT_MAX_OPERANDS] = {0};
-    for (int i = 0; i < plan->count; i++) {
-        SAT_TRY(check_pointer(plan, i, operands[i]));
-        all[i] = operands[i];
-    }
+    void *all[SAT_MAX_OPERANDS];
+    for (int i = 0; i < SAT_MAX_OPERANDS; i++) all[i] = i < plan->count ? operands[i] : NULL;
+    for (int i = 0; i < plan->count; i++) SAT_TRY(check_pointer(plan, i, all[i]));
     for (int j = 0; j < plan->count; j++)
         if (plan->operand[j].output) SAT_TRY(check_overlap(plan, all, j));
     if (plan->forked != sat_forked()) SAT_TRY(plan_after_fork(plan));
