@@ -1,21 +1,15 @@
-/* What the families that go by single elements ("CSR") share: elements as they are computed, and how block rows are
+/* What the families that go by single elements ("CSR") share: elements as they are stored, and how block rows are
  * divided among threads. Needs F16C. A family defines VECTOR_BYTES (vector.h) before it. */
 #ifndef SAT_CPU_CSR_H
 #define SAT_CPU_CSR_H
 
 #include <omp.h>
 
-#include "kernels/cpu/common/vector.h"
+#include "kernels/cpu/common/widen.h"
 
 enum { CSR_ENTRIES = 512 }; /* elements of a row at a time */
 
 static const double CSR_MOST_COPIED = 1e12; /* elements: more would fit into no machine */
-
-INLINE float csr_widen_f32(sat_dtype t, const void *p, int64_t i) {
-    if (t == SAT_F32) return ((const float *)p)[i];
-    return t == SAT_F16 ? _cvtsh_ss(((const uint16_t *)p)[i]) : sat_from_bf16(((const uint16_t *)p)[i]);
-}
-INLINE double csr_widen_f64(sat_dtype t, const void *p, int64_t i) { return (void)t, ((const double *)p)[i]; }
 
 INLINE void csr_put_f32(sat_dtype t, void *p, int64_t i, float x) {
     if (t == SAT_F32) ((float *)p)[i] = x;

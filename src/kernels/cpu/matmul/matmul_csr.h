@@ -87,9 +87,9 @@ static void FN(csr_singles)(const FN(csr_job) * j, int64_t t, int64_t count, REA
     /* a loop for each dtype */
 #define CSR_SINGLES(dtype)                                                                                             \
     if (block)                                                                                                         \
-        for (int64_t e = 0; e < count; e++) value[e] = FN(csr_widen)(dtype, values, block[e]);                         \
+        for (int64_t e = 0; e < count; e++) value[e] = FN(widen)(dtype, values, block[e]);                             \
     else                                                                                                               \
-        for (int64_t e = 0; e < count; e++) value[e] = FN(csr_widen)(dtype, values, t + e);
+        for (int64_t e = 0; e < count; e++) value[e] = FN(widen)(dtype, values, t + e);
     switch (j->p->a_dtype) {
     case SAT_F16: CSR_SINGLES(SAT_F16); break;
     case SAT_BF16: CSR_SINGLES(SAT_BF16); break;
@@ -109,7 +109,7 @@ static int64_t FN(csr_entries)(const FN(csr_job) * j, int64_t i, int64_t t, int6
         const int64_t from = sat_block_of(r, e) * r->block_elements + i * r->row_step;
         for (int64_t c = in; c < end; c++, count++) {
             k[count] = (int32_t)(k0 + c);
-            value[count] = FN(csr_widen)(j->p->a_dtype, j->l->operands[0], from + c * r->col_step);
+            value[count] = FN(widen)(j->p->a_dtype, j->l->operands[0], from + c * r->col_step);
         }
     }
     return count;
@@ -156,7 +156,7 @@ INLINE void FN(csr_store_element)(const FN(csr_job) * j, int64_t i, int64_t n, R
     void *c = j->l->operands[2];
     const int64_t at = i * p->c.row_stride + n * p->c.col_stride;
     REAL y = (REAL)p->alpha * sum + bias;
-    if (p->beta != 0) y += (REAL)p->beta * FN(csr_widen)(p->c_dtype, c, at);
+    if (p->beta != 0) y += (REAL)p->beta * FN(widen)(p->c_dtype, c, at);
     FN(csr_put)(p->c_dtype, c, at, FN(csr_act)(p->matmul.activation, y));
 }
 
@@ -164,7 +164,7 @@ INLINE void FN(csr_store_element)(const FN(csr_job) * j, int64_t i, int64_t n, R
 static void FN(csr_store)(const FN(csr_job) * j, const REAL *sums, int64_t i, int64_t rows) {
     const sat_problem *p = j->p;
     const bool bias = p->matmul.bias == SAT_BIAS_ROW;
-#define CSR_BIAS(row) (bias ? FN(csr_widen)(p->c_dtype, j->l->operands[3], row) : 0)
+#define CSR_BIAS(row) (bias ? FN(widen)(p->c_dtype, j->l->operands[3], row) : 0)
     if (sat_dtype_size(p->c_dtype) == sizeof(REAL) && p->matmul.activation == SAT_ACT_NONE && p->beta == 0) {
         REAL *c = (REAL *)j->l->operands[2], alpha = (REAL)p->alpha;
         const int64_t down = p->c.row_stride, along = p->c.col_stride;
@@ -198,11 +198,11 @@ static void FN(csr_copy)(const FN(csr_job) * j, int64_t from, int64_t to, REAL *
         if (down < along) {
             for (int64_t n = 0; n < p->n; n++)
                 for (int64_t q = k; q < end; q++)
-                    b[q * j->b_stride + n] = FN(csr_widen)(p->b_dtype, matrix, q * down + n * along);
+                    b[q * j->b_stride + n] = FN(widen)(p->b_dtype, matrix, q * down + n * along);
         } else {
             for (int64_t q = k; q < end; q++)
                 for (int64_t n = 0; n < p->n; n++)
-                    b[q * j->b_stride + n] = FN(csr_widen)(p->b_dtype, matrix, q * down + n * along);
+                    b[q * j->b_stride + n] = FN(widen)(p->b_dtype, matrix, q * down + n * along);
         }
     }
 }

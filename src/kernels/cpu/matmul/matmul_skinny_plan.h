@@ -14,6 +14,8 @@
 #ifndef SAT_MATMUL_SKINNY_PLAN_H
 #define SAT_MATMUL_SKINNY_PLAN_H
 
+#include "kernels/cpu/common/widen.h"
+
 enum {
     SKINNY_MAX_N = 16,
     SKINNY_WIDEN = 4096,       /* 16-bit values that are widened at a time: 16 KiB, half of a small L1 */
@@ -116,28 +118,6 @@ static inline skinny_plan skinny_make_plan(const sat_problem *p, const sat_patte
                                               : 0,
                                 16);
     return s;
-}
-
-/* ---- elements as they are computed ---- */
-
-INLINE float widen_f32(sat_dtype t, const void *p, int64_t i) {
-    if (t == SAT_F32) return ((const float *)p)[i];
-    return t == SAT_F16 ? _cvtsh_ss(((const uint16_t *)p)[i]) : sat_from_bf16(((const uint16_t *)p)[i]);
-}
-
-static void widen_all_f32(sat_dtype t, const uint16_t *from, float *to, int64_t n) {
-    int64_t i = 0;
-    for (; i + lanes_f32 <= n; i += lanes_f32) {
-        vec_half h = vec_load_half(from + i);
-        vec_store_f32(to + i, t == SAT_F16 ? vec_widen_f16(h) : vec_widen_bf16(h));
-    }
-    for (; i < n; i++) to[i] = widen_f32(t, from, i);
-}
-
-INLINE double widen_f64(sat_dtype t, const void *p, int64_t i) { return (void)t, ((const double *)p)[i]; }
-
-static void widen_all_f64(sat_dtype t, const double *from, double *to, int64_t n) {
-    (void)t, memcpy(to, from, (size_t)n * sizeof *to);
 }
 
 /* ---- sharing block rows ---- */

@@ -67,11 +67,11 @@ static void FN(csr_lines)(sat_dtype t, const void *matrix, int64_t line_stride, 
         if (line_stride < k_stride) {
             for (int64_t e = 0; e < k; e++)
                 for (int64_t q = i; q < end; q++)
-                    lines[q * depth + e] = FN(csr_widen)(t, matrix, q * line_stride + e * k_stride);
+                    lines[q * depth + e] = FN(widen)(t, matrix, q * line_stride + e * k_stride);
         } else {
             for (int64_t q = i; q < end; q++)
                 for (int64_t e = 0; e < k; e++)
-                    lines[q * depth + e] = FN(csr_widen)(t, matrix, q * line_stride + e * k_stride);
+                    lines[q * depth + e] = FN(widen)(t, matrix, q * line_stride + e * k_stride);
         }
     }
 }
@@ -98,7 +98,7 @@ static void FN(csr_some)(const FN(csr_job) * j, int64_t row, int64_t in, int64_t
             REAL y = 0;
             if (i < p->m && j->a->col_idx[e] * bc + c < p->n) {
                 y = alpha * sums[count];
-                if (beta != 0) y += beta * FN(csr_widen)(p->c_dtype, s, at);
+                if (beta != 0) y += beta * FN(widen)(p->c_dtype, s, at);
             }
             FN(csr_put)(p->c_dtype, s, at, y);
         }
