@@ -34,7 +34,7 @@ typedef struct support {
     const char *lacks; // what this device has not; NULL if it can run
     bool usable;
     bool dtype[DTYPES], side[SIDES], columns[COUNTS], layout[LAYOUTS];
-    bool rectangular, ragged, transposed, epilogue, general;
+    bool rectangular, ragged, transposed, transposed_only, epilogue, general;
 } support;
 
 // Four block rows and columns of the given block, so that even a block of 128 is a small problem.
@@ -80,11 +80,13 @@ static int64_t *inner(spec *s) { return s->op == SAT_MATMUL - 1 || spec_is_group
 static bool find_base(sat_context *c, const sat_variant *v, spec *base) {
     static const int side_order[] = {7, 5, 4, 3, 0, 8, 6, 1, 2}, count_order[] = {7, 0, 3, 8, 4, 6, 1};
     enum { ORDERED_COUNTS = sizeof count_order / sizeof *count_order };
-    int tries = (DTYPES + 1) * LAYOUTS * SIDES * ORDERED_COUNTS;
+    int once = (DTYPES + 1) * LAYOUTS * SIDES * ORDERED_COUNTS;
+    int tries = v->op == SAT_MATMUL ? 2 * once : once; // the second half by the transpose of A
     for (int i = 0; i < tries; i++) {
         spec s = small_problem(v);
         int count = i % ORDERED_COUNTS, side = i / ORDERED_COUNTS % SIDES;
-        int order = i / (ORDERED_COUNTS * SIDES) % LAYOUTS, dtype = i / (ORDERED_COUNTS * SIDES * LAYOUTS) - 1;
+        int order = i / (ORDERED_COUNTS * SIDES) % LAYOUTS, dtype = i % once / (ORDERED_COUNTS * SIDES * LAYOUTS) - 1;
+        s.transpose = i >= once;
         if (dtype >= 0) s.a_dtype = dtypes[dtype].a, s.c_dtype = dtypes[dtype].c;
         s.col_b = layouts[order].first, s.col_c = layouts[order].second;
         s.block_rows = s.block_cols = block_sides[side_order[side]];
@@ -110,6 +112,7 @@ static support ask(sat_context *c, const sat_variant *v) {
     u.rectangular = !grouped && takes(c, v, s, false, false);
     u.ragged = takes(c, v, base, true, false);
     s = base, s.transpose = true, u.transposed = v->op == SAT_MATMUL && takes(c, v, s, false, false);
+    u.transposed_only = base.transpose;
     for (int i = 0; i < LAYOUTS; i++)
         s = base, s.col_b = layouts[i].first, s.col_c = layouts[i].second, u.layout[i] = takes(c, v, s, false, false);
     s = base, s.alpha = 0.5, s.beta = 0.5, s.bias = true, s.activation = SAT_ACT_GELU;
@@ -184,7 +187,7 @@ static void print_variant(const sat_variant *v, const support *u) {
     if (!u->usable) return;
     add_word(also, sizeof also, u->rectangular, "rectangular blocks");
     add_word(also, sizeof also, u->ragged, "ragged edges");
-    add_word(also, sizeof also, u->transposed, "transpose");
+    add_word(also, sizeof also, u->transposed, u->transposed_only ? "transpose only" : "transpose");
     add_word(also, sizeof also, u->general, "general strides");
     add_word(also, sizeof also, u->epilogue, "bias and activation");
     printf("    dtypes %s; ", dtype_list(u, types, sizeof types));
@@ -225,7 +228,7 @@ static void variant_json(json *j, const sat_variant *v, const support *u) {
     numbers_json(j, "blocks", u->side, block_sides, SIDES);
     numbers_json(j, "columns", u->columns, column_counts, COUNTS);
     json_bool(j, "rectangular", u->rectangular), json_bool(j, "ragged", u->ragged);
-    json_bool(j, "transpose", u->transposed);
+    json_bool(j, "transpose", u->transposed), json_bool(j, "transpose_only", u->transposed_only);
     json_array(j, "layouts");
     for (int i = 0; i < LAYOUTS; i++)
         if (u->layout[i]) json_text(j, NULL, layouts[i].name);
