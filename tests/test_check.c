@@ -302,6 +302,46 @@ static void sums_of_a_wrong_variant_prove_nothing(void **state) {
     }
 }
 
+/* One unit in one sum is enough, whatever the operation. */
+static void sums_that_are_wrong_are_not_proven(void **state) {
+    (void)state;
+    uint64_t r = 6;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    sat_pattern *pattern = random_pattern(ctx, &r, 60, 50, 6, 5, 0.4, false);
+    sat_problem p[4] = {matmul_problem(SAT_F32, 30), sampled_problem(SAT_F32, 30)};
+    p[2].size = p[3].size = sizeof *p;
+    assert_ok(sat_problem_grouped(&p[2], SAT_F32, 60, 30, 20, 5));
+    assert_ok(sat_problem_grouped_weights(&p[3], SAT_F32, 60, 30, 20, 5));
+    for (int i = 0; i < 4; i++) {
+        sat_request q;
+        sat_bench s;
+        assert_ok(sat_request_make(&q, ctx, i < 2 ? pattern : NULL, &p[i]));
+        const sat_pattern_view *view = q.view;
+        if (i < 2) assert_ok(sat_pattern_transposed(pattern, &view));
+        assert_ok(sat_bench_open(&s, ctx, &q.problem, view, &q.device, (size_t)1 << 32));
+        for (int fill_case = 0; fill_case < 2; fill_case++) {
+            assert_ok(sat_bench_fill(&s, SAT_PROBE_STRUCTURE, fill_case, next_random(&r)));
+            sat_trial t = {.device = s.device, .problem = s.problem, .pattern = s.pattern};
+            t.operands = s.pointer, t.fills = s.fills, t.sums = s.sums;
+            float *sums = s.sums, right;
+            int64_t count = (int64_t)(s.sums_bytes / sizeof *sums), at;
+            do at = random_below(&r, count);
+            while (sums[at] == 0); /* padding of blocks is no sum */
+            for (int wrong = 0; wrong < 3; wrong++) {
+                sat_finding f;
+                right = sums[at];
+                sums[at] += wrong == 1 ? 1 : wrong == 2 ? 0.5F : 0;
+                assert_ok(s.checker->prove(&t, next_random(&r), &f));
+                assert_true(f.ok == (wrong == 0));
+                sums[at] = right;
+            }
+        }
+        sat_bench_close(&s);
+    }
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(few_elements_that_weigh_most_count_as_few),
@@ -312,6 +352,7 @@ int main(void) {
         cmocka_unit_test(a_dropped_block_is_found),
         cmocka_unit_test(a_forgotten_activation_is_found),
         cmocka_unit_test(sums_of_a_wrong_variant_prove_nothing),
+        cmocka_unit_test(sums_that_are_wrong_are_not_proven),
         cmocka_unit_test(one_far_element_is_no_fault_of_the_others_and_many_are),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -442,6 +442,7 @@ typedef enum fault {
     FIRST_EMPTY,       /* the second group has zeros where the first is empty */
     TWO_EMPTY,         /* the last group has zeros where two groups beside each other are empty */
     LAST_COLUMN,       /* lacks the last product */
+    ROUGH_INPUTS,      /* without their last three bits, which no integers have */
     HALF_THE_DEPTH,
     NO_BIAS,
     ZEROS_TIMES_OTHERS, /* adds 0 times what is other groups', which may be NaN */
@@ -502,7 +503,11 @@ static bool left_out(const int64_t *to, int64_t groups, int64_t g) {
             (planted == TWO_EMPTY && g == groups - 1 && two));
 }
 
-static double load(sat_dtype t, const void *p, int64_t i) { return sat_load(t, p, i); }
+static double load(sat_dtype t, const void *p, int64_t i) {
+    int exponent, bits = t == SAT_F64 ? 50 : 21;
+    double x = sat_load(t, p, i), part = frexp(x, &exponent);
+    return planted == ROUGH_INPUTS && isfinite(x) ? ldexp(rint(ldexp(part, bits)), exponent - bits) : x;
+}
 
 static sat_status planted_launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
@@ -581,6 +586,7 @@ static void the_race_finds_what_is_wrong_and_nothing_else(void **state) {
                                         "an empty first group",
                                         "two empty groups",
                                         "the last column",
+                                        "rough inputs",
                                         "half depth",
                                         "leaves the bias out",
                                         "zeros times others"};
@@ -603,7 +609,7 @@ static void the_race_finds_what_is_wrong_and_nothing_else(void **state) {
                 if (weights) assert_ok(sat_problem_grouped_weights(&p, types[t], 120, 20, 24, 7));
                 else assert_ok(sat_problem_grouped(&p, types[t], 120, 20, 24, 7));
                 p.grouped.bias = !weights;
-                if (weights && planted == NO_BIAS) continue;
+                if ((weights && planted == NO_BIAS) || (t > 1 && planted == ROUGH_INPUTS)) continue;
                 sat_verdict verdict = race_planted(ctx, &p, message, sizeof message);
                 if ((verdict == SAT_VERDICT_OK) != (planted == RIGHT))
                     fail_msg("%s, %s, %s: verdict %d, %s", weights ? "weights" : "grouped", sat_dtype_name(types[t]),
