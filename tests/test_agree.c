@@ -250,6 +250,7 @@ static void nonsense_is_nobodys_answer(void **state) {
         "planted\n",
         "plan\x80ted",
         "planted ,1,1",
+        "planted,1,1e-6\n",
         "cpu_sampled_any_any_c_reference",
         "planted0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789",
     };
