@@ -34,6 +34,7 @@ typedef enum fault {
     ONE_ELEMENT_BY_A_TENTH,
     NO_RESCALING,
     FIRST_TILES_MAXIMUM,
+    MAXIMUM_FROM_ZERO,
     CLAMPS_SCORES,
     LSE_WITHOUT_THE_MAXIMUM,
     LSE_OF_ONE_KEY_MORE,
@@ -77,6 +78,7 @@ static const char *const names[FAULTS] = {"none",
                                           "one element by a tenth",
                                           "no rescaling",
                                           "first tile's maximum",
+                                          "maximum from zero",
                                           "clamps scores",
                                           "LSE without the maximum",
                                           "LSE of one key more",
@@ -188,7 +190,7 @@ static void add_tile(const call *c, online *o, int64_t b, int64_t h, int64_t i, 
 
 static void forward_row(const call *c, int64_t b, int64_t h, int64_t i) {
     fault f = c->me->fault;
-    online o = {.largest = -INFINITY};
+    online o = {.largest = c->me->fault == MAXIMUM_FROM_ZERO ? 0 : -INFINITY};
     int64_t keys[TILE], row = f == ONE_ROW_TWICE && h == c->t->heads - 1 && i == bad_row(c) ? i - 1 : i;
     int count = 0;
     for (int64_t j = 0; j < c->p->n; j++) {
@@ -359,6 +361,7 @@ static bool shows(fault f, sat_dtype t, const size *s) {
     case NONE: return false;
     case INPUTS_AS_BF16:
     case LAST_WEIGHTS_IN_BF16: return t != SAT_BF16;
+    case MAXIMUM_FROM_ZERO: return t != SAT_F64; /* exp of f64 is 0 only below -745 */
     case WRONG_KV_HEAD: return s->kv_heads > 1;
     case SKIPS_EMPTY_ROWS: return s->block_rows < s->m; /* one block leaves no row empty */
     case WRONG_ON_FEWER_THREADS: return omp_get_max_threads() > 1;

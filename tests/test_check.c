@@ -237,6 +237,111 @@ static void few_elements_that_weigh_most_count_as_few(void **state) {
     assert_false(sat_squares_fit(&alike));
 }
 
+/* ---- sums ---- */
+
+/* A variant that the sums come from, as a built-in one that promises to be fast; `writes` into the first of B. */
+static float writes;
+static bool wrong_sums;
+
+static bool careless_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                              const sat_device *d) {
+    (void)v, (void)a, (void)d;
+    return p->a_dtype == SAT_F32 && p->c_dtype == SAT_F32;
+}
+
+static double careless_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                                const sat_device *d) {
+    return (void)v, (void)p, (void)a, (void)d, 1e-12;
+}
+
+static sat_status careless_launch(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    const float *values = l->operands[0];
+    float *b = l->operands[1], *c = l->operands[2];
+    if (writes != 0) b[0] = writes;
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t j = 0; j < p->n; j++) {
+            double sum = 0;
+            for (int64_t t = a->row_ptr[i / a->block_rows]; t < a->row_ptr[i / a->block_rows + 1]; t++)
+                for (int64_t k = 0; k < a->block_cols && a->col_idx[t] * a->block_cols + k < p->k; k++)
+                    sum += (double)values[(t * a->block_rows + i % a->block_rows) * a->block_cols + k] *
+                           b[(a->col_idx[t] * a->block_cols + k) * p->b.row_stride + j * p->b.col_stride];
+            c[i * p->c.row_stride + j * p->c.col_stride] = (float)sum;
+        }
+    if (wrong_sums) c[p->m * p->n / 2] += 1;
+    return SAT_OK;
+}
+
+/* Sums come from a variant that may be wrong itself, or write into what it should read: neither changes what is right,
+ * and neither hides what it writes from the check that follows. */
+static void sums_of_a_wrong_variant_prove_nothing(void **state) {
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        scene s;
+        uint64_t r = 5;
+        writes = way == 1 ? 3 : way == 2 ? 0.3F : 0, wrong_sums = way == 3;
+        open_scene(&s, &r, matmul_problem(SAT_F32, 40));
+        sat_variant v = {SAT_SIZED(sat_variant), .name = "careless", .revision = "1", .op = SAT_MATMUL};
+        v.backend = SAT_CPU, v.supports = careless_supports, v.estimate = careless_estimate, v.launch = careless_launch;
+        assert_ok(sat_variant_register(s.ctx, &v));
+        s.ctx->registry.built_in = atomic_load(&s.ctx->registry.count);
+        for (int fill_case = 0; fill_case < 4; fill_case++) {
+            fill(&s, &r, SAT_PROBE_STRUCTURE, fill_case);
+            run(&s);
+            assert_true(passes(&s, NULL)); /* the reference */
+            sat_runner right = s.runner;
+            assert_ok(sat_runner_open(&s.runner, s.ctx, sat_registry_find(&s.ctx->registry, "careless"), &s.q.problem,
+                                      s.view, &s.q.device, 0, NULL));
+            run(&s);
+            assert_true(passes(&s, NULL) == (way == 0));
+            sat_runner_close(&s.runner);
+            s.runner = right;
+        }
+        close_scene(&s);
+    }
+}
+
+/* One unit in one sum is enough, whatever the operation. */
+static void sums_that_are_wrong_are_not_proven(void **state) {
+    (void)state;
+    uint64_t r = 6;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    sat_pattern *pattern = random_pattern(ctx, &r, 60, 50, 6, 5, 0.4, false);
+    sat_problem p[4] = {matmul_problem(SAT_F32, 30), sampled_problem(SAT_F32, 30)};
+    p[2].size = p[3].size = sizeof *p;
+    assert_ok(sat_problem_grouped(&p[2], SAT_F32, 60, 30, 20, 5));
+    assert_ok(sat_problem_grouped_weights(&p[3], SAT_F32, 60, 30, 20, 5));
+    for (int i = 0; i < 4; i++) {
+        sat_request q;
+        sat_bench s;
+        assert_ok(sat_request_make(&q, ctx, i < 2 ? pattern : NULL, &p[i]));
+        const sat_pattern_view *view = q.view;
+        if (i < 2) assert_ok(sat_pattern_transposed(pattern, &view));
+        assert_ok(sat_bench_open(&s, ctx, &q.problem, view, &q.device, (size_t)1 << 32));
+        for (int fill_case = 0; fill_case < 2; fill_case++) {
+            assert_ok(sat_bench_fill(&s, SAT_PROBE_STRUCTURE, fill_case, next_random(&r)));
+            sat_trial t = {.device = s.device, .problem = s.problem, .pattern = s.pattern};
+            t.operands = s.pointer, t.fills = s.fills, t.sums = s.sums;
+            float *sums = s.sums, right;
+            int64_t count = (int64_t)(s.sums_bytes / sizeof *sums), at;
+            do at = random_below(&r, count);
+            while (sums[at] == 0); /* padding of blocks is no sum */
+            for (int wrong = 0; wrong < 3; wrong++) {
+                sat_finding f;
+                right = sums[at];
+                sums[at] += wrong == 1 ? 1 : wrong == 2 ? 0.5F : 0;
+                assert_ok(s.checker->prove(&t, next_random(&r), &f));
+                assert_true(f.ok == (wrong == 0));
+                sums[at] = right;
+            }
+        }
+        sat_bench_close(&s);
+    }
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(few_elements_that_weigh_most_count_as_few),
@@ -246,6 +351,8 @@ int main(void) {
         cmocka_unit_test(a_write_into_an_input_or_its_padding_is_found),
         cmocka_unit_test(a_dropped_block_is_found),
         cmocka_unit_test(a_forgotten_activation_is_found),
+        cmocka_unit_test(sums_of_a_wrong_variant_prove_nothing),
+        cmocka_unit_test(sums_that_are_wrong_are_not_proven),
         cmocka_unit_test(one_far_element_is_no_fault_of_the_others_and_many_are),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -21,6 +21,7 @@ typedef enum fault {
     FORGETS_ALPHA,
     NEEDS_FULL_ROWS, /* wrong on patterns with empty rows, which only a winner is tried on */
     SHARED_VALUES,   /* all plans have the fixed values of whichever took its own last */
+    FAILS_LATE,      /* an error on patterns with empty rows */
     SLOW,            /* right, and far slower than it says */
     FAULTS
 } fault;
@@ -62,6 +63,7 @@ static sat_status launch(const sat_launch *l) {
     float *c = l->operands[2];
     bool later = me->calls++ > 0;
     if (me->fault == SLOW) nanosleep(&(struct timespec){0, 3000000}, NULL);
+    if (me->fault == FAILS_LATE && a->empty_rows > 0) return sat_fail(SAT_LIBRARY_ERROR, "planted");
     if (me->fault == RETURNS_ERROR) return sat_fail(SAT_LIBRARY_ERROR, "planted");
     int64_t dropped = a->stored_blocks / 2;
     for (int64_t i = 0; i < p->m; i++) {
@@ -98,10 +100,10 @@ static sat_status launch(const sat_launch *l) {
     return SAT_OK;
 }
 
-static const char *const names[FAULTS] = {
-    "honest",          "one_wrong_element", "dropped_block", "stale_tile",    "remembers",          "writes_past",
-    "writes_gaps",     "reads_c",           "reads_padding", "returns_error", "forgets_activation", "forgets_alpha",
-    "needs_full_rows", "shared_values",     "slow"};
+static const char *const names[FAULTS] = {"honest",          "one_wrong_element", "dropped_block",      "stale_tile",
+                                          "remembers",       "writes_past",       "writes_gaps",        "reads_c",
+                                          "reads_padding",   "returns_error",     "forgets_activation", "forgets_alpha",
+                                          "needs_full_rows", "shared_values",     "fails_late",         "slow"};
 
 /* Races the planted variant beside those of the library, and gives its result. */
 static sat_result race_with(fault fault, const sat_problem *problem, int64_t rows, int64_t cols, char best[128]) {
@@ -237,6 +239,30 @@ static void a_failing_candidate_loses_quietly(void **state) {
     assert_int_equal(r.verdict, SAT_VERDICT_ERROR);
     assert_non_null(strstr(r.message, "planted"));
     assert_string_not_equal(best, "returns_error");
+}
+
+/* An error in what only winners are tried on. */
+static void a_winner_that_fails_late_is_none(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_QUICK);
+    planted fails = {.fault = FAILS_LATE};
+    sat_variant v = {SAT_SIZED(sat_variant), .name = names[FAILS_LATE], .revision = "1",
+                     .op = SAT_MATMUL,       .backend = SAT_CPU,        .user = &fails,
+                     .supports = supports,   .estimate = estimate,      .launch = launch};
+    assert_ok(sat_variant_register(ctx, &v));
+    uint64_t random = 5;
+    sat_pattern *pattern = random_pattern(ctx, &random, 100, 90, 8, 8, 0.6, false);
+    assert_int_equal(view_of(pattern).empty_rows, 0);
+    sat_problem p = matmul_problem(SAT_F32, 70);
+    sat_race_options only = {SAT_SIZED(sat_race_options), .only = names[FAILS_LATE]};
+    sat_race *race = NULL;
+    assert_ok(sat_race_run(ctx, pattern, &p, &only, &race));
+    assert_null(sat_race_best(race));
+    assert_int_equal(sat_race_at(race, 0)->verdict, SAT_VERDICT_ERROR);
+    assert_non_null(strstr(sat_race_at(race, 0)->message, "planted"));
+    sat_race_free(race);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
 }
 
 static void a_second_race_is_read_back_and_a_newcomer_races_the_best(void **state) {
@@ -543,6 +569,7 @@ int main(void) {
         cmocka_unit_test(who_is_called_back_is_tried_like_a_winner),
         cmocka_unit_test(planted_faults_are_found_under_an_activation_too),
         cmocka_unit_test(a_failing_candidate_loses_quietly),
+        cmocka_unit_test(a_winner_that_fails_late_is_none),
         cmocka_unit_test(a_second_race_is_read_back_and_a_newcomer_races_the_best),
         cmocka_unit_test(a_boast_does_not_win),
         cmocka_unit_test(a_library_that_takes_little_is_in_the_race),

@@ -367,7 +367,7 @@ static agreed_variant parse_agreed(const char *text) {
     size_t length = strcspn(text, ",");
     if (length < sizeof a.name) memcpy(a.name, text, length);
     if (text[length] && sscanf(text + length, ",%d,%lf", &a.threads, &a.seconds) != 2) a.threads = 0, a.seconds = 0;
-    if (a.threads < 0 || !(a.seconds >= 0)) a.threads = 0, a.seconds = 0;
+    if (a.threads < 0 || !(a.seconds >= 1e-9 && a.seconds < 1e9)) a.threads = 0, a.seconds = 0; /* no time of a run */
     return a;
 }
 
@@ -402,7 +402,7 @@ static sat_status select_to_propose(sat_request *q, const char *key, sat_selecti
 }
 
 /* Takes on what was agreed, once it is verified here. selection->variant is NULL where it does not fit here, there is
- * no memory for it, or it is wrong here. */
+ * no memory for it, or it is wrong here or has ended in an error. */
 static sat_status take_agreed(sat_request *q, const char *text, sat_selection *selection) {
     agreed_variant a = parse_agreed(text);
     const sat_variant *v = sat_registry_find(&q->ctx->registry, a.name);
@@ -415,11 +415,11 @@ static sat_status take_agreed(sat_request *q, const char *text, sat_selection *s
     if (!v || !sat_choose_allowed(v, q->problem.flags)) return SAT_OK;
     if (!sat_variant_fits(v, &q->problem, q->view, &q->device) || !sat_request_affords(q, v)) return SAT_OK;
     SAT_TRY(sat_cache_find(q->ctx->cache, q->key, false, &entry));
-    bool wrong = sat_choose_wrong(&entry, v);
+    bool wrong = sat_choose_wrong(&entry, v) || sat_choose_failed(&entry, v, q->full_key);
     sat_verdict verdict = 0;
     sat_status status = SAT_OK;
     double start = sat_now();
-    found.cached = found.verified = sat_choose_verified(&entry, v, q->full_key, NULL);
+    found.cached = found.verified = !wrong && sat_choose_verified(&entry, v, q->full_key, NULL);
     if (found.verified) look_up_pattern_check(q, &entry, &found);
     else if (!wrong) {
         status = verify(q, v, &(sat_race_how){.store = true}, &verdict);

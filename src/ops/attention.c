@@ -229,12 +229,15 @@ static void fill_far(const sat_problem *p, sat_fill *fills) {
 }
 
 /* Queries are around 1, so that keys which rise make scores that do: by 6 in 64 keys, which is more than the 8 powers
- * of two that some kernels let a maximum grow by before they scale what they have summed. */
+ * of two that some kernels let a maximum grow by before they scale what they have summed. Those that fall begin around
+ * -200, so that a maximum which begins at 0 shows: exp is 0 in f32 below -104. */
 static void fill_ladder(const sat_problem *p, bool falls, sat_fill *fills) {
     double rise = 6.0 / 64 / (p->alpha * (double)p->attention.dim), most = 16384 / fmax(1, (double)p->n);
     if (fabs(rise) > most) rise = rise < 0 ? -most : most; /* f16 has to hold them */
     fills[0] = (sat_fill){.scale = 0.5, .offset = 1};
     fills[1] = (sat_fill){.scale = 1, .slope = falls ? -rise : rise};
+    double below = 200 / (p->alpha * (double)p->attention.dim);
+    if (falls) fills[1].offset = -fmax(-16384, fmin(below, 16384));
 }
 
 static void set_fills(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_fill *fills) {

@@ -216,25 +216,43 @@ static void share_rows(const sat_problem *p, uint64_t seed, int64_t rows, int64_
     }
 }
 
-/* Of the structure probe: large has all rows in one group; tiny leaves every second group empty, and rows behind the
- * last; one more has a fault. All others are as uneven as the problem expects. */
+/* Empty groups and small ones among large ones, in a cycle that has all kinds; EVEN ends with a whole tile. Every
+ * second seed begins with the first kind, the others anywhere, but always with a group of one row. A large group has
+ * what those before it left of their share. */
+static void thin_out(const sat_problem *p, uint64_t seed, int64_t *to) {
+    enum { LARGE = -1, EVEN = -2, KINDS = 8 };
+    static const int64_t rows[KINDS] = {0, 1, EVEN, 0, 0, 2, LARGE, 3};
+    int64_t groups = p->grouped.groups, end = to[groups], left = 0, before = 0;
+    int64_t single = (int64_t)(sat_mix(seed ^ 0x51u) % (uint64_t)sat_min(groups, KINDS)); /* the group of one row */
+    if (seed & 1) single = sat_min(1, groups - 1);
+    for (int64_t g = 0; g < groups; g++) {
+        int64_t kind = rows[(g + 1 + KINDS - single) % KINDS], whole = left + to[g + 1] - before;
+        left = whole, before = to[g + 1];
+        if (kind == EVEN) whole -= whole % (whole >= 192 ? 192 : whole >= 48 ? 48 : 16);
+        int64_t taken = kind < 0 ? sat_max(0, whole) : sat_min(kind, end - to[g]);
+        to[g + 1] = to[g] + taken, left -= taken;
+    }
+}
+
+/* Of the structure probe: large has all rows in one group; tiny has empty groups and groups of few rows, and rows
+ * behind the last; three more have a fault each. All others are as uneven as the problem expects. */
 static void make_indices(const sat_problem *p, sat_probe probe, int fill_case, uint64_t seed, int64_t *to) {
     int64_t groups = p->grouped.groups;
     to[0] = 0;
     if (groups == 0) return;
+    if (probe != SAT_PROBE_STRUCTURE) fill_case = 0;
     int64_t which = (int64_t)(sat_mix(seed ^ 0x9e37u) % (uint64_t)groups);
-    if (probe == SAT_PROBE_STRUCTURE && fill_case == SAT_FILL_LARGE) {
+    if (fill_case == SAT_FILL_LARGE) {
         for (int64_t g = 0; g < groups; g++) to[g + 1] = g >= which ? p->m : 0;
         return;
     }
-    bool sparse = probe == SAT_PROBE_STRUCTURE && fill_case == SAT_FILL_TINY;
-    share_rows(p, seed, sparse ? p->m - p->m / 5 : p->m, to);
-    if (sparse)
-        for (int64_t g = 1; g + 1 < groups; g += 2) to[g] = to[g + 1];
-    if (probe == SAT_PROBE_STRUCTURE && fill_case == SAT_FILL_FAULTY) { /* with groups on both sides, if there are */
-        int64_t at = groups > 2 ? 2 + which % (groups - 2) : 1;
-        to[at] = seed & 1 ? p->m + 1 : p->grouped.offset_type == SAT_I32 ? INT32_MIN : INT64_MIN;
-    }
+    share_rows(p, seed, fill_case == SAT_FILL_TINY ? p->m - p->m / 5 : p->m, to);
+    if (fill_case == SAT_FILL_TINY) thin_out(p, seed, to);
+    int64_t at = groups > 2 ? 2 + which % (groups - 2) : 1; /* with groups on both sides, if there are */
+    if (fill_case == SAT_FILL_BEYOND) to[at] = p->m + 1;
+    if (fill_case == SAT_FILL_BELOW) /* of 64 bits, the lower half is right */
+        to[at] = p->grouped.offset_type == SAT_I32 ? INT32_MIN : INT64_MIN + to[at];
+    if (fill_case == SAT_FILL_FIRST) to[0] = 1;
 }
 
 /* In both factors, and in the last row of X, which may belong to no group. What is planted in a group may not reach
@@ -271,11 +289,13 @@ static int specials(const sat_problem *p, const sat_pattern_view *a, const sat_f
 /* The first one is the first run at other addresses, and the last one's offsets are those that are planted for. */
 static const sat_check_case winner_cases[] = {
     {SAT_PROBE_STRUCTURE, SAT_FILL_LARGE, "with large and tiny inputs, all rows in one group"},
-    {SAT_PROBE_STRUCTURE, SAT_FILL_FAULTY, "with offsets that break their rules"},
+    {SAT_PROBE_STRUCTURE, SAT_FILL_BEYOND, "with an offset beyond the last row"},
+    {SAT_PROBE_STRUCTURE, SAT_FILL_BELOW, "with an offset below the one before it"},
+    {SAT_PROBE_STRUCTURE, SAT_FILL_FIRST, "with a first offset that is not 0"},
     {SAT_PROBE_STRUCTURE, 0, "with other groups"},
     {0}};
 static const sat_check_case other_offsets = {SAT_PROBE_STRUCTURE, SAT_FILL_TINY,
-                                             "with empty groups, and rows of no group"};
+                                             "with empty groups, groups of few rows, and rows of no group"};
 
 #define GROUPED_OP                                                                                                     \
     .part_bytes = sizeof(sat_grouped), .same = same, .output = 2, .normalise = normalise, .operands = operands,        \

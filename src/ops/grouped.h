@@ -5,8 +5,9 @@
 #include "groups.h"
 #include "ops/check.h"
 
-/* Beside SAT_FILL_LARGE and SAT_FILL_TINY: offsets with a fault. */
-enum { SAT_FILL_FAULTY = 4 };
+/* Beside SAT_FILL_LARGE and SAT_FILL_TINY: offsets with a fault. One is beyond the last row, or below the one before
+ * it, or the first is not 0. */
+enum { SAT_FILL_BEYOND = 4, SAT_FILL_BELOW, SAT_FILL_FIRST };
 
 /* A matmul with the same scalars, dtypes, activation and depth (k), as the arithmetic of the checks wants to see it: B
  * repeats its elements where X or W does. */

@@ -72,8 +72,8 @@ static void store_offset(const operand *o, int64_t i, int64_t x) {
 
 // Breaks one offset's rule: the group that it ends is empty then, and so are all after it.
 static void plant_fault(const sat_problem *p, rng *r, const operand *o, int64_t *groups) {
-    int64_t least = o->index == 4 ? INT32_MIN : INT64_MIN, bad = p->m + 1;
-    int64_t i = rng_chance(r, 0.2) ? 0 : rng_below(r, p->grouped.groups + 1);
+    int64_t i = rng_chance(r, 0.2) ? 0 : rng_below(r, p->grouped.groups + 1), bad = p->m + 1;
+    int64_t least = o->index == 4 ? INT32_MIN : INT64_MIN + groups[i]; // of 64 bits, the lower half is right
     bool first = i == 0;
     switch (rng_below(r, 4)) {
     case 0: bad = -1; break;

@@ -398,6 +398,33 @@ static void first_ignored(const run *r, int64_t *to) { // an offset 0 that is no
     }
 }
 
+// Offsets by the rules, where `read` gives each of them.
+static void take_by(const run *r, int64_t *to, int64_t (*read)(const run *r, int64_t g)) {
+    bool right = read(r, 0) == 0;
+    for (int64_t g = 1; g <= group_count(r); g++) {
+        int64_t at = read(r, g);
+        right = right && at >= to[g - 1] && at <= r->p.m;
+        to[g] = right ? at : to[g - 1];
+    }
+}
+
+static int64_t lower_half(const run *r, int64_t g) { return (int32_t)(power_offset(r, g) & UINT32_MAX); }
+static void in_32_bits(const run *r, int64_t *to) { take_by(r, to, lower_half); }
+
+static int64_t at_most_all(const run *r, int64_t g) {
+    int64_t at = power_offset(r, g);
+    return at > r->p.m ? r->p.m : at;
+}
+static void beyond_is_the_end(const run *r, int64_t *to) { take_by(r, to, at_most_all); }
+
+static void without_single_rows(const run *r, int64_t *to) { // a group of one row is taken for an empty one
+    for (int64_t g = 0, before = to[0]; g < group_count(r); g++) {
+        bool single = to[g + 1] - before == 1;
+        before = to[g + 1];
+        if (single) to[g + 1] = to[g];
+    }
+}
+
 /* ---- groups: terms ---- */
 
 static bool half_depth(const spot *s) { return s->depth > 1 && 2 * s->t >= s->depth; }
