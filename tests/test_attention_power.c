@@ -370,8 +370,10 @@ static bool shows(fault f, sat_dtype t, const size *s) {
 }
 
 /* Found in some races only: few sums in f16 lose less than a unit of bf16, and weights, or the gradients' inputs, in
- * bf16 are 8 units of f16 off, which are the 8 deviations that the bound allows. */
-static bool by_chance(fault f, sat_operation op, sat_dtype t) {
+ * bf16 are 8 units of f16 off, which are the 8 deviations that the bound allows. The LSEs of neighbouring rows of many
+ * keys differ by little more than that in bf16. */
+static bool by_chance(fault f, sat_operation op, sat_dtype t, const size *s) {
+    if (f == LSE_OF_ANOTHER_ROW) return t == SAT_BF16 && s->n >= 500;
     if (f == INPUTS_AS_BF16) return op == SAT_ATTENTION_BACKWARD && t == SAT_F16;
     return (f == SUMS_IN_F16 && t == SAT_BF16) || (f == LAST_WEIGHTS_IN_BF16 && t == SAT_F16);
 }
@@ -383,7 +385,7 @@ static void every_fault_is_found(sat_operation op, fault first, fault last) {
         for (int t = 0; t < 4; t += FEWER(3))
             for (fault f = NONE; f <= last; f++) {
                 if (f > SKIPS_EMPTY_ROWS && f < first) continue;
-                if (by_chance(f, op, dtypes[t])) continue;
+                if (by_chance(f, op, dtypes[t], &sizes[d])) continue;
                 sat_result r = race_of(f, op, dtypes[t], &sizes[d]);
                 races++;
                 if ((r.verdict == SAT_VERDICT_WRONG) == shows(f, dtypes[t], &sizes[d])) continue;

@@ -62,7 +62,7 @@ static sat_status launch(const sat_launch *l) {
     const float *values = me->fault == SHARED_VALUES ? me->kept : l->operands[0], *b = l->operands[1];
     float *c = l->operands[2];
     bool later = me->calls++ > 0;
-    if (me->fault == SLOW) nanosleep(&(struct timespec){0, 3000000}, NULL);
+    if (me->fault == SLOW) nanosleep(&(struct timespec){0, 20000000}, NULL);
     if (me->fault == FAILS_LATE && a->empty_rows > 0) return sat_fail(SAT_LIBRARY_ERROR, "planted");
     if (me->fault == RETURNS_ERROR) return sat_fail(SAT_LIBRARY_ERROR, "planted");
     int64_t dropped = a->stored_blocks / 2;
