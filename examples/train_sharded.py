@@ -60,7 +60,9 @@ class Layer(nn.Module):
     def forward(self, x):
         h = self.norm1(x)
         # Each rank has heads of its own: -1, not their number.
-        q, k, v = (layer(h).unflatten(-1, (-1, options.block)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (
+            layer(h).unflatten(-1, (-1, options.block)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
         x = x + self.out(sa.attention(q, k, v, causal=True).transpose(1, 2).flatten(2))
         return x + self.down(self.up(self.norm2(x)))
 

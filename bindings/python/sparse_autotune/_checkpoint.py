@@ -60,11 +60,14 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, SparseLinear]]:
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, SparseLinear):
             words = name.split(".") if name else []
-            yield ".".join(
-                word
-                for i, word in enumerate(words)
-                if word not in _WRAPPERS and ".".join(words[: i + 1]) not in wrapped
-            ), module
+            yield (
+                ".".join(
+                    word
+                    for i, word in enumerate(words)
+                    if word not in _WRAPPERS and ".".join(words[: i + 1]) not in wrapped
+                ),
+                module,
+            )
 
 
 class _Pieces:

@@ -103,9 +103,7 @@ class Layout:
         counts = np.bincount(part_of, minlength=len(cut))
         self.orders = np.split(by_part, np.cumsum(counts)[:-1])
         self.width = int(max(counts.max(initial=0), 1))
-        spans = [
-            [np.arange(i * side, min((i + 1) * side, length)) for i in numbers] for numbers in cut.parts
-        ]
+        spans = [[np.arange(i * side, min((i + 1) * side, length)) for i in numbers] for numbers in cut.parts]
         self.features = np.concatenate([np.empty(0, np.int64), *(s for part in spans for s in part)])
         self.sizes = [sum(map(len, part)) for part in spans]
         whole = np.array_equal(self.features, np.arange(length))

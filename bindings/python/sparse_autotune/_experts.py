@@ -119,7 +119,9 @@ class ExpertParallel(ParallelStyle):
         if device_mesh.ndim != 1:
             raise ValueError(f"device_mesh has {device_mesh.ndim} dimensions; expected 1")
         if module._spread is not None or isinstance(module.gate_up, DTensor):
-            raise ValueError("the experts are sharded already; expected parallelize_module before fully_shard")
+            raise ValueError(
+                "the experts are sharded already; expected parallelize_module before fully_shard"
+            )
         source = getattr(self, "src_data_rank", 0)
         group = device_mesh.get_group()
         for name, p in list(module.named_parameters()):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ._cuts import Cut, Layout, block_weights
 from ._torch.eager import ACTIVATIONS
+from ._torch.private import version_of
 from .nn import SparseLinear
 
 try:
@@ -87,6 +88,11 @@ class _Part(SparseLinear):
             self.register_buffer(name, torch.tensor(array, device=device), persistent=False)
 
 
+def _stamp(t: Tensor) -> tuple:
+    """What changes where torch counts a write to a tensor, or another one takes its place."""
+    return id(t), t.data_ptr(), version_of(t)
+
+
 class Piece:
     """What one rank has of a layer that is cut, and how a product of it becomes the layer's."""
 
@@ -96,7 +102,9 @@ class Piece:
         )
         cut = Cut.plain(-(-length // block), mesh.size()) if cut is None else cut
         if len(cut) != mesh.size():
-            raise ValueError(f"cut has {len(cut)} parts; expected {mesh.size()}, as many as the mesh has ranks")
+            raise ValueError(
+                f"cut has {len(cut)} parts; expected {mesh.size()}, as many as the mesh has ranks"
+            )
         shape = (layer.out_features, layer.in_features)
         indices = layer.row_ptr.cpu().numpy(), layer.col_idx.cpu().numpy()
         self.layout = layout = Layout(*indices, shape, layer.block, by_rows, cut)
@@ -112,7 +120,7 @@ class Piece:
         self._host = {"mine": mine, "places": self._places(), "row_ptr": layout.row_ptr}
         self._host["col_idx"] = layout.col_idx
         self._kept: dict[str, Tensor] = {}  # the same on the layer's device
-        self._seen: tuple | None = None
+        self._seen: list | None = None
 
     def _places(self) -> np.ndarray:
         """Where each feature stands in the parts' outputs, one after the other and padded to one width."""
@@ -141,10 +149,7 @@ class Piece:
         tensors = layer.row_ptr, layer.col_idx, *([layer.cut] if "cut" in layer._buffers else [])
         if torch.compiler.is_compiling() or any(t.is_meta for t in tensors):
             return
-        now = tuple((t, t.data_ptr(), t._version if not t.is_inference() else 0) for t in tensors)
-        if self._seen is not None and all(
-            a[0] is b[0] and a[1:] == b[1:] for a, b in zip(self._seen, now)
-        ):
+        if self._seen == [_stamp(t) for t in tensors]:
             return
         wanted = (self._host["row_ptr"], self._host["col_idx"], np.array(self.layout.numbers()))
         for t, array in zip(tensors, wanted):
@@ -157,7 +162,7 @@ class Piece:
                     "the pattern before parallelize_module (sparse_autotune.distributed.load_patterns), and "
                     "save and load by sparse_autotune.distributed's planners"
                 )
-        self._seen = tuple((t, t.data_ptr(), t._version if not t.is_inference() else 0) for t in tensors)
+        self._seen = [_stamp(t) for t in tensors]
 
     def misfit(self, state: dict, prefix: str) -> str:
         """Why a state_dict cannot be loaded; "" where it can."""

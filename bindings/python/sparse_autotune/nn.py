@@ -23,6 +23,7 @@ from ._torch import calls, patterns, private
 from ._torch.dense_weight import weight_of
 from ._torch.eager import ACTIVATIONS, Product, forward
 from ._torch.modes import plain
+from ._torch.sharding import alike
 
 __all__ = ["MoE", "SparseLinear", "SparsifyReport", "freeze", "refresh", "sparsify", "unfreeze"]
 
@@ -357,7 +358,13 @@ class SparseLinear(nn.Module):
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         twin.__dict__ = {
-            k: (v if k in ("_pattern", "_shard") else None if k in ("_seen", "_fixed") else copy.deepcopy(v, memo))
+            k: (
+                v
+                if k in ("_pattern", "_shard")
+                else None
+                if k in ("_seen", "_fixed")
+                else copy.deepcopy(v, memo)
+            )
             for k, v in self.__dict__.items()
         }
         return twin
@@ -452,14 +459,14 @@ class SparseLinear(nn.Module):
     def _traced(self, x: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
         if tuple(values.shape[1:]) != self.block:  # the operator takes the block from its values
             raise ValueError(
-                f"values has shape {tuple(values.shape)}; expected "
-                f"{(self.col_idx.shape[0], *self.block)}"
+                f"values has shape {tuple(values.shape)}; expected {(self.col_idx.shape[0], *self.block)}"
             )
         fused = self.activation is not None and calls.may_fuse()
+        values, row_ptr, col_idx, bias = alike(x, values, self.row_ptr, self.col_idx, bias)
         result = torch.ops.sparse_autotune.matmul(
             values,
-            self.row_ptr,
-            self.col_idx,
+            row_ptr,
+            col_idx,
             x,
             bias,
             (self.out_features, self.in_features),

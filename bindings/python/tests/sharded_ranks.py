@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 import sparse_autotune as sa
@@ -344,9 +344,7 @@ def load(rank, world, folder, name, how, shape, again=None, planner="ours"):
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
     words = {"planner": sad.LoadPlanner(model)} if planner == "ours" else {}
     dcp.load(state, checkpoint_id=f"{folder}/{name}", **words)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     found, wanted = in_one_piece(model, optimizer), torch.load(f"{folder}/{name}.pt", weights_only=True)
     assert found.keys() == wanted.keys()
     for key, t in wanted.items():
@@ -448,8 +446,10 @@ def experts(rank, world, folder, count, shared="0"):
     torch.manual_seed(0)
     reference = sa.MoE(16, 12, experts=count, top_k=2, shared=int(shared), dtype=torch.float64)
     torch.manual_seed(rank)  # others than rank 0 begin with other values
-    layer = copy.deepcopy(reference) if rank == 0 else type(reference)(
-        16, 12, experts=count, top_k=2, shared=int(shared), dtype=torch.float64
+    layer = (
+        copy.deepcopy(reference)
+        if rank == 0
+        else type(reference)(16, 12, experts=count, top_k=2, shared=int(shared), dtype=torch.float64)
     )
     parallelize_module(layer, mesh_of(world), sad.ExpertParallel())
     x = torch.randn(sum(sizes), 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -473,6 +473,51 @@ def experts(rank, world, folder, count, shared="0"):
         dcp.load(one, checkpoint_id=f"{folder}/experts{count}{shared}", no_dist=True)
         for key, t in reference.state_dict().items():
             assert torch.equal(one[key], t), key
+
+
+def operators(rank, world, folder):
+    """DTensors through our operators: results, gradients and placements."""
+    mesh = mesh_of(world)
+
+    def agree(call, tensors, places, out):
+        """The call of DTensors is that of whole tensors, and its result is placed so, without a gather."""
+        whole = [t.clone().requires_grad_(t.is_floating_point()) for t in tensors]
+        parts = [
+            distribute_tensor(t.detach(), mesh, [at]).requires_grad_(t.requires_grad)
+            for t, at in zip(whole, places)
+        ]
+        wanted, got = call(*whole), call(*parts)
+        assert got.placements == (out,), (got.placements, out)
+        same(got.full_tensor(), wanted, torch.float64)
+        wanted.square().sum().backward()
+        got.square().sum().backward()
+        for a, b in zip(whole, parts):
+            if a.requires_grad:
+                same(b.grad.full_tensor(), a.grad, torch.float64)
+
+    torch.manual_seed(0)
+    kind = {"dtype": torch.float64}
+    a = sa.BsrMatrix.from_dense(torch.randn(24, 32, **kind), block=8, keep=0.5)
+    for at in (Shard(0), Shard(1), Replicate()):
+        agree(lambda x: sa.matmul(x, a), [torch.randn(2 * world, 3 * world, 24, **kind)], [at], at)
+    agree(lambda b: sa.matmul(a, b), [torch.randn(32, 4 * world, **kind)], [Shard(1)], Shard(1))
+    x, y = torch.randn(24, 4 * world, **kind), torch.randn(4 * world, 32, **kind)
+    agree(lambda x, y: sa.sampled_matmul(x, y, a).values, [x, y], [Shard(1), Shard(0)], Partial())
+    heads = 2 * world
+    mask = sa.AttentionMask.window(32, 8)
+    for at in (Shard(0), Shard(1), Replicate()):
+        q, k, v = (torch.randn(world, heads, 32, 16, dtype=torch.float64) for _ in range(3))
+        agree(lambda q, k, v: sa.attention(q, k, v, causal=True), [q, k, v], [at] * 3, at)
+        agree(lambda q, k, v: sa.attention(q, k, v, mask), [q, k, v], [at] * 3, at)
+    q, k, v = (torch.randn(1, h, 32, 16, dtype=torch.float64) for h in (4 * world, world, world))
+    agree(lambda q, k, v: sa.attention(q, k, v), [q, k, v], [Shard(1)] * 3, Shard(1))
+    offsets = torch.tensor([0, 4, 4, 10])
+    x, w = torch.randn(10, 8, **kind), torch.randn(3, 8, 4 * world, **kind)
+    agree(lambda x, w: sa.grouped_matmul(x, w, offsets), [x, w], [Replicate(), Shard(2)], Shard(1))
+    layer = sa.SparseLinear.from_matrix(
+        a, torch.randn(24, **kind)
+    )  # a whole layer, and rows that are sharded
+    agree(lambda x: layer(x), [torch.randn(4 * world, 32, **kind)], [Shard(0)], Shard(0))
 
 
 def fake(rank, world, folder):

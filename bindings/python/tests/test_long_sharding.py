@@ -85,6 +85,11 @@ def test_experts_over_ranks_are_those_of_one_process(world, tmp_path):
     run_ranks(tmp_path, f"{world}:several:{':'.join(','.join(('experts', *case)) for case in cases)}")
 
 
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_dtensors_pass_through_our_operators(world, tmp_path):
+    run_ranks(tmp_path, f"{world}:operators")
+
+
 def torchrun(ranks, *words):
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     run = subprocess.run(
