@@ -1,4 +1,4 @@
-"""Experts of an `MoE` over ranks: every rank has some of the experts and tokens of its own, and rows travel to
+"""Experts of an `MoE` over ranks: every rank has some of the experts, and tokens of its own. Rows travel to
 their experts and back by all-to-all. No token is dropped, however uneven the experts are."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Divided(torch.autograd.Function):
-    """A tensor as it is, whose gradient is divided, and laid out as the tensor is. A gradient with other
-    strides torch would copy, and for uneven shards gather it first: on those ranks alone that have experts."""
+    """A tensor as it is, whose gradient is divided, and contiguous. One with other strides torch would copy,
+    and for uneven shards gather first: on those ranks alone that have experts, which would wait for ever."""
 
     @staticmethod
     def forward(ctx, t, by):

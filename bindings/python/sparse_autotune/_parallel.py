@@ -102,9 +102,7 @@ class Piece:
         )
         cut = Cut.plain(-(-length // block), mesh.size()) if cut is None else cut
         if len(cut) != mesh.size():
-            raise ValueError(
-                f"cut has {len(cut)} parts; expected {mesh.size()}, as many as the mesh has ranks"
-            )
+            raise ValueError(f"cut has {len(cut)} parts; expected {mesh.size()}, the ranks of the mesh")
         shape = (layer.out_features, layer.in_features)
         indices = layer.row_ptr.cpu().numpy(), layer.col_idx.cpu().numpy()
         self.layout = layout = Layout(*indices, shape, layer.block, by_rows, cut)
@@ -224,8 +222,8 @@ class Piece:
             if not self.by_rows and layout.is_shard() and layout.dim in (-1, last):
                 if x.shape[-1] != self.part.in_features:
                     raise ValueError(
-                        f"x has shape {tuple(x.shape)}; expected {self.part.in_features} columns, this rank's "
-                        f"of {features}: were the layer before it and this one cut alike?"
+                        f"x has shape {tuple(x.shape)}; expected {self.part.in_features} columns, this "
+                        f"rank's of {features}: were the layer before it and this one cut alike?"
                     )
                 return x
             x = DTensor.from_local(x, self.mesh, self.inputs, run_check=False)

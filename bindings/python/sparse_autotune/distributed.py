@@ -3,10 +3,10 @@
 `ColwiseParallel` and `RowwiseParallel` are for torch's `parallelize_module`, `SavePlanner` and `LoadPlanner`
 for torch's distributed checkpoints; docs/many-gpus.md has the whole.
 
-Of `enable`: where ranks tune by themselves they may choose differently: each pays for all races, and results differ in
-the last bits between ranks. After `enable` each problem is raced by one rank of those with equal devices and
-builds, all of them verify the winner for themselves, and all of them use it. Tuning needs no collective: it
-goes through the store that torch.distributed has anyway.
+Of `enable`: where ranks tune by themselves they may choose differently: each pays for all races, and results
+differ in the last bits between ranks. After `enable` each problem is raced by one rank of those with equal
+devices and builds, all of them verify the winner for themselves, and all of them use it. Tuning needs no
+collective: it goes through the store that torch.distributed has anyway.
 """
 
 from __future__ import annotations
@@ -21,19 +21,6 @@ from typing import Any
 
 from . import _abi, _context
 
-__all__ = [
-    "ColwiseParallel",
-    "ExpertParallel",
-    "LoadPlanner",
-    "RowwiseParallel",
-    "SavePlanner",
-    "balance",
-    "enable",
-    "load_patterns",
-    "load_plain_state_dict",
-    "plain_state_dict",
-]
-
 # These need torch, which is imported only when they are asked for.
 _PLACES = {
     "ColwiseParallel": "_parallel",
@@ -46,6 +33,7 @@ _PLACES = {
     "load_plain_state_dict": "_checkpoint",
     "plain_state_dict": "_checkpoint",
 }
+__all__ = ["enable", *_PLACES]
 
 _PAUSES = (0.001, 0.05)  # seconds between looks at the store, the first and the longest
 

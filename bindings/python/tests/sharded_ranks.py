@@ -2,6 +2,7 @@
 job is WORLD:NAME[:WORD...]. Each job is a function below, run by as many forked processes. Forking comes
 before any product: importing torch is what takes long."""
 
+import copy
 import faulthandler
 import json
 import os
@@ -9,15 +10,12 @@ import sys
 import time
 import traceback
 
-import copy
-
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
-    get_optimizer_state_dict,
     get_state_dict,
     set_state_dict,
 )
