@@ -378,11 +378,17 @@ class SparseLinear(nn.Module):
         parts = [state_dict.get(prefix + name) for name in ("row_ptr", "col_idx", "values")]
         cut = self._shard is not None
         wrong = self._shard.misfit(state_dict, prefix) if cut else self._misfit(*parts)
+        other = parts[1] is not None and parts[1].shape != self.col_idx.shape
+        if not wrong and other and hasattr(self.values, "device_mesh"):
+            wrong = (
+                "it has another number of blocks, and values are sharded: load the pattern before "
+                "fully_shard (sparse_autotune.distributed.load_patterns)"
+            )
         if wrong:
             # error_msgs
             rest[-1].append(f"{prefix.rstrip('.') or 'SparseLinear'} is left as it was: {wrong}")
             return
-        if not cut and parts[1] is not None and parts[1].shape != self.col_idx.shape:
+        if not cut and other:
             count = parts[1].shape[0]
             self.values = nn.Parameter(self.values.new_empty((count, *self.block)), self.values.requires_grad)
             # another layer may have the old ones

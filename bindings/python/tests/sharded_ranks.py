@@ -391,6 +391,14 @@ def wrong_loads(rank, world, folder, name):
         assert "load_patterns" in str(error), error
     else:
         raise AssertionError("loaded another pattern")
+    whole = seeded(UNEVEN, seed=0)
+    fully_shard(whole)
+    try:
+        whole.load_state_dict(seeded(UNEVEN, seed=5).state_dict())
+    except RuntimeError as error:
+        assert "another number of blocks" in str(error), error
+    else:
+        raise AssertionError("loaded another number of blocks into shards")
     with torch.no_grad():
         model.layers[0].up.col_idx.copy_(model.layers[0].up.col_idx.flip(0))
     try:
@@ -399,6 +407,52 @@ def wrong_loads(rank, world, folder, name):
         assert "another pattern" in str(error)
     else:
         raise AssertionError("computed with another pattern")
+
+
+def from_meta(rank, world, folder, name):
+    """A model that is made without memory is cut by the checkpoint's patterns, and loaded."""
+    size = {**UNEVEN, "width": 72}
+    source, _ = make_sharded(world, "balanced", "uneven", 0)
+    dcp.save(
+        {"model": get_model_state_dict(source)},
+        checkpoint_id=f"{folder}/{name}",
+        planner=sad.SavePlanner(source),
+    )
+    with torch.device("meta"):
+        model = nn.Module()
+        model.norm = nn.LayerNorm(size["width"])
+        model.layers = nn.ModuleList(nn.Module() for _ in range(2))
+        for layer in model.layers:
+            layer.up = sa.SparseLinear(
+                size["width"], size["hidden"], block=size["blocks"][0], activation="silu"
+            )
+            layer.down = sa.SparseLinear(size["hidden"], size["width"], block=size["blocks"][1])
+    try:
+        parallelize_module(model.layers[0], mesh_of(world), {"up": sad.ColwiseParallel()})
+    except RuntimeError as error:
+        assert "load_patterns" in str(error)
+    else:
+        raise AssertionError("cut a layer without a pattern")
+    sad.load_patterns(model, f"{folder}/{name}")
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp")) if world == 4 else None
+    parallelize(model, mesh_of(world) if mesh is None else mesh["tp"], "balanced")
+    if mesh is not None:
+        fully_shard(model, mesh=mesh["dp"])
+    model.to_empty(device="cpu")
+    state = {"model": get_model_state_dict(model)}
+    dcp.load(state, checkpoint_id=f"{folder}/{name}", planner=sad.LoadPlanner(model))
+    model.load_state_dict(state["model"])
+    found, wanted = sad.plain_state_dict(model), sad.plain_state_dict(source)
+    assert found.keys() == wanted.keys()
+    for key, t in wanted.items():
+        assert torch.equal(found[key], t), key
+    for layer in model.layers:  # the padding too was without contents
+        for x in (layer.up, layer.down):
+            local = x.values.to_local()
+            assert not local[torch.from_numpy(x._shard.stored_by(x.values) < 0)].any()
+    if mesh is None:
+        x = torch.randn(3, size["width"], generator=torch.Generator().manual_seed(1))
+        same(model.layers[0].down(model.layers[0].up(x)), source.layers[0](x), torch.float32)
 
 
 def ranks_that_differ(rank, world, folder):

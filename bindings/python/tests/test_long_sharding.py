@@ -71,6 +71,10 @@ def test_what_does_not_fit_is_refused(tmp_path):
     run_ranks(tmp_path, "2:wrong_loads:w")
 
 
+def test_a_model_on_the_meta_device_is_cut_and_loaded(tmp_path):
+    run_ranks(tmp_path, "2:from_meta:a", "4:from_meta:b")
+
+
 def test_ranks_that_drew_other_patterns_take_one(tmp_path):
     run_ranks(tmp_path, "2:ranks_that_differ", "4:more_ranks_than_blocks")
 
