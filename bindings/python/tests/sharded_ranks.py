@@ -284,6 +284,23 @@ def mesh_2d(rank, world, folder, dtype, shape, how):
             same(found[name].float(), t.float(), dtype, name)
 
 
+def hsdp(rank, world, folder):
+    """A mesh of three dimensions: replicated, sharded by fully_shard, and cut."""
+    mesh = init_device_mesh("cpu", (2, 1, world // 2), mesh_dim_names=("copy", "dp", "tp"))
+    reference, model = seeded(UNEVEN), parallelize(seeded(UNEVEN), mesh["tp"], "balanced")
+    fully_shard(model, mesh=mesh["copy", "dp"])
+    torch.manual_seed(1)
+    x, me = torch.randn(2, 5, UNEVEN["width"]), mesh["copy"].get_local_rank()
+    model(x[me]).square().mean().backward()
+    reference(x).square().mean().backward()
+    for (name, p), q in zip(model.named_parameters(), reference.parameters()):
+        if name.endswith("values"):
+            same(p.grad.to_local(), of(model.get_submodule(name[:-7]), q.grad), torch.float32, name)
+    found = sad.plain_state_dict(model)
+    for name, t in reference.state_dict().items():
+        assert torch.equal(found[name], t), name
+
+
 def make_sharded(world, how, shape, seed, folder=None):
     """A model and optimizer on a mesh of a kind: plain, balanced, fsdp, 2d or one."""
     model = seeded(EVEN if shape == "even" else UNEVEN, seed=seed)

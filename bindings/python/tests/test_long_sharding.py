@@ -39,6 +39,10 @@ def test_data_parallel_training_is_that_of_one_process(world, kind, tmp_path):
     run_ranks(tmp_path, f"{world}:several:{jobs}")
 
 
+def test_a_mesh_of_three_dimensions_replicates_shards_and_cuts(tmp_path):
+    run_ranks(tmp_path, "4:hsdp")
+
+
 def test_a_mesh_of_two_dimensions_trains_as_one_process_does(tmp_path):
     cases = itertools.product(DTYPES, SHAPES, CUTS)
     jobs = ":".join(",".join(("mesh_2d", *case)) for case in cases)
