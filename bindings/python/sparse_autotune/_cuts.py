@@ -7,6 +7,7 @@ of a matrix in one piece; a rank's own are some of these.
 from __future__ import annotations
 
 import heapq
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,8 +137,6 @@ class Layout:
 
     def numbers(self) -> list[int]:
         """What tells this layout from others, as four numbers."""
-        import zlib
-
         digest = zlib.crc32(np.concatenate([np.append(o, -1) for o in self.orders]).astype("<i8").tobytes())
         return [int(self.by_rows), len(self.cut), self.width, digest]
 
