@@ -155,4 +155,5 @@ with torch.no_grad():
 if rank == 0:
     right = (text == wanted)[:, 2 * period :].float().mean().item()
     print("wrote", *text[0, 2 * period :].tolist(), f"({right:.0%} right)")
+dist.barrier()  # a rank of gloo that ends while others still talk may abort
 dist.destroy_process_group()
