@@ -1,5 +1,5 @@
 # The Python package: its wheel in a fresh environment, on top of what its tests need. `python_all` has the tests of whole
-# models, which want Hugging Face's transformers, and the documents once more with it.
+# models, which want Hugging Face's transformers, those of many ranks, and the documents once more.
 # shellcheck shell=bash disable=SC2034,SC2154 # test.sh has the rest
 
 have_python() { python3 -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
@@ -86,7 +86,7 @@ run_pytest() { # what of it, more words for pytest
 
 part_python() {
     python_ready || return
-    run_pytest bindings/python/tests --ignore-glob='*/test_models_*'
+    run_pytest bindings/python/tests --ignore-glob='*/test_models_*' --ignore-glob='*/test_long_*'
     drop "$BUILD"/python/{venv,wheel,inductor} # python_all wants the rest
 }
 
@@ -102,6 +102,6 @@ part_python_all() {
         -r bindings/python/requirements-models.txt || { fail "what the tests of models need could not be installed" && return; }
     note_download transformers $((SECONDS - start))
     "$BUILD/python/venv/bin/python" -c 'import torch, transformers' || { fail "transformers cannot be imported" && return; }
-    run_pytest bindings/python/tests/test_models_* bindings/python/tests/test_documents.py
+    run_pytest bindings/python/tests/test_models_* bindings/python/tests/test_long_* bindings/python/tests/test_documents.py
     drop "$BUILD/python"
 }

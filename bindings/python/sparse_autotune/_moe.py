@@ -55,6 +55,8 @@ class MoE(nn.Module):
     )
     """
 
+    _spread = None  # where `distributed.ExpertParallel` has put the experts on several ranks
+
     def __init__(
         self,
         features: int,
@@ -127,11 +129,19 @@ class MoE(nn.Module):
         weights, chosen, _ = self.route(tokens)
         order, offsets = sort_by_expert(chosen, self.experts)
         rows = tokens.index_select(0, torch.div(order, self.top_k, rounding_mode="floor"))
-        h = self._gated(grouped_matmul(rows, self.gate_up.transpose(1, 2), offsets))
-        y = combine(grouped_matmul(h, self.down.transpose(1, 2), offsets), weights, order)
+        if self._spread is None:
+            y = self.through_experts(rows, offsets, self.gate_up, self.down)
+        else:
+            y = self._spread(self, rows, offsets)
+        y = combine(y, weights, order)
         if self.shared_gate_up is not None:
             y = y + self.shared_down(self._gated(self.shared_gate_up(tokens)))
         return y.reshape(x.shape)
+
+    def through_experts(self, rows: Tensor, offsets: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """Rows that are sorted by expert, each through the matrices of its own."""
+        h = self._gated(grouped_matmul(rows, gate_up.transpose(1, 2), offsets))
+        return grouped_matmul(h, down.transpose(1, 2), offsets)
 
     def _gated(self, h: Tensor) -> Tensor:
         gate, up = h.chunk(2, -1)

@@ -1,15 +1,19 @@
-"""Ranks of one job that run the same variants.
+"""Ranks of one job: layers that are cut, checkpoints of them, and ranks that run the same variants.
 
-Where ranks tune by themselves they may choose differently: each pays for all races, and results differ in
-the last bits between ranks. After `enable` each problem is raced by one rank of those with equal devices and
-builds, all of them verify the winner for themselves, and all of them use it. Tuning needs no collective: it
-goes through the store that torch.distributed has anyway.
+`ColwiseParallel` and `RowwiseParallel` are for torch's `parallelize_module`, `SavePlanner` and `LoadPlanner`
+for torch's distributed checkpoints; docs/many-gpus.md has the whole.
+
+Of `enable`: where ranks tune by themselves they may choose differently: each pays for all races, and results
+differ in the last bits between ranks. After `enable` each problem is raced by one rank of those with equal
+devices and builds, all of them verify the winner for themselves, and all of them use it. Tuning needs no
+collective: it goes through the store that torch.distributed has anyway.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import math
 import sys
 import time
@@ -17,11 +21,33 @@ from typing import Any
 
 from . import _abi, _context
 
-__all__ = ["enable"]
+# These need torch, which is imported only when they are asked for.
+_PLACES = {
+    "ColwiseParallel": "_parallel",
+    "RowwiseParallel": "_parallel",
+    "balance": "_parallel",
+    "ExpertParallel": "_experts",
+    "LoadPlanner": "_checkpoint",
+    "SavePlanner": "_checkpoint",
+    "load_patterns": "_checkpoint",
+    "load_plain_state_dict": "_checkpoint",
+    "plain_state_dict": "_checkpoint",
+}
+__all__ = ["enable", *_PLACES]
 
 _PAUSES = (0.001, 0.05)  # seconds between looks at the store, the first and the longest
 
 _agreement: _abi.Agreement | None = None  # also keeps its functions alive
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(importlib.import_module(f".{_PLACES[name]}", __package__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def _default_store(torch: Any, group: Any) -> Any:

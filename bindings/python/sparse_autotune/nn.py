@@ -23,6 +23,7 @@ from ._torch import calls, patterns, private
 from ._torch.dense_weight import weight_of
 from ._torch.eager import ACTIVATIONS, Product, forward
 from ._torch.modes import plain
+from ._torch.sharding import alike
 
 __all__ = ["MoE", "SparseLinear", "SparsifyReport", "freeze", "refresh", "sparsify", "unfreeze"]
 
@@ -96,6 +97,7 @@ class SparseLinear(nn.Module):
     _frozen = False
     _trained = False  # whether the values required gradients before
     _fixed: Any = None  # their plans, while they are frozen
+    _shard: Any = None  # what this rank has of the layer, where `parallelize_module` has cut it
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class SparseLinear(nn.Module):
     def reset_parameters(self) -> None:
         """As nn.Linear does it, for as many inputs as a row really has. A layer that lost its pattern
         (`to_empty()`) gets a new one."""
-        if self._misfit(self.row_ptr, self.col_idx, self.values):
+        if self._shard is None and self._misfit(self.row_ptr, self.col_idx, self.values):
             for buffer, drawn in zip((self.row_ptr, self.col_idx), random_pattern(self._grid, self.density)):
                 buffer.copy_(drawn)
         fan_in = self.in_features * self.density
@@ -138,6 +140,8 @@ class SparseLinear(nn.Module):
         for t in (self.values, self.bias):
             if t is not None and not t.is_meta:
                 nn.init.uniform_(t, -bound, bound)
+        if self._shard is not None:
+            self._shard.clear_padding(self.values)
 
     @classmethod
     def from_dense(
@@ -266,7 +270,7 @@ class SparseLinear(nn.Module):
         """The pattern of the buffers as they are; made again only when they have changed."""
         seen, now = self._seen, (self.row_ptr, self.col_idx)
         if seen is None or seen.tensors[0] is not now[0] or seen.tensors[1] is not now[1] or not seen.still():
-            shape, device = (self.out_features, self.in_features), str(self.values.device)
+            shape, device = (self.out_features, self.in_features), str(now[0].device)
             if now[0].device.type == "meta":
                 raise RuntimeError(
                     "row_ptr is on the meta device: this layer has no pattern yet; load a state_dict"
@@ -335,6 +339,8 @@ class SparseLinear(nn.Module):
     def _apply(self, *arguments: Any, **words: Any) -> SparseLinear:
         """to(), half() and the like may move the values; those of before, and their plans, go at once."""
         super()._apply(*arguments, **words)
+        if self._shard is not None:
+            self._shard.follow(self)
         self._refresh_if_whole()
         return self
 
@@ -352,7 +358,13 @@ class SparseLinear(nn.Module):
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         twin.__dict__ = {
-            k: (v if k in ("_pattern",) else None if k in ("_seen", "_fixed") else copy.deepcopy(v, memo))
+            k: (
+                v
+                if k in ("_pattern", "_shard")
+                else None
+                if k in ("_seen", "_fixed")
+                else copy.deepcopy(v, memo)
+            )
             for k, v in self.__dict__.items()
         }
         return twin
@@ -364,12 +376,19 @@ class SparseLinear(nn.Module):
         """A pattern with another number of blocks makes the layer's own follow; one that does not fit changes
         nothing."""
         parts = [state_dict.get(prefix + name) for name in ("row_ptr", "col_idx", "values")]
-        wrong = self._misfit(*parts)
+        cut = self._shard is not None
+        wrong = self._shard.misfit(state_dict, prefix) if cut else self._misfit(*parts)
+        other = parts[1] is not None and parts[1].shape != self.col_idx.shape
+        if not wrong and other and hasattr(self.values, "device_mesh"):
+            wrong = (
+                "it has another number of blocks, and values are sharded: load the pattern before "
+                "fully_shard (sparse_autotune.distributed.load_patterns)"
+            )
         if wrong:
             # error_msgs
             rest[-1].append(f"{prefix.rstrip('.') or 'SparseLinear'} is left as it was: {wrong}")
             return
-        if parts[1] is not None and parts[1].shape != self.col_idx.shape:
+        if not cut and other:
             count = parts[1].shape[0]
             self.values = nn.Parameter(self.values.new_empty((count, *self.block)), self.values.requires_grad)
             # another layer may have the old ones
@@ -410,23 +429,27 @@ class SparseLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}; expected a torch.Tensor")
+        if self._shard is not None:
+            return self._shard.forward(self, x)
+        return self._multiply(x, self.values, self.bias)
+
+    def _multiply(self, x: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
         refuse_nested(torch, x, "x")
         if x.layout is not torch.strided or not x.dtype.is_floating_point:
             raise TypeError(
                 f"x is a tensor of layout {x.layout} and dtype {x.dtype}; expected a strided one of "
                 "floating-point numbers"
             )
-        values, bias = self.values, self.bias
         if x.device != values.device:
             raise ValueError(f"x is on {x.device} and values on {values.device}; expected one device")
         shape = x.shape
         if not shape or shape[-1] != self.in_features:
             raise ValueError(f"x has shape {tuple(shape)}; expected {self.in_features} columns")
         if torch.compiler.is_compiling() or not plain(x, values, bias) or x.is_meta:
-            return self._traced(x)
+            return self._traced(x, values, bias)
         plans = self.pattern()
         if private.any_autocast():
-            return self._traced(x)
+            return self._traced(x, values, bias)
         if x.dtype != values.dtype:
             raise TypeError(f"x has dtype {x.dtype} and values {values.dtype}; expected one dtype")
         if self._frozen:
@@ -439,19 +462,19 @@ class SparseLinear(nn.Module):
             return result if self.activation is None else ACTIVATIONS[self.activation](result)
         return forward(plans, values, True, x, True, bias, _products.activation_code(self.activation), 1.0)
 
-    def _traced(self, x: Tensor) -> Tensor:
-        if tuple(self.values.shape[1:]) != self.block:  # the operator takes the block from its values
+    def _traced(self, x: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+        if tuple(values.shape[1:]) != self.block:  # the operator takes the block from its values
             raise ValueError(
-                f"values has shape {tuple(self.values.shape)}; expected "
-                f"{(self.col_idx.shape[0], *self.block)}"
+                f"values has shape {tuple(values.shape)}; expected {(self.col_idx.shape[0], *self.block)}"
             )
         fused = self.activation is not None and calls.may_fuse()
+        values, row_ptr, col_idx, bias = alike(x, values, self.row_ptr, self.col_idx, bias)
         result = torch.ops.sparse_autotune.matmul(
-            self.values,
-            self.row_ptr,
-            self.col_idx,
+            values,
+            row_ptr,
+            col_idx,
             x,
-            self.bias,
+            bias,
             (self.out_features, self.in_features),
             True,
             True,
@@ -478,10 +501,16 @@ class SparseLinear(nn.Module):
             f"stored_blocks={self.col_idx.shape[0]}, density={self.density:.4g}, bias={self.bias is not None}"
         )
         parts += f", activation={self.activation!r}" if self.activation else ""
+        parts += f", {self._shard}" if self._shard is not None else ""
         return parts + (", frozen=True" if self._frozen else "")
 
 
 def _matrix(layer: SparseLinear) -> BsrMatrix:
+    if layer._shard is not None:
+        raise RuntimeError(
+            "this layer is cut, and each rank has a part of it: sparse_autotune.distributed.plain_state_dict "
+            "gathers the whole"
+        )
     pattern = layer.pattern()
     fixed = layer._plans(pattern) if layer._frozen else None
     return BsrMatrix._make(pattern, check_values(layer.values, pattern), False, fixed)

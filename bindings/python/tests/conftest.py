@@ -2,12 +2,14 @@
 problems."""
 
 import atexit
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 
 # Before the library makes its first context.
 os.environ["SPARSE_AUTOTUNE_CACHE"] = tempfile.mkdtemp(prefix="sparse_autotune_test_")
@@ -80,6 +82,19 @@ def run_program(text, *words, **environment):
         text=True,
         env={**os.environ, **environment},
     )
+
+
+def run_ranks(folder, *jobs):
+    """Jobs of sharded_ranks.py, each on several processes; raises what their ranks raised."""
+    program = str(Path(__file__).with_name("sharded_ranks.py"))
+    environment = {**os.environ, "SPARSE_AUTOTUNE": "off", "OMP_NUM_THREADS": "1"}
+    words = {"capture_output": True, "text": True, "env": environment}
+    run = subprocess.run([sys.executable, "-W", "ignore", program, str(folder), *jobs], **words)
+    assert run.returncode == 0, run.stdout + run.stderr
+    answers = json.loads(run.stdout.splitlines()[-1])
+    assert list(answers) == list(jobs)
+    wrong = {job: answer["error"] for job, answer in answers.items() if answer["error"]}
+    assert not wrong, "\n".join(f"{job}: {error}" for job, error in wrong.items())
 
 
 def in_threads(count, work):

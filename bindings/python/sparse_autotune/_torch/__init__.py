@@ -37,6 +37,7 @@ The files, each knowing only those above it:
 - `private`: every private name of torch that is used, with a fallback for each
 - `refusals`: gradients that are not offered
 - `modes`: whether modes, traces or transforms surround a call
+- `sharding`: how DTensors pass through operators
 - `patterns`, `masks`: patterns by their index tensors, as operators find them
 - `quick`: what the fast path needs of torch
 - `eager`: products past the dispatcher, and their gradients
@@ -70,4 +71,5 @@ from . import (
     private,  # noqa: F401
     quick,  # noqa: F401
     refusals,  # noqa: F401
+    sharding,  # noqa: F401
 )

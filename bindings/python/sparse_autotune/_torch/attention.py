@@ -19,6 +19,7 @@ from .operators import autocasts, cast
 from .private import any_autocast, forward_ad
 from .quick import install
 from .refusals import ReverseOnly, refuse_tangents
+from .sharding import alike
 
 ONCE = "q, k and v: attention has first gradients only"
 
@@ -214,7 +215,9 @@ def _through_operator(q, k, v, mask, return_lse, *facts):
     if mask is not None:
         _attention.check_shapes(q.shape, k.shape, v.shape, mask._shape, mask._heads)
     needs = return_lse or _wants_gradient(q, k, v)
-    out, lse = torch.ops.sparse_autotune.attention(q, k, v, *operator_words(q.device, mask, *facts), needs)
+    index, *words = operator_words(q.device, mask, *facts)
+    (index,) = alike(q, index)
+    out, lse = torch.ops.sparse_autotune.attention(q, k, v, index, *words, needs)
     return (out, lse) if return_lse else out
 
 

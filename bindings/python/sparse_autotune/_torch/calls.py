@@ -17,6 +17,7 @@ from .operators import autocasts, cast
 from .patterns import index_tensors
 from .private import any_autocast, forward_ad, is_tracing
 from .refusals import refuse_tangents
+from .sharding import alike
 
 # ---- through the operators ----
 
@@ -36,9 +37,9 @@ def _through_operator(
     alpha: float,
 ) -> Tensor:
     fused = activation == "none" or may_fuse()
-    row_ptr, col_idx = a._index
+    values, row_ptr, col_idx, bias = alike(b, a._values, *a._index, bias)
     result = torch.ops.sparse_autotune.matmul(
-        a._values,
+        values,
         row_ptr,
         col_idx,
         b,
@@ -215,9 +216,8 @@ def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):
     if compiling or not plain(x, y) or autocasts(x):
         if not autocasts(x):
             refuse_tf32(tf32, x)
-        values = torch.ops.sparse_autotune.sampled(
-            x, y, *index_tensors(a._pattern, x.device), a._pattern.shape, a._pattern.block, alpha
-        )
+        index = alike(x, *index_tensors(a._pattern, x.device))
+        values = torch.ops.sparse_autotune.sampled(x, y, *index, a._pattern.shape, a._pattern.block, alpha)
     else:
         values = differentiable_sampled(x, y, a._pattern, alpha, tf32)
     return BsrMatrix._make(a._pattern, values, a._transposed)

@@ -126,6 +126,11 @@ class DenseWeight(Tensor):
 
     def _dense(self) -> Tensor:
         layer = self._layer
+        if layer._shard is not None:
+            raise RuntimeError(
+                "weight is that of a layer that is cut, and each rank has a part of it: "
+                "sparse_autotune.distributed.plain_state_dict gathers the whole"
+            )
         values = layer.values.detach() if self._detached else layer.values
         return dense(values, layer.row_ptr, layer.col_idx, (layer.out_features, layer.in_features))
 

@@ -17,6 +17,7 @@ from .modes import plain
 from .operators import autocasts, cast
 from .private import forward_ad
 from .refusals import ReverseOnly, refuse_tangents
+from .sharding import alike
 
 # ---- one pass of plain tensors ----
 
@@ -182,7 +183,8 @@ def _traced(x, w, offsets, bias, activation, alpha, out, beta, out_dtype):
     _products.check_beta(beta, out)
     fused = activation != "none" and beta == 0 and may_fuse()
     now = activation if fused else "none"
-    result = torch.ops.sparse_autotune.grouped_matmul(x, w, _grouped.from_zero(offsets, w), bias, now, alpha)
+    offsets, bias = alike(x, _grouped.from_zero(offsets, w), bias)
+    result = torch.ops.sparse_autotune.grouped_matmul(x, w, offsets, bias, now, alpha)
     if activation != "none" and not fused and beta == 0:
         result = ACTIVATIONS[activation](result)
     return result if out is None else _into(out, beta, result, activation)
@@ -191,6 +193,7 @@ def _traced(x, w, offsets, bias, activation, alpha, out, beta, out_dtype):
 def _traced_weights(x, z, offsets, alpha, out, beta, out_dtype):
     _check_traced(out_dtype, alpha, beta, x=x, z=z, offsets=offsets)
     _products.check_beta(beta, out)
+    (offsets,) = alike(x, offsets)
     result = torch.ops.sparse_autotune.grouped_weights(x, z, offsets, alpha)
     return result if out is None else _into(out, beta, result, "none")
 

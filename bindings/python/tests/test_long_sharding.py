@@ -1,0 +1,121 @@
+"""Layers that are cut over ranks: every mesh, dtype, layout and shape, and the example."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import run_ranks
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("this torch has no torch.distributed", allow_module_level=True)
+
+ROOT = Path(__file__).resolve().parents[3]
+SHAPES, DTYPES, CUTS = ("even", "uneven"), ("float32", "bfloat16"), ("plain", "balanced")
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_tensor_parallel_layers_are_those_of_one_process(world, tmp_path):
+    cases = itertools.product(DTYPES, SHAPES, CUTS)
+    jobs = ":".join(",".join(("tensor_parallel", *case)) for case in cases)
+    run_ranks(tmp_path, f"{world}:several:{jobs}")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_layout_of_inputs_and_outputs_and_sequence_parallelism(world, shape, tmp_path):
+    run_ranks(tmp_path, f"{world}:layouts:{shape}")
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_data_parallel_training_is_that_of_one_process(world, kind, tmp_path):
+    cases = itertools.product((kind,), DTYPES, SHAPES)
+    jobs = ":".join(",".join(("data_parallel", *case)) for case in cases)
+    run_ranks(tmp_path, f"{world}:several:{jobs}")
+
+
+def test_a_mesh_of_three_dimensions_replicates_shards_and_cuts(tmp_path):
+    run_ranks(tmp_path, "4:hsdp")
+
+
+def test_a_mesh_of_two_dimensions_trains_as_one_process_does(tmp_path):
+    cases = itertools.product(DTYPES, SHAPES, CUTS)
+    jobs = ":".join(",".join(("mesh_2d", *case)) for case in cases)
+    run_ranks(tmp_path, f"4:several:{jobs}")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_checkpoints_move_between_meshes_bit_for_bit(shape, tmp_path):
+    run_ranks(
+        tmp_path,
+        f"4:save:a:balanced:{shape}",
+        f"2:load:a:balanced:{shape}:b",
+        f"1:load:b:one:{shape}:c:torch",
+        f"4:load:c:2d:{shape}:d",
+        f"2:load:d:fsdp:{shape}:e",
+        f"2:load:e:plain:{shape}:f",
+        f"4:load:f:2d:{shape}",
+        f"1:load:a:plain:{shape}",
+    )
+
+
+def test_a_plain_state_dict_goes_both_ways(tmp_path):
+    cases = [(2, "balanced"), (2, "fsdp"), (4, "2d"), (4, "plain"), (1, "one")]
+    run_ranks(
+        tmp_path, *(f"{world}:plain_both_ways:{how}:{shape}" for world, how in cases for shape in SHAPES)
+    )
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    run_ranks(tmp_path, "2:wrong_loads:w")
+
+
+def test_a_model_on_the_meta_device_is_cut_and_loaded(tmp_path):
+    run_ranks(tmp_path, "2:from_meta:a", "4:from_meta:b")
+
+
+def test_ranks_that_drew_other_patterns_take_one(tmp_path):
+    run_ranks(tmp_path, "2:ranks_that_differ", "4:more_ranks_than_blocks")
+
+
+def test_torch_compile_follows_a_sharded_layer(tmp_path):
+    run_ranks(tmp_path, "2:compiled:even:plain", "2:compiled:uneven:balanced")
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_experts_over_ranks_are_those_of_one_process(world, tmp_path):
+    cases = [("8", "0"), ("5", "6"), ("2", "0")]  # even, uneven, and ranks without any
+    run_ranks(tmp_path, f"{world}:several:{':'.join(','.join(('experts', *case)) for case in cases)}")
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_dtensors_pass_through_our_operators(world, tmp_path):
+    run_ranks(tmp_path, f"{world}:operators")
+
+
+def torchrun(ranks, *words):
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    run = subprocess.run(
+        [*program, str(ROOT / "examples/train_sharded.py"), *words],
+        env={**os.environ, "SPARSE_AUTOTUNE": "off", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return re.findall(r"^step +(\d+)  loss ([0-9.]+)$", run.stdout, re.M)
+
+
+def test_the_example_resumes_on_another_number_of_ranks(tmp_path):
+    if not (ROOT / "examples/train_sharded.py").exists():
+        pytest.skip("the examples are not beside the tests")
+    saved = str(tmp_path / "saved")
+    torchrun(2, "--tensor", "2", "--steps", "3", "--save", saved)
+    ((step, loss),) = torchrun(1, "--steps", "3", "--resume", saved)
+    ((last, wanted),) = torchrun(1, "--steps", "6")
+    assert step == last == "6"
+    assert float(loss) == pytest.approx(float(wanted), abs=1e-4)
