@@ -12,7 +12,8 @@
 //   K, V           Q, dO            K*Q^T      V*dO^T     dV += P*dO, dK += dS*Q      (S, dP, P, dS transposed)
 //
 // A warp has 16 own rows. Where few warps have rows (few queries, large heads), several share them: each has some of
-// the other rows of a step, and in the end their sums are added in the order of the warps.
+// the other rows of a step, and in the end their sums are added in the order of the warps. Where there are few queries,
+// several CTAs share a tile of dQ as well: each has some of its steps, and a fourth kernel adds their sums in order.
 
 #include "kernels/cuda/attention/attention_mma_f32.cuh"
 
@@ -26,6 +27,8 @@ struct kernel_args {
     int64_t head_stride;
     int dim;
     float scale_log2, scale; // scale_log2: scale*log2(e)
+    int splits;              // CTAs that share a tile
+    float *partial;          // their sums, [tile][split][row][N]
 };
 
 // ---- shared memory: two operands of own rows, stages of two operands and statistics, kept bits; in the end sums ----
@@ -39,6 +42,7 @@ struct tile_shape {
     static constexpr int CTAS = CTAS_, THREADS = 32 * ROW_WARPS * STEP_WARPS, BM = 16 * ROW_WARPS;
     static constexpr int COLUMNS = BN / STEP_WARPS, NT = COLUMNS / 8; // of a warp, of the scores
     static constexpr int COLUMN_CTAS = D / N, SUMS = BY_KEY ? 2 : 1;
+    static constexpr bool SPLIT = !BY_KEY && ROW_WARPS == 1; // several CTAs may share a tile
     static constexpr int PITCH = 4 * D, OWN = BM * PITCH, TILE = BN * PITCH;
     static constexpr int STATISTICS = BY_KEY ? 8 * BN : 0, STAGE = 2 * TILE + STATISTICS; // lse and delta of queries
     static constexpr int KEPT_OFFSET = 2 * OWN + STAGES * STAGE, BYTES = KEPT_OFFSET + (BY_KEY ? 8 * BN : 0);
@@ -58,9 +62,9 @@ struct shared_cta {
 
 // ---- load ----
 
-// The next step of a CTA, over its query heads.
+// The next step of a CTA, over its query heads. Where CTAs share a tile there is one head, and steps up to end_step.
 struct step_cursor {
-    int head, end_head, step;
+    int head, end_head, step, end_step;
 };
 
 // Begins to copy the next step into a stage; false: there is none.
@@ -69,7 +73,7 @@ __device__ __forceinline__ bool load_step(const kernel_args &x, const attention_
                                           step_cursor &at, uint32_t stage) {
     for (; at.head < at.end_head; at.head++, at.step = 0) {
         attention_steps s = attention_steps_of(x.schedule, work, at.head);
-        if (at.step >= s.count) continue;
+        if (at.step >= (S::SPLIT ? at.end_step : s.count)) continue;
         attention_step t = attention_step_at(x.schedule, s, at.step);
         int head = S::BY_KEY ? at.head : at.head / x.schedule.heads_per_kv;
 #pragma unroll
@@ -161,12 +165,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row_warp = warp % S::ROW_WARPS,
         step_warp = warp / S::ROW_WARPS;
     int row = row_warp * 16 + lane / 4, column = step_warp * S::COLUMNS;
-    uint32_t column_cta = blockIdx.x % S::COLUMN_CTAS;
+    uint32_t column_cta = blockIdx.x % S::COLUMN_CTAS, number = blockIdx.x / S::COLUMN_CTAS;
+    if (S::SPLIT) number /= x.splits;
     step_cursor at;
     bool more, busy; // busy: this warp has own rows
     float row_lse[2], row_delta[2];
     {
-        attention_work work = attention_work_at(x.schedule, blockIdx.x / S::COLUMN_CTAS);
+        attention_work work = attention_work_at(x.schedule, number);
 #pragma unroll
         for (int k = 0; k < 2; k++)
             attention_f32_load_rows<S::BM, S::D, S::THREADS>(
@@ -175,6 +180,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         at.head = S::BY_KEY ? work.head * x.schedule.heads_per_kv : work.head;
         at.end_head = at.head + (S::BY_KEY ? x.schedule.heads_per_kv : 1);
         at.step = 0, busy = work.t.first + row_warp * 16 < work.t.end;
+        if (S::SPLIT) {
+            int64_t count = attention_steps_of(x.schedule, work, at.head).count;
+            int split = blockIdx.x % x.splits; // SPLIT has one column CTA
+            at.step = (int)(count * split / x.splits), at.end_step = (int)(count * (split + 1) / x.splits);
+        }
         more = load_step<S>(x, work, &cta.step[0], at, ring);
         cp_async_commit_group();
         if (threadIdx.x == 0) cta.work = work;
@@ -248,9 +258,28 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         if (S::STEP_WARPS > 1) add_warps<S>(sums[k], own, row_warp, step_warp);
         if (step_warp > 0) continue;
         float factor[1][2] = {{k == 0 ? x.scale : 1, k == 0 ? x.scale : 1}};
+        if (S::SPLIT && x.splits > 1) {
+            attention_f32_store_rows<1, S::N>(sums[k], factor, x.partial + (int64_t)blockIdx.x * S::BM * S::N, S::N,
+                                              S::BM, S::N);
+            continue;
+        }
         attention_f32_store_rows<1, S::N>(
             sums[k], factor, x.out[k] + sat_heads_at(&x.out_at[k], work.batch, work.head, first) + column_cta * S::N,
             x.out_at[k].row_stride, work.t.end - first, x.dim - (int)column_cta * S::N);
+    }
+}
+
+// The split reduction: a CTA adds up a row of dQ, in the order of the splits.
+template <int N> static __global__ void split_reduce(const __grid_constant__ kernel_args x) {
+    attention_work work = attention_work_at(x.schedule, blockIdx.x / 16);
+    int row = blockIdx.x % 16, query = work.t.first + row;
+    if (query >= work.t.end) return;
+    const float *from = x.partial + ((int64_t)(blockIdx.x / 16) * x.splits * 16 + row) * N;
+    float *to = x.out[0] + sat_heads_at(&x.out_at[0], work.batch, work.head, query);
+    for (int column = threadIdx.x; column < x.dim; column += blockDim.x) {
+        float sum = 0;
+        for (int i = 0; i < x.splits; i++) sum += from[(int64_t)i * 16 * N + column];
+        to[column] = sum;
     }
 }
 
@@ -258,7 +287,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
 
 struct pass {
     int bm, bn, threads, ctas, bytes, column_ctas;
+    bool split;
     void (*run)(kernel_args);
+    void (*reduce)(kernel_args); // where it is split
 };
 
 struct instance {
@@ -267,7 +298,9 @@ struct instance {
 };
 
 template <typename S> static constexpr pass pass_of() {
-    return {S::BM, S::BN, S::THREADS, S::CTAS, S::BYTES, S::COLUMN_CTAS, attention_backward<S>};
+    pass x = {S::BM, S::BN, S::THREADS, S::CTAS, S::BYTES, S::COLUMN_CTAS, S::SPLIT, attention_backward<S>, NULL};
+    if constexpr (S::SPLIT) x.reduce = split_reduce<S::N>;
+    return x;
 }
 
 // By key, D, N, warps of rows, warps that share rows, BN, stages, CTAs a multiprocessor; of each tile the head sizes in
@@ -308,34 +341,65 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     return attention_schedule_fits(p, a, by_query(k)) && attention_schedule_fits(p, a, by_key(k));
 }
 
-static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    const instance *k = instance_for(v, p);
-    double rate = d->tf32_rate / 3 * (d->capability >= 90 ? 0.38 : 0.6); // of mma.sync
-    double q_pairs = attention_visited_pairs(p, a, by_query(k)), k_pairs = attention_visited_pairs(p, a, by_key(k));
-    double flops = (6 * q_pairs + (4 * k->keys.column_ctas + 4) * k_pairs) * k->max_dim;
-    double tiles = ceil((double)p->n / k->keys.bm) * (double)(p->batch * p->attention.kv_heads);
-    double waves = fmax(1e-3, tiles * k->keys.column_ctas / (double)(d->multiprocessors * k->keys.ctas)),
-           idle = waves < 4 ? ceil(waves) / waves : 1;
-    if (waves < 1) idle = fmax(1, idle / k->keys.ctas);
-    return fmax(flops / rate * idle, 2 * sat_attention_bytes(p, a) / d->memory_rate) + 1.2e-5;
+// Tiles of dQ, at most.
+static double max_tiles(const instance *k, const sat_problem *p, const sat_pattern_view *a) {
+    return (double)attention_max_tiles(p->m, a->sequences, k->queries.bm) * (double)(p->batch * p->attention.heads);
 }
 
-static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)d;
-    const instance *k = instance_for(v, p);
-    return attention_backward_bytes(p, a, by_query(k), by_key(k));
+// How many CTAs share a tile of dQ: so many that all can run at once, each with two steps at least.
+static int splits_of(const instance *k, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    double fit = (double)d->multiprocessors * k->queries.ctas / fmax(1, max_tiles(k, p, a));
+    int64_t keys = p->n / sat_max(1, a->sequences);
+    return k->queries.split ? (int)sat_max(1, sat_min((int64_t)fmin(fit, 32), keys / k->queries.bn / 2)) : 1;
 }
+
+// Of so many operations in so many CTAs.
+static double seconds_of(const pass *k, double flops, double ctas, const sat_device *d) {
+    double rate = d->tf32_rate / 3 * (d->capability >= 90 ? 0.38 : 0.6); // of mma.sync
+    double waves = fmax(1e-3, ctas / (double)(d->multiprocessors * k->ctas)),
+           idle = waves < 4 ? ceil(waves) / waves : 1;
+    if (waves < 1) idle = fmax(1, idle / k->ctas);
+    return flops / rate * idle;
+}
+
+static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    const instance *k = instance_for(v, p);
+    double dim = k->max_dim, columns = k->keys.column_ctas, splits = splits_of(k, p, a, d);
+    double tiles = ceil((double)p->n / k->keys.bm) * (double)(p->batch * p->attention.kv_heads);
+    double busy =
+        seconds_of(&k->queries, 6 * attention_visited_pairs(p, a, by_query(k)) * dim, max_tiles(k, p, a) * splits, d);
+    busy +=
+        seconds_of(&k->keys, (4 * columns + 4) * attention_visited_pairs(p, a, by_key(k)) * dim, tiles * columns, d);
+    return fmax(busy, 2 * sat_attention_bytes(p, a) / d->memory_rate) + (splits > 1 ? 1.5e-5 : 1.2e-5);
+}
+
+// The workspace: schedules and statistics, then the partial sums of dQ.
+static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    const instance *k = instance_for(v, p);
+    int splits = splits_of(k, p, a, d);
+    double partial = splits > 1 ? max_tiles(k, p, a) * splits * k->queries.bm * k->max_dim * 4 : 0;
+    return attention_backward_bytes(p, a, by_query(k), by_key(k)) + (size_t)partial;
+}
+
+struct state {
+    attention_backward_state s;
+    int splits;
+    float *partial;
+};
 
 static sat_status prepare(const sat_prepare *q, void **out) {
     const instance *k = instance_for(q->variant, q->problem);
     sat_status status = attention_allow_shared(q, (const void *)k->queries.run, k->queries.bytes);
     if (status == SAT_OK) status = attention_allow_shared(q, (const void *)k->keys.run, k->keys.bytes);
     if (status != SAT_OK) return status;
-    attention_backward_state *s = (attention_backward_state *)calloc(1, sizeof *s);
-    if (!s) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    status = attention_backward_make(q, by_query(k), by_key(k), (char *)q->workspace, s);
-    if (status == SAT_OK) *out = s;
-    else free(s);
+    state *x = (state *)calloc(1, sizeof *x);
+    if (!x) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+    x->splits = splits_of(k, q->problem, q->pattern, q->device);
+    x->partial =
+        (float *)((char *)q->workspace + attention_backward_bytes(q->problem, q->pattern, by_query(k), by_key(k)));
+    status = attention_backward_make(q, by_query(k), by_key(k), (char *)q->workspace, &x->s);
+    if (status == SAT_OK) *out = x;
+    else free(x);
     return status;
 }
 
@@ -343,7 +407,8 @@ static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
     const instance *k = instance_for(l->variant, p);
-    const attention_backward_state *s = (const attention_backward_state *)l->state;
+    const state *all = (const state *)l->state;
+    const attention_backward_state *s = &all->s;
     cudaStream_t stream = (cudaStream_t)l->stream;
     unsigned queries = attention_work_count(&s->by_query), keys = attention_work_count(&s->by_key);
     const float *q = (const float *)l->operands[0], *key = (const float *)l->operands[1];
@@ -353,16 +418,20 @@ static sat_status launch(const sat_launch *l) {
     if (queries > 0) {
         sat_status status = attention_launch_delta<float>(l, s);
         if (status != SAT_OK) return status;
+        const pass *o = &k->queries;
         kernel_args x = {s->by_query,    {q, d},         {key, v}, {t->q, t->do_}, {t->k, t->v},
                          {out[0], NULL}, {t->dq, t->dq}, s->lse,   s->delta,       s->head_stride,
-                         (int)t->dim,    scale_log2,     scale};
-        k->queries.run<<<queries *(unsigned)k->queries.column_ctas, k->queries.threads, k->queries.bytes, stream>>>(x);
+                         (int)t->dim,    scale_log2,     scale,    all->splits,    all->partial};
+        unsigned ctas = queries * (unsigned)(o->column_ctas * all->splits);
+        o->run<<<ctas, o->threads, o->bytes, stream>>>(x);
+        if (all->splits > 1) o->reduce<<<queries *(unsigned)o->bm, 128, 0, stream>>>(x);
     }
     if (keys > 0) {
-        kernel_args x = {s->by_key,        {key, v},       {q, d}, {t->k, t->v}, {t->q, t->do_},
-                         {out[1], out[2]}, {t->dk, t->dv}, s->lse, s->delta,     s->head_stride,
-                         (int)t->dim,      scale_log2,     scale};
-        k->keys.run<<<keys *(unsigned)k->keys.column_ctas, k->keys.threads, k->keys.bytes, stream>>>(x);
+        const pass *o = &k->keys;
+        kernel_args x = {s->by_key,      {key, v}, {q, d},   {t->k, t->v},   {t->q, t->do_}, {out[1], out[2]},
+                         {t->dk, t->dv}, s->lse,   s->delta, s->head_stride, (int)t->dim,    scale_log2,
+                         scale,          1,        NULL};
+        o->run<<<keys *(unsigned)o->column_ctas, o->threads, o->bytes, stream>>>(x);
     }
     return sat_launched(l);
 }
