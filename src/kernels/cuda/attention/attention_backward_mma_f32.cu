@@ -1,9 +1,9 @@
 // cuda_attention_backward_mma_f32: the gradients of fused attention in f32 on tensor cores, dense and block-sparse,
 // from sm_80 on. Products are 3xTF32 (attention_mma_f32.cuh), which is as exact as f32.
 //
-// Head sizes up to 256, padded in shared memory to 32, 64, 96, 128 or 256. Rows must begin on 16 bytes. Three kernels:
-// the statistics of each query (attention_device.cuh), then dQ by tiles of queries, then dK and dV by tiles of keys.
-// Every sum is made in one order and nothing is added up in memory, so the result is deterministic.
+// Head sizes up to 256, padded in shared memory to 32, 64, 96, 128, 192 or 256. Rows must begin on 16 bytes. Three
+// kernels: the statistics of each query (attention_device.cuh), then dQ by tiles of queries, then dK and dV by tiles of
+// keys. Every sum is made in one order and nothing is added up in memory, so the result is deterministic.
 //
 // Both gradient kernels are one template. With P = exp(scale*S - LSE) where kept and dS = P*(dP - delta):
 //
@@ -311,6 +311,8 @@ static const instance instances[] = {
     {64, 96, pass_of<tile_shape<false, 96, 96, 4, 1, 32, 1, 3>>(), pass_of<tile_shape<true, 96, 96, 4, 1, 32, 2, 2>>()},
     {64, 128, pass_of<tile_shape<false, 128, 128, 4, 1, 32, 1, 2>>(),
      pass_of<tile_shape<true, 128, 128, 4, 1, 32, 1, 2>>()},
+    {64, 192, pass_of<tile_shape<false, 192, 192, 4, 2, 32, 2, 1>>(),
+     pass_of<tile_shape<true, 192, 96, 4, 2, 32, 2, 1>>()},
     {64, 256, pass_of<tile_shape<false, 256, 256, 4, 2, 32, 1, 1>>(),
      pass_of<tile_shape<true, 256, 128, 4, 2, 32, 1, 1>>()},
     {16, 64, pass_of<tile_shape<false, 64, 64, 1, 4, 64, 2, 2>>(), pass_of<tile_shape<true, 64, 64, 4, 1, 16, 2, 3>>()},
