@@ -10,6 +10,12 @@ enum { SAT_FILL_FAULTY = 4 };
 
 /* A matmul with the same scalars, dtypes, activation and depth (k), as the arithmetic of the checks wants to see it: B
  * repeats its elements where X or W does. */
+#ifdef __cplusplus
+extern "C" {
+#endif
 sat_problem sat_grouped_like_matmul(const sat_problem *p);
+#ifdef __cplusplus
+}
+#endif
 
 #endif
