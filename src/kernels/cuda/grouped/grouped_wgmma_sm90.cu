@@ -28,6 +28,8 @@ struct params {
     unsigned *counter; // of tiles; see sat_tile_counter_init
     int n, steps;      // columns of C; stages along k, of Y
     bool one_w;        // all groups have the same W
+    bool a_whole;      // X by chunks, k a multiple of 64: a TMA box has all chunks
+    bool b_whole;      // W or Z by chunks, n a multiple of 64: likewise
 };
 
 /* What `prepare` makes, and the tensor maps of the last launch. */
@@ -98,26 +100,35 @@ template <typename S, route R> __device__ __forceinline__ tile tile_of(const par
     return {steps, t.group, down, x.order.k, column, depth - (steps - 1) * S::BK};
 }
 
-/* By one lane: a stage of both operands. `depth`: where it begins, from the group's first row on. */
+/* By one lane: COUNT chunks of an operand whose depth is not contiguous, from its column `column` and its row `row` on;
+ * of W those of one group. `whole`: one box has them all. */
+template <int COUNT>
+__device__ __forceinline__ void load_chunks(const CUtensorMap *map, bool whole, uint32_t to, uint32_t bar, int column,
+                                            int row) {
+    if (whole) return tma_load(to, map, bar, 0, row, column / 64);
+#pragma unroll 1
+    for (int i = 0; i < COUNT; i++) tma_load(to + i * CHUNK_BYTES, map, bar, column + i * 64, row);
+}
+template <int COUNT>
+__device__ __forceinline__ void load_w_chunks(const CUtensorMap *map, bool whole, uint32_t to, uint32_t bar, int column,
+                                              int row, int w) {
+    if (whole) return tma_load(to, map, bar, 0, row, column / 64, w);
+#pragma unroll 1
+    for (int i = 0; i < COUNT; i++) tma_load(to + i * CHUNK_BYTES, map, bar, column + i * 64, row, w);
+}
+
+/* By one lane: a stage of both operands. `depth`: where it begins, of the gradient from the group's first row on. */
 template <typename S, route R>
 __device__ __forceinline__ void load_stage(const params &x, const tensor_maps &m, uint32_t a, uint32_t b, uint32_t bar,
                                            const tile &t, int first_row, int depth) {
+    int w = x.one_w ? 0 : t.group;
     if constexpr (R == GRADIENT) {
-#pragma unroll
-        for (int i = 0; i < S::BM / 64; i++)
-            tma_load(a + i * CHUNK_BYTES, &m.a, bar, t.row + i * 64, first_row + depth);
-#pragma unroll
-        for (int i = 0; i < S::BN / 64; i++)
-            tma_load(b + i * CHUNK_BYTES, &m.b, bar, t.column + i * 64, first_row + depth);
+        load_chunks<S::BM / 64>(&m.a, x.a_whole, a, bar, t.row, first_row + depth);
+        load_chunks<S::BN / 64>(&m.b, x.b_whole, b, bar, t.column, first_row + depth);
     } else {
-        int w = x.one_w ? 0 : t.group;
         tma_load(a, &m.a, bar, depth, t.row);
-        if constexpr (R == W_COLUMNS) {
-            tma_load(b, &m.b, bar, depth, t.column, w);
-        } else {
-#pragma unroll
-            for (int i = 0; i < S::BN / 64; i++) tma_load(b + i * CHUNK_BYTES, &m.b, bar, t.column + i * 64, depth, w);
-        }
+        if constexpr (R == W_COLUMNS) tma_load(b, &m.b, bar, depth, t.column, w);
+        else load_w_chunks<S::BN / 64>(&m.b, x.b_whole, b, bar, t.column, depth, w);
     }
 }
 
@@ -359,19 +370,30 @@ static sat_status prepare(const sat_prepare *q, void **out) {
 
 /* ---- host: launch ---- */
 
-/* A box is 64 elements of a line; of W that is one of rows or columns, and the last coordinate is the group. */
-static bool make_maps(const sat_launch *l, const instance *k, route r, bool one_w, tensor_maps *m) {
+/* An operand by chunks: `rows` lines of `columns`. Its box is one chunk, or, if `whole`, `chunks` of them. */
+static sat_tensor_box chunk_box(sat_dtype t, const void *base, int64_t columns, int64_t rows, int64_t stride,
+                                int chunks, bool whole) {
+    cuuint64_t n = (cuuint64_t)columns, depth = (cuuint64_t)rows, line = (cuuint64_t)stride * 2;
+    sat_tensor_box one = {t, base, 2, {n, depth}, {line}, {64, 64}, 128};
+    sat_tensor_box all = {t, base, 3, {64, depth, n / 64}, {line, 128}, {64, 64, (cuuint32_t)chunks}, 128};
+    return whole ? all : one;
+}
+
+/* A box of X by rows, or of W by columns, has 64 elements of each line. Of W the last coordinate is the group. */
+static bool make_maps(const sat_launch *l, const instance *k, route r, const params &x, tensor_maps *m) {
     const sat_problem *p = l->problem;
     cuuint64_t rows = (cuuint64_t)p->m, n = (cuuint64_t)p->n, depth = (cuuint64_t)p->k;
-    cuuint64_t x_line = (cuuint64_t)p->a.row_stride * 2;
-    cuuint64_t b_line = (cuuint64_t)(r == W_COLUMNS ? p->b.col_stride : p->b.row_stride) * 2;
-    cuuint64_t count = one_w ? 1 : (cuuint64_t)p->grouped.groups;
-    cuuint64_t w_stride = one_w ? b_line : (cuuint64_t)p->b.batch_stride * 2;
-    cuuint32_t x_rows = r == GRADIENT ? 64u : (cuuint32_t)k->bm;
-    sat_tensor_box a = {p->a_dtype, l->operands[0], 2, {depth, rows}, {x_line}, {64, x_rows}, 128};
-    sat_tensor_box b = {p->b_dtype, l->operands[1], 3, {n, depth, count}, {b_line, w_stride}, {64, 64, 1}, 128};
-    if (r == W_COLUMNS) b.size[0] = depth, b.size[1] = n, b.box[1] = (cuuint32_t)k->bn;
-    if (r == GRADIENT) b = {p->b_dtype, l->operands[1], 2, {n, rows}, {b_line}, {64, 64}, 128};
+    cuuint64_t x_line = (cuuint64_t)p->a.row_stride * 2, w_line = (cuuint64_t)p->b.col_stride * 2;
+    sat_tensor_box a = {p->a_dtype, l->operands[0], 2, {depth, rows}, {x_line}, {64, (cuuint32_t)k->bm}, 128};
+    sat_tensor_box b = {p->b_dtype, l->operands[1], 2, {depth, n}, {w_line}, {64, (cuuint32_t)k->bn}, 128};
+    int64_t b_rows = r == GRADIENT ? p->m : p->k;
+    if (r == GRADIENT) a = chunk_box(p->a_dtype, a.base, p->k, p->m, p->a.row_stride, k->bm / 64, x.a_whole);
+    if (r != W_COLUMNS) b = chunk_box(p->b_dtype, b.base, p->n, b_rows, p->b.row_stride, k->bn / 64, x.b_whole);
+    if (r != GRADIENT) {
+        b.size[b.rank] = x.one_w ? 1 : (cuuint64_t)p->grouped.groups, b.box[b.rank] = 1;
+        b.stride[b.rank - 1] = x.one_w ? b.stride[0] : (cuuint64_t)p->b.batch_stride * 2; // of one nothing is skipped
+        b.rank++;
+    }
     return tensormap_encode(&m->a, a) && tensormap_encode(&m->b, b);
 }
 
@@ -384,7 +406,8 @@ static sat_status launch(const sat_launch *l) {
     x.order = grouped_order_of(p, l->operands[3], k->bm, k->bn), x.epilogue = grouped_epilogue_of(l, true);
     x.counter = st->counter, x.n = (int)p->n, x.steps = (int)((p->k + 63) / 64);
     x.one_w = p->grouped.groups < 2 || p->b.batch_stride == 0;
-    if (!tensormaps_reuse(st->made_for, l->operands) && !make_maps(l, k, r, x.one_w, &st->maps))
+    x.a_whole = p->k % 64 == 0, x.b_whole = p->n % 64 == 0;
+    if (!tensormaps_reuse(st->made_for, l->operands) && !make_maps(l, k, r, x, &st->maps))
         return tensormaps_failed(l, st->made_for);
     unsigned grid = (unsigned)fmin(grouped_most_tiles(p, k->bm, k->bn), l->device->multiprocessors);
     return k->start[r](l, grid, x, st->maps);
