@@ -58,7 +58,7 @@ __device__ static double rest_at(const sat_grouped_lines &w, int64_t at, int64_t
     return bias + before;
 }
 
-/* Element j of term number t of a line: an element of X, and one of the second factor. */
+/* The factors of term number t of a line, in column j. */
 __device__ static double x_at(const sat_grouped_lines &w, const sat_grouped_terms &s, int64_t t) {
     return sat_device_load(w.p.a_dtype, w.x, s.x + t * s.x_step);
 }
@@ -108,7 +108,7 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
 
 enum { WRONG_SUM = 1, EXACT = 2, PRECISION = 3 };
 
-/* Notes an element of a line. Of the gradient, `head` is its group. */
+/* What a message says of a line: its row, and of the gradient its group; -1: none. */
 __device__ static void place_of(const sat_grouped_lines &w, int64_t line, int64_t *row, int64_t *head) {
     *row = w.weights ? line % w.p.k : line, *head = w.weights ? line / w.p.k : -1;
 }

@@ -11,8 +11,7 @@
 
 /* ==== host and device: how a product is cut ==== */
 
-/* How many row tiles of 128 a band has; lower tiles are more. */
-enum { GROUPED_BAND_ROWS = 2048 };
+enum { GROUPED_BAND_ROWS = 2048 }; /* rows of a band */
 
 typedef struct grouped_order {
     const void *offsets; /* groups + 1, in memory of the device */
@@ -99,7 +98,7 @@ struct grouped_search {
         if (lane == 0) at_before = end;
         /* A lane after the first fault may be wrong about itself. It does not matter: it is empty. */
         unsigned empty = __ballot_sync(~0u, broken || product >= o.groups || at < at_before);
-        broken = broken || __any_sync(~0u, product < o.groups && at < at_before);
+        broken = __any_sync(~0u, broken || (product < o.groups && at < at_before));
         int good = empty ? __ffs((int)empty) - 1 : 32;
         int last = __shfl_sync(~0u, at, (good + 31) % 32);
         if (good > 0) end = last;
