@@ -38,8 +38,8 @@ static entry *look_up(store *s, const char *key) {
 }
 
 static sat_status say(const char *text, char *value) {
-    memset(value, 'x', SAT_AGREED_SIZE); /* no zero but the one that ends a text */
-    memcpy(value, text, strlen(text) + (strlen(text) < SAT_AGREED_SIZE));
+    memset(value, 'x', SAT_AGREED_SIZE); /* no zero but the one that ends a text, if there is room for it */
+    for (size_t i = 0; i < SAT_AGREED_SIZE && (i == 0 || text[i - 1]); i++) value[i] = text[i];
     return SAT_OK;
 }
 

@@ -1,6 +1,7 @@
-"""What a call costs from Python: products so small that the kernel hardly counts. A JSON object a line: name, seconds.
+"""What a call costs from Python: products so small that the kernel hardly counts.
 
-Beside an installed package, or with its folder in PYTHONPATH; bench/call_turns runs it with two of them in turns.
+It prints a JSON object a line: name, seconds. Beside an installed package, or with its folder in PYTHONPATH;
+bench/call_turns runs it with two of them in turns.
 """
 
 import json
