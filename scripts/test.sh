@@ -22,7 +22,7 @@ later_than_all=("make gpu|every test that needs a GPU" "make test|the Python pac
 later=(
     "make test-all|CUDA code for every architecture, its host tests, the long grid, the guide that adds a variant"
     "make test-all|AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer, fuzzers"
-    "make test-all|Python: whole models of Hugging Face's transformers"
+    "make test-all|Python: whole models of Hugging Face's transformers, layers over many ranks"
     "make test-all|Rust: the crate's own build of C, clippy, the types of the CUDA and WGPU features, rustdoc, AddressSanitizer"
     "$soak"
     "make lint|layout, cppcheck, clang-tidy, shellcheck, ruff"
