@@ -92,12 +92,14 @@ static void FN(scatter_wide)(const FN(scatter_run) * r) {
             for (; c < inside; c++) FN(scatter_rows_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 1);              \
         }                                                                                                              \
     }
+SCATTER_PANEL(2, 2)
 SCATTER_PANEL(4, 4)
 SCATTER_PANEL(8, SCATTER_WIDTH(8))
 SCATTER_PANEL(16, SCATTER_WIDTH(16))
 
 static FN(scatter_kernel) FN(scatter_pick)(const sat_pattern_view *a, int64_t np) {
     const int64_t br = a->block_rows, bc = a->block_cols;
+    if (np == 2) return FN(scatter_panel_2);
     if (np == 4) return FN(scatter_panel_4);
     if (np == 8) return FN(scatter_panel_8);
     if (np == 16) return FN(scatter_panel_16);

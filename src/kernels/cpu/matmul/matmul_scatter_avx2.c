@@ -25,12 +25,12 @@ typedef struct scatter_shape {
     int64_t widened;    /* and of its widened values */
 } scatter_shape;
 
-/* Slices depend on the pattern alone, so that the result is the same for any number of threads. Adding them up costs
- * at most a quarter of the product; and none is deeper than a part of a sum. */
+/* Slices depend on the pattern alone, so that the result is the same for any number of threads. Zeroing them and
+ * adding them up takes a third of the product at most; none is deeper than a part of a sum. */
 static inline scatter_shape scatter_shape_of(const sat_problem *p, const sat_pattern_view *a) {
-    scatter_shape s = {.np = p->n == 1 ? 1 : p->n <= 4 ? 4 : p->n <= 8 ? 8 : 16};
+    scatter_shape s = {.np = p->n <= 2 ? p->n : p->n <= 4 ? 4 : p->n <= 8 ? 8 : 16};
     const int64_t stored = a->stored_blocks * a->block_rows * a->block_cols;
-    const int64_t wanted = sat_min(SCATTER_SLICES, sat_max(1, stored / (4 * sat_max(1, p->m))));
+    const int64_t wanted = sat_min(SCATTER_SLICES, sat_max(1, stored / (12 * sat_max(1, p->m))));
     s.slice_rows = sat_max(1, sat_min((a->grid_rows + wanted - 1) / wanted, SAT_SUM_PART / a->block_rows));
     s.slices = sat_max(1, (a->grid_rows + s.slice_rows - 1) / s.slice_rows);
     s.sums = (p->m * s.np + 31) / 16 * 16;
