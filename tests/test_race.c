@@ -164,6 +164,20 @@ static void planted_faults_are_wrong_and_never_win(void **state) {
     }
 }
 
+/* A race of the named variants alone, whose pattern has blocks in every row. */
+static sat_race *race_only(sat_context *ctx, const char *only, uint32_t flags) {
+    uint64_t random = 5;
+    sat_pattern *pattern = random_pattern(ctx, &random, 100, 90, 8, 8, 0.6, false);
+    assert_int_equal(view_of(pattern).empty_rows, 0);
+    sat_problem p = matmul_problem(SAT_F32, 70);
+    p.flags |= flags;
+    sat_race_options options = {SAT_SIZED(sat_race_options), .only = only};
+    sat_race *race = NULL;
+    assert_ok(sat_race_run(ctx, pattern, &p, &options, &race));
+    sat_pattern_free(pattern);
+    return race;
+}
+
 /* A winner runs, another plan of its own does, and it runs again. */
 static void fixed_values_that_plans_share_are_found(void **state) {
     (void)state;
@@ -174,18 +188,11 @@ static void fixed_values_that_plans_share_are_found(void **state) {
                      .supports = supports,   .estimate = estimate,         .launch = launch,
                      .refresh = keep_values};
     assert_ok(sat_variant_register(ctx, &v));
-    uint64_t random = 5;
-    sat_pattern *pattern = random_pattern(ctx, &random, 100, 90, 8, 8, 0.4, false);
-    sat_problem p = matmul_problem(SAT_F32, 70);
-    p.flags |= SAT_FIXED_VALUES;
-    sat_race_options only = {SAT_SIZED(sat_race_options), .only = names[SHARED_VALUES]};
-    sat_race *race = NULL;
-    assert_ok(sat_race_run(ctx, pattern, &p, &only, &race));
+    sat_race *race = race_only(ctx, names[SHARED_VALUES], SAT_FIXED_VALUES);
     assert_null(sat_race_best(race));
     assert_int_equal(sat_race_at(race, 0)->verdict, SAT_VERDICT_WRONG);
     assert_non_null(strstr(sat_race_at(race, 0)->message, "after another plan has run"));
     sat_race_free(race);
-    sat_pattern_free(pattern);
     sat_context_free(ctx);
     free(me.kept);
 }
@@ -202,19 +209,12 @@ static void who_is_called_back_is_tried_like_a_winner(void **state) {
                          .supports = supports,   .estimate = estimate, .launch = launch};
         assert_ok(sat_variant_register(ctx, &v));
     }
-    uint64_t random = 5;
-    sat_pattern *pattern = random_pattern(ctx, &random, 100, 90, 8, 8, 0.6, false);
-    assert_int_equal(view_of(pattern).empty_rows, 0);
-    sat_problem p = matmul_problem(SAT_F32, 70);
-    sat_race_options only = {SAT_SIZED(sat_race_options), .only = "tried_first,called_back"};
-    sat_race *race = NULL;
-    assert_ok(sat_race_run(ctx, pattern, &p, &only, &race));
+    sat_race *race = race_only(ctx, "tried_first,called_back", 0);
     assert_null(sat_race_best(race));
     for (size_t i = 0; i < sat_race_count(race); i++)
         assert_int_equal(sat_race_at(race, i)->verdict, SAT_VERDICT_WRONG);
     assert_true(sat_race_count(race) == 2 && two[1].calls > 0);
     sat_race_free(race);
-    sat_pattern_free(pattern);
     sat_context_free(ctx);
 }
 
@@ -250,18 +250,11 @@ static void a_winner_that_fails_late_is_none(void **state) {
                      .op = SAT_MATMUL,       .backend = SAT_CPU,        .user = &fails,
                      .supports = supports,   .estimate = estimate,      .launch = launch};
     assert_ok(sat_variant_register(ctx, &v));
-    uint64_t random = 5;
-    sat_pattern *pattern = random_pattern(ctx, &random, 100, 90, 8, 8, 0.6, false);
-    assert_int_equal(view_of(pattern).empty_rows, 0);
-    sat_problem p = matmul_problem(SAT_F32, 70);
-    sat_race_options only = {SAT_SIZED(sat_race_options), .only = names[FAILS_LATE]};
-    sat_race *race = NULL;
-    assert_ok(sat_race_run(ctx, pattern, &p, &only, &race));
+    sat_race *race = race_only(ctx, names[FAILS_LATE], 0);
     assert_null(sat_race_best(race));
     assert_int_equal(sat_race_at(race, 0)->verdict, SAT_VERDICT_ERROR);
     assert_non_null(strstr(sat_race_at(race, 0)->message, "planted"));
     sat_race_free(race);
-    sat_pattern_free(pattern);
     sat_context_free(ctx);
 }
 
