@@ -220,6 +220,18 @@ def make_of(layout, t, mine):
     return mine(t) if layout == Shard(1) else t
 
 
+def optimizers_of(*models):
+    """SGD: AdamW divides by the gradient, and makes much of what rounding leaves of a small one."""
+    return [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in models]
+
+
+def advance(optimizers, dtype):
+    for optimizer in optimizers:
+        if dtype == torch.float32:
+            optimizer.step()
+        optimizer.zero_grad()
+
+
 def data_parallel(rank, world, folder, kind, dtype, shape):
     """DDP and FSDP2: each rank has rows of its own, gradients are averaged."""
     dtype, size = getattr(torch, dtype), EVEN if shape == "even" else UNEVEN
@@ -232,8 +244,7 @@ def data_parallel(rank, world, folder, kind, dtype, shape):
         fully_shard(model)
     torch.manual_seed(1)
     x = torch.randn(world, 5, size["width"], dtype=dtype)
-    # AdamW divides by the gradient, and makes much of what rounding leaves of a small one
-    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, reference)]
+    optimizers = optimizers_of(model, reference)
     for step in range(2):
         y = model(x[rank])
         wanted = reference(x)
@@ -242,10 +253,7 @@ def data_parallel(rank, world, folder, kind, dtype, shape):
         wanted.square().mean().backward()
         if kind == "fsdp":
             check_gradients(model, reference, dtype)
-        for optimizer in optimizers:
-            if dtype == torch.float32:
-                optimizer.step()
-            optimizer.zero_grad()
+        advance(optimizers, dtype)
     found = sad.plain_state_dict(model)
     for name, t in reference.state_dict().items():
         same(found[name].to(dtype), t.to(dtype), dtype, name)
@@ -262,8 +270,7 @@ def mesh_2d(rank, world, folder, dtype, shape, how):
     torch.manual_seed(1)
     x = torch.randn(2, 5, size["width"], dtype=dtype)
     me = mesh["dp"].get_local_rank()
-    # AdamW divides by the gradient, and makes much of what rounding leaves of a small one
-    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, reference)]
+    optimizers = optimizers_of(model, reference)
     for step in range(2):
         y = model(x[me])
         wanted = reference(x)
@@ -274,10 +281,7 @@ def mesh_2d(rank, world, folder, dtype, shape, how):
             if name.endswith("values"):
                 owner = model.get_submodule(name.rpartition(".")[0])
                 same(p.grad.to_local(), of(owner, q.grad), dtype, name)
-        for optimizer in optimizers:
-            if dtype == torch.float32:
-                optimizer.step()
-            optimizer.zero_grad()
+        advance(optimizers, dtype)
     if dtype == torch.float32:
         found = sad.plain_state_dict(model)
         for name, t in reference.state_dict().items():
