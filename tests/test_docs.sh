@@ -2,8 +2,8 @@
 # Follows the documents to the letter, so that they cannot go stale.
 #   readme             compiles and runs the README's program, as C and as C++, and compares what it prints
 #   install            the README's line to install builds neither tests nor benchmark
-#   production         runs the commands and the program of docs/production.md, in a cache of their own
-#   adding_a_variant   does what docs/adding-a-variant.md says in a copy of the tree: its file, its line, its commands
+#   production         runs the commands and the program of docs/guide/production.md, in a cache of their own
+#   adding_a_variant   does what docs/internals/adding-a-variant.md says in a copy of the tree: its file, its line, its commands
 #   adding_a_cuda_variant   compiles and links the CUDA file of the same document; checks it where there is a GPU
 #   links              every link between the documents leads somewhere
 # usage: test_docs.sh readme|install|production|adding_a_variant|links <root of the tree> <build folder>
@@ -51,7 +51,7 @@ compile() { # file, program
 }
 
 production() {
-    local page=$root/docs/production.md
+    local page=$root/docs/guide/production.md
     blocks "$page" c >"$work/example.c"
     blocks "$page" output >"$work/expected"
     blocks "$page" sh >"$work/commands"
@@ -74,7 +74,7 @@ install() {
     if grep -E '"file": ".*/(tests|bench)/' "$work/build/compile_commands.json"; then fail "those are built too"; fi
 }
 
-document=$root/docs/adding-a-variant.md copy=$work/tree
+document=$root/docs/internals/adding-a-variant.md copy=$work/tree
 # A copy of the tree with the document's file and line of a backend
 copy_and_add() {
     local file
@@ -135,14 +135,23 @@ END
     fi
 }
 
+# What a document's headings are called in links: small letters, spaces as -, no other signs
+anchors() { sed -n '/^```/,/^```/d; s/^##* //p' "$1" | tr '[:upper:] ' '[:lower:]-' | sed 's/[^a-z0-9_-]//g'; }
+
 links() {
-    local failed=0 document target
-    for document in "$root"/*.md "$root"/docs/*.md "$root"/docs/*/*.md "$root"/src/*.md; do
+    local failed=0 found=0 document target file
+    while read -r document; do
         while read -r target; do
-            case $target in http*://* | mailto:* | '#'*) continue ;; esac
-            [ -e "$(dirname "$document")/${target%%#*}" ] || { echo "FAILED: $document: no $target" && failed=1; }
+            case $target in http*://* | mailto:*) continue ;; esac
+            found=$((found + 1)) file=$(dirname "$document")/${target%%#*}
+            if [ "${target%%#*}" = "" ]; then file=$document; fi
+            [ -e "$file" ] || { echo "FAILED: $document: no $target" && failed=1 && continue; }
+            case $target in
+            *.md#* | '#'*) anchors "$file" | grep -qx -e "${target#*#}" || { echo "FAILED: $document: no heading for $target" && failed=1; } ;;
+            esac
         done < <(grep -o '](\([^)]*\))' "$document" | sed 's/^](//; s/)$//')
-    done
+    done < <(find "$root" -path "$root/build*" -prune -o -path '*/.*' -prune -o -path '*/target' -prune -o -name '*.md' -print)
+    [ $found -gt 50 ] || fail "only $found links were found"
     return $failed
 }
 
