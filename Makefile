@@ -11,7 +11,7 @@ CONFIGURE = cmake -S . -B $(BUILD) $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(G
             -DSAT_BUILD_TESTS=ON -DSAT_BUILD_BENCH=ON --log-level=WARNING $(CMAKE_FLAGS) >/dev/null
 export BUILD WERROR JOBS
 
-.PHONY: run build test test-all soak bench format lint asan tsan fuzz python rust gpu setup install clean help
+.PHONY: run build test test-all soak bench docs format lint asan tsan fuzz python rust gpu setup install clean help
 
 run: ## set up, build, and race the default problem on the best device of this machine
 	@scripts/setup.sh run gpu
@@ -41,6 +41,9 @@ bench: ## the speed table: every row against its rival in the same run (ARGS="--
 	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS) --target sparse_autotune_cli sparse_autotune_shared bench_cpu
 	@scripts/bench.sh $(BUILD) $(ARGS)
+
+docs: ## the site of the documents, into build/site, looked at in Chromium (ARGS="--pictures FOLDER")
+	@scripts/docs.sh $(ARGS)
 
 format: ## lay out every C file by clang-format 14, every Python file by ruff
 	@scripts/lint.sh --fix
