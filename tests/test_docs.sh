@@ -2,6 +2,7 @@
 # Follows the documents to the letter, so that they cannot go stale.
 #   readme             compiles and runs the README's program, as C and as C++, and compares what it prints
 #   install            the README's line to install builds neither tests nor benchmark
+#   picture            the README's picture is what the records say, and another record draws another one
 #   guide              compiles and runs the program of docs/guide/c.md; runs the commands of cache.md and troubleshooting.md
 #   production         runs the commands and the program of docs/guide/production.md, in a cache of their own
 #   adding_a_variant   does what docs/internals/adding-a-variant.md says in a copy of the tree: its file, its line, its commands
@@ -9,7 +10,7 @@
 #   links              every link between the documents leads somewhere
 #   lab                experiments are dated notes in docs/lab, and no page of the guide or the internals tells of one;
 #                      every page is listed where a reader looks for it
-# usage: test_docs.sh readme|install|guide|production|adding_a_variant|links|lab <root of the tree> <build folder>
+# usage: test_docs.sh readme|install|picture|guide|production|adding_a_variant|links|lab <root of the tree> <build folder>
 #        test_docs.sh adding_a_cuda_variant <root of the tree> <build folder> <nvcc> <CUDA headers> <libcudart_static.a> -D...
 set -eu
 part=$1 root=$2 build=$3
@@ -51,6 +52,22 @@ compile() { # file, program
     read -ra cc <<<"${CC:-cc}"
     "${cc[@]}" -std=c11 -Wall -Wextra -Werror "$1" -DSAT_STATIC -I"$root/include" "$build/libsparse_autotune.a" \
         -fopenmp -lm -ldl -lpthread -o "$2"
+}
+
+picture() {
+    local tree=$work/tree name
+    command -v python3 >/dev/null || { echo "skipped: there is no python3" && exit 77; }
+    python3 "$root/scripts/draw_readme.py" --check
+    mkdir -p "$tree/scripts" "$tree/docs" "$tree/bench/results"
+    cp "$root/scripts/draw_readme.py" "$tree/scripts" && cp "$root/docs/speed.svg" "$tree/docs"
+    for name in h200 grid-products-h200 grid-attention-h200; do
+        cp "$root/bench/results/"{h200,grid-products-h200,grid-attention-h200}.json "$tree/bench/results"
+        python3 "$tree/scripts/draw_readme.py" --check || fail "a copy draws another picture"
+        sed -i 's/"ratio": [0-9][0-9.e+-]*/"ratio": 3.5/; s/"dense_cublas": [0-9][0-9.e+-]*/"dense_cublas": 3.5/' "$tree/bench/results/$name.json"
+        if python3 "$tree/scripts/draw_readme.py" --check >"$work/said"; then fail "the picture does not depend on $name.json"; fi
+        grep -q 'not what the records say' "$work/said" || fail "the picture cannot be drawn from another $name.json"
+    done
+    grep -q 'docs/speed.svg' "$root/README.md" || fail "the README does not show the picture"
 }
 
 # The program of a page prints what the page says.
