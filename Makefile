@@ -11,7 +11,7 @@ CONFIGURE = cmake -S . -B $(BUILD) $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(G
             -DSAT_BUILD_TESTS=ON -DSAT_BUILD_BENCH=ON --log-level=WARNING $(CMAKE_FLAGS) >/dev/null
 export BUILD WERROR JOBS
 
-.PHONY: run build test test-all soak bench format lint asan tsan fuzz python rust gpu setup install clean help
+.PHONY: run build test test-all soak bench docs format lint asan tsan fuzz python rust gpu setup install clean help
 
 run: ## set up, build, and race the default problem on the best device of this machine
 	@scripts/setup.sh run gpu
@@ -42,6 +42,9 @@ bench: ## the speed table: every row against its rival in the same run (ARGS="--
 	@cmake --build $(BUILD) -j $(JOBS) --target sparse_autotune_cli sparse_autotune_shared bench_cpu
 	@scripts/bench.sh $(BUILD) $(ARGS)
 
+docs: ## the site of the documents, into build/site, looked at in Chromium (ARGS="--pictures FOLDER")
+	@scripts/docs.sh $(ARGS)
+
 format: ## lay out every C file by clang-format 14, every Python file by ruff
 	@scripts/lint.sh --fix
 
@@ -49,7 +52,7 @@ lint: ## layout, cppcheck, clang-tidy, shellcheck, ruff
 	@scripts/lint.sh
 
 setup: ## install what is missing for all of the above, a CUDA compiler too
-	@scripts/setup.sh run test sanitize lint bench python cuda rust
+	@scripts/setup.sh run test sanitize lint bench python cuda rust docs
 
 install: ## libraries and command line into PREFIX (/usr/local)
 	@scripts/setup.sh run gpu

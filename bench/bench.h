@@ -1,5 +1,5 @@
 /* The CPU benchmark's own small library: problems, the dense rival, what the machine can do, timing in turns, and the
- * rows it prints. It knows only the public header. See docs/measuring.md. */
+ * rows it prints. It knows only the public header. See docs/internals/measuring.md. */
 #ifndef BENCH_H
 #define BENCH_H
 

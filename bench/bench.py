@@ -3,9 +3,9 @@
 
 Runs bench_cpu, which measures the tuned plans against the dense product in turns, adds SciPy and PyTorch
 where they are installed, prints target beside result, and on request writes a record (--json FILE, or
---record NAME for bench/results). Needs nothing but the standard library; see docs/measuring.md for what is
-measured and how. `--section grid` is another program, bench/grid/runner.py, which takes its own options:
-random problems through the Python package, beside their peers.
+--record NAME for bench/results). Needs nothing but the standard library; docs/internals/measuring.md says
+what is measured and how. `--section grid` is another program, bench/grid/runner.py, which takes its own
+options: random problems through the Python package, beside their peers.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 # What tells one build from another: a hash of the library's sources, of these build files, and of compilers and flags.
-# A verdict in the cache counts for the build that gave it (docs/check.md). Included, this file defines
+# A verdict in the cache counts for the build that gave it (docs/internals/check.md). Included, this file defines
 # sat_add_build_id; as a script it hashes and writes, whenever a source has changed since. No times, no paths.
 
 function(sat_build_inputs root variable)

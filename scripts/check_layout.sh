@@ -87,7 +87,7 @@ check_names() {
         [ -f "$def" ] || continue
         for name in $(list_variants "$def" | cut -d' ' -f2); do
             if [[ ! $name =~ ^(cpu|cuda)_(matmul|sampled|attention|attention_backward|grouped|grouped_weights)_(any|f32|f64|f16|bf16)_[a-z0-9]+_[a-z0-9_]+$ ]]; then
-                complain "$def: $name is not <backend>_<op>_<dtype>_<block>_<arch>[_<tile>][_<trick>] (docs/naming.md)"
+                complain "$def: $name is not <backend>_<op>_<dtype>_<block>_<arch>[_<tile>][_<trick>] (docs/internals/naming.md)"
             fi
         done
     done
@@ -163,11 +163,11 @@ check_headers() { # folder, how many headers a kernel may need
     done
 }
 
-# Words that gave way to those of docs/naming.md. The test that plants one has it in its own text.
+# Words that gave way to those of docs/internals/naming.md. The test that plants one has it in its own text.
 check_words() { # extended pattern, files and folders
     local words=$1 place
     shift
-    while read -r place; do complain "$place: docs/naming.md has another word"; done < <(grep -IsrnoiwE --exclude=test_layout.sh "$words" "$@")
+    while read -r place; do complain "$place: docs/internals/naming.md has another word"; done < <(grep -IsrnoiwE --exclude=test_layout.sh "$words" "$@")
 }
 
 # The names that an enum of the public header has, each with a bar after it: "SAT_CPU|SAT_CUDA|"
@@ -208,7 +208,7 @@ check_headers src/kernels/cpu 5
 check_headers src/kernels/cuda 5
 gone='sat_(deal|dealt|coming|piece|join)|sat_(some|registers)_[a-z]+|sink_[a-z]+|desks?|dealt|company|sat_(matmul|sampled|attention)_problem|sat_register_variant|what it taught|looked through'
 check_words "$gone|a warpgroup's life|are told|is told of|cut rows?|CTAs that stay" src include bench tests \
-    bindings/python/sparse_autotune bindings/rust/*/src docs/*.md
+    bindings/python/sparse_autotune bindings/rust/*/src docs/guide docs/internals
 check_words 'walks?|pieces?|puts?|turned|lies?|deals?' src/kernels/cpu
 
 for file in $(sources_of include '*.h') $(sources_of src '*.[ch]' '*.cu' '*.cuh' '*.def') \

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Sets this machine up: looks for what is needed, installs what is missing with apt where that is possible, and
 # otherwise says what is missing and how to get it. Quick, quiet and offline where nothing is missing.
-# usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust ...
+# usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust|docs ...
 #   lint   also ruff, which decides how Python is laid out: where its version is not here, PyPI's goes into $BUILD/ruff
 #   cuda   a CUDA compiler: where none works, NVIDIA's wheels go into $BUILD/cuda (300 MB)
 #   gpu    the same, but only on a machine with NVIDIA's driver
+#   docs   what the site is built with: pinned wheels of PyPI go into $BUILD/site-tools; and Chromium, to look at it
 #   rust   cargo, clippy and rustfmt of 1.92 or newer: where they are missing or older, rustup puts them into the home folder
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -123,6 +124,12 @@ needs_cuda() {
     want venv python3-venv 'a Python environment for the CUDA compiler'
     fetch_nvcc=yes
 }
+needs_docs() {
+    want python python3 'Python, to build the site with'
+    want venv python3-venv 'a Python environment for MkDocs'
+    want browser chromium 'Chromium, to look at the site'
+    have_site_tools || fetch_site_tools=yes
+}
 needs_gpu() { if have_driver; then needs_cuda; fi; }
 
 needs_rust() {
@@ -150,6 +157,27 @@ provide_ruff() {
     } >"$BUILD/ruff.log" 2>&1 && have_ruff && note_download ruff $((SECONDS - start)) && return
     rm -rf "$BUILD/ruff"
     tail -n 1 "$BUILD/ruff.log" >&2
+    return 1
+}
+
+# ---- the site's tools ----
+
+fetch_site_tools=no
+have_browser() { have chromium || have chromium-browser || have google-chrome; }
+have_site_tools() { cmp -s scripts/site/requirements.txt "$BUILD/site-tools/ready"; }
+
+provide_site_tools() {
+    local start=$SECONDS
+    mkdir -p "$BUILD" && rm -rf "$BUILD/site-tools"
+    echo "sparse_autotune: fetching MkDocs and its theme into $BUILD/site-tools"
+    {
+        python3 -m venv "$BUILD/site-tools" &&
+            "$BUILD/site-tools/bin/python3" -m pip install --quiet --disable-pip-version-check --retries 2 --no-deps \
+                -r scripts/site/requirements.txt &&
+            cp scripts/site/requirements.txt "$BUILD/site-tools/ready"
+    } >"$BUILD/site-tools.log" 2>&1 && note_download "the site's tools" $((SECONDS - start)) && return
+    rm -rf "$BUILD/site-tools"
+    tail -n 1 "$BUILD/site-tools.log" >&2
     return 1
 }
 
@@ -273,12 +301,12 @@ install_missing() {
 }
 
 look() { # for everything that the words ask for
-    missing=() lacking=() required=0 fetch_nvcc=no fetch_rust=no fetch_ruff=no
+    missing=() lacking=() required=0 fetch_nvcc=no fetch_rust=no fetch_ruff=no fetch_site_tools=no
     local what
     for what in "$@"; do
         case $what in
-        run | test | sanitize | lint | bench | python | cuda | gpu | rust) "needs_$what" ;;
-        *) echo "usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust ..." >&2 && exit 2 ;;
+        run | test | sanitize | lint | bench | python | cuda | gpu | rust | docs) "needs_$what" ;;
+        *) echo "usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust|docs ..." >&2 && exit 2 ;;
         esac
     done
 }
@@ -294,6 +322,10 @@ if [ "$fetch_nvcc" = yes ] && ! provide_nvcc; then
 fi
 if [ "$fetch_ruff" = yes ] && ! provide_ruff; then
     echo "sparse_autotune: ruff $ruff_version is not here, and could not be fetched from PyPI: Python is not looked at" >&2
+    leave_out
+fi
+if [ "$fetch_site_tools" = yes ] && ! provide_site_tools; then
+    echo "sparse_autotune: MkDocs is not here, and could not be fetched from PyPI: no site" >&2
     leave_out
 fi
 if [ "$fetch_rust" = yes ] && ! provide_rust; then

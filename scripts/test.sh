@@ -2,7 +2,7 @@
 # Sets up, builds and tests, part by part, and ends with a table of the parts: time, passed, failed, skipped.
 # usage: test.sh quick|all|soak|PART ...
 #   quick   what `make test` runs          all     the rest, `make test-all`          soak    hours, `make soak`
-#   PART    c gpu rust python | python_all cuda asan fuzz tsan rust_all | soak       (scripts/test/: a file a subject)
+#   PART    c gpu rust python | python_all cuda asan fuzz tsan rust_all docs | soak  (scripts/test/: a file a subject)
 # BUILD, WERROR and JOBS come from the Makefile. Where CI=true nothing may be missing, and each part makes room for the next.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -10,11 +10,11 @@ cd "$(dirname "$0")/.." || exit 2
 began=$SECONDS
 
 quick=(c gpu rust python)
-all=(python_all cuda asan fuzz tsan rust_all)
+all=(python_all cuda asan fuzz tsan rust_all docs)
 
 # What setup.sh must bring for a part
 declare -A wants=([c]="test gpu" [gpu]="test gpu" [rust]="test rust" [python]="python" [python_all]="python" [cuda]="test"
-    [asan]="test sanitize" [fuzz]="sanitize" [tsan]="test" [rust_all]="rust sanitize" [soak]="test sanitize")
+    [asan]="test sanitize" [fuzz]="sanitize" [tsan]="test" [rust_all]="rust sanitize" [docs]="docs" [soak]="test sanitize")
 
 # What `make test` leaves for later, and what `make test-all` does
 soak="make soak|hours of fuzzing, random cases, right results through the check, kill loops (SECONDS=3600)"
@@ -24,6 +24,7 @@ later=(
     "make test-all|AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer, fuzzers"
     "make test-all|Python: whole models of Hugging Face's transformers, layers over many ranks"
     "make test-all|Rust: the crate's own build of C, clippy, the types of the CUDA and WGPU features, rustdoc, AddressSanitizer"
+    "make test-all|the site of the documents, built and opened in Chromium"
     "$soak"
     "make lint|layout, cppcheck, clang-tidy, shellcheck, ruff"
 )

@@ -4,7 +4,8 @@
  *
  *   alarms RACES [SEED]     RACES: how many candidates' worth of checks, each two exact ones and one of precision
  *
- * Ends with 1 where there was an alarm. docs/check.md has the tail that this measures and the one that is derived. */
+ * Ends with 1 where there was an alarm. docs/internals/check.md has the tail that this measures and the one that is
+ * derived. */
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <math.h>

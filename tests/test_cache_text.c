@@ -167,7 +167,7 @@ static void an_entry_comes_back_as_it_was_written(void **state) {
     }
 }
 
-/* The example of docs/cache-format.md. A change here is a new version. */
+/* The example of docs/internals/cache-format.md. A change here is a new version. */
 static void an_entry_is_spelled_as_the_documentation_says(void **state) {
     (void)state;
     static const char expected[] = "sparse_autotune cache 1.2\n"

@@ -2,11 +2,15 @@
 # Follows the documents to the letter, so that they cannot go stale.
 #   readme             compiles and runs the README's program, as C and as C++, and compares what it prints
 #   install            the README's line to install builds neither tests nor benchmark
-#   production         runs the commands and the program of docs/production.md, in a cache of their own
-#   adding_a_variant   does what docs/adding-a-variant.md says in a copy of the tree: its file, its line, its commands
+#   picture            the README's picture is what the records say, and another record draws another one
+#   guide              compiles and runs the program of docs/guide/c.md; runs the commands of cache.md and troubleshooting.md
+#   production         runs the commands and the program of docs/guide/production.md, in a cache of their own
+#   adding_a_variant   does what docs/internals/adding-a-variant.md says in a copy of the tree: its file, its line, its commands
 #   adding_a_cuda_variant   compiles and links the CUDA file of the same document; checks it where there is a GPU
 #   links              every link between the documents leads somewhere
-# usage: test_docs.sh readme|install|production|adding_a_variant|links <root of the tree> <build folder>
+#   lab                experiments are dated notes in docs/lab, and no page of the guide or the internals tells of one;
+#                      every page is listed where a reader looks for it
+# usage: test_docs.sh readme|install|picture|guide|production|adding_a_variant|links|lab <root of the tree> <build folder>
 #        test_docs.sh adding_a_cuda_variant <root of the tree> <build folder> <nvcc> <CUDA headers> <libcudart_static.a> -D...
 set -eu
 part=$1 root=$2 build=$3
@@ -50,18 +54,51 @@ compile() { # file, program
         -fopenmp -lm -ldl -lpthread -o "$2"
 }
 
-production() {
-    local page=$root/docs/production.md
-    blocks "$page" c >"$work/example.c"
-    blocks "$page" output >"$work/expected"
-    blocks "$page" sh >"$work/commands"
-    if [ ! -s "$work/example.c" ] || [ ! -s "$work/commands" ]; then fail "the page has no examples"; fi
+picture() {
+    local tree=$work/tree name
+    command -v python3 >/dev/null || { echo "skipped: there is no python3" && exit 77; }
+    python3 "$root/scripts/draw_readme.py" --check
+    mkdir -p "$tree/scripts" "$tree/docs" "$tree/bench/results"
+    cp "$root/scripts/draw_readme.py" "$tree/scripts" && cp "$root/docs/speed.svg" "$tree/docs"
+    for name in h200 grid-products-h200 grid-attention-h200; do
+        cp "$root/bench/results/"{h200,grid-products-h200,grid-attention-h200}.json "$tree/bench/results"
+        python3 "$tree/scripts/draw_readme.py" --check || fail "a copy draws another picture"
+        sed -i 's/"ratio": [0-9][0-9.e+-]*/"ratio": 3.5/; s/"dense_cublas": [0-9][0-9.e+-]*/"dense_cublas": 3.5/' "$tree/bench/results/$name.json"
+        if python3 "$tree/scripts/draw_readme.py" --check >"$work/said"; then fail "the picture does not depend on $name.json"; fi
+        grep -q 'not what the records say' "$work/said" || fail "the picture cannot be drawn from another $name.json"
+    done
+    grep -q 'docs/speed.svg' "$root/README.md" || fail "the README does not show the picture"
+}
+
+# The program of a page prints what the page says.
+program() { # page of the guide
+    blocks "$root/docs/guide/$1.md" c >"$work/example.c"
+    blocks "$root/docs/guide/$1.md" output >"$work/expected"
+    if [ ! -s "$work/example.c" ] || [ ! -s "$work/expected" ]; then fail "$1.md has no program"; fi
     compile "$work/example.c" "$work/example"
     "$work/example" >"$work/printed"
     diff -B "$work/expected" "$work/printed"
-    mkdir "$work/here"
+}
+
+# The commands of a page, in a cache of their own
+commands() { # page of the guide
+    blocks "$root/docs/guide/$1.md" sh >"$work/commands"
+    [ -s "$work/commands" ] || fail "$1.md has no commands"
+    mkdir -p "$work/here"
     (cd "$work/here" && PATH=$build:$PATH SPARSE_AUTOTUNE_CACHE=$work/here/mine bash -eu "$work/commands") >"$work/output" 2>&1 ||
-        { cat "$work/output" && fail "a command of it"; }
+        { cat "$work/output" && fail "a command of $1.md"; }
+}
+
+guide() {
+    program c
+    local page
+    for page in cache troubleshooting; do commands "$page"; done
+    grep -q 'right' "$work/output" || { cat "$work/output" && fail "check says nothing"; }
+}
+
+production() {
+    program production
+    commands production
     grep -q "^1 entry in $work/here/own" "$work/output" || { cat "$work/output" && fail "the shipped entry is not found"; }
 }
 
@@ -74,7 +111,7 @@ install() {
     if grep -E '"file": ".*/(tests|bench)/' "$work/build/compile_commands.json"; then fail "those are built too"; fi
 }
 
-document=$root/docs/adding-a-variant.md copy=$work/tree
+document=$root/docs/internals/adding-a-variant.md copy=$work/tree
 # A copy of the tree with the document's file and line of a backend
 copy_and_add() {
     local file
@@ -135,15 +172,64 @@ END
     fi
 }
 
+# What a document's headings are called in links: small letters, spaces as -, no other signs
+anchors() { sed -n '/^```/,/^```/d; s/^##* //p' "$1" | tr '[:upper:] ' '[:lower:]-' | sed 's/[^a-z0-9_-]//g'; }
+
 links() {
-    local failed=0 document target
-    for document in "$root"/*.md "$root"/docs/*.md "$root"/docs/*/*.md "$root"/src/*.md; do
+    local failed=0 found=0 document target file
+    while read -r document; do
         while read -r target; do
-            case $target in http*://* | mailto:* | '#'*) continue ;; esac
-            [ -e "$(dirname "$document")/${target%%#*}" ] || { echo "FAILED: $document: no $target" && failed=1; }
+            case $target in http*://* | mailto:*) continue ;; esac
+            found=$((found + 1)) file=$(dirname "$document")/${target%%#*}
+            if [ "${target%%#*}" = "" ]; then file=$document; fi
+            [ -e "$file" ] || { echo "FAILED: $document: no $target" && failed=1 && continue; }
+            case $target in
+            *.md#* | '#'*) anchors "$file" | grep -qx -e "${target#*#}" || { echo "FAILED: $document: no heading for $target" && failed=1; } ;;
+            esac
         done < <(grep -o '](\([^)]*\))' "$document" | sed 's/^](//; s/)$//')
-    done
+    done < <(find "$root" -path "$root/build*" -prune -o -path '*/.*' -prune -o -path '*/target' -prune -o -name '*.md' -print)
+    [ $found -gt 50 ] || fail "only $found links were found"
     return $failed
+}
+
+# What tells of an experiment: a heading, a date outside of links and of what bench/gpu/pages.py writes, or such words.
+told='(was|were|been|we|what we) tried|tried and|(was|were) (taken back|left out|dropped) again|did not help|made no difference|that day|was once|it began at'
+experiments() { # pages; what stands in fences is an example
+    local page
+    for page in "$@"; do
+        sed '/^```/,/^```/d; /<!-- measured: begin/,/<!-- measured: end/d; s/\](\([^)]*\))/]/g; s/`[^`]*`//g' "$page" |
+            grep -niE -e '^#+ .*(tried|experiment|rejected|learnt|taken back)' -e '20[0-9]{2}-[01][0-9]-[0-3][0-9]' -e "\\b($told)\\b" |
+            sed "s,^[0-9]*,$page tells of an experiment,"
+    done
+}
+
+listed() { # tree; every page is in the site's list, every note in the lab's
+    local page
+    for page in "$1"/docs/guide/*.md "$1"/docs/internals/*.md; do
+        grep -q "${page#"$1"/docs/}" "$1/mkdocs.yml" || echo "$page: mkdocs.yml does not list it"
+    done
+    for page in "$1"/docs/lab/*.md; do
+        [ "${page##*/}" = README.md ] && continue
+        [[ ${page##*/} =~ ^20[0-9]{2}-[01][0-9]-[0-3][0-9]-[a-z0-9-]+\.md$ ]] || echo "$page: its name does not begin with its date"
+        grep -q "(${page##*/})" "$1/docs/lab/README.md" || echo "$page: docs/lab/README.md does not list it"
+    done
+}
+
+lab() {
+    local line found page=$work/docs/guide/planted.md
+    { experiments "$root"/docs/guide/*.md "$root"/docs/internals/*.md && listed "$root"; } >"$work/found"
+    if [ -s "$work/found" ]; then cat "$work/found" && fail "experiments belong into docs/lab"; fi
+    # The same with faults that are planted, so that it cannot pass by seeing nothing.
+    mkdir -p "$work/docs/guide" "$work/docs/internals" "$work/docs/lab"
+    for line in '## What was tried' '### Experiments' 'On 2026-11-15 it took 3 us.' 'A larger tile was tried: 41.1 us.' 'That did not help.'; do
+        echo "$line" >"$page"
+        [ -n "$(experiments "$page")" ] || fail "nothing sees: $line"
+    done
+    echo 'It is as fast as [this note](../lab/2026-11-15-burn-products.md) says.' >"$page"
+    [ -z "$(experiments "$page")" ] || fail "a link to a note is called an experiment"
+    echo 'nav:' >"$work/mkdocs.yml" && cp "$page" "$work/docs/internals/" && touch "$work/docs/lab/"{README,2026-11-15-note,undated}.md
+    found=$(listed "$work")
+    [ "$(wc -l <<<"$found")" = 5 ] || { echo "$found" && fail "pages that are not listed are not all seen"; }
 }
 
 "$part" "$@"

@@ -71,11 +71,11 @@ echo '#include "planted_1.h"' >>"$cpu/matmul/matmul_orphan.c"
 fault 'a kernel that needs many headers' 'matmul_orphan.c needs more than 5 headers'
 
 echo '/* a desk */' >>"$cpu/matmul/planted_7.h"
-fault 'a word that is gone' 'planted_7.h:2:desk: docs/naming.md has another word'
+fault 'a word that is gone' 'planted_7.h:2:desk: docs/internals/naming.md has another word'
 
 mkdir -p "$copy/bench"
 echo '# CTAs that stay' >"$copy/bench/planted.py"
-fault 'a word that is gone, in a benchmark' 'bench/planted.py:1:CTAs that stay: docs/naming.md has another word'
+fault 'a word that is gone, in a benchmark' 'bench/planted.py:1:CTAs that stay: docs/internals/naming.md has another word'
 
 echo '#include "kernels/cpu/tile.h"' >>"$copy/src/core/plan.h"
 fault 'core that includes a kernel header' 'plan.h includes "kernels/cpu/tile.h"'

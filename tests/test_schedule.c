@@ -321,7 +321,7 @@ static void groups_of_panels_are_alike(void **unused) {
         int64_t groups = (g.panels + g.together - 1) / g.together;
         assert_true(groups * g.together - g.panels < groups);
     }
-    /* 4096^3, block 128, transposed: all 16 panels are faster than 10 and then 6 (docs/hopper.md) */
+    /* 4096^3, block 128, transposed: all 16 panels are faster than 10 and then 6 (docs/internals/hopper.md) */
     assert_int_equal(sat_panels_in_flight(false, 32, 16, 2.0 * 256 * 4096, 3 * WORKERS, L2), 16);
 }
 

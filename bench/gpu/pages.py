@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes what the pages under docs/ say of a record of bench/gpu_check: tables between two marks, and
-docs/roofline.svg.
+docs/internals/roofline.svg.
 
 usage: bench/gpu/pages.py [RECORD]       by default bench/results/h200.json
        bench/gpu/pages.py --check        fails where the pages are not what that record says
@@ -99,12 +99,12 @@ def main():
     record = json.loads(Path(words[0] if words else ROOT / "bench" / "results" / "h200.json").read_text())
     docs, points = ROOT / "docs", roofline.points_of(record)
     pages = {
-        "hopper.md": roofline.measured(record, points),
-        "kernels-cuda.md": products(record),
-        "attention.md": attention(record),
+        "internals/hopper.md": roofline.measured(record, points),
+        "internals/kernels-cuda.md": products(record),
+        "guide/attention.md": attention(record),
     }
     files = {docs / name: page_with(docs / name, lines) for name, lines in pages.items()}
-    files[docs / "roofline.svg"] = roofline.picture(record, points)
+    files[docs / "internals" / "roofline.svg"] = roofline.picture(record, points)
     if "--check" not in sys.argv:
         for path, content in files.items():
             path.write_text(content)

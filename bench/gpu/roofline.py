@@ -1,5 +1,5 @@
 """The roofline of each block size, from a record of bench/gpu_check: tables and a picture for
-docs/hopper.md."""
+docs/internals/hopper.md."""
 
 import math
 

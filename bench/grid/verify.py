@@ -1,7 +1,7 @@
 """What a right result is: f64 references of some rows, and how far rounding may lead away from them.
 
-The bounds are those of docs/check.md and src/ops/attention_check.h. Peers may also round partial sums to the
-dtype of the result, as cuBLAS does by default, and are given a few times the bound of attention.
+The bounds are those of docs/internals/check.md and src/ops/attention_check.h. Peers may also round partial
+sums to the dtype of the result, as cuBLAS does by default, and are given a few times the bound of attention.
 """
 
 import math

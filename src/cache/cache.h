@@ -2,7 +2,7 @@
  *
  * All results go in, losers and failures too; which variant is best is derived on reading (choose.h), never stored.
  * Nothing here fails a product: a broken folder, disk or file is logged once and is a miss.
- * The format is in docs/cache-format.md. Safe between threads and between processes. */
+ * The format is in docs/internals/cache-format.md. Safe between threads and between processes. */
 #ifndef SAT_CACHE_H
 #define SAT_CACHE_H
 

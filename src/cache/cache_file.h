@@ -1,5 +1,5 @@
 /* The cache's text: records, entries, and what merging two entries gives. Opens no file, so that all of it can be
- * fuzzed. The format and the limits are in docs/cache-format.md. */
+ * fuzzed. The format and the limits are in docs/internals/cache-format.md. */
 #ifndef SAT_CACHE_FILE_H
 #define SAT_CACHE_FILE_H
 

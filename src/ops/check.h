@@ -1,4 +1,4 @@
-/* The arithmetic of the checks, the same on the host and on a device. docs/check.md has the reasons and the
+/* The arithmetic of the checks, the same on the host and on a device. docs/internals/check.md has the reasons and the
  * measurements.
  *
  * Structure: operands are integers times a power of two, chosen so that every product and every partial sum is exact in
@@ -118,7 +118,7 @@ SAT_BOTH static inline bool sat_products_equal(const sat_problem *p) {
 
 /* What the sums of one problem lose, in units of N2: `depth` products each, so many `elements` looked at. An error
  * beyond c*u*sqrt(n)*N2 has a probability below exp(-3.78*c) where all products make one chain, the worst of orders; so
- * the logarithm leaves all elements together what c = 6 leaves one. docs/check.md derives it. */
+ * the logarithm leaves all elements together what c = 6 leaves one. docs/internals/check.md derives it. */
 typedef struct sat_loss {
     double most, rms; /* of an element; of many */
 } sat_loss;

@@ -1,7 +1,7 @@
 """Ranks of one job: layers that are cut, checkpoints of them, and ranks that run the same variants.
 
 `ColwiseParallel` and `RowwiseParallel` are for torch's `parallelize_module`, `SavePlanner` and `LoadPlanner`
-for torch's distributed checkpoints; docs/many-gpus.md has the whole.
+for torch's distributed checkpoints; docs/guide/many-gpus.md has the whole.
 
 Of `enable`: where ranks tune by themselves they may choose differently: each pays for all races, and results
 differ in the last bits between ranks. After `enable` each problem is raced by one rank of those with equal

@@ -1,6 +1,6 @@
 """Tiny models of transformers with random weights, and what sparsify makes of each.
 
-`python architectures.py` prints the table of docs/sparse-model-from-a-dense-one.md, which a test compares.
+`python architectures.py` prints the table of docs/guide/sparse-model-from-a-dense-one.md; a test compares it.
 """
 
 import copy

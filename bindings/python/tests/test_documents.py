@@ -53,12 +53,12 @@ def test_dir_lists_every_public_name():
     "document, needs",
     [
         ("README.md", "scipy"),
-        ("docs/python.md", "scipy"),
-        ("docs/production.md", "scipy"),
-        ("docs/attention-in-your-model.md", "transformers"),
-        ("docs/many-gpus.md", "torch"),
-        ("docs/moe.md", "torch"),
-        ("docs/sparse-model-from-a-dense-one.md", "transformers"),
+        ("docs/guide/python.md", "scipy"),
+        ("docs/guide/production.md", "scipy"),
+        ("docs/guide/attention-in-your-model.md", "transformers"),
+        ("docs/guide/many-gpus.md", "torch"),
+        ("docs/guide/mixtures-of-experts.md", "torch"),
+        ("docs/guide/sparse-model-from-a-dense-one.md", "transformers"),
     ],
 )
 def test_examples_run_as_written(document, needs, tmp_path, monkeypatch):
@@ -106,4 +106,4 @@ def test_examples_run(name, needs, words, tmp_path):
         labels = re.findall(r"^(.*?) +[0-9.]+ s$", run.stdout, re.M)
         assert len(set(labels)) == 4, run.stdout
     if name == "window_attention":  # with the length and window that it has by itself
-        assert (tmp_path / "window.svg").read_text() == (ROOT / "docs/window.svg").read_text()
+        assert (tmp_path / "window.svg").read_text() == (ROOT / "docs/guide/window.svg").read_text()

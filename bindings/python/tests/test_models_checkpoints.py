@@ -23,7 +23,7 @@ from transformers.quantizers import auto
 import sparse_autotune.transformers
 from sparse_autotune.transformers import SparseAutotuneConfig, checkpoints, mark
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sparse-model-from-a-dense-one.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs/guide/sparse-model-from-a-dense-one.md"
 Llama = transformers.LlamaForCausalLM
 
 
