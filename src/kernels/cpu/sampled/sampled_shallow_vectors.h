@@ -1,0 +1,120 @@
+/* Vectors as the shallow sampled product moves them, beside those of common/vector.h, which a family includes first:
+ *   VINDEX, VLOAD_INDEX(p)     a lane's index for each lane, from LANES int32
+ *   VPERMUTE(v, i)             lane i[e] of v in lane e
+ *   VSTORE_SOME(p, v, n)       the first n lanes
+ *   VPARTS(p, at)              16-byte parts p + at[0], p + at[PART], p + at[2 PART], ... side by side
+ *   VTRANSPOSE_PARTS(v)        PART such vectors, in place: v[e] becomes element e of each part, in the order of `at`
+ * PART is how many elements a part has. 16-bit elements: vec_narrow_f16(v), vec_narrow_bf16(v), vec_store_half(p, h). */
+#ifndef SAT_SAMPLED_SHALLOW_VECTORS_H
+#define SAT_SAMPLED_SHALLOW_VECTORS_H
+
+#include "kernels/cpu/common/vector.h"
+
+#define PART             FN(vec_part)
+#define VINDEX           FN(vec_index)
+#define VLOAD_INDEX      FN(vec_load_index)
+#define VPERMUTE         FN(vec_permute)
+#define VSTORE_SOME      FN(vec_store_some)
+#define VPARTS           FN(vec_parts)
+#define VTRANSPOSE_PARTS FN(vec_transpose_parts)
+
+enum { vec_part_f32 = 4, vec_part_f64 = 2 };
+
+#if VECTOR_BYTES == 64
+
+typedef __m512i vec_index_f32, vec_index_f64;
+#define vec_load_index_f32(p)  _mm512_loadu_si512(p)
+#define vec_load_index_f64(p)  _mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
+#define vec_permute_f32(v, i)  _mm512_permutexvar_ps(i, v)
+#define vec_permute_f64(v, i)  _mm512_permutexvar_pd(i, v)
+#define vec_store_some_f32(p, v, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), v)
+#define vec_store_some_f64(p, v, n) _mm512_mask_storeu_pd(p, (__mmask8)((1u << (n)) - 1), v)
+
+INLINE __m512 vec_parts_f32(const float *p, const int32_t *at) {
+    __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(p + at[0]));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + at[4]), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + at[8]), 2);
+    return _mm512_insertf32x4(v, _mm_loadu_ps(p + at[12]), 3);
+}
+INLINE __m512d vec_parts_f64(const double *p, const int32_t *at) {
+    __m512d v = _mm512_castpd128_pd512(_mm_loadu_pd(p + at[0]));
+    v = _mm512_insertf64x2(v, _mm_loadu_pd(p + at[2]), 1);
+    v = _mm512_insertf64x2(v, _mm_loadu_pd(p + at[4]), 2);
+    return _mm512_insertf64x2(v, _mm_loadu_pd(p + at[6]), 3);
+}
+
+INLINE void vec_transpose_parts_f32(__m512 *v) {
+    __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(v[0], v[1])), b = _mm512_castps_pd(_mm512_unpackhi_ps(v[0], v[1]));
+    __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(v[2], v[3])), d = _mm512_castps_pd(_mm512_unpackhi_ps(v[2], v[3]));
+    v[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c)), v[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    v[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d)), v[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+}
+INLINE void vec_transpose_parts_f64(__m512d *v) {
+    __m512d low = _mm512_unpacklo_pd(v[0], v[1]);
+    v[1] = _mm512_unpackhi_pd(v[0], v[1]), v[0] = low;
+}
+
+#define vec_store_half(p, h) _mm256_storeu_si256((__m256i *)(void *)(p), h)
+#define vec_narrow_f16(v)    _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+INLINE __m256i vec_narrow_bf16(__m512 v) { /* nearest even; NaN stays NaN */
+    __m512i x = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, x, _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+
+#else
+
+typedef __m256i vec_index_f32, vec_index_f64;
+#define vec_load_index_f32(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
+INLINE __m256i vec_load_index_f64(const int32_t *p) { /* each as the places of its two halves */
+    __m256i i = _mm256_cvtepi32_epi64(_mm_loadu_si128((const __m128i *)(const void *)p));
+    i = _mm256_slli_epi64(i, 1);
+    return _mm256_or_si256(i, _mm256_slli_epi64(_mm256_or_si256(i, _mm256_set1_epi64x(1)), 32));
+}
+#define vec_permute_f32(v, i) _mm256_permutevar8x32_ps(v, i)
+#define vec_permute_f64(v, i) _mm256_castps_pd(_mm256_permutevar8x32_ps(_mm256_castpd_ps(v), i))
+
+INLINE void vec_store_some_f32(float *p, __m256 v, int n) { /* masked stores are slow on many processors */
+    float lanes[8];
+    _mm256_storeu_ps(lanes, v);
+    for (int e = 0; e < n; e++) p[e] = lanes[e];
+}
+INLINE void vec_store_some_f64(double *p, __m256d v, int n) {
+    double lanes[4];
+    _mm256_storeu_pd(lanes, v);
+    for (int e = 0; e < n; e++) p[e] = lanes[e];
+}
+
+INLINE __m256 vec_parts_f32(const float *p, const int32_t *at) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p + at[0])), _mm_loadu_ps(p + at[4]), 1);
+}
+INLINE __m256d vec_parts_f64(const double *p, const int32_t *at) {
+    return _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(p + at[0])), _mm_loadu_pd(p + at[2]), 1);
+}
+
+INLINE void vec_transpose_parts_f32(__m256 *v) {
+    __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(v[0], v[1])), b = _mm256_castps_pd(_mm256_unpackhi_ps(v[0], v[1]));
+    __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(v[2], v[3])), d = _mm256_castps_pd(_mm256_unpackhi_ps(v[2], v[3]));
+    v[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c)), v[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+    v[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d)), v[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+}
+INLINE void vec_transpose_parts_f64(__m256d *v) {
+    __m256d low = _mm256_unpacklo_pd(v[0], v[1]);
+    v[1] = _mm256_unpackhi_pd(v[0], v[1]), v[0] = low;
+}
+
+#define vec_store_half(p, h) _mm_storeu_si128((__m128i *)(void *)(p), h)
+#define vec_narrow_f16(v)    _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+INLINE __m128i vec_narrow_bf16(__m256 v) { /* nearest even; NaN stays NaN */
+    __m256i x = _mm256_castps_si256(v), odd = _mm256_and_si256(_mm256_srli_epi32(x, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(x, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    x = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_or_si256(x, _mm256_set1_epi32(0x400000)), nan), 16);
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0x08));
+}
+
+#endif
+
+#endif
