@@ -2,17 +2,14 @@
  * packing of Y and the order of X to the tiles, the loop over a thread's part and the launch. sampled_shallow_plan.h
  * says how a block row is cut into vectors. FN is undefined at the end. */
 
-enum {
-    FN(rows_pitch) = (SHALLOW_STRIP + 1) * LANES, /* rows of X that a strip reads, and what a vector reads beyond */
-};
-
 typedef struct FN(shallow_job) {
     const sat_problem *p;
     const sat_pattern_view *a;
-    const shallow_state *st;
     const void *x, *from; /* X and Y as the caller has them */
     REAL *y;              /* packed */
     void *s;
+    shallow_shape shape;
+    shallow_lanes lanes;
 } FN(shallow_job);
 
 /* ---- packing Y ---- */
@@ -36,7 +33,7 @@ INLINE void FN(shallow_copy)(sat_dtype t, const void *from, int64_t at, REAL *to
 /* A panel: [k][width], zero beyond the matrix. A line may be written over the next one's place, before that is. */
 INLINE void FN(shallow_panel)(const FN(shallow_job) * j, sat_dtype t, int64_t panel) {
     const sat_problem *p = j->p;
-    const shallow_shape *s = &j->st->shape;
+    const shallow_shape *s = &j->shape;
     const int64_t rs = p->b.row_stride, cs = p->b.col_stride;
     const int64_t column = panel / s->panels * j->a->block_cols + panel % s->panels * s->width;
     const int64_t stored = sat_min(s->width, j->a->block_cols - panel % s->panels * s->width);
@@ -58,7 +55,7 @@ INLINE void FN(shallow_panel)(const FN(shallow_job) * j, sat_dtype t, int64_t pa
 /* Columns [first, end) as lines along k, zero beyond it. */
 INLINE void FN(shallow_columns)(const FN(shallow_job) * j, sat_dtype t, int64_t first, int64_t end) {
     const sat_problem *p = j->p;
-    const int64_t deep = j->st->shape.deep, rs = p->b.row_stride, cs = p->b.col_stride;
+    const int64_t deep = j->shape.deep, rs = p->b.row_stride, cs = p->b.col_stride;
     for (int64_t c = first; c < end; c++)
         for (int64_t k = p->k; k < deep; k++) j->y[c * deep + k] = 0;
     if (cs < rs) {
@@ -74,11 +71,11 @@ INLINE void FN(shallow_columns)(const FN(shallow_job) * j, sat_dtype t, int64_t 
 }
 
 INLINE void FN(shallow_pack_as)(const FN(shallow_job) * j, sat_dtype t, int64_t thread, int64_t threads) {
-    if (j->st->shape.together) {
+    if (j->shape.together) {
         FN(shallow_columns)(j, t, j->p->n * thread / threads, j->p->n * (thread + 1) / threads);
         return;
     }
-    const int64_t panels = j->a->grid_cols * j->st->shape.panels;
+    const int64_t panels = j->a->grid_cols * j->shape.panels;
     for (int64_t q = panels * thread / threads; q < panels * (thread + 1) / threads; q++) FN(shallow_panel)(j, t, q);
 }
 
@@ -90,109 +87,135 @@ static void FN(shallow_pack)(const FN(shallow_job) * j, int64_t thread, int64_t 
     }
 }
 
-/* ---- X in the order of the lanes ---- */
+/* ---- X as the tiles read it ---- */
 
-/* `rows` rows of X from row i on, as [k][rows]: zero beyond the matrix. */
-INLINE void FN(shallow_rows)(const FN(shallow_job) * j, sat_dtype t, int64_t i, int64_t rows, REAL *to) {
-    const sat_problem *p = j->p;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t k = 0; k < p->k; k++)
-            to[k * FN(rows_pitch) + r] =
-                i + r < p->m ? FN(widen)(t, j->x, (i + r) * p->a.row_stride + k * p->a.col_stride) : 0;
+enum { FN(lines_pitch) = (SHALLOW_STRIP + 1) * LANES }; /* of rows that a strip reads; a vector may read beyond them */
+
+/* Where tiles find X: wide: row v at rows[v], from k to k `step` elements on; else vector v of step k at
+ * x + (k*vectors + v)*LANES. */
+typedef struct FN(shallow_x) {
+    const REAL *rows[SHALLOW_STRIP];
+    int64_t step;
+    REAL x[SHALLOW_DEEPEST * SHALLOW_STRIP * LANES] __attribute__((aligned(64)));
+} FN(shallow_x);
+
+/* Row i beyond the matrix: any row. */
+static inline int64_t FN(shallow_row)(const FN(shallow_job) * j, int64_t i) {
+    return sat_min(i, j->p->m - 1) * j->p->a.row_stride;
 }
 
-/* `vectors` vectors of a block of this block row from vector v on: x is [k][vectors][LANES]. */
-static void FN(shallow_order_x)(const FN(shallow_job) * j, int64_t row, int64_t v, int64_t vectors, REAL *x) {
-    const shallow_shape *s = &j->st->shape;
-    const int64_t br = j->a->block_rows, first = j->st->first[v], last = v + vectors - 1, i = row * br + first;
-    const int64_t spanned = s->lines ? (LANES - 1) / j->a->block_cols + 2 : s->together ? br : 1;
-    const int64_t rows = sat_min(br, j->st->first[last] + spanned) - first;
-    REAL lines[SHALLOW_DEEPEST * FN(rows_pitch)];
-    switch (j->p->a_dtype) {
-    case SAT_F16: FN(shallow_rows)(j, SAT_F16, i, rows, lines); break;
-    case SAT_BF16: FN(shallow_rows)(j, SAT_BF16, i, rows, lines); break;
-    default: FN(shallow_rows)(j, SAT_F32, i, rows, lines);
+static void FN(shallow_wide_x)(const FN(shallow_job) * j, int64_t i, int64_t rows, FN(shallow_x) * to) {
+    const sat_problem *p = j->p;
+    const bool in_place = sat_dtype_size(p->a_dtype) == sizeof(REAL), along = p->a.col_stride == 1;
+    to->step = in_place ? p->a.col_stride : 1;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t at = FN(shallow_row)(j, i + r);
+        REAL *row = to->x + r * p->k;
+        to->rows[r] = in_place ? (const REAL *)j->x + at : row;
+#if WIDENS
+        if (!in_place && along) widen_all_f32(p->a_dtype, (const uint16_t *)j->x + at, row, p->k);
+#endif
+        if (!in_place && !along)
+            for (int64_t k = 0; k < p->k; k++) row[k] = FN(widen)(p->a_dtype, j->x, at + k * p->a.col_stride);
     }
-    for (int64_t e = 0; e < vectors; e++) {
-        const VINDEX places = VLOAD_INDEX(j->st->row + (v + e) * LANES);
-        const REAL *from = lines + j->st->first[v + e] - first;
-        for (int64_t k = 0; k < j->p->k; k++)
-            VSTORE(x + (k * vectors + e) * LANES, VPERMUTE(VLOAD(from + k * FN(rows_pitch)), places));
-    }
-    for (int64_t k = j->p->k; k < s->deep; k++)
-        for (int64_t e = 0; e < vectors; e++) VSTORE(x + (k * vectors + e) * LANES, VZERO());
 }
 
-/* ---- the epilogue: n sums to the stored elements from `at` on ---- */
+/* Rows of X as lines [k][rows]. */
+INLINE void FN(shallow_lines)(const FN(shallow_job) * j, sat_dtype t, int64_t i, int64_t rows, REAL *lines) {
+    const int64_t depth = j->p->k, step = j->p->a.col_stride;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t at = FN(shallow_row)(j, i + r);
+        for (int64_t k = 0; k < depth; k++) lines[k * FN(lines_pitch) + r] = FN(widen)(t, j->x, at + k * step);
+    }
+}
 
-INLINE void FN(shallow_put)(const FN(shallow_job) * j, VEC sum, int64_t at, int n) {
-    const sat_problem *p = j->p;
+static void FN(shallow_narrow_x)(const FN(shallow_job) * j, int64_t i, int64_t rows, int64_t vectors,
+                                 FN(shallow_x) * to) {
+    const VINDEX row = VLOAD_INDEX(j->lanes.row);
+    REAL lines[SHALLOW_DEEPEST * FN(lines_pitch)];
+    switch (j->p->a_dtype) { /* a loop for each type */
+    case SAT_F16: FN(shallow_lines)(j, SAT_F16, i, rows, lines); break;
+    case SAT_BF16: FN(shallow_lines)(j, SAT_BF16, i, rows, lines); break;
+    default: FN(shallow_lines)(j, SAT_F32, i, rows, lines);
+    }
+    REAL *x = to->x;
+    for (int64_t k = 0; k < j->p->k; k++)
+        for (int64_t v = 0; v < vectors; v++, x += LANES)
+            VSTORE(x, VPERMUTE(VLOAD(lines + k * FN(lines_pitch) + v * j->shape.rows), row));
+    if (j->shape.together)
+        for (int64_t k = j->p->k; k < j->shape.deep; k++, x += LANES) VSTORE(x, VZERO());
+}
+
+/* ---- the epilogue: the first n sums to the stored elements from `at` on ---- */
+
+INLINE void FN(shallow_put)(const sat_problem *p, void *s, VEC sum, int64_t at, int n) {
     VEC v = VMUL(VSET((REAL)p->alpha), sum);
     if (p->beta != 0) {
         REAL old[LANES];
-        for (int e = 0; e < LANES; e++) old[e] = e < n ? FN(widen)(p->c_dtype, j->s, at + e) : 0;
+        for (int e = 0; e < LANES; e++) old[e] = e < n ? FN(widen)(p->c_dtype, s, at + e) : 0;
         v = VFMA(VSET((REAL)p->beta), VLOAD(old), v);
     }
 #if WIDENS
     if (p->c_dtype != SAT_F32) {
-        uint16_t *to = (uint16_t *)j->s + at, lanes[LANES];
         vec_half h = p->c_dtype == SAT_F16 ? vec_narrow_f16(v) : vec_narrow_bf16(v);
-        vec_store_half(n == LANES ? to : lanes, h);
-        if (n < LANES)
-            for (int e = 0; e < n; e++) to[e] = lanes[e];
+        if (n == LANES) vec_store_half((uint16_t *)s + at, h);
+        else vec_store_some_half((uint16_t *)s + at, h, n);
         return;
     }
 #endif
-    if (n == LANES) VSTORE((REAL *)j->s + at, v);
-    else VSTORE_SOME((REAL *)j->s + at, v, n);
+    if (n == LANES) VSTORE((REAL *)s + at, v);
+    else VSTORE_SOME((REAL *)s + at, v, n);
 }
 
-/* ---- a strip of vectors of neighbouring blocks ---- */
+/* ---- a strip of the vectors of some blocks ---- */
 
-/* A panel of a stored block: its Y, the first stored element of the strip, and how many are left of it from there on:
- * lines: of the block; rows: of each row. */
+/* A panel of a stored block: its Y, the strip's first stored element, and how many there are from it on, to the end of
+ * the block if narrow, else of the row. */
 typedef struct FN(shallow_place) {
     const REAL *y;
     int64_t at, left;
 } FN(shallow_place);
 
-INLINE FN(shallow_place) FN(shallow_place_of)(const FN(shallow_job) * j, int64_t t, int64_t panel, int64_t v) {
-    const shallow_shape *s = &j->st->shape;
+INLINE FN(shallow_place) FN(shallow_place_of)(const FN(shallow_job) * j, int64_t t, int64_t panel, int64_t row) {
+    const shallow_shape *s = &j->shape;
     const int64_t wide = j->a->block_cols;
     const REAL *y = j->y + (j->a->col_idx[t] * s->panels + panel) * s->width * j->p->k;
-    if (s->lines) return (FN(shallow_place)){y, t * s->elements + v * LANES, s->elements - v * LANES};
-    return (FN(shallow_place)){y, t * s->elements + v * wide + panel * LANES, wide - panel * LANES};
+    const int64_t left = s->rows > 1 ? s->elements - row * wide : wide - panel * LANES;
+    return (FN(shallow_place)){y, t * s->elements + row * wide + panel * LANES, left};
 }
 
-/* `blocks` panels at a time; x is [k][vectors][LANES]. */
+/* `blocks` panels at a time. */
 INLINE void FN(shallow_strip)(const int vectors, const int blocks, const int repeat, const FN(shallow_job) * j,
-                              const shallow_part *w, const REAL *x) {
-    const shallow_shape *s = &j->st->shape;
-    const int64_t depth = j->p->k, v0 = w->strip * s->high;
-    const int64_t step = s->lines ? LANES : j->a->block_cols; /* stored elements from vector to vector */
-    VINDEX places[4];
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++) places[v] = VLOAD_INDEX(j->st->column + (v0 + v) * LANES);
+                              const shallow_part *w, const FN(shallow_x) * x) {
+    const sat_problem problem = *j->p, *p = &problem; /* a copy that no store to S can change */
+    const shallow_shape *s = &j->shape;
+    const bool wide = repeat == LANES;
+    const int64_t depth = p->k, width = s->width, panels = s->panels, row = w->strip * s->high * s->rows;
+    const int64_t step = s->rows * j->a->block_cols; /* stored elements from vector to vector */
+    const int most = (int)(wide ? LANES : step);
+    const VINDEX column = VLOAD_INDEX(j->lanes.column);
     for (int64_t t = w->t, panel = 0; t < w->t_end;) {
         FN(shallow_place) to[4];
         VEC sum[4][4];
         int count = 0;
 #pragma GCC unroll 8
         for (int b = 0; b < blocks; b++) { /* beyond the last one it is computed once more, and not stored */
-            to[b] = t < w->t_end ? FN(shallow_place_of)(j, t, panel, v0) : to[b - 1];
+            to[b] = t < w->t_end ? FN(shallow_place_of)(j, t, panel, row) : to[b - 1];
             if (t < w->t_end) count++;
-            if (t < w->t_end && ++panel == s->panels) panel = 0, t++;
+            if (t < w->t_end && ++panel == panels) panel = 0, t++;
 #pragma GCC unroll 8
             for (int v = 0; v < vectors; v++) sum[b][v] = VZERO();
         }
         for (int64_t k = 0; k < depth; k++) {
+            VEC u[4];
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++)
+                u[v] = wide ? VSET(x->rows[v][k * x->step]) : VLOAD(x->x + (k * vectors + v) * LANES);
 #pragma GCC unroll 8
             for (int b = 0; b < blocks; b++) {
-                const VEC y = repeat ? VREPEAT(to[b].y + k * repeat, repeat) : VLOAD(to[b].y + k * s->width);
+                const VEC y = repeat ? VREPEAT(to[b].y + k * width, repeat) : VPERMUTE(VLOAD(to[b].y + k * width), column);
 #pragma GCC unroll 8
-                for (int v = 0; v < vectors; v++)
-                    sum[b][v] =
-                        VFMA(VLOAD(x + (k * vectors + v) * LANES), repeat ? y : VPERMUTE(y, places[v]), sum[b][v]);
+                for (int v = 0; v < vectors; v++) sum[b][v] = VFMA(u[v], y, sum[b][v]);
             }
         }
 #pragma GCC unroll 8
@@ -200,72 +223,64 @@ INLINE void FN(shallow_strip)(const int vectors, const int blocks, const int rep
             if (b == count) break;
 #pragma GCC unroll 8
             for (int v = 0; v < vectors; v++)
-                FN(shallow_put)(j, sum[b][v], to[b].at + v * step,
-                                (int)sat_min(LANES, s->lines ? to[b].left - v * LANES : to[b].left));
+                FN(shallow_put)(p, j->s, sum[b][v], to[b].at + v * step,
+                                (int)sat_min(most, wide ? to[b].left : to[b].left - v * step));
         }
     }
 }
 
 #define SHALLOW_TILE(vectors, blocks, repeat)                                                                          \
     static void FN(shallow_strip_##vectors##_##repeat)(const FN(shallow_job) * j, const shallow_part *w,               \
-                                                       const REAL *x) {                                                \
+                                                       const FN(shallow_x) * x) {                                      \
         FN(shallow_strip)(vectors, blocks, repeat, j, w, x);                                                           \
     }
-SHALLOW_REPEATS(SHALLOW_STRIPS, SHALLOW_TILE)
+SHALLOW_TILES(SHALLOW_TILE)
 #undef SHALLOW_TILE
 
 #define SHALLOW_ENTRY(vectors, blocks, repeat) [repeat][vectors] = FN(shallow_strip_##vectors##_##repeat),
-static void (*const FN(shallow_strips)[17][SHALLOW_STRIP + 1])(const FN(shallow_job) *, const shallow_part *,
-                                                               const REAL *) = {
-    SHALLOW_REPEATS(SHALLOW_STRIPS, SHALLOW_ENTRY)};
+static void (*const FN(shallow_strips)[VECTOR_BYTES / 4 + 1][SHALLOW_STRIP + 1])(
+    const FN(shallow_job) *, const shallow_part *, const FN(shallow_x) *) = {SHALLOW_TILES(SHALLOW_ENTRY)};
 #undef SHALLOW_ENTRY
 
 /* ---- vectors of several blocks ---- */
 
-static void FN(shallow_together)(const FN(shallow_job) * j, const shallow_part *w, const REAL *x) {
-    const shallow_shape *s = &j->st->shape;
-    const int32_t *column = j->st->column;
-    const int64_t wide = j->a->block_cols, last = j->p->n - 1;
-    for (int64_t t = w->t; t < w->t_end; t += s->together) {
-        const int64_t blocks = sat_min(s->together, w->t_end - t);
-        const int elements = (int)(blocks * s->elements);
-        int32_t at[LANES];
-        if (s->elements == 1 && blocks == LANES)
-            for (int e = 0; e < LANES; e++) at[e] = j->a->col_idx[t + e] * (int32_t)s->deep;
-        else {
-            int e = 0;
-            for (int64_t b = 0; b < blocks; b++)
-                for (int64_t q = 0; q < s->elements; q++, e++) /* beyond the matrix: any column */
-                    at[e] = (int32_t)(sat_min(j->a->col_idx[t + b] * wide + column[q], last) * s->deep);
-            for (; e < LANES; e++) at[e] = at[0];
-        }
+static void FN(shallow_together)(const FN(shallow_job) * j, const shallow_part *w, const FN(shallow_x) * x) {
+    const sat_problem problem = *j->p, *p = &problem;
+    const int64_t together = j->shape.together, elements = j->shape.elements, deep = j->shape.deep;
+    for (int64_t t = w->t; t < w->t_end; t += together) {
+        const int64_t blocks = sat_min(together, w->t_end - t);
+        int32_t at[VECTOR_BYTES / 4];
+        VPLACES(at, j->a->col_idx + t, blocks, j->lanes.block, j->lanes.column, j->a->block_cols, p->n - 1, deep);
         VEC sum[2] = {VZERO(), VZERO()};
-        for (int64_t k = 0; k < s->deep; k += PART) {
-            VEC y[PART];
+        for (int64_t k = 0; k < deep; k += PIECE) {
+            VEC y[PIECE];
 #pragma GCC unroll 8
-            for (int u = 0; u < PART; u++) y[u] = VPARTS(j->y + k, at + u);
-            VTRANSPOSE_PARTS(y);
+            for (int u = 0; u < PIECE; u++) y[u] = VPIECES(j->y + k, at + u);
+            VTRANSPOSE_PIECES(y);
 #pragma GCC unroll 8
-            for (int u = 0; u < PART; u++) sum[u % 2] = VFMA(VLOAD(x + (k + u) * LANES), y[u], sum[u % 2]);
+            for (int u = 0; u < PIECE; u++) sum[u % 2] = VFMA(VLOAD(x->x + (k + u) * LANES), y[u], sum[u % 2]);
         }
-        FN(shallow_put)(j, VADD(sum[0], sum[1]), t * s->elements, elements);
+        FN(shallow_put)(p, j->s, VADD(sum[0], sum[1]), t * elements, (int)(blocks * elements));
     }
 }
 
 /* ---- a thread's part, and the launch ---- */
 
 static void FN(shallow_multiply)(const FN(shallow_job) * j, int64_t begin, int64_t end) {
-    const shallow_shape *s = &j->st->shape;
-    const int64_t wide = j->a->block_cols;
-    const int64_t repeat = !s->lines ? LANES : LANES % wide ? 0 : wide;
-    REAL x[SHALLOW_DEEPEST * SHALLOW_STRIP * LANES] __attribute__((aligned(64)));
-    for (int64_t at = begin; at < end;) {
-        const shallow_part w = shallow_part_at(j->a, s->strips, at, end);
-        const int64_t v = w.strip * s->high, vectors = sat_min(s->high, s->vectors - v);
-        FN(shallow_order_x)(j, w.row, v, vectors, x);
-        if (s->together) FN(shallow_together)(j, &w, x);
-        else FN(shallow_strips)[repeat][vectors](j, &w, x);
-        at += w.t_end - w.t;
+    const shallow_shape *s = &j->shape;
+    const int64_t br = j->a->block_rows, width = s->width;
+    const int64_t repeat = 2 * width > LANES ? LANES : LANES % width ? 0 : width;
+    FN(shallow_x) x;
+    if (begin == end) return;
+    for (shallow_part w = shallow_first(j->a, s->strips, begin, end);; shallow_next(j->a, s->strips, end - begin, &w)) {
+        const int64_t first = w.strip * s->high * s->rows, rows = sat_min(s->high * s->rows, br - first);
+        const int64_t vectors = shallow_ceil(rows, s->rows), i = w.row * br + first;
+        if (repeat == LANES) FN(shallow_wide_x)(j, i, rows, &x);
+        else FN(shallow_narrow_x)(j, i, rows, vectors, &x);
+        if (s->together) FN(shallow_together)(j, &w, &x);
+        else FN(shallow_strips)[repeat][vectors](j, &w, &x);
+        begin += w.t_end - w.t;
+        if (begin == end) return;
     }
 }
 
@@ -286,11 +301,13 @@ static void FN(shallow_clear)(const FN(shallow_job) * j, int64_t row, int64_t en
 }
 
 static sat_status FN(shallow_launch)(const sat_launch *l) {
+    const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
-    const FN(shallow_job) j = {.p = l->problem, .a = a, .st = l->state, .x = l->operands[0], .from = l->operands[1],
-                               .y = l->workspace, .s = l->operands[2]};
-    const int64_t steps = a->stored_blocks * j.st->shape.strips;
-    const bool ragged = a->grid_rows * a->block_rows > j.p->m || a->grid_cols * a->block_cols > j.p->n;
+    const shallow_shape s = shallow_shape_of(p, a);
+    const FN(shallow_job) j = {.p = p, .a = a, .x = l->operands[0], .from = l->operands[1], .y = l->workspace,
+                               .s = l->operands[2], .shape = s, .lanes = shallow_lanes_of(&s, a->block_cols)};
+    const int64_t steps = a->stored_blocks * s.strips;
+    const bool ragged = a->grid_rows * a->block_rows > p->m || a->grid_cols * a->block_cols > p->n;
 #pragma omp parallel num_threads(l->threads) if (l->threads > 1)
     {
         const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
