@@ -244,13 +244,12 @@ static void (*const FN(shallow_strips)[VECTOR_BYTES / 4 + 1][SHALLOW_STRIP + 1])
 
 /* ---- vectors of several blocks ---- */
 
-static void FN(shallow_together)(const FN(shallow_job) * j, const shallow_part *w, const FN(shallow_x) * x) {
-    const sat_problem problem = *j->p, *p = &problem;
+enum { FN(shallow_batch) = 32 }; /* vectors whose places are found before the first is read: reading what was just written waits */
+
+static void FN(shallow_vectors)(const FN(shallow_job) * j, int64_t t, int64_t t_end, const int32_t *at, const REAL *x) {
+    const sat_problem problem = *j->p, *p = &problem; /* a copy that no store to S can change */
     const int64_t together = j->shape.together, elements = j->shape.elements, deep = j->shape.deep;
-    for (int64_t t = w->t; t < w->t_end; t += together) {
-        const int64_t blocks = sat_min(together, w->t_end - t);
-        int32_t at[VECTOR_BYTES / 4];
-        VPLACES(at, j->a->col_idx + t, blocks, j->lanes.block, j->lanes.column, j->a->block_cols, p->n - 1, deep);
+    for (; t < t_end; t += together, at += VECTOR_BYTES / 4) {
         VEC sum[2] = {VZERO(), VZERO()};
         for (int64_t k = 0; k < deep; k += PIECE) {
             VEC y[PIECE];
@@ -258,9 +257,21 @@ static void FN(shallow_together)(const FN(shallow_job) * j, const shallow_part *
             for (int u = 0; u < PIECE; u++) y[u] = VPIECES(j->y + k, at + u);
             VTRANSPOSE_PIECES(y);
 #pragma GCC unroll 8
-            for (int u = 0; u < PIECE; u++) sum[u % 2] = VFMA(VLOAD(x->x + (k + u) * LANES), y[u], sum[u % 2]);
+            for (int u = 0; u < PIECE; u++) sum[u % 2] = VFMA(VLOAD(x + (k + u) * LANES), y[u], sum[u % 2]);
         }
-        FN(shallow_put)(p, j->s, VADD(sum[0], sum[1]), t * elements, (int)(blocks * elements));
+        FN(shallow_put)(p, j->s, VADD(sum[0], sum[1]), t * elements, (int)(sat_min(together, t_end - t) * elements));
+    }
+}
+
+static void FN(shallow_together)(const FN(shallow_job) * j, const shallow_part *w, const REAL *x) {
+    const int64_t together = j->shape.together, last = j->p->n - 1;
+    for (int64_t t = w->t, next; t < w->t_end; t = next) {
+        int32_t at[FN(shallow_batch) * VECTOR_BYTES / 4], *to = at;
+        next = sat_min(w->t_end, t + FN(shallow_batch) * together);
+        for (int64_t b = t; b < next; b += together, to += VECTOR_BYTES / 4)
+            VPLACES(to, j->a->col_idx + b, sat_min(together, next - b), j->lanes.block, j->lanes.column,
+                    j->a->block_cols, last, j->shape.deep);
+        FN(shallow_vectors)(j, t, next, at, x);
     }
 }
 
@@ -277,7 +288,7 @@ static void FN(shallow_multiply)(const FN(shallow_job) * j, int64_t begin, int64
         const int64_t vectors = shallow_ceil(rows, s->rows), i = w.row * br + first;
         if (repeat == LANES) FN(shallow_wide_x)(j, i, rows, &x);
         else FN(shallow_narrow_x)(j, i, rows, vectors, &x);
-        if (s->together) FN(shallow_together)(j, &w, &x);
+        if (s->together) FN(shallow_together)(j, &w, x.x);
         else FN(shallow_strips)[repeat][vectors](j, &w, &x);
         begin += w.t_end - w.t;
         if (begin == end) return;

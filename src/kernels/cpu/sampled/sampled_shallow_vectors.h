@@ -36,9 +36,9 @@ typedef __m512i vec_index_f32, vec_index_f64;
 
 INLINE __m512 vec_pieces_f32(const float *p, const int32_t *at) {
     __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(p + at[0]));
-    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + at[4]), 1);
-    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + at[8]), 2);
-    return _mm512_insertf32x4(v, _mm_loadu_ps(p + at[12]), 3);
+    v = _mm512_mask_broadcast_f32x4(v, 0x00f0, _mm_loadu_ps(p + at[4]));
+    v = _mm512_mask_broadcast_f32x4(v, 0x0f00, _mm_loadu_ps(p + at[8]));
+    return _mm512_mask_broadcast_f32x4(v, 0xf000, _mm_loadu_ps(p + at[12]));
 }
 INLINE __m512d vec_pieces_f64(const double *p, const int32_t *at) {
     __m512d v = _mm512_castpd128_pd512(_mm_loadu_pd(p + at[0]));
