@@ -43,12 +43,12 @@ INLINE void FN(shallow_panel)(const FN(shallow_job) * j, sat_dtype t, int64_t pa
     if (cs == 1) {
         const bool room = inside == s->width && column + LANES <= p->n;
         for (int64_t k = 0; k < p->k; k++)
-            FN(shallow_copy)(t, j->from, k * rs + column, to + k * s->width, inside,
-                             room && (k + 1) * s->width + LANES <= p->k * s->width + s->width);
+            FN(shallow_copy)
+            (t, j->from, k * rs + column, to + k * s->width, inside,
+             room && (k + 1) * s->width + LANES <= p->k * s->width + s->width);
     } else {
         for (int64_t e = 0; e < inside; e++)
-            for (int64_t k = 0; k < p->k; k++)
-                to[k * s->width + e] = FN(widen)(t, j->from, (column + e) * cs + k * rs);
+            for (int64_t k = 0; k < p->k; k++) to[k * s->width + e] = FN(widen)(t, j->from, (column + e) * cs + k * rs);
     }
 }
 
@@ -148,23 +148,35 @@ static void FN(shallow_narrow_x)(const FN(shallow_job) * j, int64_t i, int64_t r
 
 /* ---- the epilogue: the first n sums to the stored elements from `at` on ---- */
 
-INLINE void FN(shallow_put)(const sat_problem *p, void *s, VEC sum, int64_t at, int n) {
-    VEC v = VMUL(VSET((REAL)p->alpha), sum);
-    if (p->beta != 0) {
+typedef struct FN(shallow_output) {
+    void *s;
+    VEC alpha, beta;
+    bool adds;
+    sat_dtype dtype;
+} FN(shallow_output);
+
+static inline FN(shallow_output) FN(shallow_output_of)(const FN(shallow_job) * j) {
+    const sat_problem *p = j->p;
+    return (FN(shallow_output)){j->s, VSET((REAL)p->alpha), VSET((REAL)p->beta), p->beta != 0, p->c_dtype};
+}
+
+INLINE void FN(shallow_put)(const FN(shallow_output) * o, VEC sum, int64_t at, int n) {
+    VEC v = VMUL(o->alpha, sum);
+    if (o->adds) {
         REAL old[LANES];
-        for (int e = 0; e < LANES; e++) old[e] = e < n ? FN(widen)(p->c_dtype, s, at + e) : 0;
-        v = VFMA(VSET((REAL)p->beta), VLOAD(old), v);
+        for (int e = 0; e < LANES; e++) old[e] = e < n ? FN(widen)(o->dtype, o->s, at + e) : 0;
+        v = VFMA(o->beta, VLOAD(old), v);
     }
 #if WIDENS
-    if (p->c_dtype != SAT_F32) {
-        vec_half h = p->c_dtype == SAT_F16 ? vec_narrow_f16(v) : vec_narrow_bf16(v);
-        if (n == LANES) vec_store_half((uint16_t *)s + at, h);
-        else vec_store_some_half((uint16_t *)s + at, h, n);
+    if (o->dtype != SAT_F32) {
+        vec_half h = o->dtype == SAT_F16 ? vec_narrow_f16(v) : vec_narrow_bf16(v);
+        if (n == LANES) vec_store_half((uint16_t *)o->s + at, h);
+        else vec_store_some_half((uint16_t *)o->s + at, h, n);
         return;
     }
 #endif
-    if (n == LANES) VSTORE((REAL *)s + at, v);
-    else VSTORE_SOME((REAL *)s + at, v, n);
+    if (n == LANES) VSTORE((REAL *)o->s + at, v);
+    else VSTORE_SOME((REAL *)o->s + at, v, n);
 }
 
 /* ---- a strip of the vectors of some blocks ---- */
@@ -187,10 +199,10 @@ INLINE FN(shallow_place) FN(shallow_place_of)(const FN(shallow_job) * j, int64_t
 /* `blocks` panels at a time. */
 INLINE void FN(shallow_strip)(const int vectors, const int blocks, const int repeat, const FN(shallow_job) * j,
                               const shallow_part *w, const FN(shallow_x) * x) {
-    const sat_problem problem = *j->p, *p = &problem; /* a copy that no store to S can change */
+    const FN(shallow_output) out = FN(shallow_output_of)(j);
     const shallow_shape *s = &j->shape;
     const bool wide = repeat == LANES;
-    const int64_t depth = p->k, width = s->width, panels = s->panels, row = w->strip * s->high * s->rows;
+    const int64_t depth = j->p->k, width = s->width, panels = s->panels, row = w->strip * s->high * s->rows;
     const int64_t step = s->rows * j->a->block_cols; /* stored elements from vector to vector */
     const int most = (int)(wide ? LANES : step);
     const VINDEX column = VLOAD_INDEX(j->lanes.column);
@@ -213,7 +225,8 @@ INLINE void FN(shallow_strip)(const int vectors, const int blocks, const int rep
                 u[v] = wide ? VSET(x->rows[v][k * x->step]) : VLOAD(x->x + (k * vectors + v) * LANES);
 #pragma GCC unroll 8
             for (int b = 0; b < blocks; b++) {
-                const VEC y = repeat ? VREPEAT(to[b].y + k * width, repeat) : VPERMUTE(VLOAD(to[b].y + k * width), column);
+                const VEC y =
+                    repeat ? VREPEAT(to[b].y + k * width, repeat) : VPERMUTE(VLOAD(to[b].y + k * width), column);
 #pragma GCC unroll 8
                 for (int v = 0; v < vectors; v++) sum[b][v] = VFMA(u[v], y, sum[b][v]);
             }
@@ -223,8 +236,8 @@ INLINE void FN(shallow_strip)(const int vectors, const int blocks, const int rep
             if (b == count) break;
 #pragma GCC unroll 8
             for (int v = 0; v < vectors; v++)
-                FN(shallow_put)(p, j->s, sum[b][v], to[b].at + v * step,
-                                (int)sat_min(most, wide ? to[b].left : to[b].left - v * step));
+                FN(shallow_put)
+                (&out, sum[b][v], to[b].at + v * step, (int)sat_min(most, wide ? to[b].left : to[b].left - v * step));
         }
     }
 }
@@ -244,11 +257,14 @@ static void (*const FN(shallow_strips)[VECTOR_BYTES / 4 + 1][SHALLOW_STRIP + 1])
 
 /* ---- vectors of several blocks ---- */
 
-enum { FN(shallow_batch) = 32 }; /* vectors whose places are found before the first is read: reading what was just written waits */
+enum { FN(shallow_batch) = 32 }; /* vectors whose places are found before they are read: what was just stored is slow */
 
-static void FN(shallow_vectors)(const FN(shallow_job) * j, int64_t t, int64_t t_end, const int32_t *at, const REAL *x) {
-    const sat_problem problem = *j->p, *p = &problem; /* a copy that no store to S can change */
-    const int64_t together = j->shape.together, elements = j->shape.elements, deep = j->shape.deep;
+/* Vectors of blocks [t, t_end). Sums of one piece are a loop of their own, which keeps no places from step to step. */
+INLINE void FN(shallow_vectors)(const FN(shallow_job) * j, const bool one, int64_t t, int64_t t_end, const int32_t *at,
+                                const REAL *x) {
+    const FN(shallow_output) out = FN(shallow_output_of)(j);
+    const int64_t together = j->shape.together, elements = j->shape.elements;
+    const int64_t deep = one ? PIECE : j->shape.deep;
     for (; t < t_end; t += together, at += VECTOR_BYTES / 4) {
         VEC sum[2] = {VZERO(), VZERO()};
         for (int64_t k = 0; k < deep; k += PIECE) {
@@ -259,7 +275,7 @@ static void FN(shallow_vectors)(const FN(shallow_job) * j, int64_t t, int64_t t_
 #pragma GCC unroll 8
             for (int u = 0; u < PIECE; u++) sum[u % 2] = VFMA(VLOAD(x + (k + u) * LANES), y[u], sum[u % 2]);
         }
-        FN(shallow_put)(p, j->s, VADD(sum[0], sum[1]), t * elements, (int)(sat_min(together, t_end - t) * elements));
+        FN(shallow_put)(&out, VADD(sum[0], sum[1]), t * elements, (int)(sat_min(together, t_end - t) * elements));
     }
 }
 
@@ -271,7 +287,8 @@ static void FN(shallow_together)(const FN(shallow_job) * j, const shallow_part *
         for (int64_t b = t; b < next; b += together, to += VECTOR_BYTES / 4)
             VPLACES(to, j->a->col_idx + b, sat_min(together, next - b), j->lanes.block, j->lanes.column,
                     j->a->block_cols, last, j->shape.deep);
-        FN(shallow_vectors)(j, t, next, at, x);
+        if (j->shape.deep == PIECE) FN(shallow_vectors)(j, true, t, next, at, x);
+        else FN(shallow_vectors)(j, false, t, next, at, x);
     }
 }
 
@@ -305,7 +322,8 @@ static void FN(shallow_clear)(const FN(shallow_job) * j, int64_t row, int64_t en
             const int64_t cols = sat_min(bc, j->p->n - a->col_idx[t] * bc);
             char *block = (char *)j->s + t * br * bc * size;
             if (cols < bc)
-                for (int64_t r = 0; r < rows; r++) memset(block + (r * bc + cols) * size, 0, (size_t)((bc - cols) * size));
+                for (int64_t r = 0; r < rows; r++)
+                    memset(block + (r * bc + cols) * size, 0, (size_t)((bc - cols) * size));
             if (rows < br) memset(block + rows * bc * size, 0, (size_t)((br - rows) * bc * size));
         }
     }
@@ -315,8 +333,14 @@ static sat_status FN(shallow_launch)(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_pattern_view *a = l->pattern;
     const shallow_shape s = shallow_shape_of(p, a);
-    const FN(shallow_job) j = {.p = p, .a = a, .x = l->operands[0], .from = l->operands[1], .y = l->workspace,
-                               .s = l->operands[2], .shape = s, .lanes = shallow_lanes_of(&s, a->block_cols)};
+    const FN(shallow_job) j = {.p = p,
+                               .a = a,
+                               .x = l->operands[0],
+                               .from = l->operands[1],
+                               .y = l->workspace,
+                               .s = l->operands[2],
+                               .shape = s,
+                               .lanes = shallow_lanes_of(&s, a->block_cols)};
     const int64_t steps = a->stored_blocks * s.strips;
     const bool ragged = a->grid_rows * a->block_rows > p->m || a->grid_cols * a->block_cols > p->n;
 #pragma omp parallel num_threads(l->threads) if (l->threads > 1)

@@ -1,5 +1,5 @@
-// cpu_sampled_shallow_avx2: sums of few terms. The lanes of a vector are neighbouring stored elements, so that nothing is
-// added up over lanes, and small blocks fill vectors too.
+// cpu_sampled_shallow_avx2: sums of few terms. The lanes of a vector are neighbouring stored elements, so that nothing
+// is added up over lanes, and small blocks fill vectors too.
 
 #define VECTOR_BYTES 32
 #include "kernels/cpu/common/vector.h"

@@ -6,10 +6,9 @@
  *   wide      more than half a vector of columns: a vector is part of one row. X is one element, repeated.
  *   narrow    fewer: a vector has several rows of a block. Their elements of X are put in the order of the lanes, once
  *             for all blocks of a block row; an element of Y is repeated for each row.
- *   together  a quarter of a vector has room for a block: a vector has several blocks. Pieces of Y's columns along k are
- *             collected for its lanes, then transposed.
- * The first two read Y from panels [k][width], a vector or a block wide, the third from columns along k; both are packed
- * at each launch. */
+ *   together  a quarter of a vector has room for a block: a vector has several blocks. Pieces of Y's columns along k
+ * are collected for its lanes, then transposed. The first two read Y from panels [k][width], a vector or a block wide,
+ * the third from columns along k; both are packed at each launch. */
 #ifndef SAT_SAMPLED_SHALLOW_PLAN_H
 #define SAT_SAMPLED_SHALLOW_PLAN_H
 
@@ -66,8 +65,8 @@ static inline shallow_lanes shallow_lanes_of(const shallow_shape *s, int64_t blo
 
 /* ---- the share of a thread ---- */
 
-/* Work is counted in steps: a strip of a block. They go by block row, then by strip, then by block. A part is as many as
- * have one block row and one strip. */
+/* Work is counted in steps: a strip of a block. They go by block row, then by strip, then by block. A part is as many
+ * as have one block row and one strip. */
 typedef struct shallow_part {
     int64_t row, strip, t, t_end;
 } shallow_part;
@@ -130,8 +129,7 @@ static size_t shallow_workspace(const sat_variant *v, const sat_problem *p, cons
 #define SHALLOW_FAMILY(words)                                                                                          \
     {                                                                                                                  \
         .revision = "1", .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_SCRATCH, .about = words,                \
-        .supports = shallow_supports, .estimate = shallow_estimate, .workspace = shallow_workspace,                    \
-        .launch = launch                                                                                               \
+        .supports = shallow_supports, .estimate = shallow_estimate, .workspace = shallow_workspace, .launch = launch   \
     }
 
 /* Tiles: vectors of a strip, panels at a time, and how many elements of Y a vector repeats: a whole vector where X is

@@ -14,10 +14,10 @@
 #include "kernels/cpu/common/vector.h"
 
 #define PIECE             FN(vec_piece)
-#define VINDEX           FN(vec_index)
-#define VLOAD_INDEX      FN(vec_load_index)
-#define VPERMUTE         FN(vec_permute)
-#define VSTORE_SOME      FN(vec_store_some)
+#define VINDEX            FN(vec_index)
+#define VLOAD_INDEX       FN(vec_load_index)
+#define VPERMUTE          FN(vec_permute)
+#define VSTORE_SOME       FN(vec_store_some)
 #define VPIECES           FN(vec_pieces)
 #define VTRANSPOSE_PIECES FN(vec_transpose_pieces)
 #define VPLACES           FN(vec_places)
@@ -27,10 +27,10 @@ enum { vec_piece_f32 = 4, vec_piece_f64 = 2 };
 #if VECTOR_BYTES == 64
 
 typedef __m512i vec_index_f32, vec_index_f64;
-#define vec_load_index_f32(p)  _mm512_loadu_si512(p)
-#define vec_load_index_f64(p)  _mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
-#define vec_permute_f32(v, i)  _mm512_permutexvar_ps(i, v)
-#define vec_permute_f64(v, i)  _mm512_permutexvar_pd(i, v)
+#define vec_load_index_f32(p)       _mm512_loadu_si512(p)
+#define vec_load_index_f64(p)       _mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
+#define vec_permute_f32(v, i)       _mm512_permutexvar_ps(i, v)
+#define vec_permute_f64(v, i)       _mm512_permutexvar_pd(i, v)
 #define vec_store_some_f32(p, v, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), v)
 #define vec_store_some_f64(p, v, n) _mm512_mask_storeu_pd(p, (__mmask8)((1u << (n)) - 1), v)
 
@@ -67,9 +67,9 @@ INLINE void vec_places_f32(int32_t *at, const int32_t *col, int64_t n, const int
     _mm512_storeu_si512(at, _mm512_mullo_epi32(v, _mm512_set1_epi32((int)step)));
 }
 
-#define vec_store_half(p, h) _mm256_storeu_si256((__m256i *)(void *)(p), h)
+#define vec_store_half(p, h)         _mm256_storeu_si256((__m256i *)(void *)(p), h)
 #define vec_store_some_half(p, h, n) _mm256_mask_storeu_epi16(p, (__mmask16)((1u << (n)) - 1), h)
-#define vec_narrow_f16(v)    _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define vec_narrow_f16(v)            _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 INLINE __m256i vec_narrow_bf16(__m512 v) { /* nearest even; NaN stays NaN */
     __m512i x = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
