@@ -35,17 +35,15 @@ INLINE void FN(shallow_panel)(const FN(shallow_job) * j, sat_dtype t, int64_t pa
     const sat_problem *p = j->p;
     const shallow_shape *s = &j->shape;
     const int64_t rs = p->b.row_stride, cs = p->b.col_stride;
-    const int64_t column = panel / s->panels * j->a->block_cols + panel % s->panels * s->width;
-    const int64_t stored = sat_min(s->width, j->a->block_cols - panel % s->panels * s->width);
+    const int64_t in_block = panel % s->panels * s->width, column = panel / s->panels * j->a->block_cols + in_block;
+    const int64_t stored = sat_min(s->width, j->a->block_cols - in_block);
     const int64_t inside = sat_max(0, sat_min(stored, p->n - column));
     REAL *to = j->y + panel * s->width * p->k;
     if (inside < s->width) memset(to, 0, (size_t)(s->width * p->k) * sizeof *to);
     if (cs == 1) {
         const bool room = inside == s->width && column + LANES <= p->n;
-        for (int64_t k = 0; k < p->k; k++)
-            FN(shallow_copy)
-            (t, j->from, k * rs + column, to + k * s->width, inside,
-             room && (k + 1) * s->width + LANES <= p->k * s->width + s->width);
+        for (int64_t k = 0; k < p->k; k++) FN(shallow_copy)
+        (t, j->from, k * rs + column, to + k * s->width, inside, room && (p->k - k) * s->width >= LANES);
     } else {
         for (int64_t e = 0; e < inside; e++)
             for (int64_t k = 0; k < p->k; k++) to[k * s->width + e] = FN(widen)(t, j->from, (column + e) * cs + k * rs);
@@ -164,7 +162,9 @@ INLINE void FN(shallow_put)(const FN(shallow_output) * o, VEC sum, int64_t at, i
     VEC v = VMUL(o->alpha, sum);
     if (o->adds) {
         REAL old[LANES];
-        for (int e = 0; e < LANES; e++) old[e] = e < n ? FN(widen)(o->dtype, o->s, at + e) : 0;
+        if (n == LANES) FN(shallow_copy)(o->dtype, o->s, at, old, n, true);
+        else
+            for (int e = 0; e < LANES; e++) old[e] = e < n ? FN(widen)(o->dtype, o->s, at + e) : 0;
         v = VFMA(o->beta, VLOAD(old), v);
     }
 #if WIDENS
@@ -235,9 +235,8 @@ INLINE void FN(shallow_strip)(const int vectors, const int blocks, const int rep
         for (int b = 0; b < blocks; b++) {
             if (b == count) break;
 #pragma GCC unroll 8
-            for (int v = 0; v < vectors; v++)
-                FN(shallow_put)
-                (&out, sum[b][v], to[b].at + v * step, (int)sat_min(most, wide ? to[b].left : to[b].left - v * step));
+            for (int v = 0; v < vectors; v++) FN(shallow_put)
+            (&out, sum[b][v], to[b].at + v * step, (int)sat_min(most, wide ? to[b].left : to[b].left - v * step));
         }
     }
 }
@@ -259,21 +258,22 @@ static void (*const FN(shallow_strips)[VECTOR_BYTES / 4 + 1][SHALLOW_STRIP + 1])
 
 enum { FN(shallow_batch) = 32 }; /* vectors whose places are found before they are read: what was just stored is slow */
 
-/* Vectors of blocks [t, t_end). Sums of one piece are a loop of their own, which keeps no places from step to step. */
+/* Vectors of blocks [t, t_end). Sums of one segment are a loop of their own, which keeps no places from step to step.
+ */
 INLINE void FN(shallow_vectors)(const FN(shallow_job) * j, const bool one, int64_t t, int64_t t_end, const int32_t *at,
                                 const REAL *x) {
     const FN(shallow_output) out = FN(shallow_output_of)(j);
     const int64_t together = j->shape.together, elements = j->shape.elements;
-    const int64_t deep = one ? PIECE : j->shape.deep;
+    const int64_t deep = one ? SEGMENT : j->shape.deep;
     for (; t < t_end; t += together, at += VECTOR_BYTES / 4) {
         VEC sum[2] = {VZERO(), VZERO()};
-        for (int64_t k = 0; k < deep; k += PIECE) {
-            VEC y[PIECE];
+        for (int64_t k = 0; k < deep; k += SEGMENT) {
+            VEC y[SEGMENT];
 #pragma GCC unroll 8
-            for (int u = 0; u < PIECE; u++) y[u] = VPIECES(j->y + k, at + u);
-            VTRANSPOSE_PIECES(y);
+            for (int u = 0; u < SEGMENT; u++) y[u] = VSEGMENTS(j->y + k, at + u);
+            VTRANSPOSE_SEGMENTS(y);
 #pragma GCC unroll 8
-            for (int u = 0; u < PIECE; u++) sum[u % 2] = VFMA(VLOAD(x + (k + u) * LANES), y[u], sum[u % 2]);
+            for (int u = 0; u < SEGMENT; u++) sum[u % 2] = VFMA(VLOAD(x + (k + u) * LANES), y[u], sum[u % 2]);
         }
         FN(shallow_put)(&out, VADD(sum[0], sum[1]), t * elements, (int)(sat_min(together, t_end - t) * elements));
     }
@@ -287,7 +287,7 @@ static void FN(shallow_together)(const FN(shallow_job) * j, const shallow_part *
         for (int64_t b = t; b < next; b += together, to += VECTOR_BYTES / 4)
             VPLACES(to, j->a->col_idx + b, sat_min(together, next - b), j->lanes.block, j->lanes.column,
                     j->a->block_cols, last, j->shape.deep);
-        if (j->shape.deep == PIECE) FN(shallow_vectors)(j, true, t, next, at, x);
+        if (j->shape.deep == SEGMENT) FN(shallow_vectors)(j, true, t, next, at, x);
         else FN(shallow_vectors)(j, false, t, next, at, x);
     }
 }

@@ -4,9 +4,9 @@
  * The lanes of a vector are neighbouring elements of a stored block, and each step of k is one multiply-add of a vector
  * of X and one of Y. Three ways to fill vectors:
  *   wide      more than half a vector of columns: a vector is part of one row. X is one element, repeated.
- *   narrow    fewer: a vector has several rows of a block. Their elements of X are put in the order of the lanes, once
+ *   narrow    fewer: a vector has several rows of a block. Their elements of X are brought into the order of the lanes, once
  *             for all blocks of a block row; an element of Y is repeated for each row.
- *   together  a quarter of a vector has room for a block: a vector has several blocks. Pieces of Y's columns along k
+ *   together  a quarter of a vector has room for a block: a vector has several blocks. Segments of Y's columns along k
  * are collected for its lanes, then transposed. The first two read Y from panels [k][width], a vector or a block wide,
  * the third from columns along k; both are packed at each launch. */
 #ifndef SAT_SAMPLED_SHALLOW_PLAN_H
@@ -29,7 +29,7 @@ typedef struct shallow_shape {
     int64_t rows;          /* of a block in a vector: 1 if wide */
     int64_t width, panels; /* columns of a panel; panels of a block column */
     int64_t strips, high;  /* of each panel of a block, and vectors of a strip */
-    int64_t deep;          /* k, rounded up to whole pieces of 16 bytes */
+    int64_t deep;          /* k, rounded up to whole segments of 16 bytes */
     int64_t y_elements;
 } shallow_shape;
 
@@ -106,17 +106,20 @@ static bool shallow_supports(const sat_variant *v, const sat_problem *p, const s
     return columns * SHALLOW_DEEPEST < INT32_MAX && elements < CSR_MOST_COPIED;
 }
 
-/* Whole vectors, with lanes that are not stored; each is begun and finished too. */
+/* Vectors count whole, with lanes that are not stored. A vector costs some terms more at its beginning and its end; one
+ * of several blocks costs more for each term too, to be collected, and one that has X as it is costs less. */
 static double shallow_estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                                const sat_device *d) {
     (void)v;
     const shallow_shape s = shallow_shape_of(p, a);
-    const double batch = (double)p->batch, blocks = (double)a->stored_blocks;
+    const double batch = (double)p->batch, blocks = (double)a->stored_blocks, k = (double)p->k;
+    const double peak = VECTOR_BYTES == 32 && d->isa & SAT_ISA_AVX512 ? 0.6 : 1;
     const double vectors =
         s.together ? blocks / (double)s.together : blocks * (double)(shallow_ceil(a->block_rows, s.rows) * s.panels);
-    const double work = 2.0 * vectors * (double)(s.lanes * (p->k + (s.together ? 24 : 8))) * batch;
-    const double copied = 2 * (double)s.size * ((double)s.y_elements + (double)p->m * (double)p->k) * batch;
-    return sat_roofline(d, p->compute_dtype, work, 0.4, sat_bytes(p, a) + copied);
+    const double terms = s.together ? 2.7 * k + 18 : 2 * s.width > s.lanes ? 0.75 * k + 6 : k + 12;
+    const double copied = 2 * (double)s.size * ((double)s.y_elements + (double)p->m * k) * batch;
+    return sat_roofline(d, p->compute_dtype, 2 * vectors * (double)s.lanes * terms * batch, 0.6 * peak,
+                        sat_bytes(p, a) + copied);
 }
 
 static size_t shallow_workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,

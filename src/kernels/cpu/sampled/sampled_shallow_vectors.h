@@ -2,27 +2,27 @@
  *   VINDEX, VLOAD_INDEX(p)     a lane's index for each lane, from LANES int32
  *   VPERMUTE(v, i)             lane i[e] of v in lane e
  *   VSTORE_SOME(p, v, n)       the first n lanes
- *   VPIECES(p, at)             pieces of 16 bytes from p + at[0], p + at[PIECE], p + at[2 PIECE], ... side by side
- *   VTRANSPOSE_PIECES(v)       PIECE such vectors, in place: v[e] becomes element e of each piece, in the order of `at`
- *   VPLACES(at, col, n, ...)   at[e] = min(col[block[e]] * wide + column[e], last) * step, where col has n entries;
- *                              beyond them any place
- * PIECE is how many elements a piece has. 16-bit elements, as many as a vector of f32 has: vec_narrow_f16(v),
- * vec_narrow_bf16(v), vec_store_half(p, h), and the first n: vec_store_some_half(p, h, n). */
+ *   VSEGMENTS(p, at)             segments of 16 bytes from p + at[0], p + at[SEGMENT], p + at[2 SEGMENT], ... side by
+ * side VTRANSPOSE_SEGMENTS(v)       SEGMENT such vectors, in place: v[e] becomes element e of each segment, in the
+ * order of `at` VPLACES(at, col, n, ...)   at[e] = min(col[block[e]] * wide + column[e], last) * step, where col has n
+ * entries; beyond them any place SEGMENT is how many elements a segment has. 16-bit elements, as many as a vector of
+ * f32 has: vec_narrow_f16(v), vec_narrow_bf16(v), vec_store_half(p, h), and the first n: vec_store_some_half(p, h, n).
+ */
 #ifndef SAT_SAMPLED_SHALLOW_VECTORS_H
 #define SAT_SAMPLED_SHALLOW_VECTORS_H
 
 #include "kernels/cpu/common/vector.h"
 
-#define PIECE             FN(vec_piece)
-#define VINDEX            FN(vec_index)
-#define VLOAD_INDEX       FN(vec_load_index)
-#define VPERMUTE          FN(vec_permute)
-#define VSTORE_SOME       FN(vec_store_some)
-#define VPIECES           FN(vec_pieces)
-#define VTRANSPOSE_PIECES FN(vec_transpose_pieces)
-#define VPLACES           FN(vec_places)
+#define SEGMENT             FN(vec_segment)
+#define VINDEX              FN(vec_index)
+#define VLOAD_INDEX         FN(vec_load_index)
+#define VPERMUTE            FN(vec_permute)
+#define VSTORE_SOME         FN(vec_store_some)
+#define VSEGMENTS           FN(vec_segments)
+#define VTRANSPOSE_SEGMENTS FN(vec_transpose_segments)
+#define VPLACES             FN(vec_places)
 
-enum { vec_piece_f32 = 4, vec_piece_f64 = 2 };
+enum { vec_segment_f32 = 4, vec_segment_f64 = 2 };
 
 #if VECTOR_BYTES == 64
 
@@ -34,26 +34,26 @@ typedef __m512i vec_index_f32, vec_index_f64;
 #define vec_store_some_f32(p, v, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), v)
 #define vec_store_some_f64(p, v, n) _mm512_mask_storeu_pd(p, (__mmask8)((1u << (n)) - 1), v)
 
-INLINE __m512 vec_pieces_f32(const float *p, const int32_t *at) {
+INLINE __m512 vec_segments_f32(const float *p, const int32_t *at) {
     __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(p + at[0]));
     v = _mm512_mask_broadcast_f32x4(v, 0x00f0, _mm_loadu_ps(p + at[4]));
     v = _mm512_mask_broadcast_f32x4(v, 0x0f00, _mm_loadu_ps(p + at[8]));
     return _mm512_mask_broadcast_f32x4(v, 0xf000, _mm_loadu_ps(p + at[12]));
 }
-INLINE __m512d vec_pieces_f64(const double *p, const int32_t *at) {
+INLINE __m512d vec_segments_f64(const double *p, const int32_t *at) {
     __m512d v = _mm512_castpd128_pd512(_mm_loadu_pd(p + at[0]));
     v = _mm512_insertf64x2(v, _mm_loadu_pd(p + at[2]), 1);
     v = _mm512_insertf64x2(v, _mm_loadu_pd(p + at[4]), 2);
     return _mm512_insertf64x2(v, _mm_loadu_pd(p + at[6]), 3);
 }
 
-INLINE void vec_transpose_pieces_f32(__m512 *v) {
+INLINE void vec_transpose_segments_f32(__m512 *v) {
     __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(v[0], v[1])), b = _mm512_castps_pd(_mm512_unpackhi_ps(v[0], v[1]));
     __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(v[2], v[3])), d = _mm512_castps_pd(_mm512_unpackhi_ps(v[2], v[3]));
     v[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c)), v[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
     v[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d)), v[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
 }
-INLINE void vec_transpose_pieces_f64(__m512d *v) {
+INLINE void vec_transpose_segments_f64(__m512d *v) {
     __m512d low = _mm512_unpacklo_pd(v[0], v[1]);
     v[1] = _mm512_unpackhi_pd(v[0], v[1]), v[0] = low;
 }
@@ -101,20 +101,20 @@ INLINE void vec_store_some_f64(double *p, __m256d v, int n) {
     for (int e = 0; e < n; e++) p[e] = lanes[e];
 }
 
-INLINE __m256 vec_pieces_f32(const float *p, const int32_t *at) {
+INLINE __m256 vec_segments_f32(const float *p, const int32_t *at) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p + at[0])), _mm_loadu_ps(p + at[4]), 1);
 }
-INLINE __m256d vec_pieces_f64(const double *p, const int32_t *at) {
+INLINE __m256d vec_segments_f64(const double *p, const int32_t *at) {
     return _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(p + at[0])), _mm_loadu_pd(p + at[2]), 1);
 }
 
-INLINE void vec_transpose_pieces_f32(__m256 *v) {
+INLINE void vec_transpose_segments_f32(__m256 *v) {
     __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(v[0], v[1])), b = _mm256_castps_pd(_mm256_unpackhi_ps(v[0], v[1]));
     __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(v[2], v[3])), d = _mm256_castps_pd(_mm256_unpackhi_ps(v[2], v[3]));
     v[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c)), v[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
     v[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d)), v[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
 }
-INLINE void vec_transpose_pieces_f64(__m256d *v) {
+INLINE void vec_transpose_segments_f64(__m256d *v) {
     __m256d low = _mm256_unpacklo_pd(v[0], v[1]);
     v[1] = _mm256_unpackhi_pd(v[0], v[1]), v[0] = low;
 }
