@@ -4,11 +4,13 @@
  * The lanes of a vector are neighbouring elements of a stored block, and each step of k is one multiply-add of a vector
  * of X and one of Y. Three ways to fill vectors:
  *   wide      more than half a vector of columns: a vector is part of one row. X is one element, repeated.
- *   narrow    fewer: a vector has several rows of a block. Their elements of X are brought into the order of the lanes, once
- *             for all blocks of a block row; an element of Y is repeated for each row.
+ *   narrow    fewer: a vector has several rows of a block. Their elements of X are brought into the order of the lanes,
+ *             once for all blocks of a block row; an element of Y is repeated for each row.
  *   together  a quarter of a vector has room for a block: a vector has several blocks. Segments of Y's columns along k
- * are collected for its lanes, then transposed. The first two read Y from panels [k][width], a vector or a block wide,
- * the third from columns along k; both are packed at each launch. */
+ *             are collected for its lanes, then transposed.
+ *
+ * Wide and narrow read Y from panels [k][width], a vector or a block wide, together reads it from columns along k; both
+ * are packed at each launch. */
 #ifndef SAT_SAMPLED_SHALLOW_PLAN_H
 #define SAT_SAMPLED_SHALLOW_PLAN_H
 
