@@ -89,6 +89,9 @@ static void FN(shallow_pack)(const FN(shallow_job) * j, int64_t thread, int64_t 
 
 enum { FN(lines_pitch) = (SHALLOW_STRIP + 1) * LANES }; /* of rows that a strip reads; a vector may read beyond them */
 
+/* A wide strip has its rows in the room of the vectors. */
+_Static_assert(SHALLOW_DEEPEST_WIDE <= SHALLOW_DEEPEST * LANES, "as deep as the buffer");
+
 /* Where tiles find X: wide: row v at rows[v], from k to k `step` elements on; else vector v of step k at
  * x + (k*vectors + v)*LANES. */
 typedef struct FN(shallow_x) {
@@ -297,7 +300,7 @@ static void FN(shallow_together)(const FN(shallow_job) * j, const shallow_part *
 static void FN(shallow_multiply)(const FN(shallow_job) * j, int64_t begin, int64_t end) {
     const shallow_shape *s = &j->shape;
     const int64_t br = j->a->block_rows, width = s->width;
-    const int64_t repeat = 2 * width > LANES ? LANES : LANES % width ? 0 : width;
+    const int64_t repeat = shallow_wide(s) ? LANES : LANES % width ? 0 : width;
     FN(shallow_x) x;
     if (begin == end) return;
     for (shallow_part w = shallow_first(j->a, s->strips, begin, end);; shallow_next(j->a, s->strips, end - begin, &w)) {

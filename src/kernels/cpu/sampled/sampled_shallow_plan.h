@@ -18,8 +18,9 @@
 #include "sampled_shallow_vectors.h"
 
 enum {
-    SHALLOW_DEEPEST = 64, /* terms of a sum */
-    SHALLOW_STRIP = 4,    /* vectors of a block, below each other, that share what is read of Y */
+    SHALLOW_DEEPEST = 64,       /* terms of a sum */
+    SHALLOW_DEEPEST_WIDE = 128, /* where nothing is set up for each term of a block row */
+    SHALLOW_STRIP = 4,          /* vectors of a block, below each other, that share what is read of Y */
 };
 
 /* ---- the shape of the work ---- */
@@ -49,6 +50,8 @@ static inline shallow_shape shallow_shape_of(const sat_problem *p, const sat_pat
     s.y_elements = s.together ? p->n * s.deep : a->grid_cols * s.panels * s.width * p->k + s.lanes;
     return s;
 }
+
+static inline bool shallow_wide(const shallow_shape *s) { return 2 * s->width > s->lanes; }
 
 /* Of each lane: block, row and column; those beyond the last element are computed like the first, and never stored. */
 typedef struct shallow_lanes {
@@ -103,9 +106,11 @@ static inline void shallow_next(const sat_pattern_view *a, int64_t strips, int64
 static bool shallow_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                              const sat_device *d) {
     (void)v;
-    if ((d->isa & VECTOR_ISA) != VECTOR_ISA || p->k > SHALLOW_DEEPEST) return false;
+    const shallow_shape s = shallow_shape_of(p, a);
+    const int64_t deepest = shallow_wide(&s) ? SHALLOW_DEEPEST_WIDE : SHALLOW_DEEPEST;
+    if ((d->isa & VECTOR_ISA) != VECTOR_ISA || p->k > deepest) return false;
     const double columns = (double)p->n + (double)a->block_cols + 64, elements = (double)a->block_rows * columns;
-    return columns * SHALLOW_DEEPEST < INT32_MAX && elements < CSR_MOST_COPIED;
+    return columns * SHALLOW_DEEPEST_WIDE < INT32_MAX && elements < CSR_MOST_COPIED;
 }
 
 /* Vectors count whole, with lanes that are not stored. A vector costs some terms more at its beginning and its end; one
@@ -118,7 +123,7 @@ static double shallow_estimate(const sat_variant *v, const sat_problem *p, const
     const double peak = VECTOR_BYTES == 32 && d->isa & SAT_ISA_AVX512 ? 0.6 : 1;
     const double vectors =
         s.together ? blocks / (double)s.together : blocks * (double)(shallow_ceil(a->block_rows, s.rows) * s.panels);
-    const double terms = s.together ? 2.7 * k + 18 : 2 * s.width > s.lanes ? 0.75 * k + 6 : k + 12;
+    const double terms = s.together ? 2.7 * k + 18 : shallow_wide(&s) ? 0.75 * k + 6 : k + 12;
     const double copied = 2 * (double)s.size * ((double)s.y_elements + (double)p->m * k) * batch;
     return sat_roofline(d, p->compute_dtype, 2 * vectors * (double)s.lanes * terms * batch, 0.6 * peak,
                         sat_bytes(p, a) + copied);
