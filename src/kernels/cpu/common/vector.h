@@ -15,6 +15,8 @@
  *   VLOAD_OPERAND(p), VLOAD_SOME(p, n)   neighbours; the first n, the others zero
  *   VBROADCAST(p)                        one in every lane
  *   VREPEAT(p, g)                        p[0] to p[g-1], repeated over a vector; g is a constant
+ *   VSPREAD(p, g)                        each of p[0] to p[LANES/g - 1] in g lanes; AVX2 alone
+ *   VPAIRS(a, b)                         sums of neighbours: first those of a's lanes, then of b's
  * 16-bit elements, as many as a vector of f32 has: vec_load_half(p), vec_widen_f16(h), vec_widen_bf16(h); #if WIDENS is
  * true where such elements are widened to REAL. Macros, so that a compiler sees the same as if it were written by hand.
  */
@@ -49,6 +51,8 @@
 #define VLOAD_SOME    FN(vec_load_some)
 #define VSUM4         FN(vec_sum4)
 #define VREPEAT       FN(vec_repeat)
+#define VSPREAD       FN(vec_spread)
+#define VPAIRS        FN(vec_pairs)
 #define WIDENS        FN(vec_widens)
 
 typedef float real_f32, operand_f32;
@@ -172,6 +176,25 @@ static inline __m256i vec_mask(int n, int bytes) {
                          _mm256_add_pd(_mm256_permute2f128_pd(ab, cd, 0x20), _mm256_permute2f128_pd(ab, cd, 0x31)));   \
     } while (0)
 
+INLINE vec_f32 vec_spread_f32(const float *p, int g) {
+    if (g == 1) return _mm256_loadu_ps(p);
+    if (g == 2)
+        return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)),
+                                        _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+    if (g == 8) return _mm256_broadcast_ss(p);
+    return _mm256_set_m128(_mm_broadcast_ss(p + 1), _mm_broadcast_ss(p));
+}
+INLINE vec_f64 vec_spread_f64(const double *p, int g) {
+    if (g == 1) return _mm256_loadu_pd(p);
+    if (g == 2) return _mm256_permute4x64_pd(_mm256_castpd128_pd256(_mm_loadu_pd(p)), 0x50);
+    return _mm256_broadcast_sd(p);
+}
+
+INLINE vec_f32 vec_pairs_f32(vec_f32 a, vec_f32 b) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_hadd_ps(a, b)), 0xd8));
+}
+INLINE vec_f64 vec_pairs_f64(vec_f64 a, vec_f64 b) { return _mm256_permute4x64_pd(_mm256_hadd_pd(a, b), 0xd8); }
+
 /* As many 16-bit elements as a vector of f32 has, and those as f32. */
 typedef __m128i vec_half;
 #define vec_load_half(p)  _mm_loadu_si128((const __m128i *)(p))
@@ -244,6 +267,17 @@ static inline void vec_sum4_f32(float *to, __m512 a, __m512 b, __m512 c, __m512 
         _mm256_storeu_pd(p,                                                                                            \
                          _mm256_add_pd(_mm256_permute2f128_pd(lo, hi, 0x20), _mm256_permute2f128_pd(lo, hi, 0x31)));   \
     } while (0)
+
+INLINE vec_f32 vec_pairs_f32(vec_f32 a, vec_f32 b) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    return _mm512_add_ps(_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b));
+}
+INLINE vec_f64 vec_pairs_f64(vec_f64 a, vec_f64 b) {
+    const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+    const __m512i odd = _mm512_add_epi64(even, _mm512_set1_epi64(1));
+    return _mm512_add_pd(_mm512_permutex2var_pd(a, even, b), _mm512_permutex2var_pd(a, odd, b));
+}
 
 typedef __m256i vec_half;
 #define vec_load_half(p)  _mm256_loadu_si256((const __m256i *)(p))
