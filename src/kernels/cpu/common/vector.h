@@ -14,6 +14,7 @@
  *   OPERAND, OPERAND_VEC, OPERAND_LANES
  *   VLOAD_OPERAND(p), VLOAD_SOME(p, n)   neighbours; the first n, the others zero
  *   VBROADCAST(p)                        one in every lane
+ *   VSTORE_SOME(p, v, n)                 the first n lanes, at least one and fewer than all
  *   VREPEAT(p, g)                        p[0] to p[g-1], repeated over a vector; g is a constant
  *   VSPREAD(p, g)                        each of p[0] to p[LANES/g - 1] in g lanes; AVX2 alone
  *   VPAIRS(a, b)                         sums of neighbours: first those of a's lanes, then of b's
@@ -49,6 +50,7 @@
 #define VBROADCAST    FN(vec_broadcast)
 #define OPERAND_LANES FN(operand_lanes)
 #define VLOAD_SOME    FN(vec_load_some)
+#define VSTORE_SOME   FN(vec_store_some)
 #define VSUM4         FN(vec_sum4)
 #define VREPEAT       FN(vec_repeat)
 #define VSPREAD       FN(vec_spread)
@@ -164,6 +166,18 @@ static inline __m256i vec_mask(int n, int bytes) {
 #define vec_load_some_f32(p, n)   _mm256_maskload_ps(p, vec_mask(n, 4))
 #define vec_load_some_f64(p, n)   _mm256_maskload_pd(p, vec_mask(n, 8))
 
+INLINE void vec_store_some_f32(float *p, __m256 v, int n) { /* a masked store takes several times as long */
+    __m128 half = _mm256_castps256_ps128(v);
+    if (n & 4) _mm_storeu_ps(p, half), half = _mm256_extractf128_ps(v, 1), p += 4;
+    if (n & 2) _mm_storel_pi((__m64 *)(void *)p, half), half = _mm_movehl_ps(half, half), p += 2;
+    if (n & 1) _mm_store_ss(p, half);
+}
+INLINE void vec_store_some_f64(double *p, __m256d v, int n) {
+    __m128d half = _mm256_castpd256_pd128(v);
+    if (n & 2) _mm_storeu_pd(p, half), half = _mm256_extractf128_pd(v, 1), p += 2;
+    if (n & 1) _mm_store_sd(p, half);
+}
+
 #define vec_sum4_f32(p, a, b, c, d)                                                                                    \
     do {                                                                                                               \
         __m256 sum4 = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));                                      \
@@ -250,6 +264,9 @@ INLINE vec_f64 vec_repeat_f64(const double *p, int g) {
 
 #define vec_load_some_f32(p, n) _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p)
 #define vec_load_some_f64(p, n) _mm512_maskz_loadu_pd((__mmask8)((1u << (n)) - 1), p)
+
+#define vec_store_some_f32(p, v, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), v)
+#define vec_store_some_f64(p, v, n) _mm512_mask_storeu_pd(p, (__mmask8)((1u << (n)) - 1), v)
 
 static inline void vec_sum4_f32(float *to, __m512 a, __m512 b, __m512 c, __m512 d) {
     __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));

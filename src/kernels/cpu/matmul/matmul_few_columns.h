@@ -26,16 +26,24 @@ static void FN(few_store_elements)(const sat_launch *l, const REAL *sums, int64_
     }
 }
 
-/* C of the type that is computed in, no activation. */
+/* C of the type that is computed in, no activation; read, if beta is not 0, only where it is row-major. */
 static void FN(few_store_plain)(const sat_launch *l, const REAL *sums, int64_t step, int64_t first, int64_t rows) {
     const sat_problem *p = l->problem;
     const REAL alpha = (REAL)p->alpha;
     const int64_t down = p->c.row_stride, along = p->c.col_stride, columns = p->n;
     REAL *c = (REAL *)l->operands[2] + first * down;
-    if (along < down || columns == 1) {
+    if (columns == 1 || along < down) {
         for (int64_t i = 0; i < rows; i++) {
             const REAL bias = FN(few_bias)(l, first + i);
-            for (int64_t n = 0; n < columns; n++) c[i * down + n * along] = alpha * sums[i * step + n] + bias;
+            REAL *to = c + i * down;
+            const REAL *from = sums + i * step;
+            if (p->beta != 0)
+                for (int64_t n = 0; n < columns; n++)
+                    to[n * along] = alpha * from[n] + (REAL)p->beta * to[n * along] + bias;
+            else if (along == 1)
+                for (int64_t n = 0; n < columns; n++) to[n] = alpha * from[n] + bias;
+            else
+                for (int64_t n = 0; n < columns; n++) to[n * along] = alpha * from[n] + bias;
         }
         return;
     }
@@ -77,7 +85,8 @@ static void FN(few_store_rows)(const sat_launch *l, REAL *sums, int64_t step, in
 static void FN(few_store)(const sat_launch *l, REAL *sums, int64_t step, int64_t first, int64_t rows) {
     const sat_problem *p = l->problem;
     const bool real = sat_dtype_size(p->c_dtype) == sizeof(REAL), bias = p->matmul.bias == SAT_BIAS_ROW;
-    const bool plain = p->beta == 0 && p->matmul.activation == SAT_ACT_NONE;
+    const bool rows_first = p->n == 1 || p->c.col_stride < p->c.row_stride;
+    const bool plain = p->matmul.activation == SAT_ACT_NONE && (p->beta == 0 || rows_first);
     const bool lines = p->beta == 0 && p->matmul.activation <= SAT_ACT_RELU;
     const bool no_gaps = p->n == 1 ? p->c.row_stride == 1 : p->c.col_stride == 1 && p->c.row_stride == p->n;
     if (lines && no_gaps && !bias) FN(few_store_rows)(l, sums, step, first, rows);

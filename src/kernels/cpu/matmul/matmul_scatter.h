@@ -43,18 +43,10 @@ static void FN(scatter_2x2)(const FN(scatter_run) * r) { FN(scatter_narrow)(r, r
 static void FN(scatter_x2)(const FN(scatter_run) * r) { FN(scatter_narrow)(r, 0, 2); }
 static void FN(scatter_x3)(const FN(scatter_run) * r) { FN(scatter_narrow)(r, 0, 3); }
 
-/* The first n lanes. */
-INLINE void FN(scatter_put)(REAL *to, VEC v, int n) {
-    REAL x[LANES];
-    VSTORE(x, v);
-    if (n & 4) memcpy(to, x, 4 * sizeof *x);
-    if (n & 2) memcpy(to + (n & 4), x + (n & 4), 2 * sizeof *x);
-    if (n & 1) to[n - 1] = x[n - 1];
-}
-
 /* One column: a vector of sums takes a vector of each row of a block. */
-INLINE void FN(scatter_column)(const FN(scatter_run) * r, int64_t bc) {
+static void FN(scatter_wide)(const FN(scatter_run) * r) {
     const REAL *a = r->a;
+    const int64_t bc = r->bc;
     for (int64_t t = 0; t < r->count; t++, a += r->a_size) {
         const int64_t first = r->col[t] * bc, inside = sat_min(bc, r->m - first);
         REAL *sums = r->sums + first;
@@ -68,10 +60,9 @@ INLINE void FN(scatter_column)(const FN(scatter_run) * r, int64_t bc) {
         const int tail = (int)(inside - c);
         VEC sum = VLOAD(sums + c);
         for (int64_t i = 0; i < r->rows; i++) sum = VFMA(VBROADCAST(r->x + i), VLOAD_SOME(a + i * bc + c, tail), sum);
-        FN(scatter_put)(sums + c, sum, tail); /* beyond them 0 times Inf may have been added */
+        VSTORE_SOME(sums + c, sum, tail); /* beyond them 0 times Inf may have been added */
     }
 }
-static void FN(scatter_wide)(const FN(scatter_run) * r) { FN(scatter_column)(r, r->bc); }
 
 /* np columns. A vector of sums holds `width` elements: a part of a row of sums, or a row, or several rows, whose
  * elements of A are spread over it. `some` vectors at a time share what is read of B. */
