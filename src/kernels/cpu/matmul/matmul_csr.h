@@ -6,7 +6,7 @@
  * have rows without gaps in the type that is computed in; another one is copied. A single column is gathered. Threads
  * have whole block rows, about as many entries each. */
 
-#include "matmul_few_columns.h"
+#include "kernels/cpu/common/finish_line.h"
 
 /* ---- the micro-kernel: entries of some rows ---- */
 
@@ -253,11 +253,11 @@ static void FN(csr_multiply)(const FN(csr_job) * j, int64_t i, const FN(csr_batc
     r.out = sums, r.down = j->width;
     if (j->direct) {
         r.out = (REAL *)j->l->operands[2] + i * p->c.row_stride, r.down = p->c.row_stride, r.alpha = (REAL)p->alpha;
-        for (int64_t q = 0; q < x->rows && p->matmul.bias == SAT_BIAS_ROW; q++) bias[q] = FN(few_bias)(j->l, i + q);
+        for (int64_t q = 0; q < x->rows && p->matmul.bias == SAT_BIAS_ROW; q++) bias[q] = FN(row_bias)(j->l, i + q);
         if (p->matmul.bias == SAT_BIAS_ROW) r.bias = bias;
     }
     FN(csr_run_all)(j, r);
-    if (!j->direct) FN(few_store)(j->l, sums, j->width, i, x->rows);
+    if (!j->direct) FN(finish_rows)(j->l, sums, j->width, i, x->rows);
 }
 
 /* ---- copying B ---- */
@@ -294,7 +294,7 @@ static void FN(csr_share)(const FN(csr_job) * j, int64_t first, int64_t last, RE
             continue;
         }
         FN(csr_row)(j, i / j->r.br, i % j->r.br, sums); /* a long one */
-        FN(few_store)(j->l, sums, j->width, i, 1);
+        FN(finish_rows)(j->l, sums, j->width, i, 1);
     }
 }
 

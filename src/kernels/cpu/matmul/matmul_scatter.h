@@ -5,7 +5,7 @@
  * column j multiplies rows i of B and adds to rows j of C, which stay in cache, since columns are few. The stored
  * blocks are cut into slices with sums of their own, which threads take and then add up. */
 
-#include "matmul_few_columns.h"
+#include "kernels/cpu/common/finish_line.h"
 
 /* ---- the micro-kernel: neighbouring blocks of one block row ---- */
 
@@ -181,7 +181,7 @@ static void FN(scatter_store)(const FN(scatter_job) * j, int64_t from, int64_t t
         const REAL *more = j->sums + s * j->s.sums;
         for (int64_t e = from * np; e < to * np; e++) j->sums[e] += more[e];
     }
-    FN(few_store)(j->l, j->sums + from * np, np, from, to - from);
+    FN(finish_rows)(j->l, j->sums + from * np, np, from, to - from);
 }
 
 /* ---- launch ---- */

@@ -7,7 +7,7 @@
 
 #include <omp.h>
 
-#include "matmul_few_columns.h"
+#include "kernels/cpu/common/finish_line.h"
 
 /* ---- the micro-kernel ---- */
 
@@ -90,6 +90,7 @@ INLINE void FN(step)(FN(skinny_split) x, const REAL *a, int64_t a_row, const int
                      int rows) {
     const REAL *a3 = a + 3 * a_row, *a6 = a + 6 * a_row; /* so that addresses need no arithmetic of their own */
     VEC bv[4];
+    if (rows > 3 && !__builtin_constant_p(a_row)) __asm__("" : "+r"(a3), "+r"(a6)); /* nor a register for each row */
 #pragma GCC unroll 16
     for (int v = 0; v < x.vs; v++) bv[v] = VREPEAT(b + v * LANES, x.gb);
 #pragma GCC unroll 16
@@ -160,8 +161,7 @@ INLINE void FN(tile)(FN(skinny_split) x, FN(skinny_size) s, const REAL *a, const
 #pragma GCC unroll 16
         for (int i = 0; i < rows * x.vs; i++) sums[i] = whole ? VLOAD(out + i * LANES) : VZERO();
         const int64_t full = x.by == PARTIAL ? sat_min(end, s.whole) : end;
-        for (int64_t e = k; e < full; e++, a += s.a_step, b += s.b_step)
-            FN(step)(x, a, s.a_row, NULL, b, sums, rows);
+        for (int64_t e = k; e < full; e++, a += s.a_step, b += s.b_step) FN(step)(x, a, s.a_row, NULL, b, sums, rows);
         if (x.by == PARTIAL && end == steps) FN(step)(x, a, s.a_row, &s.tail, b, sums, rows);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * x.vs; i++)
@@ -395,7 +395,7 @@ static void FN(store_block_rows)(const FN(job) * j, REAL *sums, int64_t first, i
     case 16: FN(add_lanes)(sums, vectors, sat_min(16, LANES)); break;
     }
     if (s->rows_a_vec > 1 && s->by == BY_COLUMNS) FN(sort_lanes)(s, sums, rows, j->p->n), step = j->p->n;
-    FN(few_store)(j->l, sums, step, first, rows);
+    FN(finish_rows)(j->l, sums, step, first, rows);
 }
 
 /* ---- a thread's share ---- */
