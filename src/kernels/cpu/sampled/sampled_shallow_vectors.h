@@ -1,13 +1,13 @@
 /* Vectors as the shallow sampled product moves them, beside those of common/vector.h, which a family includes first:
- *   VINDEX, VLOAD_INDEX(p)     a lane's index for each lane, from LANES int32
- *   VPERMUTE(v, i)             lane i[e] of v in lane e
- *   VSTORE_SOME(p, v, n)       the first n lanes
- *   VSEGMENTS(p, at)             segments of 16 bytes from p + at[0], p + at[SEGMENT], p + at[2 SEGMENT], ... side by
- * side VTRANSPOSE_SEGMENTS(v)       SEGMENT such vectors, in place: v[e] becomes element e of each segment, in the
- * order of `at` VPLACES(at, col, n, ...)   at[e] = min(col[block[e]] * wide + column[e], last) * step, where col has n
- * entries; beyond them any place SEGMENT is how many elements a segment has. 16-bit elements, as many as a vector of
- * f32 has: vec_narrow_f16(v), vec_narrow_bf16(v), vec_store_half(p, h), and the first n: vec_store_some_half(p, h, n).
- */
+ *   VINDEX, VLOAD_INDEX(p)   a lane's index for each lane, from LANES int32
+ *   VPERMUTE(v, i)           lane i[e] of v in lane e
+ *   SEGMENT                  elements in 16 bytes
+ *   VSEGMENTS(p, at)         the segments at p + at[0], p + at[SEGMENT], p + at[2 SEGMENT], ..., side by side
+ *   VTRANSPOSE_SEGMENTS(v)   of SEGMENT such vectors: v[e] becomes element e of each segment, in the order of `at`
+ *   VPLACES(at, col, n, ..)  at[e] = min(col[block[e]] * wide + column[e], last) * step; col has n entries, and behind
+ *                            them any place will do
+ * 16-bit elements, as many as a vector of f32 has: vec_narrow_f16(v), vec_narrow_bf16(v), vec_store_half(p, h), and the
+ * first n of them, vec_store_some_half(p, h, n). */
 #ifndef SAT_SAMPLED_SHALLOW_VECTORS_H
 #define SAT_SAMPLED_SHALLOW_VECTORS_H
 
@@ -17,7 +17,6 @@
 #define VINDEX              FN(vec_index)
 #define VLOAD_INDEX         FN(vec_load_index)
 #define VPERMUTE            FN(vec_permute)
-#define VSTORE_SOME         FN(vec_store_some)
 #define VSEGMENTS           FN(vec_segments)
 #define VTRANSPOSE_SEGMENTS FN(vec_transpose_segments)
 #define VPLACES             FN(vec_places)
@@ -27,12 +26,10 @@ enum { vec_segment_f32 = 4, vec_segment_f64 = 2 };
 #if VECTOR_BYTES == 64
 
 typedef __m512i vec_index_f32, vec_index_f64;
-#define vec_load_index_f32(p)       _mm512_loadu_si512(p)
-#define vec_load_index_f64(p)       _mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
-#define vec_permute_f32(v, i)       _mm512_permutexvar_ps(i, v)
-#define vec_permute_f64(v, i)       _mm512_permutexvar_pd(i, v)
-#define vec_store_some_f32(p, v, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), v)
-#define vec_store_some_f64(p, v, n) _mm512_mask_storeu_pd(p, (__mmask8)((1u << (n)) - 1), v)
+#define vec_load_index_f32(p) _mm512_loadu_si512(p)
+#define vec_load_index_f64(p) _mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
+#define vec_permute_f32(v, i) _mm512_permutexvar_ps(i, v)
+#define vec_permute_f64(v, i) _mm512_permutexvar_pd(i, v)
 
 INLINE __m512 vec_segments_f32(const float *p, const int32_t *at) {
     __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(p + at[0]));
@@ -89,17 +86,6 @@ INLINE __m256i vec_load_index_f64(const int32_t *p) { /* each as the places of i
 }
 #define vec_permute_f32(v, i) _mm256_permutevar8x32_ps(v, i)
 #define vec_permute_f64(v, i) _mm256_castps_pd(_mm256_permutevar8x32_ps(_mm256_castpd_ps(v), i))
-
-INLINE void vec_store_some_f32(float *p, __m256 v, int n) { /* masked stores are slow on many processors */
-    float lanes[8];
-    _mm256_storeu_ps(lanes, v);
-    for (int e = 0; e < n; e++) p[e] = lanes[e];
-}
-INLINE void vec_store_some_f64(double *p, __m256d v, int n) {
-    double lanes[4];
-    _mm256_storeu_pd(lanes, v);
-    for (int e = 0; e < n; e++) p[e] = lanes[e];
-}
 
 INLINE __m256 vec_segments_f32(const float *p, const int32_t *at) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p + at[0])), _mm_loadu_ps(p + at[4]), 1);
