@@ -197,7 +197,7 @@ OP_NAMES = {
 }
 CPU, CUDA = 1, 2
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
-EFFORTS = {"default": 0, "off": 1, "cached": 2, "quick": 3, "full": 4}
+EFFORTS = {"default": 0, "off": 1, "cached": 2, "quick": 3, "full": 4, "pinned": 5}
 VERDICTS = {1: "ok", 2: "wrong", 3: "error", 4: "skipped", 5: "memory"}
 ALLOW_TF32, ALLOW_NONDETERMINISTIC, ALLOW_DENSE, FIXED_VALUES, ALLOW_BROADCAST = 1, 2, 4, 8, 16
 V_NONDETERMINISTIC, V_DENSE, V_LIBRARY, V_BATCHED = 2, 4, 8, 16
