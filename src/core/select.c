@@ -439,6 +439,7 @@ static void store_agreed(const sat_request *q, const sat_variant *v, const agree
     snprintf(r.full_key, sizeof r.full_key, "%s", q->full_key);
     if (sat_cache_add(q->ctx->cache, q->key, &r, 1) != SAT_OK)
         sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
+    else sat_cache_forget_untuned(q->ctx->cache, q->key);
 }
 
 /* What this rank would select: the cache's answer, or a race's if it is for this rank to race. selection->variant stays

@@ -550,6 +550,7 @@ _SIGNATURES = {
     "sat_context_effort": (c_int, [c_void_p]),
     "sat_context_ignored": (c_int, [c_void_p, c_char_p, c_size_t]),
     "sat_context_agree": (c_int, [c_void_p, POINTER(Agreement)]),
+    "sat_agreement_folder": (c_int, [c_char_p, c_int, c_int, POINTER(Agreement)]),
     "sat_pattern_create": (c_int, [c_void_p, POINTER(Bsr), POINTER(c_void_p)]),
     "sat_pattern_free": (None, [c_void_p]),
     "sat_pattern_get": (c_int, [c_void_p, POINTER(PatternView)]),
