@@ -37,7 +37,9 @@ def add(commands: Any) -> None:
     )
     tune.add_argument("--effort", choices=["quick", "full"], default="quick", help="how long to look")
     tune.add_argument("--list", action="store_true", help="list the problems and tune nothing")
-    tune.add_argument("--notes", metavar="DIR", help="the cache whose problems are raced, where it is another one")
+    tune.add_argument(
+        "--notes", metavar="DIR", help="the cache whose problems are raced, where it is another one"
+    )
     tune.add_argument("--world", type=int, default=1, help="processes that share the problems (1)")
     tune.add_argument("--rank", type=int, default=0, help="which of them this is, from 0 on (0)")
     tune.add_argument("--store", metavar="DIR", help="a folder that all of them see, new for each run")

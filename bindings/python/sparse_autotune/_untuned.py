@@ -205,5 +205,7 @@ def share(device: str, effort: str, key: str, text: str, agreement: _abi.Agreeme
     context, pattern, problem = _prepare(device, effort, key, text)
     _abi.check(_abi.lib.sat_context_agree(context.handle, ctypes.byref(agreement)))
     handle, plan = pattern.handle(device), ctypes.c_void_p()
-    _abi.check(_abi.lib.sat_plan_create(context.handle, handle, ctypes.byref(problem.struct), ctypes.byref(plan)))
+    _abi.check(
+        _abi.lib.sat_plan_create(context.handle, handle, ctypes.byref(problem.struct), ctypes.byref(plan))
+    )
     return Plan(plan.value, handle).info()
