@@ -2,8 +2,8 @@
 
 Eight processes a round, each with a cache of its own: some are lost from round to round, so that each knows
 other problems, by other races. They ask for the problems in different orders, begin late, and in every other
-round one of them is killed at a random time. The store is the parent's, as torchrun's is the agent's. Prints
-what was found, as JSON. Forking comes before any product: importing torch is what takes long."""
+round one of them is killed at a random time. The store is a process of its own, as torchrun's is the agent's.
+Prints what was found, as JSON. Forking comes before any product: importing torch is what takes long."""
 
 import datetime
 import faulthandler
@@ -91,11 +91,27 @@ def one_round(port, folder, number, draw):
     return {"victim": victim, "ranks": ranks}
 
 
+def serve():
+    """The store's port, and its process: who forks must have no other threads, as a store has."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        return int(os.read(read, 64)), child
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(write, str(store.port).encode())
+    while True:
+        time.sleep(60)
+
+
 def main():
     folder, rounds, seed = sys.argv[1], int(sys.argv[2]), int((*sys.argv, "1")[3])
     draw = random.Random(seed)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    print(json.dumps([one_round(store.port, folder, number, draw) for number in range(rounds)]))
+    port, child = serve()
+    try:
+        print(json.dumps([one_round(port, folder, number, draw) for number in range(rounds)]))
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 if __name__ == "__main__":

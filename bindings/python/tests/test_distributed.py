@@ -1,15 +1,13 @@
 """Ranks that agree on variants, through the stores of torch.distributed."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import run_program
+from conftest import agreeing_ranks, run_program
 
 import sparse_autotune as sa
 
@@ -86,27 +84,6 @@ def test_without_a_process_group_it_says_what_is_missing():
 
 
 # ---- ranks that come late, die or ask in other orders ----
-
-
-def agreeing_ranks(folder, rounds):
-    """Rounds of agreeing_ranks.py: no hang, no divergence, and every survivor is right."""
-    program = str(Path(__file__).with_name("agreeing_ranks.py"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("SPARSE_AUTOTUNE_LOG", None)
-    words = {"capture_output": True, "text": True, "env": environment}
-    run = subprocess.run([sys.executable, "-W", "ignore", program, str(folder), str(rounds)], **words)
-    assert run.returncode == 0, run.stdout + run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])
-    assert len(found) == rounds
-    for number, round in enumerate(found):
-        ranks = round["ranks"]
-        assert len(ranks) == (7 if number % 2 else 8)
-        for rank, products in ranks.items():
-            assert len(products) == 5
-            for rows, (variant, verified, error) in products.items():
-                told = f"round {number}, rank {rank}, {rows} block rows: {variant}"
-                assert variant == next(iter(ranks.values()))[rows][0], told
-                assert verified and error < 1e-4, told
 
 
 def test_ranks_agree_whatever_they_know_and_whoever_dies(tmp_path):
