@@ -370,12 +370,13 @@ typedef struct sat_heads {
  * key or value that is not kept may still reach the result. */
 typedef struct sat_attention {
     int64_t heads, kv_heads; /* heads is a multiple of kv_heads (0: as many); head h reads h / (heads/kv_heads) */
-    int64_t dim;             /* elements of a head, in Q, K, V and O alike: a multiple of 8, at most 512 */
-    bool causal;             /* only keys up to the query's diagonal position */
-    int64_t window;          /* only keys at a distance below this from that position; 0: all */
-    bool lse;                /* forward: also log(sum(exp(alpha*q*k))) of each row, f32, (batch, head, row), no gaps */
+    int64_t dim;    /* elements of a head of Q and K, and of V and O unless value_dim says otherwise: 1 to 576 */
+    bool causal;    /* only keys up to the query's diagonal position */
+    int64_t window; /* only keys at a distance below this from that position; 0: all */
+    bool lse;       /* forward: also log(sum(exp(alpha*q*k))) of each row, f32, (batch, head, row), no gaps */
     sat_heads q, k, v, o;
     sat_heads dq, dk, dv, do_; /* backward */
+    int64_t value_dim;         /* elements of a head of V and O, and of their gradients: 1 to 576; 0: dim */
 } sat_attention;
 
 /* Products of groups, as in a mixture of experts. Rows offsets[g] to offsets[g + 1] - 1 of X, and of Y or Z, are group

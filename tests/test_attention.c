@@ -51,8 +51,9 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     TRY(p.attention.kv_heads = -1, SAT_BAD_SIZE, "kv_heads is -1");
     TRY(p.attention.kv_heads = 12, SAT_BAD_SIZE, "kv_heads is 12");
     TRY(p.attention.dim = 0, SAT_UNSUPPORTED, "dim is 0");
-    TRY(p.attention.dim = 60, SAT_UNSUPPORTED, "dim is 60");
-    TRY(p.attention.dim = 520, SAT_UNSUPPORTED, "dim is 520");
+    TRY(p.attention.dim = 577, SAT_UNSUPPORTED, "dim is 577");
+    TRY(p.attention.value_dim = -1, SAT_UNSUPPORTED, "value_dim is -1");
+    TRY(p.attention.value_dim = 577, SAT_UNSUPPORTED, "value_dim is 577");
     TRY(p.attention.window = -1, SAT_BAD_SIZE, "window is -1");
     TRY(p.m = 99, SAT_BAD_SIZE, "the mask has 100 rows");
     TRY(p.m = -1, SAT_BAD_SIZE, "m is -1");

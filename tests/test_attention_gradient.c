@@ -12,8 +12,9 @@
 typedef struct numbers {
     const scene *s;
     const sat_problem *p;
-    int64_t dim, queries, keys; /* elements of Q and of K */
-    double *q, *k, *v, *o, *d;  /* d: dO */
+    int64_t dim, value_dim;
+    int64_t queries, keys, values; /* elements of Q, of K and of V */
+    double *q, *k, *v, *o, *d;     /* d: dO */
     double *dq, *dk, *dv;
 } numbers;
 
@@ -30,8 +31,9 @@ static double *load(const scene *s, int operand) {
 static numbers load_numbers(const scene *s) {
     const sat_problem *p = &s->q.problem;
     const sat_attention *t = &p->attention;
-    numbers x = {.s = s, .p = p, .dim = t->dim};
+    numbers x = {.s = s, .p = p, .dim = t->dim, .value_dim = t->value_dim};
     x.queries = p->batch * t->heads * p->m * t->dim, x.keys = p->batch * t->kv_heads * p->n * t->dim;
+    x.values = p->batch * t->kv_heads * p->n * t->value_dim;
     x.q = load(s, 0), x.k = load(s, 1), x.v = load(s, 2), x.o = load(s, 3), x.d = load(s, 5);
     x.dq = load(s, 6), x.dk = load(s, 7), x.dv = load(s, 8);
     return x;
@@ -79,9 +81,9 @@ static double weigh(const numbers *x, const double *q, const double *k, int64_t 
     return total > 0 ? largest + log(total) : 0;
 }
 
-static int64_t keys_of(const numbers *x, int64_t bh) { /* of a head of queries: where its keys begin */
+static int64_t keys_of(const numbers *x, int64_t bh) { /* of a head of queries: the row of its first key */
     const sat_attention *t = &x->p->attention;
-    return (bh / t->heads * t->kv_heads + bh % t->heads / (t->heads / t->kv_heads)) * x->p->n * x->dim;
+    return (bh / t->heads * t->kv_heads + bh % t->heads / (t->heads / t->kv_heads)) * x->p->n;
 }
 
 /* dO*O, summed over everything. */
@@ -89,9 +91,10 @@ static double loss_at(const numbers *x, const double *q, const double *k, const 
     double sum = 0, *weight = malloc((size_t)(x->p->n + 1) * sizeof *weight);
     for (int64_t row = 0; row < x->queries / x->dim; row++) {
         int64_t bh = row / x->p->m, keys = keys_of(x, bh);
-        weigh(x, q + row * x->dim, k + keys, bh % x->p->attention.heads, row % x->p->m, weight);
+        weigh(x, q + row * x->dim, k + keys * x->dim, bh % x->p->attention.heads, row % x->p->m, weight);
         for (int64_t j = 0; j < x->p->n; j++)
-            if (weight[j] > 0) sum += weight[j] * dot(x->d + row * x->dim, v + keys + j * x->dim, x->dim);
+            if (weight[j] > 0)
+                sum += weight[j] * dot(x->d + row * x->value_dim, v + (keys + j) * x->value_dim, x->value_dim);
     }
     free(weight);
     return sum;
@@ -117,7 +120,7 @@ static double *moved(const double *x, const double *by, double step, int64_t cou
 
 static double loss_beside(const numbers *x, const direction *to, double step) {
     double *q = moved(x->q, to->q, step, x->queries), *k = moved(x->k, to->k, step, x->keys);
-    double *v = moved(x->v, to->v, step, x->keys), loss = loss_at(x, q, k, v);
+    double *v = moved(x->v, to->v, step, x->values), loss = loss_at(x, q, k, v);
     free(q), free(k), free(v);
     return loss;
 }
@@ -131,7 +134,7 @@ static double slope_of_forward(const numbers *x, const direction *to) {
 }
 
 static double slope_of_gradients(const numbers *x, const direction *to) {
-    return dot(x->dq, to->q, x->queries) + dot(x->dk, to->k, x->keys) + dot(x->dv, to->v, x->keys);
+    return dot(x->dq, to->q, x->queries) + dot(x->dk, to->k, x->keys) + dot(x->dv, to->v, x->values);
 }
 
 /* ---- what rounding may do ---- */
@@ -145,34 +148,35 @@ static double unit_of(sat_dtype t) {
  */
 static double bound_of(const numbers *x) {
     const sat_problem *p = x->p;
-    int64_t n = p->n, dim = x->dim;
-    double u = unit_of(p->compute_dtype), low = unit_of(p->a_dtype), dots = (double)(dim + 4) * u, squares = 0, all = 0;
+    int64_t n = p->n, dim = x->dim, value_dim = x->value_dim;
+    double u = unit_of(p->compute_dtype), low = unit_of(p->a_dtype), squares = 0, all = 0;
+    double dots = (double)(dim + 4) * u, value_dots = (double)(value_dim + 4) * u;
     double *dq = calloc((size_t)x->queries + 1, 8), *dk = calloc((size_t)x->keys + 1, 8);
-    double *dv = calloc((size_t)x->keys + 1, 8), *weight = malloc((size_t)(n + 1) * sizeof *weight);
+    double *dv = calloc((size_t)x->values + 1, 8), *weight = malloc((size_t)(n + 1) * sizeof *weight);
     for (int64_t row = 0; row < x->queries / dim; row++) {
         int64_t bh = row / p->m, keys = keys_of(x, bh);
-        const double *q = x->q + row * dim, *d = x->d + row * dim, *o = x->o + row * dim;
-        double lse = weigh(x, q, x->k + keys, bh % p->attention.heads, row % p->m, weight);
-        double delta = dot(d, o, dim), delta_off = dot_size(d, o, dim) * (dots + 3 * low);
+        const double *q = x->q + row * dim, *d = x->d + row * value_dim, *o = x->o + row * value_dim;
+        double lse = weigh(x, q, x->k + keys * dim, bh % p->attention.heads, row % p->m, weight);
+        double delta = dot(d, o, value_dim), delta_off = dot_size(d, o, value_dim) * (value_dots + 3 * low);
         for (int64_t j = 0; j < n; j++) {
-            const double *k = x->k + keys + j * dim, *v = x->v + keys + j * dim;
+            const double *k = x->k + (keys + j) * dim, *v = x->v + (keys + j) * value_dim;
             if (weight[j] == 0) continue;
-            double size = fabs(p->alpha) * dot_size(q, k, dim), dp = dot(d, v, dim);
+            double size = fabs(p->alpha) * dot_size(q, k, dim), dp = dot(d, v, value_dim);
             double eps = low + size * dots + (size + fabs(lse) + 16) * u + (fabs(lse) + 8) * 0x1p-24;
-            double ds = weight[j] * (2 * eps * fabs(dp - delta) + dots * dot_size(d, v, dim) + delta_off);
+            double ds = weight[j] * (2 * eps * fabs(dp - delta) + value_dots * dot_size(d, v, value_dim) + delta_off);
             ds += 2 * (double)(n + p->m) * u * weight[j] * fabs(dp - delta);
             double w = weight[j] * (eps + 2 * (double)(n + p->m) * u);
             all += weight[j] * fabs(dp);
             for (int64_t e = 0; e < dim; e++) {
                 dq[row * dim + e] += fabs(p->alpha) * ds * fabs(k[e]);
-                dk[keys + j * dim + e] += fabs(p->alpha) * ds * fabs(q[e]);
-                dv[keys + j * dim + e] += w * fabs(d[e]);
+                dk[(keys + j) * dim + e] += fabs(p->alpha) * ds * fabs(q[e]);
             }
+            for (int64_t e = 0; e < value_dim; e++) dv[(keys + j) * value_dim + e] += w * fabs(d[e]);
         }
     }
     for (int64_t i = 0; i < x->queries; i++) squares += pow(dq[i] + 1.01 * low * fabs(x->dq[i]), 2);
-    for (int64_t i = 0; i < x->keys; i++)
-        squares += pow(dk[i] + 1.01 * low * fabs(x->dk[i]), 2) + pow(dv[i] + 1.01 * low * fabs(x->dv[i]), 2);
+    for (int64_t i = 0; i < x->keys; i++) squares += pow(dk[i] + 1.01 * low * fabs(x->dk[i]), 2);
+    for (int64_t i = 0; i < x->values; i++) squares += pow(dv[i] + 1.01 * low * fabs(x->dv[i]), 2);
     free(dq), free(dk), free(dv), free(weight);
     return 8 * sqrt(squares) + 1e-9 * all; /* the differences' own error */
 }
@@ -198,12 +202,14 @@ static sat_problem random_problem(uint64_t *r, sat_dtype type) {
     p.op = SAT_ATTENTION_BACKWARD, p.batch = 1 + random_below(r, 2), p.attention.causal = random_below(r, 2);
     if (random_below(r, 3) == 0) p.attention.window = 1 + random_below(r, 30);
     if (random_below(r, 3) == 0) p.alpha = 0.4;
+    if (random_below(r, 3) == 0) p.attention.value_dim = 1 + random_below(r, 50);
+    if (random_below(r, 3) == 0) p.attention.dim = 1 + random_below(r, 50);
     return p;
 }
 
 /* How far the slopes are apart, in bounds. */
 static double off(const numbers *x, uint64_t *r) {
-    direction to = {signs(r, x->queries), signs(r, x->keys), signs(r, x->keys)};
+    direction to = {signs(r, x->queries), signs(r, x->keys), signs(r, x->values)};
     double difference = fabs(slope_of_forward(x, &to) - slope_of_gradients(x, &to)), bound = bound_of(x);
     free(to.q), free(to.k), free(to.v);
     return difference == 0 ? 0 : difference / bound;
@@ -258,12 +264,13 @@ static void a_wrong_row_is_no_slope(void **state) {
         run_variant(&s, selection.variant);
         numbers x = load_numbers(&s);
         double *gradient = which == 0 ? x.dq : which == 1 ? x.dk : x.dv, most = 0;
-        int64_t rows = (which == 0 ? x.queries : x.keys) / x.dim, row = 0;
+        int64_t dim = which == 2 ? x.value_dim : x.dim, row = 0;
+        int64_t rows = (which == 0 ? x.queries : which == 1 ? x.keys : x.values) / dim;
         for (int64_t k = 0; k < rows; k++) { /* the largest one */
-            double size = dot(gradient + k * x.dim, gradient + k * x.dim, x.dim);
+            double size = dot(gradient + k * dim, gradient + k * dim, dim);
             if (size > most) most = size, row = k;
         }
-        for (int64_t e = 0; e < x.dim; e++) gradient[row * x.dim + e] *= -1;
+        for (int64_t e = 0; e < dim; e++) gradient[row * dim + e] *= -1;
         for (int tries = 0; tries < 4 && !seen[type][which]; tries++) seen[type][which] = off(&x, &r) > 1;
         free_numbers(&x);
         close_scene(&s);

@@ -145,7 +145,8 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_CHOICE_("op", &s->op, "OP", operation_names, "the operation"),
         ARG_INT_("seq", &r->seq, "N", 1, most, "attention: queries (1024)"),
         ARG_INT_("kv-seq", &r->kv_seq, "N", 1, most, "attention: keys (as many as queries)"),
-        ARG_INT_("dim", &r->dim, "N", 1, 512, "attention: elements of a head (64)"),
+        ARG_INT_("dim", &r->dim, "N", 1, 576, "attention: elements of a head (64)"),
+        ARG_INT_("value-dim", &s->value_dim, "N", 1, 576, "attention: elements of a head of values (as many as keys')"),
         ARG_INT_("heads", &s->heads, "N", 1, 1 << 20, "attention: heads (8)"),
         ARG_INT_("kv-heads", &s->kv_heads, "N", 1, 1 << 20, "attention: heads of keys (as many as heads)"),
         ARG_FLAG_("causal", &s->causal, "attention: keys up to the query's own place"),
@@ -418,6 +419,7 @@ static const char *foreign_option(const race_args *r) {
     if (r->seq) return "seq";
     if (r->kv_seq) return "kv-seq";
     if (r->dim) return "dim";
+    if (s->value_dim) return "value-dim";
     if (s->heads != plain.heads) return "heads";
     if (s->kv_heads != plain.kv_heads) return "kv-heads";
     if (s->window != plain.window) return "window";

@@ -63,11 +63,15 @@ SAT_BOTH static inline double sat_dot_loss(const sat_problem *p) { /* of a produ
     return sat_accumulated(p, p->attention.dim);
 }
 
+SAT_BOTH static inline double sat_value_loss(const sat_problem *p) { /* the same over the elements of a value */
+    return sat_accumulated(p, sat_value_dim(&p->attention));
+}
+
 /* What dO*O of a query may be off by. O is given, rounded; a kernel may also sum weights times dO*V, which is that O
  * before it was rounded, as a random walk over the keys. */
 SAT_BOTH static inline double sat_delta_loss(const sat_problem *p, double d_norm, double o_norm, double v_norm) {
     double walk = SAT_SURE * sqrt((double)p->n + 1) * sat_unit(p->compute_dtype) * v_norm;
-    return d_norm * (o_norm * (sat_unit(p->c_dtype) + sat_dot_loss(p)) + walk);
+    return d_norm * (o_norm * (sat_unit(p->c_dtype) + sat_value_loss(p)) + walk);
 }
 
 /* Scores that are far apart are sums of +-1 times a power of two, and exact but for alpha. */

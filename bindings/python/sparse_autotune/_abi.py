@@ -356,6 +356,7 @@ class Attention(Structure):
         ("dk", Heads),
         ("dv", Heads),
         ("do_", Heads),
+        ("value_dim", c_int64),
     ]
 
 

@@ -53,7 +53,8 @@ enum {
     SCENE_MASKS = 1 << 14,  /* one mask a head */
     SCENE_SPARSE = 1 << 16, /* half of the blocks, no block row without any */
     SCENE_PACKED = 1 << 15, /* two sequences */
-    SCENE_FIXED = 1 << 17   /* SAT_FIXED_VALUES */
+    SCENE_FIXED = 1 << 17,  /* SAT_FIXED_VALUES */
+    SCENE_VALUES = 1 << 18  /* attention: values of 13 elements, which are no multiple of anything */
 };
 
 typedef struct planted planted;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../number.h"
+#include "check_attention.h"
 #include "power.h"
 
 enum { TILE = 8 };
@@ -49,7 +50,7 @@ static bool is_skipped(const spot *s) { return s->r->how->skip && s->r->how->ski
 
 typedef struct head {
     const run *r;
-    int64_t z, h, kv, dim;
+    int64_t z, h, kv, dim, value_dim;
     double *q, *k, *v, *o, *g; // g: dO
     double *dk, *dv;           // of the keys' head
     keys keys;
@@ -86,7 +87,8 @@ static bool open_head(head *w) {
     const sat_problem *p = &r->p;
     const sat_attention *t = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
-    w->dim = t->dim, w->kv = r->how->kv_head ? r->how->kv_head(t, w->h) : w->h / (t->heads / t->kv_heads);
+    w->dim = t->dim, w->value_dim = value_dim_of(p),
+    w->kv = r->how->kv_head ? r->how->kv_head(t, w->h) : w->h / (t->heads / t->kv_heads);
     w->q = power_load(r, 0, w->z, w->h * p->m, p->m);
     w->k = power_load(r, 1, w->z, w->kv * p->n, p->n), w->v = power_load(r, 2, w->z, w->kv * p->n, p->n);
     w->o = back ? power_load(r, 3, w->z, w->h * p->m, p->m) : NULL;
@@ -96,10 +98,10 @@ static bool open_head(head *w) {
 }
 
 static void store_row(const head *w, int which, int64_t h, int64_t row, int64_t rows, const double *x, double factor) {
-    spot s = {.r = w->r, .which = which, .z = w->z, .h = h, .i = row, .rows = rows, .cols = w->dim};
+    spot s = {.r = w->r, .which = which, .z = w->z, .h = h, .i = row, .rows = rows, .cols = w->r->list[which].cols};
     int64_t to = w->r->how->row ? w->r->how->row(&s) : row;
-    for (s.j = 0; to >= 0 && s.j < w->dim; s.j++) {
-        s.here = w->z == w->r->p.batch - 1 && h == 0 && row == rows / 2 && s.j == w->dim / 3;
+    for (s.j = 0; to >= 0 && s.j < s.cols; s.j++) {
+        s.here = w->z == w->r->p.batch - 1 && h == 0 && row == rows / 2 && s.j == s.cols / 3;
         power_store(&s, h * rows + to, factor * x[s.j]);
     }
 }
@@ -108,7 +110,7 @@ static void store_row(const head *w, int which, int64_t h, int64_t row, int64_t 
 
 typedef struct softmax {
     double largest, total;
-    double *sum; // dim
+    double *sum; // value_dim
     int64_t count;
 } softmax;
 
@@ -119,13 +121,13 @@ static void add_tile(const head *w, softmax *x, int64_t i, const int64_t *list, 
     for (int n = 0; n < count; n++) largest = fmax(largest, score[n] = score_of(w, i, list[n]));
     double factor = x->count && !how->never_rescales ? exp(x->largest - largest) : 1;
     if (how->without_largest) factor = 1, largest = 0;
-    for (int64_t e = 0; e < w->dim; e++) x->sum[e] *= factor;
+    for (int64_t e = 0; e < w->value_dim; e++) x->sum[e] *= factor;
     x->total *= factor, x->largest = largest, x->count += count;
     for (int n = 0; n < count; n++) {
         double weight = exp(score[n] - largest);
         if (w->r->p.a_dtype != SAT_F64) weight = (double)(float)weight;
         x->total += weight;
-        add(w->r, x->sum, hooked(how->weight, weight), w->v + list[n] * w->dim, w->dim);
+        add(w->r, x->sum, hooked(how->weight, weight), w->v + list[n] * w->value_dim, w->value_dim);
     }
 }
 
@@ -137,7 +139,7 @@ static void forward_row(head *w, int64_t i, double *sum) {
     int count = 0;
     spot s = {.r = r, .which = 3, .z = w->z};
     choose_keys(&w->keys, w->h, i);
-    memset(sum, 0, (size_t)w->dim * sizeof *sum);
+    memset(sum, 0, (size_t)w->value_dim * sizeof *sum);
     for (int64_t at = 0; at < p->n; at++) {
         int64_t j = reversed(r, at, p->n);
         if (is_kept(&w->keys, &s, j) && !is_skipped(&s)) list[count++] = j;
@@ -146,7 +148,7 @@ static void forward_row(head *w, int64_t i, double *sum) {
     if (count) add_tile(w, &x, i, list, count);
     if (x.count == 0 && r->how->unwritten) return;
     if (x.count && r->how->zero_keys > 0) x.total += r->how->zero_keys * exp(-x.largest);
-    for (int64_t e = 0; e < w->dim; e++) sum[e] = x.count ? sum[e] / x.total : r->how->nothing;
+    for (int64_t e = 0; e < w->value_dim; e++) sum[e] = x.count ? sum[e] / x.total : r->how->nothing;
     store_row(w, 3, w->h, i, p->m, sum, 1);
     if (!p->attention.lse) return;
     double lse = r->how->lse ? r->how->lse(x.largest, x.total) : x.largest + log(x.total);
@@ -157,7 +159,7 @@ static void forward_row(head *w, int64_t i, double *sum) {
 
 bool power_attention(const run *r) {
     bool ok = true;
-    double *sum = malloc((size_t)(r->p.attention.dim + 1) * sizeof *sum);
+    double *sum = malloc((size_t)(value_dim_of(&r->p) + 1) * sizeof *sum);
     for (int64_t at = 0; ok && at < r->p.batch * r->p.attention.heads; at++) {
         head w = {.r = r, .z = at / r->p.attention.heads, .h = at % r->p.attention.heads};
         ok = open_head(&w) && sum;
@@ -173,11 +175,11 @@ bool power_attention(const run *r) {
 static void backward_row(head *w, int64_t i, double *dq) {
     const run *r = w->r;
     const sat_problem *p = &r->p;
-    const double *q = w->q + i * w->dim, *g = w->g + i * w->dim;
+    const double *q = w->q + i * w->dim, *g = w->g + i * w->value_dim;
     double lse = number_load(SAT_F32, r->host[4], operand_at(&r->list[4], w->z, w->h * p->m + i, 0));
     spot s = {.r = r, .z = w->z, .h = w->h, .i = i, .rows = p->m};
     int64_t kept = 0;
-    double delta = dot(g, w->o + i * w->dim, w->dim);
+    double delta = dot(g, w->o + i * w->value_dim, w->value_dim);
     if (r->how->delta) delta = r->how->delta(&s, delta);
     choose_keys(&w->keys, w->h, i);
     memset(dq, 0, (size_t)w->dim * sizeof *dq);
@@ -187,10 +189,11 @@ static void backward_row(head *w, int64_t i, double *dq) {
         if (!is_kept(&w->keys, &s, j)) continue;
         kept++;
         double weight = exp(score_of(w, i, j) - lse);
-        double ds = hooked(r->how->ds, weight * (dot(g, w->v + j * w->dim, w->dim) - delta));
+        double ds = hooked(r->how->ds, weight * (dot(g, w->v + j * w->value_dim, w->value_dim) - delta));
         if (s.which = 6, !is_skipped(&s)) add(r, dq, ds, w->k + j * w->dim, w->dim);
         if (s.which = 7, !is_skipped(&s)) add(r, w->dk + j * w->dim, ds, q, w->dim);
-        if (s.which = 8, !is_skipped(&s)) add(r, w->dv + j * w->dim, hooked(r->how->weight, weight), g, w->dim);
+        if (s.which = 8, !is_skipped(&s))
+            add(r, w->dv + j * w->value_dim, hooked(r->how->weight, weight), g, w->value_dim);
     }
     for (int64_t e = 0; kept == 0 && e < w->dim; e++) dq[e] = r->how->nothing;
     if (kept || !r->how->unwritten) store_row(w, 6, w->h, i, p->m, dq, p->alpha);
@@ -207,18 +210,19 @@ static bool key_head(head *w, int64_t kv, double *dq) {
     }
     for (int64_t j = 0; ok && j < p->n; j++) {
         store_row(w, 7, kv, j, p->n, w->dk + j * w->dim, p->alpha);
-        store_row(w, 8, kv, j, p->n, w->dv + j * w->dim, 1);
+        store_row(w, 8, kv, j, p->n, w->dv + j * w->value_dim, 1);
     }
     return ok;
 }
 
 bool power_gradients(const run *r) {
     const sat_problem *p = &r->p;
-    int64_t elements = p->n * p->attention.dim;
+    int64_t dim = p->attention.dim, value_dim = value_dim_of(p);
     bool ok = true;
     for (int64_t at = 0; ok && at < p->batch * p->attention.kv_heads; at++) {
-        head w = {.r = r, .z = at / p->attention.kv_heads, .dim = p->attention.dim};
-        w.dk = calloc((size_t)elements + 1, sizeof *w.dk), w.dv = calloc((size_t)elements + 1, sizeof *w.dv);
+        head w = {.r = r, .z = at / p->attention.kv_heads, .dim = dim, .value_dim = value_dim};
+        w.dk = calloc((size_t)(p->n * dim) + 1, sizeof *w.dk);
+        w.dv = calloc((size_t)(p->n * value_dim) + 1, sizeof *w.dv);
         double *dq = malloc((size_t)(w.dim + 1) * sizeof *dq);
         ok = w.dk && w.dv && dq && key_head(&w, at % p->attention.kv_heads, dq);
         free(w.dk), free(w.dv), free(dq);

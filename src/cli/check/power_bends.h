@@ -446,6 +446,10 @@ static bool window_less(const spot *s, bool kept) {
     return kept && !(w && s->j == s->t - w + 1);
 }
 static int64_t head_by_rest(const sat_attention *t, int64_t h) { return h % t->kv_heads; }
+static double beyond_dim(const spot *s, double x) { // what the output held
+    bool of_values = s->which == 3 || s->which == 8;
+    return of_values && s->j >= s->r->p.attention.dim ? NAN : x;
+}
 static double no_delta(const spot *s, double x) { return (void)s, (void)x, 0; }
 static double delta_16(const spot *s, double x) { return (void)s, as_bf16(x); }
 

@@ -43,6 +43,7 @@ const fault fault_table[] = {
     {"nothing is wrong: LSE", OP_FORWARD, 0, SCENE_LSE | SCENE_EMPTY, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: grouped heads", OP_ATTENTION, 0, SCENE_GROUPS, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: a mask a head", OP_ATTENTION, 0, SCENE_MASKS, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: values of another size", OP_ATTENTION, 0, SCENE_VALUES, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: sequences", OP_ATTENTION, 0, SCENE_PACKED, 0, 0, NULL, .how = {0}},
     {"loses the sign of zeros", OP_ALL, 0, 0, 0, 0, NULL, .how = {.element = minus_zero}},
 
@@ -252,6 +253,8 @@ const fault fault_table[] = {
     {"one element by a tenth", OP_ATTENTION, T_ALL, 0, T_F64, T_ALL, ROUNDING, .how = {.element = a_tenth_more}},
     {"one element by a quarter", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = a_quarter_more}},
     {"last bit of one element", OP_ATTENTION, T_ALL, 0, 0, 0, ROUNDING, .how = {.element = last_bit}},
+    {"elements of O and dV beyond dim", OP_ATTENTION, T_ALL, SCENE_VALUES, T_ALL, T_ALL, NULL,
+     .how = {.element = beyond_dim}},
     {"last 3 elements of a head", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = last_3}},
     {"one row", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.element = one_row_of_few}},
     {"forgets the last row", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.row = all_but_last}},

@@ -210,6 +210,7 @@ pub struct sat_attention {
     pub dk: sat_heads,
     pub dv: sat_heads,
     pub do_: sat_heads,
+    pub value_dim: i64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

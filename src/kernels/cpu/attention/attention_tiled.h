@@ -8,7 +8,7 @@
  *   dQ         the same, with dO as a second panel.
  *   dK, dV     panels of keys and values, while the query tiles pass, of all heads that share the keys.
  * A task is one tile of one head, computed by one thread in one order, so results do not depend on threads. 16-bit
- * operands are widened tile by tile.
+ * operands are widened tile by tile. Head sizes are padded with zeros to a multiple of 8, in scratch memory alone.
  *
  * A family defines, beside VECTOR_BYTES (common/vector.h):
  *   VSELECT(v, bits, other)   lanes of v whose bit is set, else those of other
@@ -23,26 +23,34 @@
 
 #define FN(name) name##_f32 /* common/vector.h: everything is computed in f32 */
 
-enum { ATTENTION_TILE = 64, ATTENTION_DIM = 256 };
+enum { ATTENTION_TILE = 64 };
 #define ATTENTION_LOG2E 1.44269504088896340736
 #define ATTENTION_LN2   0.69314718055994530942
 
 /* What one thread works in. */
 typedef struct attention_scratch {
-    float *panel[2]; /* Q and dO, or K and V; all of TILE * dim */
+    float *panel[2]; /* Q and dO, or K and V; all of TILE * the wider head size */
     float *sum[2];   /* O or dQ, or dK and dV */
     float *wide[2];  /* the tile that passes, where it must be widened */
     float *score[2]; /* of TILE * TILE: scores, then weights; dP, then dS */
     float *row[3];   /* of TILE: one number for each row */
 } attention_scratch;
 
-static inline size_t attention_scratch_floats(int64_t dim) {
+static inline int64_t attention_padded(int64_t dim) { return (dim + 7) / 8 * 8; }
+
+static inline int64_t attention_widest(const sat_attention *t) {
+    return attention_padded(sat_max(t->dim, t->value_dim));
+}
+
+static inline size_t attention_scratch_floats(const sat_attention *t) {
+    int64_t dim = attention_widest(t);
     return (size_t)(6 * ATTENTION_TILE * dim + 2 * ATTENTION_TILE * ATTENTION_TILE + 3 * ATTENTION_TILE);
 }
 
 static inline attention_scratch attention_scratch_of(const sat_launch *l, int thread) {
-    int64_t dim = l->problem->attention.dim, tile = ATTENTION_TILE * dim;
-    float *at = (float *)l->workspace + (size_t)thread * attention_scratch_floats(dim);
+    const sat_attention *t = &l->problem->attention;
+    int64_t tile = ATTENTION_TILE * attention_widest(t);
+    float *at = (float *)l->workspace + (size_t)thread * attention_scratch_floats(t);
     attention_scratch s;
     for (int i = 0; i < 2; i++) s.panel[i] = at, s.sum[i] = at + tile, s.wide[i] = at + 2 * tile, at += 3 * tile;
     for (int i = 0; i < 2; i++) s.score[i] = at, at += ATTENTION_TILE * ATTENTION_TILE;
@@ -52,7 +60,7 @@ static inline attention_scratch attention_scratch_of(const sat_launch *l, int th
 
 /* dO*O of each query, which the tasks of keys read. */
 static inline float *attention_delta(const sat_launch *l) {
-    return (float *)l->workspace + (size_t)l->device->threads * attention_scratch_floats(l->problem->attention.dim);
+    return (float *)l->workspace + (size_t)l->device->threads * attention_scratch_floats(&l->problem->attention);
 }
 
 /* ---- packing and unpacking tiles ---- */
@@ -68,15 +76,37 @@ static inline attention_rows attention_rows_of(const sat_launch *l, int operand,
     return (attention_rows){l->operands[operand], sat_heads_at(s, b, h, i), s->row_stride};
 }
 
-/* panels[row / width][x][row % width], zero beyond `count` rows. */
+/* Elements at to at + 7, those from number `count` on zero. */
+static inline __attribute__((always_inline)) __m256 attention_load(sat_dtype t, const void *p, int64_t at,
+                                                                   int64_t count) {
+    float x[8] = {0};
+    if (count >= 8) return load8(t, p, at);
+    for (int64_t e = 0; e < count; e++) x[e] = (float)sat_load(t, p, at + e);
+    return _mm256_loadu_ps(x);
+}
+
+static inline __attribute__((always_inline)) void attention_store(sat_dtype t, void *p, int64_t at, int64_t count,
+                                                                  __m256 v) {
+    float x[8];
+    if (count >= 8) {
+        store8(t, p, at, v);
+        return;
+    }
+    _mm256_storeu_ps(x, v);
+    for (int64_t e = 0; e < count; e++) sat_store(t, p, at + e, (double)x[e]);
+}
+
+/* panels[row / width][x][row % width], zero beyond `count` rows and `dim` elements. */
 static void attention_pack(sat_dtype t, attention_rows r, int64_t count, int64_t dim, int64_t width, float *panels) {
+    int64_t padded = attention_padded(dim);
     for (int64_t i = 0; i < (count + width - 1) / width * width; i += 8)
         for (int64_t x = 0; x < dim; x += 8) {
             __m256 v[8];
             for (int64_t e = 0; e < 8; e++)
-                v[e] = i + e < count ? load8(t, r.data, r.at + (i + e) * r.stride + x) : _mm256_setzero_ps();
+                v[e] = i + e < count ? attention_load(t, r.data, r.at + (i + e) * r.stride + x, dim - x)
+                                     : _mm256_setzero_ps();
             transpose8x8(v);
-            float *to = panels + i / width * width * dim + x * width + i % width;
+            float *to = panels + i / width * width * padded + x * width + i % width;
             for (int64_t e = 0; e < 8; e++) _mm256_storeu_ps(to + e * width, v[e]);
         }
 }
@@ -84,30 +114,33 @@ static void attention_pack(sat_dtype t, attention_rows r, int64_t count, int64_t
 /* Panels back to rows; row i is multiplied by factor[i]. */
 static void attention_unpack(sat_dtype t, attention_rows r, int64_t count, int64_t dim, int64_t width,
                              const float *panels, const float *factor) {
+    int64_t padded = attention_padded(dim);
     for (int64_t i = 0; i < count; i += 8)
         for (int64_t x = 0; x < dim; x += 8) {
             __m256 v[8], f = _mm256_loadu_ps(factor + i);
-            const float *from = panels + i / width * width * dim + x * width + i % width;
+            const float *from = panels + i / width * width * padded + x * width + i % width;
             for (int64_t e = 0; e < 8; e++) v[e] = _mm256_mul_ps(_mm256_loadu_ps(from + e * width), f);
             transpose8x8(v);
-            for (int64_t e = 0; e < 8 && i + e < count; e++) store8(t, r.data, r.at + (i + e) * r.stride + x, v[e]);
+            for (int64_t e = 0; e < 8 && i + e < count; e++)
+                attention_store(t, r.data, r.at + (i + e) * r.stride + x, dim - x, v[e]);
         }
 }
 
-/* A tile as f32 rows: in place where it is f32, else widened; rows beyond it are zero. */
+/* A tile as f32 rows: in place where it is f32, else widened; rows and elements beyond it are zero. */
 typedef struct attention_matrix {
     const float *data;
     int64_t stride;
 } attention_matrix;
 
 static attention_matrix attention_widen(sat_dtype t, attention_rows r, int64_t count, int64_t dim, float *to) {
-    if (t == SAT_F32 && count == ATTENTION_TILE) return (attention_matrix){(const float *)r.data + r.at, r.stride};
+    int64_t padded = attention_padded(dim), rows = (count + 7) / 8 * 8;
+    if (t == SAT_F32 && count == ATTENTION_TILE && dim == padded)
+        return (attention_matrix){(const float *)r.data + r.at, r.stride};
     for (int64_t i = 0; i < count; i++)
         for (int64_t x = 0; x < dim; x += 8)
-            _mm256_storeu_ps(to + i * dim + x, load8(t, r.data, r.at + i * r.stride + x));
-    int64_t padded = (count + 7) / 8 * 8;
-    memset(to + count * dim, 0, (size_t)((padded - count) * dim) * sizeof *to);
-    return (attention_matrix){to, dim};
+            _mm256_storeu_ps(to + i * padded + x, attention_load(t, r.data, r.at + i * r.stride + x, dim - x));
+    memset(to + count * padded, 0, (size_t)((rows - count) * padded) * sizeof *to);
+    return (attention_matrix){to, padded};
 }
 
 /* ---- masks of edge tiles ---- */
@@ -216,6 +249,7 @@ typedef struct task {
     const sat_attention_schedule *s;
     sat_mask mask;
     attention_scratch w;
+    int64_t dim, value_dim; /* padded */
     int64_t b, h, kv;
     uint64_t bits[ATTENTION_TILE];
 } task;
@@ -267,7 +301,7 @@ static kv_tile load_kv_tile(task *k, const sat_tile *q, int32_t step) {
     attention_rows rows = attention_rows_of(k->l, 1, &t->k, k->b, k->kv, keys->first);
     x.key = attention_widen(k->p->a_dtype, rows, keys->count, t->dim, k->w.wide[0]);
     rows = attention_rows_of(k->l, 2, &t->v, k->b, k->kv, keys->first);
-    x.value = attention_widen(k->p->a_dtype, rows, keys->count, t->dim, k->w.wide[1]);
+    x.value = attention_widen(k->p->a_dtype, rows, keys->count, t->value_dim, k->w.wide[1]);
     if (x.bits) {
         attention_mask_bits(&k->mask, k->h, q, keys, k->bits);
         attention_transpose_bits(k->bits);
@@ -276,16 +310,15 @@ static kv_tile load_kv_tile(task *k, const sat_tile *q, int32_t step) {
 }
 
 static void forward_step(task *k, const sat_tile *q, int32_t step) {
-    int64_t dim = k->t->dim;
     float scale = (float)(k->p->alpha * ATTENTION_LOG2E);
     kv_tile x = load_kv_tile(k, q, step);
     for (int64_t panel = 0; panel * PANEL < q->count; panel++) {
         int vectors = vectors_of(q->count, panel);
         int64_t at = panel * PANEL;
         VEC rescale[2];
-        product_rows(x.key, x.count, dim, k->w.panel[0] + at * dim, k->w.score[0], vectors);
+        product_rows(x.key, x.count, k->dim, k->w.panel[0] + at * k->dim, k->w.score[0], vectors);
         softmax(k->w.score[0], x.count, scale, x.bits, (int)at, k->w.row[0] + at, k->w.row[1] + at, rescale, vectors);
-        product_sum(x.value, x.count, dim, k->w.score[0], k->w.sum[0] + at * dim, rescale, vectors);
+        product_sum(x.value, x.count, k->value_dim, k->w.score[0], k->w.sum[0] + at * k->value_dim, rescale, vectors);
     }
 }
 
@@ -296,12 +329,12 @@ static void forward_tile(task *k, int64_t place) {
     float *row_max = k->w.row[0], *row_sum = k->w.row[1], *factor = k->w.row[2];
     attention_rows rows = attention_rows_of(k->l, 0, &t->q, k->b, k->h, q->first);
     attention_pack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.panel[0]);
-    memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * t->dim) * sizeof(float));
+    memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * k->value_dim) * sizeof(float));
     for (int i = 0; i < ATTENTION_TILE; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
     for (int64_t i = lists->start[place]; i < lists->start[place + 1]; i++) forward_step(k, q, lists->step[i]);
     for (int i = 0; i < ATTENTION_TILE; i++) factor[i] = row_sum[i] == 0 ? 0 : 1 / row_sum[i];
     rows = attention_rows_of(k->l, 3, &t->o, k->b, k->h, q->first);
-    attention_unpack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.sum[0], factor);
+    attention_unpack(k->p->a_dtype, rows, q->count, t->value_dim, PANEL, k->w.sum[0], factor);
     for (int64_t i = 0; t->lse && i < q->count; i++)
         *lse_of(k, q->first + i) =
             row_sum[i] == 0 ? -INFINITY : (float)((double)row_max[i] * ATTENTION_LN2 + log((double)row_sum[i]));
@@ -328,14 +361,14 @@ INLINE void gradient(float *score, float *dp, int64_t rows, float scale, const u
 }
 
 static void query_step(task *k, const sat_tile *q, int32_t step, const float *lse, const float *delta) {
-    int64_t dim = k->t->dim;
+    int64_t dim = k->dim;
     float scale = (float)(k->p->alpha * ATTENTION_LOG2E);
     kv_tile x = load_kv_tile(k, q, step);
     const VEC rescale[2] = {VSET(1.0f), VSET(1.0f)};
     for (int64_t at = 0; at < q->count; at += PANEL) {
         int vectors = vectors_of(q->count, at / PANEL);
         product_rows(x.key, x.count, dim, k->w.panel[0] + at * dim, k->w.score[0], vectors);
-        product_rows(x.value, x.count, dim, k->w.panel[1] + at * dim, k->w.score[1], vectors);
+        product_rows(x.value, x.count, k->value_dim, k->w.panel[1] + at * k->value_dim, k->w.score[1], vectors);
         gradient(k->w.score[0], k->w.score[1], x.count, scale, x.bits, (int)at, lse + at, delta + at, true, vectors);
         product_sum(x.key, x.count, dim, k->w.score[1], k->w.sum[0] + at * dim, rescale, vectors);
     }
@@ -347,9 +380,9 @@ static void delta_of(const task *k, const sat_tile *q, float *delta) {
     for (int64_t i = 0; i < q->count; i++) {
         int64_t o = sat_heads_at(&t->o, k->b, k->h, q->first + i), d = sat_heads_at(&t->do_, k->b, k->h, q->first + i);
         __m256 sum = _mm256_setzero_ps();
-        for (int64_t x = 0; x < t->dim; x += 8)
-            sum = _mm256_fmadd_ps(load8(k->p->a_dtype, k->l->operands[3], o + x),
-                                  load8(k->p->a_dtype, k->l->operands[5], d + x), sum);
+        for (int64_t x = 0; x < t->value_dim; x += 8)
+            sum = _mm256_fmadd_ps(attention_load(k->p->a_dtype, k->l->operands[3], o + x, t->value_dim - x),
+                                  attention_load(k->p->a_dtype, k->l->operands[5], d + x, t->value_dim - x), sum);
         float part[8], all = 0;
         _mm256_storeu_ps(part, sum);
         for (int x = 0; x < 8; x++) all += part[x];
@@ -365,8 +398,8 @@ static void query_tile(task *k, int64_t place) {
     attention_rows rows = attention_rows_of(k->l, 0, &t->q, k->b, k->h, q->first);
     attention_pack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.panel[0]);
     rows = attention_rows_of(k->l, 5, &t->do_, k->b, k->h, q->first);
-    attention_pack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.panel[1]);
-    memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * t->dim) * sizeof(float));
+    attention_pack(k->p->a_dtype, rows, q->count, t->value_dim, PANEL, k->w.panel[1]);
+    memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * k->dim) * sizeof(float));
     delta_of(k, q, delta);
     memcpy(attention_delta(k->l) + (k->b * t->heads + k->h) * k->p->m + q->first, delta,
            (size_t)q->count * sizeof *delta);
@@ -384,23 +417,24 @@ static void query_tile(task *k, int64_t place) {
 static void key_step(task *k, const sat_tile *keys, int32_t step) {
     const sat_attention *t = k->t;
     const sat_tile *q = &k->s->q[sat_step_tile(step)];
+    int64_t dim = k->dim, value_dim = k->value_dim;
     const uint64_t *bits = sat_step_edge(step) ? k->bits : NULL;
     float scale = (float)(k->p->alpha * ATTENTION_LOG2E), *lse = k->w.row[0];
     const float *delta = attention_delta(k->l) + (k->b * t->heads + k->h) * k->p->m + q->first;
     attention_rows rows = attention_rows_of(k->l, 0, &t->q, k->b, k->h, q->first);
     attention_matrix query = attention_widen(k->p->a_dtype, rows, q->count, t->dim, k->w.wide[0]);
     rows = attention_rows_of(k->l, 5, &t->do_, k->b, k->h, q->first);
-    attention_matrix out = attention_widen(k->p->a_dtype, rows, q->count, t->dim, k->w.wide[1]);
+    attention_matrix out = attention_widen(k->p->a_dtype, rows, q->count, t->value_dim, k->w.wide[1]);
     for (int64_t i = 0; i < q->count; i++) lse[i] = (float)(*lse_of(k, q->first + i) * ATTENTION_LOG2E);
     if (bits) attention_mask_bits(&k->mask, k->h, q, keys, k->bits);
     const VEC rescale[2] = {VSET(1.0f), VSET(1.0f)};
     for (int64_t at = 0; at < keys->count; at += PANEL) {
         int vectors = vectors_of(keys->count, at / PANEL);
-        product_rows(query, q->count, t->dim, k->w.panel[0] + at * t->dim, k->w.score[0], vectors);
-        product_rows(out, q->count, t->dim, k->w.panel[1] + at * t->dim, k->w.score[1], vectors);
+        product_rows(query, q->count, dim, k->w.panel[0] + at * dim, k->w.score[0], vectors);
+        product_rows(out, q->count, value_dim, k->w.panel[1] + at * value_dim, k->w.score[1], vectors);
         gradient(k->w.score[0], k->w.score[1], q->count, scale, bits, (int)at, lse, delta, false, vectors);
-        product_sum(query, q->count, t->dim, k->w.score[1], k->w.sum[0] + at * t->dim, rescale, vectors);
-        product_sum(out, q->count, t->dim, k->w.score[0], k->w.sum[1] + at * t->dim, rescale, vectors);
+        product_sum(query, q->count, dim, k->w.score[1], k->w.sum[0] + at * dim, rescale, vectors);
+        product_sum(out, q->count, value_dim, k->w.score[0], k->w.sum[1] + at * value_dim, rescale, vectors);
     }
 }
 
@@ -412,8 +446,9 @@ static void key_tile(task *k, int64_t tile) {
     attention_rows rows = attention_rows_of(k->l, 1, &t->k, k->b, k->kv, keys->first);
     attention_pack(k->p->a_dtype, rows, keys->count, t->dim, PANEL, k->w.panel[0]);
     rows = attention_rows_of(k->l, 2, &t->v, k->b, k->kv, keys->first);
-    attention_pack(k->p->a_dtype, rows, keys->count, t->dim, PANEL, k->w.panel[1]);
-    for (int i = 0; i < 2; i++) memset(k->w.sum[i], 0, (size_t)(ATTENTION_TILE * t->dim) * sizeof(float));
+    attention_pack(k->p->a_dtype, rows, keys->count, t->value_dim, PANEL, k->w.panel[1]);
+    memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * k->dim) * sizeof(float));
+    memset(k->w.sum[1], 0, (size_t)(ATTENTION_TILE * k->value_dim) * sizeof(float));
     int64_t share = t->heads / t->kv_heads;
     for (k->h = k->kv * share; k->h < (k->kv + 1) * share; k->h++) {
         int64_t place = (k->s->masks > 1 ? k->h : 0) * k->s->k_tiles + tile;
@@ -423,7 +458,7 @@ static void key_tile(task *k, int64_t tile) {
     rows = attention_rows_of(k->l, 7, &t->dk, k->b, k->kv, keys->first);
     attention_unpack(k->p->a_dtype, rows, keys->count, t->dim, PANEL, k->w.sum[0], factor[0]);
     rows = attention_rows_of(k->l, 8, &t->dv, k->b, k->kv, keys->first);
-    attention_unpack(k->p->a_dtype, rows, keys->count, t->dim, PANEL, k->w.sum[1], factor[1]);
+    attention_unpack(k->p->a_dtype, rows, keys->count, t->value_dim, PANEL, k->w.sum[1], factor[1]);
 }
 
 /* ---- launches ---- */
@@ -434,6 +469,8 @@ static task task_of(const sat_launch *l) {
                   .t = &l->problem->attention,
                   .s = (const sat_attention_schedule *)l->state,
                   .mask = sat_mask_of(l->problem, l->pattern),
+                  .dim = attention_padded(l->problem->attention.dim),
+                  .value_dim = attention_padded(l->problem->attention.value_dim),
                   .w = attention_scratch_of(l, omp_get_thread_num())};
 }
 
@@ -486,7 +523,7 @@ static sat_status backward(const sat_launch *l) {
 static bool attention_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                                const sat_device *d) {
     (void)a;
-    return (d->isa & VECTOR_ISA) != 0 && p->a_dtype == v->instance.dtype && p->attention.dim <= ATTENTION_DIM;
+    return (d->isa & VECTOR_ISA) != 0 && p->a_dtype == v->instance.dtype;
 }
 
 /* Tiles are computed whole, however much of them is kept. */
@@ -494,7 +531,7 @@ static double attention_estimate(const sat_variant *v, const sat_problem *p, con
                                  const sat_device *d) {
     (void)v;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
-    double rows = fmin(1, (double)p->m / 16), dim = (double)p->attention.dim;
+    double rows = fmin(1, (double)p->m / 16), dim = (double)(p->attention.dim + p->attention.value_dim) / 2;
     double flops = sat_attention_flops(p, a) * (back ? 1.4 : 1) / fmax(rows, 0.05);
     double tiles = (double)p->batch * (double)p->attention.heads * (double)p->m / ATTENTION_TILE;
     double fill = fmin(1, sqrt((double)sat_min(a->block_rows, a->block_cols) / ATTENTION_TILE));
@@ -505,7 +542,7 @@ static double attention_estimate(const sat_variant *v, const sat_problem *p, con
 static size_t attention_workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                                   const sat_device *d) {
     (void)v, (void)a;
-    size_t floats = (size_t)d->threads * attention_scratch_floats(p->attention.dim);
+    size_t floats = (size_t)d->threads * attention_scratch_floats(&p->attention);
     if (p->op == SAT_ATTENTION_BACKWARD) floats += (size_t)(p->batch * p->attention.heads * p->m);
     return floats * sizeof(float);
 }
