@@ -377,6 +377,7 @@ typedef struct sat_attention {
     sat_heads q, k, v, o;
     sat_heads dq, dk, dv, do_; /* backward */
     int64_t value_dim;         /* elements of a head of V and O, and of their gradients: 1 to 576; 0: dim */
+    double softcap;            /* scores s = alpha*q*k become softcap*tanh(s/softcap): 1e-4 to 1e6; 0: they stay */
 } sat_attention;
 
 /* Products of groups, as in a mixture of experts. Rows offsets[g] to offsets[g + 1] - 1 of X, and of Y or Z, are group

@@ -13,7 +13,7 @@ enum { SAT_ATTENTION_MAX_DIM = 576 };
 /* A problem without options: what a variant takes that knows none of them. */
 static inline bool sat_attention_is_plain(const sat_problem *p) {
     const sat_attention *t = &p->attention;
-    return sat_value_dim(t) == t->dim && t->dim % 8 == 0 && t->dim <= 512;
+    return sat_value_dim(t) == t->dim && t->dim % 8 == 0 && t->dim <= 512 && t->softcap == 0;
 }
 
 /* The mask of a normalised problem: plain values and pointers, so that a kernel can take it as an argument. */

@@ -54,6 +54,8 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     TRY(p.attention.dim = 577, SAT_UNSUPPORTED, "dim is 577");
     TRY(p.attention.value_dim = -1, SAT_UNSUPPORTED, "value_dim is -1");
     TRY(p.attention.value_dim = 577, SAT_UNSUPPORTED, "value_dim is 577");
+    TRY(p.attention.softcap = -1, SAT_UNSUPPORTED, "softcap is -1");
+    TRY(p.attention.softcap = NAN, SAT_UNSUPPORTED, "softcap is");
     TRY(p.attention.window = -1, SAT_BAD_SIZE, "window is -1");
     TRY(p.m = 99, SAT_BAD_SIZE, "the mask has 100 rows");
     TRY(p.m = -1, SAT_BAD_SIZE, "m is -1");

@@ -69,11 +69,16 @@ static double dot_size(const double *x, const double *y, int64_t n) {
     return sum;
 }
 
+static double capped(const numbers *x, double s) {
+    double cap = x->p->attention.softcap;
+    return cap != 0 ? cap * tanh(s / cap) : s;
+}
+
 /* Weights of one query, n of them; gives LSE. */
 static double weigh(const numbers *x, const double *q, const double *k, int64_t h, int64_t i, double *weight) {
     double largest = -INFINITY, total = 0;
     for (int64_t j = 0; j < x->p->n; j++) {
-        weight[j] = is_kept(x, h, i, j) ? x->p->alpha * dot(q, k + j * x->dim, x->dim) : -INFINITY;
+        weight[j] = is_kept(x, h, i, j) ? capped(x, x->p->alpha * dot(q, k + j * x->dim, x->dim)) : -INFINITY;
         largest = fmax(largest, weight[j]);
     }
     for (int64_t j = 0; j < x->p->n; j++) total += weight[j] = isinf(weight[j]) ? 0 : exp(weight[j] - largest);
@@ -163,6 +168,7 @@ static double bound_of(const numbers *x) {
             if (weight[j] == 0) continue;
             double size = fabs(p->alpha) * dot_size(q, k, dim), dp = dot(d, v, value_dim);
             double eps = low + size * dots + (size + fabs(lse) + 16) * u + (fabs(lse) + 8) * 0x1p-24;
+            if (p->attention.softcap != 0) eps += 50 * u + size * dots / p->attention.softcap;
             double ds = weight[j] * (2 * eps * fabs(dp - delta) + value_dots * dot_size(d, v, value_dim) + delta_off);
             ds += 2 * (double)(n + p->m) * u * weight[j] * fabs(dp - delta);
             double w = weight[j] * (eps + 2 * (double)(n + p->m) * u);
@@ -202,6 +208,7 @@ static sat_problem random_problem(uint64_t *r, sat_dtype type) {
     p.op = SAT_ATTENTION_BACKWARD, p.batch = 1 + random_below(r, 2), p.attention.causal = random_below(r, 2);
     if (random_below(r, 3) == 0) p.attention.window = 1 + random_below(r, 30);
     if (random_below(r, 3) == 0) p.alpha = 0.4;
+    if (random_below(r, 3) == 0) p.attention.softcap = random_below(r, 2) ? 0.7 : 5;
     if (random_below(r, 3) == 0) p.attention.value_dim = 1 + random_below(r, 50);
     if (random_below(r, 3) == 0) p.attention.dim = 1 + random_below(r, 50);
     return p;
@@ -255,7 +262,7 @@ static void a_wrong_row_is_no_slope(void **state) {
     (void)state;
     uint64_t r = 42;
     int seen[4][3] = {0};
-    for (int i = 0; i < 48; i++) {
+    for (int i = 0; i < 96; i++) {
         scene s;
         sat_selection selection = {0};
         int type = i % 4, which = i / 4 % 3;

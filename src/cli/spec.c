@@ -150,7 +150,7 @@ static sat_problem attention_problem(const spec *s) {
     p.alpha = s->scale, p.beta = s->beta, p.flags = s->flags;
     p.a_align = p.b_align = p.c_align = (uint32_t)s->align;
     p.attention.causal = s->causal, p.attention.window = s->window, p.attention.lse = s->lse;
-    p.attention.value_dim = s->value_dim;
+    p.attention.value_dim = s->value_dim, p.attention.softcap = s->softcap;
     return p;
 }
 
@@ -230,6 +230,7 @@ static void add_attention(line *l, const spec *s) {
     if (s->sequences) add(l, ", %" PRId64 " sequences", s->sequences);
     if (s->head_masks) add(l, ", a mask a head");
     if (s->scale != 0) add(l, ", scale %g", s->scale);
+    if (s->softcap != 0) add(l, ", softcap %g", s->softcap);
     if (s->lse) add(l, ", with LSE");
 }
 

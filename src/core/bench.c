@@ -258,6 +258,7 @@ sat_status sat_bench_make(sat_bench *s, sat_probe probe, int fill_case, uint64_t
     s->probe = probe, s->fill_case = fill_case, s->seed = seed, s->special_count = 0;
     for (int i = 0; i < s->count; i++) s->fills[i] = real_fill(s, i);
     if (probe == SAT_PROBE_STRUCTURE || fill_case > 0) s->op->set_fills(s->problem, s->pattern, fill_case, s->fills);
+    else if (s->op->set_real_fills) s->op->set_real_fills(s->problem, s->fills);
     return make_operands(s);
 }
 

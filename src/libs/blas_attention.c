@@ -76,17 +76,20 @@ static sat_matrix scores_from(const strip *w, int64_t j) {
 }
 
 /* In every tile that it visits, what query i does not keep becomes -inf. Then weights, in place. */
-#define SOFTMAX(T, name, exponential)                                                                                  \
+#define SOFTMAX(T, name, exponential, cap_by)                                                                          \
     static double name(const strip *w, int64_t i, double *largest_out) {                                               \
         T *row = (T *)w->scores + i * w->l->problem->n, largest = -INFINITY;                                           \
+        const T cap = (T)w->l->problem->attention.softcap;                                                             \
         double sum = 0; /* in T it would be a long sum of one sign */                                                  \
         for (int64_t t = 0; t < w->steps; t++) {                                                                       \
             const sat_tile *k = &w->s->k[sat_step_tile(w->step[t])];                                                   \
             uint64_t bits = ~(uint64_t)0;                                                                              \
             if (sat_step_edge(w->step[t])) bits = sat_mask_bits(&w->mask, w->h, w->q->first + i, k->first, k->count);  \
             for (int64_t j = 0; j < k->count; j++) {                                                                   \
-                if (!(bits >> j & 1)) row[k->first + j] = -INFINITY;                                                   \
-                else if (!(row[k->first + j] <= largest)) largest = row[k->first + j];                                 \
+                T *at = &row[k->first + j];                                                                            \
+                if (cap != 0) *at = cap * cap_by(*at / cap);                                                           \
+                if (!(bits >> j & 1)) *at = -INFINITY;                                                                 \
+                else if (!(*at <= largest)) largest = *at;                                                             \
             }                                                                                                          \
         }                                                                                                              \
         for (int64_t t = 0; t < w->steps; t++) {                                                                       \
@@ -100,8 +103,8 @@ static sat_matrix scores_from(const strip *w, int64_t j) {
         return sum;                                                                                                    \
     }
 
-SOFTMAX(float, softmax_f32, expf)
-SOFTMAX(double, softmax_f64, exp)
+SOFTMAX(float, softmax_f32, expf, tanhf)
+SOFTMAX(double, softmax_f64, exp, tanh)
 
 static void divide_row(const strip *w, int64_t i, double sum) {
     const sat_problem *p = w->l->problem;

@@ -22,6 +22,8 @@ static sat_status normalise_shape(sat_attention *t) {
         return sat_fail(SAT_UNSUPPORTED, "value_dim is %lld; expected 1 to %d, or 0 for dim", (long long)t->value_dim,
                         SAT_ATTENTION_MAX_DIM);
     t->value_dim = sat_value_dim(t);
+    if (t->softcap != 0 && !(t->softcap >= 1e-4 && t->softcap <= 1e6))
+        return sat_fail(SAT_UNSUPPORTED, "softcap is %g; expected 0, or 1e-4 to 1e6", t->softcap);
     if (t->window < 0) return sat_fail(SAT_BAD_SIZE, "window is %lld; expected 0 or more", (long long)t->window);
     return SAT_OK;
 }
@@ -221,7 +223,9 @@ static void fill_uniform(const sat_problem *p, int fill_case, sat_fill *fills) {
 
 /* The smallest step between scores, 2*alpha times both scales, is worth 40. */
 static void fill_far(const sat_problem *p, sat_fill *fills) {
-    double both = ceil(log2(20 / fabs(p->alpha)));
+    double softcap = p->attention.softcap, step = softcap != 0 ? 100 * softcap : 20; /* far beyond the cap */
+    double both = ceil(log2(step / fabs(p->alpha)));
+    if (p->a_dtype == SAT_F16 && softcap != 0) both = fmax(-16, fmin(both, 28));
     fills[0] = (sat_fill){.scale = exp2(ceil(both / 2)), .most = 1};
     fills[1] = (sat_fill){.scale = exp2(floor(both / 2)), .most = 1};
     if (p->op == SAT_ATTENTION)
@@ -240,11 +244,20 @@ static void fill_ladder(const sat_problem *p, bool falls, sat_fill *fills) {
     if (falls) fills[1].offset = -fmax(-16384, fmin(below, 16384));
 }
 
+/* A cap shows where scores reach it. They stay below 30 or so, so that no weight is lost. */
+static void set_real_fills(const sat_problem *p, sat_fill *fills) {
+    double softcap = p->attention.softcap, deviation = fabs(p->alpha) * sqrt((double)p->attention.dim) / 3;
+    if (softcap == 0) return;
+    double each = sqrt(fmin(softcap, 6) / deviation);
+    fills[0].scale = fills[1].scale = fmax(0x1p-7, fmin(each, 0x1p7));
+}
+
 static void set_fills(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_fill *fills) {
     (void)a;
     if (fill_case <= SAT_FILL_NO_QUERIES) fill_uniform(p, fill_case, fills);
     else if (fill_case == SAT_FILL_FAR) fill_far(p, fills);
-    else if (fill_case != SAT_FILL_REALS) fill_ladder(p, fill_case == SAT_FILL_FALLING, fills);
+    else if (fill_case == SAT_FILL_REALS) set_real_fills(p, fills);
+    else fill_ladder(p, fill_case == SAT_FILL_FALLING, fills);
 }
 
 static const sat_check_case forward_cases[] = {{SAT_PROBE_STRUCTURE, SAT_FILL_NO_QUERIES, "with queries that are zero"},
@@ -302,7 +315,9 @@ static void set_key_fields(const sat_problem *p, const sat_pattern_view *a, bool
                  (long long)t->window, t->lse ? " lse" : "", (long long)sat_mask_count(&k, p), (long long)a->sequences);
     if (at < 0 || (size_t)at >= size) return;
     if (t->value_dim != t->dim) at += snprintf(to + at, size - (size_t)at, " value_dim=%lld", (long long)t->value_dim);
+    if (t->softcap != 0 && !full) at += snprintf(to + at, size - (size_t)at, " softcap");
     if (!full) return;
+    if (t->softcap != 0) at += snprintf(to + at, size - (size_t)at, " softcap=%.9g", t->softcap);
     if (p->alpha < 0) at += snprintf(to + at, size - (size_t)at, " negative");
     format_strides(p, to + at, size - (size_t)at);
 }
@@ -335,10 +350,10 @@ static bool same_heads(const sat_heads *x, const sat_heads *y) {
 static bool same(const sat_problem *one, const sat_problem *other) {
     const sat_attention *x = &one->attention, *y = &other->attention;
     return x->heads == y->heads && x->kv_heads == y->kv_heads && x->dim == y->dim && x->value_dim == y->value_dim &&
-           x->causal == y->causal && x->window == y->window && x->lse == y->lse && same_heads(&x->q, &y->q) &&
-           same_heads(&x->k, &y->k) && same_heads(&x->v, &y->v) && same_heads(&x->o, &y->o) &&
-           same_heads(&x->dq, &y->dq) && same_heads(&x->dk, &y->dk) && same_heads(&x->dv, &y->dv) &&
-           same_heads(&x->do_, &y->do_);
+           x->softcap == y->softcap && x->causal == y->causal && x->window == y->window && x->lse == y->lse &&
+           same_heads(&x->q, &y->q) && same_heads(&x->k, &y->k) && same_heads(&x->v, &y->v) &&
+           same_heads(&x->o, &y->o) && same_heads(&x->dq, &y->dq) && same_heads(&x->dk, &y->dk) &&
+           same_heads(&x->dv, &y->dv) && same_heads(&x->do_, &y->do_);
 }
 
 static bool always(const sat_problem *p) { return (void)p, true; }
@@ -359,6 +374,7 @@ const sat_op sat_op_attention = {
     .from_call = from_call,
     .representative = representative,
     .set_fills = set_fills,
+    .set_real_fills = set_real_fills,
     .host_checker = &sat_attention_check,
     .winner_cases = forward_cases,
     .other_scale = &other_scale,
@@ -380,6 +396,7 @@ const sat_op sat_op_attention_backward = {
     .set_key_fields = set_key_fields,
     .representative = representative,
     .set_fills = set_fills,
+    .set_real_fills = set_real_fills,
     .forward_problem = forward_problem,
     .needs_columns = always,
     .host_checker = &sat_attention_backward_check,

@@ -98,7 +98,8 @@ static void load_rows(rows *r, const sat_trial *t, int operand, const sat_heads 
 typedef struct head {
     const sat_trial *t;
     expectation *e;
-    bool far; /* scores are far apart */
+    bool far;  /* scores are far apart, and exact */
+    bool lone; /* and the largest alone counts */
     sat_mask mask;
     int64_t b, h, kv;
     rows k, v, q, d;            /* d: dO; q and d only where lines of keys are worked out */
@@ -144,7 +145,8 @@ static void forward_run(void *user, int64_t begin, int64_t end) {
     int64_t dim = f->w->k.dim, value_dim = f->w->v.dim;
     for (int64_t j = begin; j < end; j++) {
         if (!f->weigh) {
-            double s = f->w->t->problem->alpha * sat_dot(f->q, f->w->k.value + j * dim, dim);
+            const sat_problem *p = f->w->t->problem;
+            double s = sat_capped(p, p->alpha * sat_dot(f->q, f->w->k.value + j * dim, dim));
             f->score[f->count++] = s, f->largest = fmax(f->largest, s);
             continue;
         }
@@ -170,14 +172,14 @@ static void forward_row(const head *w, int64_t line, int64_t i, double *work) {
     sat_row_loss loss = sat_loss_of(p, w->far, magnitude, 0, depth);
     o->wide[line] = sat_walk_bound(p, loss, sqrt(f.squares) / total * w->v.largest, depth, w->v.largest);
     o->rel[line] = sat_rel_bound(p, loss), o->scale[line] = w->v.largest;
-    if (w->far) o->wide[line] = sat_far_bound(p, f.largest, total, w->v.largest);
-    if (w->far) o->rel[line] = 1.001 * sat_unit(p->c_dtype) + sat_low_unit(p);
+    if (w->lone) o->wide[line] = sat_far_bound(p, f.largest, total, w->v.largest);
+    if (w->lone) o->rel[line] = 1.001 * sat_unit(p->c_dtype) + sat_low_unit(p);
     if (depth == 0) o->wide[line] = 0;
     if (!lse) return;
     double log_sum = depth > 0 ? f.largest + log(total) : -INFINITY;
     lse->value[line] = log_sum, lse->scale[line] = 1 + fabs(log_sum), lse->rel[line] = 0;
     lse->wide[line] = loss.weight + loss.sum + 0x1p-23 * (1 + fabs(log_sum));
-    if (w->far) lse->wide[line] = sat_far_lse_bound(p, f.largest, total);
+    if (w->lone) lse->wide[line] = sat_far_lse_bound(p, f.largest, total);
     if (depth == 0) lse->wide[line] = 0;
 }
 
@@ -193,13 +195,15 @@ static pair pair_of(const head *w, const double *q, const double *d, double q_no
     const sat_problem *p = w->t->problem;
     double magnitude = fabs(p->alpha) * q_norm * w->k.norm[j], lse = lse_of(w)[i], delta = w->delta[i];
     double eps = sat_loss_of(p, w->far, magnitude, fabs(lse), 0).weight;
-    pair x = {.weight = exp(p->alpha * sat_dot(q, w->k.value + j * w->k.dim, w->k.dim) - lse)};
+    double s = p->alpha * sat_dot(q, w->k.value + j * w->k.dim, w->k.dim), slope = sat_cap_slope(p, s);
+    pair x = {.weight = exp(sat_capped(p, s) - lse)};
     double dp = sat_dot(d, w->v.value + j * w->v.dim, w->v.dim);
-    x.ds = x.weight * (dp - delta), x.size = x.weight * (fabs(dp) + fabs(delta));
+    x.ds = x.weight * (dp - delta) * slope, x.size = x.weight * (fabs(dp) + fabs(delta));
     x.weight_error = x.weight * eps + sat_lost_weight(w->far);
     /* weights and dS may each be rounded to 16 bits */
     double dp_error = d_norm * sat_value_loss(p) * w->v.norm[j] + w->delta_loss[i];
     x.ds_error = fabs(x.ds) * 2 * eps + x.weight * dp_error + sat_lost_weight(w->far) * fabs(dp - delta);
+    x.ds_error += x.weight * fabs(dp - delta) * sat_slope_loss(p, w->far, magnitude);
     return x;
 }
 
@@ -219,7 +223,7 @@ static void query_run(void *user, int64_t begin, int64_t end) {
         pair x = pair_of(g->w, g->q, g->d, g->q_norm, g->d_norm, g->i, j);
         sat_axpy(g->sum, g->w->k.value + j * dim, x.ds, dim);
         g->squares += x.ds * x.ds, g->errors += x.ds_error * x.ds_error, g->weights += x.weight;
-        g->sizes += x.size * x.size, g->depth += sat_counts(g->w->far, x.weight);
+        g->sizes += x.size * x.size, g->depth += sat_counts(g->w->lone, x.weight);
     }
 }
 
@@ -265,7 +269,7 @@ static void add_query(const head *w, int64_t i, int64_t j, int64_t line, key_sum
     sat_axpy(w->e->set[2].value + line * value_dim, d, x.weight, value_dim);
     k->dk_squares += x.ds * x.ds, k->dk_errors += x.ds_error * x.ds_error, k->dk_sizes += x.size * x.size;
     k->dv_squares += x.weight * x.weight, k->dv_errors += x.weight_error * x.weight_error;
-    k->depth += sat_counts(w->far, x.weight);
+    k->depth += sat_counts(w->lone, x.weight);
 }
 
 static void key_row(const head *w, int64_t line, int64_t j, key_sums *k) {
@@ -359,6 +363,7 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
     key_sums *sums = malloc((size_t)(key_groups + 1) * sizeof *sums);
     bool ok = memory && sums;
     head w = {.t = t, .e = e, .far = t->fill_case == SAT_FILL_FAR, .mask = sat_mask_of(p, t->pattern)};
+    w.lone = w.far && s->softcap == 0;
     w.k.dim = w.q.dim = s->dim, w.v.dim = w.d.dim = s->value_dim;
     w.k.value = memory, w.v.value = memory + p->n * s->dim, w.k.norm = w.v.value + p->n * s->value_dim;
     w.v.norm = w.k.norm + p->n, w.q.value = w.v.norm + p->n, w.d.value = w.q.value + queries * s->dim;

@@ -123,6 +123,9 @@ typedef struct sat_op {
     /* Sets the fills of all operands: for every case of the structure probe, and for the precision probe from case 1 on
      * (case 0 is random reals). Cases differ in which factor is wide and in their scales. */
     void (*set_fills)(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_fill *fills);
+    /* The fills of random reals, case 0 of the precision probe, where numbers in [-1, 1] would not show something that
+     * the problem asks for. NULL: they do. */
+    void (*set_real_fills)(const sat_problem *p, sat_fill *fills);
     /* Formats this operation's own fields of the key, or of the full key. */
     void (*set_key_fields)(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields);
     bool without_pattern; /* callers give NULL */

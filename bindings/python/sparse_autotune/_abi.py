@@ -357,6 +357,7 @@ class Attention(Structure):
         ("dv", Heads),
         ("do_", Heads),
         ("value_dim", c_int64),
+        ("softcap", c_double),
     ]
 
 

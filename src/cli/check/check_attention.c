@@ -120,6 +120,23 @@ static double low_unit(const sat_problem *p) {
     return (p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32 ? 2 * 0x1p-11 + 0x1p-22 : number_roundoff(p->a_dtype);
 }
 
+static double capped(const sat_problem *p, double s) {
+    double cap = p->attention.softcap;
+    return cap != 0 ? cap * tanh(s / cap) : s;
+}
+
+// What tanh may lose: units of what it gives.
+static double cap_loss(const sat_problem *p, double score) {
+    double cap = p->attention.softcap;
+    return cap != 0 ? 8 * fmin(cap, score) * unit(p) : 0;
+}
+
+// What the slope of tanh may be off by: units of 1, and by the slope's own slope what its score is off by.
+static double slope_loss(const sat_problem *p, double score_loss) {
+    double cap = p->attention.softcap;
+    return cap != 0 ? fmin(1, 34 * unit(p) + 0.77 * score_loss / cap) : 0;
+}
+
 // Scores of query i become weights; LSE, and the loss that any weight of the row may have.
 static void weigh(const head *w, int64_t i) {
     const sat_problem *p = &w->c->problem;
@@ -129,7 +146,7 @@ static void weigh(const head *w, int64_t i) {
         w->kept[i * n + j] = is_kept(w->c, w->h, i, j);
         if (!w->kept[i * n + j]) continue;
         double magnitude;
-        row[j] = p->alpha * dot(w->q + i * dim, w->k + j * dim, dim, &magnitude);
+        row[j] = capped(p, p->alpha * dot(w->q + i * dim, w->k + j * dim, dim, &magnitude));
         largest = fmax(largest, row[j]);
         worst = fmax(worst, fabs(p->alpha) * magnitude);
     }
@@ -139,7 +156,7 @@ static void weigh(const head *w, int64_t i) {
         if (w->kept[i * n + j]) row[j] /= total;
     w->lse[i] = total > 0 ? largest + log(total) : -INFINITY;
     double lse = isinf(w->lse[i]) ? 0 : fabs(w->lse[i]);
-    w->loss[i] = worst * dot_loss(p) + (2 * worst + lse + 16) * unit(p);
+    w->loss[i] = worst * dot_loss(p) + (2 * worst + lse + 16) * unit(p) + cap_loss(p, worst);
 }
 
 static void store_expected(const head *w, int which, int64_t row, int64_t x, double value, double error) {
@@ -180,12 +197,15 @@ static void gradients(const head *w, int64_t i) {
         int64_t at = i * n + j;
         if (!w->kept[at]) continue;
         double size, dp = dot(g, w->v + j * value_dim, value_dim, &size);
-        double weight = exp(p->alpha * dot(w->q + i * dim, w->k + j * dim, dim, NULL) - given);
+        double s = p->alpha * dot(w->q + i * dim, w->k + j * dim, dim, NULL), t = 0;
+        double weight = exp(capped(p, s) - given), slope_error = slope_loss(p, w->loss[i]);
+        if (p->attention.softcap != 0) t = tanh(s / p->attention.softcap);
         double loss = w->loss[i] + low_unit(p) + fabs(given) * 0x1p-23;
-        w->p[at] = weight, w->ds[at] = weight * (dp - delta);
+        w->p[at] = weight, w->ds[at] = weight * (dp - delta) * (1 - t * t);
         w->p_error[at] = weight * loss + least_of(p->a_dtype);
-        w->ds_error[at] = weight * (2 * loss * fabs(dp - delta) + size * value_loss + delta_error) * (1 + loss) +
-                          least_of(p->a_dtype) * (1 + fabs(dp - delta));
+        w->ds_error[at] =
+            weight * ((2 * loss + slope_error) * fabs(dp - delta) + size * value_loss + delta_error) * (1 + loss) +
+            least_of(p->a_dtype) * (1 + fabs(dp - delta));
     }
 }
 

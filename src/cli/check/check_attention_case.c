@@ -40,6 +40,8 @@ static void choose_options(draw *d, const sat_variant *v, sat_attention *t) {
     if (v->backend != SAT_CPU) return;
     if (wildly(d, 0.2)) t->dim = rng_between(d->r, 1, rng_chance(d->r, 0.05) ? 576 : 100); // no multiple of 8
     if (wildly(d, 0.2)) t->value_dim = rng_chance(d->r, 0.3) ? rng_between(d->r, 1, 100) : head_size(d, v);
+    static const double caps[] = {0.5, 1, 5, 30, 50};
+    if (wildly(d, 0.2)) t->softcap = caps[rng_below(d->r, 5)];
 }
 
 /* ---- masks ---- */
@@ -174,11 +176,11 @@ void attention_text(const check_case *c, char *out, size_t capacity) {
         snprintf(out, capacity,
                  "%s %s batch %" PRId64 ", %" PRId64 " heads over %" PRId64 ", %" PRId64 "x%" PRId64 " dim %" PRId64
                  " and %" PRId64 ", block %" PRId64 "x%" PRId64 ", %" PRId64 " of %" PRId64 "x%" PRId64
-                 " blocks%s, window %" PRId64 "%s, %" PRId64 " sequences, scale %g, align %u,%u, place %d",
+                 " blocks%s, window %" PRId64 "%s, %" PRId64 " sequences, scale %g, softcap %g, align %u,%u, place %d",
                  p->op == SAT_ATTENTION ? "attention" : "attention-backward", dtype_name(p->a_dtype), p->batch,
                  t->heads, t->kv_heads, p->m, p->n, t->dim, value_dim_of(p), b->block_rows, b->block_cols, b->count,
                  b->grid_rows, b->grid_cols, t->causal ? ", causal" : "", t->window, t->lse ? ", LSE" : "",
-                 b->sequences, p->alpha, p->a_align, p->c_align, (int)c->place);
+                 b->sequences, p->alpha, t->softcap, p->a_align, p->c_align, (int)c->place);
     for (int i = 0; i < (p->op == SAT_ATTENTION ? 4 : 8) && at > 0 && (size_t)at < capacity; i++)
         at += snprintf(out + at, capacity - (size_t)at, " %s=%" PRId64 ",%" PRId64 ",%" PRId64, names[i],
                        list[i]->batch_stride, list[i]->head_stride, list[i]->row_stride);

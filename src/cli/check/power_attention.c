@@ -71,8 +71,8 @@ static void add(const run *r, double *to, double factor, const double *x, int64_
 static double hooked(double (*hook)(double), double x) { return hook ? hook(x) : x; }
 
 static double score_of(const head *w, int64_t i, int64_t j) {
-    double x = w->r->p.alpha * dot(w->q + i * w->dim, w->k + j * w->dim, w->dim);
-    return hooked(w->r->how->score, x);
+    double x = w->r->p.alpha * dot(w->q + i * w->dim, w->k + j * w->dim, w->dim), cap = w->r->p.attention.softcap;
+    return hooked(w->r->how->score, cap != 0 ? cap * tanh(x / cap) : x);
 }
 
 static int64_t reversed(const run *r, int64_t at, int64_t n) { return r->backwards ? n - 1 - at : at; }
@@ -188,8 +188,9 @@ static void backward_row(head *w, int64_t i, double *dq) {
         s.which = 0;
         if (!is_kept(&w->keys, &s, j)) continue;
         kept++;
-        double weight = exp(score_of(w, i, j) - lse);
-        double ds = hooked(r->how->ds, weight * (dot(g, w->v + j * w->value_dim, w->value_dim) - delta));
+        double score = score_of(w, i, j), weight = exp(score - lse), cap = p->attention.softcap;
+        double slope = cap != 0 && !r->how->flat_cap ? 1 - score / cap * (score / cap) : 1;
+        double ds = hooked(r->how->ds, weight * slope * (dot(g, w->v + j * w->value_dim, w->value_dim) - delta));
         if (s.which = 6, !is_skipped(&s)) add(r, dq, ds, w->k + j * w->dim, w->dim);
         if (s.which = 7, !is_skipped(&s)) add(r, w->dk + j * w->dim, ds, q, w->dim);
         if (s.which = 8, !is_skipped(&s))

@@ -173,6 +173,7 @@ static sat_status row_major(run *r) {
     return SAT_OK;
 }
 
+static sat_status no_cap(run *r) { return r->p.attention.softcap = 0, SAT_OK; }
 static sat_status no_scale(run *r) { return r->p.alpha = 1, SAT_OK; }
 static sat_status scale_twice(run *r) { return r->p.alpha *= r->p.alpha, SAT_OK; }
 

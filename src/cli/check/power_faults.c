@@ -44,6 +44,7 @@ const fault fault_table[] = {
     {"nothing is wrong: grouped heads", OP_ATTENTION, 0, SCENE_GROUPS, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: a mask a head", OP_ATTENTION, 0, SCENE_MASKS, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: values of another size", OP_ATTENTION, 0, SCENE_VALUES, 0, 0, NULL, .how = {0}},
+    {"nothing is wrong: a cap", OP_ATTENTION, 0, SCENE_CAP, 0, 0, NULL, .how = {0}},
     {"nothing is wrong: sequences", OP_ATTENTION, 0, SCENE_PACKED, 0, 0, NULL, .how = {0}},
     {"loses the sign of zeros", OP_ALL, 0, 0, 0, 0, NULL, .how = {.element = minus_zero}},
 
@@ -208,6 +209,8 @@ const fault fault_table[] = {
 
     /* attention: scores and weights */
     {"forgets the scale", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = no_scale}},
+    {"ignores the cap of scores", OP_ATTENTION, T_ALL, SCENE_CAP, T_ALL, T_ALL, NULL, .how = {.start = no_cap}},
+    {"the slope of the cap taken for 1", OP_BACKWARD, T_ALL, SCENE_CAP, T_ALL, T_ALL, NULL, .how = {.flat_cap = true}},
     {"scales twice", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = scale_twice}},
     {"never rescales", OP_FORWARD, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.never_rescales = true}},
     {"does not take the largest score off", OP_FORWARD, T_ALL, 0, T_F32 | T_SHORT, T_ALL, LARGE_SCORES,

@@ -211,6 +211,7 @@ pub struct sat_attention {
     pub dv: sat_heads,
     pub do_: sat_heads,
     pub value_dim: i64,
+    pub softcap: f64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

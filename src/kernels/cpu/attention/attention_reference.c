@@ -19,8 +19,10 @@ static double dot(sat_dtype type, const void *x, int64_t at_x, const void *y, in
 }
 
 static double score(const call *c, int64_t i, int64_t j) {
-    return c->p->alpha * dot(c->p->a_dtype, c->l->operands[0], sat_heads_at(&c->t->q, c->b, c->h, i), c->l->operands[1],
-                             sat_heads_at(&c->t->k, c->b, c->kv, j), c->t->dim);
+    double cap = c->t->softcap,
+           s = c->p->alpha * dot(c->p->a_dtype, c->l->operands[0], sat_heads_at(&c->t->q, c->b, c->h, i),
+                                 c->l->operands[1], sat_heads_at(&c->t->k, c->b, c->kv, j), c->t->dim);
+    return cap != 0 ? cap * tanh(s / cap) : s;
 }
 
 static void add_row(const call *c, double *sum, int operand, const sat_heads *s, int64_t h, int64_t i, int64_t dim,
@@ -67,8 +69,9 @@ static double gradient(const call *c, int64_t i, int64_t j, double delta, double
     float lse = ((const float *)c->l->operands[4])[(c->b * c->t->heads + c->h) * c->p->m + i];
     double dp = dot(c->p->a_dtype, c->l->operands[5], sat_heads_at(&c->t->do_, c->b, c->h, i), c->l->operands[2],
                     sat_heads_at(&c->t->v, c->b, c->kv, j), c->t->value_dim);
-    *weight = exp(score(c, i, j) - (double)lse);
-    return *weight * (dp - delta);
+    double s = score(c, i, j), t = c->t->softcap != 0 ? s / c->t->softcap : 0;
+    *weight = exp(s - (double)lse);
+    return *weight * (dp - delta) * (1 - t * t); // the slope of tanh
 }
 
 static double delta_of(const call *c, int64_t i) { // dO*O

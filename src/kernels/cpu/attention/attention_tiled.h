@@ -14,6 +14,8 @@
  *   VSELECT(v, bits, other)   lanes of v whose bit is set, else those of other
  *   VEXP2_SPLIT(x, n, f)      x as a whole number n and a rest f of at most 1/2
  *   VEXP2_JOIN(p, n)          p * 2^n, 0 where that is below every normal number
+ *   VBELOW(x, limit, a, b)    lanes of a where x is below the limit, else those of b
+ *   VRECIPROCAL(x)            1/x, rounded once
  *   COLUMNS                   of the products' register tile: COLUMNS x 2 vectors; a divisor of 8
  *   rate_on(device)           what is reached of the device's rate at dim 64 */
 
@@ -188,6 +190,19 @@ INLINE VEC exp2_of(VEC x) {
     return VEXP2_JOIN(p, n);
 }
 
+/* tanh, good to a few units in the last place: a polynomial around 0, where the other form would cancel. */
+INLINE VEC tanh_of(VEC x) {
+    const VEC most = VSET(-10.0f); /* beyond 10, either way, tanh is 1 */
+    VEC square = VMUL(x, x), minus = VMAX(most, VSUB(VZERO(), VMAX(most, x)));
+    VEC p = VFMA(VSET(-0.00570498872745f), square, VSET(0.0206390887954f));
+    p = VFMA(p, square, VSET(-0.0537397155531f));
+    p = VFMA(p, square, VSET(0.133314422036f));
+    p = VFMA(p, square, VSET(-0.333332819422f));
+    VEC small = VFMA(VMUL(p, square), x, x), power = exp2_of(VMUL(minus, VSET((float)(2 * ATTENTION_LOG2E))));
+    VEC large = VMUL(VSUB(VSET(1.0f), power), VRECIPROCAL(VADD(VSET(1.0f), power)));
+    return VBELOW(square, VSET(0.39f), small, large);
+}
+
 /* ---- the micro-kernel ---- */
 
 /* out[c][PANEL] for COLUMNS columns from `b` on: sums over k of b[c*cs + k*ks] * a[k][PANEL]. `vectors` of a panel. */
@@ -260,6 +275,23 @@ static float *lse_of(const task *k, int64_t i) {
     return (float *)k->l->operands[4] + (k->b * k->t->heads + k->h) * k->p->m + i;
 }
 
+/* Scores of a panel as they are weighed, in powers of two: the factor that is still to come. */
+INLINE float cap_scores(const task *k, float *score, int64_t rows, int vectors) {
+    if (k->t->softcap == 0) return (float)(k->p->alpha * ATTENTION_LOG2E);
+    VEC inner = VSET((float)(k->p->alpha / k->t->softcap)), outer = VSET((float)(k->t->softcap * ATTENTION_LOG2E));
+    for (int64_t j = 0; j < rows; j++)
+        for (int v = 0; v < vectors; v++) {
+            float *at = score + j * PANEL + v * LANES;
+            VSTORE(at, VMUL(outer, tanh_of(VMUL(VLOAD(at), inner))));
+        }
+    return 1;
+}
+
+/* By what a score in powers of two becomes its tanh; 0: there is no cap. */
+static float tanh_factor(const task *k) {
+    return k->t->softcap == 0 ? 0 : (float)(1 / (k->t->softcap * ATTENTION_LOG2E));
+}
+
 /* ---- forward ---- */
 
 /* Online softmax: scores become weights relative to the new maximum; row sums and maxima are updated. rescale: the
@@ -310,13 +342,13 @@ static kv_tile load_kv_tile(task *k, const sat_tile *q, int32_t step) {
 }
 
 static void forward_step(task *k, const sat_tile *q, int32_t step) {
-    float scale = (float)(k->p->alpha * ATTENTION_LOG2E);
     kv_tile x = load_kv_tile(k, q, step);
     for (int64_t panel = 0; panel * PANEL < q->count; panel++) {
         int vectors = vectors_of(q->count, panel);
         int64_t at = panel * PANEL;
         VEC rescale[2];
         product_rows(x.key, x.count, k->dim, k->w.panel[0] + at * k->dim, k->w.score[0], vectors);
+        float scale = cap_scores(k, k->w.score[0], x.count, vectors);
         softmax(k->w.score[0], x.count, scale, x.bits, (int)at, k->w.row[0] + at, k->w.row[1] + at, rescale, vectors);
         product_sum(x.value, x.count, k->value_dim, k->w.score[0], k->w.sum[0] + at * k->value_dim, rescale, vectors);
     }
@@ -343,8 +375,8 @@ static void forward_tile(task *k, int64_t place) {
 /* ---- backward ---- */
 
 /* score: Q*K^T, dp: dO*V^T, a row of each for every row of the tile that passes. score becomes the weights, dp becomes
- * dS/alpha. The LSE and the dO*O of a query are one a lane where `lanes`, else one a row. */
-INLINE void gradient(float *score, float *dp, int64_t rows, float scale, const uint64_t *bits, int shift,
+ * dS/alpha. The LSE and the dO*O of a query are one a lane where `lanes`, else one a row. `tanh_by`: tanh_factor(). */
+INLINE void gradient(float *score, float *dp, int64_t rows, float scale, float tanh_by, const uint64_t *bits, int shift,
                      const float *lse, const float *delta, const bool lanes, int vectors) {
     for (int v = 0; v < vectors; v++)
         for (int64_t j = 0; j < rows; j++) {
@@ -354,6 +386,10 @@ INLINE void gradient(float *score, float *dp, int64_t rows, float scale, const u
             VEC weight = exp2_of(VSUB(VMUL(VLOAD(at), VSET(scale)), minus));
             if (bits) weight = VSELECT(weight, bits[j] >> (shift + v * LANES), VZERO());
             VEC ds = VMUL(weight, VSUB(VLOAD(to), d));
+            if (tanh_by != 0) {
+                VEC t = VMUL(VLOAD(at), VSET(tanh_by));
+                ds = VMUL(ds, VSUB(VSET(1.0f), VMUL(t, t))); /* the slope of tanh */
+            }
             if (bits) ds = VSELECT(ds, bits[j] >> (shift + v * LANES), VZERO());
             VSTORE(at, weight);
             VSTORE(to, ds);
@@ -362,14 +398,16 @@ INLINE void gradient(float *score, float *dp, int64_t rows, float scale, const u
 
 static void query_step(task *k, const sat_tile *q, int32_t step, const float *lse, const float *delta) {
     int64_t dim = k->dim;
-    float scale = (float)(k->p->alpha * ATTENTION_LOG2E);
+    float tanh_by = tanh_factor(k);
     kv_tile x = load_kv_tile(k, q, step);
     const VEC rescale[2] = {VSET(1.0f), VSET(1.0f)};
     for (int64_t at = 0; at < q->count; at += PANEL) {
         int vectors = vectors_of(q->count, at / PANEL);
         product_rows(x.key, x.count, dim, k->w.panel[0] + at * dim, k->w.score[0], vectors);
         product_rows(x.value, x.count, k->value_dim, k->w.panel[1] + at * k->value_dim, k->w.score[1], vectors);
-        gradient(k->w.score[0], k->w.score[1], x.count, scale, x.bits, (int)at, lse + at, delta + at, true, vectors);
+        float scale = cap_scores(k, k->w.score[0], x.count, vectors);
+        gradient(k->w.score[0], k->w.score[1], x.count, scale, tanh_by, x.bits, (int)at, lse + at, delta + at, true,
+                 vectors);
         product_sum(x.key, x.count, dim, k->w.score[1], k->w.sum[0] + at * dim, rescale, vectors);
     }
 }
@@ -419,7 +457,7 @@ static void key_step(task *k, const sat_tile *keys, int32_t step) {
     const sat_tile *q = &k->s->q[sat_step_tile(step)];
     int64_t dim = k->dim, value_dim = k->value_dim;
     const uint64_t *bits = sat_step_edge(step) ? k->bits : NULL;
-    float scale = (float)(k->p->alpha * ATTENTION_LOG2E), *lse = k->w.row[0];
+    float tanh_by = tanh_factor(k), *lse = k->w.row[0];
     const float *delta = attention_delta(k->l) + (k->b * t->heads + k->h) * k->p->m + q->first;
     attention_rows rows = attention_rows_of(k->l, 0, &t->q, k->b, k->h, q->first);
     attention_matrix query = attention_widen(k->p->a_dtype, rows, q->count, t->dim, k->w.wide[0]);
@@ -432,7 +470,8 @@ static void key_step(task *k, const sat_tile *keys, int32_t step) {
         int vectors = vectors_of(keys->count, at / PANEL);
         product_rows(query, q->count, dim, k->w.panel[0] + at * dim, k->w.score[0], vectors);
         product_rows(out, q->count, value_dim, k->w.panel[1] + at * value_dim, k->w.score[1], vectors);
-        gradient(k->w.score[0], k->w.score[1], q->count, scale, bits, (int)at, lse, delta, false, vectors);
+        float scale = cap_scores(k, k->w.score[0], q->count, vectors);
+        gradient(k->w.score[0], k->w.score[1], q->count, scale, tanh_by, bits, (int)at, lse, delta, false, vectors);
         product_sum(query, q->count, dim, k->w.score[1], k->w.sum[0] + at * dim, rescale, vectors);
         product_sum(out, q->count, value_dim, k->w.score[0], k->w.sum[1] + at * value_dim, rescale, vectors);
     }

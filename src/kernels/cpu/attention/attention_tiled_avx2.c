@@ -27,7 +27,9 @@ static inline __attribute__((always_inline)) __m256 exp2_join(__m256 p, __m256 n
         n = _mm256_round_ps(split_x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);                                   \
         f = _mm256_sub_ps(split_x, n);                                                                                 \
     } while (0)
-#define VEXP2_JOIN(p, n) exp2_join(p, n)
+#define VEXP2_JOIN(p, n)       exp2_join(p, n)
+#define VBELOW(x, limit, a, b) _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, limit, _CMP_LT_OQ))
+#define VRECIPROCAL(x)         _mm256_div_ps(_mm256_set1_ps(1.0f), x)
 
 static double rate_on(const sat_device *d) { return d->isa & SAT_ISA_AVX512 ? 0.5 : 0.6; }
 

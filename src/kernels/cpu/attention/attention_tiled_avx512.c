@@ -14,7 +14,9 @@
         n = _mm512_roundscale_ps(split_x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);                              \
         f = _mm512_sub_ps(split_x, n);                                                                                 \
     } while (0)
-#define VEXP2_JOIN(p, n) _mm512_scalef_ps(p, n)
+#define VEXP2_JOIN(p, n)       _mm512_scalef_ps(p, n)
+#define VBELOW(x, limit, a, b) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), b, a)
+#define VRECIPROCAL(x)         _mm512_div_ps(_mm512_set1_ps(1.0f), x)
 
 static double rate_on(const sat_device *d) { return (void)d, 0.62; }
 
