@@ -13,7 +13,7 @@ enum { SAT_ATTENTION_MAX_DIM = 576 };
 /* A problem without options: what a variant takes that knows none of them. */
 static inline bool sat_attention_is_plain(const sat_problem *p) {
     const sat_attention *t = &p->attention;
-    return sat_value_dim(t) == t->dim && t->dim % 8 == 0 && t->dim <= 512 && t->softcap == 0;
+    return sat_value_dim(t) == t->dim && t->dim % 8 == 0 && t->dim <= 512 && t->softcap == 0 && !t->sinks;
 }
 
 /* The mask of a normalised problem: plain values and pointers, so that a kernel can take it as an argument. */
@@ -228,6 +228,14 @@ static inline double sat_attention_bytes(const sat_problem *p, const sat_pattern
     double q = (double)(t->heads * p->m) * batch, kv = (double)(t->kv_heads * p->n) * batch;
     double index = 4.0 * (double)a->stored_blocks + 8.0 * (double)a->grid_rows;
     return index + size * (back ? 2 * q + 2 * kv : q + kv) + (back || t->lse ? 4 * q : 0);
+}
+
+/* The place of the sinks among a variant's operands; that of their gradient is the next. */
+SAT_BOTH static inline int sat_sinks_at(const sat_problem *p) { return p->op == SAT_ATTENTION ? 5 : 9; }
+
+/* The sink of a head; -inf: there is none. */
+static inline double sat_sink_of(const sat_problem *p, void *const *operands, int64_t head) {
+    return p->attention.sinks ? (double)((const float *)operands[sat_sinks_at(p)])[head] : -(double)INFINITY;
 }
 
 /* Element (b, h, i, 0). */

@@ -16,6 +16,8 @@ typedef struct numbers {
     int64_t queries, keys, values; /* elements of Q, of K and of V */
     double *q, *k, *v, *o, *d;     /* d: dO */
     double *dq, *dk, *dv;
+    int64_t heads; /* with a sink; 0: there are none */
+    double *sinks, *dsinks;
 } numbers;
 
 static double *load(const scene *s, int operand) {
@@ -36,10 +38,12 @@ static numbers load_numbers(const scene *s) {
     x.values = p->batch * t->kv_heads * p->n * t->value_dim;
     x.q = load(s, 0), x.k = load(s, 1), x.v = load(s, 2), x.o = load(s, 3), x.d = load(s, 5);
     x.dq = load(s, 6), x.dk = load(s, 7), x.dv = load(s, 8);
+    if (t->sinks) x.heads = t->heads, x.sinks = load(s, 9), x.dsinks = load(s, 10);
     return x;
 }
 
 static void free_numbers(numbers *x) {
+    free(x->sinks), free(x->dsinks);
     free(x->q), free(x->k), free(x->v), free(x->o), free(x->d), free(x->dq), free(x->dk), free(x->dv);
 }
 
@@ -75,12 +79,14 @@ static double capped(const numbers *x, double s) {
 }
 
 /* Weights of one query, n of them; gives LSE. */
-static double weigh(const numbers *x, const double *q, const double *k, int64_t h, int64_t i, double *weight) {
-    double largest = -INFINITY, total = 0;
+static double weigh(const numbers *x, const double *q, const double *k, const double *sinks, int64_t h, int64_t i,
+                    double *weight) {
+    double largest = sinks ? sinks[h] : -INFINITY, total = 0;
     for (int64_t j = 0; j < x->p->n; j++) {
         weight[j] = is_kept(x, h, i, j) ? capped(x, x->p->alpha * dot(q, k + j * x->dim, x->dim)) : -INFINITY;
         largest = fmax(largest, weight[j]);
     }
+    if (sinks) total = exp(sinks[h] - largest);
     for (int64_t j = 0; j < x->p->n; j++) total += weight[j] = isinf(weight[j]) ? 0 : exp(weight[j] - largest);
     for (int64_t j = 0; j < x->p->n && total > 0; j++) weight[j] /= total;
     return total > 0 ? largest + log(total) : 0;
@@ -92,11 +98,11 @@ static int64_t keys_of(const numbers *x, int64_t bh) { /* of a head of queries: 
 }
 
 /* dO*O, summed over everything. */
-static double loss_at(const numbers *x, const double *q, const double *k, const double *v) {
+static double loss_at(const numbers *x, const double *q, const double *k, const double *v, const double *sinks) {
     double sum = 0, *weight = malloc((size_t)(x->p->n + 1) * sizeof *weight);
     for (int64_t row = 0; row < x->queries / x->dim; row++) {
         int64_t bh = row / x->p->m, keys = keys_of(x, bh);
-        weigh(x, q + row * x->dim, k + keys * x->dim, bh % x->p->attention.heads, row % x->p->m, weight);
+        weigh(x, q + row * x->dim, k + keys * x->dim, sinks, bh % x->p->attention.heads, row % x->p->m, weight);
         for (int64_t j = 0; j < x->p->n; j++)
             if (weight[j] > 0)
                 sum += weight[j] * dot(x->d + row * x->value_dim, v + (keys + j) * x->value_dim, x->value_dim);
@@ -108,7 +114,7 @@ static double loss_at(const numbers *x, const double *q, const double *k, const 
 /* ---- directions ---- */
 
 typedef struct direction {
-    double *q, *k, *v; /* +-1 */
+    double *q, *k, *v, *sinks; /* +-1 */
 } direction;
 
 static double *signs(uint64_t *r, int64_t count) {
@@ -125,8 +131,9 @@ static double *moved(const double *x, const double *by, double step, int64_t cou
 
 static double loss_beside(const numbers *x, const direction *to, double step) {
     double *q = moved(x->q, to->q, step, x->queries), *k = moved(x->k, to->k, step, x->keys);
-    double *v = moved(x->v, to->v, step, x->values), loss = loss_at(x, q, k, v);
-    free(q), free(k), free(v);
+    double *v = moved(x->v, to->v, step, x->values);
+    double *sinks = x->heads ? moved(x->sinks, to->sinks, step, x->heads) : NULL, loss = loss_at(x, q, k, v, sinks);
+    free(q), free(k), free(v), free(sinks);
     return loss;
 }
 
@@ -139,7 +146,8 @@ static double slope_of_forward(const numbers *x, const direction *to) {
 }
 
 static double slope_of_gradients(const numbers *x, const direction *to) {
-    return dot(x->dq, to->q, x->queries) + dot(x->dk, to->k, x->keys) + dot(x->dv, to->v, x->values);
+    return dot(x->dq, to->q, x->queries) + dot(x->dk, to->k, x->keys) + dot(x->dv, to->v, x->values) +
+           dot(x->dsinks, to->sinks, x->heads);
 }
 
 /* ---- what rounding may do ---- */
@@ -161,8 +169,13 @@ static double bound_of(const numbers *x) {
     for (int64_t row = 0; row < x->queries / dim; row++) {
         int64_t bh = row / p->m, keys = keys_of(x, bh);
         const double *q = x->q + row * dim, *d = x->d + row * value_dim, *o = x->o + row * value_dim;
-        double lse = weigh(x, q, x->k + keys * dim, bh % p->attention.heads, row % p->m, weight);
+        int64_t h = bh % p->attention.heads;
+        double lse = weigh(x, q, x->k + keys * dim, x->sinks, h, row % p->m, weight);
         double delta = dot(d, o, value_dim), delta_off = dot_size(d, o, value_dim) * (value_dots + 3 * low);
+        if (x->heads) { /* LSE is f32 */
+            double eps = (fabs(x->sinks[h]) + fabs(lse) + 16) * (u + 0x1p-23) + (double)(p->m * p->batch) * u;
+            squares += pow(exp(x->sinks[h] - lse) * (fabs(delta) * (eps + 0x1p-23) + delta_off), 2);
+        }
         for (int64_t j = 0; j < n; j++) {
             const double *k = x->k + (keys + j) * dim, *v = x->v + (keys + j) * value_dim;
             if (weight[j] == 0) continue;
@@ -208,6 +221,7 @@ static sat_problem random_problem(uint64_t *r, sat_dtype type) {
     p.op = SAT_ATTENTION_BACKWARD, p.batch = 1 + random_below(r, 2), p.attention.causal = random_below(r, 2);
     if (random_below(r, 3) == 0) p.attention.window = 1 + random_below(r, 30);
     if (random_below(r, 3) == 0) p.alpha = 0.4;
+    p.attention.sinks = random_below(r, 3) == 0;
     if (random_below(r, 3) == 0) p.attention.softcap = random_below(r, 2) ? 0.7 : 5;
     if (random_below(r, 3) == 0) p.attention.value_dim = 1 + random_below(r, 50);
     if (random_below(r, 3) == 0) p.attention.dim = 1 + random_below(r, 50);
@@ -216,9 +230,9 @@ static sat_problem random_problem(uint64_t *r, sat_dtype type) {
 
 /* How far the slopes are apart, in bounds. */
 static double off(const numbers *x, uint64_t *r) {
-    direction to = {signs(r, x->queries), signs(r, x->keys), signs(r, x->values)};
+    direction to = {signs(r, x->queries), signs(r, x->keys), signs(r, x->values), signs(r, x->heads)};
     double difference = fabs(slope_of_forward(x, &to) - slope_of_gradients(x, &to)), bound = bound_of(x);
-    free(to.q), free(to.k), free(to.v);
+    free(to.q), free(to.k), free(to.v), free(to.sinks);
     return difference == 0 ? 0 : difference / bound;
 }
 

@@ -155,6 +155,7 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_PARSE_("scale", &s->scale, "X", parse_scale, "a finite number other than 0, which stands for 1/sqrt(dim)",
                    "attention: of the scores (1/sqrt(dim))"),
         ARG_REAL_("softcap", &s->softcap, "X", 1e-4, 1e6, "attention: scores s become X*tanh(s/X)"),
+        ARG_FLAG_("sinks", &s->sinks, "attention: each head has a logit without a value"),
         ARG_FLAG_("head-masks", &s->head_masks, "attention: each head has blocks of its own"),
         ARG_FLAG_("lse", &s->lse, "attention: writes the logarithms of the sums too"),
         ARG_INT_("experts", &s->groups, "N", 1, 1 << 20, "grouped: groups, each with a matrix of its own (8)"),
@@ -422,6 +423,7 @@ static const char *foreign_option(const race_args *r) {
     if (r->dim) return "dim";
     if (s->value_dim) return "value-dim";
     if (s->softcap != 0) return "softcap";
+    if (s->sinks) return "sinks";
     if (s->heads != plain.heads) return "heads";
     if (s->kv_heads != plain.kv_heads) return "kv-heads";
     if (s->window != plain.window) return "window";

@@ -151,6 +151,7 @@ static sat_problem attention_problem(const spec *s) {
     p.a_align = p.b_align = p.c_align = (uint32_t)s->align;
     p.attention.causal = s->causal, p.attention.window = s->window, p.attention.lse = s->lse;
     p.attention.value_dim = s->value_dim, p.attention.softcap = s->softcap;
+    p.attention.sinks = s->sinks;
     return p;
 }
 
@@ -231,6 +232,7 @@ static void add_attention(line *l, const spec *s) {
     if (s->head_masks) add(l, ", a mask a head");
     if (s->scale != 0) add(l, ", scale %g", s->scale);
     if (s->softcap != 0) add(l, ", softcap %g", s->softcap);
+    if (s->sinks) add(l, ", sinks");
     if (s->lse) add(l, ", with LSE");
 }
 

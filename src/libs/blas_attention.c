@@ -78,9 +78,9 @@ static sat_matrix scores_from(const strip *w, int64_t j) {
 /* In every tile that it visits, what query i does not keep becomes -inf. Then weights, in place. */
 #define SOFTMAX(T, name, exponential, cap_by)                                                                          \
     static double name(const strip *w, int64_t i, double *largest_out) {                                               \
-        T *row = (T *)w->scores + i * w->l->problem->n, largest = -INFINITY;                                           \
+        double sink = sat_sink_of(w->l->problem, w->l->operands, w->h);                                                \
+        T *row = (T *)w->scores + i * w->l->problem->n, largest = (T)sink;                                             \
         const T cap = (T)w->l->problem->attention.softcap;                                                             \
-        double sum = 0; /* in T it would be a long sum of one sign */                                                  \
         for (int64_t t = 0; t < w->steps; t++) {                                                                       \
             const sat_tile *k = &w->s->k[sat_step_tile(w->step[t])];                                                   \
             uint64_t bits = ~(uint64_t)0;                                                                              \
@@ -92,6 +92,7 @@ static sat_matrix scores_from(const strip *w, int64_t j) {
                 else if (!(*at <= largest)) largest = *at;                                                             \
             }                                                                                                          \
         }                                                                                                              \
+        double sum = isinf(sink) ? 0 : exp(sink - (double)largest); /* in T it would be a long sum of one sign */      \
         for (int64_t t = 0; t < w->steps; t++) {                                                                       \
             const sat_tile *k = &w->s->k[sat_step_tile(w->step[t])];                                                   \
             for (int64_t j = k->first; j < k->first + k->count; j++) {                                                 \

@@ -177,6 +177,20 @@ static sat_operand lse_operand(const sat_problem *p, bool output) {
                          .span = rows * p->batch};
 }
 
+/* One number a head, shared by the batch. */
+static sat_operand sinks_operand(const sat_problem *p, bool output) {
+    int64_t heads = p->attention.heads;
+    return (sat_operand){.name = output ? "dsinks" : "sinks",
+                         .dtype = SAT_F32,
+                         .output = output,
+                         .rows = heads,
+                         .cols = 1,
+                         .batch = output ? 1 : p->batch,
+                         .layout = {.row_stride = 1, .col_stride = 1},
+                         .align = 4,
+                         .span = heads};
+}
+
 static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand *out) {
     (void)a;
     const sat_attention *t = &p->attention;
@@ -186,12 +200,15 @@ static int operands(const sat_problem *p, const sat_pattern_view *a, sat_operand
     out[2] = heads_operand(p, "v", &t->v, true, t->value_dim, false);
     out[3] = heads_operand(p, "o", &t->o, false, t->value_dim, !back);
     if (back || t->lse) out[4] = lse_operand(p, !back);
-    if (!back) return t->lse ? 5 : 4;
+    if (!back && t->sinks && !t->lse) out[4] = sat_operand_absent();
+    if (!back && t->sinks) out[5] = sinks_operand(p, false);
+    if (!back) return t->sinks ? 6 : t->lse ? 5 : 4;
     out[5] = heads_operand(p, "do", &t->do_, false, t->value_dim, false);
     out[6] = heads_operand(p, "dq", &t->dq, false, t->dim, true);
     out[7] = heads_operand(p, "dk", &t->dk, true, t->dim, true);
     out[8] = heads_operand(p, "dv", &t->dv, true, t->value_dim, true);
-    return 9;
+    if (t->sinks) out[9] = sinks_operand(p, false), out[10] = sinks_operand(p, true);
+    return t->sinks ? 11 : 9;
 }
 
 /* ---- operands of a race, see attention_check.h ---- */
@@ -208,10 +225,16 @@ static double most_of(const sat_problem *p, double terms, bool one_row) {
 
 static double power_above(double x) { return exp2(ceil(log2(x))); }
 
+/* Sinks are worth about all keys together, so that one that is left out or another head's shows at any length. */
+static sat_fill sink_fill(const sat_problem *p, double largest, bool two) {
+    return (sat_fill){.scale = 1, .most = two, .offset = log((double)sat_max(1, p->n)) + largest};
+}
+
 /* The gradients' V has rank one, and neither it nor dO is above 1, so that f16 holds what they add up to. */
 static void fill_uniform(const sat_problem *p, int fill_case, sat_fill *fills) {
     const sat_attention *t = &p->attention;
     fills[fill_case == SAT_FILL_NO_KEYS ? 1 : 0] = (sat_fill){.scale = 0};
+    if (t->sinks) fills[sat_sinks_at(p)] = sink_fill(p, 0, true);
     if (p->op == SAT_ATTENTION) {
         fills[2] = (sat_fill){.scale = 1, .most = most_of(p, (double)p->n, t->v.row_stride == 0), .wide = true};
         return;
@@ -228,6 +251,8 @@ static void fill_far(const sat_problem *p, sat_fill *fills) {
     if (p->a_dtype == SAT_F16 && softcap != 0) both = fmax(-16, fmin(both, 28));
     fills[0] = (sat_fill){.scale = exp2(ceil(both / 2)), .most = 1};
     fills[1] = (sat_fill){.scale = exp2(floor(both / 2)), .most = 1};
+    if (p->attention.sinks)
+        fills[sat_sinks_at(p)] = (sat_fill){.scale = 65536, .most = 1}; /* all of a row, or nothing */
     if (p->op == SAT_ATTENTION)
         fills[2].scale = p->a_dtype == SAT_F16 ? 0x1p5 : 0x1p20; /* a kernel that clamps V shows */
 }
@@ -242,13 +267,17 @@ static void fill_ladder(const sat_problem *p, bool falls, sat_fill *fills) {
     fills[1] = (sat_fill){.scale = 1, .slope = falls ? -rise : rise};
     double below = 200 / (p->alpha * (double)p->attention.dim);
     if (falls) fills[1].offset = -fmax(-16384, fmin(below, 16384));
+    double first = sat_capped(p, p->alpha * (double)p->attention.dim * fills[1].offset);
+    if (p->attention.sinks) fills[sat_sinks_at(p)] = (sat_fill){.scale = 1, .offset = first};
 }
 
 /* A cap shows where scores reach it. They stay below 30 or so, so that no weight is lost. */
 static void set_real_fills(const sat_problem *p, sat_fill *fills) {
     double softcap = p->attention.softcap, deviation = fabs(p->alpha) * sqrt((double)p->attention.dim) / 3;
+    double most = softcap != 0 ? fmin(softcap, 6) : 0; /* of the scores' deviation; e^s is e^(most^2/2) on average */
+    if (p->attention.sinks) fills[sat_sinks_at(p)] = sink_fill(p, fmin(most * most / 2, 2 * most), false);
     if (softcap == 0) return;
-    double each = sqrt(fmin(softcap, 6) / deviation);
+    double each = sqrt(most / deviation);
     fills[0].scale = fills[1].scale = fmax(0x1p-7, fmin(each, 0x1p7));
 }
 
@@ -315,6 +344,7 @@ static void set_key_fields(const sat_problem *p, const sat_pattern_view *a, bool
                  (long long)t->window, t->lse ? " lse" : "", (long long)sat_mask_count(&k, p), (long long)a->sequences);
     if (at < 0 || (size_t)at >= size) return;
     if (t->value_dim != t->dim) at += snprintf(to + at, size - (size_t)at, " value_dim=%lld", (long long)t->value_dim);
+    if (t->sinks) at += snprintf(to + at, size - (size_t)at, " sinks");
     if (t->softcap != 0 && !full) at += snprintf(to + at, size - (size_t)at, " softcap");
     if (!full) return;
     if (t->softcap != 0) at += snprintf(to + at, size - (size_t)at, " softcap=%.9g", t->softcap);
@@ -337,10 +367,17 @@ static sat_problem forward_problem(const sat_problem *p) {
     return q;
 }
 
+static sat_status refuse_in_call(sat_problem *p, void *const *operands) {
+    (void)operands;
+    if (!p->attention.sinks) return SAT_OK;
+    return sat_fail(SAT_UNSUPPORTED,
+                    "sinks: this call has no argument for them; expected a plan (sat_plan_create, sat_run)");
+}
+
 /* LSE is written where there is a place for it. */
 static sat_status from_call(sat_problem *p, void *const *operands) {
     p->attention.lse = operands[4] != NULL;
-    return SAT_OK;
+    return refuse_in_call(p, operands);
 }
 
 static bool same_heads(const sat_heads *x, const sat_heads *y) {
@@ -350,8 +387,8 @@ static bool same_heads(const sat_heads *x, const sat_heads *y) {
 static bool same(const sat_problem *one, const sat_problem *other) {
     const sat_attention *x = &one->attention, *y = &other->attention;
     return x->heads == y->heads && x->kv_heads == y->kv_heads && x->dim == y->dim && x->value_dim == y->value_dim &&
-           x->softcap == y->softcap && x->causal == y->causal && x->window == y->window && x->lse == y->lse &&
-           same_heads(&x->q, &y->q) && same_heads(&x->k, &y->k) && same_heads(&x->v, &y->v) &&
+           x->softcap == y->softcap && x->sinks == y->sinks && x->causal == y->causal && x->window == y->window &&
+           x->lse == y->lse && same_heads(&x->q, &y->q) && same_heads(&x->k, &y->k) && same_heads(&x->v, &y->v) &&
            same_heads(&x->o, &y->o) && same_heads(&x->dq, &y->dq) && same_heads(&x->dk, &y->dk) &&
            same_heads(&x->dv, &y->dv) && same_heads(&x->do_, &y->do_);
 }
@@ -364,8 +401,8 @@ const sat_op sat_op_attention = {
     .part_bytes = sizeof(sat_attention),
     .same = same,
     .output = 3,
-    .names = (const char *const[]){"q", "k", "v", "o", "lse", NULL},
-    .aligns = "aaac-",
+    .names = (const char *const[]){"q", "k", "v", "o", "lse", "sinks", NULL},
+    .aligns = "aaac--",
     .normalise = normalise,
     .operands = operands,
     .flops = sat_attention_flops,
@@ -387,13 +424,14 @@ const sat_op sat_op_attention_backward = {
     .part_bytes = sizeof(sat_attention),
     .same = same,
     .output = 6,
-    .names = (const char *const[]){"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", NULL},
-    .aligns = "aaaa-accc",
+    .names = (const char *const[]){"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "sinks", "dsinks", NULL},
+    .aligns = "aaaa-accc--",
     .normalise = normalise,
     .operands = operands,
     .flops = sat_attention_flops,
     .bytes = sat_attention_bytes,
     .set_key_fields = set_key_fields,
+    .from_call = refuse_in_call,
     .representative = representative,
     .set_fills = set_fills,
     .set_real_fills = set_real_fills,

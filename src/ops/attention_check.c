@@ -5,7 +5,7 @@
 
 #include "ops/attention_probe.h"
 
-enum { SETS = 3 };
+enum { SETS = 4 };
 
 typedef struct expectation {
     sat_attention_probe probe;
@@ -39,7 +39,8 @@ static int describe(const sat_problem *p, const sat_pattern_view *a, int fill_ca
     set[0].operand = 6;
     set[1] = keys, set[1].operand = 7;
     set[2] = keys, set[2].operand = 8, set[2].cols = t->value_dim;
-    return 3;
+    set[3] = (sat_lines){.operand = 10, .heads = t->heads, .rows = 1, .cols = 1, .step = 1, .groups = 1};
+    return t->sinks ? 4 : 3;
 }
 
 static int64_t line_count(const sat_problem *p, const sat_lines *s) { return p->batch * s->heads * s->groups; }
@@ -102,6 +103,7 @@ typedef struct head {
     bool lone; /* and the largest alone counts */
     sat_mask mask;
     int64_t b, h, kv;
+    double sink;                /* of head h; -inf: none */
     rows k, v, q, d;            /* d: dO; q and d only where lines of keys are worked out */
     double *delta, *delta_loss; /* dO*O of each query, and what it may be off by */
 } head;
@@ -161,26 +163,27 @@ static void forward_row(const head *w, int64_t line, int64_t i, double *work) {
     const sat_problem *p = w->t->problem;
     int64_t dim = p->attention.dim, value_dim = p->attention.value_dim;
     sat_lines *o = &w->e->set[0], *lse = w->e->sets > 1 ? &w->e->set[1] : NULL;
-    forward_line f = {.w = w, .q = work, .score = work + dim, .sum = o->value + line * value_dim, .largest = -INFINITY};
+    forward_line f = {.w = w, .q = work, .score = work + dim, .sum = o->value + line * value_dim, .largest = w->sink};
     sat_load_row(work, p->a_dtype, w->t->operands[0], sat_heads_at(&p->attention.q, w->b, w->h, i), 1, dim);
     each_run(&w->mask, w->h, i, forward_run, &f);
     double depth = (double)f.count, total = 1;
     double magnitude = fabs(p->alpha) * sqrt(sat_dot(f.q, f.q, dim)) * w->k.largest_norm;
-    f.count = 0, f.weigh = true;
+    bool sink = !isinf(w->sink);
+    f.count = 0, f.weigh = true, f.total = sink ? exp(w->sink - f.largest) : 0;
     if (depth > 0) each_run(&w->mask, w->h, i, forward_run, &f), total = f.total;
     for (int64_t x = 0; x < value_dim; x++) f.sum[x] /= total;
-    sat_row_loss loss = sat_loss_of(p, w->far, magnitude, 0, depth);
+    sat_row_loss loss = sat_loss_of(p, w->far, magnitude, sink ? fabs(w->sink) : 0, depth + sink);
     o->wide[line] = sat_walk_bound(p, loss, sqrt(f.squares) / total * w->v.largest, depth, w->v.largest);
     o->rel[line] = sat_rel_bound(p, loss), o->scale[line] = w->v.largest;
     if (w->lone) o->wide[line] = sat_far_bound(p, f.largest, total, w->v.largest);
     if (w->lone) o->rel[line] = 1.001 * sat_unit(p->c_dtype) + sat_low_unit(p);
     if (depth == 0) o->wide[line] = 0;
     if (!lse) return;
-    double log_sum = depth > 0 ? f.largest + log(total) : -INFINITY;
+    double log_sum = depth > 0 || sink ? f.largest + log(total) : -INFINITY;
     lse->value[line] = log_sum, lse->scale[line] = 1 + fabs(log_sum), lse->rel[line] = 0;
     lse->wide[line] = loss.weight + loss.sum + 0x1p-23 * (1 + fabs(log_sum));
     if (w->lone) lse->wide[line] = sat_far_lse_bound(p, f.largest, total);
-    if (depth == 0) lse->wide[line] = 0;
+    if (depth == 0) lse->wide[line] = sink ? 0x1p-22 * (1 + fabs(log_sum)) : 0;
 }
 
 /* ---- lines of the gradients ---- */
@@ -254,6 +257,30 @@ static void query_row(const head *w, int64_t line, int64_t i) {
                    fabs(p->alpha) * g.q_norm * w->k.largest_norm);
     /* dO*O is one number for the whole row: what it is off by is no random walk */
     s->wide[line] += fabs(p->alpha) * w->delta_loss[i] * g.weights * w->k.largest;
+}
+
+/* What one head gives to its sink's gradient. Until all items of the batch are added up, the bounds hold sums: of the
+ * errors' squares, of the errors, and of the terms' squares. */
+static void add_sink(const head *w) {
+    const sat_problem *p = w->t->problem;
+    const sat_lines *s = &w->e->set[3];
+    for (int64_t i = 0; i < p->m && !isinf(w->sink); i++) {
+        double lse = lse_of(w)[i], weight = exp(w->sink - lse), term = weight * w->delta[i];
+        double error = sat_sink_loss(p, w->sink, lse, weight, w->delta[i], w->delta_loss[i]);
+        s->value[w->h] -= term, s->scale[w->h] += term * term;
+        s->wide[w->h] += error * error, s->rel[w->h] += error;
+    }
+}
+
+static void bound_sinks(const sat_problem *p, const sat_lines *s) {
+    for (int64_t h = 0; h < s->heads; h++) {
+        double squares = s->scale[h], wide = sat_sink_bound(p, s->wide[h], s->rel[h], squares);
+        s->wide[h] = wide, s->rel[h] = 0x1p-23, s->scale[h] = sqrt(squares);
+        for (int64_t b = 1; b < p->batch; b++) { /* one output for the batch */
+            int64_t line = b * s->heads + h;
+            s->value[line] = s->value[h], s->wide[line] = wide, s->rel[line] = s->rel[h], s->scale[line] = s->scale[h];
+        }
+    }
 }
 
 /* Adds what one head gives to the lines of key j. */
@@ -332,6 +359,8 @@ static void backward_keys(head *w, key_sums *sums) {
     memset(sums, 0, (size_t)key_groups * sizeof *sums);
     for (w->h = w->kv * share; w->h < (w->kv + 1) * share; w->h++) {
         load_queries(w);
+        w->sink = sat_sink_of(p, w->t->operands, w->h);
+        if (t->sinks) add_sink(w);
         q_largest = fmax(q_largest, w->q.largest), d_largest = fmax(d_largest, w->d.largest);
         q_norm = fmax(q_norm, w->q.largest_norm);
         int64_t first = (w->b * t->heads + w->h) * groups;
@@ -376,8 +405,12 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
             if (!back) e->set[0].most = fmax(e->set[0].most, w.v.largest);
             if (back) backward_keys(&w, sums);
             int64_t share = s->heads / s->kv_heads;
-            for (w.h = w.kv * share; ok && !back && w.h < (w.kv + 1) * share; w.h++) ok = forward_head(&w);
+            for (w.h = w.kv * share; ok && !back && w.h < (w.kv + 1) * share; w.h++) {
+                w.sink = sat_sink_of(p, t->operands, w.h);
+                ok = forward_head(&w);
+            }
         }
+    if (back && s->sinks) bound_sinks(p, &e->set[3]);
     if (!back) e->set[0].most *= 1 + 0x1p-4; /* whatever P was rounded to */
     free(memory), free(sums);
     return ok;

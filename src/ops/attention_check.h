@@ -136,6 +136,26 @@ SAT_BOTH static inline double sat_walk_bound(const sat_problem *p, sat_row_loss 
     return SAT_SURE * ((e.weight + e.sum) * walk + sqrt(depth) * sat_tiny(p->a_dtype) * largest) + sat_tiny(p->c_dtype);
 }
 
+/* The gradient of a head's sink: -sum of exp(sink - lse)*delta over its queries, of the whole batch. What one term may
+ * be off by: exp of a difference of two numbers, and delta. */
+static inline double sat_sink_loss(const sat_problem *p, double sink, double lse, double weight, double delta,
+                                   double delta_off) {
+    double u = sat_unit(p->compute_dtype) + 0x1p-24; /* LSE and sinks are f32, and so may be their difference */
+    return weight * (fabs(delta) * (fabs(sink) + fabs(lse) + 16) * u + delta_off);
+}
+
+/* Errors of queries are independent of each other, and add up as a random walk does, unless queries have one place. */
+static inline double sat_sink_bound(const sat_problem *p, double error_squares, double errors, double squares) {
+    const sat_attention *t = &p->attention;
+    const sat_heads *const list[] = {&t->q, &t->do_};
+    double terms = (double)(p->m * p->batch), walk = SAT_SURE * sqrt(error_squares);
+    bool repeats = false;
+    for (int i = 0; i < 2; i++)
+        repeats = repeats || (p->m > 1 && list[i]->row_stride == 0) || (p->batch > 1 && list[i]->batch_stride == 0);
+    double sums = SAT_SURE * 2 * (terms + 8) * sat_unit(p->compute_dtype) * sqrt(squares);
+    return (repeats ? errors : fmin(walk, errors)) + sums + 0x1p-149;
+}
+
 SAT_BOTH static inline double sat_rel_bound(const sat_problem *p, sat_row_loss e) {
     return 1.001 * sat_unit(p->c_dtype) + e.weight + e.sum;
 }

@@ -94,7 +94,7 @@ typedef struct output {
 
 static void compare_one(const output *c, int operand, int64_t b, int64_t h, int64_t row, int64_t x, double got,
                         double want, double bound) {
-    static const char *const names[] = {"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv"};
+    static const char *const names[] = {"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "sinks", "dsinks"};
     sat_finding *f = c->finding;
     if ((isinf(want) && got == want) || sat_judge(f, got, want, bound, 0) || !f->ok) return;
     f->ok = false;
@@ -111,6 +111,7 @@ static void compare_queries(const output *c, int64_t b, int64_t h, sat_range lin
     const sat_heads *place = sat_uniform_backward(&u->p) ? &t->dq : &t->o;
     int operand = sat_uniform_backward(&u->p) ? 6 : 3;
     int64_t dim = sat_uniform_backward(&u->p) ? t->dim : t->value_dim, count = sat_min(SAT_LANES, dim - x);
+    double sink = sat_sink_of(&u->p, c->operands, h);
     sat_range now = {0, 0};
     sat_uniform_sum sum = {0};
     for (int64_t i = lines.begin; i < lines.end && c->finding->ok; i++) {
@@ -121,11 +122,11 @@ static void compare_queries(const output *c, int64_t b, int64_t h, sat_range lin
         for (int e = 0; e < count; e++) {
             if (sat_uniform_backward(&u->p))
                 want = sat_uniform_dq(u, &u->query[line], sum.x[0][e], sum.x[1][e], sum.count, &bound);
-            else want = sat_uniform_o(u, sum.x[0][e], sum.count, &bound);
+            else want = sat_uniform_o_with(u, sink, sum.x[0][e], sum.count, &bound);
             compare_one(c, operand, b, h, i, x + e, got[e], want, bound);
         }
         if (x > 0 || !t->lse) continue;
-        want = sat_uniform_lse(&u->p, sum.count, &bound);
+        want = sat_uniform_lse_with(&u->p, sink, sum.count, &bound);
         compare_one(c, 4, b, h, i, 0, (double)((const float *)c->operands[4])[line], want, bound);
     }
 }
@@ -158,6 +159,23 @@ static void compare_keys(const output *c, int64_t b, int64_t kv, sat_range lines
     }
 }
 
+/* The gradient of one head's sink. */
+static void compare_sink(const output *c, int64_t h) {
+    const sat_uniform *u = c->u;
+    const sat_attention *t = &u->p.attention;
+    double sink = sat_sink_of(&u->p, c->operands, h), sum = 0, squares = 0, errors = 0, error_squares = 0;
+    for (int64_t b = 0; b < u->p.batch && !isinf(sink); b++)
+        for (int64_t i = 0; i < u->p.m; i++) {
+            int64_t at = (b * t->heads + h) * u->p.m + i;
+            const sat_uniform_query *q = &u->query[at];
+            double lse = (double)u->lse[at], weight = exp(sink - lse), term = weight * q->delta;
+            double error = sat_sink_loss(&u->p, sink, lse, weight, q->delta, q->delta_off);
+            sum -= term, squares += term * term, errors += error, error_squares += error * error;
+        }
+    double bound = sat_sink_bound(&u->p, error_squares, errors, squares) + 0x1p-23 * fabs(sum);
+    compare_one(c, 10, 0, h, 0, 0, (double)((const float *)c->operands[10])[h], sum, bound);
+}
+
 sat_status sat_uniform_compare(const sat_trial *t, const void *expectation_, sat_finding *finding) {
     const expectation *x = expectation_;
     const sat_problem *p = t->problem;
@@ -177,6 +195,8 @@ sat_status sat_uniform_compare(const sat_trial *t, const void *expectation_, sat
             for (int64_t e = 0; e < (sat_uniform_backward(p) ? s->dim : s->value_dim) && mine.ok; e += SAT_LANES)
                 compare_queries(&c, bh / s->heads, bh % s->heads, lines, e);
         }
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t h = 0; h < (sat_uniform_backward(p) && s->sinks ? s->heads : 0); h++) compare_sink(&c, h);
 #pragma omp for schedule(dynamic, 4) nowait
         for (int64_t at = 0; at < keys; at++) {
             int64_t bh = at / of_keys;

@@ -50,6 +50,7 @@ typedef struct sat_uniform_side {
 /* Of each query, for the gradients. */
 typedef struct sat_uniform_query {
     double weight, slope, shift;         /* 1/C, s/C, delta/C */
+    double delta, delta_off;             /* for the gradient of its head's sink */
     double dv_square, dk_square, dq_off; /* squares of what one term may be off by, without max|dO| or max|q|; dq's */
 } sat_uniform_query;
 
@@ -140,8 +141,8 @@ static inline sat_uniform sat_uniform_of(const sat_trial *t, bool on_device) {
     u.d_sure = sat_uniform_sure(p, &p->attention.do_, p->m, true);
     u.q_sure = sat_uniform_sure(p, &p->attention.q, p->m, true);
     u.k_sure = sat_uniform_sure(p, &p->attention.k, p->n, false);
-    double lse = log((double)p->n + 1),
-           rows = (double)sat_max(p->n, p->m * (p->attention.heads / p->attention.kv_heads));
+    double lse = log((double)p->n * (p->attention.sinks ? 4 : 1) + 1), /* a sink is worth up to e*n keys */
+        rows = (double)sat_max(p->n, p->m * (p->attention.heads / p->attention.kv_heads));
     u.rel = sat_loss_of(p, false, 0, lse, 0).weight + 0x1p-24 * (16 + 8 * lse) +
             sat_loss_of_sum(p, u.backend, (int64_t)rows, sat_uniform_elements(p)).most;
     return u;
@@ -325,6 +326,25 @@ SAT_BOTH static inline double sat_uniform_lse(const sat_problem *p, int64_t kept
     return want;
 }
 
+/* The same where each query keeps a sink too, which is worth exp(sink) keys with values of zeros: exp is good for a few
+ * units, and for those of the sink. */
+static inline double sat_uniform_o_with(const sat_uniform *u, double sink, double sum, int64_t kept, double *bound) {
+    double want = sat_uniform_o(u, sum, kept, bound), keys = (double)kept;
+    if (kept == 0 || isinf(sink)) return want;
+    double factor = keys / (keys + exp(sink));
+    *bound = *bound * factor + sat_tiny(u->p.c_dtype) +
+             sat_unit(u->p.compute_dtype) * (16 + 8 * fabs(sink)) * fabs(want * factor);
+    return want * factor;
+}
+
+static inline double sat_uniform_lse_with(const sat_problem *p, double sink, int64_t kept, double *bound) {
+    double want = sat_uniform_lse(p, kept, bound);
+    if (isinf(sink)) return want;
+    want = log((double)kept + exp(sink));
+    *bound = 0x1p-24 * (16 + 8 * fabs(sink) + 8 * fabs(want)) + sat_exp_loss(p);
+    return want;
+}
+
 /* What a query of the gradients is: s = dO*v, delta = dO*O, and the sums of |dO*O| and of |dO|. */
 SAT_BOTH static inline sat_uniform_query sat_uniform_query_of(const sat_uniform *u, int64_t kept, double lse, double s,
                                                               double delta, double delta_size, double d_size) {
@@ -339,6 +359,7 @@ SAT_BOTH static inline sat_uniform_query sat_uniform_query_of(const sat_uniform 
     /* O is given, rounded; a kernel may also use what it was before that */
     double delta_off = delta_size * (2.002 * sat_unit(p->c_dtype) + sat_value_loss(p)) +
                        d_size * (sat_uniform_slack(u, count) * u->v_most + sat_tiny(p->c_dtype));
+    q.delta = delta, q.delta_off = delta_off;
     int64_t share = p->attention.heads / p->attention.kv_heads;
     int64_t elements = sat_uniform_elements(p);
     double of_keys = sat_loss_of_sum(p, u->backend, p->m * share, elements).most;

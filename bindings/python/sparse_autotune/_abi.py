@@ -358,6 +358,7 @@ class Attention(Structure):
         ("do_", Heads),
         ("value_dim", c_int64),
         ("softcap", c_double),
+        ("sinks", c_bool),
     ]
 
 

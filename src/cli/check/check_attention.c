@@ -27,6 +27,18 @@ static operand heads_operand(const sat_problem *p, const char *name, const sat_h
                      .align = output ? p->c_align : p->a_align};
 }
 
+// One number a head, shared by the batch.
+static operand sinks_operand(const sat_problem *p, bool output) {
+    return (operand){.name = output ? "dsinks" : "sinks",
+                     .dtype = SAT_F32,
+                     .output = output,
+                     .rows = p->attention.heads,
+                     .cols = 1,
+                     .batch = output, // else the problem's
+                     .layout = {.row_stride = 1, .col_stride = 1},
+                     .align = 4};
+}
+
 int attention_operands(const sat_problem *p, operand *list) {
     const sat_attention *t = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
@@ -42,12 +54,15 @@ int attention_operands(const sat_problem *p, operand *list) {
                         .cols = 1,
                         .layout = lse,
                         .align = 4};
-    if (!back) return t->lse ? 5 : 4;
+    if (!back && !t->lse) list[4] = (operand){.dtype = SAT_F32, .align = 4};
+    if (!back && t->sinks) list[5] = sinks_operand(p, false);
+    if (!back) return t->sinks ? 6 : t->lse ? 5 : 4;
     list[5] = heads_operand(p, "do", &t->do_, false, value_dim_of(p), false);
     list[6] = heads_operand(p, "dq", &t->dq, false, t->dim, true);
     list[7] = heads_operand(p, "dk", &t->dk, true, t->dim, true);
     list[8] = heads_operand(p, "dv", &t->dv, true, value_dim_of(p), true);
-    return 9;
+    if (t->sinks) list[9] = sinks_operand(p, false), list[10] = sinks_operand(p, true);
+    return t->sinks ? 11 : 9;
 }
 
 /* ---- which keys a query keeps ---- */
@@ -80,6 +95,7 @@ typedef struct head {
     const check_case *c;
     const check_data *d;
     int64_t b, h, kv;
+    double sink;               // -inf: there is none
     double *q, *k, *v, *o, *g; // rows x dim; g: dO
     double *p;                 // m x n: weights; 0 where not kept
     double *ds, *p_error, *ds_error;
@@ -141,7 +157,7 @@ static double slope_loss(const sat_problem *p, double score_loss) {
 static void weigh(const head *w, int64_t i) {
     const sat_problem *p = &w->c->problem;
     int64_t dim = p->attention.dim, n = p->n;
-    double largest = -INFINITY, total = 0, worst = 0, *row = w->p + i * n;
+    double largest = w->sink, total = 0, worst = 0, *row = w->p + i * n;
     for (int64_t j = 0; j < n; j++) {
         w->kept[i * n + j] = is_kept(w->c, w->h, i, j);
         if (!w->kept[i * n + j]) continue;
@@ -150,6 +166,8 @@ static void weigh(const head *w, int64_t i) {
         largest = fmax(largest, row[j]);
         worst = fmax(worst, fabs(p->alpha) * magnitude);
     }
+    bool sink = !isinf(w->sink);
+    if (sink) total = exp(w->sink - largest), worst = fmax(worst, fabs(w->sink));
     for (int64_t j = 0; j < n; j++)
         if (w->kept[i * n + j]) total += row[j] = exp(row[j] - largest);
     for (int64_t j = 0; j < n; j++)
@@ -185,6 +203,17 @@ static void forward_row(const head *w, int64_t i, bool expect) {
     store_expected(w, 4, row, 0, w->lse[i], isinf(w->lse[i]) ? 0 : w->loss[i] + (depth + 8) * u + low_unit(p));
 }
 
+// Adds what a query gives to the gradient of its head's sink, which is one sum over the batch.
+static void add_to_sink(const head *w, double given, double delta, double delta_error) {
+    const sat_problem *p = &w->c->problem;
+    const operand *o = &w->d->list[10];
+    if (isinf(w->sink)) return;
+    double weight = exp(w->sink - given), term = weight * delta, depth = (double)(p->m * p->batch);
+    double u = unit(p) + 0x1p-24, loss = (fabs(w->sink) + fabs(given) + 16) * u + (depth + 8) * unit(p);
+    o->expected[w->h] -= term;
+    o->bound[w->h] += fabs(term) * (loss + 0x1p-24) + weight * delta_error + 0x1p-126;
+}
+
 // Weights by the LSE that was given, and dS/alpha, with what each may be off by.
 static void gradients(const head *w, int64_t i) {
     const sat_problem *p = &w->c->problem;
@@ -193,6 +222,7 @@ static void gradients(const head *w, int64_t i) {
     double delta_size, delta = dot(g, w->o + i * value_dim, value_dim, &delta_size);
     double value_loss = loss_over(p, value_dim), delta_error = delta_size * (value_loss + number_roundoff(p->a_dtype));
     double given = number_load(SAT_F32, w->d->list[4].data, w->b * w->d->list[4].rows + w->h * p->m + i);
+    if (p->attention.sinks) add_to_sink(w, given, delta, delta_error);
     for (int64_t j = 0; j < n; j++) {
         int64_t at = i * n + j;
         if (!w->kept[at]) continue;
@@ -267,8 +297,10 @@ static bool open_head(head *w, const check_data *d, const check_case *c, int64_t
     const sat_problem *p = &c->problem;
     const sat_attention *t = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
+    const operand *sinks = &d->list[back ? 9 : 5];
     size_t pairs = (size_t)(p->m * p->n) + 1, queries = (size_t)p->m + 1;
     *w = (head){.c = c, .d = d, .b = b, .h = h, .kv = h / (t->heads / t->kv_heads)};
+    w->sink = t->sinks ? number_load(SAT_F32, sinks->data, operand_at(sinks, b, h, 0)) : -INFINITY;
     w->q = load_head(d, 0, b, h, p->m, t->dim);
     w->k = load_head(d, 1, b, w->kv, p->n, t->dim), w->v = load_head(d, 2, b, w->kv, p->n, value_dim_of(p));
     w->p = calloc(pairs, sizeof *w->p), w->kept = calloc(pairs, sizeof *w->kept);
@@ -329,7 +361,8 @@ static bool expect_keys(check_data *d, const check_case *c, int64_t b, int64_t k
 bool attention_reference(check_data *d, const check_case *c) {
     const sat_problem *p = &c->problem;
     const sat_attention *t = &p->attention;
-    bool ok = true;
+    bool ok = true, of_sinks = p->op == SAT_ATTENTION_BACKWARD && t->sinks;
+    for (int64_t h = 0; of_sinks && h < t->heads; h++) d->list[10].expected[h] = d->list[10].bound[h] = 0;
     for (int64_t b = 0; ok && b < p->batch; b++) {
         for (int64_t kv = 0; ok && p->op == SAT_ATTENTION_BACKWARD && kv < t->kv_heads; kv++)
             ok = expect_keys(d, c, b, kv);

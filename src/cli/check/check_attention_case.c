@@ -42,6 +42,7 @@ static void choose_options(draw *d, const sat_variant *v, sat_attention *t) {
     if (wildly(d, 0.2)) t->value_dim = rng_chance(d->r, 0.3) ? rng_between(d->r, 1, 100) : head_size(d, v);
     static const double caps[] = {0.5, 1, 5, 30, 50};
     if (wildly(d, 0.2)) t->softcap = caps[rng_below(d->r, 5)];
+    t->sinks = wildly(d, 0.25);
 }
 
 /* ---- masks ---- */
@@ -145,7 +146,7 @@ static void choose_problem(draw *d, const sat_variant *v, sat_problem *p) {
     if (rng_chance(d->r, 0.2)) p->n = (p->n + 127) / 128 * 128; // some take nothing else
     t->causal = rng_chance(d->r, 0.4);
     t->window = rng_chance(d->r, 0.25) ? rng_between(d->r, 1, 100) : 0;
-    t->lse = p->op == SAT_ATTENTION && rng_chance(d->r, 0.4);
+    t->lse = p->op == SAT_ATTENTION && rng_chance(d->r, t->sinks ? 0.7 : 0.4);
     static const double scales[] = {1, -0.1, 30, -2, 200, 0.001};
     p->alpha = wildly(d, 0.3) ? scales[rng_below(d->r, 6)] : 1 / sqrt((double)t->dim);
     if (p->op == SAT_ATTENTION_BACKWARD && fabs(p->alpha) > 2) p->alpha /= 20; // else gradients are all 0
@@ -172,15 +173,15 @@ void attention_text(const check_case *c, char *out, size_t capacity) {
     const sat_attention *t = &p->attention;
     const blocks *b = &c->blocks;
     const sat_heads *list[] = {&t->q, &t->k, &t->v, &t->o, &t->do_, &t->dq, &t->dk, &t->dv};
-    int at =
-        snprintf(out, capacity,
-                 "%s %s batch %" PRId64 ", %" PRId64 " heads over %" PRId64 ", %" PRId64 "x%" PRId64 " dim %" PRId64
-                 " and %" PRId64 ", block %" PRId64 "x%" PRId64 ", %" PRId64 " of %" PRId64 "x%" PRId64
-                 " blocks%s, window %" PRId64 "%s, %" PRId64 " sequences, scale %g, softcap %g, align %u,%u, place %d",
-                 p->op == SAT_ATTENTION ? "attention" : "attention-backward", dtype_name(p->a_dtype), p->batch,
-                 t->heads, t->kv_heads, p->m, p->n, t->dim, value_dim_of(p), b->block_rows, b->block_cols, b->count,
-                 b->grid_rows, b->grid_cols, t->causal ? ", causal" : "", t->window, t->lse ? ", LSE" : "",
-                 b->sequences, p->alpha, t->softcap, p->a_align, p->c_align, (int)c->place);
+    int at = snprintf(
+        out, capacity,
+        "%s %s batch %" PRId64 ", %" PRId64 " heads over %" PRId64 ", %" PRId64 "x%" PRId64 " dim %" PRId64
+        " and %" PRId64 ", block %" PRId64 "x%" PRId64 ", %" PRId64 " of %" PRId64 "x%" PRId64
+        " blocks%s, window %" PRId64 "%s%s, %" PRId64 " sequences, scale %g, softcap %g, align %u,%u, place %d",
+        p->op == SAT_ATTENTION ? "attention" : "attention-backward", dtype_name(p->a_dtype), p->batch, t->heads,
+        t->kv_heads, p->m, p->n, t->dim, value_dim_of(p), b->block_rows, b->block_cols, b->count, b->grid_rows,
+        b->grid_cols, t->causal ? ", causal" : "", t->window, t->lse ? ", LSE" : "", t->sinks ? ", sinks" : "",
+        b->sequences, p->alpha, t->softcap, p->a_align, p->c_align, (int)c->place);
     for (int i = 0; i < (p->op == SAT_ATTENTION ? 4 : 8) && at > 0 && (size_t)at < capacity; i++)
         at += snprintf(out + at, capacity - (size_t)at, " %s=%" PRId64 ",%" PRId64 ",%" PRId64, names[i],
                        list[i]->batch_stride, list[i]->head_stride, list[i]->row_stride);

@@ -52,7 +52,8 @@ typedef struct head {
     const run *r;
     int64_t z, h, kv, dim, value_dim;
     double *q, *k, *v, *o, *g; // g: dO
-    double *dk, *dv;           // of the keys' head
+    double *dk, *dv, *dsinks;  // of the keys' head; of all heads
+    double sink;               // -inf: there is none
     keys keys;
 } head;
 
@@ -93,6 +94,8 @@ static bool open_head(head *w) {
     w->k = power_load(r, 1, w->z, w->kv * p->n, p->n), w->v = power_load(r, 2, w->z, w->kv * p->n, p->n);
     w->o = back ? power_load(r, 3, w->z, w->h * p->m, p->m) : NULL;
     w->g = back ? power_load(r, 5, w->z, w->h * p->m, p->m) : NULL;
+    w->sink = -INFINITY;
+    if (t->sinks) w->sink = number_load(SAT_F32, r->host[back ? 9 : 5], r->how->first_sink ? 0 : w->h);
     w->keys = (keys){.r = r, .stored = calloc((size_t)r->a->grid_cols + 1, sizeof(bool))};
     return w->q && w->k && w->v && w->keys.stored && (!back || (w->o && w->g));
 }
@@ -131,6 +134,14 @@ static void add_tile(const head *w, softmax *x, int64_t i, const int64_t *list, 
     }
 }
 
+// The sink counts as a key without a value.
+static void add_sink(const head *w, softmax *x) {
+    double largest = fmax(x->largest, w->sink), factor = x->count ? exp(x->largest - largest) : 0;
+    if (isinf(w->sink)) return;
+    for (int64_t e = 0; e < w->value_dim; e++) x->sum[e] *= factor;
+    x->total = x->total * factor + exp(w->sink - largest), x->largest = largest;
+}
+
 static void forward_row(head *w, int64_t i, double *sum) {
     const run *r = w->r;
     const sat_problem *p = &r->p;
@@ -148,11 +159,14 @@ static void forward_row(head *w, int64_t i, double *sum) {
     if (count) add_tile(w, &x, i, list, count);
     if (x.count == 0 && r->how->unwritten) return;
     if (x.count && r->how->zero_keys > 0) x.total += r->how->zero_keys * exp(-x.largest);
+    softmax keys_alone = x;
+    add_sink(w, &x);
     for (int64_t e = 0; e < w->value_dim; e++) sum[e] = x.count ? sum[e] / x.total : r->how->nothing;
     store_row(w, 3, w->h, i, p->m, sum, 1);
     if (!p->attention.lse) return;
+    if (r->how->sink_not_in_lse) x = keys_alone;
     double lse = r->how->lse ? r->how->lse(x.largest, x.total) : x.largest + log(x.total);
-    if (x.count == 0 && !r->how->lse) lse = -INFINITY;
+    if (x.total == 0 && !r->how->lse) lse = -INFINITY;
     spot at = {.r = r, .which = 4, .z = w->z, .h = w->h, .i = i, .rows = p->m, .cols = 1};
     power_store(&at, w->h * p->m + i, lse);
 }
@@ -181,6 +195,7 @@ static void backward_row(head *w, int64_t i, double *dq) {
     int64_t kept = 0;
     double delta = dot(g, w->o + i * w->value_dim, w->value_dim);
     if (r->how->delta) delta = r->how->delta(&s, delta);
+    if (s.which = 10, !isinf(w->sink) && !is_skipped(&s)) w->dsinks[w->h] -= exp(w->sink - lse) * delta;
     choose_keys(&w->keys, w->h, i);
     memset(dq, 0, (size_t)w->dim * sizeof *dq);
     for (int64_t at = 0; at < p->n; at++) {
@@ -219,14 +234,18 @@ static bool key_head(head *w, int64_t kv, double *dq) {
 bool power_gradients(const run *r) {
     const sat_problem *p = &r->p;
     int64_t dim = p->attention.dim, value_dim = value_dim_of(p);
-    bool ok = true;
+    double *dsinks = calloc((size_t)p->attention.heads, sizeof *dsinks);
+    bool ok = dsinks != NULL;
     for (int64_t at = 0; ok && at < p->batch * p->attention.kv_heads; at++) {
-        head w = {.r = r, .z = at / p->attention.kv_heads, .dim = dim, .value_dim = value_dim};
+        head w = {.r = r, .z = at / p->attention.kv_heads, .dim = dim, .value_dim = value_dim, .dsinks = dsinks};
         w.dk = calloc((size_t)(p->n * dim) + 1, sizeof *w.dk);
         w.dv = calloc((size_t)(p->n * value_dim) + 1, sizeof *w.dv);
         double *dq = malloc((size_t)(w.dim + 1) * sizeof *dq);
         ok = w.dk && w.dv && dq && key_head(&w, at % p->attention.kv_heads, dq);
         free(w.dk), free(w.dv), free(dq);
     }
+    for (int64_t h = 0; ok && p->attention.sinks && h < p->attention.heads; h++)
+        power_store(&(spot){.r = r, .which = 10, .h = h, .rows = 1, .cols = 1}, h, dsinks[h]);
+    free(dsinks);
     return ok;
 }

@@ -173,6 +173,8 @@ static sat_status row_major(run *r) {
     return SAT_OK;
 }
 
+static sat_status no_sinks(run *r) { return r->p.attention.sinks = false, SAT_OK; }
+static bool sinks_query(const spot *s) { return s->which == 10 && s->i == s->rows - 1; }
 static sat_status no_cap(run *r) { return r->p.attention.softcap = 0, SAT_OK; }
 static sat_status no_scale(run *r) { return r->p.alpha = 1, SAT_OK; }
 static sat_status scale_twice(run *r) { return r->p.alpha *= r->p.alpha, SAT_OK; }

@@ -84,6 +84,7 @@ static bool attention_scene(const fault *f, sat_operation op, sat_dtype t, int64
     p->attention.lse = op == SAT_ATTENTION && f->scene & SCENE_LSE;
     if (f->scene & SCENE_VALUES) p->attention.value_dim = VALUES;
     if (f->scene & SCENE_CAP) p->attention.softcap = 2;
+    p->attention.sinks = f->scene & SCENE_SINKS;
     if (f->scene & SCENE_BATCH) p->batch = 2;
     b->rows = f->scene & SCENE_MASKS ? heads * each : QUERIES, b->cols = keys;
     if (!make_blocks_of(b, 0.8, f->scene)) return false;

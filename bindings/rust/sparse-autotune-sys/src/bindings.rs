@@ -212,6 +212,7 @@ pub struct sat_attention {
     pub do_: sat_heads,
     pub value_dim: i64,
     pub softcap: f64,
+    pub sinks: bool,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -50,9 +50,11 @@ static int64_t next_query(const call *c, int64_t i, int64_t j, sat_range r) {
 
 static void forward_row(const call *c, int64_t i) {
     sat_range r = sat_keys_of(&c->mask, i);
-    double sum[SAT_ATTENTION_MAX_DIM] = {0}, largest = -INFINITY, total = 0;
+    double sink = sat_sink_of(c->p, c->l->operands, c->h);
+    double sum[SAT_ATTENTION_MAX_DIM] = {0}, largest = sink, total = 0;
     for (int64_t j = next_key(c, i, r.begin, r); j < r.end; j = next_key(c, i, j + 1, r))
         largest = fmax(largest, score(c, i, j));
+    if (!isinf(sink)) total = exp(sink - largest);
     for (int64_t j = next_key(c, i, r.begin, r); j < r.end; j = next_key(c, i, j + 1, r)) {
         double weight = exp(score(c, i, j) - largest);
         total += weight;
@@ -101,6 +103,15 @@ static void key_row(call *c, int64_t j) {
     store(c, dv, 8, &c->t->dv, c->kv, j, c->t->value_dim, 1);
 }
 
+static void sink_of(call *c) {
+    double sink = sat_sink_of(c->p, c->l->operands, c->h), sum = 0;
+    const float *lse = c->l->operands[4];
+    for (c->b = 0; c->b < c->p->batch && !isinf(sink); c->b++)
+        for (int64_t i = 0; i < c->p->m; i++)
+            sum -= exp(sink - (double)lse[(c->b * c->t->heads + c->h) * c->p->m + i]) * delta_of(c, i);
+    ((float *)c->l->operands[10])[c->h] = (float)sum;
+}
+
 static call call_of(const sat_launch *l) {
     return (call){.l = l, .p = l->problem, .t = &l->problem->attention, .mask = sat_mask_of(l->problem, l->pattern)};
 }
@@ -129,6 +140,12 @@ static sat_status backward(const sat_launch *l) {
         c.b = at / each / heads, c.h = c.kv = at / each % heads;
         if (row < queries) c.kv = c.h / (t->heads / t->kv_heads), query_row(&c, at % each);
         else key_row(&c, at % each);
+    }
+#pragma omp parallel for num_threads(l->threads) schedule(dynamic, 1)
+    for (int64_t h = 0; h < (t->sinks ? t->heads : 0); h++) {
+        call c = all;
+        c.h = h;
+        sink_of(&c);
     }
     return SAT_OK;
 }

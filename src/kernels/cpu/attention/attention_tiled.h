@@ -362,7 +362,9 @@ static void forward_tile(task *k, int64_t place) {
     attention_rows rows = attention_rows_of(k->l, 0, &t->q, k->b, k->h, q->first);
     attention_pack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.panel[0]);
     memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * k->value_dim) * sizeof(float));
-    for (int i = 0; i < ATTENTION_TILE; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
+    double sink = sat_sink_of(k->p, k->l->operands, k->h); /* a key that was there before all others */
+    for (int i = 0; i < ATTENTION_TILE; i++)
+        row_max[i] = (float)(sink * ATTENTION_LOG2E), row_sum[i] = isinf(sink) ? 0 : 1;
     for (int64_t i = lists->start[place]; i < lists->start[place + 1]; i++) forward_step(k, q, lists->step[i]);
     for (int i = 0; i < ATTENTION_TILE; i++) factor[i] = row_sum[i] == 0 ? 0 : 1 / row_sum[i];
     rows = attention_rows_of(k->l, 3, &t->o, k->b, k->h, q->first);
@@ -542,6 +544,20 @@ static void key_tasks(const sat_launch *l) {
     }
 }
 
+/* Gradients of the sinks, from dO*O of all queries. */
+static void sink_tasks(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    int64_t heads = p->attention.heads;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t h = 0; h < heads; h++) {
+        double sink = sat_sink_of(p, l->operands, h), sum = 0;
+        for (int64_t b = 0; b < p->batch && !isinf(sink); b++)
+            for (int64_t at = (b * heads + h) * p->m; at < (b * heads + h + 1) * p->m; at++)
+                sum -= exp(sink - (double)((const float *)l->operands[4])[at]) * (double)attention_delta(l)[at];
+        ((float *)l->operands[10])[h] = (float)sum;
+    }
+}
+
 static sat_status forward(const sat_launch *l) {
 #pragma omp parallel num_threads(l->threads)
     query_tasks(l, forward_tile);
@@ -553,6 +569,7 @@ static sat_status backward(const sat_launch *l) {
     {
         query_tasks(l, query_tile); /* the barrier at its end: dO*O is there */
         key_tasks(l);
+        if (l->problem->attention.sinks) sink_tasks(l);
     }
     return SAT_OK;
 }
