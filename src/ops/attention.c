@@ -226,7 +226,7 @@ static double most_of(const sat_problem *p, double terms, bool one_row) {
 static double power_above(double x) { return exp2(ceil(log2(x))); }
 
 /* Sinks are worth about all keys together, so that one that is left out or another head's shows at any length. */
-static sat_fill sink_fill(const sat_problem *p, double largest, bool two) {
+static sat_fill fill_of_sinks(const sat_problem *p, double largest, bool two) {
     return (sat_fill){.scale = 1, .most = two, .offset = log((double)sat_max(1, p->n)) + largest};
 }
 
@@ -234,7 +234,7 @@ static sat_fill sink_fill(const sat_problem *p, double largest, bool two) {
 static void fill_uniform(const sat_problem *p, int fill_case, sat_fill *fills) {
     const sat_attention *t = &p->attention;
     fills[fill_case == SAT_FILL_NO_KEYS ? 1 : 0] = (sat_fill){.scale = 0};
-    if (t->sinks) fills[sat_sinks_at(p)] = sink_fill(p, 0, true);
+    if (t->sinks) fills[sat_sinks_at(p)] = fill_of_sinks(p, 0, true);
     if (p->op == SAT_ATTENTION) {
         fills[2] = (sat_fill){.scale = 1, .most = most_of(p, (double)p->n, t->v.row_stride == 0), .wide = true};
         return;
@@ -275,7 +275,7 @@ static void fill_ladder(const sat_problem *p, bool falls, sat_fill *fills) {
 static void set_real_fills(const sat_problem *p, sat_fill *fills) {
     double softcap = p->attention.softcap, deviation = fabs(p->alpha) * sqrt((double)p->attention.dim) / 3;
     double most = softcap != 0 ? fmin(softcap, 6) : 0; /* of the scores' deviation; e^s is e^(most^2/2) on average */
-    if (p->attention.sinks) fills[sat_sinks_at(p)] = sink_fill(p, fmin(most * most / 2, 2 * most), false);
+    if (p->attention.sinks) fills[sat_sinks_at(p)] = fill_of_sinks(p, fmin(most * most / 2, 2 * most), false);
     if (softcap == 0) return;
     double each = sqrt(most / deviation);
     fills[0].scale = fills[1].scale = fmax(0x1p-7, fmin(each, 0x1p7));

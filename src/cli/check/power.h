@@ -97,7 +97,7 @@ typedef struct fault_hooks {
     double (*delta)(const spot *s, double x);
     double (*lse)(double largest, double total);
     bool never_rescales, without_largest;
-    bool first_sink, sink_not_in_lse;
+    bool first_sink, lse_without_sink;
     bool flat_cap;      /* gradients: the cap's slope is taken for 1 */
     bool skips_zeros;   /* matmul, sampled: 0 times anything is 0 */
     bool absent_too;    /* matmul: multiplies by the zeros of absent blocks; groups: 0 times what others multiply */

@@ -164,7 +164,7 @@ static void forward_row(head *w, int64_t i, double *sum) {
     for (int64_t e = 0; e < w->value_dim; e++) sum[e] = x.count ? sum[e] / x.total : r->how->nothing;
     store_row(w, 3, w->h, i, p->m, sum, 1);
     if (!p->attention.lse) return;
-    if (r->how->sink_not_in_lse) x = keys_alone;
+    if (r->how->lse_without_sink) x = keys_alone;
     double lse = r->how->lse ? r->how->lse(x.largest, x.total) : x.largest + log(x.total);
     if (x.total == 0 && !r->how->lse) lse = -INFINITY;
     spot at = {.r = r, .which = 4, .z = w->z, .h = w->h, .i = i, .rows = p->m, .cols = 1};

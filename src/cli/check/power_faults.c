@@ -217,7 +217,7 @@ const fault fault_table[] = {
     {"the first head's sink for all", OP_ATTENTION, T_ALL, SCENE_SINKS, T_ALL, T_ALL, NULL,
      .how = {.first_sink = true}},
     {"LSE without the sink", OP_FORWARD, T_ALL, SCENE_SINKS | SCENE_LSE, T_ALL, T_ALL, NULL,
-     .how = {.sink_not_in_lse = true}},
+     .how = {.lse_without_sink = true}},
     {"a sink's gradient lacks the last query", OP_BACKWARD, T_ALL, SCENE_SINKS, T_ALL, T_ALL, NULL,
      .how = {.skip = sinks_query}},
     {"scales twice", OP_ATTENTION, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = scale_twice}},

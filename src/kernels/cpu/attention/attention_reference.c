@@ -103,7 +103,7 @@ static void key_row(call *c, int64_t j) {
     store(c, dv, 8, &c->t->dv, c->kv, j, c->t->value_dim, 1);
 }
 
-static void sink_of(call *c) {
+static void gradient_of_sink(call *c) {
     double sink = sat_sink_of(c->p, c->l->operands, c->h), sum = 0;
     const float *lse = c->l->operands[4];
     for (c->b = 0; c->b < c->p->batch && !isinf(sink); c->b++)
@@ -145,7 +145,7 @@ static sat_status backward(const sat_launch *l) {
     for (int64_t h = 0; h < (t->sinks ? t->heads : 0); h++) {
         call c = all;
         c.h = h;
-        sink_of(&c);
+        gradient_of_sink(&c);
     }
     return SAT_OK;
 }

@@ -545,7 +545,7 @@ static void key_tasks(const sat_launch *l) {
 }
 
 /* Gradients of the sinks, from dO*O of all queries. */
-static void sink_tasks(const sat_launch *l) {
+static void gradient_of_sinks(const sat_launch *l) {
     const sat_problem *p = l->problem;
     int64_t heads = p->attention.heads;
 #pragma omp for schedule(dynamic, 1)
@@ -569,7 +569,7 @@ static sat_status backward(const sat_launch *l) {
     {
         query_tasks(l, query_tile); /* the barrier at its end: dO*O is there */
         key_tasks(l);
-        if (l->problem->attention.sinks) sink_tasks(l);
+        if (l->problem->attention.sinks) gradient_of_sinks(l);
     }
     return SAT_OK;
 }
