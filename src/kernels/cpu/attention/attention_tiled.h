@@ -78,54 +78,69 @@ static inline attention_rows attention_rows_of(const sat_launch *l, int operand,
     return (attention_rows){l->operands[operand], sat_heads_at(s, b, h, i), s->row_stride};
 }
 
-/* Elements at to at + 7, those from number `count` on zero. */
-static inline __attribute__((always_inline)) __m256 attention_load(sat_dtype t, const void *p, int64_t at,
-                                                                   int64_t count) {
+/* Elements at to at + 7; of the last ones of a row, where `count` is below 8, those from there on are zero. */
+static __m256 attention_load_last(sat_dtype t, const void *p, int64_t at, int64_t count) {
     float x[8] = {0};
-    if (count >= 8) return load8(t, p, at);
     for (int64_t e = 0; e < count; e++) x[e] = (float)sat_load(t, p, at + e);
     return _mm256_loadu_ps(x);
 }
 
-static inline __attribute__((always_inline)) void attention_store(sat_dtype t, void *p, int64_t at, int64_t count,
-                                                                  __m256 v) {
+static void attention_store_last(sat_dtype t, void *p, int64_t at, int64_t count, __m256 v) {
     float x[8];
-    if (count >= 8) {
-        store8(t, p, at, v);
-        return;
-    }
     _mm256_storeu_ps(x, v);
     for (int64_t e = 0; e < count; e++) sat_store(t, p, at + e, (double)x[e]);
 }
 
+/* 8 rows by 8 elements of a panel, from `at` on; fewer elements where `last`, a constant. */
+static inline __attribute__((always_inline)) void attention_pack8(sat_dtype t, attention_rows r, int64_t rows,
+                                                                  int64_t at, int64_t elements, int64_t width,
+                                                                  float *to, const bool last) {
+    __m256 v[8];
+    for (int64_t e = 0; e < 8; e++)
+        v[e] = e >= rows ? _mm256_setzero_ps()
+               : last    ? attention_load_last(t, r.data, at + e * r.stride, elements)
+                         : load8(t, r.data, at + e * r.stride);
+    transpose8x8(v);
+    for (int64_t e = 0; e < 8; e++) _mm256_storeu_ps(to + e * width, v[e]);
+}
+
+static inline __attribute__((always_inline)) void attention_unpack8(sat_dtype t, attention_rows r, int64_t rows,
+                                                                    int64_t at, int64_t elements, int64_t width,
+                                                                    const float *from, __m256 factor, const bool last) {
+    __m256 v[8];
+    for (int64_t e = 0; e < 8; e++) v[e] = _mm256_mul_ps(_mm256_loadu_ps(from + e * width), factor);
+    transpose8x8(v);
+    for (int64_t e = 0; e < 8 && e < rows; e++) {
+        if (last) attention_store_last(t, r.data, at + e * r.stride, elements, v[e]);
+        else store8(t, r.data, at + e * r.stride, v[e]);
+    }
+}
+
 /* panels[row / width][x][row % width], zero beyond `count` rows and `dim` elements. */
 static void attention_pack(sat_dtype t, attention_rows r, int64_t count, int64_t dim, int64_t width, float *panels) {
-    int64_t padded = attention_padded(dim);
-    for (int64_t i = 0; i < (count + width - 1) / width * width; i += 8)
-        for (int64_t x = 0; x < dim; x += 8) {
-            __m256 v[8];
-            for (int64_t e = 0; e < 8; e++)
-                v[e] = i + e < count ? attention_load(t, r.data, r.at + (i + e) * r.stride + x, dim - x)
-                                     : _mm256_setzero_ps();
-            transpose8x8(v);
-            float *to = panels + i / width * width * padded + x * width + i % width;
-            for (int64_t e = 0; e < 8; e++) _mm256_storeu_ps(to + e * width, v[e]);
-        }
+    int64_t padded = attention_padded(dim), whole = dim / 8 * 8;
+    for (int64_t i = 0; i < (count + width - 1) / width * width; i += 8) {
+        float *to = panels + i / width * width * padded + i % width;
+        int64_t at = r.at + i * r.stride;
+        for (int64_t x = 0; x < whole; x += 8)
+            attention_pack8(t, r, count - i, at + x, 8, width, to + x * width, false);
+        if (whole < dim) attention_pack8(t, r, count - i, at + whole, dim - whole, width, to + whole * width, true);
+    }
 }
 
 /* Panels back to rows; row i is multiplied by factor[i]. */
 static void attention_unpack(sat_dtype t, attention_rows r, int64_t count, int64_t dim, int64_t width,
                              const float *panels, const float *factor) {
-    int64_t padded = attention_padded(dim);
-    for (int64_t i = 0; i < count; i += 8)
-        for (int64_t x = 0; x < dim; x += 8) {
-            __m256 v[8], f = _mm256_loadu_ps(factor + i);
-            const float *from = panels + i / width * width * padded + x * width + i % width;
-            for (int64_t e = 0; e < 8; e++) v[e] = _mm256_mul_ps(_mm256_loadu_ps(from + e * width), f);
-            transpose8x8(v);
-            for (int64_t e = 0; e < 8 && i + e < count; e++)
-                attention_store(t, r.data, r.at + (i + e) * r.stride + x, dim - x, v[e]);
-        }
+    int64_t padded = attention_padded(dim), whole = dim / 8 * 8;
+    for (int64_t i = 0; i < count; i += 8) {
+        const float *from = panels + i / width * width * padded + i % width;
+        int64_t at = r.at + i * r.stride;
+        __m256 f = _mm256_loadu_ps(factor + i);
+        for (int64_t x = 0; x < whole; x += 8)
+            attention_unpack8(t, r, count - i, at + x, 8, width, from + x * width, f, false);
+        if (whole < dim)
+            attention_unpack8(t, r, count - i, at + whole, dim - whole, width, from + whole * width, f, true);
+    }
 }
 
 /* A tile as f32 rows: in place where it is f32, else widened; rows and elements beyond it are zero. */
@@ -138,9 +153,13 @@ static attention_matrix attention_widen(sat_dtype t, attention_rows r, int64_t c
     int64_t padded = attention_padded(dim), rows = (count + 7) / 8 * 8;
     if (t == SAT_F32 && count == ATTENTION_TILE && dim == padded)
         return (attention_matrix){(const float *)r.data + r.at, r.stride};
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t x = 0; x < dim; x += 8)
-            _mm256_storeu_ps(to + i * padded + x, attention_load(t, r.data, r.at + i * r.stride + x, dim - x));
+    int64_t whole = dim / 8 * 8;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at = r.at + i * r.stride;
+        for (int64_t x = 0; x < whole; x += 8) _mm256_storeu_ps(to + i * padded + x, load8(t, r.data, at + x));
+        if (whole < dim)
+            _mm256_storeu_ps(to + i * padded + whole, attention_load_last(t, r.data, at + whole, dim - whole));
+    }
     memset(to + count * padded, 0, (size_t)((rows - count) * padded) * sizeof *to);
     return (attention_matrix){to, padded};
 }
@@ -420,12 +439,16 @@ static void delta_of(const task *k, const sat_tile *q, float *delta) {
     for (int64_t i = 0; i < q->count; i++) {
         int64_t o = sat_heads_at(&t->o, k->b, k->h, q->first + i), d = sat_heads_at(&t->do_, k->b, k->h, q->first + i);
         __m256 sum = _mm256_setzero_ps();
-        for (int64_t x = 0; x < t->value_dim; x += 8)
-            sum = _mm256_fmadd_ps(attention_load(k->p->a_dtype, k->l->operands[3], o + x, t->value_dim - x),
-                                  attention_load(k->p->a_dtype, k->l->operands[5], d + x, t->value_dim - x), sum);
+        int64_t whole = t->value_dim / 8 * 8;
+        for (int64_t x = 0; x < whole; x += 8)
+            sum = _mm256_fmadd_ps(load8(k->p->a_dtype, k->l->operands[3], o + x),
+                                  load8(k->p->a_dtype, k->l->operands[5], d + x), sum);
         float part[8], all = 0;
         _mm256_storeu_ps(part, sum);
         for (int x = 0; x < 8; x++) all += part[x];
+        for (int64_t x = whole; x < t->value_dim; x++)
+            all += (float)(sat_load(k->p->a_dtype, k->l->operands[3], o + x) *
+                           sat_load(k->p->a_dtype, k->l->operands[5], d + x));
         delta[i] = all;
     }
 }
