@@ -96,8 +96,8 @@ typedef enum sat_index_type { SAT_I32 = 1, SAT_I64 = 2 } sat_index_type;
  *                                                                   inputs               outputs
  *   matmul         C = act(alpha*op(A)*B + beta*C + bias)           values, B[, bias]    C             A block-sparse
  *   sampled        S = alpha*(X*Y at the stored blocks) + beta*S    X, Y                 values of S
- *   attention      O = softmax(alpha*Q*K^T where kept)*V            Q, K, V              O[, LSE]
- *   its gradients                                                   Q, K, V, O, LSE, dO  dQ, dK, dV
+ *   attention      O = softmax(alpha*Q*K^T where kept)*V            Q, K, V[, sinks]     O[, LSE]
+ *   its gradients                        Q, K, V, O, LSE, dO[, sinks]                    dQ, dK, dV[, dsinks]
  *   grouped        Y = act(alpha*X*W[group] + beta*Y + bias[group]) X, W, offsets[, b]   Y             rows in groups
  *   its weights    W[group] = alpha*X^T*Z + beta*W[group]           X, Z, offsets        W
  */
@@ -369,16 +369,23 @@ typedef struct sat_heads {
  *   One mask a head     block rows of head 0, then those of head 1, ...: heads * ceil(m/block_rows) * block_rows rows;
  *                       the problem must give m.
  *   Packed sequences    offsets in sat_bsr; the batch is 1, m and n are totals, and blocks count over all of them.
- * A query for which nothing is kept gets zeros and an LSE of -inf, and adds nothing to gradients. An Inf or NaN in a
- * key or value that is not kept may still reach the result. */
+ *   Sinks               one f32 a head (-inf: none), as if each query of that head kept one more key with this score
+ *                       and a value of zeros. LSE counts it: for a query that keeps nothing it is the sink. The
+ *                       gradients have dsinks, one f32 a head: -exp(sink - LSE)*(dO*O), summed over queries and batch.
+ *
+ * A query for which nothing is kept gets zeros and, without a sink, an LSE of -inf, and adds nothing to gradients. An
+ * Inf or NaN in a key or value that is not kept may still reach the result. */
 typedef struct sat_attention {
     int64_t heads, kv_heads; /* heads is a multiple of kv_heads (0: as many); head h reads h / (heads/kv_heads) */
-    int64_t dim;             /* elements of a head, in Q, K, V and O alike: a multiple of 8, at most 512 */
-    bool causal;             /* only keys up to the query's diagonal position */
-    int64_t window;          /* only keys at a distance below this from that position; 0: all */
-    bool lse;                /* forward: also log(sum(exp(alpha*q*k))) of each row, f32, (batch, head, row), no gaps */
+    int64_t dim;    /* elements of a head of Q and K, and of V and O unless value_dim says otherwise: 1 to 576 */
+    bool causal;    /* only keys up to the query's diagonal position */
+    int64_t window; /* only keys at a distance below this from that position; 0: all */
+    bool lse;       /* forward: also log(sum(exp(alpha*q*k))) of each row, f32, (batch, head, row), no gaps */
     sat_heads q, k, v, o;
     sat_heads dq, dk, dv, do_; /* backward */
+    int64_t value_dim;         /* elements of a head of V and O, and of their gradients: 1 to 576; 0: dim */
+    double softcap;            /* scores s = alpha*q*k become softcap*tanh(s/softcap): 1e-4 to 1e6; 0: they stay */
+    bool sinks;                /* an input more: a logit of each head that is weighed and has no value; see above */
 } sat_attention;
 
 /* Products of groups, as in a mixture of experts. Rows offsets[g] to offsets[g + 1] - 1 of X, and of Y or Z, are group
@@ -507,7 +514,7 @@ SAT_API sat_status sat_bsr_matmul(sat_context *context, const sat_pattern *patte
                                   const void *values, const void *b, void *c, const void *bias, void *stream);
 SAT_API sat_status sat_bsr_sampled_matmul(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                           const void *x, const void *y, void *values, void *stream);
-/* `lse` is written where it is not NULL, whatever the problem says. */
+/* `lse` is written where it is not NULL, whatever the problem says. Problems with sinks need a plan. */
 SAT_API sat_status sat_attention_forward(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                          const void *q, const void *k, const void *v, void *o, float *lse,
                                          void *stream);
@@ -628,8 +635,8 @@ typedef struct sat_launch {
     void *const *operands; /* SAT_MAX_OPERANDS entries; NULL where the problem has none:
                               matmul              values, B, C, bias
                               sampled             X, Y, values of S
-                              attention           Q, K, V, O, LSE
-                              its gradients       Q, K, V, O, LSE, dO, dQ, dK, dV
+                              attention           Q, K, V, O, LSE, sinks
+                              its gradients       Q, K, V, O, LSE, dO, dQ, dK, dV, sinks, dsinks
                               grouped             X, W, Y, offsets, bias
                               its weights         X, Z, W, offsets */
     void *workspace;

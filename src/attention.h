@@ -5,6 +5,17 @@
 
 #include "variant.h"
 
+/* Elements of a head of V and O. A problem that is not normalised may leave it to dim. */
+SAT_BOTH static inline int64_t sat_value_dim(const sat_attention *t) { return t->value_dim ? t->value_dim : t->dim; }
+
+enum { SAT_ATTENTION_MAX_DIM = 576 };
+
+/* A problem without options: what a variant takes that knows none of them. */
+static inline bool sat_attention_is_plain(const sat_problem *p) {
+    const sat_attention *t = &p->attention;
+    return sat_value_dim(t) == t->dim && t->dim % 8 == 0 && t->dim <= 512 && t->softcap == 0 && !t->sinks;
+}
+
 /* The mask of a normalised problem: plain values and pointers, so that a kernel can take it as an argument. */
 typedef struct sat_mask {
     int64_t m, n, block_rows, block_cols;
@@ -203,18 +214,28 @@ static inline double sat_pairs(const sat_problem *p, const sat_pattern_view *a) 
     return pairs * (double)each;
 }
 
+/* Q*K^T, dQ and dK are sums over, or of, dim elements; the products with V, and dV, of those of a value. */
 static inline double sat_attention_flops(const sat_problem *p, const sat_pattern_view *a) {
-    return (p->op == SAT_ATTENTION ? 4 : 10) * (double)p->attention.dim * sat_pairs(p, a);
+    double dim = (double)p->attention.dim, value_dim = (double)sat_value_dim(&p->attention);
+    return (p->op == SAT_ATTENTION ? 2 * dim + 2 * value_dim : 6 * dim + 4 * value_dim) * sat_pairs(p, a);
 }
 
 /* What must move at least once. */
 static inline double sat_attention_bytes(const sat_problem *p, const sat_pattern_view *a) {
     const sat_attention *t = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
-    double size = (double)sat_dtype_size(p->a_dtype) * (double)t->dim, batch = (double)p->batch;
+    double size = (double)sat_dtype_size(p->a_dtype) * (double)(t->dim + sat_value_dim(t)), batch = (double)p->batch;
     double q = (double)(t->heads * p->m) * batch, kv = (double)(t->kv_heads * p->n) * batch;
     double index = 4.0 * (double)a->stored_blocks + 8.0 * (double)a->grid_rows;
-    return index + size * (back ? 4 * q + 4 * kv : 2 * q + 2 * kv) + (back || t->lse ? 4 * q : 0);
+    return index + size * (back ? 2 * q + 2 * kv : q + kv) + (back || t->lse ? 4 * q : 0);
+}
+
+/* The place of the sinks among a variant's operands; that of their gradient is the next. */
+SAT_BOTH static inline int sat_sinks_at(const sat_problem *p) { return p->op == SAT_ATTENTION ? 5 : 9; }
+
+/* The sink of a head; -inf: there is none. */
+static inline double sat_sink_of(const sat_problem *p, void *const *operands, int64_t head) {
+    return p->attention.sinks ? (double)((const float *)operands[sat_sinks_at(p)])[head] : -(double)INFINITY;
 }
 
 /* Element (b, h, i, 0). */

@@ -26,13 +26,17 @@ static inline sat_problem attention_problem(sat_dtype dtype, int64_t heads, int6
 __attribute__((noinline, unused)) static sat_status run_in_order(sat_plan *plan, const sat_problem *p, void *const *o,
                                                                  void *stream) {
     bool bias = p->op == SAT_MATMUL && p->matmul.bias == SAT_BIAS_ROW;
+    bool sinks = p->op >= SAT_ATTENTION && p->op <= SAT_ATTENTION_BACKWARD && p->attention.sinks;
     switch (p->op) {
     case SAT_MATMUL:
         return sat_run(plan, (const void *[]){o[0], o[1], bias ? o[3] : NULL}, bias ? 3 : 2, o + 2, 1, stream);
     case SAT_SAMPLED: return sat_run(plan, (const void *[]){o[0], o[1]}, 2, o + 2, 1, stream);
     case SAT_ATTENTION:
-        return sat_run(plan, (const void *[]){o[0], o[1], o[2]}, 3, o + 3, p->attention.lse ? 2 : 1, stream);
-    default: return sat_run(plan, (const void *[]){o[0], o[1], o[2], o[3], o[4], o[5]}, 6, o + 6, 3, stream);
+        return sat_run(plan, (const void *[]){o[0], o[1], o[2], sinks ? o[5] : NULL}, sinks ? 4 : 3, o + 3,
+                       p->attention.lse ? 2 : 1, stream);
+    default:
+        return sat_run(plan, (const void *[]){o[0], o[1], o[2], o[3], o[4], o[5], sinks ? o[9] : NULL}, sinks ? 7 : 6,
+                       (void *[]){o[6], o[7], o[8], sinks ? o[10] : NULL}, sinks ? 4 : 3, stream);
     }
 }
 

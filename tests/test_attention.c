@@ -51,8 +51,11 @@ static void a_bad_problem_is_refused_by_name(void **state) {
     TRY(p.attention.kv_heads = -1, SAT_BAD_SIZE, "kv_heads is -1");
     TRY(p.attention.kv_heads = 12, SAT_BAD_SIZE, "kv_heads is 12");
     TRY(p.attention.dim = 0, SAT_UNSUPPORTED, "dim is 0");
-    TRY(p.attention.dim = 60, SAT_UNSUPPORTED, "dim is 60");
-    TRY(p.attention.dim = 520, SAT_UNSUPPORTED, "dim is 520");
+    TRY(p.attention.dim = 577, SAT_UNSUPPORTED, "dim is 577");
+    TRY(p.attention.value_dim = -1, SAT_UNSUPPORTED, "value_dim is -1");
+    TRY(p.attention.value_dim = 577, SAT_UNSUPPORTED, "value_dim is 577");
+    TRY(p.attention.softcap = -1, SAT_UNSUPPORTED, "softcap is -1");
+    TRY(p.attention.softcap = NAN, SAT_UNSUPPORTED, "softcap is");
     TRY(p.attention.window = -1, SAT_BAD_SIZE, "window is -1");
     TRY(p.m = 99, SAT_BAD_SIZE, "the mask has 100 rows");
     TRY(p.m = -1, SAT_BAD_SIZE, "m is -1");
@@ -347,6 +350,72 @@ static void a_race_checks_and_remembers_it(void **state) {
     sat_context_free(ctx);
 }
 
+/* ---- sinks ---- */
+
+/* One query less than keys, all scores 0: of n keys and a sink of s, each weighs 1/(n + e^s). */
+static void sinks_are_weighed_and_have_no_value(void **state) {
+    fixture *f = *state;
+    enum { M = 3, N = 5, DIM = 9, VALUES = 4, HEADS = 2 };
+    float q[HEADS * M * DIM] = {0}, k[HEADS * N * DIM], v[HEADS * N * VALUES], o[HEADS * M * VALUES], lse[HEADS * M];
+    const float sinks[HEADS] = {1.5f, -INFINITY};
+    for (int i = 0; i < HEADS * N * DIM; i++) k[i] = 1;
+    for (int i = 0; i < HEADS * N * VALUES; i++) v[i] = (float)(i % VALUES);
+    sat_problem p = attention_problem(SAT_F32, HEADS, HEADS, DIM);
+    p.attention.value_dim = VALUES, p.attention.sinks = true;
+    sat_bsr mask = dense_mask(M, N);
+    sat_pattern *pattern;
+    assert_ok(sat_pattern_create(f->ctx, &mask, &pattern));
+    assert_fails(sat_attention_forward(f->ctx, pattern, &p, q, k, v, o, lse, NULL), SAT_UNSUPPORTED, "sinks");
+    for (size_t i = 0, seen = 0; i < sat_variant_count(f->ctx); i++) {
+        sat_plan *plan;
+        for (int wants_lse = 0; wants_lse < 2; wants_lse++) {
+            p.attention.lse = wants_lse;
+            if (sat_plan_create_with(f->ctx, pattern, &p, sat_variant_at(f->ctx, i)->name, &plan) != SAT_OK) continue;
+            assert_fails(sat_run(plan, (const void *[]){q, k, v}, 3, (void *[]){o, lse}, (size_t)wants_lse + 1, NULL),
+                         SAT_BAD_SIZE, "4 (q, k, v, sinks)");
+            assert_ok(run_in_order(plan, &p, (void *[]){q, k, v, o, lse, (void *)(uintptr_t)sinks}, NULL));
+            for (int at = 0; at < HEADS * M; at++) {
+                double total = N + exp((double)sinks[at / M]);
+                if (wants_lse) assert_true(fabs((double)lse[at] - log(total)) < 1e-6);
+                for (int x = 0; x < VALUES; x++) assert_true(fabs((double)o[at * VALUES + x] - x * N / total) < 1e-6);
+            }
+            sat_plan_free(plan), seen++;
+        }
+        assert_true(i + 1 < sat_variant_count(f->ctx) || seen >= 2);
+    }
+    sat_pattern_free(pattern);
+}
+
+static void a_sink_is_the_lse_of_a_row_that_keeps_nothing(void **state) {
+    fixture *f = *state;
+    float q[16], o[16], lse[2], grads[3 * 16], sinks[] = {-3}, dsinks[1];
+    for (int i = 0; i < 16; i++) q[i] = 1;
+    sat_problem p = attention_problem(SAT_F32, 1, 1, 8);
+    p.attention.sinks = p.attention.lse = true;
+    sat_bsr mask = dense_mask(2, 2);
+    mask.stored_blocks = 0, mask.row_ptr = (const int64_t[]){0, 0};
+    sat_pattern *pattern;
+    assert_ok(sat_pattern_create(f->ctx, &mask, &pattern));
+    for (size_t i = 0; i < sat_variant_count(f->ctx); i++) {
+        sat_plan *plan;
+        p.op = sat_variant_at(f->ctx, i)->op, dsinks[0] = NAN;
+        if (p.op != SAT_ATTENTION && p.op != SAT_ATTENTION_BACKWARD) continue;
+        if (sat_plan_create_with(f->ctx, pattern, &p, sat_variant_at(f->ctx, i)->name, &plan) != SAT_OK) continue;
+        if (p.op == SAT_ATTENTION) {
+            assert_ok(run_in_order(plan, &p, (void *[]){q, q, q, o, lse, sinks}, NULL));
+            for (int x = 0; x < 16; x++) assert_true(o[x] == 0);
+            assert_true(fabsf(lse[0] + 3) < 1e-6f && fabsf(lse[1] + 3) < 1e-6f);
+        } else {
+            assert_ok(run_in_order(plan, &p,
+                                   (void *[]){q, q, q, o, lse, q, grads, grads + 16, grads + 32, sinks, dsinks}, NULL));
+            for (int x = 0; x < 48; x++) assert_true(grads[x] == 0);
+            assert_true(dsinks[0] == 0);
+        }
+        sat_plan_free(plan);
+    }
+    sat_pattern_free(pattern);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bad_problem_is_refused_by_name),
@@ -356,6 +425,8 @@ int main(void) {
         cmocka_unit_test(large_scores_do_not_overflow),
         cmocka_unit_test(a_row_that_keeps_nothing_is_zero),
         cmocka_unit_test(lengths_of_zero_are_ordinary),
+        cmocka_unit_test(sinks_are_weighed_and_have_no_value),
+        cmocka_unit_test(a_sink_is_the_lse_of_a_row_that_keeps_nothing),
         cmocka_unit_test(gradients_may_share_a_packed_buffer),
         cmocka_unit_test(a_race_checks_and_remembers_it),
     };

@@ -12,9 +12,12 @@
 typedef struct numbers {
     const scene *s;
     const sat_problem *p;
-    int64_t dim, queries, keys; /* elements of Q and of K */
-    double *q, *k, *v, *o, *d;  /* d: dO */
+    int64_t dim, value_dim;
+    int64_t queries, keys, values; /* elements of Q, of K and of V */
+    double *q, *k, *v, *o, *d;     /* d: dO */
     double *dq, *dk, *dv;
+    int64_t heads; /* with a sink; 0: there are none */
+    double *sinks, *dsinks;
 } numbers;
 
 static double *load(const scene *s, int operand) {
@@ -30,14 +33,17 @@ static double *load(const scene *s, int operand) {
 static numbers load_numbers(const scene *s) {
     const sat_problem *p = &s->q.problem;
     const sat_attention *t = &p->attention;
-    numbers x = {.s = s, .p = p, .dim = t->dim};
+    numbers x = {.s = s, .p = p, .dim = t->dim, .value_dim = t->value_dim};
     x.queries = p->batch * t->heads * p->m * t->dim, x.keys = p->batch * t->kv_heads * p->n * t->dim;
+    x.values = p->batch * t->kv_heads * p->n * t->value_dim;
     x.q = load(s, 0), x.k = load(s, 1), x.v = load(s, 2), x.o = load(s, 3), x.d = load(s, 5);
     x.dq = load(s, 6), x.dk = load(s, 7), x.dv = load(s, 8);
+    if (t->sinks) x.heads = t->heads, x.sinks = load(s, 9), x.dsinks = load(s, 10);
     return x;
 }
 
 static void free_numbers(numbers *x) {
+    free(x->sinks), free(x->dsinks);
     free(x->q), free(x->k), free(x->v), free(x->o), free(x->d), free(x->dq), free(x->dk), free(x->dv);
 }
 
@@ -67,31 +73,39 @@ static double dot_size(const double *x, const double *y, int64_t n) {
     return sum;
 }
 
+static double capped(const numbers *x, double s) {
+    double cap = x->p->attention.softcap;
+    return cap != 0 ? cap * tanh(s / cap) : s;
+}
+
 /* Weights of one query, n of them; gives LSE. */
-static double weigh(const numbers *x, const double *q, const double *k, int64_t h, int64_t i, double *weight) {
-    double largest = -INFINITY, total = 0;
+static double weigh(const numbers *x, const double *q, const double *k, const double *sinks, int64_t h, int64_t i,
+                    double *weight) {
+    double largest = sinks ? sinks[h] : -INFINITY, total = 0;
     for (int64_t j = 0; j < x->p->n; j++) {
-        weight[j] = is_kept(x, h, i, j) ? x->p->alpha * dot(q, k + j * x->dim, x->dim) : -INFINITY;
+        weight[j] = is_kept(x, h, i, j) ? capped(x, x->p->alpha * dot(q, k + j * x->dim, x->dim)) : -INFINITY;
         largest = fmax(largest, weight[j]);
     }
+    if (sinks) total = exp(sinks[h] - largest);
     for (int64_t j = 0; j < x->p->n; j++) total += weight[j] = isinf(weight[j]) ? 0 : exp(weight[j] - largest);
     for (int64_t j = 0; j < x->p->n && total > 0; j++) weight[j] /= total;
     return total > 0 ? largest + log(total) : 0;
 }
 
-static int64_t keys_of(const numbers *x, int64_t bh) { /* of a head of queries: where its keys begin */
+static int64_t keys_of(const numbers *x, int64_t bh) { /* of a head of queries: the row of its first key */
     const sat_attention *t = &x->p->attention;
-    return (bh / t->heads * t->kv_heads + bh % t->heads / (t->heads / t->kv_heads)) * x->p->n * x->dim;
+    return (bh / t->heads * t->kv_heads + bh % t->heads / (t->heads / t->kv_heads)) * x->p->n;
 }
 
 /* dO*O, summed over everything. */
-static double loss_at(const numbers *x, const double *q, const double *k, const double *v) {
+static double loss_at(const numbers *x, const double *q, const double *k, const double *v, const double *sinks) {
     double sum = 0, *weight = malloc((size_t)(x->p->n + 1) * sizeof *weight);
     for (int64_t row = 0; row < x->queries / x->dim; row++) {
         int64_t bh = row / x->p->m, keys = keys_of(x, bh);
-        weigh(x, q + row * x->dim, k + keys, bh % x->p->attention.heads, row % x->p->m, weight);
+        weigh(x, q + row * x->dim, k + keys * x->dim, sinks, bh % x->p->attention.heads, row % x->p->m, weight);
         for (int64_t j = 0; j < x->p->n; j++)
-            if (weight[j] > 0) sum += weight[j] * dot(x->d + row * x->dim, v + keys + j * x->dim, x->dim);
+            if (weight[j] > 0)
+                sum += weight[j] * dot(x->d + row * x->value_dim, v + (keys + j) * x->value_dim, x->value_dim);
     }
     free(weight);
     return sum;
@@ -100,7 +114,7 @@ static double loss_at(const numbers *x, const double *q, const double *k, const 
 /* ---- directions ---- */
 
 typedef struct direction {
-    double *q, *k, *v; /* +-1 */
+    double *q, *k, *v, *sinks; /* +-1 */
 } direction;
 
 static double *signs(uint64_t *r, int64_t count) {
@@ -117,8 +131,9 @@ static double *moved(const double *x, const double *by, double step, int64_t cou
 
 static double loss_beside(const numbers *x, const direction *to, double step) {
     double *q = moved(x->q, to->q, step, x->queries), *k = moved(x->k, to->k, step, x->keys);
-    double *v = moved(x->v, to->v, step, x->keys), loss = loss_at(x, q, k, v);
-    free(q), free(k), free(v);
+    double *v = moved(x->v, to->v, step, x->values);
+    double *sinks = x->heads ? moved(x->sinks, to->sinks, step, x->heads) : NULL, loss = loss_at(x, q, k, v, sinks);
+    free(q), free(k), free(v), free(sinks);
     return loss;
 }
 
@@ -131,7 +146,8 @@ static double slope_of_forward(const numbers *x, const direction *to) {
 }
 
 static double slope_of_gradients(const numbers *x, const direction *to) {
-    return dot(x->dq, to->q, x->queries) + dot(x->dk, to->k, x->keys) + dot(x->dv, to->v, x->keys);
+    return dot(x->dq, to->q, x->queries) + dot(x->dk, to->k, x->keys) + dot(x->dv, to->v, x->values) +
+           dot(x->dsinks, to->sinks, x->heads);
 }
 
 /* ---- what rounding may do ---- */
@@ -145,34 +161,41 @@ static double unit_of(sat_dtype t) {
  */
 static double bound_of(const numbers *x) {
     const sat_problem *p = x->p;
-    int64_t n = p->n, dim = x->dim;
-    double u = unit_of(p->compute_dtype), low = unit_of(p->a_dtype), dots = (double)(dim + 4) * u, squares = 0, all = 0;
+    int64_t n = p->n, dim = x->dim, value_dim = x->value_dim;
+    double u = unit_of(p->compute_dtype), low = unit_of(p->a_dtype), squares = 0, all = 0;
+    double dots = (double)(dim + 4) * u, value_dots = (double)(value_dim + 4) * u;
     double *dq = calloc((size_t)x->queries + 1, 8), *dk = calloc((size_t)x->keys + 1, 8);
-    double *dv = calloc((size_t)x->keys + 1, 8), *weight = malloc((size_t)(n + 1) * sizeof *weight);
+    double *dv = calloc((size_t)x->values + 1, 8), *weight = malloc((size_t)(n + 1) * sizeof *weight);
     for (int64_t row = 0; row < x->queries / dim; row++) {
         int64_t bh = row / p->m, keys = keys_of(x, bh);
-        const double *q = x->q + row * dim, *d = x->d + row * dim, *o = x->o + row * dim;
-        double lse = weigh(x, q, x->k + keys, bh % p->attention.heads, row % p->m, weight);
-        double delta = dot(d, o, dim), delta_off = dot_size(d, o, dim) * (dots + 3 * low);
+        const double *q = x->q + row * dim, *d = x->d + row * value_dim, *o = x->o + row * value_dim;
+        int64_t h = bh % p->attention.heads;
+        double lse = weigh(x, q, x->k + keys * dim, x->sinks, h, row % p->m, weight);
+        double delta = dot(d, o, value_dim), delta_off = dot_size(d, o, value_dim) * (value_dots + 3 * low);
+        if (x->heads) { /* LSE is f32 */
+            double eps = (fabs(x->sinks[h]) + fabs(lse) + 16) * (u + 0x1p-23) + (double)(p->m * p->batch) * u;
+            squares += pow(exp(x->sinks[h] - lse) * (fabs(delta) * (eps + 0x1p-23) + delta_off), 2);
+        }
         for (int64_t j = 0; j < n; j++) {
-            const double *k = x->k + keys + j * dim, *v = x->v + keys + j * dim;
+            const double *k = x->k + (keys + j) * dim, *v = x->v + (keys + j) * value_dim;
             if (weight[j] == 0) continue;
-            double size = fabs(p->alpha) * dot_size(q, k, dim), dp = dot(d, v, dim);
+            double size = fabs(p->alpha) * dot_size(q, k, dim), dp = dot(d, v, value_dim);
             double eps = low + size * dots + (size + fabs(lse) + 16) * u + (fabs(lse) + 8) * 0x1p-24;
-            double ds = weight[j] * (2 * eps * fabs(dp - delta) + dots * dot_size(d, v, dim) + delta_off);
+            if (p->attention.softcap != 0) eps += 50 * u + size * dots / p->attention.softcap;
+            double ds = weight[j] * (2 * eps * fabs(dp - delta) + value_dots * dot_size(d, v, value_dim) + delta_off);
             ds += 2 * (double)(n + p->m) * u * weight[j] * fabs(dp - delta);
             double w = weight[j] * (eps + 2 * (double)(n + p->m) * u);
             all += weight[j] * fabs(dp);
             for (int64_t e = 0; e < dim; e++) {
                 dq[row * dim + e] += fabs(p->alpha) * ds * fabs(k[e]);
-                dk[keys + j * dim + e] += fabs(p->alpha) * ds * fabs(q[e]);
-                dv[keys + j * dim + e] += w * fabs(d[e]);
+                dk[(keys + j) * dim + e] += fabs(p->alpha) * ds * fabs(q[e]);
             }
+            for (int64_t e = 0; e < value_dim; e++) dv[(keys + j) * value_dim + e] += w * fabs(d[e]);
         }
     }
     for (int64_t i = 0; i < x->queries; i++) squares += pow(dq[i] + 1.01 * low * fabs(x->dq[i]), 2);
-    for (int64_t i = 0; i < x->keys; i++)
-        squares += pow(dk[i] + 1.01 * low * fabs(x->dk[i]), 2) + pow(dv[i] + 1.01 * low * fabs(x->dv[i]), 2);
+    for (int64_t i = 0; i < x->keys; i++) squares += pow(dk[i] + 1.01 * low * fabs(x->dk[i]), 2);
+    for (int64_t i = 0; i < x->values; i++) squares += pow(dv[i] + 1.01 * low * fabs(x->dv[i]), 2);
     free(dq), free(dk), free(dv), free(weight);
     return 8 * sqrt(squares) + 1e-9 * all; /* the differences' own error */
 }
@@ -198,14 +221,18 @@ static sat_problem random_problem(uint64_t *r, sat_dtype type) {
     p.op = SAT_ATTENTION_BACKWARD, p.batch = 1 + random_below(r, 2), p.attention.causal = random_below(r, 2);
     if (random_below(r, 3) == 0) p.attention.window = 1 + random_below(r, 30);
     if (random_below(r, 3) == 0) p.alpha = 0.4;
+    p.attention.sinks = random_below(r, 3) == 0;
+    if (random_below(r, 3) == 0) p.attention.softcap = random_below(r, 2) ? 0.7 : 5;
+    if (random_below(r, 3) == 0) p.attention.value_dim = 1 + random_below(r, 50);
+    if (random_below(r, 3) == 0) p.attention.dim = 1 + random_below(r, 50);
     return p;
 }
 
 /* How far the slopes are apart, in bounds. */
 static double off(const numbers *x, uint64_t *r) {
-    direction to = {signs(r, x->queries), signs(r, x->keys), signs(r, x->keys)};
+    direction to = {signs(r, x->queries), signs(r, x->keys), signs(r, x->values), signs(r, x->heads)};
     double difference = fabs(slope_of_forward(x, &to) - slope_of_gradients(x, &to)), bound = bound_of(x);
-    free(to.q), free(to.k), free(to.v);
+    free(to.q), free(to.k), free(to.v), free(to.sinks);
     return difference == 0 ? 0 : difference / bound;
 }
 
@@ -249,7 +276,7 @@ static void a_wrong_row_is_no_slope(void **state) {
     (void)state;
     uint64_t r = 42;
     int seen[4][3] = {0};
-    for (int i = 0; i < 48; i++) {
+    for (int i = 0; i < 96; i++) {
         scene s;
         sat_selection selection = {0};
         int type = i % 4, which = i / 4 % 3;
@@ -258,12 +285,13 @@ static void a_wrong_row_is_no_slope(void **state) {
         run_variant(&s, selection.variant);
         numbers x = load_numbers(&s);
         double *gradient = which == 0 ? x.dq : which == 1 ? x.dk : x.dv, most = 0;
-        int64_t rows = (which == 0 ? x.queries : x.keys) / x.dim, row = 0;
+        int64_t dim = which == 2 ? x.value_dim : x.dim, row = 0;
+        int64_t rows = (which == 0 ? x.queries : which == 1 ? x.keys : x.values) / dim;
         for (int64_t k = 0; k < rows; k++) { /* the largest one */
-            double size = dot(gradient + k * x.dim, gradient + k * x.dim, x.dim);
+            double size = dot(gradient + k * dim, gradient + k * dim, dim);
             if (size > most) most = size, row = k;
         }
-        for (int64_t e = 0; e < x.dim; e++) gradient[row * x.dim + e] *= -1;
+        for (int64_t e = 0; e < dim; e++) gradient[row * dim + e] *= -1;
         for (int tries = 0; tries < 4 && !seen[type][which]; tries++) seen[type][which] = off(&x, &r) > 1;
         free_numbers(&x);
         close_scene(&s);

@@ -145,7 +145,8 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_CHOICE_("op", &s->op, "OP", operation_names, "the operation"),
         ARG_INT_("seq", &r->seq, "N", 1, most, "attention: queries (1024)"),
         ARG_INT_("kv-seq", &r->kv_seq, "N", 1, most, "attention: keys (as many as queries)"),
-        ARG_INT_("dim", &r->dim, "N", 1, 512, "attention: elements of a head (64)"),
+        ARG_INT_("dim", &r->dim, "N", 1, 576, "attention: elements of a head (64)"),
+        ARG_INT_("value-dim", &s->value_dim, "N", 1, 576, "attention: elements of a head of values (as many as keys')"),
         ARG_INT_("heads", &s->heads, "N", 1, 1 << 20, "attention: heads (8)"),
         ARG_INT_("kv-heads", &s->kv_heads, "N", 1, 1 << 20, "attention: heads of keys (as many as heads)"),
         ARG_FLAG_("causal", &s->causal, "attention: keys up to the query's own place"),
@@ -153,6 +154,8 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_INT_("sequences", &s->sequences, "N", 1, 1 << 20, "attention: packed sequences of like length"),
         ARG_PARSE_("scale", &s->scale, "X", parse_scale, "a finite number other than 0, which stands for 1/sqrt(dim)",
                    "attention: of the scores (1/sqrt(dim))"),
+        ARG_REAL_("softcap", &s->softcap, "X", 1e-4, 1e6, "attention: scores s become X*tanh(s/X)"),
+        ARG_FLAG_("sinks", &s->sinks, "attention: each head has a logit without a value"),
         ARG_FLAG_("head-masks", &s->head_masks, "attention: each head has blocks of its own"),
         ARG_FLAG_("lse", &s->lse, "attention: writes the logarithms of the sums too"),
         ARG_INT_("experts", &s->groups, "N", 1, 1 << 20, "grouped: groups, each with a matrix of its own (8)"),
@@ -418,6 +421,9 @@ static const char *foreign_option(const race_args *r) {
     if (r->seq) return "seq";
     if (r->kv_seq) return "kv-seq";
     if (r->dim) return "dim";
+    if (s->value_dim) return "value-dim";
+    if (s->softcap != 0) return "softcap";
+    if (s->sinks) return "sinks";
     if (s->heads != plain.heads) return "heads";
     if (s->kv_heads != plain.kv_heads) return "kv-heads";
     if (s->window != plain.window) return "window";

@@ -150,6 +150,8 @@ static sat_problem attention_problem(const spec *s) {
     p.alpha = s->scale, p.beta = s->beta, p.flags = s->flags;
     p.a_align = p.b_align = p.c_align = (uint32_t)s->align;
     p.attention.causal = s->causal, p.attention.window = s->window, p.attention.lse = s->lse;
+    p.attention.value_dim = s->value_dim, p.attention.softcap = s->softcap;
+    p.attention.sinks = s->sinks;
     return p;
 }
 
@@ -223,11 +225,14 @@ static void add(line *l, const char *format, ...) {
 static void add_attention(line *l, const spec *s) {
     add(l, ", %" PRId64 " head%s", s->heads, s->heads == 1 ? "" : "s");
     if (s->kv_heads && s->kv_heads != s->heads) add(l, " over %" PRId64, s->kv_heads);
+    if (s->value_dim && s->value_dim != s->k) add(l, ", values of %" PRId64, s->value_dim);
     if (s->causal) add(l, ", causal");
     if (s->window) add(l, ", window %" PRId64, s->window);
     if (s->sequences) add(l, ", %" PRId64 " sequences", s->sequences);
     if (s->head_masks) add(l, ", a mask a head");
     if (s->scale != 0) add(l, ", scale %g", s->scale);
+    if (s->softcap != 0) add(l, ", softcap %g", s->softcap);
+    if (s->sinks) add(l, ", sinks");
     if (s->lse) add(l, ", with LSE");
 }
 

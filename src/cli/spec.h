@@ -22,8 +22,9 @@ typedef struct spec {
     uint32_t flags;
     /* Attention: m queries, n keys, k elements a head. */
     int64_t heads, kv_heads, window, sequences; /* kv_heads 0: as many; sequences 0: not packed */
-    double scale;                               /* 0: 1/sqrt(k) */
-    bool causal, lse, head_masks;
+    int64_t value_dim;                          /* 0: k */
+    double scale, softcap;                      /* 0: 1/sqrt(k); 0: none */
+    bool causal, lse, head_masks, sinks;
     /* Products of groups: m rows, one matrix a group. The pattern's skew is that of the groups; 0: the library's. */
     int64_t groups, top_k; /* spec_sizes multiplies m by top_k */
     int offsets;           /* place in offset_names: the library's enum less 1 */

@@ -129,7 +129,11 @@ static bool read_attention(const char *text, spec *s) {
         !whole(text, "window", &s->window) || !whole(text, "masks", &masks) ||
         !whole(text, "sequences", &s->sequences) || s->heads < 1 || s->heads > INT32_MAX)
         return false;
+    char word[32];
+    if (value_of(text, "value_dim", word, sizeof word) && !whole(text, "value_dim", &s->value_dim)) return false;
+    if (value_of(text, "softcap", word, sizeof word) && !real(text, "softcap", &s->softcap)) return false;
     s->head_masks = masks > 1, s->causal = has_word(text, "causal"), s->lse = has_word(text, "lse");
+    s->sinks = has_word(text, "sinks");
     s->scale = has_word(text, "negative") ? -1 : 0;
     return true;
 }

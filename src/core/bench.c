@@ -67,6 +67,7 @@ sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, 
     need += flush;
     s->held = need;
     for (int i = 0; i < s->count; i++) {
+        if (!s->operand[i].name) continue;
         s->bytes[i] = (size_t)s->operand[i].span * sat_operand_size(&s->operand[i]);
         s->memory[i] = sat_alloc(ctx, allocation(&s->operand[i]));
         if (!s->memory[i])
@@ -172,10 +173,24 @@ static sat_status make_indices(sat_bench *s, int i) {
     return status;
 }
 
+/* Those that cannot be made up come from a run of another operation, on the operands of the same names. */
+static sat_status run_forward(sat_bench *s) {
+    sat_problem p = s->op->forward_problem(s->problem);
+    sat_operand o[SAT_MAX_OPERANDS];
+    void *operands[SAT_MAX_OPERANDS] = {0};
+    int count = sat_op_find(p.op)->operands(&p, s->pattern, o);
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < s->count; j++)
+            if (o[i].name && s->operand[j].name && strcmp(o[i].name, s->operand[j].name) == 0)
+                operands[i] = s->pointer[j];
+    return run_other(s, &p, NULL, operands);
+}
+
 static sat_status make_operands(sat_bench *s) {
     const sat_backend *b = s->ctx->backend;
     for (int i = 0; i < s->count; i++) {
         void *to = s->pointer[i];
+        if (!to) continue;
         if (s->operand[i].index) {
             SAT_TRY(b->set(s->device, begin_of(s, i), 0xff, around(s, i)));
             SAT_TRY(make_indices(s, i));
@@ -190,16 +205,13 @@ static sat_status make_operands(sat_bench *s) {
         }
         SAT_TRY(b->make(s->device, &s->operand[i], s->pattern, to, sat_operand_seed(s->seed, i), &s->fills[i]));
     }
-    if (s->op->forward_problem) { /* those that cannot be made up come from a run of another operation */
-        sat_problem p = s->op->forward_problem(s->problem);
-        SAT_TRY(run_other(s, &p, NULL, s->pointer));
-    }
+    if (s->op->forward_problem) SAT_TRY(run_forward(s));
     return write_specials(s);
 }
 
 static sat_status take_digests(sat_bench *s) {
     for (int i = 0; i < s->count; i++)
-        if (!s->operand[i].output)
+        if (s->pointer[i] && !s->operand[i].output)
             SAT_TRY(s->ctx->backend->digest(s->device, begin_of(s, i), around(s, i), &s->digest[i]));
     return SAT_OK;
 }
@@ -208,7 +220,7 @@ static sat_status take_digests(sat_bench *s) {
 static sat_status find_changed_input(const sat_bench *s, int *input) {
     for (*input = 0; *input < s->count; ++*input) {
         uint64_t now;
-        if (s->operand[*input].output) continue;
+        if (s->operand[*input].output || !s->pointer[*input]) continue;
         SAT_TRY(s->ctx->backend->digest(s->device, begin_of(s, *input), around(s, *input), &now));
         if (now != s->digest[*input]) break;
     }
@@ -258,6 +270,7 @@ sat_status sat_bench_make(sat_bench *s, sat_probe probe, int fill_case, uint64_t
     s->probe = probe, s->fill_case = fill_case, s->seed = seed, s->special_count = 0;
     for (int i = 0; i < s->count; i++) s->fills[i] = real_fill(s, i);
     if (probe == SAT_PROBE_STRUCTURE || fill_case > 0) s->op->set_fills(s->problem, s->pattern, fill_case, s->fills);
+    else if (s->op->set_real_fills) s->op->set_real_fills(s->problem, s->fills);
     return make_operands(s);
 }
 
@@ -272,7 +285,8 @@ sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int fill_case, uint64_t
 
 /* The new places overlap the old ones: a variant that keeps old pointers reads shifted operands. */
 void sat_bench_move(sat_bench *s) {
-    for (int i = 0; i < s->count; i++) s->pointer[i] = place(s->memory[i], s->operand[i].align, true);
+    for (int i = 0; i < s->count; i++)
+        if (s->pointer[i]) s->pointer[i] = place(s->memory[i], s->operand[i].align, true);
 }
 
 sat_status sat_bench_plant(sat_bench *s) {

@@ -284,10 +284,10 @@ sat_status sat_plan_launch(sat_plan *plan, void *const *operands, void *stream) 
 /* "2 (values, b)" */
 static void spell_operands(const sat_plan *plan, bool output, char *text, size_t size) {
     int count = 0;
-    for (int i = 0; i < plan->count; i++) count += plan->operand[i].output == output;
+    for (int i = 0; i < plan->count; i++) count += plan->operand[i].name && plan->operand[i].output == output;
     int at = snprintf(text, size, "%d (", count);
     for (int i = 0, n = 0; i < plan->count; i++)
-        if (plan->operand[i].output == output)
+        if (plan->operand[i].name && plan->operand[i].output == output)
             at += snprintf(text + at, size - (size_t)at, "%s%s%s", n ? ", " : "", plan->operand[i].name,
                            n + 1 == count ? ")" : ""),
                 n++;
@@ -308,6 +308,8 @@ sat_status sat_run(sat_plan *plan, const void *const *inputs, size_t input_count
     size_t in = 0, out = 0;
     for (int i = 0; i < plan->count; i++) {
         bool output = plan->operand[i].output;
+        operands[i] = NULL;
+        if (!plan->operand[i].name) continue;
         if (output ? out == output_count : in == input_count)
             return wrong_count(plan, output, output ? output_count : input_count);
         operands[i] = output ? outputs[out++] : (void *)(uintptr_t)inputs[in++];

@@ -15,13 +15,13 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     double bytes = (double)d->threads * STRIP * (double)p->n * (double)sat_dtype_size(p->a_dtype);
     return bytes <= (double)d->memory_bytes / 4 && sat_blas_fits(blas, p->m, t->dim, t->q.row_stride, 1) &&
            sat_blas_fits(blas, p->n, t->dim, t->k.row_stride, 1) &&
-           sat_blas_fits(blas, p->n, t->dim, t->v.row_stride, 1) &&
-           sat_blas_fits(blas, p->m, t->dim, t->o.row_stride, 1) && sat_blas_fits(blas, STRIP, p->n, p->n, 1);
+           sat_blas_fits(blas, p->n, t->value_dim, t->v.row_stride, 1) &&
+           sat_blas_fits(blas, p->m, t->value_dim, t->o.row_stride, 1) && sat_blas_fits(blas, STRIP, p->n, p->n, 1);
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
-    double flops = sat_attention_flops(p, a), dim = (double)p->attention.dim;
+    double flops = sat_attention_flops(p, a), dim = (double)(p->attention.dim + p->attention.value_dim) / 2;
     double exps = flops / (4 * dim) * 6e-9 / (double)d->threads; /* one at a time */
     return flops / (d->flop_rate[p->a_dtype] * 0.6 * dim / (dim + 32)) + exps +
            sat_attention_bytes(p, a) / d->memory_rate + 1e-5;
@@ -76,19 +76,23 @@ static sat_matrix scores_from(const strip *w, int64_t j) {
 }
 
 /* In every tile that it visits, what query i does not keep becomes -inf. Then weights, in place. */
-#define SOFTMAX(T, name, exponential)                                                                                  \
+#define SOFTMAX(T, name, exponential, cap_by)                                                                          \
     static double name(const strip *w, int64_t i, double *largest_out) {                                               \
-        T *row = (T *)w->scores + i * w->l->problem->n, largest = -INFINITY;                                           \
-        double sum = 0; /* in T it would be a long sum of one sign */                                                  \
+        double sink = sat_sink_of(w->l->problem, w->l->operands, w->h);                                                \
+        T *row = (T *)w->scores + i * w->l->problem->n, largest = (T)sink;                                             \
+        const T cap = (T)w->l->problem->attention.softcap;                                                             \
         for (int64_t t = 0; t < w->steps; t++) {                                                                       \
             const sat_tile *k = &w->s->k[sat_step_tile(w->step[t])];                                                   \
             uint64_t bits = ~(uint64_t)0;                                                                              \
             if (sat_step_edge(w->step[t])) bits = sat_mask_bits(&w->mask, w->h, w->q->first + i, k->first, k->count);  \
             for (int64_t j = 0; j < k->count; j++) {                                                                   \
-                if (!(bits >> j & 1)) row[k->first + j] = -INFINITY;                                                   \
-                else if (!(row[k->first + j] <= largest)) largest = row[k->first + j];                                 \
+                T *at = &row[k->first + j];                                                                            \
+                if (cap != 0) *at = cap * cap_by(*at / cap);                                                           \
+                if (!(bits >> j & 1)) *at = -INFINITY;                                                                 \
+                else if (!(*at <= largest)) largest = *at;                                                             \
             }                                                                                                          \
         }                                                                                                              \
+        double sum = isinf(sink) ? 0 : exp(sink - (double)largest); /* in T it would be a long sum of one sign */      \
         for (int64_t t = 0; t < w->steps; t++) {                                                                       \
             const sat_tile *k = &w->s->k[sat_step_tile(w->step[t])];                                                   \
             for (int64_t j = k->first; j < k->first + k->count; j++) {                                                 \
@@ -100,15 +104,15 @@ static sat_matrix scores_from(const strip *w, int64_t j) {
         return sum;                                                                                                    \
     }
 
-SOFTMAX(float, softmax_f32, expf)
-SOFTMAX(double, softmax_f64, exp)
+SOFTMAX(float, softmax_f32, expf, tanhf)
+SOFTMAX(double, softmax_f64, exp, tanh)
 
 static void divide_row(const strip *w, int64_t i, double sum) {
     const sat_problem *p = w->l->problem;
     void *row = rows_of(w, 3, &p->attention.o, w->h, w->q->first + i).data;
     double factor = sum == 0 ? 0 : 1 / sum;
-    if (w->steps == 0) memset(row, 0, (size_t)p->attention.dim * sat_dtype_size(p->a_dtype));
-    for (int64_t x = 0; w->steps && x < p->attention.dim; x++) {
+    if (w->steps == 0) memset(row, 0, (size_t)p->attention.value_dim * sat_dtype_size(p->a_dtype));
+    for (int64_t x = 0; w->steps && x < p->attention.value_dim; x++) {
         if (p->a_dtype == SAT_F32) ((float *)row)[x] *= (float)factor;
         else ((double *)row)[x] *= factor;
     }
@@ -138,7 +142,8 @@ static void run_strip(const strip *w) {
         bool first = i == 0;
         i = next_run(w, i, &keys);
         sat_matrix v = rows_of(w, 2, &t->v, w->kv, keys.begin), s = scores_from(w, keys.begin);
-        sat_blas_gemm(w->blas, p->a_dtype, w->q->count, t->dim, keys.end - keys.begin, 1, &s, &v, first ? 0 : 1, &o);
+        sat_blas_gemm(w->blas, p->a_dtype, w->q->count, t->value_dim, keys.end - keys.begin, 1, &s, &v, first ? 0 : 1,
+                      &o);
     }
     for (int64_t i = 0; i < w->q->count; i++) divide_row(w, i, sums[i]);
 }

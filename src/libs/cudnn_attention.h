@@ -34,6 +34,7 @@ static inline bool sizes_fit(const sat_problem *p, const sat_pattern_view *a, co
     int64_t most = d->capability >= 90 && d->capability < 100 ? 256 : 128;
     bool narrow = (p->a_dtype == SAT_F16 || p->a_dtype == SAT_BF16) && p->c_dtype == p->a_dtype;
     bool known = number >= 90100 && number != 91000 && number != 91001; /* those two have bugs here */
+    if (!sat_attention_is_plain(p)) return false;
     if (!known || !narrow || d->capability < 80 || p->m < 1 || p->n < 1 || p->batch < 1 || a->sequences) return false;
     if (a->stored_blocks != a->grid_rows * a->grid_cols || a->stored_blocks == 0 || !mask_fits(p)) return false;
     return p->attention.dim <= most && p->attention.dim % 8 == 0 && p->alpha > 0 && p->a_align >= 16 &&

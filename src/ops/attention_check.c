@@ -5,7 +5,7 @@
 
 #include "ops/attention_probe.h"
 
-enum { SETS = 3 };
+enum { SETS = 4 };
 
 typedef struct expectation {
     sat_attention_probe probe;
@@ -18,7 +18,7 @@ typedef struct expectation {
 /* ---- the expectation's size ---- */
 
 static int64_t step_of(const sat_problem *p, const sat_pattern_view *a, int fill_case) {
-    double work = sat_pairs(p, a) * (double)p->attention.dim * (p->op == SAT_ATTENTION ? 2 : 7);
+    double work = sat_attention_flops(p, a) * (p->op == SAT_ATTENTION ? 0.5 : 0.7);
     int64_t step = 1;
     while (step < SAT_LINE_STEP && work / (double)step > (fill_case ? SAT_WORK / 8 : SAT_WORK)) step *= 2;
     return step;
@@ -32,14 +32,15 @@ static int describe(const sat_problem *p, const sat_pattern_view *a, int fill_ca
     queries.groups = sat_line_groups(p->m, step), keys.groups = sat_line_groups(p->n, step);
     set[0] = queries;
     if (p->op == SAT_ATTENTION) {
-        set[0].operand = 3;
+        set[0].operand = 3, set[0].cols = t->value_dim;
         set[1] = queries, set[1].operand = 4, set[1].cols = 1;
         return t->lse ? 2 : 1;
     }
     set[0].operand = 6;
     set[1] = keys, set[1].operand = 7;
-    set[2] = keys, set[2].operand = 8;
-    return 3;
+    set[2] = keys, set[2].operand = 8, set[2].cols = t->value_dim;
+    set[3] = (sat_lines){.operand = 10, .heads = t->heads, .rows = 1, .cols = 1, .step = 1, .groups = 1};
+    return t->sinks ? 4 : 3;
 }
 
 static int64_t line_count(const sat_problem *p, const sat_lines *s) { return p->batch * s->heads * s->groups; }
@@ -48,7 +49,7 @@ static size_t bytes(const sat_problem *p, const sat_pattern_view *a, sat_probe p
     if (probe == SAT_PROBE_STRUCTURE) return sat_uniform_bytes(p, a);
     sat_lines set[SETS];
     int sets = describe(p, a, 0, set);
-    double all = (double)(p->m + p->n) * (double)(2 * p->attention.dim + 2);
+    double all = (double)(p->m + p->n) * (double)(p->attention.dim + p->attention.value_dim + 2);
     for (int i = 0; i < sets; i++) all += (double)line_count(p, &set[i]) * (double)(set[i].cols + 3);
     return (size_t)(8 * all) + 4096;
 }
@@ -75,12 +76,13 @@ static expectation *allocate(const sat_problem *p, const sat_pattern_view *a, in
 
 typedef struct rows {
     double *value, *norm; /* [count][dim], [count] */
+    int64_t dim;
     double largest, largest_norm;
 } rows;
 
 static void load_rows(rows *r, const sat_trial *t, int operand, const sat_heads *s, int64_t b, int64_t h,
                       int64_t count) {
-    int64_t dim = t->problem->attention.dim;
+    int64_t dim = r->dim;
     double largest = 0, norm = 0;
 #pragma omp parallel for num_threads(t->device->threads) schedule(static) reduction(max : largest, norm)
     for (int64_t i = 0; i < count; i++) {
@@ -97,9 +99,11 @@ static void load_rows(rows *r, const sat_trial *t, int operand, const sat_heads 
 typedef struct head {
     const sat_trial *t;
     expectation *e;
-    bool far; /* scores are far apart */
+    bool far;  /* scores are far apart, and exact */
+    bool lone; /* and the largest alone counts */
     sat_mask mask;
     int64_t b, h, kv;
+    double sink;                /* of head h; -inf: none */
     rows k, v, q, d;            /* d: dO; q and d only where lines of keys are worked out */
     double *delta, *delta_loss; /* dO*O of each query, and what it may be off by */
 } head;
@@ -140,44 +144,46 @@ typedef struct forward_line {
 
 static void forward_run(void *user, int64_t begin, int64_t end) {
     forward_line *f = user;
-    int64_t dim = f->w->t->problem->attention.dim;
+    int64_t dim = f->w->k.dim, value_dim = f->w->v.dim;
     for (int64_t j = begin; j < end; j++) {
         if (!f->weigh) {
-            double s = f->w->t->problem->alpha * sat_dot(f->q, f->w->k.value + j * dim, dim);
+            const sat_problem *p = f->w->t->problem;
+            double s = sat_capped(p, p->alpha * sat_dot(f->q, f->w->k.value + j * dim, dim));
             f->score[f->count++] = s, f->largest = fmax(f->largest, s);
             continue;
         }
         double weight = exp(f->score[f->count++] - f->largest);
         f->total += weight, f->squares += weight * weight;
-        sat_axpy(f->sum, f->w->v.value + j * dim, weight, dim);
+        sat_axpy(f->sum, f->w->v.value + j * value_dim, weight, value_dim);
     }
 }
 
 /* work: the query, and a score for each key. */
 static void forward_row(const head *w, int64_t line, int64_t i, double *work) {
     const sat_problem *p = w->t->problem;
-    int64_t dim = p->attention.dim;
+    int64_t dim = p->attention.dim, value_dim = p->attention.value_dim;
     sat_lines *o = &w->e->set[0], *lse = w->e->sets > 1 ? &w->e->set[1] : NULL;
-    forward_line f = {.w = w, .q = work, .score = work + dim, .sum = o->value + line * dim, .largest = -INFINITY};
+    forward_line f = {.w = w, .q = work, .score = work + dim, .sum = o->value + line * value_dim, .largest = w->sink};
     sat_load_row(work, p->a_dtype, w->t->operands[0], sat_heads_at(&p->attention.q, w->b, w->h, i), 1, dim);
     each_run(&w->mask, w->h, i, forward_run, &f);
     double depth = (double)f.count, total = 1;
     double magnitude = fabs(p->alpha) * sqrt(sat_dot(f.q, f.q, dim)) * w->k.largest_norm;
-    f.count = 0, f.weigh = true;
+    bool sink = !isinf(w->sink);
+    f.count = 0, f.weigh = true, f.total = sink ? exp(w->sink - f.largest) : 0;
     if (depth > 0) each_run(&w->mask, w->h, i, forward_run, &f), total = f.total;
-    for (int64_t x = 0; x < dim; x++) f.sum[x] /= total;
-    sat_row_loss loss = sat_loss_of(p, w->far, magnitude, 0, depth);
+    for (int64_t x = 0; x < value_dim; x++) f.sum[x] /= total;
+    sat_row_loss loss = sat_loss_of(p, w->far, magnitude, sink ? fabs(w->sink) : 0, depth + sink);
     o->wide[line] = sat_walk_bound(p, loss, sqrt(f.squares) / total * w->v.largest, depth, w->v.largest);
     o->rel[line] = sat_rel_bound(p, loss), o->scale[line] = w->v.largest;
-    if (w->far) o->wide[line] = sat_far_bound(p, f.largest, total, w->v.largest);
-    if (w->far) o->rel[line] = 1.001 * sat_unit(p->c_dtype) + sat_low_unit(p);
+    if (w->lone) o->wide[line] = sat_far_bound(p, f.largest, total, w->v.largest);
+    if (w->lone) o->rel[line] = 1.001 * sat_unit(p->c_dtype) + sat_low_unit(p);
     if (depth == 0) o->wide[line] = 0;
     if (!lse) return;
-    double log_sum = depth > 0 ? f.largest + log(total) : -INFINITY;
+    double log_sum = depth > 0 || sink ? f.largest + log(total) : -INFINITY;
     lse->value[line] = log_sum, lse->scale[line] = 1 + fabs(log_sum), lse->rel[line] = 0;
     lse->wide[line] = loss.weight + loss.sum + 0x1p-23 * (1 + fabs(log_sum));
-    if (w->far) lse->wide[line] = sat_far_lse_bound(p, f.largest, total);
-    if (depth == 0) lse->wide[line] = 0;
+    if (w->lone) lse->wide[line] = sat_far_lse_bound(p, f.largest, total);
+    if (depth == 0) lse->wide[line] = sink ? 0x1p-22 * (1 + fabs(log_sum)) : 0;
 }
 
 /* ---- lines of the gradients ---- */
@@ -190,16 +196,17 @@ typedef struct pair {
 static pair pair_of(const head *w, const double *q, const double *d, double q_norm, double d_norm, int64_t i,
                     int64_t j) {
     const sat_problem *p = w->t->problem;
-    int64_t dim = p->attention.dim;
     double magnitude = fabs(p->alpha) * q_norm * w->k.norm[j], lse = lse_of(w)[i], delta = w->delta[i];
     double eps = sat_loss_of(p, w->far, magnitude, fabs(lse), 0).weight;
-    pair x = {.weight = exp(p->alpha * sat_dot(q, w->k.value + j * dim, dim) - lse)};
-    double dp = sat_dot(d, w->v.value + j * dim, dim);
-    x.ds = x.weight * (dp - delta), x.size = x.weight * (fabs(dp) + fabs(delta));
+    double s = p->alpha * sat_dot(q, w->k.value + j * w->k.dim, w->k.dim), slope = sat_cap_slope(p, s);
+    pair x = {.weight = exp(sat_capped(p, s) - lse)};
+    double dp = sat_dot(d, w->v.value + j * w->v.dim, w->v.dim);
+    x.ds = x.weight * (dp - delta) * slope, x.size = x.weight * (fabs(dp) + fabs(delta));
     x.weight_error = x.weight * eps + sat_lost_weight(w->far);
     /* weights and dS may each be rounded to 16 bits */
-    double dp_error = d_norm * sat_dot_loss(p) * w->v.norm[j] + w->delta_loss[i];
+    double dp_error = d_norm * sat_value_loss(p) * w->v.norm[j] + w->delta_loss[i];
     x.ds_error = fabs(x.ds) * 2 * eps + x.weight * dp_error + sat_lost_weight(w->far) * fabs(dp - delta);
+    x.ds_error += x.weight * fabs(dp - delta) * sat_slope_loss(p, w->far, magnitude);
     return x;
 }
 
@@ -219,7 +226,7 @@ static void query_run(void *user, int64_t begin, int64_t end) {
         pair x = pair_of(g->w, g->q, g->d, g->q_norm, g->d_norm, g->i, j);
         sat_axpy(g->sum, g->w->k.value + j * dim, x.ds, dim);
         g->squares += x.ds * x.ds, g->errors += x.ds_error * x.ds_error, g->weights += x.weight;
-        g->sizes += x.size * x.size, g->depth += sat_counts(g->w->far, x.weight);
+        g->sizes += x.size * x.size, g->depth += sat_counts(g->w->lone, x.weight);
     }
 }
 
@@ -240,7 +247,7 @@ static void query_row(const head *w, int64_t line, int64_t i) {
     sat_lines *s = &w->e->set[0];
     gradient_line g = {.w = w,
                        .q = w->q.value + i * dim,
-                       .d = w->d.value + i * dim,
+                       .d = w->d.value + i * w->d.dim,
                        .q_norm = w->q.norm[i],
                        .d_norm = w->d.norm[i],
                        .i = i,
@@ -252,20 +259,44 @@ static void query_row(const head *w, int64_t line, int64_t i) {
     s->wide[line] += fabs(p->alpha) * w->delta_loss[i] * g.weights * w->k.largest;
 }
 
+/* What one head gives to its sink's gradient. Until all items of the batch are added up, the bounds hold sums: of the
+ * errors' squares, of the errors, and of the terms' squares. */
+static void add_sink(const head *w) {
+    const sat_problem *p = w->t->problem;
+    const sat_lines *s = &w->e->set[3];
+    for (int64_t i = 0; i < p->m && !isinf(w->sink); i++) {
+        double lse = lse_of(w)[i], weight = exp(w->sink - lse), term = weight * w->delta[i];
+        double error = sat_sink_loss(p, w->sink, lse, weight, w->delta[i], w->delta_loss[i]);
+        s->value[w->h] -= term, s->scale[w->h] += term * term;
+        s->wide[w->h] += error * error, s->rel[w->h] += error;
+    }
+}
+
+static void bound_sinks(const sat_problem *p, const sat_lines *s) {
+    for (int64_t h = 0; h < s->heads; h++) {
+        double squares = s->scale[h], wide = sat_sink_bound(p, s->wide[h], s->rel[h], squares);
+        s->wide[h] = wide, s->rel[h] = 0x1p-23, s->scale[h] = sqrt(squares);
+        for (int64_t b = 1; b < p->batch; b++) { /* one output for the batch */
+            int64_t line = b * s->heads + h;
+            s->value[line] = s->value[h], s->wide[line] = wide, s->rel[line] = s->rel[h], s->scale[line] = s->scale[h];
+        }
+    }
+}
+
 /* Adds what one head gives to the lines of key j. */
 typedef struct key_sums {
     double dk_squares, dk_errors, dk_sizes, dv_squares, dv_errors, depth;
 } key_sums;
 
 static void add_query(const head *w, int64_t i, int64_t j, int64_t line, key_sums *k) {
-    int64_t dim = w->t->problem->attention.dim;
-    const double *q = w->q.value + i * dim, *d = w->d.value + i * dim;
+    int64_t dim = w->q.dim, value_dim = w->d.dim;
+    const double *q = w->q.value + i * dim, *d = w->d.value + i * value_dim;
     pair x = pair_of(w, q, d, w->q.norm[i], w->d.norm[i], i, j);
     sat_axpy(w->e->set[1].value + line * dim, q, x.ds, dim);
-    sat_axpy(w->e->set[2].value + line * dim, d, x.weight, dim);
+    sat_axpy(w->e->set[2].value + line * value_dim, d, x.weight, value_dim);
     k->dk_squares += x.ds * x.ds, k->dk_errors += x.ds_error * x.ds_error, k->dk_sizes += x.size * x.size;
     k->dv_squares += x.weight * x.weight, k->dv_errors += x.weight_error * x.weight_error;
-    k->depth += sat_counts(w->far, x.weight);
+    k->depth += sat_counts(w->lone, x.weight);
 }
 
 static void key_row(const head *w, int64_t line, int64_t j, key_sums *k) {
@@ -307,8 +338,8 @@ static void load_queries(head *w) {
 #pragma omp parallel for num_threads(w->t->device->threads) schedule(static)
     for (int64_t i = 0; i < p->m; i++) {
         double sum = 0;
-        for (int64_t x = 0; x < t->dim; x++)
-            sum += w->d.value[i * t->dim + x] *
+        for (int64_t x = 0; x < t->value_dim; x++)
+            sum += w->d.value[i * t->value_dim + x] *
                    sat_load(p->a_dtype, w->t->operands[5], sat_heads_at(&t->do_, w->b, w->h, i) + x);
         w->delta[i] = sum, w->delta_loss[i] = w->d.norm[i]; // O's, for now
     }
@@ -328,6 +359,8 @@ static void backward_keys(head *w, key_sums *sums) {
     memset(sums, 0, (size_t)key_groups * sizeof *sums);
     for (w->h = w->kv * share; w->h < (w->kv + 1) * share; w->h++) {
         load_queries(w);
+        w->sink = sat_sink_of(p, w->t->operands, w->h);
+        if (t->sinks) add_sink(w);
         q_largest = fmax(q_largest, w->q.largest), d_largest = fmax(d_largest, w->d.largest);
         q_norm = fmax(q_norm, w->q.largest_norm);
         int64_t first = (w->b * t->heads + w->h) * groups;
@@ -354,14 +387,16 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
     const sat_problem *p = t->problem;
     const sat_attention *s = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
-    int64_t queries = back ? p->m : 0, each = s->dim + 1, key_groups = back ? e->set[1].groups : 0;
-    double *memory = malloc((size_t)(2 * each * (p->n + queries) + 2 * queries + 1) * sizeof *memory);
+    int64_t queries = back ? p->m : 0, each = s->dim + s->value_dim + 2, key_groups = back ? e->set[1].groups : 0;
+    double *memory = malloc((size_t)(each * (p->n + queries) + 2 * queries + 1) * sizeof *memory);
     key_sums *sums = malloc((size_t)(key_groups + 1) * sizeof *sums);
     bool ok = memory && sums;
     head w = {.t = t, .e = e, .far = t->fill_case == SAT_FILL_FAR, .mask = sat_mask_of(p, t->pattern)};
-    w.k.value = memory, w.v.value = memory + p->n * s->dim, w.k.norm = w.v.value + p->n * s->dim;
+    w.lone = w.far && s->softcap == 0;
+    w.k.dim = w.q.dim = s->dim, w.v.dim = w.d.dim = s->value_dim;
+    w.k.value = memory, w.v.value = memory + p->n * s->dim, w.k.norm = w.v.value + p->n * s->value_dim;
     w.v.norm = w.k.norm + p->n, w.q.value = w.v.norm + p->n, w.d.value = w.q.value + queries * s->dim;
-    w.q.norm = w.d.value + queries * s->dim, w.d.norm = w.q.norm + queries, w.delta = w.d.norm + queries;
+    w.q.norm = w.d.value + queries * s->value_dim, w.d.norm = w.q.norm + queries, w.delta = w.d.norm + queries;
     w.delta_loss = w.delta + queries;
     for (w.b = 0; ok && w.b < p->batch; w.b++)
         for (w.kv = 0; ok && w.kv < s->kv_heads; w.kv++) {
@@ -370,8 +405,12 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
             if (!back) e->set[0].most = fmax(e->set[0].most, w.v.largest);
             if (back) backward_keys(&w, sums);
             int64_t share = s->heads / s->kv_heads;
-            for (w.h = w.kv * share; ok && !back && w.h < (w.kv + 1) * share; w.h++) ok = forward_head(&w);
+            for (w.h = w.kv * share; ok && !back && w.h < (w.kv + 1) * share; w.h++) {
+                w.sink = sat_sink_of(p, t->operands, w.h);
+                ok = forward_head(&w);
+            }
         }
+    if (back && s->sinks) bound_sinks(p, &e->set[3]);
     if (!back) e->set[0].most *= 1 + 0x1p-4; /* whatever P was rounded to */
     free(memory), free(sums);
     return ok;

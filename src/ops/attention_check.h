@@ -63,19 +63,45 @@ SAT_BOTH static inline double sat_dot_loss(const sat_problem *p) { /* of a produ
     return sat_accumulated(p, p->attention.dim);
 }
 
+SAT_BOTH static inline double sat_value_loss(const sat_problem *p) { /* the same over the elements of a value */
+    return sat_accumulated(p, sat_value_dim(&p->attention));
+}
+
 /* What dO*O of a query may be off by. O is given, rounded; a kernel may also sum weights times dO*V, which is that O
  * before it was rounded, as a random walk over the keys. */
 SAT_BOTH static inline double sat_delta_loss(const sat_problem *p, double d_norm, double o_norm, double v_norm) {
     double walk = SAT_SURE * sqrt((double)p->n + 1) * sat_unit(p->compute_dtype) * v_norm;
-    return d_norm * (o_norm * (sat_unit(p->c_dtype) + sat_dot_loss(p)) + walk);
+    return d_norm * (o_norm * (sat_unit(p->c_dtype) + sat_value_loss(p)) + walk);
 }
 
-/* Scores that are far apart are sums of +-1 times a power of two, and exact but for alpha. */
+/* A score as it is weighed, and by how much a change of s changes it: at most by as much. */
+SAT_BOTH static inline double sat_capped(const sat_problem *p, double s) {
+    double cap = p->attention.softcap;
+    return cap != 0 ? cap * tanh(s / cap) : s;
+}
+
+SAT_BOTH static inline double sat_cap_slope(const sat_problem *p, double s) {
+    double cap = p->attention.softcap, t = cap != 0 ? tanh(s / cap) : 0;
+    return 1 - t * t;
+}
+
+/* What that slope may be off by. 1 - t*t is good for a few units of 1; and the slope's own slope is at most 0.77/cap,
+ * which an error of the score meets. Scores that are far apart are 0 or so far beyond the cap that it is 0. */
+SAT_BOTH static inline double sat_slope_loss(const sat_problem *p, bool far, double magnitude) {
+    double u = sat_unit(p->compute_dtype), cap = p->attention.softcap;
+    if (cap == 0) return 0;
+    return fmin(1.0, 34 * u + (far ? 0 : 0.77 * magnitude * (sat_dot_loss(p) + 2 * u) / cap));
+}
+
+/* Scores that are far apart are sums of +-1 times a power of two, and exact but for alpha. A cap lets through no more
+ * error than a score has, and tanh itself is good for 8 units of what it gives. */
 SAT_BOTH static inline sat_row_loss sat_loss_of(const sat_problem *p, bool far, double magnitude, double lse,
                                                 double depth) {
     double u = sat_unit(p->compute_dtype), dots = far ? 0 : magnitude * sat_dot_loss(p);
     sat_row_loss e = {.sum = 2 * (depth + 8) * u}; /* twice: what is rescaled is rounded again */
-    e.weight = sat_low_unit(p) + dots + (magnitude + lse + 8) * u + lse * 0x1p-24;
+    double cap = p->attention.softcap, capped = cap != 0 ? fmin(cap, magnitude) : 0;
+    if (far && cap != 0) magnitude = capped;
+    e.weight = sat_low_unit(p) + dots + (magnitude + lse + 8 + 8 * capped) * u + lse * 0x1p-24;
     return e;
 }
 
@@ -108,6 +134,26 @@ SAT_BOTH static inline double sat_lost_weight(bool far) { return far ? 1e-30 : 0
 SAT_BOTH static inline double sat_walk_bound(const sat_problem *p, sat_row_loss e, double walk, double depth,
                                              double largest) {
     return SAT_SURE * ((e.weight + e.sum) * walk + sqrt(depth) * sat_tiny(p->a_dtype) * largest) + sat_tiny(p->c_dtype);
+}
+
+/* The gradient of a head's sink: -sum of exp(sink - lse)*delta over its queries, of the whole batch. What one term may
+ * be off by: exp of a difference of two numbers, and delta. */
+static inline double sat_sink_loss(const sat_problem *p, double sink, double lse, double weight, double delta,
+                                   double delta_off) {
+    double u = sat_unit(p->compute_dtype) + 0x1p-24; /* LSE and sinks are f32, and so may be their difference */
+    return weight * (fabs(delta) * (fabs(sink) + fabs(lse) + 16) * u + delta_off);
+}
+
+/* Errors of queries are independent of each other, and add up as a random walk does, unless queries have one place. */
+static inline double sat_sink_bound(const sat_problem *p, double error_squares, double errors, double squares) {
+    const sat_attention *t = &p->attention;
+    const sat_heads *const list[] = {&t->q, &t->do_};
+    double terms = (double)(p->m * p->batch), walk = SAT_SURE * sqrt(error_squares);
+    bool repeats = false;
+    for (int i = 0; i < 2; i++)
+        repeats = repeats || (p->m > 1 && list[i]->row_stride == 0) || (p->batch > 1 && list[i]->batch_stride == 0);
+    double sums = SAT_SURE * 2 * (terms + 8) * sat_unit(p->compute_dtype) * sqrt(squares);
+    return (repeats ? errors : fmin(walk, errors)) + sums + 0x1p-149;
 }
 
 SAT_BOTH static inline double sat_rel_bound(const sat_problem *p, sat_row_loss e) {

@@ -21,13 +21,13 @@ size_t sat_uniform_bytes(const sat_problem *p, const sat_pattern_view *a) {
 /* The sums of one cell, to the place of the next one. */
 static void sum_cell(const sat_uniform *u, const sat_uniform_side *s, int64_t bh, int64_t cell) {
     double *to = s->table + (bh * (s->cells + 1) + cell + 1) * s->width;
-    int64_t dim = u->p.attention.dim;
-    for (int64_t x = 0; x < dim; x += SAT_LANES) {
+    for (int64_t x = 0; x < s->dim; x += SAT_LANES) {
         sat_uniform_sum sum = {0};
+        size_t bytes = (size_t)sat_min(SAT_LANES, s->dim - x) * sizeof(double);
         for (int64_t i = cell * s->cell; i < (cell + 1) * s->cell; i++)
             sat_uniform_add_row(u, s, bh / s->heads, bh % s->heads, i, x, 1, &sum);
-        for (int v = 0; v < s->vectors; v++) memcpy(to + v * dim + x, sum.x[v], sizeof sum.x[v]);
-        memcpy(to + s->vectors * dim, sum.square, sizeof sum.square);
+        for (int v = 0; v < s->vectors; v++) memcpy(to + v * s->dim + x, sum.x[v], bytes);
+        memcpy(to + s->vectors * s->dim, sum.square, sizeof sum.square);
     }
 }
 
@@ -51,11 +51,11 @@ static sat_uniform_query make_query(const sat_uniform *u, int64_t at) {
     int64_t bh = at / u->p.m, b = bh / t->heads, h = bh % t->heads, i = at % u->p.m, kv = h / (t->heads / t->kv_heads);
     int64_t kept = sat_uniform_count(&u->mask, h, i), first = sat_heads_at(&t->v, b, kv, 0);
     double s = 0, delta = 0, delta_size = 0, d_size = 0;
-    for (int64_t x = 0; kept && x < t->dim; x += SAT_LANES) {
+    for (int64_t x = 0; kept && x < t->value_dim; x += SAT_LANES) {
         double d[SAT_LANES], o[SAT_LANES], v[SAT_LANES];
-        sat_uniform_load(d, u->p.a_dtype, u->d, sat_heads_at(&t->do_, b, h, i) + x);
-        sat_uniform_load(o, u->p.a_dtype, u->o, sat_heads_at(&t->o, b, h, i) + x);
-        sat_uniform_load(v, u->p.a_dtype, u->v, first + x);
+        sat_uniform_load(d, u->p.a_dtype, u->d, sat_heads_at(&t->do_, b, h, i), x, t->value_dim);
+        sat_uniform_load(o, u->p.a_dtype, u->o, sat_heads_at(&t->o, b, h, i), x, t->value_dim);
+        sat_uniform_load(v, u->p.a_dtype, u->v, first, x, t->value_dim);
         for (int e = 0; e < SAT_LANES; e++) {
             s += d[e] * v[e], delta += d[e] * o[e];
             delta_size += fabs(d[e] * o[e]), d_size += fabs(d[e]);
@@ -94,7 +94,7 @@ typedef struct output {
 
 static void compare_one(const output *c, int operand, int64_t b, int64_t h, int64_t row, int64_t x, double got,
                         double want, double bound) {
-    static const char *const names[] = {"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv"};
+    static const char *const names[] = {"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "sinks", "dsinks"};
     sat_finding *f = c->finding;
     if ((isinf(want) && got == want) || sat_judge(f, got, want, bound, 0) || !f->ok) return;
     f->ok = false;
@@ -110,21 +110,23 @@ static void compare_queries(const output *c, int64_t b, int64_t h, sat_range lin
     const sat_attention *t = &u->p.attention;
     const sat_heads *place = sat_uniform_backward(&u->p) ? &t->dq : &t->o;
     int operand = sat_uniform_backward(&u->p) ? 6 : 3;
+    int64_t dim = sat_uniform_backward(&u->p) ? t->dim : t->value_dim, count = sat_min(SAT_LANES, dim - x);
+    double sink = sat_sink_of(&u->p, c->operands, h);
     sat_range now = {0, 0};
     sat_uniform_sum sum = {0};
     for (int64_t i = lines.begin; i < lines.end && c->finding->ok; i++) {
         double got[SAT_LANES], bound, want;
         int64_t line = (b * t->heads + h) * u->p.m + i;
         sat_uniform_slide(u, &u->keys, b, h, i, &now, sat_keys_of(&u->mask, i), x, &sum);
-        sat_uniform_load(got, u->p.c_dtype, c->operands[operand], sat_heads_at(place, b, h, i) + x);
-        for (int e = 0; e < SAT_LANES; e++) {
+        sat_uniform_load(got, u->p.c_dtype, c->operands[operand], sat_heads_at(place, b, h, i), x, dim);
+        for (int e = 0; e < count; e++) {
             if (sat_uniform_backward(&u->p))
                 want = sat_uniform_dq(u, &u->query[line], sum.x[0][e], sum.x[1][e], sum.count, &bound);
-            else want = sat_uniform_o(u, sum.x[0][e], sum.count, &bound);
+            else want = sat_uniform_o_with(u, sink, sum.x[0][e], sum.count, &bound);
             compare_one(c, operand, b, h, i, x + e, got[e], want, bound);
         }
         if (x > 0 || !t->lse) continue;
-        want = sat_uniform_lse(&u->p, sum.count, &bound);
+        want = sat_uniform_lse_with(&u->p, sink, sum.count, &bound);
         compare_one(c, 4, b, h, i, 0, (double)((const float *)c->operands[4])[line], want, bound);
     }
 }
@@ -146,15 +148,32 @@ static void compare_keys(const output *c, int64_t b, int64_t kv, sat_range lines
         const sat_uniform_sum *s = &all[j - lines.begin];
         double dk[SAT_LANES], dv[SAT_LANES], bound,
             of_key = sat_load(u->p.a_dtype, u->v, sat_heads_at(&t->v, b, kv, j));
-        sat_uniform_load(dk, u->p.c_dtype, c->operands[7], sat_heads_at(&t->dk, b, kv, j) + x);
-        sat_uniform_load(dv, u->p.c_dtype, c->operands[8], sat_heads_at(&t->dv, b, kv, j) + x);
+        sat_uniform_load(dk, u->p.c_dtype, c->operands[7], sat_heads_at(&t->dk, b, kv, j), x, t->dim);
+        sat_uniform_load(dv, u->p.c_dtype, c->operands[8], sat_heads_at(&t->dv, b, kv, j), x, t->value_dim);
         for (int e = 0; e < SAT_LANES; e++) {
             double want = sat_uniform_dk(u, of_key, s->x[1][e], s->x[2][e], s->square[1], s->count, &bound);
-            compare_one(c, 7, b, kv, j, x + e, dk[e], want, bound);
+            if (x + e < t->dim) compare_one(c, 7, b, kv, j, x + e, dk[e], want, bound);
             want = sat_uniform_dv(u, s->x[0][e], s->square[0], s->count, &bound);
-            compare_one(c, 8, b, kv, j, x + e, dv[e], want, bound);
+            if (x + e < t->value_dim) compare_one(c, 8, b, kv, j, x + e, dv[e], want, bound);
         }
     }
+}
+
+/* The gradient of one head's sink. */
+static void compare_sink(const output *c, int64_t h) {
+    const sat_uniform *u = c->u;
+    const sat_attention *t = &u->p.attention;
+    double sink = sat_sink_of(&u->p, c->operands, h), sum = 0, squares = 0, errors = 0, error_squares = 0;
+    for (int64_t b = 0; b < u->p.batch && !isinf(sink); b++)
+        for (int64_t i = 0; i < u->p.m; i++) {
+            int64_t at = (b * t->heads + h) * u->p.m + i;
+            const sat_uniform_query *q = &u->query[at];
+            double lse = (double)u->lse[at], weight = exp(sink - lse), term = weight * q->delta;
+            double error = sat_sink_loss(&u->p, sink, lse, weight, q->delta, q->delta_off);
+            sum -= term, squares += term * term, errors += error, error_squares += error * error;
+        }
+    double bound = sat_sink_bound(&u->p, error_squares, errors, squares) + 0x1p-23 * fabs(sum);
+    compare_one(c, 10, 0, h, 0, 0, (double)((const float *)c->operands[10])[h], sum, bound);
 }
 
 sat_status sat_uniform_compare(const sat_trial *t, const void *expectation_, sat_finding *finding) {
@@ -173,14 +192,16 @@ sat_status sat_uniform_compare(const sat_trial *t, const void *expectation_, sat
         for (int64_t at = 0; at < queries; at++) {
             int64_t bh = at / of_queries;
             sat_range lines = sat_uniform_chunk(p->m, t->pattern->block_rows, at % of_queries);
-            for (int64_t e = 0; e < s->dim && mine.ok; e += SAT_LANES)
+            for (int64_t e = 0; e < (sat_uniform_backward(p) ? s->dim : s->value_dim) && mine.ok; e += SAT_LANES)
                 compare_queries(&c, bh / s->heads, bh % s->heads, lines, e);
         }
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t h = 0; h < (sat_uniform_backward(p) && s->sinks ? s->heads : 0); h++) compare_sink(&c, h);
 #pragma omp for schedule(dynamic, 4) nowait
         for (int64_t at = 0; at < keys; at++) {
             int64_t bh = at / of_keys;
             sat_range lines = sat_uniform_chunk(p->n, t->pattern->block_cols, at % of_keys);
-            for (int64_t e = 0; e < s->dim && mine.ok; e += SAT_LANES)
+            for (int64_t e = 0; e < x->u.queries.dim && mine.ok; e += SAT_LANES)
                 compare_keys(&c, bh / s->kv_heads, bh % s->kv_heads, lines, e);
         }
 #pragma omp critical(sat_attention_uniform)

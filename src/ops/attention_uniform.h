@@ -27,8 +27,8 @@
 
 #include "ops/attention_check.h"
 
-/* Columns that are worked on together: one a thread on a device, which includes variant.cuh before. dim is a multiple
- * of 8. */
+/* Columns that are worked on together: one a thread on a device, which includes variant.cuh before. Those beyond a
+ * head size, where it is no multiple, are zero. */
 #ifdef __CUDACC__
 #define SAT_LINE __device__
 enum { SAT_LANES = 1 };
@@ -43,13 +43,14 @@ enum { SAT_VECTORS = 3, SAT_CHUNK = 64 /* lines at most whose range slides on fr
 typedef struct sat_uniform_side {
     bool of_queries;
     int vectors;
-    int64_t heads, rows, cell, cells, width; /* width: doubles of one cell's sums */
-    double *table;                           /* [batch*heads][cells + 1][width]: sums of all cells before */
+    int64_t heads, rows, cell, cells, dim, width; /* dim: of the widest sum; width: doubles of one cell's sums */
+    double *table;                                /* [batch*heads][cells + 1][width]: sums of all cells before */
 } sat_uniform_side;
 
 /* Of each query, for the gradients. */
 typedef struct sat_uniform_query {
     double weight, slope, shift;         /* 1/C, s/C, delta/C */
+    double delta, delta_off;             /* for the gradient of its head's sink */
     double dv_square, dk_square, dq_off; /* squares of what one term may be off by, without max|dO| or max|q|; dq's */
 } sat_uniform_query;
 
@@ -86,7 +87,10 @@ static inline sat_uniform_side sat_uniform_side_of(const sat_problem *p, const s
     s.rows = of_queries ? p->m : p->n;
     s.cell = sat_max(8, sat_min(block, 64));
     s.cells = s.rows / s.cell; /* whole ones */
-    s.width = s.vectors * p->attention.dim + 2;
+    s.dim = of_queries               ? sat_max(p->attention.dim, sat_value_dim(&p->attention))
+            : p->op == SAT_ATTENTION ? sat_value_dim(&p->attention)
+                                     : p->attention.dim;
+    s.width = s.vectors * s.dim + 2;
     return s;
 }
 
@@ -115,7 +119,8 @@ static inline double sat_uniform_sure(const sat_problem *p, const sat_heads *s, 
 
 /* Of the largest output. */
 SAT_BOTH static inline int64_t sat_uniform_elements(const sat_problem *p) {
-    return p->batch * p->attention.heads * sat_max(p->m, p->n) * p->attention.dim;
+    return p->batch * p->attention.heads * sat_max(p->m, p->n) *
+           sat_max(p->attention.dim, sat_value_dim(&p->attention));
 }
 
 static inline sat_uniform sat_uniform_of(const sat_trial *t, bool on_device) {
@@ -136,8 +141,8 @@ static inline sat_uniform sat_uniform_of(const sat_trial *t, bool on_device) {
     u.d_sure = sat_uniform_sure(p, &p->attention.do_, p->m, true);
     u.q_sure = sat_uniform_sure(p, &p->attention.q, p->m, true);
     u.k_sure = sat_uniform_sure(p, &p->attention.k, p->n, false);
-    double lse = log((double)p->n + 1),
-           rows = (double)sat_max(p->n, p->m * (p->attention.heads / p->attention.kv_heads));
+    double lse = log((double)p->n * (p->attention.sinks ? 4 : 1) + 1), /* a sink is worth up to e*n keys */
+        rows = (double)sat_max(p->n, p->m * (p->attention.heads / p->attention.kv_heads));
     u.rel = sat_loss_of(p, false, 0, lse, 0).weight + 0x1p-24 * (16 + 8 * lse) +
             sat_loss_of_sum(p, u.backend, (int64_t)rows, sat_uniform_elements(p)).most;
     return u;
@@ -158,11 +163,15 @@ SAT_BOTH static inline sat_range sat_uniform_chunk(int64_t rows, int64_t block, 
 
 /* ---- terms ---- */
 
-SAT_LINE static inline void sat_uniform_load(double *to, sat_dtype t, const void *from, int64_t at) {
+/* Of a row of `dim` elements, those from x on; zeros beyond it. `at`: of the row's first. */
+SAT_LINE static inline void sat_uniform_load(double *to, sat_dtype t, const void *from, int64_t at, int64_t x,
+                                             int64_t dim) {
+    int64_t count = sat_max(0, sat_min(SAT_LANES, dim - x));
+    for (int64_t e = count; e < SAT_LANES; e++) to[e] = 0;
 #ifdef __CUDACC__
-    to[0] = sat_device_load(t, from, at);
+    if (count > 0) to[0] = sat_device_load(t, from, at + x);
 #else
-    sat_load_row(to, t, from, at, 1, SAT_LANES);
+    sat_load_row(to, t, from, at + x, 1, count);
 #endif
 }
 
@@ -181,17 +190,17 @@ SAT_LINE static inline void sat_uniform_add_row(const sat_uniform *u, const sat_
     sat_dtype dtype = u->p.a_dtype;
     double row[SAT_LANES];
     if (!s->of_queries && u->p.op == SAT_ATTENTION) {
-        sat_uniform_load(row, dtype, u->v, sat_heads_at(&t->v, b, h, i) + x);
+        sat_uniform_load(row, dtype, u->v, sat_heads_at(&t->v, b, h, i), x, sat_value_dim(t));
         for (int e = 0; e < SAT_LANES; e++) sum->x[0][e] += sign * row[e];
     } else if (!s->of_queries) {
         double c = sat_uniform_one(dtype, u->v, sat_heads_at(&t->v, b, h, i));
-        sat_uniform_load(row, dtype, u->k, sat_heads_at(&t->k, b, h, i) + x);
+        sat_uniform_load(row, dtype, u->k, sat_heads_at(&t->k, b, h, i), x, t->dim);
         for (int e = 0; e < SAT_LANES; e++) sum->x[0][e] += sign * c * row[e], sum->x[1][e] += sign * row[e];
     } else {
         const sat_uniform_query *q = &u->query[(b * t->heads + h) * u->p.m + i];
-        sat_uniform_load(row, dtype, u->d, sat_heads_at(&t->do_, b, h, i) + x);
+        sat_uniform_load(row, dtype, u->d, sat_heads_at(&t->do_, b, h, i), x, sat_value_dim(t));
         for (int e = 0; e < SAT_LANES; e++) sum->x[0][e] += sign * q->weight * row[e];
-        sat_uniform_load(row, dtype, u->q, sat_heads_at(&t->q, b, h, i) + x);
+        sat_uniform_load(row, dtype, u->q, sat_heads_at(&t->q, b, h, i), x, t->dim);
         for (int e = 0; e < SAT_LANES; e++)
             sum->x[1][e] += sign * q->slope * row[e], sum->x[2][e] += sign * q->shift * row[e];
         sum->square[0] += sign * q->dv_square, sum->square[1] += sign * q->dk_square;
@@ -199,13 +208,13 @@ SAT_LINE static inline void sat_uniform_add_row(const sat_uniform *u, const sat_
 }
 
 /* Adds sign times the sums of cells before number `cell`. */
-SAT_LINE static inline void sat_uniform_add_cells(const sat_uniform *u, const sat_uniform_side *s, int64_t bh,
-                                                  int64_t cell, int64_t x, double sign, sat_uniform_sum *sum) {
+SAT_LINE static inline void sat_uniform_add_cells(const sat_uniform_side *s, int64_t bh, int64_t cell, int64_t x,
+                                                  double sign, sat_uniform_sum *sum) {
     const double *from = s->table + (bh * (s->cells + 1) + cell) * s->width;
-    int64_t dim = u->p.attention.dim;
+    int64_t count = sat_min(SAT_LANES, s->dim - x);
     for (int v = 0; v < s->vectors; v++)
-        for (int e = 0; e < SAT_LANES; e++) sum->x[v][e] += sign * from[v * dim + x + e];
-    for (int e = 0; e < 2; e++) sum->square[e] += sign * from[s->vectors * dim + e];
+        for (int e = 0; e < count; e++) sum->x[v][e] += sign * from[v * s->dim + x + e];
+    for (int e = 0; e < 2; e++) sum->square[e] += sign * from[s->vectors * s->dim + e];
 }
 
 /* ---- ranges ---- */
@@ -218,8 +227,8 @@ SAT_LINE static inline void sat_uniform_add_run(const sat_uniform *u, const sat_
     sum->count += (int64_t)sign * (end - begin);
     if (last > first) {
         for (; i < first * s->cell; i++) sat_uniform_add_row(u, s, b, h, i, x, sign, sum);
-        sat_uniform_add_cells(u, s, b * s->heads + h, last, x, sign, sum);
-        sat_uniform_add_cells(u, s, b * s->heads + h, first, x, -sign, sum);
+        sat_uniform_add_cells(s, b * s->heads + h, last, x, sign, sum);
+        sat_uniform_add_cells(s, b * s->heads + h, first, x, -sign, sum);
         i = last * s->cell;
     }
     for (; i < end; i++) sat_uniform_add_row(u, s, b, h, i, x, sign, sum);
@@ -317,6 +326,25 @@ SAT_BOTH static inline double sat_uniform_lse(const sat_problem *p, int64_t kept
     return want;
 }
 
+/* The same where each query keeps a sink too, which is worth exp(sink) keys with values of zeros: exp is good for a few
+ * units, and for those of the sink. */
+static inline double sat_uniform_o_with(const sat_uniform *u, double sink, double sum, int64_t kept, double *bound) {
+    double want = sat_uniform_o(u, sum, kept, bound), keys = (double)kept;
+    if (kept == 0 || isinf(sink)) return want;
+    double factor = keys / (keys + exp(sink));
+    *bound = *bound * factor + sat_tiny(u->p.c_dtype) +
+             sat_unit(u->p.compute_dtype) * (16 + 8 * fabs(sink)) * fabs(want * factor);
+    return want * factor;
+}
+
+static inline double sat_uniform_lse_with(const sat_problem *p, double sink, int64_t kept, double *bound) {
+    double want = sat_uniform_lse(p, kept, bound);
+    if (isinf(sink)) return want;
+    want = log((double)kept + exp(sink));
+    *bound = 0x1p-24 * (16 + 8 * fabs(sink) + 8 * fabs(want)) + sat_exp_loss(p);
+    return want;
+}
+
 /* What a query of the gradients is: s = dO*v, delta = dO*O, and the sums of |dO*O| and of |dO|. */
 SAT_BOTH static inline sat_uniform_query sat_uniform_query_of(const sat_uniform *u, int64_t kept, double lse, double s,
                                                               double delta, double delta_size, double d_size) {
@@ -329,8 +357,9 @@ SAT_BOTH static inline sat_uniform_query sat_uniform_query_of(const sat_uniform 
         sat_loss_of(p, false, 0, fabs(lse), 0).weight + 0x1p-24 * (16 + 8 * fabs(lse)); /* 1/C from C itself, too */
     double size = u->v_most * fabs(s) + fabs(delta);
     /* O is given, rounded; a kernel may also use what it was before that */
-    double delta_off = delta_size * (2.002 * sat_unit(p->c_dtype) + sat_dot_loss(p)) +
+    double delta_off = delta_size * (2.002 * sat_unit(p->c_dtype) + sat_value_loss(p)) +
                        d_size * (sat_uniform_slack(u, count) * u->v_most + sat_tiny(p->c_dtype));
+    q.delta = delta, q.delta_off = delta_off;
     int64_t share = p->attention.heads / p->attention.kv_heads;
     int64_t elements = sat_uniform_elements(p);
     double of_keys = sat_loss_of_sum(p, u->backend, p->m * share, elements).most;
@@ -361,7 +390,7 @@ SAT_BOTH static inline double sat_uniform_dv(const sat_uniform *u, double sum, d
 /* c: of the key; sums of s/C*q and of delta/C*q. */
 SAT_BOTH static inline double sat_uniform_dk(const sat_uniform *u, double c, double slopes, double shifts,
                                              double squares, int64_t kept, double *bound) {
-    double alpha = fabs(u->p.alpha), dim = (double)u->p.attention.dim, size = u->v_most * u->d_most * dim;
+    double alpha = fabs(u->p.alpha), size = u->v_most * u->d_most * (double)sat_value_dim(&u->p.attention);
     double wide = alpha * u->q_most * (u->q_sure * sqrt(fmax(0.0, squares)) + sat_uniform_own(u->p.m, 2 * size));
     double want = kept ? u->p.alpha * (c * slopes - shifts) : 0;
     *bound = kept && !(u->q_most == 0) ? sat_uniform_bound(u, want, wide) : 0;
@@ -371,7 +400,7 @@ SAT_BOTH static inline double sat_uniform_dk(const sat_uniform *u, double c, dou
 /* Sums of c*k and of k. */
 SAT_BOTH static inline double sat_uniform_dq(const sat_uniform *u, const sat_uniform_query *q, double weighed,
                                              double plain, int64_t kept, double *bound) {
-    double alpha = fabs(u->p.alpha), dim = (double)u->p.attention.dim, size = u->v_most * u->d_most * dim;
+    double alpha = fabs(u->p.alpha), size = u->v_most * u->d_most * (double)sat_value_dim(&u->p.attention);
     double wide = alpha * u->k_most * (u->k_sure * q->dq_off + sat_uniform_own(u->p.n, 2 * size * q->weight));
     double want = kept ? u->p.alpha * (q->slope * weighed - q->shift * plain) : 0;
     *bound = kept && !u->keys_are_zero ? sat_uniform_bound(u, want, wide) : 0;

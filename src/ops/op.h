@@ -8,7 +8,7 @@
 /* One operand of a normalised problem. Element (i, j) of batch item z is base[z*batch + i*row + j*col]; where rows come
  * in groups (heads), row i is the (i % group)th of group i / group, and groups are group_stride apart. */
 typedef struct sat_operand {
-    const char *name; /* as messages call it */
+    const char *name; /* as messages call it; NULL: the problem lacks it, and its place alone is kept */
     sat_dtype dtype;
     bool output;
     bool values;   /* block values: rows = stored blocks * block rows, cols = block columns */
@@ -25,6 +25,9 @@ SAT_BOTH static inline int64_t sat_operand_at(const sat_operand *o, int64_t z, i
     if (o->group) return at + i / o->group * o->group_stride + i % o->group * o->layout.row_stride;
     return at + i * o->layout.row_stride;
 }
+
+/* The place of an optional operand that the problem lacks, where others follow it. */
+static inline sat_operand sat_operand_absent(void) { return (sat_operand){.dtype = SAT_F32, .align = 4}; }
 
 /* Bytes of an element, or of an index. */
 static inline size_t sat_operand_size(const sat_operand *o) { return o->index ? o->index : sat_dtype_size(o->dtype); }
@@ -123,6 +126,9 @@ typedef struct sat_op {
     /* Sets the fills of all operands: for every case of the structure probe, and for the precision probe from case 1 on
      * (case 0 is random reals). Cases differ in which factor is wide and in their scales. */
     void (*set_fills)(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_fill *fills);
+    /* The fills of random reals, case 0 of the precision probe, where numbers in [-1, 1] would not show something that
+     * the problem asks for. NULL: they do. */
+    void (*set_real_fills)(const sat_problem *p, sat_fill *fills);
     /* Formats this operation's own fields of the key, or of the full key. */
     void (*set_key_fields)(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields);
     bool without_pattern; /* callers give NULL */
@@ -136,8 +142,8 @@ typedef struct sat_op {
     /* One-call forms: the optional operands of the problem, by which pointers are given. */
     sat_status (*from_call)(sat_problem *p, void *const *operands);
     sat_problem (*representative)(const sat_problem *p); /* instead of sat_representative_scalars */
-    /* Gradients: the forward problem, whose operands are the first ones of this. It is run first, since its outputs are
-     * inputs here and cannot be made up. */
+    /* Gradients: the forward problem, whose operands are some of this one's, by name. It is run first, since its
+     * outputs are inputs here and cannot be made up. */
     sat_problem (*forward_problem)(const sat_problem *p);
     /* Where to plant numbers that are not finite, at most SAT_MAX_SPECIALS; how many. The fills and the seed are those
      * of the operands, so that a place can be found where an infinity meets a zero. */

@@ -356,6 +356,9 @@ class Attention(Structure):
         ("dk", Heads),
         ("dv", Heads),
         ("do_", Heads),
+        ("value_dim", c_int64),
+        ("softcap", c_double),
+        ("sinks", c_bool),
     ]
 
 

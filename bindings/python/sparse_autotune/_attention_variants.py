@@ -109,6 +109,11 @@ def call_of(p: _abi.Problem, view: _abi.PatternView, device: _abi.Device | None)
     )
 
 
+def _is_plain(t: _abi.Attention) -> bool:
+    """No option that a call does not tell of."""
+    return t.value_dim in (0, t.dim) and t.softcap == 0 and not t.sinks
+
+
 def _fill_operands(call: AttentionCall, p: _abi.Problem, operands: Any) -> None:
     from . import _variants
 
@@ -202,9 +207,9 @@ def register(
     def c_supports(_variant, problem, pattern, device):
         try:
             p = problem.contents
-            return p.a_dtype in dtypes and (
-                supports is None or bool(supports(call_of(p, pattern.contents, device.contents)))
-            )
+            if p.a_dtype not in dtypes or not _is_plain(p.attention):
+                return False
+            return supports is None or bool(supports(call_of(p, pattern.contents, device.contents)))
         except BaseException as error:
             unsure(name, "supports", error)
             return False  # what cannot say so does not

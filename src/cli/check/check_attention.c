@@ -12,27 +12,40 @@
 
 /* ---- operands ---- */
 
-static operand heads_operand(const sat_problem *p, const char *name, const sat_heads *s, bool of_keys, bool output) {
+static operand heads_operand(const sat_problem *p, const char *name, const sat_heads *s, bool of_keys, int64_t dim,
+                             bool output) {
     const sat_attention *t = &p->attention;
     int64_t heads = of_keys ? t->kv_heads : t->heads, rows = of_keys ? p->n : p->m;
     return (operand){.name = name,
                      .dtype = p->a_dtype,
                      .output = output,
                      .rows = heads * rows,
-                     .cols = t->dim,
+                     .cols = dim,
                      .layout = {.row_stride = s->row_stride, .col_stride = 1, .batch_stride = s->batch_stride},
                      .group = rows,
                      .group_stride = s->head_stride,
                      .align = output ? p->c_align : p->a_align};
 }
 
+// One number a head, shared by the batch.
+static operand sinks_operand(const sat_problem *p, bool output) {
+    return (operand){.name = output ? "dsinks" : "sinks",
+                     .dtype = SAT_F32,
+                     .output = output,
+                     .rows = p->attention.heads,
+                     .cols = 1,
+                     .batch = output, // else the problem's
+                     .layout = {.row_stride = 1, .col_stride = 1},
+                     .align = 4};
+}
+
 int attention_operands(const sat_problem *p, operand *list) {
     const sat_attention *t = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
-    list[0] = heads_operand(p, "q", &t->q, false, false);
-    list[1] = heads_operand(p, "k", &t->k, true, false);
-    list[2] = heads_operand(p, "v", &t->v, true, false);
-    list[3] = heads_operand(p, "o", &t->o, false, !back);
+    list[0] = heads_operand(p, "q", &t->q, false, t->dim, false);
+    list[1] = heads_operand(p, "k", &t->k, true, t->dim, false);
+    list[2] = heads_operand(p, "v", &t->v, true, value_dim_of(p), false);
+    list[3] = heads_operand(p, "o", &t->o, false, value_dim_of(p), !back);
     sat_layout lse = {.row_stride = 1, .col_stride = 1, .batch_stride = t->heads * p->m};
     list[4] = (operand){.name = "lse",
                         .dtype = SAT_F32,
@@ -41,12 +54,15 @@ int attention_operands(const sat_problem *p, operand *list) {
                         .cols = 1,
                         .layout = lse,
                         .align = 4};
-    if (!back) return t->lse ? 5 : 4;
-    list[5] = heads_operand(p, "do", &t->do_, false, false);
-    list[6] = heads_operand(p, "dq", &t->dq, false, true);
-    list[7] = heads_operand(p, "dk", &t->dk, true, true);
-    list[8] = heads_operand(p, "dv", &t->dv, true, true);
-    return 9;
+    if (!back && !t->lse) list[4] = (operand){.dtype = SAT_F32, .align = 4};
+    if (!back && t->sinks) list[5] = sinks_operand(p, false);
+    if (!back) return t->sinks ? 6 : t->lse ? 5 : 4;
+    list[5] = heads_operand(p, "do", &t->do_, false, value_dim_of(p), false);
+    list[6] = heads_operand(p, "dq", &t->dq, false, t->dim, true);
+    list[7] = heads_operand(p, "dk", &t->dk, true, t->dim, true);
+    list[8] = heads_operand(p, "dv", &t->dv, true, value_dim_of(p), true);
+    if (t->sinks) list[9] = sinks_operand(p, false), list[10] = sinks_operand(p, true);
+    return t->sinks ? 11 : 9;
 }
 
 /* ---- which keys a query keeps ---- */
@@ -79,6 +95,7 @@ typedef struct head {
     const check_case *c;
     const check_data *d;
     int64_t b, h, kv;
+    double sink;               // -inf: there is none
     double *q, *k, *v, *o, *g; // rows x dim; g: dO
     double *p;                 // m x n: weights; 0 where not kept
     double *ds, *p_error, *ds_error;
@@ -108,35 +125,56 @@ static double least_of(sat_dtype t) { return t == SAT_F16 ? number_tiny(t) : t =
 static double unit(const sat_problem *p) { return number_roundoff(p->compute_dtype) + 0x1p-53; }
 
 // What one product of two vectors of dim may lose, over the sum of magnitudes.
-static double dot_loss(const sat_problem *p) {
-    double loss = (double)(p->attention.dim + 4) * unit(p);
+static double loss_over(const sat_problem *p, int64_t dim) {
+    double loss = (double)(dim + 4) * unit(p);
     return (p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32 ? loss + 2 * 0x1p-11 + 0x1p-22 : loss;
 }
 
+static double dot_loss(const sat_problem *p) { return loss_over(p, p->attention.dim); }
+
 static double low_unit(const sat_problem *p) {
     return (p->flags & SAT_ALLOW_TF32) && p->a_dtype == SAT_F32 ? 2 * 0x1p-11 + 0x1p-22 : number_roundoff(p->a_dtype);
+}
+
+static double capped(const sat_problem *p, double s) {
+    double cap = p->attention.softcap;
+    return cap != 0 ? cap * tanh(s / cap) : s;
+}
+
+// What tanh may lose: units of what it gives.
+static double cap_loss(const sat_problem *p, double score) {
+    double cap = p->attention.softcap;
+    return cap != 0 ? 8 * fmin(cap, score) * unit(p) : 0;
+}
+
+// What the slope of tanh may be off by: units of 1, and by the slope's own slope what its score is off by.
+static double slope_loss(const sat_problem *p, double score_loss) {
+    double cap = p->attention.softcap;
+    return cap != 0 ? fmin(1, 34 * unit(p) + 0.77 * score_loss / cap) : 0;
 }
 
 // Scores of query i become weights; LSE, and the loss that any weight of the row may have.
 static void weigh(const head *w, int64_t i) {
     const sat_problem *p = &w->c->problem;
     int64_t dim = p->attention.dim, n = p->n;
-    double largest = -INFINITY, total = 0, worst = 0, *row = w->p + i * n;
+    double largest = w->sink, total = 0, worst = 0, *row = w->p + i * n;
     for (int64_t j = 0; j < n; j++) {
         w->kept[i * n + j] = is_kept(w->c, w->h, i, j);
         if (!w->kept[i * n + j]) continue;
         double magnitude;
-        row[j] = p->alpha * dot(w->q + i * dim, w->k + j * dim, dim, &magnitude);
+        row[j] = capped(p, p->alpha * dot(w->q + i * dim, w->k + j * dim, dim, &magnitude));
         largest = fmax(largest, row[j]);
         worst = fmax(worst, fabs(p->alpha) * magnitude);
     }
+    bool sink = !isinf(w->sink);
+    if (sink) total = exp(w->sink - largest), worst = fmax(worst, fabs(w->sink));
     for (int64_t j = 0; j < n; j++)
         if (w->kept[i * n + j]) total += row[j] = exp(row[j] - largest);
     for (int64_t j = 0; j < n; j++)
         if (w->kept[i * n + j]) row[j] /= total;
     w->lse[i] = total > 0 ? largest + log(total) : -INFINITY;
     double lse = isinf(w->lse[i]) ? 0 : fabs(w->lse[i]);
-    w->loss[i] = worst * dot_loss(p) + (2 * worst + lse + 16) * unit(p);
+    w->loss[i] = worst * dot_loss(p) + (2 * worst + lse + 16) * unit(p) + cap_loss(p, worst);
 }
 
 static void store_expected(const head *w, int which, int64_t row, int64_t x, double value, double error) {
@@ -148,7 +186,7 @@ static void store_expected(const head *w, int which, int64_t row, int64_t x, dou
 
 static void forward_row(const head *w, int64_t i, bool expect) {
     const sat_problem *p = &w->c->problem;
-    int64_t dim = p->attention.dim, row = w->h * p->m + i;
+    int64_t dim = value_dim_of(p), row = w->h * p->m + i;
     double depth = (double)p->n, u = unit(p), steps = 2 * w->loss[i] + low_unit(p) + (2 * depth + 16) * u;
     double least = depth * least_of(p->a_dtype); // weights too small for f16
     for (int64_t x = 0; x < dim; x++) {
@@ -165,23 +203,39 @@ static void forward_row(const head *w, int64_t i, bool expect) {
     store_expected(w, 4, row, 0, w->lse[i], isinf(w->lse[i]) ? 0 : w->loss[i] + (depth + 8) * u + low_unit(p));
 }
 
+// Adds what a query gives to the gradient of its head's sink, which is one sum over the batch.
+static void add_to_sink(const head *w, double given, double delta, double delta_error) {
+    const sat_problem *p = &w->c->problem;
+    const operand *o = &w->d->list[10];
+    if (isinf(w->sink)) return;
+    double weight = exp(w->sink - given), term = weight * delta, depth = (double)(p->m * p->batch);
+    double u = unit(p) + 0x1p-24, loss = (fabs(w->sink) + fabs(given) + 16) * u + (depth + 8) * unit(p);
+    o->expected[w->h] -= term;
+    o->bound[w->h] += fabs(term) * (loss + 0x1p-24) + weight * delta_error + 0x1p-126;
+}
+
 // Weights by the LSE that was given, and dS/alpha, with what each may be off by.
 static void gradients(const head *w, int64_t i) {
     const sat_problem *p = &w->c->problem;
-    int64_t dim = p->attention.dim, n = p->n;
-    double delta_size, delta = dot(w->g + i * dim, w->o + i * dim, dim, &delta_size);
-    double delta_error = delta_size * (dot_loss(p) + number_roundoff(p->a_dtype));
+    int64_t dim = p->attention.dim, value_dim = value_dim_of(p), n = p->n;
+    const double *g = w->g + i * value_dim;
+    double delta_size, delta = dot(g, w->o + i * value_dim, value_dim, &delta_size);
+    double value_loss = loss_over(p, value_dim), delta_error = delta_size * (value_loss + number_roundoff(p->a_dtype));
     double given = number_load(SAT_F32, w->d->list[4].data, w->b * w->d->list[4].rows + w->h * p->m + i);
+    if (p->attention.sinks) add_to_sink(w, given, delta, delta_error);
     for (int64_t j = 0; j < n; j++) {
         int64_t at = i * n + j;
         if (!w->kept[at]) continue;
-        double size, dp = dot(w->g + i * dim, w->v + j * dim, dim, &size);
-        double weight = exp(p->alpha * dot(w->q + i * dim, w->k + j * dim, dim, NULL) - given);
+        double size, dp = dot(g, w->v + j * value_dim, value_dim, &size);
+        double s = p->alpha * dot(w->q + i * dim, w->k + j * dim, dim, NULL), t = 0;
+        double weight = exp(capped(p, s) - given), slope_error = slope_loss(p, w->loss[i]);
+        if (p->attention.softcap != 0) t = tanh(s / p->attention.softcap);
         double loss = w->loss[i] + low_unit(p) + fabs(given) * 0x1p-23;
-        w->p[at] = weight, w->ds[at] = weight * (dp - delta);
+        w->p[at] = weight, w->ds[at] = weight * (dp - delta) * (1 - t * t);
         w->p_error[at] = weight * loss + least_of(p->a_dtype);
-        w->ds_error[at] = weight * (2 * loss * fabs(dp - delta) + size * dot_loss(p) + delta_error) * (1 + loss) +
-                          least_of(p->a_dtype) * (1 + fabs(dp - delta));
+        w->ds_error[at] =
+            weight * ((2 * loss + slope_error) * fabs(dp - delta) + size * value_loss + delta_error) * (1 + loss) +
+            least_of(p->a_dtype) * (1 + fabs(dp - delta));
     }
 }
 
@@ -218,17 +272,17 @@ static void query_gradients(const head *w) {
         }
 }
 
-// What this head adds to the gradients of its keys and values, in dk and dv, n x dim.
+// What this head adds to the gradients of its keys and values: dk is n x dim, dv n x value_dim.
 static void key_gradients(const head *w, sum *dk, sum *dv) {
     const sat_problem *p = &w->c->problem;
-    int64_t dim = p->attention.dim;
+    int64_t dim = p->attention.dim, value_dim = value_dim_of(p);
     for (int64_t i = 0; i < p->m; i++)
         for (int64_t j = 0; j < p->n; j++) {
             int64_t at = i * p->n + j;
-            for (int64_t x = 0; w->kept[at] && x < dim; x++) {
+            for (int64_t x = 0; w->kept[at] && x < dim; x++)
                 add(&dk[j * dim + x], w->ds[at], w->ds_error[at], w->q[i * dim + x]);
-                add(&dv[j * dim + x], w->p[at], w->p_error[at], w->g[i * dim + x]);
-            }
+            for (int64_t x = 0; w->kept[at] && x < value_dim; x++)
+                add(&dv[j * value_dim + x], w->p[at], w->p_error[at], w->g[i * value_dim + x]);
         }
 }
 
@@ -243,15 +297,17 @@ static bool open_head(head *w, const check_data *d, const check_case *c, int64_t
     const sat_problem *p = &c->problem;
     const sat_attention *t = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
+    const operand *sinks = &d->list[back ? 9 : 5];
     size_t pairs = (size_t)(p->m * p->n) + 1, queries = (size_t)p->m + 1;
     *w = (head){.c = c, .d = d, .b = b, .h = h, .kv = h / (t->heads / t->kv_heads)};
+    w->sink = t->sinks ? number_load(SAT_F32, sinks->data, operand_at(sinks, b, h, 0)) : -INFINITY;
     w->q = load_head(d, 0, b, h, p->m, t->dim);
-    w->k = load_head(d, 1, b, w->kv, p->n, t->dim), w->v = load_head(d, 2, b, w->kv, p->n, t->dim);
+    w->k = load_head(d, 1, b, w->kv, p->n, t->dim), w->v = load_head(d, 2, b, w->kv, p->n, value_dim_of(p));
     w->p = calloc(pairs, sizeof *w->p), w->kept = calloc(pairs, sizeof *w->kept);
     w->lse = calloc(queries, sizeof *w->lse), w->loss = calloc(queries, sizeof *w->loss);
     bool ok = w->q && w->k && w->v && w->p && w->kept && w->lse && w->loss;
     if (!back) return ok;
-    w->o = load_head(d, 3, b, h, p->m, t->dim), w->g = load_head(d, 5, b, h, p->m, t->dim);
+    w->o = load_head(d, 3, b, h, p->m, value_dim_of(p)), w->g = load_head(d, 5, b, h, p->m, value_dim_of(p));
     w->ds = calloc(pairs, sizeof *w->ds);
     w->p_error = calloc(pairs, sizeof *w->ds), w->ds_error = calloc(pairs, sizeof *w->ds);
     return ok && w->o && w->g && w->ds && w->p_error && w->ds_error;
@@ -269,8 +325,8 @@ bool attention_inputs(check_data *d, const check_case *c) {
                 int64_t row = h * p->m + i;
                 weigh(&w, i);
                 forward_row(&w, i, false);
-                for (int64_t x = 0; x < p->attention.dim; x++)
-                    number_store(o->dtype, o->data, operand_at(o, b, row, x), w.o[i * p->attention.dim + x]);
+                for (int64_t x = 0; x < o->cols; x++)
+                    number_store(o->dtype, o->data, operand_at(o, b, row, x), w.o[i * o->cols + x]);
                 ((float *)lse->data)[operand_at(lse, b, row, 0)] = (float)w.lse[i];
             }
             free_head(&w);
@@ -281,21 +337,23 @@ bool attention_inputs(check_data *d, const check_case *c) {
 static bool expect_keys(check_data *d, const check_case *c, int64_t b, int64_t kv) {
     const sat_problem *p = &c->problem;
     const sat_attention *t = &p->attention;
-    int64_t share = t->heads / t->kv_heads, elements = p->n * t->dim;
-    sum *dk = calloc((size_t)elements + 1, sizeof *dk), *dv = calloc((size_t)elements + 1, sizeof *dv);
+    int64_t share = t->heads / t->kv_heads, value_dim = value_dim_of(p);
+    int64_t of_dk = p->n * t->dim, of_dv = p->n * value_dim;
+    sum *dk = calloc((size_t)of_dk + 1, sizeof *dk), *dv = calloc((size_t)of_dv + 1, sizeof *dv);
     bool ok = dk && dv;
     head w = {0};
     for (int64_t h = kv * share; ok && h < (kv + 1) * share; h++) {
         ok = open_head(&w, d, c, b, h);
         for (int64_t i = 0; ok && i < p->m; i++) weigh(&w, i), gradients(&w, i);
         if (ok) query_gradients(&w), key_gradients(&w, dk, dv);
-        for (int64_t e = 0; ok && share > 1 && e < elements; e++) end_head(&w, &dk[e]), end_head(&w, &dv[e]);
+        for (int64_t e = 0; ok && share > 1 && e < of_dk; e++) end_head(&w, &dk[e]);
+        for (int64_t e = 0; ok && share > 1 && e < of_dv; e++) end_head(&w, &dv[e]);
         free_head(&w);
     }
-    for (int64_t e = 0; ok && e < elements; e++) {
-        finish(&w, 7, kv * p->n + e / t->dim, e % t->dim, &dk[e], p->alpha, (double)(share * p->m));
-        finish(&w, 8, kv * p->n + e / t->dim, e % t->dim, &dv[e], 1, (double)(share * p->m));
-    }
+    double depth = (double)(share * p->m);
+    for (int64_t e = 0; ok && e < of_dk; e++)
+        finish(&w, 7, kv * p->n + e / t->dim, e % t->dim, &dk[e], p->alpha, depth);
+    for (int64_t e = 0; ok && e < of_dv; e++) finish(&w, 8, kv * p->n + e / value_dim, e % value_dim, &dv[e], 1, depth);
     free(dk), free(dv);
     return ok;
 }
@@ -303,7 +361,8 @@ static bool expect_keys(check_data *d, const check_case *c, int64_t b, int64_t k
 bool attention_reference(check_data *d, const check_case *c) {
     const sat_problem *p = &c->problem;
     const sat_attention *t = &p->attention;
-    bool ok = true;
+    bool ok = true, of_sinks = p->op == SAT_ATTENTION_BACKWARD && t->sinks;
+    for (int64_t h = 0; of_sinks && h < t->heads; h++) d->list[10].expected[h] = d->list[10].bound[h] = 0;
     for (int64_t b = 0; ok && b < p->batch; b++) {
         for (int64_t kv = 0; ok && p->op == SAT_ATTENTION_BACKWARD && kv < t->kv_heads; kv++)
             ok = expect_keys(d, c, b, kv);

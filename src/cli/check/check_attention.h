@@ -5,6 +5,10 @@
 #include "../rng.h"
 #include "check_data.h"
 
+static inline int64_t value_dim_of(const sat_problem *p) { // elements of a head of V and O
+    return p->attention.value_dim ? p->attention.value_dim : p->attention.dim;
+}
+
 static inline bool is_attention(const sat_problem *p) {
     return p->op == SAT_ATTENTION || p->op == SAT_ATTENTION_BACKWARD;
 }

@@ -35,6 +35,16 @@ static int64_t head_size(draw *d, const sat_variant *v) {
     return 8 * rng_between(d->r, 1, rng_chance(d->r, 0.3) ? 32 : 12);
 }
 
+// What no CUDA variant takes yet.
+static void choose_options(draw *d, const sat_variant *v, sat_attention *t) {
+    if (v->backend != SAT_CPU) return;
+    if (wildly(d, 0.2)) t->dim = rng_between(d->r, 1, rng_chance(d->r, 0.05) ? 576 : 100); // no multiple of 8
+    if (wildly(d, 0.2)) t->value_dim = rng_chance(d->r, 0.3) ? rng_between(d->r, 1, 100) : head_size(d, v);
+    static const double caps[] = {0.5, 1, 5, 30, 50};
+    if (wildly(d, 0.2)) t->softcap = caps[rng_below(d->r, 5)];
+    t->sinks = wildly(d, 0.25);
+}
+
 /* ---- masks ---- */
 
 static int64_t block_side(draw *d, int64_t whole) {
@@ -85,8 +95,8 @@ static bool make_sequences(draw *d, const sat_problem *p, blocks *b) {
 /* ---- layouts ---- */
 
 // Rows of all heads side by side, or heads one after the other; a gap anywhere; batch items last.
-static sat_heads layout(draw *d, const sat_problem *p, int64_t heads, int64_t rows, bool output) {
-    int64_t dim = p->attention.dim, gap = wildly(d, 0.5) ? (d->even ? 8 : 1) * rng_between(d->r, 1, 9) : 0;
+static sat_heads layout(draw *d, int64_t heads, int64_t rows, int64_t dim, bool output) {
+    int64_t gap = wildly(d, 0.5) ? (d->even ? 8 : 1) * rng_between(d->r, 1, 9) : 0;
     sat_heads s = {.row_stride = dim + gap};
     s.head_stride = rows * s.row_stride + (wildly(d, 0.3) ? gap : 0);
     s.batch_stride = heads * s.head_stride;
@@ -104,11 +114,12 @@ static sat_heads layout(draw *d, const sat_problem *p, int64_t heads, int64_t ro
 static void choose_layouts(draw *d, sat_problem *p) {
     sat_attention *t = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
-    t->q = layout(d, p, t->heads, p->m, false), t->o = layout(d, p, t->heads, p->m, true);
-    t->k = layout(d, p, t->kv_heads, p->n, false), t->v = layout(d, p, t->kv_heads, p->n, false);
+    int64_t dim = t->dim, value_dim = value_dim_of(p);
+    t->q = layout(d, t->heads, p->m, dim, false), t->o = layout(d, t->heads, p->m, value_dim, true);
+    t->k = layout(d, t->kv_heads, p->n, dim, false), t->v = layout(d, t->kv_heads, p->n, value_dim, false);
     if (!back) return;
-    t->do_ = layout(d, p, t->heads, p->m, false), t->dq = layout(d, p, t->heads, p->m, true);
-    t->dk = layout(d, p, t->kv_heads, p->n, true), t->dv = layout(d, p, t->kv_heads, p->n, true);
+    t->do_ = layout(d, t->heads, p->m, value_dim, false), t->dq = layout(d, t->heads, p->m, dim, true);
+    t->dk = layout(d, t->kv_heads, p->n, dim, true), t->dv = layout(d, t->kv_heads, p->n, value_dim, true);
 }
 
 static void choose_problem(draw *d, const sat_variant *v, sat_problem *p) {
@@ -119,12 +130,14 @@ static void choose_problem(draw *d, const sat_variant *v, sat_problem *p) {
     p->compute_dtype = p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32;
     t->kv_heads = wildly(d, 0.5) ? rng_between(d->r, 2, 3) : 1;
     t->heads = t->kv_heads * (wildly(d, 0.5) ? rng_between(d->r, 2, 4) : 1);
-    t->dim = p->k = head_size(d, v);
+    t->dim = head_size(d, v);
+    choose_options(d, v, t);
+    p->k = t->dim;
     p->batch = wildly(d, 0.25) ? rng_between(d->r, 2, 3) : 1;
     p->m = length(d), p->n = rng_chance(d->r, 0.5) ? p->m : length(d);
     double sides = (double)d->sides, budget = rng_chance(d->r, 0.15) ? 6e6 : 1.5e6;
     if (sides > 0) budget = fmax(budget, sides * sides * 64); // what the host works out in a tenth of a second
-    while ((double)(p->batch * t->heads * p->m * p->n) * (double)t->dim > budget) {
+    while ((double)(p->batch * t->heads * p->m * p->n) * (double)(t->dim + value_dim_of(p)) / 2 > budget) {
         if (p->batch * t->heads > 4 && t->heads > t->kv_heads) t->heads = t->kv_heads;
         else if (p->batch > 1) p->batch = 1;
         else if (t->kv_heads > 2) t->heads = t->heads / t->kv_heads, t->kv_heads = 1;
@@ -133,7 +146,7 @@ static void choose_problem(draw *d, const sat_variant *v, sat_problem *p) {
     if (rng_chance(d->r, 0.2)) p->n = (p->n + 127) / 128 * 128; // some take nothing else
     t->causal = rng_chance(d->r, 0.4);
     t->window = rng_chance(d->r, 0.25) ? rng_between(d->r, 1, 100) : 0;
-    t->lse = p->op == SAT_ATTENTION && rng_chance(d->r, 0.4);
+    t->lse = p->op == SAT_ATTENTION && rng_chance(d->r, t->sinks ? 0.7 : 0.4);
     static const double scales[] = {1, -0.1, 30, -2, 200, 0.001};
     p->alpha = wildly(d, 0.3) ? scales[rng_below(d->r, 6)] : 1 / sqrt((double)t->dim);
     if (p->op == SAT_ATTENTION_BACKWARD && fabs(p->alpha) > 2) p->alpha /= 20; // else gradients are all 0
@@ -160,14 +173,15 @@ void attention_text(const check_case *c, char *out, size_t capacity) {
     const sat_attention *t = &p->attention;
     const blocks *b = &c->blocks;
     const sat_heads *list[] = {&t->q, &t->k, &t->v, &t->o, &t->do_, &t->dq, &t->dk, &t->dv};
-    int at = snprintf(out, capacity,
-                      "%s %s batch %" PRId64 ", %" PRId64 " heads over %" PRId64 ", %" PRId64 "x%" PRId64
-                      " dim %" PRId64 ", block %" PRId64 "x%" PRId64 ", %" PRId64 " of %" PRId64 "x%" PRId64
-                      " blocks%s, window %" PRId64 "%s, %" PRId64 " sequences, scale %g, align %u,%u, place %d",
-                      p->op == SAT_ATTENTION ? "attention" : "attention-backward", dtype_name(p->a_dtype), p->batch,
-                      t->heads, t->kv_heads, p->m, p->n, t->dim, b->block_rows, b->block_cols, b->count, b->grid_rows,
-                      b->grid_cols, t->causal ? ", causal" : "", t->window, t->lse ? ", LSE" : "", b->sequences,
-                      p->alpha, p->a_align, p->c_align, (int)c->place);
+    int at = snprintf(
+        out, capacity,
+        "%s %s batch %" PRId64 ", %" PRId64 " heads over %" PRId64 ", %" PRId64 "x%" PRId64 " dim %" PRId64
+        " and %" PRId64 ", block %" PRId64 "x%" PRId64 ", %" PRId64 " of %" PRId64 "x%" PRId64
+        " blocks%s, window %" PRId64 "%s%s, %" PRId64 " sequences, scale %g, softcap %g, align %u,%u, place %d",
+        p->op == SAT_ATTENTION ? "attention" : "attention-backward", dtype_name(p->a_dtype), p->batch, t->heads,
+        t->kv_heads, p->m, p->n, t->dim, value_dim_of(p), b->block_rows, b->block_cols, b->count, b->grid_rows,
+        b->grid_cols, t->causal ? ", causal" : "", t->window, t->lse ? ", LSE" : "", t->sinks ? ", sinks" : "",
+        b->sequences, p->alpha, t->softcap, p->a_align, p->c_align, (int)c->place);
     for (int i = 0; i < (p->op == SAT_ATTENTION ? 4 : 8) && at > 0 && (size_t)at < capacity; i++)
         at += snprintf(out + at, capacity - (size_t)at, " %s=%" PRId64 ",%" PRId64 ",%" PRId64, names[i],
                        list[i]->batch_stride, list[i]->head_stride, list[i]->row_stride);

@@ -94,7 +94,7 @@ int data_operands(const sat_problem *p, const blocks *b, operand *list) {
     }
     if (product) list[2].output = true;
     for (int i = 0; i < count; i++) {
-        if (!is_grouped(p)) list[i].batch = p->batch;
+        if (!is_grouped(p) && list[i].batch == 0) list[i].batch = p->batch;
         list[i].span = span_of(&list[i]);
     }
     return count;

@@ -5,7 +5,7 @@
 #include "../number.h"
 #include "check_case.h"
 
-#define CHECK_OPERANDS 9
+#define CHECK_OPERANDS 11
 
 /* Memory between two pages that may not be touched; reused from case to case. */
 typedef struct arena {
@@ -14,7 +14,7 @@ typedef struct arena {
 } arena;
 
 typedef struct operand {
-    const char *name;
+    const char *name; /* NULL: the problem lacks it, and its place alone is kept */
     sat_dtype dtype;
     int index; /* bytes of an index: it is one column of them and has no dtype; 0: it has elements */
     bool output, values;

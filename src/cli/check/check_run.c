@@ -103,6 +103,7 @@ static sat_status run(check_data *d, sat_context *context, sat_plan *plan) {
     void *outputs[CHECK_OPERANDS];
     size_t in = 0, out = 0;
     for (int i = 0; i < d->count; i++) {
+        if (!d->list[i].name) continue;
         if (d->list[i].output) outputs[out++] = d->pointers[i];
         else inputs[in++] = d->pointers[i];
     }

@@ -53,7 +53,10 @@ enum {
     SCENE_MASKS = 1 << 14,  /* one mask a head */
     SCENE_SPARSE = 1 << 16, /* half of the blocks, no block row without any */
     SCENE_PACKED = 1 << 15, /* two sequences */
-    SCENE_FIXED = 1 << 17   /* SAT_FIXED_VALUES */
+    SCENE_FIXED = 1 << 17,  /* SAT_FIXED_VALUES */
+    SCENE_VALUES = 1 << 18, /* attention: values of 13 elements, which are no multiple of anything */
+    SCENE_CAP = 1 << 19,    /* attention: scores are capped */
+    SCENE_SINKS = 1 << 20   /* attention: a sink a head */
 };
 
 typedef struct planted planted;
@@ -94,6 +97,8 @@ typedef struct fault_hooks {
     double (*delta)(const spot *s, double x);
     double (*lse)(double largest, double total);
     bool never_rescales, without_largest;
+    bool first_sink, lse_without_sink;
+    bool flat_cap;      /* gradients: the cap's slope is taken for 1 */
     bool skips_zeros;   /* matmul, sampled: 0 times anything is 0 */
     bool absent_too;    /* matmul: multiplies by the zeros of absent blocks; groups: 0 times what others multiply */
     bool reads_padding; /* matmul: of the last block column, times 0 */

@@ -173,6 +173,9 @@ static sat_status row_major(run *r) {
     return SAT_OK;
 }
 
+static sat_status no_sinks(run *r) { return r->p.attention.sinks = false, SAT_OK; }
+static bool sinks_query(const spot *s) { return s->which == 10 && s->i == s->rows - 1; }
+static sat_status no_cap(run *r) { return r->p.attention.softcap = 0, SAT_OK; }
 static sat_status no_scale(run *r) { return r->p.alpha = 1, SAT_OK; }
 static sat_status scale_twice(run *r) { return r->p.alpha *= r->p.alpha, SAT_OK; }
 
@@ -446,6 +449,10 @@ static bool window_less(const spot *s, bool kept) {
     return kept && !(w && s->j == s->t - w + 1);
 }
 static int64_t head_by_rest(const sat_attention *t, int64_t h) { return h % t->kv_heads; }
+static double beyond_dim(const spot *s, double x) { // what the output held
+    bool of_values = s->which == 3 || s->which == 8;
+    return of_values && s->j >= s->r->p.attention.dim ? NAN : x;
+}
 static double no_delta(const spot *s, double x) { return (void)s, (void)x, 0; }
 static double delta_16(const spot *s, double x) { return (void)s, as_bf16(x); }
 

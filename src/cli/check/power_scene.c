@@ -7,7 +7,7 @@
 #include "power.h"
 
 enum { BLOCK = 8, ROWS = 29, TALL_ROWS = 4096, COLUMNS = 13, WIDE_COLUMNS = 70, RAGGED = 3, GAP = 5, WRONG_ROW = 4001 };
-enum { QUERIES = 11, DIM = 8, GROUPS = 5, DEEP = 11 }; // DEEP: rows of one gradient
+enum { QUERIES = 11, DIM = 8, VALUES = 13, GROUPS = 5, DEEP = 11 }; // DEEP: rows of one gradient
 
 // Some blocks of the first row are always there, the first of the second never: no pattern is full, and none is empty.
 static bool make_blocks_of(blocks *b, double density, unsigned scene) {
@@ -82,6 +82,9 @@ static bool attention_scene(const fault *f, sat_operation op, sat_dtype t, int64
     p->op = op, p->m = QUERIES, p->n = keys;
     p->attention.causal = f->scene & SCENE_CAUSAL, p->attention.window = f->scene & SCENE_WINDOW ? 5 : 0;
     p->attention.lse = op == SAT_ATTENTION && f->scene & SCENE_LSE;
+    if (f->scene & SCENE_VALUES) p->attention.value_dim = VALUES;
+    if (f->scene & SCENE_CAP) p->attention.softcap = 2;
+    p->attention.sinks = f->scene & SCENE_SINKS;
     if (f->scene & SCENE_BATCH) p->batch = 2;
     b->rows = f->scene & SCENE_MASKS ? heads * each : QUERIES, b->cols = keys;
     if (!make_blocks_of(b, 0.8, f->scene)) return false;

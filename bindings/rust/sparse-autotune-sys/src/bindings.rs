@@ -210,6 +210,9 @@ pub struct sat_attention {
     pub dk: sat_heads,
     pub dv: sat_heads,
     pub do_: sat_heads,
+    pub value_dim: i64,
+    pub softcap: f64,
+    pub sinks: bool,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -810,7 +813,7 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_attention"][::core::mem::size_of::<sat_attention>() - 240usize];
+    ["Size of sat_attention"][::core::mem::size_of::<sat_attention>() - 264usize];
     ["Alignment of sat_attention"][::core::mem::align_of::<sat_attention>() - 8usize];
     [
         "Offset of field: sat_attention::heads",
@@ -854,6 +857,15 @@ const _: () = {
     [
         "Offset of field: sat_attention::do_",
     ][::core::mem::offset_of!(sat_attention, do_) - 216usize];
+    [
+        "Offset of field: sat_attention::value_dim",
+    ][::core::mem::offset_of!(sat_attention, value_dim) - 240usize];
+    [
+        "Offset of field: sat_attention::softcap",
+    ][::core::mem::offset_of!(sat_attention, softcap) - 248usize];
+    [
+        "Offset of field: sat_attention::sinks",
+    ][::core::mem::offset_of!(sat_attention, sinks) - 256usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {

@@ -8,7 +8,7 @@
  *   dQ         the same, with dO as a second panel.
  *   dK, dV     panels of keys and values, while the query tiles pass, of all heads that share the keys.
  * A task is one tile of one head, computed by one thread in one order, so results do not depend on threads. 16-bit
- * operands are widened tile by tile.
+ * operands are widened tile by tile. Head sizes are padded with zeros to a multiple of 8, in scratch memory alone.
  *
  * A family defines, beside VECTOR_BYTES (common/vector.h):
  *   COLUMNS                   of the products' register tile: COLUMNS x 2 vectors; a divisor of 8
@@ -21,24 +21,32 @@
 
 #define FN(name) name##_f32 /* common/vector.h: everything is computed in f32 */
 
-enum { ATTENTION_TILE = 64, ATTENTION_DIM = 256 };
+enum { ATTENTION_TILE = 64 };
 
 /* What one thread works in. */
 typedef struct attention_scratch {
-    float *panel[2]; /* Q and dO, or K and V; all of TILE * dim */
+    float *panel[2]; /* Q and dO, or K and V; all of TILE * the wider head size */
     float *sum[2];   /* O or dQ, or dK and dV */
     float *wide[2];  /* the tile that passes, where it must be widened */
     float *score[2]; /* of TILE * TILE: scores, then weights; dP, then dS */
     float *row[3];   /* of TILE: one number for each row */
 } attention_scratch;
 
-static inline size_t attention_scratch_floats(int64_t dim) {
+static inline int64_t attention_padded(int64_t dim) { return (dim + 7) / 8 * 8; }
+
+static inline int64_t attention_widest(const sat_attention *t) {
+    return attention_padded(sat_max(t->dim, t->value_dim));
+}
+
+static inline size_t attention_scratch_floats(const sat_attention *t) {
+    int64_t dim = attention_widest(t);
     return (size_t)(6 * ATTENTION_TILE * dim + 2 * ATTENTION_TILE * ATTENTION_TILE + 3 * ATTENTION_TILE);
 }
 
 static inline attention_scratch attention_scratch_of(const sat_launch *l, int thread) {
-    int64_t dim = l->problem->attention.dim, tile = ATTENTION_TILE * dim;
-    float *at = (float *)l->workspace + (size_t)thread * attention_scratch_floats(dim);
+    const sat_attention *t = &l->problem->attention;
+    int64_t tile = ATTENTION_TILE * attention_widest(t);
+    float *at = (float *)l->workspace + (size_t)thread * attention_scratch_floats(t);
     attention_scratch s;
     for (int i = 0; i < 2; i++) s.panel[i] = at, s.sum[i] = at + tile, s.wide[i] = at + 2 * tile, at += 3 * tile;
     for (int i = 0; i < 2; i++) s.score[i] = at, at += ATTENTION_TILE * ATTENTION_TILE;
@@ -48,7 +56,7 @@ static inline attention_scratch attention_scratch_of(const sat_launch *l, int th
 
 /* dO*O of each query, which the tasks of keys read. */
 static inline float *attention_delta(const sat_launch *l) {
-    return (float *)l->workspace + (size_t)l->device->threads * attention_scratch_floats(l->problem->attention.dim);
+    return (float *)l->workspace + (size_t)l->device->threads * attention_scratch_floats(&l->problem->attention);
 }
 
 /* ---- packing and unpacking tiles ---- */
@@ -64,46 +72,90 @@ static inline attention_rows attention_rows_of(const sat_launch *l, int operand,
     return (attention_rows){l->operands[operand], sat_heads_at(s, b, h, i), s->row_stride};
 }
 
-/* panels[row / width][x][row % width], zero beyond `count` rows. */
+/* Elements at to at + 7; of the last ones of a row, where `count` is below 8, those from there on are zero. */
+static __m256 attention_load_last(sat_dtype t, const void *p, int64_t at, int64_t count) {
+    float x[8] = {0};
+    for (int64_t e = 0; e < count; e++) x[e] = (float)sat_load(t, p, at + e);
+    return _mm256_loadu_ps(x);
+}
+
+static void attention_store_last(sat_dtype t, void *p, int64_t at, int64_t count, __m256 v) {
+    float x[8];
+    _mm256_storeu_ps(x, v);
+    for (int64_t e = 0; e < count; e++) sat_store(t, p, at + e, (double)x[e]);
+}
+
+/* 8 rows by 8 elements of a panel, from `at` on; fewer elements where `last`, a constant. */
+static inline __attribute__((always_inline)) void attention_pack8(sat_dtype t, attention_rows r, int64_t rows,
+                                                                  int64_t at, int64_t elements, int64_t width,
+                                                                  float *to, const bool last) {
+    __m256 v[8];
+    for (int64_t e = 0; e < 8; e++)
+        v[e] = e >= rows ? _mm256_setzero_ps()
+               : last    ? attention_load_last(t, r.data, at + e * r.stride, elements)
+                         : load8(t, r.data, at + e * r.stride);
+    transpose8x8(v);
+    for (int64_t e = 0; e < 8; e++) _mm256_storeu_ps(to + e * width, v[e]);
+}
+
+static inline __attribute__((always_inline)) void attention_unpack8(sat_dtype t, attention_rows r, int64_t rows,
+                                                                    int64_t at, int64_t elements, int64_t width,
+                                                                    const float *from, __m256 factor, const bool last) {
+    __m256 v[8];
+    for (int64_t e = 0; e < 8; e++) v[e] = _mm256_mul_ps(_mm256_loadu_ps(from + e * width), factor);
+    transpose8x8(v);
+    for (int64_t e = 0; e < 8 && e < rows; e++) {
+        if (last) attention_store_last(t, r.data, at + e * r.stride, elements, v[e]);
+        else store8(t, r.data, at + e * r.stride, v[e]);
+    }
+}
+
+/* panels[row / width][x][row % width], zero beyond `count` rows and `dim` elements. */
 static void attention_pack(sat_dtype t, attention_rows r, int64_t count, int64_t dim, int64_t width, float *panels) {
-    for (int64_t i = 0; i < (count + width - 1) / width * width; i += 8)
-        for (int64_t x = 0; x < dim; x += 8) {
-            __m256 v[8];
-            for (int64_t e = 0; e < 8; e++)
-                v[e] = i + e < count ? load8(t, r.data, r.at + (i + e) * r.stride + x) : _mm256_setzero_ps();
-            transpose8x8(v);
-            float *to = panels + i / width * width * dim + x * width + i % width;
-            for (int64_t e = 0; e < 8; e++) _mm256_storeu_ps(to + e * width, v[e]);
-        }
+    int64_t padded = attention_padded(dim), whole = dim / 8 * 8;
+    for (int64_t i = 0; i < (count + width - 1) / width * width; i += 8) {
+        float *to = panels + i / width * width * padded + i % width;
+        int64_t at = r.at + i * r.stride;
+        for (int64_t x = 0; x < whole; x += 8)
+            attention_pack8(t, r, count - i, at + x, 8, width, to + x * width, false);
+        if (whole < dim) attention_pack8(t, r, count - i, at + whole, dim - whole, width, to + whole * width, true);
+    }
 }
 
 /* Panels back to rows; row i is multiplied by factor[i]. */
 static void attention_unpack(sat_dtype t, attention_rows r, int64_t count, int64_t dim, int64_t width,
                              const float *panels, const float *factor) {
-    for (int64_t i = 0; i < count; i += 8)
-        for (int64_t x = 0; x < dim; x += 8) {
-            __m256 v[8], f = _mm256_loadu_ps(factor + i);
-            const float *from = panels + i / width * width * dim + x * width + i % width;
-            for (int64_t e = 0; e < 8; e++) v[e] = _mm256_mul_ps(_mm256_loadu_ps(from + e * width), f);
-            transpose8x8(v);
-            for (int64_t e = 0; e < 8 && i + e < count; e++) store8(t, r.data, r.at + (i + e) * r.stride + x, v[e]);
-        }
+    int64_t padded = attention_padded(dim), whole = dim / 8 * 8;
+    for (int64_t i = 0; i < count; i += 8) {
+        const float *from = panels + i / width * width * padded + i % width;
+        int64_t at = r.at + i * r.stride;
+        __m256 f = _mm256_loadu_ps(factor + i);
+        for (int64_t x = 0; x < whole; x += 8)
+            attention_unpack8(t, r, count - i, at + x, 8, width, from + x * width, f, false);
+        if (whole < dim)
+            attention_unpack8(t, r, count - i, at + whole, dim - whole, width, from + whole * width, f, true);
+    }
 }
 
-/* A tile as f32 rows: in place where it is f32, else widened; rows beyond it are zero. */
+/* A tile as f32 rows: in place where it is f32, else widened; rows and elements beyond it are zero. */
 typedef struct attention_matrix {
     const float *data;
     int64_t stride;
 } attention_matrix;
 
 static attention_matrix attention_widen(sat_dtype t, attention_rows r, int64_t count, int64_t dim, float *to) {
-    if (t == SAT_F32 && count == ATTENTION_TILE) return (attention_matrix){(const float *)r.data + r.at, r.stride};
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t x = 0; x < dim; x += 8)
-            _mm256_storeu_ps(to + i * dim + x, load8(t, r.data, r.at + i * r.stride + x));
-    int64_t padded = (count + 7) / 8 * 8;
-    memset(to + count * dim, 0, (size_t)((padded - count) * dim) * sizeof *to);
-    return (attention_matrix){to, dim};
+    int64_t padded = attention_padded(dim), rows = (count + 7) / 8 * 8;
+    if (t == SAT_F32 && count == ATTENTION_TILE && dim == padded)
+        return (attention_matrix){(const float *)r.data + r.at, r.stride};
+    int64_t whole = dim / 8 * 8;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at = r.at + i * r.stride;
+        for (int64_t x = 0; x < whole; x += 8) _mm256_storeu_ps(to + i * padded + x, load8(t, r.data, at + x));
+        if (whole < dim)
+            _mm256_storeu_ps(to + i * padded + whole, attention_load_last(t, r.data, at + whole, dim - whole));
+    }
+    memset(to + count * padded, 0, (size_t)((rows - count) * padded) * sizeof *to);
+    return (attention_matrix){to, padded};
 }
 
 /* ---- masks of edge tiles ---- */
@@ -199,6 +251,7 @@ typedef struct task {
     const sat_attention_schedule *s;
     sat_mask mask;
     attention_scratch w;
+    int64_t dim, value_dim; /* padded */
     int64_t b, h, kv;
     uint64_t bits[ATTENTION_TILE];
 } task;
@@ -207,6 +260,23 @@ static int vectors_of(int64_t count, int64_t panel) { return count - panel * PAN
 
 static float *lse_of(const task *k, int64_t i) {
     return (float *)k->l->operands[4] + (k->b * k->t->heads + k->h) * k->p->m + i;
+}
+
+/* Scores of a panel as they are weighed, in powers of two: the factor that is still to come. */
+INLINE float cap_scores(const task *k, float *score, int64_t rows, int vectors) {
+    if (k->t->softcap == 0) return (float)(k->p->alpha * ATTENTION_LOG2E);
+    VEC inner = VSET((float)(k->p->alpha / k->t->softcap)), outer = VSET((float)(k->t->softcap * ATTENTION_LOG2E));
+    for (int64_t j = 0; j < rows; j++)
+        for (int v = 0; v < vectors; v++) {
+            float *at = score + j * PANEL + v * LANES;
+            VSTORE(at, VMUL(outer, tanh_of(VMUL(VLOAD(at), inner))));
+        }
+    return 1;
+}
+
+/* By what a score in powers of two becomes its tanh; 0: there is no cap. */
+static float tanh_factor(const task *k) {
+    return k->t->softcap == 0 ? 0 : (float)(1 / (k->t->softcap * ATTENTION_LOG2E));
 }
 
 /* ---- forward ---- */
@@ -250,7 +320,7 @@ static kv_tile load_kv_tile(task *k, const sat_tile *q, int32_t step) {
     attention_rows rows = attention_rows_of(k->l, 1, &t->k, k->b, k->kv, keys->first);
     x.key = attention_widen(k->p->a_dtype, rows, keys->count, t->dim, k->w.wide[0]);
     rows = attention_rows_of(k->l, 2, &t->v, k->b, k->kv, keys->first);
-    x.value = attention_widen(k->p->a_dtype, rows, keys->count, t->dim, k->w.wide[1]);
+    x.value = attention_widen(k->p->a_dtype, rows, keys->count, t->value_dim, k->w.wide[1]);
     if (x.bits) {
         attention_mask_bits(&k->mask, k->h, q, keys, k->bits);
         attention_transpose_bits(k->bits);
@@ -259,16 +329,15 @@ static kv_tile load_kv_tile(task *k, const sat_tile *q, int32_t step) {
 }
 
 static void forward_step(task *k, const sat_tile *q, int32_t step) {
-    int64_t dim = k->t->dim;
-    float scale = (float)(k->p->alpha * ATTENTION_LOG2E);
     kv_tile x = load_kv_tile(k, q, step);
     for (int64_t panel = 0; panel * PANEL < q->count; panel++) {
         int vectors = vectors_of(q->count, panel);
         int64_t at = panel * PANEL;
         VEC rescale[2];
-        product_rows(x.key, x.count, dim, k->w.panel[0] + at * dim, k->w.score[0], vectors);
+        product_rows(x.key, x.count, k->dim, k->w.panel[0] + at * k->dim, k->w.score[0], vectors);
+        float scale = cap_scores(k, k->w.score[0], x.count, vectors);
         softmax(k->w.score[0], x.count, scale, x.bits, (int)at, k->w.row[0] + at, k->w.row[1] + at, rescale, vectors);
-        product_sum(x.value, x.count, dim, k->w.score[0], k->w.sum[0] + at * dim, rescale, vectors);
+        product_sum(x.value, x.count, k->value_dim, k->w.score[0], k->w.sum[0] + at * k->value_dim, rescale, vectors);
     }
 }
 
@@ -279,12 +348,14 @@ static void forward_tile(task *k, int64_t place) {
     float *row_max = k->w.row[0], *row_sum = k->w.row[1], *factor = k->w.row[2];
     attention_rows rows = attention_rows_of(k->l, 0, &t->q, k->b, k->h, q->first);
     attention_pack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.panel[0]);
-    memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * t->dim) * sizeof(float));
-    for (int i = 0; i < ATTENTION_TILE; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
+    memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * k->value_dim) * sizeof(float));
+    double sink = sat_sink_of(k->p, k->l->operands, k->h); /* a key that was there before all others */
+    for (int i = 0; i < ATTENTION_TILE; i++)
+        row_max[i] = (float)(sink * ATTENTION_LOG2E), row_sum[i] = isinf(sink) ? 0 : 1;
     for (int64_t i = lists->start[place]; i < lists->start[place + 1]; i++) forward_step(k, q, lists->step[i]);
     for (int i = 0; i < ATTENTION_TILE; i++) factor[i] = row_sum[i] == 0 ? 0 : 1 / row_sum[i];
     rows = attention_rows_of(k->l, 3, &t->o, k->b, k->h, q->first);
-    attention_unpack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.sum[0], factor);
+    attention_unpack(k->p->a_dtype, rows, q->count, t->value_dim, PANEL, k->w.sum[0], factor);
     for (int64_t i = 0; t->lse && i < q->count; i++)
         *lse_of(k, q->first + i) =
             row_sum[i] == 0 ? -INFINITY : (float)((double)row_max[i] * ATTENTION_LN2 + log((double)row_sum[i]));
@@ -293,8 +364,8 @@ static void forward_tile(task *k, int64_t place) {
 /* ---- backward ---- */
 
 /* score: Q*K^T, dp: dO*V^T, a row of each for every row of the tile that passes. score becomes the weights, dp becomes
- * dS/alpha. The LSE and the dO*O of a query are one a lane where `lanes`, else one a row. */
-INLINE void gradient(float *score, float *dp, int64_t rows, float scale, const uint64_t *bits, int shift,
+ * dS/alpha. The LSE and the dO*O of a query are one a lane where `lanes`, else one a row. `tanh_by`: tanh_factor(). */
+INLINE void gradient(float *score, float *dp, int64_t rows, float scale, float tanh_by, const uint64_t *bits, int shift,
                      const float *lse, const float *delta, const bool lanes, int vectors) {
     for (int v = 0; v < vectors; v++)
         for (int64_t j = 0; j < rows; j++) {
@@ -304,6 +375,10 @@ INLINE void gradient(float *score, float *dp, int64_t rows, float scale, const u
             VEC weight = exp2_of(VSUB(VMUL(VLOAD(at), VSET(scale)), minus));
             if (bits) weight = VSELECT(weight, bits[j] >> (shift + v * LANES), VZERO());
             VEC ds = VMUL(weight, VSUB(VLOAD(to), d));
+            if (tanh_by != 0) {
+                VEC t = VMUL(VLOAD(at), VSET(tanh_by));
+                ds = VMUL(ds, VSUB(VSET(1.0f), VMUL(t, t))); /* the slope of tanh */
+            }
             if (bits) ds = VSELECT(ds, bits[j] >> (shift + v * LANES), VZERO());
             VSTORE(at, weight);
             VSTORE(to, ds);
@@ -311,15 +386,17 @@ INLINE void gradient(float *score, float *dp, int64_t rows, float scale, const u
 }
 
 static void query_step(task *k, const sat_tile *q, int32_t step, const float *lse, const float *delta) {
-    int64_t dim = k->t->dim;
-    float scale = (float)(k->p->alpha * ATTENTION_LOG2E);
+    int64_t dim = k->dim;
+    float tanh_by = tanh_factor(k);
     kv_tile x = load_kv_tile(k, q, step);
     const VEC rescale[2] = {VSET(1.0f), VSET(1.0f)};
     for (int64_t at = 0; at < q->count; at += PANEL) {
         int vectors = vectors_of(q->count, at / PANEL);
         product_rows(x.key, x.count, dim, k->w.panel[0] + at * dim, k->w.score[0], vectors);
-        product_rows(x.value, x.count, dim, k->w.panel[1] + at * dim, k->w.score[1], vectors);
-        gradient(k->w.score[0], k->w.score[1], x.count, scale, x.bits, (int)at, lse + at, delta + at, true, vectors);
+        product_rows(x.value, x.count, k->value_dim, k->w.panel[1] + at * k->value_dim, k->w.score[1], vectors);
+        float scale = cap_scores(k, k->w.score[0], x.count, vectors);
+        gradient(k->w.score[0], k->w.score[1], x.count, scale, tanh_by, x.bits, (int)at, lse + at, delta + at, true,
+                 vectors);
         product_sum(x.key, x.count, dim, k->w.score[1], k->w.sum[0] + at * dim, rescale, vectors);
     }
 }
@@ -330,12 +407,16 @@ static void delta_of(const task *k, const sat_tile *q, float *delta) {
     for (int64_t i = 0; i < q->count; i++) {
         int64_t o = sat_heads_at(&t->o, k->b, k->h, q->first + i), d = sat_heads_at(&t->do_, k->b, k->h, q->first + i);
         __m256 sum = _mm256_setzero_ps();
-        for (int64_t x = 0; x < t->dim; x += 8)
+        int64_t whole = t->value_dim / 8 * 8;
+        for (int64_t x = 0; x < whole; x += 8)
             sum = _mm256_fmadd_ps(load8(k->p->a_dtype, k->l->operands[3], o + x),
                                   load8(k->p->a_dtype, k->l->operands[5], d + x), sum);
         float part[8], all = 0;
         _mm256_storeu_ps(part, sum);
         for (int x = 0; x < 8; x++) all += part[x];
+        for (int64_t x = whole; x < t->value_dim; x++)
+            all += (float)(sat_load(k->p->a_dtype, k->l->operands[3], o + x) *
+                           sat_load(k->p->a_dtype, k->l->operands[5], d + x));
         delta[i] = all;
     }
 }
@@ -348,8 +429,8 @@ static void query_tile(task *k, int64_t place) {
     attention_rows rows = attention_rows_of(k->l, 0, &t->q, k->b, k->h, q->first);
     attention_pack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.panel[0]);
     rows = attention_rows_of(k->l, 5, &t->do_, k->b, k->h, q->first);
-    attention_pack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.panel[1]);
-    memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * t->dim) * sizeof(float));
+    attention_pack(k->p->a_dtype, rows, q->count, t->value_dim, PANEL, k->w.panel[1]);
+    memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * k->dim) * sizeof(float));
     delta_of(k, q, delta);
     memcpy(attention_delta(k->l) + (k->b * t->heads + k->h) * k->p->m + q->first, delta,
            (size_t)q->count * sizeof *delta);
@@ -367,23 +448,25 @@ static void query_tile(task *k, int64_t place) {
 static void key_step(task *k, const sat_tile *keys, int32_t step) {
     const sat_attention *t = k->t;
     const sat_tile *q = &k->s->q[sat_step_tile(step)];
+    int64_t dim = k->dim, value_dim = k->value_dim;
     const uint64_t *bits = sat_step_edge(step) ? k->bits : NULL;
-    float scale = (float)(k->p->alpha * ATTENTION_LOG2E), *lse = k->w.row[0];
+    float tanh_by = tanh_factor(k), *lse = k->w.row[0];
     const float *delta = attention_delta(k->l) + (k->b * t->heads + k->h) * k->p->m + q->first;
     attention_rows rows = attention_rows_of(k->l, 0, &t->q, k->b, k->h, q->first);
     attention_matrix query = attention_widen(k->p->a_dtype, rows, q->count, t->dim, k->w.wide[0]);
     rows = attention_rows_of(k->l, 5, &t->do_, k->b, k->h, q->first);
-    attention_matrix out = attention_widen(k->p->a_dtype, rows, q->count, t->dim, k->w.wide[1]);
+    attention_matrix out = attention_widen(k->p->a_dtype, rows, q->count, t->value_dim, k->w.wide[1]);
     for (int64_t i = 0; i < q->count; i++) lse[i] = (float)(*lse_of(k, q->first + i) * ATTENTION_LOG2E);
     if (bits) attention_mask_bits(&k->mask, k->h, q, keys, k->bits);
     const VEC rescale[2] = {VSET(1.0f), VSET(1.0f)};
     for (int64_t at = 0; at < keys->count; at += PANEL) {
         int vectors = vectors_of(keys->count, at / PANEL);
-        product_rows(query, q->count, t->dim, k->w.panel[0] + at * t->dim, k->w.score[0], vectors);
-        product_rows(out, q->count, t->dim, k->w.panel[1] + at * t->dim, k->w.score[1], vectors);
-        gradient(k->w.score[0], k->w.score[1], q->count, scale, bits, (int)at, lse, delta, false, vectors);
-        product_sum(query, q->count, t->dim, k->w.score[1], k->w.sum[0] + at * t->dim, rescale, vectors);
-        product_sum(out, q->count, t->dim, k->w.score[0], k->w.sum[1] + at * t->dim, rescale, vectors);
+        product_rows(query, q->count, dim, k->w.panel[0] + at * dim, k->w.score[0], vectors);
+        product_rows(out, q->count, value_dim, k->w.panel[1] + at * value_dim, k->w.score[1], vectors);
+        float scale = cap_scores(k, k->w.score[0], q->count, vectors);
+        gradient(k->w.score[0], k->w.score[1], q->count, scale, tanh_by, bits, (int)at, lse, delta, false, vectors);
+        product_sum(query, q->count, dim, k->w.score[1], k->w.sum[0] + at * dim, rescale, vectors);
+        product_sum(out, q->count, value_dim, k->w.score[0], k->w.sum[1] + at * value_dim, rescale, vectors);
     }
 }
 
@@ -395,8 +478,9 @@ static void key_tile(task *k, int64_t tile) {
     attention_rows rows = attention_rows_of(k->l, 1, &t->k, k->b, k->kv, keys->first);
     attention_pack(k->p->a_dtype, rows, keys->count, t->dim, PANEL, k->w.panel[0]);
     rows = attention_rows_of(k->l, 2, &t->v, k->b, k->kv, keys->first);
-    attention_pack(k->p->a_dtype, rows, keys->count, t->dim, PANEL, k->w.panel[1]);
-    for (int i = 0; i < 2; i++) memset(k->w.sum[i], 0, (size_t)(ATTENTION_TILE * t->dim) * sizeof(float));
+    attention_pack(k->p->a_dtype, rows, keys->count, t->value_dim, PANEL, k->w.panel[1]);
+    memset(k->w.sum[0], 0, (size_t)(ATTENTION_TILE * k->dim) * sizeof(float));
+    memset(k->w.sum[1], 0, (size_t)(ATTENTION_TILE * k->value_dim) * sizeof(float));
     int64_t share = t->heads / t->kv_heads;
     for (k->h = k->kv * share; k->h < (k->kv + 1) * share; k->h++) {
         int64_t place = (k->s->masks > 1 ? k->h : 0) * k->s->k_tiles + tile;
@@ -406,7 +490,7 @@ static void key_tile(task *k, int64_t tile) {
     rows = attention_rows_of(k->l, 7, &t->dk, k->b, k->kv, keys->first);
     attention_unpack(k->p->a_dtype, rows, keys->count, t->dim, PANEL, k->w.sum[0], factor[0]);
     rows = attention_rows_of(k->l, 8, &t->dv, k->b, k->kv, keys->first);
-    attention_unpack(k->p->a_dtype, rows, keys->count, t->dim, PANEL, k->w.sum[1], factor[1]);
+    attention_unpack(k->p->a_dtype, rows, keys->count, t->value_dim, PANEL, k->w.sum[1], factor[1]);
 }
 
 /* ---- launches ---- */
@@ -417,6 +501,8 @@ static task task_of(const sat_launch *l) {
                   .t = &l->problem->attention,
                   .s = (const sat_attention_schedule *)l->state,
                   .mask = sat_mask_of(l->problem, l->pattern),
+                  .dim = attention_padded(l->problem->attention.dim),
+                  .value_dim = attention_padded(l->problem->attention.value_dim),
                   .w = attention_scratch_of(l, omp_get_thread_num())};
 }
 
@@ -449,6 +535,20 @@ static void key_tasks(const sat_launch *l) {
     }
 }
 
+/* Gradients of the sinks, from dO*O of all queries. */
+static void gradient_of_sinks(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    int64_t heads = p->attention.heads;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t h = 0; h < heads; h++) {
+        double sink = sat_sink_of(p, l->operands, h), sum = 0;
+        for (int64_t b = 0; b < p->batch && !isinf(sink); b++)
+            for (int64_t at = (b * heads + h) * p->m; at < (b * heads + h + 1) * p->m; at++)
+                sum -= exp(sink - (double)((const float *)l->operands[4])[at]) * (double)attention_delta(l)[at];
+        ((float *)l->operands[10])[h] = (float)sum;
+    }
+}
+
 static sat_status forward(const sat_launch *l) {
 #pragma omp parallel num_threads(l->threads)
     query_tasks(l, forward_tile);
@@ -460,6 +560,7 @@ static sat_status backward(const sat_launch *l) {
     {
         query_tasks(l, query_tile); /* the barrier at its end: dO*O is there */
         key_tasks(l);
+        if (l->problem->attention.sinks) gradient_of_sinks(l);
     }
     return SAT_OK;
 }
@@ -469,7 +570,7 @@ static sat_status backward(const sat_launch *l) {
 static bool attention_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                                const sat_device *d) {
     (void)a;
-    return (d->isa & VECTOR_ISA) != 0 && p->a_dtype == v->instance.dtype && p->attention.dim <= ATTENTION_DIM;
+    return (d->isa & VECTOR_ISA) != 0 && p->a_dtype == v->instance.dtype;
 }
 
 /* Tiles are computed whole, however much of them is kept. */
@@ -477,7 +578,7 @@ static double attention_estimate(const sat_variant *v, const sat_problem *p, con
                                  const sat_device *d) {
     (void)v;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
-    double rows = fmin(1, (double)p->m / 16), dim = (double)p->attention.dim;
+    double rows = fmin(1, (double)p->m / 16), dim = (double)(p->attention.dim + p->attention.value_dim) / 2;
     double flops = sat_attention_flops(p, a) * (back ? 1.4 : 1) / fmax(rows, 0.05);
     double tiles = (double)p->batch * (double)p->attention.heads * (double)p->m / ATTENTION_TILE;
     double fill = fmin(1, sqrt((double)sat_min(a->block_rows, a->block_cols) / ATTENTION_TILE));
@@ -488,7 +589,7 @@ static double attention_estimate(const sat_variant *v, const sat_problem *p, con
 static size_t attention_workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                                   const sat_device *d) {
     (void)v, (void)a;
-    size_t floats = (size_t)d->threads * attention_scratch_floats(p->attention.dim);
+    size_t floats = (size_t)d->threads * attention_scratch_floats(&p->attention);
     if (p->op == SAT_ATTENTION_BACKWARD) floats += (size_t)(p->batch * p->attention.heads * p->m);
     return floats * sizeof(float);
 }

@@ -1,5 +1,5 @@
 // cpu_attention_tiled_avx2, cpu_attention_backward_tiled_avx2: tiles of 64 queries by 64 keys with online softmax, in
-// panels of 16 rows. Good for head sizes up to 256.
+// panels of 16 rows.
 
 #define VECTOR_BYTES 32
 #define COLUMNS      4

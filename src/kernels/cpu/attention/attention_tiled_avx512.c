@@ -1,5 +1,5 @@
 // cpu_attention_tiled_avx512, cpu_attention_backward_tiled_avx512: tiles of 64 queries by 64 keys with online softmax,
-// in panels of 32 rows. Good for head sizes up to 256.
+// in panels of 32 rows.
 
 #define VECTOR_BYTES 64
 #define COLUMNS      8

@@ -1,6 +1,9 @@
 /* What kernels of attention add to the vectors of an instruction set (common/vector.h), in f32:
  *   VSELECT(v, bits, other)   lanes of v whose bit is set, else those of other
- *   exp2_of(x)                2^x, 0 where that is below every normal number */
+ *   VBELOW(x, limit, a, b)    lanes of a where x is below the limit, else those of b
+ *   VRECIPROCAL(x)            1/x, rounded once
+ *   exp2_of(x)                2^x, 0 where that is below every normal number
+ *   tanh_of(x) */
 #ifndef SAT_ATTENTION_VECTOR_H
 #define SAT_ATTENTION_VECTOR_H
 
@@ -25,15 +28,19 @@ INLINE __m256 exp2_join(__m256 p, __m256 n) {
     return _mm256_andnot_ps(low, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
 }
 
-#define VSELECT(v, b, o) select_lanes(v, b, o)
-#define VROUND(x)        _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define VEXP2_JOIN(p, n) exp2_join(p, n)
+#define VSELECT(v, b, o)       select_lanes(v, b, o)
+#define VROUND(x)              _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define VEXP2_JOIN(p, n)       exp2_join(p, n)
+#define VBELOW(x, limit, a, b) _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, limit, _CMP_LT_OQ))
+#define VRECIPROCAL(x)         _mm256_div_ps(_mm256_set1_ps(1.0f), x)
 
 #else
 
-#define VSELECT(v, b, o) _mm512_mask_blend_ps((__mmask16)(b), o, v)
-#define VROUND(x)        _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define VEXP2_JOIN(p, n) _mm512_scalef_ps(p, n)
+#define VSELECT(v, b, o)       _mm512_mask_blend_ps((__mmask16)(b), o, v)
+#define VROUND(x)              _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define VEXP2_JOIN(p, n)       _mm512_scalef_ps(p, n)
+#define VBELOW(x, limit, a, b) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), b, a)
+#define VRECIPROCAL(x)         _mm512_div_ps(_mm512_set1_ps(1.0f), x)
 
 #endif
 
@@ -48,6 +55,20 @@ INLINE vec_f32 exp2_of(vec_f32 x) {
     p = vec_fma_f32(p, f, vec_set_f32(0.69314721f));
     p = vec_fma_f32(p, f, vec_set_f32(1.0f));
     return VEXP2_JOIN(p, n);
+}
+
+/* Good to a few units in the last place: a polynomial around 0, where the other form would cancel. */
+INLINE vec_f32 tanh_of(vec_f32 x) {
+    const vec_f32 most = vec_set_f32(-10.0f), one = vec_set_f32(1.0f); /* beyond 10, either way, tanh is 1 */
+    vec_f32 square = vec_mul_f32(x, x), minus = vec_max_f32(most, vec_sub_f32(vec_zero_f32(), vec_max_f32(most, x)));
+    vec_f32 p = vec_fma_f32(vec_set_f32(-0.00570498872745f), square, vec_set_f32(0.0206390887954f));
+    p = vec_fma_f32(p, square, vec_set_f32(-0.0537397155531f));
+    p = vec_fma_f32(p, square, vec_set_f32(0.133314422036f));
+    p = vec_fma_f32(p, square, vec_set_f32(-0.333332819422f));
+    vec_f32 small = vec_fma_f32(vec_mul_f32(p, square), x, x);
+    vec_f32 power = exp2_of(vec_mul_f32(minus, vec_set_f32((float)(2 * ATTENTION_LOG2E))));
+    vec_f32 large = vec_mul_f32(vec_sub_f32(one, power), VRECIPROCAL(vec_add_f32(one, power)));
+    return VBELOW(square, vec_set_f32(0.39f), small, large);
 }
 
 #endif

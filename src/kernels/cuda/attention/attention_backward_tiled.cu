@@ -240,6 +240,7 @@ static const attention_tiling by_query = {OWN_ROWS, STEP_ROWS, false}, by_key = 
 // ---- host ----
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (!sat_attention_is_plain(p)) return false;
     (void)v;
     const instance *k = instance_for(p);
     if (!k || tiled_type(p->a_dtype) < 0 || k->queries.bytes > d->shared_bytes || k->keys.bytes > d->shared_bytes)

@@ -575,6 +575,7 @@ static attention_tiling by_key() { return {STEP_QUERIES, CTA_ROWS, true}; }
 // ---- supports, estimate ----
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (!sat_attention_is_plain(p)) return false;
     const sat_attention *t = &p->attention;
     const instance *k = instance_for(v, p);
     if (d->capability != 90 || !k || p->a_dtype != v->instance.dtype || p->a_align % 16 || p->c_align % 16)

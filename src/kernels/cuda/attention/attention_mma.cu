@@ -184,6 +184,7 @@ static attention_tiling tiling_of(const instance *k) { return {k->bm, k->bn, fal
 // ---- host ----
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (!sat_attention_is_plain(p)) return false;
     const sat_attention *t = &p->attention;
     const instance *k = instance_for(v, p);
     if (!k || p->a_dtype != v->instance.dtype || p->a_align < 16 || p->c_align < 16) return false;

@@ -207,6 +207,7 @@ static layout layout_of(const sat_problem *p, const sat_pattern_view *a) {
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (!sat_attention_is_plain(p)) return false;
     const sat_attention *t = &p->attention;
     double bytes = 6.0 * (double)t->kv_heads * (double)a->stored_blocks * (double)a->block_rows * (double)a->block_cols;
     if (p->a_dtype == SAT_F64 || a->rows != p->m || p->m == 0 || p->n == 0 || a->stored_blocks == 0) return false;

@@ -1,5 +1,6 @@
 // cuda_attention_reference, cuda_attention_backward_reference: from the definition, in double precision. A warp has a
-// row of an output. Right for every dtype, mask, stride and head size that the header lists; slow, needs no workspace.
+// row of an output. Right for every dtype, mask and stride that the header lists, of problems without options; slow,
+// needs no workspace.
 
 #include "attention.h"
 #include "variant.cuh"
@@ -121,6 +122,11 @@ static __global__ void key_rows(kernel_args x) {
     }
 }
 
+static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v, (void)a, (void)d;
+    return sat_attention_is_plain(p);
+}
+
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     return sat_roofline(d, SAT_F64, sat_attention_flops(p, a), 0.01, 4 * sat_attention_bytes(p, a)) + 1e-5;
@@ -149,7 +155,7 @@ SAT_FAMILY(cuda_attention_reference) = {
     .backend = SAT_CUDA,
     .flags = SAT_V_REFERENCE | SAT_V_BATCHED,
     .about = "a warp a query, in double precision: slow, always right",
-    .supports = sat_takes_all,
+    .supports = supports,
     .estimate = estimate,
     .launch = launch,
 };
@@ -160,7 +166,7 @@ SAT_FAMILY(cuda_attention_backward_reference) = {
     .backend = SAT_CUDA,
     .flags = SAT_V_REFERENCE | SAT_V_BATCHED,
     .about = "a warp a query, then a warp a key, in double precision: slow, always right",
-    .supports = sat_takes_all,
+    .supports = supports,
     .estimate = estimate,
     .launch = launch,
 };

@@ -284,6 +284,7 @@ static int64_t splits_of(const instance *k, const sat_problem *p, const sat_patt
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (!sat_attention_is_plain(p)) return false;
     const sat_attention *t = &p->attention;
     const instance *k = instance_for(v, p);
     if (!k || p->a_dtype != k->dtype || p->a_align < 16) return false;

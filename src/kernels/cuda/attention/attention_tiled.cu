@@ -208,6 +208,7 @@ static attention_tiling tiling_of(const instance *k) { return {k->bm, k->bn, fal
 // ---- host ----
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    if (!sat_attention_is_plain(p)) return false;
     const instance *k = instance_for(v, p);
     return k && tiled_type(p->a_dtype) >= 0 && k->bytes <= d->shared_bytes &&
            attention_schedule_fits(p, a, tiling_of(k));
