@@ -244,8 +244,10 @@ run race $grouped --op grouped --isolate --no-keep --fresh --timeout 20
 expect 'groups are tried in processes of their own' 0 'best: '
 run race --op attention --heads 6 --kv-heads 4
 expect_error 'heads that do not divide are named' 1 'kv_heads is 4; expected a number that divides heads, 6'
-run race --op attention --dim 60
-expect_error 'a head size that nothing takes is named' 1 'dim is 60; expected a multiple of 8'
+run race --op attention --dim 577
+expect_error 'a head size that nothing takes is named' 2 "--dim '577'"
+run race --op attention --heads 2 --seq 40 --dim 20 --value-dim 12 --softcap 5 --sinks --lse --no-keep --fresh --json
+expect 'options of attention are raced' 0 '"value_dim": 12' '"softcap": 5' '"sinks": true' '"verdict": "ok"'
 run race $small --only "$("$cli" variants --names | head -n 1)"
 expect '--only races one variant and remembers nothing' 0 ', 1 variant' 'not remembered'
 

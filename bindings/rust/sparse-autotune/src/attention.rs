@@ -113,7 +113,7 @@ macro_rules! layouts {
 }
 
 impl Attention {
-    /// So many heads of queries, and of keys too, of `dim` elements: a multiple of 8, at most 512.
+    /// So many heads of queries, and of keys too, of `dim` elements, from 1 to 576; on a GPU a multiple of 8, at most 512.
     pub fn new(heads: usize, dim: usize) -> Self {
         Self { heads, dim, ..Self::default() }
     }
