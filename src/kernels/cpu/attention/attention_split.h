@@ -308,8 +308,9 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)v;
     split_shape s = shape_of(p);
-    double loads = (double)(s.rows / ROWS + s.rows % ROWS) / (double)sat_max(1, s.rows);
-    double efficiency = 0.3 / fmax(1, 2 * loads) * (p->a_dtype == SAT_F32 ? 1 : 0.7);
+    int64_t loads = s.rows / ROWS + s.rows % ROWS;
+    double efficiency =
+        0.3 / fmax(1, 2 * (double)loads / (double)sat_max(1, s.rows)) * (p->a_dtype == SAT_F32 ? 1 : 0.7);
     double partial = 8.0 * (double)(s.items * partial_floats(&s));
     return sat_roofline(d, SAT_F32, sat_attention_flops(p, a), efficiency, sat_attention_bytes(p, a) + partial) + 2e-6;
 }

@@ -210,7 +210,7 @@ INLINE void FN(shallow_strip)(const int vectors, const int blocks, const int rep
     const int most = (int)(wide ? LANES : step);
     const VINDEX column = VLOAD_INDEX(j->lanes.column);
     for (int64_t t = w->t, panel = 0; t < w->t_end;) {
-        FN(shallow_place) to[4];
+        FN(shallow_place) to[4] = {{NULL, 0, 0}};
         VEC sum[4][4];
         int count = 0;
 #pragma GCC unroll 8
