@@ -18,6 +18,11 @@ run: ## set up, build, and race the default problem on the best device of this m
 	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS) --target sparse_autotune_cli
 	@$(BUILD)/sparse_autotune $(ARGS)
+	@[ ! -t 1 ] || case "$(ARGS)" in "" | race*) echo '$(REPORT)' ;; esac
+
+# What draws the same race as a page, said where a person reads; the second race comes from the cache.
+REPORT = a page of your own: pip install . && $(BUILD)/sparse_autotune $(or $(ARGS),race) --json >race.json && \
+         python3 -m sparse_autotune report race.json -o report.html
 
 build: ## libraries, command line, tests and benchmark
 	@scripts/setup.sh run gpu
