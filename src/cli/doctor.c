@@ -233,7 +233,7 @@ static void check_cache(doctor *d) {
 static bool unknown_variable(const char *entry) {
     static const char *const known[] = {"",          "_CACHE",    "_DEVICE", "_FORCE", "_LOG",  "_BLAS",       "_MKL",
                                         "_CUBLAS",   "_CUBLASLT", "_CUDNN",  "_DIR",   "_LINK", "_CHECK_ONLY", "_CMAKE",
-                                        "_CUSPARSE", "_LIBRARY"};
+                                        "_CUSPARSE", "_NVTX",     "_LIBRARY"};
     size_t prefix = strlen("SPARSE_AUTOTUNE"), length = strcspn(entry, "=");
     if (strncasecmp(entry, "SPARSE_AUTOTUNE", prefix) != 0) return false;
     if (strncmp(entry, "SPARSE_AUTOTUNE", prefix) == 0)

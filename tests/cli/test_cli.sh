@@ -391,6 +391,43 @@ if [ -e "$plugins/../driver/libcuda.so.1" ]; then # a stand-in of CUDA 11.4, so 
         {f["id"] for f in o["findings"]} & {"build_without_cuda", "old_driver"}'
 fi
 
+# ---- ranges for profilers ----
+
+nvtx=$folder/libnvtx3interop.so.1 log=$folder/nvtx.log
+ranges() { # what, words that a line must hold each
+    local what=$1 holds=yes
+    shift
+    for word in "$@"; do grep -q -- "$word" "$log" || holds="no: $word"; done
+    [ "$(grep -c '^push ' "$log")" = "$(grep -c '^pop$' "$log")" ] || holds="no: as many ends as beginnings"
+    verdict "$what" "$holds"
+}
+if [ -e "$plugins/../nvtx/libnvtx3interop.so.1" ]; then
+    cp -L "$plugins/../nvtx/libnvtx3interop.so.1" "$nvtx"
+    SPARSE_AUTOTUNE_NVTX=$nvtx FAKE_NVTX=$log run race $small --fresh
+    ranges 'a race and what runs in it show by name in a profiler' '^push op=matmul m=64 n=48 k=96' '^push cpu_matmul_'
+    rm "$log"
+    SPARSE_AUTOTUNE_NVTX=$nvtx FAKE_NVTX=$log SPARSE_AUTOTUNE=quick run check --tune --no-isolate --cases 1 \
+        --only cpu_matmul_any_any_c_portable
+    ranges 'and so does a plan' '^push op=matmul '
+    rm "$log"
+    if LD_PRELOAD=$nvtx "$cli" --version >/dev/null 2>&1; then # a sanitizer wants to be first
+        LD_PRELOAD=$nvtx NVTX_INJECTION64_PATH=/profiler FAKE_NVTX=$log run race $small --fresh
+        ranges 'where a profiler is attached, what the program has loaded serves' '^push cpu_matmul_'
+        rm "$log"
+        LD_PRELOAD=$nvtx FAKE_NVTX=$log run race $small --fresh
+        holds=yes
+        [ ! -e "$log" ] || holds=no
+        verdict 'without a profiler there are none' $holds
+    fi
+    chmod 777 "$nvtx"
+    SPARSE_AUTOTUNE_NVTX=$nvtx FAKE_NVTX=$log run race $small
+    holds=yes
+    [ ! -e "$log" ] || holds=no
+    verdict 'a library that others may write is not loaded' $holds
+    doctor SPARSE_AUTOTUNE_NVTX="$nvtx" -- --json
+    finding 'and the doctor says so' warning slower 'is not loaded'
+fi
+
 # ---- cache ----
 
 run cache list

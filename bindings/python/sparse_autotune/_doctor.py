@@ -42,7 +42,7 @@ _KNOWN = {
     "_CUDNN",
     "_CUSPARSE",
 }
-_KNOWN |= {"_DIR", "_LINK", "_CHECK_ONLY", "_CMAKE", "_LIBRARY"}
+_KNOWN |= {"_NVTX", "_DIR", "_LINK", "_CHECK_ONLY", "_CMAKE", "_LIBRARY"}
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "ceph", "gpfs", "beegfs", "afs"}
 _CUDA_LIBRARIES = {
     "cuBLAS": ("SPARSE_AUTOTUNE_CUBLAS", "nvidia-cublas"),
@@ -296,6 +296,8 @@ def _process(f: Found) -> Iterator[Finding]:
         paths = " and ".join(f.openmp)
         what = f"{len(f.openmp)} OpenMP run times in one process, each with threads of its own: {paths}"
         remedy = "use packages that share one; OMP_WAIT_POLICY=passive lessens the harm"
+        if "/torch/lib/libgomp-" in paths:
+            remedy = "a newer torch shares one with others; OMP_WAIT_POLICY=passive lessens the harm"
         if any("iomp" in path for path in f.openmp):
             remedy = "MKL_THREADING_LAYER=GNU keeps MKL to GNU's"
         yield Finding("openmp", "slower", what, remedy)
