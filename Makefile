@@ -63,7 +63,7 @@ lint: ## layout, cppcheck, clang-tidy, shellcheck, ruff
 	@scripts/lint.sh
 
 setup: ## install what is missing for all of the above, a CUDA compiler too
-	@scripts/setup.sh run test sanitize lint bench python cuda rust
+	@scripts/setup.sh run test sanitize lint bench python cuda rust docs
 
 install: ## libraries and command line into PREFIX (/usr/local)
 	@scripts/setup.sh run gpu

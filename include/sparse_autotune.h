@@ -126,11 +126,14 @@ typedef enum sat_bias {
 
 /* How much may be spent to answer a problem that the cache does not know. */
 typedef enum sat_effort {
-    SAT_EFFORT_DEFAULT = 0, /* $SPARSE_AUTOTUNE (off, cached, quick, full), else quick */
+    SAT_EFFORT_DEFAULT = 0, /* $SPARSE_AUTOTUNE (off, cached, quick, full, pinned), else quick */
     SAT_EFFORT_OFF = 1,     /* the estimate decides; the cache is neither read nor written */
     SAT_EFFORT_CACHED = 2,  /* the cache, else the estimate; the miss is noted for a later `sparse_autotune tune` */
     SAT_EFFORT_QUICK = 3,   /* the cache, else a race of about a second */
-    SAT_EFFORT_FULL = 4     /* the cache, else a race of about ten seconds that skips no variant */
+    SAT_EFFORT_FULL = 4,    /* the cache, else a race of about ten seconds that skips no variant */
+    /* The cache's winner and nothing else, so that every run gives the same bits: a problem that the cache does not
+     * know fails with SAT_NOT_FOUND, and is noted as under SAT_EFFORT_CACHED. No race of the context is remembered. */
+    SAT_EFFORT_PINNED = 5
 } sat_effort;
 
 typedef enum sat_measure {
@@ -261,7 +264,7 @@ typedef struct sat_agreement {
 } sat_agreement;
 
 /* From here on plans of this context agree with the other ranks'. To be called before any plan is made, on every rank;
- * a context agrees once. Not with a background thread, and of no effect under SAT_EFFORT_OFF. */
+ * a context agrees once. Not with a background thread, and of no effect under SAT_EFFORT_OFF and SAT_EFFORT_PINNED. */
 SAT_API sat_status sat_context_agree(sat_context *context, const sat_agreement *agreement);
 /* An agreement by a folder that all ranks see, on NFS too, made where it is not there; one folder a job. Free it after
  * its contexts. */
@@ -576,8 +579,8 @@ typedef struct sat_race_options {
     void *progress_user;
 } sat_race_options;
 
-/* Races, or reads a race back from the cache. It races whatever the context's effort is,
- * but under SAT_EFFORT_OFF the cache is left alone. */
+/* Races, or reads a race back from the cache. It races whatever the context's effort is, but under SAT_EFFORT_OFF the
+ * cache is left alone, and under SAT_EFFORT_PINNED nothing is written to it. */
 SAT_API sat_status sat_race_run(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                 const sat_race_options *options, sat_race **race);
 SAT_API void sat_race_free(sat_race *race);
@@ -708,7 +711,8 @@ SAT_API sat_status sat_cache_export(sat_context *context, const char *file);
 SAT_API sat_status sat_cache_import(sat_context *context, const char *file, int64_t *entries);
 /* Removes the entry of this key, or every entry of this device (NULL). */
 SAT_API sat_status sat_cache_clear(sat_context *context, const char *key, int64_t *entries);
-/* Problems that SAT_EFFORT_CACHED had to answer by estimate; `text` is the problem as `name=value` words. */
+/* Problems that SAT_EFFORT_CACHED had to answer by estimate, or SAT_EFFORT_PINNED did not answer; `text` is the problem
+ * as `name=value` words. */
 SAT_API sat_status sat_cache_visit_untuned(sat_context *context, sat_cache_visit_fn visit, void *user);
 /* The key of a problem, as the cache spells it. */
 SAT_API sat_status sat_problem_key(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,

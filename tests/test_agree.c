@@ -24,7 +24,9 @@ typedef struct store {
     entry list[MOST];
     int count;
     const char *says; /* to every question about a problem; NULL: what was put */
-    int claims, waits_for_claims;
+    bool everybody;   /* every rank has joined */
+    int claims, waits_for_claims, calls;
+    double longest_wait, last_wait; /* for a claim */
 } store;
 
 static store shared;
@@ -45,7 +47,12 @@ static sat_status say(const char *text, char *value) {
 
 static sat_status store_get(void *user, const char *key, double seconds, char *value) {
     store *s = user;
-    if (strstr(key, "/claim") && seconds > 0) s->waits_for_claims++;
+    s->calls++;
+    if (strstr(key, "/claim") && seconds > 0) {
+        s->waits_for_claims++, s->last_wait = seconds;
+        if (seconds > s->longest_wait) s->longest_wait = seconds;
+    }
+    if (s->everybody && strstr(key, "/rank/")) return say("here", value);
     if (s->says && about_a_problem(key)) return say(s->says, value);
     const entry *e = look_up(s, key);
     return e ? say(e->value, value) : SAT_NOT_FOUND;
@@ -53,7 +60,7 @@ static sat_status store_get(void *user, const char *key, double seconds, char *v
 
 static sat_status store_put(void *user, const char *key, const char *desired, char *value) {
     store *s = user;
-    s->claims += strstr(key, "/claim") != NULL;
+    s->calls++, s->claims += strstr(key, "/claim") != NULL;
     entry *e = look_up(s, key);
     if (!e) {
         assert_true(s->count < MOST && strlen(key) < sizeof e->key);
@@ -116,8 +123,10 @@ static sat_context *open_with(const char *cache, uint32_t flags) {
     return ctx;
 }
 
+static double most_wait = 0.01;
+
 static void join(sat_context *ctx, int rank, int world, const char *says) {
-    sat_agreement a = {SAT_SIZED(sat_agreement), .rank = rank, .world = world, .wait_seconds = 0.01};
+    sat_agreement a = {SAT_SIZED(sat_agreement), .rank = rank, .world = world, .wait_seconds = most_wait};
     a.get = store_get, a.put = store_put, a.user = &shared;
     shared.says = says;
     assert_ok(sat_context_agree(ctx, &a));
@@ -373,22 +382,105 @@ static void ranks_with_other_variants_share_nothing(void **state) {
     assert_string_not_equal(one, other);
 }
 
-/* Two ranks: each waits a moment for the other where a key is the other's, and for nobody where it is its own. Who has
- * not joined is waited for by nobody. */
-static void a_key_is_left_to_its_own_rank_for_a_moment(void **state) {
-    enum { KEYS = 8 }; /* so few columns have keys of their own */
+enum { KEYS = 8 }; /* so few columns have keys of their own */
+
+/* What the list of claims says: so many of rank 1's, and of rank 0's. */
+static void list_claims(int theirs, int mine) {
+    char key[160], value[SAT_AGREED_SIZE];
+    const char *space = shared.list[0].key;
+    for (int i = 0; i < theirs + mine; i++) {
+        snprintf(key, sizeof key, "%.*s/taken/%d", (int)(strstr(space, "/rank/") - space), space, i);
+        assert_ok(store_put(&shared, key, i < theirs ? "1" : "0", value));
+    }
+}
+
+/* Two ranks. A key is that one's which has claimed fewer: the other leaves it alone for a moment. Who has not joined is
+ * waited for by nobody. */
+static void a_key_is_left_to_the_rank_that_has_claimed_the_fewest(void **state) {
+    static const struct {
+        bool joined;
+        int theirs, mine, least, most;
+    } cases[] = {
+        {false, 0, 0, 0, 0}, {true, 0, 0, KEYS - 1, KEYS}, {true, 0, 2, KEYS, KEYS}, {true, KEYS + 1, 0, 0, 0}};
     (void)state;
-    for (int joined = 0; joined < 2; joined++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         memset(&shared, 0, sizeof shared);
         me = (planted){0};
         sat_context *other = open_with("", 0), *ctx = open_with("", 0);
-        if (joined) join(other, 1, 2, NULL);
+        if (cases[i].joined) join(other, 1, 2, NULL);
         join(ctx, 0, 2, NULL);
-        for (int i = 0; i < KEYS; i++) (void)plan_now(ctx, 1 + i);
+        list_claims(cases[i].theirs, cases[i].mine);
+        for (int n = 0; n < KEYS; n++) (void)plan_now(ctx, 1 + n);
         assert_int_equal(shared.claims, KEYS);
-        if (!joined) assert_int_equal(shared.waits_for_claims, 0);
-        else assert_true(shared.waits_for_claims > 0 && shared.waits_for_claims < KEYS);
+        assert_in_range(shared.waits_for_claims, cases[i].least, cases[i].most);
         sat_context_free(ctx), sat_context_free(other);
+    }
+}
+
+/* The more it has claimed the longer it waits; but where nobody else claims anything, ever less. */
+static void a_rank_that_is_ahead_waits_longer_and_not_for_the_idle(void **state) {
+    (void)state;
+    most_wait = 30;
+    for (int ahead = 1; ahead <= 9; ahead += 4) {
+        memset(&shared, 0, sizeof shared);
+        me = (planted){0};
+        sat_context *other = open_with("", 0), *ctx = open_with("", 0);
+        join(other, 1, 2, NULL), join(ctx, 0, 2, NULL);
+        list_claims(0, ahead);
+        for (int n = 0; n < KEYS; n++) (void)plan_now(ctx, 1 + n);
+        double expected = ahead == 1 ? 0.4 : 1;
+        assert_true(shared.longest_wait > 0.99 * expected && shared.longest_wait < 1.01 * expected);
+        assert_true(shared.last_wait < 0.05 * shared.longest_wait);
+        sat_context_free(ctx), sat_context_free(other);
+    }
+    most_wait = 0.01;
+}
+
+/* A list that says nonsense, and one that has no end, stop nobody. */
+static sat_status endless_get(void *user, const char *key, double seconds, char *value) {
+    if (strstr(key, "/taken/")) return ((store *)user)->calls++, say("1", value);
+    return store_get(user, key, seconds, value);
+}
+
+static void a_list_of_claims_is_not_believed(void **state) {
+    static const char *const texts[] = {"-1", "2", "99999999999999999999", "1x", "planted", " "};
+    char key[160], value[SAT_AGREED_SIZE];
+    (void)state;
+    for (size_t i = 0; i <= sizeof texts / sizeof *texts; i++) {
+        memset(&shared, 0, sizeof shared);
+        me = (planted){0};
+        sat_context *ctx = open_with("", 0);
+        bool endless = i == sizeof texts / sizeof *texts;
+        sat_agreement a = {SAT_SIZED(sat_agreement), .rank = 0, .world = 2, .wait_seconds = 0.01};
+        a.get = endless ? endless_get : store_get, a.put = store_put, a.user = &shared;
+        assert_ok(sat_context_agree(ctx, &a));
+        const char *space = shared.list[0].key;
+        snprintf(key, sizeof key, "%.*s/taken/0", (int)(strstr(space, "/rank/") - space), space);
+        if (!endless) assert_ok(store_put(&shared, key, texts[i], value));
+        assert_true(plan_now(ctx, N).tuned);
+        assert_true(shared.calls < 10000);
+        sat_context_free(ctx);
+    }
+}
+
+/* How many calls of the store a rank makes for a key, beside those in which it waits: no more in a large world. */
+static void a_large_world_takes_no_more_calls_a_key(void **state) {
+    (void)state;
+    for (int world = 8; world <= 1 << 14; world <<= 11) {
+        memset(&shared, 0, sizeof shared);
+        me = (planted){0};
+        shared.everybody = true;
+        sat_context *ctx = open_with("", 0);
+        join(ctx, 3, world, NULL);
+        int most = 0;
+        for (int n = 0; n < KEYS; n++) {
+            int before = shared.calls;
+            assert_true(plan_now(ctx, 1 + n).tuned);
+            most = shared.calls - before > most ? shared.calls - before : most;
+        }
+        print_message("world %d: at most %d calls a key\n", world, most);
+        assert_true(most <= 11); /* find; list; 4 ranks; the claim and the list once more; claim, list, answer */
+        sat_context_free(ctx);
     }
 }
 
@@ -476,7 +568,10 @@ int main(void) {
         cmocka_unit_test(an_answer_never_changes),
         cmocka_unit_test(calls_without_a_plan_follow_what_is_agreed_on),
         cmocka_unit_test(ranks_with_other_variants_share_nothing),
-        cmocka_unit_test(a_key_is_left_to_its_own_rank_for_a_moment),
+        cmocka_unit_test(a_key_is_left_to_the_rank_that_has_claimed_the_fewest),
+        cmocka_unit_test(a_rank_that_is_ahead_waits_longer_and_not_for_the_idle),
+        cmocka_unit_test(a_list_of_claims_is_not_believed),
+        cmocka_unit_test(a_large_world_takes_no_more_calls_a_key),
         TEST_IN_FOLDER(a_folder_in_which_odd_things_stand_says_nothing),
         TEST_IN_FOLDER(a_folder_that_others_may_write_is_refused),
     };

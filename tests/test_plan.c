@@ -204,10 +204,11 @@ static void check_ignored(const char *effort, const char *force, sat_effort in_f
 
 static void a_context_says_what_of_the_environment_it_ignores(void **state) {
     (void)state;
-#define ON       "SPARSE_AUTOTUNE is 'on', which counts as quick; expected off, cached, quick or full"
+#define ON       "SPARSE_AUTOTUNE is 'on', which counts as quick; expected off, cached, quick, full or pinned"
 #define MISSPELT "SPARSE_AUTOTUNE_FORCE is 'cpu_matmul_any_any_c_referense'; no such variant"
     check_ignored("", "", SAT_EFFORT_QUICK, "");
     check_ignored("Full", "cpu_matmul_any_any_c_reference", SAT_EFFORT_FULL, "");
+    check_ignored("Pinned", "", SAT_EFFORT_PINNED, "");
     check_ignored("on", "", SAT_EFFORT_QUICK, ON);
     check_ignored("off", "cpu_matmul_any_any_c_referense", SAT_EFFORT_OFF, MISSPELT);
     check_ignored("on", "cpu_matmul_any_any_c_referense", SAT_EFFORT_QUICK, ON "; " MISSPELT);

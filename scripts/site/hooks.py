@@ -169,9 +169,14 @@ def page_for(target):
     return f"files/{target}"
 
 
+def titled(stem):
+    """A note's name in the list: 2026-11-18: short products"""
+    return f"{stem[:10]}: {stem[11:].replace('-', ' ')}"
+
+
 def on_config(config):
     notes = sorted((Path(config.docs_dir) / "lab").glob("2*.md"), reverse=True)
-    config.nav[-1]["Lab"] = ["lab/README.md", *({note.stem: f"lab/{note.name}"} for note in notes)]
+    config.nav[-1]["Lab"] = ["lab/README.md", *({titled(note.stem): f"lab/{note.name}"} for note in notes)]
     return config
 
 

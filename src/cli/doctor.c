@@ -198,9 +198,16 @@ static void check_openmp(doctor *d) {
 
 static void check_cache(doctor *d) {
     const disk *k = &d->disk;
-    bool races = sat_context_effort(d->context) >= SAT_EFFORT_QUICK;
-    if (sat_context_effort(d->context) == SAT_EFFORT_OFF) return;
-    if (!d->has_cache) {
+    sat_effort effort = sat_context_effort(d->context);
+    bool races = effort == SAT_EFFORT_QUICK || effort == SAT_EFFORT_FULL;
+    if (effort == SAT_EFFORT_OFF) return;
+    if (effort == SAT_EFFORT_PINNED) { // which writes nothing
+        if (d->has_cache && !*k->others) return;
+        finding *f = add(d, "cache_pinned", "broken");
+        WHAT(f, "the effort is pinned, and no cache is read%s%s: every problem is an error",
+             *k->others ? ", since " : "", k->others);
+        REMEDY(f, "set SPARSE_AUTOTUNE_CACHE to the folder that has the winners");
+    } else if (!d->has_cache) {
         finding *f = add(d, "cache_in_memory", "slower");
         WHAT(f, "results are kept in memory: every process races again");
         REMEDY(f, "set SPARSE_AUTOTUNE_CACHE to a folder of your own");

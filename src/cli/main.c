@@ -33,8 +33,8 @@ static int help(void) {
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         printf("  %-10s %s\n", commands[i].name, commands[i].summary);
     printf("\n`sparse_autotune COMMAND --help` shows a command's options.\n\n"
-           "Environment: SPARSE_AUTOTUNE (off, cached, quick, full), SPARSE_AUTOTUNE_CACHE, SPARSE_AUTOTUNE_DEVICE,\n"
-           "SPARSE_AUTOTUNE_FORCE, SPARSE_AUTOTUNE_LOG.\n"
+           "Environment: SPARSE_AUTOTUNE (off, cached, quick, full, pinned), SPARSE_AUTOTUNE_CACHE,\n"
+           "SPARSE_AUTOTUNE_DEVICE, SPARSE_AUTOTUNE_FORCE, SPARSE_AUTOTUNE_LOG.\n"
            "Exit status: 0 success, 1 failure, 2 wrong usage.\n");
     return EXIT_DONE;
 }

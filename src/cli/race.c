@@ -458,7 +458,7 @@ int race_main(int argc, char **argv) {
     mtx matrix = {0};
     const char *drawn = r.matrix ? drawn_option(&r) : NULL;
     if (drawn) return usage_error("race", "--matrix: the file says where the blocks are; takes no --%s", drawn);
-    if (r.setup.effort == SAT_EFFORT_OFF || r.setup.effort == SAT_EFFORT_CACHED)
+    if (!effort_races(r.setup.effort))
         return usage_error("race", "--effort '%s': expected default, quick or full, since this command races",
                            effort_names[r.setup.effort]);
     if (r.matrix) {

@@ -9,8 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const effort_names[] = {"default", "off", "cached", "quick", "full", NULL};
+const char *const effort_names[] = {"default", "off", "cached", "quick", "full", "pinned", NULL};
 const char *const measure_names[] = {"cold", "warm", NULL};
+
+bool effort_races(int effort) {
+    return effort == SAT_EFFORT_DEFAULT || effort == SAT_EFFORT_QUICK || effort == SAT_EFFORT_FULL;
+}
 
 static void log_warnings(void *user, sat_log_level level, const char *message) {
     if (level <= SAT_LOG_WARN) notice(user, "%s", message);

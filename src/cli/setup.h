@@ -17,6 +17,7 @@ typedef struct setup {
 } setup;
 
 extern const char *const effort_names[], *const measure_names[];
+bool effort_races(int effort); /* under this effort a problem is raced */
 
 #define SETUP_ARGS(s)                                                                                                  \
     ARG_TEXT_("device", &(s).device, "NAME", "cpu, cuda or cuda:1 (the best found)"),                                  \

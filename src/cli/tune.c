@@ -1,5 +1,6 @@
 // sparse_autotune tune: races the problems that were answered by estimate while the effort was `cached`. The cache
-// noted each as words; a pattern with the same sizes, blocks, skew and overlap is made up from them.
+// noted each as words; a pattern with the same sizes, blocks, skew and overlap is made up from them. Several processes
+// share them by a folder (--world, --rank, --store): each problem is raced by one of them, and all remember the winner.
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -22,6 +23,21 @@ typedef struct notes {
     size_t count, capacity;
     bool lost;
 } notes;
+
+// The processes that share the notes.
+typedef struct ranks {
+    int64_t world, rank;
+    double wait;
+    const char *store;
+    sat_agreement agreement; // user NULL: this process is alone
+} ranks;
+
+typedef struct tuning {
+    setup setup;
+    ranks ranks;
+    const char *notes; // the cache whose notes are raced; NULL: the one that results go to
+    size_t raced;      // here
+} tuning;
 
 static bool collect(void *user, const char *key, const char *text) {
     notes *n = user;
@@ -172,6 +188,28 @@ static bool show_progress(void *user, int done, int total, const char *what) {
     return true;
 }
 
+// Of several ranks one races the problem; the others wait for it, and check its winner.
+static int share_problem(tuning *t, sat_context *context, const spec *s, const blocks *b, const sat_problem *p) {
+    sat_pattern *pattern = NULL;
+    sat_plan *plan = NULL;
+    sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+    sat_status status = sat_context_agree(context, &t->ranks.agreement);
+    if (status == SAT_OK) status = spec_pattern(context, s, b, &pattern);
+    if (status == SAT_OK) status = sat_plan_create(context, pattern, p, &plan);
+    if (status == SAT_OK) status = sat_plan_get_info(plan, &info);
+    sat_plan_free(plan);
+    sat_pattern_free(pattern);
+    char title[512];
+    spec_title(s, b, title, sizeof title);
+    if (status != SAT_OK) return failure("tune", "%s: %s (%s)", title, sat_last_error(), sat_status_name(status));
+    if (!info.tuned && !info.cached && !info.verified)
+        return failure("tune", "%s: no rank raced it within %g s, and the estimate serves", title, t->ranks.wait);
+    t->raced += info.tuned;
+    printf("%s: %s, %s\n", title, info.variant, info.tuned ? "raced here" : "checked here");
+    fflush(stdout);
+    return EXIT_DONE;
+}
+
 static int race_problem(sat_context *context, const note *n, const spec *s, const blocks *b, const sat_problem *p) {
     sat_pattern *pattern = NULL;
     sat_race *race = NULL;
@@ -208,7 +246,7 @@ static bool same_key(sat_context *context, const spec *s, const blocks *b, const
 }
 
 // A pattern of few blocks may miss the key by chance, so other seeds are tried before a neighbour is good enough.
-static int tune_one(sat_context *context, const note *n) {
+static int tune_one(tuning *t, sat_context *context, const note *n) {
     enum { SEEDS = 24 };
     spec s = spec_default();
     blocks b = {0};
@@ -224,30 +262,79 @@ static int tune_one(sat_context *context, const note *n) {
         }
         if (same_key(context, &s, &b, &p, n->key)) break;
     }
-    int code = race_problem(context, n, &s, &b, &p);
+    int code = t->ranks.agreement.user ? share_problem(t, context, &s, &b, &p) : race_problem(context, n, &s, &b, &p);
     blocks_free(&b);
     return code;
 }
 
 // Threads and cold or warm are in the key alone; a context has one of each, so each note gets a context that fits.
-static int tune_note(const setup *s, const note *n) {
-    setup own = *s;
+static int tune_note(tuning *t, const note *n) {
+    setup own = t->setup;
     int64_t threads;
     char word[32];
     if (whole(n->key, "threads", &threads) && threads > 0 && threads <= 4096) own.threads = threads;
     if (value_of(n->key, "measure", word, sizeof word)) own.measure = strcmp(word, "warm") == 0;
     sat_context *context = setup_open(&own);
     if (!context) return EXIT_FAILED;
-    int code = tune_one(context, n);
+    int code = tune_one(t, context, n);
     sat_context_free(context);
     return code;
 }
 
+/* ---- the command ---- */
+
+static int read_notes(const tuning *t, notes *n) {
+    setup where = t->setup;
+    if (t->notes) where.cache = t->notes;
+    sat_context *context = setup_open(&where);
+    if (!context) return EXIT_FAILED;
+    sat_status status = sat_cache_visit_untuned(context, collect, n);
+    int code = EXIT_DONE;
+    if (status != SAT_OK) code = failure("tune", "%s (%s)", sat_last_error(), sat_status_name(status));
+    else if (n->lost) code = failure("tune", "not enough memory");
+    sat_context_free(context);
+    return code;
+}
+
+static int join_ranks(ranks *r) {
+    if (!r->store && r->world < 2) return EXIT_DONE;
+    if (!r->store)
+        return usage_error("tune", "--world %lld: expected --store, a folder that all ranks see", (long long)r->world);
+    if (r->rank >= r->world)
+        return usage_error("tune", "--rank %lld: expected 0 to %lld, below --world", (long long)r->rank,
+                           (long long)r->world - 1);
+    r->agreement.size = sizeof r->agreement;
+    sat_status status = sat_agreement_folder(r->store, (int)r->rank, (int)r->world, &r->agreement);
+    r->agreement.wait_seconds = r->wait;
+    return status == SAT_OK ? EXIT_DONE : failure("tune", "%s (%s)", sat_last_error(), sat_status_name(status));
+}
+
+// Each rank begins elsewhere, so that all race at the same time, and finds the others' winners once it comes there.
+static int tune_all(tuning *t, const notes *n) {
+    int code = EXIT_DONE;
+    size_t first = n->count * (size_t)t->ranks.rank / (size_t)t->ranks.world;
+    for (size_t i = 0; i < n->count; i++) {
+        int one = tune_note(t, &n->list[(first + i) % n->count]);
+        if (one > code) code = one;
+    }
+    printf("%zu %s", n->count, n->count == 1 ? "problem" : "problems");
+    if (t->ranks.agreement.user) printf(", %zu raced here", t->raced);
+    printf("\n");
+    return code;
+}
+
 int tune_main(int argc, char **argv) {
-    setup s = {.command = "tune", .effort = SAT_EFFORT_QUICK};
+    tuning t = {.setup = {.command = "tune", .effort = SAT_EFFORT_QUICK}, .ranks = {.world = 1, .wait = 60}};
     bool list_only = false;
-    const arg list[] = {SETUP_ARGS(s), ARG_CHOICE_("effort", &s.effort, "E", effort_names, "how long to look"),
-                        ARG_FLAG_("list", &list_only, "lists the problems and tunes nothing")};
+    const arg list[] = {
+        SETUP_ARGS(t.setup),
+        ARG_CHOICE_("effort", &t.setup.effort, "E", effort_names, "how long to look"),
+        ARG_FLAG_("list", &list_only, "lists the problems and tunes nothing"),
+        ARG_TEXT_("notes", &t.notes, "DIR", "the cache whose problems are raced, where it is another one"),
+        ARG_INT_("world", &t.ranks.world, "N", 1, 1 << 20, "processes that share the problems (1)"),
+        ARG_INT_("rank", &t.ranks.rank, "R", 0, (1 << 20) - 1, "which of them this is, from 0 on (0)"),
+        ARG_TEXT_("store", &t.ranks.store, "DIR", "a folder that all of them see, new for each run"),
+        ARG_REAL_("wait", &t.ranks.wait, "S", 0.001, 86400, "seconds to wait for a race of another one (60)")};
     args a = {
         .command = "tune",
         .usage = "[options]",
@@ -256,21 +343,15 @@ int tune_main(int argc, char **argv) {
         .count = sizeof list / sizeof *list};
     args_outcome parsed = args_parse(&a, argc, argv);
     if (parsed != ARGS_OK) return (int)parsed;
-    sat_context *context = setup_open(&s);
-    if (!context) return EXIT_FAILED;
+    if (!effort_races(t.setup.effort))
+        return usage_error("tune", "--effort '%s': expected default, quick or full, since this command races",
+                           effort_names[t.setup.effort]);
     notes n = {0};
-    sat_status status = sat_cache_visit_untuned(context, collect, &n);
-    int code = EXIT_DONE;
-    if (status != SAT_OK) code = failure("tune", "%s (%s)", sat_last_error(), sat_status_name(status));
-    else if (n.lost) code = failure("tune", "not enough memory");
-    sat_context_free(context);
-    for (size_t i = 0; i < n.count; i++) {
-        int one = EXIT_DONE;
-        if (list_only) printf("%s\n", n.list[i].text);
-        else one = tune_note(&s, &n.list[i]);
-        if (one > code) code = one;
-    }
-    if (!list_only) printf("%zu %s\n", n.count, n.count == 1 ? "problem" : "problems");
+    int code = list_only ? EXIT_DONE : join_ranks(&t.ranks);
+    if (code == EXIT_DONE) code = read_notes(&t, &n);
+    for (size_t i = 0; list_only && i < n.count; i++) printf("%s\n", n.list[i].text);
+    if (!list_only && code == EXIT_DONE) code = tune_all(&t, &n);
+    sat_agreement_folder_free(&t.ranks.agreement);
     for (size_t i = 0; i < n.count; i++) free(n.list[i].key), free(n.list[i].text);
     free(n.list);
     return code;

@@ -1,7 +1,8 @@
 /* Agreement between ranks. Keys of the store begin with the name of a space: ranks whose devices, builds and variants
- * are equal share one, and others never see each other's answers. A rank that is about to tune a key claims it first.
- * Keys are divided among the ranks of a space by a hash, so that all of them tune; but where a key's own rank is busy
- * elsewhere, whoever needs it claims it after a moment: no rank waits for one that does not tune. */
+ * are equal share one, and others never see each other's answers. A rank that is about to tune a key claims it first,
+ * and writes that into a list, by which all know how many keys each has claimed. A key is that rank's own that has
+ * claimed the fewest, so that all of them tune; but where it is busy elsewhere, whoever needs the key claims it after a
+ * moment, which is the longer the more it has claimed: no rank waits for one that does not tune. */
 #include "core/agree.h"
 
 #include <inttypes.h>
@@ -14,8 +15,11 @@
 #include "base/text.h"
 #include "core/identity.h"
 
-enum { MAX_RANKS = 1 << 20, MAX_RANKS_ASKED = 16, SPACE_SIZE = 17, NAME_SIZE = 96 };
-static const double OWNER_GRACE_SECONDS = 0.2; /* seconds in which a key's own rank may claim it */
+/* A key's own rank is one of four, the first that have joined from the key's hash on: who is asked does not grow with
+ * the world. */
+enum { MAX_RANKS = 1 << 20, MAX_RANKS_ASKED = 16, CHOICES = 4, MOST_PLACES = 4096, SPACE_SIZE = 17, NAME_SIZE = 96 };
+/* In which a key's own rank may claim it, and the same again for each key that this rank has claimed more. */
+static const double OWNER_GRACE_SECONDS = 0.2, MOST_GRACE_SECONDS = 1;
 
 typedef struct known_answer {
     struct known_answer *next;
@@ -30,6 +34,9 @@ struct sat_agree {
     pthread_mutex_t lock;
     known_answer *known; /* answers that this process has seen, which never change */
     bool *member;        /* by rank: it is known to be in this space */
+    int *claims;         /* by rank: keys that it has claimed, as far as the list was read */
+    long read;           /* places of the list that were read */
+    double patience;     /* 0 to 1: falls while nobody else claims anything */
 };
 
 /* ---- the store ---- */
@@ -133,24 +140,94 @@ static bool is_member(sat_agree *a, int rank) {
     return true;
 }
 
-/* Is the key this rank's own? Of few ranks in a large world it may be nobody's. */
-static bool owns(sat_agree *a, const char *key) {
-    int first = (int)(sat_hash_text(key) % (uint64_t)a->store.world);
-    for (int i = 0; i < a->store.world && i < MAX_RANKS_ASKED; i++) {
-        int rank = (first + i) % a->store.world;
-        if (is_member(a, rank)) return rank == a->store.rank;
+static void name_of_place(const sat_agree *a, long place, char name[NAME_SIZE]) {
+    snprintf(name, NAME_SIZE, "sparse_autotune/%s/taken/%ld", a->space, place);
+}
+
+/* Takes the rank that stands at a place of the list. False: it is none. */
+static bool take_place(sat_agree *a, long place, const char *value) {
+    char *end;
+    long rank = strtol(value, &end, 10);
+    if (end == value || *end || rank < 0 || rank >= a->store.world) return false;
+    pthread_mutex_lock(&a->lock);
+    if (a->read == place) a->read++, a->claims[rank]++;
+    pthread_mutex_unlock(&a->lock);
+    return true;
+}
+
+static long next_place(sat_agree *a) {
+    pthread_mutex_lock(&a->lock);
+    long place = a->read;
+    pthread_mutex_unlock(&a->lock);
+    return place;
+}
+
+/* Reads what is new in the list. True: something is. */
+static bool read_claims(sat_agree *a) {
+    char name[NAME_SIZE], value[SAT_AGREED_SIZE];
+    long before = next_place(a), place = before;
+    for (; place - before < MOST_PLACES; place = next_place(a)) {
+        name_of_place(a, place, name);
+        if (!get(a, name, 0, value) || !take_place(a, place, value)) break;
     }
-    return false;
+    return place > before;
+}
+
+/* Writes this rank to the end of the list. */
+static void write_claim(sat_agree *a, const char *mine) {
+    char name[NAME_SIZE], value[SAT_AGREED_SIZE];
+    for (int i = 0; i < MOST_PLACES; i++) {
+        long place = next_place(a);
+        name_of_place(a, place, name);
+        if (!put(a, name, mine, value) || !take_place(a, place, value) || strcmp(value, mine) == 0) return;
+    }
+}
+
+/* The rank that should tune the key: of the first that have joined, the one that has claimed the fewest. `lead`: how
+ * many more this one has claimed. */
+static int find_owner(sat_agree *a, const char *key, int *lead) {
+    int first = (int)(sat_hash_text(key) % (uint64_t)a->store.world), owner = a->store.rank, found = 0;
+    for (int i = 0; i < a->store.world && i < MAX_RANKS_ASKED && found < CHOICES; i++) {
+        int rank = (first + i) % a->store.world;
+        if (!is_member(a, rank)) continue;
+        pthread_mutex_lock(&a->lock);
+        if (found++ == 0 || a->claims[rank] < a->claims[owner]) owner = rank;
+        pthread_mutex_unlock(&a->lock);
+    }
+    pthread_mutex_lock(&a->lock);
+    *lead = a->claims[a->store.rank] - a->claims[owner];
+    pthread_mutex_unlock(&a->lock);
+    return owner;
+}
+
+/* Seconds that this rank leaves the key to its own. */
+static double grace(sat_agree *a, int lead) {
+    pthread_mutex_lock(&a->lock);
+    double seconds = a->patience * fmin(OWNER_GRACE_SECONDS * (1 + (lead > 0 ? lead : 0)), MOST_GRACE_SECONDS);
+    pthread_mutex_unlock(&a->lock);
+    return fmin(seconds, a->store.wait_seconds);
+}
+
+static void set_patience(sat_agree *a, bool others_claim) {
+    pthread_mutex_lock(&a->lock);
+    a->patience = others_claim ? 1 : a->patience / 2;
+    pthread_mutex_unlock(&a->lock);
 }
 
 bool sat_agree_claim(sat_agree *a, const char *key) {
     char name[NAME_SIZE], value[SAT_AGREED_SIZE], mine[16];
+    int lead;
     name_of_key(a, sat_hash_text(key), name);
     snprintf(name + strlen(name), NAME_SIZE - strlen(name), "/claim");
     snprintf(mine, sizeof mine, "%d", a->store.rank);
-    bool claimed = !owns(a, key) && get(a, name, fmin(OWNER_GRACE_SECONDS, a->store.wait_seconds), value);
+    (void)read_claims(a);
+    bool own = find_owner(a, key, &lead) == a->store.rank;
+    bool claimed = !own && get(a, name, grace(a, lead), value);
+    if (!own) set_patience(a, claimed || read_claims(a));
     if (!claimed && !put(a, name, mine, value)) return true; /* without a store each rank is by itself */
-    return strcmp(value, mine) == 0;
+    if (strcmp(value, mine) != 0) return false;
+    write_claim(a, mine);
+    return true;
 }
 
 /* ---- joining ---- */
@@ -192,11 +269,12 @@ sat_status sat_context_agree(sat_context *ctx, const sat_agreement *agreement) {
     if (g.wait_seconds == 0) g.wait_seconds = 60;
     sat_agree *a = calloc(1, sizeof *a);
     bool *member = calloc((size_t)g.world, sizeof *member);
-    if (!a || !member) {
-        free(a), free(member);
+    int *claims = calloc((size_t)g.world, sizeof *claims);
+    if (!a || !member || !claims) {
+        free(a), free(member), free(claims);
         return sat_fail(SAT_OUT_OF_MEMORY, "agreement of %d ranks", g.world);
     }
-    a->store = g, a->log = &ctx->log, a->member = member;
+    a->store = g, a->log = &ctx->log, a->member = member, a->claims = claims, a->patience = 1;
     pthread_mutex_init(&a->lock, NULL);
     name_space(ctx, a->space);
     char name[NAME_SIZE], value[SAT_AGREED_SIZE];
@@ -215,5 +293,6 @@ void sat_agree_close(sat_agree *a) {
     }
     pthread_mutex_destroy(&a->lock);
     free(a->member);
+    free(a->claims);
     free(a);
 }

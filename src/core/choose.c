@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const double MOST_TOLERANCE = 0.03; /* of a tie */
+
 static int priority_of(const sat_registry *registry, const char *name) {
     const sat_variant *v = sat_registry_find(registry, name);
     return v ? v->priority : 0;
@@ -38,8 +40,9 @@ void sat_choose_sort(sat_record *results, size_t count, const sat_registry *regi
     double best = results[0].seconds;
     size_t winner = 0;
     for (size_t i = 1; i < count && group(&results[i]) == 0; i++) {
-        double tolerance = fmin(
-            0.03, fmax(0.015, (sat_choose_median_error(&results[0]) + sat_choose_median_error(&results[i])) / best));
+        double tolerance =
+            fmin(MOST_TOLERANCE,
+                 fmax(0.015, (sat_choose_median_error(&results[0]) + sat_choose_median_error(&results[i])) / best));
         if (results[i].seconds > best * (1 + tolerance)) continue;
         int mine = priority_of(registry, results[i].variant), theirs = priority_of(registry, results[winner].variant);
         if (mine > theirs || (mine == theirs && strcmp(results[i].variant, results[winner].variant) < 0)) winner = i;
@@ -123,6 +126,33 @@ int sat_choose_threads(const sat_entry *entry, const sat_variant *v) {
             if (raced && current(other, v) && group(other) <= 1) return other->threads;
         }
     return 0;
+}
+
+bool sat_choose_winner(const sat_entry *entry, const sat_registry *registry, uint32_t flags, sat_record *winner) {
+    const sat_record *first = sat_choose_race(entry, NULL);
+    sat_record *race = malloc((entry->count + 1) * sizeof *race);
+    size_t count = 0;
+    for (size_t i = 0; race && first && i < entry->count; i++) {
+        const sat_record *r = &entry->records[i];
+        const sat_variant *v = sat_registry_find(registry, r->variant);
+        if (r->kind != SAT_RECORD_RACED || strcmp(r->race, first->race) != 0) continue;
+        if (r->verdict != SAT_VERDICT_OK || !(r->seconds > 0)) continue;
+        if (v ? !sat_choose_allowed(v, flags) : !r->may_win) continue;
+        race[count] = *r;
+        race[count++].may_win = true;
+    }
+    sat_choose_sort(race, count, registry);
+    if (count) *winner = race[0];
+    for (size_t i = 0; i < count; i++) {
+        const sat_variant *v = sat_registry_find(registry, race[i].variant);
+        bool gone = !v || !current(&race[i], v);
+        if (gone && race[i].seconds <= winner->seconds * (1 + MOST_TOLERANCE)) {
+            *winner = race[i];
+            break;
+        }
+    }
+    free(race);
+    return count > 0;
 }
 
 enum {

@@ -35,6 +35,11 @@ bool sat_choose_needs_retune(const sat_entry *entry, int64_t now);
 size_t sat_choose_ranking(const sat_entry *entry, const sat_registry *registry, uint32_t flags, const sat_variant **out,
                           size_t capacity);
 
+/* The variant that won the entry's first race, by the records alone: it need not be registered, or as it was then. A
+ * right one within a tie's reach that is not here as it was then may have won, and counts as the winner. False: no
+ * variant of that race may win a problem with these flags. */
+bool sat_choose_winner(const sat_entry *entry, const sat_registry *registry, uint32_t flags, sat_record *winner);
+
 /* On how many threads it was fastest in the first race that has a time of this variant as it is now; 0: on all. */
 int sat_choose_threads(const sat_entry *entry, const sat_variant *variant);
 

@@ -54,17 +54,17 @@ static void open_log(sat_context *ctx) {
     }
 }
 
-#define NO_EFFORT "SPARSE_AUTOTUNE is '%s', which counts as quick; expected off, cached, quick or full"
+#define NO_EFFORT "SPARSE_AUTOTUNE is '%s', which counts as quick; expected off, cached, quick, full or pinned"
 
 static sat_status read_effort(sat_context *ctx) {
-    static const char *const efforts[] = {"off", "cached", "quick", "full"};
+    static const char *const efforts[] = {"off", "cached", "quick", "full", "pinned"};
     sat_effort *effort = &ctx->options.effort;
-    if ((int)*effort < SAT_EFFORT_DEFAULT || *effort > SAT_EFFORT_FULL)
+    if ((int)*effort < SAT_EFFORT_DEFAULT || *effort > SAT_EFFORT_PINNED)
         return sat_fail(SAT_BAD_ENUM, "effort is %d; expected one of SAT_EFFORT_*", (int)*effort);
     if (*effort != SAT_EFFORT_DEFAULT) return SAT_OK;
     *effort = SAT_EFFORT_QUICK;
     const char *value = environment("SPARSE_AUTOTUNE");
-    int found = value ? find_word(value, efforts, 4) : 0;
+    int found = value ? find_word(value, efforts, 5) : 0;
     if (found) *effort = (sat_effort)found;
     else if (value) {
         snprintf(ctx->no_effort, sizeof ctx->no_effort, "%s", value);

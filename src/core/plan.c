@@ -79,7 +79,7 @@ static sat_status select_and_make(sat_request *q, sat_plan **plan) {
     sat_status status = make_plan(q, &selection, plan);
     if (status != SAT_OUT_OF_MEMORY) return status;
     q->memory_limit = 0; /* the allocation failed: again without workspace */
-    SAT_TRY(sat_select_by_estimate(q, &selection));
+    SAT_TRY(sat_select_instead(q, status, &selection));
     return make_plan(q, &selection, plan);
 }
 
@@ -249,7 +249,8 @@ static sat_status plan_after_fork(sat_plan *plan) {
     const sat_runner *r = &plan->runner;
     if (!sat_variant_fits(r->variant, &r->problem, r->pattern, &r->device)) {
         SAT_TRY(sat_request_make(&q, plan->ctx, plan->pattern, &r->problem));
-        SAT_TRY(sat_select_by_estimate(&q, &selection));
+        sat_status why = sat_fail(SAT_NOT_FOUND, "%s is pinned, and cannot run in a forked process", r->variant->name);
+        SAT_TRY(sat_select_instead(&q, why, &selection));
         SAT_TRY(
             sat_runner_open(&runner, q.ctx, selection.variant, &q.problem, q.view, &q.device, q.memory_limit, NULL));
         plan->runner = runner;

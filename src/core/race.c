@@ -107,6 +107,7 @@ sat_status sat_race_run(sat_context *ctx, const sat_pattern *pattern, const sat_
     sat_request q;
     SAT_TRY(sat_request_make(&q, ctx, pattern, problem));
     if (ctx->options.effort == SAT_EFFORT_OFF) o.fresh = true, o.discard = true; /* the cache is left alone */
+    if (ctx->options.effort == SAT_EFFORT_PINNED) o.discard = true;
     sat_race *race = calloc(1, sizeof *race);
     if (!race) return sat_fail(SAT_OUT_OF_MEMORY, "race");
     race->info = (sat_race_info){SAT_SIZED(sat_race_info), .flops = q.op->flops(&q.problem, q.view),

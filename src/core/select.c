@@ -22,6 +22,11 @@ static sat_status estimate(sat_request *q, bool without_memory, sat_selection *s
 
 sat_status sat_select_by_estimate(sat_request *q, sat_selection *selection) { return estimate(q, false, selection); }
 
+sat_status sat_select_instead(sat_request *q, sat_status why, sat_selection *selection) {
+    if (q->ctx->options.effort == SAT_EFFORT_PINNED) return why;
+    return estimate(q, false, selection);
+}
+
 /* ---- storing results ---- */
 
 /* A name that no other process or thread uses. It begins with the date, for readers of the file. */
@@ -301,6 +306,56 @@ static sat_status tune_now(sat_request *q, const sat_variant *best, bool retune,
     return status;
 }
 
+/* ---- pinned choices ---- */
+
+static bool pinned(const sat_context *ctx) { return ctx->options.effort == SAT_EFFORT_PINNED; }
+
+static sat_status check_pinned(sat_request *q, const sat_entry *entry, const sat_record *winner,
+                               sat_selection *selection) {
+    const sat_variant *v = sat_registry_find(&q->ctx->registry, winner->variant);
+    const char *name = winner->variant;
+    sat_verdict verdict = 0;
+    if (!v) return sat_fail(SAT_NOT_FOUND, "%s is pinned to %s, which is not here", q->full_key, name);
+    if (strcmp(v->revision, winner->revision) != 0)
+        return sat_fail(SAT_NOT_FOUND, "%s is pinned to %s of revision %s; here it is %s", q->full_key, name,
+                        winner->revision, v->revision);
+    if (!sat_variant_fits(v, &q->problem, q->view, &q->device))
+        return sat_fail(SAT_NOT_FOUND, "%s is pinned to %s, which does not fit it%s", q->full_key, name,
+                        sat_forked() ? " in a forked process" : "");
+    if (!sat_request_affords(q, v))
+        return sat_fail(SAT_OUT_OF_MEMORY, "%s is pinned to %s, whose workspace is beyond the memory limit",
+                        q->full_key, name);
+    bool wrong = sat_choose_wrong(entry, v) || sat_choose_failed(entry, v, q->full_key);
+    double start = sat_now();
+    selection->cached = true, selection->threads = sat_choose_threads(entry, v);
+    selection->verified = !wrong && sat_choose_verified(entry, v, q->full_key, NULL);
+    selection->variant = v;
+    if (selection->verified) look_up_pattern_check(q, entry, selection);
+    else if (!wrong) {
+        SAT_TRY(verify(q, v, &(sat_race_how){.store = true}, &verdict));
+        selection->verified = selection->pattern_verified = verdict == SAT_VERDICT_OK;
+    }
+    selection->tuning_seconds = sat_now() - start;
+    wrong = wrong || (verdict && verdict != SAT_VERDICT_OK);
+    bool serves = !wrong && (selection->verified || sat_registry_trusted(&q->ctx->registry, v));
+    if (serves) return SAT_OK;
+    return sat_fail(SAT_WRONG_RESULT, "%s is pinned to %s, which failed its check here", q->full_key, name);
+}
+
+/* The winner of the cache's race, or none: whatever else would serve has other bits. */
+static sat_status select_pinned(sat_request *q, sat_selection *selection) {
+    sat_entry entry;
+    sat_record winner;
+    SAT_TRY(sat_cache_find(q->ctx->cache, q->key, false, &entry));
+    uint32_t flags = q->problem.flags & ~(uint32_t)SAT_ALLOW_NONDETERMINISTIC;
+    bool found = sat_choose_winner(&entry, &q->ctx->registry, flags, &winner);
+    sat_status status = found ? check_pinned(q, &entry, &winner, selection) : SAT_NOT_FOUND;
+    sat_entry_free(&entry);
+    if (found) return status;
+    (void)sat_cache_note_untuned(q->ctx->cache, q->key, q->full_key);
+    return sat_fail(SAT_NOT_FOUND, "nothing is pinned for %s: tune it first (sparse_autotune tune)", q->full_key);
+}
+
 static bool select_forced(const sat_request *q, sat_selection *selection) {
     if (!q->ctx->force[0]) return false;
     const sat_variant *v = sat_registry_find(&q->ctx->registry, q->ctx->force);
@@ -311,7 +366,9 @@ static bool select_forced(const sat_request *q, sat_selection *selection) {
 }
 
 sat_status sat_select_without_memory(sat_request *q, sat_selection *selection) {
+    *selection = (sat_selection){0};
     if (select_forced(q, selection) && sat_request_takes_no_memory(q, selection->variant)) return SAT_OK;
+    if (pinned(q->ctx)) return sat_fail(SAT_UNSUPPORTED, "what is pinned is looked up and checked before");
     return estimate(q, true, selection);
 }
 
@@ -385,6 +442,7 @@ static void store_agreed(const sat_request *q, const sat_variant *v, const agree
     snprintf(r.full_key, sizeof r.full_key, "%s", q->full_key);
     if (sat_cache_add(q->ctx->cache, q->key, &r, 1) != SAT_OK)
         sat_logf(&q->ctx->log, SAT_LOG_DEBUG, "cache: %s", sat_last_error());
+    else sat_cache_forget_untuned(q->ctx->cache, q->key);
 }
 
 /* What this rank would select: the cache's answer, or a race's if it is for this rank to race. selection->variant stays
@@ -471,6 +529,7 @@ sat_status sat_select_variant(sat_request *q, sat_selection *selection) {
     *selection = (sat_selection){0};
     if (select_forced(q, selection) || select_for_no_output(q, selection)) return SAT_OK;
     if (effort == SAT_EFFORT_OFF) return sat_select_by_estimate(q, selection);
+    if (effort == SAT_EFFORT_PINNED) return select_pinned(q, selection);
     if (ctx->agree && !sat_forked()) return select_agreed(q, q->key, selection); /* the store is the parent's */
     sat_entry entry;
     SAT_TRY(sat_cache_find(ctx->cache, q->key, false, &entry));

@@ -16,6 +16,8 @@ typedef struct sat_selection {
 
 sat_status sat_select_variant(sat_request *q, sat_selection *selection);
 sat_status sat_select_by_estimate(sat_request *q, sat_selection *selection); /* nothing is looked up or run */
+/* The same where what was selected cannot be: `why`, with its message, where choices are pinned. */
+sat_status sat_select_instead(sat_request *q, sat_status why, sat_selection *selection);
 /* The same among those whose plan takes no memory and prepares nothing: for a call that is captured into a graph. */
 sat_status sat_select_without_memory(sat_request *q, sat_selection *selection);
 

@@ -360,6 +360,8 @@ if [ "$(nproc)" -gt 1 ]; then
 fi
 doctor SPARSE_AUTOTUNE_CACHE= -- --json
 finding 'a cache in memory alone is said' cache_in_memory slower 'every process races again'
+doctor SPARSE_AUTOTUNE_CACHE= SPARSE_AUTOTUNE=pinned --
+expect 'and is broken where answers are pinned' 1 'broken    the effort is pinned, and no cache is read'
 mkdir -m 777 "$folder/open"
 doctor SPARSE_AUTOTUNE_CACHE="$folder/open" -- --json
 finding 'a cache that others may write is said' cache_of_others slower 'mode 0777'
@@ -507,6 +509,13 @@ expect 'a check by time ends' 0 'all right' seed
 
 # ---- tune, plugins ----
 
+run tune --world 2 --rank 1
+expect_error 'ranks need a store' 2 '--world 2: expected --store'
+run tune --world 2 --rank 2 --store "$folder/job"
+expect_error 'a rank is below the world' 2 '--rank 2: expected 0 to 1'
+run tune --effort pinned
+expect_error 'tune races' 2 "--effort 'pinned': expected default, quick or full"
+
 if [ -d "$plugins" ]; then
     SPARSE_AUTOTUNE=cached run variants --names --plugin "$plugins/asks.so" --cache "$folder/asked"
     expect 'a plugin may ask for plans' 0 reference
@@ -527,6 +536,42 @@ if [ -d "$plugins" ]; then
     expect_not 'under their very keys' 'its key differs'
     run tune --cache "$folder/asked"
     expect 'and then none of them is left' 0 '0 problems'
+
+    # Two processes share three problems that another one noted; each has a cache of its own.
+    for plugin in asks asks_groups; do
+        SPARSE_AUTOTUNE=cached run variants --names --plugin "$plugins/$plugin.so" --cache "$folder/noted"
+    done
+    tune_rank() { # rank, the job's folder
+        "$cli" tune --notes "$folder/noted" --cache "$folder/rank$1" --world 2 --rank "$1" --store "$folder/$2" \
+            >"$folder/tuned$1" 2>"$folder/tuned$1.err"
+    }
+    tune_job() { # the job's folder
+        tune_rank 0 "$1" &
+        tune_rank 1 "$1"
+        status=$?
+        wait $! || status=$?
+        cat "$folder"/tuned? >"$folder/out"
+        cat "$folder"/tuned?.err >"$folder/err"
+    }
+    lines() { grep -c -- "$1" "$folder/out"; } # how many have the words
+    tune_job job1
+    expect 'two processes share the problems' 0 'matmul f32 60x24x64' 'grouped f32 60x24x40'
+    expect_quiet 'and have nothing to complain of'
+    verdict 'each problem is raced by one of them' "$([ "$(lines ', raced here$')" -eq 3 ] && echo yes)"
+    verdict 'and its winner is checked by the other' "$([ "$(lines ', checked here$')" -eq 3 ] && echo yes)"
+    verdict 'which is the same variant' "$([ "$(sed -n 's/, [a-z]* here$//p' "$folder/out" | sort | uniq -d | wc -l)" -eq 3 ] && echo yes)"
+    verdict 'both have races of their own' "$([ "$(lines '^3 problems, [12] raced here')" -eq 2 ] && echo yes)"
+    tune_job job2
+    verdict 'a second job races nothing' "$([ "$(lines '^3 problems, 0 raced here')" -eq 2 ] && echo yes)"
+    run cache export "$folder/fleet.cache" --cache "$folder/rank1"
+    run cache import "$folder/fleet.cache" --cache "$folder/another"
+    expect 'the export of one rank has all winners' 0 '3 entries'
+    for plugin in asks asks_groups; do
+        SPARSE_AUTOTUNE=pinned run variants --names --plugin "$plugins/$plugin.so" --cache "$folder/another"
+        expect "and $plugin runs with pinned choices" 0 reference
+    done
+    SPARSE_AUTOTUNE=pinned run variants --names --plugin "$plugins/asks.so" --cache "$folder/empty"
+    expect_error 'what is not pinned is named' 1 'nothing is pinned for op=matmul m=60 n=24 k=64'
 
     planted() { # plugin, its verdict, words of its message
         run race $small --fresh --timeout 2 --plugin "$plugins/$1.so" --json

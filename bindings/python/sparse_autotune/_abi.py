@@ -197,7 +197,7 @@ OP_NAMES = {
 }
 CPU, CUDA = 1, 2
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
-EFFORTS = {"default": 0, "off": 1, "cached": 2, "quick": 3, "full": 4}
+EFFORTS = {"default": 0, "off": 1, "cached": 2, "quick": 3, "full": 4, "pinned": 5}
 VERDICTS = {1: "ok", 2: "wrong", 3: "error", 4: "skipped", 5: "memory"}
 ALLOW_TF32, ALLOW_NONDETERMINISTIC, ALLOW_DENSE, FIXED_VALUES, ALLOW_BROADCAST = 1, 2, 4, 8, 16
 V_NONDETERMINISTIC, V_DENSE, V_LIBRARY, V_BATCHED = 2, 4, 8, 16
@@ -550,6 +550,7 @@ _SIGNATURES = {
     "sat_context_effort": (c_int, [c_void_p]),
     "sat_context_ignored": (c_int, [c_void_p, c_char_p, c_size_t]),
     "sat_context_agree": (c_int, [c_void_p, POINTER(Agreement)]),
+    "sat_agreement_folder": (c_int, [c_char_p, c_int, c_int, POINTER(Agreement)]),
     "sat_pattern_create": (c_int, [c_void_p, POINTER(Bsr), POINTER(c_void_p)]),
     "sat_pattern_free": (None, [c_void_p]),
     "sat_pattern_get": (c_int, [c_void_p, POINTER(PatternView)]),

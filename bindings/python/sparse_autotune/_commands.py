@@ -4,6 +4,7 @@ the same words, for those who have the package alone."""
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import sys
@@ -36,6 +37,13 @@ def add(commands: Any) -> None:
     )
     tune.add_argument("--effort", choices=["quick", "full"], default="quick", help="how long to look")
     tune.add_argument("--list", action="store_true", help="list the problems and tune nothing")
+    tune.add_argument(
+        "--notes", metavar="DIR", help="the cache whose problems are raced, where it is another one"
+    )
+    tune.add_argument("--world", type=int, default=1, help="processes that share the problems (1)")
+    tune.add_argument("--rank", type=int, default=0, help="which of them this is, from 0 on (0)")
+    tune.add_argument("--store", metavar="DIR", help="a folder that all of them see, new for each run")
+    tune.add_argument("--wait", type=float, default=60, help="seconds to wait for a race of another one (60)")
     keep = commands.add_parser(
         "cache",
         help="list, show, export, import and clear what is remembered",
@@ -111,24 +119,57 @@ def _bytes(size: float) -> str:
 # ---- tune ----
 
 
+def _agreement(a: argparse.Namespace) -> _abi.Agreement | None:
+    """With the other ranks; None: this process is alone."""
+    if a.store is None and a.world == 1:
+        return None
+    if a.store is None:
+        raise ValueError(f"--world {a.world}: expected --store, a folder that all ranks see")
+    if not (a.world >= 1 and 0 <= a.rank < a.world):
+        raise ValueError(f"--rank {a.rank}: expected 0 to {a.world - 1}, below --world")
+    made = _abi.Agreement()
+    _abi.check(_abi.lib.sat_agreement_folder(os.fsencode(a.store), a.rank, a.world, ctypes.byref(made)))
+    made.wait_seconds = a.wait
+    return made
+
+
+def _share(a: argparse.Namespace, name: str, key: str, text: str, agreement: _abi.Agreement) -> bool:
+    """Whether it was raced here."""
+    info, title = _untuned.share(name, a.effort, key, text, agreement), " ".join(text.split()[:6])
+    if not (info.tuned or info.cached or info.verified):
+        raise ValueError(f"{title}: no rank raced it within {a.wait:g} s, and the estimate serves")
+    print(f"{title}: {info.variant.decode()}, {'raced' if info.tuned else 'checked'} here", flush=True)
+    return info.tuned
+
+
+def _tune(a: argparse.Namespace, name: str, key: str, text: str) -> None:
+    race = _untuned.tune(name, a.effort, key, text)
+    best = race.best
+    if best is None:
+        raise ValueError(f"{race.title()}: nothing that may win gave a right result")
+    near = "" if race.problem["key"] == key else " (of a problem close to it: its key differs)"
+    print(f"{race.title()}: {best.variant}, {_seconds(best.seconds)}{near}", flush=True)
+
+
 def run_tune(a: argparse.Namespace) -> int:
-    name, code = device(a), 0
-    notes = cache.untuned(name)
-    for key, text in notes.items():
-        if a.list:
+    name, code, raced = device(a), 0, 0
+    notes = list(cache.untuned(name, folder=a.notes).items())
+    if a.list:
+        for _, text in notes:
             print(text)
-            continue
+        return 0
+    agreement = _agreement(a)
+    first = len(notes) * a.rank // a.world  # each rank begins elsewhere, so that all race at the same time
+    for key, text in notes[first:] + notes[:first]:
         try:
-            race = _untuned.tune(name, a.effort, key, text)
-            best = race.best
-            if best is None:
-                raise ValueError(f"{race.title()}: nothing that may win gave a right result")
-            near = "" if race.problem["key"] == key else " (of a problem close to it: its key differs)"
-            print(f"{race.title()}: {best.variant}, {_seconds(best.seconds)}{near}", flush=True)
+            if agreement is None:
+                _tune(a, name, key, text)
+            else:
+                raced += _share(a, name, key, text, agreement)
         except (ValueError, RuntimeError, MemoryError) as error:
             code = _fail(str(error))
-    if not a.list:
-        print(f"{len(notes)} {'problem' if len(notes) == 1 else 'problems'}")
+    count = f"{len(notes)} {'problem' if len(notes) == 1 else 'problems'}"
+    print(count if agreement is None else f"{count}, {raced} raced here")
     return code
 
 

@@ -193,8 +193,10 @@ class set_effort:  # a function to its users, and a context manager
     """How much may be spent on a problem that is not in the cache yet, for the whole process.
 
     ``"off"``: the estimate decides; ``"cached"``: the cache, else the estimate; ``"quick"`` (the default): a
-    race of about a second; ``"full"``: about ten seconds, and no variant is skipped; ``"default"``: what
-    ``$SPARSE_AUTOTUNE`` says, else quick. As a context manager it puts back what was set before.
+    race of about a second; ``"full"``: about ten seconds, and no variant is skipped; ``"pinned"``: the
+    cache's winner and nothing else, so that every run gives the same bits, and an `Error` that names the
+    problem where the cache has none; ``"default"``: what ``$SPARSE_AUTOTUNE`` says, else quick. As a context
+    manager it puts back what was set before.
 
     >>> import sparse_autotune as sa
     >>> with sa.set_effort("off"):
@@ -229,6 +231,11 @@ def get_effort() -> str:
         context.warn_ignored()
         effort = _abi.lib.sat_context_effort(context.handle)
     return next(name for name, value in _abi.EFFORTS.items() if value == effort)
+
+
+def effort_of_captures() -> str:
+    """Nothing is raced while a CUDA graph is captured."""
+    return "pinned" if get_effort() == "pinned" else "cached"
 
 
 def workers(d: _abi.Device) -> dict[str, int]:

@@ -42,8 +42,9 @@ class Cut:
     @classmethod
     def balanced(cls, weights: Sequence[int], parts: int) -> Cut:
         """The heaviest goes first, to the rank that has least and has room. Ties go to the lower number, so
-        that every rank computes the same."""
-        room = [len(part) for part in cls.plain(len(weights), parts).parts]
+        that every rank computes the same. Where that is no better, neighbours stay together."""
+        plain = cls.plain(len(weights), parts)
+        room = [len(part) for part in plain.parts]
         found: list[list[int]] = [[] for _ in room]
         heap = [(0, i) for i, size in enumerate(room) if size]
         for at in sorted(range(len(weights)), key=lambda i: (-int(weights[i]), i)):
@@ -51,7 +52,11 @@ class Cut:
             found[part].append(at)
             if len(found[part]) < room[part]:
                 heapq.heappush(heap, (load + int(weights[at]), part))
-        return cls(found)
+        made = cls(found)
+        return made if made._heaviest(weights) < plain._heaviest(weights) else plain
+
+    def _heaviest(self, weights: Sequence[int]) -> int:
+        return max(sum(int(weights[i]) for i in part) for part in self.parts)
 
     @property
     def blocks(self) -> int:

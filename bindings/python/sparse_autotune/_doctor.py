@@ -309,9 +309,14 @@ def _process(f: Found) -> Iterator[Finding]:
 def _cache(f: Found) -> Iterator[Finding]:
     path, d, effort = cache.path(f.name), f.disk, sa.get_effort()
     first = f"SPARSE_AUTOTUNE_CACHE=FOLDER:{path}"
-    if effort == "off":
+    if effort == "off" or (effort == "pinned" and path and not d.others):  # pinned writes nothing
         return
-    if not path:
+    if effort == "pinned":
+        why = f", since {d.others}" if d.others else ""
+        what = f"the effort is pinned, and no cache is read{why}: every problem is an error"
+        remedy = "set SPARSE_AUTOTUNE_CACHE to the folder that has the winners"
+        yield Finding("cache_pinned", "broken", what, remedy)
+    elif not path:
         what = "results are kept in memory: every process races again"
         yield Finding("cache_in_memory", "slower", what, "set SPARSE_AUTOTUNE_CACHE to a folder of your own")
     elif d.others:

@@ -195,7 +195,7 @@ class Fixed:
             plan = (
                 model.dup()
                 if model is not None
-                else self.pattern.plan(device, problem, "cached" if capturing else None)
+                else self.pattern.plan(device, problem, _context.effort_of_captures() if capturing else None)
             )
         with self._lock:
             self._first.setdefault(first, plan)

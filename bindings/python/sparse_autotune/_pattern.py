@@ -196,7 +196,7 @@ class Plans:
             plan = (
                 model.dup()
                 if model is not None
-                else self.plan(device, problem, "cached" if capturing else None)
+                else self.plan(device, problem, _context.effort_of_captures() if capturing else None)
             )
         with self._lock:
             self._first.setdefault(first, plan)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _context, _race
-from ._pattern import Pattern, Plans, Problem
+from ._pattern import Pattern, Plan, Plans, Problem
 
 _DTYPES = {short: code for code, short in _abi.DTYPE_SHORT.items()}
 _OPS = {name: code for code, name in _abi.OP_NAMES.items()}
@@ -177,8 +177,8 @@ def _key(context: _context.Context, pattern: Plans, problem: Problem) -> str:
     return text.value.decode()
 
 
-def tune(device: str, effort: str, key: str, text: str) -> _race.Race:
-    """Races a noted problem. Threads and cold or warm are in its key alone."""
+def _prepare(device: str, effort: str, key: str, text: str) -> tuple[_context.Context, Plans, Problem]:
+    """A noted problem, and a context of its own: threads and cold or warm are in its key alone."""
     words, known = read_words(text), read_words(key)
     try:
         problem = read_problem(words)
@@ -191,4 +191,21 @@ def tune(device: str, effort: str, key: str, text: str) -> _race.Race:
         if _key(context, pattern, problem) == key:
             break
         pattern = make_pattern(words, device, seed)
+    return context, pattern, problem
+
+
+def tune(device: str, effort: str, key: str, text: str) -> _race.Race:
+    """Races a noted problem."""
+    context, pattern, problem = _prepare(device, effort, key, text)
     return _race.run(pattern, device, problem, fresh=False, context=context)
+
+
+def share(device: str, effort: str, key: str, text: str, agreement: _abi.Agreement) -> _abi.PlanInfo:
+    """Races a noted problem, or waits until another rank has, and checks its winner."""
+    context, pattern, problem = _prepare(device, effort, key, text)
+    _abi.check(_abi.lib.sat_context_agree(context.handle, ctypes.byref(agreement)))
+    handle, plan = pattern.handle(device), ctypes.c_void_p()
+    _abi.check(
+        _abi.lib.sat_plan_create(context.handle, handle, ctypes.byref(problem.struct), ctypes.byref(plan))
+    )
+    return Plan(plan.value, handle).info()

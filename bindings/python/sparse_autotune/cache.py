@@ -40,25 +40,31 @@ def path(device: Any = "cpu") -> str:
     return _abi.lib.sat_cache_path(_handle(device)).decode()
 
 
-def _visit(function: Any, device: Any) -> dict[str, str]:
+def _visit(function: Any, handle: int) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def visit(_user, key, text):
         found[key.decode(errors="replace")] = text.decode(errors="replace")
         return True
 
-    _abi.check(function(_handle(device), _abi.VISIT_FN(visit), None))
+    _abi.check(function(handle, _abi.VISIT_FN(visit), None))
     return found
 
 
 def entries(device: Any = "cpu") -> dict[str, str]:
     """Every entry of a device: its key, and its file as text."""
-    return _visit(_abi.lib.sat_cache_visit, device)
+    return _visit(_abi.lib.sat_cache_visit, _handle(device))
 
 
-def untuned(device: Any = "cpu") -> dict[str, str]:
-    """The problems that effort "cached" had to answer by estimate."""
-    return _visit(_abi.lib.sat_cache_visit_untuned, device)
+def untuned(device: Any = "cpu", *, folder: str | os.PathLike | None = None) -> dict[str, str]:
+    """The problems that effort "cached" had to answer by estimate, or "pinned" did not answer. `folder`: of
+    another cache than this process has."""
+    if folder is None:
+        handle = _handle(device)
+    else:
+        device = _context.normalise(device)
+        handle = _context.Context(device, _abi.EFFORTS["off"], cache_dir=_file(folder)).handle
+    return _visit(_abi.lib.sat_cache_visit_untuned, handle)
 
 
 def export(file: str | os.PathLike, device: Any = "cpu") -> None:

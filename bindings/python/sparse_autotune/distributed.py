@@ -15,7 +15,10 @@ import ctypes
 import hashlib
 import importlib
 import math
+import os
+import queue
 import sys
+import threading
 import time
 from typing import Any
 
@@ -61,6 +64,53 @@ def _default_store(torch: Any, group: Any) -> Any:
     return torch.distributed.PrefixStore(f"sparse_autotune/{name}", store)
 
 
+class _Asker:
+    """Calls of a store, in a thread of their own: one that never comes back, as where the store's process is
+    stopped, costs whoever asked no more than `limit` seconds, and those who ask after that nothing.
+
+    Calls are made one after the other, as a store serves them anyway.
+    """
+
+    def __init__(self, limit: float):
+        self._limit, self._process, self._began = limit, os.getpid(), math.inf
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._serve, daemon=True, name="sparse_autotune store").start()
+
+    def _serve(self) -> None:
+        while True:
+            call, found, done = self._calls.get()
+            self._began = time.monotonic()
+            try:
+                found.append(call())
+            except BaseException as error:
+                found.append(error)
+            self._began = math.inf
+            done.set()
+
+    def __call__(self, call: Any) -> Any:
+        if os.getpid() != self._process:
+            raise RuntimeError("this process was forked, and the store is its parent's")
+        if time.monotonic() - self._began > self._limit:
+            raise TimeoutError("it has not answered an earlier call yet")
+        found: list[Any] = []
+        done = threading.Event()
+        self._calls.put((call, found, done))
+        if not done.wait(self._limit):
+            raise TimeoutError(f"it did not answer within {self._limit:g} s")
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        return found[0]
+
+
+_reported: set[str] = set()  # once a process
+
+
+def _report(error: Exception) -> None:
+    if str(error) not in _reported and len(_reported) < 10:
+        _reported.add(str(error))
+        print(f"sparse_autotune: the store of torch.distributed failed: {error}", file=sys.stderr)
+
+
 def _guarded(call: Any) -> Any:
     """Nothing is raised through the library, which logs a failure and goes on."""
 
@@ -69,7 +119,7 @@ def _guarded(call: Any) -> Any:
             value = call(key.decode(), argument)
         except BaseException as error:
             if isinstance(error, Exception):
-                print(f"sparse_autotune: the store of torch.distributed failed: {error}", file=sys.stderr)
+                _report(error)
             else:
                 _abi.keep_interrupt(error)
             return _abi.IO
@@ -83,22 +133,23 @@ def _guarded(call: Any) -> Any:
     return guarded
 
 
-def _functions(store: Any) -> tuple[Any, Any]:
+def _functions(store: Any, wait: float) -> tuple[Any, Any]:
     """get and put over a store of torch's. A store serves one call at a time, and others wait for it: so
     nothing waits inside of it."""
+    ask = _Asker(wait)
 
     def get(key: str, seconds: float) -> bytes | None:
         end, pause = time.monotonic() + seconds, _PAUSES[0]
-        while not store.check([key]):
+        while not ask(lambda: store.check([key])):
             left = end - time.monotonic()
             if left <= 0:
                 return None
             time.sleep(min(pause, left))
             pause = min(2 * pause, _PAUSES[1])
-        return bytes(store.get(key))
+        return bytes(ask(lambda: store.get(key)))
 
     def put(key: str, desired: bytes) -> bytes | None:
-        return bytes(store.compare_set(key, "", desired.decode()))
+        return bytes(ask(lambda: store.compare_set(key, "", desired.decode())))
 
     return _guarded(get), _guarded(put)
 
@@ -115,17 +166,19 @@ def enable(
 
     To be called on every rank, once, after ``torch.distributed.init_process_group`` and before the first
     product. It is no collective: a rank that is late, dead, or never calls it costs the others at most `wait`
-    seconds a problem, and what they agree on then is an estimate.
+    seconds a problem, and what they agree on then is an estimate. Nor does a store that stops answering cost
+    more than `wait` seconds, once: each rank then decides by itself.
 
     - ``group``: the ranks that agree; by default all of them.
     - ``store``, ``rank``, ``world``: in place of torch.distributed's own, where there is no process group.
       One store, or prefix, is for one group.
 
-    Under effort "off" ranks estimate by themselves; under "cached" a rank answers for the others by what is
-    in its cache, and estimates alone. Register variants before. Ranks that have other threads, devices,
-    builds or libraries agree apart from each other. Each rank's cache keeps what was agreed on, so the next
-    job races nothing. Results of different winners may differ in the last bits, so where a result must be
-    the same from job to job, keep the caches.
+    Under effort "off" ranks estimate by themselves, and under "pinned" each follows its own cache; under
+    "cached" a rank answers for the others by what is in its cache, and estimates alone. Register variants
+    before. Ranks that have other threads, devices, builds or libraries agree apart from each other. Each
+    rank's cache keeps what was agreed on, so the next job races nothing. Results of different winners may
+    differ in the last bits, so where a result must be the same from job to job, ship a cache and pin it
+    (docs/guide/production.md).
     """
     global _agreement
     import torch
@@ -147,7 +200,7 @@ def enable(
         raise ValueError(f"rank is {rank!r}; expected 0 to {world - 1}: is this process in the group?")
     if _agreement is not None:
         raise RuntimeError("this process agrees with other ranks already")
-    get, put = _functions(store)
+    get, put = _functions(store, wait)
     made = _abi.Agreement(
         rank=rank, world=world, wait_seconds=wait, get=_abi.GET_FN(get), put=_abi.PUT_FN(put)
     )

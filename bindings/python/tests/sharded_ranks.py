@@ -548,6 +548,145 @@ def experts(rank, world, folder, count, shared="0"):
             assert torch.equal(one[key], t), key
 
 
+def uneven_experts(rank, world, folder, kind):
+    """Ranks without tokens, and experts that get all of them."""
+    sizes = {
+        "rank_0_has_none": [0] + [7] * (world - 1),
+        "nobody_has_any": [0] * world,
+        "one_expert_has_all": [9] * world,
+        "one_rank_has_all": [11] + [0] * (world - 1),
+    }[kind]
+    torch.manual_seed(0)
+    one = kind == "one_expert_has_all"
+    reference = sa.MoE(16, 12, experts=6, top_k=1 if one else 2, dtype=torch.float64)
+    if one:
+        with torch.no_grad():
+            reference.router.weight.zero_()  # a tie, which goes to one expert
+    layer = copy.deepcopy(reference)
+    parallelize_module(layer, mesh_of(world), sad.ExpertParallel())
+    x = torch.randn(sum(sizes), 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    own, whole = x.split(sizes)[rank].clone().requires_grad_(), x.clone().requires_grad_()
+    y, wanted = layer(own), reference(whole)
+    assert y.shape == own.shape
+    y.square().sum().backward()
+    wanted.square().sum().backward()
+    if len(own):
+        same(y, wanted.split(sizes)[rank], torch.float64, "output")
+        same(own.grad, whole.grad.split(sizes)[rank], torch.float64, "x.grad")
+    for (name, p), q in zip(layer.named_parameters(), reference.named_parameters()):
+        if isinstance(p.grad, DTensor):
+            same(p.grad.full_tensor(), q[1].grad / world, torch.float64, name)
+    if one:
+        assert sum(bool(g.any()) for g in reference.down.grad) == 1
+
+
+def experts_2d(rank, world, folder):
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "ep"))
+    torch.manual_seed(0)
+    reference = sa.MoE(16, 12, experts=5, top_k=2, shared=6, dtype=torch.float64)
+    layer = copy.deepcopy(reference)
+    parallelize_module(layer, mesh["ep"], sad.ExpertParallel())
+    fully_shard(layer, mesh=mesh["dp"])
+    x = torch.randn(6 * world, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y, wanted = layer(x.chunk(world)[rank]), reference(x)
+    same(y, wanted.chunk(world)[rank], torch.float64)
+    y.square().sum().backward()
+    wanted.square().sum().backward()
+    for name in ("gate_up", "down"):
+        grad = reference.get_parameter(name).grad / world
+        same(layer.get_parameter(name).grad.full_tensor(), grad, torch.float64, name)
+
+
+def empty_batches(rank, world, folder):
+    model = parallelize(seeded(UNEVEN), mesh_of(world), "balanced")
+    for shape in ((0, UNEVEN["width"]), (2, 0, UNEVEN["width"])):
+        x = torch.zeros(shape, requires_grad=True)
+        y = model(x)
+        y.sum().backward()
+        assert y.shape == x.grad.shape == shape
+
+
+def bf16_steps(rank, world, folder, how):
+    """Three steps in bf16 stay near those of one process: rounding is all that differs."""
+    dtype, reference, model = torch.bfloat16, seeded(UNEVEN, torch.bfloat16), seeded(UNEVEN, torch.bfloat16)
+    if how == "2d":
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+        parallelize(model, mesh["tp"], "balanced")
+        fully_shard(model, mesh=mesh["dp"])
+    elif how == "fsdp":
+        fully_shard(model)
+    else:
+        parallelize(model, mesh_of(world), how)
+    x = torch.randn(4, UNEVEN["width"], dtype=dtype, generator=torch.Generator().manual_seed(0))
+    before = {name: t.clone() for name, t in reference.state_dict().items()}
+    optimizers = optimizers_of(model, reference)
+    for _ in range(3):
+        for m, optimizer in zip((model, reference), optimizers):
+            (10 * m(x).float().square().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = sad.plain_state_dict(model)
+    for name, t in reference.state_dict().items():
+        if t.is_floating_point():
+            moved = (t - before[name]).float().norm()
+            assert moved > 0
+            assert (found[name] - t).float().norm() < 0.2 * moved + 1e-2 * t.float().norm(), name
+
+
+def compiled_2d(rank, world, folder):
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+    reference, model = seeded(UNEVEN), parallelize(seeded(UNEVEN), mesh["tp"], "balanced")
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    x = torch.randn(2, 5, UNEVEN["width"], generator=torch.Generator().manual_seed(0))
+    me = mesh["dp"].get_local_rank()
+    y, wanted = torch.compile(model, backend="aot_eager")(x[me]), reference(x)
+    same(y, wanted[me], torch.float32)
+    y.square().mean().backward()
+    wanted.square().mean().backward()
+    for (name, p), q in zip(model.named_parameters(), reference.parameters()):
+        if name.endswith("values"):
+            owner = model.get_submodule(name.rpartition(".")[0])
+            same(p.grad.to_local(), of(owner, q.grad), torch.float32, name)
+
+
+def uneven_operators(rank, world, folder):
+    """Sizes that the ranks do not divide, and a mesh of two dimensions."""
+    kind, n = {"dtype": torch.float64}, 2 * world + 1
+    torch.manual_seed(0)
+    a = sa.BsrMatrix.from_dense(torch.randn(24, 32, **kind), block=8, keep=0.5)
+
+    def agree(call, tensors, places, mesh=None):
+        mesh = mesh_of(world) if mesh is None else mesh
+        whole = [t.clone().requires_grad_() for t in tensors]
+        parts = [distribute_tensor(t.detach(), mesh, at).requires_grad_() for t, at in zip(whole, places)]
+        wanted, got = call(*whole), call(*parts)
+        same(got.full_tensor(), wanted, torch.float64)
+        wanted.square().sum().backward()
+        got.square().sum().backward()
+        for t, part in zip(whole, parts):
+            same(part.grad.full_tensor(), t.grad, torch.float64)
+        return got
+
+    for at in (Shard(0), Shard(1)):
+        agree(lambda x: sa.matmul(x, a), [torch.randn(n, 24, **kind)], [[at]])
+        agree(lambda b: sa.matmul(a, b), [torch.randn(32, n, **kind)], [[at]])
+    agree(lambda x: sa.matmul(x, a), [torch.randn(1, 3, 24, **kind)], [[Shard(0)]])  # ranks have no rows
+    x, y = torch.randn(24, n, **kind), torch.randn(n, 32, **kind)
+    agree(lambda x, y: sa.sampled_matmul(x, y, a).values, [x, y], [[Shard(1)], [Shard(0)]])
+    q, k, v = (torch.randn(3, n, 32, 16, **kind) for _ in range(3))
+    for at in (Shard(0), Shard(1), Shard(2), Shard(3)):
+        agree(lambda q, k, v: sa.attention(q, k, v, causal=True), [q, k, v], [[at]] * 3)
+    agree(lambda q, k, v: sa.attention(q, k, v), [q, k, v], [[Shard(1)], [Replicate()], [Replicate()]])
+    if world == 4:
+        mesh, q = init_device_mesh("cpu", (2, 2)), torch.randn(2, 4, 32, 16, **kind)
+        got = agree(
+            lambda q, k, v: sa.attention(q, k, v), [q, q + 1, q + 2], [[Shard(0), Shard(1)]] * 3, mesh
+        )
+        assert got.placements == (Shard(0), Shard(1))
+
+
 def operators(rank, world, folder):
     """DTensors through our operators: results, gradients and placements."""
     mesh = mesh_of(world)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import run_program
+from conftest import in_threads, run_program
 
 import sparse_autotune as sa
 from sparse_autotune import __main__ as program
@@ -65,6 +65,9 @@ def test_the_doctor_names_what_is_missing_and_ignored(run, tmp_path):
     assert "Not a directory" in found["cache_read_only"]["what"]
     assert "cache_in_memory" in findings(run("doctor", "--json", SPARSE_AUTOTUNE_CACHE=""))
     assert "effort" in findings(run("doctor", "--json", SPARSE_AUTOTUNE="off"))
+    pinned = {"SPARSE_AUTOTUNE": "pinned", "SPARSE_AUTOTUNE_CACHE": ""}
+    assert run_program(MAIN, "doctor", **pinned).returncode == 1
+    assert "cache_in_memory" not in findings(run("doctor", "--json", SPARSE_AUTOTUNE="pinned"))
 
 
 def test_a_device_that_cannot_be_had_is_broken_and_the_rest_is_shown(run):
@@ -146,3 +149,29 @@ def test_a_made_up_pattern_is_like_the_one_that_was_noted(skew, overlap, transpo
 def test_a_note_that_makes_no_sense_is_named():
     with pytest.raises(ValueError, match="cannot be read"):
         _untuned.tune("cpu", "quick", "", "op=matmul m=4")
+
+
+def test_processes_share_the_problems(run, tmp_path):
+    noted = str(tmp_path / "noted")
+    done = run_program(ESTIMATED, SPARSE_AUTOTUNE="cached", SPARSE_AUTOTUNE_CACHE=noted)
+    assert done.returncode == 0, done.stderr
+    assert "expected --store" in run("tune", "--world", "2", code=1)
+    assert "expected 0 to 1" in run("tune", "--world", "2", "--rank", "2", "--store", noted, code=1)
+    for job in ("first", "second"):
+        out = ["", ""]
+
+        def work(rank):
+            words = ["--world", "2", "--rank", str(rank), "--store", str(tmp_path / job), "--notes", noted]
+            out[rank] = run("tune", *words, SPARSE_AUTOTUNE_CACHE=str(tmp_path / f"cache{rank}"))
+
+        in_threads(2, work)
+        lines = [sorted(text.splitlines()) for text in out]
+        assert [len(one) for one in lines] == [4, 4], out
+        raced = [sum(line.endswith(", raced here") for line in one) for one in lines]
+        assert sum(raced) == (3 if job == "first" else 0)
+        assert [f"3 problems, {count} raced here" in one for count, one in zip(raced, lines)] == [True, True]
+        winners = [
+            {line.rpartition(",")[0] for line in one if line.endswith(" here") and ": " in line}
+            for one in lines
+        ]
+        assert len(winners[0]) == 3 and winners[0] == winners[1]

@@ -1,10 +1,13 @@
 """Ranks that agree on variants, through the stores of torch.distributed."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 
 import pytest
+from conftest import agreeing_ranks, run_program
 
 import sparse_autotune as sa
 
@@ -78,3 +81,85 @@ def test_without_a_process_group_it_says_what_is_missing():
         sa.distributed.enable()
     with pytest.raises(ValueError, match="wait is 0"):
         sa.distributed.enable(wait=0)
+
+
+# ---- ranks that come late, die or ask in other orders ----
+
+
+def test_ranks_agree_whatever_they_know_and_whoever_dies(tmp_path):
+    agreeing_ranks(tmp_path, 2)
+
+
+STOPPED = """
+import os, signal, sys, time
+import torch
+import sparse_autotune as sa
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+torch.set_num_threads(1)
+store = torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+sa.distributed.enable(store=store, rank=rank, world=2, wait=1)
+A = sa.BsrMatrix.from_dense(torch.randn(32, 32), block=4)
+if rank == 0:
+    print("here", flush=True)
+    sys.stdin.readline()
+A @ torch.randn(32, 4)
+print("joined", flush=True)
+sys.stdin.readline()
+for columns in (8, 16):
+    B = torch.randn(32, columns)
+    torch.testing.assert_close(A @ B, A.to_dense() @ B)
+print("done", flush=True)
+"""
+
+
+def test_a_store_whose_process_is_stopped_holds_nobody_up(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "SPARSE_AUTOTUNE": "quick", "SPARSE_AUTOTUNE_CACHE": ""}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    ranks = []
+    try:
+        for rank in (0, 1):
+            words = [sys.executable, "-c", STOPPED, str(rank), str(port)]
+            ranks.append(subprocess.Popen(words, text=True, env=environment, **pipes))
+            assert ranks[rank].stdout.readline() == ("here\n" if rank == 0 else "joined\n")
+        ranks[0].send_signal(signal.SIGSTOP)
+        out, log = ranks[1].communicate("\n", timeout=200)
+        assert ranks[1].returncode == 0 and out == "done\n", log
+        assert "did not answer within 1 s" in log
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+# ---- pinned choices ----
+
+PINNED = """
+import hashlib, sys
+import numpy as np
+import sparse_autotune as sa
+
+rng = np.random.default_rng(0)
+A = sa.BsrMatrix.from_dense(rng.standard_normal((128, 128)).astype(np.float32), block=8, keep=0.5)
+y = A @ rng.standard_normal((128, 24)).astype(np.float32)
+(plan,) = A._pattern._first.values()
+print(plan.info().variant.decode(), plan.info().tuned, hashlib.sha256(y.tobytes()).hexdigest())
+"""
+
+
+def test_pinned_choices_give_the_same_bits_in_every_process(tmp_path):
+    def run(effort, cache, code=0):
+        done = run_program(PINNED, SPARSE_AUTOTUNE=effort, SPARSE_AUTOTUNE_CACHE=cache, OMP_NUM_THREADS="1")
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout.split() if code == 0 else done.stderr
+
+    shipped = str(tmp_path / "shipped")
+    assert "nothing is pinned for op=matmul m=128 n=24 k=128" in run("pinned", shipped, code=1)
+    variant, tuned, digest = run("quick", shipped)
+    assert tuned == "True"
+    for number in range(3):  # caches of their own before the one that is shipped
+        own = f"{tmp_path / str(number)}:{shipped}"
+        assert run("pinned", own) == [variant, "False", digest]

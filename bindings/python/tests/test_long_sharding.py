@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import run_ranks
+from conftest import agreeing_ranks, run_ranks
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -84,13 +84,44 @@ def test_ranks_that_drew_other_patterns_take_one(tmp_path):
 
 
 def test_torch_compile_follows_a_sharded_layer(tmp_path):
-    run_ranks(tmp_path, "2:compiled:even:plain", "2:compiled:uneven:balanced")
+    run_ranks(tmp_path, "2:compiled:even:plain", "2:compiled:uneven:balanced", "4:compiled_2d")
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_experts_over_ranks_are_those_of_one_process(world, tmp_path):
     cases = [("8", "0"), ("5", "6"), ("2", "0")]  # even, uneven, and ranks without any
     run_ranks(tmp_path, f"{world}:several:{':'.join(','.join(('experts', *case)) for case in cases)}")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_experts_take_any_routing(world, tmp_path):
+    kinds = ("rank_0_has_none", "nobody_has_any", "one_expert_has_all", "one_rank_has_all")
+    run_ranks(tmp_path, f"{world}:several:{':'.join(f'uneven_experts,{kind}' for kind in kinds)}")
+
+
+def test_experts_over_one_dimension_and_fully_shard_over_the_other(tmp_path):
+    run_ranks(tmp_path, "4:experts_2d")
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_uneven_dtensors_pass_through_our_operators(world, tmp_path):
+    run_ranks(tmp_path, f"{world}:uneven_operators")
+
+
+def test_three_ranks_load_what_two_saved_and_back(tmp_path):
+    run_ranks(
+        tmp_path,
+        "3:save:a:balanced:uneven",
+        "2:load:a:plain:uneven:b",
+        "3:load:b:fsdp:uneven",
+        "3:layouts:uneven",
+        "3:empty_batches",
+    )
+
+
+@pytest.mark.parametrize("how", ["balanced", "fsdp", "2d"])
+def test_optimizers_step_in_bf16(how, tmp_path):
+    run_ranks(tmp_path, f"4:bf16_steps:{how}")
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -119,3 +150,7 @@ def test_the_example_resumes_on_another_number_of_ranks(tmp_path):
     ((last, wanted),) = torchrun(1, "--steps", "6")
     assert step == last == "6"
     assert float(loss) == pytest.approx(float(wanted), abs=1e-4)
+
+
+def test_ten_rounds_of_ranks_that_come_late_and_die(tmp_path):
+    agreeing_ranks(tmp_path, 10)

@@ -72,6 +72,17 @@ def test_a_balanced_cut_is_near_the_mean_and_has_as_many_blocks_as_chunk():
     assert cut == Cut.balanced(weights, 8) and hash(cut) == hash(Cut.balanced(weights, 8))
 
 
+def test_a_balanced_cut_is_never_heavier_than_a_plain_one():
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        weights, parts = rng.integers(0, 30, rng.integers(0, 40)), int(rng.integers(1, 9))
+        heaviest = [
+            max(sum(weights[list(part)]) for part in cut.parts)
+            for cut in (Cut.balanced(weights, parts), Cut.plain(len(weights), parts))
+        ]
+        assert heaviest[0] <= heaviest[1], (weights, parts)
+
+
 def test_wrong_cuts_are_refused():
     with pytest.raises(ValueError, match="each number from 0 on in one part"):
         Cut([[0, 1], [1]])

@@ -21,6 +21,8 @@ pub enum Tuning {
     Quick,
     /// About ten seconds, and no variant is skipped.
     Full,
+    /// Nothing: the cache decides, and a product that it does not know panics. Every run gives the same bits.
+    Pinned,
 }
 
 /// What is applied to each element of the product, after the bias.
@@ -83,6 +85,7 @@ impl From<BsrGemmConfig> for MatmulSpec {
                 Tuning::Cached => Effort::Cached,
                 Tuning::Quick => Effort::Quick,
                 Tuning::Full => Effort::Full,
+                Tuning::Pinned => Effort::Pinned,
             },
             allow_tf32: config.allow_tf32,
             allow_nondeterministic: config.allow_nondeterministic,

@@ -470,6 +470,7 @@ pub const SAT_EFFORT_OFF: sat_effort = 1;
 pub const SAT_EFFORT_CACHED: sat_effort = 2;
 pub const SAT_EFFORT_QUICK: sat_effort = 3;
 pub const SAT_EFFORT_FULL: sat_effort = 4;
+pub const SAT_EFFORT_PINNED: sat_effort = 5;
 pub const SAT_MEASURE_COLD: sat_measure = 0;
 pub const SAT_MEASURE_WARM: sat_measure = 1;
 pub const SAT_ALLOW_TF32: _bindgen_ty_1 = 1;

@@ -8,9 +8,11 @@ use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use sparse_autotune_sys as sys;
 
+use crate::agreement::{Ranks, Store};
 use crate::error::{Error, Result, check};
 use crate::types::{Backend, Effort, Measure};
 
@@ -42,6 +44,7 @@ pub struct ContextBuilder {
     budget_seconds: f64,
     memory_limit: usize,
     log: Option<Log>,
+    ranks: Option<Ranks>,
 }
 
 impl ContextBuilder {
@@ -114,6 +117,15 @@ impl ContextBuilder {
         self
     }
 
+    /// Plans of this context agree with those of the other ranks of a job: each problem is raced by one of those with equal
+    /// devices and builds, all of them check its winner for themselves, and all of them run it. No rank waits for another
+    /// one longer than `wait` a problem (zero: a minute), be that one late or dead. Every rank calls this, with its number
+    /// from 0 on below `world`. Of no effect under [`Effort::Off`] and [`Effort::Pinned`], and not with `background`.
+    pub fn agree(mut self, rank: usize, world: usize, wait: Duration, store: impl Store + 'static) -> Self {
+        self.ranks = Some(Ranks { rank, world, wait, store: Box::new(Box::new(store)) });
+        self
+    }
+
     /// Opens the context.
     pub fn build(self) -> Result<Context> {
         let text = |name: &str, value: Option<Vec<u8>>| match value {
@@ -152,7 +164,9 @@ impl ContextBuilder {
         check(unsafe { sys::sat_context_create(&options, &mut raw) })?;
         // SAFETY: never NULL, valid as long as the context.
         let device = Device::new(unsafe { &*sys::sat_context_device(raw) });
-        Ok(Context(Arc::new(Inner { raw, place: (device.backend, device.index), log })))
+        let mut made = Inner { raw, place: (device.backend, device.index), log, store: None };
+        made.store = self.ranks.map(|ranks| ranks.join(raw)).transpose()?;
+        Ok(Context(Arc::new(made)))
     }
 }
 
@@ -179,16 +193,17 @@ pub(crate) struct Inner {
     pub(crate) raw: *mut sys::sat_context,
     pub(crate) place: (Backend, usize),
     log: Option<Box<Log>>,
+    store: Option<Box<Box<dyn Store>>>,
 }
 
-// SAFETY: contexts may be shared between threads, says the header; the log is Send and Sync.
+// SAFETY: contexts may be shared between threads, says the header; log and store are Send and Sync.
 unsafe impl Send for Inner {}
 // SAFETY: the same.
 unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let closing = ManuallyDrop::new(Closing { raw: self.raw, log: self.log.take() });
+        let closing = ManuallyDrop::new(Closing { raw: self.raw, log: self.log.take(), store: self.store.take() });
         let close = move || ManuallyDrop::into_inner(closing).close();
         if IN_LOG.get() {
             // Closing waits for the thread that tunes, which may be this one, and frees the log that runs here. If there is
@@ -200,10 +215,11 @@ impl Drop for Inner {
     }
 }
 
-/// A context that nobody has a handle of any more, and the log that it uses until it is closed.
+/// A context that nobody has a handle of any more, and the log and the store that it uses until it is closed.
 struct Closing {
     raw: *mut sys::sat_context,
     log: Option<Box<Log>>,
+    store: Option<Box<Box<dyn Store>>>,
 }
 
 // SAFETY: as for `Inner`.
@@ -213,7 +229,7 @@ impl Closing {
     fn close(self) {
         // SAFETY: whatever needs the context holds a reference to its `Inner`, which is gone.
         unsafe { sys::sat_context_free(self.raw) }
-        drop(self.log);
+        drop((self.store, self.log));
     }
 }
 

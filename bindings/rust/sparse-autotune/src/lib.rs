@@ -37,6 +37,7 @@
 //! run time. Tuning results are shared with the C library, its command line and its Python package through one cache.
 #![warn(missing_docs)]
 
+mod agreement;
 mod attention;
 mod bsr;
 mod cache;
@@ -50,6 +51,7 @@ mod problem;
 mod race;
 mod types;
 
+pub use agreement::{Folder, Store};
 pub use attention::{Attention, HeadLayout};
 pub use bsr::Bsr;
 pub use cache::CacheEntry;

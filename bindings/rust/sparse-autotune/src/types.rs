@@ -73,7 +73,7 @@ implement!(Index, RAW: i32 => sys::SAT_I32, i64 => sys::SAT_I64);
 /// How much may be spent to answer a problem that the cache does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Effort {
-    /// `$SPARSE_AUTOTUNE` (off, cached, quick, full), else quick.
+    /// `$SPARSE_AUTOTUNE` (off, cached, quick, full, pinned), else quick.
     #[default]
     Default,
     /// The estimate decides; the cache is neither read nor written.
@@ -84,6 +84,9 @@ pub enum Effort {
     Quick,
     /// The cache, else a race of about ten seconds that skips no variant.
     Full,
+    /// The cache's winner and nothing else, so that every run gives the same bits; [`Error::NotFound`](crate::Error) where
+    /// the cache does not know the problem.
+    Pinned,
 }
 
 impl Effort {
@@ -94,6 +97,7 @@ impl Effort {
             Self::Cached => sys::SAT_EFFORT_CACHED,
             Self::Quick => sys::SAT_EFFORT_QUICK,
             Self::Full => sys::SAT_EFFORT_FULL,
+            Self::Pinned => sys::SAT_EFFORT_PINNED,
         }
     }
 
@@ -103,6 +107,7 @@ impl Effort {
             sys::SAT_EFFORT_CACHED => Self::Cached,
             sys::SAT_EFFORT_QUICK => Self::Quick,
             sys::SAT_EFFORT_FULL => Self::Full,
+            sys::SAT_EFFORT_PINNED => Self::Pinned,
             _ => Self::Default,
         }
     }

@@ -11,21 +11,17 @@
  * operands are widened tile by tile.
  *
  * A family defines, beside VECTOR_BYTES (common/vector.h):
- *   VSELECT(v, bits, other)   lanes of v whose bit is set, else those of other
- *   VEXP2_SPLIT(x, n, f)      x as a whole number n and a rest f of at most 1/2
- *   VEXP2_JOIN(p, n)          p * 2^n, 0 where that is below every normal number
  *   COLUMNS                   of the products' register tile: COLUMNS x 2 vectors; a divisor of 8
  *   rate_on(device)           what is reached of the device's rate at dim 64 */
 
 #include <omp.h>
 
+#include "attention_vector.h"
 #include "kernels/attention_schedule.h"
 
 #define FN(name) name##_f32 /* common/vector.h: everything is computed in f32 */
 
 enum { ATTENTION_TILE = 64, ATTENTION_DIM = 256 };
-#define ATTENTION_LOG2E 1.44269504088896340736
-#define ATTENTION_LN2   0.69314718055994530942
 
 /* What one thread works in. */
 typedef struct attention_scratch {
@@ -141,19 +137,6 @@ static void attention_transpose_bits(uint64_t b[64]) {
 }
 
 enum { PANEL = 2 * LANES };
-
-/* 2^x, good to two units in the last place. */
-INLINE VEC exp2_of(VEC x) {
-    VEC n, f;
-    VEXP2_SPLIT(VMAX(VSET(-200.0f), x), n, f);
-    VEC p = VFMA(VSET(0.00015461445f), f, VSET(0.0013400428f));
-    p = VFMA(p, f, VSET(0.0096180567f));
-    p = VFMA(p, f, VSET(0.055503272f));
-    p = VFMA(p, f, VSET(0.24022651f));
-    p = VFMA(p, f, VSET(0.69314721f));
-    p = VFMA(p, f, VSET(1.0f));
-    return VEXP2_JOIN(p, n);
-}
 
 /* ---- the micro-kernel ---- */
 

@@ -2,19 +2,9 @@
 // in panels of 32 rows. Good for head sizes up to 256.
 
 #define VECTOR_BYTES 64
-#include "kernels/cpu/common/vector.h"
-#include "kernels/cpu/common/convert_x86.h"
+#define COLUMNS      8
 
-#define COLUMNS 8
-
-#define VSELECT(v, b, o) _mm512_mask_blend_ps((__mmask16)(b), o, v)
-#define VEXP2_SPLIT(x, n, f)                                                                                           \
-    do {                                                                                                               \
-        __m512 split_x = (x);                                                                                          \
-        n = _mm512_roundscale_ps(split_x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);                              \
-        f = _mm512_sub_ps(split_x, n);                                                                                 \
-    } while (0)
-#define VEXP2_JOIN(p, n) _mm512_scalef_ps(p, n)
+#include "attention_vector.h"
 
 static double rate_on(const sat_device *d) { return (void)d, 0.62; }
 

@@ -1,5 +1,5 @@
-/* How a line of sums is finished, for one element type: act(alpha*sum + beta*C + bias) into C, in the dtype of C. A
- * template, included once for each element type after FN(name) has been defined (common/vector.h). */
+/* How lines and rows of sums are finished, for one element type: act(alpha*sum + beta*C + bias) into C, in the dtype of
+ * C. A template, included once for each element type after FN(name) has been defined (common/vector.h). */
 
 #ifndef SAT_CPU_ACTIVATION_LINES /* the same for all element types */
 #define SAT_CPU_ACTIVATION_LINES
@@ -148,4 +148,104 @@ static void FN(finish_line)(REAL *x, void *c, int64_t n, const FN(line) * l) {
         FN(activate)(x + j, some, l->activation);
         FN(write_line)(at, l, x + j, some);
     }
+}
+
+/* ---- whole rows of C ---- */
+
+/* Rows may be short, so what a row costs beside its arithmetic counts: many rows are stored by one call, as long lines
+ * where C has any. Below, sums of neighbouring rows are `step` elements apart. */
+
+INLINE REAL FN(row_bias)(const sat_launch *l, int64_t row) {
+    REAL bias = 0;
+    const sat_dtype t = l->problem->c_dtype;
+    if (l->problem->matmul.bias == SAT_BIAS_ROW) FN(read_line)(&bias, t, sat_at(t, l->operands[3], row), 1);
+    return bias;
+}
+
+INLINE FN(line) FN(line_of)(const sat_problem *p) {
+    return (FN(line)){
+        .alpha = (REAL)p->alpha, .beta = (REAL)p->beta, .activation = p->matmul.activation, .dtype = p->c_dtype};
+}
+
+/* Row by row, element by element where those are apart: any dtype, activation and beta. Overwrites the sums. */
+static inline void FN(finish_each_row)(const sat_launch *l, REAL *sums, int64_t step, int64_t first, int64_t rows) {
+    const sat_problem *p = l->problem;
+    const int64_t along = p->c.col_stride, some = along == 1 ? p->n : 1;
+    FN(line) line = FN(line_of)(p);
+    for (int64_t i = 0; i < rows; i++) {
+        line.bias = FN(row_bias)(l, first + i);
+        for (int64_t n = 0; n < p->n; n += some) {
+            void *c = sat_at(p->c_dtype, l->operands[2], (first + i) * p->c.row_stride + n * along);
+            FN(finish_line)(sums + i * step + n, c, some, &line);
+        }
+    }
+}
+
+/* C of the type that is computed in, no activation; read, if beta is not 0, only where it is row-major. */
+static inline void FN(finish_plain_rows)(const sat_launch *l, const REAL *sums, int64_t step, int64_t first,
+                                         int64_t rows) {
+    const sat_problem *p = l->problem;
+    const REAL alpha = (REAL)p->alpha, beta = (REAL)p->beta;
+    const int64_t down = p->c.row_stride, along = p->c.col_stride, columns = p->n;
+    REAL *c = (REAL *)l->operands[2] + first * down;
+    if (columns == 1 || along < down) {
+        for (int64_t i = 0; i < rows; i++) {
+            const REAL bias = FN(row_bias)(l, first + i), *from = sums + i * step;
+            REAL *to = c + i * down;
+            if (beta != 0)
+                for (int64_t n = 0; n < columns; n++) to[n * along] = alpha * from[n] + beta * to[n * along] + bias;
+            else if (along == 1)
+                for (int64_t n = 0; n < columns; n++) to[n] = alpha * from[n] + bias;
+            else
+                for (int64_t n = 0; n < columns; n++) to[n * along] = alpha * from[n] + bias;
+        }
+        return;
+    }
+    for (int64_t n = 0; n < columns; n++)
+        for (int64_t i = 0; i < rows; i++)
+            c[i * down + n * along] = alpha * sums[i * step + n] + FN(row_bias)(l, first + i);
+}
+
+/* C column-major, or one column: a line is some rows of a column. */
+static inline void FN(finish_columns)(const sat_launch *l, const REAL *sums, int64_t step, int64_t first,
+                                      int64_t rows) {
+    enum { SOME = 64 };
+    const sat_problem *p = l->problem;
+    FN(line) line = FN(line_of)(p);
+    REAL biases[SOME], x[SOME];
+    for (int64_t i = 0, some; i < rows; i += some, sums += some * step) {
+        some = sat_min(SOME, rows - i);
+        if (p->matmul.bias == SAT_BIAS_ROW) {
+            for (int64_t e = 0; e < some; e++) biases[e] = FN(row_bias)(l, first + i + e);
+            line.biases = biases;
+        }
+        for (int64_t n = 0; n < p->n; n++) {
+            for (int64_t e = 0; e < some; e++) x[e] = sums[e * step + n];
+            FN(finish_line)(x, sat_at(p->c_dtype, l->operands[2], first + i + n * p->c.col_stride), some, &line);
+        }
+    }
+}
+
+/* C row-major without gaps, no bias: all rows are one line. Overwrites the sums. */
+static inline void FN(finish_one_line)(const sat_launch *l, REAL *sums, int64_t step, int64_t first, int64_t rows) {
+    const sat_problem *p = l->problem;
+    const FN(line) line = FN(line_of)(p);
+    for (int64_t i = 1; i < rows && step > p->n; i++)
+        for (int64_t n = 0; n < p->n; n++) sums[i * p->n + n] = sums[i * step + n];
+    FN(finish_line)(sums, sat_at(p->c_dtype, l->operands[2], first * p->n), rows * p->n, &line);
+}
+
+/* Rows [first, first + rows) of C. May overwrite the sums. Where lines of several rows begin depends on threads, so
+ * they do only what gives the same bits at any place of a line. */
+static inline void FN(finish_rows)(const sat_launch *l, REAL *sums, int64_t step, int64_t first, int64_t rows) {
+    const sat_problem *p = l->problem;
+    const bool real = sat_dtype_size(p->c_dtype) == sizeof(REAL), bias = p->matmul.bias == SAT_BIAS_ROW;
+    const bool row_major = p->n == 1 || p->c.col_stride < p->c.row_stride;
+    const bool plain = p->matmul.activation == SAT_ACT_NONE && (p->beta == 0 || row_major);
+    const bool lines = p->beta == 0 && p->matmul.activation <= SAT_ACT_RELU;
+    const bool no_gaps = p->n == 1 ? p->c.row_stride == 1 : p->c.col_stride == 1 && p->c.row_stride == p->n;
+    if (lines && no_gaps && !bias) FN(finish_one_line)(l, sums, step, first, rows);
+    else if (plain && real) FN(finish_plain_rows)(l, sums, step, first, rows);
+    else if (lines && p->c.row_stride == 1) FN(finish_columns)(l, sums, step, first, rows);
+    else FN(finish_each_row)(l, sums, step, first, rows);
 }

@@ -14,7 +14,10 @@
  *   OPERAND, OPERAND_VEC, OPERAND_LANES
  *   VLOAD_OPERAND(p), VLOAD_SOME(p, n)   neighbours; the first n, the others zero
  *   VBROADCAST(p)                        one in every lane
+ *   VSTORE_SOME(p, v, n)                 the first n lanes, at least one and fewer than all
  *   VREPEAT(p, g)                        p[0] to p[g-1], repeated over a vector; g is a constant
+ *   VSPREAD(p, g)                        each of p[0] to p[LANES/g - 1] in g lanes; AVX2 alone
+ *   VPAIRS(a, b)                         sums of neighbours: first those of a's lanes, then of b's
  * 16-bit elements, as many as a vector of f32 has: vec_load_half(p), vec_widen_f16(h), vec_widen_bf16(h); #if WIDENS is
  * true where such elements are widened to REAL. Macros, so that a compiler sees the same as if it were written by hand.
  */
@@ -47,8 +50,11 @@
 #define VBROADCAST    FN(vec_broadcast)
 #define OPERAND_LANES FN(operand_lanes)
 #define VLOAD_SOME    FN(vec_load_some)
+#define VSTORE_SOME   FN(vec_store_some)
 #define VSUM4         FN(vec_sum4)
 #define VREPEAT       FN(vec_repeat)
+#define VSPREAD       FN(vec_spread)
+#define VPAIRS        FN(vec_pairs)
 #define WIDENS        FN(vec_widens)
 
 typedef float real_f32, operand_f32;
@@ -140,7 +146,9 @@ INLINE vec_f32 vec_repeat_f32(const float *p, int g) {
 #define vec_load_f64(p)           _mm256_loadu_pd(p)
 #define vec_store_f64(p, v)       _mm256_storeu_pd(p, v)
 #define vec_stream_f64(p, v)      _mm256_stream_pd(p, v)
+#define vec_set_f64(x)            _mm256_set1_pd(x)
 #define vec_add_f64(a, b)         _mm256_add_pd(a, b)
+#define vec_mul_f64(a, b)         _mm256_mul_pd(a, b)
 #define vec_fma_f64(a, b, c)      _mm256_fmadd_pd(a, b, c)
 #define vec_fma_into_f64(c, a, b) __asm__("vfmadd231pd %2, %1, %0" : "+x"(c) : "x"(a), "x"(b))
 #define vec_pin_f64(v)            __asm__("" : "+x"(v))
@@ -160,6 +168,18 @@ static inline __m256i vec_mask(int n, int bytes) {
 #define vec_load_some_f32(p, n)   _mm256_maskload_ps(p, vec_mask(n, 4))
 #define vec_load_some_f64(p, n)   _mm256_maskload_pd(p, vec_mask(n, 8))
 
+INLINE void vec_store_some_f32(float *p, __m256 v, int n) { /* a masked store takes several times as long */
+    __m128 half = _mm256_castps256_ps128(v);
+    if (n & 4) _mm_storeu_ps(p, half), half = _mm256_extractf128_ps(v, 1), p += 4;
+    if (n & 2) _mm_storel_pi((__m64 *)(void *)p, half), half = _mm_movehl_ps(half, half), p += 2;
+    if (n & 1) _mm_store_ss(p, half);
+}
+INLINE void vec_store_some_f64(double *p, __m256d v, int n) {
+    __m128d half = _mm256_castpd256_pd128(v);
+    if (n & 2) _mm_storeu_pd(p, half), half = _mm256_extractf128_pd(v, 1), p += 2;
+    if (n & 1) _mm_store_sd(p, half);
+}
+
 #define vec_sum4_f32(p, a, b, c, d)                                                                                    \
     do {                                                                                                               \
         __m256 sum4 = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));                                      \
@@ -171,6 +191,25 @@ static inline __m256i vec_mask(int n, int bytes) {
         _mm256_storeu_pd(p,                                                                                            \
                          _mm256_add_pd(_mm256_permute2f128_pd(ab, cd, 0x20), _mm256_permute2f128_pd(ab, cd, 0x31)));   \
     } while (0)
+
+INLINE vec_f32 vec_spread_f32(const float *p, int g) {
+    if (g == 1) return _mm256_loadu_ps(p);
+    if (g == 2)
+        return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)),
+                                        _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+    if (g == 8) return _mm256_broadcast_ss(p);
+    return _mm256_set_m128(_mm_broadcast_ss(p + 1), _mm_broadcast_ss(p));
+}
+INLINE vec_f64 vec_spread_f64(const double *p, int g) {
+    if (g == 1) return _mm256_loadu_pd(p);
+    if (g == 2) return _mm256_permute4x64_pd(_mm256_castpd128_pd256(_mm_loadu_pd(p)), 0x50);
+    return _mm256_broadcast_sd(p);
+}
+
+INLINE vec_f32 vec_pairs_f32(vec_f32 a, vec_f32 b) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_hadd_ps(a, b)), 0xd8));
+}
+INLINE vec_f64 vec_pairs_f64(vec_f64 a, vec_f64 b) { return _mm256_permute4x64_pd(_mm256_hadd_pd(a, b), 0xd8); }
 
 /* As many 16-bit elements as a vector of f32 has, and those as f32. */
 typedef __m128i vec_half;
@@ -212,7 +251,9 @@ INLINE vec_f32 vec_repeat_f32(const float *p, int g) {
 #define vec_load_f64(p)           _mm512_loadu_pd(p)
 #define vec_store_f64(p, v)       _mm512_storeu_pd(p, v)
 #define vec_stream_f64(p, v)      _mm512_stream_pd(p, v)
+#define vec_set_f64(x)            _mm512_set1_pd(x)
 #define vec_add_f64(a, b)         _mm512_add_pd(a, b)
+#define vec_mul_f64(a, b)         _mm512_mul_pd(a, b)
 #define vec_fma_f64(a, b, c)      _mm512_fmadd_pd(a, b, c)
 #define vec_fma_into_f64(c, a, b) __asm__("vfmadd231pd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 #define vec_pin_f64(v)            __asm__("" : "+v"(v))
@@ -227,6 +268,9 @@ INLINE vec_f64 vec_repeat_f64(const double *p, int g) {
 
 #define vec_load_some_f32(p, n) _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p)
 #define vec_load_some_f64(p, n) _mm512_maskz_loadu_pd((__mmask8)((1u << (n)) - 1), p)
+
+#define vec_store_some_f32(p, v, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), v)
+#define vec_store_some_f64(p, v, n) _mm512_mask_storeu_pd(p, (__mmask8)((1u << (n)) - 1), v)
 
 static inline void vec_sum4_f32(float *to, __m512 a, __m512 b, __m512 c, __m512 d) {
     __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -244,6 +288,17 @@ static inline void vec_sum4_f32(float *to, __m512 a, __m512 b, __m512 c, __m512 
         _mm256_storeu_pd(p,                                                                                            \
                          _mm256_add_pd(_mm256_permute2f128_pd(lo, hi, 0x20), _mm256_permute2f128_pd(lo, hi, 0x31)));   \
     } while (0)
+
+INLINE vec_f32 vec_pairs_f32(vec_f32 a, vec_f32 b) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    return _mm512_add_ps(_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b));
+}
+INLINE vec_f64 vec_pairs_f64(vec_f64 a, vec_f64 b) {
+    const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+    const __m512i odd = _mm512_add_epi64(even, _mm512_set1_epi64(1));
+    return _mm512_add_pd(_mm512_permutex2var_pd(a, even, b), _mm512_permutex2var_pd(a, odd, b));
+}
 
 typedef __m256i vec_half;
 #define vec_load_half(p)  _mm256_loadu_si256((const __m256i *)(p))

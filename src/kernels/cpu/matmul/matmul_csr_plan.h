@@ -6,7 +6,7 @@
 #include "kernels/cpu/common/csr.h"
 
 enum {
-    CSR_ROWS = 16, /* of sums, stored together where C is column-major */
+    CSR_ROWS = 16, /* of sums that are computed, and stored, together */
 #if VECTOR_BYTES == 64
     CSR_VECTORS = 8,
 #else
@@ -22,27 +22,21 @@ enum {
 
 #define CSR_SIDE(vectors) ((vectors) == 1 ? 4 : 4 * (vectors) <= CSR_VECTORS + 4 ? 2 : 1) /* entries side by side */
 
-/* ---- elements as they are computed ---- */
-
-INLINE float csr_act_f32(sat_activation a, float x) { return sat_act_f32(a, x); }
-INLINE double csr_act_f64(sat_activation a, double x) { return sat_act_f64(a, x); }
-
 /* ---- the shape of the work ---- */
 
 typedef struct csr_shape {
-    bool copies;         /* of B */
-    int64_t width, rows; /* as in the job */
+    bool copies;   /* of B */
+    int64_t width; /* as in the job */
     int64_t b_stride, b_elements;
 } csr_shape;
 
 static inline csr_shape csr_shape_of(const sat_problem *p, const sat_pattern_view *a) {
     sat_rows r = sat_op_rows(p, a);
     int64_t lanes = VECTOR_BYTES / (p->compute_dtype == SAT_F64 ? 8 : 4);
-    csr_shape s = {.width = (p->n + lanes - 1) / lanes * lanes, .rows = 1};
+    csr_shape s = {.width = (p->n + lanes - 1) / lanes * lanes};
     s.copies = p->b_dtype != p->compute_dtype || (p->n == 1 ? p->b.row_stride != 1 : p->b.col_stride != 1);
     s.b_stride = p->n == 1 ? 1 : s.width;
     s.b_elements = s.copies ? (r.k * s.b_stride + 15) / 16 * 16 : 0;
-    if (p->c.row_stride < p->c.col_stride && p->n > 1) s.rows = CSR_ROWS;
     return s;
 }
 
@@ -69,12 +63,12 @@ static size_t csr_workspace(const sat_variant *v, const sat_problem *p, const sa
     (void)v;
     if (p->n == 0) return 0;
     csr_shape s = csr_shape_of(p, a);
-    return (size_t)(s.b_elements + d->threads * s.rows * s.width) * (p->compute_dtype == SAT_F64 ? 8 : 4);
+    return (size_t)(s.b_elements + d->threads * CSR_ROWS * s.width) * (p->compute_dtype == SAT_F64 ? 8 : 4);
 }
 
 #define CSR_FAMILY(words)                                                                                              \
     {                                                                                                                  \
-        .revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_SCRATCH, .about = words,                 \
+        .revision = "2", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_SCRATCH, .about = words,                 \
         .supports = csr_supports, .estimate = csr_estimate, .workspace = csr_workspace, .launch = launch               \
     }
 

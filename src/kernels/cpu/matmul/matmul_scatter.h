@@ -2,8 +2,10 @@
  * micro-kernel out to the loop over a slice, the epilogue and the launch.
  *
  * The blocks of A are read once, in the order in which they are stored, whatever their shape. A block in row i and
- * column j multiplies rows i of B and adds to rows j of C, which stay in cache, since columns are few. Block rows are
- * cut into slices with sums of their own, which threads take and then add up. */
+ * column j multiplies rows i of B and adds to rows j of C, which stay in cache, since columns are few. The stored
+ * blocks are cut into slices with sums of their own, which threads take and then add up. */
+
+#include "kernels/cpu/common/finish_line.h"
 
 /* ---- the micro-kernel: neighbouring blocks of one block row ---- */
 
@@ -44,27 +46,26 @@ static void FN(scatter_x3)(const FN(scatter_run) * r) { FN(scatter_narrow)(r, 0,
 /* One column: a vector of sums takes a vector of each row of a block. */
 static void FN(scatter_wide)(const FN(scatter_run) * r) {
     const REAL *a = r->a;
+    const int64_t bc = r->bc;
     for (int64_t t = 0; t < r->count; t++, a += r->a_size) {
-        const int64_t first = r->col[t] * r->bc, inside = sat_min(r->bc, r->m - first);
+        const int64_t first = r->col[t] * bc, inside = sat_min(bc, r->m - first);
         REAL *sums = r->sums + first;
         int64_t c = 0;
         for (; c + LANES <= inside; c += LANES) {
             VEC sum = VLOAD(sums + c);
-            for (int64_t i = 0; i < r->rows; i++) sum = VFMA(VBROADCAST(r->x + i), VLOAD(a + i * r->bc + c), sum);
+            for (int64_t i = 0; i < r->rows; i++) sum = VFMA(VBROADCAST(r->x + i), VLOAD(a + i * bc + c), sum);
             VSTORE(sums + c, sum);
         }
         if (c == inside) continue;
         const int tail = (int)(inside - c);
-        REAL last[LANES];
         VEC sum = VLOAD(sums + c);
-        for (int64_t i = 0; i < r->rows; i++)
-            sum = VFMA(VBROADCAST(r->x + i), VLOAD_SOME(a + i * r->bc + c, tail), sum);
-        VSTORE(last, sum);
-        memcpy(sums + c, last, (size_t)tail * sizeof *last); /* beyond them 0 times Inf may have been added */
+        for (int64_t i = 0; i < r->rows; i++) sum = VFMA(VBROADCAST(r->x + i), VLOAD_SOME(a + i * bc + c, tail), sum);
+        VSTORE_SOME(sums + c, sum, tail); /* beyond them 0 times Inf may have been added */
     }
 }
 
-/* np columns: a row of sums is `np / width` vectors. Four of them at a time share what is read of B. */
+/* np columns. A vector of sums holds `width` elements: a part of a row of sums, or a row, or several rows, whose
+ * elements of A are spread over it. `some` vectors at a time share what is read of B. */
 #define SCATTER_PANEL(np, width)                                                                                       \
     typedef REAL FN(scatter_vec_##np) __attribute__((vector_size((width) * sizeof(REAL)), aligned(8), may_alias));     \
     INLINE void FN(scatter_rows_##np)(const REAL *a, int64_t step, const REAL *x, int64_t rows, REAL *sums,            \
@@ -82,14 +83,38 @@ static void FN(scatter_wide)(const FN(scatter_run) * r) {
             for (int v = 0; v < np / (width); v++)                                                                     \
                 *(FN(scatter_vec_##np) *)(void *)(sums + q * np + v * (width)) = sum[q][v];                            \
     }                                                                                                                  \
+    INLINE void FN(scatter_spread_##np)(const REAL *a, int64_t step, const REAL *x, int64_t rows, REAL *sums,          \
+                                        int some) {                                                                    \
+        const int together = LANES / np;                                                                               \
+        VEC sum[4];                                                                                                    \
+        for (int q = 0; q < some; q++) sum[q] = VLOAD(sums + q * LANES);                                               \
+        for (int64_t i = 0; i < rows; i++) {                                                                           \
+            const VEC b = VREPEAT(x + i * np, np);                                                                     \
+            for (int q = 0; q < some; q++) sum[q] = VFMA(VSPREAD(a + i * step + q * together, np), b, sum[q]);         \
+        }                                                                                                              \
+        for (int q = 0; q < some; q++) VSTORE(sums + q * LANES, sum[q]);                                               \
+    }                                                                                                                  \
     static void FN(scatter_panel_##np)(const FN(scatter_run) * r) {                                                    \
         const REAL *a = r->a;                                                                                          \
         for (int64_t t = 0; t < r->count; t++, a += r->a_size) {                                                       \
             const int64_t first = r->col[t] * r->bc, inside = sat_min(r->bc, r->m - first);                            \
             REAL *sums = r->sums + first * np;                                                                         \
             int64_t c = 0;                                                                                             \
+            if (np < LANES) {                                                                                          \
+                const int together = LANES / (np < LANES ? np : 1);                                                    \
+                for (; c + 4 * together <= inside; c += 4 * together)                                                  \
+                    FN(scatter_spread_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 4);                            \
+                for (; c + 2 * together <= inside; c += 2 * together)                                                  \
+                    FN(scatter_spread_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 2);                            \
+                for (; c + together <= inside; c += together)                                                          \
+                    FN(scatter_spread_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 1);                            \
+            }                                                                                                          \
             for (; c + 4 <= inside; c += 4) FN(scatter_rows_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 4);      \
-            for (; c < inside; c++) FN(scatter_rows_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 1);              \
+            switch (inside - c) {                                                                                      \
+            case 3: FN(scatter_rows_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 3); break;                       \
+            case 2: FN(scatter_rows_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 2); break;                       \
+            case 1: FN(scatter_rows_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 1); break;                       \
+            }                                                                                                          \
         }                                                                                                              \
     }
 SCATTER_PANEL(2, 2)
@@ -128,16 +153,17 @@ static void FN(scatter_fill_panel)(const FN(scatter_job) * j, int64_t k, int64_t
             x[i * np + n] = n < p->n ? FN(widen)(p->b_dtype, j->l->operands[1], (k + i) * down + n * along) : 0;
 }
 
-/* Adds block row `row` of A to a slice's sums. */
-static void FN(scatter_block_row)(const FN(scatter_job) * j, int64_t row, REAL *x, REAL *widened, REAL *sums) {
+/* Adds blocks [begin, end) of block row `row` of A to a slice's sums. */
+static void FN(scatter_blocks)(const FN(scatter_job) * j, int64_t row, int64_t begin, int64_t end, REAL *x,
+                               REAL *widened, REAL *sums) {
     const sat_pattern_view *a = j->a;
-    const int64_t end = a->row_ptr[row + 1], size = a->block_rows * a->block_cols;
+    const int64_t size = a->block_rows * a->block_cols;
     const int64_t rows = sat_min(a->block_rows, a->rows - row * a->block_rows);
     FN(scatter_run) r = {.x = x, .rows = rows, .bc = a->block_cols, .a_size = size, .m = j->p->m, .sums = sums};
-    if (a->row_ptr[row] == end) return;
+    if (begin >= end) return;
     FN(scatter_fill_panel)(j, row * a->block_rows, rows, x);
     const int64_t most = j->s.widened ? sat_max(1, j->s.widened / size) : end;
-    for (int64_t t = a->row_ptr[row]; t < end; t += most) {
+    for (int64_t t = begin; t < end; t += most) {
         r.col = a->col_idx + t, r.count = sat_min(most, end - t), r.a = widened;
         const void *values = sat_at(j->p->a_dtype, j->l->operands[0], t * size);
         if (j->s.widened) FN(widen_all)(j->p->a_dtype, values, widened, r.count * size);
@@ -150,23 +176,12 @@ static void FN(scatter_block_row)(const FN(scatter_job) * j, int64_t row, REAL *
 
 /* Rows [from, to) of C: slices are added up in order. */
 static void FN(scatter_store)(const FN(scatter_job) * j, int64_t from, int64_t to) {
-    const sat_problem *p = j->p;
     const int64_t np = j->s.np;
-    const REAL alpha = (REAL)p->alpha, beta = (REAL)p->beta;
-    void *c = j->l->operands[2];
     for (int64_t s = 1; s < j->s.slices; s++) {
         const REAL *more = j->sums + s * j->s.sums;
         for (int64_t e = from * np; e < to * np; e++) j->sums[e] += more[e];
     }
-    for (int64_t i = from; i < to; i++) {
-        const REAL bias = p->matmul.bias == SAT_BIAS_ROW ? FN(widen)(p->c_dtype, j->l->operands[3], i) : 0;
-        for (int64_t n = 0; n < p->n; n++) {
-            const int64_t at = i * p->c.row_stride + n * p->c.col_stride;
-            REAL y = alpha * j->sums[i * np + n] + bias;
-            if (beta != 0) y += beta * FN(widen)(p->c_dtype, c, at);
-            sat_store(p->c_dtype, c, at, FN(sat_act)(p->matmul.activation, y));
-        }
-    }
+    FN(finish_rows)(j->l, j->sums + from * np, np, from, to - from);
 }
 
 /* ---- launch ---- */
@@ -184,8 +199,10 @@ static sat_status FN(scatter_launch)(const sat_launch *l) {
         for (int64_t s = 0; s < j.s.slices; s++) {
             REAL *sums = j.sums + s * j.s.sums;
             memset(sums, 0, (size_t)j.s.sums * sizeof *sums);
-            for (int64_t row = s * j.s.slice_rows; row < sat_min(a->grid_rows, (s + 1) * j.s.slice_rows); row++)
-                FN(scatter_block_row)(&j, row, x, x + j.s.panel, sums);
+            const scatter_slice slice = scatter_slice_of(&j.s, a, s);
+            for (int64_t row = slice.row; row < a->grid_rows && a->row_ptr[row] < slice.end; row++) FN(scatter_blocks)
+            (&j, row, sat_max(slice.begin, a->row_ptr[row]), sat_min(slice.end, a->row_ptr[row + 1]), x, x + j.s.panel,
+             sums);
         }
         FN(scatter_store)(&j, l->problem->m * thread / threads, l->problem->m * (thread + 1) / threads);
     }

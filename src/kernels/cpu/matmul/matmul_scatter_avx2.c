@@ -19,24 +19,52 @@ static const double SCATTER_MOST_SUMS = 1e12; /* elements: more would fit into n
 typedef struct scatter_shape {
     int64_t np;         /* elements of a row of sums: columns, rounded up to what a vector takes */
     int64_t slices;     /* of the depth; each has sums of its own */
-    int64_t slice_rows; /* its block rows of A */
+    int64_t slice_rows; /* its block rows of A; 0: slices have equally many blocks */
     int64_t sums;       /* elements of a slice's sums, with room for a vector past the end */
     int64_t panel;      /* elements of a thread's rows of B, */
     int64_t widened;    /* and of its widened values */
 } scatter_shape;
 
 /* Slices depend on the pattern alone, so that the result is the same for any number of threads. Zeroing them and
- * adding them up takes a third of the product at most; none is deeper than a part of a sum. */
+ * adding them up takes a sixth of the product at most, but for two slices, so that two threads have work. Their number
+ * is even; none is deeper than a part of a sum. */
 static inline scatter_shape scatter_shape_of(const sat_problem *p, const sat_pattern_view *a) {
     scatter_shape s = {.np = p->n <= 2 ? p->n : p->n <= 4 ? 4 : p->n <= 8 ? 8 : 16};
-    const int64_t stored = a->stored_blocks * a->block_rows * a->block_cols;
-    const int64_t wanted = sat_min(SCATTER_SLICES, sat_max(1, stored / (12 * sat_max(1, p->m))));
-    s.slice_rows = sat_max(1, sat_min((a->grid_rows + wanted - 1) / wanted, SAT_SUM_PART / a->block_rows));
-    s.slices = sat_max(1, (a->grid_rows + s.slice_rows - 1) / s.slice_rows);
+    const int64_t stored = a->stored_blocks * a->block_rows * a->block_cols, m = sat_max(1, p->m);
+    const int64_t most = sat_min(SCATTER_SLICES, sat_min(stored / (24 * m), a->stored_blocks / 4) / 2 * 2);
+    const int64_t wanted = stored < 4 * m || a->stored_blocks < 2 ? 1 : sat_max(2, most);
+    s.slices = wanted;
+    if (a->grid_rows > SAT_SUM_PART / a->block_rows) {
+        s.slice_rows = sat_max(1, sat_min((a->grid_rows + wanted - 1) / wanted, SAT_SUM_PART / a->block_rows));
+        s.slices = (a->grid_rows + s.slice_rows - 1) / s.slice_rows;
+    }
     s.sums = (p->m * s.np + 31) / 16 * 16;
     s.panel = (a->block_rows * s.np + 15) / 16 * 16;
     if (sat_dtype_size(p->a_dtype) == 2) s.widened = sat_max(SCATTER_WIDEN, a->block_rows * a->block_cols);
     return s;
+}
+
+/* Blocks [begin, end), the first of them in block row `row`. */
+typedef struct scatter_slice {
+    int64_t begin, end, row;
+} scatter_slice;
+
+static inline scatter_slice scatter_slice_of(const scatter_shape *s, const sat_pattern_view *a, int64_t i) {
+    if (s->slice_rows) {
+        const int64_t row = i * s->slice_rows;
+        return (scatter_slice){a->row_ptr[row], a->row_ptr[sat_min(a->grid_rows, row + s->slice_rows)], row};
+    }
+    const int64_t part = a->stored_blocks / s->slices, rest = a->stored_blocks % s->slices;
+    scatter_slice found = {.begin = i * part + sat_min(i, rest)};
+    found.end = found.begin + part + (i < rest);
+    int64_t low = 0, high = a->grid_rows;
+    while (high - low > 1) { /* the last row that begins at or before the slice */
+        const int64_t middle = (low + high) / 2;
+        if (a->row_ptr[middle] <= found.begin) low = middle;
+        else high = middle;
+    }
+    found.row = low;
+    return found;
 }
 
 /* ---- kernels ---- */
@@ -85,7 +113,7 @@ static size_t scatter_workspace(const sat_variant *v, const sat_problem *p, cons
 }
 
 SAT_FAMILY(cpu_matmul_scatter_avx2) = {
-    .revision = "1",
+    .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CPU,
     .flags = SAT_V_SCRATCH,

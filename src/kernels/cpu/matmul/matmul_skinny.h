@@ -7,40 +7,56 @@
 
 #include <omp.h>
 
+#include "kernels/cpu/common/finish_line.h"
+
 /* ---- the micro-kernel ---- */
 
-/* Takes a run of whole blocks of one block row, keeps its sums in registers over as many of them as it can, and adds
- * them, lane by lane, to r->out. Where few rows would make every addition wait for the one before, several blocks run
+/* Takes the whole blocks of some block rows, one row after the other, and keeps a row's sums in registers over as many
+ * blocks as it can, lane by lane. Where few rows would make every addition wait for the one before, several blocks run
  * side by side with sums of their own. What can be a constant is one: everything here is inlined into one function for
  * each split of the lanes (ga, gb, vs, by), and there again for common numbers of rows and steps. */
 
 typedef struct FN(run) {
-    const REAL *a;        /* values */
+    const REAL *a;        /* values of the first block */
     const int64_t *block; /* where the blocks are in the values; NULL: one after the other */
     const int32_t *col;   /* block columns */
-    int64_t count;        /* blocks */
-    bool prefetch;        /* operands come from beyond L2, and SKINNY_AHEAD more blocks follow */
-    const REAL *b;        /* packed B */
-    int64_t rows, steps;  /* vectors of sums, and multiply-adds that go into each, a block */
+    const int64_t *ptr;   /* block row i has blocks ptr[i] - ptr[0] to ptr[i + 1] - ptr[0] of these */
+    int64_t block_rows;
+    bool add;            /* to what `out` holds; else it is written */
+    bool prefetch;       /* operands come from beyond L2, and SKINNY_AHEAD more blocks follow */
+    const REAL *b;       /* packed B */
+    int64_t rows, steps; /* vectors of sums, and multiply-adds that go into each, a block */
+    int64_t along;       /* PARTIAL: elements of a row of a block */
     REAL *out;
 } FN(run);
 
 typedef void (*FN(kernel))(const FN(run) * r);
 
 /* How a kernel splits the lanes: it repeats ga elements of A and gb of B over a vector, and takes vs vectors of B. It
- * reads a block in the order in which it is stored: by rows, by columns (transposed), or flat, where a vector spans
- * rows and a row has one step. */
+ * reads a block in the order in which it is stored: by rows, by columns (transposed), flat, where a vector spans rows
+ * and a row has one step, or partial: by rows whose last vector is not full. */
 typedef struct FN(skinny_split) {
     int ga, gb, vs;
     skinny_order by;
 } FN(skinny_split);
 
-INLINE int64_t FN(a_row)(FN(skinny_split) x, int64_t steps) { return x.by == BY_ROWS ? x.ga * steps : x.ga; }
-INLINE int64_t FN(a_step)(FN(skinny_split) x, int64_t rows) { return x.by == BY_ROWS ? x.ga : x.ga * rows; }
+/* What depends on the split, the rows and the steps: constants where those are. */
+typedef struct FN(skinny_size) {
+    int64_t a_row, a_step; /* from row to row, and from step to step, in a block */
+    int64_t b_step;
+    int64_t a, b;  /* elements of a block, and of a block column of packed B */
+    int64_t whole; /* steps with a full vector of A */
+    int tail;      /* elements of the last vector, if it is not */
+} FN(skinny_size);
 
-/* Elements of a block and of a block column of packed B: constants where rows and steps are. */
-INLINE int64_t FN(a_size)(FN(skinny_split) x, int64_t rows, int64_t steps) { return rows * steps * x.ga; }
-INLINE int64_t FN(b_size)(FN(skinny_split) x, int64_t steps) { return steps * x.gb * x.vs; }
+INLINE FN(skinny_size) FN(size_of)(FN(skinny_split) x, const FN(run) * r, int64_t rows, int64_t steps) {
+    FN(skinny_size) s = {.a_row = x.ga, .a_step = x.ga, .b_step = x.gb * x.vs, .whole = steps};
+    if (x.by == BY_ROWS) s.a_row = x.ga * steps;
+    else if (x.by == PARTIAL) s.a_row = r->along, s.whole = steps - 1, s.tail = (int)(r->along - s.whole * x.ga);
+    else s.a_step = x.ga * rows;
+    s.a = x.by == PARTIAL ? rows * r->along : rows * steps * x.ga, s.b = steps * s.b_step;
+    return s;
+}
 
 /* Block t of the run. */
 INLINE const REAL *FN(a_at)(FN(skinny_split) x, const FN(run) * r, int64_t t, int64_t a_size) {
@@ -57,78 +73,96 @@ INLINE void FN(prefetch_lines)(const REAL *p, int64_t elements) {
  * their B needs the other requests that may be under way. The B of small blocks needs no prefetch: many of them are
  * under way at a time. */
 INLINE void FN(prefetch)(FN(skinny_split) x, const FN(run) * r, int64_t t, int side, int64_t rows, int64_t steps) {
-    const int64_t a_size = FN(a_size)(x, rows, steps), b_size = FN(b_size)(x, steps);
-    const int64_t stream = side * a_size * (int64_t)sizeof(REAL);
+    const FN(skinny_size) s = FN(size_of)(x, r, rows, steps);
+    const int64_t stream = side * s.a * (int64_t)sizeof(REAL);
 #pragma GCC unroll 4
     for (int u = 0; u < side; u++) {
-        if (rows * steps * x.vs >= 8) FN(prefetch_lines)(FN(b_at)(r, t + u + SKINNY_AHEAD, b_size), b_size);
-        if (x.by == BY_COLUMNS && r->block) FN(prefetch_lines)(FN(a_at)(x, r, t + u + SKINNY_AHEAD, a_size), a_size);
+        if (rows * steps * x.vs >= 8) FN(prefetch_lines)(FN(b_at)(r, t + u + SKINNY_AHEAD, s.b), s.b);
+        if (x.by == BY_COLUMNS && r->block) FN(prefetch_lines)(FN(a_at)(x, r, t + u + SKINNY_AHEAD, s.a), s.a);
     }
     if (x.by == BY_COLUMNS || stream < 64) return;
-    const char *a = (const char *)(r->a + t * a_size) + (stream < 512 ? SKINNY_AHEAD_SMALL : SKINNY_AHEAD_BYTES);
+    const char *a = (const char *)(r->a + t * s.a) + (stream < 512 ? SKINNY_AHEAD_SMALL : SKINNY_AHEAD_BYTES);
     for (int64_t i = 0; i < stream; i += stream < 512 ? 128 : 64) _mm_prefetch(a + i, _MM_HINT_T1);
 }
 
-/* One step of `rows` rows. */
-INLINE void FN(step)(FN(skinny_split) x, const REAL *a, int64_t a_row, const REAL *b, VEC *sums, int rows) {
+/* One step of `rows` rows. tail: A's vectors are not full, and only so many elements are read; else NULL. */
+INLINE void FN(step)(FN(skinny_split) x, const REAL *a, int64_t a_row, const int *tail, const REAL *b, VEC *sums,
+                     int rows) {
     const REAL *a3 = a + 3 * a_row, *a6 = a + 6 * a_row; /* so that addresses need no arithmetic of their own */
     VEC bv[4];
+    if (rows > 3 && !__builtin_constant_p(a_row)) __asm__("" : "+r"(a3), "+r"(a6)); /* nor a register for each row */
 #pragma GCC unroll 16
     for (int v = 0; v < x.vs; v++) bv[v] = VREPEAT(b + v * LANES, x.gb);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
-        VEC av = VREPEAT((i < 3 ? a : i < 6 ? a3 : a6) + (i < 6 ? i % 3 : i - 6) * a_row, x.ga);
+        const REAL *row = (i < 3 ? a : i < 6 ? a3 : a6) + (i < 6 ? i % 3 : i - 6) * a_row;
+        VEC av = tail ? VLOAD_SOME(row, *tail) : VREPEAT(row, x.ga);
 #pragma GCC unroll 16
         for (int v = 0; v < x.vs; v++) sums[i * x.vs + v] = VFMA(av, bv[v], sums[i * x.vs + v]);
     }
 }
 
-/* Blocks of few rows: all sums in registers over the whole run, `side` blocks side by side. */
+/* Steps of `side` blocks side by side. */
+INLINE void FN(steps)(FN(skinny_split) x, FN(skinny_size) s, const REAL **a, const REAL **b, VEC sums[][16], int rows,
+                      int side) {
+    for (int64_t k = 0; k < s.whole; k++)
+#pragma GCC unroll 16
+        for (int u = 0; u < side; u++) {
+            FN(step)(x, a[u], s.a_row, NULL, b[u], sums[u], rows);
+            a[u] += s.a_step, b[u] += s.b_step;
+        }
+    if (x.by != PARTIAL) return;
+#pragma GCC unroll 16
+    for (int u = 0; u < side; u++) FN(step)(x, a[u], s.a_row, &s.tail, b[u], sums[u], rows);
+}
+
+/* Blocks of few rows: all sums in registers over a whole block row, `side` blocks side by side. */
 INLINE void FN(narrow)(FN(skinny_split) x, const FN(run) * r, int rows, int64_t steps, int side) {
-    VEC sums[4][16];
-    const int64_t a_row = FN(a_row)(x, steps), a_step = FN(a_step)(x, rows), b_k = x.gb * x.vs, count = r->count;
-    const int64_t a_size = FN(a_size)(x, rows, steps), b_size = FN(b_size)(x, steps);
-#pragma GCC unroll 16
-    for (int u = 0; u < side; u++)
-#pragma GCC unroll 16
-        for (int i = 0; i < rows * x.vs; i++) sums[u][i] = VZERO();
-    int64_t t = 0;
-    for (; t + side <= count; t += side) {
+    const FN(skinny_size) s = FN(size_of)(x, r, rows, steps);
+    const int64_t *ptr = r->ptr;
+    REAL *out = r->out;
+    for (int64_t q = 0; q < r->block_rows; q++, out += rows * x.vs * LANES) {
+        const int64_t end = ptr[q + 1] - ptr[0];
+        int64_t t = ptr[q] - ptr[0];
         const REAL *a[4], *b[4];
+        VEC sums[4][16];
 #pragma GCC unroll 16
-        for (int u = 0; u < side; u++) a[u] = FN(a_at)(x, r, t + u, a_size), b[u] = FN(b_at)(r, t + u, b_size);
-        if (r->prefetch) FN(prefetch)(x, r, t, side, rows, steps);
-        for (int64_t k = 0; k < steps; k++)
+        for (int u = 0; u < side; u++)
 #pragma GCC unroll 16
-            for (int u = 0; u < side; u++) {
-                FN(step)(x, a[u], a_row, b[u], sums[u], rows);
-                a[u] += a_step, b[u] += b_k;
-            }
-    }
-    for (; t < count; t++) {
-        const REAL *a = FN(a_at)(x, r, t, a_size), *b = FN(b_at)(r, t, b_size);
-        for (int64_t k = 0; k < steps; k++, a += a_step, b += b_k) FN(step)(x, a, a_row, b, sums[0], rows);
-    }
+            for (int i = 0; i < rows * x.vs; i++) sums[u][i] = VZERO();
+        for (; t + side <= end; t += side) {
 #pragma GCC unroll 16
-    for (int i = 0; i < rows * x.vs; i++) {
-        VEC sum = VLOAD(r->out + i * LANES);
+            for (int u = 0; u < side; u++) a[u] = FN(a_at)(x, r, t + u, s.a), b[u] = FN(b_at)(r, t + u, s.b);
+            if (r->prefetch) FN(prefetch)(x, r, t, side, rows, steps);
+            FN(steps)(x, s, a, b, sums, rows, side);
+        }
+        for (; t < end; t++) {
+            a[0] = FN(a_at)(x, r, t, s.a), b[0] = FN(b_at)(r, t, s.b);
+            FN(steps)(x, s, a, b, sums, rows, 1);
+        }
 #pragma GCC unroll 16
-        for (int u = 0; u < side; u++) sum = VADD(sum, sums[u][i]);
-        VSTORE(r->out + i * LANES, sum);
+        for (int i = 0; i < rows * x.vs; i++) {
+            VEC sum = sums[0][i];
+#pragma GCC unroll 16
+            for (int u = 1; u < side; u++) sum = VADD(sum, sums[u][i]);
+            VSTORE(out + i * LANES, r->add ? VADD(VLOAD(out + i * LANES), sum) : sum);
+        }
     }
 }
 
 /* `rows` rows of one block of a taller kind: sums live in memory between blocks. A block that is deeper than a part of
  * a sum is several: each begins with zero and is added. */
-INLINE void FN(tile)(FN(skinny_split) x, const REAL *a, int64_t a_row, int64_t a_step, const REAL *b, REAL *out,
-                     int rows, int64_t steps) {
+INLINE void FN(tile)(FN(skinny_split) x, FN(skinny_size) s, const REAL *a, const REAL *b, REAL *out, int rows,
+                     int64_t steps) {
     VEC sums[16];
     const bool whole = steps <= SAT_SUM_PART;
     for (int64_t k = 0, end; k < steps; k = end) {
         end = whole ? steps : sat_min(steps, k + SAT_SUM_PART);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * x.vs; i++) sums[i] = whole ? VLOAD(out + i * LANES) : VZERO();
-        for (int64_t e = k; e < end; e++, a += a_step, b += x.gb * x.vs) FN(step)(x, a, a_row, b, sums, rows);
+        const int64_t full = x.by == PARTIAL ? sat_min(end, s.whole) : end;
+        for (int64_t e = k; e < full; e++, a += s.a_step, b += s.b_step) FN(step)(x, a, s.a_row, NULL, b, sums, rows);
+        if (x.by == PARTIAL && end == steps) FN(step)(x, a, s.a_row, &s.tail, b, sums, rows);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * x.vs; i++)
             VSTORE(out + i * LANES, whole ? sums[i] : VADD(VLOAD(out + i * LANES), sums[i]));
@@ -136,23 +170,51 @@ INLINE void FN(tile)(FN(skinny_split) x, const REAL *a, int64_t a_row, int64_t a
 }
 
 INLINE void FN(tall)(FN(skinny_split) x, const FN(run) * r, int64_t steps) {
-    const int64_t a_row = FN(a_row)(x, steps), a_step = FN(a_step)(x, r->rows), out = x.vs * LANES;
-    const int64_t a_size = FN(a_size)(x, r->rows, steps), b_size = FN(b_size)(x, steps);
+    const FN(skinny_size) s = FN(size_of)(x, r, r->rows, steps);
+    const int64_t line = x.vs * LANES, size = r->rows * line;
     const int most = 8 / x.vs;
-    for (int64_t t = 0; t < r->count; t++) {
-        const REAL *a = FN(a_at)(x, r, t, a_size), *b = FN(b_at)(r, t, b_size);
-        if (r->prefetch) FN(prefetch)(x, r, t, 1, r->rows, steps);
-        int64_t i = 0;
-        for (; i + most <= r->rows; i += most)
-            FN(tile)(x, a + i * a_row, a_row, a_step, b, r->out + i * out, most, steps);
-        for (; i < r->rows; i++) FN(tile)(x, a + i * a_row, a_row, a_step, b, r->out + i * out, 1, steps);
+    REAL *out = r->out;
+    for (int64_t q = 0; q < r->block_rows; q++, out += size) {
+        if (!r->add) memset(out, 0, (size_t)size * sizeof(REAL));
+        for (int64_t t = r->ptr[q] - r->ptr[0]; t < r->ptr[q + 1] - r->ptr[0]; t++) {
+            const REAL *a = FN(a_at)(x, r, t, s.a), *b = FN(b_at)(r, t, s.b);
+            if (r->prefetch) FN(prefetch)(x, r, t, 1, r->rows, steps);
+            int64_t i = 0;
+            for (; i + most <= r->rows; i += most) FN(tile)(x, s, a + i * s.a_row, b, out + i * line, most, steps);
+            if (x.by == PARTIAL && most >= 4 && i + most / 2 <= r->rows) {
+                FN(tile)(x, s, a + i * s.a_row, b, out + i * line, most / 2, steps);
+                i += most / 2;
+            }
+            for (; i < r->rows; i++) FN(tile)(x, s, a + i * s.a_row, b, out + i * line, 1, steps);
+        }
     }
+}
+
+/* Rows whose last vector is not full: all sums in registers where they fit. */
+INLINE void FN(partial)(FN(skinny_split) x, const FN(run) * r, int64_t steps) {
+#define SKINNY_PARTIAL(count)                                                                                          \
+    if (r->rows == (count) && (count)*x.vs <= 12) {                                                                    \
+        FN(narrow)(x, r, count, steps, (count)*x.vs <= 3 ? 4 : (count)*x.vs <= 6 ? 2 : 1);                             \
+        return;                                                                                                        \
+    }
+    SKINNY_PARTIAL(1)
+    SKINNY_PARTIAL(2)
+    SKINNY_PARTIAL(3)
+    SKINNY_PARTIAL(4)
+    SKINNY_PARTIAL(5)
+    SKINNY_PARTIAL(6)
+    SKINNY_PARTIAL(7)
+    SKINNY_PARTIAL(8)
+#undef SKINNY_PARTIAL
+    FN(tall)(x, r, steps);
 }
 
 INLINE void FN(any)(FN(skinny_split) x, const FN(run) * r) {
     const int64_t rows = r->rows, steps = x.by == FLAT ? 1 : r->steps;
     const int side = x.vs > 1 ? 1 : 2;
     if (steps > SAT_SUM_PART) FN(tall)(x, r, steps);
+    else if (x.by == PARTIAL && steps == 1) FN(partial)(x, r, 1);
+    else if (x.by == PARTIAL) FN(partial)(x, r, steps);
     else if (rows == 1 && steps == 1) FN(narrow)(x, r, 1, 1, 4);
     else if (rows == 1) FN(narrow)(x, r, 1, steps, 4);
     else if (rows == 2 && steps == 1) FN(narrow)(x, r, 2, 1, 2 * side);
@@ -214,7 +276,7 @@ static void FN(pack)(const FN(job) * j, int thread, int threads) {
     for (int64_t c = columns * thread / threads; c < columns * (thread + 1) / threads; c++) {
         REAL *to = j->b + c * s->b_step;
         int64_t inside = sat_min(bc, j->r.k - c * bc);
-        if (p->n < s->np || inside < bc) memset(to, 0, (size_t)s->b_step * sizeof(REAL));
+        if (p->n < s->np || inside < bc || s->by == PARTIAL) memset(to, 0, (size_t)s->b_step * sizeof(REAL));
         if (copies > 1) FN(pack_column)(p, b, c * bc, inside, to, b_k, 1, copies);
         else if (together == 1) FN(pack_column)(p, b, c * bc, inside, to, b_k, 1, 1);
         else FN(pack_column)(p, b, c * bc, inside, to, b_k, together, 1);
@@ -234,33 +296,49 @@ static void FN(copy_edge)(const FN(job) * j, int64_t block, REAL *to) {
         }
 }
 
+/* Multiplies the stored blocks of some block rows, whose blocks ptr[0] to ptr[block_rows] follow each other; none
+ * reaches beyond the matrix. */
+static void FN(multiply_whole)(const FN(job) * j, const FN(buffers) * m, const int64_t *ptr, int64_t block_rows,
+                               bool add, REAL *out) {
+    const sat_rows *r = &j->r;
+    const skinny_plan *s = &j->s;
+    const int64_t begin = *ptr, blocks = ptr[block_rows] - begin;
+    const sat_dtype t = j->p->a_dtype;
+    FN(run) run = {.col = r->col + begin, .ptr = ptr, .block_rows = block_rows, .add = add, .b = j->b, .out = out};
+    run.rows = s->rows, run.steps = s->steps, run.along = r->bc;
+    run.prefetch = s->beyond_l2 && begin + blocks + SKINNY_AHEAD <= r->ptr[r->count];
+    if (sat_dtype_size(t) == sizeof(REAL)) {
+        run.a = (const REAL *)j->l->operands[0] + (r->block ? 0 : begin * r->block_elements);
+        run.block = r->block ? r->block + begin : NULL;
+    } else {
+        run.a = m->scratch;
+        const int64_t copies = r->block ? blocks : 1, size = r->block_elements * (r->block ? 1 : blocks);
+        for (int64_t i = 0; i < copies; i++) FN(widen_all)
+        (t, sat_at(t, j->l->operands[0], sat_block_of(r, begin + i) * r->block_elements), m->scratch + i * size, size);
+    }
+    j->kernel(&run);
+}
+
 /* Adds stored blocks [begin, end) of one block row, one part of its sum, to out. */
 static void FN(multiply_part)(const FN(job) * j, const FN(buffers) * m, int64_t begin, int64_t end, REAL *out) {
     const sat_rows *r = &j->r;
-    const skinny_plan *s = &j->s;
-    FN(run) run = {.b = j->b, .rows = s->rows, .steps = s->steps, .out = out};
-    run.prefetch = s->beyond_l2 && end + SKINNY_AHEAD <= r->ptr[r->count];
-    int64_t whole = end - (end > begin && r->col[end - 1] == j->s.edge);
-    if (sat_dtype_size(j->p->a_dtype) == sizeof(REAL)) {
-        const REAL *values = j->l->operands[0];
-        run.a = values + (r->block ? 0 : begin * r->block_elements);
-        run.block = r->block ? r->block + begin : NULL;
-        run.col = r->col + begin, run.count = whole - begin;
-        if (run.count > 0) j->kernel(&run);
-    } else {
-        int64_t batch = sat_max(1, SKINNY_WIDEN / r->block_elements);
-        run.a = m->scratch;
-        for (int64_t t = begin; t < whole; t += batch) {
-            run.col = r->col + t, run.count = sat_min(batch, whole - t);
-            for (int64_t i = 0; i < (r->block ? run.count : 1); i++) FN(widen_all)
-            (j->p->a_dtype, sat_at(j->p->a_dtype, j->l->operands[0], sat_block_of(r, t + i) * r->block_elements),
-             m->scratch + i * r->block_elements, r->block_elements * (r->block ? 1 : run.count));
-            j->kernel(&run);
-        }
+    const int64_t whole = end - (end > begin && r->col[end - 1] == j->s.edge);
+    for (int64_t t = begin, some; t < whole; t += some) {
+        some = sat_min(j->s.together, whole - t);
+        FN(multiply_whole)(j, m, (const int64_t[]){t, t + some}, 1, true, out);
     }
     if (whole == end) return;
     FN(copy_edge)(j, sat_block_of(r, whole), m->scratch);
-    run.a = m->scratch, run.block = NULL, run.col = r->col + whole, run.count = 1, run.prefetch = false;
+    const FN(run) run = {.a = m->scratch,
+                         .col = r->col + whole,
+                         .ptr = (const int64_t[]){0, 1},
+                         .block_rows = 1,
+                         .add = true,
+                         .b = j->b,
+                         .rows = j->s.rows,
+                         .steps = j->s.steps,
+                         .along = r->bc,
+                         .out = out};
     j->kernel(&run);
 }
 
@@ -280,55 +358,44 @@ static void FN(multiply_blocks)(const FN(job) * j, const FN(buffers) * m, int64_
 
 /* ---- the epilogue ---- */
 
-/* One row of C from its sums. */
-static void FN(store_row)(const FN(job) * j, const REAL *sum, int64_t row) {
-    const sat_problem *p = j->p;
-    void *c = j->l->operands[2];
-    REAL alpha = (REAL)p->alpha, beta = (REAL)p->beta;
-    REAL bias = p->matmul.bias == SAT_BIAS_ROW ? FN(widen)(p->c_dtype, j->l->operands[3], row) : 0;
-    int64_t at = row * p->c.row_stride, step = p->c.col_stride;
-    if (sat_dtype_size(p->c_dtype) == sizeof(REAL) &&
-        p->matmul.activation == SAT_ACT_NONE) { /* no rounding, no branches */
-        REAL *to = (REAL *)c + at;
-        if (beta == 0)
-            for (int64_t n = 0; n < p->n; n++) to[n * step] = alpha * sum[n] + bias;
-        else
-            for (int64_t n = 0; n < p->n; n++) to[n * step] = alpha * sum[n] + beta * to[n * step] + bias;
-        return;
-    }
-    for (int64_t n = 0; n < p->n; n++, at += step) {
-        REAL x = alpha * sum[n] + bias;
-        if (beta != 0) x += beta * FN(widen)(p->c_dtype, c, at);
-        sat_store(p->c_dtype, c, at, FN(sat_act)(p->matmul.activation, x));
+/* Adds up `add` neighbouring lanes of some vectors, in place. */
+INLINE void FN(add_lanes)(REAL *sums, int64_t vectors, int add) {
+    REAL *to = sums;
+    for (int64_t i = 0; i < vectors; i += add, to += LANES) {
+        VEC x[16];
+#pragma GCC unroll 16
+        for (int v = 0; v < add; v++) x[v] = i + v < vectors ? VLOAD(sums + (i + v) * LANES) : VZERO();
+#pragma GCC unroll 16
+        for (int half = add / 2; half > 0; half /= 2)
+#pragma GCC unroll 16
+            for (int v = 0; v < half; v++) x[v] = VPAIRS(x[2 * v], x[2 * v + 1]);
+        VSTORE(to, x[0]);
     }
 }
 
-/* Adds up each sum's lanes: columns are lane_n lanes apart, rows that share a vector lane_i. */
-INLINE void FN(store_rows)(const FN(job) * j, const REAL *sums, int64_t first, int64_t rows, int add) {
+/* Transposed: the rows of a vector of sums, which are columns apart, one after the other, in place. */
+static void FN(sort_lanes)(const skinny_plan *s, REAL *sums, int64_t rows, int64_t n) {
+    REAL x[4 * LANES], *to = sums;
+    for (int64_t i = 0; i < rows; i += s->rows_a_vec, sums += s->vs * LANES) {
+        memcpy(x, sums, (size_t)(s->vs * LANES) * sizeof(REAL));
+        for (int64_t e = 0; e < sat_min(s->rows_a_vec, rows - i); e++, to += n)
+            for (int64_t c = 0; c < n; c++) to[c] = x[e + c * s->g];
+    }
+}
+
+/* Stores the rows of C that begin at `first`. Overwrites the sums. */
+static void FN(store_block_rows)(const FN(job) * j, REAL *sums, int64_t first, int64_t rows) {
     const skinny_plan *s = &j->s;
-    for (int64_t i = 0; i < rows; i += s->rows_a_vec, sums += s->vs * s->lanes)
-        for (int64_t e = 0; e < sat_min(s->rows_a_vec, rows - i); e++) {
-            REAL sum[SKINNY_MAX_N];
-            for (int64_t n = 0; n < j->p->n; n++) {
-                const REAL *lane = sums + e * s->lane_i + n * s->lane_n;
-                REAL x = lane[0];
-                for (int k = 1; k < add; k++) x += lane[k];
-                sum[n] = x;
-            }
-            FN(store_row)(j, sum, first + i + e);
-        }
-}
-
-/* Stores the rows of C that begin at `first`. */
-static void FN(store_block_rows)(const FN(job) * j, const REAL *sums, int64_t first, int64_t rows) {
-    rows = sat_min(rows, j->p->m - first);
-    switch (j->s.add) {
-    case 1: FN(store_rows)(j, sums, first, rows, 1); break;
-    case 2: FN(store_rows)(j, sums, first, rows, 2); break;
-    case 4: FN(store_rows)(j, sums, first, rows, 4); break;
-    case 8: FN(store_rows)(j, sums, first, rows, 8); break;
-    default: FN(store_rows)(j, sums, first, rows, 16); break;
+    int64_t vectors, step = s->lanes * s->vs / (s->add * s->rows_a_vec); /* between rows, once lanes are added up */
+    rows = sat_min(rows, j->p->m - first), vectors = (rows + s->rows_a_vec - 1) / s->rows_a_vec * s->vs;
+    switch (s->add) {
+    case 2: FN(add_lanes)(sums, vectors, 2); break;
+    case 4: FN(add_lanes)(sums, vectors, 4); break;
+    case 8: FN(add_lanes)(sums, vectors, sat_min(8, LANES)); break;
+    case 16: FN(add_lanes)(sums, vectors, sat_min(16, LANES)); break;
     }
+    if (s->rows_a_vec > 1 && s->by == BY_COLUMNS) FN(sort_lanes)(s, sums, rows, j->p->n), step = j->p->n;
+    FN(finish_rows)(j->l, sums, step, first, rows);
 }
 
 /* ---- a thread's share ---- */
@@ -357,20 +424,43 @@ static REAL *FN(partial_of)(const FN(job) * j, int64_t row, int64_t i) {
     return j->partials + (j->r.ptr[row] / j->s.slice_blocks + i) * j->s.sums;
 }
 
+/* How many block rows from `row` on are multiplied by one call: rows of the share that are not split, are one part
+ * each, do not reach beyond the matrix, and together fit into the buffers. */
+static int64_t FN(rows_together)(const FN(job) * j, const FN(buffers) * m, const skinny_share *s, int64_t row) {
+    const int64_t *ptr = j->r.ptr, first = row, begin = ptr[row];
+    const int64_t room = (j->s.pending - m->rows * j->s.sums) / j->s.sums, last = sat_min(j->r.count, row + room);
+    for (; row < last && skinny_cost(&j->r, row) < s->to; row++) {
+        const int64_t end = ptr[row + 1], blocks = end - ptr[row];
+        if (blocks > j->s.part_blocks || end - begin > j->s.together || FN(slices_of)(j, row) > 1) break;
+        if (blocks > 0 && j->r.col[end - 1] == j->s.edge) break;
+    }
+    return row - first;
+}
+
 static void FN(multiply_share)(const FN(job) * j, FN(buffers) * m, const skinny_share *s) {
-    for (int64_t row = s->first_row; row < j->r.count && skinny_cost(&j->r, row) < s->to; row++) {
+    int64_t row = s->first_row;
+    while (row < j->r.count && skinny_cost(&j->r, row) < s->to) {
         int64_t slices = FN(slices_of)(j, row), begin = j->r.ptr[row], n = j->r.ptr[row + 1] - begin;
-        if (slices == 1) {
-            if (skinny_in_share(s, skinny_cost(&j->r, row))) FN(multiply_row)(j, m, row);
+        if (slices == 1 && skinny_in_share(s, skinny_cost(&j->r, row))) {
+            const int64_t rows = FN(rows_together)(j, m, s, row);
+            if (m->rows == 0) m->first = row;
+            if (rows == 0) {
+                FN(multiply_row)(j, m, row++);
+                continue;
+            }
+            FN(multiply_whole)(j, m, j->r.ptr + row, rows, false, m->sums + m->rows * j->s.sums);
+            m->rows += rows, row += rows;
+            if ((m->rows + 1) * j->s.sums > j->s.pending) FN(flush)(j, m);
             continue;
         }
-        FN(flush)(j, m);
-        for (int64_t i = 0; i < slices; i++) {
+        if (slices > 1) FN(flush)(j, m);
+        for (int64_t i = 0; i < slices && slices > 1; i++) {
             int64_t from = begin + n * i / slices, to = begin + n * (i + 1) / slices;
             if (!skinny_in_share(s, from + row)) continue;
             memset(FN(partial_of)(j, row, i), 0, (size_t)j->s.sums * sizeof(REAL));
             FN(multiply_blocks)(j, m, from, to, FN(partial_of)(j, row, i));
         }
+        row++;
     }
     FN(flush)(j, m);
 }

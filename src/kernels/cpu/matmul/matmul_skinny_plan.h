@@ -8,6 +8,8 @@
  *   A not transposed:   lane (n, j) sums column k+j of a row of A times B(k+j, n); the g lanes are added up at the end
  *   A transposed:       lane (n, j) sums row i+j of op(A) times B(k, n)
  *   one column, and rows of a block shorter than a vector: a vector takes whole rows of the block; lane (i, j)
+ *   up to four columns, where the block's width suits none of these: a vector for each column; lane j sums columns
+ *   k+j of a row of A, and the last vector of a row is not full
  *
  * so that a step is always: repeat a few elements of A over a vector, the same with B, multiply and add. B is packed
  * once, in the order in which the steps read it. A family defines VECTOR_BYTES (common/vector.h) before it. */
@@ -18,6 +20,7 @@
 
 enum {
     SKINNY_MAX_N = 16,
+    SKINNY_MOST_PARTIAL = 4,   /* columns that have vectors of their own */
     SKINNY_WIDEN = 4096,       /* 16-bit values that are widened at a time: 16 KiB, half of a small L1 */
     SKINNY_PENDING = 1024,     /* sums that wait before they are stored to C */
     SKINNY_L2 = 1 << 18,       /* elements of values and B that stay within a core's L2 */
@@ -27,8 +30,11 @@ enum {
     SKINNY_AHEAD_SMALL = 2048, /* and those of small blocks */
 };
 
-/* The order in which the micro-kernel reads a block; flat: a vector spans whole rows. */
-typedef enum skinny_order { BY_ROWS, BY_COLUMNS, FLAT } skinny_order;
+/* The order in which the micro-kernel reads a block; flat: a vector spans whole rows; partial: by rows, the last vector
+ * of which is not full. */
+typedef enum skinny_order { BY_ROWS, BY_COLUMNS, FLAT, PARTIAL } skinny_order;
+
+static const double SKINNY_PARTIAL_GAIN = 1.3; /* of lanes used: adding them up costs more */
 
 /* How one problem is computed. */
 typedef struct skinny_plan {
@@ -38,10 +44,11 @@ typedef struct skinny_plan {
     skinny_order by;
     int64_t rows_a_vec;           /* rows of C that share a vector of sums */
     int64_t rows, steps, b_step;  /* as in the kernel's run */
-    int64_t lane_i, lane_n, add;  /* the sum of (i, n): `add` lanes from (i % rows_a_vec)*lane_i + n*lane_n */
+    int64_t add;                  /* neighbouring lanes that make one sum */
     int64_t b_size;               /* elements of packed B, with room to read a vector past its end */
     int64_t slice_blocks, slices; /* blocks of a slice of a split row, see SKINNY_SLICES; slices in all, 0: no split */
     int64_t part_blocks;          /* blocks of a row that are summed together: see SAT_SUM_PART */
+    int64_t together;             /* blocks that are multiplied by one call: all, or as many as are widened together */
     bool beyond_l2;               /* values and B exceed L2, so that prefetching pays */
     int64_t edge, edge_k;         /* the ragged block column (-1: none), and its columns inside the matrix */
     /* Elements of a block row's sums, and of a thread's buffers: pending rows, a part of a long sum, widened values. */
@@ -49,6 +56,16 @@ typedef struct skinny_plan {
 } skinny_plan;
 
 static inline int64_t skinny_round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+/* A vector for each column, if that leaves fewer lanes unused than what is planned. */
+static inline void skinny_plan_partial(skinny_plan *s, const sat_rows *r, int64_t n) {
+    const int64_t steps = (r->bc + s->lanes - 1) / s->lanes;
+    const double planned = (double)(n * s->g) / (double)(s->lanes * s->vs),
+                 used = (double)r->bc / (double)(steps * s->lanes);
+    if (n > SKINNY_MOST_PARTIAL || used < SKINNY_PARTIAL_GAIN * planned) return;
+    s->np = s->vs = n, s->g = s->ga = s->gb = s->add = s->lanes;
+    s->by = PARTIAL, s->steps = steps;
+}
 
 /* Lanes are filled where the block's side allows. Where it does not, columns are padded further; but for a single
  * column B stays as small as it is and its elements are repeated: only so many splits are worth a kernel. */
@@ -65,8 +82,9 @@ static inline void skinny_plan_lanes(skinny_plan *s, const sat_rows *r, bool tra
     s->gb = transposed && n == 1 ? 1 : s->np * s->g / s->vs;
     s->by = flat ? FLAT : transposed ? BY_COLUMNS : BY_ROWS;
     s->rows_a_vec = flat ? s->lanes / along : transposed ? s->g : 1;
-    s->lane_i = flat ? along : 1, s->lane_n = s->g, s->add = transposed ? 1 : s->g;
+    s->add = transposed ? 1 : s->g;
     s->rows = r->br / s->rows_a_vec, s->steps = transposed ? r->bc : r->bc / s->g;
+    if (!transposed && !flat) skinny_plan_partial(s, r, n);
     s->b_step = s->steps * s->gb * s->vs;
 }
 
@@ -75,17 +93,20 @@ static inline void skinny_plan_lanes(skinny_plan *s, const sat_rows *r, bool tra
 #define SKINNY_SPLITS_4(X)                                                                                             \
     X(1, 1, 1, BY_COLUMNS) X(1, 4, 1, BY_COLUMNS) X(1, 4, 2, BY_COLUMNS) X(1, 4, 4, BY_COLUMNS) X(2, 4, 1, BY_COLUMNS) \
     X(4, 1, 1, BY_COLUMNS) X(1, 1, 1, BY_ROWS) X(1, 4, 1, BY_ROWS) X(1, 4, 2, BY_ROWS) X(1, 4, 4, BY_ROWS)             \
-    X(2, 2, 1, BY_ROWS) X(2, 4, 1, BY_ROWS) X(4, 4, 1, BY_ROWS) X(4, 1, 1, FLAT) X(4, 2, 1, FLAT)
+    X(2, 2, 1, BY_ROWS) X(2, 4, 1, BY_ROWS) X(4, 4, 1, BY_ROWS) X(4, 1, 1, FLAT) X(4, 2, 1, FLAT) \
+    X(4, 4, 1, PARTIAL) X(4, 4, 2, PARTIAL) X(4, 4, 3, PARTIAL) X(4, 4, 4, PARTIAL)
 #define SKINNY_SPLITS_8(X)                                                                                             \
     X(1, 1, 1, BY_COLUMNS) X(1, 8, 1, BY_COLUMNS) X(1, 8, 2, BY_COLUMNS) X(2, 8, 1, BY_COLUMNS) X(4, 1, 1, BY_COLUMNS) \
     X(4, 8, 1, BY_COLUMNS) X(8, 1, 1, BY_COLUMNS) X(1, 1, 1, BY_ROWS) X(1, 8, 1, BY_ROWS) X(1, 8, 2, BY_ROWS)          \
     X(2, 2, 1, BY_ROWS) X(2, 8, 1, BY_ROWS) X(4, 8, 1, BY_ROWS) X(8, 8, 1, BY_ROWS) X(8, 1, 1, FLAT) X(8, 2, 1, FLAT)  \
-    X(8, 4, 1, FLAT)
+    X(8, 4, 1, FLAT) \
+    X(8, 8, 1, PARTIAL) X(8, 8, 2, PARTIAL) X(8, 8, 3, PARTIAL) X(8, 8, 4, PARTIAL)
 #define SKINNY_SPLITS_16(X)                                                                                            \
     X(1, 1, 1, BY_COLUMNS) X(1, 16, 1, BY_COLUMNS) X(2, 16, 1, BY_COLUMNS) X(4, 1, 1, BY_COLUMNS)                      \
     X(4, 16, 1, BY_COLUMNS) X(8, 16, 1, BY_COLUMNS) X(16, 1, 1, BY_COLUMNS) X(1, 1, 1, BY_ROWS) X(1, 16, 1, BY_ROWS)   \
     X(2, 2, 1, BY_ROWS) X(2, 16, 1, BY_ROWS) X(4, 16, 1, BY_ROWS) X(8, 16, 1, BY_ROWS) X(16, 16, 1, BY_ROWS)           \
-    X(16, 1, 1, FLAT) X(16, 2, 1, FLAT) X(16, 4, 1, FLAT) X(16, 8, 1, FLAT)
+    X(16, 1, 1, FLAT) X(16, 2, 1, FLAT) X(16, 4, 1, FLAT) X(16, 8, 1, FLAT) \
+    X(16, 16, 1, PARTIAL) X(16, 16, 2, PARTIAL) X(16, 16, 3, PARTIAL) X(16, 16, 4, PARTIAL)
 // clang-format on
 
 #define SKINNY_SPLITS FN(skinny_splits) /* those of the element type at hand */
@@ -112,6 +133,7 @@ static inline skinny_plan skinny_make_plan(const sat_problem *p, const sat_patte
     s.sums = s.rows * s.vs * s.lanes;
     s.pending = sat_max(SKINNY_PENDING, s.sums);
     s.part_blocks = sat_part_blocks(s.steps);
+    s.together = narrow ? sat_max(1, SKINNY_WIDEN / r.block_elements) : INT64_MAX;
     if ((transposed ? a->max_col : a->max_row) > s.part_blocks) s.part_sums = s.sums;
     s.scratch = skinny_round_up(narrow        ? sat_max(SKINNY_WIDEN, r.block_elements)
                                 : s.edge >= 0 ? r.block_elements
@@ -166,6 +188,7 @@ static double skinny_estimate(const sat_variant *v, const sat_problem *p, const 
     if (p->n == 0) return 1e-6;
     skinny_plan s = skinny_make_plan(p, a);
     double used = (double)p->n * (double)(s.rows_a_vec * s.add) / (double)(s.lanes * s.vs);
+    if (s.by == PARTIAL) used = (double)sat_op_rows(p, a).bc / (double)(s.steps * s.lanes);
     double packed = 2.0 * (double)(s.b_size * s.real) * (double)p->batch;
     return sat_roofline(d, p->compute_dtype, sat_flops(p, a), 0.5 * used, sat_bytes(p, a) + packed);
 }
@@ -180,7 +203,7 @@ static size_t skinny_workspace(const sat_variant *v, const sat_problem *p, const
 
 #define SKINNY_FAMILY(words)                                                                                           \
     {                                                                                                                  \
-        .revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_SCRATCH, .about = words,                 \
+        .revision = "2", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_SCRATCH, .about = words,                 \
         .supports = skinny_supports, .estimate = skinny_estimate, .workspace = skinny_workspace, .launch = launch      \
     }
 

@@ -1,0 +1,118 @@
+"""Ranks that agree on variants, with torch and gloo: `python agreeing_ranks.py FOLDER ROUNDS [SEED]`.
+
+Eight processes a round, each with a cache of its own: some are lost from round to round, so that each knows
+other problems, by other races. They ask for the problems in different orders, begin late, and in every other
+round one of them is killed at a random time. The store is a process of its own, as torchrun's is the agent's.
+Prints what was found, as JSON. Forking comes before any product: importing torch is what takes long."""
+
+import datetime
+import faulthandler
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import sparse_autotune as sa
+
+WORLD, SIDES = 8, [(24, 8), (40, 16), (56, 4), (72, 32), (88, 12)]  # rows in blocks of 4, columns
+WAIT = 20.0  # no rank that lives takes as long
+
+
+def multiply(rows, columns):
+    """The variant that served, whether it was checked here, and the product's largest error."""
+    torch.manual_seed(rows)
+    kept = (torch.rand(rows, rows) < 0.5).repeat_interleave(4, 0).repeat_interleave(4, 1)
+    dense, b = torch.randn(4 * rows, 4 * rows) * kept, torch.randn(4 * rows, columns)
+    matrix = sa.BsrMatrix.from_dense(dense, block=4)
+    error = (matrix @ b - dense @ b).abs().max().item()
+    (plan,) = matrix._pattern._first.values()
+    info = plan.info()
+    return info.variant.decode(), bool(info.verified), error
+
+
+def be_rank(rank, port, folder, number, seed, dies):
+    draw = random.Random(seed * 1000 + rank)
+    os.environ["SPARSE_AUTOTUNE_CACHE"] = f"{folder}/cache{rank}"
+    os.environ["SPARSE_AUTOTUNE"] = "quick"
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=100))
+    store = dist.PrefixStore(f"round{number}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    time.sleep(draw.random() * 0.1)
+    sa.distributed.enable(wait=2.0 if number % 2 else WAIT)
+    sides = draw.sample(SIDES, len(SIDES))
+    after = draw.randrange(len(sides)) if dies else len(sides)
+    found = {}
+    for at, (rows, columns) in enumerate(sides):
+        if at == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found[rows] = multiply(rows, columns)
+    with open(f"{folder}/found{rank}", "w") as file:
+        json.dump(found, file)
+
+
+def one_round(port, folder, number, draw):
+    """What each rank that lived found."""
+    victim, seed = draw.randrange(WORLD) if number % 2 else -1, draw.randrange(1 << 30)
+    for rank in range(WORLD):
+        if draw.random() < 0.5:
+            shutil.rmtree(f"{folder}/cache{rank}", ignore_errors=True)
+        if os.path.exists(f"{folder}/found{rank}"):
+            os.remove(f"{folder}/found{rank}")
+    children = {}
+    for rank in range(WORLD):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                faulthandler.dump_traceback_later(250, exit=True)
+                be_rank(rank, port, folder, number, seed, rank == victim)
+                status = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        children[child] = rank
+    ended = {}
+    while children:
+        child, status = os.wait()
+        ended[children.pop(child)] = status
+    ranks = {}
+    for rank, status in sorted(ended.items()):
+        if rank != victim:
+            assert status == 0, f"round {number}: rank {rank} ended with {status}"
+            with open(f"{folder}/found{rank}") as file:
+                ranks[rank] = json.load(file)
+    return {"victim": victim, "ranks": ranks}
+
+
+def serve():
+    """The store's port, and its process: who forks must have no other threads, as a store has."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        return int(os.read(read, 64)), child
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(write, str(store.port).encode())
+    while True:
+        time.sleep(60)
+
+
+def main():
+    folder, rounds, seed = sys.argv[1], int(sys.argv[2]), int((*sys.argv, "1")[3])
+    draw = random.Random(seed)
+    port, child = serve()
+    try:
+        print(json.dumps([one_round(port, folder, number, draw) for number in range(rounds)]))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
