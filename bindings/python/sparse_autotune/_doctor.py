@@ -296,8 +296,6 @@ def _process(f: Found) -> Iterator[Finding]:
         paths = " and ".join(f.openmp)
         what = f"{len(f.openmp)} OpenMP run times in one process, each with threads of its own: {paths}"
         remedy = "use packages that share one; OMP_WAIT_POLICY=passive lessens the harm"
-        if "/torch/lib/libgomp-" in paths:
-            remedy = "a newer torch shares one with others; OMP_WAIT_POLICY=passive lessens the harm"
         if any("iomp" in path for path in f.openmp):
             remedy = "MKL_THREADING_LAYER=GNU keeps MKL to GNU's"
         yield Finding("openmp", "slower", what, remedy)
