@@ -11,13 +11,18 @@ CONFIGURE = cmake -S . -B $(BUILD) $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(G
             -DSAT_BUILD_TESTS=ON -DSAT_BUILD_BENCH=ON --log-level=WARNING $(CMAKE_FLAGS) >/dev/null
 export BUILD WERROR JOBS
 
-.PHONY: run build test test-all soak bench docs format lint asan tsan fuzz python rust gpu setup install clean help
+.PHONY: run build test test-all soak wheel release-check bench docs format lint asan tsan fuzz python rust gpu setup install clean help
 
 run: ## set up, build, and race the default problem on the best device of this machine
 	@scripts/setup.sh run gpu
 	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS) --target sparse_autotune_cli
 	@$(BUILD)/sparse_autotune $(ARGS)
+	@[ ! -t 1 ] || case "$(ARGS)" in "" | race*) echo '$(REPORT)' ;; esac
+
+# What draws the same race as a page, said where a person reads; the second race comes from the cache.
+REPORT = a page of your own: pip install . && $(BUILD)/sparse_autotune $(or $(ARGS),race) --json >race.json && \
+         python3 -m sparse_autotune report race.json -o report.html
 
 build: ## libraries, command line, tests and benchmark
 	@scripts/setup.sh run gpu
@@ -35,6 +40,12 @@ soak: ## hours of fuzzing, random cases, right results through the check, and ki
 
 python rust asan tsan fuzz gpu: ## one part of the tests alone; fuzz for FUZZ_SECONDS (60) a target, gpu for GPU_SECONDS (60)
 	@scripts/test.sh $@
+
+wheel: ## the Python wheel for others, into build/packages, with CUDA code where nvcc works or can be fetched (SAT_CUDA=OFF: without)
+	@scripts/wheel.sh
+
+release-check: ## wheel, sdist, crates, tarball and .deb: made, installed where nothing of ours is, and used there
+	@scripts/test.sh release
 
 bench: ## the speed table: every row against its rival in the same run (ARGS="--full --record NAME")
 	@scripts/setup.sh bench gpu
@@ -61,7 +72,7 @@ install: ## libraries and command line into PREFIX (/usr/local)
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-cuda $(BUILD)-asan $(BUILD)-tsan
+	rm -rf $(BUILD) $(BUILD)-cuda $(BUILD)-cpu $(BUILD)-asan $(BUILD)-tsan
 
 help:
 	@sed -n 's/^\([a-z -]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 46

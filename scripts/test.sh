@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Sets up, builds and tests, part by part, and ends with a table of the parts: time, passed, failed, skipped.
-# usage: test.sh quick|all|soak|PART ...
+# usage: test.sh quick|all|soak|release|PART ...
 #   quick   what `make test` runs          all     the rest, `make test-all`          soak    hours, `make soak`
-#   PART    c gpu rust python | python_all cuda asan fuzz tsan rust_all docs | soak  (scripts/test/: a file a subject)
+#   release   the packages, `make release-check`
+#   PART    c gpu rust python | python_all cuda asan fuzz tsan rust_all docs | soak | wheel sdist crates archives
+#           (scripts/test/: a file a subject)
 # BUILD, WERROR and JOBS come from the Makefile. Where CI=true nothing may be missing, and each part makes room for the next.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -11,14 +13,17 @@ began=$SECONDS
 
 quick=(c gpu rust python)
 all=(python_all cuda asan fuzz tsan rust_all docs)
+release=(wheel sdist crates archives)
 
 # What setup.sh must bring for a part
 declare -A wants=([c]="test gpu" [gpu]="test gpu" [rust]="test rust" [python]="python" [python_all]="python" [cuda]="test"
-    [asan]="test sanitize" [fuzz]="sanitize" [tsan]="test" [rust_all]="rust sanitize" [docs]="docs" [soak]="test sanitize")
+    [asan]="test sanitize" [fuzz]="sanitize" [tsan]="test" [rust_all]="rust sanitize" [docs]="docs" [soak]="test sanitize"
+    [wheel]="packages" [sdist]="packages" [crates]="rust" [archives]="run packages")
 
 # What `make test` leaves for later, and what `make test-all` does
 soak="make soak|hours of fuzzing, random cases, right results through the check, kill loops (SECONDS=3600)"
-later_than_all=("make gpu|every test that needs a GPU" "make test|the Python package, the Rust crates on this library" "$soak")
+packed="make release-check|the packages: wheel, sdist, crates, tarball and .deb"
+later_than_all=("make gpu|every test that needs a GPU" "make test|the Python package, the Rust crates on this library" "$soak" "$packed")
 later=(
     "make test-all|CUDA code for every architecture, its host tests, the long grid, the guide that adds a variant"
     "make test-all|AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer, fuzzers"
@@ -26,6 +31,7 @@ later=(
     "make test-all|Rust: the crate's own build of C, clippy, the types of the CUDA and WGPU features, rustdoc, AddressSanitizer"
     "make test-all|the site of the documents, built and opened in Chromium"
     "$soak"
+    "$packed"
     "make lint|layout, cppcheck, clang-tidy, shellcheck, ruff"
 )
 
@@ -88,19 +94,20 @@ summary() {
 for file in scripts/test/*.sh; do . "$file"; done
 
 mode=parts
-case ${1:-} in quick | all) [ $# -eq 1 ] || set -- "$*" ;; esac # no more words: what is wrong is said below
+case ${1:-} in quick | all | release) [ $# -eq 1 ] || set -- "$*" ;; esac # no more words: what is wrong is said below
 case ${1:-} in
 quick) mode=quick && set -- "${quick[@]}" && look_at_disk 9 ;;
 all) mode=all && set -- "${all[@]}" && look_at_disk 9 ;;
+release) mode=release && set -- "${release[@]}" && look_at_disk 20 ;;
 esac
 words=()
 for name in "${@:-}"; do
-    declare -F "part_$name" >/dev/null || { echo "usage: test.sh quick|all|$(IFS='|' && echo "${quick[*]}|${all[*]}|soak") ..." >&2 && exit 2; }
+    declare -F "part_$name" >/dev/null || { echo "usage: test.sh quick|all|$(IFS='|' && echo "${quick[*]}|${all[*]}|soak|release|${release[*]}") ..." >&2 && exit 2; }
     read -ra more <<<"${wants[$name]}" && words+=("${more[@]}")
 done
 scripts/setup.sh "${words[@]}" || exit 1
 case " $* " in *" cuda "*) BUILD=$(cuda_folder) scripts/setup.sh cuda || exit 1 ;; esac
-case " $* " in *" rust "*) fetch_crates & ;; esac
-case " $* " in *" python "* | *" python_all "*) start_python_base ;; esac
+case " $* " in *" rust "* | *" crates "*) fetch_crates & ;; esac
+case " $* " in *" python "* | *" python_all "* | *" wheel "*) start_python_base ;; esac
 for name in "$@"; do run_part "$name"; done
 summary

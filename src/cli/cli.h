@@ -7,6 +7,7 @@ int check_main(int argc, char **argv);
 int cache_main(int argc, char **argv);
 int variants_main(int argc, char **argv);
 int info_main(int argc, char **argv);
+int doctor_main(int argc, char **argv);
 int tune_main(int argc, char **argv);
 
 #endif

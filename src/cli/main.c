@@ -23,6 +23,7 @@ static const command commands[] = {
     {"cache", cache_main, "lists, shows, exports, imports, merges and clears what is remembered"},
     {"variants", variants_main, "lists the variants and what each supports"},
     {"info", info_main, "shows the device, its libraries, the cache and the environment"},
+    {"doctor", doctor_main, "says what is missing for more speed, with a remedy for each"},
 };
 
 static int help(void) {
@@ -46,7 +47,7 @@ static int dispatch(int argc, char **argv) {
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (strcmp(word, commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);
     if (word[0] == '-') return usage_error("", "unknown option '%s'; options follow a command, such as race", word);
-    return usage_error("", "unknown command '%s': expected race, check, tune, cache, variants or info", word);
+    return usage_error("", "unknown command '%s': expected race, check, tune, cache, variants, info or doctor", word);
 }
 
 // A closed standard descriptor would be given to the next file opened, and what is printed would land in it. One that

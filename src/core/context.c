@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/ranges.h"
 #include "core/agree.h"
 #include "core/identity.h"
 #include "core/rates.h"
@@ -214,6 +215,7 @@ static sat_status fill(sat_context *ctx) {
     if (ctx->options.measure != SAT_MEASURE_COLD && ctx->options.measure != SAT_MEASURE_WARM)
         return sat_fail(SAT_BAD_ENUM, "measure is %d; expected SAT_MEASURE_COLD or _WARM", (int)ctx->options.measure);
     open_log(ctx);
+    sat_ranges_open();
     SAT_TRY(read_effort(ctx));
     SAT_TRY(open_device(ctx));
     SAT_TRY(open_allocator(ctx));

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/ranges.h"
 #include "core/select.h"
 #include "core/plan.h"
 #include "core/runner.h"
@@ -72,18 +73,25 @@ static sat_status make_plan(const sat_request *q, const sat_selection *selection
     return SAT_OK;
 }
 
+static sat_status select_and_make(sat_request *q, sat_plan **plan) {
+    sat_selection selection;
+    SAT_TRY(sat_select_variant(q, &selection));
+    sat_status status = make_plan(q, &selection, plan);
+    if (status != SAT_OUT_OF_MEMORY) return status;
+    q->memory_limit = 0; /* the allocation failed: again without workspace */
+    SAT_TRY(sat_select_instead(q, status, &selection));
+    return make_plan(q, &selection, plan);
+}
+
 sat_status sat_plan_create(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem, sat_plan **plan) {
     if (!plan) return sat_fail(SAT_NULL_POINTER, "plan is NULL");
     *plan = NULL;
     sat_request q;
-    sat_selection selection;
     SAT_TRY(sat_request_make(&q, ctx, pattern, problem));
-    SAT_TRY(sat_select_variant(&q, &selection));
-    sat_status status = make_plan(&q, &selection, plan);
-    if (status != SAT_OUT_OF_MEMORY) return status;
-    q.memory_limit = 0; /* the allocation failed: again without workspace */
-    SAT_TRY(sat_select_instead(&q, status, &selection));
-    return make_plan(&q, &selection, plan);
+    sat_range_push(q.full_key);
+    sat_status status = select_and_make(&q, plan);
+    sat_range_pop();
+    return status;
 }
 
 sat_status sat_plan_create_without_memory(sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem,

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/ranges.h"
 #include "variant.h"
 
 bool sat_variant_fits(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
@@ -146,7 +147,9 @@ sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream)
     int before = r->ctx->backend->enter(&r->device, false);
     bool whole = r->problem.batch == 1 || (r->variant->flags & SAT_V_BATCHED);
     unsigned messages = sat_messages();
+    sat_range_push(r->variant->name);
     sat_status status = failed(r, "launch", whole ? r->variant->launch(&l) : launch_items(r, l), messages);
+    sat_range_pop();
     r->ctx->backend->leave(&r->device, before);
     return status;
 }

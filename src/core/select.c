@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
+#include "base/ranges.h"
 #include "core/agree.h"
 #include "core/noise.h"
 #include "core/rates.h"
@@ -127,7 +128,9 @@ static sat_status race_these(const sat_request *q, const sat_variant **list, siz
     if (how->store) sat_rates_before_race(q->ctx, &device);
     t.device = &device;
     t.candidates = list, t.count = count;
+    sat_range_push(q->key);
     sat_status status = sat_tune_race(&t, outcome);
+    sat_range_pop();
     if (status == SAT_OK) log_race(q, outcome);
     if (!how->store) return status;
     if (status != SAT_OK) return store_and_fail(q, outcome->results, outcome->count, SAT_RECORD_RACED, status);

@@ -78,10 +78,10 @@ assert ('"$2"')' "$folder/out" 2>"$folder/why" && holds=yes
 # ---- help, version, wrong usage ----
 
 run --help
-expect 'help names every command' 0 race check tune cache variants info 'Exit status'
+expect 'help names every command' 0 race check tune cache variants info doctor 'Exit status'
 run --version
 expect 'the version is printed' 0 'sparse_autotune 0.'
-for command in race check tune cache variants info; do
+for command in race check tune cache variants info doctor; do
     run $command --help
     expect "$command has help" 0 "Usage: sparse_autotune $command" --help
     run $command --no-such-option
@@ -306,6 +306,131 @@ run info --json --device cpu
 expect_json 'and as JSON' 'o["cuda"]["used"] is False and len(o["cuda"]["reason"]) > 20'
 run info --device cpu --measure
 expect_error 'the rates of a CPU stay nominal' 1 '--measure' 'stay nominal'
+
+# ---- doctor ----
+
+doctor() { # variables, then `--` and more words: the doctor under them
+    local variables=()
+    while [ "$1" != -- ]; do variables+=("$1") && shift; done
+    shift
+    env -u OMP_NUM_THREADS "${variables[@]}" "$cli" doctor "$@" >"$folder/out" 2>"$folder/err"
+    status=$?
+}
+finding() { # what, an id, a level, words of the finding
+    expect_json "$1" "any(f['id'] == '$2' and f['level'] == '$3' and '$4' in f['what'] and len(f['remedy']) > 8
+        for f in o['findings'])"
+}
+
+doctor --
+expect 'the doctor shows what is found' 0 'device ' 'isa ' 'threads ' 'openmp ' 'libraries ' 'driver ' 'nvcc ' \
+    "cache       $folder/cache (" 'can be written' 'effort      quick' 'environment SPARSE_AUTOTUNE_DEVICE=cpu'
+doctor -- --json
+expect_json 'the doctor as JSON' 'o["version"] == 1 and o["device"]["threads"] >= 1 and len(o["openmp"]) >= 1 and
+    o["processors"]["online"] >= o["processors"]["allowed"] >= 1 and o["cache"]["writable"] is True and
+    o["cache"]["write_seconds"] > 0 and o["effort"] == "quick" and o["cuda"]["used"] is False and
+    "broken" not in [f["level"] for f in o["findings"]]'
+expect_quiet 'and nothing else'
+holds=yes
+compgen -G "$folder/cache/doctor-*" >/dev/null && holds=no
+verdict 'the file that it tried the disk with is gone' $holds
+doctor SPARSE_AUTOTUNE_DEVICE=abacus --
+expect 'a device that cannot be had is broken, and the rest is shown' 1 'cache  ' "broken    device is 'abacus'" Remedy
+doctor -- --json --device abacus
+finding 'and as JSON' device broken abacus
+doctor SPARSE_AUTOTUNE=heroic SPARSE_AUTOTUNE_FORCE=nobody SPARSE_AUTOTUNE_DEVCE=cpu SPARSE_AUTOTUNE_LOG=loud -- --json
+finding 'an effort that is none is ignored' ignored slower heroic
+finding 'a variant that is none is ignored' ignored slower nobody
+finding 'a variable that is none is ignored' ignored note SPARSE_AUTOTUNE_DEVCE
+finding 'a log level that is none is ignored' ignored note loud
+doctor SPARSE_AUTOTUNE=off -- --json
+finding 'an effort of off is said' effort slower off
+doctor SPARSE_AUTOTUNE_FORCE="$("$cli" variants --names | head -n 1)" -- --json
+finding 'a forced variant is said' forced note SPARSE_AUTOTUNE_FORCE
+processors=$(getconf _NPROCESSORS_ONLN)
+doctor OMP_NUM_THREADS=$((4 * processors)) -- --json
+finding 'more threads than processors are said' threads slower "$((4 * processors)) threads share"
+if [ "$(nproc)" -gt 1 ]; then
+    doctor OMP_NUM_THREADS=1 -- --json
+    finding 'one thread of many is said' threads slower '1 of '
+    doctor OMP_NUM_THREADS=1 -- --json --threads 2
+    expect_json 'but not where threads are asked for' '"threads" not in [f["id"] for f in o["findings"]]'
+    one=$(taskset -cp $$ 2>/dev/null | sed 's/.*: \([0-9]*\).*/\1/')
+    if [ -n "$one" ]; then
+        taskset -c "$one" "$cli" doctor --json >"$folder/out"
+        finding 'an affinity of one processor is said' affinity slower 'may run on 1 of '
+    fi
+fi
+doctor SPARSE_AUTOTUNE_CACHE= -- --json
+finding 'a cache in memory alone is said' cache_in_memory slower 'every process races again'
+doctor SPARSE_AUTOTUNE_CACHE= SPARSE_AUTOTUNE=pinned --
+expect 'and is broken where answers are pinned' 1 'broken    the effort is pinned, and no cache is read'
+mkdir -m 777 "$folder/open"
+doctor SPARSE_AUTOTUNE_CACHE="$folder/open" -- --json
+finding 'a cache that others may write is said' cache_of_others slower 'mode 0777'
+: >"$folder/file"
+doctor SPARSE_AUTOTUNE_CACHE="$folder/file/cache" -- --json
+finding 'a cache that cannot be written is said' cache_read_only slower 'Not a directory'
+doctor SPARSE_AUTOTUNE_CACHE="$folder/file/cache" SPARSE_AUTOTUNE=cached -- --json
+expect_json 'but not where nothing is raced' '"cache_read_only" not in [f["id"] for f in o["findings"]]'
+doctor SPARSE_AUTOTUNE_CACHE="$folder/new/cache" --
+expect 'a cache that is not made yet is not made by the doctor' 0 'not made yet'
+holds=yes
+[ -e "$folder/new" ] && holds=no
+verdict 'and is not there afterwards' $holds
+doctor SPARSE_AUTOTUNE_BLAS=/nothing -- --json
+expect_json 'a library that a variable names and that is not there is missed, if none is left' \
+    'bool(o["libraries"]) != ("library" in [f["id"] for f in o["findings"]])'
+doctor SPARSE_AUTOTUNE_BLAS=off SPARSE_AUTOTUNE_MKL=off -- --json
+expect_json 'one that is switched off is not missed' '"library" not in [f["id"] for f in o["findings"]]'
+if [ -f "$plugins/good.so" ]; then # any shared object by that name
+    cp "$plugins/good.so" "$folder/libiomp5.so"
+    if LD_PRELOAD=$folder/libiomp5.so "$cli" --version >/dev/null 2>&1; then # a sanitizer wants to be first
+        doctor LD_PRELOAD="$folder/libiomp5.so" -- --json
+        finding 'two OpenMP run times are said' openmp slower libiomp5.so
+    fi
+fi
+if [ -e "$plugins/../driver/libcuda.so.1" ]; then # a stand-in of CUDA 11.4, so that no build uses a GPU
+    doctor -u SPARSE_AUTOTUNE_DEVICE LD_LIBRARY_PATH="$plugins/../driver" -- --json
+    expect_json 'a driver that is of no use is said' 'o["cuda"]["used"] or o["driver"].endswith("CUDA 11.4") and
+        {f["id"] for f in o["findings"]} & {"build_without_cuda", "old_driver"}'
+fi
+
+# ---- ranges for profilers ----
+
+nvtx=$folder/libnvtx3interop.so.1 log=$folder/nvtx.log
+ranges() { # what, words that a line must hold each
+    local what=$1 holds=yes
+    shift
+    for word in "$@"; do grep -q -- "$word" "$log" || holds="no: $word"; done
+    [ "$(grep -c '^push ' "$log")" = "$(grep -c '^pop$' "$log")" ] || holds="no: as many ends as beginnings"
+    verdict "$what" "$holds"
+}
+if [ -e "$plugins/../nvtx/libnvtx3interop.so.1" ]; then
+    cp -L "$plugins/../nvtx/libnvtx3interop.so.1" "$nvtx"
+    SPARSE_AUTOTUNE_NVTX=$nvtx FAKE_NVTX=$log run race $small --fresh
+    ranges 'a race and what runs in it show by name in a profiler' '^push op=matmul m=64 n=48 k=96' '^push cpu_matmul_'
+    rm "$log"
+    SPARSE_AUTOTUNE_NVTX=$nvtx FAKE_NVTX=$log SPARSE_AUTOTUNE=quick run check --tune --no-isolate --cases 1 \
+        --only cpu_matmul_any_any_c_portable
+    ranges 'and so does a plan' '^push op=matmul '
+    rm "$log"
+    if LD_PRELOAD=$nvtx "$cli" --version >/dev/null 2>&1; then # a sanitizer wants to be first
+        LD_PRELOAD=$nvtx NVTX_INJECTION64_PATH=/profiler FAKE_NVTX=$log run race $small --fresh
+        ranges 'where a profiler is attached, what the program has loaded serves' '^push cpu_matmul_'
+        rm "$log"
+        LD_PRELOAD=$nvtx FAKE_NVTX=$log run race $small --fresh
+        holds=yes
+        [ ! -e "$log" ] || holds=no
+        verdict 'without a profiler there are none' $holds
+    fi
+    chmod 777 "$nvtx"
+    SPARSE_AUTOTUNE_NVTX=$nvtx FAKE_NVTX=$log run race $small
+    holds=yes
+    [ ! -e "$log" ] || holds=no
+    verdict 'a library that others may write is not loaded' $holds
+    doctor SPARSE_AUTOTUNE_NVTX="$nvtx" -- --json
+    finding 'and the doctor says so' warning slower 'is not loaded'
+fi
 
 # ---- cache ----
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs a build into a folder and uses it from there, as somebody else's project would.
-# usage: test_consumer.sh cmake|pkgconfig|cxx <build folder> <this folder>
+# Installs a build into a folder and uses it from there, as somebody else's project would; or takes a prefix that is
+# there already, of a package that was unpacked.
+# usage: test_consumer.sh cmake|pkgconfig|cxx <build folder> <this folder> [prefix]
 set -eu
 way=$1 build=$2 consumer=$3
 work=$(mktemp -d)
@@ -8,7 +9,8 @@ trap 'rm -rf "$work"' EXIT
 # $CC may hold flags too.
 read -ra cc <<<"${CC:-cc}"
 
-cmake --install "$build" --prefix "$work/first" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+if [ $# -gt 3 ]; then cp -r "$4" "$work/first"
+else cmake --install "$build" --prefix "$work/first" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }; fi
 # What was installed can be moved: nothing in it may remember where it was.
 mv "$work/first" "$work/prefix"
 prefix=$work/prefix

@@ -1,5 +1,5 @@
 """``python -m sparse_autotune race ...``, ``report results.json -o report.html``, and of the command line's
-subcommands ``tune``, ``cache`` and ``info``."""
+subcommands ``tune``, ``cache``, ``info`` and ``doctor``."""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ Nothing here knows arrays. The field names and their meaning are those of ``incl
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import importlib.util
 import os
 import re
 import threading
@@ -585,7 +587,18 @@ _SIGNATURES = {
 }
 
 
+def _share_openmp() -> None:
+    """Older wheels of torch have OpenMP by a file name of their own. Loaded first it serves us too; else a
+    process that imports torch later has two, each with threads of its own."""
+    with contextlib.suppress(ValueError, OSError):  # a stand-in for torch; a file that cannot be loaded
+        torch = importlib.util.find_spec("torch")
+        for folder in (torch.submodule_search_locations if torch else None) or ():
+            for file in sorted(Path(folder, "lib").glob("libgomp-*.so*")):
+                ctypes.CDLL(str(file))
+
+
 def _open() -> ctypes.CDLL:
+    _share_openmp()
     path = os.environ.get("SPARSE_AUTOTUNE_LIBRARY") or str(Path(__file__).parent / "libsparse_autotune.so")
     try:
         library = ctypes.CDLL(path)

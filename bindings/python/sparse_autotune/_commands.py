@@ -1,5 +1,5 @@
-"""``python -m sparse_autotune tune``, ``cache`` and ``info``: subcommands of the command line in the same
-words, for those who have the package alone."""
+"""``python -m sparse_autotune tune``, ``cache``, ``info`` and ``doctor``: subcommands of the command line in
+the same words, for those who have the package alone."""
 
 from __future__ import annotations
 
@@ -54,9 +54,17 @@ def add(commands: Any) -> None:
     keep.add_argument("action", choices=list(_ACTIONS), nargs="?", default="list")
     keep.add_argument("word", nargs="?", metavar="KEY|FILE", help="of show, clear; of export, import")
     info = commands.add_parser("info", help="show the device, its libraries, the cache and the environment")
-    for one in (tune, keep, info):
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what is missing for more speed, with a remedy for each",
+        description="Shows what is found on this machine and what is missing for more speed, with a remedy "
+        "for each. It imports torch and SciPy where they are installed, since they bring libraries along. It "
+        "writes a small file into the cache's folder and removes it. The exit status is 1 only if something "
+        "is broken.",
+    )
+    for one in (tune, keep, info, doctor):
         one.add_argument("--device", help="cpu, cuda or cuda:1; by default the best that is found")
-    for one in (keep, info):
+    for one in (keep, info, doctor):
         one.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -293,6 +301,10 @@ def _libraries(context: _context.Context) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def isa(d: _abi.Device) -> str:
+    return ", ".join(text for bit, text in _ISA.items() if d.isa & bit)
+
+
 def _lines(d: _abi.Device) -> list[tuple[str, str]]:
     """Of the device."""
     rates = [f"memory {d.memory_rate * 1e-9:.1f} GB/s"]
@@ -310,11 +322,10 @@ def _lines(d: _abi.Device) -> list[tuple[str, str]]:
         ]
         rates.append(f"tf32 {_rate(d.tf32_rate)}")
     else:
-        isa = ", ".join(text for bit, text in _ISA.items() if d.isa & bit)
         caches = f"L1 {_bytes(d.l1_bytes)} and L2 {_bytes(d.l2_bytes)} a core, L3 {_bytes(d.l3_bytes)}"
         lines = [
             ("threads", str(d.threads)),
-            ("isa", isa or "none beyond the compiler's default"),
+            ("isa", isa(d) or "none beyond the compiler's default"),
             ("caches", caches),
         ]
     measured = "measured" if d.measured else "nominal"
@@ -364,4 +375,10 @@ def run_info(a: argparse.Namespace) -> int:
     return 0
 
 
-RUN = {"tune": run_tune, "cache": run_cache, "info": run_info}
+def run_doctor(a: argparse.Namespace) -> int:
+    from . import _doctor  # which imports this module
+
+    return _doctor.run(a)
+
+
+RUN = {"tune": run_tune, "cache": run_cache, "info": run_info, "doctor": run_doctor}

@@ -45,11 +45,14 @@ class Context:
     def info(self) -> _abi.Device:
         return _abi.lib.sat_context_device(self.handle).contents
 
-    def warn_ignored(self) -> None:
-        """Of what the environment asks for and the library does not do."""
+    def ignored(self) -> str:
+        """What the environment asks for and the library does not do; "" if there is nothing of the kind."""
         text = ctypes.create_string_buffer(512)
         _abi.check(_abi.lib.sat_context_ignored(self.handle, text, len(text)))
-        message = text.value.decode(errors="replace")
+        return text.value.decode(errors="replace")
+
+    def warn_ignored(self) -> None:
+        message = self.ignored()
         if message and message not in _warned:
             _warned.add(message)
             warnings.warn(message, RuntimeWarning, stacklevel=2)

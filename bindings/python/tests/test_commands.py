@@ -1,4 +1,4 @@
-"""`python -m sparse_autotune tune`, `cache` and `info`, in a cache of their own."""
+"""`python -m sparse_autotune tune`, `cache`, `info` and `doctor`, in a cache of their own."""
 
 import json
 
@@ -8,7 +8,7 @@ from conftest import in_threads, run_program
 
 import sparse_autotune as sa
 from sparse_autotune import __main__ as program
-from sparse_autotune import _untuned
+from sparse_autotune import _doctor, _untuned
 
 MAIN = "import sys; from sparse_autotune.__main__ import main; sys.exit(main(sys.argv[1:]))"
 
@@ -33,6 +33,57 @@ def test_info_names_device_cache_and_environment(run, tmp_path):
     assert "  environment SPARSE_AUTOTUNE_DEVICE=cpu\n" in text
     found = json.loads(run("info", "--json"))
     assert found["device"]["backend"] == "cpu" and found["variants"] > 5 and not found["cuda"]["used"]
+
+
+def findings(text):
+    return {one["id"]: one for one in json.loads(text)["findings"]}
+
+
+def test_the_doctor_shows_what_is_found(run, tmp_path):
+    text = run("doctor")
+    assert text.startswith(f"sparse_autotune {sa.__version__}\n  device      ")
+    assert f"  cache       {tmp_path / 'cache'} (" in text and "  openmp      /" in text
+    found = json.loads(run("doctor", "--json"))
+    assert found["packages"]["numpy"] == np.__version__ and found["effort"] == "quick"
+    assert found["processors"]["online"] >= found["processors"]["allowed"] >= 1
+    assert not [one for one in found["findings"] if one["level"] == "broken" or not one["remedy"]]
+
+
+def test_the_doctor_names_what_is_missing_and_ignored(run, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (tmp_path / "file").touch()
+    wrong = {"SPARSE_AUTOTUNE": "heroic", "SPARSE_AUTOTUNE_DEVCE": "cpu"}
+    threads = str(4 * len(_doctor.os.sched_getaffinity(0)))
+    found = findings(
+        run("doctor", "--json", OMP_NUM_THREADS=threads, SPARSE_AUTOTUNE_CACHE=str(shared), **wrong)
+    )
+    assert "mode 0777" in found["cache_of_others"]["what"] and "share" in found["threads"]["what"]
+    assert found["ignored"]["level"] == "note"  # the last of two
+    found = findings(run("doctor", "--json", SPARSE_AUTOTUNE_CACHE=str(tmp_path / "file" / "cache")))
+    assert "Not a directory" in found["cache_read_only"]["what"]
+    assert "cache_in_memory" in findings(run("doctor", "--json", SPARSE_AUTOTUNE_CACHE=""))
+    assert "effort" in findings(run("doctor", "--json", SPARSE_AUTOTUNE="off"))
+    pinned = {"SPARSE_AUTOTUNE": "pinned", "SPARSE_AUTOTUNE_CACHE": ""}
+    assert run_program(MAIN, "doctor", **pinned).returncode == 1
+    assert "cache_in_memory" not in findings(run("doctor", "--json", SPARSE_AUTOTUNE="pinned"))
+
+
+def test_a_device_that_cannot_be_had_is_broken_and_the_rest_is_shown(run):
+    done = run_program(MAIN, "doctor", "--device", "cuda:99")
+    assert (
+        done.returncode == 1 and "broken    device is 'cuda:99'" in done.stdout and "  cache  " in done.stdout
+    )
+
+
+def test_two_openmp_run_times_are_a_finding():
+    found = _doctor.Found("cpu", None, openmp=["/a/libgomp.so.1", "/b/libiomp5.so"])
+    (one,) = [one for one in _doctor._process(found) if one.id == "openmp"]
+    assert "/a/libgomp.so.1 and /b/libiomp5.so" in one.what and "MKL_THREADING_LAYER" in one.remedy
+    assert "openmp" not in [
+        one.id for one in _doctor._process(_doctor.Found("cpu", None, openmp=["/a/libgomp.so.1"]))
+    ]
 
 
 def test_the_cache_is_listed_exported_cleared_and_imported(run, tmp_path):
