@@ -11,8 +11,7 @@
 #include "base/trust.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static int (*push)(const char *name); /* NULL: no profiler */
-static int (*pop)(void);
+sat_ranges sat_profiler;
 
 static const char *const names[] = {"libnvtx3interop.so.1", "libnvToolsExt.so.1"};
 enum { NAMES = sizeof names / sizeof *names };
@@ -42,18 +41,10 @@ static void load(void) {
     const char *named = sat_environment("SPARSE_AUTOTUNE_NVTX"), *profiler = sat_environment("NVTX_INJECTION64_PATH");
     void *library = named && *named ? open_safely(named) : profiler && *profiler ? find() : NULL;
     if (!library) return;
-    int (*push_a)(const char *name);
-    *(void **)&push_a = dlsym(library, "nvtxRangePushA");
-    *(void **)&pop = dlsym(library, "nvtxRangePop");
-    if (push_a && pop) push = push_a; /* stays open: the program may end in a range */
+    sat_ranges found;
+    *(void **)&found.push = dlsym(library, "nvtxRangePushA");
+    *(void **)&found.pop = dlsym(library, "nvtxRangePop");
+    if (found.push && found.pop) sat_profiler = found; /* stays open: the program may end in a range */
 }
 
 void sat_ranges_open(void) { pthread_once(&once, load); }
-
-void sat_range_push(const char *name) {
-    if (push) push(name);
-}
-
-void sat_range_pop(void) {
-    if (push) pop();
-}
