@@ -41,7 +41,7 @@ static void load(void) {
     const char *named = sat_environment("SPARSE_AUTOTUNE_NVTX"), *profiler = sat_environment("NVTX_INJECTION64_PATH");
     void *library = named && *named ? open_safely(named) : profiler && *profiler ? find() : NULL;
     if (!library) return;
-    sat_ranges found;
+    sat_ranges found = {0};
     *(void **)&found.push = dlsym(library, "nvtxRangePushA");
     *(void **)&found.pop = dlsym(library, "nvtxRangePop");
     if (found.push && found.pop) sat_profiler = found; /* stays open: the program may end in a range */
