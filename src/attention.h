@@ -5,15 +5,23 @@
 
 #include "variant.h"
 
-/* Elements of a head of V and O. A problem that is not normalised may leave it to dim. */
-SAT_BOTH static inline int64_t sat_value_dim(const sat_attention *t) { return t->value_dim ? t->value_dim : t->dim; }
+/* Elements of a head of V and O. A problem that is not normalised may leave it to dim. No device takes options yet, and
+ * what is compiled for one is compiled without them. */
+#ifdef __CUDACC__
+SAT_BOTH static inline int64_t sat_value_dim(const sat_attention *t) { return t->dim; }
+SAT_BOTH static inline double sat_softcap(const sat_attention *t) { return (void)t, 0; }
+#else
+static inline int64_t sat_value_dim(const sat_attention *t) { return t->value_dim ? t->value_dim : t->dim; }
+static inline double sat_softcap(const sat_attention *t) { return t->softcap; }
+#endif
 
 enum { SAT_ATTENTION_MAX_DIM = 576 };
 
 /* A problem without options: what a variant takes that knows none of them. */
 static inline bool sat_attention_is_plain(const sat_problem *p) {
     const sat_attention *t = &p->attention;
-    return sat_value_dim(t) == t->dim && t->dim % 8 == 0 && t->dim <= 512 && t->softcap == 0 && !t->sinks;
+    bool one_dim = t->value_dim == 0 || t->value_dim == t->dim;
+    return one_dim && t->dim % 8 == 0 && t->dim <= 512 && t->softcap == 0 && !t->sinks;
 }
 
 /* The mask of a normalised problem: plain values and pointers, so that a kernel can take it as an argument. */

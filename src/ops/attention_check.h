@@ -76,19 +76,19 @@ SAT_BOTH static inline double sat_delta_loss(const sat_problem *p, double d_norm
 
 /* A score as it is weighed, and by how much a change of s changes it: at most by as much. */
 SAT_BOTH static inline double sat_capped(const sat_problem *p, double s) {
-    double cap = p->attention.softcap;
+    double cap = sat_softcap(&p->attention);
     return cap != 0 ? cap * tanh(s / cap) : s;
 }
 
 SAT_BOTH static inline double sat_cap_slope(const sat_problem *p, double s) {
-    double cap = p->attention.softcap, t = cap != 0 ? tanh(s / cap) : 0;
+    double cap = sat_softcap(&p->attention), t = cap != 0 ? tanh(s / cap) : 0;
     return 1 - t * t;
 }
 
 /* What that slope may be off by. 1 - t*t is good for a few units of 1; and the slope's own slope is at most 0.77/cap,
  * which an error of the score meets. Scores that are far apart are 0 or so far beyond the cap that it is 0. */
 SAT_BOTH static inline double sat_slope_loss(const sat_problem *p, bool far, double magnitude) {
-    double u = sat_unit(p->compute_dtype), cap = p->attention.softcap;
+    double u = sat_unit(p->compute_dtype), cap = sat_softcap(&p->attention);
     if (cap == 0) return 0;
     return fmin(1.0, 34 * u + (far ? 0 : 0.77 * magnitude * (sat_dot_loss(p) + 2 * u) / cap));
 }
@@ -99,9 +99,12 @@ SAT_BOTH static inline sat_row_loss sat_loss_of(const sat_problem *p, bool far, 
                                                 double depth) {
     double u = sat_unit(p->compute_dtype), dots = far ? 0 : magnitude * sat_dot_loss(p);
     sat_row_loss e = {.sum = 2 * (depth + 8) * u}; /* twice: what is rescaled is rounded again */
-    double cap = p->attention.softcap, capped = cap != 0 ? fmin(cap, magnitude) : 0;
-    if (far && cap != 0) magnitude = capped;
-    e.weight = sat_low_unit(p) + dots + (magnitude + lse + 8 + 8 * capped) * u + lse * 0x1p-24;
+    double cap = sat_softcap(&p->attention);
+    if (cap != 0) {
+        dots += 8 * fmin(cap, magnitude) * u;
+        if (far) magnitude = fmin(cap, magnitude);
+    }
+    e.weight = sat_low_unit(p) + dots + (magnitude + lse + 8) * u + lse * 0x1p-24;
     return e;
 }
 

@@ -21,13 +21,14 @@ size_t sat_uniform_bytes(const sat_problem *p, const sat_pattern_view *a) {
 /* The sums of one cell, to the place of the next one. */
 static void sum_cell(const sat_uniform *u, const sat_uniform_side *s, int64_t bh, int64_t cell) {
     double *to = s->table + (bh * (s->cells + 1) + cell + 1) * s->width;
-    for (int64_t x = 0; x < s->dim; x += SAT_LANES) {
+    const int64_t dim = sat_uniform_dim(&u->p, s->of_queries);
+    for (int64_t x = 0; x < dim; x += SAT_LANES) {
         sat_uniform_sum sum = {0};
-        size_t bytes = (size_t)sat_min(SAT_LANES, s->dim - x) * sizeof(double);
+        size_t bytes = (size_t)sat_min(SAT_LANES, dim - x) * sizeof(double);
         for (int64_t i = cell * s->cell; i < (cell + 1) * s->cell; i++)
             sat_uniform_add_row(u, s, bh / s->heads, bh % s->heads, i, x, 1, &sum);
-        for (int v = 0; v < s->vectors; v++) memcpy(to + v * s->dim + x, sum.x[v], bytes);
-        memcpy(to + s->vectors * s->dim, sum.square, sizeof sum.square);
+        for (int v = 0; v < s->vectors; v++) memcpy(to + v * dim + x, sum.x[v], bytes);
+        memcpy(to + s->vectors * dim, sum.square, sizeof sum.square);
     }
 }
 
@@ -201,7 +202,7 @@ sat_status sat_uniform_compare(const sat_trial *t, const void *expectation_, sat
         for (int64_t at = 0; at < keys; at++) {
             int64_t bh = at / of_keys;
             sat_range lines = sat_uniform_chunk(p->n, t->pattern->block_cols, at % of_keys);
-            for (int64_t e = 0; e < x->u.queries.dim && mine.ok; e += SAT_LANES)
+            for (int64_t e = 0; e < sat_uniform_dim(p, true) && mine.ok; e += SAT_LANES)
                 compare_keys(&c, bh / s->kv_heads, bh % s->kv_heads, lines, e);
         }
 #pragma omp critical(sat_attention_uniform)

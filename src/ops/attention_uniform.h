@@ -43,15 +43,17 @@ enum { SAT_VECTORS = 3, SAT_CHUNK = 64 /* lines at most whose range slides on fr
 typedef struct sat_uniform_side {
     bool of_queries;
     int vectors;
-    int64_t heads, rows, cell, cells, dim, width; /* dim: of the widest sum; width: doubles of one cell's sums */
-    double *table;                                /* [batch*heads][cells + 1][width]: sums of all cells before */
+    int64_t heads, rows, cell, cells, width; /* width: doubles of one cell's sums */
+    double *table;                           /* [batch*heads][cells + 1][width]: sums of all cells before */
 } sat_uniform_side;
 
 /* Of each query, for the gradients. */
 typedef struct sat_uniform_query {
     double weight, slope, shift;         /* 1/C, s/C, delta/C */
-    double delta, delta_off;             /* for the gradient of its head's sink */
     double dv_square, dk_square, dq_off; /* squares of what one term may be off by, without max|dO| or max|q|; dq's */
+#ifndef __CUDACC__
+    double delta, delta_off; /* for the gradient of its head's sink */
+#endif
 } sat_uniform_query;
 
 typedef struct sat_uniform {
@@ -78,6 +80,13 @@ typedef struct sat_uniform_sum {
 
 /* ---- sizes ---- */
 
+/* Of the widest sum of a side. */
+SAT_BOTH static inline int64_t sat_uniform_dim(const sat_problem *p, bool of_queries) {
+    int64_t dim = p->attention.dim, value_dim = sat_value_dim(&p->attention);
+    if (value_dim == dim) return dim;
+    return of_queries ? sat_max(dim, value_dim) : p->op == SAT_ATTENTION ? value_dim : dim;
+}
+
 static inline sat_uniform_side sat_uniform_side_of(const sat_problem *p, const sat_pattern_view *a, bool of_queries) {
     int64_t block = of_queries ? a->block_rows : a->block_cols;
     sat_uniform_side s;
@@ -87,10 +96,7 @@ static inline sat_uniform_side sat_uniform_side_of(const sat_problem *p, const s
     s.rows = of_queries ? p->m : p->n;
     s.cell = sat_max(8, sat_min(block, 64));
     s.cells = s.rows / s.cell; /* whole ones */
-    s.dim = of_queries               ? sat_max(p->attention.dim, sat_value_dim(&p->attention))
-            : p->op == SAT_ATTENTION ? sat_value_dim(&p->attention)
-                                     : p->attention.dim;
-    s.width = s.vectors * s.dim + 2;
+    s.width = s.vectors * sat_uniform_dim(p, of_queries) + 2;
     return s;
 }
 
@@ -166,11 +172,11 @@ SAT_BOTH static inline sat_range sat_uniform_chunk(int64_t rows, int64_t block, 
 /* Of a row of `dim` elements, those from x on; zeros beyond it. `at`: of the row's first. */
 SAT_LINE static inline void sat_uniform_load(double *to, sat_dtype t, const void *from, int64_t at, int64_t x,
                                              int64_t dim) {
+#ifdef __CUDACC__
+    (void)dim, to[0] = sat_device_load(t, from, at + x);
+#else
     int64_t count = sat_max(0, sat_min(SAT_LANES, dim - x));
     for (int64_t e = count; e < SAT_LANES; e++) to[e] = 0;
-#ifdef __CUDACC__
-    if (count > 0) to[0] = sat_device_load(t, from, at + x);
-#else
     sat_load_row(to, t, from, at + x, 1, count);
 #endif
 }
@@ -208,13 +214,13 @@ SAT_LINE static inline void sat_uniform_add_row(const sat_uniform *u, const sat_
 }
 
 /* Adds sign times the sums of cells before number `cell`. */
-SAT_LINE static inline void sat_uniform_add_cells(const sat_uniform_side *s, int64_t bh, int64_t cell, int64_t x,
-                                                  double sign, sat_uniform_sum *sum) {
+SAT_LINE static inline void sat_uniform_add_cells(const sat_uniform *u, const sat_uniform_side *s, int64_t bh,
+                                                  int64_t cell, int64_t x, double sign, sat_uniform_sum *sum) {
     const double *from = s->table + (bh * (s->cells + 1) + cell) * s->width;
-    int64_t count = sat_min(SAT_LANES, s->dim - x);
+    int64_t dim = sat_uniform_dim(&u->p, s->of_queries), count = SAT_LANES == 1 ? 1 : sat_min(SAT_LANES, dim - x);
     for (int v = 0; v < s->vectors; v++)
-        for (int e = 0; e < count; e++) sum->x[v][e] += sign * from[v * s->dim + x + e];
-    for (int e = 0; e < 2; e++) sum->square[e] += sign * from[s->vectors * s->dim + e];
+        for (int e = 0; e < count; e++) sum->x[v][e] += sign * from[v * dim + x + e];
+    for (int e = 0; e < 2; e++) sum->square[e] += sign * from[s->vectors * dim + e];
 }
 
 /* ---- ranges ---- */
@@ -227,8 +233,8 @@ SAT_LINE static inline void sat_uniform_add_run(const sat_uniform *u, const sat_
     sum->count += (int64_t)sign * (end - begin);
     if (last > first) {
         for (; i < first * s->cell; i++) sat_uniform_add_row(u, s, b, h, i, x, sign, sum);
-        sat_uniform_add_cells(s, b * s->heads + h, last, x, sign, sum);
-        sat_uniform_add_cells(s, b * s->heads + h, first, x, -sign, sum);
+        sat_uniform_add_cells(u, s, b * s->heads + h, last, x, sign, sum);
+        sat_uniform_add_cells(u, s, b * s->heads + h, first, x, -sign, sum);
         i = last * s->cell;
     }
     for (; i < end; i++) sat_uniform_add_row(u, s, b, h, i, x, sign, sum);
@@ -359,7 +365,9 @@ SAT_BOTH static inline sat_uniform_query sat_uniform_query_of(const sat_uniform 
     /* O is given, rounded; a kernel may also use what it was before that */
     double delta_off = delta_size * (2.002 * sat_unit(p->c_dtype) + sat_value_loss(p)) +
                        d_size * (sat_uniform_slack(u, count) * u->v_most + sat_tiny(p->c_dtype));
+#ifndef __CUDACC__
     q.delta = delta, q.delta_off = delta_off;
+#endif
     int64_t share = p->attention.heads / p->attention.kv_heads;
     int64_t elements = sat_uniform_elements(p);
     double of_keys = sat_loss_of_sum(p, u->backend, p->m * share, elements).most;
@@ -390,7 +398,7 @@ SAT_BOTH static inline double sat_uniform_dv(const sat_uniform *u, double sum, d
 /* c: of the key; sums of s/C*q and of delta/C*q. */
 SAT_BOTH static inline double sat_uniform_dk(const sat_uniform *u, double c, double slopes, double shifts,
                                              double squares, int64_t kept, double *bound) {
-    double alpha = fabs(u->p.alpha), size = u->v_most * u->d_most * (double)sat_value_dim(&u->p.attention);
+    double alpha = fabs(u->p.alpha), dim = (double)sat_value_dim(&u->p.attention), size = u->v_most * u->d_most * dim;
     double wide = alpha * u->q_most * (u->q_sure * sqrt(fmax(0.0, squares)) + sat_uniform_own(u->p.m, 2 * size));
     double want = kept ? u->p.alpha * (c * slopes - shifts) : 0;
     *bound = kept && !(u->q_most == 0) ? sat_uniform_bound(u, want, wide) : 0;
@@ -400,7 +408,7 @@ SAT_BOTH static inline double sat_uniform_dk(const sat_uniform *u, double c, dou
 /* Sums of c*k and of k. */
 SAT_BOTH static inline double sat_uniform_dq(const sat_uniform *u, const sat_uniform_query *q, double weighed,
                                              double plain, int64_t kept, double *bound) {
-    double alpha = fabs(u->p.alpha), size = u->v_most * u->d_most * (double)sat_value_dim(&u->p.attention);
+    double alpha = fabs(u->p.alpha), dim = (double)sat_value_dim(&u->p.attention), size = u->v_most * u->d_most * dim;
     double wide = alpha * u->k_most * (u->k_sure * q->dq_off + sat_uniform_own(u->p.n, 2 * size * q->weight));
     double want = kept ? u->p.alpha * (q->slope * weighed - q->shift * plain) : 0;
     *bound = kept && !u->keys_are_zero ? sat_uniform_bound(u, want, wide) : 0;
