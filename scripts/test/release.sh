@@ -105,9 +105,13 @@ part_sdist() {
     rm -rf "$packages/venv" "$packages/from-sdist"
 }
 
-# Cargo's own check of what it packs: each crate compiled from its package. C is compiled below.
+# Cargo's own check of what it packs: each crate compiled from its package. C is compiled below. Cargo keeps what it has
+# unpacked and compiled of such a package, and takes it for the next of the same version: that goes first.
 pack_crates() (
-    export CARGO_TARGET_DIR=$rust_folder CARGO_BUILD_JOBS=$JOBS CARGO_TERM_COLOR=never SPARSE_AUTOTUNE_CHECK_ONLY=1
+    CARGO_TARGET_DIR=$(realpath -m "$packages/cargo")
+    rm -rf "${CARGO_HOME:-$HOME/.cargo}"/registry/{src,cache}/-*/{sparse-autotune,burn-sparse}-* \
+        "$CARGO_TARGET_DIR"/debug/.fingerprint/{sparse-autotune,burn-sparse}-* "$CARGO_TARGET_DIR/package"
+    export CARGO_TARGET_DIR CARGO_BUILD_JOBS=$JOBS CARGO_TERM_COLOR=never SPARSE_AUTOTUNE_CHECK_ONLY=1
     cd bindings/rust && cargo package --workspace --locked --allow-dirty
 )
 
@@ -120,7 +124,7 @@ crate_example() (
         printf '[package]\nname = "user"\nversion = "0.1.0"\nedition = "2024"\n\n'
         printf '[dependencies]\nsparse-autotune = "=%s"\n\n[patch.crates-io]\n' "$version"
         for name in sparse-autotune-sys sparse-autotune; do
-            tar -xzf "$rust_folder/package/$name-$version.crate" -C "$user" || exit 1
+            tar -xzf "$packages/cargo/package/$name-$version.crate" -C "$user" || exit 1
             printf '%s = { path = "%s-%s" }\n' "$name" "$name" "$version"
         done
     } >"$user/Cargo.toml"
@@ -136,6 +140,7 @@ part_crates() {
     check "the example of a crate from its package" crate_example
     grep -q '^repository' bindings/rust/Cargo.toml || skip "the crates have no \`repository\`: the project has no address yet"
     rm -rf "$packages/crates"
+    drop "$packages/cargo"
 }
 
 # What was unpacked works with pkg-config and find_package, from C and C++, and so does its command line.
