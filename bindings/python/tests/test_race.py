@@ -341,7 +341,7 @@ print(*(f"{w.category.__name__} {w.message}" for w in caught), sep="\\n")
             [
                 (
                     "RuntimeWarning SPARSE_AUTOTUNE is 'on', which counts as quick; expected off, cached, "
-                    "quick or full"
+                    "quick, full or pinned"
                 )
             ],
         ),
