@@ -23,7 +23,9 @@ declare -A wants=([c]="test gpu" [gpu]="test gpu" [rust]="test rust" [python]="p
 # What `make test` leaves for later, and what `make test-all` does
 soak="make soak|hours of fuzzing, random cases, right results through the check, kill loops (SECONDS=3600)"
 packed="make release-check|the packages: wheel, sdist, crates, tarball and .deb"
-later_than_all=("make gpu|every test that needs a GPU" "make test|the Python package, the Rust crates on this library" "$soak" "$packed")
+linted="make lint|layout, cppcheck, clang-tidy, shellcheck, ruff"
+later_than_all=("make gpu|every test that needs a GPU" "make test|the Python package, the Rust crates on this library" "$soak" "$packed"
+    "$linted")
 later=(
     "make test-all|CUDA code for every architecture, its host tests, the long grid, the guide that adds a variant"
     "make test-all|AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer, fuzzers"
@@ -32,7 +34,7 @@ later=(
     "make test-all|the site of the documents, built and opened in Chromium"
     "$soak"
     "$packed"
-    "make lint|layout, cppcheck, clang-tidy, shellcheck, ruff"
+    "$linted"
 )
 
 # ---- bookkeeping ----
