@@ -22,6 +22,24 @@ static inline sat_problem attention_problem(sat_dtype dtype, int64_t heads, int6
     return p;
 }
 
+/* What a planted variant computes: alpha*A*B in f32, A as it is stored. */
+__attribute__((noinline, unused)) static void multiply_plainly(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    const float *values = l->operands[0], *b = l->operands[1];
+    float *c = l->operands[2];
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t j = 0; j < p->n; j++) {
+            double sum = 0;
+            int64_t row = i / a->block_rows;
+            for (int64_t t = a->row_ptr[row]; t < a->row_ptr[row + 1]; t++)
+                for (int64_t k = 0; k < a->block_cols; k++)
+                    sum += (double)values[(t * a->block_rows + i % a->block_rows) * a->block_cols + k] *
+                           b[(a->col_idx[t] * a->block_cols + k) * p->b.row_stride + j * p->b.col_stride];
+            c[i * p->c.row_stride + j * p->c.col_stride] = (float)(p->alpha * sum);
+        }
+}
+
 /* The operands in the order in which variants get them. */
 __attribute__((noinline, unused)) static sat_status run_in_order(sat_plan *plan, const sat_problem *p, void *const *o,
                                                                  void *stream) {

@@ -37,23 +37,10 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 }
 
 static sat_status launch(const sat_launch *l) {
-    const sat_problem *p = l->problem;
-    const sat_pattern_view *a = l->pattern;
-    const float *values = l->operands[0], *b = l->operands[1];
-    float *c = l->operands[2];
     planted *me = l->variant->user;
     me->calls++;
-    for (int64_t i = 0; i < p->m; i++)
-        for (int64_t j = 0; j < p->n; j++) {
-            double sum = 0;
-            int64_t row = i / a->block_rows;
-            for (int64_t t = a->row_ptr[row]; t < a->row_ptr[row + 1]; t++)
-                for (int64_t k = 0; k < a->block_cols; k++)
-                    sum += (double)values[(t * a->block_rows + i % a->block_rows) * a->block_cols + k] *
-                           b[(a->col_idx[t] * a->block_cols + k) * p->b.row_stride + j * p->b.col_stride];
-            c[i * p->c.row_stride + j * p->c.col_stride] = (float)(p->alpha * sum);
-        }
-    if (me->lies) c[0] += 1;
+    multiply_plainly(l);
+    if (me->lies) ((float *)l->operands[2])[0] += 1;
     return SAT_OK;
 }
 

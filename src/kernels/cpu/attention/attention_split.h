@@ -22,7 +22,7 @@ enum { TILE_KEYS = 64, ITEM_KEYS = 512, MOST_ROWS = 32 };
 
 /* ---- elements ---- */
 
-/* A vector of elements from `at` on; the first `some` of it, the others 0. */
+/* A vector of elements from `at` on. */
 INLINE VEC load_lanes(sat_dtype t, const void *p, int64_t at) {
     if (t == SAT_F32) return VLOAD((const float *)p + at);
     vec_half h = vec_load_half((const uint16_t *)p + at);
