@@ -1,7 +1,7 @@
 /* Long f32 sums of one sign on a GPU: every variant of ours that takes f32, forced, is as exact as sums in parts allow.
  * Rows of different lengths, blocks that are deeper than a part and ragged, split rows, and what an epilogue does once
- * however many parts there are. Official libraries sum as they like, and tensor cores, which TF32 asks for, truncate.
- */
+ * however many parts there are. Official libraries sum as they like, and so do tensor cores that TF32 asks for, which
+ * truncate; 3xTF32, which is as exact as f32, adds up its steps by plain additions. */
 #include "cuda_support.h"
 #include "long_sums.h"
 #include "problems.h"
@@ -242,10 +242,8 @@ static void long_sampled_products_are_summed_in_parts(void **state) {
 
 /* ---- attention ---- */
 
-static void long_rows_of_attention_are_summed_in_parts(void **state) {
-    (void)state;
-    sat_context *ctx = open_cuda(SAT_EFFORT_OFF);
-    attention x = make_attention(70, 1 << 16);
+static void expect_attention(sat_context *ctx, int64_t queries) {
+    attention x = make_attention(queries, 1 << 16);
     sat_pattern *pattern = full_pattern(ctx, x.queries, x.keys, 16, 64);
     sat_problem p = attention_problem(SAT_F32, 1, 1, DIM);
     align(&p);
@@ -257,10 +255,17 @@ static void long_rows_of_attention_are_summed_in_parts(void **state) {
         if (run(ctx, pattern, &p, i, device, 3, o, size * 4, NULL))
             expect_error(largest_part(o, x.o, NULL, (int64_t)size), bound((double)x.keys, SAT_SUM_PART, 16),
                          sat_variant_at(ctx, i)->name, "O");
-    expect_all_ran(ctx, SAT_ATTENTION);
     for (int i = 0; i < 4; i++) sat_memory_free(ctx, device[i]);
     free(o), free_attention(&x);
     sat_pattern_free(pattern);
+}
+
+static void long_rows_of_attention_are_summed_in_parts(void **state) {
+    (void)state;
+    sat_context *ctx = open_cuda(SAT_EFFORT_OFF);
+    expect_attention(ctx, 70);
+    expect_attention(ctx, 40); /* few enough for `split` */
+    expect_all_ran(ctx, SAT_ATTENTION);
     sat_context_free(ctx);
 }
 
@@ -271,6 +276,7 @@ static void parts_of_attention_follow_the_largest_score(void **state) {
     sat_context *ctx = open_cuda(SAT_EFFORT_OFF);
     sat_pattern *pattern = full_pattern(ctx, QUERIES, KEYS, QUERIES, 4);
     sat_problem p = attention_problem(SAT_F32, 1, 1, DIM);
+    align(&p);
     size_t size = QUERIES * DIM, rows = (size_t)KEYS * DIM;
     float *q = calloc(size, 4), *k = calloc(rows, 4), *v = malloc(rows * 4), *o = malloc(size * 4);
     double *want = calloc(size, sizeof *want);

@@ -391,7 +391,7 @@ static const sat_checker *cuda_checker(sat_operation op) {
     case SAT_ATTENTION:
     case SAT_ATTENTION_BACKWARD: return &sat_cuda_attention_check;
     case SAT_GROUPED:
-    case SAT_GROUPED_WEIGHTS: return NULL; /* no variant on CUDA yet */
+    case SAT_GROUPED_WEIGHTS: return &sat_cuda_grouped_check;
     }
     return NULL;
 }

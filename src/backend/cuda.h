@@ -42,7 +42,8 @@ cudaError_t sat_cuda_all_poison(const sat_operand *o, void *base, size_t guard, 
 /* cuda_rates.cu; waits for all of it. */
 cudaError_t sat_cuda_measure(const sat_device *d, void *scratch, size_t bytes, sat_rates *rates, cudaStream_t stream);
 
-extern const sat_checker sat_cuda_matmul_check, sat_cuda_sampled_check, sat_cuda_attention_check;
+extern const sat_checker sat_cuda_matmul_check, sat_cuda_sampled_check, sat_cuda_attention_check,
+    sat_cuda_grouped_check;
 
 #ifdef __cplusplus
 }

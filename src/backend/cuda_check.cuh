@@ -112,6 +112,29 @@ template <typename T> __device__ inline T warp_sum(T x) {
     return x;
 }
 
+/* Rows of matrices of integers times a random vector, by tiles: to[z*rows + i] += sum over j of m[z][i][j]*r[j]. By
+ * CTAs of at least TILE threads; notes what is no integer as a fault of this kind. */
+__device__ inline void fold_rows(outcome *o, int kind, sat_dtype type, const void *from, const sat_layout &layout,
+                                 int64_t items, int64_t rows, int64_t cols, double scale, uint64_t seed,
+                                 unsigned long long *to) {
+    __shared__ double tile[TILE][PITCH];
+    int64_t across = sat_tiles(cols), each = sat_tiles(rows) * across;
+    for (int64_t at = blockIdx.x; at < items * each; at += gridDim.x) {
+        int64_t z = at / each, i0 = at % each / across * TILE, j0 = at % across * TILE, i = i0 + threadIdx.x;
+        load_tile(tile, type, sat_at(type, from, z * layout.batch_stride), layout, i0, j0, rows, cols);
+        __syncthreads();
+        if (threadIdx.x < TILE && i < rows) {
+            uint64_t sum = 0, value;
+            for (int64_t j = 0; j < sat_min(TILE, cols - j0); j++) {
+                if (!sat_integer(tile[threadIdx.x][j], scale, &value)) note(o, kind, i, j0 + j, 1, 0, 0, 0);
+                sum += value * sat_mix(seed + (uint64_t)(j0 + j));
+            }
+            atomicAdd(&to[z * rows + i], (unsigned long long)sum); /* integers: the order does not matter */
+        }
+        __syncthreads();
+    }
+}
+
 /* All threads of the CTA, once. */
 __device__ inline void add_squares(outcome *o, sat_squares mine) {
     double seen = warp_sum(mine.seen), predicted = warp_sum(mine.predicted), weights = warp_sum(mine.weights);

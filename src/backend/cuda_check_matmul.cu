@@ -179,25 +179,9 @@ static sat_status compare(const sat_trial *t, const void *expectation_, sat_find
 
 /* ---- proving the sums ---- */
 
-/* Rows of a matrix of integers times the random vector, by tiles: to[i] += sum over j of m[i][j]*r[j]. */
-static __global__ void fold_rows(item x, sat_dtype type, const void *from, sat_layout layout, int64_t rows,
-                                 double scale, uint64_t seed, unsigned long long *to) {
-    __shared__ double tile[TILE][PITCH];
-    int64_t across = sat_tiles(x.p.n), all = sat_tiles(rows) * across;
-    for (int64_t at = blockIdx.x; at < all; at += gridDim.x) {
-        int64_t i0 = at / across * TILE, j0 = at % across * TILE, i = i0 + threadIdx.x;
-        load_tile(tile, type, from, layout, i0, j0, rows, x.p.n);
-        __syncthreads();
-        if (threadIdx.x < TILE && i < rows) {
-            uint64_t sum = 0, value;
-            for (int64_t j = 0; j < sat_min(TILE, x.p.n - j0); j++) {
-                if (!sat_integer(tile[threadIdx.x][j], scale, &value)) note(x.result, WRONG_SUM, i, j0 + j, 1, 0, 0, 0);
-                sum += value * sat_mix(seed + (uint64_t)(j0 + j));
-            }
-            atomicAdd(&to[i], (unsigned long long)sum); /* integers: the order does not matter */
-        }
-        __syncthreads();
-    }
+static __global__ void fold(item x, sat_dtype type, const void *from, sat_layout layout, int64_t rows, double scale,
+                            uint64_t seed, unsigned long long *to) {
+    fold_rows(x.result, WRONG_SUM, type, from, layout, 1, rows, x.p.n, scale, seed, to);
 }
 
 /* A warp has a row of op(A). */
@@ -235,10 +219,10 @@ static sat_status prove(const sat_trial *t, uint64_t seed, sat_finding *finding)
         double scale = t->fills[0].scale * t->fills[1].scale;
         (void)cudaMemsetAsync(folded, 0, (size_t)(p->k + p->m) * 8, stream);
         if (p->k > 0)
-            fold_rows<<<sat_blocks(sat_tiles(p->k) * sat_tiles(p->n), 1), 128, 0, stream>>>(
-                x, p->b_dtype, x.b, p->b, p->k, t->fills[1].scale, seed, folded);
-        fold_rows<<<sat_blocks(sat_tiles(p->m) * sat_tiles(p->n), 1), 128, 0, stream>>>(x, p->compute_dtype, x.sums,
-                                                                                        plain, p->m, scale, seed, sums);
+            fold<<<sat_blocks(sat_tiles(p->k) * sat_tiles(p->n), 1), 128, 0, stream>>>(x, p->b_dtype, x.b, p->b, p->k,
+                                                                                       t->fills[1].scale, seed, folded);
+        fold<<<sat_blocks(sat_tiles(p->m) * sat_tiles(p->n), 1), 128, 0, stream>>>(x, p->compute_dtype, x.sums, plain,
+                                                                                   p->m, scale, seed, sums);
         prove_rows<<<sat_blocks(p->m, 4), 128, 0, stream>>>(x, folded, sums);
     }
     if (e) status = fetch_outcome(e->result, stream, words, finding);

@@ -177,7 +177,7 @@ static inline void sat_store(sat_dtype t, void *p, int64_t i, double x) {
     SAT_NO_SUCH_DTYPE();
 }
 
-static inline void *sat_at(sat_dtype t, const void *p, int64_t i) {
+SAT_BOTH static inline void *sat_at(sat_dtype t, const void *p, int64_t i) {
     return (char *)(uintptr_t)p + i * (int64_t)sat_dtype_size(t);
 }
 

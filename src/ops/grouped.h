@@ -11,6 +11,12 @@ enum { SAT_FILL_BEYOND = 4, SAT_FILL_BELOW, SAT_FILL_FIRST };
 
 /* A matmul with the same scalars, dtypes, activation and depth (k), as the arithmetic of the checks wants to see it: B
  * repeats its elements where X or W does. */
+#ifdef __cplusplus
+extern "C" {
+#endif
 sat_problem sat_grouped_like_matmul(const sat_problem *p);
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -1,13 +1,13 @@
 // cuda_attention_split: fused attention for few queries, as in decoding, where reading keys and values once is all the
-// cost (flash decoding). f16 and bf16 by mma.sync, dense and block-sparse.
+// cost (flash decoding). By mma.sync, f16 and bf16, and f32 as 3xTF32 (attention_mma_f32.cuh); dense and block-sparse.
 //
 // A tile has 16 rows, which are the queries of all heads that share keys. Its keys are split over several CTAs. Each
-// warp of a CTA has every fourth 16 keys, in a ring of its own in shared memory, so that no warp waits for another. A
-// second kernel reduces the partial results of a tile, in a fixed order.
+// warp of a CTA has every fourth 16 keys (of long rows in f32: 8), in a ring of its own in shared memory, so that no
+// warp waits for another. A second kernel reduces the partial results of a tile, in a fixed order.
 
-#include "kernels/cuda/attention/attention_mma.cuh"
+#include "kernels/cuda/attention/attention_mma_f32.cuh"
 
-enum { WARPS = 4, THREADS = 32 * WARPS, ROWS = 16, STEP_KEYS = 64, MAX_SPLITS = 128 };
+enum { WARPS = 4, THREADS = 32 * WARPS, ROWS = 16, MAX_SPLITS = 128 };
 
 struct split_args {
     attention_args a; // the heads of its schedule are groups of `packed` heads
@@ -19,29 +19,37 @@ struct split_args {
 
 // ---- shared memory: Q, then a ring of every warp; in the end the sums of all warps ----
 
-template <int D_, int STAGES_, int CTAS_> struct tile_shape {
-    static constexpr int D = D_, STAGES = STAGES_, CTAS = CTAS_, PITCH = 2 * D + 16;
-    static constexpr int TILE = ROWS * PITCH, STAGE = 2 * TILE, RING = STAGES * STAGE; // a warp's, in bytes
-    static constexpr int BYTES = TILE + WARPS * RING;
+// Elements of SIZE bytes; a warp has KEYS keys of a step. Sizes in bytes. Rows of f32 are swizzled, others padded.
+template <int SIZE_, int D_, int KEYS_, int STAGES_, int CTAS_> struct tile_shape {
+    static constexpr int SIZE = SIZE_, D = D_, KEYS = KEYS_, STAGES = STAGES_, CTAS = CTAS_, STEP_KEYS = WARPS * KEYS;
+    static constexpr int VECTORS = D * SIZE / 16, VECTOR = 16 / SIZE; // of a row; elements of one
+    static constexpr int PITCH = SIZE * D + (SIZE == 4 ? 0 : 16), Q = ROWS * PITCH;
+    static constexpr int TILE = KEYS * PITCH, STAGE = 2 * TILE, RING = STAGES * STAGE; // a warp's
+    static constexpr int BYTES = Q + WARPS * RING;
     static_assert(WARPS * ROWS * (D + 2) * 4 <= BYTES, "the sums of the warps take the place of all else");
+    static_assert(STEP_KEYS <= ATTENTION_WORD_KEYS && (SIZE == 4 || KEYS == 16), "");
+    __device__ static __forceinline__ int place(int row, int vec16) { // in a tile
+        return row * PITCH + (SIZE == 4 ? vec16 ^ attention_f32_swizzle(row) : vec16) * 16;
+    }
 };
 
 // ---- load ----
 
-// One warp: begins to copy its 16 keys of a step, and their values.
+// One warp: begins to copy its keys of a step, and their values.
 template <typename S>
 __device__ __forceinline__ void load_step(const attention_args &x, const attention_cta &c, int step, uint32_t to) {
     attention_step t = attention_step_at(x.schedule, c.steps, step);
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = t.first + warp * 16, count = t.count - warp * 16;
-    const char *keys = c.keys + 2 * first * x.k_at.row_stride, *values = c.values + 2 * first * x.v_at.row_stride;
-    constexpr int VECTORS = S::D / 8;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = t.first + warp * S::KEYS;
+    int count = t.count - warp * S::KEYS;
+    const char *keys = c.keys + S::SIZE * first * x.k_at.row_stride;
+    const char *values = c.values + S::SIZE * first * x.v_at.row_stride;
 #pragma unroll
-    for (int i = 0; i < VECTORS / 2; i++) {
-        int at = lane + i * 32, row = at / VECTORS, vec16 = at % VECTORS;
-        bool inside = row < count && vec16 * 8 < x.dim;
-        uint32_t place = to + row * S::PITCH + vec16 * 16;
-        int64_t k = inside ? 2 * row * x.k_at.row_stride + vec16 * 16 : 0;
-        int64_t v = inside ? 2 * row * x.v_at.row_stride + vec16 * 16 : 0;
+    for (int i = 0; i < S::KEYS * S::VECTORS / 32; i++) {
+        int at = lane + i * 32, row = at / S::VECTORS, vec16 = at % S::VECTORS;
+        bool inside = row < count && vec16 * S::VECTOR < x.dim;
+        uint32_t place = to + S::place(row, vec16);
+        int64_t k = inside ? S::SIZE * row * x.k_at.row_stride + vec16 * 16 : 0;
+        int64_t v = inside ? S::SIZE * row * x.v_at.row_stride + vec16 * 16 : 0;
         cp_async_16(place, (inside ? keys : c.keys) + k, inside ? 16 : 0);
         cp_async_16(place + S::TILE, (inside ? values : c.values) + v, inside ? 16 : 0);
     }
@@ -56,13 +64,12 @@ __device__ __forceinline__ bool row_at(const split_args &x, const attention_work
 
 template <typename S>
 __device__ __forceinline__ void load_queries(const split_args &x, const attention_work &work, uint32_t to) {
-    constexpr int VECTORS = S::D / 8;
-    for (int at = threadIdx.x; at < ROWS * VECTORS; at += THREADS) {
-        int row = at / VECTORS, vec16 = at % VECTORS, query, head;
-        bool inside = row_at(x, work, row, query, head) && vec16 * 8 < x.a.dim;
+    for (int at = threadIdx.x; at < ROWS * S::VECTORS; at += THREADS) {
+        int row = at / S::VECTORS, vec16 = at % S::VECTORS, query, head;
+        bool inside = row_at(x, work, row, query, head) && vec16 * S::VECTOR < x.a.dim;
         const char *from = x.a.q;
-        if (inside) from += 2 * sat_heads_at(&x.a.q_at, work.batch, head, query) + vec16 * 16;
-        cp_async_16(to + row * S::PITCH + vec16 * 16, from, inside ? 16 : 0);
+        if (inside) from += S::SIZE * sat_heads_at(&x.a.q_at, work.batch, head, query) + vec16 * 16;
+        cp_async_16(to + S::place(row, vec16), from, inside ? 16 : 0);
     }
 }
 
@@ -95,8 +102,10 @@ __device__ __forceinline__ void epilogue(const split_args &x, const attention_wo
 #pragma unroll
     for (int j = 0; j < S::D / 8; j++)
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            memory[(warp * ROWS + lane / 4 + e / 2 * 8) * S::D + j * 8 + lane % 4 * 2 + e % 2] = o[0][j][e];
+        for (int e = 0; e < 4; e++) {
+            int column = S::SIZE == 4 ? attention_f32_column(j, e) : j * 8 + lane % 4 * 2 + e % 2;
+            memory[(warp * ROWS + lane / 4 + e / 2 * 8) * S::D + column] = o[0][j][e];
+        }
     if (lane % 4 == 0)
         for (int h = 0; h < 2; h++) {
             rows[(warp * ROWS + lane / 4 + h * 8) * 2] = m[h];
@@ -123,6 +132,59 @@ __device__ __forceinline__ void epilogue(const split_args &x, const attention_wo
     }
 }
 
+// ---- the products of a warp ----
+
+// Of 16-bit elements: Q stays in registers.
+template <typename MATH, typename S> struct warp_products {
+    uint32_t a[S::D / 16][4];
+    __device__ __forceinline__ void read_q(uint32_t q, bool negative) {
+#pragma unroll
+        for (int k = 0; k < S::D / 16; k++) {
+            ldmatrix_x4(a[k], q + attention_lane_a<S::PITCH>() + k * 32);
+            if (negative) // the softmax takes a positive scale
+#pragma unroll
+                for (int e = 0; e < 4; e++) a[k][e] ^= 0x80008000u;
+        }
+    }
+    __device__ __forceinline__ void scores(float (&s)[1][S::KEYS / 8][4], uint32_t stage) const {
+        uint32_t b[4];
+#pragma unroll
+        for (int k = 0; k < S::D / 16; k++) {
+            ldmatrix_x4(b, stage + attention_lane_bt<S::PITCH>() + k * 32);
+            MATH::multiply(s[0][0], a[k], b[0], b[1]);
+            MATH::multiply(s[0][1], a[k], b[2], b[3]);
+        }
+    }
+    __device__ __forceinline__ void add_values(float (&o)[1][S::D / 8][4], const float (&s)[1][S::KEYS / 8][4],
+                                               uint32_t stage) const {
+        uint32_t p[1][1][4];
+        attention_pack_operand<typename MATH::element, 1, 16>(p, s);
+        attention_mma_pb<MATH, 1, 16, S::D, S::PITCH>(o, p, stage + S::TILE + attention_lane_a<S::PITCH>());
+    }
+};
+
+// Of f32: Q is read from shared memory again, since registers are full of sums.
+template <typename S> struct warp_products<sat_tf32_math, S> {
+    attention_f32_lane rows;
+    uint32_t sign;
+    __device__ __forceinline__ void read_q(uint32_t q, bool negative) {
+        rows = attention_f32_lane_abt<S::D>(q), sign = negative ? 0x80000000u : 0;
+    }
+    __device__ __forceinline__ void scores(float (&s)[1][S::KEYS / 8][4], uint32_t stage) const {
+        attention_f32_abt<1, S::KEYS / 8, S::D>(s, rows, attention_f32_lane_abt<S::D>(stage));
+#pragma unroll
+        for (int j = 0; j < S::KEYS / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[0][j][e] = __uint_as_float(__float_as_uint(s[0][j][e]) ^ sign);
+    }
+    __device__ __forceinline__ void add_values(float (&o)[1][S::D / 8][4], const float (&s)[1][S::KEYS / 8][4],
+                                               uint32_t stage) const {
+        attention_f32_operand<1, S::KEYS / 8> p;
+        attention_f32_make_operand(p, s);
+        attention_f32_pb<1, S::KEYS / 8, S::D, S::D>(o, p, attention_f32_lane_pb<S::D>(stage + S::TILE));
+    }
+};
+
 // ---- kernels ----
 
 template <typename MATH, typename S>
@@ -131,14 +193,14 @@ static __global__ void __launch_bounds__(THREADS, S::CTAS) split_forward(const _
     extern __shared__ __align__(16) char memory[];
     __shared__ attention_cta cta;
     int split = blockIdx.x % x.splits, warp = threadIdx.x / 32, begin, end; // steps of this split
-    uint32_t q = smem_address(memory), ring = q + S::TILE + warp * S::RING;
+    uint32_t q = smem_address(memory), ring = q + S::Q + warp * S::RING;
     {
         attention_cta c;
         c.work = attention_work_at(x.a.schedule, blockIdx.x / x.splits);
         c.steps = attention_steps_of(x.a.schedule, c.work, c.work.head * x.packed);
         int kv_head = c.work.head / x.a.schedule.heads_per_kv;
-        c.keys = x.a.k + 2 * sat_heads_at(&x.a.k_at, c.work.batch, kv_head, 0);
-        c.values = x.a.v + 2 * sat_heads_at(&x.a.v_at, c.work.batch, kv_head, 0);
+        c.keys = x.a.k + S::SIZE * sat_heads_at(&x.a.k_at, c.work.batch, kv_head, 0);
+        c.values = x.a.v + S::SIZE * sat_heads_at(&x.a.v_at, c.work.batch, kv_head, 0);
         begin = (int)((int64_t)c.steps.count * split / x.splits);
         end = (int)((int64_t)c.steps.count * (split + 1) / x.splits);
         load_queries<S>(x, c.work, q);
@@ -152,14 +214,8 @@ static __global__ void __launch_bounds__(THREADS, S::CTAS) split_forward(const _
     }
     cp_async_wait_group<S::STAGES - 1>();
     __syncthreads();
-    uint32_t a[S::D / 16][4];
-#pragma unroll
-    for (int k = 0; k < S::D / 16; k++) {
-        ldmatrix_x4(a[k], q + attention_lane_a<S::PITCH>() + k * 32);
-        if (x.a.negative) // the softmax takes a positive scale
-#pragma unroll
-            for (int e = 0; e < 4; e++) a[k][e] ^= 0x80008000u;
-    }
+    warp_products<MATH, S> products;
+    products.read_q(q, x.a.negative);
     float o[1][S::D / 8][4] = {};
     attention_rows<1> r = {{{-INFINITY, -INFINITY}}, {{0, 0}}};
 #pragma unroll 1
@@ -170,14 +226,8 @@ static __global__ void __launch_bounds__(THREADS, S::CTAS) split_forward(const _
         int next = step + S::STAGES - 1;
         if (next < end) load_step<S>(x.a, cta, next, ring + (next - begin) % S::STAGES * S::STAGE);
         cp_async_commit_group();
-        float s[1][2][4] = {}, scale[1][2];
-        uint32_t p[1][1][4], b[4];
-#pragma unroll
-        for (int k = 0; k < S::D / 16; k++) {
-            ldmatrix_x4(b, stage + attention_lane_bt<S::PITCH>() + k * 32);
-            MATH::multiply(s[0][0], a[k], b[0], b[1]);
-            MATH::multiply(s[0][1], a[k], b[2], b[3]);
-        }
+        float s[1][S::KEYS / 8][4] = {}, scale[1][2];
+        products.scores(s, stage);
         attention_step t = attention_step_at(x.a.schedule, cta.steps, step);
         if (t.edge)
             for (int h = 0; h < 2; h++) {
@@ -186,17 +236,16 @@ static __global__ void __launch_bounds__(THREADS, S::CTAS) split_forward(const _
                 uint64_t keep =
                     attention_kept_keys(x.a.schedule, query, own.first, own.diagonal, t.first, t.count, own.other_begin,
                                         own.other_end, (int64_t)(cta.steps.list + step) * x.a.schedule.words);
-                if (h == 0) attention_mask_row<16>(s[0], 0, keep >> (warp * 16), -INFINITY);
-                else attention_mask_row<16>(s[0], 1, keep >> (warp * 16), -INFINITY);
+                if (h == 0) attention_mask_row<S::KEYS>(s[0], 0, keep >> (warp * S::KEYS), -INFINITY);
+                else attention_mask_row<S::KEYS>(s[0], 1, keep >> (warp * S::KEYS), -INFINITY);
             }
-        if (attention_softmax<1, 16>(s, r, scale, x.a.scale_log2, x.a.rescale_above)) {
+        if (attention_softmax<1, S::KEYS>(s, r, scale, x.a.scale_log2, x.a.rescale_above)) {
 #pragma unroll
             for (int j = 0; j < S::D / 8; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) o[0][j][e] *= scale[0][e / 2];
         }
-        attention_pack_operand<E, 1, 16>(p, s);
-        attention_mma_pb<MATH, 1, 16, S::D, S::PITCH>(o, p, stage + S::TILE + attention_lane_a<S::PITCH>());
+        products.add_values(o, s, stage);
     }
     for (int h = 0; h < 2; h++) {
         r.sum[0][h] += __shfl_xor_sync(~0u, r.sum[0][h], 1);
@@ -229,19 +278,32 @@ template <typename E, int D> static __global__ void split_reduce(const __grid_co
 
 struct instance {
     sat_dtype dtype;
-    int max_dim, ctas, bytes;
+    int max_dim, step_keys, ctas, bytes;
     void (*forward)(split_args);
     void (*reduce)(split_args);
 };
 
 template <typename MATH, typename S> static constexpr instance instance_of() {
-    return {MATH::dtype, S::D, S::CTAS, S::BYTES, split_forward<MATH, S>, split_reduce<typename MATH::element, S::D>};
+    return {MATH::dtype,
+            S::D,
+            S::STEP_KEYS,
+            S::CTAS,
+            S::BYTES,
+            split_forward<MATH, S>,
+            split_reduce<typename MATH::element, S::D>};
 }
 
+// Bytes of an element, D, a warp's keys, stages, CTAs a multiprocessor; of each dtype the head sizes in rising order.
 static const instance instances[] = {
-    instance_of<sat_f16_math, tile_shape<64, 4, 2>>(),   instance_of<sat_f16_math, tile_shape<128, 3, 2>>(),
-    instance_of<sat_f16_math, tile_shape<256, 3, 1>>(),  instance_of<sat_bf16_math, tile_shape<64, 4, 2>>(),
-    instance_of<sat_bf16_math, tile_shape<128, 3, 2>>(), instance_of<sat_bf16_math, tile_shape<256, 3, 1>>(),
+    instance_of<sat_f16_math, tile_shape<2, 64, 16, 4, 2>>(),
+    instance_of<sat_f16_math, tile_shape<2, 128, 16, 3, 2>>(),
+    instance_of<sat_f16_math, tile_shape<2, 256, 16, 3, 1>>(),
+    instance_of<sat_bf16_math, tile_shape<2, 64, 16, 4, 2>>(),
+    instance_of<sat_bf16_math, tile_shape<2, 128, 16, 3, 2>>(),
+    instance_of<sat_bf16_math, tile_shape<2, 256, 16, 3, 1>>(),
+    instance_of<sat_tf32_math, tile_shape<4, 64, 16, 3, 2>>(),
+    instance_of<sat_tf32_math, tile_shape<4, 128, 16, 3, 1>>(),
+    instance_of<sat_tf32_math, tile_shape<4, 256, 8, 3, 1>>(),
 };
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
@@ -261,8 +323,8 @@ static int64_t packed_heads(const sat_problem *p, const sat_pattern_view *a) {
     return packed;
 }
 
-static attention_tiling tiling_of(const sat_problem *p, const sat_pattern_view *a) {
-    return {ROWS / packed_heads(p, a), STEP_KEYS, false};
+static attention_tiling tiling_of(const instance *k, const sat_problem *p, const sat_pattern_view *a) {
+    return {ROWS / packed_heads(p, a), k->step_keys, false};
 }
 
 static double max_tiles(const sat_problem *p, const sat_pattern_view *a) {
@@ -272,7 +334,7 @@ static double max_tiles(const sat_problem *p, const sat_pattern_view *a) {
 
 // How many CTAs share a tile, so that all CTAs have like shares. A CTA costs as much as some steps.
 static int64_t splits_of(const instance *k, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    int64_t steps = (p->n + STEP_KEYS - 1) / STEP_KEYS, best = 1;
+    int64_t steps = (p->n + k->step_keys - 1) / k->step_keys, best = 1;
     if (a->sequences) steps = (steps + a->sequences - 1) / a->sequences;
     double tiles = max_tiles(p, a), resident = (double)d->multiprocessors * k->ctas, least = 0;
     for (int64_t splits = 1; splits <= sat_min(MAX_SPLITS, sat_max(1, steps / 2)); splits++) {
@@ -292,32 +354,33 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
         return false;
     if (p->m > 4 * ROWS * sat_max(1, a->sequences)) return false; // every tile reads all keys: others are better
     if (max_tiles(p, a) * (double)splits_of(k, p, a, d) >= 1 << 30) return false;
-    return k->bytes <= d->shared_bytes && attention_schedule_fits(p, a, tiling_of(p, a));
+    return k->bytes <= d->shared_bytes && attention_schedule_fits(p, a, tiling_of(k, p, a));
 }
 
 static double estimate(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const instance *k = instance_for(v, p);
-    attention_tiling s = tiling_of(p, a);
+    attention_tiling s = tiling_of(k, p, a);
     double pairs = attention_visited_pairs(p, a, s) / (double)packed_heads(p, a) / (double)s.q_rows;
-    double bytes = pairs * 4 * (double)p->attention.dim; // of keys and values, once a tile
+    double bytes = pairs * 2 * (double)sat_dtype_size(p->a_dtype) * (double)p->attention.dim; // once a tile
     double first = fmin(bytes, sat_attention_bytes(p, a)), again = bytes - first;
     double resident = (double)d->multiprocessors * k->ctas, splits = (double)splits_of(k, p, a, d);
     double busy = fmin(1, max_tiles(p, a) * splits / resident);
     double seconds = first / (0.85 * d->memory_rate) + again / (0.62 * d->l2_rate);
-    seconds = fmax(seconds / fmax(0.3, busy), 64 * pairs * (double)k->max_dim / (0.3 * d->flop_rate[p->a_dtype]));
+    double rate = p->a_dtype == SAT_F32 ? d->tf32_rate / 3 : d->flop_rate[p->a_dtype];
+    seconds = fmax(seconds / fmax(0.3, busy), 64 * pairs * (double)k->max_dim / (0.3 * rate));
     return seconds + (splits > 1 ? 9e-6 : 6e-6);
 }
 
 // The workspace: the schedule, then the partial results.
-static size_t schedule_bytes(const sat_problem *p, const sat_pattern_view *a) {
-    return attention_round_up(attention_schedule_bytes(p, a, tiling_of(p, a)));
+static size_t schedule_bytes(const instance *k, const sat_problem *p, const sat_pattern_view *a) {
+    return attention_round_up(attention_schedule_bytes(p, a, tiling_of(k, p, a)));
 }
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const instance *k = instance_for(v, p);
     int64_t splits = splits_of(k, p, a, d);
     double partial = splits > 1 ? max_tiles(p, a) * (double)(splits * ROWS * (k->max_dim + 2) * 4) : 0;
-    return schedule_bytes(p, a) + (size_t)partial;
+    return schedule_bytes(k, p, a) + (size_t)partial;
 }
 
 static sat_status prepare(const sat_prepare *q, void **state) {
@@ -328,12 +391,12 @@ static sat_status prepare(const sat_prepare *q, void **state) {
     split_args *x = (split_args *)calloc(1, sizeof *x);
     if (!x) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
     attention_schedule *s = &x->a.schedule;
-    status = attention_schedule_make(q, tiling_of(p, q->pattern), (char *)q->workspace, s);
+    status = attention_schedule_make(q, tiling_of(k, p, q->pattern), (char *)q->workspace, s);
     if (status != SAT_OK) return free(x), status;
     x->packed = (int)packed_heads(p, q->pattern), x->splits = (int)splits_of(k, p, q->pattern, q->device);
     x->all_heads = (int)p->attention.heads;
     s->heads /= x->packed, s->heads_per_kv /= x->packed, s->heads_in_flight = s->heads * s->batch;
-    x->partial = (float *)((char *)q->workspace + schedule_bytes(p, q->pattern));
+    x->partial = (float *)((char *)q->workspace + schedule_bytes(k, p, q->pattern));
     x->rows = x->partial + (int64_t)attention_work_count(s) * x->splits * ROWS * k->max_dim;
     *state = x;
     return SAT_OK;
