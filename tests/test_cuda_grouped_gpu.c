@@ -124,13 +124,13 @@ static void run_cases(int multiprocessors, uint64_t seed, int count) {
 
 static void every_variant_gives_each_group_its_own_product(void **state) {
     (void)state;
-    run_cases(0, 77, 180);
+    run_cases(0, 77, 80);
 }
 
 /* A CTA has many tiles, one after the other. */
 static void tiles_of_few_multiprocessors_follow_each_other(void **state) {
     (void)state;
-    run_cases(2, 78, 120);
+    run_cases(2, 78, 50);
 }
 
 /* More groups than a warp looks at together, most of them empty, and a fault among the last. */

@@ -345,6 +345,12 @@ static int64_t splits_of(const instance *k, const sat_problem *p, const sat_patt
     return best;
 }
 
+// Every tile reads all keys, so that larger tiles are better for more queries: unless those leave multiprocessors idle.
+static int64_t most_queries(const sat_problem *p, const sat_device *d) {
+    int64_t large_tiles = (p->m + 63) / 64 * p->batch * p->attention.heads;
+    return large_tiles < d->multiprocessors ? 32 * ROWS : 4 * ROWS;
+}
+
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     if (!sat_attention_is_plain(p)) return false;
     const sat_attention *t = &p->attention;
@@ -352,7 +358,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (!k || p->a_dtype != k->dtype || p->a_align < 16) return false;
     if (!attention_rows_aligned(&t->q) || !attention_rows_aligned(&t->k) || !attention_rows_aligned(&t->v))
         return false;
-    if (p->m > 4 * ROWS * sat_max(1, a->sequences)) return false; // every tile reads all keys: others are better
+    if (p->m > most_queries(p, d) * sat_max(1, a->sequences)) return false;
     if (max_tiles(p, a) * (double)splits_of(k, p, a, d) >= 1 << 30) return false;
     return k->bytes <= d->shared_bytes && attention_schedule_fits(p, a, tiling_of(k, p, a));
 }

@@ -298,6 +298,12 @@ __device__ __forceinline__ void tma_store(const CUtensorMap *map, uint32_t from,
                  : "memory");
     bulk_commit_group();
 }
+__device__ __forceinline__ void tma_store(const CUtensorMap *map, uint32_t from, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(from), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+    bulk_commit_group();
+}
 /* Waits until all but the last PENDING stores of this thread have read shared memory. */
 template <int PENDING> __device__ __forceinline__ void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");

@@ -132,11 +132,11 @@ __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &
 }
 
 /* The same by TMA stores, which run while the warpgroup goes on. C row-major: each warp on its own; column-major: the
- * warpgroup together. */
-template <typename E, int WN>
+ * warpgroup together. RANK 3: C is one of many matrices, number `item`. */
+template <typename E, int WN, int RANK = 2>
 __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, const float (&d)[WN / 2],
                                                         uint32_t staging, int i0, int n0, int n, bool column_major,
-                                                        int wg) {
+                                                        int wg, int item = 0) {
     int warp = threadIdx.x / 32 % 4;
     bool one = threadIdx.x % (column_major ? 128 : 32) == 0;
     if (!column_major) staging += warp * SAT_STAGING_WARP, i0 += warp * 16; /* [buffer][warp] */
@@ -156,7 +156,10 @@ __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, co
         fence_proxy_async();
         if (column_major) named_barrier_sync(1 + wg, 128);
         else __syncwarp();
-        if (one) tma_store(c, buffer, column_major ? i0 : n0 + j, column_major ? n0 + j : i0);
+        int x = column_major ? i0 : n0 + j, y = column_major ? n0 + j : i0;
+        if (!one) continue;
+        if constexpr (RANK == 3) tma_store(c, buffer, x, y, item);
+        else tma_store(c, buffer, x, y);
     }
 }
 

@@ -19,7 +19,7 @@
 enum route { W_ROWS, W_COLUMNS, GRADIENT };
 
 struct tensor_maps {
-    CUtensorMap a, b; // X; W or Z
+    CUtensorMap a, b, c; // X; W or Z; Y or the gradient, where TMA stores it
 };
 
 struct params {
@@ -30,13 +30,15 @@ struct params {
     bool one_w;        // all groups have the same W
     bool a_whole;      // X by chunks, k a multiple of 64: a TMA box has all chunks
     bool b_whole;      // W or Z by chunks, n a multiple of 64: likewise
+    bool tma_output;   // whole tiles of C are stored by TMA
 };
 
 /* What `prepare` makes, and the tensor maps of the last launch. */
 struct state {
     unsigned *counter;
     tensor_maps maps;
-    const void *made_for[2]; // the pointers that the maps were encoded for
+    const void *made_for[3]; // the pointers that the maps were encoded for
+    bool tma_output;         // there is a map of C
 };
 
 /* ---- shared memory ---- */
@@ -199,14 +201,14 @@ __device__ __forceinline__ void multiply_stage(float (&d)[S::WN / 2], uint32_t a
     wgmma_commit_group();
 }
 
-template <typename T, typename S>
-__device__ __forceinline__ void epilogue(const params &x, const tile &t, float (&d)[S::WN / 2], uint32_t staging,
-                                         int wg);
+template <typename T, typename S, route R>
+__device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, const tile &t, float (&d)[S::WN / 2],
+                                         uint32_t staging, int wg);
 
 /* Main loop of a warpgroup. The wgmma of a stage runs while the next stage is waited for. So a stage is released one
  * step late, after the next one's wgmma has been issued; or at once where the next stage is not there yet. */
 template <typename T, typename S, route R>
-__device__ __forceinline__ void consumer(const params &x, ring_shared *s, uint32_t smem) {
+__device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     int wg = threadIdx.x / 128, lane = threadIdx.x % 32;
     pipeline_state<S> pipe = {.phase = 0};
     sat_tile_queue<tile> queue = {.phase = 0};
@@ -242,23 +244,35 @@ __device__ __forceinline__ void consumer(const params &x, ring_shared *s, uint32
         tile next = queue.receive(s);
         wgmma_wait_group<0>();
         release(mma_stage);
-        epilogue<T, S>(x, t, d, smem + S::STAGING_OFFSET + wg * SAT_STAGING, wg);
+        epilogue<T, S, R>(x, m, t, d, smem + S::STAGING_OFFSET + wg * SAT_STAGING, wg);
         t = next;
     }
+    tma_store_wait_all();
 }
 
 /* ---- epilogue ---- */
 
-/* A warpgroup's sums to C: 64 rows by WN columns. A warp stages and stores its own 16 rows, so those that are not the
- * product's are left alone. */
-template <typename T, typename S>
-__device__ __forceinline__ void epilogue(const params &x, const tile &t, float (&d)[S::WN / 2], uint32_t staging,
-                                         int wg) {
+/* A warpgroup's sums to C: 64 rows by WN columns. TMA stores rows that are all the product's, and those behind C's last
+ * row, which it leaves out. Where the next rows are another group's, each warp stages its own 16 rows and stores those
+ * that are the product's. */
+template <typename T, typename S, route R>
+__device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, const tile &t, float (&d)[S::WN / 2],
+                                         uint32_t staging, int wg) {
+    typedef typename T::element E;
     int row = t.row + (S::BM == 128 ? wg * 64 : 0), column = t.column + (S::BM == 128 ? 0 : wg * S::WN);
     if (row >= t.row_end || column >= x.n) return;
+    sat_tile_epilogue to = grouped_epilogue_at(x.epilogue, t.group, t.row_end);
     grouped_apply(x.epilogue, reinterpret_cast<float(&)[1][S::WN / 8][4]>(d), t.group, column);
-    sat_warpgroup_store<typename T::element, S::WN>(grouped_epilogue_at(x.epilogue, t.group, t.row_end), d, staging,
-                                                    row, column, t.row_end - row, wg);
+    if (x.tma_output && (R == GRADIENT || row + 64 <= t.row_end)) {
+        sat_warpgroup_apply_alpha_bias_relu(to.out, d, row);
+        sat_warpgroup_tma_store<E, S::WN, R == GRADIENT ? 3 : 2>(&m.c, d, staging, row, column, x.n, false, wg,
+                                                                 t.group);
+        return;
+    }
+    // The warps' parts of the staging area are others in TMA stores, before and after.
+    if (x.tma_output) tma_store_wait_read<0>(), named_barrier_sync(1 + wg, 128);
+    sat_warpgroup_store<E, S::WN>(to, d, staging, row, column, t.row_end - row, wg);
+    if (x.tma_output) named_barrier_sync(1 + wg, 128);
 }
 
 /* ---- kernel ---- */
@@ -271,6 +285,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     griddepcontrol_launch_dependents();
     if (threadIdx.x < 32) sat_ring_init<S::STAGES>(s, S::WARPGROUPS * 4);
     if (threadIdx.x == S::CONSUMERS) prefetch_tensormap(&m.a), prefetch_tensormap(&m.b);
+    if (threadIdx.x == 0 && x.tma_output) prefetch_tensormap(&m.c);
     __syncthreads();
     griddepcontrol_wait();
     if (threadIdx.x >= S::CONSUMERS) {
@@ -278,7 +293,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
         if (threadIdx.x / 32 == S::CONSUMERS / 32) producer<S, R>(x, m, s, keep_in_register(smem_address(memory)));
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consumer<T, S, R>(x, s, smem_address(memory));
+        consumer<T, S, R>(x, m, s, smem_address(memory));
     }
     sat_tile_counter_end(x.counter, ~0u);
 }
@@ -397,6 +412,22 @@ static bool make_maps(const sat_launch *l, const instance *k, route r, const par
     return tensormap_encode(&m->a, a) && tensormap_encode(&m->b, b);
 }
 
+/* The tensor map of C; false where there cannot be one. */
+static bool make_output_map(const sat_launch *l, const params &x, tensor_maps *m) {
+    const sat_problem *p = l->problem;
+    bool gradient = p->op == SAT_GROUPED_WEIGHTS;
+    const sat_tile_epilogue &to = x.epilogue.to;
+    int64_t rows = gradient ? p->k : p->m, line = p->c.row_stride * 2, item = p->c.batch_stride * 2;
+    if (p->grouped.groups < 2) item = line; // of one matrix nothing is skipped
+    if (to.path != SAT_STORE_PACKED16 || to.column_major) return false;
+    if (!tensormap_fits(p, p->c, rows, p->n, p->c_align, 2) || (gradient && (item <= 0 || item >= 1ll << 39)))
+        return false;
+    sat_tensor_box c = {p->c_dtype, l->operands[2], 2, {(cuuint64_t)p->n, (cuuint64_t)rows}, {(cuuint64_t)line},
+                        {64, 16},   128};
+    if (gradient) c.rank = 3, c.size[2] = (cuuint64_t)p->grouped.groups, c.stride[1] = (cuuint64_t)item, c.box[2] = 1;
+    return tensormap_encode(&m->c, c);
+}
+
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const instance *k = find(l->variant);
@@ -407,8 +438,11 @@ static sat_status launch(const sat_launch *l) {
     x.counter = st->counter, x.n = (int)p->n, x.steps = (int)((p->k + 63) / 64);
     x.one_w = p->grouped.groups < 2 || p->b.batch_stride == 0;
     x.a_whole = p->k % 64 == 0, x.b_whole = p->n % 64 == 0;
-    if (!tensormaps_reuse(st->made_for, l->operands) && !make_maps(l, k, r, x, &st->maps))
-        return tensormaps_failed(l, st->made_for);
+    if (!tensormaps_reuse(st->made_for, l->operands)) {
+        if (!make_maps(l, k, r, x, &st->maps)) return tensormaps_failed(l, st->made_for);
+        st->tma_output = make_output_map(l, x, &st->maps);
+    }
+    x.tma_output = st->tma_output;
     unsigned grid = (unsigned)fmin(grouped_most_tiles(p, k->bm, k->bn), l->device->multiprocessors);
     return k->start[r](l, grid, x, st->maps);
 }
