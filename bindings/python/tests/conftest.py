@@ -97,19 +97,20 @@ def run_ranks(folder, *jobs):
     assert not wrong, "\n".join(f"{job}: {error}" for job, error in wrong.items())
 
 
-def agreeing_ranks(folder, rounds):
+def agreeing_ranks(folder, rounds, device="cpu", world=8):
     """Rounds of agreeing_ranks.py: no hang, no divergence, and every survivor is right."""
     program = str(Path(__file__).with_name("agreeing_ranks.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("SPARSE_AUTOTUNE_LOG", None)
     words = {"capture_output": True, "text": True, "env": environment}
-    run = subprocess.run([sys.executable, "-W", "ignore", program, str(folder), str(rounds)], **words)
+    command = [sys.executable, "-W", "ignore", program, str(folder), str(rounds), device, str(world)]
+    run = subprocess.run(command, **words)
     assert run.returncode == 0, run.stdout + run.stderr
     found = json.loads(run.stdout.splitlines()[-1])
     assert len(found) == rounds
     for number, round in enumerate(found):
         ranks = round["ranks"]
-        assert len(ranks) == (7 if number % 2 else 8)
+        assert len(ranks) == world - number % 2
         for rank, products in ranks.items():
             assert len(products) == 5
             for rows, (variant, verified, error) in products.items():

@@ -4,7 +4,7 @@ import gc
 
 import numpy as np
 import pytest
-from conftest import OnlyDlpack, random_bsr
+from conftest import OnlyDlpack, agreeing_ranks, random_bsr
 
 import sparse_autotune as sa
 
@@ -294,3 +294,7 @@ def test_dlpack_arrays_on_the_gpu():
     c = sa.matmul(a, OnlyDlpack(b))
     torch.cuda.synchronize()
     close(torch.as_tensor(c, device="cuda"), dense @ b)
+
+
+def test_four_ranks_on_one_gpu_agree_and_survive_one_that_is_killed(tmp_path):
+    agreeing_ranks(tmp_path, 4, "cuda", 4)
