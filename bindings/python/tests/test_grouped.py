@@ -313,10 +313,11 @@ def operands(dtype, rows=50, k=24, n=16, device="cpu"):
 
 
 @needs_torch
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
-def test_results_and_gradients_are_those_of_a_loop(dtype, activation):
-    x, stored, bias, offsets = operands(getattr(torch, dtype))
+def test_results_and_gradients_are_those_of_a_loop(device, dtype, activation):
+    x, stored, bias, offsets = operands(getattr(torch, dtype), device=device)
     leaves = [t.requires_grad_() for t in (x, stored, bias)]
     got = sa.grouped_matmul(x, stored.transpose(1, 2), offsets, bias=bias, activation=activation, alpha=0.5)
     exact = [t.detach().double().requires_grad_() for t in leaves]
@@ -534,7 +535,40 @@ def test_what_torch_cannot_do_is_refused():
 
 @needs_torch
 @pytest.mark.cuda
-def test_a_gpu_without_variants_says_so():
-    x, stored, _, offsets = operands(torch.float32, device="cuda")
-    with pytest.raises(sa.UnsupportedError, match="grouped"):
-        sa.grouped_matmul(x, stored.transpose(1, 2), offsets)
+@pytest.mark.parametrize("offset_type", ["int32", "int64"])
+def test_a_captured_product_takes_the_offsets_of_each_replay(offset_type):
+    rows, groups = 700, 9
+    x = torch.randn(rows, 136, device="cuda", dtype=torch.float16)
+    w = torch.randn(groups, 136, 264, device="cuda", dtype=torch.float16)
+    offsets = torch.linspace(0, rows, groups + 1, device="cuda").to(getattr(torch, offset_type))
+    sa.tune(sa.grouped_matmul, x, w, offsets)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            sa.grouped_matmul(x, w, offsets), sa.grouped_weights(x, x, offsets)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        y, sums = sa.grouped_matmul(x, w, offsets), sa.grouped_weights(x, x, offsets)
+    for _ in range(50):
+        inner = torch.randint(0, rows + 1, (groups,), device="cuda").sort().values
+        offsets[1:] = inner.to(offsets.dtype)
+        x.copy_(torch.randn(x.shape, device="cuda"))
+        y.fill_(float("nan")), sums.fill_(float("nan"))
+        graph.replay()
+        ends = offsets.tolist()
+        wanted = torch_product(x.double(), w.double(), offsets)
+        tensors_close(y, wanted)
+        outer = torch.stack([x[i:j].double().T @ x[i:j].double() for i, j in zip(ends, ends[1:])])
+        tensors_close(sums / 16, outer / 16)
+
+
+@needs_torch
+@pytest.mark.cuda
+def test_on_a_gpu_groups_are_empty_from_the_first_fault_on():
+    x, stored, _, _ = operands(torch.float32, device="cuda")
+    for broken in ([0, 10, 5, 31, 40], [0, 10, 60, 61, 62], [0, 10, -1, 31, 40]):
+        offsets = torch.tensor(broken, device="cuda")
+        y = sa.grouped_matmul(x, stored.transpose(1, 2), offsets)
+        wanted = torch_product(x, stored.transpose(1, 2), torch.tensor([0, 10, 10, 10, 10]))
+        tensors_close(y, wanted)

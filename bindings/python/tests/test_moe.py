@@ -188,3 +188,65 @@ def test_what_is_wrong_with_a_mixture_is_named(words, error, message):
 def test_an_input_of_another_width_is_refused():
     with pytest.raises(ValueError, match="x has 15 columns; expected 16"):
         sa.MoE(16, 8, 4)(torch.ones(2, 15))
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-9), ("float32", 2e-4), ("bfloat16", 5e-2)])
+@pytest.mark.parametrize("shared", [0, 48])
+def test_a_mixture_on_a_gpu_is_the_loop_over_its_experts(dtype, tolerance, shared):
+    torch.manual_seed(1)
+    dtype = getattr(torch, dtype)
+    layer = sa.MoE(128, 96, 8, 2, shared=shared, device="cuda", dtype=dtype)
+    agree(layer, torch.randn(3, 70, 128, device="cuda", dtype=dtype), tolerance)
+
+
+@pytest.mark.cuda
+def test_a_captured_training_step_routes_anew_at_each_replay():
+    torch.manual_seed(2)
+    layer = sa.MoE(128, 64, 16, 2, device="cuda")
+    x, grad = (torch.randn(300, 128, device="cuda") for _ in range(2))
+    x.requires_grad_()
+    leaves = [x, *layer.parameters()]
+
+    def step():
+        y = layer(x)
+        return [y, *torch.autograd.grad(y, leaves, grad)]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        got = step()
+    for number in range(1000):
+        with torch.no_grad():
+            x.copy_(torch.randn(x.shape, device="cuda"))
+            x[:, :8] += 3 * torch.randn(8, device="cuda")  # uneven groups
+        for t in got:
+            t.fill_(float("nan"))
+        graph.replay()
+        wanted = plainly(layer, x)
+        torch.testing.assert_close(got[0], wanted, rtol=2e-4, atol=2e-4)
+        if number % 20 == 0:
+            words = {"allow_unused": True, "materialize_grads": True}
+            for mine, theirs in zip(got[1:], torch.autograd.grad(wanted, leaves, grad, **words)):
+                torch.testing.assert_close(mine, theirs, rtol=5e-4, atol=5e-4)
+
+
+@pytest.mark.cuda
+def test_a_tuned_step_on_a_gpu_waits_for_nothing():
+    layer = sa.MoE(128, 64, 16, 2, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(300, 128, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        layer(x).sum().backward()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")  # torch's own copies and waits
+    try:
+        layer(x).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

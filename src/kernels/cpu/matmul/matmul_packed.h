@@ -118,24 +118,32 @@ TILES(DEFINE)
 DIRECT_TILES(DEFINE)
 #undef DEFINE
 #define DEFINE(ROWS, VECTORS)                                                                                          \
-    static void FN(packed_columns_##ROWS##x##VECTORS)(const FN(packed_tile) * x) {                                     \
-        FN(packed_multiply_tile)(ROWS, VECTORS, FN(A_COLUMNS), x);                                                     \
-    }                                                                                                                  \
     static void FN(packed_rows_##ROWS##x##VECTORS)(const FN(packed_tile) * x) {                                        \
         FN(packed_multiply_tile)(ROWS, VECTORS, FN(A_ROWS), x);                                                        \
     }
 DIRECT_TILES(DEFINE)
 #undef DEFINE
+#if PACKED_K_STEP == 1 /* a pair of neighbouring k is together in a row alone */
+#define DEFINE(ROWS, VECTORS)                                                                                          \
+    static void FN(packed_columns_##ROWS##x##VECTORS)(const FN(packed_tile) * x) {                                     \
+        FN(packed_multiply_tile)(ROWS, VECTORS, FN(A_COLUMNS), x);                                                     \
+    }
+DIRECT_TILES(DEFINE)
+#undef DEFINE
+#endif
 
 static const FN(packed_kernel) FN(packed_kernels)[3][MAX_ROWS][MAX_VECTORS] = {
 #define LIST(ROWS, VECTORS) [FN(A_PACKED)][ROWS - 1][VECTORS - 1] = FN(packed_tile_##ROWS##x##VECTORS),
     TILES(LIST) DIRECT_TILES(LIST)
 #undef LIST
-#define LIST(ROWS, VECTORS)                                                                                            \
-    [FN(A_COLUMNS)][ROWS - 1][VECTORS - 1] = FN(packed_columns_##ROWS##x##VECTORS),                                    \
-                                        [FN(A_ROWS)][ROWS - 1][VECTORS - 1] = FN(packed_rows_##ROWS##x##VECTORS),
+#define LIST(ROWS, VECTORS) [FN(A_ROWS)][ROWS - 1][VECTORS - 1] = FN(packed_rows_##ROWS##x##VECTORS),
         DIRECT_TILES(LIST)
 #undef LIST
+#if PACKED_K_STEP == 1
+#define LIST(ROWS, VECTORS) [FN(A_COLUMNS)][ROWS - 1][VECTORS - 1] = FN(packed_columns_##ROWS##x##VECTORS),
+            DIRECT_TILES(LIST)
+#undef LIST
+#endif
 };
 
 /* ---- packing and epilogue ---- */
@@ -252,11 +260,12 @@ static FN(packed_strip) FN(packed_find_strip)(const packed_job *j, int64_t u, in
         strip.from = FN(A_PACKED);
         return strip;
     }
-    strip.x.a = (const OPERAND *)j->values + top * r->row_step;
-    strip.x.a_block = r->block_elements, strip.x.a_row = r->row_step, strip.x.a_k = r->col_step;
+    int64_t block = r->block_elements / PACKED_K_STEP, line = r->row_step / PACKED_K_STEP; /* in operands */
+    strip.x.a = (const OPERAND *)j->values + top * line;
+    strip.x.a_block = block, strip.x.a_row = line, strip.x.a_k = r->col_step;
     strip.x.a_prefetch = sat_max(1, 32 / s->steps);
     if (r->block) strip.x.block = r->block + from, strip.from = FN(A_COLUMNS);
-    else strip.x.a += from * r->block_elements, strip.from = FN(A_ROWS);
+    else strip.x.a += from * block, strip.from = FN(A_ROWS);
     return strip;
 }
 

@@ -359,12 +359,19 @@ static void packed_reset_slots(packed_job *j) {
 
 /* ---- what the tuner asks ---- */
 
+/* Values in place are operands. A pair of bf16 is one where it neither begins at an odd place, nor ends in the padding.
+ */
+static bool packed_values_in_place(const sat_problem *p, const sat_pattern_view *a) {
+    if (PACKED_K_STEP == 1) return p->a_dtype == SAT_F32 || p->a_dtype == SAT_F64;
+    bool whole = a->block_cols % PACKED_K_STEP == 0 && a->cols % PACKED_K_STEP == 0;
+    return whole && !sat_transposed(p) && p->a_align >= 4 && p->a.batch_stride % PACKED_K_STEP == 0;
+}
+
 static bool packed_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                             const sat_device *d) {
-    (void)a;
     if ((d->isa & VECTOR_ISA) != VECTOR_ISA || p->a_dtype != v->instance.dtype) return false;
     if (p->compute_dtype != (p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32)) return false;
-    return !(v->instance.option & PACKED_DIRECT) || p->a_dtype == SAT_F32 || p->a_dtype == SAT_F64;
+    return !(v->instance.option & PACKED_DIRECT) || packed_values_in_place(p, a);
 }
 
 /* Multiply-adds at the rate that a tile of this height reaches, B packed and values copied once, C written. */
