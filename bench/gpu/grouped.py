@@ -1,21 +1,27 @@
 #!/usr/bin/env python3
 """Products of groups beside `torch._grouped_mm`: each verified, then timed in turns by CUDA graphs.
 
-usage: bench/gpu/grouped.py [--seconds S] [--only NAME] [--json]
+usage: bench/gpu/grouped.py [--seconds S] [--only NAME] [--record FILE]
 
-Needs a GPU, torch and the package sparse_autotune. Prints one JSON object a row with --json, else a table.
-The exit status is 1 if a result was wrong.
+Needs a GPU, torch and the package sparse_autotune. Prints a table; a record has more. The bytes of a rate are those
+of the experts in use. The exit status is 1 if a result was wrong.
 """
 
 import argparse
-import json
+import shlex
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import torch
 
 import sparse_autotune as sa
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.dont_write_bytecode = True
+
+import report
 
 # name, experts, rows, width, hidden, how uneven
 PROBLEMS = (
@@ -120,7 +126,8 @@ def measure(problem, dtype, seconds):
         del got
         graphs = [capture(call, calls) for call in (ours, theirs, lambda: x @ dense)]
         mine, peer, bare = in_turns(graphs, calls, seconds)
-        moved = in_use * width * hidden * 2 + rows * (width + hidden) * 2
+        matrices = experts if op == "gradient of w" else in_use  # an empty group's gradient is written, too
+        moved = (matrices * width * hidden + rows * (width + hidden)) * x.element_size()
         yield {
             "problem": f"{name} {op} {how} {experts} x {rows} x {width} x {hidden}",
             "op": "grouped" if op != "gradient of w" else "grouped-weights",
@@ -140,17 +147,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=0.3, help="of each row's turns (0.3)")
     parser.add_argument("--only", default="", help="only problems whose name holds this")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--record", type=Path)
     arguments = parser.parse_args()
-    wrong = 0
+    rows, wrong = [], 0
     for problem in PROBLEMS:
         if arguments.only not in " ".join(map(str, problem)):
             continue
         for row in measure(problem, torch.bfloat16, arguments.seconds):
             wrong += not row["relative_error"] < 0.01
-            if arguments.json:
-                print(json.dumps(row), flush=True)
-                continue
+            rows.append(row)
             print(
                 f"{row['seconds'] * 1e6:10.1f} us {row['flops_per_second'] * 1e-12:7.1f} TFLOPS"
                 f" {row['bytes_per_second'] * 1e-12:5.2f} TB/s  torch {row['ratios']['torch_grouped_mm']:5.2f}"
@@ -158,6 +163,10 @@ def main():
                 f"  tuned in {row['tuning_seconds']:.2f} s  {row['problem']}",
                 flush=True,
             )
+    if arguments.record:
+        machine = {**sa.device_info("cuda:0"), "torch": torch.__version__}
+        command = shlex.join(["bench/gpu/grouped.py", *(Path(w).name for w in sys.argv[1:])])
+        report.write(arguments.record, ROOT, command, machine, rows, {"wrong": wrong})
     return 1 if wrong else 0
 
 

@@ -2,7 +2,7 @@
 //
 // A CTA takes tiles of BM x BN from an atomic counter until there are none, and goes through the depth BK at a time, in
 // a ring of STAGES stages that cp.async fills. What is outside the group is zero in shared memory: of the gradient in
-// both operands, since zero times NaN is NaN. The tile with 16 rows is for few rows a group: decoding.
+// both operands, since zero times NaN is NaN. The tiles with 16 rows are for few rows a group: decoding.
 
 #include "kernels/cuda/common/mma_fragments.cuh"
 #include "kernels/cuda/common/warp_epilogue.cuh"
@@ -28,6 +28,7 @@ template <typename MATH_, int BM_, int BN_, int WM_, int WN_, int STAGES_> struc
     static constexpr int BM = BM_, BN = BN_, BK = 64, WM = WM_, WN = WN_, STAGES = STAGES_;
     static constexpr int MT = WM / 16, NT = WN / 8, WARPS = BM / WM * (BN / WN), THREADS = WARPS * 32;
     static constexpr int A_BYTES = BM * BK * 2, STAGE = A_BYTES + BN * BK * 2, BYTES = STAGES * STAGE;
+    static constexpr int CTAS = 3 * BYTES <= 200 * 1024 ? 3 : 2; // of a multiprocessor
     static_assert(A_BYTES % 1024 == 0 && STAGE % 1024 == 0, "operand tiles begin at multiples of 1024 bytes");
     static_assert(WARPS * sat_square_bytes<float>() <= BYTES, "the epilogue's squares fit");
 };
@@ -55,7 +56,7 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const typename S::element
 
 /* WEIGHTS: the gradient. W_COLUMNS: of W columns are contiguous. */
 template <typename S, bool WEIGHTS, bool W_COLUMNS>
-static __global__ void __launch_bounds__(S::THREADS, 2) multiply(const __grid_constant__ params x) {
+static __global__ void __launch_bounds__(S::THREADS, S::CTAS) multiply(const __grid_constant__ params x) {
     typedef typename S::math math;
     typedef typename S::element element;
     constexpr bool A_K_MAJOR = !WEIGHTS, B_K_MAJOR = !WEIGHTS && W_COLUMNS;
@@ -136,7 +137,7 @@ typedef sat_status (*start_fn)(const sat_launch *l, unsigned grid, const params 
 
 struct instance {
     sat_dtype dtype;
-    int bm, bn, bytes;
+    int bm, bn, bytes, ctas;
     double peak;       /* of the device's rate, with full tiles */
     start_fn start[3]; /* W row-major, W column-major, the gradient */
 };
@@ -147,8 +148,13 @@ static sat_status start(const sat_launch *l, unsigned grid, const params &x) {
 }
 
 template <typename S> static constexpr instance instance_of(double peak) {
-    return {S::math::dtype, S::BM, S::BN,
-            S::BYTES,       peak,  {start<S, false, false>, start<S, false, true>, start<S, true, false>}};
+    return {S::math::dtype,
+            S::BM,
+            S::BN,
+            S::BYTES,
+            S::CTAS,
+            peak,
+            {start<S, false, false>, start<S, false, true>, start<S, true, false>}};
 }
 
 // BM, BN; rows and columns of a warp; stages
@@ -159,6 +165,8 @@ static const instance instances[] = {
     instance_of<shape<sat_bf16_math, 64, 128, 32, 64, 4>>(0.4),
     instance_of<shape<sat_f16_math, 16, 128, 16, 32, 5>>(0.3),
     instance_of<shape<sat_bf16_math, 16, 128, 16, 32, 5>>(0.3),
+    instance_of<shape<sat_f16_math, 16, 64, 16, 16, 6>>(0.25),
+    instance_of<shape<sat_bf16_math, 16, 64, 16, 16, 6>>(0.25),
 };
 
 static const instance *find(const sat_variant *v) {
@@ -212,7 +220,7 @@ static sat_status launch(const sat_launch *l) {
     x.counter = (unsigned *)l->workspace, x.a = l->operands[0], x.b = l->operands[1], x.n = (int)p->n, x.k = (int)p->k;
     x.a_line = p->a.row_stride, x.b_line = !weights && columns ? p->b.col_stride : p->b.row_stride;
     x.w_stride = p->b.batch_stride;
-    unsigned grid = (unsigned)fmin(grouped_most_tiles(p, k->bm, k->bn), 2.0 * l->device->multiprocessors);
+    unsigned grid = (unsigned)fmin(grouped_most_tiles(p, k->bm, k->bn), (double)k->ctas * l->device->multiprocessors);
     return k->start[weights ? 2 : columns](l, grid, x);
 }
 
