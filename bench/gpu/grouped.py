@@ -3,8 +3,8 @@
 
 usage: bench/gpu/grouped.py [--seconds S] [--only NAME] [--record FILE]
 
-Needs a GPU, torch and the package sparse_autotune. Prints a table; a record has more. The bytes of a rate are those
-of the experts in use. The exit status is 1 if a result was wrong.
+Needs a GPU, torch and the package sparse_autotune. Prints a table; a record has more. The bytes of a rate
+are those of the experts in use. The exit status is 1 if a result was wrong.
 """
 
 import argparse
@@ -50,14 +50,42 @@ def make_offsets(experts, rows, how, generator):
 
 
 def operations(x, w, z, offsets):
-    """(name, ours, torch's) of a layer y = x w^T: its product and both gradients. w is (experts, out, in)."""
+    """(name, ours, torch's, a loop's) of a layer y = x w^T: its product and both gradients. w is (experts,
+    out, in). The loop knows the offsets on the host."""
     ends = offsets[1:].to(torch.int32)
     turned = w.transpose(1, 2)
     grouped = torch._grouped_mm
+    known = offsets.tolist()
+    rows = [(g, slice(i, j)) for g, (i, j) in enumerate(zip(known, known[1:])) if i < j]
+    y, back, sums = z.new_empty(z.shape), x.new_empty(x.shape), w.new_zeros(w.shape)
+
+    def forward():
+        for g, r in rows:
+            torch.mm(x[r], turned[g], out=y[r])
+
+    def gradient_of_x():
+        for g, r in rows:
+            torch.mm(z[r], w[g], out=back[r])
+
+    def gradient_of_w():
+        sums.zero_()
+        for g, r in rows:
+            torch.mm(z[r].t(), x[r], out=sums[g])
+
     return (
-        ("forward", lambda: sa.grouped_matmul(x, turned, offsets), lambda: grouped(x, turned, ends)),
-        ("gradient of x", lambda: sa.grouped_matmul(z, w, offsets), lambda: grouped(z, w, ends)),
-        ("gradient of w", lambda: sa.grouped_weights(z, x, offsets), lambda: grouped(z.t(), x, ends)),
+        ("forward", lambda: sa.grouped_matmul(x, turned, offsets), lambda: grouped(x, turned, ends), forward),
+        (
+            "gradient of x",
+            lambda: sa.grouped_matmul(z, w, offsets),
+            lambda: grouped(z, w, ends),
+            gradient_of_x,
+        ),
+        (
+            "gradient of w",
+            lambda: sa.grouped_weights(z, x, offsets),
+            lambda: grouped(z.t(), x, ends),
+            gradient_of_w,
+        ),
     )
 
 
@@ -117,15 +145,15 @@ def measure(problem, dtype, seconds):
     flops, calls = 2.0 * rows * width * hidden, CALLS.get(name, 10)
     dense = torch.randn(width, hidden, device="cuda", dtype=dtype)
     in_use = int((offsets.diff() > 0).sum())
-    for op, ours, theirs in operations(x, w, z, offsets):
+    for op, ours, theirs, loop in operations(x, w, z, offsets):
         begun = time.monotonic()
         got = ours()
         torch.cuda.synchronize()
         tuning = time.monotonic() - begun
         error = error_of(op, got, x, w, z, offsets)
         del got
-        graphs = [capture(call, calls) for call in (ours, theirs, lambda: x @ dense)]
-        mine, peer, bare = in_turns(graphs, calls, seconds)
+        graphs = [capture(call, calls) for call in (ours, theirs, loop, lambda: x @ dense)]
+        mine, peer, looped, bare = in_turns(graphs, calls, seconds)
         matrices = experts if op == "gradient of w" else in_use  # an empty group's gradient is written, too
         moved = (matrices * width * hidden + rows * (width + hidden)) * x.element_size()
         yield {
@@ -135,12 +163,55 @@ def measure(problem, dtype, seconds):
             "seconds": mine,
             "flops_per_second": flops / mine,
             "bytes_per_second": moved / mine,
-            "ratios": {"torch_grouped_mm": peer / mine, "dense_cublas": bare / mine},
+            "ratios": {
+                "torch_grouped_mm": peer / mine,
+                "loop_over_experts": looped / mine,
+                "dense_cublas": bare / mine,
+            },
             "relative_error": error,
             "tuning_seconds": tuning,
         }
         del graphs
         torch.cuda.empty_cache()
+
+
+def measure_step(dtype, seconds):
+    """Up and down of a mixture with new routing at each step, from Python, beside its kernels in a graph."""
+    experts, rows, width, hidden = 64, 16384, 2048, 1024
+    generator = torch.Generator().manual_seed(1)
+    routes = [make_offsets(experts, rows, "skewed", generator).cuda() for _ in range(16)]
+    x = torch.randn(rows, width, device="cuda", dtype=dtype)
+    up = torch.randn(experts, hidden, width, device="cuda", dtype=dtype).transpose(1, 2)
+    down = torch.randn(experts, width, hidden, device="cuda", dtype=dtype).transpose(1, 2)
+    offsets = routes[0].clone()
+
+    def step():
+        return sa.grouped_matmul(sa.grouped_matmul(x, up, offsets), down, offsets)
+
+    def new_step(number):
+        offsets.copy_(routes[number % len(routes)])
+        return step()
+
+    new_step(0)
+    torch.cuda.synchronize()
+    graph = capture(step, 10)
+    (kernels,) = in_turns([graph], 10, seconds)
+    times, begin, stop = [], torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for turn in range(10):
+        begin.record()
+        for number in range(50):
+            new_step(turn + number)
+        stop.record()
+        stop.synchronize()
+        times.append(begin.elapsed_time(stop) * 1e-3 / 50)
+    return {
+        "problem": f"step with new routing {experts} x {rows} x {width} x {hidden} x {width}",
+        "op": "grouped",
+        "dtype": str(dtype).removeprefix("torch."),
+        "seconds": statistics.median(times),
+        "kernel_seconds": kernels,
+        "ratios": {},
+    }
 
 
 def main():
@@ -156,13 +227,19 @@ def main():
         for row in measure(problem, torch.bfloat16, arguments.seconds):
             wrong += not row["relative_error"] < 0.01
             rows.append(row)
+            ratios = "  ".join(f"{name} {ratio:.2f}" for name, ratio in row["ratios"].items())
             print(
                 f"{row['seconds'] * 1e6:10.1f} us {row['flops_per_second'] * 1e-12:7.1f} TFLOPS"
-                f" {row['bytes_per_second'] * 1e-12:5.2f} TB/s  torch {row['ratios']['torch_grouped_mm']:5.2f}"
-                f"  dense {row['ratios']['dense_cublas']:5.2f}  error {row['relative_error']:.1e}"
-                f"  tuned in {row['tuning_seconds']:.2f} s  {row['problem']}",
+                f" {row['bytes_per_second'] * 1e-12:5.2f} TB/s  {ratios}  error {row['relative_error']:.1e}"
+                f"  {row['problem']}",
                 flush=True,
             )
+    if not arguments.only:
+        row = measure_step(torch.bfloat16, arguments.seconds)
+        rows.append(row)
+        print(
+            f"{row['seconds'] * 1e6:10.1f} us, its kernels {row['kernel_seconds'] * 1e6:.1f} us  {row['problem']}"
+        )
     if arguments.record:
         machine = {**sa.device_info("cuda:0"), "torch": torch.__version__}
         command = shlex.join(["bench/gpu/grouped.py", *(Path(w).name for w in sys.argv[1:])])
