@@ -238,7 +238,8 @@ def main():
         row = measure_step(torch.bfloat16, arguments.seconds)
         rows.append(row)
         print(
-            f"{row['seconds'] * 1e6:10.1f} us, its kernels {row['kernel_seconds'] * 1e6:.1f} us  {row['problem']}"
+            f"{row['seconds'] * 1e6:10.1f} us, its kernels {row['kernel_seconds'] * 1e6:.1f} us"
+            f"  {row['problem']}"
         )
     if arguments.record:
         machine = {**sa.device_info("cuda:0"), "torch": torch.__version__}

@@ -1,10 +1,11 @@
 """Ranks that agree on variants, with torch and gloo:
 `python agreeing_ranks.py FOLDER ROUNDS DEVICE WORLD [SEED]`.
 
-WORLD processes a round, on a GPU all on the same one, each with a cache of its own: some are lost from round
-to round, so that each knows other problems, by other races. They ask for the problems in different orders,
-begin late, and in every other round one of them is killed at a random time. The store is a process of its own,
-as torchrun's is the agent's. Prints what was found, as JSON. Forking comes before any product: importing torch is what takes long."""
+WORLD processes a round, on a GPU all on the same one, each with a cache of its own: some are lost from
+round to round, so that each knows other problems, by other races. They ask for the problems in different
+orders, begin late, and in every other round one of them is killed at a random time. The store is a process
+of its own, as torchrun's is the agent's. Prints what was found, as JSON. Forking comes before any product:
+importing torch is what takes long."""
 
 import datetime
 import faulthandler
