@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 
 ARCH = os.environ.get("ARCH", "sm_90a")
 FLAGS = [
@@ -45,7 +46,7 @@ def cubin(nvcc, tree, path, folder):
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(b"#")]
     out = folder / (hashlib.sha256(ARCH.encode() + b"\n".join(lines)).hexdigest()[:24] + ".cubin")
     if not out.exists():
-        part = out.with_suffix(f".{os.getpid()}")
+        part = out.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         subprocess.run([nvcc, *FLAGS, relative, "-o", str(part)], cwd=tree, check=True, capture_output=True)
         part.rename(out)
     return out
