@@ -98,7 +98,7 @@ check_folders() {
     local entry
     for entry in src/*; do
         case ${entry#src/} in
-        README.md | variant.h | variant.cuh | attention.h | groups.h) ;;
+        README.md | variant.h | variant.cuh | attention.h | attention.c | groups.h) ;;
         base | core | cache | api | ops | backend | kernels | libs | cli) [ -d "$entry" ] || complain "$entry is no folder" ;;
         *) complain "$entry: no rule says what it is, and what it may include" ;;
         esac
@@ -202,7 +202,7 @@ check_includes src/core \
     'sparse_autotune\.h|variant\.h|(base|cache)/[a-z_]+\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes src/api 'sparse_autotune\.h|(base|core)/[a-z_]+\.h'
 check_includes include ''
-check_shared 'sparse_autotune\.h|variant\.h|base/[a-z_]+\.(h|def)' src/variant.h src/variant.cuh src/attention.h src/groups.h
+check_shared 'sparse_autotune\.h|(variant|attention)\.h|base/[a-z_]+\.(h|def)' src/variant.h src/variant.cuh src/attention.[ch] src/groups.h
 check_names_none src/base/*.[ch] src/cache/*.[ch] src/core/*.[ch]
 check_headers src/kernels/cpu 5
 check_headers src/kernels/cuda 5
