@@ -82,6 +82,17 @@ bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int 
                    sat_work *to);
 void sat_work_free(sat_work *w);
 
+/* What a plan keeps in device memory. */
+typedef struct sat_device_work {
+    int items;                        /* of a mask */
+    const sat_cta_work *item;         /* NULL: a kernel computes them */
+    const sat_key_tile *listed_tiles; /* of all lists */
+} sat_device_work;
+
+/* The bytes of that memory; and makes the work there. */
+size_t sat_work_bytes(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys);
+sat_status sat_work_upload(const sat_prepare *q, int warpgroups, int64_t half_keys, char *to, sat_device_work *w);
+
 #ifdef __cplusplus
 }
 #endif

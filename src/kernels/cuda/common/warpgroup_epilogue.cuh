@@ -164,14 +164,8 @@ __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, co
  * rows, which must belong to one block row. */
 static inline bool sat_output_tensormap(const sat_launch *l, const sat_tile_epilogue &o, int64_t block_rows,
                                         CUtensorMap *map) {
-    const sat_problem *p = l->problem;
-    if (o.path != SAT_STORE_PACKED16 || block_rows % (o.column_major ? 64 : 16) ||
-        !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2))
-        return false;
-    cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
-    sat_tensor_box t = {p->c_dtype, o.out.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, 16}, 128};
-    if (o.column_major) t = {p->c_dtype, o.out.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {64, 64}, 128};
-    return tensormap_encode(map, t);
+    int rows = o.column_major ? 64 : 16;
+    return o.path == SAT_STORE_PACKED16 && block_rows % rows == 0 && tensormap_of_c(l, rows, 64, map);
 }
 
 /* Stores a warpgroup's 64 rows from i0 on, of which `rows` exist, by WN columns from n0 on, without TMA. Afterwards TMA
