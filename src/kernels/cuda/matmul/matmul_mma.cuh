@@ -602,7 +602,7 @@ template <const auto &INSTANCES> struct mma_split_rows {
         const mma_instance *k = mma_find(INSTANCES, v);
         sat_rows r = sat_op_rows(p, a);
         int64_t most = share(k, p, a, d), longest = p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row;
-        sat_schedule s = sat_schedule_count(&r, most);
+        sat_schedule_counts s = sat_schedule_count(&r, most);
         double reduction =
             (double)s.partials * (double)r.br * (double)p->n * 8 / d->memory_rate + (s.splits ? 2e-6 : 0);
         return 1.02 * mma_seconds(k, p, a, d, (double)sat_min(longest, most), (double)s.items) + reduction;
@@ -610,8 +610,7 @@ template <const auto &INSTANCES> struct mma_split_rows {
     static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                             const sat_device *d) {
         sat_rows r = sat_op_rows(p, a);
-        sat_schedule s = sat_schedule_count(&r, share(mma_find(INSTANCES, v), p, a, d));
-        return sat_schedule_bytes(&s, r.br, p->n, p->a_dtype == SAT_F64 ? 8 : 4);
+        return sat_schedule_workspace(&r, share(mma_find(INSTANCES, v), p, a, d), p->n, p->a_dtype == SAT_F64 ? 8 : 4);
     }
     static sat_status prepare(const sat_prepare *x, void **state) {
         const mma_instance *k = mma_find(INSTANCES, x->variant);

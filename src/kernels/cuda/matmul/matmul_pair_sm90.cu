@@ -343,16 +343,13 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     return sat_row_groups_bytes(&r, 2);
 }
 
+static sat_status make_state(const sat_prepare *q, void *out) {
+    state *st = (state *)out;
+    return sat_prepare_row_groups(q, 2, 1, &st->work, &st->entries, &st->pair_rows, &st->counter);
+}
+
 static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    sat_rows r = sat_op_rows(q->problem, q->pattern);
-    sat_status status = sat_prepare_row_groups(q, &r, 2, 1, &st->work, &st->entries, &st->pair_rows, &st->counter);
-    if (status == SAT_OK) *out = st;
-    else free(st);
-    return status;
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
 template <typename T, bool A_TRANSPOSED, bool B_COL_MAJOR>

@@ -525,18 +525,15 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     return sat_row_groups_bytes(&r, (int)(BM / r.br));
 }
 
-static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+static sat_status make_state(const sat_prepare *q, void *out) {
+    state *st = (state *)out;
     sat_rows r = sat_op_rows(q->problem, q->pattern);
-    sat_status status =
-        sat_prepare_row_groups(q, &r, (int)(BM / r.br), columns_per_entry(q->problem->b.col_stride != 1, (int)r.bc),
-                               &st->work, &st->entries, &st->group_rows, &st->counter);
-    if (status == SAT_OK) *out = st;
-    else free(st);
-    return status;
+    return sat_prepare_row_groups(q, (int)(BM / r.br), columns_per_entry(q->problem->b.col_stride != 1, (int)r.bc),
+                                  &st->work, &st->entries, &st->group_rows, &st->counter);
+}
+
+static sat_status prepare(const sat_prepare *q, void **out) {
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
 template <typename S> static bool make_maps(const sat_launch *l, tensor_maps *m) {

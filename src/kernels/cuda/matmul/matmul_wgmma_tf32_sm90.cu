@@ -499,28 +499,13 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     return fmax(batch * time, sat_bytes(p, a) / d->memory_rate) + batch * (tiles / d->multiprocessors * 1.5e-6 + 3e-6);
 }
 
-/* Split threshold: a fair share of blocks per CTA. Rows of up to 1.25x are not split: see sat_schedule_parts. */
-static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sat_rows r = sat_op_rows(p, a);
-    int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;
-    return sat_schedule_share(&r, panels * (r.br / v->instance.tile_m), d->multiprocessors, sat_max(1, 256 / r.bc));
-}
-
-static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sat_rows r = sat_op_rows(p, a);
-    return sat_persistent_workspace(&r, p->n, share_of(v, p, a, d));
+static sat_status make_state(const sat_prepare *q, void *out) {
+    state *st = (state *)out;
+    return sat_persistent_prepare(q, &st->work, &st->counter);
 }
 
 static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    int64_t share = share_of(q->variant, q->problem, q->pattern, q->device);
-    sat_status status = sat_persistent_prepare(q, share, &st->work, &st->counter);
-    if (status == SAT_OK) *out = st;
-    else free(st);
-    return status;
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
 template <typename S> static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
@@ -582,7 +567,7 @@ SAT_FAMILY(cuda_matmul_wgmma_tf32) = {
     .about = "f32 as TF32 by TMA and wgmma on Hopper, block rows multiples of 64",
     .supports = supports,
     .estimate = estimate,
-    .workspace = workspace,
+    .workspace = sat_persistent_workspace,
     .prepare = prepare,
     .launch = launch,
     .release = sat_release_state,
