@@ -5,8 +5,8 @@ usage: compare_device_code.py NVCC OLD_TREE NEW_TREE [name.cu ...]
 
 Every .cu file is compiled for one architecture (ARCH, sm_90a unless set) in both trees. Files are matched
 by name, kernels by their machine code alone, since their symbols carry names that may have changed; one that
-moved to another of the files is no difference. Needs no GPU. Results are kept by content in the folder CUBINS (a temporary one unless set), so that a second run
-compiles only what has changed.
+moved to another of the files is no difference. Needs no GPU. Results are kept by content in the folder
+CUBINS (a temporary one unless set), so that a second run compiles only what has changed.
 """
 
 import collections
