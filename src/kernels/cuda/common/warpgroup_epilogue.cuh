@@ -16,15 +16,6 @@ enum {
     SAT_STAGING = SAT_STAGING_BUFFERS * 4 * SAT_STAGING_WARP // bytes of a warpgroup
 };
 
-static inline sat_tile_epilogue sat_warpgroup_epilogue_of(const sat_launch *l) {
-    const sat_problem *p = l->problem;
-    sat_tile_epilogue o = sat_tile_epilogue_of(l);
-    bool relu = p->beta == 0 && sat_activation_of(p) == SAT_ACT_RELU;
-    if (relu && sat_dtype_size(p->c_dtype) == 2 && o.aligned && (o.column_major ? p->m : p->n) % 8 == 0)
-        o.path = SAT_STORE_PACKED16;
-    return o;
-}
-
 /* Whether C is the sums: alpha 1, no bias, no activation. Only for the packed16 path, on which beta is 0. */
 __host__ __device__ __forceinline__ bool sat_epilogue_is_identity(const sat_epilogue &o) {
     return o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE;
@@ -50,27 +41,19 @@ template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4
     for (int e = 0; e < 4; e++) w[e] = pack_2(E(), v[2 * e], v[2 * e + 1]);
 }
 
-/* A warp's 16 rows by W columns to a staging buffer; a line is a row. */
-template <typename E, int W> __device__ __forceinline__ void sat_write_staging(const float *d, uint32_t staging) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int q = 0; q < W / 16; q++) {
-        uint32_t w[4];
-        sat_pack_8<E>(w, &d[q * 8]);
-        stmatrix_x4(staging + swizzled_offset(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
-    }
-}
-
-/* A warpgroup's 64 rows by W columns to a staging buffer, transposed; a line is a column. */
-template <typename E, int W>
-__device__ __forceinline__ void sat_write_staging_transposed(const float *d, uint32_t staging) {
+/* Sums to a staging buffer. A warp's 16 rows by W columns, a line is a row; or, TRANSPOSED, its part of a warpgroup's
+ * 64 rows by W columns, a line is a column. */
+template <typename E, int W, bool TRANSPOSED>
+__device__ __forceinline__ void sat_write_staging(const float *d, uint32_t staging) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int q = 0; q < W / 16; q++) {
         uint32_t w[4];
         sat_pack_8<E>(w, &d[q * 8]);
-        stmatrix_x4_trans(staging + swizzled_offset(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2), w[0],
-                          w[1], w[2], w[3]);
+        if (TRANSPOSED)
+            stmatrix_x4_trans(staging + swizzled_offset(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2),
+                              w[0], w[1], w[2], w[3]);
+        else stmatrix_x4(staging + swizzled_offset(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
     }
 }
 
@@ -81,7 +64,7 @@ __device__ __forceinline__ void sat_store_rows_staged(const float (&d)[W / 2], u
                                                       int rows, int columns) {
     constexpr int VECTORS = W / 8;
     int lane = threadIdx.x % 32, row = lane / VECTORS, vec16 = lane % VECTORS;
-    sat_write_staging<E, W>(d, staging);
+    sat_write_staging<E, W, false>(d, staging);
     __syncwarp();
     to += row * pitch + vec16 * 8;
 #pragma unroll
@@ -120,7 +103,7 @@ __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &
 #pragma unroll
     for (int j = 0; j < WN; j += W) {
         uint32_t buffer = staging + j / W % 2 * (4 * SAT_STAGING_WARP);
-        sat_write_staging_transposed<E, W>(&d[j / 2], buffer);
+        sat_write_staging<E, W, true>(&d[j / 2], buffer);
         named_barrier_sync(1 + wg, 128);
 #pragma unroll
         for (int down = 0; down < W; down += 16) {
@@ -148,10 +131,10 @@ __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, co
         if (one && j > 0) tma_store_wait_read<SAT_STAGING_BUFFERS - 1>();
         if (column_major) {
             named_barrier_sync(1 + wg, 128);
-            sat_write_staging_transposed<E, 64>(&d[j / 2], buffer);
+            sat_write_staging<E, 64, true>(&d[j / 2], buffer);
         } else {
             __syncwarp();
-            sat_write_staging<E, 64>(&d[j / 2], buffer);
+            sat_write_staging<E, 64, false>(&d[j / 2], buffer);
         }
         fence_proxy_async();
         if (column_major) named_barrier_sync(1 + wg, 128);

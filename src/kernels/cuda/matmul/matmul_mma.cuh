@@ -514,7 +514,7 @@ static inline mma_args mma_args_of(const mma_instance *k, const sat_launch *l, c
     int64_t size = (int64_t)sat_dtype_size(p->a_dtype);
     args.r = sat_device_rows(p, l->pattern);
     args.work = work ? *work : sat_whole_rows_schedule(&args.r);
-    args.epilogue = sat_tile_epilogue_of(l);
+    args.epilogue = sat_tile_epilogue_of(l, false);
     args.a = (const char *)l->operands[0], args.b = (const char *)l->operands[1];
     args.a_k_major = args.r.col_step == 1, args.b_k_major = !mma_b_row_major(p);
     args.row_tiles = (unsigned)(args.r.br / k->bm), args.column_tiles = (unsigned)((p->n + k->bn - 1) / k->bn);

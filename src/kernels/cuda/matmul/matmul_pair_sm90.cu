@@ -376,7 +376,7 @@ static sat_status launch(const sat_launch *l) {
     if (p->m == 0 || p->n == 0) return SAT_OK;
     state *st = (state *)l->state;
     params x = {};
-    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l, true);
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + BN - 1) / BN, 2.0 * BN * (double)p->k,
                                         l->device, SAT_TILES_PER_CTA_L2);
     x.entries = st->entries, x.pair_rows = st->pair_rows, x.b_whole_chunks = sat_b_whole_chunks(p);

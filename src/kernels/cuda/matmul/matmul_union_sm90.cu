@@ -368,7 +368,7 @@ __device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_
         named_barrier_sync(1 + wg, 128);
 #pragma unroll
         for (int i = 0; i < S::WG_ROWS; i++)
-            sat_write_staging_transposed<E, S::BR>(&d[(round * S::WG_ROWS + i) * S::SUMS], buffer + i * (S::BR * 128));
+            sat_write_staging<E, S::BR, true>(&d[(round * S::WG_ROWS + i) * S::SUMS], buffer + i * (S::BR * 128));
         fence_proxy_async();
         named_barrier_sync(1 + wg, 128);
 #pragma unroll
@@ -553,7 +553,7 @@ template <typename T, typename S> static sat_status launch_shape(const sat_launc
     const sat_problem *p = l->problem;
     state *st = (state *)l->state;
     params x = {};
-    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l, true);
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + BN - 1) / BN, 2.0 * BN * (double)p->k,
                                         l->device, SAT_TILES_PER_CTA_L2);
     x.entries = st->entries, x.group_rows = st->group_rows, x.b_whole_chunks = sat_b_whole_chunks(p);

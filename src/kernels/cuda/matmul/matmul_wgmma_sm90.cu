@@ -428,7 +428,7 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     if (p->m == 0 || p->n == 0) return SAT_OK;
     state *st = (state *)l->state;
     params x = {};
-    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l, true);
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, (x.rows.br + S::BM - 1) / S::BM,
                                         (p->n + S::BN - 1) / S::BN, 2.0 * S::BN * (double)p->k, l->device,
                                         S::BM == 128 ? SAT_TILES_PER_CTA_BALANCE : SAT_TILES_PER_CTA_L2);

@@ -518,7 +518,7 @@ template <typename S> static sat_status launch_tile(const sat_launch *l) {
     if (p->m == 0 || p->n == 0) return SAT_OK;
     state *st = (state *)l->state;
     params x = {};
-    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l);
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l, false);
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, x.rows.br / S::BM, (p->n + S::BN - 1) / S::BN,
                                         4.0 * S::BN * (double)p->k, l->device);
     x.partials = (float *)st->work.partial, x.b_whole_chunks = sat_b_whole_chunks(p);
