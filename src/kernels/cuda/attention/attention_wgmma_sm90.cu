@@ -532,15 +532,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (!attention_map_fits(p, t->q, t->heads, p->m) || !attention_map_fits(p, t->o, t->heads, p->m) ||
         !attention_map_fits(p, t->k, t->kv_heads, p->n) || !attention_map_fits(p, t->v, t->kv_heads, p->n))
         return false;
-    sat_mask mask = sat_mask_of(p, a);
-    double items = (double)sat_max_items(&mask, inst->warpgroups);
-    if (items * (double)p->batch * (double)t->heads >= 1 << 30) return false;
-    if (mask.full) return true;
-    // Lists are for blocks whose keys are a multiple of a half tile, 32 or 64. Half tiles of 40 keys fit no usual
-    // block, so 80-key tiles visit ranges only.
-    int half_keys = inst->tile_keys / 2;
-    return 64 % half_keys == 0 && sat_lists_fit(&mask, half_keys) &&
-           sat_max_listed(&mask, a->stored_blocks, half_keys) < 1 << 30;
+    return sat_work_fits(p, a, inst->warpgroups, inst->tile_keys / 2);
 }
 
 // The time of a work tile's key tiles on one multiprocessor, times the work tiles that each has.

@@ -3,7 +3,7 @@
  * The lists are built on kernels/attention_schedule.h, which says which half tiles of keys every 64 rows keep. The
  * kernel needs more than that: which rows share a CTA, which two half tiles make a key tile, and which warpgroups visit
  * it. So this groups the schedule's lists, and does not look at the mask again. */
-#include "kernels/cuda/attention/attention_work.h"
+#include "kernels/cuda/attention/attention_lists.h"
 
 #include <cuda_runtime_api.h>
 
@@ -235,6 +235,17 @@ bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int 
 /* ---- on the device ---- */
 
 static size_t round_up(double bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }
+
+bool sat_work_fits(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys) {
+    sat_mask mask = sat_mask_of(p, a);
+    double items = (double)sat_max_items(&mask, warpgroups);
+    if (items * (double)p->batch * (double)p->attention.heads >= 1 << 30) return false;
+    if (mask.full) return true;
+    /* Lists are for blocks whose keys are a multiple of a half tile, 32 or 64. Half tiles of 40 keys fit no usual
+     * block, so 80-key tiles visit ranges only. */
+    return 64 % half_keys == 0 && sat_lists_fit(&mask, half_keys) &&
+           sat_max_listed(&mask, a->stored_blocks, half_keys) < 1 << 30;
+}
 
 size_t sat_work_bytes(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys) {
     sat_mask mask = sat_mask_of(p, a);

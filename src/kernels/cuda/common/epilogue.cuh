@@ -29,6 +29,11 @@ struct sat_tile_epilogue {
 /* Of a matmul, made on the host. `packed_relu`: the packed16 path applies relu. */
 sat_tile_epilogue sat_tile_epilogue_of(const sat_launch *l, bool packed_relu);
 
+/* Whether C is the sums: alpha 1, no bias, no activation. Only for the packed16 path, on which beta is 0. */
+__host__ __device__ __forceinline__ bool sat_epilogue_is_identity(const sat_epilogue &o) {
+    return o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE;
+}
+
 /* The epilogue of a split-K work item: the bare sums to its partial sum, (rows of a block) x n. The split-K reduction
  * adds them later. */
 template <typename SUM> __device__ __forceinline__ sat_tile_epilogue sat_partial_epilogue(void *partial, int64_t n) {

@@ -10,17 +10,6 @@
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/common/ptx_sm90.cuh"
 
-enum {
-    SAT_STAGING_WARP = 16 * 128, // bytes of a warp's part of a staging buffer: 16 rows by 64 columns
-    SAT_STAGING_BUFFERS = 2,     // one is filled while the other is stored
-    SAT_STAGING = SAT_STAGING_BUFFERS * 4 * SAT_STAGING_WARP // bytes of a warpgroup
-};
-
-/* Whether C is the sums: alpha 1, no bias, no activation. Only for the packed16 path, on which beta is 0. */
-__host__ __device__ __forceinline__ bool sat_epilogue_is_identity(const sat_epilogue &o) {
-    return o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE;
-}
-
 /* alpha*sum + bias and relu, in place. `i`: the row of this thread's first sum. */
 template <int COUNT>
 __device__ __forceinline__ void sat_warpgroup_apply_alpha_bias_relu(const sat_epilogue &o, float (&d)[COUNT],
@@ -33,45 +22,6 @@ __device__ __forceinline__ void sat_warpgroup_apply_alpha_bias_relu(const sat_ep
     for (int e = 0; e < COUNT; e++) {
         float y = alpha * d[e] + (e % 4 < 2 ? low : high);
         d[e] = y < lower_bound ? lower_bound : y; // keeps NaN
-    }
-}
-
-template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4], const float *v) {
-#pragma unroll
-    for (int e = 0; e < 4; e++) w[e] = pack_2(E(), v[2 * e], v[2 * e + 1]);
-}
-
-/* Sums to a staging buffer. A warp's 16 rows by W columns, a line is a row; or, TRANSPOSED, its part of a warpgroup's
- * 64 rows by W columns, a line is a column. */
-template <typename E, int W, bool TRANSPOSED>
-__device__ __forceinline__ void sat_write_staging(const float *d, uint32_t staging) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-    for (int q = 0; q < W / 16; q++) {
-        uint32_t w[4];
-        sat_pack_8<E>(w, &d[q * 8]);
-        if (TRANSPOSED)
-            stmatrix_x4_trans(staging + swizzled_offset(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2),
-                              w[0], w[1], w[2], w[3]);
-        else stmatrix_x4(staging + swizzled_offset(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
-    }
-}
-
-/* Stores a warp's 16 rows by W columns, of which `rows` and `columns` exist, to rows that are `pitch` elements apart.
- * Calls alternate between two staging buffers, so that no second barrier is needed. */
-template <typename E, int W>
-__device__ __forceinline__ void sat_store_rows_staged(const float (&d)[W / 2], uint32_t staging, E *to, int64_t pitch,
-                                                      int rows, int columns) {
-    constexpr int VECTORS = W / 8;
-    int lane = threadIdx.x % 32, row = lane / VECTORS, vec16 = lane % VECTORS;
-    sat_write_staging<E, W, false>(d, staging);
-    __syncwarp();
-    to += row * pitch + vec16 * 8;
-#pragma unroll
-    for (int e = 0; e < VECTORS / 2; e++) { // 32 / VECTORS rows at a time
-        const int down = e * (32 / VECTORS);
-        uint4 v = ld_shared_v4(staging + swizzled_offset(row + down, vec16));
-        if (row + down < rows && vec16 * 8 < columns) __stcg((uint4 *)(to + down * pitch), v);
     }
 }
 

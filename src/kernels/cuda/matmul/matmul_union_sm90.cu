@@ -14,7 +14,7 @@
 
 #include "kernels/cuda/matmul/row_groups.h"
 #include "kernels/cuda/common/ptx_sm90.cuh"
-#include "kernels/cuda/common/warpgroup_epilogue.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 
 /* ---- shapes ---- */
 

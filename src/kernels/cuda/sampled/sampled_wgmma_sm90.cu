@@ -15,7 +15,6 @@
 #include "kernels/cuda/common/scheduler.h"
 #include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/common/ring.cuh"
-#include "kernels/cuda/common/warpgroup_epilogue.cuh"
 
 /* ---- parameters ---- */
 
