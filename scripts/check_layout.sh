@@ -98,7 +98,7 @@ check_folders() {
     local entry
     for entry in src/*; do
         case ${entry#src/} in
-        README.md | variant.h | variant.cuh | attention.h | groups.h) ;;
+        README.md | variant.h | variant.cuh | attention.h | attention.c | groups.h) ;;
         base | core | cache | api | ops | backend | kernels | libs | cli) [ -d "$entry" ] || complain "$entry is no folder" ;;
         *) complain "$entry: no rule says what it is, and what it may include" ;;
         esac
@@ -133,8 +133,8 @@ check_shared() { # extended pattern of what these may include, files
     done
 }
 
-# Headers of this project that a file includes, also through others; variant.*, groups.h, src/base/ and the public header do
-# not count.
+# Headers of this project that a file includes, also through others; variant.*, src/base/ and the public header do not
+# count.
 headers_of() { # file
     local queue=("$1") seen=" " file line header
     while [ ${#queue[@]} -gt 0 ]; do
@@ -143,23 +143,37 @@ headers_of() { # file
             [[ $line =~ ^[[:space:]]*#[[:space:]]*include[[:space:]]*\"([^\"]+)\" ]] || continue
             header=${file%/*}/${BASH_REMATCH[1]}
             [ -f "$header" ] || header=src/${BASH_REMATCH[1]}
-            [[ $header == src/variant.* || $header == src/groups.h || $header == src/base/* || ! -f $header || $seen == *" $header "* ]] && continue
+            [[ $header == src/variant.* || $header == src/base/* || ! -f $header || $seen == *" $header "* ]] && continue
             seen+="$header " queue+=("$header")
         done <"$file"
     done
     echo "$seen"
 }
 
-# One kernel can be read with few files open. A header that gives a file its name (matmul_mma.cuh, matmul_mma_f16.cu) has
+# One kernel can be read with few files open, groups.h beside them. A header that gives a file its name (matmul_mma.cuh, matmul_mma_f16.cu) has
 # the kernel itself.
 check_headers() { # folder, how many headers a kernel may need
     local file header headers
     for file in $(sources_of "$1" '*.c' '*.cu'); do
         headers=
         for header in $(headers_of "$file"); do
-            [[ $file == "${header%.*}"_* ]] || headers+=" $header"
+            [[ $file == "${header%.*}"_* || $header == src/groups.h ]] || headers+=" $header"
         done
         if [ "$(wc -w <<<"$headers")" -gt "$2" ]; then complain "$file needs more than $2 headers:$headers"; fi
+    done
+}
+
+# What there is to read for one kernel: its file and those headers.
+check_lines() { # most lines, most for a backward pass, which has two kernels; kernel files
+    local most file headers lines one=$1 two=$2
+    for file in "${@:3}"; do
+        most=$one
+        [[ $file != *_backward_* ]] || most=$two
+        grep -q '^SAT_FAMILY(' "$file" || continue
+        read -ra headers <<<"$(headers_of "$file")"
+        lines=$(cat "$file" "${headers[@]}" | wc -l)
+        echo "layout: $(basename "$file"): $lines lines to read, ${#headers[@]} headers"
+        [ "$lines" -le "$most" ] || complain "$file needs $lines lines to be read; $most are allowed"
     done
 }
 
@@ -202,10 +216,11 @@ check_includes src/core \
     'sparse_autotune\.h|variant\.h|(base|cache)/[a-z_]+\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes src/api 'sparse_autotune\.h|(base|core)/[a-z_]+\.h'
 check_includes include ''
-check_shared 'sparse_autotune\.h|variant\.h|base/[a-z_]+\.(h|def)' src/variant.h src/variant.cuh src/attention.h src/groups.h
+check_shared 'sparse_autotune\.h|(variant|attention)\.h|base/[a-z_]+\.(h|def)' src/variant.h src/variant.cuh src/attention.[ch] src/groups.h
 check_names_none src/base/*.[ch] src/cache/*.[ch] src/core/*.[ch]
 check_headers src/kernels/cpu 5
 check_headers src/kernels/cuda 5
+check_lines 1450 1800 src/kernels/cuda/*/*_sm90.cu
 gone='sat_(deal|dealt|coming|piece|join)|sat_(some|registers)_[a-z]+|sink_[a-z]+|desks?|dealt|company|sat_(matmul|sampled|attention)_problem|sat_register_variant|what it taught|looked through'
 check_words "$gone|a warpgroup's life|are told|is told of|cut rows?|CTAs that stay" src include bench tests \
     bindings/python/sparse_autotune bindings/rust/*/src docs/guide docs/internals

@@ -4,9 +4,9 @@
 usage: compare_device_code.py NVCC OLD_TREE NEW_TREE [name.cu ...]
 
 Every .cu file is compiled for one architecture (ARCH, sm_90a unless set) in both trees. Files are matched
-by name, kernels by their machine code alone, since their symbols carry names that may have changed. Needs no
-GPU. Results are kept by content in the folder CUBINS (a temporary one unless set), so that a second run
-compiles only what has changed.
+by name, kernels by their machine code alone, since their symbols carry names that may have changed; one that
+moved to another of the files is no difference. Needs no GPU. Results are kept by content in the folder
+CUBINS (a temporary one unless set), so that a second run compiles only what has changed.
 """
 
 import collections
@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 
 ARCH = os.environ.get("ARCH", "sm_90a")
 FLAGS = [
@@ -30,6 +31,8 @@ FLAGS = [
     "-Iinclude",
     "-Isrc",
 ]
+
+NONE = collections.Counter()
 
 
 def sources(tree):
@@ -45,7 +48,7 @@ def cubin(nvcc, tree, path, folder):
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(b"#")]
     out = folder / (hashlib.sha256(ARCH.encode() + b"\n".join(lines)).hexdigest()[:24] + ".cubin")
     if not out.exists():
-        part = out.with_suffix(f".{os.getpid()}")
+        part = out.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         subprocess.run([nvcc, *FLAGS, relative, "-o", str(part)], cwd=tree, check=True, capture_output=True)
         part.rename(out)
     return out
@@ -68,6 +71,15 @@ def kernels(path):
     return found
 
 
+def functions(job):
+    """Those of a file; none where a tree has no such file; None where it does not compile."""
+    try:
+        return kernels(job.result()) if job else NONE
+    except subprocess.CalledProcessError as error:
+        print((error.stderr or b"").decode()[:400], flush=True)
+        return None
+
+
 def main():
     if len(sys.argv) < 4:
         sys.exit(__doc__)
@@ -86,21 +98,22 @@ def main():
             ]
             for name in wanted
         }
-        for name, pair in jobs.items():
-            if None in pair:
-                different += 1
-                print(f"{name}: only in {trees[0] if pair[0] else trees[1]}", flush=True)
-                continue
-            try:
-                old, new = (kernels(job.result()) for job in pair)
-            except subprocess.CalledProcessError as error:
-                different += 1
-                print(f"{name}: does not compile: {(error.stderr or b'').decode()[:400]}", flush=True)
-                continue
-            gone, added = old - new, new - old
-            different += bool(gone or added)
-            state = f"{gone.total()} gone, {added.total()} new" if gone or added else "the same"
-            print(f"{name}: {old.total()} functions, {state}", flush=True)
+        code = {name: [functions(job) for job in pair] for name, pair in jobs.items()}
+    everywhere = [sum((pair[i] or NONE for pair in code.values()), NONE) for i in range(2)]
+    for name, (old, new) in code.items():
+        if old is None or new is None:
+            different += 1
+            print(f"{name}: does not compile", flush=True)
+            continue
+        gone, added = old - new, new - old
+        moved = sum(n for f, n in gone.items() if f in everywhere[1])
+        moved_here = sum(n for f, n in added.items() if f in everywhere[0])
+        lost, unknown = gone.total() - moved, added.total() - moved_here
+        different += bool(lost or unknown)
+        state = f"{lost} gone, {unknown} new" if lost or unknown else "the same"
+        if moved or moved_here:
+            state += f"; {moved} are in another file now, {moved_here} were in one"
+        print(f"{name}: {old.total()} functions, {state}", flush=True)
     print(f"{len(wanted)} files, {different} different")
     return 1 if different else 0
 

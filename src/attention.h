@@ -1,5 +1,5 @@
 /* Attention: which pairs of query and key are kept, how many, and where heads are stored. What its check, its schedules
- * and its kernels share. */
+ * and its kernels share. attention.c counts. */
 #ifndef SAT_ATTENTION_H
 #define SAT_ATTENTION_H
 
@@ -172,71 +172,17 @@ SAT_BOTH static inline bool sat_mask_stores(const sat_mask *k, int64_t head, int
     return at < k->row_ptr[row + 1] && k->col_idx[at] == column;
 }
 
-/* The bits of up to 64 keys from `first` on that query i keeps. */
-static inline uint64_t sat_mask_bits(const sat_mask *k, int64_t head, int64_t i, int64_t first, int64_t count) {
-    sat_range r = sat_keys_of(k, i);
-    int64_t begin = sat_max(r.begin, first) - first, end = sat_min(r.end, first + count) - first;
-    if (end <= begin) return 0;
-    uint64_t inside = (~(uint64_t)0 >> (64 - (end - begin))) << begin, stored = 0;
-    if (k->full) return inside;
-    int64_t row = sat_mask_row(k, head, i);
-    for (int64_t t = sat_mask_find(k, row, first / k->block_cols); t < k->row_ptr[row + 1]; t++) {
-        int64_t from = k->col_idx[t] * k->block_cols - first, to = sat_min(from + k->block_cols, 64);
-        if (from >= count) break;
-        from = sat_max(from, 0);
-        stored |= (~(uint64_t)0 >> (64 - (to - from))) << from;
-    }
-    return inside & stored;
-}
-
-static inline int64_t sat_overlap(int64_t a0, int64_t a1, int64_t b0, int64_t b1) {
-    return sat_max(0, sat_min(a1, b1) - sat_max(a0, b0));
-}
-
-/* Pairs that one mask keeps of rows i0 to i1, which share a block row. */
-static inline int64_t sat_pairs_of_rows(const sat_mask *k, int64_t head, int64_t i0, int64_t i1) {
-    int64_t row = sat_mask_row(k, head, i0), pairs = 0;
-    for (int64_t i = i0; i < i1; i++) {
-        sat_range r = sat_keys_of(k, i);
-        if (r.end <= r.begin) continue;
-        if (k->full) pairs += r.end - r.begin;
-        else
-            for (int64_t t = sat_mask_find(k, row, r.begin / k->block_cols); t < k->row_ptr[row + 1]; t++) {
-                int64_t from = k->col_idx[t] * k->block_cols;
-                if (from >= r.end) break;
-                pairs += sat_overlap(from, from + k->block_cols, r.begin, r.end);
-            }
-    }
-    return pairs;
-}
-
+#ifdef __cplusplus
+extern "C" {
+#endif
 /* Pairs that are kept, over all heads and the batch, exactly. */
-static inline double sat_pairs(const sat_problem *p, const sat_pattern_view *a) {
-    sat_mask k = sat_mask_of(p, a);
-    int64_t masks = sat_mask_count(&k, p), each = p->batch * p->attention.heads / masks; /* alike */
-    double pairs = 0;
-    if (!k.causal && !k.window && !k.sequences && a->rows == p->m) return (double)a->stored_elements * (double)each;
-    for (int64_t h = 0; h < masks; h++)
-        for (int64_t i = 0; i < k.m; i += k.block_rows)
-            pairs += (double)sat_pairs_of_rows(&k, h, i, sat_min(i + k.block_rows, k.m));
-    return pairs * (double)each;
+double sat_pairs(const sat_problem *p, const sat_pattern_view *a);
+/* Operations on those pairs; and bytes: what must move at least once. */
+double sat_attention_flops(const sat_problem *p, const sat_pattern_view *a);
+double sat_attention_bytes(const sat_problem *p, const sat_pattern_view *a);
+#ifdef __cplusplus
 }
-
-/* Q*K^T, dQ and dK are sums over, or of, dim elements; the products with V, and dV, of those of a value. */
-static inline double sat_attention_flops(const sat_problem *p, const sat_pattern_view *a) {
-    double dim = (double)p->attention.dim, value_dim = (double)sat_value_dim(&p->attention);
-    return (p->op == SAT_ATTENTION ? 2 * dim + 2 * value_dim : 6 * dim + 4 * value_dim) * sat_pairs(p, a);
-}
-
-/* What must move at least once. */
-static inline double sat_attention_bytes(const sat_problem *p, const sat_pattern_view *a) {
-    const sat_attention *t = &p->attention;
-    bool back = p->op == SAT_ATTENTION_BACKWARD;
-    double size = (double)sat_dtype_size(p->a_dtype) * (double)(t->dim + sat_value_dim(t)), batch = (double)p->batch;
-    double q = (double)(t->heads * p->m) * batch, kv = (double)(t->kv_heads * p->n) * batch;
-    double index = 4.0 * (double)a->stored_blocks + 8.0 * (double)a->grid_rows;
-    return index + size * (back ? 2 * q + 2 * kv : q + kv) + (back || t->lse ? 4 * q : 0);
-}
+#endif
 
 /* The place of the sinks among a variant's operands; that of their gradient is the next. */
 SAT_BOTH static inline int sat_sinks_at(const sat_problem *p) { return p->op == SAT_ATTENTION ? 5 : 9; }

@@ -2,7 +2,7 @@
  * other, with as few tiles as there can be, and the longest items first. */
 #include "support.h"
 
-#include "kernels/cuda/attention/attention_work.h"
+#include "kernels/cuda/attention/attention_lists.h"
 #include "problems.h"
 
 typedef struct visit {

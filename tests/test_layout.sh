@@ -56,6 +56,10 @@ family cuda_matmul_tiles >"$cuda/matmul/matmul_tiles_sm90.cu"
 line cuda_matmul_f16_any_sm90_tiles cuda_matmul_tiles >>"$cuda/variants.def"
 fault 'a Hopper file without its guard' 'inside #ifndef SAT_NO_SM90'
 
+for ((i = 0; i < 1460; i++)); do echo "// one more line"; done >"$cuda/matmul/planted_long.cuh"
+echo '#include "planted_long.cuh"' >>"$cuda/matmul/matmul_tiles_sm90.cu"
+fault 'a Hopper kernel with much to read' 'matmul_tiles_sm90.cu needs 146'
+
 family cuda_matmul_planted >"$libs/cuplanted.c"
 line cuda_matmul_any_any_planted cuda_matmul_planted >>"$libs/variants.def"
 fault 'a CUDA library without its guard' 'inside #ifdef SAT_HAVE_CUDA'

@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include "kernels/cuda/common/long_sums.h"
+#include "kernels/cuda/common/schedule.h"
 
 typedef enum style { SOME_EMPTY, ONE_GIANT, ONE_ROW, EQUAL, ALL_EMPTY, NO_ROWS, STYLES } style;
 
@@ -108,10 +109,10 @@ static void check_cover(const sat_rows *r, const sat_schedule *s, int64_t share)
 }
 
 /* As sat_upload_schedule lays it out: work items, split rows, then partial sums at a multiple of 256 bytes. */
-static void check_bytes(const sat_rows *r, const sat_schedule *s, int64_t n, size_t element) {
+static void check_bytes(const sat_rows *r, const sat_schedule *s, int64_t share, int64_t n, size_t element) {
     size_t head = (size_t)s->items * sizeof *s->item + (size_t)s->splits * sizeof *s->split;
     size_t sums = (size_t)s->partials * (size_t)r->br * (size_t)n * element;
-    assert_true(sat_schedule_bytes(s, r->br, n, element) >= (head + 255) / 256 * 256 + sums);
+    assert_true(sat_schedule_workspace(r, share, n, element) >= (head + 255) / 256 * 256 + sums);
 }
 
 static void every_block_is_in_exactly_one_work_item(void **unused) {
@@ -122,7 +123,8 @@ static void every_block_is_in_exactly_one_work_item(void **unused) {
         int64_t times = 1 + random_below(&random, 40), workers = 1 + random_below(&random, 600);
         int64_t share = sat_schedule_share(&r, times, workers, 1 + random_below(&random, 16));
         if (round % 3 == 0) share = 1 + random_below(&random, 8);
-        sat_schedule counted = sat_schedule_count(&r, share), s;
+        sat_schedule_counts counted = sat_schedule_count(&r, share);
+        sat_schedule s;
         assert_true(sat_schedule_make(&r, share, &s));
         assert_int_equal(s.items, counted.items);
         assert_int_equal(s.splits, counted.splits);
@@ -131,7 +133,7 @@ static void every_block_is_in_exactly_one_work_item(void **unused) {
         check_heavy(&r, &s);
         check_tiles(&random, &s);
         check_cover(&r, &s, share);
-        check_bytes(&r, &s, random_below(&random, 300), round & 1 ? 4 : 8);
+        check_bytes(&r, &s, share, random_below(&random, 300), round & 1 ? 4 : 8);
         sat_schedule_free(&s);
         assert_null(s.item);
         free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);
@@ -190,7 +192,7 @@ static void equal_rows_are_not_cut_by_a_fair_share(void **unused) {
     uint64_t random = 7;
     for (int round = 0; round < 50; round++) {
         sat_rows r = make_rows(&random, EQUAL);
-        sat_schedule s = sat_schedule_count(&r, sat_schedule_share(&r, 1, r.count, 1));
+        sat_schedule_counts s = sat_schedule_count(&r, sat_schedule_share(&r, 1, r.count, 1));
         assert_int_equal(s.items, r.count);
         assert_int_equal(s.partials, 0);
         free((void *)(uintptr_t)r.ptr), free((void *)(uintptr_t)r.col);

@@ -13,8 +13,8 @@
 
 #include <omp.h>
 
-#include "attention.h"
 #include "attention_vector.h"
+#include "kernels/attention_schedule.h"
 
 #define FN(name) name##_f32 /* common/vector.h: everything is computed in f32 */
 

@@ -617,11 +617,8 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     return COUNTER_BYTES + attention_backward_bytes(p, a, by_query(instance_for(v, p)), by_key());
 }
 
-static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+static sat_status make_state(const sat_prepare *q, void *out) {
+    state *st = (state *)out;
     st->counter = (unsigned *)q->workspace;
     cudaError_t e = cudaMemsetAsync(st->counter, 0, COUNTER_BYTES, (cudaStream_t)q->stream);
     sat_status status = attention_backward_make(q, by_query(instance_for(q->variant, q->problem)), by_key(),
@@ -629,9 +626,11 @@ static sat_status prepare(const sat_prepare *q, void **out) {
     if (e == cudaSuccess) e = cudaStreamSynchronize((cudaStream_t)q->stream);
     if (status == SAT_OK && e != cudaSuccess)
         status = sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
-    if (status == SAT_OK) *out = st;
-    else free(st);
     return status;
+}
+
+static sat_status prepare(const sat_prepare *q, void **out) {
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
 // ---- launch ----
@@ -653,7 +652,7 @@ static sat_status encode_maps(const sat_launch *l, int step_keys, state *st) {
     const sat_attention *t = &p->attention;
     void *const of[] = {l->operands[0], l->operands[5], l->operands[1], l->operands[2]}; // Q, dO, K, V
     const sat_heads *const at[] = {&t->q, &t->do_, &t->k, &t->v};
-    if (tensormaps_reuse(st->mapped, of)) return SAT_OK;
+    if (tensormaps_reuse(st->mapped, 4, of)) return SAT_OK;
     bool ok = encode_statistics(p, &st->base, &st->by_key.statistics);
     for (int i = 0; i < 2 && ok; i++)
         ok = attention_encode_map(p, of[i], *at[i], t->heads, p->m, 64, &st->by_query.own[i]) &&

@@ -11,6 +11,27 @@
 #include "attention.h"
 #include "kernels/cuda/common/ptx_sm90.cuh"
 
+/* ---- PTX that attention alone uses ---- */
+
+__device__ __forceinline__ void mbarrier_arrive_count(uint32_t bar, int times) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times) : "memory");
+}
+
+/* Is counted and does not wait. */
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* Atomics on a word of shared memory: exchange that releases to the CTA, and a load, as `or` with 0, that acquires. */
+__device__ __forceinline__ void atom_release_exch(uint32_t at, uint32_t x) {
+    asm volatile("{ .reg .b32 o; atom.release.cta.shared::cta.exch.b32 o, [%0], %1; }" ::"r"(at), "r"(x) : "memory");
+}
+__device__ __forceinline__ uint32_t atom_acquire_load(uint32_t at) {
+    uint32_t x;
+    asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;" : "=r"(x) : "r"(at) : "memory");
+    return x;
+}
+
 /* ---- wgmma for attention: N = 80, and `a` from registers ---- */
 
 // clang-format off

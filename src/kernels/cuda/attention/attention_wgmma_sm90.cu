@@ -17,8 +17,6 @@
 #include "kernels/cuda/attention/attention_wgmma.cuh"
 #include "kernels/cuda/attention/attention_work.h"
 
-#include <stdlib.h>
-
 enum {
     QUEUE_TILES = 2, // work tiles that the producer may be ahead
     MAX_STAGES = 4,  // of K and of V
@@ -534,15 +532,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (!attention_map_fits(p, t->q, t->heads, p->m) || !attention_map_fits(p, t->o, t->heads, p->m) ||
         !attention_map_fits(p, t->k, t->kv_heads, p->n) || !attention_map_fits(p, t->v, t->kv_heads, p->n))
         return false;
-    sat_mask mask = sat_mask_of(p, a);
-    double items = (double)sat_max_items(&mask, inst->warpgroups);
-    if (items * (double)p->batch * (double)t->heads >= 1 << 30) return false;
-    if (mask.full) return true;
-    // Lists are for blocks whose keys are a multiple of a half tile, 32 or 64. Half tiles of 40 keys fit no usual
-    // block, so 80-key tiles visit ranges only.
-    int half_keys = inst->tile_keys / 2;
-    return 64 % half_keys == 0 && sat_lists_fit(&mask, half_keys) &&
-           sat_max_listed(&mask, a->stored_blocks, half_keys) < 1 << 30;
+    return sat_work_fits(p, a, inst->warpgroups, inst->tile_keys / 2);
 }
 
 // The time of a work tile's key tiles on one multiprocessor, times the work tiles that each has.
@@ -563,69 +553,32 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     return fmax(fmax(key_tiles_per_sm, longest) * key_tile_time, sat_attention_bytes(p, a) / d->memory_rate) + 4e-6;
 }
 
-// ---- workspace, prepare: the counter, the work items and the lists ----
+// ---- workspace, prepare: the counter, then the work items and the lists ----
 
 struct state {
-    const sat_cta_work *item; // in the workspace
-    const sat_key_tile *listed_tiles;
-    int items;
+    sat_device_work work;
     unsigned *counter;
     tensor_maps maps;
     const void *mapped[3]; // the operands that the maps were encoded for
 };
 
-static size_t round_up(double bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }
-
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
     const instance *inst = instance_for(v, p);
-    sat_mask mask = sat_mask_of(p, a);
-    if (sat_mask_is_regular(&mask)) return SAT_COUNTER_BYTES;
-    double items = (double)(sat_max_items(&mask, inst->warpgroups) * sat_mask_count(&mask, p));
-    double listed = mask.full ? 0 : sat_max_listed(&mask, a->stored_blocks, inst->tile_keys / 2);
-    return SAT_COUNTER_BYTES + round_up(items * sizeof(sat_cta_work)) + round_up(listed * sizeof(sat_key_tile));
+    return SAT_COUNTER_BYTES + sat_work_bytes(p, a, inst->warpgroups, inst->tile_keys / 2);
 }
 
-static cudaError_t upload_work(const sat_prepare *q, const sat_work *w, int64_t masks, state *st) {
-    cudaStream_t stream = (cudaStream_t)q->stream;
-    char *to = (char *)q->workspace + SAT_COUNTER_BYTES;
-    size_t bytes = (size_t)(w->items * masks) * sizeof *w->item;
-    st->item = (const sat_cta_work *)to, st->items = (int)w->items;
-    st->listed_tiles = (const sat_key_tile *)(to + round_up((double)bytes));
-    cudaError_t e = cudaMemcpyAsync(to, w->item, bytes, cudaMemcpyHostToDevice, stream);
-    if (e == cudaSuccess && w->listed > 0)
-        e = cudaMemcpyAsync((void *)st->listed_tiles, w->tile, (size_t)w->listed * sizeof *w->tile,
-                            cudaMemcpyHostToDevice, stream);
-    return e;
-}
-
-static sat_status prepare_state(const sat_prepare *q, const instance *inst, state *st) {
-    sat_mask mask = sat_mask_of(q->problem, q->pattern);
-    int64_t masks = mask.full ? 1 : sat_mask_count(&mask, q->problem);
-    sat_work work = {};
-    st->items = (int)((q->problem->m + tile_rows(inst) - 1) / tile_rows(inst));
+static sat_status make_state(const sat_prepare *q, void *out) {
+    state *st = (state *)out;
+    const instance *inst = instance_for(q->variant, q->problem);
     sat_status status = sat_tile_counter_init(q, SAT_COUNTER_BYTES, &st->counter); // at the workspace's start
-    if (status != SAT_OK || sat_mask_is_regular(&mask)) return status;
-    if (!sat_work_make(&mask, masks, q->pattern->stored_blocks, inst->warpgroups, inst->tile_keys / 2, &work)) {
-        sat_work_free(&work);
-        return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule", q->variant->name);
-    }
-    cudaError_t e = upload_work(q, &work, masks, st);
-    if (e == cudaSuccess) e = cudaStreamSynchronize((cudaStream_t)q->stream);
-    sat_work_free(&work);
-    if (e == cudaSuccess) return SAT_OK;
-    return sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
+    if (status != SAT_OK) return status;
+    return sat_work_upload(q, inst->warpgroups, inst->tile_keys / 2, (char *)q->workspace + SAT_COUNTER_BYTES,
+                           &st->work);
 }
 
 static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    sat_status status = prepare_state(q, instance_for(q->variant, q->problem), st);
-    if (status == SAT_OK) *out = st;
-    else free(st);
-    return status;
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
 // ---- launch ----
@@ -634,7 +587,7 @@ static sat_status encode_maps(const sat_launch *l, int key_box, state *st) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
     void *const *o = l->operands;
-    if (tensormaps_reuse(st->mapped, o)) return SAT_OK;
+    if (tensormaps_reuse(st->mapped, 3, o)) return SAT_OK;
     if (!attention_encode_map(p, o[0], t->q, t->heads, p->m, SAT_WARPGROUP_ROWS, &st->maps.q) ||
         !attention_encode_map(p, o[1], t->k, t->kv_heads, p->n, key_box, &st->maps.k) ||
         !attention_encode_map(p, o[2], t->v, t->kv_heads, p->n, key_box, &st->maps.v))
@@ -660,7 +613,8 @@ static sat_status launch(const sat_launch *l) {
     state *st = (state *)l->state;
     sat_mask mask = sat_mask_of(p, l->pattern);
     kernel_args x = {};
-    x.counter = st->counter, x.item = st->item, x.listed_tiles = st->listed_tiles, x.items = st->items;
+    x.counter = st->counter;
+    x.item = st->work.item, x.listed_tiles = st->work.listed_tiles, x.items = st->work.items;
     x.all_heads = (int)(p->batch * t->heads), x.work_tiles = (unsigned)(x.items * x.all_heads);
     x.heads_in_flight = heads_in_flight(p, l->device, mask.causal || mask.sequences || !mask.full);
     x.two_boxes_per_tile = !mask.full, x.mask_per_head = x.two_boxes_per_tile && mask.head_rows;

@@ -3,7 +3,9 @@
  * The lists are built on kernels/attention_schedule.h, which says which half tiles of keys every 64 rows keep. The
  * kernel needs more than that: which rows share a CTA, which two half tiles make a key tile, and which warpgroups visit
  * it. So this groups the schedule's lists, and does not look at the mask again. */
-#include "kernels/cuda/attention/attention_work.h"
+#include "kernels/cuda/attention/attention_lists.h"
+
+#include <cuda_runtime_api.h>
 
 #include "kernels/attention_schedule.h"
 
@@ -228,4 +230,53 @@ bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int 
     for (int g = 0; g <= warpgroups; g++) free(b.half_tiles[g]);
     free(b.rows), sat_attention_schedule_free(s);
     return ok;
+}
+
+/* ---- on the device ---- */
+
+static size_t round_up(double bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }
+
+bool sat_work_fits(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys) {
+    sat_mask mask = sat_mask_of(p, a);
+    double items = (double)sat_max_items(&mask, warpgroups);
+    if (items * (double)p->batch * (double)p->attention.heads >= 1 << 30) return false;
+    if (mask.full) return true;
+    /* Lists are for blocks whose keys are a multiple of a half tile, 32 or 64. Half tiles of 40 keys fit no usual
+     * block, so 80-key tiles visit ranges only. */
+    return 64 % half_keys == 0 && sat_lists_fit(&mask, half_keys) &&
+           sat_max_listed(&mask, a->stored_blocks, half_keys) < 1 << 30;
+}
+
+size_t sat_work_bytes(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys) {
+    sat_mask mask = sat_mask_of(p, a);
+    if (sat_mask_is_regular(&mask)) return 0;
+    double items = (double)(sat_max_items(&mask, warpgroups) * sat_mask_count(&mask, p));
+    double listed = mask.full ? 0 : sat_max_listed(&mask, a->stored_blocks, half_keys);
+    return round_up(items * sizeof(sat_cta_work)) + round_up(listed * sizeof(sat_key_tile));
+}
+
+static cudaError_t copy_work(cudaStream_t stream, const sat_work *from, int64_t masks, char *to, sat_device_work *w) {
+    size_t bytes = (size_t)(from->items * masks) * sizeof *from->item;
+    w->item = (const sat_cta_work *)to, w->items = (int)from->items;
+    w->listed_tiles = (const sat_key_tile *)(to + round_up((double)bytes));
+    cudaError_t e = cudaMemcpyAsync(to, from->item, bytes, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess && from->listed > 0)
+        e = cudaMemcpyAsync((void *)w->listed_tiles, from->tile, (size_t)from->listed * sizeof *from->tile,
+                            cudaMemcpyHostToDevice, stream);
+    return e == cudaSuccess ? cudaStreamSynchronize(stream) : e;
+}
+
+sat_status sat_work_upload(const sat_prepare *q, int warpgroups, int64_t half_keys, char *to, sat_device_work *w) {
+    const sat_mask mask = sat_mask_of(q->problem, q->pattern);
+    const int64_t masks = mask.full ? 1 : sat_mask_count(&mask, q->problem);
+    const int64_t rows = (int64_t)warpgroups * SAT_WARPGROUP_ROWS;
+    w->items = (int)((q->problem->m + rows - 1) / rows);
+    if (sat_mask_is_regular(&mask)) return SAT_OK;
+    sat_work work = {0};
+    bool made = sat_work_make(&mask, masks, q->pattern->stored_blocks, warpgroups, half_keys, &work);
+    cudaError_t e = made ? copy_work((cudaStream_t)q->stream, &work, masks, to, w) : cudaSuccess;
+    sat_work_free(&work);
+    if (!made) return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule", q->variant->name);
+    if (e == cudaSuccess) return SAT_OK;
+    return sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
 }

@@ -58,29 +58,20 @@ SAT_BOTH static inline int32_t sat_row_end(const sat_cta_work *w, int32_t i, sat
 
 /* ---- the host ---- */
 
-typedef struct sat_work {
-    int64_t items; /* of each mask: mask h has item[h * items] and on, the longest first */
-    sat_cta_work *item;
-    int64_t listed; /* how many */
-    sat_key_tile *tile;
-} sat_work;
+/* What a plan keeps in device memory. */
+typedef struct sat_device_work {
+    int items;                        /* of a mask */
+    const sat_cta_work *item;         /* NULL: a kernel computes them */
+    const sat_key_tile *listed_tiles; /* of all lists */
+} sat_device_work;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Whether a mask with absent blocks can be made of 64 rows by half tiles of `half_keys` keys. */
-bool sat_lists_fit(const sat_mask *k, int64_t half_keys);
-
-/* Upper bounds: items of a mask, and listed key tiles of all masks. */
-int64_t sat_max_items(const sat_mask *k, int warpgroups);
-double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t half_keys);
-
-/* The work of CTAs of `warpgroups` and key tiles of twice `half_keys` keys. False: out of memory; free `to` in any
- * case. */
-bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t half_keys,
-                   sat_work *to);
-void sat_work_free(sat_work *w);
+/* Whether the work can be made, and all numbers fit an int; the bytes of that memory; and makes the work there. */
+bool sat_work_fits(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys);
+size_t sat_work_bytes(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys);
+sat_status sat_work_upload(const sat_prepare *q, int warpgroups, int64_t half_keys, char *to, sat_device_work *w);
 
 #ifdef __cplusplus
 }

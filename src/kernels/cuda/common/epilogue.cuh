@@ -26,19 +26,12 @@ struct sat_tile_epilogue {
     bool aligned;      /* in a line, element 8*i is 16-byte aligned for every i, and elements are contiguous */
 };
 
-static inline sat_tile_epilogue sat_tile_epilogue_of(const sat_launch *l) {
-    const sat_problem *p = l->problem;
-    sat_tile_epilogue o = {sat_epilogue_of(l), SAT_STORE_GENERIC, false, false};
-    int64_t size = (int64_t)sat_dtype_size(p->c_dtype);
-    o.column_major = p->c.row_stride == 1 && p->c.col_stride != 1;
-    int64_t step = o.column_major ? p->c.row_stride : p->c.col_stride;
-    int64_t line = o.column_major ? p->c.col_stride : p->c.row_stride;
-    o.aligned =
-        step == 1 && line * size % 16 == 0 && p->c_align >= 16 && (p->batch == 1 || p->c.batch_stride * size % 16 == 0);
-    if (p->beta != 0 || sat_activation_of(p) != SAT_ACT_NONE) return o;
-    if (size > 2) o.path = SAT_STORE_PAIRS;
-    else if (o.aligned && (o.column_major ? p->m : p->n) % 8 == 0) o.path = SAT_STORE_PACKED16;
-    return o;
+/* Of a matmul, made on the host. `packed_relu`: the packed16 path applies relu. */
+sat_tile_epilogue sat_tile_epilogue_of(const sat_launch *l, bool packed_relu);
+
+/* Whether C is the sums: alpha 1, no bias, no activation. Only for the packed16 path, on which beta is 0. */
+__host__ __device__ __forceinline__ bool sat_epilogue_is_identity(const sat_epilogue &o) {
+    return o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE;
 }
 
 /* The epilogue of a split-K work item: the bare sums to its partial sum, (rows of a block) x n. The split-K reduction

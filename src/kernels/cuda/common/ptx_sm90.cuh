@@ -1,6 +1,5 @@
 /* PTX instructions of sm_90 and sm_90a as functions, under PTX's names: mbarrier with bytes, setmaxnreg, stmatrix,
- * wgmma; then TMA, the tensor memory accelerator: tensor maps, which describe a tensor in global memory and the box
- * that one copy moves, and the copies themselves. */
+ * wgmma; then TMA, the tensor memory accelerator: tensor maps, and the copies. */
 #ifndef SAT_PTX_SM90_CUH
 #define SAT_PTX_SM90_CUH
 
@@ -26,10 +25,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t
 
 __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-
-__device__ __forceinline__ void mbarrier_arrive_count(uint32_t bar, int times) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times) : "memory");
 }
 
 /* Waits until the phase of this parity is complete. */
@@ -60,16 +55,6 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint32_t bar, uint32_t parity
     return __all_sync(~0u, yes);
 }
 
-/* Atomics on a word of shared memory: exchange that releases to the CTA, and a load, as `or` with 0, that acquires. */
-__device__ __forceinline__ void atom_release_exch(uint32_t at, uint32_t x) {
-    asm volatile("{ .reg .b32 o; atom.release.cta.shared::cta.exch.b32 o, [%0], %1; }" ::"r"(at), "r"(x) : "memory");
-}
-__device__ __forceinline__ uint32_t atom_acquire_load(uint32_t at) {
-    uint32_t x;
-    asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;" : "=r"(x) : "r"(at) : "memory");
-    return x;
-}
-
 /* Orders this thread's accesses to shared memory before later ones by TMA and wgmma. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -97,12 +82,8 @@ template <int COUNT> __device__ __forceinline__ void setmaxnreg_inc() {
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-/* Is counted and does not wait. */
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 
-/* ---- stmatrix: fragments to shared memory ---- */
+/* ---- stmatrix: 16-bit results to shared memory, and on to global memory ---- */
 
 /* Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l%8 of matrix l/8. */
 __device__ __forceinline__ void stmatrix_x4(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
@@ -114,6 +95,51 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32_t to, uint32_t a, uint3
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b),
                  "r"(c), "r"(d)
                  : "memory");
+}
+
+enum {
+    SAT_STAGING_WARP = 16 * 128, // bytes of a warp's part of a staging buffer: 16 rows by 64 columns
+    SAT_STAGING_BUFFERS = 2,     // one is filled while the other is stored
+    SAT_STAGING = SAT_STAGING_BUFFERS * 4 * SAT_STAGING_WARP // bytes of a warpgroup
+};
+
+template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4], const float *v) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) w[e] = pack_2(E(), v[2 * e], v[2 * e + 1]);
+}
+
+/* Sums to a staging buffer. A warp's 16 rows by W columns, a line is a row; or, TRANSPOSED, its part of a warpgroup's
+ * 64 rows by W columns, a line is a column. */
+template <typename E, int W, bool TRANSPOSED>
+__device__ __forceinline__ void sat_write_staging(const float *d, uint32_t staging) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int q = 0; q < W / 16; q++) {
+        uint32_t w[4];
+        sat_pack_8<E>(w, &d[q * 8]);
+        if (TRANSPOSED)
+            stmatrix_x4_trans(staging + swizzled_offset(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2),
+                              w[0], w[1], w[2], w[3]);
+        else stmatrix_x4(staging + swizzled_offset(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
+    }
+}
+
+/* Stores a warp's 16 rows by W columns, of which `rows` and `columns` exist, to rows that are `pitch` elements apart.
+ * Calls alternate between two staging buffers, so that no second barrier is needed. */
+template <typename E, int W>
+__device__ __forceinline__ void sat_store_rows_staged(const float (&d)[W / 2], uint32_t staging, E *to, int64_t pitch,
+                                                      int rows, int columns) {
+    constexpr int VECTORS = W / 8;
+    int lane = threadIdx.x % 32, row = lane / VECTORS, vec16 = lane % VECTORS;
+    sat_write_staging<E, W, false>(d, staging);
+    __syncwarp();
+    to += row * pitch + vec16 * 8;
+#pragma unroll
+    for (int e = 0; e < VECTORS / 2; e++) { // 32 / VECTORS rows at a time
+        const int down = e * (32 / VECTORS);
+        uint4 v = ld_shared_v4(staging + swizzled_offset(row + down, vec16));
+        if (row + down < rows && vec16 * 8 < columns) __stcg((uint4 *)(to + down * pitch), v);
+    }
 }
 
 /* ---- wgmma: matrix products of a warpgroup ---- */
@@ -178,34 +204,7 @@ SAT_WGMMA_SS_ALL(sat_f16, "f16")
 SAT_WGMMA_SS_ALL(sat_bf16, "bf16")
 // clang-format on
 
-/* ---- tensor maps, made by the driver on the host ---- */
-
-typedef CUresult (*tensormap_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                                        const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
-                                        CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                                        CUtensorMapFloatOOBfill);
-
-/* The driver's cuTensorMapEncodeTiled; NULL: this driver has none. */
-static inline tensormap_encode_fn tensormap_encoder() {
-    static tensormap_encode_fn found; // threads that look at the same time store the same value
-    tensormap_encode_fn encode = __atomic_load_n(&found, __ATOMIC_RELAXED);
-    if (encode) return encode;
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-    cudaError_t e =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-#else
-    cudaError_t e = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
-#endif
-    if (e != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-        (void)cudaGetLastError();
-        return NULL;
-    }
-    encode = (tensormap_encode_fn)function;
-    __atomic_store_n(&found, encode, __ATOMIC_RELAXED);
-    return encode;
-}
+/* ---- tensor maps, which describe a tensor in global memory; ptx_sm90.cu makes them on the host ---- */
 
 /* A tensor and the box that one copy moves. Elements of a box outside the tensor are loaded as zero. Dimension 0 is
  * contiguous. */
@@ -219,47 +218,29 @@ struct sat_tensor_box {
     bool tf32;         // f32 is rounded to TF32 by the copy
 };
 
-static inline bool tensormap_encode(CUtensorMap *map, const sat_tensor_box &t) {
-    static const cuuint32_t ones[4] = {1, 1, 1, 1};
-    CUtensorMapDataType type;
-    switch (t.dtype) {
-    case SAT_F32: type = t.tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32; break;
-    case SAT_F16: type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16; break;
-    case SAT_BF16: type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; break;
-    default: return false;
-    }
-    CUtensorMapSwizzle swizzle = t.swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
-                                 : t.swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                 : t.swizzle_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
-                                                         : CU_TENSOR_MAP_SWIZZLE_NONE;
-    return tensormap_encoder()(map, type, (cuuint32_t)t.rank, (void *)t.base, t.size, t.stride, t.box, ones,
-                               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
+bool tensormap_encode(CUtensorMap *map, const sat_tensor_box &t);
 
-/* Whether the tensor maps of the last launch, encoded for the pointers `made_for`, are reused. False: they are to be
- * encoded again; `made_for` already has the new pointers. */
-template <int N> static inline bool tensormaps_reuse(const void *(&made_for)[N], void *const *operands) {
-    bool same = true;
-    for (int i = 0; i < N; i++) same = same && made_for[i] == operands[i], made_for[i] = operands[i];
-    return same;
-}
-
-/* The error where encoding failed. NULL forces it again at the next launch. */
-template <int N> static inline sat_status tensormaps_failed(const sat_launch *l, const void *(&made_for)[N]) {
-    made_for[0] = NULL;
-    return sat_fail(SAT_DEVICE_ERROR, "%s: no tensor map", l->variant->name);
-}
+/* Those of a matmul. A: boxes of `columns` columns by `lines` lines of the stored blocks, one below the other. B: tiles
+ * as sat_load_b copies them. C: boxes of `rows` by `columns`; false where there cannot be one. */
+bool tensormap_of_a(const sat_launch *l, int columns, int lines, CUtensorMap *map);
+bool tensormap_of_b(const sat_launch *l, int depth, int columns, CUtensorMap *map);
+bool tensormap_of_c(const sat_launch *l, int rows, int columns, CUtensorMap *map);
 
 /* Whether a tensor map can describe a dense operand: row-major or column-major, its lines 16-byte aligned. */
-static inline bool tensormap_fits(const sat_problem *p, const sat_layout &l, int64_t rows, int64_t cols, uint32_t align,
-                                  int64_t size) {
-    bool column_major = l.col_stride != 1;
-    int64_t lead = column_major ? l.col_stride : l.row_stride, line = column_major ? rows : cols;
-    if (column_major && l.row_stride != 1) return false;
-    if (p->batch > 1 && l.batch_stride * size % 16 != 0) return false;
-    return align % 16 == 0 && lead * size % 16 == 0 && lead >= line && lead < (1ll << 36);
-}
+bool tensormap_fits(const sat_problem *p, const sat_layout &l, int64_t rows, int64_t cols, uint32_t align,
+                    int64_t size);
+/* What the Hopper kernels of a matmul need, whatever their tiles: that, of A and B, and sizes that fit an int. */
+bool tensormaps_fit_matmul(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d);
+
+/* Whether the tensor maps of the last launch, encoded for the `count` pointers of `made_for`, are reused. False: they
+ * are to be encoded again; `made_for` already has the new pointers. */
+bool tensormaps_reuse(const void **made_for, int count, void *const *operands);
+/* The error where encoding failed. It forces it again at the next launch. */
+sat_status tensormaps_failed(const sat_launch *l, const void **made_for);
+
+/* `prepare` of a family whose launches make tensor maps: allocates its state, all zero, and has `make` fill it. */
+sat_status tensormap_prepare(const sat_prepare *q, size_t bytes, sat_status (*make)(const sat_prepare *q, void *state),
+                             void **state);
 
 /* ---- copies, on the device ---- */
 
@@ -314,41 +295,29 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* ---- a tile of B for wgmma, 16-bit: DEPTH of its rows by COLUMNS of its columns ----
+/* ---- a tile of B for wgmma: DEPTH of its rows by COLUMNS of its columns ----
  *
- * B row-major arrives in chunks of 64 columns (or COLUMNS, where those are fewer), each DEPTH lines long. B
- * column-major arrives in lines of DEPTH elements, one a column. */
+ * B row-major arrives in chunks of 128 bytes a line (or COLUMNS columns, where those are fewer), each DEPTH lines long.
+ * B column-major arrives in lines of DEPTH elements, one a column. */
 
-/* B row-major and n a multiple of 64: a tensor map with three dimensions has all chunks in one TMA box. */
-static inline bool sat_b_whole_chunks(const sat_problem *p) { return p->n % 64 == 0; }
+/* B row-major and n a multiple of a chunk: a tensor map with three dimensions has all chunks in one TMA box. */
+static inline bool sat_b_whole_chunks(const sat_problem *p) {
+    return p->n % (128 / (int64_t)sat_dtype_size(p->b_dtype)) == 0;
+}
 
-template <int DEPTH, int COLUMNS> struct sat_b_loader {
-    static constexpr int CHUNK = COLUMNS < 64 ? COLUMNS : 64, MOST = COLUMNS < 256 ? COLUMNS : 256; // columns of a box
-
-    static bool map(const sat_problem *p, const void *b, CUtensorMap *to) {
-        cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
-        bool column_major = p->b.col_stride != 1;
-        cuuint64_t lead = (cuuint64_t)(column_major ? p->b.col_stride : p->b.row_stride) * 2;
-        sat_tensor_box t = {p->b_dtype, b, 2, {n, k}, {lead}, {CHUNK, DEPTH}, CHUNK * 2};
-        if (column_major) t = {p->b_dtype, b, 2, {k, n}, {lead}, {DEPTH, MOST}, DEPTH * 2};
-        else if (CHUNK == 64 && sat_b_whole_chunks(p))
-            t = {p->b_dtype, b, 3, {64, k, n / 64}, {lead, 128}, {64, DEPTH, COLUMNS / 64}, 128};
-        return tensormap_encode(to, t);
-    }
-
-    /* By one lane: loads the tile whose first element is (k, n0). `whole`: sat_b_whole_chunks. */
-    template <bool B_COL_MAJOR>
-    __device__ static __forceinline__ void load(const CUtensorMap *map, bool whole, uint32_t to, uint32_t bar, int k,
-                                                int n0) {
-        if (B_COL_MAJOR) {
-            for (int i = 0; i < COLUMNS; i += 256) tma_load(to + i * DEPTH * 2, map, bar, k, n0 + i);
-        } else if (CHUNK == 64 && whole) {
-            tma_load(to, map, bar, 0, k, n0 / 64);
-        } else {
+/* By one lane: loads the tile of B whose first element is (k, n0). `whole`: sat_b_whole_chunks. SIZE: of an element. */
+template <int DEPTH, int COLUMNS, bool B_COL_MAJOR, int SIZE = 2>
+__device__ __forceinline__ void sat_load_b(const CUtensorMap *map, bool whole, uint32_t to, uint32_t bar, int k,
+                                           int n0) {
+    constexpr int CHUNK = 128 / SIZE;
+    if (B_COL_MAJOR) {
+        for (int i = 0; i < COLUMNS; i += 256) tma_load(to + i * DEPTH * SIZE, map, bar, k, n0 + i);
+    } else if (COLUMNS >= CHUNK && whole) {
+        tma_load(to, map, bar, 0, k, n0 / CHUNK);
+    } else {
 #pragma unroll 1
-            for (int i = 0; i < COLUMNS; i += 64) tma_load(to + i * DEPTH * 2, map, bar, n0 + i, k);
-        }
+        for (int i = 0; i < COLUMNS; i += CHUNK) tma_load(to + i * DEPTH * SIZE, map, bar, n0 + i, k);
     }
-};
+}
 
 #endif

@@ -16,16 +16,13 @@
  *    and takes further numbers from a counter in global memory. A producer warp prefetches the description of the next
  *    tile while it loads the operands of the current one.
  *
- * The first part of this file is plain C and runs on the host; scheduler.c makes the schedule. The second part is CUDA:
- * the schedule on the device, the split-K reduction, and the scheduler as a producer warp uses it. */
+ * schedule.c makes the work items, on the host; scheduler.cu brings them to the device, and has the reduction. */
 #ifndef SAT_SCHEDULER_H
 #define SAT_SCHEDULER_H
 
-#include <stdlib.h>
-
 #include "variant.h"
 
-/* ==== host: work items ==== */
+/* ==== host and device: work items and the order of tiles ==== */
 
 enum { SAT_ITEM_COLUMNS = 11 }; /* makes a work item 64 bytes */
 
@@ -38,56 +35,6 @@ typedef struct sat_work_item {
     int32_t col[SAT_ITEM_COLUMNS]; /* block columns of its first blocks: here they need no second load */
 } sat_work_item;
 
-/* A row that was split: its partial sums are `partial` to `partial + parts - 1`. */
-typedef struct sat_split_row {
-    int32_t row, partial, parts, unused;
-} sat_split_row;
-
-typedef struct sat_schedule {
-    int64_t items, splits, partials; /* work items, split rows, partial sums */
-    int64_t heavy;                   /* the first `heavy` items have more than 2x the mean over non-empty items */
-    bool even;                       /* no item has more than 1.25x that mean */
-    sat_work_item *item;             /* the work items, longest first; NULL where they were only counted */
-    sat_split_row *split;            /* the split rows */
-} sat_schedule;
-
-/* The largest number of blocks that a work item should have for `workers` CTAs to get even shares, where each row is
- * read `times` times (once per tile of its output). At least `minimum`: for fewer blocks a partial sum costs more than
- * the balance gains. */
-static inline int64_t sat_schedule_share(const sat_rows *r, int64_t times, int64_t workers, int64_t minimum) {
-    double fair = (double)r->ptr[r->count] * (double)times / (double)sat_max(1, workers);
-    return sat_max(minimum, fair < 1e15 ? (int64_t)fair + 1 : INT64_MAX);
-}
-
-/* Into how many items a row is split. A row of up to 1.25x the share is not split. */
-static inline int64_t sat_schedule_parts(int64_t blocks, int64_t share) {
-    return blocks - share <= share / 4 ? 1 : (blocks + share - 1) / share;
-}
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-/* How many there will be, without making them. */
-sat_schedule sat_schedule_count(const sat_rows *r, int64_t share);
-/* Makes the schedule of the rows `r`; false: out of memory. Free it with sat_schedule_free. */
-bool sat_schedule_make(const sat_rows *r, int64_t share, sat_schedule *s);
-void sat_schedule_free(sat_schedule *s);
-/* The work items of the sampled product: runs of up to `each` neighbouring blocks of a block row. Returns how many
- * there are, and writes them unless `items` is NULL. */
-int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each, sat_work_item *items);
-#ifdef __cplusplus
-}
-#endif
-
-/* Bytes of a workspace that holds the work items, the split rows and the partial sums, [partial][row in block][column].
- */
-static inline size_t sat_schedule_bytes(const sat_schedule *s, int64_t block_rows, int64_t n, size_t element) {
-    return (size_t)s->items * sizeof(sat_work_item) + (size_t)s->splits * sizeof(sat_split_row) + 256 +
-           (size_t)s->partials * (size_t)block_rows * (size_t)n * element;
-}
-
-/* ==== host and device: the order of tiles ==== */
-
 /* A tile is a work item's slice (tile_m of its rows) by a panel (tile_n columns of C). Heavy items come first, each
  * with all its panels. The other items follow, one set of panels in flight after the other: `panels_in_flight` panels
  * are worked on at a time, so that B's columns stay in L2, and within a set the longest items come first. */
@@ -98,17 +45,6 @@ typedef struct sat_tile_order {
 typedef struct sat_tile_coordinates {
     unsigned item, slice, panel;
 } sat_tile_coordinates;
-
-/* How many panels of `panel_bytes` are worked on at a time: enough for `tiles` tiles, but no more than L2 holds beside
- * what is written. Returns 1 if the items are even (none has more than 1.25x the mean). All sets get nearly the same
- * number of panels, since a small last set would begin long tiles late. */
-static inline unsigned sat_panels_in_flight(bool even, int64_t tiles_of_panel, int64_t panels, double panel_bytes,
-                                            double tiles, double l2_bytes) {
-    double wanted = ceil(tiles / (double)sat_max(1, tiles_of_panel));
-    double most = fmax(1, floor(0.7 * l2_bytes / fmax(1, panel_bytes)));
-    double sets = fmax(1, fmax(ceil((double)panels / most), floor((double)panels / wanted)));
-    return even ? 1 : (unsigned)fmax(1, ceil((double)panels / sets));
-}
 
 /* Where tile `number` is. */
 SAT_BOTH static inline sat_tile_coordinates sat_tile_at(const sat_tile_order *order, unsigned number) {
@@ -129,19 +65,42 @@ SAT_BOTH static inline sat_tile_coordinates sat_tile_at(const sat_tile_order *or
     return t;
 }
 
+/* ==== host ==== */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* The largest number of blocks that a work item should have for `workers` CTAs to get even shares, where each row is
+ * read `times` times (once per tile of its output). At least `minimum`: for fewer blocks a partial sum costs more than
+ * the balance gains. */
+int64_t sat_schedule_share(const sat_rows *r, int64_t times, int64_t workers, int64_t minimum);
+/* Into how many items a row is split. A row of up to 1.25x the share is not split. */
+int64_t sat_schedule_parts(int64_t blocks, int64_t share);
+/* Work items, split rows and partial sums that a schedule will have. */
+typedef struct sat_schedule_counts {
+    int64_t items, splits, partials;
+} sat_schedule_counts;
+sat_schedule_counts sat_schedule_count(const sat_rows *r, int64_t share);
+/* Bytes of a workspace for all three, a sum being (rows of a block) x n elements of this size. */
+size_t sat_schedule_workspace(const sat_rows *r, int64_t share, int64_t n, size_t element);
+/* The work items of the sampled product: runs of up to `each` neighbouring blocks of a block row. Returns how many
+ * there are, and writes them unless `items` is NULL. */
+int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each, sat_work_item *items);
+#ifdef __cplusplus
+}
+#endif
+
 #ifdef __CUDACC__
 #include "variant.cuh"
 
-/* ==== device: the schedule and the split-K reduction ==== */
-
-/* In the workspace of a family the split rows follow the work items, and the partial sums follow those. `prepare` keeps
- * this, and `launch` passes it to a kernel. */
+/* The schedule in a family's workspace: work items, then split rows, then partial sums. `prepare` keeps this, and
+ * `launch` passes it to a kernel. */
 struct sat_device_schedule {
     int64_t items, splits, heavy; /* work items, split rows, heavy items */
     bool even;
-    const sat_work_item *item;  /* in device memory; NULL: work item i is row i, whole */
-    const sat_split_row *split; /* in device memory */
-    void *partial;              /* the partial sums, [partial][row in block][column] */
+    const sat_work_item *item;         /* in device memory; NULL: work item i is row i, whole */
+    const struct sat_split_row *split; /* in device memory */
+    void *partial;                     /* the partial sums, [partial][row in block][column] */
 };
 
 /* Where nothing is scheduled: one work item a row. */
@@ -151,89 +110,21 @@ static inline sat_device_schedule sat_whole_rows_schedule(const sat_rows *r) {
     return w;
 }
 
-/* Makes the schedule of `r`, whose arrays are in host memory, and copies it to `to`, which has room for
- * sat_schedule_bytes. */
-static inline sat_status sat_upload_schedule(const sat_prepare *prepare, const sat_rows *r, int64_t share, char *to,
-                                             sat_device_schedule *w) {
-    sat_schedule s;
-    if (!sat_schedule_make(r, share, &s))
-        return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld rows", prepare->variant->name, (long long)r->count);
-    size_t items = (size_t)s.items * sizeof *s.item, splits = (size_t)s.splits * sizeof *s.split;
-    cudaStream_t stream = (cudaStream_t)prepare->stream;
-    cudaError_t e = cudaMemcpyAsync(to, s.item, items, cudaMemcpyHostToDevice, stream);
-    if (e == cudaSuccess && splits) e = cudaMemcpyAsync(to + items, s.split, splits, cudaMemcpyHostToDevice, stream);
-    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-    w->items = s.items, w->splits = s.splits, w->heavy = s.heavy, w->even = s.even;
-    w->item = (const sat_work_item *)to, w->split = (const sat_split_row *)(to + items);
-    w->partial = to + (items + splits + 255) / 256 * 256;
-    sat_schedule_free(&s);
-    if (e == cudaSuccess) return SAT_OK;
-    return sat_fail(SAT_DEVICE_ERROR, "%s: %s", prepare->variant->name, cudaGetErrorString(e));
-}
-
+/* Makes the schedule of `r`, whose arrays are in host memory, and copies it to `to`. */
+sat_status sat_upload_schedule(const sat_prepare *q, const sat_rows *r, int64_t share, char *to,
+                               sat_device_schedule *w);
 /* `prepare` of a family whose state is the schedule of the problem's own rows. */
-static inline sat_status sat_prepare_schedule(const sat_prepare *prepare, int64_t share, void **state) {
-    sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
-    sat_device_schedule *w = (sat_device_schedule *)calloc(1, sizeof *w);
-    if (!w) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", prepare->variant->name);
-    sat_status status = sat_upload_schedule(prepare, &r, share, (char *)prepare->workspace, w);
-    if (status == SAT_OK) *state = w;
-    else free(w);
-    return status;
-}
+sat_status sat_prepare_schedule(const sat_prepare *q, int64_t share, void **state);
+/* Of a persistent matmul with f32 sums: the schedule of the problem's own rows, then the tile counter. */
+size_t sat_persistent_workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                                const sat_device *d);
+sat_status sat_persistent_prepare(const sat_prepare *q, sat_device_schedule *work, unsigned **counter);
+/* Launches the split-K reduction, which adds the partial sums of each split row, in their order, and applies the
+ * epilogue. Sums are doubles where the values are. */
+sat_status sat_launch_split_reduction(const sat_launch *l, const sat_rows &r, const sat_epilogue &out,
+                                      const sat_device_schedule &w);
 
-/* The workspace of a persistent kernel with f32 sums: the schedule of the problem's own rows with its partial sums,
- * then the tile counter. */
-static inline size_t sat_persistent_workspace(const sat_rows *r, int64_t n, int64_t share) {
-    sat_schedule s = sat_schedule_count(r, share);
-    return (sat_schedule_bytes(&s, r->br, n, sizeof(float)) + 255) / 256 * 256 + SAT_COUNTER_BYTES;
-}
-
-/* Makes both there. */
-static inline sat_status sat_persistent_prepare(const sat_prepare *prepare, int64_t share, sat_device_schedule *work,
-                                                unsigned **counter) {
-    sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
-    sat_status status = sat_upload_schedule(prepare, &r, share, (char *)prepare->workspace, work);
-    if (status != SAT_OK) return status;
-    return sat_tile_counter_init(prepare, sat_persistent_workspace(&r, prepare->problem->n, share), counter);
-}
-
-/* Work item i of a schedule, or row i where `items` is NULL. */
-__device__ __forceinline__ sat_work_item sat_work_item_at(const sat_rows &r, const sat_work_item *items, int64_t i) {
-    if (items) return items[i];
-    sat_work_item whole = {r.ptr[i], (int32_t)i, (int32_t)(r.ptr[i + 1] - r.ptr[i]), -1, {}};
-    return whole;
-}
-
-/* The split-K reduction: adds the partial sums of each split row, in their order, and applies the
- * epilogue. One thread an element of C. T: the type of the sums. */
-template <typename T> static __global__ void sat_reduce_partials(sat_rows r, sat_epilogue out, sat_device_schedule w) {
-    const T *partial = (const T *)w.partial;
-    int64_t n = out.n, area = r.br * n, step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < w.splits * area; at += step) {
-        sat_split_row split = w.split[at / area];
-        int64_t in_row = at % area / n, j = at % n, i = split.row * r.br + in_row;
-        if (i >= r.m) continue;
-        T sum = 0;
-        for (int part = 0; part < split.parts; part++) sum += partial[((split.partial + part) * r.br + in_row) * n + j];
-        sat_epilogue_store(out, i, j, sum);
-    }
-}
-
-/* Sums are doubles where the values are. */
-static inline sat_status sat_launch_split_reduction(const sat_launch *l, const sat_rows &r, const sat_epilogue &out,
-                                                    const sat_device_schedule &w) {
-    if (w.splits == 0) return SAT_OK;
-    unsigned blocks = sat_blocks(w.splits * r.br * out.n, 256);
-    cudaStream_t stream = (cudaStream_t)l->stream;
-    if (l->problem->a_dtype == SAT_F64) sat_reduce_partials<double><<<blocks, 256, 0, stream>>>(r, out, w);
-    else sat_reduce_partials<float><<<blocks, 256, 0, stream>>>(r, out, w);
-    return sat_launched(l);
-}
-
-/* ==== device: the persistent tile scheduler ==== */
-
-/* A parameter of the kernel. */
+/* A parameter of a persistent kernel. */
 struct sat_tile_scheduler {
     unsigned *counter; /* of tiles; see sat_tile_counter_init */
     const sat_work_item *items;
@@ -246,16 +137,17 @@ struct sat_tile_scheduler {
 static constexpr double SAT_TILES_PER_CTA_BALANCE = 3, SAT_TILES_PER_CTA_L2 = 0.75;
 
 /* `panel_bytes`: what all work items together read of one panel. */
-static inline sat_tile_scheduler sat_tile_scheduler_of(const sat_device_schedule &work, unsigned *counter,
-                                                       int64_t slices, int64_t panels, double panel_bytes,
-                                                       const sat_device *device,
-                                                       double tiles_per_cta = SAT_TILES_PER_CTA_BALANCE) {
-    sat_tile_scheduler s = {counter, work.item, {(unsigned)work.items, (unsigned)work.heavy}, 0};
-    s.order.slices = (unsigned)slices, s.order.panels = (unsigned)panels;
-    s.order.panels_in_flight = sat_panels_in_flight(work.even, work.items * slices, panels, panel_bytes,
-                                                    tiles_per_cta * device->multiprocessors, (double)device->l2_bytes);
-    s.tiles = s.order.items * s.order.slices * s.order.panels;
-    return s;
+sat_tile_scheduler sat_tile_scheduler_of(const sat_device_schedule &work, unsigned *counter, int64_t slices,
+                                         int64_t panels, double panel_bytes, const sat_device *device,
+                                         double tiles_per_cta = SAT_TILES_PER_CTA_BALANCE);
+
+/* ==== device ==== */
+
+/* Work item i of a schedule, or row i where `items` is NULL. */
+__device__ __forceinline__ sat_work_item sat_work_item_at(const sat_rows &r, const sat_work_item *items, int64_t i) {
+    if (items) return items[i];
+    sat_work_item whole = {r.ptr[i], (int32_t)i, (int32_t)(r.ptr[i + 1] - r.ptr[i]), -1, {}};
+    return whole;
 }
 
 /* A tile's description as a warp fetches it, in steps: take a number from the counter, then load the work item. Each

@@ -10,26 +10,6 @@
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/common/ptx_sm90.cuh"
 
-enum {
-    SAT_STAGING_WARP = 16 * 128, // bytes of a warp's part of a staging buffer: 16 rows by 64 columns
-    SAT_STAGING_BUFFERS = 2,     // one is filled while the other is stored
-    SAT_STAGING = SAT_STAGING_BUFFERS * 4 * SAT_STAGING_WARP // bytes of a warpgroup
-};
-
-static inline sat_tile_epilogue sat_warpgroup_epilogue_of(const sat_launch *l) {
-    const sat_problem *p = l->problem;
-    sat_tile_epilogue o = sat_tile_epilogue_of(l);
-    bool relu = p->beta == 0 && sat_activation_of(p) == SAT_ACT_RELU;
-    if (relu && sat_dtype_size(p->c_dtype) == 2 && o.aligned && (o.column_major ? p->m : p->n) % 8 == 0)
-        o.path = SAT_STORE_PACKED16;
-    return o;
-}
-
-/* Whether C is the sums: alpha 1, no bias, no activation. Only for the packed16 path, on which beta is 0. */
-__host__ __device__ __forceinline__ bool sat_epilogue_is_identity(const sat_epilogue &o) {
-    return o.alpha == 1 && !o.bias && o.activation == SAT_ACT_NONE;
-}
-
 /* alpha*sum + bias and relu, in place. `i`: the row of this thread's first sum. */
 template <int COUNT>
 __device__ __forceinline__ void sat_warpgroup_apply_alpha_bias_relu(const sat_epilogue &o, float (&d)[COUNT],
@@ -42,53 +22,6 @@ __device__ __forceinline__ void sat_warpgroup_apply_alpha_bias_relu(const sat_ep
     for (int e = 0; e < COUNT; e++) {
         float y = alpha * d[e] + (e % 4 < 2 ? low : high);
         d[e] = y < lower_bound ? lower_bound : y; // keeps NaN
-    }
-}
-
-template <typename E> __device__ __forceinline__ void sat_pack_8(uint32_t (&w)[4], const float *v) {
-#pragma unroll
-    for (int e = 0; e < 4; e++) w[e] = pack_2(E(), v[2 * e], v[2 * e + 1]);
-}
-
-/* A warp's 16 rows by W columns to a staging buffer; a line is a row. */
-template <typename E, int W> __device__ __forceinline__ void sat_write_staging(const float *d, uint32_t staging) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int q = 0; q < W / 16; q++) {
-        uint32_t w[4];
-        sat_pack_8<E>(w, &d[q * 8]);
-        stmatrix_x4(staging + swizzled_offset(lane % 16, q * 2 + lane / 16), w[0], w[1], w[2], w[3]);
-    }
-}
-
-/* A warpgroup's 64 rows by W columns to a staging buffer, transposed; a line is a column. */
-template <typename E, int W>
-__device__ __forceinline__ void sat_write_staging_transposed(const float *d, uint32_t staging) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-    for (int q = 0; q < W / 16; q++) {
-        uint32_t w[4];
-        sat_pack_8<E>(w, &d[q * 8]);
-        stmatrix_x4_trans(staging + swizzled_offset(q * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2), w[0],
-                          w[1], w[2], w[3]);
-    }
-}
-
-/* Stores a warp's 16 rows by W columns, of which `rows` and `columns` exist, to rows that are `pitch` elements apart.
- * Calls alternate between two staging buffers, so that no second barrier is needed. */
-template <typename E, int W>
-__device__ __forceinline__ void sat_store_rows_staged(const float (&d)[W / 2], uint32_t staging, E *to, int64_t pitch,
-                                                      int rows, int columns) {
-    constexpr int VECTORS = W / 8;
-    int lane = threadIdx.x % 32, row = lane / VECTORS, vec16 = lane % VECTORS;
-    sat_write_staging<E, W>(d, staging);
-    __syncwarp();
-    to += row * pitch + vec16 * 8;
-#pragma unroll
-    for (int e = 0; e < VECTORS / 2; e++) { // 32 / VECTORS rows at a time
-        const int down = e * (32 / VECTORS);
-        uint4 v = ld_shared_v4(staging + swizzled_offset(row + down, vec16));
-        if (row + down < rows && vec16 * 8 < columns) __stcg((uint4 *)(to + down * pitch), v);
     }
 }
 
@@ -120,7 +53,7 @@ __device__ __forceinline__ void sat_warpgroup_store_columns(const sat_epilogue &
 #pragma unroll
     for (int j = 0; j < WN; j += W) {
         uint32_t buffer = staging + j / W % 2 * (4 * SAT_STAGING_WARP);
-        sat_write_staging_transposed<E, W>(&d[j / 2], buffer);
+        sat_write_staging<E, W, true>(&d[j / 2], buffer);
         named_barrier_sync(1 + wg, 128);
 #pragma unroll
         for (int down = 0; down < W; down += 16) {
@@ -148,10 +81,10 @@ __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, co
         if (one && j > 0) tma_store_wait_read<SAT_STAGING_BUFFERS - 1>();
         if (column_major) {
             named_barrier_sync(1 + wg, 128);
-            sat_write_staging_transposed<E, 64>(&d[j / 2], buffer);
+            sat_write_staging<E, 64, true>(&d[j / 2], buffer);
         } else {
             __syncwarp();
-            sat_write_staging<E, 64>(&d[j / 2], buffer);
+            sat_write_staging<E, 64, false>(&d[j / 2], buffer);
         }
         fence_proxy_async();
         if (column_major) named_barrier_sync(1 + wg, 128);
@@ -167,14 +100,8 @@ __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, co
  * rows, which must belong to one block row. */
 static inline bool sat_output_tensormap(const sat_launch *l, const sat_tile_epilogue &o, int64_t block_rows,
                                         CUtensorMap *map) {
-    const sat_problem *p = l->problem;
-    if (o.path != SAT_STORE_PACKED16 || block_rows % (o.column_major ? 64 : 16) ||
-        !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2))
-        return false;
-    cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
-    sat_tensor_box t = {p->c_dtype, o.out.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, 16}, 128};
-    if (o.column_major) t = {p->c_dtype, o.out.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {64, 64}, 128};
-    return tensormap_encode(map, t);
+    int rows = o.column_major ? 64 : 16;
+    return o.path == SAT_STORE_PACKED16 && block_rows % rows == 0 && tensormap_of_c(l, rows, 64, map);
 }
 
 /* Stores a warpgroup's 64 rows from i0 on, of which `rows` exist, by WN columns from n0 on, without TMA. Afterwards TMA

@@ -372,15 +372,12 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     return SAT_COUNTER_BYTES;
 }
 
+static sat_status make_state(const sat_prepare *q, void *out) {
+    return sat_tile_counter_init(q, SAT_COUNTER_BYTES, &((state *)out)->counter);
+}
+
 static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    sat_status status = sat_tile_counter_init(q, SAT_COUNTER_BYTES, &st->counter);
-    if (status == SAT_OK) *out = st;
-    else free(st);
-    return status;
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
 /* ---- host: launch ---- */
@@ -438,7 +435,7 @@ static sat_status launch(const sat_launch *l) {
     x.counter = st->counter, x.n = (int)p->n, x.steps = (int)((p->k + 63) / 64);
     x.one_w = p->grouped.groups < 2 || p->b.batch_stride == 0;
     x.a_whole = p->k % 64 == 0, x.b_whole = p->n % 64 == 0;
-    if (!tensormaps_reuse(st->made_for, l->operands)) {
+    if (!tensormaps_reuse(st->made_for, 3, l->operands)) {
         if (!make_maps(l, k, r, x, &st->maps)) return tensormaps_failed(l, st->made_for);
         st->tma_output = make_output_map(l, x, &st->maps);
     }

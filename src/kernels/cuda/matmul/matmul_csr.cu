@@ -406,8 +406,7 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     size_t bytes = packed_bytes(v, p);
     if (!has(v, SPLIT)) return bytes;
     const sat_rows r = sat_op_rows(p, a);
-    const sat_schedule all = sat_schedule_count(&r, share_of(choose(v, p), p, &r, d));
-    return bytes + sat_schedule_bytes(&all, r.br, p->n, sat_dtype_size(p->compute_dtype));
+    return bytes + sat_schedule_workspace(&r, share_of(choose(v, p), p, &r, d), p->n, sat_dtype_size(p->compute_dtype));
 }
 
 static sat_status prepare(const sat_prepare *q, void **state) {

@@ -314,8 +314,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     if (!(v->instance.option & SPLIT)) return 0;
     sat_rows r = sat_op_rows(p, a);
-    sat_schedule all = sat_schedule_count(&r, share_of(p, &r, d));
-    return sat_schedule_bytes(&all, r.br, p->n, sizeof(double));
+    return sat_schedule_workspace(&r, share_of(p, &r, d), p->n, sizeof(double));
 }
 
 static sat_status prepare(const sat_prepare *prepare, void **state) {

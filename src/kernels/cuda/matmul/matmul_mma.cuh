@@ -514,7 +514,7 @@ static inline mma_args mma_args_of(const mma_instance *k, const sat_launch *l, c
     int64_t size = (int64_t)sat_dtype_size(p->a_dtype);
     args.r = sat_device_rows(p, l->pattern);
     args.work = work ? *work : sat_whole_rows_schedule(&args.r);
-    args.epilogue = sat_tile_epilogue_of(l);
+    args.epilogue = sat_tile_epilogue_of(l, false);
     args.a = (const char *)l->operands[0], args.b = (const char *)l->operands[1];
     args.a_k_major = args.r.col_step == 1, args.b_k_major = !mma_b_row_major(p);
     args.row_tiles = (unsigned)(args.r.br / k->bm), args.column_tiles = (unsigned)((p->n + k->bn - 1) / k->bn);
@@ -602,7 +602,7 @@ template <const auto &INSTANCES> struct mma_split_rows {
         const mma_instance *k = mma_find(INSTANCES, v);
         sat_rows r = sat_op_rows(p, a);
         int64_t most = share(k, p, a, d), longest = p->matmul.transpose == SAT_TRANSPOSE ? a->max_col : a->max_row;
-        sat_schedule s = sat_schedule_count(&r, most);
+        sat_schedule_counts s = sat_schedule_count(&r, most);
         double reduction =
             (double)s.partials * (double)r.br * (double)p->n * 8 / d->memory_rate + (s.splits ? 2e-6 : 0);
         return 1.02 * mma_seconds(k, p, a, d, (double)sat_min(longest, most), (double)s.items) + reduction;
@@ -610,8 +610,7 @@ template <const auto &INSTANCES> struct mma_split_rows {
     static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                             const sat_device *d) {
         sat_rows r = sat_op_rows(p, a);
-        sat_schedule s = sat_schedule_count(&r, share(mma_find(INSTANCES, v), p, a, d));
-        return sat_schedule_bytes(&s, r.br, p->n, p->a_dtype == SAT_F64 ? 8 : 4);
+        return sat_schedule_workspace(&r, share(mma_find(INSTANCES, v), p, a, d), p->n, p->a_dtype == SAT_F64 ? 8 : 4);
     }
     static sat_status prepare(const sat_prepare *x, void **state) {
         const mma_instance *k = mma_find(INSTANCES, x->variant);

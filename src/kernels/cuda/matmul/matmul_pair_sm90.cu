@@ -45,8 +45,6 @@ static constexpr int ROWS = 64, BN = 256, BK = 64, STAGES = 4; // rows of a bloc
 static constexpr int CONSUMERS = 256, THREADS = CONSUMERS + 128;
 static constexpr int MAX_STAGES = 16, QUEUE_TILES = 4;
 
-typedef sat_b_loader<BK, BN> b_loader; // a stage of B
-
 /* A tile, as the producer publishes it to the consumers. */
 struct tile {
     int row0;   // block row of warpgroup 0, -1 for none
@@ -177,8 +175,8 @@ __device__ static void producer(const params &x, const tensor_maps &m, prefetche
                     mbarrier_wait(empty + stage.index * 8, stage.phase);
                     s->has_block[stage.index] = has_block;
                     mbarrier_arrive_expect_tx(bar, B_BYTES + __popc(has_block) * BLOCK_BYTES);
-                    b_loader::load<B_COL_MAJOR>(&m.b, x.b_whole_chunks, smem + B_OFFSET + stage.index * B_BYTES, bar,
-                                                k + in_block, n0);
+                    sat_load_b<BK, BN, B_COL_MAJOR>(&m.b, x.b_whole_chunks, smem + B_OFFSET + stage.index * B_BYTES,
+                                                    bar, k + in_block, n0);
 #pragma unroll
                     for (int g = 0; g < 2; g++)
                         if (has_block >> g & 1)
@@ -319,13 +317,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
-    if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
-    if (r.br != ROWS || r.bc % 64 || r.k % r.bc || p->a_align % 16) return false;
-    if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
-    if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
-    if ((double)r.count * ceil((double)p->n / BN) > 0x7fff0000) return false;
-    if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
-    return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
+    if (r.br != ROWS || r.bc % 64) return false;
+    if ((double)r.count * ceil((double)p->n / BN) > 0x7fff0000) return false; // the tile counter is 32-bit
+    return tensormaps_fit_matmul(v, p, a, d);
 }
 
 /* Loads from L2 (B for each union entry, blocks for each panel) and products overlap; the longer counts. How many
@@ -349,24 +343,13 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     return sat_row_groups_bytes(&r, 2);
 }
 
-static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    sat_rows r = sat_op_rows(q->problem, q->pattern);
-    sat_status status = sat_prepare_row_groups(q, &r, 2, 1, &st->work, &st->entries, &st->pair_rows, &st->counter);
-    if (status == SAT_OK) *out = st;
-    else free(st);
-    return status;
+static sat_status make_state(const sat_prepare *q, void *out) {
+    state *st = (state *)out;
+    return sat_prepare_row_groups(q, 2, 1, &st->work, &st->entries, &st->pair_rows, &st->counter);
 }
 
-static bool make_maps(const sat_launch *l, tensor_maps *m) {
-    const sat_problem *p = l->problem;
-    const sat_pattern_view *a = l->pattern;
-    cuuint64_t bc = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    sat_tensor_box ta = {p->a_dtype, l->operands[0], 2, {bc, lines}, {bc * 2}, {64, 64}, 128};
-    return tensormap_encode(&m->a, ta) && b_loader::map(p, l->operands[1], &m->b);
+static sat_status prepare(const sat_prepare *q, void **out) {
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
 template <typename T, bool A_TRANSPOSED, bool B_COL_MAJOR>
@@ -393,12 +376,13 @@ static sat_status launch(const sat_launch *l) {
     if (p->m == 0 || p->n == 0) return SAT_OK;
     state *st = (state *)l->state;
     params x = {};
-    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l, true);
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + BN - 1) / BN, 2.0 * BN * (double)p->k,
                                         l->device, SAT_TILES_PER_CTA_L2);
     x.entries = st->entries, x.pair_rows = st->pair_rows, x.b_whole_chunks = sat_b_whole_chunks(p);
-    if (!tensormaps_reuse(st->made_for, l->operands)) {
-        if (!make_maps(l, &st->maps)) return tensormaps_failed(l, st->made_for);
+    if (!tensormaps_reuse(st->made_for, 3, l->operands)) {
+        if (!tensormap_of_a(l, 64, 64, &st->maps.a) || !tensormap_of_b(l, BK, BN, &st->maps.b))
+            return tensormaps_failed(l, st->made_for);
         st->tma_output = sat_output_tensormap(l, x.epilogue, ROWS, &st->maps.c);
     }
     x.tma_output = st->tma_output;

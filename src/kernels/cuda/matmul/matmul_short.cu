@@ -213,7 +213,7 @@ static sat_status launch(const sat_launch *l) {
     const instance *i = find(l->variant);
     sat_rows r = sat_device_rows(p, a);
     kernel_args args = {};
-    args.epilogue = sat_tile_epilogue_of(l);
+    args.epilogue = sat_tile_epilogue_of(l, false);
     args.ptr = r.ptr, args.col = r.col, args.a = (const char *)l->operands[0], args.b = (const char *)l->operands[1];
     args.b_line_stride = (b_k_major(p) ? p->b.col_stride : p->b.row_stride) * 2;
     args.br = (int)r.br, args.bc = (int)r.bc, args.n = (int)p->n;

@@ -363,8 +363,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     if (!is_split(v)) return 0;
     sat_rows r = sat_op_rows(p, a);
-    sat_schedule s = sat_schedule_count(&r, share_of(v, p, &r, d));
-    return sat_schedule_bytes(&s, r.br, p->n, p->a_dtype == SAT_F64 ? sizeof(double) : sizeof(float));
+    return sat_schedule_workspace(&r, share_of(v, p, &r, d), p->n,
+                                  p->a_dtype == SAT_F64 ? sizeof(double) : sizeof(float));
 }
 
 static sat_status prepare(const sat_prepare *l, void **state) {

@@ -267,8 +267,7 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     if (!(v->instance.option & SPLIT)) return 0;
     sat_rows r = sat_op_rows(p, a);
     shape s = choose(p, a);
-    sat_schedule all = sat_schedule_count(&r, share_of(&s, &r, d));
-    return sat_schedule_bytes(&all, r.br, p->n, sat_dtype_size(p->c_dtype));
+    return sat_schedule_workspace(&r, share_of(&s, &r, d), p->n, sat_dtype_size(p->c_dtype));
 }
 
 static sat_status prepare(const sat_prepare *prepare, void **state) {

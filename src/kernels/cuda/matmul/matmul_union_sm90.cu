@@ -14,7 +14,7 @@
 
 #include "kernels/cuda/matmul/row_groups.h"
 #include "kernels/cuda/common/ptx_sm90.cuh"
-#include "kernels/cuda/common/warpgroup_epilogue.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 
 /* ---- shapes ---- */
 
@@ -39,8 +39,6 @@ template <int BR_, int BC_> struct shape {
 constexpr int columns_per_entry(bool b_column_major, int bc) { return b_column_major && bc == 16 ? 4 : 1; }
 template <typename S, bool B_COL_MAJOR>
 constexpr int entries_per_stage = S::STAGE_COLUMNS / columns_per_entry(B_COL_MAJOR, S::BC);
-template <typename S, bool B_COL_MAJOR>
-using b_loader = sat_b_loader<BK / entries_per_stage<S, B_COL_MAJOR>, BN>; // an entry's part of B
 
 /* ---- parameters ---- */
 
@@ -190,8 +188,8 @@ __device__ static void producer_of_b(const params &x, const tensor_maps &m, pref
 #pragma unroll
                 for (int e = 0; e < ENTRIES; e++)
                     if (e < here)
-                        b_loader<S, B_COL_MAJOR>::template load<B_COL_MAJOR>(&m.b, x.b_whole_chunks, to + e * BYTES,
-                                                                             bar, k[e], panel * BN);
+                        sat_load_b<DEPTH, BN, B_COL_MAJOR>(&m.b, x.b_whole_chunks, to + e * BYTES, bar, k[e],
+                                                           panel * BN);
             }
             if (++stage == STAGES) stage = 0, phase ^= 1;
             next.poll<S::GROUP_ROWS>(x);
@@ -370,7 +368,7 @@ __device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_
         named_barrier_sync(1 + wg, 128);
 #pragma unroll
         for (int i = 0; i < S::WG_ROWS; i++)
-            sat_write_staging_transposed<E, S::BR>(&d[(round * S::WG_ROWS + i) * S::SUMS], buffer + i * (S::BR * 128));
+            sat_write_staging<E, S::BR, true>(&d[(round * S::WG_ROWS + i) * S::SUMS], buffer + i * (S::BR * 128));
         fence_proxy_async();
         named_barrier_sync(1 + wg, 128);
 #pragma unroll
@@ -491,13 +489,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
-    if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
-    if ((r.br != 16 && r.br != 32) || (r.bc != 16 && r.bc != 32) || r.k % r.bc || p->a_align % 16) return false;
-    if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
-    if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
-    if ((double)r.count * ceil((double)p->n / (double)BN) > 0x7fff0000) return false;
-    if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
-    return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
+    if ((r.br != 16 && r.br != 32) || (r.bc != 16 && r.bc != 32)) return false;
+    if ((double)r.count * ceil((double)p->n / (double)BN) > 0x7fff0000) return false; // the tile counter is 32-bit
+    return tensormaps_fit_matmul(v, p, a, d);
 }
 
 static constexpr double SM_CLOCK_HZ = 1.7e9; // assumed
@@ -531,40 +525,22 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
     return sat_row_groups_bytes(&r, (int)(BM / r.br));
 }
 
-static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+static sat_status make_state(const sat_prepare *q, void *out) {
+    state *st = (state *)out;
     sat_rows r = sat_op_rows(q->problem, q->pattern);
-    sat_status status =
-        sat_prepare_row_groups(q, &r, (int)(BM / r.br), columns_per_entry(q->problem->b.col_stride != 1, (int)r.bc),
-                               &st->work, &st->entries, &st->group_rows, &st->counter);
-    if (status == SAT_OK) *out = st;
-    else free(st);
-    return status;
+    return sat_prepare_row_groups(q, (int)(BM / r.br), columns_per_entry(q->problem->b.col_stride != 1, (int)r.bc),
+                                  &st->work, &st->entries, &st->group_rows, &st->counter);
+}
+
+static sat_status prepare(const sat_prepare *q, void **out) {
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
 template <typename S> static bool make_maps(const sat_launch *l, tensor_maps *m) {
-    const sat_problem *p = l->problem;
-    const sat_pattern_view *a = l->pattern;
-    cuuint64_t width = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    cuuint32_t br = S::BR, bc = S::BC;
-    sat_tensor_box ta = {p->a_dtype, l->operands[0], 2, {width, lines}, {width * 2}, {bc, br}, S::BC * 2};
-    if (p->matmul.transpose == SAT_TRANSPOSE) ta.box[0] = br, ta.box[1] = bc, ta.swizzle_bytes = S::BR * 2;
-    bool made = p->b.col_stride != 1 ? b_loader<S, true>::map(p, l->operands[1], &m->b)
-                                     : b_loader<S, false>::map(p, l->operands[1], &m->b);
-    return made && tensormap_encode(&m->a, ta);
-}
-
-/* C's tensor map; false where there cannot be one. */
-template <typename S> static bool map_c(const sat_launch *l, const sat_tile_epilogue &o, CUtensorMap *map) {
-    const sat_problem *p = l->problem;
-    if (o.path != SAT_STORE_PACKED16 || !tensormap_fits(p, p->c, p->m, p->n, p->c_align, 2)) return false;
-    cuuint64_t m = (cuuint64_t)p->m, n = (cuuint64_t)p->n;
-    sat_tensor_box t = {p->c_dtype, o.out.c, 2, {n, m}, {(cuuint64_t)p->c.row_stride * 2}, {64, S::BR}, 128};
-    if (o.column_major) t = {p->c_dtype, o.out.c, 2, {m, n}, {(cuuint64_t)p->c.col_stride * 2}, {S::BR, 16}, S::BR * 2};
-    return tensormap_encode(map, t);
+    bool a_transposed = l->problem->matmul.transpose == SAT_TRANSPOSE, b_col_major = l->problem->b.col_stride != 1;
+    int entries = b_col_major ? entries_per_stage<S, true> : entries_per_stage<S, false>;
+    return tensormap_of_a(l, a_transposed ? S::BR : S::BC, a_transposed ? S::BC : S::BR, &m->a) &&
+           tensormap_of_b(l, BK / entries, BN, &m->b);
 }
 
 template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
@@ -577,13 +553,14 @@ template <typename T, typename S> static sat_status launch_shape(const sat_launc
     const sat_problem *p = l->problem;
     state *st = (state *)l->state;
     params x = {};
-    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l, true);
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, 1, (p->n + BN - 1) / BN, 2.0 * BN * (double)p->k,
                                         l->device, SAT_TILES_PER_CTA_L2);
     x.entries = st->entries, x.group_rows = st->group_rows, x.b_whole_chunks = sat_b_whole_chunks(p);
-    if (!tensormaps_reuse(st->made_for, l->operands)) {
+    if (!tensormaps_reuse(st->made_for, 3, l->operands)) {
         if (!make_maps<S>(l, &st->maps)) return tensormaps_failed(l, st->made_for);
-        st->tma_output = map_c<S>(l, x.epilogue, &st->maps.c);
+        st->tma_output = x.epilogue.path == SAT_STORE_PACKED16 &&
+                         tensormap_of_c(l, S::BR, x.epilogue.column_major ? 16 : 64, &st->maps.c);
     }
     x.tma_output = st->tma_output;
     const tensor_maps &m = st->maps;

@@ -118,8 +118,6 @@ template <typename S, bool A_TRANSPOSED> __device__ __forceinline__ bool a_copy_
 
 /* ---- producers ---- */
 
-template <typename S> using b_loader = sat_b_loader<S::BK, S::BN>; // a stage of B
-
 /* Whether a warp of its own loads A. One warp that issues the copies of both operands is too slow for large tiles.
  * Transposed A stays with the first warp: its blocks are not consecutive in storage, and that warp looks up where they
  * are. */
@@ -178,7 +176,7 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
                 bool a_loaded = two_stages && second_half;
                 mbarrier_wait(empty + pipe.stage * 8, pipe.phase);
                 mbarrier_arrive_expect_tx(bar, S::B_BYTES + (a_loaded ? 0 : a_bytes));
-                b_loader<S>::template load<B_COL_MAJOR>(&m.b, x.b_whole_chunks, smem + pipe.b(), bar, k + in_block, n0);
+                sat_load_b<S::BK, S::BN, B_COL_MAJOR>(&m.b, x.b_whole_chunks, smem + pipe.b(), bar, k + in_block, n0);
                 if (!separate_a_producer<S, A_TRANSPOSED> && !a_loaded)
                     load_a<S, A_TRANSPOSED>(m, smem + pipe.a(two_stages), bar, line, in_block, slice * S::BM);
             }
@@ -382,16 +380,10 @@ static int64_t bk_of(const sat_instance *i, const sat_rows *r) {
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     sat_rows r = sat_op_rows(p, a);
-    int64_t bk = bk_of(&v->instance, &r);
-    if (d->capability != 90 || p->a_dtype != v->instance.dtype || a->stored_blocks == 0 || p->n == 0) return false;
-    if (r.br % 16 || r.bc % bk || r.k % r.bc || p->a_align % 16) return false;
-    if (a->stored_blocks * sat_max(a->block_rows, a->block_cols) > 0x7fffffff) return false;
-    if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
     double tiles = ((double)r.count + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
                    ceil((double)r.br / v->instance.tile_m);
-    if (tiles > 0x7fff0000) return false; // the tile counter is 32-bit
-    if (p->batch > 1 && p->a.batch_stride * 2 % 16 != 0) return false;
-    return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 2);
+    if (r.br % 16 || r.bc % bk_of(&v->instance, &r) || tiles > 0x7fff0000) return false; // the tile counter is 32-bit
+    return tensormaps_fit_matmul(v, p, a, d);
 }
 
 /* Loads from L2 and products overlap; the longer counts. */
@@ -409,46 +401,20 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     return fmax(batch * time, sat_bytes(p, a) / d->memory_rate) + batch * (tiles / d->multiprocessors * 1e-6 + 3e-6);
 }
 
-/* Split threshold: a fair share of blocks per CTA. Rows of up to 1.25x are not split: see sat_schedule_parts. */
-static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sat_rows r = sat_op_rows(p, a);
-    int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;
-    int64_t slices = (r.br + v->instance.tile_m - 1) / v->instance.tile_m;
-    return sat_schedule_share(&r, panels * slices, d->multiprocessors, sat_max(1, 512 / r.bc));
-}
-
-static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sat_rows r = sat_op_rows(p, a);
-    return sat_persistent_workspace(&r, p->n, share_of(v, p, a, d));
+static sat_status make_state(const sat_prepare *q, void *out) {
+    state *st = (state *)out;
+    return sat_persistent_prepare(q, &st->work, &st->counter);
 }
 
 static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    int64_t share = share_of(q->variant, q->problem, q->pattern, q->device);
-    sat_status status = sat_persistent_prepare(q, share, &st->work, &st->counter);
-    if (status == SAT_OK) *out = st;
-    else free(st);
-    return status;
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
-/* A's map has the stored blocks one below the other: (blocks * rows of a block) lines, as wide as a block. */
 template <typename S> static bool make_maps(const sat_launch *l, const params &x, tensor_maps *m) {
-    constexpr int BK = S::BK;
-    const sat_problem *p = l->problem;
-    const sat_pattern_view *a = l->pattern;
-    cuuint64_t bc = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    sat_tensor_box ta = {p->a_dtype,
-                         l->operands[0],
-                         2,
-                         {bc, lines},
-                         {bc * 2},
-                         {x.a_two_stages ? 64u : (cuuint32_t)BK, (cuuint32_t)x.a_rows},
-                         x.a_two_stages ? 128 : BK * 2};
-    if (p->matmul.transpose == SAT_TRANSPOSE) ta.box[0] = 64, ta.box[1] = BK, ta.swizzle_bytes = 128;
-    return tensormap_encode(&m->a, ta) && b_loader<S>::map(p, l->operands[1], &m->b);
+    bool a_made = l->problem->matmul.transpose == SAT_TRANSPOSE
+                      ? tensormap_of_a(l, 64, S::BK, &m->a)
+                      : tensormap_of_a(l, x.a_two_stages ? 64 : S::BK, x.a_rows, &m->a);
+    return a_made && tensormap_of_b(l, S::BK, S::BN, &m->b);
 }
 
 template <typename T, typename S, bool A_TRANSPOSED, bool B_COL_MAJOR>
@@ -462,7 +428,7 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     if (p->m == 0 || p->n == 0) return SAT_OK;
     state *st = (state *)l->state;
     params x = {};
-    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_warpgroup_epilogue_of(l);
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l, true);
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, (x.rows.br + S::BM - 1) / S::BM,
                                         (p->n + S::BN - 1) / S::BN, 2.0 * S::BN * (double)p->k, l->device,
                                         S::BM == 128 ? SAT_TILES_PER_CTA_BALANCE : SAT_TILES_PER_CTA_L2);
@@ -470,7 +436,7 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.a_rows = (int)sat_min(S::BM, x.rows.br);
     x.b_whole_chunks = sat_b_whole_chunks(p);
     x.a_two_stages = S::A_PAIRED && p->matmul.transpose != SAT_TRANSPOSE && x.rows.bc % 64 == 0;
-    if (!tensormaps_reuse(st->made_for, l->operands)) {
+    if (!tensormaps_reuse(st->made_for, 3, l->operands)) {
         if (!make_maps<S>(l, x, &st->maps)) return tensormaps_failed(l, st->made_for);
         st->tma_output = S::WARPGROUPS > 1 && sat_output_tensormap(l, x.epilogue, x.rows.br, &st->maps.c);
     }
@@ -525,7 +491,7 @@ SAT_FAMILY(cuda_matmul_wgmma) = {
         "with 64x256)",
     .supports = supports,
     .estimate = estimate,
-    .workspace = workspace,
+    .workspace = sat_persistent_workspace,
     .prepare = prepare,
     .launch = launch,
     .release = sat_release_state,

@@ -114,14 +114,7 @@ __device__ static void load(const params &x, const tensor_maps &m, uint32_t a, u
     if (S::A_TRANSPOSED)
         for (int i = 0; i < S::BM; i += 32) tma_load(a + i * (A_DEPTH * 4), &m.a, bar, row + i, line + in_block);
     else if (!again) tma_load(a, &m.a, bar, in_block, line + row);
-    if (S::B_COL_MAJOR) {
-        for (int i = 0; i < S::BN; i += 256) tma_load(b + i * S::BK * 4, &m.b, bar, k, n0 + i);
-    } else if (x.b_whole_chunks) {
-        tma_load(b, &m.b, bar, 0, k, n0 / 32);
-    } else {
-#pragma unroll 1
-        for (int i = 0; i < S::BN; i += 32) tma_load(b + i * S::BK * 4, &m.b, bar, n0 + i, k);
-    }
+    sat_load_b<S::BK, S::BN, S::B_COL_MAJOR, 4>(&m.b, x.b_whole_chunks, b, bar, k, n0);
 }
 
 /* Takes tiles from the scheduler, publishes them, and loads A and B. */
@@ -486,17 +479,12 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
 /* ---- host ---- */
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (d->capability != 90 || p->a_dtype != SAT_F32 || !(p->flags & SAT_ALLOW_TF32)) return false;
     sat_rows r = sat_op_rows(p, a);
-    if (p->matmul.transpose == SAT_TRANSPOSE && p->b.col_stride == 1) return false;
-    if (a->stored_blocks == 0 || p->n == 0 || p->a_align % 16) return false;
-    if (r.br % v->instance.tile_m || r.bc % v->instance.tile_k || r.k % r.bc) return false;
-    if (a->stored_blocks * a->block_rows > 0x7fffffff) return false;
-    if (sat_max(r.count * r.br, sat_max(p->n, p->k)) > 0x7fff0000) return false;
+    if (!(p->flags & SAT_ALLOW_TF32) || (p->matmul.transpose == SAT_TRANSPOSE && p->b.col_stride == 1)) return false;
     double tiles = ((double)r.count + (double)a->stored_blocks) * ceil((double)p->n / v->instance.tile_n) *
                    (double)(r.br / v->instance.tile_m);
-    if (tiles > 0x7fff0000 || (p->batch > 1 && p->a.batch_stride * 4 % 16 != 0)) return false;
-    return tensormap_fits(p, p->b, p->k, p->n, p->b_align, 4);
+    if (r.br % v->instance.tile_m || r.bc % v->instance.tile_k || tiles > 0x7fff0000) return false;
+    return tensormaps_fit_matmul(v, p, a, d);
 }
 
 /* Loads from L2 and products overlap; the longer counts. */
@@ -511,43 +499,13 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     return fmax(batch * time, sat_bytes(p, a) / d->memory_rate) + batch * (tiles / d->multiprocessors * 1.5e-6 + 3e-6);
 }
 
-/* Split threshold: a fair share of blocks per CTA. Rows of up to 1.25x are not split: see sat_schedule_parts. */
-static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sat_rows r = sat_op_rows(p, a);
-    int64_t panels = (p->n + v->instance.tile_n - 1) / v->instance.tile_n;
-    return sat_schedule_share(&r, panels * (r.br / v->instance.tile_m), d->multiprocessors, sat_max(1, 256 / r.bc));
-}
-
-static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sat_rows r = sat_op_rows(p, a);
-    return sat_persistent_workspace(&r, p->n, share_of(v, p, a, d));
+static sat_status make_state(const sat_prepare *q, void *out) {
+    state *st = (state *)out;
+    return sat_persistent_prepare(q, &st->work, &st->counter);
 }
 
 static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
-    int64_t share = share_of(q->variant, q->problem, q->pattern, q->device);
-    sat_status status = sat_persistent_prepare(q, share, &st->work, &st->counter);
-    if (status == SAT_OK) *out = st;
-    else free(st);
-    return status;
-}
-
-template <typename S> static bool make_maps(const sat_launch *l, const params &x, tensor_maps *m) {
-    const sat_problem *p = l->problem;
-    const sat_pattern_view *a = l->pattern;
-    cuuint64_t bc = (cuuint64_t)a->block_cols, lines = (cuuint64_t)(a->stored_blocks * a->block_rows);
-    cuuint64_t n = (cuuint64_t)p->n, k = (cuuint64_t)p->k;
-    cuuint64_t lead = (cuuint64_t)(S::B_COL_MAJOR ? p->b.col_stride : p->b.row_stride) * 4;
-    sat_tensor_box ta = {
-        SAT_F32, l->operands[0], 2, {bc, lines}, {bc * 4}, {A_DEPTH, S::A_TRANSPOSED ? A_DEPTH : S::BM}, 128, true};
-    sat_tensor_box tb = {SAT_F32, l->operands[1], 2, {n, k}, {lead}, {32, S::BK}, 128, true};
-    if (S::B_COL_MAJOR) tb = {SAT_F32, l->operands[1], 2, {k, n}, {lead}, {S::BK, 256}, S::BK * 4, true};
-    else if (x.b_whole_chunks)
-        tb = {SAT_F32, l->operands[1], 3, {32, k, n / 32}, {lead, 128}, {32, S::BK, S::BN / 32}, 128, true};
-    return tensormap_encode(&m->a, ta) && tensormap_encode(&m->b, tb);
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
 template <typename S> static sat_status start(const sat_launch *l, const params &x, const tensor_maps &m) {
@@ -560,11 +518,13 @@ template <typename S> static sat_status launch_tile(const sat_launch *l) {
     if (p->m == 0 || p->n == 0) return SAT_OK;
     state *st = (state *)l->state;
     params x = {};
-    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l);
+    x.rows = sat_device_rows(p, l->pattern), x.epilogue = sat_tile_epilogue_of(l, false);
     x.scheduler = sat_tile_scheduler_of(st->work, st->counter, x.rows.br / S::BM, (p->n + S::BN - 1) / S::BN,
                                         4.0 * S::BN * (double)p->k, l->device);
-    x.partials = (float *)st->work.partial, x.b_whole_chunks = p->n % 32 == 0;
-    if (!tensormaps_reuse(st->made_for, l->operands) && !make_maps<S>(l, x, &st->maps))
+    x.partials = (float *)st->work.partial, x.b_whole_chunks = sat_b_whole_chunks(p);
+    if (!tensormaps_reuse(st->made_for, 2, l->operands) &&
+        !(tensormap_of_a(l, A_DEPTH, S::A_TRANSPOSED ? A_DEPTH : S::BM, &st->maps.a) &&
+          tensormap_of_b(l, S::BK, S::BN, &st->maps.b)))
         return tensormaps_failed(l, st->made_for);
     sat_status status = start<S>(l, x, st->maps);
     return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.out, st->work) : status;
@@ -607,7 +567,7 @@ SAT_FAMILY(cuda_matmul_wgmma_tf32) = {
     .about = "f32 as TF32 by TMA and wgmma on Hopper, block rows multiples of 64",
     .supports = supports,
     .estimate = estimate,
-    .workspace = workspace,
+    .workspace = sat_persistent_workspace,
     .prepare = prepare,
     .launch = launch,
     .release = sat_release_state,

@@ -1,6 +1,8 @@
 /* The search for rows that share columns, and the union entries of the groups; on the host. */
 #include "kernels/cuda/matmul/row_groups.h"
 
+#include <stdlib.h>
+
 /* ---- union entries ---- */
 
 void sat_union_free(sat_union *u) {
@@ -43,6 +45,15 @@ bool sat_union_make(const sat_rows *r, const int32_t *row, int size, int columns
     }
     return true;
 }
+
+double sat_union_expected(int64_t rows, int64_t cols, int64_t blocks, int size) {
+    double density = fmin(1, (double)blocks / ((double)rows * (double)cols + 1e-9));
+    int64_t groups = (rows + size - 1) / size;
+    double all = (double)groups * (double)cols * (1 - pow(1 - density, size));
+    return fmax((double)blocks / size, fmax(all - 0.25 * ((double)blocks - all), all * 0.85));
+}
+
+size_t sat_union_bytes(int64_t blocks) { return ((size_t)blocks * sizeof(sat_union_entry) + 511) / 256 * 256; }
 
 /* ---- the search for groups ---- */
 

@@ -35,8 +35,7 @@ static inline size_t skinny_workspace(const sat_variant *v, const sat_problem *p
                                       const sat_device *d, bool split) {
     if (!split) return 0;
     sat_rows r = sat_op_rows(p, a);
-    sat_schedule s = sat_schedule_count(&r, skinny_share(v, &r, d));
-    return sat_schedule_bytes(&s, r.br, p->n, sizeof(float));
+    return sat_schedule_workspace(&r, skinny_share(v, &r, d), p->n, sizeof(float));
 }
 
 template <typename KERNEL>

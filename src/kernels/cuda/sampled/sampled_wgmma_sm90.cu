@@ -15,7 +15,6 @@
 #include "kernels/cuda/common/scheduler.h"
 #include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/common/ring.cuh"
-#include "kernels/cuda/common/warpgroup_epilogue.cuh"
 
 /* ---- parameters ---- */
 
@@ -421,17 +420,15 @@ static sat_status upload_items(const sat_prepare *q, state *st) {
     return e == cudaSuccess ? SAT_OK : sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
 }
 
-static sat_status prepare(const sat_prepare *q, void **out) {
-    if (!tensormap_encoder())
-        return sat_fail(SAT_DEVICE_ERROR, "%s: this driver makes no tensor maps", q->variant->name);
-    state *st = (state *)calloc(1, sizeof *st);
-    if (!st) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
+static sat_status make_state(const sat_prepare *q, void *out) {
+    state *st = (state *)out;
     sat_status status = upload_items(q, st);
-    if (status == SAT_OK)
-        status = sat_tile_counter_init(q, workspace(q->variant, q->problem, q->pattern, q->device), &st->counter);
-    if (status == SAT_OK) *out = st;
-    else free(st);
-    return status;
+    if (status != SAT_OK) return status;
+    return sat_tile_counter_init(q, workspace(q->variant, q->problem, q->pattern, q->device), &st->counter);
+}
+
+static sat_status prepare(const sat_prepare *q, void **out) {
+    return tensormap_prepare(q, sizeof(state), make_state, out);
 }
 
 template <typename S> static bool make_maps(const sat_launch *l, const params &x, tensor_maps *m) {
@@ -469,7 +466,7 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.x_rows = (int)sat_min(S::BM, x.br);
     x.whole = S::LINE == 128 && p->n % 64 == 0;
     x.y_box = !y_col_major && !x.whole ? S::LINE / 2 : x.bc <= S::BN ? x.bc : std::gcd(x.bc, S::BN);
-    if (!tensormaps_reuse(st->made_for, l->operands) && !make_maps<S>(l, x, &st->maps))
+    if (!tensormaps_reuse(st->made_for, 2, l->operands) && !make_maps<S>(l, x, &st->maps))
         return tensormaps_failed(l, st->made_for);
     return x_col_major
                ? (y_col_major ? start<T, S, true, true>(l, x, st->maps) : start<T, S, true, false>(l, x, st->maps))

@@ -1,14 +1,29 @@
 /* Makes the work items of the tile scheduler, on the host. */
-#include "kernels/cuda/common/scheduler.h"
+#include "kernels/cuda/common/schedule.h"
 
-sat_schedule sat_schedule_count(const sat_rows *r, int64_t share) {
-    sat_schedule s = {0};
+int64_t sat_schedule_share(const sat_rows *r, int64_t times, int64_t workers, int64_t minimum) {
+    double fair = (double)r->ptr[r->count] * (double)times / (double)sat_max(1, workers);
+    return sat_max(minimum, fair < 1e15 ? (int64_t)fair + 1 : INT64_MAX);
+}
+
+int64_t sat_schedule_parts(int64_t blocks, int64_t share) {
+    return blocks - share <= share / 4 ? 1 : (blocks + share - 1) / share;
+}
+
+sat_schedule_counts sat_schedule_count(const sat_rows *r, int64_t share) {
+    sat_schedule_counts s = {0};
     for (int64_t i = 0; i < r->count; i++) {
         int64_t parts = sat_schedule_parts(r->ptr[i + 1] - r->ptr[i], share);
         s.items += parts;
         if (parts > 1) s.splits++, s.partials += parts;
     }
     return s;
+}
+
+size_t sat_schedule_workspace(const sat_rows *r, int64_t share, int64_t n, size_t element) {
+    sat_schedule_counts s = sat_schedule_count(r, share);
+    return (size_t)s.items * sizeof(sat_work_item) + (size_t)s.splits * sizeof(sat_split_row) + 256 +
+           (size_t)s.partials * (size_t)r->br * (size_t)n * element;
 }
 
 /* Longest first. Items of the same length stay in the order of rows, for locality. */
@@ -25,7 +40,8 @@ void sat_schedule_free(sat_schedule *s) {
 }
 
 bool sat_schedule_make(const sat_rows *r, int64_t share, sat_schedule *s) {
-    *s = sat_schedule_count(r, share);
+    sat_schedule_counts counts = sat_schedule_count(r, share);
+    *s = (sat_schedule){.items = counts.items, .splits = counts.splits, .partials = counts.partials};
     s->item = (sat_work_item *)malloc(((size_t)s->items + 1) * sizeof *s->item);
     s->split = (sat_split_row *)malloc(((size_t)s->splits + 1) * sizeof *s->split);
     if (!s->item || !s->split) {
@@ -65,4 +81,12 @@ int64_t sat_schedule_runs(const sat_pattern_view *a, int64_t each, sat_work_item
             count++;
         }
     return count;
+}
+
+unsigned sat_panels_in_flight(bool even, int64_t tiles_of_panel, int64_t panels, double panel_bytes, double tiles,
+                              double l2_bytes) {
+    double wanted = ceil(tiles / (double)sat_max(1, tiles_of_panel));
+    double most = fmax(1, floor(0.7 * l2_bytes / fmax(1, panel_bytes)));
+    double sets = fmax(1, fmax(ceil((double)panels / most), floor((double)panels / wanted)));
+    return even ? 1 : (unsigned)fmax(1, ceil((double)panels / sets));
 }

@@ -1,0 +1,27 @@
+/* How the host makes the work items of the Hopper attention kernel, and their lists of key tiles: attention_work.c. */
+#ifndef SAT_ATTENTION_LISTS_H
+#define SAT_ATTENTION_LISTS_H
+
+#include "kernels/cuda/attention/attention_work.h"
+
+typedef struct sat_work {
+    int64_t items; /* of each mask: mask h has item[h * items] and on, the longest first */
+    sat_cta_work *item;
+    int64_t listed; /* how many */
+    sat_key_tile *tile;
+} sat_work;
+
+/* Whether a mask with absent blocks can be made of 64 rows by half tiles of `half_keys` keys. */
+bool sat_lists_fit(const sat_mask *k, int64_t half_keys);
+
+/* Upper bounds: items of a mask, and listed key tiles of all masks. */
+int64_t sat_max_items(const sat_mask *k, int warpgroups);
+double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t half_keys);
+
+/* The work of CTAs of `warpgroups` and key tiles of twice `half_keys` keys. False: out of memory; free `to` in any
+ * case. */
+bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t half_keys,
+                   sat_work *to);
+void sat_work_free(sat_work *w);
+
+#endif
