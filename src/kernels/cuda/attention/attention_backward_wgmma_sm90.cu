@@ -2,7 +2,8 @@
 //
 // f16 and bf16, head sizes up to 128; rows must begin on 16 bytes. Three kernels: the statistics of each query
 // (attention_device.cuh), then dK and dV by tiles of keys, then dQ by tiles of queries. Every sum is made in one order
-// and nothing is added up in memory, so the result is deterministic.
+// and nothing is added up in memory, so the result is deterministic. Where many query heads share few tiles of keys,
+// the heads are split: each split writes partial sums of dK and dV, and a fourth kernel adds them up.
 //
 // Both gradient kernels are one template. With P = exp(scale*S - LSE) where kept and dS = P*(dP - delta):
 //
@@ -35,6 +36,8 @@ struct kernel_args {
     int64_t head_stride;
     void *out[2]; // dQ; or dK and dV
     sat_heads out_at[2];
+    float *partial; // (2, batch, key heads, splits, keys, dim), of dK and of dV; NULL: query heads are not split
+    int log2_splits;
     int dim;
     float scale_log2, scale; // scale_log2: scale*log2(e)
 };
@@ -174,7 +177,7 @@ __device__ __forceinline__ void load_tile(const CUtensorMap *map, uint32_t to, u
 }
 
 template <typename S>
-__device__ __forceinline__ void load_own(const tensor_maps &m, const attention_work &work, uint32_t smem,
+__device__ __forceinline__ void load_own(const tensor_maps &m, const attention_work &work, int head, uint32_t smem,
                                          uint32_t full) {
     mbarrier_arrive_expect_tx(full, 4 * S::OWN_BYTES);
 #pragma unroll 1
@@ -182,7 +185,7 @@ __device__ __forceinline__ void load_own(const tensor_maps &m, const attention_w
         for (int k = 0; k < 2; k++)
             for (int chunk = 0; chunk < S::CHUNKS; chunk++)
                 tma_load(S::own(smem, k, warpgroup) + chunk * ATTENTION_CHUNK_BYTES, &m.own[k], full, chunk * 64,
-                         work.t.first + warpgroup * 64, work.head, work.batch);
+                         work.t.first + warpgroup * 64, head, work.batch);
 }
 
 // One thread: loads what the work tiles need.
@@ -195,7 +198,8 @@ __device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps
         mbarrier_wait(smem_address(&s->work_full[work_index % QUEUE_TILES]), work_index / QUEUE_TILES & 1);
         if (to->steps < 0) return;
         mbarrier_wait(smem_address(&s->own_empty), work_index & 1 ^ 1);
-        load_own<S>(m, to->work, smem, smem_address(&s->own_full));
+        int own_head = S::BY_KEY ? to->work.head >> x.log2_splits : to->work.head;
+        load_own<S>(m, to->work, own_head, smem, smem_address(&s->own_full));
 #pragma unroll 1
         for (int h = 0; h < query_heads<S>(x); h++) {
             int query_head = to->work.head * query_heads<S>(x) + h;
@@ -254,6 +258,9 @@ template <typename S> __device__ __forceinline__ void pass_turn() {
 template <typename T, typename S>
 __device__ __forceinline__ void epilogue(const float (&d)[S::D / 2], float factor, void *to, const sat_heads &at,
                                          const attention_work &work, int dim);
+template <typename S>
+__device__ __forceinline__ void store_partial(const float (&d)[S::D / 2], const kernel_args &x, int which,
+                                              const attention_work &work);
 
 // ---- consumer of dQ: rows are queries, columns are keys ----
 
@@ -451,8 +458,13 @@ __device__ __forceinline__ void consumer_dkv(const kernel_args &x, shared_barrie
             arrive_warp(&s->empty[S_RING][at % S::S_STAGES]);
             arrive_warp(&s->empty[DP_RING][at++ % S::DP_STAGES]);
         } else arrive_warp(&s->own_empty);
-        epilogue<T, S>(dk, x.scale, x.out[0], x.out_at[0], t->work, x.dim);
-        epilogue<T, S>(dv, 1, x.out[1], x.out_at[1], t->work, x.dim);
+        if (x.partial) {
+            store_partial<S>(dk, x, 0, t->work);
+            store_partial<S>(dv, x, 1, t->work);
+        } else {
+            epilogue<T, S>(dk, x.scale, x.out[0], x.out_at[0], t->work, x.dim);
+            epilogue<T, S>(dv, 1, x.out[1], x.out_at[1], t->work, x.dim);
+        }
         mbarrier_arrive(smem_address(&s->work_empty[work_index % QUEUE_TILES]));
     }
 }
@@ -488,6 +500,46 @@ __device__ __forceinline__ void epilogue(const float (&d)[S::D / 2], float facto
             if (row + h * 8 < work.t.end && j * 8 + column < dim) __stcg((uint4 *)(line + j * 8), v);
         }
     }
+}
+
+// The same sums as they are, to the partial sums of dK (0) or dV (1). Heads of the schedule are pairs of a key head and
+// a split.
+template <typename S>
+__device__ __forceinline__ void store_partial(const float (&d)[S::D / 2], const kernel_args &x, int which,
+                                              const attention_work &work) {
+    int column = threadIdx.x % 4 * 2, row = lane_row(work);
+    int64_t head = ((int64_t)which * x.schedule.batch + work.batch) * x.schedule.heads + work.head;
+    float *to = x.partial + (head * x.schedule.own_length + row) * x.dim + column;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j = 0; j < S::D / 8; j++)
+            if (row + h * 8 < work.t.end && j * 8 + column < x.dim)
+                __stcg((float2 *)(to + h * 8 * x.dim + j * 8), make_float2(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]));
+}
+
+// The split reduction: dK and dV from their partial sums, in order. A thread has 8 elements of a row.
+template <typename T> static __global__ void reduce_splits(const __grid_constant__ kernel_args x) {
+    typedef typename T::element E;
+    int vectors = x.dim / 8, splits = 1 << x.log2_splits, which = blockIdx.y;
+    int64_t keys = x.schedule.own_length, kv_heads = x.schedule.heads >> x.log2_splits;
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = at / vectors, column = at % vectors * 8;
+    int64_t head = row / keys, batch = head / kv_heads;
+    if (batch >= x.schedule.batch) return;
+    const float *from =
+        x.partial + (((which * x.schedule.batch * kv_heads + head) * splits) * keys + row % keys) * x.dim;
+    float sum[8] = {};
+    for (int i = 0; i < splits; i++, from += keys * x.dim) {
+        float4 low = __ldcg((const float4 *)(from + column)), high = __ldcg((const float4 *)(from + column) + 1);
+        sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
+        sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
+    }
+    float factor = which == 0 ? x.scale : 1;
+    uint32_t w[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) w[e] = pack_2(E(), sum[2 * e] * factor, sum[2 * e + 1] * factor);
+    E *to = (E *)x.out[which] + sat_heads_at(&x.out_at[which], batch, head % kv_heads, row % keys) + column;
+    *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 // ---- kernel ----
@@ -569,6 +621,23 @@ static const instance *instance_for(const sat_variant *v, const sat_problem *p) 
     return NULL;
 }
 
+// The query heads of a key head are split in 2^n where tiles of keys alone leave multiprocessors idle.
+static int log2_splits_of(const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    sat_mask k = sat_mask_of(p, a);
+    const sat_attention *t = &p->attention;
+    int64_t tiles = attention_max_tiles(p->n, a->sequences, CTA_ROWS) * p->batch * t->kv_heads;
+    int64_t per_kv = t->heads / sat_max(1, t->kv_heads);
+    int n = 0;
+    if (k.head_rows && !k.full) return 0; // masks of a key head are in one list
+    while (tiles << n < d->multiprocessors && per_kv % (2 << n) == 0) n++;
+    return n;
+}
+
+static size_t partial_bytes(const sat_problem *p, int log2_splits) {
+    double rows = (double)(p->batch * p->attention.kv_heads) * (double)p->n * (1 << log2_splits);
+    return log2_splits ? attention_round_up(2 * rows * (double)p->attention.dim * sizeof(float)) : 0;
+}
+
 static attention_tiling by_query(const instance *k) { return {CTA_ROWS, k->step_keys, false}; }
 static attention_tiling by_key() { return {STEP_QUERIES, CTA_ROWS, true}; }
 
@@ -596,9 +665,10 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double rate = d->flop_rate[p->a_dtype] * k->speed;
     double pairs = 6 * attention_visited_pairs(p, a, by_query(k)) + 8 * attention_visited_pairs(p, a, by_key());
     double flops = pairs * k->max_dim;
-    double tiles = ceil((double)p->n / (double)CTA_ROWS) * (double)(p->batch * p->attention.kv_heads);
+    int splits = 1 << log2_splits_of(p, a, d);
+    double tiles = ceil((double)p->n / (double)CTA_ROWS) * (double)(p->batch * p->attention.kv_heads * splits);
     double waves = fmax(1e-3, tiles / (double)d->multiprocessors), idle = waves < 4 ? ceil(waves) / waves : 1;
-    return fmax(flops / rate * idle, 2 * sat_attention_bytes(p, a) / d->memory_rate) + 1.2e-5;
+    return fmax(flops / rate * idle, 2 * sat_attention_bytes(p, a) / d->memory_rate) + (splits > 1 ? 1.5e-5 : 1.2e-5);
 }
 
 // ---- workspace, prepare: counters, schedules and statistics ----
@@ -610,19 +680,27 @@ struct state {
     unsigned *counter;             // two of each kernel
     tensor_maps by_query, by_key;
     const void *mapped[4]; // the operands that the maps were encoded for
+    float *partial;        // NULL: query heads are not split
+    int log2_splits;
 };
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    (void)d;
-    return COUNTER_BYTES + attention_backward_bytes(p, a, by_query(instance_for(v, p)), by_key());
+    return COUNTER_BYTES + attention_backward_bytes(p, a, by_query(instance_for(v, p)), by_key()) +
+           partial_bytes(p, log2_splits_of(p, a, d));
 }
 
 static sat_status make_state(const sat_prepare *q, void *out) {
     state *st = (state *)out;
     st->counter = (unsigned *)q->workspace;
     cudaError_t e = cudaMemsetAsync(st->counter, 0, COUNTER_BYTES, (cudaStream_t)q->stream);
-    sat_status status = attention_backward_make(q, by_query(instance_for(q->variant, q->problem)), by_key(),
-                                                (char *)q->workspace + COUNTER_BYTES, &st->base);
+    attention_tiling queries = by_query(instance_for(q->variant, q->problem)), keys = by_key();
+    char *at = (char *)q->workspace + COUNTER_BYTES;
+    sat_status status = attention_backward_make(q, queries, keys, at, &st->base);
+    st->log2_splits = log2_splits_of(q->problem, q->pattern, q->device);
+    if (st->log2_splits) { // heads of the schedule by keys are pairs of a key head and a split
+        st->partial = (float *)(at + attention_backward_bytes(q->problem, q->pattern, queries, keys));
+        st->base.by_key.heads <<= st->log2_splits, st->base.by_key.heads_per_kv >>= st->log2_splits;
+    }
     if (e == cudaSuccess) e = cudaStreamSynchronize((cudaStream_t)q->stream);
     if (status == SAT_OK && e != cudaSuccess)
         status = sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
@@ -662,6 +740,16 @@ static sat_status encode_maps(const sat_launch *l, int step_keys, state *st) {
     return ok ? SAT_OK : tensormaps_failed(l, st->mapped);
 }
 
+// After all of the kernel that writes them: the kernel before this one waits for that.
+static sat_status launch_reduction(const sat_launch *l, const kernel_args &x) {
+    const sat_problem *p = l->problem;
+    int64_t threads = p->batch * p->attention.kv_heads * p->n * (p->attention.dim / 8);
+    dim3 grid((unsigned)sat_blocks(threads, 256), 2);
+    if (p->a_dtype == SAT_F16) reduce_splits<sat_f16><<<grid, 256, 0, (cudaStream_t)l->stream>>>(x);
+    else reduce_splits<sat_bf16><<<grid, 256, 0, (cudaStream_t)l->stream>>>(x);
+    return sat_launched(l);
+}
+
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
@@ -678,11 +766,14 @@ static sat_status launch(const sat_launch *l) {
     if (status != SAT_OK) return status;
     x.schedule = s->by_key, x.work_tiles = attention_work_count(&x.schedule), x.counter = st->counter;
     x.out[0] = l->operands[7], x.out[1] = l->operands[8], x.out_at[0] = t->dk, x.out_at[1] = t->dv;
+    x.partial = st->partial, x.log2_splits = st->log2_splits;
+    const kernel_args of_keys = x;
     status = k->by_key(l, x, st->by_key);
     if (status != SAT_OK) return status;
     x.schedule = s->by_query, x.work_tiles = attention_work_count(&x.schedule), x.counter = st->counter + 2;
     x.out[0] = l->operands[6], x.out_at[0] = t->dq;
-    return k->by_query(l, x, st->by_query);
+    status = k->by_query(l, x, st->by_query);
+    return status == SAT_OK && st->partial ? launch_reduction(l, of_keys) : status;
 }
 
 SAT_FAMILY(cuda_attention_backward_wgmma) = {
