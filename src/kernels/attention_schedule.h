@@ -10,21 +10,25 @@
 
 #include "attention.h"
 
-/* The bits of up to 64 keys from `first` on that query i keeps. */
-static inline uint64_t sat_mask_bits(const sat_mask *k, int64_t head, int64_t i, int64_t first, int64_t count) {
-    sat_range r = sat_keys_of(k, i);
-    int64_t begin = sat_max(r.begin, first) - first, end = sat_min(r.end, first + count) - first;
-    if (end <= begin) return 0;
-    uint64_t inside = (~(uint64_t)0 >> (64 - (end - begin))) << begin, stored = 0;
-    if (k->full) return inside;
-    int64_t row = sat_mask_row(k, head, i);
+/* The bits of up to 64 keys from `first` on that are in stored blocks of a block row. */
+static inline uint64_t sat_stored_bits(const sat_mask *k, int64_t row, int64_t first, int64_t count) {
+    uint64_t stored = 0;
     for (int64_t t = sat_mask_find(k, row, first / k->block_cols); t < k->row_ptr[row + 1]; t++) {
         int64_t from = k->col_idx[t] * k->block_cols - first, to = sat_min(from + k->block_cols, 64);
         if (from >= count) break;
         from = sat_max(from, 0);
         stored |= (~(uint64_t)0 >> (64 - (to - from))) << from;
     }
-    return inside & stored;
+    return stored;
+}
+
+/* The bits of up to 64 keys from `first` on that query i keeps. */
+static inline uint64_t sat_mask_bits(const sat_mask *k, int64_t head, int64_t i, int64_t first, int64_t count) {
+    sat_range r = sat_keys_of(k, i);
+    int64_t begin = sat_max(r.begin, first) - first, end = sat_min(r.end, first + count) - first;
+    if (end <= begin) return 0;
+    uint64_t inside = (~(uint64_t)0 >> (64 - (end - begin))) << begin;
+    return k->full ? inside : inside & sat_stored_bits(k, sat_mask_row(k, head, i), first, count);
 }
 
 typedef struct sat_tile {

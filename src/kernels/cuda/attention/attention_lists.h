@@ -11,8 +11,12 @@ typedef struct sat_work {
     sat_key_tile *tile;
 } sat_work;
 
-/* Whether a mask with absent blocks can be made of 64 rows by half tiles of `half_keys` keys. */
+/* Whether lists can be made of 64 rows by half tiles of `half_keys` keys. */
 bool sat_lists_fit(const sat_mask *k, int64_t half_keys);
+
+/* The words of sat_needs_words: `to` has [block_rows][half tiles]. */
+int64_t sat_half_tiles(const sat_mask *k, int64_t half_keys);
+void sat_fill_words(const sat_mask *k, int64_t block_rows, int64_t half_keys, uint64_t *to);
 
 /* Upper bounds: items of a mask, and listed key tiles of all masks. */
 int64_t sat_max_items(const sat_mask *k, int warpgroups);

@@ -1,7 +1,8 @@
 // cuda_attention_wgmma: fused attention on Hopper, O = softmax(scale*Q*K^T where kept)*V, dense and block-sparse.
 //
 // f16 and bf16, head sizes up to 256. Causal masks, windows and packed sequences visit ranges of keys; masks of blocks
-// visit lists of key tiles (rows of a block: a multiple of 64; its keys: of half a tile). 80-key tiles: ranges only.
+// visit lists of key tiles; where blocks are smaller than 64 rows by half a tile, words of bits say which scores are
+// kept. 80-key tiles: ranges only.
 // Rows of operands must begin on 16 bytes and the scale must be positive.
 //
 // A persistent CTA has one to three consumer warpgroups with 64 query rows each, and a producer thread that loads Q and
@@ -45,7 +46,9 @@ struct kernel_args {
     float rescale_above; // O and the sum are rescaled only where a row's maximum grows by more, in units of log2
     void *o;
     int64_t o_batch_stride, o_head_stride, o_row_stride;
-    float *lse; // NULL: not wanted
+    float *lse;                            // NULL: not wanted
+    const uint64_t *words;                 // (block row, half tile): keys in stored blocks; NULL: all that are listed
+    int block_rows, head_rows, half_tiles; // rows of a block; block rows of a head's mask, 0: one for all
 };
 
 struct tensor_maps {
@@ -275,6 +278,29 @@ __device__ __forceinline__ void mask_scores(float (&s)[S::BN / 2], const kept_ke
     }
 }
 
+// Scores of keys that are in no stored block become -inf. `row`: the warpgroup's first.
+template <typename S>
+__device__ __forceinline__ void mask_absent_blocks(float (&s)[S::BN / 2], const kernel_args &x, const work_tile &t,
+                                                   int row, sat_key_tile tile) {
+    constexpr int HALF = S::BN / 2;
+    uint64_t bits[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int i = min(row + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4 + r * 8, t.w.row_end - 1);
+        const uint64_t *words = x.words + (int64_t)(t.head * x.head_rows + i / x.block_rows) * x.half_tiles;
+#pragma unroll
+        for (int h = 0; h < 2; h++) { // beyond the last half tile the limits of the row have masked already
+            int at = (h ? tile.second : sat_first_key(tile)) / HALF;
+            bits[h][r] = at < x.half_tiles ? __ldg(words + at) >> threadIdx.x % 4 * 2 : 0;
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < S::BN / 2; e++) {
+        int column = e / 4 * 8 + e % 2;
+        if (!(bits[column / HALF][e / 2 % 2] >> column % HALF & 1)) s[e] = -INFINITY;
+    }
+}
+
 // One step of the online softmax: scores become weights exp2(c*(score - m)), and `sum` grows by this lane's part. m is
 // the row maximum, or an earlier one as long as the difference stays small. True: O must be multiplied by
 // rescale_factor.
@@ -319,6 +345,7 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
     int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), lane = threadIdx.x % 32, entry = 0, q_stage = 0;
     uint32_t entry_parity = 0, q_parity = 0, base = 0; // base: key tiles of the work tiles before
     uint32_t k_seen = 0, v_seen = 0;                   // k_claimed and v_claimed, as last seen
+    constexpr bool LISTS = 64 % (S::BN / 2) == 0;      // sat_work_fits
     // The first arrive gives warpgroup 0 the first turn.
     if (S::WARPGROUPS > 1 && warpgroup == S::WARPGROUPS - 1) named_barrier_arrive(PINGPONG_BARRIER, 256);
     for (;;) {
@@ -365,6 +392,8 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
             wgmma_fence_accumulators(sc);
             if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[stage]));
             if (needs_mask(it.tile)) mask_scores<S>(sc, keep, it.tile);
+            if constexpr (LISTS)
+                if (x.words) mask_absent_blocks<S>(sc, x, t, row, it.tile);
             bool rescale = false, pv_pending = false; // O is still zero, so the first rescale is ignored
             softmax<S>(sc, m, sum, rescale_factor, x.scale_log2, x.rescale_above);
             for (;;) {
@@ -391,6 +420,8 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
                 wgmma_fence_accumulators(sc);
                 if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[ks]));
                 if (needs_mask(it.tile)) mask_scores<S>(sc, keep, it.tile);
+                if constexpr (LISTS)
+                    if (x.words) mask_absent_blocks<S>(sc, x, t, row, it.tile);
                 rescale = softmax<S>(sc, m, sum, rescale_factor, x.scale_log2, x.rescale_above), pv_pending = true;
                 wgmma_fence_accumulators(sc);
                 pv_key_tile = key_tile, key_tile = next_key_tile;
@@ -544,7 +575,10 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double kept = sat_pairs(p, a) / fmax(1, heads * (double)p->m), most = ceil((double)p->n / keys), key_tiles, longest;
     bool uneven = mask.causal || mask.sequences || !mask.full;
     if (mask.full) key_tiles = fmin(most, kept / keys + (mask.causal || mask.window ? rows / keys / 2 + 0.5 : 0.5));
-    else key_tiles = kept / keys * (inst->warpgroups > 1 && mask.block_rows < tile_rows(inst) ? 1.6 : 1.1);
+    else if (sat_needs_words(&mask, inst->tile_keys / 2)) { // a half tile is visited if one of its blocks is stored
+        double blocks = fmax(1, 64.0 / (double)mask.block_rows) * fmax(1, keys / 2 / (double)mask.block_cols);
+        key_tiles = most * (1 - pow(1 - fmin(1, kept / (double)p->n), blocks)) * 1.1;
+    } else key_tiles = kept / keys * (inst->warpgroups > 1 && mask.block_rows < tile_rows(inst) ? 1.6 : 1.1);
     longest = fmin(most, uneven ? 2 * key_tiles : key_tiles);
     double key_tile_time =
         4 * inst->max_dim * rows * keys / (inst->speed * d->flop_rate[p->a_dtype] / d->multiprocessors);
@@ -617,6 +651,8 @@ static sat_status launch(const sat_launch *l) {
     x.item = st->work.item, x.listed_tiles = st->work.listed_tiles, x.items = st->work.items;
     x.all_heads = (int)(p->batch * t->heads), x.work_tiles = (unsigned)(x.items * x.all_heads);
     x.heads_in_flight = heads_in_flight(p, l->device, mask.causal || mask.sequences || !mask.full);
+    x.words = st->work.words, x.block_rows = (int)mask.block_rows;
+    x.head_rows = (int)mask.head_rows, x.half_tiles = (int)((p->n + inst->tile_keys / 2 - 1) / (inst->tile_keys / 2));
     x.two_boxes_per_tile = !mask.full, x.mask_per_head = x.two_boxes_per_tile && mask.head_rows;
     x.heads = (int)t->heads, x.heads_per_kv = (int)(t->heads / t->kv_heads);
     x.m = (int)p->m, x.n = (int)p->n, x.dim = (int)t->dim, x.band = sat_band_of(&mask);

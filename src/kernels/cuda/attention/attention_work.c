@@ -9,11 +9,23 @@
 
 #include "kernels/attention_schedule.h"
 
+bool sat_needs_words(const sat_mask *k, int64_t half_keys) {
+    if (k->full) return false;
+    if (k->block_rows % SAT_WARPGROUP_ROWS != 0 && k->block_rows < k->m) return true;
+    return k->block_cols % half_keys != 0 && k->block_cols < k->n;
+}
+
+int64_t sat_half_tiles(const sat_mask *k, int64_t half_keys) { return (k->n + half_keys - 1) / half_keys; }
+
+void sat_fill_words(const sat_mask *k, int64_t block_rows, int64_t half_keys, uint64_t *to) {
+    for (int64_t row = 0; row < block_rows; row++)
+        for (int64_t h = 0; h < sat_half_tiles(k, half_keys); h++)
+            *to++ = sat_stored_bits(k, row, h * half_keys, half_keys);
+}
+
 bool sat_lists_fit(const sat_mask *k, int64_t half_keys) {
-    if (k->block_rows % SAT_WARPGROUP_ROWS != 0 && k->block_rows < k->m) return false;
-    if (k->block_cols % half_keys != 0 && k->block_cols < k->n) return false;
     if (half_keys % SAT_KEY_ALIGN != 0) return false;
-    for (int64_t s = 0; s < k->sequences; s++) /* a warpgroup's rows are of one sequence and of one block row */
+    for (int64_t s = 0; s < k->sequences; s++) /* a warpgroup's rows are of one sequence */
         if (k->q_offsets[s] < k->q_offsets[s + 1] && k->q_offsets[s] % SAT_WARPGROUP_ROWS != 0) return false;
     return true;
 }
@@ -22,9 +34,16 @@ int64_t sat_max_items(const sat_mask *k, int warpgroups) {
     int64_t rows = (int64_t)SAT_WARPGROUP_ROWS * warpgroups;
     return (k->m + rows - 1) / rows + k->sequences;
 }
+/* How many tiles a block may touch, of a side of `length`. */
+static int64_t tiles_of_block(int64_t block, int64_t length, int64_t tile) {
+    block = sat_min(block, length);
+    bool apart = block % tile == 0 || tile % block == 0 || block == length; /* no edge of a tile is within a block */
+    return (block + tile - 1) / tile + !apart;
+}
+
 double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t half_keys) {
-    int64_t down = (sat_min(k->block_rows, k->m) + SAT_WARPGROUP_ROWS - 1) / SAT_WARPGROUP_ROWS;
-    int64_t across = (sat_min(k->block_cols, k->n) + half_keys - 1) / half_keys;
+    int64_t down = tiles_of_block(k->block_rows, k->m, SAT_WARPGROUP_ROWS);
+    int64_t across = tiles_of_block(k->block_cols, k->n, half_keys);
     return (double)stored_blocks * (double)down * (double)across;
 }
 
@@ -241,10 +260,13 @@ bool sat_work_fits(const sat_problem *p, const sat_pattern_view *a, int warpgrou
     double items = (double)sat_max_items(&mask, warpgroups);
     if (items * (double)p->batch * (double)p->attention.heads >= 1 << 30) return false;
     if (mask.full) return true;
-    /* Lists are for blocks whose keys are a multiple of a half tile, 32 or 64. Half tiles of 40 keys fit no usual
-     * block, so 80-key tiles visit ranges only. */
+    /* Half tiles of 40 keys fit no usual block, so 80-key tiles visit ranges only. */
     return 64 % half_keys == 0 && sat_lists_fit(&mask, half_keys) &&
            sat_max_listed(&mask, a->stored_blocks, half_keys) < 1 << 30;
+}
+
+static double word_count(const sat_pattern_view *a, const sat_mask *k, int64_t half_keys) {
+    return (double)a->grid_rows * (double)sat_half_tiles(k, half_keys);
 }
 
 size_t sat_work_bytes(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys) {
@@ -252,7 +274,9 @@ size_t sat_work_bytes(const sat_problem *p, const sat_pattern_view *a, int warpg
     if (sat_mask_is_regular(&mask)) return 0;
     double items = (double)(sat_max_items(&mask, warpgroups) * sat_mask_count(&mask, p));
     double listed = mask.full ? 0 : sat_max_listed(&mask, a->stored_blocks, half_keys);
-    return round_up(items * sizeof(sat_cta_work)) + round_up(listed * sizeof(sat_key_tile));
+    double words = sat_needs_words(&mask, half_keys) ? word_count(a, &mask, half_keys) : 0;
+    return round_up(words * sizeof(uint64_t)) + round_up(items * sizeof(sat_cta_work)) +
+           round_up(listed * sizeof(sat_key_tile));
 }
 
 static cudaError_t copy_work(cudaStream_t stream, const sat_work *from, int64_t masks, char *to, sat_device_work *w) {
@@ -266,12 +290,29 @@ static cudaError_t copy_work(cudaStream_t stream, const sat_work *from, int64_t 
     return e == cudaSuccess ? cudaStreamSynchronize(stream) : e;
 }
 
+/* Makes the words in device memory at `*to`, which moves on. */
+static sat_status upload_words(const sat_prepare *q, const sat_mask *mask, int64_t half_keys, char **to,
+                               sat_device_work *w) {
+    size_t bytes = (size_t)word_count(q->pattern, mask, half_keys) * sizeof(uint64_t);
+    uint64_t *words = malloc(bytes + 1);
+    if (!words) return sat_fail(SAT_OUT_OF_MEMORY, "%s: words of a mask", q->variant->name);
+    sat_fill_words(mask, q->pattern->grid_rows, half_keys, words);
+    w->words = (const uint64_t *)*to, *to += round_up((double)bytes);
+    cudaError_t e = cudaMemcpyAsync((void *)w->words, words, bytes, cudaMemcpyHostToDevice, (cudaStream_t)q->stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize((cudaStream_t)q->stream);
+    free(words);
+    if (e == cudaSuccess) return SAT_OK;
+    return sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
+}
+
 sat_status sat_work_upload(const sat_prepare *q, int warpgroups, int64_t half_keys, char *to, sat_device_work *w) {
     const sat_mask mask = sat_mask_of(q->problem, q->pattern);
     const int64_t masks = mask.full ? 1 : sat_mask_count(&mask, q->problem);
     const int64_t rows = (int64_t)warpgroups * SAT_WARPGROUP_ROWS;
     w->items = (int)((q->problem->m + rows - 1) / rows);
     if (sat_mask_is_regular(&mask)) return SAT_OK;
+    sat_status status = sat_needs_words(&mask, half_keys) ? upload_words(q, &mask, half_keys, &to, w) : SAT_OK;
+    if (status != SAT_OK) return status;
     sat_work work = {0};
     bool made = sat_work_make(&mask, masks, q->pattern->stored_blocks, warpgroups, half_keys, &work);
     cudaError_t e = made ? copy_work((cudaStream_t)q->stream, &work, masks, to, w) : cudaSuccess;

@@ -63,11 +63,15 @@ typedef struct sat_device_work {
     int items;                        /* of a mask */
     const sat_cta_work *item;         /* NULL: a kernel computes them */
     const sat_key_tile *listed_tiles; /* of all lists */
+    const uint64_t *words;            /* sat_needs_words has what they are; NULL: half tiles are kept whole */
 } sat_device_work;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+/* Whether a half tile may be kept in part, since blocks are smaller or end within it. Then a kernel needs a word of
+ * bits for each block row and half tile: which of its keys are in stored blocks. */
+bool sat_needs_words(const sat_mask *k, int64_t half_keys);
 /* Whether the work can be made, and all numbers fit an int; the bytes of that memory; and makes the work there. */
 bool sat_work_fits(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys);
 size_t sat_work_bytes(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys);
