@@ -17,6 +17,7 @@
 // take turns at issuing (ping-pong), so that one's exponentials overlap the other's products.
 
 #include "kernels/cuda/attention/attention_device.cuh"
+#include "kernels/cuda/attention/attention_splits.h"
 #include "kernels/cuda/attention/attention_wgmma.cuh"
 
 enum {
@@ -518,30 +519,6 @@ __device__ __forceinline__ void store_partial(const float (&d)[S::D / 2], const 
                 __stcg((float2 *)(to + h * 8 * x.dim + j * 8), make_float2(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]));
 }
 
-// The split reduction: dK and dV from their partial sums, in order. A thread has 8 elements of a row.
-template <typename T> static __global__ void reduce_splits(const __grid_constant__ kernel_args x) {
-    typedef typename T::element E;
-    int vectors = x.dim / 8, splits = 1 << x.log2_splits, which = blockIdx.y;
-    int64_t keys = x.schedule.own_length, kv_heads = x.schedule.heads >> x.log2_splits;
-    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = at / vectors, column = at % vectors * 8;
-    int64_t head = row / keys, batch = head / kv_heads;
-    if (batch >= x.schedule.batch) return;
-    const float *from =
-        x.partial + (((which * x.schedule.batch * kv_heads + head) * splits) * keys + row % keys) * x.dim;
-    float sum[8] = {};
-    for (int i = 0; i < splits; i++, from += keys * x.dim) {
-        float4 low = __ldcg((const float4 *)(from + column)), high = __ldcg((const float4 *)(from + column) + 1);
-        sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
-        sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
-    }
-    float factor = which == 0 ? x.scale : 1;
-    uint32_t w[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) w[e] = pack_2(E(), sum[2 * e] * factor, sum[2 * e + 1] * factor);
-    E *to = (E *)x.out[which] + sat_heads_at(&x.out_at[which], batch, head % kv_heads, row % keys) + column;
-    *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
-}
-
 // ---- kernel ----
 
 // dK and dV come first. dQ begins on multiprocessors that have no more of them, since all that it reads was there when
@@ -621,23 +598,6 @@ static const instance *instance_for(const sat_variant *v, const sat_problem *p) 
     return NULL;
 }
 
-// The query heads of a key head are split in 2^n where tiles of keys alone leave multiprocessors idle.
-static int log2_splits_of(const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    sat_mask k = sat_mask_of(p, a);
-    const sat_attention *t = &p->attention;
-    int64_t tiles = attention_max_tiles(p->n, a->sequences, CTA_ROWS) * p->batch * t->kv_heads;
-    int64_t per_kv = t->heads / sat_max(1, t->kv_heads);
-    int n = 0;
-    if (k.head_rows && !k.full) return 0; // masks of a key head are in one list
-    while (tiles << n < d->multiprocessors && per_kv % (2 << n) == 0) n++;
-    return n;
-}
-
-static size_t partial_bytes(const sat_problem *p, int log2_splits) {
-    double rows = (double)(p->batch * p->attention.kv_heads) * (double)p->n * (1 << log2_splits);
-    return log2_splits ? attention_round_up(2 * rows * (double)p->attention.dim * sizeof(float)) : 0;
-}
-
 static attention_tiling by_query(const instance *k) { return {CTA_ROWS, k->step_keys, false}; }
 static attention_tiling by_key() { return {STEP_QUERIES, CTA_ROWS, true}; }
 
@@ -665,7 +625,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double rate = d->flop_rate[p->a_dtype] * k->speed;
     double pairs = 6 * attention_visited_pairs(p, a, by_query(k)) + 8 * attention_visited_pairs(p, a, by_key());
     double flops = pairs * k->max_dim;
-    int splits = 1 << log2_splits_of(p, a, d);
+    int splits = 1 << attention_log2_splits(p, a, d, CTA_ROWS);
     double tiles = ceil((double)p->n / (double)CTA_ROWS) * (double)(p->batch * p->attention.kv_heads * splits);
     double waves = fmax(1e-3, tiles / (double)d->multiprocessors), idle = waves < 4 ? ceil(waves) / waves : 1;
     return fmax(flops / rate * idle, 2 * sat_attention_bytes(p, a) / d->memory_rate) + (splits > 1 ? 1.5e-5 : 1.2e-5);
@@ -686,7 +646,7 @@ struct state {
 
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     return COUNTER_BYTES + attention_backward_bytes(p, a, by_query(instance_for(v, p)), by_key()) +
-           partial_bytes(p, log2_splits_of(p, a, d));
+           attention_splits_bytes(p, attention_log2_splits(p, a, d, CTA_ROWS));
 }
 
 static sat_status make_state(const sat_prepare *q, void *out) {
@@ -696,7 +656,7 @@ static sat_status make_state(const sat_prepare *q, void *out) {
     attention_tiling queries = by_query(instance_for(q->variant, q->problem)), keys = by_key();
     char *at = (char *)q->workspace + COUNTER_BYTES;
     sat_status status = attention_backward_make(q, queries, keys, at, &st->base);
-    st->log2_splits = log2_splits_of(q->problem, q->pattern, q->device);
+    st->log2_splits = attention_log2_splits(q->problem, q->pattern, q->device, CTA_ROWS);
     if (st->log2_splits) { // heads of the schedule by keys are pairs of a key head and a split
         st->partial = (float *)(at + attention_backward_bytes(q->problem, q->pattern, queries, keys));
         st->base.by_key.heads <<= st->log2_splits, st->base.by_key.heads_per_kv >>= st->log2_splits;
@@ -740,16 +700,6 @@ static sat_status encode_maps(const sat_launch *l, int step_keys, state *st) {
     return ok ? SAT_OK : tensormaps_failed(l, st->mapped);
 }
 
-// After all of the kernel that writes them: the kernel before this one waits for that.
-static sat_status launch_reduction(const sat_launch *l, const kernel_args &x) {
-    const sat_problem *p = l->problem;
-    int64_t threads = p->batch * p->attention.kv_heads * p->n * (p->attention.dim / 8);
-    dim3 grid((unsigned)sat_blocks(threads, 256), 2);
-    if (p->a_dtype == SAT_F16) reduce_splits<sat_f16><<<grid, 256, 0, (cudaStream_t)l->stream>>>(x);
-    else reduce_splits<sat_bf16><<<grid, 256, 0, (cudaStream_t)l->stream>>>(x);
-    return sat_launched(l);
-}
-
 static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
@@ -767,13 +717,12 @@ static sat_status launch(const sat_launch *l) {
     x.schedule = s->by_key, x.work_tiles = attention_work_count(&x.schedule), x.counter = st->counter;
     x.out[0] = l->operands[7], x.out[1] = l->operands[8], x.out_at[0] = t->dk, x.out_at[1] = t->dv;
     x.partial = st->partial, x.log2_splits = st->log2_splits;
-    const kernel_args of_keys = x;
     status = k->by_key(l, x, st->by_key);
     if (status != SAT_OK) return status;
     x.schedule = s->by_query, x.work_tiles = attention_work_count(&x.schedule), x.counter = st->counter + 2;
     x.out[0] = l->operands[6], x.out_at[0] = t->dq;
     status = k->by_query(l, x, st->by_query);
-    return status == SAT_OK && st->partial ? launch_reduction(l, of_keys) : status;
+    return status == SAT_OK && st->partial ? attention_reduce_splits(l, st->partial, st->log2_splits) : status;
 }
 
 SAT_FAMILY(cuda_attention_backward_wgmma) = {
