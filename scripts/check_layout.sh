@@ -157,7 +157,7 @@ check_headers() { # folder, how many headers a kernel may need
     for file in $(sources_of "$1" '*.c' '*.cu'); do
         headers=
         for header in $(headers_of "$file"); do
-            [[ $file == "${header%.*}"_* || $header == src/groups.h ]] || headers+=" $header"
+            [[ $file == "${header%.*}"[_.]* || $header == src/groups.h ]] || headers+=" $header"
         done
         if [ "$(wc -w <<<"$headers")" -gt "$2" ]; then complain "$file needs more than $2 headers:$headers"; fi
     done
