@@ -32,15 +32,6 @@ __device__ __forceinline__ uint32_t atom_acquire_load(uint32_t at) {
     return x;
 }
 
-/* Of a tensor with four dimensions. */
-__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int x, int y, int z,
-                                         int w) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
-                 "%5, %6}], [%2];" ::"r"(to),
-                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w)
-                 : "memory");
-}
-
 /* ---- wgmma for attention: N = 80, and `a` from registers ---- */
 
 // clang-format off

@@ -261,6 +261,14 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, ui
                  : "memory");
 }
 
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int x, int y, int z,
+                                         int w) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+                 "%5, %6}], [%2];" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
 /* Closes the bulk group of this thread's stores since the last one; without any the group is empty. */
 __device__ __forceinline__ void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
