@@ -225,6 +225,7 @@ gone='sat_(deal|dealt|coming|piece|join)|sat_(some|registers)_[a-z]+|sink_[a-z]+
 check_words "$gone|a warpgroup's life|are told|is told of|cut rows?|CTAs that stay" src include bench tests \
     bindings/python/sparse_autotune bindings/rust/*/src docs/guide docs/internals
 check_words 'walks?|pieces?|puts?|turned|lies?|deals?' src/kernels/cpu
+check_words 'walks?|pieces?|turned|lies?|deals?' src/kernels/cuda
 
 for file in $(sources_of include '*.h') $(sources_of src '*.[ch]' '*.cu' '*.cuh' '*.def') \
     $(sources_of bindings/python/sparse_autotune '*.py' 2>/dev/null); do
