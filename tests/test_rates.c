@@ -1,6 +1,10 @@
 /* A device's measured rates: their file, and when a context measures. The device is a CPU that claims to be measurable.
  */
 #define _GNU_SOURCE
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
 #include "cache_helpers.h"
 
 #include "cache/cache_rates.h"
@@ -359,6 +363,33 @@ static void asking_measures_again(void **state) {
     assert_int_equal(sat_context_measure_rates(NULL), SAT_NULL_POINTER);
 }
 
+/* A stopped process that holds the tuning lock is waited for a second. */
+static void rates_are_not_measured_while_another_process_tunes(void **state) {
+    int status;
+    measured = 0, outcome = SAT_OK;
+    sat_context *ctx = open_measurable(*state, SAT_EFFORT_QUICK, NULL);
+    fflush(NULL);
+    pid_t tuner = fork();
+    assert_true(tuner >= 0);
+    if (tuner == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (!sat_cache_tuning_lock(ctx->cache, 1)) _exit(2);
+        raise(SIGSTOP);
+        _exit(3);
+    }
+    assert_int_equal(waitpid(tuner, &status, WUNTRACED), tuner);
+    assert_true(WIFSTOPPED(status));
+    sat_status busy = sat_context_measure_rates(ctx);
+    assert_int_equal(kill(tuner, SIGKILL), 0);
+    assert_int_equal(waitpid(tuner, &status, 0), tuner);
+    assert_int_equal(busy, SAT_BUSY);
+    assert_non_null(strstr(sat_last_error(), "tuning this device"));
+    assert_int_equal(measured, 0);
+    assert_int_equal(sat_context_measure_rates(ctx), SAT_OK);
+    assert_int_equal(measured, 1);
+    sat_context_free(ctx);
+}
+
 static void a_cpu_stays_nominal(void **state) {
     sat_context *ctx;
     sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu", .cache_dir = *state};
@@ -388,6 +419,7 @@ int main(void) {
         TEST_IN_FOLDER(a_race_that_is_not_kept_measures_nothing),
         TEST_IN_FOLDER(a_measurement_that_fails_is_reported_and_not_repeated),
         TEST_IN_FOLDER(asking_measures_again),
+        TEST_IN_FOLDER(rates_are_not_measured_while_another_process_tunes),
         TEST_IN_FOLDER(a_cpu_stays_nominal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

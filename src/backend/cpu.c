@@ -172,12 +172,12 @@ static sat_status cpu_copy(const sat_device *d, void *to, const void *from, size
 }
 
 static sat_status cpu_set(const sat_device *d, void *to, int byte, size_t bytes) {
-    const size_t piece = (size_t)1 << 20;
-    int64_t pieces = (int64_t)((bytes + piece - 1) / piece);
-#pragma omp parallel for num_threads(d->threads) schedule(static) if (pieces > 8)
-    for (int64_t i = 0; i < pieces; i++) {
-        size_t at = (size_t)i * piece;
-        memset((char *)to + at, byte, bytes - at < piece ? bytes - at : piece);
+    const size_t part = (size_t)1 << 20;
+    int64_t parts = (int64_t)((bytes + part - 1) / part);
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (parts > 8)
+    for (int64_t i = 0; i < parts; i++) {
+        size_t at = (size_t)i * part;
+        memset((char *)to + at, byte, bytes - at < part ? bytes - at : part);
     }
     return SAT_OK;
 }

@@ -116,7 +116,7 @@ static bool has_access_list(const char *path) {
 
 /* ---- paths ---- */
 
-typedef struct walk {
+typedef struct path_check {
     char path[PATH_CAPACITY]; /* what was seen so far, without links; "" is the root */
     char rest[PATH_CAPACITY]; /* what is still to come */
     bool strict;
@@ -127,23 +127,23 @@ typedef struct walk {
     gid_t group;
     char *why;
     size_t why_size;
-} walk;
+} path_check;
 
-static const char *here(const walk *w) { return w->path[0] ? w->path : "/"; }
+static const char *here(const path_check *w) { return w->path[0] ? w->path : "/"; }
 
-static bool refuse(walk *w, int error, const char *text) {
+static bool refuse(path_check *w, int error, const char *text) {
     snprintf(w->why, w->why_size, "%s %s", here(w), text);
     errno = error;
     return false;
 }
 
-static bool fail(walk *w, int error) {
+static bool fail(path_check *w, int error) {
     snprintf(w->why, w->why_size, "%s: %s", here(w), strerror(error));
     errno = error;
     return false;
 }
 
-static bool others_may_write(walk *w, const struct stat *info) {
+static bool others_may_write(path_check *w, const struct stat *info) {
     if (info->st_mode & S_IWOTH) return true;
     if (!w->strict || !(info->st_mode & S_IWGRP)) return false;
     if (!w->group_known || w->group != info->st_gid) w->group_ours = group_is_ours(info->st_gid);
@@ -151,7 +151,7 @@ static bool others_may_write(walk *w, const struct stat *info) {
     return !w->group_ours || has_access_list(here(w));
 }
 
-static bool check_one(walk *w, const struct stat *info) {
+static bool check_one(path_check *w, const struct stat *info) {
     char text[64];
     bool folder = S_ISDIR(info->st_mode);
     if (w->strict && !owner_trusted(info->st_uid)) {
@@ -169,7 +169,7 @@ static bool check_one(walk *w, const struct stat *info) {
 }
 
 /* Takes the next name off what is to come; false at the end. */
-static bool next_name(walk *w, char name[PATH_CAPACITY]) {
+static bool next_name(path_check *w, char name[PATH_CAPACITY]) {
     size_t skip = strspn(w->rest, "/"), length = strcspn(w->rest + skip, "/");
     memcpy(name, w->rest + skip, length);
     name[length] = 0;
@@ -178,7 +178,7 @@ static bool next_name(walk *w, char name[PATH_CAPACITY]) {
 }
 
 /* Puts what a link says before what is to come. */
-static bool follow(walk *w, size_t before) {
+static bool follow(path_check *w, size_t before) {
     char target[PATH_CAPACITY], rest[PATH_CAPACITY];
     ssize_t length = readlink(w->path, target, sizeof target - 1);
     if (length <= 0 || ++w->links > MOST_LINKS) return refuse(w, ELOOP, "is a link that leads nowhere");
@@ -191,14 +191,14 @@ static bool follow(walk *w, size_t before) {
     return true;
 }
 
-static bool step_up(walk *w) {
+static bool step_up(path_check *w) {
     struct stat info;
     char *slash = strrchr(w->path, '/');
     if (slash) *slash = 0;
     return lstat(here(w), &info) ? fail(w, errno) : check_one(w, &info);
 }
 
-static bool step(walk *w, const char *name) {
+static bool step(path_check *w, const char *name) {
     struct stat info;
     size_t before = strlen(w->path);
     if (strcmp(name, ".") == 0) return true;
@@ -212,7 +212,7 @@ static bool step(walk *w, const char *name) {
 }
 
 bool sat_path_safe(const char *path, bool strict, char *why, size_t size) {
-    walk w = {.strict = strict, .why = why, .why_size = size};
+    path_check w = {.strict = strict, .why = why, .why_size = size};
     char name[PATH_CAPACITY];
     struct stat root;
     snprintf(w.rest, sizeof w.rest, "%s", path);

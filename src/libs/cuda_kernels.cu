@@ -58,6 +58,14 @@ struct long_divider {
 /* Few units go one to a thread, to more multiprocessors; of many a thread has EACH in flight. */
 enum { MANY_UNITS = 1 << 20, EACH_OF_MANY = 4 };
 
+/* start<divider, EACH>(CTAs) for so many units. */
+template <typename START> static sat_status start_units(int64_t all, START start) {
+    unsigned grid = ctas((all + EACH_OF_MANY - 1) / EACH_OF_MANY);
+    if (all < MANY_UNITS) return start.template operator()<short_divider, 1>(ctas(all));
+    if (all < INT32_MAX / 2) return start.template operator()<short_divider, EACH_OF_MANY>(grid);
+    return start.template operator()<long_divider, EACH_OF_MANY>(grid);
+}
+
 /* ---- blocks into a matrix ---- */
 
 struct unpack_job {
@@ -109,16 +117,10 @@ template <typename U, typename D, int EACH> static __global__ void unpack(unpack
     }
 }
 
-template <typename U, typename D, int EACH> static sat_status start_unpack_each(const sat_launch *l, unpack_job x) {
-    unsigned grid = ctas((x.blocks * x.area + EACH - 1) / EACH);
-    return sat_start<unpack<U, D, EACH>>(l, grid, 256, 0, x, D::of(x.area), D::of(x.line));
-}
-
 template <typename U> static sat_status start_unpack(const sat_launch *l, const unpack_job &x) {
-    int64_t all = x.blocks * x.area;
-    if (all < MANY_UNITS) return start_unpack_each<U, short_divider, 1>(l, x);
-    if (all < INT32_MAX / 2) return start_unpack_each<U, short_divider, EACH_OF_MANY>(l, x);
-    return start_unpack_each<U, long_divider, EACH_OF_MANY>(l, x);
+    return start_units(x.blocks * x.area, [&]<typename D, int EACH>(unsigned grid) {
+        return sat_start<unpack<U, D, EACH>>(l, grid, 256, 0, x, D::of(x.area), D::of(x.line));
+    });
 }
 
 /* Copies as many bytes at once as all lines and pointers are multiples of; lines whose elements are apart go by
@@ -482,17 +484,10 @@ static __global__ void pick(pick_job x, D area, D line) {
     }
 }
 
-template <typename S, typename P, typename W, typename D, int EACH>
-static sat_status start_pick_each(const sat_launch *l, const pick_job &x) {
-    unsigned grid = ctas((x.blocks * x.br * x.bc + EACH - 1) / EACH);
-    return sat_start<pick<S, P, W, D, EACH>>(l, grid, 256, 0, x, D::of(x.br * x.bc), D::of(x.bc));
-}
-
 template <typename S, typename P, typename W> static sat_status start_pick(const sat_launch *l, const pick_job &x) {
-    int64_t all = x.blocks * x.br * x.bc;
-    if (all < MANY_UNITS) return start_pick_each<S, P, W, short_divider, 1>(l, x);
-    if (all < INT32_MAX / 2) return start_pick_each<S, P, W, short_divider, EACH_OF_MANY>(l, x);
-    return start_pick_each<S, P, W, long_divider, EACH_OF_MANY>(l, x);
+    return start_units(x.blocks * x.br * x.bc, [&]<typename D, int EACH>(unsigned grid) {
+        return sat_start<pick<S, P, W, D, EACH>>(l, grid, 256, 0, x, D::of(x.br * x.bc), D::of(x.bc));
+    });
 }
 
 sat_status sat_libs_pick(const sat_launch *l, const int32_t *rows, sat_dtype t, const void *product, int64_t stride) {

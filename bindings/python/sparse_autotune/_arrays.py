@@ -231,8 +231,8 @@ def _dense_strides(shape: tuple) -> tuple:
 
 
 def is_dense(x: Operand) -> bool:
-    """Whether its elements lie row-major and without gaps; of one element, or of none, it says nothing where
-    the next would be."""
+    """Whether its elements are stored row-major and without gaps; of one element, or of none, it says nothing
+    where the next would be."""
     return 0 in x.shape or all(
         n == 1 or s == step for n, s, step in zip(x.shape, x.strides, _dense_strides(x.shape))
     )

@@ -110,7 +110,7 @@ def call_of(p: _abi.Problem, view: _abi.PatternView, device: _abi.Device | None)
 
 
 def _is_plain(t: _abi.Attention) -> bool:
-    """No option that a call does not tell of."""
+    """No option that a call does not name."""
     return t.value_dim in (0, t.dim) and t.softcap == 0 and not t.sinks
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ._cuts import runs
-from ._parallel import Piece
+from ._parallel import LayerShard
 from .nn import SparseLinear
 
 try:
@@ -70,13 +70,13 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, SparseLinear]]:
             )
 
 
-class _Pieces:
+class _Shards:
     """The layers of a model that are cut, found by the names of tensors in a state_dict."""
 
     def __init__(self, model: nn.Module):
         self._by_name = {name: x._shard for name, x in _layers(model) if x._shard is not None}
 
-    def _named(self, key: str, what: str) -> Piece | None:
+    def _named(self, key: str, what: str) -> LayerShard | None:
         words = key.split(".")
         for at, word in enumerate(words):
             if word == what:
@@ -86,8 +86,8 @@ class _Pieces:
                         return found
         return None
 
-    def of_values(self, key: str, value: Any) -> Piece | None:
-        """The piece whose blocks this is, or what an optimizer keeps of them."""
+    def of_values(self, key: str, value: Any) -> LayerShard | None:
+        """The shard whose blocks this is, or what an optimizer keeps of them."""
         if not isinstance(value, DTensor):
             return None
         found = self._named(key, "values")
@@ -104,9 +104,9 @@ class _Pieces:
 class _Blocks:
     """Local blocks of a DTensor as chunks of the matrix in one piece."""
 
-    def __init__(self, piece: Piece, tensor: Any):
-        self.local, layout = tensor.to_local().detach(), piece.layout
-        stored = piece.stored_by(tensor)
+    def __init__(self, shard: LayerShard, tensor: Any):
+        self.local, layout = tensor.to_local().detach(), shard.layout
+        stored = shard.stored_by(tensor)
         if len(stored) != self.local.shape[0]:
             raise ValueError(
                 f"a rank has {self.local.shape[0]} blocks of {tuple(tensor.shape)}; expected {len(stored)}"
@@ -131,19 +131,19 @@ class _Planner:
 
     def __init__(self, model: nn.Module, **words: Any):
         super().__init__(**words)
-        self._pieces, self._blocks = _Pieces(model), dict[str, _Blocks]()
+        self._shards, self._blocks = _Shards(model), dict[str, _Blocks]()
 
     def _set_apart(self) -> Any:
         """Takes them out of the state_dict, and returns the whole one."""
         whole, self._blocks = self.state_dict, {}
         for key, value in whole.items():
-            piece = self._pieces.of_values(key, value)
-            if piece is not None:
-                self._blocks[key] = _Blocks(piece, value)
+            shard = self._shards.of_values(key, value)
+            if shard is not None:
+                self._blocks[key] = _Blocks(shard, value)
         self.state_dict = {
             key: value
             for key, value in whole.items()
-            if key not in self._blocks and not self._pieces.is_cut(key)
+            if key not in self._blocks and not self._shards.is_cut(key)
         }
         return whole
 
@@ -284,18 +284,18 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
     To be called on every rank; layers that are cut, and all other DTensors, are gathered one by one.
     """
-    pieces, found = _Pieces(model), {}
+    shards, found = _Shards(model), {}
     for key, value in get_model_state_dict(model).items():
-        piece = pieces.of_values(key, value)
-        if piece is not None:
-            found[key] = _gather(piece, value)
-        elif not pieces.is_cut(key):
+        shard = shards.of_values(key, value)
+        if shard is not None:
+            found[key] = _gather(shard, value)
+        elif not shards.is_cut(key):
             found[key] = value.full_tensor() if isinstance(value, DTensor) else value
     return found
 
 
-def _gather(piece: Piece, tensor: Any) -> Tensor:
-    local, stored = tensor.to_local().detach(), torch.from_numpy(piece.stored_by(tensor))
+def _gather(shard: LayerShard, tensor: Any) -> Tensor:
+    local, stored = tensor.to_local().detach(), torch.from_numpy(shard.stored_by(tensor))
     mesh, stored = tensor.device_mesh, stored.to(local.device)
     for dim, placement in enumerate(tensor.placements):
         if placement.is_replicate() or mesh.size(dim) == 1:
@@ -311,7 +311,7 @@ def _gather(piece: Piece, tensor: Any) -> Tensor:
         torch.distributed.all_gather(all_local, local.contiguous(), group=group)
         torch.distributed.all_gather(all_stored, stored.contiguous(), group=group)
         local, stored = torch.cat(all_local), torch.cat(all_stored)
-    whole = local.new_empty((len(piece.layout.col_idx), *piece.layout.block))
+    whole = local.new_empty((len(shard.layout.col_idx), *shard.layout.block))
     kept = stored >= 0
     whole[stored[kept]] = local[kept]
     return whole
@@ -323,16 +323,16 @@ def load_plain_state_dict(model: nn.Module, state_dict: dict[str, Tensor]) -> No
     To be called on every rank, with all of the state_dict on each. Layers that are cut must have its
     patterns: load them into the model before it is cut.
     """
-    pieces, rest, missing = _Pieces(model), dict(state_dict), []
+    shards, rest, missing = _Shards(model), dict(state_dict), []
     own = get_model_state_dict(model)
     for key, value in own.items():
-        piece = pieces.of_values(key, value)
-        if pieces.is_cut(key):
+        shard = shards.of_values(key, value)
+        if shards.is_cut(key):
             rest[key] = value
         elif key not in state_dict:
             missing.append(key)
-        elif piece is not None:
-            layout, given = piece.layout, rest.pop(key)
+        elif shard is not None:
+            layout, given = shard.layout, rest.pop(key)
             if tuple(given.shape) != (len(layout.col_idx), *layout.block):
                 expected = (len(layout.col_idx), *layout.block)
                 raise RuntimeError(f"{key} has shape {tuple(given.shape)}; expected {expected}")
@@ -345,9 +345,9 @@ def load_plain_state_dict(model: nn.Module, state_dict: dict[str, Tensor]) -> No
         raise RuntimeError(f"Missing keys in state_dict: {missing}. Unexpected keys: {unexpected}.")
     with torch.no_grad():
         for key, value in own.items():
-            piece = pieces.of_values(key, value)
-            if piece is not None:
-                local, stored = value.to_local(), torch.from_numpy(piece.stored_by(value))
+            shard = shards.of_values(key, value)
+            if shard is not None:
+                local, stored = value.to_local(), torch.from_numpy(shard.stored_by(value))
                 given = state_dict[key].to(local.device, local.dtype)
                 kept = (stored >= 0).to(local.device)
                 local[kept] = given[stored[stored >= 0].to(given.device)]

@@ -141,7 +141,7 @@ class Layout:
         return np.concatenate((self.orders[rank], np.full(self.width - len(self.orders[rank]), -1)))
 
     def numbers(self) -> list[int]:
-        """What tells this layout from others, as four numbers."""
+        """What distinguishes this layout from others, as four numbers."""
         digest = zlib.crc32(np.concatenate([np.append(o, -1) for o in self.orders]).astype("<i8").tobytes())
         return [int(self.by_rows), len(self.cut), self.width, digest]
 

@@ -243,7 +243,7 @@ def _known(w: Any, kind: tuple) -> Any:
     try:
         plans = _plans.get(tuple(w.shape))
         return None if plans is None else plans.caches.get(kind)
-    except (AttributeError, TypeError):  # the full path tells what is wrong
+    except (AttributeError, TypeError):  # the full path reports what is wrong
         return None
 
 
@@ -287,7 +287,7 @@ def weights(x: Any, z: Any, offsets: Any, alpha: float, allow_tf32: bool | None 
     if allow_tf32 is None:
         try:
             shape = (offsets.shape[0] - 1, x.shape[1], z.shape[1])
-        except (AttributeError, IndexError, TypeError):  # the full path tells what is wrong
+        except (AttributeError, IndexError, TypeError):  # the full path reports what is wrong
             shape = ()
         quick = _runner(shape, ("weights", alpha), alpha, offsets, x, z)
     result = None if quick is None else quick.run_inside(x, z, offsets)
@@ -466,11 +466,11 @@ def matmul_problems(
         )
         o = vw.operand
         shape, strides = (groups, n, k), (o.strides[0], o.strides[2], o.strides[1])
-        turned = View(
+        transposed = View(
             Operand(o.kind, o.array, o.pointer, shape, strides, o.dtype, o.device, o.maker), False, "w"
         )
         dx, dw = _arrays.empty(ox, (m, k), ox.dtype), _arrays.empty(ox, (groups, k, n), ox.dtype)
-        found.append(_problem(_abi.GROUPED, plain, (m, n, k, groups), kind, z, turned, dx, False))
+        found.append(_problem(_abi.GROUPED, plain, (m, n, k, groups), kind, z, transposed, dx, False))
         found.append(_problem(_abi.GROUPED_WEIGHTS, plain, sizes, kind, vx, z, dw, False))
     return plans_of(groups, k, n), ox, found
 

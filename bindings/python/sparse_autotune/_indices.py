@@ -37,7 +37,7 @@ def check_indices(
     stored: int,
     names: tuple[str, str],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compressed rows in host memory, that lie inside their arrays: before code that trusts them reads
+    """Compressed rows in host memory, that end inside their arrays: before code that trusts them reads
     them."""
     indptr, indices = host_indices(indptr, names[0]), host_indices(indices, names[1])
     if len(indptr) != grid[0] + 1:

@@ -93,7 +93,7 @@ def _stamp(t: Tensor) -> tuple:
     return id(t), t.data_ptr(), version_of(t)
 
 
-class Piece:
+class LayerShard:
     """What one rank has of a layer that is cut, and how a product of it becomes the layer's."""
 
     def __init__(self, layer: SparseLinear, mesh: Any, by_rows: bool, cut: Cut | None, style: Any):
@@ -131,7 +131,7 @@ class Piece:
         kind = "rows" if self.by_rows else "columns"
         return f"part {self.rank + 1} of {self.mesh.size()} by block {kind}"
 
-    # ---- what the layer tells it ----
+    # ---- called by the layer ----
 
     def follow(self, layer: SparseLinear) -> None:
         """After `.to()` and the like. `to_empty()` loses what indices hold; here it is known."""
@@ -338,8 +338,8 @@ def cut_layer(layer: SparseLinear, mesh: Any, by_rows: bool, cut: Cut | None, st
         raise ValueError(f"output_layouts is {style.output_layouts}; expected Shard or Replicate")
     source = getattr(style, "src_data_rank", 0)
     _agree_on_pattern(layer, mesh, source)
-    piece = Piece(layer, mesh, by_rows, cut, style)
-    layout, values = piece.layout, layer.values.detach()
+    shard = LayerShard(layer, mesh, by_rows, cut, style)
+    layout, values = shard.layout, layer.values.detach()
     if not layout.exact:
         order = np.concatenate([layout.stored(rank) for rank in range(mesh.size())])
         if values.is_meta:
@@ -355,8 +355,8 @@ def cut_layer(layer: SparseLinear, mesh: Any, by_rows: bool, cut: Cut | None, st
         placement = Shard(0) if by_rows and layout.even else Replicate()
         made = _distribute(layer.bias.detach(), mesh, placement, source)
         layer.bias = nn.Parameter(made, layer.bias.requires_grad)
-    layer._shard, layer._seen = piece, None
-    piece.follow(layer)
+    layer._shard, layer._seen = shard, None
+    shard.follow(layer)
     return layer
 
 
@@ -364,7 +364,7 @@ class ColwiseParallel(torch_parallel.ColwiseParallel):
     """torch's style of this name, for `SparseLinear` too: each rank computes some of a layer's outputs.
 
     Arguments are torch's, and any other layer is torch's. Without `cut` block rows go to ranks as
-    `torch.chunk` would deal them. A `cut` of `balance` gives every rank about as many stored blocks; local
+    `torch.chunk` would. A `cut` of `balance` gives every rank about as many stored blocks; local
     outputs are then in the cut's order, which a `RowwiseParallel` with the same cut takes. Outputs of any
     other kind (``output_layouts=Replicate()``, ``use_local_output=False``) are in the layer's own order.
 

@@ -80,7 +80,7 @@ def alignment(pointer: int, device: str) -> int:
 
 
 def _attention_struct(fields: tuple) -> _abi.Attention:
-    """Six plain fields, then where the heads of each operand lie."""
+    """Six plain fields, then where the heads of each operand are."""
     return _abi.Attention(*fields[:6], *(_abi.Heads(*strides) for strides in fields[6:]))
 
 

@@ -632,7 +632,7 @@ def page(races: list[dict[str, Any]], title: str = "Block-sparse products") -> s
             _plot(
                 "Roofline",
                 (
-                    f"{where}each dot is a race's winner; dashed: {roofs}; what stays in a cache may lie "
+                    f"{where}each dot is a race's winner; dashed: {roofs}; what stays in a cache may be "
                     "above the slope"
                 ),
                 _roofline(mine),

@@ -72,13 +72,13 @@ static bool make_mask(draw *d, const sat_problem *p, blocks *b) {
     return true;
 }
 
-static void cut(draw *d, int64_t total, int64_t pieces, int64_t *offsets) { // random lengths, some of them 0
-    for (int64_t i = 1; i < pieces; i++) {
+static void cut(draw *d, int64_t total, int64_t parts, int64_t *offsets) { // random lengths, some of them 0
+    for (int64_t i = 1; i < parts; i++) {
         int64_t x = rng_below(d->r, total + 1), at = i;
         for (; at > 1 && offsets[at - 1] > x; at--) offsets[at] = offsets[at - 1];
         offsets[at] = x;
     }
-    offsets[pieces] = total;
+    offsets[parts] = total;
 }
 
 static bool make_sequences(draw *d, const sat_problem *p, blocks *b) {

@@ -30,7 +30,7 @@ def _runners(q: Tensor, k: Tensor, mask: AttentionMask | Pattern | None, spec: S
     """The AttentionRunners of such a call, or None where there was none yet."""
     try:
         lengths = q.shape[-2], k.shape[-2]
-    except IndexError:  # which the full path tells of
+    except IndexError:  # which the full path reports
         return None
     if mask is None:
         pattern = _attention.dense_patterns.get(lengths)

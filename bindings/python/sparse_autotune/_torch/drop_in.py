@@ -131,7 +131,7 @@ def _by_words(q: Tensor, k: Tensor, v: Tensor, words: Words, scale: float | None
     k, v = k[..., : words.last, :], v[..., : words.last, :]
     if q.dim() < 4:  # one item
         return attention(q, k, v, words.mask, scale=scale)
-    # (batch, heads, length, size) to (1, heads, batch * length, size): a view where heads lie within rows
+    # (batch, heads, length, size) to (1, heads, batch * length, size): a view where heads are within rows
     one = (x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for x in (q, k, v))
     out = attention(*one, words.mask, scale=scale)
     return out[0].transpose(0, 1).unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)

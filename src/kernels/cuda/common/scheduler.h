@@ -2,7 +2,7 @@
  *
  * A product C = op(A)*B with sparse A is cut into tiles of C. What a tile costs depends on its block row: the number of
  * stored blocks. Rows may differ by orders of magnitude, so neither one CTA per tile nor the same number of tiles
- * per CTA keeps a GPU busy to the end. The schedule deals with that in four steps:
+ * per CTA keeps a GPU busy to the end. The schedule handles that in four steps:
  *
  * 1. Work items. A block row is one work item. A row with more blocks than a fair share of the work is split along K.
  *    It becomes several work items, each a range of the row's blocks. The items of a split row write partial sums to
