@@ -82,7 +82,6 @@ static sat_status other_inputs(trials *t) {
     sat_bench_move(t->bench); /* other addresses, too */
     for (const sat_check_case *c = cases; c->label && t->finding->ok; c++) {
         t->runner->refreshed = false;
-        t->bench->finite_padding = c == cases; /* once: elsewhere NaN shows who reads it */
         SAT_TRY(sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + (uint64_t)c->fill_case));
         SAT_TRY(check(t, t->runner, c->label));
     }
@@ -241,7 +240,9 @@ static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view
     sat_runner_close(second);
     if (t->finding->ok) SAT_TRY(twin(t, c));
     if (!t->finding->ok) return SAT_OK;
+    t->bench->finite_padding = true; /* once: everywhere else NaN shows who reads it */
     SAT_TRY(sat_bench_fill(t->bench, first->probe, first->fill_case, t->seed + 2)); /* the same operands again */
+    t->bench->finite_padding = false;
     int before = t->runner->most_threads, all = t->bench->ctx->backend->threads(t->bench->device->threads);
     if (all > 2) t->runner->most_threads = all / 2 + 1; /* neither one thread nor all of them */
     sat_status status = run_on_another_thread(t, t->runner);
