@@ -44,8 +44,8 @@ typedef struct sat_fill {
     bool finite_padding; /* what no element reaches is a large number, not NaN */
 } sat_fill;
 
-/* The byte that padding, gaps and guards are made of. All bits set is NaN in every dtype; but a sum that takes in such a
- * NaN may be the same NaN, and would not show in the gaps of an output, which are made of it too. */
+/* The byte that padding, gaps and guards are made of. All bits set is NaN in every dtype; but a sum that takes in such
+ * a NaN may be the same NaN, and would not show in the gaps of an output, which are made of it too. */
 SAT_BOTH static inline int sat_padding_byte(const sat_fill *f) { return f->finite_padding ? 0x7b : 0xff; }
 
 /* A number that is not finite, planted at (row, col) of one batch item of an input. */
