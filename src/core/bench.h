@@ -35,7 +35,7 @@ typedef struct sat_bench {
     sat_special specials[SAT_MAX_SPECIALS]; /* planted in the inputs */
     int special_count;
     bool finite_padding; /* of the inputs that are made from now on */
-    size_t held; /* bytes of all of it, the expectation included */
+    size_t held;         /* bytes of all of it, the expectation included */
 } sat_bench;
 
 /* SAT_OUT_OF_MEMORY when it would not fit into `limit`. Close accepts a failed one. */

@@ -34,8 +34,8 @@ enum {
     T_ALL = T_WIDE | T_SHORT
 };
 
-/* What `check` is expected to find is expected of so many cases of its grid. Half as many miss a fault that shows in one
- * case of twenty once in twenty times. */
+/* What `check` is expected to find is expected of so many cases of its grid. Half as many miss a fault that shows in
+ * one case of twenty once in twenty times. */
 enum { POWER_CASES = 120 };
 
 /* Scenarios: what a race's problem needs so that the fault can show. */
