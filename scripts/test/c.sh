@@ -28,7 +28,7 @@ run_ctest() { # folder, more words for ctest
     # A program that fails, and which of its tests: those that say so, and the one that it ended in
     fallen_programs() {
         awk '/<testcase name="/ { split($0, words, "\""); name = words[2]; bad = / status="fail"/; tests = running = "" }
-            /^\[ RUN      \] [a-z0-9_]+$/ { running = $4 }
+            /^\[ RUN      \] [A-Za-z0-9_]+$/ { running = $4 }
             /^\[       OK \] / { running = "" }
             (/^\[  FAILED  \] / || /<\/testcase>/) && running { tests = tests " " running; running = "" }
             /<\/testcase>/ && bad { print name (tests ? ":" tests : "") }' "$report"

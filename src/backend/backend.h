@@ -37,7 +37,7 @@ typedef struct sat_backend {
     sat_status (*set)(const sat_device *device, void *to, int byte, size_t bytes);
     sat_status (*copy)(const sat_device *device, void *to, const void *from, size_t bytes);
     /* Gives an operand random values (the same for the same seed): `base` is its first element's place. Elements of
-     * the span that the layout does not reach, and the padding of blocks, become NaN. */
+     * the span that the layout does not reach, and the padding of blocks, become NaN, or what the fill says. */
     sat_status (*make)(const sat_device *device, const sat_operand *o, const sat_pattern_view *a, void *base,
                        uint64_t seed, const sat_fill *fill);
     /* A digest of bytes: another one where any of them differs. */
@@ -64,6 +64,8 @@ typedef struct sat_backend {
     /* Starts a load on part of the device, for less than a millisecond, and does not wait for it. NULL: other work
      * cannot change the order in which a run does its own. */
     void (*add_load)(const sat_device *device);
+    /* Calls run(user) in a parallel region, as a program may; NULL: that is the same. */
+    sat_status (*run_in_region)(sat_status (*run)(void *user), void *user);
     sat_status (*sync)(const sat_device *device, void *stream);
     void (*sync_device)(const sat_device *device); /* waits for all streams of the device */
     bool (*broken)(

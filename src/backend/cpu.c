@@ -233,7 +233,7 @@ static void make_dense(const sat_device *d, const sat_operand *o, void *base, ui
 
 static sat_status cpu_make(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base,
                            uint64_t seed, const sat_fill *fill) {
-    (void)cpu_set(d, base, 0xff, (size_t)o->span * sat_dtype_size(o->dtype)); /* NaN in every dtype */
+    (void)cpu_set(d, base, sat_padding_byte(fill), (size_t)o->span * sat_dtype_size(o->dtype));
     int64_t items = o->layout.batch_stride || o->batch == 0 ? o->batch : 1;
     for (int64_t z = 0; z < items; z++) {
         if (o->values) make_values(d, o, a, base, seed, fill, z);
@@ -277,6 +277,16 @@ static bool cpu_gaps_intact(const sat_device *d, const sat_operand *o, void *bas
                 memset(start + (size_t)at * size, 0xff, size);
             }
     return all_poison(start, bytes);
+}
+
+/* ---- runs ---- */
+
+static sat_status cpu_run_in_region(sat_status (*run)(void *user), void *user) {
+    sat_status status = SAT_OK;
+#pragma omp parallel num_threads(2)
+#pragma omp master
+    status = run(user);
+    return status;
 }
 
 /* ---- timing ---- */
@@ -410,6 +420,7 @@ const sat_backend sat_backend_cpu = {
     .make = cpu_make,
     .digest = cpu_digest,
     .gaps_intact = cpu_gaps_intact,
+    .run_in_region = cpu_run_in_region,
     .stream = cpu_stream,
     .flush = cpu_flush,
     .time = cpu_time,

@@ -203,7 +203,7 @@ static sat_status cuda_make(const sat_device *d, const sat_operand *o, const sat
     int before = sat_cuda_enter(d);
     size_t bytes = (size_t)o->span * sat_dtype_size(o->dtype);
     cudaError_t e = begin(d, &stream);
-    if (e == cudaSuccess && bytes) e = cudaMemsetAsync(base, 0xff, bytes, stream); /* NaN in every dtype */
+    if (e == cudaSuccess && bytes) e = cudaMemsetAsync(base, sat_padding_byte(fill), bytes, stream);
     if (e == cudaSuccess && bytes) e = sat_cuda_fill(o, a, base, seed, fill, stream);
     sat_cuda_leave(d, before);
     return sat_cuda_status(e, "making up operands");

@@ -201,7 +201,7 @@ static sat_status make_operands(sat_bench *s) {
             SAT_TRY(b->set(s->device, s->before_memory, 0xff, allocation(&s->operand[i])));
             to = s->before;
         } else {
-            SAT_TRY(b->set(s->device, begin_of(s, i), 0xff, around(s, i)));
+            SAT_TRY(b->set(s->device, begin_of(s, i), sat_padding_byte(&s->fills[i]), around(s, i)));
         }
         SAT_TRY(b->make(s->device, &s->operand[i], s->pattern, to, sat_operand_seed(s->seed, i), &s->fills[i]));
     }
@@ -271,6 +271,7 @@ sat_status sat_bench_make(sat_bench *s, sat_probe probe, int fill_case, uint64_t
     for (int i = 0; i < s->count; i++) s->fills[i] = real_fill(s, i);
     if (probe == SAT_PROBE_STRUCTURE || fill_case > 0) s->op->set_fills(s->problem, s->pattern, fill_case, s->fills);
     else if (s->op->set_real_fills) s->op->set_real_fills(s->problem, s->fills);
+    for (int i = 0; i < s->count; i++) s->fills[i].finite_padding = s->finite_padding && !s->operand[i].output;
     return make_operands(s);
 }
 

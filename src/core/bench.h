@@ -34,7 +34,8 @@ typedef struct sat_bench {
     uint64_t seed;
     sat_special specials[SAT_MAX_SPECIALS]; /* planted in the inputs */
     int special_count;
-    size_t held; /* bytes of all of it, the expectation included */
+    bool finite_padding; /* of the inputs that are made from now on */
+    size_t held;         /* bytes of all of it, the expectation included */
 } sat_bench;
 
 /* SAT_OUT_OF_MEMORY when it would not fit into `limit`. Close accepts a failed one. */

@@ -27,7 +27,6 @@ static sat_status run(trials *t, sat_runner *runner) {
     return b->sync(&runner->device, stream);
 }
 
-/* A run on a thread of its own: what a variant keeps for the thread that prepared it is not there. */
 typedef struct errand {
     trials *trials;
     sat_runner *runner;
@@ -35,6 +34,12 @@ typedef struct errand {
     char message[256];
 } errand;
 
+static sat_status run_here(void *user) {
+    errand *e = user;
+    return run(e->trials, e->runner);
+}
+
+/* A run on a thread of its own: what a variant keeps for the thread that prepared it is not there. */
 static void *run_errand(void *user) {
     errand *e = user;
     e->status = run(e->trials, e->runner);
@@ -83,11 +88,21 @@ static sat_status other_inputs(trials *t) {
     return SAT_OK;
 }
 
+/* Where the program itself is in a parallel region, OpenMP has one thread, however many are asked for. */
+static sat_status in_a_region(trials *t) {
+    const sat_backend *b = t->bench->ctx->backend;
+    if (!b->run_in_region) return SAT_OK;
+    SAT_TRY(b->run_in_region(run_here, &(errand){.trials = t, .runner = t->runner}));
+    return look(t, "in a parallel region");
+}
+
 static sat_status other_threads(trials *t) {
     int before = t->runner->most_threads;
     if (t->bench->ctx->backend->threads(0) <= 1) return SAT_OK;
     t->runner->most_threads = before == 1 ? 0 : 1;
     sat_status status = check(t, t->runner, before == 1 ? "on all threads" : "on one thread");
+    t->runner->most_threads = 0;
+    if (status == SAT_OK && t->finding->ok) status = in_a_region(t);
     t->runner->most_threads = before;
     return status;
 }
@@ -118,9 +133,10 @@ static sat_status other_scalars(trials *t) {
     bool alpha = raced->alpha != 0 && raced->alpha != 1, beta = raced->beta != 0 && raced->beta != 1;
     if (scaled) return with_scalars(t, 1.5 * raced->alpha, raced->beta, scaled);
     if (!alpha && !beta) return SAT_OK;
+    /* A beta above 1, and one below 0. */
     SAT_TRY(with_scalars(t, !alpha ? raced->alpha : raced->alpha == -1 ? 2.5 : -1, beta ? -0.5 : raced->beta, NULL));
     if (!t->finding->ok) return SAT_OK;
-    return with_scalars(t, alpha ? -1.2343 : raced->alpha, beta ? 0.7071 : raced->beta, &reals);
+    return with_scalars(t, alpha ? -1.2343 : raced->alpha, beta ? 2.7071 : raced->beta, &reals);
 }
 
 /* What a dense product makes of them differs, and may: it wins only where the problem allows that. */
@@ -130,16 +146,21 @@ static sat_status not_finite(trials *t) {
     return t->bench->special_count > 0 ? check(t, t->runner, "with NaN and infinities in an input") : SAT_OK;
 }
 
-/* As many blocks in the same grid, but in full rows, with empty ones between as far as there are any. `first`: the
- * parity of the rows that are filled first; the last row that has blocks has its first columns, or its last. */
+static int64_t fill_row(const sat_pattern_view *a, int64_t i, int64_t left, int64_t *row_ptr) {
+    row_ptr[i + 1] = sat_min(left, a->grid_cols);
+    return left - row_ptr[i + 1];
+}
+
+/* As many blocks in the same grid, but in full rows, with empty ones between and at both ends as far as there are any.
+ * `first`: the parity of the rows that are filled first; the last row that has blocks has its first columns, or its
+ * last. */
 static void lay_blocks(const sat_pattern_view *a, int64_t first, int64_t *row_ptr, int64_t *col_idx) {
-    int64_t left = a->stored_blocks;
+    int64_t left = a->stored_blocks, last = a->grid_rows - 1;
     row_ptr[0] = 0;
     for (int64_t pass = 0; pass < 2; pass++)
-        for (int64_t i = (first + pass) % 2; i < a->grid_rows; i += 2) {
-            row_ptr[i + 1] = sat_min(left, a->grid_cols);
-            left -= row_ptr[i + 1];
-        }
+        for (int64_t i = 1 + (first + pass) % 2; i < last; i += 2) left = fill_row(a, i, left, row_ptr);
+    if (last > 0) left = fill_row(a, first ? 0 : last, left, row_ptr);
+    (void)fill_row(a, first ? last : 0, left, row_ptr);
     for (int64_t i = 0; i < a->grid_rows; i++) {
         int64_t count = row_ptr[i + 1], start = first ? 0 : a->grid_cols - count;
         row_ptr[i + 1] += row_ptr[i];
@@ -219,7 +240,9 @@ static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view
     sat_runner_close(second);
     if (t->finding->ok) SAT_TRY(twin(t, c));
     if (!t->finding->ok) return SAT_OK;
+    t->bench->finite_padding = true; /* once: everywhere else NaN shows who reads it */
     SAT_TRY(sat_bench_fill(t->bench, first->probe, first->fill_case, t->seed + 2)); /* the same operands again */
+    t->bench->finite_padding = false;
     int before = t->runner->most_threads, all = t->bench->ctx->backend->threads(t->bench->device->threads);
     if (all > 2) t->runner->most_threads = all / 2 + 1; /* neither one thread nor all of them */
     sat_status status = run_on_another_thread(t, t->runner);

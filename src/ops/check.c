@@ -23,7 +23,7 @@ static const double WIDE_RMS = 0.77; /* of odd integers from most/2 to most */
 
 static void scales(const sat_problem *p, int fill_case, double *a, double *b) {
     bool narrow = p->a_dtype == SAT_F16;
-    double large = narrow ? 0x1p5 : 0x1p20, tiny = narrow ? 0x1p-20 : 0x1p-40; /* f16: subnormal */
+    double large = narrow ? 0x1p5 : 0x1p20, tiny = narrow ? 0x1p-24 : 0x1p-40; /* f16: subnormal */
     *a = fill_case < SAT_FILL_LARGE ? 1 : fill_case == SAT_FILL_LARGE ? large : tiny;
     *b = fill_case < SAT_FILL_LARGE ? 1 : fill_case == SAT_FILL_LARGE ? tiny : large;
 }

@@ -40,8 +40,13 @@ typedef struct sat_fill {
     unsigned zeros; /* of integers: so many of 65536 elements are zero */
     /* By place: offset + slope*row is added, with rows counted from the start of their group. */
     double offset, slope;
-    bool rank_one; /* one number per row, times +1 or -1 per column */
+    bool rank_one;       /* one number per row, times +1 or -1 per column */
+    bool finite_padding; /* what no element reaches is a large number, not NaN */
 } sat_fill;
+
+/* The byte that padding, gaps and guards are made of. All bits set is NaN in every dtype; but a sum that takes in such
+ * a NaN may be the same NaN, and would not show in the gaps of an output, which are made of it too. */
+SAT_BOTH static inline int sat_padding_byte(const sat_fill *f) { return f->finite_padding ? 0x7b : 0xff; }
 
 /* A number that is not finite, planted at (row, col) of one batch item of an input. */
 typedef struct sat_special {

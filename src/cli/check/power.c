@@ -225,7 +225,7 @@ static args_outcome parse_power(power *w, int argc, char **argv) {
 }
 
 int power_main(int argc, char **argv) {
-    power w = {.setup = {.command = "check"}, .report.cases = 120};
+    power w = {.setup = {.command = "check"}, .report.cases = POWER_CASES};
     args_outcome parsed = parse_power(&w, argc, argv);
     if (parsed != ARGS_OK) return (int)parsed;
     int code = take_depths(&w);

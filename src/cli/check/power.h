@@ -34,6 +34,10 @@ enum {
     T_ALL = T_WIDE | T_SHORT
 };
 
+/* What `check` is expected to find is expected of so many cases of its grid. Half as many miss a fault that shows in
+ * one case of twenty once in twenty times. */
+enum { POWER_CASES = 120 };
+
 /* Scenarios: what a race's problem needs so that the fault can show. */
 enum {
     SCENE_SCALARS = 1 << 0, /* alpha -1.5, beta 0.75 */
@@ -119,7 +123,6 @@ typedef struct fault {
     int64_t to;           /* deepest race that it has; 0: any */
     int64_t from;         /* depths from which on it shows; 0: all */
     int64_t deepest[5];   /* by dtype: depth up to which the race is expected to find it; 0: any */
-    int64_t cases;        /* so many of `check` are needed to find it; 0: few */
     bool threads;         /* shows on a CPU with several threads alone */
     fault_hooks how;
 } fault;

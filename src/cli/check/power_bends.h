@@ -2,6 +2,7 @@
 #ifndef CLI_POWER_BENDS_H
 #define CLI_POWER_BENDS_H
 
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,6 +128,9 @@ static sat_status keeps_scalars(run *r) {
 
 static sat_status alpha_of_minus_1(run *r) { return r->p.alpha = r->p.alpha == -1 ? 1 : r->p.alpha, SAT_OK; }
 static sat_status beta_below_0(run *r) { return r->p.beta = fabs(r->p.beta), SAT_OK; }
+static sat_status beta_above_1(run *r) { return r->p.beta = fmin(r->p.beta, 1), SAT_OK; }
+// Such a kernel has left to threads that were not started what it divided by their number.
+static sat_status in_a_region(run *r) { return r->wrong = omp_get_level() > 0 && r->launch->threads > 1, SAT_OK; }
 static sat_status one_thread(run *r) { return r->wrong = r->launch->threads == 1, SAT_OK; }
 static sat_status run_256(run *r) { return r->wrong = r->me->runs >= 255, SAT_OK; }
 static sat_status unaligned(run *r) { return r->wrong = (uintptr_t)r->launch->operands[1] % 16 != 0, SAT_OK; }
@@ -220,6 +224,8 @@ static void truncates(sat_dtype t, void *to, int64_t at, double x) {
     number_store(t, to, at, x);
 }
 
+static void flushes(sat_dtype t, void *to, int64_t at, double x) { number_store(t, to, at, without_subnormals(x)); }
+
 static void saturates(sat_dtype t, void *to, int64_t at, double x) {
     number_store(t, to, at, t == SAT_F16 ? clamped(x) : x);
 }
@@ -257,6 +263,16 @@ static int64_t filled_rows(const spot *s) {
     const sat_pattern_view *a = s->r->a;
     if (s->r->p.matmul.transpose) return s->i;
     return a->row_ptr[s->i / a->block_rows] == a->row_ptr[s->i / a->block_rows + 1] ? -1 : s->i;
+}
+
+static int64_t without_first_rows(const spot *s) { // those before the first that has blocks
+    const sat_pattern_view *a = s->r->a;
+    return s->r->p.matmul.transpose || a->row_ptr[s->i / a->block_rows + 1] > 0 ? s->i : -1;
+}
+
+static int64_t without_last_rows(const spot *s) { // those after the last that has blocks
+    const sat_pattern_view *a = s->r->a;
+    return s->r->p.matmul.transpose || a->row_ptr[s->i / a->block_rows] < a->stored_blocks ? s->i : -1;
 }
 
 static int64_t wrong_column(const spot *s, int64_t column) {
@@ -353,6 +369,16 @@ static sat_status writes_before(run *r) {
     char *out = r->launch->operands[output_of(r)];
     bool edge = r->launch->device->backend != SAT_CPU && (uintptr_t)out % 4096 == 0; // of what `check` allocated
     return edge || !out ? SAT_OK : power_poke(r, out - 1, 0);
+}
+
+// What a store of a whole vector leaves there: sums of what stands behind an input, and NaN stays the NaN that it was.
+static sat_status copies_past(run *r) {
+    char *out = r->launch->operands[output_of(r)];
+    unsigned char byte = 0;
+    int i = r->how->operand;
+    if (!out || !r->launch->operands[i]) return SAT_OK;
+    sat_status status = power_peek(r, &byte, (char *)r->launch->operands[i] + bytes_of(r, i), 1);
+    return status == SAT_OK ? power_poke(r, out + bytes_of(r, output_of(r)), byte) : status;
 }
 
 static sat_status writes_past(run *r) {

@@ -15,6 +15,7 @@ static const char EVERY_PLACE[] = "the race's pointers are no better aligned tha
 static const char OTHER_PLANS[] = "no two plans of `check` with different values stand side by side";
 static const char OTHER_PATTERN[] = "no two plans of `check` with different patterns stand side by side";
 static const char SAME_THREAD[] = "`check` runs a plan on the thread that made it";
+static const char NO_REGION[] = "`check` calls from outside of parallel regions";
 static const char RARE_OFFSETS[] = "few cases of `check` have such offsets";
 static const char FEW_KEYS[] = "among so many keys it weighs less than rounding";
 static const char LONG_SUMS[] = "long sums of f32 may lose as much";
@@ -70,6 +71,10 @@ const fault fault_table[] = {
     {"skips empty rows", OP_MATMUL, T_ALL, SCENE_EMPTY, T_ALL, T_ALL, NULL, .how = {.row = filled_rows}},
     {"skips empty rows, tuned without any", OP_MATMUL, T_ALL, SCENE_SPARSE, T_ALL, T_ALL, NULL,
      .how = {.row = filled_rows}},
+    {"does not write empty rows before the first blocks", OP_MATMUL, T_ALL, SCENE_SPARSE, T_ALL, T_ALL, NULL,
+     .how = {.row = without_first_rows}},
+    {"does not write empty rows after the last blocks", OP_MATMUL, T_ALL, SCENE_SPARSE, T_ALL, T_ALL, NULL, .from = 256,
+     .how = {.row = without_last_rows}},
     {"does not transpose square blocks", OP_MATMUL, T_ALL, SCENE_TRANSPOSE, T_ALL, T_ALL, NULL,
      .how = {.start = untransposed}},
     {"takes the second operand for row-major", OP_PRODUCTS, T_ALL, SCENE_COLUMNS, T_ALL, T_ALL, NULL,
@@ -85,6 +90,7 @@ const fault fault_table[] = {
      .how = {.start = alpha_of_minus_1}},
     {"beta below 0 without its sign", OP_PRODUCTS, T_ALL, SCENE_SCALARS, T_ALL, T_ALL, NULL,
      .how = {.start = beta_below_0}},
+    {"beta above 1 taken for 1", OP_PRODUCTS, T_ALL, SCENE_SCALARS, T_ALL, T_ALL, NULL, .how = {.start = beta_above_1}},
     {"the first plan's scalars for all", OP_PRODUCTS, T_ALL, SCENE_SCALARS, T_ALL, T_ALL, NULL,
      .how = {.start = keeps_scalars}},
     {"reads C although beta is 0", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.epilogue = reads_before}},
@@ -117,6 +123,7 @@ const fault fault_table[] = {
     {"scalars in bf16", OP_PRODUCTS, T_WIDE, SCENE_SCALARS, T_WIDE, 0, ORDINARY, .how = {.start = scalars_as_bf16}},
     {"flushes inputs below 0.001", OP_PRODUCTS, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.input = flushed}},
     {"flushes subnormal inputs", OP_PRODUCTS, T_F16, 0, T_F16, T_F16, NULL, .how = {.input = without_subnormals}},
+    {"flushes subnormal results", OP_PRODUCTS, T_F16, 0, T_F16, T_F16, NULL, .how = {.store = flushes}},
     {"0 times Inf is 0", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, ORDINARY, .how = {.skips_zeros = true}},
     {"multiplies by absent blocks", OP_MATMUL, T_ALL, SCENE_SPARSE, T_ALL, T_ALL, NULL, .how = {.absent_too = true}},
     {"loses Inf in inputs", OP_PRODUCTS, T_ALL, 0, T_ALL, 0, ORDINARY, .how = {.input = without_inf}},
@@ -292,6 +299,8 @@ const fault fault_table[] = {
     {"writes into the padding of A", OP_MATMUL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.after = writes_padding}},
     {"writes before its output", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.after = writes_before}},
     {"writes past its output", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.after = writes_past}},
+    {"copies what stands behind an input behind its output", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL,
+     .how = {.after = copies_past, .operand = 1}},
     {"random last bits", OP_ALL, T_F64, 0, T_F64, T_F64, NULL, .how = {.element = random_bits}},
     {"random last bits of dV", OP_BACKWARD, T_F64, 0, T_F64, T_F64, NULL, .how = {.element = random_bits_of_dv}},
     {"sums in an order that changes", OP_ALL, T_WIDE, 0, T_WIDE, T_WIDE, NULL, .how = {.start = any_order}},
@@ -304,8 +313,8 @@ const fault fault_table[] = {
     {"keeps its state for the thread that made it", OP_ALL, T_ALL, 0, T_ALL, 0, SAME_THREAD,
      .how = {.start = other_thread}},
     {"on one thread", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL, .threads = true, .how = {.start = one_thread}},
-    {"from the 256th run on", OP_ALL, T_ALL, 0, 0, T_ALL, "no race is that long", .cases = 120,
-     .how = {.start = run_256}},
+    {"in a parallel region", OP_ALL, T_ALL, 0, T_ALL, 0, NO_REGION, .threads = true, .how = {.start = in_a_region}},
+    {"from the 256th run on", OP_ALL, T_ALL, 0, 0, T_ALL, "no race is that long", .how = {.start = run_256}},
     {"where an operand is not aligned to 16", OP_ALL, T_ALL, 0, T_ALL, T_ALL, NULL, .how = {.start = unaligned}},
     {"where an operand is aligned to 64", OP_ALL, T_ALL, 0, 0, T_ALL, EVERY_PLACE, .how = {.start = aligned}},
 };
