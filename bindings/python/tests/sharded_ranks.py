@@ -143,8 +143,9 @@ def tensor_parallel(rank, world, folder, dtype, shape, how):
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     wanted = nn.utils.clip_grad_norm_([p for n, p in reference.named_parameters() if "layers" in n], 0.1)
     same(norm, wanted, dtype, "norm")
-    with torch.no_grad():  # without gradients too
-        same(model(x), reference(x), dtype, "output without gradients")
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            same(model(x), reference(x), dtype, f"output in {mode.__name__}")
     # ranks have like work by a balanced cut
     if how == "balanced":
         heaviest = max(map(len, model.layers[0].up._shard.layout.orders))
