@@ -89,9 +89,9 @@ class _Part(SparseLinear):
 
 
 def _placed(t: Any, placement: Any) -> Any:
-    """A DTensor with this placement. Where it has it, torch's redistribute still adds up its gradients; in
-    inference_mode, which has none, it raises."""
-    if torch.is_inference_mode_enabled() and t.placements == (placement,):
+    """A DTensor with this placement. Where it has it, torch's redistribute still adds up its gradients; under
+    inference_mode, where there are none, it raises."""
+    if not torch.is_grad_enabled() and t.placements == (placement,):
         return t
     return t.redistribute(placements=[placement])
 
