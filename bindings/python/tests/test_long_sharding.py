@@ -3,8 +3,10 @@
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,10 @@ def test_data_parallel_training_is_that_of_one_process(world, kind, tmp_path):
     cases = itertools.product((kind,), DTYPES, SHAPES)
     jobs = ":".join(",".join(("data_parallel", *case)) for case in cases)
     run_ranks(tmp_path, f"{world}:several:{jobs}")
+
+
+def test_gradients_on_several_meshes_are_clipped_by_one_norm(tmp_path):
+    run_ranks(tmp_path, "4:clipped")
 
 
 def test_a_mesh_of_three_dimensions_replicates_shards_and_cuts(tmp_path):
@@ -84,7 +90,22 @@ def test_ranks_that_drew_other_patterns_take_one(tmp_path):
 
 
 def test_torch_compile_follows_a_sharded_layer(tmp_path):
-    run_ranks(tmp_path, "2:compiled:even:plain", "2:compiled:uneven:balanced", "4:compiled_2d")
+    run_ranks(
+        tmp_path,
+        "2:compiled:even:plain",
+        "2:compiled:uneven:balanced",
+        "2:compiled:uneven:balanced:inductor",
+        "4:compiled_2d",
+    )
+
+
+def test_what_is_torchs_own_needs_nothing_of_ours(tmp_path):
+    run_ranks(
+        tmp_path,
+        "2:several:pipeline:optimizer_over_ranks:fsdp1:checkpointed:norm_by_sequence:saved_beside_training",
+        "2:policies",
+        "4:several:policies:norm_by_sequence",
+    )
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -153,4 +174,12 @@ def test_the_example_resumes_on_another_number_of_ranks(tmp_path):
 
 
 def test_ten_rounds_of_ranks_that_come_late_and_die(tmp_path):
-    agreeing_ranks(tmp_path, 10)
+    """And ten others, for as long as SAT_TEST_SECONDS says (`make soak`)."""
+    end = time.monotonic() + float(os.environ.get("SAT_TEST_SECONDS", "0"))
+    seed = 1
+    while seed == 1 or time.monotonic() < end:
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        agreeing_ranks(folder, 10, seed=seed)
+        shutil.rmtree(folder)
+        seed = int.from_bytes(os.urandom(3), "little")
