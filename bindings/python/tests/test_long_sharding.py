@@ -150,7 +150,8 @@ def test_dtensors_pass_through_our_operators(world, tmp_path):
     run_ranks(tmp_path, f"{world}:operators")
 
 
-def torchrun(ranks, *words):
+def torchrun(ranks, *words, code=0):
+    """What the example printed."""
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     run = subprocess.run(
         [*program, str(ROOT / "examples/train_sharded.py"), *words],
@@ -158,19 +159,37 @@ def torchrun(ranks, *words):
         capture_output=True,
         text=True,
     )
-    assert run.returncode == 0, run.stdout + run.stderr
-    return re.findall(r"^step +(\d+)  loss ([0-9.]+)$", run.stdout, re.M)
+    assert run.returncode == code, run.stdout + run.stderr
+    return run.stdout + run.stderr
 
 
+def losses(printed):
+    return re.findall(r"^step +(\d+)  loss ([0-9.]+)$", printed, re.M)
+
+
+needs_examples = pytest.mark.skipif(
+    not (ROOT / "examples/train_sharded.py").exists(), reason="the examples are not beside the tests"
+)
+
+
+@needs_examples
 def test_the_example_resumes_on_another_number_of_ranks(tmp_path):
-    if not (ROOT / "examples/train_sharded.py").exists():
-        pytest.skip("the examples are not beside the tests")
     saved = str(tmp_path / "saved")
     torchrun(2, "--tensor", "2", "--steps", "3", "--save", saved)
-    ((step, loss),) = torchrun(1, "--steps", "3", "--resume", saved)
-    ((last, wanted),) = torchrun(1, "--steps", "6")
+    resumed, one = torchrun(1, "--steps", "3", "--resume", saved), torchrun(1, "--steps", "6")
+    ((step, loss),), ((last, wanted),) = losses(resumed), losses(one)
     assert step == last == "6"
     assert float(loss) == pytest.approx(float(wanted), abs=1e-4)
+    assert re.search(r"^wrote (\d+ ){16}\(\d+% right\)$", resumed, re.M)
+
+
+@needs_examples
+def test_the_example_names_what_does_not_divide():
+    assert "3 ranks by --tensor 1 do not divide the 16 rows" in torchrun(3, "--steps", "1", code=1)
+    alone = [sys.executable, str(ROOT / "examples/train_sharded.py")]
+    assert (
+        b"expected torchrun: torchrun --nproc-per-node 2" in subprocess.run(alone, capture_output=True).stderr
+    )
 
 
 def test_ten_rounds_of_ranks_that_come_late_and_die(tmp_path):
